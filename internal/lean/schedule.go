@@ -1,0 +1,332 @@
+package lean
+
+import (
+	"math/bits"
+	"sort"
+)
+
+// Kind names a way to cut the LeanTiles of a plan into workers' ranges.
+type Kind uint8
+
+const (
+	// StreamK gives every worker the same number of LeanTiles, to within one,
+	// across the borders of output tiles, heads and sequences: LeanAttention.
+	StreamK Kind = iota
+	// FixedSplit splits every output tile's context into Policy.Splits parts of
+	// equal size and deals the parts out evenly: FlashDecoding.
+	FixedSplit
+	// PerHead never splits an output tile and deals whole output tiles out
+	// evenly: FlashAttention-2.
+	PerHead
+)
+
+// String returns the name of k as options and reports spell it.
+func (k Kind) String() string {
+	switch k {
+	case StreamK:
+		return "stream-k"
+	case FixedSplit:
+		return "fixed-split"
+	case PerHead:
+		return "per-head"
+	}
+	return "unknown"
+}
+
+// Policy says how a plan is cut. The zero value is StreamK.
+type Policy struct {
+	Kind   Kind
+	Splits int // parts of an output tile under FixedSplit; less than 1 counts as 1. The other kinds do not use it.
+}
+
+// Plan is a schedule: which worker attends to which LeanTiles.
+//
+// The LeanTiles of all output tiles lie in one linear order,
+//
+//	sequence -> KV head -> query block -> context
+//
+// of which only the live ones are counted (ragged lengths are not padded).
+// Worker w of G owns the LeanTiles [cut(w), cut(w+1)) of that order, and the
+// three policies differ in nothing but the cuts. With T LeanTiles and O output
+// tiles:
+//
+//	StreamK    cut(w) = floor(w*T/G)
+//	PerHead    cut(w) = first LeanTile of output tile floor(w*O/G)
+//	FixedSplit cut(w) = first LeanTile of unit floor(w*U/G), where the U = O*s
+//	           units are the s splits of each output tile in order, and split k
+//	           of an output tile of n LeanTiles starts at min(k*ceil(n/s), n)
+//
+// Partial slots, sharers and merge order follow from the cuts (Algorithm 2).
+//
+// An output tile of no LeanTiles (nothing of the context is visible to it) is
+// counted in Outputs, but no worker has Work for it: whoever runs the plan has
+// to write its rows (zeros, and a log-sum-exp of -Inf) on its own account.
+//
+// The zero Plan is empty and ready for use. Reset, Add... and Cut build a plan;
+// once its memory has grown to what a batch needs, building and reading it
+// allocates nothing. Memory is O(sequences + query blocks + workers), whatever
+// the length of the contexts. The number of LeanTiles in all must be less than
+// 2^63. After Cut, a Plan may be read from any number of goroutines.
+type Plan struct {
+	heads   int64
+	tiles   int64
+	outputs int64
+	seqs    []sequence
+	starts  []int64 // for each sequence, blocks+1 prefix sums of its blocks' LeanTiles in one head
+	cuts    []int64 // G+1 of them, or none before Cut
+	busy    []int   // busy[w] is the number of workers below w that own a LeanTile
+}
+
+// sequence is one sequence's place in the linear orders.
+type sequence struct {
+	tile   int64 // its first LeanTile
+	output int64 // its first output tile
+	start  int   // its first entry in Plan.starts
+	blocks int   // its query blocks
+}
+
+// Reset empties the plan and sets the number of KV heads of the sequences to
+// come. It keeps the memory. With heads < 1 there are no output tiles.
+func (p *Plan) Reset(heads int) {
+	p.heads = int64(max(heads, 0))
+	p.tiles, p.outputs = 0, 0
+	p.seqs = p.seqs[:0]
+	p.starts = p.starts[:0]
+	p.cuts = p.cuts[:0]
+	p.busy = p.busy[:0]
+}
+
+// Add appends a sequence to the plan. blockTiles holds, for each of its query
+// blocks, the number of LeanTiles that are visible to the block (the same in
+// every head). A count below 1 is a block that sees nothing; no blocks at all
+// is a sequence without queries. blockTiles is copied. Cut has to follow.
+func (p *Plan) Add(blockTiles []int64) {
+	p.seqs = append(p.seqs, sequence{
+		tile:   p.tiles,
+		output: p.outputs,
+		start:  len(p.starts),
+		blocks: len(blockTiles),
+	})
+	var n int64
+	p.starts = append(p.starts, n)
+	for _, t := range blockTiles {
+		n += max(t, 0)
+		p.starts = append(p.starts, n)
+	}
+	p.tiles += p.heads * n
+	p.outputs += p.heads * int64(len(blockTiles))
+	p.cuts = p.cuts[:0]
+	p.busy = p.busy[:0]
+}
+
+// Cut fixes the ranges of at most the given number of workers; less than 1
+// counts as 1. It may be called again, with another policy or another number.
+// See Plan for the cuts.
+func (p *Plan) Cut(policy Policy, workers int) {
+	g := p.fit(policy, max(workers, 1))
+	p.cuts = p.cuts[:0]
+	p.busy = p.busy[:0]
+	if g == 0 {
+		return
+	}
+	busy := 0
+	for w := range g {
+		var c int64
+		switch policy.Kind {
+		case FixedSplit:
+			c = p.cutUnit(w, g, max(policy.Splits, 1))
+		case PerHead:
+			c = p.cutUnit(w, g, 1)
+		default:
+			c, _ = mulDiv(w, p.tiles, g)
+		}
+		if w > 0 && c > p.cuts[w-1] {
+			busy++
+		}
+		p.cuts = append(p.cuts, c)
+		p.busy = append(p.busy, busy)
+	}
+	p.cuts = append(p.cuts, p.tiles)
+}
+
+// fit returns the number of workers to use: no more than there are units to
+// hand out, and none where there is nothing to attend to.
+func (p *Plan) fit(policy Policy, workers int) int {
+	if p.tiles == 0 {
+		return 0
+	}
+	splits := 1
+	switch policy.Kind {
+	case FixedSplit:
+		splits = max(policy.Splits, 1)
+	case PerHead:
+	default:
+		return int(min(int64(workers), p.tiles))
+	}
+	hi, units := bits.Mul64(uint64(p.outputs), uint64(splits))
+	if hi != 0 || units >= uint64(workers) {
+		return workers
+	}
+	return int(units)
+}
+
+// cutUnit returns the first LeanTile of unit floor(w*O*s/g), counting s units
+// to each of the O output tiles. With w*O = o*g + r that unit is split
+// floor(r*s/g) of output tile o, and no product leaves 128 bits.
+func (p *Plan) cutUnit(w, g, s int) int64 {
+	o, r := mulDiv(w, p.outputs, g)
+	k, _ := mulDiv(int(r), int64(s), g)
+
+	i := sort.Search(len(p.seqs), func(i int) bool { return p.seqs[i].output > o }) - 1
+	q := &p.seqs[i]
+	head, block := (o-q.output)/int64(q.blocks), (o-q.output)%int64(q.blocks)
+	at := p.starts[q.start+int(block)]
+	n := p.starts[q.start+int(block)+1] - at
+
+	size := n / int64(s)
+	if n%int64(s) != 0 {
+		size++
+	}
+	return q.tile + head*p.headTiles(q) + at + min(k*size, n)
+}
+
+// mulDiv returns the quotient and the remainder of a*b/c in 128 bits, for
+// 0 <= a <= c, 0 < c and 0 <= b.
+func mulDiv(a int, b int64, c int) (quo, rem int64) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	q, r := bits.Div64(hi, lo, uint64(c))
+	return int64(q), int64(r)
+}
+
+// headTiles returns the LeanTiles of one KV head of a sequence.
+func (p *Plan) headTiles(q *sequence) int64 { return p.starts[q.start+q.blocks] }
+
+// Workers returns the number of workers that the plan was cut for. It is at
+// most the number given to Cut, never more than there are units (LeanTiles,
+// splits or output tiles, as the policy has it), and 0 without LeanTiles.
+// Under FixedSplit and PerHead a worker may own an empty range.
+func (p *Plan) Workers() int { return len(p.busy) }
+
+// Tiles returns the number of LeanTiles.
+func (p *Plan) Tiles() int64 { return p.tiles }
+
+// Outputs returns the number of output tiles, those without LeanTiles included.
+func (p *Plan) Outputs() int64 { return p.outputs }
+
+// Range returns the LeanTiles [begin, end) that worker w owns, in the plan's
+// linear order.
+func (p *Plan) Range(w int) (begin, end int64) { return p.cuts[w], p.cuts[w+1] }
+
+// Work is the part of one output tile that one worker attends to.
+type Work struct {
+	Seq, Head, Block int   // sequence (in order of Add), KV head, query block
+	Output           int64 // number of the output tile, in the plan's linear order
+	Begin, End       int64 // LeanTiles [Begin, End) of the output tile
+	Tiles            int64 // LeanTiles of the whole output tile, at least 1
+}
+
+// Host reports whether k holds its output tile's first LeanTile.
+func (k Work) Host() bool { return k.Begin == 0 }
+
+// Finishing reports whether k holds its output tile's last LeanTile.
+func (k Work) Finishing() bool { return k.End == k.Tiles }
+
+// Whole reports whether k is all of its output tile: there is nothing to merge.
+func (k Work) Whole() bool { return k.Begin == 0 && k.End == k.Tiles }
+
+// Iterator walks the Work of one worker in the plan's linear order. It is a
+// value; a copy goes on from where the original stood.
+type Iterator struct {
+	plan             *Plan
+	pos, end         int64 // LeanTiles still to hand out
+	seq, head, block int   // the output tile of pos, unless that was used up
+	at               int64 // first LeanTile of that output tile
+}
+
+// Work returns an iterator over the work of worker w. There is at least one
+// Work unless the worker's range is empty.
+func (p *Plan) Work(w int) Iterator {
+	it := Iterator{plan: p}
+	it.pos, it.end = p.Range(w)
+	if it.pos == it.end {
+		return it
+	}
+	it.seq = sort.Search(len(p.seqs), func(i int) bool { return p.seqs[i].tile > it.pos }) - 1
+	q := &p.seqs[it.seq]
+	n := p.headTiles(q)
+	head, rest := (it.pos-q.tile)/n, (it.pos-q.tile)%n
+	it.head = int(head)
+	starts := p.starts[q.start : q.start+q.blocks]
+	it.block = sort.Search(len(starts), func(i int) bool { return starts[i] > rest }) - 1
+	it.at = it.pos - rest + starts[it.block]
+	return it
+}
+
+// Next returns the worker's next Work, and false after the last.
+func (it *Iterator) Next() (Work, bool) {
+	if it.pos == it.end {
+		return Work{}, false
+	}
+	p := it.plan
+	q := &p.seqs[it.seq]
+	n := p.starts[q.start+it.block+1] - p.starts[q.start+it.block]
+	for it.pos >= it.at+n { // used up: on to the next output tile that has LeanTiles
+		it.at += n
+		if it.block++; it.block >= q.blocks {
+			it.block = 0
+			it.head++
+		}
+		if int64(it.head) == p.heads || p.headTiles(q) == 0 {
+			it.head, it.block = 0, 0
+			it.seq++
+			q = &p.seqs[it.seq]
+		}
+		n = 0
+		if q.blocks > 0 {
+			n = p.starts[q.start+it.block+1] - p.starts[q.start+it.block]
+		}
+	}
+	k := Work{
+		Seq: it.seq, Head: it.head, Block: it.block,
+		Output: q.output + int64(it.head)*int64(q.blocks) + int64(it.block),
+		Begin:  it.pos - it.at,
+		End:    min(it.end-it.at, n),
+		Tiles:  n,
+	}
+	it.pos = it.at + k.End
+	return k, true
+}
+
+// Sharers returns the workers that hold a part of k's output tile: the first,
+// which is the host block, the last, which is the finishing block, and how many
+// there are. They are neighbours: every worker from first to last is one of
+// them, but for those whose range is empty, which hold nothing and are not
+// counted. Partials are merged in the order of the workers.
+//
+// A worker is the host block of at most one output tile that it shares, so
+// first may number whatever an output tile's sharers have to agree on.
+func (p *Plan) Sharers(k Work) (first, last, count int) {
+	q := &p.seqs[k.Seq]
+	at := q.tile + int64(k.Head)*p.headTiles(q) + p.starts[q.start+k.Block]
+	first = p.owner(at)
+	last = p.owner(at + k.Tiles - 1)
+	return first, last, p.busy[last] - p.busy[first] + 1
+}
+
+// owner returns the worker that owns LeanTile t: the last whose range begins at
+// or before it. Workers of empty ranges before it begin where it begins.
+func (p *Plan) owner(t int64) int {
+	return sort.Search(len(p.cuts), func(w int) bool { return p.cuts[w] > t }) - 1
+}
+
+// Slot returns where worker w keeps its partial of k, in [0, 2*Workers()): 2w+1
+// for the part of an output tile that it hosts, 2w for any other. As ranges are
+// contiguous, at most the first Work of a worker can be a part that it does not
+// host and at most the last can be a part that it does, so two slots are
+// enough, whatever the size of the problem.
+func (p *Plan) Slot(w int, k Work) int {
+	if k.Host() {
+		return 2*w + 1
+	}
+	return 2 * w
+}

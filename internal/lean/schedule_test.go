@@ -1,0 +1,457 @@
+package lean
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// batch is the input of a plan, kept so that tests can work out by hand what the
+// plan works out in closed form.
+type batch struct {
+	heads   int
+	seqs    [][]int64
+	policy  Policy
+	workers int
+}
+
+func (b batch) plan(p *Plan) *Plan {
+	p.Reset(b.heads)
+	for _, s := range b.seqs {
+		p.Add(s)
+	}
+	p.Cut(b.policy, b.workers)
+	return p
+}
+
+// outputs lists every output tile of the batch in linear order as whole Work.
+func (b batch) outputs() []Work {
+	var all []Work
+	for s, blocks := range b.seqs {
+		for h := range b.heads {
+			for q, n := range blocks {
+				all = append(all, Work{Seq: s, Head: h, Block: q, Output: int64(len(all)), End: n, Tiles: n})
+			}
+		}
+	}
+	return all
+}
+
+func policies() *rapid.Generator[Policy] {
+	return rapid.Custom(func(t *rapid.T) Policy {
+		return Policy{
+			Kind:   rapid.SampledFrom([]Kind{StreamK, FixedSplit, PerHead}).Draw(t, "kind"),
+			Splits: rapid.IntRange(-1, 12).Draw(t, "splits"),
+		}
+	})
+}
+
+func batches() *rapid.Generator[batch] {
+	return rapid.Custom(func(t *rapid.T) batch {
+		return batch{
+			heads:   rapid.IntRange(0, 4).Draw(t, "heads"),
+			seqs:    rapid.SliceOfN(rapid.SliceOfN(rapid.Int64Range(0, 9), 0, 4), 0, 6).Draw(t, "tiles"),
+			policy:  policies().Draw(t, "policy"),
+			workers: rapid.IntRange(-1, 40).Draw(t, "workers"),
+		}
+	})
+}
+
+// works collects the work of every worker.
+func works(p *Plan) [][]Work {
+	all := make([][]Work, p.Workers())
+	for w := range all {
+		it := p.Work(w)
+		for k, ok := it.Next(); ok; k, ok = it.Next() {
+			all[w] = append(all[w], k)
+		}
+		if _, ok := it.Next(); ok {
+			panic("an iterator came back to life")
+		}
+	}
+	return all
+}
+
+// errorer is what check needs of *testing.T and *rapid.T.
+type errorer interface{ Fatalf(string, ...any) }
+
+// check proves everything that Plan promises about its ranges, its work and its
+// bookkeeping against the plain list of output tiles.
+func check(t errorer, b batch, p *Plan) {
+	outputs := b.outputs()
+	var tiles int64
+	for _, o := range outputs {
+		tiles += o.Tiles
+	}
+	if p.Tiles() != tiles || p.Outputs() != int64(len(outputs)) {
+		t.Fatalf("plan of %d LeanTiles in %d output tiles, want %d in %d", p.Tiles(), p.Outputs(), tiles, len(outputs))
+	}
+	if g := p.Workers(); g > max(b.workers, 1) || (g == 0) != (tiles == 0) {
+		t.Fatalf("%d workers of %d for %d LeanTiles", g, b.workers, tiles)
+	}
+
+	// Ranges are contiguous and cover all LeanTiles.
+	var at, least, most int64
+	least = math.MaxInt64
+	for w := range p.Workers() {
+		begin, end := p.Range(w)
+		if begin != at || end < begin {
+			t.Fatalf("worker %d has [%d, %d), the one before it ended at %d", w, begin, end, at)
+		}
+		at = end
+		least, most = min(least, end-begin), max(most, end-begin)
+	}
+	if at != tiles {
+		t.Fatalf("the last range ends at LeanTile %d of %d", at, tiles)
+	}
+	if b.policy.Kind == StreamK && p.Workers() > 0 && (most-least > 1 || least < 1) {
+		t.Fatalf("stream-K loads from %d to %d LeanTiles", least, most)
+	}
+
+	// Work is the outputs' LeanTiles in order, each once, cut at ranges' borders.
+	type holder struct {
+		w int
+		k Work
+	}
+	held := make(map[int64][]holder)
+	all := works(p)
+	for w, list := range all {
+		begin, end := p.Range(w)
+		var sum int64
+		for _, k := range list {
+			if k.Begin < 0 || k.Begin >= k.End || k.End > k.Tiles {
+				t.Fatalf("worker %d: bad work %+v", w, k)
+			}
+			want := outputs[k.Output]
+			want.Begin, want.End = k.Begin, k.End
+			if k != want {
+				t.Fatalf("worker %d: work %+v, want %+v", w, k, want)
+			}
+			held[k.Output] = append(held[k.Output], holder{w, k})
+			sum += k.End - k.Begin
+		}
+		if sum != end-begin {
+			t.Fatalf("worker %d has work of %d LeanTiles in a range of %d", w, sum, end-begin)
+		}
+	}
+	slots := make(map[int]bool)
+	hosts := make(map[int]bool)
+	for _, o := range outputs {
+		parts := held[o.Output]
+		var next int64
+		for i, h := range parts {
+			if h.k.Begin != next || i > 0 && h.w <= parts[i-1].w {
+				t.Fatalf("output tile %d is not covered in worker order: %+v", o.Output, parts)
+			}
+			next = h.k.End
+			if h.k.Host() != (i == 0) || h.k.Finishing() != (i == len(parts)-1) || h.k.Whole() != (len(parts) == 1) {
+				t.Fatalf("output tile %d, part %d of %d: host %t, finishing %t, whole %t",
+					o.Output, i, len(parts), h.k.Host(), h.k.Finishing(), h.k.Whole())
+			}
+			first, last, count := p.Sharers(h.k)
+			if first != parts[0].w || last != parts[len(parts)-1].w || count != len(parts) {
+				t.Fatalf("sharers of %+v: %d to %d, %d of them; parts %+v", h.k, first, last, count, parts)
+			}
+			if b.policy.Kind == PerHead && len(parts) > 1 {
+				t.Fatalf("a per-head plan split %+v", h.k)
+			}
+			if h.k.Whole() {
+				continue
+			}
+			slot := p.Slot(h.w, h.k)
+			if slot < 0 || slot >= 2*p.Workers() || slots[slot] {
+				t.Fatalf("worker %d: slot %d of %+v is out of range or taken", h.w, slot, h.k)
+			}
+			slots[slot] = true
+			if h.k.Host() {
+				if hosts[first] {
+					t.Fatalf("worker %d is the host block of two shared output tiles", first)
+				}
+				hosts[first] = true
+			}
+		}
+		if next != o.Tiles {
+			t.Fatalf("output tile %d: %d LeanTiles of %d are covered", o.Output, next, o.Tiles)
+		}
+		// Nobody between the first and the last sharer works on anything else.
+		for i := 1; i < len(parts); i++ {
+			for w := parts[i-1].w + 1; w < parts[i].w; w++ {
+				if len(all[w]) != 0 {
+					t.Fatalf("worker %d lies between sharers of output tile %d and has work %+v", w, o.Output, all[w])
+				}
+			}
+		}
+	}
+}
+
+func TestPlanProperties(t *testing.T) {
+	var p Plan // one plan for all, so that nothing of an earlier batch may linger
+	rapid.Check(t, func(t *rapid.T) {
+		b := batches().Draw(t, "batch")
+		check(t, b, b.plan(&p))
+	})
+}
+
+// TestCuts compares the cuts with the formulas of Plan's comment, worked out
+// over an explicit list of all units.
+func TestCuts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := batches().Draw(t, "batch")
+		var units []int64 // first LeanTile of each unit
+		var tile int64
+		for _, o := range b.outputs() {
+			switch b.policy.Kind {
+			case StreamK:
+				for i := range o.Tiles {
+					units = append(units, tile+i)
+				}
+			case PerHead:
+				units = append(units, tile)
+			case FixedSplit:
+				s := int64(max(b.policy.Splits, 1))
+				for k := range s {
+					units = append(units, tile+min(k*((o.Tiles+s-1)/s), o.Tiles))
+				}
+			}
+			tile += o.Tiles
+		}
+		g := min(max(b.workers, 1), len(units))
+		if tile == 0 {
+			g = 0
+		}
+		p := b.plan(new(Plan))
+		if p.Workers() != g {
+			t.Fatalf("%d workers, want %d", p.Workers(), g)
+		}
+		for w := range g {
+			if begin, _ := p.Range(w); begin != units[w*len(units)/g] {
+				t.Fatalf("cut(%d) = %d, want %d", w, begin, units[w*len(units)/g])
+			}
+		}
+	})
+}
+
+// TestFigure1 is the paper's Figure 1: two heads of five LeanTiles on five SMs.
+// LeanAttention gives every SM two LeanTiles; SM2 ends head 0 and begins head 1.
+func TestFigure1(t *testing.T) {
+	part := func(head int, begin, end int64) Work {
+		return Work{Head: head, Output: int64(head), Begin: begin, End: end, Tiles: 5}
+	}
+	for _, c := range []struct {
+		policy Policy
+		want   [][]Work
+	}{
+		{Policy{}, [][]Work{
+			{part(0, 0, 2)}, {part(0, 2, 4)}, {part(0, 4, 5), part(1, 0, 1)}, {part(1, 1, 3)}, {part(1, 3, 5)},
+		}},
+		{Policy{Kind: PerHead}, [][]Work{{part(0, 0, 5)}, {part(1, 0, 5)}}},
+		{Policy{Kind: FixedSplit, Splits: 2}, [][]Work{
+			{part(0, 0, 3)}, {part(0, 3, 5)}, {part(1, 0, 3)}, {part(1, 3, 5)},
+		}},
+	} {
+		b := batch{heads: 2, seqs: [][]int64{{5}}, policy: c.policy, workers: 5}
+		p := b.plan(new(Plan))
+		check(t, b, p)
+		if got := works(p); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%v: got %+v, want %+v", c.policy.Kind, got, c.want)
+		}
+	}
+
+	b := batch{heads: 2, seqs: [][]int64{{5}}, workers: 5}
+	p := b.plan(new(Plan))
+	for head, want := range [][3]int{{0, 2, 3}, {2, 4, 3}} {
+		first, last, count := p.Sharers(part(head, 1, 2))
+		if got := [3]int{first, last, count}; got != want {
+			t.Errorf("sharers of head %d: %v, want %v", head, got, want)
+		}
+	}
+	if end, begin := p.Slot(2, part(0, 4, 5)), p.Slot(2, part(1, 0, 1)); end != 4 || begin != 5 {
+		t.Errorf("SM2 keeps its partials in slots %d and %d, want 4 and 5", end, begin)
+	}
+}
+
+// TestDegenerate goes through the corners at which planners of other projects
+// have failed: no workers, no LeanTiles, one more or one fewer than workers.
+func TestDegenerate(t *testing.T) {
+	var p Plan
+	p.Cut(Policy{}, 4)
+	if p.Workers() != 0 || p.Tiles() != 0 || p.Outputs() != 0 {
+		t.Errorf("the zero Plan has %d workers, %d LeanTiles, %d output tiles", p.Workers(), p.Tiles(), p.Outputs())
+	}
+	for _, workers := range []int{-1, 0, 1, 2, 132} {
+		for _, tiles := range []int64{0, 1, 2, int64(workers) - 1, int64(workers), int64(workers) + 1} {
+			tiles = max(tiles, 0)
+			ones := make([]int64, tiles)
+			for i := range ones {
+				ones[i] = 1
+			}
+			for _, policy := range []Policy{{}, {Kind: PerHead}, {Kind: FixedSplit}, {Kind: FixedSplit, Splits: 3},
+				{Kind: FixedSplit, Splits: math.MaxInt}} {
+				for name, seqs := range map[string][][]int64{
+					"one output tile":  {{tiles}},
+					"one tile each":    {ones},
+					"empty neighbours": {{}, {0}, {0, 0}, {0, tiles, 0}, {0}, {}, {0, 0, 1}, {}},
+					"none":             {},
+				} {
+					t.Run(fmt.Sprintf("%v-%d/%d workers/%d tiles/%s", policy.Kind, policy.Splits, workers, tiles, name), func(t *testing.T) {
+						for heads := range 3 {
+							b := batch{heads: heads, seqs: seqs, policy: policy, workers: workers}
+							check(t, b, b.plan(&p))
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestNegativeTiles: a causal block that ends before the first key may come out
+// below zero in its owner's arithmetic; it sees nothing.
+func TestNegativeTiles(t *testing.T) {
+	var p, want Plan
+	batch{heads: 2, seqs: [][]int64{{-3, 2, -1, 4}}, workers: 3}.plan(&p)
+	batch{heads: 2, seqs: [][]int64{{0, 2, 0, 4}}, workers: 3}.plan(&want)
+	if !reflect.DeepEqual(works(&p), works(&want)) {
+		t.Errorf("got %+v, want %+v", works(&p), works(&want))
+	}
+}
+
+// TestHuge: 2^40 LeanTiles in one context and 2^61 in all, on up to 2^20
+// workers, where w*T needs 81 bits.
+func TestHuge(t *testing.T) {
+	const long = 1 << 40
+	for _, c := range []struct {
+		heads int
+		seqs  [][]int64
+	}{
+		{1, [][]int64{{long}}},
+		{3, [][]int64{{long + 1}, {1, 0, long - 7}, {}, {5}}},
+		{1 << 20, [][]int64{{long}, {long - 1}}},
+	} {
+		for _, workers := range []int{1, 132, 1<<20 - 1, 1 << 20} {
+			for _, policy := range []Policy{{}, {Kind: PerHead}, {Kind: FixedSplit, Splits: 7}, {Kind: FixedSplit, Splits: math.MaxInt}} {
+				var p Plan
+				b := batch{heads: c.heads, seqs: c.seqs, policy: policy, workers: workers}
+				b.plan(&p)
+				t.Run(fmt.Sprintf("%v-%d/%d heads/%d workers", policy.Kind, policy.Splits, c.heads, workers), func(t *testing.T) {
+					checkHuge(t, b, &p)
+				})
+			}
+		}
+	}
+}
+
+// checkHuge follows the linear order once with a cursor: neither the LeanTiles
+// nor the output tiles are few enough to list.
+func checkHuge(t *testing.T, b batch, p *Plan) {
+	cur := Work{}                     // the output tile that must come next
+	left := int64(-1)                 // LeanTiles of it that are still to come; -1 before the first
+	var first, last, count, parts int // its sharers
+	next := func() (Work, bool) {
+		for ; cur.Seq < len(b.seqs); cur.Seq++ {
+			for ; cur.Head < b.heads; cur.Head++ {
+				for ; cur.Block < len(b.seqs[cur.Seq]); cur.Block++ {
+					if cur.Tiles = b.seqs[cur.Seq][cur.Block]; cur.Tiles > 0 {
+						return cur, true
+					}
+					cur.Output++
+				}
+				cur.Block = 0
+			}
+			cur.Head = 0
+		}
+		return cur, false
+	}
+	var least, most int64 = math.MaxInt64, 0
+	for w := range p.Workers() {
+		begin, end := p.Range(w)
+		least, most = min(least, end-begin), max(most, end-begin)
+		it := p.Work(w)
+		for k, ok := it.Next(); ok; k, ok = it.Next() {
+			if left <= 0 {
+				if left == 0 {
+					cur.Block++
+					cur.Output++
+				}
+				if _, ok := next(); !ok {
+					t.Fatalf("worker %d: work %+v after the last output tile", w, k)
+				}
+				left = cur.Tiles
+				first, last, count = p.Sharers(k)
+				parts = 0
+				if first != w {
+					t.Fatalf("worker %d hosts %+v, sharers say %d", w, k, first)
+				}
+			}
+			want := cur
+			want.Begin, want.End = cur.Tiles-left, k.End
+			if k != want || k.End <= k.Begin || k.End > k.Tiles {
+				t.Fatalf("worker %d: %+v, want %+v", w, k, want)
+			}
+			begin += k.End - k.Begin
+			left -= k.End - k.Begin
+			if parts++; left == 0 && (last != w || count != parts) {
+				t.Fatalf("worker %d finishes %+v as part %d, sharers say %d to %d, %d of them", w, k, parts, first, last, count)
+			}
+		}
+		if begin != end {
+			t.Fatalf("worker %d: work up to %d in a range that ends at %d", w, begin, end)
+		}
+	}
+	if left > 0 {
+		t.Fatalf("%d LeanTiles of %+v are nobody's", left, cur)
+	}
+	cur.Block++
+	cur.Output++
+	if k, ok := next(); ok {
+		t.Fatalf("%+v is nobody's", k)
+	}
+	if b.policy.Kind == StreamK && most-least > 1 {
+		t.Fatalf("stream-K loads from %d to %d", least, most)
+	}
+}
+
+// TestSteadyState: building and walking a plan allocates nothing once it has
+// grown.
+func TestSteadyState(t *testing.T) {
+	var p Plan
+	blocks := []int64{3, 0, 17, 5}
+	for _, policy := range []Policy{{}, {Kind: PerHead}, {Kind: FixedSplit, Splits: 3}} {
+		var tiles, sharers int64
+		step := func() {
+			p.Reset(8)
+			for range 5 {
+				p.Add(blocks)
+				p.Add(nil)
+			}
+			p.Cut(policy, 16)
+			for w := range p.Workers() {
+				it := p.Work(w)
+				for k, ok := it.Next(); ok; k, ok = it.Next() {
+					_, _, n := p.Sharers(k)
+					sharers += int64(n)
+					tiles += k.End - k.Begin
+				}
+			}
+		}
+		step()
+		if n := testing.AllocsPerRun(20, step); n != 0 {
+			t.Errorf("%v: %v allocations a step", policy.Kind, n)
+		}
+		// One step here, one that AllocsPerRun warms up with, and its 20.
+		if want := int64(22 * 5 * 8 * 25); tiles != want {
+			t.Errorf("%v: %d LeanTiles in 22 steps, want %d", policy.Kind, tiles, want)
+		}
+	}
+}
+
+func TestKindString(t *testing.T) {
+	for kind, want := range map[Kind]string{StreamK: "stream-k", FixedSplit: "fixed-split", PerHead: "per-head", 9: "unknown"} {
+		if kind.String() != want {
+			t.Errorf("Kind(%d) is %q, want %q", uint8(kind), kind, want)
+		}
+	}
+}
