@@ -1,0 +1,56 @@
+package half
+
+import "math"
+
+// DecodeFloat16 is
+//
+//	for i, h := range src { dst[i] = Float16(h).Float32() }
+//
+// It panics if dst is shorter than src.
+func DecodeFloat16[T ~uint16](dst []float32, src []T) {
+	dst = dst[:len(src)]
+	for i, h := range src {
+		// The exponents 0 and 31 are rare in keys and values: one well predicted branch finds both.
+		if e := h & f16Exponent; e-1<<10 < f16Exponent-1<<10 {
+			dst[i] = math.Float32frombits(uint32(h&0x8000)<<16 | uint32(h&0x7fff)<<13 + rebias)
+		} else {
+			dst[i] = decode16(uint16(h))
+		}
+	}
+}
+
+// DecodeBFloat16 is
+//
+//	for i, b := range src { dst[i] = BFloat16(b).Float32() }
+//
+// It panics if dst is shorter than src.
+func DecodeBFloat16[T ~uint16](dst []float32, src []T) {
+	dst = dst[:len(src)]
+	for i, b := range src {
+		dst[i] = math.Float32frombits(uint32(b) << 16)
+	}
+}
+
+// EncodeFloat16 is
+//
+//	for i, f := range src { dst[i] = FromFloat32(f) }
+//
+// It panics if dst is shorter than src.
+func EncodeFloat16[T ~uint16](dst []T, src []float32) {
+	dst = dst[:len(src)]
+	for i, f := range src {
+		dst[i] = T(FromFloat32(f))
+	}
+}
+
+// EncodeBFloat16 is
+//
+//	for i, f := range src { dst[i] = BFromFloat32(f) }
+//
+// It panics if dst is shorter than src.
+func EncodeBFloat16[T ~uint16](dst []T, src []float32) {
+	dst = dst[:len(src)]
+	for i, f := range src {
+		dst[i] = T(BFromFloat32(f))
+	}
+}
