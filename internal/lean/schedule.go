@@ -74,7 +74,6 @@ type Plan struct {
 	seqs    []sequence
 	starts  []int64 // for each sequence, blocks+1 prefix sums of its blocks' LeanTiles in one head
 	cuts    []int64 // G+1 of them, or none before Cut
-	busy    []int   // busy[w] is the number of workers below w that own a LeanTile
 }
 
 // sequence is one sequence's place in the linear orders.
@@ -93,7 +92,6 @@ func (p *Plan) Reset(heads int) {
 	p.seqs = p.seqs[:0]
 	p.starts = p.starts[:0]
 	p.cuts = p.cuts[:0]
-	p.busy = p.busy[:0]
 }
 
 // Add appends a sequence to the plan. blockTiles holds, for each of its query
@@ -116,7 +114,6 @@ func (p *Plan) Add(blockTiles []int64) {
 	p.tiles += p.heads * n
 	p.outputs += p.heads * int64(len(blockTiles))
 	p.cuts = p.cuts[:0]
-	p.busy = p.busy[:0]
 }
 
 // Cut fixes the ranges of at most the given number of workers; less than 1
@@ -125,11 +122,9 @@ func (p *Plan) Add(blockTiles []int64) {
 func (p *Plan) Cut(policy Policy, workers int) {
 	g := p.fit(policy, max(workers, 1))
 	p.cuts = p.cuts[:0]
-	p.busy = p.busy[:0]
 	if g == 0 {
 		return
 	}
-	busy := 0
 	for w := range g {
 		var c int64
 		switch policy.Kind {
@@ -140,11 +135,7 @@ func (p *Plan) Cut(policy Policy, workers int) {
 		default:
 			c, _ = mulDiv(w, p.tiles, g)
 		}
-		if w > 0 && c > p.cuts[w-1] {
-			busy++
-		}
 		p.cuts = append(p.cuts, c)
-		p.busy = append(p.busy, busy)
 	}
 	p.cuts = append(p.cuts, p.tiles)
 }
@@ -205,7 +196,7 @@ func (p *Plan) headTiles(q *sequence) int64 { return p.starts[q.start+q.blocks] 
 // most the number given to Cut, never more than there are units (LeanTiles,
 // splits or output tiles, as the policy has it), and 0 without LeanTiles.
 // Under FixedSplit and PerHead a worker may own an empty range.
-func (p *Plan) Workers() int { return len(p.busy) }
+func (p *Plan) Workers() int { return max(len(p.cuts)-1, 0) }
 
 // Tiles returns the number of LeanTiles.
 func (p *Plan) Tiles() int64 { return p.tiles }
@@ -300,8 +291,9 @@ func (it *Iterator) Next() (Work, bool) {
 // Sharers returns the workers that hold a part of k's output tile: the first,
 // which is the host block, the last, which is the finishing block, and how many
 // there are. They are neighbours: every worker from first to last is one of
-// them, but for those whose range is empty, which hold nothing and are not
-// counted. Partials are merged in the order of the workers.
+// them, because within an output tile no two cuts fall together (Cut never
+// makes more ranges than units). Partials are merged in the order of the
+// workers.
 //
 // A worker is the host block of at most one output tile that it shares, so
 // first may number whatever an output tile's sharers have to agree on.
@@ -310,7 +302,7 @@ func (p *Plan) Sharers(k Work) (first, last, count int) {
 	at := q.tile + int64(k.Head)*p.headTiles(q) + p.starts[q.start+k.Block]
 	first = p.owner(at)
 	last = p.owner(at + k.Tiles - 1)
-	return first, last, p.busy[last] - p.busy[first] + 1
+	return first, last, last - first + 1
 }
 
 // owner returns the worker that owns LeanTile t: the last whose range begins at

@@ -16,7 +16,9 @@ type Float interface{ ~float32 | ~float64 }
 //
 // The empty set has M = -Inf, L = 0 and O = 0. It is the identity of Merge,
 // merging two empty states gives an empty state, and no step on the way makes a
-// NaN out of (-Inf) - (-Inf). A score that is NaN makes the state NaN, for good.
+// NaN out of (-Inf) - (-Inf). Where M is -Inf the methods read neither L nor O,
+// so a partial of nothing need not have its O cleared before it is merged. A
+// score that is NaN makes the state NaN, for good.
 //
 // O is a slice header, so that a State can be laid over any row of a larger
 // buffer without copying.

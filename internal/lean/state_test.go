@@ -151,6 +151,22 @@ func TestEmptyState(t *testing.T) {
 	}
 }
 
+// TestEmptyIsNotRead: what lies in the O and L of an empty state does not get
+// into anything else.
+func TestEmptyIsNotRead(t *testing.T) {
+	nan := float32(math.NaN())
+	empty := func() State[float32] {
+		return State[float32]{O: []float32{nan}, M: float32(math.Inf(-1)), L: nan}
+	}
+	s := State[float32]{O: []float32{3}, M: 1, L: 1}
+	identical(t, "nothing and s", merged(empty(), s), s)
+	identical(t, "s and nothing", merged(s, empty()), s)
+	e := merged(empty(), empty())
+	if dst := []float32{nan}; e.Normalize(dst) != e.M || dst[0] != 0 {
+		t.Errorf("Normalize of two empties: %v", dst)
+	}
+}
+
 func TestNormalize(t *testing.T) {
 	// Scores 3 and 1 (base 2) with values 1 and 5: weights 1 and 1/4.
 	s := State[float64]{O: []float64{1 + 5.0/4}, M: 3, L: 1.25}
