@@ -1,0 +1,298 @@
+package nn
+
+import (
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"math"
+	"runtime"
+	"sync"
+
+	"github.com/chewxy/hm"
+	la "gorgonia.org/leanattention"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+type float interface{ float32 | float64 }
+
+// LayerNorm normalises each row of x, where a row is the last axis:
+//
+//	y[i] = (x[i] - mean) / sqrt(variance + eps) * gamma[i] + beta[i]
+//
+// with the mean and the (biased) variance of that row: equations 3 and 4 of Ba,
+// Kiros and Hinton, "Layer Normalization", arXiv:1607.06450.
+//
+// x is of rank 1 or more, float32 or float64, with rows of n >= 1 elements; y
+// has its shape and type. gamma and beta are vectors of n elements of x's type;
+// nil stands for all ones and all zeros, each on its own. Means and variances
+// are accumulated in float64, the variance from the differences to the mean, so
+// that a large offset common to a row costs no digits. A row with a NaN or an
+// infinity gives NaN.
+//
+// eps is finite and not negative; with 0 a row of equal elements is 0/0, NaN.
+//
+// Gradients for x, gamma and beta are available on both of Gorgonia's machines;
+// they can not be differentiated once more.
+//
+// Errors: ErrShape, ErrDType, ErrOption (eps), ErrGraph (nil x, other graphs).
+func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
+	const name = "LayerNorm"
+	defer recoverTo(name, &err)
+	if x == nil {
+		return nil, errorf(name, la.ErrGraph, "x is nil")
+	}
+	if math.IsNaN(eps) || math.IsInf(eps, 0) || eps < 0 {
+		return nil, errorf(name, la.ErrOption, "eps is %v, want a finite number >= 0", eps)
+	}
+	shape := x.Shape()
+	if len(shape) == 0 {
+		return nil, errorf(name, la.ErrShape, "x is a scalar, want rank 1 or more")
+	}
+	for _, d := range shape {
+		if d < 1 {
+			return nil, errorf(name, la.ErrShape, "x has shape %v, want no empty axis", shape)
+		}
+	}
+	dt := x.Dtype()
+	if dt != tensor.Float32 && dt != tensor.Float64 {
+		return nil, errorf(name, la.ErrDType, "x is of %v, want float32 or float64", dt)
+	}
+	n := shape[len(shape)-1]
+	op := layerNorm{rank: len(shape), eps: eps, gamma: gamma != nil, beta: beta != nil}
+	children := G.Nodes{x}
+	for _, p := range []struct {
+		name string
+		node *G.Node
+	}{{"gamma", gamma}, {"beta", beta}} {
+		if p.node == nil {
+			continue
+		}
+		if s := p.node.Shape(); len(s) != 1 || s[0] != n {
+			return nil, errorf(name, la.ErrShape, "%s has shape %v, want (%d) for x of shape %v", p.name, s, n, shape)
+		}
+		if d := p.node.Dtype(); d != dt {
+			return nil, errorf(name, la.ErrDType, "%s is of %v, x of %v", p.name, d, dt)
+		}
+		if p.node.Graph() != x.Graph() {
+			return nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", p.name)
+		}
+		children = append(children, p.node)
+	}
+	return apply(name, op, children...)
+}
+
+// layerNorm is the operator: children x, then gamma and beta where present. It
+// holds no state, so one value may serve any number of nodes and runs.
+type layerNorm struct {
+	rank        int // of x
+	eps         float64
+	gamma, beta bool
+}
+
+func (op layerNorm) Arity() int { return 1 + count(op.gamma) + count(op.beta) }
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Type makes a new type at each call: Gorgonia takes the one it is given apart.
+func (op layerNorm) Type() hm.Type {
+	a := hm.TypeVariable('a')
+	ts := []hm.Type{tensorOf(op.rank, a)}
+	for i := 1; i < op.Arity(); i++ {
+		ts = append(ts, tensorOf(1, a))
+	}
+	return hm.NewFnType(append(ts, tensorOf(op.rank, a))...)
+}
+
+func tensorOf(rank int, of hm.Type) hm.Type { return G.TensorType{Dims: rank, Of: of} }
+
+func (op layerNorm) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, err
+	}
+	if len(shapes) != op.Arity() || len(shapes[0]) != op.rank {
+		return nil, errorf("LayerNorm", la.ErrShape, "inputs have shapes %v", shapes)
+	}
+	return shapes[0].Clone(), nil
+}
+
+func (op layerNorm) ReturnsPtr() bool     { return false }
+func (op layerNorm) CallsExtern() bool    { return false }
+func (op layerNorm) OverwritesInput() int { return -1 }
+
+func (op layerNorm) String() string {
+	return fmt.Sprintf("LayerNorm{rank %d, eps %v, gamma %v, beta %v}", op.rank, op.eps, op.gamma, op.beta)
+}
+func (op layerNorm) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
+func (op layerNorm) Hashcode() uint32      { return hashcode(op) }
+
+func hashcode(op G.Op) uint32 {
+	h := fnv.New32a()
+	op.WriteHash(h)
+	return h.Sum32()
+}
+
+// Do returns a new tensor at each call: what Gorgonia's in-place nodes do to it
+// afterwards can harm nobody.
+func (op layerNorm) Do(in ...G.Value) (y G.Value, err error) {
+	const name = "LayerNorm"
+	defer recoverTo(name, &err)
+	if len(in) != op.Arity() {
+		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+	}
+	switch dt := in[0].Dtype(); dt {
+	case tensor.Float32:
+		return forward[float32](op, in)
+	case tensor.Float64:
+		return forward[float64](op, in)
+	default:
+		return nil, errorf(name, la.ErrDType, "x is of %v when run, want float32 or float64", dt)
+	}
+}
+
+// rows is the inputs of a LayerNorm as slices, nil for an absent parameter.
+type rows[F float] struct {
+	shape          tensor.Shape // of x
+	n              int          // elements of a row
+	x, gamma, beta []F
+}
+
+func readRows[F float](op layerNorm, in []G.Value) (r rows[F], err error) {
+	const name = "LayerNorm"
+	r.shape = in[0].Shape()
+	if len(r.shape) != op.rank {
+		return r, errorf(name, la.ErrShape, "x has shape %v when run, want rank %d", r.shape, op.rank)
+	}
+	r.n = r.shape[op.rank-1]
+	if r.x, err = elements[F](name, "x", in[0], r.shape); err != nil {
+		return r, err
+	}
+	in = in[1:]
+	if op.gamma {
+		if r.gamma, err = elements[F](name, "gamma", in[0], tensor.Shape{r.n}); err != nil {
+			return r, err
+		}
+		in = in[1:]
+	}
+	if op.beta {
+		r.beta, err = elements[F](name, "beta", in[0], tensor.Shape{r.n})
+	}
+	return r, err
+}
+
+func forward[F float](op layerNorm, in []G.Value) (G.Value, error) {
+	r, err := readRows[F](op, in)
+	if err != nil {
+		return nil, err
+	}
+	y, n := make([]F, len(r.x)), r.n
+	eachRow(len(y)/n, n, func(row int) {
+		normalise(y[row*n:(row+1)*n], r.x[row*n:(row+1)*n], r.gamma, r.beta, op.eps)
+	})
+	return tensor.New(tensor.WithShape(r.shape.Clone()...), tensor.WithBacking(y)), nil
+}
+
+// normalise writes the layer norm of one row. gamma and beta may be nil.
+func normalise[F float](y, x, gamma, beta []F, eps float64) {
+	mean, rstd := moments(x, eps)
+	y = y[:len(x)]
+	switch {
+	case gamma != nil && beta != nil:
+		gamma, beta = gamma[:len(x)], beta[:len(x)]
+		for i, v := range x {
+			y[i] = F((float64(v)-mean)*rstd*float64(gamma[i]) + float64(beta[i]))
+		}
+	case gamma != nil:
+		gamma = gamma[:len(x)]
+		for i, v := range x {
+			y[i] = F((float64(v) - mean) * rstd * float64(gamma[i]))
+		}
+	case beta != nil:
+		beta = beta[:len(x)]
+		for i, v := range x {
+			y[i] = F((float64(v)-mean)*rstd + float64(beta[i]))
+		}
+	default:
+		for i, v := range x {
+			y[i] = F((float64(v) - mean) * rstd)
+		}
+	}
+}
+
+// moments is the mean of x and 1/sqrt(variance + eps). The second pass sums the
+// differences to the first pass's mean too, and takes what rounding left there
+// out of both results. Four sums at a time hide the latency of an addition.
+func moments[F float](x []F, eps float64) (mean, rstd float64) {
+	n := float64(len(x))
+	var s0, s1, s2, s3 float64
+	i := 0
+	for ; i+4 <= len(x); i += 4 {
+		v := x[i : i+4 : i+4]
+		s0 += float64(v[0])
+		s1 += float64(v[1])
+		s2 += float64(v[2])
+		s3 += float64(v[3])
+	}
+	for ; i < len(x); i++ {
+		s0 += float64(x[i])
+	}
+	mean = (s0 + s1 + s2 + s3) / n
+
+	var d0, d1, q0, q1 float64
+	for i = 0; i+2 <= len(x); i += 2 {
+		v := x[i : i+2 : i+2]
+		a, b := float64(v[0])-mean, float64(v[1])-mean
+		d0 += a
+		q0 += a * a
+		d1 += b
+		q1 += b * b
+	}
+	if i < len(x) {
+		a := float64(x[i]) - mean
+		d0 += a
+		q0 += a * a
+	}
+	d := (d0 + d1) / n
+	variance := math.Max(0, (q0+q1)/n-d*d)
+	return mean + d, 1 / math.Sqrt(variance+eps)
+}
+
+// parallelElements is the work below which a second core costs more than it
+// gives: waking a goroutine takes some tens of microseconds, an element two to
+// four nanoseconds.
+const parallelElements = 1 << 15
+
+// eachRow calls f for every row, on several cores where that is worth it. A
+// panic of f comes out here, where the operator's Do recovers it.
+func eachRow(rows, n int, f func(row int)) {
+	workers := min(runtime.GOMAXPROCS(0), rows, rows*n/parallelElements+1)
+	if workers <= 1 {
+		for row := range rows {
+			f(row)
+		}
+		return
+	}
+	var wg sync.WaitGroup
+	failed := make([]any, workers)
+	for w := range workers {
+		wg.Go(func() {
+			defer func() { failed[w] = recover() }()
+			for row := w * rows / workers; row < (w+1)*rows/workers; row++ {
+				f(row)
+			}
+		})
+	}
+	wg.Wait()
+	for _, p := range failed {
+		if p != nil {
+			panic(p)
+		}
+	}
+}
