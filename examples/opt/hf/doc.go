@@ -1,0 +1,36 @@
+// Package hf reads a Hugging Face folder of an OPT model: its config.json and
+// its weights, as they are published.
+//
+// The weights may be in any of the four forms that such folders use. The first
+// that is there is taken, in this order:
+//
+//	model.safetensors
+//	model.safetensors.index.json   and the shards that it names
+//	pytorch_model.bin              zip archive, or the older layout without zip
+//	pytorch_model.bin.index.json   and the shards that it names
+//
+// Files are mapped into memory where the system can (elsewhere read once), and
+// [Folder.Float32] hands out 32-bit weights in place. Half-precision weights
+// are widened straight into the tensor that is returned. No weight is ever held
+// twice.
+//
+// # Names
+//
+// Callers use one name for a weight whatever the folder calls it: "decoder."
+// and what follows, or "lm_head.weight". Published folders prefix the decoder's
+// weights with "model.decoder.", "decoder." or nothing.
+//
+// # Files from strangers
+//
+// Every offset, length, shape and name in a file is checked before it is used,
+// and nothing is allocated for a size that the file only claims. A pickle is
+// not executed: its reader knows the few instructions and the few classes that
+// a dictionary of tensors needs, and refuses everything else. A shard is a file
+// of the folder itself, never a path. Symbolic links are followed, because the
+// hub's cache is made of them.
+//
+// # Caveats
+//
+// A mapped file that somebody truncates while it is in use ends the process, as
+// with every mapping. The tokenizer's files are read by package bpe.
+package hf

@@ -1,0 +1,227 @@
+package hf
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"gorgonia.org/tensor"
+)
+
+const (
+	embedding = "decoder.embed_tokens.weight"
+	head      = "lm_head.weight"
+
+	maxConfig = 16 << 20
+	maxIndex  = 256 << 20
+)
+
+// Folder is an open Hugging Face folder of an OPT model. Its methods may be
+// called from several goroutines.
+type Folder struct {
+	dir     string
+	config  Config
+	weights map[string]entry // by canonical name
+	files   []*file
+
+	mu     sync.RWMutex // held for reading while a weight is read
+	closed bool
+}
+
+// Open reads config.json and the tables of contents of the weight files, and
+// checks that every weight of [Config.Weights] is there with its shape and in a
+// type that Float32 reads. It maps the files and reads no weight, with one
+// exception: where config.json ties the head to the token embedding but the
+// folder has both, they are compared, and Config().TieWordEmbeddings tells
+// whether they are one, which is what transformers goes by. Where the folder
+// has only one of two that are tied, it serves both names.
+func Open(dir string) (*Folder, error) {
+	f := &Folder{dir: dir, weights: map[string]entry{}}
+	if err := f.open(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (f *Folder) open() error {
+	path := filepath.Join(f.dir, "config.json")
+	data, err := readText(path, maxConfig)
+	if err != nil {
+		return err
+	}
+	if f.config, err = parseConfig(path, data); err != nil {
+		return err
+	}
+	if err := f.openWeights(); err != nil {
+		return err
+	}
+	f.tie()
+	return f.check()
+}
+
+// openWeights finds the weight files and lists what is in them.
+func (f *Folder) openWeights() error {
+	for _, source := range []struct {
+		name  string
+		parse func(string, []byte) ([]entry, error)
+	}{
+		{"model.safetensors", parseSafetensors},
+		{"pytorch_model.bin", parseTorch},
+	} {
+		path := filepath.Join(f.dir, source.name)
+		if exists(path) {
+			return f.add(path, source.parse, nil)
+		}
+		if path += ".index.json"; !exists(path) {
+			continue
+		}
+		data, err := readText(path, maxIndex)
+		if err != nil {
+			return err
+		}
+		shardOf, err := parseIndex(path, data)
+		if err != nil {
+			return err
+		}
+		for _, shard := range slices.Compact(slices.Sorted(maps.Values(shardOf))) {
+			if err := f.add(filepath.Join(f.dir, shard), source.parse, shardOf); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return fail(ErrMissing, f.dir, "no model.safetensors, pytorch_model.bin or index of their shards")
+}
+
+// add opens one weight file. With an index (weight name to file name) it takes
+// the weights that the index places in this file, and all of them must be there.
+func (f *Folder) add(path string, parse func(string, []byte) ([]entry, error), index map[string]string) error {
+	file, err := openFile(path)
+	if err != nil {
+		return err
+	}
+	f.files = append(f.files, file)
+	entries, err := parse(path, file.data)
+	if err != nil {
+		return err
+	}
+	here, base := map[string]bool{}, filepath.Base(path)
+	for _, e := range entries {
+		if index != nil && index[e.name] != base {
+			continue
+		}
+		here[e.name] = true
+		name := canonical(e.name)
+		if other, ok := f.weights[name]; ok {
+			return fail(ErrFormat, path, "weights %s and %s (%s) are both %s", quote(e.name), quote(other.name), other.file, quote(name))
+		}
+		f.weights[name] = e
+	}
+	for name, shard := range index {
+		if shard == base && !here[name] {
+			return fail(ErrMissing, path, "weight %s, which the index places here, is not in this file", quote(name))
+		}
+	}
+	return nil
+}
+
+// tie settles what the head is; see Open.
+func (f *Folder) tie() {
+	if !f.config.TieWordEmbeddings {
+		return
+	}
+	e, hasEmbedding := f.weights[embedding]
+	h, hasHead := f.weights[head]
+	switch {
+	case hasEmbedding && !hasHead:
+		f.weights[head] = e
+	case hasHead && !hasEmbedding:
+		f.weights[embedding] = h
+	case hasHead && hasEmbedding:
+		same := e.dtype == h.dtype && slices.Equal(e.shape, h.shape) && slices.Equal(e.stride, h.stride)
+		f.config.TieWordEmbeddings = same && bytes.Equal(e.data, h.data)
+	}
+}
+
+// check compares the folder's weights with those that its config.json describes.
+func (f *Folder) check() error {
+	for w := range f.config.Weights() {
+		e, err := f.find(w.Name, w.Shape)
+		if err != nil {
+			return err
+		}
+		if !e.dtype.widens() {
+			return fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
+		}
+	}
+	return nil
+}
+
+func (f *Folder) find(name string, shape []int) (entry, error) {
+	e, ok := f.weights[name]
+	if !ok {
+		return e, fail(ErrMissing, f.dir, "weight %s with shape %v is not in the folder", quote(name), shape)
+	}
+	if !slices.Equal(e.shape, shape) {
+		return e, fail(ErrShape, e.file, "weight %s has shape %v, not %v", quote(e.name), e.shape, shape)
+	}
+	return e, nil
+}
+
+// Config returns the model's configuration. TieWordEmbeddings is what the
+// weights turned out to be; see Open.
+func (f *Folder) Config() Config { return f.config }
+
+// Names returns the canonical names of all tensors of the folder, sorted.
+func (f *Folder) Names() []string { return slices.Sorted(maps.Keys(f.weights)) }
+
+// Has reports whether the folder has a tensor of that canonical name. A tied
+// head is there.
+func (f *Folder) Has(name string) bool {
+	_, ok := f.weights[name]
+	return ok
+}
+
+// Float32 returns the tensor of that canonical name, which must have that shape,
+// as float32; no shape is a scalar. F32 data is used in place where the file is
+// mapped and the data is aligned in it: such a tensor must not be written (that
+// ends the process) and ends with Close. F16 and BF16 data is widened into new
+// memory. Errors are ErrMissing, ErrShape, ErrClosed, and ErrUnsupported for
+// other types and for tensors without elements, which Gorgonia cannot hold.
+func (f *Folder) Float32(name string, shape ...int) (*tensor.Dense, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.closed {
+		return nil, fail(ErrClosed, f.dir, "weight %s was asked for", quote(name))
+	}
+	e, err := f.find(name, shape)
+	if err != nil {
+		return nil, err
+	}
+	if !e.dtype.widens() {
+		return nil, fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
+	}
+	if slices.Contains(shape, 0) {
+		return nil, fail(ErrUnsupported, e.file, "weight %s has no elements (shape %v)", quote(e.name), shape)
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(e.float32s())), nil
+}
+
+// Close unmaps the files. Tensors that Float32 returned must not be used
+// afterwards: some of them lie in the mapping. Closing twice is harmless.
+func (f *Folder) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	var err error
+	for _, file := range f.files {
+		if e := file.unmap(); e != nil {
+			err = errors.Join(err, fail(ErrFormat, file.path, "%v", e))
+		}
+	}
+	f.files = nil
+	return err
+}

@@ -1,0 +1,113 @@
+package hf
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"slices"
+)
+
+// maxHeader is the longest header that the format allows.
+const maxHeader = 100 << 20
+
+// parseSafetensors lists the tensors of a safetensors file:
+//
+//	8 bytes   length of the header, little endian
+//	header    {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
+//	data      offsets count from its first byte
+//
+// As the format demands, the tensors must cover the data without overlap, gap
+// or rest. The entries alias data, and what is allocated is in proportion to
+// the header that is there.
+func parseSafetensors(file string, data []byte) ([]entry, error) {
+	if len(data) < 8 {
+		return nil, fail(ErrFormat, file, "%d bytes, too short for a safetensors file", len(data))
+	}
+	length, data := binary.LittleEndian.Uint64(data), data[8:]
+	if length > maxHeader || length > uint64(len(data)) {
+		return nil, fail(ErrFormat, file, "a header of %d bytes is claimed, and %d bytes (at most %d) can be one", length, len(data), maxHeader)
+	}
+	header, data := data[:length], data[length:]
+
+	dec := json.NewDecoder(bytes.NewReader(header))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return nil, fail(ErrFormat, file, "the header is not a JSON object")
+	}
+	type located struct {
+		entry
+		begin, end uint64
+	}
+	var found []located
+	seen := map[string]bool{}
+	for dec.More() {
+		t, err := dec.Token()
+		if err != nil {
+			return nil, fail(ErrFormat, file, "header: %v", err)
+		}
+		name := t.(string) // the decoder lets nothing else stand here
+		if seen[name] {
+			return nil, fail(ErrFormat, file, "tensor %s is there twice", quote(name))
+		}
+		seen[name] = true
+		if name == "__metadata__" {
+			var text map[string]string
+			if err := dec.Decode(&text); err != nil {
+				return nil, fail(ErrFormat, file, "__metadata__: %v", err)
+			}
+			continue
+		}
+		var d struct {
+			DType   string   `json:"dtype"`
+			Shape   []uint64 `json:"shape"`
+			Offsets []uint64 `json:"data_offsets"`
+		}
+		if err := dec.Decode(&d); err != nil {
+			return nil, fail(ErrFormat, file, "tensor %s: %v", quote(name), err)
+		}
+		size, known := elementBytes[dtype(d.DType)]
+		count, fits := product(d.Shape)
+		switch {
+		case !known:
+			return nil, fail(ErrUnsupported, file, "tensor %s: unknown dtype %s", quote(name), quote(d.DType))
+		case d.Shape == nil:
+			return nil, fail(ErrFormat, file, "tensor %s has no shape", quote(name))
+		case len(d.Offsets) != 2:
+			return nil, fail(ErrFormat, file, "tensor %s has %d data_offsets, not 2", quote(name), len(d.Offsets))
+		}
+		begin, end := d.Offsets[0], d.Offsets[1]
+		if begin > end || end > uint64(len(data)) {
+			return nil, fail(ErrFormat, file, "tensor %s lies at [%d, %d) of %d bytes of data", quote(name), begin, end, len(data))
+		}
+		if held := int(end - begin); !fits || held%size != 0 || count != held/size {
+			return nil, fail(ErrFormat, file, "tensor %s: %s %s does not fill its %d bytes", quote(name), d.DType, dims(d.Shape), held)
+		}
+		found = append(found, located{
+			entry{name, file, dtype(d.DType), ints(d.Shape), nil, data[begin:end:end]}, begin, end,
+		})
+	}
+	if _, err := dec.Token(); err != nil {
+		return nil, fail(ErrFormat, file, "header: %v", err)
+	}
+	if rest := bytes.TrimLeft(header[dec.InputOffset():], " \t\r\n"); len(rest) != 0 {
+		return nil, fail(ErrFormat, file, "%d bytes follow the JSON object of the header", len(rest))
+	}
+
+	slices.SortFunc(found, func(a, b located) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
+	})
+	entries, at := make([]entry, len(found)), uint64(0)
+	for i, t := range found {
+		switch {
+		case t.begin < at:
+			return nil, fail(ErrFormat, file, "tensors %s and %s overlap", quote(found[i-1].name), quote(t.name))
+		case t.begin > at:
+			return nil, fail(ErrFormat, file, "%d bytes before tensor %s belong to no tensor", t.begin-at, quote(t.name))
+		}
+		entries[i], at = t.entry, t.end
+	}
+	if at != uint64(len(data)) {
+		return nil, fail(ErrFormat, file, "the last %d bytes belong to no tensor", uint64(len(data))-at)
+	}
+	return entries, nil
+}
