@@ -1,0 +1,196 @@
+package leanattention
+
+import (
+	"sync"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Args are the operands of [Attend].
+type Args struct {
+	// Q is (batch, heads, Nq, d) or (heads, Nq, d), float32 or float64.
+	Q G.Value
+	// K is (batch, kvHeads, Nk, d) and V (batch, kvHeads, Nk, dv), of one
+	// element type: float32, float64, [Float16] or [BFloat16]. heads is a
+	// multiple of kvHeads: head h reads KV head h/(heads/kvHeads).
+	K, V G.Value
+	// Out is (batch, heads, Nq, dv), of Q's element type. It is overwritten.
+	Out G.Value
+	// LSE, if not nil, is (batch, heads, Nq), of Q's element type, and receives
+	// the log-sum-exp of each query as [WithLSE] defines it.
+	LSE G.Value
+	// Lengths, if not nil, are the live keys of each sequence, as [WithLengths]
+	// defines them.
+	Lengths []int
+}
+
+// Attend computes, for each sequence b, head h and query i,
+//
+//	out[b,h,i] = sum_j p_j v[b,h',j],  p = softmax_j(scale * q[b,h,i].k[b,h',j])
+//
+// over the keys j that the query sees, h' being the KV head of h; 0 where it
+// sees none. It is [Attention] without a graph: the same engine, the same
+// results, and no allocation in steady state as long as the operands are
+// row-major *tensor.Dense (others are copied first; Out and LSE must be).
+//
+// It takes [WithScale], [WithCausal], [WithSchedule], [WithTileTokens] and
+// [WithWorkers]. Concurrent calls are right as long as their outputs differ.
+//
+// The algorithm is LeanAttention (Sanovar et al., arXiv:2405.10480, algorithm 2).
+func Attend(a Args, opts ...Option) (err error) {
+	const op = "Attend"
+	defer recoverTo(op, &err)
+	c, err := newConfig(op, optScale|optCausal|optSchedule|optTileTokens|optWorkers, opts)
+	if err != nil {
+		return err
+	}
+	var q, k, v, out, lse *tensor.Dense
+	for _, x := range [...]struct {
+		name string
+		v    G.Value
+		t    **tensor.Dense
+	}{{"q", a.Q, &q}, {"k", a.K, &k}, {"v", a.V, &v}, {"out", a.Out, &out}, {"lse", a.LSE, &lse}} {
+		if x.t == &lse && x.v == nil {
+			continue
+		}
+		if *x.t, err = denseValue(op, x.name, x.v); err != nil {
+			return err
+		}
+	}
+	p, err := newProblem(op, valueOperand("q", q), valueOperand("k", k), valueOperand("v", v))
+	if err != nil {
+		return err
+	}
+	if err = checkResult(op, "out", out, &p, p.valueDim, q, k, v, lse); err != nil {
+		return err
+	}
+	if lse != nil {
+		if err = checkResult(op, "lse", lse, &p, 0, q, k, v, out); err != nil {
+			return err
+		}
+	}
+	r := denseRuns.Get().(*denseRun)
+	defer denseRuns.Put(r)
+	if a.Lengths == nil {
+		r.allLive(&p)
+	} else {
+		if len(a.Lengths) != p.batch {
+			return errorf(op, ErrShape, "%d lengths for a batch of %d", len(a.Lengths), p.batch)
+		}
+		if r.lengths, err = appendLengths(op, r.lengths[:0], a.Lengths, p.keys); err != nil {
+			return err
+		}
+	}
+	return r.attend(op, &p, &c, q, k, v, out, lse)
+}
+
+// checkResult checks a tensor that is to be overwritten: shape
+// (batch, heads, queries, last), the last axis absent when last is 0.
+func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others ...*tensor.Dense) error {
+	if t.Dtype() != p.query {
+		return errorf(op, ErrDType, "%s is %v and q is %v", name, t.Dtype(), p.query)
+	}
+	if want := p.dims(last); !sameShape(t.Shape(), want) {
+		return errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape(), want)
+	}
+	if !rowMajor(t) {
+		return errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", name, t.Strides(), t.Shape())
+	}
+	for _, o := range others {
+		if o != nil && t.Uintptr() < o.Uintptr()+o.MemSize() && o.Uintptr() < t.Uintptr()+t.MemSize() {
+			return errorf(op, ErrUnsupported, "%s shares memory with another operand", name)
+		}
+	}
+	return nil
+}
+
+func sameShape(a, b tensor.Shape) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// denseRun is the memory of one call on dense tensors, used again by later ones.
+type denseRun struct {
+	lengths   []int
+	pages     []int32
+	sequences []cpu.Sequence
+	plan      cpu.Plan
+	f32       cpu.Operands[float32]
+	f64       cpu.Operands[float64]
+}
+
+var denseRuns = sync.Pool{New: func() any { return new(denseRun) }}
+
+// allLive gives every sequence all of its keys.
+func (r *denseRun) allLive(p *problem) {
+	r.lengths = r.lengths[:0]
+	for range p.batch {
+		r.lengths = append(r.lengths, p.keys)
+	}
+}
+
+// attend runs a checked problem whose live lengths are in r.lengths.
+func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *tensor.Dense) error {
+	r.pages, r.sequences = r.pages[:0], r.sequences[:0]
+	for b := range p.batch {
+		r.pages = append(r.pages, int32(b))
+	}
+	for b, n := range r.lengths {
+		r.sequences = append(r.sequences, cpu.Sequence{
+			Row: b * p.heads * p.queries, Queries: p.queries, Keys: n, Pages: r.pages[b : b+1],
+		})
+	}
+	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
+		return errorf(op, ErrInternal, "plan: %v", err)
+	}
+	var err error
+	if p.query == tensor.Float32 {
+		err = attendDense(&r.plan, &r.f32, q, k, v, out, lse)
+	} else {
+		err = attendDense(&r.plan, &r.f64, q, k, v, out, lse)
+	}
+	if err != nil {
+		return errorf(op, ErrInternal, "%v", err)
+	}
+	return nil
+}
+
+func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, out, lse *tensor.Dense) error {
+	*o = cpu.Operands[F]{Q: elements[F](q), Out: backing[F](out), K: storageBuffer(k), V: storageBuffer(v)}
+	if lse != nil {
+		o.LSE = backing[F](lse)
+	}
+	err := cpu.Run(cpu.Default(), plan, o)
+	*o = cpu.Operands[F]{} // keep nobody's memory alive
+	return err
+}
+
+// geometry describes a dense batch to the engine: sequence b is one page of
+// p.keys slots, and query (b, h, i) is row b*heads*queries + i of head h.
+func (p *problem) geometry(c *config) cpu.Geometry {
+	return cpu.Geometry{
+		Heads: p.heads, KVHeads: p.kvHeads, Dim: p.dim, ValueDim: p.valueDim,
+		Query:      cpu.Strides{Row: p.dim, Head: p.queries * p.dim},
+		Out:        cpu.Strides{Row: p.valueDim, Head: p.queries * p.valueDim},
+		LSE:        cpu.Strides{Row: 1, Head: p.queries},
+		Key:        cpu.PageStrides{Page: p.kvHeads * p.keys * p.dim, Head: p.keys * p.dim, Row: p.dim},
+		Value:      cpu.PageStrides{Page: p.kvHeads * p.keys * p.valueDim, Head: p.keys * p.valueDim, Row: p.valueDim},
+		PageTokens: p.keys,
+		Scale:      c.scaleFor(p.dim),
+		Causal:     c.causal,
+		TileTokens: c.tileTokens,
+		Policy:     c.schedule.policy(),
+		Workers:    c.workers,
+	}
+}

@@ -1,0 +1,310 @@
+package leanattention
+
+import (
+	"math"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+
+	"gorgonia.org/tensor"
+)
+
+// CacheConfig is the shape of a [Cache].
+type CacheConfig struct {
+	Layers   int // attention layers of the model
+	KVHeads  int // key and value heads of a layer
+	HeadDim  int // d, elements of a key
+	ValueDim int // dv, elements of a value; 0: HeadDim
+
+	// DType is the element type that keys and values are stored in:
+	// tensor.Float32 (also the zero value), [Float16] or [BFloat16].
+	DType tensor.Dtype
+
+	PageSize int // tokens of a page; 0: 64
+	Pages    int // pages that all sequences share
+}
+
+const defaultPageSize = 64
+
+// Cache keeps the keys and values of all layers of a model for many sequences.
+// It is not a tensor and no node's value: graphs refer to it through a [Step].
+//
+// Memory is cut into pages of PageSize tokens. A page number stands for the
+// same slots in every layer; within a layer a page is
+//
+//	keys   (KVHeads, PageSize, HeadDim)
+//	values (KVHeads, PageSize, ValueDim)
+//
+// so that the keys of one head lie together. All of it is allocated at once:
+// Layers*Pages*KVHeads*PageSize*(HeadDim+ValueDim) elements.
+//
+// All methods of Cache, [Sequence] and [Step] may be called from any goroutine.
+type Cache struct {
+	config CacheConfig
+	id     uint64
+
+	// running is held for reading while a layer computes and for writing by
+	// Close, which so waits for it.
+	running sync.RWMutex
+	closed  bool         // written with running and mu held
+	keys    []cpu.Buffer // one for each layer
+	values  []cpu.Buffer
+
+	mu        sync.Mutex
+	free      []int32 // pages that nobody holds
+	holders   []int32 // of each page, the sequences and reservations that hold it
+	sequences int
+	tokens    int
+}
+
+// ids makes caches and steps distinguishable in the hashes of ops.
+var ids atomic.Uint64
+
+// NewCache allocates a cache. Its memory comes back when Close was called, or
+// when nothing refers to the cache any more.
+func NewCache(config CacheConfig) (*Cache, error) {
+	const op = "NewCache"
+	if config.ValueDim == 0 {
+		config.ValueDim = config.HeadDim
+	}
+	if config.PageSize == 0 {
+		config.PageSize = defaultPageSize
+	}
+	if config.DType == (tensor.Dtype{}) {
+		config.DType = tensor.Float32
+	}
+	for _, f := range [...]struct {
+		name string
+		n    int
+	}{
+		{"Layers", config.Layers}, {"KVHeads", config.KVHeads}, {"HeadDim", config.HeadDim},
+		{"ValueDim", config.ValueDim}, {"PageSize", config.PageSize}, {"Pages", config.Pages},
+	} {
+		if f.n < 1 || f.n > math.MaxInt32 {
+			return nil, errorf(op, ErrShape, "%s is %d, outside [1, %d]", f.name, f.n, math.MaxInt32)
+		}
+	}
+	storage, ok := storageType(config.DType)
+	if !ok || config.DType == tensor.Float64 {
+		return nil, errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", config.DType)
+	}
+	keyElements, ok1 := product(config.Pages, config.KVHeads, config.PageSize, config.HeadDim)
+	valueElements, ok2 := product(config.Pages, config.KVHeads, config.PageSize, config.ValueDim)
+	_, ok3 := product(keyElements, storage.Size(), config.Layers)
+	_, ok4 := product(valueElements, storage.Size(), config.Layers)
+	if !ok1 || !ok2 || !ok3 || !ok4 {
+		return nil, errorf(op, ErrShape, "%d layers of %d pages of %d tokens, %d heads of %d and %d: more bytes than an address has",
+			config.Layers, config.Pages, config.PageSize, config.KVHeads, config.HeadDim, config.ValueDim)
+	}
+
+	c := &Cache{config: config, id: ids.Add(1), holders: make([]int32, config.Pages), free: make([]int32, config.Pages)}
+	for range config.Layers {
+		c.keys = append(c.keys, newBuffer(storage, keyElements))
+		c.values = append(c.values, newBuffer(storage, valueElements))
+	}
+	for i := range c.free {
+		c.free[i] = int32(config.Pages - 1 - i) // taken from the end: the lowest page first
+	}
+	return c, nil
+}
+
+// product is the product of its arguments, if it fits in an int.
+func product(ns ...int) (int, bool) {
+	p := uint64(1)
+	for _, n := range ns {
+		hi, lo := bits.Mul64(p, uint64(n))
+		if hi != 0 || lo > math.MaxInt {
+			return 0, false
+		}
+		p = lo
+	}
+	return int(p), true
+}
+
+func newBuffer(t cpu.DType, elements int) cpu.Buffer {
+	if t == cpu.Float32 {
+		return bufferOf(t, make([]float32, elements))
+	}
+	return bufferOf(t, make([]uint16, elements))
+}
+
+// Config is the configuration, with its defaults filled in.
+func (c *Cache) Config() CacheConfig { return c.config }
+
+// CacheStats is what [Cache.Stats] counts.
+type CacheStats struct {
+	Pages     int   // in all
+	FreePages int   // held by nobody
+	Shared    int   // held by more than one sequence
+	Sequences int   // not released
+	Tokens    int   // committed, of all sequences; shared ones count for each
+	Bytes     int64 // memory of all keys and values
+}
+
+// Stats counts pages, sequences and tokens. Pages that an open step has
+// reserved are not free.
+func (c *Cache) Stats() CacheStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := CacheStats{Pages: c.config.Pages, FreePages: len(c.free), Sequences: c.sequences, Tokens: c.tokens}
+	for _, n := range c.holders {
+		if n > 1 {
+			s.Shared++
+		}
+	}
+	for i := range c.keys {
+		s.Bytes += int64(c.keys[i].Len+c.values[i].Len) * int64(c.keys[i].DType.Size())
+	}
+	return s
+}
+
+// Close waits for a layer that is computing and gives up the memory. Every
+// later use of the cache, its sequences and its steps is [ErrClosed].
+func (c *Cache) Close() error {
+	c.running.Lock()
+	defer c.running.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errorf("Close", ErrClosed, "cache")
+	}
+	c.closed, c.keys, c.values = true, nil, nil
+	return nil
+}
+
+// Sequence is one context: the tokens whose keys and values the cache keeps,
+// in order. It holds no token of a step until the step is committed.
+type Sequence struct {
+	cache    *Cache
+	pages    []int32 // ceil(len/PageSize) of them
+	len      int
+	step     *Step // the open step that it is part of, if any
+	released bool
+}
+
+// NewSequence makes an empty sequence.
+func (c *Cache) NewSequence() (*Sequence, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errorf("NewSequence", ErrClosed, "cache")
+	}
+	c.sequences++
+	return &Sequence{cache: c}, nil
+}
+
+// Len is the number of committed tokens; 0 for a released sequence.
+func (s *Sequence) Len() int {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	return s.len
+}
+
+// usable says why s can't be changed now, if so. The cache's mu is held.
+func (s *Sequence) usable(op string) error {
+	switch {
+	case s.cache.closed:
+		return errorf(op, ErrClosed, "cache")
+	case s.released:
+		return errorf(op, ErrClosed, "sequence was released")
+	case s.step != nil:
+		return errorf(op, ErrState, "sequence is part of an open step: commit or roll back first")
+	}
+	return nil
+}
+
+// Fork makes a sequence with the same tokens. The pages are shared; whoever
+// writes first to a page that others hold gets a copy of it.
+func (s *Sequence) Fork() (*Sequence, error) {
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.usable("Fork"); err != nil {
+		return nil, err
+	}
+	for _, p := range s.pages {
+		c.holders[p]++
+	}
+	c.sequences++
+	c.tokens += s.len
+	return &Sequence{cache: c, pages: append([]int32(nil), s.pages...), len: s.len}, nil
+}
+
+// Truncate keeps the first n tokens, n in [0, Len], and gives back the pages
+// behind them.
+func (s *Sequence) Truncate(n int) error {
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.usable("Truncate"); err != nil {
+		return err
+	}
+	if n < 0 || n > s.len {
+		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d", n, s.len)
+	}
+	c.cut(s, n)
+	return nil
+}
+
+// Release gives back all pages. The sequence can't be used any more.
+func (s *Sequence) Release() error {
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.usable("Release"); err != nil {
+		return err
+	}
+	c.cut(s, 0)
+	s.released = true
+	c.sequences--
+	return nil
+}
+
+// cut shortens s to n tokens. The mu is held.
+func (c *Cache) cut(s *Sequence, n int) {
+	keep := c.pagesFor(n)
+	for _, p := range s.pages[keep:] {
+		c.drop(p)
+	}
+	c.tokens -= s.len - n
+	s.pages, s.len = s.pages[:keep], n
+}
+
+func (c *Cache) pagesFor(tokens int) int {
+	return (tokens + c.config.PageSize - 1) / c.config.PageSize
+}
+
+// take gets a free page; the caller has checked that there is one.
+func (c *Cache) take() int32 {
+	last := len(c.free) - 1
+	p := c.free[last]
+	c.free = c.free[:last]
+	c.holders[p] = 1
+	return p
+}
+
+// drop gives up one hold on a page.
+func (c *Cache) drop(p int32) {
+	if c.holders[p]--; c.holders[p] == 0 {
+		c.free = append(c.free, p)
+	}
+}
+
+// copyPage copies a page of every layer.
+func (c *Cache) copyPage(dst, src int32) {
+	for _, buffers := range [...][]cpu.Buffer{c.keys, c.values} {
+		for _, b := range buffers {
+			bytes := unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
+			n := len(bytes) / c.config.Pages
+			copy(bytes[int(dst)*n:(int(dst)+1)*n], bytes[int(src)*n:])
+		}
+	}
+}
+
+// pageStrides places (page, head, slot) in a layer's keys or values.
+func (c *Cache) pageStrides(dim int) cpu.PageStrides {
+	return cpu.PageStrides{Page: c.config.KVHeads * c.config.PageSize * dim, Head: c.config.PageSize * dim, Row: dim}
+}

@@ -1,0 +1,119 @@
+package leanattention
+
+import (
+	"fmt"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Default is attention made of Gorgonia's own ops, BatchedMatMul, SoftMax and
+// BatchedMatMul, as a graph has it without this package: the baseline that
+// [Attention] is measured against, with the same arguments. k and v have q's
+// element type.
+//
+// It takes [WithScale] and [WithCausal] (which needs Nq <= Nk: SoftMax cannot
+// give an all-masked row). It always reads all Nk keys. Gorgonia's SoftMax
+// takes the maximum of the whole tensor's first element and a row's others,
+// and is NaN where a row lies far below that; [Attention] has no such limit.
+func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
+	const op = "Default"
+	defer recoverTo(op, &err)
+	c, err := newConfig(op, optScale|optCausal, opts)
+	if err != nil {
+		return nil, err
+	}
+	p, err := nodesProblem(op, q, k, v)
+	if err != nil {
+		return nil, err
+	}
+	if p.storage != p.query {
+		return nil, errorf(op, ErrDType, "k is %v and q is %v", p.storage, p.query)
+	}
+	if c.causal && p.queries > p.keys {
+		return nil, errorf(op, ErrUnsupported, "WithCausal with %d queries over %d keys: rows that see no key", p.queries, p.keys)
+	}
+
+	// The rows of a KV head are the queries of all heads of its group, which
+	// lie one behind the other: grouped queries cost a reshape, not a copy of K.
+	outer, rows := p.batch*p.kvHeads, p.heads/p.kvHeads*p.queries
+	chain := nodeChain{op: op}
+	q3 := chain.reshape(q, outer, rows, p.dim)
+	k3 := chain.reshape(k, outer, p.keys, p.dim)
+	v3 := chain.reshape(v, outer, p.keys, p.valueDim)
+	s := chain.do(func() (*G.Node, error) { return G.BatchedMatMul(q3, k3, false, true) })
+	s = chain.do(func() (*G.Node, error) { return G.HadamardProd(s, scaleNode(q.Graph(), p.query, c.scaleFor(p.dim))) })
+	if c.causal && p.queries > 1 {
+		m := causalMaskNode(q.Graph(), &p, rows)
+		s = chain.do(func() (*G.Node, error) { return G.BroadcastAdd(s, m, nil, []byte{0}) })
+	}
+	w := chain.do(func() (*G.Node, error) { return G.SoftMax(s, 2) })
+	o := chain.do(func() (*G.Node, error) { return G.BatchedMatMul(w, v3) })
+	out = chain.reshape(o, p.outShape()...)
+	if chain.err != nil {
+		return nil, chain.err
+	}
+	return out, nil
+}
+
+// nodeChain builds nodes one on the other until the first error.
+type nodeChain struct {
+	op  string
+	err error
+}
+
+func (c *nodeChain) do(build func() (*G.Node, error)) *G.Node {
+	if c.err != nil {
+		return nil
+	}
+	n, err := build()
+	if err != nil {
+		c.err = errorf(c.op, ErrGraph, "%v", err)
+	}
+	return n
+}
+
+func (c *nodeChain) reshape(n *G.Node, shape ...int) *G.Node {
+	if c.err == nil && sameShape(n.Shape(), shape) {
+		return n
+	}
+	return c.do(func() (*G.Node, error) { return G.Reshape(n, shape) })
+}
+
+// scaleNode is an input, not a constant: Gorgonia takes constants that print
+// alike for equal, float32(1) and float64(1) for instance. Its name makes the
+// scales of many layers one node.
+func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
+	var v any = scale
+	if t == tensor.Float32 {
+		v = float32(scale)
+	}
+	return G.NewScalar(g, t, G.WithName(fmt.Sprintf("leanattention.scale(%v,%v)", v, t)), G.WithValue(v))
+}
+
+// maskedScore is added to the score of a key that is not seen: exp of it is 0
+// in either type, and unlike -Inf it makes no NaN in SoftMax.
+const maskedScore = -1e9
+
+// causalMaskNode is the additive mask (1, rows, keys) of a causal problem whose
+// rows are (heads of the group, queries).
+func causalMaskNode(g *G.ExprGraph, p *problem, rows int) *G.Node {
+	shape := tensor.Shape{1, rows, p.keys}
+	m := tensor.New(tensor.Of(p.query), tensor.WithShape(shape...))
+	if p.query == tensor.Float32 {
+		fillCausal(backing[float32](m), p)
+	} else {
+		fillCausal(backing[float64](m), p)
+	}
+	name := fmt.Sprintf("leanattention.causal(%d,%d,%d,%v)", rows, p.queries, p.keys, p.query)
+	return G.NewTensor(g, p.query, 3, G.WithShape(shape...), G.WithName(name), G.WithValue(m))
+}
+
+func fillCausal[F float32 | float64](m []F, p *problem) {
+	for at := range m {
+		i, j := at/p.keys%p.queries, at%p.keys
+		if j > p.keys-p.queries+i {
+			m[at] = maskedScore
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package leanattention
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Every error of this package wraps one of these, so that errors.Is tells
+// what kind of mistake it was; the text names the operation, the argument and
+// the values. All arguments are checked before anything is written.
+var (
+	// ErrShape is an argument of a wrong rank, size or head count.
+	ErrShape = errors.New("shape mismatch")
+
+	// ErrDType is an argument of an element type that the operation does not take.
+	ErrDType = errors.New("element type mismatch")
+
+	// ErrLength is a context length or token count outside its range.
+	ErrLength = errors.New("length out of range")
+
+	// ErrOption is an option with a value outside its range.
+	ErrOption = errors.New("bad option value")
+
+	// ErrUnsupported is something that this path cannot do: an option that it
+	// cannot honour is refused, never ignored.
+	ErrUnsupported = errors.New("not supported")
+
+	// ErrCacheFull is a cache that has too few free pages. Nothing changed:
+	// release or truncate sequences and try again.
+	ErrCacheFull = errors.New("cache is full")
+
+	// ErrState is a call out of order: a step that was not set, a sequence
+	// that is part of an open step, a commit of layers that never ran.
+	ErrState = errors.New("call out of order")
+
+	// ErrClosed is the use of a closed cache or step, or of a released sequence.
+	ErrClosed = errors.New("closed")
+
+	// ErrGraph is a node that Gorgonia would compute wrongly or refuse.
+	ErrGraph = errors.New("bad graph")
+
+	// ErrInternal is a defect of this package: a panic that was caught before
+	// it could end the process. Please report it with the text.
+	ErrInternal = errors.New("internal error")
+)
+
+// errorf makes "leanattention: op: text: sentinel".
+func errorf(op string, sentinel error, format string, args ...any) error {
+	return fmt.Errorf("leanattention: %s: %s: %w", op, fmt.Sprintf(format, args...), sentinel)
+}
+
+// recoverTo turns a panic into an error. It stands at every place where
+// Gorgonia calls into this package or this package calls into Gorgonia,
+// because a panic inside an Op's Do ends the process: the tape machine runs it
+// on a goroutine of its own, where no caller can recover.
+func recoverTo(op string, err *error) {
+	if r := recover(); r != nil {
+		*err = errorf(op, ErrInternal, "%v", r)
+	}
+}

@@ -1,0 +1,329 @@
+package leanattention
+
+import (
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"math"
+	"sync"
+	"weak"
+
+	"github.com/chewxy/hm"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Attention adds exact attention to the graph of q, k and v:
+//
+//	out[b,h,i] = sum_j p_j v[b,h',j],  p = softmax_j(scale * q[b,h,i].k[b,h',j])
+//
+// over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
+// head h; 0 where it sees none.
+//
+//	q    (B, H, Nq, d)      float32 or float64
+//	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
+//	v    (B, Hkv, Nk, dv)   as k
+//	out  (B, H, Nq, dv)     as q
+//
+// or all of them without the axis B. H is a multiple of Hkv. It stands where a
+// graph would have BatchedMatMul, SoftMax and BatchedMatMul ([Default]), and
+// takes every option. Arithmetic is in q's element type.
+//
+// It runs on the tape machine, as often as one likes, and on the lisp machine
+// once (whose Reset does not make a second run possible, for any op). It has no
+// gradient yet: differentiating through it is [ErrUnsupported].
+func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
+	const op = "Attention"
+	defer recoverTo(op, &err)
+	c, err := newConfig(op, optScale|optCausal|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	if err != nil {
+		return nil, err
+	}
+	p, err := nodesProblem(op, q, k, v)
+	if err != nil {
+		return nil, err
+	}
+	a := &attentionOp{problem: p, config: c}
+	children := G.Nodes{q, k, v}
+	if c.lengths != nil {
+		l, err := nodeOperand(op, "lengths", c.lengths)
+		if err != nil {
+			return nil, err
+		}
+		if err = checkLengths(op, l, p.batch); err != nil {
+			return nil, err
+		}
+		children = append(children, c.lengths)
+	}
+	if c.lse != nil {
+		a.lse = new(lseStore)
+	}
+	a.config.lengths, a.config.lse = nil, nil // the op is shared by clones of the graph: it must not hold nodes
+	if out, err = apply(op, a, children...); err != nil {
+		return nil, err
+	}
+	if c.lse != nil {
+		if *c.lse, err = lseNode(op, out, p.lseShape()); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func nodesProblem(op string, q, k, v *G.Node) (p problem, err error) {
+	var o [3]operand
+	for i, n := range [...]*G.Node{q, k, v} {
+		if o[i], err = nodeOperand(op, [...]string{"q", "k", "v"}[i], n); err != nil {
+			return p, err
+		}
+	}
+	return newProblem(op, o[0], o[1], o[2])
+}
+
+// apply is G.ApplyOp with its errors, and its panics, as errors of this package.
+func apply(name string, op G.Op, children ...*G.Node) (n *G.Node, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			n, err = nil, errorf(name, ErrGraph, "%v", r)
+		}
+	}()
+	if n, err = G.ApplyOp(op, children...); err != nil {
+		return nil, errorf(name, ErrGraph, "%v", err)
+	}
+	return n, nil
+}
+
+// plainOp is what all ops here tell Gorgonia's machines: they make a new value
+// at every run, in Go memory, and overwrite no input. (A value that is kept
+// from run to run would be overwritten by the in-place ops behind it.)
+type plainOp struct{}
+
+func (plainOp) ReturnsPtr() bool     { return false }
+func (plainOp) CallsExtern() bool    { return false }
+func (plainOp) OverwritesInput() int { return -1 }
+
+// hashcode is the hash of what an op writes into it. Gorgonia makes one node of
+// two whose hashes are equal, so ops write every parameter.
+func hashcode(op G.Op) uint32 {
+	h := fnv.New32a()
+	op.WriteHash(h)
+	return h.Sum32()
+}
+
+// attentionOp is [Attention].
+type attentionOp struct {
+	plainOp
+	problem
+	config
+	lse *lseStore // nil unless asked for
+}
+
+func (op *attentionOp) hasLengths() bool { return op.config.given&optLengths != 0 }
+
+func (op *attentionOp) Arity() int {
+	if op.hasLengths() {
+		return 4
+	}
+	return 3
+}
+
+// Type is a new type at every call, because Gorgonia empties the one it gets.
+// Its variables are not called b, which Gorgonia uses itself.
+func (op *attentionOp) Type() hm.Type {
+	of := func(dims int, v rune) hm.Type { return G.TensorType{Dims: dims, Of: hm.TypeVariable(v)} }
+	args := []hm.Type{of(op.rank, 'a'), of(op.rank, 'c'), of(op.rank, 'c')}
+	if op.hasLengths() {
+		args = append(args, of(1, 'n'))
+	}
+	return hm.NewFnType(append(args, of(op.rank, 'a'))...)
+}
+
+func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, errorf("Attention", ErrShape, "%v", err)
+	}
+	if len(shapes) != op.Arity() {
+		return nil, errorf("Attention", ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
+	}
+	p, err := newProblem("Attention", operand{"q", shapes[0], op.query}, operand{"k", shapes[1], op.storage}, operand{"v", shapes[2], op.storage})
+	if err != nil {
+		return nil, err
+	}
+	return p.outShape(), nil
+}
+
+func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
+	const name = "Attention"
+	defer recoverTo(name, &err)
+	if len(in) != op.Arity() {
+		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
+	}
+	var t [4]*tensor.Dense
+	for i, v := range in {
+		if t[i], err = denseValue(name, [...]string{"q", "k", "v", "lengths"}[i], v); err != nil {
+			return nil, err
+		}
+	}
+	// Gorgonia checks no value against the node's shape.
+	p, err := newProblem(name, valueOperand("q", t[0]), valueOperand("k", t[1]), valueOperand("v", t[2]))
+	if err != nil {
+		return nil, err
+	}
+	if p != op.problem {
+		return nil, errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", t[0].Shape(), t[1].Shape(), t[2].Shape())
+	}
+	r := denseRuns.Get().(*denseRun)
+	defer denseRuns.Put(r)
+	if !op.hasLengths() {
+		r.allLive(&p)
+	} else {
+		if err = checkLengths(name, valueOperand("lengths", t[3]), p.batch); err != nil {
+			return nil, err
+		}
+		if r.lengths, err = readLengths(name, r.lengths[:0], t[3], p.keys); err != nil {
+			return nil, err
+		}
+	}
+	o := tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
+	var lse *tensor.Dense
+	if op.lse != nil {
+		lse = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
+	}
+	if err = r.attend(name, &p, &op.config, t[0], t[1], t[2], o, lse); err != nil {
+		return nil, err
+	}
+	op.lse.put(o, lse)
+	return o, nil
+}
+
+func (op *attentionOp) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "leanattention.Attention %+v %s", op.problem, op.config.hash())
+}
+func (op *attentionOp) Hashcode() uint32 { return hashcode(op) }
+func (op *attentionOp) String() string {
+	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d}", op.heads, op.kvHeads, op.dim, op.valueDim)
+}
+
+// DiffWRT and SymDiff are there to say no: on a path without them Gorgonia's
+// Grad panics.
+func (op *attentionOp) DiffWRT(n int) []bool { return firstThree(n) }
+func (op *attentionOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, errorf("Attention", ErrUnsupported, "gradient")
+}
+func (op *attentionOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
+	return errorf("Attention", ErrUnsupported, "gradient")
+}
+
+// firstThree says that q, k and v could have a gradient, and nothing else.
+func firstThree(n int) []bool {
+	wrt := make([]bool, n)
+	for i := range min(n, 3) {
+		wrt[i] = true
+	}
+	return wrt
+}
+
+// hash is every parameter of a config, for WriteHash.
+func (c *config) hash() string {
+	return fmt.Sprintf("given %x scale %x causal %t %v tile %d workers %d",
+		uint32(c.given), math.Float64bits(c.scale), c.causal, c.schedule, c.tileTokens, c.workers)
+}
+
+// lseStore hands the log-sum-exp from an attention op to the op of its node:
+// an op of Gorgonia has one output. Clones of a graph share their ops and may
+// run at the same time, so a log-sum-exp is kept under the output that it
+// belongs to, for as long as somebody holds that.
+type lseStore struct {
+	mu sync.Mutex
+	of map[weak.Pointer[tensor.Dense]]*tensor.Dense
+}
+
+func (s *lseStore) put(out, lse *tensor.Dense) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of == nil {
+		s.of = make(map[weak.Pointer[tensor.Dense]]*tensor.Dense)
+	}
+	for p := range s.of { // runs whose log-sum-exp nobody asked for
+		if p.Value() == nil {
+			delete(s.of, p)
+		}
+	}
+	s.of[weak.Make(out)] = lse
+}
+
+// take empties the store of out's, so that a value is never seen twice: the
+// node behind may have overwritten it.
+func (s *lseStore) take(out G.Value) *tensor.Dense {
+	o, ok := out.(*tensor.Dense)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := weak.Make(o)
+	lse := s.of[p]
+	delete(s.of, p)
+	return lse
+}
+
+// lseNode is the node of the log-sum-exp of the attention node out.
+func lseNode(name string, out *G.Node, shape tensor.Shape) (*G.Node, error) {
+	// Of equal attention nodes Gorgonia keeps the first: ask the node that is
+	// in the graph, not the op that was offered.
+	s, ok := out.Op().(interface{ store() *lseStore })
+	if !ok {
+		return nil, errorf(name, ErrGraph, "%v is not an attention node", out)
+	}
+	return apply(name, &lseOp{of: name, inRank: out.Dims(), shape: shape, from: s.store()}, out)
+}
+
+func (op *attentionOp) store() *lseStore { return op.lse }
+
+// lseOp is the node behind [WithLSE]. Its input is the attention's output,
+// which orders the two; its value comes through the store.
+type lseOp struct {
+	plainOp
+	of     string
+	inRank int
+	shape  tensor.Shape
+	from   *lseStore
+}
+
+func (op *lseOp) Arity() int { return 1 }
+func (op *lseOp) Type() hm.Type {
+	a := hm.TypeVariable('a')
+	return hm.NewFnType(G.TensorType{Dims: op.inRank, Of: a}, G.TensorType{Dims: len(op.shape), Of: a})
+}
+func (op *lseOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
+func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
+	if len(in) == 1 {
+		if t := op.from.take(in[0]); t != nil {
+			return t, nil
+		}
+	}
+	return nil, errorf(op.of, ErrState, "the log-sum-exp was asked for before the attention ran")
+}
+func (op *lseOp) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "leanattention.LSE of %s %v", op.of, op.shape)
+}
+func (op *lseOp) Hashcode() uint32     { return hashcode(op) }
+func (op *lseOp) String() string       { return "LSE" }
+func (op *lseOp) DiffWRT(n int) []bool { return make([]bool, n) }
+func (op *lseOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+}
+func (op *lseOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
+	return errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+}
+
+var (
+	_ G.SDOp = (*attentionOp)(nil)
+	_ G.ADOp = (*attentionOp)(nil)
+	_ G.SDOp = (*lseOp)(nil)
+	_ G.ADOp = (*lseOp)(nil)
+)

@@ -1,0 +1,192 @@
+package leanattention
+
+import (
+	"fmt"
+	"hash"
+	"math"
+
+	"gorgonia.org/leanattention/internal/cpu"
+
+	"github.com/chewxy/hm"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// CachedAttention appends the keys and values of a step to a layer of a cache,
+// and attends to all that the layer then holds. Rows are tokens, in the order
+// of [Step.Set]:
+//
+//	q    (T, H*d)       float32 or float64
+//	k    (T, Hkv*d)     as q
+//	v    (T, Hkv*dv)    as q
+//	out  (T, H*dv)      as q
+//
+// where T is the step's number of rows, d, dv and Hkv are the cache's, and H
+// follows from q's width; it is a multiple of Hkv. Row i of a sequence that
+// had L tokens and gets n attends to all L+n of them, or with [WithCausal] to
+// the first L+i+1, as a decoder wants. Rows that Set gave to nobody are 0.
+//
+// The graph is built once, and run for every step. A run writes only the slots
+// that Set reserved, so it may be repeated before [Step.Commit]. The node takes
+// every option but [WithLengths], since the cache knows the lengths. It has no
+// gradient: a cache is for inference.
+func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
+	const op = "CachedAttention"
+	defer recoverTo(op, &err)
+	c, err := newConfig(op, optScale|optCausal|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	if err != nil {
+		return nil, err
+	}
+	s := layer.step
+	if s == nil || s.cache == nil {
+		return nil, errorf(op, ErrState, "layer of no step: get it from Step.Layer")
+	}
+	cfg := &s.cache.config
+	if layer.index < 0 || layer.index >= cfg.Layers {
+		return nil, errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
+	}
+	var o [3]operand
+	for i, n := range [...]*G.Node{q, k, v} {
+		if o[i], err = nodeOperand(op, [...]string{"q", "k", "v"}[i], n); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := newTokenRows(op, o[0], o[1], o[2], s.tokens, cfg)
+	if err != nil {
+		return nil, err
+	}
+	a := &cachedOp{step: s, layer: layer.index, rows: rows, config: c, call: s.nextCall(), plan: s.planFor(rows.geometry(s.cache, &c))}
+	if c.lse != nil {
+		a.lse = new(lseStore)
+	}
+	a.config.lse = nil // the op is shared by clones of the graph: it must not hold nodes
+	if out, err = apply(op, a, q, k, v); err != nil {
+		return nil, err
+	}
+	if c.lse != nil {
+		if *c.lse, err = lseNode(op, out, tensor.Shape{rows.tokens, rows.heads}); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// geometry describes the rows of a step to the engine.
+func (r *tokenRows) geometry(cache *Cache, c *config) cpu.Geometry {
+	cfg := &cache.config
+	return cpu.Geometry{
+		Heads: r.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim,
+		Query:      cpu.Strides{Row: r.heads * cfg.HeadDim, Head: cfg.HeadDim},
+		Out:        cpu.Strides{Row: r.heads * cfg.ValueDim, Head: cfg.ValueDim},
+		LSE:        cpu.Strides{Row: r.heads, Head: 1},
+		Key:        cache.pageStrides(cfg.HeadDim),
+		Value:      cache.pageStrides(cfg.ValueDim),
+		PageTokens: cfg.PageSize,
+		Scale:      c.scaleFor(cfg.HeadDim),
+		Causal:     c.causal,
+		TileTokens: c.tileTokens,
+		Policy:     c.schedule.policy(),
+		Workers:    c.workers,
+	}
+}
+
+// cachedOp is [CachedAttention].
+type cachedOp struct {
+	plainOp
+	step  *Step
+	layer int
+	rows  tokenRows
+	config
+	call int // two nodes with the same arguments stay two
+	plan *stepPlan
+	lse  *lseStore
+}
+
+func (op *cachedOp) Arity() int { return 3 }
+func (op *cachedOp) Type() hm.Type {
+	m := func() hm.Type { return G.TensorType{Dims: 2, Of: hm.TypeVariable('a')} }
+	return hm.NewFnType(m(), m(), m(), m())
+}
+
+func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	const name = "CachedAttention"
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, errorf(name, ErrShape, "%v", err)
+	}
+	if len(shapes) != 3 {
+		return nil, errorf(name, ErrShape, "%d inputs; it has 3", len(shapes))
+	}
+	of := func(name string, s tensor.Shape) operand { return operand{name, s, op.rows.query} }
+	r, err := newTokenRows(name, of("q", shapes[0]), of("k", shapes[1]), of("v", shapes[2]), op.step.tokens, &op.step.cache.config)
+	if err != nil {
+		return nil, err
+	}
+	return tensor.Shape{r.tokens, r.heads * op.step.cache.config.ValueDim}, nil
+}
+
+func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
+	const name = "CachedAttention"
+	defer recoverTo(name, &err)
+	if len(in) != 3 {
+		return nil, errorf(name, ErrShape, "%d inputs; it has 3", len(in))
+	}
+	var t [3]*tensor.Dense
+	for i, v := range in {
+		if t[i], err = denseValue(name, [...]string{"q", "k", "v"}[i], v); err != nil {
+			return nil, err
+		}
+	}
+	// Gorgonia checks no value against the node's shape.
+	cfg := &op.step.cache.config
+	r, err := newTokenRows(name, valueOperand("q", t[0]), valueOperand("k", t[1]), valueOperand("v", t[2]), op.step.tokens, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if r != op.rows {
+		return nil, errorf(name, ErrShape, "q is %v %v, not what the graph was built for", t[0].Dtype(), t[0].Shape())
+	}
+	o := tensor.New(tensor.Of(r.query), tensor.WithShape(r.tokens, r.heads*cfg.ValueDim))
+	var lse *tensor.Dense
+	if op.lse != nil {
+		lse = tensor.New(tensor.Of(r.query), tensor.WithShape(r.tokens, r.heads))
+		if err = lse.Memset(negativeInfinity(r.query)); err != nil { // rows that belong to nobody
+			return nil, errorf(name, ErrInternal, "%v", err)
+		}
+	}
+	if err = op.step.attend(name, op.layer, op.plan, t[0], t[1], t[2], o, lse); err != nil {
+		return nil, err
+	}
+	op.lse.put(o, lse)
+	return o, nil
+}
+
+func negativeInfinity(t tensor.Dtype) any {
+	if t == tensor.Float32 {
+		return float32(math.Inf(-1))
+	}
+	return math.Inf(-1)
+}
+
+func (op *cachedOp) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "leanattention.CachedAttention cache %d step %d layer %d call %d %+v %s",
+		op.step.cache.id, op.step.id, op.layer, op.call, op.rows, op.config.hash())
+}
+func (op *cachedOp) Hashcode() uint32 { return hashcode(op) }
+func (op *cachedOp) String() string {
+	return fmt.Sprintf("LeanCachedAttention{layer %d, H %d/%d}", op.layer, op.rows.heads, op.step.cache.config.KVHeads)
+}
+func (op *cachedOp) store() *lseStore { return op.lse }
+
+func (op *cachedOp) DiffWRT(n int) []bool { return firstThree(n) }
+func (op *cachedOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, errorf("CachedAttention", ErrUnsupported, "gradient through a cache")
+}
+func (op *cachedOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
+	return errorf("CachedAttention", ErrUnsupported, "gradient through a cache")
+}
+
+var (
+	_ G.SDOp = (*cachedOp)(nil)
+	_ G.ADOp = (*cachedOp)(nil)
+)

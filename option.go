@@ -1,0 +1,208 @@
+package leanattention
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/leanattention/internal/lean"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// An Option changes one thing of an attention. Each entry point says which
+// options it takes; one that it cannot honour is [ErrUnsupported], a value
+// outside its range [ErrOption]. Of an option given twice the last one counts.
+type Option struct {
+	kind     optionKind
+	scale    float64
+	n        int
+	schedule Schedule
+	node     *G.Node
+	out      **G.Node
+}
+
+// optionKind is one bit for each option, so that a set of them is a mask.
+type optionKind uint32
+
+const (
+	optScale optionKind = 1 << iota
+	optCausal
+	optLengths
+	optLSE
+	optSchedule
+	optTileTokens
+	optWorkers
+)
+
+func (k optionKind) String() string {
+	switch k {
+	case optScale:
+		return "WithScale"
+	case optCausal:
+		return "WithCausal"
+	case optLengths:
+		return "WithLengths"
+	case optLSE:
+		return "WithLSE"
+	case optSchedule:
+		return "WithSchedule"
+	case optTileTokens:
+		return "WithTileTokens"
+	case optWorkers:
+		return "WithWorkers"
+	}
+	return "the zero Option"
+}
+
+// WithScale sets the factor on the scores q.k; without it, it is 1/sqrt(d).
+// Any finite number is right, negative ones and 0 included.
+func WithScale(scale float64) Option { return Option{kind: optScale, scale: scale} }
+
+// WithCausal lets a query see no key after its own position. Positions are
+// aligned to the end of the keys: query i of Nq, over N live keys, sees keys j
+// with j <= N - Nq + i. A query that comes before the first key (Nq > N) sees
+// none: its output is 0 and its log-sum-exp -Inf.
+func WithCausal() Option { return Option{kind: optCausal} }
+
+// WithLengths gives the live keys of each sequence: a vector of B int, int32 or
+// int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
+// data, so a decode graph is built once and run at every step. Keys and values
+// at or beyond a sequence's length are never read.
+func WithLengths(lengths *G.Node) Option { return Option{kind: optLengths, node: lengths} }
+
+// WithLSE makes a second node, stored in *lse, with the log-sum-exp of the
+// scaled scores of each query, a natural logarithm:
+//
+//	lse[b,h,i] = log sum_j exp(scale * q[b,h,i].k[b,h,j])
+//
+// over the keys that the query sees, -Inf if it sees none. Its shape is the
+// output's without the last axis; for [CachedAttention] it is (T, H).
+func WithLSE(lse **G.Node) Option { return Option{kind: optLSE, out: lse} }
+
+// WithSchedule chooses how LeanTiles are handed to workers; without it, it is
+// [StreamK]. The result is the same within rounding.
+func WithSchedule(s Schedule) Option { return Option{kind: optSchedule, schedule: s} }
+
+// WithTileTokens sets the keys of a LeanTile; 0, as without the option, leaves
+// the choice to the engine. The result is the same within rounding.
+func WithTileTokens(n int) Option { return Option{kind: optTileTokens, n: n} }
+
+// WithWorkers sets how many workers share the LeanTiles; 0, as without the
+// option, is runtime.GOMAXPROCS when the work is planned. A given number of
+// workers gives the same bits on every run, whatever the machine.
+func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
+
+// A Schedule says where the list of LeanTiles is cut into the workers' shares.
+type Schedule int
+
+const (
+	// StreamK gives every worker the same number of LeanTiles, one more or
+	// less, across heads and sequences: LeanAttention.
+	StreamK Schedule = 0
+	// PerHead gives whole output tiles to workers: FlashAttention-2.
+	PerHead Schedule = -1
+)
+
+// FixedSplit cuts the keys of every output tile into the same number of
+// splits: FlashDecoding. FixedSplit(1) is [PerHead].
+func FixedSplit(splits int) Schedule {
+	if splits < 1 {
+		return badSchedule // refused where the option is read
+	}
+	return Schedule(splits)
+}
+
+const badSchedule Schedule = math.MinInt
+
+func (s Schedule) String() string {
+	switch {
+	case s == StreamK:
+		return "StreamK"
+	case s == PerHead:
+		return "PerHead"
+	case s > 0:
+		return fmt.Sprintf("FixedSplit(%d)", int(s))
+	}
+	return "FixedSplit of less than 1"
+}
+
+func (s Schedule) policy() lean.Policy {
+	switch {
+	case s == PerHead:
+		return lean.Policy{Kind: lean.PerHead}
+	case s > 0:
+		return lean.Policy{Kind: lean.FixedSplit, Splits: int(s)}
+	}
+	return lean.Policy{}
+}
+
+// config is what a list of options says.
+type config struct {
+	given      optionKind
+	scale      float64
+	causal     bool
+	lengths    *G.Node
+	lse        **G.Node
+	schedule   Schedule
+	tileTokens int
+	workers    int
+}
+
+// maxTileTokens bounds a LeanTile, and with it the scratch that a worker needs.
+const maxTileTokens = 1 << 16
+
+// maxWorkers bounds the workers, and with them the partials that are kept.
+const maxWorkers = 1 << 12
+
+func newConfig(op string, allowed optionKind, opts []Option) (c config, err error) {
+	for i := range opts {
+		o := &opts[i]
+		if o.kind == 0 || o.kind&allowed != o.kind {
+			return c, errorf(op, ErrUnsupported, "option %v", o.kind)
+		}
+		c.given |= o.kind
+		switch o.kind {
+		case optScale:
+			if math.IsNaN(o.scale) || math.IsInf(o.scale, 0) {
+				return c, errorf(op, ErrOption, "WithScale(%v) is not finite", o.scale)
+			}
+			c.scale = o.scale
+		case optCausal:
+			c.causal = true
+		case optLengths:
+			if o.node == nil {
+				return c, errorf(op, ErrOption, "WithLengths(nil)")
+			}
+			c.lengths = o.node
+		case optLSE:
+			if o.out == nil {
+				return c, errorf(op, ErrOption, "WithLSE(nil)")
+			}
+			c.lse = o.out
+		case optSchedule:
+			if o.schedule < PerHead {
+				return c, errorf(op, ErrOption, "WithSchedule(%v)", o.schedule)
+			}
+			c.schedule = o.schedule
+		case optTileTokens:
+			if o.n < 0 || o.n > maxTileTokens {
+				return c, errorf(op, ErrOption, "WithTileTokens(%d) is outside [0, %d]", o.n, maxTileTokens)
+			}
+			c.tileTokens = o.n
+		case optWorkers:
+			if o.n < 0 || o.n > maxWorkers {
+				return c, errorf(op, ErrOption, "WithWorkers(%d) is outside [0, %d]", o.n, maxWorkers)
+			}
+			c.workers = o.n
+		}
+	}
+	return c, nil
+}
+
+// scaleFor is the factor on the scores at head dimension d.
+func (c *config) scaleFor(d int) float64 {
+	if c.given&optScale != 0 {
+		return c.scale
+	}
+	return 1 / math.Sqrt(float64(d))
+}

@@ -1,0 +1,156 @@
+package leanattention
+
+import (
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// operand is what is known of an argument before it has a value.
+type operand struct {
+	name  string
+	shape tensor.Shape
+	dtype tensor.Dtype
+}
+
+// nodeOperand describes node n. Gorgonia itself checks neither the rank of an
+// op's inputs nor, when it cannot, says so without a panic.
+func nodeOperand(op, name string, n *G.Node) (o operand, err error) {
+	if n == nil {
+		return o, errorf(op, ErrGraph, "%s is nil", name)
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			err = errorf(op, ErrDType, "%s has no element type: %v", name, r)
+		}
+	}()
+	return operand{name, n.Shape(), n.Dtype()}, nil
+}
+
+// problem is the geometry of attention on dense tensors:
+//
+//	q (batch, heads, queries, dim), k (batch, kvHeads, keys, dim),
+//	v (batch, kvHeads, keys, valueDim) -> out (batch, heads, queries, valueDim)
+//
+// with rank 4, or without the batch axis with rank 3.
+type problem struct {
+	rank                                                int
+	batch, heads, kvHeads, queries, keys, dim, valueDim int
+	query, storage                                      tensor.Dtype
+}
+
+// newProblem checks q, k and v against each other.
+func newProblem(op string, q, k, v operand) (p problem, err error) {
+	for _, o := range [...]operand{q, k, v} {
+		if r := len(o.shape); r != 3 && r != 4 {
+			return p, errorf(op, ErrShape, "%s has rank %d, shape %v; it must be (heads, N, d) or (batch, heads, N, d)", o.name, r, o.shape)
+		}
+		if len(o.shape) != len(q.shape) {
+			return p, errorf(op, ErrShape, "%s has rank %d and %s rank %d", o.name, len(o.shape), q.name, len(q.shape))
+		}
+		for axis, n := range o.shape {
+			if n < 1 {
+				return p, errorf(op, ErrShape, "%s has size %d on axis %d, shape %v", o.name, n, axis, o.shape)
+			}
+		}
+	}
+	if !isQueryType(q.dtype) {
+		return p, errorf(op, ErrDType, "%s is %v; it must be float32 or float64", q.name, q.dtype)
+	}
+	if _, ok := storageType(k.dtype); !ok {
+		return p, errorf(op, ErrDType, "%s is %v; it must be float32, float64, Float16 or BFloat16", k.name, k.dtype)
+	}
+	if v.dtype != k.dtype {
+		return p, errorf(op, ErrDType, "%s is %v and %s is %v", v.name, v.dtype, k.name, k.dtype)
+	}
+
+	p.rank, p.query, p.storage, p.batch = len(q.shape), q.dtype, k.dtype, 1
+	qs, ks, vs := q.shape, k.shape, v.shape
+	if p.rank == 4 {
+		if ks[0] != qs[0] || vs[0] != qs[0] {
+			return p, errorf(op, ErrShape, "batch is %d in %s, %d in %s, %d in %s", qs[0], q.name, ks[0], k.name, vs[0], v.name)
+		}
+		p.batch = qs[0]
+		qs, ks, vs = qs[1:], ks[1:], vs[1:]
+	}
+	p.heads, p.queries, p.dim = qs[0], qs[1], qs[2]
+	p.kvHeads, p.keys, p.valueDim = ks[0], ks[1], vs[2]
+	switch {
+	case vs[0] != p.kvHeads:
+		return p, errorf(op, ErrShape, "%s has %d heads and %s %d", k.name, p.kvHeads, v.name, vs[0])
+	case p.heads%p.kvHeads != 0:
+		return p, errorf(op, ErrShape, "%s has %d heads, not a multiple of the %d heads of %s", q.name, p.heads, p.kvHeads, k.name)
+	case ks[2] != p.dim:
+		return p, errorf(op, ErrShape, "%s has head dim %d and %s %d", q.name, p.dim, k.name, ks[2])
+	case vs[1] != p.keys:
+		return p, errorf(op, ErrShape, "%s has %d keys and %s %d", k.name, p.keys, v.name, vs[1])
+	}
+	return p, nil
+}
+
+// dims is (batch, heads, queries, last), or what of it the rank and a zero
+// last leave.
+func (p *problem) dims(last int) tensor.Shape {
+	s := make(tensor.Shape, 0, 4)
+	if p.rank == 4 {
+		s = append(s, p.batch)
+	}
+	s = append(s, p.heads, p.queries)
+	if last > 0 {
+		s = append(s, last)
+	}
+	return s
+}
+
+func (p *problem) outShape() tensor.Shape { return p.dims(p.valueDim) }
+func (p *problem) lseShape() tensor.Shape { return p.dims(0) }
+
+// checkLengths checks the node or tensor of live lengths of a batch.
+func checkLengths(op string, l operand, batch int) error {
+	switch l.dtype {
+	case tensor.Int, tensor.Int32, tensor.Int64:
+	default:
+		return errorf(op, ErrDType, "lengths is %v; it must be int, int32 or int64", l.dtype)
+	}
+	if len(l.shape) != 1 || l.shape[0] != batch {
+		return errorf(op, ErrShape, "lengths has shape %v; it must be (%d), one length for each sequence", l.shape, batch)
+	}
+	return nil
+}
+
+// tokenRows is the geometry of attention on a cache: q (tokens, heads*dim),
+// k (tokens, kvHeads*dim), v (tokens, kvHeads*valueDim) -> out (tokens, heads*valueDim).
+type tokenRows struct {
+	tokens, heads int
+	query         tensor.Dtype
+}
+
+// newTokenRows checks q, k and v against the step and its cache.
+func newTokenRows(op string, q, k, v operand, tokens int, c *CacheConfig) (r tokenRows, err error) {
+	widths := [...]int{0, c.KVHeads * c.HeadDim, c.KVHeads * c.ValueDim}
+	for i, o := range [...]operand{q, k, v} {
+		if len(o.shape) != 2 {
+			return r, errorf(op, ErrShape, "%s has rank %d, shape %v; rows are tokens: it must be (tokens, heads*d)", o.name, len(o.shape), o.shape)
+		}
+		if o.shape[0] != tokens {
+			return r, errorf(op, ErrShape, "%s has %d rows and the step %d tokens", o.name, o.shape[0], tokens)
+		}
+		if i > 0 && o.shape[1] != widths[i] {
+			return r, errorf(op, ErrShape, "%s has %d columns; the cache's %d KV heads need %d", o.name, o.shape[1], c.KVHeads, widths[i])
+		}
+		if !isQueryType(o.dtype) {
+			return r, errorf(op, ErrDType, "%s is %v; it must be float32 or float64", o.name, o.dtype)
+		}
+		if o.dtype != q.dtype {
+			return r, errorf(op, ErrDType, "%s is %v and %s is %v", o.name, o.dtype, q.name, q.dtype)
+		}
+	}
+	width := q.shape[1]
+	if width < 1 || width%c.HeadDim != 0 {
+		return r, errorf(op, ErrShape, "q has %d columns, not a multiple of the cache's head dim %d", width, c.HeadDim)
+	}
+	r = tokenRows{tokens: tokens, heads: width / c.HeadDim, query: q.dtype}
+	if r.heads%c.KVHeads != 0 {
+		return r, errorf(op, ErrShape, "q has %d heads, not a multiple of the cache's %d KV heads", r.heads, c.KVHeads)
+	}
+	return r, nil
+}

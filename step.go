@@ -1,0 +1,375 @@
+package leanattention
+
+import (
+	"sync"
+	"time"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
+
+	"gorgonia.org/tensor"
+)
+
+// Step is what a graph knows of a cache: a fixed number of token rows, which
+// each step gives to some sequences. One graph has one Step, and all of its
+// [CachedAttention] nodes, one a layer, share it:
+//
+//	step, _ := cache.NewStep(rows)          // once, before the graph is built
+//	for {
+//		step.Set([]leanattention.Append{{Seq: s, Tokens: 1}, ...})
+//		machine.RunAll()                    // again and again, if one likes
+//		step.Commit()                       // or Rollback
+//		machine.Reset()
+//	}
+//
+// Between Set and Commit nothing of the step can be seen: a run that fails or
+// is abandoned, followed by Rollback, leaves the cache as it was.
+type Step struct {
+	cache  *Cache
+	id     uint64
+	tokens int
+
+	// mu is held while a layer computes, so that the step can't change under
+	// it; it is taken before the cache's mu.
+	mu           sync.Mutex
+	open         bool
+	turn         uint64   // counts the Sets
+	ran          []uint64 // of each layer the turn that it last ran in
+	reservations []reservation
+	sequences    []cpu.Sequence
+	plans        []*stepPlan
+	calls        int // CachedAttention nodes made
+	stats        StepStats
+}
+
+// Append gives the next Tokens rows of a step to a sequence, as its next tokens.
+type Append struct {
+	Seq    *Sequence
+	Tokens int // at least 1
+}
+
+// reservation is what an open step holds for a sequence.
+type reservation struct {
+	seq      *Sequence
+	tokens   int
+	pages    []int32 // as they will be: the sequence's own, then fresh ones
+	kept     int     // the leading ones that are the sequence's own
+	replaced int32   // the shared page that pages[kept] is a copy of; -1: none
+}
+
+// stepPlan is the schedule for the layers of one geometry.
+type stepPlan struct {
+	geometry cpu.Geometry
+	plan     cpu.Plan
+	turn     uint64 // that plan was made in
+}
+
+// StepStats adds up what the layers of a step's graph did.
+type StepStats struct {
+	Layers    int64         // runs of a CachedAttention node
+	Attention time.Duration // in them, appending included
+}
+
+// NewStep makes a step of the given number of token rows, in [1, 2^24].
+func (c *Cache) NewStep(tokens int) (*Step, error) {
+	if tokens < 1 || tokens > 1<<24 {
+		return nil, errorf("NewStep", ErrLength, "%d tokens, outside [1, %d]", tokens, 1<<24)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errorf("NewStep", ErrClosed, "cache")
+	}
+	return &Step{cache: c, id: ids.Add(1), tokens: tokens, ran: make([]uint64, c.config.Layers)}, nil
+}
+
+// Tokens is the number of token rows.
+func (s *Step) Tokens() int { return s.tokens }
+
+// Layer is layer i of the cache as the step's graph sees it.
+func (s *Step) Layer(i int) Layer { return Layer{step: s, index: i} }
+
+// Layer names one layer of a cache for [CachedAttention].
+type Layer struct {
+	step  *Step
+	index int
+}
+
+// Stats adds up the runs since the step was made.
+func (s *Step) Stats() StepStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stats
+}
+
+// Set begins a step: the first Tokens rows of the graph belong to the first
+// sequence, the next to the second, and so on; rows left over belong to nobody,
+// and their output is 0. Any mix is right: the chunks of prompts and the single
+// tokens of sequences that decode, of any lengths, together.
+//
+// It reserves the slots of the new tokens and plans the schedule for all
+// layers. Too few free pages is [ErrCacheFull], too many tokens [ErrLength], a
+// sequence twice or in another open step, or a step that is open, [ErrState];
+// then nothing has changed.
+func (s *Step) Set(appends []Append) (err error) {
+	const op = "Set"
+	defer recoverTo(op, &err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.check(op, appends); err != nil {
+		return err
+	}
+
+	s.reservations, s.sequences = s.reservations[:0], s.sequences[:0]
+	row := 0
+	for _, a := range appends {
+		r := c.reserve(s.nextReservation(), a.Seq, a.Tokens)
+		a.Seq.step = s
+		s.sequences = append(s.sequences, cpu.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.len + a.Tokens, Pages: r.pages})
+		row += a.Tokens
+	}
+	s.open = true
+	s.turn++
+	for _, p := range s.plans {
+		if err := s.plan(p); err != nil {
+			s.rollback()
+			return errorf(op, ErrInternal, "plan: %v", err)
+		}
+	}
+	return nil
+}
+
+// check looks at everything that Set needs. Both mu are held.
+func (s *Step) check(op string, appends []Append) error {
+	c := s.cache
+	switch {
+	case c.closed:
+		return errorf(op, ErrClosed, "cache")
+	case s.open:
+		return errorf(op, ErrState, "step is open: commit or roll back first")
+	}
+	rows, pages := 0, 0
+	for i, a := range appends {
+		if a.Seq == nil {
+			return errorf(op, ErrState, "append %d has no sequence", i)
+		}
+		if a.Seq.cache != c {
+			return errorf(op, ErrState, "append %d has a sequence of another cache", i)
+		}
+		if err := a.Seq.usable(op); err != nil {
+			return err
+		}
+		for j := range i {
+			if appends[j].Seq == a.Seq {
+				return errorf(op, ErrState, "appends %d and %d have the same sequence", j, i)
+			}
+		}
+		if a.Tokens < 1 || a.Tokens > s.tokens-rows {
+			return errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, s.tokens-rows, s.tokens-rows, s.tokens)
+		}
+		rows += a.Tokens
+		pages += c.freshPages(a.Seq, a.Tokens)
+	}
+	if pages > len(c.free) {
+		return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", pages, c.config.PageSize, len(c.free), c.config.Pages)
+	}
+	return nil
+}
+
+// sharedTail reports whether the next token of seq goes to a page that others
+// hold too.
+func (c *Cache) sharedTail(seq *Sequence) bool {
+	return seq.len%c.config.PageSize != 0 && c.holders[seq.pages[len(seq.pages)-1]] > 1
+}
+
+// freshPages is the number of pages that n more tokens of seq take.
+func (c *Cache) freshPages(seq *Sequence, n int) int {
+	fresh := c.pagesFor(seq.len+n) - len(seq.pages)
+	if c.sharedTail(seq) {
+		fresh++
+	}
+	return fresh
+}
+
+// nextReservation is a reservation whose memory may have been used before.
+func (s *Step) nextReservation() *reservation {
+	if n := len(s.reservations); n < cap(s.reservations) {
+		s.reservations = s.reservations[:n+1]
+	} else {
+		s.reservations = append(s.reservations, reservation{})
+	}
+	return &s.reservations[len(s.reservations)-1]
+}
+
+// reserve takes the pages for n more tokens of seq, which are there.
+func (c *Cache) reserve(r *reservation, seq *Sequence, n int) *reservation {
+	*r = reservation{seq: seq, tokens: n, pages: r.pages[:0], kept: len(seq.pages), replaced: -1}
+	if c.sharedTail(seq) {
+		r.kept--
+		r.replaced = seq.pages[r.kept]
+	}
+	r.pages = append(r.pages, seq.pages[:r.kept]...)
+	for len(r.pages) < c.pagesFor(seq.len+n) {
+		r.pages = append(r.pages, c.take())
+	}
+	if r.replaced >= 0 {
+		c.copyPage(r.pages[r.kept], r.replaced)
+	}
+	return r
+}
+
+// Commit makes the step's tokens part of their sequences. Every layer of the
+// cache must have run since Set, else it is [ErrState] and the step stays open.
+func (s *Step) Commit() error {
+	const op = "Commit"
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return errorf(op, ErrClosed, "cache")
+	case !s.open:
+		return errorf(op, ErrState, "step is not open: call Set first")
+	}
+	if len(s.sequences) > 0 {
+		for i, turn := range s.ran {
+			if turn != s.turn {
+				return errorf(op, ErrState, "layer %d has not run since Set", i)
+			}
+		}
+	}
+	for i := range s.reservations {
+		r := &s.reservations[i]
+		if r.replaced >= 0 {
+			c.drop(r.replaced)
+		}
+		r.seq.pages = append(r.seq.pages[:r.kept], r.pages[r.kept:]...)
+		r.seq.len += r.tokens
+		r.seq.step = nil
+		c.tokens += r.tokens
+	}
+	s.open = false
+	return nil
+}
+
+// Rollback gives up what Set reserved: every sequence is as before it. On a
+// step that is not open it does nothing, so it can be deferred.
+func (s *Step) Rollback() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	if s.cache.closed {
+		return errorf("Rollback", ErrClosed, "cache")
+	}
+	if s.open {
+		s.rollback()
+	}
+	return nil
+}
+
+// rollback is Rollback with both mu held.
+func (s *Step) rollback() {
+	for i := range s.reservations {
+		r := &s.reservations[i]
+		for _, p := range r.pages[r.kept:] {
+			s.cache.drop(p)
+		}
+		r.seq.step = nil
+	}
+	s.open = false
+}
+
+// planFor is the plan of the layers of geometry g: those of one model have one.
+func (s *Step) planFor(g cpu.Geometry) *stepPlan {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.plans {
+		if p.geometry == g {
+			return p
+		}
+	}
+	p := &stepPlan{geometry: g}
+	s.plans = append(s.plans, p)
+	return p
+}
+
+// plan makes p the schedule of the present turn.
+func (s *Step) plan(p *stepPlan) error {
+	if err := p.plan.Build(p.geometry, s.sequences); err != nil {
+		return err
+	}
+	p.turn = s.turn
+	return nil
+}
+
+// nextCall numbers the CachedAttention nodes of the step's graphs.
+func (s *Step) nextCall() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	return s.calls
+}
+
+// attend appends k and v to a layer and attends to it. Only the reserved slots
+// are written, so it can be repeated.
+func (s *Step) attend(op string, layer int, p *stepPlan, q, k, v, out, lse *tensor.Dense) error {
+	s.cache.running.RLock()
+	defer s.cache.running.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.cache.closed:
+		return errorf(op, ErrClosed, "cache")
+	case !s.open:
+		return errorf(op, ErrState, "layer %d: step is not open: call Set first", layer)
+	}
+	begin := time.Now()
+	if p.turn != s.turn { // the node was made after Set
+		if err := s.plan(p); err != nil {
+			return errorf(op, ErrInternal, "plan: %v", err)
+		}
+	}
+	var err error
+	if q.Dtype() == tensor.Float32 {
+		err = attendLayer[float32](s, layer, p, q, k, v, out, lse)
+	} else {
+		err = attendLayer[float64](s, layer, p, q, k, v, out, lse)
+	}
+	if err != nil {
+		return errorf(op, ErrInternal, "layer %d: %v", layer, err)
+	}
+	s.ran[layer] = s.turn
+	s.stats.Layers++
+	s.stats.Attention += time.Since(begin)
+	return nil
+}
+
+func attendLayer[F lean.Float](s *Step, layer int, p *stepPlan, q, k, v, out, lse *tensor.Dense) error {
+	c := s.cache
+	g := &p.geometry
+	for _, x := range [...]struct {
+		to  cpu.Buffer
+		at  cpu.PageStrides
+		dim int
+		t   *tensor.Dense
+	}{
+		{c.keys[layer], g.Key, g.Dim, k},
+		{c.values[layer], g.Value, g.ValueDim, v},
+	} {
+		from := cpu.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
+		if err := cpu.Append(g, s.sequences, x.to, x.at, x.dim, elements[F](x.t), from); err != nil {
+			return err
+		}
+	}
+	o := &cpu.Operands[F]{Q: elements[F](q), Out: backing[F](out), K: c.keys[layer], V: c.values[layer]}
+	if lse != nil {
+		o.LSE = backing[F](lse)
+	}
+	return cpu.Run(cpu.Default(), &p.plan, o)
+}
