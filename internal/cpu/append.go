@@ -1,0 +1,127 @@
+package cpu
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Append stores the rows of a step's keys (or values), rounded to the dtype of dst:
+//
+//	dst[page][head][slot] = src[seqs[s].Row+i][head]
+//
+// for token i of seqs[s], whose key position Keys-Queries+i lies in page and slot. at places dst and
+// from places src, both with rows of dim elements. Of g, KVHeads and PageTokens are used. Everything
+// is checked before anything is written; the error wraps ErrShape, ErrDType or ErrPage.
+func Append[F lean.Float](g *Geometry, seqs []Sequence, dst Buffer, at PageStrides, dim int, src []F, from Strides) error {
+	const op = "append"
+	switch {
+	case g.KVHeads < 1 || g.PageTokens < 1 || dim < 1:
+		return errorf(op, ErrShape, "%d KV heads, pages of %d tokens, rows of %d elements",
+			g.KVHeads, g.PageTokens, dim)
+	case from.Row < 0 || from.Head < 0:
+		return errorf(op, ErrShape, "source strides %+v", from)
+	}
+	if err := at.check(op, "destination"); err != nil {
+		return err
+	}
+	if err := dst.check(op, "the destination"); err != nil {
+		return err
+	}
+	for i := range seqs {
+		q := &seqs[i]
+		if err := q.checkAppend(op, i, g.PageTokens, func(page, slots int) bool {
+			return at.extent(page+1, g.KVHeads, slots, dim) <= dst.Len
+		}); err != nil {
+			return err
+		}
+		if q.Queries > 0 && from.extent(q.Row+q.Queries, g.KVHeads, dim) > len(src) {
+			return errorf(op, ErrShape, "sequence %d has rows [%d,%d), the source has %d elements",
+				i, q.Row, q.Row+q.Queries, len(src))
+		}
+	}
+
+	for i := range seqs {
+		q := &seqs[i]
+		for t := 0; t < q.Queries; {
+			key := q.Keys - q.Queries + t
+			slot := key % g.PageTokens
+			n := min(q.Queries-t, g.PageTokens-slot)
+			to := int(q.Pages[key/g.PageTokens])*at.Page + slot*at.Row
+			storeRows(&dst, to, at, src, (q.Row+t)*from.Row, from, n, g.KVHeads, dim)
+			t += n
+		}
+	}
+	return nil
+}
+
+// checkAppend reports whether the positions that sequence i appends to exist; fits says whether the
+// first slots of a page lie in the destination.
+func (q *Sequence) checkAppend(op string, i, pageTokens int, fits func(page, slots int) bool) error {
+	if q.Row < 0 || q.Queries < 0 || q.Keys < q.Queries || q.Row > math.MaxInt-q.Queries {
+		return errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
+	}
+	if q.Queries == 0 {
+		return nil
+	}
+	live := pagesOf(q.Keys, pageTokens)
+	if len(q.Pages) < live {
+		return errorf(op, ErrPage, "sequence %d has %d pages of %d tokens for %d keys",
+			i, len(q.Pages), pageTokens, q.Keys)
+	}
+	for j := (q.Keys - q.Queries) / pageTokens; j < live; j++ {
+		page, slots := int(q.Pages[j]), min(q.Keys-j*pageTokens, pageTokens)
+		if page < 0 || !fits(page, slots) {
+			return errorf(op, ErrPage, "sequence %d names page %d at %d", i, page, j)
+		}
+	}
+	return nil
+}
+
+// storeRows stores n neighbouring rows of each head, in runs as long as both sides have them.
+func storeRows[F lean.Float](dst *Buffer, to int, at PageStrides, src []F, of int, from Strides, n, heads, dim int) {
+	switch {
+	case at.Row == dim && from.Row == dim: // the rows of a head
+		for h := range heads {
+			store(dst, to+h*at.Head, src[of+h*from.Head:][:n*dim])
+		}
+	case at.Head == dim && from.Head == dim: // the heads of a row
+		for r := range n {
+			store(dst, to+r*at.Row, src[of+r*from.Row:][:heads*dim])
+		}
+	default:
+		for h := range heads {
+			for r := range n {
+				store(dst, to+h*at.Head+r*at.Row, src[of+h*from.Head+r*from.Row:][:dim])
+			}
+		}
+	}
+}
+
+// store rounds src into the elements of dst from i on.
+func store[F lean.Float](dst *Buffer, i int, src []F) {
+	switch p := dst.at(i); dst.DType {
+	case Float32:
+		d := unsafe.Slice((*float32)(p), len(src))
+		for i, x := range src {
+			d[i] = float32(x)
+		}
+	case Float64:
+		d := unsafe.Slice((*float64)(p), len(src))
+		for i, x := range src {
+			d[i] = float64(x)
+		}
+	case Float16:
+		d := unsafe.Slice((*half.Float16)(p), len(src))
+		for i, x := range src {
+			d[i] = half.FromFloat64(float64(x))
+		}
+	case BFloat16:
+		d := unsafe.Slice((*half.BFloat16)(p), len(src))
+		for i, x := range src {
+			d[i] = half.BFromFloat64(float64(x))
+		}
+	}
+}

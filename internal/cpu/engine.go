@@ -1,0 +1,138 @@
+package cpu
+
+import (
+	"sync"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Engine runs plans. It owns a pool of helper threads and the workspaces that runs leave their partial
+// states in. The zero Engine is ready for use; it may be used from any number of goroutines at once.
+type Engine struct {
+	pool pool
+	f32  freelist[float32]
+	f64  freelist[float64]
+}
+
+var defaultEngine Engine
+
+// Default returns the engine that is shared by all who do not need their own. It needs no Close: its
+// helpers end by themselves when they have been idle for a moment, as those of every Engine do.
+func Default() *Engine { return &defaultEngine }
+
+// Close ends the engine's helpers and frees its workspaces. It waits for runs that have helpers. The
+// engine can still be used: runs stay on their callers' threads. Closing again does nothing.
+func (e *Engine) Close() {
+	e.pool.close()
+	e.f32.drop()
+	e.f64.drop()
+}
+
+// Operands are the buffers of one layer, placed as the plan's Geometry says. Q, Out and LSE hold
+// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Out and LSE overlap none
+// of the others.
+type Operands[F lean.Float] struct {
+	Q, Out, LSE []F
+	K, V        Buffer
+}
+
+// Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.
+// Nothing is read of keys and values but live rows. Everything is checked before anything is written;
+// the error wraps ErrShape, ErrDType, ErrPage, or ErrPanic, with which the outputs are undefined. It
+// does not allocate once e has run plans of this size.
+func Run[F lean.Float](e *Engine, p *Plan, o *Operands[F]) error {
+	// F may be a named type: what runs is the kernel of its size.
+	if unsafe.Sizeof(F(0)) == 4 {
+		return run(&e.pool, &e.f32, p, (*Operands[float32])(unsafe.Pointer(o)))
+	}
+	return run(&e.pool, &e.f64, p, (*Operands[float64])(unsafe.Pointer(o)))
+}
+
+// real is what kernels compute in.
+type real interface{ float32 | float64 }
+
+func run[F real](pool *pool, free *freelist[F], p *Plan, o *Operands[F]) error {
+	if err := check(p, o); err != nil {
+		return err
+	}
+	writeBlind(p, o)
+	n := p.sched.Workers()
+	if n == 0 {
+		return nil
+	}
+	ws := free.get()
+	ws.prepare(p, o)
+	if err := pool.run(ws, n); err != nil {
+		return err // the workspace's counters may be off: it is not used again
+	}
+	ws.plan, ws.ops = nil, nil
+	free.put(ws)
+	return nil
+}
+
+// check reports whether o is large enough for p.
+func check[F real](p *Plan, o *Operands[F]) error {
+	const op = "run"
+	g := &p.g
+	if p.rows == 0 {
+		return nil
+	}
+	if n := g.Query.extent(p.rows, g.Heads, g.Dim); len(o.Q) < n {
+		return errorf(op, ErrShape, "queries have %d elements, the plan needs %d", len(o.Q), n)
+	}
+	if n := g.Out.extent(p.rows, g.Heads, g.ValueDim); len(o.Out) < n {
+		return errorf(op, ErrShape, "the output has %d elements, the plan needs %d", len(o.Out), n)
+	}
+	if n := g.LSE.extent(p.rows, g.Heads, 1); o.LSE != nil && len(o.LSE) < n {
+		return errorf(op, ErrShape, "the log-sum-exp has %d elements, the plan needs %d", len(o.LSE), n)
+	}
+	if p.lastPage < 0 {
+		return nil
+	}
+	if err := o.K.check(op, "the key buffer"); err != nil {
+		return err
+	}
+	if err := o.V.check(op, "the value buffer"); err != nil {
+		return err
+	}
+	if o.K.DType != o.V.DType {
+		return errorf(op, ErrDType, "keys are %v, values %v", o.K.DType, o.V.DType)
+	}
+	if n := g.Key.extent(p.lastPage+1, g.KVHeads, p.slots, g.Dim); o.K.Len < n {
+		return errorf(op, ErrPage, "page %d of the keys ends at element %d of %d", p.lastPage, n, o.K.Len)
+	}
+	if n := g.Value.extent(p.lastPage+1, g.KVHeads, p.slots, g.ValueDim); o.V.Len < n {
+		return errorf(op, ErrPage, "page %d of the values ends at element %d of %d", p.lastPage, n, o.V.Len)
+	}
+	return nil
+}
+
+// freelist keeps what is not in use for the next caller.
+type freelist[F real] struct {
+	mu   sync.Mutex
+	list []*workspace[F]
+}
+
+func (f *freelist[F]) get() *workspace[F] {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := len(f.list) - 1; n >= 0 {
+		ws := f.list[n]
+		f.list = f.list[:n]
+		return ws
+	}
+	return new(workspace[F])
+}
+
+func (f *freelist[F]) put(ws *workspace[F]) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.list = append(f.list, ws)
+}
+
+func (f *freelist[F]) drop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.list = nil
+}

@@ -1,0 +1,67 @@
+package cpu
+
+import (
+	"math"
+	"unsafe"
+)
+
+// exponentials replaces each s_i by 2^(s_i-m) and returns the sum of these. m is at least every s_i.
+func exponentials[F real](s []F, m F) F {
+	if unsafe.Sizeof(m) == 4 {
+		return F(exponentials32(*(*[]float32)(unsafe.Pointer(&s)), float32(m)))
+	}
+	var sum F
+	for i, x := range s {
+		e := F(math.Exp2(float64(x - m)))
+		s[i] = e
+		sum += e
+	}
+	return sum
+}
+
+func exponentials32(s []float32, m float32) float32 {
+	var a, b, c, d float32
+	i := 0
+	for ; i < len(s)-3; i += 4 {
+		x := (*[4]float32)(s[i:])
+		x[0], x[1], x[2], x[3] = exp2(x[0]-m), exp2(x[1]-m), exp2(x[2]-m), exp2(x[3]-m)
+		a += x[0]
+		b += x[1]
+		c += x[2]
+		d += x[3]
+	}
+	for ; i < len(s); i++ {
+		s[i] = exp2(s[i] - m)
+		a += s[i]
+	}
+	return (a + b) + (c + d)
+}
+
+// exp2 returns 2^x for x <= 0, within 2 units in the last place; below -126, where results would be
+// subnormal, 0. 2^-Inf is 0 and 2^NaN is NaN.
+//
+// With n the integer nearest to x, 2^x = 2^n 2^f for -1/2 <= f <= 1/2: 2^n goes into the exponent, and
+// 2^f is the polynomial of degree 6 whose greatest relative error, 2.6e-9, is the least among those
+// that are exact at f = 0.
+func exp2(x float32) float32 {
+	const (
+		// Adding 3*2^22 leaves no bits for a fraction: the sum is rounded to the nearest integer.
+		shift = 3 << 22
+
+		c1 = 0.6931472149680414
+		c2 = 0.24022652782877088
+		c3 = 0.055503105509929686
+		c4 = 0.009617692974769792
+		c5 = 0.0013406643905945253
+		c6 = 0.00015594677582896996
+	)
+	if x < -126 {
+		return 0
+	}
+	t := x + shift
+	f := x - (t - shift)
+	y := (((((c6*f+c5)*f+c4)*f+c3)*f+c2)*f+c1)*f + 1
+	// n is in the last bits of t, in two's complement, and moves to where the exponent is. A product,
+	// as y may be NaN.
+	return y * math.Float32frombits(0x3f800000+math.Float32bits(t)<<23)
+}

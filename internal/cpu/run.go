@@ -1,0 +1,342 @@
+package cpu
+
+import (
+	"math"
+	"sync/atomic"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Limits of one kernel call: so many scores, and so many keys. Scores stay in the first-level cache, and
+// a call's keys in the second, also when a LeanTile is large or an output tile has many rows.
+const (
+	callScores  = 4096
+	callKeys    = 256
+	callKeysMin = 16 // however many rows there are
+)
+
+// cacheLine keeps what different threads write apart, in bytes.
+const cacheLine = 64
+
+// workspace is what one run needs beside its operands. Its size follows from the workers, the rows of
+// a block and the dims; the length of the contexts does not enter.
+type workspace[F real] struct {
+	plan   *Plan
+	ops    *Operands[F]
+	kernel kernel
+	scale  float64 // of a query, log2(e) included
+
+	workers  []worker[F]
+	partials []partial[F] // by lean.Plan.Slot
+	arrived  []counter    // by host worker: the workers that have left their partials. 0 between runs.
+	values   []F          // what partials are cut from
+}
+
+// worker is the scratch of one logical worker.
+type worker[F real] struct {
+	tile    tile
+	state   partial[F] // of the output tile at hand, if the worker has all of it
+	q       []F
+	visible []int32
+	values  []F // what the slices of F are cut from
+	scores  []F
+	wide    []F
+	_       [cacheLine]byte
+}
+
+// partial is the attention state of the rows of an output tile over a part of its keys.
+type partial[F real] struct {
+	o, m, l []F // rows x ValueDim, rows, rows
+}
+
+func (p *partial[F]) row(r, dim int) lean.State[F] {
+	return lean.State[F]{O: p.o[r*dim : (r+1)*dim : (r+1)*dim], M: p.m[r], L: p.l[r]}
+}
+
+// reset makes p the state of no keys for the given number of rows.
+func (p *partial[F]) reset(rows, dim int) {
+	clear(p.o[:rows*dim])
+	clear(p.l[:rows])
+	for r := range p.m[:rows] {
+		p.m[r] = F(math.Inf(-1))
+	}
+}
+
+// counter is an atomic that shares its cache line with nothing.
+type counter struct {
+	atomic.Int32
+	_ [cacheLine - 4]byte
+}
+
+// cut takes n values off the front of *values.
+func cut[F real](values *[]F, n int) []F {
+	s := (*values)[:n:n]
+	*values = (*values)[n:]
+	return s
+}
+
+// padded returns n rounded up so that what follows n values of F starts on another cache line.
+func padded(n int) int { return (n + cacheLine/4 - 1) / (cacheLine / 4) * (cacheLine / 4) }
+
+// keysOfCall returns how many keys a kernel call may have for so many rows.
+func keysOfCall(rows int) int { return min(max(callScores/rows/4*4, callKeysMin), callKeys) }
+
+// prepare readies ws for a run of p on o, growing it as needed.
+func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
+	g := &p.g
+	ws.plan, ws.ops = p, o
+	ws.kernel = kernelFor[F](o.K.DType)
+	ws.scale = g.Scale * math.Log2E
+
+	n, rows := p.sched.Workers(), p.packed
+	q, out, stats := padded(rows*g.Dim), padded(rows*g.ValueDim), padded(rows)
+	// For every number of rows up to this one, rows*keysOfCall(rows) stays below:
+	scores := padded(max(callScores, rows*callKeysMin))
+	wide := padded(4 * max(g.Dim, g.ValueDim))
+
+	for len(ws.workers) < n {
+		ws.workers = append(ws.workers, worker[F]{})
+		ws.arrived = append(ws.arrived, counter{})
+	}
+	for i := range ws.workers[:n] {
+		w := &ws.workers[i]
+		if need := q + out + 2*stats + scores + wide + cacheLine; len(w.values) < need {
+			w.values = make([]F, need)
+		}
+		if len(w.visible) < rows {
+			w.visible = make([]int32, rows)
+		}
+		v := w.values
+		w.q = cut(&v, q)
+		w.state = partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)}
+		w.scores = cut(&v, scores)
+		w.wide = cut(&v, wide)
+	}
+
+	if need := 2*n*(out+2*stats) + cacheLine; len(ws.values) < need {
+		ws.values = make([]F, need)
+	}
+	v := ws.values
+	ws.partials = ws.partials[:0]
+	for range 2 * n {
+		ws.partials = append(ws.partials, partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)})
+	}
+}
+
+// work is logical worker i of the plan: it attends to the LeanTiles of its range, output tile by output
+// tile.
+func (ws *workspace[F]) work(i int) {
+	p, w := ws.plan, &ws.workers[i]
+	for it := p.sched.Work(i); ; {
+		k, ok := it.Next()
+		if !ok {
+			w.tile = tile{} // it points into the operands
+			return
+		}
+		b := p.block(k)
+		ws.pack(w, b)
+		state := &w.state
+		if !k.Whole() {
+			state = &ws.partials[p.sched.Slot(i, k)]
+		}
+		state.reset(b.rows, p.g.ValueDim)
+		ws.attend(w, b, k, state)
+		if k.Whole() {
+			ws.finish(b, state)
+			continue
+		}
+		// The last to arrive merges: then all partials are there, and nobody has waited for one.
+		first, last, count := p.sched.Sharers(k)
+		if ws.arrived[first].Add(1) == int32(count) {
+			ws.arrived[first].Store(0)
+			ws.finish(b, ws.merge(b, k, first, last))
+		}
+	}
+}
+
+// block is an output tile: the packed rows of a block of query positions in one KV head. Packed row r
+// is query position from+r/group of head head0+r%group.
+type block struct {
+	seq      *span
+	from, to int // query positions
+	head     int // KV head
+	head0    int // first query head
+	group    int // query heads of the KV head
+	rows     int
+}
+
+func (p *Plan) block(k lean.Work) block {
+	s := &p.seqs[k.Seq]
+	from, to := s.block(k.Block)
+	group := p.g.Heads / p.g.KVHeads
+	return block{
+		seq: s, from: from, to: to,
+		head: k.Head, head0: k.Head * group, group: group, rows: (to - from) * group,
+	}
+}
+
+// pack gathers the block's query rows into w.q, with the scale folded in.
+func (ws *workspace[F]) pack(w *worker[F], b block) {
+	g := &ws.plan.g
+	dst := w.q
+	for i := b.from; i < b.to; i++ {
+		for h := b.head0; h < b.head0+b.group; h++ {
+			at := (b.seq.row+i)*g.Query.Row + h*g.Query.Head
+			for j, x := range ws.ops.Q[at : at+g.Dim] {
+				dst[j] = F(float64(x) * ws.scale)
+			}
+			dst = dst[g.Dim:]
+		}
+	}
+}
+
+// attend merges the keys of LeanTiles [k.Begin, k.End) into state.
+func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partial[F]) {
+	p := ws.plan
+	g := &p.g
+	t := &w.tile
+	*t = tile{
+		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim,
+		Q: unsafe.Pointer(&w.q[0]),
+		O: unsafe.Pointer(&state.o[0]), M: unsafe.Pointer(&state.m[0]), L: unsafe.Pointer(&state.l[0]),
+		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
+	}
+	rows := addresses{
+		plan: p, seq: b.seq,
+		k: ws.ops.K.at(b.head * g.Key.Head), v: ws.ops.V.at(b.head * g.Value.Head),
+		size: ws.ops.K.DType.Size(),
+	}
+	all := b.seq.visible(g, b.from)  // every row sees these keys
+	most := b.seq.visible(g, b.to-1) // and only the last position sees this many
+	limit := keysOfCall(b.rows)
+	for n := k.Begin; n < k.End; n++ {
+		key, end := int(n)*g.TileTokens, min((int(n)+1)*g.TileTokens, most)
+		for stop := min(end, all); key < stop; {
+			key += rows.streams(t, key, min(key+limit, stop))
+			ws.kernel(t)
+		}
+		for key < end {
+			begin := key
+			key += rows.neighbours(t, key, min(key+limit, end))
+			for r := range b.rows {
+				sees := b.seq.visible(g, b.from+r/b.group) - begin
+				w.visible[r] = int32(min(max(sees, 0), t.Count))
+			}
+			t.Visible = unsafe.Pointer(&w.visible[0])
+			ws.kernel(t)
+			t.Visible = nil
+		}
+	}
+}
+
+// merge merges the partials of k's output tile in worker order and returns their sum.
+func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F] {
+	sched := &ws.plan.sched
+	dim := ws.plan.g.ValueDim
+	k.Begin = 0 // the host block's part
+	sum := &ws.partials[sched.Slot(first, k)]
+	k.Begin = 1 // a part of anybody else
+	for i := first + 1; i <= last; i++ {
+		if begin, end := sched.Range(i); begin == end {
+			continue
+		}
+		part := &ws.partials[sched.Slot(i, k)]
+		for r := range b.rows {
+			s := sum.row(r, dim)
+			s.Merge(part.row(r, dim))
+			sum.m[r], sum.l[r] = s.M, s.L
+		}
+	}
+	return sum
+}
+
+// finish writes the block's outputs from its state over all its keys.
+func (ws *workspace[F]) finish(b block, state *partial[F]) {
+	g, o := &ws.plan.g, ws.ops
+	for r := range b.rows {
+		row, head := b.seq.row+b.from+r/b.group, b.head0+r%b.group
+		at := row*g.Out.Row + head*g.Out.Head
+		s := state.row(r, g.ValueDim)
+		lse := s.Normalize(o.Out[at : at+g.ValueDim])
+		if o.LSE != nil {
+			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = lse
+		}
+	}
+}
+
+// writeBlind writes the outputs that no worker has work for: query positions that see no key.
+func writeBlind[F real](p *Plan, o *Operands[F]) {
+	g := &p.g
+	for i := range p.seqs {
+		s := &p.seqs[i]
+		for row := s.row; row < s.row+s.blind; row++ {
+			for h := range g.Heads {
+				at := row*g.Out.Row + h*g.Out.Head
+				clear(o.Out[at : at+g.ValueDim])
+				if o.LSE != nil {
+					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = F(math.Inf(-1))
+				}
+			}
+		}
+	}
+}
+
+// addresses finds the rows of one KV head of a sequence.
+type addresses struct {
+	plan *Plan
+	seq  *span
+	k, v unsafe.Pointer // page 0, slot 0 of the head
+	size int            // bytes of an element
+}
+
+// row returns where key and its value lie.
+func (a *addresses) row(key int) (k, v unsafe.Pointer) {
+	g := &a.plan.g
+	page := int(a.plan.pages[a.seq.page+key/g.PageTokens])
+	slot := key % g.PageTokens
+	return unsafe.Add(a.k, (page*g.Key.Page+slot*g.Key.Row)*a.size),
+		unsafe.Add(a.v, (page*g.Value.Page+slot*g.Value.Row)*a.size)
+}
+
+// streams sets t to attend to keys from the given one on, before end, in four streams as far apart as
+// can be, and returns how many keys these are.
+func (a *addresses) streams(t *tile, key, end int) int {
+	g := &a.plan.g
+	t.KStep, t.VStep = g.Key.Row*a.size, g.Value.Row*a.size
+	slot := key % g.PageTokens
+	if slot == 0 && end-key >= 4*g.PageTokens { // four whole pages
+		t.Count = 4 * g.PageTokens
+		for i := range t.K {
+			t.K[i], t.V[i] = a.row(key + i*g.PageTokens)
+		}
+		return t.Count
+	}
+	// The quarters of what is left of a page; the first ones are longer by a row if need be.
+	t.Count = min(end-key, g.PageTokens-slot)
+	k, v := a.row(key)
+	first := 0
+	for i := range t.K {
+		if i >= t.Count {
+			first = 0 // no key: any pointer will do that points to something
+		}
+		t.K[i], t.V[i] = unsafe.Add(k, first*t.KStep), unsafe.Add(v, first*t.VStep)
+		first += (t.Count - i + 3) / 4
+	}
+	return t.Count
+}
+
+// neighbours sets t to attend to keys from the given one on, before end, in order, and returns how many
+// keys these are.
+func (a *addresses) neighbours(t *tile, key, end int) int {
+	g := &a.plan.g
+	t.Count = min(end-key, g.PageTokens-key%g.PageTokens)
+	kRow, vRow := g.Key.Row*a.size, g.Value.Row*a.size
+	t.KStep, t.VStep = 4*kRow, 4*vRow
+	k, v := a.row(key)
+	for i := range t.K {
+		row := min(i, t.Count-1)
+		t.K[i], t.V[i] = unsafe.Add(k, row*kRow), unsafe.Add(v, row*vRow)
+	}
+	return t.Count
+}

@@ -1,0 +1,46 @@
+package cpu
+
+import "unsafe"
+
+// tile holds the arguments of one call of a kernel: some rows of queries against some keys, all of one
+// KV head. F is the type of the queries.
+type tile struct {
+	Rows  int // rows of queries, at least 1
+	Count int // keys, at least 1
+
+	Dim, ValueDim int
+
+	Q    unsafe.Pointer // *F, Rows x Dim, Scale*log2(e) folded in
+	O    unsafe.Pointer // *F, Rows x ValueDim: the attention states of the rows, not normalised,
+	M, L unsafe.Pointer // *F, Rows: their maxima and their sums
+
+	// Key c lies at K[c%4] + c/4*KStep, its value at V[c%4] + c/4*VStep. So four neighbouring keys come
+	// from four streams of rows: quarters of a longer run, or pages (memory delivers several streams
+	// faster than one), or simply the next four rows. Pointers that Count leaves without a key are not
+	// used.
+	K, V         [4]unsafe.Pointer
+	KStep, VStep int // bytes
+
+	// Visible is nil when every row sees all keys. Otherwise row r sees keys c < Visible[r] only,
+	// 0 <= Visible[r] <= Count; with it, K and V are the next four rows, so that c counts up in the
+	// sequence's order.
+	Visible unsafe.Pointer // *int32, Rows
+
+	Scores unsafe.Pointer // *F, scratch of Rows x ceil(Count/4)*4
+	Wide   unsafe.Pointer // *F, scratch of 4 x max(Dim, ValueDim): rows widened to F
+}
+
+// kernel merges the keys of a tile into the attention states of its rows. For each row r:
+//
+//	s_c = q_r . k_c              (c < Count, or < Visible[r])
+//	m   = max(M_r, max_c s_c)
+//	p_c = 2^(s_c-m)
+//	O_r = 2^(M_r-m) O_r + sum_c p_c v_c
+//	L_r = 2^(M_r-m) L_r + sum_c p_c
+//	M_r = m
+//
+// A row that sees no key, or whose m is -Inf, is left as it is: the empty state has M = -Inf, L = 0,
+// O = 0. NaN in q_r, or in a key or value that r sees, reaches the row's state; what r does not see
+// never does. Sums are in F, in an order that depends on nothing but the sizes in t. Nothing is
+// written but O, M, L and scratch, and nothing read but what the fields name.
+type kernel func(t *tile)
