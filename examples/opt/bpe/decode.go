@@ -1,0 +1,103 @@
+package bpe
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// Decode returns the text of ids. The special tokens <s>, <pad>, </s>, <unk>
+// and <mask> have none. An id that is not in the vocabulary, and bytes that are
+// no UTF-8, give U+FFFD: one for each longest beginning of a character, as in
+// Python and Rust. Decode(Encode(s)) is s for every s in UTF-8.
+func (t *Tokenizer) Decode(ids []int) string {
+	d := t.NewDecoder()
+	var text strings.Builder
+	for _, id := range ids {
+		text.WriteString(d.Add(id))
+	}
+	text.WriteString(d.Flush())
+	return text.String()
+}
+
+// Decoder turns ids into text one by one. A character may be spread over
+// several tokens: its bytes are held back until it is complete. What Add and
+// Flush return, one after the other, is what Decode returns.
+type Decoder struct {
+	t    *Tokenizer
+	held []byte // less than one character
+}
+
+// NewDecoder returns a Decoder for the beginning of a text.
+func (t *Tokenizer) NewDecoder() *Decoder { return &Decoder{t: t} }
+
+// Add returns the text that the next id completes, which may be empty.
+func (d *Decoder) Add(id int) string {
+	token, ok := d.t.tokens[id]
+	switch {
+	case !ok:
+		return d.Flush() + string(utf8.RuneError)
+	case special[token]:
+		return ""
+	}
+	d.held = appendToken(d.held, token)
+	return d.take(false)
+}
+
+// Flush ends the text and returns what was held back: U+FFFD for a character
+// that was not completed.
+func (d *Decoder) Flush() string { return d.take(true) }
+
+// take returns the held text up to a last, incomplete character, or with all
+// everything.
+func (d *Decoder) take(all bool) string {
+	p := d.held
+	if utf8.Valid(p) {
+		d.held = p[:0]
+		return string(p)
+	}
+	var text strings.Builder
+	for len(p) > 0 && (all || utf8.FullRune(p)) {
+		r, size := utf8.DecodeRune(p)
+		if r == utf8.RuneError && size == 1 {
+			for size < len(p) && !utf8.FullRune(p[:size+1]) {
+				size++
+			}
+		}
+		text.WriteRune(r)
+		p = p[size:]
+	}
+	d.held = append(d.held[:0], p...)
+	return text.String()
+}
+
+// appendToken appends the bytes that a token stands for. A token with a
+// character that stands for no byte, which merges never make, stands for
+// itself.
+func appendToken(dst []byte, token string) []byte {
+	begin := len(dst)
+	for _, r := range token {
+		b, ok := byteOf[r]
+		if !ok {
+			return append(dst[:begin], token...)
+		}
+		dst = append(dst, b)
+	}
+	return dst
+}
+
+// charOf has the character that stands for each byte in vocab.json and
+// merges.txt, and byteOf the reverse. GPT-2 lets the printable characters of
+// Latin-1 stand for themselves, and the characters from U+0100 on for the other
+// bytes in their order, so that no token has a space in it.
+var charOf, byteOf = func() (chars [256]rune, bytes map[rune]byte) {
+	next := rune(0x100)
+	bytes = map[rune]byte{}
+	for b := range rune(256) {
+		c := b
+		if b < '!' || '~' < b && b < '¡' || b == 0xad {
+			c, next = next, next+1
+		}
+		chars[b], bytes[c] = c, byte(b)
+	}
+	return
+}()

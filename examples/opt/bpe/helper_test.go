@@ -1,0 +1,107 @@
+package bpe
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"pgregory.net/rapid"
+)
+
+// fataler is what tests, fuzz targets and properties have in common.
+type fataler interface{ Fatal(...any) }
+
+// files returns a vocabulary of the special tokens and the bytes, with the
+// results of the merges after them, and merges.txt.
+func files(t fataler, merges ...string) (vocab, lines string) {
+	ids := map[string]int{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+	add := func(token string) {
+		if _, ok := ids[token]; !ok {
+			ids[token] = len(ids)
+		}
+	}
+	for _, c := range charOf {
+		add(string(c))
+	}
+	for _, m := range merges {
+		add(strings.Replace(m, " ", "", 1))
+	}
+	var data strings.Builder
+	enc := json.NewEncoder(&data)
+	enc.SetEscapeHTML(false) // so that tests can find <s>
+	if err := enc.Encode(ids); err != nil {
+		t.Fatal(err)
+	}
+	return data.String(), "#version: 0.2\n" + strings.Join(merges, "\n") + "\n"
+}
+
+func small(t fataler, merges ...string) *Tokenizer {
+	v, m := files(t, merges...)
+	tok, err := New(strings.NewReader(v), strings.NewReader(m))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// drawMerges draws merges as training makes them: each of two tokens that are
+// there already, into one that is not.
+func drawMerges(t *rapid.T) []string {
+	tokens := []string{"a", "b", "c", "Ġ", "Ã", "©", "'", "1"}
+	have := map[string]bool{}
+	var merges []string
+	for range rapid.IntRange(0, 40).Draw(t, "merges") {
+		left := rapid.SampledFrom(tokens).Draw(t, "left")
+		right := rapid.SampledFrom(tokens).Draw(t, "right")
+		if len(left)+len(right) < 40 && !have[left+right] {
+			have[left+right] = true
+			tokens = append(tokens, left+right)
+			merges = append(merges, left+" "+right)
+		}
+	}
+	return merges
+}
+
+// encodeNaively is GPT-2's own algorithm: look for the pair of the lowest rank,
+// merge all of it from left to right, and begin again.
+func encodeNaively(tok *Tokenizer, word string) []int {
+	var ids []int
+	for i := range len(word) {
+		ids = append(ids, tok.bytes[word[i]])
+	}
+	for {
+		best, found := merged{}, pair{}
+		ok := false
+		for i := 0; i+1 < len(ids); i++ {
+			p := pair{ids[i], ids[i+1]}
+			if m, is := tok.merges[p]; is && (!ok || m.rank < best.rank) {
+				best, found, ok = m, p, true
+			}
+		}
+		if !ok {
+			return ids
+		}
+		var next []int
+		for i := 0; i < len(ids); i++ {
+			if i+1 < len(ids) && (pair{ids[i], ids[i+1]}) == found {
+				next = append(next, best.id)
+				i++
+			} else {
+				next = append(next, ids[i])
+			}
+		}
+		ids = next
+	}
+}
+
+func words(text string) []string {
+	w := []string{}
+	for text != "" {
+		n := nextWord(text)
+		if n < 1 || n > len(text) {
+			panic(fmt.Sprintf("a word of %d bytes in a text of %d", n, len(text)))
+		}
+		w, text = append(w, text[:n]), text[n:]
+	}
+	return w
+}
