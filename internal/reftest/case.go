@@ -1,0 +1,211 @@
+package reftest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+)
+
+// Shape is what an attention problem looks like, without its numbers. Sequence
+// s has Queries[s] query positions and Keys[s] keys; either may be 0. Query
+// heads h*group to (h+1)*group-1, with group = Heads/KVHeads, share KV head h.
+type Shape struct {
+	Heads, KVHeads int
+	Dim, ValueDim  int
+	Queries, Keys  []int
+	Causal         bool    // position i of a sequence sees its keys [0, Keys-Queries+i]
+	Scale          float64 // on q.k; New puts 1/sqrt(Dim) for 0
+}
+
+// String returns the shape in the short form of test names.
+func (s Shape) String() string {
+	causal := ""
+	if s.Causal {
+		causal = " causal"
+	}
+	return fmt.Sprintf("h%d/%d d%d/%d q%v k%v%s", s.Heads, s.KVHeads, s.Dim, s.ValueDim, s.Queries, s.Keys, causal)
+}
+
+// Visible returns how many keys position pos of sequence seq sees: they are its
+// first ones.
+func (s Shape) Visible(seq, pos int) int {
+	if !s.Causal {
+		return s.Keys[seq]
+	}
+	return max(s.Keys[seq]-s.Queries[seq]+pos+1, 0)
+}
+
+// QueryRows and KeyRows return the number of query positions and keys of all
+// sequences together.
+func (s Shape) QueryRows() int { return sum(s.Queries) }
+func (s Shape) KeyRows() int   { return sum(s.Keys) }
+
+func sum(n []int) int {
+	t := 0
+	for _, x := range n {
+		t += x
+	}
+	return t
+}
+
+// Case is an attention problem with its numbers. Rows are tokens, those of one
+// sequence after those of the one before:
+//
+//	Q (QueryRows, Heads, Dim)   K (KeyRows, KVHeads, Dim)   V (KeyRows, KVHeads, ValueDim)
+type Case struct {
+	Shape
+	Q, K, V []float64
+}
+
+// Query, Key and Value return one row of a sequence in one head.
+func (c *Case) Query(seq, pos, head int) []float64 {
+	return row(c.Q, sum(c.Queries[:seq])+pos, c.Heads, head, c.Dim)
+}
+
+// Key returns key number pos of a sequence in one KV head.
+func (c *Case) Key(seq, pos, head int) []float64 {
+	return row(c.K, sum(c.Keys[:seq])+pos, c.KVHeads, head, c.Dim)
+}
+
+// Value returns the value that belongs to key number pos of a sequence.
+func (c *Case) Value(seq, pos, head int) []float64 {
+	return row(c.V, sum(c.Keys[:seq])+pos, c.KVHeads, head, c.ValueDim)
+}
+
+func row(x []float64, r, heads, head, dim int) []float64 {
+	at := (r*heads + head) * dim
+	return x[at : at+dim : at+dim]
+}
+
+// Inputs names a kind of numbers to test with.
+type Inputs uint8
+
+const (
+	// Normal draws everything from N(0,1): many keys with similar weights.
+	Normal Inputs = iota
+	// Peaked scales the queries by 4 to 8, so that few keys matter, and plants in
+	// each KV head one key (the first, the last or any) that is about as strong for
+	// one of the queries as the strongest of the others.
+	Peaked
+	// Extreme scales the queries until the scores are as large as the queries'
+	// format and float32 accumulation allow: one key takes all.
+	Extreme
+	// Constant makes all queries of a head equal, and all keys, and all values:
+	// equal weights, and an output that is the value.
+	Constant
+)
+
+// AllInputs lists every kind.
+var AllInputs = []Inputs{Normal, Peaked, Extreme, Constant}
+
+// String returns the kind's name.
+func (in Inputs) String() string {
+	return [...]string{"normal", "peaked", "extreme", "constant"}[in]
+}
+
+// New draws a case. Queries are rounded to q, keys and values to kv.
+func New(rng *rand.Rand, s Shape, in Inputs, q, kv Format) *Case {
+	if s.Scale == 0 {
+		s.Scale = 1 / math.Sqrt(float64(s.Dim))
+	}
+	c := &Case{
+		Shape: s,
+		Q:     make([]float64, s.QueryRows()*s.Heads*s.Dim),
+		K:     make([]float64, s.KeyRows()*s.KVHeads*s.Dim),
+		V:     make([]float64, s.KeyRows()*s.KVHeads*s.ValueDim),
+	}
+	for _, x := range [][]float64{c.Q, c.K, c.V} {
+		for i := range x {
+			x[i] = rng.NormFloat64()
+		}
+	}
+	switch in {
+	case Peaked:
+		c.plant(rng)
+		scale(c.Q, 4+4*rng.Float64())
+	case Extreme:
+		magnitudes := []float64{1e4, 1e12, 1e30}
+		if q == Float16 { // the largest number is 65504
+			magnitudes = []float64{1e2, 1e3, 8e3}
+		}
+		scale(c.Q, magnitudes[rng.IntN(len(magnitudes))])
+	case Constant:
+		repeat(c.Q, s.Heads*s.Dim)
+		repeat(c.K, s.KVHeads*s.Dim)
+		repeat(c.V, s.KVHeads*s.ValueDim)
+	}
+	round(c.Q, q)
+	round(c.K, kv)
+	round(c.V, kv)
+	return c
+}
+
+// plant puts into every KV head of every sequence a key along one of its
+// queries. n keys of N(0,1) have scores of N(0, |q|*scale), the largest of which
+// is about sqrt(2 ln n)*|q|*scale; so that is what the planted key gets.
+func (c *Case) plant(rng *rand.Rand) {
+	for s, queries := range c.Queries {
+		for h := range c.KVHeads {
+			if queries == 0 {
+				continue
+			}
+			pos := rng.IntN(queries)
+			n := c.Visible(s, pos)
+			if n == 0 {
+				continue
+			}
+			group := c.Heads / c.KVHeads
+			q := c.Query(s, pos, h*group+rng.IntN(group))
+			k := c.Key(s, []int{0, n - 1, rng.IntN(n)}[rng.IntN(3)], h)
+			norm := 0.0
+			for _, x := range q {
+				norm += x * x
+			}
+			f := math.Sqrt(2*math.Log(float64(n)+1)) / math.Sqrt(norm)
+			for i, x := range q {
+				k[i] = f * x
+			}
+		}
+	}
+}
+
+func scale(x []float64, f float64) {
+	for i := range x {
+		x[i] *= f
+	}
+}
+
+// repeat copies the first n elements of x over all that follow.
+func repeat(x []float64, n int) {
+	for i := n; i < len(x); i++ {
+		x[i] = x[i-n]
+	}
+}
+
+func round(x []float64, f Format) {
+	for i := range x {
+		x[i] = f.Round(x[i])
+	}
+}
+
+// RandomShape draws a small shape with the sizes that kernels get wrong: odd
+// dimensions, groups that nobody builds, sequences without queries or keys, more
+// queries than keys, lengths next to powers of two.
+func RandomShape(rng *rand.Rand) Shape {
+	pick := func(n ...int) int { return n[rng.IntN(len(n))] }
+	s := Shape{
+		KVHeads: pick(1, 1, 2, 3),
+		Dim:     pick(1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 40, 59, 64, 80, 96, 128),
+		Causal:  rng.IntN(2) == 0,
+	}
+	s.Heads = s.KVHeads * pick(1, 1, 2, 3, 4, 5, 7, 8)
+	s.ValueDim = s.Dim
+	if rng.IntN(3) == 0 {
+		s.ValueDim = pick(1, 5, 16, 24, 64, 72)
+	}
+	for range pick(1, 1, 2, 3, 5) {
+		s.Queries = append(s.Queries, pick(0, 1, 1, 1, 1, 2, 3, 5, 17, 33))
+		s.Keys = append(s.Keys, pick(0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200+rng.IntN(200)))
+	}
+	return s
+}

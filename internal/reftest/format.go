@@ -1,0 +1,49 @@
+package reftest
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/half"
+)
+
+// Format is a floating-point format that something is rounded to.
+type Format uint8
+
+// Float64 is the zero value: in a Precision it stands for "no rounding beyond
+// that of the arithmetic".
+const (
+	Float64 Format = iota
+	Float32
+	Float16
+	BFloat16
+)
+
+// String returns the format's name.
+func (f Format) String() string {
+	return [...]string{"float64", "float32", "float16", "bfloat16"}[f]
+}
+
+// Unit returns the unit roundoff u: rounding x to nearest is off by at most
+// u*|x| where x is in the format's normal range.
+func (f Format) Unit() float64 {
+	return math.Ldexp(1, -[...]int{53, 24, 11, 8}[f])
+}
+
+// Tiny returns the smallest normal number of the format. Below it, rounding to
+// nearest is off by at most Unit*Tiny, and arithmetic that flushes to zero by Tiny.
+func (f Format) Tiny() float64 {
+	return math.Ldexp(1, -[...]int{1022, 126, 14, 126}[f])
+}
+
+// Round returns the number of the format that is nearest to x, ties to even.
+func (f Format) Round(x float64) float64 {
+	switch f {
+	case Float32:
+		return float64(float32(x))
+	case Float16:
+		return float64(half.FromFloat64(x).Float32())
+	case BFloat16:
+		return float64(half.BFromFloat64(x).Float32())
+	}
+	return x
+}

@@ -1,0 +1,82 @@
+package reftest
+
+import (
+	"math"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+)
+
+// Rand returns a generator with a fresh seed, which it logs. A run is repeated
+// by giving the seed in the environment variable REFTEST_SEED.
+func Rand(t testing.TB) *rand.Rand {
+	t.Helper()
+	seed := rand.Uint64()
+	if s := os.Getenv("REFTEST_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("REFTEST_SEED: %v", err)
+		}
+	}
+	t.Logf("REFTEST_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// Poison fills x with NaN: memory that must not be read, or must be written.
+func Poison[T ~float32 | ~float64](x []T) {
+	nan := T(math.NaN())
+	for i := range x {
+		x[i] = nan
+	}
+}
+
+// Poison16 fills x with all ones, which is NaN in float16 and in bfloat16.
+func Poison16[T ~uint16](x []T) {
+	for i := range x {
+		x[i] = 0xffff
+	}
+}
+
+// Convert returns x in another type. A case's numbers convert to the type that
+// they were rounded for without rounding again.
+func Convert[T ~float32 | ~float64](x []float64) []T {
+	y := make([]T, len(x))
+	for i, v := range x {
+		y[i] = T(v)
+	}
+	return y
+}
+
+// DenseQ returns the queries as (sequences, Heads, capacity, Dim), with NaN in
+// the rows past a sequence's queries.
+func (c *Case) DenseQ(capacity int) []float64 {
+	return dense(c.Q, c.Queries, c.Heads, c.Dim, capacity)
+}
+
+// DenseK returns the keys as (sequences, KVHeads, capacity, Dim), with NaN in
+// the rows past a sequence's keys.
+func (c *Case) DenseK(capacity int) []float64 {
+	return dense(c.K, c.Keys, c.KVHeads, c.Dim, capacity)
+}
+
+// DenseV returns the values as (sequences, KVHeads, capacity, ValueDim), with
+// NaN in the rows past a sequence's keys.
+func (c *Case) DenseV(capacity int) []float64 {
+	return dense(c.V, c.Keys, c.KVHeads, c.ValueDim, capacity)
+}
+
+func dense(x []float64, lengths []int, heads, dim, capacity int) []float64 {
+	y := make([]float64, len(lengths)*heads*capacity*dim)
+	Poison(y)
+	at := 0
+	for s, n := range lengths {
+		for pos := range n {
+			for h := range heads {
+				copy(row(y, (s*heads+h)*capacity+pos, 1, 0, dim), row(x, at, heads, h, dim))
+			}
+			at++
+		}
+	}
+	return y
+}

@@ -1,0 +1,248 @@
+package reftest
+
+import (
+	"math"
+	"runtime"
+	"sync"
+)
+
+// Precision says how the implementation under test rounds. With u the unit
+// roundoff of Acc (plus that of float64, for the reference's own rounding), d
+// the head dimension, n the number of visible keys, s_j = scale*q.k_j,
+// m = max s_j, p_j = e^(s_j-m), l = sum p_j and o = sum p_j v_j / l:
+//
+// A score s_j is a dot product of d terms, times a factor that holds scale and
+// log2(e) and may have been multiplied into q before:
+//
+//	|ds_j| <= u (d+4) scale sum_i |q_i k_ij|
+//
+// An error of a score is a relative error of its weight, and more come from the
+// difference s_j - m (which the re-scaling of running maxima divides into several
+// without changing the sum) and from the exponential, which may be off by two
+// units in the last place, and may be 0 below tiny, Acc's smallest normal number:
+//
+//	|dp_j| <= p_j (e^eps_j - 1) + tiny,   eps_j = |ds_j| + u (m-s_j) + 6u
+//
+// What all weights have in common cancels in o, which leaves
+//
+//	sum_j |dp_j| |v_j - o| / sum_j p_j e^-eps_j
+//
+// and never more than max |v_j - o|, as any weights give an o between the
+// values. Where scores are so large that the largest weight's eps is not small,
+// weights are taken relative to that one, and its eps is added to the others'.
+//
+// A term of a sum over the keys goes through at most a chain of g additions, and
+// through some re-scalings, whose number is that of rises of a running maximum
+// and so about log n. This is a relative error of
+//
+//	r = u (g + 6 log2 n + 12)
+//
+// of l, and of the sum of absolute values in o. In all
+//
+//	|do| <= weights' part + (r + u_P) sum p_j |v_j| / l + (r + 3u) |o| + rounding to Out
+//
+// and for the log-sum-exp, of which the scores' errors are a weighted mean,
+//
+//	|dLSE| <= min(sum_j |dp_j| / l, max eps_j) + r + 4u (|m| + |ln l| + 1)
+//
+// A row that sees no key is exactly 0 with an LSE of exactly -Inf.
+type Precision struct {
+	Acc Format // of scores, exponentials, sums and the LSE
+	P   Format // of the weights where they are multiplied by V, if coarser than Acc (tensor cores)
+	Out Format // of the stored output, if coarser than Acc
+
+	// Chain is g, the longest chain of additions in a sum over n keys. 0 stands
+	// for min(n, 8 sqrt(n)), which covers any tile of between sqrt(n)/7 and
+	// 7 sqrt(n) keys. A sum that goes straight through all keys needs n.
+	Chain int
+}
+
+func (p Precision) chain(n int) float64 {
+	if p.Chain > 0 {
+		return float64(p.Chain)
+	}
+	return math.Min(float64(n), 8*math.Sqrt(float64(n)))
+}
+
+// Result is the attention of a Case, and by how much an implementation of a
+// Precision may differ from it. Rows are in the order of the case's queries:
+//
+//	O, OBound (QueryRows, Heads, ValueDim)   LSE, LSEBound (QueryRows, Heads)
+type Result struct {
+	Shape
+	O, LSE           []float64
+	OBound, LSEBound []float64
+}
+
+// Reference computes o = softmax(scale * q K^T) V and LSE = ln sum e^(s_j) for
+// every query row and head in float64, with the bounds for p.
+func (c *Case) Reference(p Precision) *Result {
+	rows := c.QueryRows() * c.Heads
+	r := &Result{
+		Shape:    c.Shape,
+		O:        make([]float64, rows*c.ValueDim),
+		OBound:   make([]float64, rows*c.ValueDim),
+		LSE:      make([]float64, rows),
+		LSEBound: make([]float64, rows),
+	}
+	type task struct{ seq, head int }
+	tasks := make(chan task)
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			w := worker{c: c, p: p}
+			for t := range tasks {
+				for pos := range c.Queries[t.seq] {
+					at := (sum(c.Queries[:t.seq])+pos)*c.Heads + t.head
+					dv := c.ValueDim
+					r.LSE[at], r.LSEBound[at] = w.row(t.seq, pos, t.head, r.O[at*dv:(at+1)*dv], r.OBound[at*dv:(at+1)*dv])
+				}
+			}
+		})
+	}
+	for s := range c.Queries {
+		for h := range c.Heads {
+			tasks <- task{s, h}
+		}
+	}
+	close(tasks)
+	wg.Wait()
+	return r
+}
+
+// worker holds the buffers of one goroutine of Reference.
+type worker struct {
+	c      *Case
+	p      Precision
+	s, abs []float64 // scores, and the sums of absolute values that bound their rounding
+	w, dw  []float64 // weights and the bounds of their errors
+	part   []float64 // a block's sum of weighted values
+	parts  []parts   // by element of the output
+}
+
+// parts are the sums that the bound of one element of the output is made of.
+type parts struct{ spread, hull, abs, absP float64 }
+
+func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound float64) {
+	c := w.c
+	n := c.Visible(seq, pos)
+	if n == 0 {
+		return math.Inf(-1), 0 // o and bound are 0
+	}
+	kv := head / (c.Heads / c.KVHeads)
+	first := sum(c.Keys[:seq])
+	value := func(j int) []float64 { return row(c.V, first+j, c.KVHeads, kv, c.ValueDim) }
+	peak := w.scores(c.Query(seq, pos, head), first, kv, n)
+	m := w.s[peak]
+
+	// Sums run in blocks of about sqrt(n), so that the reference's own rounding
+	// stays below that of what it judges.
+	var l float64
+	w.w = w.w[:0]
+	block := max(int(math.Sqrt(float64(n))), 1)
+	for at := 0; at < n; at += block {
+		var lPart float64
+		w.part = append(w.part[:0], make([]float64, len(o))...)
+		for j := at; j < min(at+block, n); j++ {
+			p := math.Exp(w.s[j] - m)
+			w.w = append(w.w, p)
+			lPart += p
+			for i, v := range value(j) {
+				w.part[i] += p * v
+			}
+		}
+		l += lPart
+		for i, x := range w.part {
+			o[i] += x
+		}
+	}
+	for i := range o {
+		o[i] /= l
+	}
+	lse = m + math.Log(l)
+
+	u := w.p.Acc.Unit() + Float64.Unit()
+	r := u * (w.p.chain(n) + 6*math.Log2(float64(n)) + 12)
+	den, dLSE := w.weightErrors(u, m, l, peak)
+	uP, tinyP := 0.0, 0.0
+	if w.p.P.Unit() > w.p.Acc.Unit() {
+		uP, tinyP = w.p.P.Unit(), w.p.P.Unit()*w.p.P.Tiny()
+	}
+	w.parts = append(w.parts[:0], make([]parts, len(o))...)
+	for j := range n {
+		for i, v := range value(j) {
+			x := &w.parts[i]
+			if d := math.Abs(v - o[i]); d > 0 { // 0 times an infinite dw is 0 here
+				x.spread += w.dw[j] * d
+				x.hull = math.Max(x.hull, d)
+			}
+			x.abs += w.w[j] * math.Abs(v)
+			x.absP += tinyP * math.Abs(v)
+		}
+	}
+	for i, x := range w.parts {
+		b := math.Min(x.spread/den, x.hull) + ((r+uP)*x.abs+x.absP)/l + (r+3*u)*math.Abs(o[i])
+		if out := w.p.Out; out.Unit() > w.p.Acc.Unit() {
+			b += out.Unit() * (math.Abs(o[i]) + b + out.Tiny())
+		}
+		bound[i] = b
+	}
+	return lse, dLSE + r + 4*u*(math.Abs(m)+math.Abs(math.Log(l))+1)
+}
+
+// scores computes s and abs for n keys from key row first on, and returns the
+// number of the largest score.
+func (w *worker) scores(q []float64, first, kv, n int) (peak int) {
+	w.s, w.abs = w.s[:0], w.abs[:0]
+	for j := range n {
+		var s, abs float64
+		for i, k := range row(w.c.K, first+j, w.c.KVHeads, kv, w.c.Dim) {
+			x := q[i] * k
+			s += x
+			abs += math.Abs(x)
+		}
+		w.s = append(w.s, s*w.c.Scale)
+		w.abs = append(w.abs, abs*math.Abs(w.c.Scale))
+		if w.s[j] > w.s[peak] {
+			peak = j
+		}
+	}
+	return peak
+}
+
+// weightErrors fills dw with the bounds on the weights' errors. It returns the
+// lower bound of the computed sum of weights, and by how much the scores' errors
+// move the LSE.
+func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
+	var sum, worst float64
+	eps := func(j int) float64 {
+		return u * (float64(w.c.Dim+4)*w.abs[j] + (m - w.s[j]) + 6)
+	}
+	ref := eps(peak)
+	relative := ref > 0.1 // weights are taken relative to the peak's
+	w.dw = w.dw[:0]
+	for j, s := range w.s {
+		e := eps(j)
+		worst = math.Max(worst, e)
+		switch {
+		case relative && j == peak:
+			e = 0
+		case relative:
+			e += ref
+		}
+		var d float64
+		if e < 0.1 {
+			d = w.w[j] * math.Expm1(e)
+		} else {
+			d = math.Exp(s - m + e) // the weight itself may be 0 and the sum of exponents not
+		}
+		d += w.p.Acc.Tiny()
+		w.dw = append(w.dw, d)
+		sum += d
+		den += w.w[j] * math.Exp(-e)
+	}
+	if relative {
+		return den, worst
+	}
+	return den, math.Min(sum/l, worst)
+}
