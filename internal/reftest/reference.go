@@ -169,15 +169,20 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 		uP, tinyP = w.p.P.Unit(), w.p.P.Unit()*w.p.P.Tiny()
 	}
 	w.parts = append(w.parts[:0], make([]parts, len(o))...)
-	for j := range n {
-		for i, v := range value(j) {
-			x := &w.parts[i]
-			if d := math.Abs(v - o[i]); d > 0 { // 0 times an infinite dw is 0 here
-				x.spread += w.dw[j] * d
-				x.hull = math.Max(x.hull, d)
+	for at := 0; at < n; at += block {
+		end := min(at+block, n)
+		for i := range o {
+			x := w.parts[i]
+			for j, p := range w.w[at:end] {
+				v := c.V[((first+at+j)*c.KVHeads+kv)*c.ValueDim+i]
+				if d := math.Abs(v - o[i]); d > 0 { // 0 times an infinite dw is 0 here
+					x.spread += w.dw[at+j] * d
+					x.hull = max(x.hull, d)
+				}
+				x.abs += p * math.Abs(v)
+				x.absP += tinyP * math.Abs(v)
 			}
-			x.abs += w.w[j] * math.Abs(v)
-			x.absP += tinyP * math.Abs(v)
+			w.parts[i] = x
 		}
 	}
 	for i, x := range w.parts {
