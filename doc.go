@@ -1,3 +1,43 @@
 // Package leanattention is exact attention for Gorgonia graphs, built for the
-// decode phase of transformer models.
+// decode phase of transformer models, where few queries meet a long context.
+//
+// # Operators
+//
+// [Attention] is a node on tensors, in place of BatchedMatMul, SoftMax and
+// BatchedMatMul ([Default] is those):
+//
+//	g := gorgonia.NewGraph()
+//	q := gorgonia.NewTensor(g, gorgonia.Float32, 4, gorgonia.WithShape(1, 12, 1, 64), gorgonia.WithName("q"))
+//	k := gorgonia.NewTensor(g, gorgonia.Float32, 4, gorgonia.WithShape(1, 12, 1024, 64), gorgonia.WithName("k"))
+//	v := gorgonia.NewTensor(g, gorgonia.Float32, 4, gorgonia.WithShape(1, 12, 1024, 64), gorgonia.WithName("v"))
+//	out, err := leanattention.Attention(q, k, v)
+//
+// [CachedAttention] is a node on a [Cache], which keeps the keys and values of
+// all layers of a model for many sequences; a graph reaches it through a
+// [Step]. [Attend] is the same engine without a graph.
+//
+// # Algorithm
+//
+// The result of attending to a subset of the keys is a state: the un-scaled
+// output, the maximum of the scores and the sum of their exponentials. States
+// merge, and merging is associative, so any split of the keys gives exact
+// attention. LeanAttention (Sanovar et al., arXiv:2405.10480) cuts the keys of
+// each output tile into LeanTiles and hands every worker the same number of
+// them, across heads and sequences; a worker's share that ends inside an output
+// tile leaves a partial state, and the last worker to arrive merges all of
+// them, in worker order. So for a given number of workers and tokens a LeanTile
+// every run gives the same bits; other numbers differ by rounding.
+//
+// # Caveats
+//
+// Head h reads KV head h/(H/Hkv). A query that sees no key gives 0, and a
+// log-sum-exp of -Inf. NaN and infinities in live inputs go where arithmetic
+// takes them; keys and values beyond the live length are never read.
+//
+// Gorgonia identifies nodes by a 32-bit hash: give inputs names of their own,
+// and call [CheckGraph] once when a graph is complete. Its tape machine runs a
+// graph as often as one likes, with Reset between runs; its lisp machine once.
+//
+// The CPU engine's threads end by themselves when idle; nothing needs closing
+// but a [Cache], and that only to have its memory back at once.
 package leanattention
