@@ -1,0 +1,35 @@
+package model
+
+import (
+	"time"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// cache is where the keys and values of a decoder's sequences are kept.
+type cache interface {
+	// newAttention makes the attention of a graph, which needs so many rows,
+	// and tells how many the graph is to have.
+	newAttention(rows int) (attention, int, error)
+	Close() error
+}
+
+// attention is one graph's attention nodes, with what they need from run to run.
+type attention interface {
+	// node makes the node of a layer; see attend.
+	node(b *builder, layer int, q, k, v *G.Node) *G.Node
+
+	// take sets counts to the tokens of each sequence that the next run takes,
+	// of those that are left. Some are taken unless none are left.
+	take(left, counts []int)
+
+	// begin prepares a run: the next counts[i] tokens of sequence i are the
+	// rows from first[i] on. It sets first.
+	begin(counts, first []int) error
+
+	// end keeps the keys and values of the run, or forgets it.
+	end(keep bool) error
+
+	// spent is the time in the attention of all runs.
+	spent() time.Duration
+}

@@ -1,0 +1,332 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+
+	"gorgonia.org/tensor"
+)
+
+// Attention names an implementation of the attention node.
+type Attention int
+
+const (
+	Lean    Attention = iota // leanattention.CachedAttention on a paged cache
+	Default                  // Gorgonia's own nodes over a fixed capacity
+)
+
+// Options is what a [Decoder] is made for.
+type Options struct {
+	// Capacity is, of each sequence, the most tokens that it may come to, in
+	// [1, Config.MaxPositions].
+	Capacity []int
+
+	// Chunk is the rows of the prompts' graph: what one pass over the weights
+	// is shared by. Longer prompts take several passes. 0: as many as the
+	// Capacity asks for, but at most DefaultChunk.
+	Chunk int
+
+	Attention Attention
+	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
+	Workers   int          // of Lean's attention; 0: GOMAXPROCS
+
+	// AllLogits makes the prompts' graph compute the logits of every position,
+	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
+	AllLogits bool
+}
+
+// DefaultChunk is enough rows for the products with the weights to be bound by
+// arithmetic, and few enough for the activations to stay in cache.
+const DefaultChunk = 128
+
+// Stats is what a decoder has done.
+type Stats struct {
+	Prefill, Decode Phase
+}
+
+// Phase is the work of one of the two graphs.
+type Phase struct {
+	Passes    int           // runs of the graph
+	Tokens    int           // tokens in them
+	Time      time.Duration // in them
+	Attention time.Duration // of it in the attention nodes and their cache
+}
+
+// Decoder continues a batch of sequences. It is not safe for use by several
+// goroutines at once.
+type Decoder struct {
+	config  hf.Config
+	options Options
+	prompt  *pass // many rows
+	next    *pass // a row a sequence
+	lengths []int // tokens in the cache
+	logits  [][]float32
+	all     [][]float32
+	stats   Stats
+	cache   cache
+	closed  bool
+}
+
+// pass is one graph with its attention.
+type pass struct {
+	graph     *graph
+	attention attention
+	phase     *Phase
+	all       bool  // logits of all rows
+	counts    []int // tokens of each sequence in a run
+	first     []int // their first rows
+}
+
+// NewDecoder builds the two graphs and the cache. Close it after use.
+func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
+	total, err := o.check(w.config)
+	if err != nil {
+		return nil, err
+	}
+	if o.Chunk == 0 {
+		o.Chunk = min(total, DefaultChunk)
+	}
+	o.Capacity = slices.Clone(o.Capacity)
+	batch := len(o.Capacity)
+	d := &Decoder{
+		config: w.config, options: o,
+		lengths: make([]int, batch), logits: make([][]float32, batch), all: make([][]float32, batch),
+	}
+	if err := d.build(w); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// check returns the sum of the capacities.
+func (o *Options) check(c hf.Config) (total int, err error) {
+	for i, n := range o.Capacity {
+		if n < 1 || n > c.MaxPositions {
+			return 0, fmt.Errorf("%w: sequence %d has a capacity of %d tokens, and the model has %d positions", ErrConfig, i, n, c.MaxPositions)
+		}
+		total += n
+	}
+	switch {
+	case len(o.Capacity) == 0:
+		return 0, fmt.Errorf("%w: no sequences", ErrConfig)
+	case o.Chunk < 0:
+		return 0, fmt.Errorf("%w: chunks of %d rows", ErrConfig, o.Chunk)
+	case o.Attention != Lean && o.Attention != Default:
+		return 0, fmt.Errorf("%w: attention %d", ErrConfig, o.Attention)
+	case o.Attention == Default && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
+		return 0, fmt.Errorf("%w: the default attention has a cache of float32 only", ErrConfig)
+	case o.Attention == Default && o.Workers != 0:
+		return 0, fmt.Errorf("%w: the default attention has no workers to set", ErrConfig)
+	}
+	return total, nil
+}
+
+func (d *Decoder) build(w *Weights) (err error) {
+	o, batch := &d.options, len(d.lengths)
+	if o.Attention == Default {
+		d.cache = newStockCache(w.config, batch, slices.Max(o.Capacity))
+	} else if c, err := newLeanCache(w.config, o); err != nil {
+		return err
+	} else {
+		d.cache = c
+	}
+	selected := batch
+	if o.AllLogits {
+		selected = 0
+	}
+	if d.prompt, err = d.newPass(w, o.Chunk, selected, &d.stats.Prefill); err != nil {
+		return err
+	}
+	d.next, err = d.newPass(w, batch, batch, &d.stats.Decode)
+	return err
+}
+
+func (d *Decoder) newPass(w *Weights, rows, selected int, phase *Phase) (*pass, error) {
+	a, rows, err := d.cache.newAttention(rows)
+	if err != nil {
+		return nil, err
+	}
+	g, err := w.newGraph(rows, selected, a.node)
+	if err != nil {
+		return nil, err
+	}
+	batch := len(d.lengths)
+	return &pass{graph: g, attention: a, phase: phase, all: selected == 0, counts: make([]int, batch), first: make([]int, batch)}, nil
+}
+
+// Prefill appends prompts[i] to sequence i, in as many passes as that takes; an
+// empty prompt leaves a sequence alone. Afterwards [Decoder.Logits] has what
+// follows. progress, if not nil, is called after each pass with the tokens done
+// so far. When ctx is done Prefill returns its error after the present pass.
+func (d *Decoder) Prefill(ctx context.Context, prompts [][]int, progress func(done int)) error {
+	if err := d.check(prompts); err != nil {
+		return err
+	}
+	for i := range d.all {
+		d.all[i] = d.all[i][:0]
+	}
+	rest, left, done := slices.Clone(prompts), make([]int, len(prompts)), 0
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		todo := 0
+		for i, p := range rest {
+			left[i] = len(p)
+			todo += len(p)
+		}
+		if todo == 0 {
+			return nil
+		}
+		d.prompt.attention.take(left, d.prompt.counts)
+		if err := d.run(d.prompt, rest); err != nil {
+			return err
+		}
+		for i, n := range d.prompt.counts {
+			rest[i] = rest[i][n:]
+			done += n
+		}
+		if progress != nil {
+			progress(done)
+		}
+	}
+}
+
+// Step appends one token to each sequence; -1 leaves a sequence alone.
+func (d *Decoder) Step(tokens []int) error {
+	next, resting := make([][]int, len(tokens)), 0
+	for i := range tokens {
+		if tokens[i] == -1 {
+			resting++
+			continue
+		}
+		next[i] = tokens[i : i+1]
+	}
+	if err := d.check(next); err != nil || resting == len(tokens) {
+		return err
+	}
+	for i := range next {
+		d.next.counts[i] = len(next[i])
+	}
+	return d.run(d.next, next)
+}
+
+// check looks at everything that a run needs, since an id outside a table would
+// be found out only in the middle of it.
+func (d *Decoder) check(tokens [][]int) error {
+	if d.closed {
+		return fmt.Errorf("%w: the decoder is closed", ErrConfig)
+	}
+	if len(tokens) != len(d.lengths) {
+		return fmt.Errorf("%w: tokens for %d sequences of %d", ErrConfig, len(tokens), len(d.lengths))
+	}
+	for i, ts := range tokens {
+		if n := d.lengths[i] + len(ts); n > d.options.Capacity[i] {
+			return fmt.Errorf("%w: sequence %d would have %d tokens, and its capacity is %d", ErrConfig, i, n, d.options.Capacity[i])
+		}
+		for _, id := range ts {
+			if id < 0 || id >= d.config.VocabSize {
+				return fmt.Errorf("%w: token %d of sequence %d, and the model has tokens 0 to %d", ErrConfig, id, i, d.config.VocabSize-1)
+			}
+		}
+	}
+	return nil
+}
+
+// run computes the first p.counts[i] of tokens[i] and keeps their keys, values
+// and logits. After an error every sequence is as long as before.
+func (d *Decoder) run(p *pass, tokens [][]int) error {
+	began, attentionBefore := time.Now(), p.attention.spent()
+	if err := p.attention.begin(p.counts, p.first); err != nil {
+		return err
+	}
+	d.fill(p, tokens)
+	logits, err := p.graph.run()
+	if err == nil {
+		d.keepLogits(p, logits)
+	}
+	p.graph.vm.Reset()
+	if err = errors.Join(err, p.attention.end(err == nil)); err != nil {
+		return err
+	}
+	for i, n := range p.counts {
+		d.lengths[i] += n
+		p.phase.Tokens += n
+	}
+	p.phase.Passes++
+	p.phase.Time += time.Since(began)
+	p.phase.Attention += p.attention.spent() - attentionBefore
+	return nil
+}
+
+// fill writes the inputs of a run. Rows that belong to nobody compute token 0
+// at position 0, and nobody looks at them.
+func (d *Decoder) fill(p *pass, tokens [][]int) {
+	g := p.graph
+	clear(g.tokens)
+	for row := range g.positions {
+		g.positions[row] = hf.PositionOffset
+	}
+	for i, n := range p.counts {
+		copy(g.tokens[p.first[i]:], tokens[i][:n])
+		for j := range n {
+			g.positions[p.first[i]+j] = d.lengths[i] + j + hf.PositionOffset
+		}
+		if !p.all {
+			g.selected[i] = max(0, p.first[i]+n-1)
+		}
+	}
+}
+
+func (d *Decoder) keepLogits(p *pass, logits []float32) {
+	width := d.config.VocabSize
+	for i, n := range p.counts {
+		if n == 0 {
+			continue
+		}
+		last := i
+		if p.all {
+			d.all[i] = append(d.all[i], logits[p.first[i]*width:(p.first[i]+n)*width]...)
+			last = p.first[i] + n - 1
+		}
+		d.logits[i] = append(d.logits[i][:0], logits[last*width:(last+1)*width]...)
+	}
+}
+
+// Logits is the model's logits for the token after sequence i, valid until the
+// next call of Prefill or Step; nil for a sequence that is still empty.
+func (d *Decoder) Logits(i int) []float32 { return d.logits[i] }
+
+// PromptLogits is the logits of all positions that the last Prefill gave to
+// sequence i, one row of the vocabulary after the other, with
+// [Options].AllLogits.
+func (d *Decoder) PromptLogits(i int) []float32 { return d.all[i] }
+
+// Len is the number of tokens in sequence i.
+func (d *Decoder) Len(i int) int { return d.lengths[i] }
+
+// Stats tells what was done so far.
+func (d *Decoder) Stats() Stats { return d.stats }
+
+// Close gives the cache back. Closing twice is harmless.
+func (d *Decoder) Close() error {
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	var errs []error
+	for _, p := range []*pass{d.prompt, d.next} {
+		if p != nil {
+			errs = append(errs, p.graph.vm.Close())
+		}
+	}
+	if d.cache != nil {
+		errs = append(errs, d.cache.Close())
+	}
+	return errors.Join(errs...)
+}

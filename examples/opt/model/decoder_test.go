@@ -1,0 +1,342 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/hf"
+
+	"gorgonia.org/tensor"
+)
+
+func seeded(t testing.TB) *rand.Rand {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+func small() hf.Config {
+	return hf.Config{
+		ModelType: "opt", VocabSize: 61, HiddenSize: 32, WordEmbedProjDim: 32, FFNDim: 48, Layers: 2, Heads: 4, MaxPositions: 40,
+		DoLayerNormBefore: true, EnableBias: true, LayerNormElementwiseAffine: true, TieWordEmbeddings: true,
+		Activation: "relu", BOS: 2, EOS: 2, Pad: 1,
+	}
+}
+
+// layouts is every form that an OPT checkpoint can have.
+func layouts() map[string]hf.Config {
+	m := map[string]hf.Config{}
+	for name, change := range map[string]func(c *hf.Config){
+		"published":     func(c *hf.Config) {},
+		"350m":          func(c *hf.Config) { c.DoLayerNormBefore, c.WordEmbedProjDim = false, 20 },
+		"no biases":     func(c *hf.Config) { c.EnableBias = false },
+		"plain norms":   func(c *hf.Config) { c.LayerNormElementwiseAffine = false },
+		"separate head": func(c *hf.Config) { c.TieWordEmbeddings = false },
+		"no last norm":  func(c *hf.Config) { c.RemoveFinalLayerNorm = true },
+		"one head":      func(c *hf.Config) { c.Heads, c.Layers = 1, 1 },
+		"head dim 80":   func(c *hf.Config) { c.HiddenSize, c.WordEmbedProjDim, c.Heads, c.Layers = 160, 160, 2, 1 },
+	} {
+		c := small()
+		change(&c)
+		m[name] = c
+	}
+	return m
+}
+
+func load(t testing.TB, c hf.Config, rng *rand.Rand) *Weights {
+	t.Helper()
+	w, err := Load(random{c, rng})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func newDecoder(t testing.TB, w *Weights, o Options) *Decoder {
+	t.Helper()
+	d, err := w.NewDecoder(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(d.Close(), d.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func prompts(rng *rand.Rand, vocab int, lengths ...int) [][]int {
+	ps := make([][]int, len(lengths))
+	for i, n := range lengths {
+		for range n {
+			ps[i] = append(ps[i], rng.IntN(vocab))
+		}
+	}
+	return ps
+}
+
+// closeTo checks a row of logits, which are about 1.5 here.
+func closeTo(t *testing.T, what string, got []float32, want []float64, bound float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d logits, want %d", what, len(got), len(want))
+	}
+	for i := range want {
+		if diff := math.Abs(float64(got[i]) - want[i]); !(diff <= bound) {
+			t.Fatalf("%s: logit %d is %v, want %v (off by %.2g)", what, i, got[i], want[i], diff)
+		}
+	}
+}
+
+var attentions = map[string]Attention{"lean": Lean, "default": Default}
+
+// TestDecoder follows a ragged batch through prompts in chunks and single
+// steps, in which sequences rest, and compares every row of logits with the
+// reference, which knows neither chunks nor caches.
+func TestDecoder(t *testing.T) {
+	for layout, config := range layouts() {
+		for name, kind := range attentions {
+			t.Run(layout+"/"+name, func(t *testing.T) {
+				rng := seeded(t)
+				w := load(t, config, rng)
+				ref := reference{w}
+				for _, chunk := range []int{0, 1, 5, 64} {
+					texts := prompts(rng, config.VocabSize, 9, 1, 4)
+					d := newDecoder(t, w, Options{Capacity: []int{17, 9, 12}, Chunk: chunk, Attention: kind, AllLogits: true})
+					want := make([]matrix, len(texts))
+					seen := 0
+					if err := d.Prefill(context.Background(), texts, func(done int) { seen = done }); err != nil {
+						t.Fatal(err)
+					}
+					if seen != 14 {
+						t.Errorf("progress came to %d of 14 tokens", seen)
+					}
+					for i, text := range texts {
+						want[i] = ref.logits(text)
+						got := d.PromptLogits(i)
+						if len(got) != len(text)*config.VocabSize {
+							t.Fatalf("chunk %d: %d logits for %d tokens", chunk, len(got), len(text))
+						}
+						for j, row := range want[i] {
+							closeTo(t, fmt.Sprintf("chunk %d, prompt %d, position %d", chunk, i, j), got[j*len(row):(j+1)*len(row)], row, 1e-4)
+						}
+						closeTo(t, "last position", d.Logits(i), want[i][len(text)-1], 1e-4)
+					}
+					for step := range 8 {
+						next := make([]int, len(texts))
+						for i := range next {
+							next[i] = rng.IntN(config.VocabSize)
+							if (step+i)%3 == 0 && step > 0 {
+								next[i] = -1
+								continue
+							}
+							texts[i] = append(texts[i], next[i])
+						}
+						if err := d.Step(next); err != nil {
+							t.Fatal(err)
+						}
+						for i, text := range texts {
+							if d.Len(i) != len(text) {
+								t.Fatalf("sequence %d has %d tokens, want %d", i, d.Len(i), len(text))
+							}
+							if next[i] != -1 {
+								closeTo(t, fmt.Sprintf("step %d, sequence %d", step, i), d.Logits(i), ref.logits(text)[len(text)-1], 1e-4)
+							}
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestPrefillAgain: a prompt may follow what was decoded, and prompts of very
+// different lengths share a pass.
+func TestPrefillAgain(t *testing.T) {
+	for name, kind := range attentions {
+		t.Run(name, func(t *testing.T) {
+			rng := seeded(t)
+			w := load(t, small(), rng)
+			d := newDecoder(t, w, Options{Capacity: []int{40, 40, 5}, Chunk: 8, Attention: kind})
+			texts := make([][]int, 3)
+			for _, lengths := range [][]int{{3, 20, 0}, {1, 0, 0}, {0, 0, 0}, {30, 1, 2}} {
+				more := prompts(rng, 61, lengths...)
+				if err := d.Prefill(context.Background(), more, nil); err != nil {
+					t.Fatal(err)
+				}
+				for i := range texts {
+					texts[i] = append(texts[i], more[i]...)
+					if len(texts[i]) == 0 {
+						if d.Logits(i) != nil {
+							t.Error("an empty sequence has logits")
+						}
+						continue
+					}
+					closeTo(t, name, d.Logits(i), reference{w}.logits(texts[i])[len(texts[i])-1], 1e-4)
+				}
+			}
+			s := d.Stats()
+			if s.Prefill.Tokens != 57 || s.Decode.Tokens != 0 || s.Prefill.Passes < 4 ||
+				s.Prefill.Attention <= 0 || s.Prefill.Attention >= s.Prefill.Time || s.Decode.Time != 0 {
+				t.Errorf("statistics %+v", s)
+			}
+		})
+	}
+}
+
+// TestHalfCache: the cache's type is honoured: its rounding is seen, and is all
+// that is seen.
+func TestHalfCache(t *testing.T) {
+	rng := seeded(t)
+	w := load(t, small(), rng)
+	text := prompts(rng, 61, 30)
+	want := reference{w}.logits(text[0])[29]
+	for _, c := range []struct {
+		dtype    tensor.Dtype
+		low, top float64
+	}{{tensor.Float32, 0, 1e-5}, {la.Float16, 1e-6, 1e-2}, {la.BFloat16, 1e-4, 1e-1}} {
+		d := newDecoder(t, w, Options{Capacity: []int{30}, Cache: c.dtype, Workers: 2})
+		if err := d.Prefill(context.Background(), text, nil); err != nil {
+			t.Fatal(err)
+		}
+		worst := 0.0
+		for i, v := range d.Logits(0) {
+			worst = max(worst, math.Abs(float64(v)-want[i]))
+		}
+		if !(worst >= c.low && worst <= c.top) {
+			t.Errorf("%v: off by %.3g, want between %g and %g", c.dtype, worst, c.low, c.top)
+		}
+	}
+}
+
+// TestSequencesApart: NaN in one sequence of a pass stays there.
+func TestSequencesApart(t *testing.T) {
+	for name, kind := range attentions {
+		t.Run(name, func(t *testing.T) {
+			rng := seeded(t)
+			w := load(t, small(), rng)
+			texts := prompts(rng, 60, 7, 7)
+			// Token 60 is poison: its embedding is NaN.
+			row := w.tensors["decoder.embed_tokens.weight"].Float32s()[60*32 : 61*32]
+			for i := range row {
+				row[i] = float32(math.NaN())
+			}
+			texts[1][3] = 60
+			d := newDecoder(t, w, Options{Capacity: []int{9, 9}, Chunk: 6, Attention: kind})
+			if err := d.Prefill(context.Background(), texts, nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Step([]int{5, 5}); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 60 { // the tied head's row 60 is NaN for all
+				if v := d.Logits(0)[i]; v != v {
+					t.Fatalf("NaN reached logit %d of the other sequence", i)
+				}
+				if v := d.Logits(1)[i]; v == v {
+					t.Fatalf("logit %d of the poisoned sequence is %v", i, v)
+				}
+			}
+		})
+	}
+}
+
+func TestCancel(t *testing.T) {
+	for name, kind := range attentions {
+		t.Run(name, func(t *testing.T) {
+			rng := seeded(t)
+			w := load(t, small(), rng)
+			text := prompts(rng, 61, 20)
+			d := newDecoder(t, w, Options{Capacity: []int{20}, Chunk: 4, Attention: kind})
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			err := d.Prefill(ctx, text, func(done int) {
+				if done >= 8 {
+					cancel()
+				}
+			})
+			if !errors.Is(err, context.Canceled) || d.Len(0) != 8 {
+				t.Fatalf("error %v after %d tokens", err, d.Len(0))
+			}
+			// What is there is sound, and can be continued.
+			if err := d.Prefill(context.Background(), [][]int{text[0][8:]}, nil); err != nil {
+				t.Fatal(err)
+			}
+			closeTo(t, "continued", d.Logits(0), reference{w}.logits(text[0])[19], 1e-4)
+		})
+	}
+}
+
+func TestWrongUse(t *testing.T) {
+	rng := seeded(t)
+	w := load(t, small(), rng)
+	for name, o := range map[string]Options{
+		"no sequences":      {},
+		"no capacity":       {Capacity: []int{0}},
+		"too much capacity": {Capacity: []int{3, 41}},
+		"negative chunk":    {Capacity: []int{3}, Chunk: -1},
+		"attention":         {Capacity: []int{3}, Attention: 2},
+		"default in f16":    {Capacity: []int{3}, Attention: Default, Cache: la.Float16},
+		"default's workers": {Capacity: []int{3}, Attention: Default, Workers: 2},
+	} {
+		if d, err := w.NewDecoder(o); d != nil || !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Workers: -1}); d != nil || !errors.Is(err, la.ErrOption) {
+		t.Errorf("negative workers: error %v", err)
+	}
+	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Cache: tensor.Int}); d != nil || !errors.Is(err, la.ErrDType) {
+		t.Errorf("cache of ints: error %v", err)
+	}
+	for name, kind := range attentions {
+		d := newDecoder(t, w, Options{Capacity: []int{3, 2}, Attention: kind})
+		for _, p := range [][][]int{{{1}}, {{1, 2, 3, 4}, {1}}, {{1}, {1, 2, 3}}, {{61}, {1}}, {{1}, {-1}}, nil} {
+			if err := d.Prefill(context.Background(), p, nil); !errors.Is(err, ErrConfig) {
+				t.Errorf("%s: prompts %v: error %v", name, p, err)
+			}
+		}
+		if err := d.Prefill(context.Background(), [][]int{{1, 2, 3}, {1}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, next := range [][]int{{1, 1}, {-1, 61}, {-1, -2}, {-1}, {}} {
+			if err := d.Step(next); !errors.Is(err, ErrConfig) {
+				t.Errorf("%s: step %v: error %v", name, next, err)
+			}
+		}
+		if err := d.Step([]int{-1, -1}); err != nil {
+			t.Error(err)
+		}
+		if !slices.Equal(d.lengths, []int{3, 1}) {
+			t.Errorf("%s: lengths %v", name, d.lengths)
+		}
+		d.Close()
+		if err := d.Step([]int{-1, 1}); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: step after Close: error %v", name, err)
+		}
+	}
+}
+
+// TestMissingWeight: an error of the source comes through.
+func TestMissingWeight(t *testing.T) {
+	if w, err := Load(failing{random{small(), seeded(t)}}); w != nil || !errors.Is(err, hf.ErrMissing) {
+		t.Fatalf("error %v", err)
+	}
+}
+
+type failing struct{ random }
+
+func (f failing) Float32(name string, shape ...int) (*tensor.Dense, error) {
+	if name == "decoder.layers.1.fc2.bias" {
+		return nil, hf.ErrMissing
+	}
+	return f.random.Float32(name, shape...)
+}

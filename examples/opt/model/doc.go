@@ -1,0 +1,25 @@
+// Package model is OPT's decoder as a Gorgonia graph.
+//
+// Zhang et al., "OPT: Open Pre-trained Transformer Language Models",
+// arXiv:2205.01068. All published sizes have one form, with h the rows of
+// tokens, LN the layer norm and every projection with a bias:
+//
+//	h = E[token] + P[position+2]
+//	for each layer:
+//	    h = h + Out(attention(Query(LN1(h)), Key(LN1(h)), Value(LN1(h))))
+//	    h = h + FC2(relu(FC1(LN2(h))))
+//	logits = LN(h) Eᵀ
+//
+// but OPT-350m, which normalises after each sum instead of before each branch,
+// has no last layer norm, and whose narrower embedding is projected into the
+// layers' width and back.
+//
+// [Weights] holds a model's parameters. A [Decoder] continues a batch of
+// sequences with it, by two graphs that share the weights and the cache: one
+// with many rows for the prompts, which are cut into chunks, and one with a row
+// a sequence for what follows. Both are built once and run again and again;
+// token ids and positions are written into the graphs' inputs in place. The
+// attention node is either leanattention's on its paged cache, or the
+// composition of Gorgonia's own nodes over tensors of a fixed capacity that it
+// replaces; nothing else differs.
+package model

@@ -1,0 +1,95 @@
+package model
+
+import (
+	"errors"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/hf"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// leanCache is a leanattention.Cache with the pages that the sequences can come
+// to need.
+type leanCache struct {
+	*la.Cache
+	sequences []*la.Sequence
+	workers   int
+}
+
+func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
+	const pageSize = 64
+	pages := 0
+	for _, n := range o.Capacity {
+		pages += (n + pageSize - 1) / pageSize
+	}
+	cache, err := la.NewCache(la.CacheConfig{
+		Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages,
+	})
+	if err != nil {
+		return nil, err
+	}
+	l := &leanCache{Cache: cache, workers: o.Workers}
+	for range o.Capacity {
+		s, err := cache.NewSequence()
+		if err != nil {
+			return nil, errors.Join(err, cache.Close())
+		}
+		l.sequences = append(l.sequences, s)
+	}
+	return l, nil
+}
+
+func (l *leanCache) newAttention(rows int) (attention, int, error) {
+	step, err := l.NewStep(rows)
+	if err != nil {
+		return nil, 0, err
+	}
+	options := []la.Option{la.WithCausal(), la.WithWorkers(l.workers)}
+	return &leanAttention{step: step, sequences: l.sequences, options: options}, rows, nil
+}
+
+// leanAttention is leanattention.CachedAttention: the rows of a step belong to
+// the sequences one behind the other, as many to each as there are to do.
+type leanAttention struct {
+	step      *la.Step
+	sequences []*la.Sequence
+	options   []la.Option
+	appends   []la.Append
+}
+
+func (a *leanAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
+	return b.do(func() (*G.Node, error) {
+		return la.CachedAttention(q, k, v, a.step.Layer(layer), a.options...)
+	})
+}
+
+func (a *leanAttention) take(left, counts []int) {
+	room := a.step.Tokens()
+	for i, n := range left {
+		counts[i] = min(n, room)
+		room -= counts[i]
+	}
+}
+
+func (a *leanAttention) begin(counts, first []int) error {
+	a.appends = a.appends[:0]
+	row := 0
+	for i, n := range counts {
+		if first[i] = row; n > 0 {
+			a.appends = append(a.appends, la.Append{Seq: a.sequences[i], Tokens: n})
+			row += n
+		}
+	}
+	return a.step.Set(a.appends)
+}
+
+func (a *leanAttention) end(keep bool) error {
+	if keep {
+		return a.step.Commit()
+	}
+	return a.step.Rollback()
+}
+
+func (a *leanAttention) spent() time.Duration { return a.step.Stats().Attention }
