@@ -111,14 +111,8 @@ func (a *attention[F]) score() {
 	d := a.Dim
 	for c := 0; c < a.Count; c += 4 {
 		k := a.load(&a.K, c/4*a.KStep, min(a.Count-c, 4), d)
-		r := 0
-		for ; r+2 <= a.Rows; r += 2 {
-			q := a.q[r*d : (r+2)*d]
-			s0, s1 := a.scores[r*a.stride+c:], a.scores[(r+1)*a.stride+c:]
-			dot2x4((*[4]F)(s0), (*[4]F)(s1), q[:d], q[d:], k[0], k[1], k[2], k[3])
-		}
-		if r < a.Rows {
-			dot1x4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
+		for r := range a.Rows {
+			dot4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
 		}
 	}
 }
@@ -156,33 +150,19 @@ func (a *attention[F]) weigh() {
 // sum adds the weighted values.
 func (a *attention[F]) sum() {
 	d := a.ValueDim
-	every := a.visible == nil // and every row has a maximum
-	for _, m := range a.m {
-		every = every && m != F(math.Inf(-1))
-	}
 	for c := 0; c < a.Count; c += 4 {
-		n := min(a.Count-c, 4)
-		v := a.load(&a.V, c/4*a.VStep, n, d)
-		r := 0
-		if every && n == 4 {
-			for ; r+2 <= a.Rows; r += 2 {
-				o := a.o[r*d : (r+2)*d]
-				p0, p1 := a.scores[r*a.stride+c:], a.scores[(r+1)*a.stride+c:]
-				add2x4(o[:d], o[d:], (*[4]F)(p0), (*[4]F)(p1), v[0], v[1], v[2], v[3])
-			}
-		}
-		for ; r < a.Rows; r++ {
+		v := a.load(&a.V, c/4*a.VStep, min(a.Count-c, 4), d)
+		for r := range a.Rows {
 			if a.m[r] == F(math.Inf(-1)) {
 				continue // the row is still empty: it has no weights
 			}
 			o, p := a.o[r*d:(r+1)*d], a.scores[r*a.stride+c:]
-			n := min(a.sees(r)-c, 4)
-			if n == 4 {
-				add1x4(o, (*[4]F)(p), v[0], v[1], v[2], v[3])
-				continue
-			}
-			for i := range n {
-				add1(o, p[i], v[i])
+			if n := a.sees(r) - c; n >= 4 {
+				add4(o, (*[4]F)(p), v[0], v[1], v[2], v[3])
+			} else {
+				for i := range n {
+					add1(o, p[i], v[i])
+				}
 			}
 		}
 	}

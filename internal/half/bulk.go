@@ -10,12 +10,7 @@ import "math"
 func DecodeFloat16[T ~uint16](dst []float32, src []T) {
 	dst = dst[:len(src)]
 	for i, h := range src {
-		// The exponents 0 and 31 are rare in keys and values: one well predicted branch finds both.
-		if e := h & f16Exponent; e-1<<10 < f16Exponent-1<<10 {
-			dst[i] = math.Float32frombits(uint32(h&0x8000)<<16 | uint32(h&0x7fff)<<13 + rebias)
-		} else {
-			dst[i] = decode16(uint16(h))
-		}
+		dst[i] = Float16(h).Float32()
 	}
 }
 

@@ -58,7 +58,25 @@ func FromFloat32(f float32) Float16 {
 func FromFloat64(f float64) Float16 { return FromFloat32(toOdd(f)) }
 
 // Float32 returns h as a float32, exactly.
-func (h Float16) Float32() float32 { return decode16(uint16(h)) }
+//
+// Shifted to where a float32 has its exponent and fraction, the number is 2^112 too small, the sign is
+// in the wrong place, and infinities and NaNs look like finite numbers: a table by sign and exponent
+// puts the latter two right. The product is exact, subnormals and the sign of zero included.
+func (h Float16) Float32() float32 {
+	return math.Float32frombits(uint32(h)<<13+corrections[h>>10]) * 0x1p112
+}
+
+var corrections = func() (c [64]uint32) {
+	for i := range c {
+		if i&32 != 0 { // negative
+			c[i] = 1<<31 - 1<<28
+		}
+		if i&31 == 31 {
+			c[i] += (255 - 31) << 23
+		}
+	}
+	return c
+}()
 
 // IsNaN reports whether h is not a number.
 func (h Float16) IsNaN() bool { return h&0x7fff > f16Exponent }
@@ -98,18 +116,4 @@ func toOdd(f float64) float32 {
 		return math.Float32frombits(b + 1)
 	}
 	return math.Float32frombits(b - 1)
-}
-
-func decode16(h uint16) float32 {
-	sign := uint32(h&0x8000) << 16
-	b := uint32(h&0x7fff) << 13
-	switch h & f16Exponent {
-	case 0:
-		// Zero or subnormal: with the exponent of 2^-14 put in, the value is 2^-14 too large.
-		f := math.Float32frombits(b+f16Normal) - math.Float32frombits(f16Normal)
-		return math.Float32frombits(math.Float32bits(f) | sign)
-	case f16Exponent:
-		return math.Float32frombits(sign | b | 0x7f800000)
-	}
-	return math.Float32frombits(sign | b + rebias)
 }

@@ -1,0 +1,142 @@
+package cpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+)
+
+// benchmark is a step over dense caches: every sequence has the same number of queries and keys.
+type benchmark struct {
+	dtype                             DType
+	seqs, heads, kvHeads              int
+	queries, keys, dim, page, workers int
+}
+
+// run measures Run with float32 queries. MB/s is bytes of keys and values read (once for a whole group).
+func (c benchmark) run(b *testing.B) {
+	if c.page == 0 {
+		c.page = c.keys
+	}
+	perSeq := (c.keys + c.page - 1) / c.page
+	at := PageStrides{Page: c.kvHeads * c.page * c.dim, Head: c.page * c.dim, Row: c.dim}
+	g := Geometry{
+		Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim, ValueDim: c.dim,
+		Query: Strides{c.heads * c.dim, c.dim}, Out: Strides{c.heads * c.dim, c.dim},
+		Key: at, Value: at, PageTokens: c.page,
+		Scale: 0.125, Causal: true, Workers: c.workers,
+	}
+	pages := rand.Perm(c.seqs * perSeq)
+	seqs := make([]Sequence, c.seqs)
+	for i := range seqs {
+		seqs[i] = Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.keys}
+		for _, p := range pages[i*perSeq : (i+1)*perSeq] {
+			seqs[i].Pages = append(seqs[i].Pages, int32(p))
+		}
+	}
+	o := Operands[float32]{
+		Q:   make([]float32, c.seqs*c.queries*c.heads*c.dim),
+		Out: make([]float32, c.seqs*c.queries*c.heads*c.dim),
+		K:   noise(c.dtype, len(pages)*at.Page),
+		V:   noise(c.dtype, len(pages)*at.Page),
+	}
+	for i := range o.Q {
+		o.Q[i] = rand.Float32() - 0.5
+	}
+	var p Plan
+	if err := p.Build(g, seqs); err != nil {
+		b.Fatal(err)
+	}
+	var e Engine
+	defer e.Close()
+	b.SetBytes(int64(2 * c.seqs * c.kvHeads * c.keys * c.dim * c.dtype.Size()))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := Run(&e, &p, &o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// noise returns n elements in (-1/2, 1/2).
+func noise(d DType, n int) Buffer {
+	x := make([]float32, 1<<16)
+	for i := range x {
+		x[i] = rand.Float32() - 0.5
+	}
+	mem := make([]uint64, (n*d.Size()+7)/8)
+	buf := Buffer{DType: d, Ptr: unsafe.Pointer(&mem[0]), Len: n}
+	for i := 0; i < n; i += len(x) {
+		store(&buf, i, x[:min(len(x), n-i)])
+	}
+	return buf
+}
+
+func BenchmarkRun(b *testing.B) {
+	for _, d := range []DType{Float32, Float16, BFloat16} {
+		for _, keys := range []int{128, 1024, 8192, 65536} {
+			for _, dim := range []int{64, 128} {
+				b.Run(fmt.Sprintf("%v/n%d/d%d", d, keys, dim), func(b *testing.B) {
+					benchmark{dtype: d, seqs: 1, heads: 12, kvHeads: 12, queries: 1, keys: keys, dim: dim}.run(b)
+				})
+			}
+		}
+	}
+}
+
+func BenchmarkRunShapes(b *testing.B) {
+	for name, c := range map[string]benchmark{
+		"gqa4/float32":    {dtype: Float32, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
+		"gqa4/float16":    {dtype: Float16, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
+		"page16/float32":  {dtype: Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 16},
+		"page1/float32":   {dtype: Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 1},
+		"page128/float32": {dtype: Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 128},
+	} {
+		b.Run(name, c.run)
+	}
+}
+
+// Prefill reads little and computes much: the figure to look at is the products a second, 4*Dim
+// operations for each query and key that it sees.
+func BenchmarkPrefill(b *testing.B) {
+	for _, d := range []DType{Float32, Float16} {
+		for _, dim := range []int{64, 128} {
+			b.Run(fmt.Sprintf("%v/d%d", d, dim), func(b *testing.B) {
+				const n, heads = 1024, 12
+				benchmark{dtype: d, seqs: 1, heads: heads, kvHeads: heads, queries: n, keys: n, dim: dim}.run(b)
+				ops := float64(heads) * n * (n + 1) / 2 * 4 * float64(dim)
+				b.ReportMetric(ops*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gop/s")
+			})
+		}
+	}
+}
+
+// BenchmarkKernel is a kernel alone on a tile in cache.
+func BenchmarkKernel(b *testing.B) {
+	for _, d := range []DType{Float32, Float16, BFloat16} {
+		for _, rows := range []int{1, 2, 4, 16, 64} {
+			b.Run(fmt.Sprintf("%v/rows%d", d, rows), func(b *testing.B) {
+				const dim = 64
+				keys := keysOfCall(rows)
+				k, v := noise(d, keys*dim), noise(d, keys*dim)
+				f := func(n int) unsafe.Pointer { return noise(Float32, n).Ptr }
+				t := tile{
+					Rows: rows, Count: keys, Dim: dim, ValueDim: dim,
+					Q: f(rows * dim), O: f(rows * dim), M: f(rows), L: f(rows),
+					KStep: dim * d.Size(), VStep: dim * d.Size(),
+					Scores: f(rows * keys), Wide: f(4 * dim),
+				}
+				for i := range t.K {
+					t.K[i], t.V[i] = k.at(i*keys/4*dim), v.at(i*keys/4*dim)
+				}
+				run := kernelFor[float32](d)
+				b.SetBytes(int64(2 * keys * dim * d.Size()))
+				for b.Loop() {
+					run(&t)
+				}
+				b.ReportMetric(float64(rows*keys*dim*4)*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gop/s")
+			})
+		}
+	}
+}
