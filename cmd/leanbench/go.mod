@@ -1,0 +1,7 @@
+module gorgonia.org/leanattention/cmd/leanbench
+
+go 1.26.0
+
+require gorgonia.org/leanattention v0.0.0
+
+replace gorgonia.org/leanattention => ../..
