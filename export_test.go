@@ -1,0 +1,46 @@
+package leanattention
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+)
+
+// Slabs is a copy of all memory that c keeps keys and values in.
+func Slabs(c *Cache) []byte {
+	var all []byte
+	c.eachSlab(func(_ cpu.DType, bytes []byte) { all = append(all, bytes...) })
+	return all
+}
+
+// PoisonFree writes NaN to every slot of the pages that nobody holds.
+func PoisonFree(c *Cache) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.eachSlab(func(t cpu.DType, bytes []byte) {
+		page := len(bytes) / c.config.Pages
+		for _, p := range c.free {
+			poison(t, bytes[int(p)*page:(int(p)+1)*page])
+		}
+	})
+}
+
+func (c *Cache) eachSlab(visit func(cpu.DType, []byte)) {
+	for i := range c.keys {
+		for _, b := range [...]cpu.Buffer{c.keys[i], c.values[i]} {
+			visit(b.DType, unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size()))
+		}
+	}
+}
+
+// poison fills memory with the NaN of an element type, little-endian.
+func poison(t cpu.DType, bytes []byte) {
+	nan := map[cpu.DType][]byte{
+		cpu.Float32:  {0, 0, 0xc0, 0x7f},
+		cpu.Float16:  {0, 0x7e},
+		cpu.BFloat16: {0xc0, 0x7f},
+	}[t]
+	for i := range bytes {
+		bytes[i] = nan[i%len(nan)]
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package leanattention_test
+
+const raceEnabled = true
