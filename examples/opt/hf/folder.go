@@ -3,8 +3,8 @@ package hf
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -22,7 +22,8 @@ const (
 // Folder is an open Hugging Face folder of an OPT model. Its methods may be
 // called from several goroutines.
 type Folder struct {
-	dir     string
+	dir     string // for errors
+	in      store
 	config  Config
 	weights map[string]entry // by canonical name
 	files   []*file
@@ -39,7 +40,18 @@ type Folder struct {
 // whether they are one, which is what transformers goes by. Where the folder
 // has only one of two that are tied, it serves both names.
 func Open(dir string) (*Folder, error) {
-	f := &Folder{dir: dir, weights: map[string]entry{}}
+	return openStore(dir, osStore(dir))
+}
+
+// OpenFS is Open for the root folder of a file system, say one that is embedded
+// in the program. It reads the files whole, once. name stands for the folder in
+// errors.
+func OpenFS(name string, fsys fs.FS) (*Folder, error) {
+	return openStore(name, fsStore{name, fsys})
+}
+
+func openStore(dir string, in store) (*Folder, error) {
+	f := &Folder{dir: dir, in: in, weights: map[string]entry{}}
 	if err := f.open(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -47,12 +59,11 @@ func Open(dir string) (*Folder, error) {
 }
 
 func (f *Folder) open() error {
-	path := filepath.Join(f.dir, "config.json")
-	data, err := readText(path, maxConfig)
+	data, err := f.in.text("config.json", maxConfig)
 	if err != nil {
 		return err
 	}
-	if f.config, err = parseConfig(path, data); err != nil {
+	if f.config, err = parseConfig(f.in.path("config.json"), data); err != nil {
 		return err
 	}
 	if err := f.openWeights(); err != nil {
@@ -71,23 +82,23 @@ func (f *Folder) openWeights() error {
 		{"model.safetensors", parseSafetensors},
 		{"pytorch_model.bin", parseTorch},
 	} {
-		path := filepath.Join(f.dir, source.name)
-		if exists(path) {
-			return f.add(path, source.parse, nil)
+		if f.in.exists(source.name) {
+			return f.add(source.name, source.parse, nil)
 		}
-		if path += ".index.json"; !exists(path) {
+		index := source.name + ".index.json"
+		if !f.in.exists(index) {
 			continue
 		}
-		data, err := readText(path, maxIndex)
+		data, err := f.in.text(index, maxIndex)
 		if err != nil {
 			return err
 		}
-		shardOf, err := parseIndex(path, data)
+		shardOf, err := parseIndex(f.in.path(index), data)
 		if err != nil {
 			return err
 		}
 		for _, shard := range slices.Compact(slices.Sorted(maps.Values(shardOf))) {
-			if err := f.add(filepath.Join(f.dir, shard), source.parse, shardOf); err != nil {
+			if err := f.add(shard, source.parse, shardOf); err != nil {
 				return err
 			}
 		}
@@ -98,31 +109,32 @@ func (f *Folder) openWeights() error {
 
 // add opens one weight file. With an index (weight name to file name) it takes
 // the weights that the index places in this file, and all of them must be there.
-func (f *Folder) add(path string, parse func(string, []byte) ([]entry, error), index map[string]string) error {
-	file, err := openFile(path)
+func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), index map[string]string) error {
+	file, err := f.in.open(name)
 	if err != nil {
 		return err
 	}
+	path := file.path
 	f.files = append(f.files, file)
 	entries, err := parse(path, file.data)
 	if err != nil {
 		return err
 	}
-	here, base := map[string]bool{}, filepath.Base(path)
+	here := map[string]bool{}
 	for _, e := range entries {
-		if index != nil && index[e.name] != base {
+		if index != nil && index[e.name] != name {
 			continue
 		}
 		here[e.name] = true
-		name := canonical(e.name)
-		if other, ok := f.weights[name]; ok {
-			return fail(ErrFormat, path, "weights %s and %s (%s) are both %s", quote(e.name), quote(other.name), other.file, quote(name))
+		weight := canonical(e.name)
+		if other, ok := f.weights[weight]; ok {
+			return fail(ErrFormat, path, "weights %s and %s (%s) are both %s", quote(e.name), quote(other.name), other.file, quote(weight))
 		}
-		f.weights[name] = e
+		f.weights[weight] = e
 	}
-	for name, shard := range index {
-		if shard == base && !here[name] {
-			return fail(ErrMissing, path, "weight %s, which the index places here, is not in this file", quote(name))
+	for weight, shard := range index {
+		if shard == name && !here[weight] {
+			return fail(ErrMissing, path, "weight %s, which the index places here, is not in this file", quote(weight))
 		}
 	}
 	return nil
