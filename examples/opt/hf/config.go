@@ -165,14 +165,11 @@ func (p *configParser) null(name string) bool {
 // a value of any field that comes here.
 func (p *configParser) decode(name, kind string, dst any) bool {
 	raw, ok := p.fields[name]
-	if !ok {
-		return false
-	}
-	if string(raw) == "null" || json.Unmarshal(raw, dst) != nil {
+	if ok && (string(raw) == "null" || json.Unmarshal(raw, dst) != nil) {
 		p.fail("%s is %s, not %s", name, quote(string(raw)), kind)
 		return false
 	}
-	return true
+	return ok
 }
 
 func (p *configParser) fail(format string, args ...any) {
@@ -213,29 +210,22 @@ func (p *configParser) size(name string, missing int) int {
 
 // token is a token id below the size of the vocabulary, null (-1), or a list of
 // one id.
-func (p *configParser) token(name string, missing, vocab int) int {
-	raw, ok := p.fields[name]
-	if !ok {
-		return min(missing, vocab-1)
-	}
-	if string(raw) == "null" {
+func (p *configParser) token(name string, missing int64, vocab int) int {
+	if raw, ok := p.fields[name]; ok && string(raw) == "null" {
 		return -1
 	}
-	var list []int64
-	if json.Unmarshal(raw, &list) != nil {
-		var id int64
-		if !p.decode(name, "a token id", &id) {
+	var list []json.RawMessage
+	if json.Unmarshal(p.fields[name], &list) == nil {
+		if len(list) != 1 {
+			p.fail("%s has %d token ids, and one is needed", name, len(list))
 			return -1
 		}
-		list = []int64{id}
+		p.fields[name] = list[0]
 	}
-	if len(list) != 1 {
-		p.fail("%s has %d token ids, and one is needed", name, len(list))
-		return -1
+	id := missing
+	p.decode(name, "a token id", &id)
+	if id < 0 || id >= int64(vocab) {
+		p.fail("%s is %d, not in [0, %d) of the vocabulary", name, id, vocab)
 	}
-	if list[0] < 0 || list[0] >= int64(vocab) {
-		p.fail("%s is %d, not in [0, %d) of the vocabulary", name, list[0], vocab)
-		return -1
-	}
-	return int(list[0])
+	return int(id)
 }

@@ -328,10 +328,10 @@ func (u *unpickler) class(module, name any) {
 
 // call pushes what the class makes of the arguments.
 func (u *unpickler) call(class, arguments any) {
-	args, _ := arguments.(pyTuple)
+	args, ok := arguments.(pyTuple)
 	switch class {
 	case classOrderedDict:
-		if len(args) == 0 {
+		if ok && len(args) == 0 {
 			u.push(pyDict{})
 			return
 		}
