@@ -313,7 +313,7 @@ func (op *lseOp) WriteHash(h hash.Hash) {
 }
 func (op *lseOp) Hashcode() uint32     { return hashcode(op) }
 func (op *lseOp) String() string       { return "LSE" }
-func (op *lseOp) DiffWRT(n int) []bool { return make([]bool, n) }
+func (op *lseOp) DiffWRT(n int) []bool { return firstThree(n) } // false would drop its part of a sum's gradient without a word
 func (op *lseOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
 	return nil, errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
 }
