@@ -1,0 +1,14 @@
+package leanattention
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// No test may leave a goroutine behind: the engine's helpers end by themselves,
+// and so do Gorgonia's machines when they are closed, but for a lisp machine
+// whose run failed, as one that asks for a gradient does.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("gorgonia.org/gorgonia.(*lispMachine).runall"))
+}
