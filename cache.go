@@ -65,7 +65,7 @@ var ids atomic.Uint64
 
 // NewCache allocates a cache. Its memory comes back when Close was called, or
 // when nothing refers to the cache any more.
-func NewCache(config CacheConfig) (*Cache, error) {
+func NewCache(config CacheConfig) (cache *Cache, err error) {
 	const op = "NewCache"
 	if config.ValueDim == 0 {
 		config.ValueDim = config.HeadDim
@@ -100,6 +100,12 @@ func NewCache(config CacheConfig) (*Cache, error) {
 			config.Layers, config.Pages, config.PageSize, config.KVHeads, config.HeadDim, config.ValueDim)
 	}
 
+	defer func() {
+		if r := recover(); r != nil { // make refuses what no address space holds
+			cache, err = nil, errorf(op, ErrShape, "%d layers of %d pages of %d tokens, %d heads of %d and %d: %v",
+				config.Layers, config.Pages, config.PageSize, config.KVHeads, config.HeadDim, config.ValueDim, r)
+		}
+	}()
 	c := &Cache{config: config, id: ids.Add(1), holders: make([]int32, config.Pages), free: make([]int32, config.Pages)}
 	for range config.Layers {
 		c.keys = append(c.keys, newBuffer(storage, keyElements))

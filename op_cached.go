@@ -99,6 +99,7 @@ type cachedOp struct {
 	config
 	call int // two nodes with the same arguments stay two
 	plan *stepPlan
+	run  uint64 // of the step, that the node last ran in; the step's mu guards it
 	lse  *lseStore
 }
 
@@ -154,7 +155,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 			return nil, errorf(name, ErrInternal, "%v", err)
 		}
 	}
-	if err = op.step.attend(name, op.layer, op.plan, t[0], t[1], t[2], o, lse); err != nil {
+	if err = op.step.attend(name, op, t[0], t[1], t[2], o, lse); err != nil {
 		return nil, err
 	}
 	op.lse.put(o, lse)

@@ -34,7 +34,8 @@ type Step struct {
 	mu           sync.Mutex
 	open         bool
 	turn         uint64   // counts the Sets
-	ran          []uint64 // of each layer the turn that it last ran in
+	run          uint64   // counts the runs of the graph: Set begins one, and so does a node that runs again
+	ran          []uint64 // of each layer the run that it was last completed in
 	reservations []reservation
 	sequences    []cpu.Sequence
 	plans        []*stepPlan
@@ -133,6 +134,7 @@ func (s *Step) Set(appends []Append) (err error) {
 	}
 	s.open = true
 	s.turn++
+	s.run++
 	for _, p := range s.plans {
 		if err := s.plan(p); err != nil {
 			s.rollback()
@@ -221,8 +223,10 @@ func (c *Cache) reserve(r *reservation, seq *Sequence, n int) *reservation {
 	return r
 }
 
-// Commit makes the step's tokens part of their sequences. Every layer of the
-// cache must have run since Set, else it is [ErrState] and the step stays open.
+// Commit makes the step's tokens part of their sequences. The last run since Set
+// must have completed every layer of the cache, else it is [ErrState] and the
+// step stays open: a run that failed half-way may have been a repetition, and
+// then the layers hold the tokens of different runs.
 func (s *Step) Commit() error {
 	const op = "Commit"
 	s.mu.Lock()
@@ -237,9 +241,9 @@ func (s *Step) Commit() error {
 		return errorf(op, ErrState, "step is not open: call Set first")
 	}
 	if len(s.sequences) > 0 {
-		for i, turn := range s.ran {
-			if turn != s.turn {
-				return errorf(op, ErrState, "layer %d has not run since Set", i)
+		for i, run := range s.ran {
+			if run != s.run {
+				return errorf(op, ErrState, "layer %d was not completed by the last run since Set", i)
 			}
 		}
 	}
@@ -316,13 +320,14 @@ func (s *Step) nextCall() int {
 	return s.calls
 }
 
-// attend appends k and v to a layer and attends to it. Only the reserved slots
-// are written, so it can be repeated.
-func (s *Step) attend(op string, layer int, p *stepPlan, q, k, v, out, lse *tensor.Dense) error {
+// attend does what node n does in a run: it appends k and v to its layer and
+// attends to it. Only the reserved slots are written, so it can be repeated.
+func (s *Step) attend(op string, n *cachedOp, q, k, v, out, lse *tensor.Dense) error {
 	s.cache.running.RLock()
 	defer s.cache.running.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	layer, p := n.layer, n.plan
 	switch {
 	case s.cache.closed:
 		return errorf(op, ErrClosed, "cache")
@@ -335,6 +340,10 @@ func (s *Step) attend(op string, layer int, p *stepPlan, q, k, v, out, lse *tens
 			return errorf(op, ErrInternal, "plan: %v", err)
 		}
 	}
+	if n.run == s.run {
+		s.run++
+	}
+	n.run, s.ran[layer] = s.run, 0
 	var err error
 	if q.Dtype() == tensor.Float32 {
 		err = attendLayer[float32](s, layer, p, q, k, v, out, lse)
@@ -344,7 +353,7 @@ func (s *Step) attend(op string, layer int, p *stepPlan, q, k, v, out, lse *tens
 	if err != nil {
 		return errorf(op, ErrInternal, "layer %d: %v", layer, err)
 	}
-	s.ran[layer] = s.turn
+	s.ran[layer] = s.run
 	s.stats.Layers++
 	s.stats.Attention += time.Since(begin)
 	return nil
