@@ -1,0 +1,648 @@
+package leanattention
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
+)
+
+// cacheModel is a cache beside what it ought to be: for each sequence the rows
+// of its tokens. Pages are modelled by identity, without counts: a page is held
+// if some sequence or open step points to it.
+type cacheModel struct {
+	cache     *Cache
+	other     *Sequence // of another cache
+	rng       *rand.Rand
+	sequences []*modelSequence
+	steps     []*modelStep
+	closed    bool
+	pageOf    map[*modelPage]int32
+	actions   *int
+}
+
+type modelPage struct{ _ int }
+
+type modelSequence struct {
+	real     *Sequence
+	tokens   []*testToken
+	pages    []*modelPage
+	step     *modelStep // that it is in
+	released bool
+}
+
+type modelStep struct {
+	*stepGraph
+	open    bool
+	parts   []modelPart
+	lastRun map[int]bool // the layers that the last run completed
+}
+
+// modelPart is what an open step has for a sequence.
+type modelPart struct {
+	*modelSequence
+	fresh []*testToken
+	after []*modelPage // the sequence's pages once the step is committed
+}
+
+func (s *modelStep) fresh() []*testToken {
+	var all []*testToken
+	for _, p := range s.parts {
+		all = append(all, p.fresh...)
+	}
+	return all
+}
+
+func newCacheModel(t *rapid.T, actions *int) *cacheModel {
+	config := CacheConfig{
+		Layers:   rapid.IntRange(1, 3).Draw(t, "layers"),
+		KVHeads:  rapid.IntRange(1, 2).Draw(t, "KV heads"),
+		HeadDim:  rapid.IntRange(1, 5).Draw(t, "head dim"),
+		ValueDim: rapid.IntRange(1, 4).Draw(t, "value dim"),
+		PageSize: rapid.IntRange(1, 5).Draw(t, "page size"),
+		Pages:    rapid.IntRange(2, 24).Draw(t, "pages"),
+		DType:    rapid.SampledFrom([]tensor.Dtype{tensor.Float32, Float16, BFloat16}).Draw(t, "dtype"),
+	}
+	c, err := NewCache(config)
+	noError(t, err)
+	elsewhere, err := NewCache(CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, Pages: 1})
+	noError(t, err)
+	other, err := elsewhere.NewSequence()
+	noError(t, err)
+	m := &cacheModel{
+		cache: c, other: other, actions: actions, pageOf: make(map[*modelPage]int32),
+		rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "values"), 0)),
+	}
+	for range rapid.IntRange(1, 3).Draw(t, "steps") {
+		var opts []Option
+		if rapid.Bool().Draw(t, "causal") {
+			opts = append(opts, WithCausal())
+		}
+		opts = append(opts,
+			WithWorkers(rapid.IntRange(0, 4).Draw(t, "workers")),
+			WithTileTokens(rapid.IntRange(0, 4).Draw(t, "tile tokens")),
+			WithSchedule(rapid.SampledFrom([]Schedule{StreamK, PerHead, FixedSplit(2)}).Draw(t, "schedule")))
+		m.steps = append(m.steps, &modelStep{stepGraph: newStepGraph(t, c,
+			rapid.IntRange(1, 8).Draw(t, "rows"),
+			config.KVHeads*rapid.IntRange(1, 3).Draw(t, "group"),
+			rapid.SampledFrom([]tensor.Dtype{tensor.Float32, tensor.Float64}).Draw(t, "query dtype"), opts...)})
+	}
+	m.poison()
+	return m
+}
+
+func (m *cacheModel) close() {
+	for _, s := range m.steps {
+		s.close()
+	}
+}
+
+// expect checks an error against the sentinels of everything that is wrong with
+// a call; with none of them it must succeed.
+func expect(t *rapid.T, err error, wrong ...error) (ok bool) {
+	t.Helper()
+	if len(wrong) == 0 {
+		if err != nil {
+			t.Fatalf("must succeed: %v", err)
+		}
+		return true
+	}
+	for _, w := range wrong {
+		if errors.Is(err, w) {
+			return false
+		}
+	}
+	t.Fatalf("error %v, want one of %v", err, wrong)
+	return false
+}
+
+// wrong is what hinders a change of s.
+func (s *modelSequence) wrong() (errs []error) {
+	if s.released {
+		errs = append(errs, ErrClosed)
+	}
+	if s.step != nil {
+		errs = append(errs, ErrState)
+	}
+	return errs
+}
+
+func (m *cacheModel) pick(t *rapid.T) *modelSequence {
+	if len(m.sequences) == 0 {
+		t.Skip("no sequence")
+	}
+	return m.sequences[rapid.IntRange(0, len(m.sequences)-1).Draw(t, "sequence")]
+}
+
+func (m *cacheModel) pickStep(t *rapid.T) *modelStep {
+	return m.steps[rapid.IntRange(0, len(m.steps)-1).Draw(t, "step")]
+}
+
+func (m *cacheModel) add(t *rapid.T, s *modelSequence) {
+	m.sequences = append(m.sequences, s)
+	for i, old := range m.sequences { // a few released ones stay, to be misused
+		if old.released && len(m.sequences) > 8 {
+			m.sequences = slices.Delete(m.sequences, i, i+1)
+			return
+		}
+	}
+}
+
+func (m *cacheModel) NewSequence(t *rapid.T) {
+	if live := m.live(); len(live) >= 6 {
+		t.Skip("enough sequences")
+	}
+	s, err := m.cache.NewSequence()
+	expect(t, err)
+	m.add(t, &modelSequence{real: s})
+}
+
+func (m *cacheModel) Fork(t *rapid.T) {
+	s := m.pick(t)
+	if live := m.live(); len(live) >= 7 {
+		t.Skip("enough sequences")
+	}
+	f, err := s.real.Fork()
+	if expect(t, err, s.wrong()...) {
+		m.add(t, &modelSequence{real: f, tokens: slices.Clone(s.tokens), pages: slices.Clone(s.pages)})
+	}
+}
+
+func (m *cacheModel) Truncate(t *rapid.T) {
+	s := m.pick(t)
+	n := rapid.IntRange(-1, len(s.tokens)+1).Draw(t, "tokens")
+	wrong := s.wrong()
+	if n < 0 || n > len(s.tokens) {
+		wrong = append(wrong, ErrLength)
+	}
+	if expect(t, s.real.Truncate(n), wrong...) {
+		s.tokens = s.tokens[:n:n]
+		s.pages = s.pages[:m.pagesFor(n):m.pagesFor(n)]
+	}
+}
+
+func (m *cacheModel) Release(t *rapid.T) {
+	s := m.pick(t)
+	if rapid.IntRange(0, 3).Draw(t, "keep") != 0 {
+		t.Skip("sequences are to grow")
+	}
+	if expect(t, s.real.Release(), s.wrong()...) {
+		s.released, s.tokens, s.pages = true, nil, nil
+	}
+}
+
+// Set makes a step of sequences that can be in one, with counts that fit its rows.
+func (m *cacheModel) Set(t *rapid.T) {
+	if s := m.pickStep(t); !s.open {
+		m.setIdle(t, s)
+	}
+}
+
+func (m *cacheModel) setIdle(t *rapid.T, s *modelStep) {
+	var idle []*modelSequence
+	for _, q := range m.live() {
+		if q.step == nil {
+			idle = append(idle, q)
+		}
+	}
+	if len(idle) == 0 {
+		t.Skip("nothing to set")
+	}
+	left := s.step.tokens
+	var parts []modelPart
+	for _, i := range rapid.Permutation(indexes(len(idle))).Draw(t, "order") {
+		if left == 0 || len(parts) > 0 && rapid.IntRange(0, 3).Draw(t, "stop") == 0 {
+			break
+		}
+		n := rapid.IntRange(1, left).Draw(t, "tokens")
+		left -= n
+		parts = append(parts, modelPart{modelSequence: idle[i], fresh: newTestTokens(n, m.cache.config.Layers)})
+	}
+	m.set(t, s, parts, nil)
+}
+
+// SetAnything makes mistakes as well.
+func (m *cacheModel) SetAnything(t *rapid.T) {
+	s := m.pickStep(t)
+	var parts []modelPart
+	var wrong []error
+	rows := 0
+	if s.open {
+		wrong = append(wrong, ErrState)
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "appends") {
+		n := rapid.IntRange(-1, s.step.tokens+1).Draw(t, "tokens")
+		p := modelPart{fresh: newTestTokens(max(n, 0), m.cache.config.Layers)}
+		if n < 1 || n > s.step.tokens-rows {
+			wrong = append(wrong, ErrLength)
+		}
+		rows += n
+		switch which := rapid.IntRange(-2, len(m.sequences)-1).Draw(t, "which"); which {
+		case -2:
+			wrong = append(wrong, ErrState) // no sequence
+		case -1:
+			p.modelSequence = &modelSequence{real: m.other}
+			wrong = append(wrong, ErrState)
+		default:
+			p.modelSequence = m.sequences[which]
+			wrong = append(wrong, p.wrong()...)
+		}
+		for _, q := range parts {
+			if q.modelSequence == p.modelSequence {
+				wrong = append(wrong, ErrState)
+			}
+		}
+		parts = append(parts, p)
+	}
+	m.set(t, s, parts, wrong)
+}
+
+func (m *cacheModel) set(t *rapid.T, s *modelStep, parts []modelPart, wrong []error) {
+	var appends []Append
+	for _, p := range parts {
+		a := Append{Tokens: len(p.fresh)}
+		if p.modelSequence != nil {
+			a.Seq = p.real
+		}
+		appends = append(appends, a)
+	}
+	if wrong == nil {
+		free := m.cache.config.Pages - len(m.held())
+		for i := range parts {
+			p := &parts[i]
+			p.after = slices.Clone(p.pages)
+			if len(p.tokens)%m.cache.config.PageSize != 0 && m.holders()[p.pages[len(p.pages)-1]] > 1 {
+				p.after = p.after[:len(p.after)-1]
+			}
+			for len(p.after) < m.pagesFor(len(p.tokens)+len(p.fresh)) {
+				p.after = append(p.after, new(modelPage))
+				free--
+			}
+		}
+		if free < 0 {
+			wrong = append(wrong, ErrCacheFull)
+		}
+	}
+	if !expect(t, s.step.Set(appends), wrong...) {
+		return
+	}
+	s.open, s.parts, s.lastRun = true, parts, make(map[int]bool)
+	for _, p := range parts {
+		p.step = s
+	}
+}
+
+// Step sees a step through: what a decoder does.
+func (m *cacheModel) Step(t *rapid.T) {
+	s := m.pickStep(t)
+	if !s.open {
+		m.setIdle(t, s)
+	}
+	if s.open { // the cache is not full
+		m.runLayers(t, s)
+		m.commit(t, s)
+	}
+}
+
+// RunLayer runs one layer, any one and with new values each time.
+func (m *cacheModel) RunLayer(t *rapid.T) {
+	s := m.pickStep(t)
+	m.runLayer(t, s, rapid.IntRange(0, m.cache.config.Layers-1).Draw(t, "layer"))
+}
+
+// RunLayers runs every layer, in any order.
+func (m *cacheModel) RunLayers(t *rapid.T) { m.runLayers(t, m.pickStep(t)) }
+
+func (m *cacheModel) runLayers(t *rapid.T, s *modelStep) {
+	for _, l := range rapid.Permutation(indexes(m.cache.config.Layers)).Draw(t, "order") {
+		m.runLayer(t, s, l)
+	}
+}
+
+func (m *cacheModel) runLayer(t *rapid.T, s *modelStep, layer int) {
+	in := s.draw(m.rng, layer, s.fresh())
+	if !s.open {
+		expect(t, s.runLayer(layer, in), ErrState)
+		return
+	}
+	expect(t, s.runLayer(layer, in))
+	m.ran(t, s, layer, in)
+}
+
+// ran checks a layer that has run.
+func (m *cacheModel) ran(t *rapid.T, s *modelStep, layer int, in layerInput) {
+	if s.lastRun[layer] { // a second time: this is another run
+		clear(s.lastRun)
+	}
+	s.lastRun[layer] = true
+	var parts []stepPart
+	for _, p := range s.parts {
+		parts = append(parts, stepPart{append(slices.Clone(p.tokens), p.fresh...), len(p.fresh)})
+	}
+	noError(t, s.checkLayer(layer, in.q, parts))
+}
+
+// RunGraph runs the graph on Gorgonia's machine, to its end or to a fault.
+func (m *cacheModel) RunGraph(t *rapid.T) {
+	s := m.pickStep(t)
+	if !s.open {
+		t.Skip("step is not open")
+	}
+	layers := m.cache.config.Layers
+	end := layers
+	if layers > 1 && rapid.Bool().Draw(t, "fails") {
+		end = rapid.IntRange(1, layers-1).Draw(t, "fails before")
+	}
+	// Layers that the run does not reach keep what they have: their inputs go
+	// to tokens that nobody looks at.
+	var inputs []layerInput
+	for l := range layers {
+		tokens := s.fresh()
+		if l >= end {
+			tokens = newTestTokens(len(tokens), layers)
+		}
+		inputs = append(inputs, s.draw(m.rng, l, tokens))
+	}
+	var wrong []error
+	if end < layers {
+		wrong = append(wrong, errFault)
+	}
+	expect(t, s.run(inputs, end), wrong...)
+	for l := range end {
+		m.ran(t, s, l, inputs[l])
+	}
+}
+
+func (m *cacheModel) Commit(t *rapid.T) { m.commit(t, m.pickStep(t)) }
+
+func (m *cacheModel) commit(t *rapid.T, s *modelStep) {
+	var wrong []error
+	if !s.open || len(s.parts) > 0 && len(s.lastRun) < m.cache.config.Layers {
+		wrong = append(wrong, ErrState)
+	}
+	if !expect(t, s.step.Commit(), wrong...) {
+		return
+	}
+	for _, p := range s.parts {
+		p.tokens = append(slices.Clone(p.tokens), p.fresh...)
+		p.pages, p.step = p.after, nil
+	}
+	s.open, s.parts = false, nil
+}
+
+func (m *cacheModel) Rollback(t *rapid.T) {
+	s := m.pickStep(t)
+	expect(t, s.step.Rollback()) // on a step that is not open it does nothing
+	for _, p := range s.parts {
+		p.step = nil
+	}
+	s.open, s.parts = false, nil
+}
+
+// Check compares everything there is, and poisons what nobody may read.
+func (m *cacheModel) Check(t *rapid.T) {
+	*m.actions++
+	m.checkStats(t)
+	m.checkPages(t)
+	for i, s := range m.sequences {
+		if err := s.real.checkTokens(s.tokens); err != nil {
+			t.Fatalf("sequence %d: %v", i, err)
+		}
+	}
+	for i, s := range m.steps {
+		for j, p := range s.parts {
+			for l := range m.cache.config.Layers {
+				for n, tok := range slices.Concat(p.tokens, p.fresh) {
+					if tok.k[l] == nil { // the layer has not run
+						break
+					}
+					if err := m.cache.checkToken(l, s.step.reservations[j].pages, n, tok); err != nil {
+						t.Fatalf("step %d, append %d: %v", i, j, err)
+					}
+				}
+			}
+		}
+	}
+	m.poison()
+}
+
+func (m *cacheModel) checkStats(t *rapid.T) {
+	cfg := m.cache.Config()
+	want := CacheStats{
+		Pages:     cfg.Pages,
+		FreePages: cfg.Pages - len(m.held()),
+		Sequences: len(m.live()),
+		Bytes:     int64(cfg.Layers*cfg.Pages*cfg.KVHeads*cfg.PageSize*(cfg.HeadDim+cfg.ValueDim)) * int64(cfg.DType.Size()),
+	}
+	for _, n := range m.holders() {
+		if n > 1 {
+			want.Shared++
+		}
+	}
+	for _, s := range m.sequences {
+		want.Tokens += len(s.tokens)
+	}
+	if got := m.cache.Stats(); got != want {
+		t.Fatalf("stats %+v, want %+v", got, want)
+	}
+}
+
+// checkPages checks that the model's pages and the cache's are the same ones:
+// what shares a page in the model shares it there, and nothing else does.
+func (m *cacheModel) checkPages(t *rapid.T) {
+	c := m.cache
+	held := m.held()
+	for p := range m.pageOf {
+		if !held[p] {
+			delete(m.pageOf, p)
+		}
+	}
+	owner := make(map[int32]*modelPage)
+	for p, n := range m.pageOf {
+		owner[n] = p
+	}
+	match := func(who string, model []*modelPage, real []int32) {
+		if len(model) != len(real) {
+			t.Fatalf("%s has %d pages, want %d", who, len(real), len(model))
+		}
+		for i, p := range model {
+			n, known := m.pageOf[p]
+			if !known && owner[real[i]] == nil {
+				m.pageOf[p], owner[real[i]] = real[i], p
+			} else if !known || n != real[i] {
+				t.Fatalf("%s has page %d at %d, which is another's (want %d, %t)", who, real[i], i, n, known)
+			}
+		}
+	}
+	for i, s := range m.sequences {
+		match(fmt.Sprintf("sequence %d", i), s.pages, s.real.pages)
+	}
+	for i, s := range m.steps {
+		for j, p := range s.parts {
+			match(fmt.Sprintf("step %d, append %d", i, j), p.after, s.step.reservations[j].pages)
+		}
+	}
+
+	// The cache's own books.
+	holders := make([]int32, c.config.Pages)
+	for _, s := range m.sequences {
+		for _, p := range s.real.pages {
+			holders[p]++
+		}
+	}
+	for _, s := range m.steps {
+		for j := range s.parts {
+			r := &s.step.reservations[j]
+			for _, p := range r.pages[r.kept:] {
+				holders[p]++
+			}
+		}
+	}
+	free := make(map[int32]bool)
+	for _, p := range c.free {
+		if free[p] || holders[p] != 0 {
+			t.Fatalf("page %d is free twice, or free and held: %v, holders %v", p, c.free, holders)
+		}
+		free[p] = true
+	}
+	for p, n := range holders {
+		if n != c.holders[p] || (n == 0) != free[int32(p)] {
+			t.Fatalf("page %d has %d holders, is free: %t; the cache counts %d", p, n, free[int32(p)], c.holders[p])
+		}
+	}
+}
+
+// poison writes NaN to all slots but those of committed tokens, copies of which
+// an open step may have, and those that an open step has written.
+func (m *cacheModel) poison() {
+	type slot struct {
+		layer int
+		page  int32
+		slot  int
+	}
+	size := m.cache.config.PageSize
+	seen := make(map[slot]bool)
+	for l := range m.cache.config.Layers {
+		for _, s := range m.sequences {
+			for i := range s.tokens {
+				seen[slot{l, s.real.pages[i/size], i % size}] = true
+			}
+		}
+		for _, s := range m.steps {
+			for j, p := range s.parts {
+				for i, tok := range slices.Concat(p.tokens, p.fresh) {
+					if tok.k[l] != nil {
+						seen[slot{l, s.step.reservations[j].pages[i/size], i % size}] = true
+					}
+				}
+			}
+		}
+	}
+	poisonUnseen(m.cache, func(l int, page int32, at int) bool { return seen[slot{l, page, at}] })
+}
+
+func (m *cacheModel) live() (live []*modelSequence) {
+	for _, s := range m.sequences {
+		if !s.released {
+			live = append(live, s)
+		}
+	}
+	return live
+}
+
+// holders is how many sequences point to a page.
+func (m *cacheModel) holders() map[*modelPage]int {
+	n := make(map[*modelPage]int)
+	for _, s := range m.sequences {
+		for _, p := range s.pages {
+			n[p]++
+		}
+	}
+	return n
+}
+
+// held is the pages that sequences and open steps point to.
+func (m *cacheModel) held() map[*modelPage]bool {
+	held := make(map[*modelPage]bool)
+	for p := range m.holders() {
+		held[p] = true
+	}
+	for _, s := range m.steps {
+		for _, part := range s.parts {
+			for _, p := range part.after {
+				held[p] = true
+			}
+		}
+	}
+	return held
+}
+
+func (m *cacheModel) pagesFor(tokens int) int {
+	n := 0
+	for n*m.cache.config.PageSize < tokens {
+		n++
+	}
+	return n
+}
+
+func indexes(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
+
+// checkClosed closes the cache, in whatever state it is, and tries everything.
+func (m *cacheModel) checkClosed(t *rapid.T) {
+	expect(t, m.cache.Close())
+	try := func(what string, err error) {
+		if !errors.Is(err, ErrClosed) {
+			t.Fatalf("%s of a closed cache: %v, want ErrClosed", what, err)
+		}
+	}
+	try("Close", m.cache.Close())
+	_, err := m.cache.NewSequence()
+	try("NewSequence", err)
+	_, err = m.cache.NewStep(1)
+	try("NewStep", err)
+	for _, s := range m.sequences {
+		_, err = s.real.Fork()
+		try("Fork", err)
+		try("Truncate", s.real.Truncate(0))
+		try("Release", s.real.Release())
+	}
+	for _, s := range m.steps {
+		try("Set", s.step.Set(nil))
+		try("CachedAttention", s.runLayer(0, s.draw(m.rng, 0, s.fresh())))
+		try("Commit", s.step.Commit())
+		try("Rollback", s.step.Rollback())
+	}
+}
+
+// The cache does what a map of sequences to rows does, whatever is done to it
+// and in whatever order; and its pages are shared as they should be.
+func TestCacheAgainstModel(t *testing.T) {
+	actions := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		m := newCacheModel(rt, &actions)
+		defer m.close()
+		for range 16 {
+			rt.Repeat(rapid.StateMachineActions(m))
+		}
+		m.checkClosed(rt)
+	})
+	t.Logf("%d actions", actions)
+	asked := false
+	flag.Visit(func(f *flag.Flag) {
+		asked = asked || f.Name == "rapid.checks" || f.Name == "rapid.steps" || f.Name == "rapid.failfile"
+	})
+	if actions < 10_000 && !t.Failed() && !asked && !testing.Short() {
+		t.Errorf("only %d actions", actions)
+	}
+}

@@ -1,0 +1,297 @@
+package leanattention
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"runtime"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+var smallCache = CacheConfig{Layers: 3, KVHeads: 2, HeadDim: 4, ValueDim: 3, PageSize: 4, Pages: 12}
+
+// NewCache refuses what no computer has, instead of letting make panic.
+func TestNewCacheBeyondMemory(t *testing.T) {
+	for _, c := range []CacheConfig{
+		{Layers: 1, KVHeads: 1 << 20, HeadDim: 1 << 20, PageSize: 1 << 9, Pages: 1},
+		{Layers: 1 << 30, KVHeads: 1 << 30, HeadDim: 1 << 30, PageSize: 1 << 30, Pages: 1 << 30},
+		{Layers: math.MaxInt32, KVHeads: 1, HeadDim: math.MaxInt32, PageSize: 1, Pages: 1},
+	} {
+		if _, err := NewCache(c); !errors.Is(err, ErrShape) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// Two sequences with a common half-filled page go their own ways, in one step
+// or in different ones, and neither sees the other's tokens.
+func TestForksDiverge(t *testing.T) {
+	for _, together := range []bool{false, true} {
+		rng := reftest.Rand(t)
+		c := newTestCache(t, smallCache)
+		s := newStepGraph(t, c, 8, 4, tensor.Float32, WithCausal())
+		defer s.close()
+		a := &testContext{seq: newTestSequence(t, c)}
+		s.advance(t, rng, testAppend{a, 6}) // a page and a half
+
+		b := a.fork(t)
+		if st := c.Stats(); st.FreePages != 10 || st.Shared != 2 {
+			t.Fatalf("a fork shares all pages: %+v", st)
+		}
+		if together {
+			s.advance(t, rng, testAppend{b, 3}, testAppend{a, 1})
+		} else {
+			s.advance(t, rng, testAppend{b, 3})
+			if a.seq.Len() != 6 || b.seq.Len() != 9 {
+				t.Fatalf("lengths %d and %d", a.seq.Len(), b.seq.Len())
+			}
+			noError(t, a.seq.checkTokens(a.tokens))
+			s.advance(t, rng, testAppend{a, 1})
+		}
+		// The full page is still shared; a has a second one, b a second and a third.
+		if st := c.Stats(); st.FreePages != 8 || st.Shared != 1 {
+			t.Fatalf("%+v", st)
+		}
+		for range 3 {
+			s.advance(t, rng, testAppend{a, 2}, testAppend{b, 1})
+			noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
+		}
+	}
+}
+
+// A fork at a page's end shares it and copies nothing.
+func TestForkAtPageEnd(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := newTestCache(t, smallCache)
+	s := newStepGraph(t, c, 8, 2, tensor.Float32)
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{a, 8})
+	b := a.fork(t)
+	s.advance(t, rng, testAppend{a, 1}, testAppend{b, 1})
+	if st := c.Stats(); st.FreePages != 8 || st.Shared != 2 {
+		t.Fatalf("%+v", st)
+	}
+	noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
+}
+
+// Truncate into a shared page leaves the others' tokens, also when the
+// sequence then goes on in that page.
+func TestTruncateIntoSharedPage(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := newTestCache(t, smallCache)
+	s := newStepGraph(t, c, 8, 4, tensor.Float64, WithCausal())
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{a, 7})
+	b := a.fork(t)
+	s.advance(t, rng, testAppend{b, 8}) // b: the shared page, and three of its own
+	if st := c.Stats(); st.FreePages != 7 {
+		t.Fatalf("%+v", st)
+	}
+	b.truncate(t, 2)
+	if st := c.Stats(); st.FreePages != 10 || st.Shared != 1 {
+		t.Fatalf("%+v", st)
+	}
+	s.advance(t, rng, testAppend{b, 3}, testAppend{a, 1})
+	noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
+
+	// Whoever holds a page alone writes into it.
+	noError(t, b.seq.Release())
+	free := c.Stats().FreePages
+	a.truncate(t, 5)
+	s.advance(t, rng, testAppend{a, 3})
+	if st := c.Stats(); st.FreePages != free || st.Shared != 0 {
+		t.Fatalf("%+v, free before %d", st, free)
+	}
+}
+
+// A run that fails between two layers, followed by Rollback, leaves every
+// visible byte, and the same step then succeeds.
+func TestCancelledRun(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := newTestCache(t, smallCache)
+	s := newStepGraph(t, c, 8, 4, tensor.Float32, WithCausal())
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{a, 6})
+	b := a.fork(t)
+	s.advance(t, rng, testAppend{b, 3})
+	for failAt := 1; failAt < smallCache.Layers; failAt++ {
+		before := c.Stats()
+		todo := []testAppend{{a, 5}, {b, 2}}
+		noError(t, set(s, todo...))
+		if _, err := s.attempt(rng, failAt, todo...); !errors.Is(err, errFault) {
+			t.Fatalf("the run ended with %v", err)
+		}
+		if err := s.step.Commit(); !errors.Is(err, ErrState) {
+			t.Fatalf("commit of half a run: %v", err)
+		}
+		noError(t, s.step.Rollback())
+		if after := c.Stats(); after != before {
+			t.Fatalf("stats %+v, before %+v", after, before)
+		}
+		noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
+	}
+	s.advance(t, rng, testAppend{a, 5}, testAppend{b, 2})
+
+	// Or, without Rollback, the run is repeated.
+	noError(t, set(s, testAppend{a, 2}))
+	if _, err := s.attempt(rng, 1, testAppend{a, 2}); !errors.Is(err, errFault) {
+		t.Fatalf("the run ended with %v", err)
+	}
+	fresh, err := s.attempt(rng, 0, testAppend{a, 2})
+	noError(t, err, s.step.Commit(), a.seq.checkTokens(append(a.tokens, fresh[0]...)))
+}
+
+// The repetition of a complete run fails half-way: the first layers hold tokens
+// of the second run and the last ones of the first, which must not be committed.
+func TestCommitOfMixedRuns(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := newTestCache(t, smallCache)
+	s := newStepGraph(t, c, 2, 2, tensor.Float32)
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	noError(t, set(s, testAppend{a, 2}))
+	_, err := s.attempt(rng, 0, testAppend{a, 2})
+	noError(t, err)
+	if _, err = s.attempt(rng, 2, testAppend{a, 2}); !errors.Is(err, errFault) {
+		t.Fatalf("the run ended with %v", err)
+	}
+	if err = s.step.Commit(); !errors.Is(err, ErrState) {
+		t.Fatalf("commit: %v", err)
+	}
+	fresh, err := s.attempt(rng, 0, testAppend{a, 2})
+	noError(t, err, s.step.Commit(), a.seq.checkTokens(fresh[0]))
+}
+
+// Out of pages is ErrCacheFull, and every number and every byte is as before.
+func TestCacheFullChangesNothing(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 3, PageSize: 4, Pages: 4, DType: BFloat16})
+	s := newStepGraph(t, c, 16, 2, tensor.Float32)
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{a, 6})
+	b := a.fork(t)
+	for name, todo := range map[string][]testAppend{
+		"one too many":      {{a, 7}},               // 2 pages, and 1 as its half page is shared
+		"a copy each":       {{a, 1}, {b, 5}},       // 1, and 2
+		"the second of two": {{b, 2}, {a, 3}},       // 1, and 2
+		"a new sequence":    {{&testContext{}, 9}},  // 3
+		"far too many":      {{&testContext{}, 16}}, // 4
+		"the last of three": {{&testContext{}, 1}, {a, 1}, {b, 1}},
+	} {
+		for i := range todo {
+			if todo[i].seq == nil {
+				todo[i].seq = newTestSequence(t, c)
+			}
+		}
+		stats, bytesBefore := c.Stats(), Slabs(c)
+		pages := [][]int32{append([]int32(nil), a.seq.pages...), append([]int32(nil), b.seq.pages...)}
+		if err := set(s, todo...); !errors.Is(err, ErrCacheFull) {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got := c.Stats(); got != stats {
+			t.Errorf("%s: stats %+v, before %+v", name, got, stats)
+		}
+		if !bytes.Equal(Slabs(c), bytesBefore) {
+			t.Errorf("%s: memory has changed", name)
+		}
+		for i, q := range []*Sequence{a.seq, b.seq} {
+			if q.step != nil || len(q.pages) != 2 || q.pages[0] != pages[i][0] || q.pages[1] != pages[i][1] {
+				t.Errorf("%s: sequence %d has pages %v, before %v", name, i, q.pages, pages[i])
+			}
+		}
+		for i := range todo {
+			if todo[i].seq.Len() == 0 {
+				noError(t, todo[i].seq.Release())
+			}
+		}
+	}
+	// The step is as good as before, and with a page less to copy there is room.
+	noError(t, b.seq.Release())
+	s.advance(t, rng, testAppend{a, 10})
+	if st := c.Stats(); st.FreePages != 0 {
+		t.Fatalf("%+v", st)
+	}
+	if err := set(s, testAppend{a, 1}); !errors.Is(err, ErrCacheFull) {
+		t.Fatal(err)
+	}
+}
+
+// A step may be set before its graph is built.
+func TestGraphBuiltAfterSet(t *testing.T) {
+	c := newTestCache(t, CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 2, Pages: 2})
+	step, err := c.NewStep(1)
+	noError(t, err)
+	seq := newTestSequence(t, c)
+	noError(t, step.Set([]Append{{seq, 1}}))
+	g := G.NewGraph()
+	x := func(name string, v ...float32) *G.Node {
+		return G.NewMatrix(g, tensor.Float32, G.WithShape(1, 2), G.WithName(name),
+			G.WithValue(tensor.New(tensor.WithShape(1, 2), tensor.WithBacking(v))))
+	}
+	out, err := CachedAttention(x("q", 1, 1), x("k", 1, 2), x("v", 3, 4), step.Layer(0))
+	noError(t, err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	noError(t, m.RunAll(), step.Commit())
+	if got := float64s(out.Value()); got[0] != 3 || got[1] != 4 {
+		t.Fatalf("got %v, want the value of the only token", got)
+	}
+}
+
+// In steady state Set and Commit allocate nothing, whatever mix they are given.
+func TestStepDoesNotAllocate(t *testing.T) {
+	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 8, PageSize: 4, Pages: 64})
+	s := newStepGraph(t, c, 16, 4, tensor.Float32, WithCausal())
+	defer s.close()
+	var sequences []*Sequence
+	var appends []Append
+	for i := range 5 {
+		sequences = append(sequences, newTestSequence(t, c))
+		appends = append(appends, Append{sequences[i], 1 + i%3})
+	}
+	in := make([]layerInput, 2)
+	rng := reftest.Rand(t)
+	for l := range in {
+		in[l] = s.draw(rng, l, nil)
+	}
+	var inSteps uint64
+	var before, after runtime.MemStats
+	counted := func(f func() error) {
+		runtime.ReadMemStats(&before)
+		err := f()
+		runtime.ReadMemStats(&after)
+		inSteps += after.Mallocs - before.Mallocs
+		noError(t, err)
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that nobody else allocates
+	const steps = 400
+	for i := range 2 * steps {
+		if i == steps { // grown by now
+			inSteps = 0
+		}
+		counted(func() error { return s.step.Set(appends) })
+		noError(t, s.runLayer(0, in[0]), s.runLayer(1, in[1]))
+		counted(s.step.Commit)
+		if i%3 == 0 {
+			counted(func() error { return s.step.Set(appends) })
+			counted(s.step.Rollback)
+		}
+		for _, q := range sequences { // the contexts wax and wane
+			if q.Len() > 30 {
+				noError(t, q.Truncate(i%17))
+			}
+		}
+	}
+	if inSteps > steps/20 { // the runtime itself allocates now and then
+		t.Errorf("%d allocations in %d steps", inSteps, steps)
+	}
+}
