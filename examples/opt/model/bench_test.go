@@ -1,0 +1,87 @@
+package model
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+
+	"gorgonia.org/tensor"
+)
+
+// cheap is a Source of numbers that cost little to make.
+type cheap struct{ config hf.Config }
+
+func (c cheap) Config() hf.Config { return c.config }
+
+func (c cheap) Float32(name string, shape ...int) (*tensor.Dense, error) {
+	data, x := make([]float32, tensor.Shape(shape).TotalSize()), uint32(len(name))
+	for i := range data {
+		x = 1664525*x + 1013904223
+		data[i] = (float32(x>>8)/(1<<24) - 0.5) / 16
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), nil
+}
+
+// BenchmarkOPTStep is one token of one sequence, behind 512 or more others, with
+// a model of OPT-125m's shape. MB/s counts the weights and the live keys and
+// values. The numbers of the default attention are for the same capacity of
+// 1024 tokens, which it reads whole.
+func BenchmarkOPTStep(b *testing.B) {
+	w, err := Load(cheap{hf.Config{
+		VocabSize: 50272, HiddenSize: 768, WordEmbedProjDim: 768, FFNDim: 3072, Layers: 12, Heads: 12, MaxPositions: 2048,
+		DoLayerNormBefore: true, EnableBias: true, LayerNormElementwiseAffine: true, TieWordEmbeddings: true,
+	}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, a := range []struct {
+		name string
+		kind Attention
+	}{{"lean", Lean}, {"default", Default}} {
+		b.Run(fmt.Sprintf("125m/%s", a.name), func(b *testing.B) { benchmarkStep(b, w, a.kind) })
+	}
+}
+
+func benchmarkStep(b *testing.B, w *Weights, kind Attention) {
+	const before, capacity = 512, 1024
+	c := w.Config()
+	prompt := make([]int, before)
+	for i := range prompt {
+		prompt[i] = 7 * i % c.VocabSize
+	}
+	fresh := func() *Decoder {
+		d, err := w.NewDecoder(Options{Capacity: []int{capacity}, Attention: kind})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := d.Prefill(context.Background(), [][]int{prompt}, nil); err != nil {
+			b.Fatal(err)
+		}
+		return d
+	}
+	d := fresh()
+	defer func() { d.Close() }()
+	b.ReportAllocs()
+	var tokens, attention, total float64
+	for b.Loop() {
+		if d.Len(0) == capacity {
+			b.StopTimer()
+			d.Close()
+			d = fresh()
+			b.StartTimer()
+		}
+		tokens += float64(d.Len(0) + 1)
+		was := d.Stats().Decode
+		if err := d.Step([]int{3}); err != nil {
+			b.Fatal(err)
+		}
+		now := d.Stats().Decode
+		attention += (now.Attention - was.Attention).Seconds()
+		total += (now.Time - was.Time).Seconds()
+	}
+	perToken := float64(2 * 4 * c.Layers * c.HiddenSize)
+	b.SetBytes(w.Bytes() + int64(perToken*tokens/float64(b.N)))
+	b.ReportMetric(100*attention/total, "%attention")
+}
