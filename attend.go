@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
 
 	G "gorgonia.org/gorgonia"
@@ -94,7 +95,7 @@ func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others 
 	if !sameShape(t.Shape(), p.dims(last)) { // dims a second time for the text: so this one allocates nothing
 		return errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape(), p.dims(last))
 	}
-	if !rowMajor(t) {
+	if !dense.RowMajor(t) {
 		return errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", name, t.Strides(), t.Shape())
 	}
 	for _, o := range others {
@@ -164,9 +165,9 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *t
 }
 
 func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, out, lse *tensor.Dense) error {
-	*o = cpu.Operands[F]{Q: elements[F](q), Out: backing[F](out), K: storageBuffer(k), V: storageBuffer(v)}
+	*o = cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](out), K: storageBuffer(k), V: storageBuffer(v)}
 	if lse != nil {
-		o.LSE = backing[F](lse)
+		o.LSE = dense.Backing[F](lse)
 	}
 	err := cpu.Run(cpu.Default(), plan, o)
 	*o = cpu.Operands[F]{} // keep nobody's memory alive

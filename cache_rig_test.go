@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -150,7 +151,7 @@ var errFault = errors.New("a fault that the test injected")
 
 // faultOp gives its first input on, when the second is there.
 type faultOp struct {
-	plainOp
+	graph.Plain
 	fault *fault
 	layer int
 }
@@ -171,7 +172,7 @@ func (op *faultOp) Do(in ...G.Value) (G.Value, error) {
 	return in[0], nil
 }
 func (op *faultOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "fault %d", op.layer) }
-func (op *faultOp) Hashcode() uint32      { return hashcode(op) }
+func (op *faultOp) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op *faultOp) String() string        { return "fault" }
 
 // layerInput is what one layer of a stepGraph gets: q as it is computed with,

@@ -3,6 +3,8 @@ package leanattention
 import (
 	"fmt"
 
+	"gorgonia.org/leanattention/internal/dense"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
@@ -101,9 +103,9 @@ func causalMaskNode(g *G.ExprGraph, p *problem, rows int) *G.Node {
 	shape := tensor.Shape{1, rows, p.keys}
 	m := tensor.New(tensor.Of(p.query), tensor.WithShape(shape...))
 	if p.query == tensor.Float32 {
-		fillCausal(backing[float32](m), p)
+		fillCausal(dense.Backing[float32](m), p)
 	} else {
-		fillCausal(backing[float64](m), p)
+		fillCausal(dense.Backing[float64](m), p)
 	}
 	name := fmt.Sprintf("leanattention.causal(%d,%d,%d,%v)", rows, p.queries, p.keys, p.query)
 	return G.NewTensor(g, p.query, 3, G.WithShape(shape...), G.WithName(name), G.WithValue(m))

@@ -3,10 +3,11 @@ package leanattention
 import (
 	"fmt"
 	"hash"
-	"hash/fnv"
 	"math"
 	"sync"
 	"weak"
+
+	"gorgonia.org/leanattention/internal/graph"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -53,6 +54,9 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		if err = checkLengths(op, l, p.batch); err != nil {
 			return nil, err
 		}
+		if err = sameGraph(op, "lengths", c.lengths, q); err != nil {
+			return nil, err
+		}
 		children = append(children, c.lengths)
 	}
 	if c.lse != nil {
@@ -71,48 +75,25 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 }
 
 func nodesProblem(op string, q, k, v *G.Node) (p problem, err error) {
-	var o [3]operand
-	for i, n := range [...]*G.Node{q, k, v} {
-		if o[i], err = nodeOperand(op, [...]string{"q", "k", "v"}[i], n); err != nil {
-			return p, err
-		}
+	o, err := nodeOperands(op, q, k, v)
+	if err != nil {
+		return p, err
 	}
 	return newProblem(op, o[0], o[1], o[2])
 }
 
-// apply is G.ApplyOp with its errors, and its panics, as errors of this package.
-func apply(name string, op G.Op, children ...*G.Node) (n *G.Node, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			n, err = nil, errorf(name, ErrGraph, "%v", r)
-		}
-	}()
-	if n, err = G.ApplyOp(op, children...); err != nil {
+// apply is graph.Apply with its errors as errors of this package.
+func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
+	n, err := graph.Apply(op, children...)
+	if err != nil {
 		return nil, errorf(name, ErrGraph, "%v", err)
 	}
 	return n, nil
 }
 
-// plainOp is what all ops here tell Gorgonia's machines: they make a new value
-// at every run, in Go memory, and overwrite no input. (A value that is kept
-// from run to run would be overwritten by the in-place ops behind it.)
-type plainOp struct{}
-
-func (plainOp) ReturnsPtr() bool     { return false }
-func (plainOp) CallsExtern() bool    { return false }
-func (plainOp) OverwritesInput() int { return -1 }
-
-// hashcode is the hash of what an op writes into it. Gorgonia makes one node of
-// two whose hashes are equal, so ops write every parameter.
-func hashcode(op G.Op) uint32 {
-	h := fnv.New32a()
-	op.WriteHash(h)
-	return h.Sum32()
-}
-
 // attentionOp is [Attention].
 type attentionOp struct {
-	plainOp
+	graph.Plain
 	problem
 	config
 	lse *lseStore // nil unless asked for
@@ -200,7 +181,7 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 func (op *attentionOp) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "leanattention.Attention %+v %s", op.problem, op.config.hash())
 }
-func (op *attentionOp) Hashcode() uint32 { return hashcode(op) }
+func (op *attentionOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *attentionOp) String() string {
 	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d}", op.heads, op.kvHeads, op.dim, op.valueDim)
 }
@@ -287,7 +268,7 @@ func (op *attentionOp) store() *lseStore { return op.lse }
 // lseOp is the node behind [WithLSE]. Its input is the attention's output,
 // which orders the two; its value comes through the store.
 type lseOp struct {
-	plainOp
+	graph.Plain
 	of     string
 	inRank int
 	shape  tensor.Shape
@@ -311,7 +292,7 @@ func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 func (op *lseOp) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "leanattention.LSE of %s %v", op.of, op.shape)
 }
-func (op *lseOp) Hashcode() uint32     { return hashcode(op) }
+func (op *lseOp) Hashcode() uint32     { return graph.Hashcode(op) }
 func (op *lseOp) String() string       { return "LSE" }
 func (op *lseOp) DiffWRT(n int) []bool { return firstThree(n) } // false would drop its part of a sum's gradient without a word
 func (op *lseOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {

@@ -7,6 +7,8 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 
+	"gorgonia.org/leanattention/internal/graph"
+
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -45,11 +47,9 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if layer.index < 0 || layer.index >= cfg.Layers {
 		return nil, errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
 	}
-	var o [3]operand
-	for i, n := range [...]*G.Node{q, k, v} {
-		if o[i], err = nodeOperand(op, [...]string{"q", "k", "v"}[i], n); err != nil {
-			return nil, err
-		}
+	o, err := nodeOperands(op, q, k, v)
+	if err != nil {
+		return nil, err
 	}
 	rows, err := newTokenRows(op, o[0], o[1], o[2], s.tokens, cfg)
 	if err != nil {
@@ -92,7 +92,7 @@ func (r *tokenRows) geometry(cache *Cache, c *config) cpu.Geometry {
 
 // cachedOp is [CachedAttention].
 type cachedOp struct {
-	plainOp
+	graph.Plain
 	step  *Step
 	layer int
 	rows  tokenRows
@@ -173,7 +173,7 @@ func (op *cachedOp) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "leanattention.CachedAttention cache %d step %d layer %d call %d %+v %s",
 		op.step.cache.id, op.step.id, op.layer, op.call, op.rows, op.config.hash())
 }
-func (op *cachedOp) Hashcode() uint32 { return hashcode(op) }
+func (op *cachedOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *cachedOp) String() string {
 	return fmt.Sprintf("LeanCachedAttention{layer %d, H %d/%d}", op.layer, op.rows.heads, op.step.cache.config.KVHeads)
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
 
 	"gorgonia.org/tensor"
@@ -372,13 +373,13 @@ func attendLayer[F lean.Float](s *Step, layer int, p *stepPlan, q, k, v, out, ls
 		{c.values[layer], g.Value, g.ValueDim, v},
 	} {
 		from := cpu.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
-		if err := cpu.Append(g, s.sequences, x.to, x.at, x.dim, elements[F](x.t), from); err != nil {
+		if err := cpu.Append(g, s.sequences, x.to, x.at, x.dim, dense.Elements[F](x.t), from); err != nil {
 			return err
 		}
 	}
-	o := &cpu.Operands[F]{Q: elements[F](q), Out: backing[F](out), K: c.keys[layer], V: c.values[layer]}
+	o := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](out), K: c.keys[layer], V: c.values[layer]}
 	if lse != nil {
-		o.LSE = backing[F](lse)
+		o.LSE = dense.Backing[F](lse)
 	}
 	return cpu.Run(cpu.Default(), &p.plan, o)
 }

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -29,69 +30,17 @@ func valueOperand(name string, t *tensor.Dense) operand {
 	return operand{name, t.Shape(), t.Dtype()}
 }
 
-// backing is the memory of t as []T, in the order that it lies there. The
-// element type must have T's size.
-func backing[T any](t *tensor.Dense) []T {
-	n := int(t.MemSize() / unsafe.Sizeof(*new(T)))
-	if n == 0 {
-		return nil
-	}
-	// The tensor keeps its memory alive; only its address comes as a uintptr.
-	address := t.Uintptr()
-	return unsafe.Slice(*(**T)(unsafe.Pointer(&address)), n)
-}
-
-// rowMajor reports whether element (i, j, ...) of t lies where the shape alone
-// says. Slices and lazy transposes of tensors are not.
-func rowMajor(t *tensor.Dense) bool {
-	shape, strides := t.Shape(), t.Strides()
-	if len(strides) != len(shape) {
-		return false
-	}
-	want := 1
-	for i := len(shape) - 1; i >= 0; i-- {
-		if shape[i] > 1 && strides[i] != want {
-			return false
-		}
-		want *= shape[i]
-	}
-	return true
-}
-
-// elements is t's elements in row-major order: its own memory where that
-// is how they lie, else a copy.
-func elements[T any](t *tensor.Dense) []T {
-	src := backing[T](t)
-	if rowMajor(t) {
-		return src[:t.Shape().TotalSize()]
-	}
-	shape, strides := t.Shape(), t.Strides()
-	dst := make([]T, 0, shape.TotalSize())
-	var walk func(axis, at int)
-	walk = func(axis, at int) {
-		if axis == len(shape) {
-			dst = append(dst, src[at])
-			return
-		}
-		for i := range shape[axis] {
-			walk(axis+1, at+i*strides[axis])
-		}
-	}
-	walk(0, 0)
-	return dst
-}
-
-// storageBuffer is [elements] of a tensor of keys or values.
+// storageBuffer is [dense.Elements] of a tensor of keys or values.
 func storageBuffer(t *tensor.Dense) cpu.Buffer {
 	switch t.Dtype() {
 	case tensor.Float32:
-		return bufferOf(cpu.Float32, elements[float32](t))
+		return bufferOf(cpu.Float32, dense.Elements[float32](t))
 	case tensor.Float64:
-		return bufferOf(cpu.Float64, elements[float64](t))
+		return bufferOf(cpu.Float64, dense.Elements[float64](t))
 	case Float16:
-		return bufferOf(cpu.Float16, elements[F16](t))
+		return bufferOf(cpu.Float16, dense.Elements[F16](t))
 	default:
-		return bufferOf(cpu.BFloat16, elements[BF16](t))
+		return bufferOf(cpu.BFloat16, dense.Elements[BF16](t))
 	}
 }
 
@@ -104,11 +53,11 @@ func bufferOf[T any](d cpu.DType, s []T) cpu.Buffer {
 func readLengths(op string, dst []int, t *tensor.Dense, capacity int) ([]int, error) {
 	switch t.Dtype() {
 	case tensor.Int:
-		return appendLengths(op, dst, elements[int](t), capacity)
+		return appendLengths(op, dst, dense.Elements[int](t), capacity)
 	case tensor.Int64:
-		return appendLengths(op, dst, elements[int64](t), capacity)
+		return appendLengths(op, dst, dense.Elements[int64](t), capacity)
 	default:
-		return appendLengths(op, dst, elements[int32](t), capacity)
+		return appendLengths(op, dst, dense.Elements[int32](t), capacity)
 	}
 }
 

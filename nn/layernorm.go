@@ -3,10 +3,11 @@ package nn
 import (
 	"fmt"
 	"hash"
-	"hash/fnv"
 	"math"
 	"runtime"
 	"sync"
+
+	"gorgonia.org/leanattention/internal/graph"
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
@@ -86,6 +87,7 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 // layerNorm is the operator: children x, then gamma and beta where present. It
 // holds no state, so one value may serve any number of nodes and runs.
 type layerNorm struct {
+	graph.Plain
 	rank        int // of x
 	eps         float64
 	gamma, beta bool
@@ -123,21 +125,11 @@ func (op layerNorm) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	return shapes[0].Clone(), nil
 }
 
-func (op layerNorm) ReturnsPtr() bool     { return false }
-func (op layerNorm) CallsExtern() bool    { return false }
-func (op layerNorm) OverwritesInput() int { return -1 }
-
 func (op layerNorm) String() string {
 	return fmt.Sprintf("LayerNorm{rank %d, eps %v, gamma %v, beta %v}", op.rank, op.eps, op.gamma, op.beta)
 }
 func (op layerNorm) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
-func (op layerNorm) Hashcode() uint32      { return hashcode(op) }
-
-func hashcode(op G.Op) uint32 {
-	h := fnv.New32a()
-	op.WriteHash(h)
-	return h.Sum32()
-}
+func (op layerNorm) Hashcode() uint32      { return graph.Hashcode(op) }
 
 // Do returns a new tensor at each call: what Gorgonia's in-place nodes do to it
 // afterwards can harm nobody.

@@ -5,6 +5,8 @@ import (
 	"hash"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/graph"
+
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 
@@ -38,7 +40,7 @@ func (op layerNorm) SymDiff(in G.Nodes, _, grad *G.Node) (grads G.Nodes, err err
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	for _, of := range op.inputs() {
-		n, err := apply(name, layerNormGrad{op, of}, append(append(G.Nodes{}, in...), grad)...)
+		n, err := apply(name, layerNormGrad{norm: op, of: of}, append(append(G.Nodes{}, in...), grad)...)
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +66,7 @@ func (op layerNorm) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err err
 	}
 	values = append(values, dy)
 	for i, of := range op.inputs() {
-		d, err := layerNormGrad{op, of}.Do(values...)
+		d, err := layerNormGrad{norm: op, of: of}.Do(values...)
 		if err != nil {
 			return err
 		}
@@ -104,6 +106,7 @@ func (op layerNorm) inputs() []input {
 // layerNormGrad is the gradient of one input of a LayerNorm; its children are
 // the LayerNorm's inputs and the gradient of its output.
 type layerNormGrad struct {
+	graph.Plain
 	norm layerNorm
 	of   input
 }
@@ -137,13 +140,9 @@ func (op layerNormGrad) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	return tensor.Shape{shapes[0][op.norm.rank-1]}, nil
 }
 
-func (op layerNormGrad) ReturnsPtr() bool     { return false }
-func (op layerNormGrad) CallsExtern() bool    { return false }
-func (op layerNormGrad) OverwritesInput() int { return -1 }
-
 func (op layerNormGrad) String() string        { return fmt.Sprintf("d%v of %v", op.of, op.norm) }
 func (op layerNormGrad) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
-func (op layerNormGrad) Hashcode() uint32      { return hashcode(op) }
+func (op layerNormGrad) Hashcode() uint32      { return graph.Hashcode(op) }
 
 // DiffWRT and SymDiff are there because Gorgonia panics at an operator that
 // lacks them; the error says what is missing.

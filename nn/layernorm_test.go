@@ -392,7 +392,7 @@ func TestLayerNormHash(t *testing.T) {
 				norm := layerNorm{rank: rank, eps: eps, gamma: affine&1 != 0, beta: affine&2 != 0}
 				ops = append(ops, norm)
 				for _, of := range norm.inputs() {
-					ops = append(ops, layerNormGrad{norm, of})
+					ops = append(ops, layerNormGrad{norm: norm, of: of})
 				}
 			}
 		}
@@ -500,13 +500,13 @@ func TestLayerNormWrongValues(t *testing.T) {
 		}
 		for _, of := range op.inputs() {
 			in := append(append([]G.Value{}, c.in...), f32(2, 3))
-			if y, err := (layerNormGrad{op, of}).Do(in...); y != nil || !errors.Is(err, c.want) {
+			if y, err := (layerNormGrad{norm: op, of: of}).Do(in...); y != nil || !errors.Is(err, c.want) {
 				t.Errorf("gradient of %v, %s: %v and error %v, want %v", of, c.name, y, err, c.want)
 			}
 		}
 	}
 	in := []G.Value{f32(2, 3), f32(3), f32(3), f32(3, 2)}
-	if _, err := (layerNormGrad{op, inputX}).Do(in...); !errors.Is(err, la.ErrShape) {
+	if _, err := (layerNormGrad{norm: op, of: inputX}).Do(in...); !errors.Is(err, la.ErrShape) {
 		t.Errorf("gradient of another shape: error %v", err)
 	}
 }

@@ -2,9 +2,12 @@ package nn
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/graph"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -23,10 +26,9 @@ func recoverTo(op string, err *error) {
 	}
 }
 
-// apply is gorgonia.ApplyOp, whose panics become errors.
-func apply(name string, op G.Op, children ...*G.Node) (n *G.Node, err error) {
-	defer recoverTo(name, &err)
-	n, err = G.ApplyOp(op, children...)
+// apply is graph.Apply with its errors as errors of this package.
+func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
+	n, err := graph.Apply(op, children...)
 	if err != nil {
 		return nil, errorf(name, la.ErrGraph, "%v", err)
 	}
@@ -46,41 +48,10 @@ func elements[F float](name, what string, v G.Value, want tensor.Shape) ([]F, er
 	if !slices.Equal(t.Shape(), want) {
 		return nil, errorf(name, la.ErrShape, "%s has shape %v when run, want %v", what, t.Shape(), want)
 	}
-	data, ok := t.Data().([]F)
-	if !ok {
-		return nil, errorf(name, la.ErrDType, "%s is of %v when run, want %T", what, t.Dtype(), *new(F))
+	if t.Dtype() != dtypeOf[F]() {
+		return nil, errorf(name, la.ErrDType, "%s is of %v when run, want %v", what, t.Dtype(), dtypeOf[F]())
 	}
-	// Strides tell the order of every kind of view alike, flags do not.
-	strides, size := t.Strides(), want.TotalSize()
-	if len(strides) != len(want) {
-		return nil, errorf(name, la.ErrUnsupported, "%s of shape %v has strides %v", what, want, strides)
-	}
-	inOrder, step, last := true, 1, 0
-	for i := len(want) - 1; i >= 0; i-- {
-		if want[i] > 1 {
-			inOrder = inOrder && strides[i] == step
-			last += (want[i] - 1) * strides[i]
-		}
-		step *= want[i]
-	}
-	if last >= len(data) {
-		return nil, errorf(name, la.ErrShape, "%s of shape %v and strides %v has %d elements", what, want, strides, len(data))
-	}
-	if inOrder {
-		return data[:size], nil
-	}
-	out, at := make([]F, size), make([]int, len(want))
-	for i, from := 0, 0; i < size; i++ {
-		out[i] = data[from]
-		for axis := len(want) - 1; axis >= 0; axis-- {
-			at[axis]++
-			from += strides[axis]
-			if at[axis] < want[axis] {
-				break
-			}
-			from -= want[axis] * strides[axis]
-			at[axis] = 0
-		}
-	}
-	return out, nil
+	return dense.Elements[F](t), nil
 }
+
+func dtypeOf[F float]() tensor.Dtype { return tensor.Dtype{Type: reflect.TypeFor[F]()} }

@@ -1,0 +1,65 @@
+package dense
+
+import (
+	"slices"
+	"testing"
+
+	"gorgonia.org/tensor"
+)
+
+// counting is a tensor of 0, 1, 2, ... in row-major order.
+func counting(shape ...int) *tensor.Dense {
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(tensor.Range(tensor.Float32, 0, tensor.Shape(shape).TotalSize())))
+}
+
+func TestElements(t *testing.T) {
+	transposed := counting(2, 3)
+	if err := transposed.T(); err != nil {
+		t.Fatal(err)
+	}
+	columns, err := counting(3, 4).Slice(nil, tensor.S(1, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := counting(3, 2).Slice(tensor.S(1, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	permuted := counting(2, 2, 3)
+	if err := permuted.T(2, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	columnMajor := tensor.New(tensor.WithShape(2, 3), tensor.AsFortran([]float32{0, 3, 1, 4, 2, 5}))
+	for _, c := range []struct {
+		name    string
+		t       *tensor.Dense
+		inPlace bool
+		want    []float32
+	}{
+		{"plain", counting(2, 3), true, []float32{0, 1, 2, 3, 4, 5}},
+		{"one element", counting(1, 1), true, []float32{0}},
+		{"lazy transpose", transposed, false, []float32{0, 3, 1, 4, 2, 5}},
+		{"slice of columns", columns.(*tensor.Dense), false, []float32{1, 2, 5, 6, 9, 10}},
+		{"slice of rows", rows.(*tensor.Dense), true, []float32{2, 3, 4, 5}},
+		{"axes permuted", permuted, false, []float32{0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11}},
+		{"column-major", columnMajor, false, []float32{0, 1, 2, 3, 4, 5}},
+	} {
+		if got := Elements[float32](c.t); !slices.Equal(got, c.want) {
+			t.Errorf("%s: elements %v, want %v", c.name, got, c.want)
+		}
+		if got := RowMajor(c.t); got != c.inPlace {
+			t.Errorf("%s: row-major %t, want %t", c.name, got, c.inPlace)
+		}
+	}
+}
+
+func TestElementsAreTheTensorsOwn(t *testing.T) {
+	x := counting(2, 3)
+	Backing[float32](x)[4] = 40
+	if got := Elements[float32](x)[4]; got != 40 {
+		t.Errorf("element 4 is %v after it was set to 40", got)
+	}
+	if n := testing.AllocsPerRun(100, func() { _ = Elements[float32](x) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
