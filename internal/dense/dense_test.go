@@ -29,7 +29,7 @@ func TestElements(t *testing.T) {
 	if err := permuted.T(2, 0, 1); err != nil {
 		t.Fatal(err)
 	}
-	columnMajor := tensor.New(tensor.WithShape(2, 3), tensor.AsFortran([]float32{0, 3, 1, 4, 2, 5}))
+	columnMajor := tensor.New(tensor.WithShape(2, 3), tensor.AsFortran([]float32{0, 1, 2, 3, 4, 5}))
 	for _, c := range []struct {
 		name    string
 		t       *tensor.Dense
