@@ -1,0 +1,438 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"go.uber.org/goleak"
+
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// attention of F against the reference, on one schedule.
+func verify[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout, policy lean.Policy, workers, tileTokens int) error {
+	c := reftest.New(rng, s, in, accOf[F](), formatOf[F](l.dtype))
+	p := place[F](rng, c, l)
+	if err := p.run(Default(), policy, workers, tileTokens); err != nil {
+		return err
+	}
+	if err := p.check(c.Reference(reftest.Precision{Acc: accOf[F]()})); err != nil {
+		return fmt.Errorf("%v, %v, queries %v, %v, %v %d, %d workers, LeanTiles of %d: %w",
+			s, in, accOf[F](), l, policy.Kind, policy.Splits, workers, tileTokens, err)
+	}
+	return nil
+}
+
+func randomPolicy(rng *rand.Rand) lean.Policy {
+	return lean.Policy{Kind: lean.Kind(rng.IntN(3)), Splits: 1 + rng.IntN(6)}
+}
+
+func TestRunRandom(t *testing.T) {
+	rng := reftest.Rand(t)
+	for range 120 {
+		s, in, l := reftest.RandomShape(rng), reftest.AllInputs[rng.IntN(len(reftest.AllInputs))], randomLayout(rng)
+		policy, workers, tile := randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64, 100}[rng.IntN(6)]
+		var err error
+		if rng.IntN(3) > 0 {
+			err = verify[float32](rng, s, in, l, policy, workers, tile)
+		} else {
+			err = verify[float64](rng, s, in, l, policy, workers, tile)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRunDims(t *testing.T) {
+	rng := reftest.Rand(t)
+	for d := 1; d <= 256; d += 1 + d/64*rng.IntN(5) {
+		s := reftest.Shape{
+			Heads: 2, KVHeads: 1, Dim: d, ValueDim: d, Queries: []int{1}, Keys: []int{1 + rng.IntN(60)},
+		}
+		if d%3 == 0 {
+			s.ValueDim = 1 + rng.IntN(256)
+		}
+		l := randomLayout(rng)
+		if err := verify[float32](rng, s, reftest.Normal, l, lean.Policy{}, 2, 16); err != nil {
+			t.Fatal(err)
+		}
+		if err := verify[float64](rng, s, reftest.Peaked, l, lean.Policy{}, 2, 16); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRunGroups(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, group := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 71, 300} {
+		for _, queries := range []int{1, 3} {
+			s := reftest.Shape{
+				Heads: 2 * group, KVHeads: 2, Dim: 24, ValueDim: 16,
+				Queries: []int{queries, 1}, Keys: []int{90, 33}, Causal: true,
+			}
+			if err := verify[float32](rng, s, reftest.Normal, randomLayout(rng), lean.Policy{}, 3, 32); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// Prefill: several blocks of query positions, whose last LeanTiles cross the diagonal.
+func TestRunPrefill(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, causal := range []bool{true, false} {
+		for _, n := range []struct{ queries, keys int }{
+			{64, 64}, {65, 65}, {200, 200}, {129, 300}, {70, 71},
+			{300, 100}, // 200 positions see nothing: three blocks of them altogether, one in part
+			{100, 0},
+		} {
+			for group := 1; group <= 3; group++ {
+				s := reftest.Shape{
+					Heads: 2 * group, KVHeads: 2, Dim: 16, ValueDim: 8,
+					Queries: []int{n.queries, 1}, Keys: []int{n.keys, 40}, Causal: causal,
+				}
+				l := randomLayout(rng)
+				if err := verify[float32](rng, s, reftest.Peaked, l, randomPolicy(rng), 1+rng.IntN(8), 64); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+func TestRunEmptySequences(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, s := range []reftest.Shape{
+		{Queries: []int{0}, Keys: []int{0}},
+		{Queries: []int{0, 0}, Keys: []int{10, 0}},
+		{Queries: []int{1}, Keys: []int{0}},
+		{Queries: []int{0, 1, 0, 2, 1}, Keys: []int{5, 0, 0, 9, 40}},
+		{},
+	} {
+		s.Heads, s.KVHeads, s.Dim, s.ValueDim, s.Causal = 4, 2, 8, 8, true
+		for workers := 1; workers < 5; workers++ {
+			if err := verify[float32](rng, s, reftest.Normal, randomLayout(rng), randomPolicy(rng), workers, 4); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// All schedules give the reference's result within its bound, and each gives the same bits whenever and
+// on however many threads it runs.
+func TestRunSchedules(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{
+		Heads: 6, KVHeads: 2, Dim: 20, ValueDim: 20, Causal: true,
+		Queries: []int{1, 1, 30, 1, 2}, Keys: []int{500, 3, 77, 0, 260},
+	}
+	c := reftest.New(rng, s, reftest.Peaked, reftest.Float32, reftest.Float16)
+	p := place[float32](rng, c, layout{dtype: Float16, page: 16})
+	want := c.Reference(reftest.Precision{Acc: reftest.Float32})
+	for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 3}, {Kind: lean.PerHead}} {
+		for workers := 1; workers <= 8; workers++ {
+			for _, tile := range []int{1, 16, 50, 256} {
+				var first []uint64
+				for _, procs := range []int{4, 1, 2, 4} {
+					setProcs(t, procs)
+					if err := p.run(Default(), policy, workers, tile); err != nil {
+						t.Fatal(err)
+					}
+					if first == nil {
+						if err := p.check(want); err != nil {
+							t.Fatalf("%v, %d workers, LeanTiles of %d: %v", policy.Kind, workers, tile, err)
+						}
+						first = p.bits()
+					} else if !slices.Equal(first, p.bits()) {
+						t.Fatalf("%v, %d workers, LeanTiles of %d: another result on repeat", policy.Kind, workers, tile)
+					}
+				}
+			}
+		}
+	}
+}
+
+// So many keys that the sums over them are themselves a source of error.
+func TestRunLongContext(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{1}, Keys: []int{100_001}}
+	for _, in := range []reftest.Inputs{reftest.Normal, reftest.Constant} {
+		for _, d := range []DType{Float32, BFloat16} {
+			if err := verify[float32](rng, s, in, layout{dtype: d, page: 4096}, lean.Policy{}, 3, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// What a query sees and is not a number reaches its output; what only later positions see does not.
+func TestRunNaNInLiveKeys(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 5, ValueDim: 5, Queries: []int{20}, Keys: []int{90}, Causal: true}
+	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		for _, where := range []string{"key", "value"} {
+			const at = 80 // seen by positions 10 and on
+			c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+			if where == "key" {
+				c.Key(0, at, 0)[2] = bad
+			} else {
+				c.Value(0, at, 0)[2] = bad
+			}
+			p := place[float32](rng, c, randomLayout(rng))
+			if err := p.run(Default(), lean.Policy{}, 3, 16); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 20 {
+				for h := range 2 {
+					row := p.ops.Out[(p.seqs[0].Row+i)*p.g.Out.Row+h*p.g.Out.Head:][:5]
+					finite := true
+					for _, x := range row {
+						finite = finite && !math.IsNaN(float64(x)) && !math.IsInf(float64(x), 0)
+					}
+					if i < 10 && !finite {
+						t.Fatalf("%v in a %s reaches position %d, which does not see it: %v", bad, where, i, row)
+					}
+					// An infinite key has the score -Inf for some queries, and then no weight.
+					if i >= 10 && finite && (where == "value" || bad != bad) {
+						t.Fatalf("%v in a %s does not reach position %d: %v", bad, where, i, row)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Keys whose scores are all -Inf weigh nothing, like keys that are not seen.
+func TestRunAllScoresMinusInf(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{1}, Keys: []int{40}}
+	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+	for i := range c.Q {
+		c.Q[i] = 1
+	}
+	for i := range c.K {
+		c.K[i] = math.Inf(-1)
+	}
+	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+	for workers := 1; workers < 4; workers++ {
+		if err := p.run(Default(), lean.Policy{}, workers, 8); err != nil {
+			t.Fatal(err)
+		}
+		out := p.ops.Out[p.seqs[0].Row*p.g.Out.Row:][:2]
+		if lse := p.ops.LSE[p.seqs[0].Row*p.g.LSE.Row]; out[0] != 0 || out[1] != 0 || !math.IsInf(float64(lse), -1) {
+			t.Fatalf("out %v, lse %v", out, lse)
+		}
+	}
+}
+
+func TestRunWithoutLSE(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{3, 1}, Keys: []int{1, 50}, Causal: true}
+	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+	p.ops.LSE = nil
+	if err := p.run(Default(), lean.Policy{}, 3, 8); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.check(c.Reference(reftest.Precision{Acc: reftest.Float32})); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// celsius is a float type with a name of its own.
+type celsius float32
+
+func TestRunNamedFloat(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{50}}
+	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+	var plan Plan
+	if err := plan.Build(p.g, p.seqs); err != nil {
+		t.Fatal(err)
+	}
+	o := Operands[celsius]{
+		Q: make([]celsius, len(p.ops.Q)), Out: make([]celsius, len(p.ops.Out)),
+		K: p.ops.K, V: p.ops.V,
+	}
+	for i, x := range p.ops.Q {
+		o.Q[i] = celsius(x)
+	}
+	if err := Run(Default(), &plan, &o); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(Default(), &plan, &p.ops); err != nil {
+		t.Fatal(err)
+	}
+	at := p.seqs[0].Row * p.g.Out.Row
+	for i, x := range o.Out[at : at+8] {
+		if float32(x) != p.ops.Out[at+i] {
+			t.Fatalf("element %d: %v as celsius, %v as float32", i, x, p.ops.Out[at+i])
+		}
+	}
+}
+
+// One plan and one engine serve any number of callers at once.
+func TestRunConcurrently(t *testing.T) {
+	rng := reftest.Rand(t)
+	setProcs(t, 4)
+	s := reftest.Shape{
+		Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Causal: true,
+		Queries: []int{1, 5}, Keys: []int{300, 60},
+	}
+	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+	var e Engine
+	defer e.Close()
+	if err := p.run(&e, lean.Policy{}, 5, 16); err != nil {
+		t.Fatal(err)
+	}
+	want := p.bits()
+	g := p.g
+	g.Workers, g.TileTokens = 5, 16
+	var plan Plan
+	if err := plan.Build(g, p.seqs); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 6 {
+		mine := &problem[float32]{c: c, g: p.g, seqs: p.seqs, ops: p.ops}
+		mine.ops.Out, mine.ops.LSE = slices.Clone(p.ops.Out), slices.Clone(p.ops.LSE)
+		wg.Go(func() {
+			for range 50 {
+				mine.forget()
+				if err := Run(&e, &plan, &mine.ops); err != nil {
+					t.Error(err)
+				}
+				if !slices.Equal(want, mine.bits()) {
+					t.Error("another result beside other runs")
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestRunAfterClose(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	rng := reftest.Rand(t)
+	setProcs(t, 3)
+	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{200}}
+	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+	p := place[float32](rng, c, layout{dtype: Float32, page: 64})
+	want := c.Reference(reftest.Precision{Acc: reftest.Float32})
+	var e Engine
+	for range 3 {
+		if err := p.run(&e, lean.Policy{}, 3, 16); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.check(want); err != nil {
+			t.Fatal(err)
+		}
+		e.Close()
+	}
+}
+
+// A kernel that panics makes an error, and neither the pool nor a workspace keeps a trace of it.
+func TestRunSurvivesPanic(t *testing.T) {
+	rng := reftest.Rand(t)
+	setProcs(t, 3)
+	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{300}}
+	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+	p := place[float32](rng, c, layout{dtype: Float32, page: 64})
+	want := c.Reference(reftest.Precision{Acc: reftest.Float32})
+	var e Engine
+	defer e.Close()
+
+	good := kernels32[Float32]
+	defer func() { kernels32[Float32] = good }()
+	for i := range 10 {
+		var calls counter
+		kernels32[Float32] = func(tl *tile) {
+			if calls.Add(1) == int32(i+1) {
+				panic("kernel")
+			}
+			good(tl)
+		}
+		if err := p.run(&e, lean.Policy{}, 3, 16); err == nil {
+			t.Fatal("no error")
+		}
+		kernels32[Float32] = good
+		if err := p.run(&e, lean.Policy{}, 3, 16); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.check(want); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestBuildAndRunDoNotAllocate(t *testing.T) {
+	setProcs(t, 3)
+	for _, s := range []reftest.Shape{
+		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{1, 1}, Keys: []int{300, 80}},
+		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{100, 1, 9}, Keys: []int{100, 80, 4}, Causal: true},
+	} {
+		rng := reftest.Rand(t)
+		for d := range DType(dtypes) {
+			testAllocations[float32](t, rng, s, d)
+			testAllocations[float64](t, rng, s, d)
+		}
+	}
+}
+
+func testAllocations[F real](t *testing.T, rng *rand.Rand, s reftest.Shape, d DType) {
+	c := reftest.New(rng, s, reftest.Normal, accOf[F](), formatOf[F](d))
+	p := place[F](rng, c, layout{dtype: d, page: 16})
+	g := p.g
+	g.TileTokens, g.Workers = 32, 5
+	var e Engine
+	defer e.Close()
+	var plan Plan
+	if n := testing.AllocsPerRun(20, func() {
+		if err := plan.Build(g, p.seqs); err != nil {
+			t.Error(err)
+		}
+		if err := Run(&e, &plan, &p.ops); err != nil {
+			t.Error(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v, queries of %v, %v: %v allocations a step", s, accOf[F](), d, n)
+	}
+}
+
+// The workspace depends on workers, rows and dims, not on lengths.
+func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
+	size := func(keys int) int {
+		mem := make([]float32, keys*4)
+		g := Geometry{
+			Heads: 1, KVHeads: 1, Dim: 4, ValueDim: 4, Query: Strides{4, 4}, Out: Strides{4, 4},
+			Key: PageStrides{Row: 4}, Value: PageStrides{Row: 4}, PageTokens: keys, Scale: 1, Workers: 2,
+		}
+		var plan Plan
+		if err := plan.Build(g, []Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
+			t.Fatal(err)
+		}
+		kv := Buffer{Float32, unsafe.Pointer(&mem[0]), len(mem)}
+		var e Engine
+		defer e.Close()
+		if err := Run(&e, &plan, &Operands[float32]{Q: make([]float32, 4), Out: make([]float32, 4), K: kv, V: kv}); err != nil {
+			t.Fatal(err)
+		}
+		ws := e.f32.get()
+		return len(ws.values) + len(ws.workers)*len(ws.workers[0].values)
+	}
+	if a, b := size(1000), size(300_000); a != b {
+		t.Errorf("%d elements for 1000 keys, %d for 300000", a, b)
+	}
+}

@@ -1,0 +1,310 @@
+package cpu
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// ulps returns how many units in the last place of want's float32 got is off.
+func ulps(got float32, want float64) float64 {
+	_, e := math.Frexp(want)
+	return math.Abs(float64(got)-want) / math.Ldexp(1, max(e, -125)-24)
+}
+
+func TestExp2(t *testing.T) {
+	rng := reftest.Rand(t)
+	check := func(x float32) {
+		got, want := exp2(x), math.Exp2(float64(x))
+		if x < -126 {
+			if got != 0 || math.Signbit(float64(got)) {
+				t.Fatalf("2^%v: got %v, want 0", x, got)
+			}
+			return
+		}
+		if d := ulps(got, want); !(d <= 2) {
+			t.Fatalf("2^%v: got %v, want %v: %v ulp", x, got, want, d)
+		}
+	}
+	for n := 0; n <= 128; n++ { // integers and halves, where the polynomial's pieces meet
+		for _, x := range []float64{float64(-n), float64(-n) - 0.5} {
+			x := float32(x)
+			check(x)
+			check(math.Nextafter32(x, -200))
+			if x < 0 {
+				check(math.Nextafter32(x, 0))
+			}
+		}
+	}
+	for range 1_000_000 {
+		check(-float32(rng.Float64() * 130))
+		check(-math.Float32frombits(rng.Uint32N(math.Float32bits(130))))
+	}
+	for x, want := range map[float32]float32{0: 1, float32(math.Copysign(0, -1)): 1, -1: 0.5, -126: 0x1p-126,
+		float32(math.Inf(-1)): 0, -math.MaxFloat32: 0} {
+		if got := exp2(x); got != want {
+			t.Errorf("2^%v: got %v, want %v", x, got, want)
+		}
+	}
+	for _, bits := range []uint32{0x7fc00000, 0xffc00000, 0x7f800001, 0x7fc00001, 0x7fffffff, 0xffffffff, 0x7fc001ff} {
+		if got := exp2(math.Float32frombits(bits)); got == got {
+			t.Errorf("2^NaN (%#x): got %v", bits, got)
+		}
+	}
+}
+
+func TestMaximum(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	for _, c := range []struct {
+		s    []float64
+		want float64
+	}{
+		{nil, -inf}, {[]float64{-inf, -inf}, -inf}, {[]float64{-3, -1, -2}, -1}, {[]float64{1, 2, 3, 4, 5, 6, 7}, 7},
+		{[]float64{9, 2, 3, 4, 5, 6, 7}, 9}, {[]float64{1, nan, 3}, nan}, {[]float64{nan, 1}, nan}, {[]float64{1, inf}, inf},
+	} {
+		if got := maximum(c.s); got != c.want && !(got != got && c.want != c.want) {
+			t.Errorf("maximum(%v) = %v", c.s, got)
+		}
+	}
+}
+
+// call is one kernel call, with everything in memory of its own and NaN around it.
+type call[F real] struct {
+	t       tile
+	q, o    []F
+	m, l    []F
+	visible []int32
+	k, v    [][]F // as the kernel should see them, in order of c
+	mem     [8]any
+	guards  []guard[F]
+}
+
+// guard is memory that a kernel must leave alone.
+type guard[F real] struct {
+	name string
+	mem  []F
+}
+
+const guardLen = 16
+
+// guarded returns n values with guards of NaN on both sides.
+func (c *call[F]) guarded(name string, n int) []F {
+	mem := filled[F](n + 2*guardLen)
+	c.guards = append(c.guards, guard[F]{name, mem[:guardLen]}, guard[F]{name, mem[guardLen+n:]})
+	return mem[guardLen : guardLen+n : guardLen+n]
+}
+
+// newCall draws a call for the given sizes. Keys lie in four streams, or in order if rows see
+// different numbers of them; between rows there is NaN.
+func newCall[F real](rng *rand.Rand, d DType, rows, count, dim, valueDim int, masked bool) *call[F] {
+	c := new(call[F])
+	c.q = c.guarded("q", rows*dim)
+	c.o, c.m, c.l = c.guarded("o", rows*valueDim), c.guarded("m", rows), c.guarded("l", rows)
+	scores := c.guarded("scores", rows*((count+3)/4*4))
+	wide := c.guarded("wide", 4*max(dim, valueDim))
+	for i := range c.q {
+		c.q[i] = F(rng.NormFloat64())
+	}
+	for r := range rows {
+		state := lean.State[F]{O: c.o[r*valueDim : (r+1)*valueDim]}
+		state.Reset()
+		if rng.IntN(2) == 0 { // has seen keys before
+			state.M, state.L = F(4*rng.NormFloat64()), F(1+rng.Float64())
+			for i := range state.O {
+				state.O[i] = F(rng.NormFloat64())
+			}
+		}
+		c.m[r], c.l[r] = state.M, state.L
+	}
+	c.t = tile{
+		Rows: rows, Count: count, Dim: dim, ValueDim: valueDim,
+		Q: unsafe.Pointer(&c.q[0]), O: unsafe.Pointer(&c.o[0]),
+		M: unsafe.Pointer(&c.m[0]), L: unsafe.Pointer(&c.l[0]),
+		Scores: unsafe.Pointer(&scores[0]), Wide: unsafe.Pointer(&wide[0]),
+	}
+	if masked {
+		for range rows {
+			c.visible = append(c.visible, int32(rng.IntN(count+1)))
+		}
+		c.t.Visible = unsafe.Pointer(&c.visible[0])
+	}
+	c.k = c.rows(rng, 0, d, dim, masked, &c.t.K, &c.t.KStep)
+	c.v = c.rows(rng, 1, d, valueDim, masked, &c.t.V, &c.t.VStep)
+	return c
+}
+
+// rows stores random rows for the tile's keys or values and returns them.
+func (c *call[F]) rows(rng *rand.Rand, i int, d DType, dim int, masked bool, at *[4]unsafe.Pointer, step *int) [][]F {
+	f := formatOf[F](d)
+	gap := rng.IntN(3)
+	row := dim + gap
+	runs := (c.t.Count + 3) / 4
+	p := new(problem[F])
+	buf := p.buffer(0, d, 4*runs*row+gap)
+	c.mem[i] = p
+	*step = row * d.Size()
+	order := rng.Perm(4)
+	if masked {
+		*step *= 4
+	}
+	for s := range at {
+		first := order[s] * runs * row
+		if masked {
+			first = s * row
+		}
+		at[s] = buf.at(first)
+	}
+	var rows [][]F
+	for k := range c.t.Count {
+		first := (order[k%4]*runs + k/4) * row
+		if masked {
+			first = k * row
+		}
+		x := make([]F, dim)
+		for j := range x {
+			x[j] = F(f.Round(rng.NormFloat64()))
+		}
+		store(&buf, first, x)
+		rows = append(rows, x)
+	}
+	return rows
+}
+
+// TestKernels holds every kernel to its contract, computed in float64.
+func TestKernels(t *testing.T) {
+	rng := reftest.Rand(t)
+	for d := range DType(dtypes) {
+		for range 100 {
+			rows, count := 1+rng.IntN(9), 1+rng.IntN(40)
+			dim, valueDim := 1+rng.IntN(70), 1+rng.IntN(70)
+			masked := rng.IntN(2) == 0
+			testKernel(t, d, newCall[float32](rng, d, rows, count, dim, valueDim, masked))
+			testKernel(t, d, newCall[float64](rng, d, rows, count, dim, valueDim, masked))
+		}
+	}
+}
+
+// expected is what a kernel should make of one row, and how far it may be off.
+type expected struct {
+	o, oBound []float64
+	m, mBound float64
+	l, lBound float64
+}
+
+// expect computes row r of the kernel contract. Rounding: a score is off by (Dim+4) u sum |q_i k_i|; a
+// weight, relatively, by its score's and the maximum's errors, by u times the distance between the two,
+// and by the 2 units of 2^x; sums by u for each term.
+func (c *call[F]) expect(r int) expected {
+	u := accOf[F]().Unit()
+	dim, valueDim := c.t.Dim, c.t.ValueDim
+	sees := c.t.Count
+	if c.visible != nil {
+		sees = int(c.visible[r])
+	}
+	oldM := float64(c.m[r])
+	e := expected{o: make([]float64, valueDim), oBound: make([]float64, valueDim), m: oldM}
+	s := make([]float64, sees)
+	var abs float64
+	for j := range s {
+		var a float64
+		for i, x := range c.q[r*dim : (r+1)*dim] {
+			y := float64(x) * float64(c.k[j][i])
+			s[j] += y
+			a += math.Abs(y)
+		}
+		abs = max(abs, a)
+		e.m = max(e.m, s[j])
+	}
+	e.mBound = u * float64(dim+4) * abs
+	if math.IsInf(e.m, -1) {
+		return e
+	}
+
+	far := 0.0
+	add := func(s, l float64, o []F) {
+		p := math.Exp2(s - e.m)
+		e.l += p * l
+		for i, x := range o {
+			e.o[i] += p * float64(x)
+			e.oBound[i] += p * math.Abs(float64(x))
+		}
+		if p > 0 {
+			far = max(far, e.m-s)
+		}
+	}
+	add(oldM, float64(c.l[r]), c.o[r*valueDim:(r+1)*valueDim])
+	for j := range s {
+		add(s[j], 1, c.v[j])
+	}
+	relative := 2*e.mBound + u*(far+float64(sees)+8)
+	e.lBound = relative * e.l
+	for i := range e.oBound {
+		e.oBound[i] *= relative
+	}
+	return e
+}
+
+func testKernel[F real](t *testing.T, d DType, c *call[F]) {
+	t.Helper()
+	want := make([]expected, c.t.Rows)
+	for r := range want {
+		want[r] = c.expect(r)
+	}
+	kernelFor[F](d)(&c.t)
+	near := func(got F, want, bound float64) bool {
+		return float64(got) == want || math.Abs(float64(got)-want) <= bound
+	}
+	for r, e := range want {
+		if !near(c.m[r], e.m, e.mBound) {
+			t.Fatalf("%v, row %d: M = %v, want %v within %v", d, r, c.m[r], e.m, e.mBound)
+		}
+		if !near(c.l[r], e.l, e.lBound) {
+			t.Fatalf("%v, row %d: L = %v, want %v within %v", d, r, c.l[r], e.l, e.lBound)
+		}
+		for i, o := range e.o {
+			if got := c.o[r*c.t.ValueDim+i]; !near(got, o, e.oBound[i]) {
+				t.Fatalf("%v, row %d: O[%d] = %v, want %v within %v", d, r, i, got, o, e.oBound[i])
+			}
+		}
+	}
+	for _, g := range c.guards {
+		for i, x := range g.mem {
+			if !isUntouched(x) {
+				t.Fatalf("%v: wrote %v beside %s, at %d", d, x, g.name, i)
+			}
+		}
+	}
+}
+
+// A Visible that hides nothing changes nothing: not a bit.
+func TestKernelAllVisible(t *testing.T) {
+	rng := reftest.Rand(t)
+	for range 50 {
+		const dim = 12
+		count := 1 + rng.IntN(30)
+		c := newCall[float32](rng, Float32, 3, count, dim, dim, true)
+		for i := range c.visible {
+			c.visible[i] = int32(count) // everybody sees everything
+		}
+		var got [2][]float32
+		for i := range got {
+			o, m, l := append([]float32(nil), c.o...), append([]float32(nil), c.m...), append([]float32(nil), c.l...)
+			call := c.t
+			call.O, call.M, call.L = unsafe.Pointer(&o[0]), unsafe.Pointer(&m[0]), unsafe.Pointer(&l[0])
+			if i == 1 {
+				call.Visible = nil
+			}
+			attendF32F32(&call)
+			got[i] = append(append(o, m...), l...)
+		}
+		for i := range got[0] {
+			if got[0][i] != got[1][i] {
+				t.Fatalf("%v with Visible, %v without", got[0], got[1])
+			}
+		}
+	}
+}

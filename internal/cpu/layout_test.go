@@ -1,0 +1,222 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// untouched is a NaN that no arithmetic makes: outputs hold it until they are written.
+var untouched = math.Float64frombits(0xfff8_dead_beef_0001)
+
+// isUntouched reports whether x is what an output was filled with.
+func isUntouched[F real](x F) bool {
+	return math.Float64bits(float64(x)) == math.Float64bits(float64(F(untouched)))
+}
+
+// formatOf is what keys and values of d hold; float64 storage holds what queries of float32 can hold.
+func formatOf[F real](d DType) reftest.Format {
+	switch d {
+	case Float32:
+		return reftest.Float32
+	case Float16:
+		return reftest.Float16
+	case BFloat16:
+		return reftest.BFloat16
+	}
+	return accOf[F]()
+}
+
+// accOf is the format that queries of type F are accumulated in.
+func accOf[F real]() reftest.Format {
+	if unsafe.Sizeof(F(0)) == 4 {
+		return reftest.Float32
+	}
+	return reftest.Float64
+}
+
+// problem is a reftest.Case in memory, laid out as hostile as can be: sequences' rows and pages in
+// random places, NaN wherever nothing may be read, and page tables that go on with nonsense.
+type problem[F real] struct {
+	c    *reftest.Case
+	g    Geometry
+	seqs []Sequence
+	ops  Operands[F]
+	keep [2][]uint64 // the memory of K and V
+}
+
+// layout says how a problem lies in memory.
+type layout struct {
+	dtype     DType
+	page      int  // tokens
+	slotMajor bool // heads inside slots instead of slots inside heads
+}
+
+func (l layout) String() string {
+	return fmt.Sprintf("%v pages of %d slotMajor=%v", l.dtype, l.page, l.slotMajor)
+}
+
+func randomLayout(rng *rand.Rand) layout {
+	return layout{
+		dtype:     DType(rng.IntN(dtypes)),
+		page:      []int{1, 2, 3, 7, 16, 32, 33, 128, 1000}[rng.IntN(9)],
+		slotMajor: rng.IntN(2) == 0,
+	}
+}
+
+// place lays c out.
+func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
+	p := &problem[F]{c: c}
+	h, d, dv := c.Heads, c.Dim, c.ValueDim
+	pad := rng.IntN(3)
+	p.g = Geometry{
+		Heads: h, KVHeads: c.KVHeads, Dim: d, ValueDim: dv,
+		Query:      Strides{Row: h*(d+pad) + pad, Head: d + pad},
+		Out:        Strides{Row: h*(dv+pad) + pad, Head: dv + pad},
+		LSE:        Strides{Row: h + pad, Head: 1},
+		Key:        pageStrides(l, c.KVHeads, d, pad),
+		Value:      pageStrides(l, c.KVHeads, dv, pad),
+		PageTokens: l.page,
+		Scale:      c.Scale,
+		Causal:     c.Causal,
+	}
+
+	// Rows: sequences in random order with gaps.
+	rows := 0
+	p.seqs = make([]Sequence, len(c.Queries))
+	for _, s := range rng.Perm(len(c.Queries)) {
+		rows += rng.IntN(3)
+		p.seqs[s] = Sequence{Row: rows, Queries: c.Queries[s], Keys: c.Keys[s]}
+		rows += c.Queries[s]
+	}
+	p.ops.Q = filled[F](rows*p.g.Query.Row + h*(d+pad))
+	p.ops.Out = filled[F](rows*p.g.Out.Row + h*(dv+pad))
+	p.ops.LSE = filled[F](rows*p.g.LSE.Row + h)
+	for s := range p.seqs {
+		for i := range c.Queries[s] {
+			for head := range h {
+				at := (p.seqs[s].Row+i)*p.g.Query.Row + head*p.g.Query.Head
+				for j, x := range c.Query(s, i, head) {
+					p.ops.Q[at+j] = F(x)
+				}
+			}
+		}
+	}
+
+	// Pages: a random subset of a pool, the rest of which is NaN.
+	pool := 2
+	for _, n := range c.Keys {
+		pool += pagesOf(n, l.page) + 1
+	}
+	free := rng.Perm(pool)
+	p.ops.K = p.buffer(0, l.dtype, pool*p.g.Key.Page)
+	p.ops.V = p.buffer(1, l.dtype, pool*p.g.Value.Page)
+	for s := range p.seqs {
+		q := &p.seqs[s]
+		for range pagesOf(q.Keys, l.page) {
+			q.Pages = append(q.Pages, int32(free[0]))
+			free = free[1:]
+		}
+		for j := range q.Keys {
+			page, slot := int(q.Pages[j/l.page]), j%l.page
+			for head := range c.KVHeads {
+				store(&p.ops.K, page*p.g.Key.Page+head*p.g.Key.Head+slot*p.g.Key.Row, c.Key(s, j, head))
+				store(&p.ops.V, page*p.g.Value.Page+head*p.g.Value.Head+slot*p.g.Value.Row, c.Value(s, j, head))
+			}
+		}
+		q.Pages = append(q.Pages, 2147480000, -7)
+	}
+	return p
+}
+
+func pageStrides(l layout, heads, dim, pad int) PageStrides {
+	row := dim + pad
+	if l.slotMajor {
+		return PageStrides{Page: l.page*heads*row + pad, Head: row, Row: heads * row}
+	}
+	return PageStrides{Page: l.page*heads*row + pad, Head: l.page * row, Row: row}
+}
+
+func filled[F real](n int) []F {
+	x := make([]F, n)
+	for i := range x {
+		x[i] = F(untouched)
+	}
+	return x
+}
+
+// buffer returns storage for n elements of NaN.
+func (p *problem[F]) buffer(i int, d DType, n int) Buffer {
+	p.keep[i] = make([]uint64, n*d.Size()/8+1)
+	for j := range p.keep[i] {
+		p.keep[i][j] = math.MaxUint64 // all ones are NaN in all four dtypes
+	}
+	return Buffer{DType: d, Ptr: unsafe.Pointer(&p.keep[i][0]), Len: n}
+}
+
+// run plans and runs the problem on fresh outputs.
+func (p *problem[F]) run(e *Engine, policy lean.Policy, workers, tileTokens int) error {
+	g := p.g
+	g.Policy, g.Workers, g.TileTokens = policy, workers, tileTokens
+	var plan Plan
+	if err := plan.Build(g, p.seqs); err != nil {
+		return err
+	}
+	p.forget()
+	return Run(e, &plan, &p.ops)
+}
+
+// forget makes the outputs untouched again.
+func (p *problem[F]) forget() {
+	copy(p.ops.Out, filled[F](len(p.ops.Out)))
+	copy(p.ops.LSE, filled[F](len(p.ops.LSE)))
+}
+
+// check compares the outputs with the reference, and what lies between them with what was there before.
+func (p *problem[F]) check(want *reftest.Result) error {
+	owned, lses := make([]bool, len(p.ops.Out)), make([]bool, len(p.ops.LSE))
+	out := func(seq, pos, head, i int) float64 {
+		at := (p.seqs[seq].Row+pos)*p.g.Out.Row + head*p.g.Out.Head + i
+		owned[at] = true
+		return float64(p.ops.Out[at])
+	}
+	lse := func(seq, pos, head int) float64 {
+		at := (p.seqs[seq].Row+pos)*p.g.LSE.Row + head*p.g.LSE.Head
+		lses[at] = true
+		return float64(p.ops.LSE[at])
+	}
+	if err := want.CompareO(out); err != nil {
+		return fmt.Errorf("out: %w", err)
+	}
+	if p.ops.LSE != nil {
+		if err := want.CompareLSE(lse); err != nil {
+			return fmt.Errorf("lse: %w", err)
+		}
+	}
+	for i, x := range p.ops.Out {
+		if !owned[i] && !isUntouched(x) {
+			return fmt.Errorf("out[%d], which is nobody's, was written: %v", i, x)
+		}
+	}
+	for i, x := range p.ops.LSE {
+		if !lses[i] && !isUntouched(x) {
+			return fmt.Errorf("lse[%d], which is nobody's, was written: %v", i, x)
+		}
+	}
+	return nil
+}
+
+// bits returns a copy of all outputs, to compare bitwise.
+func (p *problem[F]) bits() []uint64 {
+	var b []uint64
+	for _, x := range [][]F{p.ops.Out, p.ops.LSE} {
+		for _, y := range x {
+			b = append(b, math.Float64bits(float64(y)))
+		}
+	}
+	return b
+}
