@@ -142,8 +142,8 @@ func TestSmallVocabulary(t *testing.T) {
 		want string
 	}{
 		{[]int{0, 1, 2, 3}, ""},
-		{[]int{id("a"), -1, 1 << 40, id("b")}, "a\ufffd\ufffdb"},
-		{[]int{id("Ã"), 1 << 40}, "\ufffd\ufffd"},
+		{[]int{id("a"), -1, 1 << 30, id("b")}, "a\ufffd\ufffdb"},
+		{[]int{id("Ã"), 1 << 30}, "\ufffd\ufffd"},
 		{[]int{id("Ã"), 2, id("©")}, "é"},
 	} {
 		if text := tok.Decode(c.ids); text != c.want {

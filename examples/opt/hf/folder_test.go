@@ -355,6 +355,9 @@ func TestLinks(t *testing.T) {
 
 // TestOpenMemory: opening reads tables of contents, not weights.
 func TestOpenMemory(t *testing.T) {
+	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
+		t.Skip("files may be read, not mapped")
+	}
 	config, weights, values := tiny(t)
 	var file tensorFile
 	for _, w := range weights {
@@ -370,11 +373,7 @@ func TestOpenMemory(t *testing.T) {
 		}
 		f.Close()
 	})
-	limit := uint64(1 << 20)
-	if runtime.GOOS == "windows" || runtime.GOOS == "plan9" {
-		limit += 65 << 20 // read once, not mapped
-	}
-	if n > limit {
+	if n > 1<<20 {
 		t.Errorf("Open allocated %d bytes", n)
 	}
 }

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// maxPickle bounds the pickle of a file's table of contents; that of a
-	// published shard has some hundred kilobytes.
-	maxPickle = 16 << 20
+	// maxPickle bounds the pickle of a file's table of contents. A published
+	// shard's has some hundred kilobytes, and a byte of a hostile one can become
+	// some fifty of memory.
+	maxPickle = 4 << 20
 	// maxRank is more than any weight of a decoder has.
 	maxRank = 8
 )
