@@ -8,6 +8,16 @@ import (
 // Every error of this package wraps one of these, so that errors.Is tells
 // what kind of mistake it was; the text names the operation, the argument and
 // the values. All arguments are checked before anything is written.
+//
+// Gorgonia's tape machine returns what went wrong in a run inside an error of
+// its own that does not unwrap. Its Err method does:
+//
+//	err := machine.RunAll()
+//	var at interface{ Err() error }
+//	if errors.As(err, &at) {
+//		err = at.Err()
+//	}
+//	if errors.Is(err, leanattention.ErrLength) { ... }
 var (
 	// ErrShape is an argument of a wrong rank, size or head count.
 	ErrShape = errors.New("shape mismatch")

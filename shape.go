@@ -26,6 +26,28 @@ func nodeOperand(op, name string, n *G.Node) (o operand, err error) {
 	return operand{name, n.Shape(), n.Dtype()}, nil
 }
 
+// nodeOperands describes q, k and v, which are nodes of one graph.
+func nodeOperands(op string, q, k, v *G.Node) (o [3]operand, err error) {
+	for i, n := range [...]*G.Node{q, k, v} {
+		name := [...]string{"q", "k", "v"}[i]
+		if o[i], err = nodeOperand(op, name, n); err != nil {
+			return o, err
+		}
+		if err = sameGraph(op, name, n, q); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+// sameGraph checks that node n is in the graph of q.
+func sameGraph(op, name string, n, q *G.Node) error {
+	if n.Graph() != q.Graph() {
+		return errorf(op, ErrGraph, "%s is in another graph than q", name)
+	}
+	return nil
+}
+
 // problem is the geometry of attention on dense tensors:
 //
 //	q (batch, heads, queries, dim), k (batch, kvHeads, keys, dim),
