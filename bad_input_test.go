@@ -1,0 +1,395 @@
+package leanattention_test
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+var sentinels = []error{
+	la.ErrShape, la.ErrDType, la.ErrLength, la.ErrOption, la.ErrUnsupported,
+	la.ErrCacheFull, la.ErrState, la.ErrClosed, la.ErrGraph, la.ErrInternal,
+}
+
+// wantError checks that err wraps the one sentinel and no other, and that it
+// names the operation and what was wrong with it.
+func wantError(t testing.TB, err, sentinel error, op string, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("no error, want %q", sentinel)
+		return
+	}
+	for _, s := range sentinels {
+		if errors.Is(err, s) != (s == sentinel) {
+			t.Errorf("errors.Is(%q, %q) is %t", err, s, errors.Is(err, s))
+		}
+	}
+	for _, text := range append(texts, "leanattention: "+op+": ") {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q does not contain %q", err, text)
+		}
+	}
+}
+
+// cause is what went wrong in a run of a machine, as the documentation of the
+// errors has it.
+func cause(err error) error {
+	var at interface{ Err() error }
+	if errors.As(err, &at) {
+		return at.Err()
+	}
+	return err
+}
+
+// badOptions are the option values that every taker refuses.
+var badOptions = []struct {
+	name string
+	opt  la.Option
+	want error
+	text string
+}{
+	{"zero option", la.Option{}, la.ErrUnsupported, "zero Option"},
+	{"NaN scale", la.WithScale(math.NaN()), la.ErrOption, "WithScale(NaN)"},
+	{"infinite scale", la.WithScale(math.Inf(-1)), la.ErrOption, "WithScale(-Inf)"},
+	{"negative tile", la.WithTileTokens(-1), la.ErrOption, "WithTileTokens(-1)"},
+	{"huge tile", la.WithTileTokens(1<<16 + 1), la.ErrOption, "WithTileTokens(65537)"},
+	{"negative workers", la.WithWorkers(-1), la.ErrOption, "WithWorkers(-1)"},
+	{"many workers", la.WithWorkers(1<<12 + 1), la.ErrOption, "WithWorkers(4097)"},
+	{"no splits", la.WithSchedule(la.FixedSplit(0)), la.ErrOption, "WithSchedule(FixedSplit of less than 1)"},
+	{"negative splits", la.WithSchedule(la.FixedSplit(-3)), la.ErrOption, "WithSchedule("},
+	{"unknown schedule", la.WithSchedule(la.Schedule(-2)), la.ErrOption, "WithSchedule("},
+}
+
+// builder is Attention or Default.
+type builder func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error)
+
+// input3 is an input of some element type and shape; nil dims make a nil node.
+type input3 struct {
+	of    tensor.Dtype
+	shape []int
+}
+
+// badShapes are operands that fit nothing, for everything that takes dense q, k and v.
+var badShapes = []struct {
+	name    string
+	q, k, v input3
+	want    error
+	texts   []string
+}{
+	{"q of rank 2", f32(3, 8), f32(2, 3, 5, 8), f32(2, 3, 5, 8), la.ErrShape, []string{"q has rank 2", "(3, 8)"}},
+	{"q of rank 5", f32(1, 2, 3, 4, 8), f32(2, 3, 5, 8), f32(2, 3, 5, 8), la.ErrShape, []string{"q has rank 5"}},
+	{"q of rank 1", f32(8), f32(2, 3, 5, 8), f32(2, 3, 5, 8), la.ErrShape, []string{"q has rank 1"}},
+	{"k of rank 2", f32(2, 3, 1, 8), f32(5, 8), f32(2, 3, 5, 8), la.ErrShape, []string{"k has rank 2"}},
+	{"v of rank 2", f32(2, 3, 1, 8), f32(2, 3, 5, 8), f32(5, 8), la.ErrShape, []string{"v has rank 2"}},
+	{"k of another rank", f32(2, 3, 1, 8), f32(3, 5, 8), f32(3, 5, 8), la.ErrShape, []string{"k has rank 3", "q rank 4"}},
+	{"v of another rank", f32(3, 1, 8), f32(3, 5, 8), f32(2, 3, 5, 8), la.ErrShape, []string{"v has rank 4", "q rank 3"}},
+	{"batches", f32(2, 3, 1, 8), f32(1, 3, 5, 8), f32(2, 3, 5, 8), la.ErrShape, []string{"batch is 2 in q, 1 in k, 2 in v"}},
+	{"batches of v", f32(2, 3, 1, 8), f32(2, 3, 5, 8), f32(4, 3, 5, 8), la.ErrShape, []string{"4 in v"}},
+	{"heads of k and v", f32(2, 6, 1, 8), f32(2, 3, 5, 8), f32(2, 2, 5, 8), la.ErrShape, []string{"k has 3 heads and v 2"}},
+	{"head group", f32(2, 13, 1, 8), f32(2, 4, 5, 8), f32(2, 4, 5, 8), la.ErrShape, []string{"q has 13 heads", "4 heads of k"}},
+	{"more KV heads", f32(2, 2, 1, 8), f32(2, 4, 5, 8), f32(2, 4, 5, 8), la.ErrShape, []string{"q has 2 heads"}},
+	{"head dim", f32(2, 3, 1, 8), f32(2, 3, 5, 9), f32(2, 3, 5, 9), la.ErrShape, []string{"q has head dim 8 and k 9"}},
+	{"keys", f32(2, 3, 1, 8), f32(2, 3, 5, 8), f32(2, 3, 6, 8), la.ErrShape, []string{"k has 5 keys and v 6"}},
+	{"int q", input3{tensor.Int, []int{2, 3, 1, 8}}, f32(2, 3, 5, 8), f32(2, 3, 5, 8), la.ErrDType, []string{"q is int"}},
+	{"float16 q", input3{la.Float16, []int{2, 3, 1, 8}}, f32(2, 3, 5, 8), f32(2, 3, 5, 8), la.ErrDType, []string{"q is Float16"}},
+	{"bfloat16 q", input3{la.BFloat16, []int{2, 3, 1, 8}}, f32(2, 3, 5, 8), f32(2, 3, 5, 8), la.ErrDType, []string{"q is BFloat16"}},
+	{"int k", f32(2, 3, 1, 8), input3{tensor.Int32, []int{2, 3, 5, 8}}, f32(2, 3, 5, 8), la.ErrDType, []string{"k is int32"}},
+	{"v unlike k", f32(2, 3, 1, 8), f32(2, 3, 5, 8), input3{tensor.Float64, []int{2, 3, 5, 8}}, la.ErrDType, []string{"v is float64 and k is float32"}},
+	{"v unlike k, 16 bits", f32(2, 3, 1, 8), input3{la.Float16, []int{2, 3, 5, 8}}, input3{la.BFloat16, []int{2, 3, 5, 8}}, la.ErrDType, []string{"v is BFloat16 and k is Float16"}},
+}
+
+func f32(shape ...int) input3 { return input3{tensor.Float32, shape} }
+
+func (x input3) node(g *G.ExprGraph, name string) *G.Node {
+	return G.NewTensor(g, x.of, len(x.shape), G.WithShape(x.shape...), G.WithName(name))
+}
+
+func (x input3) tensor() *tensor.Dense {
+	return tensor.New(tensor.Of(x.of), tensor.WithShape(x.shape...))
+}
+
+// good operands, of batch 2: 6 heads over 3, 5 keys.
+var goodQ, goodK, goodV = f32(2, 6, 1, 8), f32(2, 3, 5, 8), f32(2, 3, 5, 4)
+
+// checkBuilder checks that build fails as wanted, makes no node, and adds none
+// to the graph.
+func checkBuilder(t *testing.T, op string, g *G.ExprGraph, build func() (*G.Node, error), want error, texts ...string) {
+	t.Helper()
+	before := len(g.AllNodes())
+	n, err := build()
+	wantError(t, err, want, op, texts...)
+	if n != nil {
+		t.Errorf("a node beside the error: %v", n)
+	}
+	if after := len(g.AllNodes()); after != before {
+		t.Errorf("the graph has %d nodes more than before", after-before)
+	}
+}
+
+func TestBadInputBuilders(t *testing.T) {
+	for op, build := range map[string]builder{"Attention": la.Attention, "Default": la.Default} {
+		bad := func(name string, want error, texts []string, f func(g *G.ExprGraph) func() (*G.Node, error)) {
+			t.Run(op+"/"+name, func(t *testing.T) {
+				g := G.NewGraph()
+				checkBuilder(t, op, g, f(g), want, texts...)
+			})
+		}
+		for _, c := range badShapes {
+			bad(c.name, c.want, c.texts, func(g *G.ExprGraph) func() (*G.Node, error) {
+				q, k, v := c.q.node(g, "q"), c.k.node(g, "k"), c.v.node(g, "v")
+				return func() (*G.Node, error) { return build(q, k, v) }
+			})
+		}
+		// with builds on good operands, of which f may replace some.
+		with := func(name string, want error, texts []string, f func(g *G.ExprGraph, x *[3]*G.Node) []la.Option) {
+			bad(name, want, texts, func(g *G.ExprGraph) func() (*G.Node, error) {
+				x := [3]*G.Node{goodQ.node(g, "q"), goodK.node(g, "k"), goodV.node(g, "v")}
+				opts := f(g, &x)
+				return func() (*G.Node, error) { return build(x[0], x[1], x[2], opts...) }
+			})
+		}
+		for i, name := range []string{"q", "k", "v"} {
+			with("nil "+name, la.ErrGraph, []string{name + " is nil"}, func(_ *G.ExprGraph, x *[3]*G.Node) []la.Option {
+				x[i] = nil
+				return nil
+			})
+			with("node without type as "+name, la.ErrDType, []string{name + " has no element type"}, func(g *G.ExprGraph, x *[3]*G.Node) []la.Option {
+				x[i] = G.NewUniqueNode(G.In(g), G.WithName("untyped"))
+				return nil
+			})
+			with("empty node as "+name, la.ErrDType, []string{name + " has no element type"}, func(_ *G.ExprGraph, x *[3]*G.Node) []la.Option {
+				x[i] = new(G.Node)
+				return nil
+			})
+			with(name+" of another graph", la.ErrGraph, []string{"is in another graph than q"}, func(_ *G.ExprGraph, x *[3]*G.Node) []la.Option {
+				x[i] = []input3{goodQ, goodK, goodV}[i].node(G.NewGraph(), name)
+				return nil
+			})
+			with("scalar "+name, la.ErrShape, []string{name + " has rank 0"}, func(g *G.ExprGraph, x *[3]*G.Node) []la.Option {
+				x[i] = G.NewScalar(g, tensor.Float32, G.WithName("scalar"))
+				return nil
+			})
+			with("empty axis of "+name, la.ErrShape, []string{name + " has size 0 on axis 2"}, func(g *G.ExprGraph, x *[3]*G.Node) []la.Option {
+				x[i] = f32(2, 6, 0, 8).node(g, "empty")
+				return nil
+			})
+		}
+		for _, o := range badOptions {
+			want, texts := o.want, []string{o.text}
+			if op == "Default" && o.want == la.ErrOption && !strings.Contains(o.text, "WithScale") {
+				want, texts = la.ErrUnsupported, []string{o.text[:strings.Index(o.text, "(")]} // it takes no such option at all
+			}
+			with(o.name, want, texts, func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{o.opt} })
+		}
+	}
+
+	attention := func(name string, want error, text string, f func(g *G.ExprGraph) la.Option) {
+		t.Run("Attention/"+name, func(t *testing.T) {
+			g := G.NewGraph()
+			q, k, v, opt := goodQ.node(g, "q"), goodK.node(g, "k"), goodV.node(g, "v"), f(g)
+			checkBuilder(t, "Attention", g, func() (*G.Node, error) { return la.Attention(q, k, v, opt) }, want, text)
+		})
+	}
+	lengths := func(of tensor.Dtype, shape ...int) func(*G.ExprGraph) la.Option {
+		return func(g *G.ExprGraph) la.Option { return la.WithLengths(input3{of, shape}.node(g, "lengths")) }
+	}
+	attention("nil lengths", la.ErrOption, "WithLengths(nil)", func(*G.ExprGraph) la.Option { return la.WithLengths(nil) })
+	attention("nil lse", la.ErrOption, "WithLSE(nil)", func(*G.ExprGraph) la.Option { return la.WithLSE(nil) })
+	attention("float lengths", la.ErrDType, "lengths is float32", lengths(tensor.Float32, 2))
+	attention("uint8 lengths", la.ErrDType, "lengths is uint8", lengths(tensor.Uint8, 2))
+	attention("too few lengths", la.ErrShape, "lengths has shape (1)", lengths(tensor.Int, 1))
+	attention("too many lengths", la.ErrShape, "lengths has shape (3)", lengths(tensor.Int, 3))
+	attention("matrix of lengths", la.ErrShape, "lengths has shape (2, 1)", lengths(tensor.Int, 2, 1))
+	attention("scalar length", la.ErrShape, "lengths has shape ()", func(g *G.ExprGraph) la.Option {
+		return la.WithLengths(G.NewScalar(g, tensor.Int, G.WithName("lengths")))
+	})
+	attention("lengths of another graph", la.ErrGraph, "lengths is in another graph than q", func(*G.ExprGraph) la.Option {
+		return lengths(tensor.Int, 2)(G.NewGraph())
+	})
+	attention("lengths without type", la.ErrDType, "lengths has no element type", func(g *G.ExprGraph) la.Option {
+		return la.WithLengths(G.NewUniqueNode(G.In(g), G.WithName("untyped")))
+	})
+
+	def := func(name string, want error, text string, q, k, v input3, opt la.Option) {
+		t.Run("Default/"+name, func(t *testing.T) {
+			g := G.NewGraph()
+			nodes := [3]*G.Node{q.node(g, "q"), k.node(g, "k"), v.node(g, "v")}
+			checkBuilder(t, "Default", g, func() (*G.Node, error) { return la.Default(nodes[0], nodes[1], nodes[2], opt) }, want, text)
+		})
+	}
+	var lse *G.Node
+	g := G.NewGraph()
+	def("lengths", la.ErrUnsupported, "WithLengths", goodQ, goodK, goodV, lengths(tensor.Int, 2)(g))
+	def("lse", la.ErrUnsupported, "WithLSE", goodQ, goodK, goodV, la.WithLSE(&lse))
+	def("schedule", la.ErrUnsupported, "WithSchedule", goodQ, goodK, goodV, la.WithSchedule(la.StreamK))
+	def("tile", la.ErrUnsupported, "WithTileTokens", goodQ, goodK, goodV, la.WithTileTokens(0))
+	def("workers", la.ErrUnsupported, "WithWorkers", goodQ, goodK, goodV, la.WithWorkers(1))
+	def("blind rows", la.ErrUnsupported, "6 queries over 5 keys", f32(2, 6, 6, 8), goodK, goodV, la.WithCausal())
+	half := func(x input3) input3 { return input3{la.Float16, x.shape} }
+	def("float16 keys", la.ErrDType, "k is Float16 and q is float32", goodQ, half(goodK), half(goodV), la.WithScale(1))
+	double := func(x input3) input3 { return input3{tensor.Float64, x.shape} }
+	def("float64 keys", la.ErrDType, "k is float64 and q is float32", goodQ, double(goodK), double(goodV), la.WithScale(1))
+	if lse != nil {
+		t.Error("a failed Default set the log-sum-exp")
+	}
+}
+
+// TestBadInputValues: what only shows when the graph runs, or when an op is
+// called with values that are not its nodes'.
+func TestBadInputValues(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, c := range []struct {
+		lengths []int
+		text    string
+	}{
+		{[]int{-1, 3}, "lengths[0] is -1"}, {[]int{3, 41}, "lengths[1] is 41, outside [0, 40]"}, {[]int{math.MaxInt, 0}, "lengths[0] is"}, {[]int{0, math.MinInt}, "lengths[1] is"},
+	} {
+		for _, of := range []tensor.Dtype{tensor.Int, tensor.Int32, tensor.Int64} {
+			if of == tensor.Int32 && (c.lengths[0] > 99 || c.lengths[1] < -99) {
+				continue
+			}
+			p := newProblem(rng, dense(2, 1, 4, 4, 1, 40, 3), spec{capacity: 40})
+			g := p.graph()
+			g.lengths = input(g.g, "lengths", lengthsOf(of, c.lengths))
+			var err error
+			if g.out, err = la.Attention(g.q, g.k, g.v, la.WithLengths(g.lengths), la.WithLSE(&g.lse)); err != nil {
+				t.Fatal(err)
+			}
+			g.read(t)
+			vm := G.NewTapeMachine(g.g)
+			wantError(t, cause(vm.RunAll()), la.ErrLength, "Attention", c.text)
+			if g.outV != nil || g.lseV != nil {
+				t.Error("a failed run left a value")
+			}
+			// The machine is as good as before.
+			vm.Reset()
+			let(t, g.lengths, lengthsOf(of, p.Keys))
+			again(t, vm)
+			p.check(t, p.Reference(p.precision(0)), g.outV, g.lseV)
+			vm.Close()
+		}
+	}
+
+	p := newProblem(rng, dense(2, 1, 4, 4, 1, 40, 3), spec{capacity: 40})
+	g := p.attention(t)
+	l := lengthsOf(tensor.Int, p.Keys)
+	op, lseOp := g.out.Op(), g.lse.Op()
+	scalar := G.NewF32(1)
+	for _, c := range []struct {
+		name string
+		in   []G.Value
+		want error
+		text string
+	}{
+		{"none", nil, la.ErrShape, "0 inputs"},
+		{"three of four", []G.Value{p.q, p.k, p.v}, la.ErrShape, "3 inputs"},
+		{"nil q", []G.Value{nil, p.k, p.v, l}, la.ErrShape, "q is nil"},
+		{"nil tensor k", []G.Value{p.q, (*tensor.Dense)(nil), p.v, l}, la.ErrShape, "k is nil"},
+		{"scalar v", []G.Value{p.q, p.k, scalar, l}, la.ErrUnsupported, "v is a *gorgonia.F32"},
+		{"nil lengths", []G.Value{p.q, p.k, p.v, nil}, la.ErrShape, "lengths is nil"},
+		{"float lengths", []G.Value{p.q, p.k, p.v, p.q}, la.ErrDType, "lengths is float32"},
+		{"one length", []G.Value{p.q, p.k, p.v, lengthsOf(tensor.Int, []int{1})}, la.ErrShape, "lengths has shape (1)"},
+		{"other q", []G.Value{f32(2, 4, 1, 4).tensor(), p.k, p.v, l}, la.ErrShape, "not what the graph was built for"},
+		{"other dtype", []G.Value{input3{tensor.Float64, p.q.Shape()}.tensor(), p.k, p.v, l}, la.ErrShape, "not what the graph was built for"},
+		{"inconsistent", []G.Value{p.q, p.k, f32(2, 1, 39, 4).tensor(), l}, la.ErrShape, "k has 40 keys and v 39"},
+	} {
+		out, err := op.Do(c.in...)
+		wantError(t, err, c.want, "Attention", c.text)
+		if out != nil {
+			t.Errorf("%s: a value beside the error", c.name)
+		}
+	}
+	for _, in := range [][]G.Value{nil, {nil}, {p.q}, {scalar}, {p.q, p.q}} {
+		_, err := lseOp.Do(in...)
+		wantError(t, err, la.ErrState, "Attention", "log-sum-exp")
+	}
+}
+
+func TestBadInputAttend(t *testing.T) {
+	rng := reftest.Rand(t)
+	p := newProblem(rng, dense(6, 3, 8, 4, 2, 5, 3), spec{capacity: 5})
+	type change func(a *la.Args)
+	bad := func(name string, want error, text string, f change, opts ...la.Option) {
+		t.Run(name, func(t *testing.T) {
+			a := p.args()
+			out, lse := a.Out, a.LSE
+			f(&a)
+			wantError(t, la.Attend(a, opts...), want, "Attend", text)
+			if !allNaN(t, out) || !allNaN(t, lse) {
+				t.Error("something was written before the error")
+			}
+		})
+	}
+	for _, c := range badShapes {
+		bad(c.name, c.want, c.texts[0], func(a *la.Args) { a.Q, a.K, a.V = c.q.tensor(), c.k.tensor(), c.v.tensor() })
+	}
+	for _, o := range badOptions {
+		bad(o.name, o.want, o.text, func(*la.Args) {}, o.opt)
+	}
+	var lse *G.Node
+	bad("WithLSE", la.ErrUnsupported, "WithLSE", func(*la.Args) {}, la.WithLSE(&lse))
+	bad("WithLengths", la.ErrUnsupported, "WithLengths", func(*la.Args) {}, la.WithLengths(nil))
+
+	for name, set := range map[string]func(*la.Args, G.Value){
+		"q": func(a *la.Args, v G.Value) { a.Q = v }, "k": func(a *la.Args, v G.Value) { a.K = v }, "v": func(a *la.Args, v G.Value) { a.V = v },
+		"out": func(a *la.Args, v G.Value) { a.Out = v }, "lse": func(a *la.Args, v G.Value) { a.LSE = v },
+	} {
+		if name != "lse" { // which may be nil
+			bad("nil "+name, la.ErrShape, name+" is nil", func(a *la.Args) { set(a, nil) })
+		}
+		bad("nil tensor "+name, la.ErrShape, name+" is nil", func(a *la.Args) { set(a, (*tensor.Dense)(nil)) })
+		bad("scalar "+name, la.ErrUnsupported, name+" is a *gorgonia.F32", func(a *la.Args) { set(a, G.NewF32(1)) })
+		masked := f32(2, 6, 2, 8).tensor()
+		masked.ResetMask(false)
+		bad("masked "+name, la.ErrUnsupported, name+" is a masked tensor", func(a *la.Args) { set(a, masked) })
+	}
+
+	bad("dtype of out", la.ErrDType, "out is float64 and q is float32", func(a *la.Args) { a.Out = input3{tensor.Float64, []int{2, 6, 2, 4}}.tensor() })
+	bad("dtype of lse", la.ErrDType, "lse is Float16 and q is float32", func(a *la.Args) { a.LSE = input3{la.Float16, []int{2, 6, 2}}.tensor() })
+	bad("shape of out", la.ErrShape, "out has shape (2, 6, 2, 8); it must be (2, 6, 2, 4)", func(a *la.Args) { a.Out = f32(2, 6, 2, 8).tensor() })
+	bad("rank of out", la.ErrShape, "out has shape (12, 2, 4)", func(a *la.Args) { a.Out = f32(12, 2, 4).tensor() })
+	bad("shape of lse", la.ErrShape, "lse has shape (2, 6, 2, 1); it must be (2, 6, 2)", func(a *la.Args) { a.LSE = f32(2, 6, 2, 1).tensor() })
+	bad("transposed out", la.ErrUnsupported, "out is not row-major", func(a *la.Args) { a.Out = transposed(t, a.Out.(*tensor.Dense)) })
+	bad("sliced out", la.ErrUnsupported, "out is not row-major", func(a *la.Args) { a.Out = sliced(t, a.Out.(*tensor.Dense), 3) })
+	bad("transposed lse", la.ErrUnsupported, "lse is not row-major", func(a *la.Args) {
+		x := f32(6, 2, 2).tensor()
+		if err := x.T(1, 0, 2); err != nil {
+			t.Fatal(err)
+		}
+		a.LSE = x
+	})
+
+	bad("no lengths", la.ErrShape, "0 lengths for a batch of 2", func(a *la.Args) { a.Lengths = []int{} })
+	bad("three lengths", la.ErrShape, "3 lengths for a batch of 2", func(a *la.Args) { a.Lengths = []int{1, 1, 1} })
+	bad("negative length", la.ErrLength, "lengths[1] is -1", func(a *la.Args) { a.Lengths = []int{1, -1} })
+	bad("long length", la.ErrLength, "lengths[0] is 6, outside [0, 5]", func(a *la.Args) { a.Lengths = []int{6, 0} })
+
+	// A result may share memory with nothing else.
+	memory := make([]float32, 1000)
+	reftest.Poison(memory)
+	in := func(from int, shape ...int) *tensor.Dense {
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(memory[from:from+tensor.Shape(shape).TotalSize()]))
+	}
+	bad("out in q", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.Q, a.Out = in(0, 2, 6, 2, 8), in(191, 2, 6, 2, 4) })
+	bad("out in k", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.K, a.Out = in(95, 2, 3, 5, 8), in(0, 2, 6, 2, 4) })
+	bad("out in v", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.V, a.Out = in(10, 2, 3, 5, 4), in(0, 2, 6, 2, 4) })
+	bad("lse in q", la.ErrUnsupported, "lse shares memory", func(a *la.Args) { a.Q, a.LSE = in(0, 2, 6, 2, 8), in(5, 2, 6, 2) })
+	bad("lse in out", la.ErrUnsupported, "shares memory", func(a *la.Args) { a.Out, a.LSE = in(0, 2, 6, 2, 4), in(95, 2, 6, 2) })
+	if i := slices.IndexFunc(memory, func(f float32) bool { return f == f }); i >= 0 {
+		t.Errorf("element %d of the shared memory was written", i)
+	}
+	// Neighbours are no overlap.
+	a := p.args()
+	a.Out, a.LSE = in(0, 2, 6, 2, 4), in(96, 2, 6, 2)
+	if err := la.Attend(a); err != nil {
+		t.Error(err)
+	}
+}
