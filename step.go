@@ -244,7 +244,7 @@ func (s *Step) Commit() error {
 	if len(s.sequences) > 0 {
 		for i, run := range s.ran {
 			if run != s.run {
-				return errorf(op, ErrState, "layer %d was not completed by the last run since Set", i)
+				return errorf(op, ErrState, "layer %d has not run since Set, or not since the graph began to run again", i)
 			}
 		}
 	}
