@@ -79,6 +79,9 @@ func testAppend[F real](t *testing.T) {
 		src[i] = F(rng.NormFloat64() * math.Exp2(float64(rng.IntN(40)-20)))
 	}
 	src[rng.IntN(len(src))] = F(math.Inf(-1))
+	// Rounded to float32 first, these are half-way cases of float16 and of bfloat16.
+	src[seqs[3].Row*from.Row] = F(1 + 0x1p-11 + 0x1p-40)
+	src[(seqs[3].Row+1)*from.Row] = F(1 + 0x1p-8 + 0x1p-40)
 	var keep problem[F]
 	dst := keep.buffer(0, l.dtype, pool*at.Page)
 

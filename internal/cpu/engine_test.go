@@ -211,25 +211,32 @@ func TestRunNaNInLiveKeys(t *testing.T) {
 	}
 }
 
-// Keys whose scores are all -Inf weigh nothing, like keys that are not seen.
-func TestRunAllScoresMinusInf(t *testing.T) {
+// Keys with a score of -Inf weigh nothing, like keys that are not seen, whatever comes before or after.
+func TestRunScoresOfMinusInf(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{1}, Keys: []int{40}}
-	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
-	for i := range c.Q {
-		c.Q[i] = 1
-	}
-	for i := range c.K {
-		c.K[i] = math.Inf(-1)
-	}
-	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
-	for workers := 1; workers < 4; workers++ {
-		if err := p.run(Default(), lean.Policy{}, workers, 8); err != nil {
-			t.Fatal(err)
+	for _, live := range [][2]int{{0, 0}, {0, 3}, {37, 40}, {17, 18}} {
+		c := reftest.New(rng, s, reftest.Constant, reftest.Float32, reftest.Float32)
+		c.Q[0], c.Q[1] = 1, 1
+		for i := range c.K {
+			c.K[i] = math.Inf(-1)
+			if i/2 >= live[0] && i/2 < live[1] {
+				c.K[i] = 0
+			}
 		}
-		out := p.ops.Out[p.seqs[0].Row*p.g.Out.Row:][:2]
-		if lse := p.ops.LSE[p.seqs[0].Row*p.g.LSE.Row]; out[0] != 0 || out[1] != 0 || !math.IsInf(float64(lse), -1) {
-			t.Fatalf("out %v, lse %v", out, lse)
+		p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+		want, wantLSE := float32(c.V[0]), float32(math.Log(float64(live[1]-live[0])))
+		if live[0] == live[1] {
+			want = 0
+		}
+		for workers := 1; workers < 6; workers++ {
+			if err := p.run(Default(), lean.Policy{}, workers, 8); err != nil {
+				t.Fatal(err)
+			}
+			out := p.ops.Out[p.seqs[0].Row*p.g.Out.Row]
+			if lse := p.ops.LSE[p.seqs[0].Row*p.g.LSE.Row]; out != want || lse != wantLSE {
+				t.Fatalf("keys %v live, %d workers: out %v, lse %v, want %v, %v", live, workers, out, lse, want, wantLSE)
+			}
 		}
 	}
 }

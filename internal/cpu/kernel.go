@@ -131,7 +131,7 @@ func (a *attention[F]) weigh() {
 	for r, old := range a.m {
 		s := a.scores[r*a.stride : r*a.stride+a.sees(r)]
 		m := max(old, maximum(s))
-		if m == empty || len(s) == 0 {
+		if m == empty {
 			continue
 		}
 		l := a.l[r]

@@ -215,6 +215,28 @@ func TestPoolPanic(t *testing.T) {
 	}
 }
 
+// A panic ends the run: of many workers, those that have not begun are left out.
+func TestPoolPanicLeavesOutTheRest(t *testing.T) {
+	var p pool
+	defer p.close()
+	for _, procs := range []int{1, 4} {
+		setProcs(t, procs)
+		const n = 100_000
+		c := newCounts(n, func(w int) {
+			if w == 2 {
+				panic("fell over")
+			}
+			time.Sleep(10 * time.Microsecond)
+		})
+		if err := p.run(c, n); !errors.Is(err, ErrPanic) {
+			t.Fatalf("error %v", err)
+		}
+		if c.ran[n-1].Load() != 0 {
+			t.Error("the run went on to its end")
+		}
+	}
+}
+
 func TestPoolClose(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	setProcs(t, 4)

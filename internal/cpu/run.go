@@ -216,7 +216,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			key += rows.streams(t, key, min(key+limit, stop))
 			ws.kernel(t)
 		}
-		for key < end {
+		for key < end { // what not every row sees comes last, so Visible stays set
 			begin := key
 			key += rows.neighbours(t, key, min(key+limit, end))
 			for r := range b.rows {
@@ -225,7 +225,6 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			}
 			t.Visible = unsafe.Pointer(&w.visible[0])
 			ws.kernel(t)
-			t.Visible = nil
 		}
 	}
 }
