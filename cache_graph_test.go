@@ -273,3 +273,27 @@ func TestDecodeDoesNotGrow(t *testing.T) {
 		t.Errorf("%d layers have run, want 4600", n)
 	}
 }
+
+// The lisp machine, for its one run.
+func TestCachedAttentionOnLispMachine(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := newTestCache(t, smallCache)
+	s := newStepGraph(t, c, 3, 2, tensor.Float32, WithCausal())
+	defer s.close()
+	seq := newTestSequence(t, c)
+	tokens := newTestTokens(2, smallCache.Layers)
+	noError(t, s.step.Set([]Append{{seq, 2}}))
+	var inputs []layerInput
+	for l := range smallCache.Layers {
+		inputs = append(inputs, s.draw(rng, l, tokens))
+		for i, n := range s.in[l] {
+			noError(t, G.Let(n, inputs[l].tensors[i]))
+		}
+	}
+	m := G.NewLispMachine(s.nodes[0].Graph(), G.ExecuteFwdOnly())
+	defer m.Close()
+	noError(t, m.RunAll(), s.step.Commit(), seq.checkTokens(tokens))
+	for l, in := range inputs {
+		noError(t, s.checkLayer(l, in.q, []stepPart{{tokens, 2}}))
+	}
+}

@@ -1,0 +1,202 @@
+package leanattention
+
+import (
+	"fmt"
+	"slices"
+
+	"pgregory.net/rapid"
+)
+
+// Check compares everything there is, and poisons what nobody may read.
+func (m *cacheModel) Check(t *rapid.T) {
+	*m.actions++
+	m.checkStats(t)
+	m.checkPages(t)
+	for i, s := range m.sequences {
+		if err := s.real.checkTokens(s.tokens); err != nil {
+			t.Fatalf("sequence %d: %v", i, err)
+		}
+	}
+	for i, s := range m.steps {
+		for j, p := range s.parts {
+			for l := range m.cache.config.Layers {
+				for n, tok := range slices.Concat(p.tokens, p.fresh) {
+					if tok.k[l] == nil { // the layer has not run
+						break
+					}
+					if err := m.cache.checkToken(l, s.step.reservations[j].pages, n, tok); err != nil {
+						t.Fatalf("step %d, append %d: %v", i, j, err)
+					}
+				}
+			}
+		}
+	}
+	m.poison()
+}
+
+func (m *cacheModel) checkStats(t *rapid.T) {
+	cfg := m.cache.Config()
+	want := CacheStats{
+		Pages:     cfg.Pages,
+		FreePages: cfg.Pages - len(m.held()),
+		Sequences: len(m.live()),
+		Bytes:     int64(cfg.Layers*cfg.Pages*cfg.KVHeads*cfg.PageSize*(cfg.HeadDim+cfg.ValueDim)) * int64(cfg.DType.Size()),
+	}
+	for _, n := range m.holders() {
+		if n > 1 {
+			want.Shared++
+		}
+	}
+	for _, s := range m.sequences {
+		want.Tokens += len(s.tokens)
+	}
+	if got := m.cache.Stats(); got != want {
+		t.Fatalf("stats %+v, want %+v", got, want)
+	}
+}
+
+// checkPages checks that the model's pages and the cache's are the same ones:
+// what shares a page in the model shares it there, and nothing else does.
+func (m *cacheModel) checkPages(t *rapid.T) {
+	c := m.cache
+	held := m.held()
+	for p := range m.pageOf {
+		if !held[p] {
+			delete(m.pageOf, p)
+		}
+	}
+	owner := make(map[int32]*modelPage)
+	for p, n := range m.pageOf {
+		owner[n] = p
+	}
+	match := func(who string, model []*modelPage, real []int32) {
+		if len(model) != len(real) {
+			t.Fatalf("%s has %d pages, want %d", who, len(real), len(model))
+		}
+		for i, p := range model {
+			n, known := m.pageOf[p]
+			if !known && owner[real[i]] == nil {
+				m.pageOf[p], owner[real[i]] = real[i], p
+			} else if !known || n != real[i] {
+				t.Fatalf("%s has page %d at %d, which is another's (want %d, %t)", who, real[i], i, n, known)
+			}
+		}
+	}
+	for i, s := range m.sequences {
+		match(fmt.Sprintf("sequence %d", i), s.pages, s.real.pages)
+	}
+	for i, s := range m.steps {
+		for j, p := range s.parts {
+			match(fmt.Sprintf("step %d, append %d", i, j), p.after, s.step.reservations[j].pages)
+		}
+	}
+
+	// The cache's own books.
+	holders := make([]int32, c.config.Pages)
+	for _, s := range m.sequences {
+		for _, p := range s.real.pages {
+			holders[p]++
+		}
+	}
+	for _, s := range m.steps {
+		for j := range s.parts {
+			r := &s.step.reservations[j]
+			for _, p := range r.pages[r.kept:] {
+				holders[p]++
+			}
+		}
+	}
+	free := make(map[int32]bool)
+	for _, p := range c.free {
+		if free[p] || holders[p] != 0 {
+			t.Fatalf("page %d is free twice, or free and held: %v, holders %v", p, c.free, holders)
+		}
+		free[p] = true
+	}
+	for p, n := range holders {
+		if n != c.holders[p] || (n == 0) != free[int32(p)] {
+			t.Fatalf("page %d has %d holders, is free: %t; the cache counts %d", p, n, free[int32(p)], c.holders[p])
+		}
+	}
+}
+
+// poison writes NaN to all slots but those of committed tokens, copies of which
+// an open step may have, and those that an open step has written.
+func (m *cacheModel) poison() {
+	type slot struct {
+		layer int
+		page  int32
+		slot  int
+	}
+	size := m.cache.config.PageSize
+	seen := make(map[slot]bool)
+	for l := range m.cache.config.Layers {
+		for _, s := range m.sequences {
+			for i := range s.tokens {
+				seen[slot{l, s.real.pages[i/size], i % size}] = true
+			}
+		}
+		for _, s := range m.steps {
+			for j, p := range s.parts {
+				for i, tok := range slices.Concat(p.tokens, p.fresh) {
+					if tok.k[l] != nil {
+						seen[slot{l, s.step.reservations[j].pages[i/size], i % size}] = true
+					}
+				}
+			}
+		}
+	}
+	poisonUnseen(m.cache, func(l int, page int32, at int) bool { return seen[slot{l, page, at}] })
+}
+
+func (m *cacheModel) live() (live []*modelSequence) {
+	for _, s := range m.sequences {
+		if !s.released {
+			live = append(live, s)
+		}
+	}
+	return live
+}
+
+// holders is how many sequences point to a page.
+func (m *cacheModel) holders() map[*modelPage]int {
+	n := make(map[*modelPage]int)
+	for _, s := range m.sequences {
+		for _, p := range s.pages {
+			n[p]++
+		}
+	}
+	return n
+}
+
+// held is the pages that sequences and open steps point to.
+func (m *cacheModel) held() map[*modelPage]bool {
+	held := make(map[*modelPage]bool)
+	for p := range m.holders() {
+		held[p] = true
+	}
+	for _, s := range m.steps {
+		for _, part := range s.parts {
+			for _, p := range part.after {
+				held[p] = true
+			}
+		}
+	}
+	return held
+}
+
+func (m *cacheModel) pagesFor(tokens int) int {
+	n := 0
+	for n*m.cache.config.PageSize < tokens {
+		n++
+	}
+	return n
+}
+
+func indexes(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
