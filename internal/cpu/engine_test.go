@@ -91,8 +91,8 @@ func TestRunPrefill(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, causal := range []bool{true, false} {
 		for _, n := range []struct{ queries, keys int }{
-			{64, 64}, {65, 65}, {200, 200}, {129, 300}, {70, 71},
-			{300, 100}, // 200 positions see nothing: three blocks of them altogether, one in part
+			{64, 64}, {65, 65}, {129, 200}, {70, 71},
+			{200, 60}, // 140 positions see nothing: some blocks of them altogether, one in part
 			{100, 0},
 		} {
 			for group := 1; group <= 3; group++ {
@@ -133,16 +133,16 @@ func TestRunSchedules(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{
 		Heads: 6, KVHeads: 2, Dim: 20, ValueDim: 20, Causal: true,
-		Queries: []int{1, 1, 30, 1, 2}, Keys: []int{500, 3, 77, 0, 260},
+		Queries: []int{1, 1, 20, 1, 2}, Keys: []int{200, 3, 35, 0, 130},
 	}
 	c := reftest.New(rng, s, reftest.Peaked, reftest.Float32, reftest.Float16)
 	p := place[float32](rng, c, layout{dtype: Float16, page: 16})
 	want := c.Reference(reftest.Precision{Acc: reftest.Float32})
 	for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 3}, {Kind: lean.PerHead}} {
 		for workers := 1; workers <= 8; workers++ {
-			for _, tile := range []int{1, 16, 50, 256} {
+			for _, tile := range []int{1, 16, 50} {
 				var first []uint64
-				for _, procs := range []int{4, 1, 2, 4} {
+				for _, procs := range []int{4, 1, 2} {
 					setProcs(t, procs)
 					if err := p.run(Default(), policy, workers, tile); err != nil {
 						t.Fatal(err)
