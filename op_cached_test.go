@@ -262,7 +262,10 @@ var cacheTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
 func TestCachedAttention(t *testing.T) {
 	geometries := [][4]int{{2, 2, 16, 16}, {6, 2, 8, 20}, {7, 1, 40, 24}, {4, 4, 3, 1}, {12, 3, 59, 59}, {5, 1, 80, 64}}
 	rng := reftest.Rand(t)
-	turn := 0
+	turn, long := 0, 100 // tokens of a long prompt
+	if raceEnabled {
+		long = 25
+	}
 	for _, pageSize := range []int{1, 3, 16, 64} {
 		for _, storage := range cacheTypes {
 			for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
@@ -271,17 +274,17 @@ func TestCachedAttention(t *testing.T) {
 				turn++
 				name := fmt.Sprintf("page %d %v in %v h%d/%d d%d/%d %v workers %d causal %v", pageSize, query, storage, g[0], g[1], g[2], g[3], schedule, workers, causal)
 				t.Run(name, func(t *testing.T) {
-					cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: storage, PageSize: pageSize, Pages: 800/pageSize + 8})
+					cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: storage, PageSize: pageSize, Pages: 8*long/pageSize + 60})
 					la.PoisonFree(cache)
 					opts := []la.Option{la.WithSchedule(schedule), la.WithWorkers(workers), la.WithTileTokens(32)}
-					prefill := newDecoder(t, cache, 150, g[0], query, causal, opts...)
+					prefill := newDecoder(t, cache, long+50, g[0], query, causal, opts...)
 					decode := newDecoder(t, cache, 4, g[0], query, causal, opts...)
 					a, b, c, d := newStored(t, cache), newStored(t, cache), newStored(t, cache), newStored(t, cache)
 					inputs := func() reftest.Inputs { return reftest.AllInputs[rng.IntN(4)] }
 
-					prefill.do(t, rng, inputs(), appended{a, 1 + rng.IntN(100)}, appended{b, 5})
+					prefill.do(t, rng, inputs(), appended{a, 1 + rng.IntN(long)}, appended{b, 5})
 					decode.do(t, rng, inputs(), appended{b, 1}, appended{a, 1})
-					prefill.do(t, rng, inputs(), appended{a, 1}, appended{c, 1 + rng.IntN(140)}, appended{b, 3})
+					prefill.do(t, rng, inputs(), appended{a, 1}, appended{c, 1 + rng.IntN(long)}, appended{b, 3})
 					decode.do(t, rng, inputs(), appended{c, 1}, appended{a, 1}, appended{d, 1}, appended{b, 1})
 					f := a.fork(t) // row 37: a prefix that two share
 					decode.do(t, rng, inputs(), appended{f, 2}, appended{a, 1})
@@ -292,7 +295,7 @@ func TestCachedAttention(t *testing.T) {
 					for range 5 {
 						decode.do(t, rng, inputs(), appended{d, 1}, appended{f, 1}, appended{a, 1}, appended{b, 1})
 					}
-					prefill.do(t, rng, inputs(), appended{f, 20}, appended{d, 90}, appended{newStored(t, cache), 40})
+					prefill.do(t, rng, inputs(), appended{f, 20}, appended{d, long - 10}, appended{newStored(t, cache), 40})
 				})
 			}
 		}
@@ -303,8 +306,12 @@ func TestCachedAttention(t *testing.T) {
 // chunks, under a chunk of a prompt and many single tokens.
 func TestCachedAttentionLong(t *testing.T) {
 	rng := reftest.Rand(t)
+	const chunk = 1024
+	longest, prompt, singles := 5000, 129, 12
+	if raceEnabled {
+		longest, prompt, singles = 1100, 33, 3
+	}
 	for i, storage := range cacheTypes {
-		const chunk = 1024
 		cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 16, ValueDim: 8, DType: storage, PageSize: []int{16, 64, 3}[i], Pages: 3000})
 		la.PoisonFree(cache)
 		fill := newDecoder(t, cache, chunk, 2, tensor.Float32, true)
@@ -317,10 +324,10 @@ func TestCachedAttentionLong(t *testing.T) {
 			}
 			return s
 		}
-		long, middle, short := grow(5000), grow(334), grow(13)
+		long, middle, short := grow(longest), grow(334), grow(13)
 		mixed := newDecoder(t, cache, 200, 2, tensor.Float32, true)
-		parts := []appended{{long, 1}, {short, 5}, {middle, 129}}
-		for n := range 12 {
+		parts := []appended{{long, 1}, {short, 5}, {middle, prompt}}
+		for n := range singles {
 			parts = append(parts, appended{grow(n * 17), 1 + n%3})
 		}
 		mixed.do(t, rng, reftest.Peaked, parts...)
