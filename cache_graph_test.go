@@ -260,17 +260,17 @@ func TestDecodeDoesNotGrow(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return int(m.HeapObjects), runtime.NumGoroutine()
 	}
-	objects, goroutines := decode(300)
-	objectsAfter, goroutinesAfter := decode(2000)
+	objects, goroutines := decode(200)
+	objectsAfter, goroutinesAfter := decode(1500)
 	if objectsAfter > objects+300 {
-		t.Errorf("%d objects after 300 steps, %d after 2300", objects, objectsAfter)
+		t.Errorf("%d objects after 200 steps, %d after 1700", objects, objectsAfter)
 	}
 	if goroutinesAfter > goroutines+runtime.GOMAXPROCS(0) {
-		t.Errorf("%d goroutines after 300 steps, %d after 2300", goroutines, goroutinesAfter)
+		t.Errorf("%d goroutines after 200 steps, %d after 1700", goroutines, goroutinesAfter)
 	}
 	t.Logf("objects %d, %d; goroutines %d, %d", objects, objectsAfter, goroutines, goroutinesAfter)
-	if n := s.step.Stats().Layers; n != 2*2300 {
-		t.Errorf("%d layers have run, want 4600", n)
+	if n := s.step.Stats().Layers; n != 2*1700 {
+		t.Errorf("%d layers have run, want 3400", n)
 	}
 }
 

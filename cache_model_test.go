@@ -437,7 +437,7 @@ func TestCacheAgainstModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		m := newCacheModel(rt, &actions)
 		defer m.close()
-		for range 16 {
+		for range 12 {
 			rt.Repeat(rapid.StateMachineActions(m))
 		}
 		m.checkClosed(rt)
