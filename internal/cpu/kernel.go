@@ -58,7 +58,7 @@ func widenF64BF16(dst []float64, src unsafe.Pointer) {
 // time, then the weights row by row, then the weighted sums of values, again four at a time: every key
 // and value is loaded, and widened, once. With widen nil they are of type F already.
 func attend[F real](t *tile, w widen[F]) {
-	stride := (t.Count + 3) / 4 * 4
+	stride := (t.Count + 3) / 4 * 4 // less than there is, but neighbours stay close
 	a := attention[F]{
 		tile: t, widen: w,
 		q:      unsafe.Slice((*F)(t.Q), t.Rows*t.Dim),

@@ -104,7 +104,7 @@ func newCall[F real](rng *rand.Rand, d DType, rows, count, dim, valueDim int, ma
 	c := new(call[F])
 	c.q = c.guarded("q", rows*dim)
 	c.o, c.m, c.l = c.guarded("o", rows*valueDim), c.guarded("m", rows), c.guarded("l", rows)
-	scores := c.guarded("scores", rows*((count+3)/4*4))
+	scores := c.guarded("scores", rows*((count+15)/16*16))
 	wide := c.guarded("wide", 4*max(dim, valueDim))
 	for i := range c.q {
 		c.q[i] = F(rng.NormFloat64())

@@ -79,8 +79,8 @@ func cut[F real](values *[]F, n int) []F {
 // padded returns n rounded up so that what follows n values of F starts on another cache line.
 func padded(n int) int { return (n + cacheLine/4 - 1) / (cacheLine / 4) * (cacheLine / 4) }
 
-// keysOfCall returns how many keys a kernel call may have for so many rows.
-func keysOfCall(rows int) int { return min(max(callScores/rows/4*4, callKeysMin), callKeys) }
+// keysOfCall returns how many keys a kernel call may have for so many rows: a multiple of 16.
+func keysOfCall(rows int) int { return min(max(callScores/rows/16*16, callKeysMin), callKeys) }
 
 // prepare readies ws for a run of p on o, growing it as needed.
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {

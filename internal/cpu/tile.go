@@ -26,7 +26,7 @@ type tile struct {
 	// sequence's order.
 	Visible unsafe.Pointer // *int32, Rows
 
-	Scores unsafe.Pointer // *F, scratch of Rows x ceil(Count/4)*4
+	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
 	Wide   unsafe.Pointer // *F, scratch of 4 x max(Dim, ValueDim): rows widened to F
 }
 
