@@ -4,7 +4,17 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+
+	G "gorgonia.org/gorgonia"
 )
+
+// PendingLSE is the number of log-sum-exps that an attention node's op keeps.
+func PendingLSE(n *G.Node) int {
+	s := n.Op().(*attentionOp).lse
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.of)
+}
 
 // Slabs is a copy of all memory that c keeps keys and values in.
 func Slabs(c *Cache) []byte {

@@ -522,6 +522,44 @@ func TestCachedAttentionConcurrent(t *testing.T) {
 	}
 }
 
+// TestCachedAttentionNodes: each call is a node of its own, even on the same
+// inputs, since each writes to the cache.
+func TestCachedAttentionNodes(t *testing.T) {
+	cfg := la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, Pages: 1}
+	g := G.NewGraph()
+	q, k, v := f32(2, 8).node(g, "q"), f32(2, 4).node(g, "k"), f32(2, 4).node(g, "v")
+	seen := map[int64]string{}
+	add := func(name string, layer la.Layer, opts ...la.Option) {
+		t.Helper()
+		n, err := la.CachedAttention(q, k, v, layer, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same, ok := seen[n.ID()]; ok {
+			t.Errorf("%q and %q are one node", name, same)
+		}
+		seen[n.ID()] = name
+	}
+	for _, cache := range []string{"cache 1", "cache 2"} {
+		c := newCache(t, cfg)
+		for _, step := range []string{"step 1", "step 2"} {
+			s, err := c.NewStep(2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for layer := range cfg.Layers {
+				name := fmt.Sprint(cache, step, "layer", layer)
+				add(name, s.Layer(layer))
+				add(name+" again", s.Layer(layer))
+				add(name+" causal", s.Layer(layer), la.WithCausal())
+			}
+		}
+	}
+	if err := la.CheckGraph(g); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestCachedAttentionStats: a step counts what its layers did.
 func TestCachedAttentionStats(t *testing.T) {
 	rng := reftest.Rand(t)

@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -409,6 +410,47 @@ func TestAttentionClones(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestAttentionLSEOfTheRun interleaves two runs, as clones can: each gets the
+// log-sum-exp that belongs to its output, and runs that nobody asks for theirs
+// leave nothing behind.
+func TestAttentionLSEOfTheRun(t *testing.T) {
+	rng := reftest.Rand(t)
+	var problems [2]*problem
+	var outs [2]G.Value
+	for i := range problems {
+		problems[i] = newProblem(rng, dense(2, 1, 16, 16, 2, 40), spec{})
+	}
+	g := problems[0].build(t)
+	for i, p := range problems {
+		var err error
+		if outs[i], err = g.out.Op().Do(p.q, p.k, p.v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, p := range problems {
+		lse, err := g.lse.Op().Do(outs[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.check(t, p.Reference(p.precision(0)), outs[i], lse)
+		_, err = g.lse.Op().Do(outs[i])
+		wantError(t, err, la.ErrState, "Attention", "log-sum-exp") // the first may have been overwritten
+	}
+
+	p := problems[0]
+	for i := range 200 {
+		if _, err := g.out.Op().Do(p.q, p.k, p.v); err != nil {
+			t.Fatal(err)
+		}
+		if i%50 == 49 {
+			runtime.GC()
+		}
+	}
+	if n := la.PendingLSE(g.out); n > 100 {
+		t.Errorf("%d log-sum-exps are kept that nobody can ask for", n)
+	}
 }
 
 // TestAttentionInPlaceConsumers puts ops behind the attention that overwrite
