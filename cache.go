@@ -137,8 +137,21 @@ func newBuffer(t cpu.DType, elements int) cpu.Buffer {
 	return bufferOf(t, make([]uint16, elements))
 }
 
+// made says whether c comes from NewCache.
+func (c *Cache) made(op string) error {
+	if c == nil || c.id == 0 {
+		return errorf(op, ErrState, "cache was not made by NewCache")
+	}
+	return nil
+}
+
 // Config is the configuration, with its defaults filled in.
-func (c *Cache) Config() CacheConfig { return c.config }
+func (c *Cache) Config() CacheConfig {
+	if c.made("") != nil {
+		return CacheConfig{}
+	}
+	return c.config
+}
 
 // CacheStats is what [Cache.Stats] counts.
 type CacheStats struct {
@@ -153,6 +166,9 @@ type CacheStats struct {
 // Stats counts pages, sequences and tokens. Pages that an open step has
 // reserved are not free.
 func (c *Cache) Stats() CacheStats {
+	if c.made("") != nil {
+		return CacheStats{}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := CacheStats{Pages: c.config.Pages, FreePages: len(c.free), Sequences: c.sequences, Tokens: c.tokens}
@@ -170,6 +186,9 @@ func (c *Cache) Stats() CacheStats {
 // Close waits for a layer that is computing and gives up the memory. Every
 // later use of the cache, its sequences and its steps is [ErrClosed].
 func (c *Cache) Close() error {
+	if err := c.made("Close"); err != nil {
+		return err
+	}
 	c.running.Lock()
 	defer c.running.Unlock()
 	c.mu.Lock()
@@ -191,8 +210,12 @@ type Sequence struct {
 	released bool
 }
 
-// NewSequence makes an empty sequence.
+// NewSequence makes an empty sequence. It keeps its pages until it is released:
+// dropping it gives back nothing.
 func (c *Cache) NewSequence() (*Sequence, error) {
+	if err := c.made("NewSequence"); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -204,9 +227,20 @@ func (c *Cache) NewSequence() (*Sequence, error) {
 
 // Len is the number of committed tokens; 0 for a released sequence.
 func (s *Sequence) Len() int {
+	if s.made("") != nil {
+		return 0
+	}
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	return s.len
+}
+
+// made says whether s comes from NewSequence or Fork.
+func (s *Sequence) made(op string) error {
+	if s == nil || s.cache == nil {
+		return errorf(op, ErrState, "sequence was not made by NewSequence or Fork")
+	}
+	return nil
 }
 
 // usable says why s can't be changed now, if so. The cache's mu is held.
@@ -225,6 +259,9 @@ func (s *Sequence) usable(op string) error {
 // Fork makes a sequence with the same tokens. The pages are shared; whoever
 // writes first to a page that others hold gets a copy of it.
 func (s *Sequence) Fork() (*Sequence, error) {
+	if err := s.made("Fork"); err != nil {
+		return nil, err
+	}
 	c := s.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,6 +279,9 @@ func (s *Sequence) Fork() (*Sequence, error) {
 // Truncate keeps the first n tokens, n in [0, Len], and gives back the pages
 // behind them.
 func (s *Sequence) Truncate(n int) error {
+	if err := s.made("Truncate"); err != nil {
+		return err
+	}
 	c := s.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,6 +297,9 @@ func (s *Sequence) Truncate(n int) error {
 
 // Release gives back all pages. The sequence can't be used any more.
 func (s *Sequence) Release() error {
+	if err := s.made("Release"); err != nil {
+		return err
+	}
 	c := s.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -74,6 +74,9 @@ type StepStats struct {
 
 // NewStep makes a step of the given number of token rows, in [1, 2^24].
 func (c *Cache) NewStep(tokens int) (*Step, error) {
+	if err := c.made("NewStep"); err != nil {
+		return nil, err
+	}
 	if tokens < 1 || tokens > 1<<24 {
 		return nil, errorf("NewStep", ErrLength, "%d tokens, outside [1, %d]", tokens, 1<<24)
 	}
@@ -85,8 +88,21 @@ func (c *Cache) NewStep(tokens int) (*Step, error) {
 	return &Step{cache: c, id: ids.Add(1), tokens: tokens, ran: make([]uint64, c.config.Layers)}, nil
 }
 
+// made says whether s comes from NewStep.
+func (s *Step) made(op string) error {
+	if s == nil || s.cache == nil {
+		return errorf(op, ErrState, "step was not made by NewStep")
+	}
+	return nil
+}
+
 // Tokens is the number of token rows.
-func (s *Step) Tokens() int { return s.tokens }
+func (s *Step) Tokens() int {
+	if s.made("") != nil {
+		return 0
+	}
+	return s.tokens
+}
 
 // Layer is layer i of the cache as the step's graph sees it.
 func (s *Step) Layer(i int) Layer { return Layer{step: s, index: i} }
@@ -99,6 +115,9 @@ type Layer struct {
 
 // Stats adds up the runs since the step was made.
 func (s *Step) Stats() StepStats {
+	if s.made("") != nil {
+		return StepStats{}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stats
@@ -114,6 +133,9 @@ func (s *Step) Stats() StepStats {
 // sequence twice or in another open step, or a step that is open, [ErrState];
 // then nothing has changed.
 func (s *Step) Set(appends []Append) (err error) {
+	if err := s.made("Set"); err != nil {
+		return err
+	}
 	const op = "Set"
 	defer recoverTo(op, &err)
 	s.mu.Lock()
@@ -229,6 +251,9 @@ func (c *Cache) reserve(r *reservation, seq *Sequence, n int) *reservation {
 // step stays open: a run that failed half-way may have been a repetition, and
 // then the layers hold the tokens of different runs.
 func (s *Step) Commit() error {
+	if err := s.made("Commit"); err != nil {
+		return err
+	}
 	const op = "Commit"
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -265,6 +290,9 @@ func (s *Step) Commit() error {
 // Rollback gives up what Set reserved: every sequence is as before it. On a
 // step that is not open it does nothing, so it can be deferred.
 func (s *Step) Rollback() error {
+	if err := s.made("Rollback"); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cache.mu.Lock()
