@@ -1,0 +1,101 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/examples/opt/sample"
+
+	"gorgonia.org/tensor"
+)
+
+// options is what the flags say.
+type options struct {
+	model     string // empty: the one that is part of the program
+	prompts   []string
+	tokens    int
+	attention model.Attention
+	cache     tensor.Dtype
+	sampling  sample.Config
+	workers   int
+	stats     bool
+}
+
+// usageError is a wrong flag or value of a flag.
+type usageError struct{ text string }
+
+func (e usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Sprintf(format, args...)} }
+
+var errHelp = flag.ErrHelp
+
+const usage = `opt continues texts with an OPT model:
+
+  opt -prompt "Once upon a time" [-prompt ...] [flags]
+
+`
+
+// parse reads the flags; -h writes what there is to help.
+func parse(args []string, help io.Writer) (options, error) {
+	var o options
+	var attention, cache string
+	f := flag.NewFlagSet("opt", flag.ContinueOnError)
+	f.SetOutput(io.Discard) // run says what is wrong, in one line
+	f.StringVar(&o.model, "model", "", "`folder` of a Hugging Face OPT model (default: a small model that is part of the program)")
+	f.Func("prompt", "`text` to continue; given several times, the texts are continued together", func(s string) error {
+		o.prompts = append(o.prompts, s)
+		return nil
+	})
+	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt")
+	f.StringVar(&attention, "attn", "lean", "attention: lean, or default (made of Gorgonia's own nodes)")
+	f.StringVar(&cache, "cache", "f32", "element type of lean's cache: f32, f16 or bf16")
+	f.Float64Var(&o.sampling.Temperature, "temperature", 0, "0 takes the most likely token; 1 samples from the model's distribution, more from a flatter one")
+	f.IntVar(&o.sampling.TopK, "top-k", 0, "sample from the `k` most likely tokens only; 0: all")
+	f.Float64Var(&o.sampling.TopP, "top-p", 1, "sample from the fewest most likely tokens that have probability `p`")
+	f.Uint64Var(&o.sampling.Seed, "seed", 0, "`number` that chooses the random numbers; the same one gives the same text")
+	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
+	f.BoolVar(&o.stats, "stats", false, "write speed and the share of attention to standard error")
+
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		f.SetOutput(help)
+		fmt.Fprint(help, usage)
+		f.PrintDefaults()
+		return o, errHelp
+	} else if err != nil {
+		return o, usagef("%v", err)
+	}
+
+	var known bool
+	if o.attention, known = map[string]model.Attention{"lean": model.Lean, "default": model.Default}[attention]; !known {
+		return o, usagef("-attn %q is neither lean nor default", attention)
+	}
+	if o.cache, known = map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}[cache]; !known {
+		return o, usagef("-cache %q is none of f32, f16, bf16", cache)
+	}
+	switch {
+	case f.NArg() > 0:
+		return o, usagef("%q is not a flag; texts are given by -prompt", f.Arg(0))
+	case len(o.prompts) == 0:
+		return o, usagef("no -prompt")
+	case o.tokens < 1:
+		return o, usagef("-n %d is less than 1", o.tokens)
+	case o.workers < 0 || o.workers > maxWorkers:
+		return o, usagef("-workers %d is outside [0, %d]", o.workers, maxWorkers)
+	case o.attention == model.Default && o.cache != tensor.Float32:
+		return o, usagef("-cache %s needs -attn lean: Gorgonia computes nothing in that type", cache)
+	case o.attention == model.Default && o.workers != 0:
+		return o, usagef("-workers needs -attn lean")
+	}
+	if err := o.sampling.Validate(); err != nil {
+		return o, usagef("%v", err)
+	}
+	return o, nil
+}
+
+// maxWorkers is what leanattention takes.
+const maxWorkers = 1 << 12

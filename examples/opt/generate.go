@@ -1,0 +1,242 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/examples/opt/sample"
+	"gorgonia.org/leanattention/examples/opt/tiny"
+)
+
+// generate loads the model, reads the prompts and writes what follows.
+func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
+	fmt.Fprintf(stderr, "loading %s\n", name(o.model))
+	began := time.Now()
+	folder, tokenizer, err := open(o.model)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	weights, err := model.Load(folder)
+	if err != nil {
+		return err
+	}
+	c := weights.Config()
+	fmt.Fprintf(stderr, "loaded in %.2f s: %d layers of width %d, %d heads, %d positions, %d MB of weights\n",
+		time.Since(began).Seconds(), c.Layers, c.HiddenSize, c.Heads, c.MaxPositions, weights.Bytes()>>20)
+
+	b := &batch{eos: c.EOS, limit: o.tokens}
+	ids, total := make([][]int, len(o.prompts)), 0
+	capacity := make([]int, len(o.prompts))
+	for i, prompt := range o.prompts {
+		ids[i] = tokenizer.Encode(prompt)
+		if len(ids[i]) > c.MaxPositions {
+			return fmt.Errorf("prompt %d has %d tokens, more than the model's %d positions", i+1, len(ids[i]), c.MaxPositions)
+		}
+		total += len(ids[i])
+		// The last token that is chosen is not read any more.
+		capacity[i] = min(len(ids[i])+min(o.tokens, c.MaxPositions)-1, c.MaxPositions)
+
+		s := o.sampling
+		s.Stream = uint64(i)
+		sampler, err := sample.New(s)
+		if err != nil {
+			return err
+		}
+		b.sequences = append(b.sequences, sequence{room: capacity[i] - len(ids[i]), sampler: sampler, text: tokenizer.NewDecoder()})
+	}
+	if b.decoder, err = weights.NewDecoder(model.Options{Capacity: capacity, Attention: o.attention, Cache: o.cache, Workers: o.workers}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.decoder.Close()) }()
+
+	line := progress{w: stderr, total: total, live: isTerminal(stderr)}
+	err = b.decoder.Prefill(ctx, ids, line.show)
+	line.end(b.decoder.Stats().Prefill)
+	if err == nil {
+		b.out = newPrinter(stdout, o.prompts)
+		err = b.run(ctx)
+		if flushed := b.flush(); err == nil {
+			err = flushed
+		}
+	}
+	if o.stats {
+		writeStats(stderr, b.decoder.Stats())
+	}
+	return err
+}
+
+// open opens the folder of a model, or without one the program's own.
+func open(dir string) (folder *hf.Folder, tokenizer *bpe.Tokenizer, err error) {
+	if dir != "" {
+		folder, err = hf.Open(dir)
+	} else {
+		folder, err = hf.OpenFS(name(dir), tiny.Files)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if dir != "" {
+		tokenizer, err = bpe.Load(dir)
+	} else {
+		tokenizer, err = tinyTokenizer()
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, folder.Close())
+	}
+	return folder, tokenizer, nil
+}
+
+func tinyTokenizer() (*bpe.Tokenizer, error) {
+	vocab, err := tiny.Files.Open("vocab.json")
+	if err != nil {
+		return nil, err
+	}
+	defer vocab.Close()
+	merges, err := tiny.Files.Open("merges.txt")
+	if err != nil {
+		return nil, err
+	}
+	defer merges.Close()
+	return bpe.New(vocab, merges)
+}
+
+func name(dir string) string {
+	if dir == "" {
+		return "the shipped model"
+	}
+	return dir
+}
+
+// batch is the sequences that are continued together.
+type batch struct {
+	decoder   *model.Decoder
+	eos       int
+	limit     int // most tokens to add to each
+	sequences []sequence
+	out       *printer
+}
+
+type sequence struct {
+	room    int // tokens that can still be appended
+	added   int
+	sampler *sample.Sampler
+	text    *bpe.Decoder
+	done    bool
+}
+
+// run adds tokens until every sequence has come to </s>, to its number of
+// tokens or to the model's last position. One that has rests.
+func (b *batch) run(ctx context.Context) error {
+	next := make([]int, len(b.sequences))
+	for {
+		live := false
+		for i := range b.sequences {
+			s := &b.sequences[i]
+			next[i] = -1
+			if s.done {
+				continue
+			}
+			id, err := s.sampler.Next(b.decoder.Logits(i))
+			if err != nil {
+				return fmt.Errorf("after token %d of text %d: %w", b.decoder.Len(i), i+1, err)
+			}
+			if id != b.eos {
+				s.added++
+				if err := b.out.add(i, s.text.Add(id)); err != nil {
+					return err
+				}
+			}
+			if id == b.eos || s.added == b.limit || s.room == 0 {
+				if err := b.end(i); err != nil {
+					return err
+				}
+				continue
+			}
+			s.room--
+			next[i], live = id, true
+		}
+		if !live {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := b.decoder.Step(next); err != nil {
+			return err
+		}
+	}
+}
+
+func (b *batch) end(i int) error {
+	s := &b.sequences[i]
+	s.done = true
+	if err := b.out.add(i, s.text.Flush()); err != nil {
+		return err
+	}
+	return b.out.end(i)
+}
+
+// flush writes what there is of texts that were broken off.
+func (b *batch) flush() error {
+	for i := range b.sequences {
+		if !b.sequences[i].done {
+			if err := b.end(i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// progress tells on one line how far the prompts are.
+type progress struct {
+	w     io.Writer
+	total int
+	live  bool // w shows a line that is written over
+}
+
+func (p *progress) show(done int) {
+	if p.live && done < p.total {
+		fmt.Fprintf(p.w, "\rprompt: %d of %d tokens", done, p.total)
+	}
+}
+
+func (p *progress) end(phase model.Phase) {
+	if p.live {
+		fmt.Fprint(p.w, "\r")
+	}
+	fmt.Fprintf(p.w, "prompt: %d of %d tokens in %.2f s\n", phase.Tokens, p.total, phase.Time.Seconds())
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+func writeStats(w io.Writer, s model.Stats) {
+	for _, p := range []struct {
+		name string
+		model.Phase
+	}{{"prefill", s.Prefill}, {"decode", s.Decode}} {
+		if p.Tokens == 0 {
+			fmt.Fprintf(w, "%-7s  no tokens\n", p.name)
+			continue
+		}
+		seconds := p.Time.Seconds()
+		fmt.Fprintf(w, "%-7s  %d tokens in %.3f s: %.1f tokens/s, %.3f ms a token, attention %.1f%%",
+			p.name, p.Tokens, seconds, float64(p.Tokens)/seconds, 1e3*seconds/float64(p.Tokens), 100*p.Attention.Seconds()/seconds)
+		fmt.Fprintf(w, " (%d runs of the graph, %.3f ms each)\n", p.Passes, 1e3*seconds/float64(p.Passes))
+	}
+}
