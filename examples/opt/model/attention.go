@@ -11,6 +11,7 @@ type cache interface {
 	// newAttention makes the attention of a graph, which needs so many rows,
 	// and tells how many the graph is to have.
 	newAttention(rows int) (attention, int, error)
+	truncate(sequence, tokens int) error
 	Close() error
 }
 

@@ -299,7 +299,8 @@ func (d *Decoder) keepLogits(p *pass, logits []float32) {
 }
 
 // Logits is the model's logits for the token after sequence i, valid until the
-// next call of Prefill or Step; nil for a sequence that is still empty.
+// next call of a method that changes it; nil for a sequence that is empty or was
+// cut.
 func (d *Decoder) Logits(i int) []float32 { return d.logits[i] }
 
 // PromptLogits is the logits of all positions that the last Prefill gave to
@@ -309,6 +310,24 @@ func (d *Decoder) PromptLogits(i int) []float32 { return d.all[i] }
 
 // Len is the number of tokens in sequence i.
 func (d *Decoder) Len(i int) int { return d.lengths[i] }
+
+// Truncate drops all but the first tokens of sequence i, so that several texts
+// can follow one. Its logits are gone until it is continued.
+func (d *Decoder) Truncate(i, tokens int) error {
+	switch {
+	case d.closed:
+		return fmt.Errorf("%w: the decoder is closed", ErrConfig)
+	case i < 0 || i >= len(d.lengths):
+		return fmt.Errorf("%w: sequence %d of %d", ErrConfig, i, len(d.lengths))
+	case tokens < 0 || tokens > d.lengths[i]:
+		return fmt.Errorf("%w: %d tokens of sequence %d, which has %d", ErrConfig, tokens, i, d.lengths[i])
+	}
+	if err := d.cache.truncate(i, tokens); err != nil {
+		return err
+	}
+	d.lengths[i], d.logits[i] = tokens, nil
+	return nil
+}
 
 // Stats tells what was done so far.
 func (d *Decoder) Stats() Stats { return d.stats }

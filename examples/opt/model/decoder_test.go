@@ -192,6 +192,51 @@ func TestPrefillAgain(t *testing.T) {
 	}
 }
 
+// TestTruncate: what was cut off is not seen any more, by either graph.
+func TestTruncate(t *testing.T) {
+	for name, kind := range attentions {
+		t.Run(name, func(t *testing.T) {
+			rng := seeded(t)
+			w := load(t, small(), rng)
+			d := newDecoder(t, w, Options{Capacity: []int{40, 40}, Chunk: 8, Attention: kind})
+			texts := prompts(rng, 61, 12, 5)
+			if err := d.Prefill(context.Background(), texts, nil); err != nil {
+				t.Fatal(err)
+			}
+			for round := range 6 {
+				if err := d.Step([]int{7, 8}); err != nil { // so that its graph has seen the length
+					t.Fatal(err)
+				}
+				texts[0], texts[1] = texts[0][:11-2*round], append(texts[1], 8)
+				if err := d.Truncate(0, len(texts[0])); err != nil || d.Logits(0) != nil {
+					t.Fatal(err)
+				}
+				texts[0] = append(texts[0], 9)
+				if round%2 == 0 {
+					texts[1] = append(texts[1], 9)
+					if err := d.Step([]int{9, 9}); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := d.Prefill(context.Background(), [][]int{{9}, nil}, nil); err != nil {
+					t.Fatal(err)
+				}
+				for i := range texts {
+					closeTo(t, fmt.Sprintf("round %d, sequence %d", round, i), d.Logits(i), reference{w}.logits(texts[i])[len(texts[i])-1], 1e-4)
+				}
+			}
+			for _, wrong := range [][2]int{{-1, 0}, {2, 0}, {0, -1}, {0, d.Len(0) + 1}} {
+				if err := d.Truncate(wrong[0], wrong[1]); !errors.Is(err, ErrConfig) {
+					t.Errorf("Truncate%v: error %v", wrong, err)
+				}
+			}
+			d.Close()
+			if err := d.Truncate(0, 0); !errors.Is(err, ErrConfig) {
+				t.Errorf("after Close: error %v", err)
+			}
+		})
+	}
+}
+
 // TestHalfCache: the cache's type is honoured: its rounding is seen, and is all
 // that is seen.
 func TestHalfCache(t *testing.T) {

@@ -50,6 +50,10 @@ func (l *leanCache) newAttention(rows int) (attention, int, error) {
 	return &leanAttention{step: step, sequences: l.sequences, options: options}, rows, nil
 }
 
+func (l *leanCache) truncate(sequence, tokens int) error {
+	return l.sequences[sequence].Truncate(tokens)
+}
+
 // leanAttention is leanattention.CachedAttention: the rows of a step belong to
 // the sequences one behind the other, as many to each as there are to do.
 type leanAttention struct {

@@ -41,6 +41,12 @@ func (c *stockCache) newAttention(rows int) (attention, int, error) {
 	return newStockAttention(c, each), each * c.batch, nil
 }
 
+// truncate leaves the keys and values where they are: the graphs' masks hide them.
+func (c *stockCache) truncate(sequence, tokens int) error {
+	c.lengths[sequence] = tokens
+	return nil
+}
+
 func (c *stockCache) Close() error { return nil }
 
 // stockAttention is what a user of Gorgonia writes without leanattention. A run
@@ -180,10 +186,17 @@ func (a *stockAttention) begin(counts, first []int) error {
 	a.counts = append(a.counts[:0], counts...)
 	for i := range counts {
 		first[i] = i * a.rows
+		shown, length := a.seen[i], c.lengths[i]
 		for row := i * c.heads * a.rows; row < (i+1)*c.heads*a.rows; row++ {
-			clear(mask[row*c.capacity+a.seen[i] : row*c.capacity+c.lengths[i]])
+			slots := mask[row*c.capacity : (row+1)*c.capacity]
+			for j := shown; j < length; j++ {
+				slots[j] = 0
+			}
+			for j := length; j < shown; j++ {
+				slots[j] = masked
+			}
 		}
-		a.seen[i] = c.lengths[i]
+		a.seen[i] = length
 	}
 	return nil
 }

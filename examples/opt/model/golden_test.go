@@ -1,0 +1,247 @@
+package model
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/examples/opt/hf"
+)
+
+// The golden files are made by ../testdata/golden.py, which says what is in them.
+const testdata = "../testdata"
+
+type golden struct {
+	Logits []struct {
+		Name, Model, File string
+		IDs, Positions    [][]int
+		Vocab, Chunk      int
+	}
+	Greedy []struct {
+		Prompt, Text string
+		IDs, Next    []int
+	}
+}
+
+func readJSON(t *testing.T, name string, v any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(testdata, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readGolden(t *testing.T) (g golden) {
+	t.Helper()
+	readJSON(t, "golden.json", &g)
+	if len(g.Logits) == 0 || len(g.Greedy) == 0 {
+		t.Fatal("golden.json has no cases")
+	}
+	return g
+}
+
+func openModel(t *testing.T, folder string) *Weights {
+	t.Helper()
+	f, err := hf.Open(filepath.Join(testdata, folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w, err := Load(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func shipped(t *testing.T) (*Weights, *bpe.Tokenizer) {
+	t.Helper()
+	tokenizer, err := bpe.Load("../tiny")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return openModel(t, "../tiny"), tokenizer
+}
+
+// TestGoldenLogits compares the logits of every position with transformers'.
+func TestGoldenLogits(t *testing.T) {
+	for _, c := range readGolden(t).Logits {
+		w := openModel(t, c.Model)
+		raw, err := os.ReadFile(filepath.Join(testdata, c.File))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([]float32, len(raw)/4)
+		if _, err := binary.Decode(raw, binary.LittleEndian, want); err != nil {
+			t.Fatal(err)
+		}
+		capacity := make([]int, len(c.IDs))
+		for i, ids := range c.IDs {
+			capacity[i] = len(ids)
+		}
+		for name, kind := range attentions {
+			for _, chunk := range slices.Compact([]int{0, c.Chunk, 7}) {
+				t.Run(fmt.Sprintf("%s/%s/chunk %d", c.Name, name, chunk), func(t *testing.T) {
+					d := newDecoder(t, w, Options{Capacity: capacity, Chunk: chunk, Attention: kind, AllLogits: true})
+					if err := d.Prefill(context.Background(), c.IDs, nil); err != nil {
+						t.Fatal(err)
+					}
+					rest, worst := want, 0.0
+					for i, positions := range c.Positions {
+						got := d.PromptLogits(i)
+						for _, p := range positions {
+							for j, v := range got[p*c.Vocab : (p+1)*c.Vocab] {
+								diff := math.Abs(float64(v) - float64(rest[j]))
+								if worst = max(worst, diff); !(diff <= 1e-4) {
+									t.Fatalf("sequence %d, position %d, logit %d: %v, want %v", i, p, j, v, rest[j])
+								}
+							}
+							rest = rest[c.Vocab:]
+						}
+					}
+					if len(rest) > 0 {
+						t.Errorf("%d logits were not compared", len(rest))
+					}
+					t.Logf("at most %.1e off", worst)
+				})
+			}
+		}
+	}
+}
+
+// greedy continues all prompts by n tokens.
+func greedy(t *testing.T, d *Decoder, prompts [][]int, n int) [][]int {
+	t.Helper()
+	if err := d.Prefill(context.Background(), prompts, nil); err != nil {
+		t.Fatal(err)
+	}
+	out, next := make([][]int, len(prompts)), make([]int, len(prompts))
+	for {
+		for i := range next {
+			next[i] = 0
+			for j, v := range d.Logits(i) {
+				if v > d.Logits(i)[next[i]] {
+					next[i] = j
+				}
+			}
+			out[i] = append(out[i], next[i])
+		}
+		if len(out[0]) == n {
+			return out
+		}
+		if err := d.Step(next); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestGoldenGreedy: 200 tokens are transformers', token for token, of each
+// prompt alone and of all in a batch.
+func TestGoldenGreedy(t *testing.T) {
+	w, tokenizer := shipped(t)
+	cases := readGolden(t).Greedy
+	var batches [][]int // indexes of cases
+	var all []int
+	for i, c := range cases {
+		if ids := tokenizer.Encode(c.Prompt); !slices.Equal(ids, c.IDs) {
+			t.Errorf("prompt %q is %v, want %v", c.Prompt, ids, c.IDs)
+		}
+		if text := tokenizer.Decode(c.Next); text != c.Text {
+			t.Errorf("%v is %q, want %q", c.Next, text, c.Text)
+		}
+		batches, all = append(batches, []int{i}), append(all, i)
+	}
+	for name, kind := range attentions {
+		for _, batch := range append(batches, all) {
+			o := Options{Attention: kind}
+			var prompts [][]int
+			for _, i := range batch {
+				prompts = append(prompts, cases[i].IDs)
+				o.Capacity = append(o.Capacity, len(cases[i].IDs)+len(cases[i].Next))
+			}
+			got := greedy(t, newDecoder(t, w, o), prompts, len(cases[batch[0]].Next))
+			for j, i := range batch {
+				if want := cases[i].Next; !slices.Equal(got[j], want) {
+					t.Errorf("%s, case %d in a batch of %d: %q, want %q", name, i, len(batch), tokenizer.Decode(got[j]), tokenizer.Decode(want))
+				}
+			}
+		}
+	}
+}
+
+var everyCase = flag.Bool("recall", false, "TestRecall asks all questions of recall.json")
+
+// TestRecall: the shipped model answers with facts that were stated once, 1,500
+// tokens and more before the question.
+func TestRecall(t *testing.T) {
+	w, tokenizer := shipped(t)
+	var documents []struct {
+		Text   string
+		Tokens int
+		Cases  []struct {
+			Question, Answer string
+			Distance         int
+		}
+	}
+	readJSON(t, "recall.json", &documents)
+	switch {
+	case *everyCase:
+	case testing.Short() || raceDetector:
+		documents = documents[:1]
+	default:
+		documents = documents[:4]
+	}
+	right, count := 0, 0
+	d := newDecoder(t, w, Options{Capacity: []int{w.Config().MaxPositions}})
+	for _, doc := range documents {
+		text := tokenizer.Encode(doc.Text)
+		if len(text) != doc.Tokens {
+			t.Fatalf("%d tokens, want %d", len(text), doc.Tokens)
+		}
+		if err := d.Truncate(0, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Prefill(context.Background(), [][]int{text}, nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range doc.Cases {
+			if c.Distance < 1500 {
+				t.Errorf("a distance of %d tokens", c.Distance)
+			}
+			ids := tokenizer.Encode(doc.Text + c.Question)
+			if !slices.Equal(ids[:len(text)], text) {
+				t.Fatalf("%q merges with the text before it", c.Question)
+			}
+			got := greedy(t, d, [][]int{ids[len(text):]}, len(tokenizer.EncodeText(c.Answer)))
+			if answer := tokenizer.Decode(got[0]); answer == c.Answer {
+				right++
+			} else {
+				t.Logf("%s%s, not%s", strings.TrimSpace(c.Question), answer, c.Answer)
+			}
+			count++
+			if err := d.Truncate(0, len(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Logf("%d of %d", right, count)
+	if right*100 < 95*count {
+		t.Errorf("%d of %d answers are right", right, count)
+	}
+}
