@@ -10,11 +10,11 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// figure draws how the three policies hand the LeanTiles of a ragged batch to
+// drawFigure draws how the three policies hand the LeanTiles of a ragged batch to
 // workers.
-func figure(flags *flag.FlagSet) func(io.Writer) error {
+func drawFigure(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	name := flags.String("o", "", "`file` to write the SVG to (default: standard output)")
-	return func(stdout io.Writer) error {
+	return func(stdout, _ io.Writer) error {
 		svg := drawSchedules()
 		if *name == "" {
 			_, err := stdout.Write(svg)

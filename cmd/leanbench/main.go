@@ -18,11 +18,14 @@ import (
 type command struct {
 	name, summary string
 	// setup adds the command's flags and returns what runs once they are parsed.
-	setup func(flags *flag.FlagSet) func(stdout io.Writer) error
+	setup func(flags *flag.FlagSet) func(stdout, stderr io.Writer) error
 }
 
 var commands = []command{
-	{"figure", "draw the schedules of docs/schedule.svg", figure},
+	{"cpu", "attention on this machine's cores: share of the memory's speed, and against Gorgonia's nodes", cpuBench},
+	{"checkpoint", "write an OPT model with random weights", makeCheckpoint},
+	{"figure", "draw the schedules of docs/schedule.svg", drawFigure},
+	{"peers", "attention against PyTorch on the same cores", peersBench},
 }
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -49,7 +52,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 			fmt.Fprintf(stderr, "leanbench %s: unexpected argument %q\n", c.name, flags.Arg(0))
 			return 2
 		}
-		if err := do(stdout); err != nil {
+		if err := do(stdout, stderr); err != nil {
 			fmt.Fprintf(stderr, "leanbench %s: %v\n", c.name, err)
 			return 1
 		}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"testing"
+	"time"
+)
+
+// TestCases: the shapes and bars are those that were asked for.
+func TestCases(t *testing.T) {
+	for _, c := range memoryCases() {
+		if c.shape.bytes() != memorySize || c.inCache {
+			t.Errorf("%v: %d bytes, in cache: %t", c.shape, c.shape.bytes(), c.inCache)
+		}
+		want := 0.85
+		if c.shape.heads/c.shape.kvHeads > 1 {
+			want = 0.8
+		} else if c.shape.storage == storeF32 {
+			want = 0.9
+		}
+		if *c.share.Least != want {
+			t.Errorf("%v: bar of %v", c.shape, *c.share.Least)
+		}
+	}
+	for _, c := range cacheCases() {
+		if c.shape.heads != 12 || c.shape.keys != 1024 || c.shape.dim != 64 || !c.inCache || *c.allocs.Most != 0 {
+			t.Errorf("%v, in cache: %t", c.shape, c.inCache)
+		}
+		if f32 := c.shape.storage == storeF32; f32 != (c.faster != nil && *c.faster.Least == 8 && c.stock) {
+			t.Errorf("%v: %+v", c.shape, c.faster)
+		}
+	}
+	if n, m := len(memoryCases()), len(contextCases()); n != 18 || m != 30 {
+		t.Errorf("%d and %d cases", n, m)
+	}
+	for _, c := range peerCases() {
+		want := map[storage]float64{storeF32: 1.4, storeF16: 2.2, storeBF16: 7}[c.shape.storage]
+		grouped := c.shape.heads != c.shape.kvHeads
+		switch {
+		case grouped && c.shape.storage != storeF32:
+			want = 0
+		case grouped:
+			want = 4
+		case c.inCache && c.shape.storage == storeF32:
+			want = 1
+		}
+		if got := c.faster; (got == nil) != (want == 0) || got != nil && *got.Least != want {
+			t.Errorf("%v, in cache %t: %+v", c.shape, c.inCache, got)
+		}
+	}
+}
+
+func testBench(t *testing.T) (*attentionBench, *bytes.Buffer) {
+	out := new(bytes.Buffer)
+	return &attentionBench{
+		report: &report{}, pace: pace{rounds: 2, turn: time.Millisecond}, stdout: out, stderr: io.Discard, rng: testRand(t),
+	}, out
+}
+
+// find returns a figure of a report.
+func find(t *testing.T, r *report, is, contender string, m metric) *figure {
+	t.Helper()
+	for i := range r.Figures {
+		if f := &r.Figures[i]; f.Case == is && f.Contender == contender && f.Metric == m {
+			return f
+		}
+	}
+	return nil
+}
+
+// TestMeasure: a case has all its figures, with bars where they belong, and
+// they fit each other.
+func TestMeasure(t *testing.T) {
+	b, out := testBench(t)
+	shape := decodeShape{heads: 4, kvHeads: 4, keys: 100, dim: 16, storage: storeF32}
+	if err := b.measure(one{
+		table: "T", shape: shape, inCache: true, stock: true,
+		share: atLeast(1e9), faster: atLeast(1e-9), allocs: atMost(0),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	is := shape.String()
+	if is != "f32, 4 heads x 100 x 16" {
+		t.Errorf("the case is called %q", is)
+	}
+	for _, who := range []string{"read ceiling", "lean, Attend", "lean, node", "default node"} {
+		ours := who == "lean, Attend" || who == "lean, node"
+		for _, m := range []metric{speed, bestSpeed, share, overStock, allocs} {
+			f := find(t, b.report, is, who, m)
+			there := m == speed || m == bestSpeed || who != "read ceiling" && m != overStock || ours
+			if (f != nil) != there {
+				t.Errorf("%s of %s: %+v", m, who, f)
+			}
+			if f == nil {
+				continue
+			}
+			if barred := ours && (m == share || m == overStock) || who == "lean, Attend" && m == allocs; (f.Bar != nil) != barred {
+				t.Errorf("%s of %s has the bar %+v", m, who, f.Bar)
+			}
+			if f.Value < 0 || m != allocs && f.Value == 0 {
+				t.Errorf("%s of %s is %v", m, who, f.Value)
+			}
+		}
+		if s, best := find(t, b.report, is, who, speed), find(t, b.report, is, who, bestSpeed); s.Value > best.Value {
+			t.Errorf("%s: %v GB/s, and %v at best", who, s.Value, best.Value)
+		}
+	}
+	if f := find(t, b.report, is, "lean, Attend", share); f.Bar.Met {
+		t.Errorf("%v of the ceiling meet %v", f.Value, *f.Bar.Least)
+	}
+	if f := find(t, b.report, is, "default node", allocs); f.Value < 10 {
+		t.Errorf("the default node makes %v allocations", f.Value)
+	}
+	b.report.writeTable(out, "T")
+	if n := bytes.Count(out.Bytes(), []byte("\n")); n != 9 {
+		t.Errorf("the table has %d lines:\n%s", n, out)
+	}
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+)
+
+// machine is what figures were measured on.
+type machine struct {
+	CPU     string `json:"cpu"`
+	Cores   int    `json:"cores"`
+	Workers int    `json:"workers"` // threads that computed
+	Go      string `json:"go"`
+
+	// Load is the machine's load average before the measurement, of others that
+	// used it: with much of it no figure is worth anything. -1: not known.
+	Load float64 `json:"load"`
+}
+
+func (m machine) String() string {
+	s := fmt.Sprintf("%s, %d of %d cores, %s", m.CPU, m.Workers, m.Cores, m.Go)
+	if m.Load >= 0 {
+		s += fmt.Sprintf(", load %.1f before", m.Load)
+	}
+	return s
+}
+
+// thisMachine lets the process use a number of threads from now on and
+// describes it.
+func thisMachine(workers int) (machine, error) {
+	if n := runtime.NumCPU(); workers < 1 || workers > n {
+		return machine{}, fmt.Errorf("%d workers on %d cores", workers, n)
+	}
+	runtime.GOMAXPROCS(workers)
+	return machine{
+		CPU: cpuName(), Cores: runtime.NumCPU(), Workers: workers, Go: runtime.Version(), Load: loadAverage(),
+	}, nil
+}
+
+// loadAverage is that of the last minute, where the system tells it.
+func loadAverage() float64 {
+	data, _ := os.ReadFile("/proc/loadavg") // Linux only
+	load := -1.0
+	fmt.Sscan(string(data), &load) // without a number it stays what it is
+	return load
+}
+
+// cpuName is the processor's name, where the system tells it.
+func cpuName() string {
+	data, _ := os.ReadFile("/proc/cpuinfo") // Linux only; without it the architecture has to do
+	for line := range strings.Lines(string(data)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+//go:embed peers/attention.py
+var attentionWorker string
+
+// torchSettle is longer than PyTorch's threads spin when they have no work.
+const torchSettle = 30 * time.Millisecond
+
+// peersBench measures attention against PyTorch's.
+func peersBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+	o := measureFlags(flags)
+	python := flags.String("python", "", "`path` of a python that has PyTorch; peers/setup.sh makes one and prints it")
+	return func(stdout, stderr io.Writer) (err error) {
+		if *python == "" {
+			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
+		}
+		m, err := thisMachine(o.workers)
+		if err != nil {
+			return err
+		}
+		w, err := startWorker(*python, attentionWorker, fmt.Sprint(o.workers))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, w.close()) }()
+		b := &attentionBench{
+			report: &report{Command: "peers", Machine: m, Notes: []string{strings.Join(w.hello, " ")}, Figures: []figure{}},
+			pace:   o.pace(), stdout: stdout, stderr: stderr,
+			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		}
+		if err := b.peers(w); err != nil {
+			return err
+		}
+		return b.report.save(o.json)
+	}
+}
+
+const tableTorch = "One query a head, against scaled_dot_product_attention"
+
+// peerCases are contexts of 1k to 64k, of 12 to 32 heads. faster is the bar of
+// our speed over PyTorch's.
+func peerCases() (cases []one) {
+	for _, s := range storages {
+		for _, c := range []struct {
+			heads, kvHeads, keys, dim int
+			inCache                   bool
+		}{
+			{12, 12, 1024, 64, true},
+			{12, 12, 1024, 64, false},
+			{12, 12, 65536, 64, false},
+			{16, 16, 16384, 128, false},
+			{32, 32, 4096, 64, false},
+			{32, 32, 16384, 64, false},
+			{32, 32, 16384, 128, false},
+			{32, 8, 4096, 128, false},
+			{32, 8, 16384, 64, false},
+			{32, 8, 65536, 128, false},
+		} {
+			shape := decodeShape{c.heads, c.kvHeads, c.keys, c.dim, s}
+			cases = append(cases, one{table: tableTorch, shape: shape, inCache: c.inCache, faster: torchBar(shape, c.inCache)})
+		}
+	}
+	return cases
+}
+
+// torchBar is how many times as fast as PyTorch we should be. Grouped queries
+// have a bar in float32 alone.
+func torchBar(s decodeShape, inCache bool) *bar {
+	grouped := s.heads != s.kvHeads
+	switch {
+	case s.storage == storeF32 && grouped:
+		return atLeast(4)
+	case grouped:
+		return nil
+	case s.storage == storeF16:
+		return atLeast(2.2)
+	case s.storage == storeBF16:
+		return atLeast(7)
+	case inCache:
+		return atLeast(1)
+	}
+	return atLeast(1.4)
+}
+
+func (b *attentionBench) peers(w *worker) error {
+	b.report.writeHead(b.stdout)
+	for _, c := range peerCases() {
+		fmt.Fprintln(b.stderr, c.shape)
+		if err := b.measurePeer(w, c); err != nil {
+			return fmt.Errorf("%s: %w", c.shape, err)
+		}
+	}
+	b.report.writeTable(b.stdout, tableTorch)
+	b.report.writeVerdict(b.stdout)
+	return nil
+}
+
+func (b *attentionBench) measurePeer(w *worker, c one) error {
+	sets, q := b.operands(c), newQuery(c.shape, b.rng)
+	s := c.shape
+	if _, err := w.ask("shape %d %d %d %d %s %d", s.heads, s.kvHeads, s.keys, s.dim, s.storage.name, len(sets)); err != nil {
+		return err
+	}
+	torch := func(name, way string) contender {
+		return contender{name, func(n int) (time.Duration, error) {
+			t, _, err := w.seconds(1, "run %s %d", way, n)
+			if err != nil {
+				return 0, err
+			}
+			return t[0], nil
+		}, torchSettle}
+	}
+	contenders := []contender{ceiling(sets), attend(s, q, sets).contender, torch("PyTorch", "sdpa")}
+	if s.heads != s.kvHeads {
+		contenders = append(contenders, torch("PyTorch, groups packed by hand", "packed"))
+	}
+	all, err := alternate(b.pace, contenders)
+	if err != nil {
+		return err
+	}
+	is := s.String()
+	if c.inCache {
+		is += ", in cache"
+	}
+	for i, t := range all {
+		r := b.report.row(c.table, is, contenders[i].name)
+		bytes := float64(s.bytes())
+		r.add(speed, bytes/t.median()/1e9, nil)
+		r.add(bestSpeed, bytes/t.best()/1e9, nil)
+		if i > 0 {
+			r.add(share, t.faster(all[0]), nil)
+		}
+		if i == 1 {
+			r.add(overTorch, t.faster(all[2]), c.faster)
+		}
+	}
+	return nil
+}
