@@ -103,6 +103,7 @@ func TestRun(t *testing.T) {
 		{[]string{"cpu", "-workers", "0"}, 1, "", "leanbench cpu: 0 workers on "},
 		{[]string{"peers"}, 1, "", "-python is needed"},
 		{[]string{"peers", "-python", "/no/such/python", "-workers", "1"}, 1, "", "/no/such/python"},
+		{[]string{"e2e"}, 1, "", "-python is needed"},
 		{[]string{"checkpoint", "-shape", "9t"}, 1, "", `"9t" is none of 1.3b, 125m,`},
 		{[]string{"checkpoint", "-dtype", "f8"}, 1, "", `"f8" is none of f32, f16, bf16`},
 		{[]string{"checkpoint"}, 1, "", "-o is needed"},

@@ -1,0 +1,264 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+//go:embed peers/opt.py
+var optWorker string
+
+// openMPSettle is longer than the 200 ms for which the threads of CTranslate2's
+// OpenMP spin when they have no work.
+const openMPSettle = 300 * time.Millisecond
+
+// engine is a program that decodes with a model.
+type engine interface {
+	// decode reads batch prompts of context tokens each, unless it has done so
+	// in the call before, and then adds a token to each sequence, the most likely
+	// one, steps times. prompt is the time until the first token, when it did
+	// read them, and steady that of the steps; ids are the first sequence's
+	// tokens, one before the steps and one of each.
+	decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error)
+	close() error
+}
+
+// entrant is an engine of the table before it is loaded.
+type entrant struct {
+	name  string
+	open  func() (engine, error)
+	other bool // in a process of its own
+	exact bool // computes what all other exact ones do, within rounding
+}
+
+// e2eBench measures a whole decoder against other ones.
+func e2eBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+	o := measureFlags(flags)
+	python := flags.String("python", "", "`path` of a python that has transformers and CTranslate2; peers/setup.sh makes one and prints it")
+	dir := flags.String("dir", "", "`folder` for the checkpoints; those that are there already are used again (default: in the user's cache folder)")
+	return func(stdout, stderr io.Writer) error {
+		if *python == "" {
+			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
+		}
+		if *dir == "" {
+			cache, err := os.UserCacheDir()
+			if err != nil {
+				return err
+			}
+			*dir = filepath.Join(cache, "leanattention", "e2e")
+		}
+		m, err := thisMachine(o.workers)
+		if err != nil {
+			return err
+		}
+		r := &report{Command: "e2e", Machine: m, Figures: []figure{}}
+		b := &e2e{report: r, quick: o.quick, python: *python, dir: *dir, stdout: stdout, stderr: stderr}
+		if err := b.checkpoints(); err != nil {
+			return err
+		}
+		if err := b.run(); err != nil {
+			return err
+		}
+		return r.save(o.json)
+	}
+}
+
+type e2e struct {
+	report         *report
+	quick          bool
+	python, dir    string
+	stdout, stderr io.Writer
+}
+
+// checkpoints makes those that are missing.
+func (b *e2e) checkpoints() error {
+	for _, s := range storages {
+		dir := b.checkpoint(s)
+		if _, err := os.Stat(filepath.Join(dir, "config.json")); err == nil {
+			continue
+		}
+		fmt.Fprintf(b.stderr, "making a checkpoint of OPT-125m's shape in %s\n", s.name)
+		if err := writeCheckpoint(dir, optShapes["125m"], s, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *e2e) checkpoint(s storage) string { return filepath.Join(b.dir, "opt-125m-"+s.name) }
+
+const (
+	nameLean    = "lean, f32 weights"
+	nameHalf    = "lean, f16 weights"
+	nameBrain   = "lean, bf16 weights"
+	nameStock   = "lean attention, stock linears"
+	nameHF      = "transformers f32"
+	nameCT2     = "CTranslate2 f32"
+	nameCT2Int8 = "CTranslate2 int8"
+)
+
+func (b *e2e) entrants() []entrant {
+	ours := func(name string, s storage) entrant {
+		return entrant{name: name, exact: s == storeF32, open: func() (engine, error) { return openLean(b.checkpoint(s)) }}
+	}
+	theirs := func(name, kind string, args ...string) entrant {
+		return entrant{name: name, other: true, exact: name != nameCT2Int8, open: func() (engine, error) {
+			args := append([]string{fmt.Sprint(b.report.Machine.Workers), kind, b.checkpoint(storeF32)}, args...)
+			w, err := startWorker(b.python, optWorker, args...)
+			if err != nil {
+				return nil, err
+			}
+			b.report.Notes = append(b.report.Notes, strings.Join(w.hello, " "))
+			return &workerEngine{w}, nil
+		}}
+	}
+	converted := filepath.Join(b.dir, "opt-125m-ct2")
+	return []entrant{
+		ours(nameStock, storeF32),
+		theirs(nameHF, "transformers"),
+		theirs(nameCT2, "ctranslate2", converted, "float32"),
+		theirs(nameCT2Int8, "ctranslate2", converted, "int8"),
+	}
+}
+
+// decoding is a table: a batch of sequences that all have the same context.
+type decoding struct {
+	table                         string
+	batch, context, steps, rounds int
+	warm                          bool                       // follows another table
+	bars                          map[string]map[metric]*bar // by contender
+}
+
+func (b *e2e) decodings() []decoding {
+	one := decoding{
+		table: "One sequence, behind 64 tokens", batch: 1, context: 64, steps: 64, rounds: 9,
+		bars: map[string]map[metric]*bar{
+			nameLean: {overCT2: atLeast(1.25)},
+			nameHalf: {overHF: atLeast(2), overInt8: atLeast(1)},
+		},
+	}
+	eight := decoding{
+		table: "8 sequences, behind 1024 tokens each", batch: 8, context: 1024, steps: 24, rounds: 3, warm: true,
+		bars: map[string]map[metric]*bar{nameLean: {overCT2: atLeast(1.2)}},
+	}
+	if b.quick {
+		one.rounds, one.steps, eight.rounds, eight.steps = 3, 16, 1, 8
+	}
+	return []decoding{one, eight}
+}
+
+func (b *e2e) run() (err error) {
+	entrants := b.entrants()
+	var engines []engine
+	defer func() {
+		for _, e := range engines {
+			err = errors.Join(err, e.close())
+		}
+	}()
+	for _, e := range entrants {
+		fmt.Fprintf(b.stderr, "loading %s\n", e.name)
+		engine, err := e.open()
+		if err != nil {
+			return fmt.Errorf("%s: %w", e.name, err)
+		}
+		engines = append(engines, engine)
+	}
+	b.report.writeHead(b.stdout)
+	for _, d := range b.decodings() {
+		if err := b.measure(d, entrants, engines); err != nil {
+			return fmt.Errorf("%s: %w", d.table, err)
+		}
+		b.report.writeTable(b.stdout, d.table)
+	}
+	b.report.writeVerdict(b.stdout)
+	return nil
+}
+
+func (b *e2e) measure(d decoding, entrants []entrant, engines []engine) error {
+	contenders, prompts, ids := make([]contender, len(entrants)), make([]samples, len(entrants)), make([][]string, len(entrants))
+	for i, e := range entrants {
+		contenders[i] = contender{name: e.name, run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.stderr, "%s: %s\n", d.table, e.name)
+			prompt, steady, chosen, err := engines[i].decode(d.batch, d.context, steps)
+			if err != nil {
+				return 0, err
+			}
+			prompts[i], ids[i] = append(prompts[i], prompt.Seconds()), chosen
+			return steady, nil
+		}}
+		if e.other {
+			contenders[i].settle = openMPSettle
+		}
+	}
+	all, err := alternate(pace{rounds: d.rounds, steps: d.steps, warm: d.warm}, contenders)
+	if err != nil {
+		return err
+	}
+	if err := sameText(entrants, ids); err != nil {
+		return err
+	}
+	names := map[metric]int{}
+	for i, e := range entrants {
+		switch e.name {
+		case nameHF:
+			names[overHF] = i
+		case nameCT2:
+			names[overCT2] = i
+		case nameCT2Int8:
+			names[overInt8] = i
+		}
+	}
+	for i, e := range entrants {
+		r := b.report.row(d.table, "", e.name)
+		r.add(tokens, float64(d.batch)/all[i].median(), nil)
+		r.add(bestTokens, float64(d.batch)/all[i].best(), nil)
+		r.add(prompt, float64(d.batch*d.context)/prompts[i].median(), nil)
+		for _, m := range []metric{overHF, overCT2, overInt8} {
+			r.add(m, all[i].faster(all[names[m]]), d.bars[e.name][m])
+		}
+	}
+	return nil
+}
+
+// sameText compares the tokens of the entrants that compute the same: a speed
+// is worth something only if the work was done. Two tokens can be so nearly
+// equally likely that rounding decides, and everything behind them may differ,
+// so a fair part of the text has to be the same, not all of it.
+func sameText(entrants []entrant, ids [][]string) error {
+	first := slices.IndexFunc(entrants, func(e entrant) bool { return e.exact })
+	for i, e := range entrants {
+		if !e.exact {
+			continue
+		}
+		same := 0
+		for same < len(ids[first]) && same < len(ids[i]) && ids[i][same] == ids[first][same] {
+			same++
+		}
+		if len(ids[i]) != len(ids[first]) || 4*same < len(ids[first]) {
+			return fmt.Errorf("the tokens of %s (%s) and %s (%s) are the same only up to number %d",
+				e.name, strings.Join(ids[i], " "), entrants[first].name, strings.Join(ids[first], " "), same)
+		}
+	}
+	return nil
+}
+
+// workerEngine is an engine in another process.
+type workerEngine struct{ w *worker }
+
+func (e *workerEngine) decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error) {
+	times, ids, err := e.w.seconds(2, "decode %d %d %d", batch, context, steps)
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	return times[0], times[1], ids, nil
+}
+
+func (e *workerEngine) close() error { return e.w.close() }

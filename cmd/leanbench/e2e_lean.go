@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/examples/opt/sample"
+)
+
+// leanEngine is the decoder of examples/opt in this process.
+type leanEngine struct {
+	folder  *hf.Folder
+	weights *model.Weights
+	options model.Options
+
+	// The prompts that were read last, which the next turn can begin behind.
+	decoder       *model.Decoder
+	batch, length int
+	first         []int // the tokens that follow them
+	prompt        time.Duration
+}
+
+// openLean loads a checkpoint.
+func openLean(dir string) (engine, error) {
+	folder, err := hf.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	weights, err := model.Load(folder)
+	if err != nil {
+		return nil, errors.Join(err, folder.Close())
+	}
+	return &leanEngine{folder: folder, weights: weights}, nil
+}
+
+// decode reads the prompts only if they are others than in the turn before.
+func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Duration, ids []string, err error) {
+	if err := e.read(batch, length, steps); err != nil {
+		return 0, 0, nil, err
+	}
+	d, next := e.decoder, slices.Clone(e.first)
+	ids = append(ids, strconv.Itoa(next[0]))
+	began := time.Now()
+	for range steps {
+		if err := d.Step(next); err != nil {
+			return 0, 0, nil, err
+		}
+		if err := choose(d, next); err != nil {
+			return 0, 0, nil, err
+		}
+		ids = append(ids, strconv.Itoa(next[0]))
+	}
+	return e.prompt, time.Since(began), ids, nil
+}
+
+// read makes a decoder with the prompts in it and room for steps.
+func (e *leanEngine) read(batch, length, steps int) error {
+	if e.decoder != nil && batch == e.batch && length == e.length && e.options.Capacity[0] == length+steps {
+		for i := range batch {
+			if err := e.decoder.Truncate(i, length); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := e.forget(); err != nil {
+		return err
+	}
+	e.options.Capacity = nil
+	prompts := make([][]int, batch)
+	for i := range prompts {
+		prompts[i] = promptTokens(i, length, e.weights.Config().VocabSize)
+		e.options.Capacity = append(e.options.Capacity, length+steps)
+	}
+	d, err := e.weights.NewDecoder(e.options)
+	if err != nil {
+		return err
+	}
+	e.decoder, e.batch, e.length, e.first = d, batch, length, make([]int, batch)
+	began := time.Now()
+	if err := d.Prefill(context.Background(), prompts, nil); err != nil {
+		return err
+	}
+	if err := choose(d, e.first); err != nil {
+		return err
+	}
+	e.prompt = time.Since(began)
+	return nil
+}
+
+// choose takes the most likely token of each sequence, as the opt command does.
+func choose(d *model.Decoder, next []int) error {
+	greedy, err := sample.New(sample.Config{TopP: 1})
+	if err != nil {
+		return err
+	}
+	for i := range next {
+		if next[i], err = greedy.Next(d.Logits(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *leanEngine) forget() error {
+	if e.decoder == nil {
+		return nil
+	}
+	d := e.decoder
+	e.decoder = nil
+	return d.Close()
+}
+
+// promptTokens is the same as in peers/opt.py.
+func promptTokens(sequence, length, vocab int) []int {
+	ids := make([]int, length)
+	for i := range ids {
+		ids[i] = 4 + (7919*i+104729*sequence)%(vocab-4)
+	}
+	return ids
+}
+
+func (e *leanEngine) close() error { return errors.Join(e.forget(), e.folder.Close()) }
