@@ -125,10 +125,11 @@ func BenchmarkKernel(b *testing.B) {
 					Rows: rows, Count: keys, Dim: dim, ValueDim: dim,
 					Q: f(rows * dim), O: f(rows * dim), M: f(rows), L: f(rows),
 					KStep: dim * d.Size(), VStep: dim * d.Size(),
-					Scores: f(rows * keys), Wide: f(4 * dim),
+					Scores: f(rows * keys), Wide: f(wideOf(dim, dim)),
 				}
-				for i := range t.K {
-					t.K[i], t.V[i] = k.at(i*keys/4*dim), v.at(i*keys/4*dim)
+				t.K, t.V, t.Run = make([]streams, 1), make([]streams, 1), keys
+				for i := range t.K[0] {
+					t.K[0][i], t.V[0][i] = k.at(i*keys/4*dim), v.at(i*keys/4*dim)
 				}
 				run := kernelFor[float32](d)
 				b.SetBytes(int64(2 * keys * dim * d.Size()))

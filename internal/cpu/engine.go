@@ -39,7 +39,7 @@ type Operands[F lean.Float] struct {
 
 // Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.
 // Nothing is read of keys and values but live rows. Everything is checked before anything is written;
-// the error wraps ErrShape, ErrDType, ErrPage, or ErrPanic, with which the outputs are undefined. It
+// the error wraps ErrShape, ErrDType, ErrPage, ErrTier, or ErrPanic, with which the outputs are undefined. It
 // does not allocate once e has run plans of this size.
 func Run[F lean.Float](e *Engine, p *Plan, o *Operands[F]) error {
 	// F may be a named type: what runs is the kernel of its size.
@@ -53,6 +53,9 @@ func Run[F lean.Float](e *Engine, p *Plan, o *Operands[F]) error {
 type real interface{ float32 | float64 }
 
 func run[F real](pool *pool, free *freelist[F], p *Plan, o *Operands[F]) error {
+	if errInUse != nil {
+		return errInUse
+	}
 	if err := check(p, o); err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(everyTier{m}) }
 
 // attention of F against the reference, on one schedule.
 func verify[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout, policy lean.Policy, workers, tileTokens int) error {
@@ -362,11 +362,11 @@ func TestRunSurvivesPanic(t *testing.T) {
 	var e Engine
 	defer e.Close()
 
-	good := kernels32[Float32]
-	defer func() { kernels32[Float32] = good }()
+	good := kernels32[inUse][Float32]
+	defer func() { kernels32[inUse][Float32] = good }()
 	for i := range 10 {
 		var calls counter
-		kernels32[Float32] = func(tl *tile) {
+		kernels32[inUse][Float32] = func(tl *tile) {
 			if calls.Add(1) == int32(i+1) {
 				panic("kernel")
 			}
@@ -375,7 +375,7 @@ func TestRunSurvivesPanic(t *testing.T) {
 		if err := p.run(&e, lean.Policy{}, 3, 16); err == nil {
 			t.Fatal("no error")
 		}
-		kernels32[Float32] = good
+		kernels32[inUse][Float32] = good
 		if err := p.run(&e, lean.Policy{}, 3, 16); err != nil {
 			t.Fatal(err)
 		}

@@ -90,8 +90,11 @@ type attention[F real] struct {
 	wide       []F
 }
 
-// load returns rows of dim elements, one of each stream, n of them; the others are the first again.
-func (a *attention[F]) load(streams *[4]unsafe.Pointer, offset, n, dim int) (x [4][]F) {
+// load returns rows of dim elements: those of keys c, c+1, c+2 and c+3, as many as there are; the others
+// are the first again.
+func (a *attention[F]) load(runs []streams, c, step, dim int) (x [4][]F) {
+	n := a.Count - c
+	streams, offset := &runs[c/a.Run], c%a.Run/4*step
 	for i := range x {
 		switch {
 		case i >= n:
@@ -110,7 +113,7 @@ func (a *attention[F]) load(streams *[4]unsafe.Pointer, offset, n, dim int) (x [
 func (a *attention[F]) score() {
 	d := a.Dim
 	for c := 0; c < a.Count; c += 4 {
-		k := a.load(&a.K, c/4*a.KStep, min(a.Count-c, 4), d)
+		k := a.load(a.K, c, a.KStep, d)
 		for r := range a.Rows {
 			dot4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
 		}
@@ -151,7 +154,7 @@ func (a *attention[F]) weigh() {
 func (a *attention[F]) sum() {
 	d := a.ValueDim
 	for c := 0; c < a.Count; c += 4 {
-		v := a.load(&a.V, c/4*a.VStep, min(a.Count-c, 4), d)
+		v := a.load(a.V, c, a.VStep, d)
 		for r := range a.Rows {
 			if a.m[r] == F(math.Inf(-1)) {
 				continue // the row is still empty: it has no weights

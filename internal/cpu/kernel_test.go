@@ -105,7 +105,7 @@ func newCall[F real](rng *rand.Rand, d DType, rows, count, dim, valueDim int, ma
 	c.q = c.guarded("q", rows*dim)
 	c.o, c.m, c.l = c.guarded("o", rows*valueDim), c.guarded("m", rows), c.guarded("l", rows)
 	scores := c.guarded("scores", rows*((count+15)/16*16))
-	wide := c.guarded("wide", 4*max(dim, valueDim))
+	wide := c.guarded("wide", wideOf(dim, valueDim))
 	for i := range c.q {
 		c.q[i] = F(rng.NormFloat64())
 	}
@@ -132,43 +132,45 @@ func newCall[F real](rng *rand.Rand, d DType, rows, count, dim, valueDim int, ma
 		}
 		c.t.Visible = unsafe.Pointer(&c.visible[0])
 	}
+	c.t.Run = (count + 3) / 4 * 4
+	if !masked && rng.IntN(2) == 0 {
+		c.t.Run = 4 * (1 + rng.IntN(c.t.Run/4))
+	}
 	c.k = c.rows(rng, 0, d, dim, masked, &c.t.K, &c.t.KStep)
 	c.v = c.rows(rng, 1, d, valueDim, masked, &c.t.V, &c.t.VStep)
 	return c
 }
 
 // rows stores random rows for the tile's keys or values and returns them.
-func (c *call[F]) rows(rng *rand.Rand, i int, d DType, dim int, masked bool, at *[4]unsafe.Pointer, step *int) [][]F {
+func (c *call[F]) rows(rng *rand.Rand, i int, d DType, dim int, masked bool, at *[]streams, step *int) [][]F {
 	f := formatOf[F](d)
 	gap := rng.IntN(3)
 	row := dim + gap
-	runs := (c.t.Count + 3) / 4
+	runs := (c.t.Count + c.t.Run - 1) / c.t.Run
 	p := new(problem[F])
-	buf := p.buffer(0, d, 4*runs*row+gap)
+	buf := p.buffer(0, d, runs*c.t.Run*row+gap)
 	c.mem[i] = p
 	*step = row * d.Size()
-	order := rng.Perm(4)
+	length := c.t.Run / 4 // rows of a stream
+	order := rng.Perm(4 * runs)
+	place := func(k int) int { return (order[k/c.t.Run*4+k%4]*length + k%c.t.Run/4) * row }
 	if masked {
 		*step *= 4
+		place = func(k int) int { return k * row }
 	}
-	for s := range at {
-		first := order[s] * runs * row
-		if masked {
-			first = s * row
+	*at = make([]streams, runs)
+	for r := range runs {
+		for s := range 4 {
+			(*at)[r][s] = buf.at(place(r*c.t.Run + s))
 		}
-		at[s] = buf.at(first)
 	}
 	var rows [][]F
 	for k := range c.t.Count {
-		first := (order[k%4]*runs + k/4) * row
-		if masked {
-			first = k * row
-		}
 		x := make([]F, dim)
 		for j := range x {
 			x[j] = F(f.Round(rng.NormFloat64()))
 		}
-		store(&buf, first, x)
+		store(&buf, place(k), x)
 		rows = append(rows, x)
 	}
 	return rows

@@ -8,13 +8,17 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Limits of one kernel call: so many scores, and so many keys. Scores stay in the first-level cache, and
-// a call's keys in the second, also when a LeanTile is large or an output tile has many rows.
+// Limits of one kernel call: so many scores, and so many keys. Scores stay in the first-level cache, and a
+// long call has few ends, at which memory waits for arithmetic.
 const (
 	callScores  = 4096
-	callKeys    = 256
+	callKeys    = 4096
 	callKeysMin = 16 // however many rows there are
 )
+
+// stateKeys is how many keys, or a call more, are summed straight into one state. Sums over longer
+// contexts are sums of such states: errors of rounding grow with the length of a chain of additions.
+const stateKeys = 4096
 
 // cacheLine keeps what different threads write apart, in bytes.
 const cacheLine = 64
@@ -39,7 +43,9 @@ type worker[F real] struct {
 	state   partial[F] // of the output tile at hand, if the worker has all of it
 	q       []F
 	visible []int32
-	values  []F // what the slices of F are cut from
+	runs    runs
+	part    partial[F] // of stateKeys keys
+	values  []F        // what the slices of F are cut from
 	scores  []F
 	wide    []F
 	_       [cacheLine]byte
@@ -63,6 +69,20 @@ func (p *partial[F]) reset(rows, dim int) {
 	}
 }
 
+// merge merges the states of q into those of p.
+func (p *partial[F]) merge(q *partial[F], rows, dim int) {
+	for r := range rows {
+		s := p.row(r, dim)
+		s.Merge(q.row(r, dim))
+		p.m[r], p.l[r] = s.M, s.L
+	}
+}
+
+// receive makes p the states that t's keys are merged into.
+func (p *partial[F]) receive(t *tile) {
+	t.O, t.M, t.L = unsafe.Pointer(&p.o[0]), unsafe.Pointer(&p.m[0]), unsafe.Pointer(&p.l[0])
+}
+
 // counter is an atomic that shares its cache line with nothing.
 type counter struct {
 	atomic.Int32
@@ -82,6 +102,9 @@ func padded(n int) int { return (n + cacheLine/4 - 1) / (cacheLine / 4) * (cache
 // keysOfCall returns how many keys a kernel call may have for so many rows: a multiple of 16.
 func keysOfCall(rows int) int { return min(max(callScores/rows/16*16, callKeysMin), callKeys) }
 
+// wideOf returns how many values the scratch Wide of a tile has.
+func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16), 4*valueDim) }
+
 // prepare readies ws for a run of p on o, growing it as needed.
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
@@ -93,7 +116,8 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	q, out, stats := padded(rows*g.Dim), padded(rows*g.ValueDim), padded(rows)
 	// For every number of rows up to this one, rows*keysOfCall(rows) stays below:
 	scores := padded(max(callScores, rows*callKeysMin))
-	wide := padded(4 * max(g.Dim, g.ValueDim))
+	wide := padded(wideOf(g.Dim, g.ValueDim))
+	runs := max(callKeys/4/g.PageTokens, 1)
 
 	for len(ws.workers) < n {
 		ws.workers = append(ws.workers, worker[F]{})
@@ -101,15 +125,19 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	}
 	for i := range ws.workers[:n] {
 		w := &ws.workers[i]
-		if need := q + out + 2*stats + scores + wide + cacheLine; len(w.values) < need {
+		if need := q + 2*(out+2*stats) + scores + wide + cacheLine; len(w.values) < need {
 			w.values = make([]F, need)
 		}
 		if len(w.visible) < rows {
 			w.visible = make([]int32, rows)
 		}
+		if len(w.runs.k) < runs {
+			w.runs.k, w.runs.v = make([]streams, runs), make([]streams, runs)
+		}
 		v := w.values
 		w.q = cut(&v, q)
 		w.state = partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)}
+		w.part = partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)}
 		w.scores = cut(&v, scores)
 		w.wide = cut(&v, wide)
 	}
@@ -132,6 +160,7 @@ func (ws *workspace[F]) work(i int) {
 		k, ok := it.Next()
 		if !ok {
 			w.tile = tile{} // it points into the operands
+			w.runs.forget()
 			return
 		}
 		b := p.block(k)
@@ -197,35 +226,52 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	g := &p.g
 	t := &w.tile
 	*t = tile{
-		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim,
-		Q: unsafe.Pointer(&w.q[0]),
-		O: unsafe.Pointer(&state.o[0]), M: unsafe.Pointer(&state.m[0]), L: unsafe.Pointer(&state.l[0]),
+		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]),
 		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
+	}
+	state.receive(t)
+	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
+	call := func() {
+		if keys >= stateKeys {
+			if sum != state {
+				state.merge(sum, b.rows, g.ValueDim)
+			}
+			sum, keys = &w.part, 0
+			sum.reset(b.rows, g.ValueDim)
+			sum.receive(t)
+		}
+		ws.kernel(t)
+		keys += t.Count
 	}
 	rows := addresses{
 		plan: p, seq: b.seq,
 		k: ws.ops.K.at(b.head * g.Key.Head), v: ws.ops.V.at(b.head * g.Value.Head),
-		size: ws.ops.K.DType.Size(),
+		size: ws.ops.K.DType.Size(), runs: &w.runs,
 	}
 	all := b.seq.visible(g, b.from)  // every row sees these keys
 	most := b.seq.visible(g, b.to-1) // and only the last position sees this many
 	limit := keysOfCall(b.rows)
-	for n := k.Begin; n < k.End; n++ {
-		key, end := int(n)*g.TileTokens, min((int(n)+1)*g.TileTokens, most)
-		for stop := min(end, all); key < stop; {
-			key += rows.streams(t, key, min(key+limit, stop))
-			ws.kernel(t)
+	key, end := int(k.Begin)*g.TileTokens, min(int(k.End)*g.TileTokens, most)
+	for stop := min(end, all); key < stop; {
+		n := rows.streams(t, key, stop, limit)
+		for from := 0; from < n; from += limit {
+			rows.walk(t, from, n, limit)
+			call()
 		}
-		for key < end { // what not every row sees comes last, so Visible stays set
-			begin := key
-			key += rows.neighbours(t, key, min(key+limit, end))
-			for r := range b.rows {
-				sees := b.seq.visible(g, b.from+r/b.group) - begin
-				w.visible[r] = int32(min(max(sees, 0), t.Count))
-			}
-			t.Visible = unsafe.Pointer(&w.visible[0])
-			ws.kernel(t)
+		key += n
+	}
+	for t.Next = nil; key < end; { // what not every row sees comes last, so Visible stays set
+		begin := key
+		key += rows.neighbours(t, key, min(key+limit, end))
+		for r := range b.rows {
+			sees := b.seq.visible(g, b.from+r/b.group) - begin
+			w.visible[r] = int32(min(max(sees, 0), t.Count))
 		}
+		t.Visible = unsafe.Pointer(&w.visible[0])
+		call()
+	}
+	if sum != state {
+		state.merge(sum, b.rows, g.ValueDim)
 	}
 }
 
@@ -240,12 +286,7 @@ func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F]
 		if begin, end := sched.Range(i); begin == end {
 			continue
 		}
-		part := &ws.partials[sched.Slot(i, k)]
-		for r := range b.rows {
-			s := sum.row(r, dim)
-			s.Merge(part.row(r, dim))
-			sum.m[r], sum.l[r] = s.M, s.L
-		}
+		sum.merge(&ws.partials[sched.Slot(i, k)], b.rows, dim)
 	}
 	return sum
 }
@@ -287,6 +328,7 @@ type addresses struct {
 	seq  *span
 	k, v unsafe.Pointer // page 0, slot 0 of the head
 	size int            // bytes of an element
+	runs *runs          // that the tile's K and V are cut from
 }
 
 // row returns where key and its value lie.
@@ -298,44 +340,100 @@ func (a *addresses) row(key int) (k, v unsafe.Pointer) {
 		unsafe.Add(a.v, (page*g.Value.Page+slot*g.Value.Row)*a.size)
 }
 
-// streams sets t to attend to keys from the given one on, before end, in four streams as far apart as
-// can be, and returns how many keys these are.
-func (a *addresses) streams(t *tile, key, end int) int {
+// streams sets t to keys from the given one on, before end, in four streams as far apart as can be, and
+// returns how many keys these are. If that is more than limit, they are one run.
+func (a *addresses) streams(t *tile, key, end, limit int) int {
 	g := &a.plan.g
 	t.KStep, t.VStep = g.Key.Row*a.size, g.Value.Row*a.size
 	slot := key % g.PageTokens
-	if slot == 0 && end-key >= 4*g.PageTokens { // four whole pages
-		t.Count = 4 * g.PageTokens
-		for i := range t.K {
-			t.K[i], t.V[i] = a.row(key + i*g.PageTokens)
+	if four := 4 * g.PageTokens; slot == 0 && end-key >= four { // runs of four whole pages
+		runs := min((end-key)/four, max(limit/four, 1))
+		a.open(t, runs, four)
+		for r := range runs {
+			for i := range t.K[r] {
+				t.K[r][i], t.V[r][i] = a.row(key + r*four + i*g.PageTokens)
+			}
 		}
-		return t.Count
+		return runs * four
 	}
 	// The quarters of what is left of a page; the first ones are longer by a row if need be.
-	t.Count = min(end-key, g.PageTokens-slot)
+	n := min(end-key, g.PageTokens-slot)
+	a.open(t, 1, (n+3)/4*4)
 	k, v := a.row(key)
 	first := 0
-	for i := range t.K {
-		if i >= t.Count {
+	for i := range t.K[0] {
+		if i >= n {
 			first = 0 // no key: any pointer will do that points to something
 		}
-		t.K[i], t.V[i] = unsafe.Add(k, first*t.KStep), unsafe.Add(v, first*t.VStep)
-		first += (t.Count - i + 3) / 4
+		t.K[0][i], t.V[0][i] = unsafe.Add(k, first*t.KStep), unsafe.Add(v, first*t.VStep)
+		first += (n - i + 3) / 4
 	}
-	return t.Count
+	return n
 }
 
-// neighbours sets t to attend to keys from the given one on, before end, in order, and returns how many
-// keys these are.
+// open gives t so many runs of n keys.
+func (a *addresses) open(t *tile, runs, n int) {
+	t.K, t.V, t.Run = a.runs.k[:runs], a.runs.v[:runs], n
+}
+
+// walk sets t to limit of the n keys that streams opened, or to what is left of them, from the given one
+// on. It is called for 0, limit, 2*limit ... in turn.
+func (a *addresses) walk(t *tile, from, n, limit int) {
+	t.Count, t.Next = min(n-from, limit), nil
+	if n <= limit {
+		return
+	}
+	r := a.runs
+	if from == 0 {
+		r.firstK, r.firstV = t.K[0], t.V[0]
+	}
+	left, row := n-from, from/4
+	for i := range r.next {
+		t.K[0][i], t.V[0][i] = r.firstK.along(i, left, row*t.KStep), r.firstV.along(i, left, row*t.VStep)
+	}
+	if left -= limit; left > 0 {
+		for i := range r.next {
+			r.next[i] = r.firstK.along(i, left, (row+limit/4)*t.KStep)
+		}
+		t.Next = &r.next
+	}
+}
+
+// along returns where stream i goes on after so many bytes, with so many keys left in all: some other
+// stream if there is none in i, since that may end where its memory does.
+func (s *streams) along(i, left, bytes int) unsafe.Pointer {
+	if i >= left {
+		i = 0
+	}
+	return unsafe.Add(s[i], bytes)
+}
+
+// runs holds the runs of a worker's calls.
+type runs struct {
+	k, v           []streams
+	firstK, firstV streams // where walk began
+	next           streams
+}
+
+// forget drops what points into operands.
+func (r *runs) forget() {
+	clear(r.k)
+	clear(r.v)
+	r.firstK, r.firstV, r.next = streams{}, streams{}, streams{}
+}
+
+// neighbours sets t to keys from the given one on, before end, in order, and returns how many keys
+// these are.
 func (a *addresses) neighbours(t *tile, key, end int) int {
 	g := &a.plan.g
 	t.Count = min(end-key, g.PageTokens-key%g.PageTokens)
+	a.open(t, 1, (t.Count+3)/4*4)
 	kRow, vRow := g.Key.Row*a.size, g.Value.Row*a.size
 	t.KStep, t.VStep = 4*kRow, 4*vRow
 	k, v := a.row(key)
-	for i := range t.K {
+	for i := range t.K[0] {
 		row := min(i, t.Count-1)
-		t.K[i], t.V[i] = unsafe.Add(k, row*kRow), unsafe.Add(v, row*vRow)
+		t.K[0][i], t.V[0][i] = unsafe.Add(k, row*kRow), unsafe.Add(v, row*vRow)
 	}
 	return t.Count
 }

@@ -14,21 +14,29 @@ type tile struct {
 	O    unsafe.Pointer // *F, Rows x ValueDim: the attention states of the rows, not normalised,
 	M, L unsafe.Pointer // *F, Rows: their maxima and their sums
 
-	// Key c lies at K[c%4] + c/4*KStep, its value at V[c%4] + c/4*VStep. So four neighbouring keys come
-	// from four streams of rows: quarters of a longer run, or pages (memory delivers several streams
-	// faster than one), or simply the next four rows. Pointers that Count leaves without a key are not
-	// used.
-	K, V         [4]unsafe.Pointer
+	// Keys come in runs of Run keys, the last of which may be shorter; Run is a multiple of 4 if there is
+	// more than one. A run is four streams of rows: with c counted from its first key, key c of run i
+	// lies at K[i][c%4] + c/4*KStep, its value at V[i][c%4] + c/4*VStep. So four neighbouring keys come
+	// from four streams: quarters of a longer range, or pages (memory delivers several streams faster
+	// than one), or simply the next four rows. Pointers that a run leaves without a key are not used.
+	K, V         []streams
+	Run          int
 	KStep, VStep int // bytes
 
+	// Next is where the streams of the next call's keys begin, or nil. It is a hint: nothing is read.
+	Next *streams
+
 	// Visible is nil when every row sees all keys. Otherwise row r sees keys c < Visible[r] only,
-	// 0 <= Visible[r] <= Count; with it, K and V are the next four rows, so that c counts up in the
-	// sequence's order.
+	// 0 <= Visible[r] <= Count; with it, there is one run, of the next four rows, so that c counts
+	// up in the sequence's order.
 	Visible unsafe.Pointer // *int32, Rows
 
 	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
-	Wide   unsafe.Pointer // *F, scratch of 4 x max(Dim, ValueDim): rows widened to F
+	Wide   unsafe.Pointer // *F, scratch of max(32 x Dim rounded up to a multiple of 16, 4 x ValueDim)
 }
+
+// streams are pointers to four rows of keys or values.
+type streams [4]unsafe.Pointer
 
 // kernel merges the keys of a tile into the attention states of its rows. For each row r:
 //

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// Matrix work, for many rows: of products of queries and keys, and of weights and values, a block of
+// some rows and two vectors of columns stays in registers.
+
+// panel makes the kernel that transposes a vector of keys: half a panel, which is two vectors wide.
+func panel(s isa, d dtype) {
+	function("panel"+d.name+s.name, "func(panel *float32, k **byte, at, dim, step int)",
+		fmt.Sprintf("for i < dim, c < %d:", s.lanes),
+		"",
+		fmt.Sprintf("	panel[i*%d+c] = k_c[i]", 2*s.lanes),
+		"",
+		fmt.Sprintf("where k_c lies at k[c%%4] + at + c/4*step. It writes up to i = ceil(dim/%d)*%d.", s.lanes, s.lanes))
+	off, step := param("at"), param("step")
+	step3 := triple(step)
+	dim, j := param("dim"), GP64()
+	var mask Op
+	if s.lanes == 16 {
+		k := K()
+		tailMask(dim, k)
+		mask = k
+	}
+	to := param("panel")
+	x := open("k", off)
+	s.vectors(dim, j, mask, func(mask Op) {
+		v := s.vecs(s.lanes)
+		for c := range v {
+			d.load(row(x[c%4], step, step3, c/4), mask, v[c])
+		}
+		for i, y := range s.transpose(v) {
+			VMOVUPS(y, at(to, i*2*s.bytes()))
+		}
+		for i := range x {
+			ADDQ(U8(s.lanes*d.size), x[i])
+		}
+		ADDQ(U32(2*s.lanes*s.bytes()), to)
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// transpose returns the columns of the square matrix of rows v, which it destroys.
+func (s isa) transpose(v []VecVirtual) []VecVirtual {
+	n := s.lanes
+	// In lanes of 128 bits: 4x4 of single elements.
+	w := make([]VecVirtual, n)
+	for i := 0; i < n; i += 4 {
+		t := s.vecs(4)
+		VUNPCKLPS(v[i+1], v[i], t[0])
+		VUNPCKHPS(v[i+1], v[i], t[1])
+		VUNPCKLPS(v[i+3], v[i+2], t[2])
+		VUNPCKHPS(v[i+3], v[i+2], t[3])
+		for k := range 4 {
+			w[i+k] = s.vec()
+		}
+		VUNPCKLPD(t[2], t[0], w[i])
+		VUNPCKHPD(t[2], t[0], w[i+1])
+		VUNPCKLPD(t[3], t[1], w[i+2])
+		VUNPCKHPD(t[3], t[1], w[i+3])
+	}
+	// w[4a+k] holds, in lane b, column 4b+k of rows 4a..4a+3. Then the lanes.
+	out := make([]VecVirtual, n)
+	for k := range 4 {
+		if n == 8 {
+			x, y := s.vec(), s.vec()
+			VPERM2F128(U8(0x20), w[4+k], w[k], x)
+			VPERM2F128(U8(0x31), w[4+k], w[k], y)
+			out[k], out[4+k] = x, y
+			continue
+		}
+		t := s.vecs(4)
+		VSHUFF32X4(U8(0x88), w[4+k], w[k], t[0]) // lanes 0 2 of either
+		VSHUFF32X4(U8(0xdd), w[4+k], w[k], t[1]) // lanes 1 3
+		VSHUFF32X4(U8(0x88), w[12+k], w[8+k], t[2])
+		VSHUFF32X4(U8(0xdd), w[12+k], w[8+k], t[3])
+		y := s.vecs(4)
+		VSHUFF32X4(U8(0x88), t[2], t[0], y[0])
+		VSHUFF32X4(U8(0x88), t[3], t[1], y[1])
+		VSHUFF32X4(U8(0xdd), t[2], t[0], y[2])
+		VSHUFF32X4(U8(0xdd), t[3], t[1], y[3])
+		for b := range y {
+			out[4*b+k] = y[b]
+		}
+	}
+	return out
+}
+
+// rowsOf returns the addresses of n rows: three or four behind each of bases.
+func rowsOf(n int, ld, ld3 Register) (bases []Register, address func(r, disp int) Mem) {
+	for range (n + 3) / 4 {
+		bases = append(bases, GP64())
+	}
+	return bases, func(r, disp int) Mem {
+		m := row(bases[r/4], ld, ld3, r%4)
+		m.Disp = disp
+		return m
+	}
+}
+
+// start points bases at row 0, 4, ... behind first.
+func start(bases []Register, first, ld Register) {
+	MOVQ(first, bases[0])
+	for i := 1; i < len(bases); i++ {
+		LEAQ(Mem{Base: bases[i-1], Index: ld, Scale: 4}, bases[i])
+	}
+}
+
+// scorePanel makes the kernel of scores for many rows and a panel of keys.
+func scorePanel(s isa, sizes []int) {
+	function("scorePanel"+s.name, "func(s, q, panel *float32, rows, dim, stride int)",
+		fmt.Sprintf("for r < rows, c < %d:", 2*s.lanes),
+		"",
+		fmt.Sprintf("	s[r*stride+c] = sum_i q[r*dim+i] panel[i*%d+c]", 2*s.lanes))
+	out, q, panel := param("s"), param("q"), param("panel")
+	left, dim, stride := param("rows"), param("dim"), param("stride")
+	SHLQ(U8(2), stride)
+	ld := GP64()
+	MOVQ(dim, ld)
+	SHLQ(U8(2), ld)
+	ld3 := triple(ld)
+	blocks(left, sizes, func(n int) {
+		acc := [2][]VecVirtual{s.vecs(n), s.vecs(n)}
+		zero(acc[0]...)
+		zero(acc[1]...)
+		bases, address := rowsOf(n, ld, ld3)
+		start(bases, q, ld)
+		p, i := GP64(), GP64()
+		MOVQ(panel, p)
+		MOVQ(dim, i)
+		again := label()
+		Label(again)
+		s.outer(acc, func(i int, v VecVirtual) { VMOVUPS(at(p, i*s.bytes()), v) }, address, 0)
+		ADDQ(U32(2*s.bytes()), p)
+		for _, b := range bases {
+			ADDQ(U8(4), b)
+		}
+		SUBQ(U8(1), i)
+		JG(LabelRef(again))
+		for r := range n {
+			for i := range acc {
+				VMOVUPS(acc[i][r], at(out, i*s.bytes()))
+			}
+			ADDQ(stride, out)
+		}
+		for range n {
+			ADDQ(ld, q)
+		}
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// outer adds the product of a column, whose elements address names, and a row of vectors to acc.
+func (s isa) outer(acc [2][]VecVirtual, load func(i int, v VecVirtual), address func(r, disp int) Mem, disp int) {
+	var v []VecVirtual
+	for i := range acc {
+		if acc[i] != nil {
+			v = append(v, s.vec())
+			load(i, v[i])
+		}
+	}
+	for r := range acc[0] {
+		x := s.vec()
+		VBROADCASTSS(address(r, disp), x)
+		for i := range v {
+			VFMADD231PS(v[i], x, acc[i][r])
+		}
+	}
+}
+
+// weightedBlock makes the kernel of weighted sums for many rows: each panel of columns goes through all
+// keys, with its sums in registers.
+func weightedBlock(s isa, d dtype, sizes []int) {
+	function("weightedBlock"+d.name+s.name, "func(o, p *float32, v **byte"+quadsArgs,
+		"for r < rows, i < dim:",
+		"",
+		"	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)",
+		"",
+		"where v_c lies at v[c%4] + at + c/4*step.", aheadDoc, "rows and count are multiples of 4.")
+	var mask Op
+	if s.lanes == 16 {
+		mask = K()
+		tailMask(param("dim"), mask)
+	}
+	// column is where a panel of columns begins, in o; off where it does in a row of values.
+	column, off, columns := local(param("o")), local(param("at")), local(param("dim"))
+	aheadOff := local(param("aheadAt"))
+
+	columnsOf := func(vectors int, mask Op) {
+		t := GP64()
+		MOVQ(column, t)
+		o, p, left := local(t), local(param("p")), local(param("rows"))
+		blocks(left, sizes, func(n int) {
+			var acc [2][]VecVirtual
+			for i := range vectors {
+				acc[i] = s.vecs(n)
+				zero(acc[i]...)
+			}
+			stride := param("stride")
+			SHLQ(U8(2), stride)
+			stride3 := triple(stride)
+			bases, address := rowsOf(n, stride, stride3)
+			t := GP64()
+			MOVQ(p, t)
+			start(bases, t, stride)
+			x, ahead := open("v", off), open("ahead", aheadOff)
+			count := local(param("count"))
+			again := label()
+			Label(again)
+			for k := range x {
+				for i := 0; i < vectors*s.lanes*d.size; i += 64 {
+					PREFETCHT0(at(ahead[k], i))
+				}
+				s.outer(acc, func(i int, v VecVirtual) { d.load(at(x[k], i*s.lanes*d.size), mask, v) }, address, 4*k)
+			}
+			t = param("step")
+			for k := range x {
+				ADDQ(t, x[k])
+			}
+			t = param("aheadStep")
+			for k := range x {
+				ADDQ(t, ahead[k])
+			}
+			for _, b := range bases {
+				ADDQ(U8(16), b)
+			}
+			SUBQ(U8(4), count)
+			JG(LabelRef(again))
+
+			dim, to := param("dim"), GP64()
+			MOVQ(o, to)
+			for r := range n {
+				for i := range vectors {
+					m, y := at(to, i*s.bytes()), s.vec()
+					f32.load(m, mask, y)
+					VADDPS(y, acc[i][r], y)
+					if mask == nil {
+						VMOVUPS(y, m)
+					} else {
+						VMOVUPS(y, mask, m)
+					}
+				}
+				LEAQ(Mem{Base: to, Index: dim, Scale: 4}, to)
+			}
+			MOVQ(to, o)
+			for range n {
+				ADDQ(stride, p)
+			}
+		})
+		ADDQ(U32(vectors*s.bytes()), column)
+		ADDQ(U32(vectors*s.lanes*d.size), off)
+		ADDQ(U32(vectors*s.lanes*d.size), aheadOff)
+	}
+	again, one, rest, done := label(), label(), label(), label()
+	Label(again)
+	CMPQ(columns, U8(2*s.lanes))
+	JL(LabelRef(one))
+	columnsOf(2, nil)
+	SUBQ(U8(2*s.lanes), columns)
+	JMP(LabelRef(again))
+	Label(one)
+	CMPQ(columns, U8(s.lanes))
+	JL(LabelRef(rest))
+	columnsOf(1, nil)
+	SUBQ(U8(s.lanes), columns)
+	Label(rest)
+	if mask != nil {
+		CMPQ(columns, U8(0))
+		JE(LabelRef(done))
+		columnsOf(1, mask)
+	}
+	Label(done)
+	VZEROUPPER()
+	RET()
+}

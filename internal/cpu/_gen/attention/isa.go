@@ -1,0 +1,195 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// An isa is an instruction set that kernels are made for.
+type isa struct {
+	name  string
+	lanes int // float32s of a vector
+}
+
+var (
+	avx2   = isa{"AVX2", 8}
+	avx512 = isa{"AVX512", 16}
+)
+
+func (s isa) bytes() int { return 4 * s.lanes }
+
+// vec returns a new vector register.
+func (s isa) vec() VecVirtual {
+	if s.lanes == 16 {
+		return ZMM()
+	}
+	return YMM()
+}
+
+func (s isa) vecs(n int) (v []VecVirtual) {
+	for range n {
+		v = append(v, s.vec())
+	}
+	return v
+}
+
+func zero(v ...VecVirtual) {
+	for _, x := range v {
+		VXORPS(x, x, x)
+	}
+}
+
+// A dtype is an element type of keys and values.
+type dtype struct {
+	name string
+	size int
+}
+
+var (
+	f32  = dtype{"F32", 4}
+	f16  = dtype{"F16", 2}
+	bf16 = dtype{"BF16", 2}
+)
+
+// load loads a vector of elements of type d and widens it to float32. With a mask (AVX-512), elements
+// that it leaves out are not read, and 0.
+func (d dtype) load(m Mem, mask Op, v VecVirtual) {
+	switch {
+	case d == f32 && mask == nil:
+		VMOVUPS(m, v)
+	case d == f32:
+		VMOVUPS_Z(m, mask, v)
+	case d == f16 && mask == nil:
+		VCVTPH2PS(m, v)
+	case d == f16:
+		VCVTPH2PS_Z(m, mask, v)
+	case d == bf16 && mask == nil:
+		VPMOVZXWD(m, v)
+		VPSLLD(U8(16), v, v)
+	case d == bf16:
+		VPMOVZXWD_Z(m, mask, v)
+		VPSLLD(U8(16), v, v)
+	}
+}
+
+var labels int
+
+// label returns a new label.
+func label() string {
+	labels++
+	return fmt.Sprintf("l%d", labels)
+}
+
+// param loads a parameter.
+func param(name string) GPVirtual {
+	r := GP64()
+	Load(Param(name), r)
+	return r
+}
+
+// local is a variable on the stack, of 8 bytes.
+func local(init Op) Mem {
+	m := AllocLocal(8)
+	MOVQ(init, m)
+	return m
+}
+
+func at(base Register, disp int) Mem { return Mem{Base: base, Disp: disp} }
+
+// row returns the address of row r < 4 behind base, rows ld bytes apart; ld3 is 3*ld.
+func row(base, ld, ld3 Register, r int) Mem {
+	switch r {
+	case 0:
+		return Mem{Base: base}
+	case 3:
+		return Mem{Base: base, Index: ld3, Scale: 1}
+	}
+	return Mem{Base: base, Index: ld, Scale: uint8(r)}
+}
+
+// triple returns 3*x.
+func triple(x Register) GPVirtual {
+	y := GP64()
+	LEAQ(Mem{Base: x, Index: x, Scale: 2}, y)
+	return y
+}
+
+// blocks runs body for blocks of rows, the largest first, but 8 rows as twice 4 rather than 6 and 2. left
+// is the number of rows.
+func blocks(left Op, sizes []int, body func(rows int)) {
+	for i, n := range sizes {
+		skip, again := label(), label()
+		Label(again)
+		CMPQ(left, U8(n))
+		JL(LabelRef(skip))
+		if n == 6 {
+			CMPQ(left, U8(8))
+			JE(LabelRef(skip))
+		}
+		body(n)
+		SUBQ(U8(n), left)
+		if i == 0 || sizes[i-1] != 2*n || sizes[0] == 6 && n == 4 {
+			JMP(LabelRef(again))
+		}
+		Label(skip)
+	}
+}
+
+// vectors runs body for the vectors of a row of n elements: j, which body adds to addresses, counts
+// elements. The last, shorter one comes with a mask (AVX-512; with AVX2 there is none).
+func (s isa) vectors(n, j Register, mask Op, body func(mask Op)) {
+	full := GP64()
+	MOVQ(n, full)
+	ANDQ(I8(-s.lanes), full)
+	again, rest, done := label(), label(), label()
+	var rem Mem
+	if mask != nil {
+		rem = local(n)
+	}
+	XORQ(j, j)
+	TESTQ(full, full)
+	JZ(LabelRef(rest))
+	Label(again)
+	body(nil)
+	ADDQ(U8(s.lanes), j)
+	CMPQ(j, full)
+	JL(LabelRef(again))
+	Label(rest)
+	if mask != nil {
+		CMPQ(j, rem)
+		JGE(LabelRef(done))
+		body(mask)
+		Label(done)
+	}
+}
+
+// tailMask returns a mask of the first n%16 elements.
+func tailMask(n Register, k Op) {
+	i, t := GP64(), GP64()
+	MOVQ(n, i)
+	ANDQ(U8(15), i)
+	LEAQ(tailMasks(), t)
+	KMOVW(Mem{Base: t, Index: i, Scale: 2}, k)
+}
+
+var masks Mem
+
+func tailMasks() Mem {
+	if masks.Symbol.Name == "" {
+		masks = GLOBL("tailMasks", RODATA|NOPTR)
+		for i := range 16 {
+			DATA(2*i, U16(1<<i-1))
+		}
+	}
+	return masks
+}
+
+// function begins a function, whose contract is doc.
+func function(name, signature string, doc ...string) {
+	TEXT(name, NOSPLIT, signature)
+	Pragma("noescape")
+	Doc(append([]string{name + " computes, " + doc[0]}, doc[1:]...)...)
+}

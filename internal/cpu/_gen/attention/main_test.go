@@ -1,0 +1,67 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestGenerated(t *testing.T) {
+	dir := t.TempDir()
+	if err := write(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{assembly, declarations} {
+		want, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(filepath.Join("..", "..", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what this program writes: run go -C internal/cpu/_gen run ./attention", name)
+		}
+		if name == assembly {
+			check(t, string(want))
+		}
+	}
+}
+
+var (
+	high   = regexp.MustCompile(`\b[XYZ](1[6-9]|2[0-9]|3[01])\b|\b[ZK][0-9]`)
+	vector = regexp.MustCompile(`\b[XYZ][0-9]`)
+)
+
+// check holds the assembly to what the allocator of registers does not know: the AVX2 kernels use no
+// register of AVX-512; nothing that touches vectors is of SSE, which would wait for the upper halves of
+// registers; and Go code, which is of SSE, gets these back clear.
+func check(t *testing.T, text string) {
+	functions := strings.Split(text, "\nTEXT ")[1:]
+	if len(functions) != 28 {
+		t.Errorf("%d functions", len(functions))
+	}
+	for _, f := range functions {
+		name, _, _ := strings.Cut(f, "(")
+		clear := false
+		for _, line := range strings.Split(f, "\n") {
+			line = strings.TrimSpace(line)
+			switch {
+			case strings.HasSuffix(name, "AVX2") && high.MatchString(line):
+				t.Errorf("%s has %q", name, line)
+			case vector.MatchString(line):
+				if clear = false; !strings.HasPrefix(line, "V") {
+					t.Errorf("%s has %q, which is of SSE", name, line)
+				}
+			case line == "VZEROUPPER":
+				clear = true
+			case line == "RET" && !clear:
+				t.Errorf("%s returns with vectors in use", name)
+			}
+		}
+	}
+}

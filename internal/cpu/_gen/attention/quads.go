@@ -1,0 +1,332 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// streams are the registers that hold where a quad of rows lies, one row a stream.
+type streams [4]Register
+
+// open points x at the rows of the quad off bytes behind the streams of a parameter.
+func open(name string, off Op) (x streams) {
+	array, o := param(name), GP64()
+	MOVQ(off, o)
+	for i := range x {
+		x[i] = GP64()
+		MOVQ(at(array, 8*i), x[i])
+		ADDQ(o, x[i])
+	}
+	return x
+}
+
+// quads is what the kernels that walk along four streams have in common. What inner loops do not need
+// lies on the stack.
+type quads struct {
+	s        isa
+	d        dtype
+	mask     Op // AVX-512: of dim%16 elements
+	x        streams
+	ahead    streams
+	stride   Op // bytes between rows of scores
+	ld       Register
+	off      Mem // of the quad in its streams
+	aheadOff Mem
+	scores   Mem // of the quad
+	left     Mem // keys
+}
+
+// aheadDoc says what the last parameters of such kernels are.
+const aheadDoc = "With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time."
+
+const quadsArgs = ", at, rows, count, dim, stride, step int, ahead **byte, aheadAt, aheadStep int)"
+
+func newQuads(s isa, d dtype, scores string) *quads {
+	q := &quads{s: s, d: d, ld: GP64()}
+	dim := param("dim")
+	if s.lanes == 16 {
+		q.mask = K()
+		tailMask(dim, q.mask)
+	}
+	MOVQ(dim, q.ld)
+	SHLQ(U8(2), q.ld)
+	t := param("stride")
+	SHLQ(U8(2), t)
+	q.stride = local(t)
+	q.off, q.aheadOff = local(param("at")), local(param("aheadAt"))
+	q.scores, q.left = local(param(scores)), local(param("count"))
+	return q
+}
+
+func (q *quads) next() {
+	t := param("step")
+	ADDQ(t, q.off)
+	t = param("aheadStep")
+	ADDQ(t, q.aheadOff)
+	ADDQ(U8(16), q.scores)
+}
+
+// prefetch asks for what lies as far in the rows ahead as j is in those at hand.
+func (q *quads) prefetch(j Register) {
+	for _, a := range q.ahead {
+		PREFETCHT0(Mem{Base: a, Index: j, Scale: uint8(q.d.size)})
+	}
+}
+
+// score makes the kernel of scores for few rows. Each quad of keys is loaded once from memory, and for
+// every block of rows from the first-level cache.
+func score(s isa, d dtype, sizes []int) {
+	function("score"+d.name+s.name, "func(s, q *float32, k **byte"+quadsArgs,
+		"for r < rows, c < count:",
+		"",
+		"	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]",
+		"",
+		"where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.", aheadDoc)
+	q := newQuads(s, d, "s")
+	again := label()
+	Label(again)
+	q.x = open("k", q.off)
+	t := GP64()
+	MOVQ(q.left, t)
+	for i := 1; i < 4; i++ { // streams beyond the last key: the first again
+		CMPQ(t, U8(i))
+		CMOVQLE(q.x[0], q.x[i])
+	}
+	q.ahead = open("ahead", q.aheadOff)
+	q.scoreRows(sizes)
+	q.next()
+	SUBQ(U8(4), q.left)
+	JG(LabelRef(again))
+	VZEROUPPER()
+	RET()
+}
+
+// scoreRows computes the scores of all rows with one quad of keys.
+func (q *quads) scoreRows(sizes []int) {
+	s, d := q.s, q.d
+	left, query := local(param("rows")), local(param("q"))
+	t := GP64()
+	MOVQ(q.scores, t)
+	out := local(t)
+	blocks(left, sizes, func(n int) {
+		acc := make([][]VecVirtual, n)
+		for r := range acc {
+			acc[r] = s.vecs(4)
+			zero(acc[r]...)
+		}
+		qx, j := GP64(), GP64()
+		MOVQ(query, qx)
+		ld3 := q.ld
+		if n > 3 {
+			ld3 = triple(q.ld)
+		}
+		dim := param("dim")
+		s.vectors(dim, j, q.mask, func(mask Op) {
+			key := func(i int) Mem { return Mem{Base: q.x[i], Index: j, Scale: uint8(d.size)} }
+			q.prefetch(j)
+			if n == 1 && d == f32 && mask == nil {
+				y := s.vec()
+				VMOVUPS(at(qx, 0), y)
+				for i := range q.x {
+					VFMADD231PS(key(i), y, acc[0][i])
+				}
+			} else {
+				k := s.vecs(4)
+				for i := range k {
+					d.load(key(i), mask, k[i])
+				}
+				for r := range n {
+					y := s.vec()
+					f32.load(row(qx, q.ld, ld3, r), mask, y)
+					for i := range k {
+						VFMADD231PS(k[i], y, acc[r][i])
+					}
+				}
+			}
+			ADDQ(U8(s.bytes()), qx)
+		})
+		to, stride := GP64(), GP64()
+		MOVQ(out, to)
+		MOVQ(q.stride, stride)
+		s.reduce(acc, to, stride)
+		if n == 1 && sizes[0] > 1 {
+			return // the last
+		}
+		for range n {
+			ADDQ(q.ld, query)
+			ADDQ(stride, out)
+		}
+	})
+}
+
+// inLanes adds up four vectors within lanes of 128 bits: [sum a0, sum a1, sum a2, sum a3] in each.
+func (s isa) inLanes(a []VecVirtual) VecVirtual {
+	lo, hi := s.vecs(2), s.vecs(2)
+	for i := range 2 {
+		VUNPCKLPS(a[2*i+1], a[2*i], lo[i])
+		VUNPCKHPS(a[2*i+1], a[2*i], hi[i])
+		VADDPS(hi[i], lo[i], lo[i])
+	}
+	x, y := s.vec(), s.vec()
+	VUNPCKLPD(lo[1], lo[0], x)
+	VUNPCKHPD(lo[1], lo[0], y)
+	VADDPS(y, x, x)
+	return x
+}
+
+// reduce stores the sums of acc[r][i]'s elements at out + r*stride, i = 0..3.
+func (s isa) reduce(acc [][]VecVirtual, out, stride Register) {
+	var u []VecVirtual
+	for _, a := range acc {
+		u = append(u, s.inLanes(a))
+	}
+	if s.lanes == 8 {
+		for r, x := range u {
+			hi := XMM()
+			VEXTRACTF128(U8(1), x, hi)
+			VADDPS(hi, x.AsX(), hi)
+			VMOVUPS(hi, row(out, stride, nil, r))
+		}
+		return
+	}
+	// Then the lanes: those of two rows at a time become sums of pairs of lanes.
+	pair := func(a, b VecVirtual) VecVirtual {
+		x, y := s.vec(), s.vec()
+		VSHUFF32X4(U8(0x88), b, a, x)
+		VSHUFF32X4(U8(0xdd), b, a, y)
+		VADDPS(y, x, x)
+		return x
+	}
+	var sum VecVirtual
+	switch len(u) {
+	case 1:
+		sum = pair(u[0], u[0])
+		sum = pair(sum, sum)
+	case 2:
+		sum = pair(u[0], u[1])
+		sum = pair(sum, sum)
+	case 4:
+		sum = pair(pair(u[0], u[1]), pair(u[2], u[3]))
+	}
+	VMOVUPS(sum.AsX(), at(out, 0))
+	stride3 := stride
+	if len(u) > 2 {
+		stride3 = triple(stride)
+	}
+	for r := 1; r < len(u); r++ {
+		VEXTRACTF32X4(U8(r), sum, row(out, stride, stride3, r))
+	}
+}
+
+// weighted makes the kernel of weighted sums for few rows.
+func weighted(s isa, d dtype, sizes []int) {
+	function("weighted"+d.name+s.name, "func(o, p *float32, v **byte"+quadsArgs,
+		"for r < rows, i < dim:",
+		"",
+		"	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)",
+		"",
+		"where v_c lies at v[c%4] + at + c/4*step.", aheadDoc)
+	q := newQuads(s, d, "p")
+	again, rest, done := label(), label(), label()
+	Label(again)
+	CMPQ(q.left, U8(4))
+	JL(LabelRef(rest))
+	q.x = open("v", q.off)
+	q.ahead = open("ahead", q.aheadOff)
+	q.weightedRows(q.x[:], sizes)
+	q.next()
+	SUBQ(U8(4), q.left)
+	JMP(LabelRef(again))
+
+	// Up to three keys are left, which have one row of values each.
+	Label(rest)
+	v := local(param("v"))
+	key := label()
+	Label(key)
+	SUBQ(U8(1), q.left)
+	JL(LabelRef(done))
+	y := GP64()
+	MOVQ(v, y)
+	MOVQ(at(y, 0), y)
+	ADDQ(q.off, y)
+	q.weightedRows([]Register{y}, []int{1})
+	ADDQ(U8(8), v)
+	ADDQ(U8(4), q.scores)
+	JMP(LabelRef(key))
+	Label(done)
+	VZEROUPPER()
+	RET()
+}
+
+// weightedRows adds the weighted rows x of values to all rows of o.
+func (q *quads) weightedRows(x []Register, sizes []int) {
+	s, d := q.s, q.d
+	t := GP64()
+	MOVQ(q.scores, t)
+	left, o, p := local(param("rows")), local(param("o")), local(t)
+	blocks(left, sizes, func(n int) {
+		weight := make([][]VecVirtual, n)
+		w, stride := GP64(), GP64()
+		MOVQ(p, w)
+		MOVQ(q.stride, stride)
+		for r := range weight {
+			weight[r] = s.vecs(len(x))
+			for i, v := range weight[r] {
+				VBROADCASTSS(at(w, 4*i), v)
+			}
+			ADDQ(stride, w)
+		}
+		MOVQ(w, p)
+		ox, j := GP64(), GP64()
+		MOVQ(o, ox)
+		ld3 := q.ld
+		if n > 3 {
+			ld3 = triple(q.ld)
+		}
+		dim := param("dim")
+		s.vectors(dim, j, q.mask, func(mask Op) {
+			value := func(i int) Mem { return Mem{Base: x[i], Index: j, Scale: uint8(d.size)} }
+			if len(x) == 4 {
+				q.prefetch(j)
+			}
+			direct := n == 1 && d == f32 && mask == nil
+			v := s.vecs(len(x))
+			if !direct {
+				for i := range v {
+					d.load(value(i), mask, v[i])
+				}
+			}
+			for r := range n {
+				// The sum of the quad first: one addition for each in o, where errors add up.
+				t := s.vec()
+				for i := range x {
+					switch {
+					case direct && i == 0:
+						VMULPS(value(i), weight[r][i], t)
+					case direct:
+						VFMADD231PS(value(i), weight[r][i], t)
+					case i == 0:
+						VMULPS(v[i], weight[r][i], t)
+					default:
+						VFMADD231PS(v[i], weight[r][i], t)
+					}
+				}
+				m := row(ox, q.ld, ld3, r)
+				if mask == nil {
+					VADDPS(m, t, t)
+					VMOVUPS(t, m)
+				} else {
+					y := s.vec()
+					f32.load(m, mask, y)
+					VADDPS(y, t, t)
+					VMOVUPS(t, mask, m)
+				}
+			}
+			ADDQ(U8(s.bytes()), ox)
+		})
+		for range n {
+			ADDQ(q.ld, o)
+		}
+	})
+}

@@ -1,0 +1,195 @@
+//go:build amd64 && gc && !noasm
+
+package cpu
+
+import (
+	"math"
+	"unsafe"
+)
+
+// assembly is the attention kernel for keys and values of one type, with its steps in assembly. What the
+// functions do is said at their declarations, which are generated.
+type assembly struct {
+	dims int    // Dim and ValueDim must be multiples of it: other tiles are left to twin
+	twin kernel // the Go kernel
+	size int    // bytes of an element of keys and values
+	keys int    // of a panel
+
+	score, weighted, weightedBlock func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
+		ahead **byte, aheadAt, aheadStep int)
+	weigh      func(s, o, m, l *float32, rows, n, stride, dim int) (empty int)
+	panel      func(panel *float32, k **byte, at, dim, step int)
+	scorePanel func(s, q, panel *float32, rows, dim, stride int)
+}
+
+const (
+	// From so many rows on, transposing keys for the sake of scores pays, and from so many, panels of
+	// sums of values do.
+	panelRows = 16
+	blockSums = 4
+
+	// aheadBytes is how far ahead in each stream memory is asked for: a few rows. With that, and streams
+	// that go on from call to call, 4 streams of keys or values come as fast as memory delivers.
+	aheadBytes = 2048
+)
+
+// attendTiers returns the kernels by tier, for queries of float32.
+func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
+	t := [tiers][dtypes]kernel{tierGo: twins, tierAVX2: twins, tierAVX512: twins}
+	for tier, kernels := range [tiers]map[DType]*assembly{
+		tierAVX2: {
+			Float32: {
+				dims: 8, size: 4, keys: 16,
+				score: scoreF32AVX2, weigh: weighAVX2, weighted: weightedF32AVX2,
+				panel: panelF32AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF32AVX2,
+			},
+			Float16: {
+				dims: 8, size: 2, keys: 16,
+				score: scoreF16AVX2, weigh: weighAVX2, weighted: weightedF16AVX2,
+				panel: panelF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF16AVX2,
+			},
+			BFloat16: {
+				dims: 8, size: 2, keys: 16,
+				score: scoreBF16AVX2, weigh: weighAVX2, weighted: weightedBF16AVX2,
+				panel: panelBF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockBF16AVX2,
+			},
+		},
+		tierAVX512: {
+			Float32: {
+				dims: 1, size: 4, keys: 32,
+				score: scoreF32AVX512, weigh: weighAVX512, weighted: weightedF32AVX512,
+				panel: panelF32AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF32AVX512,
+			},
+			Float16: {
+				dims: 1, size: 2, keys: 32,
+				score: scoreF16AVX512, weigh: weighAVX512, weighted: weightedF16AVX512,
+				panel: panelF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF16AVX512,
+			},
+			BFloat16: {
+				dims: 1, size: 2, keys: 32,
+				score: scoreBF16AVX512, weigh: weighAVX512, weighted: weightedBF16AVX512,
+				panel: panelBF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockBF16AVX512,
+			},
+		},
+	} {
+		for d, a := range kernels {
+			a.twin = twins[d]
+			t[tier][d] = a.attend
+		}
+	}
+	return t
+}
+
+// at32 returns a pointer to float32 i of those at p.
+func at32(p unsafe.Pointer, i int) *float32 { return (*float32)(unsafe.Add(p, 4*i)) }
+
+func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
+
+// attend is the kernel.
+func (a *assembly) attend(t *tile) {
+	if t.Dim%a.dims != 0 || t.ValueDim%a.dims != 0 {
+		a.twin(t)
+		return
+	}
+	stride := (t.Count + 15) / 16 * 16
+	a.scores(t, stride)
+	if t.Visible == nil {
+		if a.weigh(at32(t.Scores, 0), at32(t.O, 0), at32(t.M, 0), at32(t.L, 0), t.Rows, t.Count, stride, t.ValueDim) == 0 {
+			a.values(t, stride, 0, t.Rows, 0, t.Count)
+			return
+		}
+		a.ragged(t, stride, func(int) int { return t.Count })
+		return
+	}
+	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
+	for r, n := range visible {
+		if n > 0 {
+			a.weigh(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim)
+		}
+	}
+	a.ragged(t, stride, func(r int) int { return int(visible[r]) })
+}
+
+// scores computes the scores of all rows with all keys.
+func (a *assembly) scores(t *tile, stride int) {
+	key, half := 0, a.keys/2
+	if t.Rows >= panelRows && (len(t.K) == 1 || t.Run%half == 0) {
+		for ; key+a.keys <= t.Count; key += a.keys {
+			for c := key; c < key+a.keys; c += half {
+				a.panel(at32(t.Wide, c-key), array(&t.K[c/t.Run]), c%t.Run/4*t.KStep, t.Dim, t.KStep)
+			}
+			a.scorePanel(at32(t.Scores, key), at32(t.Q, 0), at32(t.Wide, 0), t.Rows, t.Dim, stride)
+		}
+	}
+	run, last := t.Run/4, (t.Count+3)/4 // in quads
+	lead := a.lead(t.Dim, run)
+	for x := key / 4; x < last; {
+		n := min(run-x%run, last-x)
+		ahead, aheadAt, aheadStep := &t.V[0], (x+lead-last)*t.VStep, t.VStep // behind the keys come the values
+		if y := x + lead; y < last {
+			n = min(n, run-y%run, last-y)
+			ahead, aheadAt, aheadStep = &t.K[y/run], y%run*t.KStep, t.KStep
+		}
+		a.score(at32(t.Scores, 4*x), at32(t.Q, 0), array(&t.K[x/run]), x%run*t.KStep,
+			t.Rows, min(4*n, t.Count-4*x), t.Dim, stride, t.KStep, array(ahead), aheadAt, aheadStep)
+		x += n
+	}
+}
+
+// lead returns how many quads ahead memory is asked for.
+func (a *assembly) lead(dim, run int) int { return max(min(aheadBytes/(dim*a.size), run), 1) }
+
+// ragged adds the weighted values where rows differ in the keys that they have weights for: row r has
+// those of sees(r) keys, or, if its state is still empty, none.
+func (a *assembly) ragged(t *tile, stride int, sees func(r int) int) {
+	m := unsafe.Slice((*float32)(t.M), t.Rows)
+	keys := func(r int) int {
+		if m[r] == float32(math.Inf(-1)) {
+			return 0
+		}
+		return sees(r)
+	}
+	for from := 0; from < t.Rows; from += 8 {
+		to := min(from+8, t.Rows)
+		common := t.Count
+		for r := from; r < to; r++ {
+			common = min(common, keys(r)&^3)
+		}
+		a.values(t, stride, from, to-from, 0, common)
+		for r := from; r < to; r++ {
+			a.values(t, stride, r, 1, common, keys(r))
+		}
+	}
+}
+
+// values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).
+func (a *assembly) values(t *tile, stride, row, rows, from, to int) {
+	run, last := t.Run/4, (to+3)/4 // in quads
+	lead := a.lead(t.ValueDim, run)
+	for x := from / 4; x < last; {
+		n := min(run-x%run, last-x)
+		v, at := array(&t.V[x/run]), x%run*t.VStep
+		ahead, aheadAt, aheadStep := v, at, t.VStep
+		if y := x + lead; y < last {
+			n = min(n, run-y%run, last-y)
+			ahead, aheadAt = array(&t.V[y/run]), y%run*t.VStep
+		} else if t.Next != nil {
+			ahead, aheadAt, aheadStep = array(t.Next), (y-last)*t.KStep, t.KStep
+		}
+		blocks := 0 // rows that make blocks
+		if rows >= blockSums && 4*x+4 <= to {
+			blocks = rows &^ 3
+			n = min(n, (to-4*x)/4)
+			if rows < panelRows {
+				n = min(n, lead) // so few that memory is the limit: panels of what is surely in cache
+			}
+			a.weightedBlock(at32(t.O, row*t.ValueDim), at32(t.Scores, row*stride+4*x), v, at,
+				blocks, 4*n, t.ValueDim, stride, t.VStep, ahead, aheadAt, aheadStep)
+		}
+		if blocks < rows {
+			a.weighted(at32(t.O, (row+blocks)*t.ValueDim), at32(t.Scores, (row+blocks)*stride+4*x), v, at,
+				rows-blocks, min(4*n, to-4*x), t.ValueDim, stride, t.VStep, ahead, aheadAt, aheadStep)
+		}
+		x += n
+	}
+}
