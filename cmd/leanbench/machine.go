@@ -5,6 +5,8 @@ import (
 	"os"
 	"runtime"
 	"strings"
+
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
 // machine is what figures were measured on.
@@ -12,6 +14,7 @@ type machine struct {
 	CPU     string `json:"cpu"`
 	Cores   int    `json:"cores"`
 	Workers int    `json:"workers"` // threads that computed
+	Kernels string `json:"kernels"` // of leanattention: their instruction set
 	Go      string `json:"go"`
 
 	// Load is the machine's load average before the measurement, of others that
@@ -20,7 +23,7 @@ type machine struct {
 }
 
 func (m machine) String() string {
-	s := fmt.Sprintf("%s, %d of %d cores, %s", m.CPU, m.Workers, m.Cores, m.Go)
+	s := fmt.Sprintf("%s, %d of %d cores, %s kernels, %s", m.CPU, m.Workers, m.Cores, m.Kernels, m.Go)
 	if m.Load >= 0 {
 		s += fmt.Sprintf(", load %.1f before", m.Load)
 	}
@@ -33,9 +36,13 @@ func thisMachine(workers int) (machine, error) {
 	if n := runtime.NumCPU(); workers < 1 || workers > n {
 		return machine{}, fmt.Errorf("%d workers on %d cores", workers, n)
 	}
+	kernels, err := cpu.Tier()
+	if err != nil {
+		return machine{}, err
+	}
 	runtime.GOMAXPROCS(workers)
 	return machine{
-		CPU: cpuName(), Cores: runtime.NumCPU(), Workers: workers, Go: runtime.Version(), Load: loadAverage(),
+		CPU: cpuName(), Cores: runtime.NumCPU(), Workers: workers, Kernels: kernels, Go: runtime.Version(), Load: loadAverage(),
 	}, nil
 }
 

@@ -39,7 +39,7 @@ func TestBar(t *testing.T) {
 }
 
 func testReport() *report {
-	r := &report{Command: "cpu", Machine: machine{CPU: "Z80", Cores: 2, Workers: 1, Go: "go1.26", Load: 0.25}}
+	r := &report{Command: "cpu", Machine: machine{CPU: "Z80", Cores: 2, Workers: 1, Kernels: "go", Go: "go1.26", Load: 0.25}}
 	a := r.row("Some", "8 heads", "ceiling")
 	a.add(speed, 20, nil)
 	b := r.row("Some", "8 heads", "ours")
@@ -58,7 +58,7 @@ func TestTables(t *testing.T) {
 	r.writeTable(&out, "Some")
 	r.writeTable(&out, "Other")
 	r.writeVerdict(&out)
-	const want = "`leanbench cpu`; Z80, 1 of 2 cores, go1.26, load 0.2 before\n" + `
+	const want = "`leanbench cpu`; Z80, 1 of 2 cores, go kernels, go1.26, load 0.2 before\n" + `
 ### Some
 
 | | | GB/s | of the ceiling | allocs |
