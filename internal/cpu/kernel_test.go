@@ -183,6 +183,10 @@ func TestKernels(t *testing.T) {
 		for range 100 {
 			rows, count := 1+rng.IntN(9), 1+rng.IntN(40)
 			dim, valueDim := 1+rng.IntN(70), 1+rng.IntN(70)
+			if rng.IntN(3) == 0 { // many, of the dims that have kernels of their own
+				rows, count = 1+rng.IntN(70), 1+rng.IntN(150)
+				dim, valueDim = 8*(1+rng.IntN(17)), 8*(1+rng.IntN(17))
+			}
 			masked := rng.IntN(2) == 0
 			testKernel(t, d, newCall[float32](rng, d, rows, count, dim, valueDim, masked))
 			testKernel(t, d, newCall[float64](rng, d, rows, count, dim, valueDim, masked))

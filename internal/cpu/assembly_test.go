@@ -1,0 +1,326 @@
+//go:build amd64 && gc && !noasm && unix
+
+package cpu
+
+import (
+	"math"
+	"math/rand/v2"
+	"runtime/debug"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// The tests here are of what only assembly can get wrong. That it computes what the contract says is
+// tested with the Go kernels, for every tier.
+
+// fence is memory between two pages that fault.
+type fence struct{ mem []byte }
+
+func newFence(t *testing.T, size int) *fence {
+	t.Helper()
+	page := syscall.Getpagesize()
+	size = (size + page - 1) / page * page
+	mem, err := syscall.Mmap(-1, 0, size+2*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Munmap(mem); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, guard := range [][]byte{mem[:page], mem[page+size:]} {
+		if err := syscall.Mprotect(guard, syscall.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &fence{mem[page : page+size]}
+}
+
+// take returns n bytes at the beginning of the memory or at its end; what is left is 0xff, which is NaN
+// in every type.
+func (f *fence) take(n int, end bool) unsafe.Pointer {
+	for i := range f.mem {
+		f.mem[i] = 0xff
+	}
+	if end {
+		return unsafe.Pointer(&f.mem[len(f.mem)-n])
+	}
+	return unsafe.Pointer(&f.mem[0])
+}
+
+// fenced is a tile of which every array, and every stream, is fenced in.
+type fenced struct {
+	t       tile
+	dtype   DType
+	o, m, l []float32
+	fences  [14]*fence
+}
+
+func newFenced(t *testing.T) *fenced {
+	f := new(fenced)
+	for i := range f.fences {
+		f.fences[i] = newFence(t, 1<<17)
+	}
+	return f
+}
+
+func (f *fenced) floats(i, n int, end bool) []float32 {
+	return unsafe.Slice((*float32)(f.fences[i].take(4*n, end)), n)
+}
+
+// draw fills f for the given sizes.
+func (f *fenced) draw(rng *rand.Rand, d DType, rows, count, dim, valueDim int, masked, end bool) {
+	f.dtype = d
+	q := f.floats(0, rows*dim, end)
+	f.o, f.m, f.l = f.floats(1, rows*valueDim, end), f.floats(2, rows, end), f.floats(3, rows, end)
+	for i := range q {
+		q[i] = float32(rng.NormFloat64()) / 4
+	}
+	for r := range rows {
+		f.m[r], f.l[r] = float32(math.Inf(-1)), 0
+		if r%2 == 1 {
+			f.m[r], f.l[r] = float32(rng.NormFloat64()), 1+rng.Float32()
+		}
+		for i := range valueDim {
+			f.o[r*valueDim+i] = f.l[r] * float32(rng.NormFloat64())
+		}
+	}
+	scores := f.floats(4, rows*((count+15)/16*16), end)
+	wide := f.floats(5, wideOf(dim, valueDim), end)
+	f.t = tile{
+		Rows: rows, Count: count, Dim: dim, ValueDim: valueDim,
+		Q: unsafe.Pointer(&q[0]), O: unsafe.Pointer(&f.o[0]), M: unsafe.Pointer(&f.m[0]), L: unsafe.Pointer(&f.l[0]),
+		Scores: unsafe.Pointer(&scores[0]), Wide: unsafe.Pointer(&wide[0]),
+		K: make([]streams, 1), V: make([]streams, 1), Run: (count + 3) / 4 * 4,
+		KStep: dim * d.Size(), VStep: valueDim * d.Size(),
+	}
+	if masked {
+		visible := make([]int32, rows)
+		for r := range visible {
+			visible[r] = int32(rng.IntN(count + 1))
+		}
+		f.t.Visible = unsafe.Pointer(&visible[0])
+	}
+	for s := range 4 {
+		n := (count - s + 3) / 4
+		f.t.K[0][s] = f.rows(rng, 6+s, n, dim, end)
+		f.t.V[0][s] = f.rows(rng, 10+s, n, valueDim, end)
+	}
+}
+
+// rows returns n rows; with n 0, a pointer to what must not be read.
+func (f *fenced) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer {
+	x := make([]float32, n*dim)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+	}
+	if n == 0 {
+		mem := f.fences[i].mem
+		return unsafe.Add(unsafe.Pointer(&mem[0]), len(mem))
+	}
+	b := Buffer{DType: f.dtype, Ptr: f.fences[i].take(len(x)*f.dtype.Size(), end), Len: len(x)}
+	store(&b, 0, x)
+	return b.Ptr
+}
+
+// result is what a kernel makes of a tile.
+type result struct{ o, m, l []float32 }
+
+// run runs a kernel on f and puts the states back.
+func (f *fenced) run(t *testing.T, k kernel) result {
+	t.Helper()
+	before := result{clone(f.o), clone(f.m), clone(f.l)}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if err := recover(); err != nil {
+			t.Fatalf("%v, %d rows, %d keys, dims %d and %d: %v", f.dtype, f.t.Rows, f.t.Count, f.t.Dim, f.t.ValueDim, err)
+		}
+	}()
+	k(&f.t)
+	after := result{clone(f.o), clone(f.m), clone(f.l)}
+	copy(f.o, before.o)
+	copy(f.m, before.m)
+	copy(f.l, before.l)
+	return after
+}
+
+func clone(x []float32) []float32 { return append([]float32(nil), x...) }
+
+// near reports whether a and b differ by no more than the bound.
+func (a result) near(t *testing.T, b result, bound float64) bool {
+	t.Helper()
+	for name, p := range map[string][2][]float32{"O": {a.o, b.o}, "M": {a.m, b.m}, "L": {a.l, b.l}} {
+		for i, x := range p[0] {
+			x, y := float64(x), float64(p[1][i])
+			if x == y || x != x && y != y || math.Abs(x-y) <= bound*(1+math.Abs(y)) {
+				continue
+			}
+			t.Errorf("%s[%d]: %v, the twin has %v", name, i, x, y)
+			return false
+		}
+	}
+	return true
+}
+
+var half16 = []DType{Float32, Float16, BFloat16}
+
+// Kernels touch no byte outside their arrays, and agree with their twins.
+func TestAssemblyFenced(t *testing.T) {
+	rng := reftest.Rand(t)
+	f := newFenced(t)
+	dims := []int{1, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 72, 80, 96, 100, 128, 136, 256}
+	try := func(rows, count, dim, valueDim int) bool {
+		for _, d := range half16 {
+			f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(3) == 0, rng.IntN(2) == 0)
+			want := f.run(t, kernels32[tierGo][d])
+			// Scores are sums of dim products of about 1/4, rounded in another order; a weight is off
+			// by as much, relatively, and sums by the weights' errors and their own.
+			bound := 0x1p-24 * (4*float64(dim) + float64(count) + 64)
+			if !f.run(t, kernels32[inUse][d]).near(t, want, bound) {
+				t.Errorf("%v, %d rows, %d keys, dims %d and %d", d, rows, count, dim, valueDim)
+				return false
+			}
+		}
+		return true
+	}
+	for _, dim := range dims {
+		for count := 1; count <= 9; count++ {
+			if !try(1+rng.IntN(9), count, dim, dims[rng.IntN(len(dims))]) {
+				return
+			}
+		}
+	}
+	for _, rows := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 64, 71} {
+		for _, count := range []int{15, 16, 17, 31, 32, 33, 63, 64, 65, 100} {
+			if !try(rows, count, dims[rng.IntN(len(dims))], dims[rng.IntN(len(dims))]) {
+				return
+			}
+		}
+	}
+}
+
+// Keys and values that lie at odd elements.
+func TestAssemblyUnaligned(t *testing.T) {
+	rng := reftest.Rand(t)
+	f := newFenced(t)
+	for _, d := range half16 {
+		for shift := range 16 {
+			f.draw(rng, d, 1+rng.IntN(20), 40, 64, 64, false, false)
+			want := f.run(t, kernels32[inUse][d])
+			for s := range 4 {
+				for i, p := range []*unsafe.Pointer{&f.t.K[0][s], &f.t.V[0][s]} {
+					mem := f.fences[6+4*i+s].mem
+					n := 10 * 64 * d.Size()
+					copy(mem[shift*d.Size():][:n], mem[:n])
+					*p = unsafe.Add(*p, shift*d.Size())
+				}
+			}
+			if !f.run(t, kernels32[inUse][d]).near(t, want, 0) {
+				t.Fatalf("%v at element %d", d, shift)
+			}
+		}
+	}
+}
+
+// What is not a number, or not finite, comes out where it does of the twin.
+func TestAssemblyNotFinite(t *testing.T) {
+	rng := reftest.Rand(t)
+	f := newFenced(t)
+	nan, inf := math.NaN(), math.Inf(1)
+	for range 600 {
+		d := half16[rng.IntN(3)]
+		rows, count := 1+rng.IntN(20), 1+rng.IntN(80)
+		dim, valueDim := 8*(1+rng.IntN(12)), 8*(1+rng.IntN(12))
+		f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(2) == 0, true)
+		bad := []float64{nan, inf, -inf}[rng.IntN(3)]
+		switch rng.IntN(5) {
+		case 0:
+			unsafe.Slice((*float32)(f.t.Q), rows*dim)[rng.IntN(rows*dim)] = float32(bad)
+		case 1, 2:
+			at, width := &f.t.K[0], dim
+			if rng.IntN(2) == 0 {
+				at, width = &f.t.V[0], valueDim
+			}
+			c := rng.IntN(count)
+			b := Buffer{DType: d, Ptr: at[c%4], Len: 1 << 20}
+			store(&b, c/4*width+rng.IntN(width), []float32{float32(bad)})
+		case 3: // every score is -Inf, or NaN: a row may stay empty
+			q := unsafe.Slice((*float32)(f.t.Q), rows*dim)
+			for i := range q {
+				q[i] = 1
+			}
+			for c := range count {
+				b := Buffer{DType: d, Ptr: f.t.K[0][c%4], Len: 1 << 20}
+				store(&b, c/4*dim+rng.IntN(dim), []float32{float32(-inf)})
+			}
+			b := Buffer{DType: d, Ptr: f.t.V[0][0], Len: 1 << 20}
+			store(&b, rng.IntN(valueDim), []float32{float32(bad)})
+		case 4:
+			f.t.Visible = nil // a row that sees nothing would be left as it is
+			f.m[rng.IntN(rows)] = float32(bad)
+		}
+		want := f.run(t, kernels32[tierGo][d])
+		if got := f.run(t, kernels32[inUse][d]); !got.near(t, want, 1e-4) {
+			t.Fatalf("%v, %d rows, %d keys, dims %d and %d", d, rows, count, dim, valueDim)
+		}
+	}
+}
+
+// Weights are powers of two within 2 units in the last place, with exp2's rules at the ends.
+func TestAssemblyExp2(t *testing.T) {
+	var weigh func(s, o, m, l *float32, rows, n, stride, dim int) int
+	switch inUse {
+	case tierAVX2:
+		weigh = weighAVX2
+	case tierAVX512:
+		weigh = weighAVX512
+	default:
+		t.Skip("no assembly in use")
+	}
+	rng := reftest.Rand(t)
+	s, o := make([]float32, 1<<12), make([]float32, 8)
+	for n := 1; n < len(s); n += 1 + rng.IntN(40) {
+		x := s[:n]
+		for i := range x {
+			switch rng.IntN(4) {
+			case 0:
+				x[i] = -float32(rng.Float64() * 130)
+			case 1:
+				x[i] = -math.Float32frombits(rng.Uint32N(math.Float32bits(130)))
+			case 2:
+				x[i] = -float32(rng.IntN(257)) / 2
+			case 3:
+				x[i] = math.Nextafter32(-float32(rng.IntN(128)), float32(rng.IntN(2)*400-200))
+				x[i] = min(x[i], 0)
+			}
+		}
+		x[rng.IntN(n)] = 0
+		if n > 1 {
+			x[0] = float32(math.Inf(-1))
+			x[1] = 0
+		}
+		before := clone(x)
+		m, l := float32(math.Inf(-1)), float32(0)
+		if weigh(&x[0], &o[0], &m, &l, 1, n, n, 8) != 0 {
+			t.Fatal("a row is left")
+		}
+		var sum float64
+		for i, got := range x {
+			want := math.Exp2(float64(before[i]))
+			if before[i] < -126 {
+				want = 0
+			}
+			if got != float32(want) && !(ulps(got, want) <= 2) {
+				t.Fatalf("2^%v: got %v, want %v", before[i], got, want)
+			}
+			sum += want
+		}
+		if m != 0 || math.Abs(float64(l)-sum) > 0x1p-24*(sum*float64(n)/8+8*sum) {
+			t.Fatalf("M = %v, L = %v, want 0, %v", m, l, sum)
+		}
+	}
+}
