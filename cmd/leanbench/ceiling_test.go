@@ -11,7 +11,7 @@ func TestReadSum(t *testing.T) {
 	words := 64 * runtime.GOMAXPROCS(0) * 5
 	b, want := make([]byte, 8*words), uint64(0)
 	for i := range words {
-		binary.LittleEndian.PutUint64(b[8*i:], 1<<40+uint64(i))
+		binary.NativeEndian.PutUint64(b[8*i:], 1<<40+uint64(i))
 		want += 1<<40 + uint64(i)
 	}
 	if got := readSum(b); got != want {

@@ -115,7 +115,7 @@ func memoryCases() (cases []one) {
 				case s == storeF32:
 					least = 0.90
 				}
-				cases = append(cases, one{shape: shape, stock: s == storeF32, share: atLeast(least)})
+				cases = append(cases, one{shape: shape, stock: s == storeF32, share: ofCeiling(least)})
 			}
 		}
 	}

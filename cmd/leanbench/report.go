@@ -61,6 +61,13 @@ type bar struct {
 func atLeast(v float64) *bar { return &bar{Least: &v} }
 func atMost(v float64) *bar  { return &bar{Most: &v} }
 
+// ofCeiling is a bar for a share. What is far above the ceiling shows that the
+// ceiling was not reached by its own kernel: such a run has measured nothing.
+func ofCeiling(least float64) *bar {
+	most := 1.15
+	return &bar{Least: &least, Most: &most}
+}
+
 // judge returns b with its verdict on v.
 func (b *bar) judge(v float64) *bar {
 	if b == nil {
@@ -72,12 +79,14 @@ func (b *bar) judge(v float64) *bar {
 }
 
 func (b *bar) text(m metric) string {
-	s := ""
+	var limits []string
 	if b.Least != nil {
-		s = ">= " + m.format(*b.Least)
-	} else {
-		s = "<= " + m.format(*b.Most)
+		limits = append(limits, ">= "+m.format(*b.Least))
 	}
+	if b.Most != nil {
+		limits = append(limits, "<= "+m.format(*b.Most))
+	}
+	s := strings.Join(limits, " and ")
 	if b.Met {
 		return s + ": met"
 	}
