@@ -10,9 +10,11 @@ import (
 // Engine runs plans. It owns a pool of helper threads and the workspaces that runs leave their partial
 // states in. The zero Engine is ready for use; it may be used from any number of goroutines at once.
 type Engine struct {
-	pool pool
-	f32  freelist[float32]
-	f64  freelist[float64]
+	pool   pool
+	f32    freelist[float32]
+	f64    freelist[float64]
+	linear spare[linearRun]
+	sums   spare[sumRun]
 }
 
 var defaultEngine Engine
@@ -27,6 +29,8 @@ func (e *Engine) Close() {
 	e.pool.close()
 	e.f32.drop()
 	e.f64.drop()
+	e.linear.drop()
+	e.sums.drop()
 }
 
 // Operands are the buffers of one layer, placed as the plan's Geometry says. Q, Out and LSE hold

@@ -1,0 +1,288 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+const (
+	twins = "linear_go.go"
+	args  = "linear_kernel.go"
+)
+
+// linear makes the kernels of linear layers.
+func linear(g *gen) {
+	for _, set := range []isa{avx2, avx512} {
+		rows := 3 // four streams by three rows of x fill the sixteen registers of AVX2
+		if set == avx512 {
+			rows = 4
+		}
+		for _, t := range []dtype{f32, f16, bf16} {
+			for nx := 1; nx <= rows; nx++ {
+				dot(g, set, t, nx)
+			}
+		}
+		add(g, set)
+		relu(g, set)
+	}
+}
+
+// streams is the number of weight rows that dot reads at once.
+const streams = 4
+
+// dot holds the sums of nx rows of x and four streams in registers, a vector each, and reads a cache line of
+// every stream at a time.
+func dot(g *gen, set isa, t dtype, nx int) {
+	g.kernel(fmt.Sprintf("dot%sx%d", t.name, nx), set, twins, "dot"+t.name+"Go", args)
+	a := g.Dereference(g.Param("a"))
+
+	var w [streams]reg.GPVirtual
+	w[0] = g.field(a, "w")
+	step := g.field(a, "wStep")
+	for s := 1; s < streams; s++ {
+		w[s] = g.GP64()
+		g.LEAQ(Mem{Base: w[s-1], Index: step, Scale: 1}, w[s])
+	}
+	x := make([]reg.GPVirtual, nx)
+	x[0] = g.field(a, "x")
+	if nx > 1 {
+		row := g.field(a, "xRow")
+		for r := 1; r < nx; r++ {
+			x[r] = g.GP64()
+			g.LEAQ(Mem{Base: x[r-1], Index: row, Scale: 1}, x[r])
+		}
+	}
+	n, k, end := g.field(a, "n"), g.GP64(), g.GP64()
+	// One row of float32 goes by so fast that the processor itself looks far enough ahead.
+	fetch := nx > 1 || t != f32
+	var ahead, aheadStep reg.GPVirtual
+	if fetch {
+		ahead, aheadStep = g.field(a, "ahead"), g.field(a, "aheadStep")
+	}
+
+	sums := make([][]reg.VecVirtual, nx)
+	for r := range sums {
+		sums[r] = g.vecs(streams)
+	}
+	// kept returns where the sums of row r and stream s wait for more.
+	kept := func(partial reg.GPVirtual, r, s int) Mem {
+		return Mem{Base: partial, Disp: (r*streams + s) * 4 * set.lanes}
+	}
+	more := g.field(a, "more")
+	g.TESTQ(more, more)
+	g.JNZ(LabelRef("more"))
+	for r := range sums {
+		g.zero(sums[r]...)
+	}
+	g.JMP(LabelRef("begin"))
+	g.Label("more")
+	partial := g.field(a, "partial")
+	for r := range sums {
+		for s, v := range sums[r] {
+			g.VMOVUPS(kept(partial, r, s), v)
+		}
+	}
+	g.Label("begin")
+	xv, wv := g.vecs(nx), g.vec()
+	// products adds the products of one vector, i elements behind k.
+	products := func(i int, loadX, loadW func(from Mem, to reg.VecVirtual)) {
+		for r := range xv {
+			loadX(Mem{Base: x[r], Index: k, Scale: 4, Disp: 4 * i}, xv[r])
+		}
+		for s := range w {
+			if loadW == nil {
+				g.VFMADD231PS(Mem{Base: w[s], Index: k, Scale: 4, Disp: 4 * i}, xv[0], sums[0][s])
+				continue
+			}
+			loadW(Mem{Base: w[s], Index: k, Scale: uint8(t.size), Disp: t.size * i}, wv)
+			for r := range xv {
+				g.VFMADD231PS(xv[r], wv, sums[r][s])
+			}
+		}
+	}
+	vector := func(i int) {
+		loadW := func(m Mem, v reg.VecVirtual) { g.widen(t, m, v) }
+		if t == f32 && nx == 1 {
+			loadW = nil // weights can be operands in memory
+		}
+		products(i, func(m Mem, v reg.VecVirtual) { g.VMOVUPS(m, v) }, loadW)
+	}
+
+	g.XORQ(k, k)
+	line := 64 / t.size // elements of a cache line
+	g.MOVQ(n, end)
+	g.ANDQ(I32(-int32(line)), end)
+	g.JZ(LabelRef("short"))
+	g.Label("lines")
+	for i := 0; i < line; i += set.lanes {
+		vector(i)
+	}
+	if fetch {
+		for s := range w {
+			g.PREFETCHT0(Mem{Base: w[s], Index: ahead, Scale: 1})
+		}
+		g.ADDQ(aheadStep, ahead)
+	}
+	g.ADDQ(Imm(uint64(line)), k)
+	g.CMPQ(k, end)
+	g.JLT(LabelRef("lines"))
+
+	g.Label("short")
+	if line > set.lanes {
+		g.MOVQ(n, end)
+		g.ANDQ(I32(-int32(set.lanes)), end)
+		g.CMPQ(k, end)
+		g.JGE(LabelRef("rest"))
+		g.Label("vectors")
+		vector(0)
+		g.ADDQ(Imm(uint64(set.lanes)), k)
+		g.CMPQ(k, end)
+		g.JLT(LabelRef("vectors"))
+	}
+	g.Label("rest")
+	if set == avx512 {
+		g.SUBQ(k, n)
+		g.JZ(LabelRef("sum"))
+		mask := g.mask(n)
+		products(0, func(m Mem, v reg.VecVirtual) { g.VMOVUPS_Z(m, mask, v) },
+			func(m Mem, v reg.VecVirtual) { g.widenMasked(t, m, mask, v) })
+	} else {
+		g.CMPQ(k, n)
+		g.JGE(LabelRef("sum"))
+		g.Label("ones")
+		products(0, func(m Mem, v reg.VecVirtual) { g.VMOVSS(m, v.AsX()) },
+			func(m Mem, v reg.VecVirtual) { g.widenOne(t, m, v) })
+		g.INCQ(k)
+		g.CMPQ(k, n)
+		g.JLT(LabelRef("ones"))
+	}
+
+	g.Label("sum")
+	unfinished := g.field(a, "unfinished")
+	g.TESTQ(unfinished, unfinished)
+	g.JNZ(LabelRef("keep"))
+	y, yStep, y2 := g.field(a, "y"), g.field(a, "yStep"), g.GP64()
+	g.LEAQ(Mem{Base: y, Index: yStep, Scale: 2}, y2)
+	for r := range sums {
+		if r > 0 {
+			row := g.field(a, "yRow")
+			g.ADDQ(row, y)
+			g.ADDQ(row, y2)
+		}
+		four := g.sum4(sums[r])
+		g.VMOVSS(four, Mem{Base: y})
+		g.VEXTRACTPS(Imm(1), four, Mem{Base: y, Index: yStep, Scale: 1})
+		g.VEXTRACTPS(Imm(2), four, Mem{Base: y2})
+		g.VEXTRACTPS(Imm(3), four, Mem{Base: y2, Index: yStep, Scale: 1})
+	}
+	g.ret()
+	g.Label("keep")
+	partial = g.field(a, "partial")
+	for r := range sums {
+		for s, v := range sums[r] {
+			g.VMOVUPS(v, kept(partial, r, s))
+		}
+	}
+	g.ret()
+}
+
+// sum4 returns the sums of the lanes of four vectors as the four lanes of one. (VHADDPS would be shorter,
+// but knows the first sixteen registers only.)
+func (g *gen) sum4(v []reg.VecVirtual) reg.VecVirtual {
+	fold := func(lo, hi func(...Op), a, b reg.VecVirtual) reg.VecVirtual {
+		x, y := g.vec(), g.vec()
+		lo(b, a, x)
+		hi(b, a, y)
+		g.VADDPS(y, x, x)
+		return x
+	}
+	ps := func(a, b reg.VecVirtual) reg.VecVirtual { return fold(g.VUNPCKLPS, g.VUNPCKHPS, a, b) }
+	pd := func(a, b reg.VecVirtual) reg.VecVirtual { return fold(g.VUNPCKLPD, g.VUNPCKHPD, a, b) }
+	sums := pd(ps(v[0], v[1]), ps(v[2], v[3])) // in every 128 bits
+	if g.isa.lanes == 16 {
+		half := g.YMM()
+		g.VEXTRACTF64X4(Imm(1), sums, half)
+		g.VADDPS(sums.AsY(), half, half)
+		sums = half
+	}
+	four := g.XMM()
+	if g.isa.lanes == 16 {
+		g.VEXTRACTF32X4(Imm(1), sums, four)
+	} else {
+		g.VEXTRACTF128(Imm(1), sums, four)
+	}
+	g.VADDPS(sums.AsX(), four, four)
+	return four
+}
+
+// each makes a loop over n elements: of vectors, then of what is left.
+func (g *gen) each(n reg.GPVirtual, vector func(k reg.GPVirtual), masked func(k reg.GPVirtual, m reg.OpmaskVirtual), one func(k reg.GPVirtual)) {
+	k, end := g.GP64(), g.GP64()
+	g.XORQ(k, k)
+	g.MOVQ(n, end)
+	g.ANDQ(I32(-int32(g.isa.lanes)), end)
+	g.JZ(LabelRef("rest"))
+	g.Label("loop")
+	vector(k)
+	g.ADDQ(Imm(uint64(g.isa.lanes)), k)
+	g.CMPQ(k, end)
+	g.JLT(LabelRef("loop"))
+	g.Label("rest")
+	if g.isa == avx512 {
+		g.SUBQ(k, n)
+		g.JZ(LabelRef("done"))
+		masked(k, g.mask(n))
+	} else {
+		g.CMPQ(k, n)
+		g.JGE(LabelRef("done"))
+		g.Label("one")
+		one(k)
+		g.INCQ(k)
+		g.CMPQ(k, n)
+		g.JLT(LabelRef("one"))
+	}
+	g.Label("done")
+	g.ret()
+}
+
+func add(g *gen, set isa) {
+	g.kernel("add", set, twins, "addGo", "")
+	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
+	v := g.vec()
+	at := func(base, k reg.GPVirtual) Mem { return Mem{Base: base, Index: k, Scale: 4} }
+	g.each(n, func(k reg.GPVirtual) {
+		g.VMOVUPS(at(dst, k), v)
+		g.VADDPS(at(src, k), v, v)
+		g.VMOVUPS(v, at(dst, k))
+	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
+		g.VMOVUPS_Z(at(dst, k), m, v)
+		g.VADDPS_Z(at(src, k), v, m, v)
+		g.VMOVUPS(v, m, at(dst, k))
+	}, func(k reg.GPVirtual) {
+		x := v.AsX()
+		g.VMOVSS(at(dst, k), x)
+		g.VADDSS(at(src, k), x, x)
+		g.VMOVSS(x, at(dst, k))
+	})
+}
+
+func relu(g *gen, set isa) {
+	g.kernel("relu", set, twins, "reluGo", "")
+	dst, n := g.arg("dst"), g.arg("n")
+	v, zero := g.vec(), g.vec()
+	g.zero(zero)
+	at := func(k reg.GPVirtual) Mem { return Mem{Base: dst, Index: k, Scale: 4} }
+	// Of a NaN and a number, VMAXPS gives its last source, which Go names first: NaN stays NaN.
+	g.each(n, func(k reg.GPVirtual) {
+		g.VMAXPS(at(k), zero, v)
+		g.VMOVUPS(v, at(k))
+	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
+		g.VMAXPS_Z(at(k), zero, m, v)
+		g.VMOVUPS(v, m, at(k))
+	}, func(k reg.GPVirtual) {
+		g.VMAXSS(at(k), zero.AsX(), v.AsX())
+		g.VMOVSS(v.AsX(), at(k))
+	})
+}

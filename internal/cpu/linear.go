@@ -1,0 +1,94 @@
+package cpu
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// LinearOperands are the matrices of a linear layer, dense and row-major:
+//
+//	X Rows x In, W Out x In, Bias Out, Residual and Y Rows x Out
+//
+// Bias and Residual may be nil. If F is a float32, W is of float32, float16 or bfloat16; if it is a
+// float64, of float64. Y overlaps none of the others.
+type LinearOperands[F lean.Float] struct {
+	Rows, In, Out  int
+	X              []F
+	W              Buffer
+	Bias, Residual []F
+	Y              []F
+	ReLU           bool
+}
+
+// Linear computes
+//
+//	y = f(x W^T + bias) + residual,   f(v) = max(v, 0) if o.ReLU, else v
+//
+// with sums in F, whatever the weights are stored in. A block of rows (128, or fewer if they are long)
+// reads the weights from memory once, in several streams at a time: for few rows the speed is that of
+// memory, for many that of multiplication. NaN and infinities propagate, through ReLU too.
+//
+// The order of sums follows from In and from the kernels in use (see TierVariable) and from nothing else:
+// a row has the same bits whatever the other rows are and however many, on any number of threads.
+//
+// Everything is checked before anything is written; the error wraps ErrShape, ErrDType, ErrTier, or
+// ErrPanic, with which Y is undefined. It does not allocate once e has computed a layer of this size.
+func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
+	if errInUse != nil {
+		return errInUse
+	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	if o.Rows == 0 || o.Out == 0 {
+		return nil
+	}
+	l := e.linear.get()
+	l.kernels = linearTiers[inUse]
+	l.in, l.out = o.In, o.Out
+	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
+	l.x, l.w, l.y = unsafe.Pointer(unsafe.SliceData(o.X)), o.W.Ptr, unsafe.Pointer(unsafe.SliceData(o.Y))
+	l.bias, l.residual = unsafe.Pointer(unsafe.SliceData(o.Bias)), unsafe.Pointer(unsafe.SliceData(o.Residual))
+	l.relu = o.ReLU
+	if err := l.run(&e.pool, o.Rows); err != nil {
+		return err // what its workers did is not known: it is not used again
+	}
+	l.x, l.w, l.y, l.bias, l.residual = nil, nil, nil, nil, nil
+	for i := range l.workers {
+		l.workers[i].args = dotArgs{}
+	}
+	e.linear.put(l)
+	return nil
+}
+
+// check reports what is wrong with o.
+func (o *LinearOperands[F]) check() error {
+	const op = "linear"
+	if o.Rows < 0 || o.In < 0 || o.Out < 0 {
+		return errorf(op, ErrShape, "%d rows of %d elements, %d output features", o.Rows, o.In, o.Out)
+	}
+	if err := o.W.check(op, "the weight buffer"); err != nil {
+		return err
+	}
+	size := int(unsafe.Sizeof(F(0)))
+	if (size == 8) != (o.W.DType == Float64) {
+		return errorf(op, ErrDType, "the weights are of %v, the rest has %d bytes an element", o.W.DType, size)
+	}
+	for _, m := range []struct {
+		name            string
+		got, rows, cols int
+	}{
+		{"x", len(o.X), o.Rows, o.In},
+		{"the weights", o.W.Len, o.Out, o.In},
+		{"the output", len(o.Y), o.Rows, o.Out},
+		{"the bias", len(o.Bias), 1, o.Out},
+		{"the residual", len(o.Residual), o.Rows, o.Out},
+	} {
+		absent := m.name == "the bias" && o.Bias == nil || m.name == "the residual" && o.Residual == nil
+		if want := sumProducts(0, m.rows, m.cols, 0, 0, 0, 0); !absent && m.got < want {
+			return errorf(op, ErrShape, "%s has %d elements, want %d x %d", m.name, m.got, m.rows, m.cols)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package cpu
+
+import "unsafe"
+
+// The Go forms of the kernels of linear layers. Their contracts hold for the assembly too.
+
+var linearGo = linearKernels{
+	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
+		Float32:  {nil, dotF32Go, dotF32Go, dotF32Go, dotF32Go},
+		Float64:  {nil, dotF64Go, dotF64Go, dotF64Go, dotF64Go},
+		Float16:  {nil, dotF16Go, dotF16Go, dotF16Go, dotF16Go},
+		BFloat16: {nil, dotBF16Go, dotBF16Go, dotBF16Go, dotBF16Go},
+	},
+	rows: 4,
+	add:  addGo,
+	relu: reluGo,
+}
+
+// dotF32Go is
+//
+//	for r := range a.rows {
+//		for s := range 4 {
+//			y[r][s] = sum_k x[r][k] * w[s][k], k < a.n
+//		}
+//	}
+//
+// with float32 weights; see dotArgs. Sums are in float32, in an order that depends on nothing but the number
+// of terms: the result of a row is the same whatever the other rows are and however many, and whether its
+// terms come in one call or in several. Of several, all but the last have a multiple of dotPiece terms.
+func dotF32Go(a *dotArgs) { dot[float32](a, 4, nil) }
+
+// dotF16Go is dotF32Go for weights that are stored as float16.
+func dotF16Go(a *dotArgs) { dot(a, 2, widenF32F16) }
+
+// dotBF16Go is dotF32Go for weights that are stored as bfloat16.
+func dotBF16Go(a *dotArgs) { dot(a, 2, widenF32BF16) }
+
+// dotF64Go is dotF32Go for x, weights and y in float64.
+func dotF64Go(a *dotArgs) { dot[float64](a, 8, nil) }
+
+// dot works on pieces of the rows, so that weights are widened once for all rows of x. It widens with w,
+// if that is not nil, numbers of the given size in bytes.
+func dot[F real](a *dotArgs, size int, w widen[F]) {
+	var wide [dotStreams][dotPiece]F
+	var k [dotStreams][]F
+	var fresh [dotMaxRows][dotStreams]F
+	sums := &fresh
+	if a.more != 0 || a.unfinished != 0 {
+		sums = (*[dotMaxRows][dotStreams]F)(a.partial)
+		if a.more == 0 {
+			*sums = fresh
+		}
+	}
+	for at := 0; at < a.n; at += dotPiece {
+		n := min(dotPiece, a.n-at)
+		for s := range k {
+			p := unsafe.Add(a.w, s*a.wStep+at*size)
+			if w == nil {
+				k[s] = unsafe.Slice((*F)(p), n)
+			} else {
+				k[s] = wide[s][:n]
+				w(k[s], p)
+			}
+		}
+		for r := range a.rows {
+			x := unsafe.Slice((*F)(unsafe.Add(a.x, r*a.xRow+at*int(unsafe.Sizeof(F(0))))), n)
+			var part [dotStreams]F
+			dot4(&part, x, k[0], k[1], k[2], k[3])
+			for s, v := range part {
+				sums[r][s] += v
+			}
+		}
+	}
+	if a.unfinished != 0 {
+		return
+	}
+	for r := range a.rows {
+		for s, v := range sums[r] {
+			*(*F)(unsafe.Add(a.y, r*a.yRow+s*a.yStep)) = v
+		}
+	}
+}
+
+// addGo is
+//
+//	for i := range n {
+//		dst[i] += src[i]
+//	}
+func addGo(dst, src *float32, n int) { addTo(unsafe.Slice(dst, n), unsafe.Slice(src, n)) }
+
+// reluGo is
+//
+//	for i := range n {
+//		dst[i] = max(dst[i], 0)
+//	}
+//
+// NaN stays NaN.
+func reluGo(dst *float32, n int) { rectify(unsafe.Slice(dst, n)) }
+
+func addTo[F real](dst, src []F) {
+	src = src[:len(dst)]
+	for i := range dst {
+		dst[i] += src[i]
+	}
+}
+
+func rectify[F real](dst []F) {
+	for i, x := range dst {
+		dst[i] = max(x, 0)
+	}
+}

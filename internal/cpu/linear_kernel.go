@@ -1,0 +1,38 @@
+package cpu
+
+import "unsafe"
+
+// dotStreams is the number of weight rows that a dot kernel reads at once: memory delivers several streams
+// faster than one.
+const dotStreams = 4
+
+// dotMaxRows is the most rows of x that any dot kernel takes.
+const dotMaxRows = 4
+
+// dotArgs are the arguments of a dot kernel: some rows of x against four rows of weights. Steps and rows
+// are distances in bytes. Numbers of x and y are float32, or float64 where the weights are.
+type dotArgs struct {
+	y           unsafe.Pointer // the result of row r and stream s lies at y + r*yRow + s*yStep
+	yStep, yRow int
+	w           unsafe.Pointer // the weights of stream s begin at w + s*wStep
+	wStep       int
+	x           unsafe.Pointer // row r begins at x + r*xRow
+	xRow        int
+	rows        int // of x, at least 1; a kernel is made for one number of them
+	n           int // numbers of a row
+
+	// Rows may come in several calls. Sums begin with those in partial if more is not 0, else with 0; they
+	// are left in partial if unfinished is not 0, else their results go to y.
+	more, unfinished int
+	partial          unsafe.Pointer // partialBytes, in a form that is the kernel's own
+
+	// While a stream's i-th cache line is read, the one at ahead + i*aheadStep is brought nearer, counted
+	// from the stream's beginning. That is a hint, which may reach over the ends of buffers.
+	ahead, aheadStep int
+}
+
+// dotPiece is what every call for a row but the last has a multiple of, in terms.
+const dotPiece = 128
+
+// partialBytes is the most that a dot kernel leaves in partial: a vector for each row and stream.
+const partialBytes = dotMaxRows * dotStreams * 64

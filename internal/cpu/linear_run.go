@@ -1,0 +1,170 @@
+package cpu
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+const (
+	// blockBytes is what the rows of x of a block have at most (if they are not more than blockRowsMax,
+	// nor fewer than blockRowsMin): so much stays in the second-level cache while the weights go by.
+	blockBytes   = 384 << 10
+	blockRowsMin = 16
+	blockRowsMax = 128
+
+	// tileOuts is the number of output features that are finished at a time. A quarter of them is a
+	// stream: long enough for memory to run at full speed, and sums are still in the first-level cache
+	// when the bias is added.
+	tileOuts = 256
+
+	// passSteps is how many elements of In go by at a time when several passes over the same weights are
+	// needed: so few that the weights are still in the first-level cache at the next pass.
+	passSteps = 6 * dotPiece
+
+	// fetchAhead is how far ahead of its use a stream is fetched, in bytes: four streams then cover the
+	// memory's latency, and do not fill the first-level cache.
+	fetchAhead = 2560
+
+	// shareOuts is what shares of output features are multiples of: those of two workers meet at the
+	// end of a cache line.
+	shareOuts = cacheLine / 4
+
+	// shareWeights is the number of weights that are worth a share of their own, for rows of a single
+	// pass: some microseconds of work. There are up to sharesPerThread shares a thread, so that a thread
+	// that comes late or is held up leaves its part to others.
+	shareWeights    = 1 << 15
+	sharesPerThread = 4
+)
+
+// linearRun is one call of Linear. As a task for the pool it is one block of rows: the work of a worker is
+// a share of the output features.
+type linearRun struct {
+	kernels  *linearKernels
+	in, out  int
+	size     int // bytes of an element of x, y, bias and residual
+	dtype    DType
+	wRow     int // bytes of a row of w
+	x, w, y  unsafe.Pointer
+	bias     unsafe.Pointer // nil: none
+	residual unsafe.Pointer // nil: none
+	relu     bool
+
+	first, rows int // the block
+	passes      int // that the block's rows make over each weight
+	shares      int
+	workers     []linearWorker
+}
+
+// linearWorker is the scratch of one worker.
+type linearWorker struct {
+	args    dotArgs
+	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; 3 rows are the least that a tier takes in one
+	_       [cacheLine]byte
+}
+
+// run computes the layer for the given number of rows.
+func (l *linearRun) run(p *pool, rows int) error {
+	block := min(max(blockBytes/max(l.in*l.size, 1), blockRowsMin), blockRowsMax)
+	units := (l.out-1)/shareOuts + 1
+	for l.first = 0; l.first < rows; l.first += l.rows {
+		l.rows = min(block, rows-l.first)
+		l.passes = (l.rows-1)/l.kernels.rows + 1
+		worth := sumProducts(0, l.out, l.in*l.passes, 0, 0, 0, 0) / shareWeights
+		l.shares = max(min(worth, units, runtime.GOMAXPROCS(0)*sharesPerThread), 1)
+		for len(l.workers) < l.shares {
+			l.workers = append(l.workers, linearWorker{})
+		}
+		if err := p.run(l, l.shares); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// work is worker i's share of the output features, for the rows of the block.
+func (l *linearRun) work(i int) {
+	w, units := &l.workers[i], (l.out-1)/shareOuts+1
+	from := i * units / l.shares * shareOuts
+	to := min((i+1)*units/l.shares*shareOuts, l.out)
+	w.args.xRow, w.args.yRow = l.in*l.size, l.out*l.size
+	for at := from; at < to; at += tileOuts {
+		outs := min(tileOuts, to-at)
+		quarter := outs / dotStreams
+		w.args.wStep, w.args.yStep = quarter*l.wRow, quarter*l.size
+		for o := at; o < at+quarter; o++ {
+			l.dot(w, o)
+		}
+		// What is left takes all streams from one row of weights.
+		w.args.wStep, w.args.yStep = 0, 0
+		for o := at + dotStreams*quarter; o < at+outs; o++ {
+			l.dot(w, o)
+		}
+		l.finish(at, outs)
+	}
+}
+
+// dot computes the sums of output feature o, and of those of the other streams, for all rows.
+func (l *linearRun) dot(w *linearWorker, o int) {
+	a, size := &w.args, l.dtype.Size()
+	steps := l.in
+	if l.passes > 1 {
+		steps = min(steps, passSteps)
+	}
+	a.more = 0
+	for k := 0; ; k += steps {
+		a.n, a.unfinished = l.in-k, 0
+		if a.n > steps {
+			a.n, a.unfinished = steps, 1
+		}
+		a.w = unsafe.Add(l.w, o*l.wRow+k*size)
+		for pass, row := 0, 0; pass < l.passes; pass++ {
+			end := (pass + 1) * l.rows / l.passes
+			a.rows = end - row
+			a.x = unsafe.Add(l.x, (l.first+row)*a.xRow+k*l.size)
+			a.y = unsafe.Add(l.y, (l.first+row)*a.yRow+o*l.size)
+			a.partial = unsafe.Pointer(&w.partial[pass])
+			// Each pass fetches its part of what follows, so that memory does not wait while passes
+			// read the cache.
+			a.ahead, a.aheadStep = fetchAhead+a.n*size*pass/l.passes, cacheLine/l.passes
+			l.kernels.dot[l.dtype][a.rows](a)
+			row = end
+		}
+		if a.unfinished == 0 {
+			return
+		}
+		a.more = 1
+	}
+}
+
+// finish turns the block's sums of some output features into outputs.
+func (l *linearRun) finish(at, outs int) {
+	for row := l.first; row < l.first+l.rows; row++ {
+		offset := (row*l.out + at) * l.size
+		y := unsafe.Add(l.y, offset)
+		if l.bias != nil {
+			l.add(y, unsafe.Add(l.bias, at*l.size), outs)
+		}
+		if l.relu {
+			l.rectify(y, outs)
+		}
+		if l.residual != nil {
+			l.add(y, unsafe.Add(l.residual, offset), outs)
+		}
+	}
+}
+
+func (l *linearRun) add(dst, src unsafe.Pointer, n int) {
+	if l.size == 4 {
+		l.kernels.add((*float32)(dst), (*float32)(src), n)
+	} else {
+		addTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
+	}
+}
+
+func (l *linearRun) rectify(dst unsafe.Pointer, n int) {
+	if l.size == 4 {
+		l.kernels.relu((*float32)(dst), n)
+	} else {
+		rectify(unsafe.Slice((*float64)(dst), n))
+	}
+}

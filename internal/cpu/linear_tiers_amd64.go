@@ -1,0 +1,32 @@
+//go:build amd64 && gc && !noasm
+
+package cpu
+
+// The tables of the tiers.
+var linearTiers = [tiers]*linearKernels{tierGo: &linearGo, tierAVX2: &linearAVX2, tierAVX512: &linearAVX512}
+
+var linearAVX2 = linearKernels{
+	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
+		Float32:  {nil, dotF32x1AVX2, dotF32x2AVX2, dotF32x3AVX2},
+		Float64:  linearGo.dot[Float64],
+		Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
+		BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
+	},
+	rows: 3,
+	add:  addAVX2,
+	relu: reluAVX2,
+}
+
+var linearAVX512 = linearKernels{
+	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
+		Float32:  {nil, dotF32x1AVX512, dotF32x2AVX512, dotF32x3AVX512, dotF32x4AVX512},
+		Float64:  linearGo.dot[Float64],
+		Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
+		BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
+	},
+	rows: 4,
+	add:  addAVX512,
+	relu: reluAVX512,
+}
+
+var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAVX2, readSumAVX512}

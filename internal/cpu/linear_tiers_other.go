@@ -1,0 +1,7 @@
+//go:build !amd64 || !gc || noasm
+
+package cpu
+
+var linearTiers = [tiers]*linearKernels{tierGo: &linearGo}
+
+var readSumTiers = [tiers]func(p *byte, step, n int) uint64{tierGo: readSumGo}
