@@ -39,7 +39,7 @@ func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
 // in row-major order. They are v's own memory where they lie in that order and
 // a copy where they do not (a transposed, sliced or column-major tensor), so
 // they must not be written.
-func elements[F float](name, what string, v G.Value, want tensor.Shape) ([]F, error) {
+func elements[F any](name, what string, v G.Value, want tensor.Shape) ([]F, error) {
 	t, ok := v.(*tensor.Dense)
 	if !ok || !t.IsNativelyAccessible() {
 		return nil, errorf(name, la.ErrUnsupported, "%s is a %T, want a *tensor.Dense in host memory", what, v)
@@ -54,4 +54,4 @@ func elements[F float](name, what string, v G.Value, want tensor.Shape) ([]F, er
 	return dense.Elements[F](t), nil
 }
 
-func dtypeOf[F float]() tensor.Dtype { return tensor.Dtype{Type: reflect.TypeFor[F]()} }
+func dtypeOf[F any]() tensor.Dtype { return tensor.Dtype{Type: reflect.TypeFor[F]()} }
