@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/half"
 
 	G "gorgonia.org/gorgonia"
@@ -188,9 +189,10 @@ func stockNode(s decodeShape, q *tensor.Dense, sets []operands) (attender, error
 func ceiling(sets []operands) contender {
 	next, sum := 0, uint64(0)
 	step := func() error {
-		sum += readSum(sets[next].bytes)
+		part, err := cpu.ReadSum(cpu.Default(), sets[next].bytes)
 		next = (next + 1) % len(sets)
-		return nil
+		sum += part
+		return err
 	}
 	return contender{name: "read ceiling", run: timed(step)}
 }
