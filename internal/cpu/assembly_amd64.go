@@ -23,10 +23,11 @@ type assembly struct {
 }
 
 const (
-	// From so many rows on, transposing keys for the sake of scores pays, and from so many, panels of
-	// sums of values do.
+	// So many rows are matrix work rather than streaming: keys are transposed for the scores, and values
+	// summed in panels of columns. The latter pays for sumRows already where widening takes time, too:
+	// for 16-bit values, but not for float32, which come faster row by row.
 	panelRows = 16
-	blockSums = 4
+	sumRows   = 8
 
 	// aheadBytes is how far ahead in each stream memory is asked for: a few rows. With that, and streams
 	// that go on from call to call, 4 streams of keys or values come as fast as memory delivers.
@@ -149,8 +150,8 @@ func (a *assembly) ragged(t *tile, stride int, sees func(r int) int) {
 		}
 		return sees(r)
 	}
-	for from := 0; from < t.Rows; from += 8 {
-		to := min(from+8, t.Rows)
+	for from := 0; from < t.Rows; from += sumRows {
+		to := min(from+sumRows, t.Rows)
 		common := t.Count
 		for r := from; r < to; r++ {
 			common = min(common, keys(r)&^3)
@@ -177,11 +178,11 @@ func (a *assembly) values(t *tile, stride, row, rows, from, to int) {
 			ahead, aheadAt, aheadStep = array(t.Next), (y-last)*t.KStep, t.KStep
 		}
 		blocks := 0 // rows that make blocks
-		if rows >= blockSums && 4*x+4 <= to {
+		if rows >= sumRows && (t.Rows >= panelRows || a.size < 4) && 4*x+4 <= to {
 			blocks = rows &^ 3
 			n = min(n, (to-4*x)/4)
-			if rows < panelRows {
-				n = min(n, lead) // so few that memory is the limit: panels of what is surely in cache
+			if t.Rows < panelRows {
+				n = min(n, lead) // panels of no more than what has been asked for
 			}
 			a.weightedBlock(at32(t.O, row*t.ValueDim), at32(t.Scores, row*stride+4*x), v, at,
 				blocks, 4*n, t.ValueDim, stride, t.VStep, ahead, aheadAt, aheadStep)

@@ -11,7 +11,7 @@ import (
 // Limits of one kernel call: so many scores, and so many keys. Scores stay in the first-level cache, and a
 // long call has few ends, at which memory waits for arithmetic.
 const (
-	callScores  = 4096
+	callScores  = 8192
 	callKeys    = 4096
 	callKeysMin = 16 // however many rows there are
 )
