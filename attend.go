@@ -1,6 +1,7 @@
 package leanattention
 
 import (
+	"errors"
 	"sync"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -150,7 +151,7 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *t
 		})
 	}
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
-		return errorf(op, ErrInternal, "plan: %v", err)
+		return engineError(op, "plan", err)
 	}
 	var err error
 	if p.query == tensor.Float32 {
@@ -159,9 +160,18 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *t
 		err = attendDense(&r.plan, &r.f64, q, k, v, out, lse)
 	}
 	if err != nil {
-		return errorf(op, ErrInternal, "%v", err)
+		return engineError(op, "attend", err)
 	}
 	return nil
+}
+
+// engineError is an error of the engine. Operands have been checked before, so
+// but for kernels that the user asked for and that are not there, it is a defect.
+func engineError(op, what string, err error) error {
+	if errors.Is(err, cpu.ErrTier) {
+		return errorf(op, ErrOption, "%v", err)
+	}
+	return errorf(op, ErrInternal, "%s: %v", what, err)
 }
 
 func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, out, lse *tensor.Dense) error {

@@ -1,6 +1,7 @@
 package leanattention
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
@@ -161,7 +162,7 @@ func (s *Step) Set(appends []Append) (err error) {
 	for _, p := range s.plans {
 		if err := s.plan(p); err != nil {
 			s.rollback()
-			return errorf(op, ErrInternal, "plan: %v", err)
+			return engineError(op, "plan", err)
 		}
 	}
 	return nil
@@ -366,7 +367,7 @@ func (s *Step) attend(op string, n *cachedOp, q, k, v, out, lse *tensor.Dense) e
 	begin := time.Now()
 	if p.turn != s.turn { // the node was made after Set
 		if err := s.plan(p); err != nil {
-			return errorf(op, ErrInternal, "plan: %v", err)
+			return engineError(op, "plan", err)
 		}
 	}
 	if n.run == s.run {
@@ -380,7 +381,7 @@ func (s *Step) attend(op string, n *cachedOp, q, k, v, out, lse *tensor.Dense) e
 		err = attendLayer[float64](s, layer, p, q, k, v, out, lse)
 	}
 	if err != nil {
-		return errorf(op, ErrInternal, "layer %d: %v", layer, err)
+		return engineError(op, fmt.Sprintf("layer %d", layer), err)
 	}
 	s.ran[layer] = s.run
 	s.stats.Layers++
