@@ -1,0 +1,352 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/half"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// layer is a graph with one Linear whose inputs can be filled anew.
+type layer struct {
+	rows, in, out  int
+	relu           bool
+	x, b, residual []float32
+	w              []float32 // as computed with
+	g              *G.ExprGraph
+	nodes          G.Nodes // x, w, b, residual; absent ones nil
+	y              *G.Node
+	result         G.Value
+}
+
+func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, bias, residual, relu bool) *layer {
+	t.Helper()
+	l := &layer{rows: rows, in: in, out: out, relu: relu, g: G.NewGraph(), nodes: make(G.Nodes, 4)}
+	input := func(name string, shape ...int) (*G.Node, []float32) {
+		data := make([]float32, tensor.Shape(shape).TotalSize())
+		fill(rng, data, 0, 1)
+		v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
+		return G.NewTensor(l.g, G.Float32, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(v)), data
+	}
+	var opts []LinearOption
+	l.nodes[0], l.x = input("x", rows, in)
+	l.w = make([]float32, out*in)
+	fill(rng, l.w, 0, 1)
+	var backing any = l.w
+	switch dt {
+	case la.Float16:
+		h := make([]la.F16, len(l.w))
+		half.EncodeFloat16(h, l.w)
+		half.DecodeFloat16(l.w, h)
+		backing = h
+	case la.BFloat16:
+		h := make([]la.BF16, len(l.w))
+		half.EncodeBFloat16(h, l.w)
+		half.DecodeBFloat16(l.w, h)
+		backing = h
+	}
+	v := tensor.New(tensor.WithShape(out, in), tensor.WithBacking(backing))
+	l.nodes[1] = G.NewMatrix(l.g, dt, G.WithShape(out, in), G.WithName("w"), G.WithValue(v))
+	if bias {
+		l.nodes[2], l.b = input("b", out)
+	}
+	if residual {
+		l.nodes[3], l.residual = input("residual", rows, out)
+		opts = append(opts, WithResidual(l.nodes[3]))
+	}
+	if relu {
+		opts = append(opts, WithReLU())
+	}
+	var err error
+	if l.y, err = Linear(l.nodes[0], l.nodes[1], l.nodes[2], opts...); err != nil {
+		t.Fatal(err)
+	}
+	if !l.y.Shape().Eq(tensor.Shape{rows, out}) || l.y.Dtype() != tensor.Float32 {
+		t.Fatalf("node of shape %v and type %v", l.y.Shape(), l.y.Dtype())
+	}
+	G.Read(l.y, &l.result)
+	return l
+}
+
+// check compares y with a float64 reference; the bound is that of sums in
+// float32 of so many terms.
+func (l *layer) check(t *testing.T, y []float32) {
+	t.Helper()
+	for r := range l.rows {
+		for o := range l.out {
+			sum, size := 0.0, 0.0
+			for i := range l.in {
+				p := float64(l.x[r*l.in+i]) * float64(l.w[o*l.in+i])
+				sum, size = sum+p, size+math.Abs(p)
+			}
+			if l.b != nil {
+				sum, size = sum+float64(l.b[o]), size+math.Abs(float64(l.b[o]))
+			}
+			if l.relu {
+				sum = max(sum, 0)
+			}
+			if l.residual != nil {
+				v := float64(l.residual[r*l.out+o])
+				sum, size = sum+v, size+math.Abs(v)
+			}
+			bound := float64(l.in+3) * 0x1p-24 * size
+			if d := math.Abs(float64(y[r*l.out+o]) - sum); !(d <= bound) {
+				t.Fatalf("%d x %d x %d: y[%d,%d] is %v, want %v, off by %.3g > %.3g",
+					l.rows, l.in, l.out, r, o, y[r*l.out+o], sum, d, bound)
+			}
+		}
+	}
+}
+
+func TestLinearReference(t *testing.T) {
+	rng := seeded(t)
+	for _, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+		for i, size := range [][3]int{{1, 1, 1}, {1, 7, 5}, {2, 64, 33}, {3, 65, 129}, {5, 100, 7}, {9, 33, 40}, {130, 17, 21}} {
+			for variant := range 8 {
+				l := newLayer(t, rng, size[0], size[1], size[2], dt, variant&1 != 0, variant&2 != 0, variant&4 != 0)
+				vm := G.NewTapeMachine(l.g)
+				for range 2 {
+					if err := vm.RunAll(); err != nil {
+						t.Fatal(err)
+					}
+					l.check(t, l.result.Data().([]float32))
+					vm.Reset()
+					fill(rng, l.x, 0, 1)
+				}
+				vm.Close()
+				if i == variant {
+					lisp := G.NewLispMachine(l.g, G.ExecuteFwdOnly())
+					if err := lisp.RunAll(); err != nil {
+						t.Fatal(err)
+					}
+					l.check(t, l.y.Value().Data().([]float32))
+					lisp.Close()
+				}
+			}
+		}
+	}
+}
+
+// TestLinearFloat64: the slow way.
+func TestLinearFloat64(t *testing.T) {
+	rng := seeded(t)
+	x, w, b := make([]float64, 3*50), make([]float64, 7*50), make([]float64, 7)
+	fill(rng, x, 0, 1)
+	fill(rng, w, 0, 1)
+	fill(rng, b, 0, 1)
+	op := linear{x: tensor.Float64, w: tensor.Float64, bias: true, relu: true}
+	y, err := op.Do(tensor.New(tensor.WithShape(3, 50), tensor.WithBacking(x)),
+		tensor.New(tensor.WithShape(7, 50), tensor.WithBacking(w)), tensor.New(tensor.WithShape(7), tensor.WithBacking(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range y.Data().([]float64) {
+		want := b[i%7]
+		for k := range 50 {
+			want += x[i/7*50+k] * w[i%7*50+k]
+		}
+		if want = max(want, 0); math.Abs(got-want) > 1e-12 {
+			t.Fatalf("element %d is %v, want %v", i, got, want)
+		}
+	}
+}
+
+// TestLinearViews: a transposed w is read as what it is.
+func TestLinearViews(t *testing.T) {
+	rng := seeded(t)
+	l := newLayer(t, rng, 2, 6, 10, tensor.Float32, false, false, false)
+	turned := make([]float32, 60)
+	for o := range 10 {
+		for i := range 6 {
+			turned[i*10+o] = l.w[o*6+i]
+		}
+	}
+	w := tensor.New(tensor.WithShape(6, 10), tensor.WithBacking(turned))
+	if err := w.T(); err != nil {
+		t.Fatal(err)
+	}
+	op := linear{x: tensor.Float32, w: tensor.Float32}
+	y, err := op.Do(tensor.New(tensor.WithShape(2, 6), tensor.WithBacking(l.x)), w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.check(t, y.Data().([]float32))
+}
+
+// TestLinearNaN: NaN passes ReLU, and stays in its row.
+func TestLinearNaN(t *testing.T) {
+	rng := seeded(t)
+	for _, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+		l := newLayer(t, rng, 3, 40, 24, dt, true, false, true)
+		l.x[40+17] = float32(math.NaN())
+		vm := G.NewTapeMachine(l.g)
+		if err := vm.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range l.result.Data().([]float32) {
+			if (v != v) != (i/24 == 1) {
+				t.Fatalf("%v: element %d is %v", dt, i, v)
+			}
+		}
+		vm.Close()
+	}
+}
+
+// TestLinearInPlaceNeighbours: nodes that Gorgonia runs in place behind a
+// Linear harm neither its inputs nor a second reader.
+func TestLinearInPlaceNeighbours(t *testing.T) {
+	rng := seeded(t)
+	l := newLayer(t, rng, 2, 5, 5, tensor.Float32, true, true, false)
+	doubled := G.Must(G.Add(l.y, l.y))
+	var got G.Value
+	G.Read(G.Must(G.Add(doubled, l.nodes[3])), &got)
+	vm := G.NewTapeMachine(l.g)
+	defer vm.Close()
+	for range 3 {
+		fill(rng, l.residual, 0, 1)
+		if err := vm.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		y := l.result.Data().([]float32)
+		l.check(t, y)
+		for i, v := range got.Data().([]float32) {
+			if want := 2*y[i] + l.residual[i]; v != want {
+				t.Fatalf("element %d is %v, want %v", i, v, want)
+			}
+		}
+		vm.Reset()
+	}
+}
+
+// TestLinearHash: Gorgonia merges nodes of equal hash and equal children, so
+// every parameter has to be in it.
+func TestLinearHash(t *testing.T) {
+	seen := map[uint32]linear{}
+	for _, w := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Float64} {
+		for v := range 8 {
+			op := linear{x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, relu: v&4 != 0}
+			if w == tensor.Float64 {
+				op.x = w
+			}
+			if other, ok := seen[op.Hashcode()]; ok {
+				t.Errorf("%v and %v have the same hash", op, other)
+			}
+			seen[op.Hashcode()] = op
+		}
+	}
+
+	// In one graph, with equal inputs, ReLU alone tells two layers apart.
+	l := newLayer(t, seeded(t), 2, 9, 11, tensor.Float32, true, false, false)
+	var rectified G.Value
+	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithReLU())), &rectified)
+	vm := G.NewTapeMachine(l.g)
+	defer vm.Close()
+	if err := vm.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+	l.check(t, l.result.Data().([]float32))
+	for i, v := range l.result.Data().([]float32) {
+		if got := rectified.Data().([]float32)[i]; got != max(v, 0) {
+			t.Fatalf("element %d is %v without and %v with ReLU", i, v, got)
+		}
+	}
+}
+
+func TestLinearWrongArguments(t *testing.T) {
+	g, other := G.NewGraph(), G.NewGraph()
+	input := func(g *G.ExprGraph, dt tensor.Dtype, shape ...int) *G.Node {
+		return G.NewTensor(g, dt, len(shape), G.WithShape(shape...), G.WithName(fmt.Sprint(dt, shape)))
+	}
+	f32 := tensor.Float32
+	x, w, b := input(g, f32, 2, 3), input(g, f32, 5, 3), input(g, f32, 5)
+	for _, c := range []struct {
+		name    string
+		x, w, b *G.Node
+		opts    []LinearOption
+		want    error
+	}{
+		{"nil x", nil, w, b, nil, la.ErrGraph},
+		{"nil w", x, nil, b, nil, la.ErrGraph},
+		{"x of rank 1", b, w, nil, nil, la.ErrShape},
+		{"w of rank 1", x, b, nil, nil, la.ErrShape},
+		{"w of another width", x, input(g, f32, 5, 4), b, nil, la.ErrShape},
+		{"short b", x, w, input(g, f32, 4), nil, la.ErrShape},
+		{"b of rank 2", x, w, input(g, f32, 1, 5), nil, la.ErrShape},
+		{"residual", x, w, b, []LinearOption{WithResidual(input(g, f32, 5, 2))}, la.ErrShape},
+		{"residual of float64", x, w, b, []LinearOption{WithResidual(input(g, tensor.Float64, 2, 5))}, la.ErrDType},
+		{"residual of another graph", x, w, b, []LinearOption{WithResidual(input(other, f32, 2, 5))}, la.ErrGraph},
+		{"x of float16", input(g, la.Float16, 2, 3), w, b, nil, la.ErrDType},
+		{"x of float64", input(g, tensor.Float64, 2, 3), w, b, nil, la.ErrDType},
+		{"w of float64", x, input(g, tensor.Float64, 5, 3), b, nil, la.ErrDType},
+		{"w of int", x, input(g, tensor.Int, 5, 3), b, nil, la.ErrDType},
+		{"b of float16", x, w, input(g, la.Float16, 5), nil, la.ErrDType},
+		{"w of another graph", x, input(other, f32, 5, 3), b, nil, la.ErrGraph},
+	} {
+		nodes := len(g.AllNodes())
+		y, err := Linear(c.x, c.w, c.b, c.opts...)
+		if y != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v and error %v, want %v", c.name, y, err, c.want)
+		}
+		if got := len(g.AllNodes()); got != nodes {
+			t.Errorf("%s: the graph grew from %d to %d nodes", c.name, nodes, got)
+		}
+	}
+}
+
+// TestLinearWrongValues: what Gorgonia does not check when a graph runs.
+func TestLinearWrongValues(t *testing.T) {
+	value := func(dt tensor.Dtype, s ...int) *tensor.Dense {
+		return tensor.New(tensor.Of(dt), tensor.WithShape(s...))
+	}
+	f32 := func(s ...int) *tensor.Dense { return value(tensor.Float32, s...) }
+	op := linear{x: tensor.Float32, w: la.Float16, bias: true, residual: true}
+	w := value(la.Float16, 5, 3)
+	for _, c := range []struct {
+		name string
+		in   []G.Value
+		want error
+	}{
+		{"too few", []G.Value{f32(2, 3), w, f32(5)}, la.ErrGraph},
+		{"too many", []G.Value{f32(2, 3), w, f32(5), f32(2, 5), f32(2, 5)}, la.ErrGraph},
+		{"width of x", []G.Value{f32(2, 4), w, f32(5), f32(2, 5)}, la.ErrShape},
+		{"rank of x", []G.Value{f32(3), w, f32(5), f32(2, 5)}, la.ErrShape},
+		{"b", []G.Value{f32(2, 3), w, f32(4), f32(2, 5)}, la.ErrShape},
+		{"residual", []G.Value{f32(2, 3), w, f32(5), f32(1, 5)}, la.ErrShape},
+		{"type of w", []G.Value{f32(2, 3), f32(5, 3), f32(5), f32(2, 5)}, la.ErrDType},
+		{"type of x", []G.Value{value(tensor.Float64, 2, 3), w, f32(5), f32(2, 5)}, la.ErrDType},
+		{"nil", []G.Value{nil, nil, nil, nil}, la.ErrInternal},
+	} {
+		if y, err := op.Do(c.in...); y != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v and error %v, want %v", c.name, y, err, c.want)
+		}
+	}
+}
+
+// TestLinearGradient: there is none, and asking says so on both machines.
+func TestLinearGradient(t *testing.T) {
+	l := newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, false)
+	if _, err := G.Grad(G.Must(G.Sum(l.y)), l.nodes[0]); err == nil {
+		t.Error("gradient of the tape machine: no error")
+	}
+	// Gorgonia's error does not unwrap, so the operator is asked too.
+	if _, err := (linear{}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("SymDiff: %v", err)
+	}
+	l = newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, false)
+	G.Must(G.Sum(l.y))
+	lisp := G.NewLispMachine(l.g)
+	defer lisp.Close()
+	if err := lisp.RunAll(); err == nil {
+		t.Error("gradient of the lisp machine: no error")
+	}
+	if err := (linear{}).DoDiff(G.ExecutionContext{}, nil, nil); !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("DoDiff: %v", err)
+	}
+}
