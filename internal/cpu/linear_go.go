@@ -1,6 +1,10 @@
 package cpu
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/half"
+)
 
 // The Go forms of the kernels of linear layers. Their contracts hold for the assembly too.
 
@@ -27,21 +31,21 @@ var linearGo = linearKernels{
 // with float32 weights; see dotArgs. Sums are in float32, in an order that depends on nothing but the number
 // of terms: the result of a row is the same whatever the other rows are and however many, and whether its
 // terms come in one call or in several. Of several, all but the last have a multiple of dotPiece terms.
-func dotF32Go(a *dotArgs) { dot[float32](a, 4, nil) }
+func dotF32Go(a *dotArgs) { dot[float32](a, Float32) }
 
 // dotF16Go is dotF32Go for weights that are stored as float16.
-func dotF16Go(a *dotArgs) { dot(a, 2, widenF32F16) }
+func dotF16Go(a *dotArgs) { dot[float32](a, Float16) }
 
 // dotBF16Go is dotF32Go for weights that are stored as bfloat16.
-func dotBF16Go(a *dotArgs) { dot(a, 2, widenF32BF16) }
+func dotBF16Go(a *dotArgs) { dot[float32](a, BFloat16) }
 
 // dotF64Go is dotF32Go for x, weights and y in float64.
-func dotF64Go(a *dotArgs) { dot[float64](a, 8, nil) }
+func dotF64Go(a *dotArgs) { dot[float64](a, Float64) }
 
-// dot works on pieces of the rows, so that weights are widened once for all rows of x. It widens with w,
-// if that is not nil, numbers of the given size in bytes.
-func dot[F real](a *dotArgs, size int, w widen[F]) {
-	var wide [dotStreams][dotPiece]F
+// dot works on pieces of the rows, so that weights are widened once for all rows of x. They are of type d,
+// which is F or, for a float32, of 16 bits.
+func dot[F real](a *dotArgs, d DType) {
+	var wide [dotStreams][dotPiece]float32
 	var k [dotStreams][]F
 	var fresh [dotMaxRows][dotStreams]F
 	sums := &fresh
@@ -54,13 +58,16 @@ func dot[F real](a *dotArgs, size int, w widen[F]) {
 	for at := 0; at < a.n; at += dotPiece {
 		n := min(dotPiece, a.n-at)
 		for s := range k {
-			p := unsafe.Add(a.w, s*a.wStep+at*size)
-			if w == nil {
-				k[s] = unsafe.Slice((*F)(p), n)
-			} else {
-				k[s] = wide[s][:n]
-				w(k[s], p)
+			p := unsafe.Add(a.w, s*a.wStep+at*d.Size())
+			switch d {
+			case Float16:
+				half.DecodeFloat16(wide[s][:n], unsafe.Slice((*uint16)(p), n))
+				p = unsafe.Pointer(&wide[s])
+			case BFloat16:
+				half.DecodeBFloat16(wide[s][:n], unsafe.Slice((*uint16)(p), n))
+				p = unsafe.Pointer(&wide[s])
 			}
+			k[s] = unsafe.Slice((*F)(p), n)
 		}
 		for r := range a.rows {
 			x := unsafe.Slice((*F)(unsafe.Add(a.x, r*a.xRow+at*int(unsafe.Sizeof(F(0))))), n)

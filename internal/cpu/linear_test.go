@@ -1,0 +1,380 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// linearCase is a linear layer with its operands in guarded memory: see guarded.
+type linearCase[F real] struct {
+	LinearOperands[F]
+	w    [][]float64 // as the layer sees them
+	free []func()
+}
+
+func newLinearCase[F real](t testing.TB, rng *rand.Rand, d DType, rows, in, out int) *linearCase[F] {
+	c := &linearCase[F]{}
+	c.Rows, c.In, c.Out = rows, in, out
+	slice := func(n int) []F {
+		mem, free := guarded(t, n*int(unsafe.Sizeof(F(0))))
+		c.free = append(c.free, free)
+		s := unsafe.Slice((*F)(mem), n)
+		for i := range s {
+			s[i] = F(rng.NormFloat64())
+		}
+		return s
+	}
+	c.X, c.Y = slice(rows*in), slice(rows*out)
+	mem, free := guarded(t, out*in*d.Size())
+	c.free = append(c.free, free)
+	c.W = Buffer{DType: d, Ptr: mem, Len: out * in}
+	for o := range out {
+		row := make([]float64, in)
+		for i := range row {
+			row[i] = rounded(rng.NormFloat64(), d)
+			store(&c.W, o*in+i, []float32{float32(row[i])})
+			row[i] = load(&c.W, o*in+i)
+		}
+		c.w = append(c.w, row)
+	}
+	if rng.IntN(2) == 0 {
+		c.Bias = slice(out)
+	}
+	if rng.IntN(2) == 0 {
+		c.Residual = slice(rows * out)
+	}
+	c.ReLU = rng.IntN(2) == 0
+	return c
+}
+
+func (c *linearCase[F]) close() {
+	for _, f := range c.free {
+		f()
+	}
+}
+
+// run computes the layer into poisoned memory.
+func (c *linearCase[F]) run(t testing.TB, e *Engine) {
+	t.Helper()
+	for i := range c.Y {
+		c.Y[i] = F(math.NaN())
+	}
+	if err := Linear(e, &c.LinearOperands); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// check compares y with the sums in float64. The bound is that of a sum of so many terms in any order.
+func (c *linearCase[F]) check(t testing.TB) {
+	t.Helper()
+	unit := math.Ldexp(1, -24)
+	if unsafe.Sizeof(F(0)) == 8 {
+		unit = math.Ldexp(1, -53) * 4 // the reference has it too
+	}
+	for r := range c.Rows {
+		for o, w := range c.w {
+			sum, size := 0.0, 0.0
+			add := func(v float64) { sum, size = sum+v, size+math.Abs(v) }
+			for i, v := range w {
+				add(float64(c.X[r*c.In+i]) * v)
+			}
+			if c.Bias != nil {
+				add(float64(c.Bias[o]))
+			}
+			if c.ReLU {
+				sum = max(sum, 0)
+			}
+			if c.Residual != nil {
+				add(float64(c.Residual[r*c.Out+o]))
+			}
+			got := float64(c.Y[r*c.Out+o])
+			bound := unit * float64(c.In+3) * size
+			if math.IsNaN(sum) != math.IsNaN(got) || math.Abs(got-sum) > bound {
+				t.Fatalf("%v %v, %d x %d x %d: y[%d,%d] is %v, want %v +- %.3g",
+					inUse, c.W.DType, c.Rows, c.In, c.Out, r, o, got, sum, bound)
+			}
+		}
+	}
+}
+
+func TestLinear(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, d := range []DType{Float32, Float16, BFloat16} {
+		for _, rows := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 100} {
+			for _, in := range []int{1, 3, 7, 31, 32, 33, 63, 65} {
+				c := newLinearCase[float32](t, rng, d, rows, in, []int{1, 3, 7, 63, 65}[rng.IntN(5)])
+				c.run(t, Default())
+				c.check(t)
+				c.close()
+			}
+		}
+		for _, size := range [][3]int{ // rows, in, out: several tiles, blocks and pieces; one short of them, and one more
+			{1, 768, 257}, {2, 769, 1030}, {5, 767, 40}, {7, 1537, 17}, {129, 769, 9}, {140, 20, 300}, {18, 7000, 5},
+		} {
+			c := newLinearCase[float32](t, rng, d, size[0], size[1], size[2])
+			c.run(t, Default())
+			c.check(t)
+			c.close()
+		}
+	}
+	for range 20 {
+		c := newLinearCase[float64](t, rng, Float64, 1+rng.IntN(140), 1+rng.IntN(300), 1+rng.IntN(40))
+		c.run(t, Default())
+		c.check(t)
+		c.close()
+	}
+}
+
+// TestLinearEmpty: no rows and no features are nothing to do; no elements are sums of 0.
+func TestLinearEmpty(t *testing.T) {
+	bias := []float32{3, -4}
+	y := []float32{7, 7}
+	w := Buffer{DType: Float16}
+	for _, o := range []LinearOperands[float32]{
+		{Rows: 0, In: 3, Out: 2, W: Buffer{Float16, unsafe.Pointer(&make([]uint16, 6)[0]), 6}, Y: y},
+		{Rows: 2, In: 3, Out: 0, W: w, X: make([]float32, 6), Y: y},
+	} {
+		if err := Linear(Default(), &o); err != nil || y[0] != 7 || y[1] != 7 {
+			t.Errorf("%d x %d x %d: %v, error %v", o.Rows, o.In, o.Out, y, err)
+		}
+	}
+	o := LinearOperands[float32]{Rows: 1, Out: 2, W: w, Bias: bias, Y: y, ReLU: true}
+	if err := Linear(Default(), &o); err != nil || y[0] != 3 || y[1] != 0 {
+		t.Errorf("no elements: %v, error %v", y, err)
+	}
+}
+
+// TestLinearRowsAlone: a row has the same bits whatever the other rows are and however many, and on any
+// number of threads.
+func TestLinearRowsAlone(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, d := range []DType{Float32, Float16, BFloat16} {
+		for _, in := range []int{40, 129, 900, 1600} {
+			c := newLinearCase[float32](t, rng, d, 133, in, 70)
+			c.run(t, Default())
+			all := append([]float32(nil), c.Y...)
+			for _, rows := range []int{1, 2, 3, 4, 5, 7, 8, 32, 133} {
+				one := c.LinearOperands
+				first := rng.IntN(134 - rows)
+				one.Rows, one.X = rows, c.X[first*in:]
+				if one.Residual != nil {
+					one.Residual = c.Residual[first*70:]
+				}
+				one.Y = make([]float32, rows*70)
+				if err := Linear(Default(), &one); err != nil {
+					t.Fatal(err)
+				}
+				for i, v := range one.Y {
+					if v != all[first*70+i] {
+						t.Fatalf("%v %v, %d elements: row %d has %v among %d rows and %v among 133",
+							inUse, d, in, first+i/70, v, rows, all[first*70+i])
+					}
+				}
+			}
+			procs := runtime.GOMAXPROCS(1)
+			c.run(t, Default())
+			runtime.GOMAXPROCS(procs)
+			for i, v := range c.Y {
+				if v != all[i] {
+					t.Fatalf("%v %v: element %d is %v on one thread, %v on %d", inUse, d, i, v, all[i], procs)
+				}
+			}
+			c.close()
+		}
+	}
+}
+
+// TestLinearNaN: NaN and infinities in x and w reach the sums that they are part of, and no other.
+func TestLinearNaN(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, d := range []DType{Float32, Float16, BFloat16} {
+		for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+			for range 10 {
+				c := newLinearCase[float32](t, rng, d, 1+rng.IntN(6), 1+rng.IntN(80), 1+rng.IntN(12))
+				row, i := rng.IntN(c.Rows), rng.IntN(c.In)
+				c.X[row*c.In+i] = float32(bad)
+				c.run(t, Default())
+				for at, v := range c.Y {
+					w, r := c.w[at%c.Out], float64(0)
+					for k, x := range c.X[at/c.Out*c.In:][:c.In] {
+						r += float64(x) * w[k]
+					}
+					if c.Bias != nil {
+						r += float64(c.Bias[at%c.Out])
+					}
+					if c.ReLU {
+						r = max(r, 0)
+					}
+					if c.Residual != nil {
+						r += float64(c.Residual[at])
+					}
+					if at/c.Out == row && !math.IsNaN(r) && !math.IsInf(r, 0) {
+						continue // behind ReLU
+					}
+					if f := float64(v); math.IsNaN(r) != math.IsNaN(f) || math.IsInf(r, 0) && f != r {
+						t.Fatalf("%v %v, %v in row %d: element %d is %v, want %v", inUse, d, bad, row, at, v, r)
+					}
+				}
+				store(&c.W, i, []float32{float32(bad)}) // of output feature 0
+				c.X[row*c.In+i] = 1
+				c.ReLU, c.Residual = false, nil
+				c.run(t, Default())
+				for at, v := range c.Y {
+					if f := float64(v); (math.IsNaN(f) || math.IsInf(f, 0)) != (at%c.Out == 0) {
+						t.Fatalf("%v %v, %v in feature 0: element %d is %v", inUse, d, bad, at, v)
+					}
+				}
+				c.close()
+			}
+		}
+	}
+}
+
+func TestLinearErrors(t *testing.T) {
+	w := func(d DType, n int) Buffer {
+		return Buffer{DType: d, Ptr: unsafe.Pointer(&make([]float64, n)[0]), Len: n}
+	}
+	good := LinearOperands[float32]{Rows: 2, In: 3, Out: 4, X: make([]float32, 6), W: w(Float16, 12), Y: []float32{7, 7, 7, 7, 7, 7, 7, 7}}
+	for _, c := range []struct {
+		name string
+		with func(o *LinearOperands[float32])
+		want error
+	}{
+		{"negative rows", func(o *LinearOperands[float32]) { o.Rows = -1 }, ErrShape},
+		{"negative in", func(o *LinearOperands[float32]) { o.In = -1 }, ErrShape},
+		{"negative out", func(o *LinearOperands[float32]) { o.Out = -1 }, ErrShape},
+		{"short x", func(o *LinearOperands[float32]) { o.X = o.X[:5] }, ErrShape},
+		{"short w", func(o *LinearOperands[float32]) { o.W.Len = 11 }, ErrShape},
+		{"short y", func(o *LinearOperands[float32]) { o.Y = o.Y[:7] }, ErrShape},
+		{"short bias", func(o *LinearOperands[float32]) { o.Bias = make([]float32, 3) }, ErrShape},
+		{"empty bias", func(o *LinearOperands[float32]) { o.Bias = []float32{} }, ErrShape},
+		{"short residual", func(o *LinearOperands[float32]) { o.Residual = make([]float32, 7) }, ErrShape},
+		{"sizes beyond an int", func(o *LinearOperands[float32]) { o.Rows, o.In = math.MaxInt/2, math.MaxInt/2 }, ErrShape},
+		{"crooked w", func(o *LinearOperands[float32]) { o.W.Ptr = unsafe.Add(o.W.Ptr, 1) }, ErrShape},
+		{"float64 w", func(o *LinearOperands[float32]) { o.W = w(Float64, 12) }, ErrDType},
+		{"w of no type", func(o *LinearOperands[float32]) { o.W.DType = 99 }, ErrDType},
+	} {
+		o := good
+		c.with(&o)
+		if err := Linear(Default(), &o); !errors.Is(err, c.want) {
+			t.Errorf("%s: error %v, want %v", c.name, err, c.want)
+		}
+		for i, v := range good.Y {
+			if v != 7 {
+				t.Fatalf("%s: element %d was written", c.name, i)
+			}
+		}
+	}
+	wide := LinearOperands[float64]{Rows: 1, In: 1, Out: 1, X: make([]float64, 1), W: w(Float32, 1), Y: make([]float64, 1)}
+	if err := Linear(Default(), &wide); !errors.Is(err, ErrDType) {
+		t.Errorf("float64 x and float32 w: error %v", err)
+	}
+	was := errInUse
+	defer func() { errInUse = was }()
+	_, errInUse = chooseTier("sse", bestTier())
+	if err := Linear(Default(), &good); !errors.Is(err, ErrTier) {
+		t.Errorf("kernels of an unknown tier: error %v", err)
+	}
+	if _, err := ReadSum(Default(), nil); !errors.Is(err, ErrTier) {
+		t.Errorf("kernels of an unknown tier: error %v", err)
+	}
+}
+
+// TestLinearNamedFloat: types whose underlying type is a float are computed with its kernels.
+func TestLinearNamedFloat(t *testing.T) {
+	type mine float32
+	w := []float32{1, 2, 3, 4}
+	o := LinearOperands[mine]{Rows: 1, In: 2, Out: 2, X: []mine{10, 100}, W: Buffer{Float32, unsafe.Pointer(&w[0]), 4}, Y: make([]mine, 2)}
+	if err := Linear(Default(), &o); err != nil || o.Y[0] != 210 || o.Y[1] != 430 {
+		t.Errorf("%v, error %v", o.Y, err)
+	}
+}
+
+func TestLinearConcurrently(t *testing.T) {
+	rng := reftest.Rand(t)
+	var e Engine
+	defer e.Close()
+	done := make(chan string)
+	cases := make([]*linearCase[float32], 4)
+	for i := range cases {
+		cases[i] = newLinearCase[float32](t, rng, Float16, 1+i*3, 200, 400)
+		cases[i].run(t, &e)
+	}
+	for _, c := range cases {
+		go func() {
+			want := append([]float32(nil), c.Y...)
+			for range 50 {
+				clear(c.Y)
+				if err := Linear(&e, &c.LinearOperands); err != nil {
+					done <- err.Error()
+					return
+				}
+				for i, v := range c.Y {
+					if v != want[i] {
+						done <- fmt.Sprintf("%d rows: element %d is %v, want %v", c.Rows, i, v, want[i])
+						return
+					}
+				}
+			}
+			done <- ""
+		}()
+	}
+	for range cases {
+		if s := <-done; s != "" {
+			t.Error(s)
+		}
+	}
+	for _, c := range cases {
+		c.check(t)
+		c.close()
+	}
+}
+
+func TestLinearDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	rng := reftest.Rand(t)
+	var e Engine
+	defer e.Close()
+	for _, rows := range []int{1, 9, 130} {
+		c := newLinearCase[float32](t, rng, BFloat16, rows, 500, 300)
+		if n := testing.AllocsPerRun(20, func() { c.run(t, &e) }); n > 0 {
+			t.Errorf("%d rows: %v allocations", rows, n)
+		}
+		c.close()
+	}
+	words := make([]byte, 1<<20)
+	if n := testing.AllocsPerRun(20, func() { ReadSum(&e, words) }); n > 0 {
+		t.Errorf("ReadSum: %v allocations", n)
+	}
+}
+
+func TestReadSum(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, n := range []int{0, 1, 7, 8, 63, 64, 511, 512, 513, 4096, 8192 - 8, 8192 + 72, 100_003, 1 << 20} {
+		mem, free := guarded(t, (n+7)/8*8)
+		b := unsafe.Slice((*byte)(mem), n)
+		var want uint64
+		for i := range b {
+			b[i] = byte(rng.Uint32())
+		}
+		for _, w := range unsafe.Slice((*uint64)(mem), n/8) {
+			want += w
+		}
+		if got, err := ReadSum(Default(), b); err != nil || got != want {
+			t.Errorf("%v, %d bytes: %d, want %d, error %v", inUse, n, got, want, err)
+		}
+		free()
+	}
+	if _, err := ReadSum(Default(), make([]byte, 100)[1:]); !errors.Is(err, ErrShape) {
+		t.Errorf("bytes from an odd address: error %v", err)
+	}
+}
