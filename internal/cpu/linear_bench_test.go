@@ -1,0 +1,68 @@
+package cpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"gonum.org/v1/gonum/blas"
+	"gonum.org/v1/gonum/blas/blas32"
+)
+
+// BenchmarkLinear is a layer with its weights in memory, not in a cache: copies of them take turns. MB/s is
+// weights. Beside it stand the read ceiling for as many bytes as float32 weights have, and gonum.
+func BenchmarkLinear(b *testing.B) {
+	const together = 128 << 20 // bytes of all copies of float32 weights
+	for _, size := range [][2]int{{768, 768}, {3072, 768}, {768, 3072}, {50272, 768}} {
+		out, in := size[0], size[1]
+		copies := max(together/(4*out*in), 1)
+		w := map[DType]Buffer{}
+		for _, d := range []DType{Float32, Float16, BFloat16} {
+			w[d] = noise(d, copies*out*in)
+		}
+		turn := 0
+		next := func(d DType) Buffer {
+			turn++
+			all := w[d]
+			return Buffer{d, all.at(turn % copies * out * in), out * in}
+		}
+		name := fmt.Sprintf("%dx%d", out, in)
+		b.Run(name+"/read", func(b *testing.B) {
+			b.SetBytes(int64(4 * out * in))
+			for b.Loop() {
+				if _, err := ReadSum(Default(), unsafe.Slice((*byte)(next(Float32).Ptr), 4*out*in)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		for _, rows := range []int{1, 4, 8, 128} {
+			x, y, bias := make([]float32, rows*in), make([]float32, rows*out), make([]float32, out)
+			for i := range x {
+				x[i] = rand.Float32() - 0.5
+			}
+			for _, d := range []DType{Float32, Float16, BFloat16} {
+				b.Run(fmt.Sprintf("%s/rows%d/%v", name, rows, d), func(b *testing.B) {
+					b.SetBytes(int64(d.Size() * out * in))
+					b.ReportAllocs()
+					for b.Loop() {
+						o := LinearOperands[float32]{Rows: rows, In: in, Out: out, X: x, W: next(d), Bias: bias, Y: y}
+						if err := Linear(Default(), &o); err != nil {
+							b.Fatal(err)
+						}
+					}
+				})
+			}
+			b.Run(fmt.Sprintf("%s/rows%d/gonum", name, rows), func(b *testing.B) {
+				matrix := func(rows, cols int, data []float32) blas32.General {
+					return blas32.General{Rows: rows, Cols: cols, Stride: cols, Data: data}
+				}
+				b.SetBytes(int64(4 * out * in))
+				for b.Loop() {
+					weights := unsafe.Slice((*float32)(next(Float32).Ptr), out*in)
+					blas32.Gemm(blas.NoTrans, blas.Trans, 1, matrix(rows, in, x), matrix(out, in, weights), 0, matrix(rows, out, y))
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package cpu
+
+import (
+	"math"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// TestDotKernels: the kernels in use against their Go twins, which are within the rounding of two sums of
+// so many terms; rows that come in several calls have the bits of one call; and calls whose streams are
+// one give each the result.
+func TestDotKernels(t *testing.T) {
+	rng := reftest.Rand(t)
+	k := linearTiers[inUse]
+	for _, d := range []DType{Float32, Float16, BFloat16} {
+		for rows := 1; rows <= k.rows; rows++ {
+			for _, n := range []int{0, 1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 95, 127, 128, 129, 256, 300, 513} {
+				c := newLinearCase[float32](t, rng, d, rows, n, dotStreams)
+				partial := make([]byte, partialBytes)
+				a := dotArgs{
+					y: unsafe.Pointer(&c.Y[0]), yStep: 4, yRow: 4 * dotStreams,
+					w: c.W.Ptr, wStep: n * d.Size(), x: unsafe.Pointer(unsafe.SliceData(c.X)), xRow: 4 * n,
+					rows: rows, n: n, ahead: 1 << 20, aheadStep: 64, partial: unsafe.Pointer(&partial[0]),
+				}
+				k.dot[d][rows](&a)
+				got := append([]float32(nil), c.Y...)
+				linearGo.dot[d][rows](&a)
+				for i, twin := range c.Y {
+					size := 0.0
+					for j, v := range c.w[i%dotStreams] {
+						size += math.Abs(v * float64(c.X[i/dotStreams*n+j]))
+					}
+					if diff := math.Abs(float64(got[i]) - float64(twin)); !(diff <= 2*float64(n)*0x1p-24*size) {
+						t.Fatalf("%v %v, %d rows of %d: result %d is %v, of the Go kernel %v", inUse, d, rows, n, i, got[i], twin)
+					}
+				}
+
+				if parts := n / dotPiece; parts > 1 {
+					b := a
+					b.unfinished = 1
+					for done := 0; done < n; done += b.n {
+						b.n = dotPiece * (1 + rng.IntN(2))
+						if b.n >= n-done {
+							b.n, b.unfinished = n-done, 0
+						}
+						b.w, b.x = unsafe.Add(a.w, done*d.Size()), unsafe.Add(a.x, 4*done)
+						k.dot[d][rows](&b)
+						b.more = 1
+					}
+					for i, v := range c.Y {
+						if v != got[i] {
+							t.Fatalf("%v %v, %d rows of %d: result %d is %v in parts, %v at once", inUse, d, rows, n, i, v, got[i])
+						}
+					}
+				}
+
+				a.wStep, a.yStep = 0, 0
+				k.dot[d][rows](&a)
+				for r := range rows {
+					if v := c.Y[r*dotStreams]; v != got[r*dotStreams] {
+						t.Fatalf("%v %v, %d rows of %d: row %d is %v from one stream, %v from the first of four",
+							inUse, d, rows, n, r, v, got[r*dotStreams])
+					}
+				}
+				c.close()
+			}
+		}
+	}
+}
+
+// TestVectorKernels: the kernels in use give the bits of their Go twins, and write nothing else.
+func TestVectorKernels(t *testing.T) {
+	rng := reftest.Rand(t)
+	k := linearTiers[inUse]
+	for n := range 70 {
+		mem, free := guarded(t, 4*n)
+		mem2, free2 := guarded(t, 4*n)
+		dst, src := unsafe.Slice((*float32)(mem), n), unsafe.Slice((*float32)(mem2), n)
+		for _, twin := range []bool{false, true} {
+			for i := range dst {
+				dst[i], src[i] = float32(rng.NormFloat64()), float32(rng.NormFloat64())
+				switch rng.IntN(8) {
+				case 0:
+					dst[i] = float32(math.NaN())
+				case 1:
+					dst[i] = float32(math.Inf(1 - 2*rng.IntN(2)))
+				}
+			}
+			was := append([]float32(nil), dst...)
+			add, relu := k.add, k.relu
+			if twin {
+				add, relu = addGo, reluGo
+			}
+			add((*float32)(mem), (*float32)(mem2), n)
+			for i, v := range dst {
+				if want := was[i] + src[i]; v != want && (v == v || want == want) {
+					t.Fatalf("%v, add of %d: element %d is %v, want %v", inUse, n, i, v, want)
+				}
+			}
+			copy(dst, was)
+			relu((*float32)(mem), n)
+			for i, v := range dst {
+				if want := max(was[i], 0); v != want && (v == v || want == want) {
+					t.Fatalf("%v, relu of %d: element %d is %v, want %v", inUse, n, i, v, want)
+				}
+			}
+		}
+		free()
+		free2()
+	}
+}
