@@ -1,0 +1,43 @@
+package cuda
+
+import "sync"
+
+// function is an entry point of the library.
+type function struct {
+	addr uintptr
+	name string // as it is documented, without the suffix of its version
+}
+
+// A pointer that a call takes has to be converted to uintptr in the argument
+// list of one of the functions below: the directive then keeps what it points
+// to alive, and off the stack, which could move.
+
+// call makes the C call.
+//
+//go:uintptrescapes
+func (f *function) call(args ...uintptr) result { return invoke(f.addr, args...) }
+
+// frames are argument lists for call4 and call11. The compiler puts those of
+// call on the heap, at each call.
+var frames = sync.Pool{New: func() any { return new([11]uintptr) }}
+
+// call4 is call for what runs every step: it allocates nothing. Functions with
+// fewer parameters don't look at the rest.
+//
+//go:uintptrescapes
+func (f *function) call4(a, b, c, d uintptr) result {
+	frame := frames.Get().(*[11]uintptr)
+	defer frames.Put(frame)
+	frame[0], frame[1], frame[2], frame[3] = a, b, c, d
+	return invoke(f.addr, frame[:4]...)
+}
+
+// call11 is call4 for cuLaunchKernel.
+//
+//go:uintptrescapes
+func (f *function) call11(a, b, c, d, e, g, h, i, j, k, l uintptr) result {
+	frame := frames.Get().(*[11]uintptr)
+	defer frames.Put(frame)
+	*frame = [11]uintptr{a, b, c, d, e, g, h, i, j, k, l}
+	return invoke(f.addr, frame[:]...)
+}

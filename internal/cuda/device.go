@@ -1,0 +1,269 @@
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// gate lets calls in until it is shut; shutting waits for those inside.
+type gate struct {
+	mu     sync.Mutex
+	idle   sync.Cond // inside has become 0; made by shut
+	inside int
+	closed bool
+}
+
+func (g *gate) enter() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return ErrClosed
+	}
+	g.inside++
+	return nil
+}
+
+func (g *gate) leave() {
+	g.mu.Lock()
+	g.inside--
+	if g.closed && g.inside == 0 {
+		g.idle.Signal() // only shut waits, and it shuts once
+	}
+	g.mu.Unlock()
+}
+
+func (g *gate) shut() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return ErrClosed
+	}
+	g.closed = true
+	g.idle.L = &g.mu
+	for g.inside > 0 {
+		g.idle.Wait()
+	}
+	return nil
+}
+
+// Device is an open GPU.
+type Device struct {
+	gate // of calls that make or close something, and of those on the device itself
+	drv  *Driver
+	info Info
+	dev  int32   // the driver's handle of the device
+	ctx  uintptr // its primary context
+	own  *Stream // for calls without a stream
+
+	used, pinned atomic.Int64 // bytes of open buffers
+
+	list struct {
+		sync.Mutex
+		last *handle // what is open, newest first
+	}
+	modules struct {
+		sync.Mutex
+		byKey map[string]*Module
+	}
+}
+
+// handle is what everything made on a device has in common.
+type handle struct {
+	gate
+	dev          *Device
+	id           uintptr   // the driver's name of it
+	destroy      *function // takes id alone
+	gone         func()    // called after destroy; may be nil
+	older, newer *handle   // in the device's list
+}
+
+// Open retains the primary context of a GPU. Errors: [ErrNoDevice],
+// [ErrComputeCapability], and what the driver says.
+func (d *Driver) Open(ordinal int) (*Device, error) {
+	info, dev, err := d.info(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	if info.Capability < oldestCapability {
+		return nil, fmt.Errorf("GPU %d (%s) has compute capability %d.%d, 8.0 is the oldest that will do: %w",
+			ordinal, info.Name, info.Capability/10, info.Capability%10, ErrComputeCapability)
+	}
+	v := &Device{drv: d, info: info, dev: dev}
+	var ctx uintptr
+	if r := d.fn.primaryCtxRetain.call(uintptr(unsafe.Pointer(&ctx)), uintptr(dev)); r != 0 {
+		return nil, d.failed(r, &d.fn.primaryCtxRetain, "GPU %d", ordinal)
+	}
+	v.ctx = ctx
+	if v.own, err = v.NewStream(); err != nil {
+		d.fn.primaryCtxRelease.call(uintptr(dev)) // the first error tells more
+		return nil, err
+	}
+	return v, nil
+}
+
+// Close waits for the GPU, closes everything that is open on the device, the
+// newest first, and gives the context back. Whatever fails, all of it is tried;
+// the error is the first.
+func (v *Device) Close() error {
+	if err := v.shut(); err != nil {
+		return fmt.Errorf("GPU %d: %w", v.info.Ordinal, err)
+	}
+	// A failed kernel is reported here, and by every call after it.
+	first := v.with(func() error {
+		if r := v.drv.fn.ctxSynchronize.call(); r != 0 {
+			return v.drv.failed(r, &v.drv.fn.ctxSynchronize, "GPU %d", v.info.Ordinal)
+		}
+		return nil
+	})
+	for {
+		v.list.Lock()
+		h := v.list.last
+		v.list.Unlock()
+		if h == nil {
+			break
+		}
+		if err := h.close(); first == nil {
+			first = err
+		}
+	}
+	if r := v.drv.fn.primaryCtxRelease.call(uintptr(v.dev)); r != 0 && first == nil {
+		first = v.drv.failed(r, &v.drv.fn.primaryCtxRelease, "GPU %d", v.info.Ordinal)
+	}
+	return first
+}
+
+// Info is what Driver.Info said when the device was opened.
+func (v *Device) Info() Info { return v.info }
+
+// Memory is the state of a GPU's memory, in bytes.
+type Memory struct {
+	Free   int64 // for everyone on the machine
+	Total  int64
+	Used   int64 // by this Device's buffers
+	Pinned int64 // host memory of this Device's host buffers
+}
+
+// Memory asks the driver.
+func (v *Device) Memory() (Memory, error) {
+	if err := v.enter(); err != nil {
+		return Memory{}, err
+	}
+	defer v.leave()
+	var free, total uint64
+	err := v.with(func() error {
+		if r := v.drv.fn.memGetInfo.call(uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total))); r != 0 {
+			return v.drv.failed(r, &v.drv.fn.memGetInfo, "GPU %d", v.info.Ordinal)
+		}
+		return nil
+	})
+	if err != nil {
+		return Memory{}, err
+	}
+	return Memory{Free: int64(free), Total: int64(total), Used: v.used.Load(), Pinned: v.pinned.Load()}, nil
+}
+
+// with runs f on a thread for which the device's context is current.
+//
+// It costs two calls of the driver, which touch nothing but a stack of the
+// thread; BenchmarkWith measures it.
+func (v *Device) with(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if r := v.drv.fn.ctxPushCurrent.call4(v.ctx, 0, 0, 0); r != 0 {
+		return v.drv.failed(r, &v.drv.fn.ctxPushCurrent, "GPU %d", v.info.Ordinal)
+	}
+	// Popping what was pushed can't fail by itself. It may report the failure
+	// of a kernel that runs, and then so does the next call; what f has made
+	// is made, and must not be lost to such an error.
+	defer v.drv.fn.ctxPopCurrent.call4(0, 0, 0, 0)
+	return f()
+}
+
+// make gives h to the device, with what create made.
+func (v *Device) make(h *handle, destroy *function, create func() (uintptr, error)) error {
+	if err := v.enter(); err != nil {
+		return err
+	}
+	defer v.leave()
+	err := v.with(func() (err error) {
+		h.id, err = create()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	h.dev, h.destroy = v, destroy
+	v.list.Lock()
+	defer v.list.Unlock()
+	if h.older = v.list.last; h.older != nil {
+		h.older.newer = h
+	}
+	v.list.last = h
+	return nil
+}
+
+// object is a handle that users close.
+type object struct{ handle }
+
+// Close gives it back to the driver, after the calls that use it now. Even when
+// that fails it counts as closed.
+func (o *object) Close() error {
+	// Inside the device's gate, so that the device does not go meanwhile.
+	if err := o.dev.enter(); err != nil {
+		return err
+	}
+	defer o.dev.leave()
+	return o.close()
+}
+
+func (h *handle) close() error {
+	if err := h.shut(); err != nil {
+		return err
+	}
+	v := h.dev
+	err := v.with(func() error {
+		if r := h.destroy.call(h.id); r != 0 {
+			return v.drv.failed(r, h.destroy, "")
+		}
+		return nil
+	})
+	if h.gone != nil {
+		h.gone()
+	}
+	v.list.Lock()
+	defer v.list.Unlock()
+	if h.newer != nil {
+		h.newer.older = h.older
+	} else {
+		v.list.last = h.older
+	}
+	if h.older != nil {
+		h.older.newer = h.newer
+	}
+	return err
+}
+
+// enterAll enters every handle or none. All must be of the first one's device.
+func enterAll(hs ...*handle) error {
+	for i, h := range hs {
+		err := h.enter()
+		if err == nil && h.dev != hs[0].dev {
+			h.leave()
+			err = ErrOtherDevice
+		}
+		if err != nil {
+			leaveAll(hs[:i]...)
+			return err
+		}
+	}
+	return nil
+}
+
+func leaveAll(hs ...*handle) {
+	for _, h := range hs {
+		h.leave()
+	}
+}

@@ -1,0 +1,244 @@
+package cuda
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"unsafe"
+)
+
+const (
+	oldestDriver     = 12000 // CUDA 12.0, which drivers from release 525 on have
+	oldestCapability = 80    // 8.0: asynchronous copies to shared memory, bfloat16
+)
+
+// functions are the entry points in use.
+type functions struct {
+	getErrorName, getErrorString, init, driverGetVersion function
+
+	deviceGetCount, deviceGet, deviceGetName, deviceGetAttribute, deviceTotalMem function
+	primaryCtxRetain, primaryCtxRelease                                          function
+	ctxPushCurrent, ctxPopCurrent, ctxSynchronize                                function
+
+	memGetInfo, memAlloc, memFree, memHostAlloc, memFreeHost     function
+	memcpyHtoDAsync, memcpyDtoHAsync, memcpyDtoDAsync, memsetD8A function
+
+	streamCreate, streamDestroy, streamSynchronize, streamQuery, streamWaitEvent                        function
+	eventCreate, eventDestroy, eventRecord, eventSynchronize, eventQuery, eventElapsedTime              function
+	moduleLoadData, moduleUnload, moduleGetFunction                                                     function
+	funcGetAttribute, funcSetAttribute, occupancy, launchKernel, launchKernelEx                         function
+	streamBeginCapture, streamEndCapture, graphInstantiate, graphDestroy, graphExecDestroy, graphLaunch function
+}
+
+// table pairs every entry point with its name in the library. A suffix _v2 is
+// the version whose sizes and addresses have 64 bits.
+func (f *functions) table() []struct {
+	f      *function
+	name   string
+	suffix string
+} {
+	return []struct {
+		f      *function
+		name   string
+		suffix string
+	}{
+		{&f.driverGetVersion, "cuDriverGetVersion", ""}, // first: an old library lacks some of the others
+		{&f.getErrorName, "cuGetErrorName", ""},
+		{&f.getErrorString, "cuGetErrorString", ""},
+		{&f.init, "cuInit", ""},
+		{&f.deviceGetCount, "cuDeviceGetCount", ""},
+		{&f.deviceGet, "cuDeviceGet", ""},
+		{&f.deviceGetName, "cuDeviceGetName", ""},
+		{&f.deviceGetAttribute, "cuDeviceGetAttribute", ""},
+		{&f.deviceTotalMem, "cuDeviceTotalMem", "_v2"},
+		{&f.primaryCtxRetain, "cuDevicePrimaryCtxRetain", ""},
+		{&f.primaryCtxRelease, "cuDevicePrimaryCtxRelease", "_v2"},
+		{&f.ctxPushCurrent, "cuCtxPushCurrent", "_v2"},
+		{&f.ctxPopCurrent, "cuCtxPopCurrent", "_v2"},
+		{&f.ctxSynchronize, "cuCtxSynchronize", ""},
+		{&f.memGetInfo, "cuMemGetInfo", "_v2"},
+		{&f.memAlloc, "cuMemAlloc", "_v2"},
+		{&f.memFree, "cuMemFree", "_v2"},
+		{&f.memHostAlloc, "cuMemHostAlloc", ""},
+		{&f.memFreeHost, "cuMemFreeHost", ""},
+		{&f.memcpyHtoDAsync, "cuMemcpyHtoDAsync", "_v2"},
+		{&f.memcpyDtoHAsync, "cuMemcpyDtoHAsync", "_v2"},
+		{&f.memcpyDtoDAsync, "cuMemcpyDtoDAsync", "_v2"},
+		{&f.memsetD8A, "cuMemsetD8Async", ""},
+		{&f.streamCreate, "cuStreamCreate", ""},
+		{&f.streamDestroy, "cuStreamDestroy", "_v2"},
+		{&f.streamSynchronize, "cuStreamSynchronize", ""},
+		{&f.streamQuery, "cuStreamQuery", ""},
+		{&f.streamWaitEvent, "cuStreamWaitEvent", ""},
+		{&f.eventCreate, "cuEventCreate", ""},
+		{&f.eventDestroy, "cuEventDestroy", "_v2"},
+		{&f.eventRecord, "cuEventRecord", ""},
+		{&f.eventSynchronize, "cuEventSynchronize", ""},
+		{&f.eventQuery, "cuEventQuery", ""},
+		{&f.eventElapsedTime, "cuEventElapsedTime", ""},
+		{&f.moduleLoadData, "cuModuleLoadData", ""},
+		{&f.moduleUnload, "cuModuleUnload", ""},
+		{&f.moduleGetFunction, "cuModuleGetFunction", ""},
+		{&f.funcGetAttribute, "cuFuncGetAttribute", ""},
+		{&f.funcSetAttribute, "cuFuncSetAttribute", ""},
+		{&f.occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", ""},
+		{&f.launchKernel, "cuLaunchKernel", ""},
+		{&f.launchKernelEx, "cuLaunchKernelEx", ""},
+		{&f.streamBeginCapture, "cuStreamBeginCapture", "_v2"},
+		{&f.streamEndCapture, "cuStreamEndCapture", ""},
+		{&f.graphInstantiate, "cuGraphInstantiateWithFlags", ""},
+		{&f.graphDestroy, "cuGraphDestroy", ""},
+		{&f.graphExecDestroy, "cuGraphExecDestroy", ""},
+		{&f.graphLaunch, "cuGraphLaunch", ""},
+	}
+}
+
+// Driver is the loaded library, initialized.
+type Driver struct {
+	fn      functions
+	version int
+}
+
+// Load opens the machine's driver, at the first call; later calls return the
+// same. Errors: [ErrNoDriver], [ErrDriverTooOld], [ErrNoDevice].
+func Load() (*Driver, error) { return loadOnce() }
+
+var loadOnce = sync.OnceValues(func() (*Driver, error) { return LoadFrom(libraryName) })
+
+// LoadFrom opens the driver in a library of this name or path. The library
+// stays open, as long as it could be initialized.
+func LoadFrom(path string) (*Driver, error) {
+	lib, err := openLibrary(path)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", err, ErrNoDriver)
+	}
+	d := &Driver{}
+	if err := d.init(lib); err != nil {
+		closeLibrary(lib)
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Driver) init(lib uintptr) error {
+	for _, e := range d.fn.table() {
+		e.f.name, e.f.addr = e.name, symbol(lib, e.name+e.suffix)
+		if e.f.addr == 0 {
+			if e.f == &d.fn.driverGetVersion {
+				return fmt.Errorf("the library has no %s: %w", e.name, ErrNoDriver)
+			}
+			return fmt.Errorf("the driver has no %s: %w", e.name+e.suffix, ErrDriverTooOld)
+		}
+		if e.f == &d.fn.driverGetVersion {
+			var v int32
+			if r := e.f.call(uintptr(unsafe.Pointer(&v))); r != 0 {
+				return fmt.Errorf("%s returned %d: %w", e.name, r, ErrNoDriver)
+			}
+			if d.version = int(v); d.version < oldestDriver {
+				return fmt.Errorf("the driver is one for CUDA %s, 12.0 (release 525) is the oldest that will do: %w", d.Version(), ErrDriverTooOld)
+			}
+		}
+	}
+	if r := d.fn.init.call(0); r != 0 {
+		return d.failed(r, &d.fn.init, "")
+	}
+	return nil
+}
+
+// Version is the newest CUDA that the driver supports, as "12.4".
+func (d *Driver) Version() string {
+	return fmt.Sprintf("%d.%d", d.version/1000, d.version%1000/10)
+}
+
+// Count is the number of GPUs, too old ones included.
+func (d *Driver) Count() (int, error) {
+	var n int32
+	if r := d.fn.deviceGetCount.call(uintptr(unsafe.Pointer(&n))); r != 0 {
+		return 0, d.failed(r, &d.fn.deviceGetCount, "")
+	}
+	return int(n), nil
+}
+
+// Info is what is fixed of a GPU.
+type Info struct {
+	Ordinal         int
+	Name            string
+	Capability      int   // compute capability: 10*major + minor, 90 for 9.0
+	Multiprocessors int   // SMs
+	ClockKHz        int   // SM clock, the highest
+	MemoryBytes     int64 // all of it, the driver's own part included
+	MemoryClockKHz  int   // 0 where the driver doesn't tell
+	MemoryBusBits   int
+	L2Bytes         int
+
+	SharedPerBlock     int // shared memory of a block, static
+	SharedPerBlockMost int // dynamic, once asked for with [Function.SetDynamicShared]
+	SharedPerSM        int
+	RegistersPerSM     int
+	ThreadsPerSM       int
+	Cooperative        bool // can start all blocks of a grid at once
+}
+
+// Info describes a GPU without opening it. [ErrNoDevice] if there is none of
+// this number.
+func (d *Driver) Info(ordinal int) (Info, error) {
+	info, _, err := d.info(ordinal)
+	return info, err
+}
+
+// info returns the driver's handle of the device as well.
+func (d *Driver) info(ordinal int) (info Info, dev int32, err error) {
+	n, err := d.Count()
+	if err != nil {
+		return info, 0, err
+	}
+	if ordinal < 0 || ordinal >= n {
+		return info, 0, fmt.Errorf("no GPU %d, there are %d: %w", ordinal, n, ErrNoDevice)
+	}
+	if r := d.fn.deviceGet.call(uintptr(unsafe.Pointer(&dev)), uintptr(ordinal)); r != 0 {
+		return info, 0, d.failed(r, &d.fn.deviceGet, "GPU %d", ordinal)
+	}
+	info.Ordinal = ordinal
+
+	var name [256]byte
+	if r := d.fn.deviceGetName.call(uintptr(unsafe.Pointer(&name)), uintptr(len(name)), uintptr(dev)); r != 0 {
+		return info, 0, d.failed(r, &d.fn.deviceGetName, "GPU %d", ordinal)
+	}
+	text, _, _ := bytes.Cut(name[:], []byte{0})
+	info.Name = string(text)
+
+	var total uint64
+	if r := d.fn.deviceTotalMem.call(uintptr(unsafe.Pointer(&total)), uintptr(dev)); r != 0 {
+		return info, 0, d.failed(r, &d.fn.deviceTotalMem, "GPU %d", ordinal)
+	}
+	info.MemoryBytes = int64(total)
+
+	var major, minor, cooperative int
+	for _, a := range []struct {
+		to *int
+		id int // CUdevice_attribute
+	}{
+		{&info.SharedPerBlock, 8},
+		{&info.ClockKHz, 13},
+		{&info.Multiprocessors, 16},
+		{&info.MemoryClockKHz, 36},
+		{&info.MemoryBusBits, 37},
+		{&info.L2Bytes, 38},
+		{&info.ThreadsPerSM, 39},
+		{&major, 75},
+		{&minor, 76},
+		{&info.SharedPerSM, 81},
+		{&info.RegistersPerSM, 82},
+		{&cooperative, 95},
+		{&info.SharedPerBlockMost, 97},
+	} {
+		var v int32
+		if r := d.fn.deviceGetAttribute.call(uintptr(unsafe.Pointer(&v)), uintptr(a.id), uintptr(dev)); r != 0 {
+			return info, 0, d.failed(r, &d.fn.deviceGetAttribute, "attribute %d of GPU %d", a.id, ordinal)
+		}
+		*a.to = int(v)
+	}
+	info.Capability = 10*major + minor
+	info.Cooperative = cooperative != 0
+	return info, dev, nil
+}

@@ -1,0 +1,104 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+var (
+	// ErrNoDriver is a machine without an NVIDIA driver, or a platform for
+	// which there is none.
+	ErrNoDriver = errors.New("no CUDA driver")
+
+	// ErrNoDevice is a machine without the GPU that was asked for.
+	ErrNoDevice = errors.New("no CUDA device")
+
+	// ErrDriverTooOld is a driver older than CUDA 12.0 (release 525).
+	ErrDriverTooOld = errors.New("CUDA driver too old")
+
+	// ErrComputeCapability is a GPU older than compute capability 8.0.
+	ErrComputeCapability = errors.New("compute capability too low")
+
+	// ErrOutOfMemory is memory that the GPU, or the host for pinned memory,
+	// does not have. Nothing changed.
+	ErrOutOfMemory = errors.New("out of GPU memory")
+
+	// ErrClosed is the use of something closed, a second Close included.
+	ErrClosed = errors.New("closed")
+
+	// ErrRange is a size or offset outside what it refers to.
+	ErrRange = errors.New("out of range")
+
+	// ErrOtherDevice is a call on objects of two devices.
+	ErrOtherDevice = errors.New("objects of two devices")
+)
+
+// result is a CUresult.
+type result int32
+
+const (
+	resultOutOfMemory        result = 2
+	resultNotInitialized     result = 3
+	resultStubLibrary        result = 34
+	resultInsufficientDriver result = 35
+	resultNoDevice           result = 100
+	resultInvalidDevice      result = 101
+	resultNotReady           result = 600
+)
+
+// Error is a driver call that failed.
+type Error struct {
+	Code      int    // CUresult
+	Name      string // CUDA_ERROR_...
+	Text      string // the driver's description
+	Call      string // the function
+	Arguments string // those that tell something; may be empty
+}
+
+func (e *Error) Error() string {
+	if e.Arguments == "" {
+		return fmt.Sprintf("%s: %s (%s)", e.Name, e.Text, e.Call)
+	}
+	return fmt.Sprintf("%s: %s (%s, %s)", e.Name, e.Text, e.Call, e.Arguments)
+}
+
+// Is says which sentinel stands for the driver's code.
+func (e *Error) Is(target error) bool {
+	switch result(e.Code) {
+	case resultOutOfMemory:
+		return target == ErrOutOfMemory
+	case resultNoDevice, resultInvalidDevice:
+		return target == ErrNoDevice
+	case resultStubLibrary: // the toolkit's link-time stand-in, not a driver
+		return target == ErrNoDriver
+	case resultInsufficientDriver:
+		return target == ErrDriverTooOld
+	}
+	return false
+}
+
+// failed is the error of a call that returned r.
+func (d *Driver) failed(r result, f *function, format string, args ...any) error {
+	e := &Error{Code: int(r), Call: f.name, Arguments: fmt.Sprintf(format, args...)}
+	e.Name = d.errorText(&d.fn.getErrorName, r, fmt.Sprintf("CUDA_ERROR_%d", r))
+	e.Text = d.errorText(&d.fn.getErrorString, r, "unknown to this driver")
+	return e
+}
+
+func (d *Driver) errorText(f *function, r result, otherwise string) string {
+	var text unsafe.Pointer
+	if f.call(uintptr(r), uintptr(unsafe.Pointer(&text))) != 0 || text == nil {
+		return otherwise
+	}
+	return goString(text)
+}
+
+// goString copies a C string.
+func goString(p unsafe.Pointer) string {
+	n := 0
+	for *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
+}

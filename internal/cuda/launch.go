@@ -1,0 +1,193 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+)
+
+// Args is the argument list of a kernel, to be filled in the kernel's order.
+// Reset empties it and keeps its memory: filling and launching it again
+// allocates nothing. The driver copies the values at the launch. Not for
+// several goroutines at once.
+type Args struct {
+	data    []uint64 // every value starts in a word of its own
+	starts  []int
+	params  []unsafe.Pointer // into data, made at the launch
+	buffers []*Buffer
+	config  launchConfig
+	attrs   [2]launchAttribute
+}
+
+// Reset empties the list.
+func (a *Args) Reset() {
+	clear(a.buffers) // hold no buffer longer than needed
+	a.data, a.starts, a.buffers = a.data[:0], a.starts[:0], a.buffers[:0]
+}
+
+func (a *Args) word(bits uint64) {
+	a.starts = append(a.starts, len(a.data))
+	a.data = append(a.data, bits)
+}
+
+// The platforms that have a driver are little-endian: a narrow value is the
+// first bytes of its word.
+
+func (a *Args) Int32(v int32)     { a.word(uint64(uint32(v))) }
+func (a *Args) Uint32(v uint32)   { a.word(uint64(v)) }
+func (a *Args) Int64(v int64)     { a.word(uint64(v)) }
+func (a *Args) Uint64(v uint64)   { a.word(v) }
+func (a *Args) Float32(v float32) { a.word(uint64(math.Float32bits(v))) }
+func (a *Args) Float64(v float64) { a.word(math.Float64bits(v)) }
+
+// Null is a pointer to nothing.
+func (a *Args) Null() { a.word(0) }
+
+// Buffer is a pointer to b's memory at an offset. A launch with a closed buffer
+// is refused; one past the end of a buffer is [ErrRange] here.
+func (a *Args) Buffer(b *Buffer, offset int64) error {
+	if err := inside("a buffer", offset, 0, b.bytes); err != nil {
+		return err
+	}
+	a.buffers = append(a.buffers, b)
+	a.word(uint64(b.id) + uint64(offset))
+	return nil
+}
+
+// Struct is a struct that the kernel takes by value, as its bytes in Go, which
+// has to be the layout in C. It must hold no Go pointer.
+func Struct[T any](a *Args, v *T) {
+	size := int(unsafe.Sizeof(*v))
+	start := len(a.data)
+	a.starts = append(a.starts, start)
+	for range max(1, (size+7)/8) {
+		a.data = append(a.data, 0)
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&a.data[start])), size), unsafe.Slice((*byte)(unsafe.Pointer(v)), size))
+}
+
+// Grid is the shape of a launch. A size that is 0 counts as 1.
+type Grid struct {
+	Blocks  [3]int
+	Threads [3]int // of a block
+	Shared  int    // bytes of dynamic shared memory of a block
+
+	// Cluster is the shape of a thread block cluster; all 0: none. It needs
+	// compute capability 9.0.
+	Cluster [3]int
+
+	// Cooperative: all blocks run at once, or the launch fails.
+	Cooperative bool
+}
+
+// launchConfig is CUlaunchConfig, launchAttribute CUlaunchAttribute.
+type launchConfig struct {
+	blocks, threads [3]uint32
+	shared          uint32
+	stream          uintptr
+	attrs           uintptr
+	n               uint32
+}
+
+type launchAttribute struct {
+	id    uint32
+	_     uint32
+	value [16]uint32
+}
+
+const (
+	attributeCooperative = 2
+	attributeCluster     = 4
+)
+
+// Launch queues the kernel. Errors of the launch are returned, those of the
+// running kernel come with a later call.
+func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
+	m := f.module
+	if err := f.check(&g); err != nil {
+		return err
+	}
+	if err := enterAll(&m.handle, &s.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&m.handle, &s.handle)
+	for i, b := range a.buffers {
+		err := b.enter()
+		if err == nil && b.dev != m.dev {
+			b.leave()
+			err = ErrOtherDevice
+		}
+		if err != nil {
+			leaveBuffers(a.buffers[:i])
+			return fmt.Errorf("%s: buffer argument %d: %w", f.name, i, err)
+		}
+	}
+	defer leaveBuffers(a.buffers)
+
+	a.params = a.params[:0]
+	for _, at := range a.starts {
+		a.params = append(a.params, unsafe.Pointer(&a.data[at]))
+	}
+	return m.dev.with(func() error {
+		var r result
+		call := &m.dev.drv.fn.launchKernel
+		if g.Cooperative || g.Cluster[0] != 0 {
+			call = &m.dev.drv.fn.launchKernelEx
+			r = f.launchEx(s, &g, a)
+		} else {
+			r = call.call11(f.id,
+				uintptr(g.Blocks[0]), uintptr(g.Blocks[1]), uintptr(g.Blocks[2]),
+				uintptr(g.Threads[0]), uintptr(g.Threads[1]), uintptr(g.Threads[2]),
+				uintptr(g.Shared), s.id, uintptr(unsafe.Pointer(unsafe.SliceData(a.params))), 0)
+		}
+		if r != 0 {
+			return m.dev.drv.failed(r, call, "%s, blocks %v, threads %v, %d bytes of shared memory", f.name, g.Blocks, g.Threads, g.Shared)
+		}
+		return nil
+	})
+}
+
+// check fills in the sizes that were left out.
+func (f *Function) check(g *Grid) error {
+	cluster := g.Cluster != [3]int{}
+	for i := range 3 {
+		for _, n := range []*int{&g.Blocks[i], &g.Threads[i], &g.Cluster[i]} {
+			if !fits(*n) {
+				return fmt.Errorf("%s: launch of %+v: %w", f.name, *g, ErrRange)
+			}
+			if *n == 0 && (cluster || n != &g.Cluster[i]) {
+				*n = 1
+			}
+		}
+	}
+	if !fits(g.Shared) {
+		return fmt.Errorf("%s: launch of %+v: %w", f.name, *g, ErrRange)
+	}
+	return nil
+}
+
+func (f *Function) launchEx(s *Stream, g *Grid, a *Args) result {
+	c := &a.config
+	c.shared, c.stream, c.n = uint32(g.Shared), s.id, 0
+	for i := range 3 {
+		c.blocks[i], c.threads[i] = uint32(g.Blocks[i]), uint32(g.Threads[i])
+	}
+	if g.Cooperative {
+		a.attrs[c.n] = launchAttribute{id: attributeCooperative, value: [16]uint32{1}}
+		c.n++
+	}
+	if g.Cluster[0] != 0 {
+		a.attrs[c.n] = launchAttribute{id: attributeCluster, value: [16]uint32{uint32(g.Cluster[0]), uint32(g.Cluster[1]), uint32(g.Cluster[2])}}
+		c.n++
+	}
+	// a is on the heap, since its address leaves the function below: the
+	// address in c stays right.
+	c.attrs = uintptr(unsafe.Pointer(&a.attrs))
+	return f.module.dev.drv.fn.launchKernelEx.call4(uintptr(unsafe.Pointer(c)), f.id, uintptr(unsafe.Pointer(unsafe.SliceData(a.params))), 0)
+}
+
+func leaveBuffers(bs []*Buffer) {
+	for _, b := range bs {
+		b.leave()
+	}
+}

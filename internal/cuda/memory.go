@@ -1,0 +1,235 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+)
+
+// Buffer is memory of the GPU.
+type Buffer struct {
+	object
+	bytes int64
+}
+
+// NewBuffer takes memory of the GPU, at an address divisible by 256. Its
+// content is arbitrary. Errors: [ErrRange] for less than one byte,
+// [ErrOutOfMemory], [ErrClosed].
+func (v *Device) NewBuffer(bytes int64) (*Buffer, error) {
+	if bytes < 1 {
+		return nil, fmt.Errorf("a buffer of %d bytes: %w", bytes, ErrRange)
+	}
+	b := &Buffer{bytes: bytes}
+	err := v.make(&b.handle, &v.drv.fn.memFree, func() (uintptr, error) {
+		var addr uint64
+		if r := v.drv.fn.memAlloc.call(uintptr(unsafe.Pointer(&addr)), uintptr(bytes)); r != 0 {
+			return 0, v.drv.failed(r, &v.drv.fn.memAlloc, "%d bytes", bytes)
+		}
+		v.used.Add(bytes)
+		return uintptr(addr), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.gone = func() { v.used.Add(-bytes) }
+	return b, nil
+}
+
+// Len is the size in bytes.
+func (b *Buffer) Len() int64 { return b.bytes }
+
+// Host is pinned memory of the host: what the GPU copies from and to while the
+// host does something else.
+type Host struct {
+	object
+	mem []byte
+}
+
+// NewHost takes pinned memory. Its content is arbitrary. Errors: [ErrRange] for
+// less than one byte, [ErrOutOfMemory], [ErrClosed].
+func (v *Device) NewHost(bytes int) (*Host, error) {
+	if bytes < 1 {
+		return nil, fmt.Errorf("pinned memory of %d bytes: %w", bytes, ErrRange)
+	}
+	h := &Host{}
+	err := v.make(&h.handle, &v.drv.fn.memFreeHost, func() (uintptr, error) {
+		const portable = 1 // pinned for every context of the process
+		var p unsafe.Pointer
+		if r := v.drv.fn.memHostAlloc.call(uintptr(unsafe.Pointer(&p)), uintptr(bytes), portable); r != 0 {
+			return 0, v.drv.failed(r, &v.drv.fn.memHostAlloc, "%d bytes", bytes)
+		}
+		h.mem = unsafe.Slice((*byte)(p), bytes)
+		v.pinned.Add(int64(bytes))
+		return uintptr(p), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	h.gone = func() { v.pinned.Add(-int64(bytes)) }
+	return h, nil
+}
+
+// Bytes is the memory. It is gone after Close: a slice that is kept beyond it
+// points to nothing.
+func (h *Host) Bytes() []byte {
+	if h.enter() != nil {
+		return nil
+	}
+	defer h.leave()
+	return h.mem
+}
+
+// inside checks that [offset, offset+n) is within size bytes.
+func inside(what string, offset, n, size int64) error {
+	if offset < 0 || n < 0 || offset > size-n {
+		return fmt.Errorf("%d bytes at %d of %s of %d: %w", n, offset, what, size, ErrRange)
+	}
+	return nil
+}
+
+// Upload copies src to b at an offset and returns when it is there. Queued
+// work on other streams is not waited for.
+func (b *Buffer) Upload(offset int64, src []byte) error {
+	if err := inside("a buffer", offset, int64(len(src)), b.bytes); err != nil {
+		return err
+	}
+	own := b.dev.own
+	if err := enterAll(&b.handle, &own.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&b.handle, &own.handle)
+	if len(src) == 0 {
+		return nil
+	}
+	fn := &b.dev.drv.fn
+	return b.dev.with(func() error {
+		// Memory that isn't pinned is staged by the driver: the call may return
+		// before the copy has arrived, the synchronization does not.
+		if r := fn.memcpyHtoDAsync.call4(b.id+uintptr(offset), uintptr(unsafe.Pointer(unsafe.SliceData(src))), uintptr(len(src)), own.id); r != 0 {
+			return b.dev.drv.failed(r, &fn.memcpyHtoDAsync, "%d bytes", len(src))
+		}
+		return own.wait()
+	})
+}
+
+// Download copies from b at an offset to dst. Queued work on other streams is
+// not waited for.
+func (b *Buffer) Download(dst []byte, offset int64) error {
+	if err := inside("a buffer", offset, int64(len(dst)), b.bytes); err != nil {
+		return err
+	}
+	own := b.dev.own
+	if err := enterAll(&b.handle, &own.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&b.handle, &own.handle)
+	if len(dst) == 0 {
+		return nil
+	}
+	fn := &b.dev.drv.fn
+	return b.dev.with(func() error {
+		if r := fn.memcpyDtoHAsync.call4(uintptr(unsafe.Pointer(unsafe.SliceData(dst))), b.id+uintptr(offset), uintptr(len(dst)), own.id); r != 0 {
+			return b.dev.drv.failed(r, &fn.memcpyDtoHAsync, "%d bytes", len(dst))
+		}
+		return own.wait()
+	})
+}
+
+// Set fills n bytes of b at an offset and returns when that is done. Queued
+// work on other streams is not waited for.
+func (b *Buffer) Set(offset int64, value byte, n int64) error {
+	own := b.dev.own
+	if err := own.Set(b, offset, value, n); err != nil {
+		return err
+	}
+	return own.Synchronize()
+}
+
+// Upload queues a copy of n bytes from pinned memory. The memory must stay as
+// it is until the copy is done.
+func (s *Stream) Upload(dst *Buffer, offset int64, src *Host, from, n int) error {
+	return s.copy(dst, offset, src, from, n, &s.dev.drv.fn.memcpyHtoDAsync)
+}
+
+// Download queues a copy of n bytes to pinned memory.
+func (s *Stream) Download(dst *Host, to int, src *Buffer, offset int64, n int) error {
+	return s.copy(src, offset, dst, to, n, &s.dev.drv.fn.memcpyDtoHAsync)
+}
+
+func (s *Stream) copy(b *Buffer, offset int64, h *Host, at, n int, f *function) error {
+	if err := inside("a buffer", offset, int64(n), b.bytes); err != nil {
+		return err
+	}
+	if err := inside("pinned memory", int64(at), int64(n), int64(len(h.mem))); err != nil {
+		return err
+	}
+	if err := enterAll(&s.handle, &b.handle, &h.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&s.handle, &b.handle, &h.handle)
+	if n == 0 {
+		return nil
+	}
+	to, from := b.id+uintptr(offset), h.id+uintptr(at)
+	if f == &s.dev.drv.fn.memcpyDtoHAsync {
+		to, from = from, to
+	}
+	return s.dev.with(func() error {
+		if r := f.call4(to, from, uintptr(n), s.id); r != 0 {
+			return s.dev.drv.failed(r, f, "%d bytes", n)
+		}
+		return nil
+	})
+}
+
+// Copy queues a copy of n bytes between buffers. Ranges of one buffer must not
+// overlap.
+func (s *Stream) Copy(dst *Buffer, to int64, src *Buffer, from, n int64) error {
+	if err := inside("a buffer", to, n, dst.bytes); err != nil {
+		return err
+	}
+	if err := inside("a buffer", from, n, src.bytes); err != nil {
+		return err
+	}
+	if err := enterAll(&s.handle, &dst.handle, &src.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&s.handle, &dst.handle, &src.handle)
+	if n == 0 {
+		return nil
+	}
+	if dst == src && to < from+n && from < to+n {
+		return fmt.Errorf("%d bytes from %d to %d of one buffer overlap: %w", n, from, to, ErrRange)
+	}
+	f := &s.dev.drv.fn.memcpyDtoDAsync
+	return s.dev.with(func() error {
+		if r := f.call4(dst.id+uintptr(to), src.id+uintptr(from), uintptr(n), s.id); r != 0 {
+			return s.dev.drv.failed(r, f, "%d bytes", n)
+		}
+		return nil
+	})
+}
+
+// Set queues the filling of n bytes.
+func (s *Stream) Set(b *Buffer, offset int64, value byte, n int64) error {
+	if err := inside("a buffer", offset, n, b.bytes); err != nil {
+		return err
+	}
+	if err := enterAll(&s.handle, &b.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&s.handle, &b.handle)
+	if n == 0 {
+		return nil
+	}
+	f := &s.dev.drv.fn.memsetD8A
+	return s.dev.with(func() error {
+		if r := f.call4(b.id+uintptr(offset), uintptr(value), uintptr(n), s.id); r != 0 {
+			return s.dev.drv.failed(r, f, "%d bytes", n)
+		}
+		return nil
+	})
+}
+
+// fits says whether n can be a C unsigned int that the driver takes as a size.
+func fits(n int) bool { return n >= 0 && n <= math.MaxInt32 }

@@ -1,0 +1,146 @@
+package cuda
+
+import (
+	"time"
+	"unsafe"
+)
+
+// Stream is a queue of work: what is in it runs in order.
+type Stream struct{ object }
+
+// NewStream makes a stream.
+func (v *Device) NewStream() (*Stream, error) {
+	s := &Stream{}
+	err := v.make(&s.handle, &v.drv.fn.streamDestroy, func() (id uintptr, err error) {
+		const nonBlocking = 1
+		if r := v.drv.fn.streamCreate.call(uintptr(unsafe.Pointer(&id)), nonBlocking); r != 0 {
+			return 0, v.drv.failed(r, &v.drv.fn.streamCreate, "")
+		}
+		return id, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Synchronize waits until everything that was queued is done, and reports what
+// went wrong in it.
+func (s *Stream) Synchronize() error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.dev.with(s.wait)
+}
+
+func (s *Stream) wait() error {
+	if r := s.dev.drv.fn.streamSynchronize.call4(s.id, 0, 0, 0); r != 0 {
+		return s.dev.drv.failed(r, &s.dev.drv.fn.streamSynchronize, "")
+	}
+	return nil
+}
+
+// Done says whether everything that was queued is done.
+func (s *Stream) Done() (bool, error) { return s.done(&s.dev.drv.fn.streamQuery) }
+
+func (h *handle) done(query *function) (done bool, err error) {
+	if err := h.enter(); err != nil {
+		return false, err
+	}
+	defer h.leave()
+	err = h.dev.with(func() error {
+		switch r := query.call4(h.id, 0, 0, 0); r {
+		case 0:
+			done = true
+		case resultNotReady:
+		default:
+			return h.dev.drv.failed(r, query, "")
+		}
+		return nil
+	})
+	return done, err
+}
+
+// Event is a mark in a stream.
+type Event struct{ object }
+
+// NewEvent makes an event. One that is timed costs a little more.
+func (v *Device) NewEvent(timed bool) (*Event, error) {
+	e := &Event{}
+	err := v.make(&e.handle, &v.drv.fn.eventDestroy, func() (id uintptr, err error) {
+		var flags uintptr
+		if !timed {
+			const disableTiming = 2
+			flags = disableTiming
+		}
+		if r := v.drv.fn.eventCreate.call(uintptr(unsafe.Pointer(&id)), flags); r != 0 {
+			return 0, v.drv.failed(r, &v.drv.fn.eventCreate, "")
+		}
+		return id, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Record marks the present end of the stream.
+func (s *Stream) Record(e *Event) error {
+	return s.onEvent(e, &s.dev.drv.fn.eventRecord, e.id, s.id)
+}
+
+// Wait holds back what is queued from now on until e, as last recorded, has
+// been passed.
+func (s *Stream) Wait(e *Event) error {
+	return s.onEvent(e, &s.dev.drv.fn.streamWaitEvent, s.id, e.id)
+}
+
+func (s *Stream) onEvent(e *Event, f *function, first, second uintptr) error {
+	if err := enterAll(&s.handle, &e.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&s.handle, &e.handle)
+	return s.dev.with(func() error {
+		if r := f.call4(first, second, 0, 0); r != 0 {
+			return s.dev.drv.failed(r, f, "")
+		}
+		return nil
+	})
+}
+
+// Synchronize waits until e, as last recorded, has been passed.
+func (e *Event) Synchronize() error {
+	if err := e.enter(); err != nil {
+		return err
+	}
+	defer e.leave()
+	f := &e.dev.drv.fn.eventSynchronize
+	return e.dev.with(func() error {
+		if r := f.call4(e.id, 0, 0, 0); r != 0 {
+			return e.dev.drv.failed(r, f, "")
+		}
+		return nil
+	})
+}
+
+// Done says whether e, as last recorded, has been passed.
+func (e *Event) Done() (bool, error) { return e.done(&e.dev.drv.fn.eventQuery) }
+
+// Since is the GPU's time from one timed event to this one; both must have been
+// passed. The resolution is about half a microsecond.
+func (e *Event) Since(start *Event) (time.Duration, error) {
+	if err := enterAll(&e.handle, &start.handle); err != nil {
+		return 0, err
+	}
+	defer leaveAll(&e.handle, &start.handle)
+	var ms float32
+	f := &e.dev.drv.fn.eventElapsedTime
+	err := e.dev.with(func() error {
+		if r := f.call(uintptr(unsafe.Pointer(&ms)), start.id, e.id); r != 0 {
+			return e.dev.drv.failed(r, f, "")
+		}
+		return nil
+	})
+	return time.Duration(float64(ms) * float64(time.Millisecond)), err
+}
