@@ -38,14 +38,16 @@ measure() {
 }
 
 gobench() {
+	# Not through a pipe, which would hide that it failed.
+	go test -run '^$' -bench "$2" -benchmem -benchtime $time "$1" >"$raw" || { cat "$raw" >&2; exit 1; }
 	printf '```text\n'
-	go test -run '^$' -bench "$2" -benchmem -benchtime $time "$1" | grep -vE '^(PASS|ok )'
+	grep -vE '^(PASS|ok )' "$raw"
 	printf '```\n'
 }
 
 page=docs/benchmarks.md
-figures=$(mktemp) new=$(mktemp)
-trap 'rm -f "$figures" "$new"' EXIT
+figures=$(mktemp) raw=$(mktemp) new=$(mktemp)
+trap 'rm -f "$figures" "$raw" "$new"' EXIT
 case ${JSON:-/} in
 /*) ;;
 *) JSON=$PWD/$JSON ;; # leanbench runs in a folder of its own
