@@ -3,6 +3,8 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+
+	"gorgonia.org/leanattention/internal/cuda"
 )
 
 // Every error of this package wraps one of these, so that errors.Is tells
@@ -43,11 +45,28 @@ var (
 	// that is part of an open step, a commit of layers that never ran.
 	ErrState = errors.New("call out of order")
 
-	// ErrClosed is the use of a closed cache or step, or of a released sequence.
+	// ErrClosed is the use of a closed cache, step or GPU, or of a released sequence.
 	ErrClosed = errors.New("closed")
 
 	// ErrGraph is a node that Gorgonia would compute wrongly or refuse.
 	ErrGraph = errors.New("bad graph")
+
+	// ErrNoDriver is a machine without an NVIDIA driver, or a platform that has
+	// none: NVIDIA's are for Linux and Windows, on amd64 and arm64.
+	ErrNoDriver = cuda.ErrNoDriver
+
+	// ErrNoDevice is a machine without the GPU that was asked for.
+	ErrNoDevice = cuda.ErrNoDevice
+
+	// ErrDriverTooOld is an NVIDIA driver older than CUDA 12.0 (release 525).
+	ErrDriverTooOld = cuda.ErrDriverTooOld
+
+	// ErrComputeCapability is a GPU older than compute capability 8.0.
+	ErrComputeCapability = cuda.ErrComputeCapability
+
+	// ErrOutOfMemory is memory that a GPU does not have. Nothing changed: close
+	// what is not needed and try again.
+	ErrOutOfMemory = cuda.ErrOutOfMemory
 
 	// ErrInternal is a defect of this package: a panic that was caught before
 	// it could end the process. Please report it with the text.

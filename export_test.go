@@ -1,9 +1,11 @@
 package leanattention
 
 import (
+	"testing"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
 
 	G "gorgonia.org/gorgonia"
 )
@@ -53,4 +55,10 @@ func poison(t cpu.DType, bytes []byte) {
 	for i := range bytes {
 		bytes[i] = nan[i%len(nan)]
 	}
+}
+
+// UseDriver takes the CUDA driver from another library until the test ends.
+func UseDriver(t testing.TB, path string) {
+	loadDriver = func() (*cuda.Driver, error) { return cuda.LoadFrom(path) }
+	t.Cleanup(func() { loadDriver = cuda.Load })
 }
