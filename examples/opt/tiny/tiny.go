@@ -4,8 +4,7 @@ package tiny
 
 import "embed"
 
-// Files is the folder: config.json, model.safetensors, vocab.json, merges.txt
-// and what they were made by.
+// Files is the folder: what a decoder needs of it.
 //
-//go:embed *
+//go:embed config.json model.safetensors vocab.json merges.txt
 var Files embed.FS
