@@ -105,6 +105,9 @@ const (
 	nameCT2Int8 = "CTranslate2 int8"
 )
 
+// entrants are all engines. The decoder of examples/opt has stock linears so
+// far; with nn.Linear in it, nameLean, nameHalf and nameBrain enter too, and
+// with them the bars of their names.
 func (b *e2e) entrants() []entrant {
 	ours := func(name string, s storage) entrant {
 		return entrant{name: name, exact: s == storeF32, open: func() (engine, error) { return openLean(b.checkpoint(s)) }}

@@ -175,6 +175,10 @@ func (r *report) writeVerdict(w io.Writer) {
 			missed = append(missed, f)
 		}
 	}
+	if bars == 0 {
+		fmt.Fprintln(w, "\nNone of these figures has a bar.")
+		return
+	}
 	fmt.Fprintf(w, "\nBars met: %d of %d.", bars-len(missed), bars)
 	if len(missed) > 0 {
 		fmt.Fprint(w, " Missed:")

@@ -85,6 +85,14 @@ Bars met: 1 of 3. Missed:
 	}
 }
 
+func TestNoBars(t *testing.T) {
+	var out bytes.Buffer
+	new(report).writeVerdict(&out)
+	if out.String() != "\nNone of these figures has a bar.\n" {
+		t.Errorf("%q", out.String())
+	}
+}
+
 func TestSave(t *testing.T) {
 	r, name := testReport(), filepath.Join(t.TempDir(), "r.json")
 	if err := r.save(""); err != nil {
