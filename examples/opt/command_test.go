@@ -121,7 +121,7 @@ func TestText(t *testing.T) {
 	var alone []string
 	for _, prompt := range prompts {
 		want := plainLoop(t, dir, prompt, n)
-		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
+		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-linear", "stock"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
 			status, out, log := command(t, append([]string{"-model", dir, "-prompt", prompt, "-n", fmt.Sprint(n)}, flags...)...)
 			if status != 0 || out != want+"\n" {
 				t.Errorf("prompt %q, flags %v: status %d, text %q, want %q; stderr: %s", prompt, flags, status, out, want, log)
@@ -314,6 +314,7 @@ func TestExit(t *testing.T) {
 		{"-n 0", []string{"-prompt", "a", "-n", "0"}, 2, "-n"},
 		{"-n x", []string{"-prompt", "a", "-n", "x"}, 2, "-n"},
 		{"-attn", []string{"-prompt", "a", "-attn", "flash"}, 2, "-attn"},
+		{"-linear", []string{"-prompt", "a", "-linear", "fast"}, 2, "-linear"},
 		{"-cache", []string{"-prompt", "a", "-cache", "f8"}, 2, "-cache"},
 		{"-cache of default", []string{"-prompt", "a", "-cache", "f16", "-attn", "default"}, 2, "-cache"},
 		{"-workers of default", []string{"-prompt", "a", "-workers", "2", "-attn", "default"}, 2, "-workers"},

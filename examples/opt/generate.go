@@ -52,7 +52,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		}
 		b.sequences = append(b.sequences, sequence{room: capacity[i] - len(ids[i]), sampler: sampler, text: tokenizer.NewDecoder()})
 	}
-	if b.decoder, err = weights.NewDecoder(model.Options{Capacity: capacity, Attention: o.attention, Cache: o.cache, Workers: o.workers}); err != nil {
+	if b.decoder, err = weights.NewDecoder(model.Options{Capacity: capacity, Attention: o.attention, Linear: o.linear, Cache: o.cache, Workers: o.workers}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.decoder.Close()) }()

@@ -49,20 +49,22 @@ func BenchmarkOPTStep(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.Run(m.name+"/lean", func(b *testing.B) { benchmarkStep(b, w, Lean) })
-		b.Run(m.name+"/default", func(b *testing.B) { benchmarkStep(b, w, Default) })
+		b.Run(m.name+"/lean", func(b *testing.B) { benchmarkStep(b, w, Options{Attention: Lean}) })
+		b.Run(m.name+"/stock-linear", func(b *testing.B) { benchmarkStep(b, w, Options{Linear: StockLinear}) })
+		b.Run(m.name+"/default", func(b *testing.B) { benchmarkStep(b, w, Options{Attention: Default, Linear: StockLinear}) })
 	}
 }
 
-func benchmarkStep(b *testing.B, w *Weights, kind Attention) {
+func benchmarkStep(b *testing.B, w *Weights, o Options) {
 	const before, capacity = 512, 1024
+	o.Capacity = []int{capacity}
 	c := w.Config()
 	prompt := make([]int, before)
 	for i := range prompt {
 		prompt[i] = 7 * i % c.VocabSize
 	}
 	fresh := func() *Decoder {
-		d, err := w.NewDecoder(Options{Capacity: []int{capacity}, Attention: kind})
+		d, err := w.NewDecoder(o)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -20,6 +20,14 @@ const (
 	Default                  // Gorgonia's own nodes over a fixed capacity
 )
 
+// Linear names an implementation of the linear layers.
+type Linear int
+
+const (
+	LeanLinear  Linear = iota // nn.Linear, which reads weights at the memory's speed
+	StockLinear               // Gorgonia's own nodes
+)
+
 // Options is what a [Decoder] is made for.
 type Options struct {
 	// Capacity is, of each sequence, the most tokens that it may come to, in
@@ -32,6 +40,7 @@ type Options struct {
 	Chunk int
 
 	Attention Attention
+	Linear    Linear
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
 
@@ -118,6 +127,8 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 		return 0, fmt.Errorf("%w: chunks of %d rows", ErrConfig, o.Chunk)
 	case o.Attention != Lean && o.Attention != Default:
 		return 0, fmt.Errorf("%w: attention %d", ErrConfig, o.Attention)
+	case o.Linear != LeanLinear && o.Linear != StockLinear:
+		return 0, fmt.Errorf("%w: linear layers %d", ErrConfig, o.Linear)
 	case o.Attention == Default && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
 		return 0, fmt.Errorf("%w: the default attention has a cache of float32 only", ErrConfig)
 	case o.Attention == Default && o.Workers != 0:
@@ -151,7 +162,7 @@ func (d *Decoder) newPass(w *Weights, rows, selected int, phase *Phase) (*pass, 
 	if err != nil {
 		return nil, err
 	}
-	g, err := w.newGraph(rows, selected, a.node)
+	g, err := w.newGraph(rows, selected, d.options.Linear, a.node)
 	if err != nil {
 		return nil, err
 	}

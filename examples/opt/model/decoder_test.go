@@ -96,7 +96,12 @@ func closeTo(t *testing.T, what string, got []float32, want []float64, bound flo
 	}
 }
 
-var attentions = map[string]Attention{"lean": Lean, "default": Default}
+// attentions are the ways to make a graph: all of the one kind, all of the
+// other, and a mixture.
+var attentions = map[string]struct {
+	Attention Attention
+	Linear    Linear
+}{"lean": {Lean, LeanLinear}, "default": {Default, StockLinear}, "lean beside stock linear layers": {Lean, StockLinear}}
 
 // TestDecoder follows a ragged batch through prompts in chunks and single
 // steps, in which sequences rest, and compares every row of logits with the
@@ -110,7 +115,7 @@ func TestDecoder(t *testing.T) {
 				ref := reference{w}
 				for _, chunk := range []int{0, 1, 5, 64} {
 					texts := prompts(rng, config.VocabSize, 9, 1, 4)
-					d := newDecoder(t, w, Options{Capacity: []int{17, 9, 12}, Chunk: chunk, Attention: kind, AllLogits: true})
+					d := newDecoder(t, w, Options{Capacity: []int{17, 9, 12}, Chunk: chunk, Attention: kind.Attention, Linear: kind.Linear, AllLogits: true})
 					want := make([]matrix, len(texts))
 					seen := 0
 					if err := d.Prefill(context.Background(), texts, func(done int) { seen = done }); err != nil {
@@ -165,7 +170,7 @@ func TestPrefillAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rng := seeded(t)
 			w := load(t, small(), rng)
-			d := newDecoder(t, w, Options{Capacity: []int{40, 40, 5}, Chunk: 8, Attention: kind})
+			d := newDecoder(t, w, Options{Capacity: []int{40, 40, 5}, Chunk: 8, Attention: kind.Attention, Linear: kind.Linear})
 			texts := make([][]int, 3)
 			for _, lengths := range [][]int{{3, 20, 0}, {1, 0, 0}, {0, 0, 0}, {30, 1, 2}} {
 				more := prompts(rng, 61, lengths...)
@@ -198,7 +203,7 @@ func TestTruncate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rng := seeded(t)
 			w := load(t, small(), rng)
-			d := newDecoder(t, w, Options{Capacity: []int{40, 40}, Chunk: 8, Attention: kind})
+			d := newDecoder(t, w, Options{Capacity: []int{40, 40}, Chunk: 8, Attention: kind.Attention, Linear: kind.Linear})
 			texts := prompts(rng, 61, 12, 5)
 			if err := d.Prefill(context.Background(), texts, nil); err != nil {
 				t.Fatal(err)
@@ -275,7 +280,7 @@ func TestSequencesApart(t *testing.T) {
 				row[i] = float32(math.NaN())
 			}
 			texts[1][3] = 60
-			d := newDecoder(t, w, Options{Capacity: []int{9, 9}, Chunk: 6, Attention: kind})
+			d := newDecoder(t, w, Options{Capacity: []int{9, 9}, Chunk: 6, Attention: kind.Attention, Linear: kind.Linear})
 			if err := d.Prefill(context.Background(), texts, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -300,7 +305,7 @@ func TestCancel(t *testing.T) {
 			rng := seeded(t)
 			w := load(t, small(), rng)
 			text := prompts(rng, 61, 20)
-			d := newDecoder(t, w, Options{Capacity: []int{20}, Chunk: 4, Attention: kind})
+			d := newDecoder(t, w, Options{Capacity: []int{20}, Chunk: 4, Attention: kind.Attention, Linear: kind.Linear})
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			err := d.Prefill(ctx, text, func(done int) {
@@ -343,7 +348,7 @@ func TestWrongUse(t *testing.T) {
 		t.Errorf("cache of ints: error %v", err)
 	}
 	for name, kind := range attentions {
-		d := newDecoder(t, w, Options{Capacity: []int{3, 2}, Attention: kind})
+		d := newDecoder(t, w, Options{Capacity: []int{3, 2}, Attention: kind.Attention, Linear: kind.Linear})
 		for _, p := range [][][]int{{{1}}, {{1, 2, 3, 4}, {1}}, {{1}, {1, 2, 3}}, {{61}, {1}}, {{1}, {-1}}, nil} {
 			if err := d.Prefill(context.Background(), p, nil); !errors.Is(err, ErrConfig) {
 				t.Errorf("%s: prompts %v: error %v", name, p, err)

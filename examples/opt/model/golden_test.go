@@ -98,7 +98,7 @@ func TestGoldenLogits(t *testing.T) {
 		for name, kind := range attentions {
 			for _, chunk := range slices.Compact([]int{0, c.Chunk, 7}) {
 				t.Run(fmt.Sprintf("%s/%s/chunk %d", c.Name, name, chunk), func(t *testing.T) {
-					d := newDecoder(t, w, Options{Capacity: capacity, Chunk: chunk, Attention: kind, AllLogits: true})
+					d := newDecoder(t, w, Options{Capacity: capacity, Chunk: chunk, Attention: kind.Attention, Linear: kind.Linear, AllLogits: true})
 					if err := d.Prefill(context.Background(), c.IDs, nil); err != nil {
 						t.Fatal(err)
 					}
@@ -172,7 +172,7 @@ func TestGoldenGreedy(t *testing.T) {
 	}
 	for name, kind := range attentions {
 		for _, batch := range append(batches, all) {
-			o := Options{Attention: kind}
+			o := Options{Attention: kind.Attention, Linear: kind.Linear}
 			var prompts [][]int
 			for _, i := range batch {
 				prompts = append(prompts, cases[i].IDs)

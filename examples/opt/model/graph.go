@@ -28,9 +28,10 @@ type graph struct {
 
 // builder makes the nodes of a graph, one on the other, until the first error.
 type builder struct {
-	w   *Weights
-	g   *G.ExprGraph
-	err error
+	w     *Weights
+	g     *G.ExprGraph
+	stock bool // linear layers are Gorgonia's own nodes
+	err   error
 }
 
 // attend makes a layer's attention node: q, k, v and the result are (rows, D),
@@ -44,9 +45,9 @@ type attend func(b *builder, layer int, q, k, v *G.Node) *G.Node
 // Gorgonia tells nodes apart by hashes of 32 bits, so once in some thousand
 // graphs of this size two of them are taken for one. That is found out here,
 // and another name for the first input gives all nodes other hashes.
-func (w *Weights) newGraph(rows, selected int, attention attend) (gr *graph, err error) {
+func (w *Weights) newGraph(rows, selected int, linear Linear, attention attend) (gr *graph, err error) {
 	for _, tokens := range []string{"tokens", "tokens'", "tokens\""} {
-		gr, err = w.buildGraph(tokens, rows, selected, attention)
+		gr, err = w.buildGraph(tokens, rows, selected, linear, attention)
 		if !errors.Is(err, la.ErrGraph) {
 			return gr, err
 		}
@@ -54,8 +55,8 @@ func (w *Weights) newGraph(rows, selected int, attention attend) (gr *graph, err
 	return nil, err
 }
 
-func (w *Weights) buildGraph(name string, rows, selected int, attention attend) (*graph, error) {
-	b, c := &builder{w: w, g: G.NewGraph()}, w.config
+func (w *Weights) buildGraph(name string, rows, selected int, linear Linear, attention attend) (*graph, error) {
+	b, c := &builder{w: w, g: G.NewGraph(), stock: linear == StockLinear}, w.config
 	gr := &graph{}
 
 	var tokens, positions *G.Node
@@ -128,8 +129,7 @@ func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {
 		return b.linear(attention(b, i, q, k, v), name+"self_attn.out_proj")
 	})
 	return branch(h, name+"final_layer_norm", func(x *G.Node) *G.Node {
-		x = b.linear(x, name+"fc1")
-		x = b.do(func() (*G.Node, error) { return G.Rectify(x) })
+		x = b.linear(x, name+"fc1", nn.WithReLU())
 		return b.linear(x, name+"fc2")
 	})
 }
@@ -185,25 +185,43 @@ func (b *builder) add(x, y *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) { return G.Add(x, y) })
 }
 
-// multiply is x wᵀ for w of shape (out, in), as checkpoints store it. With
-// BatchedMatMul w is read in place, where Mul by a transposed w copies it.
+// multiply is x wᵀ for w of shape (out, in), as checkpoints store it.
 func (b *builder) multiply(x, w *G.Node) *G.Node {
-	return b.do(func() (*G.Node, error) { return G.BatchedMatMul(x, w, false, true) })
+	if b.stock {
+		// With BatchedMatMul w is read in place, where Mul by a transposed w copies it.
+		return b.do(func() (*G.Node, error) { return G.BatchedMatMul(x, w, false, true) })
+	}
+	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, nil) })
 }
 
-// linear is x wᵀ + bias, where the bias is there.
-func (b *builder) linear(x *G.Node, name string) *G.Node {
-	y := b.multiply(x, b.weight(name+".weight"))
-	t, ok := b.w.tensors[name+".bias"]
-	if !ok || b.err != nil {
-		return y
+// linear is x wᵀ + bias, where the bias is there, and with nn.WithReLU the
+// positive part of it.
+func (b *builder) linear(x *G.Node, name string, relu ...nn.LinearOption) *G.Node {
+	w := b.weight(name + ".weight")
+	t, biased := b.w.tensors[name+".bias"]
+	if !b.stock {
+		var bias *G.Node
+		if biased {
+			bias = b.weight(name + ".bias")
+		}
+		return b.do(func() (*G.Node, error) { return nn.Linear(x, w, bias, relu...) })
 	}
-	// The same memory as a matrix of one row, to be repeated for each row of y.
-	bias := b.input(name+".bias", tensor.New(tensor.WithShape(1, t.Shape()[0]), tensor.WithBacking(t.Data())))
-	if y.Shape()[0] == 1 {
-		return b.add(y, bias)
+	y := b.multiply(x, w)
+	if biased && b.err == nil {
+		// The same memory as a matrix of one row, to be repeated for each row of y.
+		bias := b.input(name+".bias", tensor.New(tensor.WithShape(1, t.Shape()[0]), tensor.WithBacking(t.Data())))
+		if y.Shape()[0] == 1 {
+			y = b.add(y, bias)
+		} else {
+			sum := y
+			y = b.do(func() (*G.Node, error) { return G.BroadcastAdd(sum, bias, nil, []byte{0}) })
+		}
 	}
-	return b.do(func() (*G.Node, error) { return G.BroadcastAdd(y, bias, nil, []byte{0}) })
+	if len(relu) > 0 {
+		sum := y
+		y = b.do(func() (*G.Node, error) { return G.Rectify(sum) })
+	}
+	return y
 }
 
 // norm is the layer norm, with or without its own weight and bias.
