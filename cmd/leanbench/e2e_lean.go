@@ -25,8 +25,12 @@ type leanEngine struct {
 	prompt        time.Duration
 }
 
-// openLean loads a checkpoint.
-func openLean(dir string) (engine, error) {
+// errWidened: the decoder does not keep weights as the checkpoint stores them.
+var errWidened = errors.New("the decoder widens the weights to float32 when it loads them")
+
+// openLean loads a checkpoint whose weights are stored in s, for linear layers
+// that read them so.
+func openLean(dir string, s storage, linear model.Linear) (engine, error) {
 	folder, err := hf.Open(dir)
 	if err != nil {
 		return nil, err
@@ -35,7 +39,14 @@ func openLean(dir string) (engine, error) {
 	if err != nil {
 		return nil, errors.Join(err, folder.Close())
 	}
-	return &leanEngine{folder: folder, weights: weights}, nil
+	stored := 0
+	for w := range weights.Config().Weights() {
+		stored += elements(w.Shape) * s.size
+	}
+	if weights.Bytes() > int64(stored)*3/2 { // vectors, which are few, may be wider
+		return nil, errors.Join(errWidened, folder.Close())
+	}
+	return &leanEngine{folder: folder, weights: weights, options: model.Options{Linear: linear}}, nil
 }
 
 // decode reads the prompts only if they are others than in the turn before.

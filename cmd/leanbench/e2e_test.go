@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gorgonia.org/leanattention/examples/opt/model"
 )
 
 // TestLeanEngine: the decoder's text does not depend on what computes it.
@@ -19,8 +21,8 @@ func TestLeanEngine(t *testing.T) {
 	}
 	for _, batch := range []int{1, 3} {
 		var want string
-		for range 2 {
-			e, err := openLean(dir)
+		for _, linear := range []model.Linear{model.StockLinear, model.LeanLinear} {
+			e, err := openLean(dir, storeF32, linear)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -32,7 +34,7 @@ func TestLeanEngine(t *testing.T) {
 				if got := strings.Join(ids, " "); want == "" {
 					want = got
 				} else if got != want {
-					t.Errorf("batch of %d: tokens %s, want %s", batch, got, want)
+					t.Errorf("batch of %d, linear %d: tokens %s, want %s", batch, linear, got, want)
 				}
 			}
 			if err := e.close(); err != nil {
@@ -40,8 +42,12 @@ func TestLeanEngine(t *testing.T) {
 			}
 		}
 	}
-	if _, err := openLean(t.TempDir()); err == nil {
-		t.Error("an empty folder was opened")
+	if _, err := openLean(t.TempDir(), storeF32, model.LeanLinear); err == nil || errors.Is(err, errWidened) {
+		t.Errorf("an empty folder: %v", err)
+	}
+	// Weights that are not what they should be are not measured as if they were.
+	if _, err := openLean(dir, storeF16, model.LeanLinear); !errors.Is(err, errWidened) {
+		t.Errorf("float32 weights as float16: %v", err)
 	}
 	if a, b := promptTokens(1, 3, 320), []int{4 + 104729%316, 4 + (7919+104729)%316, 4 + (2*7919+104729)%316}; fmt.Sprint(a) != fmt.Sprint(b) {
 		t.Errorf("prompt %v, want %v", a, b)
