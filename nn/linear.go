@@ -92,6 +92,7 @@ func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 // linear is the operator: children x, w, then bias and residual where present.
 // It holds no state, so one value may serve any number of nodes and runs.
 type linear struct {
+	graph.Plain
 	x, w                 tensor.Dtype // of the inputs; the others have x's
 	bias, residual, relu bool
 }
@@ -168,10 +169,6 @@ func (op linear) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	}
 	return op.shape(shapes)
 }
-
-func (op linear) ReturnsPtr() bool     { return false }
-func (op linear) CallsExtern() bool    { return false }
-func (op linear) OverwritesInput() int { return -1 }
 
 func (op linear) String() string {
 	return fmt.Sprintf("Linear{x %v, w %v, bias %v, residual %v, relu %v}", op.x, op.w, op.bias, op.residual, op.relu)
