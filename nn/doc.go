@@ -3,11 +3,12 @@
 // attention operators of package leanattention: arguments are checked before a
 // node is made, hashes cover every parameter, and no panic leaves the package.
 //
-// These are [LayerNorm] and [Linear]. Gorgonia v0.9.18 has no LayerNorm; its
-// GroupNorm with one group is wrong for wide rows, and a composition of stock
-// nodes takes about sixteen nodes and two hundred allocations a call. Its
-// products of matrices take no 16-bit weights, and read weights at a fraction of
-// the memory's speed, which is what decoding waits for.
+// These are [Embedding], [LayerNorm] and [Linear]. Gorgonia v0.9.18 has no
+// LayerNorm; its GroupNorm with one group is wrong for wide rows, and a
+// composition of stock nodes takes about sixteen nodes and two hundred
+// allocations a call. Its products of matrices and its gathering of rows take no
+// 16-bit weights, and its products read weights at a fraction of the memory's
+// speed, which is what decoding waits for.
 //
 // Errors wrap the sentinels of package leanattention (ErrShape, ErrDType, ...).
 package nn

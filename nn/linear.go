@@ -112,7 +112,7 @@ func (op linear) name(i int) string {
 
 func (op linear) checkTypes() error {
 	switch {
-	case op.x == tensor.Float32 && (op.w == tensor.Float32 || op.w == la.Float16 || op.w == la.BFloat16):
+	case op.x == tensor.Float32 && isWeight(op.w):
 		return nil
 	case op.x == tensor.Float64 && op.w == tensor.Float64:
 		return nil

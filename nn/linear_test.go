@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/half"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -39,21 +38,7 @@ func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, 
 	l.nodes[0], l.x = input("x", rows, in)
 	l.w = make([]float32, out*in)
 	fill(rng, l.w, 0, 1)
-	var backing any = l.w
-	switch dt {
-	case la.Float16:
-		h := make([]la.F16, len(l.w))
-		half.EncodeFloat16(h, l.w)
-		half.DecodeFloat16(l.w, h)
-		backing = h
-	case la.BFloat16:
-		h := make([]la.BF16, len(l.w))
-		half.EncodeBFloat16(h, l.w)
-		half.DecodeBFloat16(l.w, h)
-		backing = h
-	}
-	v := tensor.New(tensor.WithShape(out, in), tensor.WithBacking(backing))
-	l.nodes[1] = G.NewMatrix(l.g, dt, G.WithShape(out, in), G.WithName("w"), G.WithValue(v))
+	l.nodes[1] = G.NewMatrix(l.g, dt, G.WithShape(out, in), G.WithName("w"), G.WithValue(stored(l.w, dt, out, in)))
 	if bias {
 		l.nodes[2], l.b = input("b", out)
 	}

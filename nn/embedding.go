@@ -1,0 +1,200 @@
+package nn
+
+import (
+	"fmt"
+	"hash"
+	"slices"
+
+	"github.com/chewxy/hm"
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/half"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Embedding gathers rows of a table, such as those of a sequence's tokens or of
+// their positions:
+//
+//	y[i] = table[ids[i]] + residual[i]
+//
+// with table of shape (vocabulary, width), ids a vector of n ints, and y and
+// residual (n, width); residual may be nil for none, and serves to add the
+// embedding of a token to that of its position without a node of its own.
+//
+// table is float32, [la.Float16] or [la.BFloat16]; y and residual are float32,
+// which holds every number of the two shorter types, so gathering is exact. The
+// same table may be the w of a tied [Linear]. It is best an input with its
+// values in row-major order: of any other a copy is made at each run.
+//
+// Each id is in [0, vocabulary). Gorgonia has no types for that, so a wrong one
+// is found when the graph runs, before anything is computed: ErrLength.
+//
+// It has no gradients: asking for one is ErrUnsupported.
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
+func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
+	const name = "Embedding"
+	defer recoverTo(name, &err)
+	if table == nil || ids == nil {
+		return nil, errorf(name, la.ErrGraph, "table or ids is nil")
+	}
+	op := embedding{table: table.Dtype(), residual: residual != nil}
+	children := G.Nodes{table, ids}
+	if op.residual {
+		children = append(children, residual)
+	}
+	shapes := make([]tensor.Shape, len(children))
+	for i, n := range children {
+		if n.Graph() != table.Graph() {
+			return nil, errorf(name, la.ErrGraph, "%s and table are in different graphs", embeddingInputs[i])
+		}
+		shapes[i] = n.Shape()
+	}
+	switch {
+	case !isWeight(op.table):
+		return nil, errorf(name, la.ErrDType, "table is of %v, want float32, Float16 or BFloat16", op.table)
+	case ids.Dtype() != tensor.Int:
+		return nil, errorf(name, la.ErrDType, "ids are of %v, want int", ids.Dtype())
+	case op.residual && residual.Dtype() != tensor.Float32:
+		return nil, errorf(name, la.ErrDType, "residual is of %v, want float32", residual.Dtype())
+	}
+	if _, err := op.shape(shapes); err != nil {
+		return nil, err
+	}
+	return apply(name, op, children...)
+}
+
+// isWeight reports whether t is a type of tables, and of the weights of layers
+// that compute in float32.
+func isWeight(t tensor.Dtype) bool {
+	return t == tensor.Float32 || t == la.Float16 || t == la.BFloat16
+}
+
+var embeddingInputs = [...]string{"table", "ids", "residual"}
+
+// embedding is the operator: children table, ids, then residual where present.
+// It holds no state, so one value may serve any number of nodes and runs.
+type embedding struct {
+	graph.Plain
+	table    tensor.Dtype
+	residual bool
+}
+
+// shape checks the shapes of the inputs and returns the output's.
+func (op embedding) shape(in []tensor.Shape) (tensor.Shape, error) {
+	const name = "Embedding"
+	if len(in) != op.Arity() {
+		return nil, errorf(name, la.ErrShape, "%d inputs, want %d", len(in), op.Arity())
+	}
+	table, ids := in[0], in[1]
+	if len(table) != 2 || table[0] < 1 || table[1] < 1 {
+		return nil, errorf(name, la.ErrShape, "table has shape %v, want rank 2 and no empty axis", table)
+	}
+	if len(ids) != 1 || ids[0] < 1 {
+		return nil, errorf(name, la.ErrShape, "ids has shape %v, want a vector and not an empty one", ids)
+	}
+	out := tensor.Shape{ids[0], table[1]}
+	if op.residual && !slices.Equal(in[2], out) {
+		return nil, errorf(name, la.ErrShape, "residual has shape %v, want %v for table of shape %v and ids of shape %v", in[2], out, table, ids)
+	}
+	return out, nil
+}
+
+func (op embedding) Arity() int { return 2 + count(op.residual) }
+
+// Type makes a new type at each call: Gorgonia takes the one it is given apart.
+func (op embedding) Type() hm.Type {
+	ts := []hm.Type{tensorOf(2, op.table), tensorOf(1, tensor.Int)}
+	if op.residual {
+		ts = append(ts, tensorOf(2, tensor.Float32))
+	}
+	return hm.NewFnType(append(ts, tensorOf(2, tensor.Float32))...)
+}
+
+func (op embedding) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, err
+	}
+	return op.shape(shapes)
+}
+
+func (op embedding) String() string {
+	return fmt.Sprintf("Embedding{table %v, residual %v}", op.table, op.residual)
+}
+func (op embedding) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
+func (op embedding) Hashcode() uint32      { return graph.Hashcode(op) }
+
+// Do returns a new tensor at each call: what Gorgonia's in-place nodes do to it
+// afterwards can harm nobody.
+func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
+	const name = "Embedding"
+	defer recoverTo(name, &err)
+	if len(in) != op.Arity() {
+		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+	}
+	shapes := make([]tensor.Shape, len(in))
+	for i, v := range in {
+		shapes[i] = v.Shape()
+	}
+	shape, err := op.shape(shapes)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := elements[int](name, "ids", in[1], shapes[1])
+	if err != nil {
+		return nil, err
+	}
+	for i, id := range ids {
+		if id < 0 || id >= shapes[0][0] {
+			return nil, errorf(name, la.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, shapes[0][0])
+		}
+	}
+	var residual []float32
+	if op.residual {
+		if residual, err = elements[float32](name, "residual", in[2], shape); err != nil {
+			return nil, err
+		}
+	}
+	out, table := make([]float32, shape.TotalSize()), in[0]
+	switch op.table {
+	case tensor.Float32:
+		err = gather(out, table, ids, func(dst, src []float32) { copy(dst, src) })
+	case la.Float16:
+		err = gather(out, table, ids, half.DecodeFloat16[la.F16])
+	case la.BFloat16:
+		err = gather(out, table, ids, half.DecodeBFloat16[la.BF16])
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, r := range residual {
+		out[i] += r
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(out)), nil
+}
+
+// gather widens rows ids of the table into dst, one behind the other.
+func gather[T any](dst []float32, table G.Value, ids []int, widen func(dst []float32, src []T)) error {
+	src, err := elements[T]("Embedding", "table", table, table.Shape())
+	if err != nil {
+		return err
+	}
+	n := table.Shape()[1]
+	eachRow(len(ids), n, func(row int) {
+		widen(dst[row*n:(row+1)*n], src[ids[row]*n:(ids[row]+1)*n])
+	})
+	return nil
+}
+
+// DiffWRT, SymDiff and DoDiff: see noGradient.
+
+func (op embedding) DiffWRT(inputs int) []bool { return everyInput(inputs) }
+func (op embedding) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, noGradient("Embedding")
+}
+func (op embedding) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
+	return noGradient("Embedding")
+}

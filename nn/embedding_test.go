@@ -1,0 +1,307 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/half"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+var weightTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
+
+// stored is a tensor of type dt with the numbers of w, which are rounded to it.
+func stored(w []float32, dt tensor.Dtype, shape ...int) *tensor.Dense {
+	var backing any = w
+	switch dt {
+	case la.Float16:
+		h := make([]la.F16, len(w))
+		half.EncodeFloat16(h, w)
+		half.DecodeFloat16(w, h)
+		backing = h
+	case la.BFloat16:
+		h := make([]la.BF16, len(w))
+		half.EncodeBFloat16(h, w)
+		half.DecodeBFloat16(w, h)
+		backing = h
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
+}
+
+// lookup is a graph with one Embedding whose inputs can be filled anew.
+type lookup struct {
+	vocabulary, width int
+	table             []float32 // as gathered from
+	ids               []int
+	residual          []float32
+	g                 *G.ExprGraph
+	nodes             G.Nodes // table, ids, residual; nil if absent
+	y                 *G.Node
+	result            G.Value
+}
+
+func newLookup(t testing.TB, rng *rand.Rand, vocabulary, width, n int, dt tensor.Dtype, residual bool) *lookup {
+	t.Helper()
+	l := &lookup{vocabulary: vocabulary, width: width, g: G.NewGraph(), nodes: make(G.Nodes, 3), ids: make([]int, n)}
+	l.table = make([]float32, vocabulary*width)
+	fill(rng, l.table, 0, 1)
+	for i := range l.table { // some that are only just there, and some that are not numbers
+		switch rng.IntN(50) {
+		case 0:
+			l.table[i] = float32(math.NaN())
+		case 1:
+			l.table[i] = float32(math.Inf(1 - 2*rng.IntN(2)))
+		case 2:
+			l.table[i] *= 0x1p-20 // below float16's normal numbers
+		}
+	}
+	l.nodes[0] = G.NewMatrix(l.g, dt, G.WithShape(vocabulary, width), G.WithName("table"), G.WithValue(stored(l.table, dt, vocabulary, width)))
+	l.nodes[1] = G.NewVector(l.g, tensor.Int, G.WithShape(n), G.WithName("ids"),
+		G.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(l.ids))))
+	if residual {
+		l.residual = make([]float32, n*width)
+		l.nodes[2] = G.NewMatrix(l.g, tensor.Float32, G.WithShape(n, width), G.WithName("residual"),
+			G.WithValue(tensor.New(tensor.WithShape(n, width), tensor.WithBacking(l.residual))))
+	}
+	var err error
+	if l.y, err = Embedding(l.nodes[0], l.nodes[1], l.nodes[2]); err != nil {
+		t.Fatal(err)
+	}
+	if !l.y.Shape().Eq(tensor.Shape{n, width}) || l.y.Dtype() != tensor.Float32 {
+		t.Fatalf("node of shape %v and type %v", l.y.Shape(), l.y.Dtype())
+	}
+	G.Read(l.y, &l.result)
+	return l
+}
+
+// choose takes other ids, the first and the last row among them, and residuals.
+func (l *lookup) choose(rng *rand.Rand) {
+	for i := range l.ids {
+		l.ids[i] = rng.IntN(l.vocabulary)
+	}
+	l.ids[rng.IntN(len(l.ids))] = 0
+	l.ids[rng.IntN(len(l.ids))] = l.vocabulary - 1
+	fill(rng, l.residual, 0, 1)
+}
+
+// check compares bit for bit: a gathered number is exact, and the sum with a
+// residual is the one sum that there is, rounded once.
+func (l *lookup) check(t *testing.T, y []float32) {
+	t.Helper()
+	if len(y) != len(l.ids)*l.width {
+		t.Fatalf("%d elements, want %d x %d", len(y), len(l.ids), l.width)
+	}
+	for i, got := range y {
+		want := l.table[l.ids[i/l.width]*l.width+i%l.width]
+		if l.residual != nil {
+			want = float32(float64(want) + float64(l.residual[i]))
+		}
+		if math.Float32bits(got) != math.Float32bits(want) && (got == got || want == want) {
+			t.Fatalf("%d x %d: y[%d,%d] of id %d is %v, want %v", l.vocabulary, l.width, i/l.width, i%l.width, l.ids[i/l.width], got, want)
+		}
+	}
+}
+
+func TestEmbeddingReference(t *testing.T) {
+	rng := seeded(t)
+	for _, dt := range weightTypes {
+		for _, size := range [][3]int{{1, 1, 1}, {5, 7, 3}, {61, 33, 1}, {61, 32, 130}, {300, 1000, 70}} {
+			for _, residual := range []bool{false, true} {
+				l := newLookup(t, rng, size[0], size[1], size[2], dt, residual)
+				vm := G.NewTapeMachine(l.g)
+				for range 3 {
+					l.choose(rng)
+					if err := vm.RunAll(); err != nil {
+						t.Fatal(err)
+					}
+					l.check(t, l.result.Data().([]float32))
+					vm.Reset()
+				}
+				vm.Close()
+				lisp := G.NewLispMachine(l.g, G.ExecuteFwdOnly())
+				if err := lisp.RunAll(); err != nil {
+					t.Fatal(err)
+				}
+				l.check(t, l.y.Value().Data().([]float32))
+				lisp.Close()
+			}
+		}
+	}
+}
+
+// TestEmbeddingViews: a table and a residual that are transposes, and ids that
+// are a column of a matrix, are read as what they are.
+func TestEmbeddingViews(t *testing.T) {
+	rng := seeded(t)
+	table, residual := make([]float32, 6*10), make([]float32, 4*6)
+	fill(rng, table, 0, 1)
+	fill(rng, residual, 0, 1)
+	turned := tensor.New(tensor.WithShape(6, 10), tensor.WithBacking(table))
+	turnedResidual := tensor.New(tensor.WithShape(6, 4), tensor.WithBacking(residual))
+	if err := errors.Join(turned.T(), turnedResidual.T()); err != nil {
+		t.Fatal(err)
+	}
+	ids := tensor.New(tensor.WithShape(4, 2), tensor.WithBacking([]int{3, -1, 0, -1, 9, -1, 3, -1}))
+	column, err := ids.Slice(nil, tensor.S(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := embedding{table: tensor.Float32, residual: true}.Do(turned, column.(*tensor.Dense), turnedResidual)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range y.Data().([]float32) {
+		row, col := i/6, i%6
+		if want := table[col*10+[]int{3, 0, 9, 3}[row]] + residual[col*4+row]; got != want {
+			t.Fatalf("element %d is %v, want %v", i, got, want)
+		}
+	}
+}
+
+// TestEmbeddingInPlaceNeighbours: nodes that Gorgonia runs in place behind an
+// Embedding harm neither its inputs nor a second reader.
+func TestEmbeddingInPlaceNeighbours(t *testing.T) {
+	rng := seeded(t)
+	l := newLookup(t, rng, 9, 5, 4, tensor.Float32, true)
+	fill(rng, l.table, 0, 1) // numbers only
+	before := append([]float32(nil), l.table...)
+	var got G.Value
+	G.Read(G.Must(G.Add(G.Must(G.Add(l.y, l.y)), l.nodes[2])), &got)
+	vm := G.NewTapeMachine(l.g)
+	defer vm.Close()
+	for range 3 {
+		l.choose(rng)
+		if err := vm.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		y := l.result.Data().([]float32)
+		l.check(t, y)
+		for i, v := range got.Data().([]float32) {
+			if want := 2*y[i] + l.residual[i]; v != want {
+				t.Fatalf("element %d is %v, want %v", i, v, want)
+			}
+		}
+		vm.Reset()
+	}
+	for i, v := range l.table {
+		if v != before[i] {
+			t.Fatalf("the table was written: element %d", i)
+		}
+	}
+}
+
+// TestEmbeddingHash: Gorgonia merges nodes of equal hash and equal children.
+func TestEmbeddingHash(t *testing.T) {
+	seen := map[uint32]embedding{}
+	for _, dt := range weightTypes {
+		for _, residual := range []bool{false, true} {
+			op := embedding{table: dt, residual: residual}
+			if other, ok := seen[op.Hashcode()]; ok {
+				t.Errorf("%v and %v have the same hash", op, other)
+			}
+			seen[op.Hashcode()] = op
+		}
+	}
+}
+
+func TestEmbeddingWrongArguments(t *testing.T) {
+	g, other := G.NewGraph(), G.NewGraph()
+	input := func(g *G.ExprGraph, dt tensor.Dtype, shape ...int) *G.Node {
+		return G.NewTensor(g, dt, len(shape), G.WithShape(shape...), G.WithName(fmt.Sprint(dt, shape)))
+	}
+	f32 := tensor.Float32
+	table, ids := input(g, f32, 5, 3), input(g, tensor.Int, 2)
+	for _, c := range []struct {
+		name                 string
+		table, ids, residual *G.Node
+		want                 error
+	}{
+		{"nil table", nil, ids, nil, la.ErrGraph},
+		{"nil ids", table, nil, nil, la.ErrGraph},
+		{"table of rank 1", input(g, f32, 5), ids, nil, la.ErrShape},
+		{"table of rank 3", input(g, f32, 5, 3, 1), ids, nil, la.ErrShape},
+		{"table of float64", input(g, tensor.Float64, 5, 3), ids, nil, la.ErrDType},
+		{"table of int", input(g, tensor.Int, 5, 3), ids, nil, la.ErrDType},
+		{"ids of rank 2", table, input(g, tensor.Int, 2, 1), nil, la.ErrShape},
+		{"ids of int32", table, input(g, tensor.Int32, 2), nil, la.ErrDType},
+		{"ids of float32", table, input(g, f32, 2), nil, la.ErrDType},
+		{"ids of another graph", table, input(other, tensor.Int, 2), nil, la.ErrGraph},
+		{"residual of another shape", table, ids, input(g, f32, 3, 2), la.ErrShape},
+		{"residual of rank 1", table, ids, input(g, f32, 3), la.ErrShape},
+		{"residual of float64", table, ids, input(g, tensor.Float64, 2, 3), la.ErrDType},
+		{"residual of another graph", table, ids, input(other, f32, 2, 3), la.ErrGraph},
+	} {
+		nodes := len(g.AllNodes())
+		y, err := Embedding(c.table, c.ids, c.residual)
+		if y != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v and error %v, want %v", c.name, y, err, c.want)
+		}
+		if got := len(g.AllNodes()); got != nodes {
+			t.Errorf("%s: the graph grew from %d to %d nodes", c.name, nodes, got)
+		}
+	}
+}
+
+// TestEmbeddingWrongValues: what Gorgonia does not check when a graph runs.
+func TestEmbeddingWrongValues(t *testing.T) {
+	value := func(dt tensor.Dtype, s ...int) *tensor.Dense {
+		return tensor.New(tensor.Of(dt), tensor.WithShape(s...))
+	}
+	ids := func(ids ...int) *tensor.Dense {
+		return tensor.New(tensor.WithShape(len(ids)), tensor.WithBacking(ids))
+	}
+	op := embedding{table: la.Float16, residual: true}
+	table, residual := value(la.Float16, 5, 3), value(tensor.Float32, 2, 3)
+	for _, c := range []struct {
+		name string
+		in   []G.Value
+		want error
+	}{
+		{"too few", []G.Value{table, ids(0, 1)}, la.ErrGraph},
+		{"too many", []G.Value{table, ids(0, 1), residual, residual}, la.ErrGraph},
+		{"table of rank 1", []G.Value{value(la.Float16, 5), ids(0, 1), residual}, la.ErrShape},
+		{"type of table", []G.Value{value(la.BFloat16, 5, 3), ids(0, 1), residual}, la.ErrDType},
+		{"type of ids", []G.Value{table, value(tensor.Int32, 2), residual}, la.ErrDType},
+		{"number of ids", []G.Value{table, ids(0, 1, 2), residual}, la.ErrShape},
+		{"id below the table", []G.Value{table, ids(0, -1), residual}, la.ErrLength},
+		{"id above the table", []G.Value{table, ids(5, 0), residual}, la.ErrLength},
+		{"residual", []G.Value{table, ids(0, 1), value(tensor.Float32, 3, 2)}, la.ErrShape},
+		{"type of residual", []G.Value{table, ids(0, 1), value(tensor.Float64, 2, 3)}, la.ErrDType},
+		{"nil", []G.Value{nil, nil, nil}, la.ErrInternal},
+	} {
+		if y, err := op.Do(c.in...); y != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v and error %v, want %v", c.name, y, err, c.want)
+		}
+	}
+
+	// The text names what is wrong, and it comes through the machine.
+	l := newLookup(t, seeded(t), 5, 3, 4, la.Float16, false)
+	copy(l.ids, []int{1, 2, 7, 3})
+	vm := G.NewTapeMachine(l.g)
+	defer vm.Close()
+	const want = "leanattention: nn.Embedding: ids[2] is 7, outside [0, 5): length out of range"
+	if err := vm.RunAll(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// TestEmbeddingGradient: there is none, and asking says so on both machines.
+func TestEmbeddingGradient(t *testing.T) {
+	l := newLookup(t, seeded(t), 4, 3, 2, tensor.Float32, false)
+	if _, err := G.Grad(G.Must(G.Sum(l.y)), l.nodes[0]); err == nil {
+		t.Error("gradient of the tape machine: no error")
+	}
+	if _, err := (embedding{}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("SymDiff: %v", err)
+	}
+	if err := (embedding{}).DoDiff(G.ExecutionContext{}, nil, nil); !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("DoDiff: %v", err)
+	}
+}
