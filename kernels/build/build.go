@@ -1,0 +1,315 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"gorgonia.org/leanattention/kernels/internal/pack"
+)
+
+// builder makes the modules of a directory.
+type builder struct {
+	*config
+	stdout   io.Writer
+	compiler *nvrtc // opened when first needed: what is up to date needs none
+}
+
+// unit is one translation unit.
+type unit struct {
+	name  string
+	files map[string][]byte
+	now   *pack.Manifest // of these files; without images until it is compiled
+}
+
+func (b *builder) load() (units []*unit, err error) {
+	dir := os.DirFS(b.sources)
+	names, err := pack.Units(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range b.units {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("there is no %s.cu", name)
+		}
+	}
+	if len(b.units) > 0 {
+		names = b.units
+	}
+	for _, name := range names {
+		files, err := pack.Read(dir, name)
+		if err != nil {
+			return nil, err
+		}
+		units = append(units, &unit{name, files, &pack.Manifest{Compiler: compiler, Options: options, Sources: pack.Sources(files)}})
+	}
+	return units, nil
+}
+
+// build compiles units that changed.
+func (b *builder) build() error {
+	units, err := b.load()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(b.out, 0o755); err != nil {
+		return err
+	}
+	for _, u := range units {
+		if !b.all && !b.raw && b.stale(u) == nil {
+			fmt.Fprintf(b.stdout, "%s is up to date\n", u.name)
+			continue
+		}
+		images, err := b.compile(u)
+		if err != nil {
+			return err
+		}
+		if err := b.write(u, images); err != nil {
+			return err
+		}
+	}
+	return b.orphans(units, os.Remove)
+}
+
+// verify finds modules that are not of these sources.
+func (b *builder) verify() error {
+	units, err := b.load()
+	if err != nil {
+		return err
+	}
+	for _, u := range units {
+		if err := b.stale(u); err != nil {
+			return err
+		}
+		if !b.all {
+			continue
+		}
+		if err := b.compare(u); err != nil {
+			return err
+		}
+	}
+	return b.orphans(units, func(name string) error {
+		return fmt.Errorf("%s has no source", name)
+	})
+}
+
+// orphans calls found for the modules of units that there are no more.
+func (b *builder) orphans(units []*unit, found func(name string) error) error {
+	if len(b.units) > 0 {
+		return nil
+	}
+	for _, ext := range []string{".json", ".bin"} {
+		files, err := filepath.Glob(filepath.Join(b.out, "*"+ext))
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			name := strings.TrimSuffix(filepath.Base(file), ext)
+			if !slices.ContainsFunc(units, func(u *unit) bool { return u.name == name }) {
+				if err := found(file); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (b *builder) archsOr(all []string) []string {
+	if len(b.archs) > 0 {
+		return b.archs
+	}
+	return all
+}
+
+// stale is nil if the unit's module is of its present source.
+func (b *builder) stale(u *unit) error {
+	old, archive, err := b.module(u.name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", u.name, err)
+	}
+	archs := b.archs
+	if !b.check || archs == nil {
+		archs = b.archsOr(targets)
+	} else {
+		archs = nil // some of those that there are will be compared
+	}
+	if why := old.Stale(u.now, archs); why != "" {
+		return fmt.Errorf("%s is not up to date: %s", u.name, why)
+	}
+	for i := range old.Images {
+		if _, err := old.Unpack(archive, i); err != nil {
+			return fmt.Errorf("%s: %w", u.name, err)
+		}
+	}
+	return nil
+}
+
+func (b *builder) module(name string) (*pack.Manifest, []byte, error) {
+	text, err := os.ReadFile(filepath.Join(b.out, name+".json"))
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := pack.Parse(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	archive, err := os.ReadFile(filepath.Join(b.out, name+".bin"))
+	return m, archive, err
+}
+
+// compare compiles the unit and fails if anything comes out that is not in its
+// module.
+func (b *builder) compare(u *unit) error {
+	old, archive, err := b.module(u.name)
+	if err != nil {
+		return err
+	}
+	images, err := b.compile(u)
+	if err != nil {
+		return err
+	}
+	for i, arch := range b.archsOr(targets) {
+		at := slices.IndexFunc(old.Images, func(i pack.Image) bool { return i.Arch == arch })
+		if at < 0 {
+			return fmt.Errorf("%s has no image for %s", u.name, arch)
+		}
+		was, err := old.Unpack(archive, at)
+		if err != nil {
+			return fmt.Errorf("%s: %w", u.name, err)
+		}
+		if !bytes.Equal(was, images[i]) {
+			return fmt.Errorf("%s for %s is not what its source gives: %d bytes, %d now", u.name, arch, len(was), len(images[i]))
+		}
+	}
+	fmt.Fprintf(b.stdout, "%s: the same bytes\n", u.name)
+	return nil
+}
+
+// compile makes all images of a unit, and enters its kernels in the manifest.
+func (b *builder) compile(u *unit) (images [][]byte, err error) {
+	if b.compiler == nil {
+		if err := b.tools(); err != nil {
+			return nil, err
+		}
+		if b.compiler, err = openNVRTC(b.nvrtc); err != nil {
+			return nil, err
+		}
+		if !strings.HasPrefix(version, b.compiler.version+".") {
+			return nil, fmt.Errorf("the compiler in %s is NVRTC %s, want %s", b.nvrtc, b.compiler.version, version)
+		}
+	}
+	archs := b.archsOr(targets)
+	images = make([][]byte, len(archs))
+	logs, errs, took := make([]string, len(archs)), make([]error, len(archs)), make([]time.Duration, len(archs))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, max(1, b.jobs))
+	for i, arch := range archs {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			start := time.Now()
+			with := slices.Clone(options)
+			if !virtual(arch) {
+				with = append(with, "--ptxas-options=-v") // changes what is printed, not the image
+			}
+			images[i], logs[i], errs[i] = b.compiler.compile(u.name+".cu", u.files, b.headers, arch, with)
+			took[i] = time.Since(start)
+		})
+	}
+	wg.Wait()
+	for i, arch := range archs {
+		if errs[i] != nil {
+			return nil, fmt.Errorf("%s for %s: %w\n%s", u.name, arch, errs[i], logs[i])
+		}
+		fmt.Fprintf(b.stdout, "%s %s: %d bytes, %.1f s\n", u.name, arch, len(images[i]), took[i].Seconds())
+	}
+	return images, b.describe(u, archs, images, logs)
+}
+
+// describe enters the kernels of the images.
+func (b *builder) describe(u *unit, archs []string, images [][]byte, logs []string) (err error) {
+	var cubins []string
+	var of []map[string]usage
+	var ptx []string
+	for i, arch := range archs {
+		kernels, warnings := readUsage(logs[i])
+		for _, w := range warnings {
+			fmt.Fprintf(b.stdout, "%s %s: %s\n", u.name, arch, w)
+		}
+		if virtual(arch) {
+			for _, m := range ptxEntry.FindAllSubmatch(images[i], -1) {
+				ptx = append(ptx, string(m[1]))
+			}
+			continue
+		}
+		cubins, of = append(cubins, arch), append(of, kernels)
+	}
+	if u.now.Entries, err = entries(cubins, of); err != nil {
+		return fmt.Errorf("%s: %w", u.name, err)
+	}
+	for _, name := range ptx {
+		if _, ok := u.now.Entries[name]; !ok && len(of) > 0 {
+			return fmt.Errorf("%s: kernel %s is in the PTX alone", u.name, name)
+		} else if !ok {
+			u.now.Entries[name] = ""
+		}
+	}
+	if len(u.now.Entries) == 0 {
+		return fmt.Errorf("%s has no kernels", u.name)
+	}
+	if b.verbose {
+		b.print(u, archs, of)
+	}
+	return nil
+}
+
+func (b *builder) print(u *unit, archs []string, of []map[string]usage) {
+	width := 0
+	var names []string
+	for name := range u.now.Entries {
+		names, width = append(names, name), max(width, len(name))
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		for i, kernels := range of {
+			k := kernels[name]
+			fmt.Fprintf(b.stdout, "%-*s  %s  %3d registers  %5d shared  %4d stack  %4d spilled\n", width, name, archs[i], k.registers, k.shared, k.stack, k.spilled)
+		}
+	}
+}
+
+func (b *builder) write(u *unit, images [][]byte) error {
+	archs := b.archsOr(targets)
+	archive, err := u.now.Pack(archs, images)
+	if err != nil {
+		return err
+	}
+	text, err := u.now.Format()
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{u.name + ".bin": archive, u.name + ".json": text}
+	if b.raw {
+		for i, arch := range archs {
+			ext := ".cubin"
+			if virtual(arch) {
+				ext = ".ptx"
+			}
+			files[u.name+"."+arch+ext] = images[i]
+		}
+	}
+	for name, data := range files {
+		if err := os.WriteFile(filepath.Join(b.out, name), data, 0o644); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(b.stdout, "%s: %d kernels, %d bytes packed\n", u.name, len(u.now.Entries), len(archive))
+	return nil
+}

@@ -1,0 +1,118 @@
+// Package kernels holds the code for GPUs: sources in CUDA C++, and the modules
+// that were made of them, which are part of every binary. The README beside it
+// says how they are made.
+package kernels
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"sync"
+
+	"gorgonia.org/leanattention/kernels/internal/pack"
+)
+
+var (
+	// ErrNoImage is a unit that there is none of, or that has no code for a GPU
+	// of this compute capability.
+	ErrNoImage = errors.New("no GPU module")
+
+	// ErrCorrupt is a module that is not what the build wrote.
+	ErrCorrupt = pack.ErrCorrupt
+)
+
+// Image is the code of a unit that a GPU of this compute capability loads
+// (10*major + minor, 90 for 9.0): the cubin for it; else the newest cubin of the
+// same major version that is no newer than the GPU; else PTX, which its driver
+// compiles. Unpacked once; callers must not change it.
+func Image(unit string, capability int) ([]byte, error) { return built.image(unit, capability) }
+
+// Entries are the names of the unit's kernels, sorted.
+func Entries(unit string) ([]string, error) { return built.entries(unit) }
+
+// built is what the build wrote.
+var built = store{files: modules}
+
+// store is a directory of modules.
+type store struct {
+	files fs.FS
+
+	mu       sync.Mutex
+	unpacked map[string][]byte // by unit and architecture
+}
+
+func (s *store) manifest(unit string) (*pack.Manifest, error) {
+	text, err := fs.ReadFile(s.files, "modules/"+unit+".json")
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) {
+		return nil, fmt.Errorf("kernels: unit %q: %w%s", unit, ErrNoImage, whyEmpty)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kernels: unit %q: %w", unit, err)
+	}
+	m, err := pack.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("kernels: unit %q: %w", unit, err)
+	}
+	return m, nil
+}
+
+func (s *store) entries(unit string) ([]string, error) {
+	m, err := s.manifest(unit)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(m.Entries)), nil
+}
+
+func (s *store) image(unit string, capability int) ([]byte, error) {
+	m, err := s.manifest(unit)
+	if err != nil {
+		return nil, err
+	}
+	index := choose(m.Images, capability)
+	if index < 0 {
+		return nil, fmt.Errorf("kernels: unit %q for compute capability %d.%d: %w", unit, capability/10, capability%10, ErrNoImage)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := unit + " " + m.Images[index].Arch
+	if image := s.unpacked[key]; image != nil {
+		return image, nil
+	}
+	archive, err := fs.ReadFile(s.files, "modules/"+unit+".bin")
+	var image []byte
+	if err == nil {
+		image, err = m.Unpack(archive, index)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kernels: unit %q for compute capability %d.%d: %w", unit, capability/10, capability%10, err)
+	}
+	if s.unpacked == nil {
+		s.unpacked = map[string][]byte{}
+	}
+	s.unpacked[key] = image
+	return image, nil
+}
+
+// choose is the index of the image for a GPU, -1 if there is none. A cubin runs
+// on GPUs of its major version that are as new, PTX on all that are as new; of
+// what runs, any cubin is before any PTX, and newer before older.
+func choose(images []pack.Image, capability int) int {
+	best, bestRank := -1, -1
+	for i, image := range images {
+		target, ptx, err := image.Target()
+		if err != nil || target > capability || !ptx && target/10 != capability/10 {
+			continue
+		}
+		rank := target
+		if !ptx {
+			rank += 1 << 20
+		}
+		if rank > bestRank {
+			best, bestRank = i, rank
+		}
+	}
+	return best
+}
