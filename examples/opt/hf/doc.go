@@ -10,9 +10,8 @@
 //	pytorch_model.bin.index.json   and the shards that it names
 //
 // Files are mapped into memory where the system can (elsewhere read once), and
-// [Folder.Float32] hands out 32-bit weights in place. Half-precision weights
-// are widened straight into the tensor that is returned. No weight is ever held
-// twice.
+// [Folder.Tensor] hands out weights in place, in the type that they are stored
+// in. [Folder.Float32] widens those of 16 bits into new memory.
 //
 // # Names
 //

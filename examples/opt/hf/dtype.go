@@ -24,7 +24,7 @@ var elementBytes = map[dtype]int{
 	"I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }
 
-// widens reports whether Float32 reads the type.
+// widens reports whether Tensor and Float32 read the type.
 func (d dtype) widens() bool { return d == f32 || d == f16 || d == bf16 }
 
 // entry is one tensor of a file. Its data aliases the mapping.

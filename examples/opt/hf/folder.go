@@ -34,7 +34,7 @@ type Folder struct {
 
 // Open reads config.json and the tables of contents of the weight files, and
 // checks that every weight of [Config.Weights] is there with its shape and in a
-// type that Float32 reads. It maps the files and reads no weight, with one
+// type that Tensor reads. It maps the files and reads no weight, with one
 // exception: where config.json ties the head to the token embedding but the
 // folder has both, they are compared, and Config().TieWordEmbeddings tells
 // whether they are one, which is what transformers goes by. Where the folder
@@ -197,13 +197,23 @@ func (f *Folder) Has(name string) bool {
 	return ok
 }
 
-// Float32 returns the tensor of that canonical name, which must have that shape,
-// as float32; no shape is a scalar. F32 data is used in place where the file is
-// mapped and the data is aligned in it: such a tensor must not be written (that
-// ends the process) and ends with Close. F16 and BF16 data is widened into new
-// memory. Errors are ErrMissing, ErrShape, ErrClosed, and ErrUnsupported for
-// other types and for tensors without elements, which Gorgonia cannot hold.
+// Tensor returns the tensor of that canonical name, which must have that shape,
+// in the type that it is stored in: F32 as float32, F16 as leanattention.F16 and
+// BF16 as leanattention.BF16. No shape is a scalar. The data is used in place
+// where the file is mapped and the data is aligned in it: such a tensor must not
+// be written (that ends the process) and ends with Close. Errors are ErrMissing,
+// ErrShape, ErrClosed, and ErrUnsupported for other types and for tensors
+// without elements, which Gorgonia cannot hold.
+func (f *Folder) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	return f.tensor(name, shape, (*entry).stored)
+}
+
+// Float32 is Tensor as float32: F16 and BF16 data is widened into new memory.
 func (f *Folder) Float32(name string, shape ...int) (*tensor.Dense, error) {
+	return f.tensor(name, shape, func(e *entry) any { return e.float32s() })
+}
+
+func (f *Folder) tensor(name string, shape []int, read func(*entry) any) (*tensor.Dense, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if f.closed {
@@ -219,10 +229,10 @@ func (f *Folder) Float32(name string, shape ...int) (*tensor.Dense, error) {
 	if slices.Contains(shape, 0) {
 		return nil, fail(ErrUnsupported, e.file, "weight %s has no elements (shape %v)", quote(e.name), shape)
 	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(e.float32s())), nil
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(read(&e))), nil
 }
 
-// Close unmaps the files. Tensors that Float32 returned must not be used
+// Close unmaps the files. Tensors of the folder must not be used
 // afterwards: some of them lie in the mapping. Closing twice is harmless.
 func (f *Folder) Close() error {
 	f.mu.Lock()

@@ -10,7 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"unsafe"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/tensor"
 )
@@ -75,6 +77,15 @@ func TestFolder(t *testing.T) {
 			if !x.Shape().Eq(tensor.Shape(w.Shape)) || x.Dtype() != tensor.Float32 || !slices.Equal(x.Data().([]float32), values[w.Name]) {
 				t.Errorf("%s: %s is %v %v, want %v %v", form, w.Name, x.Shape(), x.Data(), w.Shape, values[w.Name])
 			}
+			stored, err := f.Tensor(w.Name, w.Shape...)
+			if err != nil {
+				t.Errorf("%s: %v", form, err)
+				continue
+			}
+			kind, got := widened(stored)
+			if kind != f.weights[w.Name].dtype || !stored.Shape().Eq(tensor.Shape(w.Shape)) || !slices.Equal(got, values[w.Name]) {
+				t.Errorf("%s: %s is stored as %v %v %v, want %v %v %v", form, w.Name, kind, stored.Shape(), got, f.weights[w.Name].dtype, w.Shape, values[w.Name])
+			}
 		}
 		// The head that the folder does not have is the embedding.
 		head, err := f.Float32("lm_head.weight", 11, 4)
@@ -87,33 +98,62 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// TestInPlace: aligned F32 data is not copied, and half data is new each time.
+// widened is what a tensor holds: in which type, and its elements as float32.
+func widened(t *tensor.Dense) (dtype, []float32) {
+	switch s := t.Data().(type) {
+	case []float32:
+		return f32, s
+	case []la.F16:
+		v := make([]float32, len(s))
+		half.DecodeFloat16(v, s)
+		return f16, v
+	case []la.BF16:
+		v := make([]float32, len(s))
+		half.DecodeBFloat16(v, s)
+		return bf16, v
+	}
+	return "", nil
+}
+
+// TestInPlace: aligned data is not copied but to be widened, and then it is new
+// each time.
 func TestInPlace(t *testing.T) {
 	config, _, _ := tiny(t)
-	at := func(f *Folder) *float32 {
-		x, err := f.Float32("decoder.layers.0.fc1.weight", 12, 8)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return unsafe.SliceData(x.Data().([]float32))
-	}
 	for _, c := range []struct {
-		what, file string
-		data       []byte
-		same       bool
+		what, file   string
+		data         []byte
+		same, same32 bool // data of Tensor and Float32 is in place
 	}{
-		{"F32", "model.safetensors", tinySafetensors(t, f32, "", 0), true},
-		{"F32 four bytes on", "model.safetensors", tinySafetensors(t, f32, "", 4), true},
-		{"F32 two bytes on", "model.safetensors", tinySafetensors(t, f32, "", 2), false},
-		{"F16", "model.safetensors", tinySafetensors(t, f16, "", 0), false},
-		{"F32 of torch", "pytorch_model.bin", readTestdata(t, "f32.bin"), true},
+		{"F32", "model.safetensors", tinySafetensors(t, f32, "", 0), true, true},
+		{"F32 four bytes on", "model.safetensors", tinySafetensors(t, f32, "", 4), true, true},
+		{"F32 two bytes on", "model.safetensors", tinySafetensors(t, f32, "", 2), false, false},
+		{"F16", "model.safetensors", tinySafetensors(t, f16, "", 0), true, false},
+		{"BF16 two bytes on", "model.safetensors", tinySafetensors(t, bf16, "", 2), true, false},
+		{"BF16 one byte on", "model.safetensors", tinySafetensors(t, bf16, "", 1), false, false},
+		{"F32 of torch", "pytorch_model.bin", readTestdata(t, "f32.bin"), true, true},
+		{"F16 of torch", "pytorch_model.bin", readTestdata(t, "f16.bin"), true, false},
 	} {
 		f, err := Open(folder(t, map[string][]byte{"config.json": config, c.file: c.data}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if same := at(f) == at(f); same != (c.same && littleEndian) {
-			t.Errorf("%s: in place is %v", c.what, same)
+		same := func(read func(name string, shape ...int) (*tensor.Dense, error)) bool {
+			var at [2]uintptr
+			var both [2]*tensor.Dense // so that neither's memory is used again
+			for i := range at {
+				if both[i], err = read("decoder.layers.0.fc1.weight", 12, 8); err != nil {
+					t.Fatal(err)
+				}
+				at[i] = both[i].Uintptr()
+			}
+			defer runtime.KeepAlive(both)
+			return at[0] == at[1]
+		}
+		if got := same(f.Tensor); got != (c.same && littleEndian) {
+			t.Errorf("%s: as stored, in place is %v", c.what, got)
+		}
+		if got := same(f.Float32); got != (c.same32 && littleEndian) {
+			t.Errorf("%s: as float32, in place is %v", c.what, got)
 		}
 		if err := f.Close(); err != nil {
 			t.Error(err)
@@ -131,7 +171,9 @@ func TestClose(t *testing.T) {
 	for range 4 {
 		work.Go(func() {
 			for range 50 {
-				if _, err := f.Float32("decoder.layers.0.fc1.weight", 12, 8); err != nil && !errors.Is(err, ErrClosed) {
+				_, err := f.Float32("decoder.layers.0.fc1.weight", 12, 8)
+				_, err2 := f.Tensor("decoder.layers.0.fc1.weight", 12, 8)
+				if err := errors.Join(err, err2); err != nil && !errors.Is(err, ErrClosed) {
 					t.Error(err)
 				}
 			}
@@ -208,7 +250,7 @@ func TestTied(t *testing.T) {
 	}
 }
 
-func TestFloat32Refuses(t *testing.T) {
+func TestTensorRefuses(t *testing.T) {
 	config, weights, values := tiny(t)
 	var file tensorFile
 	for _, w := range weights {
@@ -238,10 +280,12 @@ func TestFloat32Refuses(t *testing.T) {
 		{"decoder.double", []int{2}, ErrUnsupported, []string{"F64"}},
 		{"decoder.empty", []int{0, 2}, ErrUnsupported, []string{"no elements", "[0 2]"}},
 	} {
-		x, err := f.Float32(c.name, c.shape...)
-		refused(t, c.name, err, c.kind, c.words...)
-		if x != nil {
-			t.Errorf("%s: a tensor and an error", c.name)
+		for _, read := range []func(string, ...int) (*tensor.Dense, error){f.Tensor, f.Float32} {
+			x, err := read(c.name, c.shape...)
+			refused(t, c.name, err, c.kind, c.words...)
+			if x != nil {
+				t.Errorf("%s: a tensor and an error", c.name)
+			}
 		}
 	}
 	if x, err := f.Float32("decoder.scalar"); err != nil || !x.IsScalar() || x.Data() != any(float32(3)) {

@@ -11,72 +11,78 @@ import (
 // littleEndian: files are little endian, and in place only where the machine is.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// float32s returns the elements in row-major order: in place if they are F32,
-// without gaps, aligned and in the machine's byte order, and otherwise in new
-// memory. The type must be one that widens.
-func (e *entry) float32s() []float32 {
-	if e.stride != nil {
-		return e.gather()
-	}
-	n := len(e.data) / elementBytes[e.dtype]
-	if e.dtype == f32 {
-		if s, ok := inPlace[float32](e.data, n); ok {
-			return s
-		}
-	}
-	dst := make([]float32, n)
-	bits, aligned := inPlace[uint16](e.data, n)
-	switch {
-	case aligned && e.dtype == f16:
-		half.DecodeFloat16(dst, bits)
-	case aligned && e.dtype == bf16:
-		half.DecodeBFloat16(dst, bits)
-	default:
-		for i := range dst {
-			dst[i] = e.at(i)
-		}
-	}
-	return dst
-}
-
-// at returns the element that lies i elements into the data.
-func (e *entry) at(i int) float32 {
+// stored returns the elements in row-major order, as a slice of the type that
+// they are stored in. The type must be one that widens.
+func (e *entry) stored() any {
 	switch e.dtype {
 	case f32:
-		return math.Float32frombits(binary.LittleEndian.Uint32(e.data[4*i:]))
+		return rowMajor(e, loadFloat32)
 	case f16:
-		return half.Float16(binary.LittleEndian.Uint16(e.data[2*i:])).Float32()
+		return rowMajor(e, loadFloat16)
 	default:
-		return half.BFloat16(binary.LittleEndian.Uint16(e.data[2*i:])).Float32()
+		return rowMajor(e, loadBFloat16)
 	}
 }
 
-// gather is float32s for a tensor with strides: element (i, j, ...) lies at
-// i*stride[0] + j*stride[1] + ... .
-func (e *entry) gather() []float32 {
-	n := 1
+// float32s is stored, widened into new memory where that is not float32.
+func (e *entry) float32s() []float32 {
+	switch s := e.stored().(type) {
+	case []half.Float16:
+		dst := make([]float32, len(s))
+		half.DecodeFloat16(dst, s)
+		return dst
+	case []half.BFloat16:
+		dst := make([]float32, len(s))
+		half.DecodeBFloat16(dst, s)
+		return dst
+	default:
+		return s.([]float32)
+	}
+}
+
+// Elements as files have them.
+
+func loadFloat32(b []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(b)) }
+
+func loadFloat16(b []byte) half.Float16 { return half.Float16(binary.LittleEndian.Uint16(b)) }
+
+func loadBFloat16(b []byte) half.BFloat16 { return half.BFloat16(binary.LittleEndian.Uint16(b)) }
+
+// rowMajor returns the elements of e in row-major order: in place if they lie
+// without gaps, aligned and in the machine's byte order, and else in new memory.
+// Element (i, j, ...) lies at i*stride[0] + j*stride[1] + ... .
+func rowMajor[T any](e *entry, load func([]byte) T) []T {
+	size, n := int(unsafe.Sizeof(*new(T))), 1
 	for _, d := range e.shape {
 		n *= d
 	}
-	dst, at := make([]float32, n), make([]int, len(e.shape))
+	if e.stride == nil {
+		if s, ok := inPlace[T](e.data, n); ok {
+			return s
+		}
+	}
+	dst, at := make([]T, n), make([]int, len(e.shape))
 	for i := range dst {
-		offset := 0
-		for d, x := range at {
-			offset += x * e.stride[d]
-		}
-		dst[i] = e.at(offset)
-		for d := len(at) - 1; d >= 0; d-- { // the next element in row-major order
-			if at[d]++; at[d] < e.shape[d] {
-				break
+		offset := i
+		if e.stride != nil {
+			offset = 0
+			for d, x := range at {
+				offset += x * e.stride[d]
 			}
-			at[d] = 0
+			for d := len(at) - 1; d >= 0; d-- { // the next element in row-major order
+				if at[d]++; at[d] < e.shape[d] {
+					break
+				}
+				at[d] = 0
+			}
 		}
+		dst[i] = load(e.data[offset*size:])
 	}
 	return dst
 }
 
 // inPlace returns the bytes as n elements if the machine can read them so.
-func inPlace[T uint16 | float32](data []byte, n int) ([]T, bool) {
+func inPlace[T any](data []byte, n int) ([]T, bool) {
 	if n == 0 {
 		return nil, true
 	}
