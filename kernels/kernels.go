@@ -4,6 +4,7 @@
 package kernels
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -82,9 +83,9 @@ func (s *store) image(unit string, capability int) ([]byte, error) {
 		return image, nil
 	}
 	archive, err := fs.ReadFile(s.files, "modules/"+unit+".bin")
-	var image []byte
+	var images [][]byte
 	if err == nil {
-		image, err = m.Unpack(archive, index)
+		images, err = m.Unpack(archive)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("kernels: unit %q for compute capability %d.%d: %w", unit, capability/10, capability%10, err)
@@ -92,8 +93,8 @@ func (s *store) image(unit string, capability int) ([]byte, error) {
 	if s.unpacked == nil {
 		s.unpacked = map[string][]byte{}
 	}
-	s.unpacked[key] = image
-	return image, nil
+	s.unpacked[key] = bytes.Clone(images[index]) // a copy: the others need not stay
+	return s.unpacked[key], nil
 }
 
 // choose is the index of the image for a GPU, -1 if there is none. A cubin runs

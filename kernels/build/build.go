@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -134,19 +135,15 @@ func (b *builder) stale(u *unit) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", u.name, err)
 	}
-	archs := b.archs
-	if !b.check || archs == nil {
+	archs := targets
+	if !b.check {
 		archs = b.archsOr(targets)
-	} else {
-		archs = nil // some of those that there are will be compared
 	}
 	if why := old.Stale(u.now, archs); why != "" {
 		return fmt.Errorf("%s is not up to date: %s", u.name, why)
 	}
-	for i := range old.Images {
-		if _, err := old.Unpack(archive, i); err != nil {
-			return fmt.Errorf("%s: %w", u.name, err)
-		}
+	if _, err := old.Unpack(archive); err != nil {
+		return fmt.Errorf("%s: %w", u.name, err)
 	}
 	return nil
 }
@@ -171,6 +168,10 @@ func (b *builder) compare(u *unit) error {
 	if err != nil {
 		return err
 	}
+	committed, err := old.Unpack(archive)
+	if err != nil {
+		return err
+	}
 	images, err := b.compile(u)
 	if err != nil {
 		return err
@@ -180,13 +181,12 @@ func (b *builder) compare(u *unit) error {
 		if at < 0 {
 			return fmt.Errorf("%s has no image for %s", u.name, arch)
 		}
-		was, err := old.Unpack(archive, at)
-		if err != nil {
-			return fmt.Errorf("%s: %w", u.name, err)
+		if !bytes.Equal(committed[at], images[i]) {
+			return fmt.Errorf("%s for %s is not what its source gives: %d bytes, %d now", u.name, arch, len(committed[at]), len(images[i]))
 		}
-		if !bytes.Equal(was, images[i]) {
-			return fmt.Errorf("%s for %s is not what its source gives: %d bytes, %d now", u.name, arch, len(was), len(images[i]))
-		}
+	}
+	if len(b.archs) == 0 && !maps.Equal(old.Entries, u.now.Entries) {
+		return fmt.Errorf("%s has kernels %v, %v now", u.name, old.Entries, u.now.Entries)
 	}
 	fmt.Fprintf(b.stdout, "%s: the same bytes\n", u.name)
 	return nil

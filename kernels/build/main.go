@@ -47,8 +47,6 @@ type config struct {
 	jobs           int
 }
 
-const committed = "../modules"
-
 func main() {
 	if err := run(os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
@@ -61,7 +59,7 @@ func run(args []string, stdout io.Writer) error {
 	var units, archs string
 	flags := flag.NewFlagSet("build", flag.ContinueOnError)
 	flags.StringVar(&c.sources, "sources", "..", "`directory` of the sources")
-	flags.StringVar(&c.out, "o", committed, "`directory` of the modules")
+	flags.StringVar(&c.out, "o", "", "`directory` of the modules, if not kernels/modules")
 	flags.StringVar(&c.nvrtc, "nvrtc", "", "`directory` of libnvrtc.so.12 and libnvrtc-builtins.so.12.4, instead of fetching them")
 	flags.StringVar(&c.headers, "headers", "", "`directory` of cuda_fp16.h and its like, instead of fetching them")
 	flags.StringVar(&c.python, "python", "python3", "`command` that has pip, to fetch the compiler")
@@ -91,8 +89,11 @@ func run(args []string, stdout io.Writer) error {
 		c.archs = append(c.archs, arch)
 	}
 	// A part of the modules would pass for all of them.
-	if len(c.archs) > 0 && c.out == committed && !c.check {
+	if len(c.archs) > 0 && c.out == "" && !c.check {
 		return errors.New("-arch needs a directory, -o")
+	}
+	if c.out == "" {
+		c.out = "../modules"
 	}
 	if c.fetch {
 		return c.tools()

@@ -1,18 +1,15 @@
 // Package pack reads and writes the committed GPU modules. A unit, such as
 // lean, has two files: lean.json says what its images are and what they were
-// made of, and lean.bin holds them, each a DEFLATE stream of its own, one behind
-// the other.
+// made of, and lean.bin holds them, packed as one.
 package pack
 
 import (
 	"bytes"
-	"compress/flate"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,9 +18,9 @@ import (
 // ErrCorrupt is a manifest or an archive that is not what the build wrote.
 var ErrCorrupt = errors.New("corrupt module")
 
-// maxImage bounds what an image unpacks to: no allocation follows a number in
-// a damaged file.
-const maxImage = 64 << 20
+// maxImages bounds what the images of a unit may take: no allocation follows a
+// number in a damaged file.
+const maxImages = 256 << 20
 
 // Manifest says what the images of a unit are and what they were made of.
 type Manifest struct {
@@ -31,6 +28,7 @@ type Manifest struct {
 	Options  []string `json:"options"`  // of every image; each has its --gpu-architecture besides
 	Sources  []Source `json:"sources"`  // the unit, and the headers it includes, by name
 	Images   []Image  `json:"images"`   // in the order of the archive
+	Packed   int      `json:"packed"`   // bytes of the archive
 
 	// Entries has the kernels by name, and what the compiler says each takes.
 	// Where images differ there is one number for each cubin.
@@ -45,9 +43,8 @@ type Source struct {
 
 // Image is the code of a unit for one architecture: a cubin, or PTX text.
 type Image struct {
-	Arch   string `json:"arch"`   // sm_90: a cubin, compute_90: PTX
-	Size   int    `json:"size"`   // bytes
-	Packed int    `json:"packed"` // bytes in the archive
+	Arch   string `json:"arch"` // sm_90: a cubin, compute_90: PTX
+	Size   int    `json:"size"` // bytes
 	SHA256 string `json:"sha256"`
 }
 
@@ -74,12 +71,13 @@ func Parse(data []byte) (*Manifest, error) {
 	if err := d.Decode(m); err != nil {
 		return nil, fmt.Errorf("manifest: %w: %w", ErrCorrupt, err)
 	}
+	total := 0
 	for _, i := range m.Images {
 		if _, _, err := i.Target(); err != nil {
 			return nil, err
 		}
-		if i.Size < 0 || i.Size > maxImage || i.Packed < 0 {
-			return nil, fmt.Errorf("image %s of %d bytes, %d packed: %w", i.Arch, i.Size, i.Packed, ErrCorrupt)
+		if total += i.Size; i.Size < 0 || i.Size > maxImages || total > maxImages {
+			return nil, fmt.Errorf("images of %d bytes: %w", total, ErrCorrupt)
 		}
 	}
 	return m, nil
@@ -94,47 +92,32 @@ func (m *Manifest) Format() ([]byte, error) {
 // Pack makes the archive of the images, and enters them in the manifest.
 func (m *Manifest) Pack(archs []string, images [][]byte) (archive []byte, err error) {
 	m.Images = nil
-	var out bytes.Buffer
 	for i, image := range images {
-		start := out.Len()
-		w, err := flate.NewWriter(&out, flate.BestCompression)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(image); err != nil {
-			return nil, err
-		}
-		if err := w.Close(); err != nil {
-			return nil, err
-		}
-		m.Images = append(m.Images, Image{Arch: archs[i], Size: len(image), Packed: out.Len() - start, SHA256: Sum(image)})
+		m.Images = append(m.Images, Image{Arch: archs[i], Size: len(image), SHA256: Sum(image)})
 	}
-	return out.Bytes(), nil
+	archive, err = squeeze(slices.Concat(images...))
+	m.Packed = len(archive)
+	return archive, err
 }
 
-// Unpack is the image at this index of the manifest.
-func (m *Manifest) Unpack(archive []byte, index int) ([]byte, error) {
-	start := 0
-	for _, i := range m.Images[:index] {
-		start += min(i.Packed, len(archive)) // two of these don't overflow
-		start = min(start, len(archive))
+// Unpack takes the images from an archive, in the order of the manifest.
+func (m *Manifest) Unpack(archive []byte) (images [][]byte, err error) {
+	total := 0
+	for _, i := range m.Images {
+		total += i.Size
 	}
-	want := m.Images[index]
-	if want.Packed > len(archive)-start {
-		return nil, fmt.Errorf("image %s: archive of %d bytes ends within it: %w", want.Arch, len(archive), ErrCorrupt)
-	}
-	r := flate.NewReader(bytes.NewReader(archive[start : start+want.Packed]))
-	image, err := io.ReadAll(io.LimitReader(r, int64(want.Size)+1))
+	data, err := unsqueeze(archive, total)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w: %w", want.Arch, ErrCorrupt, err)
+		return nil, fmt.Errorf("archive of %d bytes: %w", len(archive), err)
 	}
-	if len(image) != want.Size {
-		return nil, fmt.Errorf("image %s has %d bytes, want %d: %w", want.Arch, len(image), want.Size, ErrCorrupt)
+	for _, i := range m.Images {
+		image := data[:i.Size:i.Size]
+		if sum := Sum(image); sum != i.SHA256 {
+			return nil, fmt.Errorf("image %s has SHA-256 %s, want %s: %w", i.Arch, sum, i.SHA256, ErrCorrupt)
+		}
+		images, data = append(images, image), data[i.Size:]
 	}
-	if sum := Sum(image); sum != want.SHA256 {
-		return nil, fmt.Errorf("image %s has SHA-256 %s, want %s: %w", want.Arch, sum, want.SHA256, ErrCorrupt)
-	}
-	return image, nil
+	return images, nil
 }
 
 // Stale says how this manifest differs from one that would be made now, as far
@@ -149,7 +132,7 @@ func (m *Manifest) Stale(now *Manifest, archs []string) string {
 		return fmt.Sprintf("made by %s, now it is %s", m.Compiler, now.Compiler)
 	case !slices.Equal(m.Options, now.Options):
 		return fmt.Sprintf("made with %q, now it is %q", m.Options, now.Options)
-	case archs != nil && !slices.Equal(have, archs):
+	case !slices.Equal(have, archs):
 		return fmt.Sprintf("made for %q, now it is %q", have, archs)
 	}
 	return Changed(m.Sources, now.Sources)
