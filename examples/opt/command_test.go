@@ -121,7 +121,7 @@ func TestText(t *testing.T) {
 	var alone []string
 	for _, prompt := range prompts {
 		want := plainLoop(t, dir, prompt, n)
-		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-linear", "stock"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
+		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-linear", "stock"}, {"-weights", "f32"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
 			status, out, log := command(t, append([]string{"-model", dir, "-prompt", prompt, "-n", fmt.Sprint(n)}, flags...)...)
 			if status != 0 || out != want+"\n" {
 				t.Errorf("prompt %q, flags %v: status %d, text %q, want %q; stderr: %s", prompt, flags, status, out, want, log)
@@ -261,6 +261,10 @@ func TestSampling(t *testing.T) {
 	if a, b := text("-cache", "bf16"), text("-cache", "f16"); a == "" || b == "" {
 		t.Errorf("half precision gave %q and %q", a, b)
 	}
+	// Both ways to compute see the rounding of the weights.
+	if a, b := text("-weights", "bf16"), text("-weights", "bf16", "-linear", "stock"); a != b || a == text() {
+		t.Errorf("weights of bf16 gave %q, with stock linear layers %q, those of f32 %q", a, b, text())
+	}
 	// The first of a batch has the random numbers that it has alone.
 	status, batch, _ := command(t, "-model", dir, "-prompt", "abc", "-prompt", "zz", "-temperature", "2")
 	if status != 0 || !strings.HasPrefix(batch, "[1] abc\n"+text()+"\n[2] zz\n") {
@@ -293,6 +297,10 @@ func TestExit(t *testing.T) {
 		}
 		return b
 	})
+	large := broken("model.safetensors", func(b []byte) []byte {
+		binary.LittleEndian.PutUint32(b[len(b)-4:], math.Float32bits(1e6)) // lm_head's last
+		return b
+	})
 	for _, c := range []struct {
 		name   string
 		args   []string
@@ -315,6 +323,8 @@ func TestExit(t *testing.T) {
 		{"-n x", []string{"-prompt", "a", "-n", "x"}, 2, "-n"},
 		{"-attn", []string{"-prompt", "a", "-attn", "flash"}, 2, "-attn"},
 		{"-linear", []string{"-prompt", "a", "-linear", "fast"}, 2, "-linear"},
+		{"-weights", []string{"-prompt", "a", "-weights", "int8"}, 2, "-weights"},
+		{"-weights that do not fit", []string{"-prompt", "a", "-model", large, "-weights", "f16"}, 1, "float16"},
 		{"-cache", []string{"-prompt", "a", "-cache", "f8"}, 2, "-cache"},
 		{"-cache of default", []string{"-prompt", "a", "-cache", "f16", "-attn", "default"}, 2, "-cache"},
 		{"-workers of default", []string{"-prompt", "a", "-workers", "2", "-attn", "default"}, 2, "-workers"},

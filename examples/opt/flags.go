@@ -20,6 +20,7 @@ type options struct {
 	tokens    int
 	attention model.Attention
 	linear    model.Linear
+	weights   tensor.Dtype // zero: as stored
 	cache     tensor.Dtype
 	sampling  sample.Config
 	workers   int
@@ -44,7 +45,7 @@ const usage = `opt continues texts with an OPT model:
 // parse reads the flags; -h writes what there is to help.
 func parse(args []string, help io.Writer) (options, error) {
 	var o options
-	var attention, linear, cache string
+	var attention, linear, weights, cache string
 	f := flag.NewFlagSet("opt", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // run says what is wrong, in one line
 	f.StringVar(&o.model, "model", "", "`folder` of a Hugging Face OPT model (default: a small model that is part of the program)")
@@ -55,6 +56,7 @@ func parse(args []string, help io.Writer) (options, error) {
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt")
 	f.StringVar(&attention, "attn", "lean", "attention: lean, or default (made of Gorgonia's own nodes)")
 	f.StringVar(&linear, "linear", "lean", "linear layers: lean, or stock (Gorgonia's own nodes)")
+	f.StringVar(&weights, "weights", "stored", "element type that the weights are rounded to and kept in: f32, f16, bf16, or stored, as the folder has them (-linear stock widens them to compute)")
 	f.StringVar(&cache, "cache", "f32", "element type of lean's cache: f32, f16 or bf16")
 	f.Float64Var(&o.sampling.Temperature, "temperature", 0, "0 takes the most likely token; 1 samples from the model's distribution, more from a flatter one")
 	f.IntVar(&o.sampling.TopK, "top-k", 0, "sample from the `k` most likely tokens only; 0: all")
@@ -78,6 +80,9 @@ func parse(args []string, help io.Writer) (options, error) {
 	}
 	if o.linear, known = map[string]model.Linear{"lean": model.LeanLinear, "stock": model.StockLinear}[linear]; !known {
 		return o, usagef("-linear %q is neither lean nor stock", linear)
+	}
+	if o.weights, known = map[string]tensor.Dtype{"stored": {}, "f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}[weights]; !known {
+		return o, usagef("-weights %q is none of stored, f32, f16, bf16", weights)
 	}
 	if o.cache, known = map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}[cache]; !known {
 		return o, usagef("-cache %q is none of f32, f16, bf16", cache)

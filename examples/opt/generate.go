@@ -24,7 +24,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
-	weights, err := model.Load(folder)
+	weights, err := model.LoadAs(folder, o.weights)
 	if err != nil {
 		return err
 	}

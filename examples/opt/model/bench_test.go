@@ -15,7 +15,7 @@ type cheap struct{ config hf.Config }
 
 func (c cheap) Config() hf.Config { return c.config }
 
-func (c cheap) Float32(name string, shape ...int) (*tensor.Dense, error) {
+func (c cheap) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	data, x := make([]float32, tensor.Shape(shape).TotalSize()), uint32(len(name))
 	for i := range data {
 		x = 1664525*x + 1013904223

@@ -86,7 +86,7 @@ type pass struct {
 	graph     *graph
 	attention attention
 	phase     *Phase
-	all       bool  // logits of all rows
+	all       bool  // the logits of all rows are kept
 	counts    []int // tokens of each sequence in a run
 	first     []int // their first rows
 }
@@ -146,28 +146,31 @@ func (d *Decoder) build(w *Weights) (err error) {
 	} else {
 		d.cache = c
 	}
-	selected := batch
-	if o.AllLogits {
-		selected = 0
+	if o.Linear == StockLinear {
+		w = w.widened()
 	}
-	if d.prompt, err = d.newPass(w, o.Chunk, selected, &d.stats.Prefill); err != nil {
+	if d.prompt, err = d.newPass(w, o.Chunk, o.AllLogits, &d.stats.Prefill); err != nil {
 		return err
 	}
-	d.next, err = d.newPass(w, batch, batch, &d.stats.Decode)
+	d.next, err = d.newPass(w, batch, false, &d.stats.Decode)
 	return err
 }
 
-func (d *Decoder) newPass(w *Weights, rows, selected int, phase *Phase) (*pass, error) {
+func (d *Decoder) newPass(w *Weights, rows int, all bool, phase *Phase) (*pass, error) {
 	a, rows, err := d.cache.newAttention(rows)
 	if err != nil {
 		return nil, err
+	}
+	selected := len(d.lengths)
+	if all || rows <= selected {
+		selected = 0 // all that there are
 	}
 	g, err := w.newGraph(rows, selected, d.options.Linear, a.node)
 	if err != nil {
 		return nil, err
 	}
 	batch := len(d.lengths)
-	return &pass{graph: g, attention: a, phase: phase, all: selected == 0, counts: make([]int, batch), first: make([]int, batch)}, nil
+	return &pass{graph: g, attention: a, phase: phase, all: all, counts: make([]int, batch), first: make([]int, batch)}, nil
 }
 
 // Prefill appends prompts[i] to sequence i, in as many passes as that takes; an
@@ -288,24 +291,27 @@ func (d *Decoder) fill(p *pass, tokens [][]int) {
 		for j := range n {
 			g.positions[p.first[i]+j] = d.lengths[i] + j + hf.PositionOffset
 		}
-		if !p.all {
+		if g.selected != nil {
 			g.selected[i] = max(0, p.first[i]+n-1)
 		}
 	}
 }
 
+// keepLogits takes what is asked for of a run's logits, which are nobody else's.
 func (d *Decoder) keepLogits(p *pass, logits []float32) {
 	width := d.config.VocabSize
 	for i, n := range p.counts {
 		if n == 0 {
 			continue
 		}
-		last := i
 		if p.all {
 			d.all[i] = append(d.all[i], logits[p.first[i]*width:(p.first[i]+n)*width]...)
+		}
+		last := i
+		if p.graph.selected == nil {
 			last = p.first[i] + n - 1
 		}
-		d.logits[i] = append(d.logits[i][:0], logits[last*width:(last+1)*width]...)
+		d.logits[i] = logits[last*width : (last+1)*width : (last+1)*width]
 	}
 }
 

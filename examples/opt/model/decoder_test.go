@@ -384,9 +384,9 @@ func TestMissingWeight(t *testing.T) {
 
 type failing struct{ random }
 
-func (f failing) Float32(name string, shape ...int) (*tensor.Dense, error) {
+func (f failing) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	if name == "decoder.layers.1.fc2.bias" {
 		return nil, hf.ErrMissing
 	}
-	return f.random.Float32(name, shape...)
+	return f.random.Tensor(name, shape...)
 }

@@ -13,19 +13,24 @@ import (
 	"strings"
 	"testing"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/bpe"
 	"gorgonia.org/leanattention/examples/opt/hf"
+
+	"gorgonia.org/tensor"
 )
 
 // The golden files are made by ../testdata/golden.py, which says what is in them.
 const testdata = "../testdata"
 
+type goldenLogits struct {
+	Name, Model, File string
+	IDs, Positions    [][]int
+	Vocab, Chunk      int
+}
+
 type golden struct {
-	Logits []struct {
-		Name, Model, File string
-		IDs, Positions    [][]int
-		Vocab, Chunk      int
-	}
+	Logits []goldenLogits
 	Greedy []struct {
 		Prompt, Text string
 		IDs, Next    []int
@@ -52,7 +57,7 @@ func readGolden(t *testing.T) (g golden) {
 	return g
 }
 
-func openModel(t *testing.T, folder string) *Weights {
+func openModel(t *testing.T, folder string, weights tensor.Dtype) *Weights {
 	t.Helper()
 	f, err := hf.Open(filepath.Join(testdata, folder))
 	if err != nil {
@@ -63,7 +68,7 @@ func openModel(t *testing.T, folder string) *Weights {
 			t.Error(err)
 		}
 	})
-	w, err := Load(f)
+	w, err := LoadAs(f, weights)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,53 +81,82 @@ func shipped(t *testing.T) (*Weights, *bpe.Tokenizer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return openModel(t, "../tiny"), tokenizer
+	return openModel(t, "../tiny", tensor.Dtype{}), tokenizer
 }
 
-// TestGoldenLogits compares the logits of every position with transformers'.
+// TestGoldenLogits compares the logits of every position with transformers',
+// which computes in float32 with the weights as they are stored.
 func TestGoldenLogits(t *testing.T) {
 	for _, c := range readGolden(t).Logits {
-		w := openModel(t, c.Model)
-		raw, err := os.ReadFile(filepath.Join(testdata, c.File))
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := make([]float32, len(raw)/4)
-		if _, err := binary.Decode(raw, binary.LittleEndian, want); err != nil {
-			t.Fatal(err)
-		}
-		capacity := make([]int, len(c.IDs))
-		for i, ids := range c.IDs {
-			capacity[i] = len(ids)
-		}
+		w := openModel(t, c.Model, tensor.Dtype{})
 		for name, kind := range attentions {
 			for _, chunk := range slices.Compact([]int{0, c.Chunk, 7}) {
 				t.Run(fmt.Sprintf("%s/%s/chunk %d", c.Name, name, chunk), func(t *testing.T) {
-					d := newDecoder(t, w, Options{Capacity: capacity, Chunk: chunk, Attention: kind.Attention, Linear: kind.Linear, AllLogits: true})
-					if err := d.Prefill(context.Background(), c.IDs, nil); err != nil {
-						t.Fatal(err)
+					if worst := c.worst(t, w, Options{Chunk: chunk, Attention: kind.Attention, Linear: kind.Linear}); !(worst <= 1e-4) {
+						t.Errorf("a logit is off by %.1e", worst)
 					}
-					rest, worst := want, 0.0
-					for i, positions := range c.Positions {
-						got := d.PromptLogits(i)
-						for _, p := range positions {
-							for j, v := range got[p*c.Vocab : (p+1)*c.Vocab] {
-								diff := math.Abs(float64(v) - float64(rest[j]))
-								if worst = max(worst, diff); !(diff <= 1e-4) {
-									t.Fatalf("sequence %d, position %d, logit %d: %v, want %v", i, p, j, v, rest[j])
-								}
-							}
-							rest = rest[c.Vocab:]
-						}
-					}
-					if len(rest) > 0 {
-						t.Errorf("%d logits were not compared", len(rest))
-					}
-					t.Logf("at most %.1e off", worst)
 				})
 			}
 		}
 	}
+}
+
+// TestGoldenRounded: how far the logits, which are up to 20, move when the
+// weights are rounded. The bounds are four times what was measured. Most of the
+// models were stored in float16, which loses nothing.
+func TestGoldenRounded(t *testing.T) {
+	for _, c := range readGolden(t).Logits {
+		for name, kind := range map[string]struct {
+			dtype tensor.Dtype
+			bound float64
+		}{"f32": {tensor.Float32, 1e-4}, "f16": {la.Float16, 0.01}, "bf16": {la.BFloat16, 0.25}} {
+			t.Run(c.Name+"/"+name, func(t *testing.T) {
+				worst := c.worst(t, openModel(t, c.Model, kind.dtype), Options{})
+				t.Logf("at most %.1e off", worst)
+				if !(worst <= kind.bound) {
+					t.Errorf("a logit is off by %.1e, more than %v", worst, kind.bound)
+				}
+			})
+		}
+	}
+}
+
+// worst is the largest difference of the logits to the golden ones.
+func (c *goldenLogits) worst(t *testing.T, w *Weights, o Options) (worst float64) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(testdata, c.File))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]float32, len(raw)/4)
+	if _, err := binary.Decode(raw, binary.LittleEndian, want); err != nil {
+		t.Fatal(err)
+	}
+	for _, ids := range c.IDs {
+		o.Capacity = append(o.Capacity, len(ids))
+	}
+	o.AllLogits = true
+	d := newDecoder(t, w, o)
+	if err := d.Prefill(context.Background(), c.IDs, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i, positions := range c.Positions {
+		got := d.PromptLogits(i)
+		for _, p := range positions {
+			for j, v := range got[p*c.Vocab : (p+1)*c.Vocab] {
+				diff := math.Abs(float64(v) - float64(want[j]))
+				if diff != diff {
+					t.Fatalf("sequence %d, position %d, logit %d: %v, want %v", i, p, j, v, want[j])
+				}
+				worst = max(worst, diff)
+			}
+			want = want[c.Vocab:]
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("%d logits were not compared", len(want))
+	}
+	return worst
 }
 
 // greedy continues all prompts by n tokens.

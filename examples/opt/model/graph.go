@@ -23,7 +23,7 @@ type graph struct {
 	selected  []int // the rows whose logits are computed; nil: all rows
 
 	vm     G.VM
-	logits G.Value // (selected or all rows, vocabulary), after a run
+	logits *G.Node // (selected or all rows, vocabulary)
 }
 
 // builder makes the nodes of a graph, one on the other, until the first error.
@@ -40,7 +40,9 @@ type attend func(b *builder, layer int, q, k, v *G.Node) *G.Node
 
 // newGraph builds the decoder for a number of rows, with logits for a number of
 // selected rows (0: for all). Weights keep their names in every graph, and
-// inputs are named, since Gorgonia merges nameless ones of equal shape.
+// inputs are named, since Gorgonia merges nameless ones of equal shape. Sums
+// with the residual are part of the node before them where there is one: every
+// node costs some microseconds and an output of its own.
 //
 // Gorgonia tells nodes apart by hashes of 32 bits, so once in some thousand
 // graphs of this size two of them are taken for one. That is found out here,
@@ -64,30 +66,35 @@ func (w *Weights) buildGraph(name string, rows, selected int, linear Linear, att
 	positions, gr.positions = b.indices("positions", rows)
 	embedding := b.weight("decoder.embed_tokens.weight")
 
-	h := b.rows(embedding, tokens)
+	h := b.rows(b.weight("decoder.embed_positions.weight"), positions, nil)
 	if c.HasProjections() {
-		h = b.linear(h, "decoder.project_in")
+		h = b.linear(b.rows(embedding, tokens, nil), "decoder.project_in", false, h)
+	} else {
+		h = b.rows(embedding, tokens, h)
 	}
-	h = b.add(h, b.rows(b.weight("decoder.embed_positions.weight"), positions))
 	for i := range c.Layers {
 		h = b.layer(h, i, attention)
 	}
 	if selected > 0 {
 		var index *G.Node
 		index, gr.selected = b.indices("selected", selected)
-		h = b.rows(h, index)
+		h = b.rows(h, index, nil)
 	}
 	if c.HasFinalLayerNorm() {
 		h = b.norm(h, "decoder.final_layer_norm")
 	}
 	if c.HasProjections() {
-		h = b.linear(h, "decoder.project_out")
+		h = b.linear(h, "decoder.project_out", false, nil)
 	}
 	head := embedding
 	if !c.TieWordEmbeddings {
 		head = b.weight("lm_head.weight")
 	}
-	logits := b.multiply(h, head)
+	if b.stock {
+		gr.logits = b.multiply(h, head)
+	} else {
+		gr.logits = b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil) })
+	}
 
 	if b.err != nil {
 		return nil, b.err
@@ -95,20 +102,22 @@ func (w *Weights) buildGraph(name string, rows, selected int, linear Linear, att
 	if err := la.CheckGraph(b.g); err != nil {
 		return nil, err
 	}
-	G.Read(logits, &gr.logits)
 	gr.vm = G.NewTapeMachine(b.g)
 	return gr, nil
 }
 
-// run computes the logits of the rows that the inputs describe. Its caller
-// resets the machine when it has read what it needs.
+// run computes the logits of the rows that the inputs describe. They are new
+// memory in each run. Its caller resets the machine afterwards.
 func (gr *graph) run() ([]float32, error) {
 	if err := gr.vm.RunAll(); err != nil {
 		return nil, err
 	}
-	logits, ok := gr.logits.Data().([]float32)
+	// Nothing is computed of the logits, so nothing has overwritten them, and
+	// what G.Read would do is a copy.
+	v := gr.logits.Value()
+	logits, ok := v.Data().([]float32)
 	if !ok {
-		return nil, fmt.Errorf("model: logits are %T", gr.logits.Data())
+		return nil, fmt.Errorf("model: logits are %T", v.Data())
 	}
 	return logits, nil
 }
@@ -116,21 +125,22 @@ func (gr *graph) run() ([]float32, error) {
 func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {
 	name := fmt.Sprintf("decoder.layers.%d.", i)
 	before := b.w.config.DoLayerNormBefore
-	branch := func(h *G.Node, norm string, f func(x *G.Node) *G.Node) *G.Node {
+	// branch is f of the norm of h or the norm of f; f adds its residual.
+	branch := func(h *G.Node, norm string, f func(x, residual *G.Node) *G.Node) *G.Node {
 		if before {
-			return b.add(h, f(b.norm(h, norm)))
+			return f(b.norm(h, norm), h)
 		}
-		return b.norm(b.add(h, f(h)), norm)
+		return b.norm(f(h, h), norm)
 	}
-	h = branch(h, name+"self_attn_layer_norm", func(x *G.Node) *G.Node {
-		q := b.linear(x, name+"self_attn.q_proj")
-		k := b.linear(x, name+"self_attn.k_proj")
-		v := b.linear(x, name+"self_attn.v_proj")
-		return b.linear(attention(b, i, q, k, v), name+"self_attn.out_proj")
+	h = branch(h, name+"self_attn_layer_norm", func(x, residual *G.Node) *G.Node {
+		q := b.linear(x, name+"self_attn.q_proj", false, nil)
+		k := b.linear(x, name+"self_attn.k_proj", false, nil)
+		v := b.linear(x, name+"self_attn.v_proj", false, nil)
+		return b.linear(attention(b, i, q, k, v), name+"self_attn.out_proj", false, residual)
 	})
-	return branch(h, name+"final_layer_norm", func(x *G.Node) *G.Node {
-		x = b.linear(x, name+"fc1", nn.WithReLU())
-		return b.linear(x, name+"fc2")
+	return branch(h, name+"final_layer_norm", func(x, residual *G.Node) *G.Node {
+		x = b.linear(x, name+"fc1", true, nil)
+		return b.linear(x, name+"fc2", false, residual)
 	})
 }
 
@@ -176,52 +186,35 @@ func (b *builder) weight(name string) *G.Node {
 	})
 }
 
-// rows gathers rows of a table. (Gorgonia's ByIndices is right on axis 0.)
-func (b *builder) rows(table, index *G.Node) *G.Node {
-	return b.do(func() (*G.Node, error) { return G.ByIndices(table, index, 0) })
+// rows gathers rows of a table, and adds the residual if it is not nil.
+func (b *builder) rows(table, index, residual *G.Node) *G.Node {
+	return b.do(func() (*G.Node, error) { return nn.Embedding(table, index, residual) })
 }
 
 func (b *builder) add(x, y *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) { return G.Add(x, y) })
 }
 
-// multiply is x wᵀ for w of shape (out, in), as checkpoints store it.
-func (b *builder) multiply(x, w *G.Node) *G.Node {
-	if b.stock {
-		// With BatchedMatMul w is read in place, where Mul by a transposed w copies it.
-		return b.do(func() (*G.Node, error) { return G.BatchedMatMul(x, w, false, true) })
-	}
-	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, nil) })
-}
-
-// linear is x wᵀ + bias, where the bias is there, and with nn.WithReLU the
-// positive part of it.
-func (b *builder) linear(x *G.Node, name string, relu ...nn.LinearOption) *G.Node {
+// linear is x wᵀ + bias, where the bias is there, or the positive part of that
+// under relu, and the residual if it is not nil.
+func (b *builder) linear(x *G.Node, name string, relu bool, residual *G.Node) *G.Node {
 	w := b.weight(name + ".weight")
 	t, biased := b.w.tensors[name+".bias"]
-	if !b.stock {
-		var bias *G.Node
-		if biased {
-			bias = b.weight(name + ".bias")
-		}
-		return b.do(func() (*G.Node, error) { return nn.Linear(x, w, bias, relu...) })
+	if b.stock {
+		return b.stockLinear(x, w, name+".bias", t, relu, residual)
 	}
-	y := b.multiply(x, w)
-	if biased && b.err == nil {
-		// The same memory as a matrix of one row, to be repeated for each row of y.
-		bias := b.input(name+".bias", tensor.New(tensor.WithShape(1, t.Shape()[0]), tensor.WithBacking(t.Data())))
-		if y.Shape()[0] == 1 {
-			y = b.add(y, bias)
-		} else {
-			sum := y
-			y = b.do(func() (*G.Node, error) { return G.BroadcastAdd(sum, bias, nil, []byte{0}) })
-		}
+	var bias *G.Node
+	if biased {
+		bias = b.weight(name + ".bias")
 	}
-	if len(relu) > 0 {
-		sum := y
-		y = b.do(func() (*G.Node, error) { return G.Rectify(sum) })
+	var options []nn.LinearOption
+	if relu {
+		options = append(options, nn.WithReLU())
 	}
-	return y
+	if residual != nil {
+		options = append(options, nn.WithResidual(residual))
+	}
+	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, bias, options...) })
 }
 
 // norm is the layer norm, with or without its own weight and bias.

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 
 	"gorgonia.org/tensor"
@@ -19,7 +20,7 @@ type random struct {
 
 func (r random) Config() hf.Config { return r.config }
 
-func (r random) Float32(name string, shape ...int) (*tensor.Dense, error) {
+func (r random) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	data := make([]float32, tensor.Shape(shape).TotalSize())
 	scale, offset := 1.5/math.Sqrt(float64(shape[len(shape)-1])), 0.0
 	if len(shape) == 1 {
@@ -47,10 +48,23 @@ func (r reference) table(name string, row int) []float64 {
 	}
 	n := t.Shape()[1]
 	out := make([]float64, n)
-	for i, v := range t.Float32s()[row*n : (row+1)*n] {
-		out[i] = float64(v)
+	for i := range out {
+		out[i] = number(t, row*n+i)
 	}
 	return out
+}
+
+// number is element i of a tensor of weights.
+func number(t *tensor.Dense, i int) float64 {
+	switch data := t.Data().(type) {
+	case []float32:
+		return float64(data[i])
+	case []la.F16:
+		return float64(data[i].Float32())
+	case []la.BF16:
+		return float64(data[i].Float32())
+	}
+	panic("weights of " + t.Dtype().String())
 }
 
 func (r reference) linear(x matrix, name string) matrix {

@@ -2,8 +2,13 @@ package model
 
 import (
 	"errors"
+	"fmt"
+	"math"
+	"sync"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/tensor"
 )
@@ -15,7 +20,10 @@ var ErrConfig = errors.New("model: out of range")
 // Source is where weights come from: an *hf.Folder.
 type Source interface {
 	Config() hf.Config
-	Float32(name string, shape ...int) (*tensor.Dense, error)
+
+	// Tensor is a weight in the type that it is stored in: float32,
+	// leanattention.Float16 or leanattention.BFloat16. It is not written.
+	Tensor(name string, shape ...int) (*tensor.Dense, error)
 }
 
 // Weights is a model's parameters. Graphs take them in as inputs, without a
@@ -24,19 +32,94 @@ type Source interface {
 type Weights struct {
 	config  hf.Config
 	tensors map[string]*tensor.Dense
+
+	widenOnce sync.Once
+	wide      *Weights // see widened
 }
 
-// Load takes all weights of a model from a source.
-func Load(from Source) (*Weights, error) {
+// Load takes all weights of a model from a source. Matrices stay in the type
+// that they are stored in. Vectors (biases, and what layer norms have) are
+// float32: they are a thousandth of the model, and what they are added to is
+// float32.
+func Load(from Source) (*Weights, error) { return LoadAs(from, tensor.Dtype{}) }
+
+// LoadAs is Load with all matrices in one type, float32, leanattention.Float16
+// or leanattention.BFloat16, whatever they are stored in; the zero Dtype is as
+// stored. A shorter type halves what decoding reads of memory, and rounds to
+// nearest. A number that float16 has no room for is ErrConfig.
+func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 	w := &Weights{config: from.Config(), tensors: map[string]*tensor.Dense{}}
 	for p := range w.config.Weights() {
-		t, err := from.Float32(p.Name, p.Shape...)
+		t, err := from.Tensor(p.Name, p.Shape...)
 		if err != nil {
 			return nil, err
 		}
-		w.tensors[p.Name] = t
+		to := matrices
+		switch {
+		case len(p.Shape) == 1:
+			to = tensor.Float32
+		case to == tensor.Dtype{}:
+			to = t.Dtype()
+		}
+		if w.tensors[p.Name], err = convert(t, to); err != nil {
+			return nil, fmt.Errorf("weight %s: %w", p.Name, err)
+		}
 	}
 	return w, nil
+}
+
+// convert is t in another type, or t itself where that is the type that it has.
+func convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
+	if t.Dtype() == to && (to == tensor.Float32 || to == la.Float16 || to == la.BFloat16) {
+		return t, nil
+	}
+	var wide []float32
+	switch data := t.Data().(type) {
+	case []float32:
+		wide = data
+	case []la.F16:
+		wide = make([]float32, len(data))
+		half.DecodeFloat16(wide, data)
+	case []la.BF16:
+		wide = make([]float32, len(data))
+		half.DecodeBFloat16(wide, data)
+	default:
+		return nil, fmt.Errorf("%w: elements of %v", ErrConfig, t.Dtype())
+	}
+	var data any
+	switch to {
+	case tensor.Float32:
+		data = wide
+	case la.Float16:
+		short := make([]la.F16, len(wide))
+		half.EncodeFloat16(short, wide)
+		for i, v := range short {
+			if short := float64(v.Float32()); math.IsInf(short, 0) && short != float64(wide[i]) {
+				return nil, fmt.Errorf("%w: element %d is %v, more than float16 can hold", ErrConfig, i, wide[i])
+			}
+		}
+		data = short
+	case la.BFloat16:
+		short := make([]la.BF16, len(wide))
+		half.EncodeBFloat16(short, wide)
+		data = short
+	default:
+		return nil, fmt.Errorf("%w: weights as %v", ErrConfig, to)
+	}
+	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data)), nil
+}
+
+// widened is the same weights in float32, which Gorgonia's own nodes need. They
+// are kept for the next one who asks.
+func (w *Weights) widened() *Weights {
+	w.widenOnce.Do(func() {
+		w.wide = &Weights{config: w.config, tensors: map[string]*tensor.Dense{}}
+		for name, t := range w.tensors {
+			// Every type that Load lets in widens.
+			w.wide.tensors[name], _ = convert(t, tensor.Float32)
+		}
+	})
+	return w.wide
 }
 
 // Config is the model's configuration.

@@ -1,0 +1,160 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
+)
+
+var weightTypes = map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}
+
+// stored is a Source that has all weights in one type, and remembers them.
+type stored struct {
+	random
+	dtype tensor.Dtype
+	given map[string]*tensor.Dense
+}
+
+func (s stored) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	t, err := s.random.Tensor(name, shape...)
+	if err == nil {
+		t, err = convert(t, s.dtype)
+	}
+	s.given[name] = t
+	return t, err
+}
+
+// TestWeightTypes: matrices stay what they are, in place, or become what is
+// asked for, each number the nearest of its type.
+func TestWeightTypes(t *testing.T) {
+	for from, dtype := range weightTypes {
+		for to, want := range map[string]tensor.Dtype{"stored": {}, "f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16} {
+			source := stored{random{small(), seeded(t)}, dtype, map[string]*tensor.Dense{}}
+			w, err := LoadAs(source, want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			matrix := want
+			if want == (tensor.Dtype{}) {
+				matrix = dtype
+			}
+			bytes := int64(0)
+			for p := range w.config.Weights() {
+				got, given, kind := w.tensors[p.Name], source.given[p.Name], matrix
+				if len(p.Shape) == 1 {
+					kind = tensor.Float32
+				}
+				if got.Dtype() != kind || !got.Shape().Eq(tensor.Shape(p.Shape)) {
+					t.Errorf("%s as %s: %s is %v %v, want %v", from, to, p.Name, got.Dtype(), got.Shape(), kind)
+				}
+				if kind == dtype && got != given {
+					t.Errorf("%s as %s: %s was copied", from, to, p.Name)
+				}
+				if kind == dtype {
+					continue
+				}
+				unit := map[tensor.Dtype]float64{tensor.Float32: 0, la.Float16: 0x1p-11, la.BFloat16: 0x1p-8}[kind]
+				for i := range tensor.Shape(p.Shape).TotalSize() {
+					// float16's smallest number is 2^-24.
+					if x, y := number(given, i), number(got, i); math.Abs(x-y) > unit*(math.Abs(x)+0x1p-14) {
+						t.Fatalf("%s as %s: %s[%d] is %v, stored %v", from, to, p.Name, i, y, x)
+					}
+				}
+			}
+			for p := range w.config.Weights() {
+				bytes += int64(w.tensors[p.Name].MemSize())
+			}
+			if w.Bytes() != bytes {
+				t.Errorf("%d bytes, want %d", w.Bytes(), bytes)
+			}
+		}
+	}
+}
+
+// TestWeightTypesDecode: what is computed is the model with the rounded weights,
+// for every form of checkpoint, and where Gorgonia's own nodes need float32.
+func TestWeightTypesDecode(t *testing.T) {
+	for layout, config := range layouts() {
+		for kind, dtype := range weightTypes {
+			if dtype == tensor.Float32 {
+				continue
+			}
+			rng := seeded(t)
+			w, err := Load(stored{random{config, rng}, dtype, map[string]*tensor.Dense{}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts := prompts(rng, config.VocabSize, 9, 4)
+			for name, way := range attentions {
+				d := newDecoder(t, w, Options{Capacity: []int{12, 12}, Chunk: 5, Attention: way.Attention, Linear: way.Linear})
+				if err := d.Prefill(context.Background(), texts, nil); err != nil {
+					t.Fatal(err)
+				}
+				long := make([][]int, len(texts))
+				copy(long, texts)
+				for step := range 3 {
+					if err := d.Step([]int{5 + step, 6}); err != nil {
+						t.Fatal(err)
+					}
+					for i := range long {
+						long[i] = append(long[i][:len(long[i]):len(long[i])], []int{5 + step, 6}[i])
+						closeTo(t, fmt.Sprintf("%s in %s, %s, step %d, sequence %d", layout, kind, name, step, i),
+							d.Logits(i), reference{w}.logits(long[i])[len(long[i])-1], 1e-4)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestWeightTypesRefused: what does not fit is not made infinite, and types that
+// are none of weights are said.
+func TestWeightTypesRefused(t *testing.T) {
+	of := func(v float32) Source { return constant{random{small(), seeded(t)}, v} }
+	for _, v := range []float32{65536, -1e38} {
+		w, err := LoadAs(of(v), la.Float16)
+		if w != nil || !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "decoder.layers.1.fc2.weight") {
+			t.Errorf("%v as float16: error %v", v, err)
+		}
+		if _, err := LoadAs(of(v), la.BFloat16); err != nil {
+			t.Errorf("%v as bfloat16: %v", v, err)
+		}
+	}
+	for _, v := range []float32{65504, float32(math.Inf(-1)), float32(math.NaN())} { // what is there stays
+		if _, err := LoadAs(of(v), la.Float16); err != nil {
+			t.Errorf("%v as float16: %v", v, err)
+		}
+	}
+	if w, err := LoadAs(of(1), tensor.Int); w != nil || !errors.Is(err, ErrConfig) {
+		t.Errorf("as int: error %v", err)
+	}
+	if w, err := Load(ints{random{small(), seeded(t)}}); w != nil || !errors.Is(err, ErrConfig) {
+		t.Errorf("stored as int: error %v", err)
+	}
+}
+
+type constant struct {
+	random
+	value float32
+}
+
+func (c constant) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	t, err := c.random.Tensor(name, shape...)
+	if err == nil && name == "decoder.layers.1.fc2.weight" {
+		t.Float32s()[7] = c.value
+	}
+	return t, err
+}
+
+type ints struct{ random }
+
+func (ints) Tensor(_ string, shape ...int) (*tensor.Dense, error) {
+	return tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Int)), nil
+}
