@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -25,11 +26,7 @@ type leanEngine struct {
 	prompt        time.Duration
 }
 
-// errWidened: the decoder does not keep weights as the checkpoint stores them.
-var errWidened = errors.New("the decoder widens the weights to float32 when it loads them")
-
-// openLean loads a checkpoint whose weights are stored in s, for linear layers
-// that read them so.
+// openLean loads a checkpoint whose weights are stored in s, and stay so.
 func openLean(dir string, s storage, linear model.Linear) (engine, error) {
 	folder, err := hf.Open(dir)
 	if err != nil {
@@ -41,10 +38,14 @@ func openLean(dir string, s storage, linear model.Linear) (engine, error) {
 	}
 	stored := 0
 	for w := range weights.Config().Weights() {
-		stored += elements(w.Shape) * s.size
+		size := s.size
+		if len(w.Shape) == 1 {
+			size = 4 // vectors are widened
+		}
+		stored += elements(w.Shape) * size
 	}
-	if weights.Bytes() > int64(stored)*3/2 { // vectors, which are few, may be wider
-		return nil, errors.Join(errWidened, folder.Close())
+	if n := weights.Bytes(); n != int64(stored) {
+		return nil, errors.Join(fmt.Errorf("%s: %d bytes of weights, and in %s they are %d", dir, n, s.name, stored), folder.Close())
 	}
 	return &leanEngine{folder: folder, weights: weights, options: model.Options{Linear: linear}}, nil
 }

@@ -14,12 +14,14 @@
 // has no last layer norm, and whose narrower embedding is projected into the
 // layers' width and back.
 //
-// [Weights] holds a model's parameters. A [Decoder] continues a batch of
-// sequences with it, by two graphs that share the weights and the cache: one
-// with many rows for the prompts, which are cut into chunks, and one with a row
-// a sequence for what follows. Both are built once and run again and again;
-// token ids and positions are written into the graphs' inputs in place. The
-// attention node is either leanattention's on its paged cache, or the
+// [Weights] holds a model's parameters, matrices in the type that they are
+// stored in or that one asks for ([LoadAs]): decoding waits for them, so half
+// the bytes are half the time. All sums are in float32. A [Decoder] continues a
+// batch of sequences with it, by two graphs that share the weights and the
+// cache: one with many rows for the prompts, which are cut into chunks, and one
+// with a row a sequence for what follows. Both are built once and run again and
+// again; token ids and positions are written into the graphs' inputs in place.
+// The attention node is either leanattention's on its paged cache, or the
 // composition of Gorgonia's own nodes over tensors of a fixed capacity that it
 // replaces; nothing else differs.
 package model
