@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -86,7 +87,7 @@ func (b *builder) verify() error {
 	}
 	for _, u := range units {
 		if err := b.stale(u); err != nil {
-			return err
+			return fmt.Errorf("%w; go -C kernels/build run .", err)
 		}
 		if !b.all {
 			continue
@@ -209,7 +210,7 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 	images = make([][]byte, len(archs))
 	logs, errs, took := make([]string, len(archs)), make([]error, len(archs)), make([]time.Duration, len(archs))
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, max(1, b.jobs))
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i, arch := range archs {
 		wg.Go(func() {
 			slots <- struct{}{}
@@ -233,56 +234,31 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 	return images, b.describe(u, archs, images, logs)
 }
 
-// describe enters the kernels of the images.
-func (b *builder) describe(u *unit, archs []string, images [][]byte, logs []string) (err error) {
-	var cubins []string
-	var of []map[string]usage
-	var ptx []string
+// describe enters the kernels of the images, which must be the same in all.
+func (b *builder) describe(u *unit, archs []string, images [][]byte, logs []string) error {
+	of := make([]map[string]usage, len(archs))
+	said := map[string]bool{}
 	for i, arch := range archs {
-		kernels, warnings := readUsage(logs[i])
+		var warnings []string
+		of[i], warnings = readUsage(logs[i])
 		for _, w := range warnings {
-			fmt.Fprintf(b.stdout, "%s %s: %s\n", u.name, arch, w)
+			if !said[w] {
+				fmt.Fprintln(b.stdout, w)
+			}
+			said[w] = true
 		}
 		if virtual(arch) {
-			for _, m := range ptxEntry.FindAllSubmatch(images[i], -1) {
-				ptx = append(ptx, string(m[1]))
-			}
-			continue
+			of[i] = ptxEntries(images[i])
 		}
-		cubins, of = append(cubins, arch), append(of, kernels)
 	}
-	if u.now.Entries, err = entries(cubins, of); err != nil {
+	var err error
+	if u.now.Entries, err = entries(archs, of); err != nil {
 		return fmt.Errorf("%s: %w", u.name, err)
 	}
-	for _, name := range ptx {
-		if _, ok := u.now.Entries[name]; !ok && len(of) > 0 {
-			return fmt.Errorf("%s: kernel %s is in the PTX alone", u.name, name)
-		} else if !ok {
-			u.now.Entries[name] = ""
-		}
-	}
-	if len(u.now.Entries) == 0 {
-		return fmt.Errorf("%s has no kernels", u.name)
-	}
 	if b.verbose {
-		b.print(u, archs, of)
+		printUsage(b.stdout, archs, of)
 	}
 	return nil
-}
-
-func (b *builder) print(u *unit, archs []string, of []map[string]usage) {
-	width := 0
-	var names []string
-	for name := range u.now.Entries {
-		names, width = append(names, name), max(width, len(name))
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		for i, kernels := range of {
-			k := kernels[name]
-			fmt.Fprintf(b.stdout, "%-*s  %s  %3d registers  %5d shared  %4d stack  %4d spilled\n", width, name, archs[i], k.registers, k.shared, k.stack, k.spilled)
-		}
-	}
 }
 
 func (b *builder) write(u *unit, images [][]byte) error {

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 )
@@ -44,7 +43,6 @@ type config struct {
 	fetch          bool
 	raw            bool
 	verbose        bool
-	jobs           int
 }
 
 func main() {
@@ -70,8 +68,9 @@ func run(args []string, stdout io.Writer) error {
 	flags.BoolVar(&c.fetch, "fetch", false, "fetch the compiler, no more")
 	flags.BoolVar(&c.raw, "raw", false, "write each image to a file of its own, too")
 	flags.BoolVar(&c.verbose, "v", false, "print what each kernel takes: registers, spills, shared memory")
-	flags.IntVar(&c.jobs, "j", runtime.NumCPU(), "compile this many images at once")
-	if err := flags.Parse(args); err != nil {
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	if flags.NArg() > 0 {

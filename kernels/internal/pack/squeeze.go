@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math/bits"
 )
 
 // Images of a unit repeat each other: the same kernel for two architectures or
@@ -22,7 +23,7 @@ import (
 const (
 	shortest = 24 // bytes worth a step; shorter ones are left to DEFLATE
 	hashed   = 8  // bytes that find candidates
-	hashBits = 20
+	hashBits = 20 // at most
 	tries    = 64
 	enough   = 4096 // a repeat that is not improved on
 )
@@ -69,10 +70,12 @@ type finder struct {
 	data []byte
 	last []int32 // place of a hash, -1 if there is none
 	prev []int32 // place of the same hash before that
+	bits int     // of a hash
 }
 
 func newFinder(data []byte) *finder {
-	f := &finder{data: data, last: make([]int32, 1<<hashBits), prev: make([]int32, len(data))}
+	f := &finder{data: data, prev: make([]int32, len(data)), bits: min(hashBits, bits.Len(uint(len(data))))}
+	f.last = make([]int32, 1<<f.bits)
 	for i := range f.last {
 		f.last[i] = -1
 	}
@@ -80,7 +83,7 @@ func newFinder(data []byte) *finder {
 }
 
 func (f *finder) hash(at int) uint64 {
-	return binary.LittleEndian.Uint64(f.data[at:]) * 0x9e3779b97f4a7c15 >> (64 - hashBits)
+	return binary.LittleEndian.Uint64(f.data[at:]) * 0x9e3779b97f4a7c15 >> (64 - f.bits)
 }
 
 // add enters n places from at on.

@@ -1,0 +1,243 @@
+package kernels
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+
+	"gorgonia.org/leanattention/kernels/internal/pack"
+)
+
+func images(archs ...string) (list []pack.Image) {
+	for _, a := range archs {
+		list = append(list, pack.Image{Arch: a})
+	}
+	return list
+}
+
+func TestChoose(t *testing.T) {
+	all := []string{"sm_80", "sm_86", "sm_89", "sm_90", "compute_90"}
+	for _, c := range []struct {
+		archs      []string
+		capability int
+		want       string // "" for none
+	}{
+		{all, 70, ""},
+		{all, 75, ""},
+		{all, 80, "sm_80"},
+		{all, 81, "sm_80"},
+		{all, 86, "sm_86"},
+		{all, 87, "sm_86"}, // Orin
+		{all, 89, "sm_89"},
+		{all, 90, "sm_90"},
+		{all, 100, "compute_90"}, // Blackwell
+		{all, 103, "compute_90"},
+		{all, 120, "compute_90"},
+		{all, 0, ""},
+		{all, -1, ""},
+		{[]string{"sm_86", "sm_90"}, 80, ""},
+		{[]string{"sm_86", "sm_90"}, 100, ""},
+		{[]string{"compute_80", "compute_90"}, 89, "compute_80"},
+		{[]string{"compute_80", "compute_90"}, 90, "compute_90"},
+		{[]string{"compute_80", "compute_90"}, 100, "compute_90"},
+		{[]string{"compute_90", "sm_80"}, 86, "sm_80"},
+		{[]string{"compute_86", "sm_80"}, 86, "sm_80"}, // a cubin, though the PTX is newer
+		{nil, 90, ""},
+	} {
+		for range 2 {
+			got := ""
+			if i := choose(images(c.archs...), c.capability); i >= 0 {
+				got = c.archs[i]
+			}
+			if got != c.want {
+				t.Errorf("of %q a GPU of %d gets %q, want %q", c.archs, c.capability, got, c.want)
+			}
+			slices.Reverse(c.archs)
+		}
+	}
+}
+
+// module is a store with a unit, each of whose images is its own name.
+func module(t *testing.T, change func(manifest, archive []byte) ([]byte, []byte)) *store {
+	t.Helper()
+	archs := []string{"sm_80", "sm_90", "compute_90"}
+	m := &pack.Manifest{Entries: map[string]string{"b": "", "a": "registers 40"}}
+	archive, err := m.Pack(archs, [][]byte{[]byte("sm_80"), []byte("sm_90"), []byte("compute_90")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := m.Format()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		manifest, archive = change(manifest, archive)
+	}
+	files := fstest.MapFS{}
+	for name, data := range map[string][]byte{"modules/u.json": manifest, "modules/u.bin": archive} {
+		if data != nil {
+			files[name] = &fstest.MapFile{Data: data}
+		}
+	}
+	return &store{files: files}
+}
+
+func TestImage(t *testing.T) {
+	s := module(t, nil)
+	var wg sync.WaitGroup
+	for capability, want := range map[int]string{80: "sm_80", 86: "sm_80", 90: "sm_90", 100: "compute_90"} {
+		wg.Go(func() {
+			got, err := s.image("u", capability)
+			if err != nil || string(got) != want {
+				t.Errorf("%d: %q, %v, want %q", capability, got, err, want)
+			}
+			again, err := s.image("u", capability)
+			if err != nil || &got[0] != &again[0] {
+				t.Errorf("%d: unpacked twice: %v", capability, err)
+			}
+		})
+	}
+	wg.Wait()
+	if names, err := s.entries("u"); err != nil || !slices.Equal(names, []string{"a", "b"}) {
+		t.Errorf("entries %q, %v", names, err)
+	}
+}
+
+func TestImageErrors(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		capability int
+		change     func(manifest, archive []byte) ([]byte, []byte)
+		want       error
+	}{
+		{"too old a GPU", 75, nil, ErrNoImage},
+		{"no manifest", 90, func(m, a []byte) ([]byte, []byte) { return nil, a }, ErrNoImage},
+		{"a broken manifest", 90, func(m, a []byte) ([]byte, []byte) { return m[:len(m)/2], a }, ErrCorrupt},
+		{"no archive", 90, func(m, a []byte) ([]byte, []byte) { return m, nil }, fs.ErrNotExist},
+		{"half an archive", 90, func(m, a []byte) ([]byte, []byte) { return m, a[:len(a)/2] }, ErrCorrupt},
+		{"an archive of nothing", 90, func(m, a []byte) ([]byte, []byte) { return m, []byte{} }, ErrCorrupt},
+		{"another archive", 90, func(m, a []byte) ([]byte, []byte) {
+			other := &pack.Manifest{}
+			a, _ = other.Pack([]string{"sm_80"}, [][]byte{[]byte("sm_80sm_91compute_90")}) // as long as ours
+			return m, a
+		}, ErrCorrupt},
+	} {
+		image, err := module(t, c.change).image("u", c.capability)
+		if image != nil || !errors.Is(err, c.want) || !strings.Contains(err.Error(), `unit "u"`) {
+			t.Errorf("%s: %q, %v, want %v", c.name, image, err, c.want)
+		}
+		if capability := "7.5"; c.capability == 75 && !strings.Contains(err.Error(), capability) {
+			t.Errorf("%s: %v does not say %s", c.name, err, capability)
+		}
+	}
+	for _, unit := range []string{"", "v", "../u", "u.json", "/u"} {
+		if image, err := module(t, nil).image(unit, 90); image != nil || !errors.Is(err, ErrNoImage) {
+			t.Errorf("unit %q: %q, %v", unit, image, err)
+		}
+		if names, err := module(t, nil).entries(unit); names != nil || !errors.Is(err, ErrNoImage) {
+			t.Errorf("unit %q: %q, %v", unit, names, err)
+		}
+	}
+}
+
+// The modules in this directory, whether or not this binary has them.
+
+func TestModulesAreOfTheseSources(t *testing.T) {
+	dir := os.DirFS(".")
+	units, err := pack.Units(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &store{files: dir}
+	var want []string
+	for _, unit := range units {
+		want = append(want, unit+".bin", unit+".json")
+		m, err := s.manifest(unit)
+		if err != nil {
+			t.Errorf("%v; go -C kernels/build run .", err)
+			continue
+		}
+		files, err := pack.Read(dir, unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why := pack.Changed(m.Sources, pack.Sources(files)); why != "" {
+			t.Errorf("the module of %s.cu is not up to date, %s; go -C kernels/build run .", unit, why)
+		}
+		for capability, magic := range map[int]string{80: "\x7fELF", 86: "\x7fELF", 89: "\x7fELF", 90: "\x7fELF", 100: "//\n"} {
+			image, err := s.image(unit, capability)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if !bytes.HasPrefix(image, []byte(magic)) {
+				t.Errorf("%s for %d begins with %q", unit, capability, image[:min(8, len(image))])
+			}
+			for name := range m.Entries {
+				if !bytes.Contains(image, []byte(name)) {
+					t.Errorf("%s for %d does not have %s", unit, capability, name)
+				}
+			}
+		}
+		if embedded, err := built.image(unit, 90); whyEmpty == "" {
+			if inDir, _ := s.image(unit, 90); err != nil || !bytes.Equal(embedded, inDir) {
+				t.Errorf("%s is not embedded: %v", unit, err)
+			}
+		}
+		if len(m.Entries) == 0 {
+			t.Errorf("%s has no kernels", unit)
+		}
+	}
+	var have []string
+	for _, ext := range []string{"bin", "json"} {
+		files, err := fs.Glob(dir, "modules/*."+ext)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			have = append(have, strings.TrimPrefix(f, "modules/"))
+		}
+	}
+	if slices.Sort(have); !slices.Equal(have, want) {
+		t.Errorf("modules has %q, want %q", have, want)
+	}
+}
+
+// TestModulesSize bounds what every binary carries, and what each change of a
+// kernel adds to the repository.
+func TestModulesSize(t *testing.T) {
+	const most = 4 << 20
+	files, err := os.ReadDir("modules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var total int64
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += info.Size()
+	}
+	if t.Logf("%d bytes", total); total > most {
+		t.Errorf("modules take %d bytes, %d is the most", total, most)
+	}
+}
+
+func TestWithoutModules(t *testing.T) {
+	if whyEmpty == "" {
+		t.Skip("this binary has modules")
+	}
+	if image, err := Image("lean", 90); image != nil || !errors.Is(err, ErrNoImage) || !strings.Contains(err.Error(), whyEmpty) {
+		t.Errorf("%q, %v", image, err)
+	}
+	if names, err := Entries("lean"); names != nil || !errors.Is(err, ErrNoImage) {
+		t.Errorf("%q, %v", names, err)
+	}
+}
