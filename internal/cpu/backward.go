@@ -1,0 +1,168 @@
+package cpu
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// BackwardShape is a batch of attentions on dense tensors, all row-major, of which the gradients are wanted:
+//
+//	Q, DQ     (Batch, Heads, Queries, Dim)        Out, DOut (Batch, Heads, Queries, ValueDim)
+//	K, DK     (Batch, KVHeads, Keys, Dim)         V, DV     (Batch, KVHeads, Keys, ValueDim)
+//	LSE, DLSE (Batch, Heads, Queries)
+type BackwardShape struct {
+	Batch, Heads, KVHeads int // head h reads KV head h/(Heads/KVHeads)
+	Queries, Keys         int // of every sequence; Keys is the capacity
+	Dim, ValueDim         int
+	Lengths               []int   // the live keys of each sequence; nil: Keys
+	Scale                 float64 // on q.k, natural
+	Causal                bool    // query position i sees keys [0, length-Queries+i], else all live ones
+	Workers               int     // logical workers; 0: runtime.GOMAXPROCS(0). The result does not depend on it.
+}
+
+// BackwardOperands are the buffers of Backward. Q, K, V, Out and LSE are the operands and results of the
+// forward pass, DOut and DLSE the gradients of a cost in its results, and DQ, DK and DV receive those in
+// its operands. DOut may be nil, for 0; then V, Out and DV are not used. DLSE may be nil, for 0.
+type BackwardOperands[F lean.Float] struct {
+	Q, K, V, Out, LSE, DOut, DLSE []F
+	DQ, DK, DV                    []F
+}
+
+// Backward computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i
+// sees, and 0 for all others:
+//
+//	D_i   = dO_i . O_i - dLSE_i
+//	dS_ij = p_ij (dO_i . v_j - D_i)
+//	dq_i  = Scale sum_j dS_ij k_j
+//	dk_j  = Scale sum_i dS_ij q_i
+//	dv_j  = sum_i p_ij dO_i
+//
+// where the sums over i run over all query heads of a KV head. It is algorithm 4 of FlashAttention (Dao et
+// al., arXiv:2205.14135): p is computed again, block by block, so nothing of Queries x Keys elements is
+// ever in memory. Beside the operands it uses some blocks for each worker, and, where there are fewer KV
+// heads in the batch than it wants to have work for, up to minUnits-1 copies of a KV head's DQ.
+//
+// Keys and values beyond a length are not read, and their gradients are 0; so is all that a query leaves
+// that sees no key. Sums have one order, which follows from the shape, the lengths and the kernels in use:
+// the result is the same, bit for bit, on every run and for any number of workers and threads.
+//
+// Everything is checked before anything is written; the error wraps ErrShape, ErrTier, or ErrPanic, with
+// which the gradients are undefined. DQ, DK and DV overlap none of the others.
+func Backward[F lean.Float](e *Engine, s *BackwardShape, o *BackwardOperands[F]) error {
+	if unsafe.Sizeof(F(0)) == 4 {
+		return backward(&e.pool, &backward32, s, (*BackwardOperands[float32])(unsafe.Pointer(o)))
+	}
+	return backward(&e.pool, &backward64, s, (*BackwardOperands[float64])(unsafe.Pointer(o)))
+}
+
+// The memory of backward passes that are over. Of training steps one comes at a time, so what is kept is
+// that of the passes that ran at once.
+var (
+	backward32 spare[backwardRun[float32]]
+	backward64 spare[backwardRun[float64]]
+)
+
+func backward[F real](pool *pool, free *spare[backwardRun[F]], s *BackwardShape, o *BackwardOperands[F]) error {
+	if errInUse != nil {
+		return errInUse
+	}
+	if err := s.check(); err != nil {
+		return err
+	}
+	if err := o.check(s); err != nil {
+		return err
+	}
+	run := free.get()
+	if err := run.run(pool, s, o); err != nil {
+		return err // what its workers did is not known: it is not used again
+	}
+	run.forget()
+	free.put(run)
+	return nil
+}
+
+// check reports what is wrong with s itself.
+func (s *BackwardShape) check() error {
+	const op = "backward"
+	switch {
+	case s.Batch < 1 || s.Queries < 1 || s.Keys < 1:
+		return errorf(op, ErrShape, "a batch of %d with %d queries and %d keys", s.Batch, s.Queries, s.Keys)
+	case s.KVHeads < 1 || s.Heads < 1 || s.Heads%s.KVHeads != 0:
+		return errorf(op, ErrShape, "%d query heads for %d KV heads", s.Heads, s.KVHeads)
+	case s.Dim < 1 || s.ValueDim < 1:
+		return errorf(op, ErrShape, "head dim %d, value dim %d", s.Dim, s.ValueDim)
+	case s.Workers < 0:
+		return errorf(op, ErrShape, "%d workers", s.Workers)
+	case math.IsNaN(s.Scale) || math.IsInf(s.Scale, 0):
+		return errorf(op, ErrShape, "scale %v", s.Scale)
+	case s.Lengths != nil && len(s.Lengths) != s.Batch:
+		return errorf(op, ErrShape, "%d lengths for a batch of %d", len(s.Lengths), s.Batch)
+	}
+	for b, n := range s.Lengths {
+		if n < 0 || n > s.Keys {
+			return errorf(op, ErrShape, "length %d is %d, outside [0, %d]", b, n, s.Keys)
+		}
+	}
+	return nil
+}
+
+// check reports whether o has the sizes of s.
+func (o *BackwardOperands[F]) check(s *BackwardShape) error {
+	const op = "backward"
+	for _, b := range []struct {
+		name             string
+		of               []F
+		heads, rows, dim int
+		absent           bool
+	}{
+		{"Q", o.Q, s.Heads, s.Queries, s.Dim, false},
+		{"K", o.K, s.KVHeads, s.Keys, s.Dim, false},
+		{"V", o.V, s.KVHeads, s.Keys, s.ValueDim, o.DOut == nil},
+		{"Out", o.Out, s.Heads, s.Queries, s.ValueDim, o.DOut == nil},
+		{"LSE", o.LSE, s.Heads, s.Queries, 1, false},
+		{"DOut", o.DOut, s.Heads, s.Queries, s.ValueDim, o.DOut == nil},
+		{"DLSE", o.DLSE, s.Heads, s.Queries, 1, o.DLSE == nil},
+		{"DQ", o.DQ, s.Heads, s.Queries, s.Dim, false},
+		{"DK", o.DK, s.KVHeads, s.Keys, s.Dim, false},
+		{"DV", o.DV, s.KVHeads, s.Keys, s.ValueDim, o.DOut == nil},
+	} {
+		want := product(s.Batch, b.heads, b.rows, b.dim)
+		if !b.absent && len(b.of) != want {
+			return errorf(op, ErrShape, "%s has %d elements, want %d", b.name, len(b.of), want)
+		}
+	}
+	return nil
+}
+
+// product returns the product of numbers >= 0, and MaxInt if that does not fit.
+func product(ns ...int) int {
+	p := 1
+	for _, n := range ns {
+		p = sumProducts(0, p, n, 0, 0, 0, 0)
+	}
+	return p
+}
+
+func (s *BackwardShape) group() int { return s.Heads / s.KVHeads }
+
+// rows is the number of query rows of a KV head: those of all heads of its group, one head's behind the
+// other's, as they lie in memory.
+func (s *BackwardShape) rows() int { return s.group() * s.Queries }
+
+// live returns the live keys of sequence b.
+func (s *BackwardShape) live(b int) int {
+	if s.Lengths == nil {
+		return s.Keys
+	}
+	return s.Lengths[b]
+}
+
+// visible returns how many keys a row of a KV head sees, of so many live ones.
+func (s *BackwardShape) visible(row, live int) int {
+	if !s.Causal {
+		return live
+	}
+	return max(live-s.Queries+row%s.Queries+1, 0)
+}

@@ -1,0 +1,52 @@
+package cpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+// BenchmarkBackward is a backward pass of 12 heads. Gop/s counts the products of its five matrix products,
+// 2*(3*Dim+2*ValueDim) operations for each query and key that it sees.
+func BenchmarkBackward(b *testing.B) {
+	for _, dim := range []int{64, 128} {
+		for _, n := range []int{128, 1024} {
+			for _, causal := range []bool{false, true} {
+				b.Run(fmt.Sprintf("n%d/d%d/causal=%t/float32", n, dim, causal), func(b *testing.B) { benchmarkBackward[float32](b, n, dim, causal) })
+			}
+		}
+	}
+	b.Run("n1024/d64/causal=false/float64", func(b *testing.B) { benchmarkBackward[float64](b, 1024, 64, false) })
+}
+
+func benchmarkBackward[F real](b *testing.B, n, dim int, causal bool) {
+	const heads = 12
+	s := BackwardShape{
+		Batch: 1, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Dim: dim, ValueDim: dim, Scale: 0.125, Causal: causal,
+	}
+	rows := func(n int) []F {
+		x := make([]F, heads*n)
+		for i := range x {
+			x[i] = F(rand.NormFloat64())
+		}
+		return x
+	}
+	o := BackwardOperands[F]{
+		Q: rows(n * dim), K: rows(n * dim), V: rows(n * dim), Out: rows(n * dim), DOut: rows(n * dim), LSE: make([]F, heads*n),
+		DQ: rows(n * dim), DK: rows(n * dim), DV: rows(n * dim),
+	}
+	for i := range o.LSE {
+		o.LSE[i] = 10
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := Backward(Default(), &s, &o); err != nil {
+			b.Fatal(err)
+		}
+	}
+	pairs := float64(n) * float64(n)
+	if causal {
+		pairs = float64(n) * float64(n+1) / 2
+	}
+	b.ReportMetric(heads*pairs*2*5*float64(dim)*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gop/s")
+}

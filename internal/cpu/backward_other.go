@@ -1,0 +1,5 @@
+//go:build !amd64 || !gc || noasm
+
+package cpu
+
+var backwardTiers = [tiers]*backwardKernels[float32]{tierGo: backwardGo32}

@@ -1,0 +1,438 @@
+package cpu
+
+import (
+	"math"
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+)
+
+const (
+	// A block is so many query rows against so many keys: their scores, weights and gradients stay in
+	// the second-level cache.
+	backwardRows = 64
+	backwardKeys = 128
+
+	// minUnits is how much work there is to hand out, at least, if the keys suffice: the keys of a KV head
+	// are cut into chunks where a batch has fewer KV heads. It is a constant, so that results depend on
+	// shapes alone.
+	minUnits = 8
+)
+
+// backwardRun is one call of Backward. As a task for the pool it is a phase of it: a worker takes units, one
+// after the other, for as long as there are any.
+type backwardRun[F real] struct {
+	shape   BackwardShape
+	ops     BackwardOperands[F]
+	kernels *backwardKernels[F]
+
+	chunks    int // of the keys of a KV head
+	chunkKeys int // keys of a chunk: a multiple of backwardKeys
+	partials  []F // DQ of every KV head from its second chunk on
+
+	summing bool // the phase: units are KV heads whose parts of DQ are added up, else chunks
+	units   int
+	next    atomic.Int64 // the next unit to begin
+	workers []backwardWorker[F]
+}
+
+// run computes the gradients: first those of all chunks, then, where DQ came in parts, their sums.
+func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) error {
+	r.shape, r.ops = *s, *o
+	r.kernels = backwardKernelsFor[F](s.Dim, s.ValueDim)
+	heads := s.Batch * s.KVHeads
+	r.cut(heads)
+	n := s.Workers
+	if n == 0 {
+		n = runtime.GOMAXPROCS(0)
+	}
+	n = min(n, heads*r.chunks)
+	for len(r.workers) < n {
+		r.workers = append(r.workers, backwardWorker[F]{})
+	}
+	for i := range r.workers[:n] {
+		r.workers[i].prepare(s)
+	}
+	r.summing = false
+	if err := r.each(p, n, heads*r.chunks); err != nil || r.chunks == 1 {
+		return err
+	}
+	r.summing = true
+	return r.each(p, min(n, heads), heads)
+}
+
+// cut cuts the keys into chunks.
+func (r *backwardRun[F]) cut(heads int) {
+	s := &r.shape
+	want := (minUnits-1)/heads + 1
+	blocks := (s.Keys-1)/backwardKeys + 1
+	r.chunkKeys = ((blocks-1)/want + 1) * backwardKeys
+	r.chunks = (s.Keys-1)/r.chunkKeys + 1
+	if need := heads * (r.chunks - 1) * s.rows() * s.Dim; len(r.partials) < need {
+		r.partials = make([]F, need)
+	}
+}
+
+func (r *backwardRun[F]) each(p *pool, workers, units int) error {
+	r.units = units
+	r.next.Store(0)
+	return p.run(r, workers)
+}
+
+func (r *backwardRun[F]) work(i int) {
+	for {
+		unit := int(r.next.Add(1)) - 1
+		if unit >= r.units {
+			return
+		}
+		if r.summing {
+			r.sum(unit)
+		} else {
+			r.chunk(&r.workers[i], unit)
+		}
+	}
+}
+
+// dq is where chunk c of a KV head has its part of DQ.
+func (r *backwardRun[F]) dq(head, c int) []F {
+	n := r.shape.rows() * r.shape.Dim
+	if c == 0 {
+		return piece(r.ops.DQ, head, n)
+	}
+	return piece(r.partials, head*(r.chunks-1)+c-1, n)
+}
+
+// piece is piece i of x, of n elements each.
+func piece[F real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] }
+
+// sum adds up the parts of a KV head's DQ, in the order of the chunks.
+func (r *backwardRun[F]) sum(head int) {
+	live := r.shape.live(head / r.shape.KVHeads)
+	for c := 1; c < r.chunks && c*r.chunkKeys < live; c++ {
+		addTo(r.dq(head, 0), r.dq(head, c))
+	}
+}
+
+// chunk computes what the keys of a chunk have to do with: their own gradients, and their part of DQ.
+func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
+	s, o := &r.shape, &r.ops
+	head, c := unit/r.chunks, unit%r.chunks
+	live := s.live(head / s.KVHeads)
+	w.open(r, head, live)
+
+	first, end := c*r.chunkKeys, min((c+1)*r.chunkKeys, s.Keys)
+	dk := piece(o.DK, head, s.Keys*s.Dim)[first*s.Dim : end*s.Dim]
+	clear(dk)
+	if w.dout != nil {
+		clear(w.dv[first*s.ValueDim : end*s.ValueDim])
+	}
+	dq := r.dq(head, c)
+	if end = min(end, live); first >= end {
+		if c == 0 {
+			clear(dq)
+		}
+		return
+	}
+	for row := 0; row < s.rows(); {
+		n := s.blockRows(row)
+		w.pack(row, n)
+		if w.extreme() {
+			w.measure()
+		}
+		clear(w.dq)
+		for key := first; key < min(end, w.most); key += backwardKeys {
+			w.block(key, min(backwardKeys, min(end, w.most)-key))
+		}
+		for i, x := range w.dq[:n*s.Dim] {
+			dq[row*s.Dim+i] = F(float64(x) * s.Scale)
+		}
+		row += n
+	}
+	// The queries in the sums had the factor Scale*log2(e).
+	for i := range dk {
+		dk[i] *= math.Ln2
+	}
+}
+
+// blockRows returns how many rows of a KV head make a block from the given one on: part of the rows of a
+// head, or all rows of several heads, so that the keys that they see are about the same.
+func (s *BackwardShape) blockRows(row int) int {
+	n := s.rows() - row
+	if s.Queries < backwardRows {
+		return min(n, backwardRows/s.Queries*s.Queries)
+	}
+	return min(s.Queries-row%s.Queries, backwardRows)
+}
+
+// backwardWorker is the scratch of a worker: a block, and the KV head that it belongs to.
+type backwardWorker[F real] struct {
+	run     *backwardRun[F]
+	scratch backwardScratch[F]
+
+	// The KV head.
+	live                   int
+	q, k, v, out, lse      []F
+	dout, dlse             []F // nil: 0
+	dk, dv                 []F
+	sees                   [backwardRows]int // keys that a row of the block sees: 0 if its weights are all 0
+	rows, least, most      int               // rows of the block, and the least and most keys that they see
+	qRow, doRow, dq        []F               // of the block: q with Scale*log2(e), dO, and the sums of dq
+	m, l, top, factor, off []F               // of its rows: weights are 2^(s-m)*factor, and dS = p*(dp-off)
+	p, ds, pT, dsT         []F               // rows x keys; transposed, in panels of rows
+	kTail, vTail           []F               // keys that do not fill a panel, and values
+	dkTail, dvTail         []F
+	values                 []F // what all these are cut from
+	_                      [cacheLine]byte
+}
+
+// prepare sizes the scratch.
+func (w *backwardWorker[F]) prepare(s *BackwardShape) {
+	const block = backwardRows * backwardKeys
+	d, dv := s.Dim, s.ValueDim
+	wide := padded(panelOf(max(d, dv)))
+	need := 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 4*block +
+		2*padded(backwardKeys*d) + 2*padded(backwardKeys*dv) + wide + backwardRows*idleDim + cacheLine
+	if len(w.values) < need {
+		w.values = make([]F, need)
+	}
+	v := w.values
+	w.qRow, w.dq = cut(&v, padded(backwardRows*d)), cut(&v, padded(backwardRows*d))
+	w.doRow = cut(&v, padded(backwardRows*dv))
+	for _, x := range []*[]F{&w.m, &w.l, &w.top, &w.factor, &w.off} {
+		*x = cut(&v, padded(backwardRows))
+	}
+	for _, x := range []*[]F{&w.p, &w.ds, &w.pT, &w.dsT} {
+		*x = cut(&v, block)
+	}
+	w.kTail, w.dkTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*d))
+	w.vTail, w.dvTail = cut(&v, padded(backwardKeys*dv)), cut(&v, padded(backwardKeys*dv))
+	w.scratch.wide, w.scratch.idle = cut(&v, wide), cut(&v, backwardRows*idleDim)
+	clear(w.scratch.idle)
+	clear(w.p) // rows that a block does not have are transposed, too: whatever they hold, it is no trap
+	clear(w.ds)
+}
+
+// open makes a KV head the worker's.
+func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
+	s, o := &r.shape, &r.ops
+	w.run, w.live = r, live
+	w.q, w.lse = piece(o.Q, head, s.rows()*s.Dim), piece(o.LSE, head, s.rows())
+	w.k, w.dk = piece(o.K, head, s.Keys*s.Dim), piece(o.DK, head, s.Keys*s.Dim)
+	w.v, w.dv, w.out, w.dout, w.dlse = nil, nil, nil, nil, nil
+	if o.DOut != nil {
+		w.v, w.dv = piece(o.V, head, s.Keys*s.ValueDim), piece(o.DV, head, s.Keys*s.ValueDim)
+		w.out, w.dout = piece(o.Out, head, s.rows()*s.ValueDim), piece(o.DOut, head, s.rows()*s.ValueDim)
+	}
+	if o.DLSE != nil {
+		w.dlse = piece(o.DLSE, head, s.rows())
+	}
+}
+
+// pack makes n rows of the KV head, from the given one on, the block's.
+func (w *backwardWorker[F]) pack(row, n int) {
+	s := &w.run.shape
+	w.rows, w.least, w.most = n, math.MaxInt, 0
+	clear(w.qRow) // rows are rounded up
+	clear(w.doRow)
+	scale := s.Scale * math.Log2E
+	for i := range n {
+		r := row + i
+		sees := s.visible(r, w.live)
+		if w.lse[r] == F(math.Inf(-1)) {
+			sees = 0
+		}
+		w.sees[i] = sees
+		w.least, w.most = min(w.least, sees), max(w.most, sees)
+		w.m[i], w.factor[i], w.off[i] = 0, 1, 0
+		if sees == 0 {
+			continue // 0 is what such a row adds to, whatever is in it
+		}
+		to := w.qRow[i*s.Dim : (i+1)*s.Dim]
+		for j, x := range piece(w.q, r, s.Dim) {
+			to[j] = F(float64(x) * scale)
+		}
+		w.m[i] = F(float64(w.lse[r]) * math.Log2E)
+		var off float64
+		if w.dout != nil {
+			do := piece(w.dout, r, s.ValueDim)
+			copy(w.doRow[i*s.ValueDim:], do)
+			for j, x := range piece(w.out, r, s.ValueDim) {
+				off += float64(x) * float64(do[j])
+			}
+		}
+		if w.dlse != nil {
+			off -= float64(w.dlse[r])
+		}
+		w.off[i] = F(off)
+	}
+}
+
+// extreme reports whether the block has a log-sum-exp so large that the rounding of scores shows in it.
+func (w *backwardWorker[F]) extreme() bool {
+	limit := F(1 << 10)
+	if unsafe.Sizeof(limit) == 8 {
+		limit = 1 << 39
+	}
+	for _, m := range w.m[:w.rows] {
+		if m > limit || m < -limit {
+			return true
+		}
+	}
+	return false
+}
+
+// measure makes the maxima and the sums of the rows anew, from the very scores that weights are made of.
+// The scores of the forward pass are rounded in another way, which is some of the last bits: of scores of
+// millions that is more than a unit, and weights that do not sum to 1 would have nothing left of a gradient.
+func (w *backwardWorker[F]) measure() {
+	s, k := &w.run.shape, w.run.kernels
+	for r := range w.m[:w.rows] {
+		w.top[r] = F(math.Inf(-1))
+	}
+	clear(w.l)
+	for key := 0; key < w.most; key += backwardKeys {
+		n := min(backwardKeys, w.most-key)
+		cols, keys := up(n, k.lanes), w.k[key*s.Dim:(key+n)*s.Dim]
+		if cols > n {
+			keys = copyTail(w.kTail, keys, cols*s.Dim)
+		}
+		k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, s.Dim, backwardKeys)
+		w.weighSeen(key, n)
+	}
+	for r, l := range w.l[:w.rows] {
+		if w.sees[r] > 0 {
+			w.m[r], w.factor[r] = w.top[r], 1/l
+		}
+	}
+}
+
+// up returns n rounded up to a multiple of m.
+func up(n, m int) int { return (n + m - 1) / m * m }
+
+// block adds what the block's rows and n keys, from the given one on, have to do with each other.
+func (w *backwardWorker[F]) block(key, n int) {
+	s, k := &w.run.shape, w.run.kernels
+	d, dv := s.Dim, s.ValueDim
+	cols := up(n, k.lanes)
+	tail := cols > n // rows are read by panels, and written by fours
+	keys, dk := w.k[key*d:(key+n)*d], w.dk[key*d:(key+n)*d]
+	if tail {
+		keys, dk = copyTail(w.kTail, keys, cols*d), clearTail(w.dkTail, cols*d)
+	}
+	k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, d, backwardKeys)
+	w.weigh(key, n, cols)
+
+	var values, dvs []F
+	if w.dout != nil {
+		values, dvs = w.v[key*dv:(key+n)*dv], w.dv[key*dv:(key+n)*dv]
+		if tail {
+			values, dvs = copyTail(w.vTail, values, cols*dv), clearTail(w.dvTail, cols*dv)
+		}
+		k.scores(&w.scratch, w.ds, w.doRow, values, w.rows, cols, dv, backwardKeys)
+	}
+	w.gradient(key, n, cols)
+
+	rows := up(w.rows, 4)
+	k.add(&w.scratch, w.dq, w.ds, keys, rows, up(n, 4), d, backwardKeys)
+	w.addTransposed(dk, w.dsT, w.ds, w.qRow, up(n, 4), cols, d)
+	if w.dout != nil {
+		w.addTransposed(dvs, w.pT, w.p, w.doRow, up(n, 4), cols, dv)
+	}
+	if tail {
+		addTo(w.dk[key*d:(key+n)*d], dk)
+		if w.dout != nil {
+			addTo(w.dv[key*dv:(key+n)*dv], dvs)
+		}
+	}
+}
+
+// copyTail copies x to the front of a buffer, and zeros behind it, n elements in all.
+func copyTail[F real](buf, x []F, n int) []F {
+	clear(buf[copy(buf, x):n])
+	return buf[:n]
+}
+
+func clearTail[F real](buf []F, n int) []F {
+	clear(buf[:n])
+	return buf[:n]
+}
+
+// weigh turns the scores into weights; those of keys that a row does not see become 0.
+func (w *backwardWorker[F]) weigh(key, n, cols int) {
+	copy(w.top, w.m[:w.rows]) // rounding may have a score above the log-sum-exp: a weight is at most 1
+	clear(w.l[:w.rows])
+	w.weighSeen(key, n)
+	for r := range up(w.rows, 4) {
+		see := w.see(r, key, n)
+		p := w.p[r*backwardKeys : r*backwardKeys+cols]
+		clear(p[see:])
+		if f := w.factor[r]; f != 1 {
+			for i := range p[:see] {
+				p[i] *= f
+			}
+		}
+	}
+}
+
+// weighSeen turns the scores of keys that a row sees into weights relative to the row's top.
+func (w *backwardWorker[F]) weighSeen(key, n int) {
+	k := w.run.kernels
+	if w.least >= key+n {
+		k.weigh(&w.scratch, w.p, w.top, w.l, w.rows, n, backwardKeys)
+		return
+	}
+	for r := range w.rows {
+		if see := w.see(r, key, n); see > 0 {
+			k.weigh(&w.scratch, w.p[r*backwardKeys:], w.top[r:], w.l[r:], 1, see, backwardKeys)
+		}
+	}
+}
+
+// see returns how many of n keys, from the given one on, row r of the block sees.
+func (w *backwardWorker[F]) see(r, key, n int) int {
+	if r >= w.rows {
+		return 0
+	}
+	return min(max(w.sees[r]-key, 0), n)
+}
+
+// gradient turns dp into dS.
+func (w *backwardWorker[F]) gradient(key, n, cols int) {
+	for r := range up(w.rows, 4) {
+		see := w.see(r, key, n)
+		p, ds := w.p[r*backwardKeys:], w.ds[r*backwardKeys:]
+		clear(ds[see:cols])
+		p, ds = p[:see], ds[:see]
+		off := w.off[r]
+		if w.dout == nil {
+			for i, x := range p {
+				ds[i] = x * -off
+			}
+			continue
+		}
+		for i, x := range p {
+			ds[i] = x * (ds[i] - off)
+		}
+	}
+}
+
+// addTransposed adds x^T times v to o, where x has a row for each of v; t receives x^T, in panels.
+func (w *backwardWorker[F]) addTransposed(o, t, x, v []F, rows, cols, dim int) {
+	k := w.run.kernels
+	count := up(w.rows, 4)
+	for r := 0; r < count; r += k.lanes {
+		panel := t[r*backwardKeys : (r+k.lanes)*backwardKeys]
+		k.transpose(&w.scratch, panel, x[r*backwardKeys:], cols, backwardKeys)
+		k.add(&w.scratch, o, panel, v[r*dim:], rows, min(k.lanes, count-r), dim, k.lanes)
+	}
+}
+
+// forget drops what points into operands.
+func (r *backwardRun[F]) forget() {
+	r.shape, r.ops = BackwardShape{}, BackwardOperands[F]{}
+	for i := range r.workers {
+		w := &r.workers[i]
+		w.run, w.scratch.quad = nil, [4]unsafe.Pointer{}
+		w.q, w.k, w.v, w.out, w.lse, w.dout, w.dlse, w.dk, w.dv = nil, nil, nil, nil, nil, nil, nil, nil, nil
+	}
+}

@@ -1,0 +1,351 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// backwardCase is a backward pass, its operands and what must come out. Whatever must not be read is NaN.
+type backwardCase[F real] struct {
+	*reftest.Case
+	shape BackwardShape
+	ops   BackwardOperands[F]
+	want  *reftest.Gradients
+}
+
+// what a cost's gradient is in.
+type outputs uint8
+
+const (
+	ofOut outputs = 1 << iota
+	ofLSE
+	ofBoth = ofOut | ofLSE
+)
+
+func (o outputs) String() string { return [...]string{"", "out", "lse", "both"}[o] }
+
+// newBackward makes a case; all sequences have the same number of queries. A capacity of 0 is the most
+// keys of a sequence.
+func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity int) *backwardCase[F] {
+	format := accOf[F]()
+	c := reftest.New(rng, s, in, format, format)
+	if capacity == 0 {
+		capacity = max(slices.Max(s.Keys), 1)
+	}
+	b := &backwardCase[F]{Case: c, shape: BackwardShape{
+		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
+		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Causal: s.Causal,
+	}}
+	p := reftest.Precision{Acc: format}
+	forward := c.Reference(p)
+	dO, dLSE := noisy(rng, len(forward.O), format), noisy(rng, len(forward.LSE), format)
+	if of&ofOut == 0 {
+		dO = nil
+	}
+	if of&ofLSE == 0 {
+		dLSE = nil
+	}
+	b.want = c.Backward(p, forward, dO, dLSE)
+	rows := func(x []float64, dim int) []F { // tokens x heads to heads x tokens
+		if x == nil {
+			return nil
+		}
+		other := *c
+		other.Q, other.Dim = x, dim
+		return reftest.Convert[F](other.DenseQ(s.Queries[0]))
+	}
+	b.ops = BackwardOperands[F]{
+		Q: rows(c.Q, s.Dim), K: reftest.Convert[F](c.DenseK(capacity)), V: reftest.Convert[F](c.DenseV(capacity)),
+		Out: rows(forward.O, s.ValueDim), LSE: rows(forward.LSE, 1), DOut: rows(dO, s.ValueDim), DLSE: rows(dLSE, 1),
+	}
+	b.ops.DQ, b.ops.DK, b.ops.DV = make([]F, len(b.ops.Q)), make([]F, len(b.ops.K)), make([]F, len(b.ops.V))
+	if dO == nil {
+		b.ops.V, b.ops.Out, b.ops.DV = nil, nil, nil
+	}
+	b.poison()
+	return b
+}
+
+// noisy is n numbers of N(0,1), of a format.
+func noisy(rng *rand.Rand, n int, f reftest.Format) []float64 {
+	x := make([]float64, n)
+	for i := range x {
+		x[i] = f.Round(rng.NormFloat64())
+	}
+	return x
+}
+
+func (b *backwardCase[F]) poison() {
+	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV} {
+		reftest.Poison(x)
+	}
+}
+
+// check compares the gradients with the reference; those of keys beyond a length are 0.
+func (b *backwardCase[F]) check() error {
+	s := &b.shape
+	for _, x := range []struct {
+		name             string
+		got              []F
+		want, bound      []float64
+		heads, rows, dim int
+		live             []int
+	}{
+		{"dq", b.ops.DQ, b.want.DQ, b.want.DQBound, s.Heads, s.Queries, s.Dim, b.Queries},
+		{"dk", b.ops.DK, b.want.DK, b.want.DKBound, s.KVHeads, s.Keys, s.Dim, b.Keys},
+		{"dv", b.ops.DV, b.want.DV, b.want.DVBound, s.KVHeads, s.Keys, s.ValueDim, b.Keys},
+	} {
+		if x.got == nil {
+			continue
+		}
+		var got []F
+		for seq, live := range x.live {
+			for pos := range x.rows {
+				for h := range x.heads {
+					row := piece(x.got, (seq*x.heads+h)*x.rows+pos, x.dim)
+					if pos < live {
+						got = append(got, row...)
+					} else if slices.ContainsFunc(row, func(f F) bool { return f != 0 }) {
+						return fmt.Errorf("%s of sequence %d at %d, beyond its length, is %v", x.name, seq, pos, row)
+					}
+				}
+			}
+		}
+		if err := reftest.Compare(got, x.want, x.bound, len(got)/x.heads/x.dim, x.heads, x.dim); err != nil {
+			return fmt.Errorf("%s: %w", x.name, err)
+		}
+	}
+	return nil
+}
+
+func verifyBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity, workers int) error {
+	b := newBackward[F](rng, s, in, of, capacity)
+	b.shape.Workers = workers
+	err := Backward(Default(), &b.shape, &b.ops)
+	if err == nil {
+		err = b.check()
+	}
+	if err != nil {
+		return fmt.Errorf("%v, %v, %v, gradient of %v, capacity %d, %d workers: %w", s, in, accOf[F](), of, capacity, workers, err)
+	}
+	return nil
+}
+
+func TestBackwardGradRandom(t *testing.T) {
+	rng := reftest.Rand(t)
+	n := 150
+	if raceEnabled {
+		n = 30
+	}
+	for range n {
+		s := reftest.RandomShape(rng)
+		queries := max(s.Queries[0], 1)
+		for i := range s.Queries {
+			s.Queries[i] = queries
+		}
+		in, of := reftest.AllInputs[rng.IntN(4)], outputs(1+rng.IntN(3))
+		capacity, workers := max(slices.Max(s.Keys)+rng.IntN(3), 1), rng.IntN(5)
+		var err error
+		if rng.IntN(3) > 0 {
+			err = verifyBackward[float32](rng, s, in, of, capacity, workers)
+		} else {
+			err = verifyBackward[float64](rng, s, in, of, capacity, workers)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Sizes around those of blocks, panels, and chunks of keys.
+func TestBackwardGradSizes(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, causal := range []bool{false, true} {
+		for _, x := range []struct{ heads, kvHeads, queries, keys int }{
+			{1, 1, 1, 1}, {1, 1, 63, 127}, {2, 1, 64, 128}, {1, 1, 65, 129}, {3, 3, 1, 1000}, {1, 1, 130, 1025},
+			{4, 1, 40, 300}, {6, 2, 5, 257}, {1, 1, 200, 60}, {70, 1, 1, 140}, {2, 2, 128, 128}, {2, 1, 70, 700},
+		} {
+			s := reftest.Shape{
+				Heads: x.heads, KVHeads: x.kvHeads, Dim: 16 + rng.IntN(3)*8, ValueDim: 8 + rng.IntN(20), Causal: causal,
+				Queries: []int{x.queries, x.queries}, Keys: []int{x.keys, rng.IntN(x.keys + 1)},
+			}
+			if err := verifyBackward[float32](rng, s, reftest.Peaked, ofBoth, 0, 0); err != nil {
+				t.Error(err)
+			}
+			if err := verifyBackward[float64](rng, s, reftest.Normal, ofOut, 0, 3); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestBackwardGradDims(t *testing.T) {
+	rng := reftest.Rand(t)
+	for d := 1; d <= 260; d += 1 + d/16*rng.IntN(5) {
+		s := reftest.Shape{
+			Heads: 2, KVHeads: 1, Dim: d, ValueDim: 1 + rng.IntN(260), Queries: []int{9}, Keys: []int{70}, Causal: true,
+		}
+		if d%3 > 0 {
+			s.ValueDim = d
+		}
+		if err := verifyBackward[float32](rng, s, reftest.Normal, ofOut, 0, 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Scores so large that their rounding is more than a unit: one key takes all, and the gradient of its value
+// is that of the output. Bounds say nothing there, so this looks at what is exact.
+func TestBackwardGradExtreme(t *testing.T) {
+	rng := reftest.Rand(t)
+	t.Run("float32", func(t *testing.T) { testBackwardExtreme[float32](t, rng, []float64{1e3, 1e5, 1e7, 1e12, 1e30}) })
+	t.Run("float64", func(t *testing.T) { testBackwardExtreme[float64](t, rng, []float64{1e3, 1e12, 1e16, 1e100}) })
+}
+
+func testBackwardExtreme[F real](t *testing.T, rng *rand.Rand, magnitudes []float64) {
+	for _, magnitude := range magnitudes {
+		s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 32, ValueDim: 24, Queries: []int{20}, Keys: []int{300}}
+		b := newBackward[F](rng, s, reftest.Normal, ofOut, 0)
+		p := reftest.Precision{Acc: accOf[F]()}
+		for i := range b.Q {
+			b.Q[i] = p.Acc.Round(b.Q[i] * magnitude)
+		}
+		forward := b.Reference(p)
+		for h := range s.Heads {
+			for i := range s.Queries[0] {
+				at := h*s.Queries[0] + i
+				for j, x := range b.Query(0, i, h) {
+					b.ops.Q[at*s.Dim+j] = F(x)
+				}
+				b.ops.LSE[at] = F(forward.LSE[i*s.Heads+h])
+				for j := range s.ValueDim {
+					b.ops.Out[at*s.ValueDim+j] = F(forward.O[(i*s.Heads+h)*s.ValueDim+j])
+				}
+			}
+		}
+		if err := Backward(Default(), &b.shape, &b.ops); err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV} {
+			if slices.ContainsFunc(x, func(f F) bool { return math.IsNaN(float64(f)) }) {
+				t.Fatalf("scores of %g: a gradient is NaN", magnitude)
+			}
+		}
+		// Weights sum to 1, so the sum of dv over the keys is that of dO over the queries.
+		for h := range s.Heads {
+			for j := range s.ValueDim {
+				var got, want, abs float64
+				for key := range s.Keys[0] {
+					got += float64(b.ops.DV[(h*s.Keys[0]+key)*s.ValueDim+j])
+				}
+				for i := range s.Queries[0] {
+					x := float64(b.ops.DOut[(h*s.Queries[0]+i)*s.ValueDim+j])
+					want, abs = want+x, abs+math.Abs(x)
+				}
+				if math.Abs(got-want) > 1e-3*abs {
+					t.Fatalf("scores of %g: dv of head %d sums to %v at %d, dO to %v", magnitude, h, got, j, want)
+				}
+			}
+		}
+	}
+}
+
+// TestBackwardGradWorkers: the same bits with any number of workers, for nil lengths as for full ones, and
+// after others have used the memory.
+func TestBackwardGradWorkers(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, s := range []reftest.Shape{
+		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{90}, Keys: []int{1500}, Causal: true},
+		{Heads: 6, KVHeads: 3, Dim: 8, ValueDim: 40, Queries: []int{33, 33, 33}, Keys: []int{200, 200, 200}},
+	} {
+		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
+		var first []float32
+		for _, workers := range []int{1, 2, 3, 16, 0} {
+			for _, lengths := range [][]int{s.Keys, nil} {
+				b.poison()
+				b.shape.Workers, b.shape.Lengths = workers, lengths
+				if err := Backward(Default(), &b.shape, &b.ops); err != nil {
+					t.Fatal(err)
+				}
+				all := slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV)
+				if first == nil {
+					first = all
+				} else if !slices.Equal(all, first) {
+					t.Fatalf("%v: %d workers, lengths %v, give other bits", s, workers, lengths)
+				}
+			}
+			if err := verifyBackward[float32](rng, reftest.Shape{
+				Heads: 1, KVHeads: 1, Dim: 60, ValueDim: 60, Queries: []int{100}, Keys: []int{300},
+			}, reftest.Normal, ofOut, 0, workers); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestBackwardGradErrors(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 2, Queries: []int{3, 3}, Keys: []int{5, 4}}
+	for name, change := range map[string]func(b *backwardCase[float32]){
+		"no batch":        func(b *backwardCase[float32]) { b.shape.Batch = 0 },
+		"no queries":      func(b *backwardCase[float32]) { b.shape.Queries = 0 },
+		"heads":           func(b *backwardCase[float32]) { b.shape.KVHeads = 3 },
+		"dim":             func(b *backwardCase[float32]) { b.shape.Dim = -1 },
+		"workers":         func(b *backwardCase[float32]) { b.shape.Workers = -1 },
+		"scale":           func(b *backwardCase[float32]) { b.shape.Scale = math.Inf(1) },
+		"lengths":         func(b *backwardCase[float32]) { b.shape.Lengths = []int{1} },
+		"negative length": func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, -1} },
+		"length":          func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, 6} },
+		"huge":            func(b *backwardCase[float32]) { b.shape.Batch, b.shape.Lengths = math.MaxInt/2, nil },
+		"q":               func(b *backwardCase[float32]) { b.ops.Q = b.ops.Q[1:] },
+		"k":               func(b *backwardCase[float32]) { b.ops.K = nil },
+		"v":               func(b *backwardCase[float32]) { b.ops.V = nil },
+		"out":             func(b *backwardCase[float32]) { b.ops.Out = b.ops.Out[1:] },
+		"lse":             func(b *backwardCase[float32]) { b.ops.LSE = nil },
+		"dOut":            func(b *backwardCase[float32]) { b.ops.DOut = b.ops.DOut[1:] },
+		"dLSE":            func(b *backwardCase[float32]) { b.ops.DLSE = b.ops.DLSE[1:] },
+		"dq":              func(b *backwardCase[float32]) { b.ops.DQ = b.ops.DQ[1:] },
+		"dk":              func(b *backwardCase[float32]) { b.ops.DK = b.ops.DK[1:] },
+		"dv":              func(b *backwardCase[float32]) { b.ops.DV = nil },
+	} {
+		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
+		change(b)
+		if err := Backward(Default(), &b.shape, &b.ops); !errors.Is(err, ErrShape) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if slices.ContainsFunc(slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV), func(f float32) bool { return f == f }) {
+			t.Errorf("%s: something was written", name)
+		}
+	}
+	defer func(err error) { errInUse = err }(errInUse)
+	errInUse = ErrTier
+	b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
+	if err := Backward(Default(), &b.shape, &b.ops); !errors.Is(err, ErrTier) {
+		t.Errorf("without kernels: %v", err)
+	}
+}
+
+func TestBackwardGradAllocates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	b := newBackward[float32](reftest.Rand(t), reftest.Shape{
+		Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{70}, Keys: []int{600},
+	}, reftest.Normal, ofBoth, 0)
+	var e Engine
+	defer e.Close()
+	b.shape.Workers = 1 // helpers come and go
+	if n := testing.AllocsPerRun(20, func() {
+		if err := Backward(&e, &b.shape, &b.ops); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

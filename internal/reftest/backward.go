@@ -1,0 +1,180 @@
+package reftest
+
+import (
+	"math"
+	"runtime"
+	"sync"
+)
+
+// Gradients are those of a cost in the operands of a Case, and by how much an
+// implementation of a Precision may differ from them, in the case's layouts.
+type Gradients struct {
+	Shape
+	DQ, DK, DV                []float64
+	DQBound, DKBound, DVBound []float64
+}
+
+// Backward computes the gradients of a cost whose gradients in the output and in
+// the log-sum-exp are dO (QueryRows, Heads, ValueDim) and dLSE (QueryRows,
+// Heads); either may be nil, for 0. With p_j = e^(s_j-lse), and D = dO.o - dLSE:
+//
+//	dp_j = dO.v_j     ds_j = p_j (dp_j - D)
+//	dq = scale sum_j ds_j k_j    dk_j = scale sum ds_j q    dv_j = sum p_j dO
+//
+// where the sums of dk and dv run over all query rows of a KV head. forward is
+// the case's Reference for the same p, whose bounds enter: an implementation has
+// its own o and lse. It computes p from its own scores and its own lse,
+//
+//	|dp_j| <= min(p_j (e^eps_j - 1) + tiny, 1)
+//	eps_j = u (d+4) scale sum_i |q_i k_ij| + LSEBound + u (2 |lse| + |s_j-lse| + 6)
+//
+// (weights are between 0 and 1), dp_j with u (dv+2) sum_i |dO_i v_ij|, and D
+// with sum_i |dO_i| OBound_i + u (dv+4) (sum_i |dO_i o_i| + |dLSE|). The error of
+// ds_j follows by the product rule. A sum of n terms is off by the sum of its
+// terms' errors, and by u (n+12) times the sum of their absolute values: that
+// covers any order, straight or in blocks, and some more factors.
+func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradients {
+	g := &Gradients{
+		Shape: c.Shape,
+		DQ:    make([]float64, len(c.Q)), DQBound: make([]float64, len(c.Q)),
+		DK: make([]float64, len(c.K)), DKBound: make([]float64, len(c.K)),
+		DV: make([]float64, len(c.V)), DVBound: make([]float64, len(c.V)),
+	}
+	type task struct{ seq, head int }
+	tasks := make(chan task)
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for t := range tasks {
+				b := backward{c: c, p: p, g: g, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
+				b.run()
+			}
+		})
+	}
+	for s := range c.Queries {
+		for h := range c.KVHeads {
+			tasks <- task{s, h}
+		}
+	}
+	close(tasks)
+	wg.Wait()
+	return g
+}
+
+// backward computes what a KV head of a sequence has to do with.
+type backward struct {
+	c        *Case
+	p        Precision
+	g        *Gradients
+	forward  *Result
+	dO, dLSE []float64
+	seq, kv  int
+
+	// Sums of absolute values of the terms of dk and dv, which their bounds need.
+	dkAbs, dvAbs []float64
+}
+
+func (b *backward) run() {
+	c := b.c
+	b.dkAbs, b.dvAbs = make([]float64, c.Keys[b.seq]*c.Dim), make([]float64, c.Keys[b.seq]*c.ValueDim)
+	group := c.Heads / c.KVHeads
+	for h := b.kv * group; h < (b.kv+1)*group; h++ {
+		for pos := range c.Queries[b.seq] {
+			b.row(pos, h)
+		}
+	}
+	u := b.unit()
+	chain := u * float64(group*c.Queries[b.seq]+12)
+	for j := range c.Keys[b.seq] {
+		for i, x := range b.key(b.g.DKBound, j, c.Dim) {
+			b.key(b.g.DKBound, j, c.Dim)[i] = math.Abs(c.Scale)*(x+chain*b.dkAbs[j*c.Dim+i]) + b.p.Acc.Tiny()
+			b.key(b.g.DK, j, c.Dim)[i] *= c.Scale
+		}
+		for i := range c.ValueDim {
+			b.key(b.g.DVBound, j, c.ValueDim)[i] += chain*b.dvAbs[j*c.ValueDim+i] + b.p.Acc.Tiny()
+		}
+	}
+}
+
+func (b *backward) unit() float64 { return b.p.Acc.Unit() + Float64.Unit() }
+
+// key is row j of the sequence in an array that is laid out as the keys are.
+func (b *backward) key(x []float64, j, dim int) []float64 {
+	return row(x, sum(b.c.Keys[:b.seq])+j, b.c.KVHeads, b.kv, dim)
+}
+
+// row adds what one query row in one head has to do with.
+func (b *backward) row(pos, head int) {
+	c, u := b.c, b.unit()
+	n := c.Visible(b.seq, pos)
+	at := (sum(c.Queries[:b.seq])+pos)*c.Heads + head
+	dq, dqBound := b.g.DQ[at*c.Dim:(at+1)*c.Dim], b.g.DQBound[at*c.Dim:(at+1)*c.Dim]
+	q := c.Q[at*c.Dim : (at+1)*c.Dim]
+	if n == 0 {
+		return
+	}
+	lse, lseErr := b.forward.LSE[at], b.forward.LSEBound[at]
+	dO, d, dErr := b.outGradient(at)
+	for j := range n {
+		k := b.key(c.K, j, c.Dim)
+		s, sAbs := dot(q, k)
+		s, sAbs = s*c.Scale, sAbs*math.Abs(c.Scale)
+		w := math.Exp(s - lse)
+		eps := u*float64(c.Dim+4)*sAbs + lseErr + u*(2*math.Abs(lse)+math.Abs(s-lse)+6)
+		wErr := math.Min(w*math.Expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
+
+		var dp, dpAbs float64
+		if dO != nil {
+			dp, dpAbs = dot(dO, b.key(c.V, j, c.ValueDim))
+		}
+		e := u*float64(c.ValueDim+2)*dpAbs + dErr
+		e += 2 * u * (math.Abs(dp) + math.Abs(d) + e)
+		ds := w * (dp - d)
+		dsErr := wErr*(math.Abs(dp-d)+e) + w*e + 2*u*math.Abs(ds)
+
+		dk, dkBound := b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim)
+		for i := range q {
+			dq[i] += ds * k[i]
+			dqBound[i] += (dsErr + u*float64(n+12)*(math.Abs(ds)+dsErr)) * math.Abs(k[i])
+			dk[i] += ds * q[i]
+			dkBound[i] += dsErr * math.Abs(q[i])
+			b.dkAbs[j*c.Dim+i] += (math.Abs(ds) + dsErr) * math.Abs(q[i])
+		}
+		dv, dvBound := b.key(b.g.DV, j, c.ValueDim), b.key(b.g.DVBound, j, c.ValueDim)
+		for i := range dO {
+			dv[i] += w * dO[i]
+			dvBound[i] += wErr * math.Abs(dO[i])
+			b.dvAbs[j*c.ValueDim+i] += (w + wErr) * math.Abs(dO[i])
+		}
+	}
+	for i := range dq {
+		dq[i] *= c.Scale
+		dqBound[i] = dqBound[i]*math.Abs(c.Scale) + b.p.Acc.Tiny()
+	}
+}
+
+// outGradient returns dO of output row at, D, and by how much D may be off.
+func (b *backward) outGradient(at int) (dO []float64, d, dErr float64) {
+	dv, u := b.c.ValueDim, b.unit()
+	if b.dO != nil {
+		dO = b.dO[at*dv : (at+1)*dv]
+		var abs float64
+		d, abs = dot(dO, b.forward.O[at*dv:(at+1)*dv])
+		_, dErr = dot(dO, b.forward.OBound[at*dv:(at+1)*dv])
+		dErr += u * float64(dv+4) * abs
+	}
+	if b.dLSE != nil {
+		d -= b.dLSE[at]
+		dErr += 2 * u * (math.Abs(b.dLSE[at]) + math.Abs(d))
+	}
+	return dO, d, dErr
+}
+
+// dot returns x.y and the sum of the products' absolute values.
+func dot(x, y []float64) (s, abs float64) {
+	for i, v := range x {
+		s += v * y[i]
+		abs += math.Abs(v * y[i])
+	}
+	return s, abs
+}

@@ -1,0 +1,70 @@
+package reftest
+
+import (
+	"math"
+	"testing"
+)
+
+// cost is sum(wO * o) + sum(wLSE * lse) of a case.
+func cost(c *Case, wO, wLSE []float64) float64 {
+	r := c.Reference(Precision{})
+	var sum float64
+	for i, o := range r.O {
+		sum += wO[i] * o
+	}
+	for i, l := range r.LSE {
+		if !math.IsInf(l, -1) {
+			sum += wLSE[i] * l
+		}
+	}
+	return sum
+}
+
+// TestBackward checks the gradients against central differences of the cost.
+func TestBackward(t *testing.T) {
+	rng := Rand(t)
+	for _, s := range []Shape{
+		{Heads: 1, KVHeads: 1, Dim: 3, ValueDim: 2, Queries: []int{1}, Keys: []int{1}},
+		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 5, Queries: []int{2, 0, 3}, Keys: []int{4, 3, 0}},
+		{Heads: 3, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{4, 3}, Keys: []int{2, 7}, Causal: true},
+		{Heads: 2, KVHeads: 2, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{5}, Scale: -0.7},
+	} {
+		c := New(rng, s, Normal, Float64, Float64)
+		random := func(n int) []float64 {
+			x := make([]float64, n)
+			for i := range x {
+				x[i] = rng.NormFloat64()
+			}
+			return x
+		}
+		wO, wLSE := random(c.QueryRows()*c.Heads*c.ValueDim), random(c.QueryRows()*c.Heads)
+		p := Precision{Acc: Float64}
+		g := c.Backward(p, c.Reference(p), wO, wLSE)
+		for _, x := range []struct {
+			name              string
+			of, got, gotBound []float64
+		}{{"q", c.Q, g.DQ, g.DQBound}, {"k", c.K, g.DK, g.DKBound}, {"v", c.V, g.DV, g.DVBound}} {
+			for i, old := range x.of {
+				const h = 1e-5
+				x.of[i] = old + h
+				up := cost(c, wO, wLSE)
+				x.of[i] = old - h
+				down := cost(c, wO, wLSE)
+				x.of[i] = old
+				if want := (up - down) / (2 * h); math.Abs(x.got[i]-want) > 1e-7*(1+math.Abs(want)) {
+					t.Fatalf("%v: d%s[%d] is %v, by differences %v", s, x.name, i, x.got[i], want)
+				}
+				if b := x.gotBound[i]; !(b >= 0 && b < 1e-10) {
+					t.Fatalf("%v: d%s[%d] has the bound %v", s, x.name, i, b)
+				}
+			}
+		}
+		// Parts add up: the gradient is linear in dO and dLSE.
+		a, b := c.Backward(p, c.Reference(p), wO, nil), c.Backward(p, c.Reference(p), nil, wLSE)
+		for i := range g.DK {
+			if math.Abs(a.DK[i]+b.DK[i]-g.DK[i]) > 1e-12 {
+				t.Fatalf("%v: dk[%d] is %v of dO and %v of dLSE, %v of both", s, i, a.DK[i], b.DK[i], g.DK[i])
+			}
+		}
+	}
+}
