@@ -5,7 +5,6 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
 
@@ -25,6 +24,11 @@ type CacheConfig struct {
 
 	PageSize int // tokens of a page; 0: 64
 	Pages    int // pages that all sequences share
+
+	// Device is the GPU whose memory the keys and values are in, and on which
+	// layers compute; nil: host memory, and the CPU. On a GPU HeadDim is 64, 80,
+	// 96, 128 or 256, and ValueDim is the same.
+	Device *GPU
 }
 
 const defaultPageSize = 64
@@ -49,9 +53,9 @@ type Cache struct {
 	// running is held for reading while a layer computes and for writing by
 	// Close, which so waits for it.
 	running sync.RWMutex
-	closed  bool         // written with running and mu held
-	keys    []cpu.Buffer // one for each layer
-	values  []cpu.Buffer
+	closed  bool // written with running and mu held
+	store   pageStore
+	bytes   int64 // of all pages
 
 	mu        sync.Mutex
 	free      []int32 // pages that nobody holds
@@ -64,7 +68,11 @@ type Cache struct {
 var ids atomic.Uint64
 
 // NewCache allocates a cache. Its memory comes back when Close was called, or
-// when nothing refers to the cache any more.
+// when nothing refers to the cache any more; that of a GPU when Close was
+// called, or when the GPU is closed.
+//
+// Errors: [ErrShape], [ErrDType]; on a GPU [ErrUnsupported] for what it has no
+// kernels for, [ErrOutOfMemory], [ErrState] and [ErrClosed].
 func NewCache(config CacheConfig) (cache *Cache, err error) {
 	const op = "NewCache"
 	if config.ValueDim == 0 {
@@ -93,9 +101,9 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	}
 	keyElements, ok1 := product(config.Pages, config.KVHeads, config.PageSize, config.HeadDim)
 	valueElements, ok2 := product(config.Pages, config.KVHeads, config.PageSize, config.ValueDim)
-	_, ok3 := product(keyElements, storage.Size(), config.Layers)
-	_, ok4 := product(valueElements, storage.Size(), config.Layers)
-	if !ok1 || !ok2 || !ok3 || !ok4 {
+	keyBytes, ok3 := product(keyElements, storage.Size(), config.Layers)
+	valueBytes, ok4 := product(valueElements, storage.Size(), config.Layers)
+	if !ok1 || !ok2 || !ok3 || !ok4 || keyBytes > math.MaxInt-valueBytes {
 		return nil, errorf(op, ErrShape, "%d layers of %d pages of %d tokens, %d heads of %d and %d: more bytes than an address has",
 			config.Layers, config.Pages, config.PageSize, config.KVHeads, config.HeadDim, config.ValueDim)
 	}
@@ -106,10 +114,12 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 				config.Layers, config.Pages, config.PageSize, config.KVHeads, config.HeadDim, config.ValueDim, r)
 		}
 	}()
-	c := &Cache{config: config, id: ids.Add(1), holders: make([]int32, config.Pages), free: make([]int32, config.Pages)}
-	for range config.Layers {
-		c.keys = append(c.keys, newBuffer(storage, keyElements))
-		c.values = append(c.values, newBuffer(storage, valueElements))
+	c := &Cache{config: config, id: ids.Add(1), bytes: int64(keyBytes + valueBytes)}
+	c.holders, c.free = make([]int32, config.Pages), make([]int32, config.Pages)
+	if config.Device == nil {
+		c.store = newHostPages(&config, storage, keyElements, valueElements)
+	} else if c.store, err = newDevicePages(op, &config, storage, keyElements, valueElements); err != nil {
+		return nil, err
 	}
 	for i := range c.free {
 		c.free[i] = int32(config.Pages - 1 - i) // taken from the end: the lowest page first
@@ -130,13 +140,6 @@ func product(ns ...int) (int, bool) {
 	return int(p), true
 }
 
-func newBuffer(t cpu.DType, elements int) cpu.Buffer {
-	if t == cpu.Float32 {
-		return bufferOf(t, make([]float32, elements))
-	}
-	return bufferOf(t, make([]uint16, elements))
-}
-
 // made says whether c comes from NewCache.
 func (c *Cache) made(op string) error {
 	if c == nil || c.id == 0 {
@@ -155,12 +158,13 @@ func (c *Cache) Config() CacheConfig {
 
 // CacheStats is what [Cache.Stats] counts.
 type CacheStats struct {
-	Pages     int   // in all
-	FreePages int   // held by nobody
-	Shared    int   // held by more than one sequence
-	Sequences int   // not released
-	Tokens    int   // committed, of all sequences; shared ones count for each
-	Bytes     int64 // memory of all keys and values
+	Pages     int    // in all
+	FreePages int    // held by nobody
+	Shared    int    // held by more than one sequence
+	Sequences int    // not released
+	Tokens    int    // committed, of all sequences; shared ones count for each
+	Bytes     int64  // memory of all keys and values
+	Device    string // where they are: "host memory", or the GPU
 }
 
 // Stats counts pages, sequences and tokens. Pages that an open step has
@@ -171,14 +175,14 @@ func (c *Cache) Stats() CacheStats {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := CacheStats{Pages: c.config.Pages, FreePages: len(c.free), Sequences: c.sequences, Tokens: c.tokens}
+	s := CacheStats{Pages: c.config.Pages, FreePages: len(c.free), Sequences: c.sequences, Tokens: c.tokens, Device: c.store.where()}
 	for _, n := range c.holders {
 		if n > 1 {
 			s.Shared++
 		}
 	}
-	for i := range c.keys {
-		s.Bytes += int64(c.keys[i].Len+c.values[i].Len) * int64(c.keys[i].DType.Size())
+	if !c.closed {
+		s.Bytes = c.bytes
 	}
 	return s
 }
@@ -196,7 +200,10 @@ func (c *Cache) Close() error {
 	if c.closed {
 		return errorf("Close", ErrClosed, "cache")
 	}
-	c.closed, c.keys, c.values = true, nil, nil
+	c.closed = true
+	if err := c.store.close(); err != nil {
+		return gpuError("Close", err)
+	}
 	return nil
 }
 
@@ -342,18 +349,7 @@ func (c *Cache) drop(p int32) {
 	}
 }
 
-// copyPage copies a page of every layer.
-func (c *Cache) copyPage(dst, src int32) {
-	for _, buffers := range [...][]cpu.Buffer{c.keys, c.values} {
-		for _, b := range buffers {
-			bytes := unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
-			n := len(bytes) / c.config.Pages
-			copy(bytes[int(dst)*n:(int(dst)+1)*n], bytes[int(src)*n:])
-		}
-	}
-}
-
 // pageStrides places (page, head, slot) in a layer's keys or values.
-func (c *Cache) pageStrides(dim int) cpu.PageStrides {
-	return cpu.PageStrides{Page: c.config.KVHeads * c.config.PageSize * dim, Head: c.config.PageSize * dim, Row: dim}
+func (c *CacheConfig) pageStrides(dim int) cpu.PageStrides {
+	return cpu.PageStrides{Page: c.KVHeads * c.PageSize * dim, Head: c.PageSize * dim, Row: dim}
 }

@@ -195,7 +195,7 @@ func TestCloseWaits(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	if c.keys == nil || c.values == nil {
+	if h := c.store.(*hostPages); h.keys == nil || h.values == nil {
 		t.Fatal("the memory has gone while a layer computes")
 	}
 	c.running.RUnlock()

@@ -12,8 +12,9 @@ func (m *cacheModel) Check(t *rapid.T) {
 	*m.actions++
 	m.checkStats(t)
 	m.checkPages(t)
+	view := m.cache.testView()
 	for i, s := range m.sequences {
-		if err := s.real.checkTokens(s.tokens); err != nil {
+		if err := view.checkTokens(s.real, s.tokens); err != nil {
 			t.Fatalf("sequence %d: %v", i, err)
 		}
 	}
@@ -24,7 +25,7 @@ func (m *cacheModel) Check(t *rapid.T) {
 					if tok.k[l] == nil { // the layer has not run
 						break
 					}
-					if err := m.cache.checkToken(l, s.step.reservations[j].pages, n, tok); err != nil {
+					if err := view.checkToken(l, s.step.reservations[j].pages, n, tok); err != nil {
 						t.Fatalf("step %d, append %d: %v", i, j, err)
 					}
 				}
@@ -41,6 +42,7 @@ func (m *cacheModel) checkStats(t *rapid.T) {
 		FreePages: cfg.Pages - len(m.held()),
 		Sequences: len(m.live()),
 		Bytes:     int64(cfg.Layers*cfg.Pages*cfg.KVHeads*cfg.PageSize*(cfg.HeadDim+cfg.ValueDim)) * int64(cfg.DType.Size()),
+		Device:    cfg.Device.String(),
 	}
 	for _, n := range m.holders() {
 		if n > 1 {

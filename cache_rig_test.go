@@ -329,12 +329,12 @@ func float64s(v G.Value) []float64 {
 
 // testRow is where the elements of a slot in one head of a layer are in the keys
 // (or values), and their number.
-func (c *Cache) testRow(values bool, layer int, page int32, head, slot int) (b *cpu.Buffer, at, n int) {
-	b, n = &c.keys[layer], c.config.HeadDim
+func (v *testView) testRow(values bool, layer int, page int32, head, slot int) (b *cpu.Buffer, at, n int) {
+	b, n = &v.keys[layer], v.config.HeadDim
 	if values {
-		b, n = &c.values[layer], c.config.ValueDim
+		b, n = &v.values[layer], v.config.ValueDim
 	}
-	return b, ((int(page)*c.config.KVHeads+head)*c.config.PageSize + slot) * n, n
+	return b, ((int(page)*v.config.KVHeads+head)*v.config.PageSize + slot) * n, n
 }
 
 func testElement(b *cpu.Buffer, i int) float64 {
@@ -349,7 +349,7 @@ func testElement(b *cpu.Buffer, i int) float64 {
 }
 
 // checkToken compares the slots of a token in one layer, bit for bit.
-func (c *Cache) checkToken(layer int, pages []int32, position int, want *testToken) error {
+func (c *testView) checkToken(layer int, pages []int32, position int, want *testToken) error {
 	page, slot := pages[position/c.config.PageSize], position%c.config.PageSize
 	for _, values := range [...]bool{false, true} {
 		row := want.k[layer]
@@ -371,12 +371,16 @@ func (c *Cache) checkToken(layer int, pages []int32, position int, want *testTok
 
 // checkTokens compares all that a sequence holds.
 func (s *Sequence) checkTokens(want []*testToken) error {
+	return s.cache.testView().checkTokens(s, want)
+}
+
+func (c *testView) checkTokens(s *Sequence, want []*testToken) error {
 	if s.Len() != len(want) {
 		return fmt.Errorf("sequence has %d tokens, want %d", s.Len(), len(want))
 	}
-	for l := range s.cache.config.Layers {
+	for l := range c.config.Layers {
 		for i, tok := range want {
-			if err := s.cache.checkToken(l, s.pages, i, tok); err != nil {
+			if err := c.checkToken(l, s.pages, i, tok); err != nil {
 				return err
 			}
 		}
@@ -386,7 +390,9 @@ func (s *Sequence) checkTokens(want []*testToken) error {
 
 // poisonUnseen writes NaN to every slot that nobody may read: seen says which
 // slots of a page are somebody's in a layer.
-func poisonUnseen(c *Cache, seen func(layer int, page int32, slot int) bool) {
+func poisonUnseen(cache *Cache, seen func(layer int, page int32, slot int) bool) {
+	c := cache.testView()
+	defer c.flush()
 	for l := range c.config.Layers {
 		for page := range int32(c.config.Pages) {
 			for slot := range c.config.PageSize {

@@ -3,15 +3,18 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/device"
 )
 
 // GPU is an open NVIDIA GPU. It needs an installed driver and nothing else: no
 // toolkit, no cgo.
 //
-// No operator of this package runs on a GPU yet; what there is so far is the
-// device itself: which ones there are, and their memory.
+// Attention runs on a GPU where its operands are: [CachedAttention] on a cache
+// with [CacheConfig].Device, and [Attend] and [Attention] on [DeviceTensor]s.
+// All work of a GPU value is done in the order in which it was asked for.
 //
 // The driver is looked for when [GPUs] or [OpenGPU] is first called. For that, a
 // Linux program for amd64 or arm64 that imports this package needs glibc to
@@ -20,7 +23,17 @@ import (
 //
 // A GPU may be used by several goroutines at once. Close it when it is no longer
 // needed: nothing else gives its memory back before the process ends.
-type GPU struct{ dev *cuda.Device }
+type GPU struct {
+	dev   *cuda.Device
+	id    uint64 // one GPU may be opened twice
+	queue *device.Queue
+
+	attention struct {
+		sync.Mutex
+		engine attentionEngine // nil before it is first needed
+		plans  []attentionPlan // that nobody has
+	}
+}
 
 // GPUInfo describes a GPU.
 type GPUInfo struct {
@@ -90,7 +103,12 @@ func OpenGPU(ordinal int) (*GPU, error) {
 	if err != nil {
 		return nil, gpuError("OpenGPU", err)
 	}
-	return &GPU{dev: dev}, nil
+	queue, err := device.Open(dev)
+	if err != nil {
+		_ = dev.Close() // the first error tells more
+		return nil, gpuError("OpenGPU", err)
+	}
+	return &GPU{dev: dev, id: ids.Add(1), queue: queue}, nil
 }
 
 // loadDriver is a variable for tests, which put another driver there.
@@ -107,10 +125,19 @@ func (g *GPU) Info() GPUInfo {
 // Name is the GPU's name, such as "NVIDIA H200".
 func (g *GPU) Name() string { return g.Info().Name }
 
+// String says which GPU it is, as error texts do: "GPU 0 (NVIDIA H200)".
+func (g *GPU) String() string {
+	if g == nil {
+		return hostName
+	}
+	i := g.Info()
+	return fmt.Sprintf("GPU %d (%s)", i.Ordinal, i.Name)
+}
+
 // Memory asks for the present state of the GPU's memory. Errors: [ErrClosed].
 func (g *GPU) Memory() (GPUMemory, error) {
-	if g == nil || g.dev == nil {
-		return GPUMemory{}, errorf("GPU.Memory", ErrState, "not made by OpenGPU")
+	if err := g.made("GPU.Memory"); err != nil {
+		return GPUMemory{}, err
 	}
 	m, err := g.dev.Memory()
 	if err != nil {
@@ -119,14 +146,63 @@ func (g *GPU) Memory() (GPUMemory, error) {
 	return GPUMemory{Free: m.Free, Total: m.Total, Used: m.Used, Pinned: m.Pinned}, nil
 }
 
-// Close waits for the GPU's work of this process and gives back everything that
-// was made on it. A second Close is [ErrClosed].
-func (g *GPU) Close() error {
-	if g == nil || g.dev == nil {
-		return errorf("GPU.Close", ErrState, "not made by OpenGPU")
+// Synchronize waits until all that was asked of this GPU value is done, and
+// reports what went wrong in it. Only timing needs it: downloads wait by
+// themselves. Errors: [ErrClosed].
+func (g *GPU) Synchronize() error {
+	const op = "GPU.Synchronize"
+	if err := g.enter(op); err != nil {
+		return err
 	}
-	if err := g.dev.Close(); err != nil {
-		return gpuError("GPU.Close", err)
+	defer g.queue.Leave()
+	if err := g.queue.Synchronize(); err != nil {
+		return gpuError(op, err)
+	}
+	return nil
+}
+
+// Close waits for the GPU's work of this process and gives back everything that
+// was made on it, the memory of caches and tensors included: their use is
+// [ErrClosed] from then on, and so is a second Close.
+func (g *GPU) Close() error {
+	const op = "GPU.Close"
+	if err := g.made(op); err != nil {
+		return err
+	}
+	if err := g.queue.Close(); err != nil {
+		return gpuError(op, err)
+	}
+	g.attention.Lock()
+	defer g.attention.Unlock()
+	var first error
+	if g.attention.engine != nil {
+		first = g.attention.engine.Close()
+	}
+	g.attention.engine, g.attention.plans = nil, nil
+	if err := g.dev.Close(); err != nil && first == nil {
+		first = err
+	}
+	if first != nil {
+		return gpuError(op, first)
+	}
+	return nil
+}
+
+// made says whether g comes from OpenGPU.
+func (g *GPU) made(op string) error {
+	if g == nil || g.dev == nil {
+		return errorf(op, ErrState, "not made by OpenGPU")
+	}
+	return nil
+}
+
+// enter is made, and keeps the GPU open until queue.Leave.
+func (g *GPU) enter(op string) error {
+	if err := g.made(op); err != nil {
+		return err
+	}
+	if err := g.queue.Enter(); err != nil {
+		return gpuError(op, err)
 	}
 	return nil
 }
@@ -137,7 +213,7 @@ func gpuInfo(i cuda.Info) GPUInfo {
 }
 
 // gpuError wraps an error of the driver, which matches the sentinels by itself
-// but for ErrClosed: that one is this package's.
+// but for those that are this package's.
 func gpuError(op string, err error) error {
 	if errors.Is(err, cuda.ErrClosed) {
 		return errorf(op, ErrClosed, "the GPU")

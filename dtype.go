@@ -46,3 +46,8 @@ func storageType(t tensor.Dtype) (cpu.DType, bool) {
 }
 
 func isQueryType(t tensor.Dtype) bool { return t == tensor.Float32 || t == tensor.Float64 }
+
+// isDeviceQueryType says whether queries on a GPU may have type t.
+func isDeviceQueryType(t tensor.Dtype) bool {
+	return t == tensor.Float32 || t == Float16 || t == BFloat16
+}

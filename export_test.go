@@ -38,11 +38,67 @@ func PoisonFree(c *Cache) {
 }
 
 func (c *Cache) eachSlab(visit func(cpu.DType, []byte)) {
-	for i := range c.keys {
-		for _, b := range [...]cpu.Buffer{c.keys[i], c.values[i]} {
-			visit(b.DType, unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size()))
+	v := c.testView()
+	for i := range v.keys {
+		for _, b := range [...]cpu.Buffer{v.keys[i], v.values[i]} {
+			visit(b.DType, slabBytes(b))
 		}
 	}
+	v.flush()
+}
+
+// testView is the memory of a cache as tests see it: the very memory of the host,
+// or a copy of what is on a GPU.
+type testView struct {
+	*Cache
+	keys, values []cpu.Buffer
+}
+
+func (c *Cache) testView() *testView {
+	v := &testView{Cache: c}
+	switch s := c.store.(type) {
+	case *hostPages:
+		v.keys, v.values = s.keys, s.values
+	case *devicePages:
+		v.each(func(b *cuda.Buffer, list *[]cpu.Buffer) error {
+			slab := newBuffer(s.storage, int(b.Len())/s.storage.Size())
+			*list = append(*list, slab)
+			return b.Download(slabBytes(slab), 0)
+		})
+	}
+	return v
+}
+
+// flush puts what was changed in a view back on the GPU.
+func (v *testView) flush() {
+	if _, ok := v.store.(*devicePages); !ok {
+		return
+	}
+	i := 0
+	v.each(func(b *cuda.Buffer, list *[]cpu.Buffer) error {
+		i++
+		return b.Upload(0, slabBytes((*list)[(i-1)/2]))
+	})
+}
+
+// each visits the slabs of a cache on a GPU, when the GPU is done: keys and values
+// by turns.
+func (v *testView) each(visit func(*cuda.Buffer, *[]cpu.Buffer) error) {
+	s := v.store.(*devicePages)
+	if err := s.gpu.Synchronize(); err != nil {
+		panic(err)
+	}
+	for i := range s.keys {
+		for _, err := range [...]error{visit(s.keys[i], &v.keys), visit(s.values[i], &v.values)} {
+			if err != nil {
+				panic(err)
+			}
+		}
+	}
+}
+
+func slabBytes(b cpu.Buffer) []byte {
+	return unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
 }
 
 // poison fills memory with the NaN of an element type, little-endian.

@@ -67,7 +67,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		return nil, err
 	}
 	if c.lse != nil {
-		if *c.lse, err = lseNode(op, out, p.lseShape()); err != nil {
+		if *c.lse, err = lseNode(op, out, p.query, p.lseShape()); err != nil {
 			return nil, err
 		}
 	}
@@ -220,10 +220,15 @@ type lseStore struct {
 	of map[weak.Pointer[tensor.Dense]]*tensor.Dense
 }
 
-func (s *lseStore) put(out, lse *tensor.Dense) {
+func (s *lseStore) put(result, logs G.Value) {
 	if s == nil {
 		return
 	}
+	if d, ok := result.(*DeviceTensor); ok { // a new one at each run, with room for it
+		d.lse = logs.(*DeviceTensor)
+		return
+	}
+	out, lse := result.(*tensor.Dense), logs.(*tensor.Dense)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.of == nil {
@@ -239,7 +244,12 @@ func (s *lseStore) put(out, lse *tensor.Dense) {
 
 // take empties the store of out's, so that a value is never seen twice: the
 // node behind may have overwritten it.
-func (s *lseStore) take(out G.Value) *tensor.Dense {
+func (s *lseStore) take(out G.Value) G.Value {
+	if d, ok := out.(*DeviceTensor); ok && d.lse != nil {
+		lse := d.lse
+		d.lse = nil
+		return lse
+	}
 	o, ok := out.(*tensor.Dense)
 	if !ok {
 		return nil
@@ -247,20 +257,23 @@ func (s *lseStore) take(out G.Value) *tensor.Dense {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := weak.Make(o)
-	lse := s.of[p]
+	lse, ok := s.of[p]
+	if !ok {
+		return nil
+	}
 	delete(s.of, p)
 	return lse
 }
 
 // lseNode is the node of the log-sum-exp of the attention node out.
-func lseNode(name string, out *G.Node, shape tensor.Shape) (*G.Node, error) {
+func lseNode(name string, out *G.Node, t tensor.Dtype, shape tensor.Shape) (*G.Node, error) {
 	// Of equal attention nodes Gorgonia keeps the first: ask the node that is
 	// in the graph, not the op that was offered.
 	s, ok := out.Op().(interface{ store() *lseStore })
 	if !ok {
 		return nil, errorf(name, ErrGraph, "%v is not an attention node", out)
 	}
-	return apply(name, &lseOp{of: name, inRank: out.Dims(), shape: shape, from: s.store()}, out)
+	return apply(name, &lseOp{of: name, inRank: out.Dims(), dtype: t, shape: shape, from: s.store()}, out)
 }
 
 func (op *attentionOp) store() *lseStore { return op.lse }
@@ -271,14 +284,14 @@ type lseOp struct {
 	graph.Plain
 	of     string
 	inRank int
+	dtype  tensor.Dtype
 	shape  tensor.Shape
 	from   *lseStore
 }
 
 func (op *lseOp) Arity() int { return 1 }
 func (op *lseOp) Type() hm.Type {
-	a := hm.TypeVariable('a')
-	return hm.NewFnType(G.TensorType{Dims: op.inRank, Of: a}, G.TensorType{Dims: len(op.shape), Of: a})
+	return hm.NewFnType(G.TensorType{Dims: op.inRank, Of: hm.TypeVariable('a')}, G.TensorType{Dims: len(op.shape), Of: op.dtype})
 }
 func (op *lseOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
 func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
@@ -290,7 +303,7 @@ func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 	return nil, errorf(op.of, ErrState, "the log-sum-exp was asked for before the attention ran")
 }
 func (op *lseOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.LSE of %s %v", op.of, op.shape)
+	fmt.Fprintf(h, "leanattention.LSE of %s %v %v", op.of, op.dtype, op.shape)
 }
 func (op *lseOp) Hashcode() uint32     { return graph.Hashcode(op) }
 func (op *lseOp) String() string       { return "LSE" }

@@ -6,7 +6,7 @@ import (
 	"math"
 
 	"gorgonia.org/leanattention/internal/cpu"
-
+	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/graph"
 
 	"github.com/chewxy/hm"
@@ -18,7 +18,7 @@ import (
 // and attends to all that the layer then holds. Rows are tokens, in the order
 // of [Step.Set]:
 //
-//	q    (T, H*d)       float32 or float64
+//	q    (T, H*d)       float32 or float64; on a GPU float32, Float16 or BFloat16
 //	k    (T, Hkv*d)     as q
 //	v    (T, Hkv*dv)    as q
 //	out  (T, H*dv)      as q
@@ -27,6 +27,11 @@ import (
 // follows from q's width; it is a multiple of Hkv. Row i of a sequence that
 // had L tokens and gets n attends to all L+n of them, or with [WithCausal] to
 // the first L+i+1, as a decoder wants. Rows that Set gave to nobody are 0.
+//
+// On a cache with a GPU the layer computes there. q, k and v may be in host
+// memory: they are copied there, and the output back, and the run waits for it.
+// Or they are [DeviceTensor]s of that GPU, and so is the output then: the run
+// queues the work and goes on. The log-sum-exp is float32 there, whatever q is.
 //
 // The graph is built once, and run for every step. A run writes only the slots
 // that Set reserved, so it may be repeated before [Step.Commit]. The node takes
@@ -55,7 +60,11 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if err != nil {
 		return nil, err
 	}
-	a := &cachedOp{step: s, layer: layer.index, rows: rows, config: c, call: s.nextCall(), plan: s.planFor(rows.geometry(s.cache, &c))}
+	g := rows.geometry(cfg, &c)
+	if err := s.cache.store.supports(op, &g); err != nil {
+		return nil, err
+	}
+	a := &cachedOp{step: s, layer: layer.index, rows: rows, config: c, call: s.nextCall(), plan: s.planFor(g)}
 	if c.lse != nil {
 		a.lse = new(lseStore)
 	}
@@ -64,7 +73,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		return nil, err
 	}
 	if c.lse != nil {
-		if *c.lse, err = lseNode(op, out, tensor.Shape{rows.tokens, rows.heads}); err != nil {
+		if *c.lse, err = lseNode(op, out, rows.lseType(), rows.lseShape()); err != nil {
 			return nil, err
 		}
 	}
@@ -72,15 +81,14 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 }
 
 // geometry describes the rows of a step to the engine.
-func (r *tokenRows) geometry(cache *Cache, c *config) cpu.Geometry {
-	cfg := &cache.config
+func (r *tokenRows) geometry(cfg *CacheConfig, c *config) cpu.Geometry {
 	return cpu.Geometry{
 		Heads: r.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim,
 		Query:      cpu.Strides{Row: r.heads * cfg.HeadDim, Head: cfg.HeadDim},
 		Out:        cpu.Strides{Row: r.heads * cfg.ValueDim, Head: cfg.ValueDim},
 		LSE:        cpu.Strides{Row: r.heads, Head: 1},
-		Key:        cache.pageStrides(cfg.HeadDim),
-		Value:      cache.pageStrides(cfg.ValueDim),
+		Key:        cfg.pageStrides(cfg.HeadDim),
+		Value:      cfg.pageStrides(cfg.ValueDim),
 		PageTokens: cfg.PageSize,
 		Scale:      c.scaleFor(cfg.HeadDim),
 		Causal:     c.causal,
@@ -101,6 +109,8 @@ type cachedOp struct {
 	plan *stepPlan
 	run  uint64 // of the step, that the node last ran in; the step's mu guards it
 	lse  *lseStore
+
+	slots [2]device.Slot // of the output and the log-sum-exp on a GPU
 }
 
 func (op *cachedOp) Arity() int { return 3 }
@@ -132,34 +142,24 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != 3 {
 		return nil, errorf(name, ErrShape, "%d inputs; it has 3", len(in))
 	}
-	var t [3]*tensor.Dense
-	for i, v := range in {
-		if t[i], err = denseValue(name, [...]string{"q", "k", "v"}[i], v); err != nil {
-			return nil, err
-		}
+	o, err := op.step.cache.store.operands(name, in)
+	if err != nil {
+		return nil, err
 	}
 	// Gorgonia checks no value against the node's shape.
-	cfg := &op.step.cache.config
-	r, err := newTokenRows(name, valueOperand("q", t[0]), valueOperand("k", t[1]), valueOperand("v", t[2]), op.step.tokens, cfg)
+	r, err := newTokenRows(name, o[0], o[1], o[2], op.step.tokens, &op.step.cache.config)
 	if err != nil {
 		return nil, err
 	}
 	if r != op.rows {
-		return nil, errorf(name, ErrShape, "q is %v %v, not what the graph was built for", t[0].Dtype(), t[0].Shape())
+		return nil, errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].dtype, o[0].shape)
 	}
-	o := tensor.New(tensor.Of(r.query), tensor.WithShape(r.tokens, r.heads*cfg.ValueDim))
-	var lse *tensor.Dense
-	if op.lse != nil {
-		lse = tensor.New(tensor.Of(r.query), tensor.WithShape(r.tokens, r.heads))
-		if err = lse.Memset(negativeInfinity(r.query)); err != nil { // rows that belong to nobody
-			return nil, errorf(name, ErrInternal, "%v", err)
-		}
-	}
-	if err = op.step.attend(name, op, t[0], t[1], t[2], o, lse); err != nil {
+	out, lse, err := op.step.attend(name, op, in)
+	if err != nil {
 		return nil, err
 	}
-	op.lse.put(o, lse)
-	return o, nil
+	op.lse.put(out, lse)
+	return out, nil
 }
 
 func negativeInfinity(t tensor.Dtype) any {

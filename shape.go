@@ -146,6 +146,20 @@ type tokenRows struct {
 	query         tensor.Dtype
 }
 
+func (r *tokenRows) outShape(valueDim int) tensor.Shape {
+	return tensor.Shape{r.tokens, r.heads * valueDim}
+}
+func (r *tokenRows) lseShape() tensor.Shape { return tensor.Shape{r.tokens, r.heads} }
+func (r *tokenRows) lseType() tensor.Dtype  { return lseType(r.query) }
+
+// lseType is the element type of the log-sum-exp of queries of type t.
+func lseType(t tensor.Dtype) tensor.Dtype {
+	if t == tensor.Float64 {
+		return t
+	}
+	return tensor.Float32
+}
+
 // newTokenRows checks q, k and v against the step and its cache.
 func newTokenRows(op string, q, k, v operand, tokens int, c *CacheConfig) (r tokenRows, err error) {
 	widths := [...]int{0, c.KVHeads * c.HeadDim, c.KVHeads * c.ValueDim}
@@ -159,8 +173,11 @@ func newTokenRows(op string, q, k, v operand, tokens int, c *CacheConfig) (r tok
 		if i > 0 && o.shape[1] != widths[i] {
 			return r, errorf(op, ErrShape, "%s has %d columns; the cache's %d KV heads need %d", o.name, o.shape[1], c.KVHeads, widths[i])
 		}
-		if !isQueryType(o.dtype) {
+		if c.Device == nil && !isQueryType(o.dtype) {
 			return r, errorf(op, ErrDType, "%s is %v; it must be float32 or float64", o.name, o.dtype)
+		}
+		if c.Device != nil && !isDeviceQueryType(o.dtype) {
+			return r, errorf(op, ErrDType, "%s is %v; on a GPU it must be float32, Float16 or BFloat16", o.name, o.dtype)
 		}
 		if o.dtype != q.dtype {
 			return r, errorf(op, ErrDType, "%s is %v and %s is %v", o.name, o.dtype, q.name, q.dtype)

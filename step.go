@@ -1,15 +1,12 @@
 package leanattention
 
 import (
-	"fmt"
 	"sync"
 	"time"
 
 	"gorgonia.org/leanattention/internal/cpu"
-	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/lean"
 
-	"gorgonia.org/tensor"
+	G "gorgonia.org/gorgonia"
 )
 
 // Step is what a graph knows of a cache: a fixed number of token rows, which
@@ -40,6 +37,7 @@ type Step struct {
 	ran          []uint64 // of each layer the run that it was last completed in
 	reservations []reservation
 	sequences    []cpu.Sequence
+	copies       []pageCopy // that Set needs
 	plans        []*stepPlan
 	calls        int // CachedAttention nodes made
 	stats        StepStats
@@ -63,14 +61,14 @@ type reservation struct {
 // stepPlan is the schedule for the layers of one geometry.
 type stepPlan struct {
 	geometry cpu.Geometry
-	plan     cpu.Plan
+	plan     layerPlan
 	turn     uint64 // that plan was made in
 }
 
 // StepStats adds up what the layers of a step's graph did.
 type StepStats struct {
 	Layers    int64         // runs of a CachedAttention node
-	Attention time.Duration // in them, appending included
+	Attention time.Duration // in them, appending included; on tensors of a GPU the time to queue it
 }
 
 // NewStep makes a step of the given number of token rows, in [1, 2^24].
@@ -148,10 +146,13 @@ func (s *Step) Set(appends []Append) (err error) {
 		return err
 	}
 
-	s.reservations, s.sequences = s.reservations[:0], s.sequences[:0]
+	s.reservations, s.sequences, s.copies = s.reservations[:0], s.sequences[:0], s.copies[:0]
 	row := 0
 	for _, a := range appends {
 		r := c.reserve(s.nextReservation(), a.Seq, a.Tokens)
+		if r.replaced >= 0 {
+			s.copies = append(s.copies, pageCopy{to: r.pages[r.kept], from: r.replaced})
+		}
 		a.Seq.step = s
 		s.sequences = append(s.sequences, cpu.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.len + a.Tokens, Pages: r.pages})
 		row += a.Tokens
@@ -159,10 +160,14 @@ func (s *Step) Set(appends []Append) (err error) {
 	s.open = true
 	s.turn++
 	s.run++
+	if err := c.store.copyPages(op, s.copies); err != nil {
+		s.rollback()
+		return err
+	}
 	for _, p := range s.plans {
-		if err := s.plan(p); err != nil {
+		if err := s.plan(op, p); err != nil {
 			s.rollback()
-			return engineError(op, "plan", err)
+			return err
 		}
 	}
 	return nil
@@ -230,7 +235,8 @@ func (s *Step) nextReservation() *reservation {
 	return &s.reservations[len(s.reservations)-1]
 }
 
-// reserve takes the pages for n more tokens of seq, which are there.
+// reserve takes the pages for n more tokens of seq, which are there. The copy of
+// a page that is replaced is left to the caller.
 func (c *Cache) reserve(r *reservation, seq *Sequence, n int) *reservation {
 	*r = reservation{seq: seq, tokens: n, pages: r.pages[:0], kept: len(seq.pages), replaced: -1}
 	if c.sharedTail(seq) {
@@ -240,9 +246,6 @@ func (c *Cache) reserve(r *reservation, seq *Sequence, n int) *reservation {
 	r.pages = append(r.pages, seq.pages[:r.kept]...)
 	for len(r.pages) < c.pagesFor(seq.len+n) {
 		r.pages = append(r.pages, c.take())
-	}
-	if r.replaced >= 0 {
-		c.copyPage(r.pages[r.kept], r.replaced)
 	}
 	return r
 }
@@ -328,14 +331,14 @@ func (s *Step) planFor(g cpu.Geometry) *stepPlan {
 			return p
 		}
 	}
-	p := &stepPlan{geometry: g}
+	p := &stepPlan{geometry: g, plan: s.cache.store.newPlan(g)}
 	s.plans = append(s.plans, p)
 	return p
 }
 
 // plan makes p the schedule of the present turn.
-func (s *Step) plan(p *stepPlan) error {
-	if err := p.plan.Build(p.geometry, s.sequences); err != nil {
+func (s *Step) plan(op string, p *stepPlan) error {
+	if err := p.plan.build(op, s.sequences, s.tokens); err != nil {
 		return err
 	}
 	p.turn = s.turn
@@ -352,7 +355,7 @@ func (s *Step) nextCall() int {
 
 // attend does what node n does in a run: it appends k and v to its layer and
 // attends to it. Only the reserved slots are written, so it can be repeated.
-func (s *Step) attend(op string, n *cachedOp, q, k, v, out, lse *tensor.Dense) error {
+func (s *Step) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
 	s.cache.running.RLock()
 	defer s.cache.running.RUnlock()
 	s.mu.Lock()
@@ -360,55 +363,25 @@ func (s *Step) attend(op string, n *cachedOp, q, k, v, out, lse *tensor.Dense) e
 	layer, p := n.layer, n.plan
 	switch {
 	case s.cache.closed:
-		return errorf(op, ErrClosed, "cache")
+		return nil, nil, errorf(op, ErrClosed, "cache")
 	case !s.open:
-		return errorf(op, ErrState, "layer %d: step is not open: call Set first", layer)
+		return nil, nil, errorf(op, ErrState, "layer %d: step is not open: call Set first", layer)
 	}
 	begin := time.Now()
 	if p.turn != s.turn { // the node was made after Set
-		if err := s.plan(p); err != nil {
-			return engineError(op, "plan", err)
+		if err := s.plan(op, p); err != nil {
+			return nil, nil, err
 		}
 	}
 	if n.run == s.run {
 		s.run++
 	}
 	n.run, s.ran[layer] = s.run, 0
-	var err error
-	if q.Dtype() == tensor.Float32 {
-		err = attendLayer[float32](s, layer, p, q, k, v, out, lse)
-	} else {
-		err = attendLayer[float64](s, layer, p, q, k, v, out, lse)
-	}
-	if err != nil {
-		return engineError(op, fmt.Sprintf("layer %d", layer), err)
+	if out, lse, err = p.plan.attend(op, n, in); err != nil {
+		return nil, nil, err
 	}
 	s.ran[layer] = s.run
 	s.stats.Layers++
 	s.stats.Attention += time.Since(begin)
-	return nil
-}
-
-func attendLayer[F lean.Float](s *Step, layer int, p *stepPlan, q, k, v, out, lse *tensor.Dense) error {
-	c := s.cache
-	g := &p.geometry
-	for _, x := range [...]struct {
-		to  cpu.Buffer
-		at  cpu.PageStrides
-		dim int
-		t   *tensor.Dense
-	}{
-		{c.keys[layer], g.Key, g.Dim, k},
-		{c.values[layer], g.Value, g.ValueDim, v},
-	} {
-		from := cpu.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
-		if err := cpu.Append(g, s.sequences, x.to, x.at, x.dim, dense.Elements[F](x.t), from); err != nil {
-			return err
-		}
-	}
-	o := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](out), K: c.keys[layer], V: c.values[layer]}
-	if lse != nil {
-		o.LSE = dense.Backing[F](lse)
-	}
-	return cpu.Run(cpu.Default(), &p.plan, o)
+	return out, lse, nil
 }

@@ -13,9 +13,12 @@ import (
 // denseValue is v as a tensor in memory that this process can read.
 func denseValue(op, name string, v G.Value) (*tensor.Dense, error) {
 	t, ok := v.(*tensor.Dense)
+	at := placeOf(v)
 	switch {
 	case v == nil || ok && t == nil:
 		return nil, errorf(op, ErrShape, "%s is nil", name)
+	case at != nil:
+		return nil, errorf(op, ErrUnsupported, "%s is on %v; it must be in %s", name, at, hostName)
 	case !ok:
 		return nil, errorf(op, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", name, v)
 	case !t.IsNativelyAccessible():

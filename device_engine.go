@@ -1,0 +1,93 @@
+package leanattention
+
+import (
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// attentionEngine is what computes attention on a GPU. It is an interface so
+// that tests without a GPU can have another.
+type attentionEngine interface {
+	// Supports refuses geometries and element types that it has no kernel for.
+	Supports(g *cpu.Geometry, kv cpu.DType) error
+	NewPlan() attentionPlan
+	Close() error
+}
+
+// attentionPlan is a schedule on a GPU.
+type attentionPlan interface {
+	Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error
+	Upload(*cuda.Stream) error
+	Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error
+	Run(s *cuda.Stream, o *deviceOperands) error
+	Close() error
+}
+
+// deviceMemory is elements in the memory of a GPU.
+type deviceMemory struct {
+	Buffer *cuda.Buffer
+	Offset int64 // bytes
+	DType  cpu.DType
+	Len    int // elements
+}
+
+// deviceOperands are the buffers of one attention; LSE has no buffer where it
+// is not wanted.
+type deviceOperands struct{ Q, Out, LSE, K, V deviceMemory }
+
+// newAttentionEngine is a variable for tests.
+var newAttentionEngine = func(*cuda.Device) (attentionEngine, error) {
+	return nil, errorf("GPU", ErrUnsupported, "attention has no kernels for GPUs yet")
+}
+
+// engine is the GPU's engine, made when it is first needed.
+func (g *GPU) engine(op string) (attentionEngine, error) {
+	if err := g.enter(op); err != nil {
+		return nil, err
+	}
+	defer g.queue.Leave()
+	g.attention.Lock()
+	defer g.attention.Unlock()
+	if g.attention.engine == nil {
+		e, err := newAttentionEngine(g.dev)
+		if err != nil {
+			return nil, gpuError(op, err)
+		}
+		g.attention.engine = e
+	}
+	return g.attention.engine, nil
+}
+
+// supports says whether attention of this geometry can run on the GPU.
+func (g *GPU) supports(op string, geometry *cpu.Geometry, kv cpu.DType) error {
+	e, err := g.engine(op)
+	if err != nil {
+		return err
+	}
+	if err := e.Supports(geometry, kv); err != nil {
+		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
+	}
+	return nil
+}
+
+// takePlan is a plan that nobody uses. The engine is there.
+func (g *GPU) takePlan() attentionPlan {
+	g.attention.Lock()
+	defer g.attention.Unlock()
+	if last := len(g.attention.plans) - 1; last >= 0 {
+		p := g.attention.plans[last]
+		g.attention.plans = g.attention.plans[:last]
+		return p
+	}
+	return g.attention.engine.NewPlan()
+}
+
+// givePlan takes a plan back. It may come from a cleanup, and when the GPU is
+// closed.
+func (g *GPU) givePlan(p attentionPlan) {
+	g.attention.Lock()
+	defer g.attention.Unlock()
+	if g.attention.engine != nil {
+		g.attention.plans = append(g.attention.plans, p)
+	}
+}

@@ -1,0 +1,451 @@
+package leanattention
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/device"
+
+	"github.com/chewxy/hm"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// DeviceTensor is a row-major tensor in the memory of a [GPU], of float32,
+// [Float16], [BFloat16] or int32. It is a gorgonia.Value: it can be the value of
+// an input, through gorgonia.Let, and it travels from node to node. Gorgonia's
+// own ops refuse it, since the host cannot read it; [ToDevice] and [ToHost] are
+// the edges of the part of a graph that is on a GPU.
+//
+// What is asked of it is queued: only a download waits. A tensor that a node
+// made is overwritten when the node runs again, since the node keeps its memory
+// from run to run. The old value is then [ErrState]; take a Clone of what is to
+// stay. gorgonia.Read takes one by itself.
+//
+// Tensors from [GPU.Upload], [GPU.NewTensor] and Clone have memory of their own
+// until Free, or until nothing refers to them.
+type DeviceTensor struct {
+	gpu        *GPU
+	memory     *device.Memory
+	generation uint64 // of memory
+	shape      tensor.Shape
+	dtype      tensor.Dtype
+	lse        *DeviceTensor // of an attention's output, on its way to the node of the log-sum-exp
+	broken     error         // why there is no value
+}
+
+// deviceType says whether a GPU's memory may have elements of type t.
+func deviceType(t tensor.Dtype) bool {
+	return t == tensor.Float32 || t == Float16 || t == BFloat16 || t == tensor.Int32
+}
+
+// checkDeviceShape checks what is to be a tensor on a GPU.
+func checkDeviceShape(op string, t tensor.Dtype, shape tensor.Shape) error {
+	if !deviceType(t) {
+		return errorf(op, ErrDType, "x is %v; on a GPU it must be float32, Float16, BFloat16 or int32", t)
+	}
+	for axis, n := range shape {
+		if n < 1 {
+			return errorf(op, ErrShape, "x has size %d on axis %d, shape %v", n, axis, shape)
+		}
+	}
+	if _, ok := product(append([]int{int(t.Size())}, shape...)...); !ok {
+		return errorf(op, ErrShape, "x of shape %v has more bytes than an address", shape)
+	}
+	return nil
+}
+
+// NewTensor takes memory for a tensor. Its content is arbitrary. Errors:
+// [ErrDType], [ErrShape], [ErrOutOfMemory], [ErrClosed].
+func (g *GPU) NewTensor(t tensor.Dtype, shape ...int) (*DeviceTensor, error) {
+	const op = "GPU.NewTensor"
+	if err := checkDeviceShape(op, t, shape); err != nil {
+		return nil, err
+	}
+	if err := g.enter(op); err != nil {
+		return nil, err
+	}
+	defer g.queue.Leave()
+	return g.newTensor(op, t, shape)
+}
+
+// newTensor is NewTensor of what is checked, on a GPU that is entered.
+func (g *GPU) newTensor(op string, t tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, err error) {
+	err = g.queue.Submit(func(turn *device.Turn) error {
+		d, err = g.wrap(turn, t, shape, func(n int64) (*device.Memory, error) { return turn.Alloc(n) })
+		return err
+	})
+	if err != nil {
+		return nil, gpuError(op, err)
+	}
+	return d, nil
+}
+
+// nextValue is a new value of a node, in the memory of its slot.
+func (g *GPU) nextValue(turn *device.Turn, slot *device.Slot, t tensor.Dtype, shape tensor.Shape, inputs ...*DeviceTensor) (*DeviceTensor, error) {
+	return g.wrap(turn, t, shape, func(n int64) (*device.Memory, error) {
+		var used [4]*device.Memory
+		list := used[:0]
+		for _, in := range inputs {
+			list = append(list, in.memory)
+		}
+		return turn.Next(slot, n, list...)
+	})
+}
+
+func (g *GPU) wrap(turn *device.Turn, t tensor.Dtype, shape tensor.Shape, take func(int64) (*device.Memory, error)) (*DeviceTensor, error) {
+	m, err := take(int64(shape.TotalSize()) * int64(t.Size()))
+	if err != nil {
+		return nil, err
+	}
+	return &DeviceTensor{gpu: g, memory: m, generation: turn.Generation(m), shape: shape.Clone(), dtype: t}, nil
+}
+
+// Upload copies a tensor to the GPU. It returns when x has been read; the copy
+// itself is queued. Errors: [ErrUnsupported] for what is no *tensor.Dense that Go
+// can read, [ErrDType], [ErrShape], [ErrOutOfMemory], [ErrClosed].
+func (g *GPU) Upload(x tensor.Tensor) (d *DeviceTensor, err error) {
+	const op = "GPU.Upload"
+	defer recoverTo(op, &err)
+	t, err := denseValue(op, "x", x)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkDeviceShape(op, t.Dtype(), t.Shape()); err != nil {
+		return nil, err
+	}
+	if err := g.enter(op); err != nil {
+		return nil, err
+	}
+	defer g.queue.Leave()
+	if d, err = g.newTensor(op, t.Dtype(), t.Shape()); err != nil {
+		return nil, err
+	}
+	if err := d.fill(rowMajorBytes(t)); err != nil {
+		return nil, errors.Join(gpuError(op, err), d.free())
+	}
+	return d, nil
+}
+
+// pieceBytes is how much of a tensor is copied at once: pinned memory is scarce.
+const pieceBytes = 4 << 20
+
+// fill queues the copy of what the tensor is to hold. The GPU is entered.
+func (d *DeviceTensor) fill(src []byte) error {
+	defer runtime.KeepAlive(d)
+	q := d.gpu.queue
+	for at := 0; at < len(src); at += pieceBytes {
+		piece := src[at:min(at+pieceBytes, len(src))]
+		p, err := q.TakePinned(len(piece))
+		if err != nil {
+			return err
+		}
+		copy(p.Bytes, piece)
+		err = q.Submit(func(turn *device.Turn) error {
+			b, err := turn.Use(d.memory, d.generation)
+			if err != nil {
+				return err
+			}
+			if err := turn.Upload(b, int64(at), p, 0, len(piece)); err != nil {
+				return err
+			}
+			return turn.Mark(p)
+		})
+		q.GivePinned(p)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Download waits for what was asked before, and copies the tensor to the host.
+// Errors: [ErrState] if it has been overwritten, [ErrClosed] if it has been
+// freed, and what went wrong in work that was queued before.
+func (d *DeviceTensor) Download() (t *tensor.Dense, err error) {
+	const op = "DeviceTensor.Download"
+	defer recoverTo(op, &err)
+	if err := d.enter(op); err != nil {
+		return nil, err
+	}
+	defer d.gpu.queue.Leave()
+	t = tensor.New(tensor.Of(d.dtype), tensor.WithShape(d.shape...))
+	if err := d.read(rowMajorBytes(t)); err != nil {
+		return nil, tensorError(op, "the tensor", err)
+	}
+	return t, nil
+}
+
+// read fills dst with what the tensor holds. The GPU is entered.
+func (d *DeviceTensor) read(dst []byte) error {
+	defer runtime.KeepAlive(d)
+	q := d.gpu.queue
+	for at := 0; at < len(dst); at += pieceBytes {
+		piece := dst[at:min(at+pieceBytes, len(dst))]
+		p, err := q.TakePinned(len(piece))
+		if err != nil {
+			return err
+		}
+		err = q.Submit(func(turn *device.Turn) error {
+			b, err := turn.Use(d.memory, d.generation)
+			if err != nil {
+				return err
+			}
+			if err := turn.Download(p, 0, b, int64(at), len(piece)); err != nil {
+				return err
+			}
+			return turn.Mark(p)
+		})
+		if err == nil {
+			err = q.Wait(p)
+		}
+		if err == nil {
+			copy(piece, p.Bytes)
+		}
+		q.GivePinned(p)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rowMajorBytes is the memory of t's elements in row-major order: its own where
+// that is how they lie. The caller keeps t alive.
+func rowMajorBytes(t *tensor.Dense) []byte {
+	if t.Dtype().Size() == 4 {
+		x := dense.Elements[uint32](t)
+		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+	}
+	x := dense.Elements[uint16](t)
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 2*len(x))
+}
+
+// Free gives the memory back. Work that was queued before still has it. Errors:
+// [ErrClosed] if it was freed before or the GPU is closed, [ErrState] for the old
+// value of a node that has run again.
+func (d *DeviceTensor) Free() error {
+	const op = "DeviceTensor.Free"
+	if err := d.enter(op); err != nil {
+		return err
+	}
+	defer d.gpu.queue.Leave()
+	if err := d.free(); err != nil {
+		return tensorError(op, "the tensor", err)
+	}
+	return nil
+}
+
+func (d *DeviceTensor) free() error {
+	return d.gpu.queue.Submit(func(turn *device.Turn) error {
+		if _, err := turn.Use(d.memory, d.generation); err != nil {
+			return err
+		}
+		return turn.Free(d.memory)
+	})
+}
+
+// enter checks that d was made, and keeps its GPU open until queue.Leave.
+func (d *DeviceTensor) enter(op string) error {
+	switch {
+	case d == nil || d.gpu == nil:
+		return errorf(op, ErrState, "the tensor was not made by a GPU")
+	case d.broken != nil:
+		return gpuError(op, d.broken)
+	}
+	return d.gpu.enter(op)
+}
+
+// use is the tensor's memory, to queue work on. The caller keeps d alive until
+// that is queued.
+func (d *DeviceTensor) use(turn *device.Turn) (deviceMemory, error) {
+	if d.broken != nil {
+		return deviceMemory{}, d.broken
+	}
+	b, err := turn.Use(d.memory, d.generation)
+	if err != nil {
+		return deviceMemory{}, err
+	}
+	t, _ := storageType(d.dtype)
+	return deviceMemory{Buffer: b, DType: t, Len: d.Size()}, nil
+}
+
+// tensorError is gpuError with the errors of a tensor's memory.
+func tensorError(op, name string, err error) error {
+	switch {
+	case errors.Is(err, device.ErrFreed):
+		return errorf(op, ErrClosed, "%s was freed", name)
+	case errors.Is(err, device.ErrOverwritten):
+		return errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
+	}
+	return gpuError(op, err)
+}
+
+// GPU is the GPU that the tensor is on.
+func (d *DeviceTensor) GPU() *GPU { return d.gpu }
+
+// Shape is the tensor's shape.
+func (d *DeviceTensor) Shape() tensor.Shape { return d.shape }
+
+// Dtype is the type of its elements.
+func (d *DeviceTensor) Dtype() tensor.Dtype { return d.dtype }
+
+// Size is the number of its elements.
+func (d *DeviceTensor) Size() int { return d.shape.TotalSize() }
+
+// Type is its type in Gorgonia's type system.
+func (d *DeviceTensor) Type() hm.Type {
+	if len(d.shape) == 0 {
+		return d.dtype
+	}
+	return G.TensorType{Dims: len(d.shape), Of: d.dtype}
+}
+
+// Data is nil, and Uintptr and MemSize are 0: there is no memory that the host
+// could read. Download copies it.
+func (d *DeviceTensor) Data() any { return nil }
+
+// Uintptr is 0, see Data.
+func (d *DeviceTensor) Uintptr() uintptr { return 0 }
+
+// MemSize is 0, see Data.
+func (d *DeviceTensor) MemSize() uintptr { return 0 }
+
+// Format writes what the tensor is and where, not what it holds.
+func (d *DeviceTensor) Format(s fmt.State, _ rune) {
+	if d == nil || d.gpu == nil {
+		fmt.Fprint(s, "DeviceTensor of no GPU")
+		return
+	}
+	fmt.Fprintf(s, "%v %v on %v", d.dtype, d.shape, d.gpu)
+}
+
+// Clone copies the tensor on its GPU; the result is a *DeviceTensor with memory
+// of its own. Gorgonia calls it where it keeps values. Errors are those of Download, and
+// [ErrOutOfMemory].
+func (d *DeviceTensor) Clone() (any, error) {
+	const op = "DeviceTensor.Clone"
+	if err := d.enter(op); err != nil {
+		return nil, err
+	}
+	defer d.gpu.queue.Leave()
+	c, err := d.gpu.newTensor(op, d.dtype, d.shape)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.copyFrom(d); err != nil {
+		return nil, errors.Join(tensorError(op, "the tensor", err), c.free())
+	}
+	return c, nil
+}
+
+// CopyFrom makes the tensor equal to another of the same shape and element type
+// on the same GPU. Gorgonia calls it where it keeps values.
+func (d *DeviceTensor) CopyFrom(src any) error {
+	const op = "DeviceTensor.CopyFrom"
+	if err := d.enter(op); err != nil {
+		return err
+	}
+	defer d.gpu.queue.Leave()
+	s, ok := src.(*DeviceTensor)
+	switch {
+	case !ok || s == nil || s.gpu == nil:
+		return errorf(op, ErrUnsupported, "from a %T to a tensor on %v", src, d.gpu)
+	case s.gpu != d.gpu:
+		return errorf(op, ErrUnsupported, "from %s to %s", s.gpu, otherName(d.gpu, s.gpu))
+	case s.dtype != d.dtype:
+		return errorf(op, ErrDType, "from %v to %v", s.dtype, d.dtype)
+	case !sameShape(s.shape, d.shape):
+		return errorf(op, ErrShape, "from %v to %v", s.shape, d.shape)
+	}
+	if err := d.copyFrom(s); err != nil {
+		return tensorError(op, "the tensor", err)
+	}
+	return nil
+}
+
+func (d *DeviceTensor) copyFrom(src *DeviceTensor) error {
+	defer runtime.KeepAlive(src)
+	defer runtime.KeepAlive(d)
+	return d.gpu.queue.Submit(func(turn *device.Turn) error {
+		from, err := src.use(turn)
+		if err != nil {
+			return err
+		}
+		to, err := d.use(turn)
+		if err != nil || to == from {
+			return err
+		}
+		return turn.Stream().Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes())
+	})
+}
+
+func (d *DeviceTensor) bytes() int64 { return int64(d.Size()) * int64(d.dtype.Size()) }
+
+// ZeroValue sets all elements to 0, for Gorgonia's lisp machine, and returns the
+// tensor. Where that fails, the tensor can't be used any more, and its use says why.
+func (d *DeviceTensor) ZeroValue() G.Value {
+	const op = "DeviceTensor.ZeroValue"
+	if err := d.enter(op); err != nil {
+		return d
+	}
+	defer d.gpu.queue.Leave()
+	defer runtime.KeepAlive(d)
+	d.broken = d.gpu.queue.Submit(func(turn *device.Turn) error {
+		m, err := d.use(turn)
+		if err != nil {
+			return err
+		}
+		return turn.Stream().Set(m.Buffer, m.Offset, 0, d.bytes())
+	})
+	return d
+}
+
+// ValueEq says whether v is this very tensor: what they hold is not compared.
+func (d *DeviceTensor) ValueEq(v G.Value) bool { return v == G.Value(d) }
+
+// hostName is where tensors are that are not on a GPU.
+const hostName = "host memory"
+
+// otherName is the name of b beside a's: one GPU can be opened twice.
+func otherName(b, a *GPU) string {
+	if b.String() == a.String() {
+		return b.String() + ", opened a second time"
+	}
+	return b.String()
+}
+
+// placeOf is the GPU that a value is on, nil for the host.
+func placeOf(v G.Value) *GPU {
+	if d, ok := v.(*DeviceTensor); ok && d != nil {
+		return d.gpu
+	}
+	return nil
+}
+
+// samePlace is the GPU that all values of an op are on, nil for the host. It
+// refuses those that are in different places.
+func samePlace(op string, names []string, in []G.Value) (*GPU, error) {
+	first := placeOf(in[0])
+	for i, v := range in {
+		if d, ok := v.(*DeviceTensor); ok && (d == nil || d.gpu == nil) {
+			return nil, errorf(op, ErrState, "%s was not made by a GPU", names[i])
+		}
+		if at := placeOf(v); at != first {
+			return nil, errorf(op, ErrUnsupported, "%s is in %v and %s in %s: they must be in one place", names[0], first, names[i], otherName(at, first))
+		}
+	}
+	return first, nil
+}
+
+var (
+	_ G.Value        = (*DeviceTensor)(nil)
+	_ G.Typer        = (*DeviceTensor)(nil)
+	_ G.CloneErrorer = (*DeviceTensor)(nil)
+	_ G.CopierFrom   = (*DeviceTensor)(nil)
+	_ G.ZeroValuer   = (*DeviceTensor)(nil)
+	_ G.ValueEqualer = (*DeviceTensor)(nil)
+)

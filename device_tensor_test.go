@@ -1,0 +1,480 @@
+package leanattention_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	denses "gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// What follows runs on any GPU: on the fake one of the tests, and in gpu_test.go
+// on a real one.
+
+func upload(t testing.TB, gpu *la.GPU, x tensor.Tensor) *la.DeviceTensor {
+	t.Helper()
+	d, err := gpu.Upload(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func download(t testing.TB, v G.Value) *tensor.Dense {
+	t.Helper()
+	x, err := v.(*la.DeviceTensor).Download()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// randomTensor is n random bits of an element type, NaN among them.
+func randomTensor(rng *rand.Rand, dt tensor.Dtype, shape ...int) *tensor.Dense {
+	n := tensor.Shape(shape).TotalSize()
+	var backing any
+	switch dt {
+	case tensor.Int32:
+		x := make([]int32, n)
+		for i := range x {
+			x[i] = int32(rng.Uint32())
+		}
+		backing = x
+	case la.Float16:
+		x := make([]la.F16, n)
+		for i := range x {
+			x[i] = la.F16(rng.Uint32())
+		}
+		backing = x
+	case la.BFloat16:
+		x := make([]la.BF16, n)
+		for i := range x {
+			x[i] = la.BF16(rng.Uint32())
+		}
+		backing = x
+	default:
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(rng.NormFloat64())
+		}
+		backing = x
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
+}
+
+// sameElements compares two tensors on the host, bit for bit.
+func sameElements(a, b *tensor.Dense) error {
+	if a.Dtype() != b.Dtype() || !a.Shape().Eq(b.Shape()) {
+		return fmt.Errorf("%v %v and %v %v", a.Dtype(), a.Shape(), b.Dtype(), b.Shape())
+	}
+	same := false
+	if a.Dtype().Size() == 4 {
+		same = slices.Equal(denses.Elements[uint32](a), denses.Elements[uint32](b))
+	} else {
+		same = slices.Equal(denses.Elements[uint16](a), denses.Elements[uint16](b))
+	}
+	if !same {
+		return errors.New("elements differ")
+	}
+	return nil
+}
+
+var deviceTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Int32}
+
+func testDeviceTensor(t *testing.T, gpu *la.GPU) {
+	rng := reftest.Rand(t)
+	for _, dt := range deviceTypes {
+		for _, shape := range [][]int{{1}, {3, 5}, {2, 3, 4}, {1, 1, 7, 2}, {300_001}, {4, 700, 999}} {
+			x := randomTensor(rng, dt, shape...)
+			d := upload(t, gpu, x)
+			if d.GPU() != gpu || d.Dtype() != dt || !d.Shape().Eq(x.Shape()) || d.Size() != x.Shape().TotalSize() {
+				t.Fatalf("%v of %v", d, x.Shape())
+			}
+			c, err := d.Clone()
+			if err != nil {
+				t.Fatal(err)
+			}
+			y := randomTensor(rng, dt, shape...)
+			if err := c.(*la.DeviceTensor).CopyFrom(upload(t, gpu, y)); err != nil {
+				t.Fatal(err)
+			}
+			for _, err := range []error{sameElements(download(t, d), x), sameElements(download(t, c.(G.Value)), y)} {
+				if err != nil {
+					t.Fatalf("%v %v: %v", dt, shape, err)
+				}
+			}
+			zero := c.(*la.DeviceTensor).ZeroValue()
+			if err := sameElements(download(t, zero), tensor.New(tensor.Of(dt), tensor.WithShape(shape...))); err != nil {
+				t.Fatalf("zero of %v %v: %v", dt, shape, err)
+			}
+			if err := d.Free(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.Download(); !errors.Is(err, la.ErrClosed) || !strings.Contains(err.Error(), "freed") {
+				t.Fatalf("Download of a freed tensor: %v", err)
+			}
+			if err := d.Free(); !errors.Is(err, la.ErrClosed) {
+				t.Fatalf("second Free: %v", err)
+			}
+		}
+	}
+	// What does not lie in rows is laid in rows.
+	x := randomTensor(rng, la.Float16, 5, 7)
+	if err := x.T(); err != nil {
+		t.Fatal(err)
+	}
+	got := download(t, upload(t, gpu, x))
+	if err := x.Transpose(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sameElements(got, x); err != nil {
+		t.Errorf("transposed: %v", err)
+	}
+}
+
+// testDeviceValue: what Gorgonia asks of a value, and what it must not get.
+func testDeviceValue(t *testing.T, gpu *la.GPU) {
+	d, err := gpu.NewTensor(la.BFloat16, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Data() != nil || d.Uintptr() != 0 || d.MemSize() != 0 {
+		t.Error("the host is offered memory that it cannot read")
+	}
+	want := "BFloat16 (2, 3) on " + gpu.String()
+	if got := fmt.Sprintf("%v", d); got != want {
+		t.Errorf("printed as %q, want %q", got, want)
+	}
+	if !G.ValueEq(d, d) {
+		t.Error("not equal to itself")
+	}
+	g := G.NewGraph()
+	n := G.NewMatrix(g, la.BFloat16, G.WithShape(2, 3), G.WithName("x"), G.WithValue(d))
+	if n.Value() != G.Value(d) {
+		t.Error("WithValue has not bound it")
+	}
+	f, err := gpu.NewTensor(tensor.Float32, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := G.NewMatrix(g, tensor.Float32, G.WithShape(2, 3), G.WithName("f"), G.WithValue(f))
+	sum := G.Must(G.Add(x, x))
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	if err := vm.RunAll(); err == nil {
+		t.Errorf("Gorgonia's Add made %v of it", sum.Value())
+	}
+}
+
+func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
+	f64 := tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(2))
+	for _, c := range []struct {
+		name string
+		err  error
+		want error
+	}{
+		{"nil", second(gpu.Upload(nil)), la.ErrShape},
+		{"float64", second(gpu.Upload(f64)), la.ErrDType},
+		{"float64", second(gpu.NewTensor(tensor.Float64, 2)), la.ErrDType},
+		{"size 0", second(gpu.NewTensor(tensor.Float32, 2, 0)), la.ErrShape},
+		{"negative size", second(gpu.NewTensor(tensor.Float32, -1)), la.ErrShape},
+		{"huge", second(gpu.NewTensor(tensor.Float32, 1<<31, 1<<31)), la.ErrShape},
+		{"too large", second(gpu.NewTensor(tensor.Float32, 1<<42)), la.ErrOutOfMemory},
+		{"zero tensor", second(new(la.DeviceTensor).Download()), la.ErrState},
+		{"zero tensor", new(la.DeviceTensor).Free(), la.ErrState},
+		{"no GPU", second(new(la.GPU).Upload(f64)), la.ErrDType},
+		{"no GPU", second(new(la.GPU).NewTensor(tensor.Float32, 1)), la.ErrState},
+		{"no GPU", new(la.GPU).Synchronize(), la.ErrState},
+		{"nil GPU", second((*la.GPU)(nil).NewTensor(tensor.Float32, 1)), la.ErrState},
+	} {
+		if !errors.Is(c.err, c.want) || !strings.HasPrefix(c.err.Error(), "leanattention: ") {
+			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
+		}
+	}
+	if err := second(gpu.NewTensor(tensor.Float32, 1<<42)); err == nil || !strings.Contains(err.Error(), fmt.Sprint(4<<42)) {
+		t.Errorf("does not say how many bytes: %v", err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// deviceRelay is x -> ToDevice -> ToHost.
+type deviceRelay struct {
+	x, there, back *G.Node
+	out            G.Value
+}
+
+func newDeviceRelay(t testing.TB, g *G.ExprGraph, gpu *la.GPU, dt tensor.Dtype, shape ...int) *deviceRelay {
+	t.Helper()
+	r := &deviceRelay{x: G.NewTensor(g, dt, len(shape), G.WithShape(shape...), G.WithName(fmt.Sprint("x", dt, shape)))}
+	var err error
+	if r.there, err = la.ToDevice(r.x, gpu); err != nil {
+		t.Fatal(err)
+	}
+	if r.back, err = la.ToHost(r.there); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func testDeviceNodes(t *testing.T, gpu *la.GPU) {
+	rng := reftest.Rand(t)
+	for _, dt := range deviceTypes {
+		g := G.NewGraph()
+		r := newDeviceRelay(t, g, gpu, dt, 3, 4)
+		var kept G.Value
+		G.Read(r.back, &r.out)
+		G.Read(r.there, &kept)
+		if err := la.CheckGraph(g); err != nil {
+			t.Fatal(err)
+		}
+		vm := G.NewTapeMachine(g)
+		var last *tensor.Dense
+		for range 5 {
+			x := randomTensor(rng, dt, 3, 4)
+			let(t, r.x, x)
+			again(t, vm)
+			if err := errors.Join(sameElements(r.out.(*tensor.Dense), x), sameElements(download(t, kept), x)); err != nil {
+				t.Fatalf("%v: %v", dt, err)
+			}
+			last = x
+		}
+		vm.Close()
+
+		// Once on the lisp machine, whose roots are on the host.
+		if dt != tensor.Float32 {
+			continue // it wants gradients of everything
+		}
+		g = G.NewGraph()
+		r = newDeviceRelay(t, g, gpu, dt, 3, 4)
+		let(t, r.x, last)
+		lisp := G.NewLispMachine(g, G.ExecuteFwdOnly())
+		if err := lisp.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		if err := sameElements(r.back.Value().(*tensor.Dense), last); err != nil {
+			t.Fatalf("lisp machine: %v", err)
+		}
+		lisp.Close()
+
+		// A root that is on the GPU is an error, not the end of the process.
+		g = G.NewGraph()
+		x := input(g, "x", last)
+		if _, err := la.ToDevice(x, gpu); err != nil {
+			t.Fatal(err)
+		}
+		lisp = G.NewLispMachine(g, G.ExecuteFwdOnly())
+		if err := lisp.RunAll(); err == nil {
+			t.Error("the lisp machine has a root on a GPU and no error")
+		}
+		lisp.Close()
+	}
+}
+
+// testDeviceNodeValues: a node's old value is refused when it has run again, a
+// copy is not, and clones of a graph get an error rather than each other's.
+func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
+	rng := reftest.Rand(t)
+	g := G.NewGraph()
+	r := newDeviceRelay(t, g, gpu, tensor.Float32, 8)
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	first := randomTensor(rng, tensor.Float32, 8)
+	let(t, r.x, first)
+	again(t, vm)
+	old := r.there.Value().(*la.DeviceTensor)
+	copied, err := old.Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	let(t, r.x, randomTensor(rng, tensor.Float32, 8))
+	again(t, vm)
+	if _, err := old.Download(); !errors.Is(err, la.ErrState) || !strings.Contains(err.Error(), "run again") {
+		t.Errorf("the old value: %v", err)
+	}
+	if err := sameElements(download(t, copied.(G.Value)), first); err != nil {
+		t.Errorf("its copy: %v", err)
+	}
+	if err := old.Free(); !errors.Is(err, la.ErrState) {
+		t.Errorf("Free of the old value: %v", err)
+	}
+	// Freed, the value's memory is not the node's any more.
+	if err := r.there.Value().(*la.DeviceTensor).Free(); err != nil {
+		t.Error(err)
+	}
+	last := randomTensor(rng, tensor.Float32, 8)
+	let(t, r.x, last)
+	again(t, vm)
+	if err := sameElements(r.back.Value().(*tensor.Dense), last); err != nil {
+		t.Error(err)
+	}
+
+	clone := g.Clone().(*G.ExprGraph)
+	var there G.Value
+	for _, n := range clone.AllNodes() {
+		if n.ID() == r.there.ID() {
+			there = n.Value()
+		}
+	}
+	if err := sameElements(download(t, there), last); err != nil {
+		t.Errorf("the value in a clone of the graph: %v", err)
+	}
+}
+
+func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
+	g := G.NewGraph()
+	scalar := G.NewScalar(g, tensor.Float32, G.WithName("s"))
+	f64 := G.NewMatrix(g, tensor.Float64, G.WithShape(2, 2), G.WithName("f64"))
+	x := G.NewMatrix(g, tensor.Float32, G.WithShape(2, 2), G.WithName("x"))
+	for _, c := range []struct {
+		name string
+		err  error
+		want error
+	}{
+		{"nil node", second(la.ToDevice(nil, gpu)), la.ErrGraph},
+		{"nil node", second(la.ToHost(nil)), la.ErrGraph},
+		{"nil GPU", second(la.ToDevice(x, nil)), la.ErrState},
+		{"zero GPU", second(la.ToDevice(x, new(la.GPU))), la.ErrState},
+		{"scalar", second(la.ToDevice(scalar, gpu)), la.ErrShape},
+		{"float64", second(la.ToDevice(f64, gpu)), la.ErrDType},
+		{"float64", second(la.ToHost(f64)), la.ErrDType},
+	} {
+		if !errors.Is(c.err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
+		}
+	}
+	there, err := la.ToDevice(x, gpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same, err := la.ToDevice(x, gpu); err != nil || same.ID() != there.ID() {
+		t.Errorf("the same copy twice is not one node: %v", err)
+	}
+	if _, err := G.Grad(G.Must(G.Sum(there)), x); err == nil || !strings.Contains(err.Error(), "gradient of a copy") {
+		t.Errorf("gradient: %v", err)
+	}
+	run := func(op G.Op, in ...G.Value) error { return second(op.Do(in...)) }
+	host := randomTensor(rand.New(rand.NewPCG(1, 2)), tensor.Float32, 2, 2)
+	on := upload(t, gpu, host)
+	back, err := la.ToHost(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		err  error
+		want error
+		text string
+	}{
+		{"on the GPU already", run(there.Op(), on), la.ErrUnsupported, gpu.String()},
+		{"on the host already", run(back.Op(), host), la.ErrUnsupported, "host memory"},
+		{"other shape", run(there.Op(), randomTensor(rand.New(rand.NewPCG(1, 2)), tensor.Float32, 4)), la.ErrShape, "(4)"},
+		{"other type", run(back.Op(), upload(t, gpu, randomTensor(rand.New(rand.NewPCG(1, 2)), la.Float16, 2, 2))), la.ErrDType, ""},
+		{"no input", run(there.Op()), la.ErrShape, ""},
+		{"nil input", run(there.Op(), nil), la.ErrShape, ""},
+	} {
+		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.text) {
+			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
+		}
+	}
+}
+
+// testDeviceMemoryFlat: runs take no memory after the first.
+func testDeviceMemoryFlat(t *testing.T, gpu *la.GPU, runs int) {
+	g := G.NewGraph()
+	r := newDeviceRelay(t, g, gpu, tensor.Float32, 16, 64)
+	other, err := la.ToDevice(r.back, gpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	let(t, r.x, randomTensor(reftest.Rand(t), tensor.Float32, 16, 64))
+	again(t, vm)
+	before, err := gpu.Memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range runs {
+		again(t, vm)
+	}
+	after, err := gpu.Memory()
+	if err != nil || after.Used != before.Used || after.Pinned != before.Pinned {
+		t.Errorf("%+v after the first run, %+v after %d: %v", before, after, runs, err)
+	}
+	if err := sameElements(download(t, other.Value()), r.x.Value().(*tensor.Dense)); err != nil {
+		t.Error(err)
+	}
+}
+
+// testDeviceGarbage: tensors that nobody frees come back when they are garbage.
+func testDeviceGarbage(t *testing.T, gpu *la.GPU) {
+	x := randomTensor(reftest.Rand(t), tensor.Float32, 1000)
+	var most int64
+	for range 200 {
+		for range 10 {
+			upload(t, gpu, x)
+		}
+		runtime.GC()
+		m, err := gpu.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, m.Used)
+	}
+	if most > 200*4096 {
+		t.Errorf("up to %d bytes in use for tensors of 4096 that nobody has", most)
+	}
+}
+
+// testDeviceConcurrent: goroutines use one GPU.
+func testDeviceConcurrent(t *testing.T, gpu *la.GPU) {
+	rng := reftest.Rand(t)
+	errs := make(chan error)
+	const workers = 4
+	for range workers {
+		rng := rand.New(rand.NewPCG(rng.Uint64(), 0))
+		go func() {
+			errs <- func() error {
+				for range 50 {
+					x := randomTensor(rng, deviceTypes[rng.IntN(4)], 1+rng.IntN(200_000))
+					d, err := gpu.Upload(x)
+					if err != nil {
+						return err
+					}
+					c, err := d.Clone()
+					if err != nil {
+						return err
+					}
+					if err := d.Free(); err != nil {
+						return err
+					}
+					y, err := c.(*la.DeviceTensor).Download()
+					if err != nil {
+						return err
+					}
+					if err := sameElements(x, y); err != nil {
+						return err
+					}
+				}
+				return nil
+			}()
+		}()
+	}
+	var all []error
+	for range workers {
+		all = append(all, <-errs)
+	}
+	if err := errors.Join(all...); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,187 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"runtime"
+	"sync"
+	"time"
+
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// Memory is memory of the GPU that somebody has. When nothing refers to a
+// Memory any more, it is given back by itself, if somewhat later than by Free.
+type Memory struct {
+	queue      *Queue
+	buffer     *cuda.Buffer // nil: given back
+	class      int64
+	generation uint64
+	cleanup    runtime.Cleanup
+}
+
+// smallest is the least that the pool hands out, and what all sizes of it are
+// multiples of.
+const smallest = 256
+
+// classOf is the size of buffer that n bytes get: one of four between powers of
+// two, so that at most a quarter is not used.
+func classOf(n int64) int64 {
+	step := int64(smallest)
+	if n > 4*smallest {
+		step = 1 << (bits.Len64(uint64(n-1)) - 3)
+	}
+	return (n + step - 1) / step * step
+}
+
+// Alloc takes n bytes, n > 0, of arbitrary content. Work that was queued before
+// may still use them. What the driver does not have is [cuda.ErrOutOfMemory],
+// with the numbers.
+func (t *Turn) Alloc(n int64) (*Memory, error) {
+	class := classOf(n)
+	t.late.moveTo(t.spare)
+	list := t.spare[class]
+	var b *cuda.Buffer
+	if last := len(list) - 1; last >= 0 {
+		b, t.spare[class] = list[last], list[:last]
+	} else {
+		var err error
+		if b, err = t.NewBuffer(class); err != nil {
+			return nil, err
+		}
+	}
+	m := &Memory{queue: (*Queue)(t), buffer: b, class: class}
+	m.cleanup = runtime.AddCleanup(m, t.late.add, b)
+	return m, nil
+}
+
+// NewBuffer takes a buffer from the driver, to be closed by the caller. If the
+// driver has too little, it gets back first what the pool keeps.
+func (t *Turn) NewBuffer(n int64) (*cuda.Buffer, error) {
+	b, err := t.dev.NewBuffer(n)
+	if !errors.Is(err, cuda.ErrOutOfMemory) {
+		return b, err
+	}
+	t.collect()
+	if b, err = t.dev.NewBuffer(n); !errors.Is(err, cuda.ErrOutOfMemory) {
+		return b, err
+	}
+	if m, e := t.dev.Memory(); e == nil {
+		err = fmt.Errorf("%d bytes asked for, %d of %d free: %w", n, m.Free, m.Total, err)
+	}
+	return nil, err
+}
+
+// collect gives the driver all that nobody has, and what garbage still has.
+func (t *Turn) collect() {
+	runtime.GC()
+	// Cleanups run on a goroutine of their own, soon.
+	for range 10 {
+		if t.late.moveTo(t.spare) {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for class, list := range t.spare {
+		for _, b := range list {
+			_ = b.Close() // it counts as closed whatever the driver says
+		}
+		delete(t.spare, class)
+	}
+}
+
+// Free gives m back. Work that was queued before may still use it.
+func (t *Turn) Free(m *Memory) error {
+	if m.queue != (*Queue)(t) {
+		return ErrOtherQueue
+	}
+	if m.buffer == nil {
+		return ErrFreed
+	}
+	m.cleanup.Stop()
+	t.spare[m.class] = append(t.spare[m.class], m.buffer)
+	m.buffer = nil
+	return nil
+}
+
+// Generation is what Use needs later.
+func (t *Turn) Generation(m *Memory) uint64 { return m.generation }
+
+// Use is the buffer of m as it was in a generation, to queue work on. The
+// caller keeps m alive until that is queued.
+func (t *Turn) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
+	switch {
+	case m.queue != (*Queue)(t):
+		return nil, ErrOtherQueue
+	case m.buffer == nil:
+		return nil, ErrFreed
+	case m.generation != generation:
+		return nil, ErrOverwritten
+	}
+	return m.buffer, nil
+}
+
+// Slot is the memory that a node of a graph fills at every run.
+type Slot struct{ list []*Memory }
+
+// Next is n bytes for a new value. The value before it is overwritten, unless
+// it is among the inputs of the node.
+func (t *Turn) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) {
+	class := classOf(n)
+	for i, m := range s.list {
+		if m == nil || m.queue != (*Queue)(t) || m.buffer == nil || m.class != class {
+			s.list[i] = nil
+			continue
+		}
+		if !among(m, inputs) {
+			m.generation++
+			return m, nil
+		}
+	}
+	m, err := t.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.list {
+		if s.list[i] == nil {
+			s.list[i] = m
+			return m, nil
+		}
+	}
+	s.list = append(s.list, m)
+	return m, nil
+}
+
+func among(m *Memory, list []*Memory) bool {
+	for _, x := range list {
+		if x == m {
+			return true
+		}
+	}
+	return false
+}
+
+// lateList is what cleanups give back: they must not wait for a queue.
+type lateList struct {
+	mu   sync.Mutex
+	list []*cuda.Buffer
+}
+
+func (l *lateList) add(b *cuda.Buffer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, b)
+}
+
+func (l *lateList) moveTo(spare map[int64][]*cuda.Buffer) (any bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.list {
+		spare[b.Len()] = append(spare[b.Len()], b)
+		any = true
+	}
+	clear(l.list)
+	l.list = l.list[:0]
+	return any
+}

@@ -1,0 +1,149 @@
+package device
+
+import (
+	"math/bits"
+
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// Pinned is pinned memory of the host on its way to or from the GPU. Between
+// TakePinned and GivePinned it is the taker's.
+type Pinned struct {
+	Bytes  []byte
+	host   *cuda.Host
+	done   *cuda.Event // behind the last copy
+	queued bool        // copies may be on their way
+	marked bool        // and done is behind all of them
+}
+
+const (
+	smallestPinned = 1 << 16
+	// mostPinned is how many blocks there are before a taker waits for one that
+	// is on its way.
+	mostPinned = 8
+)
+
+// TakePinned is at least n bytes that no copy uses. It needs Enter.
+func (q *Queue) TakePinned(n int) (*Pinned, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i, p := range q.pinned {
+		if len(p.Bytes) < n {
+			continue
+		}
+		if done, err := p.passed(); err != nil {
+			return nil, err
+		} else if done {
+			return q.takeAt(i), nil
+		}
+	}
+	if q.made < mostPinned || len(q.pinned) == 0 {
+		return q.newPinned(n)
+	}
+	// The one that has been on its way for longest; of the right size if there is one.
+	oldest := 0
+	for i, p := range q.pinned {
+		if len(p.Bytes) >= n {
+			oldest = i
+			break
+		}
+	}
+	if err := q.pinned[oldest].wait(); err != nil {
+		return nil, err
+	}
+	p := q.takeAt(oldest)
+	if len(p.Bytes) >= n {
+		return p, nil
+	}
+	q.drop(p)
+	return q.newPinned(n)
+}
+
+func (q *Queue) takeAt(i int) *Pinned {
+	p := q.pinned[i]
+	q.pinned = append(q.pinned[:i], q.pinned[i+1:]...)
+	return p
+}
+
+func (q *Queue) newPinned(n int) (*Pinned, error) {
+	size := max(smallestPinned, 1<<bits.Len(uint(n-1)))
+	h, err := q.dev.NewHost(size)
+	if err != nil {
+		return nil, err
+	}
+	e, err := q.dev.NewEvent(false)
+	if err != nil {
+		_ = h.Close() // the first error tells more
+		return nil, err
+	}
+	q.made++
+	return &Pinned{Bytes: h.Bytes(), host: h, done: e}, nil
+}
+
+func (q *Queue) drop(p *Pinned) {
+	q.made--
+	_, _ = p.host.Close(), p.done.Close() // they count as closed whatever the driver says
+	p.Bytes = nil
+}
+
+// passed says whether no copy uses p any more.
+func (p *Pinned) passed() (bool, error) {
+	if !p.queued {
+		return true, nil
+	}
+	done, err := p.done.Done()
+	p.queued = !done || err != nil
+	return done, err
+}
+
+// wait waits until no copy uses p any more.
+func (p *Pinned) wait() error {
+	if !p.queued {
+		return nil
+	}
+	if err := p.done.Synchronize(); err != nil {
+		return err
+	}
+	p.queued = false
+	return nil
+}
+
+// Wait waits for the copies of p that were queued. It needs Enter.
+func (q *Queue) Wait(p *Pinned) error { return p.wait() }
+
+// GivePinned gives p back. It needs Enter. Where copies of it are on their way,
+// and nothing tells when they will be done, it stays out until the device is
+// closed.
+func (q *Queue) GivePinned(p *Pinned) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if p.queued && !p.marked && (*Turn)(q).Mark(p) != nil {
+		if q.stream.Synchronize() != nil {
+			q.made--
+			return
+		}
+		p.queued = false
+	}
+	q.pinned = append(q.pinned, p)
+}
+
+// Upload queues a copy of n bytes of p.
+func (t *Turn) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) error {
+	p.queued, p.marked = true, false
+	return t.stream.Upload(dst, to, p.host, from, n)
+}
+
+// Download queues a copy of n bytes to p.
+func (t *Turn) Download(p *Pinned, to int, src *cuda.Buffer, from int64, n int) error {
+	p.queued, p.marked = true, false
+	return t.stream.Download(p.host, to, src, from, n)
+}
+
+// Mark ends the copies of p that are queued together.
+func (t *Turn) Mark(p *Pinned) error {
+	if err := t.stream.Record(p.done); err != nil {
+		return err
+	}
+	p.marked = true
+	return nil
+}

@@ -1,0 +1,89 @@
+package device
+
+import (
+	"errors"
+	"sync"
+
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+var (
+	// ErrFreed is the use of memory that was given back.
+	ErrFreed = errors.New("memory was freed")
+	// ErrOverwritten is the use of a value whose node has run again.
+	ErrOverwritten = errors.New("the node that made the value has run again since")
+	// ErrOtherQueue is the use of memory of another queue.
+	ErrOtherQueue = errors.New("memory of another GPU")
+)
+
+// Queue is the work that is done on a GPU, in order, and the memory for it. It
+// may be used by several goroutines at once.
+type Queue struct {
+	dev    *cuda.Device
+	stream *cuda.Stream
+
+	// life is held for reading between Enter and Leave, and for writing by
+	// Close: pinned memory must not go while the host uses it.
+	life   sync.RWMutex
+	closed bool // written with life and mu held
+
+	mu     sync.Mutex // held while work is queued; guards what follows, and every Memory and Slot
+	spare  map[int64][]*cuda.Buffer
+	pinned []*Pinned // that nobody has, the one that was given back first in front
+	made   int       // pinned blocks that there are
+
+	late lateList
+}
+
+// Open makes a queue on an open device.
+func Open(dev *cuda.Device) (*Queue, error) {
+	s, err := dev.NewStream()
+	if err != nil {
+		return nil, err
+	}
+	return &Queue{dev: dev, stream: s, spare: make(map[int64][]*cuda.Buffer)}, nil
+}
+
+// Close waits for calls, and lets nobody in again. What the queue has on the
+// device goes when the device is closed.
+func (q *Queue) Close() error {
+	q.life.Lock()
+	defer q.life.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return cuda.ErrClosed
+	}
+	q.closed, q.spare, q.pinned = true, nil, nil
+	return nil
+}
+
+// Enter keeps the queue open until Leave. Calls must not be nested.
+func (q *Queue) Enter() error {
+	q.life.RLock()
+	if q.closed {
+		q.life.RUnlock()
+		return cuda.ErrClosed
+	}
+	return nil
+}
+
+// Leave ends Enter.
+func (q *Queue) Leave() { q.life.RUnlock() }
+
+// Submit calls f, which queues work that nobody else's comes between. It needs
+// Enter.
+func (q *Queue) Submit(f func(*Turn) error) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return f((*Turn)(q))
+}
+
+// Synchronize waits for all that was queued. It needs Enter.
+func (q *Queue) Synchronize() error { return q.stream.Synchronize() }
+
+// Turn is a Queue within Submit.
+type Turn Queue
+
+// Stream is what work is queued on.
+func (t *Turn) Stream() *cuda.Stream { return t.stream }

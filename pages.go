@@ -1,0 +1,152 @@
+package leanattention
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/lean"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// pageStore is where the pages of a cache live: memory of the host, or of a GPU.
+// Layers compute where their pages are. What pages mean, and who holds them, is
+// the cache's affair.
+type pageStore interface {
+	where() string
+	// supports refuses a geometry that layers can't have here.
+	supports(op string, g *cpu.Geometry) error
+	// operands describes q, k and v of a run, if layers can use them where they are.
+	operands(op string, in []G.Value) ([3]operand, error)
+	// copyPages copies pages of all layers, before what is computed next.
+	copyPages(op string, copies []pageCopy) error
+	newPlan(g cpu.Geometry) layerPlan
+	// close gives up the memory. No call runs, and none will.
+	close() error
+}
+
+// pageCopy copies page from to page to.
+type pageCopy struct{ to, from int32 }
+
+// layerPlan is the schedule for the layers of one geometry, step after step.
+type layerPlan interface {
+	// build plans the sequences of a step of so many rows. It keeps seqs.
+	build(op string, seqs []cpu.Sequence, rows int) error
+	// attend appends k and v to the layer of n and attends to it; values are
+	// what operands has seen. lse is nil unless n wants it.
+	attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error)
+}
+
+// hostPages are pages in Go's memory.
+type hostPages struct {
+	pages        int
+	keys, values []cpu.Buffer // one for each layer
+}
+
+func newHostPages(c *CacheConfig, storage cpu.DType, keyElements, valueElements int) *hostPages {
+	h := &hostPages{pages: c.Pages}
+	for range c.Layers {
+		h.keys = append(h.keys, newBuffer(storage, keyElements))
+		h.values = append(h.values, newBuffer(storage, valueElements))
+	}
+	return h
+}
+
+func newBuffer(t cpu.DType, elements int) cpu.Buffer {
+	if t == cpu.Float32 {
+		return bufferOf(t, make([]float32, elements))
+	}
+	return bufferOf(t, make([]uint16, elements))
+}
+
+func (h *hostPages) where() string                        { return hostName }
+func (h *hostPages) supports(string, *cpu.Geometry) error { return nil }
+func (h *hostPages) newPlan(g cpu.Geometry) layerPlan     { return &hostPlan{pages: h, geometry: g} }
+func (h *hostPages) close() error                         { h.keys, h.values = nil, nil; return nil }
+
+func (h *hostPages) operands(op string, in []G.Value) (o [3]operand, err error) {
+	for i, v := range in {
+		name := [...]string{"q", "k", "v"}[i]
+		if at := placeOf(v); at != nil {
+			return o, errorf(op, ErrUnsupported, "%s is on %v and the cache in %s", name, at, hostName)
+		}
+		t, err := denseValue(op, name, v)
+		if err != nil {
+			return o, err
+		}
+		o[i] = valueOperand(name, t)
+	}
+	return o, nil
+}
+
+func (h *hostPages) copyPages(_ string, copies []pageCopy) error {
+	for _, buffers := range [...][]cpu.Buffer{h.keys, h.values} {
+		for _, b := range buffers {
+			bytes := unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
+			n := len(bytes) / h.pages
+			for _, c := range copies {
+				copy(bytes[int(c.to)*n:(int(c.to)+1)*n], bytes[int(c.from)*n:])
+			}
+		}
+	}
+	return nil
+}
+
+// hostPlan is a layerPlan for the CPU engine.
+type hostPlan struct {
+	pages    *hostPages
+	geometry cpu.Geometry
+	plan     cpu.Plan
+	seqs     []cpu.Sequence
+}
+
+func (p *hostPlan) build(op string, seqs []cpu.Sequence, _ int) error {
+	p.seqs = seqs
+	if err := p.plan.Build(p.geometry, seqs); err != nil {
+		return engineError(op, "plan", err)
+	}
+	return nil
+}
+
+func (p *hostPlan) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+	if n.rows.query == tensor.Float32 {
+		return attendLayer[float32](p, op, n, in)
+	}
+	return attendLayer[float64](p, op, n, in)
+}
+
+func attendLayer[F lean.Float](p *hostPlan, op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+	fail := func(err error) (out, lse G.Value, _ error) {
+		return nil, nil, engineError(op, layerName(n.layer), err)
+	}
+	g, q := &p.geometry, in[0].(*tensor.Dense)
+	o := tensor.New(tensor.Of(n.rows.query), tensor.WithShape(n.rows.outShape(g.ValueDim)...))
+	operands := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](o), K: p.pages.keys[n.layer], V: p.pages.values[n.layer]}
+	if n.lse != nil {
+		l := tensor.New(tensor.Of(n.rows.query), tensor.WithShape(n.rows.lseShape()...))
+		if err := l.Memset(negativeInfinity(n.rows.query)); err != nil { // rows that belong to nobody
+			return fail(err)
+		}
+		operands.LSE, lse = dense.Backing[F](l), l
+	}
+	for _, x := range [...]struct {
+		to  cpu.Buffer
+		at  cpu.PageStrides
+		dim int
+		t   *tensor.Dense
+	}{
+		{operands.K, g.Key, g.Dim, in[1].(*tensor.Dense)},
+		{operands.V, g.Value, g.ValueDim, in[2].(*tensor.Dense)},
+	} {
+		from := cpu.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
+		if err := cpu.Append(g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from); err != nil {
+			return fail(err)
+		}
+	}
+	if err := cpu.Run(cpu.Default(), &p.plan, operands); err != nil {
+		return fail(err)
+	}
+	return o, lse, nil
+}

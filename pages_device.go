@@ -1,0 +1,337 @@
+package leanattention
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/device"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// devicePages are pages in the memory of a GPU.
+type devicePages struct {
+	gpu          *GPU
+	pages        int
+	storage      cpu.DType
+	keys, values []*cuda.Buffer // one for each layer
+}
+
+func newDevicePages(op string, c *CacheConfig, storage cpu.DType, keyElements, valueElements int) (*devicePages, error) {
+	d := &devicePages{gpu: c.Device, pages: c.Pages, storage: storage}
+	// The query heads are not known yet; the least there can be.
+	g := (&tokenRows{heads: c.KVHeads}).geometry(c, &config{})
+	if err := d.supports(op, &g); err != nil {
+		return nil, err
+	}
+	if err := d.gpu.enter(op); err != nil {
+		return nil, err
+	}
+	defer d.gpu.queue.Leave()
+	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
+		for range c.Layers {
+			for _, x := range [...]struct {
+				list     *[]*cuda.Buffer
+				elements int
+			}{{&d.keys, keyElements}, {&d.values, valueElements}} {
+				b, err := turn.NewBuffer(int64(x.elements) * int64(storage.Size()))
+				if err != nil {
+					return err
+				}
+				*x.list = append(*x.list, b)
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		return d, nil
+	}
+	err = errors.Join(err, d.close())
+	if m, e := d.gpu.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
+		asked := int64(c.Layers) * int64(keyElements+valueElements) * int64(storage.Size())
+		return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, d.gpu, m.Free, m.Total, err)
+	}
+	return nil, gpuError(op, err)
+}
+
+func (d *devicePages) where() string { return d.gpu.String() }
+
+func (d *devicePages) supports(op string, g *cpu.Geometry) error {
+	return d.gpu.supports(op, g, d.storage)
+}
+
+// operands takes values that are all on the cache's GPU, or all in host memory:
+// those are copied there and back.
+func (d *devicePages) operands(op string, in []G.Value) (o [3]operand, err error) {
+	names := []string{"q", "k", "v"}
+	at, err := samePlace(op, names, in)
+	if err != nil {
+		return o, err
+	}
+	if at != nil && at != d.gpu {
+		return o, errorf(op, ErrUnsupported, "q is on %v and the cache on %s", at, otherName(d.gpu, at))
+	}
+	for i, v := range in {
+		if at != nil {
+			o[i] = operand{names[i], v.Shape(), v.Dtype()}
+			continue
+		}
+		t, err := denseValue(op, names[i], v)
+		if err != nil {
+			return o, err
+		}
+		o[i] = valueOperand(names[i], t)
+	}
+	return o, nil
+}
+
+func (d *devicePages) copyPages(op string, copies []pageCopy) error {
+	if len(copies) == 0 {
+		return nil
+	}
+	if err := d.gpu.enter(op); err != nil {
+		return err
+	}
+	defer d.gpu.queue.Leave()
+	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
+		for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
+			for _, b := range buffers {
+				n := b.Len() / int64(d.pages)
+				for _, c := range copies {
+					if err := turn.Stream().Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return gpuError(op, err)
+	}
+	return nil
+}
+
+// close gives the memory back; the GPU may be closed already, and then it is
+// given back. The driver waits for queued work.
+func (d *devicePages) close() (first error) {
+	for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
+		for _, b := range buffers {
+			if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
+				first = err
+			}
+		}
+	}
+	d.keys, d.values = nil, nil
+	return first
+}
+
+func (d *devicePages) newPlan(g cpu.Geometry) layerPlan { return &devicePlan{pages: d, geometry: g} }
+
+// devicePlan is a layerPlan for a GPU's engine.
+type devicePlan struct {
+	pages    *devicePages
+	geometry cpu.Geometry
+	plan     attentionPlan // nil before the first build
+}
+
+func (p *devicePlan) build(op string, seqs []cpu.Sequence, rows int) error {
+	gpu := p.pages.gpu
+	if err := gpu.enter(op); err != nil {
+		return err
+	}
+	defer gpu.queue.Leave()
+	if p.plan == nil {
+		p.plan = gpu.takePlan()
+		// A step has no Close: its plans come back when it is garbage.
+		runtime.AddCleanup(p, gpu.givePlan, p.plan)
+	}
+	if err := p.plan.Build(p.geometry, seqs, rows); err != nil {
+		return deviceEngineError(op, "plan", err)
+	}
+	if err := gpu.queue.Submit(func(turn *device.Turn) error { return p.plan.Upload(turn.Stream()) }); err != nil {
+		return deviceEngineError(op, "plan", err)
+	}
+	return nil
+}
+
+func (p *devicePlan) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+	if err := p.pages.gpu.enter(op); err != nil {
+		return nil, nil, err
+	}
+	defer p.pages.gpu.queue.Leave()
+	if _, ok := in[0].(*DeviceTensor); ok {
+		out, lse, err = p.attendThere(n, in)
+	} else {
+		out, lse, err = p.attendFromHost(n, in)
+	}
+	if err != nil {
+		return nil, nil, deviceEngineError(op, layerName(n.layer), err)
+	}
+	return out, lse, nil
+}
+
+// queue queues the work of a layer.
+func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *deviceOperands) error {
+	at := func(b *cuda.Buffer) deviceMemory {
+		return deviceMemory{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
+	}
+	o.K, o.V = at(p.pages.keys[layer]), at(p.pages.values[layer])
+	if err := p.plan.Append(turn.Stream(), o.K, o.V, k, v); err != nil {
+		return err
+	}
+	return p.plan.Run(turn.Stream(), o)
+}
+
+// attendThere is attend on tensors of the GPU: it waits for nothing.
+func (p *devicePlan) attendThere(n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+	gpu := p.pages.gpu
+	q, k, v := in[0].(*DeviceTensor), in[1].(*DeviceTensor), in[2].(*DeviceTensor)
+	defer runtime.KeepAlive([3]*DeviceTensor{q, k, v})
+	var o, l *DeviceTensor
+	err = gpu.queue.Submit(func(turn *device.Turn) (err error) {
+		var m [3]deviceMemory
+		for i, d := range [...]*DeviceTensor{q, k, v} {
+			if m[i], err = d.use(turn); err != nil {
+				return &operandError{"qkv"[i : i+1], err}
+			}
+		}
+		operands := deviceOperands{Q: m[0]}
+		if o, err = gpu.nextValue(turn, &n.slots[0], n.rows.query, n.rows.outShape(p.geometry.ValueDim), q, k, v); err != nil {
+			return err
+		}
+		if operands.Out, err = o.use(turn); err != nil {
+			return err
+		}
+		if n.lse != nil {
+			if l, err = gpu.nextValue(turn, &n.slots[1], tensor.Float32, n.rows.lseShape(), q, k, v); err != nil {
+				return err
+			}
+			if operands.LSE, err = l.use(turn); err != nil {
+				return err
+			}
+		}
+		return p.queue(turn, n.layer, m[1], m[2], &operands)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if l == nil {
+		return o, nil, nil
+	}
+	return o, l, nil
+}
+
+// attendFromHost is attend on tensors of the host: one copy there, one back, and
+// one wait.
+func (p *devicePlan) attendFromHost(n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+	q := p.pages.gpu.queue
+	var s stage
+	var parts [5]part
+	for i, v := range in {
+		parts[i] = s.add(rowMajorBytes(v.(*tensor.Dense)), n.rows.query)
+	}
+	up := s.bytes
+	o := tensor.New(tensor.Of(n.rows.query), tensor.WithShape(n.rows.outShape(p.geometry.ValueDim)...))
+	parts[3] = s.add(rowMajorBytes(o), n.rows.query)
+	if n.lse != nil {
+		l := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(n.rows.lseShape()...))
+		parts[4], lse = s.add(rowMajorBytes(l), tensor.Float32), l
+	}
+	defer runtime.KeepAlive(in)
+
+	pinned, err := q.TakePinned(max(up, s.bytes-up))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer q.GivePinned(pinned)
+	for _, x := range parts[:3] {
+		copy(pinned.Bytes[x.at:], x.host)
+	}
+	err = q.Submit(func(turn *device.Turn) error {
+		m, err := turn.Alloc(int64(s.bytes))
+		if err != nil {
+			return err
+		}
+		defer turn.Free(m) // whoever takes it next queues behind this
+		b, err := turn.Use(m, turn.Generation(m))
+		if err != nil {
+			return err
+		}
+		if err := turn.Upload(b, 0, pinned, 0, up); err != nil {
+			return err
+		}
+		operands := &deviceOperands{Q: parts[0].in(b), Out: parts[3].in(b)}
+		if n.lse != nil {
+			operands.LSE = parts[4].in(b)
+		}
+		if err := p.queue(turn, n.layer, parts[1].in(b), parts[2].in(b), operands); err != nil {
+			return err
+		}
+		if err := turn.Download(pinned, 0, b, int64(up), s.bytes-up); err != nil {
+			return err
+		}
+		return turn.Mark(pinned)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := q.Wait(pinned); err != nil {
+		return nil, nil, err
+	}
+	for _, x := range parts[3:] {
+		copy(x.host, pinned.Bytes[max(x.at-up, 0):])
+	}
+	return o, lse, nil
+}
+
+// stage lays operands out one behind the other, as they are on the GPU.
+type stage struct{ bytes int }
+
+// part is one of them.
+type part struct {
+	host []byte
+	at   int
+	t    cpu.DType
+}
+
+// add places an operand at an address that kernels and copies like.
+func (s *stage) add(host []byte, t tensor.Dtype) part {
+	const align = 256
+	p := part{host: host, at: s.bytes}
+	p.t, _ = storageType(t)
+	s.bytes += (len(host) + align - 1) / align * align
+	return p
+}
+
+func (p *part) in(b *cuda.Buffer) deviceMemory {
+	return deviceMemory{Buffer: b, Offset: int64(p.at), DType: p.t, Len: len(p.host) / p.t.Size()}
+}
+
+func layerName(layer int) string { return fmt.Sprintf("layer %d", layer) }
+
+// operandError is an operand that can't be used.
+type operandError struct {
+	name string
+	err  error
+}
+
+func (e *operandError) Error() string { return e.name + ": " + e.err.Error() }
+
+// deviceEngineError is an error of work on a GPU. Operands have been checked
+// before: what is neither the driver's nor a tensor's is a defect.
+func deviceEngineError(op, what string, err error) error {
+	var driver *cuda.Error
+	var operand *operandError
+	switch {
+	case errors.As(err, &operand):
+		return tensorError(op, operand.name, operand.err)
+	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory):
+		return gpuError(op, err)
+	}
+	return errorf(op, ErrInternal, "%s: %v", what, err)
+}
