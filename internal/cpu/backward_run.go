@@ -208,8 +208,6 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	w.vTail, w.dvTail = cut(&v, padded(backwardKeys*dv)), cut(&v, padded(backwardKeys*dv))
 	w.scratch.wide, w.scratch.idle = cut(&v, wide), cut(&v, backwardRows*idleDim)
 	clear(w.scratch.idle)
-	clear(w.p) // rows that a block does not have are transposed, too: whatever they hold, it is no trap
-	clear(w.ds)
 }
 
 // open makes a KV head the worker's.
