@@ -1,0 +1,151 @@
+package leanattention
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// Fused is a graph in which [Fuse] put [Attention] in the place of attention
+// made of Gorgonia's own ops.
+type Fused struct {
+	Graph   *G.ExprGraph
+	Roots   []*G.Node // the new nodes of the roots, in their order
+	Matches []Match   // in the order of the graph that was given
+	Misses  []Miss
+
+	images map[*G.Node]*G.Node
+}
+
+// A Match is an attention that was replaced.
+type Match struct {
+	Output  *G.Node // in the graph that was given: the product of weights and values
+	Node    *G.Node // in the new graph: the node of Attention
+	Scale   float64 // on the scores
+	Causal  bool
+	Heads   int // query heads, of all sequences
+	KVHeads int
+	Queries int // of a head
+	Keys    int
+}
+
+// A Miss is a node of the graph that was given, a SoftMax or a product, which
+// might have been part of an attention, and the reason why it was left alone.
+type Miss struct {
+	Node   *G.Node
+	Reason string
+}
+
+// Node is the node of the new graph that has the value of a node of the graph
+// that was given. It is nil where there is none: for the scores and weights of
+// an attention that was replaced, for inputs that only those needed, and for
+// nodes that no root needs.
+func (f *Fused) Node(old *G.Node) *G.Node { return f.images[old] }
+
+// String is a report of a line for each match and each miss.
+func (f *Fused) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d fused, %d left alone\n", len(f.Matches), len(f.Misses))
+	for _, m := range f.Matches {
+		mask := ""
+		if m.Causal {
+			mask = ", causal"
+		}
+		fmt.Fprintf(&b, "fused %s: %d heads over %d, %d queries, %d keys, scale %.6g%s\n",
+			describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale, mask)
+	}
+	for _, m := range f.Misses {
+		fmt.Fprintf(&b, "left %s: %s\n", describe(m.Node), m.Reason)
+	}
+	return b.String()
+}
+
+// Fuse looks in the graph of the roots for attention made of Gorgonia's own ops
+// and returns the graph anew, with [Attention] in its place. The graph that was
+// given stays as it is. What it finds:
+//
+//	scores   BatchedMatMul of q and k, or Mul of matrices: any number of axes
+//	         in front of (N, d), so heads may be an axis or part of the batch
+//	k        transposed by BatchedMatMul's flag or by Transpose, any number of
+//	         times, with other axes moved in the same Transpose too; q and v
+//	         the same. A k or v that comes transposed needs a copy: it is found
+//	         from 64 queries on, where that pays
+//	scale    HadamardProd, HadamardDiv, Mul or Div with a number, as often as
+//	         one likes: of q, of k or of the scores. The number is a constant,
+//	         or computed of constants; a tensor of equal numbers will do
+//	mask     Add, Sub or a broadcast form of them, before or after the scale,
+//	         with a tensor that is constant or computed of constants and exactly
+//	         causal: for query i of Nq and key j of N it is 0 where
+//	         j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf)
+//	weights  SoftMax over the last axis
+//	out      BatchedMatMul, or Mul, of the weights and v
+//	between  Reshape wherever it keeps the last axis, as 4-D attention needs
+//	         for other ops that take matrices only
+//
+// Attention made by [Default] is found too, though its scale and mask are inputs.
+//
+// It leaves alone what it does not understand, and says why in Misses: another
+// mask; a scale or mask that is an input or computed from one, since its value
+// may change; SoftMax over another axis; anything between, Dropout for
+// instance; scores or weights that something else reads or that are a root.
+//
+// The new graph has the nodes that the roots need and every [gorgonia.Read] of
+// the old one, whose values both graphs store where it says. Inputs keep names,
+// types and values: weights are the same memory in both graphs, and an input
+// without a value is to be bound, by [gorgonia.Let], under its new node
+// ([Fused.Node]). A later Let on an old node does not reach the new one. Ops
+// with a state, Dropout or BatchNorm for instance, are shared.
+//
+// Call it before [gorgonia.Grad]: gradients read the scores. Results differ by
+// rounding, and where Gorgonia's SoftMax is NaN, see [Default]. It knows the
+// ops of Gorgonia v0.9.18 by their names.
+//
+// Errors: [ErrGraph] for roots that are nil or of several graphs, and for a
+// graph in which Gorgonia would take two nodes for one ([CheckGraph]).
+func Fuse(roots ...*G.Node) (f *Fused, err error) {
+	const op = "Fuse"
+	defer recoverTo(op, &err)
+	if len(roots) == 0 {
+		return nil, errorf(op, ErrGraph, "no roots")
+	}
+	for i, r := range roots {
+		if r == nil || r.Graph() == nil {
+			return nil, errorf(op, ErrGraph, "root %d is nil or in no graph", i)
+		}
+		if r.Graph() != roots[0].Graph() {
+			return nil, errorf(op, ErrGraph, "root %d is in another graph than root 0", i)
+		}
+	}
+	g, err := newFuseGraph(op, roots)
+	if err != nil {
+		return nil, err
+	}
+	matches, misses := g.match()
+	b, more := newFuseBuilder(g, matches)
+	if err = b.build(op); err != nil {
+		return nil, err
+	}
+	if err = CheckGraph(b.g); err != nil {
+		return nil, err
+	}
+	return b.fused(roots, matches, append(misses, more...)), nil
+}
+
+func (b *fuseBuilder) fused(roots []*G.Node, matches []*fuseMatch, misses []Miss) *Fused {
+	f := &Fused{Graph: b.g, images: b.images, Misses: misses}
+	for _, r := range roots {
+		f.Roots = append(f.Roots, b.images[r])
+	}
+	for _, m := range matches {
+		if n := b.attention[m]; n != nil {
+			f.Matches = append(f.Matches, Match{
+				Output: m.out, Node: n, Scale: m.scale, Causal: m.causal,
+				Heads: m.heads, KVHeads: m.kvHeads, Queries: m.queries, Keys: m.keys,
+			})
+		}
+	}
+	slices.SortStableFunc(f.Misses, func(x, y Miss) int { return b.old.at[x.Node] - b.old.at[y.Node] })
+	return f
+}

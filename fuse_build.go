@@ -1,0 +1,235 @@
+package leanattention
+
+import (
+	"fmt"
+	"slices"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// fuseBuilder makes the new graph. Gorgonia runs nodes in the order in which
+// they were made, as far as their inputs allow, so they are made in the order
+// of the old graph; an attention as soon as its operands are there.
+type fuseBuilder struct {
+	old       *fuseGraph
+	g         *G.ExprGraph
+	matches   map[*G.Node]*fuseMatch   // by their outputs
+	due       map[*G.Node][]*fuseMatch // by the last of their operands
+	needed    map[*G.Node]bool
+	images    map[*G.Node]*G.Node
+	attention map[*fuseMatch]*G.Node
+	made      map[*G.Node]bool
+}
+
+// newFuseBuilder plans the new graph. Matches that cannot be part of it are left
+// out, with the reasons.
+func newFuseBuilder(old *fuseGraph, matches []*fuseMatch) (b *fuseBuilder, misses []Miss) {
+	b = &fuseBuilder{old: old, g: G.NewGraph(), made: make(map[*G.Node]bool), images: make(map[*G.Node]*G.Node), attention: make(map[*fuseMatch]*G.Node)}
+	for {
+		b.plan(matches)
+		bad, reason := b.misfit(matches)
+		if bad == nil {
+			return b, misses
+		}
+		misses = append(misses, Miss{bad.softmax, reason})
+		matches = slices.DeleteFunc(slices.Clone(matches), func(m *fuseMatch) bool { return m == bad })
+	}
+}
+
+func (b *fuseBuilder) plan(matches []*fuseMatch) {
+	b.matches, b.due, b.needed = make(map[*G.Node]*fuseMatch), make(map[*G.Node][]*fuseMatch), make(map[*G.Node]bool)
+	for _, m := range matches {
+		b.matches[m.out] = m
+	}
+	for _, r := range b.old.roots {
+		b.need(r)
+	}
+	for _, m := range matches {
+		if b.needed[m.out] {
+			last := b.last(m)
+			b.due[last] = append(b.due[last], m)
+		}
+	}
+}
+
+// last is the operand of m that comes last in the graph.
+func (b *fuseBuilder) last(m *fuseMatch) *G.Node {
+	return slices.MaxFunc(b.inputs(m.out), func(x, y *G.Node) int { return b.old.at[x] - b.old.at[y] })
+}
+
+// misfit is a match that cannot be built, if there is one.
+func (b *fuseBuilder) misfit(matches []*fuseMatch) (m *fuseMatch, reason string) {
+	for _, m := range matches {
+		if !b.needed[m.out] {
+			return m, "its product with values is part of another attention"
+		}
+		if n := b.overwrites(m); n != nil {
+			return m, fmt.Sprintf("%s may overwrite an operand before all are there", describe(n))
+		}
+	}
+	return nil, ""
+}
+
+// overwrites is a node that may write its result over an operand of m before the
+// attention reads it. Gorgonia writes results over values that are not needed
+// any more, and takes a Reshape's result for a value of its own though it is
+// the same memory. An operand that the attention reads under its own node is
+// needed until then; so what is looked for is others of the same memory.
+func (b *fuseBuilder) overwrites(m *fuseMatch) *G.Node {
+	until := b.old.at[b.last(m)]
+	for _, n := range b.old.nodes {
+		at := b.old.at[n]
+		if at >= until {
+			break
+		}
+		if _, ok := n.Op().(G.UsePreallocDoer); !ok || !b.needed[n] || n.Op().OverwritesInput() < 0 {
+			continue
+		}
+		written := b.old.children[n][n.Op().OverwritesInput()]
+		for _, s := range []*fuseSource{&m.q, &m.k, &m.v} {
+			if at > b.old.at[s.node] && b.old.memory(written) == b.old.memory(s.node) && (written != s.node || len(s.steps) > 0) {
+				return n
+			}
+		}
+	}
+	return nil
+}
+
+// memory is the node whose memory n's value lies in.
+func (g *fuseGraph) memory(n *G.Node) *G.Node {
+	for g.kind(n) == stockReshape {
+		n = g.children[n][0]
+	}
+	return n
+}
+
+// inputs is the nodes whose images the image of n is made of.
+func (b *fuseBuilder) inputs(n *G.Node) []*G.Node {
+	if m := b.matches[n]; m != nil {
+		return []*G.Node{m.q.node, m.k.node, m.v.node}
+	}
+	return b.old.children[n]
+}
+
+func (b *fuseBuilder) need(n *G.Node) {
+	if b.needed[n] {
+		return
+	}
+	b.needed[n] = true
+	for _, c := range b.inputs(n) {
+		b.need(c)
+	}
+}
+
+func (b *fuseBuilder) build(op string) error {
+	for _, n := range b.old.nodes {
+		if b.needed[n] {
+			if err := b.make(op, n); err != nil {
+				return err
+			}
+		}
+	}
+	for _, n := range b.old.nodes { // what Grad left behind
+		for _, of := range n.DerivOf() {
+			if b.images[n] != nil && b.images[of] != nil {
+				G.SetDerivOf(b.images[n], b.images[of])
+			}
+		}
+	}
+	return nil
+}
+
+// make makes the image of n, after those of its inputs, and what waited for it.
+func (b *fuseBuilder) make(op string, n *G.Node) (err error) {
+	if b.made[n] {
+		return nil
+	}
+	b.made[n] = true
+	for _, c := range b.inputs(n) {
+		if err = b.make(op, c); err != nil {
+			return err
+		}
+	}
+	if b.images[n] == nil { // an attention was made with its last operand
+		if b.images[n], err = b.copy(op, n); err != nil {
+			return err
+		}
+	}
+	for _, m := range b.due[n] {
+		for _, c := range b.inputs(m.out) {
+			if err = b.make(op, c); err != nil {
+				return err
+			}
+		}
+		if err = b.attend(op, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copy makes a node as n is, of the images of its inputs.
+func (b *fuseBuilder) copy(op string, n *G.Node) (*G.Node, error) {
+	if b.old.kind(n) == stockConstant {
+		return b.g.AddNode(G.NewConstant(n.Value(), G.WithName(nameOf(n)))), nil
+	}
+	var children G.Nodes
+	for _, c := range b.old.children[n] {
+		children = append(children, b.images[c])
+	}
+	opts := []G.NodeConsOpt{G.In(b.g), G.WithName(nameOf(n))}
+	if b.old.kind(n) != stockStatement {
+		opts = append([]G.NodeConsOpt{typeOf(n)}, opts...)
+	}
+	if s := n.Shape(); len(s) > 0 {
+		opts = append(opts, G.WithShape(s...))
+	}
+	if n.Op() != nil {
+		opts = append(opts, G.WithOp(n.Op()), G.WithChildren(slices.Clone(children)))
+	}
+	image := G.NewUniqueNode(opts...)
+	// Gorgonia takes nodes of equal hashes and ops for one.
+	if !slices.Equal(childrenOf(image), children) {
+		return nil, errorf(op, ErrGraph, "%v has the same 32-bit hash as another node; rename an input", n)
+	}
+	if v := n.Value(); b.old.kind(n) == stockInput && v != nil {
+		// WithValue would take whatever was bound, but may reshape it.
+		if err := G.Let(image, v); err != nil {
+			G.WithValue(v)(image)
+		}
+	}
+	return image, nil
+}
+
+// attend makes the attention of a match and what follows in its output's shape.
+func (b *fuseBuilder) attend(op string, m *fuseMatch) error {
+	chain := nodeChain{op: op}
+	operand := func(s *fuseSource, shape tensor.Shape) *G.Node {
+		n := b.images[s.node]
+		for _, step := range s.steps {
+			from := n
+			if step.shape != nil {
+				n = chain.reshape(from, step.shape...)
+			} else {
+				n = chain.do(func() (*G.Node, error) { return G.Transpose(from, slices.Clone(step.pattern)...) })
+			}
+		}
+		return chain.reshape(n, shape...)
+	}
+	q, k, v := operand(&m.q, m.qShape), operand(&m.k, m.kShape), operand(&m.v, m.vShape)
+	opts := []Option{WithScale(m.scale)}
+	if m.causal {
+		opts = append(opts, WithCausal())
+	}
+	n := chain.do(func() (*G.Node, error) { return Attention(q, k, v, opts...) })
+	out := chain.reshape(n, m.out.Shape()...)
+	if chain.err != nil {
+		return chain.err
+	}
+	if name := nameOf(m.out); name != "" {
+		G.WithName(name)(out)
+	}
+	b.attention[m], b.images[m.out] = n, out
+	return nil
+}
