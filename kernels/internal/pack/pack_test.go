@@ -115,6 +115,7 @@ func TestUnsqueeze(t *testing.T) {
 		"too few literals":      {stream(steps(4, 1, 1), []byte("abc")), 5, ""},
 		"too many literals":     {stream(steps(), []byte("abcde")), 4, ""},
 		"too far back":          {stream(steps(3, 3, 4), []byte("abc")), 6, ""},
+		"too far back then":     {stream(steps(3, 3, 3, 0, 1, 4), []byte("abc")), 7, ""},
 		"no distance":           {stream(steps(3, 3, 0), []byte("abc")), 6, ""},
 		"ahead":                 {stream(steps(3, 3, -1), []byte("abc")), 6, ""},
 		"too long a copy":       {stream(steps(3, 4, 1), []byte("abc")), 6, ""},
