@@ -14,7 +14,8 @@ import (
 
 // Args are the operands of [Attend].
 type Args struct {
-	// Q is (batch, heads, Nq, d) or (heads, Nq, d), float32 or float64.
+	// Q is (batch, heads, Nq, d) or (heads, Nq, d), float32 or float64. All of
+	// them are *tensor.Dense, or all are *DeviceTensor.
 	Q G.Value
 	// K is (batch, kvHeads, Nk, d) and V (batch, kvHeads, Nk, dv), of one
 	// element type: float32, float64, [Float16] or [BFloat16]. heads is a
@@ -42,6 +43,10 @@ type Args struct {
 // It takes [WithScale], [WithCausal], [WithSchedule], [WithTileTokens] and
 // [WithWorkers]. Concurrent calls are right as long as their outputs differ.
 //
+// On [DeviceTensor]s of one GPU it computes there, and returns when the work is
+// queued: [DeviceTensor.Download] waits for it. Q and Out are float32, [Float16]
+// or [BFloat16], LSE is float32; Out and LSE are no other operand's tensor.
+//
 // The algorithm is LeanAttention (Sanovar et al., arXiv:2405.10480, algorithm 2).
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
@@ -50,12 +55,21 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err != nil {
 		return err
 	}
+	names := []string{"q", "k", "v", "out", "lse"}
+	values := []G.Value{a.Q, a.K, a.V, a.Out, a.LSE}
+	if a.LSE == nil {
+		values = values[:4] // the log-sum-exp is not wanted
+	}
+	gpu, err := samePlace(op, names, values)
+	if err != nil {
+		return err
+	}
+	if gpu != nil {
+		return attendDevice(op, gpu, append([]G.Value(nil), values...), a.Lengths, &c)
+	}
 	var t [5]*tensor.Dense
-	for i, v := range [...]G.Value{a.Q, a.K, a.V, a.Out, a.LSE} {
-		if i == 4 && v == nil {
-			break // the log-sum-exp is not wanted
-		}
-		if t[i], err = denseValue(op, [...]string{"q", "k", "v", "out", "lse"}[i], v); err != nil {
+	for i, v := range values {
+		if t[i], err = denseValue(op, names[i], v); err != nil {
 			return err
 		}
 	}
@@ -74,15 +88,8 @@ func Attend(a Args, opts ...Option) (err error) {
 	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
-	if a.Lengths == nil {
-		r.allLive(&p)
-	} else {
-		if len(a.Lengths) != p.batch {
-			return errorf(op, ErrShape, "%d lengths for a batch of %d", len(a.Lengths), p.batch)
-		}
-		if r.lengths, err = appendLengths(op, r.lengths[:0], a.Lengths, p.keys); err != nil {
-			return err
-		}
+	if err := r.setLengths(op, &p, a.Lengths); err != nil {
+		return err
 	}
 	return r.attend(op, &p, &c, q, k, v, out, lse)
 }
@@ -131,6 +138,19 @@ type denseRun struct {
 
 var denseRuns = sync.Pool{New: func() any { return new(denseRun) }}
 
+// setLengths takes the lengths of [Args].
+func (r *denseRun) setLengths(op string, p *problem, lengths []int) (err error) {
+	if lengths == nil {
+		r.allLive(p)
+		return nil
+	}
+	if len(lengths) != p.batch {
+		return errorf(op, ErrShape, "%d lengths for a batch of %d", len(lengths), p.batch)
+	}
+	r.lengths, err = appendLengths(op, r.lengths[:0], lengths, p.keys)
+	return err
+}
+
 // allLive gives every sequence all of its keys.
 func (r *denseRun) allLive(p *problem) {
 	r.lengths = r.lengths[:0]
@@ -139,8 +159,8 @@ func (r *denseRun) allLive(p *problem) {
 	}
 }
 
-// attend runs a checked problem whose live lengths are in r.lengths.
-func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *tensor.Dense) error {
+// layOut makes the sequences of a problem whose live lengths are in r.lengths.
+func (r *denseRun) layOut(p *problem) {
 	r.pages, r.sequences = r.pages[:0], r.sequences[:0]
 	for b := range p.batch {
 		r.pages = append(r.pages, int32(b))
@@ -150,6 +170,11 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *t
 			Row: b * p.heads * p.queries, Queries: p.queries, Keys: n, Pages: r.pages[b : b+1],
 		})
 	}
+}
+
+// attend runs a checked problem whose live lengths are in r.lengths.
+func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *tensor.Dense) error {
+	r.layOut(p)
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
 		return engineError(op, "plan", err)
 	}

@@ -57,7 +57,13 @@ func (s *modelStep) fresh() []*testToken {
 	return all
 }
 
-func newCacheModel(t *rapid.T, actions *int) *cacheModel {
+// modelPlace is where the cache of a model is: the zero value is the host.
+type modelPlace struct {
+	gpu  *GPU
+	real bool // it has kernels for some head dims only, and tensor cores round its numbers
+}
+
+func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 	config := CacheConfig{
 		Layers:   rapid.IntRange(1, 3).Draw(t, "layers"),
 		KVHeads:  rapid.IntRange(1, 2).Draw(t, "KV heads"),
@@ -66,6 +72,15 @@ func newCacheModel(t *rapid.T, actions *int) *cacheModel {
 		PageSize: rapid.IntRange(1, 5).Draw(t, "page size"),
 		Pages:    rapid.IntRange(2, 24).Draw(t, "pages"),
 		DType:    rapid.SampledFrom([]tensor.Dtype{tensor.Float32, Float16, BFloat16}).Draw(t, "dtype"),
+		Device:   at.gpu,
+	}
+	if at.real {
+		config.HeadDim = rapid.SampledFrom([]int{64, 80, 96}).Draw(t, "head dim of a GPU")
+		config.ValueDim = config.HeadDim
+	}
+	queries := []tensor.Dtype{tensor.Float32, tensor.Float64}
+	if at.gpu != nil {
+		queries = queries[:1]
 	}
 	c, err := NewCache(config)
 	noError(t, err)
@@ -89,7 +104,10 @@ func newCacheModel(t *rapid.T, actions *int) *cacheModel {
 		m.steps = append(m.steps, &modelStep{stepGraph: newStepGraph(t, c,
 			rapid.IntRange(1, 8).Draw(t, "rows"),
 			config.KVHeads*rapid.IntRange(1, 3).Draw(t, "group"),
-			rapid.SampledFrom([]tensor.Dtype{tensor.Float32, tensor.Float64}).Draw(t, "query dtype"), opts...)})
+			rapid.SampledFrom(queries).Draw(t, "query dtype"), opts...)})
+		last := m.steps[len(m.steps)-1]
+		last.there = at.gpu != nil && rapid.Bool().Draw(t, "operands on the GPU")
+		last.wide = at.real
 	}
 	m.poison()
 	return m
@@ -432,12 +450,14 @@ func (m *cacheModel) checkClosed(t *rapid.T) {
 
 // The cache does what a map of sequences to rows does, whatever is done to it
 // and in whatever order; and its pages are shared as they should be.
-func TestCacheAgainstModel(t *testing.T) {
+func TestCacheAgainstModel(t *testing.T) { testCacheAgainstModel(t, modelPlace{}, 12, 10_000) }
+
+func testCacheAgainstModel(t *testing.T, at modelPlace, rounds, least int) {
 	actions := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		m := newCacheModel(rt, &actions)
+		m := newCacheModel(rt, at, &actions)
 		defer m.close()
-		for range 12 {
+		for range rounds {
 			rt.Repeat(rapid.StateMachineActions(m))
 		}
 		m.checkClosed(rt)
@@ -447,7 +467,7 @@ func TestCacheAgainstModel(t *testing.T) {
 	flag.Visit(func(f *flag.Flag) {
 		asked = asked || f.Name == "rapid.checks" || f.Name == "rapid.steps" || f.Name == "rapid.failfile"
 	})
-	if actions < 10_000 && !t.Failed() && !asked && !testing.Short() {
+	if actions < least && !t.Failed() && !asked && !testing.Short() {
 		t.Errorf("only %d actions", actions)
 	}
 }

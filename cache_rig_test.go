@@ -104,6 +104,8 @@ type stepGraph struct {
 	lse    []G.Value
 	fault  *fault
 	vm     G.VM
+	there  bool // a layer that runs by itself gets its operands on the cache's GPU
+	wide   bool // bounds are those of tensor cores
 }
 
 func newStepGraph(t interface {
@@ -224,11 +226,29 @@ func newMatrix(t tensor.Dtype, x []float64, rows, columns int) *tensor.Dense {
 // runLayer runs the node of one layer by itself.
 func (s *stepGraph) runLayer(layer int, in layerInput) error {
 	op := s.nodes[layer].Op().(*cachedOp)
-	out, err := op.Do(in.tensors[0], in.tensors[1], in.tensors[2])
+	values := []G.Value{in.tensors[0], in.tensors[1], in.tensors[2]}
+	if s.there {
+		for i := range values {
+			var err error
+			if values[i], err = s.step.cache.config.Device.Upload(in.tensors[i]); err != nil {
+				return err
+			}
+		}
+	}
+	out, err := op.Do(values...)
 	if err != nil {
 		return err
 	}
-	s.out[layer], s.lse[layer] = out, op.lse.take(out)
+	lse := op.lse.take(out)
+	if s.there {
+		var e1, e2 error
+		out, e1 = out.(*DeviceTensor).Download()
+		lse, e2 = lse.(*DeviceTensor).Download()
+		if err := errors.Join(e1, e2); err != nil {
+			return err
+		}
+	}
+	s.out[layer], s.lse[layer] = out, lse
 	return nil
 }
 
@@ -284,6 +304,13 @@ func (s *stepGraph) checkLayer(layer int, q []float64, parts []stepPart) error {
 	}
 	c.Q = q[:rows*s.heads*cfg.HeadDim]
 	want := c.Reference(reftest.Precision{Acc: formatOf(s.dtype), Out: formatOf(s.dtype)})
+	if s.wide { // see widenBounds
+		for _, bounds := range [...][]float64{want.OBound, want.LSEBound} {
+			for i := range bounds {
+				bounds[i] *= 256
+			}
+		}
+	}
 	out, lse := float64s(s.out[layer]), float64s(s.lse[layer])
 	width := s.heads * cfg.ValueDim
 	if len(out) != s.step.tokens*width || len(lse) != s.step.tokens*s.heads {

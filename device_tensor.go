@@ -431,6 +431,9 @@ func placeOf(v G.Value) *GPU {
 func samePlace(op string, names []string, in []G.Value) (*GPU, error) {
 	first := placeOf(in[0])
 	for i, v := range in {
+		if v == nil {
+			return nil, errorf(op, ErrShape, "%s is nil", names[i])
+		}
 		if d, ok := v.(*DeviceTensor); ok && (d == nil || d.gpu == nil) {
 			return nil, errorf(op, ErrState, "%s was not made by a GPU", names[i])
 		}

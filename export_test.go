@@ -37,6 +37,9 @@ func PoisonFree(c *Cache) {
 	})
 }
 
+// ZeroPages writes 0 to all memory of c.
+func ZeroPages(c *Cache) { c.eachSlab(func(_ cpu.DType, bytes []byte) { clear(bytes) }) }
+
 func (c *Cache) eachSlab(visit func(cpu.DType, []byte)) {
 	v := c.testView()
 	for i := range v.keys {

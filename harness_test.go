@@ -72,7 +72,7 @@ func convertInts[T int32 | int64](n []int) []T {
 	return y
 }
 
-// floats is a float32 or float64 value as []float64.
+// floats is a value of floats as []float64.
 func floats(t testing.TB, v G.Value) []float64 {
 	t.Helper()
 	switch x := v.Data().(type) {
@@ -80,6 +80,18 @@ func floats(t testing.TB, v G.Value) []float64 {
 		return x
 	case []float32:
 		return widen(x)
+	case []la.F16:
+		y := make([]float64, len(x))
+		for i, f := range x {
+			y[i] = float64(f.Float32())
+		}
+		return y
+	case []la.BF16:
+		y := make([]float64, len(x))
+		for i, f := range x {
+			y[i] = float64(f.Float32())
+		}
+		return y
 	case float32: // Gorgonia's ops make scalars of tensors of one element
 		return []float64{float64(x)}
 	case float64:

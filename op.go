@@ -28,7 +28,9 @@ import (
 //
 // or all of them without the axis B. H is a multiple of Hkv. It stands where a
 // graph would have BatchedMatMul, SoftMax and BatchedMatMul ([Default]), and
-// takes every option. Arithmetic is in q's element type.
+// takes every option. Arithmetic is in q's element type. Where q, k and v are
+// [DeviceTensor]s of one GPU in a run, and q is float32, it computes there, and
+// so is the output there; the lengths are on the host.
 //
 // It runs on the tape machine, as often as one likes, and on the lisp machine
 // once (whose Reset does not make a second run possible, for any op). It has no
@@ -96,7 +98,8 @@ type attentionOp struct {
 	graph.Plain
 	problem
 	config
-	lse *lseStore // nil unless asked for
+	lse    *lseStore // nil unless asked for
+	memory nodeMemory
 }
 
 func (op *attentionOp) hasLengths() bool { return op.config.given&optLengths != 0 }
@@ -140,19 +143,32 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
-	var t [4]*tensor.Dense
+	names := []string{"q", "k", "v", "lengths"}
+	gpu, err := samePlace(name, names, in[:3])
+	if err != nil {
+		return nil, err
+	}
+	var t [4]*tensor.Dense // lengths are on the host wherever the others are
+	var o [3]operand
 	for i, v := range in {
-		if t[i], err = denseValue(name, [...]string{"q", "k", "v", "lengths"}[i], v); err != nil {
+		if i < 3 && gpu != nil {
+			o[i] = v.(*DeviceTensor).operand(names[i])
+			continue
+		}
+		if t[i], err = denseValue(name, names[i], v); err != nil {
 			return nil, err
+		}
+		if i < 3 {
+			o[i] = valueOperand(names[i], t[i])
 		}
 	}
 	// Gorgonia checks no value against the node's shape.
-	p, err := newProblem(name, valueOperand("q", t[0]), valueOperand("k", t[1]), valueOperand("v", t[2]))
+	p, err := newProblem(name, o[0], o[1], o[2])
 	if err != nil {
 		return nil, err
 	}
 	if p != op.problem {
-		return nil, errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", t[0].Shape(), t[1].Shape(), t[2].Shape())
+		return nil, errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", o[0].shape, o[1].shape, o[2].shape)
 	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
@@ -166,16 +182,24 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 			return nil, err
 		}
 	}
-	o := tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
+	if gpu != nil {
+		there, lse, err := op.doDevice(name, r, gpu, in[:3])
+		if err != nil {
+			return nil, err
+		}
+		op.lse.put(there, lse)
+		return there, nil
+	}
+	result := tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
 	var lse *tensor.Dense
 	if op.lse != nil {
 		lse = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
 	}
-	if err = r.attend(name, &p, &op.config, t[0], t[1], t[2], o, lse); err != nil {
+	if err = r.attend(name, &p, &op.config, t[0], t[1], t[2], result, lse); err != nil {
 		return nil, err
 	}
-	op.lse.put(o, lse)
-	return o, nil
+	op.lse.put(result, lse)
+	return result, nil
 }
 
 func (op *attentionOp) WriteHash(h hash.Hash) {

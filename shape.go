@@ -61,7 +61,16 @@ type problem struct {
 }
 
 // newProblem checks q, k and v against each other.
-func newProblem(op string, q, k, v operand) (p problem, err error) {
+func newProblem(op string, q, k, v operand) (problem, error) {
+	return problemOf(op, q, k, v, isQueryType, "it must be float32 or float64")
+}
+
+// newDeviceProblem is newProblem for tensors on a GPU.
+func newDeviceProblem(op string, q, k, v operand) (problem, error) {
+	return problemOf(op, q, k, v, isDeviceQueryType, "on a GPU it must be float32, Float16 or BFloat16")
+}
+
+func problemOf(op string, q, k, v operand, query func(tensor.Dtype) bool, mustBe string) (p problem, err error) {
 	for _, o := range [...]operand{q, k, v} {
 		if r := len(o.shape); r != 3 && r != 4 {
 			return p, errorf(op, ErrShape, "%s has rank %d, shape %v; it must be (heads, N, d) or (batch, heads, N, d)", o.name, r, o.shape)
@@ -75,8 +84,8 @@ func newProblem(op string, q, k, v operand) (p problem, err error) {
 			}
 		}
 	}
-	if !isQueryType(q.dtype) {
-		return p, errorf(op, ErrDType, "%s is %v; it must be float32 or float64", q.name, q.dtype)
+	if !query(q.dtype) {
+		return p, errorf(op, ErrDType, "%s is %v; %s", q.name, q.dtype, mustBe)
 	}
 	if _, ok := storageType(k.dtype); !ok {
 		return p, errorf(op, ErrDType, "%s is %v; it must be float32, float64, Float16 or BFloat16", k.name, k.dtype)

@@ -1,0 +1,150 @@
+package leanattention
+
+import (
+	"runtime"
+	"sync"
+
+	"gorgonia.org/leanattention/internal/device"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// attendDevice is [Attend] on tensors of a GPU; v are q, k, v, out and, if
+// wanted, the log-sum-exp.
+func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) error {
+	names := [...]string{"q", "k", "v", "out", "lse"}
+	var t [5]*DeviceTensor
+	var o [3]operand
+	for i := range v {
+		t[i] = v[i].(*DeviceTensor)
+		if i < 3 {
+			o[i] = t[i].operand(names[i])
+		}
+	}
+	p, err := newDeviceProblem(op, o[0], o[1], o[2])
+	if err != nil {
+		return err
+	}
+	for i := 3; i < len(v); i++ {
+		if err := checkDeviceResult(op, names[i], t[i], &p, i == 4); err != nil {
+			return err
+		}
+		for j, x := range t[:i] {
+			if x.memory == t[i].memory {
+				return errorf(op, ErrUnsupported, "%s and %s are one tensor", names[j], names[i])
+			}
+		}
+	}
+	r := denseRuns.Get().(*denseRun)
+	defer denseRuns.Put(r)
+	if err := r.setLengths(op, &p, lengths); err != nil {
+		return err
+	}
+	return r.attendDevice(op, gpu, &p, c, func(turn *device.Turn) (o deviceOperands, err error) {
+		for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE} {
+			if t[i] == nil {
+				break
+			}
+			if *to, err = t[i].use(turn); err != nil {
+				return o, &operandError{names[i], err}
+			}
+		}
+		return o, nil
+	}, v...)
+}
+
+// checkDeviceResult is checkResult for a tensor on a GPU.
+func checkDeviceResult(op, name string, t *DeviceTensor, p *problem, lse bool) error {
+	dtype, last := p.query, p.valueDim
+	if lse {
+		dtype, last = lseType(p.query), 0
+	}
+	if t.dtype != dtype {
+		return errorf(op, ErrDType, "%s is %v; for a q of %v it must be %v", name, t.dtype, p.query, dtype)
+	}
+	if want := p.dims(last); !sameShape(t.shape, want) {
+		return errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.shape, want)
+	}
+	return nil
+}
+
+// attendDevice queues a checked problem whose live lengths are in r.lengths. It
+// keeps the values that operands refers to until that is done.
+func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, operands func(*device.Turn) (deviceOperands, error), values ...G.Value) error {
+	defer runtime.KeepAlive(values)
+	g := p.geometry(c)
+	storage, _ := storageType(p.storage)
+	if err := gpu.supports(op, &g, storage); err != nil {
+		return err
+	}
+	if err := gpu.enter(op); err != nil {
+		return err
+	}
+	defer gpu.queue.Leave()
+	plan := gpu.takePlan()
+	defer gpu.givePlan(plan)
+	r.layOut(p)
+	if err := plan.Build(g, r.sequences, 0); err != nil {
+		return deviceEngineError(op, "plan", err)
+	}
+	err := gpu.queue.Submit(func(turn *device.Turn) error {
+		o, err := operands(turn)
+		if err != nil {
+			return err
+		}
+		if err := plan.Upload(turn.Stream()); err != nil {
+			return err
+		}
+		return plan.Run(turn.Stream(), &o)
+	})
+	if err != nil {
+		return deviceEngineError(op, "attend", err)
+	}
+	return nil
+}
+
+// doDevice is Do on tensors of a GPU; the lengths are in r.
+func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value) (out, lse *DeviceTensor, err error) {
+	q, k, v := in[0].(*DeviceTensor), in[1].(*DeviceTensor), in[2].(*DeviceTensor)
+	slots := op.memory.on(gpu)
+	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(turn *device.Turn) (o deviceOperands, err error) {
+		for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V} {
+			if *to, err = in[i].(*DeviceTensor).use(turn); err != nil {
+				return o, &operandError{"qkv"[i : i+1], err}
+			}
+		}
+		if out, err = gpu.nextValue(turn, &slots[0], op.query, op.outShape(), q, k, v); err != nil {
+			return o, err
+		}
+		if o.Out, err = out.use(turn); err != nil || op.lse == nil {
+			return o, err
+		}
+		if lse, err = gpu.nextValue(turn, &slots[1], lseType(op.query), op.lseShape(), q, k, v); err != nil {
+			return o, err
+		}
+		o.LSE, err = lse.use(turn)
+		return o, err
+	}, in...)
+	return out, lse, err
+}
+
+// nodeMemory is what a node that may compute on any GPU keeps there: the memory
+// of its output and of its log-sum-exp.
+type nodeMemory struct {
+	mu sync.Mutex
+	of map[*GPU]*[2]device.Slot
+}
+
+func (m *nodeMemory) on(gpu *GPU) *[2]device.Slot {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.of == nil {
+		m.of = make(map[*GPU]*[2]device.Slot)
+	}
+	if m.of[gpu] == nil {
+		m.of[gpu] = new([2]device.Slot)
+	}
+	return m.of[gpu]
+}
+
+func (d *DeviceTensor) operand(name string) operand { return operand{name, d.shape, d.dtype} }
