@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -78,85 +77,5 @@ func TestCheckGraph(t *testing.T) {
 	}
 	if err := la.CheckGraph(G.NewGraph()); err != nil {
 		t.Errorf("an empty graph: %v", err)
-	}
-}
-
-// TestGradient: there is none yet, which is an error and not a panic, on both
-// machines; a graph in which nobody differentiates through the attention is no
-// trouble.
-func TestGradient(t *testing.T) {
-	rng := reftest.Rand(t)
-	for _, name := range []string{"q", "k", "v", "lse"} {
-		p := newProblem(rng, dense(2, 1, 8, 8, 2, 20, 30), spec{query: tensor.Float64})
-		g := p.build(t)
-		from, wrt := g.out, map[string]*G.Node{"q": g.q, "k": g.k, "v": g.v, "lse": g.q}[name]
-		if name == "lse" {
-			from = g.lse
-		}
-		cost := G.Must(G.Sum(from))
-		if name == "lse" { // beside a way that has a gradient
-			cost = G.Must(G.Add(cost, G.Must(G.Sum(g.q))))
-		}
-		_, err := G.Grad(cost, wrt)
-		checkGradError(t, name, err)
-	}
-
-	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1})
-	step, err := cache.NewStep(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := G.NewGraph()
-	m := func(name string) *G.Node {
-		return G.NewMatrix(g, tensor.Float32, G.WithName(name), G.WithShape(2, 4))
-	}
-	q := m("q")
-	out, err := la.CachedAttention(q, m("k"), m("v"), step.Layer(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = G.Grad(G.Must(G.Sum(out)), q)
-	checkGradError(t, "cache", err)
-
-	// Beside the path of a gradient the attention does not matter.
-	p := newProblem(rng, dense(2, 1, 4, 4, 1, 5), spec{query: tensor.Float64})
-	d := p.attention(t)
-	w := input(d.g, "w", tensorOf(tensor.Float64, []float64{1, 2, 3}, 3))
-	cost := G.Must(G.Sum(G.Must(G.Square(w))))
-	grads, err := G.Grad(cost, w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var gradV G.Value
-	G.Read(grads[0], &gradV)
-	d.run(t)
-	p.check(t, p.Reference(p.precision(0)), d.outV, d.lseV)
-	if got := floats(t, gradV); got[0] != 2 || got[1] != 4 || got[2] != 6 {
-		t.Errorf("gradient of w is %v", got)
-	}
-}
-
-// checkGradError looks at the text: Gorgonia's own error around ours does not unwrap.
-func checkGradError(t *testing.T, name string, err error) {
-	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), "gradient") || !strings.Contains(err.Error(), la.ErrUnsupported.Error()) {
-		t.Errorf("%s: Grad gives %v", name, err)
-	}
-}
-
-// TestGradientLisp: the lisp machine's way.
-func TestGradientLisp(t *testing.T) {
-	rng := reftest.Rand(t)
-	p := newProblem(rng, dense(2, 1, 4, 4, 1, 5), spec{query: tensor.Float64})
-	g := p.graph()
-	var err error
-	if g.out, err = la.Attention(g.q, g.k, g.v); err != nil {
-		t.Fatal(err)
-	}
-	G.Must(G.Sum(g.out))
-	vm := G.NewLispMachine(g.g)
-	defer vm.Close()
-	if err := vm.RunAll(); !errors.Is(err, la.ErrUnsupported) {
-		t.Errorf("RunAll gives %v, not ErrUnsupported", err)
 	}
 }

@@ -33,8 +33,16 @@ import (
 // so is the output there; the lengths are on the host.
 //
 // It runs on the tape machine, as often as one likes, and on the lisp machine
-// once (whose Reset does not make a second run possible, for any op). It has no
-// gradient yet: differentiating through it is [ErrUnsupported].
+// once (whose Reset does not make a second run possible, for any op).
+//
+// On both it has gradients in q, k and v, also through the node of [WithLSE],
+// if k and v have q's element type; differentiating through others, or on a
+// GPU, is [ErrUnsupported], as are second derivatives. The backward pass
+// computes the weights again from the log-sum-exp (FlashAttention, Dao et al.,
+// arXiv:2205.14135, algorithm 4), so it needs no memory that grows with Nq*Nk
+// either. Gradients of keys and values at or beyond a length are 0, and a query
+// that sees no key leaves none. For one output and log-sum-exp the gradients have
+// the same bits whatever the schedule, the workers and the tiles.
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)
@@ -69,7 +77,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		return nil, err
 	}
 	if c.lse != nil {
-		if *c.lse, err = lseNode(op, out, p.query, p.lseShape()); err != nil {
+		if *c.lse, err = lseNode(op, out, p.query, p.lseShape(), children...); err != nil {
 			return nil, err
 		}
 	}
@@ -99,6 +107,7 @@ type attentionOp struct {
 	problem
 	config
 	lse    *lseStore // nil unless asked for
+	saved  savedLSE  // for the gradient
 	memory nodeMemory
 }
 
@@ -183,6 +192,9 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 		}
 	}
 	if gpu != nil {
+		if op.saved.wanted.Load() {
+			return nil, errorf(name, ErrUnsupported, "gradient of attention on a GPU")
+		}
 		there, lse, err := op.doDevice(name, r, gpu, in[:3])
 		if err != nil {
 			return nil, err
@@ -192,13 +204,14 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	}
 	result := tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
 	var lse *tensor.Dense
-	if op.lse != nil {
+	store := op.logs()
+	if store != nil {
 		lse = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
 	}
 	if err = r.attend(name, &p, &op.config, t[0], t[1], t[2], result, lse); err != nil {
 		return nil, err
 	}
-	op.lse.put(result, lse)
+	store.put(result, lse)
 	return result, nil
 }
 
@@ -208,16 +221,6 @@ func (op *attentionOp) WriteHash(h hash.Hash) {
 func (op *attentionOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *attentionOp) String() string {
 	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d}", op.heads, op.kvHeads, op.dim, op.valueDim)
-}
-
-// DiffWRT and SymDiff are there to say no: on a path without them Gorgonia's
-// Grad panics.
-func (op *attentionOp) DiffWRT(n int) []bool { return firstThree(n) }
-func (op *attentionOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf("Attention", ErrUnsupported, "gradient")
-}
-func (op *attentionOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf("Attention", ErrUnsupported, "gradient")
 }
 
 // firstThree says that q, k and v could have a gradient, and nothing else.
@@ -289,21 +292,27 @@ func (s *lseStore) take(out G.Value) G.Value {
 	return lse
 }
 
-// lseNode is the node of the log-sum-exp of the attention node out.
-func lseNode(name string, out *G.Node, t tensor.Dtype, shape tensor.Shape) (*G.Node, error) {
+// lseNode is the node of the log-sum-exp of the attention node out, whose
+// inputs are given if it is an [Attention]: its gradients are in them.
+func lseNode(name string, out *G.Node, t tensor.Dtype, shape tensor.Shape, inputs ...*G.Node) (*G.Node, error) {
 	// Of equal attention nodes Gorgonia keeps the first: ask the node that is
 	// in the graph, not the op that was offered.
 	s, ok := out.Op().(interface{ store() *lseStore })
 	if !ok {
 		return nil, errorf(name, ErrGraph, "%v is not an attention node", out)
 	}
-	return apply(name, &lseOp{of: name, inRank: out.Dims(), dtype: t, shape: shape, from: s.store()}, out)
+	op := &lseOp{of: name, inRank: out.Dims(), dtype: t, shape: shape, from: s.store()}
+	if op.attention, ok = out.Op().(*attentionOp); ok {
+		return apply(name, op, lseChildren(out, inputs)...)
+	}
+	return apply(name, op, out)
 }
 
 func (op *attentionOp) store() *lseStore { return op.lse }
 
-// lseOp is the node behind [WithLSE]. Its input is the attention's output,
-// which orders the two; its value comes through the store.
+// lseOp is the node behind [WithLSE]. Its first input is the attention's output,
+// which orders the two; its value comes through the store. The others are what
+// the log-sum-exp follows from, for the gradient.
 type lseOp struct {
 	graph.Plain
 	of     string
@@ -311,15 +320,27 @@ type lseOp struct {
 	dtype  tensor.Dtype
 	shape  tensor.Shape
 	from   *lseStore
+
+	attention *attentionOp // nil: of a cache, without gradient
 }
 
-func (op *lseOp) Arity() int { return 1 }
+func (op *lseOp) Arity() int {
+	if op.attention == nil {
+		return 1
+	}
+	return op.attention.Arity() // for v the output
+}
+
 func (op *lseOp) Type() hm.Type {
-	return hm.NewFnType(G.TensorType{Dims: op.inRank, Of: hm.TypeVariable('a')}, G.TensorType{Dims: len(op.shape), Of: op.dtype})
+	args := []hm.Type{G.TensorType{Dims: op.inRank, Of: hm.TypeVariable('a')}}
+	if op.attention != nil {
+		args = append(args, op.attention.lseInputTypes()...)
+	}
+	return hm.NewFnType(append(args, G.TensorType{Dims: len(op.shape), Of: op.dtype})...)
 }
 func (op *lseOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
 func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
-	if len(in) == 1 {
+	if len(in) > 0 {
 		if t := op.from.take(in[0]); t != nil {
 			return t, nil
 		}
@@ -329,15 +350,8 @@ func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 func (op *lseOp) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "leanattention.LSE of %s %v %v", op.of, op.dtype, op.shape)
 }
-func (op *lseOp) Hashcode() uint32     { return graph.Hashcode(op) }
-func (op *lseOp) String() string       { return "LSE" }
-func (op *lseOp) DiffWRT(n int) []bool { return firstThree(n) } // false would drop its part of a sum's gradient without a word
-func (op *lseOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
-}
-func (op *lseOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
-}
+func (op *lseOp) Hashcode() uint32 { return graph.Hashcode(op) }
+func (op *lseOp) String() string   { return "LSE" }
 
 var (
 	_ G.SDOp = (*attentionOp)(nil)

@@ -1,0 +1,386 @@
+package leanattention
+
+import (
+	"fmt"
+	"hash"
+	"slices"
+	"sync/atomic"
+
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/graph"
+
+	"github.com/chewxy/hm"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// On the tape machine the gradients of an attention are these nodes:
+//
+//	out      Attention(q, k, v, lengths), which is there
+//	lse      LSE(out, q, k, lengths), which saves what the forward pass left
+//	packed   the gradients of all three, computed once, in one vector
+//	dq       the part of packed that is dq, without a copy; and dk, dv
+//
+// An op of Gorgonia has one result; that it is a plain tensor and no state of
+// the op's keeps runs of a graph and of its clones apart, and lets the machine's
+// watches for NaN look at it.
+//
+// The log-sum-exp has gradients of its own in q and k, beside those of the
+// output. The lisp machine asks ops for sums instead of nodes (DoDiff).
+
+// savedLSE is where runs leave the log-sum-exp for the gradient, if it is not
+// asked for by [WithLSE] anyway. Nothing is saved before somebody differentiates.
+type savedLSE struct {
+	lseStore
+	wanted atomic.Bool
+}
+
+// logs is where a run leaves the log-sum-exp; nil: nobody wants it.
+func (op *attentionOp) logs() *lseStore {
+	if op.lse == nil && op.saved.wanted.Load() {
+		return &op.saved.lseStore
+	}
+	return op.lse
+}
+
+// DiffWRT says that q, k and v have a gradient.
+func (op *attentionOp) DiffWRT(n int) []bool { return firstThree(n) }
+
+// SymDiff adds the nodes of the gradients (tape machine).
+func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, err error) {
+	const name = "Attention.SymDiff"
+	defer recoverTo(name, &err)
+	if err := op.differentiable(name, len(in)); err != nil {
+		return nil, err
+	}
+	op.saved.wanted.Store(true)
+	lse, err := apply(name, &lseOp{
+		of: "Attention", inRank: op.rank, dtype: op.query, shape: op.lseShape(), from: op.logs(), attention: op,
+	}, lseChildren(out, in)...)
+	if err != nil {
+		return nil, err
+	}
+	return op.gradNodes(name, &gradOp{problem: op.problem, config: op.config, gradRank: grad.Dims()},
+		slices.Concat(in, G.Nodes{out, lse, grad}), len(in))
+}
+
+// SymDiff adds the nodes of the gradients (tape machine).
+func (op *lseOp) SymDiff(in G.Nodes, lse, grad *G.Node) (grads G.Nodes, err error) {
+	name := op.of + ".SymDiff"
+	defer recoverTo(name, &err)
+	a := op.attention
+	if a == nil {
+		return nil, errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+	}
+	if err := a.differentiable(name, len(in)); err != nil {
+		return nil, err
+	}
+	return a.gradNodes(name, &gradOp{problem: a.problem, config: a.config, ofLSE: true, gradRank: grad.Dims()},
+		slices.Concat(in[1:], G.Nodes{lse, grad}), len(in))
+}
+
+// differentiable reports whether op has gradients, of so many inputs.
+func (op *attentionOp) differentiable(name string, inputs int) error {
+	if inputs != op.Arity() {
+		return errorf(name, ErrShape, "%d inputs; it has %d", inputs, op.Arity())
+	}
+	if op.storage != op.query {
+		return errorf(name, ErrUnsupported, "gradient with k and v of %v and q of %v", op.storage, op.query)
+	}
+	return nil
+}
+
+// gradNodes adds a node of packed gradients and those of its parts. The result
+// has an entry for each input of the op that is differentiated.
+func (op *attentionOp) gradNodes(name string, g *gradOp, children G.Nodes, inputs int) (G.Nodes, error) {
+	packed, err := apply(name, g, children...)
+	if err != nil {
+		return nil, err
+	}
+	grads := make(G.Nodes, inputs)
+	from := 0
+	for _, p := range g.parts() {
+		n := p.shape.TotalSize()
+		if grads[p.input], err = apply(name, &partOp{of: p.name, total: g.total(), from: from, shape: p.shape}, packed); err != nil {
+			return nil, err
+		}
+		from += n
+	}
+	return grads, nil
+}
+
+// lseChildren are the children of an [lseOp] on attention node out: v has no
+// part in a log-sum-exp.
+func lseChildren(out *G.Node, inputs []*G.Node) []*G.Node {
+	return append([]*G.Node{out, inputs[0], inputs[1]}, inputs[3:]...)
+}
+
+// lseInputTypes are the types of an lseOp's children but the first.
+func (op *attentionOp) lseInputTypes() []hm.Type {
+	t := []hm.Type{
+		G.TensorType{Dims: op.rank, Of: hm.TypeVariable('d')},
+		G.TensorType{Dims: op.rank, Of: hm.TypeVariable('c')},
+	}
+	if op.hasLengths() {
+		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('n')})
+	}
+	return t
+}
+
+// DiffWRT: of a cache everything, since false would drop its part of a sum's
+// gradient without a word; else q and k, as the output has its own.
+func (op *lseOp) DiffWRT(n int) []bool {
+	wrt := firstThree(n)
+	if op.attention != nil {
+		wrt[0] = false
+	}
+	return wrt
+}
+
+// gradOp computes gradients, of an attention's output or of its log-sum-exp, and
+// packs them into one vector. Its children are those of names.
+type gradOp struct {
+	graph.Plain
+	problem
+	config
+	ofLSE    bool
+	gradRank int // of the gradient that comes in: 0 where Gorgonia made a scalar of it
+}
+
+// gradPart is one of the gradients: its name, the number of the input that it is
+// for, and its shape.
+type gradPart struct {
+	name  string
+	input int
+	shape tensor.Shape
+}
+
+func (op *gradOp) parts() []gradPart {
+	parts := []gradPart{{"dq", 0, op.dims(op.dim)}, {"dk", 1, op.keyShape(op.dim)}, {"dv", 2, op.keyShape(op.valueDim)}}
+	if op.ofLSE {
+		parts = parts[:2]
+		parts[0].input, parts[1].input = 1, 2 // behind the output
+	}
+	return parts
+}
+
+// keyShape is the shape of k, or of v.
+func (p *problem) keyShape(last int) tensor.Shape {
+	s := tensor.Shape{p.kvHeads, p.keys, last}
+	if p.rank == 4 {
+		s = append(tensor.Shape{p.batch}, s...)
+	}
+	return s
+}
+
+func (op *gradOp) total() int {
+	n := 0
+	for _, p := range op.parts() {
+		n += p.shape.TotalSize()
+	}
+	return n
+}
+
+// inputs are the children, with the shape that each must have.
+func (op *gradOp) inputs() []operand {
+	in := []operand{{"q", op.dims(op.dim), op.query}, {"k", op.keyShape(op.dim), op.query}}
+	lengths := operand{name: "lengths", shape: tensor.Shape{op.batch}} // one of three integer types
+	lse := operand{"lse", op.lseShape(), op.query}
+	if !op.ofLSE {
+		in = append(in, operand{"v", op.keyShape(op.valueDim), op.query})
+	}
+	if op.config.given&optLengths != 0 {
+		in = append(in, lengths)
+	}
+	if op.ofLSE {
+		return append(in, lse, operand{"the gradient of lse", op.lseShape(), op.query})
+	}
+	out := op.outShape()
+	return append(in, operand{"out", out, op.query}, lse, operand{"the gradient of out", out, op.query})
+}
+
+func (op *gradOp) Arity() int { return len(op.inputs()) }
+
+func (op *gradOp) Type() hm.Type {
+	var args []hm.Type
+	in := op.inputs()
+	for i, o := range in {
+		of := hm.TypeVariable('a')
+		if o.name == "lengths" {
+			of = hm.TypeVariable('n')
+		}
+		if i == len(in)-1 && op.gradRank == 0 {
+			args = append(args, of)
+			continue
+		}
+		args = append(args, G.TensorType{Dims: len(o.shape), Of: of})
+	}
+	return hm.NewFnType(append(args, G.TensorType{Dims: 1, Of: hm.TypeVariable('a')})...)
+}
+
+func (op *gradOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, errorf(op.name(), ErrShape, "%v", err)
+	}
+	want := op.inputs()
+	if len(shapes) != len(want) {
+		return nil, errorf(op.name(), ErrShape, "%d inputs; it has %d", len(shapes), len(want))
+	}
+	for i, w := range want {
+		if i == len(want)-1 && w.shape.TotalSize() == 1 && shapes[i].TotalSize() == 1 {
+			continue // Gorgonia makes scalars of tensors of one element
+		}
+		if !sameShape(shapes[i], w.shape) {
+			return nil, errorf(op.name(), ErrShape, "%s has shape %v; it must be %v", w.name, shapes[i], w.shape)
+		}
+	}
+	return tensor.Shape{op.total()}, nil
+}
+
+func (op *gradOp) name() string { return "Attention gradient" }
+
+func (op *gradOp) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "leanattention.Gradient %+v %s lse %t rank %d", op.problem, op.config.hash(), op.ofLSE, op.gradRank)
+}
+func (op *gradOp) Hashcode() uint32 { return graph.Hashcode(op) }
+func (op *gradOp) String() string {
+	if op.ofLSE {
+		return "LeanAttentionGradient{LSE}"
+	}
+	return "LeanAttentionGradient"
+}
+
+// Do computes the gradients.
+func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
+	name := op.name()
+	defer recoverTo(name, &err)
+	want := op.inputs()
+	if len(in) != len(want) {
+		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), len(want))
+	}
+	t := make(map[string]*tensor.Dense, len(in))
+	for i, w := range want {
+		v := in[i]
+		if i == len(in)-1 {
+			v = oneElement(v, w.shape)
+		}
+		if t[w.name], err = denseValue(name, w.name, v); err != nil {
+			return nil, err
+		}
+		got := valueOperand(w.name, t[w.name])
+		if w.name == "lengths" {
+			err = checkLengths(name, got, op.batch)
+		} else if !sameShape(got.shape, w.shape) || got.dtype != w.dtype {
+			err = errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.name, got.dtype, got.shape, w.dtype, w.shape)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	to := tensor.New(tensor.Of(op.query), tensor.WithShape(op.total()))
+	if err = op.backward(name, t, to); err != nil {
+		return nil, err
+	}
+	return to, nil
+}
+
+// oneElement is v, or if it is a scalar where a tensor of one element is wanted,
+// that tensor.
+func oneElement(v G.Value, shape tensor.Shape) G.Value {
+	var backing any
+	switch s := v.(type) {
+	case *G.F32:
+		backing = []float32{float32(*s)}
+	case *G.F64:
+		backing = []float64{float64(*s)}
+	case *tensor.Dense:
+		if s == nil || sameShape(s.Shape(), shape) || s.Shape().TotalSize() != 1 || shape.TotalSize() != 1 || !s.IsNativelyAccessible() {
+			return v
+		}
+		switch s.Dtype() {
+		case tensor.Float32:
+			backing = dense.Elements[float32](s)
+		case tensor.Float64:
+			backing = dense.Elements[float64](s)
+		default:
+			return v
+		}
+	default:
+		return v
+	}
+	if shape.TotalSize() != 1 {
+		return v
+	}
+	return tensor.New(tensor.WithShape(shape.Clone()...), tensor.WithBacking(backing))
+}
+
+// partOp is one of the packed gradients. It is the very memory, which nobody
+// else reads or writes: ops behind it may overwrite it.
+type partOp struct {
+	graph.Plain
+	of          string
+	total, from int
+	shape       tensor.Shape
+}
+
+func (op *partOp) Arity() int { return 1 }
+func (op *partOp) Type() hm.Type {
+	a := hm.TypeVariable('a')
+	return hm.NewFnType(G.TensorType{Dims: 1, Of: a}, G.TensorType{Dims: len(op.shape), Of: a})
+}
+func (op *partOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
+func (op *partOp) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "leanattention.Part %s %d %d %v", op.of, op.total, op.from, op.shape)
+}
+func (op *partOp) Hashcode() uint32 { return graph.Hashcode(op) }
+func (op *partOp) String() string   { return "LeanAttention " + op.of }
+
+func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
+	const name = "Attention gradient"
+	defer recoverTo(name, &err)
+	if len(in) != 1 {
+		return nil, errorf(name, ErrShape, "%d inputs; it has 1", len(in))
+	}
+	t, err := denseValue(name, "packed", in[0])
+	if err != nil {
+		return nil, err
+	}
+	if !sameShape(t.Shape(), tensor.Shape{op.total}) {
+		return nil, errorf(name, ErrShape, "packed has shape %v; it must be (%d)", t.Shape(), op.total)
+	}
+	var backing any
+	end := op.from + op.shape.TotalSize()
+	switch t.Dtype() {
+	case tensor.Float32:
+		backing = dense.Backing[float32](t)[op.from:end:end]
+	case tensor.Float64:
+		backing = dense.Backing[float64](t)[op.from:end:end]
+	default:
+		return nil, errorf(name, ErrDType, "packed is %v", t.Dtype())
+	}
+	return tensor.New(tensor.WithShape(op.shape.Clone()...), tensor.WithBacking(backing)), nil
+}
+
+// Gradients have none. Gorgonia panics at an op that cannot say so.
+func (op *gradOp) DiffWRT(n int) []bool { return slices.Repeat([]bool{true}, n) }
+func (op *partOp) DiffWRT(n int) []bool { return slices.Repeat([]bool{true}, n) }
+func (op *gradOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, errorf("Attention", ErrUnsupported, "second derivative")
+}
+func (op *partOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, errorf("Attention", ErrUnsupported, "second derivative")
+}
+func (op *gradOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
+	return errorf("Attention", ErrUnsupported, "second derivative")
+}
+func (op *partOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
+	return errorf("Attention", ErrUnsupported, "second derivative")
+}
+
+var (
+	_ G.SDOp = (*gradOp)(nil)
+	_ G.ADOp = (*gradOp)(nil)
+	_ G.SDOp = (*partOp)(nil)
+	_ G.ADOp = (*partOp)(nil)
+)

@@ -1,0 +1,157 @@
+package leanattention
+
+import (
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/lean"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// backward computes the gradients of checked tensors, by their names, into the
+// vector packed.
+func (op *gradOp) backward(name string, t map[string]*tensor.Dense, packed *tensor.Dense) error {
+	s := cpu.BackwardShape{
+		Batch: op.batch, Heads: op.heads, KVHeads: op.kvHeads, Queries: op.queries, Keys: op.keys,
+		Dim: op.dim, ValueDim: op.valueDim,
+		Scale: op.scaleFor(op.dim), Causal: op.causal, Workers: op.workers,
+	}
+	if l := t["lengths"]; l != nil {
+		var err error
+		if s.Lengths, err = readLengths(name, make([]int, 0, op.batch), l, op.keys); err != nil {
+			return err
+		}
+	}
+	var err error
+	if op.query == tensor.Float32 {
+		err = backwardDense[float32](op, &s, t, packed)
+	} else {
+		err = backwardDense[float64](op, &s, t, packed)
+	}
+	if err != nil {
+		return engineError(name, "backward", err)
+	}
+	return nil
+}
+
+func backwardDense[F lean.Float](op *gradOp, s *cpu.BackwardShape, t map[string]*tensor.Dense, packed *tensor.Dense) error {
+	o := cpu.BackwardOperands[F]{
+		Q: dense.Elements[F](t["q"]), K: dense.Elements[F](t["k"]), LSE: dense.Elements[F](t["lse"]),
+	}
+	to := dense.Backing[F](packed)
+	for i, p := range op.parts() {
+		n := p.shape.TotalSize()
+		*[]*[]F{&o.DQ, &o.DK, &o.DV}[i] = to[:n:n]
+		to = to[n:]
+	}
+	if op.ofLSE {
+		o.DLSE = dense.Elements[F](t["the gradient of lse"])
+	} else {
+		o.V, o.Out, o.DOut = dense.Elements[F](t["v"]), dense.Elements[F](t["out"]), dense.Elements[F](t["the gradient of out"])
+	}
+	return cpu.Backward(cpu.Default(), s, &o)
+}
+
+// DoDiff adds the gradients to those of the inputs (lisp machine).
+func (op *attentionOp) DoDiff(_ G.ExecutionContext, in G.Nodes, out *G.Node) (err error) {
+	const name = "Attention.DoDiff"
+	defer recoverTo(name, &err)
+	if err := op.differentiable(name, len(in)); err != nil {
+		return err
+	}
+	grad, err := gradOf(name, out)
+	if err != nil {
+		return err
+	}
+	values := valuesOf(in)
+	lse, err := op.logSumExp(name, values)
+	if err != nil {
+		return err
+	}
+	g := &gradOp{problem: op.problem, config: op.config}
+	return g.addTo(name, in, append(values, out.Value(), lse, grad))
+}
+
+// DoDiff adds the gradients to those of the inputs (lisp machine).
+func (op *lseOp) DoDiff(_ G.ExecutionContext, in G.Nodes, lse *G.Node) (err error) {
+	name := op.of + ".DoDiff"
+	defer recoverTo(name, &err)
+	a := op.attention
+	if a == nil {
+		return errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+	}
+	if err := a.differentiable(name, len(in)); err != nil {
+		return err
+	}
+	grad, err := gradOf(name, lse)
+	if err != nil {
+		return err
+	}
+	g := &gradOp{problem: a.problem, config: a.config, ofLSE: true}
+	return g.addTo(name, in, append(valuesOf(in[1:]), lse.Value(), grad))
+}
+
+func valuesOf(in G.Nodes) []G.Value {
+	values := make([]G.Value, 0, len(in)+3)
+	for _, n := range in {
+		values = append(values, n.Value())
+	}
+	return values
+}
+
+// gradOf is the gradient that has come to a node.
+func gradOf(name string, n *G.Node) (G.Value, error) {
+	grad, err := n.Grad()
+	if err != nil {
+		return nil, errorf(name, ErrGraph, "%v", err)
+	}
+	return grad, nil
+}
+
+// logSumExp computes the log-sum-exp again: the lisp machine has nodes of the
+// graph only, and the one of the log-sum-exp may be missing. It is used for one
+// run, so this is once.
+func (op *attentionOp) logSumExp(name string, in []G.Value) (lse *tensor.Dense, err error) {
+	var t [4]*tensor.Dense
+	for i, v := range in {
+		if t[i], err = denseValue(name, [...]string{"q", "k", "v", "lengths"}[i], v); err != nil {
+			return nil, err
+		}
+	}
+	r := denseRuns.Get().(*denseRun)
+	defer denseRuns.Put(r)
+	r.allLive(&op.problem)
+	if t[3] != nil {
+		if r.lengths, err = readLengths(name, r.lengths[:0], t[3], op.keys); err != nil {
+			return nil, err
+		}
+	}
+	out := tensor.New(tensor.Of(op.query), tensor.WithShape(op.outShape()...))
+	lse = tensor.New(tensor.Of(op.query), tensor.WithShape(op.lseShape()...))
+	return lse, r.attend(name, &op.problem, &op.config, t[0], t[1], t[2], out, lse)
+}
+
+// addTo adds the gradients for values to those of the nodes in.
+func (op *gradOp) addTo(name string, in G.Nodes, values []G.Value) error {
+	packed, err := op.Do(values...)
+	if err != nil {
+		return err
+	}
+	from := 0
+	for _, p := range op.parts() {
+		part, err := (&partOp{of: p.name, total: op.total(), from: from, shape: p.shape}).Do(packed)
+		if err != nil {
+			return err
+		}
+		from += p.shape.TotalSize()
+		sum, err := gradOf(name, in[p.input])
+		if err != nil {
+			return err
+		}
+		if _, err = tensor.Add(sum, part, tensor.UseUnsafe()); err != nil {
+			return errorf(name, ErrGraph, "the gradient of %s: %v", p.name[1:], err)
+		}
+	}
+	return nil
+}
