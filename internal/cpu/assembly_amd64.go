@@ -20,14 +20,19 @@ type assembly struct {
 	weigh      func(s, o, m, l *float32, rows, n, stride, dim int) (empty int)
 	panel      func(panel *float32, k **byte, at, dim, step int)
 	scorePanel func(s, q, panel *float32, rows, dim, stride int)
+
+	scoreLanes func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
+		ahead **byte, aheadAt, aheadStep int, wide *float32)
 }
 
 const (
-	// So many rows are matrix work rather than streaming: keys are transposed for the scores, and values
-	// summed in panels of columns. The latter pays for sumRows already where widening takes time, too:
-	// for 16-bit values, but not for float32, which come faster row by row.
-	panelRows = 16
-	sumRows   = 8
+	// So many rows are matrix work rather than streaming: values are summed in panels of columns from sumRows
+	// on; for the scores, fewer than laneRows rows share a vector of a key in registers, and from panelRows on keys
+	// are transposed. Between the two, rows lie in the lanes of registers, in blocks of laneBlock.
+	sumRows   = 5
+	laneRows  = 5
+	panelRows = 17
+	laneBlock = 8
 
 	// aheadBytes is how far ahead in each stream memory is asked for: a few rows. With that, and streams
 	// that go on from call to call, 4 streams of keys or values come as fast as memory delivers.
@@ -43,16 +48,19 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 				dims: 8, size: 4, keys: 16,
 				score: scoreF32AVX2, weigh: weighAVX2, weighted: weightedF32AVX2,
 				panel: panelF32AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF32AVX2,
+				scoreLanes: scoreLanesF32AVX2,
 			},
 			Float16: {
 				dims: 8, size: 2, keys: 16,
 				score: scoreF16AVX2, weigh: weighAVX2, weighted: weightedF16AVX2,
 				panel: panelF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF16AVX2,
+				scoreLanes: scoreLanesF16AVX2,
 			},
 			BFloat16: {
 				dims: 8, size: 2, keys: 16,
 				score: scoreBF16AVX2, weigh: weighAVX2, weighted: weightedBF16AVX2,
 				panel: panelBF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockBF16AVX2,
+				scoreLanes: scoreLanesBF16AVX2,
 			},
 		},
 		tierAVX512: {
@@ -60,16 +68,19 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 				dims: 1, size: 4, keys: 32,
 				score: scoreF32AVX512, weigh: weighAVX512, weighted: weightedF32AVX512,
 				panel: panelF32AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF32AVX512,
+				scoreLanes: scoreLanesF32AVX512,
 			},
 			Float16: {
 				dims: 1, size: 2, keys: 32,
 				score: scoreF16AVX512, weigh: weighAVX512, weighted: weightedF16AVX512,
 				panel: panelF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF16AVX512,
+				scoreLanes: scoreLanesF16AVX512,
 			},
 			BFloat16: {
 				dims: 1, size: 2, keys: 32,
 				score: scoreBF16AVX512, weigh: weighAVX512, weighted: weightedBF16AVX512,
 				panel: panelBF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockBF16AVX512,
+				scoreLanes: scoreLanesBF16AVX512,
 			},
 		},
 	} {
@@ -122,6 +133,10 @@ func (a *assembly) scores(t *tile, stride int) {
 			a.scorePanel(at32(t.Scores, key), at32(t.Q, 0), at32(t.Wide, 0), t.Rows, t.Dim, stride)
 		}
 	}
+	if t.Rows >= laneRows && t.Rows < panelRows && (len(t.K) == 1 || t.Run%(half/2) == 0) {
+		a.scoresInLanes(t, stride)
+		return
+	}
 	run, last := t.Run/4, (t.Count+3)/4 // in quads
 	lead := a.lead(t.Dim, run)
 	for x := key / 4; x < last; {
@@ -134,6 +149,56 @@ func (a *assembly) scores(t *tile, stride int) {
 		a.score(at32(t.Scores, 4*x), at32(t.Q, 0), array(&t.K[x/run]), x%run*t.KStep,
 			t.Rows, min(4*n, t.Count-4*x), t.Dim, stride, t.KStep, array(ahead), aheadAt, aheadStep)
 		x += n
+	}
+}
+
+// scoresInLanes is scores for some rows. Calls are of whole groups of keys, of which a kernel takes several
+// quads together.
+func (a *assembly) scoresInLanes(t *tile, stride int) {
+	lanes := a.keys / 2
+	each, together := lanes/4, lanes/8
+	dim := (t.Dim + lanes - 1) / lanes * lanes
+	keys, queries := at32(t.Wide, 0), at32(t.Wide, lanes*dim)
+	a.interleave(t, unsafe.Slice(queries, (t.Rows+laneBlock-1)/laneBlock*laneBlock*dim), each)
+	run, last := t.Run/4, (t.Count+3)/4 // in quads
+	lead := (a.lead(t.Dim, run) + together - 1) / together * together
+	for x := 0; x < last; {
+		n := min(run-x%run, last-x)
+		ahead, aheadAt, aheadStep := &t.V[0], (x+lead-last)*t.VStep, t.VStep // behind the keys come the values
+		if y := x + lead; y < last {
+			n = min(n, run-y%run, last-y)
+			ahead, aheadAt, aheadStep = &t.K[y/run], y%run*t.KStep, t.KStep
+		}
+		a.scoreLanes(at32(t.Scores, 4*x), queries, array(&t.K[x/run]), x%run*t.KStep,
+			t.Rows, min(4*n, t.Count-4*x), t.Dim, stride, t.KStep, array(ahead), aheadAt, aheadStep, keys)
+		x += n
+	}
+}
+
+// interleave arranges the tile's queries for scoreLanes: blocks of laneBlock rows, so many neighbouring
+// elements of each row after those of the row before. Rows that there are not, and elements beyond Dim, are 0.
+func (a *assembly) interleave(t *tile, dst []float32, each int) {
+	if t.Rows%laneBlock != 0 || len(dst) > t.Rows*t.Dim {
+		clear(dst)
+	}
+	wide := len(dst) / ((t.Rows + laneBlock - 1) / laneBlock)
+	for r := range t.Rows {
+		x := unsafe.Slice(at32(t.Q, r*t.Dim), t.Dim)
+		to := dst[r/laneBlock*wide+r%laneBlock*each:]
+		from, at, step := unsafe.Pointer(&x[0]), unsafe.Pointer(&to[0]), 4*each*laneBlock
+		n := t.Dim / each
+		if each == 2 {
+			for i := range n {
+				*(*uint64)(unsafe.Add(at, i*step)) = *(*uint64)(unsafe.Add(from, 8*i))
+			}
+		} else {
+			for i := range n {
+				*(*[2]uint64)(unsafe.Add(at, i*step)) = *(*[2]uint64)(unsafe.Add(from, 16*i))
+			}
+		}
+		if rest := x[n*each:]; len(rest) > 0 {
+			copy(to[n*each*laneBlock:], rest)
+		}
 	}
 }
 
@@ -178,7 +243,7 @@ func (a *assembly) values(t *tile, stride, row, rows, from, to int) {
 			ahead, aheadAt, aheadStep = array(t.Next), (y-last)*t.KStep, t.KStep
 		}
 		blocks := 0 // rows that make blocks
-		if rows >= sumRows && (t.Rows >= panelRows || a.size < 4) && 4*x+4 <= to {
+		if rows >= sumRows && 4*x+4 <= to {
 			blocks = rows &^ 3
 			n = min(n, (to-4*x)/4)
 			if t.Rows < panelRows {

@@ -14,6 +14,18 @@ package cpu
 //go:noescape
 func scoreF32AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
+// scoreLanesF32AVX2 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 8:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/2*2)+r%8*2+i%2]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4. wide is scratch
+// of 8*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesF32AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+
 // weightedF32AVX2 computes, for r < rows, i < dim:
 //
 //	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
@@ -54,6 +66,18 @@ func weightedBlockF32AVX2(o *float32, p *float32, v **byte, at int, rows int, co
 //go:noescape
 func scoreF16AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
+// scoreLanesF16AVX2 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 8:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/2*2)+r%8*2+i%2]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4. wide is scratch
+// of 8*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesF16AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+
 // weightedF16AVX2 computes, for r < rows, i < dim:
 //
 //	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
@@ -93,6 +117,18 @@ func weightedBlockF16AVX2(o *float32, p *float32, v **byte, at int, rows int, co
 //
 //go:noescape
 func scoreBF16AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreLanesBF16AVX2 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 8:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/2*2)+r%8*2+i%2]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4. wide is scratch
+// of 8*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesBF16AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
 
 // weightedBF16AVX2 computes, for r < rows, i < dim:
 //
@@ -153,6 +189,18 @@ func weighAVX2(s *float32, o *float32, m *float32, l *float32, rows int, n int, 
 //go:noescape
 func scoreF32AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
+// scoreLanesF32AVX512 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 16:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/4*4)+r%8*4+i%4]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/8)*8. wide is scratch
+// of 16*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesF32AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+
 // weightedF32AVX512 computes, for r < rows, i < dim:
 //
 //	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
@@ -193,6 +241,18 @@ func weightedBlockF32AVX512(o *float32, p *float32, v **byte, at int, rows int, 
 //go:noescape
 func scoreF16AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
+// scoreLanesF16AVX512 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 16:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/4*4)+r%8*4+i%4]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/8)*8. wide is scratch
+// of 16*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesF16AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+
 // weightedF16AVX512 computes, for r < rows, i < dim:
 //
 //	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
@@ -232,6 +292,18 @@ func weightedBlockF16AVX512(o *float32, p *float32, v **byte, at int, rows int, 
 //
 //go:noescape
 func scoreBF16AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreLanesBF16AVX512 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 16:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/4*4)+r%8*4+i%4]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/8)*8. wide is scratch
+// of 16*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesBF16AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
 
 // weightedBF16AVX512 computes, for r < rows, i < dim:
 //

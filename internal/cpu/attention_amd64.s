@@ -191,6 +191,258 @@ l7:
 	VZEROUPPER
 	RET
 
+// func scoreLanesF32AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+// Requires: AVX, CMOV, FMA3, MMX+
+TEXT ·scoreLanesF32AVX2(SB), NOSPLIT, $72-104
+	MOVQ   dim+48(FP), AX
+	ADDQ   $0x07, AX
+	ANDQ   $-8, AX
+	SHLQ   $0x02, AX
+	MOVQ   AX, (SP)
+	MOVQ   wide+96(FP), CX
+	IMUL3Q $0x04, AX, AX
+	ADDQ   AX, CX
+	MOVQ   CX, 8(SP)
+	MOVQ   at+24(FP), AX
+	MOVQ   AX, 16(SP)
+	MOVQ   aheadAt+80(FP), AX
+	MOVQ   AX, 24(SP)
+	MOVQ   s+0(FP), AX
+	MOVQ   AX, 32(SP)
+	MOVQ   count+40(FP), AX
+	MOVQ   AX, 40(SP)
+
+l12:
+	MOVQ wide+96(FP), AX
+	MOVQ 8(SP), CX
+	MOVQ 40(SP), BX
+	MOVQ $0x00000001, SI
+
+l13:
+	MOVQ    k+16(FP), R10
+	MOVQ    16(SP), DX
+	MOVQ    (R10), DI
+	ADDQ    DX, DI
+	MOVQ    8(R10), R8
+	ADDQ    DX, R8
+	MOVQ    16(R10), R9
+	ADDQ    DX, R9
+	MOVQ    24(R10), R10
+	ADDQ    DX, R10
+	CMPQ    BX, $0x01
+	CMOVQLE DI, R8
+	CMPQ    BX, $0x02
+	CMOVQLE DI, R9
+	CMPQ    BX, $0x03
+	CMOVQLE DI, R10
+	MOVQ    dim+48(FP), R11
+	MOVQ    (SP), DX
+	LEAQ    (DX)(DX*2), R12
+	MOVQ    R11, R13
+	ANDQ    $-8, R13
+	XORQ    R11, R11
+	TESTQ   R13, R13
+	JZ      l16
+
+l15:
+	VMOVUPS (DI)(R11*4), Y0
+	VMOVUPS Y0, (AX)
+	VMOVUPS (R8)(R11*4), Y0
+	VMOVUPS Y0, (AX)(DX*1)
+	VMOVUPS (R9)(R11*4), Y0
+	VMOVUPS Y0, (AX)(DX*2)
+	VMOVUPS (R10)(R11*4), Y0
+	VMOVUPS Y0, (AX)(R12*1)
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x08, R11
+	CMPQ    R11, R13
+	JL      l15
+
+l16:
+	LEAQ (AX)(R12*1), AX
+	MOVQ ahead+72(FP), DX
+	MOVQ 24(SP), DI
+	MOVQ (DX), R8
+	ADDQ DI, R8
+	MOVQ 8(DX), R9
+	ADDQ DI, R9
+	MOVQ 16(DX), R10
+	ADDQ DI, R10
+	MOVQ 24(DX), DX
+	ADDQ DI, DX
+	MOVQ dim+48(FP), DI
+	SHLQ $0x02, DI
+
+l18:
+	MOVQ R8, (CX)
+	ADDQ $0x40, R8
+	MOVQ R9, 8(CX)
+	ADDQ $0x40, R9
+	MOVQ R10, 16(CX)
+	ADDQ $0x40, R10
+	MOVQ DX, 24(CX)
+	ADDQ $0x40, DX
+	ADDQ $0x20, CX
+	SUBQ $0x40, DI
+	JG   l18
+	MOVQ step+64(FP), DX
+	ADDQ DX, 16(SP)
+	MOVQ aheadStep+88(FP), DX
+	ADDQ DX, 24(SP)
+	SUBQ $0x04, BX
+	JLE  l14
+	SUBQ $0x01, SI
+	JG   l13
+
+l14:
+	MOVQ q+8(FP), AX
+	MOVQ AX, 48(SP)
+	MOVQ rows+32(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ 32(SP), AX
+
+l19:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   48(SP), CX
+	MOVQ   (SP), DX
+	MOVQ   DX, 64(SP)
+	LEAQ   (DX)(DX*2), BX
+	MOVQ   wide+96(FP), SI
+	MOVQ   8(SP), DI
+
+l21:
+	VMOVUPS      (CX), Y8
+	VMOVUPS      32(CX), Y9
+	VBROADCASTSD (SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	MOVQ         (DI), R8
+	PREFETCHT0   (R8)
+	VBROADCASTSD (SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD (SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD (SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      64(CX), Y8
+	VMOVUPS      96(CX), Y9
+	VBROADCASTSD 8(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 8(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 8(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 8(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      128(CX), Y8
+	VMOVUPS      160(CX), Y9
+	VBROADCASTSD 16(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	MOVQ         8(DI), R8
+	PREFETCHT0   (R8)
+	VBROADCASTSD 16(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 16(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 16(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      192(CX), Y8
+	VMOVUPS      224(CX), Y9
+	VBROADCASTSD 24(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 24(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 24(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 24(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	ADDQ         $0x20, SI
+	ADDQ         $0x00000100, CX
+	ADDQ         $0x00000010, DI
+	SUBQ         $0x20, 64(SP)
+	JG           l21
+	MOVQ         CX, 48(SP)
+	MOVQ         stride+56(FP), DX
+	MOVQ         56(SP), CX
+	SHLQ         $0x02, DX
+	VSHUFPS      $0x88, Y1, Y0, Y8
+	VSHUFPS      $0xdd, Y1, Y0, Y0
+	VADDPS       Y0, Y8, Y8
+	VSHUFPS      $0x88, Y3, Y2, Y0
+	VSHUFPS      $0xdd, Y3, Y2, Y1
+	VADDPS       Y1, Y0, Y0
+	VSHUFPS      $0x88, Y0, Y8, Y1
+	VSHUFPS      $0xdd, Y0, Y8, Y0
+	VSHUFPS      $0x88, Y5, Y4, Y2
+	VSHUFPS      $0xdd, Y5, Y4, Y3
+	VADDPS       Y3, Y2, Y2
+	VSHUFPS      $0x88, Y7, Y6, Y3
+	VSHUFPS      $0xdd, Y7, Y6, Y4
+	VADDPS       Y4, Y3, Y3
+	VSHUFPS      $0x88, Y3, Y2, Y4
+	VSHUFPS      $0xdd, Y3, Y2, Y2
+	VMOVUPS      X1, (AX)
+	CMPQ         CX, $0x01
+	JLE          l20
+	ADDQ         DX, AX
+	VMOVUPS      X0, (AX)
+	CMPQ         CX, $0x02
+	JLE          l20
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y1, (AX)
+	CMPQ         CX, $0x03
+	JLE          l20
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y0, (AX)
+	CMPQ         CX, $0x04
+	JLE          l20
+	ADDQ         DX, AX
+	VMOVUPS      X4, (AX)
+	CMPQ         CX, $0x05
+	JLE          l20
+	ADDQ         DX, AX
+	VMOVUPS      X2, (AX)
+	CMPQ         CX, $0x06
+	JLE          l20
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y4, (AX)
+	CMPQ         CX, $0x07
+	JLE          l20
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y2, (AX)
+	ADDQ         DX, AX
+	SUBQ         $0x08, 56(SP)
+	JG           l19
+
+l20:
+	ADDQ $0x10, 32(SP)
+	SUBQ $0x04, 40(SP)
+	JG   l12
+	VZEROUPPER
+	RET
+
 // func weightedF32AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 // Requires: AVX, FMA3, MMX+
 TEXT ·weightedF32AVX2(SB), NOSPLIT, $96-96
@@ -208,9 +460,9 @@ TEXT ·weightedF32AVX2(SB), NOSPLIT, $96-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l12:
+l22:
 	CMPQ 32(SP), $0x04
-	JL   l13
+	JL   l23
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -238,9 +490,9 @@ l12:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l16:
+l26:
 	CMPQ         40(SP), $0x02
-	JL           l15
+	JL           l25
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Y0
@@ -260,9 +512,9 @@ l16:
 	ANDQ         $-8, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l18
+	JZ           l28
 
-l17:
+l27:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -286,17 +538,17 @@ l17:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l17
+	JL          l27
 
-l18:
+l28:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
-	JMP  l16
+	JMP  l26
 
-l15:
+l25:
 	CMPQ         40(SP), $0x01
-	JL           l20
+	JL           l30
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Y0
@@ -311,9 +563,9 @@ l15:
 	ANDQ         $-8, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l23
+	JZ           l33
 
-l22:
+l32:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -327,28 +579,28 @@ l22:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l22
+	JL          l32
 
-l23:
+l33:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l20:
+l30:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l12
+	JMP  l22
 
-l13:
+l23:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 64(SP)
 
-l25:
+l35:
 	SUBQ $0x01, 32(SP)
-	JL   l14
+	JL   l24
 	MOVQ 64(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -359,9 +611,9 @@ l25:
 	MOVQ BX, 80(SP)
 	MOVQ DX, 88(SP)
 
-l27:
+l37:
 	CMPQ         72(SP), $0x01
-	JL           l26
+	JL           l36
 	MOVQ         88(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Y0
@@ -373,28 +625,28 @@ l27:
 	ANDQ         $-8, SI
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l29
+	JZ           l39
 
-l28:
+l38:
 	VMULPS  (CX)(BX*4), Y0, Y1
 	VADDPS  (DX), Y1, Y1
 	VMOVUPS Y1, (DX)
 	ADDQ    $0x20, DX
 	ADDQ    $0x08, BX
 	CMPQ    BX, SI
-	JL      l28
+	JL      l38
 
-l29:
+l39:
 	ADDQ AX, 80(SP)
 	SUBQ $0x01, 72(SP)
-	JMP  l27
+	JMP  l37
 
-l26:
+l36:
 	ADDQ $0x08, 64(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l25
+	JMP  l35
 
-l14:
+l24:
 	VZEROUPPER
 	RET
 
@@ -418,9 +670,9 @@ TEXT ·panelF32AVX2(SB), NOSPLIT, $0-40
 	ANDQ  $-8, DX
 	XORQ  AX, AX
 	TESTQ DX, DX
-	JZ    l32
+	JZ    l42
 
-l31:
+l41:
 	VMOVUPS    (DI), Y0
 	VMOVUPS    (R8), Y1
 	VMOVUPS    (R9), Y2
@@ -468,15 +720,15 @@ l31:
 	ADDQ       $0x00000200, BX
 	ADDQ       $0x08, AX
 	CMPQ       AX, DX
-	JL         l31
+	JL         l41
 
-l32:
+l42:
 	VZEROUPPER
 	RET
 
 // func weightedBlockF32AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·weightedBlockF32AVX2(SB), NOSPLIT, $112-96
+// Requires: AVX, CMOV, FMA3, MMX+
+TEXT ·weightedBlockF32AVX2(SB), NOSPLIT, $136-96
 	MOVQ o+0(FP), AX
 	MOVQ AX, (SP)
 	MOVQ at+24(FP), AX
@@ -485,22 +737,32 @@ TEXT ·weightedBlockF32AVX2(SB), NOSPLIT, $112-96
 	MOVQ AX, 16(SP)
 	MOVQ aheadAt+80(FP), AX
 	MOVQ AX, 24(SP)
-
-l34:
-	CMPQ 16(SP), $0x10
-	JL   l35
-	MOVQ (SP), AX
+	MOVQ dim+48(FP), AX
+	SHLQ $0x02, AX
+	MOVQ aheadStep+88(FP), CX
+	SUBQ CX, AX
 	MOVQ AX, 32(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 40(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 48(SP)
 
-l39:
-	CMPQ   48(SP), $0x06
-	JL     l38
-	CMPQ   48(SP), $0x08
-	JE     l38
+l45:
+	CMPQ    16(SP), $0x10
+	JL      l46
+	MOVQ    (SP), AX
+	MOVQ    AX, 40(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 48(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 56(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 64(SP)
+
+l48:
+	CMPQ   56(SP), $0x06
+	JL     l47
+	CMPQ   56(SP), $0x08
+	JE     l47
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -516,7 +778,7 @@ l39:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -539,9 +801,9 @@ l39:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 56(SP)
+	MOVQ   R11, 72(SP)
 
-l40:
+l49:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Y12
 	VMOVUPS      32(R8), Y13
@@ -631,17 +893,17 @@ l40:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         64(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 56(SP)
-	JG           l40
+	SUBQ         $0x04, 72(SP)
+	JG           l49
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Y12
 	VADDPS       Y12, Y0, Y12
 	VMOVUPS      Y12, (DX)
@@ -684,20 +946,20 @@ l40:
 	VADDPS       Y0, Y11, Y0
 	VMOVUPS      Y0, 32(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x06, 48(SP)
-	JMP          l39
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x06, 56(SP)
+	JMP          l48
 
-l38:
-l42:
-	CMPQ   48(SP), $0x04
-	JL     l41
+l47:
+l51:
+	CMPQ   56(SP), $0x04
+	JL     l50
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -709,7 +971,7 @@ l42:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -731,9 +993,9 @@ l42:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 64(SP)
+	MOVQ   R10, 80(SP)
 
-l43:
+l52:
 	PREFETCHT0   (R11)
 	VMOVUPS      (DI), Y8
 	VMOVUPS      32(DI), Y9
@@ -799,16 +1061,16 @@ l43:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         64(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 64(SP)
-	JG           l43
+	SUBQ         $0x04, 80(SP)
+	JG           l52
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Y8
 	VADDPS       Y8, Y0, Y8
 	VMOVUPS      Y8, (DX)
@@ -837,36 +1099,48 @@ l43:
 	VADDPS       Y0, Y7, Y0
 	VMOVUPS      Y0, 32(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x04, 48(SP)
-	JMP          l42
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 56(SP)
+	JMP          l51
 
-l41:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000040, 8(SP)
-	ADDQ $0x00000040, 24(SP)
-	SUBQ $0x10, 16(SP)
-	JMP  l34
+l50:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000040, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000040, AX, AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x10, 16(SP)
+	JMP     l45
 
-l35:
-	CMPQ 16(SP), $0x08
-	JL   l36
-	MOVQ (SP), AX
-	MOVQ AX, 72(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 80(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 88(SP)
+l46:
+l53:
+	CMPQ    16(SP), $0x08
+	JL      l54
+	MOVQ    (SP), AX
+	MOVQ    AX, 88(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 96(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 104(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 112(SP)
 
-l45:
-	CMPQ   88(SP), $0x06
-	JL     l44
-	CMPQ   88(SP), $0x08
-	JE     l44
+l56:
+	CMPQ   104(SP), $0x06
+	JL     l55
+	CMPQ   104(SP), $0x08
+	JE     l55
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -876,7 +1150,7 @@ l45:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -899,9 +1173,9 @@ l45:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 96(SP)
+	MOVQ   R11, 120(SP)
 
-l46:
+l57:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Y6
 	VBROADCASTSS (DX), Y7
@@ -963,17 +1237,17 @@ l46:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         112(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 96(SP)
-	JG           l46
+	SUBQ         $0x04, 120(SP)
+	JG           l57
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Y6
 	VADDPS       Y6, Y0, Y6
 	VMOVUPS      Y6, (DX)
@@ -998,20 +1272,20 @@ l46:
 	VADDPS       Y0, Y5, Y0
 	VMOVUPS      Y0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x06, 88(SP)
-	JMP          l45
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x06, 104(SP)
+	JMP          l56
 
-l44:
-l48:
-	CMPQ   88(SP), $0x04
-	JL     l47
+l55:
+l59:
+	CMPQ   104(SP), $0x04
+	JL     l58
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1019,7 +1293,7 @@ l48:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -1041,9 +1315,9 @@ l48:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 104(SP)
+	MOVQ   R10, 128(SP)
 
-l49:
+l60:
 	PREFETCHT0   (R11)
 	VMOVUPS      (DI), Y4
 	VBROADCASTSS (DX), Y5
@@ -1089,16 +1363,16 @@ l49:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         112(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 104(SP)
-	JG           l49
+	SUBQ         $0x04, 128(SP)
+	JG           l60
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Y4
 	VADDPS       Y4, Y0, Y4
 	VMOVUPS      Y4, (DX)
@@ -1115,21 +1389,28 @@ l49:
 	VADDPS       Y0, Y3, Y0
 	VMOVUPS      Y0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x04, 88(SP)
-	JMP          l48
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x04, 104(SP)
+	JMP          l59
 
-l47:
-	ADDQ $0x00000020, (SP)
-	ADDQ $0x00000020, 8(SP)
-	ADDQ $0x00000020, 24(SP)
-	SUBQ $0x08, 16(SP)
+l58:
+	ADDQ    $0x00000020, (SP)
+	ADDQ    $0x00000020, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000020, AX, AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x08, 16(SP)
+	JMP     l53
 
-l36:
+l54:
 	VZEROUPPER
 	RET
 
@@ -1150,7 +1431,7 @@ TEXT ·scoreF16AVX2(SB), NOSPLIT, $64-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l50:
+l61:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -1185,9 +1466,9 @@ l50:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l52:
+l63:
 	CMPQ   40(SP), $0x02
-	JL     l51
+	JL     l62
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1202,9 +1483,9 @@ l52:
 	ANDQ   $-8, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l54
+	JZ     l65
 
-l53:
+l64:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -1226,9 +1507,9 @@ l53:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l53
+	JL          l64
 
-l54:
+l65:
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VUNPCKLPS    Y1, Y0, Y8
@@ -1260,11 +1541,11 @@ l54:
 	ADDQ         AX, 48(SP)
 	ADDQ         R12, 56(SP)
 	SUBQ         $0x02, 40(SP)
-	JMP          l52
+	JMP          l63
 
-l51:
+l62:
 	CMPQ   40(SP), $0x01
-	JL     l56
+	JL     l67
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1275,9 +1556,9 @@ l51:
 	ANDQ   $-8, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l59
+	JZ     l70
 
-l58:
+l69:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -1294,9 +1575,9 @@ l58:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l58
+	JL          l69
 
-l59:
+l70:
 	MOVQ         56(SP), CX
 	MOVQ         (SP), DX
 	VUNPCKLPS    Y1, Y0, Y4
@@ -1313,14 +1594,264 @@ l59:
 	VMOVUPS      X0, (CX)
 	SUBQ         $0x01, 40(SP)
 
-l56:
+l67:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l50
+	JG   l61
+	VZEROUPPER
+	RET
+
+// func scoreLanesF16AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+// Requires: AVX, CMOV, F16C, FMA3, MMX+
+TEXT ·scoreLanesF16AVX2(SB), NOSPLIT, $72-104
+	MOVQ   dim+48(FP), AX
+	ADDQ   $0x07, AX
+	ANDQ   $-8, AX
+	SHLQ   $0x02, AX
+	MOVQ   AX, (SP)
+	MOVQ   wide+96(FP), CX
+	IMUL3Q $0x04, AX, AX
+	ADDQ   AX, CX
+	MOVQ   CX, 8(SP)
+	MOVQ   at+24(FP), AX
+	MOVQ   AX, 16(SP)
+	MOVQ   aheadAt+80(FP), AX
+	MOVQ   AX, 24(SP)
+	MOVQ   s+0(FP), AX
+	MOVQ   AX, 32(SP)
+	MOVQ   count+40(FP), AX
+	MOVQ   AX, 40(SP)
+
+l72:
+	MOVQ wide+96(FP), AX
+	MOVQ 8(SP), CX
+	MOVQ 40(SP), BX
+	MOVQ $0x00000001, SI
+
+l73:
+	MOVQ    k+16(FP), R10
+	MOVQ    16(SP), DX
+	MOVQ    (R10), DI
+	ADDQ    DX, DI
+	MOVQ    8(R10), R8
+	ADDQ    DX, R8
+	MOVQ    16(R10), R9
+	ADDQ    DX, R9
+	MOVQ    24(R10), R10
+	ADDQ    DX, R10
+	CMPQ    BX, $0x01
+	CMOVQLE DI, R8
+	CMPQ    BX, $0x02
+	CMOVQLE DI, R9
+	CMPQ    BX, $0x03
+	CMOVQLE DI, R10
+	MOVQ    dim+48(FP), R11
+	MOVQ    (SP), DX
+	LEAQ    (DX)(DX*2), R12
+	MOVQ    R11, R13
+	ANDQ    $-8, R13
+	XORQ    R11, R11
+	TESTQ   R13, R13
+	JZ      l76
+
+l75:
+	VCVTPH2PS (DI)(R11*2), Y0
+	VMOVUPS   Y0, (AX)
+	VCVTPH2PS (R8)(R11*2), Y0
+	VMOVUPS   Y0, (AX)(DX*1)
+	VCVTPH2PS (R9)(R11*2), Y0
+	VMOVUPS   Y0, (AX)(DX*2)
+	VCVTPH2PS (R10)(R11*2), Y0
+	VMOVUPS   Y0, (AX)(R12*1)
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x08, R11
+	CMPQ      R11, R13
+	JL        l75
+
+l76:
+	LEAQ (AX)(R12*1), AX
+	MOVQ ahead+72(FP), DX
+	MOVQ 24(SP), DI
+	MOVQ (DX), R8
+	ADDQ DI, R8
+	MOVQ 8(DX), R9
+	ADDQ DI, R9
+	MOVQ 16(DX), R10
+	ADDQ DI, R10
+	MOVQ 24(DX), DX
+	ADDQ DI, DX
+	MOVQ dim+48(FP), DI
+	SHLQ $0x01, DI
+
+l78:
+	MOVQ R8, (CX)
+	ADDQ $0x40, R8
+	MOVQ R9, 8(CX)
+	ADDQ $0x40, R9
+	MOVQ R10, 16(CX)
+	ADDQ $0x40, R10
+	MOVQ DX, 24(CX)
+	ADDQ $0x40, DX
+	ADDQ $0x20, CX
+	SUBQ $0x40, DI
+	JG   l78
+	MOVQ step+64(FP), DX
+	ADDQ DX, 16(SP)
+	MOVQ aheadStep+88(FP), DX
+	ADDQ DX, 24(SP)
+	SUBQ $0x04, BX
+	JLE  l74
+	SUBQ $0x01, SI
+	JG   l73
+
+l74:
+	MOVQ q+8(FP), AX
+	MOVQ AX, 48(SP)
+	MOVQ rows+32(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ 32(SP), AX
+
+l79:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   48(SP), CX
+	MOVQ   (SP), DX
+	MOVQ   DX, 64(SP)
+	LEAQ   (DX)(DX*2), BX
+	MOVQ   wide+96(FP), SI
+	MOVQ   8(SP), DI
+
+l81:
+	VMOVUPS      (CX), Y8
+	VMOVUPS      32(CX), Y9
+	VBROADCASTSD (SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	MOVQ         (DI), R8
+	PREFETCHT0   (R8)
+	VBROADCASTSD (SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD (SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD (SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      64(CX), Y8
+	VMOVUPS      96(CX), Y9
+	VBROADCASTSD 8(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 8(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 8(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 8(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      128(CX), Y8
+	VMOVUPS      160(CX), Y9
+	VBROADCASTSD 16(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 16(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 16(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 16(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      192(CX), Y8
+	VMOVUPS      224(CX), Y9
+	VBROADCASTSD 24(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 24(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 24(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 24(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	ADDQ         $0x20, SI
+	ADDQ         $0x00000100, CX
+	ADDQ         $0x00000008, DI
+	SUBQ         $0x20, 64(SP)
+	JG           l81
+	MOVQ         CX, 48(SP)
+	MOVQ         stride+56(FP), DX
+	MOVQ         56(SP), CX
+	SHLQ         $0x02, DX
+	VSHUFPS      $0x88, Y1, Y0, Y8
+	VSHUFPS      $0xdd, Y1, Y0, Y0
+	VADDPS       Y0, Y8, Y8
+	VSHUFPS      $0x88, Y3, Y2, Y0
+	VSHUFPS      $0xdd, Y3, Y2, Y1
+	VADDPS       Y1, Y0, Y0
+	VSHUFPS      $0x88, Y0, Y8, Y1
+	VSHUFPS      $0xdd, Y0, Y8, Y0
+	VSHUFPS      $0x88, Y5, Y4, Y2
+	VSHUFPS      $0xdd, Y5, Y4, Y3
+	VADDPS       Y3, Y2, Y2
+	VSHUFPS      $0x88, Y7, Y6, Y3
+	VSHUFPS      $0xdd, Y7, Y6, Y4
+	VADDPS       Y4, Y3, Y3
+	VSHUFPS      $0x88, Y3, Y2, Y4
+	VSHUFPS      $0xdd, Y3, Y2, Y2
+	VMOVUPS      X1, (AX)
+	CMPQ         CX, $0x01
+	JLE          l80
+	ADDQ         DX, AX
+	VMOVUPS      X0, (AX)
+	CMPQ         CX, $0x02
+	JLE          l80
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y1, (AX)
+	CMPQ         CX, $0x03
+	JLE          l80
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y0, (AX)
+	CMPQ         CX, $0x04
+	JLE          l80
+	ADDQ         DX, AX
+	VMOVUPS      X4, (AX)
+	CMPQ         CX, $0x05
+	JLE          l80
+	ADDQ         DX, AX
+	VMOVUPS      X2, (AX)
+	CMPQ         CX, $0x06
+	JLE          l80
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y4, (AX)
+	CMPQ         CX, $0x07
+	JLE          l80
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y2, (AX)
+	ADDQ         DX, AX
+	SUBQ         $0x08, 56(SP)
+	JG           l79
+
+l80:
+	ADDQ $0x10, 32(SP)
+	SUBQ $0x04, 40(SP)
+	JG   l72
 	VZEROUPPER
 	RET
 
@@ -1341,9 +1872,9 @@ TEXT ·weightedF16AVX2(SB), NOSPLIT, $96-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l61:
+l82:
 	CMPQ 32(SP), $0x04
-	JL   l62
+	JL   l83
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -1371,9 +1902,9 @@ l61:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l65:
+l86:
 	CMPQ         40(SP), $0x02
-	JL           l64
+	JL           l85
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Y0
@@ -1393,9 +1924,9 @@ l65:
 	ANDQ         $-8, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l67
+	JZ           l88
 
-l66:
+l87:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -1419,17 +1950,17 @@ l66:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l66
+	JL          l87
 
-l67:
+l88:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
-	JMP  l65
+	JMP  l86
 
-l64:
+l85:
 	CMPQ         40(SP), $0x01
-	JL           l69
+	JL           l90
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Y0
@@ -1444,9 +1975,9 @@ l64:
 	ANDQ         $-8, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l72
+	JZ           l93
 
-l71:
+l92:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -1464,28 +1995,28 @@ l71:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l71
+	JL          l92
 
-l72:
+l93:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l69:
+l90:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l61
+	JMP  l82
 
-l62:
+l83:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 64(SP)
 
-l74:
+l95:
 	SUBQ $0x01, 32(SP)
-	JL   l63
+	JL   l84
 	MOVQ 64(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -1496,9 +2027,9 @@ l74:
 	MOVQ BX, 80(SP)
 	MOVQ DX, 88(SP)
 
-l76:
+l97:
 	CMPQ         72(SP), $0x01
-	JL           l75
+	JL           l96
 	MOVQ         88(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Y0
@@ -1510,9 +2041,9 @@ l76:
 	ANDQ         $-8, SI
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l78
+	JZ           l99
 
-l77:
+l98:
 	VCVTPH2PS (CX)(BX*2), Y1
 	VMULPS    Y1, Y0, Y1
 	VADDPS    (DX), Y1, Y1
@@ -1520,19 +2051,19 @@ l77:
 	ADDQ      $0x20, DX
 	ADDQ      $0x08, BX
 	CMPQ      BX, SI
-	JL        l77
+	JL        l98
 
-l78:
+l99:
 	ADDQ AX, 80(SP)
 	SUBQ $0x01, 72(SP)
-	JMP  l76
+	JMP  l97
 
-l75:
+l96:
 	ADDQ $0x08, 64(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l74
+	JMP  l95
 
-l63:
+l84:
 	VZEROUPPER
 	RET
 
@@ -1556,9 +2087,9 @@ TEXT ·panelF16AVX2(SB), NOSPLIT, $0-40
 	ANDQ  $-8, DX
 	XORQ  AX, AX
 	TESTQ DX, DX
-	JZ    l81
+	JZ    l102
 
-l80:
+l101:
 	VCVTPH2PS  (DI), Y0
 	VCVTPH2PS  (R8), Y1
 	VCVTPH2PS  (R9), Y2
@@ -1606,15 +2137,15 @@ l80:
 	ADDQ       $0x00000200, BX
 	ADDQ       $0x08, AX
 	CMPQ       AX, DX
-	JL         l80
+	JL         l101
 
-l81:
+l102:
 	VZEROUPPER
 	RET
 
 // func weightedBlockF16AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
-// Requires: AVX, F16C, FMA3, MMX+
-TEXT ·weightedBlockF16AVX2(SB), NOSPLIT, $112-96
+// Requires: AVX, CMOV, F16C, FMA3, MMX+
+TEXT ·weightedBlockF16AVX2(SB), NOSPLIT, $136-96
 	MOVQ o+0(FP), AX
 	MOVQ AX, (SP)
 	MOVQ at+24(FP), AX
@@ -1623,22 +2154,32 @@ TEXT ·weightedBlockF16AVX2(SB), NOSPLIT, $112-96
 	MOVQ AX, 16(SP)
 	MOVQ aheadAt+80(FP), AX
 	MOVQ AX, 24(SP)
-
-l83:
-	CMPQ 16(SP), $0x10
-	JL   l84
-	MOVQ (SP), AX
+	MOVQ dim+48(FP), AX
+	SHLQ $0x01, AX
+	MOVQ aheadStep+88(FP), CX
+	SUBQ CX, AX
 	MOVQ AX, 32(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 40(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 48(SP)
 
-l88:
-	CMPQ   48(SP), $0x06
-	JL     l87
-	CMPQ   48(SP), $0x08
-	JE     l87
+l105:
+	CMPQ    16(SP), $0x10
+	JL      l106
+	MOVQ    (SP), AX
+	MOVQ    AX, 40(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 48(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 56(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 64(SP)
+
+l108:
+	CMPQ   56(SP), $0x06
+	JL     l107
+	CMPQ   56(SP), $0x08
+	JE     l107
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1654,7 +2195,7 @@ l88:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -1677,9 +2218,9 @@ l88:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 56(SP)
+	MOVQ   R11, 72(SP)
 
-l89:
+l109:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Y12
 	VCVTPH2PS    16(R8), Y13
@@ -1769,17 +2310,17 @@ l89:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         64(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 56(SP)
-	JG           l89
+	SUBQ         $0x04, 72(SP)
+	JG           l109
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Y12
 	VADDPS       Y12, Y0, Y12
 	VMOVUPS      Y12, (DX)
@@ -1822,20 +2363,20 @@ l89:
 	VADDPS       Y0, Y11, Y0
 	VMOVUPS      Y0, 32(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x06, 48(SP)
-	JMP          l88
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x06, 56(SP)
+	JMP          l108
 
-l87:
-l91:
-	CMPQ   48(SP), $0x04
-	JL     l90
+l107:
+l111:
+	CMPQ   56(SP), $0x04
+	JL     l110
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1847,7 +2388,7 @@ l91:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -1869,9 +2410,9 @@ l91:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 64(SP)
+	MOVQ   R10, 80(SP)
 
-l92:
+l112:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Y8
 	VCVTPH2PS    16(DI), Y9
@@ -1937,16 +2478,16 @@ l92:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         64(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 64(SP)
-	JG           l92
+	SUBQ         $0x04, 80(SP)
+	JG           l112
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Y8
 	VADDPS       Y8, Y0, Y8
 	VMOVUPS      Y8, (DX)
@@ -1975,36 +2516,48 @@ l92:
 	VADDPS       Y0, Y7, Y0
 	VMOVUPS      Y0, 32(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x04, 48(SP)
-	JMP          l91
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 56(SP)
+	JMP          l111
 
-l90:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000020, 8(SP)
-	ADDQ $0x00000020, 24(SP)
-	SUBQ $0x10, 16(SP)
-	JMP  l83
+l110:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000020, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000020, AX, AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x10, 16(SP)
+	JMP     l105
 
-l84:
-	CMPQ 16(SP), $0x08
-	JL   l85
-	MOVQ (SP), AX
-	MOVQ AX, 72(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 80(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 88(SP)
+l106:
+l113:
+	CMPQ    16(SP), $0x08
+	JL      l114
+	MOVQ    (SP), AX
+	MOVQ    AX, 88(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 96(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 104(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000010, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 112(SP)
 
-l94:
-	CMPQ   88(SP), $0x06
-	JL     l93
-	CMPQ   88(SP), $0x08
-	JE     l93
+l116:
+	CMPQ   104(SP), $0x06
+	JL     l115
+	CMPQ   104(SP), $0x08
+	JE     l115
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2014,7 +2567,7 @@ l94:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -2037,9 +2590,9 @@ l94:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 96(SP)
+	MOVQ   R11, 120(SP)
 
-l95:
+l117:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Y6
 	VBROADCASTSS (DX), Y7
@@ -2101,17 +2654,17 @@ l95:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         112(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 96(SP)
-	JG           l95
+	SUBQ         $0x04, 120(SP)
+	JG           l117
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Y6
 	VADDPS       Y6, Y0, Y6
 	VMOVUPS      Y6, (DX)
@@ -2136,20 +2689,20 @@ l95:
 	VADDPS       Y0, Y5, Y0
 	VMOVUPS      Y0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x06, 88(SP)
-	JMP          l94
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x06, 104(SP)
+	JMP          l116
 
-l93:
-l97:
-	CMPQ   88(SP), $0x04
-	JL     l96
+l115:
+l119:
+	CMPQ   104(SP), $0x04
+	JL     l118
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2157,7 +2710,7 @@ l97:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -2179,9 +2732,9 @@ l97:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 104(SP)
+	MOVQ   R10, 128(SP)
 
-l98:
+l120:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Y4
 	VBROADCASTSS (DX), Y5
@@ -2227,16 +2780,16 @@ l98:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         112(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 104(SP)
-	JG           l98
+	SUBQ         $0x04, 128(SP)
+	JG           l120
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Y4
 	VADDPS       Y4, Y0, Y4
 	VMOVUPS      Y4, (DX)
@@ -2253,21 +2806,28 @@ l98:
 	VADDPS       Y0, Y3, Y0
 	VMOVUPS      Y0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x04, 88(SP)
-	JMP          l97
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x04, 104(SP)
+	JMP          l119
 
-l96:
-	ADDQ $0x00000020, (SP)
-	ADDQ $0x00000010, 8(SP)
-	ADDQ $0x00000010, 24(SP)
-	SUBQ $0x08, 16(SP)
+l118:
+	ADDQ    $0x00000020, (SP)
+	ADDQ    $0x00000010, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000010, AX, AX
+	MOVQ    $0x00000010, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x08, 16(SP)
+	JMP     l113
 
-l85:
+l114:
 	VZEROUPPER
 	RET
 
@@ -2288,7 +2848,7 @@ TEXT ·scoreBF16AVX2(SB), NOSPLIT, $64-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l99:
+l121:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -2323,9 +2883,9 @@ l99:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l101:
+l123:
 	CMPQ   40(SP), $0x02
-	JL     l100
+	JL     l122
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2340,9 +2900,9 @@ l101:
 	ANDQ   $-8, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l103
+	JZ     l125
 
-l102:
+l124:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2368,9 +2928,9 @@ l102:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l102
+	JL          l124
 
-l103:
+l125:
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VUNPCKLPS    Y1, Y0, Y8
@@ -2402,11 +2962,11 @@ l103:
 	ADDQ         AX, 48(SP)
 	ADDQ         R12, 56(SP)
 	SUBQ         $0x02, 40(SP)
-	JMP          l101
+	JMP          l123
 
-l100:
+l122:
 	CMPQ   40(SP), $0x01
-	JL     l105
+	JL     l127
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2417,9 +2977,9 @@ l100:
 	ANDQ   $-8, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l108
+	JZ     l130
 
-l107:
+l129:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2440,9 +3000,9 @@ l107:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l107
+	JL          l129
 
-l108:
+l130:
 	MOVQ         56(SP), CX
 	MOVQ         (SP), DX
 	VUNPCKLPS    Y1, Y0, Y4
@@ -2459,14 +3019,268 @@ l108:
 	VMOVUPS      X0, (CX)
 	SUBQ         $0x01, 40(SP)
 
-l105:
+l127:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l99
+	JG   l121
+	VZEROUPPER
+	RET
+
+// func scoreLanesBF16AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+TEXT ·scoreLanesBF16AVX2(SB), NOSPLIT, $72-104
+	MOVQ   dim+48(FP), AX
+	ADDQ   $0x07, AX
+	ANDQ   $-8, AX
+	SHLQ   $0x02, AX
+	MOVQ   AX, (SP)
+	MOVQ   wide+96(FP), CX
+	IMUL3Q $0x04, AX, AX
+	ADDQ   AX, CX
+	MOVQ   CX, 8(SP)
+	MOVQ   at+24(FP), AX
+	MOVQ   AX, 16(SP)
+	MOVQ   aheadAt+80(FP), AX
+	MOVQ   AX, 24(SP)
+	MOVQ   s+0(FP), AX
+	MOVQ   AX, 32(SP)
+	MOVQ   count+40(FP), AX
+	MOVQ   AX, 40(SP)
+
+l132:
+	MOVQ wide+96(FP), AX
+	MOVQ 8(SP), CX
+	MOVQ 40(SP), BX
+	MOVQ $0x00000001, SI
+
+l133:
+	MOVQ    k+16(FP), R10
+	MOVQ    16(SP), DX
+	MOVQ    (R10), DI
+	ADDQ    DX, DI
+	MOVQ    8(R10), R8
+	ADDQ    DX, R8
+	MOVQ    16(R10), R9
+	ADDQ    DX, R9
+	MOVQ    24(R10), R10
+	ADDQ    DX, R10
+	CMPQ    BX, $0x01
+	CMOVQLE DI, R8
+	CMPQ    BX, $0x02
+	CMOVQLE DI, R9
+	CMPQ    BX, $0x03
+	CMOVQLE DI, R10
+	MOVQ    dim+48(FP), R11
+	MOVQ    (SP), DX
+	LEAQ    (DX)(DX*2), R12
+	MOVQ    R11, R13
+	ANDQ    $-8, R13
+	XORQ    R11, R11
+	TESTQ   R13, R13
+	JZ      l136
+
+l135:
+	VPMOVZXWD (DI)(R11*2), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	VPMOVZXWD (R8)(R11*2), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)(DX*1)
+	VPMOVZXWD (R9)(R11*2), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)(DX*2)
+	VPMOVZXWD (R10)(R11*2), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)(R12*1)
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x08, R11
+	CMPQ      R11, R13
+	JL        l135
+
+l136:
+	LEAQ (AX)(R12*1), AX
+	MOVQ ahead+72(FP), DX
+	MOVQ 24(SP), DI
+	MOVQ (DX), R8
+	ADDQ DI, R8
+	MOVQ 8(DX), R9
+	ADDQ DI, R9
+	MOVQ 16(DX), R10
+	ADDQ DI, R10
+	MOVQ 24(DX), DX
+	ADDQ DI, DX
+	MOVQ dim+48(FP), DI
+	SHLQ $0x01, DI
+
+l138:
+	MOVQ R8, (CX)
+	ADDQ $0x40, R8
+	MOVQ R9, 8(CX)
+	ADDQ $0x40, R9
+	MOVQ R10, 16(CX)
+	ADDQ $0x40, R10
+	MOVQ DX, 24(CX)
+	ADDQ $0x40, DX
+	ADDQ $0x20, CX
+	SUBQ $0x40, DI
+	JG   l138
+	MOVQ step+64(FP), DX
+	ADDQ DX, 16(SP)
+	MOVQ aheadStep+88(FP), DX
+	ADDQ DX, 24(SP)
+	SUBQ $0x04, BX
+	JLE  l134
+	SUBQ $0x01, SI
+	JG   l133
+
+l134:
+	MOVQ q+8(FP), AX
+	MOVQ AX, 48(SP)
+	MOVQ rows+32(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ 32(SP), AX
+
+l139:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   48(SP), CX
+	MOVQ   (SP), DX
+	MOVQ   DX, 64(SP)
+	LEAQ   (DX)(DX*2), BX
+	MOVQ   wide+96(FP), SI
+	MOVQ   8(SP), DI
+
+l141:
+	VMOVUPS      (CX), Y8
+	VMOVUPS      32(CX), Y9
+	VBROADCASTSD (SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	MOVQ         (DI), R8
+	PREFETCHT0   (R8)
+	VBROADCASTSD (SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD (SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD (SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      64(CX), Y8
+	VMOVUPS      96(CX), Y9
+	VBROADCASTSD 8(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 8(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 8(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 8(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      128(CX), Y8
+	VMOVUPS      160(CX), Y9
+	VBROADCASTSD 16(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 16(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 16(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 16(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	VMOVUPS      192(CX), Y8
+	VMOVUPS      224(CX), Y9
+	VBROADCASTSD 24(SI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSD 24(SI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSD 24(SI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSD 24(SI)(BX*1), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VFMADD231PS  Y10, Y9, Y7
+	ADDQ         $0x20, SI
+	ADDQ         $0x00000100, CX
+	ADDQ         $0x00000008, DI
+	SUBQ         $0x20, 64(SP)
+	JG           l141
+	MOVQ         CX, 48(SP)
+	MOVQ         stride+56(FP), DX
+	MOVQ         56(SP), CX
+	SHLQ         $0x02, DX
+	VSHUFPS      $0x88, Y1, Y0, Y8
+	VSHUFPS      $0xdd, Y1, Y0, Y0
+	VADDPS       Y0, Y8, Y8
+	VSHUFPS      $0x88, Y3, Y2, Y0
+	VSHUFPS      $0xdd, Y3, Y2, Y1
+	VADDPS       Y1, Y0, Y0
+	VSHUFPS      $0x88, Y0, Y8, Y1
+	VSHUFPS      $0xdd, Y0, Y8, Y0
+	VSHUFPS      $0x88, Y5, Y4, Y2
+	VSHUFPS      $0xdd, Y5, Y4, Y3
+	VADDPS       Y3, Y2, Y2
+	VSHUFPS      $0x88, Y7, Y6, Y3
+	VSHUFPS      $0xdd, Y7, Y6, Y4
+	VADDPS       Y4, Y3, Y3
+	VSHUFPS      $0x88, Y3, Y2, Y4
+	VSHUFPS      $0xdd, Y3, Y2, Y2
+	VMOVUPS      X1, (AX)
+	CMPQ         CX, $0x01
+	JLE          l140
+	ADDQ         DX, AX
+	VMOVUPS      X0, (AX)
+	CMPQ         CX, $0x02
+	JLE          l140
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y1, (AX)
+	CMPQ         CX, $0x03
+	JLE          l140
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y0, (AX)
+	CMPQ         CX, $0x04
+	JLE          l140
+	ADDQ         DX, AX
+	VMOVUPS      X4, (AX)
+	CMPQ         CX, $0x05
+	JLE          l140
+	ADDQ         DX, AX
+	VMOVUPS      X2, (AX)
+	CMPQ         CX, $0x06
+	JLE          l140
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y4, (AX)
+	CMPQ         CX, $0x07
+	JLE          l140
+	ADDQ         DX, AX
+	VEXTRACTF128 $0x01, Y2, (AX)
+	ADDQ         DX, AX
+	SUBQ         $0x08, 56(SP)
+	JG           l139
+
+l140:
+	ADDQ $0x10, 32(SP)
+	SUBQ $0x04, 40(SP)
+	JG   l132
 	VZEROUPPER
 	RET
 
@@ -2487,9 +3301,9 @@ TEXT ·weightedBF16AVX2(SB), NOSPLIT, $96-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l110:
+l142:
 	CMPQ 32(SP), $0x04
-	JL   l111
+	JL   l143
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -2517,9 +3331,9 @@ l110:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l114:
+l146:
 	CMPQ         40(SP), $0x02
-	JL           l113
+	JL           l145
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Y0
@@ -2539,9 +3353,9 @@ l114:
 	ANDQ         $-8, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l116
+	JZ           l148
 
-l115:
+l147:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2569,17 +3383,17 @@ l115:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l115
+	JL          l147
 
-l116:
+l148:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
-	JMP  l114
+	JMP  l146
 
-l113:
+l145:
 	CMPQ         40(SP), $0x01
-	JL           l118
+	JL           l150
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Y0
@@ -2594,9 +3408,9 @@ l113:
 	ANDQ         $-8, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l121
+	JZ           l153
 
-l120:
+l152:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2618,28 +3432,28 @@ l120:
 	ADDQ        $0x20, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l120
+	JL          l152
 
-l121:
+l153:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l118:
+l150:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l110
+	JMP  l142
 
-l111:
+l143:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 64(SP)
 
-l123:
+l155:
 	SUBQ $0x01, 32(SP)
-	JL   l112
+	JL   l144
 	MOVQ 64(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -2650,9 +3464,9 @@ l123:
 	MOVQ BX, 80(SP)
 	MOVQ DX, 88(SP)
 
-l125:
+l157:
 	CMPQ         72(SP), $0x01
-	JL           l124
+	JL           l156
 	MOVQ         88(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Y0
@@ -2664,9 +3478,9 @@ l125:
 	ANDQ         $-8, SI
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l127
+	JZ           l159
 
-l126:
+l158:
 	VPMOVZXWD (CX)(BX*2), Y1
 	VPSLLD    $0x10, Y1, Y1
 	VMULPS    Y1, Y0, Y1
@@ -2675,19 +3489,19 @@ l126:
 	ADDQ      $0x20, DX
 	ADDQ      $0x08, BX
 	CMPQ      BX, SI
-	JL        l126
+	JL        l158
 
-l127:
+l159:
 	ADDQ AX, 80(SP)
 	SUBQ $0x01, 72(SP)
-	JMP  l125
+	JMP  l157
 
-l124:
+l156:
 	ADDQ $0x08, 64(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l123
+	JMP  l155
 
-l112:
+l144:
 	VZEROUPPER
 	RET
 
@@ -2711,9 +3525,9 @@ TEXT ·panelBF16AVX2(SB), NOSPLIT, $0-40
 	ANDQ  $-8, DX
 	XORQ  AX, AX
 	TESTQ DX, DX
-	JZ    l130
+	JZ    l162
 
-l129:
+l161:
 	VPMOVZXWD  (DI), Y0
 	VPSLLD     $0x10, Y0, Y0
 	VPMOVZXWD  (R8), Y1
@@ -2769,15 +3583,15 @@ l129:
 	ADDQ       $0x00000200, BX
 	ADDQ       $0x08, AX
 	CMPQ       AX, DX
-	JL         l129
+	JL         l161
 
-l130:
+l162:
 	VZEROUPPER
 	RET
 
 // func weightedBlockBF16AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·weightedBlockBF16AVX2(SB), NOSPLIT, $112-96
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+TEXT ·weightedBlockBF16AVX2(SB), NOSPLIT, $136-96
 	MOVQ o+0(FP), AX
 	MOVQ AX, (SP)
 	MOVQ at+24(FP), AX
@@ -2786,22 +3600,32 @@ TEXT ·weightedBlockBF16AVX2(SB), NOSPLIT, $112-96
 	MOVQ AX, 16(SP)
 	MOVQ aheadAt+80(FP), AX
 	MOVQ AX, 24(SP)
-
-l132:
-	CMPQ 16(SP), $0x10
-	JL   l133
-	MOVQ (SP), AX
+	MOVQ dim+48(FP), AX
+	SHLQ $0x01, AX
+	MOVQ aheadStep+88(FP), CX
+	SUBQ CX, AX
 	MOVQ AX, 32(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 40(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 48(SP)
 
-l137:
-	CMPQ   48(SP), $0x06
-	JL     l136
-	CMPQ   48(SP), $0x08
-	JE     l136
+l165:
+	CMPQ    16(SP), $0x10
+	JL      l166
+	MOVQ    (SP), AX
+	MOVQ    AX, 40(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 48(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 56(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 64(SP)
+
+l168:
+	CMPQ   56(SP), $0x06
+	JL     l167
+	CMPQ   56(SP), $0x08
+	JE     l167
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2817,7 +3641,7 @@ l137:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -2840,9 +3664,9 @@ l137:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 56(SP)
+	MOVQ   R11, 72(SP)
 
-l138:
+l169:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Y12
 	VPSLLD       $0x10, Y12, Y12
@@ -2940,17 +3764,17 @@ l138:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         64(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 56(SP)
-	JG           l138
+	SUBQ         $0x04, 72(SP)
+	JG           l169
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Y12
 	VADDPS       Y12, Y0, Y12
 	VMOVUPS      Y12, (DX)
@@ -2993,20 +3817,20 @@ l138:
 	VADDPS       Y0, Y11, Y0
 	VMOVUPS      Y0, 32(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x06, 48(SP)
-	JMP          l137
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x06, 56(SP)
+	JMP          l168
 
-l136:
-l140:
-	CMPQ   48(SP), $0x04
-	JL     l139
+l167:
+l171:
+	CMPQ   56(SP), $0x04
+	JL     l170
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3018,7 +3842,7 @@ l140:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -3040,9 +3864,9 @@ l140:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 64(SP)
+	MOVQ   R10, 80(SP)
 
-l141:
+l172:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Y8
 	VPSLLD       $0x10, Y8, Y8
@@ -3116,16 +3940,16 @@ l141:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         64(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 64(SP)
-	JG           l141
+	SUBQ         $0x04, 80(SP)
+	JG           l172
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Y8
 	VADDPS       Y8, Y0, Y8
 	VMOVUPS      Y8, (DX)
@@ -3154,36 +3978,48 @@ l141:
 	VADDPS       Y0, Y7, Y0
 	VMOVUPS      Y0, 32(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x04, 48(SP)
-	JMP          l140
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 56(SP)
+	JMP          l171
 
-l139:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000020, 8(SP)
-	ADDQ $0x00000020, 24(SP)
-	SUBQ $0x10, 16(SP)
-	JMP  l132
+l170:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000020, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000020, AX, AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x10, 16(SP)
+	JMP     l165
 
-l133:
-	CMPQ 16(SP), $0x08
-	JL   l134
-	MOVQ (SP), AX
-	MOVQ AX, 72(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 80(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 88(SP)
+l166:
+l173:
+	CMPQ    16(SP), $0x08
+	JL      l174
+	MOVQ    (SP), AX
+	MOVQ    AX, 88(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 96(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 104(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000010, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 112(SP)
 
-l143:
-	CMPQ   88(SP), $0x06
-	JL     l142
-	CMPQ   88(SP), $0x08
-	JE     l142
+l176:
+	CMPQ   104(SP), $0x06
+	JL     l175
+	CMPQ   104(SP), $0x08
+	JE     l175
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3193,7 +4029,7 @@ l143:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -3216,9 +4052,9 @@ l143:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 96(SP)
+	MOVQ   R11, 120(SP)
 
-l144:
+l177:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Y6
 	VPSLLD       $0x10, Y6, Y6
@@ -3284,17 +4120,17 @@ l144:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         112(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 96(SP)
-	JG           l144
+	SUBQ         $0x04, 120(SP)
+	JG           l177
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Y6
 	VADDPS       Y6, Y0, Y6
 	VMOVUPS      Y6, (DX)
@@ -3319,20 +4155,20 @@ l144:
 	VADDPS       Y0, Y5, Y0
 	VMOVUPS      Y0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x06, 88(SP)
-	JMP          l143
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x06, 104(SP)
+	JMP          l176
 
-l142:
-l146:
-	CMPQ   88(SP), $0x04
-	JL     l145
+l175:
+l179:
+	CMPQ   104(SP), $0x04
+	JL     l178
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3340,7 +4176,7 @@ l146:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -3362,9 +4198,9 @@ l146:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 104(SP)
+	MOVQ   R10, 128(SP)
 
-l147:
+l180:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Y4
 	VPSLLD       $0x10, Y4, Y4
@@ -3414,16 +4250,16 @@ l147:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         112(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 104(SP)
-	JG           l147
+	SUBQ         $0x04, 128(SP)
+	JG           l180
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Y4
 	VADDPS       Y4, Y0, Y4
 	VMOVUPS      Y4, (DX)
@@ -3440,21 +4276,28 @@ l147:
 	VADDPS       Y0, Y3, Y0
 	VMOVUPS      Y0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x04, 88(SP)
-	JMP          l146
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x04, 104(SP)
+	JMP          l179
 
-l145:
-	ADDQ $0x00000020, (SP)
-	ADDQ $0x00000010, 8(SP)
-	ADDQ $0x00000010, 24(SP)
-	SUBQ $0x08, 16(SP)
+l178:
+	ADDQ    $0x00000020, (SP)
+	ADDQ    $0x00000010, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000010, AX, AX
+	MOVQ    $0x00000010, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x08, 16(SP)
+	JMP     l173
 
-l134:
+l174:
 	VZEROUPPER
 	RET
 
@@ -3472,11 +4315,11 @@ TEXT ·scorePanelAVX2(SB), NOSPLIT, $0-48
 	SHLQ $0x02, R8
 	LEAQ (R8)(R8*2), R9
 
-l149:
+l182:
 	CMPQ   BX, $0x06
-	JL     l148
+	JL     l181
 	CMPQ   BX, $0x08
-	JE     l148
+	JE     l181
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3494,7 +4337,7 @@ l149:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l150:
+l183:
 	VMOVUPS      (R12), Y12
 	VMOVUPS      32(R12), Y13
 	VBROADCASTSS (R10), Y14
@@ -3519,7 +4362,7 @@ l150:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l150
+	JG           l183
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y6, 32(AX)
 	ADDQ         DI, AX
@@ -3545,12 +4388,12 @@ l150:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x06, BX
-	JMP          l149
+	JMP          l182
 
-l148:
-l152:
+l181:
+l185:
 	CMPQ   BX, $0x04
-	JL     l151
+	JL     l184
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3563,7 +4406,7 @@ l152:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l153:
+l186:
 	VMOVUPS      (R11), Y8
 	VMOVUPS      32(R11), Y9
 	VBROADCASTSS (R10), Y10
@@ -3581,7 +4424,7 @@ l153:
 	ADDQ         $0x00000040, R11
 	ADDQ         $0x04, R10
 	SUBQ         $0x01, R12
-	JG           l153
+	JG           l186
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y4, 32(AX)
 	ADDQ         DI, AX
@@ -3599,11 +4442,11 @@ l153:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
-	JMP          l152
+	JMP          l185
 
-l151:
+l184:
 	CMPQ   BX, $0x02
-	JL     l154
+	JL     l187
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3612,7 +4455,7 @@ l151:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l156:
+l189:
 	VMOVUPS      (R10), Y4
 	VMOVUPS      32(R10), Y5
 	VBROADCASTSS (R9), Y6
@@ -3624,7 +4467,7 @@ l156:
 	ADDQ         $0x00000040, R10
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, R11
-	JG           l156
+	JG           l189
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y2, 32(AX)
 	ADDQ         DI, AX
@@ -3635,15 +4478,15 @@ l156:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l154:
+l187:
 	CMPQ   BX, $0x01
-	JL     l157
+	JL     l190
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l159:
+l192:
 	VMOVUPS      (DX), Y2
 	VMOVUPS      32(DX), Y3
 	VBROADCASTSS (R9), Y4
@@ -3652,14 +4495,14 @@ l159:
 	ADDQ         $0x00000040, DX
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, SI
-	JG           l159
+	JG           l192
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l157:
+l190:
 	VZEROUPPER
 	RET
 
@@ -3685,34 +4528,34 @@ TEXT ·weighAVX2(SB), NOSPLIT, $16-72
 	XORQ         R9, R9
 	MOVQ         R9, 8(SP)
 
-l160:
+l193:
 	VBROADCASTSS (DX), Y3
 	VCMPPS       $0x03, Y3, Y3, Y4
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l168
+	JZ           l201
 
-l167:
+l200:
 	VMOVUPS (AX)(R9*4), Y5
 	VCMPPS  $0x03, Y5, Y5, Y6
 	VORPS   Y6, Y4, Y4
 	VMAXPS  Y5, Y3, Y3
 	ADDQ    $0x08, R9
 	CMPQ    R9, R10
-	JL      l167
+	JL      l200
 
-l168:
+l201:
 	TESTQ      R8, R8
-	JZ         l169
+	JZ         l202
 	VMASKMOVPS (AX)(R9*4), Y0, Y5
 	VBLENDVPS  Y0, Y5, Y2, Y5
 	VCMPPS     $0x03, Y5, Y5, Y6
 	VORPS      Y6, Y4, Y4
 	VMAXPS     Y5, Y3, Y3
 
-l169:
+l202:
 	VEXTRACTF128 $0x01, Y3, X5
 	VMAXPS       X5, X3, X5
 	VPERMILPS    $0x4e, X5, X3
@@ -3721,27 +4564,27 @@ l169:
 	VMAXPS       X3, X5, X5
 	VMOVMSKPS    Y4, R9
 	TESTL        R9, R9
-	JZ           l164
+	JZ           l197
 	VBROADCASTSS c7fc00000<>+0(SB), X5
 
-l164:
+l197:
 	VUCOMISS cff800000<>+0(SB), X5
-	JP       l163
-	JE       l162
+	JP       l196
+	JE       l195
 
-l163:
+l196:
 	VBROADCASTSS X5, Y3
 	VUCOMISS     (DX), X5
-	JP           l165
-	JE           l166
+	JP           l198
+	JE           l199
 
-l165:
+l198:
 	VMOVSS   (DX), X4
 	VUCOMISS cff800000<>+0(SB), X4
-	JP       l170
-	JE       l166
+	JP       l203
+	JE       l199
 
-l170:
+l203:
 	VBROADCASTSS X4, Y4
 	VSUBPS       Y3, Y4, Y4
 	VADDPS       c4b400000<>+0(SB), Y4, Y6
@@ -3765,27 +4608,27 @@ l170:
 	ANDQ         $-8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l172
+	JZ           l205
 
-l171:
+l204:
 	VMOVUPS (CX)(R9*4), Y6
 	VMULPS  Y4, Y6, Y6
 	VMOVUPS Y6, (CX)(R9*4)
 	ADDQ    $0x08, R9
 	CMPQ    R9, R10
-	JL      l171
+	JL      l204
 
-l172:
-l166:
+l205:
+l199:
 	VMOVSS X5, (DX)
 	VXORPS Y4, Y4, Y4
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l175
+	JZ     l208
 
-l174:
+l207:
 	VMOVUPS     (AX)(R9*4), Y5
 	VSUBPS      Y3, Y5, Y5
 	VADDPS      c4b400000<>+0(SB), Y5, Y6
@@ -3807,11 +4650,11 @@ l174:
 	VADDPS      Y5, Y4, Y4
 	ADDQ        $0x08, R9
 	CMPQ        R9, R10
-	JL          l174
+	JL          l207
 
-l175:
+l208:
 	TESTQ       R8, R8
-	JZ          l176
+	JZ          l209
 	VMASKMOVPS  (AX)(R9*4), Y0, Y5
 	VBLENDVPS   Y0, Y5, Y2, Y5
 	VSUBPS      Y3, Y5, Y5
@@ -3833,7 +4676,7 @@ l175:
 	VMASKMOVPS  Y5, Y0, (AX)(R9*4)
 	VADDPS      Y5, Y4, Y4
 
-l176:
+l209:
 	VEXTRACTF128 $0x01, Y4, X3
 	VADDPS       X3, X4, X3
 	VPERMILPS    $0x4e, X3, X4
@@ -3843,22 +4686,22 @@ l176:
 	VADDSS       (BX), X3, X3
 	VMOVSS       X3, (BX)
 
-l161:
+l194:
 	MOVQ stride+48(FP), R9
 	LEAQ (AX)(R9*4), AX
 	LEAQ (CX)(DI*4), CX
 	ADDQ $0x04, DX
 	ADDQ $0x04, BX
 	SUBQ $0x01, (SP)
-	JG   l160
+	JG   l193
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+64(FP)
 	RET
 
-l162:
+l195:
 	ADDQ $0x01, 8(SP)
-	JMP  l161
+	JMP  l194
 
 DATA prefixes<>+0(SB)/4, $0xffffffff
 DATA prefixes<>+4(SB)/4, $0xffffffff
@@ -4009,7 +4852,7 @@ TEXT ·scoreF32AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l177:
+l210:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -4044,9 +4887,9 @@ l177:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l179:
+l212:
 	CMPQ   40(SP), $0x04
-	JL     l178
+	JL     l211
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -4071,9 +4914,9 @@ l179:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l181
+	JZ     l214
 
-l180:
+l213:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4105,11 +4948,11 @@ l180:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l180
+	JL          l213
 
-l181:
+l214:
 	CMPQ        R12, 64(SP)
-	JGE         l182
+	JGE         l215
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4140,7 +4983,7 @@ l181:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l182:
+l215:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -4202,11 +5045,11 @@ l182:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l179
+	JMP           l212
 
-l178:
+l211:
 	CMPQ   40(SP), $0x02
-	JL     l183
+	JL     l216
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -4222,9 +5065,9 @@ l178:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l186
+	JZ     l219
 
-l185:
+l218:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4246,11 +5089,11 @@ l185:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l185
+	JL          l218
 
-l186:
+l219:
 	CMPQ        R12, 72(SP)
-	JGE         l187
+	JGE         l220
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4271,7 +5114,7 @@ l186:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l187:
+l220:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -4306,9 +5149,9 @@ l187:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l183:
+l216:
 	CMPQ   40(SP), $0x01
-	JL     l188
+	JL     l221
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -4320,9 +5163,9 @@ l183:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l191
+	JZ     l224
 
-l190:
+l223:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4335,11 +5178,11 @@ l190:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l190
+	JL          l223
 
-l191:
+l224:
 	CMPQ        R12, 80(SP)
-	JGE         l192
+	JGE         l225
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4355,7 +5198,7 @@ l191:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l192:
+l225:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -4376,14 +5219,14 @@ l192:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l188:
+l221:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l177
+	JG   l210
 	VZEROUPPER
 	RET
 
@@ -4404,6 +5247,374 @@ DATA tailMasks<>+26(SB)/2, $0x1fff
 DATA tailMasks<>+28(SB)/2, $0x3fff
 DATA tailMasks<>+30(SB)/2, $0x7fff
 GLOBL tailMasks<>(SB), RODATA|NOPTR, $32
+
+// func scoreLanesF32AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·scoreLanesF32AVX512(SB), NOSPLIT, $80-104
+	MOVQ   dim+48(FP), AX
+	MOVQ   AX, CX
+	ANDQ   $0x0f, CX
+	LEAQ   tailMasks<>+0(SB), DX
+	KMOVW  (DX)(CX*2), K1
+	ADDQ   $0x0f, AX
+	ANDQ   $-16, AX
+	SHLQ   $0x02, AX
+	MOVQ   AX, (SP)
+	MOVQ   wide+96(FP), CX
+	IMUL3Q $0x08, AX, AX
+	ADDQ   AX, CX
+	MOVQ   CX, 8(SP)
+	MOVQ   at+24(FP), AX
+	MOVQ   AX, 16(SP)
+	MOVQ   aheadAt+80(FP), AX
+	MOVQ   AX, 24(SP)
+	MOVQ   s+0(FP), AX
+	MOVQ   AX, 32(SP)
+	MOVQ   count+40(FP), AX
+	MOVQ   AX, 40(SP)
+
+l226:
+	MOVQ wide+96(FP), AX
+	MOVQ 8(SP), CX
+	MOVQ 40(SP), BX
+	MOVQ $0x00000002, SI
+
+l227:
+	MOVQ    k+16(FP), R10
+	MOVQ    16(SP), DX
+	MOVQ    (R10), DI
+	ADDQ    DX, DI
+	MOVQ    8(R10), R8
+	ADDQ    DX, R8
+	MOVQ    16(R10), R9
+	ADDQ    DX, R9
+	MOVQ    24(R10), R10
+	ADDQ    DX, R10
+	CMPQ    BX, $0x01
+	CMOVQLE DI, R8
+	CMPQ    BX, $0x02
+	CMOVQLE DI, R9
+	CMPQ    BX, $0x03
+	CMOVQLE DI, R10
+	MOVQ    dim+48(FP), R11
+	MOVQ    (SP), DX
+	LEAQ    (DX)(DX*2), R12
+	MOVQ    R11, R13
+	ANDQ    $-16, R13
+	MOVQ    R11, 48(SP)
+	XORQ    R11, R11
+	TESTQ   R13, R13
+	JZ      l230
+
+l229:
+	VMOVUPS (DI)(R11*4), Z0
+	VMOVUPS Z0, (AX)
+	VMOVUPS (R8)(R11*4), Z0
+	VMOVUPS Z0, (AX)(DX*1)
+	VMOVUPS (R9)(R11*4), Z0
+	VMOVUPS Z0, (AX)(DX*2)
+	VMOVUPS (R10)(R11*4), Z0
+	VMOVUPS Z0, (AX)(R12*1)
+	ADDQ    $0x00000040, AX
+	ADDQ    $0x10, R11
+	CMPQ    R11, R13
+	JL      l229
+
+l230:
+	CMPQ      R11, 48(SP)
+	JGE       l231
+	VMOVUPS.Z (DI)(R11*4), K1, Z0
+	VMOVUPS   Z0, (AX)
+	VMOVUPS.Z (R8)(R11*4), K1, Z0
+	VMOVUPS   Z0, (AX)(DX*1)
+	VMOVUPS.Z (R9)(R11*4), K1, Z0
+	VMOVUPS   Z0, (AX)(DX*2)
+	VMOVUPS.Z (R10)(R11*4), K1, Z0
+	VMOVUPS   Z0, (AX)(R12*1)
+	ADDQ      $0x00000040, AX
+
+l231:
+	LEAQ (AX)(R12*1), AX
+	MOVQ ahead+72(FP), DX
+	MOVQ 24(SP), DI
+	MOVQ (DX), R8
+	ADDQ DI, R8
+	MOVQ 8(DX), R9
+	ADDQ DI, R9
+	MOVQ 16(DX), R10
+	ADDQ DI, R10
+	MOVQ 24(DX), DX
+	ADDQ DI, DX
+	MOVQ dim+48(FP), DI
+	SHLQ $0x02, DI
+
+l232:
+	MOVQ R8, (CX)
+	ADDQ $0x40, R8
+	MOVQ R9, 8(CX)
+	ADDQ $0x40, R9
+	MOVQ R10, 16(CX)
+	ADDQ $0x40, R10
+	MOVQ DX, 24(CX)
+	ADDQ $0x40, DX
+	ADDQ $0x20, CX
+	SUBQ $0x40, DI
+	JG   l232
+	MOVQ step+64(FP), DX
+	ADDQ DX, 16(SP)
+	MOVQ aheadStep+88(FP), DX
+	ADDQ DX, 24(SP)
+	SUBQ $0x04, BX
+	JLE  l228
+	SUBQ $0x01, SI
+	JG   l227
+
+l228:
+	MOVQ q+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ rows+32(FP), AX
+	MOVQ AX, 64(SP)
+	MOVQ 32(SP), AX
+
+l233:
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   56(SP), CX
+	MOVQ   (SP), DX
+	MOVQ   DX, 72(SP)
+	LEAQ   (DX)(DX*2), BX
+	MOVQ   wide+96(FP), SI
+	LEAQ   (SI)(DX*4), DI
+	MOVQ   8(SP), R8
+
+l235:
+	VMOVUPS         (CX), Z16
+	VMOVUPS         64(CX), Z17
+	VBROADCASTF32X4 (SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            (R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 (SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 (SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 (SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 (DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	MOVQ            8(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 (DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 (DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 (DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         128(CX), Z16
+	VMOVUPS         192(CX), Z17
+	VBROADCASTF32X4 16(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            16(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 16(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 16(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 16(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 16(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	MOVQ            24(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 16(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 16(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 16(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         256(CX), Z16
+	VMOVUPS         320(CX), Z17
+	VBROADCASTF32X4 32(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            32(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 32(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 32(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 32(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 32(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	MOVQ            40(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 32(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 32(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 32(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         384(CX), Z16
+	VMOVUPS         448(CX), Z17
+	VBROADCASTF32X4 48(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            48(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 48(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 48(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 48(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 48(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	MOVQ            56(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 48(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 48(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 48(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	ADDQ            $0x40, SI
+	ADDQ            $0x40, DI
+	ADDQ            $0x00000200, CX
+	ADDQ            $0x00000040, R8
+	SUBQ            $0x40, 72(SP)
+	JG              l235
+	MOVQ            CX, 56(SP)
+	MOVQ            stride+56(FP), DX
+	MOVQ            64(SP), CX
+	SHLQ            $0x02, DX
+	VUNPCKLPS       Z1, Z0, Z16
+	VUNPCKHPS       Z1, Z0, Z0
+	VADDPS          Z0, Z16, Z16
+	VUNPCKLPS       Z3, Z2, Z0
+	VUNPCKHPS       Z3, Z2, Z1
+	VADDPS          Z1, Z0, Z0
+	VUNPCKLPD       Z0, Z16, Z1
+	VUNPCKHPD       Z0, Z16, Z0
+	VADDPS          Z0, Z1, Z1
+	VUNPCKLPS       Z5, Z4, Z0
+	VUNPCKHPS       Z5, Z4, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z7, Z6, Z2
+	VUNPCKHPS       Z7, Z6, Z3
+	VADDPS          Z3, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z3
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z3, Z3
+	VUNPCKLPS       Z9, Z8, Z0
+	VUNPCKHPS       Z9, Z8, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z11, Z10, Z2
+	VUNPCKHPS       Z11, Z10, Z4
+	VADDPS          Z4, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z4
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z4, Z4
+	VUNPCKLPS       Z13, Z12, Z0
+	VUNPCKHPS       Z13, Z12, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z15, Z14, Z2
+	VUNPCKHPS       Z15, Z14, Z5
+	VADDPS          Z5, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z5
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z5, Z5
+	VMOVUPS         X1, (AX)
+	VMOVUPS         X3, 16(AX)
+	CMPQ            CX, $0x01
+	JLE             l234
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z1, (AX)
+	VEXTRACTF32X4   $0x01, Z3, 16(AX)
+	CMPQ            CX, $0x02
+	JLE             l234
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z1, (AX)
+	VEXTRACTF32X4   $0x02, Z3, 16(AX)
+	CMPQ            CX, $0x03
+	JLE             l234
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z1, (AX)
+	VEXTRACTF32X4   $0x03, Z3, 16(AX)
+	CMPQ            CX, $0x04
+	JLE             l234
+	ADDQ            DX, AX
+	VMOVUPS         X4, (AX)
+	VMOVUPS         X5, 16(AX)
+	CMPQ            CX, $0x05
+	JLE             l234
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z4, (AX)
+	VEXTRACTF32X4   $0x01, Z5, 16(AX)
+	CMPQ            CX, $0x06
+	JLE             l234
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z4, (AX)
+	VEXTRACTF32X4   $0x02, Z5, 16(AX)
+	CMPQ            CX, $0x07
+	JLE             l234
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z4, (AX)
+	VEXTRACTF32X4   $0x03, Z5, 16(AX)
+	ADDQ            DX, AX
+	SUBQ            $0x08, 64(SP)
+	JG              l233
+
+l234:
+	ADDQ $0x20, 32(SP)
+	SUBQ $0x08, 40(SP)
+	JG   l226
+	VZEROUPPER
+	RET
 
 // func weightedF32AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 // Requires: AVX, AVX512F, MMX+
@@ -4426,9 +5637,9 @@ TEXT ·weightedF32AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l193:
+l236:
 	CMPQ 32(SP), $0x04
-	JL   l194
+	JL   l237
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -4456,9 +5667,9 @@ l193:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l197:
+l240:
 	CMPQ         40(SP), $0x04
-	JL           l196
+	JL           l239
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -4490,9 +5701,9 @@ l197:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l199
+	JZ           l242
 
-l198:
+l241:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4528,11 +5739,11 @@ l198:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l198
+	JL          l241
 
-l199:
+l242:
 	CMPQ        R12, 64(SP)
-	JGE         l200
+	JGE         l243
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4571,17 +5782,17 @@ l199:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l200:
+l243:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l197
+	JMP  l240
 
-l196:
+l239:
 	CMPQ         40(SP), $0x02
-	JL           l201
+	JL           l244
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -4602,9 +5813,9 @@ l196:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l204
+	JZ           l247
 
-l203:
+l246:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4628,11 +5839,11 @@ l203:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l203
+	JL          l246
 
-l204:
+l247:
 	CMPQ        R12, 72(SP)
-	JGE         l205
+	JGE         l248
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4657,14 +5868,14 @@ l204:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l205:
+l248:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l201:
+l244:
 	CMPQ         40(SP), $0x01
-	JL           l206
+	JL           l249
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -4680,9 +5891,9 @@ l201:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l209
+	JZ           l252
 
-l208:
+l251:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4696,11 +5907,11 @@ l208:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l208
+	JL          l251
 
-l209:
+l252:
 	CMPQ        R12, 80(SP)
-	JGE         l210
+	JGE         l253
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4718,26 +5929,26 @@ l209:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l210:
+l253:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l206:
+l249:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l193
+	JMP  l236
 
-l194:
+l237:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l211:
+l254:
 	SUBQ $0x01, 32(SP)
-	JL   l195
+	JL   l238
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -4748,9 +5959,9 @@ l211:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l213:
+l256:
 	CMPQ         96(SP), $0x01
-	JL           l212
+	JL           l255
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -4763,20 +5974,20 @@ l213:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l215
+	JZ           l258
 
-l214:
+l257:
 	VMULPS  (CX)(BX*4), Z0, Z1
 	VADDPS  (DX), Z1, Z1
 	VMOVUPS Z1, (DX)
 	ADDQ    $0x40, DX
 	ADDQ    $0x10, BX
 	CMPQ    BX, SI
-	JL      l214
+	JL      l257
 
-l215:
+l258:
 	CMPQ      BX, 120(SP)
-	JGE       l216
+	JGE       l259
 	VMOVUPS.Z (CX)(BX*4), K1, Z1
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS.Z (DX), K1, Z1
@@ -4784,17 +5995,17 @@ l215:
 	VMOVUPS   Z0, K1, (DX)
 	ADDQ      $0x40, DX
 
-l216:
+l259:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l213
+	JMP  l256
 
-l212:
+l255:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l211
+	JMP  l254
 
-l195:
+l238:
 	VZEROUPPER
 	RET
 
@@ -4824,9 +6035,9 @@ TEXT ·panelF32AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l218
+	JZ    l261
 
-l217:
+l260:
 	VMOVUPS    (R8), Z0
 	VMOVUPS    (R9), Z1
 	VMOVUPS    (R10), Z2
@@ -4930,11 +6141,11 @@ l217:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l217
+	JL         l260
 
-l218:
+l261:
 	CMPQ       BX, (SP)
-	JGE        l219
+	JGE        l262
 	VMOVUPS.Z  (R8), K1, Z0
 	VMOVUPS.Z  (R9), K1, Z1
 	VMOVUPS.Z  (R10), K1, Z2
@@ -5037,13 +6248,13 @@ l218:
 	ADDQ       $0x40, DI
 	ADDQ       $0x00000800, SI
 
-l219:
+l262:
 	VZEROUPPER
 	RET
 
 // func weightedBlockF32AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
-TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $152-96
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $184-96
 	MOVQ  dim+48(FP), AX
 	ANDQ  $0x0f, AX
 	LEAQ  tailMasks<>+0(SB), CX
@@ -5056,20 +6267,30 @@ TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $152-96
 	MOVQ  AX, 16(SP)
 	MOVQ  aheadAt+80(FP), AX
 	MOVQ  AX, 24(SP)
+	MOVQ  dim+48(FP), AX
+	SHLQ  $0x02, AX
+	MOVQ  aheadStep+88(FP), CX
+	SUBQ  CX, AX
+	MOVQ  AX, 32(SP)
 
-l220:
-	CMPQ 16(SP), $0x20
-	JL   l221
-	MOVQ (SP), AX
-	MOVQ AX, 32(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 40(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 48(SP)
+l264:
+	CMPQ    16(SP), $0x20
+	JL      l265
+	MOVQ    (SP), AX
+	MOVQ    AX, 40(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 48(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 56(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000080, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 64(SP)
 
-l225:
-	CMPQ   48(SP), $0x08
-	JL     l224
+l267:
+	CMPQ   56(SP), $0x08
+	JL     l266
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5089,7 +6310,7 @@ l225:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -5112,9 +6333,9 @@ l225:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 56(SP)
+	MOVQ   R11, 72(SP)
 
-l226:
+l268:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPS      (R8), Z16
@@ -5232,17 +6453,17 @@ l226:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         64(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 56(SP)
-	JG           l226
+	SUBQ         $0x04, 72(SP)
+	JG           l268
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
 	VADDPS       Z16, Z0, Z16
 	VMOVUPS      Z16, (DX)
@@ -5299,21 +6520,21 @@ l226:
 	VADDPS       Z0, Z15, Z0
 	VMOVUPS      Z0, 64(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x08, 48(SP)
-	JMP          l225
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x08, 56(SP)
+	JMP          l267
 
-l224:
-	CMPQ   48(SP), $0x04
-	JL     l227
+l266:
+	CMPQ   56(SP), $0x04
+	JL     l269
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5325,7 +6546,7 @@ l224:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -5347,9 +6568,9 @@ l224:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 64(SP)
+	MOVQ   R10, 80(SP)
 
-l229:
+l271:
 	PREFETCHT0   (R11)
 	PREFETCHT0   64(R11)
 	VMOVUPS      (DI), Z8
@@ -5419,16 +6640,16 @@ l229:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         64(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 64(SP)
-	JG           l229
+	SUBQ         $0x04, 80(SP)
+	JG           l271
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -5457,33 +6678,45 @@ l229:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, 64(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x04, 48(SP)
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 56(SP)
 
-l227:
-	ADDQ $0x00000080, (SP)
-	ADDQ $0x00000080, 8(SP)
-	ADDQ $0x00000080, 24(SP)
-	SUBQ $0x20, 16(SP)
-	JMP  l220
+l269:
+	ADDQ    $0x00000080, (SP)
+	ADDQ    $0x00000080, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000080, AX, AX
+	MOVQ    $0x00000080, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x20, 16(SP)
+	JMP     l264
 
-l221:
-	CMPQ 16(SP), $0x10
-	JL   l222
-	MOVQ (SP), AX
-	MOVQ AX, 72(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 80(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 88(SP)
+l265:
+l272:
+	CMPQ    16(SP), $0x10
+	JL      l273
+	MOVQ    (SP), AX
+	MOVQ    AX, 88(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 96(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 104(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 112(SP)
 
-l231:
-	CMPQ   88(SP), $0x08
-	JL     l230
+l275:
+	CMPQ   104(SP), $0x08
+	JL     l274
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5495,7 +6728,7 @@ l231:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -5518,9 +6751,9 @@ l231:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 96(SP)
+	MOVQ   R11, 120(SP)
 
-l232:
+l276:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -5598,17 +6831,17 @@ l232:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         112(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 96(SP)
-	JG           l232
+	SUBQ         $0x04, 120(SP)
+	JG           l276
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -5641,21 +6874,21 @@ l232:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x08, 88(SP)
-	JMP          l231
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x08, 104(SP)
+	JMP          l275
 
-l230:
-	CMPQ   88(SP), $0x04
-	JL     l233
+l274:
+	CMPQ   104(SP), $0x04
+	JL     l277
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5663,7 +6896,7 @@ l230:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -5685,9 +6918,9 @@ l230:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 104(SP)
+	MOVQ   R10, 128(SP)
 
-l235:
+l279:
 	PREFETCHT0   (R11)
 	VMOVUPS      (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -5733,16 +6966,16 @@ l235:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         112(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 104(SP)
-	JG           l235
+	SUBQ         $0x04, 128(SP)
+	JG           l279
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, (DX)
@@ -5759,32 +6992,44 @@ l235:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x04, 88(SP)
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x04, 104(SP)
 
-l233:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000040, 8(SP)
-	ADDQ $0x00000040, 24(SP)
-	SUBQ $0x10, 16(SP)
+l277:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000040, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000040, AX, AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x10, 16(SP)
+	JMP     l272
 
-l222:
-	CMPQ 16(SP), $0x00
-	JE   l223
-	MOVQ (SP), AX
-	MOVQ AX, 112(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 120(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 128(SP)
+l273:
+	CMPQ    16(SP), $0x00
+	JE      l263
+	MOVQ    (SP), AX
+	MOVQ    AX, 136(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 144(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 152(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 160(SP)
 
-l237:
-	CMPQ   128(SP), $0x08
-	JL     l236
+l281:
+	CMPQ   152(SP), $0x08
+	JL     l280
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5796,7 +7041,7 @@ l237:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   120(SP), DX
+	MOVQ   144(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -5819,9 +7064,9 @@ l237:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 136(SP)
+	MOVQ   R11, 168(SP)
 
-l238:
+l282:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -5899,17 +7144,17 @@ l238:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         160(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 136(SP)
-	JG           l238
+	SUBQ         $0x04, 168(SP)
+	JG           l282
 	MOVQ         dim+48(FP), CX
-	MOVQ         112(SP), DX
+	MOVQ         136(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, K1, (DX)
@@ -5942,21 +7187,21 @@ l238:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 112(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	SUBQ         $0x08, 128(SP)
-	JMP          l237
+	MOVQ         DX, 136(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	SUBQ         $0x08, 152(SP)
+	JMP          l281
 
-l236:
-	CMPQ   128(SP), $0x04
-	JL     l239
+l280:
+	CMPQ   152(SP), $0x04
+	JL     l283
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5964,7 +7209,7 @@ l236:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   120(SP), DX
+	MOVQ   144(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -5986,9 +7231,9 @@ l236:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 144(SP)
+	MOVQ   R10, 176(SP)
 
-l241:
+l285:
 	PREFETCHT0   (R11)
 	VMOVUPS.Z    (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -6034,16 +7279,16 @@ l241:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         160(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 144(SP)
-	JG           l241
+	SUBQ         $0x04, 176(SP)
+	JG           l285
 	MOVQ         dim+48(FP), CX
-	MOVQ         112(SP), DX
+	MOVQ         136(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, K1, (DX)
@@ -6060,19 +7305,25 @@ l241:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 112(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	SUBQ         $0x04, 128(SP)
+	MOVQ         DX, 136(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	SUBQ         $0x04, 152(SP)
 
-l239:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000040, 8(SP)
-	ADDQ $0x00000040, 24(SP)
+l283:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000040, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000040, AX, AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
 
-l223:
+l263:
 	VZEROUPPER
 	RET
 
@@ -6097,7 +7348,7 @@ TEXT ·scoreF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l242:
+l286:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -6132,9 +7383,9 @@ l242:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l244:
+l288:
 	CMPQ   40(SP), $0x04
-	JL     l243
+	JL     l287
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6159,9 +7410,9 @@ l244:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l246
+	JZ     l290
 
-l245:
+l289:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6193,11 +7444,11 @@ l245:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l245
+	JL          l289
 
-l246:
+l290:
 	CMPQ        R12, 64(SP)
-	JGE         l247
+	JGE         l291
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6228,7 +7479,7 @@ l246:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l247:
+l291:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -6290,11 +7541,11 @@ l247:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l244
+	JMP           l288
 
-l243:
+l287:
 	CMPQ   40(SP), $0x02
-	JL     l248
+	JL     l292
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6310,9 +7561,9 @@ l243:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l251
+	JZ     l295
 
-l250:
+l294:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6334,11 +7585,11 @@ l250:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l250
+	JL          l294
 
-l251:
+l295:
 	CMPQ        R12, 72(SP)
-	JGE         l252
+	JGE         l296
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6359,7 +7610,7 @@ l251:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l252:
+l296:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -6394,9 +7645,9 @@ l252:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l248:
+l292:
 	CMPQ   40(SP), $0x01
-	JL     l253
+	JL     l297
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6408,9 +7659,9 @@ l248:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l256
+	JZ     l300
 
-l255:
+l299:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6427,11 +7678,11 @@ l255:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l255
+	JL          l299
 
-l256:
+l300:
 	CMPQ        R12, 80(SP)
-	JGE         l257
+	JGE         l301
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6447,7 +7698,7 @@ l256:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l257:
+l301:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -6468,14 +7719,374 @@ l257:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l253:
+l297:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l242
+	JG   l286
+	VZEROUPPER
+	RET
+
+// func scoreLanesF16AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·scoreLanesF16AVX512(SB), NOSPLIT, $80-104
+	MOVQ   dim+48(FP), AX
+	MOVQ   AX, CX
+	ANDQ   $0x0f, CX
+	LEAQ   tailMasks<>+0(SB), DX
+	KMOVW  (DX)(CX*2), K1
+	ADDQ   $0x0f, AX
+	ANDQ   $-16, AX
+	SHLQ   $0x02, AX
+	MOVQ   AX, (SP)
+	MOVQ   wide+96(FP), CX
+	IMUL3Q $0x08, AX, AX
+	ADDQ   AX, CX
+	MOVQ   CX, 8(SP)
+	MOVQ   at+24(FP), AX
+	MOVQ   AX, 16(SP)
+	MOVQ   aheadAt+80(FP), AX
+	MOVQ   AX, 24(SP)
+	MOVQ   s+0(FP), AX
+	MOVQ   AX, 32(SP)
+	MOVQ   count+40(FP), AX
+	MOVQ   AX, 40(SP)
+
+l302:
+	MOVQ wide+96(FP), AX
+	MOVQ 8(SP), CX
+	MOVQ 40(SP), BX
+	MOVQ $0x00000002, SI
+
+l303:
+	MOVQ    k+16(FP), R10
+	MOVQ    16(SP), DX
+	MOVQ    (R10), DI
+	ADDQ    DX, DI
+	MOVQ    8(R10), R8
+	ADDQ    DX, R8
+	MOVQ    16(R10), R9
+	ADDQ    DX, R9
+	MOVQ    24(R10), R10
+	ADDQ    DX, R10
+	CMPQ    BX, $0x01
+	CMOVQLE DI, R8
+	CMPQ    BX, $0x02
+	CMOVQLE DI, R9
+	CMPQ    BX, $0x03
+	CMOVQLE DI, R10
+	MOVQ    dim+48(FP), R11
+	MOVQ    (SP), DX
+	LEAQ    (DX)(DX*2), R12
+	MOVQ    R11, R13
+	ANDQ    $-16, R13
+	MOVQ    R11, 48(SP)
+	XORQ    R11, R11
+	TESTQ   R13, R13
+	JZ      l306
+
+l305:
+	VCVTPH2PS (DI)(R11*2), Z0
+	VMOVUPS   Z0, (AX)
+	VCVTPH2PS (R8)(R11*2), Z0
+	VMOVUPS   Z0, (AX)(DX*1)
+	VCVTPH2PS (R9)(R11*2), Z0
+	VMOVUPS   Z0, (AX)(DX*2)
+	VCVTPH2PS (R10)(R11*2), Z0
+	VMOVUPS   Z0, (AX)(R12*1)
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x10, R11
+	CMPQ      R11, R13
+	JL        l305
+
+l306:
+	CMPQ        R11, 48(SP)
+	JGE         l307
+	VCVTPH2PS.Z (DI)(R11*2), K1, Z0
+	VMOVUPS     Z0, (AX)
+	VCVTPH2PS.Z (R8)(R11*2), K1, Z0
+	VMOVUPS     Z0, (AX)(DX*1)
+	VCVTPH2PS.Z (R9)(R11*2), K1, Z0
+	VMOVUPS     Z0, (AX)(DX*2)
+	VCVTPH2PS.Z (R10)(R11*2), K1, Z0
+	VMOVUPS     Z0, (AX)(R12*1)
+	ADDQ        $0x00000040, AX
+
+l307:
+	LEAQ (AX)(R12*1), AX
+	MOVQ ahead+72(FP), DX
+	MOVQ 24(SP), DI
+	MOVQ (DX), R8
+	ADDQ DI, R8
+	MOVQ 8(DX), R9
+	ADDQ DI, R9
+	MOVQ 16(DX), R10
+	ADDQ DI, R10
+	MOVQ 24(DX), DX
+	ADDQ DI, DX
+	MOVQ dim+48(FP), DI
+	SHLQ $0x01, DI
+
+l308:
+	MOVQ R8, (CX)
+	ADDQ $0x40, R8
+	MOVQ R9, 8(CX)
+	ADDQ $0x40, R9
+	MOVQ R10, 16(CX)
+	ADDQ $0x40, R10
+	MOVQ DX, 24(CX)
+	ADDQ $0x40, DX
+	ADDQ $0x20, CX
+	SUBQ $0x40, DI
+	JG   l308
+	MOVQ step+64(FP), DX
+	ADDQ DX, 16(SP)
+	MOVQ aheadStep+88(FP), DX
+	ADDQ DX, 24(SP)
+	SUBQ $0x04, BX
+	JLE  l304
+	SUBQ $0x01, SI
+	JG   l303
+
+l304:
+	MOVQ q+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ rows+32(FP), AX
+	MOVQ AX, 64(SP)
+	MOVQ 32(SP), AX
+
+l309:
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   56(SP), CX
+	MOVQ   (SP), DX
+	MOVQ   DX, 72(SP)
+	LEAQ   (DX)(DX*2), BX
+	MOVQ   wide+96(FP), SI
+	LEAQ   (SI)(DX*4), DI
+	MOVQ   8(SP), R8
+
+l311:
+	VMOVUPS         (CX), Z16
+	VMOVUPS         64(CX), Z17
+	VBROADCASTF32X4 (SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            (R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 (SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 (SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 (SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 (DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 (DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 (DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 (DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         128(CX), Z16
+	VMOVUPS         192(CX), Z17
+	VBROADCASTF32X4 16(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            8(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 16(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 16(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 16(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 16(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 16(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 16(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 16(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         256(CX), Z16
+	VMOVUPS         320(CX), Z17
+	VBROADCASTF32X4 32(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            16(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 32(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 32(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 32(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 32(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 32(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 32(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 32(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         384(CX), Z16
+	VMOVUPS         448(CX), Z17
+	VBROADCASTF32X4 48(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            24(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 48(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 48(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 48(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 48(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 48(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 48(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 48(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	ADDQ            $0x40, SI
+	ADDQ            $0x40, DI
+	ADDQ            $0x00000200, CX
+	ADDQ            $0x00000020, R8
+	SUBQ            $0x40, 72(SP)
+	JG              l311
+	MOVQ            CX, 56(SP)
+	MOVQ            stride+56(FP), DX
+	MOVQ            64(SP), CX
+	SHLQ            $0x02, DX
+	VUNPCKLPS       Z1, Z0, Z16
+	VUNPCKHPS       Z1, Z0, Z0
+	VADDPS          Z0, Z16, Z16
+	VUNPCKLPS       Z3, Z2, Z0
+	VUNPCKHPS       Z3, Z2, Z1
+	VADDPS          Z1, Z0, Z0
+	VUNPCKLPD       Z0, Z16, Z1
+	VUNPCKHPD       Z0, Z16, Z0
+	VADDPS          Z0, Z1, Z1
+	VUNPCKLPS       Z5, Z4, Z0
+	VUNPCKHPS       Z5, Z4, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z7, Z6, Z2
+	VUNPCKHPS       Z7, Z6, Z3
+	VADDPS          Z3, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z3
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z3, Z3
+	VUNPCKLPS       Z9, Z8, Z0
+	VUNPCKHPS       Z9, Z8, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z11, Z10, Z2
+	VUNPCKHPS       Z11, Z10, Z4
+	VADDPS          Z4, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z4
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z4, Z4
+	VUNPCKLPS       Z13, Z12, Z0
+	VUNPCKHPS       Z13, Z12, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z15, Z14, Z2
+	VUNPCKHPS       Z15, Z14, Z5
+	VADDPS          Z5, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z5
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z5, Z5
+	VMOVUPS         X1, (AX)
+	VMOVUPS         X3, 16(AX)
+	CMPQ            CX, $0x01
+	JLE             l310
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z1, (AX)
+	VEXTRACTF32X4   $0x01, Z3, 16(AX)
+	CMPQ            CX, $0x02
+	JLE             l310
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z1, (AX)
+	VEXTRACTF32X4   $0x02, Z3, 16(AX)
+	CMPQ            CX, $0x03
+	JLE             l310
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z1, (AX)
+	VEXTRACTF32X4   $0x03, Z3, 16(AX)
+	CMPQ            CX, $0x04
+	JLE             l310
+	ADDQ            DX, AX
+	VMOVUPS         X4, (AX)
+	VMOVUPS         X5, 16(AX)
+	CMPQ            CX, $0x05
+	JLE             l310
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z4, (AX)
+	VEXTRACTF32X4   $0x01, Z5, 16(AX)
+	CMPQ            CX, $0x06
+	JLE             l310
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z4, (AX)
+	VEXTRACTF32X4   $0x02, Z5, 16(AX)
+	CMPQ            CX, $0x07
+	JLE             l310
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z4, (AX)
+	VEXTRACTF32X4   $0x03, Z5, 16(AX)
+	ADDQ            DX, AX
+	SUBQ            $0x08, 64(SP)
+	JG              l309
+
+l310:
+	ADDQ $0x20, 32(SP)
+	SUBQ $0x08, 40(SP)
+	JG   l302
 	VZEROUPPER
 	RET
 
@@ -6500,9 +8111,9 @@ TEXT ·weightedF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l258:
+l312:
 	CMPQ 32(SP), $0x04
-	JL   l259
+	JL   l313
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -6530,9 +8141,9 @@ l258:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l262:
+l316:
 	CMPQ         40(SP), $0x04
-	JL           l261
+	JL           l315
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -6564,9 +8175,9 @@ l262:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l264
+	JZ           l318
 
-l263:
+l317:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6602,11 +8213,11 @@ l263:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l263
+	JL          l317
 
-l264:
+l318:
 	CMPQ        R12, 64(SP)
-	JGE         l265
+	JGE         l319
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6645,17 +8256,17 @@ l264:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l265:
+l319:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l262
+	JMP  l316
 
-l261:
+l315:
 	CMPQ         40(SP), $0x02
-	JL           l266
+	JL           l320
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -6676,9 +8287,9 @@ l261:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l269
+	JZ           l323
 
-l268:
+l322:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6702,11 +8313,11 @@ l268:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l268
+	JL          l322
 
-l269:
+l323:
 	CMPQ        R12, 72(SP)
-	JGE         l270
+	JGE         l324
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6731,14 +8342,14 @@ l269:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l270:
+l324:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l266:
+l320:
 	CMPQ         40(SP), $0x01
-	JL           l271
+	JL           l325
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -6754,9 +8365,9 @@ l266:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l274
+	JZ           l328
 
-l273:
+l327:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6774,11 +8385,11 @@ l273:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l273
+	JL          l327
 
-l274:
+l328:
 	CMPQ        R12, 80(SP)
-	JGE         l275
+	JGE         l329
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -6796,26 +8407,26 @@ l274:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l275:
+l329:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l271:
+l325:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l258
+	JMP  l312
 
-l259:
+l313:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l276:
+l330:
 	SUBQ $0x01, 32(SP)
-	JL   l260
+	JL   l314
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -6826,9 +8437,9 @@ l276:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l278:
+l332:
 	CMPQ         96(SP), $0x01
-	JL           l277
+	JL           l331
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -6841,9 +8452,9 @@ l278:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l280
+	JZ           l334
 
-l279:
+l333:
 	VCVTPH2PS (CX)(BX*2), Z1
 	VMULPS    Z1, Z0, Z1
 	VADDPS    (DX), Z1, Z1
@@ -6851,11 +8462,11 @@ l279:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l279
+	JL        l333
 
-l280:
+l334:
 	CMPQ        BX, 120(SP)
-	JGE         l281
+	JGE         l335
 	VCVTPH2PS.Z (CX)(BX*2), K1, Z1
 	VMULPS      Z1, Z0, Z0
 	VMOVUPS.Z   (DX), K1, Z1
@@ -6863,17 +8474,17 @@ l280:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l281:
+l335:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l278
+	JMP  l332
 
-l277:
+l331:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l276
+	JMP  l330
 
-l260:
+l314:
 	VZEROUPPER
 	RET
 
@@ -6903,9 +8514,9 @@ TEXT ·panelF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l283
+	JZ    l337
 
-l282:
+l336:
 	VCVTPH2PS  (R8), Z0
 	VCVTPH2PS  (R9), Z1
 	VCVTPH2PS  (R10), Z2
@@ -7009,11 +8620,11 @@ l282:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l282
+	JL         l336
 
-l283:
+l337:
 	CMPQ        BX, (SP)
-	JGE         l284
+	JGE         l338
 	VCVTPH2PS.Z (R8), K1, Z0
 	VCVTPH2PS.Z (R9), K1, Z1
 	VCVTPH2PS.Z (R10), K1, Z2
@@ -7116,13 +8727,13 @@ l283:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l284:
+l338:
 	VZEROUPPER
 	RET
 
 // func weightedBlockF16AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
-TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $152-96
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $184-96
 	MOVQ  dim+48(FP), AX
 	ANDQ  $0x0f, AX
 	LEAQ  tailMasks<>+0(SB), CX
@@ -7135,20 +8746,30 @@ TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $152-96
 	MOVQ  AX, 16(SP)
 	MOVQ  aheadAt+80(FP), AX
 	MOVQ  AX, 24(SP)
+	MOVQ  dim+48(FP), AX
+	SHLQ  $0x01, AX
+	MOVQ  aheadStep+88(FP), CX
+	SUBQ  CX, AX
+	MOVQ  AX, 32(SP)
 
-l285:
-	CMPQ 16(SP), $0x20
-	JL   l286
-	MOVQ (SP), AX
-	MOVQ AX, 32(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 40(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 48(SP)
+l340:
+	CMPQ    16(SP), $0x20
+	JL      l341
+	MOVQ    (SP), AX
+	MOVQ    AX, 40(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 48(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 56(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 64(SP)
 
-l290:
-	CMPQ   48(SP), $0x08
-	JL     l289
+l343:
+	CMPQ   56(SP), $0x08
+	JL     l342
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7168,7 +8789,7 @@ l290:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -7191,9 +8812,9 @@ l290:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 56(SP)
+	MOVQ   R11, 72(SP)
 
-l291:
+l344:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z16
 	VCVTPH2PS    32(R8), Z17
@@ -7307,17 +8928,17 @@ l291:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         64(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 56(SP)
-	JG           l291
+	SUBQ         $0x04, 72(SP)
+	JG           l344
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
 	VADDPS       Z16, Z0, Z16
 	VMOVUPS      Z16, (DX)
@@ -7374,21 +8995,21 @@ l291:
 	VADDPS       Z0, Z15, Z0
 	VMOVUPS      Z0, 64(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x08, 48(SP)
-	JMP          l290
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x08, 56(SP)
+	JMP          l343
 
-l289:
-	CMPQ   48(SP), $0x04
-	JL     l292
+l342:
+	CMPQ   56(SP), $0x04
+	JL     l345
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7400,7 +9021,7 @@ l289:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -7422,9 +9043,9 @@ l289:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 64(SP)
+	MOVQ   R10, 80(SP)
 
-l294:
+l347:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z8
 	VCVTPH2PS    32(DI), Z9
@@ -7490,16 +9111,16 @@ l294:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         64(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 64(SP)
-	JG           l294
+	SUBQ         $0x04, 80(SP)
+	JG           l347
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -7528,33 +9149,45 @@ l294:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, 64(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x04, 48(SP)
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 56(SP)
 
-l292:
-	ADDQ $0x00000080, (SP)
-	ADDQ $0x00000040, 8(SP)
-	ADDQ $0x00000040, 24(SP)
-	SUBQ $0x20, 16(SP)
-	JMP  l285
+l345:
+	ADDQ    $0x00000080, (SP)
+	ADDQ    $0x00000040, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000040, AX, AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x20, 16(SP)
+	JMP     l340
 
-l286:
-	CMPQ 16(SP), $0x10
-	JL   l287
-	MOVQ (SP), AX
-	MOVQ AX, 72(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 80(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 88(SP)
+l341:
+l348:
+	CMPQ    16(SP), $0x10
+	JL      l349
+	MOVQ    (SP), AX
+	MOVQ    AX, 88(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 96(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 104(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 112(SP)
 
-l296:
-	CMPQ   88(SP), $0x08
-	JL     l295
+l351:
+	CMPQ   104(SP), $0x08
+	JL     l350
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7566,7 +9199,7 @@ l296:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -7589,9 +9222,9 @@ l296:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 96(SP)
+	MOVQ   R11, 120(SP)
 
-l297:
+l352:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -7669,17 +9302,17 @@ l297:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         112(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 96(SP)
-	JG           l297
+	SUBQ         $0x04, 120(SP)
+	JG           l352
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -7712,21 +9345,21 @@ l297:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x08, 88(SP)
-	JMP          l296
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x08, 104(SP)
+	JMP          l351
 
-l295:
-	CMPQ   88(SP), $0x04
-	JL     l298
+l350:
+	CMPQ   104(SP), $0x04
+	JL     l353
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7734,7 +9367,7 @@ l295:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -7756,9 +9389,9 @@ l295:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 104(SP)
+	MOVQ   R10, 128(SP)
 
-l300:
+l355:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -7804,16 +9437,16 @@ l300:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         112(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 104(SP)
-	JG           l300
+	SUBQ         $0x04, 128(SP)
+	JG           l355
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, (DX)
@@ -7830,32 +9463,44 @@ l300:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x04, 88(SP)
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x04, 104(SP)
 
-l298:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000020, 8(SP)
-	ADDQ $0x00000020, 24(SP)
-	SUBQ $0x10, 16(SP)
+l353:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000020, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000020, AX, AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x10, 16(SP)
+	JMP     l348
 
-l287:
-	CMPQ 16(SP), $0x00
-	JE   l288
-	MOVQ (SP), AX
-	MOVQ AX, 112(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 120(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 128(SP)
+l349:
+	CMPQ    16(SP), $0x00
+	JE      l339
+	MOVQ    (SP), AX
+	MOVQ    AX, 136(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 144(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 152(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 160(SP)
 
-l302:
-	CMPQ   128(SP), $0x08
-	JL     l301
+l357:
+	CMPQ   152(SP), $0x08
+	JL     l356
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7867,7 +9512,7 @@ l302:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   120(SP), DX
+	MOVQ   144(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -7890,9 +9535,9 @@ l302:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 136(SP)
+	MOVQ   R11, 168(SP)
 
-l303:
+l358:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -7970,17 +9615,17 @@ l303:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         160(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 136(SP)
-	JG           l303
+	SUBQ         $0x04, 168(SP)
+	JG           l358
 	MOVQ         dim+48(FP), CX
-	MOVQ         112(SP), DX
+	MOVQ         136(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, K1, (DX)
@@ -8013,21 +9658,21 @@ l303:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 112(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	SUBQ         $0x08, 128(SP)
-	JMP          l302
+	MOVQ         DX, 136(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	SUBQ         $0x08, 152(SP)
+	JMP          l357
 
-l301:
-	CMPQ   128(SP), $0x04
-	JL     l304
+l356:
+	CMPQ   152(SP), $0x04
+	JL     l359
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8035,7 +9680,7 @@ l301:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   120(SP), DX
+	MOVQ   144(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -8057,9 +9702,9 @@ l301:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 144(SP)
+	MOVQ   R10, 176(SP)
 
-l306:
+l361:
 	PREFETCHT0   (R11)
 	VCVTPH2PS.Z  (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -8105,16 +9750,16 @@ l306:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         160(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 144(SP)
-	JG           l306
+	SUBQ         $0x04, 176(SP)
+	JG           l361
 	MOVQ         dim+48(FP), CX
-	MOVQ         112(SP), DX
+	MOVQ         136(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, K1, (DX)
@@ -8131,19 +9776,25 @@ l306:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 112(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	SUBQ         $0x04, 128(SP)
+	MOVQ         DX, 136(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	SUBQ         $0x04, 152(SP)
 
-l304:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000020, 8(SP)
-	ADDQ $0x00000020, 24(SP)
+l359:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000020, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000020, AX, AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
 
-l288:
+l339:
 	VZEROUPPER
 	RET
 
@@ -8168,7 +9819,7 @@ TEXT ·scoreBF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l307:
+l362:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -8203,9 +9854,9 @@ l307:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l309:
+l364:
 	CMPQ   40(SP), $0x04
-	JL     l308
+	JL     l363
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8230,9 +9881,9 @@ l309:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l311
+	JZ     l366
 
-l310:
+l365:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8268,11 +9919,11 @@ l310:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l310
+	JL          l365
 
-l311:
+l366:
 	CMPQ        R12, 64(SP)
-	JGE         l312
+	JGE         l367
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8307,7 +9958,7 @@ l311:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l312:
+l367:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -8369,11 +10020,11 @@ l312:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l309
+	JMP           l364
 
-l308:
+l363:
 	CMPQ   40(SP), $0x02
-	JL     l313
+	JL     l368
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8389,9 +10040,9 @@ l308:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l316
+	JZ     l371
 
-l315:
+l370:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8417,11 +10068,11 @@ l315:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l315
+	JL          l370
 
-l316:
+l371:
 	CMPQ        R12, 72(SP)
-	JGE         l317
+	JGE         l372
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8446,7 +10097,7 @@ l316:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l317:
+l372:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -8481,9 +10132,9 @@ l317:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l313:
+l368:
 	CMPQ   40(SP), $0x01
-	JL     l318
+	JL     l373
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8495,9 +10146,9 @@ l313:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l321
+	JZ     l376
 
-l320:
+l375:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8518,11 +10169,11 @@ l320:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l320
+	JL          l375
 
-l321:
+l376:
 	CMPQ        R12, 80(SP)
-	JGE         l322
+	JGE         l377
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8542,7 +10193,7 @@ l321:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l322:
+l377:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -8563,14 +10214,382 @@ l322:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l318:
+l373:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l307
+	JG   l362
+	VZEROUPPER
+	RET
+
+// func scoreLanesBF16AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·scoreLanesBF16AVX512(SB), NOSPLIT, $80-104
+	MOVQ   dim+48(FP), AX
+	MOVQ   AX, CX
+	ANDQ   $0x0f, CX
+	LEAQ   tailMasks<>+0(SB), DX
+	KMOVW  (DX)(CX*2), K1
+	ADDQ   $0x0f, AX
+	ANDQ   $-16, AX
+	SHLQ   $0x02, AX
+	MOVQ   AX, (SP)
+	MOVQ   wide+96(FP), CX
+	IMUL3Q $0x08, AX, AX
+	ADDQ   AX, CX
+	MOVQ   CX, 8(SP)
+	MOVQ   at+24(FP), AX
+	MOVQ   AX, 16(SP)
+	MOVQ   aheadAt+80(FP), AX
+	MOVQ   AX, 24(SP)
+	MOVQ   s+0(FP), AX
+	MOVQ   AX, 32(SP)
+	MOVQ   count+40(FP), AX
+	MOVQ   AX, 40(SP)
+
+l378:
+	MOVQ wide+96(FP), AX
+	MOVQ 8(SP), CX
+	MOVQ 40(SP), BX
+	MOVQ $0x00000002, SI
+
+l379:
+	MOVQ    k+16(FP), R10
+	MOVQ    16(SP), DX
+	MOVQ    (R10), DI
+	ADDQ    DX, DI
+	MOVQ    8(R10), R8
+	ADDQ    DX, R8
+	MOVQ    16(R10), R9
+	ADDQ    DX, R9
+	MOVQ    24(R10), R10
+	ADDQ    DX, R10
+	CMPQ    BX, $0x01
+	CMOVQLE DI, R8
+	CMPQ    BX, $0x02
+	CMOVQLE DI, R9
+	CMPQ    BX, $0x03
+	CMOVQLE DI, R10
+	MOVQ    dim+48(FP), R11
+	MOVQ    (SP), DX
+	LEAQ    (DX)(DX*2), R12
+	MOVQ    R11, R13
+	ANDQ    $-16, R13
+	MOVQ    R11, 48(SP)
+	XORQ    R11, R11
+	TESTQ   R13, R13
+	JZ      l382
+
+l381:
+	VPMOVZXWD (DI)(R11*2), Z0
+	VPSLLD    $0x10, Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VPMOVZXWD (R8)(R11*2), Z0
+	VPSLLD    $0x10, Z0, Z0
+	VMOVUPS   Z0, (AX)(DX*1)
+	VPMOVZXWD (R9)(R11*2), Z0
+	VPSLLD    $0x10, Z0, Z0
+	VMOVUPS   Z0, (AX)(DX*2)
+	VPMOVZXWD (R10)(R11*2), Z0
+	VPSLLD    $0x10, Z0, Z0
+	VMOVUPS   Z0, (AX)(R12*1)
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x10, R11
+	CMPQ      R11, R13
+	JL        l381
+
+l382:
+	CMPQ        R11, 48(SP)
+	JGE         l383
+	VPMOVZXWD.Z (DI)(R11*2), K1, Z0
+	VPSLLD      $0x10, Z0, Z0
+	VMOVUPS     Z0, (AX)
+	VPMOVZXWD.Z (R8)(R11*2), K1, Z0
+	VPSLLD      $0x10, Z0, Z0
+	VMOVUPS     Z0, (AX)(DX*1)
+	VPMOVZXWD.Z (R9)(R11*2), K1, Z0
+	VPSLLD      $0x10, Z0, Z0
+	VMOVUPS     Z0, (AX)(DX*2)
+	VPMOVZXWD.Z (R10)(R11*2), K1, Z0
+	VPSLLD      $0x10, Z0, Z0
+	VMOVUPS     Z0, (AX)(R12*1)
+	ADDQ        $0x00000040, AX
+
+l383:
+	LEAQ (AX)(R12*1), AX
+	MOVQ ahead+72(FP), DX
+	MOVQ 24(SP), DI
+	MOVQ (DX), R8
+	ADDQ DI, R8
+	MOVQ 8(DX), R9
+	ADDQ DI, R9
+	MOVQ 16(DX), R10
+	ADDQ DI, R10
+	MOVQ 24(DX), DX
+	ADDQ DI, DX
+	MOVQ dim+48(FP), DI
+	SHLQ $0x01, DI
+
+l384:
+	MOVQ R8, (CX)
+	ADDQ $0x40, R8
+	MOVQ R9, 8(CX)
+	ADDQ $0x40, R9
+	MOVQ R10, 16(CX)
+	ADDQ $0x40, R10
+	MOVQ DX, 24(CX)
+	ADDQ $0x40, DX
+	ADDQ $0x20, CX
+	SUBQ $0x40, DI
+	JG   l384
+	MOVQ step+64(FP), DX
+	ADDQ DX, 16(SP)
+	MOVQ aheadStep+88(FP), DX
+	ADDQ DX, 24(SP)
+	SUBQ $0x04, BX
+	JLE  l380
+	SUBQ $0x01, SI
+	JG   l379
+
+l380:
+	MOVQ q+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ rows+32(FP), AX
+	MOVQ AX, 64(SP)
+	MOVQ 32(SP), AX
+
+l385:
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   56(SP), CX
+	MOVQ   (SP), DX
+	MOVQ   DX, 72(SP)
+	LEAQ   (DX)(DX*2), BX
+	MOVQ   wide+96(FP), SI
+	LEAQ   (SI)(DX*4), DI
+	MOVQ   8(SP), R8
+
+l387:
+	VMOVUPS         (CX), Z16
+	VMOVUPS         64(CX), Z17
+	VBROADCASTF32X4 (SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            (R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 (SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 (SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 (SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 (DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 (DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 (DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 (DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         128(CX), Z16
+	VMOVUPS         192(CX), Z17
+	VBROADCASTF32X4 16(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            8(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 16(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 16(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 16(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 16(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 16(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 16(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 16(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         256(CX), Z16
+	VMOVUPS         320(CX), Z17
+	VBROADCASTF32X4 32(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            16(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 32(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 32(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 32(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 32(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 32(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 32(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 32(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         384(CX), Z16
+	VMOVUPS         448(CX), Z17
+	VBROADCASTF32X4 48(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            24(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 48(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 48(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 48(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 48(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 48(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 48(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 48(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	ADDQ            $0x40, SI
+	ADDQ            $0x40, DI
+	ADDQ            $0x00000200, CX
+	ADDQ            $0x00000020, R8
+	SUBQ            $0x40, 72(SP)
+	JG              l387
+	MOVQ            CX, 56(SP)
+	MOVQ            stride+56(FP), DX
+	MOVQ            64(SP), CX
+	SHLQ            $0x02, DX
+	VUNPCKLPS       Z1, Z0, Z16
+	VUNPCKHPS       Z1, Z0, Z0
+	VADDPS          Z0, Z16, Z16
+	VUNPCKLPS       Z3, Z2, Z0
+	VUNPCKHPS       Z3, Z2, Z1
+	VADDPS          Z1, Z0, Z0
+	VUNPCKLPD       Z0, Z16, Z1
+	VUNPCKHPD       Z0, Z16, Z0
+	VADDPS          Z0, Z1, Z1
+	VUNPCKLPS       Z5, Z4, Z0
+	VUNPCKHPS       Z5, Z4, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z7, Z6, Z2
+	VUNPCKHPS       Z7, Z6, Z3
+	VADDPS          Z3, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z3
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z3, Z3
+	VUNPCKLPS       Z9, Z8, Z0
+	VUNPCKHPS       Z9, Z8, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z11, Z10, Z2
+	VUNPCKHPS       Z11, Z10, Z4
+	VADDPS          Z4, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z4
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z4, Z4
+	VUNPCKLPS       Z13, Z12, Z0
+	VUNPCKHPS       Z13, Z12, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z15, Z14, Z2
+	VUNPCKHPS       Z15, Z14, Z5
+	VADDPS          Z5, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z5
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z5, Z5
+	VMOVUPS         X1, (AX)
+	VMOVUPS         X3, 16(AX)
+	CMPQ            CX, $0x01
+	JLE             l386
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z1, (AX)
+	VEXTRACTF32X4   $0x01, Z3, 16(AX)
+	CMPQ            CX, $0x02
+	JLE             l386
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z1, (AX)
+	VEXTRACTF32X4   $0x02, Z3, 16(AX)
+	CMPQ            CX, $0x03
+	JLE             l386
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z1, (AX)
+	VEXTRACTF32X4   $0x03, Z3, 16(AX)
+	CMPQ            CX, $0x04
+	JLE             l386
+	ADDQ            DX, AX
+	VMOVUPS         X4, (AX)
+	VMOVUPS         X5, 16(AX)
+	CMPQ            CX, $0x05
+	JLE             l386
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z4, (AX)
+	VEXTRACTF32X4   $0x01, Z5, 16(AX)
+	CMPQ            CX, $0x06
+	JLE             l386
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z4, (AX)
+	VEXTRACTF32X4   $0x02, Z5, 16(AX)
+	CMPQ            CX, $0x07
+	JLE             l386
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z4, (AX)
+	VEXTRACTF32X4   $0x03, Z5, 16(AX)
+	ADDQ            DX, AX
+	SUBQ            $0x08, 64(SP)
+	JG              l385
+
+l386:
+	ADDQ $0x20, 32(SP)
+	SUBQ $0x08, 40(SP)
+	JG   l378
 	VZEROUPPER
 	RET
 
@@ -8595,9 +10614,9 @@ TEXT ·weightedBF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l323:
+l388:
 	CMPQ 32(SP), $0x04
-	JL   l324
+	JL   l389
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -8625,9 +10644,9 @@ l323:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l327:
+l392:
 	CMPQ         40(SP), $0x04
-	JL           l326
+	JL           l391
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8659,9 +10678,9 @@ l327:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l329
+	JZ           l394
 
-l328:
+l393:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8701,11 +10720,11 @@ l328:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l328
+	JL          l393
 
-l329:
+l394:
 	CMPQ        R12, 64(SP)
-	JGE         l330
+	JGE         l395
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8748,17 +10767,17 @@ l329:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l330:
+l395:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l327
+	JMP  l392
 
-l326:
+l391:
 	CMPQ         40(SP), $0x02
-	JL           l331
+	JL           l396
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8779,9 +10798,9 @@ l326:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l334
+	JZ           l399
 
-l333:
+l398:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8809,11 +10828,11 @@ l333:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l333
+	JL          l398
 
-l334:
+l399:
 	CMPQ        R12, 72(SP)
-	JGE         l335
+	JGE         l400
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8842,14 +10861,14 @@ l334:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l335:
+l400:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l331:
+l396:
 	CMPQ         40(SP), $0x01
-	JL           l336
+	JL           l401
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8865,9 +10884,9 @@ l331:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l339
+	JZ           l404
 
-l338:
+l403:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8889,11 +10908,11 @@ l338:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l338
+	JL          l403
 
-l339:
+l404:
 	CMPQ        R12, 80(SP)
-	JGE         l340
+	JGE         l405
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8915,26 +10934,26 @@ l339:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l340:
+l405:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l336:
+l401:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l323
+	JMP  l388
 
-l324:
+l389:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l341:
+l406:
 	SUBQ $0x01, 32(SP)
-	JL   l325
+	JL   l390
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -8945,9 +10964,9 @@ l341:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l343:
+l408:
 	CMPQ         96(SP), $0x01
-	JL           l342
+	JL           l407
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -8960,9 +10979,9 @@ l343:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l345
+	JZ           l410
 
-l344:
+l409:
 	VPMOVZXWD (CX)(BX*2), Z1
 	VPSLLD    $0x10, Z1, Z1
 	VMULPS    Z1, Z0, Z1
@@ -8971,11 +10990,11 @@ l344:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l344
+	JL        l409
 
-l345:
+l410:
 	CMPQ        BX, 120(SP)
-	JGE         l346
+	JGE         l411
 	VPMOVZXWD.Z (CX)(BX*2), K1, Z1
 	VPSLLD      $0x10, Z1, Z1
 	VMULPS      Z1, Z0, Z0
@@ -8984,17 +11003,17 @@ l345:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l346:
+l411:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l343
+	JMP  l408
 
-l342:
+l407:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l341
+	JMP  l406
 
-l325:
+l390:
 	VZEROUPPER
 	RET
 
@@ -9024,9 +11043,9 @@ TEXT ·panelBF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l348
+	JZ    l413
 
-l347:
+l412:
 	VPMOVZXWD  (R8), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VPMOVZXWD  (R9), Z1
@@ -9146,11 +11165,11 @@ l347:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l347
+	JL         l412
 
-l348:
+l413:
 	CMPQ        BX, (SP)
-	JGE         l349
+	JGE         l414
 	VPMOVZXWD.Z (R8), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VPMOVZXWD.Z (R9), K1, Z1
@@ -9269,13 +11288,13 @@ l348:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l349:
+l414:
 	VZEROUPPER
 	RET
 
 // func weightedBlockBF16AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
-TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $152-96
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $184-96
 	MOVQ  dim+48(FP), AX
 	ANDQ  $0x0f, AX
 	LEAQ  tailMasks<>+0(SB), CX
@@ -9288,20 +11307,30 @@ TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $152-96
 	MOVQ  AX, 16(SP)
 	MOVQ  aheadAt+80(FP), AX
 	MOVQ  AX, 24(SP)
+	MOVQ  dim+48(FP), AX
+	SHLQ  $0x01, AX
+	MOVQ  aheadStep+88(FP), CX
+	SUBQ  CX, AX
+	MOVQ  AX, 32(SP)
 
-l350:
-	CMPQ 16(SP), $0x20
-	JL   l351
-	MOVQ (SP), AX
-	MOVQ AX, 32(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 40(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 48(SP)
+l416:
+	CMPQ    16(SP), $0x20
+	JL      l417
+	MOVQ    (SP), AX
+	MOVQ    AX, 40(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 48(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 56(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 64(SP)
 
-l355:
-	CMPQ   48(SP), $0x08
-	JL     l354
+l419:
+	CMPQ   56(SP), $0x08
+	JL     l418
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9321,7 +11350,7 @@ l355:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -9344,9 +11373,9 @@ l355:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 56(SP)
+	MOVQ   R11, 72(SP)
 
-l356:
+l420:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z16
 	VPSLLD       $0x10, Z16, Z16
@@ -9468,17 +11497,17 @@ l356:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         64(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 56(SP)
-	JG           l356
+	SUBQ         $0x04, 72(SP)
+	JG           l420
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
 	VADDPS       Z16, Z0, Z16
 	VMOVUPS      Z16, (DX)
@@ -9535,21 +11564,21 @@ l356:
 	VADDPS       Z0, Z15, Z0
 	VMOVUPS      Z0, 64(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x08, 48(SP)
-	JMP          l355
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x08, 56(SP)
+	JMP          l419
 
-l354:
-	CMPQ   48(SP), $0x04
-	JL     l357
+l418:
+	CMPQ   56(SP), $0x04
+	JL     l421
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9561,7 +11590,7 @@ l354:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   40(SP), DX
+	MOVQ   48(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -9583,9 +11612,9 @@ l354:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 64(SP)
+	MOVQ   R10, 80(SP)
 
-l359:
+l423:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -9659,16 +11688,16 @@ l359:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         64(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 64(SP)
-	JG           l359
+	SUBQ         $0x04, 80(SP)
+	JG           l423
 	MOVQ         dim+48(FP), CX
-	MOVQ         32(SP), DX
+	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -9697,33 +11726,45 @@ l359:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, 64(DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 32(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	ADDQ         AX, 40(SP)
-	SUBQ         $0x04, 48(SP)
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 56(SP)
 
-l357:
-	ADDQ $0x00000080, (SP)
-	ADDQ $0x00000040, 8(SP)
-	ADDQ $0x00000040, 24(SP)
-	SUBQ $0x20, 16(SP)
-	JMP  l350
+l421:
+	ADDQ    $0x00000080, (SP)
+	ADDQ    $0x00000040, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000040, AX, AX
+	MOVQ    $0x00000040, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x20, 16(SP)
+	JMP     l416
 
-l351:
-	CMPQ 16(SP), $0x10
-	JL   l352
-	MOVQ (SP), AX
-	MOVQ AX, 72(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 80(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 88(SP)
+l417:
+l424:
+	CMPQ    16(SP), $0x10
+	JL      l425
+	MOVQ    (SP), AX
+	MOVQ    AX, 88(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 96(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 104(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 112(SP)
 
-l361:
-	CMPQ   88(SP), $0x08
-	JL     l360
+l427:
+	CMPQ   104(SP), $0x08
+	JL     l426
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9735,7 +11776,7 @@ l361:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -9758,9 +11799,9 @@ l361:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 96(SP)
+	MOVQ   R11, 120(SP)
 
-l362:
+l428:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -9842,17 +11883,17 @@ l362:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         112(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 96(SP)
-	JG           l362
+	SUBQ         $0x04, 120(SP)
+	JG           l428
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -9885,21 +11926,21 @@ l362:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x08, 88(SP)
-	JMP          l361
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x08, 104(SP)
+	JMP          l427
 
-l360:
-	CMPQ   88(SP), $0x04
-	JL     l363
+l426:
+	CMPQ   104(SP), $0x04
+	JL     l429
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9907,7 +11948,7 @@ l360:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   80(SP), DX
+	MOVQ   96(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -9929,9 +11970,9 @@ l360:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 104(SP)
+	MOVQ   R10, 128(SP)
 
-l365:
+l431:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -9981,16 +12022,16 @@ l365:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         112(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 104(SP)
-	JG           l365
+	SUBQ         $0x04, 128(SP)
+	JG           l431
 	MOVQ         dim+48(FP), CX
-	MOVQ         72(SP), DX
+	MOVQ         88(SP), DX
 	VMOVUPS      (DX), Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, (DX)
@@ -10007,32 +12048,44 @@ l365:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 72(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	ADDQ         AX, 80(SP)
-	SUBQ         $0x04, 88(SP)
+	MOVQ         DX, 88(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	ADDQ         AX, 96(SP)
+	SUBQ         $0x04, 104(SP)
 
-l363:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000020, 8(SP)
-	ADDQ $0x00000020, 24(SP)
-	SUBQ $0x10, 16(SP)
+l429:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000020, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000020, AX, AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x10, 16(SP)
+	JMP     l424
 
-l352:
-	CMPQ 16(SP), $0x00
-	JE   l353
-	MOVQ (SP), AX
-	MOVQ AX, 112(SP)
-	MOVQ p+8(FP), AX
-	MOVQ AX, 120(SP)
-	MOVQ rows+32(FP), AX
-	MOVQ AX, 128(SP)
+l425:
+	CMPQ    16(SP), $0x00
+	JE      l415
+	MOVQ    (SP), AX
+	MOVQ    AX, 136(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 144(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 152(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 160(SP)
 
-l367:
-	CMPQ   128(SP), $0x08
-	JL     l366
+l433:
+	CMPQ   152(SP), $0x08
+	JL     l432
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10044,7 +12097,7 @@ l367:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   120(SP), DX
+	MOVQ   144(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -10067,9 +12120,9 @@ l367:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 136(SP)
+	MOVQ   R11, 168(SP)
 
-l368:
+l434:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -10151,17 +12204,17 @@ l368:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         aheadStep+88(FP), R11
+	MOVQ         160(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 136(SP)
-	JG           l368
+	SUBQ         $0x04, 168(SP)
+	JG           l434
 	MOVQ         dim+48(FP), CX
-	MOVQ         112(SP), DX
+	MOVQ         136(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, K1, (DX)
@@ -10194,21 +12247,21 @@ l368:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 112(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	SUBQ         $0x08, 128(SP)
-	JMP          l367
+	MOVQ         DX, 136(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	SUBQ         $0x08, 152(SP)
+	JMP          l433
 
-l366:
-	CMPQ   128(SP), $0x04
-	JL     l369
+l432:
+	CMPQ   152(SP), $0x04
+	JL     l435
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10216,7 +12269,7 @@ l366:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   120(SP), DX
+	MOVQ   144(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -10238,9 +12291,9 @@ l366:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 144(SP)
+	MOVQ   R10, 176(SP)
 
-l371:
+l437:
 	PREFETCHT0   (R11)
 	VPMOVZXWD.Z  (DI), K1, Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -10290,16 +12343,16 @@ l371:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         aheadStep+88(FP), R10
+	MOVQ         160(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 144(SP)
-	JG           l371
+	SUBQ         $0x04, 176(SP)
+	JG           l437
 	MOVQ         dim+48(FP), CX
-	MOVQ         112(SP), DX
+	MOVQ         136(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, K1, (DX)
@@ -10316,19 +12369,25 @@ l371:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 112(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	ADDQ         AX, 120(SP)
-	SUBQ         $0x04, 128(SP)
+	MOVQ         DX, 136(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	ADDQ         AX, 144(SP)
+	SUBQ         $0x04, 152(SP)
 
-l369:
-	ADDQ $0x00000040, (SP)
-	ADDQ $0x00000020, 8(SP)
-	ADDQ $0x00000020, 24(SP)
+l435:
+	ADDQ    $0x00000040, (SP)
+	ADDQ    $0x00000020, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000020, AX, AX
+	MOVQ    $0x00000020, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
 
-l353:
+l415:
 	VZEROUPPER
 	RET
 
@@ -10346,9 +12405,9 @@ TEXT ·scorePanelAVX512(SB), NOSPLIT, $0-48
 	SHLQ $0x02, R8
 	LEAQ (R8)(R8*2), R9
 
-l373:
+l439:
 	CMPQ   BX, $0x08
-	JL     l372
+	JL     l438
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10370,7 +12429,7 @@ l373:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l374:
+l440:
 	VMOVUPS      (R12), Z16
 	VMOVUPS      64(R12), Z17
 	VBROADCASTSS (R10), Z18
@@ -10401,7 +12460,7 @@ l374:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l374
+	JG           l440
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z8, 64(AX)
 	ADDQ         DI, AX
@@ -10435,11 +12494,11 @@ l374:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x08, BX
-	JMP          l373
+	JMP          l439
 
-l372:
+l438:
 	CMPQ   BX, $0x04
-	JL     l375
+	JL     l441
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10452,7 +12511,7 @@ l372:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l377:
+l443:
 	VMOVUPS      (R11), Z8
 	VMOVUPS      64(R11), Z9
 	VBROADCASTSS (R10), Z10
@@ -10470,7 +12529,7 @@ l377:
 	ADDQ         $0x00000080, R11
 	ADDQ         $0x04, R10
 	SUBQ         $0x01, R12
-	JG           l377
+	JG           l443
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z4, 64(AX)
 	ADDQ         DI, AX
@@ -10489,9 +12548,9 @@ l377:
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
 
-l375:
+l441:
 	CMPQ   BX, $0x02
-	JL     l378
+	JL     l444
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10500,7 +12559,7 @@ l375:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l380:
+l446:
 	VMOVUPS      (R10), Z4
 	VMOVUPS      64(R10), Z5
 	VBROADCASTSS (R9), Z6
@@ -10512,7 +12571,7 @@ l380:
 	ADDQ         $0x00000080, R10
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, R11
-	JG           l380
+	JG           l446
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z2, 64(AX)
 	ADDQ         DI, AX
@@ -10523,15 +12582,15 @@ l380:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l378:
+l444:
 	CMPQ   BX, $0x01
-	JL     l381
+	JL     l447
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l383:
+l449:
 	VMOVUPS      (DX), Z2
 	VMOVUPS      64(DX), Z3
 	VBROADCASTSS (R9), Z4
@@ -10540,14 +12599,14 @@ l383:
 	ADDQ         $0x00000080, DX
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, SI
-	JG           l383
+	JG           l449
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l381:
+l447:
 	VZEROUPPER
 	RET
 
@@ -10585,34 +12644,34 @@ TEXT ·weighAVX512(SB), NOSPLIT, $24-72
 	XORQ         R9, R9
 	MOVQ         R9, 8(SP)
 
-l384:
+l450:
 	VBROADCASTSS (DX), Z10
 	VCMPPS       $0x03, Z10, Z10, K3
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l392
+	JZ           l458
 
-l391:
+l457:
 	VMOVUPS (AX)(R9*4), Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l391
+	JL      l457
 
-l392:
+l458:
 	TESTQ   R8, R8
-	JZ      l393
+	JZ      l459
 	VMOVAPS Z9, Z11
 	VMOVUPS (AX)(R9*4), K1, Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 
-l393:
+l459:
 	VEXTRACTF64X4 $0x01, Z10, Y11
 	VMAXPS        Y11, Y10, Y11
 	VEXTRACTF128  $0x01, Y11, X12
@@ -10622,27 +12681,27 @@ l393:
 	VPERMILPS     $0xb1, X12, X10
 	VMAXPS        X10, X12, X12
 	KORTESTW      K3, K3
-	JZ            l388
+	JZ            l454
 	VBROADCASTSS  c7fc00000<>+0(SB), X12
 
-l388:
+l454:
 	VUCOMISS cff800000<>+0(SB), X12
-	JP       l387
-	JE       l386
+	JP       l453
+	JE       l452
 
-l387:
+l453:
 	VBROADCASTSS X12, Z10
 	VUCOMISS     (DX), X12
-	JP           l389
-	JE           l390
+	JP           l455
+	JE           l456
 
-l389:
+l455:
 	VMOVSS   (DX), X11
 	VUCOMISS cff800000<>+0(SB), X11
-	JP       l394
-	JE       l390
+	JP       l460
+	JE       l456
 
-l394:
+l460:
 	VBROADCASTSS X11, Z11
 	VSUBPS       Z10, Z11, Z11
 	VADDPS       Z1, Z11, Z13
@@ -10666,34 +12725,34 @@ l394:
 	MOVQ         DI, 16(SP)
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l396
+	JZ           l462
 
-l395:
+l461:
 	VMOVUPS (CX)(R9*4), Z13
 	VMULPS  Z11, Z13, Z13
 	VMOVUPS Z13, (CX)(R9*4)
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l395
+	JL      l461
 
-l396:
+l462:
 	CMPQ      R9, 16(SP)
-	JGE       l397
+	JGE       l463
 	VMOVUPS.Z (CX)(R9*4), K2, Z13
 	VMULPS    Z11, Z13, Z13
 	VMOVUPS   Z13, K2, (CX)(R9*4)
 
-l397:
-l390:
+l463:
+l456:
 	VMOVSS X12, (DX)
 	VXORPS Z11, Z11, Z11
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l399
+	JZ     l465
 
-l398:
+l464:
 	VMOVUPS     (AX)(R9*4), Z12
 	VSUBPS      Z10, Z12, Z12
 	VADDPS      Z1, Z12, Z13
@@ -10714,11 +12773,11 @@ l398:
 	VADDPS      Z12, Z11, Z11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
-	JL          l398
+	JL          l464
 
-l399:
+l465:
 	TESTQ       R8, R8
-	JZ          l400
+	JZ          l466
 	VMOVAPS     Z9, Z12
 	VMOVUPS     (AX)(R9*4), K1, Z12
 	VSUBPS      Z10, Z12, Z12
@@ -10739,7 +12798,7 @@ l399:
 	VMOVUPS     Z12, K1, (AX)(R9*4)
 	VADDPS      Z12, Z11, Z11
 
-l400:
+l466:
 	VEXTRACTF64X4 $0x01, Z11, Y10
 	VADDPS        Y10, Y11, Y10
 	VEXTRACTF128  $0x01, Y10, X11
@@ -10751,19 +12810,19 @@ l400:
 	VADDSS        (BX), X11, X11
 	VMOVSS        X11, (BX)
 
-l385:
+l451:
 	MOVQ stride+48(FP), R9
 	LEAQ (AX)(R9*4), AX
 	LEAQ (CX)(DI*4), CX
 	ADDQ $0x04, DX
 	ADDQ $0x04, BX
 	SUBQ $0x01, (SP)
-	JG   l384
+	JG   l450
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+64(FP)
 	RET
 
-l386:
+l452:
 	ADDQ $0x01, 8(SP)
-	JMP  l385
+	JMP  l451

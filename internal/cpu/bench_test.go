@@ -115,7 +115,7 @@ func BenchmarkPrefill(b *testing.B) {
 // BenchmarkKernel is a kernel alone on a tile in cache.
 func BenchmarkKernel(b *testing.B) {
 	for _, d := range []DType{Float32, Float16, BFloat16} {
-		for _, rows := range []int{1, 2, 4, 16, 64} {
+		for _, rows := range []int{1, 2, 4, 8, 16, 64} {
 			b.Run(fmt.Sprintf("%v/rows%d", d, rows), func(b *testing.B) {
 				const dim = 64
 				keys := keysOfCall(rows)

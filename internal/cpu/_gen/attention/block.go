@@ -127,7 +127,7 @@ func scorePanel(s isa, sizes []int) {
 	SHLQ(U8(2), ld)
 	ld3 := triple(ld)
 	blocks(left, sizes, func(n int) {
-		acc := [2][]VecVirtual{s.vecs(n), s.vecs(n)}
+		acc := [][]VecVirtual{s.vecs(n), s.vecs(n)}
 		zero(acc[0]...)
 		zero(acc[1]...)
 		bases, address := rowsOf(n, ld, ld3)
@@ -159,13 +159,10 @@ func scorePanel(s isa, sizes []int) {
 }
 
 // outer adds the product of a column, whose elements address names, and a row of vectors to acc.
-func (s isa) outer(acc [2][]VecVirtual, load func(i int, v VecVirtual), address func(r, disp int) Mem, disp int) {
-	var v []VecVirtual
-	for i := range acc {
-		if acc[i] != nil {
-			v = append(v, s.vec())
-			load(i, v[i])
-		}
+func (s isa) outer(acc [][]VecVirtual, load func(i int, v VecVirtual), address func(r, disp int) Mem, disp int) {
+	v := s.vecs(len(acc))
+	for i := range v {
+		load(i, v[i])
 	}
 	for r := range acc[0] {
 		x := s.vec()
@@ -193,14 +190,26 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 	// column is where a panel of columns begins, in o; off where it does in a row of values.
 	column, off, columns := local(param("o")), local(param("at")), local(param("dim"))
 	aheadOff := local(param("aheadAt"))
+	// What lies ahead is asked for in the order of memory, if the rows there touch each other, whatever
+	// columns are at hand: each panel then asks for some whole rows, not for its columns of all.
+	apart := param("dim") // 0 if they touch
+	SHLQ(U8(d.size/2), apart)
+	SUBQ(param("aheadStep"), apart)
+	gap := local(apart)
 
 	columnsOf := func(vectors int, mask Op) {
 		t := GP64()
 		MOVQ(column, t)
 		o, p, left := local(t), local(param("p")), local(param("rows"))
+		width := vectors * s.lanes * d.size
+		step, w := param("aheadStep"), GP64()
+		MOVQ(U32(width), w)
+		CMPQ(gap, U8(0))
+		CMOVQEQ(w, step)
+		aheadStep := local(step)
 		blocks(left, sizes, func(n int) {
-			var acc [2][]VecVirtual
-			for i := range vectors {
+			acc := make([][]VecVirtual, vectors)
+			for i := range acc {
 				acc[i] = s.vecs(n)
 				zero(acc[i]...)
 			}
@@ -216,7 +225,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 			again := label()
 			Label(again)
 			for k := range x {
-				for i := 0; i < vectors*s.lanes*d.size; i += 64 {
+				for i := 0; i < width; i += 64 {
 					PREFETCHT0(at(ahead[k], i))
 				}
 				s.outer(acc, func(i int, v VecVirtual) { d.load(at(x[k], i*s.lanes*d.size), mask, v) }, address, 4*k)
@@ -225,7 +234,8 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 			for k := range x {
 				ADDQ(t, x[k])
 			}
-			t = param("aheadStep")
+			t = GP64()
+			MOVQ(aheadStep, t)
 			for k := range x {
 				ADDQ(t, ahead[k])
 			}
@@ -256,22 +266,26 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 			}
 		})
 		ADDQ(U32(vectors*s.bytes()), column)
-		ADDQ(U32(vectors*s.lanes*d.size), off)
-		ADDQ(U32(vectors*s.lanes*d.size), aheadOff)
+		ADDQ(U32(width), off)
+		t, w = param("count"), GP64()
+		SHRQ(U8(2), t)
+		IMUL3Q(U32(width), t, t)
+		MOVQ(U32(width), w)
+		CMPQ(gap, U8(0))
+		CMOVQNE(w, t)
+		ADDQ(t, aheadOff)
 	}
-	again, one, rest, done := label(), label(), label(), label()
-	Label(again)
-	CMPQ(columns, U8(2*s.lanes))
-	JL(LabelRef(one))
-	columnsOf(2, nil)
-	SUBQ(U8(2*s.lanes), columns)
-	JMP(LabelRef(again))
-	Label(one)
-	CMPQ(columns, U8(s.lanes))
-	JL(LabelRef(rest))
-	columnsOf(1, nil)
-	SUBQ(U8(s.lanes), columns)
-	Label(rest)
+	done := label()
+	for _, vectors := range []int{2, 1} {
+		again, fewer := label(), label()
+		Label(again)
+		CMPQ(columns, U8(vectors*s.lanes))
+		JL(LabelRef(fewer))
+		columnsOf(vectors, nil)
+		SUBQ(U8(vectors*s.lanes), columns)
+		JMP(LabelRef(again))
+		Label(fewer)
+	}
 	if mask != nil {
 		CMPQ(columns, U8(0))
 		JE(LabelRef(done))

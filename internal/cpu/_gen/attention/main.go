@@ -38,6 +38,7 @@ func write(dir string) error {
 		}
 		for _, d := range []dtype{f32, f16, bf16} {
 			score(s, d, few)
+			scoreLanes(s, d)
 			weighted(s, d, few)
 			panel(s, d)
 			weightedBlock(s, d, many)
