@@ -418,6 +418,17 @@ func otherName(b, a *GPU) string {
 	return b.String()
 }
 
+// inPlace is "in host memory" or "on GPU 0 (name)", beside a value on GPU other.
+func inPlace(g, other *GPU) string {
+	if g == nil {
+		return "in " + hostName
+	}
+	if g == other {
+		return "on " + g.String()
+	}
+	return "on " + otherName(g, other)
+}
+
 // placeOf is the GPU that a value is on, nil for the host.
 func placeOf(v G.Value) *GPU {
 	if d, ok := v.(*DeviceTensor); ok && d != nil {
@@ -438,7 +449,7 @@ func samePlace(op string, names []string, in []G.Value) (*GPU, error) {
 			return nil, errorf(op, ErrState, "%s was not made by a GPU", names[i])
 		}
 		if at := placeOf(v); at != first {
-			return nil, errorf(op, ErrUnsupported, "%s is in %v and %s in %s: they must be in one place", names[0], first, names[i], otherName(at, first))
+			return nil, errorf(op, ErrUnsupported, "%s is %s and %s %s: they must be in one place", names[0], inPlace(first, first), names[i], inPlace(at, first))
 		}
 	}
 	return first, nil

@@ -1,0 +1,239 @@
+package leanattention_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// attendThere is p on tensors of a GPU; what it returns has been downloaded.
+func (p *problem) attendThere(t testing.TB, gpu *la.GPU, opts ...la.Option) (out, lse *tensor.Dense) {
+	t.Helper()
+	a := p.argsThere(t, gpu)
+	if err := la.Attend(a, append(p.options(), opts...)...); err != nil {
+		t.Fatalf("%v: %v", p.Shape, err)
+	}
+	return download(t, a.Out), download(t, a.LSE)
+}
+
+func (p *problem) argsThere(t testing.TB, gpu *la.GPU) la.Args {
+	t.Helper()
+	nan := func(dt tensor.Dtype, shape []int) *la.DeviceTensor {
+		x := make([]float64, tensor.Shape(shape).TotalSize())
+		reftest.Poison(x)
+		return upload(t, gpu, tensorOf(dt, x, shape...))
+	}
+	return la.Args{
+		Q: upload(t, gpu, p.q), K: upload(t, gpu, p.k), V: upload(t, gpu, p.v), Lengths: p.Keys,
+		Out: nan(p.query, p.dims(p.Heads, p.Queries[0], p.ValueDim)),
+		LSE: nan(tensor.Float32, p.dims(p.Heads, p.Queries[0])),
+	}
+}
+
+// referenceThere is the reference for p on a GPU.
+func (p *problem) referenceThere(at place) *reftest.Result {
+	want := p.Reference(reftest.Precision{Acc: reftest.Float32, Out: format(p.query)})
+	if at.real {
+		widenBounds(want, p.kv)
+	}
+	return want
+}
+
+// hasKernel says whether a GPU can do a shape.
+func (p place) hasKernel(s reftest.Shape) bool {
+	return !p.real || s.Dim == s.ValueDim && slices.Contains([]int{64, 80, 96, 128, 256}, s.Dim)
+}
+
+// deviceElements are the element types of queries and of keys, in turns.
+func deviceElements(turn int) (query, kv tensor.Dtype) {
+	types := []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
+	return types[turn/3%3], types[turn%3]
+}
+
+// testDeviceAttend: every acceptance case on tensors of a GPU.
+func testDeviceAttend(t *testing.T, at place) {
+	rng := reftest.Rand(t)
+	most := 3_000_000
+	if at.real {
+		most = 20_000_000
+	}
+	if raceEnabled {
+		most = 300_000
+	}
+	turn := 0
+	for _, c := range acceptanceCases() {
+		if !at.hasKernel(c.shape) || work(c.shape) > most {
+			continue
+		}
+		for _, in := range reftest.AllInputs {
+			turn++
+			x := spec{inputs: in, capacity: c.capacity}
+			x.query, x.kv = deviceElements(turn)
+			opts := append([]la.Option{la.WithSchedule(schedules[turn%3])}, c.opts...)
+			name := fmt.Sprintf("%s %v %v %v %v", c.name, in, x.query, x.kv, schedules[turn%3])
+			t.Run(name, func(t *testing.T) {
+				p := newProblem(rng, c.shape, x)
+				out, lse := p.attendThere(t, at.gpu, opts...)
+				p.check(t, p.referenceThere(at), out, lse)
+			})
+		}
+	}
+	if turn < 100 {
+		t.Errorf("only %d cases", turn)
+	}
+}
+
+// testDeviceAttendRandom meets what no list has: groups of 1 to 16, lengths from
+// 0 on, several queries.
+func testDeviceAttendRandom(t *testing.T, at place, n int) {
+	rng := reftest.Rand(t)
+	dims := []int{64, 80, 96, 128, 256}
+	for turn := range n {
+		s := reftest.RandomShape(rng)
+		s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
+		if at.real {
+			s.Dim = dims[rng.IntN(5)]
+			s.ValueDim = s.Dim
+			s.Heads = s.KVHeads * (1 + rng.IntN(16))
+		}
+		x := spec{inputs: reftest.AllInputs[rng.IntN(4)], capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1)}
+		x.query, x.kv = deviceElements(turn)
+		p := newProblem(rng, s, x)
+		out, lse := p.attendThere(t, at.gpu, la.WithTileTokens(rng.IntN(3)*64), la.WithWorkers(rng.IntN(9)), la.WithSchedule(schedules[rng.IntN(3)]))
+		if err := p.compare(t, p.referenceThere(at), out, lse); err != nil {
+			t.Fatalf("%v %v %v %v: %v", s, x.inputs, x.query, x.kv, err)
+		}
+	}
+}
+
+// testDeviceAttendRepeats: the same bits every time, and those of a graph of
+// nodes on the GPU.
+func testDeviceAttendRepeats(t *testing.T, at place, repeats int) {
+	rng := reftest.Rand(t)
+	for turn, kv := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+		p := newProblem(rng, causal(dense(8, 2, 64, 64, 2, 700, 0, 100, 3001)), spec{inputs: reftest.Peaked, kv: kv})
+		opts := []la.Option{la.WithSchedule(schedules[turn%3])}
+		first, firstLSE := p.attendThere(t, at.gpu, opts...)
+		a := p.argsThere(t, at.gpu)
+		for range repeats {
+			if err := la.Attend(a, append(p.options(), opts...)...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, x := range [][2]G.Value{{download(t, a.Out), first}, {download(t, a.LSE), firstLSE}} {
+			if !slices.Equal(bits(t, x[0]), bits(t, x[1])) {
+				t.Fatalf("%v: other bits after %d repeats", kv, repeats)
+			}
+		}
+		if out, lse := attentionNodes(t, at.gpu, p, opts...); !slices.Equal(bits(t, out), bits(t, first)) || !slices.Equal(bits(t, lse), bits(t, firstLSE)) {
+			t.Fatalf("%v: other bits from a graph", kv)
+		}
+	}
+}
+
+// attentionNodes is p in a graph, between nodes that copy; it runs three times.
+func attentionNodes(t testing.TB, gpu *la.GPU, p *problem, opts ...la.Option) (out, lse G.Value) {
+	t.Helper()
+	g := p.graph()
+	there := func(n *G.Node) *G.Node {
+		return move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, gpu) })
+	}
+	opts = append(append(p.options(), la.WithLSE(&g.lse), la.WithLengths(input(g.g, "lengths", lengthsOf(tensor.Int, p.Keys)))), opts...)
+	var err error
+	if g.out, err = la.Attention(there(g.q), there(g.k), there(g.v), opts...); err != nil {
+		t.Fatal(err)
+	}
+	g.out, g.lse = move(t, g.out, la.ToHost), move(t, g.lse, la.ToHost)
+	g.read(t)
+	vm := G.NewTapeMachine(g.g)
+	defer vm.Close()
+	for range 3 {
+		again(t, vm)
+	}
+	return g.outV, g.lseV
+}
+
+// testDeviceAttendErrors: what Attend and Attention refuse, before anything is
+// written.
+func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	p := newProblem(rng, dense(4, 2, 64, 64, 1, 9, 5), spec{})
+	onOther := func(x tensor.Tensor) *la.DeviceTensor { return upload(t, other, x) }
+	small := func(dt tensor.Dtype, shape ...int) *la.DeviceTensor {
+		d, err := gpu.NewTensor(dt, shape...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	freed := small(tensor.Float32, 2, 4, 1, 64)
+	if err := freed.Free(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		set   func(*la.Args)
+		want  error
+		texts []string
+	}{
+		{"k on the host", func(a *la.Args) { a.K = p.k }, la.ErrUnsupported, []string{"q is on " + gpu.String(), "k in host memory"}},
+		{"q on the host", func(a *la.Args) { a.Q = p.q }, la.ErrUnsupported, []string{"q is in host memory", "k on " + gpu.String()}},
+		{"out on the host", func(a *la.Args) { a.Out, _ = p.results() }, la.ErrUnsupported, []string{"out in host memory"}},
+		{"v on another GPU", func(a *la.Args) { a.V = onOther(p.v) }, la.ErrUnsupported, []string{"q is on " + gpu.String(), "v on " + other.String()}},
+		{"nil k", func(a *la.Args) { a.K = nil }, la.ErrShape, []string{"k is nil"}},
+		{"nil tensor", func(a *la.Args) { a.K = (*la.DeviceTensor)(nil) }, la.ErrState, []string{"k was not made by a GPU"}},
+		{"zero tensor", func(a *la.Args) { a.Out = new(la.DeviceTensor) }, la.ErrState, []string{"out was not made by a GPU"}},
+		{"out is q", func(a *la.Args) { a.Out = a.Q }, la.ErrUnsupported, []string{"q and out are one tensor"}},
+		{"out is half", func(a *la.Args) { a.Out = small(la.Float16, 2, 4, 1, 64) }, la.ErrDType, []string{"out is Float16"}},
+		{"lse is half", func(a *la.Args) { a.LSE = small(la.Float16, 2, 4, 1) }, la.ErrDType, []string{"lse is Float16"}},
+		{"shape of out", func(a *la.Args) { a.Out = small(tensor.Float32, 4, 2, 1, 64) }, la.ErrShape, []string{"out has shape (4, 2, 1, 64); it must be (2, 4, 1, 64)"}},
+		{"shape of lse", func(a *la.Args) { a.LSE = small(tensor.Float32, 2, 4, 1, 1) }, la.ErrShape, []string{"lse has shape"}},
+		{"int q", func(a *la.Args) { a.Q = small(tensor.Int32, 2, 4, 1, 64) }, la.ErrDType, []string{"q is int32"}},
+		{"int k", func(a *la.Args) { a.K = small(tensor.Int32, 2, 2, 9, 64) }, la.ErrDType, []string{"k is int32"}},
+		{"k unlike v", func(a *la.Args) { a.K = small(la.Float16, 2, 2, 9, 64) }, la.ErrDType, []string{"k is Float16"}},
+		{"freed q", func(a *la.Args) { a.Q = freed }, la.ErrClosed, []string{"q was freed"}},
+		{"lengths", func(a *la.Args) { a.Lengths = []int{1, 10} }, la.ErrLength, []string{"lengths[1] is 10"}},
+		{"head dim", func(a *la.Args) {
+			a.Q, a.K, a.V, a.Out = small(tensor.Float32, 2, 4, 1, 13), small(tensor.Float32, 2, 2, 9, 13), small(tensor.Float32, 2, 2, 9, 13), small(tensor.Float32, 2, 4, 1, 13)
+		}, la.ErrUnsupported, []string{"on " + gpu.String(), "13"}},
+	} {
+		a := p.argsThere(t, gpu)
+		out, lse := a.Out, a.LSE
+		c.set(&a)
+		wantError(t, la.Attend(a), c.want, "Attend", c.texts...)
+		if !allNaN(t, download(t, out)) || !allNaN(t, download(t, lse)) {
+			t.Errorf("%s: something was written before the error", c.name)
+		}
+	}
+
+	// The values of a graph's nodes.
+	g := p.graph()
+	n, err := la.Attention(g.q, g.k, g.v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, k, v := upload(t, gpu, p.q), upload(t, gpu, p.k), upload(t, gpu, p.v)
+	for _, c := range []struct {
+		in    []G.Value
+		want  error
+		texts []string
+	}{
+		{[]G.Value{q, p.k, p.v}, la.ErrUnsupported, []string{"q is on " + gpu.String(), "k in host memory"}},
+		{[]G.Value{p.q, p.k, v}, la.ErrUnsupported, []string{"q is in host memory", "v on " + gpu.String()}},
+		{[]G.Value{q, k, onOther(p.v)}, la.ErrUnsupported, []string{gpu.String(), other.String()}},
+		{[]G.Value{k, k, v}, la.ErrShape, []string{"not what the graph was built for"}},
+	} {
+		_, err := n.Op().Do(c.in...)
+		wantError(t, err, c.want, "Attention", c.texts...)
+	}
+	if _, err := n.Op().Do(q, k, v); err != nil {
+		t.Error(err)
+	}
+}
