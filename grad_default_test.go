@@ -1,0 +1,202 @@
+package leanattention_test
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// TestGradDefault compares the gradients with those that Gorgonia's own ops have.
+func TestGradDefault(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, s := range []reftest.Shape{
+		dense(1, 1, 3, 2, 2, 4),
+		dense(4, 2, 16, 8, 3, 40, 40),
+		dense(6, 1, 24, 24, 7, 33, 33, 33),
+		causal(dense(4, 4, 16, 16, 9, 9, 9)),
+		causal(dense(6, 2, 16, 24, 70, 150)),
+	} {
+		for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+			p := newProblem(rng, s, spec{query: query})
+			ours := p.differentiate(t, rng, cost{out: true})
+			ours.run(t)
+			want := ours.want()
+			if err := ours.compareGrads(t, want); err != nil {
+				t.Errorf("%v %v: %v", s, query, err)
+			}
+
+			// The reference's bounds hold for ours; what the two differ by is as
+			// much again for the other.
+			stock := &gradients{problem: p, graph: p.graph(), dO: ours.dO}
+			var err error
+			if stock.out, err = la.Default(stock.graph.q, stock.graph.k, stock.graph.v, p.options()...); err != nil {
+				t.Fatal(err)
+			}
+			w := input(stock.g, "wO", ours.wO.Value().(*tensor.Dense))
+			grads, err := G.Grad(G.Must(G.Sum(G.Must(G.HadamardProd(stock.out, w)))), stock.graph.q, stock.graph.k, stock.graph.v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, n := range grads {
+				G.Read(n, []*G.Value{&stock.dq, &stock.dk, &stock.dv}[i])
+			}
+			stock.run(t)
+			for i, v := range []G.Value{ours.dq, ours.dk, ours.dv} {
+				got, other := floats(t, v), floats(t, []G.Value{stock.dq, stock.dk, stock.dv}[i])
+				most := 0.0
+				for _, b := range [][]float64{want.DQBound, want.DKBound, want.DVBound}[i] {
+					most = max(most, b)
+				}
+				for j := range got {
+					if !(math.Abs(got[j]-other[j]) <= 2*most) {
+						t.Fatalf("%v %v: d%c[%d] is %v, by the default %v, which may differ by %g", s, query, "qkv"[i], j, got[j], other[j], 2*most)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestGradDifferences compares the gradients with central differences of the
+// cost, which Attend computes.
+func TestGradDifferences(t *testing.T) {
+	rng := reftest.Rand(t)
+	for i, s := range []reftest.Shape{
+		dense(2, 1, 3, 2, 2, 4, 1),
+		causal(dense(4, 2, 2, 3, 3, 5, 2, 0)),
+		causal(dense(1, 1, 5, 5, 6, 6)),
+	} {
+		of := costs[(i+2)%3]
+		p := newProblem(rng, s, spec{query: tensor.Float64})
+		g := p.differentiate(t, rng, of)
+		g.run(t)
+		out, lse := tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(g.out.Shape()...)), tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(g.lse.Shape()...))
+		value := func() (sum float64) {
+			a := la.Args{Q: p.q, K: p.k, V: p.v, Out: out, LSE: lse, Lengths: p.Keys}
+			if err := la.Attend(a, p.options()...); err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range []struct {
+				w *G.Node
+				y *tensor.Dense
+			}{{g.wO, out}, {g.wLSE, lse}} {
+				if x.w == nil {
+					continue
+				}
+				for i, w := range floats(t, x.w.Value()) {
+					if y := floats(t, x.y)[i]; !math.IsInf(y, -1) {
+						sum += w * y
+					}
+				}
+			}
+			return sum
+		}
+		for i, x := range []*tensor.Dense{p.q, p.k, p.v} {
+			v := []G.Value{g.dq, g.dk, g.dv}[i]
+			if v == nil {
+				continue
+			}
+			got, data := floats(t, v), floats(t, x)
+			for j, old := range data {
+				const h = 1e-5
+				data[j] = old + h
+				up := value()
+				data[j] = old - h
+				down := value()
+				data[j] = old
+				if want := (up - down) / (2 * h); math.Abs(got[j]-want) > 1e-7*(1+math.Abs(want)) {
+					t.Fatalf("%v, %v: d%c[%d] is %v, by differences %v", s, of, "qkv"[i], j, got[j], want)
+				}
+			}
+		}
+	}
+}
+
+// TestGradMemory: what a run with gradients allocates grows with the context, and
+// not with its square.
+func TestGradMemory(t *testing.T) {
+	rng := reftest.Rand(t)
+	run := func(n int) float64 {
+		p := newProblem(rng, causal(dense(2, 2, 16, 16, n, n)), spec{})
+		g := p.differentiate(t, rng, cost{out: true})
+		vm := G.NewTapeMachine(g.g)
+		defer vm.Close()
+		again(t, vm) // the engine's memory grows once
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		const runs = 3
+		for range runs {
+			again(t, vm)
+		}
+		runtime.ReadMemStats(&after)
+		return float64(after.TotalAlloc-before.TotalAlloc) / runs
+	}
+	const n = 512
+	small, large := run(n), run(4*n)
+	t.Logf("%.0f and %.0f bytes a run with contexts of %d and %d", small, large, n, 4*n)
+	if large > 4.5*small {
+		t.Errorf("%.0f bytes a run with a context of %d, %.0f with one of %d", small, n, large, 4*n)
+	}
+	if scores := float64(2 * 4 * n * 4 * n * 4); large > scores/4 { // of two heads, in float32
+		t.Errorf("%.0f bytes a run with a context of %d, whose scores have %.0f", large, 4*n, scores)
+	}
+}
+
+// BenchmarkGrad is a training step of attention alone, on the tape machine: the
+// output and its gradients in q, k and v, of 12 heads of 64.
+//
+//	default  Gorgonia's own ops
+//	lean     Attention
+func BenchmarkGrad(b *testing.B) {
+	const heads, dim = 12, 64
+	for _, of := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+		for _, mask := range []bool{false, true} {
+			for _, n := range []int{128, 256, 512, 1024, 2048} {
+				for _, name := range []string{"default", "lean"} {
+					b.Run(fmt.Sprintf("%v/causal=%t/n%d/%s", of, mask, n, name), func(b *testing.B) {
+						var opts []la.Option
+						if mask {
+							opts = append(opts, la.WithCausal())
+						}
+						benchmarkGrad(b, of, name == "lean", heads, n, dim, opts)
+					})
+				}
+			}
+		}
+	}
+}
+
+func benchmarkGrad(b *testing.B, of tensor.Dtype, lean bool, heads, n, dim int, opts []la.Option) {
+	attention := la.Default
+	if lean {
+		attention = la.Attention
+	}
+	g := G.NewGraph()
+	numbers := func(name string) *G.Node {
+		return input(g, name, tensorOf(of, floats(b, random(tensor.Float32, 1, heads, n, dim)), 1, heads, n, dim))
+	}
+	in := G.Nodes{numbers("q"), numbers("k"), numbers("v")}
+	out, err := attention(in[0], in[1], in[2], opts...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err = G.Grad(G.Must(G.Sum(G.Must(G.HadamardProd(out, numbers("w"))))), in...); err != nil {
+		b.Fatal(err)
+	}
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := vm.RunAll(); err != nil {
+			b.Fatal(err)
+		}
+		vm.Reset()
+	}
+}
