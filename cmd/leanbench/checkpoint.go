@@ -163,7 +163,9 @@ func writeWeights(name string, c hf.Config, s storage, seed uint64) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	out := bufio.NewWriterSize(f, 1<<20)
+	// Linux keeps a file in memory in the pieces that it is written in: in whole
+	// large pages it is read faster while it stays there.
+	out := bufio.NewWriterSize(f, 4<<20)
 	out.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(head)))) // Flush returns the first error
 	out.Write(head)
 	rng := rand.New(rand.NewPCG(seed, 0))

@@ -224,6 +224,33 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// TestGreedy: the first of the most likely tokens, or an error, as a plain loop
+// has it, wherever it lies.
+func TestGreedy(t *testing.T) {
+	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
+	odd := []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.Inf(-1), math.MaxFloat32, -math.MaxFloat32}
+	s := mustNew(t, Config{TopP: 1})
+	for range 50000 {
+		logits := make([]float32, 1+rng.IntN(14))
+		want, wrong := -1, false
+		for i := range logits {
+			v := float64(rng.IntN(4))
+			if rng.IntN(5) == 0 {
+				v = odd[rng.IntN(len(odd))]
+			}
+			logits[i] = float32(v)
+			wrong = wrong || v != v || math.IsInf(v, 1)
+			if v > math.Inf(-1) && (want < 0 || logits[i] > logits[want]) {
+				want = i
+			}
+		}
+		got, err := s.Next(logits)
+		if wrong = wrong || want < 0; wrong != errors.Is(err, ErrLogits) || !wrong && got != want {
+			t.Fatalf("of %v token %d, error %v", logits, got, err)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	for _, c := range []Config{
