@@ -224,9 +224,9 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestGreedy: the first of the most likely tokens, or an error, as a plain loop
+// TestArgmax: the first of the most likely tokens, or an error, as a plain loop
 // has it, wherever it lies.
-func TestGreedy(t *testing.T) {
+func TestArgmax(t *testing.T) {
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	odd := []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.Inf(-1), math.MaxFloat32, -math.MaxFloat32}
 	s := mustNew(t, Config{TopP: 1})
