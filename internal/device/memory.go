@@ -48,6 +48,9 @@ func (t *Turn) Alloc(n int64) (*Memory, error) {
 	} else {
 		var err error
 		if b, err = t.NewBuffer(class); err != nil {
+			if m, e := t.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
+				err = fmt.Errorf("%d bytes asked for, %d of %d free: %w", n, m.Free, m.Total, err)
+			}
 			return nil, err
 		}
 	}
@@ -64,13 +67,7 @@ func (t *Turn) NewBuffer(n int64) (*cuda.Buffer, error) {
 		return b, err
 	}
 	t.collect()
-	if b, err = t.dev.NewBuffer(n); !errors.Is(err, cuda.ErrOutOfMemory) {
-		return b, err
-	}
-	if m, e := t.dev.Memory(); e == nil {
-		err = fmt.Errorf("%d bytes asked for, %d of %d free: %w", n, m.Free, m.Total, err)
-	}
-	return nil, err
+	return t.dev.NewBuffer(n)
 }
 
 // collect gives the driver all that nobody has, and what garbage still has.

@@ -1,0 +1,385 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package leanattention
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// What is particular to a cache on a GPU.
+
+func deviceConfig(gpu *GPU) CacheConfig {
+	return CacheConfig{Layers: 3, KVHeads: 2, HeadDim: 8, PageSize: 4, Pages: 12, DType: Float16, Device: gpu}
+}
+
+// count is how often a line is in the driver's log from a place on.
+func count(log, line string) int {
+	return strings.Count("\n"+log, "\n"+line+"\n")
+}
+
+// A step is planned and uploaded once for all layers. A layer with operands of
+// the host is one copy there, one back and one wait; with operands on the GPU it
+// is launches alone.
+func TestDeviceLayerCalls(t *testing.T) {
+	gpu, lib := FakeGPU(t)
+	rng := reftest.Rand(t)
+	c := newTestCache(t, deviceConfig(gpu))
+	s := newStepGraph(t, c, 8, 4, tensor.Float32, WithCausal())
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{a, 6})
+	engine := gpu.attention.engine.(*fakeEngine)
+	if got := strings.Join(engine.calls, " "); got != "build upload append run append run append run" {
+		t.Errorf("a step of three layers: %s", got)
+	}
+	if engine.plans != 1 {
+		t.Errorf("%d plans", engine.plans)
+	}
+
+	engine.calls = nil
+	noError(t, set(s, testAppend{a, 2}))
+	in := s.draw(rng, 0, newTestTokens(2, 3))
+	op := s.nodes[0].Op().(*cachedOp)
+	calls := func(run func()) (copies, waits int) {
+		t.Helper()
+		from := len(lib.Log())
+		run()
+		log := lib.Log()[from:]
+		const engines = 13 // the engine of the tests copies to and fro, and waits each time
+		copies = count(log, "cuMemcpyHtoDAsync_v2") + count(log, "cuMemcpyDtoHAsync_v2") - engines
+		return copies, count(log, "cuEventSynchronize") + count(log, "cuStreamSynchronize") - engines
+	}
+	if copies, waits := calls(func() {
+		_, err := op.Do(in.tensors[0], in.tensors[1], in.tensors[2])
+		noError(t, err)
+	}); copies != 2 || waits != 1 {
+		t.Errorf("operands of the host: %d copies, %d waits", copies, waits)
+	}
+	var there [3]*DeviceTensor
+	for i := range there {
+		var err error
+		there[i], err = gpu.Upload(in.tensors[i])
+		noError(t, err)
+	}
+	if copies, waits := calls(func() {
+		_, err := op.Do(there[0], there[1], there[2])
+		noError(t, err)
+	}); copies != 0 || waits != 0 {
+		t.Errorf("operands on the GPU: %d copies, %d waits", copies, waits)
+	}
+	noError(t, s.step.Rollback())
+	noError(t, c.Close())
+}
+
+// Runs take no memory after the first, wherever their operands are.
+func TestDeviceCacheMemoryFlat(t *testing.T) {
+	gpu, _ := FakeGPU(t)
+	rng := reftest.Rand(t)
+	c := newTestCache(t, deviceConfig(gpu))
+	for _, there := range []bool{false, true} {
+		s := newStepGraph(t, c, 4, 4, tensor.Float32)
+		defer s.close()
+		s.there = there
+		a := newTestSequence(t, c)
+		var first GPUMemory
+		runs := 5000
+		if testing.Short() {
+			runs = 500
+		}
+		for i := range runs {
+			noError(t, s.step.Set([]Append{{a, 1 + i%4}}))
+			for l := range 3 {
+				noError(t, s.runLayer(l, s.draw(rng, l, newTestTokens(1+i%4, 3))))
+			}
+			noError(t, s.step.Commit(), a.Truncate(i%3))
+			m, err := gpu.Memory()
+			noError(t, err)
+			// Tensors that this test uploads are garbage at once, and come back when they are collected.
+			if i == 0 {
+				first = m
+			}
+			if !there && (m.Used != first.Used || m.Pinned != first.Pinned) {
+				t.Fatalf("%+v after the first step, %+v after %d", first, m, i)
+			}
+		}
+		noError(t, a.Release())
+	}
+	noError(t, c.Close())
+}
+
+// NewCache of more than there is says how much that was, and keeps nothing.
+func TestDeviceCacheOutOfMemory(t *testing.T) {
+	gpu, lib := FakeGPU(t)
+	config := deviceConfig(gpu)
+	small, err := NewCache(config) // the engine has been made
+	noError(t, err)
+	noError(t, small.Close())
+	lib.State().Total = 1 << 20
+	spare, err := gpu.NewTensor(tensor.Float32, 1<<17) // half of it, which then nobody has
+	noError(t, err, spare.Free())
+	config.Pages = (1 << 20) / (3 * 2 * 2 * 4 * 8 * 2)
+	c, err := NewCache(config) // all of the memory
+	noError(t, err)
+	if s := c.Stats(); s.Bytes > 1<<20 || s.Device != "GPU 0 (Fake 0)" {
+		t.Errorf("%+v", s)
+	}
+	if _, err := NewCache(config); !errors.Is(err, ErrOutOfMemory) {
+		t.Errorf("a second one: %v", err)
+	}
+	noError(t, c.Close())
+	config.Pages *= 2
+	live := lib.Live()
+	_, err = NewCache(config)
+	if !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("NewCache: %d bytes asked for on GPU 0 (Fake 0), 1048576 of 1048576 free: CUDA_ERROR", 3*2*config.Pages*2*4*8*2)) {
+		t.Errorf("got %v", err)
+	}
+	if m, _ := gpu.Memory(); m.Used != 0 || lib.Live() != live {
+		t.Errorf("%+v, %d objects; %d before", m, lib.Live(), live)
+	}
+}
+
+// A GPU and its cache may be closed in any order.
+func TestDeviceCloseOrder(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, cacheFirst := range []bool{true, false} {
+		gpu, lib := FakeGPU(t)
+		c := newTestCache(t, deviceConfig(gpu))
+		s := newStepGraph(t, c, 4, 4, tensor.Float32)
+		defer s.close()
+		a := &testContext{seq: newTestSequence(t, c)}
+		s.advance(t, rng, testAppend{a, 3})
+		noError(t, set(s, testAppend{a, 1}))
+		in := s.draw(rng, 0, newTestTokens(1, 3))
+		if cacheFirst {
+			noError(t, c.Close())
+		}
+		noError(t, gpu.Close())
+		if lib.Live() != 0 {
+			t.Errorf("%d objects left", lib.Live())
+		}
+		closed := func(what string, err error) {
+			t.Helper()
+			if !errors.Is(err, ErrClosed) {
+				t.Errorf("cache first %t: %s: %v", cacheFirst, what, err)
+			}
+		}
+		closed("a run", s.runLayer(0, in))
+		if !cacheFirst {
+			noError(t, s.step.Rollback()) // books are kept without the GPU
+			closed("Set", set(s, testAppend{a, 1}))
+			if a.seq.Len() != 3 || a.seq.step != nil {
+				t.Error("a Set that failed has changed something")
+			}
+			noError(t, c.Close())
+		}
+		closed("Close", c.Close())
+		_, err := NewCache(deviceConfig(gpu))
+		closed("NewCache", err)
+	}
+}
+
+// What a cache on a GPU does not take.
+func TestDeviceCacheErrors(t *testing.T) {
+	gpu, _ := FakeGPU(t)
+	other, err := OpenGPU(1)
+	noError(t, err)
+	defer other.Close()
+	wrong := func(what string, err, want error, texts ...string) {
+		t.Helper()
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", what, err, want)
+			return
+		}
+		for _, text := range texts {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v does not say %q", what, err, text)
+			}
+		}
+	}
+	config := deviceConfig(gpu)
+	config.HeadDim = 13
+	_, err = NewCache(config)
+	wrong("head dim", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "13")
+	_, err = NewCache(deviceConfig(new(GPU)))
+	wrong("no GPU", err, ErrState, "NewCache", "not made by OpenGPU")
+
+	c, host := newTestCache(t, deviceConfig(gpu)), newTestCache(t, deviceConfig(nil))
+	s, onHost := newStepGraph(t, c, 2, 4, tensor.Float32), newStepGraph(t, host, 2, 4, tensor.Float32)
+	defer s.close()
+	defer onHost.close()
+	step, err := c.NewStep(2)
+	noError(t, err)
+	g := s.in[0][0].Graph()
+	f64 := input3Nodes(g, tensor.Float64, 2, 4, c)
+	_, err = CachedAttention(f64[0], f64[1], f64[2], step.Layer(0))
+	wrong("float64", err, ErrDType, "CachedAttention", "q is float64", "on a GPU")
+	half := input3Nodes(onHost.in[0][0].Graph(), Float16, 2, 4, c)
+	_, err = CachedAttention(half[0], half[1], half[2], onHost.step.Layer(0))
+	wrong("half on the host", err, ErrDType, "CachedAttention", "q is Float16")
+
+	a, b := newTestSequence(t, c), newTestSequence(t, host)
+	noError(t, s.step.Set([]Append{{a, 2}}), onHost.step.Set([]Append{{b, 2}}))
+	in := s.draw(rand.New(rand.NewPCG(1, 2)), 0, newTestTokens(2, 3))
+	q, k, v := in.tensors[0], in.tensors[1], in.tensors[2]
+	on := func(gpu *GPU, x *tensor.Dense) *DeviceTensor {
+		d, err := gpu.Upload(x)
+		noError(t, err)
+		return d
+	}
+	do := s.nodes[0].Op().Do
+	_, err = do(on(gpu, q), k, v)
+	wrong("k and v on the host", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "k in host memory")
+	_, err = do(q, k, on(gpu, v))
+	wrong("v on the GPU", err, ErrUnsupported, "q is in host memory", "v on GPU 0 (Fake 0)")
+	_, err = do(on(gpu, q), on(gpu, k), on(other, v))
+	wrong("two GPUs", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "v on GPU 1 (Fake 1)")
+	_, err = do(on(other, q), on(other, k), on(other, v))
+	wrong("another GPU", err, ErrUnsupported, "GPU 1 (Fake 1)", "cache on GPU 0 (Fake 0)")
+	_, err = onHost.nodes[0].Op().Do(on(gpu, q), on(gpu, k), on(gpu, v))
+	wrong("cache on the host", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "cache in host memory")
+	freed := on(gpu, k)
+	noError(t, freed.Free())
+	_, err = do(on(gpu, q), freed, on(gpu, v))
+	wrong("freed", err, ErrClosed, "k was freed")
+	_, err = do(on(gpu, q), nil, on(gpu, v))
+	wrong("nil", err, ErrShape, "k is nil")
+	wrong("Commit", s.step.Commit(), ErrState)
+	if host.Stats().Device != "host memory" {
+		t.Errorf("%+v", host.Stats())
+	}
+	noError(t, c.Close())
+}
+
+// A launch that fails, and every call of the driver that fails once, leaves the
+// cache as it was: Rollback and another try, and all is right.
+func TestDeviceCacheFaults(t *testing.T) {
+	rng := reftest.Rand(t)
+	gpu, lib := FakeGPU(t)
+	c := newTestCache(t, deviceConfig(gpu))
+	fork := &testContext{seq: newTestSequence(t, c)}
+	s := newStepGraph(t, c, 6, 4, tensor.Float32, WithCausal())
+	defer s.close()
+	s.advance(t, rng, testAppend{fork, 6})
+	a := fork.fork(t) // Set has to copy a page
+	unchanged := func(what string) {
+		t.Helper()
+		noError(t, s.step.Rollback())
+		if st := c.Stats(); st.FreePages != 10 || st.Sequences != 2 || st.Tokens != 12 || st.Shared != 2 {
+			t.Fatalf("%s: %+v", what, st)
+		}
+		noError(t, a.seq.checkTokens(a.tokens), fork.seq.checkTokens(fork.tokens))
+	}
+	engine := gpu.attention.engine.(*fakeEngine)
+	for _, there := range []bool{false, true} {
+		s.there = there
+		engine.fail = errors.New("no such kernel")
+		noError(t, set(s, testAppend{a, 2}))
+		err := s.runLayer(0, s.draw(rng, 0, newTestTokens(2, 3)))
+		if !errors.Is(err, ErrInternal) || !strings.Contains(err.Error(), "layer 0: no such kernel") {
+			t.Fatalf("a launch that fails: %v", err)
+		}
+		unchanged("a launch that fails")
+
+		for call := int64(1); ; call++ {
+			at := lib.State().Calls + call
+			lib.State().FailAt, lib.State().FailWith = at, 1
+			err := set(s, testAppend{a, 2})
+			if err == nil {
+				_, err = s.attempt(rng, 0, testAppend{a, 2})
+			}
+			if there && err == nil {
+				err = s.runLayer(1, s.draw(rng, 1, newTestTokens(2, 3)))
+			}
+			lib.State().FailAt = 0
+			if lib.State().Calls < at { // it came to its end without the fault
+				noError(t, err)
+				if call < 50 {
+					t.Fatalf("only %d calls", call)
+				}
+				t.Logf("%d calls", call-1)
+				break
+			}
+			failed := lib.State().Failed()
+			if err == nil && failed != "cuCtxPopCurrent_v2" || err != nil && !strings.Contains(err.Error(), "CUDA_ERROR") {
+				t.Fatalf("%s failed: %v", failed, err)
+			}
+			unchanged(failed)
+		}
+		unchanged("a run that was rolled back")
+	}
+	s.advance(t, rng, testAppend{a, 3}, testAppend{fork, 1})
+	noError(t, c.Close())
+}
+
+// Memory that the staging of operands does not get is an error, and no more.
+func TestDeviceStagingOutOfMemory(t *testing.T) {
+	for _, call := range []string{"cuMemHostAlloc", "cuMemAlloc_v2"} {
+		rng := rand.New(rand.NewPCG(3, 4))
+		gpu, lib := FakeGPU(t)
+		c := newTestCache(t, deviceConfig(gpu))
+		s := newStepGraph(t, c, 6, 4, tensor.Float32)
+		defer s.close()
+		a := &testContext{seq: newTestSequence(t, c)}
+		noError(t, set(s, testAppend{a, 2}))
+		before := Slabs(c)
+		lib.State().FailIn(call, 2)
+		_, err := s.attempt(rng, 0, testAppend{a, 2})
+		if !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "CachedAttention") {
+			t.Errorf("%s: %v", call, err)
+		}
+		lib.State().FailIn("", 0)
+		if !bytes.Equal(Slabs(c), before) {
+			t.Errorf("%s: the cache was written", call)
+		}
+		noError(t, s.step.Rollback())
+		s.advance(t, rng, testAppend{a, 3})
+		noError(t, c.Close(), gpu.Close())
+	}
+}
+
+// Plans of steps that are garbage are used again.
+func TestDevicePlansComeBack(t *testing.T) {
+	gpu, _ := FakeGPU(t)
+	c := newTestCache(t, deviceConfig(gpu))
+	most := 0
+	for range 60 {
+		s := newStepGraph(t, c, 2, 2, tensor.Float32)
+		a := newTestSequence(t, c)
+		noError(t, s.step.Set([]Append{{a, 1}}), s.step.Rollback(), a.Release())
+		s.close()
+		s = nil
+		collectGarbage()
+		most = max(most, gpu.attention.engine.(*fakeEngine).plans)
+	}
+	if most > 30 {
+		t.Errorf("%d plans for 60 steps, of which one is in use", most)
+	}
+	noError(t, c.Close())
+}
+
+// input3Nodes are q, k and v of a step of so many rows.
+func input3Nodes(g *G.ExprGraph, t tensor.Dtype, tokens, heads int, c *Cache) (n [3]*G.Node) {
+	cfg := c.Config()
+	for i, width := range [...]int{heads * cfg.HeadDim, cfg.KVHeads * cfg.HeadDim, cfg.KVHeads * cfg.ValueDim} {
+		n[i] = G.NewMatrix(g, t, G.WithShape(tokens, width), G.WithName(fmt.Sprintf("%c %v", "qkv"[i], t)))
+	}
+	return n
+}
+
+// collectGarbage collects garbage and gives cleanups a moment.
+func collectGarbage() {
+	runtime.GC()
+	time.Sleep(time.Millisecond)
+}
