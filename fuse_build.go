@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 )
 
 // fuseBuilder makes the new graph. Gorgonia runs nodes in the order in which
@@ -87,8 +86,9 @@ func (b *fuseBuilder) overwrites(m *fuseMatch) *G.Node {
 			continue
 		}
 		written := b.old.children[n][n.Op().OverwritesInput()]
-		for _, s := range []*fuseSource{&m.q, &m.k, &m.v} {
-			if at > b.old.at[s.node] && b.old.memory(written) == b.old.memory(s.node) && (written != s.node || len(s.steps) > 0) {
+		for _, o := range m.operands() {
+			s := o.source
+			if at > b.old.at[s.node] && b.old.memory(written) == b.old.memory(s.node) && (written != s.node || !sameShape(s.node.Shape(), o.shape)) {
 				return n
 			}
 		}
@@ -189,9 +189,8 @@ func (b *fuseBuilder) copy(op string, n *G.Node) (*G.Node, error) {
 		opts = append(opts, G.WithOp(n.Op()), G.WithChildren(slices.Clone(children)))
 	}
 	image := G.NewUniqueNode(opts...)
-	// Gorgonia takes nodes of equal hashes and ops for one.
-	if !slices.Equal(childrenOf(image), children) {
-		return nil, errorf(op, ErrGraph, "%v has the same 32-bit hash as another node; rename an input", n)
+	if err := sure(op, image, children...); err != nil {
+		return nil, err
 	}
 	if v := n.Value(); b.old.kind(n) == stockInput && v != nil {
 		// WithValue would take whatever was bound, but may reshape it.
@@ -202,34 +201,61 @@ func (b *fuseBuilder) copy(op string, n *G.Node) (*G.Node, error) {
 	return image, nil
 }
 
-// attend makes the attention of a match and what follows in its output's shape.
-func (b *fuseBuilder) attend(op string, m *fuseMatch) error {
-	chain := nodeChain{op: op}
-	operand := func(s *fuseSource, shape tensor.Shape) *G.Node {
-		n := b.images[s.node]
-		for _, step := range s.steps {
-			from := n
-			if step.shape != nil {
-				n = chain.reshape(from, step.shape...)
-			} else {
-				n = chain.do(func() (*G.Node, error) { return G.Transpose(from, slices.Clone(step.pattern)...) })
+// sure checks that a new node is not another one, with other inputs, that
+// Gorgonia takes for the same.
+func sure(op string, n *G.Node, children ...*G.Node) error {
+	if !slices.Equal(childrenOf(n), children) {
+		return errorf(op, ErrGraph, "%v has the 32-bit hash of a node with other inputs; rename an input", n)
+	}
+	return nil
+}
+
+// attend makes the attention of a match, and what gives it its output's shape.
+func (b *fuseBuilder) attend(op string, m *fuseMatch) (err error) {
+	var in []*G.Node
+	for _, o := range m.operands() {
+		n := b.images[o.source.node]
+		for _, s := range append(slices.Clone(o.source.steps), fuseStep{shape: o.shape}) {
+			if n, err = s.apply(op, n); err != nil {
+				return err
 			}
 		}
-		return chain.reshape(n, shape...)
+		in = append(in, n)
 	}
-	q, k, v := operand(&m.q, m.qShape), operand(&m.k, m.kShape), operand(&m.v, m.vShape)
 	opts := []Option{WithScale(m.scale)}
 	if m.causal {
 		opts = append(opts, WithCausal())
 	}
-	n := chain.do(func() (*G.Node, error) { return Attention(q, k, v, opts...) })
-	out := chain.reshape(n, m.out.Shape()...)
-	if chain.err != nil {
-		return chain.err
+	n, err := Attention(in[0], in[1], in[2], opts...)
+	if err != nil {
+		return err
+	}
+	if err = sure(op, n, in...); err != nil {
+		return err
+	}
+	out, err := fuseStep{shape: m.out.Shape()}.apply(op, n)
+	if err != nil {
+		return err
 	}
 	if name := nameOf(m.out); name != "" {
 		G.WithName(name)(out)
 	}
 	b.attention[m], b.images[m.out] = n, out
 	return nil
+}
+
+// apply makes the step's node of n, if it needs one.
+func (s fuseStep) apply(op string, n *G.Node) (out *G.Node, err error) {
+	switch {
+	case s.pattern != nil:
+		out, err = G.Transpose(n, slices.Clone(s.pattern)...)
+	case sameShape(n.Shape(), s.shape):
+		return n, nil
+	default:
+		out, err = G.Reshape(n, slices.Clone(s.shape))
+	}
+	if err != nil {
+		return nil, errorf(op, ErrGraph, "%v", err)
+	}
+	return out, sure(op, out, n)
 }

@@ -138,7 +138,7 @@ func softMaxAxis(op stockOp, shape tensor.Shape) int {
 	switch {
 	case op.axis != -1:
 		return op.axis
-	case shape.IsColVec() || shape.IsVector() && !shape.IsRowVec():
+	case shape.IsVector() && !shape.IsRowVec(): // (n) and (n, 1)
 		return 0
 	}
 	return shape.Dims() - 1

@@ -99,14 +99,7 @@ func (g *fuseGraph) compute(n *G.Node) G.Value {
 		}
 		fallthrough
 	case stockConstant:
-		if n.Value() == nil {
-			return nil
-		}
-		v, err := G.CloneValue(n.Value()) // ops may reshape their inputs for a while
-		if err != nil {
-			return nil
-		}
-		return v
+		return n.Value()
 	case stockSize:
 		child := g.children[n][0]
 		if axis := g.ops[n].axis; axis < child.Dims() {

@@ -25,7 +25,7 @@ const hidden = -1e4
 
 // causalQueries is the number of queries for which an additive mask, in rows of
 // one number for each key, is causal: row i is query i modulo queries, and sees
-// the keys j <= keys-queries+i. It is 1 for a mask that hides nothing, and 0
+// the keys j <= keys-queries+i, one at least. It is 1 for a mask that hides nothing, and 0
 // for one that is not causal.
 func causalQueries(mask []float64, keys int) (queries int) {
 	rows := len(mask) / keys
@@ -35,7 +35,7 @@ func causalQueries(mask []float64, keys int) (queries int) {
 			break
 		}
 	}
-	if queries == 0 || queries > keys || rows%queries != 0 {
+	if queries == 0 || queries > keys {
 		return 0
 	}
 	for i := range rows {

@@ -36,6 +36,16 @@ type fuseStep struct {
 	pattern []int
 }
 
+// fuseOperand is an operand and its shape for Attention.
+type fuseOperand struct {
+	source *fuseSource
+	shape  tensor.Shape
+}
+
+func (m *fuseMatch) operands() [3]fuseOperand {
+	return [3]fuseOperand{{&m.q, m.qShape}, {&m.k, m.kShape}, {&m.v, m.vShape}}
+}
+
 // copyPays is from how many queries on a key or value is worth a transposed
 // copy.
 const copyPays = 64
@@ -160,10 +170,10 @@ func (g *fuseGraph) scaled(n *G.Node) (child *G.Node, factor float64, ok bool) {
 		if g.kind(n) == stockDiv {
 			x = 1 / x
 		}
-		return c[0], x, finite(x)
+		return c[0], x, true
 	}
 	if x, ok := g.factor(c[0]); ok && g.kind(n) == stockMul && c[1].Shape().Eq(n.Shape()) {
-		return c[1], x, finite(x)
+		return c[1], x, true
 	}
 	return nil, 0, false
 }

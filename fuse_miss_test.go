@@ -2,7 +2,10 @@ package leanattention_test
 
 import (
 	"errors"
+	"fmt"
+	"hash/fnv"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -100,6 +103,21 @@ var leftAlone = []written{
 			}
 		}
 		return w.added(w.constant("mask", m, 2, 3, 5))
+	}},
+	{name: "mask under which one query sees no key", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
+		s := w.bmm(w.input("q", 2, 4, 4), w.input("k", 2, 3, 4), false, true)
+		s = w.add(s, w.constant("mask", causalMask(2, 4, 3, -1e9), 2, 4, 3))
+		return one(w.bmm(w.softmax(s, 2), w.input("v", 2, 3, 4)))
+	}},
+	{name: "mask of some heads only", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.input("q", 3, 5, 4), w.input("k", 3, 5, 4), w.input("v", 3, 5, 4)
+		m := w.constant("mask", append(causalMask(2, 5, 5, -1e9), make([]float64, 25)...), 3, 5, 5)
+		return one(w.bmm(w.softmax(w.add(w.bmm(q, k, false, true), m), 2), v))
+	}},
+	{name: "mask with a period that is not that of the rows", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.input("q", 2, 3, 4), w.input("k", 2, 5, 4), w.input("v", 2, 5, 4)
+		m := w.constant("mask", causalMask(3, 2, 5, -1e9), 2, 3, 5)
+		return one(w.bmm(w.softmax(w.add(w.bmm(q, k, false, true), m), 2), v))
 	}},
 	{name: "mask turned around by a negative scale", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
 		m := w.constant("mask", causalMask(2, 3, 5, -1e9), 2, 3, 5)
@@ -320,6 +338,80 @@ func TestFuseInfinity(t *testing.T) {
 		if err != nil || len(f.Matches) != 0 || len(f.Misses) != 1 {
 			t.Errorf("%s: %v, %v", name, f, err)
 		}
+	}
+}
+
+// TestFuseMerges: two ways to write one attention become one node, and so do the
+// nodes behind them; their types stay those of the old graph's too.
+func TestFuseMerges(t *testing.T) {
+	w := newWriter(t, reftest.Rand(t), tensor.Float64)
+	q, k, v := w.qkv()
+	half := w.number(0.5)
+	a := w.shape(w.bmm(w.softmax(w.times(w.bmm(q, k, false, true), half), 2), v), 3, 2, 2, 3)
+	b := w.shape(w.bmm(w.softmax(w.bmm(w.times(q, half), k, false, true), 2), v), 3, 2, 2, 3)
+	c := w.add(w.must(G.Tanh(a)), b)
+	f := w.fuse([]*G.Node{c}, read(c))
+	if len(f.Matches) != 2 || f.Matches[0].Node != f.Matches[1].Node || f.Node(a) != f.Node(b) || a == b {
+		t.Errorf("%v", f)
+	}
+}
+
+// TestFuseOverwritten: Gorgonia may write over a node by way of its Reshape, so
+// an attention that would read it later than the products did stays.
+func TestFuseOverwritten(t *testing.T) {
+	rng := reftest.Rand(t)
+	for name, product := range map[string]func(w *writer, k *G.Node) (early, late *G.Node){
+		"by way of its own Reshape": func(w *writer, k *G.Node) (early, late *G.Node) {
+			q := w.input("q", 2, 3, 4)
+			early = w.bmm(q, k, false, true)
+			return early, w.times(w.shape(k, 40), w.number(3))
+		},
+		"under a Reshape that the attention needs": func(w *writer, k *G.Node) (early, late *G.Node) {
+			k = w.must(G.Tanh(k))
+			flat := w.shape(k, 2, 5, 4)
+			k = w.shape(k, 1, 2, 1, 5, 4)
+			_, late = flat, w.times(k, w.number(3))
+			return w.bmm(w.input("q", 1, 2, 1, 3, 4), k, false, true), w.add(w.shape(late, 2, 5, 4), flat)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWriter(t, rng, tensor.Float64)
+			s, late := product(w, w.must(G.Exp(w.input("k", 2, 5, 4))))
+			v := w.must(G.Exp(w.input("v", append(slices.Clone(s.Shape()[:s.Dims()-2]), 5, 6)...)))
+			o := w.bmm(w.softmax(s, s.Dims()-1), v)
+			(&written{misses: []string{"may overwrite an operand"}}).check(t, w.fuse([]*G.Node{o, late}, read(o, late)))
+		})
+	}
+}
+
+// colliding is two names of inputs like x whose nodes have the same hash.
+func (w *writer) colliding(x *G.Node) (a, b string) {
+	seen := make(map[uint32]string)
+	for {
+		name := fmt.Sprintf("%x", w.rng.Uint64())
+		h := fnv.New32a()
+		fmt.Fprintf(h, "%v%v%s\x00", x.Type(), x.Shape(), name) // of no children
+		if other, ok := seen[h.Sum32()]; ok {
+			return other, name
+		}
+		seen[h.Sum32()] = name
+	}
+}
+
+// TestFuseCollision: where Gorgonia takes two nodes for one Fuse says so.
+func TestFuseCollision(t *testing.T) {
+	w := newWriter(t, reftest.Rand(t), tensor.Float64)
+	nameA, nameB := w.colliding(w.input("x", 2, 3, 4))
+	a, b := w.input(nameA, 2, 3, 4), w.input(nameB, 2, 3, 4)
+	if f, err := la.Fuse(w.add(a, b)); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), nameB) {
+		t.Errorf("inputs: %v, %v", f, err)
+	}
+	_, k, v := w.qkv()
+	half := w.number(0.5)
+	x := w.bmm(w.softmax(w.times(w.bmm(a, k, false, true), half), 2), v)
+	y := w.bmm(w.softmax(w.bmm(w.times(b, half), k, false, true), 2), v)
+	if f, err := la.Fuse(x, y); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "other inputs; rename") {
+		t.Errorf("attentions: %v, %v", f, err)
 	}
 }
 

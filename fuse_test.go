@@ -132,6 +132,15 @@ var decoders = []written{
 		q, kt, v := w.input("q", 2, 64, 8), w.input("kt", 2, 8, 9), w.input("v", 2, 9, 8)
 		return []*G.Node{w.bmm(w.softmax(w.times(w.bmm(q, kt), w.number(0.3)), 2), v)}
 	}},
+	{name: "weights in another stack of the same matrices", matches: 1, gone: "Softmax", write: func(w *writer) []*G.Node {
+		s := w.bmm(w.input("q", 2, 2, 3, 4), w.input("k", 2, 2, 5, 4), false, true)
+		return []*G.Node{w.bmm(w.shape(w.softmax(s, 3), 4, 3, 5), w.input("v", 4, 5, 6))}
+	}},
+	{name: "keys that are transposed and in other rows", matches: 1, gone: "Softmax", write: func(w *writer) []*G.Node {
+		q, v := w.input("q", 2, 70, 8), w.input("v", 2, 9, 8)
+		kt := w.shape(w.input("k", 2, 9, 8), 2, 8, 9)
+		return []*G.Node{w.bmm(w.softmax(w.times(w.bmm(q, kt), w.number(0.3)), 2), v)}
+	}},
 	{name: "attention of attention", matches: 2, gone: "Softmax", write: func(w *writer) []*G.Node {
 		x := w.input("x", 2, 4, 4)
 		a := w.bmm(w.softmax(w.bmm(x, x, false, true), 2), x)

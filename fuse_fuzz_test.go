@@ -1,0 +1,325 @@
+package leanattention_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// author writes graphs that are attention or nearly so, as the bytes choose.
+type author struct {
+	*writer
+	choices []byte
+	roots   []*G.Node
+}
+
+// pick is a number less than n; when the bytes are used up it is 0, the choice
+// that is plain attention.
+func (a *author) pick(n int) int {
+	if len(a.choices) == 0 {
+		return 0
+	}
+	x := int(a.choices[0])
+	a.choices = a.choices[1:]
+	return x % n
+}
+
+// name is a new one.
+func (a *author) name() string {
+	a.n++
+	return string(rune('a'+a.n%26)) + string(rune('0'+a.n/26))
+}
+
+func (a *author) factor() *G.Node { return a.number([]float64{0.5, 2, -0.25, 1.5, 0, 1}[a.pick(6)]) }
+
+// scaled multiplies or divides x by something.
+func (a *author) scaled(x *G.Node) *G.Node {
+	switch a.pick(7) {
+	case 0:
+		return a.times(x, a.factor())
+	case 1:
+		return a.times(a.factor(), x)
+	case 2:
+		return a.over(x, a.number(1.7))
+	case 3:
+		return a.times(x, a.must(G.Sqrt(a.number(0.3))))
+	case 4:
+		return a.times(x, G.NewScalar(a.g, a.dtype, G.WithName(a.name()), G.WithValue(a.number(0.7).Value())))
+	case 5:
+		return a.times(x, a.constant(a.name(), slices.Repeat([]float64{0.6}, x.Shape().TotalSize()), x.Shape()...))
+	default:
+		return a.times(x, a.input(a.name(), x.Shape()...))
+	}
+}
+
+// reshaped is x with its axes before the last n in another form.
+func (a *author) reshaped(x *G.Node, n int) *G.Node {
+	s := x.Shape()
+	last := s[len(s)-n:]
+	front := s[:len(s)-n].TotalSize()
+	switch a.pick(4) {
+	case 0:
+		return a.shape(x, append([]int{front}, last...)...)
+	case 1:
+		return a.shape(x, append([]int{1, front}, last...)...)
+	case 2:
+		return a.shape(x, append([]int{front, 1}, last...)...)
+	default:
+		return a.shape(a.shape(x, s.TotalSize()), s...)
+	}
+}
+
+// operand is a stack of matrices, wrapped in what makes no difference or does.
+func (a *author) operand(outer []int, rows, columns int) *G.Node {
+	x := a.input(a.name(), append(slices.Clone(outer), rows, columns)...)
+	for range a.pick(4) {
+		switch a.pick(6) {
+		case 0:
+			x = a.must(G.Tanh(x))
+		case 1:
+			x = a.scaled(x)
+		case 2:
+			x = a.shape(a.reshaped(x, 2), append(slices.Clone(outer), rows, columns)...)
+		case 3:
+			x = a.flipped(a.flipped(x))
+		case 4: // another node of the same memory, which Gorgonia may overwrite
+			y := a.must(G.Exp(x))
+			a.roots = append(a.roots, a.times(a.shape(y, y.Shape().TotalSize()), a.number(3)))
+			x = y
+		case 5:
+			x = a.flipped(a.input(a.name(), append(slices.Clone(outer), columns, rows)...))
+		}
+	}
+	return x
+}
+
+// flipped is x with its last two axes swapped, by a Transpose.
+func (a *author) flipped(x *G.Node) *G.Node {
+	p := make([]int, x.Dims())
+	for i := range p {
+		p[i] = i
+	}
+	n := len(p)
+	p[n-1], p[n-2] = p[n-2], p[n-1]
+	return a.swap(x, p...)
+}
+
+// aside makes another node of x's memory, somewhere in the order of the graph.
+func (a *author) aside(x *G.Node) {
+	if a.pick(4) == 1 {
+		a.roots = append(a.roots, a.times(a.shape(x, x.Shape().TotalSize()), a.number(3)))
+	}
+}
+
+// masked adds a mask to scores, or something like one.
+func (a *author) masked(s *G.Node, rows, keys int) *G.Node {
+	size := s.Shape().TotalSize()
+	nq := rows
+	if rows%2 == 0 && a.pick(3) == 1 {
+		nq = rows / 2
+	}
+	m := causalMask(size/(nq*keys), nq, keys, []float64{-1e9, math.Inf(-1), -1e4, -3}[a.pick(4)])
+	switch a.pick(7) {
+	case 1:
+		m[a.pick(len(m))] = 0
+	case 2:
+		m[a.pick(len(m))] = -1e9
+	case 3:
+		return a.add(s, input(a.g, a.name(), tensorOf(a.dtype, m, s.Shape()...)))
+	case 4:
+		return a.must(G.Sub(s, a.constant(a.name(), m, s.Shape()...)))
+	case 5:
+		return a.add(s, a.number(-2))
+	case 6:
+		if s.Dims() == 3 && s.Shape()[1] == rows {
+			one := a.constant(a.name(), m[:rows*keys], 1, rows, keys)
+			return a.must(G.BroadcastAdd(s, one, nil, []byte{0}))
+		}
+	}
+	return a.add(s, a.constant(a.name(), m, s.Shape()...))
+}
+
+// layer is attention of q, or nearly.
+func (a *author) layer(q *G.Node, outer []int) *G.Node {
+	rows, dim := q.Shape()[q.Dims()-2], lastOf(q)
+	keys, valueDim := 1+a.pick(5), 1+a.pick(3)
+	if a.pick(2) == 1 {
+		keys = rows
+	}
+	var k, v *G.Node
+	if keys == rows && a.pick(3) == 1 {
+		k, v = q, q
+		valueDim = dim
+	} else {
+		k = a.operand(outer, keys, dim)
+		if a.pick(2) == 0 {
+			v = a.operand(outer, keys, valueDim)
+		}
+	}
+	a.aside(q)
+	flag := a.pick(3) != 1
+	if !flag {
+		k = a.flipped(k)
+	}
+	s := a.bmm(q, k, false, flag)
+	scores := s
+	a.aside(k)
+	for range a.pick(4) {
+		switch a.pick(6) {
+		case 0:
+			s = a.scaled(s)
+		case 1:
+			s = a.masked(s, rows, keys)
+		case 2:
+			s = a.reshaped(s, 1+a.pick(2))
+		case 3:
+			s = a.must(G.Tanh(s))
+		case 4:
+			s = a.must(G.Dropout(s, 0))
+		case 5:
+			a.aside(q)
+		}
+	}
+	axis := s.Dims() - 1
+	if a.pick(8) == 1 {
+		axis = a.pick(s.Dims())
+	}
+	p := a.softmax(s, axis)
+	weights := p
+	if v == nil {
+		v = a.operand(outer, keys, valueDim)
+	}
+	switch a.pick(8) {
+	case 1:
+		p = a.must(G.Dropout(p, 0))
+	case 2:
+		p = a.scaled(p)
+	case 3:
+		p = a.reshaped(p, 1)
+	}
+	if !p.Shape().Eq(scores.Shape()) {
+		p = a.shape(p, scores.Shape()...)
+	}
+	switch a.pick(10) {
+	case 1:
+		a.roots = append(a.roots, scores)
+	case 2:
+		a.roots = append(a.roots, weights)
+	}
+	a.aside(v)
+	if a.pick(4) == 1 {
+		return a.bmm(p, a.flipped(v), false, true)
+	}
+	return a.bmm(p, v)
+}
+
+func lastOf(n *G.Node) int { return n.Shape()[n.Dims()-1] }
+
+// write makes a graph and returns its roots.
+func (a *author) write() []*G.Node {
+	outer := [][]int{{2}, {1}, {2, 2}, {1, 2}, {}, {2, 1, 2}}[a.pick(6)]
+	x := a.operand(outer, 1+a.pick(4), 1+a.pick(3))
+	for range 1 + a.pick(2) {
+		x = a.layer(x, outer)
+	}
+	return append(a.roots, x)
+}
+
+// evaluate computes nodes one by one, with inputs of their own: what the graph
+// means, whatever Gorgonia's machine overwrites.
+func evaluate(t testing.TB, n *G.Node, known map[*G.Node]G.Value) G.Value {
+	t.Helper()
+	if v := known[n]; v != nil {
+		return v
+	}
+	v := n.Value()
+	if n.Op() != nil && v == nil {
+		var in []G.Value
+		for it := n.Graph().From(n.ID()); it.Next(); {
+			c, err := G.CloneValue(evaluate(t, it.Node().(*G.Node), known))
+			if err != nil {
+				t.Fatal(err)
+			}
+			in = append(in, c)
+		}
+		var err error
+		if v, err = n.Op().Do(in...); err != nil {
+			t.Fatalf("%v: %v", n, err)
+		}
+	}
+	known[n] = v
+	return v
+}
+
+// fuseAndCompare writes a graph and rewrites it. Where Gorgonia computes what
+// the old graph means, it is to compute the same by the new one.
+func fuseAndCompare(t testing.TB, choices []byte) (matches, misses int) {
+	a := &author{writer: newWriter(t, rand.New(rand.NewPCG(1, 2)), tensor.Float64), choices: choices}
+	roots := a.write()
+	var want [][]float64
+	known := make(map[*G.Node]G.Value)
+	for _, r := range roots {
+		want = append(want, slices.Clone(floats(t, evaluate(t, r, known))))
+	}
+	f, err := la.Fuse(roots...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keep := make(map[*tensor.Dense][]float64)
+	for _, n := range a.g.Inputs() {
+		if d, ok := n.Value().(*tensor.Dense); ok {
+			keep[d] = slices.Clone(d.Float64s())
+		}
+	}
+	differ := func(g *G.ExprGraph, roots []*G.Node) (err error) {
+		for d, x := range keep { // Gorgonia overwrites an input by way of its Reshape
+			copy(d.Float64s(), x)
+		}
+		for i, out := range outputs(t, g, read(roots...)) {
+			if e := near(out, want[i], tensor.Float64); e != nil && !slices.ContainsFunc(want[i], math.IsNaN) {
+				err = e
+			}
+		}
+		return err
+	}
+	before := differ(a.g, roots)
+	if after := differ(f.Graph, f.Roots); after != nil && before == nil {
+		t.Fatalf("choices %v: %v\n%v", choices, after, f)
+	}
+	return len(f.Matches), len(f.Misses)
+}
+
+// TestFuseRandomGraphs: near misses never change results.
+func TestFuseRandomGraphs(t *testing.T) {
+	rng := reftest.Rand(t)
+	n := 3000
+	if raceEnabled {
+		n = 300
+	}
+	matches, misses := 0, 0
+	for range n {
+		choices := make([]byte, 20+rng.IntN(60))
+		for i := range choices {
+			choices[i] = byte(rng.Uint32())
+		}
+		hit, missed := fuseAndCompare(t, choices)
+		matches, misses = matches+hit, misses+missed
+	}
+	if matches < n/10 || misses < n/10 {
+		t.Errorf("%d graphs with %d matches and %d misses: too few of one kind to show anything", n, matches, misses)
+	}
+	t.Logf("%d matches, %d misses", matches, misses)
+}
+
+func FuzzFuse(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{2, 1, 2, 3, 0, 1, 1, 1, 0, 2, 1, 1, 4, 0})
+	f.Fuzz(func(t *testing.T, choices []byte) { fuseAndCompare(t, choices) })
+}
