@@ -14,9 +14,10 @@ func TestDeviceAttend(t *testing.T) {
 		random = 10
 	}
 	for name, test := range map[string]func(*testing.T, place){
-		"Cases":   testDeviceAttend,
-		"Random":  func(t *testing.T, at place) { testDeviceAttendRandom(t, at, random) },
-		"Repeats": func(t *testing.T, at place) { testDeviceAttendRepeats(t, at, 3) },
+		"Cases":      testDeviceAttend,
+		"Random":     func(t *testing.T, at place) { testDeviceAttendRandom(t, at, random) },
+		"Recurrence": testDeviceRecurrence,
+		"Repeats":    func(t *testing.T, at place) { testDeviceAttendRepeats(t, at, 3) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			gpu, _ := la.FakeGPU(t)

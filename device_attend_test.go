@@ -1,9 +1,12 @@
 package leanattention_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -158,6 +161,96 @@ func attentionNodes(t testing.TB, gpu *la.GPU, p *problem, opts ...la.Option) (o
 		again(t, vm)
 	}
 	return g.outV, g.lseV
+}
+
+// testDeviceRecurrence: a node's value is its own input in the next run, with no
+// copy between, and the bits are those of Attend on tensors apart.
+func testDeviceRecurrence(t *testing.T, at place) {
+	rng := reftest.Rand(t)
+	p := newProblem(rng, dense(4, 2, 64, 64, 3, 40, 90), spec{capacity: 90})
+	g := G.NewGraph()
+	node := func(name string, x tensor.Tensor) *G.Node {
+		d := upload(t, at.gpu, x)
+		return G.NewTensor(g, d.Dtype(), len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
+	}
+	q, k, v := node("q", p.q), node("k", p.k), node("v", p.v)
+	out, err := la.Attention(q, k, v, la.WithLengths(input(g, "lengths", lengthsOf(tensor.Int, p.Keys))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	a := p.argsThere(t, at.gpu)
+	a.LSE = nil
+	var used int64
+	for turn := range 9 {
+		again(t, vm)
+		if err := la.Attend(a); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(bits(t, download(t, out.Value())), bits(t, download(t, a.Out))) {
+			t.Fatalf("turn %d: other bits", turn)
+		}
+		let(t, q, out.Value())
+		a.Q, a.Out = a.Out, a.Q
+		m, err := at.gpu.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if turn == 2 {
+			used = m.Used
+		} else if turn > 2 && m.Used != used {
+			t.Fatalf("%d bytes in use in turn %d, %d before", m.Used, turn, used)
+		}
+	}
+}
+
+// nodeOf is the node of a clone that stands for n.
+func nodeOf(clone *G.ExprGraph, n *G.Node) *G.Node {
+	all := clone.AllNodes()
+	return all[slices.IndexFunc(all, func(c *G.Node) bool { return c.ID() == n.ID() })]
+}
+
+// testDeviceClones: clones of a graph share their ops, and so the memory of their
+// values. Run at the same time, each gets its own result or is told.
+func testDeviceClones(t *testing.T, gpu *la.GPU) {
+	rng := reftest.Rand(t)
+	g := G.NewGraph()
+	r := newDeviceRelay(t, g, gpu, tensor.Float32, 64, 64)
+	let(t, r.x, randomTensor(rng, tensor.Float32, 64, 64))
+	var wg sync.WaitGroup
+	var right, told atomic.Int32
+	for range 4 {
+		clone := g.Clone().(*G.ExprGraph)
+		x, back := nodeOf(clone, r.x), nodeOf(clone, r.back)
+		rng := rand.New(rand.NewPCG(rng.Uint64(), 0))
+		wg.Go(func() {
+			vm := G.NewTapeMachine(clone)
+			defer vm.Close()
+			for range 200 {
+				in := randomTensor(rng, tensor.Float32, 64, 64)
+				let(t, x, in)
+				err := cause(vm.RunAll())
+				switch {
+				case errors.Is(err, la.ErrState):
+					told.Add(1)
+				case err != nil:
+					t.Error(err)
+				default:
+					right.Add(1)
+					if err := sameElements(back.Value().(*tensor.Dense), in); err != nil {
+						t.Error(err)
+					}
+				}
+				vm.Reset()
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d runs were right, %d were told", right.Load(), told.Load())
+	if right.Load() == 0 {
+		t.Error("no run came to its end")
+	}
 }
 
 // testDeviceAttendErrors: what Attend and Attention refuse, before anything is

@@ -56,6 +56,8 @@ type fakeEngine struct {
 	plans int
 	calls []string // what was asked of plans
 	fail  error    // of the next Run
+
+	closed bool
 }
 
 var errFakeSupport = errors.New("the fake engine has no head dim 13")
@@ -66,7 +68,7 @@ func (e *fakeEngine) Supports(g *cpu.Geometry, kv cpu.DType) error {
 	}
 	return nil
 }
-func (e *fakeEngine) Close() error { return nil }
+func (e *fakeEngine) Close() error { e.closed = true; return nil }
 func (e *fakeEngine) NewPlan() attentionPlan {
 	e.plans++
 	return &fakePlan{engine: e}
@@ -150,6 +152,14 @@ func (p *fakePlan) Run(_ *cuda.Stream, o *deviceOperands) error {
 		p.engine.fail = nil
 		return err
 	}
+	// A kernel writes while it reads.
+	for _, in := range [...]deviceMemory{o.Q, o.K, o.V} {
+		for _, out := range [...]deviceMemory{o.Out, o.LSE} {
+			if in.Buffer == out.Buffer && in.Offset < out.Offset+out.bytes() && out.Offset < in.Offset+in.bytes() {
+				return errors.New("an operand is overwritten")
+			}
+		}
+	}
 	q, err := fakeFloats(o.Q)
 	if err != nil {
 		return err
@@ -196,6 +206,8 @@ func (p *fakePlan) clearRows(o *cpu.Operands[float32]) {
 		}
 	}
 }
+
+func (m deviceMemory) bytes() int64 { return int64(m.Len * m.DType.Size()) }
 
 // fakeFloats is what memory of the fake driver holds.
 func fakeFloats(m deviceMemory) ([]float32, error) {

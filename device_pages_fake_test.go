@@ -94,11 +94,7 @@ func TestDeviceCacheMemoryFlat(t *testing.T) {
 		s.there = there
 		a := newTestSequence(t, c)
 		var first GPUMemory
-		runs := 5000
-		if testing.Short() {
-			runs = 500
-		}
-		for i := range runs {
+		for i := range 500 {
 			noError(t, s.step.Set([]Append{{a, 1 + i%4}}))
 			for l := range 3 {
 				noError(t, s.runLayer(l, s.draw(rng, l, newTestTokens(1+i%4, 3))))
@@ -165,7 +161,11 @@ func TestDeviceCloseOrder(t *testing.T) {
 		if cacheFirst {
 			noError(t, c.Close())
 		}
+		engine := gpu.attention.engine.(*fakeEngine)
 		noError(t, gpu.Close())
+		if !engine.closed {
+			t.Error("the engine was not closed")
+		}
 		if lib.Live() != 0 {
 			t.Errorf("%d objects left", lib.Live())
 		}
@@ -298,6 +298,8 @@ func TestDeviceCacheFaults(t *testing.T) {
 			err := set(s, testAppend{a, 2})
 			if err == nil {
 				_, err = s.attempt(rng, 0, testAppend{a, 2})
+			} else if s.step.open || a.seq.step != nil || c.Stats().FreePages != 10 {
+				t.Fatalf("a Set that failed has changed something: %v, %+v", err, c.Stats())
 			}
 			if there && err == nil {
 				err = s.runLayer(1, s.draw(rng, 1, newTestTokens(2, 3)))

@@ -19,17 +19,7 @@ func TestDeviceOnFakeDriver(t *testing.T) {
 	if raceEnabled {
 		runs = 500
 	}
-	for name, test := range map[string]func(*testing.T, *la.GPU){
-		"Tensor":      testDeviceTensor,
-		"Value":       testDeviceValue,
-		"Errors":      testDeviceTensorErrors,
-		"Nodes":       testDeviceNodes,
-		"NodeValues":  testDeviceNodeValues,
-		"NodeErrors":  testDeviceNodeErrors,
-		"MemoryFlat":  func(t *testing.T, gpu *la.GPU) { testDeviceMemoryFlat(t, gpu, runs) },
-		"Garbage":     testDeviceGarbage,
-		"Concurrency": testDeviceConcurrent,
-	} {
+	for name, test := range deviceTests(runs) {
 		t.Run(name, func(t *testing.T) {
 			gpu, _ := la.FakeGPU(t)
 			test(t, gpu)

@@ -17,8 +17,22 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// What follows runs on any GPU: on the fake one of the tests, and in gpu_test.go
-// on a real one.
+// deviceTests run on any GPU: on the fake one of the tests, and in gpu_test.go on
+// a real one.
+func deviceTests(runs int) map[string]func(*testing.T, *la.GPU) {
+	return map[string]func(*testing.T, *la.GPU){
+		"Tensor":      testDeviceTensor,
+		"Value":       testDeviceValue,
+		"Errors":      testDeviceTensorErrors,
+		"Nodes":       testDeviceNodes,
+		"NodeValues":  testDeviceNodeValues,
+		"NodeErrors":  testDeviceNodeErrors,
+		"MemoryFlat":  func(t *testing.T, gpu *la.GPU) { testDeviceMemoryFlat(t, gpu, runs) },
+		"Garbage":     testDeviceGarbage,
+		"Concurrency": testDeviceConcurrent,
+		"Clones":      testDeviceClones,
+	}
+}
 
 func upload(t testing.TB, gpu *la.GPU, x tensor.Tensor) *la.DeviceTensor {
 	t.Helper()
@@ -200,6 +214,38 @@ func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
 			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
 		}
 	}
+	on := func(g *la.GPU, dt tensor.Dtype, shape ...int) *la.DeviceTensor {
+		d, err := g.NewTensor(dt, shape...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	twin, err := la.OpenGPU(gpu.Info().Ordinal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer twin.Close()
+	d := on(gpu, tensor.Float32, 2, 3)
+	for _, c := range []struct {
+		from any
+		want error
+		text string
+	}{
+		{on(gpu, tensor.Int32, 2, 3), la.ErrDType, "from int32 to float32"},
+		{on(gpu, tensor.Float32, 3, 2), la.ErrShape, "from (3, 2) to (2, 3)"},
+		{on(twin, tensor.Float32, 2, 3), la.ErrUnsupported, "opened a second time"},
+		{new(la.DeviceTensor), la.ErrUnsupported, "*leanattention.DeviceTensor"},
+		{f32(2, 3).tensor(), la.ErrUnsupported, "*tensor.Dense"},
+		{nil, la.ErrUnsupported, "nil"},
+	} {
+		if err := d.CopyFrom(c.from); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("CopyFrom %v: %v, want %v with %q", c.from, err, c.want, c.text)
+		}
+	}
+	if err := d.CopyFrom(d); err != nil {
+		t.Errorf("CopyFrom itself: %v", err)
+	}
 	if err := second(gpu.NewTensor(tensor.Float32, 1<<42)); err == nil || !strings.Contains(err.Error(), fmt.Sprint(4<<42)) {
 		t.Errorf("does not say how many bytes: %v", err)
 	}
@@ -318,13 +364,7 @@ func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
 		t.Error(err)
 	}
 
-	clone := g.Clone().(*G.ExprGraph)
-	var there G.Value
-	for _, n := range clone.AllNodes() {
-		if n.ID() == r.there.ID() {
-			there = n.Value()
-		}
-	}
+	there := nodeOf(g.Clone().(*G.ExprGraph), r.there).Value()
 	if err := sameElements(download(t, there), last); err != nil {
 		t.Errorf("the value in a clone of the graph: %v", err)
 	}
@@ -358,6 +398,14 @@ func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
 	}
 	if same, err := la.ToDevice(x, gpu); err != nil || same.ID() != there.ID() {
 		t.Errorf("the same copy twice is not one node: %v", err)
+	}
+	twin, err := la.OpenGPU(gpu.Info().Ordinal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer twin.Close()
+	if elsewhere, err := la.ToDevice(x, twin); err != nil || elsewhere.ID() == there.ID() {
+		t.Errorf("a copy to another GPU is the same node: %v", err)
 	}
 	if _, err := G.Grad(G.Must(G.Sum(there)), x); err == nil || !strings.Contains(err.Error(), "gradient of a copy") {
 		t.Errorf("gradient: %v", err)

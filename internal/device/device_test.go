@@ -1,0 +1,289 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package device_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/device"
+)
+
+// open opens a queue on the fake driver, of which nothing may be left in the end.
+func open(t *testing.T) (*device.Queue, *fakedriver.Library) {
+	t.Helper()
+	lib := fakedriver.New(t)
+	lib.State().Total = 1 << 30
+	drv, err := cuda.LoadFrom(lib.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := drv.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := device.Open(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(q.Close(), dev.Close()); err != nil {
+			t.Error(err)
+		}
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Errorf("%d left, %d defects", lib.Live(), lib.Defects())
+		}
+		if err := q.Enter(); !errors.Is(err, cuda.ErrClosed) {
+			t.Errorf("Enter after Close: %v", err)
+		}
+		if err := q.Close(); !errors.Is(err, cuda.ErrClosed) {
+			t.Errorf("second Close: %v", err)
+		}
+	})
+	if err := q.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(q.Leave)
+	return q, lib
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func count(lib *fakedriver.Library, call string) int {
+	return strings.Count("\n"+lib.Log(), "\n"+call+"\n")
+}
+
+// send queues a copy of p, marked or not.
+func send(t *testing.T, q *device.Queue, p *device.Pinned, mark bool) {
+	t.Helper()
+	if err := q.Submit(func(turn *device.Turn) error {
+		m, err := turn.Alloc(64)
+		if err != nil {
+			return err
+		}
+		b, err := turn.Use(m, turn.Generation(m))
+		if err != nil {
+			return err
+		}
+		if err := turn.Upload(b, 0, p, 0, 64); err != nil || !mark {
+			return err
+		}
+		return turn.Mark(p)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Pinned memory on its way is not handed out; when there are as many blocks as
+// there may be, the one that has been on its way for longest is waited for.
+func TestPinned(t *testing.T) {
+	q, lib := open(t)
+	take := func(n int) *device.Pinned { t.Helper(); return must[*device.Pinned](t)(q.TakePinned(n)) }
+	p := take(100)
+	q.GivePinned(p) // no copy uses it
+	if again := take(100); again != p {
+		t.Error("a block that is not in use is not used again")
+	}
+	send(t, q, p, true)
+	q.GivePinned(p)
+	if again := take(100); again != p {
+		t.Error("a block whose copies are done is not used again")
+	}
+	lib.State().Busy = 1 // the GPU does not get on
+	send(t, q, p, true)
+	q.GivePinned(p)
+	blocks := []*device.Pinned{p}
+	for range 7 {
+		b := take(100)
+		for _, other := range blocks {
+			if b == other {
+				t.Fatal("a block that a copy uses was handed out")
+			}
+		}
+		blocks = append(blocks, b)
+	}
+	for _, b := range blocks[1:] {
+		send(t, q, b, true)
+		q.GivePinned(b)
+	}
+	if n := count(lib, "cuEventSynchronize"); n != 0 {
+		t.Fatalf("%d waits", n)
+	}
+	for _, want := range blocks[:3] {
+		if b := take(100); b != want {
+			t.Error("not the block that has been on its way for longest")
+		} else {
+			send(t, q, b, true)
+			q.GivePinned(b)
+		}
+	}
+	if n := count(lib, "cuEventSynchronize"); n != 3 {
+		t.Errorf("%d waits for three blocks", n)
+	}
+	// A larger one takes the place of the oldest.
+	big := take(1 << 20)
+	if n := count(lib, "cuMemFreeHost"); n != 1 || len(big.Bytes) < 1<<20 {
+		t.Errorf("%d blocks given up for one of %d bytes", n, len(big.Bytes))
+	}
+	if n := count(lib, "cuMemHostAlloc"); n != 9 {
+		t.Errorf("%d blocks were made", n)
+	}
+	q.GivePinned(big)
+}
+
+// A block whose copies were cut short, so that no event tells of them, is waited
+// for as well; where the driver says nothing, it is not handed out again.
+func TestPinnedCutShort(t *testing.T) {
+	q, lib := open(t)
+	p := must[*device.Pinned](t)(q.TakePinned(10))
+	send(t, q, p, false)
+	q.GivePinned(p)
+	if n := count(lib, "cuEventRecord"); n != 1 {
+		t.Errorf("%d events", n)
+	}
+	p = must[*device.Pinned](t)(q.TakePinned(10))
+	send(t, q, p, false)
+	lib.State().FailIn("cuEventRecord", 1)
+	q.GivePinned(p)
+	if n := count(lib, "cuStreamSynchronize"); n != 1 {
+		t.Errorf("%d waits for the stream", n)
+	}
+	again := must[*device.Pinned](t)(q.TakePinned(10))
+	if again != p {
+		t.Error("a block that was waited for is not used again")
+	}
+	send(t, q, p, false)
+	lib.State().FailIn("cuEventRecord", 1)
+	at := lib.State().Calls
+	lib.State().FailAt = at + 5 // push, record, pop, push, synchronize
+	q.GivePinned(p)
+	lib.State().FailIn("", 0)
+	lib.State().FailAt = 0
+	if must[*device.Pinned](t)(q.TakePinned(10)) == p {
+		t.Error("a block whose copies nobody knows of was handed out")
+	}
+}
+
+// Memory is used again without the driver, the sizes of a class for each other.
+func TestMemory(t *testing.T) {
+	q, lib := open(t)
+	for _, n := range []int64{1, 255, 256, 257, 1024, 1025, 1280, 1281, 5000, 1 << 20, 1<<20 + 1, 12345678} {
+		if err := q.Submit(func(turn *device.Turn) error {
+			m, err := turn.Alloc(n)
+			if err != nil {
+				return err
+			}
+			b, err := turn.Use(m, turn.Generation(m))
+			if err != nil {
+				return err
+			}
+			if b.Len() < n || b.Len() > max(256, n+n/4+256) || b.Len()%256 != 0 {
+				t.Errorf("%d bytes for %d", b.Len(), n)
+			}
+			if err := turn.Free(m); err != nil {
+				return err
+			}
+			if err := turn.Free(m); !errors.Is(err, device.ErrFreed) {
+				t.Errorf("second Free: %v", err)
+			}
+			if _, err := turn.Use(m, turn.Generation(m)); !errors.Is(err, device.ErrFreed) {
+				t.Errorf("Use after Free: %v", err)
+			}
+			calls := lib.State().Calls
+			again, err := turn.Alloc(b.Len())
+			if err != nil {
+				return err
+			}
+			if c, err := turn.Use(again, 0); err != nil || c != b || lib.State().Calls != calls {
+				t.Errorf("%d bytes are not used again: %v", n, err)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A slot gives the same memory at every run, but what is an input of the node.
+func TestSlot(t *testing.T) {
+	q, _ := open(t)
+	var s device.Slot
+	if err := q.Submit(func(turn *device.Turn) error {
+		next := func(n int64, inputs ...*device.Memory) *device.Memory {
+			return must[*device.Memory](t)(turn.Next(&s, n, inputs...))
+		}
+		a := next(1000)
+		old := turn.Generation(a)
+		if b := next(1000); b != a {
+			t.Error("other memory at the second run")
+		}
+		if _, err := turn.Use(a, old); !errors.Is(err, device.ErrOverwritten) {
+			t.Errorf("the old value: %v", err)
+		}
+		b := next(1000, a)
+		if b == a {
+			t.Error("an input is overwritten")
+		}
+		if _, err := turn.Use(a, turn.Generation(a)); err != nil {
+			t.Errorf("the input: %v", err)
+		}
+		if c := next(1000, b); c != a {
+			t.Error("a third memory where two do")
+		}
+		if err := turn.Free(a); err != nil {
+			return err
+		}
+		if c := next(1000, b); c == a {
+			t.Error("freed memory")
+		}
+		if c := next(100_000); c == a || c == b {
+			t.Error("memory of another size")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Memory of one queue is not another's.
+func TestOtherQueue(t *testing.T) {
+	q, lib := open(t)
+	drv, err := cuda.LoadFrom(lib.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := drv.Open(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	other, err := device.Open(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m *device.Memory
+	if err := q.Submit(func(turn *device.Turn) error { m, err = turn.Alloc(1); return err }); err != nil {
+		t.Fatal(err)
+	}
+	err = other.Submit(func(turn *device.Turn) error {
+		if err := turn.Free(m); !errors.Is(err, device.ErrOtherQueue) {
+			t.Errorf("Free: %v", err)
+		}
+		_, err := turn.Use(m, 0)
+		return err
+	})
+	if !errors.Is(err, device.ErrOtherQueue) {
+		t.Errorf("Use: %v", err)
+	}
+}
