@@ -53,7 +53,7 @@ func (f *Fused) String() string {
 		if m.Causal {
 			mask = ", causal"
 		}
-		fmt.Fprintf(&b, "fused %s: %d heads over %d, %d queries, %d keys, scale %.6g%s\n",
+		fmt.Fprintf(&b, "fused %s: heads %d/%d, queries %d, keys %d, scale %.6g%s\n",
 			describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale, mask)
 	}
 	for _, m := range f.Misses {
@@ -71,7 +71,7 @@ func (f *Fused) String() string {
 //	k        transposed by BatchedMatMul's flag or by Transpose, any number of
 //	         times, with other axes moved in the same Transpose too; q and v
 //	         the same. A k or v that comes transposed needs a copy: it is found
-//	         from 64 queries on, where that pays
+//	         from 16 queries on, where that pays, and both from 32 on
 //	scale    HadamardProd, HadamardDiv, Mul or Div with a number, as often as
 //	         one likes: of q, of k or of the scores. The number is a constant,
 //	         or computed of constants; a tensor of equal numbers will do

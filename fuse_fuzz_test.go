@@ -299,9 +299,9 @@ func fuseAndCompare(t testing.TB, choices []byte) (matches, misses int) {
 // TestFuseRandomGraphs: near misses never change results.
 func TestFuseRandomGraphs(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 3000
+	n := 1000
 	if raceEnabled {
-		n = 300
+		n = 100
 	}
 	matches, misses := 0, 0
 	for range n {
@@ -315,7 +315,6 @@ func TestFuseRandomGraphs(t *testing.T) {
 	if matches < n/10 || misses < n/10 {
 		t.Errorf("%d graphs with %d matches and %d misses: too few of one kind to show anything", n, matches, misses)
 	}
-	t.Logf("%d matches, %d misses", matches, misses)
 }
 
 func FuzzFuse(f *testing.F) {

@@ -46,9 +46,9 @@ func (m *fuseMatch) operands() [3]fuseOperand {
 	return [3]fuseOperand{{&m.q, m.qShape}, {&m.k, m.kShape}, {&m.v, m.vShape}}
 }
 
-// copyPays is from how many queries on a key or value is worth a transposed
-// copy.
-const copyPays = 64
+// copyPays is from how many queries on, for keys and for values, the time that
+// a transposed copy by Gorgonia takes is won back.
+const copyPays = 16
 
 // match finds the attention in g.
 func (g *fuseGraph) match() (matches []*fuseMatch, misses []Miss) {
@@ -354,7 +354,7 @@ func (g *fuseGraph) fit(m *fuseMatch, scores *G.Node, mask []float64) (reason st
 	switch {
 	case !finite(m.scale):
 		return "its scales multiply to a number that is not finite"
-	case m.k.copied && rows < copyPays, m.v.copied && rows < copyPays:
+	case m.k.copied && rows < copyPays, m.v.copied && rows < copyPays, m.k.copied && m.v.copied && rows < 2*copyPays:
 		return fmt.Sprintf("its keys or values come transposed, and for %d queries a copy of them does not pay", rows)
 	}
 

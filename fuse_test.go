@@ -129,7 +129,7 @@ var decoders = []written{
 		return []*G.Node{w.bmm(w.softmax(s, 2), v)}
 	}},
 	{name: "keys that come transposed, many queries", matches: 1, gone: "Softmax", write: func(w *writer) []*G.Node {
-		q, kt, v := w.input("q", 2, 64, 8), w.input("kt", 2, 8, 9), w.input("v", 2, 9, 8)
+		q, kt, v := w.input("q", 2, 16, 8), w.input("kt", 2, 8, 9), w.input("v", 2, 9, 8)
 		return []*G.Node{w.bmm(w.softmax(w.times(w.bmm(q, kt), w.number(0.3)), 2), v)}
 	}},
 	{name: "weights in another stack of the same matrices", matches: 1, gone: "Softmax", write: func(w *writer) []*G.Node {
