@@ -27,6 +27,7 @@ type functions struct {
 	eventCreate, eventDestroy, eventRecord, eventSynchronize, eventQuery, eventElapsedTime              function
 	moduleLoadData, moduleUnload, moduleGetFunction                                                     function
 	funcGetAttribute, funcSetAttribute, occupancy, launchKernel, launchKernelEx                         function
+	tensorMapEncodeTiled                                                                                function
 	streamBeginCapture, streamEndCapture, graphInstantiate, graphDestroy, graphExecDestroy, graphLaunch function
 }
 
@@ -84,6 +85,7 @@ func (f *functions) table() []struct {
 		{&f.occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", ""},
 		{&f.launchKernel, "cuLaunchKernel", ""},
 		{&f.launchKernelEx, "cuLaunchKernelEx", ""},
+		{&f.tensorMapEncodeTiled, "cuTensorMapEncodeTiled", ""},
 		{&f.streamBeginCapture, "cuStreamBeginCapture", "_v2"},
 		{&f.streamEndCapture, "cuStreamEndCapture", ""},
 		{&f.graphInstantiate, "cuGraphInstantiateWithFlags", ""},

@@ -268,6 +268,8 @@ func tryUse(dev *cuda.Device) (u *use, err error) {
 	step(func() error { return second(u.f.Occupancy(128, 0)) })
 	step(func() error { return second(dev.Memory()) })
 	step(func() error { return u.args.Buffer(u.buf, 0) })
+	step(func() error { return u.host.Write(0, make([]byte, 64)) })
+	step(func() error { return second(dev.TensorMap(u.buf, 0, someTiles)) })
 	step(func() error { return u.buf.Upload(0, make([]byte, 64)) })
 	step(func() error { return u.buf.Set(0, 7, 64) })
 	step(func() error { return u.s.Upload(u.buf, 0, u.host, 0, 64) })
@@ -382,6 +384,7 @@ func TestArgumentPacking(t *testing.T) {
 		{cuda.Grid{Blocks: [3]int{7, 2}, Threads: [3]int{128}, Shared: 99}, "grid 7 2 1 block 128 1 1 shared 99\n"},
 		{cuda.Grid{Blocks: [3]int{8, 2, 3}, Threads: [3]int{4, 5, 6}, Cluster: [3]int{2}, Cooperative: true},
 			"grid 8 2 3 block 4 5 6 shared 0\ncooperative 1\ncluster 2 1 1\n"},
+		{cuda.Grid{Overlap: true}, "grid 1 1 1 block 1 1 1 shared 0\noverlap 1\n"},
 	} {
 		before := len(lib.Log())
 		fill()
@@ -410,7 +413,7 @@ func TestArgumentPacking(t *testing.T) {
 			if err := f.Launch(s, cuda.Grid{Blocks: [3]int{7}}, a); err != nil {
 				t.Fatal(err)
 			}
-			if err := f.Launch(s, cuda.Grid{Cooperative: true}, a); err != nil {
+			if err := f.Launch(s, cuda.Grid{Cooperative: true, Overlap: true}, a); err != nil {
 				t.Fatal(err)
 			}
 		}); n != 0 {

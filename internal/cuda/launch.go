@@ -16,7 +16,7 @@ type Args struct {
 	params  []unsafe.Pointer // into data, made at the launch
 	buffers []*Buffer
 	config  launchConfig
-	attrs   [2]launchAttribute
+	attrs   [3]launchAttribute
 }
 
 // Reset empties the list.
@@ -54,6 +54,10 @@ func (a *Args) Buffer(b *Buffer, offset int64) error {
 	return nil
 }
 
+// Hold has a launch refuse a closed b, for memory whose address a struct has: see
+// [Buffer.Address].
+func (a *Args) Hold(b *Buffer) { a.buffers = append(a.buffers, b) }
+
 // Struct is a struct that the kernel takes by value, as its bytes in Go, which
 // has to be the layout in C. It must hold no Go pointer.
 func Struct[T any](a *Args, v *T) {
@@ -78,6 +82,11 @@ type Grid struct {
 
 	// Cooperative: all blocks run at once, or the launch fails.
 	Cooperative bool
+
+	// Overlap: the kernel may start as soon as the one before it in the stream
+	// lets it (griddepcontrol.launch_dependents), and waits itself for what that
+	// one writes (griddepcontrol.wait). It needs compute capability 9.0.
+	Overlap bool
 }
 
 // launchConfig is CUlaunchConfig, launchAttribute CUlaunchAttribute.
@@ -98,6 +107,7 @@ type launchAttribute struct {
 const (
 	attributeCooperative = 2
 	attributeCluster     = 4
+	attributeOverlap     = 6 // programmatic stream serialization
 )
 
 // Launch queues the kernel. Errors of the launch are returned, those of the
@@ -131,7 +141,7 @@ func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 	return m.dev.with(func() error {
 		var r result
 		call := &m.dev.drv.fn.launchKernel
-		if g.Cooperative || g.Cluster[0] != 0 {
+		if g.Cooperative || g.Overlap || g.Cluster[0] != 0 {
 			call = &m.dev.drv.fn.launchKernelEx
 			r = f.launchEx(s, &g, a)
 		} else {
@@ -178,6 +188,10 @@ func (f *Function) launchEx(s *Stream, g *Grid, a *Args) result {
 	}
 	if g.Cluster[0] != 0 {
 		a.attrs[c.n] = launchAttribute{id: attributeCluster, value: [16]uint32{uint32(g.Cluster[0]), uint32(g.Cluster[1]), uint32(g.Cluster[2])}}
+		c.n++
+	}
+	if g.Overlap {
+		a.attrs[c.n] = launchAttribute{id: attributeOverlap, value: [16]uint32{1}}
 		c.n++
 	}
 	// a is on the heap, since its address leaves the function below: the

@@ -38,6 +38,10 @@ func (v *Device) NewBuffer(bytes int64) (*Buffer, error) {
 // Len is the size in bytes.
 func (b *Buffer) Len() int64 { return b.bytes }
 
+// Address is where b is on the GPU, for structs that kernels take. Whoever puts
+// it into one names b by [Args.Hold] too.
+func (b *Buffer) Address() uint64 { return uint64(b.id) }
+
 // Host is pinned memory of the host: what the GPU copies from and to while the
 // host does something else.
 type Host struct {
@@ -77,6 +81,20 @@ func (h *Host) Bytes() []byte {
 	}
 	defer h.leave()
 	return h.mem
+}
+
+// Write copies src to the memory at an offset. Copies to the GPU that are queued
+// and not done must not be reading there.
+func (h *Host) Write(at int, src []byte) error {
+	if err := inside("pinned memory", int64(at), int64(len(src)), int64(len(h.mem))); err != nil {
+		return err
+	}
+	if err := h.enter(); err != nil {
+		return err
+	}
+	defer h.leave()
+	copy(h.mem[at:], src)
+	return nil
 }
 
 // inside checks that [offset, offset+n) is within size bytes.

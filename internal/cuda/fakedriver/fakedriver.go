@@ -33,12 +33,22 @@ type State struct {
 	Calls                                int64 // up to now
 	Busy                                 int32
 	failIn, failed                       [64]byte
+	SMs, Shared                          int32 // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
+	kernel                               [32]byte
+	argument                             int32
 }
 
 // FailIn makes every call of a function fail, by its name in the library.
 func (s *State) FailIn(function string, code int32) {
 	s.failIn, s.FailWith = [64]byte{}, code
 	copy(s.failIn[:len(s.failIn)-1], function)
+}
+
+// Argument says that kernels whose names begin with a prefix take one argument,
+// of so many bytes.
+func (s *State) Argument(prefix string, bytes int) {
+	s.kernel, s.argument = [32]byte{}, int32(bytes)
+	copy(s.kernel[:len(s.kernel)-1], prefix)
 }
 
 // Failed is the call that was made to fail, "" if none was.
@@ -111,7 +121,7 @@ func (l *Library) call(name string) uintptr {
 // State is the driver's own; read and write it while no call runs.
 func (l *Library) State() *State { return (*State)(pointer(l.call("fake_state"))) }
 
-// Log is what was called since New, a line each.
+// Log is what was called since New or Forget, a line each.
 func (l *Library) Log() string {
 	p, n := pointer(l.call("fake_log")), 0
 	for *(*byte)(unsafe.Add(p, n)) != 0 {
@@ -119,6 +129,9 @@ func (l *Library) Log() string {
 	}
 	return string(unsafe.Slice((*byte)(p), n))
 }
+
+// Forget empties the log, which holds 1 MiB.
+func (l *Library) Forget() { l.call("fake_forget") }
 
 // Live is the number of objects and contexts that were not given back.
 func (l *Library) Live() int { return int(int32(l.call("fake_live"))) }

@@ -23,6 +23,9 @@ struct fake {
 	int busy;         // queries answer "not ready"
 	char fail_in[64]; // fails every call of this function
 	char failed[64];  // the call that was made to fail
+	int sms, shared;  // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
+	char kernel[32];  // kernels whose names begin so take one argument,
+	int argument;     // of so many bytes
 };
 static struct fake f;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -96,6 +99,7 @@ static result done(result r) { pthread_mutex_unlock(&lock); return r; }
 // Tests' own entry points.
 struct fake *fake_state(void) { return &f; }
 const char *fake_log(void) { text[used] = 0; return text; }
+void fake_forget(void) { used = 0; }
 int fake_defects(void) { return defects; }
 int fake_live(void) { // objects and retained contexts
 	int n = retained;
@@ -142,7 +146,7 @@ result cuDeviceGetCount(int *n) { CALL(0); *n = f.devices; return done(OK); }
 result cuDeviceGet(int *dev, int ordinal) { CALL(0); *dev = ordinal + 40; return done(OK); }
 result cuDeviceGetName(char *name, int n, int dev) { CALL(0); snprintf(name, n, "Fake %d", dev - 40); return done(OK); }
 result cuDeviceTotalMem_v2(size_t *n, int dev) { CALL(0); *n = f.total; return done(OK); }
-result cuDeviceGetAttribute(int *v, int id, int dev) { CALL(0); *v = id == 75 ? f.major : id == 76 ? f.minor : 1000 + id; return done(OK); }
+result cuDeviceGetAttribute(int *v, int id, int dev) { CALL(0); *v = id == 75 ? f.major : id == 76 ? f.minor : id == 16 && f.sms ? f.sms : id == 97 && f.shared ? f.shared : 1000 + id; return done(OK); }
 result cuDevicePrimaryCtxRetain(void **ctx, int dev) { CALL(0); retained++; *ctx = &context_object; return done(OK); }
 // Giving something back works even when it reports the failure of something
 // earlier; so do calls that fail here on demand.
@@ -264,6 +268,12 @@ result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *fn, int threads
 static void say_args(struct object *fn, void **params) {
 	int i = 0;
 	say("args");
+	if (f.kernel[0] && !strncmp(fn->name, f.kernel, strlen(f.kernel))) {
+		say(" ");
+		for (int k = 0; k < f.argument; k++) say("%02x", ((unsigned char *)params[0])[k]);
+		say("\n");
+		return;
+	}
 	for (char *at = strchr(fn->name, '_'); at; at = strchr(at + 1, '_'), i++) {
 		say(" ");
 		for (int n = atoi(at + 1), k = 0; k < n; k++) say("%02x", ((unsigned char *)params[i])[k]);
@@ -286,9 +296,21 @@ result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params
 	say("grid %u %u %u block %u %u %u shared %u\n", c->x, c->y, c->z, c->tx, c->ty, c->tz, c->shared);
 	for (unsigned i = 0; i < c->n; i++) {
 		if (c->attrs[i].id == 2) say("cooperative %d\n", c->attrs[i].v.cooperative);
+		if (c->attrs[i].id == 6) say("overlap %d\n", c->attrs[i].v.cooperative);
 		if (c->attrs[i].id == 4) say("cluster %u %u %u\n", c->attrs[i].v.cluster.x, c->attrs[i].v.cluster.y, c->attrs[i].v.cluster.z);
 	}
 	say_args(fn, params);
+	return done(OK);
+}
+
+// A map is its arguments, 64 bits each.
+result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, uint64_t at, const uint64_t *dims, const uint64_t *strides,
+                              const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
+	CALL(1);
+	if ((uintptr_t)map % 64 || at % 16 || rank != 3 || strides[0] % 16 || strides[1] % 16) return done(INVALID_VALUE);
+	for (unsigned i = 0; i < rank; i++) if (!dims[i] || !box[i] || box[i] > 256 || steps[i] != 1) return done(INVALID_VALUE);
+	uint64_t all[16] = { at, type, dims[0], dims[1], dims[2], strides[0], strides[1], box[0], box[1], box[2], interleave, swizzle, promotion, fill };
+	memcpy(map, all, sizeof all);
 	return done(OK);
 }
 
