@@ -135,7 +135,8 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
-	shapes := make([]tensor.Shape, len(in))
+	var most [len(embeddingInputs)]tensor.Shape
+	shapes := most[:len(in)]
 	for i, v := range in {
 		shapes[i] = v.Shape()
 	}
@@ -158,7 +159,8 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 			return nil, err
 		}
 	}
-	out, table := make([]float32, shape.TotalSize()), in[0]
+	t, out := output[float32](shape)
+	table := in[0]
 	switch op.table {
 	case tensor.Float32:
 		err = gather(out, table, ids, func(dst, src []float32) { copy(dst, src) })
@@ -173,7 +175,7 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	for i, r := range residual {
 		out[i] += r
 	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(out)), nil
+	return t, nil
 }
 
 // gather widens rows ids of the table into dst, one behind the other.

@@ -184,11 +184,12 @@ func forward[F float](op layerNorm, in []G.Value) (G.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	y, n := make([]F, len(r.x)), r.n
+	t, y := output[F](r.shape)
+	n := r.n
 	eachRow(len(y)/n, n, func(row int) {
 		normalise(y[row*n:(row+1)*n], r.x[row*n:(row+1)*n], r.gamma, r.beta, op.eps)
 	})
-	return tensor.New(tensor.WithShape(r.shape.Clone()...), tensor.WithBacking(y)), nil
+	return t, nil
 }
 
 // normalise writes the layer norm of one row. gamma and beta may be nil.

@@ -193,7 +193,8 @@ func (op linear) Do(in ...G.Value) (y G.Value, err error) {
 // readLinear is the inputs of a Linear as the engine takes them, but for Y.
 func readLinear[F float](op linear, in []G.Value) (o cpu.LinearOperands[F], shape tensor.Shape, err error) {
 	const name = "Linear"
-	shapes := make([]tensor.Shape, len(in))
+	var most [4]tensor.Shape
+	shapes := most[:len(in)]
 	for i, v := range in {
 		shapes[i] = v.Shape()
 	}
@@ -240,11 +241,12 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Y = make([]F, shape.TotalSize())
+	var y *tensor.Dense
+	y, o.Y = output[F](shape)
 	if err := runLinear(&o); err != nil {
 		return nil, err
 	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(o.Y)), nil
+	return y, nil
 }
 
 func runLinear[F float](o *cpu.LinearOperands[F]) error {

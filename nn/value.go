@@ -54,4 +54,11 @@ func elements[F any](name, what string, v G.Value, want tensor.Shape) ([]F, erro
 	return dense.Elements[F](t), nil
 }
 
+// output is a new tensor of zeros, and its elements to write. (Handing tensor.New
+// a slice costs one allocation more, and decoding has a hundred nodes a token.)
+func output[F float](shape tensor.Shape) (*tensor.Dense, []F) {
+	t := tensor.New(tensor.Of(dtypeOf[F]()), tensor.WithShape(shape...))
+	return t, dense.Backing[F](t)
+}
+
 func dtypeOf[F any]() tensor.Dtype { return tensor.Dtype{Type: reflect.TypeFor[F]()} }
