@@ -414,6 +414,16 @@ func TestOutputError(t *testing.T) {
 	}
 }
 
+func TestStatsDevice(t *testing.T) {
+	for device, want := range map[string]string{"": "prefill", "GPU 0 (NVIDIA H200)": "device   GPU 0 (NVIDIA H200)\nprefill"} {
+		var log bytes.Buffer
+		writeStats(&log, model.Stats{Device: device})
+		if !strings.HasPrefix(log.String(), want) {
+			t.Errorf("%q: %s", device, log.String())
+		}
+	}
+}
+
 func TestStats(t *testing.T) {
 	dir := writeModel(t, nil)
 	for _, attention := range []string{"lean", "default"} {

@@ -226,6 +226,9 @@ func isTerminal(w io.Writer) bool {
 }
 
 func writeStats(w io.Writer, s model.Stats) {
+	if s.Device != "" {
+		fmt.Fprintf(w, "device   %s\n", s.Device)
+	}
 	for _, p := range []struct {
 		name string
 		model.Phase

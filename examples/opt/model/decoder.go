@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 
 	"gorgonia.org/tensor"
@@ -44,6 +45,10 @@ type Options struct {
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
 
+	// Device is the GPU that has Lean's cache and computes its attention; nil:
+	// host memory and the CPU. The rest is computed on the CPU.
+	Device *la.GPU
+
 	// AllLogits makes the prompts' graph compute the logits of every position,
 	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
 	AllLogits bool
@@ -56,6 +61,7 @@ const DefaultChunk = 128
 // Stats is what a decoder has done.
 type Stats struct {
 	Prefill, Decode Phase
+	Device          string // the GPU that took part; "" if none did
 }
 
 // Phase is the work of one of the two graphs.
@@ -131,6 +137,8 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 		return 0, fmt.Errorf("%w: linear layers %d", ErrConfig, o.Linear)
 	case o.Attention == Default && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
 		return 0, fmt.Errorf("%w: the default attention has a cache of float32 only", ErrConfig)
+	case o.Attention == Default && o.Device != nil:
+		return 0, fmt.Errorf("%w: the default attention has no GPU", ErrConfig)
 	case o.Attention == Default && o.Workers != 0:
 		return 0, fmt.Errorf("%w: the default attention has no workers to set", ErrConfig)
 	}
@@ -145,6 +153,9 @@ func (d *Decoder) build(w *Weights) (err error) {
 		return err
 	} else {
 		d.cache = c
+		if o.Device != nil {
+			d.stats.Device = c.Stats().Device
+		}
 	}
 	if o.Linear == StockLinear {
 		w = w.widened()

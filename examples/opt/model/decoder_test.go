@@ -335,6 +335,7 @@ func TestWrongUse(t *testing.T) {
 		"negative chunk":    {Capacity: []int{3}, Chunk: -1},
 		"attention":         {Capacity: []int{3}, Attention: 2},
 		"default in f16":    {Capacity: []int{3}, Attention: Default, Cache: la.Float16},
+		"default's GPU":     {Capacity: []int{3}, Attention: Default, Device: new(la.GPU)},
 		"default's workers": {Capacity: []int{3}, Attention: Default, Workers: 2},
 	} {
 		if d, err := w.NewDecoder(o); d != nil || !errors.Is(err, ErrConfig) {
@@ -343,6 +344,9 @@ func TestWrongUse(t *testing.T) {
 	}
 	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Workers: -1}); d != nil || !errors.Is(err, la.ErrOption) {
 		t.Errorf("negative workers: error %v", err)
+	}
+	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Device: new(la.GPU)}); d != nil || !errors.Is(err, la.ErrState) {
+		t.Errorf("a GPU that is none: error %v", err)
 	}
 	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Cache: tensor.Int}); d != nil || !errors.Is(err, la.ErrDType) {
 		t.Errorf("cache of ints: error %v", err)

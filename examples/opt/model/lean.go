@@ -25,7 +25,7 @@ func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
 		pages += (n + pageSize - 1) / pageSize
 	}
 	cache, err := la.NewCache(la.CacheConfig{
-		Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages,
+		Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages, Device: o.Device,
 	})
 	if err != nil {
 		return nil, err
