@@ -106,6 +106,22 @@ func TestVectorKernels(t *testing.T) {
 					t.Fatalf("%v, relu of %d: element %d is %v, want %v", inUse, n, i, v, want)
 				}
 			}
+			by, v := rng.NormFloat64(), vectorTiers[inUse]
+			if twin {
+				v = vectorGo
+			}
+			v.scale((*float32)(mem), (*float32)(mem2), n, by)
+			for i, got := range dst {
+				if want := float32(float64(src[i]) * by); got != want && (got == got || want == want) {
+					t.Fatalf("%v, scale of %d: element %d is %v, want %v", inUse, n, i, got, want)
+				}
+			}
+			v.divide((*float32)(mem), (*float32)(mem2), n, float32(by))
+			for i, got := range dst {
+				if want := src[i] / float32(by); got != want && (got == got || want == want) {
+					t.Fatalf("%v, divide of %d: element %d is %v, want %v", inUse, n, i, got, want)
+				}
+			}
 		}
 		free()
 		free2()

@@ -30,3 +30,7 @@ var linearAVX512 = linearKernels{
 }
 
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAVX2, readSumAVX512}
+
+var vectorTiers = [tiers]vectorKernels{
+	vectorGo, {scale: scaleAVX2, divide: divideAVX2}, {scale: scaleAVX512, divide: divideAVX512},
+}

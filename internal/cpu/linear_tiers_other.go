@@ -5,3 +5,5 @@ package cpu
 var linearTiers = [tiers]*linearKernels{tierGo: &linearGo}
 
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{tierGo: readSumGo}
+
+var vectorTiers = [tiers]vectorKernels{tierGo: vectorGo}

@@ -212,9 +212,7 @@ func (ws *workspace[F]) pack(w *worker[F], b block) {
 	for i := b.from; i < b.to; i++ {
 		for h := b.head0; h < b.head0+b.group; h++ {
 			at := (b.seq.row+i)*g.Query.Row + h*g.Query.Head
-			for j, x := range ws.ops.Q[at : at+g.Dim] {
-				dst[j] = F(float64(x) * ws.scale)
-			}
+			scaleInto(dst[:g.Dim], ws.ops.Q[at:at+g.Dim], ws.scale)
 			dst = dst[g.Dim:]
 		}
 	}
@@ -297,10 +295,14 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 	for r := range b.rows {
 		row, head := b.seq.row+b.from+r/b.group, b.head0+r%b.group
 		at := row*g.Out.Row + head*g.Out.Head
-		s := state.row(r, g.ValueDim)
-		lse := s.Normalize(o.Out[at : at+g.ValueDim])
+		s, out := state.row(r, g.ValueDim), o.Out[at:at+g.ValueDim]
+		if s.Empty() {
+			clear(out)
+		} else {
+			divideInto(out, s.O, s.L)
+		}
 		if o.LSE != nil {
-			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = lse
+			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = s.LSE()
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Command linear writes the assembly of the linear layers and of ReadSum of package cpu, and the Go
-// declarations that go with it:
+// Command linear writes the assembly of the linear layers, of ReadSum and of loops over vectors of package
+// cpu, and the Go declarations that go with it:
 //
 //	go -C internal/cpu/_gen run ./linear
 //
@@ -18,6 +18,7 @@ import (
 var families = map[string]func(*gen){
 	"linear":  linear,
 	"readsum": readSum,
+	"vector":  vector,
 }
 
 func main() {
