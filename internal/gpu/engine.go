@@ -1,0 +1,210 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/kernels"
+)
+
+// ErrState is a call out of order: a Run before Upload, say. Other errors wrap
+// those of package cpu ([cpu.ErrShape], [cpu.ErrDType], [cpu.ErrPage]), of
+// package cuda, and [kernels.ErrNoImage].
+var ErrState = errors.New("call out of order")
+
+// errorf makes the package's errors: "gpu: op: argument and values: sentinel".
+func errorf(op string, sentinel error, format string, args ...any) error {
+	return fmt.Errorf("gpu: %s: %s: %w", op, fmt.Sprintf(format, args...), sentinel)
+}
+
+// unit is the module with the kernels, image where it comes from: a variable for tests.
+const unit = "lean"
+
+var image = kernels.Image
+
+// Engine is the kernels for attention on one device. It may be used by several
+// goroutines at once.
+type Engine struct {
+	dev    *cuda.Device
+	info   cuda.Info
+	blocks int // of every launch of attention: one for each SM
+	attend [len(elements)][len(headDims)]*cuda.Function
+	append *cuda.Function
+	closed atomic.Bool
+
+	maps struct {
+		sync.Mutex
+		of map[mapKey]cuda.TensorMap
+	}
+}
+
+// New loads the kernels. Errors: [kernels.ErrNoImage] where there are none for
+// this GPU, and the driver's.
+func New(dev *cuda.Device) (*Engine, error) {
+	e := &Engine{dev: dev, info: dev.Info()}
+	e.blocks = max(e.info.Multiprocessors, 1)
+	m, err := dev.Module(unit, func() ([]byte, error) { return image(unit, e.info.Capability) })
+	if err != nil {
+		return nil, err
+	}
+	for i := range elements {
+		for j, dim := range headDims {
+			f, err := m.Function(fmt.Sprintf("lean_%s_%d", elements[i].name, dim))
+			if err != nil {
+				return nil, err
+			}
+			// None has static shared memory.
+			if err := f.SetDynamicShared(e.info.SharedPerBlockMost); err != nil {
+				return nil, err
+			}
+			e.attend[i][j] = f
+		}
+	}
+	if e.append, err = m.Function("lean_append"); err != nil {
+		return nil, err
+	}
+	e.maps.of = make(map[mapKey]cuda.TensorMap)
+	return e, nil
+}
+
+// Close ends the use of the engine and its plans. Their memory goes with
+// [Plan.Close] or with the device, the kernels with the device.
+func (e *Engine) Close() error {
+	if e.closed.Swap(true) {
+		return errorf("close", cuda.ErrClosed, "the engine")
+	}
+	return nil
+}
+
+// Device is what the engine was made for.
+func (e *Engine) Device() *cuda.Device { return e.dev }
+
+// copies says whether the GPU has a copy engine that tensor maps are for, and
+// launches that overlap.
+func (e *Engine) copies() bool { return e.info.Capability >= 90 }
+
+// Supports says whether there is a kernel for a geometry with keys and values of
+// a type. Errors wrap cpu.ErrShape and cpu.ErrDType.
+func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {
+	const op = "supports"
+	if err := checkGeometry(op, g); err != nil {
+		return err
+	}
+	el := elementOf(kv)
+	if el < 0 {
+		return errorf(op, cpu.ErrDType, "keys and values are %v; there are kernels for %v, %v and %v", kv, cpu.Float16, cpu.BFloat16, cpu.Float32)
+	}
+	if _, ok := e.configure(shapeOf(el, g.Dim), blockRows); !ok {
+		return errorf(op, cpu.ErrShape, "head dim %d of %v needs more than the GPU's %d bytes of shared memory", g.Dim, kv, e.info.SharedPerBlockMost)
+	}
+	return nil
+}
+
+// checkGeometry reports what is wrong with g, or has no kernel.
+func checkGeometry(op string, g *cpu.Geometry) error {
+	bad := func(format string, args ...any) error { return errorf(op, cpu.ErrShape, format, args...) }
+	switch {
+	case g.KVHeads < 1 || g.Heads < 1 || g.Heads%g.KVHeads != 0:
+		return bad("%d query heads for %d KV heads", g.Heads, g.KVHeads)
+	case dimIndex(g.Dim) < 0:
+		return bad("head dim %d; there are kernels for %v", g.Dim, headDims)
+	case g.ValueDim != g.Dim:
+		return bad("value dim %d is not the head dim %d", g.ValueDim, g.Dim)
+	case g.PageTokens < 1:
+		return bad("pages of %d tokens", g.PageTokens)
+	case g.TileTokens < 0:
+		return bad("LeanTiles of %d tokens", g.TileTokens)
+	case g.Workers < 0:
+		return bad("%d workers", g.Workers)
+	case math.IsNaN(g.Scale) || math.IsInf(g.Scale, 0):
+		return bad("scale %v", g.Scale)
+	case g.Policy.Kind > lean.PerHead:
+		return bad("schedule %d", g.Policy.Kind)
+	case g.Policy.Kind == lean.FixedSplit && g.Policy.Splits < 1:
+		return bad("a fixed split into %d", g.Policy.Splits)
+	case g.Key != g.Value:
+		return bad("key strides %+v, value strides %+v: they must be equal", g.Key, g.Value)
+	case g.Key.Row != g.Dim:
+		return bad("keys are %d elements apart; they must follow each other", g.Key.Row)
+	case g.Key.Page < 0 || g.Key.Head < 0 || g.Key.Page%g.Dim != 0 || g.Key.Head%g.Dim != 0:
+		return bad("key strides %+v are no multiples of the head dim %d", g.Key, g.Dim)
+	case g.Key.Page/g.Dim >= mostKeyRows || g.Key.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
+		return bad("key strides %+v, pages of %d tokens: there are kernels for less than %d rows of keys", g.Key, g.PageTokens, mostKeyRows)
+	case g.LSE.Row < 0 || g.LSE.Head < 0:
+		return bad("log-sum-exp strides %+v", g.LSE)
+	}
+	for _, s := range [...]struct {
+		name string
+		cpu.Strides
+	}{{"query", g.Query}, {"output", g.Out}} {
+		if s.Row < 0 || s.Head < 0 || s.Row%4 != 0 || s.Head%4 != 0 {
+			return bad("%s strides %+v: they must be multiples of 4", s.name, s.Strides)
+		}
+	}
+	return nil
+}
+
+// Memory is elements in the memory of a GPU.
+type Memory struct {
+	Buffer *cuda.Buffer
+	Offset int64 // bytes; the address must be a multiple of 16
+	DType  cpu.DType
+	Len    int // elements
+}
+
+func (m *Memory) address() uint64 { return m.Buffer.Address() + uint64(m.Offset) }
+
+// check reports whether m is memory of at least so many elements of a type that
+// kernels know.
+func (m *Memory) check(op, name string, elements int) error {
+	switch size := int64(m.DType.Size()); {
+	case m.Buffer == nil:
+		return errorf(op, cpu.ErrShape, "%s has no buffer", name)
+	case elementOf(m.DType) < 0:
+		return errorf(op, cpu.ErrDType, "%s is %v", name, m.DType)
+	case m.Len < elements:
+		return errorf(op, cpu.ErrShape, "%s has %d elements of %d", name, m.Len, elements)
+	case m.Offset < 0 || m.Offset > m.Buffer.Len() || int64(m.Len) > (m.Buffer.Len()-m.Offset)/size:
+		return errorf(op, cpu.ErrShape, "%s has %d elements at byte %d of a buffer of %d bytes", name, m.Len, m.Offset, m.Buffer.Len())
+	case m.address()%16 != 0:
+		return errorf(op, cpu.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, m.Offset)
+	}
+	return nil
+}
+
+// mapKey is all that a tensor map is made of.
+type mapKey struct {
+	address   uint64
+	rows      int
+	dim, box  int
+	elementOf int
+}
+
+// mostMaps is how many tensor maps are kept; buffers come and go.
+const mostMaps = 4096
+
+// tensorMap is the map of rows of keys (or values), for boxes of so many rows.
+// A map says nothing but its key, so one that is kept stays right.
+func (e *Engine) tensorMap(m *Memory, s *shape, box int) (cuda.TensorMap, error) {
+	key := mapKey{m.address(), m.Len / s.dim, s.dim, box, s.element}
+	e.maps.Lock()
+	defer e.maps.Unlock()
+	if t, ok := e.maps.of[key]; ok {
+		return t, nil
+	}
+	t, err := e.dev.TensorMap(m.Buffer, m.Offset, s.tiles(key.rows, box))
+	if err != nil {
+		return t, err
+	}
+	if len(e.maps.of) >= mostMaps {
+		clear(e.maps.of)
+	}
+	e.maps.of[key] = t
+	return t, nil
+}

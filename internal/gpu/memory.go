@@ -1,0 +1,214 @@
+package gpu
+
+import (
+	"errors"
+	"math/bits"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// memory is what a plan has on the GPU, and pinned memory on the way there. It
+// grows and never shrinks.
+type memory struct {
+	generation uint64 // of the buffers
+	capacity   Capacity
+	table      *cuda.Buffer // sections one behind the other
+	sections   sections
+	staging    [2]staging // of one table each: while one is copied the other is written
+	turn       int        // the staging that is written next
+
+	partials *cuda.Buffer // two for each thread block
+	counters *cuda.Buffer // one for each thread block: zero, but while a launch runs
+}
+
+// staging is pinned memory.
+type staging struct {
+	host *cuda.Host
+	done *cuda.Event // behind the copy
+	busy bool        // a copy may be on its way
+}
+
+// sections are where the parts of a table begin, in bytes.
+type sections struct{ works, seqs, blind, slots, pages, end int64 }
+
+func (c Capacity) layOut(blocks int) (s sections) {
+	const align = 64
+	at := int64(0)
+	next := func(n int, size uintptr) (start int64) {
+		start = at
+		at += (int64(n)*int64(size) + align - 1) / align * align
+		return start
+	}
+	s.works = next(blocks, unsafe.Sizeof(work{}))
+	s.seqs = next(c.Sequences, unsafe.Sizeof(sequence{}))
+	s.blind = next(1+c.Rows, 4)
+	s.slots = next(c.Rows, 4)
+	s.pages = next(c.Pages+tableSlackPages, 4)
+	s.end = at
+	return s
+}
+
+// holds says whether a step of size n fits.
+func (c Capacity) holds(n Capacity) bool {
+	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages
+}
+
+// grown is a capacity for n that will do for a while.
+func (c Capacity) grown(n, least Capacity) Capacity {
+	return Capacity{
+		Sequences: growth(c.Sequences, n.Sequences, least.Sequences),
+		Rows:      growth(c.Rows, n.Rows, least.Rows),
+		Pages:     growth(c.Pages, n.Pages, least.Pages),
+	}
+}
+
+func growth(have, need, least int) int {
+	if need <= have && least <= have {
+		return have
+	}
+	return max(least, 1<<bits.Len(uint(max(need, 64)-1)))
+}
+
+// reserve makes room for a step. On error nothing has changed.
+func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int) (err error) {
+	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
+	defer func() {
+		if err != nil {
+			for _, x := range fresh {
+				_ = x.Close() // the first error tells more
+			}
+		}
+	}()
+	next := *m
+	partials := 2 * int64(e.blocks) * int64(tileRows) * int64(dim+2) * 4
+	if m.partials == nil || m.partials.Len() < partials {
+		if next.partials, err = e.dev.NewBuffer(partials); err != nil {
+			return err
+		}
+		fresh = append(fresh, next.partials)
+	}
+	if m.counters == nil {
+		if next.counters, err = e.dev.NewBuffer(int64(e.blocks) * 4); err != nil {
+			return err
+		}
+		fresh = append(fresh, next.counters)
+		if err = next.counters.Set(0, 0, next.counters.Len()); err != nil {
+			return err
+		}
+	}
+	if m.table == nil || !m.capacity.holds(need) || !m.capacity.holds(least) {
+		next.capacity = m.capacity.grown(need, least)
+		next.sections = next.capacity.layOut(e.blocks)
+		if next.table, err = e.dev.NewBuffer(next.sections.end); err != nil {
+			return err
+		}
+		fresh = append(fresh, next.table)
+		for i := range next.staging {
+			s := &next.staging[i]
+			*s = staging{}
+			if s.host, err = e.dev.NewHost(int(next.sections.end)); err != nil {
+				return err
+			}
+			fresh = append(fresh, s.host)
+			if s.done, err = e.dev.NewEvent(false); err != nil {
+				return err
+			}
+			fresh = append(fresh, s.done)
+		}
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	old := *m
+	*m = next
+	m.generation++
+	if old.partials == m.partials {
+		old.partials = nil
+	}
+	if old.table == m.table {
+		old.table, old.staging = nil, [2]staging{}
+	}
+	old.counters = nil
+	// The driver waits for queued work before it takes memory back. Should it
+	// report the failure of something, so will the next call.
+	_ = old.close()
+	return nil
+}
+
+// upload copies a plan's parts, by way of pinned memory that no copy reads.
+func (m *memory) upload(s *cuda.Stream, p *Plan) error {
+	to := &m.staging[m.turn]
+	if to.busy {
+		if err := to.done.Synchronize(); err != nil {
+			return err
+		}
+		to.busy = false
+	}
+	at := &m.sections
+	end := at.works
+	for _, part := range [...]struct {
+		at   int64
+		data []byte
+	}{
+		{at.works, bytesOf(p.works)},
+		{at.seqs, bytesOf(p.seqs)},
+		{at.blind, bytesOf(p.blind)},
+		{at.slots, bytesOf(p.slots)},
+		{at.pages, bytesOf(p.pages)},
+	} {
+		if len(part.data) == 0 {
+			continue
+		}
+		if err := to.host.Write(int(part.at), part.data); err != nil {
+			return err
+		}
+		end = part.at + int64(len(part.data))
+	}
+	if err := s.Upload(m.table, 0, to.host, 0, int(end)); err != nil {
+		return err
+	}
+	to.busy = true
+	m.turn ^= 1
+	if err := s.Record(to.done); err != nil {
+		// The event tells nothing about the copy.
+		if s.Synchronize() == nil {
+			to.busy = false
+		}
+		return err
+	}
+	return nil
+}
+
+func bytesOf[T any](x []T) []byte {
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(t)))
+}
+
+// close gives all of it back. What went with the device is gone already.
+func (m *memory) close() error {
+	var first error
+	note := func(err error) {
+		if err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
+			first = err
+		}
+	}
+	for i := range m.staging {
+		s := &m.staging[i]
+		if s.host == nil {
+			continue
+		}
+		if s.busy {
+			note(s.done.Synchronize())
+		}
+		note(s.host.Close())
+		note(s.done.Close())
+	}
+	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters} {
+		if b != nil {
+			note(b.Close())
+		}
+	}
+	*m = memory{}
+	return first
+}

@@ -1,0 +1,350 @@
+package gpu
+
+import (
+	"math"
+	"math/bits"
+	"sync"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Plan is the schedule of one step, and serves all its layers: on the host after
+// Build, on the GPU after Upload. It may be built again and again. Calls on one
+// plan wait for each other.
+type Plan struct {
+	engine *Engine
+
+	mu         sync.Mutex
+	state      state
+	least      Capacity // what Reserve asked for
+	generation uint64
+	look       look
+	sched      lean.Plan
+	tiles      []int64 // scratch of Build
+	covered    []bool  // scratch of Build
+
+	// What the GPU reads.
+	works []work
+	seqs  []sequence
+	blind []int32 // rows that see no key: how many, and which
+	slots []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages []int32 // the block table, if the plan is paged
+
+	reach     int  // rows of queries and outputs that the sequences reach over
+	lastPage  int  // the highest page
+	mostSlots int  // the most slots used of a page
+	liveKeys  int  // of all sequences
+	appends   bool // every sequence has its new tokens among its keys
+
+	memory    memory
+	args      cuda.Args
+	params    params
+	newRows   appendParams
+	appended  [2]Memory // the last Append's keys and values since Build
+	anyAppend bool
+}
+
+// state is how far a plan is.
+type state uint8
+
+const (
+	fresh state = iota
+	built
+	uploaded
+	closedPlan
+)
+
+// look is all that a captured launch of a plan has of it. While it is the same,
+// the graph may be launched again.
+type look struct {
+	geometry cpu.Geometry
+	idle     bool // there are no rows: no launches
+	rows     int  // token rows
+	tileRows int  // at most so many rows in an output tile
+	paged    bool // there is a block table
+	memory   uint64
+}
+
+// Capacity is the size of a step.
+type Capacity struct {
+	Sequences int // that have queries
+	Rows      int // of queries and outputs
+	Queries   int // of one sequence
+	Pages     int // live pages of all sequences
+}
+
+// NewPlan makes a plan of nothing. It takes memory of the GPU when it is built.
+func (e *Engine) NewPlan() *Plan { return &Plan{engine: e} }
+
+// Generation changes when graphs that were captured before must not be launched
+// any more: when Build or Reserve took new memory, or the launches look
+// different because of another geometry, another number of token rows, more
+// queries a sequence, or a block table that was not needed before.
+func (p *Plan) Generation() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.generation
+}
+
+// Reserve makes Builds up to this size look alike, see [Plan.Generation], and
+// has them take no memory. Call it before Build.
+func (p *Plan) Reserve(c Capacity) error {
+	const op = "reserve"
+	if c.Sequences < 0 || c.Rows < 0 || c.Queries < 0 || c.Pages < 0 || max(c.Sequences, c.Rows, c.Queries, c.Pages) > math.MaxInt32 {
+		return errorf(op, cpu.ErrShape, "%+v", c)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	p.least = c
+	return nil
+}
+
+func (p *Plan) usable(op string) error {
+	if p.state == closedPlan || p.engine.closed.Load() {
+		return errorf(op, cuda.ErrClosed, "the plan")
+	}
+	return nil
+}
+
+// Build makes p the plan of one step: which thread block attends to which
+// LeanTiles, which rows see no key, and where new tokens go. Rows of queries and
+// outputs are [0, rows); those of no sequence get zeros, and a log-sum-exp of
+// -Inf. With rows 0 there are those of the sequences only, and no Append.
+//
+// It copies what it needs. Everything is checked first; on error p is unchanged.
+// Errors wrap cpu.ErrShape, cpu.ErrPage, or are the driver's where there is no
+// memory. That rows of different sequences do not overlap is left to the caller,
+// as are the sizes of buffers, which Run checks.
+func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
+	const op = "plan"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	if err := checkGeometry(op, &g); err != nil {
+		return err
+	}
+	need, err := measure(op, &g, seqs, rows)
+	if err != nil {
+		return err
+	}
+	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
+	group := g.Heads / g.KVHeads
+	look.tileRows = min(blockRows, min(max(need.Queries, p.least.Queries, 1), blockRows)*group)
+	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
+	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim); err != nil {
+		return err
+	}
+	look.memory = p.memory.generation
+
+	p.state, p.anyAppend = built, false
+	p.pack(&g, seqs, rows, look.paged)
+	p.schedule(&g)
+	p.blindRows(&g, rows)
+	if look != p.look {
+		p.look = look
+		p.generation++
+	}
+	return nil
+}
+
+// measured is the size of a step.
+type measured struct {
+	Capacity
+	splits bool // some sequence has more than one page
+}
+
+// measure checks the sequences.
+func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measured, err error) {
+	if rows < 0 || rows > math.MaxInt32 {
+		return m, errorf(op, cpu.ErrShape, "%d rows", rows)
+	}
+	m.Rows = rows
+	group := g.Heads / g.KVHeads
+	var tiles int64
+	for i := range seqs {
+		q := &seqs[i]
+		if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt32-q.Queries || q.Keys > mostKeyRows {
+			return m, errorf(op, cpu.ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
+		}
+		if q.Queries == 0 {
+			continue
+		}
+		if q.Queries > mostPackedRows/group {
+			return m, errorf(op, cpu.ErrShape, "sequence %d has %d queries of %d heads for each KV head: together more than %d", i, q.Queries, group, mostPackedRows)
+		}
+		if rows > 0 && q.Row+q.Queries > rows {
+			return m, errorf(op, cpu.ErrShape, "sequence %d has rows [%d,%d) of %d", i, q.Row, q.Row+q.Queries, rows)
+		}
+		live := ceil(q.Keys, g.PageTokens)
+		if len(q.Pages) < live {
+			return m, errorf(op, cpu.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
+		}
+		for j, page := range q.Pages[:live] {
+			if page < 0 {
+				return m, errorf(op, cpu.ErrPage, "sequence %d names page %d at %d", i, page, j)
+			}
+		}
+		m.Sequences++
+		m.Rows = max(m.Rows, q.Row+q.Queries)
+		m.Queries = max(m.Queries, q.Queries)
+		m.Pages += live
+		m.splits = m.splits || live > 1
+		tiles += int64(ceil(q.Queries*group, blockRows)) * int64(ceil(q.Keys, tileTokens(g))) * int64(g.KVHeads)
+		if m.Pages > math.MaxInt32 || tiles > math.MaxInt32 {
+			return m, errorf(op, cpu.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, tiles)
+		}
+	}
+	return m, nil
+}
+
+// tileTokens is the size of a LeanTile: what the geometry asks for, rounded up to
+// a power of two that is whole chunks.
+func tileTokens(g *cpu.Geometry) int {
+	if g.TileTokens == 0 {
+		return defaultTile
+	}
+	return 1 << bits.Len(uint(min(max(g.TileTokens, mostChunk), 1<<30)-1))
+}
+
+// pack writes the sequences, the block table and the slots of new tokens.
+func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) {
+	p.seqs, p.pages, p.slots = p.seqs[:0], p.pages[:0], p.slots[:0]
+	p.reach, p.lastPage, p.mostSlots, p.liveKeys, p.appends = rows, -1, 0, 0, rows > 0
+	for range rows {
+		p.slots = append(p.slots, -1)
+	}
+	pageRows := int64(g.Key.Page / g.Dim)
+	for i := range seqs {
+		q := &seqs[i]
+		if q.Queries == 0 {
+			continue // kernels take it that every sequence has rows
+		}
+		s := sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)}
+		live := q.Pages[:ceil(q.Keys, g.PageTokens)]
+		if paged {
+			s.pages = int32(len(p.pages))
+			p.pages = append(p.pages, live...)
+		} else if len(live) > 0 {
+			s.pages = live[0]
+		}
+		p.seqs = append(p.seqs, s)
+		for _, page := range live {
+			p.lastPage = max(p.lastPage, int(page))
+		}
+		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
+		p.reach = max(p.reach, q.Row+q.Queries)
+		p.liveKeys += q.Keys
+		p.appends = p.appends && q.Keys >= q.Queries
+		if !p.appends {
+			continue
+		}
+		for t := range q.Queries {
+			key := q.Keys - q.Queries + t
+			// Where the row is no 32-bit number, neither are the buffer's: Append refuses it.
+			p.slots[q.Row+t] = int32(int64(live[key/g.PageTokens])*pageRows + int64(key%g.PageTokens))
+		}
+	}
+}
+
+// schedule cuts the LeanTiles.
+func (p *Plan) schedule(g *cpu.Geometry) {
+	group, tile := g.Heads/g.KVHeads, tileTokens(g)
+	p.sched.Reset(g.KVHeads)
+	for _, s := range p.seqs {
+		p.tiles = p.tiles[:0]
+		rows := int(s.queries) * group
+		for first := 0; first < rows; first += blockRows {
+			last := min(first+blockRows, rows) - 1
+			p.tiles = append(p.tiles, int64(ceil(visible(g, &s, last/group), tile)))
+		}
+		p.sched.Add(p.tiles)
+	}
+	workers := p.engine.blocks
+	if g.Workers > 0 {
+		workers = min(workers, g.Workers)
+	}
+	p.sched.Cut(g.Policy, workers)
+	if p.works == nil {
+		p.works = make([]work, p.engine.blocks)
+	}
+	packWorks(&p.sched, p.seqs, p.works)
+}
+
+// visible is the number of keys that query position i sees.
+func visible(g *cpu.Geometry, s *sequence, i int) int {
+	if !g.Causal {
+		return int(s.keys)
+	}
+	return max(int(s.keys)-int(s.queries)+i+1, 0)
+}
+
+// blindRows lists the rows that see no key: thread blocks need not come there.
+func (p *Plan) blindRows(g *cpu.Geometry, rows int) {
+	p.blind = append(p.blind[:0], 0)
+	p.covered = append(p.covered[:0], make([]bool, rows)...)
+	for _, s := range p.seqs {
+		if rows > 0 {
+			for i := s.row; i < s.row+s.queries; i++ {
+				p.covered[i] = true
+			}
+		}
+		for i := range s.queries {
+			if visible(g, &s, int(i)) > 0 {
+				break // and so do the following ones
+			}
+			p.blind = append(p.blind, s.row+i)
+		}
+	}
+	for i, covered := range p.covered {
+		if !covered {
+			p.blind = append(p.blind, int32(i))
+		}
+	}
+	p.blind[0] = int32(len(p.blind) - 1)
+}
+
+// ceil returns ceil(n/size) for n >= 0.
+func ceil(n, size int) int {
+	if n == 0 {
+		return 0
+	}
+	return (n-1)/size + 1
+}
+
+// Upload queues the copy of a built plan. What is queued before may still use
+// the plan that it replaces.
+func (p *Plan) Upload(s *cuda.Stream) error {
+	const op = "upload"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	if p.state == fresh {
+		return errorf(op, ErrState, "the plan was not built")
+	}
+	p.state = built
+	if err := p.memory.upload(s, p); err != nil {
+		return err
+	}
+	p.state = uploaded
+	return nil
+}
+
+// Close gives the plan's memory back, after the work that was queued with it.
+func (p *Plan) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state == closedPlan {
+		return errorf("close", cuda.ErrClosed, "the plan")
+	}
+	p.state = closedPlan
+	return p.memory.close()
+}

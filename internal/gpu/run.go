@@ -1,0 +1,220 @@
+package gpu
+
+import (
+	"math"
+	"math/bits"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// Operands are the memory of one attention. Q and Out lie as the geometry's
+// strides say, from element 0 on; LSE too, which has float32 and no buffer where
+// it is not wanted. K and V are all pages.
+type Operands struct{ Q, Out, LSE, K, V Memory }
+
+// ready reports why nothing can be queued with p.
+func (p *Plan) ready(op string) error {
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	if p.state != uploaded {
+		return errorf(op, ErrState, "the plan was not uploaded")
+	}
+	return nil
+}
+
+// checkPages reports whether k and v hold the plan's pages.
+func (p *Plan) checkPages(op string, k, v *Memory) error {
+	g := &p.look.geometry
+	need := 0
+	if p.lastPage >= 0 {
+		need = reach(p.mostSlots*g.Dim, [2][2]int{{p.lastPage, g.Key.Page}, {g.KVHeads - 1, g.Key.Head}})
+	}
+	if err := k.check(op, "k", need); err != nil {
+		return err
+	}
+	if err := v.check(op, "v", need); err != nil {
+		return err
+	}
+	if k.DType != v.DType {
+		return errorf(op, cpu.ErrDType, "k is %v, v is %v", k.DType, v.DType)
+	}
+	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
+		return errorf(op, cpu.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
+	}
+	return nil
+}
+
+// extent is the number of elements that rows of the given heads and width reach
+// over.
+func extent(s cpu.Strides, rows, heads, width int) int {
+	if rows == 0 {
+		return 0
+	}
+	return reach(width, [2][2]int{{rows - 1, s.Row}, {heads - 1, s.Head}})
+}
+
+// reach is n plus two products of numbers >= 0, and MaxInt if that is no int.
+func reach(n int, products [2][2]int) int {
+	for _, x := range products {
+		hi, lo := bits.Mul64(uint64(x[0]), uint64(x[1]))
+		if hi != 0 || lo > uint64(math.MaxInt-n) {
+			return math.MaxInt
+		}
+		n += int(lo)
+	}
+	return n
+}
+
+// Run queues attention of one layer:
+//
+//	out = softmax(scale * q K^T) V,   lse = ln sum e^(scale * q K^T)
+//
+// Everything is checked first. Errors wrap cpu.ErrShape, cpu.ErrDType, ErrState,
+// or are the driver's.
+func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
+	const op = "run"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.ready(op); err != nil {
+		return err
+	}
+	if p.look.idle {
+		return nil
+	}
+	g := &p.look.geometry
+	if err := p.checkPages(op, &o.K, &o.V); err != nil {
+		return err
+	}
+	if err := o.Q.check(op, "q", extent(g.Query, p.reach, g.Heads, g.Dim)); err != nil {
+		return err
+	}
+	if err := o.Out.check(op, "out", extent(g.Out, p.reach, g.Heads, g.ValueDim)); err != nil {
+		return err
+	}
+	if o.LSE.Buffer != nil {
+		if o.LSE.DType != cpu.Float32 {
+			return errorf(op, cpu.ErrDType, "lse is %v; it must be %v", o.LSE.DType, cpu.Float32)
+		}
+		if err := o.LSE.check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1)); err != nil {
+			return err
+		}
+	}
+
+	e := p.engine
+	shape := shapeOf(elementOf(o.K.DType), g.Dim)
+	c, ok := e.configure(shape, p.look.tileRows)
+	if !ok {
+		return errorf(op, cpu.ErrShape, "head dim %d of %v needs more than the GPU's %d bytes of shared memory", g.Dim, o.K.DType, e.info.SharedPerBlockMost)
+	}
+	a := &p.params
+	box := shape.box(p.look.paged, g.PageTokens)
+	if e.copies() {
+		var err error
+		if a.keyMap, err = e.tensorMap(&o.K, &shape, box); err != nil {
+			return err
+		}
+		if a.valueMap, err = e.tensorMap(&o.V, &shape, box); err != nil {
+			return err
+		}
+	}
+	p.fill(o, &shape, &c, box)
+	p.args.Reset()
+	cuda.Struct(&p.args, a)
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters} {
+		if b != nil {
+			p.args.Hold(b)
+		}
+	}
+	f := e.attend[shape.element][dimIndex(g.Dim)]
+	return f.Launch(s, cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}, &p.args)
+}
+
+// fill writes what kernels are told, but for the tensor maps.
+func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
+	a, g, m := &p.params, &p.look.geometry, &p.memory
+	table := m.table.Address()
+	a.keys, a.values, a.query, a.out, a.lse = o.K.address(), o.V.address(), o.Q.address(), o.Out.address(), 0
+	if o.LSE.Buffer != nil {
+		a.lse = o.LSE.address()
+	}
+	a.work, a.seqs, a.blind, a.pages = table+uint64(m.sections.works), table+uint64(m.sections.seqs), table+uint64(m.sections.blind), 0
+	if p.look.paged {
+		a.pages = table + uint64(m.sections.pages)
+	}
+	a.partials, a.counters = m.partials.Address(), m.counters.Address()
+	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
+	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
+	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
+	a.pageRows, a.headRows, a.pageTokens = int32(g.Key.Page/g.Dim), int32(g.Key.Head/g.Dim), int32(g.PageTokens)
+	group := g.Heads / g.KVHeads
+	a.heads, a.group = int32(g.KVHeads), int32(group)
+	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
+	a.box, a.rows = int32(box), int32(p.look.tileRows)
+	a.warps, a.slots, a.parts = int32(c.warps), int32(c.slots), int32(c.parts)
+	a.causal, a.early, a.streamed = 0, 0, 0
+	if g.Causal {
+		a.causal = 1
+	}
+	if p.anyAppend && p.appended == [2]Memory{o.K, o.V} {
+		a.early = 1
+	}
+	if bytes := 2 * p.liveKeys * g.KVHeads * g.Dim * o.K.DType.Size(); bytes > p.engine.info.L2Bytes/2 {
+		a.streamed = 1
+	}
+	a.queryType, a.outType = code(o.Q.DType), code(o.Out.DType)
+	a.scale, a.perGroup = float32(g.Scale*math.Log2E), 1/float32(group)
+}
+
+// Append queues the storing of one layer's new keys and values, which are rows
+// of all KV heads, token by token, in the slots of their sequences' last keys:
+// converted to the type of k and v.
+//
+// Everything is checked first. Errors wrap cpu.ErrShape, cpu.ErrDType, ErrState,
+// or are the driver's.
+func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV Memory) error {
+	const op = "append"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.ready(op); err != nil {
+		return err
+	}
+	if p.look.idle {
+		return nil
+	}
+	if !p.appends {
+		return errorf(op, cpu.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.look.rows)
+	}
+	g := &p.look.geometry
+	if err := p.checkPages(op, &k, &v); err != nil {
+		return err
+	}
+	width := g.KVHeads * g.Dim
+	if err := newK.check(op, "the new k", p.look.rows*width); err != nil {
+		return err
+	}
+	if err := newV.check(op, "the new v", p.look.rows*width); err != nil {
+		return err
+	}
+	if newK.DType != newV.DType {
+		return errorf(op, cpu.ErrDType, "the new k is %v, the new v %v", newK.DType, newV.DType)
+	}
+	p.newRows = appendParams{
+		newKeys: newK.address(), newValues: newV.address(), keys: k.address(), values: v.address(),
+		slots:    p.memory.table.Address() + uint64(p.memory.sections.slots),
+		headRows: int32(g.Key.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
+		newType: code(newK.DType), dtype: code(k.DType),
+	}
+	p.args.Reset()
+	cuda.Struct(&p.args, &p.newRows)
+	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
+		p.args.Hold(b)
+	}
+	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.copies()}, &p.args)
+	if err != nil {
+		return err
+	}
+	p.appended, p.anyAppend = [2]Memory{k, v}, true
+	return nil
+}

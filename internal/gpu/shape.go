@@ -1,0 +1,149 @@
+package gpu
+
+import (
+	"math/bits"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// What follows mirrors the kernels' struct Shape and the layout of shared memory
+// in Lean::run (kernels/ring.cuh, kernels/lean.cuh).
+
+// elements are the types that there are kernels for.
+var elements = [...]struct {
+	dtype cpu.DType
+	name  string
+	code  int32 // in Params
+	bytes int
+	depth int // keys of a tensor core product
+}{
+	{cpu.Float16, "f16", 1, 2, 16},
+	{cpu.BFloat16, "bf16", 2, 2, 16},
+	{cpu.Float32, "f32", 0, 4, 8},
+}
+
+// headDims are the head dims that there are kernels for.
+var headDims = [...]int{64, 80, 96, 128, 256}
+
+// elementOf is an index of elements, -1 for other types.
+func elementOf(d cpu.DType) int {
+	for i := range elements {
+		if elements[i].dtype == d {
+			return i
+		}
+	}
+	return -1
+}
+
+// code is how kernels call a type.
+func code(d cpu.DType) int32 { return elements[elementOf(d)].code }
+
+func dimIndex(dim int) int { return slices.Index(headDims[:], dim) }
+
+const (
+	blockRows = 16 // rows of an output tile: those of a tensor core product
+
+	// LeanTiles are whole chunks, whatever the type: no chunk has more keys.
+	mostChunk       = 32
+	defaultTile     = 64
+	ringBytes       = 96 << 10 // that are on their way at once, where a slot is small
+	mostWarps       = 4
+	mostKeyRows     = 1<<31 - 1<<16
+	mostStages      = 6       // of a warp, before 9.0
+	mostPackedRows  = 1 << 22 // of a sequence: rows are divided by the group in float32
+	appendThreads   = 256
+	tableSlackPages = 64
+)
+
+// shape is what follows from an element type and a head dim.
+type shape struct {
+	element, dim int
+	keys         int // of a chunk
+	blocks       int // column blocks of 128 bytes in a row
+	slot         int // bytes of a chunk's keys and values
+	query        int // bytes of queries in shared memory
+	width        int // floats between rows of a state in shared memory
+}
+
+func shapeOf(element, dim int) shape {
+	e := &elements[element]
+	s := shape{element: element, dim: dim, keys: e.depth, width: dim + 8}
+	row := dim * e.bytes
+	if row <= 128 {
+		s.keys *= 2
+	}
+	s.blocks = (row + 127) / 128
+	s.slot = 2 * s.blocks * s.keys * 128
+	if row > 256 {
+		if e.bytes == 2 {
+			s.query = dim / 16 * 32 * 16 * 2
+		} else {
+			s.query = dim / 8 * 32 * 16
+		}
+	}
+	return s
+}
+
+// tiles describes rows of keys to the copy engine. Where rows are whole column
+// blocks, a box can hold all blocks of a chunk.
+func (s *shape) tiles(rows, box int) cuda.Tiles {
+	size := elements[s.element].bytes
+	row, column := uint64(s.dim*size), 128/size
+	t := cuda.Tiles{ElementBytes: size, Box: [3]uint32{uint32(column), uint32(box), 1}}
+	if row%128 == 0 {
+		t.Dims = [3]uint64{uint64(column), uint64(rows), uint64(s.blocks)}
+		t.Strides = [2]uint64{row, 128}
+		if box == s.keys {
+			t.Box[2] = uint32(s.blocks)
+		}
+	} else {
+		t.Dims = [3]uint64{uint64(s.dim), uint64(rows), 1}
+		t.Strides = [2]uint64{row, row * uint64(rows)}
+	}
+	return t
+}
+
+// box is how many keys are copied at once: a power of two that divides a chunk
+// and a page.
+func (s *shape) box(paged bool, pageTokens int) int {
+	if !paged {
+		return s.keys
+	}
+	return min(s.keys, pageTokens&-pageTokens)
+}
+
+// config is how a kernel is launched.
+type config struct {
+	warps   int // that compute
+	slots   int // of the ring, a multiple of warps
+	parts   int // log2 of the warps that share a row's partials
+	threads int
+	shared  int // bytes
+}
+
+// configure chooses for output tiles of at most so many rows. There are as many
+// warps as fit, and a ring of about ringBytes, or of what is left.
+func (e *Engine) configure(s shape, rows int) (config, bool) {
+	least, most := 2, mostStages
+	if e.copies() {
+		least, most = 1, 1<<10
+	}
+	for warps := mostWarps; warps > 0; warps-- {
+		ring := max(ringBytes/s.slot, 2*mostWarps) / warps // stages of a warp
+		for stages := min(max(ring, least), most); stages >= least; stages-- {
+			c := config{warps: warps, slots: warps * stages, threads: warps * 32}
+			c.shared = c.slots*s.slot + s.query + warps*rows*s.width*4 + warps*blockRows*8 + 16*c.slots + 16
+			if c.shared > e.info.SharedPerBlockMost {
+				continue
+			}
+			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
+			if e.copies() {
+				c.threads += 32
+			}
+			return c, true
+		}
+	}
+	return config{}, false
+}
