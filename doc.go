@@ -16,6 +16,10 @@
 // all layers of a model for many sequences; a graph reaches it through a
 // [Step]. [Attend] is the same engine without a graph.
 //
+// [Attention] has gradients, on both of Gorgonia's machines, in memory that grows
+// with the context and not with its square: it can be trained. [CachedAttention]
+// is for inference, and has none.
+//
 // # Algorithm
 //
 // The result of attending to a subset of the keys is a state: the un-scaled

@@ -21,7 +21,7 @@ text{font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fil
 .end{text-anchor:end}
 .mid{text-anchor:middle}
 .axis{stroke:#59636e;fill:none}
-.line{fill:none;stroke-width:2}
+.line{fill:none;stroke-width:2;stroke-linejoin:round}
 .wide{stroke-width:7;stroke-opacity:.35}
 .default{stroke:#b35900}
 .lean{stroke:#2f6fb7}
