@@ -84,7 +84,7 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 	plan := gpu.takePlan()
 	defer gpu.givePlan(plan)
 	r.layOut(p)
-	if err := plan.Build(g, r.sequences, 0); err != nil {
+	if err := gpu.buildPlan(plan, g, r.sequences, 0); err != nil {
 		return deviceEngineError(op, "plan", err)
 	}
 	err := gpu.queue.Submit(func(turn *device.Turn) error {

@@ -1,8 +1,11 @@
 package leanattention
 
 import (
+	"errors"
+
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/device"
 )
 
 // attentionEngine is what computes attention on a GPU. It is an interface so
@@ -68,6 +71,18 @@ func (g *GPU) supports(op string, geometry *cpu.Geometry, kv cpu.DType) error {
 		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
 	return nil
+}
+
+// buildPlan builds a plan, with the memory that nobody uses if it has to be.
+func (g *GPU) buildPlan(p attentionPlan, geometry cpu.Geometry, seqs []cpu.Sequence, rows int) error {
+	err := p.Build(geometry, seqs, rows)
+	if !errors.Is(err, cuda.ErrOutOfMemory) {
+		return err
+	}
+	if err := g.queue.Submit(func(turn *device.Turn) error { turn.Collect(); return nil }); err != nil {
+		return err
+	}
+	return p.Build(geometry, seqs, rows)
 }
 
 // takePlan is a plan that nobody uses. The engine is there.

@@ -155,7 +155,7 @@ func (p *fakePlan) Run(_ *cuda.Stream, o *deviceOperands) error {
 	// A kernel writes while it reads.
 	for _, in := range [...]deviceMemory{o.Q, o.K, o.V} {
 		for _, out := range [...]deviceMemory{o.Out, o.LSE} {
-			if in.Buffer == out.Buffer && in.Offset < out.Offset+out.bytes() && out.Offset < in.Offset+in.bytes() {
+			if in.Buffer == out.Buffer && in.Offset < out.Offset+bytesOf(out) && out.Offset < in.Offset+bytesOf(in) {
 				return errors.New("an operand is overwritten")
 			}
 		}
@@ -207,7 +207,7 @@ func (p *fakePlan) clearRows(o *cpu.Operands[float32]) {
 	}
 }
 
-func (m deviceMemory) bytes() int64 { return int64(m.Len * m.DType.Size()) }
+func bytesOf(m deviceMemory) int64 { return int64(m.Len * m.DType.Size()) }
 
 // fakeFloats is what memory of the fake driver holds.
 func fakeFloats(m deviceMemory) ([]float32, error) {

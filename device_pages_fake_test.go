@@ -146,6 +146,24 @@ func TestDeviceCacheOutOfMemory(t *testing.T) {
 	}
 }
 
+// A plan that gets no memory gets what the pool has and nobody uses.
+func TestDevicePlanMemory(t *testing.T) {
+	gpu, lib := FakeGPU(t)
+	c := newTestCache(t, deviceConfig(gpu))
+	s := newStepGraph(t, c, 4, 4, tensor.Float32)
+	defer s.close()
+	m, err := gpu.Memory()
+	noError(t, err)
+	lib.State().Total = m.Used + 1024
+	d, err := gpu.NewTensor(tensor.Float32, 256)
+	noError(t, err)
+	a := newTestSequence(t, c)
+	if err := s.step.Set([]Append{{a, 1}}); !errors.Is(err, ErrOutOfMemory) || s.step.open {
+		t.Errorf("Set without memory for a plan: %v", err)
+	}
+	noError(t, d.Free(), s.step.Set([]Append{{a, 1}}), s.step.Rollback(), c.Close())
+}
+
 // A GPU and its cache may be closed in any order.
 func TestDeviceCloseOrder(t *testing.T) {
 	rng := reftest.Rand(t)

@@ -50,6 +50,18 @@ func (c *Cache) eachSlab(visit func(cpu.DType, []byte)) {
 	v.flush()
 }
 
+// Lengthen gives a sequence n tokens more, of whatever lies in free pages.
+func Lengthen(s *Sequence, n int) {
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(s.pages) < c.pagesFor(s.len+n) {
+		s.pages = append(s.pages, c.take())
+	}
+	s.len += n
+	c.tokens += n
+}
+
 // testView is the memory of a cache as tests see it: the very memory of the host,
 // or a copy of what is on a GPU.
 type testView struct {

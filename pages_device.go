@@ -150,7 +150,7 @@ func (p *devicePlan) build(op string, seqs []cpu.Sequence, rows int) error {
 		// A step has no Close: its plans come back when it is garbage.
 		runtime.AddCleanup(p, gpu.givePlan, p.plan)
 	}
-	if err := p.plan.Build(p.geometry, seqs, rows); err != nil {
+	if err := gpu.buildPlan(p.plan, p.geometry, seqs, rows); err != nil {
 		return deviceEngineError(op, "plan", err)
 	}
 	if err := gpu.queue.Submit(func(turn *device.Turn) error { return p.plan.Upload(turn.Stream()) }); err != nil {

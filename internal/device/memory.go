@@ -66,12 +66,13 @@ func (t *Turn) NewBuffer(n int64) (*cuda.Buffer, error) {
 	if !errors.Is(err, cuda.ErrOutOfMemory) {
 		return b, err
 	}
-	t.collect()
+	t.Collect()
 	return t.dev.NewBuffer(n)
 }
 
-// collect gives the driver all that nobody has, and what garbage still has.
-func (t *Turn) collect() {
+// Collect gives the driver all that nobody has, and what garbage still has: for
+// who could not get memory.
+func (t *Turn) Collect() {
 	runtime.GC()
 	// Cleanups run on a goroutine of their own, soon.
 	for range 10 {
