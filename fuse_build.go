@@ -2,29 +2,34 @@ package leanattention
 
 import (
 	"fmt"
+	"hash"
 	"slices"
+	"sync/atomic"
+
+	"gorgonia.org/leanattention/internal/graph"
 
 	G "gorgonia.org/gorgonia"
 )
 
 // fuseBuilder makes the new graph. Gorgonia runs nodes in the order in which
-// they were made, as far as their inputs allow, so they are made in the order
-// of the old graph; an attention as soon as its operands are there.
+// they were made, as far as their inputs allow, and writes results over values
+// that nobody needs any more. It takes the result of a Reshape for a value of
+// its own, though it is the same memory, so graphs may depend on that order
+// more than they show. Nodes are made in the order of the old graph, an
+// attention where its output was: what it reads is needed as long as before.
 type fuseBuilder struct {
 	old       *fuseGraph
 	g         *G.ExprGraph
-	matches   map[*G.Node]*fuseMatch   // by their outputs
-	due       map[*G.Node][]*fuseMatch // by the last of their operands
+	matches   map[*G.Node]*fuseMatch // by their outputs
 	needed    map[*G.Node]bool
 	images    map[*G.Node]*G.Node
 	attention map[*fuseMatch]*G.Node
-	made      map[*G.Node]bool
 }
 
 // newFuseBuilder plans the new graph. Matches that cannot be part of it are left
 // out, with the reasons.
 func newFuseBuilder(old *fuseGraph, matches []*fuseMatch) (b *fuseBuilder, misses []Miss) {
-	b = &fuseBuilder{old: old, g: G.NewGraph(), made: make(map[*G.Node]bool), images: make(map[*G.Node]*G.Node), attention: make(map[*fuseMatch]*G.Node)}
+	b = &fuseBuilder{old: old, g: G.NewGraph(), images: make(map[*G.Node]*G.Node), attention: make(map[*fuseMatch]*G.Node)}
 	for {
 		b.plan(matches)
 		bad, reason := b.misfit(matches)
@@ -37,24 +42,13 @@ func newFuseBuilder(old *fuseGraph, matches []*fuseMatch) (b *fuseBuilder, misse
 }
 
 func (b *fuseBuilder) plan(matches []*fuseMatch) {
-	b.matches, b.due, b.needed = make(map[*G.Node]*fuseMatch), make(map[*G.Node][]*fuseMatch), make(map[*G.Node]bool)
+	b.matches, b.needed = make(map[*G.Node]*fuseMatch), make(map[*G.Node]bool)
 	for _, m := range matches {
 		b.matches[m.out] = m
 	}
 	for _, r := range b.old.roots {
 		b.need(r)
 	}
-	for _, m := range matches {
-		if b.needed[m.out] {
-			last := b.last(m)
-			b.due[last] = append(b.due[last], m)
-		}
-	}
-}
-
-// last is the operand of m that comes last in the graph.
-func (b *fuseBuilder) last(m *fuseMatch) *G.Node {
-	return slices.MaxFunc(b.inputs(m.out), func(x, y *G.Node) int { return b.old.at[x] - b.old.at[y] })
 }
 
 // misfit is a match that cannot be built, if there is one.
@@ -71,15 +65,12 @@ func (b *fuseBuilder) misfit(matches []*fuseMatch) (m *fuseMatch, reason string)
 }
 
 // overwrites is a node that may write its result over an operand of m before the
-// attention reads it. Gorgonia writes results over values that are not needed
-// any more, and takes a Reshape's result for a value of its own though it is
-// the same memory. An operand that the attention reads under its own node is
-// needed until then; so what is looked for is others of the same memory.
+// attention reads it, which is later than the product of queries and keys was.
+// The node of the operand itself is needed until then, so what is looked for is
+// a result that is written over another node of the same memory.
 func (b *fuseBuilder) overwrites(m *fuseMatch) *G.Node {
-	until := b.old.at[b.last(m)]
 	for _, n := range b.old.nodes {
-		at := b.old.at[n]
-		if at >= until {
+		if n == m.out {
 			break
 		}
 		if _, ok := n.Op().(G.UsePreallocDoer); !ok || !b.needed[n] || n.Op().OverwritesInput() < 0 {
@@ -87,8 +78,8 @@ func (b *fuseBuilder) overwrites(m *fuseMatch) *G.Node {
 		}
 		written := b.old.children[n][n.Op().OverwritesInput()]
 		for _, o := range m.operands() {
-			s := o.source
-			if at > b.old.at[s.node] && b.old.memory(written) == b.old.memory(s.node) && (written != s.node || !sameShape(s.node.Shape(), o.shape)) {
+			s := o.source.node
+			if b.old.at[n] > b.old.at[s] && b.old.memory(written) == b.old.memory(s) && written != s {
 				return n
 			}
 		}
@@ -140,33 +131,22 @@ func (b *fuseBuilder) build(op string) error {
 	return nil
 }
 
-// make makes the image of n, after those of its inputs, and what waited for it.
+// make makes the image of n, after those of its inputs.
 func (b *fuseBuilder) make(op string, n *G.Node) (err error) {
-	if b.made[n] {
+	if b.images[n] != nil {
 		return nil
 	}
-	b.made[n] = true
 	for _, c := range b.inputs(n) {
 		if err = b.make(op, c); err != nil {
 			return err
 		}
 	}
-	if b.images[n] == nil { // an attention was made with its last operand
-		if b.images[n], err = b.copy(op, n); err != nil {
-			return err
-		}
+	if m := b.matches[n]; m != nil {
+		b.images[n], err = b.attend(op, m)
+	} else {
+		b.images[n], err = b.copy(op, n)
 	}
-	for _, m := range b.due[n] {
-		for _, c := range b.inputs(m.out) {
-			if err = b.make(op, c); err != nil {
-				return err
-			}
-		}
-		if err = b.attend(op, m); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // copy makes a node as n is, of the images of its inputs.
@@ -211,13 +191,13 @@ func sure(op string, n *G.Node, children ...*G.Node) error {
 }
 
 // attend makes the attention of a match, and what gives it its output's shape.
-func (b *fuseBuilder) attend(op string, m *fuseMatch) (err error) {
+func (b *fuseBuilder) attend(op string, m *fuseMatch) (out *G.Node, err error) {
 	var in []*G.Node
 	for _, o := range m.operands() {
 		n := b.images[o.source.node]
 		for _, s := range append(slices.Clone(o.source.steps), fuseStep{shape: o.shape}) {
 			if n, err = s.apply(op, n); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		in = append(in, n)
@@ -228,34 +208,54 @@ func (b *fuseBuilder) attend(op string, m *fuseMatch) (err error) {
 	}
 	n, err := Attention(in[0], in[1], in[2], opts...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err = sure(op, n, in...); err != nil {
-		return err
+		return nil, err
 	}
-	out, err := fuseStep{shape: m.out.Shape()}.apply(op, n)
-	if err != nil {
-		return err
+	b.attention[m] = n
+	if out, err = (fuseStep{shape: m.out.Shape()}).apply(op, n); err != nil {
+		return nil, err
 	}
 	if name := nameOf(m.out); name != "" {
 		G.WithName(name)(out)
 	}
-	b.attention[m], b.images[m.out] = n, out
-	return nil
+	return out, nil
 }
 
 // apply makes the step's node of n, if it needs one.
 func (s fuseStep) apply(op string, n *G.Node) (out *G.Node, err error) {
-	switch {
-	case s.pattern != nil:
-		out, err = G.Transpose(n, slices.Clone(s.pattern)...)
-	case sameShape(n.Shape(), s.shape):
+	if s.pattern == nil && sameShape(n.Shape(), s.shape) {
 		return n, nil
-	default:
-		out, err = G.Reshape(n, slices.Clone(s.shape))
+	}
+	like := G.NewTensor(G.NewGraph(), n.Dtype(), n.Dims(), G.WithShape(n.Shape()...))
+	if s.pattern != nil {
+		out, err = G.Transpose(like, slices.Clone(s.pattern)...)
+	} else {
+		out, err = G.Reshape(like, slices.Clone(s.shape))
 	}
 	if err != nil {
 		return nil, errorf(op, ErrGraph, "%v", err)
 	}
-	return out, sure(op, out, n)
+	return apply(op, &stepOp{out.Op().(stockStep), steps.Add(1)}, n)
 }
+
+// stepOp is a Reshape or Transpose of Gorgonia that is no other node's: merged
+// with one of the old graph it would move that in the order.
+type stepOp struct {
+	stockStep
+	id uint64
+}
+
+type stockStep interface {
+	G.SDOp
+	G.ADOp
+}
+
+var steps atomic.Uint64
+
+func (op *stepOp) WriteHash(h hash.Hash) {
+	op.stockStep.WriteHash(h)
+	fmt.Fprintf(h, "leanattention.Fuse %d", op.id)
+}
+func (op *stepOp) Hashcode() uint32 { return graph.Hashcode(op) }

@@ -30,6 +30,7 @@ const (
 	stockSub
 	stockMul
 	stockDiv
+	stockRepeat
 	stockPure // elementwise and the like: may be computed ahead
 	stockSize
 )
@@ -38,7 +39,7 @@ const (
 type stockOp struct {
 	kind           stockKind
 	transA, transB bool  // of a product
-	axis           int   // of a SoftMax or a size; -1: the default one
+	axis           int   // of a SoftMax, where -1 is the default one, a Repeat or a size
 	pattern        []int // of a transpose
 }
 
@@ -75,8 +76,10 @@ func stockOf(n *G.Node) stockOp {
 		return s
 	case "elemBinOp":
 		return stockOp{kind: binaryKind(op.String())}
-	case "elemUnaryOp", "repeatOp":
+	case "elemUnaryOp":
 		return stockOp{kind: stockPure}
+	case "repeatOp":
+		return stockOp{kind: stockRepeat, axis: int(v.FieldByName("along").Int())}
 	case "sizeOp":
 		return stockOp{kind: stockSize, axis: int(v.FieldByName("axis").Int())}
 	}

@@ -1,10 +1,10 @@
 package leanattention
 
 import (
+	"gorgonia.org/leanattention/internal/dense"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
-
-	"gorgonia.org/leanattention/internal/dense"
 )
 
 // fuseGraph is what [Fuse] knows of the graph that it was given.
@@ -106,7 +106,7 @@ func (g *fuseGraph) compute(n *G.Node) G.Value {
 			return scalarOf(n.Dtype(), child.Shape()[axis])
 		}
 		return nil
-	case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockPure:
+	case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockRepeat, stockPure:
 		var in []G.Value
 		for _, c := range g.children[n] {
 			v := g.value(c)
@@ -172,4 +172,25 @@ func (g *fuseGraph) factor(n *G.Node) (x float64, ok bool) {
 		}
 	}
 	return all[0], true
+}
+
+// block is the elements of n, at every run, if those are a row of equal blocks:
+// one of them, else all. A mask that is broadcast to all heads is never made so.
+func (g *fuseGraph) block(n *G.Node) []float64 {
+	switch g.kind(n) {
+	case stockReshape:
+		return g.block(g.children[n][0])
+	case stockRepeat:
+		child := g.children[n][0]
+		axis, shape := g.ops[n].axis, child.Shape()
+		if g.value(g.children[n][1]) == nil || axis >= len(shape) || shape[axis] != 1 {
+			break
+		}
+		// Everything behind the axis is repeated in place.
+		block := g.block(child)
+		if n := len(block); n > 0 && (shape[:axis].TotalSize() == 1 || shape[axis:].TotalSize()%n == 0) {
+			return block
+		}
+	}
+	return numbers(g.value(n))
 }

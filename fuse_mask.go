@@ -35,7 +35,7 @@ func causalQueries(mask []float64, keys int) (queries int) {
 			break
 		}
 	}
-	if queries == 0 || queries > keys {
+	if queries == 0 || queries > keys || rows%queries != 0 {
 		return 0
 	}
 	for i := range rows {
@@ -59,4 +59,23 @@ func seen(row []float64) int {
 		}
 	}
 	return n
+}
+
+// sumOfMasks adds y, scaled, to x. Both are blocks, of which a whole number makes
+// the mask; an x that is nil is of zeros.
+func sumOfMasks(x, y []float64, scale float64) []float64 {
+	a, b := max(len(x), 1), len(y)
+	for b != 0 {
+		a, b = b, a%b
+	}
+	sum := make([]float64, max(len(x), 1)/a*len(y)) // as long as fits both
+	for i := range sum {
+		if len(x) > 0 {
+			sum[i] = x[i%len(x)]
+		}
+		if add := y[i%len(y)]; add != 0 {
+			sum[i] += scale * add
+		}
+	}
+	return sum
 }

@@ -86,7 +86,7 @@ func (g *fuseGraph) matchAt(m *fuseMatch) (reason string) {
 		return reason
 	}
 	s, c := g.ops[scores], g.children[scores]
-	m.q, m.k = g.source(c[0], s.transA), g.source(c[1], !s.transB)
+	m.q, m.k = g.source(c[0], s.transA, true), g.source(c[1], !s.transB, true)
 	m.scale *= m.q.scale * m.k.scale * m.v.scale
 	return g.fit(m, scores, mask)
 }
@@ -109,7 +109,7 @@ func (g *fuseGraph) matchValues(m *fuseMatch) (reason string) {
 			return fmt.Sprintf("its result is not the left side, untransposed, of %s", describe(user))
 		}
 		g.known[user] = true
-		m.out, m.v = user, g.plain(g.children[user][1], g.ops[user].transB)
+		m.out, m.v = user, g.source(g.children[user][1], g.ops[user].transB, false)
 		return ""
 	}
 }
@@ -145,16 +145,8 @@ func (g *fuseGraph) matchScores(m *fuseMatch) (scores *G.Node, mask []float64, r
 			if !ok {
 				return nil, nil, g.badOperand(n, "mask", "constant")
 			}
-			if len(added) == 1 && finite(added[0]) { // one for all: SoftMax takes no notice
-				added = nil
-			}
-			for i, x := range added {
-				if mask == nil {
-					mask = make([]float64, len(added))
-				}
-				if x != 0 {
-					mask[i] += m.scale * x // what was scaled behind the mask scaled it too
-				}
+			if len(added) > 1 || !finite(added[0]) { // one for all SoftMax takes no notice of
+				mask = sumOfMasks(mask, added, m.scale) // what was scaled behind the mask scaled it too
 			}
 			n = child
 		default:
@@ -180,10 +172,10 @@ func (g *fuseGraph) scaled(n *G.Node) (child *G.Node, factor float64, ok bool) {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// masked is the numbers that n adds to its other input.
+// masked is the numbers that n adds to its other input, or a block of them.
 func (g *fuseGraph) masked(n *G.Node) (child *G.Node, mask []float64, ok bool) {
 	c := g.children[n]
-	if mask = numbers(g.value(c[1])); mask != nil {
+	if mask = g.block(c[1]); mask != nil {
 		if g.kind(n) == stockSub {
 			mask = slices.Clone(mask)
 			for i := range mask {
@@ -192,7 +184,7 @@ func (g *fuseGraph) masked(n *G.Node) (child *G.Node, mask []float64, ok bool) {
 		}
 		return c[0], mask, true
 	}
-	mask = numbers(g.value(c[0]))
+	mask = g.block(c[0])
 	return c[1], mask, mask != nil && g.kind(n) == stockAdd
 }
 
@@ -213,7 +205,7 @@ func (g *fuseGraph) input(n *G.Node) *G.Node {
 	switch g.kind(n) {
 	case stockInput:
 		return n
-	case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockPure:
+	case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockRepeat, stockPure:
 		for _, c := range g.children[n] {
 			if in := g.input(c); in != nil {
 				return in
@@ -223,20 +215,11 @@ func (g *fuseGraph) input(n *G.Node) *G.Node {
 	return nil
 }
 
-// source goes from an operand of a product back through its scales, and through
-// transposes that need not be. With swap the operand is wanted with its last
-// two axes swapped.
-func (g *fuseGraph) source(n *G.Node, swap bool) fuseSource {
-	s := g.peel(n, swap, true)
-	if !swap && s.dropped == 0 {
-		return fuseSource{node: n, shape: n.Shape(), scale: 1}
-	}
-	return s
-}
-
-// plain is source for values, whose scales are not scales of the scores.
-func (g *fuseGraph) plain(n *G.Node, swap bool) fuseSource {
-	s := g.peel(n, swap, false)
+// source goes from an operand of a product back to what is left of it without
+// its scales, if they are to be taken off, and without transposes that need not
+// be. With swap the operand is wanted with its last two axes swapped.
+func (g *fuseGraph) source(n *G.Node, swap, scales bool) fuseSource {
+	s := g.peel(n, swap, scales)
 	if !swap && s.dropped == 0 {
 		return fuseSource{node: n, shape: n.Shape(), scale: 1}
 	}
@@ -248,7 +231,7 @@ func (g *fuseGraph) peel(n *G.Node, swap, scales bool) (s fuseSource) {
 	switch kind := g.kind(n); {
 	case scales && (kind == stockMul || kind == stockDiv):
 		if child, factor, ok := g.scaled(n); ok {
-			s = g.peel(child, swap, scales)
+			s = g.source(child, swap, scales)
 			s.scale *= factor
 			s.dropped++
 			return s
@@ -260,26 +243,26 @@ func (g *fuseGraph) peel(n *G.Node, swap, scales bool) (s fuseSource) {
 		}
 		child := g.children[n][0]
 		if isIdentity(pattern) {
-			s = g.peel(child, false, scales)
+			s = g.source(child, false, scales)
 			s.dropped++
 			return s
 		}
 		if swapLast(pattern); isIdentity(pattern) { // the swap is all there is
-			s = g.peel(child, true, scales)
+			s = g.source(child, true, scales)
 			s.copied = false // where a transpose had to stay it was there before
 			return s
 		}
 		swapLast(pattern)
-		return g.peel(child, false, scales).then(fuseStep{pattern: pattern})
+		return g.source(child, false, scales).then(fuseStep{pattern: pattern})
 	case kind == stockReshape:
 		child, to := g.children[n][0], n.Shape()
 		if !swap {
-			return g.peel(child, false, scales).then(fuseStep{shape: to})
+			return g.source(child, false, scales).then(fuseStep{shape: to})
 		}
 		from := child.Shape()
 		if len(from) >= 2 && len(to) >= 2 && slices.Equal(from[len(from)-2:], to[len(to)-2:]) {
 			swapLast(to)
-			return g.peel(child, true, scales).then(fuseStep{shape: to})
+			return g.source(child, true, scales).then(fuseStep{shape: to})
 		}
 	}
 	s = fuseSource{node: n, shape: n.Shape(), scale: 1}
@@ -340,10 +323,10 @@ func (g *fuseGraph) fit(m *fuseMatch, scores *G.Node, mask []float64) (reason st
 	}
 	m.queries = rows
 	if mask != nil {
-		if len(mask) != outer*rows*m.keys {
-			return "its mask has another number of elements than its scores"
+		queries := 0
+		if len(mask)%m.keys == 0 {
+			queries = causalQueries(mask, m.keys)
 		}
-		queries := causalQueries(mask, m.keys)
 		if queries == 0 || rows%queries != 0 {
 			return "its mask is constant and not causal"
 		}

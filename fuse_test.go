@@ -128,6 +128,12 @@ var decoders = []written{
 		s := w.must(G.BroadcastAdd(w.bmm(q, k, false, true), m, nil, []byte{0}))
 		return []*G.Node{w.bmm(w.softmax(s, 2), v)}
 	}},
+	{name: "masks for all heads of all sequences, and for half of them", matches: 1, causal: true, gone: "Softmax", write: func(w *writer) []*G.Node {
+		q, k, v := w.input("q", 3, 2, 4, 4), w.input("k", 3, 2, 4, 4), w.input("v", 3, 2, 4, 4)
+		s := w.must(G.BroadcastAdd(w.bmm(q, k, false, true), w.constant("mask", causalMask(1, 4, 4, -1e9), 1, 1, 4, 4), nil, []byte{0, 1}))
+		s = w.must(G.BroadcastAdd(w.shape(s, 2, 3, 4, 4), w.constant("masks", causalMask(3, 4, 4, -1e6), 1, 3, 4, 4), nil, []byte{0}))
+		return []*G.Node{w.bmm(w.shape(w.softmax(s, 3), 3, 2, 4, 4), v)}
+	}},
 	{name: "keys that come transposed, many queries", matches: 1, gone: "Softmax", write: func(w *writer) []*G.Node {
 		q, kt, v := w.input("q", 2, 16, 8), w.input("kt", 2, 8, 9), w.input("v", 2, 9, 8)
 		return []*G.Node{w.bmm(w.softmax(w.times(w.bmm(q, kt), w.number(0.3)), 2), v)}
