@@ -23,9 +23,9 @@ func short(t *testing.T) {
 	trained, contexts = size{batch: 2, context: 16, heads: 2, dim: 16, hidden: 16}, []int{32, 128}
 }
 
-// TestTrain: both attentions learn, and learn the same; ours needs less memory,
+// TestGradTrain: both attentions learn, and learn the same; ours needs less memory,
 // and not four times as much for four times the context.
-func TestTrain(t *testing.T) {
+func TestGradTrain(t *testing.T) {
 	short(t)
 	results := make([]result, 2)
 	for i, a := range attentions {

@@ -20,8 +20,8 @@ func cost(c *Case, wO, wLSE []float64) float64 {
 	return sum
 }
 
-// TestBackward checks the gradients against central differences of the cost.
-func TestBackward(t *testing.T) {
+// TestGradBackward checks the gradients against central differences of the cost.
+func TestGradBackward(t *testing.T) {
 	rng := Rand(t)
 	for _, s := range []Shape{
 		{Heads: 1, KVHeads: 1, Dim: 3, ValueDim: 2, Queries: []int{1}, Keys: []int{1}},
