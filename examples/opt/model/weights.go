@@ -3,12 +3,9 @@ package model
 import (
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
-	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/tensor"
 )
@@ -49,6 +46,7 @@ func Load(from Source) (*Weights, error) { return LoadAs(from, tensor.Dtype{}) }
 // nearest. A number that float16 has no room for is ErrConfig.
 func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 	w := &Weights{config: from.Config(), tensors: map[string]*tensor.Dense{}}
+	var memory arena
 	for p := range w.config.Weights() {
 		t, err := from.Tensor(p.Name, p.Shape...)
 		if err != nil {
@@ -61,52 +59,11 @@ func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 		case to == tensor.Dtype{}:
 			to = t.Dtype()
 		}
-		if w.tensors[p.Name], err = convert(t, to); err != nil {
+		if w.tensors[p.Name], err = convert(&memory, t, to); err != nil {
 			return nil, fmt.Errorf("weight %s: %w", p.Name, err)
 		}
 	}
 	return w, nil
-}
-
-// convert is t in another type, or t itself where that is the type that it has.
-func convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
-	if t.Dtype() == to && (to == tensor.Float32 || to == la.Float16 || to == la.BFloat16) {
-		return t, nil
-	}
-	var wide []float32
-	switch data := t.Data().(type) {
-	case []float32:
-		wide = data
-	case []la.F16:
-		wide = make([]float32, len(data))
-		half.DecodeFloat16(wide, data)
-	case []la.BF16:
-		wide = make([]float32, len(data))
-		half.DecodeBFloat16(wide, data)
-	default:
-		return nil, fmt.Errorf("%w: elements of %v", ErrConfig, t.Dtype())
-	}
-	var data any
-	switch to {
-	case tensor.Float32:
-		data = wide
-	case la.Float16:
-		short := make([]la.F16, len(wide))
-		half.EncodeFloat16(short, wide)
-		for i, v := range short {
-			if short := float64(v.Float32()); math.IsInf(short, 0) && short != float64(wide[i]) {
-				return nil, fmt.Errorf("%w: element %d is %v, more than float16 can hold", ErrConfig, i, wide[i])
-			}
-		}
-		data = short
-	case la.BFloat16:
-		short := make([]la.BF16, len(wide))
-		half.EncodeBFloat16(short, wide)
-		data = short
-	default:
-		return nil, fmt.Errorf("%w: weights as %v", ErrConfig, to)
-	}
-	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data)), nil
 }
 
 // widened is the same weights in float32, which Gorgonia's own nodes need. They
@@ -114,9 +71,10 @@ func convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
 func (w *Weights) widened() *Weights {
 	w.widenOnce.Do(func() {
 		w.wide = &Weights{config: w.config, tensors: map[string]*tensor.Dense{}}
+		var memory arena
 		for name, t := range w.tensors {
 			// Every type that Load lets in widens.
-			w.wide.tensors[name], _ = convert(t, tensor.Float32)
+			w.wide.tensors[name], _ = convert(&memory, t, tensor.Float32)
 		}
 	})
 	return w.wide

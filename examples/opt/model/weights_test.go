@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"unsafe"
 
 	la "gorgonia.org/leanattention"
 
@@ -18,14 +19,15 @@ var weightTypes = map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float
 // stored is a Source that has all weights in one type, and remembers them.
 type stored struct {
 	random
-	dtype tensor.Dtype
-	given map[string]*tensor.Dense
+	dtype  tensor.Dtype
+	given  map[string]*tensor.Dense
+	memory *arena
 }
 
 func (s stored) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	t, err := s.random.Tensor(name, shape...)
 	if err == nil {
-		t, err = convert(t, s.dtype)
+		t, err = convert(s.memory, t, s.dtype)
 	}
 	s.given[name] = t
 	return t, err
@@ -36,7 +38,7 @@ func (s stored) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 func TestWeightTypes(t *testing.T) {
 	for from, dtype := range weightTypes {
 		for to, want := range map[string]tensor.Dtype{"stored": {}, "f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16} {
-			source := stored{random{small(), seeded(t)}, dtype, map[string]*tensor.Dense{}}
+			source := stored{random{small(), seeded(t)}, dtype, map[string]*tensor.Dense{}, new(arena)}
 			w, err := LoadAs(source, want)
 			if err != nil {
 				t.Fatal(err)
@@ -82,12 +84,15 @@ func TestWeightTypes(t *testing.T) {
 // for every form of checkpoint, and where Gorgonia's own nodes need float32.
 func TestWeightTypesDecode(t *testing.T) {
 	for layout, config := range layouts() {
+		if raceDetector && layout != "published" {
+			continue // nothing runs at once that others do not run
+		}
 		for kind, dtype := range weightTypes {
 			if dtype == tensor.Float32 {
 				continue
 			}
 			rng := seeded(t)
-			w, err := Load(stored{random{config, rng}, dtype, map[string]*tensor.Dense{}})
+			w, err := Load(stored{random{config, rng}, dtype, map[string]*tensor.Dense{}, new(arena)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,4 +162,29 @@ type ints struct{ random }
 
 func (ints) Tensor(_ string, shape ...int) (*tensor.Dense, error) {
 	return tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Int)), nil
+}
+
+// TestArena: what is taken lies in order, apart, and aligned for any number.
+func TestArena(t *testing.T) {
+	var a arena
+	var all [][]byte
+	for _, n := range []int{1, 31, 32, 33, 16 << 20, 5, 32<<20 + 7, 1} {
+		short, long := take[la.F16](&a, n), take[float32](&a, n)
+		if len(short) != n || cap(short) != n || len(long) != n || cap(long) != n {
+			t.Fatalf("%d and %d of %d elements", len(short), len(long), n)
+		}
+		p, q := unsafe.Pointer(&short[0]), unsafe.Pointer(&long[0])
+		if uintptr(p)%64 != 0 || uintptr(q)%64 != 0 {
+			t.Errorf("%d elements at %p and %p", n, p, q)
+		}
+		all = append(all, unsafe.Slice((*byte)(p), 2*n), unsafe.Slice((*byte)(q), 4*n))
+	}
+	for i, b := range all {
+		b[0], b[len(b)-1] = byte(i+1), byte(i+1)
+	}
+	for i, b := range all {
+		if b[0] != byte(i+1) || b[len(b)-1] != byte(i+1) {
+			t.Errorf("piece %d overlaps another", i)
+		}
+	}
 }
