@@ -34,8 +34,10 @@ type State struct {
 	Busy                                 int32
 	failIn, failed                       [64]byte
 	SMs, Shared                          int32 // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
-	kernel                               [32]byte
-	argument                             int32
+	arguments                            [4]struct {
+		kernel [32]byte
+		bytes  int32
+	}
 }
 
 // FailIn makes every call of a function fail, by its name in the library.
@@ -45,10 +47,16 @@ func (s *State) FailIn(function string, code int32) {
 }
 
 // Argument says that kernels whose names begin with a prefix take one argument,
-// of so many bytes.
+// of so many bytes. Of four such prefixes the first that fits counts.
 func (s *State) Argument(prefix string, bytes int) {
-	s.kernel, s.argument = [32]byte{}, int32(bytes)
-	copy(s.kernel[:len(s.kernel)-1], prefix)
+	for i := range s.arguments {
+		if a := &s.arguments[i]; a.bytes == 0 {
+			a.bytes = int32(bytes)
+			copy(a.kernel[:len(a.kernel)-1], prefix)
+			return
+		}
+	}
+	panic("more than four kinds of kernels")
 }
 
 // Failed is the call that was made to fail, "" if none was.

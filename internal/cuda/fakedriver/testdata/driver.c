@@ -24,8 +24,7 @@ struct fake {
 	char fail_in[64]; // fails every call of this function
 	char failed[64];  // the call that was made to fail
 	int sms, shared;  // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
-	char kernel[32];  // kernels whose names begin so take one argument,
-	int argument;     // of so many bytes
+	struct { char kernel[32]; int bytes; } argument[4]; // kernels whose names begin so take one, of so many bytes
 };
 static struct fake f;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -268,9 +267,10 @@ result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *fn, int threads
 static void say_args(struct object *fn, void **params) {
 	int i = 0;
 	say("args");
-	if (f.kernel[0] && !strncmp(fn->name, f.kernel, strlen(f.kernel))) {
+	for (int j = 0; j < 4 && f.argument[j].bytes; j++) {
+		if (strncmp(fn->name, f.argument[j].kernel, strlen(f.argument[j].kernel))) continue;
 		say(" ");
-		for (int k = 0; k < f.argument; k++) say("%02x", ((unsigned char *)params[0])[k]);
+		for (int k = 0; k < f.argument[j].bytes; k++) say("%02x", ((unsigned char *)params[0])[k]);
 		say("\n");
 		return;
 	}
@@ -284,6 +284,7 @@ result cuLaunchKernel(struct object *fn, unsigned x, unsigned y, unsigned z, uns
                       unsigned shared, void *s, void **params, void **extra) {
 	CALL(1);
 	if (!find(FUNCTION, (uintptr_t)fn) || !find(STREAM, (uintptr_t)s) || extra) return done(INVALID_HANDLE);
+	say("kernel %s\n", fn->name);
 	say("grid %u %u %u block %u %u %u shared %u\n", x, y, z, tx, ty, tz, shared);
 	say_args(fn, params);
 	return done(OK);
@@ -293,6 +294,7 @@ struct config { unsigned x, y, z, tx, ty, tz, shared; void *stream; struct attri
 result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params, void **extra) {
 	CALL(1);
 	if (!find(FUNCTION, (uintptr_t)fn) || !find(STREAM, (uintptr_t)c->stream) || extra) return done(INVALID_HANDLE);
+	say("kernel %s\n", fn->name);
 	say("grid %u %u %u block %u %u %u shared %u\n", c->x, c->y, c->z, c->tx, c->ty, c->tz, c->shared);
 	for (unsigned i = 0; i < c->n; i++) {
 		if (c->attrs[i].id == 2) say("cooperative %d\n", c->attrs[i].v.cooperative);

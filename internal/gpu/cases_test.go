@@ -1,0 +1,162 @@
+package gpu
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+func isError(err, sentinel error) bool { return err != nil && errors.Is(err, sentinel) }
+
+// testRandom runs random problems: types, head dims, groups, pages, ragged
+// lengths, tokens to append, schedules.
+func testRandom(t *testing.T, m *machine, n int, o options) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	for i := range n {
+		o.kv, o.dense, o.shape = types[i%3], rng.IntN(3) == 0, nil
+		in := pick(rng, reftest.AllInputs...)
+		p := m.newProblem(t, rng, in, o)
+		p.randomSchedule()
+		m.run(t, plan, p)
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d, %v inputs: %v, schedule %+v", i, in, p, p.geometry)
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+func (p *problem) randomSchedule() {
+	g := &p.geometry
+	g.Policy = lean.Policy{Kind: lean.Kind(p.rng.IntN(3)), Splits: 1 + p.rng.IntN(7)}
+	g.TileTokens = pick(p.rng, 0, 0, 1, 32, 33, 64, 100, 128, 512)
+	g.Workers = pick(p.rng, 0, 0, 0, 1, 2, 7, 1000)
+}
+
+// testSchedules: every schedule of one problem gives the right numbers.
+func testSchedules(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 0, 3, 1, 9}, Keys: []int{700, 30, 129, 0, 300}, Causal: true}
+	plan := m.engine.NewPlan()
+	for _, dense := range []bool{true, false} {
+		p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: cpu.Float16, dense: dense})
+		for _, policy := range []lean.Policy{{}, {Kind: lean.PerHead}, {Kind: lean.FixedSplit, Splits: 1}, {Kind: lean.FixedSplit, Splits: 3}, {Kind: lean.FixedSplit, Splits: 100}} {
+			for _, workers := range []int{0, 1, 3} {
+				p.geometry.Policy, p.geometry.Workers = policy, workers
+				m.poison(t, &p.o)
+				m.poison(t, &p.lse)
+				m.run(t, plan, p)
+				p.check(t)
+			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// testRepeats: the same bits at every run, by another plan too.
+func testRepeats(t *testing.T, m *machine, n, work, longest int) {
+	rng := reftest.Rand(t)
+	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+		p := m.newProblem(t, rng, reftest.Normal, options{kv: kv, work: work, longest: longest})
+		plan := m.engine.NewPlan()
+		var out, lse []byte
+		for i := range n {
+			m.poison(t, &p.o)
+			m.poison(t, &p.lse)
+			if i == n/2 {
+				noError(t, plan.Close())
+				plan = m.engine.NewPlan()
+			}
+			m.run(t, plan, p)
+			if i == 0 {
+				out, lse = read(t, &p.o), read(t, &p.lse)
+				p.check(t)
+			} else if !bytes.Equal(out, read(t, &p.o)) || !bytes.Equal(lse, read(t, &p.lse)) {
+				t.Fatalf("%v: run %d differs", p, i)
+			}
+		}
+		noError(t, plan.Close())
+		p.close(t)
+	}
+}
+
+// testAppend: new rows are rounded to the cache's type, and nothing else is written.
+func testAppend(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	plan := m.engine.NewPlan()
+	for i := range 27 {
+		kv, newType := types[i%3], types[i/3%3]
+		shape := reftest.Shape{Heads: 3, KVHeads: 3, Dim: headDims[i%len(headDims)], Queries: []int{1, 0, 4, 33}, Keys: []int{1 + rng.IntN(50), 3, 4 + rng.IntN(20), 40}}
+		shape.ValueDim = shape.Dim
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
+		g := &p.geometry
+		// Numbers of more bits than any 16-bit type has.
+		width := g.KVHeads * g.Dim
+		var new [2][]byte
+		for j := range new {
+			new[j] = poisoned(p.rows*width, newType)
+			for _, s := range p.seqs {
+				for r := s.Row * width; r < (s.Row+s.Queries)*width; r++ {
+					put(new[j], r, newType, rng.NormFloat64())
+				}
+			}
+		}
+		newK, newV := m.put(t, new[0], newType), m.put(t, new[1], newType)
+		noError(t, p.k.Buffer.Upload(p.k.Offset, p.pool[0]))
+		noError(t, p.v.Buffer.Upload(p.v.Offset, p.pool[1]))
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.stream))
+		noError(t, plan.Append(m.stream, p.k, p.v, newK, newV))
+		m.settle(t)
+		for j, got := range [][]byte{read(t, &p.k), read(t, &p.v)} {
+			want := p.pool[j]
+			for _, s := range p.seqs {
+				for token := range s.Queries {
+					key := s.Keys - s.Queries + token
+					for h := range g.KVHeads {
+						for c := range g.Dim {
+							to := int(s.Pages[key/g.PageTokens])*g.Key.Page + h*g.Key.Head + key%g.PageTokens*g.Dim + c
+							put(want, to, kv, get(new[j], (s.Row+token)*width+h*g.Dim+c, newType))
+						}
+					}
+				}
+			}
+			if !bytes.Equal(got, want) {
+				t.Fatalf("%v to %v: %v: not what rounding gives", newType, kv, p)
+			}
+		}
+		for _, x := range []Memory{newK, newV} {
+			noError(t, x.Buffer.Close())
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// steps makes the problems of a decoding graph: other lengths at every step,
+// the same buffers.
+func (m *machine) steps(t *testing.T, rng *rand.Rand, n int, kv cpu.DType) []*problem {
+	var all []*problem
+	shape := reftest.Shape{Heads: 6, KVHeads: 2, Dim: 128, ValueDim: 128}
+	for range n {
+		shape.Queries, shape.Keys = nil, nil
+		for range 4 {
+			shape.Queries = append(shape.Queries, 1)
+			shape.Keys = append(shape.Keys, pick(rng, 0, 1, 5, 64, 300, rng.IntN(500)))
+		}
+		s := shape
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &s, kv: kv, dense: true})
+		all = append(all, p)
+	}
+	return all
+}

@@ -1,0 +1,86 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"errors"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// fakeGPU is a machine without a GPU. When the test ends nothing may be left of it.
+func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.Library, *twin) {
+	t.Helper()
+	lib := fakedriver.New(t)
+	s := lib.State()
+	s.Total, s.Major, s.Minor, s.SMs, s.Shared = 1<<32, int32(capability/10), int32(capability%10), int32(sms), int32(shared)
+	s.Argument("lean_append", int(unsafe.Sizeof(appendParams{})))
+	s.Argument("lean_", int(unsafe.Sizeof(params{})))
+	real := image
+	image = func(string, int) ([]byte, error) { return []byte("image"), nil }
+	drv, err := cuda.LoadFrom(lib.Path)
+	noError(t, err)
+	dev, err := drv.Open(0)
+	noError(t, err)
+	e, err := New(dev)
+	noError(t, err)
+	stream, err := dev.NewStream()
+	noError(t, err)
+	k := &twin{t: t, rng: reftest.Rand(t), e: e}
+	m := &machine{dev: dev, engine: e, stream: stream}
+	m.settle = func(t testing.TB) {
+		t.Helper()
+		for _, l := range launches(lib.Log()) {
+			k.run(l)
+		}
+		lib.Forget()
+	}
+	t.Cleanup(func() {
+		image = real
+		if err := dev.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) {
+			t.Error(err)
+		}
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
+		}
+	})
+	return m, lib, k
+}
+
+var fakes = []struct {
+	name                    string
+	capability, sms, shared int
+}{
+	{"9.0", 90, 13, 232448},
+	{"8.0", 80, 7, 166912},
+	{"8.6", 86, 1, 101376},
+	{"12.0", 120, 31, 101376},
+}
+
+func TestFakeRandom(t *testing.T) {
+	for _, f := range fakes {
+		t.Run(f.name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.capability, f.sms, f.shared)
+			testRandom(t, m, 60, options{work: 2e6, longest: 800})
+		})
+	}
+}
+
+func TestFakeSchedules(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testSchedules(t, m)
+}
+
+func TestFakeRepeats(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testRepeats(t, m, 4, 1e6, 800)
+}
+
+func TestFakeAppend(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testAppend(t, m)
+}

@@ -1,0 +1,390 @@
+package gpu
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// machine is where a test's attention runs: a GPU, or the fake driver with the
+// kernels' twin.
+type machine struct {
+	dev    *cuda.Device
+	engine *Engine
+	stream *cuda.Stream
+	// settle waits until what was queued is done.
+	settle func(t testing.TB)
+}
+
+// problem is a case in the memory of a machine.
+type problem struct {
+	*reftest.Case
+	rng            *rand.Rand
+	kv, query, out cpu.DType
+	dense          bool // operands are (batch, heads, tokens, dim), else rows are tokens and keys lie in pages
+	pageTokens     int
+	geometry       cpu.Geometry
+	seqs           []cpu.Sequence
+	rows           int // of Build
+	append         bool
+
+	q, k, v, newK, newV, o, lse Memory
+	pool                        [2][]byte // k and v, as they are before the append
+}
+
+func format(d cpu.DType) reftest.Format {
+	return map[cpu.DType]reftest.Format{cpu.Float32: reftest.Float32, cpu.Float16: reftest.Float16, cpu.BFloat16: reftest.BFloat16}[d]
+}
+
+func put(b []byte, i int, d cpu.DType, x float64) {
+	p := unsafe.Pointer(&b[i*d.Size()])
+	switch d {
+	case cpu.Float16:
+		*(*half.Float16)(p) = half.FromFloat64(x)
+	case cpu.BFloat16:
+		*(*half.BFloat16)(p) = half.BFromFloat64(x)
+	default:
+		*(*float32)(p) = float32(x)
+	}
+}
+
+func get(b []byte, i int, d cpu.DType) float64 {
+	p := unsafe.Pointer(&b[i*d.Size()])
+	switch d {
+	case cpu.Float16:
+		return float64((*(*half.Float16)(p)).Float32())
+	case cpu.BFloat16:
+		return float64((*(*half.BFloat16)(p)).Float32())
+	}
+	return float64(*(*float32)(p))
+}
+
+// poisoned is NaN in every type.
+func poisoned(elements int, d cpu.DType) []byte {
+	return bytes.Repeat([]byte{0xff}, elements*d.Size())
+}
+
+// options are what a problem draws, or has fixed.
+type options struct {
+	work    int // query rows x keys x dim, at most about
+	longest int // keys
+	shape   *reftest.Shape
+	kv      cpu.DType
+	dense   bool
+}
+
+func pick[T any](rng *rand.Rand, x ...T) T { return x[rng.IntN(len(x))] }
+
+// randomShape draws sizes that kernels have.
+func randomShape(rng *rand.Rand, o options) reftest.Shape {
+	for {
+		s := reftest.Shape{KVHeads: pick(rng, 1, 1, 2, 3), Dim: pick(rng, headDims[:]...), Causal: rng.IntN(2) == 0}
+		s.ValueDim = s.Dim
+		s.Heads = s.KVHeads * pick(rng, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 20)
+		for range pick(rng, 1, 1, 2, 3, 5, 9) {
+			s.Queries = append(s.Queries, pick(rng, 0, 1, 1, 1, 1, 2, 3, 5, 17, 33))
+			s.Keys = append(s.Keys, pick(rng, 0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200+rng.IntN(200), rng.IntN(o.longest)))
+		}
+		work := 0
+		for i, q := range s.Queries {
+			work += q * s.Keys[i] * s.Heads * s.Dim
+		}
+		if work <= o.work {
+			return s
+		}
+	}
+}
+
+// newProblem draws numbers and layout, and brings them to the machine: every
+// element that must not be read is NaN, every entry of a block table that must
+// not be looked at is absurd.
+func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o options) *problem {
+	t.Helper()
+	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	p := &problem{rng: rng, kv: o.kv, dense: o.dense}
+	p.query, p.out = p.kv, p.kv
+	if rng.IntN(2) == 0 {
+		p.query, p.out = pick(rng, types...), pick(rng, types...)
+	}
+	if o.shape == nil {
+		s := randomShape(rng, o)
+		o.shape = &s
+	}
+	p.Case = reftest.New(rng, *o.shape, in, format(p.query), format(p.kv))
+	p.geometry = cpu.Geometry{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, Scale: p.Scale, Causal: p.Causal}
+	if p.dense {
+		p.layDense(m, t)
+	} else {
+		p.layPaged(m, t)
+	}
+	p.o.DType, p.lse.DType = p.out, cpu.Float32
+	for _, x := range []*Memory{&p.o, &p.lse} {
+		m.poison(t, x)
+	}
+	return p
+}
+
+func (p *problem) String() string {
+	return fmt.Sprintf("%v kv %v q %v out %v pages of %d dense %v append %v", p.Shape, p.kv, p.query, p.out, p.pageTokens, p.dense, p.append)
+}
+
+// put takes memory at a place of a buffer that is 16 bytes off its start.
+func (m *machine) put(t testing.TB, data []byte, d cpu.DType) Memory {
+	t.Helper()
+	const offset = 16
+	b, err := m.dev.NewBuffer(int64(len(data)) + offset)
+	noError(t, err)
+	noError(t, b.Upload(offset, data))
+	return Memory{Buffer: b, Offset: offset, DType: d, Len: len(data) / d.Size()}
+}
+
+func (m *machine) poison(t testing.TB, x *Memory) {
+	t.Helper()
+	if x.Buffer == nil {
+		*x = m.put(t, poisoned(max(x.Len, 1), x.DType), x.DType)
+	} else {
+		noError(t, x.Buffer.Upload(x.Offset, poisoned(x.Len, x.DType)))
+	}
+}
+
+func read(t testing.TB, x *Memory) []byte {
+	t.Helper()
+	b := make([]byte, x.Len*x.DType.Size())
+	noError(t, x.Buffer.Download(b, x.Offset))
+	return b
+}
+
+// layDense is what Attend has: capacities larger than the lengths, one page a sequence.
+func (p *problem) layDense(m *machine, t testing.TB) {
+	queries, keys := 1, 1
+	for i := range p.Queries {
+		queries, keys = max(queries, p.Queries[i]), max(keys, p.Keys[i])
+	}
+	keys += p.rng.IntN(40)
+	p.pageTokens = keys
+	d, n := p.Dim, len(p.Queries)
+	g := &p.geometry
+	g.PageTokens = keys
+	g.Query, g.LSE = cpu.Strides{Row: d, Head: queries * d}, cpu.Strides{Row: 1, Head: queries}
+	g.Out = g.Query
+	g.Key = cpu.PageStrides{Page: p.KVHeads * keys * d, Head: keys * d, Row: d}
+	g.Value = g.Key
+	encode := func(x []float64, to cpu.DType) []byte {
+		b := make([]byte, len(x)*to.Size())
+		for i, f := range x {
+			if math.IsNaN(f) {
+				copy(b[i*to.Size():], poisoned(1, to))
+			} else {
+				put(b, i, to, f)
+			}
+		}
+		return b
+	}
+	p.q = m.put(t, encode(p.DenseQ(queries), p.query), p.query)
+	p.k = m.put(t, encode(p.DenseK(keys), p.kv), p.kv)
+	p.v = m.put(t, encode(p.DenseV(keys), p.kv), p.kv)
+	for i := range n {
+		p.seqs = append(p.seqs, cpu.Sequence{Row: i * p.Heads * queries, Queries: p.Queries[i], Keys: p.Keys[i], Pages: []int32{int32(i)}})
+	}
+	p.o.Len, p.lse.Len = n*p.Heads*queries*d, n*p.Heads*queries
+}
+
+// layPaged is what a cache has: pages anywhere, rows of no sequence between those
+// of sequences, and new tokens that are still to be appended.
+func (p *problem) layPaged(m *machine, t testing.TB) {
+	rng, d := p.rng, p.Dim
+	p.pageTokens = pick(rng, 1, 2, 3, 5, 8, 16, 16, 24, 32, 48, 64, 128)
+	p.append = rng.IntN(2) == 0
+	g := &p.geometry
+	g.PageTokens = p.pageTokens
+	need, rows := 0, 0
+	starts := make([]int, len(p.Queries))
+	order := rng.Perm(len(p.Queries))
+	for _, i := range order {
+		rows += rng.IntN(3)
+		starts[i] = rows
+		rows += p.Queries[i]
+		need += ceil(p.Keys[i], p.pageTokens)
+		p.append = p.append && p.Keys[i] >= p.Queries[i]
+	}
+	p.rows = rows + rng.IntN(3)
+	pages := need + 1 + rng.IntN(4)
+	g.Query, g.LSE = cpu.Strides{Row: p.Heads * d, Head: d}, cpu.Strides{Row: p.Heads, Head: 1}
+	g.Out = g.Query
+	g.Key = cpu.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
+	g.Value = g.Key
+
+	free := rng.Perm(pages)
+	q := poisoned(p.rows*p.Heads*d, p.query)
+	newType := pick(rng, p.kv, cpu.Float32)
+	fresh := [2][]byte{poisoned(p.rows*p.KVHeads*d, newType), poisoned(p.rows*p.KVHeads*d, newType)}
+	for i := range p.pool {
+		p.pool[i] = poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
+	}
+	for i := range p.Queries {
+		s := cpu.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i]}
+		for range ceil(s.Keys, p.pageTokens) {
+			s.Pages = append(s.Pages, int32(free[0]))
+			free = free[1:]
+		}
+		for h := range p.KVHeads {
+			for j := range s.Keys {
+				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
+					to, at, kind := p.pool[which], int(s.Pages[j/p.pageTokens])*g.Key.Page+h*g.Key.Head+j%p.pageTokens*d, p.kv
+					if token := j - (s.Keys - s.Queries); p.append && token >= 0 {
+						to, at, kind = fresh[which], ((s.Row+token)*p.KVHeads+h)*d, newType
+					}
+					for c, x := range row {
+						put(to, at+c, kind, x)
+					}
+				}
+			}
+		}
+		for range rng.IntN(3) {
+			s.Pages = append(s.Pages, 2147480000)
+		}
+		for pos := range s.Queries {
+			for h := range p.Heads {
+				for c, x := range p.Query(i, pos, h) {
+					put(q, (s.Row+pos)*g.Query.Row+h*g.Query.Head+c, p.query, x)
+				}
+			}
+		}
+		p.seqs = append(p.seqs, s)
+	}
+	if p.rows == 0 {
+		q, fresh = poisoned(1, p.query), [2][]byte{poisoned(1, newType), poisoned(1, newType)}
+	}
+	p.q, p.k, p.v = m.put(t, q, p.query), m.put(t, p.pool[0], p.kv), m.put(t, p.pool[1], p.kv)
+	p.newK, p.newV = m.put(t, fresh[0], newType), m.put(t, fresh[1], newType)
+	p.o.Len, p.lse.Len = p.rows*p.Heads*d, p.rows*p.Heads
+}
+
+func (p *problem) operands() *Operands {
+	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, K: p.k, V: p.v}
+}
+
+// queue queues a built plan's work.
+func (m *machine) queue(t testing.TB, plan *Plan, p *problem) {
+	t.Helper()
+	if p.append {
+		noError(t, plan.Append(m.stream, p.k, p.v, p.newK, p.newV))
+	}
+	noError(t, plan.Run(m.stream, p.operands()))
+}
+
+// run does all of a problem.
+func (m *machine) run(t testing.TB, plan *Plan, p *problem) {
+	t.Helper()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	plan.spoil(t)
+	noError(t, plan.Upload(m.stream))
+	m.queue(t, plan, p)
+	m.settle(t)
+}
+
+// spoil fills the workspace with NaN.
+func (p *Plan) spoil(t testing.TB) {
+	t.Helper()
+	noError(t, p.memory.partials.Set(0, 0xff, p.memory.partials.Len()))
+}
+
+// precision is the kernels'. Where the queries or outputs are not of the keys'
+// type, weights are the sum of two parts, and float32 has two parts always: only
+// bfloat16's have fewer bits than float32 sums lose.
+func (p *problem) precision() reftest.Precision {
+	r := reftest.Precision{Acc: reftest.Float32}
+	precise := p.query != p.kv || p.out != p.kv
+	switch {
+	case p.kv == cpu.BFloat16 && precise:
+		r.P = reftest.Float16
+	case p.kv != cpu.Float32 && !precise:
+		r.P = format(p.kv)
+	}
+	if p.out != cpu.Float32 {
+		r.Out = format(p.out)
+	}
+	return r
+}
+
+// check compares what a run wrote.
+func (p *problem) check(t testing.TB) {
+	t.Helper()
+	ref := p.Reference(p.precision())
+	out, lse := read(t, &p.o), read(t, &p.lse)
+	g := &p.geometry
+	if err := ref.CompareO(func(seq, pos, head, i int) float64 {
+		return get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
+	}); err != nil {
+		t.Errorf("%v: output: %v", p, err)
+	}
+	if err := ref.CompareLSE(func(seq, pos, head int) float64 {
+		return get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, cpu.Float32)
+	}); err != nil {
+		t.Errorf("%v: log-sum-exp: %v", p, err)
+	}
+	p.checkOtherRows(t, out, lse)
+}
+
+// checkOtherRows: those of no sequence are 0 where Build was told of them, and
+// else as they were.
+func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
+	t.Helper()
+	g := &p.geometry
+	mine := make([]bool, p.lse.Len)
+	for i, s := range p.seqs {
+		for pos := range p.Queries[i] {
+			for h := range p.Heads {
+				mine[(s.Row+pos)*g.LSE.Row+h*g.LSE.Head] = true
+			}
+		}
+	}
+	for i, m := range mine {
+		if m {
+			continue
+		}
+		for c := range p.Dim {
+			x := get(out, i*p.Dim+c, p.out) // both lie in the same order
+			if p.rows > 0 && x != 0 || p.rows == 0 && !math.IsNaN(x) {
+				t.Fatalf("%v: row %d of no sequence is %v", p, i, x)
+			}
+		}
+		if x := get(lse, i, cpu.Float32); p.rows > 0 && !math.IsInf(x, -1) || p.rows == 0 && !math.IsNaN(x) {
+			t.Fatalf("%v: log-sum-exp %d of no sequence is %v", p, i, x)
+		}
+	}
+}
+
+// close gives back what newProblem took.
+func (p *problem) close(t testing.TB) {
+	t.Helper()
+	for _, m := range []*Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse} {
+		if m.Buffer != nil {
+			noError(t, m.Buffer.Close())
+		}
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantError checks that an error wraps a sentinel and says something.
+func wantError(t testing.TB, what string, err, sentinel error, text string) {
+	t.Helper()
+	if !isError(err, sentinel) || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: %v; want %q and %v", what, err, text, sentinel)
+	}
+}

@@ -1,0 +1,416 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"encoding/hex"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/half"
+)
+
+// launch is what the fake driver says of one.
+type launch struct {
+	kernel                  string
+	blocks, threads, shared int
+	overlap                 bool
+	arg                     []byte
+}
+
+var launchText = regexp.MustCompile(`kernel (\w+)\ngrid (\d+) 1 1 block (\d+) 1 1 shared (\d+)\n(overlap 1\n)?args ([0-9a-f]+)\n`)
+
+func launches(log string) (all []launch) {
+	for _, m := range launchText.FindAllStringSubmatch(log, -1) {
+		l := launch{kernel: m[1], overlap: m[5] != ""}
+		fmt.Sscan(m[2], &l.blocks)
+		fmt.Sscan(m[3], &l.threads)
+		fmt.Sscan(m[4], &l.shared)
+		l.arg, _ = hex.DecodeString(m[6])
+		all = append(all, l)
+	}
+	return all
+}
+
+// at is memory of the fake driver, which is the host's.
+func at[T any](address uint64, i int) *T {
+	var x T
+	p := uintptr(address) + uintptr(i)*unsafe.Sizeof(x)
+	return *(**T)(unsafe.Pointer(&p))
+}
+
+func typeOf(code int32) cpu.DType {
+	return [...]cpu.DType{cpu.Float32, cpu.Float16, cpu.BFloat16}[code]
+}
+
+func load(address uint64, i int, d cpu.DType) float64 {
+	switch d {
+	case cpu.Float16:
+		return float64((*at[half.Float16](address, i)).Float32())
+	case cpu.BFloat16:
+		return float64((*at[half.BFloat16](address, i)).Float32())
+	}
+	return float64(*at[float32](address, i))
+}
+
+func store(address uint64, i int, d cpu.DType, x float64) {
+	switch d {
+	case cpu.Float16:
+		*at[half.Float16](address, i) = half.FromFloat64(x)
+	case cpu.BFloat16:
+		*at[half.BFloat16](address, i) = half.BFromFloat64(x)
+	default:
+		*at[float32](address, i) = float32(x)
+	}
+}
+
+// twin does what kernels do, and complains where a kernel would go wrong. Its
+// thread blocks run one after the other, in any order.
+type twin struct {
+	t       testing.TB
+	rng     *rand.Rand
+	e       *Engine
+	visited map[[4]int]int // seq, head, block, LeanTile
+	stored  map[[2]int]int // row, head
+}
+
+func (k *twin) run(l launch) {
+	k.t.Helper()
+	if l.overlap != (k.e.info.Capability >= 90) {
+		k.t.Errorf("%s: overlaps: %v", l.kernel, l.overlap)
+	}
+	if l.kernel == "lean_append" {
+		k.append(&l)
+	} else {
+		k.attend(&l)
+	}
+}
+
+func (k *twin) append(l *launch) {
+	p := (*appendParams)(unsafe.Pointer(&l.arg[0]))
+	for b := range l.blocks {
+		slot := int(*at[int32](p.slots, b))
+		if slot < 0 {
+			continue
+		}
+		width, dim := int(p.heads*p.dim), int(p.dim)
+		for i := range width {
+			to := (slot+i/dim*int(p.headRows))*dim + i%dim
+			from := b*width + i
+			store(p.keys, to, typeOf(p.dtype), load(p.newKeys, from, typeOf(p.newType)))
+			store(p.values, to, typeOf(p.dtype), load(p.newValues, from, typeOf(p.newType)))
+		}
+	}
+}
+
+// attention is one launch of the twin.
+type attention struct {
+	*twin
+	*params
+	dim   int
+	kv    cpu.DType
+	chunk int
+	grid  int
+}
+
+func (k *twin) attend(l *launch) {
+	t := k.t
+	a := attention{twin: k, params: (*params)(unsafe.Pointer(&l.arg[0])), grid: l.blocks}
+	name := strings.Split(l.kernel, "_")
+	fmt.Sscan(name[2], &a.dim)
+	a.kv = map[string]cpu.DType{"f16": cpu.Float16, "bf16": cpu.BFloat16, "f32": cpu.Float32}[name[1]]
+	size := a.kv.Size()
+	a.chunk = 32 / size
+	if a.dim*size <= 128 {
+		a.chunk *= 2
+	}
+	k.checkLaunch(l, &a)
+	k.visited, k.stored = map[[4]int]int{}, map[[2]int]int{}
+	for i := range l.blocks {
+		if n := *at[uint32](a.counters, i); n != 0 {
+			t.Fatalf("counter %d is %d before the launch", i, n)
+		}
+	}
+	for _, b := range k.rng.Perm(l.blocks) {
+		a.block(b)
+	}
+	for i := range l.blocks {
+		if n := *at[uint32](a.counters, i); n != 0 {
+			t.Fatalf("counter %d is %d after the launch", i, n)
+		}
+	}
+	for at, n := range k.visited {
+		if n != 1 {
+			t.Fatalf("LeanTile %v (sequence, head, block, number) was visited %d times", at, n)
+		}
+	}
+	for at, n := range k.stored {
+		if n != 1 {
+			t.Fatalf("row %v (and head) was stored %d times", at, n)
+		}
+	}
+}
+
+// checkLaunch holds a launch against what the kernels take for granted.
+func (k *twin) checkLaunch(l *launch, a *attention) {
+	t, hopper := k.t, k.e.info.Capability >= 90
+	size := a.kv.Size()
+	threads := int(a.warps) * 32
+	if hopper {
+		threads += 32
+	}
+	row := a.dim * size
+	columns := (row + 127) / 128
+	slot := 2 * columns * a.chunk * 128
+	query := 0
+	if row > 256 {
+		query = map[int]int{2: a.dim / 16 * 1024, 4: a.dim / 8 * 512}[size]
+	}
+	warps, rows := int(a.warps), int(a.rows)
+	last := int(a.slots)*slot + query + warps*rows*(a.dim+8)*4 + 2*warps*16*4 + 2*int(a.slots)*8
+	switch {
+	case l.threads != threads, l.blocks != k.e.info.Multiprocessors:
+		t.Errorf("%d blocks of %d threads for %d warps", l.blocks, l.threads, warps)
+	case warps < 1 || warps > 8 || a.slots < a.warps || a.slots%a.warps != 0:
+		t.Errorf("%d slots for %d warps", a.slots, warps)
+	case !hopper && (a.slots/a.warps < 2 || a.slots/a.warps > 6):
+		t.Errorf("%d slots for %d warps before 9.0", a.slots, warps)
+	case l.shared < last+4 || l.shared > k.e.info.SharedPerBlockMost:
+		t.Errorf("%d bytes of shared memory, %d are needed, %d there", l.shared, last+4, k.e.info.SharedPerBlockMost)
+	case rows < 1 || rows > 16 || a.parts < 0 || a.parts > 0 && rows<<a.parts > warps || rows<<(a.parts+1) <= warps:
+		t.Errorf("%d rows, 2^%d parts, %d warps", rows, a.parts, warps)
+	case a.chunk%int(a.box) != 0, a.pages != 0 && a.pageTokens%a.box != 0, a.pages == 0 && int(a.box) != a.chunk:
+		t.Errorf("boxes of %d, chunks of %d, pages of %d", a.box, a.chunk, a.pageTokens)
+	case a.partials%16 != 0 || a.query%16 != 0 || a.out%16 != 0 || a.keys%16 != 0 || a.values%16 != 0 || a.work%16 != 0 || a.seqs%16 != 0:
+		t.Error("an address is no multiple of 16")
+	}
+	if !hopper {
+		return
+	}
+	for _, m := range []struct {
+		of  cuda.TensorMap
+		ptr uint64
+	}{{a.keyMap, a.keys}, {a.valueMap, a.values}} {
+		depth := uint64(1)
+		width, box := uint64(a.dim), uint64(1)
+		if row%128 == 0 {
+			width, depth = uint64(128/size), uint64(columns)
+			if int(a.box) == a.chunk {
+				box = depth
+			}
+		}
+		if m.of[0] != m.ptr || m.of[1] != uint64(size)/2 || m.of[2] != width || m.of[4] != depth || m.of[5] != uint64(row) ||
+			m.of[7] != uint64(128/size) || m.of[8] != uint64(a.box) || m.of[9] != box {
+			t.Errorf("map %v of rows of %d bytes", m.of, row)
+		}
+	}
+}
+
+// place is the kernel's struct Walk.
+type place struct {
+	s                      sequence
+	seq, head, block, tile int
+	left, take, tiles      int
+	visible                int
+}
+
+func (a *attention) position(r int) int { return int((float32(r) + 0.5) * a.perGroup) }
+
+func (a *attention) count(w *place) int {
+	w.visible = int(w.s.keys)
+	if a.causal != 0 {
+		last := min((w.block+1)*16, int(w.s.queries*a.group)) - 1
+		w.visible = max(int(w.s.keys-w.s.queries)+a.position(last)+1, 0)
+	}
+	chunks := (w.visible + a.chunk - 1) / a.chunk
+	return (chunks + 1<<a.tileShift - 1) >> a.tileShift
+}
+
+func (a *attention) block(b int) {
+	a.writeBlind(b)
+	k := at[work](a.work, b)
+	if k.tiles == 0 {
+		return
+	}
+	w := place{s: k.first, seq: int(k.seq), head: int(k.head), block: int(k.block), tile: int(k.tile), left: int(k.tiles)}
+	if first := *at[sequence](a.seqs, w.seq); first != w.s {
+		a.t.Errorf("block %d begins with %+v, sequence %d is %+v", b, w.s, w.seq, first)
+	}
+	w.tiles = a.count(&w)
+	for {
+		w.take = min(w.left, w.tiles-w.tile)
+		if w.take < 1 {
+			a.t.Fatalf("block %d: nothing to take at %+v", b, w)
+		}
+		a.part(b, k, &w)
+		if w.left -= w.take; w.left <= 0 {
+			return
+		}
+		w.tile = 0
+		for {
+			w.block++
+			if w.block*16 >= int(w.s.queries*a.group) {
+				w.block = 0
+				if w.head++; w.head == int(a.heads) {
+					w.head = 0
+					w.seq++
+					w.s = *at[sequence](a.seqs, w.seq)
+				}
+			}
+			if w.tiles = a.count(&w); w.tiles > 0 {
+				break
+			}
+		}
+	}
+}
+
+// state is of one row.
+type rowState struct {
+	o    []float64
+	m, l float64
+}
+
+func (s *rowState) merge(o []float64, m, l float64) {
+	top := max(s.m, m)
+	if math.IsInf(top, -1) {
+		return
+	}
+	f, g := math.Exp2(s.m-top), math.Exp2(m-top)
+	for i := range s.o {
+		s.o[i] *= f
+		if g != 0 {
+			s.o[i] += g * o[i]
+		}
+	}
+	s.m, s.l = top, f*s.l+g*l
+}
+
+// part is one thread block's part of one output tile.
+func (a *attention) part(b int, k *work, w *place) {
+	for i := range w.take {
+		a.visited[[4]int{w.seq, w.head, w.block, w.tile + i}]++
+	}
+	rows := min(int(w.s.queries*a.group)-w.block*16, 16)
+	if rows > int(a.rows) {
+		a.t.Fatalf("an output tile of %d rows, %d said", rows, a.rows)
+	}
+	begin, end := (w.tile<<a.tileShift)*a.chunk, min(((w.tile+w.take)<<a.tileShift)*a.chunk, (w.visible+a.chunk-1)/a.chunk*a.chunk)
+	states := make([]rowState, rows)
+	for r := range states {
+		states[r] = a.attendRow(w, w.block*16+r, begin, end)
+	}
+	if w.take == w.tiles {
+		a.result(w, states)
+		return
+	}
+	slot, host, sharers := 2*b+1, b, int(k.guests)
+	if w.tile > 0 {
+		slot, host, sharers = 2*b, int(k.host), int(k.sharers)
+	}
+	for r, s := range states {
+		row := slot*int(a.rows) + r
+		for i, x := range s.o {
+			store(a.partials, row*a.dim+i, cpu.Float32, x)
+		}
+		stats := a.statistics() + uint64(row)*8
+		store(stats, 0, cpu.Float32, s.m)
+		store(stats, 1, cpu.Float32, s.l)
+	}
+	counter := at[uint32](a.counters, host)
+	if *counter++; *counter < uint32(sharers) {
+		return
+	}
+	*counter = 0
+	for r := range states {
+		s := rowState{o: make([]float64, a.dim), m: math.Inf(-1)}
+		for j := range sharers {
+			slot := 2 * (host + j)
+			if j == 0 {
+				slot++
+			}
+			row := slot*int(a.rows) + r
+			o := make([]float64, a.dim)
+			for i := range o {
+				o[i] = load(a.partials, row*a.dim+i, cpu.Float32)
+			}
+			stats := a.statistics() + uint64(row)*8
+			s.merge(o, load(stats, 0, cpu.Float32), load(stats, 1, cpu.Float32))
+		}
+		states[r] = s
+	}
+	a.result(w, states)
+}
+
+func (a *attention) statistics() uint64 {
+	return a.partials + uint64(2*a.grid*int(a.rows)*a.dim)*4
+}
+
+func (a *attention) attendRow(w *place, r, begin, end int) rowState {
+	n := a.position(r)
+	head := w.head*int(a.group) + r - n*int(a.group)
+	sees := int(w.s.keys)
+	if a.causal != 0 {
+		sees = min(sees, int(w.s.keys-w.s.queries)+n+1)
+	}
+	q := (int(w.s.row)+n)*int(a.queryRow) + head*int(a.queryHead)
+	s := rowState{o: make([]float64, a.dim), m: math.Inf(-1)}
+	v := make([]float64, a.dim)
+	for token := begin; token < min(end, sees); token++ {
+		row := int(w.s.pages)*int(a.pageRows) + token
+		if a.pages != 0 {
+			page := *at[int32](a.pages, int(w.s.pages)+token/int(a.pageTokens))
+			row = int(page)*int(a.pageRows) + token%int(a.pageTokens)
+		}
+		row += w.head * int(a.headRows)
+		if a.e.info.Capability >= 90 && uint64(row) >= a.keyMap[3] {
+			a.t.Fatalf("row %d of %d", row, a.keyMap[3])
+		}
+		var x float64
+		for i := range a.dim {
+			x += load(a.query, q+i, typeOf(a.queryType)) * load(a.keys, row*a.dim+i, a.kv)
+			v[i] = load(a.values, row*a.dim+i, a.kv)
+		}
+		s.merge(v, x*float64(a.scale), 1)
+	}
+	return s
+}
+
+func (a *attention) result(w *place, states []rowState) {
+	for r, s := range states {
+		i := w.block*16 + r
+		n := a.position(i)
+		head := w.head*int(a.group) + i - n*int(a.group)
+		row := int(w.s.row) + n
+		a.stored[[2]int{row, head}]++
+		for c, x := range s.o {
+			if s.l > 0 {
+				x /= s.l
+			}
+			store(a.out, row*int(a.outRow)+head*int(a.outHead)+c, typeOf(a.outType), x)
+		}
+		if a.lse != 0 {
+			store(a.lse, row*int(a.lseRow)+head*int(a.lseHead), cpu.Float32, (s.m+math.Log2(s.l))*math.Ln2)
+		}
+	}
+}
+
+func (a *attention) writeBlind(block int) {
+	for b := block; b < int(*at[int32](a.blind, 0)); b += a.grid {
+		row := int(*at[int32](a.blind, 1+b))
+		for h := range int(a.heads * a.group) {
+			for i := range a.dim {
+				store(a.out, row*int(a.outRow)+h*int(a.outHead)+i, typeOf(a.outType), 0)
+			}
+			if a.lse != 0 {
+				store(a.lse, row*int(a.lseRow)+h*int(a.lseHead), cpu.Float32, math.Inf(-1))
+			}
+		}
+	}
+}
