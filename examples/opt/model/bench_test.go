@@ -4,19 +4,24 @@ import (
 	"context"
 	"testing"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/tiny"
 
 	"gorgonia.org/tensor"
 )
 
-// cheap is a Source of numbers that cost little to make.
-type cheap struct{ config hf.Config }
+// cheap is a Source of numbers that cost little to make, in pages as those of a
+// file.
+type cheap struct {
+	config hf.Config
+	memory *arena
+}
 
 func (c cheap) Config() hf.Config { return c.config }
 
 func (c cheap) Tensor(name string, shape ...int) (*tensor.Dense, error) {
-	data, x := make([]float32, tensor.Shape(shape).TotalSize()), uint32(len(name))
+	data, x := take[float32](c.memory, tensor.Shape(shape).TotalSize()), uint32(len(name))
 	for i := range data {
 		x = 1664525*x + 1013904223
 		data[i] = (float32(x>>8)/(1<<24) - 0.5) / 16
@@ -25,9 +30,10 @@ func (c cheap) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 }
 
 // BenchmarkOPTStep is one token of one sequence, behind 512 to 1023 others, with
-// the shipped model and with one of OPT-125m's shape. MB/s counts the weights
-// and the live keys and values. The default attention reads its whole capacity,
-// which is 1024 tokens here.
+// the shipped model, whose weights are float16, and with one of OPT-125m's shape
+// in float32; lean-f16 rounds its weights to float16. MB/s counts the weights and
+// the live keys and values. The default attention reads its whole capacity, which
+// is 1024 tokens here.
 func BenchmarkOPTStep(b *testing.B) {
 	for _, m := range []struct {
 		name string
@@ -35,10 +41,10 @@ func BenchmarkOPTStep(b *testing.B) {
 	}{
 		{"shipped", func() (Source, error) { return hf.OpenFS("shipped", tiny.Files) }},
 		{"125m", func() (Source, error) {
-			return cheap{hf.Config{
+			return cheap{config: hf.Config{
 				VocabSize: 50272, HiddenSize: 768, WordEmbedProjDim: 768, FFNDim: 3072, Layers: 12, Heads: 12, MaxPositions: 2048,
 				DoLayerNormBefore: true, EnableBias: true, LayerNormElementwiseAffine: true, TieWordEmbeddings: true,
-			}}, nil
+			}, memory: new(arena)}, nil
 		}},
 	} {
 		source, err := m.load()
@@ -50,6 +56,13 @@ func BenchmarkOPTStep(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.Run(m.name+"/lean", func(b *testing.B) { benchmarkStep(b, w, Options{Attention: Lean}) })
+		if m.name != "shipped" {
+			short, err := LoadAs(source, la.Float16)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Run(m.name+"/lean-f16", func(b *testing.B) { benchmarkStep(b, short, Options{Attention: Lean}) })
+		}
 		b.Run(m.name+"/stock-linear", func(b *testing.B) { benchmarkStep(b, w, Options{Linear: StockLinear}) })
 		b.Run(m.name+"/default", func(b *testing.B) { benchmarkStep(b, w, Options{Attention: Default, Linear: StockLinear}) })
 	}
