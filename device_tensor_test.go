@@ -106,8 +106,12 @@ var deviceTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor
 
 func testDeviceTensor(t *testing.T, gpu *la.GPU) {
 	rng := reftest.Rand(t)
+	shapes := [][]int{{1}, {3, 5}, {2, 3, 4}, {1, 1, 7, 2}, {300_001}, {4, 700, 999}}
+	if raceEnabled {
+		shapes = shapes[:4]
+	}
 	for _, dt := range deviceTypes {
-		for _, shape := range [][]int{{1}, {3, 5}, {2, 3, 4}, {1, 1, 7, 2}, {300_001}, {4, 700, 999}} {
+		for _, shape := range shapes {
 			x := randomTensor(rng, dt, shape...)
 			d := upload(t, gpu, x)
 			if d.GPU() != gpu || d.Dtype() != dt || !d.Shape().Eq(x.Shape()) || d.Size() != x.Shape().TotalSize() {
@@ -468,7 +472,11 @@ func testDeviceMemoryFlat(t *testing.T, gpu *la.GPU, runs int) {
 func testDeviceGarbage(t *testing.T, gpu *la.GPU) {
 	x := randomTensor(reftest.Rand(t), tensor.Float32, 1000)
 	var most int64
-	for range 200 {
+	rounds := 200
+	if raceEnabled {
+		rounds = 30
+	}
+	for range rounds {
 		for range 10 {
 			upload(t, gpu, x)
 		}
@@ -489,12 +497,16 @@ func testDeviceConcurrent(t *testing.T, gpu *la.GPU) {
 	rng := reftest.Rand(t)
 	errs := make(chan error)
 	const workers = 4
+	size := 200_000
+	if raceEnabled {
+		size = 5000
+	}
 	for range workers {
 		rng := rand.New(rand.NewPCG(rng.Uint64(), 0))
 		go func() {
 			errs <- func() error {
 				for range 50 {
-					x := randomTensor(rng, deviceTypes[rng.IntN(4)], 1+rng.IntN(200_000))
+					x := randomTensor(rng, deviceTypes[rng.IntN(4)], 1+rng.IntN(size))
 					d, err := gpu.Upload(x)
 					if err != nil {
 						return err

@@ -44,7 +44,7 @@ func testCachedAttention(t *testing.T, at place) {
 				turn++
 				name := fmt.Sprintf("page %d %v in %v h%d/%d d%d/%d %v workers %d causal %v", pageSize, query, storage, g[0], g[1], g[2], g[3], schedule, workers, causal)
 				t.Run(name, func(t *testing.T) {
-					cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: storage, PageSize: pageSize, Pages: 8*long/pageSize + 60, Device: at.gpu})
+					cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: storage, PageSize: pageSize, Pages: 8*long/pageSize + 24, Device: at.gpu})
 					la.PoisonFree(cache)
 					opts := []la.Option{la.WithSchedule(schedule), la.WithWorkers(workers), la.WithTileTokens(32)}
 					prefill := newDecoderAt(t, at, cache, long+50, g[0], query, causal, opts...)
@@ -175,6 +175,10 @@ func testCachedAttentionRerun(t *testing.T, at place, repeats int) {
 func TestCachedAttentionPoison(t *testing.T) { testCachedAttentionPoison(t, place{}) }
 
 func testCachedAttentionPoison(t *testing.T, at place) {
+	rounds := 3
+	if raceEnabled {
+		rounds = 1
+	}
 	dim, valueDim := 24, 8
 	if at.real {
 		dim, valueDim = 96, 96
@@ -191,7 +195,7 @@ func testCachedAttentionPoison(t *testing.T, at place) {
 			d := newDecoderAt(t, at, cache, 300, 4, tensor.Float32, true)
 			a, b := newStored(t, cache), newStored(t, cache)
 			var all []uint64
-			for range 3 {
+			for range rounds {
 				d.do(t, rng, reftest.Normal, appended{a, 90}, appended{b, 61})
 				all = append(all, d.bits(t)...)
 			}
