@@ -3,7 +3,6 @@ package gpu
 import (
 	"bytes"
 	"errors"
-	"math/rand/v2"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -141,22 +140,4 @@ func testAppend(t *testing.T, m *machine) {
 		p.close(t)
 	}
 	noError(t, plan.Close())
-}
-
-// steps makes the problems of a decoding graph: other lengths at every step,
-// the same buffers.
-func (m *machine) steps(t *testing.T, rng *rand.Rand, n int, kv cpu.DType) []*problem {
-	var all []*problem
-	shape := reftest.Shape{Heads: 6, KVHeads: 2, Dim: 128, ValueDim: 128}
-	for range n {
-		shape.Queries, shape.Keys = nil, nil
-		for range 4 {
-			shape.Queries = append(shape.Queries, 1)
-			shape.Keys = append(shape.Keys, pick(rng, 0, 1, 5, 64, 300, rng.IntN(500)))
-		}
-		s := shape
-		p := m.newProblem(t, rng, reftest.Normal, options{shape: &s, kv: kv, dense: true})
-		all = append(all, p)
-	}
-	return all
 }

@@ -39,6 +39,20 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 		}
 		lib.Forget()
 	}
+	m.capture = func(t testing.TB, f func() error) func() error {
+		t.Helper()
+		lib.Forget()
+		g, err := stream.Capture(f)
+		noError(t, err)
+		captured := launches(lib.Log())
+		lib.Forget()
+		return func() error {
+			for _, l := range captured {
+				k.run(l)
+			}
+			return stream.Launch(g)
+		}
+	}
 	t.Cleanup(func() {
 		image = real
 		if err := dev.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) {
@@ -83,4 +97,24 @@ func TestFakeRepeats(t *testing.T) {
 func TestFakeAppend(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	testAppend(t, m)
+}
+
+func TestFakeGraph(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testGraph(t, m)
+}
+
+func TestFakeTwoStreams(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testTwoStreams(t, m)
+}
+
+func TestFakeManyLaunches(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testManyLaunches(t, m, 2)
+}
+
+func BenchmarkFakeQueue(b *testing.B) {
+	m, _, _ := fakeGPU(b, 90, 132, 232448)
+	benchmarkQueue(b, m)
 }

@@ -23,6 +23,8 @@ type machine struct {
 	stream *cuda.Stream
 	// settle waits until what was queued is done.
 	settle func(t testing.TB)
+	// capture makes a graph, and returns what launches it.
+	capture func(t testing.TB, f func() error) func() error
 }
 
 // problem is a case in the memory of a machine.
@@ -80,7 +82,11 @@ type options struct {
 	shape   *reftest.Shape
 	kv      cpu.DType
 	dense   bool
+	decode  *decode
 }
+
+// decode is what is the same at every step of a decoding graph.
+type decode struct{ pageTokens, rows, pages int }
 
 func pick[T any](rng *rand.Rand, x ...T) T { return x[rng.IntN(len(x))] }
 
@@ -112,7 +118,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
 	p := &problem{rng: rng, kv: o.kv, dense: o.dense}
 	p.query, p.out = p.kv, p.kv
-	if rng.IntN(2) == 0 {
+	if o.decode == nil && rng.IntN(2) == 0 {
 		p.query, p.out = pick(rng, types...), pick(rng, types...)
 	}
 	if o.shape == nil {
@@ -124,7 +130,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	if p.dense {
 		p.layDense(m, t)
 	} else {
-		p.layPaged(m, t)
+		p.layPaged(m, t, o.decode)
 	}
 	p.o.DType, p.lse.DType = p.out, cpu.Float32
 	for _, x := range []*Memory{&p.o, &p.lse} {
@@ -150,7 +156,9 @@ func (m *machine) put(t testing.TB, data []byte, d cpu.DType) Memory {
 func (m *machine) poison(t testing.TB, x *Memory) {
 	t.Helper()
 	if x.Buffer == nil {
-		*x = m.put(t, poisoned(max(x.Len, 1), x.DType), x.DType)
+		n := x.Len
+		*x = m.put(t, poisoned(max(n, 1), x.DType), x.DType)
+		x.Len = n
 	} else {
 		noError(t, x.Buffer.Upload(x.Offset, poisoned(x.Len, x.DType)))
 	}
@@ -200,10 +208,13 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 
 // layPaged is what a cache has: pages anywhere, rows of no sequence between those
 // of sequences, and new tokens that are still to be appended.
-func (p *problem) layPaged(m *machine, t testing.TB) {
+func (p *problem) layPaged(m *machine, t testing.TB, same *decode) {
 	rng, d := p.rng, p.Dim
 	p.pageTokens = pick(rng, 1, 2, 3, 5, 8, 16, 16, 24, 32, 48, 64, 128)
-	p.append = rng.IntN(2) == 0
+	p.append = rng.IntN(2) == 0 || same != nil
+	if same != nil {
+		p.pageTokens = same.pageTokens
+	}
 	g := &p.geometry
 	g.PageTokens = p.pageTokens
 	need, rows := 0, 0
@@ -218,6 +229,9 @@ func (p *problem) layPaged(m *machine, t testing.TB) {
 	}
 	p.rows = rows + rng.IntN(3)
 	pages := need + 1 + rng.IntN(4)
+	if same != nil {
+		p.rows, pages = same.rows, same.pages
+	}
 	g.Query, g.LSE = cpu.Strides{Row: p.Heads * d, Head: d}, cpu.Strides{Row: p.Heads, Head: 1}
 	g.Out = g.Query
 	g.Key = cpu.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
@@ -226,6 +240,9 @@ func (p *problem) layPaged(m *machine, t testing.TB) {
 	free := rng.Perm(pages)
 	q := poisoned(p.rows*p.Heads*d, p.query)
 	newType := pick(rng, p.kv, cpu.Float32)
+	if same != nil {
+		newType = p.kv
+	}
 	fresh := [2][]byte{poisoned(p.rows*p.KVHeads*d, newType), poisoned(p.rows*p.KVHeads*d, newType)}
 	for i := range p.pool {
 		p.pool[i] = poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
@@ -388,3 +405,5 @@ func wantError(t testing.TB, what string, err, sentinel error, text string) {
 		t.Errorf("%s: %v; want %q and %v", what, err, text, sentinel)
 	}
 }
+
+func pointerOf[T any](x []T) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(x)) }

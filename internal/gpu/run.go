@@ -83,22 +83,31 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if p.look.idle {
 		return nil
 	}
+	f, grid, err := p.attention(op, o)
+	if err != nil {
+		return err
+	}
+	return f.Launch(s, grid, &p.args)
+}
+
+// attention checks operands, and fills the arguments of their launch.
+func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Grid, err error) {
 	g := &p.look.geometry
 	if err := p.checkPages(op, &o.K, &o.V); err != nil {
-		return err
+		return nil, grid, err
 	}
 	if err := o.Q.check(op, "q", extent(g.Query, p.reach, g.Heads, g.Dim)); err != nil {
-		return err
+		return nil, grid, err
 	}
 	if err := o.Out.check(op, "out", extent(g.Out, p.reach, g.Heads, g.ValueDim)); err != nil {
-		return err
+		return nil, grid, err
 	}
 	if o.LSE.Buffer != nil {
 		if o.LSE.DType != cpu.Float32 {
-			return errorf(op, cpu.ErrDType, "lse is %v; it must be %v", o.LSE.DType, cpu.Float32)
+			return nil, grid, errorf(op, cpu.ErrDType, "lse is %v; it must be %v", o.LSE.DType, cpu.Float32)
 		}
 		if err := o.LSE.check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1)); err != nil {
-			return err
+			return nil, grid, err
 		}
 	}
 
@@ -106,17 +115,16 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	shape := shapeOf(elementOf(o.K.DType), g.Dim)
 	c, ok := e.configure(shape, p.look.tileRows)
 	if !ok {
-		return errorf(op, cpu.ErrShape, "head dim %d of %v needs more than the GPU's %d bytes of shared memory", g.Dim, o.K.DType, e.info.SharedPerBlockMost)
+		return nil, grid, errorf(op, cpu.ErrShape, "head dim %d of %v needs more than the GPU's %d bytes of shared memory", g.Dim, o.K.DType, e.info.SharedPerBlockMost)
 	}
 	a := &p.params
 	box := shape.box(p.look.paged, g.PageTokens)
 	if e.copies() {
-		var err error
 		if a.keyMap, err = e.tensorMap(&o.K, &shape, box); err != nil {
-			return err
+			return nil, grid, err
 		}
 		if a.valueMap, err = e.tensorMap(&o.V, &shape, box); err != nil {
-			return err
+			return nil, grid, err
 		}
 	}
 	p.fill(o, &shape, &c, box)
@@ -127,8 +135,8 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 			p.args.Hold(b)
 		}
 	}
-	f := e.attend[shape.element][dimIndex(g.Dim)]
-	return f.Launch(s, cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}, &p.args)
+	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
+	return e.attend[shape.element][dimIndex(g.Dim)], grid, nil
 }
 
 // fill writes what kernels are told, but for the tensor maps.

@@ -1,0 +1,195 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/kernels"
+)
+
+// realGPU is the machine's first GPU, or the end of the test.
+func realGPU(t testing.TB) *machine {
+	t.Helper()
+	drv, err := cuda.Load()
+	if errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) {
+		t.Skipf("no GPU: %v", err)
+	}
+	noError(t, err)
+	dev, err := drv.Open(0)
+	if errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrComputeCapability) {
+		t.Skipf("no GPU that will do: %v", err)
+	}
+	noError(t, err)
+	t.Cleanup(func() { noError(t, dev.Close()) })
+	e, err := New(dev)
+	if errors.Is(err, kernels.ErrNoImage) {
+		t.Skipf("no kernels: %v", err)
+	}
+	noError(t, err)
+	stream, err := dev.NewStream()
+	noError(t, err)
+	m := &machine{dev: dev, engine: e, stream: stream}
+	m.settle = func(t testing.TB) {
+		t.Helper()
+		noError(t, stream.Synchronize())
+	}
+	m.capture = func(t testing.TB, f func() error) func() error {
+		t.Helper()
+		g, err := stream.Capture(f)
+		noError(t, err)
+		return func() error { return stream.Launch(g) }
+	}
+	return m
+}
+
+func TestGPURandom(t *testing.T) {
+	testRandom(t, realGPU(t), 300, options{work: 1e8, longest: 20000})
+}
+
+func TestGPUShort(t *testing.T) {
+	testRandom(t, realGPU(t), 600, options{work: 2e6, longest: 300})
+}
+
+func TestGPUSchedules(t *testing.T)    { testSchedules(t, realGPU(t)) }
+func TestGPURepeats(t *testing.T)      { testRepeats(t, realGPU(t), 100, 1e8, 20000) }
+func TestGPUAppend(t *testing.T)       { testAppend(t, realGPU(t)) }
+func TestGPUGraph(t *testing.T)        { testGraph(t, realGPU(t)) }
+func TestGPUTwoStreams(t *testing.T)   { testTwoStreams(t, realGPU(t)) }
+func TestGPUManyUploads(t *testing.T)  { testManyUploads(t, realGPU(t), 300) }
+func TestGPUManyLaunches(t *testing.T) { testManyLaunches(t, realGPU(t), 200) }
+
+// TestGPULong has contexts that many thread blocks share.
+func TestGPULong(t *testing.T) {
+	m := realGPU(t)
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+		for _, dim := range headDims {
+			for _, in := range []reftest.Inputs{reftest.Normal, reftest.Peaked} {
+				shape := reftest.Shape{Heads: 8, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1, 2}, Keys: []int{60000 + rng.IntN(100), 33000 + rng.IntN(100)}, Causal: true}
+				p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, dense: rng.IntN(2) == 0})
+				m.run(t, plan, p)
+				p.check(t)
+				p.close(t)
+			}
+		}
+	}
+	noError(t, plan.Close())
+}
+
+// The CPU engine and the GPU engine agree where both compute in float32.
+func TestGPUAgainstCPU(t *testing.T) {
+	m := realGPU(t)
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for range 20 {
+		p := m.newProblem(t, rng, reftest.Normal, options{kv: cpu.Float32, dense: true, work: 1e7, longest: 2000})
+		if p.query != cpu.Float32 || p.out != cpu.Float32 {
+			p.close(t)
+			continue
+		}
+		m.run(t, plan, p)
+		var c cpu.Plan
+		noError(t, c.Build(p.geometry, p.seqs))
+		floats := func(x Memory) []float32 {
+			b := read(t, &x)
+			f := make([]float32, x.Len)
+			for i := range f {
+				f[i] = float32(get(b, i, cpu.Float32))
+			}
+			return f
+		}
+		k, v := floats(p.k), floats(p.v)
+		buffer := func(x []float32) cpu.Buffer {
+			return cpu.Buffer{DType: cpu.Float32, Ptr: pointerOf(x), Len: len(x)}
+		}
+		o := cpu.Operands[float32]{Q: floats(p.q), Out: make([]float32, p.o.Len), LSE: make([]float32, p.lse.Len), K: buffer(k), V: buffer(v)}
+		noError(t, cpu.Run(cpu.Default(), &c, &o))
+		ref := p.Reference(p.precision())
+		g := &p.geometry
+		// Twice the bound: each may be off by it.
+		for i := range ref.OBound {
+			ref.OBound[i] *= 2
+		}
+		got := floats(p.o)
+		i := 0
+		for s := range p.Queries {
+			for pos := range p.Queries[s] {
+				for h := range p.Heads {
+					for c := range p.Dim {
+						at := (p.seqs[s].Row+pos)*g.Out.Row + h*g.Out.Head + c
+						if d := float64(got[at] - o.Out[at]); !(d <= ref.OBound[i] && -d <= ref.OBound[i]) {
+							t.Fatalf("%v: element %d: GPU %v, CPU %v", p, at, got[at], o.Out[at])
+						}
+						i++
+					}
+				}
+			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// BenchmarkGPUAttend is attention of one decode step, in GB/s of keys and values.
+func BenchmarkGPUAttend(b *testing.B) {
+	m := realGPU(b)
+	for _, c := range []struct {
+		batch, heads, kv, keys, page int
+		policy                       lean.Policy
+	}{
+		{1, 32, 8, 65536, 16, lean.Policy{}},
+		{1, 32, 8, 65536, 16, lean.Policy{Kind: lean.PerHead}},
+		{16, 32, 8, 8192, 16, lean.Policy{}},
+		{64, 32, 8, 1024, 16, lean.Policy{}},
+		{1, 32, 32, 4096, 16, lean.Policy{}},
+	} {
+		b.Run(fmt.Sprintf("b%d_h%d/%d_n%d_p%d_%v", c.batch, c.heads, c.kv, c.keys, c.page, c.policy.Kind), func(b *testing.B) {
+			const dim = 128
+			g := cpu.Geometry{Heads: c.heads, KVHeads: c.kv, Dim: dim, ValueDim: dim, PageTokens: c.page, Scale: 0.1, Policy: c.policy,
+				Query: cpu.Strides{Row: c.heads * dim, Head: dim}, Out: cpu.Strides{Row: c.heads * dim, Head: dim},
+				Key: cpu.PageStrides{Page: c.kv * c.page * dim, Head: c.page * dim, Row: dim}}
+			g.Value = g.Key
+			pages := c.keys / c.page
+			var seqs []cpu.Sequence
+			for i := range c.batch {
+				s := cpu.Sequence{Row: i, Queries: 1, Keys: c.keys}
+				for j := range pages {
+					s.Pages = append(s.Pages, int32(j*c.batch+i))
+				}
+				seqs = append(seqs, s)
+			}
+			memory := func(n int) Memory {
+				buffer, err := m.dev.NewBuffer(int64(n) * 2)
+				noError(b, err)
+				noError(b, buffer.Set(0, 0, buffer.Len()))
+				return Memory{Buffer: buffer, DType: cpu.Float16, Len: n}
+			}
+			o := &Operands{Q: memory(c.batch * c.heads * dim), Out: memory(c.batch * c.heads * dim), K: memory(c.batch * pages * g.Key.Page), V: memory(c.batch * pages * g.Key.Page)}
+			plan := m.engine.NewPlan()
+			noError(b, plan.Build(g, seqs, c.batch))
+			noError(b, plan.Upload(m.stream))
+			noError(b, plan.Run(m.stream, o))
+			b.SetBytes(20 * 2 * 2 * int64(c.batch*c.keys*c.kv*dim))
+			for b.Loop() {
+				for range 20 {
+					noError(b, plan.Run(m.stream, o))
+				}
+				noError(b, m.stream.Synchronize())
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(20*b.N), "us/launch")
+			noError(b, plan.Close())
+			for _, x := range []Memory{o.Q, o.Out, o.K, o.V} {
+				noError(b, x.Buffer.Close())
+			}
+		})
+	}
+}
+
+// BenchmarkGPUQueue is the host's time for a launch.
+func BenchmarkGPUQueue(b *testing.B) { benchmarkQueue(b, realGPU(b)) }

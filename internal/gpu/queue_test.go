@@ -1,0 +1,232 @@
+package gpu
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// Tests of what is queued together.
+
+// testManyLaunches: launches of several layers overlap, and each sees what the
+// ones before have written.
+func testManyLaunches(t *testing.T, m *machine, n int) {
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 3}, Keys: []int{500, 77, 1300}, Causal: true}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, dense: true})
+	plan := m.engine.NewPlan()
+	m.run(t, plan, p)
+	first := read(t, &p.o)
+	// The output of one is the query of the next: with q = out of the first.
+	a := *p.operands()
+	a.Q, a.Out = p.o, m.put(t, poisoned(p.o.Len, p.out), p.out)
+	noError(t, plan.Run(m.stream, &a))
+	m.settle(t)
+	want := read(t, &a.Out)
+	for i := range n {
+		m.poison(t, &p.o)
+		m.poison(t, &a.Out)
+		noError(t, plan.Run(m.stream, p.operands()))
+		noError(t, plan.Run(m.stream, &a))
+		m.settle(t)
+		if !bytes.Equal(read(t, &p.o), first) || !bytes.Equal(read(t, &a.Out), want) {
+			t.Fatalf("round %d: a launch did not wait for the one before it", i)
+		}
+	}
+	noError(t, a.Out.Buffer.Close())
+	p.close(t)
+	noError(t, plan.Close())
+}
+
+// steps are the problems of a decoding graph: other lengths and pages at every
+// step, some sequences not there, all in the same memory.
+type steps struct {
+	all   []*problem
+	bytes [][7][]byte
+}
+
+func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv cpu.DType) *steps {
+	t.Helper()
+	same := &decode{pageTokens: pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2}
+	same.pages = sequences*ceil(longest+1, same.pageTokens) + 3
+	heads := pick(rng, 1, 3, 8)
+	s := &steps{}
+	for i := range n {
+		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: headDims[rng.IntN(4)], Causal: true}
+		if i > 0 {
+			shape.Dim = s.all[0].Dim
+		}
+		shape.ValueDim = shape.Dim
+		for range sequences {
+			queries := min(rng.IntN(5), 1)
+			shape.Queries = append(shape.Queries, queries)
+			shape.Keys = append(shape.Keys, queries+rng.IntN(longest))
+		}
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv, decode: same})
+		var b [7][]byte
+		for j, x := range p.memories() {
+			b[j] = read(t, x)
+		}
+		if i > 0 {
+			p.close(t)
+			for j, x := range s.all[0].memories() {
+				*p.memories()[j] = *x
+			}
+		}
+		s.all, s.bytes = append(s.all, p), append(s.bytes, b)
+	}
+	return s
+}
+
+// load brings step i's numbers to the memory.
+func (s *steps) load(t testing.TB, i int) {
+	t.Helper()
+	for j, x := range s.all[i].memories() {
+		noError(t, x.Buffer.Upload(x.Offset, s.bytes[i][j]))
+	}
+}
+
+func (p *problem) memories() [7]*Memory {
+	return [7]*Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse}
+}
+
+// testGraph: launches that were captured once are those of every later step.
+func testGraph(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+		const sequences, longest = 5, 1500
+		s := m.steps(t, rng, 8, sequences, longest, kv)
+		first := s.all[0]
+		plan := m.engine.NewPlan()
+		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * ceil(longest+1, first.pageTokens)}))
+		s.load(t, 0)
+		m.run(t, plan, first)
+		generation := plan.Generation()
+		launch := m.capture(t, func() error {
+			if err := plan.Append(m.stream, first.k, first.v, first.newK, first.newV); err != nil {
+				return err
+			}
+			return plan.Run(m.stream, first.operands())
+		})
+		for i, p := range s.all {
+			s.load(t, i)
+			noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+			plan.spoil(t)
+			noError(t, plan.Upload(m.stream))
+			if plan.Generation() != generation {
+				t.Fatalf("step %d: the plan looks different: %+v", i, plan.look)
+			}
+			noError(t, launch())
+			m.settle(t)
+			p.check(t)
+			if t.Failed() {
+				t.Fatalf("step %d: %v", i, p)
+			}
+		}
+		first.close(t)
+		noError(t, plan.Close())
+	}
+}
+
+// testTwoStreams: two plans at the same time.
+func testTwoStreams(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	other, err := m.dev.NewStream()
+	noError(t, err)
+	o := *m
+	o.stream = other
+	var p [2]*problem
+	var plans [2]*Plan
+	for i, on := range []*machine{m, &o} {
+		p[i] = on.newProblem(t, rng, reftest.Normal, options{kv: cpu.Float16, work: 1e7, longest: 2000})
+		plans[i] = m.engine.NewPlan()
+		noError(t, plans[i].Build(p[i].geometry, p[i].seqs, p[i].rows))
+		noError(t, plans[i].Upload(on.stream))
+	}
+	for range 20 {
+		m.queue(t, plans[0], p[0])
+		o.queue(t, plans[1], p[1])
+	}
+	noError(t, other.Synchronize())
+	m.settle(t)
+	for i := range p {
+		p[i].check(t)
+		p[i].close(t)
+		noError(t, plans[i].Close())
+	}
+	noError(t, other.Close())
+}
+
+// testManyUploads: plans are built while those before them are still to be
+// uploaded and run. Only a real GPU has a queue.
+func testManyUploads(t *testing.T, m *machine, n int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	var p []*problem
+	for range 7 {
+		p = append(p, m.newProblem(t, rng, reftest.Normal, options{kv: cpu.BFloat16, work: 1e7, longest: 3000}))
+	}
+	for i := range n {
+		x := p[i%len(p)]
+		noError(t, plan.Build(x.geometry, x.seqs, x.rows))
+		noError(t, plan.Upload(m.stream))
+		m.queue(t, plan, x)
+	}
+	m.settle(t)
+	for _, x := range p {
+		x.check(t)
+		x.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// decodeStep is a step of 64 sequences for benchmarks.
+func decodeStep(t testing.TB, m *machine) *problem {
+	t.Helper()
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128}
+	for range 64 {
+		shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, 100)
+	}
+	return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, decode: &decode{pageTokens: 16, rows: 200, pages: 64 * 7}})
+}
+
+func benchmarkQueue(b *testing.B, m *machine) {
+	p := decodeStep(b, m)
+	plan := m.engine.NewPlan()
+	m.run(b, plan, p)
+	o := p.operands()
+	b.Run("build", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			noError(b, plan.Build(p.geometry, p.seqs, p.rows))
+		}
+	})
+	noError(b, plan.Upload(m.stream))
+	b.Run("prepare", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, _, err := plan.attention("run", o); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("run", func(b *testing.B) {
+		b.ReportAllocs()
+		n := 0
+		for b.Loop() {
+			noError(b, plan.Run(m.stream, o))
+			if n++; n%500 == 0 { // the queue has an end
+				b.StopTimer()
+				noError(b, m.stream.Synchronize())
+				b.StartTimer()
+			}
+		}
+	})
+	noError(b, m.stream.Synchronize())
+	noError(b, plan.Close())
+	p.close(b)
+}
