@@ -42,7 +42,8 @@ type BackwardOperands[F lean.Float] struct {
 // where the sums over i run over all query heads of a KV head. It is algorithm 4 of FlashAttention (Dao et
 // al., arXiv:2205.14135): p is computed again, block by block, so nothing of Queries x Keys elements is
 // ever in memory. Beside the operands it uses some blocks for each worker, and, where there are fewer KV
-// heads in the batch than it wants to have work for, up to minUnits-1 copies of a KV head's DQ.
+// heads in the batch than it wants to have work for, up to minUnits copies of a KV head's DQ, or of its DK
+// and DV if that is less.
 //
 // Keys and values beyond a length are not read, and their gradients are 0; so is all that a query leaves
 // that sees no key. Sums have one order, which follows from the shape, the lengths and the kernels in use:

@@ -13,10 +13,12 @@ const (
 	backwardRows = 64
 	backwardKeys = 128
 
-	// minUnits is how much work there is to hand out, at least, if the keys suffice: the keys of a KV head
-	// are cut into chunks where a batch has fewer KV heads. It is a constant, so that results depend on
-	// shapes alone.
+	// minUnits is how much work there is to hand out, at least, if keys and rows suffice: a KV head is cut
+	// into chunks where a batch has fewer of them. It is a constant, so that results depend on shapes alone.
 	minUnits = 8
+
+	// keptPartials is how many elements of chunks' parts are kept for the next pass.
+	keptPartials = 1 << 20
 )
 
 // backwardRun is one call of Backward. As a task for the pool it is a phase of it: a worker takes units, one
@@ -26,17 +28,21 @@ type backwardRun[F real] struct {
 	ops     BackwardOperands[F]
 	kernels *backwardKernels[F]
 
-	chunks    int // of the keys of a KV head
-	chunkKeys int // keys of a chunk: a multiple of backwardKeys
-	partials  []F // DQ of every KV head from its second chunk on
+	// Chunks of a KV head are some of the keys for all rows, which leave parts of DQ, or some of the rows
+	// for all keys, which leave parts of DK and DV. Whichever parts are smaller decides.
+	chunks    int // of a KV head
+	byRows    bool
+	chunkSize int // keys or rows of a chunk: a multiple of a block's
+	partSize  int // elements of a part
+	partials  []F // the parts of every KV head from its second chunk on
 
-	summing bool // the phase: units are KV heads whose parts of DQ are added up, else chunks
+	summing bool // the phase: units are KV heads whose parts are added up, else chunks
 	units   int
 	next    atomic.Int64 // the next unit to begin
 	workers []backwardWorker[F]
 }
 
-// run computes the gradients: first those of all chunks, then, where DQ came in parts, their sums.
+// run computes the gradients: first those of all chunks, then, where they came in parts, their sums.
 func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) error {
 	r.shape, r.ops = *s, *o
 	r.kernels = backwardKernelsFor[F](s.Dim, s.ValueDim)
@@ -61,14 +67,21 @@ func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) 
 	return r.each(p, min(n, heads), heads)
 }
 
-// cut cuts the keys into chunks.
+// cut cuts KV heads into chunks.
 func (r *backwardRun[F]) cut(heads int) {
 	s := &r.shape
+	n, block := s.Keys, backwardKeys
+	r.partSize = s.rows() * s.Dim
+	if size := s.Keys * (s.Dim + s.ValueDim); size < r.partSize {
+		r.byRows, r.partSize, n, block = true, size, s.rows(), backwardRows
+	} else {
+		r.byRows = false
+	}
 	want := (minUnits-1)/heads + 1
-	blocks := (s.Keys-1)/backwardKeys + 1
-	r.chunkKeys = ((blocks-1)/want + 1) * backwardKeys
-	r.chunks = (s.Keys-1)/r.chunkKeys + 1
-	if need := heads * (r.chunks - 1) * s.rows() * s.Dim; len(r.partials) < need {
+	blocks := (n-1)/block + 1
+	r.chunkSize = ((blocks-1)/want + 1) * block
+	r.chunks = (n-1)/r.chunkSize + 1
+	if need := heads * (r.chunks - 1) * r.partSize; len(r.partials) < need {
 		r.partials = make([]F, need)
 	}
 }
@@ -93,48 +106,64 @@ func (r *backwardRun[F]) work(i int) {
 	}
 }
 
-// dq is where chunk c of a KV head has its part of DQ.
-func (r *backwardRun[F]) dq(head, c int) []F {
-	n := r.shape.rows() * r.shape.Dim
-	if c == 0 {
-		return piece(r.ops.DQ, head, n)
-	}
-	return piece(r.partials, head*(r.chunks-1)+c-1, n)
+// part is where chunk c > 0 of a KV head leaves what is to be added to the first one's.
+func (r *backwardRun[F]) part(head, c int) []F {
+	return piece(r.partials, head*(r.chunks-1)+c-1, r.partSize)
 }
 
 // piece is piece i of x, of n elements each.
 func piece[F real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] }
 
-// sum adds up the parts of a KV head's DQ, in the order of the chunks.
+// sum adds up the parts of a KV head, in the order of the chunks.
 func (r *backwardRun[F]) sum(head int) {
-	live := r.shape.live(head / r.shape.KVHeads)
-	for c := 1; c < r.chunks && c*r.chunkKeys < live; c++ {
-		addTo(r.dq(head, 0), r.dq(head, c))
+	s, o := &r.shape, &r.ops
+	live := s.live(head / s.KVHeads)
+	for c := 1; c < r.chunks; c++ {
+		p := r.part(head, c)
+		if !r.byRows {
+			addTo(piece(o.DQ, head, len(p)), p)
+			continue
+		}
+		dk := s.Keys * s.Dim
+		addTo(piece(o.DK, head, dk)[:live*s.Dim], p)
+		if o.DOut != nil {
+			addTo(piece(o.DV, head, s.Keys*s.ValueDim)[:live*s.ValueDim], p[dk:])
+		}
 	}
 }
 
-// chunk computes what the keys of a chunk have to do with: their own gradients, and their part of DQ.
+// chunk computes what a chunk's keys and rows have to do with each other: the gradients of the one, and a
+// part of those of the others.
 func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
-	s, o := &r.shape, &r.ops
+	s := &r.shape
 	head, c := unit/r.chunks, unit%r.chunks
 	live := s.live(head / s.KVHeads)
 	w.open(r, head, live)
-
-	first, end := c*r.chunkKeys, min((c+1)*r.chunkKeys, s.Keys)
-	dk := piece(o.DK, head, s.Keys*s.Dim)[first*s.Dim : end*s.Dim]
+	first, end, row, rows := 0, s.Keys, 0, s.rows()
+	from := c * r.chunkSize
+	if r.byRows {
+		row, rows = from, min(from+r.chunkSize, rows)
+		if c > 0 {
+			p := r.part(head, c)
+			w.dk, w.dv = p[:s.Keys*s.Dim], p[s.Keys*s.Dim:]
+		}
+	} else {
+		first, end = from, min(from+r.chunkSize, end)
+		if c > 0 {
+			w.dqs = r.part(head, c)
+		}
+	}
+	dk := w.dk[first*s.Dim : end*s.Dim]
 	clear(dk)
 	if w.dout != nil {
 		clear(w.dv[first*s.ValueDim : end*s.ValueDim])
 	}
-	dq := r.dq(head, c)
 	if end = min(end, live); first >= end {
-		if c == 0 {
-			clear(dq)
-		}
+		clear(w.dqs[row*s.Dim : rows*s.Dim])
 		return
 	}
-	for row := 0; row < s.rows(); {
-		n := s.blockRows(row)
+	for row < rows {
+		n := s.blockRows(row, rows)
 		w.pack(row, n)
 		if w.extreme() {
 			w.measure()
@@ -144,7 +173,7 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 			w.block(key, min(backwardKeys, min(end, w.most)-key))
 		}
 		for i, x := range w.dq[:n*s.Dim] {
-			dq[row*s.Dim+i] = F(float64(x) * s.Scale)
+			w.dqs[row*s.Dim+i] = F(float64(x) * s.Scale)
 		}
 		row += n
 	}
@@ -154,14 +183,14 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 	}
 }
 
-// blockRows returns how many rows of a KV head make a block from the given one on: part of the rows of a
-// head, or all rows of several heads, so that the keys that they see are about the same.
-func (s *BackwardShape) blockRows(row int) int {
-	n := s.rows() - row
+// blockRows returns how many rows of a KV head, before end, make a block from the given one on: part of the
+// rows of a head, or as many as several heads have, so that the keys that they see are about the same.
+func (s *BackwardShape) blockRows(row, end int) int {
+	n := end - row
 	if s.Queries < backwardRows {
 		return min(n, backwardRows/s.Queries*s.Queries)
 	}
-	return min(s.Queries-row%s.Queries, backwardRows)
+	return min(n, s.Queries-row%s.Queries, backwardRows)
 }
 
 // backwardWorker is the scratch of a worker: a block, and the KV head that it belongs to.
@@ -172,8 +201,8 @@ type backwardWorker[F real] struct {
 	// The KV head.
 	live                   int
 	q, k, v, out, lse      []F
-	dout, dlse             []F // nil: 0
-	dk, dv                 []F
+	dout, dlse             []F               // nil: 0
+	dk, dv, dqs            []F               // where its gradients go, or a part of them
 	sees                   [backwardRows]int // keys that a row of the block sees: 0 if its weights are all 0
 	rows, least, most      int               // rows of the block, and the least and most keys that they see
 	qRow, doRow, dq        []F               // of the block: q with Scale*log2(e), dO, and the sums of dq
@@ -216,6 +245,7 @@ func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	w.run, w.live = r, live
 	w.q, w.lse = piece(o.Q, head, s.rows()*s.Dim), piece(o.LSE, head, s.rows())
 	w.k, w.dk = piece(o.K, head, s.Keys*s.Dim), piece(o.DK, head, s.Keys*s.Dim)
+	w.dqs = piece(o.DQ, head, s.rows()*s.Dim)
 	w.v, w.dv, w.out, w.dout, w.dlse = nil, nil, nil, nil, nil
 	if o.DOut != nil {
 		w.v, w.dv = piece(o.V, head, s.Keys*s.ValueDim), piece(o.DV, head, s.Keys*s.ValueDim)
@@ -428,9 +458,13 @@ func (w *backwardWorker[F]) addTransposed(o, t, x, v []F, rows, cols, dim int) {
 // forget drops what points into operands.
 func (r *backwardRun[F]) forget() {
 	r.shape, r.ops = BackwardShape{}, BackwardOperands[F]{}
+	if len(r.partials) > keptPartials {
+		r.partials = nil
+	}
 	for i := range r.workers {
 		w := &r.workers[i]
 		w.run, w.scratch.quad = nil, [4]unsafe.Pointer{}
-		w.q, w.k, w.v, w.out, w.lse, w.dout, w.dlse, w.dk, w.dv = nil, nil, nil, nil, nil, nil, nil, nil, nil
+		w.q, w.k, w.v, w.out, w.lse, w.dout, w.dlse = nil, nil, nil, nil, nil, nil, nil
+		w.dk, w.dv, w.dqs = nil, nil, nil
 	}
 }

@@ -170,6 +170,7 @@ func TestBackwardGradSizes(t *testing.T) {
 		for j, x := range []struct{ heads, kvHeads, queries, keys int }{
 			{1, 1, 1, 1}, {1, 1, 63, 127}, {2, 1, 64, 128}, {1, 1, 65, 129}, {3, 3, 1, 1000}, {1, 1, 130, 1025},
 			{4, 1, 40, 300}, {6, 2, 5, 257}, {1, 1, 200, 60}, {70, 1, 1, 140}, {2, 2, 128, 128}, {2, 1, 70, 700},
+			{8, 1, 100, 140}, {3, 1, 300, 20}, {16, 2, 30, 50}, {90, 1, 5, 64},
 		} {
 			if raceEnabled && j%6 != i {
 				continue
@@ -269,6 +270,7 @@ func TestBackwardGradWorkers(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, s := range []reftest.Shape{
 		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{70}, Keys: []int{500}, Causal: true},
+		{Heads: 4, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{90}, Keys: []int{150}, Causal: true},
 		{Heads: 6, KVHeads: 3, Dim: 8, ValueDim: 40, Queries: []int{33, 33, 33}, Keys: []int{140, 140, 140}},
 	} {
 		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
