@@ -6,6 +6,8 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/kernels"
 )
 
 // attentionEngine is what computes attention on a GPU. It is an interface so
@@ -26,22 +28,25 @@ type attentionPlan interface {
 	Close() error
 }
 
-// deviceMemory is elements in the memory of a GPU.
-type deviceMemory struct {
-	Buffer *cuda.Buffer
-	Offset int64 // bytes
-	DType  cpu.DType
-	Len    int // elements
-}
-
-// deviceOperands are the buffers of one attention; LSE has no buffer where it
-// is not wanted.
-type deviceOperands struct{ Q, Out, LSE, K, V deviceMemory }
+// The package's name is what most variables of type *GPU are called.
+type (
+	deviceMemory   = gpu.Memory
+	deviceOperands = gpu.Operands
+)
 
 // newAttentionEngine is a variable for tests.
-var newAttentionEngine = func(*cuda.Device) (attentionEngine, error) {
-	return nil, errorf("GPU", ErrUnsupported, "attention has no kernels for GPUs yet")
+var newAttentionEngine = func(dev *cuda.Device) (attentionEngine, error) {
+	e, err := gpu.New(dev)
+	if err != nil {
+		return nil, err
+	}
+	return planner{e}, nil
 }
+
+// planner is a gpu.Engine.
+type planner struct{ *gpu.Engine }
+
+func (p planner) NewPlan() attentionPlan { return p.Engine.NewPlan() }
 
 // engine is the GPU's engine, made when it is first needed.
 func (g *GPU) engine(op string) (attentionEngine, error) {
@@ -53,6 +58,9 @@ func (g *GPU) engine(op string) (attentionEngine, error) {
 	defer g.attention.Unlock()
 	if g.attention.engine == nil {
 		e, err := newAttentionEngine(g.dev)
+		if errors.Is(err, kernels.ErrNoImage) {
+			return nil, errorf(op, ErrUnsupported, "attention on %v: %v", g, err)
+		}
 		if err != nil {
 			return nil, gpuError(op, err)
 		}
@@ -67,10 +75,14 @@ func (g *GPU) supports(op string, geometry *cpu.Geometry, kv cpu.DType) error {
 	if err != nil {
 		return err
 	}
-	if err := e.Supports(geometry, kv); err != nil {
+	switch err := e.Supports(geometry, kv); {
+	case err == nil:
+		return nil
+	case errors.Is(err, cpu.ErrDType):
+		return errorf(op, ErrDType, "on %v: %v", g, err)
+	default:
 		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
-	return nil
 }
 
 // buildPlan builds a plan, with the memory that nobody uses if it has to be.

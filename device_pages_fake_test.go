@@ -12,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/kernels"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -232,6 +234,15 @@ func TestDeviceCacheErrors(t *testing.T) {
 	wrong("head dim", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "13")
 	_, err = NewCache(deviceConfig(new(GPU)))
 	wrong("no GPU", err, ErrState, "NewCache", "not made by OpenGPU")
+
+	none, err := OpenGPU(0)
+	noError(t, err)
+	real := newAttentionEngine
+	newAttentionEngine = func(*cuda.Device) (attentionEngine, error) { return nil, fmt.Errorf("unit: %w", kernels.ErrNoImage) }
+	_, err = NewCache(deviceConfig(none))
+	wrong("no kernels", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "no GPU module")
+	newAttentionEngine = real
+	noError(t, none.Close())
 
 	c, host := newTestCache(t, deviceConfig(gpu)), newTestCache(t, deviceConfig(nil))
 	s, onHost := newStepGraph(t, c, 2, 4, tensor.Float32), newStepGraph(t, host, 2, 4, tensor.Float32)

@@ -18,7 +18,8 @@ import (
 // [Float16], [BFloat16] or int32. It is a gorgonia.Value: it can be the value of
 // an input, through gorgonia.Let, and it travels from node to node. Gorgonia's
 // own ops refuse it, since the host cannot read it; [ToDevice] and [ToHost] are
-// the edges of the part of a graph that is on a GPU.
+// the edges of the part of a graph that is on a GPU. (gorgonia.WithNaNWatch and
+// WithInfWatch know no such values, and end the process.)
 //
 // What is asked of it is queued: only a download waits. A tensor that a node
 // made is overwritten when the node runs again, since the node keeps its memory
