@@ -1,0 +1,531 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// paged is a geometry of a cache with pages of 16 tokens.
+func paged(heads, kvHeads, dim int) cpu.Geometry {
+	g := cpu.Geometry{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, PageTokens: 16, Scale: 0.125,
+		Query: cpu.Strides{Row: heads * dim, Head: dim}, Out: cpu.Strides{Row: heads * dim, Head: dim}, LSE: cpu.Strides{Row: heads, Head: 1},
+		Key: cpu.PageStrides{Page: kvHeads * 16 * dim, Head: 16 * dim, Row: dim}}
+	g.Value = g.Key
+	return g
+}
+
+// sequenceOf has pages in order from first on.
+func sequenceOf(row, queries, keys, first int) cpu.Sequence {
+	s := cpu.Sequence{Row: row, Queries: queries, Keys: keys}
+	for i := range ceil(keys, 16) {
+		s.Pages = append(s.Pages, int32(first+i))
+	}
+	return s
+}
+
+// The packed records are what package lean says, over random batches; the twin
+// walks them in the other tests.
+func TestPackWorks(t *testing.T) {
+	rng := reftest.Rand(t)
+	var p lean.Plan
+	for range 3000 {
+		p.Reset(1 + rng.IntN(3))
+		seqs := make([]sequence, 1+rng.IntN(6))
+		for i := range seqs {
+			seqs[i].row = int32(i)
+			tiles := make([]int64, 1+rng.IntN(4))
+			for j := range tiles {
+				tiles[j] = int64(max(rng.IntN(9)-2, 0))
+			}
+			p.Add(tiles)
+		}
+		works := make([]work, 1+rng.IntN(40))
+		for i := range works {
+			works[i].tiles = -1
+		}
+		p.Cut(lean.Policy{Kind: lean.Kind(rng.IntN(3)), Splits: 1 + rng.IntN(5)}, 1+rng.IntN(len(works)))
+		packWorks(&p, seqs, works)
+		for b := range works {
+			w := works[b]
+			if b >= p.Workers() {
+				if w != (work{}) {
+					t.Fatalf("block %d has no work: %+v", b, w)
+				}
+				continue
+			}
+			it := p.Work(b)
+			left := w.tiles
+			for first := true; ; first = false {
+				k, ok := it.Next()
+				if !ok {
+					break
+				}
+				left -= int32(k.End - k.Begin)
+				host, _, sharers := p.Sharers(k)
+				if first && (int(w.seq) != k.Seq || int(w.head) != k.Head || int(w.block) != k.Block || int64(w.tile) != k.Begin || w.first != seqs[k.Seq]) {
+					t.Fatalf("block %d begins at %+v: %+v", b, k, w)
+				}
+				if !k.Whole() && !k.Host() && (int(w.host) != host || int(w.sharers) != sharers) {
+					t.Fatalf("block %d, %d sharers from %d: %+v", b, sharers, host, w)
+				}
+				if !k.Whole() && k.Host() && (host != b || int(w.guests) != sharers) {
+					t.Fatalf("block %d hosts %d sharers: %+v", b, sharers, w)
+				}
+				slot := 2 * b
+				if k.Begin == 0 {
+					slot++
+				}
+				if slot != p.Slot(b, k) {
+					t.Fatalf("block %d: slot %d is %d", b, p.Slot(b, k), slot)
+				}
+			}
+			if left != 0 {
+				t.Fatalf("block %d: %d LeanTiles are left of %+v", b, left, w)
+			}
+		}
+	}
+}
+
+// Every launch that there can be fits, and is what the kernels take.
+func TestConfigure(t *testing.T) {
+	for _, f := range fakes {
+		e := &Engine{info: cuda.Info{Capability: f.capability, SharedPerBlockMost: f.shared}}
+		for el := range elements {
+			for _, dim := range headDims {
+				for rows := 1; rows <= 16; rows++ {
+					s := shapeOf(el, dim)
+					c, ok := e.configure(s, rows)
+					if !ok || c.shared > f.shared || c.slots%c.warps != 0 || c.warps < 1 || c.warps > mostWarps {
+						t.Errorf("%s, %s, head dim %d, %d rows: %+v, %v", f.name, elements[el].name, dim, rows, c, ok)
+					}
+				}
+			}
+		}
+	}
+	// The sizes that were measured on an H200.
+	e := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 232448}}
+	for _, c := range []struct{ element, dim, slots int }{{0, 64, 12}, {0, 128, 12}, {1, 128, 12}, {2, 64, 24}, {0, 256, 8}} {
+		if got, _ := e.configure(shapeOf(c.element, c.dim), 8); got.warps != 4 || got.slots != c.slots {
+			t.Errorf("%s, head dim %d: %+v", elements[c.element].name, c.dim, got)
+		}
+	}
+}
+
+func TestSupports(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	for _, d := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+		for _, dim := range headDims {
+			g := paged(40, 2, dim)
+			noError(t, m.engine.Supports(&g, d))
+		}
+	}
+	g := paged(4, 2, 64)
+	wantError(t, "float64", m.engine.Supports(&g, cpu.Float64), cpu.ErrDType, "float64")
+	for _, c := range badGeometries {
+		g := paged(4, 2, 64)
+		c.spoil(&g)
+		wantError(t, "supports", m.engine.Supports(&g, cpu.Float16), cpu.ErrShape, c.text)
+		plan := m.engine.NewPlan()
+		wantError(t, "build", plan.Build(g, nil, 0), cpu.ErrShape, c.text)
+	}
+	small := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 1000}}
+	g = paged(4, 2, 64)
+	wantError(t, "little memory", small.Supports(&g, cpu.Float16), cpu.ErrShape, "1000 bytes of shared memory")
+}
+
+var badGeometries = []struct {
+	spoil func(*cpu.Geometry)
+	text  string
+}{
+	{func(g *cpu.Geometry) { g.Heads = 5 }, "5 query heads for 2"},
+	{func(g *cpu.Geometry) { g.KVHeads = 0 }, "for 0 KV heads"},
+	{func(g *cpu.Geometry) { g.Dim = 72 }, "head dim 72"},
+	{func(g *cpu.Geometry) { g.ValueDim = 128 }, "value dim 128"},
+	{func(g *cpu.Geometry) { g.PageTokens = 0 }, "pages of 0"},
+	{func(g *cpu.Geometry) { g.TileTokens = -1 }, "LeanTiles of -1"},
+	{func(g *cpu.Geometry) { g.Workers = -1 }, "-1 workers"},
+	{func(g *cpu.Geometry) { g.Scale = math.NaN() }, "scale NaN"},
+	{func(g *cpu.Geometry) { g.Scale = math.Inf(1) }, "scale +Inf"},
+	{func(g *cpu.Geometry) { g.Policy.Kind = 9 }, "schedule 9"},
+	{func(g *cpu.Geometry) { g.Policy.Kind = lean.FixedSplit }, "split into 0"},
+	{func(g *cpu.Geometry) { g.Value.Page++ }, "must be equal"},
+	{func(g *cpu.Geometry) { g.Key.Row, g.Value.Row = 128, 128 }, "128 elements apart"},
+	{func(g *cpu.Geometry) { g.Key.Head++; g.Value = g.Key }, "no multiples"},
+	{func(g *cpu.Geometry) { g.Key.Page = -64; g.Value = g.Key }, "no multiples"},
+	{func(g *cpu.Geometry) { g.Key.Page = 64 << 31; g.Value = g.Key }, "rows of keys"},
+	{func(g *cpu.Geometry) { g.LSE.Row = -1 }, "log-sum-exp strides"},
+	{func(g *cpu.Geometry) { g.Query.Row = 66 }, "query strides"},
+	{func(g *cpu.Geometry) { g.Out.Head = -64 }, "output strides"},
+}
+
+// What is refused leaves the plan as it was.
+func TestBuildRefuses(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, plan.Upload(m.stream))
+	good := sequenceOf(0, 1, 40, 0)
+	for _, c := range []struct {
+		rows int
+		s    cpu.Sequence
+		err  error
+		text string
+	}{
+		{-1, good, cpu.ErrShape, "-1 rows"},
+		{1 << 31, good, cpu.ErrShape, "2147483648 rows"},
+		{3, sequenceOf(-1, 1, 1, 0), cpu.ErrShape, "row -1"},
+		{3, cpu.Sequence{Queries: -1}, cpu.ErrShape, "-1 queries"},
+		{3, cpu.Sequence{Queries: 1, Keys: -1}, cpu.ErrShape, "-1 keys"},
+		{3, cpu.Sequence{Queries: 1, Keys: mostKeyRows + 1}, cpu.ErrShape, "keys"},
+		{0, cpu.Sequence{Row: math.MaxInt32, Queries: 1}, cpu.ErrShape, "row 2147483647"},
+		{0, cpu.Sequence{Queries: mostPackedRows}, cpu.ErrShape, "together more than"},
+		{3, sequenceOf(2, 2, 5, 0), cpu.ErrShape, "rows [2,4) of 3"},
+		{3, cpu.Sequence{Queries: 1, Keys: 17, Pages: []int32{1}}, cpu.ErrPage, "1 pages of 16 tokens for 17 keys"},
+		{3, cpu.Sequence{Queries: 1, Keys: 17, Pages: []int32{1, -7}}, cpu.ErrPage, "page -7 at 1"},
+	} {
+		wantError(t, fmt.Sprintf("%+v", c.s), plan.Build(paged(8, 2, 64), []cpu.Sequence{good, c.s}, c.rows), c.err, c.text)
+	}
+	// Sequences without queries are not looked at.
+	noError(t, m.engine.NewPlan().Build(paged(8, 2, 64), []cpu.Sequence{{Keys: 99, Pages: []int32{-1}}}, 0))
+	m.queue(t, plan, p)
+	m.settle(t)
+	p.check(t)
+}
+
+func TestRunRefuses(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	wantError(t, "upload before build", plan.Upload(m.stream), ErrState, "not built")
+	wantError(t, "run before build", plan.Run(m.stream, p.operands()), ErrState, "not uploaded")
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	wantError(t, "run before upload", plan.Run(m.stream, p.operands()), ErrState, "not uploaded")
+	wantError(t, "append before upload", plan.Append(m.stream, p.k, p.v, p.newK, p.newV), ErrState, "not uploaded")
+	noError(t, plan.Upload(m.stream))
+	m.settle(t)
+	for _, c := range []struct {
+		spoil func(o *Operands)
+		err   error
+		text  string
+	}{
+		{func(o *Operands) { o.Q.Buffer = nil }, cpu.ErrShape, "q has no buffer"},
+		{func(o *Operands) { o.Q.Len-- }, cpu.ErrShape, "q has 819199 elements of 819200"},
+		{func(o *Operands) { o.Out.Len-- }, cpu.ErrShape, "out has"},
+		{func(o *Operands) { o.LSE.Len-- }, cpu.ErrShape, "lse has"},
+		{func(o *Operands) { o.LSE.DType = cpu.Float16 }, cpu.ErrDType, "lse is float16"},
+		{func(o *Operands) { o.Q.DType = cpu.Float64 }, cpu.ErrDType, "q is float64"},
+		{func(o *Operands) { o.K.DType = cpu.BFloat16 }, cpu.ErrDType, "k is bfloat16, v is float16"},
+		{func(o *Operands) { o.V.DType = 77 }, cpu.ErrDType, "v is DType(77)"},
+		{func(o *Operands) { o.K.Len = 100 }, cpu.ErrShape, "k has 100 elements of"},
+		{func(o *Operands) { o.V.Len *= 2 }, cpu.ErrShape, "of a buffer of"},
+		{func(o *Operands) { o.Out.Offset = 8 }, cpu.ErrShape, "a multiple of 16"},
+		{func(o *Operands) { o.Out.Offset = -16 }, cpu.ErrShape, "at byte -16"},
+		{func(o *Operands) { o.Out.Offset = 1 << 40 }, cpu.ErrShape, "of a buffer of"},
+	} {
+		o := p.operands()
+		c.spoil(o)
+		wantError(t, c.text, plan.Run(m.stream, o), c.err, c.text)
+	}
+	short := p.newK
+	short.Len--
+	other := p.newV
+	other.DType = cpu.BFloat16
+	wantError(t, "few new rows", plan.Append(m.stream, p.k, p.v, short, p.newV), cpu.ErrShape, "the new k has")
+	wantError(t, "few new rows", plan.Append(m.stream, p.k, p.v, p.newK, short), cpu.ErrShape, "the new v has")
+	wantError(t, "two types", plan.Append(m.stream, p.k, p.v, p.newK, other), cpu.ErrDType, "the new v bfloat16")
+	wantError(t, "no pages", plan.Append(m.stream, short, p.v, p.newK, other), cpu.ErrShape, "k has")
+	if strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+	// No token rows, or fewer keys than queries.
+	noError(t, plan.Build(p.geometry, p.seqs, 0))
+	noError(t, plan.Upload(m.stream))
+	wantError(t, "no rows", plan.Append(m.stream, p.k, p.v, p.newK, p.newV), cpu.ErrShape, "0 token rows")
+	noError(t, plan.Build(p.geometry, []cpu.Sequence{sequenceOf(0, 3, 2, 0)}, p.rows))
+	noError(t, plan.Upload(m.stream))
+	wantError(t, "more queries than keys", plan.Append(m.stream, p.k, p.v, p.newK, p.newV), cpu.ErrShape, "fewer keys than queries")
+	// Nothing to do is no error, and no launch.
+	noError(t, plan.Build(p.geometry, nil, 0))
+	noError(t, plan.Upload(m.stream))
+	noError(t, plan.Run(m.stream, &Operands{}))
+	noError(t, plan.Append(m.stream, Memory{}, Memory{}, Memory{}, Memory{}))
+	if strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+}
+
+func TestClosed(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	m.run(t, plan, p)
+	o := p.operands()
+	noError(t, o.Q.Buffer.Close())
+	wantError(t, "q closed", plan.Run(m.stream, o), cuda.ErrClosed, "buffer argument")
+	all := func(what string) {
+		t.Helper()
+		wantError(t, what, plan.Build(p.geometry, p.seqs, p.rows), cuda.ErrClosed, "")
+		wantError(t, what, plan.Upload(m.stream), cuda.ErrClosed, "")
+		wantError(t, what, plan.Run(m.stream, o), cuda.ErrClosed, "")
+		wantError(t, what, plan.Append(m.stream, p.k, p.v, p.newK, p.newV), cuda.ErrClosed, "")
+		wantError(t, what, plan.Reserve(Capacity{}), cuda.ErrClosed, "")
+	}
+	noError(t, plan.Close())
+	all("plan closed")
+	wantError(t, "second close", plan.Close(), cuda.ErrClosed, "the plan")
+	plan = m.engine.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, m.engine.Close())
+	all("engine closed")
+	wantError(t, "second close", m.engine.Close(), cuda.ErrClosed, "the engine")
+	noError(t, plan.Close())
+
+	e, err := New(m.dev)
+	noError(t, err)
+	plan = e.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, m.dev.Close())
+	wantError(t, "device closed", plan.Upload(m.stream), cuda.ErrClosed, "")
+	noError(t, plan.Close()) // its memory went with the device
+	if _, err := New(m.dev); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("an engine of a closed device: %v", err)
+	}
+}
+
+// Generation says when launches look different, and only then.
+func TestGeneration(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	plan := m.engine.NewPlan()
+	g := paged(8, 2, 64)
+	last := plan.Generation()
+	build := func(changes bool, what string, g cpu.Geometry, rows int, seqs ...cpu.Sequence) {
+		t.Helper()
+		noError(t, plan.Build(g, seqs, rows))
+		if now := plan.Generation(); (now != last) != changes {
+			t.Errorf("%s: generation %d after %d", what, now, last)
+		} else {
+			last = now
+		}
+	}
+	build(true, "the first", g, 4, sequenceOf(0, 1, 5, 0))
+	build(false, "another length", g, 4, sequenceOf(2, 1, 16, 3))
+	build(false, "two sequences", g, 4, sequenceOf(2, 1, 16, 3), sequenceOf(0, 1, 0, 0))
+	build(true, "a block table", g, 4, sequenceOf(2, 1, 17, 3))
+	build(false, "a longer one", g, 4, sequenceOf(2, 1, 64*16, 3))
+	build(true, "no room", g, 4, sequenceOf(2, 1, 64*16+1, 3))
+	build(true, "larger output tiles", g, 4, sequenceOf(2, 2, 170, 3))
+	build(true, "other rows", g, 5, sequenceOf(2, 2, 170, 3))
+	other := g
+	other.Scale = 1
+	build(true, "another scale", other, 5, sequenceOf(2, 2, 170, 3))
+	build(true, "idle", other, 0)
+
+	plan = m.engine.NewPlan()
+	last = 0
+	noError(t, plan.Reserve(Capacity{Sequences: 100, Rows: 100, Queries: 3, Pages: 1000}))
+	build(true, "the first", g, 100, sequenceOf(0, 1, 5, 0))
+	build(false, "pages", g, 100, sequenceOf(0, 1, 900*16, 0))
+	build(false, "queries", g, 100, sequenceOf(7, 3, 999*16, 0), sequenceOf(0, 2, 16, 0))
+	build(true, "more queries", g, 100, sequenceOf(0, 4, 5, 0))
+	for _, c := range []Capacity{{Sequences: -1}, {Rows: -1}, {Queries: -1}, {Pages: -1}, {Rows: 1 << 31}} {
+		wantError(t, "reserve", plan.Reserve(c), cpu.ErrShape, "")
+	}
+}
+
+// A copy that may still be on its way is not written to.
+func TestUploadWaits(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(paged(8, 2, 64), []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 4))
+	const wait = "cuEventSynchronize"
+	for i := range 5 {
+		lib.Forget()
+		noError(t, plan.Upload(m.stream))
+		log := lib.Log()
+		if i < 2 && strings.Contains(log, wait) || i >= 2 && !(strings.Index(log, wait) >= 0 && strings.Index(log, wait) < strings.Index(log, "cuMemcpyHtoDAsync")) {
+			t.Errorf("upload %d:\n%s", i, log)
+		}
+		if strings.Count(log, "cuMemcpy") != 1 {
+			t.Errorf("upload %d is more than one copy:\n%s", i, log)
+		}
+	}
+	lib.Forget()
+	noError(t, plan.Close())
+	if log := lib.Log(); strings.Index(log, wait) < 0 || strings.Index(log, wait) > strings.Index(log, "cuMemFreeHost") {
+		t.Errorf("close:\n%s", log)
+	}
+}
+
+// Every driver call of a life fails once: the failure comes out, nothing is
+// lost, and the plan works when it is tried again.
+func TestEveryCallFailsOnce(t *testing.T) {
+	live := func(t *testing.T, m *machine, p *problem, plan *Plan) error {
+		big := sequenceOf(0, 1, 16*100, 0)
+		if err := plan.Build(paged(8, 2, 64), []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 4); err != nil {
+			return err
+		}
+		if err := plan.Upload(m.stream); err != nil {
+			return err
+		}
+		if err := plan.Build(paged(8, 2, 64), []cpu.Sequence{big}, 4); err != nil {
+			return err
+		}
+		for range 3 {
+			if err := plan.Build(p.geometry, p.seqs, p.rows); err != nil {
+				return err
+			}
+			if err := plan.Upload(m.stream); err != nil {
+				return err
+			}
+		}
+		if p.append {
+			if err := plan.Append(m.stream, p.k, p.v, p.newK, p.newV); err != nil {
+				return err
+			}
+		}
+		return plan.Run(m.stream, p.operands())
+	}
+	m, lib, _ := fakeGPU(t, 90, 5, 232448)
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 2}, Keys: []int{100, 7}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: 2})
+	s := lib.State()
+	before := s.Calls
+	lib.Forget()
+	plan := m.engine.NewPlan()
+	noError(t, live(t, m, p, plan))
+	calls := s.Calls - before
+	log := regexp.MustCompile(`(?m)^cu\w+$`).FindAllString(lib.Log(), -1)
+	if calls < 60 || len(log) != int(calls) {
+		t.Fatalf("%d calls, of %d in the log", calls, len(log))
+	}
+	noError(t, plan.Close())
+	objects := lib.Live()
+	gives := regexp.MustCompile("Free|Destroy")
+	for i := range calls {
+		if i+1 < calls && strings.HasPrefix(log[i], "cuCtxPush") && gives.MatchString(log[i+1]) {
+			continue // a driver that can't even be told where memory is keeps it
+		}
+		clear(m.engine.maps.of)
+		m.poison(t, &p.o)
+		m.poison(t, &p.lse)
+		lib.Forget()
+		plan := m.engine.NewPlan()
+		s.FailWith, s.FailAt = 700, s.Calls+1+i
+		err := live(t, m, p, plan)
+		s.FailAt = 0
+		var failed *cuda.Error
+		switch {
+		case err == nil && !gives.MatchString(log[i]) && !strings.HasPrefix(log[i], "cuCtxPop"):
+			t.Errorf("call %d, %s: nobody heard of it", i, s.Failed())
+		case err != nil && !errors.As(err, &failed):
+			t.Errorf("call %d, %s: %v", i, s.Failed(), err)
+		}
+		lib.Forget()
+		noError(t, live(t, m, p, plan))
+		m.settle(t)
+		p.check(t)
+		noError(t, plan.Close())
+		if n := lib.Live(); n != objects {
+			t.Fatalf("call %d, %s: %d objects, %d before", i, s.Failed(), n, objects)
+		}
+	}
+}
+
+// An engine that can't be made leaves nothing behind that the device does not
+// close, and can be made when the driver works again.
+func TestNewFails(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 5, 232448)
+	s := lib.State()
+	for _, call := range []string{"cuModuleGetFunction", "cuFuncSetAttribute"} {
+		dev := reopen(t, lib.Path)
+		s.FailIn(call, 999)
+		var failed *cuda.Error
+		if _, err := New(dev); !errors.As(err, &failed) || failed.Call != call {
+			t.Errorf("%s: %v", call, err)
+		}
+		s.FailIn("", 0)
+		_, err := New(dev)
+		noError(t, err)
+		noError(t, dev.Close())
+	}
+	image = func(string, int) ([]byte, error) { return nil, errNone }
+	dev := reopen(t, lib.Path)
+	if _, err := New(dev); !errors.Is(err, errNone) {
+		t.Errorf("no image: %v", err)
+	}
+	noError(t, dev.Close())
+	_ = m
+}
+
+var errNone = errors.New("none")
+
+func reopen(t *testing.T, path string) *cuda.Device {
+	t.Helper()
+	drv, err := cuda.LoadFrom(path)
+	noError(t, err)
+	dev, err := drv.Open(0)
+	noError(t, err)
+	return dev
+}
+
+// In the long run nothing is allocated.
+func TestAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector's instrumentation allocates")
+	}
+	m, lib, _ := fakeGPU(t, 90, 132, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	o := p.operands()
+	step := func() {
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.stream))
+		for range 3 {
+			noError(t, plan.Append(m.stream, p.k, p.v, p.newK, p.newV))
+			noError(t, plan.Run(m.stream, o))
+		}
+	}
+	step()
+	if n := testing.AllocsPerRun(20, step); n != 0 {
+		t.Errorf("%v allocations a step", n)
+	}
+	lib.Forget()
+}
+
+// Launches that follow an append to the same memory may read older keys early.
+func TestEarly(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	other := m.put(t, make([]byte, p.k.Len*2), p.kv)
+	early := func(k Memory) int32 {
+		o := p.operands()
+		o.K = k
+		noError(t, plan.Run(m.stream, o))
+		return plan.params.early
+	}
+	for range 2 {
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.stream))
+		if early(p.k) != 0 {
+			t.Error("early without an append")
+		}
+		noError(t, plan.Append(m.stream, p.k, p.v, p.newK, p.newV))
+		if early(p.k) != 1 || early(other) != 0 {
+			t.Error("an append to these keys, or to others, makes no difference")
+		}
+	}
+}
