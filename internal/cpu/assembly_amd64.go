@@ -14,6 +14,7 @@ type assembly struct {
 	twin kernel // the Go kernel
 	size int    // bytes of an element of keys and values
 	keys int    // of a panel
+	few  int    // rows: few32 or few16
 
 	score, weighted, weightedBlock func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int)
@@ -26,13 +27,15 @@ type assembly struct {
 }
 
 const (
-	// So many rows are matrix work rather than streaming: values are summed in panels of columns from sumRows
-	// on; for the scores, fewer than laneRows rows share a vector of a key in registers, and from panelRows on keys
-	// are transposed. Between the two, rows lie in the lanes of registers, in blocks of laneBlock.
-	sumRows   = 5
-	laneRows  = 5
+	// Tiles of panelRows rows and more are matrix work, not streaming: keys are transposed for the scores.
+	// With fewer rows, these lie in the lanes of registers, in blocks of rowBlock.
 	panelRows = 17
-	laneBlock = 8
+	rowBlock  = 8
+
+	// So few rows leave arithmetic the time that memory takes, of 32 and of 16 bits an element: then keys and
+	// values go by row by row, as memory delivers them best.
+	few32 = 8
+	few16 = 4
 
 	// aheadBytes is how far ahead in each stream memory is asked for: a few rows. With that, and streams
 	// that go on from call to call, 4 streams of keys or values come as fast as memory delivers.
@@ -45,19 +48,19 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 	for tier, kernels := range [tiers]map[DType]*assembly{
 		tierAVX2: {
 			Float32: {
-				dims: 8, size: 4, keys: 16,
+				dims: 8, size: 4, keys: 16, few: few32,
 				score: scoreF32AVX2, weigh: weighAVX2, weighted: weightedF32AVX2,
 				panel: panelF32AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF32AVX2,
 				scoreLanes: scoreLanesF32AVX2,
 			},
 			Float16: {
-				dims: 8, size: 2, keys: 16,
+				dims: 8, size: 2, keys: 16, few: few16,
 				score: scoreF16AVX2, weigh: weighAVX2, weighted: weightedF16AVX2,
 				panel: panelF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF16AVX2,
 				scoreLanes: scoreLanesF16AVX2,
 			},
 			BFloat16: {
-				dims: 8, size: 2, keys: 16,
+				dims: 8, size: 2, keys: 16, few: few16,
 				score: scoreBF16AVX2, weigh: weighAVX2, weighted: weightedBF16AVX2,
 				panel: panelBF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockBF16AVX2,
 				scoreLanes: scoreLanesBF16AVX2,
@@ -65,19 +68,19 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 		},
 		tierAVX512: {
 			Float32: {
-				dims: 1, size: 4, keys: 32,
+				dims: 1, size: 4, keys: 32, few: few32,
 				score: scoreF32AVX512, weigh: weighAVX512, weighted: weightedF32AVX512,
 				panel: panelF32AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF32AVX512,
 				scoreLanes: scoreLanesF32AVX512,
 			},
 			Float16: {
-				dims: 1, size: 2, keys: 32,
+				dims: 1, size: 2, keys: 32, few: few16,
 				score: scoreF16AVX512, weigh: weighAVX512, weighted: weightedF16AVX512,
 				panel: panelF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF16AVX512,
 				scoreLanes: scoreLanesF16AVX512,
 			},
 			BFloat16: {
-				dims: 1, size: 2, keys: 32,
+				dims: 1, size: 2, keys: 32, few: few16,
 				score: scoreBF16AVX512, weigh: weighAVX512, weighted: weightedBF16AVX512,
 				panel: panelBF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockBF16AVX512,
 				scoreLanes: scoreLanesBF16AVX512,
@@ -133,7 +136,7 @@ func (a *assembly) scores(t *tile, stride int) {
 			a.scorePanel(at32(t.Scores, key), at32(t.Q, 0), at32(t.Wide, 0), t.Rows, t.Dim, stride)
 		}
 	}
-	if t.Rows >= laneRows && t.Rows < panelRows && (len(t.K) == 1 || t.Run%(half/2) == 0) {
+	if t.Rows > a.few && t.Rows < panelRows && (len(t.K) == 1 || t.Run%(half/2) == 0) {
 		a.scoresInLanes(t, stride)
 		return
 	}
@@ -159,7 +162,7 @@ func (a *assembly) scoresInLanes(t *tile, stride int) {
 	each, together := lanes/4, lanes/8
 	dim := (t.Dim + lanes - 1) / lanes * lanes
 	keys, queries := at32(t.Wide, 0), at32(t.Wide, lanes*dim)
-	a.interleave(t, unsafe.Slice(queries, (t.Rows+laneBlock-1)/laneBlock*laneBlock*dim), each)
+	a.interleave(t, unsafe.Slice(queries, (t.Rows+rowBlock-1)/rowBlock*rowBlock*dim), each)
 	run, last := t.Run/4, (t.Count+3)/4 // in quads
 	lead := (a.lead(t.Dim, run) + together - 1) / together * together
 	for x := 0; x < last; {
@@ -175,17 +178,17 @@ func (a *assembly) scoresInLanes(t *tile, stride int) {
 	}
 }
 
-// interleave arranges the tile's queries for scoreLanes: blocks of laneBlock rows, so many neighbouring
+// interleave arranges the tile's queries for scoreLanes: blocks of rowBlock rows, so many neighbouring
 // elements of each row after those of the row before. Rows that there are not, and elements beyond Dim, are 0.
 func (a *assembly) interleave(t *tile, dst []float32, each int) {
-	if t.Rows%laneBlock != 0 || len(dst) > t.Rows*t.Dim {
+	if t.Rows%rowBlock != 0 || len(dst) > t.Rows*t.Dim {
 		clear(dst)
 	}
-	wide := len(dst) / ((t.Rows + laneBlock - 1) / laneBlock)
+	wide := len(dst) / ((t.Rows + rowBlock - 1) / rowBlock)
 	for r := range t.Rows {
 		x := unsafe.Slice(at32(t.Q, r*t.Dim), t.Dim)
-		to := dst[r/laneBlock*wide+r%laneBlock*each:]
-		from, at, step := unsafe.Pointer(&x[0]), unsafe.Pointer(&to[0]), 4*each*laneBlock
+		to := dst[r/rowBlock*wide+r%rowBlock*each:]
+		from, at, step := unsafe.Pointer(&x[0]), unsafe.Pointer(&to[0]), 4*each*rowBlock
 		n := t.Dim / each
 		if each == 2 {
 			for i := range n {
@@ -197,7 +200,7 @@ func (a *assembly) interleave(t *tile, dst []float32, each int) {
 			}
 		}
 		if rest := x[n*each:]; len(rest) > 0 {
-			copy(to[n*each*laneBlock:], rest)
+			copy(to[n*each*rowBlock:], rest)
 		}
 	}
 }
@@ -215,8 +218,8 @@ func (a *assembly) ragged(t *tile, stride int, sees func(r int) int) {
 		}
 		return sees(r)
 	}
-	for from := 0; from < t.Rows; from += sumRows {
-		to := min(from+sumRows, t.Rows)
+	for from := 0; from < t.Rows; from += rowBlock {
+		to := min(from+rowBlock, t.Rows)
 		common := t.Count
 		for r := from; r < to; r++ {
 			common = min(common, keys(r)&^3)
@@ -243,7 +246,7 @@ func (a *assembly) values(t *tile, stride, row, rows, from, to int) {
 			ahead, aheadAt, aheadStep = array(t.Next), (y-last)*t.KStep, t.KStep
 		}
 		blocks := 0 // rows that make blocks
-		if rows >= sumRows && 4*x+4 <= to {
+		if (rows > a.few || rows >= rowBlock && t.Rows >= panelRows) && 4*x+4 <= to {
 			blocks = rows &^ 3
 			n = min(n, (to-4*x)/4)
 			if t.Rows < panelRows {
