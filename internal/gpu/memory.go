@@ -29,6 +29,18 @@ type staging struct {
 	busy bool        // a copy may be on its way
 }
 
+// wait waits until no copy uses s.
+func (s *staging) wait() error {
+	if !s.busy {
+		return nil
+	}
+	if err := s.done.Synchronize(); err != nil {
+		return err
+	}
+	s.busy = false
+	return nil
+}
+
 // sections are where the parts of a table begin, in bytes.
 type sections struct{ works, seqs, blind, slots, pages, end int64 }
 
@@ -98,6 +110,12 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		}
 	}
 	if m.table == nil || !m.capacity.holds(need) || !m.capacity.holds(least) {
+		// Pinned memory goes only when copies of it are done.
+		for i := range m.staging {
+			if err = m.staging[i].wait(); err != nil {
+				return err
+			}
+		}
 		next.capacity = m.capacity.grown(need, least)
 		next.sections = next.capacity.layOut(e.blocks)
 		if next.table, err = e.dev.NewBuffer(next.sections.end); err != nil {
@@ -139,11 +157,8 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 // upload copies a plan's parts, by way of pinned memory that no copy reads.
 func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	to := &m.staging[m.turn]
-	if to.busy {
-		if err := to.done.Synchronize(); err != nil {
-			return err
-		}
-		to.busy = false
+	if err := to.wait(); err != nil {
+		return err
 	}
 	at := &m.sections
 	end := at.works
@@ -198,9 +213,7 @@ func (m *memory) close() error {
 		if s.host == nil {
 			continue
 		}
-		if s.busy {
-			note(s.done.Synchronize())
-		}
+		note(s.wait())
 		note(s.host.Close())
 		note(s.done.Close())
 	}
