@@ -105,7 +105,7 @@ type stepGraph struct {
 	fault  *fault
 	vm     G.VM
 	there  bool // a layer that runs by itself gets its operands on the cache's GPU
-	wide   bool // bounds are those of tensor cores
+	cores  bool // precision is that of tensor cores
 }
 
 func newStepGraph(t interface {
@@ -303,14 +303,11 @@ func (s *stepGraph) checkLayer(layer int, q []float64, parts []stepPart) error {
 		}
 	}
 	c.Q = q[:rows*s.heads*cfg.HeadDim]
-	want := c.Reference(reftest.Precision{Acc: formatOf(s.dtype), Out: formatOf(s.dtype)})
-	if s.wide { // see widenBounds
-		for _, bounds := range [...][]float64{want.OBound, want.LSEBound} {
-			for i := range bounds {
-				bounds[i] *= 256
-			}
-		}
+	precision := reftest.Precision{Acc: formatOf(s.dtype), Out: formatOf(s.dtype)}
+	if s.cores && cfg.DType == BFloat16 {
+		precision.P = reftest.Float16 // a weight is the sum of two
 	}
+	want := c.Reference(precision)
 	out, lse := float64s(s.out[layer]), float64s(s.lse[layer])
 	width := s.heads * cfg.ValueDim
 	if len(out) != s.step.tokens*width || len(lse) != s.step.tokens*s.heads {

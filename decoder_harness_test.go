@@ -36,12 +36,21 @@ func (p place) queries() []tensor.Dtype {
 	return []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
 }
 
-// arithmetic is what is computed in for queries of a type.
-func (p place) arithmetic(query tensor.Dtype) reftest.Format {
+// precision is that of attention with queries and outputs of one type and keys of
+// another.
+func (p place) precision(query, kv tensor.Dtype) reftest.Precision {
 	if query == tensor.Float64 {
-		return reftest.Float64
+		return reftest.Precision{Acc: reftest.Float64}
 	}
-	return reftest.Float32
+	r := reftest.Precision{Acc: reftest.Float32, Out: format(query)}
+	switch {
+	case !p.real || kv == tensor.Float32:
+	case query == kv: // tensor cores are given weights of the keys' type
+		r.P = format(kv)
+	case kv == la.BFloat16: // the sum of two weights
+		r.P = reftest.Float16
+	}
+	return r
 }
 
 // decoder is a graph with one CachedAttention node for each layer of a cache,
@@ -237,10 +246,7 @@ func (d *decoder) run(t testing.TB, u *turn) {
 	t.Helper()
 	again(t, d.vm)
 	for l, c := range u.cases {
-		want := c.Reference(reftest.Precision{Acc: d.arithmetic(d.query), Out: format(d.query)})
-		if d.real {
-			widenBounds(want, d.cache.Config().DType)
-		}
+		want := c.Reference(d.precision(d.query, d.cache.Config().DType))
 		if err := d.compare(t, l, u, want); err != nil {
 			t.Fatalf("layer %d, %v: %v", l, c.Shape, err)
 		}
@@ -311,20 +317,4 @@ func (d *decoder) bits(t testing.TB) []uint64 {
 		all = append(append(all, bits(t, d.outV[l])...), bits(t, d.lseV[l])...)
 	}
 	return all
-}
-
-// widenBounds makes of the bounds for float32 those for tensor cores, which are
-// given numbers as sums of two parts: what is lost is 2^-21 of a number, not
-// 2^-24, and 2^-16 where the parts are bfloat16.
-func widenBounds(r *reftest.Result, storage tensor.Dtype) {
-	factor := 8.0
-	if storage == la.BFloat16 {
-		factor = 256
-	}
-	for i := range r.OBound {
-		r.OBound[i] *= factor
-	}
-	for i := range r.LSEBound {
-		r.LSEBound[i] *= factor
-	}
 }

@@ -42,11 +42,7 @@ func (p *problem) argsThere(t testing.TB, gpu *la.GPU) la.Args {
 
 // referenceThere is the reference for p on a GPU.
 func (p *problem) referenceThere(at place) *reftest.Result {
-	want := p.Reference(reftest.Precision{Acc: reftest.Float32, Out: format(p.query)})
-	if at.real {
-		widenBounds(want, p.kv)
-	}
-	return want
+	return p.Reference(at.precision(p.query, p.kv))
 }
 
 // hasKernel says whether a GPU can do a shape.
