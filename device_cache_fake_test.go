@@ -34,3 +34,9 @@ func TestDeviceCachedAttention(t *testing.T) {
 		}
 	}
 }
+
+// TestDeviceExample runs the example, which ends the process if it is wrong.
+func TestDeviceExample(t *testing.T) {
+	la.FakeGPU(t)
+	ExampleOpenGPU()
+}

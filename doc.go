@@ -32,6 +32,15 @@
 // them, in worker order. So for a given number of workers and tokens a LeanTile
 // every run gives the same bits; other numbers differ by rounding.
 //
+// # GPUs
+//
+// [OpenGPU] opens an NVIDIA GPU, with the driver alone: no toolkit, no cgo. A
+// [Cache] with [CacheConfig].Device keeps its pages there and computes there, in
+// the same graph as before: q, k and v are copied there, and the output back.
+// What is to stay there between nodes is a [DeviceTensor]: [ToDevice] and [ToHost]
+// are nodes that copy, [GPU.Upload] makes weights to bind to inputs. An op
+// computes where its operands are, and refuses operands in different places.
+//
 // # Caveats
 //
 // Head h reads KV head h/(H/Hkv). A query that sees no key gives 0, and a

@@ -1,0 +1,61 @@
+package leanattention_test
+
+import (
+	"fmt"
+	"log"
+
+	la "gorgonia.org/leanattention"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A cache on a GPU, and a graph whose values are in host memory but for those of
+// the attention. It is compiled and not run: machines have none or one.
+func ExampleOpenGPU() {
+	gpu, err := la.OpenGPU(0)
+	if err != nil {
+		log.Fatal(err) // ErrNoDriver, where there is none
+	}
+	defer gpu.Close()
+	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 64, DType: la.Float16, Pages: 16, Device: gpu})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cache.Close()
+	step, err := cache.NewStep(1)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	g := G.NewGraph()
+	in := func(name string, width int) *G.Node {
+		x := G.NewMatrix(g, tensor.Float32, G.WithShape(1, width), G.WithName(name), G.WithInit(G.Ones()))
+		return G.Must(la.ToDevice(x, gpu)) // or leave x where it is: then out is in host memory too
+	}
+	out, err := la.CachedAttention(in("q", 4*64), in("k", 2*64), in("v", 2*64), step.Layer(0), la.WithCausal())
+	if err != nil {
+		log.Fatal(err)
+	}
+	out = G.Must(la.ToHost(out))
+
+	sequence, err := cache.NewSequence()
+	if err != nil {
+		log.Fatal(err)
+	}
+	machine := G.NewTapeMachine(g)
+	defer machine.Close()
+	for range 3 {
+		if err := step.Set([]la.Append{{Seq: sequence, Tokens: 1}}); err != nil {
+			log.Fatal(err)
+		}
+		if err := machine.RunAll(); err != nil {
+			log.Fatal(err)
+		}
+		if err := step.Commit(); err != nil {
+			log.Fatal(err)
+		}
+		machine.Reset()
+	}
+	fmt.Println(out.Value().Shape(), sequence.Len(), cache.Stats().Device)
+}
