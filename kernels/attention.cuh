@@ -1,0 +1,308 @@
+// The arithmetic: queries as operands of the tensor core, and the merging of a
+// chunk of keys and values into an attention state.
+#pragma once
+#include "copy.cuh"
+#include "work.cuh"
+
+template <class S> struct Attention {
+  using T = typename S::T;
+  using Place = typename S::Place;
+  static constexpr int D = S::D, KEYS = S::KEYS, BLOCK = S::BLOCK, STEPS = S::STEPS, TILES = S::TILES;
+  static constexpr bool WIDE = T::bytes == 4;
+  static constexpr bool SHARED = S::SHARED_QUERY;
+  static constexpr int EACH = WIDE ? 4 : 8; // elements of a lane in a step
+
+  // The queries of an output tile as left operands, and rows g = lane/4 and g+8 of it.
+  struct Queries {
+    u32 hi[SHARED ? 1 : STEPS][4], lo[SHARED ? 1 : STEPS][4];
+    float factor[2]; // that makes scores of products
+  };
+
+  template <int TYPE> __device__ static __forceinline__ float2 pairOf(const void* q, long long at) {
+    if constexpr (TYPE == F32) return *(const float2*)((const float*)q + at);
+    u32 x = *(const u32*)((const u16*)q + at);
+    return TYPE == F16 ? make_float2(Half::low(x), Half::high(x)) : make_float2(Brain::low(x), Brain::high(x));
+  }
+
+  // All loads together, so that they are on their way at the same time.
+  template <int TYPE> __device__ static __forceinline__ void fetch(const void* q, const long long (&at)[2], int t, float (&x)[STEPS][EACH]) {
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) { // row j%2, first or second half of the columns
+        const int i = j & 1;
+        if constexpr (WIDE) {
+          x[s][j] = loadAs(q, at[i] + s * 8 + (j >> 1) * 4 + t, TYPE);
+        } else {
+          float2 v = pairOf<TYPE>(q, at[i] + s * 16 + (j >> 1) * 8 + 2 * t);
+          x[s][2 * j] = v.x, x[s][2 * j + 1] = v.y;
+        }
+      }
+  }
+
+  // float16 has few exponents, so there rows are scaled by powers of two, which
+  // `factor` undoes.
+  __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
+    const int g = lane >> 2, t = lane & 3, rows = w.rows(p);
+    long long at[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      // A row that is not there is computed like the first, and not used.
+      const int r = w.block * ROWS + (g + 8 * i < rows ? g + 8 * i : 0), n = positionOf(p, r);
+      at[i] = (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + r - n * p.group) * p.queryHead;
+      q.factor[i] = p.scale;
+    }
+    if constexpr (!WIDE && !SHARED) {
+      if (!precise) { // the queries are of the keys' type: they are operands as they are
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+          for (int j = 0; j < 4; j++) q.hi[s][j] = *(const u32*)((const u16*)p.query + at[j & 1] + s * 16 + (j >> 1) * 8 + 2 * t);
+        return;
+      }
+    }
+    float x[STEPS][EACH];
+    if (p.queryType == F32) {
+      fetch<F32>(p.query, at, t, x);
+    } else if (p.queryType == F16) {
+      fetch<F16>(p.query, at, t, x);
+    } else {
+      fetch<BF16>(p.query, at, t, x);
+    }
+    if constexpr (T::narrow) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float top = 0.f;
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+          for (int j = 0; j < EACH; j++)
+            if (((j >> 1) & 1) == i) top = fmaxf(top, fabsf(x[s][j]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        int e = (int)((__float_as_uint(top) >> 23) & 255) - 127 - 8;
+        e = min(max(e, -100), 100);
+        float up = __int_as_float((127 - e) << 23);
+        q.factor[i] = p.scale * __int_as_float((127 + e) << 23);
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+          for (int j = 0; j < EACH; j++)
+            if (((j >> 1) & 1) == i) x[s][j] *= up;
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      u32 hi[4], lo[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        if constexpr (WIDE) {
+          hi[j] = T::lead(x[s][j]), lo[j] = T::rest(x[s][j]);
+        } else {
+          hi[j] = T::pack(x[s][2 * j], x[s][2 * j + 1]);
+          lo[j] = T::pack(x[s][2 * j] - T::low(hi[j]), x[s][2 * j + 1] - T::high(hi[j]));
+        }
+        if constexpr (!SHARED) q.hi[s][j] = hi[j], q.lo[s][j] = lo[j];
+      }
+      if constexpr (SHARED) {
+        if (s % warps != warp) continue;
+        if constexpr (WIDE) {
+          ((float4*)shared)[s * 32 + lane] = make_float4(x[s][0], x[s][1], x[s][2], x[s][3]);
+        } else {
+          ((uint4*)shared)[s * 32 + lane] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+          ((uint4*)shared)[(STEPS + s) * 32 + lane] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+        }
+      }
+    }
+    if constexpr (SHARED) syncWarps(warps);
+  }
+
+  // The operands of step k.
+  template <bool LO> __device__ static __forceinline__ void operand(const Queries& q, const char* shared, int k, int lane, u32 (&x)[4]) {
+    if constexpr (!SHARED) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) x[j] = LO ? q.lo[k][j] : q.hi[k][j];
+    } else if constexpr (WIDE) {
+      float4 f = ((const float4*)shared)[k * 32 + lane];
+      x[0] = LO ? T::rest(f.x) : T::lead(f.x), x[1] = LO ? T::rest(f.y) : T::lead(f.y);
+      x[2] = LO ? T::rest(f.z) : T::lead(f.z), x[3] = LO ? T::rest(f.w) : T::lead(f.w);
+    } else {
+      uint4 v = ((const uint4*)shared)[((LO ? STEPS : 0) + k) * 32 + lane];
+      x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    }
+  }
+
+  // The state of 16 rows, as the lanes hold it: m and l of rows g and g+8 (l is
+  // this lane's part of it), o of columns 8n+2t and 8n+2t+1.
+  struct State {
+    float m[2], l[2], o[TILES][4];
+    __device__ __forceinline__ void empty() {
+      m[0] = m[1] = -LEAN_INF;
+      l[0] = l[1] = 0.f;
+#pragma unroll
+      for (int n = 0; n < TILES; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
+    }
+  };
+
+  static constexpr int N = KEYS / 8; // products in a chunk's scores
+
+  // Scores: products of queries with 8 keys each. PRECISE takes both parts of the queries.
+  template <bool PRECISE> __device__ static __forceinline__ void scores(const Queries& q, const char* shared, u32 slot, int lane, float (&s)[N][4]) {
+    float s2[N][4];
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) s[n][j] = s2[n][j] = 0.f;
+    if constexpr (!WIDE) {
+      // Four 8x8 matrices: keys 0-7 and 8-15, 16 elements of each.
+      const u32 row = (lane & 7) + (lane >> 4) * 8, half = ((lane >> 3) & 1) * 16;
+#pragma unroll
+      for (int k = 0; k < STEPS; k++) {
+        u32 hi[4], lo[4];
+        operand<false>(q, shared, k, lane, hi);
+        if constexpr (PRECISE) operand<true>(q, shared, k, lane, lo);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+          u32 b[4];
+          loadMatrix(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + half));
+          T::mma(s[n], hi, b[0], b[1]);
+          T::mma(s[n + 1], hi, b[2], b[3]);
+          if constexpr (PRECISE) {
+            T::mma(s2[n], lo, b[0], b[1]);
+            T::mma(s2[n + 1], lo, b[2], b[3]);
+          }
+        }
+      }
+    } else {
+      // Four 8x4 matrices: 16 elements of 8 keys, two steps.
+      const u32 row = lane & 7, part = (lane >> 3) * 16;
+#pragma unroll
+      for (int k = 0; k < STEPS; k += 2) {
+        u32 hi[2][4], lo[2][4];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          operand<false>(q, shared, k + j, lane, hi[j]);
+          operand<true>(q, shared, k + j, lane, lo[j]);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+          u32 b[4];
+          loadMatrix(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + part));
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            float x = __uint_as_float(b[2 * j]), y = __uint_as_float(b[2 * j + 1]);
+            T::mma(s[n], hi[j], T::lead(x), T::lead(y));
+            T::mma(s2[n], hi[j], T::rest(x), T::rest(y));
+            T::mma(s2[n], lo[j], T::lead(x), T::lead(y));
+          }
+        }
+      }
+    }
+    if constexpr (PRECISE || WIDE) {
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[n][j] += s2[n][j];
+    }
+  }
+
+  // Adds probabilities x values to the output. PRECISE takes both parts of the probabilities.
+  template <bool PRECISE> __device__ static __forceinline__ void weigh(State& st, const float (&s)[N][4], u32 values, int lane) {
+    if constexpr (!WIDE) {
+      // Four 8x8 matrices, transposed: values 0-7 and 8-15, 16 columns.
+      const u32 row = lane & 15, half = (lane >> 4) * 16;
+#pragma unroll
+      for (int k = 0; k < N; k += 2) {
+        u32 hi[4], lo[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          float x = s[k + (j >> 1)][(j & 1) * 2], y = s[k + (j >> 1)][(j & 1) * 2 + 1];
+          hi[j] = T::pack(x, y);
+          if constexpr (PRECISE) lo[j] = T::pack(x - T::low(hi[j]), y - T::high(hi[j]));
+        }
+#pragma unroll
+        for (int n = 0; n < TILES; n += 2) {
+          u32 b[4];
+          loadMatrixTransposed(b, values + n / 8 * BLOCK + swizzled(row + k * 8, n % 8 * 16 + half));
+          T::mma(st.o[n], hi, b[0], b[1]);
+          T::mma(st.o[n + 1], hi, b[2], b[3]);
+          if constexpr (PRECISE) {
+            T::mma(st.o[n], lo, b[0], b[1]);
+            T::mma(st.o[n + 1], lo, b[2], b[3]);
+          }
+        }
+      }
+    } else {
+      // Column t of the probabilities is key 2t, column t+4 key 2t+1: that is how the scores lie.
+      const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        u32 hi[4], lo[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          float x = s[k][(j & 1) * 2 + (j >> 1)];
+          hi[j] = T::lead(x), lo[j] = T::rest(x);
+        }
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+          u32 column = n % 4 * 32 + g * 4, block = values + n / 4 * BLOCK;
+          float x, y;
+          asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(block + swizzled(k * 8 + 2 * t, column)) : "memory");
+          asm volatile("ld.shared.f32 %0, [%1];" : "=f"(y) : "r"(block + swizzled(k * 8 + 2 * t + 1, column)) : "memory");
+          T::mma(st.o[n], hi, T::lead(x), T::lead(y));
+          T::mma(st.o[n], hi, T::rest(x), T::rest(y));
+          T::mma(st.o[n], lo, T::lead(x), T::lead(y));
+        }
+      }
+    }
+  }
+
+  // Merges one chunk into the state. Rows g and g+8 see `limit` keys, from the
+  // chunk's first on; `masked` if some row does not see them all.
+  template <bool PRECISE> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
+    const int t = lane & 3;
+    float s[N][4];
+    scores<PRECISE>(q, shared, slot, lane, s);
+    float top[2] = {-LEAN_INF, -LEAN_INF};
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int i = j >> 1;
+        s[n][j] *= q.factor[i];
+        if (masked && n * 8 + 2 * t + (j & 1) >= limit[i]) s[n][j] = -LEAN_INF;
+        top[i] = fmaxf(top[i], s[n][j]);
+      }
+    float shrink[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
+      top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
+      top[i] = fmaxf(top[i], st.m[i]);
+      float base = top[i] == -LEAN_INF ? 0.f : top[i]; // nothing seen yet: no NaN from -Inf - -Inf
+      shrink[i] = exp2_(st.m[i] - base);
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) s[n][2 * i + j] = exp2_(s[n][2 * i + j] - base);
+    }
+    if (__any_sync(~0u, top[0] != st.m[0] || top[1] != st.m[1])) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        st.l[i] *= shrink[i];
+        st.m[i] = top[i];
+      }
+#pragma unroll
+      for (int n = 0; n < TILES; n++) {
+        st.o[n][0] *= shrink[0], st.o[n][1] *= shrink[0];
+        st.o[n][2] *= shrink[1], st.o[n][3] *= shrink[1];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      st.l[0] += s[n][0] + s[n][1];
+      st.l[1] += s[n][2] + s[n][3];
+    }
+    weigh<PRECISE>(st, s, slot + S::SLOT / 2, lane);
+  }
+};

@@ -1,0 +1,83 @@
+// Copies from global to shared memory that run beside the arithmetic.
+//
+// A chunk is a few keys (or values) of one head. It lies in shared memory as
+// column blocks of 128 bytes:
+//
+//	byte (block, row, column) at block*rows*128 + row*128 + (column ^ (row%8)*16)
+//
+// This is the 128-byte swizzle of Hopper's copy engine; it makes the eight rows
+// that a matrix load reads together fall into different banks. Where there is
+// no such engine (before sm_90) threads copy 16 bytes each to the same places.
+#pragma once
+#include "types.cuh"
+
+__device__ __forceinline__ u32 sharedAddress(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ u32 swizzled(u32 row, u32 column) { return row * 128 + (column ^ ((row & 7) << 4)); }
+
+__device__ __forceinline__ void loadMatrix(u32 (&r)[4], u32 addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+}
+
+__device__ __forceinline__ void loadMatrixTransposed(u32 (&r)[4], u32 addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+}
+
+// 16 bytes; zeros where there is nothing to read.
+__device__ __forceinline__ void copy16(u32 dst, const void* src, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void copyWait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+#if __CUDA_ARCH__ >= 900
+// A tensor map: what the copy engine knows of an array. The driver makes it.
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+__device__ __forceinline__ void barrierInit(u32 bar, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrierExpect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrierArrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void barrierWait(u32 bar, u32 parity) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\n"
+      "bra again;\n"
+      "done: }" ::"r"(bar), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void prefetchMap(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// A box of the array that a map describes, from (x, y, z) on: 128 bytes of rows
+// y, y+1, ... and so for column blocks z, z+1, ...
+__device__ __forceinline__ void copyBox(u32 dst, const TensorMap* map, int x, int y, int z, u32 bar, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(dst),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "l"(policy) : "memory");
+}
+// Launches may overlap: a kernel starts before the one before it has ended, and
+// waits where it needs what that one has written; it lets the next one start
+// after that, so that no more than two overlap.
+__device__ __forceinline__ void waitForEarlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void letNextStart() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ u64 readOnce() {
+  u64 p;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+  return p;
+}
+__device__ __forceinline__ u64 readAgain() {
+  u64 p;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
+  return p;
+}
+#else
+struct alignas(64) TensorMap { u64 opaque[16]; };
+__device__ __forceinline__ void waitForEarlier() {}
+__device__ __forceinline__ void letNextStart() {}
+#endif

@@ -1,0 +1,21 @@
+// Entry points of attention on a GPU: lean_<element>_<head dim>. One for each
+// pair, since registers and shared memory are laid out for it.
+#include "append.cuh"
+#include "lean.cuh"
+
+// Eight warps, four that compute and four that copy, leave each lane the most registers.
+#define ATTENTION(name, T, D) \
+  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ Params p) { Lean<T, D>::run(p); }
+
+#define HEAD_DIMS(name, T)     \
+  ATTENTION(name##_64, T, 64)   \
+  ATTENTION(name##_80, T, 80)   \
+  ATTENTION(name##_96, T, 96)   \
+  ATTENTION(name##_128, T, 128) \
+  ATTENTION(name##_256, T, 256)
+
+HEAD_DIMS(lean_f16, Half)
+HEAD_DIMS(lean_bf16, Brain)
+HEAD_DIMS(lean_f32, Single)
+
+extern "C" __global__ void __launch_bounds__(256) lean_append(const __grid_constant__ AppendParams p) { append(p); }

@@ -1,0 +1,179 @@
+// LeanAttention for decode: attention on contiguous or paged keys and values in
+// one launch (Sanovar et al., arXiv:2405.10480, algorithm 2).
+//
+// The keys of every output tile (a sequence, a KV head and at most 16 rows:
+// query positions x heads of the group) are cut into LeanTiles, in the order
+// sequence -> KV head -> block of rows -> context. A thread block takes one
+// range of that list, which the host computed for it (struct Work), and walks
+// it. Its warps take turns: chunk i of the range (a few keys) belongs to warp
+// i mod warps. Chunks come through a ring in shared memory, which from sm_90 on
+// warps of their own fill by the copy engine; before, every warp fills its part
+// itself. Whoever fills it goes on across the ends of output tiles, so reading
+// never stops there.
+//
+// A warp's attention state (O, m, l) stays in registers until the end of the
+// output tile; then the states of the warps are merged in shared memory, and
+// what is not the whole output tile goes to the workspace as a partial. The
+// block that arrives last merges the partials in the order of the blocks: the
+// result does not depend on which one that is, nobody waits, and counters are
+// zero again afterwards.
+#pragma once
+#include "attention.cuh"
+#include "reduce.cuh"
+#include "ring.cuh"
+
+template <class T, int D> struct Lean {
+  using S = Shape<T, D>;
+  using A = Attention<S>;
+  using R = Reduce<S>;
+  using Place = typename S::Place;
+  static constexpr int KEYS = S::KEYS;
+  __device__ static __forceinline__ void run(const Params& p) {
+    extern __shared__ __align__(1024) char memory[];
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == p.warps * 32) prefetchMap(&p.keyMap), prefetchMap(&p.valueMap);
+#endif
+    const Work work = p.work[blockIdx.x];
+    const int blinds = p.blind[0];
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const int warps = p.warps, slots = p.slots;
+    if (work.tiles == 0) {
+      waitForEarlier();
+      if (warp < warps) R::writeBlind(p, blinds);
+      return;
+    }
+
+    char* rest = memory + slots * S::SLOT;
+    typename R::Shared sh;
+    sh.warps = warps;
+    sh.o = (float*)(rest + S::QUERY);
+    sh.m = (float4*)(sh.o + 2 * R::STATES * p.rows * S::WIDTH);
+    sh.l = sh.m + 2 * ROWS;
+    u64* bars = (u64*)(sh.l + 2 * ROWS);
+    sh.last = (int*)(bars + 2 * slots); // two
+    const u32 ring = sharedAddress(memory);
+
+#if __CUDA_ARCH__ >= 900
+    const u32 full = sharedAddress(bars), empty = full + slots * 8;
+    if (warp == warps && lane == 0) {
+      for (int s = 0; s < slots; s++) barrierInit(full + s * 8, 2), barrierInit(empty + s * 8, 1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    if (warp >= warps) {
+      const int copier = warp - warps, values = copier & 1;
+      copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
+      Ring<S>::copyAll(p, work, values ? &p.valueMap : &p.keyMap, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
+      return;
+    }
+    u32 parity = 0;
+#else
+    typename Ring<S>::Reader reader;
+    const int stages = slots / warps;
+    const u32 mine = ring + warp * stages * S::SLOT;
+    reader.begin(p, work, mine, stages, warp);
+    for (int s = 0; s < stages; s++) reader.issue(p, lane, warps);
+    u32 next = 0;
+#endif
+    waitForEarlier();
+    if (threadIdx.x == 0) letNextStart();
+
+    R::clear(p, sh);
+    // Queries and outputs of the keys' type need no second parts.
+    const bool precise = p.queryType != S::T::type || p.outType != S::T::type;
+    Place w, done;
+    w.begin(p, work);
+    int turn = 0; // of the warp that has the first chunk of this part
+    int slot = warp, part = 0;
+    bool more = true;
+    typename A::Queries q;
+    A::load(p, w, q, precise, rest, warp, warps, lane);
+#if __CUDA_ARCH__ >= 900
+    waitForRing(2, warps + 1);
+#endif
+    while (more) {
+      typename A::State st;
+      st.empty();
+      const int rows = w.rows(p);
+      int sees[2];        // keys that a lane's rows see
+      int all = w.s.keys; // keys that every row sees
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        int r = w.block * ROWS + (lane >> 2) + 8 * i;
+        sees[i] = p.causal ? min(w.s.keys, w.s.keys - w.s.queries + positionOf(p, r) + 1) : w.s.keys;
+      }
+      if (p.causal) all = w.s.keys - w.s.queries + positionOf(p, w.block * ROWS) + 1;
+
+      int first = warp - turn;
+      if (first < 0) first += warps;
+      for (int c = w.chunk + first; c < w.end; c += warps) {
+#if __CUDA_ARCH__ >= 900
+        const u32 at = ring + slot * S::SLOT;
+        barrierWait(full + slot * 8, parity);
+        // What lies behind the live values may be anything, and 0 times NaN is NaN.
+        const int live = w.s.keys - c * KEYS;
+        if (live < KEYS) {
+          for (int i = lane; i < (KEYS - live) * S::BLOCKS * 8; i += 32) {
+            int r = live + i / (S::BLOCKS * 8), b = i % (S::BLOCKS * 8);
+            asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at + S::SLOT / 2 + b / 8 * S::BLOCK + r * 128 + b % 8 * 16), "r"(0) : "memory");
+          }
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+          __syncwarp();
+        }
+#else
+        const u32 at = mine + next * S::SLOT;
+        switch (stages) { // groups that may still be on their way
+          case 2: copyWait<1>(); break;
+          case 3: copyWait<2>(); break;
+          case 4: copyWait<3>(); break;
+          case 5: copyWait<4>(); break;
+          case 6: copyWait<5>(); break;
+          default: copyWait<0>();
+        }
+        __syncwarp();
+#endif
+        const int limit[2] = {sees[0] - c * KEYS, sees[1] - c * KEYS};
+        const bool masked = (c + 1) * KEYS > all;
+        if (precise) {
+          A::template merge<true>(st, q, rest, at, lane, masked, limit);
+        } else {
+          A::template merge<false>(st, q, rest, at, lane, masked, limit);
+        }
+        __syncwarp();
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0) barrierArrive(empty + slot * 8);
+        slot += warps;
+        if (slot >= slots) slot -= slots, parity ^= 1;
+#else
+        reader.issue(p, lane, warps);
+        if (++next == stages) next = 0;
+#endif
+      }
+      turn = (turn + w.end - w.chunk) % warps;
+
+      // The warps' states, side by side. There is room for two output tiles'
+      // states, so that nobody waits for the one warp that merges them.
+      const typename R::Shared mine = sh.of(part, p.rows);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        st.l[i] += __shfl_xor_sync(~0u, st.l[i], 1);
+        st.l[i] += __shfl_xor_sync(~0u, st.l[i], 2);
+        int r = (lane >> 2) + 8 * i;
+        if (r >= rows) continue;
+        float* o = mine.o + (warp * p.rows + r) * S::WIDTH + (lane & 3) * 2;
+#pragma unroll
+        for (int n = 0; n < S::TILES; n++) *(float2*)(o + 8 * n) = make_float2(st.o[n][2 * i], st.o[n][2 * i + 1]);
+        if ((lane & 3) == 0) ((float*)(mine.m + r))[warp] = st.m[i], ((float*)(mine.l + r))[warp] = st.l[i];
+      }
+      done = w;
+      more = w.next(p);
+      if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
+      syncWarps(warps);
+      R::combine(p, done, mine, rows, R::slotOf(done), part);
+      if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
+      part++;
+    }
+    R::settle(p, work, done, sh.of(part, p.rows));
+    R::writeBlind(p, blinds);
+  }
+};

@@ -1,0 +1,188 @@
+// The end of an output tile: the states of a thread block's warps become one,
+// and the partials of several blocks become the output.
+#pragma once
+#include "work.cuh"
+
+template <class S> struct Reduce {
+  using Place = typename S::Place;
+  static constexpr int D = S::D, WIDTH = S::WIDTH;
+  static constexpr int STATES = 4; // at most so many warps compute
+
+  // What a thread block keeps in shared memory beside the ring.
+  struct Shared {
+    int warps;
+    float* o; // states (n, rows, WIDTH)
+    float4* m; // of each row, one for each state
+    float4* l;
+    int* last;
+    // The room for part i of the range.
+    __device__ __forceinline__ Shared of(int i, int rows) const {
+      Shared s = *this;
+      s.o += (i & 1) * (STATES * rows * WIDTH), s.m += (i & 1) * ROWS, s.l += (i & 1) * ROWS;
+      return s;
+    }
+  };
+
+  static __device__ __forceinline__ float* statistics(const Params& p) { return p.partials + (long long)2 * gridDim.x * p.rows * D; }
+
+  __device__ static __forceinline__ void store(const Params& p, const Place& w, int r, int c, float2 o, float m, float l) {
+    const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
+    const long long row = w.s.row + n, at = row * p.outRow + h * p.outHead + c;
+    const float f = l == 0.f ? 0.f : __fdividef(1.f, l);
+    o.x *= f, o.y *= f;
+    if (p.outType == F32) {
+      *(float2*)((float*)p.out + at) = o;
+    } else {
+      *(u32*)((u16*)p.out + at) = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
+    }
+    if (p.lse != nullptr && c == 0) p.lse[row * p.lseRow + h * p.lseHead] = l == 0.f ? -LEAN_INF : (m + log2_(l)) * 0.69314718055994531f;
+  }
+
+  // Merges the states of each row, in their order, and puts the result into the
+  // output, or into a slot of the partials.
+  __device__ static __forceinline__ void combine(const Params& p, const Place& w, const Shared& sh, int rows, int slot, int turn) {
+    // The warps take turns where there is work for few of them.
+    for (int i = (threadIdx.x + turn * 32) % (sh.warps * 32); i < rows * (D / 2); i += sh.warps * 32) {
+      const int r = i / (D / 2), c = i % (D / 2) * 2;
+      const float4 m = sh.m[r], l = sh.l[r];
+      const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
+      const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
+      const float f[STATES] = {exp2_(m.x - base), exp2_(m.y - base), exp2_(m.z - base), exp2_(m.w - base)};
+      const float sum = f[0] * l.x + f[1] * l.y + f[2] * l.z + f[3] * l.w;
+      float2 o = make_float2(0.f, 0.f);
+#pragma unroll
+      for (int k = 0; k < STATES; k++) {
+        const float2 x = *(const float2*)(sh.o + (k * p.rows + r) * WIDTH + c);
+        o.x += f[k] * x.x, o.y += f[k] * x.y;
+      }
+      if (slot < 0) {
+        store(p, w, r, c, o, top, sum);
+      } else {
+        const long long at = (long long)slot * p.rows + r;
+        __stcg((float2*)(p.partials + at * D + c), o);
+        if (c == 0) __stcg((float2*)(statistics(p) + at * 2), make_float2(top, sum));
+      }
+    }
+  }
+
+  // Reads the partials of an output tile as states in shared memory, 2^parts of
+  // each row: where rows are fewer than warps, several warps share a row's. The
+  // other states are empty.
+  __device__ static __forceinline__ void gather(const Params& p, const Shared& sh, int host, int sharers) {
+    constexpr int EACH = (D / 4 + 31) / 32, BATCH = 16 / EACH; // partials that are on their way together
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int task = warp; task < p.rows * STATES; task += sh.warps) {
+      const int part = (task >= p.rows) + (task >= 2 * p.rows) + (task >= 3 * p.rows), r = task - part * p.rows;
+      const bool some = (part >> p.parts) == 0;
+      const int begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
+      float top = -LEAN_INF, l = 0.f;
+      float4 o[EACH];
+#pragma unroll
+      for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 1
+      for (int j = begin; j < end; j += BATCH) {
+        // The host's own part is its last, everybody else's their first.
+        auto place = [&](int k) { return (long long)(k == 0 ? 2 * host + 1 : 2 * (host + k)) * p.rows + r; };
+        const bool mine = j + lane < end && lane < BATCH;
+        float2 x = __ldcg((const float2*)(statistics(p) + place(mine ? j + lane : j) * 2));
+        float4 y[BATCH][EACH];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+          const float* from = p.partials + place(j + b < end ? j + b : j) * D;
+#pragma unroll
+          for (int e = 0; e < EACH; e++) {
+            const int c = (lane + 32 * e) * 4;
+            y[b][e] = __ldcg((const float4*)(from + (c < D ? c : 0)));
+          }
+        }
+        if (!mine) x = make_float2(-LEAN_INF, 0.f);
+        float next = fmaxf(top, x.x);
+#pragma unroll
+        for (int k = 16; k > 0; k /= 2) next = fmaxf(next, __shfl_xor_sync(~0u, next, k));
+        const float base = next == -LEAN_INF ? 0.f : next, f0 = exp2_(top - base), f = exp2_(x.x - base), fl = f * x.y;
+        top = next;
+        l *= f0;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) o[e].x *= f0, o[e].y *= f0, o[e].z *= f0, o[e].w *= f0;
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+          const float g = __shfl_sync(~0u, f, b);
+          l += __shfl_sync(~0u, fl, b);
+          if (j + b >= end) continue;
+#pragma unroll
+          for (int e = 0; e < EACH; e++) o[e].x += g * y[b][e].x, o[e].y += g * y[b][e].y, o[e].z += g * y[b][e].z, o[e].w += g * y[b][e].w;
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        const int c = (lane + 32 * e) * 4;
+        if (c < D) *(float4*)(sh.o + (part * p.rows + r) * WIDTH + c) = o[e];
+      }
+      if (lane == 0) ((float*)(sh.m + r))[part] = top, ((float*)(sh.l + r))[part] = l;
+    }
+  }
+
+  // Makes the states empty that no warp has.
+  __device__ static __forceinline__ void clear(const Params& p, const Shared& sh) {
+    for (int k = sh.warps; k < STATES; k++) {
+      for (int part = 0; part < 2; part++) {
+        const Shared s = sh.of(part, p.rows);
+        for (int i = threadIdx.x; i < p.rows * WIDTH; i += sh.warps * 32) s.o[k * p.rows * WIDTH + i] = 0.f;
+        for (int r = threadIdx.x; r < p.rows; r += sh.warps * 32) ((float*)(s.m + r))[k] = -LEAN_INF, ((float*)(s.l + r))[k] = 0.f;
+      }
+    }
+  }
+
+  // Where a part of an output tile goes: -1 to the output, if it is all of it,
+  // else to a slot of the partials. A block leaves at most two partials.
+  __device__ static __forceinline__ int slotOf(const Place& w) { return w.take == w.tiles ? -1 : 2 * blockIdx.x + (w.tile == 0); }
+
+  // Counts. It releases what the block has written, and acquires what the others have.
+  __device__ static __forceinline__ u32 arrive(u32* counter) {
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+  }
+
+  // When all of a block's partials are written: tells those that share their
+  // output tiles, and merges what is complete. `last` is the block's last part.
+  __device__ static __forceinline__ void settle(const Params& p, const Work& work, const Place& last, const Shared& sh) {
+    Place w;
+    w.begin(p, work);
+    const bool head = w.tile > 0, tail = last.tile == 0 && last.take < last.tiles;
+    if (!head && !tail) return;
+    syncWarps(sh.warps);
+    if (threadIdx.x == 0) {
+      u32 before[2] = {0, 0};
+      if (head) before[0] = arrive(p.counters + work.host);
+      if (tail) before[1] = arrive(p.counters + blockIdx.x);
+      sh.last[0] = head && before[0] == (u32)work.sharers - 1;
+      sh.last[1] = tail && before[1] == (u32)work.guests - 1;
+      if (sh.last[0]) p.counters[work.host] = 0;
+      if (sh.last[1]) p.counters[blockIdx.x] = 0;
+    }
+    syncWarps(sh.warps);
+    int host = work.host, sharers = work.sharers;
+#pragma unroll 1
+    for (int k = 0; k < 2; k++) {
+      if (sh.last[k]) {
+        gather(p, sh, host, sharers);
+        syncWarps(sh.warps);
+        combine(p, w, sh, w.rows(p), -1, 0);
+        syncWarps(sh.warps);
+      }
+      w = last, host = blockIdx.x, sharers = work.guests;
+    }
+  }
+
+  // Rows that see no key.
+  __device__ static __forceinline__ void writeBlind(const Params& p, int blinds) {
+    const int heads = p.heads * p.group;
+    for (int b = blockIdx.x; b < blinds; b += gridDim.x) {
+      long long row = p.blind[1 + b];
+      for (int i = threadIdx.x; i < heads * D; i += p.warps * 32) storeAs(p.out, row * p.outRow + i / D * p.outHead + i % D, p.outType, 0.f);
+      if (p.lse != nullptr)
+        for (int h = threadIdx.x; h < heads; h += p.warps * 32) p.lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
+    }
+  }
+};

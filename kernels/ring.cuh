@@ -1,0 +1,198 @@
+// The rings of chunks in shared memory, and who fills them.
+#pragma once
+#include "copy.cuh"
+#include "work.cuh"
+
+// The layout that follows from an element type and a head dim.
+template <class T_, int D_> struct Shape {
+  using T = T_;
+  static constexpr int D = D_;
+  // Keys of a chunk. Two products' worth of them, where a slot is small, so that
+  // there is more to do between two waits.
+  static constexpr int KEYS = D * T::bytes <= 128 ? 2 * T::depth : T::depth;
+  static constexpr int BLOCK = KEYS * 128;                       // bytes of a column block of a chunk
+  static constexpr int BLOCKS = (D * T::bytes + 127) / 128;      // column blocks
+  static constexpr int SLOT = 2 * BLOCKS * BLOCK;                // bytes of a chunk's keys and values
+  static constexpr int STEPS = T::bytes == 2 ? D / 16 : D / 8;   // products in a score
+  static constexpr int TILES = D / 8;                            // products in an output
+  static constexpr int WIDTH = D + 8;                            // floats between rows of a state in shared memory
+  static constexpr bool SHARED_QUERY = D * T::bytes > 256;       // too many registers otherwise
+  static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (T::bytes == 2 ? 2 : 1) : 0;
+  static constexpr bool EVEN = D * T::bytes % 128 == 0;          // every column block is full
+  using Place = Walk<KEYS>;
+};
+
+template <class S> struct Ring : S {
+  using T = typename S::T;
+  using Place = typename S::Place;
+  using S::BLOCK, S::BLOCKS, S::D, S::EVEN, S::KEYS, S::SLOT;
+
+  // The pages of a sequence, 32 entries of the block table at a time and the
+  // next 32 on their way.
+  struct Pages {
+    int base, have, ahead;
+    __device__ __forceinline__ int entry(const Params& p, const Seq& s, int n) const {
+      return n * p.pageTokens < s.keys ? p.pages[s.pages + n] : -1;
+    }
+    __device__ __forceinline__ void open(const Params& p, const Seq& s, int n, int lane) {
+      base = n;
+      have = entry(p, s, n + lane);
+      ahead = entry(p, s, n + 32 + lane);
+    }
+    // Entry n, not before the one of the last call.
+    __device__ __forceinline__ int at(const Params& p, const Seq& s, int n, int lane) {
+      while (n >= base + 32) {
+        base += 32;
+        have = ahead;
+        ahead = entry(p, s, base + 32 + lane);
+      }
+      return get(n);
+    }
+    __device__ __forceinline__ int get(int n) const { return __shfl_sync(~0u, have, n - base); }
+  };
+
+#if __CUDA_ARCH__ >= 900
+  // A copying warp: it fills every second slot of the ring, with keys or with
+  // values, and walks the whole range without regard to where output tiles end.
+  __device__ static __forceinline__ void copyAll(const Params& p, const Work& work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int lane) {
+    const u64 policy = p.streamed ? readOnce() : readAgain();
+    const int boxes = KEYS / p.box, pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots;
+    const int* table = p.pages;
+    Place at;
+    at.begin(p, work);
+    int slot = first, skip = first; // chunks of the other warp that come first
+    u32 parity = 1;
+    bool waited = false;
+    if (!p.early) waitForEarlier(), waited = true;
+    do {
+      const int head = at.head * p.headRows, old = at.s.keys - at.s.queries;
+      int c = at.chunk + skip;
+      if (table == nullptr) {
+        int row = at.s.pages * pageRows + head + c * KEYS;
+#pragma unroll 1
+        for (; c < at.end; c += 2, row += 2 * KEYS) {
+          // Keys that were appended just now are waited for.
+          if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+          const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+          barrierWait(empty + slot * 8, parity);
+          if (lane == 0) {
+            barrierExpect(bar, SLOT / 2);
+            if constexpr (EVEN) {
+              copyBox(to, map, 0, row, 0, bar, policy);
+            } else {
+#pragma unroll
+              for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK, map, j * (128 / T::bytes), row, 0, bar, policy);
+            }
+          }
+          if ((slot += 2) >= slots) slot -= slots, parity ^= 1;
+        }
+      } else if (c < at.end) {
+        int n = c * KEYS / pageTokens, in = c * KEYS - n * pageTokens;
+        Pages pages;
+        pages.open(p, at.s, n, lane);
+        int page = pages.get(n);
+#pragma unroll 1
+        for (; c < at.end; c += 2) {
+          if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+          const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+          barrierWait(empty + slot * 8, parity);
+          if (lane == 0) barrierExpect(bar, SLOT / 2);
+          if (boxes == 1) {
+            const int row = page * pageRows + head + in;
+            if (lane == 0) {
+              if constexpr (EVEN) {
+                copyBox(to, map, 0, row, 0, bar, policy);
+              } else {
+#pragma unroll
+                for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK, map, j * (128 / T::bytes), row, 0, bar, policy);
+              }
+            }
+            in += KEYS;
+          } else {
+#pragma unroll 1
+            for (int b = 0; b < boxes; b++) {
+              // A box outside of the array is zeros.
+              const int row = page < 0 ? 0x7ffffff0 : page * pageRows + head + in;
+              if (lane == 0) {
+#pragma unroll
+                for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
+              }
+              if ((in += p.box) >= pageTokens) {
+                in = 0;
+                page = pages.at(p, at.s, ++n, lane);
+              }
+            }
+          }
+          in += KEYS; // the other warp's
+          if (in >= pageTokens) {
+            do in -= pageTokens, n++;
+            while (in >= pageTokens);
+            page = pages.at(p, at.s, n, lane);
+          }
+          if ((slot += 2) >= slots) slot -= slots, parity ^= 1;
+        }
+      }
+      skip = c - at.end; // 0 or 1, or what a short part leaves
+    } while (at.next(p));
+    if (!waited) waitForEarlier();
+  }
+#else
+  // The copying side of a warp: it runs ahead of the computing side by the length of the ring.
+  struct Reader {
+    Place at;
+    bool more;
+    int page; // of chunk at.chunk
+    u32 slot, stages, ring;
+
+    __device__ __forceinline__ void begin(const Params& p, const Work& work, u32 ring_, int stages_, int warp) {
+      at.begin(p, work);
+      more = true;
+      slot = 0;
+      ring = ring_, stages = stages_;
+      advance(p, warp);
+    }
+    // Goes n chunks on.
+    __device__ __forceinline__ void advance(const Params& p, int n) {
+      at.chunk += n;
+      while (more && at.chunk >= at.end) {
+        int over = at.chunk - at.end;
+        more = at.next(p);
+        at.chunk += over;
+      }
+      if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + at.chunk * KEYS / p.pageTokens];
+    }
+    // The row of keys of the chunk's key i.
+    __device__ __forceinline__ long long rowOf(const Params& p, int i) const {
+      int of = page, in = at.chunk * KEYS + i;
+      if (p.pages != nullptr) {
+        int n = in / p.pageTokens;
+        in -= n * p.pageTokens;
+        if (p.box != KEYS) of = p.pages[at.s.pages + n];
+      }
+      return (long long)of * p.pageRows + at.head * p.headRows + in;
+    }
+    // Starts to fill the next slot, or does nothing at the end of the range.
+    __device__ __forceinline__ void issue(const Params& p, int lane, int warps) {
+      if (more) {
+        constexpr int PIECES = D * T::bytes / 16; // of a row
+        const u32 base = ring + slot * SLOT;
+        const int live = at.s.keys - at.chunk * KEYS;
+        const long long row0 = p.box == KEYS ? rowOf(p, 0) : 0;
+#pragma unroll
+        for (int i = lane; i < KEYS * PIECES; i += 32) {
+          int r = i / PIECES, column = i % PIECES * 16;
+          bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
+          long long from = 0;
+          if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * T::bytes) + column;
+          u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);
+          copy16(to, (const char*)p.keys + from, there);
+          copy16(to + BLOCKS * BLOCK, (const char*)p.values + from, there);
+        }
+      }
+      copyCommit();
+      if (++slot == stages) slot = 0;
+      if (more) advance(p, warps);
+    }
+  };
+#endif
+};

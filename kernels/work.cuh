@@ -1,0 +1,118 @@
+// What a launch is told, and the walk through a thread block's range of LeanTiles.
+#pragma once
+#include "copy.cuh"
+
+struct alignas(16) Seq {
+  int row;     // its first row of queries
+  int queries; // rows
+  int keys;    // live keys
+  int pages;   // its first entry of the block table; the page itself where pages hold whole sequences
+};
+
+// A thread block's range of LeanTiles.
+struct alignas(16) Work {
+  int seq, head, block, tile; // the first: its output tile, and its place there
+  int tiles;                  // in the range; 0: nothing to do
+  int host, sharers;          // of the first output tile: the block that has its LeanTile 0, and how many have a part
+  int guests;                 // how many have a part of the last output tile, if this block hosts it
+  Seq first;                  // sequence number seq
+};
+
+struct Params {
+  TensorMap keyMap, valueMap; // from sm_90 on: rows x head dim, box: `box` rows of 128 bytes
+  const void *keys, *values;
+  const void* query;
+  void* out;
+  float* lse; // may be null
+  const Work* work;
+  const Seq* seqs;
+  const int* pages;  // the block table; null where pages hold whole sequences
+  const int* blind;  // rows that see no key: how many, and which
+  float* partials;   // 2*blocks of (rows, D) and then of (rows, 2)
+  u32* counters;     // one a block, zero
+  long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
+  int pageRows, headRows; // of keys: key j of head h in page p is row p*pageRows + h*headRows + j
+  int pageTokens;
+  int heads, group;      // KV heads, and query heads of each
+  int tileShift;         // a LeanTile has 2^tileShift chunks
+  int box;               // keys that are copied at once: a power of two that divides a chunk and a page
+  int rows;              // at most so many rows in an output tile: min(16, group*queries)
+  int warps;             // that compute; from sm_90 on one more copies
+  int slots;             // of the ring, in chunks; before sm_90 a multiple of warps
+  int parts;             // log2 of the warps that share a row's partials: 2^parts*rows <= warps, or 0
+  int causal;
+  int queryType, outType;
+  int early;    // keys and values of earlier steps may be read before the launch before this one has ended
+  int streamed; // keys and values don't fit in the L2 cache
+  float scale;  // times log2(e)
+  float perGroup; // 1/group
+};
+
+// The query position that row r of an output tile's rows belongs to: r/group.
+__device__ __forceinline__ int positionOf(const Params& p, int r) { return (int)(((float)r + 0.5f) * p.perGroup); }
+
+constexpr int ROWS = 16; // rows of a tensor core product
+
+// Waits for all warps that compute.
+__device__ __forceinline__ void syncWarps(int warps) { asm volatile("bar.sync 1, %0;" ::"r"(warps * 32) : "memory"); }
+
+constexpr int COPIERS = 4; // warps that copy: keys and values of even and odd chunks
+
+// Who makes the ring's barriers says that they are made, and waits for nobody.
+__device__ __forceinline__ void ringIsReady(int warps) {
+  asm volatile("bar.arrive 2, %0;" ::"r"((warps + 1) * 32) : "memory");
+  asm volatile("bar.arrive 3, %0;" ::"r"(COPIERS * 32) : "memory");
+}
+__device__ __forceinline__ void waitForRing(int barrier, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
+
+// A place in a range of LeanTiles: output tile after output tile, some chunks of each.
+template <int CHUNK> struct Walk {
+  Seq s;
+  int seq, head, block, tile;
+  int left;      // tiles of the range, from here on
+  int take;      // of them in this output tile
+  int tiles;     // of this output tile
+  int chunk, end; // the chunks of this part
+  int visible;   // keys that some row sees
+
+  __device__ __forceinline__ int rows(const Params& p) const { return min(s.queries * p.group - block * ROWS, ROWS); }
+
+  __device__ __forceinline__ int count(const Params& p) {
+    visible = s.keys;
+    if (p.causal) {
+      int last = min((block + 1) * ROWS, s.queries * p.group) - 1;
+      visible = max(s.keys - s.queries + positionOf(p, last) + 1, 0);
+    }
+    int chunks = (visible + CHUNK - 1) / CHUNK;
+    return (chunks + (1 << p.tileShift) - 1) >> p.tileShift;
+  }
+  __device__ __forceinline__ void open(const Params& p) {
+    take = min(left, tiles - tile);
+    chunk = tile << p.tileShift;
+    end = min((tile + take) << p.tileShift, (visible + CHUNK - 1) / CHUNK);
+  }
+  __device__ __forceinline__ void begin(const Params& p, const Work& w) {
+    s = w.first, seq = w.seq, head = w.head, block = w.block, tile = w.tile, left = w.tiles;
+    tiles = count(p);
+    open(p);
+  }
+  // To the next output tile; false at the end of the range.
+  __device__ __forceinline__ bool next(const Params& p) {
+    left -= take;
+    if (left <= 0) return false;
+    tile = 0;
+    do {
+      if (++block * ROWS >= s.queries * p.group) {
+        block = 0;
+        if (++head == p.heads) {
+          head = 0;
+          s = p.seqs[++seq];
+        }
+      }
+      tiles = count(p);
+    } while (tiles == 0);
+    open(p);
+    return true;
+  }
+};
+
