@@ -78,8 +78,7 @@ func (b *fuseBuilder) overwrites(m *fuseMatch) *G.Node {
 		}
 		written := b.old.children[n][n.Op().OverwritesInput()]
 		for _, o := range m.operands() {
-			s := o.source.node
-			if b.old.at[n] > b.old.at[s] && b.old.memory(written) == b.old.memory(s) && written != s {
+			if s := o.source.node; written != s && b.old.memory(written) == b.old.memory(s) {
 				return n
 			}
 		}

@@ -183,7 +183,7 @@ func (g *fuseGraph) block(n *G.Node) []float64 {
 	case stockRepeat:
 		child := g.children[n][0]
 		axis, shape := g.ops[n].axis, child.Shape()
-		if g.value(g.children[n][1]) == nil || axis >= len(shape) || shape[axis] != 1 {
+		if axis >= len(shape) || shape[axis] != 1 {
 			break
 		}
 		// Everything behind the axis is repeated in place.

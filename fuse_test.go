@@ -100,6 +100,10 @@ var decoders = []written{
 		k = w.swap(w.times(w.swap(k, 0, 2, 1), w.number(3)), 0, 2, 1)
 		return []*G.Node{w.bmm(w.softmax(w.times(w.number(0.25), w.bmm(q, k, false, true)), 2), v)}
 	}},
+	{name: "keys scaled before they are transposed, few queries", matches: 1, gone: "⊙", write: func(w *writer) []*G.Node {
+		k := w.swap(w.times(w.input("kt", 2, 4, 5), w.number(0.5)), 0, 2, 1)
+		return []*G.Node{w.bmm(w.softmax(w.bmm(w.input("q", 2, 3, 4), k, false, true), 2), w.input("v", 2, 5, 6))}
+	}},
 	{name: "decode over caches that are inputs", matches: 1, gone: "Softmax", write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 2, 3, 1, 8), w.input("cache of keys", 2, 3, 40, 8), w.input("cache of values", 2, 3, 40, 8)
 		s := w.bmm(q, w.times(k, w.number(1/math.Sqrt(8))), false, true)
