@@ -84,8 +84,8 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 	plan := gpu.takePlan()
 	defer gpu.givePlan(plan)
 	r.layOut(p)
-	if err := gpu.buildPlan(plan, g, r.sequences, 0); err != nil {
-		return deviceEngineError(op, "plan", err)
+	if err := gpu.buildPlan(op, plan, g, r.sequences, 0); err != nil {
+		return err
 	}
 	err := gpu.queue.Submit(func(turn *device.Turn) error {
 		o, err := operands(turn)

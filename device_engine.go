@@ -86,15 +86,20 @@ func (g *GPU) supports(op string, geometry *cpu.Geometry, kv cpu.DType) error {
 }
 
 // buildPlan builds a plan, with the memory that nobody uses if it has to be.
-func (g *GPU) buildPlan(p attentionPlan, geometry cpu.Geometry, seqs []cpu.Sequence, rows int) error {
+func (g *GPU) buildPlan(op string, p attentionPlan, geometry cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 	err := p.Build(geometry, seqs, rows)
-	if !errors.Is(err, cuda.ErrOutOfMemory) {
-		return err
+	if errors.Is(err, cuda.ErrOutOfMemory) {
+		if err = g.queue.Submit(func(turn *device.Turn) error { turn.Collect(); return nil }); err == nil {
+			err = p.Build(geometry, seqs, rows)
+		}
 	}
-	if err := g.queue.Submit(func(turn *device.Turn) error { turn.Collect(); return nil }); err != nil {
-		return err
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cpu.ErrShape): // right, but more than a launch can do
+		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
-	return p.Build(geometry, seqs, rows)
+	return deviceEngineError(op, "plan", err)
 }
 
 // takePlan is a plan that nobody uses. The engine is there.

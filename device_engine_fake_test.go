@@ -56,6 +56,7 @@ type fakeEngine struct {
 	plans int
 	calls []string // what was asked of plans
 	fail  error    // of the next Run
+	limit error    // of the next Build
 
 	closed bool
 }
@@ -87,6 +88,10 @@ type fakePlan struct {
 
 func (p *fakePlan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) (err error) {
 	p.engine.calls = append(p.engine.calls, "build")
+	if err := p.engine.limit; err != nil {
+		p.engine.limit = nil
+		return err
+	}
 	p.ready = false
 	if p.host == nil {
 		if p.host, err = p.engine.dev.NewHost(64); err != nil {

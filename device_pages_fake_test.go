@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
@@ -320,6 +321,11 @@ func TestDeviceCacheFaults(t *testing.T) {
 			t.Fatalf("a launch that fails: %v", err)
 		}
 		unchanged("a launch that fails")
+		engine.limit = fmt.Errorf("too many rows: %w", cpu.ErrShape)
+		if err := set(s, testAppend{a, 2}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "Set: on GPU 0 (Fake 0): too many rows") {
+			t.Fatalf("a step that no launch can do: %v", err)
+		}
+		unchanged("a step that no launch can do")
 
 		for call := int64(1); ; call++ {
 			at := lib.State().Calls + call

@@ -150,8 +150,8 @@ func (p *devicePlan) build(op string, seqs []cpu.Sequence, rows int) error {
 		// A step has no Close: its plans come back when it is garbage.
 		runtime.AddCleanup(p, gpu.givePlan, p.plan)
 	}
-	if err := gpu.buildPlan(p.plan, p.geometry, seqs, rows); err != nil {
-		return deviceEngineError(op, "plan", err)
+	if err := gpu.buildPlan(op, p.plan, p.geometry, seqs, rows); err != nil {
+		return err
 	}
 	if err := gpu.queue.Submit(func(turn *device.Turn) error { return p.plan.Upload(turn.Stream()) }); err != nil {
 		return deviceEngineError(op, "plan", err)
