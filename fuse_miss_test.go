@@ -250,4 +250,3 @@ func TestFuseOneOfMany(t *testing.T) {
 	}
 	(&written{matches: 4, misses: []string{"Dropout"}}).check(t, w.fuse([]*G.Node{x}, read(x)))
 }
-
