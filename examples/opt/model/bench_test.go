@@ -18,6 +18,16 @@ type cheap struct {
 	memory *arena
 }
 
+func newCheap(c hf.Config) cheap {
+	size := 0
+	for p := range c.Weights() {
+		size += lines(4 * tensor.Shape(p.Shape).TotalSize())
+	}
+	memory := make(arena, size)
+	largePages(memory)
+	return cheap{c, &memory}
+}
+
 func (c cheap) Config() hf.Config { return c.config }
 
 func (c cheap) Tensor(name string, shape ...int) (*tensor.Dense, error) {
@@ -41,10 +51,10 @@ func BenchmarkOPTStep(b *testing.B) {
 	}{
 		{"shipped", func() (Source, error) { return hf.OpenFS("shipped", tiny.Files) }},
 		{"125m", func() (Source, error) {
-			return cheap{config: hf.Config{
+			return newCheap(hf.Config{
 				VocabSize: 50272, HiddenSize: 768, WordEmbedProjDim: 768, FFNDim: 3072, Layers: 12, Heads: 12, MaxPositions: 2048,
 				DoLayerNormBefore: true, EnableBias: true, LayerNormElementwiseAffine: true, TieWordEmbeddings: true,
-			}, memory: new(arena)}, nil
+			}), nil
 		}},
 	} {
 		source, err := m.load()

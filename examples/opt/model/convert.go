@@ -11,33 +11,57 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// arena is memory for weights: many of them in one piece, so that nearly all of
-// it is of large pages where the system has them. Decoding reads every weight
-// for every token, a tenth faster so: small pages keep memory waiting for
-// addresses.
+// convert gives every weight the type that kind has for it. Those that it has to
+// make lie in one piece, so that nearly all of them are in large pages where the
+// system has such: decoding reads every weight for every token, a tenth faster
+// so, since small pages keep memory waiting for addresses.
+func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) error {
+	size := 0
+	for p := range w.config.Weights() {
+		t := w.tensors[p.Name]
+		from, to := t.Dtype(), kind(t)
+		if !isWeight(from) || !isWeight(to) {
+			return fmt.Errorf("weight %s: %w: elements of %v as %v", p.Name, ErrConfig, from, to)
+		}
+		if from != to {
+			size += lines(t.Shape().TotalSize() * int(to.Size()))
+		}
+	}
+	memory := arena(make([]byte, size))
+	largePages(memory)
+	for p := range w.config.Weights() {
+		t, err := memory.convert(w.tensors[p.Name], kind(w.tensors[p.Name]))
+		if err != nil {
+			return fmt.Errorf("weight %s: %w", p.Name, err)
+		}
+		w.tensors[p.Name] = t
+	}
+	return nil
+}
+
+// isWeight reports whether weights may be of type t.
+func isWeight(t tensor.Dtype) bool {
+	return t == tensor.Float32 || t == la.Float16 || t == la.BFloat16
+}
+
+// lines is so many bytes up to the end of a cache line.
+func lines(bytes int) int { return (bytes + 63) &^ 63 }
+
+// arena is memory that has not been handed out.
 type arena []byte
 
-// take is n new elements of a number type.
+// take is n elements of a number type. There has to be room for them.
 func take[T any](a *arena, n int) []T {
-	const piece, line = 64 << 20, 64
-	size := n * int(unsafe.Sizeof(*new(T)))
-	if size > len(*a) {
-		*a = make([]byte, max(piece, size))
-		largePages(*a)
-	}
-	s := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(*a))), n)
-	*a = (*a)[min((size+line-1)/line*line, len(*a)):]
+	size := lines(n * int(unsafe.Sizeof(*new(T))))
+	s := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData((*a)[:size]))), n)
+	*a = (*a)[size:]
 	return s
 }
 
-// convert is t in another type, in memory of a, or t itself where that is the
-// type that it has.
-func convert(a *arena, t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
-	from := t.Dtype()
-	if !isWeight(from) || !isWeight(to) {
-		return nil, fmt.Errorf("%w: elements of %v as %v", ErrConfig, from, to)
-	}
-	if from == to {
+// convert is t in another type of weights, or t itself where that is the type
+// that it has.
+func (a *arena) convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
+	if t.Dtype() == to {
 		return t, nil
 	}
 	n := t.Shape().TotalSize()
@@ -72,9 +96,4 @@ func convert(a *arena, t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) 
 		data = short
 	}
 	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data)), nil
-}
-
-// isWeight reports whether weights may be of type t.
-func isWeight(t tensor.Dtype) bool {
-	return t == tensor.Float32 || t == la.Float16 || t == la.BFloat16
 }

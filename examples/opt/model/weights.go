@@ -2,7 +2,7 @@ package model
 
 import (
 	"errors"
-	"fmt"
+	"maps"
 	"sync"
 
 	"gorgonia.org/leanattention/examples/opt/hf"
@@ -46,22 +46,24 @@ func Load(from Source) (*Weights, error) { return LoadAs(from, tensor.Dtype{}) }
 // nearest. A number that float16 has no room for is ErrConfig.
 func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 	w := &Weights{config: from.Config(), tensors: map[string]*tensor.Dense{}}
-	var memory arena
 	for p := range w.config.Weights() {
 		t, err := from.Tensor(p.Name, p.Shape...)
 		if err != nil {
 			return nil, err
 		}
-		to := matrices
+		w.tensors[p.Name] = t
+	}
+	err := w.convert(func(t *tensor.Dense) tensor.Dtype {
 		switch {
-		case len(p.Shape) == 1:
-			to = tensor.Float32
-		case to == tensor.Dtype{}:
-			to = t.Dtype()
+		case t.Dims() == 1:
+			return tensor.Float32
+		case matrices == tensor.Dtype{}:
+			return t.Dtype()
 		}
-		if w.tensors[p.Name], err = convert(&memory, t, to); err != nil {
-			return nil, fmt.Errorf("weight %s: %w", p.Name, err)
-		}
+		return matrices
+	})
+	if err != nil {
+		return nil, err
 	}
 	return w, nil
 }
@@ -70,12 +72,9 @@ func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 // are kept for the next one who asks.
 func (w *Weights) widened() *Weights {
 	w.widenOnce.Do(func() {
-		w.wide = &Weights{config: w.config, tensors: map[string]*tensor.Dense{}}
-		var memory arena
-		for name, t := range w.tensors {
-			// Every type that Load lets in widens.
-			w.wide.tensors[name], _ = convert(&memory, t, tensor.Float32)
-		}
+		w.wide = &Weights{config: w.config, tensors: maps.Clone(w.tensors)}
+		// Every type that Load lets in widens.
+		_ = w.wide.convert(func(*tensor.Dense) tensor.Dtype { return tensor.Float32 })
 	})
 	return w.wide
 }

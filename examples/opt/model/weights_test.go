@@ -19,15 +19,15 @@ var weightTypes = map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float
 // stored is a Source that has all weights in one type, and remembers them.
 type stored struct {
 	random
-	dtype  tensor.Dtype
-	given  map[string]*tensor.Dense
-	memory *arena
+	dtype tensor.Dtype
+	given map[string]*tensor.Dense
 }
 
 func (s stored) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	t, err := s.random.Tensor(name, shape...)
 	if err == nil {
-		t, err = convert(s.memory, t, s.dtype)
+		memory := make(arena, lines(4*t.Shape().TotalSize()))
+		t, err = memory.convert(t, s.dtype)
 	}
 	s.given[name] = t
 	return t, err
@@ -38,7 +38,7 @@ func (s stored) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 func TestWeightTypes(t *testing.T) {
 	for from, dtype := range weightTypes {
 		for to, want := range map[string]tensor.Dtype{"stored": {}, "f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16} {
-			source := stored{random{small(), seeded(t)}, dtype, map[string]*tensor.Dense{}, new(arena)}
+			source := stored{random{small(), seeded(t)}, dtype, map[string]*tensor.Dense{}}
 			w, err := LoadAs(source, want)
 			if err != nil {
 				t.Fatal(err)
@@ -92,7 +92,7 @@ func TestWeightTypesDecode(t *testing.T) {
 				continue
 			}
 			rng := seeded(t)
-			w, err := Load(stored{random{config, rng}, dtype, map[string]*tensor.Dense{}, new(arena)})
+			w, err := Load(stored{random{config, rng}, dtype, map[string]*tensor.Dense{}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,9 +166,13 @@ func (ints) Tensor(_ string, shape ...int) (*tensor.Dense, error) {
 
 // TestArena: what is taken lies in order, apart, and aligned for any number.
 func TestArena(t *testing.T) {
-	var a arena
+	sizes, total := []int{1, 31, 32, 33, 1000, 5, 4097, 1}, 0
+	for _, n := range sizes {
+		total += lines(2*n) + lines(4*n)
+	}
+	a := make(arena, total)
 	var all [][]byte
-	for _, n := range []int{1, 31, 32, 33, 16 << 20, 5, 32<<20 + 7, 1} {
+	for _, n := range sizes {
 		short, long := take[la.F16](&a, n), take[float32](&a, n)
 		if len(short) != n || cap(short) != n || len(long) != n || cap(long) != n {
 			t.Fatalf("%d and %d of %d elements", len(short), len(long), n)
@@ -186,5 +190,8 @@ func TestArena(t *testing.T) {
 		if b[0] != byte(i+1) || b[len(b)-1] != byte(i+1) {
 			t.Errorf("piece %d overlaps another", i)
 		}
+	}
+	if len(a) != 0 {
+		t.Errorf("%d bytes are left", len(a))
 	}
 }
