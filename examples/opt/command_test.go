@@ -121,7 +121,7 @@ func TestText(t *testing.T) {
 	var alone []string
 	for _, prompt := range prompts {
 		want := plainLoop(t, dir, prompt, n)
-		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-linear", "stock"}, {"-weights", "f32"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
+		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-attn", "fused"}, {"-linear", "stock"}, {"-weights", "f32"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
 			status, out, log := command(t, append([]string{"-model", dir, "-prompt", prompt, "-n", fmt.Sprint(n)}, flags...)...)
 			if status != 0 || out != want+"\n" {
 				t.Errorf("prompt %q, flags %v: status %d, text %q, want %q; stderr: %s", prompt, flags, status, out, want, log)
@@ -136,7 +136,7 @@ func TestText(t *testing.T) {
 		}
 		fmt.Fprintf(&want, "[%d] %s\n%s\n", i+1, prompt, alone[i])
 	}
-	for _, attention := range []string{"lean", "default"} {
+	for _, attention := range []string{"lean", "default", "fused"} {
 		args := []string{"-model", dir, "-n", fmt.Sprint(n), "-attn", attention}
 		for _, prompt := range prompts {
 			args = append(args, "-prompt", prompt)
@@ -369,7 +369,7 @@ func (w *interrupting) Write(p []byte) (int, error) {
 // TestInterrupt: what was decoded is written, complete and in order.
 func TestInterrupt(t *testing.T) {
 	dir := writeModel(t, nil)
-	for _, attention := range []string{"lean", "default"} {
+	for _, attention := range []string{"lean", "default", "fused"} {
 		args := []string{"-model", dir, "-attn", attention, "-n", "50", "-prompt", "abc"}
 		_, all, _ := command(t, args...)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -426,7 +426,7 @@ func TestStatsDevice(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	dir := writeModel(t, nil)
-	for _, attention := range []string{"lean", "default"} {
+	for _, attention := range []string{"lean", "default", "fused"} {
 		status, _, log := command(t, "-model", dir, "-attn", attention, "-prompt", "abcdef", "-prompt", "ab", "-n", "9", "-stats")
 		var read, decoded, runs int
 		var seconds, rate, ms, share, each float64

@@ -54,7 +54,7 @@ func parse(args []string, help io.Writer) (options, error) {
 		return nil
 	})
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt")
-	f.StringVar(&attention, "attn", "lean", "attention: lean, or default (made of Gorgonia's own nodes)")
+	f.StringVar(&attention, "attn", "lean", "attention: lean, default (made of Gorgonia's own nodes), or fused (such nodes without a cache, rewritten)")
 	f.StringVar(&linear, "linear", "lean", "linear layers: lean, or stock (Gorgonia's own nodes)")
 	f.StringVar(&weights, "weights", "stored", "element type that the weights are rounded to and kept in: f32, f16, bf16, or stored, as the folder has them (-linear stock widens them to compute)")
 	f.StringVar(&cache, "cache", "f32", "element type of lean's cache: f32, f16 or bf16")
@@ -75,8 +75,8 @@ func parse(args []string, help io.Writer) (options, error) {
 	}
 
 	var known bool
-	if o.attention, known = map[string]model.Attention{"lean": model.Lean, "default": model.Default}[attention]; !known {
-		return o, usagef("-attn %q is neither lean nor default", attention)
+	if o.attention, known = map[string]model.Attention{"lean": model.Lean, "default": model.Default, "fused": model.Fused}[attention]; !known {
+		return o, usagef("-attn %q is none of lean, default, fused", attention)
 	}
 	if o.linear, known = map[string]model.Linear{"lean": model.LeanLinear, "stock": model.StockLinear}[linear]; !known {
 		return o, usagef("-linear %q is neither lean nor stock", linear)
@@ -96,9 +96,9 @@ func parse(args []string, help io.Writer) (options, error) {
 		return o, usagef("-n %d is less than 1", o.tokens)
 	case o.workers < 0 || o.workers > maxWorkers:
 		return o, usagef("-workers %d is outside [0, %d]", o.workers, maxWorkers)
-	case o.attention == model.Default && o.cache != tensor.Float32:
+	case o.attention != model.Lean && o.cache != tensor.Float32:
 		return o, usagef("-cache %s needs -attn lean: Gorgonia computes nothing in that type", cache)
-	case o.attention == model.Default && o.workers != 0:
+	case o.attention != model.Lean && o.workers != 0:
 		return o, usagef("-workers needs -attn lean")
 	}
 	if err := o.sampling.Validate(); err != nil {

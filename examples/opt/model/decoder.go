@@ -19,6 +19,7 @@ type Attention int
 const (
 	Lean    Attention = iota // leanattention.CachedAttention on a paged cache
 	Default                  // Gorgonia's own nodes over a fixed capacity
+	Fused                    // Gorgonia's own nodes over the whole text, without a cache, rewritten by leanattention.Fuse
 )
 
 // Linear names an implementation of the linear layers.
@@ -52,6 +53,8 @@ type Options struct {
 	// AllLogits makes the prompts' graph compute the logits of every position,
 	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
 	AllLogits bool
+
+	asWritten bool // for tests: Fused is not rewritten
 }
 
 // DefaultChunk is enough rows for the products with the weights to be bound by
@@ -105,6 +108,9 @@ func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 	}
 	if o.Chunk == 0 {
 		o.Chunk = min(total, DefaultChunk)
+		if o.Attention == Fused { // a pass computes all tokens, however few are new
+			o.Chunk = total
+		}
 	}
 	o.Capacity = slices.Clone(o.Capacity)
 	batch := len(o.Capacity)
@@ -131,16 +137,16 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 		return 0, fmt.Errorf("%w: no sequences", ErrConfig)
 	case o.Chunk < 0:
 		return 0, fmt.Errorf("%w: chunks of %d rows", ErrConfig, o.Chunk)
-	case o.Attention != Lean && o.Attention != Default:
+	case o.Attention < Lean || o.Attention > Fused:
 		return 0, fmt.Errorf("%w: attention %d", ErrConfig, o.Attention)
 	case o.Linear != LeanLinear && o.Linear != StockLinear:
 		return 0, fmt.Errorf("%w: linear layers %d", ErrConfig, o.Linear)
-	case o.Attention == Default && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
-		return 0, fmt.Errorf("%w: the default attention has a cache of float32 only", ErrConfig)
-	case o.Attention == Default && o.Device != nil:
-		return 0, fmt.Errorf("%w: the default attention has no GPU", ErrConfig)
-	case o.Attention == Default && o.Workers != 0:
-		return 0, fmt.Errorf("%w: the default attention has no workers to set", ErrConfig)
+	case o.Attention != Lean && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
+		return 0, fmt.Errorf("%w: Gorgonia's nodes have a cache of float32 only", ErrConfig)
+	case o.Attention != Lean && o.Device != nil:
+		return 0, fmt.Errorf("%w: Gorgonia's nodes have no GPU", ErrConfig)
+	case o.Attention != Lean && o.Workers != 0:
+		return 0, fmt.Errorf("%w: Gorgonia's nodes have no workers to set", ErrConfig)
 	}
 	return total, nil
 }
@@ -149,6 +155,8 @@ func (d *Decoder) build(w *Weights) (err error) {
 	o, batch := &d.options, len(d.lengths)
 	if o.Attention == Default {
 		d.cache = newStockCache(w.config, batch, slices.Max(o.Capacity))
+	} else if o.Attention == Fused {
+		d.cache = newTextCache(w.config, batch, slices.Max(o.Capacity), o.asWritten)
 	} else if c, err := newLeanCache(w.config, o); err != nil {
 		return err
 	} else {
@@ -305,6 +313,9 @@ func (d *Decoder) fill(p *pass, tokens [][]int) {
 		if g.selected != nil {
 			g.selected[i] = max(0, p.first[i]+n-1)
 		}
+	}
+	if a, ok := p.attention.(*fusedAttention); ok {
+		a.fill(g)
 	}
 }
 

@@ -101,7 +101,7 @@ func closeTo(t *testing.T, what string, got []float32, want []float64, bound flo
 var attentions = map[string]struct {
 	Attention Attention
 	Linear    Linear
-}{"lean": {Lean, LeanLinear}, "default": {Default, StockLinear}, "lean beside stock linear layers": {Lean, StockLinear}}
+}{"lean": {Lean, LeanLinear}, "default": {Default, StockLinear}, "fused": {Fused, LeanLinear}, "lean beside stock linear layers": {Lean, StockLinear}}
 
 // TestDecoder follows a ragged batch through prompts in chunks and single
 // steps, in which sequences rest, and compares every row of logits with the
@@ -333,7 +333,7 @@ func TestWrongUse(t *testing.T) {
 		"no capacity":       {Capacity: []int{0}},
 		"too much capacity": {Capacity: []int{3, 41}},
 		"negative chunk":    {Capacity: []int{3}, Chunk: -1},
-		"attention":         {Capacity: []int{3}, Attention: 2},
+		"attention":         {Capacity: []int{3}, Attention: 3},
 		"default in f16":    {Capacity: []int{3}, Attention: Default, Cache: la.Float16},
 		"default's GPU":     {Capacity: []int{3}, Attention: Default, Device: new(la.GPU)},
 		"default's workers": {Capacity: []int{3}, Attention: Default, Workers: 2},

@@ -23,5 +23,7 @@
 // again; token ids and positions are written into the graphs' inputs in place.
 // The attention node is either leanattention's on its paged cache, or the
 // composition of Gorgonia's own nodes over tensors of a fixed capacity that it
-// replaces; nothing else differs.
+// replaces; nothing else differs. A third one has no cache: its graphs are of
+// Gorgonia's nodes over the whole text at every step, and leanattention.Fuse
+// puts its attention into them.
 package model

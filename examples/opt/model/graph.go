@@ -31,6 +31,7 @@ type builder struct {
 	w     *Weights
 	g     *G.ExprGraph
 	stock bool // linear layers are Gorgonia's own nodes
+	fuse  bool // the graph is to be rewritten
 	err   error
 }
 
@@ -102,7 +103,14 @@ func (w *Weights) buildGraph(name string, rows, selected int, linear Linear, att
 	if err := la.CheckGraph(b.g); err != nil {
 		return nil, err
 	}
-	gr.vm = G.NewTapeMachine(b.g)
+	g := b.g
+	if b.fuse {
+		var err error
+		if g, gr.logits, err = b.fused(gr.logits); err != nil {
+			return nil, err
+		}
+	}
+	gr.vm = G.NewTapeMachine(g)
 	return gr, nil
 }
 

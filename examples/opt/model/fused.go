@@ -1,0 +1,137 @@
+package model
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/hf"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// textCache keeps no keys and values but the texts: every run computes all
+// tokens of all sequences anew.
+type textCache struct {
+	stockCache // sizes only
+	texts      [][]int
+	asWritten  bool
+}
+
+func newTextCache(c hf.Config, batch, capacity int, asWritten bool) *textCache {
+	return &textCache{
+		stockCache: stockCache{batch: batch, heads: c.Heads, dim: c.HeadDim(), capacity: capacity},
+		texts:      make([][]int, batch), asWritten: asWritten,
+	}
+}
+
+// newAttention takes a row for each token that a sequence may come to, of which
+// so many are new in a run.
+func (c *textCache) newAttention(tokens int) (attention, int, error) {
+	mask := tensor.New(tensor.WithShape(1, c.capacity, c.capacity), tensor.Of(tensor.Float32))
+	for i := range c.capacity {
+		for j := i + 1; j < c.capacity; j++ {
+			mask.Float32s()[i*c.capacity+j] = masked
+		}
+	}
+	stock := stockAttention{cache: &c.stockCache, rows: c.capacity}
+	return &fusedAttention{cache: c, stock: stock, mask: mask, tokens: tokens}, c.batch * c.capacity, nil
+}
+
+func (c *textCache) truncate(sequence, tokens int) error {
+	c.texts[sequence] = c.texts[sequence][:tokens]
+	return nil
+}
+
+// fusedAttention is attention as one first writes it with Gorgonia's nodes,
+//
+//	out = softmax(q kᵀ / sqrt(d) + causal) v
+//
+// over the whole text at every run, in a graph that leanattention.Fuse then
+// rewrites. The rows behind a text's end compute what nobody looks at.
+type fusedAttention struct {
+	cache  *textCache
+	stock  stockAttention // splits and joins heads
+	mask   *tensor.Dense  // (1, capacity, capacity)
+	tokens int            // the most of a run
+	first  []int
+	run    []int // of each sequence, the tokens of the run
+	clock  clock
+}
+
+func (a *fusedAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
+	b.fuse = !a.cache.asWritten
+	q, k, v = a.clock.start(b, layer, q, k, v)
+	q, k, v = a.stock.split(b, q), a.stock.split(b, k), a.stock.split(b, v)
+	scores := b.do(func() (*G.Node, error) { return G.BatchedMatMul(q, k, false, true) })
+	scaled := b.do(func() (*G.Node, error) {
+		return G.HadamardDiv(scores, G.NewConstant(float32(math.Sqrt(float64(a.cache.dim))), G.WithName("scale")))
+	})
+	if a.cache.capacity > 1 {
+		all := scaled
+		scaled = b.do(func() (*G.Node, error) {
+			return G.BroadcastAdd(all, b.g.AddNode(G.NewConstant(a.mask, G.WithName("causal"))), nil, []byte{0})
+		})
+	}
+	weights := b.do(func() (*G.Node, error) { return G.SoftMax(scaled, 2) })
+	out := b.do(func() (*G.Node, error) { return G.BatchedMatMul(weights, v) })
+	return a.clock.stop(b, layer, a.stock.join(b, out))
+}
+
+// fused is the graph that Fuse makes of the builder's, with an attention for
+// each layer, and its logits.
+func (b *builder) fused(logits *G.Node) (*G.ExprGraph, *G.Node, error) {
+	f, err := la.Fuse(logits)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(f.Matches) != b.w.config.Layers {
+		return nil, nil, fmt.Errorf("model: not all of %d layers were fused: %v", b.w.config.Layers, f)
+	}
+	return f.Graph, f.Roots[0], nil
+}
+
+func (a *fusedAttention) take(left, counts []int) {
+	room := a.tokens
+	for i, n := range left {
+		counts[i] = min(n, room)
+		room -= counts[i]
+	}
+}
+
+func (a *fusedAttention) begin(counts, first []int) error {
+	c := a.cache
+	for i, n := range counts {
+		if len(c.texts[i])+n > c.capacity {
+			return fmt.Errorf("%w: %d tokens of sequence %d in a capacity of %d", ErrConfig, len(c.texts[i])+n, i, c.capacity)
+		}
+		first[i] = i*c.capacity + len(c.texts[i])
+	}
+	a.first, a.run = append(a.first[:0], first...), append(a.run[:0], counts...)
+	return nil
+}
+
+// fill puts the texts in front of a run's tokens, which are in g already.
+func (a *fusedAttention) fill(g *graph) {
+	for i, text := range a.cache.texts {
+		at := i * a.cache.capacity
+		a.cache.texts[i] = append(text, g.tokens[a.first[i]:a.first[i]+a.run[i]]...)
+		copy(g.tokens[at:], text)
+		for j := range text {
+			g.positions[at+j] = j + hf.PositionOffset
+		}
+	}
+}
+
+func (a *fusedAttention) end(keep bool) error {
+	if !keep {
+		for i, n := range a.run {
+			a.cache.texts[i] = a.cache.texts[i][:len(a.cache.texts[i])-n]
+		}
+	}
+	return nil
+}
+
+func (a *fusedAttention) spent() time.Duration { return a.clock.total }
