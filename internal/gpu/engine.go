@@ -180,10 +180,10 @@ func (m *Memory) check(op, name string, elements int) error {
 
 // mapKey is all that a tensor map is made of.
 type mapKey struct {
-	address   uint64
-	rows      int
-	dim, box  int
-	elementOf int
+	address  uint64
+	rows     int
+	dim, box int
+	element  int
 }
 
 // mostMaps is how many tensor maps are kept; buffers come and go.
@@ -192,7 +192,7 @@ const mostMaps = 4096
 // tensorMap is the map of rows of keys (or values), for boxes of so many rows.
 // A map says nothing but its key, so one that is kept stays right.
 func (e *Engine) tensorMap(m *Memory, s *shape, box int) (cuda.TensorMap, error) {
-	key := mapKey{m.address(), m.Len / s.dim, s.dim, box, s.element}
+	key := mapKey{m.address(), max(m.Len/s.dim, 1), s.dim, box, s.element}
 	e.maps.Lock()
 	defer e.maps.Unlock()
 	if t, ok := e.maps.of[key]; ok {

@@ -75,11 +75,19 @@ var fakes = []struct {
 	{"12.0", 120, 31, 101376},
 }
 
+// fewer is n, or what the race detector leaves time for.
+func fewer(n int) int {
+	if raceEnabled {
+		return n / 10
+	}
+	return n
+}
+
 func TestFakeRandom(t *testing.T) {
 	for _, f := range fakes {
 		t.Run(f.name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.capability, f.sms, f.shared)
-			testRandom(t, m, 60, options{work: 2e6, longest: 800})
+			testRandom(t, m, fewer(60), options{work: fewer(2e6), longest: 800})
 		})
 	}
 }
@@ -91,7 +99,7 @@ func TestFakeSchedules(t *testing.T) {
 
 func TestFakeRepeats(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testRepeats(t, m, 4, 1e6, 800)
+	testRepeats(t, m, 4, fewer(1e6), 800)
 }
 
 func TestFakeAppend(t *testing.T) {
@@ -101,12 +109,12 @@ func TestFakeAppend(t *testing.T) {
 
 func TestFakeGraph(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testGraph(t, m)
+	testGraph(t, m, 4, fewer(1000))
 }
 
 func TestFakeTwoStreams(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testTwoStreams(t, m)
+	testTwoStreams(t, m, fewer(1e6))
 }
 
 func TestFakeManyLaunches(t *testing.T) {

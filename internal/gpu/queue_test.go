@@ -94,11 +94,11 @@ func (p *problem) memories() [7]*Memory {
 }
 
 // testGraph: launches that were captured once are those of every later step.
-func testGraph(t *testing.T, m *machine) {
+func testGraph(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
-		const sequences, longest = 5, 1500
-		s := m.steps(t, rng, 8, sequences, longest, kv)
+		const sequences = 5
+		s := m.steps(t, rng, n, sequences, longest, kv)
 		first := s.all[0]
 		plan := m.engine.NewPlan()
 		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * ceil(longest+1, first.pageTokens)}))
@@ -132,7 +132,7 @@ func testGraph(t *testing.T, m *machine) {
 }
 
 // testTwoStreams: two plans at the same time.
-func testTwoStreams(t *testing.T, m *machine) {
+func testTwoStreams(t *testing.T, m *machine, work int) {
 	rng := reftest.Rand(t)
 	other, err := m.dev.NewStream()
 	noError(t, err)
@@ -141,7 +141,7 @@ func testTwoStreams(t *testing.T, m *machine) {
 	var p [2]*problem
 	var plans [2]*Plan
 	for i, on := range []*machine{m, &o} {
-		p[i] = on.newProblem(t, rng, reftest.Normal, options{kv: cpu.Float16, work: 1e7, longest: 2000})
+		p[i] = on.newProblem(t, rng, reftest.Normal, options{kv: cpu.Float16, work: work, longest: 2000})
 		plans[i] = m.engine.NewPlan()
 		noError(t, plans[i].Build(p[i].geometry, p[i].seqs, p[i].rows))
 		noError(t, plans[i].Upload(on.stream))
@@ -189,9 +189,9 @@ func decodeStep(t testing.TB, m *machine) *problem {
 	rng := reftest.Rand(t)
 	shape := reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128}
 	for range 64 {
-		shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, 100)
+		shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, 33)
 	}
-	return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, decode: &decode{pageTokens: 16, rows: 200, pages: 64 * 7}})
+	return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, decode: &decode{pageTokens: 16, rows: 200, pages: 64 * 4}})
 }
 
 func benchmarkQueue(b *testing.B, m *machine) {

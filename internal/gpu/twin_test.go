@@ -60,6 +60,23 @@ func load(address uint64, i int, d cpu.DType) float64 {
 	return float64(*at[float32](address, i))
 }
 
+// loadRow loads len(dst) elements from number i on.
+func loadRow(dst []float64, address uint64, i int, d cpu.DType) {
+	if d == cpu.Float32 {
+		for j, x := range unsafe.Slice(at[float32](address, i), len(dst)) {
+			dst[j] = float64(x)
+		}
+		return
+	}
+	for j, x := range unsafe.Slice(at[uint16](address, i), len(dst)) {
+		if d == cpu.Float16 {
+			dst[j] = float64(half.Float16(x).Float32())
+		} else {
+			dst[j] = float64(half.BFloat16(x).Float32())
+		}
+	}
+}
+
 func store(address uint64, i int, d cpu.DType, x float64) {
 	switch d {
 	case cpu.Float16:
@@ -361,7 +378,8 @@ func (a *attention) attendRow(w *place, r, begin, end int) rowState {
 	}
 	q := (int(w.s.row)+n)*int(a.queryRow) + head*int(a.queryHead)
 	s := rowState{o: make([]float64, a.dim), m: math.Inf(-1)}
-	v := make([]float64, a.dim)
+	query, key, value := make([]float64, a.dim), make([]float64, a.dim), make([]float64, a.dim)
+	loadRow(query, a.query, q, typeOf(a.queryType))
 	for token := begin; token < min(end, sees); token++ {
 		row := int(w.s.pages)*int(a.pageRows) + token
 		if a.pages != 0 {
@@ -372,12 +390,13 @@ func (a *attention) attendRow(w *place, r, begin, end int) rowState {
 		if a.e.info.Capability >= 90 && uint64(row) >= a.keyMap[3] {
 			a.t.Fatalf("row %d of %d", row, a.keyMap[3])
 		}
+		loadRow(key, a.keys, row*a.dim, a.kv)
+		loadRow(value, a.values, row*a.dim, a.kv)
 		var x float64
-		for i := range a.dim {
-			x += load(a.query, q+i, typeOf(a.queryType)) * load(a.keys, row*a.dim+i, a.kv)
-			v[i] = load(a.values, row*a.dim+i, a.kv)
+		for i, q := range query {
+			x += q * key[i]
 		}
-		s.merge(v, x*float64(a.scale), 1)
+		s.merge(value, x*float64(a.scale), 1)
 	}
 	return s
 }
