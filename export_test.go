@@ -38,7 +38,20 @@ func PoisonFree(c *Cache) {
 }
 
 // ZeroPages writes 0 to all memory of c.
-func ZeroPages(c *Cache) { c.eachSlab(func(_ cpu.DType, bytes []byte) { clear(bytes) }) }
+func ZeroPages(c *Cache) {
+	d, ok := c.store.(*devicePages)
+	if !ok {
+		c.eachSlab(func(_ cpu.DType, bytes []byte) { clear(bytes) })
+		return
+	}
+	for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
+		for _, b := range buffers { // gigabytes, in benchmarks
+			if err := b.Set(0, 0, b.Len()); err != nil {
+				panic(err)
+			}
+		}
+	}
+}
 
 func (c *Cache) eachSlab(visit func(cpu.DType, []byte)) {
 	v := c.testView()
