@@ -278,22 +278,26 @@ func newDeviceRelay(t testing.TB, g *G.ExprGraph, gpu *la.GPU, dt tensor.Dtype, 
 
 func testDeviceNodes(t *testing.T, gpu *la.GPU) {
 	rng := reftest.Rand(t)
-	for _, dt := range deviceTypes {
+	for turn, dt := range deviceTypes {
 		g := G.NewGraph()
 		r := newDeviceRelay(t, g, gpu, dt, 3, 4)
+		var opts []G.VMOpt
+		if turn%2 == 0 {
+			opts = append(opts, G.TraceExec()) // nodes keep copies
+		}
 		var kept G.Value
 		G.Read(r.back, &r.out)
 		G.Read(r.there, &kept)
 		if err := la.CheckGraph(g); err != nil {
 			t.Fatal(err)
 		}
-		vm := G.NewTapeMachine(g)
+		vm := G.NewTapeMachine(g, opts...)
 		var last *tensor.Dense
 		for range 5 {
 			x := randomTensor(rng, dt, 3, 4)
 			let(t, r.x, x)
 			again(t, vm)
-			if err := errors.Join(sameElements(r.out.(*tensor.Dense), x), sameElements(download(t, kept), x)); err != nil {
+			if err := errors.Join(sameElements(r.out.(*tensor.Dense), x), sameElements(download(t, kept), x), sameElements(download(t, r.there.Value()), x)); err != nil {
 				t.Fatalf("%v: %v", dt, err)
 			}
 			last = x
