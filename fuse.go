@@ -81,8 +81,8 @@ func (f *Fused) String() string {
 //	         j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf)
 //	weights  SoftMax over the last axis
 //	out      BatchedMatMul, or Mul, of the weights and v
-//	between  Reshape wherever it keeps the last axis, as 4-D attention needs
-//	         for other ops that take matrices only
+//	between  Reshape, as long as SoftMax has the rows of the scores and the
+//	         second product those of SoftMax
 //
 // Attention made by [Default] is found too, though its scale and mask are inputs.
 //
@@ -98,7 +98,8 @@ func (f *Fused) String() string {
 // ([Fused.Node]). A later Let on an old node does not reach the new one. Ops
 // with a state, Dropout or BatchNorm for instance, are shared.
 //
-// Call it before [gorgonia.Grad]: gradients read the scores. Results differ by
+// Call it before [gorgonia.Grad], since gradients read the scores: those of a
+// graph that has them already leave the attention alone. Results differ by
 // rounding, and where Gorgonia's SoftMax is NaN, see [Default]. It knows the
 // ops of Gorgonia v0.9.18 by their names.
 //

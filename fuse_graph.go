@@ -115,13 +115,23 @@ func (g *fuseGraph) compute(n *G.Node) G.Value {
 			}
 			in = append(in, v)
 		}
-		v, err := n.Op().Do(in...)
-		if err != nil || v == nil || !v.Shape().Eq(n.Shape()) {
-			return nil
-		}
-		return v
+		return do(n, in)
 	}
 	return nil
+}
+
+// do is what n computes, nil if that fails.
+func do(n *G.Node, in []G.Value) (v G.Value) {
+	defer func() {
+		if recover() != nil {
+			v = nil
+		}
+	}()
+	v, err := n.Op().Do(in...)
+	if err != nil || v == nil || !v.Shape().Eq(n.Shape()) {
+		return nil
+	}
+	return v
 }
 
 // scalarOf is the size n as Gorgonia's SizeOf has it.
@@ -145,11 +155,15 @@ func numbers(v G.Value) []float64 {
 	case *G.F64:
 		return []float64{float64(*v)}
 	case *tensor.Dense:
-		switch v.Dtype() {
+		t, err := denseValue("Fuse", "a constant", v)
+		if err != nil {
+			return nil
+		}
+		switch t.Dtype() {
 		case tensor.Float64:
-			return dense.Elements[float64](v)
+			return dense.Elements[float64](t)
 		case tensor.Float32:
-			x := dense.Elements[float32](v)
+			x := dense.Elements[float32](t)
 			y := make([]float64, len(x))
 			for i, f := range x {
 				y[i] = float64(f)

@@ -100,12 +100,14 @@ func (g *fuseGraph) matchValues(m *fuseMatch) (reason string) {
 			return "its result is a root, not the weights of values"
 		case user == nil:
 			return fmt.Sprintf("its result is needed %d times, and not by a product with values alone", g.users[n])
-		case g.kind(user) == stockReshape && lastAxis(user) == m.keys:
+		case g.kind(user) == stockReshape:
 			n = user
 			continue
 		case g.kind(user) != stockProduct:
 			return fmt.Sprintf("its result goes into %s, not into a product with values", describe(user))
-		case g.children[user][0] != n || g.ops[user].transA || lastAxis(n) != m.keys:
+		case lastAxis(n) != m.keys:
+			return fmt.Sprintf("its rows are not those of %s", describe(n))
+		case g.children[user][0] != n || g.ops[user].transA:
 			return fmt.Sprintf("its result is not the left side, untransposed, of %s", describe(user))
 		}
 		g.known[user] = true
@@ -130,9 +132,6 @@ func (g *fuseGraph) matchScores(m *fuseMatch) (scores *G.Node, mask []float64, r
 			return n, mask, ""
 		case stockReshape:
 			n = g.children[n][0]
-			if lastAxis(n) != m.keys {
-				return nil, nil, fmt.Sprintf("a Reshape changed the rows of its scores: %s", describe(n))
-			}
 		case stockMul, stockDiv:
 			child, factor, ok := g.scaled(n)
 			if !ok {

@@ -178,11 +178,11 @@ var leftAlone = []written{
 		q, k := w.input("q", 2, 5, 4), w.input("k", 2, 5, 4)
 		return one(w.bmm(w.input("v", 2, 6, 5), w.softmax(w.bmm(q, k, false, true), 2)))
 	}},
-	{name: "weights in other rows", misses: []string{"(Reshape(2, 5, 3)), not into a product"}, write: func(w *writer) []*G.Node {
+	{name: "weights in other rows", misses: []string{"its rows are not those of node 5 (Reshape(2, 5, 3))"}, write: func(w *writer) []*G.Node {
 		q, k, _ := w.qkv()
 		return one(w.bmm(w.shape(w.softmax(w.bmm(q, k, false, true), 2), 2, 5, 3), w.input("u", 2, 3, 4)))
 	}},
-	{name: "scores in other rows", misses: []string{"a Reshape changed the rows"}, write: func(w *writer) []*G.Node {
+	{name: "scores in other rows", misses: []string{"its rows are not those of node 3 (A ××× Bᵀ)"}, write: func(w *writer) []*G.Node {
 		q, k, _ := w.qkv()
 		return one(w.bmm(w.softmax(w.shape(w.bmm(q, k, false, true), 2, 5, 3), 2), w.input("u", 2, 3, 4)))
 	}},

@@ -142,6 +142,11 @@ var decoders = []written{
 		q, kt, v := w.input("q", 2, 16, 8), w.input("kt", 2, 8, 9), w.input("v", 2, 9, 8)
 		return []*G.Node{w.bmm(w.softmax(w.times(w.bmm(q, kt), w.number(0.3)), 2), v)}
 	}},
+	{name: "scores and weights in one row on the way", matches: 1, causal: true, gone: "Softmax", write: func(w *writer) []*G.Node {
+		s := w.times(w.shape(w.bmm(w.input("q", 2, 3, 4), w.input("k", 2, 5, 4), false, true), 30), w.number(0.5))
+		s = w.shape(w.add(s, w.constant("mask", causalMask(2, 3, 5, -1e9), 30)), 6, 5)
+		return []*G.Node{w.bmm(w.shape(w.shape(w.softmax(s, 1), 30), 2, 3, 5), w.input("v", 2, 5, 6))}
+	}},
 	{name: "weights in another stack of the same matrices", matches: 1, gone: "Softmax", write: func(w *writer) []*G.Node {
 		s := w.bmm(w.input("q", 2, 2, 3, 4), w.input("k", 2, 2, 5, 4), false, true)
 		return []*G.Node{w.bmm(w.shape(w.softmax(s, 3), 4, 3, 5), w.input("v", 4, 5, 6))}
