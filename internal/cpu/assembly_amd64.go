@@ -34,8 +34,8 @@ const (
 
 	// So few rows leave arithmetic the time that memory takes, of 32 and of 16 bits an element: then keys and
 	// values go by row by row, as memory delivers them best.
-	few32 = 8
-	few16 = 4
+	few32 = 12
+	few16 = 5
 
 	// aheadBytes is how far ahead in each stream memory is asked for: a few rows. With that, and streams
 	// that go on from call to call, 4 streams of keys or values come as fast as memory delivers.
@@ -247,7 +247,9 @@ func (a *assembly) values(t *tile, stride, row, rows, from, to int) {
 		}
 		blocks := 0 // rows that make blocks
 		if (rows > a.few || rows >= rowBlock && t.Rows >= panelRows) && 4*x+4 <= to {
-			blocks = rows &^ 3
+			if blocks = rows &^ 3; rows == 6 || rows == 7 {
+				blocks = 6
+			}
 			n = min(n, (to-4*x)/4)
 			if t.Rows < panelRows {
 				n = min(n, lead) // panels of no more than what has been asked for

@@ -51,7 +51,7 @@ func panelF32AVX2(panel *float32, k **byte, at int, dim int, step int)
 //
 // where v_c lies at v[c%4] + at + c/4*step.
 // With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
-// rows and count are multiples of 4.
+// count is a multiple of 4, and so is rows, or 6.
 //
 //go:noescape
 func weightedBlockF32AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
@@ -103,7 +103,7 @@ func panelF16AVX2(panel *float32, k **byte, at int, dim int, step int)
 //
 // where v_c lies at v[c%4] + at + c/4*step.
 // With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
-// rows and count are multiples of 4.
+// count is a multiple of 4, and so is rows, or 6.
 //
 //go:noescape
 func weightedBlockF16AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
@@ -155,7 +155,7 @@ func panelBF16AVX2(panel *float32, k **byte, at int, dim int, step int)
 //
 // where v_c lies at v[c%4] + at + c/4*step.
 // With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
-// rows and count are multiples of 4.
+// count is a multiple of 4, and so is rows, or 6.
 //
 //go:noescape
 func weightedBlockBF16AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
@@ -226,7 +226,7 @@ func panelF32AVX512(panel *float32, k **byte, at int, dim int, step int)
 //
 // where v_c lies at v[c%4] + at + c/4*step.
 // With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
-// rows and count are multiples of 4.
+// count is a multiple of 4, and so is rows, or 6.
 //
 //go:noescape
 func weightedBlockF32AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
@@ -278,7 +278,7 @@ func panelF16AVX512(panel *float32, k **byte, at int, dim int, step int)
 //
 // where v_c lies at v[c%4] + at + c/4*step.
 // With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
-// rows and count are multiples of 4.
+// count is a multiple of 4, and so is rows, or 6.
 //
 //go:noescape
 func weightedBlockF16AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
@@ -330,7 +330,7 @@ func panelBF16AVX512(panel *float32, k **byte, at int, dim int, step int)
 //
 // where v_c lies at v[c%4] + at + c/4*step.
 // With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
-// rows and count are multiples of 4.
+// count is a multiple of 4, and so is rows, or 6.
 //
 //go:noescape
 func weightedBlockBF16AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)

@@ -6254,7 +6254,7 @@ l262:
 
 // func weightedBlockF32AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 // Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
-TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $184-96
+TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $208-96
 	MOVQ  dim+48(FP), AX
 	ANDQ  $0x0f, AX
 	LEAQ  tailMasks<>+0(SB), CX
@@ -6533,8 +6533,212 @@ l268:
 	JMP          l267
 
 l266:
-	CMPQ   56(SP), $0x04
+l270:
+	CMPQ   56(SP), $0x06
 	JL     l269
+	CMPQ   56(SP), $0x08
+	JE     l269
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   48(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 80(SP)
+
+l271:
+	PREFETCHT0   (R12)
+	PREFETCHT0   64(R12)
+	VMOVUPS      (R8), Z12
+	VMOVUPS      64(R8), Z13
+	VBROADCASTSS (DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS (DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS (DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS (DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS (BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS (BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R13)
+	PREFETCHT0   64(R13)
+	VMOVUPS      (R9), Z12
+	VMOVUPS      64(R9), Z13
+	VBROADCASTSS 4(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 4(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 4(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 4(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 4(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R14)
+	PREFETCHT0   64(R14)
+	VMOVUPS      (R10), Z12
+	VMOVUPS      64(R10), Z13
+	VBROADCASTSS 8(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 8(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 8(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 8(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 8(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	VMOVUPS      (SI), Z12
+	VMOVUPS      64(SI), Z13
+	VBROADCASTSS 12(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 12(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 12(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 12(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 12(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         64(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 80(SP)
+	JG           l271
+	MOVQ         dim+48(FP), CX
+	MOVQ         40(SP), DX
+	VMOVUPS      (DX), Z12
+	VADDPS       Z12, Z0, Z12
+	VMOVUPS      Z12, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x06, 56(SP)
+	JMP          l270
+
+l269:
+l273:
+	CMPQ   56(SP), $0x04
+	JL     l272
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6568,9 +6772,9 @@ l266:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 80(SP)
+	MOVQ   R10, 88(SP)
 
-l271:
+l274:
 	PREFETCHT0   (R11)
 	PREFETCHT0   64(R11)
 	VMOVUPS      (DI), Z8
@@ -6646,8 +6850,8 @@ l271:
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 80(SP)
-	JG           l271
+	SUBQ         $0x04, 88(SP)
+	JG           l274
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -6684,8 +6888,9 @@ l271:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
+	JMP          l273
 
-l269:
+l272:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000080, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -6699,24 +6904,24 @@ l269:
 	JMP     l264
 
 l265:
-l272:
+l275:
 	CMPQ    16(SP), $0x10
-	JL      l273
+	JL      l276
 	MOVQ    (SP), AX
-	MOVQ    AX, 88(SP)
-	MOVQ    p+8(FP), AX
 	MOVQ    AX, 96(SP)
-	MOVQ    rows+32(FP), AX
+	MOVQ    p+8(FP), AX
 	MOVQ    AX, 104(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 112(SP)
 	MOVQ    aheadStep+88(FP), AX
 	MOVQ    $0x00000040, CX
 	CMPQ    32(SP), $0x00
 	CMOVQEQ CX, AX
-	MOVQ    AX, 112(SP)
+	MOVQ    AX, 120(SP)
 
-l275:
-	CMPQ   104(SP), $0x08
-	JL     l274
+l278:
+	CMPQ   112(SP), $0x08
+	JL     l277
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6728,7 +6933,7 @@ l275:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   96(SP), DX
+	MOVQ   104(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -6751,9 +6956,9 @@ l275:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 120(SP)
+	MOVQ   R11, 128(SP)
 
-l276:
+l279:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -6831,17 +7036,17 @@ l276:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         112(SP), R11
+	MOVQ         120(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 120(SP)
-	JG           l276
+	SUBQ         $0x04, 128(SP)
+	JG           l279
 	MOVQ         dim+48(FP), CX
-	MOVQ         88(SP), DX
+	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -6874,21 +7079,169 @@ l276:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 88(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	SUBQ         $0x08, 104(SP)
-	JMP          l275
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x08, 112(SP)
+	JMP          l278
 
-l274:
-	CMPQ   104(SP), $0x04
-	JL     l277
+l277:
+l281:
+	CMPQ   112(SP), $0x06
+	JL     l280
+	CMPQ   112(SP), $0x08
+	JE     l280
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   104(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 136(SP)
+
+l282:
+	PREFETCHT0   (R12)
+	VMOVUPS      (R8), Z6
+	VBROADCASTSS (DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R13)
+	VMOVUPS      (R9), Z6
+	VBROADCASTSS 4(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R14)
+	VMOVUPS      (R10), Z6
+	VBROADCASTSS 8(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (DI)
+	VMOVUPS      (SI), Z6
+	VBROADCASTSS 12(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         120(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 136(SP)
+	JG           l282
+	MOVQ         dim+48(FP), CX
+	MOVQ         96(SP), DX
+	VMOVUPS      (DX), Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x06, 112(SP)
+	JMP          l281
+
+l280:
+l284:
+	CMPQ   112(SP), $0x04
+	JL     l283
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6896,7 +7249,7 @@ l274:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   96(SP), DX
+	MOVQ   104(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -6918,9 +7271,9 @@ l274:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 128(SP)
+	MOVQ   R10, 144(SP)
 
-l279:
+l285:
 	PREFETCHT0   (R11)
 	VMOVUPS      (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -6966,16 +7319,16 @@ l279:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         112(SP), R10
+	MOVQ         120(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 128(SP)
-	JG           l279
+	SUBQ         $0x04, 144(SP)
+	JG           l285
 	MOVQ         dim+48(FP), CX
-	MOVQ         88(SP), DX
+	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, (DX)
@@ -6992,14 +7345,15 @@ l279:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 88(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	SUBQ         $0x04, 104(SP)
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x04, 112(SP)
+	JMP          l284
 
-l277:
+l283:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -7010,26 +7364,26 @@ l277:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l272
+	JMP     l275
 
-l273:
+l276:
 	CMPQ    16(SP), $0x00
 	JE      l263
 	MOVQ    (SP), AX
-	MOVQ    AX, 136(SP)
-	MOVQ    p+8(FP), AX
-	MOVQ    AX, 144(SP)
-	MOVQ    rows+32(FP), AX
 	MOVQ    AX, 152(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 160(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 168(SP)
 	MOVQ    aheadStep+88(FP), AX
 	MOVQ    $0x00000040, CX
 	CMPQ    32(SP), $0x00
 	CMOVQEQ CX, AX
-	MOVQ    AX, 160(SP)
+	MOVQ    AX, 176(SP)
 
-l281:
-	CMPQ   152(SP), $0x08
-	JL     l280
+l287:
+	CMPQ   168(SP), $0x08
+	JL     l286
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7041,7 +7395,7 @@ l281:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   144(SP), DX
+	MOVQ   160(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -7064,9 +7418,9 @@ l281:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 168(SP)
+	MOVQ   R11, 184(SP)
 
-l282:
+l288:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -7144,17 +7498,17 @@ l282:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         160(SP), R11
+	MOVQ         176(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 168(SP)
-	JG           l282
+	SUBQ         $0x04, 184(SP)
+	JG           l288
 	MOVQ         dim+48(FP), CX
-	MOVQ         136(SP), DX
+	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, K1, (DX)
@@ -7187,21 +7541,169 @@ l282:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 136(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	SUBQ         $0x08, 152(SP)
-	JMP          l281
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x08, 168(SP)
+	JMP          l287
 
-l280:
-	CMPQ   152(SP), $0x04
-	JL     l283
+l286:
+l290:
+	CMPQ   168(SP), $0x06
+	JL     l289
+	CMPQ   168(SP), $0x08
+	JE     l289
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   160(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 192(SP)
+
+l291:
+	PREFETCHT0   (R12)
+	VMOVUPS.Z    (R8), K1, Z6
+	VBROADCASTSS (DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R13)
+	VMOVUPS.Z    (R9), K1, Z6
+	VBROADCASTSS 4(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R14)
+	VMOVUPS.Z    (R10), K1, Z6
+	VBROADCASTSS 8(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (DI)
+	VMOVUPS.Z    (SI), K1, Z6
+	VBROADCASTSS 12(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         176(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 192(SP)
+	JG           l291
+	MOVQ         dim+48(FP), CX
+	MOVQ         152(SP), DX
+	VMOVUPS.Z    (DX), K1, Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x06, 168(SP)
+	JMP          l290
+
+l289:
+l293:
+	CMPQ   168(SP), $0x04
+	JL     l292
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7209,7 +7711,7 @@ l280:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   144(SP), DX
+	MOVQ   160(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -7231,9 +7733,9 @@ l280:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 176(SP)
+	MOVQ   R10, 200(SP)
 
-l285:
+l294:
 	PREFETCHT0   (R11)
 	VMOVUPS.Z    (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -7279,16 +7781,16 @@ l285:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         160(SP), R10
+	MOVQ         176(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 176(SP)
-	JG           l285
+	SUBQ         $0x04, 200(SP)
+	JG           l294
 	MOVQ         dim+48(FP), CX
-	MOVQ         136(SP), DX
+	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, K1, (DX)
@@ -7305,14 +7807,15 @@ l285:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 136(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	SUBQ         $0x04, 152(SP)
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x04, 168(SP)
+	JMP          l293
 
-l283:
+l292:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -7348,7 +7851,7 @@ TEXT ·scoreF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l286:
+l295:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -7383,9 +7886,9 @@ l286:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l288:
+l297:
 	CMPQ   40(SP), $0x04
-	JL     l287
+	JL     l296
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7410,9 +7913,9 @@ l288:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l290
+	JZ     l299
 
-l289:
+l298:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7444,11 +7947,11 @@ l289:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l289
+	JL          l298
 
-l290:
+l299:
 	CMPQ        R12, 64(SP)
-	JGE         l291
+	JGE         l300
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7479,7 +7982,7 @@ l290:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l291:
+l300:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -7541,11 +8044,11 @@ l291:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l288
+	JMP           l297
 
-l287:
+l296:
 	CMPQ   40(SP), $0x02
-	JL     l292
+	JL     l301
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7561,9 +8064,9 @@ l287:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l295
+	JZ     l304
 
-l294:
+l303:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7585,11 +8088,11 @@ l294:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l294
+	JL          l303
 
-l295:
+l304:
 	CMPQ        R12, 72(SP)
-	JGE         l296
+	JGE         l305
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7610,7 +8113,7 @@ l295:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l296:
+l305:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -7645,9 +8148,9 @@ l296:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l292:
+l301:
 	CMPQ   40(SP), $0x01
-	JL     l297
+	JL     l306
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7659,9 +8162,9 @@ l292:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l300
+	JZ     l309
 
-l299:
+l308:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7678,11 +8181,11 @@ l299:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l299
+	JL          l308
 
-l300:
+l309:
 	CMPQ        R12, 80(SP)
-	JGE         l301
+	JGE         l310
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7698,7 +8201,7 @@ l300:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l301:
+l310:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -7719,14 +8222,14 @@ l301:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l297:
+l306:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l286
+	JG   l295
 	VZEROUPPER
 	RET
 
@@ -7755,13 +8258,13 @@ TEXT ·scoreLanesF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l302:
+l311:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l303:
+l312:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -7786,9 +8289,9 @@ l303:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l306
+	JZ      l315
 
-l305:
+l314:
 	VCVTPH2PS (DI)(R11*2), Z0
 	VMOVUPS   Z0, (AX)
 	VCVTPH2PS (R8)(R11*2), Z0
@@ -7800,11 +8303,11 @@ l305:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l305
+	JL        l314
 
-l306:
+l315:
 	CMPQ        R11, 48(SP)
-	JGE         l307
+	JGE         l316
 	VCVTPH2PS.Z (DI)(R11*2), K1, Z0
 	VMOVUPS     Z0, (AX)
 	VCVTPH2PS.Z (R8)(R11*2), K1, Z0
@@ -7815,7 +8318,7 @@ l306:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l307:
+l316:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -7830,7 +8333,7 @@ l307:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l308:
+l317:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -7841,24 +8344,24 @@ l308:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l308
+	JG   l317
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l304
+	JLE  l313
 	SUBQ $0x01, SI
-	JG   l303
+	JG   l312
 
-l304:
+l313:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l309:
+l318:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7883,7 +8386,7 @@ l309:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l311:
+l320:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -8001,7 +8504,7 @@ l311:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l311
+	JG              l320
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -8045,48 +8548,48 @@ l311:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l310
+	JLE             l319
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l310
+	JLE             l319
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l310
+	JLE             l319
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l310
+	JLE             l319
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l310
+	JLE             l319
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l310
+	JLE             l319
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l310
+	JLE             l319
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l309
+	JG              l318
 
-l310:
+l319:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l302
+	JG   l311
 	VZEROUPPER
 	RET
 
@@ -8111,9 +8614,9 @@ TEXT ·weightedF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l312:
+l321:
 	CMPQ 32(SP), $0x04
-	JL   l313
+	JL   l322
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -8141,9 +8644,9 @@ l312:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l316:
+l325:
 	CMPQ         40(SP), $0x04
-	JL           l315
+	JL           l324
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8175,9 +8678,9 @@ l316:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l318
+	JZ           l327
 
-l317:
+l326:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8213,11 +8716,11 @@ l317:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l317
+	JL          l326
 
-l318:
+l327:
 	CMPQ        R12, 64(SP)
-	JGE         l319
+	JGE         l328
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8256,17 +8759,17 @@ l318:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l319:
+l328:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l316
+	JMP  l325
 
-l315:
+l324:
 	CMPQ         40(SP), $0x02
-	JL           l320
+	JL           l329
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8287,9 +8790,9 @@ l315:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l323
+	JZ           l332
 
-l322:
+l331:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8313,11 +8816,11 @@ l322:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l322
+	JL          l331
 
-l323:
+l332:
 	CMPQ        R12, 72(SP)
-	JGE         l324
+	JGE         l333
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8342,14 +8845,14 @@ l323:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l324:
+l333:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l320:
+l329:
 	CMPQ         40(SP), $0x01
-	JL           l325
+	JL           l334
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8365,9 +8868,9 @@ l320:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l328
+	JZ           l337
 
-l327:
+l336:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8385,11 +8888,11 @@ l327:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l327
+	JL          l336
 
-l328:
+l337:
 	CMPQ        R12, 80(SP)
-	JGE         l329
+	JGE         l338
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8407,26 +8910,26 @@ l328:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l329:
+l338:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l325:
+l334:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l312
+	JMP  l321
 
-l313:
+l322:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l330:
+l339:
 	SUBQ $0x01, 32(SP)
-	JL   l314
+	JL   l323
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -8437,9 +8940,9 @@ l330:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l332:
+l341:
 	CMPQ         96(SP), $0x01
-	JL           l331
+	JL           l340
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -8452,9 +8955,9 @@ l332:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l334
+	JZ           l343
 
-l333:
+l342:
 	VCVTPH2PS (CX)(BX*2), Z1
 	VMULPS    Z1, Z0, Z1
 	VADDPS    (DX), Z1, Z1
@@ -8462,11 +8965,11 @@ l333:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l333
+	JL        l342
 
-l334:
+l343:
 	CMPQ        BX, 120(SP)
-	JGE         l335
+	JGE         l344
 	VCVTPH2PS.Z (CX)(BX*2), K1, Z1
 	VMULPS      Z1, Z0, Z0
 	VMOVUPS.Z   (DX), K1, Z1
@@ -8474,17 +8977,17 @@ l334:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l335:
+l344:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l332
+	JMP  l341
 
-l331:
+l340:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l330
+	JMP  l339
 
-l314:
+l323:
 	VZEROUPPER
 	RET
 
@@ -8514,9 +9017,9 @@ TEXT ·panelF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l337
+	JZ    l346
 
-l336:
+l345:
 	VCVTPH2PS  (R8), Z0
 	VCVTPH2PS  (R9), Z1
 	VCVTPH2PS  (R10), Z2
@@ -8620,11 +9123,11 @@ l336:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l336
+	JL         l345
 
-l337:
+l346:
 	CMPQ        BX, (SP)
-	JGE         l338
+	JGE         l347
 	VCVTPH2PS.Z (R8), K1, Z0
 	VCVTPH2PS.Z (R9), K1, Z1
 	VCVTPH2PS.Z (R10), K1, Z2
@@ -8727,13 +9230,13 @@ l337:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l338:
+l347:
 	VZEROUPPER
 	RET
 
 // func weightedBlockF16AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 // Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
-TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $184-96
+TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $208-96
 	MOVQ  dim+48(FP), AX
 	ANDQ  $0x0f, AX
 	LEAQ  tailMasks<>+0(SB), CX
@@ -8752,9 +9255,9 @@ TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $184-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l340:
+l349:
 	CMPQ    16(SP), $0x20
-	JL      l341
+	JL      l350
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -8767,9 +9270,9 @@ l340:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l343:
+l352:
 	CMPQ   56(SP), $0x08
-	JL     l342
+	JL     l351
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8814,7 +9317,7 @@ l343:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l344:
+l353:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z16
 	VCVTPH2PS    32(R8), Z17
@@ -8936,7 +9439,7 @@ l344:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l344
+	JG           l353
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -9005,11 +9508,211 @@ l344:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l343
+	JMP          l352
 
-l342:
+l351:
+l355:
+	CMPQ   56(SP), $0x06
+	JL     l354
+	CMPQ   56(SP), $0x08
+	JE     l354
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   48(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 80(SP)
+
+l356:
+	PREFETCHT0   (R12)
+	VCVTPH2PS    (R8), Z12
+	VCVTPH2PS    32(R8), Z13
+	VBROADCASTSS (DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS (DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS (DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS (DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS (BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS (BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R13)
+	VCVTPH2PS    (R9), Z12
+	VCVTPH2PS    32(R9), Z13
+	VBROADCASTSS 4(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 4(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 4(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 4(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 4(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R14)
+	VCVTPH2PS    (R10), Z12
+	VCVTPH2PS    32(R10), Z13
+	VBROADCASTSS 8(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 8(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 8(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 8(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 8(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (DI)
+	VCVTPH2PS    (SI), Z12
+	VCVTPH2PS    32(SI), Z13
+	VBROADCASTSS 12(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 12(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 12(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 12(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 12(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         64(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 80(SP)
+	JG           l356
+	MOVQ         dim+48(FP), CX
+	MOVQ         40(SP), DX
+	VMOVUPS      (DX), Z12
+	VADDPS       Z12, Z0, Z12
+	VMOVUPS      Z12, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x06, 56(SP)
+	JMP          l355
+
+l354:
+l358:
 	CMPQ   56(SP), $0x04
-	JL     l345
+	JL     l357
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9043,9 +9746,9 @@ l342:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 80(SP)
+	MOVQ   R10, 88(SP)
 
-l347:
+l359:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z8
 	VCVTPH2PS    32(DI), Z9
@@ -9117,8 +9820,8 @@ l347:
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 80(SP)
-	JG           l347
+	SUBQ         $0x04, 88(SP)
+	JG           l359
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -9155,8 +9858,9 @@ l347:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
+	JMP          l358
 
-l345:
+l357:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -9167,27 +9871,27 @@ l345:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l340
+	JMP     l349
 
-l341:
-l348:
+l350:
+l360:
 	CMPQ    16(SP), $0x10
-	JL      l349
+	JL      l361
 	MOVQ    (SP), AX
-	MOVQ    AX, 88(SP)
-	MOVQ    p+8(FP), AX
 	MOVQ    AX, 96(SP)
-	MOVQ    rows+32(FP), AX
+	MOVQ    p+8(FP), AX
 	MOVQ    AX, 104(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 112(SP)
 	MOVQ    aheadStep+88(FP), AX
 	MOVQ    $0x00000020, CX
 	CMPQ    32(SP), $0x00
 	CMOVQEQ CX, AX
-	MOVQ    AX, 112(SP)
+	MOVQ    AX, 120(SP)
 
-l351:
-	CMPQ   104(SP), $0x08
-	JL     l350
+l363:
+	CMPQ   112(SP), $0x08
+	JL     l362
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9199,7 +9903,7 @@ l351:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   96(SP), DX
+	MOVQ   104(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -9222,9 +9926,9 @@ l351:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 120(SP)
+	MOVQ   R11, 128(SP)
 
-l352:
+l364:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -9302,17 +10006,17 @@ l352:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         112(SP), R11
+	MOVQ         120(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 120(SP)
-	JG           l352
+	SUBQ         $0x04, 128(SP)
+	JG           l364
 	MOVQ         dim+48(FP), CX
-	MOVQ         88(SP), DX
+	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -9345,21 +10049,169 @@ l352:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 88(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	SUBQ         $0x08, 104(SP)
-	JMP          l351
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x08, 112(SP)
+	JMP          l363
 
-l350:
-	CMPQ   104(SP), $0x04
-	JL     l353
+l362:
+l366:
+	CMPQ   112(SP), $0x06
+	JL     l365
+	CMPQ   112(SP), $0x08
+	JE     l365
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   104(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 136(SP)
+
+l367:
+	PREFETCHT0   (R12)
+	VCVTPH2PS    (R8), Z6
+	VBROADCASTSS (DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R13)
+	VCVTPH2PS    (R9), Z6
+	VBROADCASTSS 4(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R14)
+	VCVTPH2PS    (R10), Z6
+	VBROADCASTSS 8(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (DI)
+	VCVTPH2PS    (SI), Z6
+	VBROADCASTSS 12(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         120(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 136(SP)
+	JG           l367
+	MOVQ         dim+48(FP), CX
+	MOVQ         96(SP), DX
+	VMOVUPS      (DX), Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x06, 112(SP)
+	JMP          l366
+
+l365:
+l369:
+	CMPQ   112(SP), $0x04
+	JL     l368
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9367,7 +10219,7 @@ l350:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   96(SP), DX
+	MOVQ   104(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -9389,9 +10241,9 @@ l350:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 128(SP)
+	MOVQ   R10, 144(SP)
 
-l355:
+l370:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -9437,16 +10289,16 @@ l355:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         112(SP), R10
+	MOVQ         120(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 128(SP)
-	JG           l355
+	SUBQ         $0x04, 144(SP)
+	JG           l370
 	MOVQ         dim+48(FP), CX
-	MOVQ         88(SP), DX
+	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, (DX)
@@ -9463,14 +10315,15 @@ l355:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 88(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	SUBQ         $0x04, 104(SP)
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x04, 112(SP)
+	JMP          l369
 
-l353:
+l368:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -9481,26 +10334,26 @@ l353:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l348
+	JMP     l360
 
-l349:
+l361:
 	CMPQ    16(SP), $0x00
-	JE      l339
+	JE      l348
 	MOVQ    (SP), AX
-	MOVQ    AX, 136(SP)
-	MOVQ    p+8(FP), AX
-	MOVQ    AX, 144(SP)
-	MOVQ    rows+32(FP), AX
 	MOVQ    AX, 152(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 160(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 168(SP)
 	MOVQ    aheadStep+88(FP), AX
 	MOVQ    $0x00000020, CX
 	CMPQ    32(SP), $0x00
 	CMOVQEQ CX, AX
-	MOVQ    AX, 160(SP)
+	MOVQ    AX, 176(SP)
 
-l357:
-	CMPQ   152(SP), $0x08
-	JL     l356
+l372:
+	CMPQ   168(SP), $0x08
+	JL     l371
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9512,7 +10365,7 @@ l357:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   144(SP), DX
+	MOVQ   160(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -9535,9 +10388,9 @@ l357:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 168(SP)
+	MOVQ   R11, 184(SP)
 
-l358:
+l373:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -9615,17 +10468,17 @@ l358:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         160(SP), R11
+	MOVQ         176(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 168(SP)
-	JG           l358
+	SUBQ         $0x04, 184(SP)
+	JG           l373
 	MOVQ         dim+48(FP), CX
-	MOVQ         136(SP), DX
+	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, K1, (DX)
@@ -9658,21 +10511,169 @@ l358:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 136(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	SUBQ         $0x08, 152(SP)
-	JMP          l357
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x08, 168(SP)
+	JMP          l372
 
-l356:
-	CMPQ   152(SP), $0x04
-	JL     l359
+l371:
+l375:
+	CMPQ   168(SP), $0x06
+	JL     l374
+	CMPQ   168(SP), $0x08
+	JE     l374
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   160(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 192(SP)
+
+l376:
+	PREFETCHT0   (R12)
+	VCVTPH2PS.Z  (R8), K1, Z6
+	VBROADCASTSS (DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R13)
+	VCVTPH2PS.Z  (R9), K1, Z6
+	VBROADCASTSS 4(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R14)
+	VCVTPH2PS.Z  (R10), K1, Z6
+	VBROADCASTSS 8(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (DI)
+	VCVTPH2PS.Z  (SI), K1, Z6
+	VBROADCASTSS 12(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         176(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 192(SP)
+	JG           l376
+	MOVQ         dim+48(FP), CX
+	MOVQ         152(SP), DX
+	VMOVUPS.Z    (DX), K1, Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x06, 168(SP)
+	JMP          l375
+
+l374:
+l378:
+	CMPQ   168(SP), $0x04
+	JL     l377
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9680,7 +10681,7 @@ l356:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   144(SP), DX
+	MOVQ   160(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -9702,9 +10703,9 @@ l356:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 176(SP)
+	MOVQ   R10, 200(SP)
 
-l361:
+l379:
 	PREFETCHT0   (R11)
 	VCVTPH2PS.Z  (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -9750,16 +10751,16 @@ l361:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         160(SP), R10
+	MOVQ         176(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 176(SP)
-	JG           l361
+	SUBQ         $0x04, 200(SP)
+	JG           l379
 	MOVQ         dim+48(FP), CX
-	MOVQ         136(SP), DX
+	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, K1, (DX)
@@ -9776,14 +10777,15 @@ l361:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 136(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	SUBQ         $0x04, 152(SP)
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x04, 168(SP)
+	JMP          l378
 
-l359:
+l377:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -9794,7 +10796,7 @@ l359:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l339:
+l348:
 	VZEROUPPER
 	RET
 
@@ -9819,7 +10821,7 @@ TEXT ·scoreBF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l362:
+l380:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -9854,9 +10856,9 @@ l362:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l364:
+l382:
 	CMPQ   40(SP), $0x04
-	JL     l363
+	JL     l381
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9881,9 +10883,9 @@ l364:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l366
+	JZ     l384
 
-l365:
+l383:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9919,11 +10921,11 @@ l365:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l365
+	JL          l383
 
-l366:
+l384:
 	CMPQ        R12, 64(SP)
-	JGE         l367
+	JGE         l385
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9958,7 +10960,7 @@ l366:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l367:
+l385:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -10020,11 +11022,11 @@ l367:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l364
+	JMP           l382
 
-l363:
+l381:
 	CMPQ   40(SP), $0x02
-	JL     l368
+	JL     l386
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10040,9 +11042,9 @@ l363:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l371
+	JZ     l389
 
-l370:
+l388:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10068,11 +11070,11 @@ l370:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l370
+	JL          l388
 
-l371:
+l389:
 	CMPQ        R12, 72(SP)
-	JGE         l372
+	JGE         l390
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10097,7 +11099,7 @@ l371:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l372:
+l390:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -10132,9 +11134,9 @@ l372:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l368:
+l386:
 	CMPQ   40(SP), $0x01
-	JL     l373
+	JL     l391
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10146,9 +11148,9 @@ l368:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l376
+	JZ     l394
 
-l375:
+l393:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10169,11 +11171,11 @@ l375:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l375
+	JL          l393
 
-l376:
+l394:
 	CMPQ        R12, 80(SP)
-	JGE         l377
+	JGE         l395
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10193,7 +11195,7 @@ l376:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l377:
+l395:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -10214,14 +11216,14 @@ l377:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l373:
+l391:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l362
+	JG   l380
 	VZEROUPPER
 	RET
 
@@ -10250,13 +11252,13 @@ TEXT ·scoreLanesBF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l378:
+l396:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l379:
+l397:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -10281,9 +11283,9 @@ l379:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l382
+	JZ      l400
 
-l381:
+l399:
 	VPMOVZXWD (DI)(R11*2), Z0
 	VPSLLD    $0x10, Z0, Z0
 	VMOVUPS   Z0, (AX)
@@ -10299,11 +11301,11 @@ l381:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l381
+	JL        l399
 
-l382:
+l400:
 	CMPQ        R11, 48(SP)
-	JGE         l383
+	JGE         l401
 	VPMOVZXWD.Z (DI)(R11*2), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VMOVUPS     Z0, (AX)
@@ -10318,7 +11320,7 @@ l382:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l383:
+l401:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -10333,7 +11335,7 @@ l383:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l384:
+l402:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -10344,24 +11346,24 @@ l384:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l384
+	JG   l402
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l380
+	JLE  l398
 	SUBQ $0x01, SI
-	JG   l379
+	JG   l397
 
-l380:
+l398:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l385:
+l403:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10386,7 +11388,7 @@ l385:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l387:
+l405:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -10504,7 +11506,7 @@ l387:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l387
+	JG              l405
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -10548,48 +11550,48 @@ l387:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l386
+	JLE             l404
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l386
+	JLE             l404
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l386
+	JLE             l404
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l386
+	JLE             l404
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l386
+	JLE             l404
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l386
+	JLE             l404
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l386
+	JLE             l404
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l385
+	JG              l403
 
-l386:
+l404:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l378
+	JG   l396
 	VZEROUPPER
 	RET
 
@@ -10614,9 +11616,9 @@ TEXT ·weightedBF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l388:
+l406:
 	CMPQ 32(SP), $0x04
-	JL   l389
+	JL   l407
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -10644,9 +11646,9 @@ l388:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l392:
+l410:
 	CMPQ         40(SP), $0x04
-	JL           l391
+	JL           l409
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -10678,9 +11680,9 @@ l392:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l394
+	JZ           l412
 
-l393:
+l411:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10720,11 +11722,11 @@ l393:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l393
+	JL          l411
 
-l394:
+l412:
 	CMPQ        R12, 64(SP)
-	JGE         l395
+	JGE         l413
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10767,17 +11769,17 @@ l394:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l395:
+l413:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l392
+	JMP  l410
 
-l391:
+l409:
 	CMPQ         40(SP), $0x02
-	JL           l396
+	JL           l414
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -10798,9 +11800,9 @@ l391:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l399
+	JZ           l417
 
-l398:
+l416:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10828,11 +11830,11 @@ l398:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l398
+	JL          l416
 
-l399:
+l417:
 	CMPQ        R12, 72(SP)
-	JGE         l400
+	JGE         l418
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10861,14 +11863,14 @@ l399:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l400:
+l418:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l396:
+l414:
 	CMPQ         40(SP), $0x01
-	JL           l401
+	JL           l419
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -10884,9 +11886,9 @@ l396:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l404
+	JZ           l422
 
-l403:
+l421:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10908,11 +11910,11 @@ l403:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l403
+	JL          l421
 
-l404:
+l422:
 	CMPQ        R12, 80(SP)
-	JGE         l405
+	JGE         l423
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10934,26 +11936,26 @@ l404:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l405:
+l423:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l401:
+l419:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l388
+	JMP  l406
 
-l389:
+l407:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l406:
+l424:
 	SUBQ $0x01, 32(SP)
-	JL   l390
+	JL   l408
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -10964,9 +11966,9 @@ l406:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l408:
+l426:
 	CMPQ         96(SP), $0x01
-	JL           l407
+	JL           l425
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -10979,9 +11981,9 @@ l408:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l410
+	JZ           l428
 
-l409:
+l427:
 	VPMOVZXWD (CX)(BX*2), Z1
 	VPSLLD    $0x10, Z1, Z1
 	VMULPS    Z1, Z0, Z1
@@ -10990,11 +11992,11 @@ l409:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l409
+	JL        l427
 
-l410:
+l428:
 	CMPQ        BX, 120(SP)
-	JGE         l411
+	JGE         l429
 	VPMOVZXWD.Z (CX)(BX*2), K1, Z1
 	VPSLLD      $0x10, Z1, Z1
 	VMULPS      Z1, Z0, Z0
@@ -11003,17 +12005,17 @@ l410:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l411:
+l429:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l408
+	JMP  l426
 
-l407:
+l425:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l406
+	JMP  l424
 
-l390:
+l408:
 	VZEROUPPER
 	RET
 
@@ -11043,9 +12045,9 @@ TEXT ·panelBF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l413
+	JZ    l431
 
-l412:
+l430:
 	VPMOVZXWD  (R8), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VPMOVZXWD  (R9), Z1
@@ -11165,11 +12167,11 @@ l412:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l412
+	JL         l430
 
-l413:
+l431:
 	CMPQ        BX, (SP)
-	JGE         l414
+	JGE         l432
 	VPMOVZXWD.Z (R8), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VPMOVZXWD.Z (R9), K1, Z1
@@ -11288,13 +12290,13 @@ l413:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l414:
+l432:
 	VZEROUPPER
 	RET
 
 // func weightedBlockBF16AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 // Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
-TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $184-96
+TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $208-96
 	MOVQ  dim+48(FP), AX
 	ANDQ  $0x0f, AX
 	LEAQ  tailMasks<>+0(SB), CX
@@ -11313,9 +12315,9 @@ TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $184-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l416:
+l434:
 	CMPQ    16(SP), $0x20
-	JL      l417
+	JL      l435
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -11328,9 +12330,9 @@ l416:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l419:
+l437:
 	CMPQ   56(SP), $0x08
-	JL     l418
+	JL     l436
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11375,7 +12377,7 @@ l419:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l420:
+l438:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z16
 	VPSLLD       $0x10, Z16, Z16
@@ -11505,7 +12507,7 @@ l420:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l420
+	JG           l438
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -11574,11 +12576,219 @@ l420:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l419
+	JMP          l437
 
-l418:
+l436:
+l440:
+	CMPQ   56(SP), $0x06
+	JL     l439
+	CMPQ   56(SP), $0x08
+	JE     l439
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   48(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 80(SP)
+
+l441:
+	PREFETCHT0   (R12)
+	VPMOVZXWD    (R8), Z12
+	VPSLLD       $0x10, Z12, Z12
+	VPMOVZXWD    32(R8), Z13
+	VPSLLD       $0x10, Z13, Z13
+	VBROADCASTSS (DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS (DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS (DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS (DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS (BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS (BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R13)
+	VPMOVZXWD    (R9), Z12
+	VPSLLD       $0x10, Z12, Z12
+	VPMOVZXWD    32(R9), Z13
+	VPSLLD       $0x10, Z13, Z13
+	VBROADCASTSS 4(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 4(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 4(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 4(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 4(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R14)
+	VPMOVZXWD    (R10), Z12
+	VPSLLD       $0x10, Z12, Z12
+	VPMOVZXWD    32(R10), Z13
+	VPSLLD       $0x10, Z13, Z13
+	VBROADCASTSS 8(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 8(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 8(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 8(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 8(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (DI)
+	VPMOVZXWD    (SI), Z12
+	VPSLLD       $0x10, Z12, Z12
+	VPMOVZXWD    32(SI), Z13
+	VPSLLD       $0x10, Z13, Z13
+	VBROADCASTSS 12(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 12(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 12(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 12(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 12(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         64(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 80(SP)
+	JG           l441
+	MOVQ         dim+48(FP), CX
+	MOVQ         40(SP), DX
+	VMOVUPS      (DX), Z12
+	VADDPS       Z12, Z0, Z12
+	VMOVUPS      Z12, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x06, 56(SP)
+	JMP          l440
+
+l439:
+l443:
 	CMPQ   56(SP), $0x04
-	JL     l421
+	JL     l442
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11612,9 +12822,9 @@ l418:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 80(SP)
+	MOVQ   R10, 88(SP)
 
-l423:
+l444:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -11694,8 +12904,8 @@ l423:
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 80(SP)
-	JG           l423
+	SUBQ         $0x04, 88(SP)
+	JG           l444
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -11732,8 +12942,9 @@ l423:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
+	JMP          l443
 
-l421:
+l442:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -11744,27 +12955,27 @@ l421:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l416
+	JMP     l434
 
-l417:
-l424:
+l435:
+l445:
 	CMPQ    16(SP), $0x10
-	JL      l425
+	JL      l446
 	MOVQ    (SP), AX
-	MOVQ    AX, 88(SP)
-	MOVQ    p+8(FP), AX
 	MOVQ    AX, 96(SP)
-	MOVQ    rows+32(FP), AX
+	MOVQ    p+8(FP), AX
 	MOVQ    AX, 104(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 112(SP)
 	MOVQ    aheadStep+88(FP), AX
 	MOVQ    $0x00000020, CX
 	CMPQ    32(SP), $0x00
 	CMOVQEQ CX, AX
-	MOVQ    AX, 112(SP)
+	MOVQ    AX, 120(SP)
 
-l427:
-	CMPQ   104(SP), $0x08
-	JL     l426
+l448:
+	CMPQ   112(SP), $0x08
+	JL     l447
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11776,7 +12987,7 @@ l427:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   96(SP), DX
+	MOVQ   104(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -11799,9 +13010,9 @@ l427:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 120(SP)
+	MOVQ   R11, 128(SP)
 
-l428:
+l449:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -11883,17 +13094,17 @@ l428:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         112(SP), R11
+	MOVQ         120(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 120(SP)
-	JG           l428
+	SUBQ         $0x04, 128(SP)
+	JG           l449
 	MOVQ         dim+48(FP), CX
-	MOVQ         88(SP), DX
+	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, (DX)
@@ -11926,21 +13137,173 @@ l428:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 88(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	SUBQ         $0x08, 104(SP)
-	JMP          l427
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x08, 112(SP)
+	JMP          l448
 
-l426:
-	CMPQ   104(SP), $0x04
-	JL     l429
+l447:
+l451:
+	CMPQ   112(SP), $0x06
+	JL     l450
+	CMPQ   112(SP), $0x08
+	JE     l450
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   104(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 136(SP)
+
+l452:
+	PREFETCHT0   (R12)
+	VPMOVZXWD    (R8), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS (DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R13)
+	VPMOVZXWD    (R9), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS 4(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R14)
+	VPMOVZXWD    (R10), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS 8(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (DI)
+	VPMOVZXWD    (SI), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS 12(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         120(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 136(SP)
+	JG           l452
+	MOVQ         dim+48(FP), CX
+	MOVQ         96(SP), DX
+	VMOVUPS      (DX), Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x06, 112(SP)
+	JMP          l451
+
+l450:
+l454:
+	CMPQ   112(SP), $0x04
+	JL     l453
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11948,7 +13311,7 @@ l426:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   96(SP), DX
+	MOVQ   104(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -11970,9 +13333,9 @@ l426:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 128(SP)
+	MOVQ   R10, 144(SP)
 
-l431:
+l455:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -12022,16 +13385,16 @@ l431:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         112(SP), R10
+	MOVQ         120(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 128(SP)
-	JG           l431
+	SUBQ         $0x04, 144(SP)
+	JG           l455
 	MOVQ         dim+48(FP), CX
-	MOVQ         88(SP), DX
+	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, (DX)
@@ -12048,14 +13411,15 @@ l431:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 88(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	ADDQ         AX, 96(SP)
-	SUBQ         $0x04, 104(SP)
+	MOVQ         DX, 96(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	ADDQ         AX, 104(SP)
+	SUBQ         $0x04, 112(SP)
+	JMP          l454
 
-l429:
+l453:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -12066,26 +13430,26 @@ l429:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l424
+	JMP     l445
 
-l425:
+l446:
 	CMPQ    16(SP), $0x00
-	JE      l415
+	JE      l433
 	MOVQ    (SP), AX
-	MOVQ    AX, 136(SP)
-	MOVQ    p+8(FP), AX
-	MOVQ    AX, 144(SP)
-	MOVQ    rows+32(FP), AX
 	MOVQ    AX, 152(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 160(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 168(SP)
 	MOVQ    aheadStep+88(FP), AX
 	MOVQ    $0x00000020, CX
 	CMPQ    32(SP), $0x00
 	CMOVQEQ CX, AX
-	MOVQ    AX, 160(SP)
+	MOVQ    AX, 176(SP)
 
-l433:
-	CMPQ   152(SP), $0x08
-	JL     l432
+l457:
+	CMPQ   168(SP), $0x08
+	JL     l456
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12097,7 +13461,7 @@ l433:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   144(SP), DX
+	MOVQ   160(SP), DX
 	LEAQ   (DX)(AX*4), BX
 	MOVQ   v+16(FP), SI
 	MOVQ   8(SP), DI
@@ -12120,9 +13484,9 @@ l433:
 	MOVQ   24(DI), DI
 	ADDQ   R11, DI
 	MOVQ   count+40(FP), R11
-	MOVQ   R11, 168(SP)
+	MOVQ   R11, 184(SP)
 
-l434:
+l458:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -12204,17 +13568,17 @@ l434:
 	ADDQ         R11, R9
 	ADDQ         R11, R10
 	ADDQ         R11, SI
-	MOVQ         160(SP), R11
+	MOVQ         176(SP), R11
 	ADDQ         R11, R12
 	ADDQ         R11, R13
 	ADDQ         R11, R14
 	ADDQ         R11, DI
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
-	SUBQ         $0x04, 168(SP)
-	JG           l434
+	SUBQ         $0x04, 184(SP)
+	JG           l458
 	MOVQ         dim+48(FP), CX
-	MOVQ         136(SP), DX
+	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
 	VADDPS       Z8, Z0, Z8
 	VMOVUPS      Z8, K1, (DX)
@@ -12247,21 +13611,173 @@ l434:
 	VADDPS       Z0, Z7, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 136(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	SUBQ         $0x08, 152(SP)
-	JMP          l433
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x08, 168(SP)
+	JMP          l457
 
-l432:
-	CMPQ   152(SP), $0x04
-	JL     l435
+l456:
+l460:
+	CMPQ   168(SP), $0x06
+	JL     l459
+	CMPQ   168(SP), $0x08
+	JE     l459
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   160(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 192(SP)
+
+l461:
+	PREFETCHT0   (R12)
+	VPMOVZXWD.Z  (R8), K1, Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS (DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R13)
+	VPMOVZXWD.Z  (R9), K1, Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS 4(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (R14)
+	VPMOVZXWD.Z  (R10), K1, Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS 8(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	PREFETCHT0   (DI)
+	VPMOVZXWD.Z  (SI), K1, Z6
+	VPSLLD       $0x10, Z6, Z6
+	VBROADCASTSS 12(DX), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(DX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(DX)(AX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(DX)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(BX), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(BX)(AX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         176(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 192(SP)
+	JG           l461
+	MOVQ         dim+48(FP), CX
+	MOVQ         152(SP), DX
+	VMOVUPS.Z    (DX), K1, Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, K1, (DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x06, 168(SP)
+	JMP          l460
+
+l459:
+l463:
+	CMPQ   168(SP), $0x04
+	JL     l462
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12269,7 +13785,7 @@ l432:
 	MOVQ   stride+56(FP), AX
 	SHLQ   $0x02, AX
 	LEAQ   (AX)(AX*2), CX
-	MOVQ   144(SP), DX
+	MOVQ   160(SP), DX
 	MOVQ   v+16(FP), BX
 	MOVQ   8(SP), SI
 	MOVQ   (BX), DI
@@ -12291,9 +13807,9 @@ l432:
 	MOVQ   24(SI), SI
 	ADDQ   R10, SI
 	MOVQ   count+40(FP), R10
-	MOVQ   R10, 176(SP)
+	MOVQ   R10, 200(SP)
 
-l437:
+l464:
 	PREFETCHT0   (R11)
 	VPMOVZXWD.Z  (DI), K1, Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -12343,16 +13859,16 @@ l437:
 	ADDQ         R10, R8
 	ADDQ         R10, R9
 	ADDQ         R10, BX
-	MOVQ         160(SP), R10
+	MOVQ         176(SP), R10
 	ADDQ         R10, R11
 	ADDQ         R10, R12
 	ADDQ         R10, R13
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
-	SUBQ         $0x04, 176(SP)
-	JG           l437
+	SUBQ         $0x04, 200(SP)
+	JG           l464
 	MOVQ         dim+48(FP), CX
-	MOVQ         136(SP), DX
+	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
 	VADDPS       Z4, Z0, Z4
 	VMOVUPS      Z4, K1, (DX)
@@ -12369,14 +13885,15 @@ l437:
 	VADDPS       Z0, Z3, Z0
 	VMOVUPS      Z0, K1, (DX)
 	LEAQ         (DX)(CX*4), DX
-	MOVQ         DX, 136(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	ADDQ         AX, 144(SP)
-	SUBQ         $0x04, 152(SP)
+	MOVQ         DX, 152(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	ADDQ         AX, 160(SP)
+	SUBQ         $0x04, 168(SP)
+	JMP          l463
 
-l435:
+l462:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -12387,7 +13904,7 @@ l435:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l415:
+l433:
 	VZEROUPPER
 	RET
 
@@ -12405,9 +13922,9 @@ TEXT ·scorePanelAVX512(SB), NOSPLIT, $0-48
 	SHLQ $0x02, R8
 	LEAQ (R8)(R8*2), R9
 
-l439:
+l466:
 	CMPQ   BX, $0x08
-	JL     l438
+	JL     l465
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12429,7 +13946,7 @@ l439:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l440:
+l467:
 	VMOVUPS      (R12), Z16
 	VMOVUPS      64(R12), Z17
 	VBROADCASTSS (R10), Z18
@@ -12460,7 +13977,7 @@ l440:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l440
+	JG           l467
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z8, 64(AX)
 	ADDQ         DI, AX
@@ -12494,11 +14011,88 @@ l440:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x08, BX
-	JMP          l439
+	JMP          l466
 
-l438:
+l465:
+l469:
+	CMPQ   BX, $0x06
+	JL     l468
+	CMPQ   BX, $0x08
+	JE     l468
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   CX, R10
+	LEAQ   (R10)(R8*4), R11
+	MOVQ   DX, R12
+	MOVQ   SI, R13
+
+l470:
+	VMOVUPS      (R12), Z12
+	VMOVUPS      64(R12), Z13
+	VBROADCASTSS (R10), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS (R10)(R8*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS (R10)(R8*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS (R10)(R9*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS (R11), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS (R11)(R8*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	ADDQ         $0x00000080, R12
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	SUBQ         $0x01, R13
+	JG           l470
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z6, 64(AX)
+	ADDQ         DI, AX
+	VMOVUPS      Z1, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         DI, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z8, 64(AX)
+	ADDQ         DI, AX
+	VMOVUPS      Z3, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         DI, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z10, 64(AX)
+	ADDQ         DI, AX
+	VMOVUPS      Z5, (AX)
+	VMOVUPS      Z11, 64(AX)
+	ADDQ         DI, AX
+	ADDQ         R8, CX
+	ADDQ         R8, CX
+	ADDQ         R8, CX
+	ADDQ         R8, CX
+	ADDQ         R8, CX
+	ADDQ         R8, CX
+	SUBQ         $0x06, BX
+	JMP          l469
+
+l468:
+l472:
 	CMPQ   BX, $0x04
-	JL     l441
+	JL     l471
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12511,7 +14105,7 @@ l438:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l443:
+l473:
 	VMOVUPS      (R11), Z8
 	VMOVUPS      64(R11), Z9
 	VBROADCASTSS (R10), Z10
@@ -12529,7 +14123,7 @@ l443:
 	ADDQ         $0x00000080, R11
 	ADDQ         $0x04, R10
 	SUBQ         $0x01, R12
-	JG           l443
+	JG           l473
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z4, 64(AX)
 	ADDQ         DI, AX
@@ -12547,10 +14141,11 @@ l443:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
+	JMP          l472
 
-l441:
+l471:
 	CMPQ   BX, $0x02
-	JL     l444
+	JL     l474
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12559,7 +14154,7 @@ l441:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l446:
+l476:
 	VMOVUPS      (R10), Z4
 	VMOVUPS      64(R10), Z5
 	VBROADCASTSS (R9), Z6
@@ -12571,7 +14166,7 @@ l446:
 	ADDQ         $0x00000080, R10
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, R11
-	JG           l446
+	JG           l476
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z2, 64(AX)
 	ADDQ         DI, AX
@@ -12582,15 +14177,15 @@ l446:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l444:
+l474:
 	CMPQ   BX, $0x01
-	JL     l447
+	JL     l477
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l449:
+l479:
 	VMOVUPS      (DX), Z2
 	VMOVUPS      64(DX), Z3
 	VBROADCASTSS (R9), Z4
@@ -12599,14 +14194,14 @@ l449:
 	ADDQ         $0x00000080, DX
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, SI
-	JG           l449
+	JG           l479
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l447:
+l477:
 	VZEROUPPER
 	RET
 
@@ -12644,34 +14239,34 @@ TEXT ·weighAVX512(SB), NOSPLIT, $24-72
 	XORQ         R9, R9
 	MOVQ         R9, 8(SP)
 
-l450:
+l480:
 	VBROADCASTSS (DX), Z10
 	VCMPPS       $0x03, Z10, Z10, K3
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l458
+	JZ           l488
 
-l457:
+l487:
 	VMOVUPS (AX)(R9*4), Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l457
+	JL      l487
 
-l458:
+l488:
 	TESTQ   R8, R8
-	JZ      l459
+	JZ      l489
 	VMOVAPS Z9, Z11
 	VMOVUPS (AX)(R9*4), K1, Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 
-l459:
+l489:
 	VEXTRACTF64X4 $0x01, Z10, Y11
 	VMAXPS        Y11, Y10, Y11
 	VEXTRACTF128  $0x01, Y11, X12
@@ -12681,27 +14276,27 @@ l459:
 	VPERMILPS     $0xb1, X12, X10
 	VMAXPS        X10, X12, X12
 	KORTESTW      K3, K3
-	JZ            l454
+	JZ            l484
 	VBROADCASTSS  c7fc00000<>+0(SB), X12
 
-l454:
+l484:
 	VUCOMISS cff800000<>+0(SB), X12
-	JP       l453
-	JE       l452
+	JP       l483
+	JE       l482
 
-l453:
+l483:
 	VBROADCASTSS X12, Z10
 	VUCOMISS     (DX), X12
-	JP           l455
-	JE           l456
+	JP           l485
+	JE           l486
 
-l455:
+l485:
 	VMOVSS   (DX), X11
 	VUCOMISS cff800000<>+0(SB), X11
-	JP       l460
-	JE       l456
+	JP       l490
+	JE       l486
 
-l460:
+l490:
 	VBROADCASTSS X11, Z11
 	VSUBPS       Z10, Z11, Z11
 	VADDPS       Z1, Z11, Z13
@@ -12725,34 +14320,34 @@ l460:
 	MOVQ         DI, 16(SP)
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l462
+	JZ           l492
 
-l461:
+l491:
 	VMOVUPS (CX)(R9*4), Z13
 	VMULPS  Z11, Z13, Z13
 	VMOVUPS Z13, (CX)(R9*4)
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l461
+	JL      l491
 
-l462:
+l492:
 	CMPQ      R9, 16(SP)
-	JGE       l463
+	JGE       l493
 	VMOVUPS.Z (CX)(R9*4), K2, Z13
 	VMULPS    Z11, Z13, Z13
 	VMOVUPS   Z13, K2, (CX)(R9*4)
 
-l463:
-l456:
+l493:
+l486:
 	VMOVSS X12, (DX)
 	VXORPS Z11, Z11, Z11
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l465
+	JZ     l495
 
-l464:
+l494:
 	VMOVUPS     (AX)(R9*4), Z12
 	VSUBPS      Z10, Z12, Z12
 	VADDPS      Z1, Z12, Z13
@@ -12773,11 +14368,11 @@ l464:
 	VADDPS      Z12, Z11, Z11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
-	JL          l464
+	JL          l494
 
-l465:
+l495:
 	TESTQ       R8, R8
-	JZ          l466
+	JZ          l496
 	VMOVAPS     Z9, Z12
 	VMOVUPS     (AX)(R9*4), K1, Z12
 	VSUBPS      Z10, Z12, Z12
@@ -12798,7 +14393,7 @@ l465:
 	VMOVUPS     Z12, K1, (AX)(R9*4)
 	VADDPS      Z12, Z11, Z11
 
-l466:
+l496:
 	VEXTRACTF64X4 $0x01, Z11, Y10
 	VADDPS        Y10, Y11, Y10
 	VEXTRACTF128  $0x01, Y10, X11
@@ -12810,19 +14405,19 @@ l466:
 	VADDSS        (BX), X11, X11
 	VMOVSS        X11, (BX)
 
-l451:
+l481:
 	MOVQ stride+48(FP), R9
 	LEAQ (AX)(R9*4), AX
 	LEAQ (CX)(DI*4), CX
 	ADDQ $0x04, DX
 	ADDQ $0x04, BX
 	SUBQ $0x01, (SP)
-	JG   l450
+	JG   l480
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+64(FP)
 	RET
 
-l452:
+l482:
 	ADDQ $0x01, 8(SP)
-	JMP  l451
+	JMP  l481

@@ -181,7 +181,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 		"",
 		"	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)",
 		"",
-		"where v_c lies at v[c%4] + at + c/4*step.", aheadDoc, "rows and count are multiples of 4.")
+		"where v_c lies at v[c%4] + at + c/4*step.", aheadDoc, "count is a multiple of 4, and so is rows, or 6.")
 	var mask Op
 	if s.lanes == 16 {
 		mask = K()

@@ -34,7 +34,7 @@ func write(dir string) error {
 		// As many rows at a time as there are registers for.
 		few, many := []int{2, 1}, []int{6, 4}
 		if s.lanes == 16 {
-			few, many = []int{4, 2, 1}, []int{8, 4}
+			few, many = []int{4, 2, 1}, []int{8, 6, 4}
 		}
 		for _, d := range []dtype{f32, f16, bf16} {
 			score(s, d, few)
