@@ -17,15 +17,17 @@ import (
 // Goroutines that each have a step of their own decode forks of one prompt,
 // while others fork it, cut it and look at the numbers. What each of them reads
 // is its own and the prompt, to the bit. Full caches come and go.
-func TestConcurrentSteps(t *testing.T) {
+func TestConcurrentSteps(t *testing.T) { testConcurrentSteps(t, modelPlace{}, 150) }
+
+func testConcurrentSteps(t *testing.T, at modelPlace, steps int) {
 	rng := reftest.Rand(t)
-	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 4, PageSize: 4, Pages: 40})
+	c := newTestCache(t, at.config(CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 4, PageSize: 4, Pages: 40}))
 	first := newStepGraph(t, c, 8, 4, tensor.Float32, WithCausal())
 	defer first.close()
 	prompt := &testContext{seq: newTestSequence(t, c)}
 	first.advance(t, rng, testAppend{prompt, 6})
 
-	const decoders, steps = 4, 150
+	const decoders = 4
 	var working atomic.Int32
 	working.Store(decoders)
 	var wg sync.WaitGroup
@@ -134,10 +136,12 @@ func forkAndRelease(c *Cache, prompt *Sequence, keep int) error {
 
 // One step in the hands of several goroutines: every call is in order or
 // ErrState, and the pages are all there in the end.
-func TestConcurrentCallsOfOneStep(t *testing.T) {
+func TestConcurrentCallsOfOneStep(t *testing.T) { testConcurrentCallsOfOneStep(t, modelPlace{}) }
+
+func testConcurrentCallsOfOneStep(t *testing.T, at modelPlace) {
 	rng := reftest.Rand(t)
-	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 2, PageSize: 2, Pages: 32})
-	s := newStepGraph(t, c, 2, 1, tensor.Float64)
+	c := newTestCache(t, at.config(CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 2, PageSize: 2, Pages: 32}))
+	s := newStepGraph(t, c, 2, 1, tensor.Float32)
 	defer s.close()
 	seq := newTestSequence(t, c)
 	tokens := newTestTokens(2, 2)
@@ -204,9 +208,16 @@ func TestCloseWaits(t *testing.T) {
 
 // Close in the middle of everything: each call is right or ErrClosed.
 func TestCloseWhileRunning(t *testing.T) {
+	testCloseWhileRunning(t, 20, func() (modelPlace, func() error) { return modelPlace{}, nil })
+}
+
+// testCloseWhileRunning opens the place anew each time; what it returns beside is
+// called before the cache is closed.
+func testCloseWhileRunning(t *testing.T, times int, open func() (modelPlace, func() error)) {
 	rng := reftest.Rand(t)
-	for range 20 {
-		c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 16, PageSize: 16, Pages: 64, DType: Float16})
+	for range times {
+		at, closeFirst := open()
+		c := newTestCache(t, at.config(CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 16, PageSize: 16, Pages: 64, DType: Float16}))
 		var wg sync.WaitGroup
 		var rounds atomic.Int32
 		for range 3 {
@@ -240,6 +251,9 @@ func TestCloseWhileRunning(t *testing.T) {
 		}
 		for rounds.Load() < 20 {
 			runtime.Gosched()
+		}
+		if closeFirst != nil {
+			noError(t, closeFirst())
 		}
 		noError(t, c.Close())
 		wg.Wait()

@@ -63,6 +63,15 @@ type modelPlace struct {
 	real bool // it has kernels for some head dims only, and tensor cores round its numbers
 }
 
+// config is a cache's there.
+func (at modelPlace) config(c CacheConfig) CacheConfig {
+	c.Device = at.gpu
+	if at.real {
+		c.HeadDim, c.ValueDim = 64, 64
+	}
+	return c
+}
+
 func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 	config := CacheConfig{
 		Layers:   rapid.IntRange(1, 3).Draw(t, "layers"),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -53,6 +54,7 @@ func UseFakeEngine(t testing.TB) {
 // fakeEngine has the memory and the calls of a real one.
 type fakeEngine struct {
 	dev   *cuda.Device
+	mu    sync.Mutex // of all that follows, and of every plan
 	plans int
 	calls []string // what was asked of plans
 	fail  error    // of the next Run
@@ -71,6 +73,8 @@ func (e *fakeEngine) Supports(g *cpu.Geometry, kv cpu.DType) error {
 }
 func (e *fakeEngine) Close() error { e.closed = true; return nil }
 func (e *fakeEngine) NewPlan() attentionPlan {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.plans++
 	return &fakePlan{engine: e}
 }
@@ -87,6 +91,8 @@ type fakePlan struct {
 }
 
 func (p *fakePlan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) (err error) {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
 	p.engine.calls = append(p.engine.calls, "build")
 	if err := p.engine.limit; err != nil {
 		p.engine.limit = nil
@@ -112,6 +118,8 @@ func (p *fakePlan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) (err err
 }
 
 func (p *fakePlan) Upload(s *cuda.Stream) error {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
 	p.engine.calls = append(p.engine.calls, "upload")
 	p.ready = true
 	return s.Upload(p.there, 0, p.host, 0, 64)
@@ -120,6 +128,8 @@ func (p *fakePlan) Upload(s *cuda.Stream) error {
 func (p *fakePlan) Close() error { return errors.Join(p.host.Close(), p.there.Close()) }
 
 func (p *fakePlan) Append(_ *cuda.Stream, k, v, newK, newV deviceMemory) error {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
 	p.engine.calls = append(p.engine.calls, "append")
 	if !p.ready {
 		return errors.New("append before the plan was uploaded")
@@ -149,6 +159,8 @@ func (p *fakePlan) Append(_ *cuda.Stream, k, v, newK, newV deviceMemory) error {
 }
 
 func (p *fakePlan) Run(_ *cuda.Stream, o *deviceOperands) error {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
 	p.engine.calls = append(p.engine.calls, "run")
 	if !p.ready {
 		return errors.New("run before the plan was uploaded")
