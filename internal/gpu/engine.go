@@ -90,7 +90,9 @@ func (e *Engine) Device() *cuda.Device { return e.dev }
 func (e *Engine) copies() bool { return e.info.Capability >= 90 }
 
 // Supports says whether there is a kernel for a geometry with keys and values of
-// a type. Errors wrap cpu.ErrShape and cpu.ErrDType.
+// a type. Errors wrap cpu.ErrShape and cpu.ErrDType. Head dim 256 needs so much
+// shared memory that before compute capability 9.0, and on 12.0, more queries of
+// a sequence may be too many for what one query is not: that is an error of Build.
 func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {
 	const op = "supports"
 	if err := checkGeometry(op, g); err != nil {
@@ -100,8 +102,14 @@ func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {
 	if el < 0 {
 		return errorf(op, cpu.ErrDType, "keys and values are %v; there are kernels for %v, %v and %v", kv, cpu.Float16, cpu.BFloat16, cpu.Float32)
 	}
-	if _, ok := e.configure(shapeOf(el, g.Dim), blockRows); !ok {
-		return errorf(op, cpu.ErrShape, "head dim %d of %v needs more than the GPU's %d bytes of shared memory", g.Dim, kv, e.info.SharedPerBlockMost)
+	return e.fits(op, el, g.Dim, min(blockRows, g.Heads/g.KVHeads))
+}
+
+// fits reports output tiles of so many rows that there is no shared memory for.
+func (e *Engine) fits(op string, element, dim, rows int) error {
+	if _, ok := e.configure(shapeOf(element, dim), rows); !ok {
+		return errorf(op, cpu.ErrShape, "%d rows of head dim %d, keys of %v: more than the GPU's %d bytes of shared memory can hold",
+			rows, dim, elements[element].dtype, e.info.SharedPerBlockMost)
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func TestGPUShort(t *testing.T) {
 	testRandom(t, realGPU(t), 600, options{work: 2e6, longest: 300})
 }
 
-func TestGPUSchedules(t *testing.T)    { testSchedules(t, realGPU(t)) }
+func TestGPUSchedules(t *testing.T)    { testSchedules(t, realGPU(t), 3000) }
 func TestGPURepeats(t *testing.T)      { testRepeats(t, realGPU(t), 100, 1e8, 20000) }
 func TestGPUAppend(t *testing.T)       { testAppend(t, realGPU(t)) }
 func TestGPUGraph(t *testing.T)        { testGraph(t, realGPU(t), 20, 4000) }

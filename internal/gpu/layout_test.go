@@ -1,8 +1,6 @@
 package gpu
 
 import (
-	"errors"
-	"io/fs"
 	"os"
 	"reflect"
 	"regexp"
@@ -20,9 +18,6 @@ type field struct {
 func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	t.Helper()
 	text, err := os.ReadFile("../../kernels/" + file)
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Skipf("no kernels here: %v", err)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,6 +57,53 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 		}
 	}
 	return fields, (at + align - 1) &^ (align - 1)
+}
+
+// source is a header of the kernels, its spaces and comments made the same.
+func source(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../kernels/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := regexp.MustCompile(`//[^\n]*`).ReplaceAllString(string(text), "")
+	return strings.Join(strings.Fields(s), " ")
+}
+
+// What shape.go mirrors is still what the kernels do.
+func TestShapeIsTheKernels(t *testing.T) {
+	for file, lines := range map[string][]string{
+		"work.cuh": {
+			"constexpr int ROWS = 16;",
+			"constexpr int COPIERS = 4;",
+		},
+		"reduce.cuh": {
+			"constexpr int STATES = 4;",
+			"float* o; float4* m; float4* l; int* last;",
+		},
+		"ring.cuh": {
+			"constexpr int KEYS = D * T::bytes <= 128 ? 2 * T::depth : T::depth;",
+			"constexpr int BLOCK = KEYS * 128;",
+			"constexpr int BLOCKS = (D * T::bytes + 127) / 128;",
+			"constexpr int SLOT = 2 * BLOCKS * BLOCK;",
+			"constexpr int WIDTH = D + 8;",
+			"constexpr bool SHARED_QUERY = D * T::bytes > 256;",
+			"constexpr int STEPS = T::bytes == 2 ? D / 16 : D / 8;",
+			"constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (T::bytes == 2 ? 2 : 1) : 0;",
+		},
+		"lean.cuh": {
+			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps; sh.o = (float*)(rest + S::QUERY); " +
+				"sh.m = (float4*)(sh.o + 2 * R::STATES * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS; u64* bars = (u64*)(sh.l + 2 * ROWS); sh.last = (int*)(bars + 2 * slots);",
+		},
+		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
+	} {
+		text := source(t, file)
+		for _, line := range lines {
+			if !strings.Contains(text, line) {
+				t.Errorf("%s has no %q any more: see shape.go", file, line)
+			}
+		}
+	}
 }
 
 // The Go structs are those of the kernels, field by field.

@@ -56,7 +56,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.seqs = next(c.Sequences, unsafe.Sizeof(sequence{}))
 	s.blind = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
-	s.pages = next(c.Pages+tableSlackPages, 4)
+	s.pages = next(c.Pages+tableSlack, 4)
 	s.end = at
 	return s
 }

@@ -137,6 +137,11 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
 	group := g.Heads / g.KVHeads
 	look.tileRows = min(blockRows, min(max(need.Queries, p.least.Queries, 1), blockRows)*group)
+	for el := range elements {
+		if err := p.engine.fits(op, el, g.Dim, look.tileRows); err != nil {
+			return err
+		}
+	}
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim); err != nil {
 		return err
@@ -253,6 +258,10 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 	}
 }
 
+// slack is what a block may have more than an even share, to have one part only:
+// the end of a part takes as long as one or two LeanTiles.
+const slack = 1
+
 // schedule cuts the LeanTiles.
 func (p *Plan) schedule(g *cpu.Geometry) {
 	group, tile := g.Heads/g.KVHeads, tileTokens(g)
@@ -270,7 +279,9 @@ func (p *Plan) schedule(g *cpu.Geometry) {
 	if g.Workers > 0 {
 		workers = min(workers, g.Workers)
 	}
-	p.sched.Cut(g.Policy, workers)
+	policy := g.Policy
+	policy.Slack = slack
+	p.sched.Cut(policy, workers)
 	if p.works == nil {
 		p.works = make([]work, p.engine.blocks)
 	}

@@ -42,19 +42,26 @@ func code(d cpu.DType) int32 { return elements[elementOf(d)].code }
 
 func dimIndex(dim int) int { return slices.Index(headDims[:], dim) }
 
+// Constants of the kernels.
 const (
 	blockRows = 16 // rows of an output tile: those of a tensor core product
+	states    = 4  // there is shared memory for those of so many warps, twice
+	copiers   = 4  // warps that copy, from 9.0 on: two of them fill every second slot
+)
 
-	// LeanTiles are whole chunks, whatever the type: no chunk has more keys.
-	mostChunk       = 32
-	defaultTile     = 64
-	ringBytes       = 96 << 10 // that are on their way at once, where a slot is small
-	mostWarps       = 4
-	mostKeyRows     = 1<<31 - 1<<16
-	mostStages      = 6       // of a warp, before 9.0
-	mostPackedRows  = 1 << 22 // of a sequence: rows are divided by the group in float32
-	appendThreads   = 256
-	tableSlackPages = 64
+const (
+	defaultTile   = 64        // keys
+	mostChunk     = 32        // keys: a LeanTile is whole chunks, whatever the type
+	ringBytes     = 128 << 10 // that are on their way at once, where there is room for them
+	mostStages    = 6         // of a warp's part of the ring, before 9.0
+	appendThreads = 256
+
+	mostKeyRows    = 1<<31 - 1<<16 // rows are numbers of 32 bits
+	mostPackedRows = 1 << 22       // of a sequence: rows are divided by the group in float32
+
+	// Entries of the block table behind the last one that kernels may load, and
+	// don't use.
+	tableSlack = 64
 )
 
 // shape is what follows from an element type and a head dim.
@@ -117,33 +124,36 @@ func (s *shape) box(paged bool, pageTokens int) int {
 // config is how a kernel is launched.
 type config struct {
 	warps   int // that compute
-	slots   int // of the ring, a multiple of warps
+	slots   int // of the ring, a multiple of warps, and even where warps copy
 	parts   int // log2 of the warps that share a row's partials
 	threads int
 	shared  int // bytes
 }
 
 // configure chooses for output tiles of at most so many rows. There are as many
-// warps as fit, and a ring of about ringBytes, or of what is left.
+// warps as fit, and a ring of ringBytes, or of what is left.
 func (e *Engine) configure(s shape, rows int) (config, bool) {
-	least, most := 2, mostStages
-	if e.copies() {
-		least, most = 1, 1<<10
-	}
-	for warps := mostWarps; warps > 0; warps-- {
-		ring := max(ringBytes/s.slot, 2*mostWarps) / warps // stages of a warp
-		for stages := min(max(ring, least), most); stages >= least; stages-- {
-			c := config{warps: warps, slots: warps * stages, threads: warps * 32}
-			c.shared = c.slots*s.slot + s.query + warps*rows*s.width*4 + warps*blockRows*8 + 16*c.slots + 16
-			if c.shared > e.info.SharedPerBlockMost {
-				continue
+	rest := s.query + 2*(states*rows*s.width*4+2*blockRows*16) + 16
+	room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
+	for warps := states; warps > 0; warps-- {
+		stages := min(ringBytes/s.slot, room) / warps
+		if e.copies() {
+			if warps%2 != 0 {
+				stages &^= 1 // the slots have to be even
 			}
-			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
-			if e.copies() {
-				c.threads += 32
-			}
-			return c, true
+		} else {
+			stages = min(stages, mostStages)
 		}
+		if stages < 2 {
+			continue
+		}
+		c := config{warps: warps, slots: warps * stages, threads: warps * 32}
+		c.parts = max(bits.Len(uint(warps/rows))-1, 0)
+		if e.copies() {
+			c.threads += copiers * 32
+		}
+		c.shared = rest + c.slots*(s.slot+16)
+		return c, true
 	}
 	return config{}, false
 }

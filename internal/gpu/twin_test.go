@@ -181,7 +181,7 @@ func (k *twin) checkLaunch(l *launch, a *attention) {
 	size := a.kv.Size()
 	threads := int(a.warps) * 32
 	if hopper {
-		threads += 32
+		threads += 4 * 32
 	}
 	row := a.dim * size
 	columns := (row + 127) / 128
@@ -191,16 +191,16 @@ func (k *twin) checkLaunch(l *launch, a *attention) {
 		query = map[int]int{2: a.dim / 16 * 1024, 4: a.dim / 8 * 512}[size]
 	}
 	warps, rows := int(a.warps), int(a.rows)
-	last := int(a.slots)*slot + query + warps*rows*(a.dim+8)*4 + 2*warps*16*4 + 2*int(a.slots)*8
+	last := int(a.slots)*slot + query + 2*4*rows*(a.dim+8)*4 + 2*2*16*16 + 2*int(a.slots)*8
 	switch {
 	case l.threads != threads, l.blocks != k.e.info.Multiprocessors:
 		t.Errorf("%d blocks of %d threads for %d warps", l.blocks, l.threads, warps)
-	case warps < 1 || warps > 8 || a.slots < a.warps || a.slots%a.warps != 0:
+	case warps < 1 || warps > 4 || a.slots < a.warps || a.slots%a.warps != 0 || hopper && a.slots%2 != 0:
 		t.Errorf("%d slots for %d warps", a.slots, warps)
 	case !hopper && (a.slots/a.warps < 2 || a.slots/a.warps > 6):
 		t.Errorf("%d slots for %d warps before 9.0", a.slots, warps)
-	case l.shared < last+4 || l.shared > k.e.info.SharedPerBlockMost:
-		t.Errorf("%d bytes of shared memory, %d are needed, %d there", l.shared, last+4, k.e.info.SharedPerBlockMost)
+	case l.shared < last+8 || l.shared > k.e.info.SharedPerBlockMost:
+		t.Errorf("%d bytes of shared memory, %d are needed, %d there", l.shared, last+8, k.e.info.SharedPerBlockMost)
 	case rows < 1 || rows > 16 || a.parts < 0 || a.parts > 0 && rows<<a.parts > warps || rows<<(a.parts+1) <= warps:
 		t.Errorf("%d rows, 2^%d parts, %d warps", rows, a.parts, warps)
 	case a.chunk%int(a.box) != 0, a.pages != 0 && a.pageTokens%a.box != 0, a.pages == 0 && int(a.box) != a.chunk:
