@@ -37,6 +37,11 @@ func (k Kind) String() string {
 type Policy struct {
 	Kind   Kind
 	Splits int // parts of an output tile under FixedSplit; less than 1 counts as 1. The other kinds do not use it.
+
+	// Slack lets StreamK give a worker up to so many LeanTiles more than the
+	// largest even share, if then no worker has parts of two output tiles: the
+	// end of a part costs time too. 0 keeps the shares even.
+	Slack int
 }
 
 // Plan is a schedule: which worker attends to which LeanTiles.
@@ -50,7 +55,7 @@ type Policy struct {
 // three policies differ in nothing but the cuts. With T LeanTiles and O output
 // tiles:
 //
-//	StreamK    cut(w) = floor(w*T/G)
+//	StreamK    cut(w) = floor(w*T/G), or with Policy.Slack every output tile at multiples of its part
 //	PerHead    cut(w) = first LeanTile of output tile floor(w*O/G)
 //	FixedSplit cut(w) = first LeanTile of unit floor(w*U/G), where the U = O*s
 //	           units are the s splits of each output tile in order, and split k
@@ -122,7 +127,7 @@ func (p *Plan) Add(blockTiles []int64) {
 func (p *Plan) Cut(policy Policy, workers int) {
 	g := p.fit(policy, max(workers, 1))
 	p.cuts = p.cuts[:0]
-	if g == 0 {
+	if g == 0 || policy.Kind == StreamK && p.cutParts(g, max(workers, 1), policy.Slack) {
 		return
 	}
 	for w := range g {
@@ -138,6 +143,48 @@ func (p *Plan) Cut(policy Policy, workers int) {
 		p.cuts = append(p.cuts, c)
 	}
 	p.cuts = append(p.cuts, p.tiles)
+}
+
+// cutParts cuts every output tile into parts of m LeanTiles, one for each worker,
+// with the smallest m of at most slack more than an even share of g workers that
+// does it with as many workers as there are. It returns false if none does.
+func (p *Plan) cutParts(g, workers, slack int) bool {
+	even := (p.tiles-1)/int64(g) + 1
+	for m := even; slack > 0 && m <= even+int64(slack); m++ {
+		if p.parts(m) > int64(workers) {
+			continue
+		}
+		for i := range p.seqs {
+			q := &p.seqs[i]
+			starts := p.starts[q.start : q.start+q.blocks+1]
+			for head := range p.heads {
+				at := q.tile + head*p.headTiles(q)
+				for b := range q.blocks {
+					for t := starts[b]; t < starts[b+1]; t += m {
+						p.cuts = append(p.cuts, at+t)
+					}
+				}
+			}
+		}
+		p.cuts = append(p.cuts, p.tiles)
+		return true
+	}
+	return false
+}
+
+// parts returns the number of parts of m LeanTiles of all output tiles.
+func (p *Plan) parts(m int64) int64 {
+	var n int64
+	for i := range p.seqs {
+		q := &p.seqs[i]
+		starts := p.starts[q.start : q.start+q.blocks+1]
+		for b := range q.blocks {
+			if tiles := starts[b+1] - starts[b]; tiles > 0 {
+				n += (tiles-1)/m + 1
+			}
+		}
+	}
+	return n * p.heads
 }
 
 // fit returns the number of workers to use: no more than there are units to

@@ -45,6 +45,7 @@ func policies() *rapid.Generator[Policy] {
 		return Policy{
 			Kind:   rapid.SampledFrom([]Kind{StreamK, FixedSplit, PerHead}).Draw(t, "kind"),
 			Splits: rapid.IntRange(-1, 12).Draw(t, "splits"),
+			Slack:  rapid.IntRange(-1, 3).Draw(t, "slack"),
 		}
 	})
 }
@@ -109,7 +110,12 @@ func check(t errorer, b batch, p *Plan) {
 		t.Fatalf("the last range ends at LeanTile %d of %d", at, tiles)
 	}
 	if b.policy.Kind == StreamK && p.Workers() > 0 && (most-least > 1 || least < 1) {
-		t.Fatalf("stream-K loads from %d to %d LeanTiles", least, most)
+		even := (tiles-1)/min(int64(max(b.workers, 1)), tiles) + 1
+		for w, list := range works(p) {
+			if len(list) != 1 || most > even+int64(b.policy.Slack) {
+				t.Fatalf("stream-K loads from %d to %d LeanTiles, where an even share is %d; worker %d has %d parts", least, most, even, w, len(list))
+			}
+		}
 	}
 
 	// Work is the outputs' LeanTiles in order, each once, cut at ranges' borders.
@@ -194,6 +200,30 @@ func TestPlanProperties(t *testing.T) {
 		b := batches().Draw(t, "batch")
 		check(t, b, b.plan(&p))
 	})
+}
+
+// With slack, 32 output tiles of 16 LeanTiles are four parts each for 128 of 132
+// workers, where an even share would be 3.9 LeanTiles and cross output tiles.
+func TestSlack(t *testing.T) {
+	b := batch{heads: 32, seqs: [][]int64{{16}}, policy: Policy{Slack: 1}, workers: 132}
+	p := b.plan(new(Plan))
+	if p.Workers() != 128 {
+		t.Fatalf("%d workers, want 128", p.Workers())
+	}
+	for w := range p.Workers() {
+		if begin, end := p.Range(w); begin != int64(w)*4 || end != begin+4 {
+			t.Errorf("worker %d has [%d, %d)", w, begin, end)
+		}
+	}
+	// 62.06 is an even share; 64 are two more than its 63 allow with slack 0, and one more with 1.
+	b = batch{heads: 128, seqs: [][]int64{{64}}, policy: Policy{Slack: 1}, workers: 132}
+	if p := b.plan(new(Plan)); p.Workers() != 128 {
+		t.Errorf("%d workers, want one for each output tile", p.Workers())
+	}
+	b.policy.Slack = 0
+	if p := b.plan(new(Plan)); p.Workers() != 132 {
+		t.Errorf("%d workers without slack, want 132", p.Workers())
+	}
 }
 
 // TestCuts compares the cuts with the formulas of Plan's comment, worked out
