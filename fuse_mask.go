@@ -1,6 +1,7 @@
 package leanattention
 
 import (
+	"math"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
@@ -62,7 +63,8 @@ func seen(row []float64) int {
 }
 
 // sumOfMasks adds y, scaled, to x. Both are blocks, of which a whole number makes
-// the mask; an x that is nil is of zeros.
+// the mask; an x that is nil is of zeros. Something added that is more than 0 is
+// no mask, even if another one takes it away again: it costs the scores digits.
 func sumOfMasks(x, y []float64, scale float64) []float64 {
 	a, b := max(len(x), 1), len(y)
 	for b != 0 {
@@ -73,8 +75,12 @@ func sumOfMasks(x, y []float64, scale float64) []float64 {
 		if len(x) > 0 {
 			sum[i] = x[i%len(x)]
 		}
-		if add := y[i%len(y)]; add != 0 {
-			sum[i] += scale * add
+		if add := y[i%len(y)]; add == 0 {
+			continue
+		} else if add *= scale; add <= 0 {
+			sum[i] += add
+		} else {
+			sum[i] = math.NaN()
 		}
 	}
 	return sum

@@ -130,6 +130,10 @@ var leftAlone = []written{
 		s = w.add(s, w.constant("more", edited(26, -1e9), 2, 3, 5))
 		return one(w.bmm(w.softmax(s, 2), v))
 	}},
+	{name: "masks that take each other away", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
+		m := w.constant("mask", causalMask(2, 3, 5, -1e4), 2, 3, 5)
+		return one(w.attend(func(s *G.Node) *G.Node { return w.add(w.must(G.Sub(s, m)), m) }))
+	}},
 	{name: "mask turned around by a negative scale", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
 		m := w.constant("mask", causalMask(2, 3, 5, -1e9), 2, 3, 5)
 		return one(w.attend(func(s *G.Node) *G.Node { return w.times(w.add(s, m), w.number(-0.5)) }))
