@@ -28,6 +28,7 @@ template <class T, int D> struct Lean {
   using R = Reduce<S>;
   using Place = typename S::Place;
   static constexpr int KEYS = S::KEYS;
+
   __device__ static __forceinline__ void run(const Params& p) {
     extern __shared__ __align__(1024) char memory[];
 #if __CUDA_ARCH__ >= 900
@@ -45,11 +46,11 @@ template <class T, int D> struct Lean {
 
     char* rest = memory + slots * S::SLOT;
     typename R::Shared sh;
-    sh.warps = warps;
+    sh.warps = warps, sh.rooms = p.rooms;
     sh.o = (float*)(rest + S::QUERY);
-    sh.m = (float4*)(sh.o + 2 * R::STATES * p.rows * S::WIDTH);
-    sh.l = sh.m + 2 * ROWS;
-    u64* bars = (u64*)(sh.l + 2 * ROWS);
+    sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH);
+    sh.l = sh.m + sh.rooms * ROWS;
+    u64* bars = (u64*)(sh.l + sh.rooms * ROWS);
     sh.last = (int*)(bars + 2 * slots); // two
     const u32 ring = sharedAddress(memory);
 
@@ -78,7 +79,7 @@ template <class T, int D> struct Lean {
     waitForEarlier();
     if (threadIdx.x == 0) letNextStart();
 
-    R::clear(p, sh);
+    R::clear(sh);
     // Queries and outputs of the keys' type need no second parts.
     const bool precise = p.queryType != S::T::type || p.outType != S::T::type;
     Place w, done;
@@ -151,8 +152,8 @@ template <class T, int D> struct Lean {
       }
       turn = (turn + w.end - w.chunk) % warps;
 
-      // The warps' states, side by side. There is room for two output tiles'
-      // states, so that nobody waits for the one warp that merges them.
+      // The warps' states, side by side. Where there is room for two output
+      // tiles' states, nobody waits for the one warp that merges them.
       const typename R::Shared mine = sh.of(part, p.rows);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -170,6 +171,7 @@ template <class T, int D> struct Lean {
       if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
       R::combine(p, done, mine, rows, R::slotOf(done), part);
+      if (sh.rooms == 1) syncWarps(warps);
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
       part++;
     }

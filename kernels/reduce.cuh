@@ -10,15 +10,16 @@ template <class S> struct Reduce {
 
   // What a thread block keeps in shared memory beside the ring.
   struct Shared {
-    int warps;
-    float* o; // states (n, rows, WIDTH)
+    int warps, rooms;
+    float* o; // states of a room: (warps, rows, WIDTH)
     float4* m; // of each row, one for each state
     float4* l;
     int* last;
     // The room for part i of the range.
     __device__ __forceinline__ Shared of(int i, int rows) const {
       Shared s = *this;
-      s.o += (i & 1) * (STATES * rows * WIDTH), s.m += (i & 1) * ROWS, s.l += (i & 1) * ROWS;
+      const int room = rooms > 1 ? i & 1 : 0;
+      s.o += room * (warps * rows * WIDTH), s.m += room * ROWS, s.l += room * ROWS;
       return s;
     }
   };
@@ -52,6 +53,7 @@ template <class S> struct Reduce {
       float2 o = make_float2(0.f, 0.f);
 #pragma unroll
       for (int k = 0; k < STATES; k++) {
+        if (k >= sh.warps) break;
         const float2 x = *(const float2*)(sh.o + (k * p.rows + r) * WIDTH + c);
         o.x += f[k] * x.x, o.y += f[k] * x.y;
       }
@@ -71,7 +73,7 @@ template <class S> struct Reduce {
   __device__ static __forceinline__ void gather(const Params& p, const Shared& sh, int host, int sharers) {
     constexpr int EACH = (D / 4 + 31) / 32, BATCH = 16 / EACH; // partials that are on their way together
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int task = warp; task < p.rows * STATES; task += sh.warps) {
+    for (int task = warp; task < p.rows * sh.warps; task += sh.warps) {
       const int part = (task >= p.rows) + (task >= 2 * p.rows) + (task >= 3 * p.rows), r = task - part * p.rows;
       const bool some = (part >> p.parts) == 0;
       const int begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
@@ -123,19 +125,15 @@ template <class S> struct Reduce {
   }
 
   // Makes the states empty that no warp has.
-  __device__ static __forceinline__ void clear(const Params& p, const Shared& sh) {
+  __device__ static __forceinline__ void clear(const Shared& sh) {
     for (int k = sh.warps; k < STATES; k++) {
-      for (int part = 0; part < 2; part++) {
-        const Shared s = sh.of(part, p.rows);
-        for (int i = threadIdx.x; i < p.rows * WIDTH; i += sh.warps * 32) s.o[k * p.rows * WIDTH + i] = 0.f;
-        for (int r = threadIdx.x; r < p.rows; r += sh.warps * 32) ((float*)(s.m + r))[k] = -LEAN_INF, ((float*)(s.l + r))[k] = 0.f;
-      }
+      for (int r = threadIdx.x; r < sh.rooms * ROWS; r += sh.warps * 32) ((float*)(sh.m + r))[k] = -LEAN_INF, ((float*)(sh.l + r))[k] = 0.f;
     }
   }
 
   // Where a part of an output tile goes: -1 to the output, if it is all of it,
   // else to a slot of the partials. A block leaves at most two partials.
-  __device__ static __forceinline__ int slotOf(const Place& w) { return w.take == w.tiles ? -1 : 2 * blockIdx.x + (w.tile == 0); }
+  __device__ static __forceinline__ int slotOf(const Place& w) { return w.take == w.tiles ? -1 : 2 * (int)blockIdx.x + (w.tile == 0); }
 
   // Counts. It releases what the block has written, and acquires what the others have.
   __device__ static __forceinline__ u32 arrive(u32* counter) {
