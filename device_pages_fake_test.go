@@ -86,36 +86,9 @@ func TestDeviceLayerCalls(t *testing.T) {
 	noError(t, c.Close())
 }
 
-// Runs take no memory after the first, wherever their operands are.
 func TestDeviceCacheMemoryFlat(t *testing.T) {
 	gpu, _ := FakeGPU(t)
-	rng := reftest.Rand(t)
-	c := newTestCache(t, deviceConfig(gpu))
-	for _, there := range []bool{false, true} {
-		s := newStepGraph(t, c, 4, 4, tensor.Float32)
-		defer s.close()
-		s.there = there
-		a := newTestSequence(t, c)
-		var first GPUMemory
-		for i := range 500 {
-			noError(t, s.step.Set([]Append{{a, 1 + i%4}}))
-			for l := range 3 {
-				noError(t, s.runLayer(l, s.draw(rng, l, newTestTokens(1+i%4, 3))))
-			}
-			noError(t, s.step.Commit(), a.Truncate(i%3))
-			m, err := gpu.Memory()
-			noError(t, err)
-			// Tensors that this test uploads are garbage at once, and come back when they are collected.
-			if i == 0 {
-				first = m
-			}
-			if !there && (m.Used != first.Used || m.Pinned != first.Pinned) {
-				t.Fatalf("%+v after the first step, %+v after %d", first, m, i)
-			}
-		}
-		noError(t, a.Release())
-	}
-	noError(t, c.Close())
+	testDeviceCacheMemoryFlat(t, modelPlace{gpu: gpu}, 500)
 }
 
 // NewCache of more than there is says how much that was, and keeps nothing.

@@ -3,6 +3,10 @@ package leanattention
 import (
 	"errors"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/reftest"
+
+	"gorgonia.org/tensor"
 )
 
 // gpuPlace is the machine's first GPU, or the end of the test.
@@ -30,4 +34,37 @@ func TestGPUConcurrentSteps(t *testing.T) {
 		at := gpuPlace(t)
 		return at, at.gpu.Close
 	})
+}
+
+func TestGPUCacheMemoryFlat(t *testing.T) { testDeviceCacheMemoryFlat(t, gpuPlace(t), 33_334) } // of three layers each
+
+// Runs take no memory after the first ones, wherever their operands are.
+func testDeviceCacheMemoryFlat(t *testing.T, at modelPlace, steps int) {
+	gpu, rng := at.gpu, reftest.Rand(t)
+	c := newTestCache(t, at.config(CacheConfig{Layers: 3, KVHeads: 2, HeadDim: 8, PageSize: 4, Pages: 12, DType: Float16}))
+	for _, there := range []bool{false, true} {
+		s := newStepGraph(t, c, 4, 4, tensor.Float32)
+		defer s.close()
+		s.there = there
+		a := newTestSequence(t, c)
+		var first GPUMemory
+		for i := range steps {
+			noError(t, s.step.Set([]Append{{a, 1 + i%4}}))
+			for l := range 3 {
+				noError(t, s.runLayer(l, s.draw(rng, l, newTestTokens(1+i%4, 3))))
+			}
+			noError(t, s.step.Commit(), a.Truncate(i%3))
+			m, err := gpu.Memory()
+			noError(t, err)
+			// Tensors that this test uploads are garbage at once, and come back when they are collected.
+			if i <= 12 { // by then it has seen steps of all sizes
+				first = m
+			}
+			if !there && (m.Used != first.Used || m.Pinned != first.Pinned) {
+				t.Fatalf("%+v after the first steps, %+v after %d", first, m, i)
+			}
+		}
+		noError(t, a.Release())
+	}
+	noError(t, c.Close())
 }
