@@ -464,7 +464,8 @@ func testDeviceMemoryFlat(t *testing.T, gpu *la.GPU, runs int) {
 		again(t, vm)
 	}
 	after, err := gpu.Memory()
-	if err != nil || after.Used != before.Used || after.Pinned != before.Pinned {
+	const staging = 8 << 16 // how much is on its way at once depends on the GPU's pace
+	if err != nil || after.Used != before.Used || after.Pinned > before.Pinned+staging {
 		t.Errorf("%+v after the first run, %+v after %d: %v", before, after, runs, err)
 	}
 	if err := sameElements(download(t, other.Value()), r.x.Value().(*tensor.Dense)); err != nil {
