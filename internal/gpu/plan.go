@@ -258,9 +258,10 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 	}
 }
 
-// slack is what a block may have more than an even share, to have one part only:
-// the end of a part takes as long as one or two LeanTiles.
-const slack = 1
+// slack is how many percent more than an even share a thread block may have, to
+// have whole output tiles: the memory is as busy with a few blocks less, and
+// nothing has to be merged.
+const slack = 5
 
 // schedule cuts the LeanTiles.
 func (p *Plan) schedule(g *cpu.Geometry) {

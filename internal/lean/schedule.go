@@ -38,9 +38,10 @@ type Policy struct {
 	Kind   Kind
 	Splits int // parts of an output tile under FixedSplit; less than 1 counts as 1. The other kinds do not use it.
 
-	// Slack lets StreamK give a worker up to so many LeanTiles more than the
-	// largest even share, if then no worker has parts of two output tiles: the
-	// end of a part costs time too. 0 keeps the shares even.
+	// Slack lets StreamK give a worker more LeanTiles than the largest even
+	// share, one or so many percent of it, if then every worker has either
+	// whole output tiles or a part of one: the end of a part costs time too,
+	// and a partial more. 0 keeps the shares even.
 	Slack int
 }
 
@@ -55,7 +56,7 @@ type Policy struct {
 // three policies differ in nothing but the cuts. With T LeanTiles and O output
 // tiles:
 //
-//	StreamK    cut(w) = floor(w*T/G), or with Policy.Slack every output tile at multiples of its part
+//	StreamK    cut(w) = floor(w*T/G), or with Policy.Slack at the ends of output tiles, where that is nearly even
 //	PerHead    cut(w) = first LeanTile of output tile floor(w*O/G)
 //	FixedSplit cut(w) = first LeanTile of unit floor(w*U/G), where the U = O*s
 //	           units are the s splits of each output tile in order, and split k
@@ -127,7 +128,7 @@ func (p *Plan) Add(blockTiles []int64) {
 func (p *Plan) Cut(policy Policy, workers int) {
 	g := p.fit(policy, max(workers, 1))
 	p.cuts = p.cuts[:0]
-	if g == 0 || policy.Kind == StreamK && p.cutParts(g, max(workers, 1), policy.Slack) {
+	if g == 0 || policy.Kind == StreamK && p.cutWhole(g, max(workers, 1), policy.Slack) {
 		return
 	}
 	for w := range g {
@@ -145,46 +146,62 @@ func (p *Plan) Cut(policy Policy, workers int) {
 	p.cuts = append(p.cuts, p.tiles)
 }
 
-// cutParts cuts every output tile into parts of m LeanTiles, one for each worker,
-// with the smallest m of at most slack more than an even share of g workers that
-// does it with as many workers as there are. It returns false if none does.
-func (p *Plan) cutParts(g, workers, slack int) bool {
-	even := (p.tiles-1)/int64(g) + 1
-	for m := even; slack > 0 && m <= even+int64(slack); m++ {
-		if p.parts(m) > int64(workers) {
-			continue
-		}
-		for i := range p.seqs {
-			q := &p.seqs[i]
-			starts := p.starts[q.start : q.start+q.blocks+1]
-			for head := range p.heads {
-				at := q.tile + head*p.headTiles(q)
-				for b := range q.blocks {
-					for t := starts[b]; t < starts[b+1]; t += m {
-						p.cuts = append(p.cuts, at+t)
-					}
-				}
-			}
-		}
-		p.cuts = append(p.cuts, p.tiles)
-		return true
+// cutWhole cuts so that every worker has whole output tiles or a part of one, of
+// at most m LeanTiles in all: the smallest m that slack allows and for which there
+// are workers enough. It returns false if there is none.
+func (p *Plan) cutWhole(g, workers, slack int) bool {
+	if slack <= 0 || p.outputs > mostPacked {
+		return false
 	}
-	return false
+	even := (p.tiles-1)/int64(g) + 1
+	most := even + max(1, even/100*int64(slack)+even%100*int64(slack)/100)
+	enough := func(i int) bool { return p.pack(even+int64(i), workers, false) }
+	n := int(most - even)
+	if !enough(n) {
+		return false
+	}
+	p.pack(even+int64(sort.Search(n, enough)), workers, true)
+	return true
 }
 
-// parts returns the number of parts of m LeanTiles of all output tiles.
-func (p *Plan) parts(m int64) int64 {
-	var n int64
+// mostPacked bounds the output tiles that cutWhole goes over, some ten times: it
+// may take a few ten microseconds, once for each plan.
+const mostPacked = 1 << 12
+
+// pack gives workers output tiles, in order, as long as m LeanTiles hold them; one
+// that is larger is cut every m. It returns false if the workers are too few, and
+// if record is true it stores the cuts.
+func (p *Plan) pack(m int64, workers int, record bool) bool {
+	var room int64 // of the last worker
+	used := 0
 	for i := range p.seqs {
 		q := &p.seqs[i]
 		starts := p.starts[q.start : q.start+q.blocks+1]
-		for b := range q.blocks {
-			if tiles := starts[b+1] - starts[b]; tiles > 0 {
-				n += (tiles-1)/m + 1
+		for head := range p.heads {
+			at := q.tile + head*p.headTiles(q)
+			for b := range q.blocks {
+				n := starts[b+1] - starts[b]
+				if n <= room {
+					room -= n
+					continue
+				}
+				if (n-1)/m >= int64(workers-used) {
+					return false
+				}
+				for t := int64(0); t < n; t += m {
+					used++
+					if record {
+						p.cuts = append(p.cuts, at+starts[b]+t)
+					}
+				}
+				room = max(m-n, 0) // a worker with a part has nothing else
 			}
 		}
 	}
-	return n * p.heads
+	if record {
+		p.cuts = append(p.cuts, p.tiles)
+	}
+	return true
 }
 
 // fit returns the number of workers to use: no more than there are units to
