@@ -91,14 +91,14 @@ func (f *Fused) String() string {
 // may change; SoftMax over another axis; anything between, Dropout for
 // instance; scores or weights that something else reads or that are a root.
 //
-// The new graph has the nodes that the roots need and every [gorgonia.Read] of
+// The new graph has the nodes that the roots need and every gorgonia.Read of
 // the old one, whose values both graphs store where it says. Inputs keep names,
 // types and values: weights are the same memory in both graphs, and an input
-// without a value is to be bound, by [gorgonia.Let], under its new node
+// without a value is to be bound, by gorgonia.Let, under its new node
 // ([Fused.Node]). A later Let on an old node does not reach the new one. Ops
 // with a state, Dropout or BatchNorm for instance, are shared.
 //
-// Call it before [gorgonia.Grad], since gradients read the scores: those of a
+// Call it before gorgonia.Grad, since gradients read the scores: those of a
 // graph that has them already leave the attention alone. Results differ by
 // rounding, and where Gorgonia's SoftMax is NaN, see [Default]. It knows the
 // ops of Gorgonia v0.9.18 by their names.
