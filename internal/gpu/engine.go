@@ -90,9 +90,7 @@ func (e *Engine) Device() *cuda.Device { return e.dev }
 func (e *Engine) copies() bool { return e.info.Capability >= 90 }
 
 // Supports says whether there is a kernel for a geometry with keys and values of
-// a type. Errors wrap cpu.ErrShape and cpu.ErrDType. Head dim 256 needs so much
-// shared memory that before compute capability 9.0, and on 12.0, more queries of
-// a sequence may be too many for what one query is not: that is an error of Build.
+// a type. Errors wrap cpu.ErrShape and cpu.ErrDType.
 func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {
 	const op = "supports"
 	if err := checkGeometry(op, g); err != nil {

@@ -87,11 +87,7 @@ func TestFakeRandom(t *testing.T) {
 	for _, f := range fakes {
 		t.Run(f.name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.capability, f.sms, f.shared)
-			o := options{work: fewer(2e6), longest: 800}
-			if f.capability != 90 {
-				o.dims = headDims[:4] // a GPU may have too little shared memory for 256
-			}
-			testRandom(t, m, fewer(60), o)
+			testRandom(t, m, fewer(60), options{work: fewer(2e6), longest: 800})
 		})
 	}
 }

@@ -92,8 +92,8 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (T::bytes == 2 ? 2 : 1) : 0;",
 		},
 		"lean.cuh": {
-			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps; sh.o = (float*)(rest + S::QUERY); " +
-				"sh.m = (float4*)(sh.o + 2 * R::STATES * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS; u64* bars = (u64*)(sh.l + 2 * ROWS); sh.last = (int*)(bars + 2 * slots);",
+			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.o = (float*)(rest + S::QUERY); " +
+				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = (u64*)(sh.l + sh.rooms * ROWS); sh.last = (int*)(bars + 2 * slots);",
 		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
 	} {

@@ -205,6 +205,12 @@ func benchmarkQueue(b *testing.B, m *machine) {
 			noError(b, plan.Build(p.geometry, p.seqs, p.rows))
 		}
 	})
+	b.Run("build one", func(b *testing.B) {
+		for b.Loop() {
+			noError(b, plan.Build(p.geometry, p.seqs[:1], p.rows))
+		}
+	})
+	noError(b, plan.Build(p.geometry, p.seqs, p.rows))
 	noError(b, plan.Upload(m.stream))
 	b.Run("prepare", func(b *testing.B) {
 		b.ReportAllocs()

@@ -83,7 +83,6 @@ type options struct {
 	kv      cpu.DType
 	dense   bool
 	decode  *decode
-	dims    []int // 0: all
 }
 
 // decode is what is the same at every step of a decoding graph.
@@ -96,9 +95,6 @@ func randomShape(rng *rand.Rand, o options) reftest.Shape {
 	for {
 		s := reftest.Shape{KVHeads: pick(rng, 1, 1, 2, 3), Causal: rng.IntN(2) == 0}
 		s.Dim = pick(rng, headDims[:]...)
-		if o.dims != nil {
-			s.Dim = pick(rng, o.dims...)
-		}
 		s.ValueDim = s.Dim
 		s.Heads = s.KVHeads * pick(rng, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 20)
 		for range pick(rng, 1, 1, 2, 3, 5, 9) {

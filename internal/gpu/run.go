@@ -31,6 +31,9 @@ func (p *Plan) checkPages(op string, k, v *Memory) error {
 	if p.lastPage >= 0 {
 		need = reach(p.mostSlots*g.Dim, [2][2]int{{p.lastPage, g.Key.Page}, {g.KVHeads - 1, g.Key.Head}})
 	}
+	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
+		return errorf(op, cpu.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
+	}
 	if err := k.check(op, "k", need); err != nil {
 		return err
 	}
@@ -39,9 +42,6 @@ func (p *Plan) checkPages(op string, k, v *Memory) error {
 	}
 	if k.DType != v.DType {
 		return errorf(op, cpu.ErrDType, "k is %v, v is %v", k.DType, v.DType)
-	}
-	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
-		return errorf(op, cpu.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
 	a.box, a.rows = int32(box), int32(p.look.tileRows)
-	a.warps, a.slots, a.parts = int32(c.warps), int32(c.slots), int32(c.parts)
+	a.warps, a.slots, a.rooms, a.parts = int32(c.warps), int32(c.slots), int32(c.rooms), int32(c.parts)
 	a.causal, a.early, a.streamed = 0, 0, 0
 	if g.Causal {
 		a.causal = 1

@@ -45,7 +45,7 @@ func dimIndex(dim int) int { return slices.Index(headDims[:], dim) }
 // Constants of the kernels.
 const (
 	blockRows = 16 // rows of an output tile: those of a tensor core product
-	states    = 4  // there is shared memory for those of so many warps, twice
+	mostWarps = 4  // that compute
 	copiers   = 4  // warps that copy, from 9.0 on: two of them fill every second slot
 )
 
@@ -124,36 +124,40 @@ func (s *shape) box(paged bool, pageTokens int) int {
 // config is how a kernel is launched.
 type config struct {
 	warps   int // that compute
-	slots   int // of the ring, a multiple of warps, and even where warps copy
+	slots   int // of the ring, a multiple of warps
+	rooms   int // for the warps' states in shared memory
 	parts   int // log2 of the warps that share a row's partials
 	threads int
 	shared  int // bytes
 }
 
-// configure chooses for output tiles of at most so many rows. There are as many
-// warps as fit, and a ring of ringBytes, or of what is left.
+// configure chooses for output tiles of at most so many rows: as many warps as
+// fit with a ring of two stages each, if they do with two rooms, and then a ring
+// of ringBytes, or of what is left.
 func (e *Engine) configure(s shape, rows int) (config, bool) {
-	rest := s.query + 2*(states*rows*s.width*4+2*blockRows*16) + 16
-	room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
-	for warps := states; warps > 0; warps-- {
-		stages := min(ringBytes/s.slot, room) / warps
-		if e.copies() {
-			if warps%2 != 0 {
-				stages &^= 1 // the slots have to be even
+	for warps := mostWarps; warps > 0; warps-- {
+		for rooms := 2; rooms > 0; rooms-- {
+			rest := s.query + rooms*(warps*rows*s.width*4+2*blockRows*16) + 16
+			room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
+			stages := min(ringBytes/s.slot, room) / warps
+			if e.copies() {
+				if warps%2 != 0 {
+					stages &^= 1 // the slots have to be even
+				}
+			} else {
+				stages = min(stages, mostStages)
 			}
-		} else {
-			stages = min(stages, mostStages)
+			if stages < 2 {
+				continue
+			}
+			c := config{warps: warps, slots: warps * stages, rooms: rooms, threads: warps * 32}
+			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
+			if e.copies() {
+				c.threads += copiers * 32
+			}
+			c.shared = rest + c.slots*(s.slot+16)
+			return c, true
 		}
-		if stages < 2 {
-			continue
-		}
-		c := config{warps: warps, slots: warps * stages, threads: warps * 32}
-		c.parts = max(bits.Len(uint(warps/rows))-1, 0)
-		if e.copies() {
-			c.threads += copiers * 32
-		}
-		c.shared = rest + c.slots*(s.slot+16)
-		return c, true
 	}
 	return config{}, false
 }

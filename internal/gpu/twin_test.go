@@ -191,10 +191,12 @@ func (k *twin) checkLaunch(l *launch, a *attention) {
 		query = map[int]int{2: a.dim / 16 * 1024, 4: a.dim / 8 * 512}[size]
 	}
 	warps, rows := int(a.warps), int(a.rows)
-	last := int(a.slots)*slot + query + 2*4*rows*(a.dim+8)*4 + 2*2*16*16 + 2*int(a.slots)*8
+	last := int(a.slots)*slot + query + int(a.rooms)*(warps*rows*(a.dim+8)*4+2*16*16) + 2*int(a.slots)*8
 	switch {
 	case l.threads != threads, l.blocks != k.e.info.Multiprocessors:
 		t.Errorf("%d blocks of %d threads for %d warps", l.blocks, l.threads, warps)
+	case a.rooms != 1 && a.rooms != 2:
+		t.Errorf("%d rooms", a.rooms)
 	case warps < 1 || warps > 4 || a.slots < a.warps || a.slots%a.warps != 0 || hopper && a.slots%2 != 0:
 		t.Errorf("%d slots for %d warps", a.slots, warps)
 	case !hopper && (a.slots/a.warps < 2 || a.slots/a.warps > 6):

@@ -25,16 +25,16 @@ type work struct {
 
 // params is struct Params.
 type params struct {
-	keyMap, valueMap                                      cuda.TensorMap
-	keys, values, query, out, lse                         uint64 // addresses
-	work, seqs, pages, blind, partials, counters          uint64
-	queryRow, queryHead, outRow, outHead, lseRow, lseHead int64
-	pageRows, headRows, pageTokens                        int32
-	heads, group                                          int32
-	tileShift, box, rows, warps, slots, parts, causal     int32
-	queryType, outType, early, streamed                   int32
-	scale, perGroup                                       float32
-	_                                                     [48]byte // up to a multiple of 64, the alignment of maps
+	keyMap, valueMap                                         cuda.TensorMap
+	keys, values, query, out, lse                            uint64 // addresses
+	work, seqs, pages, blind, partials, counters             uint64
+	queryRow, queryHead, outRow, outHead, lseRow, lseHead    int64
+	pageRows, headRows, pageTokens                           int32
+	heads, group                                             int32
+	tileShift, box, rows, warps, slots, rooms, parts, causal int32
+	queryType, outType, early, streamed                      int32
+	scale, perGroup                                          float32
+	_                                                        [44]byte // up to a multiple of 64, the alignment of maps
 }
 
 // appendParams is struct AppendParams.
