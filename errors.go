@@ -42,10 +42,12 @@ var (
 	ErrCacheFull = errors.New("cache is full")
 
 	// ErrState is a call out of order: a step that was not set, a sequence
-	// that is part of an open step, a commit of layers that never ran.
+	// that is part of an open step, a commit of layers that never ran, a value
+	// on a GPU whose node has run again since.
 	ErrState = errors.New("call out of order")
 
-	// ErrClosed is the use of a closed cache, step or GPU, or of a released sequence.
+	// ErrClosed is the use of a closed cache, step or GPU, of a released sequence
+	// or a freed tensor.
 	ErrClosed = errors.New("closed")
 
 	// ErrGraph is a node that Gorgonia would compute wrongly or refuse.
