@@ -366,11 +366,19 @@ func TestUploadWaits(t *testing.T) {
 			t.Errorf("upload %d is more than one copy:\n%s", i, log)
 		}
 	}
+	waits := func(what string) {
+		t.Helper()
+		if log := lib.Log(); strings.Index(log, wait) < 0 || strings.Index(log, wait) > strings.Index(log, "cuMemFreeHost") {
+			t.Errorf("%s:\n%s", what, log)
+		}
+	}
+	lib.Forget()
+	noError(t, plan.Build(paged(8, 2, 64), []cpu.Sequence{sequenceOf(0, 1, 16*1000, 0)}, 4))
+	waits("growing")
+	noError(t, plan.Upload(m.stream))
 	lib.Forget()
 	noError(t, plan.Close())
-	if log := lib.Log(); strings.Index(log, wait) < 0 || strings.Index(log, wait) > strings.Index(log, "cuMemFreeHost") {
-		t.Errorf("close:\n%s", log)
-	}
+	waits("close")
 }
 
 // Every driver call of a life fails once: the failure comes out, nothing is
