@@ -7,7 +7,7 @@ struct AppendParams {
   void *keys, *values;
   const int* slots; // of each row, the row of keys of head 0 that it becomes; -1: none
   int headRows;     // rows of keys from a head to the next
-  int heads, dim;   // dim is a multiple of 8
+  int heads, dim;   // dim is a multiple of 4
   int newType, type;
 };
 

@@ -257,7 +257,9 @@ template <class S> struct Attention {
     }
   }
 
-  // Merges one chunk into the state. Rows g and g+8 see `limit` keys, from the
+  // Merges one chunk into the state. The weights, and with them o and l, are
+  // lifted where the type has few exponents: a weight of 2^-15 would lose bits.
+  // Rows g and g+8 see `limit` keys, from the
   // chunk's first on; `masked` if some row does not see them all.
   template <bool PRECISE> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
     const int t = lane & 3;
@@ -284,7 +286,7 @@ template <class S> struct Attention {
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) s[n][2 * i + j] = exp2_(s[n][2 * i + j] - base);
+        for (int j = 0; j < 2; j++) s[n][2 * i + j] = exp2_(s[n][2 * i + j] - (base - T::lift));
     }
     if (__any_sync(~0u, top[0] != st.m[0] || top[1] != st.m[1])) {
 #pragma unroll

@@ -67,6 +67,7 @@ template <class T, int D> struct Lean {
       Ring<S>::copyAll(p, work, values ? &p.valueMap : &p.keyMap, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
       return;
     }
+    int slot = warp;
     u32 parity = 0;
 #else
     typename Ring<S>::Reader reader;
@@ -85,7 +86,7 @@ template <class T, int D> struct Lean {
     Place w, done;
     w.begin(p, work);
     int turn = 0; // of the warp that has the first chunk of this part
-    int slot = warp, part = 0;
+    int part = 0;
     bool more = true;
     typename A::Queries q;
     A::load(p, w, q, precise, rest, warp, warps, lane);

@@ -29,14 +29,14 @@ template <class S> struct Reduce {
   __device__ static __forceinline__ void store(const Params& p, const Place& w, int r, int c, float2 o, float m, float l) {
     const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
     const long long row = w.s.row + n, at = row * p.outRow + h * p.outHead + c;
-    const float f = l == 0.f ? 0.f : __fdividef(1.f, l);
-    o.x *= f, o.y *= f;
+    const float f = __fdividef(1.f, l);
+    o = l == 0.f ? make_float2(0.f, 0.f) : make_float2(o.x * f, o.y * f); // not 0 times what other rows' NaN have made
     if (p.outType == F32) {
       *(float2*)((float*)p.out + at) = o;
     } else {
       *(u32*)((u16*)p.out + at) = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
     }
-    if (p.lse != nullptr && c == 0) p.lse[row * p.lseRow + h * p.lseHead] = l == 0.f ? -LEAN_INF : (m + log2_(l)) * 0.69314718055994531f;
+    if (p.lse != nullptr && c == 0) p.lse[row * p.lseRow + h * p.lseHead] = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
   }
 
   // Merges the states of each row, in their order, and puts the result into the

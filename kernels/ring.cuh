@@ -32,7 +32,7 @@ template <class S> struct Ring : S {
   struct Pages {
     int base, have, ahead;
     __device__ __forceinline__ int entry(const Params& p, const Seq& s, int n) const {
-      return n * p.pageTokens < s.keys ? p.pages[s.pages + n] : -1;
+      return (long long)n * p.pageTokens < s.keys ? p.pages[s.pages + n] : -1;
     }
     __device__ __forceinline__ void open(const Params& p, const Seq& s, int n, int lane) {
       base = n;

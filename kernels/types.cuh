@@ -32,6 +32,7 @@ __device__ __forceinline__ float log2_(float x) {
 struct Half {
   static constexpr int type = F16;
   static constexpr bool narrow = true; // has few exponents
+  static constexpr float lift = 15;    // log2 of what weights are multiplied by: 2^15 is the largest power of two there is
   static constexpr int bytes = 2;
   static constexpr int depth = 16; // of a product: columns of the left operand
   __device__ static __forceinline__ u32 pack(float lo, float hi) {
@@ -59,6 +60,7 @@ struct Half {
 struct Brain {
   static constexpr int type = BF16;
   static constexpr bool narrow = false;
+  static constexpr float lift = 0;
   static constexpr int bytes = 2;
   static constexpr int depth = 16;
   __device__ static __forceinline__ u32 pack(float lo, float hi) {
@@ -78,6 +80,7 @@ struct Brain {
 struct Single {
   static constexpr int type = F32;
   static constexpr bool narrow = false;
+  static constexpr float lift = 0;
   static constexpr int bytes = 4;
   static constexpr int depth = 8;
   // The leading 10 bits of the fraction, which is what the tensor core looks at.
