@@ -101,6 +101,56 @@ func TestArity(t *testing.T) {
 	}
 }
 
+// TestVariadicArity: with -1 nobody counts the inputs. The type must list just as
+// many: more are an error, fewer a panic.
+func TestVariadicArity(t *testing.T) {
+	g := G.NewGraph()
+	x := input(g, "x", 1, 2)
+	apply := func(n int) error {
+		_, err := G.ApplyOp(variadic{newRig("variadic", 2, nil)}, []*G.Node{x, x, x}[:n]...)
+		return err
+	}
+	if err := apply(2); err != nil {
+		t.Error(err)
+	}
+	if apply(3) == nil {
+		t.Error("three inputs where the type lists two")
+	}
+	if panics(func() { apply(1) }) == nil {
+		t.Error("one input where the type lists two is no panic")
+	}
+}
+
+type variadic struct{ *rig }
+
+func (variadic) Arity() int { return -1 }
+
+// TestScalarInputs: in a type a scalar is its element type alone, and a node's
+// value is no tensor.
+func TestScalarInputs(t *testing.T) {
+	g := G.NewGraph()
+	n := G.NewScalar(g, tensor.Int, G.WithName("n"), G.WithValue(7))
+	op := newRig("scalar", 2, func(in ...G.Value) (G.Value, error) {
+		if v, ok := in[1].(*G.I); !ok || *v != 7 {
+			return nil, fmt.Errorf("got %T", in[1])
+		}
+		return vector(1, 2), nil
+	})
+	of := func(scalar hm.Type) func() hm.Type {
+		return func() hm.Type { return hm.NewFnType(vectors(), scalar, vectors()) }
+	}
+	op.typ = of(G.TensorType{Dims: 0, Of: tensor.Int})
+	x := input(g, "x", 1, 2)
+	if _, err := G.ApplyOp(op, x, n); err == nil {
+		t.Error("a tensor type of no dimensions will do")
+	}
+	op.typ = of(tensor.Int)
+	if _, err := G.ApplyOp(op, x, n); err != nil {
+		t.Fatal(err)
+	}
+	run(t, g)
+}
+
 // TestInferShapeError: an error of InferShape comes out of ApplyOp, and the
 // graph has no new node.
 func TestInferShapeError(t *testing.T) {

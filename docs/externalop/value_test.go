@@ -101,7 +101,7 @@ func TestLetOfAnyValue(t *testing.T) {
 	}
 }
 
-// TestReadClonesValues: Read needs a Clone of a value that is no tensor.
+// TestReadClonesValues: Read and TraceExec need a Clone of a value that is no tensor.
 func TestReadClonesValues(t *testing.T) {
 	for name, c := range map[string]struct {
 		v  G.Value
@@ -110,14 +110,25 @@ func TestReadClonesValues(t *testing.T) {
 		"without Clone": {&remote{tensor.Shape{2}, []float64{3, 4}}, false},
 		"with Clone":    {&cloned{remote{tensor.Shape{2}, []float64{3, 4}}}, true},
 	} {
+		op := newRig(name, 1, func(...G.Value) (G.Value, error) { return c.v, nil })
 		g := G.NewGraph()
-		y := G.Must(G.ApplyOp(newRig(name, 1, func(...G.Value) (G.Value, error) { return c.v, nil }), input(g, "x", 1, 2)))
-		var read G.Value
-		G.Read(y, &read)
-		m := G.NewTapeMachine(g)
+		y := G.Must(G.ApplyOp(op, input(g, "x", 1, 2)))
+		m := G.NewTapeMachine(g, G.TraceExec())
 		defer m.Close()
 		if err := m.RunAll(); (err == nil) != c.ok {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s, traced: %v", name, err)
+		} else if c.ok && (y.Value() == c.v || elementsOf(y.Value())[1] != 4) {
+			t.Errorf("%s: traced %v", name, y.Value())
+		}
+
+		g = G.NewGraph()
+		y = G.Must(G.ApplyOp(op, input(g, "x", 1, 2)))
+		var read G.Value
+		G.Read(y, &read)
+		m = G.NewTapeMachine(g)
+		defer m.Close()
+		if err := m.RunAll(); (err == nil) != c.ok {
+			t.Errorf("%s, read: %v", name, err)
 		} else if c.ok && (read == c.v || elementsOf(read)[1] != 4) {
 			t.Errorf("%s: read %v", name, read)
 		}
