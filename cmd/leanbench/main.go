@@ -26,6 +26,7 @@ var commands = []command{
 	{"checkpoint", "write an OPT model with random weights", makeCheckpoint},
 	{"e2e", "decoding with an OPT model, against transformers and CTranslate2", e2eBench},
 	{"figure", "draw the schedules of docs/schedule.svg", drawFigure},
+	{"gpu", "attention on a GPU: share of its memory's speed, and against PyTorch and FlashInfer", gpuCommand},
 	{"peers", "attention against PyTorch on the same cores", peersBench},
 }
 

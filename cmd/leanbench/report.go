@@ -34,6 +34,14 @@ const (
 	prompt     metric = "prompt tokens/s" // before the first token, median
 	overHF     metric = "x transformers"  // of transformers' float32 time to ours
 	overCT2    metric = "x CT2"           // of CTranslate2's float32 time to ours
+	micros     metric = "us"              // of a launch, median of all replays
+	micros10   metric = "p10 us"          // that a tenth of them are below
+	micros90   metric = "p90 us"          // and nine tenths
+	ofDense    metric = "of contiguous"   // of the speed with contiguous keys
+	ofAllowed  metric = "of the time"     // that is allowed: 1.05 times the ceiling's, and 5 us
+	timeOfMHA  metric = "time of MHA"     // over that of one query head a KV head
+	overFlash  metric = "x FLASH"         // of PyTorch's FLASH_ATTENTION's time to ours
+	overBest   metric = "x best peer"     // of the best peer's
 	overInt8   metric = "x CT2 int8"      // of CTranslate2's int8 time to ours
 )
 
@@ -41,6 +49,8 @@ func (m metric) format(v float64) string {
 	switch m {
 	case share:
 		return fmt.Sprintf("%.0f%%", 100*v)
+	case ofDense, ofAllowed, timeOfMHA:
+		return fmt.Sprintf("%.1f%%", 100*v)
 	case allocs:
 		return fmt.Sprintf("%.0f", v)
 	case speed, bestSpeed, tokens, bestTokens:

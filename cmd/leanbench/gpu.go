@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// gpuOptions are the flags of the gpu command.
+type gpuOptions struct {
+	json, python string
+	device       int
+	budget       time.Duration
+	full         bool
+	peers        bool
+	layer        bool
+}
+
+// loadDriver is a variable for tests, which have another driver.
+var loadDriver = cuda.Load
+
+// gpuCommand measures attention on a GPU: how much of its memory's speed it
+// reaches, and how many times as fast as PyTorch's and FlashInfer's it is.
+func gpuCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+	o := new(gpuOptions)
+	flags.StringVar(&o.json, "json", "", "`file` to write every figure to, with its bar")
+	flags.StringVar(&o.python, "python", "python3", "`path` of a python that has PyTorch for CUDA")
+	flags.BoolVar(&o.peers, "peers", true, "measure PyTorch and, where it can be imported, FlashInfer")
+	flags.IntVar(&o.device, "device", 0, "`number` of the GPU")
+	flags.DurationVar(&o.budget, "budget", time.Minute, "about how long to measure: shapes of the sweep are left out, always the same")
+	flags.BoolVar(&o.full, "full", false, "all shapes of the sweep, whatever the time")
+	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
+	return func(stdout, stderr io.Writer) error {
+		m, err := thisMachine(runtime.NumCPU())
+		if err != nil {
+			return err
+		}
+		b := &gpuBench{
+			report: &report{Command: "gpu", Machine: m, Figures: []figure{}}, options: *o, stdout: stdout, stderr: stderr,
+			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		}
+		// What was measured until something failed is worth keeping.
+		return errors.Join(b.run(), b.report.save(o.json))
+	}
+}
+
+// gpuBench measures decode shapes on a GPU one after the other.
+type gpuBench struct {
+	report         *report
+	options        gpuOptions
+	stdout, stderr io.Writer
+	rng            *rand.Rand
+	device         *gpuDevice
+	peers          *gpuPeers // nil: none
+	overBest       []float64 // one for each shape that has peers
+}
+
+func (b *gpuBench) run() (err error) {
+	driver, err := loadDriver()
+	if err != nil {
+		return err
+	}
+	if b.device, err = openDevice(driver, b.options.device, b.rng); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.device.close()) }()
+	b.describe()
+	if b.options.layer {
+		return b.layers()
+	}
+	if err := b.startPeers(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.peers.close()) }()
+	cases, err := b.cases()
+	if err != nil {
+		return err
+	}
+	if err := b.arenas(cases); err != nil {
+		return err
+	}
+	b.clock("before")
+	b.report.writeHead(b.stdout)
+	var failed []error
+	for i, c := range cases {
+		fmt.Fprintf(b.stderr, "%d of %d: %s\n", i+1, len(cases), c.shape)
+		if err := b.measure(c); err != nil {
+			// A shape that fails does not take the others with it, unless all do.
+			failed = append(failed, fmt.Errorf("%s: %w", c.shape, err))
+			fmt.Fprintln(b.stderr, failed[len(failed)-1])
+			if len(failed) == mostFailures {
+				return errors.Join(failed...)
+			}
+		}
+		if i+1 == len(cases) || cases[i+1].table != c.table {
+			b.report.writeTable(b.stdout, c.table)
+		}
+	}
+	if len(b.overBest) > 0 {
+		b.report.row(tableAll, "", ours).add(overBest, geometricMean(b.overBest), atLeast(1.10))
+		b.report.writeTable(b.stdout, tableAll)
+	}
+	if note := b.clock("after"); note != "" {
+		fmt.Fprintf(b.stdout, "\n%s.\n", note)
+	}
+	b.report.writeVerdict(b.stdout)
+	return errors.Join(failed...)
+}
+
+// mostFailures is after how many failed shapes a measurement ends.
+const mostFailures = 3
+
+const tableAll = "All shapes with peers, geometric mean"
+
+func geometricMean(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += math.Log(v)
+	}
+	return math.Exp(sum / float64(len(x)))
+}
+
+func (b *gpuBench) note(format string, args ...any) string {
+	text := fmt.Sprintf(format, args...)
+	b.report.Notes = append(b.report.Notes, text)
+	return text
+}
+
+// describe names the device and its driver.
+func (b *gpuBench) describe() {
+	i := b.device.dev.Info()
+	b.note("GPU %d: %s, compute capability %d.%d, %d SMs, %.1f GiB, L2 of %.0f MiB", i.Ordinal, i.Name, i.Capability/10, i.Capability%10,
+		i.Multiprocessors, float64(i.MemoryBytes)/(1<<30), float64(i.L2Bytes)/(1<<20))
+	release := smi(i.Ordinal, "driver_version")
+	if release == "" {
+		release = "of unknown release"
+	}
+	b.note("driver %s, CUDA %s", release, b.device.driver.Version())
+}
+
+// smi asks the driver's own program, where it is installed.
+func smi(ordinal int, what string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu="+what, "--format=csv,noheader", fmt.Sprint("--id=", ordinal)).Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// clock notes the SM clock while the GPU reads memory. Without nvidia-smi, or
+// without a kernel that reads, there is no note.
+func (b *gpuBench) clock(when string) string {
+	if _, err := exec.LookPath("nvidia-smi"); err != nil {
+		return ""
+	}
+	all, err := b.device.ceilings(evenShape(1, 1, 1, 1<<18, 64))
+	if err != nil || len(all) == 0 {
+		return ""
+	}
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		for end := time.Now().Add(time.Second); err == nil && time.Now().Before(end); {
+			_, err = all[0].replay(gpuMarks - 1)
+		}
+		done <- err
+	}()
+	time.Sleep(200 * time.Millisecond)
+	clock := smi(b.device.dev.Info().Ordinal, "clocks.sm,clocks.mem")
+	if err := errors.Join(<-done, closeAll(all)); err != nil || clock == "" {
+		return ""
+	}
+	return b.note("SM and memory clock %s %s", when, clock)
+}
+
+// cases are what there is memory and time for.
+func (b *gpuBench) cases() ([]gpuCase, error) {
+	memory, err := b.device.dev.Memory()
+	if err != nil {
+		return nil, err
+	}
+	most := memory.Free / 10 * 8
+	if b.peers != nil {
+		most = memory.Free / 10 * 4 // they have operands of their own
+	}
+	always := append(append(namedCases(), raggedCases()...), groupCases()...)
+	for _, c := range always {
+		if c.shape.region() > most {
+			return nil, fmt.Errorf("%s: %w: keys and values take %d MB, and there are %d", c.shape, cuda.ErrOutOfMemory,
+				c.shape.region()>>20, most>>20)
+		}
+	}
+	sweep := sweepCases(most)
+	picked := sweep
+	if !b.options.full {
+		left := b.options.budget
+		for _, c := range always {
+			left -= c.cost()
+		}
+		picked = within(sweep, left)
+	}
+	b.note("%d of the %d shapes of the sweep for which there is memory", len(picked), len(sweep))
+	return append(always, picked...), nil
+}
+
+// arenas takes memory for the largest case, here and in the peers' process.
+func (b *gpuBench) arenas(cases []gpuCase) error {
+	size := int64(1 << 20)
+	for _, c := range cases {
+		size = max(size, int64(c.shape.sets())*c.shape.region())
+	}
+	if err := b.device.fill(size, arenaPeriod); err != nil {
+		return err
+	}
+	return b.peers.arena(size)
+}
+
+const ours = "lean"
+
+// measure times a case and takes its figures down.
+func (b *gpuBench) measure(c gpuCase) (err error) {
+	all, ceilings, err := b.contenders(c)
+	defer func() { err = errors.Join(err, closeAll(all)) }()
+	if err != nil {
+		return err
+	}
+	times, err := gpuAlternate(c.rounds(), c.shape.launches(), all)
+	if err != nil {
+		return err
+	}
+	b.judge(c, all, times, ceilings)
+	return nil
+}
+
+// contenders are those of a case, the ceilings first. On error too they are to be
+// closed.
+func (b *gpuBench) contenders(c gpuCase) (all []*gpuContender, ceilings int, err error) {
+	if all, err = b.device.ceilings(c.shape); err != nil {
+		return nil, 0, err
+	}
+	ceilings = len(all)
+	add := func(name string, s gpuShape, page int) {
+		if err != nil {
+			return
+		}
+		var one *gpuContender
+		if one, err = b.device.attention(name, s, page); one != nil {
+			all = append(all, one)
+		}
+	}
+	if c.shape.even() {
+		add(ours, c.shape, 0)
+	}
+	for _, n := range c.pages {
+		add(pageName(n), c.shape, n)
+	}
+	for _, n := range c.groups {
+		s := c.shape
+		s.heads *= n
+		add(groupName(n), s, 0)
+	}
+	if err != nil || len(c.groups) > 0 {
+		return all, ceilings, err
+	}
+	peers, err := b.peers.contenders(c.shape)
+	return append(all, peers...), ceilings, err
+}
+
+func pageName(tokens int) string { return fmt.Sprintf("%s, pages of %d", ours, tokens) }
+func groupName(n int) string     { return fmt.Sprintf("%s, groups of %d", ours, n) }

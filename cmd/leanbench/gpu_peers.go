@@ -1,0 +1,132 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+//go:embed peers/gpu.py
+var gpuWorker string
+
+// peerNames are the ways that the worker may know.
+var peerNames = map[string]string{
+	"flash":           "PyTorch, FLASH_ATTENTION",
+	"cudnn":           "PyTorch, CUDNN_ATTENTION",
+	"flashinfer":      "FlashInfer, pages of 16",
+	"flashinfer-plan": "FlashInfer, with its plan",
+}
+
+func isPeer(name string) bool {
+	for _, n := range peerNames {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
+
+// countsAsBest says whether a peer may be the best: one that plans in every call
+// does more than the others.
+func countsAsBest(name string) bool { return isPeer(name) && name != peerNames["flashinfer-plan"] }
+
+// gpuPeers are other programs on the same GPU, in another process. Nil is none.
+type gpuPeers struct {
+	worker *worker
+	note   func(format string, args ...any) string
+	said   []string // which of them are missing for some shapes, and why
+}
+
+func (b *gpuBench) startPeers() error {
+	if !b.options.peers {
+		b.note("no peers, because of -peers=false")
+		return nil
+	}
+	w, err := startGPUWorker(b.options.python, fmt.Sprint(b.options.device))
+	if err != nil {
+		return fmt.Errorf("the peers do not start (-peers=false measures without, -python names another python): %w", err)
+	}
+	b.peers = &gpuPeers{worker: w, note: b.note}
+	b.note("%s", strings.Join(w.hello, " "))
+	return nil
+}
+
+// startGPUWorker is a variable for tests, which have another worker.
+var startGPUWorker = func(python string, args ...string) (*worker, error) { return startWorker(python, gpuWorker, args...) }
+
+func (p *gpuPeers) close() error {
+	if p == nil {
+		return nil
+	}
+	return p.worker.close()
+}
+
+func (p *gpuPeers) arena(bytes int64) error {
+	if p == nil {
+		return nil
+	}
+	_, err := p.worker.ask("arena %d", bytes)
+	return err
+}
+
+// contenders have the worker capture its graphs for a shape. What it can't do is
+// noted once.
+func (p *gpuPeers) contenders(s gpuShape) (all []*gpuContender, err error) {
+	if p == nil {
+		return nil, nil
+	}
+	lengths := make([]string, len(s.lengths))
+	for i, n := range s.lengths {
+		lengths[i] = strconv.Itoa(n)
+	}
+	if s.even() {
+		lengths = []string{fmt.Sprintf("%dx%d", s.batch(), s.lengths[0])}
+	}
+	words, err := p.worker.ask("shape %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.sets(), s.launches(), strings.Join(lengths, ","))
+	if err != nil {
+		return nil, err
+	}
+	ways := words
+	if i := slices.Index(words, "without"); i >= 0 {
+		ways = words[:i]
+		if text := strings.Join(words[i:], " "); !slices.Contains(p.said, text) {
+			p.said = append(p.said, text)
+			p.note("%s: %s", s, text)
+		}
+	}
+	for _, way := range ways {
+		name, ok := peerNames[way]
+		if !ok {
+			return nil, fmt.Errorf("the worker has a way %q", way)
+		}
+		all = append(all, &gpuContender{
+			name:   name,
+			replay: func(n int) ([]float64, error) { return p.replay(way, n) },
+			close:  func() error { return nil },
+		})
+	}
+	return all, nil
+}
+
+func (p *gpuPeers) replay(way string, n int) ([]float64, error) {
+	words, err := p.worker.ask("run %s %d", way, n)
+	if err != nil {
+		return nil, err
+	}
+	if len(words) != n {
+		return nil, fmt.Errorf("the worker gives %d times of %d", len(words), n)
+	}
+	times := make([]float64, n)
+	for i, s := range words {
+		if times[i], err = strconv.ParseFloat(s, 64); err != nil {
+			return nil, fmt.Errorf("the worker says %q: %w", words, err)
+		}
+		if !(times[i] > 0) {
+			return nil, errors.New("the worker says that a launch takes no time")
+		}
+	}
+	return times, nil
+}

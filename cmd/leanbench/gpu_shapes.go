@@ -1,0 +1,210 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// gpuShape is one decode step: a query of every head of every sequence, in
+// float16.
+type gpuShape struct {
+	name           string // of a ragged batch
+	heads, kvHeads int
+	dim            int
+	lengths        []int // keys of each sequence
+}
+
+func evenShape(batch, heads, kvHeads, keys, dim int) gpuShape {
+	return gpuShape{heads: heads, kvHeads: kvHeads, dim: dim, lengths: slices.Repeat([]int{keys}, batch)}
+}
+
+func (s gpuShape) batch() int { return len(s.lengths) }
+
+// even says whether all sequences are as long as the first.
+func (s gpuShape) even() bool { return slices.Max(s.lengths) == slices.Min(s.lengths) }
+
+func (s gpuShape) keys() (n int64) {
+	for _, l := range s.lengths {
+		n += int64(l)
+	}
+	return n
+}
+
+// bytes is the size of keys and values, which a step reads once.
+func (s gpuShape) bytes() int64 { return 2 * s.keys() * int64(s.kvHeads*s.dim) * 2 }
+
+// pages are those of a page size that the keys take.
+func (s gpuShape) pages(tokens int) (n int64) {
+	for _, l := range s.lengths {
+		n += int64((l + tokens - 1) / tokens)
+	}
+	return n
+}
+
+// region is the size of memory for keys and values however they lie: in pages of
+// up to 64 tokens they take a little more.
+func (s gpuShape) region() int64 {
+	return max(s.pages(64)*64, s.pages(16)*16) * int64(s.kvHeads*s.dim) * 2 * 2
+}
+
+func (s gpuShape) String() string {
+	heads := fmt.Sprint(s.heads)
+	if s.kvHeads != s.heads {
+		heads += fmt.Sprintf("/%d", s.kvHeads)
+	}
+	if s.name != "" {
+		return fmt.Sprintf("%s, %s heads of %d", s.name, heads, s.dim)
+	}
+	return fmt.Sprintf("b%d, %s heads x %d x %d", s.batch(), heads, s.lengths[0], s.dim)
+}
+
+// gpuRotation is what the operands of a graph's launches come to at least: some
+// times the L2 cache.
+const gpuRotation = 200 << 20
+
+// sets is the number of operands that take turns, and launches the number of
+// launches of a graph, a multiple of it.
+func (s gpuShape) sets() int { return int((gpuRotation + s.region() - 1) / s.region()) }
+
+func (s gpuShape) launches() int {
+	n := s.sets()
+	return (20 + n - 1) / n * n
+}
+
+// gpuCase is a case of a table.
+type gpuCase struct {
+	table   string
+	shape   gpuShape
+	share   *bar // of the ceiling
+	micros  *bar // of a launch
+	flash   *bar // times as fast as FLASH_ATTENTION
+	paged   *bar // share of the speed with contiguous keys
+	ragged  *bar // of the time that is allowed
+	pages   []int
+	groups  []int // query heads a KV head that are compared with one
+	grouped *bar  // time over that of one query head a KV head
+}
+
+const (
+	tableNamed  = "Shapes by name"
+	tableSweep  = "Sweep"
+	tableRagged = "Ragged batches, in pages"
+	tableGroups = "Grouped queries against one query head a KV head, the same keys and values"
+
+	longBytes = 300e6 // keys and values from which on only memory counts
+)
+
+func evenCase(table string, shape gpuShape) gpuCase {
+	c := gpuCase{table: table, shape: shape, pages: []int{16, 64}, paged: atLeast(0.97)}
+	if shape.heads == shape.kvHeads && shape.bytes() >= longBytes {
+		c.share = ofCeiling(0.98)
+	}
+	return c
+}
+
+// namedCases are in every measurement.
+func namedCases() (cases []gpuCase) {
+	add := func(shape gpuShape) *gpuCase {
+		cases = append(cases, evenCase(tableNamed, shape))
+		return &cases[len(cases)-1]
+	}
+	for _, keys := range []int{4096, 16384, 65536} {
+		add(evenShape(6, 48, 48, keys, 64)).flash = atLeast(2.9)
+	}
+	add(evenShape(1, 32, 32, 1024, 64)).micros = atMost(7)
+	add(evenShape(1, 32, 8, 8192, 128)).micros = atMost(13)
+	add(evenShape(16, 32, 8, 1024, 128)).micros = atMost(18)
+	add(evenShape(16, 32, 8, 8192, 128))
+	add(evenShape(64, 64, 8, 4096, 128))
+	add(evenShape(1, 1, 1, 1<<20, 64)).share = ofCeiling(0.90)
+	return cases
+}
+
+// raggedCases are batches of lengths that differ much.
+func raggedCases() []gpuCase {
+	one := append([]int{131072}, slices.Repeat([]int{1024}, 31)...)
+	harmonic := make([]int, 64)
+	for i := range harmonic {
+		harmonic[i] = max(16, 65536/(i+1))
+	}
+	cases := []gpuCase{
+		{shape: gpuShape{name: "A: 131072 and 31 x 1024", heads: 32, kvHeads: 32, dim: 128, lengths: one}},
+		{shape: gpuShape{name: "B: 131072 and 31 x 1024", heads: 32, kvHeads: 8, dim: 128, lengths: one}},
+		{shape: gpuShape{name: "C: 65536/i, i = 1 ... 64", heads: 32, kvHeads: 8, dim: 128, lengths: harmonic}},
+	}
+	for i := range cases {
+		cases[i].table, cases[i].pages, cases[i].ragged = tableRagged, []int{16, 64}, atMost(1)
+	}
+	return cases
+}
+
+// groupCases have 8 KV heads, and 8 times the group of query heads.
+func groupCases() (cases []gpuCase) {
+	for _, shape := range []gpuShape{evenShape(4, 8, 8, 16384, 128), evenShape(8, 8, 8, 16384, 64)} {
+		cases = append(cases, gpuCase{table: tableGroups, shape: shape, groups: []int{2, 4, 5, 7, 8, 16}, grouped: atMost(1.03)})
+	}
+	return cases
+}
+
+// sweepCases are all shapes between single sequences and large batches whose
+// keys and values fit into so many bytes, but those that have names.
+func sweepCases(most int64) (cases []gpuCase) {
+	named := make(map[string]bool)
+	for _, c := range namedCases() {
+		named[c.shape.String()] = true
+	}
+	for _, batch := range []int{1, 4, 6, 16, 64} {
+		for _, heads := range []int{8, 32, 40, 48, 56, 64} {
+			for _, kvHeads := range slices.Compact([]int{8, heads}) {
+				for keys := 1024; keys <= 256<<10; keys *= 4 {
+					for _, dim := range []int{64, 128} {
+						shape := evenShape(batch, heads, kvHeads, keys, dim)
+						if shape.region() <= most && !named[shape.String()] {
+							cases = append(cases, evenCase(tableSweep, shape))
+						}
+					}
+				}
+			}
+		}
+	}
+	return cases
+}
+
+// cost is about how long a case takes. It knows no machine, so that the same
+// cases are measured everywhere.
+func (c gpuCase) cost() time.Duration {
+	const overhead, contenders, bytesASecond = 0.4, 8, 3e12
+	step := max(float64(c.shape.bytes())/bytesASecond, 6e-6)
+	graph := step * float64(c.shape.launches())
+	rounds := float64(c.rounds())
+	turn := max(2*graph, gpuTurn.Seconds())
+	return time.Duration((overhead + contenders*rounds*turn) * float64(time.Second))
+}
+
+// rounds are fewer where a step takes so long that it varies little.
+func (c gpuCase) rounds() int {
+	if c.shape.bytes() > 4<<30 {
+		return 3
+	}
+	return 5
+}
+
+// within picks cases that take so long together, the same at every call, and
+// in their order.
+func within(cases []gpuCase, budget time.Duration) (picked []gpuCase) {
+	var which []int
+	for _, i := range rand.New(rand.NewPCG(1, 1)).Perm(len(cases)) {
+		// One large case must not take the place of many others.
+		if cost := cases[i].cost(); cost <= budget && cost <= 5*time.Second {
+			budget -= cost
+			which = append(which, i)
+		}
+	}
+	slices.Sort(which)
+	for _, i := range which {
+		picked = append(picked, cases[i])
+	}
+	return picked
+}

@@ -1,0 +1,206 @@
+"""A worker of leanbench: attention of other programs on a GPU, timed when it is
+asked to.
+
+    gpu.py DEVICE
+
+Questions, one a line, and their answers:
+
+    arena BYTES                                        ok
+    shape HEADS KVHEADS DIM SETS LAUNCHES LENGTHS      ok WAY ... [without TEXT]
+    run WAY REPLAYS                                    ok SECONDS ...
+
+LENGTHS are the keys of each sequence with commas between, or BATCHxKEYS. A way
+is a graph of LAUNCHES launches, whose operands are SETS that take turns in the
+arena. run replays it once, which is not counted, and then REPLAYS times, and
+answers the seconds of a launch in each. "flashinfer-plan" plans before every
+launch, which a graph can't hold: its launches are queued one by one.
+"""
+
+import gc
+import sys
+import time
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+try:
+    import flashinfer
+
+    no_flashinfer = None
+except Exception as e:
+    flashinfer, no_flashinfer = None, repr(e)
+
+PAGE = 16
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+class Shape:
+    def __init__(self, arena, heads, kv_heads, dim, sets, launches, lengths):
+        self.launches, self.sets = launches, sets
+        self.heads, self.kv_heads, self.dim, self.lengths = heads, kv_heads, dim, lengths
+        self.arena = arena
+        self.q = 3 * torch.randn(len(lengths), heads, 1, dim, dtype=torch.float16, device="cuda")
+        self.stream = torch.cuda.Stream()
+        self.ways, self.missing, self.keep = {}, [], []
+        if min(lengths) == max(lengths):
+            for name, backend in BACKENDS.items():
+                self.add(name, lambda b=backend: self.sdpa(b))
+            self.compare()
+        else:
+            self.missing.append("PyTorch's attention, which has no ragged batches")
+        if flashinfer is None:
+            self.missing.append("FlashInfer: " + no_flashinfer)
+        else:
+            self.add("flashinfer", self.flashinfer)
+            if "flashinfer" in self.ways:
+                self.add("flashinfer-plan", lambda: self.plan_and_run, graph=False)
+
+    def add(self, name, make, graph=True):
+        try:
+            step = make()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self.stream):
+                for i in range(min(self.sets, 3)):
+                    step(i)
+            torch.cuda.synchronize()
+            if graph:
+                g = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(g, stream=self.stream):
+                    for i in range(self.launches):
+                        step(i % self.sets)
+                replay = g.replay
+            else:
+
+                def replay():
+                    for i in range(self.launches):
+                        step(i % self.sets)
+
+            self.ways[name] = (replay, step)
+        except Exception as e:
+            self.missing.append(name + ": " + (repr(e).splitlines() or [""])[0][:200])
+            torch.cuda.synchronize()
+
+    def operands(self, i):
+        b, n = len(self.lengths), self.lengths[0]
+        size = b * self.kv_heads * n * self.dim
+        at = 2 * size * i
+        k = self.arena[at : at + size].view(b, self.kv_heads, n, self.dim)
+        v = self.arena[at + size : at + 2 * size].view(b, self.kv_heads, n, self.dim)
+        return k, v
+
+    def sdpa(self, backend):
+        sets = [self.operands(i) for i in range(self.sets)]
+        grouped = self.heads != self.kv_heads
+
+        def step(i):
+            with sdpa_kernel(backend):
+                return sdpa(self.q, *sets[i], enable_gqa=grouped)
+
+        return step
+
+    def compare(self):
+        """Fails where ways disagree: a speed is worth something only if the work was done."""
+        outs = {name: step(0).float() for name, (_, step) in self.ways.items()}
+        for name, out in outs.items():
+            want = next(iter(outs.values()))
+            if not (out - want).abs().max() <= 0.02 * want.abs().max():
+                raise ValueError(name + " disagrees with " + next(iter(outs)))
+
+    def flashinfer(self):
+        per = [(n + PAGE - 1) // PAGE for n in self.lengths]
+        pages = sum(per)
+        starts = torch.tensor([0] + per).cumsum(0).to(torch.int32)
+        order = torch.randperm(pages).to(torch.int32)
+        last = torch.tensor([n - (p - 1) * PAGE for n, p in zip(self.lengths, per)], dtype=torch.int32)
+        size = pages * PAGE * self.kv_heads * self.dim
+        layout = (pages, PAGE, self.kv_heads, self.dim)  # NHD, which is FlashInfer's own
+        sets = [
+            (self.arena[2 * size * i :][:size].view(layout), self.arena[2 * size * i + size :][:size].view(layout))
+            for i in range(self.sets)
+        ]
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_tensor_cores=self.heads // self.kv_heads >= 4
+        )
+        q = self.q.view(len(self.lengths), self.heads, self.dim)
+        on_device = [x.cuda() for x in (starts, order, last)]
+
+        def plan():
+            # Lengths are on the host already, as an engine that schedules has them.
+            wrapper.plan(starts, on_device[1], last, self.heads, self.kv_heads, self.dim, PAGE, data_type=torch.float16)
+
+        def step(i):
+            return wrapper.run(q, sets[i])
+
+        def plan_and_run(i):
+            plan()
+            return wrapper.run(q, sets[i])
+
+        self.plan_and_run = plan_and_run
+        self.keep.append((workspace, wrapper, on_device))
+        plan()
+        return step
+
+    def run(self, way, replays):
+        replay = self.ways[way][0]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+        with torch.cuda.stream(self.stream):
+            replay()
+            for m in marks[:-1]:
+                m.record()
+                replay()
+            marks[-1].record()
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1e3 / self.launches for a, b in zip(marks, marks[1:])]
+
+
+def lengths_of(text):
+    if "x" in text:
+        batch, keys = text.split("x")
+        return [int(keys)] * int(batch)
+    return [int(n) for n in text.split(",")]
+
+
+def make_arena(size):
+    arena = torch.empty(size // 2, dtype=torch.float16, device="cuda")
+    for part in arena.split(1 << 28):
+        part.uniform_(-1, 1)
+    torch.cuda.synchronize()
+    return arena
+
+
+def main():
+    torch.cuda.set_device(int(sys.argv[1]))
+    torch.manual_seed(time.time_ns())
+    arena = shape = None
+    hello = ["PyTorch", torch.__version__, "with CUDA", str(torch.version.cuda) + ",", "cuDNN", str(torch.backends.cudnn.version())]
+    if flashinfer is not None:
+        hello += ["and FlashInfer", getattr(flashinfer, "__version__", "of unknown version")]
+    print("ok", *hello, flush=True)
+    for line in sys.stdin:
+        word, *args = line.split()
+        try:
+            if word == "arena":
+                arena = make_arena(int(args[0]))
+                print("ok", flush=True)
+            elif word == "shape":
+                shape = None  # its memory first
+                gc.enable()
+                gc.collect()
+                torch.cuda.empty_cache()
+                shape = Shape(arena, *map(int, args[:5]), lengths_of(args[5]))
+                gc.collect()
+                gc.disable()
+                text = ["without", "; ".join(shape.missing)] if shape.missing else []
+                print("ok", *shape.ways, *text, flush=True)
+            elif word == "run":
+                print("ok", *shape.run(args[0], int(args[1])), flush=True)
+            else:
+                raise ValueError("unknown word " + word)
+        except Exception as e:
+            print("error", repr(e).replace("\n", " "), flush=True)
+
+
+with torch.inference_mode():
+    main()
