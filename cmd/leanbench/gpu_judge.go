@@ -37,7 +37,7 @@ func (b *gpuBench) judge(c gpuCase, all []*gpuContender, times []gpuTimes, ceili
 		r.add(micros90, 1e6*quantile(t.replays, 0.9), nil)
 		r.add(speed, float64(c.shape.bytes())/mean/1e9, nil)
 		if ceiling != nil && t != ceiling {
-			r.add(share, t.rounds.faster(ceiling.rounds), only(isDense, c.share))
+			r.add(gpuShare, t.rounds.faster(ceiling.rounds), only(isDense, c.share))
 			if isPaged && c.ragged != nil {
 				allowed := 1.05*ceiling.rounds.median() + 5e-6
 				r.add(ofAllowed, mean/allowed, c.ragged)

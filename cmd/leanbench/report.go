@@ -23,37 +23,41 @@ type figure struct {
 type metric string
 
 const (
-	speed      metric = "GB/s"            // bytes of keys and values, over the median of the rounds
-	bestSpeed  metric = "best GB/s"       // over the best round
-	share      metric = "of the ceiling"  // median of the ratios of neighbouring turns
-	overStock  metric = "x default"       // the same, of the default node's time to ours
-	overTorch  metric = "x PyTorch"       // of PyTorch's time to ours
-	allocs     metric = "allocs"          // heap allocations of a step
-	tokens     metric = "tokens/s"        // of all sequences together, median
-	bestTokens metric = "best tokens/s"   // in the best round
-	prompt     metric = "prompt tokens/s" // before the first token, median
-	overHF     metric = "x transformers"  // of transformers' float32 time to ours
-	overCT2    metric = "x CT2"           // of CTranslate2's float32 time to ours
-	micros     metric = "us"              // of a launch, median of all replays
-	micros10   metric = "p10 us"          // that a tenth of them are below
-	micros90   metric = "p90 us"          // and nine tenths
-	ofDense    metric = "of contiguous"   // of the speed with contiguous keys
-	ofAllowed  metric = "of the time"     // that is allowed: 1.05 times the ceiling's, and 5 us
-	timeOfMHA  metric = "time of MHA"     // over that of one query head a KV head
-	overFlash  metric = "x FLASH"         // of PyTorch's FLASH_ATTENTION's time to ours
-	overBest   metric = "x best peer"     // of the best peer's
-	overInt8   metric = "x CT2 int8"      // of CTranslate2's int8 time to ours
+	speed         metric = "GB/s"                // bytes of keys and values, over the median of the rounds
+	bestSpeed     metric = "best GB/s"           // over the best round
+	share         metric = "of the ceiling"      // median of the ratios of neighbouring turns
+	overStock     metric = "x default"           // the same, of the default node's time to ours
+	overTorch     metric = "x PyTorch"           // of PyTorch's time to ours
+	allocs        metric = "allocs"              // heap allocations of a step
+	tokens        metric = "tokens/s"            // of all sequences together, median
+	bestTokens    metric = "best tokens/s"       // in the best round
+	prompt        metric = "prompt tokens/s"     // before the first token, median
+	overHF        metric = "x transformers"      // of transformers' float32 time to ours
+	overCT2       metric = "x CT2"               // of CTranslate2's float32 time to ours
+	overInt8      metric = "x CT2 int8"          // of CTranslate2's int8 time to ours
+	micros        metric = "us"                  // of a launch, median of all replays
+	micros10      metric = "p10 us"              // that a tenth of them are below
+	micros90      metric = "p90 us"              // and nine tenths
+	gpuShare      metric = "of the read ceiling" // share, on a GPU
+	ofDense       metric = "of contiguous"       // of the speed with contiguous keys
+	ofAllowed     metric = "of the time"         // that is allowed: 1.05 times the ceiling's, and 5 us
+	timeOfMHA     metric = "time of MHA"         // over that of one query head a KV head
+	overFlash     metric = "x FLASH"             // of PyTorch's FLASH_ATTENTION's time to ours
+	overBest      metric = "x best peer"         // of the best peer's
+	layerMicros   metric = "us a layer"
+	beyondKernels metric = "beyond its kernels"      // us a layer
+	beyondFloor   metric = "beyond the driver alone" // us a layer
 )
 
 func (m metric) format(v float64) string {
 	switch m {
 	case share:
 		return fmt.Sprintf("%.0f%%", 100*v)
-	case ofDense, ofAllowed, timeOfMHA:
+	case gpuShare, ofDense, ofAllowed, timeOfMHA:
 		return fmt.Sprintf("%.1f%%", 100*v)
 	case allocs:
 		return fmt.Sprintf("%.0f", v)
-	case speed, bestSpeed, tokens, bestTokens:
+	case speed, bestSpeed, micros, micros10, micros90, layerMicros, beyondKernels, beyondFloor, tokens, bestTokens:
 		return fmt.Sprintf("%.1f", v)
 	case prompt:
 		return fmt.Sprintf("%.0f", v)

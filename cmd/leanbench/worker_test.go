@@ -34,10 +34,31 @@ func fakeWorker(how string) {
 		steps := 0
 		fmt.Sscan(words[len(words)-1], &steps)
 		switch words[0] {
-		case "shape":
+		case "arena":
 			fmt.Fprintln(os.Stderr, in.Text())
 			fmt.Println("ok")
+		case "shape":
+			fmt.Fprintln(os.Stderr, in.Text())
+			switch {
+			case how == "gpu-strange":
+				fmt.Println("ok magic")
+			case strings.HasPrefix(how, "gpu"):
+				fmt.Println("ok flash flashinfer without cudnn: too old")
+			default:
+				fmt.Println("ok")
+			}
 		case "run":
+			if strings.HasPrefix(how, "gpu") {
+				time := map[string]string{"gpu-none": " 0"}[how]
+				if time == "" {
+					time = " 1e-3"
+				}
+				if how == "gpu-few" {
+					steps--
+				}
+				fmt.Println("ok" + strings.Repeat(time, steps))
+				continue
+			}
 			each := 1e-3
 			if words[1] == "packed" {
 				each /= 2

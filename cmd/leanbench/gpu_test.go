@@ -1,0 +1,382 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/half"
+)
+
+// TestGPUCases: the shapes and bars are those that were asked for.
+func TestGPUCases(t *testing.T) {
+	least := func(b *bar) float64 {
+		if b == nil || b.Least == nil {
+			return 0
+		}
+		return *b.Least
+	}
+	most := func(b *bar) float64 {
+		if b == nil || b.Most == nil {
+			return 0
+		}
+		return *b.Most
+	}
+	type bars struct{ share, micros, flash float64 }
+	want := map[string]bars{
+		"b6, 48 heads x 4096 x 64":     {0.98, 0, 2.9}, // 302 MB
+		"b6, 48 heads x 16384 x 64":    {0.98, 0, 2.9},
+		"b6, 48 heads x 65536 x 64":    {0.98, 0, 2.9},
+		"b1, 32 heads x 1024 x 64":     {0, 7, 0},
+		"b1, 32/8 heads x 8192 x 128":  {0, 13, 0},
+		"b16, 32/8 heads x 1024 x 128": {0, 18, 0},
+		"b16, 32/8 heads x 8192 x 128": {},
+		"b64, 64/8 heads x 4096 x 128": {},
+		"b1, 1 heads x 1048576 x 64":   {0.90, 0, 0},
+	}
+	for _, c := range namedCases() {
+		w, ok := want[c.shape.String()]
+		if got := (bars{least(c.share), most(c.micros), least(c.flash)}); !ok || got != w {
+			t.Errorf("%v: bars %v, want %v", c.shape, got, w)
+		}
+		if least(c.paged) != 0.97 || !slices.Equal(c.pages, []int{16, 64}) || c.table != tableNamed {
+			t.Errorf("%v: pages of %v, bar %v", c.shape, c.pages, c.paged)
+		}
+		delete(want, c.shape.String())
+	}
+	if len(want) > 0 {
+		t.Errorf("without %v", want)
+	}
+
+	var keys []int64
+	for _, c := range raggedCases() {
+		keys = append(keys, c.shape.keys())
+		if most(c.ragged) != 1 || c.shape.even() || len(c.pages) == 0 {
+			t.Errorf("%v: %+v", c.shape, c)
+		}
+	}
+	if want := []int64{131072 + 31*1024, 131072 + 31*1024, 310869}; !slices.Equal(keys, want) {
+		t.Errorf("ragged batches of %v keys, want %v", keys, want)
+	}
+	for _, c := range groupCases() {
+		if !slices.Equal(c.groups, []int{2, 4, 5, 7, 8, 16}) || most(c.grouped) != 1.03 || c.shape.heads != c.shape.kvHeads {
+			t.Errorf("%v: %+v", c.shape, c)
+		}
+	}
+}
+
+func TestGPUSweep(t *testing.T) {
+	const most = 50 << 30
+	all := sweepCases(math.MaxInt64)
+	// 11 pairs of heads, 5 batches, 5 contexts, 2 dims; without 6 that have names.
+	if n := len(all); n != 550-6 {
+		t.Errorf("%d shapes", n)
+	}
+	seen := make(map[string]bool)
+	for _, c := range append(all, namedCases()...) {
+		if is := c.shape.String(); seen[is] {
+			t.Errorf("%s twice", is)
+		} else {
+			seen[is] = true
+		}
+		long := c.shape.heads == c.shape.kvHeads && c.shape.bytes() >= 300_000_000
+		if c.table == tableSweep && (c.share != nil) != long {
+			t.Errorf("%v: bar %v", c.shape, c.share)
+		}
+		s := c.shape
+		if s.launches() < 20 || s.launches()%s.sets() != 0 || int64(s.sets())*s.region() < gpuRotation {
+			t.Errorf("%v: %d launches of %d sets", s, s.launches(), s.sets())
+		}
+	}
+	some := sweepCases(most)
+	for _, c := range some {
+		if c.shape.region() > most {
+			t.Errorf("%v takes %d bytes", c.shape, c.shape.region())
+		}
+	}
+	if len(some) >= len(all) {
+		t.Error("everything fits into 50 GB")
+	}
+
+	picked, sum := within(all, time.Minute), time.Duration(0)
+	for i, c := range picked {
+		sum += c.cost()
+		if again := within(all, time.Minute)[i]; again.shape.String() != c.shape.String() {
+			t.Errorf("case %d is %v and %v", i, c.shape, again.shape)
+		}
+	}
+	if sum > time.Minute || sum < 50*time.Second || len(picked) < 30 {
+		t.Errorf("%d cases in %v", len(picked), sum)
+	}
+	if n := len(within(all, 0)); n != 0 {
+		t.Errorf("%d cases in no time", n)
+	}
+}
+
+// TestGPULayOut: sequences have pages of their own, all inside the memory.
+func TestGPULayOut(t *testing.T) {
+	rng := testRand(t)
+	ragged := gpuShape{heads: 6, kvHeads: 3, dim: 64, lengths: []int{1, 16, 17, 100, 64}}
+	for _, c := range []struct {
+		s    gpuShape
+		page int
+	}{{evenShape(3, 4, 2, 48, 64), 0}, {evenShape(3, 4, 2, 48, 64), 16}, {ragged, 16}, {ragged, 64}} {
+		p := layOut(c.s, c.page, rng)
+		if 4*p.elements > c.s.region() {
+			t.Errorf("%v: %d elements in %d bytes", c.s, p.elements, c.s.region())
+		}
+		seen := make(map[int32]bool)
+		for i, s := range p.seqs {
+			if s.Keys != c.s.lengths[i] || s.Queries != 1 || s.Row != i || len(s.Pages)*p.geometry.PageTokens < s.Keys {
+				t.Errorf("%v: sequence %d is %+v", c.s, i, s)
+			}
+			for _, n := range s.Pages {
+				if seen[n] || int64(n+1)*int64(p.geometry.Key.Page) > p.elements {
+					t.Errorf("%v: sequence %d has page %d", c.s, i, n)
+				}
+				seen[n] = true
+			}
+		}
+		if int64(len(seen)*p.geometry.Key.Page) != p.elements {
+			t.Errorf("%v: %d pages of %d elements", c.s, len(seen), p.elements)
+		}
+	}
+}
+
+// TestGPUReference: with keys that all score alike the output is the values' mean,
+// and with one that scores much more, its value.
+func TestGPUReference(t *testing.T) {
+	for _, page := range []int{0, 16} {
+		s := evenShape(2, 4, 2, 40, 64)
+		p := layOut(s, page, testRand(t))
+		d := &gpuDevice{rng: testRand(t), host: make([]half.Float16, 3*p.elements)}
+		const begin, seq, head = 64, 1, 3
+		place := func(j int) int64 {
+			tokens := p.geometry.PageTokens
+			n := int64(p.seqs[seq].Pages[j/tokens])
+			return begin + n*int64(2*tokens*64) + int64(tokens*64+j%tokens*64) // of KV head 1
+		}
+		for i := range d.host {
+			d.host[i] = half.FromFloat32(float32(math.NaN()))
+		}
+		for j := range 40 {
+			for i := range 64 {
+				d.host[place(j)+int64(i)] = 0
+				d.host[place(j)+p.elements+int64(i)] = half.FromFloat32(float32(j + 1))
+			}
+		}
+		queries := slices.Repeat([]half.Float16{half.FromFloat32(math.MaxInt8)}, 2*4*64)
+		if got := d.reference(&p, seq, head, begin, queries); !near(got[0], 20.5) || !near(got[63], 20.5) {
+			t.Errorf("pages of %d: the mean is %v", page, got)
+		}
+		d.host[place(39)+5] = half.FromFloat32(100)
+		if got := d.reference(&p, seq, head, begin, queries); !near(got[0], 40) {
+			t.Errorf("pages of %d: the last key's value is %v", page, got[0])
+		}
+	}
+}
+
+// steady is a contender whose launches take a fixed time.
+func steady(name string, log *[]string, seconds float64) *gpuContender {
+	return &gpuContender{name: name, close: func() error { return nil }, replay: func(n int) ([]float64, error) {
+		if log != nil {
+			*log = append(*log, fmt.Sprint(name, n))
+		}
+		return slices.Repeat([]float64{seconds}, n), nil
+	}}
+}
+
+func TestGPUAlternate(t *testing.T) {
+	var log []string
+	all, err := gpuAlternate(2, 20, []*gpuContender{steady("a", &log, 100e-6), steady("b", &log, 1), steady("c", &log, 1e-6)})
+	if got, want := strings.Join(log, " "), "a1 b1 c1 a3 b1 c32 a3 b1 c32"; err != nil || got != want {
+		t.Errorf("turns %s (%v), want %s", got, err, want)
+	}
+	if len(all[0].replays) != 6 || len(all[0].rounds) != 2 || !near(all[0].rounds[1], 100e-6) {
+		t.Errorf("times %+v", all[0])
+	}
+	broken := &gpuContender{name: "d", replay: func(int) ([]float64, error) { return nil, errors.New("out of order") }}
+	if _, err := gpuAlternate(1, 20, []*gpuContender{broken}); err == nil || err.Error() != "d: out of order" {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestGPUJudge: times become the figures that they should, with bars.
+func TestGPUJudge(t *testing.T) {
+	judge := func(c gpuCase, contenders ...*gpuContender) *gpuBench {
+		b := &gpuBench{report: &report{}}
+		times, err := gpuAlternate(3, 20, contenders)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.judge(c, contenders, times, 2)
+		return b
+	}
+	check := func(b *gpuBench, is, who string, m metric, want float64, barred, met bool) {
+		t.Helper()
+		f := find(t, b.report, is, who, m)
+		if f == nil || !near(f.Value, want) || (f.Bar != nil) != barred || barred && f.Bar.Met != met {
+			t.Errorf("%s of %s: %+v, want %v, bar %t, met %t", m, who, f, want, barred, met)
+		}
+	}
+	c := namedCases()[1]
+	c.micros = atMost(100)
+	is := c.shape.String()
+	flash, cudnn, info, plan := peerNames["flash"], peerNames["cudnn"], peerNames["flashinfer"], peerNames["flashinfer-plan"]
+	b := judge(c,
+		steady("ceiling A", nil, 100e-6), steady("ceiling B", nil, 98e-6), steady(ours, nil, 99e-6), steady(pageName(16), nil, 110e-6),
+		steady(flash, nil, 300e-6), steady(cudnn, nil, 90e-6), steady(info, nil, 200e-6), steady(plan, nil, 50e-6))
+	if f := find(t, b.report, is, "ceiling A", micros); f != nil {
+		t.Errorf("the lower ceiling has %+v", f)
+	}
+	check(b, is, "ceiling B", micros, 98, false, false)
+	check(b, is, ours, micros, 99, true, true)
+	check(b, is, ours, speed, float64(c.shape.bytes())/99e-6/1e9, false, false)
+	check(b, is, ours, gpuShare, 98./99, true, true)
+	check(b, is, ours, overFlash, 300./99, true, true)
+	check(b, is, ours, overBest, 90./99, true, false) // the one that plans does not count
+	check(b, is, pageName(16), ofDense, 99./110, true, false)
+	check(b, is, flash, micros90, 300, false, false)
+	if len(b.overBest) != 1 {
+		t.Errorf("%v for the mean", b.overBest)
+	}
+
+	c = raggedCases()[0]
+	is = c.shape.String()
+	b = judge(c, steady("ceiling A", nil, 100e-6), steady("ceiling B", nil, 100e-6), steady(pageName(16), nil, 110e-6),
+		steady(pageName(64), nil, 111e-6), steady(info, nil, 200e-6))
+	check(b, is, pageName(16), ofAllowed, 1, true, true)
+	check(b, is, pageName(64), ofAllowed, 111./110, true, false)
+	check(b, is, pageName(64), overBest, 200./111, true, true)
+
+	c = groupCases()[0]
+	is = c.shape.String()
+	b = judge(c, steady("ceiling A", nil, 100e-6), steady("ceiling B", nil, 100e-6), steady(ours, nil, 100e-6),
+		steady(groupName(2), nil, 102e-6), steady(groupName(16), nil, 104e-6))
+	check(b, is, groupName(2), timeOfMHA, 1.02, true, true)
+	check(b, is, groupName(16), timeOfMHA, 1.04, true, false)
+
+	if m := geometricMean([]float64{1, 4, 2}); !near(m, 2) {
+		t.Errorf("mean %v", m)
+	}
+	if q := quantile([]float64{5, 1, 4, 2, 3, 6, 7, 8, 10, 9}, 0.9); q != 10 {
+		t.Errorf("p90 is %v", q)
+	}
+	if q := quantile([]float64{5, 1, 4, 2, 3, 6, 7, 8, 10, 9}, 0.1); q != 2 {
+		t.Errorf("p10 is %v", q)
+	}
+}
+
+// TestGPUPeers: the worker's ways become contenders, and what is missing is said
+// once.
+func TestGPUPeers(t *testing.T) {
+	fake := func(how string) *gpuBench {
+		defer func(f func(string, ...string) (*worker, error)) { startGPUWorker = f }(startGPUWorker)
+		startGPUWorker = func(string, ...string) (*worker, error) { return startFake(t, how) }
+		b := &gpuBench{report: &report{}, options: gpuOptions{peers: true}}
+		if err := b.startPeers(); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	b := fake("gpu")
+	if err := b.peers.arena(1 << 20); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		all, err := b.peers.contenders(evenShape(16, 32, 8, 1024, 128))
+		if err != nil || len(all) != 2 || all[0].name != peerNames["flash"] || all[1].name != peerNames["flashinfer"] {
+			t.Fatalf("%d contenders (%v)", len(all), err)
+		}
+		if x, err := all[1].replay(3); err != nil || len(x) != 3 || !near(x[2], 1e-3) {
+			t.Errorf("times %v (%v)", x, err)
+		}
+	}
+	if n := b.report.Notes; len(n) != 2 || n[0] != "Fake 1.0" || n[1] != "b16, 32/8 heads x 1024 x 128: without cudnn: too old" {
+		t.Errorf("notes %q", n)
+	}
+	if _, err := b.peers.contenders(raggedCases()[2].shape); err != nil {
+		t.Error(err)
+	}
+	if err := b.peers.close(); err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"arena 1048576", "shape 32 8 128 4 20 16x1024\n", "shape 32 8 128 1 20 65536,32768,21845,"} {
+		if !strings.Contains(b.peers.worker.stderr.text(), want) {
+			t.Errorf("the worker was not asked for %q:%s", want, b.peers.worker.stderr.text())
+		}
+	}
+
+	for how, want := range map[string]string{"gpu-few": "2 times of 3", "gpu-none": "takes no time", "gpu-strange": `a way "magic"`} {
+		b := fake(how)
+		all, err := b.peers.contenders(evenShape(1, 1, 1, 1024, 64))
+		if err == nil {
+			_, err = all[0].replay(3)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", how, err, want)
+		}
+		if err := b.peers.close(); err != nil {
+			t.Error(err)
+		}
+	}
+
+	none := &gpuBench{report: &report{}}
+	if err := none.startPeers(); err != nil || none.peers != nil || len(none.report.Notes) != 1 {
+		t.Errorf("-peers=false: %v, notes %q", err, none.report.Notes)
+	}
+	if all, err := none.peers.contenders(evenShape(1, 1, 1, 1024, 64)); len(all) != 0 || err != nil {
+		t.Errorf("%d contenders of no peers (%v)", len(all), err)
+	}
+	lost := &gpuBench{report: &report{}, options: gpuOptions{peers: true, python: "/no/such/python"}}
+	if err := lost.startPeers(); err == nil || !strings.Contains(err.Error(), "/no/such/python") || !strings.Contains(err.Error(), "-peers=false") {
+		t.Errorf("no python: %v", err)
+	}
+}
+
+// TestGPUNoDriver: a machine without one gets a line that says so, and no file.
+func TestGPUNoDriver(t *testing.T) {
+	defer func(f func() (*cuda.Driver, error)) { loadDriver = f }(loadDriver)
+	loadDriver = func() (*cuda.Driver, error) { return cuda.LoadFrom(filepath.Join(t.TempDir(), "libcuda.so.1")) }
+	file := filepath.Join(t.TempDir(), "gpu.json")
+	for _, args := range [][]string{{"gpu", "-json", file}, {"gpu", "-layer"}, {"gpu", "-peers=false"}} {
+		var stdout, stderr strings.Builder
+		if status := run(args, &stdout, &stderr); status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "no CUDA driver") {
+			t.Errorf("%q: status %d, %q, %q", args, status, stdout.String(), stderr.String())
+		}
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a report of nothing was written")
+	}
+}
+
+func TestGPULayerFigures(t *testing.T) {
+	b := &gpuBench{report: &report{}}
+	names := []string{"kernels", "floor A", ours + " A", "floor B", ours + " B", "Set"}
+	var contenders []contender
+	var all []samples
+	for i, n := range names {
+		contenders = append(contenders, contender{name: n})
+		all = append(all, samples{12e-6 * float64(i+1) * float64(i+1)})
+	}
+	b.judgeLayer("S", contenders, all)
+	for _, c := range []struct {
+		who  string
+		m    metric
+		want float64
+	}{{"kernels", layerMicros, 1}, {"floor A", beyondKernels, 3}, {ours + " B", beyondKernels, 24}, {ours + " B", beyondFloor, 9}, {"Set", layerMicros, 36}} {
+		if f := find(t, b.report, "S", c.who, c.m); f == nil || !near(f.Value, c.want) {
+			t.Errorf("%s of %s: %+v, want %v", c.m, c.who, f, c.want)
+		}
+	}
+	if f := find(t, b.report, "S", "floor A", beyondFloor); f != nil {
+		t.Errorf("%+v", f)
+	}
+}
