@@ -7,9 +7,14 @@
 template <class T_, int D_> struct Shape {
   using T = T_;
   static constexpr int D = D_;
-  // Keys of a chunk. Two products' worth of them, where a slot is small, so that
-  // there is more to do between two waits.
-  static constexpr int KEYS = D * T::bytes <= 128 ? 2 * T::depth : T::depth;
+  // Keys of a chunk: where shared memory is large, as many products' worth of
+  // them as make a slot of 16 KB, so that there is much to do between two waits.
+#if __CUDA_ARCH__ >= 900
+  static constexpr int MORE = 2;
+#else
+  static constexpr int MORE = 1;
+#endif
+  static constexpr int KEYS = D * T::bytes <= 128 ? 2 * MORE * T::depth : D * T::bytes <= 256 ? MORE * T::depth : T::depth;
   static constexpr int BLOCK = KEYS * 128;                       // bytes of a column block of a chunk
   static constexpr int BLOCKS = (D * T::bytes + 127) / 128;      // column blocks
   static constexpr int SLOT = 2 * BLOCKS * BLOCK;                // bytes of a chunk's keys and values

@@ -105,7 +105,7 @@ func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {
 
 // fits reports output tiles of so many rows that there is no shared memory for.
 func (e *Engine) fits(op string, element, dim, rows int) error {
-	if _, ok := e.configure(shapeOf(element, dim), rows); !ok {
+	if _, ok := e.configure(e.shape(element, dim), rows); !ok {
 		return errorf(op, cpu.ErrShape, "%d rows of head dim %d, keys of %v: more than the GPU's %d bytes of shared memory can hold",
 			rows, dim, elements[element].dtype, e.info.SharedPerBlockMost)
 	}

@@ -84,7 +84,7 @@ func TestTensorMaps(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	b, err := m.dev.NewBuffer(16 * (mostMaps + 200))
 	noError(t, err)
-	s := shapeOf(0, 64)
+	s := m.engine.shape(0, 64)
 	for i := range mostMaps + 10 {
 		x := Memory{Buffer: b, Offset: int64(16 * i), DType: cpu.Float16, Len: 640}
 		first, err := m.engine.tensorMap(&x, &s, 16)

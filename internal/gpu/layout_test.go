@@ -82,7 +82,8 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"float* o; float4* m; float4* l; int* last;",
 		},
 		"ring.cuh": {
-			"constexpr int KEYS = D * T::bytes <= 128 ? 2 * T::depth : T::depth;",
+			"#if __CUDA_ARCH__ >= 900 static constexpr int MORE = 2; #else static constexpr int MORE = 1; #endif static constexpr int KEYS",
+			"constexpr int KEYS = D * T::bytes <= 128 ? 2 * MORE * T::depth : D * T::bytes <= 256 ? MORE * T::depth : T::depth;",
 			"constexpr int BLOCK = KEYS * 128;",
 			"constexpr int BLOCKS = (D * T::bytes + 127) / 128;",
 			"constexpr int SLOT = 2 * BLOCKS * BLOCK;",

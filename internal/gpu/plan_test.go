@@ -104,7 +104,7 @@ func TestConfigure(t *testing.T) {
 		for el := range elements {
 			for _, dim := range headDims {
 				for rows := 1; rows <= 16; rows++ {
-					s := shapeOf(el, dim)
+					s := e.shape(el, dim)
 					c, ok := e.configure(s, rows)
 					if !ok || c.shared > f.shared || c.slots%c.warps != 0 || c.warps < 1 || c.warps > mostWarps {
 						t.Errorf("%s, %s, head dim %d, %d rows: %+v, %v", f.name, elements[el].name, dim, rows, c, ok)
@@ -115,8 +115,8 @@ func TestConfigure(t *testing.T) {
 	}
 	// The sizes that were measured on an H200.
 	e := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 232448}}
-	for _, c := range []struct{ element, dim, slots int }{{0, 64, 16}, {0, 128, 16}, {1, 128, 16}, {2, 64, 32}, {0, 256, 8}} {
-		if got, _ := e.configure(shapeOf(c.element, c.dim), 8); got.warps != 4 || got.rooms != 2 || got.slots != c.slots {
+	for _, c := range []struct{ element, dim, slots int }{{0, 64, 8}, {0, 128, 12}, {1, 128, 12}, {2, 64, 24}, {0, 256, 8}} {
+		if got, _ := e.configure(e.shape(c.element, c.dim), 4); got.warps != 4 || got.rooms != 2 || got.slots != c.slots {
 			t.Errorf("%s, head dim %d: %+v", elements[c.element].name, c.dim, got)
 		}
 	}

@@ -112,7 +112,7 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 	}
 
 	e := p.engine
-	shape := shapeOf(elementOf(o.K.DType), g.Dim)
+	shape := e.shape(elementOf(o.K.DType), g.Dim)
 	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
 	a := &p.params
 	box := shape.box(p.look.paged, g.PageTokens)

@@ -51,8 +51,9 @@ const (
 
 const (
 	defaultTile   = 64        // keys
-	mostChunk     = 32        // keys: a LeanTile is whole chunks, whatever the type
+	mostChunk     = 64        // keys: a LeanTile is whole chunks, whatever the type
 	ringBytes     = 128 << 10 // that are on their way at once, where there is room for them
+	wideRingBytes = 192 << 10 // where rows are longer than a column block, from 9.0 on
 	mostStages    = 6         // of a warp's part of the ring, before 9.0
 	appendThreads = 256
 
@@ -70,21 +71,32 @@ type shape struct {
 	keys         int // of a chunk
 	blocks       int // column blocks of 128 bytes in a row
 	slot         int // bytes of a chunk's keys and values
+	ring         int // bytes of the ring, where there is room for them
 	query        int // bytes of queries in shared memory
 	width        int // floats between rows of a state in shared memory
 }
 
-func shapeOf(element, dim int) shape {
-	e := &elements[element]
-	s := shape{element: element, dim: dim, keys: e.depth, width: dim + 8}
-	row := dim * e.bytes
-	if row <= 128 {
-		s.keys *= 2
+// shape is that of the kernels for the engine's GPU: from 9.0 on chunks are larger.
+func (e *Engine) shape(element, dim int) shape {
+	el := &elements[element]
+	s := shape{element: element, dim: dim, keys: el.depth, ring: ringBytes, width: dim + 8}
+	row, more := dim*el.bytes, 1
+	if e.copies() {
+		more = 2
+		if row > 128 {
+			s.ring = wideRingBytes
+		}
+	}
+	switch {
+	case row <= 128:
+		s.keys *= 2 * more
+	case row <= 256:
+		s.keys *= more
 	}
 	s.blocks = (row + 127) / 128
 	s.slot = 2 * s.blocks * s.keys * 128
 	if row > 256 {
-		if e.bytes == 2 {
+		if el.bytes == 2 {
 			s.query = dim / 16 * 32 * 16 * 2
 		} else {
 			s.query = dim / 8 * 32 * 16
@@ -133,13 +145,13 @@ type config struct {
 
 // configure chooses for output tiles of at most so many rows: as many warps as
 // fit with a ring of two stages each, if they do with two rooms, and then a ring
-// of ringBytes, or of what is left.
+// of s.ring bytes, or of what is left.
 func (e *Engine) configure(s shape, rows int) (config, bool) {
 	for warps := mostWarps; warps > 0; warps-- {
 		for rooms := 2; rooms > 0; rooms-- {
 			rest := s.query + rooms*(warps*rows*s.width*4+2*blockRows*16) + 16
 			room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
-			stages := min(ringBytes/s.slot, room) / warps
+			stages := min(s.ring/s.slot, room) / warps
 			if e.copies() {
 				if warps%2 != 0 {
 					stages &^= 1 // the slots have to be even

@@ -145,8 +145,14 @@ func (k *twin) attend(l *launch) {
 	a.kv = map[string]cpu.DType{"f16": cpu.Float16, "bf16": cpu.BFloat16, "f32": cpu.Float32}[name[1]]
 	size := a.kv.Size()
 	a.chunk = 32 / size
+	more := 1
+	if k.e.info.Capability >= 90 {
+		more = 2
+	}
 	if a.dim*size <= 128 {
-		a.chunk *= 2
+		a.chunk *= 2 * more
+	} else if a.dim*size <= 256 {
+		a.chunk *= more
 	}
 	k.checkLaunch(l, &a)
 	k.visited, k.stored = map[[4]int]int{}, map[[2]int]int{}
