@@ -4,18 +4,19 @@
 #   docs/benchmarks.sh [-q] [PART ...]
 #
 # The parts are those of the page: decode, step, cpu, peers, e2e; without any,
-# all of them. -q is quick and less certain. peers and e2e need Python, with
-# which cmd/leanbench/peers/setup.sh makes an environment of several GB in the
-# user's cache folder. JSON, if set, names a folder for leanbench's reports.
+# all of them, but for gpu and layer, which need a GPU. -q is quick and less
+# certain. peers, e2e and gpu need Python, with which cmd/leanbench/peers/setup.sh
+# makes an environment of several GB in the user's cache folder. JSON, if set,
+# names a folder for leanbench's reports.
 #
 # Nothing else should run on the machine meanwhile.
 set -eu
 cd "$(dirname "$0")/.."
 
-quick= time=1s
+quick= time=1s budget=5m
 while getopts q option; do
 	case $option in
-	q) quick=-quick time=100ms ;;
+	q) quick=-quick time=100ms budget=1m ;;
 	*) echo "usage: $0 [-q] [PART ...]" >&2; exit 2 ;;
 	esac
 done
@@ -33,6 +34,11 @@ measure() {
 		python=$(cmd/leanbench/peers/setup.sh)
 		go -C cmd/leanbench run . "$1" $quick $json -python "$python"
 		;;
+	gpu)
+		python=$(cmd/leanbench/peers/setup.sh)
+		go -C cmd/leanbench run . gpu -budget $budget $json -python "$python"
+		;;
+	layer) go -C cmd/leanbench run . gpu -layer $json ;;
 	*) echo "$0: no part is called $1" >&2; exit 2 ;;
 	esac
 }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +68,8 @@ type gpuBench struct {
 	device         *gpuDevice
 	peers          *gpuPeers // nil: none
 	overBest       []float64 // one for each shape that has peers
+	always         []gpuCase // that are measured whatever the budget
+	unchecked      bool      // for tests: see gpuDevice
 }
 
 func (b *gpuBench) run() (err error) {
@@ -78,6 +81,7 @@ func (b *gpuBench) run() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.device.close()) }()
+	b.device.unchecked = b.unchecked
 	b.describe()
 	if b.options.layer {
 		return b.layers()
@@ -95,6 +99,7 @@ func (b *gpuBench) run() (err error) {
 	}
 	b.clock("before")
 	b.report.writeHead(b.stdout)
+	said := len(b.report.Notes)
 	var failed []error
 	for i, c := range cases {
 		fmt.Fprintf(b.stderr, "%d of %d: %s\n", i+1, len(cases), c.shape)
@@ -114,8 +119,9 @@ func (b *gpuBench) run() (err error) {
 		b.report.row(tableAll, "", ours).add(overBest, geometricMean(b.overBest), atLeast(1.10))
 		b.report.writeTable(b.stdout, tableAll)
 	}
-	if note := b.clock("after"); note != "" {
-		fmt.Fprintf(b.stdout, "\n%s.\n", note)
+	b.clock("after")
+	if notes := b.report.Notes[said:]; len(notes) > 0 { // what came up on the way
+		fmt.Fprintf(b.stdout, "\n- %s\n", strings.Join(notes, "\n- "))
 	}
 	b.report.writeVerdict(b.stdout)
 	return errors.Join(failed...)
@@ -134,10 +140,8 @@ func geometricMean(x []float64) float64 {
 	return math.Exp(sum / float64(len(x)))
 }
 
-func (b *gpuBench) note(format string, args ...any) string {
-	text := fmt.Sprintf(format, args...)
-	b.report.Notes = append(b.report.Notes, text)
-	return text
+func (b *gpuBench) note(format string, args ...any) {
+	b.report.Notes = append(b.report.Notes, fmt.Sprintf(format, args...))
 }
 
 // describe names the device and its driver.
@@ -165,13 +169,13 @@ func smi(ordinal int, what string) string {
 
 // clock notes the SM clock while the GPU reads memory. Without nvidia-smi, or
 // without a kernel that reads, there is no note.
-func (b *gpuBench) clock(when string) string {
+func (b *gpuBench) clock(when string) {
 	if _, err := exec.LookPath("nvidia-smi"); err != nil {
-		return ""
+		return
 	}
 	all, err := b.device.ceilings(evenShape(1, 1, 1, 1<<18, 64))
 	if err != nil || len(all) == 0 {
-		return ""
+		return
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -183,10 +187,9 @@ func (b *gpuBench) clock(when string) string {
 	}()
 	time.Sleep(200 * time.Millisecond)
 	clock := smi(b.device.dev.Info().Ordinal, "clocks.sm,clocks.mem")
-	if err := errors.Join(<-done, closeAll(all)); err != nil || clock == "" {
-		return ""
+	if err := errors.Join(<-done, closeAll(all)); err == nil && clock != "" {
+		b.note("SM and memory clock %s %s", when, clock)
 	}
-	return b.note("SM and memory clock %s %s", when, clock)
 }
 
 // cases are what there is memory and time for.
@@ -199,24 +202,26 @@ func (b *gpuBench) cases() ([]gpuCase, error) {
 	if b.peers != nil {
 		most = memory.Free / 10 * 4 // they have operands of their own
 	}
-	always := append(append(namedCases(), raggedCases()...), groupCases()...)
-	for _, c := range always {
+	for _, c := range b.always {
 		if c.shape.region() > most {
 			return nil, fmt.Errorf("%s: %w: keys and values take %d MB, and there are %d", c.shape, cuda.ErrOutOfMemory,
 				c.shape.region()>>20, most>>20)
 		}
 	}
-	sweep := sweepCases(most)
+	sweep := sweepCases()
 	picked := sweep
 	if !b.options.full {
 		left := b.options.budget
-		for _, c := range always {
+		for _, c := range b.always {
 			left -= c.cost()
 		}
+		// From all of them, so that the memory that is free does not change which.
 		picked = within(sweep, left)
 	}
-	b.note("%d of the %d shapes of the sweep for which there is memory", len(picked), len(sweep))
-	return append(always, picked...), nil
+	n := len(picked)
+	picked = slices.DeleteFunc(picked, func(c gpuCase) bool { return c.shape.region() > most })
+	b.note("%d of the %d shapes of the sweep; for %d more there is no memory", len(picked), len(sweep), n-len(picked))
+	return slices.Concat(b.always, picked), nil
 }
 
 // arenas takes memory for the largest case, here and in the peers' process.

@@ -36,7 +36,7 @@ func countsAsBest(name string) bool { return isPeer(name) && name != peerNames["
 // gpuPeers are other programs on the same GPU, in another process. Nil is none.
 type gpuPeers struct {
 	worker *worker
-	note   func(format string, args ...any) string
+	note   func(format string, args ...any)
 	said   []string // which of them are missing for some shapes, and why
 }
 
@@ -94,7 +94,7 @@ func (p *gpuPeers) contenders(s gpuShape) (all []*gpuContender, err error) {
 		ways = words[:i]
 		if text := strings.Join(words[i:], " "); !slices.Contains(p.said, text) {
 			p.said = append(p.said, text)
-			p.note("%s: %s", s, text)
+			p.note("%s, and perhaps others: %s", s, text)
 		}
 	}
 	for _, way := range ways {

@@ -148,9 +148,9 @@ func groupCases() (cases []gpuCase) {
 	return cases
 }
 
-// sweepCases are all shapes between single sequences and large batches whose
-// keys and values fit into so many bytes, but those that have names.
-func sweepCases(most int64) (cases []gpuCase) {
+// sweepCases are all shapes between single sequences and large batches, but those
+// that have names.
+func sweepCases() (cases []gpuCase) {
 	named := make(map[string]bool)
 	for _, c := range namedCases() {
 		named[c.shape.String()] = true
@@ -161,7 +161,7 @@ func sweepCases(most int64) (cases []gpuCase) {
 				for keys := 1024; keys <= 256<<10; keys *= 4 {
 					for _, dim := range []int{64, 128} {
 						shape := evenShape(batch, heads, kvHeads, keys, dim)
-						if shape.region() <= most && !named[shape.String()] {
+						if !named[shape.String()] {
 							cases = append(cases, evenCase(tableSweep, shape))
 						}
 					}

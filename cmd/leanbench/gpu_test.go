@@ -73,8 +73,7 @@ func TestGPUCases(t *testing.T) {
 }
 
 func TestGPUSweep(t *testing.T) {
-	const most = 50 << 30
-	all := sweepCases(math.MaxInt64)
+	all := sweepCases()
 	// 11 pairs of heads, 5 batches, 5 contexts, 2 dims; without 6 that have names.
 	if n := len(all); n != 550-6 {
 		t.Errorf("%d shapes", n)
@@ -95,16 +94,6 @@ func TestGPUSweep(t *testing.T) {
 			t.Errorf("%v: %d launches of %d sets", s, s.launches(), s.sets())
 		}
 	}
-	some := sweepCases(most)
-	for _, c := range some {
-		if c.shape.region() > most {
-			t.Errorf("%v takes %d bytes", c.shape, c.shape.region())
-		}
-	}
-	if len(some) >= len(all) {
-		t.Error("everything fits into 50 GB")
-	}
-
 	picked, sum := within(all, time.Minute), time.Duration(0)
 	for i, c := range picked {
 		sum += c.cost()
@@ -299,7 +288,7 @@ func TestGPUPeers(t *testing.T) {
 			t.Errorf("times %v (%v)", x, err)
 		}
 	}
-	if n := b.report.Notes; len(n) != 2 || n[0] != "Fake 1.0" || n[1] != "b16, 32/8 heads x 1024 x 128: without cudnn: too old" {
+	if n := b.report.Notes; len(n) != 2 || n[0] != "Fake 1.0" || n[1] != "b16, 32/8 heads x 1024 x 128, and perhaps others: without cudnn: too old" {
 		t.Errorf("notes %q", n)
 	}
 	if _, err := b.peers.contenders(raggedCases()[2].shape); err != nil {

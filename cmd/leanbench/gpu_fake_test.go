@@ -1,0 +1,246 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+)
+
+// fakeGPU has openDevice find a driver that needs no GPU, and whose kernels do
+// nothing. When the test ends nothing may be left in it.
+func fakeGPU(t *testing.T, capability int32) *fakedriver.Library {
+	t.Helper()
+	lib := fakedriver.New(t)
+	s := lib.State()
+	s.Total, s.Major, s.Minor, s.SMs, s.Shared = 1<<32, capability/10, capability%10, 4, 232448
+	s.Argument("lean_", 8)
+	s.Argument("read_ceiling", 32)
+	load, prep := loadDriver, prepare
+	loadDriver = func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }
+	prepare = func(d *cuda.Device) error {
+		for _, unit := range []string{"lean", "ceiling"} {
+			if _, err := d.Module(unit, func() ([]byte, error) { return []byte("image"), nil }); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t.Cleanup(func() {
+		loadDriver, prepare = load, prep
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
+		}
+	})
+	return lib
+}
+
+func openFake(t *testing.T) *gpuDevice {
+	t.Helper()
+	driver, err := loadDriver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := openDevice(driver, 0, testRand(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// TestFakeArena: what is on the GPU is what the host believes.
+func TestFakeArena(t *testing.T) {
+	fakeGPU(t, 90)
+	d := openFake(t)
+	const size, period = 100_000, 7168
+	if err := d.fill(size, period); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, size)
+	if err := d.keys.Download(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	for i := int64(0); i+64 <= size/2; i += 64 {
+		for j, x := range d.row(i, 64) {
+			if at := 2 * (int(i) + j); uint16(x) != uint16(got[at])|uint16(got[at+1])<<8 {
+				t.Fatalf("element %d differs", at/2)
+			}
+		}
+	}
+}
+
+// TestFakeVerify: kernels that do nothing are found out.
+func TestFakeVerify(t *testing.T) {
+	fakeGPU(t, 90)
+	d := openFake(t)
+	s := evenShape(1, 8, 2, 1<<16, 64)
+	if err := d.fill(int64(s.sets())*s.region(), arenaPeriod); err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []int{0, 16} {
+		if _, err := d.attention(ours, s, page); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") {
+			t.Errorf("pages of %d: error %v", page, err)
+		}
+	}
+}
+
+// TestFakeGPU goes through the whole command.
+func TestFakeGPU(t *testing.T) {
+	for _, capability := range []int32{90, 80} {
+		lib := fakeGPU(t, capability)
+		defer func(f func(string, ...string) (*worker, error)) { startGPUWorker = f }(startGPUWorker)
+		startGPUWorker = func(string, ...string) (*worker, error) { return startFake(t, "gpu") }
+		var out strings.Builder
+		file := filepath.Join(t.TempDir(), "gpu.json")
+		b := &gpuBench{
+			unchecked: true, report: &report{Command: "gpu"}, options: gpuOptions{peers: true, json: file}, stdout: &out, stderr: io.Discard, rng: testRand(t),
+			always: []gpuCase{
+				evenCase(tableNamed, evenShape(4, 8, 8, 8192, 64)),
+				{table: tableRagged, shape: gpuShape{name: "R", heads: 8, kvHeads: 8, dim: 64, lengths: []int{30000, 17}}, pages: []int{64}, ragged: atMost(1)},
+				{table: tableGroups, shape: evenShape(4, 4, 4, 16384, 64), groups: []int{2}, grouped: atMost(1.03)},
+			},
+		}
+		if err := b.run(); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.report.save(file); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			"GPU 0: ", "CUDA 12.4", "Fake 1.0", "### " + tableNamed, "### " + tableRagged, "### " + tableGroups, "### " + tableAll, "Bars met: ",
+			"\n- b4, 8 heads x 8192 x 64, and perhaps others: without cudnn: too old",
+			"0 of the ", "| b4, 8 heads x 8192 x 64 | ",
+		} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the output does not say %q:\n%s", want, out.String())
+			}
+		}
+		is := "b4, 8 heads x 8192 x 64"
+		f := find(t, b.report, is, ours, micros)
+		// The driver says that 1.5 ms are between any two events.
+		if launches := b.always[0].shape.launches(); f == nil || !near(f.Value, 1500/float64(launches)) {
+			t.Errorf("a launch takes %+v", f)
+		}
+		for who, there := range map[string]bool{ours: true, pageName(16): true, pageName(64): true, peerNames["flash"]: true, peerNames["cudnn"]: false} {
+			if (find(t, b.report, is, who, micros) != nil) != there {
+				t.Errorf("%s: measured %t", who, !there)
+			}
+		}
+		if share := find(t, b.report, is, ours, gpuShare); (share != nil) != (capability == 90) {
+			t.Errorf("compute capability %d: of the ceiling %+v", capability, share)
+		}
+		if ceiling := strings.Contains(lib.Log(), "kernel read_ceiling"); ceiling != (capability == 90) {
+			t.Errorf("compute capability %d: the ceiling's kernel ran: %t", capability, ceiling)
+		}
+		var back report
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(data, &back); err != nil || len(back.Figures) != len(b.report.Figures) || len(back.Notes) < 4 {
+			t.Errorf("JSON of %d figures (%v), want %d; notes %q", len(back.Figures), err, len(b.report.Figures), back.Notes)
+		}
+	}
+}
+
+// TestFakeCeiling: both ceilings read every byte that a launch of attention
+// would, of all sets in turn.
+func TestFakeCeiling(t *testing.T) {
+	lib := fakeGPU(t, 90)
+	d := openFake(t)
+	s := evenShape(1, 4, 4, 32768, 128)
+	if err := d.fill(int64(s.sets())*s.region(), 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	lib.Forget()
+	all, err := d.ceilings(s)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%d ceilings (%v)", len(all), err)
+	}
+	log := lib.Log()
+	for _, want := range []string{"grid 4 1 1 block 32 1 1 shared 99328", "grid 4 1 1 block 32 1 1 shared 99328"} {
+		if n := strings.Count(log, want); n != 2*s.launches() {
+			t.Errorf("%d launches of %q, want %d", n, want, 2*s.launches())
+		}
+	}
+	var args []string
+	for line := range strings.Lines(log) {
+		if rest, ok := strings.CutPrefix(line, "args "); ok {
+			args = append(args, rest[:16]) // where from
+		}
+	}
+	slices.Sort(args)
+	if n := len(slices.Compact(args)); n != s.sets() {
+		t.Errorf("%d sets, want %d", n, s.sets())
+	}
+	if err := closeAll(all); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFakeFailures: whatever the driver refuses, the command ends with an error
+// and nothing is left.
+func TestFakeFailures(t *testing.T) {
+	for _, call := range []string{"cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate", "cuModuleLoadData", "cuGraphInstantiateWithFlags", "cuStreamSynchronize"} {
+		lib := fakeGPU(t, 90)
+		lib.State().FailIn(call, 2)
+		b := &gpuBench{unchecked: true, report: &report{}, stdout: io.Discard, stderr: io.Discard, rng: testRand(t),
+			always: []gpuCase{evenCase(tableNamed, evenShape(4, 8, 8, 8192, 64))}}
+		if err := b.run(); err == nil {
+			t.Errorf("%s failed and nobody said so", call)
+		}
+		if lib.State().Failed() == "" {
+			t.Errorf("%s was never called", call)
+		}
+	}
+}
+
+// TestFakeLayer: the floor is an append and an attention a layer, with a copy
+// there, one back and a wait where neighbours are on the host.
+func TestFakeLayer(t *testing.T) {
+	lib := fakeGPU(t, 90)
+	d := openFake(t)
+	s := evenShape(2, 4, 2, 128, 64)
+	if err := d.fill(layerCount*s.region(), 1<<12); err != nil {
+		t.Fatal(err)
+	}
+	f, err := d.layerFloor(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		what                       string
+		run                        func() error
+		kernels, up, down, settles int
+	}{{"there", f.there, 2 * layerCount, 0, 0, 1}, {"here", f.here, 2 * layerCount, layerCount, layerCount, layerCount}} {
+		lib.Forget()
+		if err := c.run(); err != nil {
+			t.Fatal(err)
+		}
+		log := lib.Log()
+		for what, want := range map[string]int{"kernel lean_": c.kernels, "cuMemcpyHtoDAsync": c.up, "cuMemcpyDtoHAsync": c.down, "cuStreamSynchronize": c.settles} {
+			if n := strings.Count(log, what); n != want {
+				t.Errorf("%s: %d times %s, want %d", c.what, n, what, want)
+			}
+		}
+	}
+	if t40, err := f.kernels(40); err != nil || t40.Milliseconds() != 60 {
+		t.Errorf("40 replays take %v (%v), want 40 times 1.5 ms", t40, err)
+	}
+	if err := f.close(); err != nil {
+		t.Error(err)
+	}
+}
