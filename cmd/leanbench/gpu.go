@@ -42,7 +42,7 @@ func gpuCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	flags.BoolVar(&o.full, "full", false, "all shapes of the sweep, whatever the time")
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
 	return func(stdout, stderr io.Writer) error {
-		m, err := thisMachine(runtime.NumCPU())
+		m, err := thisMachine(runtime.GOMAXPROCS(0))
 		if err != nil {
 			return err
 		}
@@ -283,8 +283,7 @@ func (b *gpuBench) contenders(c gpuCase) (all []*gpuContender, ceilings int, err
 	if err != nil || len(c.groups) > 0 {
 		return all, ceilings, err
 	}
-	peers, err := b.peers.contenders(c.shape)
-	return append(all, peers...), ceilings, err
+	return append(all, b.peers.contenders(c.shape)...), ceilings, nil
 }
 
 func pageName(tokens int) string { return fmt.Sprintf("%s, pages of %d", ours, tokens) }

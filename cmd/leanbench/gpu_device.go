@@ -274,7 +274,7 @@ func (d *gpuDevice) attention(name string, s gpuShape, pageTokens int) (c *gpuCo
 		if err == nil {
 			return
 		}
-		err = fmt.Errorf("%s: %w", name, err)
+		c, err = nil, fmt.Errorf("%s: %w", name, err)
 		for _, f := range closers {
 			err = errors.Join(err, f())
 		}

@@ -4,12 +4,14 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
@@ -22,6 +24,7 @@ func fakeGPU(t *testing.T, capability int32) *fakedriver.Library {
 	lib := fakedriver.New(t)
 	s := lib.State()
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = 1<<32, capability/10, capability%10, 4, 232448
+	s.Argument("lean_append", 32)
 	s.Argument("lean_", 8)
 	s.Argument("read_ceiling", 32)
 	load, prep := loadDriver, prepare
@@ -61,6 +64,42 @@ func openFake(t *testing.T) *gpuDevice {
 	return d
 }
 
+// TestFakeBudget: what has a name is measured, and of the sweep what there is time
+// and memory for.
+func TestFakeBudget(t *testing.T) {
+	fakeGPU(t, 90)
+	for _, budget := range []time.Duration{0, 30 * time.Second} {
+		b := &gpuBench{device: openFake(t), report: &report{}, options: gpuOptions{budget: budget}, always: namedCases()}
+		b.always = slices.DeleteFunc(b.always, func(c gpuCase) bool { return c.shape.region() > 1<<30 })
+		cases, err := b.cases()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := time.Duration(0)
+		for i, c := range cases {
+			if i < len(b.always) != (c.table == tableNamed) {
+				t.Errorf("case %d is of %q", i, c.table)
+			}
+			if c.shape.region() > 1<<32 {
+				t.Errorf("%v takes %d bytes", c.shape, c.shape.region())
+			}
+			sum += c.cost()
+		}
+		if more := len(cases) > len(b.always); more != (budget > 0) || more && (sum > budget || sum < budget/2) {
+			t.Errorf("budget of %v: %d cases in %v", budget, len(cases), sum)
+		}
+		b.options.full = true
+		if all, err := b.cases(); err != nil || len(all) < 300 {
+			t.Errorf("%d cases in all (%v)", len(all), err)
+		}
+		b.always = raggedCases()
+		b.peers = new(gpuPeers) // which take half of the memory
+		if _, err := b.cases(); !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "131072") {
+			t.Errorf("no memory: %v", err)
+		}
+	}
+}
+
 // TestFakeArena: what is on the GPU is what the host believes.
 func TestFakeArena(t *testing.T) {
 	fakeGPU(t, 90)
@@ -91,7 +130,7 @@ func TestFakeVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, page := range []int{0, 16} {
-		if _, err := d.attention(ours, s, page); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") {
+		if _, err := d.attention(ours, s, page); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") || errors.Is(err, cuda.ErrClosed) {
 			t.Errorf("pages of %d: error %v", page, err)
 		}
 	}
@@ -236,6 +275,15 @@ func TestFakeLayer(t *testing.T) {
 				t.Errorf("%s: %d times %s, want %d", c.what, n, what, want)
 			}
 		}
+	}
+	layers := make(map[string]bool)
+	for line := range strings.Lines(lib.Log()) {
+		if rest, ok := strings.CutPrefix(line, "args "); ok && len(rest) > 64 {
+			layers[rest[32:48]] = true // where its keys are
+		}
+	}
+	if len(layers) != layerCount {
+		t.Errorf("%d layers have keys of their own", len(layers))
 	}
 	if t40, err := f.kernels(40); err != nil || t40.Milliseconds() != 60 {
 		t.Errorf("40 replays take %v (%v), want 40 times 1.5 ms", t40, err)

@@ -73,34 +73,32 @@ func (p *gpuPeers) arena(bytes int64) error {
 }
 
 // contenders have the worker capture its graphs for a shape. What it can't do is
-// noted once.
-func (p *gpuPeers) contenders(s gpuShape) (all []*gpuContender, err error) {
+// noted, each text once, and does not keep us from being measured.
+func (p *gpuPeers) contenders(s gpuShape) (all []*gpuContender) {
 	if p == nil {
-		return nil, nil
+		return nil
 	}
-	lengths := make([]string, len(s.lengths))
-	for i, n := range s.lengths {
-		lengths[i] = strconv.Itoa(n)
+	lengths := fmt.Sprintf("%dx%d", s.batch(), s.lengths[0])
+	if !s.even() {
+		lengths = strings.ReplaceAll(strings.Trim(fmt.Sprint(s.lengths), "[]"), " ", ",")
 	}
-	if s.even() {
-		lengths = []string{fmt.Sprintf("%dx%d", s.batch(), s.lengths[0])}
-	}
-	words, err := p.worker.ask("shape %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.sets(), s.launches(), strings.Join(lengths, ","))
+	words, err := p.worker.ask("shape %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.sets(), s.launches(), lengths)
 	if err != nil {
-		return nil, err
+		// The question, which is in front, would make every text another one.
+		reason, _, _ := strings.Cut(errors.Unwrap(err).Error(), "\n")
+		p.miss(s, "without the peers: %s", reason)
+		return nil
 	}
 	ways := words
 	if i := slices.Index(words, "without"); i >= 0 {
 		ways = words[:i]
-		if text := strings.Join(words[i:], " "); !slices.Contains(p.said, text) {
-			p.said = append(p.said, text)
-			p.note("%s, and perhaps others: %s", s, text)
-		}
+		p.miss(s, "%s", strings.Join(words[i:], " "))
 	}
 	for _, way := range ways {
 		name, ok := peerNames[way]
 		if !ok {
-			return nil, fmt.Errorf("the worker has a way %q", way)
+			p.miss(s, "without a way %q that the worker has", way)
+			continue
 		}
 		all = append(all, &gpuContender{
 			name:   name,
@@ -108,7 +106,15 @@ func (p *gpuPeers) contenders(s gpuShape) (all []*gpuContender, err error) {
 			close:  func() error { return nil },
 		})
 	}
-	return all, nil
+	return all
+}
+
+// miss notes what is not measured.
+func (p *gpuPeers) miss(s gpuShape, format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(p.said, text) {
+		p.said = append(p.said, text)
+		p.note("%s, and perhaps others: %s", s, text)
+	}
 }
 
 func (p *gpuPeers) replay(way string, n int) ([]float64, error) {

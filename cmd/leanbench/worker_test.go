@@ -42,6 +42,8 @@ func fakeWorker(how string) {
 			switch {
 			case how == "gpu-strange":
 				fmt.Println("ok magic")
+			case how == "gpu-refuses":
+				fmt.Println("error out of memory")
 			case strings.HasPrefix(how, "gpu"):
 				fmt.Println("ok flash flashinfer without cudnn: too old")
 			default:

@@ -17,8 +17,13 @@ launch, which a graph can't hold: its launches are queued one by one.
 """
 
 import gc
+import os
 import sys
 import time
+
+# Answers go where stdout goes, and what libraries print there to stderr.
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -155,6 +160,10 @@ class Shape:
         return [a.elapsed_time(b) / 1e3 / self.launches for a, b in zip(marks, marks[1:])]
 
 
+def say(*words):
+    print(*words, file=answers, flush=True)
+
+
 def lengths_of(text):
     if "x" in text:
         batch, keys = text.split("x")
@@ -177,13 +186,13 @@ def main():
     hello = ["PyTorch", torch.__version__, "with CUDA", str(torch.version.cuda) + ",", "cuDNN", str(torch.backends.cudnn.version())]
     if flashinfer is not None:
         hello += ["and FlashInfer", getattr(flashinfer, "__version__", "of unknown version")]
-    print("ok", *hello, flush=True)
+    say("ok", *hello)
     for line in sys.stdin:
         word, *args = line.split()
         try:
             if word == "arena":
                 arena = make_arena(int(args[0]))
-                print("ok", flush=True)
+                say("ok")
             elif word == "shape":
                 shape = None  # its memory first
                 gc.enable()
@@ -193,13 +202,13 @@ def main():
                 gc.collect()
                 gc.disable()
                 text = ["without", "; ".join(shape.missing)] if shape.missing else []
-                print("ok", *shape.ways, *text, flush=True)
+                say("ok", *shape.ways, *text)
             elif word == "run":
-                print("ok", *shape.run(args[0], int(args[1])), flush=True)
+                say("ok", *shape.run(args[0], int(args[1])))
             else:
                 raise ValueError("unknown word " + word)
         except Exception as e:
-            print("error", repr(e).replace("\n", " "), flush=True)
+            say("error", repr(e).replace("\n", " "))
 
 
 with torch.inference_mode():
