@@ -86,7 +86,7 @@ func (p *gpuPeers) contenders(s gpuShape) (all []*gpuContender) {
 	if err != nil {
 		// The question, which is in front, would make every text another one.
 		reason, _, _ := strings.Cut(errors.Unwrap(err).Error(), "\n")
-		p.miss(s, "without the peers: %s", reason)
+		p.miss(s, "without the peers: %s", strings.TrimSuffix(reason, ":")) // stderr's end may follow
 		return nil
 	}
 	ways := words
