@@ -129,8 +129,10 @@ func TestFakeVerify(t *testing.T) {
 	if err := d.fill(int64(s.sets())*s.region(), arenaPeriod); err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range []int{0, 16} {
-		if _, err := d.attention(ours, s, page); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") || errors.Is(err, cuda.ErrClosed) {
+	b := &gpuBench{device: d, report: &report{}}
+	ragged := gpuShape{heads: 8, kvHeads: 2, dim: 64, lengths: []int{1 << 15, 1 << 14}}
+	for page, c := range map[int]gpuCase{0: {shape: s}, 16: {shape: ragged, pages: []int{16}}} {
+		if err := b.measure(c); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") || errors.Is(err, cuda.ErrClosed) {
 			t.Errorf("pages of %d: error %v", page, err)
 		}
 	}
