@@ -286,7 +286,7 @@ template <class S> struct Attention {
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) s[n][2 * i + j] = exp2_(s[n][2 * i + j] - (base - T::lift));
+        for (int j = 0; j < 2; j++) s[n][2 * i + j] = exp2_(s[n][2 * i + j] - base + T::lift); // in this order: base - lift is rounded, and more than lift is infinite
     }
     if (__any_sync(~0u, top[0] != st.m[0] || top[1] != st.m[1])) {
 #pragma unroll
