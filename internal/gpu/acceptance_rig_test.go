@@ -144,10 +144,10 @@ func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 	s.qNumbers = [2]numbers{draw(rng, s.kv, 1), draw(rng, s.kv, 5/s.size)}
 	s.pages(rng)
 	length := len(s.owner) * s.geometry.Key.Page
-	if m.dev.Info().Multiprocessors > 0 {
-		if state, err := m.dev.Memory(); err == nil && state.Free < int64(length)*int64(2*s.kv.Size())+1<<30 {
-			t.Skipf("%d bytes of memory free", state.Free)
-		}
+	state, err := m.dev.Memory()
+	noError(t, err)
+	if need := 2 * int64(length*s.kv.Size()); state.Free < need+need/8 {
+		t.Skipf("%d bytes for keys and values, %d of memory free", need, state.Free)
 	}
 	for _, x := range []*Memory{&s.k, &s.v} {
 		b, err := m.dev.NewBuffer(int64(length * s.kv.Size()))

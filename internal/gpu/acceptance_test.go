@@ -121,7 +121,7 @@ func chunkFamilies() []family {
 		corners.trials = append(corners.trials, r, r.causal(), r.causal().appending(), r.by(lean.Policy{Kind: lean.FixedSplit, Splits: 1}), r.causal().by(lean.Policy{Kind: lean.FixedSplit, Splits: 3}))
 	}
 	for _, dim := range headDims {
-		for i, x := range [][2]int{{1, 128}, {1, 339}, {3, 1024}, {64, 800}, {64, 256}, {3, 799}, {64, 2048}, {128, 128}} {
+		for i, x := range [][2]int{{1, 128}, {1, 65}, {3, 129}, {1, 339}, {3, 1024}, {64, 800}, {64, 256}, {3, 799}, {64, 2048}, {128, 128}} {
 			add(x, []int{6, 3, 1}[(i+dim/16)%3], dim)
 		}
 	}
