@@ -5,7 +5,7 @@
 #include "textflag.h"
 
 // func dotF32x1AVX2(a *dotArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·dotF32x1AVX2(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   24(AX), CX
@@ -15,6 +15,8 @@ TEXT ·dotF32x1AVX2(SB), NOSPLIT, $0-8
 	LEAQ   (SI)(DX*1), DX
 	MOVQ   40(AX), DI
 	MOVQ   64(AX), R8
+	MOVQ   96(AX), R11
+	MOVQ   104(AX), R12
 	MOVQ   72(AX), R9
 	TESTQ  R9, R9
 	JNZ    more
@@ -48,6 +50,11 @@ lines:
 	VFMADD231PS 32(BX)(R9*4), Y4, Y1
 	VFMADD231PS 32(SI)(R9*4), Y4, Y2
 	VFMADD231PS 32(DX)(R9*4), Y4, Y3
+	PREFETCHT0  (CX)(R11*1)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (SI)(R11*1)
+	PREFETCHT0  (DX)(R11*1)
+	ADDQ        R12, R11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
 	JLT         lines
@@ -2010,7 +2017,7 @@ done:
 	RET
 
 // func dotF32x1AVX512(a *dotArgs)
-// Requires: AVX, AVX512F, AVX512VL, BMI2
+// Requires: AVX, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·dotF32x1AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   24(AX), CX
@@ -2020,6 +2027,8 @@ TEXT ·dotF32x1AVX512(SB), NOSPLIT, $0-8
 	LEAQ   (SI)(DX*1), DX
 	MOVQ   40(AX), DI
 	MOVQ   64(AX), R8
+	MOVQ   96(AX), R11
+	MOVQ   104(AX), R12
 	MOVQ   72(AX), R9
 	TESTQ  R9, R9
 	JNZ    more
@@ -2048,6 +2057,11 @@ lines:
 	VFMADD231PS (BX)(R9*4), Z4, Z1
 	VFMADD231PS (SI)(R9*4), Z4, Z2
 	VFMADD231PS (DX)(R9*4), Z4, Z3
+	PREFETCHT0  (CX)(R11*1)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (SI)(R11*1)
+	PREFETCHT0  (DX)(R11*1)
+	ADDQ        R12, R11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
 	JLT         lines

@@ -55,12 +55,7 @@ func dot(g *gen, set isa, t dtype, nx int) {
 		}
 	}
 	n, k, end := g.field(a, "n"), g.GP64(), g.GP64()
-	// One row of float32 goes by so fast that the processor itself looks far enough ahead.
-	fetch := nx > 1 || t != f32
-	var ahead, aheadStep reg.GPVirtual
-	if fetch {
-		ahead, aheadStep = g.field(a, "ahead"), g.field(a, "aheadStep")
-	}
+	ahead, aheadStep := g.field(a, "ahead"), g.field(a, "aheadStep")
 
 	sums := make([][]reg.VecVirtual, nx)
 	for r := range sums {
@@ -119,12 +114,10 @@ func dot(g *gen, set isa, t dtype, nx int) {
 	for i := 0; i < line; i += set.lanes {
 		vector(i)
 	}
-	if fetch {
-		for s := range w {
-			g.PREFETCHT0(Mem{Base: w[s], Index: ahead, Scale: 1})
-		}
-		g.ADDQ(aheadStep, ahead)
+	for s := range w {
+		g.PREFETCHT0(Mem{Base: w[s], Index: ahead, Scale: 1})
 	}
+	g.ADDQ(aheadStep, ahead)
 	g.ADDQ(Imm(uint64(line)), k)
 	g.CMPQ(k, end)
 	g.JLT(LabelRef("lines"))
