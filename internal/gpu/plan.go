@@ -259,9 +259,15 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 }
 
 // slack is how many percent more than an even share a thread block may have, to
-// have whole output tiles: the memory is as busy with a few blocks less, and
-// nothing has to be merged.
-const slack = 5
+// have whole output tiles or one part: the memory is as busy with a few blocks
+// less, and nothing or less has to be merged. The end of a part takes as long as
+// reading some 72 KB of float16, which is more where shares are small.
+func (p *Plan) slack(g *cpu.Geometry, workers int) int {
+	const least, part = 5, 72 << 10
+	even := max(p.sched.Tiles()/int64(workers), 1)
+	tiles := int64(part / (4 * tileTokens(g) * g.Dim))
+	return int(max(least, (100*tiles+even-1)/even))
+}
 
 // schedule cuts the LeanTiles.
 func (p *Plan) schedule(g *cpu.Geometry) {
@@ -281,7 +287,7 @@ func (p *Plan) schedule(g *cpu.Geometry) {
 		workers = min(workers, g.Workers)
 	}
 	policy := g.Policy
-	policy.Slack = slack
+	policy.Slack = p.slack(g, workers)
 	p.sched.Cut(policy, workers)
 	if p.works == nil {
 		p.works = make([]work, p.engine.blocks)
