@@ -46,10 +46,7 @@ func gpuCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		if err != nil {
 			return err
 		}
-		b := &gpuBench{
-			report: &report{Command: "gpu", Machine: m, Figures: []figure{}}, options: *o, stdout: stdout, stderr: stderr,
-			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-		}
+		b := newGPUBench(*o, m, stdout, stderr)
 		// What was measured until something failed is worth keeping.
 		err = b.run()
 		if len(b.report.Figures) > 0 {
@@ -70,6 +67,14 @@ type gpuBench struct {
 	overBest       []float64 // one for each shape that has peers
 	always         []gpuCase // that are measured whatever the budget
 	unchecked      bool      // for tests: see gpuDevice
+}
+
+func newGPUBench(o gpuOptions, m machine, stdout, stderr io.Writer) *gpuBench {
+	return &gpuBench{
+		report: &report{Command: "gpu", Machine: m, Figures: []figure{}}, options: o, stdout: stdout, stderr: stderr,
+		rng:    rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		always: slices.Concat(namedCases(), raggedCases(), groupCases()),
+	}
 }
 
 func (b *gpuBench) run() (err error) {

@@ -100,6 +100,24 @@ func TestFakeBudget(t *testing.T) {
 	}
 }
 
+// TestGPUAlways: the command's own cases have every table that has bars, and
+// fit what a GPU with 80 GiB leaves them beside peers.
+func TestGPUAlways(t *testing.T) {
+	b := newGPUBench(gpuOptions{}, machine{}, io.Discard, io.Discard)
+	tables := make(map[string]int)
+	for _, c := range b.always {
+		tables[c.table]++
+		if c.shape.region() > 32<<30 {
+			t.Errorf("%v takes %d bytes", c.shape, c.shape.region())
+		}
+	}
+	for table, want := range map[string]int{tableNamed: len(namedCases()), tableRagged: len(raggedCases()), tableGroups: len(groupCases())} {
+		if want == 0 || tables[table] != want {
+			t.Errorf("%d cases of %q, want %d", tables[table], table, want)
+		}
+	}
+}
+
 // TestFakeArena: what is on the GPU is what the host believes.
 func TestFakeArena(t *testing.T) {
 	fakeGPU(t, 90)
