@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 
@@ -145,16 +146,7 @@ func (d *DeviceTensor) fill(src []byte) error {
 			return err
 		}
 		copy(p.Bytes, piece)
-		err = q.Submit(func(turn *device.Turn) error {
-			b, err := turn.Use(d.memory, d.generation)
-			if err != nil {
-				return err
-			}
-			if err := turn.Upload(b, int64(at), p, 0, len(piece)); err != nil {
-				return err
-			}
-			return turn.Mark(p)
-		})
+		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error { return turn.Upload(b, int64(at), p, 0, len(piece)) })
 		q.GivePinned(p)
 		if err != nil {
 			return err
@@ -190,16 +182,7 @@ func (d *DeviceTensor) read(dst []byte) error {
 		if err != nil {
 			return err
 		}
-		err = q.Submit(func(turn *device.Turn) error {
-			b, err := turn.Use(d.memory, d.generation)
-			if err != nil {
-				return err
-			}
-			if err := turn.Download(p, 0, b, int64(at), len(piece)); err != nil {
-				return err
-			}
-			return turn.Mark(p)
-		})
+		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error { return turn.Download(p, 0, b, int64(at), len(piece)) })
 		if err == nil {
 			err = q.Wait(p)
 		}
@@ -212,6 +195,20 @@ func (d *DeviceTensor) read(dst []byte) error {
 		}
 	}
 	return nil
+}
+
+// through queues a copy between the tensor and p. The GPU is entered.
+func (d *DeviceTensor) through(p *device.Pinned, queue func(*device.Turn, *cuda.Buffer) error) error {
+	return d.gpu.queue.Submit(func(turn *device.Turn) error {
+		b, err := turn.Use(d.memory, d.generation)
+		if err != nil {
+			return err
+		}
+		if err := queue(turn, b); err != nil {
+			return err
+		}
+		return turn.Mark(p)
+	})
 }
 
 // rowMajorBytes is the memory of t's elements in row-major order: its own where
