@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/device"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 )
 
 // attendDevice is [Attend] on tensors of a GPU; v are q, k, v, out and, if
@@ -45,8 +46,8 @@ func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) er
 			if t[i] == nil {
 				break
 			}
-			if *to, err = t[i].use(turn); err != nil {
-				return o, &operandError{names[i], err}
+			if *to, err = t[i].useAs(turn, names[i]); err != nil {
+				return o, err
 			}
 		}
 		return o, nil
@@ -105,27 +106,56 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 
 // doDevice is Do on tensors of a GPU; the lengths are in r.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value) (out, lse *DeviceTensor, err error) {
-	q, k, v := in[0].(*DeviceTensor), in[1].(*DeviceTensor), in[2].(*DeviceTensor)
+	qkv := operandTensors(in)
 	slots := op.memory.on(gpu)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(turn *device.Turn) (o deviceOperands, err error) {
-		for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V} {
-			if *to, err = in[i].(*DeviceTensor).use(turn); err != nil {
-				return o, &operandError{"qkv"[i : i+1], err}
-			}
-		}
-		if out, err = gpu.nextValue(turn, &slots[0], op.query, op.outShape(), q, k, v); err != nil {
+		if o.Q, o.K, o.V, err = qkv.use(turn); err != nil {
 			return o, err
 		}
-		if o.Out, err = out.use(turn); err != nil || op.lse == nil {
+		if out, o.Out, err = qkv.nextResult(turn, &slots[0], op.query, op.outShape()); err != nil || op.lse == nil {
 			return o, err
 		}
-		if lse, err = gpu.nextValue(turn, &slots[1], lseType(op.query), op.lseShape(), q, k, v); err != nil {
-			return o, err
-		}
-		o.LSE, err = lse.use(turn)
+		lse, o.LSE, err = qkv.nextResult(turn, &slots[1], lseType(op.query), op.lseShape())
 		return o, err
 	}, in...)
 	return out, lse, err
+}
+
+// deviceQKV are the query, the key and the value of a node.
+type deviceQKV [3]*DeviceTensor
+
+func operandTensors(in []G.Value) (t deviceQKV) {
+	for i := range t {
+		t[i] = in[i].(*DeviceTensor)
+	}
+	return t
+}
+
+// use is the memory of each, see [DeviceTensor.use].
+func (t *deviceQKV) use(turn *device.Turn) (q, k, v deviceMemory, err error) {
+	for i, to := range [...]*deviceMemory{&q, &k, &v} {
+		if *to, err = t[i].useAs(turn, "qkv"[i:i+1]); err != nil {
+			break
+		}
+	}
+	return q, k, v, err
+}
+
+// nextResult is a new value of the node and its memory. What t holds stays.
+func (t *deviceQKV) nextResult(turn *device.Turn, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, m deviceMemory, err error) {
+	if d, err = t[0].gpu.nextValue(turn, slot, dtype, shape, t[:]...); err == nil {
+		m, err = d.use(turn)
+	}
+	return d, m, err
+}
+
+// useAs is use for an operand with a name.
+func (d *DeviceTensor) useAs(turn *device.Turn, name string) (deviceMemory, error) {
+	m, err := d.use(turn)
+	if err != nil {
+		err = &operandError{name, err}
+	}
+	return m, err
 }
 
 // nodeMemory is what a node that may compute on any GPU keeps there: the memory

@@ -189,33 +189,24 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 
 // attendThere is attend on tensors of the GPU: it waits for nothing.
 func (p *devicePlan) attendThere(n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
-	gpu := p.pages.gpu
-	q, k, v := in[0].(*DeviceTensor), in[1].(*DeviceTensor), in[2].(*DeviceTensor)
-	defer runtime.KeepAlive([3]*DeviceTensor{q, k, v})
+	qkv := operandTensors(in)
+	defer runtime.KeepAlive(in)
 	var o, l *DeviceTensor
-	err = gpu.queue.Submit(func(turn *device.Turn) (err error) {
-		var m [3]deviceMemory
-		for i, d := range [...]*DeviceTensor{q, k, v} {
-			if m[i], err = d.use(turn); err != nil {
-				return &operandError{"qkv"[i : i+1], err}
-			}
-		}
-		operands := deviceOperands{Q: m[0]}
-		if o, err = gpu.nextValue(turn, &n.slots[0], n.rows.query, n.rows.outShape(p.geometry.ValueDim), q, k, v); err != nil {
+	err = p.pages.gpu.queue.Submit(func(turn *device.Turn) error {
+		q, k, v, err := qkv.use(turn)
+		if err != nil {
 			return err
 		}
-		if operands.Out, err = o.use(turn); err != nil {
+		operands := deviceOperands{Q: q}
+		if o, operands.Out, err = qkv.nextResult(turn, &n.slots[0], n.rows.query, n.rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
 		if n.lse != nil {
-			if l, err = gpu.nextValue(turn, &n.slots[1], tensor.Float32, n.rows.lseShape(), q, k, v); err != nil {
-				return err
-			}
-			if operands.LSE, err = l.use(turn); err != nil {
+			if l, operands.LSE, err = qkv.nextResult(turn, &n.slots[1], n.rows.lseType(), n.rows.lseShape()); err != nil {
 				return err
 			}
 		}
-		return p.queue(turn, n.layer, m[1], m[2], &operands)
+		return p.queue(turn, n.layer, k, v, &operands)
 	})
 	if err != nil {
 		return nil, nil, err
