@@ -259,8 +259,8 @@ template <class S> struct Attention {
 
   // Merges one chunk into the state. The weights, and with them o and l, are
   // lifted where the type has few exponents: a weight of 2^-15 would lose bits.
-  // Rows g and g+8 see `limit` keys, from the
-  // chunk's first on; `masked` if some row does not see them all.
+  // Rows g and g+8 see `limit` keys, from the chunk's first on; `masked` if some
+  // row does not see them all.
   template <bool PRECISE> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
     const int t = lane & 3;
     float s[N][4];

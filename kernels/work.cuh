@@ -37,8 +37,8 @@ struct Params {
   int tileShift;         // a LeanTile has 2^tileShift chunks
   int box;               // keys that are copied at once: a power of two that divides a chunk and a page
   int rows;              // at most so many rows in an output tile: min(16, group*queries)
-  int warps;             // that compute; from sm_90 on one more copies
-  int slots;             // of the ring, in chunks; before sm_90 a multiple of warps
+  int warps;             // that compute; from sm_90 on COPIERS more copy
+  int slots;             // of the ring, in chunks; a multiple of warps
   int rooms;             // for states in shared memory: 2, or 1 where there is no room for more
   int parts;             // log2 of the warps that share a row's partials: 2^parts*rows <= warps, or 0
   int causal;
