@@ -81,7 +81,7 @@ template <class S> struct Attention {
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
         int e = (int)((__float_as_uint(top) >> 23) & 255) - 127 - 8;
-        e = min(max(e, -100), 100);
+        e = max(e, -118); // 127 - e and 127 + e are exponents of float32, whatever the queries
         float up = __int_as_float((127 - e) << 23);
         q.factor[i] = p.scale * __int_as_float((127 + e) << 23);
 #pragma unroll

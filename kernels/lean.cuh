@@ -153,8 +153,9 @@ template <class T, int D> struct Lean {
       }
       turn = (turn + w.end - w.chunk) % warps;
 
-      // The warps' states, side by side. Where there is room for two output
-      // tiles' states, nobody waits for the one warp that merges them.
+      // The warps' states, side by side in the order of their chunks, so that the
+      // result does not depend on what the block did before. Where there is room
+      // for two output tiles' states, nobody waits for the one warp that merges them.
       const typename R::Shared mine = sh.of(part, p.rows);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -162,10 +163,10 @@ template <class T, int D> struct Lean {
         st.l[i] += __shfl_xor_sync(~0u, st.l[i], 2);
         int r = (lane >> 2) + 8 * i;
         if (r >= rows) continue;
-        float* o = mine.o + (warp * p.rows + r) * S::WIDTH + (lane & 3) * 2;
+        float* o = mine.o + (first * p.rows + r) * S::WIDTH + (lane & 3) * 2;
 #pragma unroll
         for (int n = 0; n < S::TILES; n++) *(float2*)(o + 8 * n) = make_float2(st.o[n][2 * i], st.o[n][2 * i + 1]);
-        if ((lane & 3) == 0) ((float*)(mine.m + r))[warp] = st.m[i], ((float*)(mine.l + r))[warp] = st.l[i];
+        if ((lane & 3) == 0) ((float*)(mine.m + r))[first] = st.m[i], ((float*)(mine.l + r))[first] = st.l[i];
       }
       done = w;
       more = w.next(p);

@@ -57,6 +57,16 @@ template <class S> struct Ring : S {
   };
 
 #if __CUDA_ARCH__ >= 900
+  // All keys (or values) of a chunk, from a row on.
+  __device__ static __forceinline__ void copyChunk(u32 to, const TensorMap* map, int row, u32 bar, u64 policy) {
+    if constexpr (EVEN) {
+      copyBox(to, map, 0, row, 0, bar, policy);
+    } else {
+#pragma unroll
+      for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK, map, j * (128 / T::bytes), row, 0, bar, policy);
+    }
+  }
+
   // A copying warp: it fills every second slot of the ring, with keys or with
   // values, and walks the whole range without regard to where output tiles end.
   __device__ static __forceinline__ void copyAll(const Params& p, const Work& work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int lane) {
@@ -82,12 +92,7 @@ template <class S> struct Ring : S {
           barrierWait(empty + slot * 8, parity);
           if (lane == 0) {
             barrierExpect(bar, SLOT / 2);
-            if constexpr (EVEN) {
-              copyBox(to, map, 0, row, 0, bar, policy);
-            } else {
-#pragma unroll
-              for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK, map, j * (128 / T::bytes), row, 0, bar, policy);
-            }
+            copyChunk(to, map, row, bar, policy);
           }
           if ((slot += 2) >= slots) slot -= slots, parity ^= 1;
         }
@@ -104,14 +109,7 @@ template <class S> struct Ring : S {
           if (lane == 0) barrierExpect(bar, SLOT / 2);
           if (boxes == 1) {
             const int row = page * pageRows + head + in;
-            if (lane == 0) {
-              if constexpr (EVEN) {
-                copyBox(to, map, 0, row, 0, bar, policy);
-              } else {
-#pragma unroll
-                for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK, map, j * (128 / T::bytes), row, 0, bar, policy);
-              }
-            }
+            if (lane == 0) copyChunk(to, map, row, bar, policy);
             in += KEYS;
           } else {
 #pragma unroll 1

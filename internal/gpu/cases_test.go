@@ -141,3 +141,61 @@ func testAppend(t *testing.T, m *machine) {
 	}
 	noError(t, plan.Close())
 }
+
+// testLargeQueries: float32 queries that 16-bit keys have no exponents for, with
+// a scale that makes common scores of them.
+func testLargeQueries(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	const most = 0x1p116
+	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16} {
+		for _, by := range []float64{most, 1 / most} {
+			shape := reftest.Shape{Heads: 3, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 7}, Keys: []int{300, 90}}
+			var p *problem
+			for p = nil; p == nil || p.query != cpu.Float32; {
+				if p != nil {
+					p.close(t)
+				}
+				p = m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
+			}
+			q := read(t, &p.q)
+			for i := range p.q.Len {
+				put(q, i, cpu.Float32, get(q, i, cpu.Float32)*by)
+			}
+			noError(t, p.q.Buffer.Upload(p.q.Offset, q))
+			p.geometry.Scale /= by
+			m.run(t, plan, p)
+			p.check(t)
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
+// testNeighbours: by the schedule with one thread block a head, a sequence's bits
+// do not depend on the others of its batch.
+func testNeighbours(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+		shape := reftest.Shape{Heads: 6, KVHeads: 3, Dim: 64, ValueDim: 64, Queries: []int{1, 2, 1, 5, 1}, Keys: []int{700, 33, 1500, 260, 95}}
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
+		p.geometry.Policy = lean.Policy{Kind: lean.PerHead}
+		p.geometry.Workers = 2 // a thread block has several heads of several sequences
+		m.run(t, plan, p)
+		p.check(t)
+		together := read(t, &p.o)
+		all := p.seqs
+		for _, s := range all {
+			p.seqs = []cpu.Sequence{s}
+			m.run(t, plan, p)
+			width := p.Heads * p.Dim * p.out.Size()
+			rows := func(x []byte) []byte { return x[s.Row*width : (s.Row+s.Queries)*width] }
+			if !bytes.Equal(rows(read(t, &p.o)), rows(together)) {
+				t.Errorf("%v: the sequence at row %d has other bits alone", p, s.Row)
+			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}

@@ -107,6 +107,16 @@ func TestFakeAppend(t *testing.T) {
 	testAppend(t, m)
 }
 
+func TestFakeLargeQueries(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testLargeQueries(t, m)
+}
+
+func TestFakeNeighbours(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testNeighbours(t, m)
+}
+
 func TestFakeGraph(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	testGraph(t, m, 4, fewer(1000))
