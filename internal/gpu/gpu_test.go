@@ -47,12 +47,21 @@ func realGPU(t testing.TB) *machine {
 	return m
 }
 
+// orShort is n, or less with -short: under compute-sanitizer, whose tools make
+// kernels many times as slow.
+func orShort(n, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return n
+}
+
 func TestGPURandom(t *testing.T) {
-	testRandom(t, realGPU(t), 150, options{work: 3e7, longest: 8000})
+	testRandom(t, realGPU(t), orShort(150, 24), options{work: orShort(3e7, 2e6), longest: orShort(8000, 2000)})
 }
 
 func TestGPUShort(t *testing.T) {
-	testRandom(t, realGPU(t), 600, options{work: 2e6, longest: 300})
+	testRandom(t, realGPU(t), orShort(600, 60), options{work: orShort(2e6, 2e5), longest: 300})
 }
 
 func TestGPUSchedules(t *testing.T)    { testSchedules(t, realGPU(t), 3000) }
@@ -60,7 +69,7 @@ func TestGPURepeats(t *testing.T)      { testRepeats(t, realGPU(t), 100, 1e8, 20
 func TestGPULargeQueries(t *testing.T) { testLargeQueries(t, realGPU(t)) }
 func TestGPUNeighbours(t *testing.T)   { testNeighbours(t, realGPU(t)) }
 func TestGPUAppend(t *testing.T)       { testAppend(t, realGPU(t)) }
-func TestGPUGraph(t *testing.T)        { testGraph(t, realGPU(t), 20, 4000) }
+func TestGPUGraph(t *testing.T)        { testGraph(t, realGPU(t), orShort(20, 4), orShort(4000, 600)) }
 func TestGPUTwoStreams(t *testing.T)   { testTwoStreams(t, realGPU(t), 1e7) }
 func TestGPUManyUploads(t *testing.T)  { testManyUploads(t, realGPU(t), 300) }
 func TestGPUManyLaunches(t *testing.T) { testManyLaunches(t, realGPU(t), 200) }
