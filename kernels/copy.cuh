@@ -32,6 +32,18 @@ __device__ __forceinline__ void copy16(u32 dst, const void* src, bool there) {
 __device__ __forceinline__ void copyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void copyWait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
+// How long the L2 cache keeps what is read.
+__device__ __forceinline__ u64 readOnce() {
+  u64 p;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+  return p;
+}
+__device__ __forceinline__ u64 readAgain() {
+  u64 p;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
+  return p;
+}
+
 #if __CUDA_ARCH__ >= 900
 // A tensor map: what the copy engine knows of an array. The driver makes it.
 struct alignas(64) TensorMap { u64 opaque[16]; };
@@ -66,16 +78,6 @@ __device__ __forceinline__ void copyBox(u32 dst, const TensorMap* map, int x, in
 // after that, so that no more than two overlap.
 __device__ __forceinline__ void waitForEarlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void letNextStart() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ u64 readOnce() {
-  u64 p;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-  return p;
-}
-__device__ __forceinline__ u64 readAgain() {
-  u64 p;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
-  return p;
-}
 #else
 struct alignas(64) TensorMap { u64 opaque[16]; };
 __device__ __forceinline__ void waitForEarlier() {}

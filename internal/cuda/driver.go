@@ -26,7 +26,7 @@ type functions struct {
 	streamCreate, streamDestroy, streamSynchronize, streamQuery, streamWaitEvent                        function
 	eventCreate, eventDestroy, eventRecord, eventSynchronize, eventQuery, eventElapsedTime              function
 	moduleLoadData, moduleUnload, moduleGetFunction                                                     function
-	funcGetAttribute, funcSetAttribute, occupancy, launchKernel, launchKernelEx                         function
+	funcGetAttribute, funcSetAttribute, occupancy, clusters, launchKernel, launchKernelEx               function
 	tensorMapEncodeTiled                                                                                function
 	streamBeginCapture, streamEndCapture, graphInstantiate, graphDestroy, graphExecDestroy, graphLaunch function
 }
@@ -83,6 +83,7 @@ func (f *functions) table() []struct {
 		{&f.funcGetAttribute, "cuFuncGetAttribute", ""},
 		{&f.funcSetAttribute, "cuFuncSetAttribute", ""},
 		{&f.occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", ""},
+		{&f.clusters, "cuOccupancyMaxActiveClusters", ""},
 		{&f.launchKernel, "cuLaunchKernel", ""},
 		{&f.launchKernelEx, "cuLaunchKernelEx", ""},
 		{&f.tensorMapEncodeTiled, "cuTensorMapEncodeTiled", ""},

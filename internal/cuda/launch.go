@@ -177,8 +177,14 @@ func (f *Function) check(g *Grid) error {
 }
 
 func (f *Function) launchEx(s *Stream, g *Grid, a *Args) result {
+	a.configure(g, s.id)
+	return f.module.dev.drv.fn.launchKernelEx.call4(uintptr(unsafe.Pointer(&a.config)), f.id, uintptr(unsafe.Pointer(unsafe.SliceData(a.params))), 0)
+}
+
+// configure writes a's config. The driver reads it by its address: a is on the heap.
+func (a *Args) configure(g *Grid, stream uintptr) {
 	c := &a.config
-	c.shared, c.stream, c.n = uint32(g.Shared), s.id, 0
+	c.shared, c.stream, c.n = uint32(g.Shared), stream, 0
 	for i := range 3 {
 		c.blocks[i], c.threads[i] = uint32(g.Blocks[i]), uint32(g.Threads[i])
 	}
@@ -194,10 +200,26 @@ func (f *Function) launchEx(s *Stream, g *Grid, a *Args) result {
 		a.attrs[c.n] = launchAttribute{id: attributeOverlap, value: [16]uint32{1}}
 		c.n++
 	}
-	// a is on the heap, since its address leaves the function below: the
-	// address in c stays right.
 	c.attrs = uintptr(unsafe.Pointer(&a.attrs))
-	return f.module.dev.drv.fn.launchKernelEx.call4(uintptr(unsafe.Pointer(c)), f.id, uintptr(unsafe.Pointer(unsafe.SliceData(a.params))), 0)
+}
+
+// Clusters is how many thread block clusters of such a launch can run at once.
+// The launch needs compute capability 9.0.
+func (f *Function) Clusters(g Grid) (n int, err error) {
+	if err := f.check(&g); err != nil {
+		return 0, err
+	}
+	a := new(Args)
+	a.configure(&g, 0)
+	err = f.with(func(d *Driver) error {
+		var most int32
+		if r := d.fn.clusters.call(uintptr(unsafe.Pointer(&most)), f.id, uintptr(unsafe.Pointer(&a.config))); r != 0 {
+			return d.failed(r, &d.fn.clusters, "%s, clusters of %v", f.name, g.Cluster)
+		}
+		n = int(most)
+		return nil
+	})
+	return n, err
 }
 
 func leaveBuffers(bs []*Buffer) {

@@ -44,6 +44,10 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 		for name := range strings.SplitSeq(m[2], ",") {
 			layout, ok := types[m[1]]
 			name = strings.TrimSpace(name)
+			n := uintptr(1)
+			if short, array := strings.CutSuffix(name, "[LINEAR_PARTS]"); array {
+				name, n = short, mostParts
+			}
 			if strings.HasPrefix(name, "*") {
 				layout, ok, name = [2]uintptr{8, 8}, true, strings.TrimSpace(name[1:])
 			}
@@ -51,8 +55,8 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 				t.Fatalf("%s: struct %s: what is %q of %q?", file, name, name, line)
 			}
 			at = (at + layout[1] - 1) &^ (layout[1] - 1)
-			fields = append(fields, field{name, at, layout[0]})
-			at += layout[0]
+			fields = append(fields, field{name, at, n * layout[0]})
+			at += n * layout[0]
 			align = max(align, layout[1])
 		}
 	}
@@ -97,6 +101,14 @@ func TestShapeIsTheKernels(t *testing.T) {
 				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = (u64*)(sh.l + sh.rooms * ROWS); sh.last = (int*)(bars + 2 * slots);",
 		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
+		"linear.cuh": {
+			"constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;",
+			"constexpr int LINEAR_TILE = 32;",
+			"constexpr int WIDTH = LINEAR_TILE + 4;",
+			"constexpr int PAD = 16;",
+			"const int stride = (all + split - 1) / split * BLOCK + PAD;",
+			"float* sums = x + p.rows * stride; float* parts = sums + LINEAR_WARPS * p.rows * WIDTH; float* room = parts + 2 * p.rows * LINEAR_TILE; float* moments = room + LINEAR_WARPS; u32* tops = (u32*)(moments + 2 * LINEAR_ROWS); float* affine = (float*)(tops + LINEAR_ROWS);",
+		},
 	} {
 		text := source(t, file)
 		for _, line := range lines {
@@ -117,6 +129,9 @@ func TestStructs(t *testing.T) {
 		{"work.cuh", "Work", work{}},
 		{"work.cuh", "Params", params{}},
 		{"append.cuh", "AppendParams", appendParams{}},
+		{"linear.cuh", "LinearParams", linearParams{}},
+		{"rows.cuh", "NormParams", normParams{}},
+		{"rows.cuh", "GatherParams", gatherParams{}},
 	} {
 		fields, size := cStruct(t, c.file, c.name)
 		here := reflect.TypeOf(c.here)

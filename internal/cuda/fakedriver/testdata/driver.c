@@ -291,6 +291,15 @@ result cuLaunchKernel(struct object *fn, unsigned x, unsigned y, unsigned z, uns
 }
 struct attribute { unsigned id; char pad[4]; union { char pad[64]; int cooperative; struct { unsigned x, y, z; } cluster; } v; };
 struct config { unsigned x, y, z, tx, ty, tz, shared; void *stream; struct attribute *attrs; unsigned n; };
+result cuOccupancyMaxActiveClusters(int *n, void *fn, const struct config *c) {
+	CALL(1);
+	unsigned size = 1;
+	for (unsigned i = 0; i < c->n; i++)
+		if (c->attrs[i].id == 4) size = c->attrs[i].v.cluster.x * c->attrs[i].v.cluster.y * c->attrs[i].v.cluster.z;
+	*n = (f.sms ? f.sms : 1) / size;
+	return done(find(FUNCTION, (uintptr_t)fn) ? OK : INVALID_HANDLE);
+}
+
 result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params, void **extra) {
 	CALL(1);
 	if (!find(FUNCTION, (uintptr_t)fn) || !find(STREAM, (uintptr_t)c->stream) || extra) return done(INVALID_HANDLE);

@@ -1,0 +1,506 @@
+package gpu
+
+import (
+	"math"
+	"sync"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// decoderUnit is the module with the kernels of a [Decoder].
+const decoderUnit = "decoder"
+
+// Constants of the kernels (kernels/linear.cuh).
+const (
+	linearRows  = 16
+	linearWarps = 8
+	linearTile  = 32 // rows of W
+	mostParts   = 3
+	linearPad   = 16 // floats between rows of x, and
+	sumsPad     = 4  // between rows of a warp's sums, in shared memory
+
+	rowThreads = 256
+)
+
+// Decoder is the kernels of a decoder's other layers on one device. It may be
+// used by several goroutines at once. Its kernels go with the device.
+type Decoder struct {
+	info   cuda.Info
+	dev    *cuda.Device
+	linear [len(elements)]*cuda.Function
+	norm   *cuda.Function
+	gather *cuda.Function
+
+	mu   sync.Mutex
+	args cuda.Args
+	maps map[linearMap]cuda.TensorMap
+
+	clusters sync.Map // of clusterKey: how many can run at once
+}
+
+// clusterKey is a launch of clusters.
+type clusterKey struct{ element, split, shared int }
+
+// linearMap is all that a tensor map of weights is made of.
+type linearMap struct {
+	address          uint64
+	in, out, element int
+}
+
+// NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
+// for this GPU, and the driver's.
+func NewDecoder(dev *cuda.Device) (*Decoder, error) {
+	d := &Decoder{dev: dev, info: dev.Info(), maps: make(map[linearMap]cuda.TensorMap)}
+	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return image(decoderUnit, d.info.Capability) })
+	if err != nil {
+		return nil, err
+	}
+	for i := range elements {
+		if d.linear[i], err = m.Function("linear_" + elements[i].name); err != nil {
+			return nil, err
+		}
+		if err := d.linear[i].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+			return nil, err
+		}
+	}
+	if d.norm, err = m.Function("decoder_norm"); err != nil {
+		return nil, err
+	}
+	d.gather, err = m.Function("decoder_gather")
+	return d, err
+}
+
+// overlap says whether launches may overlap.
+func (d *Decoder) overlap() bool { return d.info.Capability >= 90 }
+
+// Norm is a layer norm of rows: (x - mean)/sqrt(variance + Eps)*Gamma + Beta.
+// Gamma and Beta may have no buffer.
+type Norm struct {
+	Gamma, Beta Memory
+	Eps         float64
+}
+
+// Linear is the operands of up to three linear layers of one x:
+//
+//	y = f(norm(x) W^T + b) + residual,   f(v) = max(v, 0) if ReLU, else v
+//
+// X is Rows x In and, like all but W, of float32. Residual needs a single part.
+type Linear struct {
+	Rows, In int
+	X        Memory
+	Parts    []LinearPart
+	Residual Memory // as Y; no buffer: none
+	Norm     *Norm  // nil: x as it is
+	ReLU     bool
+	Scratch  Memory // Rows x In, if [Decoder.NeedsScratch]
+	// Early: nothing that is queued writes W, so that it may be read before the
+	// work ahead is done.
+	Early bool
+}
+
+// LinearPart is one of the layers: W is Out x In, B has Out elements or no
+// buffer, Y is Rows x Out.
+type LinearPart struct {
+	W, B, Y Memory
+	Out     int
+}
+
+// linearParams is struct LinearParams.
+type linearParams struct {
+	maps                     [mostParts]cuda.TensorMap
+	w, b, y                  [mostParts]uint64
+	x, residual, gamma, beta uint64
+	out, tiles               [mostParts]int32
+	rows, in                 int32
+	split, stages            int32
+	norm, relu, early        int32
+	eps                      float32
+	_                        [32]byte
+}
+
+// linearLaunch is how a launch looks.
+type linearLaunch struct {
+	rows          int // that it takes
+	split, stages int
+	clusters      int
+	shared        int
+}
+
+// configure says how the next of some rows are launched; norm, if x is
+// normalised there.
+func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linearLaunch, ok bool) {
+	all, least := ceil(in*elements[element].bytes, 128), 0 // column blocks
+	for rows = min(rows, linearRows); rows > 0 && !ok; rows-- {
+		for split := 1; split <= 8 && split <= all && (split == 1 || d.overlap()); split *= 2 {
+			shared, stages := d.room(element, rows, ceil(all, split), norm)
+			if stages == 0 {
+				continue
+			}
+			clusters := min(d.atOnce(element, split, shared), tiles)
+			if clusters == 0 {
+				continue
+			}
+			// The column blocks that one thread block has; a meeting takes as long
+			// as reading some.
+			cost := ceil(tiles, clusters) * ceil(all, split)
+			if split > 1 {
+				cost += ceil(tiles, clusters) * meeting
+			}
+			if !ok || cost < least {
+				best, least, ok = linearLaunch{rows: rows, split: split, stages: stages, clusters: clusters, shared: shared}, cost, true
+			}
+		}
+	}
+	return best, ok
+}
+
+// atOnce is how many clusters may run at once: no more than give every
+// multiprocessor one thread block. Clusters lie within groups of multiprocessors,
+// of which some are left over; the driver knows.
+func (d *Decoder) atOnce(element, split, shared int) int {
+	all := max(d.info.Multiprocessors, 1) / split
+	if split == 1 {
+		return all
+	}
+	key := clusterKey{element, split, shared}
+	if n, ok := d.clusters.Load(key); ok {
+		return n.(int)
+	}
+	n, err := d.linear[element].Clusters(linearGrid(1, split, shared, true))
+	if err != nil {
+		n = 0 // the launch without clusters says what is wrong, if anything is
+	}
+	n = min(n, all)
+	d.clusters.Store(key, n)
+	return n
+}
+
+func linearGrid(clusters, split, shared int, overlap bool) cuda.Grid {
+	g := cuda.Grid{Blocks: [3]int{clusters * split}, Threads: [3]int{linearWarps * 32}, Shared: shared, Overlap: overlap}
+	if split > 1 {
+		g.Cluster = [3]int{split, 1, 1}
+	}
+	return g
+}
+
+const (
+	// What a launch takes of shared memory: as much as lets the next one's blocks
+	// begin beside it, and where its rings would be too short then, more.
+	sharedBeside = 113 << 10
+	sharedAlone  = 200 << 10
+
+	mostStagesOf = 6  // of a warp's ring
+	meeting      = 12 // what a meeting of a cluster's blocks costs, in column blocks that could be read
+)
+
+// room is the shared memory of a launch and the stages of its rings, 0 where it
+// does not fit.
+func (d *Decoder) room(element, rows, blocks int, norm bool) (shared, stages int) {
+	stride := blocks*128/elements[element].bytes + linearPad
+	rest := rows*stride + linearWarps*rows*(linearTile+sumsPad) + 2*rows*linearTile + linearWarps + 3*linearRows
+	if norm {
+		rest += 2 * stride
+	}
+	rest *= 4
+	const stage = linearTile*128 + 8
+	fit := func(most int) int { return (min(most, d.info.SharedPerBlockMost) - rest) / (linearWarps * stage) }
+	stages = fit(sharedBeside)
+	for _, most := range [...]int{sharedAlone, d.info.SharedPerBlockMost} {
+		if stages < 2 {
+			stages = fit(most)
+		}
+	}
+	stages = min(stages, mostStagesOf, max(2, ceil(blocks, linearWarps)+1))
+	if !d.overlap() { // the kernel knows two numbers
+		if stages >= 4 {
+			stages = 4
+		} else {
+			stages = min(stages, 2)
+		}
+	}
+	if stages < 2 {
+		return 0, 0
+	}
+	return rest + stages*linearWarps*stage, stages
+}
+
+// tilesOf is the number of tiles of all parts.
+func (o *Linear) tilesOf() (n int) {
+	for i := range o.Parts {
+		n += ceil(o.Parts[i].Out, linearTile)
+	}
+	return n
+}
+
+// NeedsScratch says whether the norm of a Linear needs memory of its own: where
+// no block or cluster has all of a row, and where x is read again and again.
+func (d *Decoder) NeedsScratch(o *Linear) bool {
+	if o.Norm == nil || o.Rows < 1 || len(o.Parts) == 0 || elementOf(o.Parts[0].W.DType) < 0 {
+		return false
+	}
+	l, ok := d.configure(elementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(), true)
+	return !ok || l.rows < o.Rows
+}
+
+func (m *Memory) checkFloats(op, name string, elements int) error {
+	if m.DType != cpu.Float32 {
+		return errorf(op, cpu.ErrDType, "%s is %v; it must be %v", name, m.DType, cpu.Float32)
+	}
+	return m.check(op, name, elements)
+}
+
+// checkIf is checkFloats of what may be left out.
+func (m *Memory) checkIf(op, name string, elements int) error {
+	if m.Buffer == nil {
+		return nil
+	}
+	return m.checkFloats(op, name, elements)
+}
+
+// addressOr0 is the address, 0 of what is left out.
+func (m *Memory) addressOr0() uint64 {
+	if m.Buffer == nil {
+		return 0
+	}
+	return m.address()
+}
+
+func (n *Norm) check(op string, in int) error {
+	if !(n.Eps >= 0) || math.IsInf(n.Eps, 1) {
+		return errorf(op, cpu.ErrShape, "eps is %v", n.Eps)
+	}
+	if err := n.Gamma.checkIf(op, "gamma", in); err != nil {
+		return err
+	}
+	return n.Beta.checkIf(op, "beta", in)
+}
+
+func (o *Linear) check(d *Decoder) error {
+	const op = "linear"
+	if o.Rows < 1 || o.In < 1 || o.Rows > math.MaxInt32 || o.In > math.MaxInt32/8 {
+		return errorf(op, cpu.ErrShape, "%d rows of %d elements", o.Rows, o.In)
+	}
+	if len(o.Parts) < 1 || len(o.Parts) > mostParts {
+		return errorf(op, cpu.ErrShape, "%d layers, outside [1, %d]", len(o.Parts), mostParts)
+	}
+	if err := o.X.checkFloats(op, "x", o.Rows*o.In); err != nil {
+		return err
+	}
+	w := o.Parts[0].W.DType
+	if elementOf(w) < 0 {
+		return errorf(op, cpu.ErrDType, "w is %v", w)
+	}
+	if each := 16 / w.Size(); o.In%each != 0 {
+		return errorf(op, cpu.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
+	}
+	for i := range o.Parts {
+		p := &o.Parts[i]
+		if p.Out < 1 || p.Out > math.MaxInt32/8 {
+			return errorf(op, cpu.ErrShape, "%d columns of layer %d", p.Out, i)
+		}
+		if p.W.DType != w {
+			return errorf(op, cpu.ErrDType, "w of layer %d is %v, of layer 0 %v", i, p.W.DType, w)
+		}
+		if err := p.W.check(op, "w", p.Out*o.In); err != nil {
+			return err
+		}
+		if err := p.B.checkIf(op, "b", p.Out); err != nil {
+			return err
+		}
+		if err := p.Y.checkFloats(op, "y", o.Rows*p.Out); err != nil {
+			return err
+		}
+	}
+	if o.Residual.Buffer != nil && len(o.Parts) > 1 {
+		return errorf(op, cpu.ErrShape, "a residual of %d layers", len(o.Parts))
+	}
+	if err := o.Residual.checkIf(op, "the residual", o.Rows*o.Parts[0].Out); err != nil {
+		return err
+	}
+	if o.Norm == nil {
+		return nil
+	}
+	if err := o.Norm.check(op, o.In); err != nil {
+		return err
+	}
+	if d.NeedsScratch(o) {
+		return o.Scratch.checkFloats(op, "the scratch", o.Rows*o.In)
+	}
+	return nil
+}
+
+// Linear queues linear layers. Rows beyond 16 read the weights again. Everything
+// is checked first; errors wrap cpu.ErrShape, cpu.ErrDType, or are the driver's.
+func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
+	if err := o.check(d); err != nil {
+		return err
+	}
+	element := elementOf(o.Parts[0].W.DType)
+	x, norm := o.X, o.Norm
+	if d.NeedsScratch(o) {
+		if err := d.Norm(s, o.Rows, o.In, x, o.Scratch, norm); err != nil {
+			return err
+		}
+		x, norm = o.Scratch, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	tiles := o.tilesOf()
+	for row := 0; row < o.Rows; {
+		l, ok := d.configure(element, o.Rows-row, o.In, tiles, norm != nil)
+		if !ok {
+			return errorf("linear", cpu.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
+		}
+		p := linearParams{
+			x: x.address() + uint64(row)*uint64(o.In)*4, residual: o.Residual.addressOr0(),
+			rows: int32(l.rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
+		}
+		d.args.Reset()
+		before := 0
+		for i := range p.w {
+			if i < len(o.Parts) {
+				part := &o.Parts[i]
+				p.w[i], p.b[i], p.y[i] = part.W.address(), part.B.addressOr0(), part.Y.address()+uint64(row)*uint64(part.Out)*4
+				p.out[i] = int32(part.Out)
+				before += ceil(part.Out, linearTile)
+				var err error
+				if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out); err != nil {
+					return err
+				}
+				d.hold(part.W, part.B, part.Y)
+			}
+			p.tiles[i] = int32(before)
+		}
+		if p.residual != 0 {
+			p.residual += uint64(row) * uint64(o.Parts[0].Out) * 4
+		}
+		if norm != nil {
+			p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.addressOr0(), norm.Beta.addressOr0(), float32(norm.Eps)
+			d.hold(norm.Gamma, norm.Beta)
+		}
+		if o.ReLU {
+			p.relu = 1
+		}
+		if o.Early {
+			p.early = 1
+		}
+		cuda.Struct(&d.args, &p)
+		d.hold(x, o.Residual)
+		if err := d.linear[element].Launch(s, linearGrid(l.clusters, l.split, l.shared, d.overlap()), &d.args); err != nil {
+			return err
+		}
+		row += l.rows
+	}
+	return nil
+}
+
+// tensorMap is the map of weights. A map says nothing but its key, so one that is
+// kept stays right.
+func (d *Decoder) tensorMap(w *Memory, in, out int) (t cuda.TensorMap, err error) {
+	if !d.overlap() {
+		return t, nil
+	}
+	key := linearMap{w.address(), in, out, elementOf(w.DType)}
+	if t, ok := d.maps[key]; ok {
+		return t, nil
+	}
+	size := uint64(w.DType.Size())
+	row := uint64(in) * size
+	t, err = d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
+		ElementBytes: int(size), Dims: [3]uint64{uint64(in), uint64(out), 1}, Strides: [2]uint64{row, row * uint64(out)},
+		Box: [3]uint32{uint32(128 / size), linearTile, 1},
+	})
+	if err != nil {
+		return t, err
+	}
+	if len(d.maps) >= mostMaps {
+		clear(d.maps)
+	}
+	d.maps[key] = t
+	return t, nil
+}
+
+// hold has the launch refuse closed buffers.
+func (d *Decoder) hold(list ...Memory) {
+	for i := range list {
+		if list[i].Buffer != nil {
+			d.args.Hold(list[i].Buffer)
+		}
+	}
+}
+
+// normParams is struct NormParams, gatherParams struct GatherParams.
+type (
+	normParams struct {
+		x, gamma, beta, y uint64
+		n                 int32
+		eps               float32
+	}
+	gatherParams struct {
+		table, ids, residual, y uint64
+		n, rows, dtype          int32
+		_                       [4]byte
+	}
+)
+
+// Norm queues the norm of rows of n elements of float32. y may be x.
+func (d *Decoder) Norm(s *cuda.Stream, rows, n int, x, y Memory, norm *Norm) error {
+	const op = "norm"
+	if rows < 1 || n < 1 || rows > math.MaxInt32 || n > math.MaxInt32 {
+		return errorf(op, cpu.ErrShape, "%d rows of %d elements", rows, n)
+	}
+	if err := x.checkFloats(op, "x", rows*n); err != nil {
+		return err
+	}
+	if err := y.checkFloats(op, "y", rows*n); err != nil {
+		return err
+	}
+	if err := norm.check(op, n); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.args.Reset()
+	p := normParams{x: x.address(), gamma: norm.Gamma.addressOr0(), beta: norm.Beta.addressOr0(), y: y.address(), n: int32(n), eps: float32(norm.Eps)}
+	cuda.Struct(&d.args, &p)
+	d.hold(x, y, norm.Gamma, norm.Beta)
+	return d.norm.Launch(s, cuda.Grid{Blocks: [3]int{rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
+}
+
+// Gather is the operands of y[i] = Table[IDs[i]] + Residual[i], of rows of N
+// elements. Table has TableRows rows of any type that kernels know, IDs are
+// int32, the others float32. A row whose id is outside of the table becomes NaN.
+type Gather struct {
+	Rows, N, TableRows      int
+	Table, IDs, Residual, Y Memory
+}
+
+// Gather queues it. The type of IDs is not looked at.
+func (d *Decoder) Gather(s *cuda.Stream, o *Gather) error {
+	const op = "gather"
+	if o.Rows < 1 || o.N < 1 || o.TableRows < 1 || max(o.Rows, o.N, o.TableRows) > math.MaxInt32 {
+		return errorf(op, cpu.ErrShape, "%d rows of %d elements from a table of %d", o.Rows, o.N, o.TableRows)
+	}
+	if err := o.Table.check(op, "the table", o.TableRows*o.N); err != nil {
+		return err
+	}
+	o.IDs.DType = cpu.Float32 // as wide
+	if err := o.IDs.check(op, "the ids", o.Rows); err != nil {
+		return err
+	}
+	if err := o.Residual.checkIf(op, "the residual", o.Rows*o.N); err != nil {
+		return err
+	}
+	if err := o.Y.checkFloats(op, "y", o.Rows*o.N); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.args.Reset()
+	p := gatherParams{table: o.Table.address(), ids: o.IDs.address(), residual: o.Residual.addressOr0(), y: o.Y.address(),
+		n: int32(o.N), rows: int32(o.TableRows), dtype: code(o.Table.DType)}
+	cuda.Struct(&d.args, &p)
+	d.hold(o.Table, o.IDs, o.Residual, o.Y)
+	return d.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
+}

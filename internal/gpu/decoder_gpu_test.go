@@ -1,0 +1,304 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+func realDecoder(t testing.TB) (*machine, *Decoder) {
+	m := realGPU(t)
+	d, err := NewDecoder(m.dev)
+	noError(t, err)
+	return m, d
+}
+
+// matrix is random numbers as a type has them, on the GPU and in float64.
+type matrix struct {
+	Memory
+	x []float64
+}
+
+func (m *machine) random(t testing.TB, rng *rand.Rand, d cpu.DType, n int, scale float64) (r matrix) {
+	data := make([]byte, n*d.Size())
+	r.x = make([]float64, n)
+	for i := range r.x {
+		put(data, i, d, rng.NormFloat64()*scale)
+		r.x[i] = get(data, i, d)
+	}
+	r.Memory = m.put(t, data, d)
+	return r
+}
+
+func (m *machine) empty(t testing.TB, n int) (r Memory) {
+	r = Memory{DType: cpu.Float32, Len: n}
+	m.poison(t, &r)
+	return r
+}
+
+// normed is the layer norm of rows of n elements.
+func normed(x []float64, n int, gamma, beta []float64, eps float64) []float64 {
+	y := make([]float64, len(x))
+	for r := 0; r < len(x); r += n {
+		mean, variance := 0.0, 0.0
+		for _, v := range x[r : r+n] {
+			mean += v / float64(n)
+		}
+		for _, v := range x[r : r+n] {
+			variance += (v - mean) * (v - mean) / float64(n)
+		}
+		for i, v := range x[r : r+n] {
+			v = (v - mean) / math.Sqrt(variance+eps)
+			if gamma != nil {
+				v *= gamma[i]
+			}
+			if beta != nil {
+				v += beta[i]
+			}
+			y[r+i] = v
+		}
+	}
+	return y
+}
+
+// lost is how much of a product's operands the tensor core's parts of them do
+// not have, and sums in float32 lose.
+func lost(d cpu.DType) float64 {
+	if d == cpu.BFloat16 {
+		return 0x1p-15
+	}
+	return 0x1p-18
+}
+
+func TestGPULinear(t *testing.T) {
+	m, d := realDecoder(t)
+	rng := reftest.Rand(t)
+	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	for i := range 300 {
+		w := types[i%3]
+		rows := pick(rng, 1, 1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 65, 150)
+		in := 8 * pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024)
+		if rows > 40 {
+			in = min(in, 1000)
+		}
+		o := Linear{Rows: rows, In: in, ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		scale := math.Ldexp(1, pick(rng, 0, 0, -40, 40))
+		x := m.random(t, rng, cpu.Float32, rows*in, scale)
+		o.X = x.Memory
+		if rng.IntN(3) == 0 { // one element far above the others
+			data := read(t, &o.X)
+			x.x[rng.IntN(len(x.x))] *= 0x1p12
+			for j, v := range x.x {
+				put(data, j, cpu.Float32, v)
+			}
+			noError(t, o.X.Buffer.Upload(o.X.Offset, data))
+		}
+		memory := []Memory{o.X}
+		left := x.x
+		if rng.IntN(2) == 0 {
+			gamma, beta := m.random(t, rng, cpu.Float32, in, 1), m.random(t, rng, cpu.Float32, in, 1)
+			o.Norm = &Norm{Gamma: gamma.Memory, Beta: beta.Memory, Eps: 1e-5}
+			memory = append(memory, gamma.Memory, beta.Memory)
+			if rng.IntN(4) == 0 {
+				o.Norm.Gamma, gamma.x = Memory{}, nil
+			}
+			left = normed(x.x, in, gamma.x, beta.x, 1e-5)
+		}
+		type part struct{ w, b matrix }
+		var parts []part
+		for range pick(rng, 1, 1, 2, 3) {
+			out := pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300)
+			p := part{w: m.random(t, rng, w, out*in, 1/math.Sqrt(float64(in)))}
+			memory = append(memory, p.w.Memory)
+			o.Parts = append(o.Parts, LinearPart{W: p.w.Memory, Y: m.empty(t, rows*out), Out: out})
+			last := &o.Parts[len(o.Parts)-1]
+			if rng.IntN(2) == 0 {
+				p.b = m.random(t, rng, cpu.Float32, out, scale)
+				last.B = p.b.Memory
+				memory = append(memory, p.b.Memory)
+			}
+			memory = append(memory, last.Y)
+			parts = append(parts, p)
+		}
+		var residual matrix
+		if len(parts) == 1 && rng.IntN(2) == 0 {
+			residual = m.random(t, rng, cpu.Float32, rows*o.Parts[0].Out, scale)
+			o.Residual = residual.Memory
+			memory = append(memory, residual.Memory)
+		}
+		if d.NeedsScratch(&o) {
+			o.Scratch = m.empty(t, rows*in)
+			memory = append(memory, o.Scratch)
+		}
+		noError(t, d.Linear(m.stream, &o))
+		m.settle(t)
+		for j, p := range parts {
+			out := o.Parts[j].Out
+			y := read(t, &o.Parts[j].Y)
+			for r := range rows {
+				for c := range out {
+					sum, size := 0.0, 0.0
+					for k := range in {
+						v := left[r*in+k] * p.w.x[c*in+k]
+						sum, size = sum+v, size+math.Abs(v)
+					}
+					if p.b.x != nil {
+						sum, size = sum+p.b.x[c], size+math.Abs(p.b.x[c])
+					}
+					if o.ReLU {
+						sum = max(sum, 0)
+					}
+					if residual.x != nil {
+						sum, size = sum+residual.x[r*out+c], size+math.Abs(residual.x[r*out+c])
+					}
+					if o.Norm != nil {
+						size += math.Sqrt(float64(in)) // what the norm itself rounds
+					}
+					if got := get(y, r*out+c, cpu.Float32); !(math.Abs(got-sum) <= lost(w)*size) {
+						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, norm %v: row %d, column %d: %v, want %v, bound %v",
+							i, w, rows, in, out, j, len(parts), o.Norm != nil, r, c, got, sum, lost(w)*size)
+					}
+				}
+			}
+		}
+		for i := range memory {
+			noError(t, memory[i].Buffer.Close())
+		}
+	}
+}
+
+func TestGPUNorm(t *testing.T) {
+	m, d := realDecoder(t)
+	rng := reftest.Rand(t)
+	for range 40 {
+		rows, n := pick(rng, 1, 2, 5, 33), pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
+		x := m.random(t, rng, cpu.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
+		gamma, beta := m.random(t, rng, cpu.Float32, n, 1), m.random(t, rng, cpu.Float32, n, 1)
+		y := m.empty(t, rows*n)
+		noError(t, d.Norm(m.stream, rows, n, x.Memory, y, &Norm{Gamma: gamma.Memory, Beta: beta.Memory, Eps: 1e-5}))
+		m.settle(t)
+		got := read(t, &y)
+		for i, want := range normed(x.x, n, gamma.x, beta.x, 1e-5) {
+			if v := get(got, i, cpu.Float32); !(math.Abs(v-want) <= 1e-5*(1+math.Abs(want))) {
+				t.Fatalf("%d x %d, element %d: %v, want %v", rows, n, i, v, want)
+			}
+		}
+		for _, x := range []Memory{x.Memory, gamma.Memory, beta.Memory, y} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+func TestGPUGather(t *testing.T) {
+	m, d := realDecoder(t)
+	rng := reftest.Rand(t)
+	for i := range 30 {
+		kind := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}[i%3]
+		rows, n, of := 1+rng.IntN(40), 1+rng.IntN(900), 1+rng.IntN(300)
+		table, residual := m.random(t, rng, kind, of*n, 1), m.random(t, rng, cpu.Float32, rows*n, 1)
+		o := Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, Y: m.empty(t, rows*n)}
+		if i%2 == 0 {
+			o.Residual = residual.Memory
+		}
+		ids := make([]int, rows)
+		data := make([]byte, 4*rows)
+		for r := range ids {
+			ids[r] = pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
+			for b := range 4 {
+				data[4*r+b] = byte(uint32(int32(ids[r])) >> (8 * b))
+			}
+		}
+		o.IDs = m.put(t, data, cpu.Float32)
+		noError(t, d.Gather(m.stream, &o))
+		m.settle(t)
+		y := read(t, &o.Y)
+		for r, id := range ids {
+			for c := range n {
+				want := math.NaN()
+				if id >= 0 && id < of {
+					want = table.x[id*n+c]
+					if o.Residual.Buffer != nil {
+						want = float64(float32(want + residual.x[r*n+c]))
+					}
+				}
+				if got := get(y, r*n+c, cpu.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+					t.Fatalf("%v: row %d, id %d of %d, column %d: %v, want %v", kind, r, id, of, c, got, want)
+				}
+			}
+		}
+		for _, x := range []Memory{table.Memory, residual.Memory, o.IDs, o.Y} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+// BenchmarkGPULinear reads weights that are not in the cache, as a decoder's
+// layers do, one launch behind the other in a graph.
+func BenchmarkGPULinear(b *testing.B) {
+	m, d := realDecoder(b)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, s := range []struct{ in, out, parts int }{
+		{768, 768, 3}, {768, 768, 1}, {768, 3072, 1}, {3072, 768, 1}, {768, 50272, 1},
+		{2048, 2048, 3}, {2048, 2048, 1}, {2048, 8192, 1}, {8192, 2048, 1}, {2048, 50272, 1},
+		{4096, 4096, 3}, {4096, 4096, 1}, {4096, 16384, 1}, {16384, 4096, 1},
+	} {
+		for _, rows := range []int{1, 4, 16} {
+			b.Run(fmt.Sprintf("%dx%dx%d/rows%d", s.in, s.out, s.parts, rows), func(b *testing.B) {
+				one := s.in * s.out * s.parts * 2
+				count := max(4, (600<<20)/one)
+				var memory []Memory
+				x := m.random(b, rng, cpu.Float32, rows*s.in, 1)
+				scratch := m.empty(b, 64*s.in)
+				memory = append(memory, x.Memory, scratch)
+				var ops []Linear
+				for range count {
+					o := Linear{Rows: rows, In: s.in, X: x.Memory, Early: true, Scratch: scratch}
+					if s.in < 8192 && rows <= 4 && s.in != s.out {
+						o.Norm = &Norm{Eps: 1e-5}
+					}
+					for range s.parts {
+						w, err := m.dev.NewBuffer(int64(s.in * s.out * 2))
+						noError(b, err)
+						p := LinearPart{W: Memory{Buffer: w, DType: cpu.Float16, Len: s.in * s.out}, Y: m.empty(b, rows*s.out), Out: s.out}
+						o.Parts = append(o.Parts, p)
+						memory = append(memory, p.W, p.Y)
+					}
+					ops = append(ops, o)
+				}
+				g, err := m.stream.Capture(func() error {
+					for i := range ops {
+						if err := d.Linear(m.stream, &ops[i]); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				noError(b, err)
+				best := time.Duration(math.MaxInt64)
+				for range 5 {
+					begin, err := m.dev.NewEvent(true)
+					noError(b, err)
+					end, err := m.dev.NewEvent(true)
+					noError(b, err)
+					noError(b, m.stream.Record(begin))
+					noError(b, m.stream.Launch(g))
+					noError(b, m.stream.Record(end))
+					noError(b, m.stream.Synchronize())
+					took, err := end.Since(begin)
+					noError(b, err)
+					best = min(best, took/time.Duration(count))
+				}
+				b.ReportMetric(float64(one)/best.Seconds()/1e9, "GB/s")
+				b.ReportMetric(best.Seconds()*1e6, "us/launch")
+				for i := range memory {
+					noError(b, memory[i].Buffer.Close())
+				}
+			})
+		}
+	}
+}

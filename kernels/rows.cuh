@@ -1,0 +1,52 @@
+// Nodes that touch each row once: layer norm, and rows of a table.
+#pragma once
+#include "linear.cuh"
+
+struct NormParams {
+  const float *x, *gamma, *beta; // gamma and beta may be null
+  float* y;
+  int n;
+  float eps;
+};
+
+// y = (x - mean) / sqrt(variance + eps) * gamma + beta, a thread block a row.
+__device__ __forceinline__ void norm(const NormParams& p) {
+  __shared__ float room[8];
+  waitForEarlier();
+  if (threadIdx.x == 0) letNextStart();
+  const float* x = p.x + (long long)blockIdx.x * p.n;
+  float* y = p.y + (long long)blockIdx.x * p.n;
+  const float mean = sumOfRow(x, p.n, threadIdx.x / 32, 8, 0, room, [](float v) { return v; }) / p.n;
+  const float variance = sumOfRow(x, p.n, threadIdx.x / 32, 8, 0, room, [=](float v) { return (v - mean) * (v - mean); }) / p.n;
+  const float f = 1.f / sqrtf(variance + p.eps);
+  for (int i = threadIdx.x; i < p.n; i += 256) {
+    float v = (x[i] - mean) * f;
+    if (p.gamma != nullptr) v *= p.gamma[i];
+    if (p.beta != nullptr) v += p.beta[i];
+    y[i] = v;
+  }
+}
+
+struct GatherParams {
+  const void* table;     // rows x n
+  const int* ids;        // one for each row of y
+  const float* residual; // may be null
+  float* y;
+  int n, rows, type; // of the table
+};
+
+// y = table[ids] + residual, a thread block a row. What the host cannot check is
+// made plain: a row of an id outside of the table is NaN.
+__device__ __forceinline__ void gather(const GatherParams& p) {
+  waitForEarlier();
+  if (threadIdx.x == 0) letNextStart();
+  const int id = p.ids[blockIdx.x];
+  const bool there = id >= 0 && id < p.rows;
+  const long long from = (long long)(there ? id : 0) * p.n, to = (long long)blockIdx.x * p.n;
+  for (int i = threadIdx.x; i < p.n; i += 256) {
+    float v = loadAs(p.table, from + i, p.type);
+    if (!there) v = __int_as_float(0x7fffffff);
+    if (p.residual != nullptr) v += p.residual[to + i];
+    p.y[to + i] = v;
+  }
+}
