@@ -118,7 +118,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	c.holders, c.free = make([]int32, config.Pages), make([]int32, config.Pages)
 	if config.Device == nil {
 		c.store = newHostPages(&config, storage, keyElements, valueElements)
-	} else if c.store, err = newDevicePages(op, &config, storage, keyElements, valueElements); err != nil {
+	} else if c.store, err = placePages(op, c, storage, keyElements, valueElements); err != nil {
 		return nil, err
 	}
 	for i := range c.free {

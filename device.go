@@ -103,10 +103,15 @@ func OpenGPU(ordinal int) (*GPU, error) {
 	if err != nil {
 		return nil, gpuError("OpenGPU", err)
 	}
+	return newGPU("OpenGPU", dev)
+}
+
+// newGPU is a GPU that owns dev, which it closes if there is an error.
+func newGPU(op string, dev *cuda.Device) (*GPU, error) {
 	queue, err := device.Open(dev)
 	if err != nil {
 		_ = dev.Close() // the first error tells more
-		return nil, gpuError("OpenGPU", err)
+		return nil, gpuError(op, err)
 	}
 	return &GPU{dev: dev, id: ids.Add(1), queue: queue}, nil
 }

@@ -104,15 +104,16 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 	return nil
 }
 
-// doDevice is Do on tensors of a GPU; the lengths are in r.
-func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value) (out, lse *DeviceTensor, err error) {
+// doDevice is Do on tensors of a GPU; the lengths are in r. The output goes to a
+// new value of the node, or to one that is given.
+func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
 	slots := op.memory.on(gpu)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(turn *device.Turn) (o deviceOperands, err error) {
 		if o.Q, o.K, o.V, err = qkv.use(turn); err != nil {
 			return o, err
 		}
-		if out, o.Out, err = qkv.nextResult(turn, &slots[0], op.query, op.outShape()); err != nil || op.lse == nil {
+		if out, o.Out, err = qkv.resultIn(turn, to, &slots[0], op.query, op.outShape()); err != nil || op.logs() == nil {
 			return o, err
 		}
 		lse, o.LSE, err = qkv.nextResult(turn, &slots[1], lseType(op.query), op.lseShape())
@@ -139,6 +140,15 @@ func (t *deviceQKV) use(turn *device.Turn) (q, k, v deviceMemory, err error) {
 		}
 	}
 	return q, k, v, err
+}
+
+// resultIn is nextResult, or the value that is given.
+func (t *deviceQKV) resultIn(turn *device.Turn, to *DeviceTensor, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (*DeviceTensor, deviceMemory, error) {
+	if to == nil {
+		return t.nextResult(turn, slot, dtype, shape)
+	}
+	m, err := to.useAs(turn, "out")
+	return to, m, err
 }
 
 // nextResult is a new value of the node and its memory. What t holds stays.
@@ -168,10 +178,15 @@ type nodeMemory struct {
 func (m *nodeMemory) on(gpu *GPU) *[2]device.Slot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.of == nil {
-		m.of = make(map[*GPU]*[2]device.Slot)
-	}
 	if m.of[gpu] == nil {
+		for g := range m.of {
+			if g.queue.Closed() { // a node may see many GPUs come and go
+				delete(m.of, g)
+			}
+		}
+		if m.of == nil {
+			m.of = make(map[*GPU]*[2]device.Slot)
+		}
 		m.of[gpu] = new([2]device.Slot)
 	}
 	return m.of[gpu]

@@ -303,14 +303,20 @@ func (d *DeviceTensor) Type() hm.Type {
 }
 
 // Data is nil, and Uintptr and MemSize are 0: there is no memory that the host
-// could read. Download copies it.
+// could read. Download copies it. (Under the build tag cuda MemSize is the size
+// on the GPU, so that the copy of it by Gorgonia's machine is an error.)
 func (d *DeviceTensor) Data() any { return nil }
 
 // Uintptr is 0, see Data.
 func (d *DeviceTensor) Uintptr() uintptr { return 0 }
 
 // MemSize is 0, see Data.
-func (d *DeviceTensor) MemSize() uintptr { return 0 }
+func (d *DeviceTensor) MemSize() uintptr {
+	if G.CUDA {
+		return uintptr(d.bytes())
+	}
+	return 0
+}
 
 // Format writes what the tensor is and where, not what it holds.
 func (d *DeviceTensor) Format(s fmt.State, _ rune) {

@@ -70,6 +70,10 @@ var (
 	// what is not needed and try again.
 	ErrOutOfMemory = cuda.ErrOutOfMemory
 
+	// ErrMachine is a machine of Gorgonia, built with the tag cuda, that cannot
+	// compute on its GPU: its set-up lacks something, or an earlier call failed.
+	ErrMachine = errors.New("Gorgonia's CUDA machine can't be used")
+
 	// ErrInternal is a defect of this package: a panic that was caught before
 	// it could end the process. Please report it with the text.
 	ErrInternal = errors.New("internal error")

@@ -54,9 +54,9 @@ func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, er
 		return nil, err
 	}
 	op.saved.wanted.Store(true)
-	lse, err := apply(name, &lseOp{
+	lse, err := apply(name, placeLSE(&lseOp{
 		of: "Attention", inRank: op.rank, dtype: op.query, shape: op.lseShape(), from: op.logs(), attention: op,
-	}, lseChildren(out, in)...)
+	}, out), lseChildren(out, in)...)
 	if err != nil {
 		return nil, err
 	}

@@ -73,7 +73,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		a.lse = new(lseStore)
 	}
 	a.config.lengths, a.config.lse = nil, nil // the op is shared by clones of the graph: it must not hold nodes
-	if out, err = apply(op, a, children...); err != nil {
+	if out, err = apply(op, placeAttention(a, q, k, v), children...); err != nil {
 		return nil, err
 	}
 	if c.lse != nil {
@@ -195,7 +195,7 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 		if op.saved.wanted.Load() {
 			return nil, errorf(name, ErrUnsupported, "gradient of attention on a GPU")
 		}
-		there, lse, err := op.doDevice(name, r, gpu, in[:3])
+		there, lse, err := op.doDevice(name, r, gpu, in[:3], nil)
 		if err != nil {
 			return nil, err
 		}
@@ -244,7 +244,7 @@ func (c *config) hash() string {
 // belongs to, for as long as somebody holds that.
 type lseStore struct {
 	mu sync.Mutex
-	of map[weak.Pointer[tensor.Dense]]*tensor.Dense
+	of map[weak.Pointer[tensor.Dense]]G.Value
 }
 
 func (s *lseStore) put(result, logs G.Value) {
@@ -255,18 +255,18 @@ func (s *lseStore) put(result, logs G.Value) {
 		d.lse = logs.(*DeviceTensor)
 		return
 	}
-	out, lse := result.(*tensor.Dense), logs.(*tensor.Dense)
+	out := result.(*tensor.Dense)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.of == nil {
-		s.of = make(map[weak.Pointer[tensor.Dense]]*tensor.Dense)
+		s.of = make(map[weak.Pointer[tensor.Dense]]G.Value)
 	}
 	for p := range s.of { // runs whose log-sum-exp nobody asked for
 		if p.Value() == nil {
 			delete(s.of, p)
 		}
 	}
-	s.of[weak.Make(out)] = lse
+	s.of[weak.Make(out)] = logs
 }
 
 // take empties the store of out's, so that a value is never seen twice: the
@@ -302,13 +302,15 @@ func lseNode(name string, out *G.Node, t tensor.Dtype, shape tensor.Shape, input
 		return nil, errorf(name, ErrGraph, "%v is not an attention node", out)
 	}
 	op := &lseOp{of: name, inRank: out.Dims(), dtype: t, shape: shape, from: s.store()}
-	if op.attention, ok = out.Op().(*attentionOp); ok {
-		return apply(name, op, lseChildren(out, inputs)...)
+	if a, ok := out.Op().(interface{ attention() *attentionOp }); ok {
+		op.attention = a.attention()
+		return apply(name, placeLSE(op, out), lseChildren(out, inputs)...)
 	}
-	return apply(name, op, out)
+	return apply(name, placeLSE(op, out), out)
 }
 
-func (op *attentionOp) store() *lseStore { return op.lse }
+func (op *attentionOp) store() *lseStore        { return op.lse }
+func (op *attentionOp) attention() *attentionOp { return op }
 
 // lseOp is the node behind [WithLSE]. Its first input is the attention's output,
 // which orders the two; its value comes through the store. The others are what

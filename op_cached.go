@@ -69,7 +69,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		a.lse = new(lseStore)
 	}
 	a.config.lse = nil // the op is shared by clones of the graph: it must not hold nodes
-	if out, err = apply(op, a, q, k, v); err != nil {
+	if out, err = apply(op, placeCached(a), q, k, v); err != nil {
 		return nil, err
 	}
 	if c.lse != nil {

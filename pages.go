@@ -35,7 +35,8 @@ type layerPlan interface {
 	// build plans the sequences of a step of so many rows. It keeps seqs.
 	build(op string, seqs []cpu.Sequence, rows int) error
 	// attend appends k and v to the layer of n and attends to it; values are
-	// what operands has seen. lse is nil unless n wants it.
+	// what operands has seen, and may be followed by one for the output, of
+	// the same GPU. lse is nil unless n wants it.
 	attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error)
 }
 

@@ -191,14 +191,17 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 func (p *devicePlan) attendThere(n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
 	qkv := operandTensors(in)
 	defer runtime.KeepAlive(in)
-	var o, l *DeviceTensor
+	var o, l, to *DeviceTensor
+	if len(in) > len(qkv) {
+		to = in[len(qkv)].(*DeviceTensor)
+	}
 	err = p.pages.gpu.queue.Submit(func(turn *device.Turn) error {
 		q, k, v, err := qkv.use(turn)
 		if err != nil {
 			return err
 		}
 		operands := deviceOperands{Q: q}
-		if o, operands.Out, err = qkv.nextResult(turn, &n.slots[0], n.rows.query, n.rows.outShape(p.geometry.ValueDim)); err != nil {
+		if o, operands.Out, err = qkv.resultIn(turn, to, &n.slots[0], n.rows.query, n.rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
 		if n.lse != nil {

@@ -55,8 +55,10 @@ type Device struct {
 	drv  *Driver
 	info Info
 	dev  int32   // the driver's handle of the device
-	ctx  uintptr // its primary context
+	ctx  uintptr // its primary context, or someone else's
 	own  *Stream // for calls without a stream
+
+	alive func() bool // whether the context is there still; nil: it is the primary one
 
 	used, pinned atomic.Int64 // bytes of open buffers
 
@@ -75,7 +77,7 @@ type handle struct {
 	gate
 	dev          *Device
 	id           uintptr   // the driver's name of it
-	destroy      *function // takes id alone
+	destroy      *function // takes id alone; nil: there is nothing to give back
 	gone         func()    // called after destroy; may be nil
 	older, newer *handle   // in the device's list
 }
@@ -83,6 +85,43 @@ type handle struct {
 // Open retains the primary context of a GPU. Errors: [ErrNoDevice],
 // [ErrComputeCapability], and what the driver says.
 func (d *Driver) Open(ordinal int) (*Device, error) {
+	v, err := d.device(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	var ctx uintptr
+	if r := d.fn.primaryCtxRetain.call(uintptr(unsafe.Pointer(&ctx)), uintptr(v.dev)); r != 0 {
+		return nil, d.failed(r, &d.fn.primaryCtxRetain, "GPU %d", ordinal)
+	}
+	v.ctx = ctx
+	if v.own, err = v.NewStream(); err != nil {
+		d.fn.primaryCtxRelease.call(uintptr(v.dev)) // the first error tells more
+		return nil, err
+	}
+	return v, nil
+}
+
+// Adopt is Open in a context that someone else made on this GPU and will
+// destroy: ctx is its CUcontext, and alive says whether it is there still. Once
+// it is not, everything that was made here is gone with it, calls are
+// [ErrClosed], and Close asks nothing of the driver.
+//
+// The streams of such a device wait for the legacy default stream of the
+// context, and it for them: that is where the owner's work is.
+func (d *Driver) Adopt(ordinal int, ctx uintptr, alive func() bool) (*Device, error) {
+	v, err := d.device(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	v.ctx, v.alive = ctx, alive
+	if v.own, err = v.NewStream(); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// device is a Device without a context.
+func (d *Driver) device(ordinal int) (*Device, error) {
 	info, dev, err := d.info(ordinal)
 	if err != nil {
 		return nil, err
@@ -91,33 +130,29 @@ func (d *Driver) Open(ordinal int) (*Device, error) {
 		return nil, fmt.Errorf("GPU %d (%s) has compute capability %d.%d, 8.0 is the oldest that will do: %w",
 			ordinal, info.Name, info.Capability/10, info.Capability%10, ErrComputeCapability)
 	}
-	v := &Device{drv: d, info: info, dev: dev}
-	var ctx uintptr
-	if r := d.fn.primaryCtxRetain.call(uintptr(unsafe.Pointer(&ctx)), uintptr(dev)); r != 0 {
-		return nil, d.failed(r, &d.fn.primaryCtxRetain, "GPU %d", ordinal)
-	}
-	v.ctx = ctx
-	if v.own, err = v.NewStream(); err != nil {
-		d.fn.primaryCtxRelease.call(uintptr(dev)) // the first error tells more
-		return nil, err
-	}
-	return v, nil
+	return &Device{drv: d, info: info, dev: dev}, nil
 }
 
+// Lost says whether the context was destroyed by its owner, see [Driver.Adopt].
+func (v *Device) Lost() bool { return v.alive != nil && !v.alive() }
+
 // Close waits for the GPU, closes everything that is open on the device, the
-// newest first, and gives the context back. Whatever fails, all of it is tried;
-// the error is the first.
+// newest first, and gives the context back, unless it is someone else's.
+// Whatever fails, all of it is tried; the error is the first.
 func (v *Device) Close() error {
 	if err := v.shut(); err != nil {
 		return fmt.Errorf("GPU %d: %w", v.info.Ordinal, err)
 	}
 	// A failed kernel is reported here, and by every call after it.
-	first := v.with(func() error {
-		if r := v.drv.fn.ctxSynchronize.call(); r != 0 {
-			return v.drv.failed(r, &v.drv.fn.ctxSynchronize, "GPU %d", v.info.Ordinal)
-		}
-		return nil
-	})
+	var first error
+	if !v.Lost() {
+		first = v.with(func() error {
+			if r := v.drv.fn.ctxSynchronize.call(); r != 0 {
+				return v.drv.failed(r, &v.drv.fn.ctxSynchronize, "GPU %d", v.info.Ordinal)
+			}
+			return nil
+		})
+	}
 	for {
 		v.list.Lock()
 		h := v.list.last
@@ -128,6 +163,9 @@ func (v *Device) Close() error {
 		if err := h.close(); first == nil {
 			first = err
 		}
+	}
+	if v.alive != nil {
+		return first
 	}
 	if r := v.drv.fn.primaryCtxRelease.call(uintptr(v.dev)); r != 0 && first == nil {
 		first = v.drv.failed(r, &v.drv.fn.primaryCtxRelease, "GPU %d", v.info.Ordinal)
@@ -170,6 +208,9 @@ func (v *Device) Memory() (Memory, error) {
 // It costs two calls of the driver, which touch nothing but a stack of the
 // thread; BenchmarkWith measures it.
 func (v *Device) with(f func() error) error {
+	if v.Lost() { // the driver must not be shown a context that is gone
+		return fmt.Errorf("the context of GPU %d was destroyed: %w", v.info.Ordinal, ErrClosed)
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if r := v.drv.fn.ctxPushCurrent.call4(v.ctx, 0, 0, 0); r != 0 {
@@ -223,13 +264,19 @@ func (h *handle) close() error {
 	if err := h.shut(); err != nil {
 		return err
 	}
-	v := h.dev
-	err := v.with(func() error {
-		if r := h.destroy.call(h.id); r != 0 {
-			return v.drv.failed(r, h.destroy, "")
-		}
+	if h.destroy == nil {
 		return nil
-	})
+	}
+	v := h.dev
+	var err error
+	if !v.Lost() {
+		err = v.with(func() error {
+			if r := h.destroy.call(h.id); r != 0 {
+				return v.drv.failed(r, h.destroy, "")
+			}
+			return nil
+		})
+	}
 	if h.gone != nil {
 		h.gone()
 	}

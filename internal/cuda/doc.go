@@ -20,6 +20,9 @@
 // There are no finalizers and no goroutines. The use of something closed is
 // [ErrClosed], a second Close too; Close waits for calls in flight.
 //
+// [Driver.Adopt] works in a context that is someone else's. That goes when its
+// owner destroys it, and everything on it; calls then are [ErrClosed].
+//
 // What the driver can't be asked is the caller's to keep: work that is queued
 // on a stream, and graphs, name memory by its address. A [Buffer] may be closed
 // while queued work uses it, since the driver then waits, but not before a
@@ -37,7 +40,7 @@
 // # Streams
 //
 // All streams are non-blocking: they don't wait for the legacy default stream,
-// nor it for them. Calls without a stream run on a stream that the device keeps
+// nor it for them, but in a context of someone else, where they do. Calls without a stream run on a stream that the device keeps
 // for itself and return when they are done; they order with nothing else, so
 // wait for the work that they depend on first.
 //

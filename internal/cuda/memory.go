@@ -35,6 +35,18 @@ func (v *Device) NewBuffer(bytes int64) (*Buffer, error) {
 	return b, nil
 }
 
+// Borrow is a buffer on memory of the device's context that is someone else's:
+// bytes, at least one, at an address. It must stay there as long as the buffer
+// is used. Close gives nothing back.
+func (v *Device) Borrow(address uint64, bytes int64) (*Buffer, error) {
+	if address == 0 || bytes < 1 {
+		return nil, fmt.Errorf("a buffer of %d bytes at %#x: %w", bytes, address, ErrRange)
+	}
+	b := &Buffer{bytes: bytes}
+	b.dev, b.id = v, uintptr(address)
+	return b, nil
+}
+
 // Len is the size in bytes.
 func (b *Buffer) Len() int64 { return b.bytes }
 

@@ -12,8 +12,12 @@ type Stream struct{ object }
 func (v *Device) NewStream() (*Stream, error) {
 	s := &Stream{}
 	err := v.make(&s.handle, &v.drv.fn.streamDestroy, func() (id uintptr, err error) {
-		const nonBlocking = 1
-		if r := v.drv.fn.streamCreate.call(uintptr(unsafe.Pointer(&id)), nonBlocking); r != 0 {
+		const blocking, nonBlocking = 0, 1
+		flags := uintptr(nonBlocking)
+		if v.alive != nil {
+			flags = blocking
+		}
+		if r := v.drv.fn.streamCreate.call(uintptr(unsafe.Pointer(&id)), flags); r != 0 {
 			return 0, v.drv.failed(r, &v.drv.fn.streamCreate, "")
 		}
 		return id, nil

@@ -16,7 +16,7 @@ import (
 type Memory struct {
 	queue      *Queue
 	buffer     *cuda.Buffer // nil: given back
-	class      int64
+	class      int64        // 0: borrowed
 	generation uint64
 	cleanup    runtime.Cleanup
 }
@@ -98,10 +98,16 @@ func (t *Turn) Free(m *Memory) error {
 		return ErrFreed
 	}
 	m.cleanup.Stop()
-	t.spare[m.class] = append(t.spare[m.class], m.buffer)
+	if m.class > 0 {
+		t.spare[m.class] = append(t.spare[m.class], m.buffer)
+	}
 	m.buffer = nil
 	return nil
 }
+
+// Borrow is memory that is someone else's, see [cuda.Device.Borrow]: Free gives
+// it to nobody.
+func (q *Queue) Borrow(b *cuda.Buffer) *Memory { return &Memory{queue: q, buffer: b} }
 
 // Generation is what Use needs later.
 func (t *Turn) Generation(m *Memory) uint64 { return m.generation }

@@ -58,6 +58,13 @@ func (q *Queue) Close() error {
 	return nil
 }
 
+// Closed says whether the queue is closed.
+func (q *Queue) Closed() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.closed
+}
+
 // Enter keeps the queue open until Leave. Calls must not be nested.
 func (q *Queue) Enter() error {
 	q.life.RLock()

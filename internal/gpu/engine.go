@@ -92,15 +92,23 @@ func (e *Engine) copies() bool { return e.info.Capability >= 90 }
 // Supports says whether there is a kernel for a geometry with keys and values of
 // a type. Errors wrap cpu.ErrShape and cpu.ErrDType.
 func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {
+	if err := HasKernel(g, kv); err != nil {
+		return err
+	}
+	return e.fits("supports", elementOf(kv), g.Dim, min(blockRows, g.Heads/g.KVHeads))
+}
+
+// HasKernel is Supports where no GPU is known: one of them may have too little
+// shared memory still.
+func HasKernel(g *cpu.Geometry, kv cpu.DType) error {
 	const op = "supports"
 	if err := checkGeometry(op, g); err != nil {
 		return err
 	}
-	el := elementOf(kv)
-	if el < 0 {
+	if elementOf(kv) < 0 {
 		return errorf(op, cpu.ErrDType, "keys and values are %v; there are kernels for %v, %v and %v", kv, cpu.Float16, cpu.BFloat16, cpu.Float32)
 	}
-	return e.fits(op, el, g.Dim, min(blockRows, g.Heads/g.KVHeads))
+	return nil
 }
 
 // fits reports output tiles of so many rows that there is no shared memory for.

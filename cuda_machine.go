@@ -1,0 +1,259 @@
+//go:build cuda
+
+package leanattention
+
+import (
+	"encoding/binary"
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+	"weak"
+
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/device"
+
+	"gorgonia.org/cu"
+	cublas "gorgonia.org/cu/blas"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/gorgonia/cuda"
+	"gorgonia.org/tensor"
+)
+
+// machine is a machine of Gorgonia as ops here see it: a [GPU] in the machine's
+// own context. The context goes when the machine is closed, and all of this with
+// it; the driver is asked for nothing then.
+type machine struct {
+	gpu *GPU
+
+	mu        sync.Mutex
+	lengths   []int                      // the last that were read,
+	lengthsOf weak.Pointer[tensor.Dense] // from here
+}
+
+// machines are those that nodes have run on, by the object that stands for the
+// context: a new one for each machine, while handles of the driver come again.
+var machines struct {
+	sync.Mutex
+	of map[cu.Context]*machine
+}
+
+// machineOf is the machine that runs a node, when it has done what was queued
+// before: the copies of the node's inputs.
+//
+// Of the machine's engines the slice has the real ones. Those of its methods
+// DoWork and Contexts are copies; and a call that waits for its batch, such as
+// MemAlloc, may wait for ever. So nothing is put into a batch here.
+func machineOf(name string, ext G.External, dev G.Device) (*machine, error) {
+	host, ok := ext.(G.CUDAMachine)
+	if !ok {
+		return nil, errorf(name, ErrUnsupported, "a %T runs it; under the build tag cuda it needs Gorgonia's tape machine", ext)
+	}
+	engines := host.Engines()
+	if dev < 0 || int(dev) >= len(engines) || engines[dev].Context().Context == nil {
+		return nil, errorf(name, ErrMachine, "no engine for GPU %d of %d: the machine is closed, or its set-up failed", dev, len(engines))
+	}
+	engine := &engines[dev]
+	if err := engine.DoWork(); err != nil {
+		return nil, errorf(name, ErrMachine, "a copy or launch before it failed on GPU %d: %v", dev, err)
+	}
+	ctx := engine.Context().Context
+	machines.Lock()
+	defer machines.Unlock()
+	if m := machines.of[ctx]; m != nil {
+		return m, nil
+	}
+	for c, m := range machines.of {
+		if m.gpu.dev.Lost() {
+			delete(machines.of, c)
+			_ = m.gpu.Close() // asks the driver for nothing
+		}
+	}
+	m, err := newMachine(name, engine, ctx, int(dev))
+	if err != nil {
+		return nil, err
+	}
+	if machines.of == nil {
+		machines.of = make(map[cu.Context]*machine)
+	}
+	machines.of[ctx] = m
+	return m, nil
+}
+
+// A context is a handle of the driver, and nothing else.
+var _ [unsafe.Sizeof(uintptr(0))]struct{} = [unsafe.Sizeof(cu.CUContext{})]struct{}{}
+
+func newMachine(name string, engine *cuda.Engine, ctx cu.Context, ordinal int) (*machine, error) {
+	handle := ctx.CUDAContext()
+	if err := settleBLAS(name, engine, handle, ordinal); err != nil {
+		return nil, err
+	}
+	drv, err := loadDriver()
+	if err != nil {
+		return nil, gpuError(name, err)
+	}
+	// A closed one has no handle.
+	alive := func() bool { return ctx.CUDAContext() == handle }
+	dev, err := drv.Adopt(ordinal, *(*uintptr)(unsafe.Pointer(&handle)), alive)
+	if err != nil {
+		return nil, gpuError(name, err)
+	}
+	gpu, err := newGPU(name, dev)
+	if err != nil {
+		return nil, err
+	}
+	return &machine{gpu: gpu}, nil
+}
+
+// patience is for an engine that answers at once, unless it has ended.
+const patience = 30 * time.Second
+
+// settleBLAS has cuBLAS work in the machine's context. Gorgonia makes its handle
+// on a thread with whatever context that thread had before: another machine's,
+// or the primary one. Its products would then run beside what is queued here,
+// and read or write operands too early.
+//
+// The engine's thread is the one that calls cuBLAS. It ends at the first call
+// that fails, and whoever asks it for something then waits for ever.
+func settleBLAS(name string, engine *cuda.Engine, ctx cu.CUContext, ordinal int) error {
+	done := make(chan error, 1)
+	go func() {
+		var failed error
+		if err := engine.Context().Do(func() error { // an error returned here would end the engine
+			failed = moveBLAS(engine, ctx)
+			return nil
+		}); err != nil {
+			failed = err
+		}
+		done <- failed
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return errorf(name, ErrMachine, "cuBLAS on GPU %d: %v", ordinal, err)
+		}
+		return nil
+	case <-time.After(patience):
+		return errorf(name, ErrMachine, "the engine of GPU %d has not answered for %v: a call of cuBLAS or of a kernel failed before", ordinal, patience)
+	}
+}
+
+func moveBLAS(engine *cuda.Engine, ctx cu.CUContext) error {
+	blas := engine.BLASContext()
+	_ = blas.Close() // waits for its work; what it was on may be gone already
+	if err := cu.SetCurrentContext(ctx); err != nil {
+		return err
+	}
+	return blas.Init(cublas.WithContext(engine.Context()))
+}
+
+// borrow is a value in the machine's memory as a tensor there.
+//
+// Its shape may be another of as many elements: Gorgonia's Reshape on a GPU
+// changes that of its input.
+func (m *machine) borrow(name string, v G.Value, want operand) (*DeviceTensor, error) {
+	t, ok := v.(*tensor.Dense)
+	switch {
+	case v == nil || ok && t == nil:
+		return nil, errorf(name, ErrMachine, "the machine gave no memory for %s: a tape machine does", want.name)
+	case !ok:
+		return nil, errorf(name, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", want.name, v)
+	case t.Dtype() != want.dtype:
+		return nil, errorf(name, ErrDType, "%s is %v; the graph was built for %v", want.name, t.Dtype(), want.dtype)
+	case t.Shape().TotalSize() != want.shape.TotalSize():
+		return nil, errorf(name, ErrShape, "%s has shape %v; the graph was built for %v", want.name, t.Shape(), want.shape)
+	case !dense.RowMajor(t):
+		return nil, errorf(name, ErrUnsupported, "%s is not row-major: strides %v for shape %v", want.name, t.Strides(), t.Shape())
+	}
+	d := &DeviceTensor{gpu: m.gpu, shape: want.shape, dtype: want.dtype}
+	b, err := m.gpu.dev.Borrow(uint64(t.Uintptr()), d.bytes())
+	if err != nil {
+		return nil, errorf(name, ErrMachine, "%s: %v", want.name, err)
+	}
+	d.memory = m.gpu.queue.Borrow(b)
+	return d, nil
+}
+
+// borrowAll is borrow of inputs and the output.
+func (m *machine) borrowAll(name string, out G.Value, wantOut operand, in []G.Value, want ...operand) (values []G.Value, to *DeviceTensor, err error) {
+	if to, err = m.borrow(name, out, wantOut); err != nil {
+		return nil, nil, err
+	}
+	values = make([]G.Value, 0, len(in)+1)
+	for i, v := range in {
+		d, err := m.borrow(name, v, want[i])
+		if err != nil {
+			return nil, nil, err
+		}
+		values = append(values, d)
+	}
+	return values, to, nil
+}
+
+// readLengths appends the live lengths of p to dst: they plan the schedule, on
+// the host, but the machine has copied them to the GPU like every input. All
+// nodes of a run get the same copy, and only the first one waits for it.
+func (m *machine) readLengths(name string, dst []int, v G.Value, p *problem) ([]int, error) {
+	t, ok := v.(*tensor.Dense)
+	if !ok || t == nil {
+		return dst, errorf(name, ErrUnsupported, "lengths is a %T; it must be a *tensor.Dense", v)
+	}
+	l := valueOperand("lengths", t)
+	if err := checkLengths(name, l, p.batch); err != nil {
+		return dst, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lengthsOf.Value() != t {
+		d, err := m.borrow(name, v, l)
+		if err != nil {
+			return dst, err
+		}
+		if m.lengths, err = m.downloadInts(name, m.lengths[:0], d); err != nil {
+			m.lengthsOf = weak.Pointer[tensor.Dense]{}
+			return dst, err
+		}
+		m.lengthsOf = weak.Make(t)
+	}
+	return appendLengths(name, dst, m.lengths, p.keys)
+}
+
+// downloadInts appends the integers of a tensor to dst.
+func (m *machine) downloadInts(name string, dst []int, d *DeviceTensor) ([]int, error) {
+	if err := m.gpu.enter(name); err != nil {
+		return dst, err
+	}
+	q := m.gpu.queue
+	defer q.Leave()
+	n := int(d.bytes())
+	pinned, err := q.TakePinned(n)
+	if err != nil {
+		return dst, gpuError(name, err)
+	}
+	defer q.GivePinned(pinned)
+	err = q.Submit(func(turn *device.Turn) error {
+		b, err := turn.Use(d.memory, d.generation)
+		if err != nil {
+			return err
+		}
+		if err := turn.Download(pinned, 0, b, 0, n); err != nil {
+			return err
+		}
+		return turn.Mark(pinned)
+	})
+	if err == nil {
+		err = q.Wait(pinned)
+	}
+	runtime.KeepAlive(d)
+	if err != nil {
+		return dst, gpuError(name, err)
+	}
+	for i, size := 0, int(d.dtype.Size()); i < n; i += size {
+		if size == 4 {
+			dst = append(dst, int(int32(binary.LittleEndian.Uint32(pinned.Bytes[i:]))))
+		} else {
+			dst = append(dst, int(int64(binary.LittleEndian.Uint64(pinned.Bytes[i:]))))
+		}
+	}
+	return dst, nil
+}

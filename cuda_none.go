@@ -1,0 +1,22 @@
+//go:build !cuda
+
+package leanattention
+
+import (
+	"gorgonia.org/leanattention/internal/cpu"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// Without the tag cuda Gorgonia has no machine that computes on a GPU by itself:
+// ops are what they are, and see where their values are. With it, cuda_op.go
+// says otherwise.
+
+func placeAttention(op *attentionOp, _, _, _ *G.Node) G.Op { return op }
+func placeCached(op *cachedOp) G.Op                        { return op }
+func placeLSE(op *lseOp, _ *G.Node) G.Op                   { return op }
+
+// placePages makes the pages of a cache that is not in host memory.
+func placePages(op string, c *Cache, storage cpu.DType, keyElements, valueElements int) (pageStore, error) {
+	return newDevicePages(op, &c.config, storage, keyElements, valueElements)
+}
