@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -515,6 +516,8 @@ func TestMachineManyLayers(t *testing.T) {
 		vm := G.NewTapeMachine(g)
 		defer vm.Close()
 		seqs := []*stored{newStored(t, cache), newStored(t, cache)}
+		var spent time.Duration
+		defer func() { t.Logf("%v: %v a step", device, spent/time.Duration(steps)) }()
 		for s := range steps {
 			for i, m := range []matrix{q, k, v} {
 				let(t, in[i], tensorOf(tensor.Float32, m.x[s*rows*m.columns:(s+1)*rows*m.columns], rows, m.columns))
@@ -522,9 +525,11 @@ func TestMachineManyLayers(t *testing.T) {
 			if err := step.Set([]la.Append{{Seq: seqs[0].seq, Tokens: 1}, {Seq: seqs[1].seq, Tokens: 1}}); err != nil {
 				t.Fatal(err)
 			}
+			begin := time.Now()
 			if err := vm.RunAll(); err != nil {
 				t.Fatalf("step %d: %v", s, err)
 			}
+			spent += time.Since(begin)
 			if !isOnMachine(x) { // see TestMachineLeavesOnCPU
 				for i, l := range look {
 					outs[i] = nodes[l].Value()
