@@ -13,6 +13,9 @@ import (
 // gone. The error is [ErrGraph] and lists the nodes. Call it once, when the
 // graph is complete.
 //
+// Under the build tag cuda it also refuses a graph with a Read and no node on
+// Gorgonia's CUDA machine, which would end the process.
+//
 // Nodes that Gorgonia itself makes equal by mistake, two Slices at 0:256 and
 // 256:512 for instance, are one node in the graph already; it can't see those.
 func CheckGraph(g *G.ExprGraph) (err error) {
@@ -34,5 +37,5 @@ func CheckGraph(g *G.ExprGraph) (err error) {
 	if collisions != nil {
 		return errorf(op, ErrGraph, "%s", strings.Join(collisions, "; "))
 	}
-	return nil
+	return checkMachine(op, g)
 }

@@ -3,6 +3,7 @@
 package leanattention
 
 import (
+	"fmt"
 	"runtime"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -199,6 +200,24 @@ func (op *machineLSE) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in 
 // DoDiff is refused, as [machineAttention.DoDiff] is.
 func (op *machineLSE) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
 	return errorf(op.of+".DoDiff", ErrUnsupported, "gradient on the lisp machine under the build tag cuda")
+}
+
+// checkMachine refuses what Gorgonia's machine panics at: where no node computes
+// on the GPU, it takes the register that a Read does not have for one there.
+func checkMachine(op string, g *G.ExprGraph) error {
+	reads := ""
+	for _, n := range g.AllNodes() {
+		if _, ok := n.Op().(G.CUDADoer); ok {
+			return nil
+		}
+		if fmt.Sprintf("%T", n.Op()) == "gorgonia.readOp" {
+			reads = n.String()
+		}
+	}
+	if reads == "" {
+		return nil
+	}
+	return errorf(op, ErrGraph, "%s, and no node on Gorgonia's CUDA machine: under the build tag cuda take the values of nodes instead", reads)
 }
 
 // placePages makes the pages of a cache that is not in host memory.

@@ -102,12 +102,19 @@ func TestMachineLeavesOnCPU(t *testing.T) {
 		if isOnMachine(g.out) || isOnMachine(g.lse) {
 			t.Fatalf("%s: on the machine", name)
 		}
-		vm := G.NewTapeMachine(g.g) // without Read: with one, and no op on a GPU, Gorgonia panics
+		vm := G.NewTapeMachine(g.g) // without Read, see below
 		if err := vm.RunAll(); err != nil {
 			t.Fatal(err)
 		}
 		p.check(t, p.Reference(p.precision(0)), g.out.Value(), g.lse.Value())
 		vm.Close()
+		if err := la.CheckGraph(g.g); err != nil {
+			t.Error(err)
+		}
+		G.Read(g.out, &g.outV)
+		if err := la.CheckGraph(g.g); !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "no node on Gorgonia's CUDA machine") {
+			t.Errorf("a Read, where Gorgonia panics: %v", err)
+		}
 	}
 }
 

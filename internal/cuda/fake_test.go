@@ -599,3 +599,100 @@ func BenchmarkLaunchFake(b *testing.B) {
 	}
 	_ = lib
 }
+
+// A device in a context of someone else has streams that wait for the owner's,
+// gives back what it made and not the context, and when that is gone asks the
+// driver for nothing.
+func TestAdopt(t *testing.T) {
+	lib, owner := openFake(t)
+	drv, err := cuda.LoadFrom(lib.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive := true
+	adopt := func() *cuda.Device {
+		t.Helper()
+		lib.Forget()
+		dev, err := drv.Adopt(0, owner.Context(), func() bool { return alive })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(lib.Log(), "cuStreamCreate\nblocking\n") || strings.Contains(lib.Log(), "cuDevicePrimaryCtxRetain") {
+			t.Errorf("adopted with:\n%s", lib.Log())
+		}
+		return dev
+	}
+	before := lib.Live()
+	dev := adopt()
+	s, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	roundTrips(t, dev, s, 4096)
+
+	theirs, err := owner.NewBuffer(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := dev.Borrow(theirs.Address(), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ours.Upload(0, []byte("in memory of someone else")); err != nil {
+		t.Error(err)
+	}
+	got := make([]byte, 6)
+	if err := theirs.Download(got, 3); err != nil || string(got) != "memory" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, err := range []error{ours.Close(), theirs.Close()} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if err := ours.Upload(0, got); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("a borrowed buffer that is closed: %v", err)
+	}
+	for _, n := range []int64{0, -1} {
+		if _, err := dev.Borrow(4096, n); !errors.Is(err, cuda.ErrRange) {
+			t.Errorf("%d bytes borrowed: %v", n, err)
+		}
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := lib.Live(); n != before {
+		t.Errorf("%d objects and contexts, %d before", n, before)
+	}
+	if _, err := drv.Adopt(2, owner.Context(), nil); !errors.Is(err, cuda.ErrNoDevice) {
+		t.Errorf("GPU 2: %v", err)
+	}
+
+	dev = adopt()
+	b, err := dev.NewBuffer(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive = false
+	calls := lib.State().Calls
+	if !dev.Lost() {
+		t.Error("not lost")
+	}
+	if err := b.Upload(0, got); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("Upload: %v", err)
+	}
+	if _, err := dev.NewStream(); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("NewStream: %v", err)
+	}
+	for name, err := range map[string]error{"of a buffer": b.Close(), "of the device": dev.Close()} {
+		if err != nil {
+			t.Errorf("Close %s: %v", name, err)
+		}
+	}
+	if n := lib.State().Calls - calls; n != 0 {
+		t.Errorf("%d calls of the driver for a context that is gone", n)
+	}
+	if err := owner.Close(); err != nil || lib.Defects() != 0 {
+		t.Errorf("%v, %d defects", err, lib.Defects())
+	}
+}

@@ -222,7 +222,12 @@ static result on(const char *name, enum kind k1, void *a, enum kind k2, void *b)
 	if (!find(k1, (uintptr_t)a) || !find(k2, (uintptr_t)b)) return done(INVALID_HANDLE);
 	return done(r);
 }
-result cuStreamCreate(void **s, unsigned flags) { return flags == 1 ? simple(__func__, STREAM, s) : INVALID_VALUE; }
+result cuStreamCreate(void **s, unsigned flags) {
+	if (flags > 1) return INVALID_VALUE;
+	result r = simple(__func__, STREAM, s);
+	if (!flags) say("blocking\n");
+	return r;
+}
 result cuStreamDestroy_v2(void *s) { return give_back(__func__, STREAM, (uintptr_t)s); }
 result cuStreamSynchronize(void *s) { return on(__func__, STREAM, s, STREAM, s); }
 result cuStreamQuery(void *s) { result r = on(__func__, STREAM, s, STREAM, s); return r ? r : f.busy ? NOT_READY : OK; }
