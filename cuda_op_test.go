@@ -360,6 +360,51 @@ func TestMachineMixedTensors(t *testing.T) {
 	nearTo(t, "output", g.outV, want.each(func(i int) float64 { return want.x[i] * qs.x[i] }))
 }
 
+// Attention behind products that cuBLAS made and Reshape gave another shape, and
+// behind copies that Transpose made on the CPU.
+func TestMachineMixedShapes(t *testing.T) {
+	rng := reftest.Rand(t)
+	t.Run("Reshape", func(t *testing.T) {
+		const n = 5
+		g := G.NewGraph()
+		in := randomMatrix(rng, n, 64, 1)
+		x := input(g, "x", in.tensor())
+		var nodes [3]*G.Node
+		var qkv [3]matrix
+		for i := range nodes {
+			w := randomMatrix(rng, 64, 64, 0.125)
+			qkv[i] = in.times(w)
+			nodes[i] = G.Must(G.Reshape(G.Must(G.Mul(x, input(g, "w"+"qkv"[i:i+1], w.tensor()))), tensor.Shape{1, n, 64}))
+		}
+		out, err := la.Attention(nodes[0], nodes[1], nodes[2], la.WithCausal())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got G.Value
+		G.Read(out, &got)
+		vm := G.NewTapeMachine(g)
+		defer vm.Close()
+		for range 3 {
+			again(t, vm)
+			nearTo(t, "output", got, qkv[0].attention(qkv[1], qkv[2], 1, 1))
+		}
+	})
+	t.Run("Transpose", func(t *testing.T) {
+		p := newProblem(rng, dense(4, 2, 64, 64, 3, 20), spec{})
+		g := p.graph()
+		twice := func(n *G.Node) *G.Node { return G.Must(G.Transpose(G.Must(G.Transpose(n, 0, 2, 1, 3)), 0, 2, 1, 3)) }
+		var err error
+		if g.out, err = la.Attention(twice(g.q), twice(g.k), twice(g.v), p.options()...); err != nil {
+			t.Fatal(err)
+		}
+		g.read(t)
+		vm := G.NewTapeMachine(g.g)
+		defer vm.Close()
+		again(t, vm)
+		p.check(t, p.referenceThere(onMachine()), g.outV, nil)
+	})
+}
+
 // The gradient is computed on the CPU, of what the machine left.
 func TestMachineGradient(t *testing.T) {
 	cudagen(t)
