@@ -27,7 +27,8 @@ type CacheConfig struct {
 
 	// Device is the GPU whose memory the keys and values are in, and on which
 	// layers compute; nil: host memory, and the CPU. On a GPU HeadDim is 64, 80,
-	// 96, 128 or 256, and ValueDim is the same.
+	// 96, 128 or 256, and ValueDim is the same. Under the build tag cuda it may
+	// also be MachineGPU().
 	Device *GPU
 }
 

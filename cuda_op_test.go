@@ -143,6 +143,28 @@ func TestMachineCachedAttention(t *testing.T) {
 	t.Run("Poison", func(t *testing.T) { testCachedAttentionPoison(t, at) })
 }
 
+// Several machines, by turns: each has its own context.
+func TestMachineSeveral(t *testing.T) {
+	rng := reftest.Rand(t)
+	at := onMachine()
+	type user struct {
+		d *decoder
+		s *stored
+	}
+	var users []user
+	for range 3 {
+		cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 64, DType: la.Float16, PageSize: 8, Pages: 30, Device: at.gpu})
+		users = append(users, user{newDecoderAt(t, at, cache, 5, 4, tensor.Float32, true), newStored(t, cache)})
+	}
+	for i := range 30 {
+		u := users[rng.IntN(len(users))]
+		u.d.do(t, rng, reftest.Normal, appended{u.s, 1 + i%5})
+	}
+	for _, u := range users {
+		closeCache(t, u.d.cache)
+	}
+}
+
 // cudagen has the machine load Gorgonia's own kernels, which its command cudagen
 // makes of its sources. Here they come as files NAME.ptx from a directory.
 func cudagen(t testing.TB) {

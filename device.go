@@ -135,6 +135,9 @@ func (g *GPU) String() string {
 	if g == nil {
 		return hostName
 	}
+	if g.dev == nil {
+		return "a GPU that was not opened"
+	}
 	i := g.Info()
 	return fmt.Sprintf("GPU %d (%s)", i.Ordinal, i.Name)
 }

@@ -41,6 +41,9 @@
 // are nodes that copy, [GPU.Upload] makes weights to bind to inputs. An op
 // computes where its operands are, and refuses operands in different places.
 //
+// Under the build tag cuda, which needs cgo, [Attention] and [CachedAttention]
+// are also ops of Gorgonia's own CUDA machine: docs/cuda.md.
+//
 // # Caveats
 //
 // Head h reads KV head h/(H/Hkv). A query that sees no key gives 0, and a
