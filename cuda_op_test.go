@@ -24,10 +24,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// The tests below run Gorgonia's own CUDA machine, and need a GPU: without one
-// gorgonia.org/cu ends the process before any of them could skip. docs/cuda.md
-// says how they are built and run. Run them by their name, -run Machine: most
-// other tests look at the machine of the default build.
+// The tests below run Gorgonia's own CUDA machine, and need a GPU, or the driver
+// without one that .ci/run builds: else gorgonia.org/cu ends the process before
+// any of them could skip. docs/cuda.md says how they are built and run. Run them
+// by their name, -run '^TestMachine': most other tests look at the machine of the
+// default build.
 
 // onMachine is the place of caches on the machine.
 func onMachine() place { return place{gpu: la.MachineGPU(), real: true} }

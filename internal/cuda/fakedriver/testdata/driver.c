@@ -37,10 +37,11 @@ static int defects;        // calls that would have crashed
 
 // Every handle is one of these; freed ones stay, so that their use is seen.
 enum kind { BUFFER, HOST, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
-struct object { enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; };
+struct object { enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner; };
 static struct object *all;
 static int context_object;
-static __thread int depth; // of the thread's stack of contexts
+static __thread int depth;     // of the thread's stack of contexts
+static __thread void *current; // the one on top: machine.c has many
 
 static void say(const char *format, ...) {
 	va_list ap;
@@ -70,7 +71,7 @@ static struct object *within(enum kind kind, uintptr_t at, int64_t n) {
 
 static struct object *make(enum kind kind) {
 	struct object *o = calloc(1, sizeof *o);
-	o->kind = kind, o->alive = 1, o->next = all;
+	o->kind = kind, o->alive = 1, o->next = all, o->owner = current;
 	return all = o;
 }
 
