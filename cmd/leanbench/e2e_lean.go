@@ -15,9 +15,9 @@ import (
 
 // leanEngine is the decoder of examples/opt in this process.
 type leanEngine struct {
-	folder  *hf.Folder
 	weights *model.Weights
 	options model.Options
+	done    func() error // gives back what weights and options refer to
 
 	// The prompts that were read last, which the next turn can begin behind.
 	decoder       *model.Decoder
@@ -36,18 +36,23 @@ func openLean(dir string, s storage, linear model.Linear) (engine, error) {
 	if err != nil {
 		return nil, errors.Join(err, folder.Close())
 	}
-	stored := 0
-	for w := range weights.Config().Weights() {
-		size := s.size
-		if len(w.Shape) == 1 {
-			size = 4 // vectors are widened
-		}
-		stored += elements(w.Shape) * size
-	}
-	if n := weights.Bytes(); n != int64(stored) {
+	if n, stored := weights.Bytes(), weightBytes(weights.Config(), s); n != stored {
 		return nil, errors.Join(fmt.Errorf("%s: %d bytes of weights, and in %s they are %d", dir, n, s.name, stored), folder.Close())
 	}
-	return &leanEngine{folder: folder, weights: weights, options: model.Options{Linear: linear}}, nil
+	return &leanEngine{weights: weights, options: model.Options{Linear: linear}, done: folder.Close}, nil
+}
+
+// weightBytes is the size of a decoder's weights whose matrices are stored in s.
+// Vectors are widened.
+func weightBytes(c hf.Config, s storage) (n int64) {
+	for w := range c.Weights() {
+		size := s.size
+		if len(w.Shape) == 1 {
+			size = 4
+		}
+		n += int64(elements(w.Shape) * size)
+	}
+	return n
 }
 
 // decode reads the prompts only if they are others than in the turn before.
@@ -62,7 +67,7 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 		if err := d.Step(next); err != nil {
 			return 0, 0, nil, err
 		}
-		if err := choose(d, next); err != nil {
+		if err := e.choose(next); err != nil {
 			return 0, 0, nil, err
 		}
 		ids = append(ids, strconv.Itoa(next[0]))
@@ -98,15 +103,28 @@ func (e *leanEngine) read(batch, length, steps int) error {
 	if err := d.Prefill(context.Background(), prompts, nil); err != nil {
 		return err
 	}
-	if err := choose(d, e.first); err != nil {
+	if err := e.choose(e.first); err != nil {
 		return err
 	}
 	e.prompt = time.Since(began)
 	return nil
 }
 
-// choose takes the most likely token of each sequence, as the opt command does.
-func choose(d *model.Decoder, next []int) error {
+// choose takes the most likely token of each sequence.
+func (e *leanEngine) choose(next []int) error {
+	if err := mostLikely(e.decoder, e.options, next); err != nil {
+		return err
+	}
+	for i, id := range next {
+		if id < 0 || id >= e.weights.Config().VocabSize {
+			return fmt.Errorf("sequence %d goes on with token %d, which the model does not have", i, id)
+		}
+	}
+	return nil
+}
+
+// largest takes the most likely tokens of the logits, as the opt command does.
+func largest(d *model.Decoder, next []int) error {
 	greedy, err := sample.New(sample.Config{TopP: 1})
 	if err != nil {
 		return err
@@ -137,4 +155,4 @@ func promptTokens(sequence, length, vocab int) []int {
 	return ids
 }
 
-func (e *leanEngine) close() error { return errors.Join(e.forget(), e.folder.Close()) }
+func (e *leanEngine) close() error { return errors.Join(e.forget(), e.done()) }
