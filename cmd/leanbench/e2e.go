@@ -46,7 +46,15 @@ func e2eBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := measureFlags(flags)
 	python := flags.String("python", "", "`path` of a python that has transformers and CTranslate2; peers/setup.sh makes one and prints it")
 	dir := flags.String("dir", "", "`folder` for the checkpoints; those that are there already are used again (default: in the user's cache folder)")
+	device := flags.String("device", "cpu", "`where` to decode: cpu, or gpu, against transformers on the same GPU; it needs no checkpoints")
+	onGPU := e2eGPUFlags(flags)
 	return func(stdout, stderr io.Writer) error {
+		if *device == "gpu" {
+			onGPU.json, onGPU.quick, onGPU.python = o.json, o.quick, *python
+			return onGPU.run(stdout, stderr)
+		} else if *device != "cpu" {
+			return fmt.Errorf("-device %q is neither cpu nor gpu", *device)
+		}
 		if *python == "" {
 			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
 		}

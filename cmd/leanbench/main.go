@@ -24,7 +24,7 @@ type command struct {
 var commands = []command{
 	{"cpu", "attention on this machine's cores: share of the memory's speed, and against Gorgonia's nodes", cpuBench},
 	{"checkpoint", "write an OPT model with random weights", makeCheckpoint},
-	{"e2e", "decoding with an OPT model, against transformers and CTranslate2", e2eBench},
+	{"e2e", "decoding with an OPT model, against transformers and CTranslate2; on a GPU against transformers", e2eBench},
 	{"figure", "draw the schedules of docs/schedule.svg", drawFigure},
 	{"gpu", "attention on a GPU: share of its memory's speed, and against PyTorch and FlashInfer", gpuCommand},
 	{"peers", "attention against PyTorch on the same cores", peersBench},

@@ -44,6 +44,11 @@ const (
 	timeOfMHA     metric = "time of MHA"         // over that of one query head a KV head
 	overFlash     metric = "x FLASH"             // of PyTorch's FLASH_ATTENTION's time to ours
 	overBest      metric = "x best peer"         // of the best peer's
+	stepMillis    metric = "ms a step"           // of all sequences together, median
+	stepBytes     metric = "GB a step"           // of weights, keys and values
+	overCompiled  metric = "x compiled"          // of the time of transformers' compiled step to ours
+	overEager     metric = "x eager"             // and of its eager one
+	queueing      metric = "queueing attention"  // share of the time, on the host
 	layerMicros   metric = "us a layer"
 	beyondKernels metric = "beyond its kernels"      // us a layer
 	beyondFloor   metric = "beyond the driver alone" // us a layer
@@ -53,12 +58,14 @@ func (m metric) format(v float64) string {
 	switch m {
 	case share:
 		return fmt.Sprintf("%.0f%%", 100*v)
-	case gpuShare, ofDense, ofAllowed, timeOfMHA:
+	case gpuShare, ofDense, ofAllowed, timeOfMHA, queueing:
 		return fmt.Sprintf("%.1f%%", 100*v)
 	case allocs:
 		return fmt.Sprintf("%.0f", v)
 	case speed, bestSpeed, micros, micros10, micros90, layerMicros, beyondKernels, beyondFloor, tokens, bestTokens:
 		return fmt.Sprintf("%.1f", v)
+	case stepMillis:
+		return fmt.Sprintf("%.3f", v)
 	case prompt:
 		return fmt.Sprintf("%.0f", v)
 	}

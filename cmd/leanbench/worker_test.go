@@ -49,7 +49,31 @@ func fakeWorker(how string) {
 			default:
 				fmt.Println("ok")
 			}
+		case "model", "forget":
+			fmt.Fprintln(os.Stderr, in.Text())
+			fmt.Println("ok")
+		case "read":
+			fmt.Fprintln(os.Stderr, in.Text())
+			switch compiled := words[1] == "compiled"; {
+			case compiled && how == "opt-skips":
+				fmt.Println("ok 3 CUDA graphs were skipped")
+			case compiled && how == "opt-refuses":
+				fmt.Println("error no memory")
+			default:
+				fmt.Println("ok")
+			}
 		case "run":
+			if strings.HasPrefix(how, "opt") {
+				each, text := 4e-3, "7 8 9"
+				if words[1] == "eager" {
+					each = 40e-3
+				}
+				if words[1] == "eager" && how == "opt-differs" {
+					text = "1 2 3"
+				}
+				fmt.Println("ok", float64(steps)*each, text)
+				continue
+			}
 			if strings.HasPrefix(how, "gpu") {
 				time := map[string]string{"gpu-none": " 0"}[how]
 				if time == "" {

@@ -1,0 +1,406 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+)
+
+//go:embed peers/opt_gpu.py
+var optGPUWorker string
+
+// e2eGPUOptions are the flags of the e2e command on a GPU.
+type e2eGPUOptions struct {
+	json, python      string
+	quick, peers      bool
+	shapes            string
+	batches, contexts string
+	long              string
+	steps, chunk      int
+}
+
+func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
+	o := new(e2eGPUOptions)
+	flags.StringVar(&o.shapes, "shapes", "125m,1.3b,6.7b", "with -device gpu: `sizes` of OPT")
+	flags.StringVar(&o.batches, "batches", "1,16", "with -device gpu: `numbers` of sequences")
+	flags.StringVar(&o.contexts, "contexts", "1024", "with -device gpu: `tokens` that each sequence has before the steps")
+	flags.StringVar(&o.long, "long", "8192,32768", "with -device gpu: `tokens` before the steps of one sequence of OPT-6.7b, without peers; positions are added where the model has too few")
+	flags.IntVar(&o.steps, "steps", 50, "with -device gpu: `number` of steps in a turn")
+	flags.IntVar(&o.chunk, "chunk", 0, "with -device gpu: `rows` of our graph for prompts (0: the decoder's default)")
+	flags.BoolVar(&o.peers, "peers", true, "with -device gpu: measure transformers")
+	return o
+}
+
+// run measures a whole decoder on a GPU, in turns with transformers on the same.
+func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
+	cases, err := o.cases()
+	if err != nil {
+		return err
+	}
+	m, err := thisMachine(runtime.GOMAXPROCS(0))
+	if err != nil {
+		return err
+	}
+	b := &e2eGPU{
+		gpuBench: newGPUBench(gpuOptions{python: o.python, peers: o.peers}, m, stdout, stderr),
+		rounds:   7, chunk: o.chunk, ceiling: ceilingShape,
+	}
+	b.report.Command = "e2e -device gpu"
+	if o.quick {
+		b.rounds = 3
+	}
+	// What was measured until something failed is worth keeping.
+	err = b.run(cases)
+	if len(b.report.Figures) > 0 {
+		err = errors.Join(err, b.report.save(o.json))
+	}
+	return err
+}
+
+// stepCase is steps of a batch of sequences that all have the same context.
+type stepCase struct {
+	shape                 string
+	config                hf.Config
+	batch, context, steps int
+	peers                 bool
+	compiled              *bar // times as fast as transformers' compiled step
+	share                 *bar // of the ceiling
+}
+
+const longShape = "6.7b"
+
+// cases come shape by shape.
+func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
+	batches, err := counts("batches", o.batches)
+	if err != nil {
+		return nil, err
+	}
+	contexts, err := counts("contexts", o.contexts)
+	if err != nil {
+		return nil, err
+	}
+	long, err := counts("long", o.long)
+	if err != nil {
+		return nil, err
+	}
+	if o.steps < 1 {
+		return nil, fmt.Errorf("-steps %d is not positive", o.steps)
+	}
+	for _, shape := range strings.Split(o.shapes, ",") {
+		config, ok := optShapes[shape]
+		if !ok {
+			return nil, fmt.Errorf("-shapes: %q is none of %s", shape, strings.Join(slices.Sorted(maps.Keys(optShapes)), ", "))
+		}
+		first := len(all)
+		add := func(batch, context int, peers bool) {
+			all = append(all, stepCase{
+				shape: shape, batch: batch, context: context, steps: o.steps, peers: peers,
+				compiled: compiledBar(shape, batch, context), share: only(shape == longShape && batch == 1, ofCeiling(0.88)),
+			})
+			config.MaxPositions = max(config.MaxPositions, context+o.steps)
+		}
+		for _, c := range contexts {
+			for _, n := range batches {
+				add(n, c, true)
+			}
+		}
+		for _, c := range long {
+			if shape == longShape {
+				add(1, c, false)
+			}
+		}
+		for i := first; i < len(all); i++ {
+			all[i].config = config
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("-batches, -contexts and -long leave nothing to measure")
+	}
+	return all, nil
+}
+
+// counts reads positive numbers with commas between; an empty text has none.
+func counts(name, text string) (all []int, err error) {
+	for _, s := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' }) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("-%s: %q is not a positive number", name, s)
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+// compiledBar is how many times as fast as transformers' compiled step we should
+// be.
+func compiledBar(shape string, batch, context int) *bar {
+	least := map[string]map[int]float64{
+		"125m": {1: 2.5, 16: 2},
+		"1.3b": {1: 2.2, 16: 1.6},
+		"6.7b": {1: 1.6, 16: 1.35},
+	}[shape][batch]
+	return only(least > 0 && context == 1024, atLeast(least))
+}
+
+func (c stepCase) String() string { return fmt.Sprintf("b%d, behind %d tokens", c.batch, c.context) }
+
+func (c stepCase) table() string { return fmt.Sprintf("A decode step of OPT-%s in float16", c.shape) }
+
+// bytes is what a step has to read: the weights, of the position table next to
+// nothing, and the keys and values, of which there are more in every step.
+func (c stepCase) bytes() float64 {
+	rest := c.config
+	rest.MaxPositions = -hf.PositionOffset // a table without rows
+	keys := float64(c.context) + float64(c.steps+1)/2
+	return float64(weightBytes(rest, storeF16)) + float64(c.batch)*keys*float64(2*c.config.Layers*c.config.HiddenSize*storeF16.size)
+}
+
+// e2eGPU measures cases on a GPU one after the other.
+type e2eGPU struct {
+	*gpuBench
+	rounds, chunk int
+	ceiling       gpuShape // what the ceiling's kernel reads in a launch
+	worker        *worker  // nil: no peers
+}
+
+// ceilingShape is 2 GiB: of what a launch reads next to nothing is still in the
+// L2 cache from the one before.
+var ceilingShape = evenShape(1, 32, 32, 1<<17, 128)
+
+const nameCompiled, nameEager = "transformers, compiled", "transformers, eager"
+
+// peerWays are the worker's ways and their names, in the order of their turns.
+var peerWays = []struct{ way, name string }{{"compiled", nameCompiled}, {"eager", nameEager}}
+
+// Variables for tests, which have another worker and another decoder.
+var (
+	startOPTWorker = func(python string) (*worker, error) { return startWorker(python, optGPUWorker, "cuda:0") }
+	openOPT        = func(c hf.Config, chunk int) (decoder, error) { return openLeanGPU(c, chunk) }
+)
+
+// decoder is our engine, of which more is asked than of others.
+type decoder interface {
+	engine
+	check() error
+	queued() float64 // share of its steps' time in which attention was queued; 0: not known
+}
+
+func (b *e2eGPU) run(cases []stepCase) (err error) {
+	driver, err := loadDriver()
+	if err != nil {
+		return err
+	}
+	if b.device, err = openDevice(driver, 0, b.rng); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.device.close()) }()
+	b.describe()
+	if err := b.device.fill(int64(b.ceiling.sets())*b.ceiling.region(), arenaPeriod); err != nil {
+		return err
+	}
+	ceilings, err := b.device.ceilings(b.ceiling)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeAll(ceilings)) }()
+	if err := b.startWorker(); err != nil {
+		return err
+	}
+	defer func() {
+		if b.worker != nil {
+			err = errors.Join(err, b.worker.close())
+		}
+	}()
+	b.clock("before")
+	b.report.writeHead(b.stdout)
+	said := len(b.report.Notes)
+	var failed []error
+	for len(cases) > 0 {
+		n := 1
+		for n < len(cases) && cases[n].shape == cases[0].shape {
+			n++
+		}
+		// A shape that fails does not take the others with it.
+		if err := b.measureShape(cases[:n], ceilings); err != nil {
+			failed = append(failed, fmt.Errorf("OPT-%s: %w", cases[0].shape, err))
+			fmt.Fprintln(b.stderr, failed[len(failed)-1])
+		}
+		b.report.writeTable(b.stdout, cases[0].table())
+		cases = cases[n:]
+	}
+	b.clock("after")
+	if notes := b.report.Notes[said:]; len(notes) > 0 { // what came up on the way
+		fmt.Fprintf(b.stdout, "\n- %s\n", strings.Join(notes, "\n- "))
+	}
+	b.report.writeVerdict(b.stdout)
+	return errors.Join(failed...)
+}
+
+func (b *e2eGPU) startWorker() (err error) {
+	if !b.options.peers {
+		b.note("no peers, because of -peers=false")
+		return nil
+	}
+	python := b.options.python
+	if python == "" {
+		python = "python3"
+	}
+	if b.worker, err = startOPTWorker(python); err != nil {
+		return fmt.Errorf("the peers do not start (-peers=false measures without, -python names another python): %w", err)
+	}
+	b.note("%s", strings.Join(b.worker.hello, " "))
+	return nil
+}
+
+// measureShape measures cases that have a model in common.
+func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpuContender) (err error) {
+	fmt.Fprintf(b.stderr, "OPT-%s: making weights\n", cases[0].shape)
+	ours, err := openOPT(cases[0].config, b.chunk)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ours.close()) }()
+	if err := ours.check(); err != nil {
+		return err
+	}
+	c := cases[0].config
+	if b.worker != nil && slices.ContainsFunc(cases, func(c stepCase) bool { return c.peers }) {
+		if _, err := b.worker.ask("model %d %d %d %d %d %d", c.Layers, c.HiddenSize, c.Heads, c.FFNDim, c.VocabSize, c.MaxPositions); err != nil {
+			return err
+		}
+	}
+	var failed []error
+	for _, c := range cases {
+		// Nor does a case that fails take the others with it: one may lack memory.
+		if err := b.measureCase(c, ours, ceilings); err != nil {
+			failed = append(failed, fmt.Errorf("%v: %w", c, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpuContender) error {
+	contenders := make([]contender, 0, len(ceilings)+1+len(peerWays))
+	for _, x := range ceilings {
+		contenders = append(contenders, contender{name: x.name, run: func(steps int) (time.Duration, error) {
+			t, err := x.replay(4)
+			if err != nil {
+				return 0, err
+			}
+			return time.Duration(float64(steps) * median(t) * c.bytes() / float64(b.ceiling.bytes()) * float64(time.Second)), nil
+		}})
+	}
+	contenders = append(contenders, contender{name: nameLean16, run: func(steps int) (time.Duration, error) {
+		fmt.Fprintf(b.stderr, "OPT-%s, %v: %s\n", c.shape, c, nameLean16)
+		_, steady, _, err := ours.decode(c.batch, c.context, steps)
+		return steady, err
+	}})
+	texts := make(map[string][]string)
+	for _, p := range b.prepare(c) {
+		contenders = append(contenders, contender{name: p.name, run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.stderr, "OPT-%s, %v: %s\n", c.shape, c, p.name)
+			t, ids, err := b.worker.seconds(1, "run %s %d", p.way, steps)
+			if err != nil {
+				return 0, err
+			}
+			texts[p.name] = ids
+			return t[0], nil
+		}})
+	}
+	all, err := alternate(pace{rounds: b.rounds, steps: c.steps}, contenders)
+	if err != nil {
+		return err
+	}
+	// They have the same weights, so their first tokens differ only if two are all
+	// but equally likely. Rounding decides soon enough between the later ones.
+	if x, y := texts[nameCompiled], texts[nameEager]; x != nil && y != nil && !slices.Equal(x[:min(2, len(x))], y[:min(2, len(y))]) {
+		b.note("OPT-%s, %v: the texts of transformers, compiled and eager, differ from the start", c.shape, c)
+	}
+	b.judgeSteps(c, contenders, all, len(ceilings), ours.queued())
+	return nil
+}
+
+const nameLean16 = "lean"
+
+// prepare lets the peers read their prompts and compile. What they can't do is
+// noted, and does not keep us from being measured.
+func (b *e2eGPU) prepare(c stepCase) (ready []struct{ way, name string }) {
+	if b.worker == nil {
+		return nil
+	}
+	miss := func(name string, err error) {
+		reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
+		b.note("OPT-%s, %v: without %s: %s", c.shape, c, name, strings.TrimSuffix(reason, ":"))
+	}
+	if _, err := b.worker.ask("forget"); err != nil {
+		miss("transformers", err)
+		return nil
+	}
+	if !c.peers {
+		return nil
+	}
+	for _, p := range peerWays {
+		fmt.Fprintf(b.stderr, "OPT-%s, %v: %s gets ready\n", c.shape, c, p.name)
+		words, err := b.worker.ask("read %s %d %d %d", p.way, c.batch, c.context, c.steps)
+		if err != nil {
+			miss(p.name, err)
+			continue
+		}
+		if len(words) > 0 {
+			b.note("OPT-%s, %v: %s: %s", c.shape, c, p.name, strings.Join(words, " "))
+		}
+		ready = append(ready, p)
+	}
+	return ready
+}
+
+// judgeSteps takes the figures of a case down. The ceilings come first, and what
+// they take is the time to read what a step does.
+func (b *e2eGPU) judgeSteps(c stepCase, contenders []contender, all []samples, ceilings int, queued float64) {
+	times := make(map[string]samples)
+	var ceiling samples
+	for i, t := range all {
+		if times[contenders[i].name] = t; i < ceilings && (ceiling == nil || t.median() < ceiling.median()) {
+			ceiling = t // the other one is not what the memory gives
+		}
+	}
+	if ceiling != nil {
+		r := b.report.row(c.table(), c.String(), "read ceiling")
+		r.add(stepMillis, 1e3*ceiling.median(), nil)
+		r.add(stepBytes, c.bytes()/1e9, nil)
+		r.add(speed, c.bytes()/ceiling.median()/1e9, nil)
+	}
+	for i, t := range all[ceilings:] {
+		name := contenders[ceilings+i].name
+		ours := name == nameLean16
+		r := b.report.row(c.table(), c.String(), name)
+		r.add(stepMillis, 1e3*t.median(), nil)
+		r.add(stepBytes, c.bytes()/1e9, nil)
+		r.add(speed, c.bytes()/t.median()/1e9, nil)
+		if ceiling != nil {
+			r.add(gpuShare, t.faster(ceiling), only(ours, c.share))
+		}
+		if !ours {
+			continue
+		}
+		if peer := times[nameCompiled]; peer != nil {
+			r.add(overCompiled, t.faster(peer), c.compiled)
+		}
+		if peer := times[nameEager]; peer != nil {
+			r.add(overEager, t.faster(peer), nil)
+		}
+		if queued > 0 {
+			r.add(queueing, queued, nil)
+		}
+	}
+}
