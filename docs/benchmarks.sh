@@ -4,10 +4,10 @@
 #   docs/benchmarks.sh [-q] [PART ...]
 #
 # The parts are those of the page: decode, step, cpu, peers, e2e; without any,
-# all of them, but for gpu and layer, which need a GPU. -q is quick and less
-# certain. peers, e2e and gpu need Python, with which cmd/leanbench/peers/setup.sh
-# makes an environment of several GB in the user's cache folder. JSON, if set,
-# names a folder for leanbench's reports.
+# all of them, but for gpu, layer and e2e-gpu, which need a GPU. -q is quick and
+# less certain. peers, e2e, gpu and e2e-gpu need Python, with which
+# cmd/leanbench/peers/setup.sh makes an environment of several GB in the user's
+# cache folder. JSON, if set, names a folder for leanbench's reports.
 #
 # Nothing else should run on the machine meanwhile.
 set -eu
@@ -37,6 +37,10 @@ measure() {
 	gpu)
 		python=$(cmd/leanbench/peers/setup.sh)
 		go -C cmd/leanbench run . gpu -budget $budget $json -python "$python"
+		;;
+	e2e-gpu)
+		python=$(cmd/leanbench/peers/setup.sh)
+		go -C cmd/leanbench run . e2e -device gpu $quick $json -python "$python"
 		;;
 	layer) go -C cmd/leanbench run . gpu -layer $json ;;
 	*) echo "$0: no part is called $1" >&2; exit 2 ;;
