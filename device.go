@@ -7,6 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu"
 )
 
 // GPU is an open NVIDIA GPU. It needs an installed driver and nothing else: no
@@ -32,6 +33,11 @@ type GPU struct {
 		sync.Mutex
 		engine attentionEngine // nil before it is first needed
 		plans  []attentionPlan // that nobody has
+	}
+
+	decoder struct {
+		sync.Mutex
+		kernels *gpu.Decoder // nil before they are first needed
 	}
 }
 

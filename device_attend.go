@@ -49,6 +49,9 @@ func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) er
 			if *to, err = t[i].useAs(turn, names[i]); err != nil {
 				return o, err
 			}
+			if i > 2 {
+				turn.Written(t[i].memory)
+			}
 		}
 		return o, nil
 	}, v...)
@@ -89,6 +92,9 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 		return err
 	}
 	err := gpu.queue.Submit(func(turn *device.Turn) error {
+		if turn.Recording() { // the schedule would be the host's at each replay
+			return errorf(op, ErrUnsupported, "attention in a recording: only that on a cache can be recorded")
+		}
 		o, err := operands(turn)
 		if err != nil {
 			return err

@@ -21,7 +21,9 @@ type attentionEngine interface {
 
 // attentionPlan is a schedule on a GPU.
 type attentionPlan interface {
+	Reserve(gpu.Capacity) error
 	Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error
+	Generation() uint64
 	Upload(*cuda.Stream) error
 	Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error
 	Run(s *cuda.Stream, o *deviceOperands) error

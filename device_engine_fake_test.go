@@ -13,6 +13,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/half"
 )
@@ -88,6 +89,8 @@ type fakePlan struct {
 	host   *cuda.Host
 	there  *cuda.Buffer
 	ready  bool
+
+	generation uint64
 }
 
 func (p *fakePlan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) (err error) {
@@ -116,6 +119,9 @@ func (p *fakePlan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) (err err
 	}
 	return p.plan.Build(g, p.seqs)
 }
+
+func (p *fakePlan) Reserve(gpu.Capacity) error { return nil }
+func (p *fakePlan) Generation() uint64         { return p.generation }
 
 func (p *fakePlan) Upload(s *cuda.Stream) error {
 	p.engine.mu.Lock()

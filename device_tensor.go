@@ -33,6 +33,8 @@ type DeviceTensor struct {
 	gpu        *GPU
 	memory     *device.Memory
 	generation uint64 // of memory
+	offset     int64  // bytes; not 0 in a part of what a node made
+	part       bool   // of a tensor, which the memory belongs to
 	shape      tensor.Shape
 	dtype      tensor.Dtype
 	lse        *DeviceTensor // of an attention's output, on its way to the node of the log-sum-exp
@@ -146,7 +148,9 @@ func (d *DeviceTensor) fill(src []byte) error {
 			return err
 		}
 		copy(p.Bytes, piece)
-		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error { return turn.Upload(b, int64(at), p, 0, len(piece)) })
+		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error {
+			return turn.Upload(b, d.offset+int64(at), p, 0, len(piece))
+		})
 		q.GivePinned(p)
 		if err != nil {
 			return err
@@ -182,7 +186,9 @@ func (d *DeviceTensor) read(dst []byte) error {
 		if err != nil {
 			return err
 		}
-		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error { return turn.Download(p, 0, b, int64(at), len(piece)) })
+		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error {
+			return turn.Download(p, 0, b, d.offset+int64(at), len(piece))
+		})
 		if err == nil {
 			err = q.Wait(p)
 		}
@@ -231,6 +237,9 @@ func (d *DeviceTensor) Free() error {
 		return err
 	}
 	defer d.gpu.queue.Leave()
+	if d.part {
+		return errorf(op, ErrUnsupported, "the tensor is a part of another")
+	}
 	if err := d.free(); err != nil {
 		return tensorError(op, "the tensor", err)
 	}
@@ -268,7 +277,7 @@ func (d *DeviceTensor) use(turn *device.Turn) (deviceMemory, error) {
 		return deviceMemory{}, err
 	}
 	t, _ := storageType(d.dtype)
-	return deviceMemory{Buffer: b, DType: t, Len: d.Size()}, nil
+	return deviceMemory{Buffer: b, Offset: d.offset, DType: t, Len: d.Size()}, nil
 }
 
 // tensorError is gpuError with the errors of a tensor's memory.
@@ -276,6 +285,8 @@ func tensorError(op, name string, err error) error {
 	switch {
 	case errors.Is(err, device.ErrFreed):
 		return errorf(op, ErrClosed, "%s was freed", name)
+	case errors.Is(err, device.ErrRecording):
+		return errorf(op, ErrUnsupported, "%s: %v", name, err)
 	case errors.Is(err, device.ErrOverwritten):
 		return errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
 	}
@@ -347,13 +358,17 @@ func (d *DeviceTensor) Clone() (any, error) {
 }
 
 // CopyFrom makes the tensor equal to another of the same shape and element type
-// on the same GPU. Gorgonia calls it where it keeps values.
+// on the same GPU, or to a *tensor.Dense in host memory: it returns when that has
+// been read, and the copy is queued. Gorgonia calls it where it keeps values.
 func (d *DeviceTensor) CopyFrom(src any) error {
 	const op = "DeviceTensor.CopyFrom"
 	if err := d.enter(op); err != nil {
 		return err
 	}
 	defer d.gpu.queue.Leave()
+	if t, ok := src.(*tensor.Dense); ok {
+		return d.write(op, t)
+	}
 	s, ok := src.(*DeviceTensor)
 	switch {
 	case !ok || s == nil || s.gpu == nil:
@@ -366,6 +381,23 @@ func (d *DeviceTensor) CopyFrom(src any) error {
 		return errorf(op, ErrShape, "from %v to %v", s.shape, d.shape)
 	}
 	if err := d.copyFrom(s); err != nil {
+		return tensorError(op, "the tensor", err)
+	}
+	return nil
+}
+
+// write is CopyFrom of a tensor of the host.
+func (d *DeviceTensor) write(op string, t *tensor.Dense) error {
+	t, err := denseValue(op, "the source", t)
+	switch {
+	case err != nil:
+		return err
+	case t.Dtype() != d.dtype:
+		return errorf(op, ErrDType, "from %v to %v", t.Dtype(), d.dtype)
+	case !sameShape(t.Shape(), d.shape):
+		return errorf(op, ErrShape, "from %v to %v", t.Shape(), d.shape)
+	}
+	if err := d.fill(rowMajorBytes(t)); err != nil {
 		return tensorError(op, "the tensor", err)
 	}
 	return nil

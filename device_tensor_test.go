@@ -240,7 +240,9 @@ func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
 		{on(gpu, tensor.Float32, 3, 2), la.ErrShape, "from (3, 2) to (2, 3)"},
 		{on(twin, tensor.Float32, 2, 3), la.ErrUnsupported, "opened a second time"},
 		{new(la.DeviceTensor), la.ErrUnsupported, "*leanattention.DeviceTensor"},
-		{f32(2, 3).tensor(), la.ErrUnsupported, "*tensor.Dense"},
+		{f32(3, 2).tensor(), la.ErrShape, "from (3, 2) to (2, 3)"},
+		{tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(2, 3)), la.ErrDType, "from float64 to float32"},
+		{1.5, la.ErrUnsupported, "float64"},
 		{nil, la.ErrUnsupported, "nil"},
 	} {
 		if err := d.CopyFrom(c.from); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
@@ -249,6 +251,13 @@ func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
 	}
 	if err := d.CopyFrom(d); err != nil {
 		t.Errorf("CopyFrom itself: %v", err)
+	}
+	host := f32(2, 3).tensor()
+	if err := d.CopyFrom(host); err != nil {
+		t.Errorf("CopyFrom a tensor of the host: %v", err)
+	}
+	if back, err := d.Download(); err != nil || !slices.Equal(back.Data().([]float32), host.Data().([]float32)) {
+		t.Errorf("CopyFrom a tensor of the host gave %v, %v", back, err)
 	}
 	if err := second(gpu.NewTensor(tensor.Float32, 1<<42)); err == nil || !strings.Contains(err.Error(), fmt.Sprint(4<<42)) {
 		t.Errorf("does not say how many bytes: %v", err)

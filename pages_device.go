@@ -149,6 +149,10 @@ func (p *devicePlan) build(op string, seqs []cpu.Sequence, rows int) error {
 		p.plan = gpu.takePlan()
 		// A step has no Close: its plans come back when it is garbage.
 		runtime.AddCleanup(p, gpu.givePlan, p.plan)
+		// Steps of any lengths look alike then, to a recording.
+		if err := p.plan.Reserve(capacity(rows, p.pages.pages)); err != nil {
+			return deviceEngineError(op, "plan", err)
+		}
 	}
 	if err := gpu.buildPlan(op, p.plan, p.geometry, seqs, rows); err != nil {
 		return err
@@ -209,7 +213,11 @@ func (p *devicePlan) attendThere(n *cachedOp, in []G.Value) (out, lse G.Value, e
 				return err
 			}
 		}
-		return p.queue(turn, n.layer, k, v, &operands)
+		if err := p.queue(turn, n.layer, k, v, &operands); err != nil {
+			return err
+		}
+		n.record(turn, p)
+		return nil
 	})
 	if err != nil {
 		return nil, nil, err

@@ -9,6 +9,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -19,7 +20,7 @@ import (
 //
 //	y[i] = table[ids[i]] + residual[i]
 //
-// with table of shape (vocabulary, width), ids a vector of n ints, and y and
+// with table of shape (vocabulary, width), ids a vector of n int or int32, and y and
 // residual (n, width); residual may be nil for none, and serves to add the
 // embedding of a token to that of its position without a node of its own.
 //
@@ -31,6 +32,10 @@ import (
 // Each id is in [0, vocabulary). Gorgonia has no types for that, so a wrong one
 // is found when the graph runs, before anything is computed: ErrLength.
 //
+// It computes on a GPU where its inputs are [la.DeviceTensor]s; ids are int32
+// there, and one outside of the table makes a row of NaN, since the host does not
+// see them.
+//
 // It has no gradients: asking for one is ErrUnsupported.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
@@ -40,7 +45,7 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	if table == nil || ids == nil {
 		return nil, errorf(name, la.ErrGraph, "table or ids is nil")
 	}
-	op := embedding{table: table.Dtype(), residual: residual != nil}
+	op := embedding{table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
 	children := G.Nodes{table, ids}
 	if op.residual {
 		children = append(children, residual)
@@ -55,8 +60,8 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	switch {
 	case !isWeight(op.table):
 		return nil, errorf(name, la.ErrDType, "table is of %v, want float32, Float16 or BFloat16", op.table)
-	case ids.Dtype() != tensor.Int:
-		return nil, errorf(name, la.ErrDType, "ids are of %v, want int", ids.Dtype())
+	case op.ids != tensor.Int && op.ids != tensor.Int32:
+		return nil, errorf(name, la.ErrDType, "ids are of %v, want int or int32", op.ids)
 	case op.residual && residual.Dtype() != tensor.Float32:
 		return nil, errorf(name, la.ErrDType, "residual is of %v, want float32", residual.Dtype())
 	}
@@ -79,7 +84,9 @@ var embeddingInputs = [...]string{"table", "ids", "residual"}
 type embedding struct {
 	graph.Plain
 	table    tensor.Dtype
+	ids      tensor.Dtype
 	residual bool
+	gpu      *ongpu.Node
 }
 
 // shape checks the shapes of the inputs and returns the output's.
@@ -106,7 +113,7 @@ func (op embedding) Arity() int { return 2 + count(op.residual) }
 
 // Type makes a new type at each call: Gorgonia takes the one it is given apart.
 func (op embedding) Type() hm.Type {
-	ts := []hm.Type{tensorOf(2, op.table), tensorOf(1, tensor.Int)}
+	ts := []hm.Type{tensorOf(2, op.table), tensorOf(1, op.ids)}
 	if op.residual {
 		ts = append(ts, tensorOf(2, tensor.Float32))
 	}
@@ -122,7 +129,7 @@ func (op embedding) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 }
 
 func (op embedding) String() string {
-	return fmt.Sprintf("Embedding{table %v, residual %v}", op.table, op.residual)
+	return fmt.Sprintf("Embedding{table %v, ids %v, residual %v}", op.table, op.ids, op.residual)
 }
 func (op embedding) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
 func (op embedding) Hashcode() uint32      { return graph.Hashcode(op) }
@@ -135,6 +142,9 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
+	if anyOnGPU(in) {
+		return op.doGPU(in)
+	}
 	var most [len(embeddingInputs)]tensor.Shape
 	shapes := most[:len(in)]
 	for i, v := range in {
@@ -144,7 +154,7 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ids, err := elements[int](name, "ids", in[1], shapes[1])
+	ids, err := op.readIDs(in[1])
 	if err != nil {
 		return nil, err
 	}
@@ -176,6 +186,20 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 		out[i] += r
 	}
 	return t, nil
+}
+
+// readIDs is the ids as ints.
+func (op embedding) readIDs(v G.Value) ([]int, error) {
+	const name = "Embedding"
+	if op.ids == tensor.Int {
+		return elements[int](name, "ids", v, v.Shape())
+	}
+	short, err := elements[int32](name, "ids", v, v.Shape())
+	ids := make([]int, len(short))
+	for i, id := range short {
+		ids[i] = int(id)
+	}
+	return ids, err
 }
 
 // gather widens rows ids of the table into dst, one behind the other.

@@ -153,7 +153,7 @@ func TestEmbeddingViews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	y, err := embedding{table: tensor.Float32, residual: true}.Do(turned, column.(*tensor.Dense), turnedResidual)
+	y, err := embedding{table: tensor.Float32, ids: tensor.Int, residual: true}.Do(turned, column.(*tensor.Dense), turnedResidual)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestEmbeddingHash(t *testing.T) {
 	seen := map[uint32]embedding{}
 	for _, dt := range weightTypes {
 		for _, residual := range []bool{false, true} {
-			op := embedding{table: dt, residual: residual}
+			op := embedding{table: dt, ids: tensor.Int, residual: residual}
 			if other, ok := seen[op.Hashcode()]; ok {
 				t.Errorf("%v and %v have the same hash", op, other)
 			}
@@ -230,7 +230,7 @@ func TestEmbeddingWrongArguments(t *testing.T) {
 		{"table of float64", input(g, tensor.Float64, 5, 3), ids, nil, la.ErrDType},
 		{"table of int", input(g, tensor.Int, 5, 3), ids, nil, la.ErrDType},
 		{"ids of rank 2", table, input(g, tensor.Int, 2, 1), nil, la.ErrShape},
-		{"ids of int32", table, input(g, tensor.Int32, 2), nil, la.ErrDType},
+		{"ids of int64", table, input(g, tensor.Int64, 2), nil, la.ErrDType},
 		{"ids of float32", table, input(g, f32, 2), nil, la.ErrDType},
 		{"ids of another graph", table, input(other, tensor.Int, 2), nil, la.ErrGraph},
 		{"residual of another shape", table, ids, input(g, f32, 3, 2), la.ErrShape},
@@ -257,7 +257,7 @@ func TestEmbeddingWrongValues(t *testing.T) {
 	ids := func(ids ...int) *tensor.Dense {
 		return tensor.New(tensor.WithShape(len(ids)), tensor.WithBacking(ids))
 	}
-	op := embedding{table: la.Float16, residual: true}
+	op := embedding{table: la.Float16, ids: tensor.Int, residual: true}
 	table, residual := value(la.Float16, 5, 3), value(tensor.Float32, 2, 3)
 	for _, c := range []struct {
 		name string

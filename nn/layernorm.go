@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
@@ -33,6 +34,9 @@ type float interface{ float32 | float64 }
 // infinity gives NaN.
 //
 // eps is finite and not negative; with 0 a row of equal elements is 0/0, NaN.
+//
+// It computes on a GPU where its inputs are [la.DeviceTensor]s of float32, with
+// means and variances in float32.
 //
 // Gradients for x, gamma and beta are available on both of Gorgonia's machines;
 // they can not be differentiated once more.
@@ -61,7 +65,7 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 		return nil, errorf(name, la.ErrDType, "x is of %v, want float32 or float64", dt)
 	}
 	n := shape[len(shape)-1]
-	op := layerNorm{rank: len(shape), eps: eps, gamma: gamma != nil, beta: beta != nil}
+	op := layerNorm{rank: len(shape), eps: eps, gamma: gamma != nil, beta: beta != nil, gpu: new(ongpu.Node)}
 	children := G.Nodes{x}
 	for _, p := range []struct {
 		name string
@@ -85,12 +89,14 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 }
 
 // layerNorm is the operator: children x, then gamma and beta where present. It
-// holds no state, so one value may serve any number of nodes and runs.
+// holds nothing but the memory of its value on GPUs, so one may serve any number
+// of runs.
 type layerNorm struct {
 	graph.Plain
 	rank        int // of x
 	eps         float64
 	gamma, beta bool
+	gpu         *ongpu.Node
 }
 
 func (op layerNorm) Arity() int { return 1 + count(op.gamma) + count(op.beta) }
@@ -138,6 +144,9 @@ func (op layerNorm) Do(in ...G.Value) (y G.Value, err error) {
 	defer recoverTo(name, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+	}
+	if anyOnGPU(in) {
+		return op.doGPU(in)
 	}
 	switch dt := in[0].Dtype(); dt {
 	case tensor.Float32:

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -11,6 +12,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -20,6 +22,12 @@ import (
 type LinearOption struct {
 	relu     bool
 	residual *G.Node
+	norm     *normOption
+}
+
+type normOption struct {
+	gamma, beta *G.Node
+	eps         float64
 }
 
 // WithReLU makes negative outputs 0, behind the bias and before the residual. NaN stays NaN.
@@ -28,13 +36,20 @@ func WithReLU() LinearOption { return LinearOption{relu: true} }
 // WithResidual adds r, of the output's shape and type, to the output.
 func WithResidual(r *G.Node) LinearOption { return LinearOption{residual: r} }
 
+// WithNorm has the layer read [LayerNorm](x, gamma, beta, eps) instead of x. On a
+// GPU that is one launch less where rows are few.
+func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
+	return LinearOption{norm: &normOption{gamma, beta, eps}}
+}
+
 // Linear is a fully connected layer:
 //
 //	y = f(x w^T + b) + residual
 //
 // with x of shape (rows, in), w (out, in), as checkpoints store it, b (out), and
 // y and residual (rows, out). b may be nil for none; f is max(., 0) under
-// [WithReLU] and nothing otherwise; residual is 0 without [WithResidual].
+// [WithReLU] and nothing otherwise; residual is 0 without [WithResidual]; under
+// [WithNorm] x is normalised first.
 //
 // x, b, residual and y are float32, and w is float32, [la.Float16] or
 // [la.BFloat16]: sums are in float32 whatever w is stored in. Or all of them are
@@ -46,120 +61,267 @@ func WithResidual(r *G.Node) LinearOption { return LinearOption{residual: r} }
 // input with its values in row-major order: of any other, such as the transpose
 // of a node, a copy is made at each run.
 //
+// It computes on a GPU where its inputs are [la.DeviceTensor]s, of float32 with
+// weights of any of the three types; a row of w must then have a multiple of 16
+// bytes. There 16 rows read the weights once; operands are split in two parts
+// for the tensor cores, so that no more than 2^-18 of a product is lost (2^-15
+// with bfloat16), infinities become NaN, and the order of sums depends on the
+// number of rows and the GPU.
+//
 // It has no gradients: asking for one is ErrUnsupported.
 //
-// Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs).
+// Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption.
 func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 	const name = "Linear"
 	defer recoverTo(name, &err)
-	if x == nil || w == nil {
-		return nil, errorf(name, la.ErrGraph, "x or w is nil")
+	var bs []*G.Node
+	if b != nil {
+		bs = []*G.Node{b}
 	}
-	op := linear{x: x.Dtype(), w: w.Dtype(), bias: b != nil}
-	var residual *G.Node
-	for _, o := range opts {
-		op.relu = op.relu || o.relu
-		if o.residual != nil {
-			residual = o.residual
-		}
-	}
-	op.residual = residual != nil
-	if err := op.checkTypes(); err != nil {
-		return nil, err
-	}
-	children := G.Nodes{x, w}
-	for _, n := range []*G.Node{b, residual} {
-		if n != nil {
-			children = append(children, n)
-		}
-	}
-	shapes := make([]tensor.Shape, len(children))
-	for i, n := range children {
-		if n.Graph() != x.Graph() {
-			return nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", op.name(i))
-		}
-		if i >= 2 && n.Dtype() != op.x {
-			return nil, errorf(name, la.ErrDType, "%s is of %v, x of %v", op.name(i), n.Dtype(), op.x)
-		}
-		shapes[i] = n.Shape()
-	}
-	if _, err := op.shape(shapes); err != nil {
+	op, children, err := newLinear(name, x, []*G.Node{w}, bs, opts)
+	if err != nil {
 		return nil, err
 	}
 	return apply(name, op, children...)
 }
 
-// linear is the operator: children x, w, then bias and residual where present.
-// It holds no state, so one value may serve any number of nodes and runs.
+// Linears is up to three layers of one x, such as a decoder's queries, keys and
+// values, as one node and a node for each layer's output: on a GPU that is one
+// launch, and x is normalised once. ws are the weights and bs the biases, as many
+// of them, or none at all. It takes the options of [Linear] but [WithResidual].
+// Errors are Linear's, and [la.ErrUnsupported] for more than three.
+func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, err error) {
+	const name = "Linears"
+	defer recoverTo(name, &err)
+	op, children, err := newLinear(name, x, ws, bs, opts)
+	switch {
+	case err != nil:
+		return nil, err
+	case op.residual:
+		return nil, errorf(name, la.ErrUnsupported, "a residual of %d layers", len(ws))
+	}
+	shapes := make([]tensor.Shape, len(children))
+	for i, n := range children {
+		shapes[i] = n.Shape()
+	}
+	op.joined = true
+	all, err := apply(name, op, children...)
+	if err != nil {
+		return nil, err
+	}
+	from := 0
+	for _, w := range ws {
+		p := linearPart{from: from, shape: tensor.Shape{shapes[0][0], w.Shape()[0]}, dtype: op.x}
+		from += p.shape.TotalSize()
+		y, err := apply(name, p, all)
+		if err != nil {
+			return nil, err
+		}
+		ys = append(ys, y)
+	}
+	return ys, nil
+}
+
+// mostLayers is how many layers [Linears] takes.
+const mostLayers = 3
+
+func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (op linear, children G.Nodes, err error) {
+	if x == nil || len(ws) == 0 || slices.Contains(ws, nil) {
+		return op, nil, errorf(name, la.ErrGraph, "x or w is nil")
+	}
+	switch {
+	case len(ws) > mostLayers:
+		return op, nil, errorf(name, la.ErrUnsupported, "%d layers, more than %d", len(ws), mostLayers)
+	case len(bs) > 0 && len(bs) != len(ws):
+		return op, nil, errorf(name, la.ErrShape, "%d biases of %d layers", len(bs), len(ws))
+	case slices.Contains(bs, nil):
+		return op, nil, errorf(name, la.ErrGraph, "a bias is nil")
+	}
+	op = linear{x: x.Dtype(), w: ws[0].Dtype(), parts: len(ws), bias: len(bs) > 0, gpu: new(ongpu.Node)}
+	var residual *G.Node
+	var norm *normOption
+	for _, o := range opts {
+		op.relu = op.relu || o.relu
+		if o.residual != nil {
+			residual = o.residual
+		}
+		if o.norm != nil {
+			norm = o.norm
+		}
+	}
+	op.residual = residual != nil
+	if err := op.checkTypes(name); err != nil {
+		return op, nil, err
+	}
+	children = append(append(G.Nodes{x}, ws...), bs...)
+	if op.residual {
+		children = append(children, residual)
+	}
+	if norm != nil {
+		if math.IsNaN(norm.eps) || math.IsInf(norm.eps, 0) || norm.eps < 0 {
+			return op, nil, errorf(name, la.ErrOption, "eps is %v, want a finite number >= 0", norm.eps)
+		}
+		op.norm, op.eps, op.gamma, op.beta = true, norm.eps, norm.gamma != nil, norm.beta != nil
+		for _, n := range []*G.Node{norm.gamma, norm.beta} {
+			if n != nil {
+				children = append(children, n)
+			}
+		}
+	}
+	shapes := make([]tensor.Shape, len(children))
+	for i, n := range children {
+		if n.Graph() != x.Graph() {
+			return op, nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", op.name(i))
+		}
+		switch isW := i >= 1 && i <= op.parts; {
+		case isW && n.Dtype() != op.w:
+			return op, nil, errorf(name, la.ErrDType, "%s is of %v, the first one of %v", op.name(i), n.Dtype(), op.w)
+		case !isW && n.Dtype() != op.x:
+			return op, nil, errorf(name, la.ErrDType, "%s is of %v, x of %v", op.name(i), n.Dtype(), op.x)
+		}
+		shapes[i] = n.Shape()
+	}
+	_, err = op.shape(shapes)
+	return op, children, err
+}
+
+// linear is the operator: children x, the weights, then the biases, the residual,
+// gamma and beta where present. It holds nothing but the memory of its value on
+// GPUs.
 type linear struct {
 	graph.Plain
 	x, w                 tensor.Dtype // of the inputs; the others have x's
+	parts                int
+	joined               bool // the outputs are one vector, one part behind the other
 	bias, residual, relu bool
+	norm, gamma, beta    bool
+	eps                  float64
+	gpu                  *ongpu.Node
 }
 
-// name is what the i-th child is.
+// name is what an input is called in errors.
 func (op linear) name(i int) string {
-	switch {
-	case i == 0:
-		return "x"
-	case i == 1:
-		return "w"
-	case i == 2 && op.bias:
-		return "b"
+	of := func(name string, i int) string {
+		if op.parts == 1 {
+			return name
+		}
+		return fmt.Sprintf("%s[%d]", name, i)
 	}
-	return "residual"
+	if i == 0 {
+		return "x"
+	}
+	if i--; i < op.parts {
+		return of("w", i)
+	}
+	if i -= op.parts; op.bias {
+		if i < op.parts {
+			return of("b", i)
+		}
+		i -= op.parts
+	}
+	if op.residual {
+		if i == 0 {
+			return "residual"
+		}
+		i--
+	}
+	if op.gamma && i == 0 {
+		return "gamma"
+	}
+	return "beta"
 }
 
-func (op linear) checkTypes() error {
+func (op linear) checkTypes(name string) error {
 	switch {
 	case op.x == tensor.Float32 && isWeight(op.w):
 		return nil
 	case op.x == tensor.Float64 && op.w == tensor.Float64:
 		return nil
 	}
-	return errorf("Linear", la.ErrDType,
+	return errorf(name, la.ErrDType,
 		"x is of %v and w of %v, want float32 and one of float32, Float16, BFloat16, or float64 and float64", op.x, op.w)
 }
 
-// shape checks the shapes of the inputs and returns the output's.
+// shape checks the inputs' shapes and returns the output's.
 func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
 	const name = "Linear"
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrShape, "%d inputs, want %d", len(in), op.Arity())
 	}
-	for i, s := range in[:2] {
+	ws := in[1 : 1+op.parts]
+	for i, s := range in[:1+op.parts] {
 		if len(s) != 2 || s[0] < 1 || s[1] < 1 {
 			return nil, errorf(name, la.ErrShape, "%s has shape %v, want rank 2 and no empty axis", op.name(i), s)
 		}
-	}
-	if in[0][1] != in[1][1] {
-		return nil, errorf(name, la.ErrShape, "x has shape %v and w %v, want the same second axis", in[0], in[1])
-	}
-	out := tensor.Shape{in[0][0], in[1][0]}
-	for i, s := range in[2:] {
-		want := out
-		if op.bias && i == 0 {
-			want = out[1:]
+		if s[1] != in[0][1] {
+			return nil, errorf(name, la.ErrShape, "x has shape %v and %s %v, want the same second axis", in[0], op.name(i), s)
 		}
-		if !slices.Equal(s, want) {
-			return nil, errorf(name, la.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", op.name(i+2), s, want, in[0], in[1])
+	}
+	i := 1 + op.parts
+	check := func(want tensor.Shape) error {
+		if s := in[i]; !slices.Equal(s, want) {
+			return errorf(name, la.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", op.name(i), s, want, in[0], ws[0])
 		}
+		i++
+		return nil
+	}
+	total := 0
+	for _, w := range ws {
+		total += in[0][0] * w[0]
+	}
+	out := tensor.Shape{in[0][0], ws[0][0]}
+	if op.bias {
+		for _, w := range ws {
+			if err := check(w[:1]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if op.residual {
+		if err := check(out); err != nil {
+			return nil, err
+		}
+	}
+	for range count(op.gamma) + count(op.beta) {
+		if err := check(in[0][1:]); err != nil {
+			return nil, err
+		}
+	}
+	if op.joined {
+		return tensor.Shape{total}, nil
 	}
 	return out, nil
 }
 
-func (op linear) Arity() int { return 2 + count(op.bias) + count(op.residual) }
-
-// Type makes a new type at each call: Gorgonia takes the one it is given apart.
-func (op linear) Type() hm.Type {
-	ts := []hm.Type{tensorOf(2, op.x), tensorOf(2, op.w)}
+func (op linear) Arity() int {
+	n := 1 + op.parts + count(op.residual) + count(op.gamma) + count(op.beta)
 	if op.bias {
-		ts = append(ts, tensorOf(1, op.x))
+		n += op.parts
+	}
+	return n
+}
+
+func (op linear) Type() hm.Type {
+	ts := []hm.Type{tensorOf(2, op.x)}
+	for range op.parts {
+		ts = append(ts, tensorOf(2, op.w))
+	}
+	if op.bias {
+		for range op.parts {
+			ts = append(ts, tensorOf(1, op.x))
+		}
 	}
 	if op.residual {
 		ts = append(ts, tensorOf(2, op.x))
 	}
-	return hm.NewFnType(append(ts, tensorOf(2, op.x))...)
+	for range count(op.gamma) + count(op.beta) {
+		ts = append(ts, tensorOf(1, op.x))
+	}
+	rank := 2
+	if op.joined {
+		rank = 1
+	}
+	return hm.NewFnType(append(ts, tensorOf(rank, op.x))...)
 }
 
 func (op linear) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
@@ -171,18 +333,27 @@ func (op linear) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 }
 
 func (op linear) String() string {
-	return fmt.Sprintf("Linear{x %v, w %v, bias %v, residual %v, relu %v}", op.x, op.w, op.bias, op.residual, op.relu)
+	s := fmt.Sprintf("Linear{x %v, w %v, bias %v, residual %v, relu %v", op.x, op.w, op.bias, op.residual, op.relu)
+	if op.joined {
+		s += fmt.Sprintf(", layers %d", op.parts)
+	}
+	if op.norm {
+		s += fmt.Sprintf(", norm eps %v, gamma %v, beta %v", op.eps, op.gamma, op.beta)
+	}
+	return s + "}"
 }
 func (op linear) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
 func (op linear) Hashcode() uint32      { return graph.Hashcode(op) }
 
-// Do returns a new tensor at each call: what Gorgonia's in-place nodes do to it
-// afterwards can harm nobody.
+// Do returns a new tensor at each call, or on a GPU the node's own memory anew.
 func (op linear) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "Linear"
 	defer recoverTo(name, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+	}
+	if anyOnGPU(in) {
+		return op.doGPU(in)
 	}
 	if op.x == tensor.Float64 {
 		return linearForward[float64](op, in)
@@ -190,63 +361,101 @@ func (op linear) Do(in ...G.Value) (y G.Value, err error) {
 	return linearForward[float32](op, in)
 }
 
-// readLinear is the inputs of a Linear as the engine takes them, but for Y.
-func readLinear[F float](op linear, in []G.Value) (o cpu.LinearOperands[F], shape tensor.Shape, err error) {
+// operands is the inputs of a linear in host memory.
+type operands[F float] struct {
+	x, gamma, beta []F
+	parts          []cpu.LinearOperands[F]
+	shape          tensor.Shape
+}
+
+// readLinear is the inputs as the engine takes them, without an output.
+func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 	const name = "Linear"
-	var most [4]tensor.Shape
-	shapes := most[:len(in)]
+	shapes := make([]tensor.Shape, len(in))
 	for i, v := range in {
 		shapes[i] = v.Shape()
 	}
-	if shape, err = op.shape(shapes); err != nil {
-		return o, nil, err
+	if o.shape, err = op.shape(shapes); err != nil {
+		return o, err
 	}
-	o.Rows, o.In, o.Out, o.ReLU = shape[0], shapes[0][1], shape[1], op.relu
-	if o.X, err = elements[F](name, "x", in[0], shapes[0]); err != nil {
-		return o, nil, err
+	at := 0
+	next := func() (x []F, err error) {
+		x, err = elements[F](name, op.name(at), in[at], shapes[at])
+		at++
+		return x, err
 	}
-	switch op.w {
-	case tensor.Float32:
-		o.W, err = weights[float32](cpu.Float32, in[1])
-	case tensor.Float64:
-		o.W, err = weights[float64](cpu.Float64, in[1])
-	case la.Float16:
-		o.W, err = weights[la.F16](cpu.Float16, in[1])
-	case la.BFloat16:
-		o.W, err = weights[la.BF16](cpu.BFloat16, in[1])
+	if o.x, err = next(); err != nil {
+		return o, err
 	}
-	if err != nil {
-		return o, nil, err
-	}
-	in, shapes = in[2:], shapes[2:]
-	if op.bias {
-		if o.Bias, err = elements[F](name, "b", in[0], shapes[0]); err != nil {
-			return o, nil, err
+	o.parts = make([]cpu.LinearOperands[F], op.parts)
+	for i := range o.parts {
+		p := &o.parts[i]
+		p.Rows, p.In, p.Out, p.ReLU, p.X = shapes[0][0], shapes[0][1], shapes[at][0], op.relu, o.x
+		switch op.w {
+		case tensor.Float32:
+			p.W, err = weights[float32](cpu.Float32, in[at])
+		case tensor.Float64:
+			p.W, err = weights[float64](cpu.Float64, in[at])
+		case la.Float16:
+			p.W, err = weights[la.F16](cpu.Float16, in[at])
+		case la.BFloat16:
+			p.W, err = weights[la.BF16](cpu.BFloat16, in[at])
 		}
-		in, shapes = in[1:], shapes[1:]
+		if err != nil {
+			return o, err
+		}
+		at++
 	}
-	if op.residual {
-		o.Residual, err = elements[F](name, "residual", in[0], shapes[0])
+	if op.bias {
+		for i := range o.parts {
+			if o.parts[i].Bias, err = next(); err != nil {
+				return o, err
+			}
+		}
 	}
-	return o, shape, err
+	for _, p := range []struct {
+		there bool
+		to    *[]F
+	}{{op.residual, &o.parts[0].Residual}, {op.gamma, &o.gamma}, {op.beta, &o.beta}} {
+		if p.there {
+			if *p.to, err = next(); err != nil {
+				return o, err
+			}
+		}
+	}
+	return o, nil
 }
 
+// weights is the elements of w in their own type.
 func weights[T any](d cpu.DType, v G.Value) (cpu.Buffer, error) {
 	w, err := elements[T]("Linear", "w", v, v.Shape())
 	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(w)), Len: len(w)}, err
 }
 
+// linearForward runs the layers into one new tensor.
 func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
-	o, shape, err := readLinear[F](op, in)
+	o, err := readLinear[F](op, in)
 	if err != nil {
 		return nil, err
 	}
-	var y *tensor.Dense
-	y, o.Y = output[F](shape)
-	if err := runLinear(&o); err != nil {
-		return nil, err
+	x := o.x
+	if op.norm {
+		n := o.parts[0].In
+		x = make([]F, len(o.x))
+		eachRow(o.parts[0].Rows, n, func(row int) {
+			normalise(x[row*n:(row+1)*n], o.x[row*n:(row+1)*n], o.gamma, o.beta, op.eps)
+		})
 	}
-	return y, nil
+	t, y := output[F](o.shape)
+	for i := range o.parts {
+		p := &o.parts[i]
+		p.X, p.Y = x, y[:p.Rows*p.Out]
+		y = y[len(p.Y):]
+		if err := runLinear(p); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
 func runLinear[F float](o *cpu.LinearOperands[F]) error {
@@ -259,3 +468,59 @@ func runLinear[F float](o *cpu.LinearOperands[F]) error {
 	}
 	return errorf("Linear", la.ErrInternal, "%v", err)
 }
+
+// linearPart is the output of one of the layers of [Linears]: elements of their
+// one vector, which nobody else sees, without a copy.
+type linearPart struct {
+	graph.Plain
+	from  int
+	shape tensor.Shape
+	dtype tensor.Dtype
+}
+
+func (op linearPart) Arity() int { return 1 }
+func (op linearPart) Type() hm.Type {
+	return hm.NewFnType(tensorOf(1, op.dtype), tensorOf(2, op.dtype))
+}
+func (op linearPart) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	return op.shape.Clone(), nil
+}
+func (op linearPart) String() string {
+	return fmt.Sprintf("LinearPart{%v from %d, %v}", op.shape, op.from, op.dtype)
+}
+func (op linearPart) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
+func (op linearPart) Hashcode() uint32      { return graph.Hashcode(op) }
+
+func (op linearPart) Do(in ...G.Value) (y G.Value, err error) {
+	const name = "Linears"
+	defer recoverTo(name, &err)
+	if len(in) != 1 {
+		return nil, errorf(name, la.ErrGraph, "%d inputs, want 1", len(in))
+	}
+	if anyOnGPU(in) {
+		return ongpu.Part("nn."+name, in[0], op.from, op.shape)
+	}
+	if op.dtype == tensor.Float64 {
+		return partOf[float64](op, in[0])
+	}
+	return partOf[float32](op, in[0])
+}
+
+func partOf[F float](op linearPart, v G.Value) (G.Value, error) {
+	all, err := elements[F]("Linears", "the layers' output", v, v.Shape())
+	if err != nil {
+		return nil, err
+	}
+	to := op.from + op.shape.TotalSize()
+	if to > len(all) {
+		return nil, errorf("Linears", la.ErrShape, "elements [%d, %d) of %d", op.from, to, len(all))
+	}
+	return tensor.New(tensor.WithShape(op.shape...), tensor.WithBacking(all[op.from:to:to])), nil
+}
+
+var (
+	_ G.SDOp = linear{}
+	_ G.ADOp = linear{}
+	_ G.SDOp = linearPart{}
+	_ G.ADOp = linearPart{}
+)

@@ -126,7 +126,7 @@ func TestLinearFloat64(t *testing.T) {
 	fill(rng, x, 0, 1)
 	fill(rng, w, 0, 1)
 	fill(rng, b, 0, 1)
-	op := linear{x: tensor.Float64, w: tensor.Float64, bias: true, relu: true}
+	op := linear{parts: 1, x: tensor.Float64, w: tensor.Float64, bias: true, relu: true}
 	y, err := op.Do(tensor.New(tensor.WithShape(3, 50), tensor.WithBacking(x)),
 		tensor.New(tensor.WithShape(7, 50), tensor.WithBacking(w)), tensor.New(tensor.WithShape(7), tensor.WithBacking(b)))
 	if err != nil {
@@ -157,7 +157,7 @@ func TestLinearViews(t *testing.T) {
 	if err := w.T(); err != nil {
 		t.Fatal(err)
 	}
-	op := linear{x: tensor.Float32, w: tensor.Float32}
+	op := linear{parts: 1, x: tensor.Float32, w: tensor.Float32}
 	y, err := op.Do(tensor.New(tensor.WithShape(2, 6), tensor.WithBacking(l.x)), w)
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestLinearHash(t *testing.T) {
 	seen := map[uint32]linear{}
 	for _, w := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Float64} {
 		for v := range 8 {
-			op := linear{x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, relu: v&4 != 0}
+			op := linear{parts: 1, x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, relu: v&4 != 0}
 			if w == tensor.Float64 {
 				op.x = w
 			}
@@ -291,7 +291,7 @@ func TestLinearWrongValues(t *testing.T) {
 		return tensor.New(tensor.Of(dt), tensor.WithShape(s...))
 	}
 	f32 := func(s ...int) *tensor.Dense { return value(tensor.Float32, s...) }
-	op := linear{x: tensor.Float32, w: la.Float16, bias: true, residual: true}
+	op := linear{parts: 1, x: tensor.Float32, w: la.Float16, bias: true, residual: true}
 	w := value(la.Float16, 5, 3)
 	for _, c := range []struct {
 		name string

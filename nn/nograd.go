@@ -30,3 +30,11 @@ func (op linear) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
 
 // DoDiff is where the lisp machine's gradients would come from.
 func (op linear) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error { return noGradient("Linear") }
+
+func (op linearPart) DiffWRT(inputs int) []bool { return everyInput(inputs) }
+
+func (op linearPart) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, noGradient("Linears")
+}
+
+func (op linearPart) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error { return noGradient("Linears") }

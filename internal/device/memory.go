@@ -18,6 +18,7 @@ type Memory struct {
 	buffer     *cuda.Buffer // nil: given back
 	class      int64        // 0: borrowed
 	generation uint64
+	written    bool // by kernels
 	cleanup    runtime.Cleanup
 }
 
@@ -38,7 +39,8 @@ func classOf(n int64) int64 {
 // Alloc takes n bytes, n > 0, of arbitrary content. Work that was queued before
 // may still use them. What the driver does not have is [cuda.ErrOutOfMemory],
 // with the numbers.
-func (t *Turn) Alloc(n int64) (*Memory, error) {
+func (t *Turn) Alloc(n int64) (m *Memory, err error) {
+	defer func() { t.note(m) }()
 	class := classOf(n)
 	t.late.moveTo(t.spare)
 	list := t.spare[class]
@@ -46,7 +48,6 @@ func (t *Turn) Alloc(n int64) (*Memory, error) {
 	if last := len(list) - 1; last >= 0 {
 		b, t.spare[class] = list[last], list[:last]
 	} else {
-		var err error
 		if b, err = t.NewBuffer(class); err != nil {
 			if m, e := t.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
 				err = fmt.Errorf("%d bytes asked for, %d of %d free: %w", n, m.Free, m.Total, err)
@@ -54,7 +55,7 @@ func (t *Turn) Alloc(n int64) (*Memory, error) {
 			return nil, err
 		}
 	}
-	m := &Memory{queue: (*Queue)(t), buffer: b, class: class}
+	m = &Memory{queue: (*Queue)(t), buffer: b, class: class}
 	m.cleanup = runtime.AddCleanup(m, t.late.add, b)
 	return m, nil
 }
@@ -123,8 +124,16 @@ func (t *Turn) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	case m.generation != generation:
 		return nil, ErrOverwritten
 	}
+	t.note(m)
 	return m.buffer, nil
 }
+
+// Written notes that kernels write m.
+func (t *Turn) Written(m *Memory) { m.written = true }
+
+// Fixed says whether no kernel that was queued writes m: only copies do, which
+// no kernel overtakes.
+func (t *Turn) Fixed(m *Memory) bool { return !m.written }
 
 // Slot is the memory that a node of a graph fills at every run.
 type Slot struct{ list []*Memory }
@@ -140,6 +149,7 @@ func (t *Turn) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) {
 		}
 		if !among(m, inputs) {
 			m.generation++
+			t.note(m)
 			return m, nil
 		}
 	}
@@ -147,6 +157,7 @@ func (t *Turn) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) {
 	if err != nil {
 		return nil, err
 	}
+	m.written = true
 	for i := range s.list {
 		if s.list[i] == nil {
 			s.list[i] = m

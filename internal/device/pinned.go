@@ -1,6 +1,7 @@
 package device
 
 import (
+	"fmt"
 	"math/bits"
 
 	"gorgonia.org/leanattention/internal/cuda"
@@ -129,12 +130,18 @@ func (q *Queue) GivePinned(p *Pinned) {
 
 // Upload queues a copy of n bytes of p.
 func (t *Turn) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) error {
+	if t.recording != nil {
+		return fmt.Errorf("a copy from the host: %w", ErrRecording)
+	}
 	p.queued, p.marked = true, false
 	return t.stream.Upload(dst, to, p.host, from, n)
 }
 
 // Download queues a copy of n bytes to p.
 func (t *Turn) Download(p *Pinned, to int, src *cuda.Buffer, from int64, n int) error {
+	if t.recording != nil {
+		return fmt.Errorf("a copy to the host: %w", ErrRecording)
+	}
 	p.queued, p.marked = true, false
 	return t.stream.Download(p.host, to, src, from, n)
 }

@@ -14,6 +14,8 @@ var (
 	ErrOverwritten = errors.New("the node that made the value has run again since")
 	// ErrOtherQueue is the use of memory of another queue.
 	ErrOtherQueue = errors.New("memory of another GPU")
+	// ErrRecording is work that can't be recorded, or a recording within another.
+	ErrRecording = errors.New("a recording is being made")
 )
 
 // Queue is the work that is done on a GPU, in order, and the memory for it. It
@@ -31,6 +33,8 @@ type Queue struct {
 	spare  map[int64][]*cuda.Buffer
 	pinned []*Pinned // that nobody has, the one that was given back first in front
 	made   int       // pinned blocks that there are
+
+	recording *Recording // that is being made
 
 	late lateList
 }

@@ -1,0 +1,119 @@
+package leanattention
+
+import (
+	"errors"
+	"runtime"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/kernels"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+func init() { ongpu.Compute, ongpu.Part = computeOnGPU, partOnGPU }
+
+// newDecoder is a variable for tests.
+var newDecoder = gpu.NewDecoder
+
+// layers is the GPU's kernels for a decoder's other layers, loaded when they are
+// first needed. The GPU is entered.
+func (g *GPU) layers(op string) (*gpu.Decoder, error) {
+	g.decoder.Lock()
+	defer g.decoder.Unlock()
+	if g.decoder.kernels == nil {
+		d, err := newDecoder(g.dev)
+		if errors.Is(err, kernels.ErrNoImage) {
+			return nil, errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		}
+		if err != nil {
+			return nil, gpuError(op, err)
+		}
+		g.decoder.kernels = d
+	}
+	return g.decoder.kernels, nil
+}
+
+// computeOnGPU is [ongpu.Compute].
+func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
+	g, err := samePlace(c.Op, c.Names, c.In)
+	if err != nil {
+		return nil, err
+	}
+	if g == nil {
+		return nil, errorf(c.Op, ErrUnsupported, "%s is in %s", c.Names[0], hostName)
+	}
+	if err := g.enter(c.Op); err != nil {
+		return nil, err
+	}
+	defer g.queue.Leave()
+	layers, err := g.layers(c.Op)
+	if err != nil {
+		return nil, err
+	}
+	defer runtime.KeepAlive(c.In)
+	slots := c.Node.On(g.queue)
+	err = g.queue.Submit(func(turn *device.Turn) error {
+		w := &ongpu.Work{Decoder: layers, Stream: turn.Stream()}
+		var in []*DeviceTensor
+		for i, v := range c.In {
+			d := v.(*DeviceTensor)
+			m, err := d.useAs(turn, c.Names[i])
+			if err != nil {
+				return err
+			}
+			in = append(in, d)
+			w.In = append(w.In, ongpu.Operand{Memory: m, Fixed: turn.Fixed(d.memory)})
+		}
+		result, err := g.nextValue(turn, &slots[0], c.DType, c.Shape, in...)
+		if err != nil {
+			return err
+		}
+		if w.Out, err = result.use(turn); err != nil {
+			return err
+		}
+		if c.Scratch != nil {
+			if n := c.Scratch(layers); n > 0 {
+				s, err := g.nextValue(turn, &slots[1], tensor.Float32, tensor.Shape{n})
+				if err != nil {
+					return err
+				}
+				if w.Scratch, err = s.use(turn); err != nil {
+					return err
+				}
+			}
+		}
+		out = result
+		return c.Queue(w)
+	})
+	switch {
+	case err == nil:
+		return out, nil
+	case errors.Is(err, cpu.ErrShape): // right, but no kernel can do it
+		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
+	case errors.Is(err, cpu.ErrDType):
+		return nil, errorf(c.Op, ErrDType, "on %v: %v", g, err)
+	}
+	return nil, deviceEngineError(c.Op, "queue", err)
+}
+
+// partOnGPU is [ongpu.Part].
+func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error) {
+	d, ok := whole.(*DeviceTensor)
+	if !ok {
+		return nil, errorf(op, ErrUnsupported, "x is a %T", whole)
+	}
+	if err := d.enter(op); err != nil {
+		return nil, err
+	}
+	d.gpu.queue.Leave()
+	size := shape.TotalSize()
+	if from < 0 || size < 1 || from > d.Size()-size {
+		return nil, errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
+	}
+	return &DeviceTensor{gpu: d.gpu, memory: d.memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.dtype.Size()),
+		part: true, shape: shape.Clone(), dtype: d.dtype}, nil
+}

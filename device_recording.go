@@ -1,0 +1,195 @@
+package leanattention
+
+import (
+	"errors"
+	"sync"
+
+	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Recording is the work of a graph's run on a GPU, kept to be queued again as
+// one: a decode step is a hundred launches or more, which the host needs longer
+// to queue one by one than a fast GPU needs to do them.
+type Recording struct {
+	mu  sync.Mutex
+	gpu *GPU
+	rec *device.Recording // nil: closed
+}
+
+// Record calls run, which runs a graph whose values are on the GPU, and keeps the
+// work instead of having it done. A graph must have run before, so that its nodes
+// have their memory:
+//
+//	step.Set(appends)
+//	machine.RunAll()                                  // the first time
+//	step.Commit()
+//	machine.Reset()
+//	...
+//	step.Set(appends)
+//	recording, err := gpu.Record(machine.RunAll)      // the second time
+//	recording.Replay()
+//	step.Commit()
+//	...
+//	for {
+//		step.Set(appends)
+//		input.CopyFrom(tokens)
+//		recording.Replay()                            // from then on
+//		step.Commit()
+//	}
+//
+// What a replay computes is in the values that the nodes had after Record.
+// Inputs are read anew: [DeviceTensor.CopyFrom] changes them. The lengths of a
+// [Step] are inputs too, but its pages, and the machine's graph, are those of the
+// recording.
+//
+// Copies from and to the host are not part of a recording: [ToDevice], [ToHost]
+// and downloads are [ErrUnsupported] in run, as is [Attention], whose schedule is
+// the host's. Nothing else may be asked of the GPU while run runs.
+func (g *GPU) Record(run func() error) (*Recording, error) {
+	const op = "GPU.Record"
+	if run == nil {
+		return nil, errorf(op, ErrState, "run is nil")
+	}
+	if err := g.made(op); err != nil {
+		return nil, err
+	}
+	var failed error
+	rec, err := g.queue.Record(func() error {
+		failed = run()
+		return failed
+	})
+	switch {
+	case err == nil:
+		return &Recording{gpu: g, rec: rec}, nil
+	case failed != nil:
+		return nil, failed // it tells more
+	case errors.Is(err, device.ErrRecording):
+		return nil, errorf(op, ErrState, "%v", err)
+	}
+	return nil, gpuError(op, err)
+}
+
+// Replay queues the work again. Where it would not be what the graph computes
+// now, it is [ErrState] and nothing is queued: a [Step] that is not set, or that
+// the machine has run since Record with other memory, a step larger than any that
+// the cache has pages for. Then the graph has to run, and to be recorded anew.
+// Errors: [ErrClosed] too, if the recording, its cache, the GPU or a tensor of
+// it was closed or freed.
+func (r *Recording) Replay() error {
+	const op = "Recording.Replay"
+	if r == nil {
+		return errorf(op, ErrState, "not made by GPU.Record")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.rec == nil {
+		return errorf(op, ErrClosed, "the recording")
+	}
+	if err := r.gpu.enter(op); err != nil {
+		return err
+	}
+	defer r.gpu.queue.Leave()
+	err := r.rec.Replay()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errNotReady), errors.Is(err, device.ErrRecording):
+		return errorf(op, ErrState, "%v", err)
+	}
+	return tensorError(op, "a tensor of it", err)
+}
+
+// Close gives the recording back. Closing twice is harmless.
+func (r *Recording) Close() error {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.rec == nil {
+		return nil
+	}
+	rec := r.rec
+	r.rec = nil
+	if err := rec.Close(); err != nil && !errors.Is(err, ErrClosed) {
+		return gpuError("Recording.Close", err)
+	}
+	return nil
+}
+
+// errNotReady is a step that recorded work does not fit.
+var errNotReady = errors.New("the step is not what was recorded")
+
+// capacity is that of a step of a cache.
+func capacity(rows, pages int) gpu.Capacity {
+	return gpu.Capacity{Sequences: rows, Rows: rows, Pages: pages}
+}
+
+// stepRecord is a step whose layers are in a recording.
+type stepRecord struct {
+	step  *Step
+	nodes []recordedNode
+}
+
+type recordedNode struct {
+	*cachedOp
+	plan       attentionPlan
+	generation uint64
+}
+
+// record notes a node's work in the recording that is being made, if any. The
+// step's mu is held.
+func (op *cachedOp) record(turn *device.Turn, p *devicePlan) {
+	same := func(r device.Recorded) bool {
+		s, ok := r.(*stepRecord)
+		return ok && s.step == op.step
+	}
+	r := turn.Depend(same, func() device.Recorded { return &stepRecord{step: op.step} })
+	if r == nil {
+		return
+	}
+	s := r.(*stepRecord)
+	s.nodes = append(s.nodes, recordedNode{op, p.plan, p.plan.Generation()})
+}
+
+// Ready holds the step until Done.
+func (r *stepRecord) Ready() error {
+	s := r.step
+	s.cache.running.RLock()
+	s.mu.Lock()
+	err := func() error {
+		switch {
+		case s.cache.closed:
+			return errNotReady
+		case !s.open:
+			return errNotReady
+		}
+		for _, n := range r.nodes {
+			if n.cachedOp.plan.turn != s.turn || n.plan.Generation() != n.generation {
+				return errNotReady
+			}
+		}
+		return nil
+	}()
+	if err != nil {
+		s.mu.Unlock()
+		s.cache.running.RUnlock()
+	}
+	return err
+}
+
+// Done is a run of the step's graph.
+func (r *stepRecord) Done(queued bool) {
+	s := r.step
+	s.run++
+	for _, n := range r.nodes {
+		n.run, s.ran[n.layer] = s.run, 0
+		if queued {
+			s.ran[n.layer] = s.run
+			s.stats.Layers++
+		}
+	}
+	s.mu.Unlock()
+	s.cache.running.RUnlock()
+}

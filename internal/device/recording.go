@@ -1,0 +1,106 @@
+package device
+
+import (
+	"slices"
+
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// Recording is work that was captured from a queue, to be queued again as one.
+// It keeps the memory that the work uses.
+type Recording struct {
+	queue  *Queue
+	graph  *cuda.Graph
+	held   map[*Memory]*cuda.Buffer
+	states []Recorded
+}
+
+// Recorded is what recorded work depends on besides memory.
+type Recorded interface {
+	// Ready says why the work can't be done again. If it can, what it depends on
+	// stays as it is until Done.
+	Ready() error
+	Done(queued bool)
+}
+
+// Record makes a recording of what f queues instead of having it done. f may
+// queue it on any goroutine; nothing else may be queued meanwhile. Copies from
+// and to the host are refused. It needs Enter.
+func (q *Queue) Record(f func() error) (r *Recording, err error) {
+	r = &Recording{queue: q, held: make(map[*Memory]*cuda.Buffer)}
+	set := func(to *Recording) error {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if to != nil && q.recording != nil {
+			return ErrRecording
+		}
+		q.recording = to
+		return nil
+	}
+	if err := set(r); err != nil {
+		return nil, err
+	}
+	defer set(nil)
+	if r.graph, err = q.stream.Capture(f); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// note keeps m for the recording that is being made.
+func (t *Turn) note(m *Memory) {
+	if t.recording != nil && m != nil {
+		t.recording.held[m] = m.buffer
+	}
+}
+
+// Recording says whether a recording is being made.
+func (t *Turn) Recording() bool { return t.recording != nil }
+
+// Depend has the recording that is being made depend on a state. fresh makes it;
+// one that is there already and that same accepts is taken instead. It is nil
+// where nothing is recorded.
+func (t *Turn) Depend(same func(Recorded) bool, fresh func() Recorded) Recorded {
+	if t.recording == nil {
+		return nil
+	}
+	if i := slices.IndexFunc(t.recording.states, same); i >= 0 {
+		return t.recording.states[i]
+	}
+	s := fresh()
+	t.recording.states = append(t.recording.states, s)
+	return s
+}
+
+// Replay queues the work again. It needs Enter.
+func (r *Recording) Replay() error {
+	for i, s := range r.states {
+		if err := s.Ready(); err != nil {
+			for _, s := range r.states[:i] {
+				s.Done(false)
+			}
+			return err
+		}
+	}
+	err := r.queue.Submit(func(t *Turn) error {
+		if t.recording != nil {
+			return ErrRecording
+		}
+		for m, b := range r.held {
+			if m.buffer != b {
+				return ErrFreed
+			}
+		}
+		return t.stream.Launch(r.graph)
+	})
+	for _, s := range r.states {
+		s.Done(err == nil)
+	}
+	return err
+}
+
+// Close gives back what the driver has of the recording, and lets the memory go.
+func (r *Recording) Close() error {
+	r.held, r.states = nil, nil
+	return r.graph.Close()
+}

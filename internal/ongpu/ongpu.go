@@ -1,0 +1,76 @@
+// Package ongpu lets ops outside of the root package compute on its device
+// tensors, which only the root package can look into. It fills in [Compute] and
+// [Part].
+package ongpu
+
+import (
+	"sync"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Node is what a node keeps on the GPUs that it computes on: the memory of its
+// value, and of what it needs on the way there. Ops hold one by a pointer, since
+// clones of a graph share ops.
+type Node struct {
+	mu sync.Mutex
+	of map[*device.Queue]*[2]device.Slot
+}
+
+// On is the memory on one GPU.
+func (n *Node) On(q *device.Queue) *[2]device.Slot {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.of == nil {
+		n.of = make(map[*device.Queue]*[2]device.Slot)
+	}
+	if n.of[q] == nil {
+		n.of[q] = new([2]device.Slot)
+	}
+	return n.of[q]
+}
+
+// Call is the work of one run of a node.
+type Call struct {
+	Op    string // as errors name it
+	Node  *Node
+	Names []string // of In
+	In    []G.Value
+
+	// The value to make.
+	DType tensor.Dtype
+	Shape tensor.Shape
+
+	// Scratch is how many float32 the work needs besides; nil for none.
+	Scratch func(*gpu.Decoder) int
+
+	// Queue queues the work.
+	Queue func(*Work) error
+}
+
+// Work is where a call's work is queued, and on what.
+type Work struct {
+	*gpu.Decoder
+	*cuda.Stream
+	In           []Operand
+	Out, Scratch gpu.Memory
+}
+
+// Operand is the memory of an input.
+type Operand struct {
+	gpu.Memory
+	Fixed bool // nothing that is queued writes it
+}
+
+// Compute queues a call's work on the GPU that its inputs are on. Inputs in
+// different places are an error, and so are those that can't be used any more.
+var Compute func(*Call) (G.Value, error)
+
+// Part is the elements of a device tensor from one on, as a tensor of a shape,
+// without a copy.
+var Part func(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error)

@@ -1,0 +1,210 @@
+package nn
+
+import (
+	"slices"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// anyOnGPU says whether a node's inputs are on a GPU; whether they all are, who
+// queues the work finds out.
+func anyOnGPU(in []G.Value) bool {
+	return slices.ContainsFunc(in, func(v G.Value) bool {
+		_, ok := v.(*la.DeviceTensor)
+		return ok
+	})
+}
+
+// checkDTypes checks what a run gives a node on a GPU.
+func checkDTypes(name string, what func(i int) string, in []G.Value, want func(i int) tensor.Dtype) error {
+	for i, v := range in {
+		if d := v.Dtype(); d != want(i) {
+			return errorf(name, la.ErrDType, "%s is of %v when run, want %v", what(i), d, want(i))
+		}
+	}
+	return nil
+}
+
+// storageOf is the engines' name of a type of weights.
+func storageOf(t tensor.Dtype) cpu.DType {
+	switch t {
+	case la.Float16:
+		return cpu.Float16
+	case la.BFloat16:
+		return cpu.BFloat16
+	}
+	return cpu.Float32
+}
+
+func namesOf(n int, name func(i int) string) []string {
+	s := make([]string, n)
+	for i := range s {
+		s[i] = name(i)
+	}
+	return s
+}
+
+func shapesOf(in []G.Value) []tensor.Shape {
+	s := make([]tensor.Shape, len(in))
+	for i, v := range in {
+		s[i] = v.Shape()
+	}
+	return s
+}
+
+// doGPU is Do where the inputs are on a GPU.
+func (op linear) doGPU(in []G.Value) (G.Value, error) {
+	const name = "Linear"
+	if op.x != tensor.Float32 {
+		return nil, errorf(name, la.ErrUnsupported, "x of %v on a GPU, want float32", op.x)
+	}
+	shapes := shapesOf(in)
+	shape, err := op.shape(shapes)
+	if err != nil {
+		return nil, err
+	}
+	isW := func(i int) bool { return i >= 1 && i <= op.parts }
+	if err := checkDTypes(name, op.name, in, func(i int) tensor.Dtype {
+		if isW(i) {
+			return op.w
+		}
+		return op.x
+	}); err != nil {
+		return nil, err
+	}
+	rows, width := shapes[0][0], shapes[0][1]
+	// The operands, as far as they are known: memory comes with the work.
+	build := func(in []ongpu.Operand, out, scratch gpu.Memory) *gpu.Linear {
+		o := &gpu.Linear{Rows: rows, In: width, ReLU: op.relu, Early: true, X: in[0].Memory, Scratch: scratch}
+		at := 0
+		for i := range op.parts {
+			w, p := &in[1+i], gpu.LinearPart{Out: shapes[1+i][0]}
+			p.W, p.Y = w.Memory, out
+			p.Y.Offset += int64(at) * 4
+			p.Y.Len = rows * p.Out
+			at += p.Y.Len
+			o.Early = o.Early && w.Fixed
+			if op.bias {
+				p.B = in[1+op.parts+i].Memory
+			}
+			o.Parts = append(o.Parts, p)
+		}
+		in = in[len(in)-count(op.residual)-count(op.gamma)-count(op.beta):]
+		if op.residual {
+			o.Residual, in = in[0].Memory, in[1:]
+		}
+		if op.norm {
+			o.Norm = &gpu.Norm{Eps: op.eps}
+			if op.gamma {
+				o.Norm.Gamma, in = in[0].Memory, in[1:]
+			}
+			if op.beta {
+				o.Norm.Beta = in[0].Memory
+			}
+		}
+		return o
+	}
+	return ongpu.Compute(&ongpu.Call{
+		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: op.x, Shape: shape,
+		Scratch: func(d *gpu.Decoder) int {
+			in := make([]ongpu.Operand, len(in))
+			for i := range op.parts {
+				in[1+i].DType = storageOf(op.w)
+			}
+			if !d.NeedsScratch(build(in, gpu.Memory{}, gpu.Memory{})) {
+				return 0
+			}
+			return rows * width
+		},
+		Queue: func(w *ongpu.Work) error { return w.Linear(w.Stream, build(w.In, w.Out, w.Scratch)) },
+	})
+}
+
+// doGPU is Do where the inputs are on a GPU.
+func (op layerNorm) doGPU(in []G.Value) (G.Value, error) {
+	const name = "LayerNorm"
+	shapes := shapesOf(in)
+	if _, err := op.checkShapes(shapes); err != nil {
+		return nil, err
+	}
+	if err := checkDTypes(name, op.name, in, func(int) tensor.Dtype { return tensor.Float32 }); err != nil {
+		return nil, err
+	}
+	n := shapes[0][op.rank-1]
+	return ongpu.Compute(&ongpu.Call{
+		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: tensor.Float32, Shape: shapes[0],
+		Queue: func(w *ongpu.Work) error {
+			norm := &gpu.Norm{Eps: op.eps}
+			rest := w.In[1:]
+			if op.gamma {
+				norm.Gamma, rest = rest[0].Memory, rest[1:]
+			}
+			if op.beta {
+				norm.Beta = rest[0].Memory
+			}
+			return w.Norm(w.Stream, shapes[0].TotalSize()/n, n, w.In[0].Memory, w.Out, norm)
+		},
+	})
+}
+
+// name is what an input is called in errors.
+func (op layerNorm) name(i int) string {
+	switch {
+	case i == 0:
+		return "x"
+	case i == 1 && op.gamma:
+		return "gamma"
+	}
+	return "beta"
+}
+
+// checkShapes checks what a run gives the node; n is the length of a row.
+func (op layerNorm) checkShapes(in []tensor.Shape) (n int, err error) {
+	const name = "LayerNorm"
+	if len(in[0]) != op.rank {
+		return 0, errorf(name, la.ErrShape, "x has shape %v when run, want rank %d", in[0], op.rank)
+	}
+	n = in[0][op.rank-1]
+	for i, s := range in[1:] {
+		if !slices.Equal(s, tensor.Shape{n}) {
+			return 0, errorf(name, la.ErrShape, "%s has shape %v when run, want (%d)", op.name(i+1), s, n)
+		}
+	}
+	return n, nil
+}
+
+// doGPU is Do where the inputs are on a GPU. An id outside of the table makes a
+// row of NaN: the host does not see the ids.
+func (op embedding) doGPU(in []G.Value) (G.Value, error) {
+	const name = "Embedding"
+	if op.ids != tensor.Int32 {
+		return nil, errorf(name, la.ErrUnsupported, "ids of %v on a GPU, want int32", op.ids)
+	}
+	shapes := shapesOf(in)
+	shape, err := op.shape(shapes)
+	if err != nil {
+		return nil, err
+	}
+	what := func(i int) string { return embeddingInputs[i] }
+	if err := checkDTypes(name, what, in, func(i int) tensor.Dtype {
+		return [...]tensor.Dtype{op.table, op.ids, tensor.Float32}[i]
+	}); err != nil {
+		return nil, err
+	}
+	return ongpu.Compute(&ongpu.Call{
+		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), what), In: in, DType: tensor.Float32, Shape: shape,
+		Queue: func(w *ongpu.Work) error {
+			o := &gpu.Gather{Rows: shape[0], N: shape[1], TableRows: shapes[0][0], Table: w.In[0].Memory, IDs: w.In[1].Memory, Y: w.Out}
+			if op.residual {
+				o.Residual = w.In[2].Memory
+			}
+			return w.Gather(w.Stream, o)
+		},
+	})
+}
