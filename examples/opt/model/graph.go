@@ -24,14 +24,17 @@ type graph struct {
 
 	vm     G.VM
 	logits *G.Node // (selected or all rows, vocabulary)
+	gpu    *gpuGraph // nil: in host memory
 }
 
 // builder makes the nodes of a graph, one on the other, until the first error.
 type builder struct {
 	w     *Weights
 	g     *G.ExprGraph
-	stock bool // linear layers are Gorgonia's own nodes
-	fuse  bool // the graph is to be rewritten
+	stock bool        // linear layers are Gorgonia's own nodes
+	fuse  bool        // the graph is to be rewritten
+	gpu   *gpuGraph   // values are in a GPU's memory; nil: in host memory
+	there *gpuWeights // of that GPU
 	err   error
 }
 
@@ -48,9 +51,9 @@ type attend func(b *builder, layer int, q, k, v *G.Node) *G.Node
 // Gorgonia tells nodes apart by hashes of 32 bits, so once in some thousand
 // graphs of this size two of them are taken for one. That is found out here,
 // and another name for the first input gives all nodes other hashes.
-func (w *Weights) newGraph(rows, selected int, linear Linear, attention attend) (gr *graph, err error) {
+func (w *Weights) newGraph(rows, selected int, o *Options, there *gpuWeights, attention attend) (gr *graph, err error) {
 	for _, tokens := range []string{"tokens", "tokens'", "tokens\""} {
-		gr, err = w.buildGraph(tokens, rows, selected, linear, attention)
+		gr, err = w.buildGraph(tokens, rows, selected, o, there, attention)
 		if !errors.Is(err, la.ErrGraph) {
 			return gr, err
 		}
@@ -58,9 +61,13 @@ func (w *Weights) newGraph(rows, selected int, linear Linear, attention attend) 
 	return nil, err
 }
 
-func (w *Weights) buildGraph(name string, rows, selected int, linear Linear, attention attend) (*graph, error) {
-	b, c := &builder{w: w, g: G.NewGraph(), stock: linear == StockLinear}, w.config
+func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there *gpuWeights, attention attend) (*graph, error) {
+	b, c := &builder{w: w, g: G.NewGraph(), stock: o.Linear == StockLinear, there: there}, w.config
 	gr := &graph{}
+	if there != nil {
+		b.gpu = &gpuGraph{gpu: o.Device}
+		gr.gpu = b.gpu
+	}
 
 	var tokens, positions *G.Node
 	tokens, gr.tokens = b.indices(name, rows)
@@ -69,7 +76,7 @@ func (w *Weights) buildGraph(name string, rows, selected int, linear Linear, att
 
 	h := b.rows(b.weight("decoder.embed_positions.weight"), positions, nil)
 	if c.HasProjections() {
-		h = b.linear(b.rows(embedding, tokens, nil), "decoder.project_in", false, h)
+		h = b.linear(b.rows(embedding, tokens, nil), "", "decoder.project_in", false, h)
 	} else {
 		h = b.rows(embedding, tokens, h)
 	}
@@ -81,20 +88,21 @@ func (w *Weights) buildGraph(name string, rows, selected int, linear Linear, att
 		index, gr.selected = b.indices("selected", selected)
 		h = b.rows(h, index, nil)
 	}
+	last := "" // the norm before the next layer
 	if c.HasFinalLayerNorm() {
-		h = b.norm(h, "decoder.final_layer_norm")
+		last = "decoder.final_layer_norm"
 	}
 	if c.HasProjections() {
-		h = b.linear(h, "decoder.project_out", false, nil)
+		h, last = b.linear(h, last, "decoder.project_out", false, nil), ""
 	}
 	head := embedding
 	if !c.TieWordEmbeddings {
 		head = b.weight("lm_head.weight")
 	}
 	if b.stock {
-		gr.logits = b.multiply(h, head)
+		gr.logits = b.multiply(b.norm(h, last), head)
 	} else {
-		gr.logits = b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil) })
+		gr.logits = b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil, b.normed(last)...) })
 	}
 
 	if b.err != nil {
@@ -132,24 +140,20 @@ func (gr *graph) run() ([]float32, error) {
 
 func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {
 	name := fmt.Sprintf("decoder.layers.%d.", i)
-	before := b.w.config.DoLayerNormBefore
-	// branch is f of the norm of h or the norm of f; f adds its residual.
-	branch := func(h *G.Node, norm string, f func(x, residual *G.Node) *G.Node) *G.Node {
-		if before {
-			return f(b.norm(h, norm), h)
-		}
-		return b.norm(f(h, h), norm)
+	// The norm of h is the first thing in a branch, or the norm of its sum with h the last.
+	first, last := name+"self_attn_layer_norm", ""
+	if !b.w.config.DoLayerNormBefore {
+		first, last = last, first
 	}
-	h = branch(h, name+"self_attn_layer_norm", func(x, residual *G.Node) *G.Node {
-		q := b.linear(x, name+"self_attn.q_proj", false, nil)
-		k := b.linear(x, name+"self_attn.k_proj", false, nil)
-		v := b.linear(x, name+"self_attn.v_proj", false, nil)
-		return b.linear(attention(b, i, q, k, v), name+"self_attn.out_proj", false, residual)
-	})
-	return branch(h, name+"final_layer_norm", func(x, residual *G.Node) *G.Node {
-		x = b.linear(x, name+"fc1", true, nil)
-		return b.linear(x, name+"fc2", false, residual)
-	})
+	qkv := b.linears(h, first, name+"self_attn.q_proj", name+"self_attn.k_proj", name+"self_attn.v_proj")
+	h = b.norm(b.linear(attention(b, i, qkv[0], qkv[1], qkv[2]), "", name+"self_attn.out_proj", false, h), last)
+
+	first, last = name+"final_layer_norm", ""
+	if !b.w.config.DoLayerNormBefore {
+		first, last = last, first
+	}
+	x := b.linear(h, first, name+"fc1", true, nil)
+	return b.norm(b.linear(x, "", name+"fc2", false, h), last)
 }
 
 // do adds nodes unless there was an error. Gorgonia's builders panic for some
@@ -181,11 +185,17 @@ func (b *builder) input(name string, t *tensor.Dense) *G.Node {
 // indices makes an input of n ints and returns the memory behind it.
 func (b *builder) indices(name string, n int) (*G.Node, []int) {
 	data := make([]int, n)
+	if b.gpu != nil {
+		return b.gpu.indices(b, name, data), data
+	}
 	return b.input(name, tensor.New(tensor.WithShape(n), tensor.WithBacking(data))), data
 }
 
 func (b *builder) weight(name string) *G.Node {
 	return b.do(func() (*G.Node, error) {
+		if b.there != nil {
+			return b.there.input(b, name)
+		}
 		t, ok := b.w.tensors[name]
 		if !ok {
 			return nil, fmt.Errorf("model: no weight %q", name)
@@ -203,19 +213,20 @@ func (b *builder) add(x, y *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) { return G.Add(x, y) })
 }
 
-// linear is x wᵀ + bias, where the bias is there, or the positive part of that
-// under relu, and the residual if it is not nil.
-func (b *builder) linear(x *G.Node, name string, relu bool, residual *G.Node) *G.Node {
+// linear is a linear layer of the norm of x (of x itself, if norm is ""), with
+// its bias if the model has one. relu makes negatives 0; then residual is added,
+// if it is not nil.
+func (b *builder) linear(x *G.Node, norm, name string, relu bool, residual *G.Node) *G.Node {
 	w := b.weight(name + ".weight")
 	t, biased := b.w.tensors[name+".bias"]
 	if b.stock {
-		return b.stockLinear(x, w, name+".bias", t, relu, residual)
+		return b.stockLinear(b.norm(x, norm), w, name+".bias", t, relu, residual)
 	}
 	var bias *G.Node
 	if biased {
 		bias = b.weight(name + ".bias")
 	}
-	var options []nn.LinearOption
+	options := b.normed(norm)
 	if relu {
 		options = append(options, nn.WithReLU())
 	}
@@ -225,13 +236,54 @@ func (b *builder) linear(x *G.Node, name string, relu bool, residual *G.Node) *G
 	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, bias, options...) })
 }
 
-// norm is the layer norm, with or without its own weight and bias.
-func (b *builder) norm(x *G.Node, name string) *G.Node {
-	var gamma, beta *G.Node
-	if b.w.config.LayerNormElementwiseAffine {
-		gamma, beta = b.weight(name+".weight"), b.weight(name+".bias")
+// linears is three linear layers of the norm of x.
+func (b *builder) linears(x *G.Node, norm string, names ...string) (ys [3]*G.Node) {
+	if b.stock {
+		x = b.norm(x, norm)
+		for i, name := range names {
+			ys[i] = b.linear(x, "", name, false, nil)
+		}
+		return ys
 	}
+	var ws, bs []*G.Node
+	for _, name := range names {
+		ws = append(ws, b.weight(name+".weight"))
+		if _, biased := b.w.tensors[name+".bias"]; biased {
+			bs = append(bs, b.weight(name+".bias"))
+		}
+	}
+	options := b.normed(norm)
+	b.do(func() (*G.Node, error) {
+		all, err := nn.Linears(x, ws, bs, options...)
+		copy(ys[:], all)
+		return nil, err
+	})
+	return ys
+}
+
+// norm is the layer norm of x, or x if the name is "".
+func (b *builder) norm(x *G.Node, name string) *G.Node {
+	if name == "" {
+		return x
+	}
+	gamma, beta := b.affine(name)
 	return b.do(func() (*G.Node, error) { return nn.LayerNorm(x, gamma, beta, layerNormEps) })
+}
+
+// normed has a layer read the norm of its input.
+func (b *builder) normed(name string) []nn.LinearOption {
+	if name == "" {
+		return nil
+	}
+	gamma, beta := b.affine(name)
+	return []nn.LinearOption{nn.WithNorm(gamma, beta, layerNormEps)}
+}
+
+func (b *builder) affine(norm string) (gamma, beta *G.Node) {
+	if b.w.config.LayerNormElementwiseAffine {
+		gamma, beta = b.weight(norm+".weight"), b.weight(norm+".bias")
+	}
+	return gamma, beta
 }
 
 var _ Source = (*hf.Folder)(nil)
