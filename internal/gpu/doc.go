@@ -34,6 +34,16 @@
 // anything is queued. The output is the same, bit for bit, at every run of the
 // same plan on the same kind of GPU.
 //
+// # Choosing tokens
+//
+// A [Sampler] chooses a token from each row of logits, greedily or with a
+// temperature, top-k and top-p, so that only ids leave the GPU:
+//
+//	sampler.Run(stream, &Samples{...})         one launch
+//
+// It may be captured too: settings and random numbers are in memory of the GPU,
+// and read by each launch. The same of them give the same tokens, bit for bit.
+//
 // # Order of launches
 //
 // From compute capability 9.0 on a launch starts while the one before it in the

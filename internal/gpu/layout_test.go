@@ -32,7 +32,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 		align = 16
 	}
 	types := map[string][2]uintptr{ // size, alignment
-		"int": {4, 4}, "u32": {4, 4}, "float": {4, 4}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16},
+		"int": {4, 4}, "u32": {4, 4}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16},
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
@@ -132,6 +132,8 @@ func TestStructs(t *testing.T) {
 		{"linear.cuh", "LinearParams", linearParams{}},
 		{"rows.cuh", "NormParams", normParams{}},
 		{"rows.cuh", "GatherParams", gatherParams{}},
+		{"sample.cuh", "SampleParams", sampleParams{}},
+		{"sample.cuh", "SampleSetting", Setting{}},
 	} {
 		fields, size := cStruct(t, c.file, c.name)
 		here := reflect.TypeOf(c.here)
@@ -150,6 +152,7 @@ func TestStructs(t *testing.T) {
 			}
 			want := fields[n]
 			n++
+			f.Name = strings.ToLower(f.Name[:1]) + f.Name[1:]
 			if f.Name == "dtype" { // type is no name in Go
 				f.Name = "type"
 			}

@@ -21,19 +21,21 @@ import (
 type launch struct {
 	kernel                  string
 	blocks, threads, shared int
+	cluster                 int
 	overlap                 bool
 	arg                     []byte
 }
 
-var launchText = regexp.MustCompile(`kernel (\w+)\ngrid (\d+) 1 1 block (\d+) 1 1 shared (\d+)\n(overlap 1\n)?args ([0-9a-f]+)\n`)
+var launchText = regexp.MustCompile(`kernel (\w+)\ngrid (\d+) 1 1 block (\d+) 1 1 shared (\d+)\n(?:cluster (\d+) 1 1\n)?(overlap 1\n)?args ([0-9a-f]+)\n`)
 
 func launches(log string) (all []launch) {
 	for _, m := range launchText.FindAllStringSubmatch(log, -1) {
-		l := launch{kernel: m[1], overlap: m[5] != ""}
+		l := launch{kernel: m[1], overlap: m[6] != ""}
 		fmt.Sscan(m[2], &l.blocks)
 		fmt.Sscan(m[3], &l.threads)
 		fmt.Sscan(m[4], &l.shared)
-		l.arg, _ = hex.DecodeString(m[6])
+		fmt.Sscan(m[5], &l.cluster) // 0 where there is none
+		l.arg, _ = hex.DecodeString(m[7])
 		all = append(all, l)
 	}
 	return all
@@ -103,9 +105,12 @@ func (k *twin) run(l launch) {
 	if l.overlap != (k.e.info.Capability >= 90) {
 		k.t.Errorf("%s: overlaps: %v", l.kernel, l.overlap)
 	}
-	if l.kernel == "lean_append" {
+	switch {
+	case l.kernel == "lean_append":
 		k.append(&l)
-	} else {
+	case strings.HasPrefix(l.kernel, "sample_"):
+		k.sample(&l)
+	default:
 		k.attend(&l)
 	}
 }

@@ -1,0 +1,203 @@
+package gpu
+
+import (
+	"sync"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// sampleUnit is the module with the kernels that choose tokens. It is loaded with
+// the first Sampler.
+const sampleUnit = "sample"
+
+// MostVocab is the most tokens that a Sampler chooses from: more of them would
+// add up to more than its sums hold.
+const MostVocab = 1 << 19
+
+// mostSampleRows keeps the number of thread blocks within what a launch takes.
+const mostSampleRows = 1 << 24
+
+// Setting says how a row's token is chosen from logits x:
+//
+//	p[i] = exp(x[i]/Temperature) / sum over j in K of exp(x[j]/Temperature)
+//
+// for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
+// TopK most likely of it, then the smallest set of most likely tokens whose
+// probabilities (among those that TopK left) add up to TopP or more. Of equally
+// likely tokens the lower id comes first. The token is the first whose sum of
+// probabilities, in the order of ids, is greater than the row's random number.
+//
+// Probabilities are right to 1e-9 of themselves; one of less than 2^-44 of the
+// greatest is 0. No value of a setting is an error, since only the GPU reads it.
+type Setting struct {
+	// Temperature 0 is greedy: the most likely token, and of equals the lowest
+	// id. A row of a negative one, or NaN, is nobody's: its token is -1.
+	Temperature float64
+	TopP        float64 // in (0, 1); 1 or more: all tokens
+	TopK        int32   // 0 or less: all tokens
+	_           int32
+}
+
+// SettingSize is the bytes of a Setting in the memory of a GPU.
+const SettingSize = 24
+
+// SettingBytes is the memory of settings, which is what the GPU reads.
+func SettingBytes(s []Setting) []byte { return bytesOf(s) }
+
+// Bytes is memory of a GPU that is no tensor.
+type Bytes struct {
+	Buffer *cuda.Buffer
+	Offset int64 // the address must be a multiple of 16
+}
+
+func (b *Bytes) address() uint64 { return b.Buffer.Address() + uint64(b.Offset) }
+
+// check reports whether b is memory of so many elements of some bytes each.
+func (b *Bytes) check(op, name string, elements, size int) error {
+	switch {
+	case b.Buffer == nil:
+		return errorf(op, cpu.ErrShape, "%s has no buffer", name)
+	case b.Offset < 0 || b.Offset > b.Buffer.Len() || int64(elements) > (b.Buffer.Len()-b.Offset)/int64(size):
+		return errorf(op, cpu.ErrShape, "%s has %d elements of %d bytes at byte %d of a buffer of %d bytes", name, elements, size, b.Offset, b.Buffer.Len())
+	case b.address()%16 != 0:
+		return errorf(op, cpu.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, b.Offset)
+	}
+	return nil
+}
+
+// Samples are rows of logits, and what is chosen from each. Whatever is in the
+// memory may change between the launches of a captured graph.
+type Samples struct {
+	Logits Memory // float32
+	Rows   int
+	Vocab  int // tokens of a row
+	Stride int // elements from a row to the next
+
+	// Settings is a Setting for each row. Without a buffer all rows are greedy,
+	// which takes less time than settings that say so.
+	Settings Bytes
+	Random   Bytes // a float64 in [0, 1) for each row; not read where all rows are greedy
+
+	// IDs is an int32 for each row: the token, or -1 where none is the most
+	// likely, since one is NaN or +Inf, or all are -Inf. A token of -Inf is never
+	// chosen.
+	IDs Bytes
+}
+
+// sampleParams is struct SampleParams (kernels/sample.cuh).
+type sampleParams struct {
+	logits, settings, random, ids uint64
+	stride                        int64
+	vocab                         int32
+	_                             [4]byte
+}
+
+// Sampler chooses tokens on a GPU. The same logits, settings and random numbers
+// give the same tokens, whatever else there is in the other rows. It may be used
+// by several goroutines at once.
+type Sampler struct {
+	engine         *Engine
+	greedy, random *cuda.Function
+
+	mu     sync.Mutex
+	args   cuda.Args
+	params sampleParams
+}
+
+// NewSampler makes a sampler; the first of a device loads the kernels. It holds
+// nothing that would have to be given back.
+func (e *Engine) NewSampler() (*Sampler, error) {
+	const op = "sample"
+	if e.closed.Load() {
+		return nil, errorf(op, cuda.ErrClosed, "the engine")
+	}
+	m, err := e.dev.Module(sampleUnit, func() ([]byte, error) { return image(sampleUnit, e.info.Capability) })
+	if err != nil {
+		return nil, err
+	}
+	s := &Sampler{engine: e}
+	if s.greedy, err = m.Function("sample_greedy"); err != nil {
+		return nil, err
+	}
+	if s.random, err = m.Function("sample_random"); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// check reports what is wrong with o.
+func (o *Samples) check(op string) error {
+	switch {
+	case o.Rows < 0 || o.Rows > mostSampleRows:
+		return errorf(op, cpu.ErrShape, "%d rows; there are kernels for %d", o.Rows, mostSampleRows)
+	case o.Vocab < 1 || o.Vocab > MostVocab:
+		return errorf(op, cpu.ErrShape, "a vocabulary of %d; there are kernels for %d", o.Vocab, MostVocab)
+	case o.Stride < o.Vocab:
+		return errorf(op, cpu.ErrShape, "rows of %d logits are %d apart", o.Vocab, o.Stride)
+	}
+	if o.Rows == 0 {
+		return nil
+	}
+	if err := o.Logits.check(op, "the logits", reach(o.Vocab, [2][2]int{{o.Rows - 1, o.Stride}, {}})); err != nil {
+		return err
+	}
+	if o.Logits.DType != cpu.Float32 {
+		return errorf(op, cpu.ErrDType, "the logits are %v", o.Logits.DType)
+	}
+	if err := o.IDs.check(op, "the ids", o.Rows, 4); err != nil {
+		return err
+	}
+	if o.Settings.Buffer == nil {
+		return nil
+	}
+	if err := o.Settings.check(op, "the settings", o.Rows, SettingSize); err != nil {
+		return err
+	}
+	return o.Random.check(op, "the random numbers", o.Rows, 8)
+}
+
+// Run queues the choice of a token for each row: one launch, which may be
+// captured. Nothing is queued where there is an error, or no row.
+func (s *Sampler) Run(stream *cuda.Stream, o *Samples) error {
+	const op = "sample"
+	if s.engine.closed.Load() {
+		return errorf(op, cuda.ErrClosed, "the engine")
+	}
+	if err := o.check(op); err != nil || o.Rows == 0 {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.params = sampleParams{logits: o.Logits.address(), ids: o.IDs.address(), stride: int64(o.Stride), vocab: int32(o.Vocab)}
+	kernel, greedy := s.greedy, true
+	if o.Settings.Buffer != nil {
+		kernel, greedy = s.random, false
+		s.params.settings, s.params.random = o.Settings.address(), o.Random.address()
+	}
+	s.args.Reset()
+	cuda.Struct(&s.args, &s.params)
+	for _, b := range [...]*cuda.Buffer{o.Logits.Buffer, o.IDs.Buffer, o.Settings.Buffer, o.Random.Buffer} {
+		if b != nil {
+			s.args.Hold(b)
+		}
+	}
+	return kernel.Launch(stream, s.engine.sampleGrid(o.Rows, greedy), &s.args)
+}
+
+// sampleTeam is the thread blocks of a row from 9.0 on: the most that every GPU
+// has in a cluster.
+const sampleTeam = 8
+
+// sampleGrid is a team of thread blocks for each row, of a size that many rows
+// have theirs at once. Before 9.0 one block of all threads has a row for itself.
+func (e *Engine) sampleGrid(rows int, greedy bool) cuda.Grid {
+	if !e.copies() {
+		return cuda.Grid{Blocks: [3]int{rows}, Threads: [3]int{1024}}
+	}
+	threads := 256
+	if greedy { // which needs fewer registers
+		threads = 512
+	}
+	return cuda.Grid{Blocks: [3]int{rows * sampleTeam}, Threads: [3]int{threads}, Cluster: [3]int{sampleTeam}, Overlap: true}
+}
