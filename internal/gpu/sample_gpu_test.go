@@ -3,7 +3,7 @@ package gpu
 import "testing"
 
 func TestGPUSample(t *testing.T)     { testSample(t, realGPU(t), 400, 60000) }
-func TestGPUSampleLong(t *testing.T) { testSample(t, realGPU(t), 30, 300001) }
+func TestGPUSampleLong(t *testing.T) { testSample(t, realGPU(t), 150, 300001) }
 func TestGPUSampleGreedy(t *testing.T) {
 	testSampleGreedy(t, realGPU(t), 1, 2, 3, 5, 500, 4099, 50272, 300001)
 }
