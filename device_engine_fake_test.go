@@ -13,8 +13,8 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/half"
 )
 

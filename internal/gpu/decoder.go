@@ -31,6 +31,7 @@ type Decoder struct {
 	linear [len(elements)]*cuda.Function
 	norm   *cuda.Function
 	gather *cuda.Function
+	*Sampler
 
 	mu   sync.Mutex
 	args cuda.Args
@@ -67,7 +68,10 @@ func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 	if d.norm, err = m.Function("decoder_norm"); err != nil {
 		return nil, err
 	}
-	d.gather, err = m.Function("decoder_gather")
+	if d.gather, err = m.Function("decoder_gather"); err != nil {
+		return nil, err
+	}
+	d.Sampler, err = NewSampler(dev)
 	return d, err
 }
 

@@ -97,7 +97,7 @@ type sampleParams struct {
 // give the same tokens, whatever else there is in the other rows. It may be used
 // by several goroutines at once.
 type Sampler struct {
-	engine         *Engine
+	info           cuda.Info
 	greedy, random *cuda.Function
 
 	mu     sync.Mutex
@@ -107,16 +107,12 @@ type Sampler struct {
 
 // NewSampler makes a sampler; the first of a device loads the kernels. It holds
 // nothing that would have to be given back.
-func (e *Engine) NewSampler() (*Sampler, error) {
-	const op = "sample"
-	if e.closed.Load() {
-		return nil, errorf(op, cuda.ErrClosed, "the engine")
-	}
-	m, err := e.dev.Module(sampleUnit, func() ([]byte, error) { return image(sampleUnit, e.info.Capability) })
+func NewSampler(dev *cuda.Device) (*Sampler, error) {
+	s := &Sampler{info: dev.Info()}
+	m, err := dev.Module(sampleUnit, func() ([]byte, error) { return image(sampleUnit, s.info.Capability) })
 	if err != nil {
 		return nil, err
 	}
-	s := &Sampler{engine: e}
 	if s.greedy, err = m.Function("sample_greedy"); err != nil {
 		return nil, err
 	}
@@ -161,9 +157,6 @@ func (o *Samples) check(op string) error {
 // captured. Nothing is queued where there is an error, or no row.
 func (s *Sampler) Run(stream *cuda.Stream, o *Samples) error {
 	const op = "sample"
-	if s.engine.closed.Load() {
-		return errorf(op, cuda.ErrClosed, "the engine")
-	}
 	if err := o.check(op); err != nil || o.Rows == 0 {
 		return err
 	}
@@ -182,7 +175,7 @@ func (s *Sampler) Run(stream *cuda.Stream, o *Samples) error {
 			s.args.Hold(b)
 		}
 	}
-	return kernel.Launch(stream, s.engine.sampleGrid(o.Rows, greedy), &s.args)
+	return kernel.Launch(stream, s.grid(o.Rows, greedy), &s.args)
 }
 
 // sampleTeam is the thread blocks of a row from 9.0 on: the most that every GPU
@@ -191,8 +184,8 @@ const sampleTeam = 8
 
 // sampleGrid is a team of thread blocks for each row, of a size that many rows
 // have theirs at once. Before 9.0 one block of all threads has a row for itself.
-func (e *Engine) sampleGrid(rows int, greedy bool) cuda.Grid {
-	if !e.copies() {
+func (s *Sampler) grid(rows int, greedy bool) cuda.Grid {
+	if s.info.Capability < 90 {
 		return cuda.Grid{Blocks: [3]int{rows}, Threads: [3]int{1024}}
 	}
 	threads := 256

@@ -48,7 +48,7 @@ func TestFakeSampleGraph(t *testing.T) {
 func TestSampleLaunch(t *testing.T) {
 	for _, f := range fakes {
 		m, lib, _ := fakeGPU(t, f.capability, f.sms, f.shared)
-		sampler, err := m.engine.NewSampler()
+		sampler, err := NewSampler(m.dev)
 		noError(t, err)
 		for _, settings := range [][]Setting{nil, make([]Setting, 3)} {
 			s := m.newSamples(t, [][]float32{{1, 2, 3}, {3, 2, 1}, {1, 3, 2}}, settings, make([]float64, 3), 2)
@@ -84,7 +84,7 @@ func TestSampleAllocates(t *testing.T) {
 		t.Skip("the race detector's instrumentation allocates")
 	}
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
-	sampler, err := m.engine.NewSampler()
+	sampler, err := NewSampler(m.dev)
 	noError(t, err)
 	s := m.newSamples(t, [][]float32{{1, 2}}, make([]Setting, 1), make([]float64, 1), 0)
 	run := func() { noError(t, sampler.Run(m.stream, &s.Samples)) }
@@ -98,7 +98,7 @@ func TestSampleAllocates(t *testing.T) {
 
 func TestSampleErrors(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
-	sampler, err := m.engine.NewSampler()
+	sampler, err := NewSampler(m.dev)
 	noError(t, err)
 	s := m.newSamples(t, [][]float32{make([]float32, 7), make([]float32, 7)}, make([]Setting, 2), make([]float64, 2), 1)
 	lib.Forget()
@@ -152,10 +152,6 @@ func TestSampleErrors(t *testing.T) {
 	o.IDs.Offset = 0
 	wantError(t, "closed ids", sampler.Run(m.stream, &o), cuda.ErrClosed, "")
 	s.close(t)
-	noError(t, m.engine.Close())
-	wantError(t, "closed engine", sampler.Run(m.stream, &o), cuda.ErrClosed, "the engine")
-	_, err = m.engine.NewSampler()
-	wantError(t, "closed engine", err, cuda.ErrClosed, "the engine")
 }
 
 // The kernels are loaded with the first sampler, and once.
@@ -166,13 +162,13 @@ func TestSampleModule(t *testing.T) {
 	}
 	real := image
 	image = func(string, int) ([]byte, error) { return nil, kernels.ErrNoImage }
-	_, err := m.engine.NewSampler()
+	_, err := NewSampler(m.dev)
 	image = real
 	if !errors.Is(err, kernels.ErrNoImage) {
 		t.Errorf("no image: %v", err)
 	}
 	for range 3 {
-		_, err := m.engine.NewSampler()
+		_, err := NewSampler(m.dev)
 		noError(t, err)
 	}
 	if n := strings.Count(lib.Log(), "ModuleLoadData"); n != 2 {

@@ -172,7 +172,7 @@ func (s *samples) close(t testing.TB) {
 // sampleRows runs a problem once.
 func (m *machine) sampleRows(t testing.TB, logits [][]float32, settings []Setting, random []float64, gap int) []int32 {
 	t.Helper()
-	sampler, err := m.engine.NewSampler()
+	sampler, err := NewSampler(m.dev)
 	noError(t, err)
 	s := m.newSamples(t, logits, settings, random, gap)
 	noError(t, sampler.Run(m.stream, &s.Samples))
@@ -322,7 +322,7 @@ func testSampleSets(t *testing.T, m *machine, n, vocab int) {
 				rows[i], settings[i] = logits, set
 			}
 			s := m.newSamples(t, rows, settings, random[:k], 0)
-			sampler, err := m.engine.NewSampler()
+			sampler, err := NewSampler(m.dev)
 			noError(t, err)
 			noError(t, sampler.Run(m.stream, &s.Samples))
 			m.settle(t)
@@ -354,7 +354,7 @@ func testSampleRepeats(t *testing.T, m *machine, n, vocab int) {
 		settings[i] = Setting{Temperature: 1 + rng.Float64(), TopP: pick(rng, 1, 0.9, 0.5), TopK: int32(pick(rng, 0, vocab/2))}
 		random[i] = rng.Float64()
 	}
-	sampler, err := m.engine.NewSampler()
+	sampler, err := NewSampler(m.dev)
 	noError(t, err)
 	s := m.newSamples(t, logits, settings, random, 1)
 	var first []int32
@@ -377,7 +377,7 @@ func testSampleRepeats(t *testing.T, m *machine, n, vocab int) {
 func testSampleGraph(t *testing.T, m *machine, n, vocab int) {
 	rng := reftest.Rand(t)
 	const rows = 5
-	sampler, err := m.engine.NewSampler()
+	sampler, err := NewSampler(m.dev)
 	noError(t, err)
 	draw := func(i int, s *samples) {
 		s.logits[i], s.settings[i], s.random[i] = sampleLogits(rng, vocab), sampleSetting(rng, vocab), rng.Float64()
@@ -417,7 +417,7 @@ func testSampleGraph(t *testing.T, m *machine, n, vocab int) {
 // denormals in the same order.
 func testSampleChain(t *testing.T, m *machine, n, rows, vocab int) {
 	rng := reftest.Rand(t)
-	sampler, err := m.engine.NewSampler()
+	sampler, err := NewSampler(m.dev)
 	noError(t, err)
 	var first [2]*samples // by turns, with different ids
 	var want [2]int32
@@ -465,7 +465,7 @@ func testSampleChain(t *testing.T, m *machine, n, rows, vocab int) {
 func benchmarkSample(b *testing.B, m *machine) {
 	rng := reftest.Rand(b)
 	const vocab, launches = 50272, 50
-	sampler, err := m.engine.NewSampler()
+	sampler, err := NewSampler(m.dev)
 	noError(b, err)
 	for _, rows := range []int{1, 16, 64} {
 		for _, c := range []struct {

@@ -46,9 +46,15 @@ type Options struct {
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
 
-	// Device is the GPU that has Lean's cache and computes its attention; nil:
-	// host memory and the CPU. The rest is computed on the CPU.
+	// Device is the GPU that has the weights, the cache and every value between
+	// them, and computes; nil: host memory and the CPU. The weights are copied
+	// there for the first decoder that needs them, and stay until the GPU is closed.
 	Device *la.GPU
+
+	// Greedy chooses the most likely token where the logits are, for
+	// [Decoder.Chosen]: on a GPU only tokens come down then, and there are no
+	// [Decoder.Logits].
+	Greedy bool
 
 	// AllLogits makes the prompts' graph compute the logits of every position,
 	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
@@ -84,6 +90,7 @@ type Decoder struct {
 	next    *pass // a row a sequence
 	lengths []int // tokens in the cache
 	logits  [][]float32
+	chosen  []int // with Greedy; -1: none
 	all     [][]float32
 	stats   Stats
 	cache   cache
@@ -116,7 +123,10 @@ func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 	batch := len(o.Capacity)
 	d := &Decoder{
 		config: w.config, options: o,
-		lengths: make([]int, batch), logits: make([][]float32, batch), all: make([][]float32, batch),
+		lengths: make([]int, batch), logits: make([][]float32, batch), all: make([][]float32, batch), chosen: make([]int, batch),
+	}
+	for i := range d.chosen {
+		d.chosen[i] = -1
 	}
 	if err := d.build(w); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -145,6 +155,10 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 		return 0, fmt.Errorf("%w: Gorgonia's nodes have a cache of float32 only", ErrConfig)
 	case o.Attention != Lean && o.Device != nil:
 		return 0, fmt.Errorf("%w: Gorgonia's nodes have no GPU", ErrConfig)
+	case o.Device != nil && o.Linear != LeanLinear:
+		return 0, fmt.Errorf("%w: Gorgonia's linear layers have no GPU", ErrConfig)
+	case o.Greedy && o.AllLogits:
+		return 0, fmt.Errorf("%w: logits of all positions, of which tokens are to be chosen", ErrConfig)
 	case o.Attention != Lean && o.Workers != 0:
 		return 0, fmt.Errorf("%w: Gorgonia's nodes have no workers to set", ErrConfig)
 	}
@@ -184,7 +198,13 @@ func (d *Decoder) newPass(w *Weights, rows int, all bool, phase *Phase) (*pass, 
 	if all || rows <= selected {
 		selected = 0 // all that there are
 	}
-	g, err := w.newGraph(rows, selected, d.options.Linear, a.node)
+	var there *gpuWeights
+	if d.options.Device != nil {
+		if there, err = w.onGPU(d.options.Device); err != nil {
+			return nil, err
+		}
+	}
+	g, err := w.newGraph(rows, selected, &d.options, there, a.node)
 	if err != nil {
 		return nil, err
 	}
@@ -279,9 +299,9 @@ func (d *Decoder) run(p *pass, tokens [][]int) error {
 		return err
 	}
 	d.fill(p, tokens)
-	logits, err := p.graph.run()
+	logits, chosen, err := p.graph.run(p == d.next, d.options.Greedy)
 	if err == nil {
-		d.keepLogits(p, logits)
+		d.keepLogits(p, logits, chosen)
 	}
 	p.graph.vm.Reset()
 	if err = errors.Join(err, p.attention.end(err == nil)); err != nil {
@@ -319,8 +339,9 @@ func (d *Decoder) fill(p *pass, tokens [][]int) {
 	}
 }
 
-// keepLogits takes what is asked for of a run's logits, which are nobody else's.
-func (d *Decoder) keepLogits(p *pass, logits []float32) {
+// keepLogits takes what is asked for of a run's logits, which are nobody else's,
+// or of the tokens that were chosen by them.
+func (d *Decoder) keepLogits(p *pass, logits []float32, chosen []int) {
 	width := d.config.VocabSize
 	for i, n := range p.counts {
 		if n == 0 {
@@ -333,9 +354,18 @@ func (d *Decoder) keepLogits(p *pass, logits []float32) {
 		if p.graph.selected == nil {
 			last = p.first[i] + n - 1
 		}
-		d.logits[i] = logits[last*width : (last+1)*width : (last+1)*width]
+		if chosen != nil {
+			d.chosen[i] = chosen[last]
+		}
+		if logits != nil {
+			d.logits[i] = logits[last*width : (last+1)*width : (last+1)*width]
+		}
 	}
 }
+
+// Chosen is the most likely token after sequence i, with [Options].Greedy; -1
+// for a sequence that is empty or was cut, or whose logits have none.
+func (d *Decoder) Chosen(i int) int { return d.chosen[i] }
 
 // Logits is the model's logits for the token after sequence i, valid until the
 // next call of a method that changes it; nil for a sequence that is empty or was
@@ -364,7 +394,7 @@ func (d *Decoder) Truncate(i, tokens int) error {
 	if err := d.cache.truncate(i, tokens); err != nil {
 		return err
 	}
-	d.lengths[i], d.logits[i] = tokens, nil
+	d.lengths[i], d.logits[i], d.chosen[i] = tokens, nil, -1
 	return nil
 }
 
@@ -381,6 +411,9 @@ func (d *Decoder) Close() error {
 	for _, p := range []*pass{d.prompt, d.next} {
 		if p != nil {
 			errs = append(errs, p.graph.vm.Close())
+			if g := p.graph.gpu; g != nil {
+				errs = append(errs, g.close())
+			}
 		}
 	}
 	if d.cache != nil {

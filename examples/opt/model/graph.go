@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
@@ -23,7 +24,7 @@ type graph struct {
 	selected  []int // the rows whose logits are computed; nil: all rows
 
 	vm     G.VM
-	logits *G.Node // (selected or all rows, vocabulary)
+	logits *G.Node   // (selected or all rows, vocabulary)
 	gpu    *gpuGraph // nil: in host memory
 }
 
@@ -105,6 +106,9 @@ func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there 
 		gr.logits = b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil, b.normed(last)...) })
 	}
 
+	if b.gpu != nil && o.Greedy {
+		b.gpu.choose(b, gr.logits)
+	}
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -122,20 +126,46 @@ func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there 
 	return gr, nil
 }
 
-// run computes the logits of the rows that the inputs describe. They are new
-// memory in each run. Its caller resets the machine afterwards.
-func (gr *graph) run() ([]float32, error) {
+// run computes the logits, and of each row the most likely token if that is asked
+// for: on a GPU only that comes down then. What it returns is nobody else's. A
+// graph that runs often is worth some preparation.
+func (gr *graph) run(often, greedy bool) (logits []float32, chosen []int, err error) {
+	if gr.gpu != nil {
+		return gr.runGPU(often, greedy)
+	}
 	if err := gr.vm.RunAll(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// Nothing is computed of the logits, so nothing has overwritten them, and
 	// what G.Read would do is a copy.
 	v := gr.logits.Value()
 	logits, ok := v.Data().([]float32)
 	if !ok {
-		return nil, fmt.Errorf("model: logits are %T", v.Data())
+		return nil, nil, fmt.Errorf("model: logits are %T", v.Data())
 	}
-	return logits, nil
+	if !greedy {
+		return logits, nil, nil
+	}
+	width := v.Shape()[1]
+	for at := 0; at < len(logits); at += width {
+		chosen = append(chosen, mostLikely(logits[at:at+width]))
+	}
+	return logits, chosen, nil
+}
+
+// mostLikely is the first of the largest logits, -1 where there is none.
+func mostLikely(logits []float32) int {
+	best := -1
+	top := math.Inf(-1)
+	for i, x := range logits {
+		switch x := float64(x); {
+		case math.IsNaN(x) || math.IsInf(x, 1):
+			return -1
+		case x > top:
+			best, top = i, x
+		}
+	}
+	return best
 }
 
 func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {

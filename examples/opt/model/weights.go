@@ -5,6 +5,7 @@ import (
 	"maps"
 	"sync"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 
 	"gorgonia.org/tensor"
@@ -32,6 +33,11 @@ type Weights struct {
 
 	widenOnce sync.Once
 	wide      *Weights // see widened
+
+	gpus struct {
+		sync.Mutex
+		of map[*la.GPU]*gpuWeights
+	}
 }
 
 // Load takes all weights of a model from a source. Matrices stay in the type

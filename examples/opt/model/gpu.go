@@ -1,0 +1,198 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// gpuWeights are a model's weights in the memory of a GPU. All decoders on that
+// GPU share them.
+type gpuWeights struct {
+	once    sync.Once
+	err     error
+	tensors map[string]*la.DeviceTensor
+}
+
+// onGPU is the weights on a GPU, copied there when they are first needed.
+func (w *Weights) onGPU(gpu *la.GPU) (*gpuWeights, error) {
+	w.gpus.Lock()
+	if w.gpus.of == nil {
+		w.gpus.of = make(map[*la.GPU]*gpuWeights)
+	}
+	g := w.gpus.of[gpu]
+	if g == nil {
+		g = &gpuWeights{}
+		w.gpus.of[gpu] = g
+	}
+	w.gpus.Unlock()
+	g.once.Do(func() { g.tensors, g.err = w.upload(gpu) })
+	if g.err != nil { // another try may find memory
+		w.gpus.Lock()
+		if w.gpus.of[gpu] == g {
+			delete(w.gpus.of, gpu)
+		}
+		w.gpus.Unlock()
+	}
+	return g, g.err
+}
+
+// upload copies all weights, or none where they don't fit.
+func (w *Weights) upload(gpu *la.GPU) (tensors map[string]*la.DeviceTensor, err error) {
+	memory, err := gpu.Memory()
+	if err != nil {
+		return nil, err
+	}
+	if need := w.Bytes(); need > memory.Free {
+		return nil, fmt.Errorf("model: weights of %d bytes on %v, %d of %d free: %w", need, gpu, memory.Free, memory.Total, la.ErrOutOfMemory)
+	}
+	tensors = make(map[string]*la.DeviceTensor)
+	for p := range w.config.Weights() {
+		t, err := gpu.Upload(w.tensors[p.Name])
+		if err != nil {
+			for _, t := range tensors {
+				err = errors.Join(err, t.Free())
+			}
+			return nil, fmt.Errorf("model: weight %s: %w", p.Name, err)
+		}
+		tensors[p.Name] = t
+	}
+	return tensors, nil
+}
+
+// input makes a weight an input of a graph.
+func (g *gpuWeights) input(b *builder, name string) (*G.Node, error) {
+	t, ok := g.tensors[name]
+	if !ok {
+		return nil, fmt.Errorf("model: no weight %q", name)
+	}
+	return deviceInput(b.g, name, t), nil
+}
+
+func deviceInput(g *G.ExprGraph, name string, t *la.DeviceTensor) *G.Node {
+	return G.NewTensor(g, t.Dtype(), len(t.Shape()), G.WithShape(t.Shape()...), G.WithName(name), G.WithValue(t))
+}
+
+// gpuGraph is what a graph has besides where its values are on a GPU.
+type gpuGraph struct {
+	gpu    *la.GPU
+	inputs []gpuInput
+	chosen *G.Node // of each row of the logits, the most likely token; nil: not asked for
+
+	runs      int
+	recording *la.Recording
+	result    *la.DeviceTensor // of the last run
+}
+
+// gpuInput is indices in host memory and on the GPU.
+type gpuInput struct {
+	data  []int
+	short *tensor.Dense // the same as int32
+	there *la.DeviceTensor
+}
+
+// indices adds an input whose values are data's at the time of a run.
+func (g *gpuGraph) indices(b *builder, name string, data []int) *G.Node {
+	return b.do(func() (*G.Node, error) {
+		there, err := g.gpu.NewTensor(tensor.Int32, len(data))
+		if err != nil {
+			return nil, err
+		}
+		g.inputs = append(g.inputs, gpuInput{data, tensor.New(tensor.Of(tensor.Int32), tensor.WithShape(len(data))), there})
+		return deviceInput(b.g, name, there), nil
+	})
+}
+
+// choose adds the choice of the most likely token.
+func (g *gpuGraph) choose(b *builder, logits *G.Node) {
+	g.chosen = b.do(func() (*G.Node, error) { return nn.ArgMax(logits) })
+}
+
+// runGPU is run on a GPU. The first run is node by node, and gives the nodes their
+// memory; if the graph is to run often, the second one is recorded, and from then
+// on the recording is replayed.
+func (gr *graph) runGPU(often, greedy bool) (logits []float32, chosen []int, err error) {
+	g := gr.gpu
+	if err := g.compute(gr, often); err != nil {
+		return nil, nil, err
+	}
+	// It waits for the run.
+	t, err := g.result.Download()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !greedy {
+		return t.Data().([]float32), nil, nil
+	}
+	for _, id := range t.Data().([]int32) {
+		chosen = append(chosen, int(id))
+	}
+	return nil, chosen, nil
+}
+
+// compute queues a run.
+func (g *gpuGraph) compute(gr *graph, often bool) error {
+	for i := range g.inputs {
+		in := &g.inputs[i]
+		short := in.short.Data().([]int32)
+		for j, x := range in.data {
+			short[j] = int32(x)
+		}
+		if err := in.there.CopyFrom(in.short); err != nil {
+			return err
+		}
+	}
+	if g.recording != nil {
+		err := g.recording.Replay()
+		if !errors.Is(err, la.ErrState) {
+			return err
+		}
+		// The cache has other memory now.
+		if err := g.recording.Close(); err != nil {
+			return err
+		}
+		g.recording, g.runs = nil, 0
+	}
+	g.runs++
+	if !often || g.runs == 1 {
+		return g.keep(gr, gr.vm.RunAll())
+	}
+	recording, err := g.gpu.Record(gr.vm.RunAll)
+	if err := g.keep(gr, err); err != nil {
+		return err
+	}
+	g.recording = recording
+	return recording.Replay()
+}
+
+// keep takes the value that the graph's user wants, after a run.
+func (g *gpuGraph) keep(gr *graph, err error) error {
+	if err != nil {
+		return err
+	}
+	want := gr.logits
+	if g.chosen != nil {
+		want = g.chosen
+	}
+	var ok bool
+	if g.result, ok = want.Value().(*la.DeviceTensor); !ok {
+		return fmt.Errorf("model: the result is a %T", want.Value())
+	}
+	return nil
+}
+
+func (g *gpuGraph) close() error {
+	errs := []error{g.recording.Close()}
+	for _, in := range g.inputs {
+		if err := in.there.Free(); err != nil && !errors.Is(err, la.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,141 @@
+package nn
+
+import (
+	"hash"
+	"math"
+
+	"github.com/chewxy/hm"
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// ArgMax is the index of the largest element of each row, the first of equals:
+// the most likely token by a row of logits.
+//
+// x is float32 of shape (rows, n), and the result int32 of shape (rows). A row
+// has none, and its index is -1, where an element is NaN or +Inf or all are -Inf.
+//
+// It computes on a GPU where x is a [la.DeviceTensor], of rows of at most 2^19
+// elements: of a decoder's logits only a few bytes have to come down then.
+//
+// It has no gradients: asking for one is ErrUnsupported.
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil x).
+func ArgMax(x *G.Node) (y *G.Node, err error) {
+	const name = "ArgMax"
+	defer recoverTo(name, &err)
+	if x == nil {
+		return nil, errorf(name, la.ErrGraph, "x is nil")
+	}
+	if x.Dtype() != tensor.Float32 {
+		return nil, errorf(name, la.ErrDType, "x is of %v, want float32", x.Dtype())
+	}
+	op := argMax{gpu: new(ongpu.Node)}
+	if _, err := op.shape(x.Shape()); err != nil {
+		return nil, err
+	}
+	return apply(name, op, x)
+}
+
+type argMax struct {
+	graph.Plain
+	gpu *ongpu.Node
+}
+
+func (op argMax) shape(x tensor.Shape) (tensor.Shape, error) {
+	if len(x) != 2 || x[0] < 1 || x[1] < 1 {
+		return nil, errorf("ArgMax", la.ErrShape, "x has shape %v, want rank 2 and no empty axis", x)
+	}
+	return tensor.Shape{x[0]}, nil
+}
+
+func (op argMax) Arity() int { return 1 }
+func (op argMax) Type() hm.Type {
+	return hm.NewFnType(tensorOf(2, tensor.Float32), tensorOf(1, tensor.Int32))
+}
+
+func (op argMax) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, err
+	}
+	if len(shapes) != 1 {
+		return nil, errorf("ArgMax", la.ErrShape, "%d inputs, want 1", len(shapes))
+	}
+	return op.shape(shapes[0])
+}
+
+func (op argMax) String() string        { return "ArgMax" }
+func (op argMax) WriteHash(h hash.Hash) { h.Write([]byte("leanattention.nn.ArgMax")) }
+func (op argMax) Hashcode() uint32      { return graph.Hashcode(op) }
+
+func (op argMax) Do(in ...G.Value) (y G.Value, err error) {
+	const name = "ArgMax"
+	defer recoverTo(name, &err)
+	if len(in) != 1 {
+		return nil, errorf(name, la.ErrGraph, "%d inputs, want 1", len(in))
+	}
+	shape, err := op.shape(in[0].Shape())
+	if err != nil {
+		return nil, err
+	}
+	if anyOnGPU(in) {
+		return op.doGPU(in, shape)
+	}
+	x, err := elements[float32](name, "x", in[0], in[0].Shape())
+	if err != nil {
+		return nil, err
+	}
+	n := in[0].Shape()[1]
+	ids := make([]int32, shape[0])
+	for row := range ids {
+		ids[row] = largest(x[row*n : (row+1)*n])
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(ids)), nil
+}
+
+// largest is the index of the first largest element, -1 where there is none.
+func largest(x []float32) int32 {
+	best, top := int32(-1), float32(math.Inf(-1))
+	for i, v := range x {
+		switch {
+		case v <= top:
+		case v <= math.MaxFloat32:
+			best, top = int32(i), v
+		default: // NaN or +Inf
+			return -1
+		}
+	}
+	return best
+}
+
+func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	const name = "ArgMax"
+	what := func(int) string { return "x" }
+	if err := checkDTypes(name, what, in, func(int) tensor.Dtype { return tensor.Float32 }); err != nil {
+		return nil, err
+	}
+	n := in[0].Shape()[1]
+	return ongpu.Compute(&ongpu.Call{
+		Op: "nn." + name, Node: op.gpu, Names: []string{"x"}, In: in, DType: tensor.Int32, Shape: shape,
+		Queue: func(w *ongpu.Work) error {
+			return w.Sampler.Run(w.Stream, &gpu.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpu.Bytes{Buffer: w.Out.Buffer, Offset: w.Out.Offset}})
+		},
+	})
+}
+
+func (op argMax) DiffWRT(inputs int) []bool { return everyInput(inputs) }
+func (op argMax) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, noGradient("ArgMax")
+}
+func (op argMax) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error { return noGradient("ArgMax") }
+
+var (
+	_ G.SDOp = argMax{}
+	_ G.ADOp = argMax{}
+)
