@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -67,7 +68,7 @@ func TestMachineAttention(t *testing.T) {
 			if !isOnMachine(g.out) || !isOnMachine(g.lse) {
 				t.Fatal("not on the machine")
 			}
-			vm := G.NewTapeMachine(g.g)
+			vm := newTapeMachine(g.g)
 			defer vm.Close()
 			again(t, vm)
 			p.check(t, p.referenceThere(at), g.outV, g.lseV)
@@ -103,7 +104,7 @@ func TestMachineLeavesOnCPU(t *testing.T) {
 		if isOnMachine(g.out) || isOnMachine(g.lse) {
 			t.Fatalf("%s: on the machine", name)
 		}
-		vm := G.NewTapeMachine(g.g) // without Read, see below
+		vm := newTapeMachine(g.g) // without Read, see below
 		if err := vm.RunAll(); err != nil {
 			t.Fatal(err)
 		}
@@ -322,7 +323,7 @@ func TestMachineMixed(t *testing.T) {
 	if err := la.CheckGraph(g); err != nil {
 		t.Fatal(err)
 	}
-	vm := G.NewTapeMachine(g)
+	vm := newTapeMachine(g)
 	defer vm.Close()
 	seq := newStored(t, cache).seq
 	var keys, values [layers]matrix
@@ -364,7 +365,7 @@ func TestMachineMixedTensors(t *testing.T) {
 	}
 	g.out = G.Must(G.HadamardProd(out, g.q))
 	g.read(t)
-	vm := G.NewTapeMachine(g.g)
+	vm := newTapeMachine(g.g)
 	defer vm.Close()
 	for range 3 {
 		again(t, vm)
@@ -381,6 +382,41 @@ func TestMachineMixedTensors(t *testing.T) {
 		want.x = append(want.x, row.attention(ks, vs, 1, 1).x...)
 	}
 	nearTo(t, "output", g.outV, want.each(func(i int) float64 { return want.x[i] * qs.x[i] }))
+}
+
+// Machines come and go while every processor has other work: a goroutine that is
+// not locked to its thread then often leaves a call of the driver on another one,
+// without the context of the machine.
+func TestMachineBusy(t *testing.T) {
+	cudagen(t)
+	var stop atomic.Bool
+	var busy sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		busy.Go(func() {
+			for !stop.Load() {
+			}
+		})
+	}
+	defer busy.Wait()
+	defer stop.Store(true)
+	rng := reftest.Rand(t)
+	for range 5 {
+		p := newProblem(rng, dense(2, 1, 64, 64, 3, 50), spec{})
+		g := p.attention(t)
+		var twice G.Value
+		G.Read(G.Must(G.Add(g.out, g.out)), &twice)
+		vm := newTapeMachine(g.g)
+		again(t, vm)
+		p.check(t, p.referenceThere(onMachine()), g.outV, g.lseV)
+		for i, x := range floats(t, twice) {
+			if once := floats(t, g.outV)[i]; x != 2*once {
+				t.Fatalf("element %d: twice %v is %v", i, once, x)
+			}
+		}
+		if err := vm.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Attention behind products that cuBLAS made and Reshape gave another shape, and
@@ -405,7 +441,7 @@ func TestMachineMixedShapes(t *testing.T) {
 		}
 		var got G.Value
 		G.Read(out, &got)
-		vm := G.NewTapeMachine(g)
+		vm := newTapeMachine(g)
 		defer vm.Close()
 		for range 3 {
 			again(t, vm)
@@ -421,7 +457,7 @@ func TestMachineMixedShapes(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.read(t)
-		vm := G.NewTapeMachine(g.g)
+		vm := newTapeMachine(g.g)
 		defer vm.Close()
 		again(t, vm)
 		p.check(t, p.referenceThere(onMachine()), g.outV, nil)
@@ -435,7 +471,7 @@ func TestMachineGradient(t *testing.T) {
 	for _, of := range costs {
 		p := newProblem(rng, causal(dense(4, 2, 64, 64, 3, 20, 11)), spec{capacity: 20})
 		g := p.differentiate(t, rng, of)
-		vm := G.NewTapeMachine(g.g)
+		vm := newTapeMachine(g.g)
 		for range 2 {
 			again(t, vm)
 		}
@@ -530,7 +566,7 @@ func TestMachineErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		G.Read(out, &g.outV)
-		vm := G.NewTapeMachine(g.g)
+		vm := newTapeMachine(g.g)
 		defer vm.Close()
 		let(t, g.q, upload(t, gpu, p.q))
 		if err := vm.RunAll(); err == nil {
@@ -588,7 +624,7 @@ func TestMachineManyLayers(t *testing.T) {
 				G.Read(nodes[l], &outs[i])
 			}
 		}
-		vm := G.NewTapeMachine(g)
+		vm := newTapeMachine(g)
 		defer vm.Close()
 		seqs := []*stored{newStored(t, cache), newStored(t, cache)}
 		var spent time.Duration

@@ -22,6 +22,9 @@ import (
 // are gone, and a layer is [ErrClosed]. A cache whose sequences are all released,
 // or truncated to nothing, goes along to the next machine.
 //
+// A goroutine that makes or closes such a machine has to be locked to its thread,
+// by runtime.LockOSThread: docs/cuda.md says why.
+//
 // It is no GPU that was opened: its methods are [ErrState].
 func MachineGPU() *GPU { return machineGPU }
 

@@ -122,7 +122,7 @@ func newDecoderAt(t testing.TB, at place, c *la.Cache, tokens, heads int, query 
 	if err := la.CheckGraph(g); err != nil {
 		t.Fatal(err)
 	}
-	d.vm = G.NewTapeMachine(g)
+	d.vm = newTapeMachine(g)
 	t.Cleanup(func() { d.vm.Close() })
 	return d
 }

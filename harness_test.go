@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -296,6 +297,22 @@ func (g *graph) run(t testing.TB, opts ...G.VMOpt) {
 	if err := vm.RunAll(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// tapeMachine is Gorgonia's, for graphs that the tag cuda has run on a GPU: a
+// goroutine that makes or closes one must stay on its thread, see docs/cuda.md.
+type tapeMachine struct{ G.VM }
+
+func newTapeMachine(g *G.ExprGraph) tapeMachine {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return tapeMachine{G.NewTapeMachine(g)}
+}
+
+func (m tapeMachine) Close() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return m.VM.Close()
 }
 
 // again runs a graph that has a machine.

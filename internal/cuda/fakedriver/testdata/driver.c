@@ -42,6 +42,9 @@ static struct object *all;
 static int context_object;
 static __thread int depth;     // of the thread's stack of contexts
 static __thread void *current; // the one on top: machine.c has many
+#ifndef NO_CONTEXT
+#define NO_CONTEXT (depth == 0)
+#endif
 
 static void say(const char *format, ...) {
 	va_list ap;
@@ -81,7 +84,7 @@ static result begin(const char *name, int needs_context) {
 	pthread_mutex_lock(&lock);
 	say("%s\n", name);
 	f.calls++;
-	if (needs_context && depth == 0) {
+	if (needs_context && NO_CONTEXT) {
 		defects++;
 		say("defect: %s without a context\n", name);
 		return INVALID_CONTEXT;

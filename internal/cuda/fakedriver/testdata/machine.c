@@ -10,6 +10,8 @@
 #define cuModuleGetFunction get_sized_function
 #define cuLaunchKernel say_launch
 #define cuLaunchKernelEx say_launch_ex
+#define NO_CONTEXT (!live_context())
+static int live_context(void);
 #include "driver.c"
 #undef cuCtxPushCurrent_v2
 #undef cuCtxPopCurrent_v2
@@ -19,6 +21,7 @@
 #undef cuLaunchKernel
 #undef cuLaunchKernelEx
 #include <math.h>
+#include <unistd.h>
 
 __attribute__((constructor)) static void start(void) {
 	fake_reset();
@@ -42,9 +45,14 @@ result cuDeviceGetAttribute(int *v, int id, int dev) {
 	return any_attribute(v, id, dev);
 }
 
-// Contexts. Destroyed ones stay, so that their use is seen.
-struct context { int alive; };
+// Contexts. Destroyed ones stay, so that their use is seen: also by a thread that
+// has one which another thread destroyed. To take one for the first time takes a
+// while, as in a real driver where other threads have calls. Go lets others run
+// meanwhile; if they leave no place when the call returns, its caller goes on
+// later and, unless it is locked to its thread, on another: without a context.
+struct context { int alive, taken; };
 static __thread void *stack[64];
+static int live_context(void) { return depth && (current == &context_object || ((struct context *)current)->alive); }
 static int usable(void *c) {
 	if (c == &context_object || ((struct context *)c)->alive) return 1;
 	defects++;
@@ -69,6 +77,7 @@ result cuCtxCreate_v2(void **c, unsigned flags, int dev) {
 }
 result cuCtxSetCurrent(void *c) {
 	if (!usable(c)) return INVALID_CONTEXT;
+	if (c != &context_object && !((struct context *)c)->taken++) usleep(20000);
 	if (!depth) depth = 1;
 	stack[depth - 1] = current = c;
 	return OK;
@@ -221,17 +230,25 @@ static result launch(struct object *fn, unsigned blocks, void **params) {
 	else elementwise(fn->name, params);
 	return OK;
 }
+// ours finds what is of the current context: a kernel is loaded into one.
+static struct object *ours(enum kind kind, void *id) {
+	struct object *o = find(kind, (uintptr_t)id);
+	if (!o || o->owner == current) return o;
+	defects++;
+	fprintf(stderr, "a handle of kind %d of another context\n", kind);
+	return 0;
+}
 result cuModuleLoadData(void **m, const char *image) { return load_image(m, "image"); }
 result cuModuleGetFunction(void **fn, void *m, const char *name) { return get_sized_function(fn, m, name); }
 result cuLaunchKernel(struct object *fn, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz,
                       unsigned shared, void *s, void **params, void **extra) {
 	CALL(1);
-	if (!find(FUNCTION, (uintptr_t)fn) || (s && !find(STREAM, (uintptr_t)s))) return done(INVALID_HANDLE);
+	if (!ours(FUNCTION, fn) || (s && !ours(STREAM, s))) return done(INVALID_HANDLE);
 	return done(launch(fn, x, params));
 }
 result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params, void **extra) {
 	CALL(1);
-	if (!find(FUNCTION, (uintptr_t)fn) || !find(STREAM, (uintptr_t)c->stream)) return done(INVALID_HANDLE);
+	if (!ours(FUNCTION, fn) || !ours(STREAM, c->stream)) return done(INVALID_HANDLE);
 	return done(launch(fn, c->x, params));
 }
 
