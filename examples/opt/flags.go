@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/model"
@@ -24,6 +26,7 @@ type options struct {
 	cache     tensor.Dtype
 	sampling  sample.Config
 	workers   int
+	gpu       int // -1: none
 	stats     bool
 }
 
@@ -45,7 +48,7 @@ const usage = `opt continues texts with an OPT model:
 // parse reads the flags; -h writes what there is to help.
 func parse(args []string, help io.Writer) (options, error) {
 	var o options
-	var attention, linear, weights, cache string
+	var attention, linear, weights, cache, device string
 	f := flag.NewFlagSet("opt", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // run says what is wrong, in one line
 	f.StringVar(&o.model, "model", "", "`folder` of a Hugging Face OPT model (default: a small model that is part of the program)")
@@ -63,6 +66,7 @@ func parse(args []string, help io.Writer) (options, error) {
 	f.Float64Var(&o.sampling.TopP, "top-p", 1, "sample from the fewest most likely tokens that have probability `p`")
 	f.Uint64Var(&o.sampling.Seed, "seed", 0, "`number` that chooses the random numbers; the same one gives the same text")
 	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
+	f.StringVar(&device, "device", "cpu", "what computes: cpu, gpu (the first one) or gpu:`n`; a GPU needs an NVIDIA driver and nothing else")
 	f.BoolVar(&o.stats, "stats", false, "write speed and the share of attention to standard error")
 
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -87,7 +91,23 @@ func parse(args []string, help io.Writer) (options, error) {
 	if o.cache, known = map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}[cache]; !known {
 		return o, usagef("-cache %q is none of f32, f16, bf16", cache)
 	}
+	o.gpu = -1
+	switch number, numbered := strings.CutPrefix(device, "gpu:"); {
+	case device == "cpu":
+	case device == "gpu":
+		o.gpu = 0
+	case numbered:
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 0 {
+			return o, usagef("-device %q has no number of a GPU", device)
+		}
+		o.gpu = n
+	default:
+		return o, usagef("-device %q is none of cpu, gpu, gpu:n", device)
+	}
 	switch {
+	case o.gpu >= 0 && (o.attention != model.Lean || o.linear != model.LeanLinear):
+		return o, usagef("-device %s needs -attn lean and -linear lean: Gorgonia's own nodes have no GPU here", device)
 	case f.NArg() > 0:
 		return o, usagef("%q is not a flag; texts are given by -prompt", f.Arg(0))
 	case len(o.prompts) == 0:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/bpe"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
@@ -52,9 +53,21 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		}
 		b.sequences = append(b.sequences, sequence{room: capacity[i] - len(ids[i]), sampler: sampler, text: tokenizer.NewDecoder()})
 	}
-	if b.decoder, err = weights.NewDecoder(model.Options{Capacity: capacity, Attention: o.attention, Linear: o.linear, Cache: o.cache, Workers: o.workers}); err != nil {
+	mo := model.Options{Capacity: capacity, Attention: o.attention, Linear: o.linear, Cache: o.cache, Workers: o.workers, Greedy: o.sampling.Temperature == 0}
+	if o.gpu >= 0 {
+		if mo.Device, err = la.OpenGPU(o.gpu); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, mo.Device.Close()) }()
+	}
+	began = time.Now()
+	if b.decoder, err = weights.NewDecoder(mo); err != nil {
 		return err
 	}
+	if mo.Device != nil {
+		fmt.Fprintf(stderr, "on %v in %.2f s\n", mo.Device, time.Since(began).Seconds())
+	}
+	b.greedy = mo.Greedy
 	defer func() { err = errors.Join(err, b.decoder.Close()) }()
 
 	line := progress{w: stderr, total: total, live: isTerminal(stderr)}
@@ -69,6 +82,11 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	}
 	if o.stats {
 		writeStats(stderr, b.decoder.Stats())
+		if mo.Device != nil {
+			if m, e := mo.Device.Memory(); e == nil {
+				fmt.Fprintf(stderr, "memory   %d MB of the GPU used here, %d of %d MB free\n", m.Used>>20, m.Free>>20, m.Total>>20)
+			}
+		}
 	}
 	return err
 }
@@ -118,6 +136,7 @@ func name(dir string) string {
 // batch is the sequences that are continued together.
 type batch struct {
 	decoder   *model.Decoder
+	greedy    bool // the decoder chooses
 	eos       int
 	limit     int // most tokens to add to each
 	sequences []sequence
@@ -144,7 +163,7 @@ func (b *batch) run(ctx context.Context) error {
 			if s.done {
 				continue
 			}
-			id, err := s.sampler.Next(b.decoder.Logits(i))
+			id, err := b.choose(i)
 			if err != nil {
 				return fmt.Errorf("after token %d of text %d: %w", b.decoder.Len(i), i+1, err)
 			}
@@ -173,6 +192,18 @@ func (b *batch) run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// choose is the next token of a sequence.
+func (b *batch) choose(i int) (int, error) {
+	if !b.greedy {
+		return b.sequences[i].sampler.Next(b.decoder.Logits(i))
+	}
+	id := b.decoder.Chosen(i)
+	if id < 0 {
+		return 0, fmt.Errorf("%w: a NaN or an infinity", sample.ErrLogits)
+	}
+	return id, nil
 }
 
 func (b *batch) end(i int) error {
