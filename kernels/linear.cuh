@@ -306,8 +306,9 @@ template <class T> struct Linear {
         const float4 v = *(const float4*)(x + m * stride + i);
         top = fmaxf(fmaxf(fmaxf(top, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
       }
-      const u32 most = __reduce_max_sync(~0u, __float_as_uint(top));
-      if (lane == 0) atomicMax(tops + m, most);
+#pragma unroll
+      for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+      if (lane == 0) atomicMax(tops + m, __float_as_uint(top)); // floats of no sign are in the order of their bits
     }
     __syncthreads();
   }

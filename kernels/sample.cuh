@@ -70,12 +70,15 @@ __device__ __forceinline__ void teamWait() { __syncthreads(); }
 __device__ __forceinline__ void teamStore(u64* p, int, u64 x) { *p = x; }
 #endif
 
-// The sum of a warp's lanes, in parts of 22 bits: an instruction adds up 32 bits,
-// where five rounds of shuffles would take much longer.
+// Of all lanes of a warp. Shuffles, not redux: the assembler of CUDA 12.4 takes a
+// wrong register where the results of two redux meet in one number.
+template <class F> __device__ __forceinline__ u64 warpFold(u64 x, F f) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) x = f(x, __shfl_xor_sync(~0u, x, i));
+  return x;
+}
 __device__ __forceinline__ u64 warpSum(u64 x) {
-  const u32 low = (1 << 22) - 1;
-  const u64 a = __reduce_add_sync(~0u, (u32)x & low), b = __reduce_add_sync(~0u, (u32)(x >> 22) & low), c = __reduce_add_sync(~0u, (u32)(x >> 44));
-  return a + (b << 22) + (c << 44);
+  return warpFold(x, [](u64 a, u64 b) { return a + b; });
 }
 
 // Sums of the lanes before this one and this one.
@@ -90,9 +93,7 @@ __device__ __forceinline__ u64 warpScan(u64 x, int lane) {
 
 // The greatest key of a warp, and of equals the lowest id: key above, inverted id below.
 __device__ __forceinline__ u64 warpBest(u32 key, u32 id) {
-  const u32 top = __reduce_max_sync(~0u, key);
-  const u32 low = __reduce_min_sync(~0u, key == top ? id : ~0u);
-  return (u64)top << 32 | (u32)~low;
+  return warpFold((u64)key << 32 | (u32)~id, [](u64 a, u64 b) { return a > b ? a : b; });
 }
 
 // The warps that have a row together.
@@ -195,7 +196,7 @@ struct Team {
     u32 x = ~0u;
 #pragma unroll 1
     for (int j = lane; j < warps; j += 32) x = min(x, (u32)(board[turn][0][j] >> 32));
-    return __reduce_min_sync(~0u, x);
+    return (u32)warpFold(x, [](u64 a, u64 b) { return a < b ? a : b; });
   }
 
   // The best of what all warps told.
