@@ -31,7 +31,7 @@ struct LinearParams {
   int stages; // of a warp's ring; 2 or 4 before sm_90
   int norm;   // the rows of x are normalised
   int relu;
-  int early; // the weights may be read before the launch before this one has ended
+  int early; // the weights, gamma and beta may be read before the launch before this one has ended
   float eps;
 };
 
@@ -57,13 +57,21 @@ template <class F> __device__ __forceinline__ float sumOfRow(const float* row, i
   return sum;
 }
 
-// One element of the output.
-__device__ __forceinline__ void finish(const LinearParams& p, int part, int m, int n, float v) {
-  if (p.b[part] != nullptr) v += p.b[part][n];
+// What is added to an element of the output. It is asked for long before it is
+// needed: a bias comes from memory.
+struct Addend { float bias, residual; };
+__device__ __forceinline__ Addend addend(const LinearParams& p, int part, int m, int n) {
+  Addend a = {0.f, 0.f};
+  if (n >= p.out[part]) return a;
+  if (p.b[part] != nullptr) a.bias = p.b[part][n];
+  if (p.residual != nullptr) a.residual = p.residual[(long long)m * p.out[part] + n];
+  return a;
+}
+__device__ __forceinline__ void finish(const LinearParams& p, int part, int m, int n, float v, const Addend& a) {
+  if (n >= p.out[part]) return;
+  v += a.bias;
   if (p.relu && v < 0.f) v = 0.f;
-  const long long to = (long long)m * p.out[part] + n;
-  if (p.residual != nullptr) v += p.residual[to];
-  p.y[part][to] = v;
+  p.y[part][(long long)m * p.out[part] + n] = v + a.residual;
 }
 
 // The exponent of what rows are scaled by where the type has few exponents.
@@ -125,9 +133,8 @@ template <class T> struct Linear {
     float* x = (float*)(memory + LINEAR_WARPS * p.stages * STAGE);
     float* sums = x + p.rows * stride;                                   // of each warp: rows x WIDTH
     float* parts = sums + LINEAR_WARPS * p.rows * WIDTH;                 // of the block, two times: rows x LINEAR_TILE
-    float* room = parts + 2 * p.rows * LINEAR_TILE;                      // of each warp
-    float* moments = room + LINEAR_WARPS;                                // of each row
-    u32* tops = (u32*)(moments + 2 * LINEAR_ROWS);                       // of each row, its largest magnitude
+    float* moments = parts + 2 * p.rows * LINEAR_TILE;                   // of each warp's part of each row
+    u32* tops = (u32*)(moments + 2 * LINEAR_WARPS * LINEAR_ROWS);        // of each row, its largest magnitude
     float* affine = (float*)(tops + LINEAR_ROWS);                        // gamma and beta, if there is a norm
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(affine + (p.norm ? 2 * stride : 0)) + warp * p.stages * 8; // a barrier for each slot of the ring
@@ -169,32 +176,33 @@ template <class T> struct Linear {
     }
     __syncwarp();
 #endif
-    if (p.early)
+    // The slice of x; zeros behind its end.
+    const int from = b0 * BLOCK, width = blocks * BLOCK, live = min(width, p.in - from);
+    auto fetch = [&](float* to, const float* src, int rows) {
+      for (int m = 0; m < rows; m++)
+        for (int c = threadIdx.x * 4; c < width; c += LINEAR_WARPS * 128)
+          copy16(sharedAddress(to + m * stride + c), src + (long long)m * p.in + from + (c < live ? c : 0), c < live);
+    };
+    auto fetchAffine = [&]() {
+      if (p.norm && p.gamma != nullptr) fetch(affine, p.gamma, 1);
+      if (p.norm && p.beta != nullptr) fetch(affine + stride, p.beta, 1);
+    };
+    if (threadIdx.x < LINEAR_ROWS) tops[threadIdx.x] = 0;
+    if (p.early) {
       for (int s = 0; s < p.stages; s++) copy(s);
+      fetchAffine();
+    }
     waitForEarlier();
     if (threadIdx.x == 0) letNextStart();
     if (!p.early)
       for (int s = 0; s < p.stages; s++) copy(s);
 
-    // The slice of x; zeros behind its end.
-    if (threadIdx.x < LINEAR_ROWS) tops[threadIdx.x] = 0;
-    const int from = b0 * BLOCK, width = blocks * BLOCK, live = min(width, p.in - from);
-    auto fetch = [&](float* to, const float* src, int rows) {
-      for (int i = threadIdx.x; i < rows * (width / 4); i += LINEAR_WARPS * 32) {
-        const int m = i / (width / 4), c = i % (width / 4) * 4;
-        copy16(sharedAddress(to + m * stride + c), src + (long long)m * p.in + from + (c < live ? c : 0), c < live);
-      }
-    };
     fetch(x, p.x, p.rows);
-    if (p.norm && p.gamma != nullptr) fetch(affine, p.gamma, 1);
-    if (p.norm && p.beta != nullptr) fetch(affine + stride, p.beta, 1);
+    if (!p.early) fetchAffine();
     copyCommit();
     copyWait<0>();
     __syncthreads();
-    if (p.norm) normalise(p, x, stride, live, rank, split, room, moments, affine, warp, lane);
-
-    if constexpr (T::narrow) largest(p, x, stride, width, tops, warp, lane);
-    toOperands(p, x, stride, width, tops);
+    prepare(p, x, stride, width, live, rank, split, moments, tops, affine, warp, lane);
     __syncthreads();
     if (p.rows > 8) {
       allTiles<2>(p, x, stride, sums, parts, tops, ring, full, copy, mine, t0, t1, rank, split, warp, lane);
@@ -211,13 +219,22 @@ template <class T> struct Linear {
     for (int h = 0; h < HALVES; h++)
 #pragma unroll
       for (int k = 0; k < 2; k++) down[h][k] = T::narrow ? powerOf(exponentOf(__uint_as_float(tops[h * 8 + 2 * t + k]))) : 1.f;
-    Columns before = {0, 0, 0};
+    constexpr int MINE = (HALVES * 8 * LINEAR_TILE + LINEAR_WARPS * 32 - 1) / (LINEAR_WARPS * 32); // elements of a tile that a thread finishes
+    Addend more[MINE], moreBefore = {0.f, 0.f};
+    int partBefore = 0, firstBefore = 0;
     int slot = 0, of = 0; // of this tile
     u32 parity = 0;
     while (of < LINEAR_PARTS - 1 && t0 >= p.tiles[of]) of++;
 #pragma unroll 1
     for (int now = t0; now < t1; now++) {
       if (now >= p.tiles[of] && of < LINEAR_PARTS - 1) of++;
+      const int first = (now - (of > 0 ? p.tiles[of - 1] : 0)) * LINEAR_TILE;
+      // Without a cluster a thread finishes elements threadIdx.x, threadIdx.x + 256, ...; with one, one at most.
+#pragma unroll
+      for (int j = 0; j < MINE; j++) {
+        const int i = split > 1 ? threadIdx.x * split + rank : threadIdx.x + j * LINEAR_WARPS * 32;
+        if (i < p.rows * LINEAR_TILE && (split == 1 || j == 0)) more[j] = addend(p, of, i / LINEAR_TILE, first + i % LINEAR_TILE);
+      }
       float acc[HALVES][NT][4];
 #pragma unroll
       for (int i = 0; i < HALVES * NT; i++) acc[i / NT][i % NT][0] = acc[i / NT][i % NT][1] = acc[i / NT][i % NT][2] = acc[i / NT][i % NT][3] = 0.f;
@@ -247,105 +264,54 @@ template <class T> struct Linear {
           for (int n = 0; n < 2 * NT; n++) to[8 * n] = acc[h][n / 2][n % 2 * 2 + k] * down[h][k];
         }
       __syncthreads();
-      const int first = (now - (of > 0 ? p.tiles[of - 1] : 0)) * LINEAR_TILE, columns = min(LINEAR_TILE, p.out[of] - first);
       // Of a cluster's blocks each adds up its part of the tile before: what it
       // waited for has come in the meantime.
       if (split > 1 && now > t0) {
         clusterWait();
-        meet(p, parts + (~now & 1) * p.rows * LINEAR_TILE, rank, split, before);
+        meet(p, parts + (~now & 1) * p.rows * LINEAR_TILE, rank, split, partBefore, firstBefore, moreBefore);
       }
-      before = {of, first, columns};
       float* mineToo = parts + (now & 1) * p.rows * LINEAR_TILE;
-      for (int i = threadIdx.x; i < p.rows * LINEAR_TILE; i += LINEAR_WARPS * 32) {
-        const int m = i / LINEAR_TILE, c = i % LINEAR_TILE;
+#pragma unroll
+      for (int j = 0; j < MINE; j++) {
+        const int i = threadIdx.x + j * LINEAR_WARPS * 32, m = i / LINEAR_TILE, c = i % LINEAR_TILE;
+        if (i >= p.rows * LINEAR_TILE) break;
         float v = 0.f;
 #pragma unroll
         for (int k = 0; k < LINEAR_WARPS; k++) v += sums[(k * p.rows + m) * WIDTH + c];
         if (split > 1) {
           mineToo[i] = v;
-        } else if (c < columns) {
-          finish(p, of, m, first + c, v);
+        } else {
+          finish(p, of, m, first + c, v, more[j]);
         }
       }
+      partBefore = of, firstBefore = first, moreBefore = more[0];
       if (split > 1) clusterArrive();
       __syncthreads(); // the sums are read
     }
     if (split > 1) {
       if (t1 > t0) {
         clusterWait();
-        meet(p, parts + (~t1 & 1) * p.rows * LINEAR_TILE, rank, split, before);
+        meet(p, parts + (~t1 & 1) * p.rows * LINEAR_TILE, rank, split, partBefore, firstBefore, moreBefore);
       }
       clusterSync(); // others may still read this block's memory
     }
   }
 
-  // Columns of the output: those of a tile that are there.
-  struct Columns { int part, first, count; };
-
-  // Adds up the sums of a cluster's blocks: of the tile's elements those that are
-  // this block's.
-  __device__ static __forceinline__ void meet(const LinearParams& p, const float* sums, int rank, int split, const Columns& to) {
-    for (int i = threadIdx.x * split + rank; i < p.rows * LINEAR_TILE; i += LINEAR_WARPS * 32 * split) {
-      const int m = i / LINEAR_TILE, c = i % LINEAR_TILE;
-      float v[8], sum = 0.f;
+  // Adds up the sums of a cluster's blocks: of the tile's elements the one that is
+  // this thread's.
+  __device__ static __forceinline__ void meet(const LinearParams& p, const float* sums, int rank, int split, int part, int first, const Addend& more) {
+    const int i = threadIdx.x * split + rank;
+    if (i >= p.rows * LINEAR_TILE) return;
+    float v[8], sum = 0.f;
 #pragma unroll
-      for (int r = 0; r < 8; r++) v[r] = r < split ? remote(sums + i, r) : 0.f;
+    for (int r = 0; r < 8; r++) v[r] = r < split ? remote(sums + i, r) : 0.f;
 #pragma unroll
-      for (int r = 0; r < 8; r++) sum += v[r];
-      if (c < to.count) finish(p, to.part, m, to.first + c, sum);
-    }
-  }
-
-  // The largest magnitude of each row's slice. Whole warps share a row.
-  __device__ static __forceinline__ void largest(const LinearParams& p, const float* x, int stride, int width, u32* tops, int warp, int lane) {
-    const int sharers = sharersOf(p.rows), member = warp % sharers;
-    for (int m = warp / sharers; m < p.rows; m += LINEAR_WARPS / sharers) {
-      float top = 0.f;
-#pragma unroll 4
-      for (int i = (member * 32 + lane) * 4; i < width; i += sharers * 128) {
-        const float4 v = *(const float4*)(x + m * stride + i);
-        top = fmaxf(fmaxf(fmaxf(top, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
-      }
-#pragma unroll
-      for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-      if (lane == 0) atomicMax(tops + m, __float_as_uint(top)); // floats of no sign are in the order of their bits
-    }
-    __syncthreads();
+    for (int r = 0; r < 8; r++) sum += v[r];
+    finish(p, part, i / LINEAR_TILE, first + i % LINEAR_TILE, sum, more);
   }
 
   // Warps that share a row.
   __device__ static __forceinline__ int sharersOf(int rows) { return rows > 4 ? 1 : rows > 2 ? 2 : rows > 1 ? 4 : 8; }
-
-  // Makes right operands of x, in place: of 16 elements, 4 lanes find theirs
-  // together. 16-bit types take two parts of each element, which are scaled
-  // where the type has few exponents; float32 is taken apart when it is used.
-  __device__ static __forceinline__ void toOperands(const LinearParams& p, float* x, int stride, int width, const u32* tops) {
-    const int t = threadIdx.x % 4, steps = width / 16;
-    int m = 0, step = threadIdx.x / 4; // 16 elements, of row m
-    while (step >= steps && m < p.rows) step -= steps, m++;
-    while (__any_sync(~0u, m < p.rows)) {
-      const bool there = m < p.rows;
-      float* at = x + m * stride + step * 16;
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (there) {
-        if constexpr (WIDE) {
-          v = make_uint4(__float_as_uint(at[t]), __float_as_uint(at[t + 4]), __float_as_uint(at[t + 8]), __float_as_uint(at[t + 12]));
-        } else {
-          float2 a = *(const float2*)(at + 2 * t), b = *(const float2*)(at + 2 * t + 8);
-          if constexpr (T::narrow) {
-            const float up = powerOf(-exponentOf(__uint_as_float(tops[m])));
-            a.x *= up, a.y *= up, b.x *= up, b.y *= up;
-          }
-          v.x = T::pack(a.x, a.y), v.y = T::pack(b.x, b.y);
-          v.z = T::pack(a.x - T::low(v.x), a.y - T::high(v.x)), v.w = T::pack(b.x - T::low(v.y), b.y - T::high(v.y));
-        }
-      }
-      __syncwarp();
-      if (there) *(uint4*)(at + 4 * t) = v;
-      step += LINEAR_WARPS * 8;
-      while (step >= steps && m < p.rows) step -= steps, m++;
-    }
-  }
 
   // Adds the products of a tile's column block, the left operand, with x's.
   template <int HALVES> __device__ static __forceinline__ void multiply(const LinearParams& p, float (&acc)[HALVES][NT][4], const float* x, int stride, u32 slot, int lane) {
@@ -390,34 +356,127 @@ template <class T> struct Linear {
     }
   }
 
-  // Layer norm of the rows in shared memory, of which every block of the cluster
-  // has a slice: means and sums of squares of the slices merge into the row's.
-  __device__ static __forceinline__ void normalise(const LinearParams& p, float* x, int stride, int live, int rank, int split, float* room, float* moments, const float* affine, int warp, int lane) {
-    const int sharers = sharersOf(p.rows), groups = LINEAR_WARPS / sharers;
-    const int group = warp / sharers, member = warp % sharers, rounds = (p.rows + groups - 1) / groups * groups;
-    for (int m = group; m < rounds; m += groups) {
-      const float* row = x + min(m, p.rows - 1) * stride;
-      const float mean = sumOfRow(row, live, member, sharers, group * sharers, room, [](float v) { return v; }) / live;
-      const float squares = sumOfRow(row, live, member, sharers, group * sharers, room, [=](float v) { return (v - mean) * (v - mean); });
-      if (m < p.rows && member == 0 && lane == 0) moments[2 * m] = mean, moments[2 * m + 1] = squares;
-    }
-    clusterSync();
-    const int all = (p.in + BLOCK - 1) / BLOCK;
-    const float count = lane < split ? (float)(min((lane + 1) * all / split * BLOCK, p.in) - lane * all / split * BLOCK) : 0.f; // of lane's block
-    for (int m = group; m < p.rows; m += groups) {
-      const float its = lane < split ? remote(moments + 2 * m, lane) : 0.f, rest = lane < split ? remote(moments + 2 * m + 1, lane) : 0.f;
-      const float mean = sumOfWarp(count * its) / p.in;
-      const float squares = sumOfWarp(rest + count * (its - mean) * (its - mean));
-      const float f = 1.f / sqrtf(squares / p.in + p.eps);
-      float* row = x + m * stride;
+  // Makes right operands of x in shared memory, in place, of its layer norm if that
+  // is wanted. One to eight whole warps share a row, in parts of 16 elements: 4
+  // lanes find their operands of them together. 16-bit types take two parts of an
+  // element, which are scaled by powers of two where the type has few exponents;
+  // float32 is taken apart when it is used.
+  __device__ static __forceinline__ void prepare(const LinearParams& p, float* x, int stride, int width, int live, int rank, int split, float* moments, u32* tops, const float* affine, int warp, int lane) {
+    const int sharers = sharersOf(p.rows), groups = LINEAR_WARPS / sharers, group = warp / sharers, member = warp % sharers;
+    const int rounds = (p.rows + groups - 1) / groups;
+    const int s0 = member * (width / 16) / sharers, s1 = (member + 1) * (width / 16) / sharers;
+    const int c0 = min(s0 * 16, live), c1 = min(s1 * 16, live);
+    if (p.norm) {
+      for (int r = 0; r < rounds; r++) {
+        const int m = group + r * groups;
+        if (m >= p.rows) break;
+        const float* row = x + m * stride;
+        float sum = 0.f, squares = 0.f;
 #pragma unroll 4
-      for (int i = member * 32 + lane; i < live; i += sharers * 32) {
-        float v = (row[i] - mean) * f;
-        if (p.gamma != nullptr) v *= affine[i];
-        if (p.beta != nullptr) v += affine[stride + i];
-        row[i] = v;
+        for (int i = c0 + lane * 4; i < c1; i += 128) {
+          const float4 v = *(const float4*)(row + i);
+          sum += (v.x + v.y) + (v.z + v.w);
+        }
+        const float mean = sumOfWarp(sum) / max(c1 - c0, 1);
+#pragma unroll 4
+        for (int i = c0 + lane * 4; i < c1; i += 128) {
+          const float4 v = *(const float4*)(row + i);
+          squares += ((v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean)) + ((v.z - mean) * (v.z - mean) + (v.w - mean) * (v.w - mean));
+        }
+        squares = sumOfWarp(squares);
+        if (lane == 0) *(float2*)(moments + (m * LINEAR_WARPS + member) * 2) = make_float2(mean, squares);
+      }
+      split > 1 ? clusterSync() : __syncthreads();
+      // Means and sums of squares of parts merge into the row's. No block ends
+      // before the others have read its own: the tiles have meetings.
+      const int all = (p.in + BLOCK - 1) / BLOCK;
+      float count[2]; // of the elements of parts lane and lane + 32
+      int of[2], by[2];
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const int j = lane + 32 * k;
+        of[k] = j / sharers, by[k] = j % sharers, count[k] = 0.f;
+        if (of[k] < split) {
+          const int begin = of[k] * all / split * BLOCK, its = (of[k] + 1) * all / split * BLOCK - begin, there = min(its, p.in - begin);
+          count[k] = min((by[k] + 1) * (its / 16) / sharers * 16, there) - min(by[k] * (its / 16) / sharers * 16, there);
+        }
+      }
+      for (int r = 0; r < rounds; r++) {
+        const int m = group + r * groups;
+        if (m >= p.rows) break;
+        float mean[2], squares[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+          const float* at = moments + (m * LINEAR_WARPS + by[k]) * 2;
+          mean[k] = of[k] < split ? remote(at, of[k]) : 0.f, squares[k] = of[k] < split ? remote(at + 1, of[k]) : 0.f;
+        }
+        const float middle = sumOfWarp(count[0] * mean[0] + count[1] * mean[1]) / p.in;
+        const float d0 = mean[0] - middle, d1 = mean[1] - middle;
+        const float f = 1.f / sqrtf(sumOfWarp(squares[0] + count[0] * d0 * d0 + squares[1] + count[1] * d1 * d1) / p.in + p.eps);
+        float* row = x + m * stride;
+#pragma unroll 2
+        for (int i = c0 + lane * 4; i < c1; i += 128) {
+          float4 v = *(const float4*)(row + i);
+          v.x = (v.x - middle) * f, v.y = (v.y - middle) * f, v.z = (v.z - middle) * f, v.w = (v.w - middle) * f;
+          if (p.gamma != nullptr) {
+            const float4 g = *(const float4*)(affine + i);
+            v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+          }
+          if (p.beta != nullptr) {
+            const float4 b = *(const float4*)(affine + stride + i);
+            v.x += b.x, v.y += b.y, v.z += b.z, v.w += b.w;
+          }
+          *(float4*)(row + i) = v;
+        }
+      }
+      __syncwarp();
+    }
+    if constexpr (T::narrow) {
+      for (int r = 0; r < rounds; r++) {
+        const int m = group + r * groups;
+        if (m >= p.rows) break;
+        float top = 0.f;
+#pragma unroll 4
+        for (int i = c0 + lane * 4; i < c1; i += 128) {
+          const float4 v = *(const float4*)(x + m * stride + i);
+          top = fmaxf(fmaxf(fmaxf(top, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
+        }
+#pragma unroll
+        for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+        if (lane == 0) atomicMax(tops + m, __float_as_uint(top)); // floats of no sign are in the order of their bits
+      }
+      sharers > 1 ? __syncthreads() : __syncwarp();
+    }
+    for (int r = 0; r < rounds; r++) {
+      const int m = group + r * groups;
+      if (m >= p.rows) break;
+      const float up = T::narrow ? powerOf(-exponentOf(__uint_as_float(((volatile u32*)tops)[m]))) : 1.f;
+      constexpr int BATCH = 4;
+#pragma unroll 1
+      for (int s = s0; s < s1; s += 8 * BATCH) {
+        uint4 v[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+          if (s + 8 * j + lane / 4 < s1) v[j] = operandOf(x + m * stride + (s + 8 * j + lane / 4) * 16, lane % 4, up);
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+          if (s + 8 * j + lane / 4 < s1) *(uint4*)(x + m * stride + (s + 8 * j + lane / 4) * 16 + lane % 4 * 4) = v[j];
       }
     }
-    __syncthreads(); // nobody's moments go before its tiles are done
+  }
+
+  // Lane t's operands of 16 elements.
+  __device__ static __forceinline__ uint4 operandOf(const float* at, int t, float up) {
+    uint4 v;
+    if constexpr (WIDE) {
+      v = make_uint4(__float_as_uint(at[t]), __float_as_uint(at[t + 4]), __float_as_uint(at[t + 8]), __float_as_uint(at[t + 12]));
+    } else {
+      float2 a = *(const float2*)(at + 2 * t), b = *(const float2*)(at + 2 * t + 8);
+      if constexpr (T::narrow) a.x *= up, a.y *= up, b.x *= up, b.y *= up;
+      v.x = T::pack(a.x, a.y), v.y = T::pack(b.x, b.y);
+      v.z = T::pack(a.x - T::low(v.x), a.y - T::high(v.x)), v.w = T::pack(b.x - T::low(v.y), b.y - T::high(v.y));
+    }
+    return v;
   }
 };

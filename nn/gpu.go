@@ -101,6 +101,9 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 		}
 		if op.norm {
 			o.Norm = &gpu.Norm{Eps: op.eps}
+			for _, x := range in {
+				o.Early = o.Early && x.Fixed
+			}
 			if op.gamma {
 				o.Norm.Gamma, in = in[0].Memory, in[1:]
 			}

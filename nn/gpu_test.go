@@ -142,7 +142,7 @@ func TestGPUNodes(t *testing.T) {
 			atol = 2e-3
 		}
 		rows, width := 1+rng.IntN(40), 8*(1+rng.IntN(60))
-		outs := []int{4 * (1 + rng.IntN(90)), 4 * (1 + rng.IntN(90)), 4 * (1 + rng.IntN(90))}[:1+rng.IntN(3)]
+		outs := []int{8 * (1 + rng.IntN(45)), 4 * (1 + rng.IntN(90)), 4 * (1 + rng.IntN(90))}[:1+rng.IntN(3)]
 		affine, bias, relu := rng.IntN(2) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
 		scale := 1 / math.Sqrt(float64(width))
 

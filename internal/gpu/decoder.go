@@ -98,8 +98,8 @@ type Linear struct {
 	Norm     *Norm  // nil: x as it is
 	ReLU     bool
 	Scratch  Memory // Rows x In, if [Decoder.NeedsScratch]
-	// Early: nothing that is queued writes W, so that it may be read before the
-	// work ahead is done.
+	// Early: nothing that is queued writes W or what Norm has, so that it may be
+	// read before the work ahead is done.
 	Early bool
 }
 
@@ -202,7 +202,7 @@ const (
 // does not fit.
 func (d *Decoder) room(element, rows, blocks int, norm bool) (shared, stages int) {
 	stride := blocks*128/elements[element].bytes + linearPad
-	rest := rows*stride + linearWarps*rows*(linearTile+sumsPad) + 2*rows*linearTile + linearWarps + 3*linearRows
+	rest := rows*stride + linearWarps*rows*(linearTile+sumsPad) + 2*rows*linearTile + (2*linearWarps+1)*linearRows
 	if norm {
 		rest += 2 * stride
 	}

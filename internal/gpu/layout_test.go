@@ -107,7 +107,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int WIDTH = LINEAR_TILE + 4;",
 			"constexpr int PAD = 16;",
 			"const int stride = (all + split - 1) / split * BLOCK + PAD;",
-			"float* sums = x + p.rows * stride; float* parts = sums + LINEAR_WARPS * p.rows * WIDTH; float* room = parts + 2 * p.rows * LINEAR_TILE; float* moments = room + LINEAR_WARPS; u32* tops = (u32*)(moments + 2 * LINEAR_ROWS); float* affine = (float*)(tops + LINEAR_ROWS);",
+			"float* sums = x + p.rows * stride; float* parts = sums + LINEAR_WARPS * p.rows * WIDTH; float* moments = parts + 2 * p.rows * LINEAR_TILE; u32* tops = (u32*)(moments + 2 * LINEAR_WARPS * LINEAR_ROWS); float* affine = (float*)(tops + LINEAR_ROWS);",
 		},
 	} {
 		text := source(t, file)
