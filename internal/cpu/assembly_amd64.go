@@ -18,12 +18,14 @@ type assembly struct {
 
 	score, weighted, weightedBlock func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int)
-	weigh      func(s, o, m, l *float32, rows, n, stride, dim int) (empty int)
+	weigh      func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
 	panel      func(panel *float32, k **byte, at, dim, step int)
 	scorePanel func(s, q, panel *float32, rows, dim, stride int)
 
 	scoreLanes func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int, wide *float32)
+
+	tiles *tiles // nil if there are none
 }
 
 const (
@@ -45,7 +47,7 @@ const (
 // attendTiers returns the kernels by tier, for queries of float32.
 func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 	t := [tiers][dtypes]kernel{tierGo: twins, tierAVX2: twins, tierAVX512: twins}
-	for tier, kernels := range [tiers]map[DType]*assembly{
+	kernels := [tiers]map[DType]*assembly{
 		tierAVX2: {
 			Float32: {
 				dims: 8, size: 4, keys: 16, few: few32,
@@ -86,12 +88,17 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 				scoreLanes: scoreLanesBF16AVX512,
 			},
 		},
-	} {
+	}
+	for tier, kernels := range kernels {
 		for d, a := range kernels {
 			a.twin = twins[d]
 			t[tier][d] = a.attend
 		}
 	}
+	t[tierAMX] = t[tierAVX512]
+	a := *kernels[tierAVX512][BFloat16]
+	a.tiles = &tiles{queryTilesBF16AMX, scoreTilesBF16AMX, weightedTilesBF16AMX}
+	t[tierAMX][BFloat16] = a.attend
 	return t
 }
 
@@ -109,8 +116,9 @@ func (a *assembly) attend(t *tile) {
 	stride := (t.Count + 15) / 16 * 16
 	a.scores(t, stride)
 	if t.Visible == nil {
-		if a.weigh(at32(t.Scores, 0), at32(t.O, 0), at32(t.M, 0), at32(t.L, 0), t.Rows, t.Count, stride, t.ValueDim) == 0 {
-			a.values(t, stride, 0, t.Rows, 0, t.Count)
+		if a.weigh(at32(t.Scores, 0), at32(t.O, 0), at32(t.M, 0), at32(t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
+			array(&t.V[0]), 0, t.Count) == 0 {
+			a.values(t, stride, 0, t.Rows, a.valuesInTiles(t, stride), t.Count)
 			return
 		}
 		a.ragged(t, stride, func(int) int { return t.Count })
@@ -119,7 +127,7 @@ func (a *assembly) attend(t *tile) {
 	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
 	for r, n := range visible {
 		if n > 0 {
-			a.weigh(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim)
+			a.weigh(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim, array(&t.V[0]), 0, 0)
 		}
 	}
 	a.ragged(t, stride, func(r int) int { return int(visible[r]) })
@@ -127,7 +135,7 @@ func (a *assembly) attend(t *tile) {
 
 // scores computes the scores of all rows with all keys.
 func (a *assembly) scores(t *tile, stride int) {
-	key, half := 0, a.keys/2
+	key, half := a.scoresInTiles(t, stride), a.keys/2
 	if t.Rows >= panelRows && (len(t.K) == 1 || t.Run%half == 0) {
 		for ; key+a.keys <= t.Count; key += a.keys {
 			for c := key; c < key+a.keys; c += half {
@@ -137,7 +145,7 @@ func (a *assembly) scores(t *tile, stride int) {
 		}
 	}
 	if t.Rows > a.few && t.Rows < panelRows && (len(t.K) == 1 || t.Run%(half/2) == 0) {
-		a.scoresInLanes(t, stride)
+		a.scoresInLanes(t, stride, key)
 		return
 	}
 	run, last := t.Run/4, (t.Count+3)/4 // in quads
@@ -155,9 +163,9 @@ func (a *assembly) scores(t *tile, stride int) {
 	}
 }
 
-// scoresInLanes is scores for some rows. Calls are of whole groups of keys, of which a kernel takes several
+// scoresInLanes is scores for some rows, from key on, a multiple of 16. Calls are of whole groups of keys, of which a kernel takes several
 // quads together.
-func (a *assembly) scoresInLanes(t *tile, stride int) {
+func (a *assembly) scoresInLanes(t *tile, stride, key int) {
 	lanes := a.keys / 2
 	each, together := lanes/4, lanes/8
 	dim := (t.Dim + lanes - 1) / lanes * lanes
@@ -165,7 +173,7 @@ func (a *assembly) scoresInLanes(t *tile, stride int) {
 	a.interleave(t, unsafe.Slice(queries, (t.Rows+rowBlock-1)/rowBlock*rowBlock*dim), each)
 	run, last := t.Run/4, (t.Count+3)/4 // in quads
 	lead := (a.lead(t.Dim, run) + together - 1) / together * together
-	for x := 0; x < last; {
+	for x := key / 4; x < last; {
 		n := min(run-x%run, last-x)
 		ahead, aheadAt, aheadStep := &t.V[0], (x+lead-last)*t.VStep, t.VStep // behind the keys come the values
 		if y := x + lead; y < last {

@@ -195,6 +195,11 @@ func TestAssemblyFenced(t *testing.T) {
 		}
 	}
 	for _, rows := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 64, 71} {
+		for _, count := range []int{63, 64, 66, 127, 128, 201} {
+			if !try(rows, count, 32*(1+rng.IntN(4)), 32*(1+rng.IntN(4))) {
+				return
+			}
+		}
 		for _, count := range []int{15, 16, 17, 31, 32, 33, 63, 64, 65, 100} {
 			if !try(rows, count, dims[rng.IntN(len(dims))], dims[rng.IntN(len(dims))]) {
 				return
@@ -209,12 +214,12 @@ func TestAssemblyUnaligned(t *testing.T) {
 	f := newFenced(t)
 	for _, d := range half16 {
 		for shift := range 16 {
-			f.draw(rng, d, 1+rng.IntN(20), 40, 64, 64, false, false)
+			f.draw(rng, d, 1+rng.IntN(20), 80, 64, 64, false, false)
 			want := f.run(t, kernels32[inUse][d])
 			for s := range 4 {
 				for i, p := range []*unsafe.Pointer{&f.t.K[0][s], &f.t.V[0][s]} {
 					mem := f.fences[6+4*i+s].mem
-					n := 10 * 64 * d.Size()
+					n := 20 * 64 * d.Size()
 					copy(mem[shift*d.Size():][:n], mem[:n])
 					*p = unsafe.Add(*p, shift*d.Size())
 				}
@@ -235,6 +240,9 @@ func TestAssemblyNotFinite(t *testing.T) {
 		d := half16[rng.IntN(3)]
 		rows, count := 1+rng.IntN(20), 1+rng.IntN(80)
 		dim, valueDim := 8*(1+rng.IntN(12)), 8*(1+rng.IntN(12))
+		if rng.IntN(2) == 0 { // what fills tiles
+			count, dim, valueDim = 64+rng.IntN(150), 32*(1+rng.IntN(4)), 32*(1+rng.IntN(4))
+		}
 		f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(2) == 0, true)
 		bad := []float64{nan, inf, -inf}[rng.IntN(3)]
 		switch rng.IntN(5) {
@@ -272,11 +280,11 @@ func TestAssemblyNotFinite(t *testing.T) {
 
 // Weights are powers of two within 2 units in the last place, with exp2's rules at the ends.
 func TestAssemblyExp2(t *testing.T) {
-	var weigh func(s, o, m, l *float32, rows, n, stride, dim int) int
+	var weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) int
 	switch inUse {
 	case tierAVX2:
 		weigh = weighAVX2
-	case tierAVX512:
+	case tierAVX512, tierAMX:
 		weigh = weighAVX512
 	default:
 		t.Skip("no assembly in use")
@@ -305,7 +313,7 @@ func TestAssemblyExp2(t *testing.T) {
 		}
 		before := clone(x)
 		m, l := float32(math.Inf(-1)), float32(0)
-		if weigh(&x[0], &o[0], &m, &l, 1, n, n, 8) != 0 {
+		if weigh(&x[0], &o[0], &m, &l, 1, n, n, 8, array(&streams{}), 0, 0) != 0 {
 			t.Fatal("a row is left")
 		}
 		var sum float64

@@ -175,9 +175,10 @@ func scorePanelAVX2(s *float32, q *float32, panel *float32, rows int, dim int, s
 //	m[r] = top
 //
 // A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.
+// With each 8 weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.
 //
 //go:noescape
-func weighAVX2(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int) (empty int)
+func weighAVX2(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
 
 // scoreF32AVX512 computes, for r < rows, c < count:
 //
@@ -350,6 +351,40 @@ func scorePanelAVX512(s *float32, q *float32, panel *float32, rows int, dim int,
 //	m[r] = top
 //
 // A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.
+// With each 16 weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.
 //
 //go:noescape
-func weighAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int) (empty int)
+func weighAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
+
+// queryTilesBF16AMX computes, for r < rows, i < dim, p < 3, with h_0 the leading 8 bits of q[r*dim+i], h_1 those of what it leaves, h_2 the rest:
+//
+//	element 32*(48*(i/32)+16*p+i%32/2) + 2*r + i%2 of tiles, as bfloat16 = h_p
+//
+// rows is at most 16, dim a multiple of 32.
+//
+//go:noescape
+func queryTilesBF16AMX(tiles *float32, q *float32, rows int, dim int)
+
+// scoreTilesBF16AMX computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step, and queries in tiles as queryTilesBF16AMX makes them.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// rows is at most 16, count a multiple of 64, dim of 32. wide is scratch of 1024 elements.
+// It returns 0 if all scores are finite. Else they are of no use: an infinity may have become NaN.
+//
+//go:noescape
+func scoreTilesBF16AMX(s *float32, tiles *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32) (odd int)
+
+// weightedTilesBF16AMX computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// rows is at most 16, count a multiple of 32, dim of 32. wide is scratch of 3584 + 16*dim elements.
+// It returns 0 if all sums are finite. Else o is as it was: an infinity may have become NaN.
+//
+//go:noescape
+func weightedTilesBF16AMX(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32) (odd int)

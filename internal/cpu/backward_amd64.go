@@ -10,6 +10,7 @@ var backwardTiers = [tiers]*backwardKernels[float32]{
 	tierGo:     backwardGo32,
 	tierAVX2:   backwardParts{8, 16, panelF32AVX2, scorePanelAVX2, weighAVX2, weightedBlockF32AVX2}.kernels(),
 	tierAVX512: backwardParts{1, 32, panelF32AVX512, scorePanelAVX512, weighAVX512, weightedBlockF32AVX512}.kernels(),
+	tierAMX:    backwardParts{1, 32, panelF32AVX512, scorePanelAVX512, weighAVX512, weightedBlockF32AVX512}.kernels(),
 }
 
 // backwardParts are parts of a tier's attention kernels, with dims and lanes as backwardKernels has them. A
@@ -18,7 +19,7 @@ type backwardParts struct {
 	dims, lanes   int
 	panel         func(panel *float32, k **byte, at, dim, step int)
 	scorePanel    func(s, q, panel *float32, rows, dim, stride int)
-	weigh         func(s, o, m, l *float32, rows, n, stride, dim int) (empty int)
+	weigh         func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
 	weightedBlock func(o, p *float32, v **byte, at, rows, count, dim, stride, step int, ahead **byte, aheadAt, aheadStep int)
 }
 
@@ -46,7 +47,7 @@ func (b backwardParts) scores(w *backwardScratch[float32], s, x, y []float32, ro
 }
 
 func (b backwardParts) weighRows(w *backwardScratch[float32], s, m, l []float32, rows, n, stride int) {
-	b.weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim)
+	b.weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim, w.open(s, 0), 0, 0)
 }
 
 func (b backwardParts) add(w *backwardScratch[float32], o, p, v []float32, rows, count, dim, stride int) {

@@ -135,6 +135,9 @@ func newCall[F real](rng *rand.Rand, d DType, rows, count, dim, valueDim int, ma
 	c.t.Run = (count + 3) / 4 * 4
 	if !masked && rng.IntN(2) == 0 {
 		c.t.Run = 4 * (1 + rng.IntN(c.t.Run/4))
+		if count > 64 && rng.IntN(2) == 0 {
+			c.t.Run = 64 * (1 + rng.IntN(3))
+		}
 	}
 	c.k = c.rows(rng, 0, d, dim, masked, &c.t.K, &c.t.KStep)
 	c.v = c.rows(rng, 1, d, valueDim, masked, &c.t.V, &c.t.VStep)
@@ -186,6 +189,9 @@ func TestKernels(t *testing.T) {
 			if rng.IntN(3) == 0 { // many, of the dims that have kernels of their own
 				rows, count = 1+rng.IntN(70), 1+rng.IntN(150)
 				dim, valueDim = 8*(1+rng.IntN(17)), 8*(1+rng.IntN(17))
+			} else if rng.IntN(3) == 0 { // what fills tiles
+				rows, count = 4+rng.IntN(15), 60+rng.IntN(500)
+				dim, valueDim = 32*(1+rng.IntN(6)), 32*(1+rng.IntN(6))
 			}
 			masked := rng.IntN(2) == 0
 			testKernel(t, d, newCall[float32](rng, d, rows, count, dim, valueDim, masked))

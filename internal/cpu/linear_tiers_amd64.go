@@ -3,7 +3,7 @@
 package cpu
 
 // The tables of the tiers.
-var linearTiers = [tiers]*linearKernels{tierGo: &linearGo, tierAVX2: &linearAVX2, tierAVX512: &linearAVX512}
+var linearTiers = [tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAVX512}
 
 var linearAVX2 = linearKernels{
 	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
@@ -29,8 +29,11 @@ var linearAVX512 = linearKernels{
 	relu: reluAVX512,
 }
 
-var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAVX2, readSumAVX512}
+var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAVX2, readSumAVX512, readSumAVX512}
 
 var vectorTiers = [tiers]vectorKernels{
-	vectorGo, {scale: scaleAVX2, divide: divideAVX2}, {scale: scaleAVX512, divide: divideAVX512},
+	tierGo:     vectorGo,
+	tierAVX2:   {scale: scaleAVX2, divide: divideAVX2},
+	tierAVX512: {scale: scaleAVX512, divide: divideAVX512},
+	tierAMX:    {scale: scaleAVX512, divide: divideAVX512},
 }

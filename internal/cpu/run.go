@@ -11,7 +11,7 @@ import (
 // Limits of one kernel call: so many scores, and so many keys. Scores stay in the first-level cache, and a
 // long call has few ends, at which memory waits for arithmetic.
 const (
-	callScores  = 8192
+	callScores  = 16384
 	callKeys    = 4096
 	callKeysMin = 16 // however many rows there are
 )
@@ -103,7 +103,7 @@ func padded(n int) int { return (n + cacheLine/4 - 1) / (cacheLine / 4) * (cache
 func keysOfCall(rows int) int { return min(max(callScores/rows/16*16, callKeysMin), callKeys) }
 
 // wideOf returns how many values the scratch Wide of a tile has.
-func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16), 4*valueDim) }
+func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*valueDim+3584) }
 
 // prepare readies ws for a run of p on o, growing it as needed.
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {

@@ -15,14 +15,15 @@ const (
 	tierGo     tier   = iota // no assembly
 	tierAVX2                 // with FMA, F16C and BMI2
 	tierAVX512               // F, BW, DQ and VL, and what AVX2 has
+	tierAMX                  // products of tiles of bfloat16, and what AVX-512 has
 	tiers      = iota        // how many there are
 )
 
-var tierNames = [tiers]string{"go", "avx2", "avx512"}
+var tierNames = [tiers]string{"go", "avx2", "avx512", "amx"}
 
 func (t tier) String() string { return tierNames[t] }
 
-// TierVariable is the environment variable that chooses the kernels: "go", "avx2" or "avx512". Without
+// TierVariable is the environment variable that chooses the kernels: "go", "avx2", "avx512" or "amx". Without
 // it, or with an empty value, the best ones for the machine are used. It is read when the program starts.
 // A value that is none of these, or one that this machine or build has no kernels for, is an error that
 // wraps ErrTier, which every call that would use a kernel returns.

@@ -2,7 +2,11 @@
 
 package cpu
 
-import "golang.org/x/sys/cpu"
+import (
+	"os"
+
+	"golang.org/x/sys/cpu"
+)
 
 // bestTier returns the best tier of this machine. Package cpu has asked the operating system, too,
 // whether it saves the registers.
@@ -13,6 +17,15 @@ func bestTier() tier {
 		return tierGo
 	case !(x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL):
 		return tierAVX2
+	case !(x.HasAMXTile && x.HasAMXBF16 && asksForTiles() && allowTiles()):
+		return tierAVX512
 	}
-	return tierAVX512
+	return tierAMX
+}
+
+// asksForTiles reports whether TierVariable leaves tile registers in question: once they are allowed, signals take
+// a process 8 KB more of their stacks, which not everybody may want.
+func asksForTiles() bool {
+	name := os.Getenv(TierVariable)
+	return name == "" || name == tierAMX.String()
 }

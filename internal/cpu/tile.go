@@ -32,7 +32,8 @@ type tile struct {
 	Visible unsafe.Pointer // *int32, Rows
 
 	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
-	Wide   unsafe.Pointer // *F, scratch of max(32 x Dim rounded up to a multiple of 16, 4 x ValueDim)
+	// *F, scratch of max(32 x Dim rounded up to a multiple of 16 + 1024, 16 x ValueDim + 3584)
+	Wide unsafe.Pointer
 }
 
 // streams are pointers to four rows of keys or values.

@@ -50,22 +50,7 @@ func panel(s isa, d dtype) {
 // transpose returns the columns of the square matrix of rows v, which it destroys.
 func (s isa) transpose(v []VecVirtual) []VecVirtual {
 	n := s.lanes
-	// In lanes of 128 bits: 4x4 of single elements.
-	w := make([]VecVirtual, n)
-	for i := 0; i < n; i += 4 {
-		t := s.vecs(4)
-		VUNPCKLPS(v[i+1], v[i], t[0])
-		VUNPCKHPS(v[i+1], v[i], t[1])
-		VUNPCKLPS(v[i+3], v[i+2], t[2])
-		VUNPCKHPS(v[i+3], v[i+2], t[3])
-		for k := range 4 {
-			w[i+k] = s.vec()
-		}
-		VUNPCKLPD(t[2], t[0], w[i])
-		VUNPCKHPD(t[2], t[0], w[i+1])
-		VUNPCKLPD(t[3], t[1], w[i+2])
-		VUNPCKHPD(t[3], t[1], w[i+3])
-	}
+	w := s.transposeLanes(v)
 	// w[4a+k] holds, in lane b, column 4b+k of rows 4a..4a+3. Then the lanes.
 	out := make([]VecVirtual, n)
 	for k := range 4 {
@@ -91,6 +76,23 @@ func (s isa) transpose(v []VecVirtual) []VecVirtual {
 		}
 	}
 	return out
+}
+
+// transposeLanes transposes, in lanes of 128 bits, each four of v: 4x4 single elements.
+func (s isa) transposeLanes(v []VecVirtual) (w []VecVirtual) {
+	for i := 0; i < len(v); i += 4 {
+		t, x := s.vecs(4), s.vecs(4)
+		VUNPCKLPS(v[i+1], v[i], t[0])
+		VUNPCKHPS(v[i+1], v[i], t[1])
+		VUNPCKLPS(v[i+3], v[i+2], t[2])
+		VUNPCKHPS(v[i+3], v[i+2], t[3])
+		VUNPCKLPD(t[2], t[0], x[0])
+		VUNPCKHPD(t[2], t[0], x[1])
+		VUNPCKLPD(t[3], t[1], x[2])
+		VUNPCKHPD(t[3], t[1], x[3])
+		w = append(w, x...)
+	}
+	return w
 }
 
 // rowsOf returns the addresses of n rows: three or four behind each of bases.

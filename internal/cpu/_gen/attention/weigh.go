@@ -210,7 +210,7 @@ func (n *nans) none(where string) {
 
 // weigh makes the kernel that turns scores into weights.
 func weigh(s isa) {
-	function("weigh"+s.name, "func(s, o, m, l *float32, rows, n, stride, dim int) (empty int)",
+	function("weigh"+s.name, "func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)",
 		"for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):",
 		"",
 		"	s[r*stride+c] = 2^(s[r*stride+c]-top)",
@@ -218,7 +218,8 @@ func weigh(s isa) {
 		"	l[r] = 2^(m[r]-top) l[r] + sum_c s[r*stride+c]",
 		"	m[r] = top",
 		"",
-		"A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.")
+		"A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.",
+		fmt.Sprintf("With each %d weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.", s.lanes))
 	scores, o, m, l := param("s"), param("o"), param("m"), param("l")
 	left, n := local(param("rows")), param("n")
 	ldo := param("dim")
@@ -234,7 +235,7 @@ func weigh(s isa) {
 	VBROADCASTSS(constant(float32(math.Inf(-1))), inf)
 	zeroQ := GP64()
 	XORQ(zeroQ, zeroQ)
-	empty := local(zeroQ)
+	empty, aheadAt := local(zeroQ), local(param("aheadAt"))
 	j := GP64()
 
 	again, next, isEmpty, some, number, rescale, same := label(), label(), label(), label(), label(), label(), label()
@@ -304,6 +305,22 @@ func weigh(s isa) {
 		}
 		VSUBPS(max, x, x)
 		e.of(x)
+		if !rest {
+			stream, line := GP64(), GP64() // the quarter of a turn, and the turn
+			MOVQ(j, line)
+			MOVQ(j, stream)
+			if s.lanes == 16 {
+				SHRQ(U8(1), stream)
+			} else {
+				SHLQ(U8(1), line)
+			}
+			ANDQ(U8(24), stream)
+			ADDQ(param("ahead"), stream)
+			MOVQ(at(stream, 0), stream)
+			ANDQ(I8(-64), line)
+			ADDQ(aheadAt, line)
+			PREFETCHT0(Mem{Base: stream, Index: line, Scale: 1})
+		}
 		if rest {
 			tail.store(x, element)
 		} else {
@@ -316,6 +333,8 @@ func weigh(s isa) {
 	VMOVSS(sum, at(l, 0))
 
 	Label(next)
+	further := param("aheadStep")
+	ADDQ(further, aheadAt)
 	stride := param("stride")
 	LEAQ(Mem{Base: scores, Index: stride, Scale: 4}, scores)
 	LEAQ(Mem{Base: o, Index: ldo, Scale: 4}, o)

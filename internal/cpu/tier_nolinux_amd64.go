@@ -1,0 +1,5 @@
+//go:build amd64 && gc && !noasm && !linux
+
+package cpu
+
+func allowTiles() bool { return false }
