@@ -116,9 +116,13 @@ func (a *assembly) attend(t *tile) {
 	stride := (t.Count + 15) / 16 * 16
 	a.scores(t, stride)
 	if t.Visible == nil {
+		tiled, further := a.tiledValues(t), 0
+		if tiled > 0 {
+			further = t.Count // tiles are quick enough to gain by what comes meanwhile; other kernels lose a little
+		}
 		if a.weigh(at32(t.Scores, 0), at32(t.O, 0), at32(t.M, 0), at32(t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
-			array(&t.V[0]), 0, t.Count) == 0 {
-			a.values(t, stride, 0, t.Rows, a.valuesInTiles(t, stride), t.Count)
+			array(&t.V[0]), 0, further) == 0 {
+			a.values(t, stride, 0, t.Rows, a.valuesInTiles(t, stride, tiled), t.Count)
 			return
 		}
 		a.ragged(t, stride, func(int) int { return t.Count })

@@ -23,8 +23,8 @@ func bestTier() tier {
 	return tierAMX
 }
 
-// asksForTiles reports whether TierVariable leaves tile registers in question: once they are allowed, signals take
-// a process 8 KB more of their stacks, which not everybody may want.
+// asksForTiles reports whether TierVariable lets a process have tile registers. They are for good, and signals
+// take 8 KB more of a stack with them: a process whose C code makes smaller ones has to do without.
 func asksForTiles() bool {
 	name := os.Getenv(TierVariable)
 	return name == "" || name == tierAMX.String()

@@ -62,15 +62,19 @@ func (a *assembly) scoresInTiles(t *tile, stride int) int {
 	return keys
 }
 
-// valuesInTiles adds the weighted values of the first keys to all rows and returns how many keys these are. It
-// stops where there is an infinity.
-func (a *assembly) valuesInTiles(t *tile, stride int) int {
-	keys := a.tiled(t, t.ValueDim)
+// tiledValues is tiled for values.
+func (a *assembly) tiledValues(t *tile) int {
+	if t.ValueDim > tilePanel && t.Rows < tileManyRows {
+		return 0
+	}
+	return a.tiled(t, t.ValueDim)
+}
+
+// valuesInTiles adds the weighted values of the first keys to all rows, as many as tiledValues says, and returns
+// how many keys these were: it stops where there is an infinity.
+func (a *assembly) valuesInTiles(t *tile, stride, keys int) int {
 	most, lead := keys/4, tileKeys/4 // in quads
 	if t.ValueDim > tilePanel {
-		if t.Rows < tileManyRows {
-			return 0
-		}
 		most, lead = tilePanelKeys/4, tilePanelKeys/4
 	}
 	run, last := t.Run/4, keys/4

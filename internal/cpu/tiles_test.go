@@ -29,7 +29,7 @@ func tileTest(rng *rand.Rand, peaked bool) *call[float32] {
 	return c
 }
 
-// Weights that one key has nearly all of, and weights that are hardly numbers.
+// Weights of which one key has nearly all.
 func TestTilesPeaked(t *testing.T) {
 	needTiles(t)
 	rng := reftest.Rand(t)
