@@ -116,7 +116,7 @@ func (a *assembly) attend(t *tile) {
 	stride := (t.Count + 15) / 16 * 16
 	a.scores(t, stride)
 	if t.Visible == nil {
-		tiled, further := a.tiledValues(t), 0
+		tiled, further := a.tiled(t, t.ValueDim), 0
 		if tiled > 0 {
 			further = t.Count // tiles are quick enough to gain by what comes meanwhile; other kernels lose a little
 		}

@@ -18,17 +18,19 @@ const (
 	tileStage = 1024 // elements of scratch before the queries
 
 	// Sums of tilePanel columns go through all keys as memory delivers them. More columns go through so many keys
-	// at a time that what has been asked for is still in cache when its turn comes; that takes longer than with
-	// weightedBlock, but for rows that this has no registers for.
+	// at a time that what has been asked for is still in cache when its turn comes. That pays for many rows only;
+	// nor do scores of longer keys pay for fewer.
 	tilePanel     = 64
 	tilePanelKeys = 128
 	tileManyRows  = 9
 )
 
-// tiled returns how many keys of t are for tile registers: as many as fill tiles, if the rows do. It is for few
-// rows that 4 streams come as fast as memory delivers without.
+// tiled returns how many of t's keys, or values, of dim elements are for tile registers: as many as fill tiles,
+// if there are rows for which that is quicker.
 func (a *assembly) tiled(t *tile, dim int) int {
-	if a.tiles == nil || t.Rows <= a.few || t.Rows > tileRows || dim%tileDims != 0 || len(t.K) > 1 && t.Run%tileKeys != 0 {
+	switch {
+	case a.tiles == nil, dim%tileDims != 0, len(t.K) > 1 && t.Run%tileKeys != 0,
+		t.Rows <= a.few, t.Rows > tileRows, t.Rows < tileManyRows && dim > tilePanel:
 		return 0
 	}
 	return t.Count / tileKeys * tileKeys
@@ -62,15 +64,7 @@ func (a *assembly) scoresInTiles(t *tile, stride int) int {
 	return keys
 }
 
-// tiledValues is tiled for values.
-func (a *assembly) tiledValues(t *tile) int {
-	if t.ValueDim > tilePanel && t.Rows < tileManyRows {
-		return 0
-	}
-	return a.tiled(t, t.ValueDim)
-}
-
-// valuesInTiles adds the weighted values of the first keys to all rows, as many as tiledValues says, and returns
+// valuesInTiles adds the weighted values of the first keys to all rows, as many as tiled says, and returns
 // how many keys these were: it stops where there is an infinity.
 func (a *assembly) valuesInTiles(t *tile, stride, keys int) int {
 	most, lead := keys/4, tileKeys/4 // in quads
