@@ -114,6 +114,5 @@ func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value,
 	if from < 0 || size < 1 || from > d.Size()-size {
 		return nil, errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
 	}
-	return &DeviceTensor{gpu: d.gpu, memory: d.memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.dtype.Size()),
-		part: true, shape: shape.Clone(), dtype: d.dtype}, nil
+	return d.part(from, shape.Clone()), nil
 }

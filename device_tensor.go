@@ -32,9 +32,9 @@ import (
 type DeviceTensor struct {
 	gpu        *GPU
 	memory     *device.Memory
-	generation uint64 // of memory
-	offset     int64  // bytes; not 0 in a part of what a node made
-	part       bool   // of a tensor, which the memory belongs to
+	generation uint64        // of memory
+	offset     int64         // bytes; not 0 in a part of what a node made
+	whole      *DeviceTensor // that this is a part of; nil: of none
 	shape      tensor.Shape
 	dtype      tensor.Dtype
 	lse        *DeviceTensor // of an attention's output, on its way to the node of the log-sum-exp
@@ -237,7 +237,7 @@ func (d *DeviceTensor) Free() error {
 		return err
 	}
 	defer d.gpu.queue.Leave()
-	if d.part {
+	if d.whole != nil {
 		return errorf(op, ErrUnsupported, "the tensor is a part of another")
 	}
 	if err := d.free(); err != nil {
@@ -355,6 +355,29 @@ func (d *DeviceTensor) Clone() (any, error) {
 		return nil, errors.Join(tensorError(op, "the tensor", err), c.free())
 	}
 	return c, nil
+}
+
+// Rows is the part [from, to) of the tensor's first axis, in the same memory: what
+// is written to one is read from the other. It cannot be freed by itself, and is
+// [ErrClosed] once the tensor is freed. Errors: [ErrShape], [ErrClosed].
+func (d *DeviceTensor) Rows(from, to int) (*DeviceTensor, error) {
+	const op = "DeviceTensor.Rows"
+	if err := d.enter(op); err != nil {
+		return nil, err
+	}
+	d.gpu.queue.Leave()
+	if len(d.shape) == 0 || from < 0 || to <= from || to > d.shape[0] {
+		return nil, errorf(op, ErrShape, "rows [%d, %d) of shape %v", from, to, d.shape)
+	}
+	shape := d.shape.Clone()
+	shape[0] = to - from
+	return d.part(from*(d.Size()/d.shape[0]), shape), nil
+}
+
+// part is elements from one on, in the same memory.
+func (d *DeviceTensor) part(from int, shape tensor.Shape) *DeviceTensor {
+	return &DeviceTensor{gpu: d.gpu, memory: d.memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.dtype.Size()),
+		whole: d, shape: shape, dtype: d.dtype}
 }
 
 // CopyFrom makes the tensor equal to another of the same shape and element type

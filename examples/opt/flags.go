@@ -28,6 +28,8 @@ type options struct {
 	workers   int
 	gpu       int // -1: none
 	stats     bool
+
+	ahead bool // for tests: tokens are computed before others are looked at, on the CPU too
 }
 
 // usageError is a wrong flag or value of a flag.

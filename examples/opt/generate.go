@@ -67,7 +67,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	if mo.Device != nil {
 		fmt.Fprintf(stderr, "on %v in %.2f s\n", mo.Device, time.Since(began).Seconds())
 	}
-	b.greedy = mo.Greedy
+	b.greedy, b.ahead = mo.Greedy, mo.Greedy && (mo.Device != nil || o.ahead)
 	defer func() { err = errors.Join(err, b.decoder.Close()) }()
 
 	line := progress{w: stderr, total: total, live: isTerminal(stderr)}
@@ -137,6 +137,7 @@ func name(dir string) string {
 type batch struct {
 	decoder   *model.Decoder
 	greedy    bool // the decoder chooses
+	ahead     bool // and may be some tokens ahead
 	eos       int
 	limit     int // most tokens to add to each
 	sequences []sequence
@@ -155,15 +156,20 @@ type sequence struct {
 // tokens or to the model's last position. One that has rests.
 func (b *batch) run(ctx context.Context) error {
 	next := make([]int, len(b.sequences))
+	var ahead [][]int // tokens that have been chosen and appended already
 	for {
-		live := false
+		var now []int
+		if len(ahead) > 0 {
+			now, ahead = ahead[0], ahead[1:]
+		}
+		live, burst := 0, mostAhead
 		for i := range b.sequences {
 			s := &b.sequences[i]
 			next[i] = -1
 			if s.done {
 				continue
 			}
-			id, err := b.choose(i)
+			id, err := b.choose(i, now)
 			if err != nil {
 				return fmt.Errorf("after token %d of text %d: %w", b.decoder.Len(i), i+1, err)
 			}
@@ -180,26 +186,44 @@ func (b *batch) run(ctx context.Context) error {
 				continue
 			}
 			s.room--
-			next[i], live = id, true
+			next[i] = id
+			live++
+			burst = min(burst, s.room+1, b.limit-s.added)
 		}
-		if !live {
+		if live == 0 {
 			return nil
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := b.decoder.Step(next); err != nil {
+		var err error
+		switch {
+		case len(ahead) > 0:
+		case b.ahead && live == len(next):
+			ahead, err = b.decoder.Continue(next, burst)
+		default:
+			err = b.decoder.Step(next)
+		}
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// choose is the next token of a sequence.
-func (b *batch) choose(i int) (int, error) {
+// mostAhead is how many tokens are computed before one is looked at, where that
+// is faster: not so many that a reader would see it.
+const mostAhead = 8
+
+// choose is the next token of a sequence: of those that have been chosen, if any
+// have.
+func (b *batch) choose(i int, chosen []int) (int, error) {
 	if !b.greedy {
 		return b.sequences[i].sampler.Next(b.decoder.Logits(i))
 	}
 	id := b.decoder.Chosen(i)
+	if chosen != nil {
+		id = chosen[i]
+	}
 	if id < 0 {
 		return 0, fmt.Errorf("%w: a NaN or an infinity", sample.ErrLogits)
 	}

@@ -79,11 +79,15 @@ func TestGPULinear(t *testing.T) {
 	m, d := realDecoder(t)
 	rng := reftest.Rand(t)
 	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
-	for i := range 300 {
+	cases := 300
+	if testing.Short() {
+		cases = 45
+	}
+	for i := range cases {
 		w := types[i%3]
 		rows := pick(rng, 1, 1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 65, 150)
 		in := 8 * pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024)
-		if rows > 40 {
+		if rows > 40 || testing.Short() {
 			in = min(in, 1000)
 		}
 		o := Linear{Rows: rows, In: in, ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}

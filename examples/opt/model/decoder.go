@@ -294,15 +294,24 @@ func (d *Decoder) check(tokens [][]int) error {
 // run computes the first p.counts[i] of tokens[i] and keeps their keys, values
 // and logits. After an error every sequence is as long as before.
 func (d *Decoder) run(p *pass, tokens [][]int) error {
+	return d.turn(p, func() error {
+		d.fill(p, tokens)
+		logits, chosen, err := p.graph.run(p == d.next, d.options.Greedy)
+		if err == nil {
+			d.keepLogits(p, logits, chosen)
+		}
+		return err
+	})
+}
+
+// turn is a run of a graph, which compute does: p.counts[i] tokens of sequence i
+// are kept if it succeeds.
+func (d *Decoder) turn(p *pass, compute func() error) error {
 	began, attentionBefore := time.Now(), p.attention.spent()
 	if err := p.attention.begin(p.counts, p.first); err != nil {
 		return err
 	}
-	d.fill(p, tokens)
-	logits, chosen, err := p.graph.run(p == d.next, d.options.Greedy)
-	if err == nil {
-		d.keepLogits(p, logits, chosen)
-	}
+	err := compute()
 	p.graph.vm.Reset()
 	if err = errors.Join(err, p.attention.end(err == nil)); err != nil {
 		return err
@@ -315,6 +324,48 @@ func (d *Decoder) run(p *pass, tokens [][]int) error {
 	p.phase.Time += time.Since(began)
 	p.phase.Attention += p.attention.spent() - attentionBefore
 	return nil
+}
+
+// Continue is so many Steps, of which the first appends tokens and every other
+// what the one before has chosen; it returns what each of them chose, as
+// [Decoder.Chosen] would. It needs [Options].Greedy, and takes all sequences. On
+// a GPU the host does not wait for a token before it queues the next step. After
+// an error some steps may have been done: [Decoder.Len] tells.
+func (d *Decoder) Continue(tokens []int, steps int) (chosen [][]int, err error) {
+	switch {
+	case !d.options.Greedy:
+		return nil, fmt.Errorf("%w: tokens are chosen with Greedy only", ErrConfig)
+	case steps < 1:
+		return nil, fmt.Errorf("%w: %d steps", ErrConfig, steps)
+	}
+	next := make([][]int, len(tokens))
+	for i := range tokens {
+		next[i] = tokens[i : i+1]
+	}
+	if err := d.check(next); err != nil {
+		return nil, err
+	}
+	for i, n := range d.lengths {
+		if n+steps > d.options.Capacity[i] {
+			return nil, fmt.Errorf("%w: sequence %d would have %d tokens, and its capacity is %d", ErrConfig, i, n+steps, d.options.Capacity[i])
+		}
+	}
+	if d.next.graph.gpu != nil {
+		if chosen, err = d.continueGPU(next, steps); err != nil {
+			for i := range d.chosen {
+				d.chosen[i] = -1
+			}
+		}
+		return chosen, err
+	}
+	for range steps {
+		if err := d.Step(tokens); err != nil {
+			return nil, err
+		}
+		tokens = slices.Clone(d.chosen)
+		chosen = append(chosen, tokens)
+	}
+	return chosen, nil
 }
 
 // fill writes the inputs of a run. Rows that belong to nobody compute token 0

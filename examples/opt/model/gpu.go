@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
@@ -119,7 +120,7 @@ func (g *gpuGraph) choose(b *builder, logits *G.Node) {
 // on the recording is replayed.
 func (gr *graph) runGPU(often, greedy bool) (logits []float32, chosen []int, err error) {
 	g := gr.gpu
-	if err := g.compute(gr, often); err != nil {
+	if err := g.compute(gr, often, false); err != nil {
 		return nil, nil, err
 	}
 	// It waits for the run.
@@ -136,10 +137,17 @@ func (gr *graph) runGPU(often, greedy bool) (logits []float32, chosen []int, err
 	return nil, chosen, nil
 }
 
-// compute queues a run.
-func (g *gpuGraph) compute(gr *graph, often bool) error {
+// compute queues a run. With follow its tokens are those that the last run chose,
+// which nobody waits for.
+func (g *gpuGraph) compute(gr *graph, often, follow bool) error {
 	for i := range g.inputs {
 		in := &g.inputs[i]
+		if i == 0 && follow { // the tokens come first
+			if err := in.there.CopyFrom(g.result); err != nil {
+				return err
+			}
+			continue
+		}
 		short := in.short.Data().([]int32)
 		for j, x := range in.data {
 			short[j] = int32(x)
@@ -185,6 +193,53 @@ func (g *gpuGraph) keep(gr *graph, err error) error {
 		return fmt.Errorf("model: the result is a %T", want.Value())
 	}
 	return nil
+}
+
+// continueGPU is Continue on a GPU: the steps are queued one behind the other,
+// and what they chose comes down at the end.
+func (d *Decoder) continueGPU(tokens [][]int, steps int) (chosen [][]int, err error) {
+	p, batch := d.next, len(d.lengths)
+	g := p.graph.gpu
+	history, err := g.gpu.NewTensor(tensor.Int32, steps*batch)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, history.Free()) }()
+	for i := range p.counts {
+		p.counts[i] = 1
+	}
+	for step := range steps {
+		err := d.turn(p, func() error {
+			d.fill(p, tokens)
+			if err := g.compute(p.graph, true, step > 0); err != nil {
+				return err
+			}
+			row, err := history.Rows(step*batch, (step+1)*batch)
+			if err != nil {
+				return err
+			}
+			return row.CopyFrom(g.result)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	began := time.Now()
+	t, err := history.Download()
+	if err != nil {
+		return nil, err
+	}
+	p.phase.Time += time.Since(began)
+	ids := t.Data().([]int32)
+	for step := range steps {
+		now := make([]int, batch)
+		for i := range now {
+			now[i] = int(ids[step*batch+i])
+		}
+		chosen = append(chosen, now)
+	}
+	copy(d.chosen, chosen[steps-1])
+	return chosen, nil
 }
 
 func (g *gpuGraph) close() error {

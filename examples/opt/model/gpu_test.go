@@ -168,6 +168,59 @@ func TestGPUDecoder(t *testing.T) {
 	}
 }
 
+// Steps that nobody waits for give the golden texts too, in pieces of any size.
+func TestGPUContinue(t *testing.T) {
+	gpu := openGPU(t)
+	testContinue(t, Options{Device: gpu})
+}
+
+func TestContinue(t *testing.T) { testContinue(t, Options{}) }
+
+func testContinue(t *testing.T, o Options) {
+	w := openModel(t, "../tiny", tensor.Float32)
+	var prompts, want [][]int
+	o.Greedy = true
+	for _, c := range readGolden(t).Greedy {
+		prompts, want = append(prompts, c.IDs), append(want, c.Next)
+		o.Capacity = append(o.Capacity, len(c.IDs)+len(c.Next))
+	}
+	d := newDecoder(t, w, o)
+	if err := d.Prefill(context.Background(), prompts, nil); err != nil {
+		t.Fatal(err)
+	}
+	next, got := make([]int, len(prompts)), make([][]int, len(prompts))
+	for i := range next {
+		next[i] = d.Chosen(i)
+		got[i] = append(got[i], next[i])
+	}
+	for n := 1; len(got[0]) < len(want[0]); n = n*2 + 1 {
+		chosen, err := d.Continue(next, min(n, len(want[0])-len(got[0])))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, now := range chosen {
+			for i, id := range now {
+				got[i] = append(got[i], id)
+			}
+		}
+		next = chosen[len(chosen)-1]
+	}
+	for i := range got {
+		if !slices.Equal(got[i], want[i]) {
+			t.Errorf("case %d: %v, want %v", i, got[i], want[i])
+		}
+	}
+	if _, err := d.Continue(next, 100); !errors.Is(err, ErrConfig) {
+		t.Errorf("more than the capacity: %v", err)
+	}
+	if _, err := d.Continue(next[:1], 1); !errors.Is(err, ErrConfig) {
+		t.Errorf("one token: %v", err)
+	}
+	if _, err := d.Continue(next, 0); !errors.Is(err, ErrConfig) {
+		t.Errorf("no steps: %v", err)
+	}
+}
+
 // On the CPU, Greedy is the most likely token by the logits.
 func TestChosen(t *testing.T) {
 	w := openModel(t, "../tiny", tensor.Float32)
