@@ -229,8 +229,11 @@ func gpuInfo(i cuda.Info) GPUInfo {
 // gpuError wraps an error of the driver, which matches the sentinels by itself
 // but for those that are this package's.
 func gpuError(op string, err error) error {
-	if errors.Is(err, cuda.ErrClosed) {
+	switch {
+	case errors.Is(err, cuda.ErrClosed):
 		return errorf(op, ErrClosed, "the GPU")
+	case errors.Is(err, device.ErrRecording):
+		return errorf(op, ErrUnsupported, "%v", err)
 	}
 	return fmt.Errorf("leanattention: %s: %w", op, err)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
 )
@@ -71,9 +72,9 @@ func (g *GPU) Record(run func() error) (*Recording, error) {
 }
 
 // Replay queues the work again. Where it would not be what the graph computes
-// now, it is [ErrState] and nothing is queued: a [Step] that is not set, or that
-// the machine has run since Record with other memory, a step larger than any that
-// the cache has pages for. Then the graph has to run, and to be recorded anew.
+// now, it is [ErrState] and nothing is queued: a [Step] that is not set, or one
+// whose schedule looks different, since sequences share so many pages that its
+// table had to grow. Then the graph has to run, and to be recorded anew.
 // Errors: [ErrClosed] too, if the recording, its cache, the GPU or a tensor of
 // it was closed or freed.
 func (r *Recording) Replay() error {
@@ -94,6 +95,8 @@ func (r *Recording) Replay() error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, errCacheClosed):
+		return errorf(op, ErrClosed, "a cache of it")
 	case errors.Is(err, errNotReady), errors.Is(err, device.ErrRecording):
 		return errorf(op, ErrState, "%v", err)
 	}
@@ -112,14 +115,17 @@ func (r *Recording) Close() error {
 	}
 	rec := r.rec
 	r.rec = nil
-	if err := rec.Close(); err != nil && !errors.Is(err, ErrClosed) {
+	if err := rec.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) { // it has gone with the GPU
 		return gpuError("Recording.Close", err)
 	}
 	return nil
 }
 
-// errNotReady is a step that recorded work does not fit.
-var errNotReady = errors.New("the step is not what was recorded")
+var (
+	// errNotReady is a step that recorded work does not fit.
+	errNotReady    = errors.New("the step is not what was recorded")
+	errCacheClosed = errors.New("the cache is closed")
+)
 
 // capacity is that of a step of a cache.
 func capacity(rows, pages int) gpu.Capacity {
@@ -161,7 +167,7 @@ func (r *stepRecord) Ready() error {
 	err := func() error {
 		switch {
 		case s.cache.closed:
-			return errNotReady
+			return errCacheClosed
 		case !s.open:
 			return errNotReady
 		}

@@ -285,8 +285,6 @@ func tensorError(op, name string, err error) error {
 	switch {
 	case errors.Is(err, device.ErrFreed):
 		return errorf(op, ErrClosed, "%s was freed", name)
-	case errors.Is(err, device.ErrRecording):
-		return errorf(op, ErrUnsupported, "%s: %v", name, err)
 	case errors.Is(err, device.ErrOverwritten):
 		return errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
 	}

@@ -1,0 +1,230 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package leanattention
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// recorded is a decoding graph on a GPU: one layer of attention on a cache, and
+// what the machine is told of it.
+type recorded struct {
+	gpu   *GPU
+	lib   *fakedriver.Library
+	cache *Cache
+	seq   *Sequence
+	step  *Step
+	q     *DeviceTensor
+	vm    G.VM
+}
+
+func newRecorded(t *testing.T) *recorded {
+	t.Helper()
+	r := &recorded{}
+	r.gpu, r.lib = FakeGPU(t)
+	var err error
+	r.cache, err = NewCache(CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, DType: Float16, PageSize: 4, Pages: 8, Device: r.gpu})
+	noError(t, err)
+	r.seq, err = r.cache.NewSequence()
+	noError(t, err)
+	r.step, err = r.cache.NewStep(1)
+	noError(t, err)
+	r.q, err = r.gpu.Upload(tensor.New(tensor.WithShape(1, 64), tensor.WithBacking(make([]float32, 64))))
+	noError(t, err)
+	g := G.NewGraph()
+	x := G.NewMatrix(g, tensor.Float32, G.WithShape(1, 64), G.WithName("x"), G.WithValue(r.q))
+	_, err = CachedAttention(x, x, x, r.step.Layer(0))
+	noError(t, err)
+	r.vm = G.NewTapeMachine(g)
+	t.Cleanup(func() { r.vm.Close() })
+	r.set(t)
+	noError(t, r.run())
+	noError(t, r.step.Commit())
+	return r
+}
+
+func (r *recorded) set(t *testing.T) {
+	t.Helper()
+	noError(t, r.step.Set([]Append{{Seq: r.seq, Tokens: 1}}))
+}
+
+func (r *recorded) run() error {
+	defer r.vm.Reset()
+	return r.vm.RunAll()
+}
+
+func (r *recorded) record(t *testing.T) *Recording {
+	t.Helper()
+	r.set(t)
+	rec, err := r.gpu.Record(r.run)
+	noError(t, err)
+	return rec
+}
+
+// A replay is a run of the graph: its step can be committed, and nothing else.
+func TestRecording(t *testing.T) {
+	r := newRecorded(t)
+	rec := r.record(t)
+	launches := strings.Count(r.lib.Log(), "cuGraphLaunch")
+	for i := range 20 {
+		if i > 0 {
+			r.set(t)
+		}
+		noError(t, rec.Replay())
+		noError(t, r.step.Commit())
+		if n := r.seq.Len(); n != i+2 {
+			t.Fatalf("%d tokens after replay %d", n, i)
+		}
+	}
+	if n := strings.Count(r.lib.Log(), "cuGraphLaunch") - launches; n != 20 {
+		t.Errorf("%d launches of 20", n)
+	}
+	if s := r.step.Stats(); s.Layers < 21 {
+		t.Errorf("%+v", s)
+	}
+	if err := rec.Replay(); !errors.Is(err, ErrState) {
+		t.Errorf("without Set: %v", err)
+	}
+	r.set(t)
+	noError(t, rec.Replay())
+	noError(t, rec.Replay())
+	noError(t, r.step.Rollback())
+	if n := r.seq.Len(); n != 21 {
+		t.Errorf("%d tokens after Rollback", n)
+	}
+
+	// A launch that fails is no run.
+	r.set(t)
+	r.lib.State().FailIn("cuGraphLaunch", 1)
+	if err := rec.Replay(); err == nil {
+		t.Error("a launch that fails")
+	}
+	r.lib.State().FailIn("", 0)
+	if err := r.step.Commit(); !errors.Is(err, ErrState) {
+		t.Errorf("Commit after a replay that failed: %v", err)
+	}
+	noError(t, rec.Replay())
+	noError(t, r.step.Commit())
+	noError(t, rec.Close())
+	noError(t, rec.Close())
+	if err := rec.Replay(); !errors.Is(err, ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+// What has changed under a recording is found out before anything is queued.
+func TestRecordingStale(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(t *testing.T, r *recorded)
+		want   error
+	}{
+		"other memory of the schedule": {func(t *testing.T, r *recorded) {
+			r.step.plans[0].plan.(*devicePlan).plan.(*fakePlan).generation++
+		}, ErrState},
+		"a freed input":  {func(t *testing.T, r *recorded) { noError(t, r.q.Free()) }, ErrClosed},
+		"a closed cache": {func(t *testing.T, r *recorded) { noError(t, r.cache.Close()) }, ErrClosed},
+		"a closed GPU":   {func(t *testing.T, r *recorded) { noError(t, r.gpu.Close()) }, ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRecorded(t)
+			rec := r.record(t)
+			c.change(t, r)
+			before := strings.Count(r.lib.Log(), "cuGraphLaunch")
+			if err := rec.Replay(); !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if strings.Count(r.lib.Log(), "cuGraphLaunch") != before {
+				t.Error("it was queued nevertheless")
+			}
+			if err := rec.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What can't be recorded is an error, and the GPU goes on afterwards.
+func TestRecordRefuses(t *testing.T) {
+	r := newRecorded(t)
+	host := tensor.New(tensor.WithShape(1, 64), tensor.WithBacking(make([]float32, 64)))
+	failed := errors.New("not today")
+	for name, c := range map[string]struct {
+		run  func() error
+		want error
+	}{
+		"an upload":             {func() error { return second(r.gpu.Upload(host)) }, ErrUnsupported},
+		"a download":            {func() error { return second(r.q.Download()) }, ErrUnsupported},
+		"a new value":           {func() error { return r.q.CopyFrom(host) }, ErrUnsupported},
+		"another recording":     {func() error { return second(r.gpu.Record(r.run)) }, ErrState},
+		"a run that fails":      {func() error { return failed }, failed},
+		"a step that's not set": {r.run, ErrState},
+	} {
+		rec, err := r.gpu.Record(c.run)
+		var at interface{ Err() error } // Gorgonia's do not unwrap
+		if errors.As(err, &at) {
+			err = at.Err()
+		}
+		if rec != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+		noError(t, r.q.CopyFrom(host))
+		if _, err := r.q.Download(); err != nil {
+			t.Errorf("after %s: %v", name, err)
+		}
+	}
+	if _, err := r.gpu.Record(nil); !errors.Is(err, ErrState) {
+		t.Errorf("nil: %v", err)
+	}
+	if err := (*Recording)(nil).Replay(); !errors.Is(err, ErrState) {
+		t.Errorf("nil recording: %v", err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// Rows share the tensor's memory, and go with it.
+func TestDeviceRows(t *testing.T) {
+	gpu, _ := FakeGPU(t)
+	x := []float32{0, 1, 2, 3, 4, 5}
+	d, err := gpu.Upload(tensor.New(tensor.WithShape(3, 2), tensor.WithBacking(x)))
+	noError(t, err)
+	rows, err := d.Rows(1, 3)
+	noError(t, err)
+	last, err := rows.Rows(1, 2)
+	noError(t, err)
+	noError(t, last.CopyFrom(tensor.New(tensor.WithShape(1, 2), tensor.WithBacking([]float32{7, 8}))))
+	first, err := d.Rows(0, 1)
+	noError(t, err)
+	noError(t, first.CopyFrom(last))
+	for i, c := range []struct {
+		d    *DeviceTensor
+		want []float32
+	}{{d, []float32{7, 8, 2, 3, 7, 8}}, {rows, []float32{2, 3, 7, 8}}, {last, []float32{7, 8}}} {
+		got, err := c.d.Download()
+		noError(t, err)
+		for j, w := range c.want {
+			if v := got.Data().([]float32)[j]; v != w {
+				t.Errorf("tensor %d, element %d: %v, want %v", i, j, v, w)
+			}
+		}
+	}
+	if err := rows.Free(); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("Free of rows: %v", err)
+	}
+	for _, c := range [][2]int{{-1, 1}, {0, 4}, {2, 2}, {2, 1}} {
+		if _, err := d.Rows(c[0], c[1]); !errors.Is(err, ErrShape) {
+			t.Errorf("rows %v: %v", c, err)
+		}
+	}
+	noError(t, d.Free())
+	if _, err := rows.Download(); !errors.Is(err, ErrClosed) {
+		t.Errorf("rows of a freed tensor: %v", err)
+	}
+}

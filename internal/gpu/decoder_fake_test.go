@@ -1,0 +1,152 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+)
+
+func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Decoder) {
+	m, lib, _ := fakeGPU(t, capability, sms, shared)
+	lib.State().Argument("linear_", int(unsafe.Sizeof(linearParams{})))
+	real := image
+	image = func(string, int) ([]byte, error) { return []byte("image"), nil }
+	defer func() { image = real }()
+	d, err := NewDecoder(m.dev)
+	noError(t, err)
+	return m, lib, d
+}
+
+func (m *machine) memory(t *testing.T, d cpu.DType, n int) Memory {
+	return m.put(t, make([]byte, n*d.Size()), d)
+}
+
+// Every launch fits the GPU, and the launches of a call take all rows once.
+func TestLinearLaunches(t *testing.T) {
+	for _, f := range fakes {
+		t.Run(f.name, func(t *testing.T) {
+			_, _, d := fakeDecoder(t, f.capability, max(f.sms, 8), f.shared)
+			rng := rand.New(rand.NewPCG(7, uint64(f.capability)))
+			for range 3000 {
+				element, rows, in, tiles := rng.IntN(3), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
+				norm := rng.IntN(2) == 0
+				l, ok := d.configure(element, rows, in, tiles, norm)
+				if !ok && norm { // then it is a launch of its own
+					l, ok = d.configure(element, rows, in, tiles, false)
+				}
+				if !ok {
+					if in*4+70<<10 > f.shared { // a row of float32 and the rings
+						continue
+					}
+					t.Fatalf("no launch for %d rows of %d, element %d", rows, in, element)
+				}
+				all := ceil(in*elements[element].bytes, 128)
+				switch {
+				case l.rows < 1 || l.rows > min(rows, linearRows),
+					l.split < 1 || l.split > min(8, all) || l.split > 1 && !d.overlap(),
+					l.clusters < 1 || l.clusters > tiles || l.clusters*l.split > max(f.sms, 8),
+					l.shared > f.shared,
+					l.stages < 2 || !d.overlap() && l.stages != 2 && l.stages != 4:
+					t.Fatalf("%+v for %d rows of %d, element %d, %d tiles, norm %v", l, rows, in, element, tiles, norm)
+				}
+			}
+		})
+	}
+}
+
+func TestLinearArguments(t *testing.T) {
+	m, lib, d := fakeDecoder(t, 90, 132, 232448)
+	const rows, in = 40, 64
+	o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: true, Early: true,
+		Norm: &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}}
+	for _, out := range []int{100, 32} {
+		o.Parts = append(o.Parts, LinearPart{W: m.memory(t, cpu.Float16, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out})
+	}
+	if !d.NeedsScratch(&o) {
+		t.Fatal("the norm of 40 rows needs no scratch")
+	}
+	o.Scratch = m.memory(t, cpu.Float32, rows*in)
+	lib.Forget()
+	noError(t, d.Linear(m.stream, &o))
+	var list []launch
+	for _, l := range launches(lib.Log()) {
+		if l.kernel == "linear_f16" {
+			list = append(list, l)
+		}
+	}
+	row := 0
+	for _, l := range list {
+		p := (*linearParams)(unsafe.Pointer(&l.arg[0]))
+		if p.x != o.Scratch.address()+uint64(row*in*4) || p.y[1] != o.Parts[1].Y.address()+uint64(row*32*4) || p.w[1] != o.Parts[1].W.address() || p.b[0] != o.Parts[0].B.address() || p.w[2] != 0 {
+			t.Errorf("rows from %d on: %+v", row, p)
+		}
+		if p.norm != 0 || p.relu != 1 || p.early != 1 || p.in != in || p.tiles != [mostParts]int32{4, 5, 5} || p.out != [mostParts]int32{100, 32, 0} || l.blocks%int(p.split) != 0 || l.threads != 256 {
+			t.Errorf("rows from %d on: %+v, %+v", row, p, l)
+		}
+		row += int(p.rows)
+	}
+	if row != rows || len(list) != 3 {
+		t.Errorf("%d rows in %d launches", row, len(list))
+	}
+	for _, x := range []Memory{o.X, o.Scratch, o.Norm.Gamma, o.Parts[0].W, o.Parts[0].B, o.Parts[0].Y, o.Parts[1].W, o.Parts[1].B, o.Parts[1].Y} {
+		noError(t, x.Buffer.Close())
+	}
+}
+
+// What is wrong is said before anything is queued.
+func TestDecoderRefuses(t *testing.T) {
+	m, lib, d := fakeDecoder(t, 90, 132, 232448)
+	x, w, y := m.memory(t, cpu.Float32, 32), m.memory(t, cpu.Float16, 48), m.memory(t, cpu.Float32, 6)
+	half := m.memory(t, cpu.Float16, 64)
+	good := func() Linear {
+		return Linear{Rows: 2, In: 16, X: x, Parts: []LinearPart{{W: w, Y: y, Out: 3}}}
+	}
+	lib.Forget()
+	for name, c := range map[string]struct {
+		change func(*Linear)
+		want   error
+		text   string
+	}{
+		"rows":            {func(o *Linear) { o.Rows = 0 }, cpu.ErrShape, "0 rows"},
+		"no layers":       {func(o *Linear) { o.Parts = nil }, cpu.ErrShape, "0 layers"},
+		"four layers":     {func(o *Linear) { o.Parts = make([]LinearPart, 4) }, cpu.ErrShape, "4 layers"},
+		"x too short":     {func(o *Linear) { o.Rows = 3 }, cpu.ErrShape, "x has 32 elements of 48"},
+		"x of float16":    {func(o *Linear) { o.X = half }, cpu.ErrDType, "x is float16"},
+		"w of float64":    {func(o *Linear) { o.Parts[0].W.DType = cpu.Float64 }, cpu.ErrDType, "w is float64"},
+		"w too short":     {func(o *Linear) { o.Parts[0].Out = 4 }, cpu.ErrShape, "w has 48 elements of 64"},
+		"odd rows":        {func(o *Linear) { o.In = 12 }, cpu.ErrShape, "a multiple of 8"},
+		"no y":            {func(o *Linear) { o.Parts[0].Y = Memory{} }, cpu.ErrShape, "y has no buffer"},
+		"b of float16":    {func(o *Linear) { o.Parts[0].B = half }, cpu.ErrDType, "b is float16"},
+		"residual":        {func(o *Linear) { o.Residual = x; o.Residual.Len = 5 }, cpu.ErrShape, "the residual has 5 elements of 6"},
+		"two residuals":   {func(o *Linear) { o.Parts = append(o.Parts, o.Parts[0]); o.Residual = x }, cpu.ErrShape, "a residual of 2 layers"},
+		"types of layers": {func(o *Linear) { p := o.Parts[0]; p.W.DType = cpu.BFloat16; o.Parts = append(o.Parts, p) }, cpu.ErrDType, "of layer 0 float16"},
+		"eps":             {func(o *Linear) { o.Norm = &Norm{Eps: math.NaN()} }, cpu.ErrShape, "eps is NaN"},
+		"gamma":           {func(o *Linear) { o.Norm = &Norm{Gamma: y} }, cpu.ErrShape, "gamma has 6 elements of 16"},
+		"memory's place":  {func(o *Linear) { o.X.Offset += 4; o.X.Len = 32 }, cpu.ErrShape, "x"},
+	} {
+		o := good()
+		c.change(&o)
+		wantError(t, name, d.Linear(m.stream, &o), c.want, c.text)
+	}
+	wantError(t, "norm", d.Norm(m.stream, 2, 17, x, x, &Norm{}), cpu.ErrShape, "x has 32 elements of 34")
+	wantError(t, "gather", d.Gather(m.stream, &Gather{Rows: 2, N: 8, TableRows: 7, Table: w, IDs: y, Y: x}), cpu.ErrShape, "the table has 48 elements of 56")
+	wantError(t, "gather ids", d.Gather(m.stream, &Gather{Rows: 7, N: 2, TableRows: 7, Table: w, IDs: y, Y: x}), cpu.ErrShape, "the ids has 6 elements of 7")
+	if n := len(launches(lib.Log())); n != 0 {
+		t.Errorf("%d launches", n)
+	}
+	o := good()
+	noError(t, w.Buffer.Close())
+	if err := d.Linear(m.stream, &o); !isError(err, cuda.ErrClosed) {
+		t.Errorf("closed weights: %v", err)
+	}
+	for _, b := range []Memory{x, y, half} {
+		noError(t, b.Buffer.Close())
+	}
+}
