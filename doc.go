@@ -40,6 +40,8 @@
 // What is to stay there between nodes is a [DeviceTensor]: [ToDevice] and [ToHost]
 // are nodes that copy, [GPU.Upload] makes weights to bind to inputs. An op
 // computes where its operands are, and refuses operands in different places.
+// Package nn has the other nodes of a decoder, and [GPU.Record] keeps a run of a
+// graph to be queued again as one.
 //
 // Under the build tag cuda, which needs cgo, [Attention] and [CachedAttention]
 // are also ops of Gorgonia's own CUDA machine: docs/cuda.md.

@@ -2,6 +2,22 @@
 #pragma once
 #include "linear.cuh"
 
+// The sum of f(row[i]) over a row that the lanes of `sharers` warps share; `room`
+// has a float for each warp. All threads of the block call it.
+template <class F> __device__ __forceinline__ float sumOfRow(const float* row, int n, int member, int sharers, int first, float* room, F f) {
+  const int lane = threadIdx.x % 32;
+  float sum = 0.f;
+#pragma unroll 8
+  for (int i = member * 32 + lane; i < n; i += sharers * 32) sum += f(row[i]);
+  sum = sumOfWarp(sum);
+  if (lane == 0) room[first + member] = sum;
+  __syncthreads();
+  sum = 0.f;
+  for (int i = 0; i < sharers; i++) sum += room[first + i];
+  __syncthreads();
+  return sum;
+}
+
 struct NormParams {
   const float *x, *gamma, *beta; // gamma and beta may be null
   float* y;
