@@ -85,9 +85,7 @@ func WithLSE(lse **G.Node) Option { return Option{kind: optLSE, out: lse} }
 // An output tile that one worker attends to alone has the same bits whatever
 // else is in the batch, and however many workers there are. With [PerHead], or
 // one worker, that holds for all of them; the cuts of StreamK and [FixedSplit]
-// move with the rest of the batch. On a GPU it holds for the output tile that a
-// thread block begins with: where the ones before it end moves its keys between
-// warps.
+// move with the rest of the batch.
 func WithSchedule(s Schedule) Option { return Option{kind: optSchedule, schedule: s} }
 
 // WithTileTokens sets the keys of a LeanTile; 0, as without the option, leaves

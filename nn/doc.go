@@ -4,7 +4,7 @@
 // node is made, hashes cover every parameter, and no panic leaves the package.
 //
 // These are [Embedding], [LayerNorm], [Linear] (with [Linears], several of one
-// input) and [ArgMax]; each computes where its inputs are, on the CPU or on a
+// input), [ArgMax] and [Sample]; each computes where its inputs are, on the CPU or on a
 // GPU, see [leanattention.DeviceTensor]. Gorgonia v0.9.18 has no
 // LayerNorm; its GroupNorm with one group is wrong for wide rows, and a
 // composition of stock nodes takes about sixteen nodes and two hundred

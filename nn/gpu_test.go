@@ -159,7 +159,14 @@ func TestGPUNodes(t *testing.T) {
 		}
 		back := p.let(p.random(w, 1/math.Sqrt(float64(outs[0])), width, outs[0]))
 
-		var nodes [5][2]*G.Node
+		choices, us := make([]nn.Choice, rows), make([]float64, rows)
+		for j := range choices {
+			choices[j] = nn.Choice{Temperature: rng.Float64()*2 - 0.2, TopK: rng.IntN(width), TopP: 0.3 + rng.Float64()}
+			us[j] = rng.Float64()
+		}
+		choice, random := p.let(nn.Choices(choices)), p.let(nn.Randoms(us))
+
+		var nodes [6][2]*G.Node
 		var parts [][2]*G.Node
 		for j := range p.g {
 			h := must(nn.Embedding(table[j], index[j], position[j]))
@@ -197,6 +204,7 @@ func TestGPUNodes(t *testing.T) {
 			nodes[2][j] = must(nn.Linear(ys[0], back[j], nil, nn.WithResidual(h)))
 			nodes[3][j] = must(nn.LayerNorm(nodes[2][j], g, b, 1e-5))
 			nodes[4][j] = must(nn.ArgMax(position[j]))
+			nodes[5][j] = must(nn.Sample(position[j], choice[j], random[j]))
 		}
 		p.compare(fmt.Sprintf("case %d, w %v, %d x %d x %v", i, w, rows, width, outs), atol, append(nodes[:], parts...)...)
 	}

@@ -121,7 +121,7 @@ func TestText(t *testing.T) {
 	var alone []string
 	for _, prompt := range prompts {
 		want := plainLoop(t, dir, prompt, n)
-		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-attn", "fused"}, {"-linear", "stock"}, {"-weights", "f32"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
+		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-attn", "fused"}, {"-attn", "fixed"}, {"-attn", "head"}, {"-linear", "stock"}, {"-weights", "f32"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
 			status, out, log := command(t, append([]string{"-model", dir, "-prompt", prompt, "-n", fmt.Sprint(n)}, flags...)...)
 			if status != 0 || out != want+"\n" {
 				t.Errorf("prompt %q, flags %v: status %d, text %q, want %q; stderr: %s", prompt, flags, status, out, want, log)
@@ -322,6 +322,9 @@ func TestExit(t *testing.T) {
 		{"-n 0", []string{"-prompt", "a", "-n", "0"}, 2, "-n"},
 		{"-n x", []string{"-prompt", "a", "-n", "x"}, 2, "-n"},
 		{"-attn", []string{"-prompt", "a", "-attn", "flash"}, 2, "-attn"},
+		{"-device", []string{"-prompt", "a", "-device", "tpu"}, 2, "-device"},
+		{"-device number", []string{"-prompt", "a", "-device", "gpu:x"}, 2, "-device"},
+		{"-device of stock layers", []string{"-prompt", "a", "-device", "gpu", "-linear", "stock"}, 2, "-device"},
 		{"-linear", []string{"-prompt", "a", "-linear", "fast"}, 2, "-linear"},
 		{"-weights", []string{"-prompt", "a", "-weights", "int8"}, 2, "-weights"},
 		{"-weights that do not fit", []string{"-prompt", "a", "-model", large, "-weights", "f16"}, 1, "float16"},

@@ -21,6 +21,7 @@ type options struct {
 	prompts   []string
 	tokens    int
 	attention model.Attention
+	schedule  la.Schedule // of lean
 	linear    model.Linear
 	weights   tensor.Dtype // zero: as stored
 	cache     tensor.Dtype
@@ -59,7 +60,7 @@ func parse(args []string, help io.Writer) (options, error) {
 		return nil
 	})
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt")
-	f.StringVar(&attention, "attn", "lean", "attention: lean, default (made of Gorgonia's own nodes), or fused (such nodes without a cache, rewritten)")
+	f.StringVar(&attention, "attn", "lean", "attention: lean; fixed or head, the same by FlashDecoding's schedule (every head's keys in 8 splits) or FlashAttention-2's (one worker a head); default (made of Gorgonia's own nodes), or fused (such nodes without a cache, rewritten)")
 	f.StringVar(&linear, "linear", "lean", "linear layers: lean, or stock (Gorgonia's own nodes)")
 	f.StringVar(&weights, "weights", "stored", "element type that the weights are rounded to and kept in: f32, f16, bf16, or stored, as the folder has them (-linear stock widens them to compute)")
 	f.StringVar(&cache, "cache", "f32", "element type of lean's cache: f32, f16 or bf16")
@@ -81,8 +82,11 @@ func parse(args []string, help io.Writer) (options, error) {
 	}
 
 	var known bool
+	if o.schedule, known = map[string]la.Schedule{"fixed": la.FixedSplit(8), "head": la.PerHead}[attention]; known {
+		attention = "lean"
+	}
 	if o.attention, known = map[string]model.Attention{"lean": model.Lean, "default": model.Default, "fused": model.Fused}[attention]; !known {
-		return o, usagef("-attn %q is none of lean, default, fused", attention)
+		return o, usagef("-attn %q is none of lean, fixed, head, default, fused", attention)
 	}
 	if o.linear, known = map[string]model.Linear{"lean": model.LeanLinear, "stock": model.StockLinear}[linear]; !known {
 		return o, usagef("-linear %q is neither lean nor stock", linear)

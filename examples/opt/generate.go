@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	la "gorgonia.org/leanattention"
@@ -14,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/sample"
 	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/nn"
 )
 
 // generate loads the model, reads the prompts and writes what follows.
@@ -53,12 +55,16 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		}
 		b.sequences = append(b.sequences, sequence{room: capacity[i] - len(ids[i]), sampler: sampler, text: tokenizer.NewDecoder()})
 	}
-	mo := model.Options{Capacity: capacity, Attention: o.attention, Linear: o.linear, Cache: o.cache, Workers: o.workers, Greedy: o.sampling.Temperature == 0}
+	mo := model.Options{Capacity: capacity, Attention: o.attention, Schedule: o.schedule, Linear: o.linear, Cache: o.cache, Workers: o.workers, Greedy: o.sampling.Temperature == 0, Seed: o.sampling.Seed}
 	if o.gpu >= 0 {
 		if mo.Device, err = la.OpenGPU(o.gpu); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, mo.Device.Close()) }()
+		if !mo.Greedy { // where the logits are, so that they need not come down
+			choice := nn.Choice{Temperature: o.sampling.Temperature, TopK: o.sampling.TopK, TopP: o.sampling.TopP}
+			mo.Choices = slices.Repeat([]nn.Choice{choice}, len(capacity))
+		}
 	}
 	began = time.Now()
 	if b.decoder, err = weights.NewDecoder(mo); err != nil {
@@ -67,7 +73,8 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	if mo.Device != nil {
 		fmt.Fprintf(stderr, "on %v in %.2f s\n", mo.Device, time.Since(began).Seconds())
 	}
-	b.greedy, b.ahead = mo.Greedy, mo.Greedy && (mo.Device != nil || o.ahead)
+	b.chosen = mo.Greedy || mo.Choices != nil
+	b.ahead = b.chosen && (mo.Device != nil || o.ahead)
 	defer func() { err = errors.Join(err, b.decoder.Close()) }()
 
 	line := progress{w: stderr, total: total, live: isTerminal(stderr)}
@@ -136,7 +143,7 @@ func name(dir string) string {
 // batch is the sequences that are continued together.
 type batch struct {
 	decoder   *model.Decoder
-	greedy    bool // the decoder chooses
+	chosen    bool // the decoder chooses
 	ahead     bool // and may be some tokens ahead
 	eos       int
 	limit     int // most tokens to add to each
@@ -217,7 +224,7 @@ const mostAhead = 8
 // choose is the next token of a sequence: of those that have been chosen, if any
 // have.
 func (b *batch) choose(i int, chosen []int) (int, error) {
-	if !b.greedy {
+	if !b.chosen {
 		return b.sequences[i].sampler.Next(b.decoder.Logits(i))
 	}
 	id := b.decoder.Chosen(i)

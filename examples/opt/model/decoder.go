@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
@@ -42,6 +44,7 @@ type Options struct {
 	Chunk int
 
 	Attention Attention
+	Schedule  la.Schedule // of Lean
 	Linear    Linear
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
@@ -55,6 +58,11 @@ type Options struct {
 	// [Decoder.Chosen]: on a GPU only tokens come down then, and there are no
 	// [Decoder.Logits].
 	Greedy bool
+
+	// Choices chooses tokens likewise, of each sequence as its choice says, with
+	// random numbers that Seed and the sequence's number choose.
+	Choices []nn.Choice
+	Seed    uint64
 
 	// AllLogits makes the prompts' graph compute the logits of every position,
 	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
@@ -90,7 +98,9 @@ type Decoder struct {
 	next    *pass // a row a sequence
 	lengths []int // tokens in the cache
 	logits  [][]float32
-	chosen  []int // with Greedy; -1: none
+	chosen  []int // with Greedy or Choices; -1: none
+	random  []*rand.Rand
+	u       []float64 // of each sequence, what its next token is chosen with
 	all     [][]float32
 	stats   Stats
 	cache   cache
@@ -127,6 +137,8 @@ func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 	}
 	for i := range d.chosen {
 		d.chosen[i] = -1
+		d.random = append(d.random, rand.New(rand.NewPCG(o.Seed, uint64(i))))
+		d.u = append(d.u, d.random[i].Float64())
 	}
 	if err := d.build(w); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -157,13 +169,22 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 		return 0, fmt.Errorf("%w: Gorgonia's nodes have no GPU", ErrConfig)
 	case o.Device != nil && o.Linear != LeanLinear:
 		return 0, fmt.Errorf("%w: Gorgonia's linear layers have no GPU", ErrConfig)
-	case o.Greedy && o.AllLogits:
+	case o.Greedy && len(o.Choices) > 0:
+		return 0, fmt.Errorf("%w: Greedy and Choices", ErrConfig)
+	case len(o.Choices) > 0 && len(o.Choices) != len(o.Capacity):
+		return 0, fmt.Errorf("%w: %d choices for %d sequences", ErrConfig, len(o.Choices), len(o.Capacity))
+	case o.chooses() && o.AllLogits:
 		return 0, fmt.Errorf("%w: logits of all positions, of which tokens are to be chosen", ErrConfig)
+	case o.Attention != Lean && o.Schedule != la.StreamK:
+		return 0, fmt.Errorf("%w: Gorgonia's nodes have no schedule", ErrConfig)
 	case o.Attention != Lean && o.Workers != 0:
 		return 0, fmt.Errorf("%w: Gorgonia's nodes have no workers to set", ErrConfig)
 	}
 	return total, nil
 }
+
+// chooses says whether tokens are chosen where the logits are.
+func (o *Options) chooses() bool { return o.Greedy || len(o.Choices) > 0 }
 
 func (d *Decoder) build(w *Weights) (err error) {
 	o, batch := &d.options, len(d.lengths)
@@ -266,7 +287,18 @@ func (d *Decoder) Step(tokens []int) error {
 	for i := range next {
 		d.next.counts[i] = len(next[i])
 	}
+	d.draw()
 	return d.run(d.next, next)
+}
+
+// draw takes new random numbers for the sequences that the next step continues:
+// the token that it appends has used the ones before.
+func (d *Decoder) draw() {
+	for i, n := range d.next.counts {
+		if n > 0 {
+			d.u[i] = d.random[i].Float64()
+		}
+	}
 }
 
 // check looks at everything that a run needs, since an id outside a table would
@@ -296,7 +328,7 @@ func (d *Decoder) check(tokens [][]int) error {
 func (d *Decoder) run(p *pass, tokens [][]int) error {
 	return d.turn(p, func() error {
 		d.fill(p, tokens)
-		logits, chosen, err := p.graph.run(p == d.next, d.options.Greedy)
+		logits, chosen, err := p.graph.run(p == d.next, d.options.chooses())
 		if err == nil {
 			d.keepLogits(p, logits, chosen)
 		}
@@ -328,13 +360,14 @@ func (d *Decoder) turn(p *pass, compute func() error) error {
 
 // Continue is so many Steps, of which the first appends tokens and every other
 // what the one before has chosen; it returns what each of them chose, as
-// [Decoder.Chosen] would. It needs [Options].Greedy, and takes all sequences. On
+// [Decoder.Chosen] would. It needs [Options].Greedy or Choices, and takes all
+// sequences. On
 // a GPU the host does not wait for a token before it queues the next step. After
 // an error some steps may have been done: [Decoder.Len] tells.
 func (d *Decoder) Continue(tokens []int, steps int) (chosen [][]int, err error) {
 	switch {
-	case !d.options.Greedy:
-		return nil, fmt.Errorf("%w: tokens are chosen with Greedy only", ErrConfig)
+	case !d.options.chooses():
+		return nil, fmt.Errorf("%w: tokens are chosen with Greedy or Choices only", ErrConfig)
 	case steps < 1:
 		return nil, fmt.Errorf("%w: %d steps", ErrConfig, steps)
 	}
@@ -388,6 +421,26 @@ func (d *Decoder) fill(p *pass, tokens [][]int) {
 	if a, ok := p.attention.(*fusedAttention); ok {
 		a.fill(g)
 	}
+	if g.gpu != nil && len(d.options.Choices) > 0 {
+		d.fillChoices(p)
+	}
+}
+
+// fillChoices tells a graph how the tokens of its rows are chosen.
+func (d *Decoder) fillChoices(p *pass) {
+	g := p.graph.gpu
+	for row := range g.choices {
+		g.choices[row], g.randoms[row] = nn.Choice{Temperature: -1}, 0 // nobody's
+	}
+	for i, n := range p.counts {
+		row := i
+		if p.graph.selected == nil {
+			row = p.first[i] + n - 1
+		}
+		if n > 0 {
+			g.choices[row], g.randoms[row] = d.options.Choices[i], d.u[i]
+		}
+	}
 }
 
 // keepLogits takes what is asked for of a run's logits, which are nobody else's,
@@ -408,14 +461,27 @@ func (d *Decoder) keepLogits(p *pass, logits []float32, chosen []int) {
 		if chosen != nil {
 			d.chosen[i] = chosen[last]
 		}
-		if logits != nil {
-			d.logits[i] = logits[last*width : (last+1)*width : (last+1)*width]
+		if logits == nil {
+			continue
+		}
+		row := logits[last*width : (last+1)*width : (last+1)*width]
+		d.logits[i] = row
+		if d.options.chooses() {
+			d.chosen[i] = d.choice(i).Choose(row, d.u[i])
 		}
 	}
 }
 
-// Chosen is the most likely token after sequence i, with [Options].Greedy; -1
-// for a sequence that is empty or was cut, or whose logits have none.
+// choice says how sequence i goes on.
+func (d *Decoder) choice(i int) nn.Choice {
+	if d.options.Greedy {
+		return nn.Choice{TopP: 1}
+	}
+	return d.options.Choices[i]
+}
+
+// Chosen is the token after sequence i, with [Options].Greedy or Choices; -1 for a
+// sequence that is empty or was cut, or whose logits have no most likely token.
 func (d *Decoder) Chosen(i int) int { return d.chosen[i] }
 
 // Logits is the model's logits for the token after sequence i, valid until the

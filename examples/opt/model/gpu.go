@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -84,7 +85,12 @@ func deviceInput(g *G.ExprGraph, name string, t *la.DeviceTensor) *G.Node {
 type gpuGraph struct {
 	gpu    *la.GPU
 	inputs []gpuInput
-	chosen *G.Node // of each row of the logits, the most likely token; nil: not asked for
+	chosen *G.Node // of each row of the logits, a token; nil: not asked for
+
+	// How they are chosen, if not as the most likely ones.
+	choices  []nn.Choice
+	randoms  []float64
+	settings [2]gpuSetting // the same on the GPU
 
 	runs      int
 	recording *la.Recording
@@ -110,15 +116,50 @@ func (g *gpuGraph) indices(b *builder, name string, data []int) *G.Node {
 	})
 }
 
-// choose adds the choice of the most likely token.
-func (g *gpuGraph) choose(b *builder, logits *G.Node) {
-	g.chosen = b.do(func() (*G.Node, error) { return nn.ArgMax(logits) })
+// gpuSetting is a tensor that is copied to the GPU when it has changed.
+type gpuSetting struct {
+	last  []int32
+	there *la.DeviceTensor
+}
+
+func (s *gpuSetting) put(t *tensor.Dense) error {
+	now := t.Data().([]int32)
+	if slices.Equal(now, s.last) {
+		return nil
+	}
+	if err := s.there.CopyFrom(t); err != nil {
+		return err
+	}
+	s.last = now
+	return nil
+}
+
+// choose adds the choice of a token for each row of logits: the most likely one,
+// or with random numbers.
+func (g *gpuGraph) choose(b *builder, logits *G.Node, random bool) {
+	g.chosen = b.do(func() (*G.Node, error) {
+		if !random {
+			return nn.ArgMax(logits)
+		}
+		rows := logits.Shape()[0]
+		g.choices, g.randoms = make([]nn.Choice, rows), make([]float64, rows)
+		var in [2]*G.Node
+		for i, t := range []*tensor.Dense{nn.Choices(g.choices), nn.Randoms(g.randoms)} {
+			there, err := g.gpu.Upload(t)
+			if err != nil {
+				return nil, err
+			}
+			g.settings[i] = gpuSetting{t.Data().([]int32), there}
+			in[i] = deviceInput(b.g, []string{"choices", "randoms"}[i], there)
+		}
+		return nn.Sample(logits, in[0], in[1])
+	})
 }
 
 // runGPU is run on a GPU. The first run is node by node, and gives the nodes their
 // memory; if the graph is to run often, the second one is recorded, and from then
 // on the recording is replayed.
-func (gr *graph) runGPU(often, greedy bool) (logits []float32, chosen []int, err error) {
+func (gr *graph) runGPU(often, chooses bool) (logits []float32, chosen []int, err error) {
 	g := gr.gpu
 	if err := g.compute(gr, often, false); err != nil {
 		return nil, nil, err
@@ -128,7 +169,7 @@ func (gr *graph) runGPU(often, greedy bool) (logits []float32, chosen []int, err
 	if err != nil {
 		return nil, nil, err
 	}
-	if !greedy {
+	if !chooses {
 		return t.Data().([]float32), nil, nil
 	}
 	for _, id := range t.Data().([]int32) {
@@ -153,6 +194,11 @@ func (g *gpuGraph) compute(gr *graph, often, follow bool) error {
 			short[j] = int32(x)
 		}
 		if err := in.there.CopyFrom(in.short); err != nil {
+			return err
+		}
+	}
+	if g.choices != nil {
+		if err := errors.Join(g.settings[0].put(nn.Choices(g.choices)), g.settings[1].put(nn.Randoms(g.randoms))); err != nil {
 			return err
 		}
 	}
@@ -209,6 +255,7 @@ func (d *Decoder) continueGPU(tokens [][]int, steps int) (chosen [][]int, err er
 		p.counts[i] = 1
 	}
 	for step := range steps {
+		d.draw()
 		err := d.turn(p, func() error {
 			d.fill(p, tokens)
 			if err := g.compute(p.graph, true, step > 0); err != nil {
@@ -244,10 +291,19 @@ func (d *Decoder) continueGPU(tokens [][]int, steps int) (chosen [][]int, err er
 
 func (g *gpuGraph) close() error {
 	errs := []error{g.recording.Close()}
-	for _, in := range g.inputs {
-		if err := in.there.Free(); err != nil && !errors.Is(err, la.ErrClosed) {
+	free := func(t *la.DeviceTensor) {
+		if t == nil {
+			return
+		}
+		if err := t.Free(); err != nil && !errors.Is(err, la.ErrClosed) {
 			errs = append(errs, err)
 		}
+	}
+	for _, in := range g.inputs {
+		free(in.there)
+	}
+	for _, s := range g.settings {
+		free(s.there)
 	}
 	return errors.Join(errs...)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
@@ -218,6 +219,74 @@ func testContinue(t *testing.T, o Options) {
 	}
 	if _, err := d.Continue(next, 0); !errors.Is(err, ErrConfig) {
 		t.Errorf("no steps: %v", err)
+	}
+}
+
+// Choices by chance: one temperature is greedy, the others depend on the seed
+// alone, whether the steps are waited for or not.
+func TestGPUChoices(t *testing.T) { testChoices(t, Options{Device: openGPU(t)}) }
+func TestChoices(t *testing.T)    { testChoices(t, Options{}) }
+
+func testChoices(t *testing.T, o Options) {
+	w := openModel(t, "../tiny", tensor.Float32)
+	c := readGolden(t).Greedy[0]
+	const n = 40
+	o.Capacity = slices.Repeat([]int{len(c.IDs) + n + 1}, 3)
+	o.Choices = []nn.Choice{{TopP: 1}, {Temperature: 1, TopP: 1}, {Temperature: 0.8, TopK: 20, TopP: 0.9}}
+	text := func(seed uint64, ahead bool) (out [3][]int) {
+		o.Seed = seed
+		d := newDecoder(t, w, o)
+		if err := d.Prefill(context.Background(), [][]int{c.IDs, c.IDs, c.IDs}, nil); err != nil {
+			t.Fatal(err)
+		}
+		next := []int{d.Chosen(0), d.Chosen(1), d.Chosen(2)}
+		add := func(now []int) {
+			for i, id := range now {
+				if id < 0 {
+					t.Fatalf("sequence %d: no token", i)
+				}
+				out[i] = append(out[i], id)
+			}
+		}
+		add(next)
+		for len(out[0]) < n {
+			if ahead {
+				chosen, err := d.Continue(next, min(7, n-len(out[0])))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, now := range chosen {
+					add(now)
+				}
+				next = chosen[len(chosen)-1]
+				continue
+			}
+			if err := d.Step(next); err != nil {
+				t.Fatal(err)
+			}
+			next = []int{d.Chosen(0), d.Chosen(1), d.Chosen(2)}
+			add(next)
+		}
+		return out
+	}
+	first, again, other := text(1, false), text(1, true), text(2, false)
+	for i := range first {
+		if !slices.Equal(first[i], again[i]) {
+			t.Errorf("sequence %d: %v, and some steps ahead %v", i, first[i], again[i])
+		}
+		if same := slices.Equal(first[i], other[i]); same != (i == 0) {
+			t.Errorf("sequence %d: the same text by another seed: %v", i, same)
+		}
+	}
+	if !slices.Equal(first[0], c.Next[:n]) {
+		t.Errorf("greedy: %v, want %v", first[0], c.Next[:n])
+	}
+	if slices.Equal(first[1], first[2]) {
+		t.Error("two sequences have one text")
+	}
+	o.Choices = o.Choices[:2]
+	if _, err := w.NewDecoder(o); !errors.Is(err, ErrConfig) {
+		t.Errorf("two choices for three sequences: %v", err)
 	}
 }
 

@@ -3,7 +3,6 @@ package model
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
@@ -106,8 +105,8 @@ func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there 
 		gr.logits = b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil, b.normed(last)...) })
 	}
 
-	if b.gpu != nil && o.Greedy {
-		b.gpu.choose(b, gr.logits)
+	if b.gpu != nil && o.chooses() {
+		b.gpu.choose(b, gr.logits, !o.Greedy)
 	}
 	if b.err != nil {
 		return nil, b.err
@@ -126,12 +125,12 @@ func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there 
 	return gr, nil
 }
 
-// run computes the logits, and of each row the most likely token if that is asked
-// for: on a GPU only that comes down then. What it returns is nobody else's. A
+// run computes the logits, or on a GPU the tokens that are chosen by them, if that
+// is asked for: only they come down then. What it returns is nobody else's. A
 // graph that runs often is worth some preparation.
-func (gr *graph) run(often, greedy bool) (logits []float32, chosen []int, err error) {
+func (gr *graph) run(often, chooses bool) (logits []float32, chosen []int, err error) {
 	if gr.gpu != nil {
-		return gr.runGPU(often, greedy)
+		return gr.runGPU(often, chooses)
 	}
 	if err := gr.vm.RunAll(); err != nil {
 		return nil, nil, err
@@ -143,29 +142,7 @@ func (gr *graph) run(often, greedy bool) (logits []float32, chosen []int, err er
 	if !ok {
 		return nil, nil, fmt.Errorf("model: logits are %T", v.Data())
 	}
-	if !greedy {
-		return logits, nil, nil
-	}
-	width := v.Shape()[1]
-	for at := 0; at < len(logits); at += width {
-		chosen = append(chosen, mostLikely(logits[at:at+width]))
-	}
-	return logits, chosen, nil
-}
-
-// mostLikely is the first of the largest logits, -1 where there is none.
-func mostLikely(logits []float32) int {
-	best := -1
-	top := math.Inf(-1)
-	for i, x := range logits {
-		switch x := float64(x); {
-		case math.IsNaN(x) || math.IsInf(x, 1):
-			return -1
-		case x > top:
-			best, top = i, x
-		}
-	}
-	return best
+	return logits, nil, nil
 }
 
 func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {

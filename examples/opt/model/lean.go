@@ -16,6 +16,7 @@ type leanCache struct {
 	*la.Cache
 	sequences []*la.Sequence
 	workers   int
+	schedule  la.Schedule
 }
 
 func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
@@ -30,7 +31,7 @@ func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &leanCache{Cache: cache, workers: o.Workers}
+	l := &leanCache{Cache: cache, workers: o.Workers, schedule: o.Schedule}
 	for range o.Capacity {
 		s, err := cache.NewSequence()
 		if err != nil {
@@ -46,7 +47,7 @@ func (l *leanCache) newAttention(rows int) (attention, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	options := []la.Option{la.WithCausal(), la.WithWorkers(l.workers)}
+	options := []la.Option{la.WithCausal(), la.WithWorkers(l.workers), la.WithSchedule(l.schedule)}
 	return &leanAttention{step: step, sequences: l.sequences, options: options}, rows, nil
 }
 

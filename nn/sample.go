@@ -1,0 +1,273 @@
+package nn
+
+import (
+	"cmp"
+	"hash"
+	"math"
+	"slices"
+	"unsafe"
+
+	"github.com/chewxy/hm"
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Choice says how a token is chosen from a row of logits x:
+//
+//	p[i] = exp(x[i]/Temperature) / sum over j in K of exp(x[j]/Temperature)
+//
+// for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
+// TopK most likely of it, then the smallest set of most likely tokens whose
+// probabilities (among those that TopK left) add up to TopP or more. Of equally
+// likely tokens the lower id comes first. The token is the first whose sum of
+// probabilities, in the order of ids, is greater than a random number u in [0, 1).
+type Choice struct {
+	// Temperature 0 is greedy: the most likely token, and of equals the lowest
+	// id. A negative one is for a row that belongs to nobody: its token is -1.
+	Temperature float64
+	TopK        int     // 0 or less: all tokens
+	TopP        float64 // 1 or more: all tokens
+}
+
+// leastWeight is the least probability, relative to the most likely token's, of
+// one that can be chosen.
+const leastWeight = 0x1p-44
+
+// Choose is the token for a row of logits and a random number u in [0, 1); -1
+// where a logit is NaN or +Inf, or all are -Inf.
+func (c Choice) Choose(logits []float32, u float64) int {
+	best := int(largest(logits))
+	switch {
+	case best < 0 || !(c.Temperature >= 0):
+		return -1
+	case c.Temperature == 0:
+		return best
+	}
+	weights := make([]float64, len(logits))
+	var kept []int // the tokens of K, the most likely first if it is not all
+	total := 0.0
+	for i, x := range logits {
+		// Infinite for a tiny temperature, and then NaN for the best itself.
+		if w := math.Exp((float64(x) - float64(logits[best])) / c.Temperature); w >= leastWeight {
+			weights[i] = w
+		} else if x == logits[best] {
+			weights[i] = 1
+		} else {
+			continue
+		}
+		kept = append(kept, i)
+		total += weights[i]
+	}
+	if c.TopK > 0 && c.TopK < len(logits) || c.TopP < 1 {
+		slices.SortFunc(kept, func(a, b int) int {
+			if logits[a] != logits[b] {
+				return cmp.Compare(logits[b], logits[a])
+			}
+			return a - b
+		})
+		if c.TopK > 0 && c.TopK < len(kept) {
+			kept, total = kept[:c.TopK], 0
+			for _, i := range kept {
+				total += weights[i]
+			}
+		}
+		if c.TopP < 1 {
+			n, sum := 1, weights[kept[0]]
+			for ; n < len(kept) && sum < c.TopP*total; n++ {
+				sum += weights[kept[n]]
+			}
+			kept, total = kept[:n], sum
+		}
+		slices.Sort(kept)
+	}
+	sum := 0.0
+	for _, i := range kept {
+		if sum += weights[i]; sum > u*total {
+			return i
+		}
+	}
+	return kept[len(kept)-1] // rounding left a little of u
+}
+
+// Sample is the token chosen from each row of logits, as [Choice.Choose] does.
+//
+// logits is float32 of shape (rows, n), choices the value of [Choices] and
+// randoms that of [Randoms] for as many rows; they are data, and may change from
+// run to run. The result is int32 of shape (rows); -1 where there is none.
+//
+// It computes on a GPU where its inputs are [la.DeviceTensor]s, of rows of at most
+// 2^19 elements; there a probability is right to 1e-9 of itself. What a choice has
+// outside of its range is no error, since the host does not see it.
+//
+// It has no gradients: asking for one is ErrUnsupported.
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil inputs, other graphs).
+func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
+	const name = "Sample"
+	defer recoverTo(name, &err)
+	op := sample{gpu: new(ongpu.Node)}
+	shapes := make([]tensor.Shape, len(sampleInputs))
+	for i, n := range []*G.Node{logits, choices, randoms} {
+		switch {
+		case n == nil:
+			return nil, errorf(name, la.ErrGraph, "%s is nil", sampleInputs[i])
+		case n.Graph() != logits.Graph():
+			return nil, errorf(name, la.ErrGraph, "%s and logits are in different graphs", sampleInputs[i])
+		case n.Dtype() != sampleType(i):
+			return nil, errorf(name, la.ErrDType, "%s is of %v, want %v", sampleInputs[i], n.Dtype(), sampleType(i))
+		}
+		shapes[i] = n.Shape()
+	}
+	if _, err := op.shape(shapes); err != nil {
+		return nil, err
+	}
+	return apply(name, op, logits, choices, randoms)
+}
+
+const (
+	choiceWords = int(unsafe.Sizeof(gpu.Setting{}) / 4) // int32 that a row's choice has
+	randomWords = 2
+)
+
+// Choices is choices of rows as a value for [Sample]: int32 of shape (rows, 6),
+// whose numbers mean nothing by themselves.
+func Choices(c []Choice) *tensor.Dense {
+	settings := make([]gpu.Setting, len(c))
+	for i, x := range c {
+		settings[i] = gpu.Setting{Temperature: x.Temperature, TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
+	}
+	return words(settings, len(c), choiceWords)
+}
+
+// Randoms is a number in [0, 1) for each row as a value for [Sample]: int32 of
+// shape (rows, 2), whose numbers mean nothing by themselves.
+func Randoms(u []float64) *tensor.Dense { return words(u, len(u), randomWords) }
+
+// words is the memory of x as int32.
+func words[T any](x []T, rows, columns int) *tensor.Dense {
+	data := make([]int32, rows*columns)
+	copy(data, unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(x))), len(data)))
+	return tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(data))
+}
+
+// floatOf is the float64 in two words.
+func floatOf(w []int32) float64 {
+	return math.Float64frombits(uint64(uint32(w[0])) | uint64(uint32(w[1]))<<32)
+}
+
+var sampleInputs = [...]string{"logits", "choices", "randoms"}
+
+func sampleType(i int) tensor.Dtype {
+	if i == 0 {
+		return tensor.Float32
+	}
+	return tensor.Int32
+}
+
+type sample struct {
+	graph.Plain
+	gpu *ongpu.Node
+}
+
+func (op sample) shape(in []tensor.Shape) (tensor.Shape, error) {
+	const name = "Sample"
+	if len(in) != op.Arity() {
+		return nil, errorf(name, la.ErrShape, "%d inputs, want %d", len(in), op.Arity())
+	}
+	if len(in[0]) != 2 || in[0][0] < 1 || in[0][1] < 1 {
+		return nil, errorf(name, la.ErrShape, "logits has shape %v, want rank 2 and no empty axis", in[0])
+	}
+	for i, columns := range []int{choiceWords, randomWords} {
+		if want := (tensor.Shape{in[0][0], columns}); !slices.Equal(in[i+1], want) {
+			return nil, errorf(name, la.ErrShape, "%s has shape %v, want %v for logits of shape %v", sampleInputs[i+1], in[i+1], want, in[0])
+		}
+	}
+	return tensor.Shape{in[0][0]}, nil
+}
+
+func (op sample) Arity() int { return len(sampleInputs) }
+func (op sample) Type() hm.Type {
+	return hm.NewFnType(tensorOf(2, tensor.Float32), tensorOf(2, tensor.Int32), tensorOf(2, tensor.Int32), tensorOf(1, tensor.Int32))
+}
+
+func (op sample) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, err
+	}
+	return op.shape(shapes)
+}
+
+func (op sample) String() string        { return "Sample" }
+func (op sample) WriteHash(h hash.Hash) { h.Write([]byte("leanattention.nn.Sample")) }
+func (op sample) Hashcode() uint32      { return graph.Hashcode(op) }
+
+func (op sample) Do(in ...G.Value) (y G.Value, err error) {
+	const name = "Sample"
+	defer recoverTo(name, &err)
+	if len(in) != op.Arity() {
+		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+	}
+	shapes := shapesOf(in)
+	shape, err := op.shape(shapes)
+	if err != nil {
+		return nil, err
+	}
+	if anyOnGPU(in) {
+		return op.doGPU(in, shape)
+	}
+	logits, err := elements[float32](name, sampleInputs[0], in[0], shapes[0])
+	if err != nil {
+		return nil, err
+	}
+	choices, err := elements[int32](name, sampleInputs[1], in[1], shapes[1])
+	if err != nil {
+		return nil, err
+	}
+	randoms, err := elements[int32](name, sampleInputs[2], in[2], shapes[2])
+	if err != nil {
+		return nil, err
+	}
+	n, ids := shapes[0][1], make([]int32, shape[0])
+	for row := range ids {
+		w := choices[row*choiceWords:]
+		c := Choice{Temperature: floatOf(w), TopP: floatOf(w[2:]), TopK: int(w[4])}
+		ids[row] = int32(c.Choose(logits[row*n:(row+1)*n], floatOf(randoms[row*randomWords:])))
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(ids)), nil
+}
+
+func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	const name = "Sample"
+	what := func(i int) string { return sampleInputs[i] }
+	if err := checkDTypes(name, what, in, sampleType); err != nil {
+		return nil, err
+	}
+	n := in[0].Shape()[1]
+	return ongpu.Compute(&ongpu.Call{
+		Op: "nn." + name, Node: op.gpu, Names: sampleInputs[:], In: in, DType: tensor.Int32, Shape: shape,
+		Queue: func(w *ongpu.Work) error {
+			bytes := func(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
+			return w.Sampler.Run(w.Stream, &gpu.Samples{
+				Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n,
+				Settings: bytes(w.In[1].Memory), Random: bytes(w.In[2].Memory), IDs: bytes(w.Out),
+			})
+		},
+	})
+}
+
+func (op sample) DiffWRT(inputs int) []bool { return everyInput(inputs) }
+func (op sample) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, noGradient("Sample")
+}
+func (op sample) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error { return noGradient("Sample") }
+
+var (
+	_ G.SDOp = sample{}
+	_ G.ADOp = sample{}
+)
