@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 
@@ -57,6 +58,18 @@ func parse(args []string, help io.Writer) (options, error) {
 	f.StringVar(&o.model, "model", "", "`folder` of a Hugging Face OPT model (default: a small model that is part of the program)")
 	f.Func("prompt", "`text` to continue; given several times, the texts are continued together", func(s string) error {
 		o.prompts = append(o.prompts, s)
+		return nil
+	})
+	f.Func("prompts", "`file` of texts to continue together, one a line; empty lines are none", func(name string) error {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimRight(line, "\r\n"); line != "" {
+				o.prompts = append(o.prompts, line)
+			}
+		}
 		return nil
 	})
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt")
@@ -117,7 +130,7 @@ func parse(args []string, help io.Writer) (options, error) {
 	case f.NArg() > 0:
 		return o, usagef("%q is not a flag; texts are given by -prompt", f.Arg(0))
 	case len(o.prompts) == 0:
-		return o, usagef("no -prompt")
+		return o, usagef("no -prompt, and nothing in a file of -prompts")
 	case o.tokens < 1:
 		return o, usagef("-n %d is less than 1", o.tokens)
 	case o.workers < 0 || o.workers > maxWorkers:

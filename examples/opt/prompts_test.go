@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -26,6 +29,23 @@ func TestAhead(t *testing.T) {
 		}
 		if texts[0] != texts[1] || texts[0] == "" {
 			t.Errorf("-n %s: %q, want %q", n, texts[1], texts[0])
+		}
+	}
+}
+
+// A file's lines are prompts.
+func TestPromptsFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "prompts")
+	if err := os.WriteFile(name, []byte("first\n\n second \r\nthird"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := parse([]string{"-prompt", "zeroth", "-prompts", name}, io.Discard)
+	if err != nil || !slices.Equal(o.prompts, []string{"zeroth", "first", " second ", "third"}) {
+		t.Errorf("%q, %v", o.prompts, err)
+	}
+	for _, args := range [][]string{{"-prompts", name + ".gone"}, {"-prompts", os.DevNull}} {
+		if _, err := parse(args, io.Discard); err == nil {
+			t.Errorf("%v: no error", args)
 		}
 	}
 }
