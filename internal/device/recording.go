@@ -11,8 +11,15 @@ import (
 type Recording struct {
 	queue  *Queue
 	graph  *cuda.Graph
-	held   map[*Memory]*cuda.Buffer
+	used   map[*Memory]bool // while it is being made
+	held   []held
 	states []Recorded
+}
+
+// held is memory, and the buffer that it was.
+type held struct {
+	*Memory
+	buffer *cuda.Buffer
 }
 
 // Recorded is what recorded work depends on besides memory.
@@ -25,9 +32,9 @@ type Recorded interface {
 
 // Record makes a recording of what f queues instead of having it done. f may
 // queue it on any goroutine; nothing else may be queued meanwhile. Copies from
-// and to the host are refused. It needs Enter.
+// and to the host are refused. It must not be within Enter, which what f calls needs.
 func (q *Queue) Record(f func() error) (r *Recording, err error) {
-	r = &Recording{queue: q, held: make(map[*Memory]*cuda.Buffer)}
+	r = &Recording{queue: q, used: make(map[*Memory]bool)}
 	set := func(to *Recording) error {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -44,13 +51,15 @@ func (q *Queue) Record(f func() error) (r *Recording, err error) {
 	if r.graph, err = q.stream.Capture(f); err != nil {
 		return nil, err
 	}
+	r.used = nil
 	return r, nil
 }
 
 // note keeps m for the recording that is being made.
 func (t *Turn) note(m *Memory) {
-	if t.recording != nil && m != nil {
-		t.recording.held[m] = m.buffer
+	if r := t.recording; r != nil && m != nil && !r.used[m] {
+		r.used[m] = true
+		r.held = append(r.held, held{m, m.buffer})
 	}
 }
 
@@ -86,8 +95,8 @@ func (r *Recording) Replay() error {
 		if t.recording != nil {
 			return ErrRecording
 		}
-		for m, b := range r.held {
-			if m.buffer != b {
+		for _, h := range r.held {
+			if h.Memory.buffer != h.buffer {
 				return ErrFreed
 			}
 		}

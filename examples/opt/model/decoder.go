@@ -344,7 +344,9 @@ func (d *Decoder) turn(p *pass, compute func() error) error {
 		return err
 	}
 	err := compute()
-	p.graph.vm.Reset()
+	if p.graph.gpu == nil { // there it was done, if the machine has run at all
+		p.graph.vm.Reset()
+	}
 	if err = errors.Join(err, p.attention.end(err == nil)); err != nil {
 		return err
 	}

@@ -214,6 +214,7 @@ func (g *gpuGraph) compute(gr *graph, often, follow bool) error {
 		g.recording, g.runs = nil, 0
 	}
 	g.runs++
+	defer gr.vm.Reset()
 	if !often || g.runs == 1 {
 		return g.keep(gr, gr.vm.RunAll())
 	}
