@@ -27,14 +27,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
-	weights, err := model.LoadAs(folder, o.weights)
-	if err != nil {
-		return err
-	}
-	c := weights.Config()
-	fmt.Fprintf(stderr, "loaded in %.2f s: %d layers of width %d, %d heads, %d positions, %d MB of weights\n",
-		time.Since(began).Seconds(), c.Layers, c.HiddenSize, c.Heads, c.MaxPositions, weights.Bytes()>>20)
-
+	c := folder.Config()
 	b := &batch{eos: c.EOS, limit: o.tokens}
 	ids, total := make([][]int, len(o.prompts)), 0
 	capacity := make([]int, len(o.prompts))
@@ -65,7 +58,16 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 			choice := nn.Choice{Temperature: o.sampling.Temperature, TopK: o.sampling.TopK, TopP: o.sampling.TopP}
 			mo.Choices = slices.Repeat([]nn.Choice{choice}, len(capacity))
 		}
+		if err := model.CheckRoom(folder, o.weights, mo); err != nil {
+			return err
+		}
 	}
+	weights, err := model.LoadAs(folder, o.weights)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(stderr, "loaded in %.2f s: %d layers of width %d, %d heads, %d positions, %d MB of weights\n",
+		time.Since(began).Seconds(), c.Layers, c.HiddenSize, c.Heads, c.MaxPositions, weights.Bytes()>>20)
 	began = time.Now()
 	if b.decoder, err = weights.NewDecoder(mo); err != nil {
 		return err

@@ -19,14 +19,20 @@ type leanCache struct {
 	schedule  la.Schedule
 }
 
-func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
-	const pageSize = 64
-	pages := 0
-	for _, n := range o.Capacity {
+// pageSize is the tokens of a page.
+const pageSize = 64
+
+// pagesOf is the pages that sequences of these capacities may come to.
+func pagesOf(capacity []int) (pages int) {
+	for _, n := range capacity {
 		pages += (n + pageSize - 1) / pageSize
 	}
+	return pages
+}
+
+func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
 	cache, err := la.NewCache(la.CacheConfig{
-		Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages, Device: o.Device,
+		Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pagesOf(o.Capacity), Device: o.Device,
 	})
 	if err != nil {
 		return nil, err
