@@ -76,7 +76,11 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 			return err
 		}
 		if c.Scratch != nil {
-			if n := c.Scratch(layers); n > 0 {
+			n, err := c.Scratch(layers)
+			if err != nil {
+				return err
+			}
+			if n > 0 {
 				s, err := g.nextValue(turn, &slots[1], tensor.Float32, tensor.Shape{n})
 				if err != nil {
 					return err

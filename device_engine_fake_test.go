@@ -25,7 +25,7 @@ import (
 func FakeGPU(t testing.TB) (*GPU, *fakedriver.Library) {
 	t.Helper()
 	lib := fakedriver.New(t)
-	lib.State().Total = 1 << 36
+	lib.State().Total, lib.State().SMs, lib.State().Shared = 1<<36, 8, 232448
 	UseDriver(t, lib.Path)
 	UseFakeEngine(t)
 	t.Cleanup(func() {

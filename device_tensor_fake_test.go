@@ -119,8 +119,9 @@ func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedr
 		if lib.Live() != 0 || lib.Defects() != 0 {
 			t.Fatalf("%s failed (%v): %d left, %d defects", failed, err, lib.Live(), lib.Defects())
 		}
-		// Popping a context tells of earlier failures only.
-		if err == nil && failed != "cuCtxPopCurrent_v2" {
+		// Popping a context tells of earlier failures only, and nothing depends on a
+		// graph that others were made of.
+		if err == nil && failed != "cuCtxPopCurrent_v2" && failed != "cuGraphDestroy" {
 			t.Fatalf("call %d, %s, failed and nobody has noticed", call, failed)
 		}
 		if err != nil && !strings.Contains(err.Error(), "CUDA_ERROR") {

@@ -115,15 +115,16 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	}
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: op.x, Shape: shape,
-		Scratch: func(d *gpu.Decoder) int {
+		Scratch: func(d *gpu.Decoder) (int, error) {
 			in := make([]ongpu.Operand, len(in))
 			for i := range op.parts {
 				in[1+i].DType = storageOf(op.w)
 			}
-			if !d.NeedsScratch(build(in, gpu.Memory{}, gpu.Memory{})) {
-				return 0
+			needed, err := d.NeedsScratch(build(in, gpu.Memory{}, gpu.Memory{}))
+			if err != nil || !needed {
+				return 0, err
 			}
-			return rows * width
+			return rows * width, nil
 		},
 		Queue: func(w *ongpu.Work) error { return w.Linear(w.Stream, build(w.In, w.Out, w.Scratch)) },
 	})

@@ -133,7 +133,7 @@ type linearLaunch struct {
 
 // configure says how the next of some rows are launched; norm, if x is
 // normalised there.
-func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linearLaunch, ok bool) {
+func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linearLaunch, ok bool, err error) {
 	all, least := ceil(in*elements[element].bytes, 128), 0 // column blocks
 	for rows = min(rows, linearRows); rows > 0 && !ok; rows-- {
 		for split := 1; split <= 8 && split <= all && (split == 1 || d.overlap()); split *= 2 {
@@ -141,8 +141,11 @@ func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linea
 			if stages == 0 {
 				continue
 			}
-			clusters := min(d.atOnce(element, split, shared), tiles)
-			if clusters == 0 {
+			clusters, err := d.atOnce(element, split, shared)
+			if err != nil {
+				return best, false, err
+			}
+			if clusters = min(clusters, tiles); clusters == 0 {
 				continue
 			}
 			// The column blocks that one thread block has; a meeting takes as long
@@ -156,28 +159,28 @@ func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linea
 			}
 		}
 	}
-	return best, ok
+	return best, ok, nil
 }
 
 // atOnce is how many clusters may run at once: no more than give every
 // multiprocessor one thread block. Clusters lie within groups of multiprocessors,
 // of which some are left over; the driver knows.
-func (d *Decoder) atOnce(element, split, shared int) int {
+func (d *Decoder) atOnce(element, split, shared int) (int, error) {
 	all := max(d.info.Multiprocessors, 1) / split
 	if split == 1 {
-		return all
+		return all, nil
 	}
 	key := clusterKey{element, split, shared}
 	if n, ok := d.clusters.Load(key); ok {
-		return n.(int)
+		return n.(int), nil
 	}
 	n, err := d.linear[element].Clusters(linearGrid(1, split, shared, true))
 	if err != nil {
-		n = 0 // the launch without clusters says what is wrong, if anything is
+		return 0, err
 	}
 	n = min(n, all)
 	d.clusters.Store(key, n)
-	return n
+	return n, nil
 }
 
 func linearGrid(clusters, split, shared int, overlap bool) cuda.Grid {
@@ -238,13 +241,14 @@ func (o *Linear) tilesOf() (n int) {
 }
 
 // NeedsScratch says whether the norm of a Linear needs memory of its own: where
-// no block or cluster has all of a row, and where x is read again and again.
-func (d *Decoder) NeedsScratch(o *Linear) bool {
+// no block or cluster has all of a row, and where x is read again and again. The
+// types and sizes of W count, not the memory. The error is the driver's.
+func (d *Decoder) NeedsScratch(o *Linear) (bool, error) {
 	if o.Norm == nil || o.Rows < 1 || len(o.Parts) == 0 || elementOf(o.Parts[0].W.DType) < 0 {
-		return false
+		return false, nil
 	}
-	l, ok := d.configure(elementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(), true)
-	return !ok || l.rows < o.Rows
+	l, ok, err := d.configure(elementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(), true)
+	return !ok || l.rows < o.Rows, err
 }
 
 func (m *Memory) checkFloats(op, name string, elements int) error {
@@ -328,10 +332,11 @@ func (o *Linear) check(d *Decoder) error {
 	if err := o.Norm.check(op, o.In); err != nil {
 		return err
 	}
-	if d.NeedsScratch(o) {
-		return o.Scratch.checkFloats(op, "the scratch", o.Rows*o.In)
+	scratch, err := d.NeedsScratch(o)
+	if err != nil || !scratch {
+		return err
 	}
-	return nil
+	return o.Scratch.checkFloats(op, "the scratch", o.Rows*o.In)
 }
 
 // Linear queues linear layers. Rows beyond 16 read the weights again. Everything
@@ -342,7 +347,11 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	}
 	element := elementOf(o.Parts[0].W.DType)
 	x, norm := o.X, o.Norm
-	if d.NeedsScratch(o) {
+	scratch, err := d.NeedsScratch(o)
+	if err != nil {
+		return err
+	}
+	if scratch {
 		if err := d.Norm(s, o.Rows, o.In, x, o.Scratch, norm); err != nil {
 			return err
 		}
@@ -352,7 +361,10 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	defer d.mu.Unlock()
 	tiles := o.tilesOf()
 	for row := 0; row < o.Rows; {
-		l, ok := d.configure(element, o.Rows-row, o.In, tiles, norm != nil)
+		l, ok, err := d.configure(element, o.Rows-row, o.In, tiles, norm != nil)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			return errorf("linear", cpu.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
 		}

@@ -37,9 +37,11 @@ func TestLinearLaunches(t *testing.T) {
 			for range 3000 {
 				element, rows, in, tiles := rng.IntN(3), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
 				norm := rng.IntN(2) == 0
-				l, ok := d.configure(element, rows, in, tiles, norm)
+				l, ok, err := d.configure(element, rows, in, tiles, norm)
+				noError(t, err)
 				if !ok && norm { // then it is a launch of its own
-					l, ok = d.configure(element, rows, in, tiles, false)
+					l, ok, err = d.configure(element, rows, in, tiles, false)
+					noError(t, err)
 				}
 				if !ok {
 					if in*4+70<<10 > f.shared { // a row of float32 and the rings
@@ -69,8 +71,8 @@ func TestLinearArguments(t *testing.T) {
 	for _, out := range []int{100, 32} {
 		o.Parts = append(o.Parts, LinearPart{W: m.memory(t, cpu.Float16, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out})
 	}
-	if !d.NeedsScratch(&o) {
-		t.Fatal("the norm of 40 rows needs no scratch")
+	if scratch, err := d.NeedsScratch(&o); !scratch || err != nil {
+		t.Fatal("the norm of 40 rows needs no scratch", err)
 	}
 	o.Scratch = m.memory(t, cpu.Float32, rows*in)
 	lib.Forget()

@@ -135,7 +135,9 @@ func TestGPULinear(t *testing.T) {
 			o.Residual = residual.Memory
 			memory = append(memory, residual.Memory)
 		}
-		if d.NeedsScratch(&o) {
+		scratch, err := d.NeedsScratch(&o)
+		noError(t, err)
+		if scratch {
 			o.Scratch = m.empty(t, rows*in)
 			memory = append(memory, o.Scratch)
 		}

@@ -47,7 +47,7 @@ type Call struct {
 	Shape tensor.Shape
 
 	// Scratch is how many float32 the work needs besides; nil for none.
-	Scratch func(*gpu.Decoder) int
+	Scratch func(*gpu.Decoder) (int, error)
 
 	// Queue queues the work.
 	Queue func(*Work) error
