@@ -102,9 +102,6 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 	return t
 }
 
-// at32 returns a pointer to float32 i of those at p.
-func at32(p unsafe.Pointer, i int) *float32 { return (*float32)(unsafe.Add(p, 4*i)) }
-
 func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
 
 // attend is the kernel.

@@ -2,8 +2,6 @@
 
 package cpu
 
-import "unsafe"
-
 // The parts of the attention kernels, put together for backward passes.
 
 var backwardTiers = [tiers]*backwardKernels[float32]{
@@ -30,15 +28,6 @@ func (b backwardParts) kernels() *backwardKernels[float32] {
 	}
 }
 
-// open makes w.quad the first four of x's rows, which are so many elements apart: the streams that parts read.
-func (w *backwardScratch[F]) open(x []float32, row int) **byte {
-	_ = x[3*row]
-	for i := range w.quad {
-		w.quad[i] = unsafe.Pointer(&x[i*row])
-	}
-	return (**byte)(unsafe.Pointer(&w.quad))
-}
-
 func (b backwardParts) scores(w *backwardScratch[float32], s, x, y []float32, rows, cols, dim, stride int) {
 	for c := 0; c < cols; c += b.lanes {
 		b.transpose(w, w.wide, y[c*dim:], dim, dim)
@@ -47,16 +36,16 @@ func (b backwardParts) scores(w *backwardScratch[float32], s, x, y []float32, ro
 }
 
 func (b backwardParts) weighRows(w *backwardScratch[float32], s, m, l []float32, rows, n, stride int) {
-	b.weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim, w.open(s, 0), 0, 0)
+	b.weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim, array(w.open(s, 0)), 0, 0)
 }
 
 func (b backwardParts) add(w *backwardScratch[float32], o, p, v []float32, rows, count, dim, stride int) {
-	four := w.open(v, dim)
+	four := array(w.open(v, dim))
 	b.weightedBlock(&o[0], &p[0], four, 0, rows, count, dim, stride, 16*dim, four, 0, 16*dim)
 }
 
 func (b backwardParts) transpose(w *backwardScratch[float32], t, s []float32, cols, stride int) {
 	for half := 0; half < b.lanes; half += b.lanes / 2 {
-		b.panel(&t[half], w.open(s[half*stride:], stride), 0, cols, 16*stride)
+		b.panel(&t[half], array(w.open(s[half*stride:], stride)), 0, cols, 16*stride)
 	}
 }

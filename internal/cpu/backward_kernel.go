@@ -47,9 +47,18 @@ type backwardKernels[F real] struct {
 
 // backwardScratch is what kernels of a backward pass need for themselves.
 type backwardScratch[F real] struct {
-	quad [4]unsafe.Pointer // four rows of a matrix: an array on the stack would not stay there
-	wide []F               // panelOf(the longest row)
-	idle []F               // backwardRows x idleDim zeros
+	quad streams // four rows of a matrix: an array on the stack would not stay there
+	wide []F     // panelOf(the longest row)
+	idle []F     // backwardRows x idleDim zeros
+}
+
+// open makes w.quad the first four of x's rows, which are so many elements apart: the streams that assembly reads.
+func (w *backwardScratch[F]) open(x []F, row int) *streams {
+	_ = x[3*row]
+	for i := range w.quad {
+		w.quad[i] = unsafe.Pointer(&x[i*row])
+	}
+	return &w.quad
 }
 
 // idleDim is the length of the outputs that weigh would re-scale if there were any.

@@ -8,23 +8,16 @@ import (
 )
 
 // tier is an instruction set that kernels exist for. Each family of kernels has a table by tier; what is
-// in use is the table's entry for the tier in use.
+// in use is the table's entry for the tier in use. The other tiers are those of an architecture, from the least
+// to the best; there are tiers of them all, with tierNames.
 type tier uint8
 
-const (
-	tierGo     tier   = iota // no assembly
-	tierAVX2                 // with FMA, F16C and BMI2
-	tierAVX512               // F, BW, DQ and VL, and what AVX2 has
-	tierAMX                  // products of tiles of bfloat16, and what AVX-512 has
-	tiers      = iota        // how many there are
-)
-
-var tierNames = [tiers]string{"go", "avx2", "avx512", "amx"}
+const tierGo tier = 0 // no assembly
 
 func (t tier) String() string { return tierNames[t] }
 
-// TierVariable is the environment variable that chooses the kernels: "go", "avx2", "avx512" or "amx". Without
-// it, or with an empty value, the best ones for the machine are used. It is read when the program starts.
+// TierVariable is the environment variable that chooses the kernels: "go", and "avx2", "avx512" or "amx" on amd64,
+// "neon" on arm64. Without it, or with an empty value, the best ones for the machine are used. It is read when the program starts.
 // A value that is none of these, or one that this machine or build has no kernels for, is an error that
 // wraps ErrTier, which every call that would use a kernel returns.
 const TierVariable = "LEANATTENTION_CPU"

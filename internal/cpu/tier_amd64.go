@@ -8,6 +8,15 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
+const (
+	tierAVX2   tier = 1 + iota // with FMA, F16C and BMI2
+	tierAVX512                 // F, BW, DQ and VL, and what AVX2 has
+	tierAMX                    // products of tiles of bfloat16, and what AVX-512 has
+	tiers      = iota + 1
+)
+
+var tierNames = [tiers]string{"go", "avx2", "avx512", "amx"}
+
 // bestTier returns the best tier of this machine. Package cpu has asked the operating system, too,
 // whether it saves the registers.
 func bestTier() tier {
@@ -27,5 +36,5 @@ func bestTier() tier {
 // take 8 KB more of a stack with them: a process whose C code makes smaller ones has to do without.
 func asksForTiles() bool {
 	name := os.Getenv(TierVariable)
-	return name == "" || name == tierAMX.String()
+	return name == "" || name == tierNames[tierAMX]
 }

@@ -1,5 +1,9 @@
-//go:build !amd64 || !gc || noasm
+//go:build !(amd64 || arm64) || !gc || noasm
 
 package cpu
+
+const tiers = 1
+
+var tierNames = [tiers]string{"go"}
 
 func bestTier() tier { return tierGo }

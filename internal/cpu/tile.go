@@ -53,3 +53,6 @@ type streams [4]unsafe.Pointer
 // never does. Sums are in F, in an order that depends on nothing but the sizes in t. Nothing is
 // written but O, M, L and scratch, and nothing read but what the fields name.
 type kernel func(t *tile)
+
+// at32 returns a pointer to float32 i of those at p.
+func at32(p unsafe.Pointer, i int) *float32 { return (*float32)(unsafe.Add(p, 4*i)) }

@@ -1,0 +1,20 @@
+//go:build arm64 && gc && !noasm
+
+package cpu
+
+var backwardTiers = [tiers]*backwardKernels[float32]{
+	tierGo:   backwardGo32,
+	tierNEON: {dims: 8, lanes: 16, scores: scoresNEON, weigh: weighRowsNEON, add: addProductNEON, transpose: transposeGo[float32]},
+}
+
+func scoresNEON(w *backwardScratch[float32], s, x, y []float32, rows, cols, dim, stride int) {
+	scoreNEON(&s[0], &x[0], w.open(y, dim), 0, rows, cols, dim, stride, 16*dim)
+}
+
+func weighRowsNEON(w *backwardScratch[float32], s, m, l []float32, rows, n, stride int) {
+	weighNEON(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim)
+}
+
+func addProductNEON(w *backwardScratch[float32], o, p, v []float32, rows, count, dim, stride int) {
+	weightedNEON(&o[0], &p[0], w.open(v, dim), 0, rows, count, dim, stride, 16*dim)
+}
