@@ -118,7 +118,9 @@ func (b *backward) row(pos, head int) {
 	for j := range n {
 		k := b.key(c.K, j, c.Dim)
 		s, sAbs := dot(q, k)
-		s, sAbs = s*c.Scale, sAbs*math.Abs(c.Scale)
+		// The conversion keeps the product from being fused with the difference, as on arm64: the forward pass
+		// rounded it, which of large scores is more than all there is between weights of 0 and 1.
+		s, sAbs = float64(s*c.Scale), sAbs*math.Abs(c.Scale)
 		w := math.Exp(s - lse)
 		eps := u*float64(c.Dim+4)*sAbs + lseErr + u*(2*math.Abs(lse)+math.Abs(s-lse)+6)
 		wErr := math.Min(w*math.Expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)

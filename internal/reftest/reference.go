@@ -200,12 +200,7 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 func (w *worker) scores(q []float64, first, kv, n int) (peak int) {
 	w.s, w.abs = w.s[:0], w.abs[:0]
 	for j := range n {
-		var s, abs float64
-		for i, k := range row(w.c.K, first+j, w.c.KVHeads, kv, w.c.Dim) {
-			x := q[i] * k
-			s += x
-			abs += math.Abs(x)
-		}
+		s, abs := dot(q, row(w.c.K, first+j, w.c.KVHeads, kv, w.c.Dim)) // which gradients compute again, and to the same bits
 		w.s = append(w.s, s*w.c.Scale)
 		w.abs = append(w.abs, abs*math.Abs(w.c.Scale))
 		if w.s[j] > w.s[peak] {
