@@ -56,11 +56,11 @@
 // and call [CheckGraph] once when a graph is complete. Its tape machine runs a
 // graph as often as one likes, with Reset between runs; its lisp machine once.
 //
-// The CPU engine has kernels in AMX, AVX-512, AVX2 and plain Go, and takes the
-// best that the machine has. The environment variable LEANATTENTION_CPU (amx,
-// avx512, avx2 or go) asks for others, for tests and comparisons; where they are
-// not there, every call is [ErrOption]. The build tag noasm leaves the assembly
-// out. For AMX a process asks Linux for tile registers when it starts: signal
+// The CPU engine has kernels in AMX, AVX-512, AVX2, NEON (for float32) and plain
+// Go, and takes the best that the machine has. The environment variable
+// LEANATTENTION_CPU (amx, avx512, avx2, neon or go) asks for others, for tests and
+// comparisons; where they are not there, every call is [ErrOption]. The build tag
+// noasm leaves the assembly out. For AMX a process asks Linux for tile registers when it starts: signal
 // stacks that C code in it makes must then have the size that sysconf gives.
 //
 // The CPU engine's threads end by themselves when idle; nothing needs closing

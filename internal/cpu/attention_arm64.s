@@ -25,17 +25,13 @@
 	VEOR V14.B16, V14.B16, V14.B16 \
 	VEOR V15.B16, V15.B16, V15.B16
 
-// dots adds the products of a row's eight elements, in q0 and q1, with those of four keys, in V16 to V23,
-// to the row's sums, from vector s on.
-#define dots(q0, q1, s) \
-	fmla(q0, 16, (s)+0) \
-	fmla(q0, 18, (s)+1) \
-	fmla(q0, 20, (s)+2) \
-	fmla(q0, 22, (s)+3) \
-	fmla(q1, 17, (s)+0) \
-	fmla(q1, 19, (s)+1) \
-	fmla(q1, 21, (s)+2) \
-	fmla(q1, 23, (s)+3)
+// dots adds the products of a row's elements, in q, with those of four keys, in k, k+2, k+4 and k+6, to the
+// row's sums, from vector s on.
+#define dots(q, k, s) \
+	fmla(q, (k)+0, (s)+0) \
+	fmla(q, (k)+2, (s)+1) \
+	fmla(q, (k)+4, (s)+2) \
+	fmla(q, (k)+6, (s)+3)
 
 // sum4 adds up each of the vectors s to s+3, and makes a vector of the four sums, in s.
 #define sum4(s) \
@@ -99,10 +95,14 @@ fourDims:
 	VLD1.P 32(R24), [V26.S4, V27.S4]
 	VLD1.P 32(R25), [V28.S4, V29.S4]
 	VLD1.P 32(R26), [V30.S4, V31.S4]
-	dots(24, 25, 0)
-	dots(26, 27, 4)
-	dots(28, 29, 8)
-	dots(30, 31, 12)
+	dots(24, 16, 0)
+	dots(26, 16, 4)
+	dots(28, 16, 8)
+	dots(30, 16, 12)
+	dots(25, 17, 0)
+	dots(27, 17, 4)
+	dots(29, 17, 8)
+	dots(31, 17, 12)
 	SUBS   $32, R2
 	BNE    fourDims
 
@@ -127,7 +127,7 @@ rest:
 	CBZ R15, next
 
 one:
-	// Two sums for each key: four would leave the multipliers waiting for them.
+	// Two vectors of sums for each key: four in all would leave the multipliers waiting for them.
 	VEOR V0.B16, V0.B16, V0.B16
 	VEOR V1.B16, V1.B16, V1.B16
 	VEOR V2.B16, V2.B16, V2.B16
@@ -148,14 +148,8 @@ oneDims:
 	VLD1.P 32(R21), [V20.S4, V21.S4]
 	VLD1.P 32(R22), [V22.S4, V23.S4]
 	VLD1.P 32(R14), [V24.S4, V25.S4]
-	VFMLA  V24.S4, V16.S4, V0.S4
-	VFMLA  V24.S4, V18.S4, V1.S4
-	VFMLA  V24.S4, V20.S4, V2.S4
-	VFMLA  V24.S4, V22.S4, V3.S4
-	VFMLA  V25.S4, V17.S4, V4.S4
-	VFMLA  V25.S4, V19.S4, V5.S4
-	VFMLA  V25.S4, V21.S4, V6.S4
-	VFMLA  V25.S4, V23.S4, V7.S4
+	dots(24, 16, 0)
+	dots(25, 17, 4)
 	SUBS   $32, R2
 	BNE    oneDims
 
