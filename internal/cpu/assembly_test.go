@@ -208,6 +208,20 @@ func TestAssemblyFenced(t *testing.T) {
 	}
 }
 
+// Weights of which one key has nearly all, in whatever part of the tile it is.
+func TestAssemblyPeaked(t *testing.T) {
+	rng := reftest.Rand(t)
+	for range 60 {
+		for _, d := range half16 {
+			c := newCall[float32](rng, d, 1+rng.IntN(20), 1+rng.IntN(150), 8*(1+rng.IntN(17)), 8*(1+rng.IntN(17)), rng.IntN(3) == 0)
+			for i := range c.q {
+				c.q[i] *= 8
+			}
+			testKernel(t, d, c)
+		}
+	}
+}
+
 // Keys and values that lie at odd elements.
 func TestAssemblyUnaligned(t *testing.T) {
 	rng := reftest.Rand(t)
