@@ -52,6 +52,79 @@ func TestRunRandom(t *testing.T) {
 	}
 }
 
+// Windows, soft caps and slopes. What a window keeps from all queries is NaN.
+func TestRunBends(t *testing.T) {
+	rng := reftest.Rand(t)
+	n := 250
+	if raceEnabled {
+		n = 60
+	}
+	for i := range n {
+		s, in, l := reftest.RandomBends(rng, reftest.RandomShape(rng)), reftest.AllInputs[rng.IntN(len(reftest.AllInputs))], randomLayout(rng)
+		if i%4 == 0 { // several blocks, whose edges overlap or not
+			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
+		}
+		policy, workers, tile := randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64, 100, math.MaxInt}[rng.IntN(7)]
+		var err error
+		if rng.IntN(3) > 0 {
+			err = verify[float32](rng, s, in, l, policy, workers, tile)
+		} else {
+			err = verify[float64](rng, s, in, l, policy, workers, tile)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A window costs what the keys in it cost, and one that is larger than the context changes no bit.
+func TestRunWindowTiles(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4, Queries: []int{1, 130}, Keys: []int{9000, 400}, Causal: true}
+	p := place[float32](rng, reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32), layout{dtype: Float32, page: 16})
+	var plan Plan
+	tiles := func(window int) int64 {
+		g := p.g
+		g.Window = window
+		if err := plan.Build(g, p.seqs); err != nil {
+			t.Fatal(err)
+		}
+		return plan.Tiles()
+	}
+	if got := tiles(1024); got != 4+tiles(0)-36 { // 400 keys fit
+		t.Errorf("%d LeanTiles", got)
+	}
+	if got := tiles(1); got != 1+5 {
+		t.Errorf("%d LeanTiles of single keys", got)
+	}
+	if err := p.run(Default(), lean.Policy{}, 3, 0); err != nil {
+		t.Fatal(err)
+	}
+	want := p.bits()
+	for _, window := range []int{9000, math.MaxInt} {
+		p.g.Window = window
+		if err := p.run(Default(), lean.Policy{}, 3, 0); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(p.bits(), want) {
+			t.Errorf("a window of %d changes something", window)
+		}
+	}
+}
+
+func TestSlopes(t *testing.T) {
+	x := []float64{0, -1.5, math.MaxFloat64, math.SmallestNonzeroFloat64}
+	s := NewSlopes(x)
+	for h, f := range x {
+		if s.Of(h) != f {
+			t.Errorf("slope %d is %v, want %v", h, s.Of(h), f)
+		}
+	}
+	if s.Len() != 4 || s != NewSlopes(x) || s == NewSlopes(x[:3]) || NewSlopes(nil) != "" {
+		t.Error("slopes are not what they were made of")
+	}
+}
+
 func TestRunDims(t *testing.T) {
 	rng := reftest.Rand(t)
 	for d := 1; d <= 256; d += 1 + d/64*rng.IntN(5) {

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"math"
 	"math/bits"
 	"runtime"
@@ -30,7 +31,10 @@ type Geometry struct {
 	Key, Value     PageStrides
 	PageTokens     int
 	Scale          float64     // on q.k, natural
-	Causal         bool        // query position i of a sequence sees keys [0, Keys-Queries+i], else all
+	SoftCap        float64     // if not 0, scores s become SoftCap*tanh(s/SoftCap)
+	Slopes         Slopes      // if not empty, the score of query head h with key j gets Slopes.Of(h)*(j-p), p being the query's position
+	Causal         bool        // position p = Keys-Queries+i, of query i of a sequence, sees keys j <= p, else all
+	Window         int         // if not 0, only those with j > p-Window
 	TileTokens     int         // tokens of a LeanTile; 0: DefaultTileTokens
 	Policy         lean.Policy // how LeanTiles are handed to workers
 	Workers        int         // logical workers; 0: runtime.GOMAXPROCS(0)
@@ -43,6 +47,60 @@ type Sequence struct {
 	Row, Queries, Keys int
 	Pages              []int32
 }
+
+// Slopes are numbers, one for each query head, in a form that == compares: a Geometry is looked up by it.
+type Slopes string
+
+// NewSlopes returns x as Slopes.
+func NewSlopes(x []float64) Slopes {
+	b := make([]byte, 0, 8*len(x))
+	for _, f := range x {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(f))
+	}
+	return Slopes(b)
+}
+
+// Len returns how many there are.
+func (s Slopes) Len() int { return len(s) / 8 }
+
+// Of returns the slope of a query head.
+func (s Slopes) Of(head int) float64 {
+	var bits uint64
+	for i := range 8 {
+		bits |= uint64(s[8*head+i]) << (8 * i)
+	}
+	return math.Float64frombits(bits)
+}
+
+// check reports slopes that are not finite, or not one for each head, if there are any.
+func (s Slopes) check(op string, heads int) error {
+	if s == "" {
+		return nil
+	}
+	if len(s) != 8*heads {
+		return errorf(op, ErrShape, "%d slopes for %d query heads", s.Len(), heads)
+	}
+	for h := range heads {
+		if x := s.Of(h); math.IsNaN(x) || math.IsInf(x, 0) {
+			return errorf(op, ErrShape, "the slope of head %d is %v", h, x)
+		}
+	}
+	return nil
+}
+
+// firstSeen returns the first key that a window lets position p see. The window may be larger than any context.
+func firstSeen(p, window int) int {
+	if window == 0 || window > p {
+		return 0
+	}
+	return p - window + 1
+}
+
+// cap2 returns a soft cap for scores that have the factor log2(e).
+func cap2(softCap float64) float64 { return min(softCap*math.Log2E, math.MaxFloat64) }
+
+// badCap reports whether x is no soft cap.
+func badCap(x float64) bool { return !(x >= 0) || math.IsInf(x, 0) }
 
 // DefaultTileTokens is the number of tokens of a LeanTile unless a Geometry says otherwise: tiles of
 // 128 to 512 tokens measured alike, less costs re-scaling, more makes loads uneven. It does not depend
@@ -75,10 +133,17 @@ func (g *Geometry) check(op string) error {
 		return errorf(op, ErrShape, "%d workers", g.Workers)
 	case math.IsNaN(g.Scale) || math.IsInf(g.Scale, 0):
 		return errorf(op, ErrShape, "scale %v", g.Scale)
+	case badCap(g.SoftCap):
+		return errorf(op, ErrShape, "a soft cap of %v", g.SoftCap)
+	case g.Window < 0:
+		return errorf(op, ErrShape, "a window of %d keys", g.Window)
 	case g.Policy.Kind > lean.PerHead:
 		return errorf(op, ErrShape, "schedule %d", g.Policy.Kind)
 	case g.Policy.Kind == lean.FixedSplit && g.Policy.Splits < 1:
 		return errorf(op, ErrShape, "a fixed split into %d", g.Policy.Splits)
+	}
+	if err := g.Slopes.check(op, g.Heads); err != nil {
+		return err
 	}
 	for _, s := range []struct {
 		name string

@@ -83,6 +83,9 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		PageTokens: l.page,
 		Scale:      c.Scale,
 		Causal:     c.Causal,
+		Window:     c.Window,
+		SoftCap:    c.SoftCap,
+		Slopes:     NewSlopes(c.Slopes),
 	}
 
 	// Rows: sequences in random order with gaps.
@@ -122,6 +125,9 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 			free = free[1:]
 		}
 		for j := range q.Keys {
+			if q.Queries > 0 && j < c.First(s, 0) {
+				continue // it stays NaN: no query sees it
+			}
 			page, slot := int(q.Pages[j/l.page]), j%l.page
 			for head := range c.KVHeads {
 				store(&p.ops.K, page*p.g.Key.Page+head*p.g.Key.Head+slot*p.g.Key.Row, c.Key(s, j, head))

@@ -38,17 +38,23 @@ func (s *span) block(b int) (from, to int) {
 	return b * s.positions, min((b+1)*s.positions, s.queries)
 }
 
-// visible returns the number of keys that query position i sees.
+// first returns the first key that query position i sees, if it sees any.
+func (s *span) first(g *Geometry, i int) int { return firstSeen(s.position(i), g.Window) }
+
+// position returns the place of query position i among the keys.
+func (s *span) position(i int) int { return s.keys - s.queries + i }
+
+// visible returns the end of the keys that query position i sees.
 func (s *span) visible(g *Geometry, i int) int {
 	if !g.Causal {
 		return s.keys
 	}
-	return max(s.keys-s.queries+i+1, 0)
+	return max(s.position(i)+1, 0)
 }
 
 // Build makes p the plan of one step: for each sequence and KV head, blocks of query positions, whose
 // rows (position by position, within it the heads of the group) are the rows of an output tile, and for
-// each block the LeanTiles that the last of its positions sees.
+// each block the LeanTiles that its positions see, from the first one's first key to the last one's last.
 //
 // It copies what it needs of g and seqs. Everything is checked first; on error p is unchanged. The
 // error wraps ErrShape or ErrPage. That rows of different sequences do not overlap is left to the
@@ -91,7 +97,7 @@ func (p *Plan) Build(g Geometry, seqs []Sequence) error {
 		}
 		for from := 0; from < s.queries; from += s.positions {
 			to := min(from+s.positions, s.queries)
-			n := pagesOf(s.visible(&g, to-1), g.TileTokens)
+			n := pagesOf(max(s.visible(&g, to-1)-s.first(&g, from), 0), g.TileTokens)
 			if n == 0 {
 				s.blind = to
 			}

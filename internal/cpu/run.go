@@ -30,6 +30,7 @@ type workspace[F real] struct {
 	ops    *Operands[F]
 	kernel kernel
 	scale  float64 // of a query, log2(e) included
+	cap    float64 // of scores that have that factor
 
 	workers  []worker[F]
 	partials []partial[F] // by lean.Plan.Slot
@@ -43,6 +44,8 @@ type worker[F real] struct {
 	state   partial[F] // of the output tile at hand, if the worker has all of it
 	q       []F
 	visible []int32
+	slopes  []float64 // of the rows, with the factor log2(e), and how far a call's first key is from their positions
+	ahead   []float64
 	runs    runs
 	part    partial[F] // of stateKeys keys
 	values  []F        // what the slices of F are cut from
@@ -78,9 +81,9 @@ func (p *partial[F]) merge(q *partial[F], rows, dim int) {
 	}
 }
 
-// receive makes p the states that t's keys are merged into.
-func (p *partial[F]) receive(t *tile) {
-	t.O, t.M, t.L = unsafe.Pointer(&p.o[0]), unsafe.Pointer(&p.m[0]), unsafe.Pointer(&p.l[0])
+// receive makes p's rows from the given one on the states that t's keys are merged into.
+func (p *partial[F]) receive(t *tile, row int) {
+	t.O, t.M, t.L = unsafe.Pointer(&p.o[row*t.ValueDim]), unsafe.Pointer(&p.m[row]), unsafe.Pointer(&p.l[row])
 }
 
 // counter is an atomic that shares its cache line with nothing.
@@ -110,7 +113,10 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
 	ws.kernel = kernelFor[F](o.K.DType)
-	ws.scale = g.Scale * math.Log2E
+	if g.SoftCap != 0 || g.Slopes != "" {
+		ws.kernel = bendingKernelFor[F](o.K.DType)
+	}
+	ws.scale, ws.cap = g.Scale*math.Log2E, cap2(g.SoftCap)
 
 	n, rows := p.sched.Workers(), p.packed
 	q, out, stats := padded(rows*g.Dim), padded(rows*g.ValueDim), padded(rows)
@@ -130,6 +136,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		}
 		if len(w.visible) < rows {
 			w.visible = make([]int32, rows)
+		}
+		if g.Slopes != "" && len(w.slopes) < rows {
+			w.slopes, w.ahead = make([]float64, rows), make([]float64, rows)
 		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]streams, runs), make([]streams, runs)
@@ -224,19 +233,29 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	g := &p.g
 	t := &w.tile
 	*t = tile{
-		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]),
+		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]), Cap: ws.cap,
 		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
 	}
-	state.receive(t)
+	if g.Slopes != "" {
+		for r := range b.rows {
+			w.slopes[r] = g.Slopes.Of(b.head0+r%b.group) * math.Log2E
+		}
+		t.Slopes, t.Distances = w.slopes[:b.rows], w.ahead[:b.rows]
+	}
+	state.receive(t, 0)
 	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
-	call := func() {
-		if keys >= stateKeys {
+	row := 0              // of the block that the tile begins with
+	call := func(key int) {
+		if keys >= stateKeys && t.Rows == b.rows {
 			if sum != state {
 				state.merge(sum, b.rows, g.ValueDim)
 			}
 			sum, keys = &w.part, 0
 			sum.reset(b.rows, g.ValueDim)
-			sum.receive(t)
+			sum.receive(t, 0)
+		}
+		for r := range t.Distances {
+			t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
 		}
 		ws.kernel(t)
 		keys += t.Count
@@ -246,19 +265,54 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		k: ws.ops.K.at(b.head * g.Key.Head), v: ws.ops.V.at(b.head * g.Value.Head),
 		size: ws.ops.K.DType.Size(), runs: &w.runs,
 	}
-	all := b.seq.visible(g, b.from)  // every row sees these keys
-	most := b.seq.visible(g, b.to-1) // and only the last position sees this many
 	limit := keysOfCall(b.rows)
-	key, end := int(k.Begin)*g.TileTokens, min(int(k.End)*g.TileTokens, most)
-	for stop := min(end, all); key < stop; {
-		n := rows.streams(t, key, stop, limit)
-		for from := 0; from < n; from += limit {
-			rows.walk(t, from, n, limit)
-			call()
+	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
+		for key < stop {
+			if t.Slopes != nil { // it matters which key is which
+				n := rows.neighbours(t, key, min(key+limit, stop))
+				call(key)
+				key += n
+				continue
+			}
+			n := rows.streams(t, key, stop, limit)
+			for from := 0; from < n; from += limit {
+				rows.walk(t, from, n, limit)
+				call(key)
+			}
+			key += n
 		}
-		key += n
+		t.Next = nil
 	}
-	for t.Next = nil; key < end; { // what not every row sees comes last, so Visible stays set
+	start := b.seq.first(g, b.from)  // no row sees a key before this one,
+	low := b.seq.first(g, b.to-1)    // and only the first position sees all from there to here
+	all := b.seq.visible(g, b.from)  // every row sees the keys from low to here,
+	most := b.seq.visible(g, b.to-1) // and only the last position sees this many
+	key, end := start+int(k.Begin)*g.TileTokens, start+min(int(k.End)*g.TileTokens, most-start)
+	if stop := min(end, low); key < stop {
+		// Kernels know of no first key of a row. There are less than blockRows of such keys: each position
+		// gets a call with those that it sees.
+		t.Rows = b.group
+		for i := b.from; i < b.to; i++ {
+			row = (i - b.from) * b.group
+			t.Q = unsafe.Pointer(&w.q[row*g.Dim])
+			state.receive(t, row)
+			if t.Slopes != nil {
+				t.Slopes, t.Distances = w.slopes[row:row+b.group], w.ahead[row:row+b.group]
+			}
+			seen(max(key, b.seq.first(g, i)), min(stop, b.seq.visible(g, i)))
+		}
+		row, t.Rows, t.Q = 0, b.rows, unsafe.Pointer(&w.q[0])
+		state.receive(t, 0)
+		if t.Slopes != nil {
+			t.Slopes, t.Distances = w.slopes[:b.rows], w.ahead[:b.rows]
+		}
+		key, keys = stop, stop-key
+	}
+	if stop := min(end, all); key < stop {
+		seen(key, stop)
+		key = stop
+	}
+	for key < end { // what not every row sees comes last, so Visible stays set
 		begin := key
 		key += rows.neighbours(t, key, min(key+limit, end))
 		for r := range b.rows {
@@ -266,7 +320,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			w.visible[r] = int32(min(max(sees, 0), t.Count))
 		}
 		t.Visible = unsafe.Pointer(&w.visible[0])
-		call()
+		call(begin)
 	}
 	if sum != state {
 		state.merge(sum, b.rows, g.ValueDim)

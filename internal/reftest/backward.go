@@ -18,7 +18,7 @@ type Gradients struct {
 // the log-sum-exp are dO (QueryRows, Heads, ValueDim) and dLSE (QueryRows,
 // Heads); either may be nil, for 0. With p_j = e^(s_j-lse), and D = dO.o - dLSE:
 //
-//	dp_j = dO.v_j     ds_j = p_j (dp_j - D)
+//	dp_j = dO.v_j     ds_j = p_j (dp_j - D)     (times the derivative of a soft cap)
 //	dq = scale sum_j ds_j k_j    dk_j = scale sum ds_j q    dv_j = sum p_j dO
 //
 // where the sums of dk and dv run over all query rows of a KV head. forward is
@@ -106,23 +106,24 @@ func (b *backward) key(x []float64, j, dim int) []float64 {
 // row adds what one query row in one head has to do with.
 func (b *backward) row(pos, head int) {
 	c, u := b.c, b.unit()
-	n := c.Visible(b.seq, pos)
+	start, end := c.First(b.seq, pos), c.Visible(b.seq, pos)
+	n := end - start
 	at := (sum(c.Queries[:b.seq])+pos)*c.Heads + head
 	dq, dqBound := b.g.DQ[at*c.Dim:(at+1)*c.Dim], b.g.DQBound[at*c.Dim:(at+1)*c.Dim]
 	q := c.Q[at*c.Dim : (at+1)*c.Dim]
-	if n == 0 {
+	if n <= 0 {
 		return
 	}
 	lse, lseErr := b.forward.LSE[at], b.forward.LSEBound[at]
 	dO, d, dErr := b.outGradient(at)
-	for j := range n {
+	for j := start; j < end; j++ {
 		k := b.key(c.K, j, c.Dim)
 		s, sAbs := dot(q, k)
 		// The conversion keeps the product from being fused with the difference, as on arm64: the forward pass
 		// rounded it, which of large scores is more than all there is between weights of 0 and 1.
-		s, sAbs = float64(s*c.Scale), sAbs*math.Abs(c.Scale)
+		s, sOff, slope, slopeErr := c.Score(b.seq, pos, head, j, float64(s*c.Scale), u*float64(c.Dim+4)*sAbs*math.Abs(c.Scale), u)
 		w := math.Exp(s - lse)
-		eps := u*float64(c.Dim+4)*sAbs + lseErr + u*(2*math.Abs(lse)+math.Abs(s-lse)+6)
+		eps := sOff + lseErr + u*(2*math.Abs(lse)+math.Abs(s-lse)+6)
 		wErr := math.Min(w*math.Expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
 
 		var dp, dpAbs float64
@@ -133,6 +134,9 @@ func (b *backward) row(pos, head int) {
 		e += 2 * u * (math.Abs(dp) + math.Abs(d) + e)
 		ds := w * (dp - d)
 		dsErr := wErr*(math.Abs(dp-d)+e) + w*e + 2*u*math.Abs(ds)
+		if c.SoftCap != 0 {
+			ds, dsErr = ds*slope, dsErr*(slope+slopeErr)+math.Abs(ds)*(slopeErr+2*u)
+		}
 
 		dk, dkBound := b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim)
 		for i := range q {

@@ -15,6 +15,10 @@ type Shape struct {
 	Queries, Keys  []int
 	Causal         bool    // position i of a sequence sees its keys [0, Keys-Queries+i]
 	Scale          float64 // on q.k; New puts 1/sqrt(Dim) for 0
+
+	Window  int       // if not 0, position i sees keys j > Keys-Queries+i-Window only
+	SoftCap float64   // if not 0, a score s is SoftCap*tanh(s/SoftCap)
+	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
 }
 
 // String returns the shape in the short form of test names.
@@ -23,11 +27,29 @@ func (s Shape) String() string {
 	if s.Causal {
 		causal = " causal"
 	}
+	if s.Window != 0 {
+		causal += fmt.Sprintf(" window %d", s.Window)
+	}
+	if s.SoftCap != 0 {
+		causal += fmt.Sprintf(" cap %v", s.SoftCap)
+	}
+	if s.Slopes != nil {
+		causal += fmt.Sprintf(" slopes %v", s.Slopes)
+	}
 	return fmt.Sprintf("h%d/%d d%d/%d q%v k%v%s", s.Heads, s.KVHeads, s.Dim, s.ValueDim, s.Queries, s.Keys, causal)
 }
 
-// Visible returns how many keys position pos of sequence seq sees: they are its
-// first ones.
+// First returns the first key that position pos of sequence seq sees, if it sees
+// any: it sees the keys [First, Visible).
+func (s Shape) First(seq, pos int) int {
+	p := s.Keys[seq] - s.Queries[seq] + pos
+	if s.Window == 0 || s.Window > p {
+		return 0
+	}
+	return p - s.Window + 1
+}
+
+// Visible returns the end of the keys that position pos of sequence seq sees.
 func (s Shape) Visible(seq, pos int) int {
 	if !s.Causal {
 		return s.Keys[seq]
@@ -150,13 +172,14 @@ func (c *Case) plant(rng *rand.Rand) {
 				continue
 			}
 			pos := rng.IntN(queries)
-			n := c.Visible(s, pos)
-			if n == 0 {
+			first := c.First(s, pos)
+			n := c.Visible(s, pos) - first
+			if n <= 0 {
 				continue
 			}
 			group := c.Heads / c.KVHeads
 			q := c.Query(s, pos, h*group+rng.IntN(group))
-			k := c.Key(s, []int{0, n - 1, rng.IntN(n)}[rng.IntN(3)], h)
+			k := c.Key(s, first+[]int{0, n - 1, rng.IntN(n)}[rng.IntN(3)], h)
 			norm := 0.0
 			for _, x := range q {
 				norm += x * x
@@ -186,6 +209,48 @@ func round(x []float64, f Format) {
 	for i := range x {
 		x[i] = f.Round(x[i])
 	}
+}
+
+// RandomBends gives s a window, a soft cap and slopes, at least one of them.
+func RandomBends(rng *rand.Rand, s Shape) Shape {
+	which := 1 + rng.IntN(7)
+	if which&1 != 0 {
+		s.Window = []int{1, 2, 3, 16, 17, 1 + rng.IntN(100), 1 + rng.IntN(400), math.MaxInt}[rng.IntN(8)]
+	}
+	if which&2 != 0 {
+		s.SoftCap = []float64{0.01, 1, 30, 50, 1e6}[rng.IntN(5)]
+	}
+	if which&4 != 0 {
+		s.Slopes = make([]float64, s.Heads)
+		for h := range s.Slopes {
+			s.Slopes[h] = math.Exp2(-8 * rng.Float64())
+			if rng.IntN(8) == 0 { // any number will do
+				s.Slopes[h] = rng.NormFloat64() * []float64{0, 0.1, -1}[rng.IntN(3)]
+			}
+		}
+	}
+	return s
+}
+
+// Score returns the score of key j for a position, of the product s = Scale*q.k,
+// and the derivative of the one in the other. Given by how much the product may
+// be off, it says by how much they may: with t = tanh(s/SoftCap), a score is off
+// by what the product moves it and by the rounding of each of its terms, and the
+// derivative 1-t*t by 2 |t| times as much as t.
+func (s Shape) Score(seq, pos, head, j int, product, off, u float64) (score, scoreOff, derivative, derivativeOff float64) {
+	score, scoreOff, derivative = product, off, 1
+	if s.SoftCap != 0 {
+		t := math.Tanh(product / s.SoftCap)
+		tOff := math.Max(math.Tanh((product+off)/s.SoftCap)-t, t-math.Tanh((product-off)/s.SoftCap)) + 2*u*math.Abs(t)
+		score, scoreOff = s.SoftCap*t, s.SoftCap*tOff
+		derivative, derivativeOff = (1-t)*(1+t), tOff*(2*math.Abs(t)+tOff)+4*u
+	}
+	if s.Slopes != nil {
+		bias := s.Slopes[head] * float64(j-(s.Keys[seq]-s.Queries[seq]+pos))
+		score += bias
+		scoreOff += 4 * u * (math.Abs(bias) + math.Abs(score))
+	}
+	return score, scoreOff, derivative, derivativeOff
 }
 
 // RandomShape draws a small shape with the sizes that kernels get wrong: odd

@@ -57,13 +57,26 @@ func (c *Case) DenseQ(capacity int) []float64 {
 // DenseK returns the keys as (sequences, KVHeads, capacity, Dim), with NaN in
 // the rows past a sequence's keys.
 func (c *Case) DenseK(capacity int) []float64 {
-	return dense(c.K, c.Keys, c.KVHeads, c.Dim, capacity)
+	return c.hide(dense(c.K, c.Keys, c.KVHeads, c.Dim, capacity), capacity*c.Dim, c.Dim)
 }
 
 // DenseV returns the values as (sequences, KVHeads, capacity, ValueDim), with
 // NaN in the rows past a sequence's keys.
 func (c *Case) DenseV(capacity int) []float64 {
-	return dense(c.V, c.Keys, c.KVHeads, c.ValueDim, capacity)
+	return c.hide(dense(c.V, c.Keys, c.KVHeads, c.ValueDim, capacity), capacity*c.ValueDim, c.ValueDim)
+}
+
+// hide puts NaN into the keys or values that a window keeps from all queries.
+func (c *Case) hide(x []float64, headSize, dim int) []float64 {
+	for s := range c.Keys {
+		if c.Queries[s] == 0 {
+			continue
+		}
+		for h := range c.KVHeads {
+			Poison(x[(s*c.KVHeads+h)*headSize:][:c.First(s, 0)*dim])
+		}
+	}
+	return x
 }
 
 func dense(x []float64, lengths []int, heads, dim, capacity int) []float64 {

@@ -16,6 +16,8 @@ import (
 //
 //	|ds_j| <= u (d+4) scale sum_i |q_i k_ij|
 //
+// What a soft cap and slopes make of that is at [Shape.Score].
+//
 // An error of a score is a relative error of its weight, and more come from the
 // difference s_j - m (which the re-scaling of running maxima divides into several
 // without changing the sum) and from the exponential, which may be off by two
@@ -74,8 +76,8 @@ type Result struct {
 	OBound, LSEBound []float64
 }
 
-// Reference computes o = softmax(scale * q K^T) V and LSE = ln sum e^(s_j) for
-// every query row and head in float64, with the bounds for p.
+// Reference computes o = softmax(s) V and LSE = ln sum e^(s_j), where s is scale *
+// q K^T with the shape's soft cap, slopes and masks, for every query row and head in float64, with the bounds for p.
 func (c *Case) Reference(p Precision) *Result {
 	rows := c.QueryRows() * c.Heads
 	r := &Result{
@@ -114,7 +116,7 @@ func (c *Case) Reference(p Precision) *Result {
 type worker struct {
 	c      *Case
 	p      Precision
-	s, abs []float64 // scores, and the sums of absolute values that bound their rounding
+	s, off []float64 // scores, and by how much they may be off
 	w, dw  []float64 // weights and the bounds of their errors
 	part   []float64 // a block's sum of weighted values
 	parts  []parts   // by element of the output
@@ -125,14 +127,23 @@ type parts struct{ spread, hull, abs, absP float64 }
 
 func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound float64) {
 	c := w.c
-	n := c.Visible(seq, pos)
-	if n == 0 {
+	start := c.First(seq, pos)
+	n := c.Visible(seq, pos) - start
+	if n <= 0 {
 		return math.Inf(-1), 0 // o and bound are 0
 	}
 	kv := head / (c.Heads / c.KVHeads)
-	first := sum(c.Keys[:seq])
+	first := sum(c.Keys[:seq]) + start
 	value := func(j int) []float64 { return row(c.V, first+j, c.KVHeads, kv, c.ValueDim) }
-	peak := w.scores(c.Query(seq, pos, head), first, kv, n)
+	u := w.p.Acc.Unit() + Float64.Unit()
+	w.scores(c.Query(seq, pos, head), first, kv, n)
+	peak := 0
+	for j := range n {
+		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, start+j, w.s[j], u*float64(c.Dim+4)*w.off[j], u)
+		if w.s[j] > w.s[peak] {
+			peak = j
+		}
+	}
 	m := w.s[peak]
 
 	// Sums run in blocks of about sqrt(n), so that the reference's own rounding
@@ -161,7 +172,6 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	}
 	lse = m + math.Log(l)
 
-	u := w.p.Acc.Unit() + Float64.Unit()
 	r := u * (w.p.chain(n) + 6*math.Log2(float64(n)) + 12)
 	den, dLSE := w.weightErrors(u, m, l, peak)
 	uP, tinyP := 0.0, 0.0
@@ -195,19 +205,15 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	return lse, dLSE + r + 4*u*(math.Abs(m)+math.Abs(math.Log(l))+1)
 }
 
-// scores computes s and abs for n keys from key row first on, and returns the
-// number of the largest score.
-func (w *worker) scores(q []float64, first, kv, n int) (peak int) {
-	w.s, w.abs = w.s[:0], w.abs[:0]
+// scores computes the scaled products for n keys from key row first on, and in off
+// the sums of absolute values that bound their rounding.
+func (w *worker) scores(q []float64, first, kv, n int) {
+	w.s, w.off = w.s[:0], w.off[:0]
 	for j := range n {
 		s, abs := dot(q, row(w.c.K, first+j, w.c.KVHeads, kv, w.c.Dim)) // which gradients compute again, and to the same bits
 		w.s = append(w.s, s*w.c.Scale)
-		w.abs = append(w.abs, abs*math.Abs(w.c.Scale))
-		if w.s[j] > w.s[peak] {
-			peak = j
-		}
+		w.off = append(w.off, abs*math.Abs(w.c.Scale))
 	}
-	return peak
 }
 
 // weightErrors fills dw with the bounds on the weights' errors. It returns the
@@ -216,7 +222,7 @@ func (w *worker) scores(q []float64, first, kv, n int) (peak int) {
 func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
 	var sum, worst float64
 	eps := func(j int) float64 {
-		return u * (float64(w.c.Dim+4)*w.abs[j] + (m - w.s[j]) + 6)
+		return w.off[j] + u*((m-w.s[j])+6)
 	}
 	ref := eps(peak)
 	relative := ref > 0.1 // weights are taken relative to the peak's
