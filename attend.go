@@ -40,8 +40,8 @@ type Args struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be).
 //
-// It takes [WithScale], [WithCausal], [WithSchedule], [WithTileTokens] and
-// [WithWorkers]. Concurrent calls are right as long as their outputs differ.
+// It takes every option but [WithLengths] and [WithLSE], which Args has fields for.
+// (One that is made once and used again allocates nothing either.) Concurrent calls are right as long as their outputs differ.
 //
 // On [DeviceTensor]s of one GPU it computes there, and returns when the work is
 // queued: [DeviceTensor.Download] waits for it. Q and Out are float32, [Float16]
@@ -51,7 +51,7 @@ type Args struct {
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, optScale|optCausal|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return err
 	}
@@ -76,6 +76,9 @@ func Attend(a Args, opts ...Option) (err error) {
 	q, k, v, out, lse := t[0], t[1], t[2], t[3], t[4]
 	p, err := newProblem(op, valueOperand("q", q), valueOperand("k", k), valueOperand("v", v))
 	if err != nil {
+		return err
+	}
+	if err = c.checkHeads(op, p.heads); err != nil {
 		return err
 	}
 	if err = checkResult(op, "out", out, &p, p.valueDim, q, k, v, lse); err != nil {
@@ -221,7 +224,10 @@ func (p *problem) geometry(c *config) cpu.Geometry {
 		Value:      cpu.PageStrides{Page: p.kvHeads * p.keys * p.valueDim, Head: p.keys * p.valueDim, Row: p.valueDim},
 		PageTokens: p.keys,
 		Scale:      c.scaleFor(p.dim),
+		SoftCap:    c.softCap,
+		Slopes:     c.slopes,
 		Causal:     c.causal,
+		Window:     c.window,
 		TileTokens: c.tileTokens,
 		Policy:     c.schedule.policy(),
 		Workers:    c.workers,

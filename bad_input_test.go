@@ -65,6 +65,16 @@ var badOptions = []struct {
 	{"many workers", la.WithWorkers(1<<12 + 1), la.ErrOption, "WithWorkers(4097)"},
 	{"no splits", la.WithSchedule(la.FixedSplit(0)), la.ErrOption, "WithSchedule(FixedSplit of less than 1)"},
 	{"negative splits", la.WithSchedule(la.FixedSplit(-3)), la.ErrOption, "WithSchedule("},
+	{"no window", la.WithWindow(0), la.ErrOption, "WithWindow(0)"},
+	{"negative window", la.WithWindow(-5), la.ErrOption, "WithWindow(-5)"},
+	{"no soft cap", la.WithSoftCap(0), la.ErrOption, "WithSoftCap(0)"},
+	{"negative soft cap", la.WithSoftCap(-1), la.ErrOption, "WithSoftCap(-1)"},
+	{"NaN soft cap", la.WithSoftCap(math.NaN()), la.ErrOption, "WithSoftCap(NaN)"},
+	{"infinite soft cap", la.WithSoftCap(math.Inf(1)), la.ErrOption, "WithSoftCap(+Inf)"},
+	{"NaN slope", la.WithALiBi([]float64{1, math.NaN()}), la.ErrOption, "WithALiBi: the slope of head 1 is NaN"},
+	{"infinite slope", la.WithALiBi([]float64{math.Inf(-1)}), la.ErrOption, "WithALiBi: the slope of head 0 is -Inf"},
+	{"too many slopes", la.WithALiBi(make([]float64, 50)), la.ErrShape, "WithALiBi has 50 slopes for "},
+	{"no slopes", la.WithALiBi(nil), la.ErrShape, "WithALiBi has 0 slopes for "},
 	{"unknown schedule", la.WithSchedule(la.Schedule(-2)), la.ErrOption, "WithSchedule("},
 }
 
@@ -184,7 +194,7 @@ func TestBadInputBuilders(t *testing.T) {
 		}
 		for _, o := range badOptions {
 			want, texts := o.want, []string{o.text}
-			if op == "Default" && o.want == la.ErrOption && !strings.Contains(o.text, "WithScale") {
+			if op == "Default" && o.want == la.ErrOption && (strings.Contains(o.text, "Tile") || strings.Contains(o.text, "Workers") || strings.Contains(o.text, "Schedule")) {
 				want, texts = la.ErrUnsupported, []string{o.text[:strings.Index(o.text, "(")]} // it takes no such option at all
 			}
 			with(o.name, want, texts, func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{o.opt} })

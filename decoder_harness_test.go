@@ -19,6 +19,8 @@ type place struct {
 	gpu   *la.GPU
 	real  bool // it has kernels for some head dims only, and tensor cores round its numbers
 	there bool // q, k and v are on the GPU as well, and so is what comes out
+
+	bent reftest.Shape // the window, soft cap and slopes of decoders there
 }
 
 func (p place) String() string {
@@ -90,6 +92,7 @@ func newDecoderAt(t testing.TB, at place, c *la.Cache, tokens, heads int, query 
 	}
 	cfg := c.Config()
 	d := &decoder{place: at, cache: c, step: step, heads: heads, query: query, causal: causal}
+	opts = append(opts, bends(d.bent)...)
 	d.outV, d.lseV = make([]G.Value, cfg.Layers), make([]G.Value, cfg.Layers)
 	if causal {
 		opts = append(opts, la.WithCausal())
@@ -198,7 +201,8 @@ func (d *decoder) set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...
 func (d *decoder) draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...appended) *turn {
 	t.Helper()
 	cfg := d.cache.Config()
-	s := reftest.Shape{Heads: d.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim, Causal: d.causal}
+	s := reftest.Shape{Heads: d.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim, Causal: d.causal,
+		Window: d.bent.Window, SoftCap: d.bent.SoftCap, Slopes: d.bent.Slopes}
 	for _, p := range parts {
 		s.Queries = append(s.Queries, p.tokens)
 		s.Keys = append(s.Keys, p.to.seq.Len()+p.tokens)

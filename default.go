@@ -3,6 +3,7 @@ package leanattention
 import (
 	"fmt"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
 
 	G "gorgonia.org/gorgonia"
@@ -14,14 +15,14 @@ import (
 // [Attention] is measured against, with the same arguments. k and v have q's
 // element type.
 //
-// It takes [WithScale] and [WithCausal] (which needs Nq <= Nk: SoftMax cannot
-// give an all-masked row). It always reads all Nk keys. Gorgonia's SoftMax
+// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithWindow] and [WithCausal]
+// (which needs Nq <= Nk: SoftMax cannot give an all-masked row). It always reads all Nk keys. Gorgonia's SoftMax
 // takes the maximum of the whole tensor's first element and a row's others,
 // and is NaN where a row lies far below that; [Attention] has no such limit.
 func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Default"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, optScale|optCausal, opts)
+	c, err := newConfig(op, ofScores, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -31,6 +32,9 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	}
 	if p.storage != p.query {
 		return nil, errorf(op, ErrDType, "k is %v and q is %v", p.storage, p.query)
+	}
+	if err = c.checkHeads(op, p.heads); err != nil {
+		return nil, err
 	}
 	if c.causal && p.queries > p.keys {
 		return nil, errorf(op, ErrUnsupported, "WithCausal with %d queries over %d keys: rows that see no key", p.queries, p.keys)
@@ -44,9 +48,22 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	k3 := chain.reshape(k, outer, p.keys, p.dim)
 	v3 := chain.reshape(v, outer, p.keys, p.valueDim)
 	s := chain.do(func() (*G.Node, error) { return G.BatchedMatMul(q3, k3, false, true) })
-	s = chain.do(func() (*G.Node, error) { return G.HadamardProd(s, scaleNode(q.Graph(), p.query, c.scaleFor(p.dim))) })
-	if c.causal && p.queries > 1 {
-		m := causalMaskNode(q.Graph(), &p, rows)
+	scaled := func(scale float64) {
+		s = chain.do(func() (*G.Node, error) { return G.HadamardProd(s, scaleNode(q.Graph(), p.query, scale)) })
+	}
+	if c.softCap == 0 {
+		scaled(c.scaleFor(p.dim))
+	} else {
+		scaled(c.scaleFor(p.dim) / c.softCap)
+		s = chain.do(func() (*G.Node, error) { return G.Tanh(s) })
+		scaled(c.softCap)
+	}
+	if c.slopes != "" {
+		b := slopesNode(q.Graph(), &p, c.slopes)
+		s = chain.do(func() (*G.Node, error) { return G.Add(s, b) })
+	}
+	if c.causal && p.queries > 1 || c.window > 0 && c.window < p.keys {
+		m := maskNode(q.Graph(), &p, &c, rows)
 		s = chain.do(func() (*G.Node, error) { return G.BroadcastAdd(s, m, nil, []byte{0}) })
 	}
 	w := chain.do(func() (*G.Node, error) { return G.SoftMax(s, 2) })
@@ -97,25 +114,46 @@ func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
 // in either type, and unlike -Inf it makes no NaN in SoftMax.
 const maskedScore = -1e9
 
-// causalMaskNode is the additive mask (1, rows, keys) of a causal problem whose
-// rows are (heads of the group, queries).
-func causalMaskNode(g *G.ExprGraph, p *problem, rows int) *G.Node {
-	shape := tensor.Shape{1, rows, p.keys}
+// maskNode is the additive mask (1, rows, keys) of a problem whose rows are (heads
+// of the group, queries), causal or with a window. What [Fuse] takes for causal is
+// a mask with one of its names.
+func maskNode(g *G.ExprGraph, p *problem, c *config, rows int) *G.Node {
+	name := fmt.Sprintf("%s%d,%d,%d,%v)", defaultMaskName, rows, p.queries, p.keys, p.query)
+	if c.window > 0 {
+		name = fmt.Sprintf("leanattention.window(%d,%t,%d,%d,%d,%v)", c.window, c.causal, rows, p.queries, p.keys, p.query)
+	}
+	return biasNode(g, p, name, tensor.Shape{1, rows, p.keys}, func(row, j int) float64 {
+		at := p.keys - p.queries + row%p.queries
+		if c.causal && j > at || c.window > 0 && j <= at-c.window {
+			return maskedScore
+		}
+		return 0
+	})
+}
+
+// slopesNode is what [WithALiBi] adds to the scores (batch*kvHeads, rows, keys).
+func slopesNode(g *G.ExprGraph, p *problem, slopes cpu.Slopes) *G.Node {
+	rows := p.heads / p.kvHeads * p.queries
+	name := fmt.Sprintf("leanattention.slopes(%d,%d,%d,%d,%v,%x)", p.batch, p.kvHeads, p.queries, p.keys, p.query, string(slopes))
+	return biasNode(g, p, name, tensor.Shape{p.batch * p.kvHeads, rows, p.keys}, func(row, j int) float64 {
+		head := row / p.queries % p.heads
+		return slopes.Of(head) * float64(j-(p.keys-p.queries+row%p.queries))
+	})
+}
+
+// biasNode is an input with what is added to the scores, of each row and key.
+func biasNode(g *G.ExprGraph, p *problem, name string, shape tensor.Shape, bias func(row, key int) float64) *G.Node {
 	m := tensor.New(tensor.Of(p.query), tensor.WithShape(shape...))
 	if p.query == tensor.Float32 {
-		fillCausal(dense.Backing[float32](m), p)
+		fill(dense.Backing[float32](m), p.keys, bias)
 	} else {
-		fillCausal(dense.Backing[float64](m), p)
+		fill(dense.Backing[float64](m), p.keys, bias)
 	}
-	name := fmt.Sprintf("leanattention.causal(%d,%d,%d,%v)", rows, p.queries, p.keys, p.query)
 	return G.NewTensor(g, p.query, 3, G.WithShape(shape...), G.WithName(name), G.WithValue(m))
 }
 
-func fillCausal[F float32 | float64](m []F, p *problem) {
+func fill[F float32 | float64](m []F, keys int, bias func(row, key int) float64) {
 	for at := range m {
-		i, j := at/p.keys%p.queries, at%p.keys
-		if j > p.keys-p.queries+i {
-			m[at] = maskedScore
-		}
+		m[at] = F(bias(at/keys, at%keys))
 	}
 }

@@ -33,7 +33,17 @@ func (p *problem) both(t testing.TB) (g *graph, ours *G.Node) {
 // that Gorgonia's SoftMax can do.
 func TestDefault(t *testing.T) {
 	rng := reftest.Rand(t)
+	bent := func(s reftest.Shape, window int, softCap float64, slopes ...float64) reftest.Shape {
+		s.Window, s.SoftCap, s.Slopes = window, softCap, slopes
+		return s
+	}
 	for i, s := range []reftest.Shape{
+		bent(dense(4, 2, 16, 8, 3, 40, 40), 7, 0),
+		bent(causal(dense(4, 2, 16, 8, 9, 40, 40)), 1, 0),
+		bent(dense(2, 1, 16, 8, 9, 5, 5), 2, 0),
+		bent(causal(dense(4, 1, 16, 8, 3, 40)), 0, 1.5),
+		bent(causal(dense(4, 2, 16, 8, 9, 40, 40)), 0, 0, 0.5, 0.25, -0.1, 0.125),
+		bent(causal(dense(4, 2, 16, 8, 3, 33, 33, 33)), 16, 2, 0.5, 0.25, 0, 0.125),
 		dense(1, 1, 1, 1, 1, 2),
 		dense(2, 2, 3, 3, 1, 5, 5),
 		dense(12, 12, 64, 64, 1, 256),
@@ -57,6 +67,7 @@ func TestDefault(t *testing.T) {
 						in = reftest.Constant
 					}
 					p := newProblem(rng, s, spec{inputs: in, query: query, rank: rank})
+					p.show()
 					want := p.Reference(p.precision(s.Keys[0]))
 					g, ours := p.both(t)
 					var oursV G.Value
@@ -115,7 +126,9 @@ func TestDefaultNodes(t *testing.T) {
 	if build() != build() || build(la.WithCausal()) != build(la.WithCausal()) {
 		t.Error("equal default attentions are two nodes")
 	}
-	nodes := []*G.Node{build(), build(la.WithCausal()), build(la.WithScale(1)), build(la.WithScale(2))}
+	nodes := []*G.Node{build(), build(la.WithCausal()), build(la.WithScale(1)), build(la.WithScale(2)),
+		build(la.WithWindow(2)), build(la.WithWindow(3)), build(la.WithWindow(3), la.WithCausal()), build(la.WithSoftCap(1)), build(la.WithSoftCap(2)),
+		build(la.WithALiBi([]float64{1, 2, 3, 4})), build(la.WithALiBi([]float64{1, 2, 4, 3}))}
 	for i, a := range nodes {
 		for _, b := range nodes[:i] {
 			if a == b {

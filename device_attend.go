@@ -26,6 +26,9 @@ func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) er
 	if err != nil {
 		return err
 	}
+	if err := c.checkHeads(op, p.heads); err != nil {
+		return err
+	}
 	for i := 3; i < len(v); i++ {
 		if err := checkDeviceResult(op, names[i], t[i], &p, i == 4); err != nil {
 			return err

@@ -167,6 +167,27 @@ func newProblem(rng *rand.Rand, s reftest.Shape, x spec) *problem {
 	return p
 }
 
+// show gives keys and values that no query sees numbers in place of NaN: stock
+// nodes multiply them by 0.
+func (p *problem) show() {
+	for _, x := range []*tensor.Dense{p.k, p.v} {
+		switch y := x.Data().(type) {
+		case []float32:
+			unpoison(y)
+		case []float64:
+			unpoison(y)
+		}
+	}
+}
+
+func unpoison[F float32 | float64](x []F) {
+	for i, f := range x {
+		if f != f {
+			x[i] = 3
+		}
+	}
+}
+
 // dims is the shape of rows of all sequences: with rank 3 there is one.
 func (p *problem) dims(shape ...int) []int {
 	if p.rank == 4 {
@@ -188,6 +209,20 @@ func (p *problem) options() []la.Option {
 	o := []la.Option{la.WithScale(p.Scale)}
 	if p.Causal {
 		o = append(o, la.WithCausal())
+	}
+	return append(o, bends(p.Shape)...)
+}
+
+// bends are the options that a shape of [reftest.RandomBends] needs.
+func bends(s reftest.Shape) (o []la.Option) {
+	if s.Window != 0 {
+		o = append(o, la.WithWindow(s.Window))
+	}
+	if s.SoftCap != 0 {
+		o = append(o, la.WithSoftCap(s.SoftCap))
+	}
+	if s.Slopes != nil {
+		o = append(o, la.WithALiBi(s.Slopes))
 	}
 	return o
 }

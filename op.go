@@ -19,7 +19,8 @@ import (
 //	out[b,h,i] = sum_j p_j v[b,h',j],  p = softmax_j(scale * q[b,h,i].k[b,h',j])
 //
 // over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
-// head h; 0 where it sees none.
+// head h; 0 where it sees none. [WithSoftCap] and [WithALiBi], in this order, change the
+// scores, and [WithCausal], [WithWindow] and [WithLengths] say which keys are seen.
 //
 //	q    (B, H, Nq, d)      float32 or float64
 //	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
@@ -46,12 +47,15 @@ import (
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, optScale|optCausal|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return nil, err
 	}
 	p, err := nodesProblem(op, q, k, v)
 	if err != nil {
+		return nil, err
+	}
+	if err = c.checkHeads(op, p.heads); err != nil {
 		return nil, err
 	}
 	a := &attentionOp{problem: p, config: c}
@@ -234,8 +238,9 @@ func firstThree(n int) []bool {
 
 // hash is every parameter of a config, for WriteHash.
 func (c *config) hash() string {
-	return fmt.Sprintf("given %x scale %x causal %t %v tile %d workers %d",
-		uint32(c.given), math.Float64bits(c.scale), c.causal, c.schedule, c.tileTokens, c.workers)
+	return fmt.Sprintf("given %x scale %x causal %t %v tile %d workers %d window %d cap %x slopes %x",
+		uint32(c.given), math.Float64bits(c.scale), c.causal, c.schedule, c.tileTokens, c.workers,
+		c.window, math.Float64bits(c.softCap), string(c.slopes))
 }
 
 // lseStore hands the log-sum-exp from an attention op to the op of its node:

@@ -35,12 +35,13 @@ import (
 //
 // The graph is built once, and run for every step. A run writes only the slots
 // that Set reserved, so it may be repeated before [Step.Commit]. The node takes
-// every option but [WithLengths], since the cache knows the lengths. It has no
+// every option but [WithLengths], since the cache knows the lengths. Tokens that
+// a window has left behind stay in the cache. It has no
 // gradient: a cache is for inference.
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, optScale|optCausal|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optLSE|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -58,6 +59,9 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	}
 	rows, err := newTokenRows(op, o[0], o[1], o[2], s.tokens, cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err = c.checkHeads(op, rows.heads); err != nil {
 		return nil, err
 	}
 	g := rows.geometry(cfg, &c)
@@ -91,7 +95,10 @@ func (r *tokenRows) geometry(cfg *CacheConfig, c *config) cpu.Geometry {
 		Value:      cfg.pageStrides(cfg.ValueDim),
 		PageTokens: cfg.PageSize,
 		Scale:      c.scaleFor(cfg.HeadDim),
+		SoftCap:    c.softCap,
+		Slopes:     c.slopes,
 		Causal:     c.causal,
+		Window:     c.window,
 		TileTokens: c.tileTokens,
 		Policy:     c.schedule.policy(),
 		Workers:    c.workers,

@@ -57,6 +57,28 @@ func testCachedAttention(t *testing.T, at place) {
 	}
 }
 
+// TestCachedAttentionBends is TestCachedAttention with windows, soft caps and slopes.
+func TestCachedAttentionBends(t *testing.T) {
+	rng := reftest.Rand(t)
+	long, n := 100, 24
+	if raceEnabled {
+		long, n = 25, 8
+	}
+	for turn := range n {
+		g := [][4]int{{2, 2, 16, 16}, {6, 2, 8, 20}, {7, 1, 40, 24}, {4, 4, 3, 1}}[turn%4]
+		pageSize := []int{1, 3, 16, 64}[rng.IntN(4)]
+		at := place{bent: reftest.RandomBends(rng, reftest.Shape{Heads: g[0]})}
+		cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: cacheTypes[turn%3], PageSize: pageSize, Pages: 8*long/pageSize + 24})
+		la.PoisonFree(cache)
+		opts := []la.Option{la.WithSchedule(schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}
+		query := []tensor.Dtype{tensor.Float32, tensor.Float64}[rng.IntN(2)]
+		prefill := newDecoderAt(t, at, cache, long+50, g[0], query, turn%4 != 0, opts...)
+		decode := newDecoderAt(t, at, cache, 4, g[0], query, turn%4 != 0, opts...)
+		decodeMix(t, rng, cache, prefill, decode, long)
+		closeCache(t, cache)
+	}
+}
+
 func closeCache(t testing.TB, c *la.Cache) {
 	t.Helper()
 	if err := c.Close(); err != nil {

@@ -345,6 +345,8 @@ func TestAttentionNodes(t *testing.T) {
 		"split 2": {la.WithSchedule(la.FixedSplit(2))}, "tile 1": {la.WithTileTokens(1)}, "tile 2": {la.WithTileTokens(2)},
 		"workers 1": {la.WithWorkers(1)}, "workers 2": {la.WithWorkers(2)}, "lengths": {la.WithLengths(lengths)},
 		"other lengths": {la.WithLengths(lengths2)}, "lse": {la.WithLSE(&lse)},
+		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
+		"slopes 0": {la.WithALiBi([]float64{0, 0})}, "slopes": {la.WithALiBi([]float64{1, 2})}, "slopes turned": {la.WithALiBi([]float64{2, 1})},
 	} {
 		nodes[name] = attend(g.k, opts...)
 	}

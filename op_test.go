@@ -190,6 +190,56 @@ func TestAttentionRandomShapes(t *testing.T) {
 	}
 }
 
+// TestAttentionBends: windows, soft caps and slopes, in all their mixtures, as a
+// node and without a graph.
+func TestAttentionBends(t *testing.T) {
+	rng := reftest.Rand(t)
+	n := 150
+	if raceEnabled {
+		n = 30
+	}
+	for range n {
+		s := reftest.RandomBends(rng, reftest.RandomShape(rng))
+		s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
+		types := elementTypes[rng.IntN(8)]
+		x := spec{
+			inputs: reftest.AllInputs[rng.IntN(4)], query: types[0], kv: types[1],
+			capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1),
+		}
+		tile, workers, schedule := rng.IntN(100), rng.IntN(9), schedules[rng.IntN(3)]
+		p := newProblem(rng, s, x)
+		opts := []la.Option{la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule)}
+		g := p.attention(t, opts...)
+		g.run(t)
+		if err := p.compare(t, p.Reference(p.precision(slices.Max(s.Keys)+1)), g.outV, g.lseV); err != nil {
+			t.Fatalf("%v %v %+v, tiles of %d, %d workers, %v: %v", s, x.inputs, types, tile, workers, schedule, err)
+		}
+		a := p.args()
+		if err := la.Attend(a, append(p.options(), opts...)...); err != nil {
+			t.Fatal(err)
+		}
+		if workers > 0 && !(slices.Equal(bits(t, a.Out), bits(t, g.outV)) && slices.Equal(bits(t, a.LSE), bits(t, g.lseV))) {
+			t.Errorf("%v: Attend has other bits", s)
+		}
+	}
+}
+
+// TestWithALiBiCopies: an option is what it was when it was made.
+func TestWithALiBiCopies(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := dense(2, 1, 4, 4, 2, 30)
+	s.Slopes = []float64{0.5, 0.25}
+	p := newProblem(rng, s, spec{})
+	given := slices.Clone(s.Slopes)
+	opt := la.WithALiBi(given)
+	clear(given)
+	a := p.args()
+	if err := la.Attend(a, la.WithScale(p.Scale), opt); err != nil {
+		t.Fatal(err)
+	}
+	p.check(t, p.Reference(p.precision(0)), a.Out, a.LSE)
+}
+
 // TestAttentionScale checks factors on the scores that are not 1/sqrt(d).
 func TestAttentionScale(t *testing.T) {
 	rng := reftest.Rand(t)

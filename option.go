@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
 
 	G "gorgonia.org/gorgonia"
@@ -19,6 +20,7 @@ type Option struct {
 	schedule Schedule
 	node     *G.Node
 	out      **G.Node
+	slopes   cpu.Slopes
 }
 
 // optionKind is one bit for each option, so that a set of them is a mask.
@@ -32,7 +34,13 @@ const (
 	optSchedule
 	optTileTokens
 	optWorkers
+	optWindow
+	optSoftCap
+	optALiBi
 )
+
+// ofScores are the options that say which scores the softmax is of.
+const ofScores = optScale | optCausal | optWindow | optSoftCap | optALiBi
 
 func (k optionKind) String() string {
 	switch k {
@@ -50,6 +58,12 @@ func (k optionKind) String() string {
 		return "WithTileTokens"
 	case optWorkers:
 		return "WithWorkers"
+	case optWindow:
+		return "WithWindow"
+	case optSoftCap:
+		return "WithSoftCap"
+	case optALiBi:
+		return "WithALiBi"
 	}
 	return "the zero Option"
 }
@@ -64,6 +78,39 @@ func WithScale(scale float64) Option { return Option{kind: optScale, scale: scal
 // none: its output is 0 and its log-sum-exp -Inf.
 func WithCausal() Option { return Option{kind: optCausal} }
 
+// WithWindow lets a query see the last keys only, so many of them, up to its own
+// position and that included: with positions as [WithCausal] has them, query i
+// of Nq, over N live keys, sees keys j with j > N - Nq + i - left. It says
+// nothing of the keys after the position; a decoder takes WithCausal too. left is at
+// least 1, and may be more than there are. LeanTiles that are in nobody's window
+// are not in the schedule, and their keys and values are not read: a window
+// costs what its keys cost.
+//
+// It is for the CPU, as WithSoftCap and WithALiBi are: on a GPU they are
+// [ErrUnsupported], and under the build tag cuda their nodes stay on the CPU.
+func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
+
+// WithSoftCap keeps scores within bounds: a score s becomes
+//
+//	limit * tanh(s / limit),  s = scale * q[b,h,i].k[b,h',j]
+//
+// for a finite limit > 0. Scores that are bent so, and those of [WithALiBi], are
+// computed by the Go kernel, which is slower than the assembly.
+func WithSoftCap(limit float64) Option { return Option{kind: optSoftCap, scale: limit} }
+
+// WithALiBi adds to the scores of query head h a term that is linear in the
+// distance of key j from the query's position,
+//
+//	slopes[h] * (j - (N - Nq + i))
+//
+// for query i of Nq over N live keys; after the soft cap, if there is one. There is
+// one slope for each query head, any finite number, positive ones for keys that
+// count the less the further back they are (Press et al., arXiv:2108.12409). The
+// option keeps a copy of slopes. They are constants: they have no gradient.
+func WithALiBi(slopes []float64) Option {
+	return Option{kind: optALiBi, slopes: cpu.NewSlopes(slopes)}
+}
+
 // WithLengths gives the live keys of each sequence: a vector of B int, int32 or
 // int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
 // data, so a decode graph is built once and run at every step. Keys and values
@@ -71,11 +118,12 @@ func WithCausal() Option { return Option{kind: optCausal} }
 func WithLengths(lengths *G.Node) Option { return Option{kind: optLengths, node: lengths} }
 
 // WithLSE makes a second node, stored in *lse, with the log-sum-exp of the
-// scaled scores of each query, a natural logarithm:
+// scores of each query, a natural logarithm:
 //
-//	lse[b,h,i] = log sum_j exp(scale * q[b,h,i].k[b,h,j])
+//	lse[b,h,i] = log sum_j exp(s_j),  s_j = scale * q[b,h,i].k[b,h',j]
 //
-// over the keys that the query sees, -Inf if it sees none. Its shape is the
+// over the keys that the query sees, -Inf if it sees none; scores are those that
+// the softmax is of, with [WithSoftCap] and [WithALiBi] if they are given. Its shape is the
 // output's without the last axis; for [CachedAttention] it is (T, H).
 func WithLSE(lse **G.Node) Option { return Option{kind: optLSE, out: lse} }
 
@@ -151,6 +199,9 @@ type config struct {
 	schedule   Schedule
 	tileTokens int
 	workers    int
+	window     int     // 0: none
+	softCap    float64 // 0: none
+	slopes     cpu.Slopes
 }
 
 // maxTileTokens bounds a LeanTile, and with it the scratch that a worker needs.
@@ -199,9 +250,34 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 				return c, errorf(op, ErrOption, "WithWorkers(%d) is outside [0, %d]", o.n, maxWorkers)
 			}
 			c.workers = o.n
+		case optWindow:
+			if o.n < 1 {
+				return c, errorf(op, ErrOption, "WithWindow(%d) is less than 1", o.n)
+			}
+			c.window = o.n
+		case optSoftCap:
+			if !(o.scale > 0) || math.IsInf(o.scale, 0) {
+				return c, errorf(op, ErrOption, "WithSoftCap(%v) is not a finite number above 0", o.scale)
+			}
+			c.softCap = o.scale
+		case optALiBi:
+			for h := range o.slopes.Len() {
+				if x := o.slopes.Of(h); math.IsNaN(x) || math.IsInf(x, 0) {
+					return c, errorf(op, ErrOption, "WithALiBi: the slope of head %d is %v, not finite", h, x)
+				}
+			}
+			c.slopes = o.slopes
 		}
 	}
 	return c, nil
+}
+
+// checkHeads checks what depends on the number of query heads.
+func (c *config) checkHeads(op string, heads int) error {
+	if n := c.slopes.Len(); c.given&optALiBi != 0 && n != heads {
+		return errorf(op, ErrShape, "WithALiBi has %d slopes for %d query heads", n, heads)
+	}
+	return nil
 }
 
 // scaleFor is the factor on the scores at head dimension d.

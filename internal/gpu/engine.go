@@ -120,10 +120,17 @@ func (e *Engine) fits(op string, element, dim, rows int) error {
 	return nil
 }
 
-// checkGeometry reports what is wrong with g, or has no kernel.
+// checkGeometry reports what is wrong with g, or has no kernel. What kernels would
+// ignore comes first: nothing else is as wrong.
 func checkGeometry(op string, g *cpu.Geometry) error {
 	bad := func(format string, args ...any) error { return errorf(op, cpu.ErrShape, format, args...) }
 	switch {
+	case g.Window != 0:
+		return bad("a window of %d keys: there are kernels without one only", g.Window)
+	case g.SoftCap != 0:
+		return bad("a soft cap of %v: there are kernels without one only", g.SoftCap)
+	case g.Slopes != "":
+		return bad("slopes of scores (ALiBi): there are kernels without them only")
 	case g.KVHeads < 1 || g.Heads < 1 || g.Heads%g.KVHeads != 0:
 		return bad("%d query heads for %d KV heads", g.Heads, g.KVHeads)
 	case dimIndex(g.Dim) < 0:
