@@ -33,10 +33,6 @@ func (p *problem) both(t testing.TB) (g *graph, ours *G.Node) {
 // that Gorgonia's SoftMax can do.
 func TestDefault(t *testing.T) {
 	rng := reftest.Rand(t)
-	bent := func(s reftest.Shape, window int, softCap float64, slopes ...float64) reftest.Shape {
-		s.Window, s.SoftCap, s.Slopes = window, softCap, slopes
-		return s
-	}
 	for i, s := range []reftest.Shape{
 		bent(dense(4, 2, 16, 8, 3, 40, 40), 7, 0),
 		bent(causal(dense(4, 2, 16, 8, 9, 40, 40)), 1, 0),

@@ -84,9 +84,6 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 	if inputs != op.Arity() {
 		return errorf(name, ErrShape, "%d inputs; it has %d", inputs, op.Arity())
 	}
-	if op.given&(optWindow|optSoftCap|optALiBi) != 0 {
-		return errorf(name, ErrUnsupported, "gradient with a window, a soft cap or ALiBi")
-	}
 	if op.storage != op.query {
 		return errorf(name, ErrUnsupported, "gradient with k and v of %v and q of %v", op.storage, op.query)
 	}

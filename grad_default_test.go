@@ -22,9 +22,15 @@ func TestGradDefault(t *testing.T) {
 		dense(6, 1, 24, 24, 7, 33, 33, 33),
 		causal(dense(4, 4, 16, 16, 9, 9, 9)),
 		causal(dense(6, 2, 16, 24, 70, 150)),
+		bent(causal(dense(4, 2, 16, 8, 70, 90, 90)), 20, 0),
+		bent(dense(2, 1, 8, 8, 9, 12), 1, 0),
+		bent(causal(dense(4, 2, 16, 8, 20, 33)), 0, 1.5),
+		bent(dense(4, 1, 16, 8, 7, 33, 33), 0, 0, 0.5, 0.25, -0.1, 0.125),
+		bent(causal(dense(4, 2, 16, 8, 20, 40, 40)), 9, 0.8, 0.5, 0.25, 0.1, 0.125),
 	} {
 		for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			p := newProblem(rng, s, spec{query: query})
+			p.show()
 			ours := p.differentiate(t, rng, cost{out: true})
 			ours.run(t)
 			want := ours.want()
@@ -72,9 +78,15 @@ func TestGradDifferences(t *testing.T) {
 		dense(2, 1, 3, 2, 2, 4, 1),
 		causal(dense(4, 2, 2, 3, 3, 5, 2, 0)),
 		causal(dense(1, 1, 5, 5, 6, 6)),
+		bent(causal(dense(4, 2, 3, 3, 5, 7, 4, 1)), 3, 0),
+		bent(dense(2, 1, 3, 2, 4, 6), 2, 0.7),
+		bent(causal(dense(4, 2, 3, 2, 4, 7, 3)), 0, 1.2, 0.5, 1, -0.25, 2),
+		bent(causal(dense(2, 2, 3, 2, 4, 6)), 3, 0.5, 0.5, 0.25),
+		bent(causal(dense(2, 2, 3, 2, 4, 6)), 1, 0.5, 0.5, 0.25),
 	} {
 		of := costs[(i+2)%3]
 		p := newProblem(rng, s, spec{query: tensor.Float64})
+		p.show()
 		g := p.differentiate(t, rng, of)
 		g.run(t)
 		out, lse := tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(g.out.Shape()...)), tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(g.lse.Shape()...))

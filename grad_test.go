@@ -189,6 +189,12 @@ func randomGradProblem(rng *rand.Rand) *problem {
 	return newProblem(rng, s, x)
 }
 
+// randomBentProblem is randomGradProblem with a window, a soft cap or slopes.
+func randomBentProblem(rng *rand.Rand) *problem {
+	p := randomGradProblem(rng)
+	return newProblem(rng, reftest.RandomBends(rng, p.Shape), p.spec)
+}
+
 // another draws a problem of p's shapes, with other numbers and other lengths.
 func (p *problem) another(rng *rand.Rand) *problem {
 	s := p.Shape
@@ -203,14 +209,19 @@ func (p *problem) another(rng *rand.Rand) *problem {
 
 // TestGradRandom compares the gradients with the reference, in graphs that are
 // run again with other numbers and other lengths.
-func TestGradRandom(t *testing.T) {
+func TestGradRandom(t *testing.T) { testGradRandom(t, randomGradProblem) }
+
+// TestGradBends is TestGradRandom with windows, soft caps and slopes.
+func TestGradBends(t *testing.T) { testGradRandom(t, randomBentProblem) }
+
+func testGradRandom(t *testing.T, problem func(*rand.Rand) *problem) {
 	rng := reftest.Rand(t)
 	n := 120
 	if raceEnabled {
 		n = 12
 	}
 	for i := range n {
-		p := randomGradProblem(rng)
+		p := problem(rng)
 		of := costs[i%3]
 		tile, workers, schedule := rng.IntN(100), rng.IntN(5), schedules[rng.IntN(3)]
 		g := p.differentiate(t, rng, of, la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule))
@@ -262,12 +273,15 @@ func TestGradShapes(t *testing.T) {
 // TestGradLisp is TestGradRandom on the lisp machine.
 func TestGradLisp(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 40
+	n := 80
 	if raceEnabled {
 		n = 8
 	}
 	for i := range n {
 		p := randomGradProblem(rng)
+		if i%2 == 0 {
+			p = randomBentProblem(rng)
+		}
 		of := costs[i%3]
 		g := &gradients{problem: p, graph: p.graph()}
 		opts := p.options()

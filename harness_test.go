@@ -167,6 +167,12 @@ func newProblem(rng *rand.Rand, s reftest.Shape, x spec) *problem {
 	return p
 }
 
+// bent is s with a window, a soft cap and slopes; 0 and none for without.
+func bent(s reftest.Shape, window int, softCap float64, slopes ...float64) reftest.Shape {
+	s.Window, s.SoftCap, s.Slopes = window, softCap, slopes
+	return s
+}
+
 // show gives keys and values that no query sees numbers in place of NaN: stock
 // nodes multiply them by 0.
 func (p *problem) show() {

@@ -18,8 +18,11 @@ type BackwardShape struct {
 	Dim, ValueDim         int
 	Lengths               []int   // the live keys of each sequence; nil: Keys
 	Scale                 float64 // on q.k, natural
-	Causal                bool    // query position i sees keys [0, length-Queries+i], else all live ones
-	Workers               int     // logical workers; 0: runtime.GOMAXPROCS(0). The result does not depend on it.
+	SoftCap               float64 // as in Geometry, as are the next
+	Slopes                Slopes
+	Causal                bool // position p = length-Queries+i, of query i, sees keys j <= p, else all live ones
+	Window                int  // if not 0, only those with j > p-Window
+	Workers               int  // logical workers; 0: runtime.GOMAXPROCS(0). The result does not depend on it.
 }
 
 // BackwardOperands are the buffers of Backward. Q, K, V, Out and LSE are the operands and results of the
@@ -39,7 +42,8 @@ type BackwardOperands[F lean.Float] struct {
 //	dk_j  = Scale sum_i dS_ij q_i
 //	dv_j  = sum_i p_ij dO_i
 //
-// where the sums over i run over all query heads of a KV head. It is algorithm 4 of FlashAttention (Dao et
+// where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap and Slopes, is what it
+// is in the forward pass; with a soft cap dS has the factor 1-t*t, t being the tanh in s. It is algorithm 4 of FlashAttention (Dao et
 // al., arXiv:2205.14135): p is computed again, block by block, so nothing of Queries x Keys elements is
 // ever in memory. Beside the operands it uses some blocks for each worker, and, where there are fewer KV
 // heads in the batch than it wants to have work for, up to minUnits copies of a KV head's DQ, or of its DK
@@ -98,6 +102,10 @@ func (s *BackwardShape) check() error {
 		return errorf(op, ErrShape, "%d workers", s.Workers)
 	case math.IsNaN(s.Scale) || math.IsInf(s.Scale, 0):
 		return errorf(op, ErrShape, "scale %v", s.Scale)
+	case badCap(s.SoftCap):
+		return errorf(op, ErrShape, "a soft cap of %v", s.SoftCap)
+	case s.Window < 0:
+		return errorf(op, ErrShape, "a window of %d keys", s.Window)
 	case s.Lengths != nil && len(s.Lengths) != s.Batch:
 		return errorf(op, ErrShape, "%d lengths for a batch of %d", len(s.Lengths), s.Batch)
 	}
@@ -106,7 +114,7 @@ func (s *BackwardShape) check() error {
 			return errorf(op, ErrShape, "length %d is %d, outside [0, %d]", b, n, s.Keys)
 		}
 	}
-	return nil
+	return s.Slopes.check(op, s.Heads)
 }
 
 // check reports whether o has the sizes of s.
@@ -160,10 +168,14 @@ func (s *BackwardShape) live(b int) int {
 	return s.Lengths[b]
 }
 
-// visible returns how many keys a row of a KV head sees, of so many live ones.
-func (s *BackwardShape) visible(row, live int) int {
-	if !s.Causal {
-		return live
+// position returns the place of a row of a KV head among so many live keys.
+func (s *BackwardShape) position(row, live int) int { return live - s.Queries + row%s.Queries }
+
+// visible returns the keys [first, end) that a row of a KV head sees, of so many live ones.
+func (s *BackwardShape) visible(row, live int) (first, end int) {
+	p := s.position(row, live)
+	if end = live; s.Causal {
+		end = max(p+1, 0)
 	}
-	return max(live-s.Queries+row%s.Queries+1, 0)
+	return min(firstSeen(p, s.Window), end), end
 }

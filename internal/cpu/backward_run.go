@@ -169,7 +169,7 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 			w.measure()
 		}
 		clear(w.dq)
-		for key := first; key < min(end, w.most); key += backwardKeys {
+		for key := max(first, w.low); key < min(end, w.most); key += backwardKeys {
 			w.block(key, min(backwardKeys, min(end, w.most)-key))
 		}
 		for i, x := range w.dq[:n*s.Dim] {
@@ -200,14 +200,19 @@ type backwardWorker[F real] struct {
 
 	// The KV head.
 	live                   int
+	head0                  int // its first query head
 	q, k, v, out, lse      []F
 	dout, dlse             []F               // nil: 0
 	dk, dv, dqs            []F               // where its gradients go, or a part of them
-	sees                   [backwardRows]int // keys that a row of the block sees: 0 if its weights are all 0
-	rows, least, most      int               // rows of the block, and the least and most keys that they see
+	from, sees             [backwardRows]int // a row of the block sees keys [from, sees): 0, 0 if its weights are all 0
+	row, rows              int               // the block's first row, and how many there are
+	low, most              int               // each key of [low, most) is seen by some of them, and no other key by any
+	high, least            int               // all of them see [high, least)
 	qRow, doRow, dq        []F               // of the block: q with Scale*log2(e), dO, and the sums of dq
 	m, l, top, factor, off []F               // of its rows: weights are 2^(s-m)*factor, and dS = p*(dp-off)
 	p, ds, pT, dsT         []F               // rows x keys; transposed, in panels of rows
+	bent                   []F               // rows x keys: the derivatives of the soft cap
+	cap                    float64           // of scores with the factor log2(e)
 	kTail, vTail           []F               // keys that do not fill a panel, and values
 	dkTail, dvTail         []F
 	values                 []F // what all these are cut from
@@ -219,7 +224,11 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	const block = backwardRows * backwardKeys
 	d, dv := s.Dim, s.ValueDim
 	wide := padded(panelOf(max(d, dv)))
-	need := 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 4*block +
+	bent := 0
+	if s.SoftCap != 0 {
+		bent = block
+	}
+	need := bent + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 4*block +
 		2*padded(backwardKeys*d) + 2*padded(backwardKeys*dv) + wide + backwardRows*idleDim + cacheLine
 	if len(w.values) < need {
 		w.values = make([]F, need)
@@ -233,6 +242,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	for _, x := range []*[]F{&w.p, &w.ds, &w.pT, &w.dsT} {
 		*x = cut(&v, block)
 	}
+	w.bent, w.cap = cut(&v, bent), cap2(s.SoftCap)
 	w.kTail, w.dkTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*d))
 	w.vTail, w.dvTail = cut(&v, padded(backwardKeys*dv)), cut(&v, padded(backwardKeys*dv))
 	w.scratch.wide, w.scratch.idle = cut(&v, wide), cut(&v, backwardRows*idleDim)
@@ -242,7 +252,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 // open makes a KV head the worker's.
 func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	s, o := &r.shape, &r.ops
-	w.run, w.live = r, live
+	w.run, w.live, w.head0 = r, live, head%s.KVHeads*s.group()
 	w.q, w.lse = piece(o.Q, head, s.rows()*s.Dim), piece(o.LSE, head, s.rows())
 	w.k, w.dk = piece(o.K, head, s.Keys*s.Dim), piece(o.DK, head, s.Keys*s.Dim)
 	w.dqs = piece(o.DQ, head, s.rows()*s.Dim)
@@ -259,22 +269,23 @@ func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 // pack makes n rows of the KV head, from the given one on, the block's.
 func (w *backwardWorker[F]) pack(row, n int) {
 	s := &w.run.shape
-	w.rows, w.least, w.most = n, math.MaxInt, 0
+	w.row, w.rows, w.low, w.high, w.least, w.most = row, n, math.MaxInt, 0, math.MaxInt, 0
 	clear(w.qRow) // rows are rounded up
 	clear(w.doRow)
 	scale := s.Scale * math.Log2E
 	for i := range n {
 		r := row + i
-		sees := s.visible(r, w.live)
+		from, sees := s.visible(r, w.live)
 		if w.lse[r] == F(math.Inf(-1)) {
-			sees = 0
+			from, sees = 0, 0
 		}
-		w.sees[i] = sees
-		w.least, w.most = min(w.least, sees), max(w.most, sees)
+		w.from[i], w.sees[i] = from, sees
+		w.high, w.least, w.most = max(w.high, from), min(w.least, sees), max(w.most, sees)
 		w.m[i], w.factor[i], w.off[i] = 0, 1, 0
 		if sees == 0 {
 			continue // 0 is what such a row adds to, whatever is in it
 		}
+		w.low = min(w.low, from)
 		to := w.qRow[i*s.Dim : (i+1)*s.Dim]
 		for j, x := range piece(w.q, r, s.Dim) {
 			to[j] = F(float64(x) * scale)
@@ -318,13 +329,14 @@ func (w *backwardWorker[F]) measure() {
 		w.top[r] = F(math.Inf(-1))
 	}
 	clear(w.l)
-	for key := 0; key < w.most; key += backwardKeys {
+	for key := w.low; key < w.most; key += backwardKeys {
 		n := min(backwardKeys, w.most-key)
 		cols, keys := up(n, k.lanes), w.k[key*s.Dim:(key+n)*s.Dim]
 		if cols > n {
 			keys = copyTail(w.kTail, keys, cols*s.Dim)
 		}
 		k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, s.Dim, backwardKeys)
+		w.bend(key, n)
 		w.weighSeen(key, n)
 	}
 	for r, l := range w.l[:w.rows] {
@@ -348,6 +360,7 @@ func (w *backwardWorker[F]) block(key, n int) {
 		keys, dk = copyTail(w.kTail, keys, cols*d), clearTail(w.dkTail, cols*d)
 	}
 	k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, d, backwardKeys)
+	w.bend(key, n)
 	w.weigh(key, n, cols)
 
 	var values, dvs []F
@@ -385,17 +398,42 @@ func clearTail[F real](buf []F, n int) []F {
 	return buf[:n]
 }
 
+// bend applies the soft cap and the slopes to the scores, and leaves the derivatives of the soft cap.
+func (w *backwardWorker[F]) bend(key, n int) {
+	s := &w.run.shape
+	if s.SoftCap == 0 && s.Slopes == "" {
+		return
+	}
+	for r := range w.rows {
+		from, to := w.see(r, key, n)
+		if from == to {
+			continue
+		}
+		var derivatives []F
+		if s.SoftCap != 0 {
+			derivatives = w.bent[r*backwardKeys+from : r*backwardKeys+to]
+		}
+		var slope float64
+		if s.Slopes != "" {
+			slope = s.Slopes.Of(w.head0+(w.row+r)/s.Queries) * math.Log2E
+		}
+		distance := key + from - s.position(w.row+r, w.live)
+		bendScores(w.p[r*backwardKeys+from:r*backwardKeys+to], derivatives, w.cap, slope, float64(distance))
+	}
+}
+
 // weigh turns the scores into weights; those of keys that a row does not see become 0.
 func (w *backwardWorker[F]) weigh(key, n, cols int) {
 	copy(w.top, w.m[:w.rows]) // rounding may have a score above the log-sum-exp: a weight is at most 1
 	clear(w.l[:w.rows])
 	w.weighSeen(key, n)
 	for r := range up(w.rows, 4) {
-		see := w.see(r, key, n)
+		from, to := w.see(r, key, n)
 		p := w.p[r*backwardKeys : r*backwardKeys+cols]
-		clear(p[see:])
+		clear(p[:from])
+		clear(p[to:])
 		if f := w.factor[r]; f != 1 {
-			for i := range p[:see] {
+			for i := from; i < to; i++ {
 				p[i] *= f
 			}
 		}
@@ -405,41 +443,48 @@ func (w *backwardWorker[F]) weigh(key, n, cols int) {
 // weighSeen turns the scores of keys that a row sees into weights relative to the row's top.
 func (w *backwardWorker[F]) weighSeen(key, n int) {
 	k := w.run.kernels
-	if w.least >= key+n {
+	if w.high <= key && w.least >= key+n {
 		k.weigh(&w.scratch, w.p, w.top, w.l, w.rows, n, backwardKeys)
 		return
 	}
 	for r := range w.rows {
-		if see := w.see(r, key, n); see > 0 {
-			k.weigh(&w.scratch, w.p[r*backwardKeys:], w.top[r:], w.l[r:], 1, see, backwardKeys)
+		if from, to := w.see(r, key, n); from < to {
+			k.weigh(&w.scratch, w.p[r*backwardKeys+from:], w.top[r:], w.l[r:], 1, to-from, backwardKeys)
 		}
 	}
 }
 
-// see returns how many of n keys, from the given one on, row r of the block sees.
-func (w *backwardWorker[F]) see(r, key, n int) int {
+// see returns which of n keys, from the given one on, row r of the block sees: those of [from, to).
+func (w *backwardWorker[F]) see(r, key, n int) (from, to int) {
 	if r >= w.rows {
-		return 0
+		return 0, 0
 	}
-	return min(max(w.sees[r]-key, 0), n)
+	to = min(max(w.sees[r]-key, 0), n)
+	return min(max(w.from[r]-key, 0), to), to
 }
 
 // gradient turns dp into dS.
 func (w *backwardWorker[F]) gradient(key, n, cols int) {
 	for r := range up(w.rows, 4) {
-		see := w.see(r, key, n)
+		from, to := w.see(r, key, n)
 		p, ds := w.p[r*backwardKeys:], w.ds[r*backwardKeys:]
-		clear(ds[see:cols])
-		p, ds = p[:see], ds[:see]
+		clear(ds[:from])
+		clear(ds[to:cols])
+		p, ds = p[from:to], ds[from:to]
 		off := w.off[r]
 		if w.dout == nil {
 			for i, x := range p {
 				ds[i] = x * -off
 			}
-			continue
+		} else {
+			for i, x := range p {
+				ds[i] = x * (ds[i] - off)
+			}
 		}
-		for i, x := range p {
-			ds[i] = x * (ds[i] - off)
+		if w.cap != 0 {
+			for i, x := range w.bent[r*backwardKeys:][from:to] {
+				ds[i] *= x
+			}
 		}
 	}
 }

@@ -41,6 +41,7 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 	b := &backwardCase[F]{Case: c, shape: BackwardShape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Causal: s.Causal,
+		Window: s.Window, SoftCap: s.SoftCap, Slopes: NewSlopes(s.Slopes),
 	}}
 	p := reftest.Precision{Acc: format}
 	forward := c.Reference(p)
@@ -145,6 +146,36 @@ func TestBackwardGradRandom(t *testing.T) {
 	}
 	for range n {
 		s := reftest.RandomShape(rng)
+		queries := max(s.Queries[0], 1)
+		for i := range s.Queries {
+			s.Queries[i] = queries
+		}
+		in, of := reftest.AllInputs[rng.IntN(4)], outputs(1+rng.IntN(3))
+		capacity, workers := max(slices.Max(s.Keys)+rng.IntN(3), 1), rng.IntN(5)
+		var err error
+		if rng.IntN(3) > 0 {
+			err = verifyBackward[float32](rng, s, in, of, capacity, workers)
+		} else {
+			err = verifyBackward[float64](rng, s, in, of, capacity, workers)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Windows, soft caps and slopes. What a window keeps from all queries is NaN, and its gradients are 0.
+func TestBackwardGradBends(t *testing.T) {
+	rng := reftest.Rand(t)
+	n := 250
+	if raceEnabled {
+		n = 20
+	}
+	for i := range n {
+		s := reftest.RandomBends(rng, reftest.RandomShape(rng))
+		if i%3 == 0 {
+			s.Queries, s.Keys = []int{1 + rng.IntN(300)}, []int{rng.IntN(600)}
+		}
 		queries := max(s.Queries[0], 1)
 		for i := range s.Queries {
 			s.Queries[i] = queries
@@ -308,6 +339,10 @@ func TestBackwardGradErrors(t *testing.T) {
 		"dim":             func(b *backwardCase[float32]) { b.shape.Dim = -1 },
 		"workers":         func(b *backwardCase[float32]) { b.shape.Workers = -1 },
 		"scale":           func(b *backwardCase[float32]) { b.shape.Scale = math.Inf(1) },
+		"soft cap":        func(b *backwardCase[float32]) { b.shape.SoftCap = math.NaN() },
+		"window":          func(b *backwardCase[float32]) { b.shape.Window = -1 },
+		"slopes":          func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1}) },
+		"infinite slope":  func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1, 2, math.Inf(1), 3}) },
 		"lengths":         func(b *backwardCase[float32]) { b.shape.Lengths = []int{1} },
 		"negative length": func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, -1} },
 		"length":          func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, 6} },
