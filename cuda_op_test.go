@@ -99,6 +99,9 @@ func TestMachineLeavesOnCPU(t *testing.T) {
 		"float64":         newProblem(rng, dense(2, 1, 64, 64, 1, 9), spec{query: tensor.Float64}),
 		"a wider value":   newProblem(rng, dense(2, 1, 64, 128, 1, 9), spec{}),
 		"keys in float64": newProblem(rng, dense(2, 1, 64, 64, 1, 9), spec{kv: tensor.Float64}),
+		"a window":        newProblem(rng, bent(dense(2, 1, 64, 64, 1, 9), 3, 0), spec{}),
+		"a soft cap":      newProblem(rng, bent(dense(2, 1, 64, 64, 1, 9), 0, 2), spec{}),
+		"ALiBi":           newProblem(rng, bent(dense(2, 1, 64, 64, 1, 9), 0, 0, 1, 0.5), spec{}),
 	} {
 		g := p.build(t)
 		if isOnMachine(g.out) || isOnMachine(g.lse) {

@@ -302,6 +302,25 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 		}
 	}
 
+	// Options that there are no kernels for.
+	for text, opt := range map[string]la.Option{
+		"a window of 3 keys": la.WithWindow(3), "a soft cap of 30": la.WithSoftCap(30), "ALiBi": la.WithALiBi([]float64{0, 0, 0, 0}),
+	} {
+		a := p.argsThere(t, gpu)
+		wantError(t, la.Attend(a, opt), la.ErrUnsupported, "Attend", "on "+gpu.String(), text)
+		if !allNaN(t, download(t, a.Out)) {
+			t.Errorf("%s: something was written before the error", text)
+		}
+		g := p.graph()
+		n, err := la.Attention(g.q, g.k, g.v, opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = n.Op().Do(a.Q, a.K, a.V)
+		wantError(t, err, la.ErrUnsupported, "Attention", "on "+gpu.String(), text)
+	}
+	wantError(t, la.Attend(p.argsThere(t, gpu), la.WithALiBi([]float64{1})), la.ErrShape, "Attend", "1 slopes for 4 query heads")
+
 	// The values of a graph's nodes.
 	g := p.graph()
 	n, err := la.Attention(g.q, g.k, g.v)

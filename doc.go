@@ -50,7 +50,8 @@
 //
 // Head h reads KV head h/(H/Hkv). A query that sees no key gives 0, and a
 // log-sum-exp of -Inf. NaN and infinities in live inputs go where arithmetic
-// takes them; keys and values beyond the live length are never read.
+// takes them; keys and values beyond the live length, or outside the window of all
+// queries of a sequence, are never read.
 //
 // Gorgonia identifies nodes by a 32-bit hash: give inputs names of their own,
 // and call [CheckGraph] once when a graph is complete. Its tape machine runs a

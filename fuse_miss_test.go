@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"testing"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -84,6 +85,18 @@ var leftAlone = []written{
 	}},
 	{name: "mask that hides a little", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
 		return w.added(w.constant("mask", edited(4, -9000), 2, 3, 5))
+	}},
+	{name: "default with a window", misses: []string{"whose value may change"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		return one(w.must(la.Default(q, k, v, la.WithCausal(), la.WithWindow(2))))
+	}},
+	{name: "default with slopes", misses: []string{"whose value may change"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		return one(w.must(la.Default(q, k, v, la.WithALiBi([]float64{1, 2}))))
+	}},
+	{name: "default with a soft cap", misses: []string{"anh"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		return one(w.must(la.Default(q, k, v, la.WithSoftCap(2))))
 	}},
 	{name: "mask with a bias", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
 		return w.added(w.constant("mask", edited(0, 1e-30), 2, 3, 5))

@@ -41,7 +41,8 @@ import (
 // GPU, is [ErrUnsupported], as are second derivatives. The backward pass
 // computes the weights again from the log-sum-exp (FlashAttention, Dao et al.,
 // arXiv:2205.14135, algorithm 4), so it needs no memory that grows with Nq*Nk
-// either. Gradients of keys and values at or beyond a length are 0, and a query
+// either. Gradients of keys and values at or beyond a length, or in no query's
+// window, are 0, and a query
 // that sees no key leaves none. For one output and log-sum-exp the gradients have
 // the same bits whatever the schedule, the workers and the tiles.
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {

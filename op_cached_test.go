@@ -79,6 +79,34 @@ func TestCachedAttentionBends(t *testing.T) {
 	}
 }
 
+// TestCachedAttentionWindowNaN: tokens that the window has left behind are not read.
+func TestCachedAttentionWindowNaN(t *testing.T) {
+	const window, tokens = 4, 3
+	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, PageSize: 3, Pages: 8})
+	d := newDecoderAt(t, place{bent: reftest.Shape{Window: window}}, cache, tokens, 2, tensor.Float32, true)
+	s := newStored(t, cache)
+	rng := reftest.Rand(t)
+	for turn := range 4 {
+		u := d.set(t, rng, reftest.Normal, appended{s, tokens})
+		if turn == 0 {
+			for _, n := range []*G.Node{d.k[0], d.v[0]} {
+				reftest.Poison(n.Value().Data().([]float32))
+			}
+		}
+		if turn > 2 { // rows 9 and on see tokens from 6 on
+			d.run(t, u)
+		} else {
+			again(t, d.vm)
+			nan := slices.ContainsFunc(floats(t, d.outV[0]), math.IsNaN)
+			if want := turn < 2; nan != want { // row 5 is the last that sees token 2
+				t.Errorf("turn %d: NaN is %v", turn, nan)
+			}
+		}
+		d.commit(t, u)
+	}
+	closeCache(t, cache)
+}
+
 func closeCache(t testing.TB, c *la.Cache) {
 	t.Helper()
 	if err := c.Close(); err != nil {

@@ -167,7 +167,7 @@ func TestBackwardGradRandom(t *testing.T) {
 // Windows, soft caps and slopes. What a window keeps from all queries is NaN, and its gradients are 0.
 func TestBackwardGradBends(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 250
+	n := 100
 	if raceEnabled {
 		n = 20
 	}

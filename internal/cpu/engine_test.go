@@ -55,7 +55,7 @@ func TestRunRandom(t *testing.T) {
 // Windows, soft caps and slopes. What a window keeps from all queries is NaN.
 func TestRunBends(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 250
+	n := 100
 	if raceEnabled {
 		n = 60
 	}
@@ -203,11 +203,22 @@ func TestRunEmptySequences(t *testing.T) {
 // All schedules give the reference's result within its bound, and each gives the same bits whenever and
 // on however many threads it runs.
 func TestRunSchedules(t *testing.T) {
+	testRunSchedules(t, func(s reftest.Shape) reftest.Shape { return s })
+}
+
+func TestRunSchedulesBent(t *testing.T) {
+	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
+		s.Window, s.SoftCap, s.Slopes = 24, 20, []float64{1, 0.5, 0.25, 0.125, 0, -0.01}
+		return s
+	})
+}
+
+func testRunSchedules(t *testing.T, change func(reftest.Shape) reftest.Shape) {
 	rng := reftest.Rand(t)
-	s := reftest.Shape{
+	s := change(reftest.Shape{
 		Heads: 6, KVHeads: 2, Dim: 20, ValueDim: 20, Causal: true,
 		Queries: []int{1, 1, 20, 1, 2}, Keys: []int{200, 3, 35, 0, 130},
-	}
+	})
 	c := reftest.New(rng, s, reftest.Peaked, reftest.Float32, reftest.Float16)
 	p := place[float32](rng, c, layout{dtype: Float16, page: 16})
 	want := c.Reference(reftest.Precision{Acc: reftest.Float32})

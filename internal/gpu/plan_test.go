@@ -152,6 +152,9 @@ var badGeometries = []struct {
 	spoil func(*cpu.Geometry)
 	text  string
 }{
+	{func(g *cpu.Geometry) { g.Window = 5 }, "a window of 5 keys"},
+	{func(g *cpu.Geometry) { g.SoftCap = 30 }, "a soft cap of 30"},
+	{func(g *cpu.Geometry) { g.Slopes = cpu.NewSlopes(make([]float64, 4)) }, "slopes of scores (ALiBi)"},
 	{func(g *cpu.Geometry) { g.Heads = 5 }, "5 query heads for 2"},
 	{func(g *cpu.Geometry) { g.KVHeads = 0 }, "for 0 KV heads"},
 	{func(g *cpu.Geometry) { g.Dim = 72 }, "head dim 72"},
