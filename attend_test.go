@@ -95,8 +95,12 @@ func TestAttendAllocations(t *testing.T) {
 		t.Skip("the race detector makes sync.Pool forget at random")
 	}
 	rng := reftest.Rand(t)
-	for _, types := range elementTypes {
-		p := newProblem(rng, causal(dense(8, 2, 32, 16, 2, 700, 0, 100)), spec{query: types[0], kv: types[1]})
+	for i, types := range elementTypes {
+		s := causal(dense(8, 2, 32, 16, 2, 700, 0, 100))
+		if i%2 == 1 {
+			s = bent(s, 90, 20, 1, 2, 3, 4, 5, 6, 7, 8)
+		}
+		p := newProblem(rng, s, spec{query: types[0], kv: types[1]})
 		for _, schedule := range schedules {
 			a := p.args()
 			opts := append(p.options(), la.WithSchedule(schedule), la.WithWorkers(3), la.WithTileTokens(64))

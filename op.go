@@ -19,8 +19,9 @@ import (
 //	out[b,h,i] = sum_j p_j v[b,h',j],  p = softmax_j(scale * q[b,h,i].k[b,h',j])
 //
 // over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
-// head h; 0 where it sees none. [WithSoftCap] and [WithALiBi], in this order, change the
-// scores, and [WithCausal], [WithWindow] and [WithLengths] say which keys are seen.
+// head h; 0 where it sees none. [WithSoftCap] and [WithALiBi], in this order,
+// change the scores; [WithCausal], [WithWindow] and [WithLengths] say which keys a
+// query sees.
 //
 //	q    (B, H, Nq, d)      float32 or float64
 //	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
@@ -42,9 +43,9 @@ import (
 // computes the weights again from the log-sum-exp (FlashAttention, Dao et al.,
 // arXiv:2205.14135, algorithm 4), so it needs no memory that grows with Nq*Nk
 // either. Gradients of keys and values at or beyond a length, or in no query's
-// window, are 0, and a query
-// that sees no key leaves none. For one output and log-sum-exp the gradients have
-// the same bits whatever the schedule, the workers and the tiles.
+// window, are 0, and a query that sees no key leaves none. For one output and
+// log-sum-exp the gradients have the same bits whatever the schedule, the workers
+// and the tiles.
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)

@@ -95,7 +95,7 @@ func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 //	limit * tanh(s / limit),  s = scale * q[b,h,i].k[b,h',j]
 //
 // for a finite limit > 0. Scores that are bent so, and those of [WithALiBi], are
-// computed by the Go kernel, which is slower than the assembly.
+// computed by the Go kernel, which is some five times slower than the assembly.
 func WithSoftCap(limit float64) Option { return Option{kind: optSoftCap, scale: limit} }
 
 // WithALiBi adds to the scores of query head h a term that is linear in the
