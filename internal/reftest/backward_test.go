@@ -28,6 +28,9 @@ func TestGradBackward(t *testing.T) {
 		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 5, Queries: []int{2, 0, 3}, Keys: []int{4, 3, 0}},
 		{Heads: 3, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{4, 3}, Keys: []int{2, 7}, Causal: true},
 		{Heads: 2, KVHeads: 2, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{5}, Scale: -0.7},
+		{Heads: 2, KVHeads: 2, Dim: 4, ValueDim: 3, Queries: []int{3, 4}, Keys: []int{7, 3}, Causal: true, Window: 2},
+		{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{5}, SoftCap: 0.8},
+		{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{7}, Window: 4, SoftCap: 1.5, Slopes: []float64{0.5, -0.3}},
 	} {
 		c := New(rng, s, Normal, Float64, Float64)
 		random := func(n int) []float64 {

@@ -17,7 +17,8 @@ func brute(c *Case) (o, lse []float64) {
 				row := make([]float64, c.ValueDim)
 				var l float64
 				for j := range c.Keys[s] {
-					if c.Causal && j > c.Keys[s]-c.Queries[s]+pos {
+					at := c.Keys[s] - c.Queries[s] + pos
+					if c.Causal && j > at || c.Window > 0 && at-j >= c.Window {
 						continue
 					}
 					var dot float64
@@ -25,7 +26,14 @@ func brute(c *Case) (o, lse []float64) {
 					for i := range q {
 						dot += q[i] * k[i]
 					}
-					p := math.Exp(c.Scale * dot)
+					dot *= c.Scale
+					if c.SoftCap > 0 {
+						dot = c.SoftCap * math.Tanh(dot/c.SoftCap)
+					}
+					if c.Slopes != nil {
+						dot += c.Slopes[h] * float64(j-at)
+					}
+					p := math.Exp(dot)
 					l += p
 					for i, v := range c.Value(s, j, h/group) {
 						row[i] += p * v
@@ -46,9 +54,16 @@ func brute(c *Case) (o, lse []float64) {
 
 func TestReferenceIsSoftmax(t *testing.T) {
 	rng := Rand(t)
-	for range 10 {
+	for i := range 20 {
 		for _, in := range []Inputs{Normal, Peaked, Constant} { // without overflow in brute
-			c := New(rng, RandomShape(rng), in, Float64, Float64)
+			s := RandomShape(rng)
+			if i%2 == 0 {
+				s = RandomBends(rng, s)
+				for h, x := range s.Slopes {
+					s.Slopes[h] = min(max(x, -1), 1)
+				}
+			}
+			c := New(rng, s, in, Float64, Float64)
 			p := Precision{Chain: maxKeys(c)}
 			want := c.Reference(p)
 			o, lse := brute(c)
@@ -59,6 +74,38 @@ func TestReferenceIsSoftmax(t *testing.T) {
 				t.Errorf("%v, %v: LSE: %v", c.Shape, in, err)
 			}
 		}
+	}
+}
+
+// A window, a soft cap or slopes that are off by a little are found.
+func TestBendFaultsAreFound(t *testing.T) {
+	rng := Rand(t)
+	s := Shape{
+		Heads: 2, KVHeads: 1, Dim: 16, ValueDim: 16, Queries: []int{3}, Keys: []int{60}, Causal: true,
+		Window: 20, SoftCap: 5, Slopes: []float64{0.25, 0.0625},
+	}
+	c := New(rng, s, Normal, Float32, Float32)
+	want := c.Reference(Precision{Acc: Float32})
+	for name, change := range map[string]func(*Shape){
+		"window of one more": func(s *Shape) { s.Window++ },
+		"window of one less": func(s *Shape) { s.Window-- },
+		"soft cap":           func(s *Shape) { s.SoftCap *= 1.01 },
+		"no soft cap":        func(s *Shape) { s.SoftCap = 0 },
+		"slope":              func(s *Shape) { s.Slopes = []float64{0.2501, 0.0626} },
+		"slopes of others":   func(s *Shape) { s.Slopes = []float64{0.0625, 0.25} },
+	} {
+		wrong := *c
+		change(&wrong.Shape)
+		got := wrong.Reference(Precision{Acc: Float32})
+		if Compare(got.O, want.O, want.OBound, 3, 2, 16) == nil {
+			t.Errorf("%s: the output passes", name)
+		}
+		if Compare(got.LSE, want.LSE, want.LSEBound, 3, 2) == nil {
+			t.Errorf("%s: the log-sum-exp passes", name)
+		}
+	}
+	if got, want := s.String(), "h2/1 d16/16 q[3] k[60] causal window 20 cap 5 slopes [0.25 0.0625]"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
