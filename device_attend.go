@@ -2,7 +2,6 @@ package leanattention
 
 import (
 	"runtime"
-	"sync"
 
 	"gorgonia.org/leanattention/internal/device"
 
@@ -117,7 +116,7 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 // new value of the node, or to one that is given.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
-	slots := op.memory.on(gpu)
+	slots := op.memory.On(gpu.queue)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(turn *device.Turn) (o deviceOperands, err error) {
 		if o.Q, o.K, o.V, err = qkv.use(turn); err != nil {
 			return o, err
@@ -175,30 +174,6 @@ func (d *DeviceTensor) useAs(turn *device.Turn, name string) (deviceMemory, erro
 		err = &operandError{name, err}
 	}
 	return m, err
-}
-
-// nodeMemory is what a node that may compute on any GPU keeps there: the memory
-// of its output and of its log-sum-exp.
-type nodeMemory struct {
-	mu sync.Mutex
-	of map[*GPU]*[2]device.Slot
-}
-
-func (m *nodeMemory) on(gpu *GPU) *[2]device.Slot {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.of[gpu] == nil {
-		for g := range m.of {
-			if g.queue.Closed() { // a node may see many GPUs come and go
-				delete(m.of, g)
-			}
-		}
-		if m.of == nil {
-			m.of = make(map[*GPU]*[2]device.Slot)
-		}
-		m.of[gpu] = new([2]device.Slot)
-	}
-	return m.of[gpu]
 }
 
 func (d *DeviceTensor) operand(name string) operand { return operand{name, d.shape, d.dtype} }

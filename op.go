@@ -8,6 +8,7 @@ import (
 	"weak"
 
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -114,7 +115,7 @@ type attentionOp struct {
 	config
 	lse    *lseStore // nil unless asked for
 	saved  savedLSE  // for the gradient
-	memory nodeMemory
+	memory ongpu.Node
 }
 
 func (op *attentionOp) hasLengths() bool { return op.config.given&optLengths != 0 }

@@ -26,10 +26,15 @@ type Node struct {
 func (n *Node) On(q *device.Queue) *[2]device.Slot {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.of == nil {
-		n.of = make(map[*device.Queue]*[2]device.Slot)
-	}
 	if n.of[q] == nil {
+		for q := range n.of {
+			if q.Closed() { // a node may see many GPUs come and go
+				delete(n.of, q)
+			}
+		}
+		if n.of == nil {
+			n.of = make(map[*device.Queue]*[2]device.Slot)
+		}
 		n.of[q] = new([2]device.Slot)
 	}
 	return n.of[q]
