@@ -2,10 +2,7 @@
 
 package cpu
 
-import (
-	"math"
-	"unsafe"
-)
+import "unsafe"
 
 // assembly is the attention kernel for keys and values of one type, with its steps in assembly. What the
 // functions do is said at their declarations, which are generated.
@@ -111,6 +108,7 @@ func (a *assembly) attend(t *tile) {
 		return
 	}
 	stride := (t.Count + 15) / 16 * 16
+	values := func(row, rows, from, to int) { a.values(t, stride, row, rows, from, to) }
 	a.scores(t, stride)
 	if t.Visible == nil {
 		tiled, further := a.tiled(t, t.ValueDim), 0
@@ -122,7 +120,7 @@ func (a *assembly) attend(t *tile) {
 			a.values(t, stride, 0, t.Rows, a.valuesInTiles(t, stride, tiled), t.Count)
 			return
 		}
-		a.ragged(t, stride, func(int) int { return t.Count })
+		t.ragged(rowBlock, func(int) int { return t.Count }, values)
 		return
 	}
 	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
@@ -131,7 +129,7 @@ func (a *assembly) attend(t *tile) {
 			a.weigh(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim, array(&t.V[0]), 0, 0)
 		}
 	}
-	a.ragged(t, stride, func(r int) int { return int(visible[r]) })
+	t.ragged(rowBlock, func(r int) int { return int(visible[r]) }, values)
 }
 
 // scores computes the scores of all rows with all keys.
@@ -216,29 +214,6 @@ func (a *assembly) interleave(t *tile, dst []float32, each int) {
 
 // lead returns how many quads ahead memory is asked for.
 func (a *assembly) lead(dim, run int) int { return max(min(aheadBytes/(dim*a.size), run), 1) }
-
-// ragged adds the weighted values where rows differ in the keys that they have weights for: row r has
-// those of sees(r) keys, or, if its state is still empty, none.
-func (a *assembly) ragged(t *tile, stride int, sees func(r int) int) {
-	m := unsafe.Slice((*float32)(t.M), t.Rows)
-	keys := func(r int) int {
-		if m[r] == float32(math.Inf(-1)) {
-			return 0
-		}
-		return sees(r)
-	}
-	for from := 0; from < t.Rows; from += rowBlock {
-		to := min(from+rowBlock, t.Rows)
-		common := t.Count
-		for r := from; r < to; r++ {
-			common = min(common, keys(r)&^3)
-		}
-		a.values(t, stride, from, to-from, 0, common)
-		for r := from; r < to; r++ {
-			a.values(t, stride, r, 1, common, keys(r))
-		}
-	}
-}
 
 // values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).
 func (a *assembly) values(t *tile, stride, row, rows, from, to int) {

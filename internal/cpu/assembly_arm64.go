@@ -2,10 +2,7 @@
 
 package cpu
 
-import (
-	"math"
-	"unsafe"
-)
+import "unsafe"
 
 // What assembly there is for arm64 is for keys and values of float32. It was tested on an emulator only: the
 // numbers here are what caches suggest, not what measurements do.
@@ -38,6 +35,7 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 // attendNEON is the kernel, for dims that are multiples of neonDims.
 func attendNEON(t *tile) {
 	stride := (t.Count + 3) / 4 * 4
+	values := func(row, rows, from, to int) { valuesNEON(t, stride, row, rows, from, to) }
 	for i := range t.K {
 		c := i * t.Run
 		scoreNEON(at32(t.Scores, c), at32(t.Q, 0), &t.K[i], 0, t.Rows, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
@@ -47,7 +45,7 @@ func attendNEON(t *tile) {
 			valuesNEON(t, stride, 0, t.Rows, 0, t.Count)
 			return
 		}
-		raggedNEON(t, stride, func(int) int { return t.Count })
+		t.ragged(neonRows, func(int) int { return t.Count }, values)
 		return
 	}
 	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
@@ -56,30 +54,7 @@ func attendNEON(t *tile) {
 			weighNEON(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim)
 		}
 	}
-	raggedNEON(t, stride, func(r int) int { return int(visible[r]) })
-}
-
-// raggedNEON adds the weighted values where rows differ in the keys that they have weights for: row r has
-// those of sees(r) keys, or, if its state is still empty, none.
-func raggedNEON(t *tile, stride int, sees func(r int) int) {
-	m := unsafe.Slice((*float32)(t.M), t.Rows)
-	keys := func(r int) int {
-		if m[r] == float32(math.Inf(-1)) {
-			return 0
-		}
-		return sees(r)
-	}
-	for from := 0; from < t.Rows; from += neonRows {
-		to := min(from+neonRows, t.Rows)
-		common := t.Count
-		for r := from; r < to; r++ {
-			common = min(common, keys(r)&^3)
-		}
-		valuesNEON(t, stride, from, to-from, 0, common)
-		for r := from; r < to; r++ {
-			valuesNEON(t, stride, r, 1, common, keys(r))
-		}
-	}
+	t.ragged(neonRows, func(r int) int { return int(visible[r]) }, values)
 }
 
 // valuesNEON adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).

@@ -1,0 +1,32 @@
+//go:build (amd64 || arm64) && gc && !noasm
+
+package cpu
+
+import (
+	"math"
+	"unsafe"
+)
+
+// ragged adds the weighted values where rows of float32 differ in the keys that they have weights for: row r
+// has those of sees(r) keys, or, if its state is still empty, none. values adds those of keys [from, to), from
+// a multiple of 4, to rows [row, row+rows); it takes block rows together best.
+func (t *tile) ragged(block int, sees func(r int) int, values func(row, rows, from, to int)) {
+	m := unsafe.Slice((*float32)(t.M), t.Rows)
+	keys := func(r int) int {
+		if m[r] == float32(math.Inf(-1)) {
+			return 0
+		}
+		return sees(r)
+	}
+	for from := 0; from < t.Rows; from += block {
+		to := min(from+block, t.Rows)
+		common := t.Count
+		for r := from; r < to; r++ {
+			common = min(common, keys(r)&^3)
+		}
+		values(from, to-from, 0, common)
+		for r := from; r < to; r++ {
+			values(r, 1, common, keys(r))
+		}
+	}
+}
