@@ -363,9 +363,8 @@ func (d *Decoder) turn(p *pass, compute func() error) error {
 // Continue is so many Steps, of which the first appends tokens and every other
 // what the one before has chosen; it returns what each of them chose, as
 // [Decoder.Chosen] would. It needs [Options].Greedy or Choices, and takes all
-// sequences. On
-// a GPU the host does not wait for a token before it queues the next step. After
-// an error some steps may have been done: [Decoder.Len] tells.
+// sequences. On a GPU the host does not wait for a token before it queues the next
+// step. After an error some steps may have been done: [Decoder.Len] tells.
 func (d *Decoder) Continue(tokens []int, steps int) (chosen [][]int, err error) {
 	switch {
 	case !d.options.chooses():

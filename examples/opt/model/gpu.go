@@ -220,7 +220,7 @@ func (g *gpuGraph) compute(gr *graph, often, follow bool) error {
 	}
 	recording, err := g.gpu.Record(gr.vm.RunAll)
 	if err := g.keep(gr, err); err != nil {
-		return err
+		return errors.Join(err, recording.Close())
 	}
 	g.recording = recording
 	return recording.Replay()
