@@ -14,6 +14,7 @@ import (
 	"time"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -259,7 +260,7 @@ func TestMachineErrors(t *testing.T) {
 		closeCache(t, cache)
 	})
 	t.Run("Tensor of an opened GPU", func(t *testing.T) {
-		gpu := realGPU(t)
+		gpu := gputest.Open(t)
 		p := newProblem(rng, dense(1, 1, 64, 64, 1, 9), spec{})
 		g := p.graph()
 		out, err := la.Attention(g.q, g.k, g.v)
@@ -291,7 +292,7 @@ func TestMachineManyLayers(t *testing.T) {
 		layers, steps = 40, 20
 	}
 	const heads, kvHeads, dim, rows = 4, 2, 64, 2
-	gpu := realGPU(t)
+	gpu := gputest.Open(t)
 	rng := reftest.Rand(t)
 	q := randomMatrix(rng, steps*rows, heads*dim, 1)
 	k, v := randomMatrix(rng, steps*rows, kvHeads*dim, 1), randomMatrix(rng, steps*rows, kvHeads*dim, 1)

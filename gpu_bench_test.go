@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -16,7 +17,7 @@ import (
 // of a layer. Layers are called as a machine would, without one: what Gorgonia
 // takes is not in it.
 func BenchmarkGPUStep(b *testing.B) {
-	gpu := realGPU(b)
+	gpu := gputest.Open(b)
 	const layers = 12
 	for _, ctx := range []int{1 << 10, 1 << 14, 1 << 17} {
 		for _, batch := range []int{1, 8} {

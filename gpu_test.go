@@ -1,43 +1,25 @@
 package leanattention_test
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
 )
 
 // The tests below run where there is a GPU. With -run 'GPU|Device' they and
 // those on the fake driver are all there is.
 
-// realGPU is the machine's first GPU, or the end of the test.
-func realGPU(t testing.TB) *la.GPU {
-	t.Helper()
-	gpu, err := la.OpenGPU(0)
-	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
-		t.Skipf("no GPU: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := gpu.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return gpu
-}
-
 func TestGPUDevice(t *testing.T) {
-	gpu := realGPU(t)
+	gpu := gputest.Open(t)
 	for name, test := range deviceTests(100_000) {
 		t.Run(name, func(t *testing.T) { test(t, gpu) })
 	}
 }
 
 func TestGPUAttend(t *testing.T) {
-	gpu := realGPU(t)
+	gpu := gputest.Open(t)
 	at := place{gpu: gpu, real: true}
 	t.Run("Cases", func(t *testing.T) { testDeviceAttend(t, at) })
 	t.Run("Random", func(t *testing.T) { testDeviceAttendRandom(t, at, 300) })
@@ -54,7 +36,7 @@ func TestGPUAttend(t *testing.T) {
 }
 
 func TestGPUCachedAttention(t *testing.T) {
-	gpu := realGPU(t)
+	gpu := gputest.Open(t)
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, place)

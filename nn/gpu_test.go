@@ -1,7 +1,6 @@
 package nn_test
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,6 +8,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -16,23 +16,6 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
-
-func openGPU(t *testing.T) *la.GPU {
-	t.Helper()
-	gpu, err := la.OpenGPU(0)
-	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) || errors.Is(err, la.ErrDriverTooOld) {
-		t.Skipf("no GPU: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := gpu.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return gpu
-}
 
 // places are where a graph's inputs are: in host memory, and on a GPU.
 type places struct {
@@ -125,7 +108,7 @@ func (p *places) compare(what string, atol float64, nodes ...[2]*G.Node) {
 
 // Every node gives on a GPU what it gives on the CPU.
 func TestGPUNodes(t *testing.T) {
-	gpu, rng := openGPU(t), reftest.Rand(t)
+	gpu, rng := gputest.Open(t), reftest.Rand(t)
 	must := func(n *G.Node, err error) *G.Node {
 		t.Helper()
 		if err != nil {
@@ -212,7 +195,7 @@ func TestGPUNodes(t *testing.T) {
 
 // Inputs in different places, and what has no kernel, are errors.
 func TestGPUNodesRefuse(t *testing.T) {
-	gpu, rng := openGPU(t), reftest.Rand(t)
+	gpu, rng := gputest.Open(t), reftest.Rand(t)
 	run := func(y *G.Node) error {
 		m := G.NewTapeMachine(y.Graph())
 		defer m.Close()

@@ -8,32 +8,16 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
 
-func openGPU(t *testing.T) *la.GPU {
-	t.Helper()
-	gpu, err := la.OpenGPU(0)
-	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) || errors.Is(err, la.ErrDriverTooOld) {
-		t.Skipf("no GPU: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := gpu.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return gpu
-}
-
 // The golden logits hold on a GPU, in float32 and within a bound in 16 bits. The
 // models whose heads have sizes that no kernel has are left out.
 func TestGPUGoldenLogits(t *testing.T) {
-	gpu := openGPU(t)
+	gpu := gputest.Open(t)
 	for _, c := range readGolden(t).Logits {
 		for _, kind := range []struct {
 			name           string
@@ -62,7 +46,7 @@ func TestGPUGoldenLogits(t *testing.T) {
 // Greedy texts are the golden ones, alone and in a batch, by the logits and by
 // the tokens that the GPU chooses, in float32 and in float16.
 func TestGPUGoldenGreedy(t *testing.T) {
-	gpu := openGPU(t)
+	gpu := gputest.Open(t)
 	for _, kind := range []struct{ weights, cache tensor.Dtype }{{tensor.Float32, tensor.Float32}, {la.Float16, la.Float16}} {
 		w := openModel(t, "../tiny", kind.weights)
 		cases := readGolden(t).Greedy
@@ -120,7 +104,7 @@ func choose(t *testing.T, d *Decoder, prompts [][]int, n int) [][]int {
 // Decoders come and go, sequences rest and are cut, and the GPU's memory is as
 // it was.
 func TestGPUDecoder(t *testing.T) {
-	gpu := openGPU(t)
+	gpu := gputest.Open(t)
 	w := openModel(t, "../tiny", la.Float16)
 	used := func() int64 {
 		runtime.GC() // a step's schedule goes when it is garbage
@@ -171,7 +155,7 @@ func TestGPUDecoder(t *testing.T) {
 
 // Steps that nobody waits for give the golden texts too, in pieces of any size.
 func TestGPUContinue(t *testing.T) {
-	gpu := openGPU(t)
+	gpu := gputest.Open(t)
 	testContinue(t, Options{Device: gpu})
 }
 
@@ -224,7 +208,7 @@ func testContinue(t *testing.T, o Options) {
 
 // Choices by chance: one temperature is greedy, the others depend on the seed
 // alone, whether the steps are waited for or not.
-func TestGPUChoices(t *testing.T) { testChoices(t, Options{Device: openGPU(t)}) }
+func TestGPUChoices(t *testing.T) { testChoices(t, Options{Device: gputest.Open(t)}) }
 func TestChoices(t *testing.T)    { testChoices(t, Options{}) }
 
 func testChoices(t *testing.T, o Options) {

@@ -1,0 +1,28 @@
+// Package gputest opens the GPU that the tests of the public packages run on.
+package gputest
+
+import (
+	"errors"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+)
+
+// Open is the machine's first GPU, closed when the test ends, or, where there is
+// none or no driver, the end of the test. A driver that is too old fails it.
+func Open(t testing.TB) *la.GPU {
+	t.Helper()
+	gpu, err := la.OpenGPU(0)
+	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
+		t.Skipf("no GPU: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := gpu.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return gpu
+}
