@@ -49,17 +49,20 @@ func (w *writer) input(name string, shape ...int) *G.Node {
 	return input(w.g, name, w.random(shape...))
 }
 
-// weight is an input with a name of its own, of numbers that keep the size of
-// what they multiply.
+// weight is an input with a name of its own.
 func (w *writer) weight(in, out int) *G.Node {
 	w.n++
 	return input(w.g, fmt.Sprintf("weight %d", w.n), w.small(in, out))
 }
 
+// small is numbers that make half of what they multiply: layers that add to
+// their input keep scores moderate. Large ones can't be compared: tensor's
+// SoftMax is imprecise, or NaN, where a row lies far below its first number
+// (docs/externalop has the test).
 func (w *writer) small(shape ...int) *tensor.Dense {
 	x := make([]float64, tensor.Shape(shape).TotalSize())
 	for i := range x {
-		x[i] = w.rng.NormFloat64() / math.Sqrt(float64(shape[0]))
+		x[i] = w.rng.NormFloat64() / (2 * math.Sqrt(float64(shape[0])))
 	}
 	return tensorOf(w.dtype, x, shape...)
 }
