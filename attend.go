@@ -29,6 +29,9 @@ type Args struct {
 	// Lengths, if not nil, are the live keys of each sequence, as [WithLengths]
 	// defines them.
 	Lengths []int
+	// Bias, if not nil, is (batch, heads, Nq, Nk) with 1 in place of any size but
+	// the last, of Q's element type, and is added to the scores as [WithBias] says.
+	Bias G.Value
 }
 
 // Attend computes, for each sequence b, head h and query i,
@@ -40,7 +43,7 @@ type Args struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be).
 //
-// It takes every option but [WithLengths] and [WithLSE], which Args has fields for.
+// It takes every option but [WithLengths], [WithLSE] and [WithBias], which Args has fields for.
 // (One that is made once and used again allocates nothing either.) Concurrent calls are right as long as their outputs differ.
 //
 // On [DeviceTensor]s of one GPU it computes there, and returns when the work is
@@ -64,6 +67,9 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err != nil {
 		return err
 	}
+	if gpu != nil && a.Bias != nil {
+		return errorf(op, ErrUnsupported, "on %v: a bias: there are kernels without one only", gpu)
+	}
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), a.Lengths, &c)
 	}
@@ -81,11 +87,20 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err = c.checkHeads(op, p.heads); err != nil {
 		return err
 	}
-	if err = checkResult(op, "out", out, &p, p.valueDim, q, k, v, lse); err != nil {
+	var bias *tensor.Dense
+	if a.Bias != nil {
+		if bias, err = denseValue(op, "bias", a.Bias); err != nil {
+			return err
+		}
+		if c.bias, err = p.biasOf(op, valueOperand("bias", bias)); err != nil {
+			return err
+		}
+	}
+	if err = checkResult(op, "out", out, &p, p.valueDim, q, k, v, bias, lse); err != nil {
 		return err
 	}
 	if lse != nil {
-		if err = checkResult(op, "lse", lse, &p, 0, q, k, v, out); err != nil {
+		if err = checkResult(op, "lse", lse, &p, 0, q, k, v, bias, out); err != nil {
 			return err
 		}
 	}
@@ -94,7 +109,7 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err := r.setLengths(op, &p, a.Lengths); err != nil {
 		return err
 	}
-	return r.attend(op, &p, &c, q, k, v, out, lse)
+	return r.attend(op, &p, &c, q, k, v, bias, out, lse)
 }
 
 // checkResult checks a tensor that is to be overwritten: shape
@@ -175,17 +190,18 @@ func (r *denseRun) layOut(p *problem) {
 	}
 }
 
-// attend runs a checked problem whose live lengths are in r.lengths.
-func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, out, lse *tensor.Dense) error {
+// attend runs a checked problem whose live lengths are in r.lengths. There may be
+// no bias and no log-sum-exp.
+func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, lse *tensor.Dense) error {
 	r.layOut(p)
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
 		return engineError(op, "plan", err)
 	}
 	var err error
 	if p.query == tensor.Float32 {
-		err = attendDense(&r.plan, &r.f32, q, k, v, out, lse)
+		err = attendDense(&r.plan, &r.f32, q, k, v, bias, out, lse)
 	} else {
-		err = attendDense(&r.plan, &r.f64, q, k, v, out, lse)
+		err = attendDense(&r.plan, &r.f64, q, k, v, bias, out, lse)
 	}
 	if err != nil {
 		return engineError(op, "attend", err)
@@ -202,8 +218,11 @@ func engineError(op, what string, err error) error {
 	return errorf(op, ErrInternal, "%s: %v", what, err)
 }
 
-func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, out, lse *tensor.Dense) error {
+func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, bias, out, lse *tensor.Dense) error {
 	*o = cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](out), K: storageBuffer(k), V: storageBuffer(v)}
+	if bias != nil {
+		o.Bias = dense.Elements[F](bias)
+	}
 	if lse != nil {
 		o.LSE = dense.Backing[F](lse)
 	}
@@ -226,6 +245,7 @@ func (p *problem) geometry(c *config) cpu.Geometry {
 		Scale:      c.scaleFor(p.dim),
 		SoftCap:    c.softCap,
 		Slopes:     c.slopes,
+		Bias:       c.bias,
 		Causal:     c.causal,
 		Window:     c.window,
 		TileTokens: c.tileTokens,

@@ -29,6 +29,9 @@ func (p *problem) results() (out, lse *tensor.Dense) {
 // args are the operands of p for Attend.
 func (p *problem) args() la.Args {
 	a := la.Args{Q: p.q, K: p.k, V: p.v, Lengths: p.Keys}
+	if p.bias != nil {
+		a.Bias = p.bias
+	}
 	out, lse := p.results()
 	a.Out, a.LSE = out, lse
 	return a
@@ -98,7 +101,7 @@ func TestAttendAllocations(t *testing.T) {
 	for i, types := range elementTypes {
 		s := causal(dense(8, 2, 32, 16, 2, 700, 0, 100))
 		if i%2 == 1 {
-			s = bent(s, 90, 20, 1, 2, 3, 4, 5, 6, 7, 8)
+			s = biased(rng, bent(s, 90, 20, 1, 2, 3, 4, 5, 6, 7, 8), 1, 8, 2)
 		}
 		p := newProblem(rng, s, spec{query: types[0], kv: types[1]})
 		for _, schedule := range schedules {

@@ -118,6 +118,7 @@ func TestBadInputCachedAttention(t *testing.T) {
 	with("lengths", la.ErrUnsupported, "WithLengths", step.Layer(0), func(g *G.ExprGraph, _ *[3]*G.Node) []la.Option {
 		return []la.Option{la.WithLengths(input3{tensor.Int, []int{5}}.node(g, "lengths"))}
 	})
+	with("bias", la.ErrUnsupported, "WithBias", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithBias(nil)} })
 	with("nil lse", la.ErrOption, "WithLSE(nil)", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithLSE(nil)} })
 }
 

@@ -201,6 +201,33 @@ func TestBadInputBuilders(t *testing.T) {
 		}
 	}
 
+	// Numbers that are added to the scores, of (2, 6, 1, 5).
+	for op, build := range map[string]builder{"Attention": la.Attention, "Default": la.Default} {
+		for _, c := range []struct {
+			name string
+			bias func(g *G.ExprGraph) *G.Node
+			want error
+			text string
+		}{
+			{"nil bias", func(*G.ExprGraph) *G.Node { return nil }, la.ErrOption, "WithBias(nil)"},
+			{"bias of rank 3", func(g *G.ExprGraph) *G.Node { return f32(6, 1, 5).node(g, "bias") }, la.ErrShape, "bias has shape (6, 1, 5); it must be (2, 6, 1, 5)"},
+			{"scalar bias", func(g *G.ExprGraph) *G.Node { return G.NewScalar(g, tensor.Float32, G.WithName("bias")) }, la.ErrShape, "bias has shape ()"},
+			{"bias of a KV head", func(g *G.ExprGraph) *G.Node { return f32(2, 3, 1, 5).node(g, "bias") }, la.ErrShape, "bias has shape (2, 3, 1, 5)"},
+			{"bias of more sequences", func(g *G.ExprGraph) *G.Node { return f32(3, 1, 1, 5).node(g, "bias") }, la.ErrShape, "bias has shape (3, 1, 1, 5)"},
+			{"bias of more queries", func(g *G.ExprGraph) *G.Node { return f32(1, 1, 2, 5).node(g, "bias") }, la.ErrShape, "bias has shape (1, 1, 2, 5)"},
+			{"bias of one key", func(g *G.ExprGraph) *G.Node { return f32(2, 6, 1, 1).node(g, "bias") }, la.ErrShape, "bias has shape (2, 6, 1, 1)"},
+			{"float64 bias", func(g *G.ExprGraph) *G.Node { return input3{tensor.Float64, []int{2, 6, 1, 5}}.node(g, "bias") }, la.ErrDType, "bias is float64 and q is float32"},
+			{"bias of another graph", func(*G.ExprGraph) *G.Node { return f32(2, 6, 1, 5).node(G.NewGraph(), "bias") }, la.ErrGraph, "bias is in another graph than q"},
+			{"bias without type", func(g *G.ExprGraph) *G.Node { return G.NewUniqueNode(G.In(g), G.WithName("untyped")) }, la.ErrDType, "bias has no element type"},
+		} {
+			t.Run(op+"/"+c.name, func(t *testing.T) {
+				g := G.NewGraph()
+				q, k, v, opt := goodQ.node(g, "q"), goodK.node(g, "k"), goodV.node(g, "v"), la.WithBias(c.bias(g))
+				checkBuilder(t, op, g, func() (*G.Node, error) { return build(q, k, v, opt) }, c.want, c.text)
+			})
+		}
+	}
+
 	attention := func(name string, want error, text string, f func(g *G.ExprGraph) la.Option) {
 		t.Run("Attention/"+name, func(t *testing.T) {
 			g := G.NewGraph()
@@ -317,6 +344,28 @@ func TestBadInputValues(t *testing.T) {
 			t.Errorf("%s: a value beside the error", c.name)
 		}
 	}
+	biasNode := input(g.g, "bias", f32(1, 2, 1, 40).tensor())
+	n, err := la.Attention(g.q, g.k, g.v, la.WithBias(biasNode), la.WithLengths(g.lengths))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		bias G.Value
+		want error
+		text string
+	}{
+		{nil, la.ErrShape, "bias is nil"},
+		{scalar, la.ErrUnsupported, "bias is a *gorgonia.F32"},
+		{f32(2, 2, 1, 40).tensor(), la.ErrShape, "bias (2, 2, 1, 40) is not what the graph was built for"},
+		{f32(1, 2, 1, 39).tensor(), la.ErrShape, "bias has shape (1, 2, 1, 39)"},
+		{input3{tensor.Float64, []int{1, 2, 1, 40}}.tensor(), la.ErrDType, "bias is float64"},
+	} {
+		out, err := n.Op().Do(p.q, p.k, p.v, l, c.bias)
+		wantError(t, err, c.want, "Attention", c.text)
+		if out != nil {
+			t.Errorf("bias %v: a value beside the error", c.bias)
+		}
+	}
 	for _, in := range [][]G.Value{nil, {nil}, {p.q}, {scalar}, {p.q, p.q}} {
 		_, err := lseOp.Do(in...)
 		wantError(t, err, la.ErrState, "Attention", "log-sum-exp")
@@ -347,6 +396,7 @@ func TestBadInputAttend(t *testing.T) {
 	var lse *G.Node
 	bad("WithLSE", la.ErrUnsupported, "WithLSE", func(*la.Args) {}, la.WithLSE(&lse))
 	bad("WithLengths", la.ErrUnsupported, "WithLengths", func(*la.Args) {}, la.WithLengths(nil))
+	bad("WithBias", la.ErrUnsupported, "WithBias", func(*la.Args) {}, la.WithBias(nil))
 
 	for name, set := range map[string]func(*la.Args, G.Value){
 		"q": func(a *la.Args, v G.Value) { a.Q = v }, "k": func(a *la.Args, v G.Value) { a.K = v }, "v": func(a *la.Args, v G.Value) { a.V = v },
@@ -377,6 +427,10 @@ func TestBadInputAttend(t *testing.T) {
 		a.LSE = x
 	})
 
+	bad("nil tensor bias", la.ErrShape, "bias is nil", func(a *la.Args) { a.Bias = (*tensor.Dense)(nil) })
+	bad("scalar bias", la.ErrUnsupported, "bias is a *gorgonia.F32", func(a *la.Args) { a.Bias = G.NewF32(1) })
+	bad("shape of the bias", la.ErrShape, "bias has shape (2, 6, 5); it must be (2, 6, 2, 5)", func(a *la.Args) { a.Bias = f32(2, 6, 5).tensor() })
+	bad("dtype of the bias", la.ErrDType, "bias is Float16 and q is float32", func(a *la.Args) { a.Bias = input3{la.Float16, []int{2, 6, 2, 5}}.tensor() })
 	bad("no lengths", la.ErrShape, "0 lengths for a batch of 2", func(a *la.Args) { a.Lengths = []int{} })
 	bad("three lengths", la.ErrShape, "3 lengths for a batch of 2", func(a *la.Args) { a.Lengths = []int{1, 1, 1} })
 	bad("negative length", la.ErrLength, "lengths[1] is -1", func(a *la.Args) { a.Lengths = []int{1, -1} })
@@ -391,6 +445,8 @@ func TestBadInputAttend(t *testing.T) {
 	bad("out in q", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.Q, a.Out = in(0, 2, 6, 2, 8), in(191, 2, 6, 2, 4) })
 	bad("out in k", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.K, a.Out = in(95, 2, 3, 5, 8), in(0, 2, 6, 2, 4) })
 	bad("out in v", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.V, a.Out = in(10, 2, 3, 5, 4), in(0, 2, 6, 2, 4) })
+	bad("out in the bias", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.Bias, a.Out = in(90, 2, 6, 2, 5), in(0, 2, 6, 2, 4) })
+	bad("lse in the bias", la.ErrUnsupported, "lse shares memory", func(a *la.Args) { a.Bias, a.LSE = in(20, 1, 1, 2, 5), in(0, 2, 6, 2) })
 	bad("lse in q", la.ErrUnsupported, "lse shares memory", func(a *la.Args) { a.Q, a.LSE = in(0, 2, 6, 2, 8), in(5, 2, 6, 2) })
 	bad("lse in out", la.ErrUnsupported, "shares memory", func(a *la.Args) { a.Out, a.LSE = in(0, 2, 6, 2, 4), in(95, 2, 6, 2) })
 	if i := slices.IndexFunc(memory, func(f float32) bool { return f == f }); i >= 0 {

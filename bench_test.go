@@ -2,6 +2,7 @@ package leanattention_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -99,6 +100,46 @@ func BenchmarkDecode(b *testing.B) {
 				b.SetBytes(int64(k.MemSize() + v.MemSize()))
 				b.ReportAllocs()
 				c.run(b, q, k, v)
+			})
+		}
+	}
+}
+
+// BenchmarkBends runs attention in float32 with what changes scores, decode and
+// prompts, beside the same without.
+func BenchmarkBends(b *testing.B) {
+	const heads, dim = 12, 64
+	slopes := make([]float64, heads)
+	for h := range slopes {
+		slopes[h] = math.Exp2(-8 * float64(h+1) / heads)
+	}
+	for _, c := range []struct {
+		name    string
+		opts    []la.Option
+		hasBias bool
+	}{
+		{name: "plain"},
+		{name: "alibi", opts: []la.Option{la.WithALiBi(slopes)}},
+		{name: "bias", hasBias: true},
+		{name: "cap", opts: []la.Option{la.WithSoftCap(30)}},
+	} {
+		for _, n := range [][2]int{{1, 16384}, {1, 1024}, {512, 512}} {
+			b.Run(fmt.Sprintf("%s/q%dn%d", c.name, n[0], n[1]), func(b *testing.B) {
+				q := random(tensor.Float32, 1, heads, n[0], dim)
+				a := la.Args{
+					Q: q, K: random(tensor.Float32, 1, heads, n[1], dim), V: random(tensor.Float32, 1, heads, n[1], dim),
+					Out: tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(q.Shape()...)),
+				}
+				if c.hasBias {
+					a.Bias = random(tensor.Float32, 1, heads, n[0], n[1])
+				}
+				opts := append([]la.Option{la.WithCausal()}, c.opts...)
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := la.Attend(a, opts...); err != nil {
+						b.Fatal(err)
+					}
+				}
 			})
 		}
 	}

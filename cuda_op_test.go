@@ -97,6 +97,7 @@ func TestMachineLeavesOnCPU(t *testing.T) {
 		"keys in float64": newProblem(rng, dense(2, 1, 64, 64, 1, 9), spec{kv: tensor.Float64}),
 		"a window":        newProblem(rng, bent(dense(2, 1, 64, 64, 1, 9), 3, 0), spec{}),
 		"a soft cap":      newProblem(rng, bent(dense(2, 1, 64, 64, 1, 9), 0, 2), spec{}),
+		"a bias":          newProblem(rng, reftest.RandomBias(rng, dense(2, 1, 64, 64, 1, 9), 9), spec{}),
 		"ALiBi":           newProblem(rng, bent(dense(2, 1, 64, 64, 1, 9), 0, 0, 1, 0.5), spec{}),
 	} {
 		g := p.build(t)

@@ -15,14 +15,14 @@ import (
 // [Attention] is measured against, with the same arguments. k and v have q's
 // element type.
 //
-// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithWindow] and [WithCausal]
+// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow] and [WithCausal]
 // (which needs Nq <= Nk: SoftMax cannot give an all-masked row). It always reads all Nk keys. Gorgonia's SoftMax
 // takes the maximum of the whole tensor's first element and a row's others,
 // and is NaN where a row lies far below that; [Attention] has no such limit.
 func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Default"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores, opts)
+	c, err := newConfig(op, ofScores|optBias, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -35,6 +35,14 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	}
 	if err = c.checkHeads(op, p.heads); err != nil {
 		return nil, err
+	}
+	if c.biasNode != nil {
+		if c.bias, err = p.biasNode(op, c.biasNode); err != nil {
+			return nil, err
+		}
+		if err = sameGraph(op, "bias", c.biasNode, q); err != nil {
+			return nil, err
+		}
 	}
 	if c.causal && p.queries > p.keys {
 		return nil, errorf(op, ErrUnsupported, "WithCausal with %d queries over %d keys: rows that see no key", p.queries, p.keys)
@@ -61,6 +69,9 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	if c.slopes != "" {
 		b := slopesNode(q.Graph(), &p, c.slopes)
 		s = chain.do(func() (*G.Node, error) { return G.Add(s, b) })
+	}
+	if c.biasNode != nil {
+		s = chain.addBias(s, c.biasNode, &p)
 	}
 	if c.causal && p.queries > 1 || c.window > 0 && c.window < p.keys {
 		m := maskNode(q.Graph(), &p, &c, rows)
@@ -97,6 +108,29 @@ func (c *nodeChain) reshape(n *G.Node, shape ...int) *G.Node {
 		return n
 	}
 	return c.do(func() (*G.Node, error) { return G.Reshape(n, shape) })
+}
+
+// addBias adds a bias to scores that are laid out in some way.
+func (c *nodeChain) addBias(s, bias *G.Node, p *problem) *G.Node {
+	to := p.dims(p.keys)
+	var along []byte // the axes on which the bias is shared
+	for i, n := range bias.Shape() {
+		if n != to[i] {
+			along = append(along, byte(i))
+		}
+	}
+	if c.err != nil {
+		return nil
+	}
+	laid := s.Shape().Clone()
+	s = c.reshape(s, to...)
+	s = c.do(func() (*G.Node, error) {
+		if along == nil {
+			return G.Add(s, bias)
+		}
+		return G.BroadcastAdd(s, bias, nil, along)
+	})
+	return c.reshape(s, laid...)
 }
 
 // scaleNode is an input, not a constant: Gorgonia takes constants that print

@@ -18,10 +18,10 @@ func (p *problem) both(t testing.TB) (g *graph, ours *G.Node) {
 	t.Helper()
 	g = p.graph()
 	var err error
-	if g.out, err = la.Default(g.q, g.k, g.v, p.options()...); err != nil {
+	if g.out, err = la.Default(g.q, g.k, g.v, g.options(p)...); err != nil {
 		t.Fatal(err)
 	}
-	if ours, err = la.Attention(g.q, g.k, g.v, p.options()...); err != nil {
+	if ours, err = la.Attention(g.q, g.k, g.v, g.options(p)...); err != nil {
 		t.Fatal(err)
 	}
 	g.read(t)
@@ -40,6 +40,10 @@ func TestDefault(t *testing.T) {
 		bent(causal(dense(4, 1, 16, 8, 3, 40)), 0, 1.5),
 		bent(causal(dense(4, 2, 16, 8, 9, 40, 40)), 0, 0, 0.5, 0.25, -0.1, 0.125),
 		bent(causal(dense(4, 2, 16, 8, 3, 33, 33, 33)), 16, 2, 0.5, 0.25, 0, 0.125),
+		biased(rng, dense(4, 2, 16, 8, 3, 40), 1, 4, 3),
+		biased(rng, dense(4, 2, 16, 8, 3, 40, 40), 1, 4, 3),
+		biased(rng, bent(causal(dense(4, 2, 16, 8, 3, 40, 40)), 20, 3), 2, 1, 1),
+		biased(rng, dense(4, 1, 16, 8, 3, 40), 1, 1, 3),
 		dense(1, 1, 1, 1, 1, 2),
 		dense(2, 2, 3, 3, 1, 5, 5),
 		dense(12, 12, 64, 64, 1, 256),
@@ -124,6 +128,8 @@ func TestDefaultNodes(t *testing.T) {
 	}
 	nodes := []*G.Node{build(), build(la.WithCausal()), build(la.WithScale(1)), build(la.WithScale(2)),
 		build(la.WithWindow(2)), build(la.WithWindow(3)), build(la.WithWindow(3), la.WithCausal()), build(la.WithSoftCap(1)), build(la.WithSoftCap(2)),
+		build(la.WithBias(input(g.g, "one", tensorOf(tensor.Float32, make([]float64, 6), 1, 1, 1, 6)))),
+		build(la.WithBias(input(g.g, "each", tensorOf(tensor.Float32, make([]float64, 72), 1, 4, 3, 6)))),
 		build(la.WithALiBi([]float64{1, 2, 3, 4})), build(la.WithALiBi([]float64{1, 2, 4, 3}))}
 	for i, a := range nodes {
 		for _, b := range nodes[:i] {

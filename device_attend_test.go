@@ -319,6 +319,26 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 		_, err = n.Op().Do(a.Q, a.K, a.V)
 		wantError(t, err, la.ErrUnsupported, "Attention", "on "+gpu.String(), text)
 	}
+	{
+		a := p.argsThere(t, gpu)
+		shape := p.dims(1, 1, p.capacity)
+		shape[0] = 1
+		numbers := tensorOf(tensor.Float32, make([]float64, p.capacity), shape...)
+		g := p.graph()
+		n, err := la.Attention(g.q, g.k, g.v, la.WithBias(input(g.g, "bias", numbers)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, bias := range []G.Value{numbers, upload(t, gpu, numbers)} {
+			a.Bias = bias
+			wantError(t, la.Attend(a), la.ErrUnsupported, "Attend", "on "+gpu.String(), "a bias")
+			_, err = n.Op().Do(a.Q, a.K, a.V, bias)
+			wantError(t, err, la.ErrUnsupported, "Attention", "on "+gpu.String(), "a bias")
+		}
+		if !allNaN(t, download(t, a.Out)) {
+			t.Error("a bias: something was written before the error")
+		}
+	}
 	wantError(t, la.Attend(p.argsThere(t, gpu), la.WithALiBi([]float64{1})), la.ErrShape, "Attend", "1 slopes for 4 query heads")
 
 	// The values of a graph's nodes.

@@ -16,10 +16,10 @@ import (
 
 // On the tape machine the gradients of an attention are these nodes:
 //
-//	out      Attention(q, k, v, lengths), which is there
-//	lse      LSE(out, q, k, lengths), which saves what the forward pass left
-//	packed   the gradients of all three, computed once, in one vector
-//	dq       the part of packed that is dq, without a copy; and dk, dv
+//	out      Attention(q, k, v, lengths, bias), which is there
+//	lse      LSE(out, q, k, lengths, bias), which saves what the forward pass left
+//	packed   the gradients of all, computed once, in one vector
+//	dq       the part of packed that is dq, without a copy; and dk, dv, dbias
 //
 // An op of Gorgonia has one result; that it is a plain tensor and no state of
 // the op's keeps runs of a graph and of its clones apart, and lets the machine's
@@ -43,8 +43,16 @@ func (op *attentionOp) logs() *lseStore {
 	return op.lse
 }
 
-// DiffWRT says that q, k and v have a gradient.
-func (op *attentionOp) DiffWRT(n int) []bool { return firstThree(n) }
+// DiffWRT says that q, k, v and the bias have a gradient.
+func (op *attentionOp) DiffWRT(n int) []bool {
+	wrt := firstThree(n)
+	if op.hasBiasGradient() {
+		wrt[n-1] = true
+	}
+	return wrt
+}
+
+func (op *attentionOp) hasBiasGradient() bool { return op.hasBias() && !op.fixedBias }
 
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, err error) {
@@ -60,8 +68,7 @@ func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, er
 	if err != nil {
 		return nil, err
 	}
-	return op.gradNodes(name, &gradOp{problem: op.problem, config: op.config, gradRank: grad.Dims()},
-		slices.Concat(in, G.Nodes{out, lse, grad}), len(in))
+	return op.gradNodes(name, op.gradient(false, grad.Dims()), slices.Concat(in, G.Nodes{out, lse, grad}), len(in))
 }
 
 // SymDiff adds the nodes of the gradients (tape machine).
@@ -75,8 +82,7 @@ func (op *lseOp) SymDiff(in G.Nodes, lse, grad *G.Node) (grads G.Nodes, err erro
 	if err := a.differentiable(name, len(in)); err != nil {
 		return nil, err
 	}
-	return a.gradNodes(name, &gradOp{problem: a.problem, config: a.config, ofLSE: true, gradRank: grad.Dims()},
-		slices.Concat(in[1:], G.Nodes{lse, grad}), len(in))
+	return a.gradNodes(name, a.gradient(true, grad.Dims()), slices.Concat(in[1:], G.Nodes{lse, grad}), len(in))
 }
 
 // differentiable reports whether op has gradients, of so many inputs.
@@ -124,16 +130,20 @@ func (op *attentionOp) lseInputTypes() []hm.Type {
 	if op.hasLengths() {
 		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('n')})
 	}
+	if op.hasBias() {
+		t = append(t, G.TensorType{Dims: op.rank, Of: hm.TypeVariable('d')})
+	}
 	return t
 }
 
 // DiffWRT: of a cache everything, since false would drop its part of a sum's
-// gradient without a word; else q and k, as the output has its own.
+// gradient without a word; else q, k and the bias, as the output has its own.
 func (op *lseOp) DiffWRT(n int) []bool {
-	wrt := firstThree(n)
-	if op.attention != nil {
-		wrt[0] = false
+	if op.attention == nil {
+		return firstThree(n)
 	}
+	wrt := op.attention.DiffWRT(n)
+	wrt[0] = false
 	return wrt
 }
 
@@ -144,7 +154,13 @@ type gradOp struct {
 	problem
 	config
 	ofLSE    bool
-	gradRank int // of the gradient that comes in: 0 where Gorgonia made a scalar of it
+	ofBias   bool // it is one of the gradients
+	gradRank int  // of the gradient that comes in: 0 where Gorgonia made a scalar of it
+}
+
+// gradient is the op of op's gradients, of its output or of its log-sum-exp.
+func (op *attentionOp) gradient(ofLSE bool, gradRank int) *gradOp {
+	return &gradOp{problem: op.problem, config: op.config, ofLSE: ofLSE, ofBias: op.hasBiasGradient(), gradRank: gradRank}
 }
 
 // gradPart is one of the gradients: its name, the number of the input that it is
@@ -160,6 +176,9 @@ func (op *gradOp) parts() []gradPart {
 	if op.ofLSE {
 		parts = parts[:2]
 		parts[0].input, parts[1].input = 1, 2 // behind the output
+	}
+	if op.ofBias {
+		parts = append(parts, gradPart{"dbias", len(op.names()) - 1, op.biasShape(op.bias)}) // the last, whatever stands in front
 	}
 	return parts
 }
@@ -189,8 +208,11 @@ func (op *gradOp) inputs() []operand {
 	if !op.ofLSE {
 		in = append(in, operand{"v", op.keyShape(op.valueDim), op.query})
 	}
-	if op.config.given&optLengths != 0 {
+	if op.hasLengths() {
 		in = append(in, lengths)
+	}
+	if op.hasBias() {
+		in = append(in, operand{"bias", op.biasShape(op.bias), op.query})
 	}
 	if op.ofLSE {
 		return append(in, lse, operand{"the gradient of lse", op.lseShape(), op.query})
@@ -241,7 +263,7 @@ func (op *gradOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op *gradOp) name() string { return "Attention gradient" }
 
 func (op *gradOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.Gradient %+v %s lse %t rank %d", op.problem, op.config.hash(), op.ofLSE, op.gradRank)
+	fmt.Fprintf(h, "leanattention.Gradient %+v %s lse %t bias %t rank %d", op.problem, op.config.hash(), op.ofLSE, op.ofBias, op.gradRank)
 }
 func (op *gradOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *gradOp) String() string {

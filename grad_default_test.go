@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -27,6 +28,8 @@ func TestGradDefault(t *testing.T) {
 		bent(causal(dense(4, 2, 16, 8, 20, 33)), 0, 1.5),
 		bent(dense(4, 1, 16, 8, 7, 33, 33), 0, 0, 0.5, 0.25, -0.1, 0.125),
 		bent(causal(dense(4, 2, 16, 8, 20, 40, 40)), 9, 0.8, 0.5, 0.25, 0.1, 0.125),
+		biased(rng, dense(4, 2, 16, 8, 9, 40, 40), 2, 4, 9),
+		biased(rng, bent(causal(dense(4, 1, 16, 8, 70, 150)), 0, 2), 1, 4, 70),
 	} {
 		for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			p := newProblem(rng, s, spec{query: query})
@@ -42,32 +45,37 @@ func TestGradDefault(t *testing.T) {
 			// much again for the other.
 			stock := &gradients{problem: p, graph: p.graph(), dO: ours.dO}
 			var err error
-			if stock.out, err = la.Default(stock.graph.q, stock.graph.k, stock.graph.v, p.options()...); err != nil {
+			if stock.out, err = la.Default(stock.graph.q, stock.graph.k, stock.graph.v, stock.graph.options(p)...); err != nil {
 				t.Fatal(err)
 			}
 			w := input(stock.g, "wO", ours.wO.Value().(*tensor.Dense))
-			grads, err := G.Grad(G.Must(G.Sum(G.Must(G.HadamardProd(stock.out, w)))), stock.graph.q, stock.graph.k, stock.graph.v)
+			grads, err := G.Grad(G.Must(G.Sum(G.Must(G.HadamardProd(stock.out, w)))), stock.wrtOf(ours)...)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for i, n := range grads {
-				G.Read(n, []*G.Value{&stock.dq, &stock.dk, &stock.dv}[i])
+				G.Read(n, []*G.Value{&stock.dq, &stock.dk, &stock.dv, &stock.dbias}[i])
 			}
 			stock.run(t)
-			for i, v := range []G.Value{ours.dq, ours.dk, ours.dv} {
-				got, other := floats(t, v), floats(t, []G.Value{stock.dq, stock.dk, stock.dv}[i])
-				most := 0.0
-				for _, b := range [][]float64{want.DQBound, want.DKBound, want.DVBound}[i] {
-					most = max(most, b)
-				}
+			for i := range grads {
+				got, other := floats(t, []G.Value{ours.dq, ours.dk, ours.dv, ours.dbias}[i]), floats(t, []G.Value{stock.dq, stock.dk, stock.dv, stock.dbias}[i])
+				most := slices.Max([][]float64{want.DQBound, want.DKBound, want.DVBound, want.DBiasBound}[i])
 				for j := range got {
 					if !(math.Abs(got[j]-other[j]) <= 2*most) {
-						t.Fatalf("%v %v: d%c[%d] is %v, by the default %v, which may differ by %g", s, query, "qkv"[i], j, got[j], other[j], 2*most)
+						t.Fatalf("%v %v: d%s[%d] is %v, by the default %v, which may differ by %g", s, query, operands[i], j, got[j], other[j], 2*most)
 					}
 				}
 			}
 		}
 	}
+}
+
+// operands are what there are gradients of.
+var operands = []string{"q", "k", "v", "bias"}
+
+// wrtOf is the nodes of g that others are differentiated by.
+func (g *gradients) wrtOf(other *gradients) G.Nodes {
+	return G.Nodes{g.graph.q, g.graph.k, g.graph.v, g.graph.bias}[:len(other.wrt)]
 }
 
 // TestGradDifferences compares the gradients with central differences of the
@@ -83,6 +91,9 @@ func TestGradDifferences(t *testing.T) {
 		bent(causal(dense(4, 2, 3, 2, 4, 7, 3)), 0, 1.2, 0.5, 1, -0.25, 2),
 		bent(causal(dense(2, 2, 3, 2, 4, 6)), 3, 0.5, 0.5, 0.25),
 		bent(causal(dense(2, 2, 3, 2, 4, 6)), 1, 0.5, 0.5, 0.25),
+		biased(rng, dense(4, 2, 3, 2, 4, 7, 3), 2, 4, 4),
+		biased(rng, bent(causal(dense(4, 2, 3, 2, 4, 7, 3)), 5, 1.2, 0.5, 1, -0.25, 2), 1, 4, 1),
+		biased(rng, causal(dense(4, 4, 3, 2, 4, 7)), 1, 1, 4),
 	} {
 		of := costs[(i+2)%3]
 		p := newProblem(rng, s, spec{query: tensor.Float64})
@@ -92,6 +103,9 @@ func TestGradDifferences(t *testing.T) {
 		out, lse := tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(g.out.Shape()...)), tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(g.lse.Shape()...))
 		value := func() (sum float64) {
 			a := la.Args{Q: p.q, K: p.k, V: p.v, Out: out, LSE: lse, Lengths: p.Keys}
+			if p.bias != nil {
+				a.Bias = p.bias
+			}
 			if err := la.Attend(a, p.options()...); err != nil {
 				t.Fatal(err)
 			}
@@ -110,8 +124,8 @@ func TestGradDifferences(t *testing.T) {
 			}
 			return sum
 		}
-		for i, x := range []*tensor.Dense{p.q, p.k, p.v} {
-			v := []G.Value{g.dq, g.dk, g.dv}[i]
+		for i, x := range []*tensor.Dense{p.q, p.k, p.v, p.bias} {
+			v := []G.Value{g.dq, g.dk, g.dv, g.dbias}[i]
 			if v == nil {
 				continue
 			}
@@ -124,7 +138,7 @@ func TestGradDifferences(t *testing.T) {
 				down := value()
 				data[j] = old
 				if want := (up - down) / (2 * h); math.Abs(got[j]-want) > 1e-7*(1+math.Abs(want)) {
-					t.Fatalf("%v, %v: d%c[%d] is %v, by differences %v", s, of, "qkv"[i], j, got[j], want)
+					t.Fatalf("%v, %v: d%s[%d] is %v, by differences %v", s, of, operands[i], j, got[j], want)
 				}
 			}
 		}

@@ -16,7 +16,7 @@ func (op *gradOp) backward(name string, t map[string]*tensor.Dense, packed *tens
 		Batch: op.batch, Heads: op.heads, KVHeads: op.kvHeads, Queries: op.queries, Keys: op.keys,
 		Dim: op.dim, ValueDim: op.valueDim,
 		Scale: op.scaleFor(op.dim), Causal: op.causal, Workers: op.workers,
-		Window: op.window, SoftCap: op.softCap, Slopes: op.slopes,
+		Window: op.window, SoftCap: op.softCap, Slopes: op.slopes, Bias: op.bias,
 	}
 	if l := t["lengths"]; l != nil {
 		var err error
@@ -41,10 +41,14 @@ func backwardDense[F lean.Float](op *gradOp, s *cpu.BackwardShape, t map[string]
 		Q: dense.Elements[F](t["q"]), K: dense.Elements[F](t["k"]), LSE: dense.Elements[F](t["lse"]),
 	}
 	to := dense.Backing[F](packed)
-	for i, p := range op.parts() {
+	of := map[string]*[]F{"dq": &o.DQ, "dk": &o.DK, "dv": &o.DV, "dbias": &o.DBias}
+	for _, p := range op.parts() {
 		n := p.shape.TotalSize()
-		*[]*[]F{&o.DQ, &o.DK, &o.DV}[i] = to[:n:n]
+		*of[p.name] = to[:n:n]
 		to = to[n:]
+	}
+	if b := t["bias"]; b != nil {
+		o.Bias = dense.Elements[F](b)
 	}
 	if op.ofLSE {
 		o.DLSE = dense.Elements[F](t["the gradient of lse"])
@@ -70,8 +74,7 @@ func (op *attentionOp) DoDiff(_ G.ExecutionContext, in G.Nodes, out *G.Node) (er
 	if err != nil {
 		return err
 	}
-	g := &gradOp{problem: op.problem, config: op.config}
-	return g.addTo(name, in, append(values, out.Value(), lse, grad))
+	return op.gradient(false, 0).addTo(name, in, append(values, out.Value(), lse, grad))
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).
@@ -89,8 +92,7 @@ func (op *lseOp) DoDiff(_ G.ExecutionContext, in G.Nodes, lse *G.Node) (err erro
 	if err != nil {
 		return err
 	}
-	g := &gradOp{problem: a.problem, config: a.config, ofLSE: true}
-	return g.addTo(name, in, append(valuesOf(in[1:]), lse.Value(), grad))
+	return a.gradient(true, 0).addTo(name, in, append(valuesOf(in[1:]), lse.Value(), grad))
 }
 
 func valuesOf(in G.Nodes) []G.Value {
@@ -114,23 +116,15 @@ func gradOf(name string, n *G.Node) (G.Value, error) {
 // graph only, and the one of the log-sum-exp may be missing. It is used for one
 // run, so this is once.
 func (op *attentionOp) logSumExp(name string, in []G.Value) (lse *tensor.Dense, err error) {
-	var t [4]*tensor.Dense
-	for i, v := range in {
-		if t[i], err = denseValue(name, [...]string{"q", "k", "v", "lengths"}[i], v); err != nil {
-			return nil, err
-		}
-	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
-	r.allLive(&op.problem)
-	if t[3] != nil {
-		if r.lengths, err = readLengths(name, r.lengths[:0], t[3], op.keys); err != nil {
-			return nil, err
-		}
+	t, err := op.read(name, op.names(), r, in)
+	if err != nil {
+		return nil, err
 	}
 	out := tensor.New(tensor.Of(op.query), tensor.WithShape(op.outShape()...))
 	lse = tensor.New(tensor.Of(op.query), tensor.WithShape(op.lseShape()...))
-	return lse, r.attend(name, &op.problem, &op.config, t[0], t[1], t[2], out, lse)
+	return lse, r.attend(name, &op.problem, &op.config, t.q, t.k, t.v, t.bias, out, lse)
 }
 
 // addTo adds the gradients for values to those of the nodes in.

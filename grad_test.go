@@ -27,6 +27,7 @@ type gradients struct {
 	dO, dLSE   []float64 // in the reference's layout
 	wrt        G.Nodes
 	dq, dk, dv G.Value
+	dbias      G.Value
 }
 
 // cost says what the cost of a test is made of.
@@ -97,16 +98,20 @@ func (p *problem) differentiate(t testing.TB, rng *rand.Rand, of cost, opts ...l
 	t.Helper()
 	g := &gradients{problem: p, graph: p.build(t, opts...)}
 	sum := g.sum(t, rng, of)
-	g.wrt = G.Nodes{g.graph.q, g.graph.k, g.graph.v}
-	if !of.out {
-		g.wrt = g.wrt[:2]
+	g.wrt = G.Nodes{g.graph.q, g.graph.k}
+	to := []*G.Value{&g.dq, &g.dk}
+	if of.out {
+		g.wrt, to = append(g.wrt, g.graph.v), append(to, &g.dv)
+	}
+	if g.graph.bias != nil {
+		g.wrt, to = append(g.wrt, g.graph.bias), append(to, &g.dbias)
 	}
 	grads, err := G.Grad(sum, g.wrt...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, n := range grads {
-		G.Read(n, []*G.Value{&g.dq, &g.dk, &g.dv}[i])
+		G.Read(n, to[i])
 	}
 	if err := la.CheckGraph(g.g); err != nil {
 		t.Fatal(err)
@@ -122,6 +127,9 @@ func (g *gradients) again(t testing.TB, rng *rand.Rand, p *problem) {
 	let(t, g.graph.q, p.q)
 	let(t, g.graph.k, p.k)
 	let(t, g.graph.v, p.v)
+	if p.bias != nil {
+		let(t, g.graph.bias, p.bias)
+	}
 	if g.lengths != nil {
 		let(t, g.lengths, lengthsOf(tensor.Int, p.Keys))
 	}
@@ -174,6 +182,14 @@ func (g *gradients) compareGrads(t testing.TB, want *reftest.Gradients) error {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
 	}
+	if b := g.Bias; b.X != nil {
+		if g.dbias == nil || !g.dbias.Shape().Eq(g.problem.bias.Shape()) || g.dbias.Dtype() != g.query {
+			return fmt.Errorf("dbias is %v, want %v %v", g.dbias, g.query, g.problem.bias.Shape())
+		}
+		if err := reftest.Compare(floats(t, g.dbias), want.DBias, want.DBiasBound, b.Sequences, b.Heads, b.Queries, b.Keys); err != nil {
+			return fmt.Errorf("dbias: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -189,10 +205,17 @@ func randomGradProblem(rng *rand.Rand) *problem {
 	return newProblem(rng, s, x)
 }
 
-// randomBentProblem is randomGradProblem with a window, a soft cap or slopes.
+// randomBentProblem is randomGradProblem with a window, a soft cap, slopes or a bias.
 func randomBentProblem(rng *rand.Rand) *problem {
 	p := randomGradProblem(rng)
-	return newProblem(rng, reftest.RandomBends(rng, p.Shape), p.spec)
+	s := p.Shape
+	if rng.IntN(2) == 0 {
+		s = reftest.RandomBias(rng, s, p.capacity)
+	}
+	if s.Bias.X == nil || rng.IntN(2) == 0 {
+		s = reftest.RandomBends(rng, s)
+	}
+	return newProblem(rng, s, p.spec)
 }
 
 // another draws a problem of p's shapes, with other numbers and other lengths.
@@ -211,7 +234,7 @@ func (p *problem) another(rng *rand.Rand) *problem {
 // run again with other numbers and other lengths.
 func TestGradRandom(t *testing.T) { testGradRandom(t, randomGradProblem) }
 
-// TestGradBends is TestGradRandom with windows, soft caps and slopes.
+// TestGradBends is TestGradRandom with windows, soft caps, slopes and biases.
 func TestGradBends(t *testing.T) { testGradRandom(t, randomBentProblem) }
 
 func testGradRandom(t *testing.T, problem func(*rand.Rand) *problem) {
@@ -284,7 +307,7 @@ func TestGradLisp(t *testing.T) {
 		}
 		of := costs[i%3]
 		g := &gradients{problem: p, graph: p.graph()}
-		opts := p.options()
+		opts := g.graph.options(p)
 		if p.ragged() {
 			g.lengths = input(g.g, "lengths", lengthsOf(tensor.Int, p.Keys))
 			opts = append(opts, la.WithLengths(g.lengths))
@@ -315,6 +338,11 @@ func TestGradLisp(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if g.graph.bias != nil {
+			if g.dbias, err = g.graph.bias.Grad(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if err := g.compareGrads(t, g.want()); err != nil {
 			t.Fatalf("%v %v %v, %v: %v", p.Shape, p.inputs, p.query, of, err)
 		}
@@ -339,6 +367,39 @@ func TestGradOnce(t *testing.T) {
 	}
 	if n != 1 {
 		t.Errorf("%d nodes compute gradients", n)
+	}
+}
+
+// TestGradConstantBias: a mask that is a constant costs no gradient.
+func TestGradConstantBias(t *testing.T) {
+	rng := reftest.Rand(t)
+	p := newProblem(rng, biased(rng, dense(4, 2, 8, 8, 3, 20), 1, 1, 3), spec{query: tensor.Float64})
+	g := &gradients{problem: p, graph: p.graph(), dO: []float64{}}
+	bias := g.g.AddNode(G.NewConstant(p.bias, G.WithName("mask")))
+	var err error
+	if g.out, err = la.Attention(g.graph.q, g.graph.k, g.graph.v, append(p.options(), la.WithBias(bias))...); err != nil {
+		t.Fatal(err)
+	}
+	if wrt := g.out.Op().(G.SDOp).DiffWRT(4); !slices.Equal(wrt, []bool{true, true, true, false}) {
+		t.Errorf("gradients in %v", wrt)
+	}
+	grads, err := G.Grad(g.sum(t, rng, cost{out: true}), g.graph.q, g.graph.k, g.graph.v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range grads {
+		G.Read(n, []*G.Value{&g.dq, &g.dk, &g.dv}[i])
+	}
+	g.run(t)
+	want := g.want()
+	g.problem.Bias = reftest.Bias{} // whose gradient there is not
+	if err := g.compareGrads(t, want); err != nil {
+		t.Error(err)
+	}
+	for _, n := range g.g.AllNodes() {
+		if n.Op() != nil && strings.Contains(n.Op().String(), "dbias") {
+			t.Errorf("%v", n)
+		}
 	}
 }
 

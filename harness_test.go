@@ -136,7 +136,7 @@ func bits(t testing.TB, v G.Value) []uint64 {
 type problem struct {
 	*reftest.Case
 	spec
-	q, k, v *tensor.Dense
+	q, k, v, bias *tensor.Dense // no bias: nil
 }
 
 // spec says what of an attention on tensors the reference does not know.
@@ -164,6 +164,10 @@ func newProblem(rng *rand.Rand, s reftest.Shape, x spec) *problem {
 	p.q = tensorOf(x.query, p.DenseQ(p.Queries[0]), p.dims(p.Heads, p.Queries[0], p.Dim)...)
 	p.k = tensorOf(x.kv, p.DenseK(x.capacity), p.dims(p.KVHeads, x.capacity, p.Dim)...)
 	p.v = tensorOf(x.kv, p.DenseV(x.capacity), p.dims(p.KVHeads, x.capacity, p.ValueDim)...)
+	if b := p.Bias; b.X != nil {
+		shape := []int{b.Sequences, b.Heads, b.Queries, b.Keys}
+		p.bias = tensorOf(x.query, p.DenseBias(), shape[4-x.rank:]...)
+	}
 	return p
 }
 
@@ -173,10 +177,22 @@ func bent(s reftest.Shape, window int, softCap float64, slopes ...float64) refte
 	return s
 }
 
-// show gives keys and values that no query sees numbers in place of NaN: stock
-// nodes multiply them by 0.
+// biased is s with a bias of moderate numbers, which hides no key.
+func biased(rng *rand.Rand, s reftest.Shape, sequences, heads, queries int) reftest.Shape {
+	s.Bias = reftest.Bias{Sequences: sequences, Heads: heads, Queries: queries, Keys: slices.Max(s.Keys)}
+	for range sequences * heads * queries * s.Bias.Keys {
+		s.Bias.X = append(s.Bias.X, float64(float32(rng.NormFloat64())))
+	}
+	return s
+}
+
+// show gives keys and values that no query sees numbers in place of NaN, and what is
+// added to their scores: stock nodes multiply them by 0.
 func (p *problem) show() {
-	for _, x := range []*tensor.Dense{p.k, p.v} {
+	for _, x := range []*tensor.Dense{p.k, p.v, p.bias} {
+		if x == nil {
+			continue
+		}
 		switch y := x.Data().(type) {
 		case []float32:
 			unpoison(y)
@@ -210,7 +226,7 @@ func (p *problem) ragged() bool {
 	return slices.ContainsFunc(p.Keys, func(n int) bool { return n != p.capacity })
 }
 
-// options are those that the case itself needs, but for the lengths.
+// options are those that the case itself needs, but for the lengths and the bias.
 func (p *problem) options() []la.Option {
 	o := []la.Option{la.WithScale(p.Scale)}
 	if p.Causal {
@@ -277,6 +293,7 @@ func (p *problem) compare(t testing.TB, want *reftest.Result, out, lse G.Value) 
 type graph struct {
 	g                *G.ExprGraph
 	q, k, v, lengths *G.Node
+	bias             *G.Node // nil without one
 	out, lse         *G.Node
 	outV, lseV       G.Value
 }
@@ -290,7 +307,18 @@ func input(g *G.ExprGraph, name string, v *tensor.Dense) *G.Node {
 func (p *problem) graph() *graph {
 	g := &graph{g: G.NewGraph()}
 	g.q, g.k, g.v = input(g.g, "q", p.q), input(g.g, "k", p.k), input(g.g, "v", p.v)
+	if p.bias != nil {
+		g.bias = input(g.g, "bias", p.bias)
+	}
 	return g
+}
+
+// options are those that the case itself needs in the graph g, but for the lengths.
+func (g *graph) options(p *problem) []la.Option {
+	if g.bias == nil {
+		return p.options()
+	}
+	return append(p.options(), la.WithBias(g.bias))
 }
 
 // attention makes the graph of p and keeps its results.
@@ -306,7 +334,7 @@ func (p *problem) attention(t testing.TB, opts ...la.Option) *graph {
 func (p *problem) build(t testing.TB, opts ...la.Option) *graph {
 	t.Helper()
 	g := p.graph()
-	all := append(p.options(), la.WithLSE(&g.lse))
+	all := append(g.options(p), la.WithLSE(&g.lse))
 	if p.ragged() {
 		g.lengths = input(g.g, "lengths", lengthsOf(tensor.Int, p.Keys))
 		all = append(all, la.WithLengths(g.lengths))

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"weak"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -20,8 +21,8 @@ import (
 //	out[b,h,i] = sum_j p_j v[b,h',j],  p = softmax_j(scale * q[b,h,i].k[b,h',j])
 //
 // over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
-// head h; 0 where it sees none. [WithSoftCap] and [WithALiBi], in this order,
-// change the scores; [WithCausal], [WithWindow] and [WithLengths] say which keys a
+// head h; 0 where it sees none. [WithSoftCap], [WithALiBi] and [WithBias], in this
+// order, change the scores; [WithCausal], [WithWindow] and [WithLengths] say which keys a
 // query sees.
 //
 //	q    (B, H, Nq, d)      float32 or float64
@@ -38,7 +39,7 @@ import (
 // It runs on the tape machine, as often as one likes, and on the lisp machine
 // once (whose Reset does not make a second run possible, for any op).
 //
-// On both it has gradients in q, k and v, also through the node of [WithLSE],
+// On both it has gradients in q, k, v and the bias, also through the node of [WithLSE],
 // if k and v have q's element type; differentiating through others, or on a
 // GPU, is [ErrUnsupported], as are second derivatives. The backward pass
 // computes the weights again from the log-sum-exp (FlashAttention, Dao et al.,
@@ -50,7 +51,7 @@ import (
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optBias|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -71,15 +72,24 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		if err = checkLengths(op, l, p.batch); err != nil {
 			return nil, err
 		}
-		if err = sameGraph(op, "lengths", c.lengths, q); err != nil {
+		children = append(children, c.lengths)
+	}
+	if c.biasNode != nil {
+		if a.bias, err = p.biasNode(op, c.biasNode); err != nil {
 			return nil, err
 		}
-		children = append(children, c.lengths)
+		a.fixedBias = stockOf(c.biasNode).kind == stockConstant
+		children = append(children, c.biasNode)
+	}
+	for i, name := range a.names() {
+		if err = sameGraph(op, name, children[i], q); err != nil {
+			return nil, err
+		}
 	}
 	if c.lse != nil {
 		a.lse = new(lseStore)
 	}
-	a.config.lengths, a.config.lse = nil, nil // the op is shared by clones of the graph: it must not hold nodes
+	a.config.lengths, a.config.biasNode, a.config.lse = nil, nil, nil // the op is shared by clones of the graph: it must not hold nodes
 	if out, err = apply(op, placeAttention(a, q, k, v), children...); err != nil {
 		return nil, err
 	}
@@ -113,19 +123,28 @@ type attentionOp struct {
 	graph.Plain
 	problem
 	config
-	lse    *lseStore // nil unless asked for
-	saved  savedLSE  // for the gradient
-	memory ongpu.Node
+	fixedBias bool      // the bias is a constant: it has no gradient
+	lse       *lseStore // nil unless asked for
+	saved     savedLSE  // for the gradient
+	memory    ongpu.Node
 }
 
-func (op *attentionOp) hasLengths() bool { return op.config.given&optLengths != 0 }
+func (c *config) hasLengths() bool { return c.given&optLengths != 0 }
+func (c *config) hasBias() bool    { return c.bias != cpu.Bias{} }
 
-func (op *attentionOp) Arity() int {
-	if op.hasLengths() {
-		return 4
+// names are the names of the op's inputs.
+func (c *config) names() []string {
+	names := append(make([]string, 0, 5), "q", "k", "v")
+	if c.hasLengths() {
+		names = append(names, "lengths")
 	}
-	return 3
+	if c.hasBias() {
+		names = append(names, "bias")
+	}
+	return names
 }
+
+func (op *attentionOp) Arity() int { return len(op.names()) }
 
 // Type is a new type at every call, because Gorgonia empties the one it gets.
 // Its variables are not called b, which Gorgonia uses itself.
@@ -134,6 +153,9 @@ func (op *attentionOp) Type() hm.Type {
 	args := []hm.Type{of(op.rank, 'a'), of(op.rank, 'c'), of(op.rank, 'c')}
 	if op.hasLengths() {
 		args = append(args, of(1, 'n'))
+	}
+	if op.hasBias() {
+		args = append(args, of(op.rank, 'a'))
 	}
 	return hm.NewFnType(append(args, of(op.rank, 'a'))...)
 }
@@ -159,67 +181,125 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
-	names := []string{"q", "k", "v", "lengths"}
+	names := op.names()
 	gpu, err := samePlace(name, names, in[:3])
 	if err != nil {
 		return nil, err
 	}
-	var t [4]*tensor.Dense // lengths are on the host wherever the others are
-	var o [3]operand
-	for i, v := range in {
-		if i < 3 && gpu != nil {
-			o[i] = v.(*DeviceTensor).operand(names[i])
-			continue
-		}
-		if t[i], err = denseValue(name, names[i], v); err != nil {
-			return nil, err
-		}
-		if i < 3 {
-			o[i] = valueOperand(names[i], t[i])
-		}
+	r := denseRuns.Get().(*denseRun)
+	defer denseRuns.Put(r)
+	if gpu != nil {
+		return op.doOnGPU(name, names, r, gpu, in)
 	}
-	// Gorgonia checks no value against the node's shape.
-	p, err := newProblem(name, o[0], o[1], o[2])
+	t, err := op.read(name, names, r, in)
 	if err != nil {
 		return nil, err
 	}
-	if p != op.problem {
-		return nil, errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", o[0].shape, o[1].shape, o[2].shape)
-	}
-	r := denseRuns.Get().(*denseRun)
-	defer denseRuns.Put(r)
-	if !op.hasLengths() {
-		r.allLive(&p)
-	} else {
-		if err = checkLengths(name, valueOperand("lengths", t[3]), p.batch); err != nil {
-			return nil, err
-		}
-		if r.lengths, err = readLengths(name, r.lengths[:0], t[3], p.keys); err != nil {
-			return nil, err
-		}
-	}
-	if gpu != nil {
-		if op.saved.wanted.Load() {
-			return nil, errorf(name, ErrUnsupported, "gradient of attention on a GPU")
-		}
-		there, lse, err := op.doDevice(name, r, gpu, in[:3], nil)
-		if err != nil {
-			return nil, err
-		}
-		op.lse.put(there, lse)
-		return there, nil
-	}
+	p := &op.problem
 	result := tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
 	var lse *tensor.Dense
 	store := op.logs()
 	if store != nil {
 		lse = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
 	}
-	if err = r.attend(name, &p, &op.config, t[0], t[1], t[2], result, lse); err != nil {
+	if err = r.attend(name, p, &op.config, t.q, t.k, t.v, t.bias, result, lse); err != nil {
 		return nil, err
 	}
 	store.put(result, lse)
 	return result, nil
+}
+
+// attentionInputs are the inputs of an attention, but for the lengths; without a
+// bias that is nil.
+type attentionInputs struct{ q, k, v, bias *tensor.Dense }
+
+// read checks the inputs of a run, whose names are given: Gorgonia checks no value
+// against the node's shape. The lengths go to r.
+func (op *attentionOp) read(name string, names []string, r *denseRun, in []G.Value) (t attentionInputs, err error) {
+	var bias cpu.Bias
+	r.allLive(&op.problem)
+	for i, n := range names {
+		d, err := denseValue(name, n, in[i])
+		if err != nil {
+			return t, err
+		}
+		switch n {
+		case "q":
+			t.q = d
+		case "k":
+			t.k = d
+		case "v":
+			t.v = d
+		case "lengths":
+			err = op.readLengths(name, r, d)
+		case "bias":
+			t.bias = d
+			bias, err = op.biasOf(name, valueOperand(n, d))
+		}
+		if err != nil {
+			return t, err
+		}
+	}
+	if err = op.sameProblem(name, valueOperand("q", t.q), valueOperand("k", t.k), valueOperand("v", t.v)); err != nil {
+		return t, err
+	}
+	if bias != op.bias {
+		return t, errorf(name, ErrShape, "bias %v is not what the graph was built for", t.bias.Shape())
+	}
+	return t, nil
+}
+
+func (op *attentionOp) readLengths(name string, r *denseRun, t *tensor.Dense) (err error) {
+	if err = checkLengths(name, valueOperand("lengths", t), op.batch); err != nil {
+		return err
+	}
+	r.lengths, err = readLengths(name, r.lengths[:0], t, op.keys)
+	return err
+}
+
+// sameProblem checks the values of a run against the graph.
+func (op *attentionOp) sameProblem(name string, q, k, v operand) error {
+	p, err := newProblem(name, q, k, v)
+	if err != nil {
+		return err
+	}
+	if p != op.problem {
+		return errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", q.shape, k.shape, v.shape)
+	}
+	return nil
+}
+
+// doOnGPU is Do where q, k and v are on a GPU; the lengths are on the host.
+func (op *attentionOp) doOnGPU(name string, names []string, r *denseRun, gpu *GPU, in []G.Value) (G.Value, error) {
+	if op.hasBias() {
+		return nil, errorf(name, ErrUnsupported, "on %v: a bias: there are kernels without one only", gpu)
+	}
+	if op.saved.wanted.Load() {
+		return nil, errorf(name, ErrUnsupported, "gradient of attention on a GPU")
+	}
+	var o [3]operand
+	for i := range o {
+		o[i] = in[i].(*DeviceTensor).operand(names[i])
+	}
+	if err := op.sameProblem(name, o[0], o[1], o[2]); err != nil {
+		return nil, err
+	}
+	r.allLive(&op.problem)
+	if op.hasLengths() {
+		t, err := denseValue(name, "lengths", in[3])
+		if err != nil {
+			return nil, err
+		}
+		if err = op.readLengths(name, r, t); err != nil {
+			return nil, err
+		}
+	}
+	there, lse, err := op.doDevice(name, r, gpu, in[:3], nil)
+	if err != nil {
+		return nil, err
+	}
+	op.lse.put(there, lse)
+	return there, nil
 }
 
 func (op *attentionOp) WriteHash(h hash.Hash) {
@@ -230,7 +310,7 @@ func (op *attentionOp) String() string {
 	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d}", op.heads, op.kvHeads, op.dim, op.valueDim)
 }
 
-// firstThree says that q, k and v could have a gradient, and nothing else.
+// firstThree says that the first three inputs could have a gradient, and nothing else.
 func firstThree(n int) []bool {
 	wrt := make([]bool, n)
 	for i := range min(n, 3) {
@@ -241,9 +321,9 @@ func firstThree(n int) []bool {
 
 // hash is every parameter of a config, for WriteHash.
 func (c *config) hash() string {
-	return fmt.Sprintf("given %x scale %x causal %t %v tile %d workers %d window %d cap %x slopes %x",
+	return fmt.Sprintf("given %x scale %x causal %t %v tile %d workers %d window %d cap %x slopes %x bias %v",
 		uint32(c.given), math.Float64bits(c.scale), c.causal, c.schedule, c.tileTokens, c.workers,
-		c.window, math.Float64bits(c.softCap), string(c.slopes))
+		c.window, math.Float64bits(c.softCap), string(c.slopes), c.bias)
 }
 
 // lseStore hands the log-sum-exp from an attention op to the op of its node:

@@ -346,6 +346,8 @@ func TestAttentionNodes(t *testing.T) {
 		"workers 1": {la.WithWorkers(1)}, "workers 2": {la.WithWorkers(2)}, "lengths": {la.WithLengths(lengths)},
 		"other lengths": {la.WithLengths(lengths2)}, "lse": {la.WithLSE(&lse)},
 		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
+		"bias":     {la.WithBias(input(g.g, "bias", tensorOf(p.query, noise(rng, 2*p.capacity), 1, 2, 1, p.capacity)))},
+		"bias 0":   {la.WithBias(input(g.g, "bias 0", tensorOf(p.query, make([]float64, p.capacity), 1, 1, 1, p.capacity)))},
 		"slopes 0": {la.WithALiBi([]float64{0, 0})}, "slopes": {la.WithALiBi([]float64{1, 2})}, "slopes turned": {la.WithALiBi([]float64{2, 1})},
 	} {
 		nodes[name] = attend(g.k, opts...)

@@ -2,6 +2,7 @@ package leanattention_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -190,7 +191,7 @@ func TestAttentionRandomShapes(t *testing.T) {
 	}
 }
 
-// TestAttentionBends: windows, soft caps and slopes, in all their mixtures, as a
+// TestAttentionBends: windows, soft caps, slopes and biases, in all their mixtures, as a
 // node and without a graph.
 func TestAttentionBends(t *testing.T) {
 	rng := reftest.Rand(t)
@@ -207,6 +208,9 @@ func TestAttentionBends(t *testing.T) {
 			capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1),
 		}
 		tile, workers, schedule := rng.IntN(100), rng.IntN(9), schedules[rng.IntN(3)]
+		if rng.IntN(2) == 0 {
+			s = reftest.RandomBias(rng, s, x.capacity)
+		}
 		p := newProblem(rng, s, x)
 		opts := []la.Option{la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule)}
 		g := p.attention(t, opts...)
@@ -238,6 +242,72 @@ func TestWithALiBiCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.check(t, p.Reference(p.precision(0)), a.Out, a.LSE)
+}
+
+// TestAttentionBiasLowest: what masks of transformers hide keys by, the lowest finite
+// number, hides them from a query that sees others; one that sees nothing else
+// takes them all alike, as in float32 it does by the formula.
+func TestAttentionBiasLowest(t *testing.T) {
+	for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+		lowest := -math.MaxFloat64
+		if query == tensor.Float32 {
+			lowest = -math.MaxFloat32
+		}
+		bias := []float64{0, lowest, 0, lowest, lowest, lowest, lowest, lowest}
+		a := la.Args{
+			Q: tensorOf(query, []float64{1, 1}, 1, 2, 1), K: tensorOf(query, []float64{1, -1, 1, 2}, 1, 4, 1),
+			V: tensorOf(query, []float64{1, 2, 3, 6}, 1, 4, 1), Out: tensorOf(query, make([]float64, 2), 1, 2, 1),
+			LSE: tensorOf(query, make([]float64, 2), 1, 2), Bias: tensorOf(query, bias, 1, 2, 4),
+		}
+		if err := la.Attend(a, la.WithScale(0.5)); err != nil {
+			t.Fatal(err)
+		}
+		if got := floats(t, a.Out); got[0] != 2 || got[1] != 3 {
+			t.Errorf("%v: %v, want [2 3]", query, got)
+		}
+		if got := floats(t, a.LSE); math.Abs(got[0]-(0.5+math.Ln2)) > 1e-6 || !(got[1] < 0.69*lowest) {
+			t.Errorf("%v: log-sum-exp %v", query, got)
+		}
+	}
+}
+
+// TestAttentionBiasViews: a bias that does not lie row by row in memory.
+func TestAttentionBiasViews(t *testing.T) {
+	rng := reftest.Rand(t)
+	p := newProblem(rng, biased(rng, dense(4, 2, 8, 8, 5, 9), 1, 4, 5), spec{rank: 3})
+	a := p.args()
+	turned := tensorOf(p.query, make([]float64, 4*5*9), 4, 9, 5)
+	for i, x := range p.Bias.X {
+		turned.Data().([]float32)[i/45*45+i%9*5+i/9%5] = float32(x)
+	}
+	if err := turned.T(0, 2, 1); err != nil {
+		t.Fatal(err)
+	}
+	a.Bias = turned
+	if err := la.Attend(a, p.options()...); err != nil {
+		t.Fatal(err)
+	}
+	p.check(t, p.Reference(p.precision(0)), a.Out, a.LSE)
+}
+
+// TestAttentionBiasNaN: a bias that is not a number, or +Inf, shows in the rows that
+// it is for and in no others.
+func TestAttentionBiasNaN(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, bad := range []float64{math.NaN(), math.Inf(1)} {
+		s := biased(rng, dense(4, 2, 8, 8, 70, 90), 1, 4, 1)
+		s.Bias.X[2*90+17] = bad
+		p := newProblem(rng, s, spec{})
+		a := p.args()
+		if err := la.Attend(a, p.options()...); err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range floats(t, a.Out) {
+			if got, want := math.IsNaN(x), i/(70*8) == 2; got != want {
+				t.Fatalf("%v: element %d is %v", bad, i, x)
+			}
+		}
+	}
 }
 
 // TestAttentionScale checks factors on the scores that are not 1/sqrt(d).

@@ -1,6 +1,8 @@
 package leanattention
 
 import (
+	"gorgonia.org/leanattention/internal/cpu"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
@@ -134,6 +136,48 @@ func (p *problem) dims(last int) tensor.Shape {
 
 func (p *problem) outShape() tensor.Shape { return p.dims(p.valueDim) }
 func (p *problem) lseShape() tensor.Shape { return p.dims(0) }
+
+// biasOf checks what is added to the scores of p, and says which number is for
+// which score.
+func (p *problem) biasOf(op string, o operand) (b cpu.Bias, err error) {
+	sizes := [...]int{p.batch, p.heads, p.queries, p.keys}
+	all := sizes[4-p.rank:]
+	if o.dtype != p.query {
+		return b, errorf(op, ErrDType, "bias is %v and q is %v", o.dtype, p.query)
+	}
+	good := len(o.shape) == len(all) && o.shape[len(all)-1] == p.keys
+	for i := 0; good && i < len(all); i++ {
+		good = o.shape[i] == all[i] || o.shape[i] == 1
+	}
+	if !good {
+		return b, errorf(op, ErrShape, "bias has shape %v; it must be %v, or 1 in place of any number but the last", o.shape, p.dims(p.keys))
+	}
+	s := o.shape
+	b.Sequences = 1
+	if p.rank == 4 {
+		b.Sequences, s = s[0], s[1:]
+	}
+	b.Heads, b.Queries, b.Keys = s[0], s[1], s[2]
+	return b, nil
+}
+
+// biasNode is biasOf for a node.
+func (p *problem) biasNode(op string, n *G.Node) (b cpu.Bias, err error) {
+	o, err := nodeOperand(op, "bias", n)
+	if err != nil {
+		return b, err
+	}
+	return p.biasOf(op, o)
+}
+
+// biasShape is the shape of a tensor of b.
+func (p *problem) biasShape(b cpu.Bias) tensor.Shape {
+	s := tensor.Shape{b.Heads, b.Queries, b.Keys}
+	if p.rank == 4 {
+		s = append(tensor.Shape{b.Sequences}, s...)
+	}
+	return s
+}
 
 // checkLengths checks the node or tensor of live lengths of a batch.
 func checkLengths(op string, l operand, batch int) error {

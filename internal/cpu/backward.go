@@ -20,6 +20,7 @@ type BackwardShape struct {
 	Scale                 float64 // on q.k, natural
 	SoftCap               float64 // as in Geometry, as are the next
 	Slopes                Slopes
+	Bias                  Bias
 	Causal                bool // position p = length-Queries+i, of query i, sees keys j <= p, else all live ones
 	Window                int  // if not 0, only those with j > p-Window
 	Workers               int  // logical workers; 0: runtime.GOMAXPROCS(0). The result does not depend on it.
@@ -31,6 +32,7 @@ type BackwardShape struct {
 type BackwardOperands[F lean.Float] struct {
 	Q, K, V, Out, LSE, DOut, DLSE []F
 	DQ, DK, DV                    []F
+	Bias, DBias                   []F // as the shape's; DBias may be nil: it is not computed
 }
 
 // Backward computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i
@@ -41,9 +43,10 @@ type BackwardOperands[F lean.Float] struct {
 //	dq_i  = Scale sum_j dS_ij k_j
 //	dk_j  = Scale sum_i dS_ij q_i
 //	dv_j  = sum_i p_ij dO_i
+//	dBias = sum dS_ij, over all that share a number of the bias
 //
-// where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap and Slopes, is what it
-// is in the forward pass; with a soft cap dS has the factor 1-t*t, t being the tanh in s. It is algorithm 4 of FlashAttention (Dao et
+// where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap, Slopes and Bias, is what it
+// is in the forward pass; with a soft cap dS has the factor 1-t*t for dq and dk, t being the tanh in s. It is algorithm 4 of FlashAttention (Dao et
 // al., arXiv:2205.14135): p is computed again, block by block, so nothing of Queries x Keys elements is
 // ever in memory. Beside the operands it uses some blocks for each worker, and, where there are fewer KV
 // heads in the batch than it wants to have work for, up to minUnits copies of a KV head's DQ, or of its DK
@@ -114,6 +117,13 @@ func (s *BackwardShape) check() error {
 			return errorf(op, ErrShape, "length %d is %d, outside [0, %d]", b, n, s.Keys)
 		}
 	}
+	if err := s.Bias.check(op, s.Heads); err != nil {
+		return err
+	}
+	if b := s.Bias; b != (Bias{}) && (b.Sequences != 1 && b.Sequences != s.Batch || b.Queries != 1 && b.Queries != s.Queries || b.Keys != s.Keys) {
+		return errorf(op, ErrShape, "a bias of %d sequences, %d queries and %d keys for %d, %d and %d",
+			b.Sequences, b.Queries, b.Keys, s.Batch, s.Queries, s.Keys)
+	}
 	return s.Slopes.check(op, s.Heads)
 }
 
@@ -141,6 +151,9 @@ func (o *BackwardOperands[F]) check(s *BackwardShape) error {
 		if !b.absent && len(b.of) != want {
 			return errorf(op, ErrShape, "%s has %d elements, want %d", b.name, len(b.of), want)
 		}
+	}
+	if n := s.Bias.size(); len(o.Bias) != n || o.DBias != nil && len(o.DBias) != n {
+		return errorf(op, ErrShape, "Bias has %d elements and DBias %d, want %d", len(o.Bias), len(o.DBias), n)
 	}
 	return nil
 }

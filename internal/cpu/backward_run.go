@@ -3,6 +3,7 @@ package cpu
 import (
 	"math"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 )
@@ -36,13 +37,27 @@ type backwardRun[F real] struct {
 	partSize  int // elements of a part
 	partials  []F // the parts of every KV head from its second chunk on
 
-	summing bool // the phase: units are KV heads whose parts are added up, else chunks
+	// Pieces of the bias are so many keys of so many query positions, and there are so many of them behind and
+	// below each other.
+	biasKeys, biasRows, keyBlocks, rowBlocks int
+
+	phase   phase
 	units   int
 	next    atomic.Int64 // the next unit to begin
 	workers []backwardWorker[F]
 }
 
-// run computes the gradients: first those of all chunks, then, where they came in parts, their sums.
+// phase says what a unit is.
+type phase uint8
+
+const (
+	phaseChunks phase = iota // a chunk
+	phaseSums                // a KV head whose parts are added up
+	phaseBias                // a piece of the bias
+)
+
+// run computes the gradients: first those of all chunks, then, where they came in parts, their sums, and last that of
+// the bias.
 func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) error {
 	r.shape, r.ops = *s, *o
 	r.kernels = backwardKernelsFor[F](s.Dim, s.ValueDim)
@@ -52,19 +67,30 @@ func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) 
 	if n == 0 {
 		n = runtime.GOMAXPROCS(0)
 	}
-	n = min(n, heads*r.chunks)
-	for len(r.workers) < n {
+	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0}
+	if r.chunks > 1 {
+		units[phaseSums] = heads
+	}
+	if o.DBias != nil {
+		units[phaseBias] = r.cutBias()
+	}
+	for len(r.workers) < min(n, slices.Max(units[:])) {
 		r.workers = append(r.workers, backwardWorker[F]{})
 	}
-	for i := range r.workers[:n] {
+	for i := range r.workers[:min(n, slices.Max(units[:]))] {
 		r.workers[i].prepare(s)
 	}
-	r.summing = false
-	if err := r.each(p, n, heads*r.chunks); err != nil || r.chunks == 1 {
-		return err
+	for i, of := range units {
+		if of == 0 {
+			continue
+		}
+		r.phase, r.units = phase(i), of
+		r.next.Store(0)
+		if err := p.run(r, min(n, of)); err != nil {
+			return err
+		}
 	}
-	r.summing = true
-	return r.each(p, min(n, heads), heads)
+	return nil
 }
 
 // cut cuts KV heads into chunks.
@@ -86,22 +112,19 @@ func (r *backwardRun[F]) cut(heads int) {
 	}
 }
 
-func (r *backwardRun[F]) each(p *pool, workers, units int) error {
-	r.units = units
-	r.next.Store(0)
-	return p.run(r, workers)
-}
-
 func (r *backwardRun[F]) work(i int) {
 	for {
 		unit := int(r.next.Add(1)) - 1
 		if unit >= r.units {
 			return
 		}
-		if r.summing {
-			r.sum(unit)
-		} else {
+		switch r.phase {
+		case phaseChunks:
 			r.chunk(&r.workers[i], unit)
+		case phaseSums:
+			r.sum(unit)
+		case phaseBias:
+			r.bias(&r.workers[i], unit)
 		}
 	}
 }
@@ -199,7 +222,7 @@ type backwardWorker[F real] struct {
 	scratch backwardScratch[F]
 
 	// The KV head.
-	live                   int
+	seq, live              int
 	head0                  int // its first query head
 	q, k, v, out, lse      []F
 	dout, dlse             []F               // nil: 0
@@ -252,7 +275,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 // open makes a KV head the worker's.
 func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	s, o := &r.shape, &r.ops
-	w.run, w.live, w.head0 = r, live, head%s.KVHeads*s.group()
+	w.run, w.seq, w.live, w.head0 = r, head/s.KVHeads, live, head%s.KVHeads*s.group()
 	w.q, w.lse = piece(o.Q, head, s.rows()*s.Dim), piece(o.LSE, head, s.rows())
 	w.k, w.dk = piece(o.K, head, s.Keys*s.Dim), piece(o.DK, head, s.Keys*s.Dim)
 	w.dqs = piece(o.DQ, head, s.rows()*s.Dim)
@@ -353,25 +376,20 @@ func up(n, m int) int { return (n + m - 1) / m * m }
 func (w *backwardWorker[F]) block(key, n int) {
 	s, k := &w.run.shape, w.run.kernels
 	d, dv := s.Dim, s.ValueDim
-	cols := up(n, k.lanes)
+	keys, cols := w.gradients(key, n)
+	if s.SoftCap != 0 {
+		w.unbend(key, n)
+	}
 	tail := cols > n // rows are read by panels, and written by fours
-	keys, dk := w.k[key*d:(key+n)*d], w.dk[key*d:(key+n)*d]
+	dk, dvs := w.dk[key*d:(key+n)*d], []F(nil)
 	if tail {
-		keys, dk = copyTail(w.kTail, keys, cols*d), clearTail(w.dkTail, cols*d)
+		dk = clearTail(w.dkTail, cols*d)
 	}
-	k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, d, backwardKeys)
-	w.bend(key, n)
-	w.weigh(key, n, cols)
-
-	var values, dvs []F
 	if w.dout != nil {
-		values, dvs = w.v[key*dv:(key+n)*dv], w.dv[key*dv:(key+n)*dv]
-		if tail {
-			values, dvs = copyTail(w.vTail, values, cols*dv), clearTail(w.dvTail, cols*dv)
+		if dvs = w.dv[key*dv : (key+n)*dv]; tail {
+			dvs = clearTail(w.dvTail, cols*dv)
 		}
-		k.scores(&w.scratch, w.ds, w.doRow, values, w.rows, cols, dv, backwardKeys)
 	}
-	w.gradient(key, n, cols)
 
 	rows := up(w.rows, 4)
 	k.add(&w.scratch, w.dq, w.ds, keys, rows, up(n, 4), d, backwardKeys)
@@ -387,6 +405,29 @@ func (w *backwardWorker[F]) block(key, n int) {
 	}
 }
 
+// gradients computes the weights of the block's rows for n keys, from the given one on, and the gradients dS in their
+// scores. It returns the keys, as many as kernels take.
+func (w *backwardWorker[F]) gradients(key, n int) (keys []F, cols int) {
+	s, k := &w.run.shape, w.run.kernels
+	d, dv := s.Dim, s.ValueDim
+	cols = up(n, k.lanes)
+	if keys = w.k[key*d : (key+n)*d]; cols > n {
+		keys = copyTail(w.kTail, keys, cols*d)
+	}
+	k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, d, backwardKeys)
+	w.bend(key, n)
+	w.weigh(key, n, cols)
+	if w.dout != nil {
+		values := w.v[key*dv : (key+n)*dv]
+		if cols > n {
+			values = copyTail(w.vTail, values, cols*dv)
+		}
+		k.scores(&w.scratch, w.ds, w.doRow, values, w.rows, cols, dv, backwardKeys)
+	}
+	w.gradient(key, n, cols)
+	return keys, cols
+}
+
 // copyTail copies x to the front of a buffer, and zeros behind it, n elements in all.
 func copyTail[F real](buf, x []F, n int) []F {
 	clear(buf[copy(buf, x):n])
@@ -398,10 +439,10 @@ func clearTail[F real](buf []F, n int) []F {
 	return buf[:n]
 }
 
-// bend applies the soft cap and the slopes to the scores, and leaves the derivatives of the soft cap.
+// bend changes the scores before they become weights, and leaves the derivatives of the soft cap.
 func (w *backwardWorker[F]) bend(key, n int) {
 	s := &w.run.shape
-	if s.SoftCap == 0 && s.Slopes == "" {
+	if s.SoftCap == 0 && s.Slopes == "" && s.Bias == (Bias{}) {
 		return
 	}
 	for r := range w.rows {
@@ -409,16 +450,29 @@ func (w *backwardWorker[F]) bend(key, n int) {
 		if from == to {
 			continue
 		}
-		var derivatives []F
+		head, pos := w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries
+		scores := w.p[r*backwardKeys+from : r*backwardKeys+to]
 		if s.SoftCap != 0 {
-			derivatives = w.bent[r*backwardKeys+from : r*backwardKeys+to]
+			capScores(scores, w.bent[r*backwardKeys+from:r*backwardKeys+to], w.cap)
 		}
-		var slope float64
 		if s.Slopes != "" {
-			slope = s.Slopes.Of(w.head0+(w.row+r)/s.Queries) * math.Log2E
+			slopeScores(scores, s.Slopes.Of(head)*math.Log2E, float64(key+from-s.position(w.row+r, w.live)))
 		}
-		distance := key + from - s.position(w.row+r, w.live)
-		bendScores(w.p[r*backwardKeys+from:r*backwardKeys+to], derivatives, w.cap, slope, float64(distance))
+		if s.Bias != (Bias{}) {
+			at := s.Bias.row(w.seq, head, pos) + key
+			biasScores(scores, w.run.ops.Bias[at+from:at+to])
+		}
+	}
+}
+
+// unbend makes the gradients in the scores those in the products, by the derivatives of the soft cap.
+func (w *backwardWorker[F]) unbend(key, n int) {
+	for r := range w.rows {
+		from, to := w.see(r, key, n)
+		ds := w.ds[r*backwardKeys:][from:to]
+		for i, x := range w.bent[r*backwardKeys:][from:to] {
+			ds[i] *= x
+		}
 	}
 }
 
@@ -463,7 +517,7 @@ func (w *backwardWorker[F]) see(r, key, n int) (from, to int) {
 	return min(max(w.from[r]-key, 0), to), to
 }
 
-// gradient turns dp into dS.
+// gradient turns dp into dS, the gradient in the scores.
 func (w *backwardWorker[F]) gradient(key, n, cols int) {
 	for r := range up(w.rows, 4) {
 		from, to := w.see(r, key, n)
@@ -479,11 +533,6 @@ func (w *backwardWorker[F]) gradient(key, n, cols int) {
 		} else {
 			for i, x := range p {
 				ds[i] = x * (ds[i] - off)
-			}
-		}
-		if w.cap != 0 {
-			for i, x := range w.bent[r*backwardKeys:][from:to] {
-				ds[i] *= x
 			}
 		}
 	}

@@ -41,7 +41,7 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 	b := &backwardCase[F]{Case: c, shape: BackwardShape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Causal: s.Causal,
-		Window: s.Window, SoftCap: s.SoftCap, Slopes: NewSlopes(s.Slopes),
+		Window: s.Window, SoftCap: s.SoftCap, Slopes: NewSlopes(s.Slopes), Bias: biasOf(s.Bias),
 	}}
 	p := reftest.Precision{Acc: format}
 	forward := c.Reference(p)
@@ -66,6 +66,9 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 		Out: rows(forward.O, s.ValueDim), LSE: rows(forward.LSE, 1), DOut: rows(dO, s.ValueDim), DLSE: rows(dLSE, 1),
 	}
 	b.ops.DQ, b.ops.DK, b.ops.DV = make([]F, len(b.ops.Q)), make([]F, len(b.ops.K)), make([]F, len(b.ops.V))
+	if s.Bias.X != nil {
+		b.ops.Bias, b.ops.DBias = reftest.Convert[F](s.DenseBias()), make([]F, len(s.Bias.X))
+	}
 	if dO == nil {
 		b.ops.V, b.ops.Out, b.ops.DV = nil, nil, nil
 	}
@@ -83,7 +86,7 @@ func noisy(rng *rand.Rand, n int, f reftest.Format) []float64 {
 }
 
 func (b *backwardCase[F]) poison() {
-	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV} {
+	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias} {
 		reftest.Poison(x)
 	}
 }
@@ -120,6 +123,11 @@ func (b *backwardCase[F]) check() error {
 		}
 		if err := reftest.Compare(got, x.want, x.bound, len(got)/x.heads/x.dim, x.heads, x.dim); err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
+		}
+	}
+	if of := b.Bias; of.X != nil {
+		if err := reftest.Compare(b.ops.DBias, b.want.DBias, b.want.DBiasBound, of.Sequences, of.Heads, of.Queries, of.Keys); err != nil {
+			return fmt.Errorf("dBias: %w", err)
 		}
 	}
 	return nil
@@ -164,7 +172,7 @@ func TestBackwardGradRandom(t *testing.T) {
 	}
 }
 
-// Windows, soft caps and slopes. What a window keeps from all queries is NaN, and its gradients are 0.
+// Windows, soft caps, slopes and biases. What a window keeps from all queries is NaN, and its gradients are 0.
 func TestBackwardGradBends(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 100
@@ -182,6 +190,9 @@ func TestBackwardGradBends(t *testing.T) {
 		}
 		in, of := reftest.AllInputs[rng.IntN(4)], outputs(1+rng.IntN(3))
 		capacity, workers := max(slices.Max(s.Keys)+rng.IntN(3), 1), rng.IntN(5)
+		if i%2 == 0 {
+			s = reftest.RandomBias(rng, s, capacity)
+		}
 		var err error
 		if rng.IntN(3) > 0 {
 			err = verifyBackward[float32](rng, s, in, of, capacity, workers)
@@ -303,6 +314,7 @@ func TestBackwardGradWorkers(t *testing.T) {
 		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{70}, Keys: []int{500}, Causal: true},
 		{Heads: 4, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{90}, Keys: []int{150}, Causal: true},
 		{Heads: 6, KVHeads: 3, Dim: 8, ValueDim: 40, Queries: []int{33, 33, 33}, Keys: []int{140, 140, 140}},
+		reftest.RandomBias(rng, reftest.Shape{Heads: 4, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{90, 90}, Keys: []int{300, 300}}, 300),
 	} {
 		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
 		var first []float32
@@ -313,7 +325,7 @@ func TestBackwardGradWorkers(t *testing.T) {
 				if err := Backward(Default(), &b.shape, &b.ops); err != nil {
 					t.Fatal(err)
 				}
-				all := slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV)
+				all := slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias)
 				if first == nil {
 					first = all
 				} else if !slices.Equal(all, first) {
@@ -333,15 +345,22 @@ func TestBackwardGradErrors(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 2, Queries: []int{3, 3}, Keys: []int{5, 4}}
 	for name, change := range map[string]func(b *backwardCase[float32]){
-		"no batch":        func(b *backwardCase[float32]) { b.shape.Batch = 0 },
-		"no queries":      func(b *backwardCase[float32]) { b.shape.Queries = 0 },
-		"heads":           func(b *backwardCase[float32]) { b.shape.KVHeads = 3 },
-		"dim":             func(b *backwardCase[float32]) { b.shape.Dim = -1 },
-		"workers":         func(b *backwardCase[float32]) { b.shape.Workers = -1 },
-		"scale":           func(b *backwardCase[float32]) { b.shape.Scale = math.Inf(1) },
-		"soft cap":        func(b *backwardCase[float32]) { b.shape.SoftCap = math.NaN() },
-		"window":          func(b *backwardCase[float32]) { b.shape.Window = -1 },
-		"slopes":          func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1}) },
+		"no batch":       func(b *backwardCase[float32]) { b.shape.Batch = 0 },
+		"no queries":     func(b *backwardCase[float32]) { b.shape.Queries = 0 },
+		"heads":          func(b *backwardCase[float32]) { b.shape.KVHeads = 3 },
+		"dim":            func(b *backwardCase[float32]) { b.shape.Dim = -1 },
+		"workers":        func(b *backwardCase[float32]) { b.shape.Workers = -1 },
+		"scale":          func(b *backwardCase[float32]) { b.shape.Scale = math.Inf(1) },
+		"soft cap":       func(b *backwardCase[float32]) { b.shape.SoftCap = math.NaN() },
+		"window":         func(b *backwardCase[float32]) { b.shape.Window = -1 },
+		"slopes":         func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1}) },
+		"bias":           func(b *backwardCase[float32]) { b.shape.Bias = Bias{1, 1, 1, 5} },
+		"bias of others": func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{3, 1, 1, 5}, make([]float32, 15) },
+		"bias of heads":  func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 2, 1, 5}, make([]float32, 10) },
+		"bias of keys":   func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 1, 1, 6}, make([]float32, 6) },
+		"dBias": func(b *backwardCase[float32]) {
+			b.shape.Bias, b.ops.Bias, b.ops.DBias = Bias{1, 1, 1, 5}, make([]float32, 5), make([]float32, 4)
+		},
 		"infinite slope":  func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1, 2, math.Inf(1), 3}) },
 		"lengths":         func(b *backwardCase[float32]) { b.shape.Lengths = []int{1} },
 		"negative length": func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, -1} },

@@ -25,11 +25,3 @@ func kernelFor[F real](d DType) kernel {
 	}
 	return kernels64[d]
 }
-
-// bendingKernelFor returns the Go kernel, which alone knows of soft caps and slopes.
-func bendingKernelFor[F real](d DType) kernel {
-	if unsafe.Sizeof(F(0)) == 4 {
-		return kernels32[tierGo][d]
-	}
-	return kernels64[d]
-}

@@ -34,11 +34,12 @@ func (e *Engine) Close() {
 }
 
 // Operands are the buffers of one layer, placed as the plan's Geometry says. Q, Out and LSE hold
-// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Out and LSE overlap none
-// of the others.
+// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Bias is what the Geometry's
+// says, nil without one. Out and LSE overlap none of the others.
 type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
 	K, V        Buffer
+	Bias        []F
 }
 
 // Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.
@@ -93,6 +94,9 @@ func check[F real](p *Plan, o *Operands[F]) error {
 	}
 	if n := g.LSE.extent(p.rows, g.Heads, 1); o.LSE != nil && len(o.LSE) < n {
 		return errorf(op, ErrShape, "the log-sum-exp has %d elements, the plan needs %d", len(o.LSE), n)
+	}
+	if n := g.Bias.size(); len(o.Bias) != n {
+		return errorf(op, ErrShape, "the bias has %d elements, the plan needs %d", len(o.Bias), n)
 	}
 	if p.lastPage < 0 {
 		return nil

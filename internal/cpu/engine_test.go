@@ -52,7 +52,7 @@ func TestRunRandom(t *testing.T) {
 	}
 }
 
-// Windows, soft caps and slopes. What a window keeps from all queries is NaN.
+// Windows, soft caps, slopes and biases. What a window keeps from all queries is NaN, as is a bias that no query needs.
 func TestRunBends(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 100
@@ -63,6 +63,9 @@ func TestRunBends(t *testing.T) {
 		s, in, l := reftest.RandomBends(rng, reftest.RandomShape(rng)), reftest.AllInputs[rng.IntN(len(reftest.AllInputs))], randomLayout(rng)
 		if i%4 == 0 { // several blocks, whose edges overlap or not
 			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
+		}
+		if i%2 == 0 {
+			s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1+rng.IntN(3))
 		}
 		policy, workers, tile := randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64, 100, math.MaxInt}[rng.IntN(7)]
 		var err error
@@ -209,6 +212,11 @@ func TestRunSchedules(t *testing.T) {
 func TestRunSchedulesBent(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
 		s.Window, s.SoftCap, s.Slopes = 24, 20, []float64{1, 0.5, 0.25, 0.125, 0, -0.01}
+		return s
+	})
+	testRunSchedules(t, func(s reftest.Shape) reftest.Shape { return reftest.RandomBias(reftest.Rand(t), s, 200) })
+	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
+		s.SoftCap = 3
 		return s
 	})
 }

@@ -33,6 +33,7 @@ type Geometry struct {
 	Scale          float64     // on q.k, natural
 	SoftCap        float64     // if not 0, scores s become SoftCap*tanh(s/SoftCap)
 	Slopes         Slopes      // if not empty, the score of query head h with key j gets Slopes.Of(h)*(j-p), p being the query's position
+	Bias           Bias        // if not zero, that of Operands is added to the scores, after all else
 	Causal         bool        // position p = Keys-Queries+i, of query i of a sequence, sees keys j <= p, else all
 	Window         int         // if not 0, only those with j > p-Window
 	TileTokens     int         // tokens of a LeanTile; 0: DefaultTileTokens
@@ -143,6 +144,9 @@ func (g *Geometry) check(op string) error {
 		return errorf(op, ErrShape, "a fixed split into %d", g.Policy.Splits)
 	}
 	if err := g.Slopes.check(op, g.Heads); err != nil {
+		return err
+	}
+	if err := g.Bias.check(op, g.Heads); err != nil {
 		return err
 	}
 	for _, s := range []struct {

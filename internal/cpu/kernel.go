@@ -75,9 +75,7 @@ func attend[F real](t *tile, w widen[F]) {
 		a.wide = unsafe.Slice((*F)(t.Wide), 4*max(t.Dim, t.ValueDim))
 	}
 	a.score()
-	if t.Cap != 0 || t.Slopes != nil {
-		a.bend()
-	}
+	bendTile(t, a.scores, stride)
 	a.weigh()
 	a.sum()
 }
@@ -129,39 +127,6 @@ func (a *attention[F]) sees(r int) int {
 		return a.Count
 	}
 	return int(a.visible[r])
-}
-
-// bend applies the soft cap and the slopes, in float64: it rounds once.
-func (a *attention[F]) bend() {
-	for r := range a.Rows {
-		var slope, distance float64
-		if a.Slopes != nil {
-			slope, distance = a.Slopes[r], a.Distances[r]
-		}
-		bendScores(a.scores[r*a.stride:r*a.stride+a.sees(r)], nil, a.Cap, slope, distance)
-	}
-}
-
-// bendScores makes each s_c of s
-//
-//	softCap tanh(s_c/softCap) + slope (distance+c)
-//
-// where a softCap of 0 is none. Derivatives, if not nil, receives those of the soft cap.
-func bendScores[F real](s, derivatives []F, softCap, slope, distance float64) {
-	for c, x := range s {
-		y := float64(x)
-		if softCap != 0 {
-			t := math.Tanh(y / softCap)
-			y = softCap * t
-			if derivatives != nil {
-				derivatives[c] = F((1 - t) * (1 + t))
-			}
-		}
-		if slope != 0 {
-			y += slope * (distance + float64(c))
-		}
-		s[c] = F(y)
-	}
 }
 
 // weigh turns the scores of each row into weights, and brings its state to the new maximum.

@@ -86,7 +86,9 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		Window:     c.Window,
 		SoftCap:    c.SoftCap,
 		Slopes:     NewSlopes(c.Slopes),
+		Bias:       biasOf(c.Bias),
 	}
+	p.ops.Bias = reftest.Convert[F](c.DenseBias())
 
 	// Rows: sequences in random order with gaps.
 	rows := 0
@@ -138,6 +140,8 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	}
 	return p
 }
+
+func biasOf(b reftest.Bias) Bias { return Bias{b.Sequences, b.Heads, b.Queries, b.Keys} }
 
 func pageStrides(l layout, heads, dim, pad int) PageStrides {
 	row := dim + pad

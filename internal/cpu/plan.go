@@ -69,6 +69,10 @@ func (p *Plan) Build(g Geometry, seqs []Sequence) error {
 		if err := seqs[i].check(op, i, g.PageTokens); err != nil {
 			return err
 		}
+		if q := &seqs[i]; !g.Bias.covers(i, q.Queries, q.Keys) {
+			return errorf(op, ErrShape, "sequence %d has %d queries and %d keys, the bias is of %d sequences, %d queries and %d keys",
+				i, q.Queries, q.Keys, g.Bias.Sequences, g.Bias.Queries, g.Bias.Keys)
+		}
 	}
 
 	p.g = g

@@ -9,11 +9,13 @@ import (
 	"time"
 )
 
-// Waking a parked goroutine takes tens of microseconds, as long as a whole decode step over a short
-// context. So a helper that has run out of work looks for more for a moment before it parks; and as
-// nobody has to close a pool, a helper that nobody needs for a while ends.
+// Waking a parked goroutine takes tens of microseconds, as long as a whole decode step over a short context,
+// and a machine's other threads come and go between steps (Gorgonia's tape machine uses two of them for each
+// run). So a helper that has run out of work looks for more for a while before it parks. Where the while was
+// shorter than a step that has to do without the helper (50 us), most steps had to: it woke up when the work
+// was done, and parked before the next. As nobody has to close a pool, a helper that nobody needs ends.
 const (
-	spinTime = 50 * time.Microsecond
+	spinTime = time.Millisecond
 	idleTime = 100 * time.Millisecond
 )
 

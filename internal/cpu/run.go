@@ -44,14 +44,16 @@ type worker[F real] struct {
 	state   partial[F] // of the output tile at hand, if the worker has all of it
 	q       []F
 	visible []int32
-	slopes  []float64 // of the rows, with the factor log2(e), and how far a call's first key is from their positions
-	ahead   []float64
-	runs    runs
-	part    partial[F] // of stateKeys keys
-	values  []F        // what the slices of F are cut from
-	scores  []F
-	wide    []F
-	_       [cacheLine]byte
+	// What bends the scores of a block's rows.
+	slopes, distances []float64
+	bias              []unsafe.Pointer
+
+	runs   runs
+	part   partial[F] // of stateKeys keys
+	values []F        // what the slices of F are cut from
+	scores []F
+	wide   []F
+	_      [cacheLine]byte
 }
 
 // partial is the attention state of the rows of an output tile over a part of its keys.
@@ -113,9 +115,6 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
 	ws.kernel = kernelFor[F](o.K.DType)
-	if g.SoftCap != 0 || g.Slopes != "" {
-		ws.kernel = bendingKernelFor[F](o.K.DType)
-	}
 	ws.scale, ws.cap = g.Scale*math.Log2E, cap2(g.SoftCap)
 
 	n, rows := p.sched.Workers(), p.packed
@@ -138,7 +137,10 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 			w.visible = make([]int32, rows)
 		}
 		if g.Slopes != "" && len(w.slopes) < rows {
-			w.slopes, w.ahead = make([]float64, rows), make([]float64, rows)
+			w.slopes, w.distances = make([]float64, rows), make([]float64, rows)
+		}
+		if g.Bias != (Bias{}) && len(w.bias) < rows {
+			w.bias = make([]unsafe.Pointer, rows)
 		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]streams, runs), make([]streams, runs)
@@ -170,6 +172,7 @@ func (ws *workspace[F]) work(i int) {
 		if !ok {
 			w.tile = tile{} // it points into the operands
 			w.runs.forget()
+			clear(w.bias)
 			return
 		}
 		b := p.block(k)
@@ -197,6 +200,7 @@ func (ws *workspace[F]) work(i int) {
 // is query position from+r/group of head head0+r%group.
 type block struct {
 	seq      *span
+	index    int // of the sequence
 	from, to int // query positions
 	head     int // KV head
 	head0    int // first query head
@@ -209,7 +213,7 @@ func (p *Plan) block(k lean.Work) block {
 	from, to := s.block(k.Block)
 	group := p.g.Heads / p.g.KVHeads
 	return block{
-		seq: s, from: from, to: to,
+		seq: s, index: int(k.Seq), from: from, to: to,
 		head: k.Head, head0: k.Head * group, group: group, rows: (to - from) * group,
 	}
 }
@@ -233,15 +237,11 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	g := &p.g
 	t := &w.tile
 	*t = tile{
-		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]), Cap: ws.cap,
+		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]),
 		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
 	}
-	if g.Slopes != "" {
-		for r := range b.rows {
-			w.slopes[r] = g.Slopes.Of(b.head0+r%b.group) * math.Log2E
-		}
-		t.Slopes, t.Distances = w.slopes[:b.rows], w.ahead[:b.rows]
-	}
+	bends := ws.bends(w, b)
+	t.bend = bends
 	state.receive(t, 0)
 	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
 	row := 0              // of the block that the tile begins with
@@ -254,8 +254,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			sum.reset(b.rows, g.ValueDim)
 			sum.receive(t, 0)
 		}
-		for r := range t.Distances {
-			t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
+		if t.ordered() {
+			ws.aim(t, b, row, key)
 		}
 		ws.kernel(t)
 		keys += t.Count
@@ -268,7 +268,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	limit := keysOfCall(b.rows)
 	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
 		for key < stop {
-			if t.Slopes != nil { // it matters which key is which
+			if t.ordered() {
 				n := rows.neighbours(t, key, min(key+limit, stop))
 				call(key)
 				key += n
@@ -296,16 +296,12 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			row = (i - b.from) * b.group
 			t.Q = unsafe.Pointer(&w.q[row*g.Dim])
 			state.receive(t, row)
-			if t.Slopes != nil {
-				t.Slopes, t.Distances = w.slopes[row:row+b.group], w.ahead[row:row+b.group]
-			}
+			t.bend = bends.rows(row, b.group)
 			seen(max(key, b.seq.first(g, i)), min(stop, b.seq.visible(g, i)))
 		}
 		row, t.Rows, t.Q = 0, b.rows, unsafe.Pointer(&w.q[0])
 		state.receive(t, 0)
-		if t.Slopes != nil {
-			t.Slopes, t.Distances = w.slopes[:b.rows], w.ahead[:b.rows]
-		}
+		t.bend = bends
 		key, keys = stop, stop-key
 	}
 	if stop := min(end, all); key < stop {
@@ -324,6 +320,33 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	}
 	if sum != state {
 		state.merge(sum, b.rows, g.ValueDim)
+	}
+}
+
+// bends returns what bends the scores of the block's rows, but for what [workspace.aim] fills in.
+func (ws *workspace[F]) bends(w *worker[F], b block) bend {
+	g := &ws.plan.g
+	s := bend{Cap: ws.cap}
+	if g.Slopes != "" {
+		s.Slopes, s.Distances = w.slopes[:b.rows], w.distances[:b.rows]
+		for r := range s.Slopes {
+			s.Slopes[r] = g.Slopes.Of(b.head0+r%b.group) * math.Log2E
+		}
+	}
+	if g.Bias != (Bias{}) {
+		s.Bias = w.bias[:b.rows]
+	}
+	return s
+}
+
+// aim turns the bends of a tile, which begins with the given row of the block, to a call's first key.
+func (ws *workspace[F]) aim(t *tile, b block, row, key int) {
+	for r := range t.Distances {
+		t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
+	}
+	for r := range t.Bias {
+		pos, head := b.from+(row+r)/b.group, b.head0+(row+r)%b.group
+		t.Bias[r] = unsafe.Pointer(&ws.ops.Bias[ws.plan.g.Bias.row(b.index, head, pos)+key])
 	}
 }
 

@@ -31,11 +31,8 @@ type tile struct {
 	// up in the sequence's order.
 	Visible unsafe.Pointer // *int32, Rows
 
-	// Cap and Slopes, if not 0 and not nil, bend the scores. Slopes has one for each row, and Distances how far
-	// key 0 is from the row's position; with it, there is one run, of the next four rows. Only the Go kernels
-	// know of the two.
-	Cap               float64
-	Slopes, Distances []float64
+	// What bends the scores. Where it matters which key is which, there is one run, of the next four rows.
+	bend
 
 	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
 	// *F, scratch of max(32 x Dim rounded up to a multiple of 16 + 1024, 16 x ValueDim + 3584)
@@ -50,6 +47,7 @@ type streams [4]unsafe.Pointer
 //	s_c = q_r . k_c              (c < Count, or < Visible[r])
 //	s_c = Cap tanh(s_c/Cap)      (with a Cap)
 //	s_c = s_c + Slopes[r] (Distances[r]+c)   (with Slopes)
+//	s_c = s_c + log2(e) Bias[r][c]           (with a Bias)
 //	m   = max(M_r, max_c s_c)
 //	p_c = 2^(s_c-m)
 //	O_r = 2^(M_r-m) O_r + sum_c p_c v_c

@@ -30,7 +30,7 @@
 // Head dims 64, 80, 96, 128 and 256, values as wide as keys, keys and values of
 // float16, bfloat16 or float32 in pages whose rows follow each other, any number
 // of heads, any group and any page size. Queries and outputs are of any of these
-// types, and need not be of the keys'. Everything else, windows, soft caps and slopes of scores included, is an error, before
+// types, and need not be of the keys'. Everything else, windows, soft caps, slopes and biases of scores included, is an error, before
 // anything is queued. The output is the same, bit for bit, at every run of the
 // same plan on the same kind of GPU.
 //

@@ -131,6 +131,8 @@ func checkGeometry(op string, g *cpu.Geometry) error {
 		return bad("a soft cap of %v: there are kernels without one only", g.SoftCap)
 	case g.Slopes != "":
 		return bad("slopes of scores (ALiBi): there are kernels without them only")
+	case g.Bias != (cpu.Bias{}):
+		return bad("a bias: there are kernels without one only")
 	case g.KVHeads < 1 || g.Heads < 1 || g.Heads%g.KVHeads != 0:
 		return bad("%d query heads for %d KV heads", g.Heads, g.KVHeads)
 	case dimIndex(g.Dim) < 0:

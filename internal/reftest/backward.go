@@ -12,6 +12,7 @@ type Gradients struct {
 	Shape
 	DQ, DK, DV                []float64
 	DQBound, DKBound, DVBound []float64
+	DBias, DBiasBound         []float64 // as the shape's Bias
 }
 
 // Backward computes the gradients of a cost whose gradients in the output and in
@@ -21,7 +22,8 @@ type Gradients struct {
 //	dp_j = dO.v_j     ds_j = p_j (dp_j - D)     (times the derivative of a soft cap)
 //	dq = scale sum_j ds_j k_j    dk_j = scale sum ds_j q    dv_j = sum p_j dO
 //
-// where the sums of dk and dv run over all query rows of a KV head. forward is
+// and for the bias the sum of ds_j over all that share a number, without the
+// derivative of a soft cap. The sums of dk and dv run over all query rows of a KV head. forward is
 // the case's Reference for the same p, whose bounds enter: an implementation has
 // its own o and lse. It computes p from its own scores and its own lse,
 //
@@ -39,14 +41,16 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 		DQ:    make([]float64, len(c.Q)), DQBound: make([]float64, len(c.Q)),
 		DK: make([]float64, len(c.K)), DKBound: make([]float64, len(c.K)),
 		DV: make([]float64, len(c.V)), DVBound: make([]float64, len(c.V)),
+		DBias: make([]float64, len(c.Bias.X)), DBiasBound: make([]float64, len(c.Bias.X)),
 	}
+	bias := biasGradient{Gradients: g, abs: make([]float64, len(c.Bias.X)), terms: make([]int, len(c.Bias.X))}
 	type task struct{ seq, head int }
 	tasks := make(chan task)
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for t := range tasks {
-				b := backward{c: c, p: p, g: g, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
+				b := backward{c: c, p: p, g: g, bias: &bias, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
 				b.run()
 			}
 		})
@@ -58,7 +62,26 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	}
 	close(tasks)
 	wg.Wait()
+	u := p.Acc.Unit() + Float64.Unit()
+	for i, n := range bias.terms {
+		g.DBiasBound[i] += u*float64(n+12)*bias.abs[i] + p.Acc.Tiny()
+	}
 	return g
+}
+
+// biasGradient is the gradient of a bias while it is summed, by all heads at once.
+type biasGradient struct {
+	sync.Mutex
+	*Gradients
+	abs   []float64 // the sums of absolute values
+	terms []int
+}
+
+func (b *biasGradient) add(at int, ds, dsErr float64) {
+	b.DBias[at] += ds
+	b.DBiasBound[at] += dsErr
+	b.abs[at] += math.Abs(ds) + dsErr
+	b.terms[at]++
 }
 
 // backward computes what a KV head of a sequence has to do with.
@@ -66,6 +89,7 @@ type backward struct {
 	c        *Case
 	p        Precision
 	g        *Gradients
+	bias     *biasGradient
 	forward  *Result
 	dO, dLSE []float64
 	seq, kv  int
@@ -115,6 +139,13 @@ func (b *backward) row(pos, head int) {
 		return
 	}
 	lse, lseErr := b.forward.LSE[at], b.forward.LSEBound[at]
+	if math.IsInf(lse, -1) {
+		return
+	}
+	if c.Bias.X != nil {
+		b.bias.Lock()
+		defer b.bias.Unlock()
+	}
 	dO, d, dErr := b.outGradient(at)
 	for j := start; j < end; j++ {
 		k := b.key(c.K, j, c.Dim)
@@ -134,6 +165,9 @@ func (b *backward) row(pos, head int) {
 		e += 2 * u * (math.Abs(dp) + math.Abs(d) + e)
 		ds := w * (dp - d)
 		dsErr := wErr*(math.Abs(dp-d)+e) + w*e + 2*u*math.Abs(ds)
+		if c.Bias.X != nil {
+			b.bias.add(c.Bias.Row(b.seq, head, pos)+j, ds, dsErr)
+		}
 		if c.SoftCap != 0 {
 			ds, dsErr = ds*slope, dsErr*(slope+slopeErr)+math.Abs(ds)*(slopeErr+2*u)
 		}

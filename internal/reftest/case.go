@@ -19,6 +19,27 @@ type Shape struct {
 	Window  int       // if not 0, position i sees keys j > Keys-Queries+i-Window only
 	SoftCap float64   // if not 0, a score s is SoftCap*tanh(s/SoftCap)
 	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
+	Bias    Bias      // is added to the scores, after all else
+}
+
+// Bias is numbers that are added to scores, X of shape (sequences, heads, queries,
+// keys), row-major, where each of the first three sizes may be 1, for numbers that
+// all share. -Inf hides a key. The zero Bias is none.
+type Bias struct {
+	Sequences, Heads, Queries, Keys int
+	X                               []float64
+}
+
+// Row returns where in X the numbers for a query position begin.
+func (b *Bias) Row(seq, head, pos int) int {
+	at := 0
+	for _, axis := range [...][2]int{{b.Sequences, seq}, {b.Heads, head}, {b.Queries, pos}} {
+		at *= axis[0]
+		if axis[0] > 1 {
+			at += axis[1]
+		}
+	}
+	return at * b.Keys
 }
 
 // String returns the shape in the short form of test names.
@@ -35,6 +56,9 @@ func (s Shape) String() string {
 	}
 	if s.Slopes != nil {
 		causal += fmt.Sprintf(" slopes %v", s.Slopes)
+	}
+	if b := s.Bias; b.X != nil {
+		causal += fmt.Sprintf(" bias %dx%dx%dx%d", b.Sequences, b.Heads, b.Queries, b.Keys)
 	}
 	return fmt.Sprintf("h%d/%d d%d/%d q%v k%v%s", s.Heads, s.KVHeads, s.Dim, s.ValueDim, s.Queries, s.Keys, causal)
 }
@@ -232,6 +256,62 @@ func RandomBends(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
+// DenseBias is the numbers of the bias, with NaN where no query sees a key that
+// they are for.
+func (s Shape) DenseBias() []float64 {
+	if s.Bias.X == nil {
+		return nil
+	}
+	x := make([]float64, len(s.Bias.X))
+	for i := range x {
+		x[i] = math.NaN()
+	}
+	for seq, queries := range s.Queries {
+		for head := range s.Heads {
+			for pos := range queries {
+				at := s.Bias.Row(seq, head, pos)
+				for j := s.First(seq, pos); j < s.Visible(seq, pos); j++ {
+					x[at+j] = s.Bias.X[at+j]
+				}
+			}
+		}
+	}
+	return x
+}
+
+// RandomBias gives s a bias for up to so many keys: of moderate or large numbers,
+// which may hide keys, or all keys of a query. All are float32 numbers.
+func RandomBias(rng *rand.Rand, s Shape, capacity int) Shape {
+	size := func(n int) int {
+		if rng.IntN(2) == 0 {
+			return 1
+		}
+		return max(n, 1)
+	}
+	queries := 0
+	for _, n := range s.Queries {
+		queries = max(queries, n)
+	}
+	b := Bias{Sequences: size(len(s.Keys)), Heads: size(s.Heads), Queries: size(queries), Keys: capacity}
+	b.X = make([]float64, b.Sequences*b.Heads*b.Queries*b.Keys)
+	spread := []float64{1, 10, 1e4}[rng.IntN(3)]
+	hidden := []float64{0, 0, 0.3, 0.95}[rng.IntN(4)]
+	for i := range b.X {
+		b.X[i] = float64(float32(spread * rng.NormFloat64()))
+		if rng.Float64() < hidden {
+			b.X[i] = math.Inf(-1)
+		}
+	}
+	if rng.IntN(3) == 0 { // one query, or all, sees nothing
+		at := rng.IntN(len(b.X)/capacity) * capacity
+		for i := range capacity {
+			b.X[at+i] = math.Inf(-1)
+		}
+	}
+	s.Bias = b
+	return s
+}
+
 // Score returns the score of key j for a position, of the product s = Scale*q.k,
 // and the derivative of the one in the other. Given by how much the product may
 // be off, it says by how much they may: with t = tanh(s/SoftCap), a score is off
@@ -247,6 +327,14 @@ func (s Shape) Score(seq, pos, head, j int, product, off, u float64) (score, sco
 	}
 	if s.Slopes != nil {
 		bias := s.Slopes[head] * float64(j-(s.Keys[seq]-s.Queries[seq]+pos))
+		score += bias
+		scoreOff += 4 * u * (math.Abs(bias) + math.Abs(score))
+	}
+	if s.Bias.X != nil {
+		bias := s.Bias.X[s.Bias.Row(seq, head, pos)+j]
+		if math.IsInf(bias, -1) {
+			return bias, 0, derivative, derivativeOff
+		}
 		score += bias
 		scoreOff += 4 * u * (math.Abs(bias) + math.Abs(score))
 	}

@@ -16,7 +16,7 @@ import (
 //
 //	|ds_j| <= u (d+4) scale sum_i |q_i k_ij|
 //
-// What a soft cap and slopes make of that is at [Shape.Score].
+// What a soft cap, slopes and a bias make of that is at [Shape.Score].
 //
 // An error of a score is a relative error of its weight, and more come from the
 // difference s_j - m (which the re-scaling of running maxima divides into several
@@ -77,7 +77,7 @@ type Result struct {
 }
 
 // Reference computes o = softmax(s) V and LSE = ln sum e^(s_j), where s is scale *
-// q K^T with the shape's soft cap, slopes and masks, for every query row and head in float64, with the bounds for p.
+// q K^T with the shape's soft cap, slopes, bias and masks, for every query row and head in float64, with the bounds for p.
 func (c *Case) Reference(p Precision) *Result {
 	rows := c.QueryRows() * c.Heads
 	r := &Result{
@@ -145,6 +145,9 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 		}
 	}
 	m := w.s[peak]
+	if math.IsInf(m, -1) {
+		return m, 0 // a bias hides all keys
+	}
 
 	// Sums run in blocks of about sqrt(n), so that the reference's own rounding
 	// stays below that of what it judges.
@@ -228,6 +231,10 @@ func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
 	relative := ref > 0.1 // weights are taken relative to the peak's
 	w.dw = w.dw[:0]
 	for j, s := range w.s {
+		if math.IsInf(s, -1) { // hidden by a bias
+			w.dw = append(w.dw, 0)
+			continue
+		}
 		e := eps(j)
 		worst = math.Max(worst, e)
 		switch {

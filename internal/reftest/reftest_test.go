@@ -3,6 +3,7 @@ package reftest
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -33,6 +34,10 @@ func brute(c *Case) (o, lse []float64) {
 					if c.Slopes != nil {
 						dot += c.Slopes[h] * float64(j-at)
 					}
+					if b := c.Bias; b.X != nil {
+						one := func(size, i int) int { return i % size } // sizes are 1 or all there is
+						dot += b.X[((one(b.Sequences, s)*b.Heads+one(b.Heads, h))*b.Queries+one(b.Queries, pos))*b.Keys+j]
+					}
 					p := math.Exp(dot)
 					l += p
 					for i, v := range c.Value(s, j, h/group) {
@@ -61,6 +66,14 @@ func TestReferenceIsSoftmax(t *testing.T) {
 				s = RandomBends(rng, s)
 				for h, x := range s.Slopes {
 					s.Slopes[h] = min(max(x, -1), 1)
+				}
+			}
+			if i%3 == 0 && s.QueryRows() > 0 {
+				s = RandomBias(rng, s, max(slices.Max(s.Keys), 1))
+				for at, x := range s.Bias.X {
+					if !math.IsInf(x, -1) {
+						s.Bias.X[at] = min(max(x, -20), 20)
+					}
 				}
 			}
 			c := New(rng, s, in, Float64, Float64)
@@ -93,6 +106,8 @@ func TestBendFaultsAreFound(t *testing.T) {
 		"no soft cap":        func(s *Shape) { s.SoftCap = 0 },
 		"slope":              func(s *Shape) { s.Slopes = []float64{0.2501, 0.0626} },
 		"slopes of others":   func(s *Shape) { s.Slopes = []float64{0.0625, 0.25} },
+		"bias":               func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, slices.Repeat([]float64{0, 0.01}, 30)} },
+		"hidden key":         func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, append(make([]float64, 59), math.Inf(-1))} },
 	} {
 		wrong := *c
 		change(&wrong.Shape)

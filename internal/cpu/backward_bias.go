@@ -1,0 +1,82 @@
+package cpu
+
+// The gradient of the bias is computed in a phase of its own, from scores that are computed once more: all that share a
+// number of the bias leave something for it, so whoever adds up a piece of the bias goes through all of them, in one
+// order. Adding up in the other phase would need a copy of the bias for each that works at the same time.
+
+// cutBias cuts the bias into pieces, and returns how many there are.
+func (r *backwardRun[F]) cutBias() (units int) {
+	s := &r.shape
+	r.biasRows = backwardRows
+	if s.Bias.Queries == 1 {
+		r.biasRows = s.Queries // all of them share a row
+	}
+	r.rowBlocks = (s.Queries-1)/r.biasRows + 1
+	others := s.Bias.Sequences * s.Bias.Heads * r.rowBlocks
+	want := (minUnits-1)/others + 1
+	blocks := (s.Keys-1)/backwardKeys + 1
+	r.biasKeys = ((blocks-1)/want + 1) * backwardKeys
+	r.keyBlocks = (s.Keys-1)/r.biasKeys + 1
+	return others * r.keyBlocks
+}
+
+// bias computes the gradient of a piece of the bias: some keys of some query positions of a head of a sequence, or of
+// all heads, or sequences.
+func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
+	s := &r.shape
+	first := unit % r.keyBlocks * r.biasKeys
+	end := min(first+r.biasKeys, s.Keys)
+	unit /= r.keyBlocks
+	from := unit % r.rowBlocks * r.biasRows
+	to := min(from+r.biasRows, s.Queries)
+	unit /= r.rowBlocks
+	seq, seqs := unit/s.Bias.Heads, 1
+	head, heads := unit%s.Bias.Heads, 1
+	for pos := from; pos < to; pos++ {
+		at := s.Bias.row(seq, head, pos)
+		clear(r.ops.DBias[at+first : at+end])
+	}
+	if s.Bias.Sequences == 1 {
+		seqs = s.Batch
+	}
+	if s.Bias.Heads == 1 {
+		heads = s.Heads
+	}
+	group := s.group()
+	for b := seq; b < seq+seqs; b++ {
+		live := s.live(b)
+		for h := head; h < head+heads; {
+			w.open(r, b*s.KVHeads+h/group, live)
+			n := 1 // heads whose rows follow each other
+			if to-from == s.Queries {
+				n = min(head+heads, h/group*group+group) - h
+			}
+			row := h % group * s.Queries
+			w.addBias(row+from, row+(n-1)*s.Queries+to, first, min(end, live))
+			h += n
+		}
+	}
+}
+
+// addBias adds to the gradient of the bias what rows [row, rows) of the KV head and keys [first, end) leave.
+func (w *backwardWorker[F]) addBias(row, rows, first, end int) {
+	s := &w.run.shape
+	for row < rows {
+		n := s.blockRows(row, rows)
+		w.pack(row, n)
+		if w.extreme() {
+			w.measure()
+		}
+		last := min(end, w.most)
+		for key := max(first, w.low); key < last; key += backwardKeys {
+			count := min(backwardKeys, last-key)
+			w.gradients(key, count)
+			for r := range n {
+				low, high := w.see(r, key, count)
+				at := s.Bias.row(w.seq, w.head0+(row+r)/s.Queries, (row+r)%s.Queries) + key
+				addTo(w.run.ops.DBias[at+low:at+high], w.ds[r*backwardKeys:][low:high])
+			}
+		}
+		row += n
+	}
+}
