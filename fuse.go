@@ -25,7 +25,8 @@ type Match struct {
 	Node    *G.Node // in the new graph: the node of Attention
 	Scale   float64 // on the scores
 	Causal  bool
-	Heads   int // query heads, of all sequences
+	Bias    *G.Node // in the graph that was given: what else is added to the scores, nil if nothing
+	Heads   int     // query heads, of all sequences
 	KVHeads int
 	Queries int // of a head
 	Keys    int
@@ -53,6 +54,9 @@ func (f *Fused) String() string {
 		if m.Causal {
 			mask = ", causal"
 		}
+		if m.Bias != nil {
+			mask += ", bias " + describe(m.Bias)
+		}
 		fmt.Fprintf(&b, "fused %s: heads %d/%d, queries %d, keys %d, scale %.6g%s\n",
 			describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale, mask)
 	}
@@ -75,10 +79,12 @@ func (f *Fused) String() string {
 //	scale    HadamardProd, HadamardDiv, Mul or Div with a number, as often as
 //	         one likes: of q, of k or of the scores. The number is a constant,
 //	         or computed of constants; a tensor of equal numbers will do
-//	mask     Add, Sub or a broadcast form of them, before or after the scale,
-//	         with a tensor that is constant or computed of constants and exactly
-//	         causal: for query i of Nq and key j of N it is 0 where
-//	         j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf)
+//	mask     Add, Sub or a broadcast form of them, before or after the scale.
+//	         A tensor that is constant or computed of constants and exactly
+//	         causal is [WithCausal]: for query i of Nq and key j of N it is 0
+//	         where j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf).
+//	         Any other one, an input too, is [WithBias]; of these there may be
+//	         one. Where it is broadcast it stays as small as it is
 //	weights  SoftMax over the last axis
 //	out      BatchedMatMul, or Mul, of the weights and v
 //	between  Reshape, as long as SoftMax has the rows of the scores and the
@@ -86,9 +92,9 @@ func (f *Fused) String() string {
 //
 // Attention made by [Default] is found too, though its scale and mask are inputs.
 //
-// It leaves alone what it does not understand, and says why in Misses: another
-// mask; a scale or mask that is an input or computed from one, since its value
-// may change; SoftMax over another axis; anything between, Dropout for
+// It leaves alone what it does not understand, and says why in Misses: several
+// masks that are not causal; a scale that is an input or computed from one, since
+// its value may change; SoftMax over another axis; anything between, Dropout for
 // instance; scores or weights that something else reads or that are a root.
 //
 // The new graph has the nodes that the roots need and every gorgonia.Read of
@@ -141,10 +147,14 @@ func (b *fuseBuilder) fused(roots []*G.Node, matches []*fuseMatch, misses []Miss
 	}
 	for _, m := range matches {
 		if n := b.attention[m]; n != nil {
-			f.Matches = append(f.Matches, Match{
+			match := Match{
 				Output: m.out, Node: n, Scale: m.scale, Causal: m.causal,
 				Heads: m.heads, KVHeads: m.kvHeads, Queries: m.queries, Keys: m.keys,
-			})
+			}
+			if m.bias != nil {
+				match.Bias = m.bias.node
+			}
+			f.Matches = append(f.Matches, match)
 		}
 	}
 	slices.SortStableFunc(f.Misses, func(x, y Miss) int { return b.old.at[x.Node] - b.old.at[y.Node] })

@@ -97,7 +97,11 @@ func (g *fuseGraph) memory(n *G.Node) *G.Node {
 // inputs is the nodes whose images the image of n is made of.
 func (b *fuseBuilder) inputs(n *G.Node) []*G.Node {
 	if m := b.matches[n]; m != nil {
-		return []*G.Node{m.q.node, m.k.node, m.v.node}
+		var in []*G.Node
+		for _, o := range m.operands() {
+			in = append(in, o.source.node)
+		}
+		return in
 	}
 	return b.old.children[n]
 }
@@ -204,6 +208,9 @@ func (b *fuseBuilder) attend(op string, m *fuseMatch) (out *G.Node, err error) {
 	opts := []Option{WithScale(m.scale)}
 	if m.causal {
 		opts = append(opts, WithCausal())
+	}
+	if m.bias != nil {
+		opts = append(opts, withScaledBias(in[3], m.bias.scale))
 	}
 	n, err := Attention(in[0], in[1], in[2], opts...)
 	if err != nil {

@@ -1,6 +1,7 @@
 package leanattention_test
 
 import (
+	"slices"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -26,8 +27,11 @@ func costGradients(t *testing.T, root *G.Node, target *tensor.Dense, wrt []*G.No
 // before, for every input that it needs.
 func TestFuseThenGrad(t *testing.T) {
 	rng := reftest.Rand(t)
-	for _, d := range decoders {
+	for _, d := range slices.Concat(decoders, biasedAttention) {
 		t.Run(d.name, func(t *testing.T) {
+			if d.noGrad != "" {
+				t.Skip(d.noGrad)
+			}
 			w := newWriter(t, rng, tensor.Float64)
 			root := d.write(w)[0]
 			if root.IsScalar() {

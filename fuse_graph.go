@@ -18,12 +18,13 @@ type fuseGraph struct {
 	user     map[*G.Node]*G.Node
 	constant map[*G.Node]G.Value // computed of constants; nil: it is not
 	known    map[*G.Node]bool    // products on either side of a SoftMax
+	ofScores map[*G.Node]bool    // what isOfScores has found
 }
 
 func newFuseGraph(op string, roots []*G.Node) (*fuseGraph, error) {
 	g := &fuseGraph{
 		at: make(map[*G.Node]int), children: make(map[*G.Node][]*G.Node), ops: make(map[*G.Node]stockOp),
-		users: make(map[*G.Node]int), user: make(map[*G.Node]*G.Node), constant: make(map[*G.Node]G.Value), known: make(map[*G.Node]bool),
+		users: make(map[*G.Node]int), user: make(map[*G.Node]*G.Node), constant: make(map[*G.Node]G.Value), known: make(map[*G.Node]bool), ofScores: make(map[*G.Node]bool),
 	}
 	all := roots[0].Graph().AllNodes()
 	g.roots = append(g.roots, roots...)

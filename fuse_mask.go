@@ -1,10 +1,13 @@
 package leanattention
 
 import (
+	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 )
 
 // Default cannot have constants, which Gorgonia confuses, so its inputs say by
@@ -60,6 +63,159 @@ func seen(row []float64) int {
 		}
 	}
 	return n
+}
+
+// fuseMask is something that is added to scores.
+type fuseMask struct {
+	at      *G.Node   // that adds it
+	node    *G.Node   // what it adds
+	numbers []float64 // what that is at every run, or a block of it; nil: not known
+	factor  float64   // on it
+}
+
+// masked is what n adds to scores, and those.
+func (g *fuseGraph) masked(n *G.Node) (scores *G.Node, mask fuseMask, reason string) {
+	c := g.children[n]
+	mask = fuseMask{at: n, node: c[1], factor: 1}
+	switch {
+	case g.isOfScores(c[0]):
+		if scores = c[0]; g.kind(n) == stockSub {
+			mask.factor = -1
+		}
+	case !g.isOfScores(c[1]):
+		return nil, mask, fmt.Sprintf("its scores come from %s, not from a product of queries and keys", describe(n))
+	case g.kind(n) == stockSub:
+		return nil, mask, fmt.Sprintf("its scores are taken away from something, at %s", describe(n))
+	default:
+		scores, mask.node = c[1], c[0]
+	}
+	mask.numbers = g.block(mask.node)
+	return scores, mask, ""
+}
+
+// isOfScores says whether n may be the scores that a SoftMax is of: a product that
+// may be scaled and masked.
+func (g *fuseGraph) isOfScores(n *G.Node) bool {
+	is, known := g.ofScores[n]
+	if known {
+		return is
+	}
+	switch g.kind(n) {
+	case stockProduct:
+		is = true
+	case stockReshape:
+		is = g.isOfScores(g.children[n][0])
+	case stockMul, stockDiv, stockAdd, stockSub:
+		is = g.isOfScores(g.children[n][0]) || g.isOfScores(g.children[n][1])
+	}
+	g.ofScores[n] = is
+	return is
+}
+
+// splitMasks says for how many queries the masks are causal, 1 if nothing is
+// hidden that way, and which of them are not: they are biases.
+func splitMasks(masks []fuseMask, rows, keys int) (queries int, biases []fuseMask) {
+	var sum []float64
+	for _, m := range masks {
+		if m.numbers == nil {
+			biases = append(biases, m)
+		} else {
+			sum = sumOfMasks(sum, m.numbers, m.factor)
+		}
+	}
+	if sum == nil {
+		return 1, biases
+	}
+	if len(sum)%keys == 0 {
+		queries = causalQueries(sum, keys)
+	}
+	if queries == 0 || rows%queries != 0 {
+		return 1, masks
+	}
+	return queries, biases
+}
+
+// fitBias makes a mask the bias of m.
+func (g *fuseGraph) fitBias(m *fuseMatch, scores *G.Node, mask fuseMask) (reason string) {
+	n := mask.node
+	for g.kind(n) == stockRepeat { // Attention takes it for all that share it
+		child, axis := g.children[n][0], g.ops[n].axis
+		if axis >= n.Dims()-1 || child.Dims() != n.Dims() || child.Shape()[axis] != 1 {
+			break
+		}
+		n = child
+	}
+	m.bias = &fuseSource{node: n, shape: n.Shape(), scale: mask.factor}
+	if !finite(mask.factor) || mask.factor == 0 {
+		return fmt.Sprintf("the scales of its mask multiply to %v", mask.factor)
+	}
+	if g.computedFrom(n, scores) {
+		return fmt.Sprintf("its mask, %s, is computed from its scores", describe(n))
+	}
+	if m.biasShape = m.shareBias(n.Shape(), mask.at.Shape(), scores.Shape()); m.biasShape == nil {
+		return fmt.Sprintf("its mask, %s of %v, is repeated in a way that is not that of its heads and queries", describe(n), n.Shape())
+	}
+	return ""
+}
+
+// computedFrom says whether n is computed from of.
+func (g *fuseGraph) computedFrom(n, of *G.Node) bool {
+	seen := map[*G.Node]bool{}
+	var find func(n *G.Node) bool
+	find = func(n *G.Node) bool {
+		if n == of {
+			return true
+		}
+		if seen[n] {
+			return false
+		}
+		seen[n] = true
+		return slices.ContainsFunc(g.children[n], find)
+	}
+	return find(n)
+}
+
+// shareBias is the shape for Attention of a bias that is added to scores of shape
+// at, which are a product of shape product. It has 1 in place of sizes along which
+// it is repeated. nil: there is none.
+func (m *fuseMatch) shareBias(bias, at, product tensor.Shape) tensor.Shape {
+	scores := append(m.qShape[:len(m.qShape)-1].Clone(), m.keys)
+	if sameShape(bias, at) {
+		return scores // a number for each
+	}
+	if len(bias) != len(at) || len(at) < 2 || bias[len(bias)-1] != m.keys {
+		return nil
+	}
+	lead, rows := bias[:len(bias)-2].TotalSize(), bias[len(bias)-2]
+	if lead == 1 && rows == 1 {
+		shape := tensor.Shape(slices.Repeat([]int{1}, len(scores)))
+		shape[len(shape)-1] = m.keys
+		return shape
+	}
+	if sameShape(at, scores) {
+		return bias
+	}
+	outer, all := stack(product)
+	if o, r := stack(at); o != outer || r != all || lead != 1 && lead != outer {
+		return nil
+	}
+	// The axes in front of the rows are shared all or not at all.
+	shape := scores.Clone()
+	for i := range len(shape) - 2 {
+		if lead == 1 {
+			shape[i] = 1
+		}
+	}
+	if m.queries < all { // (matrices, heads of a group, queries, keys): rows are heads and queries
+		shape[1] = m.qShape[1]
+		if rows == 1 {
+			shape[1] = 1
+		}
+	}
+	if rows == 1 {
+		shape[len(shape)-2] = 1
+	}
+	return shape
 }
 
 // sumOfMasks adds y, scaled, to x. Both are blocks, of which a whole number makes

@@ -15,8 +15,10 @@ type fuseMatch struct {
 	q, k, v                       fuseSource
 	scale                         float64
 	causal                        bool
+	bias                          *fuseSource // nil: none. Its scale is a factor on it.
 	heads, kvHeads, queries, keys int
-	qShape, kShape, vShape        tensor.Shape // as Attention takes them
+
+	qShape, kShape, vShape, biasShape tensor.Shape // as Attention takes them
 }
 
 // fuseSource is an operand of an attention: what some nodes further down, of
@@ -42,8 +44,12 @@ type fuseOperand struct {
 	shape  tensor.Shape
 }
 
-func (m *fuseMatch) operands() [3]fuseOperand {
-	return [3]fuseOperand{{&m.q, m.qShape}, {&m.k, m.kShape}, {&m.v, m.vShape}}
+func (m *fuseMatch) operands() []fuseOperand {
+	all := []fuseOperand{{&m.q, m.qShape}, {&m.k, m.kShape}, {&m.v, m.vShape}}
+	if m.bias != nil {
+		all = append(all, fuseOperand{m.bias, m.biasShape})
+	}
+	return all
 }
 
 // copyPays is from how many queries on, for keys and for values, the time that
@@ -81,14 +87,14 @@ func (g *fuseGraph) matchAt(m *fuseMatch) (reason string) {
 	if reason = g.matchValues(m); reason != "" {
 		return reason
 	}
-	scores, mask, reason := g.matchScores(m)
+	scores, masks, reason := g.matchScores(m)
 	if reason != "" {
 		return reason
 	}
 	s, c := g.ops[scores], g.children[scores]
 	m.q, m.k = g.source(c[0], s.transA, true), g.source(c[1], !s.transB, true)
 	m.scale *= m.q.scale * m.k.scale * m.v.scale
-	return g.fit(m, scores, mask)
+	return g.fit(m, scores, masks)
 }
 
 // matchValues goes from the SoftMax to the product of the weights and values.
@@ -117,8 +123,8 @@ func (g *fuseGraph) matchValues(m *fuseMatch) (reason string) {
 }
 
 // matchScores goes from the SoftMax back to the product of queries and keys. It
-// returns that and the sum of the masks on the way, nil if there were none.
-func (g *fuseGraph) matchScores(m *fuseMatch) (scores *G.Node, mask []float64, reason string) {
+// returns that and the masks on the way.
+func (g *fuseGraph) matchScores(m *fuseMatch) (scores *G.Node, masks []fuseMask, reason string) {
 	for n := g.children[m.softmax][0]; ; {
 		if g.only(n) == nil {
 			return nil, nil, fmt.Sprintf("its scores are needed elsewhere too: %s", describe(n))
@@ -129,23 +135,24 @@ func (g *fuseGraph) matchScores(m *fuseMatch) (scores *G.Node, mask []float64, r
 				return nil, nil, fmt.Sprintf("its rows are not those of %s", describe(n))
 			}
 			g.known[n] = true
-			return n, mask, ""
+			return n, masks, ""
 		case stockReshape:
 			n = g.children[n][0]
 		case stockMul, stockDiv:
 			child, factor, ok := g.scaled(n)
 			if !ok {
-				return nil, nil, g.badOperand(n, "scale", "one number that is constant")
+				return nil, nil, g.badScale(n)
 			}
 			m.scale *= factor
 			n = child
 		case stockAdd, stockSub:
-			child, added, ok := g.masked(n)
-			if !ok {
-				return nil, nil, g.badOperand(n, "mask", "constant")
+			child, mask, reason := g.masked(n)
+			if reason != "" {
+				return nil, nil, reason
 			}
-			if len(added) > 1 || !finite(added[0]) { // one for all SoftMax takes no notice of
-				mask = sumOfMasks(mask, added, m.scale) // what was scaled behind the mask scaled it too
+			mask.factor *= m.scale                                  // what was scaled behind the mask scaled it too
+			if len(mask.numbers) != 1 || !finite(mask.numbers[0]) { // one for all SoftMax takes no notice of
+				masks = append(masks, mask)
 			}
 			n = child
 		default:
@@ -171,47 +178,38 @@ func (g *fuseGraph) scaled(n *G.Node) (child *G.Node, factor float64, ok bool) {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// masked is the numbers that n adds to its other input, or a block of them.
-func (g *fuseGraph) masked(n *G.Node) (child *G.Node, mask []float64, ok bool) {
-	c := g.children[n]
-	if mask = g.block(c[1]); mask != nil {
-		if g.kind(n) == stockSub {
-			mask = slices.Clone(mask)
-			for i := range mask {
-				mask[i] = -mask[i]
-			}
-		}
-		return c[0], mask, true
-	}
-	mask = g.block(c[0])
-	return c[1], mask, mask != nil && g.kind(n) == stockAdd
-}
-
-// badOperand says why n, which should have put a scale or a mask on scores,
-// does not.
-func (g *fuseGraph) badOperand(n *G.Node, what, must string) string {
+// badScale says why n, which should have put a scale on scores, does not.
+func (g *fuseGraph) badScale(n *G.Node) string {
 	for i := len(g.children[n]) - 1; i >= 0; i-- {
 		if in := g.input(g.children[n][i]); in != nil {
-			return fmt.Sprintf("the %s of its scores depends on %s, whose value may change: it must be %s", what, describe(in), must)
+			return fmt.Sprintf("the scale of its scores depends on %s, whose value may change: it must be one number that is constant", describe(in))
 		}
 	}
-	return fmt.Sprintf("the %s of its scores, at %s, is not %s", what, describe(n), must)
+	return fmt.Sprintf("the scale of its scores, at %s, is not one number that is constant", describe(n))
 }
 
-// input is an input that n is, or is computed from by what masks and scales are
-// computed by.
+// input is an input that n is, or is computed from by what scales are computed by.
 func (g *fuseGraph) input(n *G.Node) *G.Node {
-	switch g.kind(n) {
-	case stockInput:
-		return n
-	case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockRepeat, stockPure:
-		for _, c := range g.children[n] {
-			if in := g.input(c); in != nil {
-				return in
+	seen := make(map[*G.Node]bool)
+	var find func(n *G.Node) *G.Node
+	find = func(n *G.Node) *G.Node {
+		if seen[n] {
+			return nil
+		}
+		seen[n] = true
+		switch g.kind(n) {
+		case stockInput:
+			return n
+		case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockRepeat, stockPure:
+			for _, c := range g.children[n] {
+				if in := find(c); in != nil {
+					return in
+				}
 			}
 		}
+		return nil
 	}
-	return nil
+	return find(n)
 }
 
 // source goes from an operand of a product back to what is left of it without
@@ -315,23 +313,18 @@ func lastAxis(n *G.Node) int {
 }
 
 // fit finds the shapes of the operands for Attention.
-func (g *fuseGraph) fit(m *fuseMatch, scores *G.Node, mask []float64) (reason string) {
+func (g *fuseGraph) fit(m *fuseMatch, scores *G.Node, masks []fuseMask) (reason string) {
 	outer, rows := stack(scores.Shape())
 	if o, r := stack(m.out.Shape()); o != outer || r != rows {
 		return fmt.Sprintf("its scores are %d matrices of %d rows and its weights %d of %d", outer, rows, o, r)
 	}
 	m.queries = rows
-	if mask != nil {
-		queries := 0
-		if len(mask)%m.keys == 0 {
-			queries = causalQueries(mask, m.keys)
-		}
-		if queries == 0 || rows%queries != 0 {
-			return "its mask is constant and not causal"
-		}
-		if queries > 1 {
-			m.causal, m.queries = true, queries
-		}
+	queries, biases := splitMasks(masks, rows, m.keys)
+	if queries > 1 {
+		m.causal, m.queries = true, queries
+	}
+	if len(biases) > 1 {
+		return fmt.Sprintf("it has %d masks that are not causal, at %s and %s", len(biases), describe(biases[1].at), describe(biases[0].at))
 	}
 	switch {
 	case !finite(m.scale):
@@ -343,11 +336,21 @@ func (g *fuseGraph) fit(m *fuseMatch, scores *G.Node, mask []float64) (reason st
 	m.qShape, m.kShape, m.vShape = m.q.shape, m.k.shape, m.v.shape
 	rank, group := len(m.qShape), rows/m.queries
 	m.heads, m.kvHeads = outer*group, outer
-	if group > 1 || rank < 3 || rank > 4 || !sameShape(m.qShape[:rank-2], m.vShape[:len(m.vShape)-2]) {
-		matrix := func(s tensor.Shape, heads, rows int) tensor.Shape { return tensor.Shape{heads, rows, s[len(s)-1]} }
-		m.qShape = matrix(m.qShape, m.heads, m.queries)
-		m.kShape = matrix(m.kShape, outer, m.keys)
-		m.vShape = matrix(m.vShape, outer, m.keys)
+	last := func(s tensor.Shape) int { return s[len(s)-1] }
+	switch {
+	case group > 1: // each matrix is a sequence
+		m.qShape = tensor.Shape{outer, group, m.queries, last(m.qShape)}
+		m.kShape = tensor.Shape{outer, 1, m.keys, last(m.kShape)}
+		m.vShape = tensor.Shape{outer, 1, m.keys, last(m.vShape)}
+	case rank < 3 || rank > 4 || !sameShape(m.qShape[:rank-2], m.vShape[:len(m.vShape)-2]):
+		m.qShape = tensor.Shape{outer, rows, last(m.qShape)}
+		m.kShape = tensor.Shape{outer, m.keys, last(m.kShape)}
+		m.vShape = tensor.Shape{outer, m.keys, last(m.vShape)}
+	}
+	if len(biases) > 0 {
+		if reason = g.fitBias(m, scores, biases[0]); reason != "" {
+			return reason
+		}
 	}
 	t := m.out.Dtype()
 	if _, err := newProblem("Fuse", operand{"q", m.qShape, t}, operand{"k", m.kShape, t}, operand{"v", m.vShape, t}); err != nil {

@@ -69,98 +69,54 @@ var leftAlone = []written{
 	{name: "a number divided by scores", misses: []string{"the scale of its scores, at"}, write: func(w *writer) []*G.Node {
 		return one(w.attend(func(s *G.Node) *G.Node { return w.over(w.number(0.5), s) }))
 	}},
-	{name: "mask is an input, though causal", misses: []string{`depends on node 2 (input "mask"), whose value may change`}, write: func(w *writer) []*G.Node {
-		q, k, m, v := w.input("q", 2, 3, 4), w.input("k", 2, 5, 4), input(w.g, "mask", tensorOf(w.dtype, causalMask(2, 3, 5, -1e9), 2, 3, 5)), w.input("v", 2, 5, 6)
-		return one(w.bmm(w.softmax(w.add(w.bmm(q, k, false, true), m), 2), v))
-	}},
-	{name: "mask is broadcast from an input", misses: []string{`(input "mask"), whose value may change`}, write: func(w *writer) []*G.Node {
-		m := w.input("mask", 1, 3, 5)
-		return one(w.attend(func(s *G.Node) *G.Node { return w.must(G.BroadcastAdd(s, m, nil, []byte{0})) }))
-	}},
-	{name: "mask lets one key more be seen", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		return w.added(w.constant("mask", edited(4, 0), 2, 3, 5))
-	}},
-	{name: "mask hides one key more", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		return w.added(w.constant("mask", edited(16, -1e9), 2, 3, 5))
-	}},
-	{name: "mask that hides a little", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		return w.added(w.constant("mask", edited(4, -9000), 2, 3, 5))
-	}},
-	{name: "default with a window", misses: []string{"whose value may change"}, write: func(w *writer) []*G.Node {
-		q, k, v := w.qkv()
-		return one(w.must(la.Default(q, k, v, la.WithCausal(), la.WithWindow(2))))
-	}},
-	{name: "default with slopes", misses: []string{"whose value may change"}, write: func(w *writer) []*G.Node {
-		q, k, v := w.qkv()
-		return one(w.must(la.Default(q, k, v, la.WithALiBi([]float64{1, 2}))))
-	}},
 	{name: "default with a soft cap", misses: []string{"anh"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		return one(w.must(la.Default(q, k, v, la.WithSoftCap(2))))
 	}},
-	{name: "mask with a bias", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		return w.added(w.constant("mask", edited(0, 1e-30), 2, 3, 5))
-	}},
-	{name: "mask aligned to the first key", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		m := causalMask(2, 3, 5, 0)
-		for at := range m {
-			if at%5 > at/5%3 {
-				m[at] = -1e9
-			}
-		}
-		return w.added(w.constant("mask", m, 2, 3, 5))
-	}},
-	{name: "mask under which one query sees no key", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		s := w.bmm(w.input("q", 2, 4, 4), w.input("k", 2, 3, 4), false, true)
-		s = w.add(s, w.constant("mask", causalMask(2, 4, 3, -1e9), 2, 4, 3))
-		return one(w.bmm(w.softmax(s, 2), w.input("v", 2, 3, 4)))
-	}},
-	{name: "mask of some heads only", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		q, k, v := w.input("q", 3, 5, 4), w.input("k", 3, 5, 4), w.input("v", 3, 5, 4)
-		m := w.constant("mask", append(causalMask(2, 5, 5, -1e9), make([]float64, 25)...), 3, 5, 5)
-		return one(w.bmm(w.softmax(w.add(w.bmm(q, k, false, true), m), 2), v))
-	}},
-	{name: "mask with a period that is not that of the rows", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		q, k, v := w.input("q", 2, 3, 4), w.input("k", 2, 5, 4), w.input("v", 2, 5, 4)
-		m := w.constant("mask", causalMask(3, 2, 5, -1e9), 2, 3, 5)
-		return one(w.bmm(w.softmax(w.add(w.bmm(q, k, false, true), m), 2), v))
-	}},
-	{name: "mask of each head for all its queries", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		s := w.bmm(w.input("q", 2, 4, 4), w.input("k", 2, 5, 4), false, true)
-		m := w.constant("mask", causalMask(1, 2, 5, -1e9), 2, 1, 5) // one row each
-		s = w.must(G.BroadcastAdd(s, m, nil, []byte{1}))
-		return one(w.bmm(w.softmax(s, 2), w.input("v", 2, 5, 4)))
-	}},
-	{name: "mask that starts anew in the middle of a head", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
+	{name: "mask that starts anew in the middle of a head", misses: []string{"repeated in a way that is not that of its heads and queries"}, write: func(w *writer) []*G.Node {
 		s := w.shape(w.bmm(w.input("q", 3, 4, 4), w.input("k", 3, 5, 4), false, true), 4, 3, 5)
 		m := w.constant("mask", causalMask(2, 2, 5, -1e9)[:15], 1, 3, 5)
 		s = w.shape(w.must(G.BroadcastAdd(s, m, nil, []byte{0})), 3, 4, 5)
 		return one(w.bmm(w.softmax(s, 2), w.input("v", 3, 5, 4)))
 	}},
-	{name: "two masks, the second of which hides more in the last head", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
+	{name: "two masks, the second of which hides more in the last head", misses: []string{"2 masks that are not causal"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		s := w.must(G.BroadcastAdd(w.bmm(q, k, false, true), w.constant("mask", causalMask(1, 3, 5, -1e9), 1, 3, 5), nil, []byte{0}))
 		s = w.add(s, w.constant("more", edited(26, -1e9), 2, 3, 5))
 		return one(w.bmm(w.softmax(s, 2), v))
 	}},
-	{name: "masks that take each other away", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
+	{name: "masks that take each other away", misses: []string{"2 masks that are not causal"}, write: func(w *writer) []*G.Node {
 		m := w.constant("mask", causalMask(2, 3, 5, -1e4), 2, 3, 5)
 		return one(w.attend(func(s *G.Node) *G.Node { return w.add(w.must(G.Sub(s, m)), m) }))
 	}},
-	{name: "mask turned around by a negative scale", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		m := w.constant("mask", causalMask(2, 3, 5, -1e9), 2, 3, 5)
-		return one(w.attend(func(s *G.Node) *G.Node { return w.times(w.add(s, m), w.number(-0.5)) }))
-	}},
-	{name: "mask made small by the scale", misses: []string{"not causal"}, write: func(w *writer) []*G.Node {
-		m := w.constant("mask", causalMask(2, 3, 5, -1e5), 2, 3, 5)
-		return one(w.attend(func(s *G.Node) *G.Node { return w.times(w.add(s, m), w.number(0.01)) }))
-	}},
-	{name: "scores of another attention added", misses: []string{"its scores are needed elsewhere", "the mask of its scores, at"}, write: func(w *writer) []*G.Node {
+	{name: "scores of another attention added", matches: 1, bias: true, misses: []string{"its scores are needed elsewhere"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		s := w.bmm(q, k, false, true)
 		a := w.bmm(w.softmax(s, 2), v)
 		more := w.add(w.bmm(q, w.must(G.Tanh(k)), false, true), s)
 		return []*G.Node{a, w.bmm(w.softmax(more, 2), v)}
+	}},
+	{name: "a mask and a bias that are both inputs", misses: []string{"2 masks that are not causal, at node 5 (+ false) and node 7 (+ false)"}, write: func(w *writer) []*G.Node {
+		return one(w.attend(func(s *G.Node) *G.Node { return w.add(w.add(s, w.input("bias", 2, 3, 5)), w.input("mask", 2, 3, 5)) }))
+	}},
+	{name: "scores taken away from something", misses: []string{"its scores are taken away from something, at node 5 (- false)"}, write: func(w *writer) []*G.Node {
+		return one(w.attend(func(s *G.Node) *G.Node { return w.must(G.Sub(w.input("bias", 2, 3, 5), s)) }))
+	}},
+	{name: "mask computed from the scores", misses: []string{"its scores are needed elsewhere"}, write: func(w *writer) []*G.Node {
+		return one(w.attend(func(s *G.Node) *G.Node { return w.add(s, w.must(G.Tanh(s))) }))
+	}},
+	{name: "mask for some of the heads that share keys", misses: []string{"repeated in a way that is not"}, write: func(w *writer) []*G.Node {
+		s := w.bmm(w.input("q", 2, 3, 4, 4), w.input("k", 2, 3, 6, 4), false, true)
+		s = w.must(G.BroadcastAdd(s, w.constant("causal", causalMask(2, 2, 6, -1e9), 1, 1, 4, 6), nil, []byte{0, 1}))
+		s = w.must(G.BroadcastAdd(s, w.input("mask", 1, 3, 4, 6), nil, []byte{0}))
+		return one(w.bmm(w.softmax(s, 3), w.input("v", 2, 3, 6, 4)))
+	}},
+	{name: "mask of a number for each query", misses: []string{"is computed from its scores"}, write: func(w *writer) []*G.Node {
+		m := w.input("mask", 2, 3, 1)
+		return one(w.attend(func(s *G.Node) *G.Node { return w.must(G.BroadcastAdd(s, m, nil, []byte{2})) }))
+	}},
+	{name: "nothing but sums", misses: []string{"its scores come from node 2 (+ false), not from a product"}, write: func(w *writer) []*G.Node {
+		return one(w.bmm(w.softmax(w.add(w.input("a", 2, 3, 5), w.input("b", 2, 3, 5)), 2), w.input("v", 2, 5, 6)))
 	}},
 	{name: "dropout of weights", misses: []string{"(Dropout{"}, write: func(w *writer) []*G.Node {
 		return one(w.behind(func(p *G.Node) *G.Node { return w.must(G.Dropout(p, 0)) }))

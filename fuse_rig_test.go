@@ -212,6 +212,12 @@ func near(got, want []float64, t tensor.Dtype) error {
 	if t == tensor.Float64 {
 		unit = 1e-12
 	}
+	return within(got, want, unit)
+}
+
+// within compares numbers, of which the largest may be off by unit times itself, and
+// others by as much.
+func within(got, want []float64, unit float64) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d numbers, want %d", len(got), len(want))
 	}

@@ -18,8 +18,10 @@ type written struct {
 	write   func(w *writer) (roots []*G.Node)
 	matches int
 	causal  bool
+	bias    bool
 	misses  []string // parts of the reasons, in order
 	gone    string   // part of the name of ops that are to be gone
+	noGrad  string   // why the gradients of the graph as written cannot be compared with
 }
 
 // heads splits (T, heads*d) into (heads, T, d).
@@ -200,6 +202,9 @@ func (d *written) check(t *testing.T, f *la.Fused) {
 	for _, m := range f.Matches {
 		if m.Causal != d.causal {
 			t.Errorf("causal is %v\n%v", m.Causal, f)
+		}
+		if (m.Bias != nil) != d.bias {
+			t.Errorf("the bias is %v\n%v", m.Bias, f)
 		}
 	}
 	if len(f.Misses) != len(d.misses) {

@@ -78,6 +78,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		if a.bias, err = p.biasNode(op, c.biasNode); err != nil {
 			return nil, err
 		}
+		a.bias.Scale = c.biasScale
 		a.fixedBias = stockOf(c.biasNode).kind == stockConstant
 		children = append(children, c.biasNode)
 	}
@@ -235,6 +236,7 @@ func (op *attentionOp) read(name string, names []string, r *denseRun, in []G.Val
 		case "bias":
 			t.bias = d
 			bias, err = op.biasOf(name, valueOperand(n, d))
+			bias.Scale = op.bias.Scale
 		}
 		if err != nil {
 			return t, err

@@ -129,7 +129,12 @@ func WithALiBi(slopes []float64) Option {
 //
 // The bias has a gradient, the sum over all that share a number, unless it is a
 // constant of Gorgonia's. It takes a pass over the scores of its own.
-func WithBias(bias *G.Node) Option { return Option{kind: optBias, node: bias} }
+func WithBias(bias *G.Node) Option { return withScaledBias(bias, 1) }
+
+// withScaledBias is WithBias with a factor on the numbers, which is not 0.
+func withScaledBias(bias *G.Node, scale float64) Option {
+	return Option{kind: optBias, node: bias, scale: scale}
+}
 
 // WithLengths gives the live keys of each sequence: a vector of B int, int32 or
 // int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
@@ -223,6 +228,7 @@ type config struct {
 	softCap    float64 // 0: none
 	slopes     cpu.Slopes
 	biasNode   *G.Node
+	biasScale  float64
 	bias       cpu.Bias // what the node's numbers are for, once that is checked
 }
 
@@ -256,7 +262,7 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			if o.node == nil {
 				return c, errorf(op, ErrOption, "WithBias(nil)")
 			}
-			c.biasNode = o.node
+			c.biasNode, c.biasScale = o.node, o.scale
 		case optLSE:
 			if o.out == nil {
 				return c, errorf(op, ErrOption, "WithLSE(nil)")

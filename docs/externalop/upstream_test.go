@@ -51,6 +51,29 @@ func TestUpstreamSoftMaxNaN(t *testing.T) {
 	}
 }
 
+// TestUpstreamSumAxis: Sum along an axis in the middle of a tensor of four is wrong,
+// and with it the gradient of a broadcast along that axis.
+func TestUpstreamSumAxis(t *testing.T) {
+	x := make([]float64, 2*3*4*3)
+	want := make([]float64, 2*3*3)
+	for i := range x {
+		x[i] = float64(i)
+		want[i/12*3+i%3] += x[i]
+	}
+	sum, err := tensor.Sum(tensor.New(tensor.WithShape(2, 3, 4, 3), tensor.WithBacking(x)), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone(t, slices.Equal(sum.Data().([]float64), want), "Sum along axis 2 of (2, 3, 4, 3)")
+	flat, err := tensor.Sum(tensor.New(tensor.WithShape(6, 4, 3), tensor.WithBacking(x)), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(flat.Data().([]float64), want) {
+		t.Errorf("behind a reshape it is %v, want %v", flat, want)
+	}
+}
+
 // TestUpstreamSliceHash: bounds of a Slice are hashed as bytes, so slices 256
 // apart are one node. Unconcat of a fused projection gives its first part for all.
 func TestUpstreamSliceHash(t *testing.T) {

@@ -43,7 +43,7 @@ type BackwardOperands[F lean.Float] struct {
 //	dq_i  = Scale sum_j dS_ij k_j
 //	dk_j  = Scale sum_i dS_ij q_i
 //	dv_j  = sum_i p_ij dO_i
-//	dBias = sum dS_ij, over all that share a number of the bias
+//	dBias = sum dS_ij, over all that share a number of the bias, times its factor
 //
 // where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap, Slopes and Bias, is what it
 // is in the forward pass; with a soft cap dS has the factor 1-t*t for dq and dk, t being the tanh in s. It is algorithm 4 of FlashAttention (Dao et

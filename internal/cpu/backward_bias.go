@@ -32,10 +32,7 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 	unit /= r.rowBlocks
 	seq, seqs := unit/s.Bias.Heads, 1
 	head, heads := unit%s.Bias.Heads, 1
-	for pos := from; pos < to; pos++ {
-		at := s.Bias.row(seq, head, pos)
-		clear(r.ops.DBias[at+first : at+end])
-	}
+	r.eachRow(seq, head, from, to, first, end, func(db []F) { clear(db) })
 	if s.Bias.Sequences == 1 {
 		seqs = s.Batch
 	}
@@ -55,6 +52,26 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 			w.addBias(row+from, row+(n-1)*s.Queries+to, first, min(end, live))
 			h += n
 		}
+	}
+	if scale := s.Bias.scale(); scale != 1 {
+		r.eachRow(seq, head, from, to, first, end, func(db []F) {
+			for i, x := range db {
+				db[i] = F(float64(x) * scale)
+			}
+		})
+	}
+}
+
+// eachRow calls f with the gradients for keys [first, end), for each row of the bias that query positions [from, to) of a
+// head have.
+func (r *backwardRun[F]) eachRow(seq, head, from, to, first, end int, f func(db []F)) {
+	b := &r.shape.Bias
+	if b.Queries == 1 {
+		from, to = 0, 1
+	}
+	for pos := from; pos < to; pos++ {
+		at := b.row(seq, head, pos)
+		f(r.ops.DBias[at+first : at+end])
 	}
 }
 

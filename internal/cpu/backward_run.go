@@ -460,7 +460,7 @@ func (w *backwardWorker[F]) bend(key, n int) {
 		}
 		if s.Bias != (Bias{}) {
 			at := s.Bias.row(w.seq, head, pos) + key
-			biasScores(scores, w.run.ops.Bias[at+from:at+to])
+			biasScores(scores, w.run.ops.Bias[at+from:at+to], s.Bias.scale()*math.Log2E)
 		}
 	}
 }

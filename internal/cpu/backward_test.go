@@ -192,6 +192,7 @@ func TestBackwardGradBends(t *testing.T) {
 		capacity, workers := max(slices.Max(s.Keys)+rng.IntN(3), 1), rng.IntN(5)
 		if i%2 == 0 {
 			s = reftest.RandomBias(rng, s, capacity)
+			s.Bias.Scale = []float64{0, 1, 0.25}[rng.IntN(3)]
 		}
 		var err error
 		if rng.IntN(3) > 0 {
@@ -354,12 +355,15 @@ func TestBackwardGradErrors(t *testing.T) {
 		"soft cap":       func(b *backwardCase[float32]) { b.shape.SoftCap = math.NaN() },
 		"window":         func(b *backwardCase[float32]) { b.shape.Window = -1 },
 		"slopes":         func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1}) },
-		"bias":           func(b *backwardCase[float32]) { b.shape.Bias = Bias{1, 1, 1, 5} },
-		"bias of others": func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{3, 1, 1, 5}, make([]float32, 15) },
-		"bias of heads":  func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 2, 1, 5}, make([]float32, 10) },
-		"bias of keys":   func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 1, 1, 6}, make([]float32, 6) },
+		"bias":           func(b *backwardCase[float32]) { b.shape.Bias = Bias{1, 1, 1, 5, 1} },
+		"bias of others": func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{3, 1, 1, 5, 1}, make([]float32, 15) },
+		"bias of heads":  func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 2, 1, 5, 1}, make([]float32, 10) },
+		"bias of keys":   func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 1, 1, 6, 1}, make([]float32, 6) },
+		"bias of NaN": func(b *backwardCase[float32]) {
+			b.shape.Bias, b.ops.Bias = Bias{1, 1, 1, 5, math.NaN()}, make([]float32, 5)
+		},
 		"dBias": func(b *backwardCase[float32]) {
-			b.shape.Bias, b.ops.Bias, b.ops.DBias = Bias{1, 1, 1, 5}, make([]float32, 5), make([]float32, 4)
+			b.shape.Bias, b.ops.Bias, b.ops.DBias = Bias{1, 1, 1, 5, 1}, make([]float32, 5), make([]float32, 4)
 		},
 		"infinite slope":  func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1, 2, math.Inf(1), 3}) },
 		"lengths":         func(b *backwardCase[float32]) { b.shape.Lengths = []int{1} },

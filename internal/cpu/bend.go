@@ -7,7 +7,18 @@ import (
 
 // Bias places numbers that are added to scores: row-major, of shape (Sequences, Heads, Queries, Keys), where each of the
 // first three sizes is that of the attention, or 1 for numbers that all share. The zero Bias is none.
-type Bias struct{ Sequences, Heads, Queries, Keys int }
+type Bias struct {
+	Sequences, Heads, Queries, Keys int
+	Scale                           float64 // on the numbers; 0: 1
+}
+
+// scale returns the factor on the numbers.
+func (b *Bias) scale() float64 {
+	if b.Scale == 0 {
+		return 1
+	}
+	return b.Scale
+}
 
 // row returns where the numbers of a query position begin.
 func (b *Bias) row(seq, head, pos int) int {
@@ -35,6 +46,9 @@ func (b *Bias) check(op string, heads int) error {
 		return errorf(op, ErrShape, "a bias of %d sequences, %d heads, %d queries, %d keys for %d query heads",
 			b.Sequences, b.Heads, b.Queries, b.Keys, heads)
 	}
+	if math.IsNaN(b.Scale) || math.IsInf(b.Scale, 0) {
+		return errorf(op, ErrShape, "a bias with the factor %v", b.Scale)
+	}
 	return nil
 }
 
@@ -50,6 +64,7 @@ type bend struct {
 	// One for each row: the slope, how far key 0 is from the row's position, and where the bias of key 0 lies, a *F.
 	Slopes, Distances []float64
 	Bias              []unsafe.Pointer
+	BiasScale         float64 // on all of these, log2(e) included
 }
 
 // straight reports whether b changes nothing.
@@ -65,7 +80,7 @@ func (b *bend) rows(row, n int) bend {
 		part.Slopes, part.Distances = b.Slopes[row:row+n], b.Distances[row:row+n]
 	}
 	if b.Bias != nil {
-		part.Bias = b.Bias[row : row+n]
+		part.Bias, part.BiasScale = b.Bias[row:row+n], b.BiasScale
 	}
 	return part
 }
@@ -91,7 +106,7 @@ func bendTile[F real](t *tile, scores []F, stride int) {
 			slopeScores(s, t.Slopes[r], t.Distances[r])
 		}
 		if t.Bias != nil {
-			biasScores(s, unsafe.Slice((*F)(t.Bias[r]), n))
+			biasScores(s, unsafe.Slice((*F)(t.Bias[r]), n), t.BiasScale)
 		}
 	}
 }
@@ -123,13 +138,13 @@ func slopeScores[F real](s []F, slope, distance float64) {
 	}
 }
 
-// biasScores adds log2(e) bias_c to each s_c of s. Only a bias of -Inf makes a score -Inf: one that is finite, and too large
+// biasScores adds scale bias_c to each s_c of s. Only an infinite bias makes a score -Inf: one that is finite, and too large
 // with the factor, leaves the key visible to a row that has no better ones.
-func biasScores[F real](s, bias []F) {
+func biasScores[F real](s, bias []F, scale float64) {
 	bias = bias[:len(s)]
 	for c, x := range s {
-		y := F(float64(x) + float64(bias[c])*math.Log2E)
-		if math.IsInf(float64(y), -1) && !math.IsInf(float64(bias[c]), -1) && !math.IsInf(float64(x), -1) {
+		y := F(float64(x) + float64(bias[c])*scale)
+		if math.IsInf(float64(y), -1) && !math.IsInf(float64(bias[c]), 0) && !math.IsInf(float64(x), -1) {
 			y = lowest[F]()
 		}
 		s[c] = y

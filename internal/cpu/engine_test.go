@@ -66,6 +66,7 @@ func TestRunBends(t *testing.T) {
 		}
 		if i%2 == 0 {
 			s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1+rng.IntN(3))
+			s.Bias.Scale = []float64{0, 1, 0.25}[rng.IntN(3)]
 		}
 		policy, workers, tile := randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64, 100, math.MaxInt}[rng.IntN(7)]
 		var err error

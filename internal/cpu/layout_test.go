@@ -141,7 +141,7 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	return p
 }
 
-func biasOf(b reftest.Bias) Bias { return Bias{b.Sequences, b.Heads, b.Queries, b.Keys} }
+func biasOf(b reftest.Bias) Bias { return Bias{b.Sequences, b.Heads, b.Queries, b.Keys, b.Scale} }
 
 func pageStrides(l layout, heads, dim, pad int) PageStrides {
 	row := dim + pad

@@ -334,7 +334,7 @@ func (ws *workspace[F]) bends(w *worker[F], b block) bend {
 		}
 	}
 	if g.Bias != (Bias{}) {
-		s.Bias = w.bias[:b.rows]
+		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.scale()*math.Log2E
 	}
 	return s
 }

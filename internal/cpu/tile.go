@@ -47,7 +47,7 @@ type streams [4]unsafe.Pointer
 //	s_c = q_r . k_c              (c < Count, or < Visible[r])
 //	s_c = Cap tanh(s_c/Cap)      (with a Cap)
 //	s_c = s_c + Slopes[r] (Distances[r]+c)   (with Slopes)
-//	s_c = s_c + log2(e) Bias[r][c]           (with a Bias)
+//	s_c = s_c + BiasScale Bias[r][c]         (with a Bias)
 //	m   = max(M_r, max_c s_c)
 //	p_c = 2^(s_c-m)
 //	O_r = 2^(M_r-m) O_r + sum_c p_c v_c

@@ -64,7 +64,8 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	wg.Wait()
 	u := p.Acc.Unit() + Float64.Unit()
 	for i, n := range bias.terms {
-		g.DBiasBound[i] += u*float64(n+12)*bias.abs[i] + p.Acc.Tiny()
+		g.DBias[i] *= c.Bias.scale()
+		g.DBiasBound[i] = (g.DBiasBound[i]+u*float64(n+12)*bias.abs[i])*math.Abs(c.Bias.scale()) + p.Acc.Tiny()
 	}
 	return g
 }

@@ -28,6 +28,14 @@ type Shape struct {
 type Bias struct {
 	Sequences, Heads, Queries, Keys int
 	X                               []float64
+	Scale                           float64 // on all of them; 0: 1
+}
+
+func (b *Bias) scale() float64 {
+	if b.Scale == 0 {
+		return 1
+	}
+	return b.Scale
 }
 
 // Row returns where in X the numbers for a query position begin.
@@ -331,7 +339,7 @@ func (s Shape) Score(seq, pos, head, j int, product, off, u float64) (score, sco
 		scoreOff += 4 * u * (math.Abs(bias) + math.Abs(score))
 	}
 	if s.Bias.X != nil {
-		bias := s.Bias.X[s.Bias.Row(seq, head, pos)+j]
+		bias := s.Bias.X[s.Bias.Row(seq, head, pos)+j] * s.Bias.scale()
 		if math.IsInf(bias, -1) {
 			return bias, 0, derivative, derivativeOff
 		}

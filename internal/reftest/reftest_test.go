@@ -106,8 +106,8 @@ func TestBendFaultsAreFound(t *testing.T) {
 		"no soft cap":        func(s *Shape) { s.SoftCap = 0 },
 		"slope":              func(s *Shape) { s.Slopes = []float64{0.2501, 0.0626} },
 		"slopes of others":   func(s *Shape) { s.Slopes = []float64{0.0625, 0.25} },
-		"bias":               func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, slices.Repeat([]float64{0, 0.01}, 30)} },
-		"hidden key":         func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, append(make([]float64, 59), math.Inf(-1))} },
+		"bias":               func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, slices.Repeat([]float64{0, 0.01}, 30), 1} },
+		"hidden key":         func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, append(make([]float64, 59), math.Inf(-1)), 1} },
 	} {
 		wrong := *c
 		change(&wrong.Shape)
