@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"regexp"
 	"time"
 )
 
@@ -13,7 +14,12 @@ import (
 // speed it reaches, and how many times as fast as Gorgonia's own nodes it is.
 func cpuBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := measureFlags(flags)
+	only := flags.String("only", "", "measure only the shapes in whose names this `pattern` is found, as \"f16, 32/4\"")
 	return func(stdout, stderr io.Writer) error {
+		pattern, err := regexp.Compile(*only)
+		if err != nil {
+			return fmt.Errorf("-only: %w", err)
+		}
 		m, err := thisMachine(o.workers)
 		if err != nil {
 			return err
@@ -22,7 +28,7 @@ func cpuBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 			report: &report{Command: "cpu", Machine: m, Figures: []figure{}}, pace: o.pace(), stdout: stdout, stderr: stderr,
 			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 		}
-		if err := b.cpu(); err != nil {
+		if err := b.cpu(pattern); err != nil {
 			return err
 		}
 		return b.report.save(o.json)
@@ -82,20 +88,33 @@ const (
 	tableContext = "Contexts, 12 heads of 64, keys and values from memory"
 )
 
-func (b *attentionBench) cpu() error {
+// cpu measures the shapes whose names match only.
+func (b *attentionBench) cpu(only *regexp.Regexp) error {
 	b.report.writeHead(b.stdout)
+	found := false
 	for _, table := range []struct {
 		name  string
 		cases []one
 	}{{tableMemory, memoryCases()}, {tableCache, cacheCases()}, {tableContext, contextCases()}} {
+		some := false
 		for _, c := range table.cases {
+			if !only.MatchString(c.shape.String()) {
+				continue
+			}
+			some = true
 			c.table = table.name
 			fmt.Fprintf(b.stderr, "%s: %s\n", c.table, c.shape)
 			if err := b.measure(c); err != nil {
 				return fmt.Errorf("%s: %w", c.shape, err)
 			}
 		}
-		b.report.writeTable(b.stdout, table.name)
+		if some {
+			found = true
+			b.report.writeTable(b.stdout, table.name)
+		}
+	}
+	if !found {
+		return fmt.Errorf("-only %v: no shape has such a name", only)
 	}
 	b.report.writeVerdict(b.stdout)
 	return nil

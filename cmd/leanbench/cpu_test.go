@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"regexp"
 	"testing"
 	"time"
 )
@@ -115,5 +116,21 @@ func TestMeasure(t *testing.T) {
 	b.report.writeTable(out, "T")
 	if n := bytes.Count(out.Bytes(), []byte("\n")); n != 9 {
 		t.Errorf("the table has %d lines:\n%s", n, out)
+	}
+}
+
+// TestOnly: a pattern picks shapes, and one that picks none is an error.
+func TestOnly(t *testing.T) {
+	b, _ := testBench(t)
+	if err := b.cpu(regexp.MustCompile("no such shape")); err == nil || len(b.report.Figures) > 0 {
+		t.Errorf("%v, %d figures", err, len(b.report.Figures))
+	}
+	if err := b.cpu(regexp.MustCompile("^bf16, 12 heads x 128 x")); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range b.report.Figures {
+		if f.Case != "bf16, 12 heads x 128 x 64" {
+			t.Errorf("%+v", f)
+		}
 	}
 }

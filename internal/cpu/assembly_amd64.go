@@ -112,7 +112,7 @@ func (a *assembly) attend(t *tile) {
 	a.scores(t, stride)
 	bendTile(t, unsafe.Slice((*float32)(t.Scores), t.Rows*stride), stride)
 	if t.Visible == nil {
-		tiled, further := a.tiled(t, t.ValueDim), 0
+		tiled, further := a.tiledValues(t), 0
 		if tiled > 0 {
 			further = t.Count // tiles are quick enough to gain by what comes meanwhile; other kernels lose a little
 		}

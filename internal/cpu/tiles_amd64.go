@@ -18,8 +18,7 @@ const (
 	tileStage = 1024 // elements of scratch before the queries
 
 	// Sums of tilePanel columns go through all keys as memory delivers them. More columns go through so many keys
-	// at a time that what has been asked for is still in cache when its turn comes. That pays for many rows only;
-	// nor do scores of longer keys pay for fewer.
+	// at a time that what has been asked for is still in cache when its turn comes. That pays for many rows only.
 	tilePanel     = 64
 	tilePanelKeys = 128
 	tileManyRows  = 9
@@ -29,11 +28,18 @@ const (
 // if there are rows for which that is quicker.
 func (a *assembly) tiled(t *tile, dim int) int {
 	switch {
-	case a.tiles == nil, dim%tileDims != 0, len(t.K) > 1 && t.Run%tileKeys != 0,
-		t.Rows <= a.few, t.Rows > tileRows, t.Rows < tileManyRows && dim > tilePanel:
+	case a.tiles == nil, dim%tileDims != 0, len(t.K) > 1 && t.Run%tileKeys != 0, t.Rows <= a.few, t.Rows > tileRows:
 		return 0
 	}
 	return t.Count / tileKeys * tileKeys
+}
+
+// tiledValues is tiled for the values.
+func (a *assembly) tiledValues(t *tile) int {
+	if t.Rows < tileManyRows && t.ValueDim > tilePanel {
+		return 0
+	}
+	return a.tiled(t, t.ValueDim)
 }
 
 // scoresInTiles computes the scores of all rows with the first keys and returns how many keys these are. Where
@@ -64,7 +70,7 @@ func (a *assembly) scoresInTiles(t *tile, stride int) int {
 	return keys
 }
 
-// valuesInTiles adds the weighted values of the first keys to all rows, as many as tiled says, and returns
+// valuesInTiles adds the weighted values of the first keys to all rows, as many as tiledValues says, and returns
 // how many keys these were: it stops where there is an infinity.
 func (a *assembly) valuesInTiles(t *tile, stride, keys int) int {
 	most, lead := keys/4, tileKeys/4 // in quads
