@@ -22,13 +22,19 @@ const (
 	tilePanel     = 64
 	tilePanelKeys = 128
 	tileManyRows  = 9
+
+	// With so many rows tiles are quicker than rows in registers, for keys and values of up to tilePanel elements.
+	tileFewRows = 3
 )
 
 // tiled returns how many of t's keys, or values, of dim elements are for tile registers: as many as fill tiles,
 // if there are rows for which that is quicker.
 func (a *assembly) tiled(t *tile, dim int) int {
-	switch {
-	case a.tiles == nil, dim%tileDims != 0, len(t.K) > 1 && t.Run%tileKeys != 0, t.Rows <= a.few, t.Rows > tileRows:
+	few := a.few + 1
+	if dim <= tilePanel {
+		few = tileFewRows
+	}
+	if a.tiles == nil || dim%tileDims != 0 || len(t.K) > 1 && t.Run%tileKeys != 0 || t.Rows < few || t.Rows > tileRows {
 		return 0
 	}
 	return t.Count / tileKeys * tileKeys

@@ -20,7 +20,7 @@ import (
 // tileTest is a kernel call that is for tile registers, with peaked scores if asked.
 func tileTest(rng *rand.Rand, peaked bool) *call[float32] {
 	dims := []int{32, 64, 96, 128}
-	c := newCall[float32](rng, BFloat16, 6+rng.IntN(11), 64+rng.IntN(400), dims[rng.IntN(4)], dims[rng.IntN(4)], false)
+	c := newCall[float32](rng, BFloat16, 3+rng.IntN(14), 64+rng.IntN(400), dims[rng.IntN(4)], dims[rng.IntN(4)], false)
 	if peaked {
 		for i := range c.q {
 			c.q[i] *= 8
