@@ -35,7 +35,7 @@ func ArgMax(x *G.Node) (y *G.Node, err error) {
 	if x.Dtype() != tensor.Float32 {
 		return nil, errorf(name, la.ErrDType, "x is of %v, want float32", x.Dtype())
 	}
-	op := argMax{gpu: new(ongpu.Node)}
+	op := argMax{inference: "ArgMax", gpu: new(ongpu.Node)}
 	if _, err := op.shape(x.Shape()); err != nil {
 		return nil, err
 	}
@@ -44,6 +44,7 @@ func ArgMax(x *G.Node) (y *G.Node, err error) {
 
 type argMax struct {
 	graph.Plain
+	inference
 	gpu *ongpu.Node
 }
 
@@ -128,12 +129,6 @@ func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 		},
 	})
 }
-
-func (op argMax) DiffWRT(inputs int) []bool { return everyInput(inputs) }
-func (op argMax) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, noGradient("ArgMax")
-}
-func (op argMax) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error { return noGradient("ArgMax") }
 
 var (
 	_ G.SDOp = argMax{}

@@ -45,7 +45,7 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	if table == nil || ids == nil {
 		return nil, errorf(name, la.ErrGraph, "table or ids is nil")
 	}
-	op := embedding{table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
+	op := embedding{inference: "Embedding", table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
 	children := G.Nodes{table, ids}
 	if op.residual {
 		children = append(children, residual)
@@ -83,6 +83,7 @@ var embeddingInputs = [...]string{"table", "ids", "residual"}
 // It holds no state, so one value may serve any number of nodes and runs.
 type embedding struct {
 	graph.Plain
+	inference
 	table    tensor.Dtype
 	ids      tensor.Dtype
 	residual bool
@@ -213,14 +214,4 @@ func gather[T any](dst []float32, table G.Value, ids []int, widen func(dst []flo
 		widen(dst[row*n:(row+1)*n], src[ids[row]*n:(ids[row]+1)*n])
 	})
 	return nil
-}
-
-// DiffWRT, SymDiff and DoDiff: see noGradient.
-
-func (op embedding) DiffWRT(inputs int) []bool { return everyInput(inputs) }
-func (op embedding) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, noGradient("Embedding")
-}
-func (op embedding) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return noGradient("Embedding")
 }

@@ -111,7 +111,7 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 	}
 	from := 0
 	for _, w := range ws {
-		p := linearPart{from: from, shape: tensor.Shape{shapes[0][0], w.Shape()[0]}, dtype: op.x}
+		p := linearPart{inference: "Linears", from: from, shape: tensor.Shape{shapes[0][0], w.Shape()[0]}, dtype: op.x}
 		from += p.shape.TotalSize()
 		y, err := apply(name, p, all)
 		if err != nil {
@@ -137,7 +137,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	case slices.Contains(bs, nil):
 		return op, nil, errorf(name, la.ErrGraph, "a bias is nil")
 	}
-	op = linear{x: x.Dtype(), w: ws[0].Dtype(), parts: len(ws), bias: len(bs) > 0, gpu: new(ongpu.Node)}
+	op = linear{inference: "Linear", x: x.Dtype(), w: ws[0].Dtype(), parts: len(ws), bias: len(bs) > 0, gpu: new(ongpu.Node)}
 	var residual *G.Node
 	var norm *normOption
 	for _, o := range opts {
@@ -190,6 +190,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 // GPUs.
 type linear struct {
 	graph.Plain
+	inference
 	x, w                 tensor.Dtype // of the inputs; the others have x's
 	parts                int
 	joined               bool // the outputs are one vector, one part behind the other
@@ -473,6 +474,7 @@ func runLinear[F float](o *cpu.LinearOperands[F]) error {
 // one vector, which nobody else sees, without a copy.
 type linearPart struct {
 	graph.Plain
+	inference
 	from  int
 	shape tensor.Shape
 	dtype tensor.Dtype

@@ -110,7 +110,7 @@ func (c Choice) Choose(logits []float32, u float64) int {
 func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 	const name = "Sample"
 	defer recoverTo(name, &err)
-	op := sample{gpu: new(ongpu.Node)}
+	op := sample{inference: "Sample", gpu: new(ongpu.Node)}
 	shapes := make([]tensor.Shape, len(sampleInputs))
 	for i, n := range []*G.Node{logits, choices, randoms} {
 		switch {
@@ -171,6 +171,7 @@ func sampleType(i int) tensor.Dtype {
 
 type sample struct {
 	graph.Plain
+	inference
 	gpu *ongpu.Node
 }
 
@@ -260,12 +261,6 @@ func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 		},
 	})
 }
-
-func (op sample) DiffWRT(inputs int) []bool { return everyInput(inputs) }
-func (op sample) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, noGradient("Sample")
-}
-func (op sample) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error { return noGradient("Sample") }
 
 var (
 	_ G.SDOp = sample{}

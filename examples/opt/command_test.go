@@ -441,6 +441,24 @@ func TestStats(t *testing.T) {
 		if status != 0 || read != 10 || decoded != 16 || runs != 8 {
 			t.Errorf("%s: status %d, read %d, decoded %d, runs %d: %s", attention, status, read, decoded, runs, log)
 		}
+		var first, parts [3]float64
+		var bytes, speed, ceiling float64
+		told := 0
+		for _, line := range strings.Split(log, "\n") {
+			if n, _ := fmt.Sscanf(line, "first token after %f s: %f loading, %f for graphs and copies of weights, %f for the prompts",
+				&first[0], &parts[0], &parts[1], &parts[2]); n == 4 {
+				told++
+			}
+			if n, _ := fmt.Sscanf(line, "reads %f MB a run of decode, %f GB/s: %f%% of the %f GB/s of their memory", &bytes, &speed, &share, &ceiling); n == 4 {
+				told++
+			}
+		}
+		if d := first[0] - parts[0] - parts[1] - parts[2]; math.Abs(d) > 0.003 || first[0] <= 0 {
+			t.Errorf("%s: the first token: %s", attention, log)
+		}
+		if want := map[string]int{"lean": 2, "default": 2, "fused": 1}[attention]; told != want || want == 2 && (bytes <= 0 || ceiling <= 0) {
+			t.Errorf("%s: what was read: %s", attention, log)
+		}
 		if rate <= 0 || ms <= 0 || each < ms || share <= 0 || share >= 100 {
 			t.Errorf("%s: %s", attention, log)
 		}

@@ -66,21 +66,26 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	if err != nil {
 		return err
 	}
+	var first firstToken
+	first.load = time.Since(began)
 	fmt.Fprintf(stderr, "loaded in %.2f s: %d layers of width %d, %d heads, %d positions, %d MB of weights\n",
-		time.Since(began).Seconds(), c.Layers, c.HiddenSize, c.Heads, c.MaxPositions, weights.Bytes()>>20)
+		first.load.Seconds(), c.Layers, c.HiddenSize, c.Heads, c.MaxPositions, weights.Bytes()>>20)
 	began = time.Now()
 	if b.decoder, err = weights.NewDecoder(mo); err != nil {
 		return err
 	}
+	first.build = time.Since(began)
 	if mo.Device != nil {
-		fmt.Fprintf(stderr, "on %v in %.2f s\n", mo.Device, time.Since(began).Seconds())
+		fmt.Fprintf(stderr, "on %v in %.2f s\n", mo.Device, first.build.Seconds())
 	}
 	b.chosen = mo.Greedy || mo.Choices != nil
 	b.ahead = b.chosen && (mo.Device != nil || o.ahead)
 	defer func() { err = errors.Join(err, b.decoder.Close()) }()
 
 	line := progress{w: stderr, total: total, live: isTerminal(stderr)}
+	began = time.Now()
 	err = b.decoder.Prefill(ctx, ids, line.show)
+	first.prompts = time.Since(began)
 	line.end(b.decoder.Stats().Prefill)
 	if err == nil {
 		b.out = newPrinter(stdout, o.prompts)
@@ -90,7 +95,11 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		}
 	}
 	if o.stats {
+		first.write(stderr)
 		writeStats(stderr, b.decoder.Stats())
+		if e := writeReads(stderr, b.decoder); err == nil {
+			err = e
+		}
 		if mo.Device != nil {
 			if m, e := mo.Device.Memory(); e == nil {
 				fmt.Fprintf(stderr, "memory   %d MB of the GPU used here, %d of %d MB free\n", m.Used>>20, m.Free>>20, m.Total>>20)
@@ -289,6 +298,14 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
+// firstToken is what the first token of a cold start waits for.
+type firstToken struct{ load, build, prompts time.Duration }
+
+func (t *firstToken) write(w io.Writer) {
+	fmt.Fprintf(w, "first    token after %.3f s: %.3f loading, %.3f for graphs and copies of weights, %.3f for the prompts\n",
+		(t.load + t.build + t.prompts).Seconds(), t.load.Seconds(), t.build.Seconds(), t.prompts.Seconds())
+}
+
 func writeStats(w io.Writer, s model.Stats) {
 	if s.Device != "" {
 		fmt.Fprintf(w, "device   %s\n", s.Device)
@@ -306,4 +323,20 @@ func writeStats(w io.Writer, s model.Stats) {
 			p.name, p.Tokens, seconds, float64(p.Tokens)/seconds, 1e3*seconds/float64(p.Tokens), 100*p.Attention.Seconds()/seconds)
 		fmt.Fprintf(w, " (%d runs of the graph, %.3f ms each)\n", p.Passes, 1e3*seconds/float64(p.Passes))
 	}
+}
+
+// writeReads tells how much of the memory's speed decoding got.
+func writeReads(w io.Writer, d *model.Decoder) error {
+	p := d.Stats().Decode
+	if p.Bytes == 0 {
+		return nil
+	}
+	speed := float64(p.Bytes) / p.Time.Seconds()
+	fmt.Fprintf(w, "reads    %.1f MB a run of decode, %.1f GB/s", float64(p.Bytes)/float64(p.Passes)/1e6, speed/1e9)
+	ceiling, err := d.ReadCeiling()
+	if ceiling > 0 {
+		fmt.Fprintf(w, ": %.1f%% of the %.1f GB/s of their memory", 100*speed/ceiling, ceiling/1e9)
+	}
+	fmt.Fprintln(w)
+	return err
 }

@@ -11,11 +11,13 @@ import (
 
 // Waking a parked goroutine takes tens of microseconds, as long as a whole decode step over a short context,
 // and a machine's other threads come and go between steps (Gorgonia's tape machine uses two of them for each
-// run). So a helper that has run out of work looks for more for a while before it parks. Where the while was
-// shorter than a step that has to do without the helper (50 us), most steps had to: it woke up when the work
-// was done, and parked before the next. As nobody has to close a pool, a helper that nobody needs ends.
+// run). So a helper that has run out of work looks for more for a while before it parks. If the while is
+// shorter than a step that has to do without the helper, 50 us say, most steps have to: it wakes up when the
+// work is done, and parks before the next. A millisecond is no better than this, and some steps begin as much
+// later, since the system lets a thread that looks for work have its processor to the end. As nobody has to
+// close a pool, a helper that nobody needs ends.
 const (
-	spinTime = time.Millisecond
+	spinTime = 200 * time.Microsecond
 	idleTime = 100 * time.Millisecond
 )
 

@@ -9,8 +9,8 @@ import (
 )
 
 // Backing is the memory of t as []T, in the order that it lies there. The
-// element type of t must have T's size, and Go must be able to read it. It does
-// not allocate, unlike t.Data().
+// element type of t must have T's size, unless T is byte, and Go must be able to
+// read it. It does not allocate, unlike t.Data().
 func Backing[T any](t *tensor.Dense) []T {
 	n := int(t.MemSize() / unsafe.Sizeof(*new(T)))
 	if n == 0 {

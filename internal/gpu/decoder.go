@@ -35,7 +35,7 @@ type Decoder struct {
 
 	mu   sync.Mutex
 	args cuda.Args
-	maps map[linearMap]cuda.TensorMap
+	maps tensorMaps[linearMap]
 
 	clusters sync.Map // of clusterKey: how many can run at once
 }
@@ -52,7 +52,7 @@ type linearMap struct {
 // NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func NewDecoder(dev *cuda.Device) (*Decoder, error) {
-	d := &Decoder{dev: dev, info: dev.Info(), maps: make(map[linearMap]cuda.TensorMap)}
+	d := &Decoder{dev: dev, info: dev.Info()}
 	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return image(decoderUnit, d.info.Capability) })
 	if err != nil {
 		return nil, err
@@ -284,7 +284,7 @@ func (n *Norm) check(op string, in int) error {
 	return n.Beta.checkIf(op, "beta", in)
 }
 
-func (o *Linear) check(d *Decoder) error {
+func (o *Linear) check() error {
 	const op = "linear"
 	if o.Rows < 1 || o.In < 1 || o.Rows > math.MaxInt32 || o.In > math.MaxInt32/8 {
 		return errorf(op, cpu.ErrShape, "%d rows of %d elements", o.Rows, o.In)
@@ -329,20 +329,13 @@ func (o *Linear) check(d *Decoder) error {
 	if o.Norm == nil {
 		return nil
 	}
-	if err := o.Norm.check(op, o.In); err != nil {
-		return err
-	}
-	scratch, err := d.NeedsScratch(o)
-	if err != nil || !scratch {
-		return err
-	}
-	return o.Scratch.checkFloats(op, "the scratch", o.Rows*o.In)
+	return o.Norm.check(op, o.In)
 }
 
 // Linear queues linear layers. Rows beyond 16 read the weights again. Everything
 // is checked first; errors wrap cpu.ErrShape, cpu.ErrDType, or are the driver's.
 func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
-	if err := o.check(d); err != nil {
+	if err := o.check(); err != nil {
 		return err
 	}
 	element := elementOf(o.Parts[0].W.DType)
@@ -352,6 +345,9 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 		return err
 	}
 	if scratch {
+		if err := o.Scratch.checkFloats("linear", "the scratch", o.Rows*o.In); err != nil {
+			return err
+		}
 		if err := d.Norm(s, o.Rows, o.In, x, o.Scratch, norm); err != nil {
 			return err
 		}
@@ -411,30 +407,20 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	return nil
 }
 
-// tensorMap is the map of weights. A map says nothing but its key, so one that is
-// kept stays right.
+// tensorMap is the map of weights, none where no copy engine takes it.
 func (d *Decoder) tensorMap(w *Memory, in, out int) (t cuda.TensorMap, err error) {
 	if !d.overlap() {
 		return t, nil
 	}
 	key := linearMap{w.address(), in, out, elementOf(w.DType)}
-	if t, ok := d.maps[key]; ok {
-		return t, nil
-	}
-	size := uint64(w.DType.Size())
-	row := uint64(in) * size
-	t, err = d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
-		ElementBytes: int(size), Dims: [3]uint64{uint64(in), uint64(out), 1}, Strides: [2]uint64{row, row * uint64(out)},
-		Box: [3]uint32{uint32(128 / size), linearTile, 1},
+	return d.maps.get(key, func() (cuda.TensorMap, error) {
+		size := uint64(w.DType.Size())
+		row := uint64(in) * size
+		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
+			ElementBytes: int(size), Dims: [3]uint64{uint64(in), uint64(out), 1}, Strides: [2]uint64{row, row * uint64(out)},
+			Box: [3]uint32{uint32(128 / size), linearTile, 1},
+		})
 	})
-	if err != nil {
-		return t, err
-	}
-	if len(d.maps) >= mostMaps {
-		clear(d.maps)
-	}
-	d.maps[key] = t
-	return t, nil
 }
 
 // hold has the launch refuse closed buffers.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -38,10 +37,7 @@ type Engine struct {
 	append *cuda.Function
 	closed atomic.Bool
 
-	maps struct {
-		sync.Mutex
-		of map[mapKey]cuda.TensorMap
-	}
+	maps tensorMaps[mapKey]
 }
 
 // New loads the kernels. Errors: [kernels.ErrNoImage] where there are none for
@@ -69,7 +65,6 @@ func New(dev *cuda.Device) (*Engine, error) {
 	if e.append, err = m.Function("lean_append"); err != nil {
 		return nil, err
 	}
-	e.maps.of = make(map[mapKey]cuda.TensorMap)
 	return e, nil
 }
 
@@ -209,25 +204,10 @@ type mapKey struct {
 	element  int
 }
 
-// mostMaps is how many tensor maps are kept; buffers come and go.
-const mostMaps = 4096
-
 // tensorMap is the map of rows of keys (or values), for boxes of so many rows.
-// A map says nothing but its key, so one that is kept stays right.
 func (e *Engine) tensorMap(m *Memory, s *shape, box int) (cuda.TensorMap, error) {
 	key := mapKey{m.address(), max(m.Len/s.dim, 1), s.dim, box, s.element}
-	e.maps.Lock()
-	defer e.maps.Unlock()
-	if t, ok := e.maps.of[key]; ok {
-		return t, nil
-	}
-	t, err := e.dev.TensorMap(m.Buffer, m.Offset, s.tiles(key.rows, box))
-	if err != nil {
-		return t, err
-	}
-	if len(e.maps.of) >= mostMaps {
-		clear(e.maps.of)
-	}
-	e.maps.of[key] = t
-	return t, nil
+	return e.maps.get(key, func() (cuda.TensorMap, error) {
+		return e.dev.TensorMap(m.Buffer, m.Offset, s.tiles(key.rows, box))
+	})
 }

@@ -87,6 +87,7 @@ type Phase struct {
 	Tokens    int           // tokens in them
 	Time      time.Duration // in them
 	Attention time.Duration // of it in the attention nodes and their cache
+	Bytes     int64         // that the runs had to read: weights, keys and values; 0 with [Fused]
 }
 
 // Decoder continues a batch of sequences. It is not safe for use by several
@@ -94,9 +95,10 @@ type Phase struct {
 type Decoder struct {
 	config  hf.Config
 	options Options
-	prompt  *pass // many rows
-	next    *pass // a row a sequence
-	lengths []int // tokens in the cache
+	weights *Weights // as the graphs have them
+	prompt  *pass    // many rows
+	next    *pass    // a row a sequence
+	lengths []int    // tokens in the cache
 	logits  [][]float32
 	chosen  []int // with Greedy or Choices; -1: none
 	random  []*rand.Rand
@@ -206,6 +208,7 @@ func (d *Decoder) build(w *Weights) (err error) {
 	if d.prompt, err = d.newPass(w, o.Chunk, o.AllLogits, &d.stats.Prefill); err != nil {
 		return err
 	}
+	d.weights = w
 	d.next, err = d.newPass(w, batch, false, &d.stats.Decode)
 	return err
 }
@@ -350,6 +353,7 @@ func (d *Decoder) turn(p *pass, compute func() error) error {
 	if err = errors.Join(err, p.attention.end(err == nil)); err != nil {
 		return err
 	}
+	p.phase.Bytes += d.runBytes(p)
 	for i, n := range p.counts {
 		d.lengths[i] += n
 		p.phase.Tokens += n

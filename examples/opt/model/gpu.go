@@ -324,20 +324,9 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 		if err != nil {
 			return err
 		}
-		size := int64(t.Dtype().Size())
-		switch {
-		case t.Dims() == 1:
-			size = int64(tensor.Float32.Size())
-		case matrices != tensor.Dtype{}:
-			size = int64(matrices.Size())
-		}
-		weights += int64(t.Shape().TotalSize()) * size
+		weights += int64(t.Shape().TotalSize()) * int64(loadedAs(t, matrices).Size())
 	}
-	element := int64(tensor.Float32.Size())
-	if o.Cache != (tensor.Dtype{}) {
-		element = int64(o.Cache.Size())
-	}
-	cache := 2 * int64(c.Layers) * int64(pagesOf(o.Capacity)*pageSize) * int64(c.HiddenSize) * element
+	cache := int64(pagesOf(o.Capacity)*pageSize) * tokenBytes(c, o.Cache)
 	memory, err := o.Device.Memory()
 	if err != nil {
 		return err

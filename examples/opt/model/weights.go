@@ -59,19 +59,21 @@ func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 		}
 		w.tensors[p.Name] = t
 	}
-	err := w.convert(func(t *tensor.Dense) tensor.Dtype {
-		switch {
-		case t.Dims() == 1:
-			return tensor.Float32
-		case matrices == tensor.Dtype{}:
-			return t.Dtype()
-		}
-		return matrices
-	})
-	if err != nil {
+	if err := w.convert(func(t *tensor.Dense) tensor.Dtype { return loadedAs(t, matrices) }); err != nil {
 		return nil, err
 	}
 	return w, nil
+}
+
+// loadedAs is the type that LoadAs gives a tensor: vectors are float32.
+func loadedAs(t *tensor.Dense, matrices tensor.Dtype) tensor.Dtype {
+	switch {
+	case t.Dims() == 1:
+		return tensor.Float32
+	case matrices == tensor.Dtype{}:
+		return t.Dtype()
+	}
+	return matrices
 }
 
 // widened is the same weights in float32, which Gorgonia's own nodes need. They

@@ -1,0 +1,79 @@
+package model
+
+import (
+	"fmt"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
+
+	"gorgonia.org/tensor"
+)
+
+// stepBytes is what a run reads of the weights: all but the tables of which it
+// takes rows.
+func (w *Weights) stepBytes() int64 {
+	n := w.Bytes()
+	for _, table := range w.tables() {
+		n -= int64(w.tensors[table].MemSize())
+	}
+	return n
+}
+
+// tables are the weights of which a run reads some rows only. The table of tokens
+// is read whole where the head uses it too.
+func (w *Weights) tables() []string {
+	names := []string{"decoder.embed_positions.weight"}
+	if !w.config.TieWordEmbeddings {
+		names = append(names, "decoder.embed_tokens.weight")
+	}
+	return names
+}
+
+// tokenBytes is what attention reads for each token that it sees.
+func tokenBytes(c hf.Config, storage tensor.Dtype) int64 {
+	if storage == (tensor.Dtype{}) {
+		storage = tensor.Float32
+	}
+	return 2 * int64(c.Layers) * int64(c.HiddenSize) * int64(storage.Size())
+}
+
+// runBytes is what the coming run of a pass has to read: the weights, and the keys
+// and values of the tokens that are seen, its own included. 0 for [Fused], which
+// keeps none.
+func (d *Decoder) runBytes(p *pass) int64 {
+	if d.options.Attention == Fused {
+		return 0
+	}
+	n := d.weights.stepBytes()
+	for i, count := range p.counts {
+		if count > 0 {
+			n += int64(d.lengths[i]+count) * tokenBytes(d.config, d.options.Cache)
+		}
+	}
+	return n
+}
+
+// ReadCeiling is how many bytes a second the memory of the weights gives: on the
+// CPU measured, by adding them up on all cores, which takes a few runs' time; of a
+// GPU the clock and the width of its memory make it, 0 where the driver does not
+// tell them.
+func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
+	if d.options.Device != nil {
+		return d.options.Device.Info().MemoryBandwidth, nil
+	}
+	for range 5 {
+		began, bytes := time.Now(), 0
+		for _, t := range d.weights.tensors {
+			b := dense.Backing[byte](t)
+			b = b[min(-t.Uintptr()%8, uintptr(len(b))):] // to where words begin
+			if _, err := cpu.ReadSum(cpu.Default(), b); err != nil {
+				return 0, fmt.Errorf("model: %w", err)
+			}
+			bytes += len(b)
+		}
+		bytesPerSecond = max(bytesPerSecond, float64(bytes)/time.Since(began).Seconds())
+	}
+	return bytesPerSecond, nil
+}
