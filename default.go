@@ -133,6 +133,12 @@ func (c *nodeChain) addBias(s, bias *G.Node, p *problem) *G.Node {
 	return c.reshape(s, laid...)
 }
 
+// The names of Default's inputs tell [Fuse] what they are.
+const (
+	defaultScaleName = "leanattention.scale("
+	defaultMaskName  = "leanattention.causal("
+)
+
 // scaleNode is an input, not a constant: Gorgonia takes constants that print
 // alike for equal, float32(1) and float64(1) for instance. Its name makes the
 // scales of many layers one node.
@@ -141,7 +147,7 @@ func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
 	if t == tensor.Float32 {
 		v = float32(scale)
 	}
-	return G.NewScalar(g, t, G.WithName(fmt.Sprintf("leanattention.scale(%v,%v)", v, t)), G.WithValue(v))
+	return G.NewScalar(g, t, G.WithName(fmt.Sprintf(defaultScaleName+"%v,%v)", v, t)), G.WithValue(v))
 }
 
 // maskedScore is added to the score of a key that is not seen: exp of it is 0

@@ -1,11 +1,15 @@
 package leanattention
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
+	"gorgonia.org/leanattention/internal/fuse"
+	"gorgonia.org/leanattention/internal/stock"
+
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 )
 
 // Fused is a graph in which [Fuse] put [Attention] in the place of attention
@@ -55,13 +59,13 @@ func (f *Fused) String() string {
 			mask = ", causal"
 		}
 		if m.Bias != nil {
-			mask += ", bias " + describe(m.Bias)
+			mask += ", bias " + stock.Describe(m.Bias)
 		}
 		fmt.Fprintf(&b, "fused %s: heads %d/%d, queries %d, keys %d, scale %.6g%s\n",
-			describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale, mask)
+			stock.Describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale, mask)
 	}
 	for _, m := range f.Misses {
-		fmt.Fprintf(&b, "left %s: %s\n", describe(m.Node), m.Reason)
+		fmt.Fprintf(&b, "left %s: %s\n", stock.Describe(m.Node), m.Reason)
 	}
 	return b.String()
 }
@@ -125,38 +129,60 @@ func Fuse(roots ...*G.Node) (f *Fused, err error) {
 			return nil, errorf(op, ErrGraph, "root %d is in another graph than root 0", i)
 		}
 	}
-	g, err := newFuseGraph(op, roots)
+	r, err := fuse.Rewrite(roots, fusing{})
+	var fault *fuse.Error
+	if errors.As(err, &fault) {
+		return nil, errorf(op, ErrGraph, "%v", fault)
+	}
 	if err != nil {
 		return nil, err
 	}
-	matches, misses := g.match()
-	b, more := newFuseBuilder(g, matches)
-	if err = b.build(op); err != nil {
+	if err = CheckGraph(r.Graph); err != nil {
 		return nil, err
 	}
-	if err = CheckGraph(b.g); err != nil {
-		return nil, err
-	}
-	return b.fused(roots, matches, append(misses, more...)), nil
+	return newFused(roots, r), nil
 }
 
-func (b *fuseBuilder) fused(roots []*G.Node, matches []*fuseMatch, misses []Miss) *Fused {
-	f := &Fused{Graph: b.g, images: b.images, Misses: misses}
-	for _, r := range roots {
-		f.Roots = append(f.Roots, b.images[r])
+// fusing puts [Attention] in the place of what was found.
+type fusing struct{}
+
+// Fixed says of the inputs that [Default] makes that they are constants: it cannot
+// have those, which Gorgonia confuses, so its inputs say by their names what they
+// are.
+func (fusing) Fixed(n *G.Node) bool {
+	name := stock.NameOf(n)
+	return strings.HasPrefix(name, defaultScaleName) || strings.HasPrefix(name, defaultMaskName)
+}
+
+func (fusing) Check(q, k, v tensor.Shape, t tensor.Dtype) error {
+	_, err := newProblem("Fuse", operand{"q", q, t}, operand{"k", k, t}, operand{"v", v, t})
+	return err
+}
+
+func (fusing) Node(q, k, v, bias *G.Node, m *fuse.Match) (*G.Node, error) {
+	opts := []Option{WithScale(m.Scale)}
+	if m.Causal {
+		opts = append(opts, WithCausal())
 	}
-	for _, m := range matches {
-		if n := b.attention[m]; n != nil {
-			match := Match{
-				Output: m.out, Node: n, Scale: m.scale, Causal: m.causal,
-				Heads: m.heads, KVHeads: m.kvHeads, Queries: m.queries, Keys: m.keys,
-			}
-			if m.bias != nil {
-				match.Bias = m.bias.node
-			}
-			f.Matches = append(f.Matches, match)
-		}
+	if bias != nil {
+		opts = append(opts, withScaledBias(bias, m.BiasScale))
 	}
-	slices.SortStableFunc(f.Misses, func(x, y Miss) int { return b.old.at[x.Node] - b.old.at[y.Node] })
+	return Attention(q, k, v, opts...)
+}
+
+func newFused(roots []*G.Node, r *fuse.Result) *Fused {
+	f := &Fused{Graph: r.Graph, images: r.Images}
+	for _, n := range roots {
+		f.Roots = append(f.Roots, r.Images[n])
+	}
+	for _, m := range r.Matches {
+		f.Matches = append(f.Matches, Match{
+			Output: m.Output, Node: r.Attention[m], Scale: m.Scale, Causal: m.Causal, Bias: m.Bias,
+			Heads: m.Heads, KVHeads: m.KVHeads, Queries: m.Queries, Keys: m.Keys,
+		})
+	}
+	for _, m := range r.Misses {
+		f.Misses = append(f.Misses, Miss(m))
+	}
 	return f
 }

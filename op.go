@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/stock"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -79,7 +80,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 			return nil, err
 		}
 		a.bias.Scale = c.biasScale
-		a.fixedBias = stockOf(c.biasNode).kind == stockConstant
+		a.fixedBias = stock.Of(c.biasNode).Kind == stock.Constant
 		children = append(children, c.biasNode)
 	}
 	for i, name := range a.names() {

@@ -1,4 +1,4 @@
-package leanattention
+package fuse
 
 import (
 	"fmt"
@@ -7,29 +7,30 @@ import (
 	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
 )
 
-// fuseBuilder makes the new graph. Gorgonia runs nodes in the order in which
+// builder makes the new graph. Gorgonia runs nodes in the order in which
 // they were made, as far as their inputs allow, and writes results over values
 // that nobody needs any more. It takes the result of a Reshape for a value of
 // its own, though it is the same memory, so graphs may depend on that order
 // more than they show. Nodes are made in the order of the old graph, an
 // attention where its output was: what it reads is needed as long as before.
-type fuseBuilder struct {
-	old       *fuseGraph
+type builder struct {
+	old       *given
 	g         *G.ExprGraph
-	matches   map[*G.Node]*fuseMatch // by their outputs
+	matches   map[*G.Node]*Match // by their outputs
 	needed    map[*G.Node]bool
 	images    map[*G.Node]*G.Node
-	attention map[*fuseMatch]*G.Node
+	attention map[*Match]*G.Node
 }
 
-// newFuseBuilder plans the new graph. Matches that cannot be part of it are left
+// newBuilder plans the new graph. Matches that cannot be part of it are left
 // out, with the reasons.
-func newFuseBuilder(old *fuseGraph, matches []*fuseMatch) (b *fuseBuilder, misses []Miss) {
-	b = &fuseBuilder{old: old, g: G.NewGraph(), images: make(map[*G.Node]*G.Node), attention: make(map[*fuseMatch]*G.Node)}
+func newBuilder(old *given, matches []*Match) (b *builder, misses []Miss) {
+	b = &builder{old: old, g: G.NewGraph(), images: make(map[*G.Node]*G.Node), attention: make(map[*Match]*G.Node)}
 	for {
 		b.plan(matches)
 		bad, reason := b.misfit(matches)
@@ -37,14 +38,14 @@ func newFuseBuilder(old *fuseGraph, matches []*fuseMatch) (b *fuseBuilder, misse
 			return b, misses
 		}
 		misses = append(misses, Miss{bad.softmax, reason})
-		matches = slices.DeleteFunc(slices.Clone(matches), func(m *fuseMatch) bool { return m == bad })
+		matches = slices.DeleteFunc(slices.Clone(matches), func(m *Match) bool { return m == bad })
 	}
 }
 
-func (b *fuseBuilder) plan(matches []*fuseMatch) {
-	b.matches, b.needed = make(map[*G.Node]*fuseMatch), make(map[*G.Node]bool)
+func (b *builder) plan(matches []*Match) {
+	b.matches, b.needed = make(map[*G.Node]*Match), make(map[*G.Node]bool)
 	for _, m := range matches {
-		b.matches[m.out] = m
+		b.matches[m.Output] = m
 	}
 	for _, r := range b.old.roots {
 		b.need(r)
@@ -52,13 +53,13 @@ func (b *fuseBuilder) plan(matches []*fuseMatch) {
 }
 
 // misfit is a match that cannot be built, if there is one.
-func (b *fuseBuilder) misfit(matches []*fuseMatch) (m *fuseMatch, reason string) {
+func (b *builder) misfit(matches []*Match) (m *Match, reason string) {
 	for _, m := range matches {
-		if !b.needed[m.out] {
+		if !b.needed[m.Output] {
 			return m, "its product with values is part of another attention"
 		}
 		if n := b.overwrites(m); n != nil {
-			return m, fmt.Sprintf("%s may overwrite an operand before all are there", describe(n))
+			return m, fmt.Sprintf("%s may overwrite an operand before all are there", stock.Describe(n))
 		}
 	}
 	return nil, ""
@@ -68,9 +69,9 @@ func (b *fuseBuilder) misfit(matches []*fuseMatch) (m *fuseMatch, reason string)
 // attention reads it, which is later than the product of queries and keys was.
 // The node of the operand itself is needed until then, so what is looked for is
 // a result that is written over another node of the same memory.
-func (b *fuseBuilder) overwrites(m *fuseMatch) *G.Node {
+func (b *builder) overwrites(m *Match) *G.Node {
 	for _, n := range b.old.nodes {
-		if n == m.out {
+		if n == m.Output {
 			break
 		}
 		if _, ok := n.Op().(G.UsePreallocDoer); !ok || !b.needed[n] || n.Op().OverwritesInput() < 0 {
@@ -87,15 +88,15 @@ func (b *fuseBuilder) overwrites(m *fuseMatch) *G.Node {
 }
 
 // memory is the node whose memory n's value lies in.
-func (g *fuseGraph) memory(n *G.Node) *G.Node {
-	for g.kind(n) == stockReshape {
+func (g *given) memory(n *G.Node) *G.Node {
+	for g.kind(n) == stock.Reshape {
 		n = g.children[n][0]
 	}
 	return n
 }
 
 // inputs is the nodes whose images the image of n is made of.
-func (b *fuseBuilder) inputs(n *G.Node) []*G.Node {
+func (b *builder) inputs(n *G.Node) []*G.Node {
 	if m := b.matches[n]; m != nil {
 		var in []*G.Node
 		for _, o := range m.operands() {
@@ -106,7 +107,7 @@ func (b *fuseBuilder) inputs(n *G.Node) []*G.Node {
 	return b.old.children[n]
 }
 
-func (b *fuseBuilder) need(n *G.Node) {
+func (b *builder) need(n *G.Node) {
 	if b.needed[n] {
 		return
 	}
@@ -116,10 +117,10 @@ func (b *fuseBuilder) need(n *G.Node) {
 	}
 }
 
-func (b *fuseBuilder) build(op string) error {
+func (b *builder) build() error {
 	for _, n := range b.old.nodes {
 		if b.needed[n] {
-			if err := b.make(op, n); err != nil {
+			if err := b.make(n); err != nil {
 				return err
 			}
 		}
@@ -135,35 +136,35 @@ func (b *fuseBuilder) build(op string) error {
 }
 
 // make makes the image of n, after those of its inputs.
-func (b *fuseBuilder) make(op string, n *G.Node) (err error) {
+func (b *builder) make(n *G.Node) (err error) {
 	if b.images[n] != nil {
 		return nil
 	}
 	for _, c := range b.inputs(n) {
-		if err = b.make(op, c); err != nil {
+		if err = b.make(c); err != nil {
 			return err
 		}
 	}
 	if m := b.matches[n]; m != nil {
-		b.images[n], err = b.attend(op, m)
+		b.images[n], err = b.attend(m)
 	} else {
-		b.images[n], err = b.copy(op, n)
+		b.images[n], err = b.copy(n)
 	}
 	return err
 }
 
 // copy makes a node as n is, of the images of its inputs.
-func (b *fuseBuilder) copy(op string, n *G.Node) (*G.Node, error) {
-	if b.old.kind(n) == stockConstant {
-		return b.g.AddNode(G.NewConstant(n.Value(), G.WithName(nameOf(n)))), nil
+func (b *builder) copy(n *G.Node) (*G.Node, error) {
+	if b.old.kind(n) == stock.Constant {
+		return b.g.AddNode(G.NewConstant(n.Value(), G.WithName(stock.NameOf(n)))), nil
 	}
 	var children G.Nodes
 	for _, c := range b.old.children[n] {
 		children = append(children, b.images[c])
 	}
-	opts := []G.NodeConsOpt{G.In(b.g), G.WithName(nameOf(n))}
-	if b.old.kind(n) != stockStatement {
-		opts = append([]G.NodeConsOpt{typeOf(n)}, opts...)
+	opts := []G.NodeConsOpt{G.In(b.g), G.WithName(stock.NameOf(n))}
+	if b.old.kind(n) != stock.Statement {
+		opts = append([]G.NodeConsOpt{stock.TypeOf(n)}, opts...)
 	}
 	if s := n.Shape(); len(s) > 0 {
 		opts = append(opts, G.WithShape(s...))
@@ -172,10 +173,10 @@ func (b *fuseBuilder) copy(op string, n *G.Node) (*G.Node, error) {
 		opts = append(opts, G.WithOp(n.Op()), G.WithChildren(slices.Clone(children)))
 	}
 	image := G.NewUniqueNode(opts...)
-	if err := sure(op, image, children...); err != nil {
+	if err := sure(image, children...); err != nil {
 		return nil, err
 	}
-	if v := n.Value(); b.old.kind(n) == stockInput && v != nil {
+	if v := n.Value(); b.old.kind(n) == stock.Input && v != nil {
 		// WithValue would take whatever was bound, but may reshape it.
 		if err := G.Let(image, v); err != nil {
 			G.WithValue(v)(image)
@@ -186,52 +187,49 @@ func (b *fuseBuilder) copy(op string, n *G.Node) (*G.Node, error) {
 
 // sure checks that a new node is not another one, with other inputs, that
 // Gorgonia takes for the same.
-func sure(op string, n *G.Node, children ...*G.Node) error {
-	if !slices.Equal(childrenOf(n), children) {
-		return errorf(op, ErrGraph, "%v has the 32-bit hash of a node with other inputs; rename an input", n)
+func sure(n *G.Node, children ...*G.Node) error {
+	if !slices.Equal(stock.ChildrenOf(n), children) {
+		return errorf("%v has the 32-bit hash of a node with other inputs; rename an input", n)
 	}
 	return nil
 }
 
 // attend makes the attention of a match, and what gives it its output's shape.
-func (b *fuseBuilder) attend(op string, m *fuseMatch) (out *G.Node, err error) {
+func (b *builder) attend(m *Match) (out *G.Node, err error) {
 	var in []*G.Node
 	for _, o := range m.operands() {
 		n := b.images[o.source.node]
-		for _, s := range append(slices.Clone(o.source.steps), fuseStep{shape: o.shape}) {
-			if n, err = s.apply(op, n); err != nil {
+		for _, s := range append(slices.Clone(o.source.steps), step{shape: o.shape}) {
+			if n, err = s.apply(n); err != nil {
 				return nil, err
 			}
 		}
 		in = append(in, n)
 	}
-	opts := []Option{WithScale(m.scale)}
-	if m.causal {
-		opts = append(opts, WithCausal())
+	var bias *G.Node
+	if m.Bias != nil {
+		bias = in[3]
 	}
-	if m.bias != nil {
-		opts = append(opts, withScaledBias(in[3], m.bias.scale))
-	}
-	n, err := Attention(in[0], in[1], in[2], opts...)
+	n, err := b.old.attention.Node(in[0], in[1], in[2], bias, m)
 	if err != nil {
 		return nil, err
 	}
-	if err = sure(op, n, in...); err != nil {
+	if err = sure(n, in...); err != nil {
 		return nil, err
 	}
 	b.attention[m] = n
-	if out, err = (fuseStep{shape: m.out.Shape()}).apply(op, n); err != nil {
+	if out, err = (step{shape: m.Output.Shape()}).apply(n); err != nil {
 		return nil, err
 	}
-	if name := nameOf(m.out); name != "" {
+	if name := stock.NameOf(m.Output); name != "" {
 		G.WithName(name)(out)
 	}
 	return out, nil
 }
 
 // apply makes the step's node of n, if it needs one.
-func (s fuseStep) apply(op string, n *G.Node) (out *G.Node, err error) {
-	if s.pattern == nil && sameShape(n.Shape(), s.shape) {
+func (s step) apply(n *G.Node) (out *G.Node, err error) {
+	if s.pattern == nil && slices.Equal(n.Shape(), s.shape) {
 		return n, nil
 	}
 	like := G.NewTensor(G.NewGraph(), n.Dtype(), n.Dims(), G.WithShape(n.Shape()...))
@@ -241,9 +239,12 @@ func (s fuseStep) apply(op string, n *G.Node) (out *G.Node, err error) {
 		out, err = G.Reshape(like, slices.Clone(s.shape))
 	}
 	if err != nil {
-		return nil, errorf(op, ErrGraph, "%v", err)
+		return nil, errorf("%v", err)
 	}
-	return apply(op, &stepOp{out.Op().(stockStep), steps.Add(1)}, n)
+	if out, err = graph.Apply(&stepOp{out.Op().(stockStep), steps.Add(1)}, n); err != nil {
+		return nil, errorf("%v", err)
+	}
+	return out, nil
 }
 
 // stepOp is a Reshape or Transpose of Gorgonia that is no other node's: merged

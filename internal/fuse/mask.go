@@ -1,26 +1,15 @@
-package leanattention
+package fuse
 
 import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
+
+	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
-
-// Default cannot have constants, which Gorgonia confuses, so its inputs say by
-// their names what they are.
-const (
-	defaultScaleName = "leanattention.scale("
-	defaultMaskName  = "leanattention.causal("
-)
-
-func madeByDefault(n *G.Node) bool {
-	name := nameOf(n)
-	return strings.HasPrefix(name, defaultScaleName) || strings.HasPrefix(name, defaultMaskName)
-}
 
 // hidden is the largest number that a mask may add to the score of a key that
 // is not seen. In float32 exp(-104) is 0, so -10000 is -Inf unless a row's
@@ -65,8 +54,8 @@ func seen(row []float64) int {
 	return n
 }
 
-// fuseMask is something that is added to scores.
-type fuseMask struct {
+// addend is something that is added to scores.
+type addend struct {
 	at      *G.Node   // that adds it
 	node    *G.Node   // what it adds
 	numbers []float64 // what that is at every run, or a block of it; nil: not known
@@ -74,18 +63,18 @@ type fuseMask struct {
 }
 
 // masked is what n adds to scores, and those.
-func (g *fuseGraph) masked(n *G.Node) (scores *G.Node, mask fuseMask, reason string) {
+func (g *given) masked(n *G.Node) (scores *G.Node, mask addend, reason string) {
 	c := g.children[n]
-	mask = fuseMask{at: n, node: c[1], factor: 1}
+	mask = addend{at: n, node: c[1], factor: 1}
 	switch {
 	case g.isOfScores(c[0]):
-		if scores = c[0]; g.kind(n) == stockSub {
+		if scores = c[0]; g.kind(n) == stock.Sub {
 			mask.factor = -1
 		}
 	case !g.isOfScores(c[1]):
-		return nil, mask, fmt.Sprintf("its scores come from %s, not from a product of queries and keys", describe(n))
-	case g.kind(n) == stockSub:
-		return nil, mask, fmt.Sprintf("its scores are taken away from something, at %s", describe(n))
+		return nil, mask, fmt.Sprintf("its scores come from %s, not from a product of queries and keys", stock.Describe(n))
+	case g.kind(n) == stock.Sub:
+		return nil, mask, fmt.Sprintf("its scores are taken away from something, at %s", stock.Describe(n))
 	default:
 		scores, mask.node = c[1], c[0]
 	}
@@ -95,17 +84,17 @@ func (g *fuseGraph) masked(n *G.Node) (scores *G.Node, mask fuseMask, reason str
 
 // isOfScores says whether n may be the scores that a SoftMax is of: a product that
 // may be scaled and masked.
-func (g *fuseGraph) isOfScores(n *G.Node) bool {
+func (g *given) isOfScores(n *G.Node) bool {
 	is, known := g.ofScores[n]
 	if known {
 		return is
 	}
 	switch g.kind(n) {
-	case stockProduct:
+	case stock.Product:
 		is = true
-	case stockReshape:
+	case stock.Reshape:
 		is = g.isOfScores(g.children[n][0])
-	case stockMul, stockDiv, stockAdd, stockSub:
+	case stock.Mul, stock.Div, stock.Add, stock.Sub:
 		is = g.isOfScores(g.children[n][0]) || g.isOfScores(g.children[n][1])
 	}
 	g.ofScores[n] = is
@@ -114,7 +103,7 @@ func (g *fuseGraph) isOfScores(n *G.Node) bool {
 
 // splitMasks says for how many queries the masks are causal, 1 if nothing is
 // hidden that way, and which of them are not: they are biases.
-func splitMasks(masks []fuseMask, rows, keys int) (queries int, biases []fuseMask) {
+func splitMasks(masks []addend, rows, keys int) (queries int, biases []addend) {
 	var sum []float64
 	for _, m := range masks {
 		if m.numbers == nil {
@@ -136,30 +125,31 @@ func splitMasks(masks []fuseMask, rows, keys int) (queries int, biases []fuseMas
 }
 
 // fitBias makes a mask the bias of m.
-func (g *fuseGraph) fitBias(m *fuseMatch, scores *G.Node, mask fuseMask) (reason string) {
+func (g *given) fitBias(m *Match, scores *G.Node, mask addend) (reason string) {
 	n := mask.node
-	for g.kind(n) == stockRepeat { // Attention takes it for all that share it
-		child, axis := g.children[n][0], g.ops[n].axis
+	for g.kind(n) == stock.Repeat { // the new node takes it for all that share it
+		child, axis := g.children[n][0], g.ops[n].Axis
 		if axis >= n.Dims()-1 || child.Dims() != n.Dims() || child.Shape()[axis] != 1 {
 			break
 		}
 		n = child
 	}
-	m.bias = &fuseSource{node: n, shape: n.Shape(), scale: mask.factor}
+	m.Bias, m.BiasScale = n, mask.factor
+	m.bias = source{node: n, shape: n.Shape()}
 	if !finite(mask.factor) || mask.factor == 0 {
 		return fmt.Sprintf("the scales of its mask multiply to %v", mask.factor)
 	}
 	if g.computedFrom(n, scores) {
-		return fmt.Sprintf("its mask, %s, is computed from its scores", describe(n))
+		return fmt.Sprintf("its mask, %s, is computed from its scores", stock.Describe(n))
 	}
 	if m.biasShape = m.shareBias(n.Shape(), mask.at.Shape(), scores.Shape()); m.biasShape == nil {
-		return fmt.Sprintf("its mask, %s of %v, is repeated in a way that is not that of its heads and queries", describe(n), n.Shape())
+		return fmt.Sprintf("its mask, %s of %v, is repeated in a way that is not that of its heads and queries", stock.Describe(n), n.Shape())
 	}
 	return ""
 }
 
 // computedFrom says whether n is computed from of.
-func (g *fuseGraph) computedFrom(n, of *G.Node) bool {
+func (g *given) computedFrom(n, of *G.Node) bool {
 	seen := map[*G.Node]bool{}
 	var find func(n *G.Node) bool
 	find = func(n *G.Node) bool {
@@ -175,24 +165,24 @@ func (g *fuseGraph) computedFrom(n, of *G.Node) bool {
 	return find(n)
 }
 
-// shareBias is the shape for Attention of a bias that is added to scores of shape
+// shareBias is the shape for the new node of a bias that is added to scores of shape
 // at, which are a product of shape product. It has 1 in place of sizes along which
 // it is repeated. nil: there is none.
-func (m *fuseMatch) shareBias(bias, at, product tensor.Shape) tensor.Shape {
-	scores := append(m.qShape[:len(m.qShape)-1].Clone(), m.keys)
-	if sameShape(bias, at) {
+func (m *Match) shareBias(bias, at, product tensor.Shape) tensor.Shape {
+	scores := append(m.qShape[:len(m.qShape)-1].Clone(), m.Keys)
+	if slices.Equal(bias, at) {
 		return scores // a number for each
 	}
-	if len(bias) != len(at) || len(at) < 2 || bias[len(bias)-1] != m.keys {
+	if len(bias) != len(at) || len(at) < 2 || bias[len(bias)-1] != m.Keys {
 		return nil
 	}
 	lead, rows := bias[:len(bias)-2].TotalSize(), bias[len(bias)-2]
 	if lead == 1 && rows == 1 {
 		shape := tensor.Shape(slices.Repeat([]int{1}, len(scores)))
-		shape[len(shape)-1] = m.keys
+		shape[len(shape)-1] = m.Keys
 		return shape
 	}
-	if sameShape(at, scores) {
+	if slices.Equal(at, scores) {
 		return bias
 	}
 	outer, all := stack(product)
@@ -206,7 +196,7 @@ func (m *fuseMatch) shareBias(bias, at, product tensor.Shape) tensor.Shape {
 			shape[i] = 1
 		}
 	}
-	if m.queries < all { // (matrices, heads of a group, queries, keys): rows are heads and queries
+	if m.Queries < all { // (matrices, heads of a group, queries, keys): rows are heads and queries
 		shape[1] = m.qShape[1]
 		if rows == 1 {
 			shape[1] = 1

@@ -1,36 +1,39 @@
-package leanattention
+package fuse
 
 import (
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
-// fuseGraph is what [Fuse] knows of the graph that it was given.
-type fuseGraph struct {
-	roots    []*G.Node // those that were given and all statements
-	nodes    []*G.Node // that the roots need, in the order of the graph
-	at       map[*G.Node]int
-	children map[*G.Node][]*G.Node
-	ops      map[*G.Node]stockOp
-	users    map[*G.Node]int // how often a node is an input of others or a root
-	user     map[*G.Node]*G.Node
-	constant map[*G.Node]G.Value // computed of constants; nil: it is not
-	known    map[*G.Node]bool    // products on either side of a SoftMax
-	ofScores map[*G.Node]bool    // what isOfScores has found
+// given is what is known of the graph that was given.
+type given struct {
+	attention Attention
+	roots     []*G.Node // those that were given and all statements
+	nodes     []*G.Node // that the roots need, in the order of the graph
+	at        map[*G.Node]int
+	children  map[*G.Node][]*G.Node
+	ops       map[*G.Node]stock.Op
+	users     map[*G.Node]int // how often a node is an input of others or a root
+	user      map[*G.Node]*G.Node
+	constant  map[*G.Node]G.Value // computed of constants; nil: it is not
+	known     map[*G.Node]bool    // products on either side of a SoftMax
+	ofScores  map[*G.Node]bool    // what isOfScores has found
 }
 
-func newFuseGraph(op string, roots []*G.Node) (*fuseGraph, error) {
-	g := &fuseGraph{
-		at: make(map[*G.Node]int), children: make(map[*G.Node][]*G.Node), ops: make(map[*G.Node]stockOp),
+func newGiven(roots []*G.Node, attention Attention) (*given, error) {
+	g := &given{
+		attention: attention,
+		at:        make(map[*G.Node]int), children: make(map[*G.Node][]*G.Node), ops: make(map[*G.Node]stock.Op),
 		users: make(map[*G.Node]int), user: make(map[*G.Node]*G.Node), constant: make(map[*G.Node]G.Value), known: make(map[*G.Node]bool), ofScores: make(map[*G.Node]bool),
 	}
 	all := roots[0].Graph().AllNodes()
 	g.roots = append(g.roots, roots...)
 	for i, n := range all {
 		g.at[n] = i
-		if stockOf(n).kind == stockStatement {
+		if stock.Of(n).Kind == stock.Statement {
 			g.roots = append(g.roots, n)
 		}
 	}
@@ -41,15 +44,15 @@ func newFuseGraph(op string, roots []*G.Node) (*fuseGraph, error) {
 			return nil
 		}
 		if _, ok := g.at[n]; !ok {
-			return errorf(op, ErrGraph, "%v is an input of others and not in their graph", n)
+			return errorf("%v is an input of others and not in their graph", n)
 		}
 		needed[n] = true
-		g.ops[n], g.children[n] = stockOf(n), childrenOf(n)
+		g.ops[n], g.children[n] = stock.Of(n), stock.ChildrenOf(n)
 		for _, c := range g.children[n] {
 			if err := visit(c); err != nil {
 				return err
 			}
-			if g.ops[n].kind != stockSize { // broadcasting a mask asks for the scores' shape, which is known
+			if g.ops[n].Kind != stock.Size { // broadcasting a mask asks for the scores' shape, which is known
 				g.users[c]++
 				g.user[c] = n
 			}
@@ -70,11 +73,11 @@ func newFuseGraph(op string, roots []*G.Node) (*fuseGraph, error) {
 	return g, nil
 }
 
-func (g *fuseGraph) kind(n *G.Node) stockKind { return g.ops[n].kind }
+func (g *given) kind(n *G.Node) stock.Kind { return g.ops[n].Kind }
 
 // only is the one node that uses n, and nil where there are others, or n is a
 // root.
-func (g *fuseGraph) only(n *G.Node) *G.Node {
+func (g *given) only(n *G.Node) *G.Node {
 	if g.users[n] != 1 {
 		return nil
 	}
@@ -83,7 +86,7 @@ func (g *fuseGraph) only(n *G.Node) *G.Node {
 
 // value is what n has at every run, as far as that is known: the value of a
 // constant, or of something computed from constants and shapes alone.
-func (g *fuseGraph) value(n *G.Node) G.Value {
+func (g *given) value(n *G.Node) G.Value {
 	v, known := g.constant[n]
 	if !known {
 		v = g.compute(n)
@@ -92,22 +95,22 @@ func (g *fuseGraph) value(n *G.Node) G.Value {
 	return v
 }
 
-func (g *fuseGraph) compute(n *G.Node) G.Value {
+func (g *given) compute(n *G.Node) G.Value {
 	switch g.kind(n) {
-	case stockInput:
-		if !madeByDefault(n) {
+	case stock.Input:
+		if !g.attention.Fixed(n) {
 			return nil
 		}
 		fallthrough
-	case stockConstant:
+	case stock.Constant:
 		return n.Value()
-	case stockSize:
+	case stock.Size:
 		child := g.children[n][0]
-		if axis := g.ops[n].axis; axis < child.Dims() {
+		if axis := g.ops[n].Axis; axis < child.Dims() {
 			return scalarOf(n.Dtype(), child.Shape()[axis])
 		}
 		return nil
-	case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockRepeat, stockPure:
+	case stock.Reshape, stock.Transpose, stock.Add, stock.Sub, stock.Mul, stock.Div, stock.Repeat, stock.Pure:
 		var in []G.Value
 		for _, c := range g.children[n] {
 			v := g.value(c)
@@ -156,15 +159,14 @@ func numbers(v G.Value) []float64 {
 	case *G.F64:
 		return []float64{float64(*v)}
 	case *tensor.Dense:
-		t, err := denseValue("Fuse", "a constant", v)
-		if err != nil {
+		if v == nil || !v.IsNativelyAccessible() || v.IsMasked() {
 			return nil
 		}
-		switch t.Dtype() {
+		switch v.Dtype() {
 		case tensor.Float64:
-			return dense.Elements[float64](t)
+			return dense.Elements[float64](v)
 		case tensor.Float32:
-			x := dense.Elements[float32](t)
+			x := dense.Elements[float32](v)
 			y := make([]float64, len(x))
 			for i, f := range x {
 				y[i] = float64(f)
@@ -176,7 +178,7 @@ func numbers(v G.Value) []float64 {
 }
 
 // factor is the number that all elements of n have, at every run.
-func (g *fuseGraph) factor(n *G.Node) (x float64, ok bool) {
+func (g *given) factor(n *G.Node) (x float64, ok bool) {
 	all := numbers(g.value(n))
 	if len(all) == 0 {
 		return 0, false
@@ -191,13 +193,13 @@ func (g *fuseGraph) factor(n *G.Node) (x float64, ok bool) {
 
 // block is the elements of n, at every run, if those are a row of equal blocks:
 // one of them, else all. A mask that is broadcast to all heads is never made so.
-func (g *fuseGraph) block(n *G.Node) []float64 {
+func (g *given) block(n *G.Node) []float64 {
 	switch g.kind(n) {
-	case stockReshape:
+	case stock.Reshape:
 		return g.block(g.children[n][0])
-	case stockRepeat:
+	case stock.Repeat:
 		child := g.children[n][0]
-		axis, shape := g.ops[n].axis, child.Shape()
+		axis, shape := g.ops[n].Axis, child.Shape()
 		if axis >= len(shape) || shape[axis] != 1 {
 			break
 		}

@@ -1,53 +1,67 @@
-package leanattention
+package fuse
 
 import (
 	"fmt"
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/stock"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
-// fuseMatch is an attention of the graph that was given.
-type fuseMatch struct {
-	softmax, out                  *G.Node
-	q, k, v                       fuseSource
-	scale                         float64
-	causal                        bool
-	bias                          *fuseSource // nil: none. Its scale is a factor on it.
-	heads, kvHeads, queries, keys int
+// Match is an attention of the graph that was given.
+type Match struct {
+	Output    *G.Node // the product of weights and values
+	Scale     float64 // on the scores
+	Causal    bool
+	Bias      *G.Node // what else is added to the scores, nil: nothing
+	BiasScale float64 // on it
+	Heads     int     // query heads, of all sequences
+	KVHeads   int
+	Queries   int // of a head
+	Keys      int
 
-	qShape, kShape, vShape, biasShape tensor.Shape // as Attention takes them
+	softmax                           *G.Node
+	q, k, v, bias                     source
+	qShape, kShape, vShape, biasShape tensor.Shape // as the new node takes them
 }
 
-// fuseSource is an operand of an attention: what some nodes further down, of
+// Miss is a node that might have been part of an attention, and why it is not taken
+// for one.
+type Miss struct {
+	Node   *G.Node
+	Reason string
+}
+
+// source is an operand of an attention: what some nodes further down, of
 // the graph that was given, become in the new graph.
-type fuseSource struct {
+type source struct {
 	node    *G.Node
-	steps   []fuseStep
+	steps   []step
 	shape   tensor.Shape
 	scale   float64 // that was on the way
 	dropped int     // nodes that were on the way and are no more
 	copied  bool    // a transpose was added
 }
 
-// fuseStep is a Reshape or a Transpose.
-type fuseStep struct {
+// step is a Reshape or a Transpose.
+type step struct {
 	shape   tensor.Shape
 	pattern []int
 }
 
-// fuseOperand is an operand and its shape for Attention.
-type fuseOperand struct {
-	source *fuseSource
+// operand is an operand and its shape for the new node.
+type operand struct {
+	source *source
 	shape  tensor.Shape
 }
 
-func (m *fuseMatch) operands() []fuseOperand {
-	all := []fuseOperand{{&m.q, m.qShape}, {&m.k, m.kShape}, {&m.v, m.vShape}}
-	if m.bias != nil {
-		all = append(all, fuseOperand{m.bias, m.biasShape})
+func (m *Match) operands() []operand {
+	all := []operand{{&m.q, m.qShape}, {&m.k, m.kShape}, {&m.v, m.vShape}}
+	if m.Bias != nil {
+		all = append(all, operand{&m.bias, m.biasShape})
 	}
 	return all
 }
@@ -57,12 +71,12 @@ func (m *fuseMatch) operands() []fuseOperand {
 const copyPays = 16
 
 // match finds the attention in g.
-func (g *fuseGraph) match() (matches []*fuseMatch, misses []Miss) {
+func (g *given) match() (matches []*Match, misses []Miss) {
 	for _, n := range g.nodes {
-		if g.kind(n) != stockSoftMax {
+		if g.kind(n) != stock.SoftMax {
 			continue
 		}
-		m := &fuseMatch{softmax: n, scale: 1}
+		m := &Match{softmax: n, Scale: 1}
 		if reason := g.matchAt(m); reason != "" {
 			misses = append(misses, Miss{n, reason})
 		} else {
@@ -78,10 +92,10 @@ func (g *fuseGraph) match() (matches []*fuseMatch, misses []Miss) {
 }
 
 // matchAt fills in m around its SoftMax. What stands in the way it returns.
-func (g *fuseGraph) matchAt(m *fuseMatch) (reason string) {
+func (g *given) matchAt(m *Match) (reason string) {
 	shape := m.softmax.Shape()
-	m.keys = shape[len(shape)-1]
-	if axis := softMaxAxis(g.ops[m.softmax], shape); axis != len(shape)-1 {
+	m.Keys = shape[len(shape)-1]
+	if axis := g.ops[m.softmax].SoftMaxAxis(shape); axis != len(shape)-1 {
 		return fmt.Sprintf("it goes along axis %d of %v, not the last one", axis, shape)
 	}
 	if reason = g.matchValues(m); reason != "" {
@@ -92,13 +106,13 @@ func (g *fuseGraph) matchAt(m *fuseMatch) (reason string) {
 		return reason
 	}
 	s, c := g.ops[scores], g.children[scores]
-	m.q, m.k = g.source(c[0], s.transA, true), g.source(c[1], !s.transB, true)
-	m.scale *= m.q.scale * m.k.scale * m.v.scale
+	m.q, m.k = g.source(c[0], s.TransA, true), g.source(c[1], !s.TransB, true)
+	m.Scale *= m.q.scale * m.k.scale * m.v.scale
 	return g.fit(m, scores, masks)
 }
 
 // matchValues goes from the SoftMax to the product of the weights and values.
-func (g *fuseGraph) matchValues(m *fuseMatch) (reason string) {
+func (g *given) matchValues(m *Match) (reason string) {
 	for n := m.softmax; ; {
 		user := g.only(n)
 		switch {
@@ -106,71 +120,71 @@ func (g *fuseGraph) matchValues(m *fuseMatch) (reason string) {
 			return "its result is a root, not the weights of values"
 		case user == nil:
 			return fmt.Sprintf("its result is needed %d times, and not by a product with values alone", g.users[n])
-		case g.kind(user) == stockReshape:
+		case g.kind(user) == stock.Reshape:
 			n = user
 			continue
-		case g.kind(user) != stockProduct:
-			return fmt.Sprintf("its result goes into %s, not into a product with values", describe(user))
-		case lastAxis(n) != m.keys:
-			return fmt.Sprintf("its rows are not those of %s", describe(n))
-		case g.children[user][0] != n || g.ops[user].transA:
-			return fmt.Sprintf("its result is not the left side, untransposed, of %s", describe(user))
+		case g.kind(user) != stock.Product:
+			return fmt.Sprintf("its result goes into %s, not into a product with values", stock.Describe(user))
+		case lastAxis(n) != m.Keys:
+			return fmt.Sprintf("its rows are not those of %s", stock.Describe(n))
+		case g.children[user][0] != n || g.ops[user].TransA:
+			return fmt.Sprintf("its result is not the left side, untransposed, of %s", stock.Describe(user))
 		}
 		g.known[user] = true
-		m.out, m.v = user, g.source(g.children[user][1], g.ops[user].transB, false)
+		m.Output, m.v = user, g.source(g.children[user][1], g.ops[user].TransB, false)
 		return ""
 	}
 }
 
 // matchScores goes from the SoftMax back to the product of queries and keys. It
 // returns that and the masks on the way.
-func (g *fuseGraph) matchScores(m *fuseMatch) (scores *G.Node, masks []fuseMask, reason string) {
+func (g *given) matchScores(m *Match) (scores *G.Node, masks []addend, reason string) {
 	for n := g.children[m.softmax][0]; ; {
 		if g.only(n) == nil {
-			return nil, nil, fmt.Sprintf("its scores are needed elsewhere too: %s", describe(n))
+			return nil, nil, fmt.Sprintf("its scores are needed elsewhere too: %s", stock.Describe(n))
 		}
 		switch g.kind(n) {
-		case stockProduct:
-			if lastAxis(n) != m.keys {
-				return nil, nil, fmt.Sprintf("its rows are not those of %s", describe(n))
+		case stock.Product:
+			if lastAxis(n) != m.Keys {
+				return nil, nil, fmt.Sprintf("its rows are not those of %s", stock.Describe(n))
 			}
 			g.known[n] = true
 			return n, masks, ""
-		case stockReshape:
+		case stock.Reshape:
 			n = g.children[n][0]
-		case stockMul, stockDiv:
+		case stock.Mul, stock.Div:
 			child, factor, ok := g.scaled(n)
 			if !ok {
 				return nil, nil, g.badScale(n)
 			}
-			m.scale *= factor
+			m.Scale *= factor
 			n = child
-		case stockAdd, stockSub:
+		case stock.Add, stock.Sub:
 			child, mask, reason := g.masked(n)
 			if reason != "" {
 				return nil, nil, reason
 			}
-			mask.factor *= m.scale                                  // what was scaled behind the mask scaled it too
+			mask.factor *= m.Scale                                  // what was scaled behind the mask scaled it too
 			if len(mask.numbers) != 1 || !finite(mask.numbers[0]) { // one for all SoftMax takes no notice of
 				masks = append(masks, mask)
 			}
 			n = child
 		default:
-			return nil, nil, fmt.Sprintf("its scores come from %s, not from a product of queries and keys", describe(n))
+			return nil, nil, fmt.Sprintf("its scores come from %s, not from a product of queries and keys", stock.Describe(n))
 		}
 	}
 }
 
 // scaled is the factor and the other input of n, which multiplies or divides.
-func (g *fuseGraph) scaled(n *G.Node) (child *G.Node, factor float64, ok bool) {
+func (g *given) scaled(n *G.Node) (child *G.Node, factor float64, ok bool) {
 	c := g.children[n]
 	if x, ok := g.factor(c[1]); ok && c[0].Shape().Eq(n.Shape()) {
-		if g.kind(n) == stockDiv {
+		if g.kind(n) == stock.Div {
 			x = 1 / x
 		}
 		return c[0], x, true
 	}
-	if x, ok := g.factor(c[0]); ok && g.kind(n) == stockMul && c[1].Shape().Eq(n.Shape()) {
+	if x, ok := g.factor(c[0]); ok && g.kind(n) == stock.Mul && c[1].Shape().Eq(n.Shape()) {
 		return c[1], x, true
 	}
 	return nil, 0, false
@@ -179,17 +193,17 @@ func (g *fuseGraph) scaled(n *G.Node) (child *G.Node, factor float64, ok bool) {
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // badScale says why n, which should have put a scale on scores, does not.
-func (g *fuseGraph) badScale(n *G.Node) string {
+func (g *given) badScale(n *G.Node) string {
 	for i := len(g.children[n]) - 1; i >= 0; i-- {
 		if in := g.input(g.children[n][i]); in != nil {
-			return fmt.Sprintf("the scale of its scores depends on %s, whose value may change: it must be one number that is constant", describe(in))
+			return fmt.Sprintf("the scale of its scores depends on %s, whose value may change: it must be one number that is constant", stock.Describe(in))
 		}
 	}
-	return fmt.Sprintf("the scale of its scores, at %s, is not one number that is constant", describe(n))
+	return fmt.Sprintf("the scale of its scores, at %s, is not one number that is constant", stock.Describe(n))
 }
 
 // input is an input that n is, or is computed from by what scales are computed by.
-func (g *fuseGraph) input(n *G.Node) *G.Node {
+func (g *given) input(n *G.Node) *G.Node {
 	seen := make(map[*G.Node]bool)
 	var find func(n *G.Node) *G.Node
 	find = func(n *G.Node) *G.Node {
@@ -198,9 +212,9 @@ func (g *fuseGraph) input(n *G.Node) *G.Node {
 		}
 		seen[n] = true
 		switch g.kind(n) {
-		case stockInput:
+		case stock.Input:
 			return n
-		case stockReshape, stockTranspose, stockAdd, stockSub, stockMul, stockDiv, stockRepeat, stockPure:
+		case stock.Reshape, stock.Transpose, stock.Add, stock.Sub, stock.Mul, stock.Div, stock.Repeat, stock.Pure:
 			for _, c := range g.children[n] {
 				if in := find(c); in != nil {
 					return in
@@ -215,26 +229,26 @@ func (g *fuseGraph) input(n *G.Node) *G.Node {
 // source goes from an operand of a product back to what is left of it without
 // its scales, if they are to be taken off, and without transposes that need not
 // be. With swap the operand is wanted with its last two axes swapped.
-func (g *fuseGraph) source(n *G.Node, swap, scales bool) fuseSource {
+func (g *given) source(n *G.Node, swap, scales bool) source {
 	s := g.peel(n, swap, scales)
 	if !swap && s.dropped == 0 {
-		return fuseSource{node: n, shape: n.Shape(), scale: 1}
+		return source{node: n, shape: n.Shape(), scale: 1}
 	}
 	return s
 }
 
-func (g *fuseGraph) peel(n *G.Node, swap, scales bool) (s fuseSource) {
+func (g *given) peel(n *G.Node, swap, scales bool) (s source) {
 	rank := n.Dims()
 	switch kind := g.kind(n); {
-	case scales && (kind == stockMul || kind == stockDiv):
+	case scales && (kind == stock.Mul || kind == stock.Div):
 		if child, factor, ok := g.scaled(n); ok {
 			s = g.source(child, swap, scales)
 			s.scale *= factor
 			s.dropped++
 			return s
 		}
-	case kind == stockTranspose:
-		pattern := slices.Clone(g.ops[n].pattern)
+	case kind == stock.Transpose:
+		pattern := slices.Clone(g.ops[n].Pattern)
 		if swap {
 			swapLast(pattern)
 		}
@@ -250,40 +264,40 @@ func (g *fuseGraph) peel(n *G.Node, swap, scales bool) (s fuseSource) {
 			return s
 		}
 		swapLast(pattern)
-		return g.source(child, false, scales).then(fuseStep{pattern: pattern})
-	case kind == stockReshape:
+		return g.source(child, false, scales).then(step{pattern: pattern})
+	case kind == stock.Reshape:
 		child, to := g.children[n][0], n.Shape()
 		if !swap {
-			return g.source(child, false, scales).then(fuseStep{shape: to})
+			return g.source(child, false, scales).then(step{shape: to})
 		}
 		from := child.Shape()
 		if len(from) >= 2 && len(to) >= 2 && slices.Equal(from[len(from)-2:], to[len(to)-2:]) {
 			swapLast(to)
-			return g.source(child, true, scales).then(fuseStep{shape: to})
+			return g.source(child, true, scales).then(step{shape: to})
 		}
 	}
-	s = fuseSource{node: n, shape: n.Shape(), scale: 1}
+	s = source{node: n, shape: n.Shape(), scale: 1}
 	if swap {
 		pattern := make([]int, rank)
 		for i := range pattern {
 			pattern[i] = i
 		}
 		swapLast(pattern)
-		s = s.then(fuseStep{pattern: pattern})
+		s = s.then(step{pattern: pattern})
 		s.copied = true
 	}
 	return s
 }
 
 // then adds a step.
-func (s fuseSource) then(step fuseStep) fuseSource {
-	s.steps = append(s.steps, step)
-	if step.shape != nil {
-		s.shape = step.shape
+func (s source) then(next step) source {
+	s.steps = append(s.steps, next)
+	if next.shape != nil {
+		s.shape = next.shape
 		return s
 	}
-	shape := make(tensor.Shape, len(step.pattern))
-	for i, from := range step.pattern {
+	shape := make(tensor.Shape, len(next.pattern))
+	for i, from := range next.pattern {
 		shape[i] = s.shape[from]
 	}
 	s.shape = shape
@@ -313,47 +327,47 @@ func lastAxis(n *G.Node) int {
 }
 
 // fit finds the shapes of the operands for Attention.
-func (g *fuseGraph) fit(m *fuseMatch, scores *G.Node, masks []fuseMask) (reason string) {
+func (g *given) fit(m *Match, scores *G.Node, masks []addend) (reason string) {
 	outer, rows := stack(scores.Shape())
-	if o, r := stack(m.out.Shape()); o != outer || r != rows {
+	if o, r := stack(m.Output.Shape()); o != outer || r != rows {
 		return fmt.Sprintf("its scores are %d matrices of %d rows and its weights %d of %d", outer, rows, o, r)
 	}
-	m.queries = rows
-	queries, biases := splitMasks(masks, rows, m.keys)
+	m.Queries = rows
+	queries, biases := splitMasks(masks, rows, m.Keys)
 	if queries > 1 {
-		m.causal, m.queries = true, queries
+		m.Causal, m.Queries = true, queries
 	}
 	if len(biases) > 1 {
-		return fmt.Sprintf("it has %d masks that are not causal, at %s and %s", len(biases), describe(biases[1].at), describe(biases[0].at))
+		return fmt.Sprintf("it has %d masks that are not causal, at %s and %s", len(biases), stock.Describe(biases[1].at), stock.Describe(biases[0].at))
 	}
 	switch {
-	case !finite(m.scale):
+	case !finite(m.Scale):
 		return "its scales multiply to a number that is not finite"
 	case m.k.copied && rows < copyPays, m.v.copied && rows < copyPays, m.k.copied && m.v.copied && rows < 2*copyPays:
 		return fmt.Sprintf("its keys or values come transposed, and for %d queries a copy of them does not pay", rows)
 	}
 
 	m.qShape, m.kShape, m.vShape = m.q.shape, m.k.shape, m.v.shape
-	rank, group := len(m.qShape), rows/m.queries
-	m.heads, m.kvHeads = outer*group, outer
+	rank, group := len(m.qShape), rows/m.Queries
+	m.Heads, m.KVHeads = outer*group, outer
 	last := func(s tensor.Shape) int { return s[len(s)-1] }
 	switch {
 	case group > 1: // each matrix is a sequence
-		m.qShape = tensor.Shape{outer, group, m.queries, last(m.qShape)}
-		m.kShape = tensor.Shape{outer, 1, m.keys, last(m.kShape)}
-		m.vShape = tensor.Shape{outer, 1, m.keys, last(m.vShape)}
-	case rank < 3 || rank > 4 || !sameShape(m.qShape[:rank-2], m.vShape[:len(m.vShape)-2]):
+		m.qShape = tensor.Shape{outer, group, m.Queries, last(m.qShape)}
+		m.kShape = tensor.Shape{outer, 1, m.Keys, last(m.kShape)}
+		m.vShape = tensor.Shape{outer, 1, m.Keys, last(m.vShape)}
+	case rank < 3 || rank > 4 || !slices.Equal(m.qShape[:rank-2], m.vShape[:len(m.vShape)-2]):
 		m.qShape = tensor.Shape{outer, rows, last(m.qShape)}
-		m.kShape = tensor.Shape{outer, m.keys, last(m.kShape)}
-		m.vShape = tensor.Shape{outer, m.keys, last(m.vShape)}
+		m.kShape = tensor.Shape{outer, m.Keys, last(m.kShape)}
+		m.vShape = tensor.Shape{outer, m.Keys, last(m.vShape)}
 	}
 	if len(biases) > 0 {
 		if reason = g.fitBias(m, scores, biases[0]); reason != "" {
 			return reason
 		}
 	}
-	t := m.out.Dtype()
-	if _, err := newProblem("Fuse", operand{"q", m.qShape, t}, operand{"k", m.kShape, t}, operand{"v", m.vShape, t}); err != nil {
+	t := m.Output.Dtype()
+	if err := g.attention.Check(m.qShape, m.kShape, m.vShape, t); err != nil {
 		return err.Error()
 	}
 	return ""
@@ -371,8 +385,8 @@ func stack(s tensor.Shape) (matrices, rows int) {
 // homemade says that n looks like the product of weights and values where the
 // weights are computed without a SoftMax, from another product. It looks at
 // products of stacks only, since those of plain matrices are linear layers.
-func (g *fuseGraph) homemade(n *G.Node) (reason string) {
-	if g.kind(n) != stockProduct || g.known[n] || n.Dims() < 3 {
+func (g *given) homemade(n *G.Node) (reason string) {
+	if g.kind(n) != stock.Product || g.known[n] || n.Dims() < 3 {
 		return ""
 	}
 	const far = 32
@@ -387,16 +401,16 @@ func (g *fuseGraph) homemade(n *G.Node) (reason string) {
 		}
 		seen[x] = true
 		switch g.kind(x) {
-		case stockSoftMax, stockSoftMaxGradient:
+		case stock.SoftMax, stock.SoftMaxGradient:
 			return ""
-		case stockSize:
+		case stock.Size:
 			continue
-		case stockProduct:
+		case stock.Product:
 			if by != nil && !g.known[x] && x.Dims() == weights.Dims() && x.Shape().TotalSize() == weights.Shape().TotalSize() && lastAxis(x) == lastAxis(weights) {
-				return fmt.Sprintf("its weights come from %s by way of %s, without a SoftMax", describe(x), describe(by))
+				return fmt.Sprintf("its weights come from %s by way of %s, without a SoftMax", stock.Describe(x), stock.Describe(by))
 			}
 			continue
-		case stockReshape, stockTranspose:
+		case stock.Reshape, stock.Transpose:
 		default:
 			if by == nil {
 				by = x
