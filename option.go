@@ -97,9 +97,9 @@ func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 //
 //	limit * tanh(s / limit),  s = scale * q[b,h,i].k[b,h',j]
 //
-// for a finite limit > 0. What it costs, as do [WithALiBi] and [WithBias], are some
-// operations for each score, in Go: a quarter of the time of a decode step at most, and as
-// much again as a prompt takes without, twice as much with a soft cap.
+// for a finite limit > 0. The tanh is of float64, one score after the other: up to a
+// quarter of the time of a decode step more, and for a prompt as much again as it takes
+// without, or twice that.
 func WithSoftCap(limit float64) Option { return Option{kind: optSoftCap, scale: limit} }
 
 // WithALiBi adds to the scores of query head h a term that is linear in the

@@ -111,8 +111,6 @@ func bendTile[F real](t *tile, scores []F, stride int) {
 	}
 }
 
-// The following change scores that have the factor log2(e).
-
 // capScores makes each s_c of s
 //
 //	softCap tanh(s_c/softCap)
@@ -126,36 +124,4 @@ func capScores[F real](s, derivatives []F, softCap float64) {
 			derivatives[c] = F((1 - t) * (1 + t))
 		}
 	}
-}
-
-// slopeScores adds slope (distance+c) to each s_c of s.
-func slopeScores[F real](s []F, slope, distance float64) {
-	if slope == 0 {
-		return
-	}
-	for c, x := range s {
-		s[c] = F(float64(x) + slope*(distance+float64(c)))
-	}
-}
-
-// biasScores adds scale bias_c to each s_c of s. Only an infinite bias makes a score -Inf: one that is finite, and too large
-// with the factor, leaves the key visible to a row that has no better ones.
-func biasScores[F real](s, bias []F, scale float64) {
-	bias = bias[:len(s)]
-	for c, x := range s {
-		y := F(float64(x) + float64(bias[c])*scale)
-		if math.IsInf(float64(y), -1) && !math.IsInf(float64(bias[c]), 0) && !math.IsInf(float64(x), -1) {
-			y = lowest[F]()
-		}
-		s[c] = y
-	}
-}
-
-// lowest returns the finite number that is furthest below 0.
-func lowest[F real]() F {
-	if unsafe.Sizeof(F(0)) == 4 {
-		return -math.MaxFloat32
-	}
-	x := -math.MaxFloat64 // a constant of F would not fit a float32
-	return F(x)
 }

@@ -122,6 +122,33 @@ func TestVectorKernels(t *testing.T) {
 					t.Fatalf("%v, divide of %d: element %d is %v, want %v", inUse, n, i, got, want)
 				}
 			}
+
+			copy(dst, was)
+			for i := range src {
+				if rng.IntN(4) == 0 {
+					src[i] = []float32{float32(math.Inf(-1)), float32(math.Inf(1)), float32(math.NaN()), -math.MaxFloat32, math.MaxFloat32, -1e38}[rng.IntN(6)]
+				}
+			}
+			by *= 3
+			v.bias((*float32)(mem), (*float32)(mem2), n, by)
+			for i, got := range dst {
+				p := float64(src[i]) * by
+				if !math.IsInf(float64(src[i]), 0) && p == p {
+					p = max(p, -math.MaxFloat32)
+				}
+				if want := float32(float64(was[i]) + p); got != want && (got == got || want == want) {
+					t.Fatalf("%v, bias of %d, factor %v: element %d, %v and %v, is %v, want %v", inUse, n, by, i, was[i], src[i], got, want)
+				}
+			}
+			copy(dst, was)
+			from := float64(rng.IntN(1<<20) - 1<<19)
+			v.slope((*float32)(mem), n, by, from)
+			for i, got := range dst {
+				p := by * (from + float64(i))
+				if want := float32(float64(was[i]) + float64(p)); got != want && (got == got || want == want) {
+					t.Fatalf("%v, slope of %d: element %d is %v, want %v", inUse, n, i, got, want)
+				}
+			}
 		}
 		free()
 		free2()

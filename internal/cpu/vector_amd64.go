@@ -22,6 +22,29 @@ func scaleAVX2(dst *float32, src *float32, n int, by float64)
 //go:noescape
 func divideAVX2(dst *float32, src *float32, n int, by float32)
 
+// biasAVX2 is
+//
+//	for i := range n {
+//		p := float64(src[i]) * by
+//		if p < -math.MaxFloat32 && !math.IsInf(p, -1) {
+//			p = -math.MaxFloat32
+//		}
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+//
+//go:noescape
+func biasAVX2(dst *float32, src *float32, n int, by float64)
+
+// slopeAVX2 is
+//
+//	for i := range n {
+//		p := by * (from + float64(i))
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+//
+//go:noescape
+func slopeAVX2(dst *float32, n int, by float64, from float64)
+
 // scaleAVX512 is
 //
 //	for i := range n {
@@ -39,3 +62,26 @@ func scaleAVX512(dst *float32, src *float32, n int, by float64)
 //
 //go:noescape
 func divideAVX512(dst *float32, src *float32, n int, by float32)
+
+// biasAVX512 is
+//
+//	for i := range n {
+//		p := float64(src[i]) * by
+//		if p < -math.MaxFloat32 && !math.IsInf(p, -1) {
+//			p = -math.MaxFloat32
+//		}
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+//
+//go:noescape
+func biasAVX512(dst *float32, src *float32, n int, by float64)
+
+// slopeAVX512 is
+//
+//	for i := range n {
+//		p := by * (from + float64(i))
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+//
+//go:noescape
+func slopeAVX512(dst *float32, n int, by float64, from float64)

@@ -18,14 +18,14 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-32
 
 loop:
 	VMOVUPS      (CX)(BX*4), Y1
-	VEXTRACTF128 $0x01, Y1, X3
-	VCVTPS2PD    X1, Y1
-	VMULPD       Y0, Y1, Y1
-	VCVTPD2PSY   Y1, X2
-	VCVTPS2PD    X3, Y1
-	VMULPD       Y0, Y1, Y1
-	VCVTPD2PSY   Y1, X1
-	VINSERTF128  $0x01, X1, Y2, Y1
+	VEXTRACTF128 $0x01, Y1, X2
+	VCVTPS2PD    X1, Y3
+	VCVTPS2PD    X2, Y2
+	VMULPD       Y0, Y3, Y3
+	VMULPD       Y0, Y2, Y2
+	VCVTPD2PSY   Y3, X1
+	VCVTPD2PSY   Y2, X2
+	VINSERTF128  $0x01, X2, Y1, Y1
 	VMOVUPS      Y1, (AX)(BX*4)
 	ADDQ         $0x08, BX
 	CMPQ         BX, SI
@@ -85,6 +85,168 @@ done:
 	VZEROUPPER
 	RET
 
+// func biasAVX2(dst *float32, src *float32, n int, by float64)
+// Requires: AVX
+TEXT ·biasAVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSD by+24(FP), Y0
+	VBROADCASTSD lowestAVX2<>+0(SB), Y1
+	VBROADCASTSD infiniteAVX2<>+0(SB), Y2
+	XORQ         BX, BX
+	MOVQ         DX, SI
+	ANDQ         $-8, SI
+	JZ           rest
+
+loop:
+	VMOVUPS      (AX)(BX*4), Y3
+	VMOVUPS      (CX)(BX*4), Y4
+	VEXTRACTF128 $0x01, Y3, X5
+	VCVTPS2PD    X3, Y6
+	VCVTPS2PD    X5, Y5
+	VEXTRACTF128 $0x01, Y4, X3
+	VCVTPS2PD    X4, Y4
+	VCVTPS2PD    X3, Y9
+	VMULPD       Y0, Y4, Y4
+	VMAXPD       Y4, Y1, Y10
+	VCMPPD       $0x00, Y2, Y4, Y11
+	VBLENDVPD    Y11, Y4, Y10, Y4
+	VADDPD       Y4, Y6, Y6
+	VMULPD       Y0, Y9, Y9
+	VMAXPD       Y9, Y1, Y4
+	VCMPPD       $0x00, Y2, Y9, Y10
+	VBLENDVPD    Y10, Y9, Y4, Y9
+	VADDPD       Y9, Y5, Y5
+	VCVTPD2PSY   Y6, X3
+	VCVTPD2PSY   Y5, X4
+	VINSERTF128  $0x01, X4, Y3, Y3
+	VMOVUPS      Y3, (AX)(BX*4)
+	ADDQ         $0x08, BX
+	CMPQ         BX, SI
+	JLT          loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSS       (AX)(BX*4), X7
+	VMOVSS       (CX)(BX*4), X8
+	VEXTRACTF128 $0x01, Y7, X3
+	VCVTPS2PD    X7, Y4
+	VCVTPS2PD    X3, Y3
+	VEXTRACTF128 $0x01, Y8, X6
+	VCVTPS2PD    X8, Y5
+	VCVTPS2PD    X6, Y6
+	VMULPD       Y0, Y5, Y5
+	VMAXPD       Y5, Y1, Y9
+	VCMPPD       $0x00, Y2, Y5, Y10
+	VBLENDVPD    Y10, Y5, Y9, Y5
+	VADDPD       Y5, Y4, Y4
+	VMULPD       Y0, Y6, Y6
+	VMAXPD       Y6, Y1, Y5
+	VCMPPD       $0x00, Y2, Y6, Y9
+	VBLENDVPD    Y9, Y6, Y5, Y6
+	VADDPD       Y6, Y3, Y3
+	VCVTPD2PSY   Y4, X7
+	VCVTPD2PSY   Y3, X3
+	VINSERTF128  $0x01, X3, Y7, Y7
+	VMOVSS       X7, (AX)(BX*4)
+	INCQ         BX
+	CMPQ         BX, DX
+	JLT          one
+
+done:
+	VZEROUPPER
+	RET
+
+DATA lowestAVX2<>+0(SB)/8, $0xc7efffffe0000000
+GLOBL lowestAVX2<>(SB), RODATA|NOPTR, $8
+
+DATA infiniteAVX2<>+0(SB)/8, $0xfff0000000000000
+GLOBL infiniteAVX2<>(SB), RODATA|NOPTR, $8
+
+// func slopeAVX2(dst *float32, n int, by float64, from float64)
+// Requires: AVX
+TEXT ·slopeAVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD by+16(FP), Y0
+	VBROADCASTSD from+24(FP), Y1
+	VBROADCASTSD lanesAVX2<>+0(SB), Y2
+	VMOVUPD      indexesAVX2<>+0(SB), Y3
+	VMOVUPD      indexesAVX2<>+32(SB), Y4
+	XORQ         DX, DX
+	MOVQ         CX, BX
+	ANDQ         $-8, BX
+	JZ           rest
+
+loop:
+	VMOVUPS      (AX)(DX*4), Y5
+	VEXTRACTF128 $0x01, Y5, X6
+	VCVTPS2PD    X5, Y7
+	VCVTPS2PD    X6, Y6
+	VADDPD       Y3, Y1, Y8
+	VMULPD       Y0, Y8, Y8
+	VADDPD       Y8, Y7, Y7
+	VADDPD       Y4, Y1, Y8
+	VMULPD       Y0, Y8, Y8
+	VADDPD       Y8, Y6, Y6
+	VCVTPD2PSY   Y7, X5
+	VCVTPD2PSY   Y6, X6
+	VINSERTF128  $0x01, X6, Y5, Y5
+	VMOVUPS      Y5, (AX)(DX*4)
+	VADDPD       Y2, Y3, Y3
+	VADDPD       Y2, Y4, Y4
+	ADDQ         $0x08, DX
+	CMPQ         DX, BX
+	JLT          loop
+
+rest:
+	CMPQ DX, CX
+	JGE  done
+
+one:
+	VMOVSS       (AX)(DX*4), X9
+	VEXTRACTF128 $0x01, Y9, X2
+	VCVTPS2PD    X9, Y5
+	VCVTPS2PD    X2, Y2
+	VADDPD       Y3, Y1, Y6
+	VMULPD       Y0, Y6, Y6
+	VADDPD       Y6, Y5, Y5
+	VADDPD       Y4, Y1, Y6
+	VMULPD       Y0, Y6, Y6
+	VADDPD       Y6, Y2, Y2
+	VCVTPD2PSY   Y5, X9
+	VCVTPD2PSY   Y2, X2
+	VINSERTF128  $0x01, X2, Y9, Y9
+	VMOVSS       X9, (AX)(DX*4)
+	VADDSD       oneAVX2<>+0(SB), X3, X3
+	INCQ         DX
+	CMPQ         DX, CX
+	JLT          one
+
+done:
+	VZEROUPPER
+	RET
+
+DATA lanesAVX2<>+0(SB)/8, $0x4020000000000000
+GLOBL lanesAVX2<>(SB), RODATA|NOPTR, $8
+
+DATA oneAVX2<>+0(SB)/8, $0x3ff0000000000000
+GLOBL oneAVX2<>(SB), RODATA|NOPTR, $8
+
+DATA indexesAVX2<>+0(SB)/8, $0x0000000000000000
+DATA indexesAVX2<>+8(SB)/8, $0x3ff0000000000000
+DATA indexesAVX2<>+16(SB)/8, $0x4000000000000000
+DATA indexesAVX2<>+24(SB)/8, $0x4008000000000000
+DATA indexesAVX2<>+32(SB)/8, $0x4010000000000000
+DATA indexesAVX2<>+40(SB)/8, $0x4014000000000000
+DATA indexesAVX2<>+48(SB)/8, $0x4018000000000000
+DATA indexesAVX2<>+56(SB)/8, $0x401c000000000000
+GLOBL indexesAVX2<>(SB), RODATA|NOPTR, $64
+
 // func scaleAVX512(dst *float32, src *float32, n int, by float64)
 // Requires: AVX, AVX512F, BMI2
 TEXT ·scaleAVX512(SB), NOSPLIT, $0-32
@@ -99,14 +261,14 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-32
 
 loop:
 	VMOVUPS       (CX)(BX*4), Z1
-	VEXTRACTF64X4 $0x01, Z1, Y3
-	VCVTPS2PD     Y1, Z1
-	VMULPD        Z0, Z1, Z1
-	VCVTPD2PS     Z1, Y2
-	VCVTPS2PD     Y3, Z1
-	VMULPD        Z0, Z1, Z1
-	VCVTPD2PS     Z1, Y1
-	VINSERTF64X4  $0x01, Y1, Z2, Z1
+	VEXTRACTF64X4 $0x01, Z1, Y2
+	VCVTPS2PD     Y1, Z3
+	VCVTPS2PD     Y2, Z2
+	VMULPD        Z0, Z3, Z3
+	VMULPD        Z0, Z2, Z2
+	VCVTPD2PS     Z3, Y1
+	VCVTPD2PS     Z2, Y2
+	VINSERTF64X4  $0x01, Y2, Z1, Z1
 	VMOVUPS       Z1, (AX)(BX*4)
 	ADDQ          $0x10, BX
 	CMPQ          BX, SI
@@ -119,14 +281,14 @@ rest:
 	BZHIL         DX, SI, SI
 	KMOVW         SI, K1
 	VMOVUPS.Z     (CX)(BX*4), K1, Z1
-	VEXTRACTF64X4 $0x01, Z1, Y3
-	VCVTPS2PD     Y1, Z1
-	VMULPD        Z0, Z1, Z1
-	VCVTPD2PS     Z1, Y2
-	VCVTPS2PD     Y3, Z1
-	VMULPD        Z0, Z1, Z1
-	VCVTPD2PS     Z1, Y0
-	VINSERTF64X4  $0x01, Y0, Z2, Z1
+	VEXTRACTF64X4 $0x01, Z1, Y2
+	VCVTPS2PD     Y1, Z3
+	VCVTPS2PD     Y2, Z2
+	VMULPD        Z0, Z3, Z3
+	VMULPD        Z0, Z2, Z2
+	VCVTPD2PS     Z3, Y1
+	VCVTPD2PS     Z2, Y0
+	VINSERTF64X4  $0x01, Y0, Z1, Z1
 	VMOVUPS       Z1, K1, (AX)(BX*4)
 
 done:
@@ -166,3 +328,168 @@ rest:
 done:
 	VZEROUPPER
 	RET
+
+// func biasAVX512(dst *float32, src *float32, n int, by float64)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·biasAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSD by+24(FP), Z0
+	VBROADCASTSD lowestAVX512<>+0(SB), Z1
+	VBROADCASTSD infiniteAVX512<>+0(SB), Z2
+	XORQ         BX, BX
+	MOVQ         DX, SI
+	ANDQ         $-16, SI
+	JZ           rest
+
+loop:
+	VMOVUPS       (AX)(BX*4), Z3
+	VMOVUPS       (CX)(BX*4), Z4
+	VEXTRACTF64X4 $0x01, Z3, Y5
+	VCVTPS2PD     Y3, Z6
+	VCVTPS2PD     Y5, Z5
+	VEXTRACTF64X4 $0x01, Z4, Y3
+	VCVTPS2PD     Y4, Z4
+	VCVTPS2PD     Y3, Z7
+	VMULPD        Z0, Z4, Z4
+	VMAXPD        Z4, Z1, Z8
+	VCMPPD        $0x00, Z2, Z4, K1
+	VBLENDMPD     Z4, Z8, K1, Z4
+	VADDPD        Z4, Z6, Z6
+	VMULPD        Z0, Z7, Z7
+	VMAXPD        Z7, Z1, Z4
+	VCMPPD        $0x00, Z2, Z7, K1
+	VBLENDMPD     Z7, Z4, K1, Z7
+	VADDPD        Z7, Z5, Z5
+	VCVTPD2PS     Z6, Y3
+	VCVTPD2PS     Z5, Y4
+	VINSERTF64X4  $0x01, Y4, Z3, Z3
+	VMOVUPS       Z3, (AX)(BX*4)
+	ADDQ          $0x10, BX
+	CMPQ          BX, SI
+	JLT           loop
+
+rest:
+	SUBQ          BX, DX
+	JZ            done
+	MOVL          $0xffffffff, SI
+	BZHIL         DX, SI, SI
+	KMOVW         SI, K1
+	VMOVUPS.Z     (AX)(BX*4), K1, Z3
+	VMOVUPS.Z     (CX)(BX*4), K1, Z4
+	VEXTRACTF64X4 $0x01, Z3, Y5
+	VCVTPS2PD     Y3, Z6
+	VCVTPS2PD     Y5, Z5
+	VEXTRACTF64X4 $0x01, Z4, Y3
+	VCVTPS2PD     Y4, Z4
+	VCVTPS2PD     Y3, Z7
+	VMULPD        Z0, Z4, Z4
+	VMAXPD        Z4, Z1, Z8
+	VCMPPD        $0x00, Z2, Z4, K2
+	VBLENDMPD     Z4, Z8, K2, Z4
+	VADDPD        Z4, Z6, Z6
+	VMULPD        Z0, Z7, Z7
+	VMAXPD        Z7, Z1, Z0
+	VCMPPD        $0x00, Z2, Z7, K2
+	VBLENDMPD     Z7, Z0, K2, Z7
+	VADDPD        Z7, Z5, Z5
+	VCVTPD2PS     Z6, Y3
+	VCVTPD2PS     Z5, Y0
+	VINSERTF64X4  $0x01, Y0, Z3, Z3
+	VMOVUPS       Z3, K1, (AX)(BX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+DATA lowestAVX512<>+0(SB)/8, $0xc7efffffe0000000
+GLOBL lowestAVX512<>(SB), RODATA|NOPTR, $8
+
+DATA infiniteAVX512<>+0(SB)/8, $0xfff0000000000000
+GLOBL infiniteAVX512<>(SB), RODATA|NOPTR, $8
+
+// func slopeAVX512(dst *float32, n int, by float64, from float64)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·slopeAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD by+16(FP), Z0
+	VBROADCASTSD from+24(FP), Z1
+	VBROADCASTSD lanesAVX512<>+0(SB), Z2
+	VMOVUPD      indexesAVX512<>+0(SB), Z3
+	VMOVUPD      indexesAVX512<>+64(SB), Z4
+	XORQ         DX, DX
+	MOVQ         CX, BX
+	ANDQ         $-16, BX
+	JZ           rest
+
+loop:
+	VMOVUPS       (AX)(DX*4), Z5
+	VEXTRACTF64X4 $0x01, Z5, Y6
+	VCVTPS2PD     Y5, Z7
+	VCVTPS2PD     Y6, Z6
+	VADDPD        Z3, Z1, Z8
+	VMULPD        Z0, Z8, Z8
+	VADDPD        Z8, Z7, Z7
+	VADDPD        Z4, Z1, Z8
+	VMULPD        Z0, Z8, Z8
+	VADDPD        Z8, Z6, Z6
+	VCVTPD2PS     Z7, Y5
+	VCVTPD2PS     Z6, Y6
+	VINSERTF64X4  $0x01, Y6, Z5, Z5
+	VMOVUPS       Z5, (AX)(DX*4)
+	VADDPD        Z2, Z3, Z3
+	VADDPD        Z2, Z4, Z4
+	ADDQ          $0x10, DX
+	CMPQ          DX, BX
+	JLT           loop
+
+rest:
+	SUBQ          DX, CX
+	JZ            done
+	MOVL          $0xffffffff, BX
+	BZHIL         CX, BX, BX
+	KMOVW         BX, K1
+	VMOVUPS.Z     (AX)(DX*4), K1, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y5
+	VCVTPS2PD     Y2, Z6
+	VCVTPS2PD     Y5, Z5
+	VADDPD        Z3, Z1, Z3
+	VMULPD        Z0, Z3, Z3
+	VADDPD        Z3, Z6, Z6
+	VADDPD        Z4, Z1, Z1
+	VMULPD        Z0, Z1, Z1
+	VADDPD        Z1, Z5, Z5
+	VCVTPD2PS     Z6, Y2
+	VCVTPD2PS     Z5, Y0
+	VINSERTF64X4  $0x01, Y0, Z2, Z2
+	VMOVUPS       Z2, K1, (AX)(DX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+DATA lanesAVX512<>+0(SB)/8, $0x4030000000000000
+GLOBL lanesAVX512<>(SB), RODATA|NOPTR, $8
+
+DATA oneAVX512<>+0(SB)/8, $0x3ff0000000000000
+GLOBL oneAVX512<>(SB), RODATA|NOPTR, $8
+
+DATA indexesAVX512<>+0(SB)/8, $0x0000000000000000
+DATA indexesAVX512<>+8(SB)/8, $0x3ff0000000000000
+DATA indexesAVX512<>+16(SB)/8, $0x4000000000000000
+DATA indexesAVX512<>+24(SB)/8, $0x4008000000000000
+DATA indexesAVX512<>+32(SB)/8, $0x4010000000000000
+DATA indexesAVX512<>+40(SB)/8, $0x4014000000000000
+DATA indexesAVX512<>+48(SB)/8, $0x4018000000000000
+DATA indexesAVX512<>+56(SB)/8, $0x401c000000000000
+DATA indexesAVX512<>+64(SB)/8, $0x4020000000000000
+DATA indexesAVX512<>+72(SB)/8, $0x4022000000000000
+DATA indexesAVX512<>+80(SB)/8, $0x4024000000000000
+DATA indexesAVX512<>+88(SB)/8, $0x4026000000000000
+DATA indexesAVX512<>+96(SB)/8, $0x4028000000000000
+DATA indexesAVX512<>+104(SB)/8, $0x402a000000000000
+DATA indexesAVX512<>+112(SB)/8, $0x402c000000000000
+DATA indexesAVX512<>+120(SB)/8, $0x402e000000000000
+GLOBL indexesAVX512<>(SB), RODATA|NOPTR, $128

@@ -1,12 +1,17 @@
 package cpu
 
-import "unsafe"
+import (
+	"math"
+	"unsafe"
+)
 
-// vectorKernels are the functions of one tier for the elements of queries and outputs, each with the contract
-// and the bits of its twin below.
+// vectorKernels are the functions of one tier for the elements of queries, outputs and scores, each with the
+// contract and the bits of its twin below.
 type vectorKernels struct {
 	scale  func(dst, src *float32, n int, by float64)
 	divide func(dst, src *float32, n int, by float32)
+	bias   func(dst, src *float32, n int, by float64)
+	slope  func(dst *float32, n int, by, from float64)
 }
 
 // scaleInto is dst = src * by, rounded once.
@@ -27,7 +32,29 @@ func divideInto[F real](dst, src []F, by F) {
 	divide(dst, src, by)
 }
 
-var vectorGo = vectorKernels{scale: scaleGo, divide: divideGo}
+// slopeScores adds slope (distance+c) to each s_c of s.
+func slopeScores[F real](s []F, slope, distance float64) {
+	if slope == 0 || len(s) == 0 {
+		return
+	}
+	if unsafe.Sizeof(F(0)) == 4 {
+		vectorTiers[inUse].slope((*float32)(unsafe.Pointer(&s[0])), len(s), slope, distance)
+		return
+	}
+	addSlope(s, slope, distance)
+}
+
+// biasScores adds by bias_c to each s_c of s. Only an infinite bias makes that infinite: one that is finite, and too
+// large with the factor, is the lowest number, and leaves the key visible to a row that has no better ones.
+func biasScores[F real](s, bias []F, by float64) {
+	if unsafe.Sizeof(F(0)) == 4 && len(s) > 0 {
+		vectorTiers[inUse].bias((*float32)(unsafe.Pointer(&s[0])), (*float32)(unsafe.Pointer(&bias[:len(s)][0])), len(s), by)
+		return
+	}
+	addBias(s, bias, by, -math.MaxFloat64)
+}
+
+var vectorGo = vectorKernels{scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo}
 
 // scaleGo is
 //
@@ -45,6 +72,46 @@ func scaleGo(dst, src *float32, n int, by float64) {
 //	}
 func divideGo(dst, src *float32, n int, by float32) {
 	divide(unsafe.Slice(dst, n), unsafe.Slice(src, n), by)
+}
+
+// biasGo is
+//
+//	for i := range n {
+//		p := float64(src[i]) * by
+//		if p < -math.MaxFloat32 && !math.IsInf(p, -1) {
+//			p = -math.MaxFloat32
+//		}
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+func biasGo(dst, src *float32, n int, by float64) {
+	addBias(unsafe.Slice(dst, n), unsafe.Slice(src, n), by, -math.MaxFloat32)
+}
+
+// slopeGo is
+//
+//	for i := range n {
+//		p := by * (from + float64(i))
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+func slopeGo(dst *float32, n int, by, from float64) { addSlope(unsafe.Slice(dst, n), by, from) }
+
+// addBias is biasGo; a finite element of src gives lowest at least. The conversions keep products from being fused
+// with sums.
+func addBias[F real](dst, src []F, by, lowest float64) {
+	src = src[:len(dst)]
+	for i, x := range dst {
+		p := float64(float64(src[i]) * by)
+		if p < lowest && !math.IsInf(float64(src[i]), 0) {
+			p = lowest
+		}
+		dst[i] = F(float64(x) + p)
+	}
+}
+
+func addSlope[F real](dst []F, by, from float64) {
+	for i, x := range dst {
+		dst[i] = F(float64(x) + float64(by*(from+float64(i))))
+	}
 }
 
 func scale[F real](dst, src []F, by float64) {
