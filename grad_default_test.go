@@ -191,7 +191,7 @@ func BenchmarkGrad(b *testing.B) {
 						if mask {
 							opts = append(opts, la.WithCausal())
 						}
-						benchmarkGrad(b, of, name == "lean", heads, n, dim, opts)
+						benchmarkGrad(b, of, name == "lean", heads, n, dim, nil, opts)
 					})
 				}
 			}
@@ -199,7 +199,17 @@ func BenchmarkGrad(b *testing.B) {
 	}
 }
 
-func benchmarkGrad(b *testing.B, of tensor.Dtype, lean bool, heads, n, dim int, opts []la.Option) {
+// BenchmarkGradBias is lean of BenchmarkGrad at 1024 keys without a bias, with one
+// that the queries share, and with one for each score; gradients in it too.
+func BenchmarkGradBias(b *testing.B) {
+	const heads, n, dim = 12, 1024, 64
+	for name, bias := range map[string][]int{"none": nil, "shared": {1, heads, 1, n}, "full": {1, heads, n, n}} {
+		b.Run(name, func(b *testing.B) { benchmarkGrad(b, tensor.Float32, true, heads, n, dim, bias, nil) })
+	}
+}
+
+// benchmarkGrad has a bias of a shape, unless that is nil.
+func benchmarkGrad(b *testing.B, of tensor.Dtype, lean bool, heads, n, dim int, bias []int, opts []la.Option) {
 	attention := la.Default
 	if lean {
 		attention = la.Attention
@@ -209,6 +219,10 @@ func benchmarkGrad(b *testing.B, of tensor.Dtype, lean bool, heads, n, dim int, 
 		return input(g, name, tensorOf(of, floats(b, random(tensor.Float32, 1, heads, n, dim)), 1, heads, n, dim))
 	}
 	in := G.Nodes{numbers("q"), numbers("k"), numbers("v")}
+	if bias != nil {
+		in = append(in, input(g, "bias", random(of, bias...)))
+		opts = append(opts, la.WithBias(in[3]))
+	}
 	out, err := attention(in[0], in[1], in[2], opts...)
 	if err != nil {
 		b.Fatal(err)

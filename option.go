@@ -97,9 +97,8 @@ func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 //
 //	limit * tanh(s / limit),  s = scale * q[b,h,i].k[b,h',j]
 //
-// for a finite limit > 0. The tanh is of float64, one score after the other: up to a
-// quarter of the time of a decode step more, and for a prompt as much again as it takes
-// without, or twice that.
+// for a finite limit > 0. The tanh is of float64, one score after the other: a decode
+// step takes a quarter longer, a prompt two to three times as long.
 func WithSoftCap(limit float64) Option { return Option{kind: optSoftCap, scale: limit} }
 
 // WithALiBi adds to the scores of query head h a term that is linear in the
