@@ -46,7 +46,7 @@ func (d *Decoder) runBytes(p *pass) int64 {
 	if d.options.Attention == Fused {
 		return 0
 	}
-	n := d.weights.stepBytes()
+	n := d.stepBytes
 	for i, count := range p.counts {
 		if count > 0 {
 			n += int64(d.lengths[i]+count) * tokenBytes(d.config, d.options.Cache)

@@ -95,10 +95,9 @@ type Phase struct {
 type Decoder struct {
 	config  hf.Config
 	options Options
-	weights *Weights // as the graphs have them
-	prompt  *pass    // many rows
-	next    *pass    // a row a sequence
-	lengths []int    // tokens in the cache
+	prompt  *pass // many rows
+	next    *pass // a row a sequence
+	lengths []int // tokens in the cache
 	logits  [][]float32
 	chosen  []int // with Greedy or Choices; -1: none
 	random  []*rand.Rand
@@ -107,6 +106,9 @@ type Decoder struct {
 	stats   Stats
 	cache   cache
 	closed  bool
+
+	weights   *Weights // as the graphs have them
+	stepBytes int64    // that a run reads of them
 }
 
 // pass is one graph with its attention.
@@ -208,7 +210,7 @@ func (d *Decoder) build(w *Weights) (err error) {
 	if d.prompt, err = d.newPass(w, o.Chunk, o.AllLogits, &d.stats.Prefill); err != nil {
 		return err
 	}
-	d.weights = w
+	d.weights, d.stepBytes = w, w.stepBytes()
 	d.next, err = d.newPass(w, batch, false, &d.stats.Decode)
 	return err
 }
