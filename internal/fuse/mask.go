@@ -176,36 +176,26 @@ func (m *Match) shareBias(bias, at, product tensor.Shape) tensor.Shape {
 	if len(bias) != len(at) || len(at) < 2 || bias[len(bias)-1] != m.Keys {
 		return nil
 	}
-	lead, rows := bias[:len(bias)-2].TotalSize(), bias[len(bias)-2]
-	if lead == 1 && rows == 1 {
-		shape := tensor.Shape(slices.Repeat([]int{1}, len(scores)))
-		shape[len(shape)-1] = m.Keys
-		return shape
-	}
 	if slices.Equal(at, scores) {
 		return bias
 	}
+	// The axes in front of the rows are shared all or not at all, and so are those that the rows are made of: queries,
+	// and in a group heads too.
+	lead, rows := bias[:len(bias)-2].TotalSize(), bias[len(bias)-2]
 	outer, all := stack(product)
-	if o, r := stack(at); o != outer || r != all || lead != 1 && lead != outer {
+	if o, r := stack(at); (lead != 1 || rows != 1) && (o != outer || r != all || lead != 1 && lead != outer) {
 		return nil
 	}
-	// The axes in front of the rows are shared all or not at all.
-	shape := scores.Clone()
-	for i := range len(shape) - 2 {
-		if lead == 1 {
-			shape[i] = 1
+	front := len(scores) - 2
+	if m.Queries < all {
+		front = 1
+	}
+	for i := range len(scores) - 1 {
+		if i < front && lead == 1 || i >= front && rows == 1 {
+			scores[i] = 1
 		}
 	}
-	if m.Queries < all { // (matrices, heads of a group, queries, keys): rows are heads and queries
-		shape[1] = m.qShape[1]
-		if rows == 1 {
-			shape[1] = 1
-		}
-	}
-	if rows == 1 {
-		shape[len(shape)-2] = 1
-	}
-	return shape
+	return scores
 }
 
 // sumOfMasks adds y, scaled, to x. Both are blocks, of which a whole number makes
