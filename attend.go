@@ -43,8 +43,9 @@ type Args struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be).
 //
-// It takes every option but [WithLengths], [WithLSE] and [WithBias], which Args has fields for.
-// (One that is made once and used again allocates nothing either.) Concurrent calls are right as long as their outputs differ.
+// It takes every option but [WithLengths], [WithLSE] and [WithBias], which Args has
+// fields for. (One that is made once and used again allocates nothing either.)
+// Concurrent calls are right as long as their outputs differ.
 //
 // On [DeviceTensor]s of one GPU it computes there, and returns when the work is
 // queued: [DeviceTensor.Download] waits for it. Q and Out are float32, [Float16]

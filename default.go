@@ -15,10 +15,11 @@ import (
 // [Attention] is measured against, with the same arguments. k and v have q's
 // element type.
 //
-// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow] and [WithCausal]
-// (which needs Nq <= Nk: SoftMax cannot give an all-masked row). It always reads all Nk keys. Gorgonia's SoftMax
-// takes the maximum of the whole tensor's first element and a row's others,
-// and is NaN where a row lies far below that; [Attention] has no such limit.
+// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow] and
+// [WithCausal] (which needs Nq <= Nk: SoftMax cannot give an all-masked row). It
+// always reads all Nk keys. Gorgonia's SoftMax takes the maximum of the whole
+// tensor's first element and a row's others, and is NaN where a row lies far below
+// that; [Attention] has no such limit.
 func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Default"
 	defer recoverTo(op, &err)
@@ -37,7 +38,7 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		return nil, err
 	}
 	if c.biasNode != nil {
-		if c.bias, err = p.biasNode(op, c.biasNode); err != nil {
+		if _, err = p.biasNode(op, c.biasNode); err != nil {
 			return nil, err
 		}
 		if err = sameGraph(op, "bias", c.biasNode, q); err != nil {

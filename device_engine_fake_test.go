@@ -70,7 +70,7 @@ func (e *fakeEngine) Supports(g *cpu.Geometry, kv cpu.DType) error {
 	if g.Dim == 13 {
 		return errFakeSupport
 	}
-	if g.Window != 0 || g.SoftCap != 0 || g.Slopes != "" { // the CPU engine could, and a GPU can't
+	if g.Window != 0 || g.SoftCap != 0 || g.Slopes != "" || g.Bias != (cpu.Bias{}) { // the CPU engine could, and a GPU can't
 		return gpu.HasKernel(g, kv)
 	}
 	return nil

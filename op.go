@@ -83,8 +83,8 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		a.fixedBias = stock.Of(c.biasNode).Kind == stock.Constant
 		children = append(children, c.biasNode)
 	}
-	for i, name := range a.names() {
-		if err = sameGraph(op, name, children[i], q); err != nil {
+	for i := 3; i < len(children); i++ {
+		if err = sameGraph(op, a.names()[i], children[i], q); err != nil {
 			return nil, err
 		}
 	}
@@ -134,17 +134,14 @@ type attentionOp struct {
 func (c *config) hasLengths() bool { return c.given&optLengths != 0 }
 func (c *config) hasBias() bool    { return c.bias != cpu.Bias{} }
 
-// names are the names of the op's inputs.
-func (c *config) names() []string {
-	names := append(make([]string, 0, 5), "q", "k", "v")
-	if c.hasLengths() {
-		names = append(names, "lengths")
-	}
-	if c.hasBias() {
-		names = append(names, "bias")
-	}
-	return names
+// inputNames are the names of an attention's inputs, by what stands behind v.
+var inputNames = map[bool]map[bool][]string{
+	false: {false: {"q", "k", "v"}, true: {"q", "k", "v", "bias"}},
+	true:  {false: {"q", "k", "v", "lengths"}, true: {"q", "k", "v", "lengths", "bias"}},
 }
+
+// names are the names of the op's inputs.
+func (c *config) names() []string { return inputNames[c.hasLengths()][c.hasBias()] }
 
 func (op *attentionOp) Arity() int { return len(op.names()) }
 
@@ -274,9 +271,6 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand) error {
 
 // doOnGPU is Do where q, k and v are on a GPU; the lengths are on the host.
 func (op *attentionOp) doOnGPU(name string, names []string, r *denseRun, gpu *GPU, in []G.Value) (G.Value, error) {
-	if op.hasBias() {
-		return nil, errorf(name, ErrUnsupported, "on %v: a bias: there are kernels without one only", gpu)
-	}
 	if op.saved.wanted.Load() {
 		return nil, errorf(name, ErrUnsupported, "gradient of attention on a GPU")
 	}

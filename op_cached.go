@@ -35,8 +35,8 @@ import (
 //
 // The graph is built once, and run for every step. A run writes only the slots
 // that Set reserved, so it may be repeated before [Step.Commit]. The node takes
-// every option but [WithLengths], since the cache knows the lengths; tokens that a
-// window has left behind stay in the cache. It has no gradient: a cache is for
+// every option but [WithLengths], since the cache knows the lengths, and [WithBias];
+// tokens that a window has left behind stay in the cache. It has no gradient: a cache is for
 // inference.
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"

@@ -147,8 +147,8 @@ func WithLengths(lengths *G.Node) Option { return Option{kind: optLengths, node:
 //	lse[b,h,i] = log sum_j exp(s_j),  s_j = scale * q[b,h,i].k[b,h',j]
 //
 // over the keys that the query sees, -Inf if it sees none; scores are those that
-// the softmax is of, with [WithSoftCap] and [WithALiBi] if they are given. Its shape is the
-// output's without the last axis; for [CachedAttention] it is (T, H).
+// the softmax is of, with [WithSoftCap], [WithALiBi] and [WithBias] if they are given.
+// Its shape is the output's without the last axis; for [CachedAttention] it is (T, H).
 func WithLSE(lse **G.Node) Option { return Option{kind: optLSE, out: lse} }
 
 // WithSchedule chooses how LeanTiles are handed to workers; without it, it is
