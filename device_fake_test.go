@@ -64,6 +64,10 @@ func TestGPUOnFakeDriver(t *testing.T) {
 	if list[1].String() != want {
 		t.Errorf("got %s, want %s", list[1], want)
 	}
+	// The driver's clock is 1036 kHz, its bus 1037 bits wide.
+	if got, want := list[1].MemoryBandwidth, 2*1036e3*1037/8; got != want {
+		t.Errorf("a memory bandwidth of %v, want %v", got, want)
+	}
 	for i := range list {
 		gpu, err := la.OpenGPU(i)
 		if err != nil {

@@ -3,11 +3,8 @@ package leanattention_test
 import (
 	"testing"
 
-	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/reftest"
-
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
+	la "gorgonia.org/leanattention"
 )
 
 // biasedAttention is attention with masks that are not causal, or may not be.
@@ -128,15 +125,4 @@ var biasedAttention = []written{
 }
 
 // TestFuseBias: masks that are not causal become biases.
-func TestFuseBias(t *testing.T) {
-	rng := reftest.Rand(t)
-	for _, d := range biasedAttention {
-		for _, dtype := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
-			t.Run(d.name+" "+dtype.String(), func(t *testing.T) {
-				w := newWriter(t, rng, dtype)
-				roots := d.write(w)
-				d.check(t, w.fuse(roots, read(roots...)))
-			})
-		}
-	}
-}
+func TestFuseBias(t *testing.T) { testFuse(t, biasedAttention) }

@@ -179,9 +179,11 @@ var decoders = []written{
 }
 
 // TestFuse rewrites decoders of many hands.
-func TestFuse(t *testing.T) {
+func TestFuse(t *testing.T) { testFuse(t, decoders) }
+
+func testFuse(t *testing.T, all []written) {
 	rng := reftest.Rand(t)
-	for _, d := range decoders {
+	for _, d := range all {
 		for _, dtype := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			t.Run(d.name+" "+dtype.String(), func(t *testing.T) {
 				w := newWriter(t, rng, dtype)

@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -174,21 +175,33 @@ func TestAttentionRandomShapes(t *testing.T) {
 		n = 30
 	}
 	for range n {
-		s := reftest.RandomShape(rng)
-		s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
-		types := elementTypes[rng.IntN(8)]
-		x := spec{
-			inputs: reftest.AllInputs[rng.IntN(4)], query: types[0], kv: types[1],
-			capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1),
-		}
-		tile, workers, schedule := rng.IntN(100), rng.IntN(9), schedules[rng.IntN(3)]
-		p := newProblem(rng, s, x)
-		g := p.attention(t, la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule))
-		g.run(t)
-		if err := p.compare(t, p.Reference(p.precision(slices.Max(s.Keys)+1)), g.outV, g.lseV); err != nil {
-			t.Fatalf("%v %v %+v, tiles of %d, %d workers, %v: %v", s, x.inputs, types, tile, workers, schedule, err)
-		}
+		attendSomehow(t, rng, reftest.RandomShape(rng), false)
 	}
+}
+
+// attendSomehow runs a shape as a node, with as many queries in each sequence as the
+// first has, at least one, with random numbers, types and schedules and, if told, a
+// random bias.
+func attendSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased bool) (p *problem, g *graph, workers int, opts []la.Option) {
+	t.Helper()
+	s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
+	types := elementTypes[rng.IntN(8)]
+	x := spec{
+		inputs: reftest.AllInputs[rng.IntN(4)], query: types[0], kv: types[1],
+		capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1),
+	}
+	tile, workers, schedule := rng.IntN(100), rng.IntN(9), schedules[rng.IntN(3)]
+	if biased {
+		s = reftest.RandomBias(rng, s, x.capacity)
+	}
+	p = newProblem(rng, s, x)
+	opts = []la.Option{la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule)}
+	g = p.attention(t, opts...)
+	g.run(t)
+	if err := p.compare(t, p.Reference(p.precision(slices.Max(s.Keys)+1)), g.outV, g.lseV); err != nil {
+		t.Fatalf("%v %v %+v, tiles of %d, %d workers, %v: %v", s, x.inputs, types, tile, workers, schedule, err)
+	}
+	return p, g, workers, opts
 }
 
 // TestAttentionBends: windows, soft caps, slopes and biases, in all their mixtures, as a
@@ -200,30 +213,13 @@ func TestAttentionBends(t *testing.T) {
 		n = 30
 	}
 	for range n {
-		s := reftest.RandomBends(rng, reftest.RandomShape(rng))
-		s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
-		types := elementTypes[rng.IntN(8)]
-		x := spec{
-			inputs: reftest.AllInputs[rng.IntN(4)], query: types[0], kv: types[1],
-			capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1),
-		}
-		tile, workers, schedule := rng.IntN(100), rng.IntN(9), schedules[rng.IntN(3)]
-		if rng.IntN(2) == 0 {
-			s = reftest.RandomBias(rng, s, x.capacity)
-		}
-		p := newProblem(rng, s, x)
-		opts := []la.Option{la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule)}
-		g := p.attention(t, opts...)
-		g.run(t)
-		if err := p.compare(t, p.Reference(p.precision(slices.Max(s.Keys)+1)), g.outV, g.lseV); err != nil {
-			t.Fatalf("%v %v %+v, tiles of %d, %d workers, %v: %v", s, x.inputs, types, tile, workers, schedule, err)
-		}
+		p, g, workers, opts := attendSomehow(t, rng, reftest.RandomBends(rng, reftest.RandomShape(rng)), rng.IntN(2) == 0)
 		a := p.args()
 		if err := la.Attend(a, append(p.options(), opts...)...); err != nil {
 			t.Fatal(err)
 		}
 		if workers > 0 && !(slices.Equal(bits(t, a.Out), bits(t, g.outV)) && slices.Equal(bits(t, a.LSE), bits(t, g.lseV))) {
-			t.Errorf("%v: Attend has other bits", s)
+			t.Errorf("%v: Attend has other bits", p.Shape)
 		}
 	}
 }

@@ -153,22 +153,30 @@ func TestBackwardGradRandom(t *testing.T) {
 		n = 10
 	}
 	for range n {
-		s := reftest.RandomShape(rng)
-		queries := max(s.Queries[0], 1)
-		for i := range s.Queries {
-			s.Queries[i] = queries
-		}
-		in, of := reftest.AllInputs[rng.IntN(4)], outputs(1+rng.IntN(3))
-		capacity, workers := max(slices.Max(s.Keys)+rng.IntN(3), 1), rng.IntN(5)
-		var err error
-		if rng.IntN(3) > 0 {
-			err = verifyBackward[float32](rng, s, in, of, capacity, workers)
-		} else {
-			err = verifyBackward[float64](rng, s, in, of, capacity, workers)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		verifyBackwardSomehow(t, rng, reftest.RandomShape(rng), false)
+	}
+}
+
+// verifyBackwardSomehow differentiates a shape, with as many queries in each sequence as the first has, at least one,
+// with random numbers and, if told, a random bias.
+func verifyBackwardSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased bool) {
+	t.Helper()
+	queries := max(s.Queries[0], 1)
+	for i := range s.Queries {
+		s.Queries[i] = queries
+	}
+	in, of := reftest.AllInputs[rng.IntN(4)], outputs(1+rng.IntN(3))
+	capacity, workers := max(slices.Max(s.Keys)+rng.IntN(3), 1), rng.IntN(5)
+	if biased {
+		s = reftest.RandomBias(rng, s, capacity)
+		s.Bias.Scale = []float64{0, 1, 0.25}[rng.IntN(3)]
+	}
+	check := verifyBackward[float32]
+	if rng.IntN(3) == 0 {
+		check = verifyBackward[float64]
+	}
+	if err := check(rng, s, in, of, capacity, workers); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -184,25 +192,7 @@ func TestBackwardGradBends(t *testing.T) {
 		if i%5 == 0 {
 			s.Queries, s.Keys = []int{1 + rng.IntN(300)}, []int{rng.IntN(600)}
 		}
-		queries := max(s.Queries[0], 1)
-		for i := range s.Queries {
-			s.Queries[i] = queries
-		}
-		in, of := reftest.AllInputs[rng.IntN(4)], outputs(1+rng.IntN(3))
-		capacity, workers := max(slices.Max(s.Keys)+rng.IntN(3), 1), rng.IntN(5)
-		if i%2 == 0 {
-			s = reftest.RandomBias(rng, s, capacity)
-			s.Bias.Scale = []float64{0, 1, 0.25}[rng.IntN(3)]
-		}
-		var err error
-		if rng.IntN(3) > 0 {
-			err = verifyBackward[float32](rng, s, in, of, capacity, workers)
-		} else {
-			err = verifyBackward[float64](rng, s, in, of, capacity, workers)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		verifyBackwardSomehow(t, rng, s, i%2 == 0)
 	}
 }
 

@@ -38,17 +38,21 @@ func randomPolicy(rng *rand.Rand) lean.Policy {
 func TestRunRandom(t *testing.T) {
 	rng := reftest.Rand(t)
 	for range 120 {
-		s, in, l := reftest.RandomShape(rng), reftest.AllInputs[rng.IntN(len(reftest.AllInputs))], randomLayout(rng)
-		policy, workers, tile := randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64, 100}[rng.IntN(6)]
-		var err error
-		if rng.IntN(3) > 0 {
-			err = verify[float32](rng, s, in, l, policy, workers, tile)
-		} else {
-			err = verify[float64](rng, s, in, l, policy, workers, tile)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		verifySomehow(t, rng, reftest.RandomShape(rng), 0, 1, 5, 16, 64, 100)
+	}
+}
+
+// verifySomehow runs a shape with random numbers, layouts and schedules, and LeanTiles of one of the given sizes.
+func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) {
+	t.Helper()
+	in, l := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))], randomLayout(rng)
+	policy, workers, tile := randomPolicy(rng), 1+rng.IntN(8), tiles[rng.IntN(len(tiles))]
+	check := verify[float32]
+	if rng.IntN(3) == 0 {
+		check = verify[float64]
+	}
+	if err := check(rng, s, in, l, policy, workers, tile); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -60,7 +64,7 @@ func TestRunBends(t *testing.T) {
 		n = 60
 	}
 	for i := range n {
-		s, in, l := reftest.RandomBends(rng, reftest.RandomShape(rng)), reftest.AllInputs[rng.IntN(len(reftest.AllInputs))], randomLayout(rng)
+		s := reftest.RandomBends(rng, reftest.RandomShape(rng))
 		if i%4 == 0 { // several blocks, whose edges overlap or not
 			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
 		}
@@ -68,16 +72,7 @@ func TestRunBends(t *testing.T) {
 			s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1+rng.IntN(3))
 			s.Bias.Scale = []float64{0, 1, 0.25}[rng.IntN(3)]
 		}
-		policy, workers, tile := randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64, 100, math.MaxInt}[rng.IntN(7)]
-		var err error
-		if rng.IntN(3) > 0 {
-			err = verify[float32](rng, s, in, l, policy, workers, tile)
-		} else {
-			err = verify[float64](rng, s, in, l, policy, workers, tile)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		verifySomehow(t, rng, s, 0, 1, 5, 16, 64, 100, math.MaxInt)
 	}
 }
 
