@@ -54,298 +54,148 @@
 	faddp((s)+3, (s)+2, (s)+2) \
 	faddp((s)+2, (s)+0, (s)+0)
 
+// result stores a row's four sums, from s on, which are in v, at R1, and goes on to the next row.
+#define result(s, v) \
+	sums(s) \
+	ADD    R3, R1, R4 \
+	VST1.P v.S[0], (R1)(R2) \
+	VST1.P v.S[1], (R1)(R2) \
+	VST1.P v.S[2], (R1)(R2) \
+	VST1.P v.S[3], (R1)(R2) \
+	MOVD   R4, R1
+
+// Half of a row's sums: made 0, fetched from R8, or kept there.
+#define clear(a, b, c, d) \
+	VEOR a.B16, a.B16, a.B16 \
+	VEOR b.B16, b.B16, b.B16 \
+	VEOR c.B16, c.B16, c.B16 \
+	VEOR d.B16, d.B16, d.B16
+
+#define fetch(a, b, c, d) \
+	VLD1.P 64(R8), [a.S4, b.S4, c.S4, d.S4]
+
+#define keep(a, b, c, d) \
+	VST1.P [a.S4, b.S4, c.S4, d.S4], 64(R8)
+
+// Every step of a row after those of the rows before it.
+#define all1(f) \
+	f(V0, V1, V2, V3) \
+	f(V4, V5, V6, V7)
+
+#define all2(f) \
+	all1(f) \
+	f(V8, V9, V10, V11) \
+	f(V12, V13, V14, V15)
+
+#define all3(f) \
+	all2(f) \
+	f(V16, V17, V18, V19) \
+	f(V20, V21, V22, V23)
+
+#define numbers1 \
+	VLD1.P 16(R9), [V28.S4]
+
+#define numbers2 \
+	numbers1 \
+	VLD1.P 16(R10), [V29.S4]
+
+#define numbers3 \
+	numbers2 \
+	VLD1.P 16(R11), [V30.S4]
+
+#define number1 \
+	FMOVS.P 4(R9), F28
+
+#define number2 \
+	number1 \
+	FMOVS.P 4(R10), F29
+
+#define number3 \
+	number2 \
+	FMOVS.P 4(R11), F30
+
+// products of all rows, with the first or (s is 4) the other half of their sums.
+#define products1(s) \
+	products(28, (s)+0)
+
+#define products2(s) \
+	products1(s) \
+	products(29, (s)+8)
+
+#define products3(s) \
+	products2(s) \
+	products(30, (s)+16)
+
+#define results1 \
+	result(0, V0)
+
+#define results2 \
+	results1 \
+	result(8, V8)
+
+#define results3 \
+	results2 \
+	result(16, V16)
+
+// dot is the function for as many rows as its arguments are of.
+#define dot(all, numbers, number, products, results) \
+	open \
+	CBNZ R3, more \
+	all(clear) \
+	B    begun \
+more: \
+	all(fetch) \
+begun: \
+	SUBS $8, R2 \
+	BLT  rest \
+eight: \
+	weights \
+	numbers \
+	products(0) \
+	weights \
+	numbers \
+	products(4) \
+	SUBS $8, R2 \
+	BGE  eight \
+rest: \
+	ADDS $8, R2 \
+	BEQ  done \
+	SUBS $4, R2 \
+	BLT  less \
+	weights \
+	numbers \
+	products(0) \
+	BEQ  done \
+	B    one \
+less: \
+	ADD  $4, R2 \
+one: \
+	weight \
+	number \
+	products(0) \
+	SUBS $1, R2 \
+	BNE  one \
+done: \
+	MOVD dotArgs_unfinished(R0), R3 \
+	CBNZ R3, leave \
+	MOVD dotArgs_y(R0), R1 \
+	MOVD dotArgs_yStep(R0), R2 \
+	MOVD dotArgs_yRow(R0), R3 \
+	results \
+	RET \
+leave: \
+	MOVD dotArgs_partial(R0), R8 \
+	all(keep) \
+	RET
+
 // func dotF32x1NEON(a *dotArgs)
 TEXT ·dotF32x1NEON(SB), NOSPLIT, $0-8
-	open
-	CBNZ R3, more
-	VEOR V0.B16, V0.B16, V0.B16
-	VEOR V1.B16, V1.B16, V1.B16
-	VEOR V2.B16, V2.B16, V2.B16
-	VEOR V3.B16, V3.B16, V3.B16
-	VEOR V4.B16, V4.B16, V4.B16
-	VEOR V5.B16, V5.B16, V5.B16
-	VEOR V6.B16, V6.B16, V6.B16
-	VEOR V7.B16, V7.B16, V7.B16
-	B    begun
-
-more:
-	VLD1.P 64(R8), [V0.S4, V1.S4, V2.S4, V3.S4]
-	VLD1.P 64(R8), [V4.S4, V5.S4, V6.S4, V7.S4]
-
-begun:
-	SUBS $8, R2
-	BLT  rest
-
-eight:
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	products(28, 0)
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	products(28, 4)
-	SUBS   $8, R2
-	BGE    eight
-
-rest:
-	ADDS $8, R2
-	BEQ  done
-	SUBS $4, R2
-	BLT  less
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	products(28, 0)
-	BEQ    done
-	B      one
-
-less:
-	ADD $4, R2
-
-one:
-	weight
-	FMOVS.P 4(R9), F28
-	products(28, 0)
-	SUBS    $1, R2
-	BNE     one
-
-done:
-	MOVD dotArgs_unfinished(R0), R3
-	CBNZ R3, leave
-	MOVD dotArgs_y(R0), R1
-	MOVD dotArgs_yStep(R0), R2
-	sums(0)
-	VST1.P V0.S[0], (R1)(R2)
-	VST1.P V0.S[1], (R1)(R2)
-	VST1.P V0.S[2], (R1)(R2)
-	VST1.P V0.S[3], (R1)(R2)
-	RET
-
-leave:
-	MOVD dotArgs_partial(R0), R8
-	VST1.P [V0.S4, V1.S4, V2.S4, V3.S4], 64(R8)
-	VST1.P [V4.S4, V5.S4, V6.S4, V7.S4], 64(R8)
-	RET
+	dot(all1, numbers1, number1, products1, results1)
 
 // func dotF32x2NEON(a *dotArgs)
 TEXT ·dotF32x2NEON(SB), NOSPLIT, $0-8
-	open
-	CBNZ R3, more
-	VEOR V0.B16, V0.B16, V0.B16
-	VEOR V1.B16, V1.B16, V1.B16
-	VEOR V2.B16, V2.B16, V2.B16
-	VEOR V3.B16, V3.B16, V3.B16
-	VEOR V4.B16, V4.B16, V4.B16
-	VEOR V5.B16, V5.B16, V5.B16
-	VEOR V6.B16, V6.B16, V6.B16
-	VEOR V7.B16, V7.B16, V7.B16
-	VEOR V8.B16, V8.B16, V8.B16
-	VEOR V9.B16, V9.B16, V9.B16
-	VEOR V10.B16, V10.B16, V10.B16
-	VEOR V11.B16, V11.B16, V11.B16
-	VEOR V12.B16, V12.B16, V12.B16
-	VEOR V13.B16, V13.B16, V13.B16
-	VEOR V14.B16, V14.B16, V14.B16
-	VEOR V15.B16, V15.B16, V15.B16
-	B    begun
-
-more:
-	VLD1.P 64(R8), [V0.S4, V1.S4, V2.S4, V3.S4]
-	VLD1.P 64(R8), [V4.S4, V5.S4, V6.S4, V7.S4]
-	VLD1.P 64(R8), [V8.S4, V9.S4, V10.S4, V11.S4]
-	VLD1.P 64(R8), [V12.S4, V13.S4, V14.S4, V15.S4]
-
-begun:
-	SUBS $8, R2
-	BLT  rest
-
-eight:
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	VLD1.P 16(R10), [V29.S4]
-	products(28, 0)
-	products(29, 8)
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	VLD1.P 16(R10), [V29.S4]
-	products(28, 4)
-	products(29, 12)
-	SUBS   $8, R2
-	BGE    eight
-
-rest:
-	ADDS $8, R2
-	BEQ  done
-	SUBS $4, R2
-	BLT  less
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	VLD1.P 16(R10), [V29.S4]
-	products(28, 0)
-	products(29, 8)
-	BEQ    done
-	B      one
-
-less:
-	ADD $4, R2
-
-one:
-	weight
-	FMOVS.P 4(R9), F28
-	FMOVS.P 4(R10), F29
-	products(28, 0)
-	products(29, 8)
-	SUBS    $1, R2
-	BNE     one
-
-done:
-	MOVD dotArgs_unfinished(R0), R3
-	CBNZ R3, leave
-	MOVD dotArgs_y(R0), R1
-	MOVD dotArgs_yStep(R0), R2
-	MOVD dotArgs_yRow(R0), R3
-	sums(0)
-	ADD    R3, R1, R4
-	VST1.P V0.S[0], (R1)(R2)
-	VST1.P V0.S[1], (R1)(R2)
-	VST1.P V0.S[2], (R1)(R2)
-	VST1.P V0.S[3], (R1)(R2)
-	MOVD   R4, R1
-	sums(8)
-	VST1.P V8.S[0], (R1)(R2)
-	VST1.P V8.S[1], (R1)(R2)
-	VST1.P V8.S[2], (R1)(R2)
-	VST1.P V8.S[3], (R1)(R2)
-	RET
-
-leave:
-	MOVD dotArgs_partial(R0), R8
-	VST1.P [V0.S4, V1.S4, V2.S4, V3.S4], 64(R8)
-	VST1.P [V4.S4, V5.S4, V6.S4, V7.S4], 64(R8)
-	VST1.P [V8.S4, V9.S4, V10.S4, V11.S4], 64(R8)
-	VST1.P [V12.S4, V13.S4, V14.S4, V15.S4], 64(R8)
-	RET
+	dot(all2, numbers2, number2, products2, results2)
 
 // func dotF32x3NEON(a *dotArgs)
 TEXT ·dotF32x3NEON(SB), NOSPLIT, $0-8
-	open
-	CBNZ R3, more
-	VEOR V0.B16, V0.B16, V0.B16
-	VEOR V1.B16, V1.B16, V1.B16
-	VEOR V2.B16, V2.B16, V2.B16
-	VEOR V3.B16, V3.B16, V3.B16
-	VEOR V4.B16, V4.B16, V4.B16
-	VEOR V5.B16, V5.B16, V5.B16
-	VEOR V6.B16, V6.B16, V6.B16
-	VEOR V7.B16, V7.B16, V7.B16
-	VEOR V8.B16, V8.B16, V8.B16
-	VEOR V9.B16, V9.B16, V9.B16
-	VEOR V10.B16, V10.B16, V10.B16
-	VEOR V11.B16, V11.B16, V11.B16
-	VEOR V12.B16, V12.B16, V12.B16
-	VEOR V13.B16, V13.B16, V13.B16
-	VEOR V14.B16, V14.B16, V14.B16
-	VEOR V15.B16, V15.B16, V15.B16
-	VEOR V16.B16, V16.B16, V16.B16
-	VEOR V17.B16, V17.B16, V17.B16
-	VEOR V18.B16, V18.B16, V18.B16
-	VEOR V19.B16, V19.B16, V19.B16
-	VEOR V20.B16, V20.B16, V20.B16
-	VEOR V21.B16, V21.B16, V21.B16
-	VEOR V22.B16, V22.B16, V22.B16
-	VEOR V23.B16, V23.B16, V23.B16
-	B    begun
-
-more:
-	VLD1.P 64(R8), [V0.S4, V1.S4, V2.S4, V3.S4]
-	VLD1.P 64(R8), [V4.S4, V5.S4, V6.S4, V7.S4]
-	VLD1.P 64(R8), [V8.S4, V9.S4, V10.S4, V11.S4]
-	VLD1.P 64(R8), [V12.S4, V13.S4, V14.S4, V15.S4]
-	VLD1.P 64(R8), [V16.S4, V17.S4, V18.S4, V19.S4]
-	VLD1.P 64(R8), [V20.S4, V21.S4, V22.S4, V23.S4]
-
-begun:
-	SUBS $8, R2
-	BLT  rest
-
-eight:
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	VLD1.P 16(R10), [V29.S4]
-	VLD1.P 16(R11), [V30.S4]
-	products(28, 0)
-	products(29, 8)
-	products(30, 16)
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	VLD1.P 16(R10), [V29.S4]
-	VLD1.P 16(R11), [V30.S4]
-	products(28, 4)
-	products(29, 12)
-	products(30, 20)
-	SUBS   $8, R2
-	BGE    eight
-
-rest:
-	ADDS $8, R2
-	BEQ  done
-	SUBS $4, R2
-	BLT  less
-	weights
-	VLD1.P 16(R9), [V28.S4]
-	VLD1.P 16(R10), [V29.S4]
-	VLD1.P 16(R11), [V30.S4]
-	products(28, 0)
-	products(29, 8)
-	products(30, 16)
-	BEQ    done
-	B      one
-
-less:
-	ADD $4, R2
-
-one:
-	weight
-	FMOVS.P 4(R9), F28
-	FMOVS.P 4(R10), F29
-	FMOVS.P 4(R11), F30
-	products(28, 0)
-	products(29, 8)
-	products(30, 16)
-	SUBS    $1, R2
-	BNE     one
-
-done:
-	MOVD dotArgs_unfinished(R0), R3
-	CBNZ R3, leave
-	MOVD dotArgs_y(R0), R1
-	MOVD dotArgs_yStep(R0), R2
-	MOVD dotArgs_yRow(R0), R3
-	sums(0)
-	ADD    R3, R1, R4
-	VST1.P V0.S[0], (R1)(R2)
-	VST1.P V0.S[1], (R1)(R2)
-	VST1.P V0.S[2], (R1)(R2)
-	VST1.P V0.S[3], (R1)(R2)
-	MOVD   R4, R1
-	sums(8)
-	ADD    R3, R1, R4
-	VST1.P V8.S[0], (R1)(R2)
-	VST1.P V8.S[1], (R1)(R2)
-	VST1.P V8.S[2], (R1)(R2)
-	VST1.P V8.S[3], (R1)(R2)
-	MOVD   R4, R1
-	sums(16)
-	VST1.P V16.S[0], (R1)(R2)
-	VST1.P V16.S[1], (R1)(R2)
-	VST1.P V16.S[2], (R1)(R2)
-	VST1.P V16.S[3], (R1)(R2)
-	RET
-
-leave:
-	MOVD dotArgs_partial(R0), R8
-	VST1.P [V0.S4, V1.S4, V2.S4, V3.S4], 64(R8)
-	VST1.P [V4.S4, V5.S4, V6.S4, V7.S4], 64(R8)
-	VST1.P [V8.S4, V9.S4, V10.S4, V11.S4], 64(R8)
-	VST1.P [V12.S4, V13.S4, V14.S4, V15.S4], 64(R8)
-	VST1.P [V16.S4, V17.S4, V18.S4, V19.S4], 64(R8)
-	VST1.P [V20.S4, V21.S4, V22.S4, V23.S4], 64(R8)
-	RET
+	dot(all3, numbers3, number3, products3, results3)
