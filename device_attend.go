@@ -101,10 +101,14 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 		if err != nil {
 			return err
 		}
-		if err := plan.Upload(turn.Stream()); err != nil {
+		s, err := turn.Stream()
+		if err != nil {
 			return err
 		}
-		return plan.Run(turn.Stream(), &o)
+		if err := plan.Upload(s); err != nil {
+			return err
+		}
+		return plan.Run(s, &o)
 	})
 	if err != nil {
 		return deviceEngineError(op, "attend", err)

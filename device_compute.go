@@ -57,7 +57,7 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 	defer runtime.KeepAlive(c.In)
 	slots := c.Node.On(g.queue)
 	err = g.queue.Submit(func(turn *device.Turn) error {
-		w := &ongpu.Work{Decoder: layers, Stream: turn.Stream()}
+		w := &ongpu.Work{Decoder: layers, Turn: turn}
 		var in []*DeviceTensor
 		for i, v := range c.In {
 			d := v.(*DeviceTensor)

@@ -26,6 +26,7 @@ func FakeGPU(t testing.TB) (*GPU, *fakedriver.Library) {
 	t.Helper()
 	lib := fakedriver.New(t)
 	lib.State().Total, lib.State().SMs, lib.State().Shared = 1<<36, 8, 232448
+	lib.State().Argument("chain_", 8) // its name looks like sizes of arguments
 	UseDriver(t, lib.Path)
 	UseFakeEngine(t)
 	t.Cleanup(func() {

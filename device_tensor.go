@@ -436,7 +436,11 @@ func (d *DeviceTensor) copyFrom(src *DeviceTensor) error {
 		if err != nil || to == from {
 			return err
 		}
-		return turn.Stream().Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes())
+		s, err := turn.Stream()
+		if err != nil {
+			return err
+		}
+		return s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes())
 	})
 }
 
@@ -456,7 +460,11 @@ func (d *DeviceTensor) ZeroValue() G.Value {
 		if err != nil {
 			return err
 		}
-		return turn.Stream().Set(m.Buffer, m.Offset, 0, d.bytes())
+		s, err := turn.Stream()
+		if err != nil {
+			return err
+		}
+		return s.Set(m.Buffer, m.Offset, 0, d.bytes())
 	})
 	return d
 }

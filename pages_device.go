@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -98,11 +99,15 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	}
 	defer d.gpu.queue.Leave()
 	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
+		s, err := turn.Stream()
+		if err != nil {
+			return err
+		}
 		for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
 			for _, b := range buffers {
 				n := b.Len() / int64(d.pages)
 				for _, c := range copies {
-					if err := turn.Stream().Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
+					if err := s.Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
 						return err
 					}
 				}
@@ -157,7 +162,13 @@ func (p *devicePlan) build(op string, seqs []cpu.Sequence, rows int) error {
 	if err := gpu.buildPlan(op, p.plan, p.geometry, seqs, rows); err != nil {
 		return err
 	}
-	if err := gpu.queue.Submit(func(turn *device.Turn) error { return p.plan.Upload(turn.Stream()) }); err != nil {
+	if err := gpu.queue.Submit(func(turn *device.Turn) error {
+		s, err := turn.Stream()
+		if err != nil {
+			return err
+		}
+		return p.plan.Upload(s)
+	}); err != nil {
 		return deviceEngineError(op, "plan", err)
 	}
 	return nil
@@ -185,10 +196,20 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 		return deviceMemory{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
 	}
 	o.K, o.V = at(p.pages.keys[layer]), at(p.pages.values[layer])
-	if err := p.plan.Append(turn.Stream(), o.K, o.V, k, v); err != nil {
+	// In a recording it may be a part of the chain that makes q, k and v.
+	if c, ok := turn.Late().(*gpu.Chain); ok {
+		if plan, ok := p.plan.(*gpu.Plan); ok && c.Attend(plan, o, k, v) {
+			return nil
+		}
+	}
+	s, err := turn.Stream()
+	if err != nil {
 		return err
 	}
-	return p.plan.Run(turn.Stream(), o)
+	if err := p.plan.Append(s, o.K, o.V, k, v); err != nil {
+		return err
+	}
+	return p.plan.Run(s, o)
 }
 
 // attendThere is attend on tensors of the GPU: it waits for nothing.

@@ -40,9 +40,22 @@ template <class S> struct Attention {
       }
   }
 
+  // The same of what another layer of the launch makes: it is waited for.
+  __device__ static __forceinline__ void fetchTagged(const u64* q, u32 run, const long long (&at)[2], int t, float (&x)[STEPS][EACH]) {
+    static_assert(!WIDE, "no chain has such keys");
+    bool late;
+    do {
+      late = false;
+#pragma unroll
+      for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) late |= !loadTagged2(q + at[j & 1] + s * 16 + (j >> 1) * 8 + 2 * t, run, x[s][2 * j], x[s][2 * j + 1]);
+    } while (__any_sync(~0u, late));
+  }
+
   // float16 has few exponents, so there rows are scaled by powers of two, which
   // `factor` undoes.
-  __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
+  __device__ static __forceinline__ void load(const Params& p, const Links* links, u32 run, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
     const int g = lane >> 2, t = lane & 3, rows = w.rows(p);
     long long at[2];
 #pragma unroll
@@ -52,7 +65,7 @@ template <class S> struct Attention {
       at[i] = (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + r - n * p.group) * p.queryHead;
       q.factor[i] = p.scale;
     }
-    if constexpr (!WIDE && !SHARED) {
+    if constexpr (!WIDE && !SHARED && !S::LINKED) {
       if (!precise) { // the queries are of the keys' type: they are operands as they are
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
@@ -62,7 +75,9 @@ template <class S> struct Attention {
       }
     }
     float x[STEPS][EACH];
-    if (p.queryType == F32) {
+    if constexpr (S::LINKED) {
+      fetchTagged(links->query, run, at, t, x);
+    } else if (p.queryType == F32) {
       fetch<F32>(p.query, at, t, x);
     } else if (p.queryType == F16) {
       fetch<F16>(p.query, at, t, x);

@@ -5,7 +5,10 @@
 
 // Eight warps, four that compute and four that copy, leave each lane the most registers.
 #define ATTENTION(name, T, D) \
-  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ Params p) { Lean<T, D>::run(p); }
+  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ LaunchParams p) { \
+    extern __shared__ __align__(1024) char memory[];                                              \
+    Lean<T, D>::run(p.p, &p.keyMap, memory);                                                      \
+  }
 
 #define HEAD_DIMS(name, T)     \
   ATTENTION(name##_64, T, 64)   \

@@ -22,25 +22,57 @@
 #include "reduce.cuh"
 #include "ring.cuh"
 
-template <class T, int D> struct Lean {
-  using S = Shape<T, D>;
+template <class T, int D, bool LINKED = false> struct Lean {
+  using S = Shape<T, D, LINKED>;
   using A = Attention<S>;
   using R = Reduce<S>;
   using Place = typename S::Place;
   static constexpr int KEYS = S::KEYS;
 
-  __device__ static __forceinline__ void run(const Params& p) {
-    extern __shared__ __align__(1024) char memory[];
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == p.warps * 32) prefetchMap(&p.keyMap), prefetchMap(&p.valueMap);
+  // Puts the new tokens of a chunk where the copy engine has left what was in the
+  // cache before, and into the cache. A sequence has one block of rows, so nobody
+  // else has the chunk.
+  __device__ static __forceinline__ void append(const Params& p, const Links& links, u32 run, const Place& w, int chunk, u32 at, int lane) {
+    const int old = w.s.keys - w.s.queries, first = chunk * KEYS, end = min(w.s.keys, first + KEYS);
+    for (int key = max(old, first); key < end; key++) {
+      const int token = w.s.row + key - old, slot = links.slots[token], row = key - first;
+      for (int i = lane * 4; i < D; i += 128) {
+        const long long from = ((long long)token * p.heads + w.head) * D + i;
+        float k[4], v[4];
+        while (!(loadTagged2(links.newKeys + from, run, k[0], k[1]) && loadTagged2(links.newKeys + from + 2, run, k[2], k[3]))) {}
+        while (!(loadTagged2(links.newValues + from, run, v[0], v[1]) && loadTagged2(links.newValues + from + 2, run, v[2], v[3]))) {}
+        const uint2 keys = make_uint2(T::pack(k[0], k[1]), T::pack(k[2], k[3])), values = make_uint2(T::pack(v[0], v[1]), T::pack(v[2], v[3]));
+        const u32 to = at + i * T::bytes / 128 * S::BLOCK + swizzled(row, i * T::bytes % 128);
+        asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(keys.x), "r"(keys.y) : "memory");
+        asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to + S::SLOT / 2), "r"(values.x), "r"(values.y) : "memory");
+        if (slot < 0) continue;
+        const long long place = (slot + (long long)w.head * p.headRows) * D + i;
+        *(uint2*)((u16*)p.keys + place) = keys;
+        *(uint2*)((u16*)p.values + place) = values;
+      }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+  }
 #endif
-    const Work work = p.work[blockIdx.x];
-    const int blinds = p.blind[0];
+
+  // `memory` is shared, at a multiple of 1024 bytes.
+  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory) { run(p, maps, memory, p.work + blockIdx.x, p.blind, nullptr, 0); }
+
+  // The same of a chain's layer, where this block's Work and the number of blind rows
+  // are in shared memory: `number` is that of the run.
+  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory, const Work* range, const int* blind, const Links* links, const u32 number) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == p.warps * 32) prefetchMap(maps), prefetchMap(maps + 1);
+#endif
+    const Work work = *range;
+    const int blinds = *blind;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int warps = p.warps, slots = p.slots;
     if (work.tiles == 0) {
-      waitForEarlier();
-      if (warp < warps) R::writeBlind(p, blinds);
+      if (!LINKED) waitForEarlier();
+      if (warp < warps) R::writeBlind(p, links, number, blinds);
       return;
     }
 
@@ -50,21 +82,22 @@ template <class T, int D> struct Lean {
     sh.o = (float*)(rest + S::QUERY);
     sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH);
     sh.l = sh.m + sh.rooms * ROWS;
-    u64* bars = (u64*)(sh.l + sh.rooms * ROWS);
+    u64* bars = (u64*)(sh.l + sh.rooms * ROWS); // an empty and a full one for each slot
     sh.last = (int*)(bars + 2 * slots); // two
     const u32 ring = sharedAddress(memory);
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    if (warp == warps && lane == 0) {
-      for (int s = 0; s < slots; s++) barrierInit(full + s * 8, 2), barrierInit(empty + s * 8, 1);
+    if (warp == warps) {
+      for (int s = lane; s < slots; s += 32) barrierInit(full + s * 8, 2), barrierInit(empty + s * 8, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      __syncwarp();
     }
     if (warp >= warps) {
       const int copier = warp - warps, values = copier & 1;
       copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
-      Ring<S>::copyAll(p, work, values ? &p.valueMap : &p.keyMap, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
+      Ring<S>::copyAll(p, work, maps + values, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
       return;
     }
     int slot = warp;
@@ -77,23 +110,26 @@ template <class T, int D> struct Lean {
     for (int s = 0; s < stages; s++) reader.issue(p, lane, warps);
     u32 next = 0;
 #endif
-    waitForEarlier();
-    if (threadIdx.x == 0) letNextStart();
+    if (!LINKED) {
+      waitForEarlier();
+      if (threadIdx.x == 0) letNextStart();
+    }
 
     R::clear(sh);
     // Queries and outputs of the keys' type need no second parts.
-    const bool precise = p.queryType != S::T::type || p.outType != S::T::type;
+    const bool precise = LINKED || p.queryType != S::T::type || p.outType != S::T::type;
     Place w, done;
     w.begin(p, work);
     int turn = 0; // of the warp that has the first chunk of this part
     int part = 0;
     bool more = true;
     typename A::Queries q;
-    A::load(p, w, q, precise, rest, warp, warps, lane);
+    if (!LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
 #if __CUDA_ARCH__ >= 900
     waitForRing(2, warps + 1);
 #endif
     while (more) {
+      if (LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane); // in one place: the code of a chain is long
       typename A::State st;
       st.empty();
       const int rows = w.rows(p);
@@ -121,6 +157,9 @@ template <class T, int D> struct Lean {
           }
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
+        }
+        if constexpr (LINKED) {
+          if ((c + 1) * KEYS > w.s.keys - w.s.queries) append(p, *links, number, w, c, at, lane);
         }
 #else
         const u32 at = mine + next * S::SLOT;
@@ -170,14 +209,23 @@ template <class T, int D> struct Lean {
       }
       done = w;
       more = w.next(p);
-      if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
+      if (more && !S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
-      R::combine(p, done, mine, rows, R::slotOf(done), part);
+      R::combine(p, links, number, done, mine, rows, R::slotOf(done), part);
       if (sh.rooms == 1) syncWarps(warps);
-      if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
+      if (more && S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
       part++;
     }
-    R::settle(p, work, done, sh.of(part, p.rows));
-    R::writeBlind(p, blinds);
+    R::settle(p, links, number, work, done, sh.of(part, p.rows));
+    R::writeBlind(p, links, number, blinds);
   }
+
+#if __CUDA_ARCH__ >= 900
+  // Lets the memory be used for something else, when all threads are done with run.
+  __device__ static __forceinline__ void close(const Params& p, char* memory, const Work& work) {
+    if (work.tiles == 0) return;
+    const u32 bars = sharedAddress(memory) + p.slots * S::SLOT + S::QUERY + p.rooms * (p.warps * p.rows * S::WIDTH * 4 + 2 * ROWS * 16);
+    for (int i = threadIdx.x; i < 2 * p.slots; i += blockDim.x) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(bars + i * 8) : "memory");
+  }
+#endif
 };

@@ -26,22 +26,23 @@ template <class S> struct Reduce {
 
   static __device__ __forceinline__ float* statistics(const Params& p) { return p.partials + (long long)2 * gridDim.x * p.rows * D; }
 
-  __device__ static __forceinline__ void store(const Params& p, const Place& w, int r, int c, float2 o, float m, float l) {
+  __device__ static __forceinline__ void store(const Params& p, const Links* links, u32 run, const Place& w, int r, int c, float2 o, float m, float l) {
     const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
     const long long row = w.s.row + n, at = row * p.outRow + h * p.outHead + c;
     const float f = __fdividef(1.f, l);
     o = l == 0.f ? make_float2(0.f, 0.f) : make_float2(o.x * f, o.y * f); // not 0 times what other rows' NaN have made
-    if (p.outType == F32) {
+    if constexpr (S::LINKED) storeTagged2(links->out + at, run, o.x, o.y);
+    if (S::LINKED || p.outType == F32) {
       *(float2*)((float*)p.out + at) = o;
     } else {
       *(u32*)((u16*)p.out + at) = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
     }
-    if (p.lse != nullptr && c == 0) p.lse[row * p.lseRow + h * p.lseHead] = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
+    if (!S::LINKED && p.lse != nullptr && c == 0) p.lse[row * p.lseRow + h * p.lseHead] = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
   }
 
   // Merges the states of each row, in their order, and puts the result into the
   // output, or into a slot of the partials.
-  __device__ static __forceinline__ void combine(const Params& p, const Place& w, const Shared& sh, int rows, int slot, int turn) {
+  __device__ static __forceinline__ void combine(const Params& p, const Links* links, u32 run, const Place& w, const Shared& sh, int rows, int slot, int turn) {
     // The warps take turns where there is work for few of them.
     for (int i = (threadIdx.x + turn * 32) % (sh.warps * 32); i < rows * (D / 2); i += sh.warps * 32) {
       const int r = i / (D / 2), c = i % (D / 2) * 2;
@@ -58,7 +59,12 @@ template <class S> struct Reduce {
         o.x += f[k] * x.x, o.y += f[k] * x.y;
       }
       if (slot < 0) {
-        store(p, w, r, c, o, top, sum);
+        store(p, links, run, w, r, c, o, top, sum);
+      } else if constexpr (S::LINKED) {
+        u64* to = links->partials + ((long long)slot * p.rows + r) * (D + 2);
+        const u32 mark = markOf(links, run);
+        storeTagged2(to + c, mark, o.x, o.y);
+        if (c == 0) storeTagged2(to + D, mark, top, sum);
       } else {
         const long long at = (long long)slot * p.rows + r;
         __stcg((float2*)(p.partials + at * D + c), o);
@@ -124,6 +130,64 @@ template <class S> struct Reduce {
     }
   }
 
+  // What partials of a chain's layer are tagged with: their memory is that of all layers.
+  __device__ static __forceinline__ u32 markOf(const Links* links, u32 run) { return run * links->layers + links->layer; }
+
+  // gather in a chain, where the host waits for the partials of the others: all
+  // thread blocks run at the same time, and it is the shorter way.
+  __device__ static __forceinline__ void await(const Params& p, const Links* links, u32 run, const Shared& sh, int host, int sharers) {
+    constexpr int EACH = (D / 4 + 31) / 32, BATCH = 4 / EACH;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 mark = markOf(links, run);
+    for (int task = warp; task < p.rows * sh.warps; task += sh.warps) {
+      const int part = (task >= p.rows) + (task >= 2 * p.rows) + (task >= 3 * p.rows), r = task - part * p.rows;
+      const bool some = (part >> p.parts) == 0;
+      const int begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
+      float top = -LEAN_INF, l = 0.f;
+      float4 o[EACH];
+#pragma unroll
+      for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 1
+      for (int j = begin; j < end; j += BATCH) {
+        float2 x[BATCH];
+        float4 y[BATCH][EACH];
+        bool late;
+        do {
+          late = false;
+#pragma unroll
+          for (int b = 0; b < BATCH; b++) {
+            const int k = min(j + b, end - 1);
+            // The host's own part is its last, everybody else's their first.
+            const u64* from = links->partials + ((long long)(k == 0 ? 2 * host + 1 : 2 * (host + k)) * p.rows + r) * (D + 2);
+            late |= !loadTagged2(from + D, mark, x[b].x, x[b].y);
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+              const int c = (lane + 32 * e) * 4 < D ? (lane + 32 * e) * 4 : 0;
+              late |= !loadTagged2(from + c, mark, y[b][e].x, y[b][e].y);
+              late |= !loadTagged2(from + c + 2, mark, y[b][e].z, y[b][e].w);
+            }
+          }
+        } while (__any_sync(~0u, late));
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+          if (j + b >= end) break;
+          const float next = fmaxf(top, x[b].x), base = next == -LEAN_INF ? 0.f : next, f0 = exp2_(top - base), f = exp2_(x[b].x - base);
+          top = next;
+          l = l * f0 + x[b].y * f;
+#pragma unroll
+          for (int e = 0; e < EACH; e++)
+            o[e].x = o[e].x * f0 + y[b][e].x * f, o[e].y = o[e].y * f0 + y[b][e].y * f, o[e].z = o[e].z * f0 + y[b][e].z * f, o[e].w = o[e].w * f0 + y[b][e].w * f;
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        const int c = (lane + 32 * e) * 4;
+        if (c < D) *(float4*)(sh.o + (part * p.rows + r) * WIDTH + c) = o[e];
+      }
+      if (lane == 0) ((float*)(sh.m + r))[part] = top, ((float*)(sh.l + r))[part] = l;
+    }
+  }
+
   // Makes the states empty that no warp has.
   __device__ static __forceinline__ void clear(const Shared& sh) {
     for (int k = sh.warps; k < STATES; k++) {
@@ -144,12 +208,19 @@ template <class S> struct Reduce {
 
   // When all of a block's partials are written: tells those that share their
   // output tiles, and merges what is complete. `last` is the block's last part.
-  __device__ static __forceinline__ void settle(const Params& p, const Work& work, const Place& last, const Shared& sh) {
+  __device__ static __forceinline__ void settle(const Params& p, const Links* links, u32 run, const Work& work, const Place& last, const Shared& sh) {
     Place w;
     w.begin(p, work);
     const bool head = w.tile > 0, tail = last.tile == 0 && last.take < last.tiles;
     if (!head && !tail) return;
     syncWarps(sh.warps);
+    if constexpr (S::LINKED) {
+      if (!tail) return;
+      await(p, links, run, sh, blockIdx.x, work.guests);
+      syncWarps(sh.warps);
+      combine(p, links, run, last, sh, last.rows(p), -1, 0);
+      return;
+    }
     if (threadIdx.x == 0) {
       u32 before[2] = {0, 0};
       if (head) before[0] = arrive(p.counters + work.host);
@@ -166,7 +237,7 @@ template <class S> struct Reduce {
       if (sh.last[k]) {
         gather(p, sh, host, sharers);
         syncWarps(sh.warps);
-        combine(p, w, sh, w.rows(p), -1, 0);
+        combine(p, links, run, w, sh, w.rows(p), -1, 0);
         syncWarps(sh.warps);
       }
       w = last, host = blockIdx.x, sharers = work.guests;
@@ -174,12 +245,16 @@ template <class S> struct Reduce {
   }
 
   // Rows that see no key.
-  __device__ static __forceinline__ void writeBlind(const Params& p, int blinds) {
+  __device__ static __forceinline__ void writeBlind(const Params& p, const Links* links, u32 run, int blinds) {
     const int heads = p.heads * p.group;
     for (int b = blockIdx.x; b < blinds; b += gridDim.x) {
       long long row = p.blind[1 + b];
-      for (int i = threadIdx.x; i < heads * D; i += p.warps * 32) storeAs(p.out, row * p.outRow + i / D * p.outHead + i % D, p.outType, 0.f);
-      if (p.lse != nullptr)
+      for (int i = threadIdx.x; i < heads * D; i += p.warps * 32) {
+        const long long at = row * p.outRow + i / D * p.outHead + i % D;
+        storeAs(p.out, at, S::LINKED ? F32 : p.outType, 0.f);
+        if constexpr (S::LINKED) storeTagged(links->out + at, run, 0.f);
+      }
+      if (!S::LINKED && p.lse != nullptr)
         for (int h = threadIdx.x; h < heads; h += p.warps * 32) p.lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
     }
   }

@@ -4,13 +4,15 @@
 #include "work.cuh"
 
 // The layout that follows from an element type and a head dim.
-template <class T_, int D_> struct Shape {
+// LINKED: attention is a layer of a chain, see struct Links.
+template <class T_, int D_, bool LINKED_ = false> struct Shape {
   using T = T_;
   static constexpr int D = D_;
+  static constexpr bool LINKED = LINKED_;
   // Keys of a chunk: where shared memory is large, as many products' worth of
   // them as make a slot of 16 KB, so that there is much to do between two waits.
 #if __CUDA_ARCH__ >= 900
-  static constexpr int MORE = 2;
+  static constexpr int MORE = LINKED ? 1 : 2; // in a chain the way to the end of a part is what counts
 #else
   static constexpr int MORE = 1;
 #endif
@@ -78,7 +80,11 @@ template <class S> struct Ring : S {
     int slot = first, skip = first; // chunks of the other warp that come first
     u32 parity = 1;
     bool waited = false;
-    if (!p.early) waitForEarlier(), waited = true;
+    if (S::LINKED) {
+      waited = true;
+    } else if (!p.early) {
+      waitForEarlier(), waited = true;
+    }
     do {
       const int head = at.head * p.headRows, old = at.s.keys - at.s.queries;
       int c = at.chunk + skip;

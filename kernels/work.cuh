@@ -1,6 +1,7 @@
 // What a launch is told, and the walk through a thread block's range of LeanTiles.
 #pragma once
 #include "copy.cuh"
+#include "tagged.cuh"
 
 struct alignas(16) Seq {
   int row;     // its first row of queries
@@ -19,7 +20,6 @@ struct alignas(16) Work {
 };
 
 struct Params {
-  TensorMap keyMap, valueMap; // from sm_90 on: rows x head dim, box: `box` rows of 128 bytes
   const void *keys, *values;
   const void* query;
   void* out;
@@ -47,6 +47,22 @@ struct Params {
   int streamed; // keys and values don't fit in the L2 cache
   float scale;  // times log2(e)
   float perGroup; // 1/group
+};
+
+struct LaunchParams {
+  TensorMap keyMap, valueMap; // from sm_90 on: rows x head dim, box: `box` rows of 128 bytes
+  Params p;
+};
+
+// What attention as a layer of a chain (chain.cuh) has besides: q and the new
+// tokens' k and v are made by layers of the same launch, and the output is read
+// there. It appends the new tokens to the cache.
+struct Links {
+  const u64 *query, *newKeys, *newValues; // tagged: as query lies, and rows x KV heads x dim
+  u64* out;                               // tagged: as out lies
+  const int* slots;                       // of each row, the row of keys of head 0 that it becomes; -1: none
+  u64* partials;                          // tagged: 2*blocks of (rows, D+2), the same for all layers
+  int layer, layers;                      // this one, of how many
 };
 
 // The query position that row r of an output tile's rows belongs to: r/group.

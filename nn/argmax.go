@@ -125,7 +125,11 @@ func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: []string{"x"}, In: in, DType: tensor.Int32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
-			return w.Sampler.Run(w.Stream, &gpu.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpu.Bytes{Buffer: w.Out.Buffer, Offset: w.Out.Offset}})
+			s, err := w.Turn.Stream()
+			if err != nil {
+				return err
+			}
+			return w.Sampler.Run(s, &gpu.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpu.Bytes{Buffer: w.Out.Buffer, Offset: w.Out.Offset}})
 		},
 	})
 }

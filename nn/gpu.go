@@ -126,7 +126,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 			}
 			return rows * width, nil
 		},
-		Queue: func(w *ongpu.Work) error { return w.Linear(w.Stream, build(w.In, w.Out, w.Scratch)) },
+		Queue: func(w *ongpu.Work) error { return w.Linear(build(w.In, w.Out, w.Scratch)) },
 	})
 }
 
@@ -152,7 +152,11 @@ func (op layerNorm) doGPU(in []G.Value) (G.Value, error) {
 			if op.beta {
 				norm.Beta = rest[0].Memory
 			}
-			return w.Norm(w.Stream, shapes[0].TotalSize()/n, n, w.In[0].Memory, w.Out, norm)
+			s, err := w.Turn.Stream()
+			if err != nil {
+				return err
+			}
+			return w.Norm(s, shapes[0].TotalSize()/n, n, w.In[0].Memory, w.Out, norm)
 		},
 	})
 }
@@ -208,7 +212,11 @@ func (op embedding) doGPU(in []G.Value) (G.Value, error) {
 			if op.residual {
 				o.Residual = w.In[2].Memory
 			}
-			return w.Gather(w.Stream, o)
+			s, err := w.Turn.Stream()
+			if err != nil {
+				return err
+			}
+			return w.Gather(s, o)
 		},
 	})
 }

@@ -29,6 +29,7 @@ type functions struct {
 	funcGetAttribute, funcSetAttribute, occupancy, clusters, launchKernel, launchKernelEx               function
 	tensorMapEncodeTiled                                                                                function
 	streamBeginCapture, streamEndCapture, graphInstantiate, graphDestroy, graphExecDestroy, graphLaunch function
+	exchangeCaptureMode                                                                                 function
 }
 
 // table pairs every entry point with its name in the library. A suffix _v2 is
@@ -93,6 +94,7 @@ func (f *functions) table() []struct {
 		{&f.graphDestroy, "cuGraphDestroy", ""},
 		{&f.graphExecDestroy, "cuGraphExecDestroy", ""},
 		{&f.graphLaunch, "cuGraphLaunch", ""},
+		{&f.exchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", ""},
 	}
 }
 

@@ -11,10 +11,10 @@ type Graph struct{ object }
 
 // Capture records what f queues on the stream instead of running it. f may use
 // other streams by events that fork from this one and come back to it. It must
-// queue on the goroutine that calls it, and make, close or wait for nothing:
-// the driver refuses much of that on this thread, and the capture with it. Arguments of kernels, addresses of
-// buffers included, are those of the capture; buffers must stay open as long as
-// the graph is launched.
+// queue on the goroutine that calls it, and make, close or wait for nothing but
+// what [Device.Relaxed] is for: the driver refuses much of that on this thread, and
+// the capture with it. Arguments of kernels, addresses of buffers included, are
+// those of the capture; buffers must stay open as long as the graph is launched.
 func (s *Stream) Capture(f func() error) (*Graph, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -69,6 +69,24 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 		return nil, err
 	}
 	return g, nil
+}
+
+// Relaxed calls f, which may make and close buffers while its goroutine captures.
+// Nothing that it does becomes part of the capture.
+func (v *Device) Relaxed(f func() error) error {
+	const relaxed = 2
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	exchange := &v.drv.fn.exchangeCaptureMode
+	mode := int32(relaxed)
+	if r := exchange.call(uintptr(unsafe.Pointer(&mode))); r != 0 {
+		return v.drv.failed(r, exchange, "")
+	}
+	err := f()
+	if r := exchange.call(uintptr(unsafe.Pointer(&mode))); r != 0 && err == nil {
+		return v.drv.failed(r, exchange, "")
+	}
+	return err
 }
 
 // Launch queues the graph.

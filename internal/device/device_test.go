@@ -287,3 +287,86 @@ func TestOtherQueue(t *testing.T) {
 		t.Errorf("Use: %v", err)
 	}
 }
+
+// late is work that is put off, and what happens to it.
+type late struct {
+	name    string
+	to      *[]string
+	queue   error
+	uploads error
+}
+
+func (l *late) note(what string) { *l.to = append(*l.to, l.name+" "+what) }
+
+func (l *late) Queue(*cuda.Stream) error { l.note("queued"); return l.queue }
+func (l *late) Upload() error            { l.note("uploaded"); return l.uploads }
+func (l *late) Close() error             { l.note("closed"); return nil }
+
+// Work that a recording puts off is queued before what comes behind it, uploaded
+// when the capture has ended, and closed with the recording, or with its failure.
+func TestRecordingPutsOff(t *testing.T) {
+	failure := errors.New("a failure")
+	for _, c := range []struct {
+		name           string
+		queue, uploads error
+		run            error
+		want           string
+	}{
+		{name: "all is well", want: "b put off, a queued, other work, b queued, a uploaded, b uploaded, recorded, a closed, b closed"},
+		{name: "the first can't be queued", queue: failure, want: "b put off, a queued, a closed"},
+		{name: "the second can't be uploaded", uploads: failure, want: "b put off, a queued, other work, b queued, a uploaded, b uploaded, a closed, b closed"},
+		{name: "the run fails", run: failure, want: "b put off, a queued, other work, a closed, b closed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q, _ := open(t)
+			var got []string
+			a, b := &late{name: "a", to: &got, queue: c.queue}, &late{name: "b", to: &got, uploads: c.uploads}
+			r, err := q.Record(func() error {
+				if err := q.Submit(func(turn *device.Turn) error {
+					if turn.Late() != nil {
+						t.Error("something is put off from the start")
+					}
+					return turn.PutOff(a)
+				}); err != nil {
+					return err
+				}
+				if err := q.Submit(func(turn *device.Turn) error {
+					if turn.Late() != device.Late(a) {
+						t.Error("what was put off can't be found")
+					}
+					got = append(got, "b put off")
+					if err := turn.PutOff(b); err != nil {
+						return err
+					}
+					got = append(got, "other work")
+					return nil
+				}); err != nil {
+					return err
+				}
+				return c.run
+			})
+			if first := errors.Join(c.queue, c.uploads, c.run); (err != nil) != (first != nil) || err != nil && !errors.Is(err, failure) {
+				t.Fatalf("Record: %v, want %v", err, first)
+			}
+			if err == nil {
+				got = append(got, "recorded")
+				if err := r.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if s := strings.Join(got, ", "); s != c.want {
+				t.Errorf("%s; want %s", s, c.want)
+			}
+			// Without a recording nothing is put off.
+			if err := q.Submit(func(turn *device.Turn) error {
+				if turn.Late() != nil {
+					t.Error("something is put off without a recording")
+				}
+				_, err := turn.Stream()
+				return err
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -96,5 +96,10 @@ func (q *Queue) Synchronize() error { return q.stream.Synchronize() }
 // Turn is a Queue within Submit.
 type Turn Queue
 
-// Stream is what work is queued on.
-func (t *Turn) Stream() *cuda.Stream { return t.stream }
+// Stream is what work is queued on. What was put off is queued first.
+func (t *Turn) Stream() (*cuda.Stream, error) {
+	if err := t.settle(); err != nil {
+		return nil, err
+	}
+	return t.stream, nil
+}

@@ -14,6 +14,8 @@ type Recording struct {
 	used   map[*Memory]bool // while it is being made
 	held   []held
 	states []Recorded
+	late   []Late
+	open   Late // the last of them, if it may still grow
 }
 
 // held is memory, and the buffer that it was.
@@ -30,11 +32,21 @@ type Recorded interface {
 	Done(queued bool)
 }
 
+// Late is work that is put off while a recording is made, to be queued with what
+// follows as one.
+type Late interface {
+	// Queue queues it, within the capture.
+	Queue(*cuda.Stream) error
+	// Upload brings what it needs, when the capture has ended.
+	Upload() error
+	Close() error
+}
+
 // Record makes a recording of what f queues instead of having it done. f may
 // queue it on any goroutine; nothing else may be queued meanwhile. Copies from
 // and to the host are refused. It must not be within Enter, which what f calls needs.
-func (q *Queue) Record(f func() error) (r *Recording, err error) {
-	r = &Recording{queue: q, used: make(map[*Memory]bool)}
+func (q *Queue) Record(f func() error) (*Recording, error) {
+	r := &Recording{queue: q, used: make(map[*Memory]bool)}
 	set := func(to *Recording) error {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -48,11 +60,73 @@ func (q *Queue) Record(f func() error) (r *Recording, err error) {
 		return nil, err
 	}
 	defer set(nil)
-	if r.graph, err = q.stream.Capture(f); err != nil {
+	if err := r.make(f); err != nil {
+		if r.graph != nil {
+			_ = r.graph.Close() // the first error tells more
+		}
+		_ = r.closeLate()
 		return nil, err
 	}
 	r.used = nil
 	return r, nil
+}
+
+func (r *Recording) make(f func() error) (err error) {
+	r.graph, err = r.queue.stream.Capture(func() error {
+		if err := f(); err != nil {
+			return err
+		}
+		return r.queue.Submit((*Turn).settle)
+	})
+	if err != nil {
+		return err
+	}
+	for _, l := range r.late {
+		if err := l.Upload(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Late is the work that is put off at the moment, nil for none.
+func (t *Turn) Late() Late {
+	if t.recording == nil {
+		return nil
+	}
+	return t.recording.open
+}
+
+// PutOff queues what is put off already, and has l be that which grows. It needs
+// a recording.
+func (t *Turn) PutOff(l Late) error {
+	if err := t.settle(); err != nil {
+		return err
+	}
+	r := t.recording
+	r.late, r.open = append(r.late, l), l
+	return nil
+}
+
+// settle queues what is put off.
+func (t *Turn) settle() error {
+	r := t.recording
+	if r == nil || r.open == nil {
+		return nil
+	}
+	l := r.open
+	r.open = nil
+	return l.Queue(t.stream)
+}
+
+func (r *Recording) closeLate() (first error) {
+	for _, l := range r.late {
+		if err := l.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	r.late, r.open = nil, nil
+	return first
 }
 
 // note keeps m for the recording that is being made.
@@ -111,5 +185,9 @@ func (r *Recording) Replay() error {
 // Close gives back what the driver has of the recording, and lets the memory go.
 func (r *Recording) Close() error {
 	r.held, r.states = nil, nil
-	return r.graph.Close()
+	err := r.graph.Close()
+	if late := r.closeLate(); err == nil {
+		err = late
+	}
+	return err
 }

@@ -31,6 +31,7 @@ type Decoder struct {
 	linear [len(elements)]*cuda.Function
 	norm   *cuda.Function
 	gather *cuda.Function
+	chain  *chainFunctions // nil: there are none for this GPU
 	*Sampler
 
 	mu   sync.Mutex
@@ -69,6 +70,9 @@ func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 		return nil, err
 	}
 	if d.gather, err = m.Function("decoder_gather"); err != nil {
+		return nil, err
+	}
+	if err := d.loadChains(); err != nil {
 		return nil, err
 	}
 	d.Sampler, err = NewSampler(dev)

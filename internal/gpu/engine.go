@@ -201,12 +201,13 @@ type mapKey struct {
 	address  uint64
 	rows     int
 	dim, box int
+	whole    bool // a box is a chunk
 	element  int
 }
 
 // tensorMap is the map of rows of keys (or values), for boxes of so many rows.
 func (e *Engine) tensorMap(m *Memory, s *shape, box int) (cuda.TensorMap, error) {
-	key := mapKey{m.address(), max(m.Len/s.dim, 1), s.dim, box, s.element}
+	key := mapKey{m.address(), max(m.Len/s.dim, 1), s.dim, box, box == s.keys, s.element}
 	return e.maps.get(key, func() (cuda.TensorMap, error) {
 		return e.dev.TensorMap(m.Buffer, m.Offset, s.tiles(key.rows, box))
 	})

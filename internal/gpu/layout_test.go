@@ -4,6 +4,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -28,11 +29,16 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 		t.Fatalf("%s has no struct %s", file, name)
 	}
 	align := uintptr(1)
-	if body[1] == "16" {
-		align = 16
+	if body[1] != "" {
+		n, err := strconv.Atoi(body[1])
+		if err != nil {
+			t.Fatalf("%s: struct %s: alignment %s", file, name, body[1])
+		}
+		align = uintptr(n)
 	}
 	types := map[string][2]uintptr{ // size, alignment
-		"int": {4, 4}, "u32": {4, 4}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16},
+		"int": {4, 4}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
+		"Params": {216, 8}, "Links": {56, 8},
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
@@ -45,8 +51,12 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 			layout, ok := types[m[1]]
 			name = strings.TrimSpace(name)
 			n := uintptr(1)
-			if short, array := strings.CutSuffix(name, "[LINEAR_PARTS]"); array {
-				name, n = short, mostParts
+			if m := regexp.MustCompile(`^(\*? *\w+)\[(\w+)\]$`).FindStringSubmatch(name); m != nil {
+				length, ok := map[string]int{"LINEAR_PARTS": mostParts, "CHAIN_BODY": chainBody, "2": 2, "3": 3}[m[2]]
+				if !ok {
+					t.Fatalf("%s: struct %s: what is %q?", file, name, m[2])
+				}
+				name, n = m[1], uintptr(length)
 			}
 			if strings.HasPrefix(name, "*") {
 				layout, ok, name = [2]uintptr{8, 8}, true, strings.TrimSpace(name[1:])
@@ -86,7 +96,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"float* o; float4* m; float4* l; int* last;",
 		},
 		"ring.cuh": {
-			"#if __CUDA_ARCH__ >= 900 static constexpr int MORE = 2; #else static constexpr int MORE = 1; #endif static constexpr int KEYS",
+			"#if __CUDA_ARCH__ >= 900 static constexpr int MORE = LINKED ? 1 : 2; #else static constexpr int MORE = 1; #endif static constexpr int KEYS",
 			"constexpr int KEYS = D * T::bytes <= 128 ? 2 * MORE * T::depth : D * T::bytes <= 256 ? MORE * T::depth : T::depth;",
 			"constexpr int BLOCK = KEYS * 128;",
 			"constexpr int BLOCKS = (D * T::bytes + 127) / 128;",
@@ -99,6 +109,18 @@ func TestShapeIsTheKernels(t *testing.T) {
 		"lean.cuh": {
 			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.o = (float*)(rest + S::QUERY); " +
 				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = (u64*)(sh.l + sh.rooms * ROWS); sh.last = (int*)(bars + 2 * slots);",
+		},
+		"chain.cuh": {
+			"constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;",
+			"constexpr int CHAIN_TILE = 16;",
+			"constexpr int CHAIN_BOX = 4096;",
+			"constexpr int CHAIN_GROUP = 8;",
+			"constexpr int CHAIN_PAD = 16;",
+			"constexpr int CHAIN_BODY = 368;",
+			"CHAIN_LINEAR = 0, CHAIN_ATTENTION = 1",
+			"area = memory + CHAIN_WARPS * p.stages * CHAIN_BOX; sums = (float*)(area + p.area); moments = (float2*)(sums + 2 * CHAIN_GROUP * CHAIN_WARPS * CHAIN_TILE); " +
+				"bodies = (char*)(moments + CHAIN_WARPS); step = bodies + 2 * (CHAIN_BODY + 16); words = (u64*)(step + 64); biases = (float*)(words + CHAIN_GROUP * CHAIN_TILE); " +
+				"feeds = (ChainFeed*)(biases + CHAIN_GROUP * CHAIN_TILE); bars = (u64*)(feeds + p.feedCount);",
 		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
 		"linear.cuh": {
@@ -127,7 +149,14 @@ func TestStructs(t *testing.T) {
 	}{
 		{"work.cuh", "Seq", sequence{}},
 		{"work.cuh", "Work", work{}},
-		{"work.cuh", "Params", params{}},
+		{"work.cuh", "Params", paramsBody{}},
+		{"work.cuh", "LaunchParams", params{}},
+		{"work.cuh", "Links", links{}},
+		{"chain.cuh", "ChainLinear", chainLinear{}},
+		{"chain.cuh", "ChainAttention", chainAttention{}},
+		{"chain.cuh", "ChainLayer", chainLayer{}},
+		{"chain.cuh", "ChainFeed", chainFeed{}},
+		{"chain.cuh", "ChainParams", chainParams{}},
 		{"append.cuh", "AppendParams", appendParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},
 		{"rows.cuh", "NormParams", normParams{}},
@@ -152,6 +181,9 @@ func TestStructs(t *testing.T) {
 			}
 			want := fields[n]
 			n++
+			if f.Anonymous { // "p" in C
+				f.Name = "p"
+			}
 			f.Name = strings.ToLower(f.Name[:1]) + f.Name[1:]
 			if f.Name == "dtype" { // type is no name in Go
 				f.Name = "type"

@@ -163,7 +163,7 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 				continue
 			}
 			c := config{warps: warps, slots: warps * stages, rooms: rooms, threads: warps * 32}
-			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
+			c.parts = partsOf(warps, rows)
 			if e.copies() {
 				c.threads += copiers * 32
 			}
@@ -173,3 +173,6 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 	}
 	return config{}, false
 }
+
+// partsOf is log2 of the warps that share a row's partials.
+func partsOf(warps, rows int) int { return max(bits.Len(uint(warps/rows))-1, 0) }

@@ -23,9 +23,15 @@ type work struct {
 	first                  sequence
 }
 
-// params is struct Params.
+// params is struct LaunchParams.
 type params struct {
-	keyMap, valueMap                                         cuda.TensorMap
+	keyMap, valueMap cuda.TensorMap
+	paramsBody
+	_ [40]byte // up to a multiple of 64, the alignment of maps
+}
+
+// paramsBody is struct Params.
+type paramsBody struct {
 	keys, values, query, out, lse                            uint64 // addresses
 	work, seqs, pages, blind, partials, counters             uint64
 	queryRow, queryHead, outRow, outHead, lseRow, lseHead    int64
@@ -34,7 +40,7 @@ type params struct {
 	tileShift, box, rows, warps, slots, rooms, parts, causal int32
 	queryType, outType, early, streamed                      int32
 	scale, perGroup                                          float32
-	_                                                        [44]byte // up to a multiple of 64, the alignment of maps
+	_                                                        [4]byte
 }
 
 // appendParams is struct AppendParams.

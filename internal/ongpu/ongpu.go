@@ -6,7 +6,6 @@ package ongpu
 import (
 	"sync"
 
-	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
 
@@ -61,9 +60,37 @@ type Call struct {
 // Work is where a call's work is queued, and on what.
 type Work struct {
 	*gpu.Decoder
-	*cuda.Stream
+	Turn         *device.Turn
 	In           []Operand
 	Out, Scratch gpu.Memory
+}
+
+// Linear queues linear layers, in a recording as a part of a chain where they can
+// be one.
+func (w *Work) Linear(o *gpu.Linear) error {
+	if taken, err := w.chained(o); taken || err != nil {
+		return err
+	}
+	s, err := w.Turn.Stream()
+	if err != nil {
+		return err
+	}
+	return w.Decoder.Linear(s, o)
+}
+
+func (w *Work) chained(o *gpu.Linear) (bool, error) {
+	if !w.Turn.Recording() {
+		return false, nil
+	}
+	if c, ok := w.Turn.Late().(*gpu.Chain); ok && c.Linear(o) {
+		return true, nil
+	}
+	// What can't be put behind the chain that there is may begin another.
+	c := w.NewChain()
+	if c == nil || !c.Linear(o) {
+		return false, nil
+	}
+	return true, w.Turn.PutOff(c)
 }
 
 // Operand is the memory of an input.

@@ -1,0 +1,330 @@
+package gpu
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// stack is the layers of a decode step, as nodes would queue them: of each block
+// q, k and v, attention, its projection, and two layers behind each other, with
+// residuals and norms.
+type stack struct {
+	m     *machine
+	d     *Decoder
+	plan  *Plan
+	rows  int
+	x     Memory
+	ops   []stackOp
+	outs  []Memory // of all layers, in order
+	cache []Memory
+	all   []*cuda.Buffer
+	bytes int // of weights, keys and values
+}
+
+// stackOp is a linear layer, or attention.
+type stackOp struct {
+	linear     *Linear
+	operands   Operands
+	newK, newV Memory
+}
+
+type stackShape struct {
+	rows, blocks, heads, kvHeads, dim, inner, vocabulary, pageTokens int
+	keys                                                             []int // of each row's sequence; 0: it has none
+	kv                                                               cpu.DType
+	linear                                                           bool // no attention: what comes after it reads q
+}
+
+// newStack makes one. rng nil: the numbers do not matter.
+func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShape) *stack {
+	s := &stack{m: m, d: d, plan: m.engine.NewPlan(), rows: sh.rows}
+	keep := func(x Memory) Memory {
+		s.all = append(s.all, x.Buffer)
+		return x
+	}
+	random := func(d cpu.DType, n int, scale float64) Memory {
+		if rng != nil {
+			return keep(m.random(t, rng, d, n, scale).Memory)
+		}
+		b, err := m.dev.NewBuffer(int64(n * d.Size()))
+		noError(t, err)
+		noError(t, b.Set(0, 0x11, b.Len()))
+		return keep(Memory{Buffer: b, DType: d, Len: n})
+	}
+	out := func(n int) Memory {
+		y := keep(m.empty(t, n))
+		s.outs = append(s.outs, y)
+		return y
+	}
+	hidden, kvWidth := sh.heads*sh.dim, sh.kvHeads*sh.dim
+	var seqs []cpu.Sequence
+	pages := 0
+	for row, keys := range sh.keys {
+		if keys == 0 {
+			continue
+		}
+		q := cpu.Sequence{Row: row, Queries: 1, Keys: keys}
+		for range ceil(keys, sh.pageTokens) {
+			q.Pages = append(q.Pages, int32(pages))
+			pages++
+		}
+		seqs = append(seqs, q)
+		s.bytes += 2 * keys * kvWidth * sh.kv.Size() * sh.blocks
+	}
+	if rng != nil {
+		names := rng.Perm(pages)
+		for i := range seqs {
+			for j := range seqs[i].Pages {
+				seqs[i].Pages[j] = int32(names[seqs[i].Pages[j]])
+			}
+		}
+	}
+	key := cpu.PageStrides{Page: sh.pageTokens * kvWidth, Head: sh.pageTokens * sh.dim, Row: sh.dim}
+	g := cpu.Geometry{
+		Heads: sh.heads, KVHeads: sh.kvHeads, Dim: sh.dim, ValueDim: sh.dim, Scale: 1 / math.Sqrt(float64(sh.dim)), Causal: true,
+		PageTokens: sh.pageTokens, Key: key, Value: key,
+		Query: cpu.Strides{Row: hidden, Head: sh.dim}, Out: cpu.Strides{Row: hidden, Head: sh.dim},
+	}
+	noError(t, s.plan.Build(g, seqs, sh.rows))
+	noError(t, s.plan.Upload(m.stream))
+
+	linear := func(x Memory, in int, norm, relu bool, residual Memory, outs ...int) []Memory {
+		o := &Linear{Rows: sh.rows, In: in, X: x, ReLU: relu, Residual: residual, Early: true}
+		if norm {
+			o.Norm = &Norm{Gamma: random(cpu.Float32, in, 1), Beta: random(cpu.Float32, in, 0.1), Eps: 1e-5}
+		}
+		var ys []Memory
+		for _, n := range outs {
+			p := LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in))), B: random(cpu.Float32, n, 0.1), Y: out(sh.rows * n), Out: n}
+			s.bytes += n * in * sh.kv.Size()
+			o.Parts = append(o.Parts, p)
+			ys = append(ys, p.Y)
+		}
+		scratch, err := d.NeedsScratch(o)
+		noError(t, err)
+		if scratch {
+			o.Scratch = keep(m.empty(t, sh.rows*in))
+		}
+		s.ops = append(s.ops, stackOp{linear: o})
+		return ys
+	}
+	x := random(cpu.Float32, sh.rows*hidden, 1)
+	s.x = x
+	var none Memory
+	for range sh.blocks {
+		qkv := linear(x, hidden, true, false, none, hidden, kvWidth, kvWidth)
+		a := qkv[0]
+		n := max(pages, 1) * sh.pageTokens * kvWidth
+		if !sh.linear {
+			k, v := random(sh.kv, n, 1), random(sh.kv, n, 1)
+			s.cache = append(s.cache, k, v)
+			a = out(sh.rows * hidden)
+			s.ops = append(s.ops, stackOp{operands: Operands{Q: qkv[0], Out: a, K: k, V: v}, newK: qkv[1], newV: qkv[2]})
+		}
+		x = linear(a, hidden, false, false, x, hidden)[0]
+		h := linear(x, hidden, true, true, none, sh.inner)[0]
+		x = linear(h, sh.inner, false, false, x, hidden)[0]
+	}
+	if sh.vocabulary > 0 {
+		linear(x, hidden, true, false, none, sh.vocabulary)
+	}
+	return s
+}
+
+// launches queues every layer by itself.
+func (s *stack) launches() error {
+	for i := range s.ops {
+		o := &s.ops[i]
+		if o.linear != nil {
+			if err := s.d.Linear(s.m.stream, o.linear); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := s.plan.Append(s.m.stream, o.operands.K, o.operands.V, o.newK, o.newV); err != nil {
+			return err
+		}
+		if err := s.plan.Run(s.m.stream, &o.operands); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chain takes all layers.
+func (s *stack) chain(t testing.TB) *Chain {
+	c := s.d.NewChain()
+	if c == nil {
+		t.Skip("no chains on this GPU")
+	}
+	for i := range s.ops {
+		o := &s.ops[i]
+		var taken bool
+		if o.linear != nil {
+			taken = c.Linear(o.linear)
+		} else {
+			taken = c.Attend(s.plan, &o.operands, o.newK, o.newV)
+		}
+		if !taken {
+			t.Fatalf("layer %d was not taken", i)
+		}
+	}
+	return c
+}
+
+// captured makes a graph of the chain.
+func (s *stack) captured(t testing.TB) (*Chain, *cuda.Graph) {
+	c := s.chain(t)
+	g, err := s.m.stream.Capture(func() error { return c.Queue(s.m.stream) })
+	noError(t, err)
+	noError(t, c.Upload())
+	return c, g
+}
+
+func (s *stack) close(t testing.TB) {
+	noError(t, s.plan.Close())
+	for _, b := range s.all {
+		noError(t, b.Close())
+	}
+}
+
+func (s *stack) poison(t testing.TB) {
+	for i := range s.outs {
+		noError(t, s.outs[i].Buffer.Set(0, 0xff, s.outs[i].Buffer.Len()))
+	}
+}
+
+func TestGPUChain(t *testing.T) {
+	m, d := realDecoder(t)
+	rng := reftest.Rand(t)
+	for i := range orShort(24, 6) {
+		group := pick(rng, 1, 1, 2, 4)
+		kvHeads := pick(rng, 1, 2, 3, 12)
+		sh := stackShape{
+			rows: 1 + i%chainRows, blocks: pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: chainDims[i/2%len(chainDims)],
+			inner: 128 * pick(rng, 1, 3, 8, 17, 33), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
+			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(6) == 0,
+		}
+		for sh.heads*sh.dim%128 != 0 {
+			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
+		}
+		for range sh.rows {
+			sh.keys = append(sh.keys, pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)))
+		}
+		name := fmt.Sprintf("case %d: %+v", i, sh)
+		s := newStack(t, m, d, rng, sh)
+		var before [][]byte
+		for j := range s.cache {
+			before = append(before, read(t, &s.cache[j]))
+		}
+		noError(t, s.launches())
+		m.settle(t)
+		var want, wantCache [][]byte
+		for j := range s.outs {
+			want = append(want, read(t, &s.outs[j]))
+		}
+		for j := range s.cache {
+			wantCache = append(wantCache, read(t, &s.cache[j]))
+			noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
+		}
+		c, g := s.captured(t)
+		var first [][]byte
+		for run := range 3 {
+			s.poison(t)
+			noError(t, m.stream.Launch(g))
+			m.settle(t)
+			for j := range s.outs {
+				got := read(t, &s.outs[j])
+				if run > 0 {
+					if !bytes.Equal(got, first[j]) {
+						t.Fatalf("%s: output %d of run %d differs from run 0's", name, j, run)
+					}
+					continue
+				}
+				first = append(first, got)
+				bound := 4e-3
+				if sh.kv == cpu.BFloat16 {
+					bound = 3e-2
+				}
+				closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], cpu.Float32, bound)
+			}
+		}
+		for j := range s.cache {
+			closeTo(t, fmt.Sprintf("%s: cache %d", name, j), read(t, &s.cache[j]), wantCache[j], sh.kv, 3e-2)
+		}
+		noError(t, g.Close())
+		noError(t, c.Close())
+		s.close(t)
+	}
+}
+
+// closeTo compares numbers, with a bound that is a part of the largest.
+func closeTo(t testing.TB, what string, got, want []byte, d cpu.DType, bound float64) {
+	t.Helper()
+	n, top := len(want)/d.Size(), 0.0
+	for i := range n {
+		top = max(top, math.Abs(get(want, i, d)))
+	}
+	for i := range n {
+		if a, b := get(got, i, d), get(want, i, d); !(math.Abs(a-b) <= bound*top) {
+			t.Fatalf("%s: element %d of %d: %v, want %v, the largest is %v", what, i, n, a, b, top)
+		}
+	}
+}
+
+// BenchmarkGPUChain is the layers of a decode step of OPT, as launches and as a
+// chain.
+func BenchmarkGPUChain(b *testing.B) {
+	m, d := realDecoder(b)
+	for _, s := range []struct {
+		name                      string
+		blocks, heads, dim, inner int
+	}{{"125m", 12, 12, 64, 3072}, {"1.3b", 24, 32, 64, 8192}, {"6.7b", 32, 32, 128, 16384}} {
+		for _, rows := range []int{1, 2, 4} {
+			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: cpu.Float16}
+			if rows > 1 && s.name == "6.7b" {
+				continue
+			}
+			for range rows {
+				sh.keys = append(sh.keys, 1024)
+			}
+			b.Run(fmt.Sprintf("%s/rows%d", s.name, rows), func(b *testing.B) {
+				st := newStack(b, m, d, nil, sh)
+				defer st.close(b)
+				launches, err := m.stream.Capture(st.launches)
+				noError(b, err)
+				c, chain := st.captured(b)
+				defer c.Close()
+				for _, way := range []struct {
+					name string
+					g    *cuda.Graph
+				}{{"launches", launches}, {"chain", chain}} {
+					best := time.Duration(math.MaxInt64)
+					for range 20 {
+						begin, err := m.dev.NewEvent(true)
+						noError(b, err)
+						end, err := m.dev.NewEvent(true)
+						noError(b, err)
+						noError(b, m.stream.Record(begin))
+						noError(b, m.stream.Launch(way.g))
+						noError(b, m.stream.Record(end))
+						noError(b, m.stream.Synchronize())
+						took, err := end.Since(begin)
+						noError(b, err)
+						best = min(best, took)
+					}
+					b.ReportMetric(float64(best.Microseconds()), "us/"+way.name)
+					b.ReportMetric(float64(st.bytes)/best.Seconds()/1e9, "GB/s/"+way.name)
+				}
+			})
+		}
+	}
+}
