@@ -88,11 +88,12 @@ template <class T, int D, bool LINKED = false> struct Lean {
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    if (warp == warps) {
-      for (int s = lane; s < slots; s += 32) barrierInit(full + s * 8, 2), barrierInit(empty + s * 8, 1);
+    // In a chain no launch ahead hides it, so all lanes make them.
+    if (warp == warps && (LINKED || lane == 0)) {
+      for (int s = LINKED ? lane : 0; s < slots; s += LINKED ? 32 : 1) barrierInit(full + s * 8, 2), barrierInit(empty + s * 8, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      __syncwarp();
+      if (LINKED) __syncwarp();
     }
     if (warp >= warps) {
       const int copier = warp - warps, values = copier & 1;

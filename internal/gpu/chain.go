@@ -27,11 +27,14 @@ const (
 	chainLinearKind, chainAttentionKind = 0, 1
 )
 
-const mostChainStages = 8 // of a warp's ring
+const (
+	mostChainStages = 8 // of a warp's ring
+	chainChunks     = 2 // chunks of keys that each computing warp has on the way, where there is room for them
 
-// chainChunks is how many chunks of keys each computing warp has on the way, at
-// most: a variable for measurements.
-var chainChunks = 2
+	// Elements of x that a chain is for: every thread block reads all of them. Of
+	// more, launches whose clusters share x are as fast or faster.
+	mostChainX = 16 << 10
+)
 
 // chainDims are the head dims that there are chains for.
 var chainDims = [...]int{64, 80, 128}
@@ -105,6 +108,7 @@ type Chain struct {
 	holds   []*cuda.Buffer
 	floats  int64 // that are tagged
 	area    int   // bytes of shared memory for x
+	wide    bool  // some x has more than mostChainX elements
 
 	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
 	bytes       []byte       // of text, until Upload
@@ -210,7 +214,8 @@ func (c *Chain) Linear(o *Linear) bool {
 		area += 2 * (o.In + chainPad)
 	}
 	area *= 4
-	if !c.fits(max(area, c.area)) {
+	wide := o.Rows*o.In > mostChainX
+	if !wide && !c.fits(max(area, c.area)) {
 		return false
 	}
 	p := &chainLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
@@ -282,7 +287,12 @@ func (c *Chain) Linear(o *Linear) bool {
 	own.Parts = append([]LinearPart(nil), o.Parts...)
 	part.weights, part.alone = own.Parts, func(s *cuda.Stream) error { return c.d.Linear(s, &own) }
 	c.take(part, reads, writes, holds)
-	c.element, c.rows, c.floats, c.area = element, o.Rows, floats, max(area, c.area)
+	c.element, c.rows, c.floats = element, o.Rows, floats
+	if wide {
+		c.wide = true
+	} else {
+		c.area = max(area, c.area)
+	}
 	return true
 }
 
@@ -434,11 +444,11 @@ func (d *Decoder) chainMap(w *Memory, in, out int) (cuda.TensorMap, error) {
 	})
 }
 
-// Queue queues the chain: as one launch, or, if that gains nothing, its layer as
-// the launch that it is without a chain. The launch reads memory that Upload
+// Queue queues the chain: as one launch, or, if that gains nothing, its layers as
+// the launches that they are without a chain. The launch reads memory that Upload
 // fills: it may be captured, and must not run before.
 func (c *Chain) Queue(s *cuda.Stream) error {
-	if len(c.layers) < 2 {
+	if len(c.layers) < 2 || c.wide {
 		for i := range c.layers {
 			if err := c.layers[i].alone(s); err != nil {
 				return err

@@ -230,6 +230,23 @@ func TestChainOfOne(t *testing.T) {
 	noError(t, none.Close())
 }
 
+// Layers of a large x are launches of their own, in their order.
+func TestChainOfWideLayers(t *testing.T) {
+	s, log := fakeStack(t, stackShape{rows: 2, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: mostChainX, vocabulary: 50, pageTokens: 16, keys: []int{5, 6}, kv: cpu.Float16})
+	defer s.close(t)
+	c := s.chain(t)
+	noError(t, c.Queue(s.m.stream))
+	noError(t, c.Upload())
+	noError(t, c.Close())
+	var got []string
+	for _, l := range launches(log()) {
+		got = append(got, l.kernel)
+	}
+	if s, want := strings.Join(got, " "), "linear_f16 lean_append lean_f16_64 linear_f16 linear_f16 linear_f16 linear_f16"; s != want {
+		t.Errorf("%s; want %s", s, want)
+	}
+}
+
 // GPUs without a copy engine have no chains.
 func TestNoChains(t *testing.T) {
 	_, _, d := fakeDecoder(t, 80, 7, 166912)

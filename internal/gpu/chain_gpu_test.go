@@ -202,7 +202,10 @@ func (s *stack) poison(t testing.TB) {
 	}
 }
 
-func TestGPUChain(t *testing.T) {
+func TestGPUChain(t *testing.T)       { testChain(t, false) }
+func TestGPUChainLinear(t *testing.T) { testChain(t, true) }
+
+func testChain(t *testing.T, linear bool) {
 	m, d := realDecoder(t)
 	rng := reftest.Rand(t)
 	for i := range orShort(24, 6) {
@@ -211,7 +214,7 @@ func TestGPUChain(t *testing.T) {
 		sh := stackShape{
 			rows: 1 + i%chainRows, blocks: pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: chainDims[i/2%len(chainDims)],
 			inner: 128 * pick(rng, 1, 3, 8, 17, 33), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
-			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(6) == 0,
+			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: linear,
 		}
 		for sh.heads*sh.dim%128 != 0 {
 			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
