@@ -1,90 +1,11 @@
 package gpu
 
 import (
-	"errors"
-	"fmt"
 	"math/bits"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/kernels"
 )
-
-// chainUnit is the module with the kernels of a [Chain].
-const chainUnit = "chain"
-
-// Constants of the kernels (kernels/chain.cuh).
-const (
-	chainRows   = 4 // of x, at most
-	chainTile   = 16
-	chainBox    = 4096 // bytes of a tile's column box
-	chainColumn = 256  // bytes of a row in it
-	chainGroup  = 8    // tiles whose sums meet at once
-	chainPad    = 16   // floats between rows of x
-	chainBody   = 368
-
-	chainLinearKind, chainAttentionKind = 0, 1
-)
-
-const (
-	mostChainStages = 8 // of a warp's ring
-	chainChunks     = 2 // chunks of keys that each computing warp has on the way, where there is room for them
-
-	// Elements of x that a chain is for: every thread block reads all of them. Of
-	// more, launches whose clusters share x are as fast or faster.
-	mostChainX = 16 << 10
-)
-
-// chainDims are the head dims that there are chains for.
-var chainDims = [...]int{64, 80, 128}
-
-// chainLinear is struct ChainLinear.
-type chainLinear struct {
-	tagged, x, residualTagged, residual uint64
-	gamma, beta                         uint64
-	b, y, made                          [mostParts]uint64
-	out, tiles                          [mostParts]int32
-	each, over                          int32
-	in, norm, relu                      int32
-	eps, inverse                        float32
-	_                                   [4]byte
-}
-
-// chainAttention is struct ChainAttention: struct Params and struct Links.
-type chainAttention struct {
-	p     paramsBody
-	links links
-}
-
-// links is struct Links.
-type links struct {
-	query, newKeys, newValues, out, slots, partials uint64
-	layer, layers                                   int32
-}
-
-// chainLayer is struct ChainLayer.
-type chainLayer struct {
-	maps [mostParts]cuda.TensorMap
-	body [chainBody]byte
-	kind int32
-	_    [12]byte
-}
-
-// chainFeed is struct ChainFeed.
-type chainFeed struct {
-	maps              uint64
-	boxes, each, over int32
-	second, third     int32
-	_                 [4]byte
-}
-
-// chainParams is struct ChainParams.
-type chainParams struct {
-	layers, feeds, work, blind, run       uint64
-	count, feedCount, rows, group, ofRows int32
-	spread, stages, area                  int32
-}
 
 // Chain is layers of a decode step that one launch does, one behind the other:
 // linear layers of few rows, and attention that appends. It is made of the calls
@@ -95,8 +16,7 @@ type chainParams struct {
 // time when they were taken, as if they were queued.
 type Chain struct {
 	d       *Decoder
-	engine  *Engine // nil: no attention yet
-	plan    *Plan
+	plan    *Plan      // nil: no attention yet
 	step    paramsBody // of the plan
 	element int        // of weights, keys and values
 	dim     int        // of heads; 0: no attention yet
@@ -144,48 +64,6 @@ func (s span) meets(list []span) bool {
 func spanOf(m *Memory, elements int) span {
 	return span{m.address(), m.address() + uint64(elements*m.DType.Size())}
 }
-
-// NewChain makes an empty chain; nil where the GPU has no kernels for one.
-func (d *Decoder) NewChain() *Chain {
-	if d.chain == nil {
-		return nil
-	}
-	return &Chain{d: d, element: -1, made: make(map[uint64]madeBy)}
-}
-
-// loadChains loads the kernels of chains, if there are any for the GPU.
-func (d *Decoder) loadChains() error {
-	if !d.overlap() {
-		return nil
-	}
-	m, err := d.dev.Module(chainUnit, func() ([]byte, error) { return image(chainUnit, d.info.Capability) })
-	if errors.Is(err, kernels.ErrNoImage) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	functions := new(chainFunctions)
-	for i := range elements {
-		if elements[i].bytes != 2 {
-			continue
-		}
-		for j, dim := range chainDims {
-			f, err := m.Function(fmt.Sprintf("chain_%s_%d", elements[i].name, dim))
-			if err != nil {
-				return err
-			}
-			if err := f.SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
-				return err
-			}
-			functions[i][j] = f
-		}
-	}
-	d.chain = functions
-	return nil
-}
-
-type chainFunctions [len(elements)][len(chainDims)]*cuda.Function
 
 // Len is the number of layers.
 func (c *Chain) Len() int { return len(c.layers) }
@@ -278,8 +156,7 @@ func (c *Chain) Linear(o *Linear) bool {
 	if !c.apart(reads, writes) {
 		return false
 	}
-	blocks := max(c.d.info.Multiprocessors, 1)
-	p.each, p.over = int32(tiles/blocks), int32(tiles%blocks)
+	p.each, p.over = int32(tiles/c.blocks()), int32(tiles%c.blocks())
 	for i := range o.Parts {
 		c.made[o.Parts[i].Y.address()] = madeBy{int64(p.made[i]) - 1, o.Rows * o.Parts[i].Out}
 	}
@@ -332,7 +209,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		return false
 	}
 	g := &p.look.geometry
-	if dimOf(g.Dim) < 0 || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.engine.dev != c.d.dev ||
+	if chainDim(g.Dim) < 0 || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.engine.dev != c.d.dev ||
 		o.Q.DType != cpu.Float32 || o.Out.DType != cpu.Float32 || newK.DType != cpu.Float32 || newV.DType != cpu.Float32 {
 		return false
 	}
@@ -387,203 +264,6 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	c.floats += int64(alignUp(outs, 2))
 	c.take(part, nil, writes, []Memory{o.Q, o.Out, o.K, o.V, newK, newV,
 		{Buffer: p.memory.table}, {Buffer: p.memory.partials}, {Buffer: p.memory.counters}})
-	c.engine, c.plan, c.step, c.dim = p.engine, p, a.p, g.Dim
+	c.plan, c.step, c.dim = p, a.p, g.Dim
 	return true
-}
-
-func dimOf(dim int) int {
-	for i, d := range chainDims {
-		if d == dim {
-			return i
-		}
-	}
-	return -1
-}
-
-// chainShape is the shape of a chain's attention: its chunks are half as large, since
-// the way to the end of a part is what counts there.
-func (e *Engine) chainShape(element, dim int) shape {
-	s := e.shape(element, dim)
-	s.keys, s.slot = s.keys/2, s.slot/2
-	return s
-}
-
-// attentionRoom is the shared memory that attention has with so many slots in
-// its ring, as [Engine.configure] has it with two rooms.
-func attentionRoom(s *shape, rows, slots int) int {
-	return s.query + 2*(mostWarps*rows*s.width*4+2*blockRows*16) + 16 + slots*(s.slot+16)
-}
-
-// rest is the shared memory of a chain of so many layers besides rings and area.
-func (c *Chain) rest(layers int) int {
-	const finishers = chainGroup * chainTile
-	return 2*finishers*linearWarps*4 + linearWarps*8 + 2*(chainBody+16) + 64 + finishers*(8+4) + layers*int(unsafe.Sizeof(chainFeed{}))
-}
-
-// stagesFor is how many boxes the warps' rings have room for beside an area.
-func (c *Chain) stagesFor(area, layers int) int {
-	return min((c.d.info.SharedPerBlockMost-c.rest(layers)-area)/(linearWarps*(chainBox+8)), mostChainStages)
-}
-
-func (c *Chain) fits(area int) bool { return c.stagesFor(alignUp(area, 16), len(c.layers)+1) >= 2 }
-
-func alignUp(n, to int) int { return (n + to - 1) / to * to }
-
-// chainMap is the map of weights: column blocks of 128 bytes, two of 16 rows in a
-// box.
-func (d *Decoder) chainMap(w *Memory, in, out int) (cuda.TensorMap, error) {
-	key := linearMap{w.address(), in, out, len(elements) + elementOf(w.DType)}
-	return d.maps.get(key, func() (cuda.TensorMap, error) {
-		size := w.DType.Size()
-		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
-			ElementBytes: size,
-			Dims:         [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)},
-			Strides:      [2]uint64{uint64(in * size), 128},
-			Box:          [3]uint32{uint32(128 / size), chainTile, chainColumn / 128},
-		})
-	})
-}
-
-// Queue queues the chain: as one launch, or, if that gains nothing, its layers as
-// the launches that they are without a chain. The launch reads memory that Upload
-// fills: it may be captured, and must not run before.
-func (c *Chain) Queue(s *cuda.Stream) error {
-	if len(c.layers) < 2 || c.wide {
-		for i := range c.layers {
-			if err := c.layers[i].alone(s); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	blocks := max(c.d.info.Multiprocessors, 1)
-	area, slots := c.area, 0
-	rows := 0 // of attention's output tiles
-	if c.dim > 0 {
-		for i := range c.layers {
-			if a := c.layers[i].attend; a != nil {
-				rows = max(rows, int(a.p.rows))
-			}
-		}
-		shape := c.engine.chainShape(c.element, c.dim)
-		area = max(c.area, attentionRoom(&shape, rows, mostWarps*chainChunks))
-		if c.stagesFor(alignUp(area, 16), len(c.layers)) < 2 {
-			area = max(c.area, attentionRoom(&shape, rows, mostWarps))
-		}
-		// As many chunks as the area has room for.
-		for slots = mostWarps; attentionRoom(&shape, rows, slots+mostWarps) <= area && slots*shape.slot < ringBytes; {
-			slots += mostWarps
-		}
-	}
-	area = alignUp(area, 16)
-	stages := c.stagesFor(area, len(c.layers))
-	shared := linearWarps*stages*(chainBox+8) + area + c.rest(len(c.layers))
-
-	const runBytes = 128
-	partials := int64(2 * blocks * rows * (c.dim + 2))
-	layerBytes, feedBytes := len(c.layers)*int(unsafe.Sizeof(chainLayer{})), 0
-	for i := range c.layers {
-		if c.layers[i].linear != nil {
-			feedBytes += int(unsafe.Sizeof(chainFeed{}))
-		}
-	}
-	err := c.d.dev.Relaxed(func() (err error) {
-		if c.text, err = c.d.dev.NewBuffer(int64(layerBytes + feedBytes)); err != nil {
-			return err
-		}
-		c.words, err = c.d.dev.NewBuffer(runBytes + 8*(c.floats+partials))
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	text, words := c.text.Address(), c.words.Address()+runBytes
-	// What was an offset becomes an address.
-	at := func(x *uint64) {
-		if *x != 0 {
-			*x = words + (*x-1)*8
-		}
-	}
-	c.bytes = make([]byte, layerBytes+feedBytes)
-	feed := layerBytes
-	for i := range c.layers {
-		p := &c.layers[i]
-		l := chainLayer{maps: p.maps}
-		from := i * int(unsafe.Sizeof(l))
-		if p.linear != nil {
-			x := *p.linear
-			at(&x.tagged)
-			at(&x.residualTagged)
-			for j := range x.made {
-				at(&x.made[j])
-			}
-			copy(l.body[:], rawBytes(&x))
-			l.kind = chainLinearKind
-			for j := range p.weights {
-				w := &p.weights[j]
-				if l.maps[j], err = c.d.chainMap(&w.W, int(x.in), w.Out); err != nil {
-					return err
-				}
-			}
-			feed += copy(c.bytes[feed:], rawBytes(&chainFeed{maps: text + uint64(from), boxes: x.in / (chainColumn / 2), each: x.each, over: x.over, second: x.tiles[0], third: x.tiles[1]}))
-		} else {
-			x := *p.attend
-			x.p.slots, x.links.partials = int32(slots), words+8*uint64(c.floats)
-			x.links.layer, x.links.layers = int32(i), int32(len(c.layers))
-			for _, a := range []*uint64{&x.links.query, &x.links.newKeys, &x.links.newValues, &x.links.out} {
-				at(a)
-			}
-			copy(l.body[:], rawBytes(&x))
-			l.kind = chainAttentionKind
-		}
-		copy(c.bytes[from:], rawBytes(&l))
-	}
-	p := chainParams{
-		layers: text, feeds: text + uint64(layerBytes), run: c.words.Address(),
-		count: int32(len(c.layers)), feedCount: int32(feedBytes / int(unsafe.Sizeof(chainFeed{}))), rows: int32(c.rows), group: int32(chainGroup / c.rows), ofRows: int32(65536/c.rows + 1),
-		spread: int32(bits.Len(uint(c.rows - 1))), stages: int32(stages), area: int32(area),
-	}
-	if c.dim > 0 {
-		p.work, p.blind = c.step.work, c.step.blind
-	}
-	dim := max(dimOf(c.dim), 0)
-	var args cuda.Args
-	cuda.Struct(&args, &p)
-	for _, b := range c.holds {
-		args.Hold(b)
-	}
-	args.Hold(c.text)
-	args.Hold(c.words)
-	return c.d.chain[c.element][dim].Launch(s, cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{linearWarps * 32}, Shared: shared, Cooperative: true}, &args)
-}
-
-func rawBytes[T any](x *T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(x)), unsafe.Sizeof(*x))
-}
-
-// Upload fills the memory that the launch reads. It is not for a capture.
-func (c *Chain) Upload() error {
-	if c.text == nil {
-		return nil
-	}
-	if err := c.text.Upload(0, c.bytes); err != nil {
-		return err
-	}
-	c.bytes = nil
-	return c.words.Set(0, 0, c.words.Len())
-}
-
-// Close gives the memory of the launch back.
-func (c *Chain) Close() error {
-	var first error
-	for _, b := range []*cuda.Buffer{c.text, c.words} {
-		if b == nil {
-			continue
-		}
-		if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
-			first = err
-		}
-	}
-	c.text, c.words, c.layers, c.holds = nil, nil, nil, nil
-	return first
 }

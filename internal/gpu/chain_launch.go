@@ -1,0 +1,353 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/kernels"
+)
+
+// chainUnit is the module with the kernels of a [Chain].
+const chainUnit = "chain"
+
+// Constants of the kernels (kernels/chain.cuh).
+const (
+	chainRows   = 4 // of x, at most
+	chainTile   = 16
+	chainBox    = 4096 // bytes of a tile's column box
+	chainColumn = 256  // bytes of a row in it
+	chainGroup  = 8    // tiles whose sums meet at once
+	chainPad    = 16   // floats between rows of x
+	chainBody   = 368
+
+	chainLinearKind, chainAttentionKind = 0, 1
+)
+
+const (
+	mostChainStages = 8 // of a warp's ring
+	chainChunks     = 2 // chunks of keys that each computing warp has on the way, where there is room for them
+
+	// Elements of x that a chain is for: every thread block reads all of them. Of
+	// more, launches whose clusters share x are as fast or faster.
+	mostChainX = 16 << 10
+)
+
+// chainDims are the head dims that there are chains for.
+var chainDims = [...]int{64, 80, 128}
+
+// chainDim is an index of chainDims, -1 for other head dims.
+func chainDim(dim int) int { return slices.Index(chainDims[:], dim) }
+
+// chainLinear is struct ChainLinear.
+type chainLinear struct {
+	tagged, x, residualTagged, residual uint64
+	gamma, beta                         uint64
+	b, y, made                          [mostParts]uint64
+	out, tiles                          [mostParts]int32
+	each, over                          int32
+	in, norm, relu                      int32
+	eps, inverse                        float32
+	_                                   [4]byte
+}
+
+// chainAttention is struct ChainAttention: struct Params and struct Links.
+type chainAttention struct {
+	p     paramsBody
+	links links
+}
+
+// links is struct Links.
+type links struct {
+	query, newKeys, newValues, out, slots, partials uint64
+	layer, layers                                   int32
+}
+
+// chainLayer is struct ChainLayer.
+type chainLayer struct {
+	maps [mostParts]cuda.TensorMap
+	body [chainBody]byte
+	kind int32
+	_    [12]byte
+}
+
+// chainFeed is struct ChainFeed.
+type chainFeed struct {
+	maps              uint64
+	boxes, each, over int32
+	second, third     int32
+	_                 [4]byte
+}
+
+// chainParams is struct ChainParams.
+type chainParams struct {
+	layers, feeds, work, blind, run       uint64
+	count, feedCount, rows, group, ofRows int32
+	spread, stages, area                  int32
+}
+
+// NewChain makes an empty chain; nil where the GPU has no kernels for one.
+func (d *Decoder) NewChain() *Chain {
+	if d.chain == nil {
+		return nil
+	}
+	return &Chain{d: d, element: -1, made: make(map[uint64]madeBy)}
+}
+
+// loadChains loads the kernels of chains, if there are any for the GPU.
+func (d *Decoder) loadChains() error {
+	if !d.overlap() {
+		return nil
+	}
+	m, err := d.dev.Module(chainUnit, func() ([]byte, error) { return image(chainUnit, d.info.Capability) })
+	if errors.Is(err, kernels.ErrNoImage) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	functions := new(chainFunctions)
+	for i := range elements {
+		if elements[i].bytes != 2 {
+			continue
+		}
+		for j, dim := range chainDims {
+			f, err := m.Function(fmt.Sprintf("chain_%s_%d", elements[i].name, dim))
+			if err != nil {
+				return err
+			}
+			if err := f.SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+				return err
+			}
+			functions[i][j] = f
+		}
+	}
+	d.chain = functions
+	return nil
+}
+
+type chainFunctions [len(elements)][len(chainDims)]*cuda.Function
+
+func dimOf(dim int) int {
+	for i, d := range chainDims {
+		if d == dim {
+			return i
+		}
+	}
+	return -1
+}
+
+// chainShape is the shape of a chain's attention: its chunks are half as large, since
+// the way to the end of a part is what counts there.
+func (e *Engine) chainShape(element, dim int) shape {
+	s := e.shape(element, dim)
+	s.keys, s.slot = s.keys/2, s.slot/2
+	return s
+}
+
+// attentionRoom is the shared memory that attention has with so many slots in
+// its ring, as [Engine.configure] has it with two rooms.
+func attentionRoom(s *shape, rows, slots int) int {
+	return s.query + 2*(mostWarps*rows*s.width*4+2*blockRows*16) + 16 + slots*(s.slot+16)
+}
+
+// rest is the shared memory of a chain of so many layers besides rings and area.
+func (c *Chain) rest(layers int) int {
+	const finishers = chainGroup * chainTile
+	return 2*finishers*linearWarps*4 + linearWarps*8 + 2*(chainBody+16) + 64 + finishers*(8+4) + layers*int(unsafe.Sizeof(chainFeed{}))
+}
+
+// stagesFor is how many boxes the warps' rings have room for beside an area.
+func (c *Chain) stagesFor(area, layers int) int {
+	return min((c.d.info.SharedPerBlockMost-c.rest(layers)-alignUp(area, 16))/(linearWarps*(chainBox+8)), mostChainStages)
+}
+
+func (c *Chain) fits(area int) bool { return c.stagesFor(area, len(c.layers)+1) >= 2 }
+
+func alignUp(n, to int) int { return (n + to - 1) / to * to }
+
+// chainMap is the map of weights: column blocks of 128 bytes, two of 16 rows in a
+// box.
+func (d *Decoder) chainMap(w *Memory, in, out int) (cuda.TensorMap, error) {
+	key := linearMap{w.address(), in, out, len(elements) + elementOf(w.DType)}
+	return d.maps.get(key, func() (cuda.TensorMap, error) {
+		size := w.DType.Size()
+		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
+			ElementBytes: size,
+			Dims:         [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)},
+			Strides:      [2]uint64{uint64(in * size), 128},
+			Box:          [3]uint32{uint32(128 / size), chainTile, chainColumn / 128},
+		})
+	})
+}
+
+// Queue queues the chain: as one launch, or, if that gains nothing, its layers as
+// the launches that they are without a chain. The launch reads memory that Upload
+// fills: it may be captured, and must not run before.
+func (c *Chain) Queue(s *cuda.Stream) error {
+	if len(c.layers) < 2 || c.wide {
+		for i := range c.layers {
+			if err := c.layers[i].alone(s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	l := c.layOut()
+	err := c.d.dev.Relaxed(func() (err error) {
+		if c.text, err = c.d.dev.NewBuffer(int64(len(c.layers))*int64(unsafe.Sizeof(chainLayer{})) + int64(l.feeds)*int64(unsafe.Sizeof(chainFeed{}))); err != nil {
+			return err
+		}
+		c.words, err = c.d.dev.NewBuffer(runBytes + 8*(c.floats+l.partials))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.write(&l); err != nil {
+		return err
+	}
+	text := c.text.Address()
+	p := chainParams{
+		layers: text, feeds: text + uint64(len(c.layers))*uint64(unsafe.Sizeof(chainLayer{})), run: c.words.Address(),
+		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), group: int32(chainGroup / c.rows), ofRows: int32(65536/c.rows + 1),
+		spread: int32(bits.Len(uint(c.rows - 1))), stages: int32(l.stages), area: int32(l.area),
+	}
+	if c.dim > 0 {
+		p.work, p.blind = c.step.work, c.step.blind
+	}
+	var args cuda.Args
+	cuda.Struct(&args, &p)
+	for _, b := range c.holds {
+		args.Hold(b)
+	}
+	args.Hold(c.text)
+	args.Hold(c.words)
+	f := c.d.chain[c.element][max(chainDim(c.dim), 0)]
+	return f.Launch(s, cuda.Grid{Blocks: [3]int{c.blocks()}, Threads: [3]int{linearWarps * 32}, Shared: l.shared, Cooperative: true}, &args)
+}
+
+// blocks is how many thread blocks a chain has: one for each multiprocessor.
+func (c *Chain) blocks() int { return max(c.d.info.Multiprocessors, 1) }
+
+// runBytes is what lies before the tagged floats: the number of the run.
+const runBytes = 128
+
+// chainLayout is what a chain's launch has of the GPU.
+type chainLayout struct {
+	area, shared  int // bytes of shared memory: for x or attention, and in all
+	stages, slots int // of the rings of weights and of keys
+	feeds         int // linear layers
+	partials      int64
+}
+
+// layOut shares out the shared memory.
+func (c *Chain) layOut() (l chainLayout) {
+	l.area = c.area
+	rows := 0 // of attention's output tiles
+	for i := range c.layers {
+		if a := c.layers[i].attend; a != nil {
+			rows = max(rows, int(a.p.rows))
+		} else {
+			l.feeds++
+		}
+	}
+	if rows > 0 {
+		shape := c.plan.engine.chainShape(c.element, c.dim)
+		for chunks := chainChunks; chunks > 0; chunks-- {
+			if l.area = max(c.area, attentionRoom(&shape, rows, mostWarps*chunks)); c.stagesFor(l.area, len(c.layers)) >= 2 {
+				break
+			}
+		}
+		// As many chunks as the area has room for.
+		for l.slots = mostWarps; attentionRoom(&shape, rows, l.slots+mostWarps) <= l.area && l.slots*shape.slot < ringBytes; {
+			l.slots += mostWarps
+		}
+	}
+	l.area = alignUp(l.area, 16)
+	l.stages = c.stagesFor(l.area, len(c.layers))
+	l.shared = linearWarps*l.stages*(chainBox+8) + l.area + c.rest(len(c.layers))
+	l.partials = int64(2 * c.blocks() * rows * (c.dim + 2))
+	return l
+}
+
+// write makes the layers' texts, now that it is known where the words are.
+func (c *Chain) write(l *chainLayout) error {
+	text, words := c.text.Address(), c.words.Address()+runBytes
+	// What was an offset becomes an address.
+	at := func(x *uint64) {
+		if *x != 0 {
+			*x = words + (*x-1)*8
+		}
+	}
+	c.bytes = make([]byte, c.text.Len())
+	feed := len(c.layers) * int(unsafe.Sizeof(chainLayer{}))
+	for i := range c.layers {
+		p := &c.layers[i]
+		t := chainLayer{maps: p.maps}
+		from := i * int(unsafe.Sizeof(t))
+		if p.linear != nil {
+			x := *p.linear
+			at(&x.tagged)
+			at(&x.residualTagged)
+			for j := range x.made {
+				at(&x.made[j])
+			}
+			copy(t.body[:], rawBytes(&x))
+			t.kind = chainLinearKind
+			for j := range p.weights {
+				w := &p.weights[j]
+				var err error
+				if t.maps[j], err = c.d.chainMap(&w.W, int(x.in), w.Out); err != nil {
+					return err
+				}
+			}
+			feed += copy(c.bytes[feed:], rawBytes(&chainFeed{maps: text + uint64(from), boxes: x.in / (chainColumn / 2), each: x.each, over: x.over, second: x.tiles[0], third: x.tiles[1]}))
+		} else {
+			x := *p.attend
+			x.p.slots, x.links.partials = int32(l.slots), words+8*uint64(c.floats)
+			x.links.layer, x.links.layers = int32(i), int32(len(c.layers))
+			for _, a := range []*uint64{&x.links.query, &x.links.newKeys, &x.links.newValues, &x.links.out} {
+				at(a)
+			}
+			copy(t.body[:], rawBytes(&x))
+			t.kind = chainAttentionKind
+		}
+		copy(c.bytes[from:], rawBytes(&t))
+	}
+	return nil
+}
+
+func rawBytes[T any](x *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(x)), unsafe.Sizeof(*x))
+}
+
+// Upload fills the memory that the launch reads. It is not for a capture.
+func (c *Chain) Upload() error {
+	if c.text == nil {
+		return nil
+	}
+	if err := c.text.Upload(0, c.bytes); err != nil {
+		return err
+	}
+	c.bytes = nil
+	return c.words.Set(0, 0, c.words.Len())
+}
+
+// Close gives the memory of the launch back.
+func (c *Chain) Close() error {
+	var first error
+	for _, b := range []*cuda.Buffer{c.text, c.words} {
+		if b == nil {
+			continue
+		}
+		if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
+			first = err
+		}
+	}
+	c.text, c.words, c.layers, c.holds = nil, nil, nil, nil
+	return first
+}
