@@ -445,7 +445,7 @@ func TestStats(t *testing.T) {
 		var bytes, speed, ceiling float64
 		told := 0
 		for _, line := range strings.Split(log, "\n") {
-			if n, _ := fmt.Sscanf(line, "first token after %f s: %f loading, %f for graphs and copies of weights, %f for the prompts",
+			if n, _ := fmt.Sscanf(line, "first token after %f s: %f loading, %f for graphs and copies of weights, %f for a prompt",
 				&first[0], &parts[0], &parts[1], &parts[2]); n == 4 {
 				told++
 			}

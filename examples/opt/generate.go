@@ -28,17 +28,17 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
 	c := folder.Config()
-	b := &batch{eos: c.EOS, limit: o.tokens}
-	ids, total := make([][]int, len(o.prompts)), 0
+	b := &batch{eos: c.EOS, limit: o.tokens, begin: func() *printer { return newPrinter(stdout, o.prompts) }}
+	total := 0
 	capacity := make([]int, len(o.prompts))
 	for i, prompt := range o.prompts {
-		ids[i] = tokenizer.Encode(prompt)
-		if len(ids[i]) > c.MaxPositions {
-			return fmt.Errorf("prompt %d has %d tokens, more than the model's %d positions", i+1, len(ids[i]), c.MaxPositions)
+		ids := tokenizer.Encode(prompt)
+		if len(ids) > c.MaxPositions {
+			return fmt.Errorf("prompt %d has %d tokens, more than the model's %d positions", i+1, len(ids), c.MaxPositions)
 		}
-		total += len(ids[i])
+		total += len(ids)
 		// The last token that is chosen is not read any more.
-		capacity[i] = min(len(ids[i])+min(o.tokens, c.MaxPositions)-1, c.MaxPositions)
+		capacity[i] = min(len(ids)+min(o.tokens, c.MaxPositions)-1, c.MaxPositions)
 
 		s := o.sampling
 		s.Stream = uint64(i)
@@ -46,7 +46,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		if err != nil {
 			return err
 		}
-		b.sequences = append(b.sequences, sequence{room: capacity[i] - len(ids[i]), sampler: sampler, text: tokenizer.NewDecoder()})
+		b.sequences = append(b.sequences, sequence{prompt: ids, waiting: -1, room: capacity[i] - len(ids), sampler: sampler, text: tokenizer.NewDecoder()})
 	}
 	mo := model.Options{Capacity: capacity, Attention: o.attention, Schedule: o.schedule, Linear: o.linear, Cache: o.cache, Workers: o.workers, Greedy: o.sampling.Temperature == 0, Seed: o.sampling.Seed}
 	if o.gpu >= 0 {
@@ -82,17 +82,12 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	b.ahead = b.chosen && (mo.Device != nil || o.ahead)
 	defer func() { err = errors.Join(err, b.decoder.Close()) }()
 
-	line := progress{w: stderr, total: total, live: isTerminal(stderr)}
-	began = time.Now()
-	err = b.decoder.Prefill(ctx, ids, line.show)
-	first.prompts = time.Since(began)
-	line.end(b.decoder.Stats().Prefill)
-	if err == nil {
-		b.out = newPrinter(stdout, o.prompts)
-		err = b.run(ctx)
-		if flushed := b.flush(); err == nil {
-			err = flushed
-		}
+	b.line = progress{w: stderr, total: total, live: isTerminal(stderr), began: time.Now()}
+	err = b.run(ctx)
+	b.line.end()
+	first.prompt = b.line.first
+	if flushed := b.flush(); err == nil {
+		err = flushed
 	}
 	if o.stats {
 		first.write(stderr)
@@ -159,33 +154,49 @@ type batch struct {
 	eos       int
 	limit     int // most tokens to add to each
 	sequences []sequence
-	out       *printer
+	line      progress
+	begin     func() *printer
+	out       *printer // from the first token on
 }
 
 type sequence struct {
-	room    int // tokens that can still be appended
+	prompt  []int // that was not read yet
+	waiting int   // a token that was chosen and found no room in a pass; -1: none
+	room    int   // tokens that can still be appended
 	added   int
 	sampler *sample.Sampler
 	text    *bpe.Decoder
 	done    bool
 }
 
-// run adds tokens until every sequence has come to </s>, to its number of
-// tokens or to the model's last position. One that has rests.
+// run reads the prompts, and adds tokens until every sequence has come to </s>, to
+// its number of tokens or to the model's last position. One that has rests. As long
+// as prompts are read, sequences that are done with theirs go on beside them.
 func (b *batch) run(ctx context.Context) error {
-	next := make([]int, len(b.sequences))
+	next, prompts := make([]int, len(b.sequences)), make([][]int, len(b.sequences))
 	var ahead [][]int // tokens that have been chosen and appended already
 	for {
 		var now []int
 		if len(ahead) > 0 {
 			now, ahead = ahead[0], ahead[1:]
 		}
-		live, burst := 0, mostAhead
+		live, reading, burst := 0, 0, mostAhead
 		for i := range b.sequences {
 			s := &b.sequences[i]
-			next[i] = -1
-			if s.done {
+			next[i], prompts[i] = s.waiting, s.prompt
+			switch {
+			case s.done:
 				continue
+			case len(s.prompt) > 0:
+				reading++
+				continue
+			case s.waiting >= 0:
+				live++
+				burst = min(burst, s.room+1, b.limit-s.added)
+				continue
+			}
+			if b.out == nil {
+				b.out = b.begin()
 			}
 			id, err := b.choose(i, now)
 			if err != nil {
@@ -208,7 +219,7 @@ func (b *batch) run(ctx context.Context) error {
 			live++
 			burst = min(burst, s.room+1, b.limit-s.added)
 		}
-		if live == 0 {
+		if live+reading == 0 {
 			return nil
 		}
 		if err := ctx.Err(); err != nil {
@@ -217,6 +228,8 @@ func (b *batch) run(ctx context.Context) error {
 		var err error
 		switch {
 		case len(ahead) > 0:
+		case reading > 0:
+			err = b.mix(next, prompts)
 		case b.ahead && live == len(next):
 			ahead, err = b.decoder.Continue(next, burst)
 		default:
@@ -225,7 +238,35 @@ func (b *batch) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if reading == 0 { // all have had room
+			for i := range b.sequences {
+				b.sequences[i].waiting = -1
+			}
+		}
 	}
+}
+
+// mix is a pass for prompts and tokens.
+func (b *batch) mix(next []int, prompts [][]int) error {
+	taken, err := b.decoder.Mix(next, prompts)
+	if err != nil {
+		return err
+	}
+	read, ready := 0, false
+	for i, n := range taken {
+		s := &b.sequences[i]
+		switch {
+		case len(s.prompt) > 0:
+			s.prompt = s.prompt[n:]
+			read, ready = read+n, ready || len(s.prompt) == 0
+		case n > 0:
+			s.waiting = -1
+		default:
+			s.waiting = next[i]
+		}
+	}
+	b.line.show(read, ready)
+	return nil
 }
 
 // mostAhead is how many tokens are computed before one is looked at, where that
@@ -259,6 +300,9 @@ func (b *batch) end(i int) error {
 
 // flush writes what there is of texts that were broken off.
 func (b *batch) flush() error {
+	if b.out == nil {
+		return nil
+	}
 	for i := range b.sequences {
 		if !b.sequences[i].done {
 			if err := b.end(i); err != nil {
@@ -271,22 +315,39 @@ func (b *batch) flush() error {
 
 // progress tells on one line how far the prompts are.
 type progress struct {
-	w     io.Writer
-	total int
-	live  bool // w shows a line that is written over
+	w           io.Writer
+	total, done int
+	live        bool // w shows a line that is written over
+	ended       bool
+	began       time.Time
+	first, took time.Duration // until a first prompt was read, and until the last one
 }
 
-func (p *progress) show(done int) {
-	if p.live && done < p.total {
-		fmt.Fprintf(p.w, "\rprompt: %d of %d tokens", done, p.total)
+// show tells that some more tokens were read, the last of a prompt if ready.
+func (p *progress) show(tokens int, ready bool) {
+	if p.done += tokens; tokens > 0 {
+		p.took = time.Since(p.began)
+	}
+	if ready && p.first == 0 {
+		p.first = p.took
+	}
+	if p.done == p.total {
+		p.end()
+	} else if p.live {
+		fmt.Fprintf(p.w, "\rprompt: %d of %d tokens", p.done, p.total)
 	}
 }
 
-func (p *progress) end(phase model.Phase) {
+// end writes how far it came, once.
+func (p *progress) end() {
+	if p.ended {
+		return
+	}
+	p.ended = true
 	if p.live {
 		fmt.Fprint(p.w, "\r")
 	}
-	fmt.Fprintf(p.w, "prompt: %d of %d tokens in %.2f s\n", phase.Tokens, p.total, phase.Time.Seconds())
+	fmt.Fprintf(p.w, "prompt: %d of %d tokens in %.2f s\n", p.done, p.total, p.took.Seconds())
 }
 
 func isTerminal(w io.Writer) bool {
@@ -299,11 +360,11 @@ func isTerminal(w io.Writer) bool {
 }
 
 // firstToken is what the first token of a cold start waits for.
-type firstToken struct{ load, build, prompts time.Duration }
+type firstToken struct{ load, build, prompt time.Duration }
 
 func (t *firstToken) write(w io.Writer) {
-	fmt.Fprintf(w, "first    token after %.3f s: %.3f loading, %.3f for graphs and copies of weights, %.3f for the prompts\n",
-		(t.load + t.build + t.prompts).Seconds(), t.load.Seconds(), t.build.Seconds(), t.prompts.Seconds())
+	fmt.Fprintf(w, "first    token after %.3f s: %.3f loading, %.3f for graphs and copies of weights, %.3f for a prompt\n",
+		(t.load + t.build + t.prompt).Seconds(), t.load.Seconds(), t.build.Seconds(), t.prompt.Seconds())
 }
 
 func writeStats(w io.Writer, s model.Stats) {

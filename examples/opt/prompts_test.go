@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -47,5 +48,34 @@ func TestPromptsFile(t *testing.T) {
 		if _, err := parse(args, io.Discard); err == nil {
 			t.Errorf("%v: no error", args)
 		}
+	}
+}
+
+// A text does not depend on how long the prompts beside it are: sequences whose
+// prompts are short begin while others read theirs.
+func TestLongPromptBeside(t *testing.T) {
+	long := strings.Repeat("Once upon a time there was a girl who went to the next village. ", 12)
+	text := func(prompts ...string) string {
+		args := []string{"-n", "30"}
+		for _, p := range prompts {
+			args = append(args, "-prompt", p)
+		}
+		o, err := parse(args, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		if err := generate(context.Background(), o, &out, &errs); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(errs.String(), "\nprompt: ") || strings.Count(errs.String(), "prompt: ") != 1 {
+			t.Errorf("progress: %q", errs.String())
+		}
+		return out.String()
+	}
+	short := "Once upon a time"
+	alone, beside := text(short), text(short, long)
+	if _, body, ok := strings.Cut(beside, "\n"); !ok || !strings.HasPrefix(body, alone) || alone == "" {
+		t.Errorf("%q beside a long prompt, %q alone", beside, alone)
 	}
 }

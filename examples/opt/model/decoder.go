@@ -249,20 +249,15 @@ func (d *Decoder) Prefill(ctx context.Context, prompts [][]int, progress func(do
 	for i := range d.all {
 		d.all[i] = d.all[i][:0]
 	}
-	rest, left, done := slices.Clone(prompts), make([]int, len(prompts)), 0
-	for {
+	rest, done, todo := slices.Clone(prompts), 0, 0
+	for _, p := range prompts {
+		todo += len(p)
+	}
+	for done < todo {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		todo := 0
-		for i, p := range rest {
-			left[i] = len(p)
-			todo += len(p)
-		}
-		if todo == 0 {
-			return nil
-		}
-		d.prompt.attention.take(left, d.prompt.counts)
+		d.share(rest)
 		if err := d.run(d.prompt, rest); err != nil {
 			return err
 		}
@@ -274,6 +269,53 @@ func (d *Decoder) Prefill(ctx context.Context, prompts [][]int, progress func(do
 			progress(done)
 		}
 	}
+	return ctx.Err()
+}
+
+// share gives the rows of the prompts' graph to tokens that are to be appended.
+func (d *Decoder) share(tokens [][]int) {
+	left := make([]int, len(tokens))
+	for i := range tokens {
+		left[i] = len(tokens[i])
+	}
+	d.prompt.attention.take(left, d.prompt.counts)
+}
+
+// Mix is one pass of the prompts' graph for sequences at different stages: it
+// appends tokens[i] to sequence i as [Decoder.Step] does, and of prompts[i] as much
+// as there are rows left for, so that whoever decodes does not wait for a long
+// prompt of somebody else. It returns how many tokens each sequence got. -1 and an
+// empty prompt leave a sequence alone; none may have both.
+func (d *Decoder) Mix(tokens []int, prompts [][]int) (taken []int, err error) {
+	if len(tokens) != len(prompts) {
+		return nil, fmt.Errorf("%w: %d tokens and %d prompts", ErrConfig, len(tokens), len(prompts))
+	}
+	next, todo := slices.Clone(prompts), 0
+	for i, id := range tokens {
+		if id != -1 {
+			if len(prompts[i]) > 0 {
+				return nil, fmt.Errorf("%w: a token and a prompt of %d for sequence %d", ErrConfig, len(prompts[i]), i)
+			}
+			next[i] = tokens[i : i+1]
+		}
+		todo += len(next[i])
+	}
+	if err := d.check(next); err != nil {
+		return nil, err
+	}
+	if todo == 0 {
+		return make([]int, len(tokens)), nil
+	}
+	d.share(next)
+	for i, n := range d.prompt.counts {
+		if n > 0 && tokens[i] != -1 {
+			d.draw(i)
+		}
+	}
+	if err := d.run(d.prompt, next); err != nil {
+		return nil, err
+	}
+	return slices.Clone(d.prompt.counts), nil
 }
 
 // Step appends one token to each sequence; -1 leaves a sequence alone.
@@ -290,21 +332,16 @@ func (d *Decoder) Step(tokens []int) error {
 		return err
 	}
 	for i := range next {
-		d.next.counts[i] = len(next[i])
+		if d.next.counts[i] = len(next[i]); len(next[i]) > 0 {
+			d.draw(i)
+		}
 	}
-	d.draw()
 	return d.run(d.next, next)
 }
 
-// draw takes new random numbers for the sequences that the next step continues:
-// the token that it appends has used the ones before.
-func (d *Decoder) draw() {
-	for i, n := range d.next.counts {
-		if n > 0 {
-			d.u[i] = d.random[i].Float64()
-		}
-	}
-}
+// draw takes a new random number for a sequence that is continued by a token: that
+// has used the one before.
+func (d *Decoder) draw(i int) { d.u[i] = d.random[i].Float64() }
 
 // check looks at everything that a run needs, since an id outside a table would
 // be found out only in the middle of it.

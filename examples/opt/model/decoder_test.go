@@ -12,6 +12,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
@@ -193,6 +194,146 @@ func TestPrefillAgain(t *testing.T) {
 				t.Errorf("statistics %+v", s)
 			}
 		})
+	}
+}
+
+// TestMix has sequences that read prompts beside others that decode, in chunks
+// that not all have room in, and compares the logits with the reference.
+func TestMix(t *testing.T) {
+	for name, kind := range attentions {
+		t.Run(name, func(t *testing.T) {
+			rng := seeded(t)
+			w := load(t, small(), rng)
+			ref := reference{w}
+			for _, chunk := range []int{1, 2, 7, 64} {
+				d := newDecoder(t, w, Options{Capacity: []int{40, 40, 40}, Chunk: chunk, Attention: kind.Attention, Linear: kind.Linear})
+				texts, rest := make([][]int, 3), prompts(rng, 61, 2, 17, 0)
+				steps := 0
+				for pass := 0; pass < 60 && (len(rest[0])+len(rest[1])+len(rest[2]) > 0 || pass < 12); pass++ {
+					if pass == 3 {
+						rest[2] = prompts(rng, 61, 9)[0]
+					}
+					tokens := []int{-1, -1, -1}
+					for i := range tokens {
+						if len(rest[i]) == 0 && len(texts[i]) > 0 && len(texts[i]) < 38 && rng.IntN(4) > 0 {
+							tokens[i] = rng.IntN(61)
+						}
+					}
+					taken, err := d.Mix(tokens, rest)
+					if err != nil {
+						t.Fatal(err)
+					}
+					reading := false
+					for i, n := range taken {
+						switch {
+						case tokens[i] != -1:
+							if n > 1 || n == 0 && chunk > 3 {
+								t.Fatalf("chunk %d: %d of a token of sequence %d", chunk, n, i)
+							}
+							if n == 0 {
+								continue
+							}
+							texts[i] = append(texts[i], tokens[i])
+							steps++
+						case n > 0:
+							texts[i] = append(texts[i], rest[i][:n]...)
+							rest[i], reading = rest[i][n:], true
+						}
+						if d.Len(i) != len(texts[i]) {
+							t.Fatalf("sequence %d has %d tokens, want %d", i, d.Len(i), len(texts[i]))
+						}
+						if n > 0 {
+							closeTo(t, fmt.Sprintf("chunk %d, pass %d, sequence %d", chunk, pass, i), d.Logits(i), ref.logits(texts[i])[len(texts[i])-1], 1e-4)
+						}
+					}
+					if chunk > 3 && len(rest[1]) > 0 && !reading {
+						t.Fatalf("chunk %d: a pass that reads nothing of %d tokens", chunk, len(rest[1]))
+					}
+				}
+				if len(rest[1]) > 0 || steps < 3 {
+					t.Errorf("chunk %d: %d tokens not read, %d decoded", chunk, len(rest[1]), steps)
+				}
+				// Where rows are few, who finds none waits.
+				if kind.Attention == Lean && chunk < 3 && len(texts[2]) > 0 {
+					if taken, err := d.Mix([]int{1, 2, 3}, make([][]int, 3)); err != nil || taken[0]+taken[1]+taken[2] != chunk {
+						t.Errorf("%d rows for three tokens: %v, %v", chunk, taken, err)
+					}
+				}
+				taken, err := d.Mix([]int{-1, -1, -1}, make([][]int, 3))
+				if err != nil || !slices.Equal(taken, []int{0, 0, 0}) {
+					t.Errorf("nothing to do: %v, %v", taken, err)
+				}
+				for what, bad := range map[string]struct {
+					tokens  []int
+					prompts [][]int
+				}{
+					"both":             {[]int{1, -1, -1}, [][]int{{2}, nil, nil}},
+					"a token too many": {[]int{-1, -1, 61}, make([][]int, 3)},
+					"few tokens":       {[]int{1}, make([][]int, 3)},
+					"few prompts":      {[]int{1, -1, -1}, make([][]int, 1)},
+					"a full sequence":  {[]int{-1, -1, -1}, [][]int{make([]int, 41), nil, nil}},
+				} {
+					before := []int{d.Len(0), d.Len(1), d.Len(2)}
+					if _, err := d.Mix(bad.tokens, bad.prompts); !errors.Is(err, ErrConfig) {
+						t.Errorf("%s: %v", what, err)
+					}
+					if now := []int{d.Len(0), d.Len(1), d.Len(2)}; !slices.Equal(now, before) {
+						t.Errorf("%s: %v tokens, %v before", what, now, before)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestMixChooses: a sequence that decodes beside a prompt is continued with the
+// random numbers that it would have had alone.
+func TestMixChooses(t *testing.T) {
+	rng := seeded(t)
+	w := load(t, small(), rng)
+	texts := prompts(rng, 61, 3, 20)
+	choice := nn.Choice{Temperature: 1.5, TopP: 1}
+	options := Options{Capacity: []int{30, 30}, Chunk: 6, Choices: []nn.Choice{choice, choice}, Seed: 9}
+	follow := func(mixed bool) (got [2][]int) {
+		d := newDecoder(t, w, options)
+		rest := slices.Clone(texts)
+		if !mixed {
+			if err := d.Prefill(context.Background(), rest, nil); err != nil {
+				t.Fatal(err)
+			}
+			rest = make([][]int, 2)
+		}
+		for len(got[0]) < 9 || len(got[1]) < 9 {
+			next := []int{-1, -1}
+			for i := range next {
+				if len(rest[i]) == 0 && d.Len(i) > 0 && len(got[i]) < 9 {
+					next[i] = d.Chosen(i)
+					got[i] = append(got[i], next[i])
+				}
+			}
+			if len(rest[0])+len(rest[1]) == 0 {
+				if err := d.Step(next); err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
+			taken, err := d.Mix(next, rest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range rest {
+				if len(rest[i]) > 0 {
+					rest[i] = rest[i][taken[i]:]
+				}
+			}
+		}
+		return got
+	}
+	alone, mixed := follow(false), follow(true)
+	for i := range alone {
+		if !slices.Equal(alone[i], mixed[i]) {
+			t.Errorf("sequence %d: %v beside a prompt, %v alone", i, mixed[i], alone[i])
+		}
 	}
 }
 

@@ -256,7 +256,9 @@ func (d *Decoder) continueGPU(tokens [][]int, steps int) (chosen [][]int, err er
 		p.counts[i] = 1
 	}
 	for step := range steps {
-		d.draw()
+		for i := range d.lengths {
+			d.draw(i)
+		}
 		err := d.turn(p, func() error {
 			d.fill(p, tokens)
 			if err := g.compute(p.graph, true, step > 0); err != nil {
