@@ -19,8 +19,10 @@
 // the bytes are half the time. All sums are in float32. A [Decoder] continues a
 // batch of sequences with it, by two graphs that share the weights and the
 // cache: one with many rows for the prompts, which are cut into chunks, and one
-// with a row a sequence for what follows. Both are built once and run again and
-// again; token ids and positions are written into the graphs' inputs in place.
+// with a row a sequence for what follows. As long as some read their prompts, the
+// others' tokens are rows of the first graph too ([Decoder.Mix]). Both are built
+// once and run again and again; token ids and positions are written into the
+// graphs' inputs in place.
 // The attention node is either leanattention's on its paged cache, or the
 // composition of Gorgonia's own nodes over tensors of a fixed capacity that it
 // replaces; nothing else differs. A third one has no cache: its graphs are of
