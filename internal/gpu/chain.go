@@ -200,8 +200,8 @@ func (c *Chain) take(p chainPart, reads, writes []span, holds []Memory) {
 }
 
 // Attend takes the append of new keys and values, and the attention to them and
-// those before, if the chain makes q, k and v and can do it: where every sequence
-// has rows for one output tile.
+// those before, if the chain makes q, k and v and can do it: where no sequence has
+// more than one new token, nor a KV head more than 16 query heads.
 func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -213,8 +213,10 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		o.Q.DType != cpu.Float32 || o.Out.DType != cpu.Float32 || newK.DType != cpu.Float32 || newV.DType != cpu.Float32 {
 		return false
 	}
-	// Whoever has the last chunk of a sequence has its new keys: nobody else may need them.
-	if p.look.tileRows >= blockRows && p.look.rows*(g.Heads/g.KVHeads) > blockRows {
+	// One token a sequence, so that all output tiles have as many rows, and each KV
+	// head of a sequence is one of them: a host waits for all rows of the others'
+	// partials, and who has the last chunk has the new keys, which nobody else may need.
+	if group := g.Heads / g.KVHeads; p.look.tileRows != group || group == blockRows && p.look.rows > 1 {
 		return false
 	}
 	if _, _, err := p.attention("chain", o); err != nil {

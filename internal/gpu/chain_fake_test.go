@@ -210,6 +210,13 @@ func TestChainRefuses(t *testing.T) {
 	attend("another type", func(p **Plan, o *Operands, k, v *Memory) { o.K.DType, o.V.DType = cpu.BFloat16, cpu.BFloat16 })
 	attend("an output that was read", func(p **Plan, o *Operands, k, v *Memory) { o.Out = s.x })
 	attend("a plan that is not there", func(p **Plan, o *Operands, k, v *Memory) { *p = s.m.engine.NewPlan() })
+	attend("two tokens of a sequence", func(p **Plan, o *Operands, k, v *Memory) {
+		two := s.m.engine.NewPlan()
+		t.Cleanup(func() { noError(t, two.Close()) })
+		noError(t, two.Build((*p).look.geometry, []cpu.Sequence{{Row: 0, Queries: 2, Keys: 5, Pages: []int32{0}}}, 2))
+		noError(t, two.Upload(s.m.stream))
+		*p = two
+	})
 	attend("no operands", func(p **Plan, o *Operands, k, v *Memory) { *o = Operands{} })
 }
 
