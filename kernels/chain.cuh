@@ -34,7 +34,7 @@ struct ChainLinear {
   const float *gamma, *beta;   // of the norm; may be null
   const float* b[LINEAR_PARTS]; // may be null
   float* y[LINEAR_PARTS];       // rows x out
-  u64* made[LINEAR_PARTS];      // the same, tagged; null where no layer of the chain reads it
+  u64* made[LINEAR_PARTS];      // the same, tagged; may be null
   int out[LINEAR_PARTS];
   int tiles[LINEAR_PARTS]; // up to the end of each part
   int each, over;          // tiles of a thread block; one more has each of the first `over` blocks
