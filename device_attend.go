@@ -3,6 +3,7 @@ package leanattention
 import (
 	"runtime"
 
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 
 	G "gorgonia.org/gorgonia"
@@ -101,14 +102,12 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 		if err != nil {
 			return err
 		}
-		s, err := turn.Stream()
-		if err != nil {
-			return err
-		}
-		if err := plan.Upload(s); err != nil {
-			return err
-		}
-		return plan.Run(s, &o)
+		return turn.Do(func(s *cuda.Stream) error {
+			if err := plan.Upload(s); err != nil {
+				return err
+			}
+			return plan.Run(s, &o)
+		})
 	})
 	if err != nil {
 		return deviceEngineError(op, "attend", err)

@@ -436,11 +436,7 @@ func (d *DeviceTensor) copyFrom(src *DeviceTensor) error {
 		if err != nil || to == from {
 			return err
 		}
-		s, err := turn.Stream()
-		if err != nil {
-			return err
-		}
-		return s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes())
+		return turn.Do(func(s *cuda.Stream) error { return s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes()) })
 	})
 }
 
@@ -460,11 +456,7 @@ func (d *DeviceTensor) ZeroValue() G.Value {
 		if err != nil {
 			return err
 		}
-		s, err := turn.Stream()
-		if err != nil {
-			return err
-		}
-		return s.Set(m.Buffer, m.Offset, 0, d.bytes())
+		return turn.Do(func(s *cuda.Stream) error { return s.Set(m.Buffer, m.Offset, 0, d.bytes()) })
 	})
 	return d
 }

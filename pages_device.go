@@ -99,21 +99,19 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	}
 	defer d.gpu.queue.Leave()
 	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
-		s, err := turn.Stream()
-		if err != nil {
-			return err
-		}
-		for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
-			for _, b := range buffers {
-				n := b.Len() / int64(d.pages)
-				for _, c := range copies {
-					if err := s.Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
-						return err
+		return turn.Do(func(s *cuda.Stream) error {
+			for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
+				for _, b := range buffers {
+					n := b.Len() / int64(d.pages)
+					for _, c := range copies {
+						if err := s.Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
+							return err
+						}
 					}
 				}
 			}
-		}
-		return nil
+			return nil
+		})
 	})
 	if err != nil {
 		return gpuError(op, err)
@@ -162,13 +160,7 @@ func (p *devicePlan) build(op string, seqs []cpu.Sequence, rows int) error {
 	if err := gpu.buildPlan(op, p.plan, p.geometry, seqs, rows); err != nil {
 		return err
 	}
-	if err := gpu.queue.Submit(func(turn *device.Turn) error {
-		s, err := turn.Stream()
-		if err != nil {
-			return err
-		}
-		return p.plan.Upload(s)
-	}); err != nil {
+	if err := gpu.queue.Submit(func(turn *device.Turn) error { return turn.Do(p.plan.Upload) }); err != nil {
 		return deviceEngineError(op, "plan", err)
 	}
 	return nil
@@ -202,14 +194,12 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 			return nil
 		}
 	}
-	s, err := turn.Stream()
-	if err != nil {
-		return err
-	}
-	if err := p.plan.Append(s, o.K, o.V, k, v); err != nil {
-		return err
-	}
-	return p.plan.Run(s, o)
+	return turn.Do(func(s *cuda.Stream) error {
+		if err := p.plan.Append(s, o.K, o.V, k, v); err != nil {
+			return err
+		}
+		return p.plan.Run(s, o)
+	})
 }
 
 // attendThere is attend on tensors of the GPU: it waits for nothing.

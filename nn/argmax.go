@@ -6,6 +6,7 @@ import (
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -125,11 +126,8 @@ func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: []string{"x"}, In: in, DType: tensor.Int32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
-			s, err := w.Turn.Stream()
-			if err != nil {
-				return err
-			}
-			return w.Sampler.Run(s, &gpu.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpu.Bytes{Buffer: w.Out.Buffer, Offset: w.Out.Offset}})
+			o := &gpu.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpu.Bytes{Buffer: w.Out.Buffer, Offset: w.Out.Offset}}
+			return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })
 		},
 	})
 }

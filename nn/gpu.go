@@ -5,6 +5,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -152,11 +153,9 @@ func (op layerNorm) doGPU(in []G.Value) (G.Value, error) {
 			if op.beta {
 				norm.Beta = rest[0].Memory
 			}
-			s, err := w.Turn.Stream()
-			if err != nil {
-				return err
-			}
-			return w.Norm(s, shapes[0].TotalSize()/n, n, w.In[0].Memory, w.Out, norm)
+			return w.Do(func(s *cuda.Stream) error {
+				return w.Norm(s, shapes[0].TotalSize()/n, n, w.In[0].Memory, w.Out, norm)
+			})
 		},
 	})
 }
@@ -212,11 +211,7 @@ func (op embedding) doGPU(in []G.Value) (G.Value, error) {
 			if op.residual {
 				o.Residual = w.In[2].Memory
 			}
-			s, err := w.Turn.Stream()
-			if err != nil {
-				return err
-			}
-			return w.Gather(s, o)
+			return w.Do(func(s *cuda.Stream) error { return w.Gather(s, o) })
 		},
 	})
 }

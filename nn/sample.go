@@ -9,6 +9,7 @@ import (
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -253,15 +254,12 @@ func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: sampleInputs[:], In: in, DType: tensor.Int32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
-			s, err := w.Turn.Stream()
-			if err != nil {
-				return err
-			}
 			bytes := func(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
-			return w.Sampler.Run(s, &gpu.Samples{
+			o := &gpu.Samples{
 				Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n,
 				Settings: bytes(w.In[1].Memory), Random: bytes(w.In[2].Memory), IDs: bytes(w.Out),
-			})
+			}
+			return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })
 		},
 	})
 }

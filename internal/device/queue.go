@@ -96,10 +96,10 @@ func (q *Queue) Synchronize() error { return q.stream.Synchronize() }
 // Turn is a Queue within Submit.
 type Turn Queue
 
-// Stream is what work is queued on. What was put off is queued first.
-func (t *Turn) Stream() (*cuda.Stream, error) {
+// Do calls f with what work is queued on. What was put off is queued first.
+func (t *Turn) Do(f func(*cuda.Stream) error) error {
 	if err := t.settle(); err != nil {
-		return nil, err
+		return err
 	}
-	return t.stream, nil
+	return f(t.stream)
 }

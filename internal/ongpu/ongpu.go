@@ -6,6 +6,7 @@ package ongpu
 import (
 	"sync"
 
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
 
@@ -60,7 +61,7 @@ type Call struct {
 // Work is where a call's work is queued, and on what.
 type Work struct {
 	*gpu.Decoder
-	Turn         *device.Turn
+	*device.Turn
 	In           []Operand
 	Out, Scratch gpu.Memory
 }
@@ -71,18 +72,14 @@ func (w *Work) Linear(o *gpu.Linear) error {
 	if taken, err := w.chained(o); taken || err != nil {
 		return err
 	}
-	s, err := w.Turn.Stream()
-	if err != nil {
-		return err
-	}
-	return w.Decoder.Linear(s, o)
+	return w.Do(func(s *cuda.Stream) error { return w.Decoder.Linear(s, o) })
 }
 
 func (w *Work) chained(o *gpu.Linear) (bool, error) {
-	if !w.Turn.Recording() {
+	if !w.Recording() {
 		return false, nil
 	}
-	if c, ok := w.Turn.Late().(*gpu.Chain); ok && c.Linear(o) {
+	if c, ok := w.Late().(*gpu.Chain); ok && c.Linear(o) {
 		return true, nil
 	}
 	// What can't be put behind the chain that there is may begin another.
@@ -90,7 +87,7 @@ func (w *Work) chained(o *gpu.Linear) (bool, error) {
 	if c == nil || !c.Linear(o) {
 		return false, nil
 	}
-	return true, w.Turn.PutOff(c)
+	return true, w.PutOff(c)
 }
 
 // Operand is the memory of an input.
