@@ -16,11 +16,10 @@ import (
 // time when they were taken, as if they were queued.
 type Chain struct {
 	d       *Decoder
-	plan    *Plan      // nil: no attention yet
-	step    paramsBody // of the plan
-	element int        // of weights, keys and values
-	dim     int        // of heads; 0: no attention yet
-	rows    int        // of x
+	plan    *Plan // nil: no attention yet
+	element int   // of weights, keys and values
+	dim     int   // of heads; 0: no attention yet
+	rows    int   // of x
 	layers  []chainPart
 	made    map[uint64]madeBy // by address
 	reads   []span            // of plain memory
@@ -31,7 +30,8 @@ type Chain struct {
 	wide    bool  // some x has more than mostChainX elements
 
 	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
-	bytes       []byte       // of text, until Upload
+	texts       []chainLayer // of text, until Upload
+	feeds       []chainFeed
 }
 
 // chainPart is a layer: one of the two.
@@ -65,8 +65,9 @@ func spanOf(m *Memory, elements int) span {
 	return span{m.address(), m.address() + uint64(elements*m.DType.Size())}
 }
 
-// Len is the number of layers.
-func (c *Chain) Len() int { return len(c.layers) }
+// wordsOf is the words of so many tagged floats: an even number, since two are read
+// at once.
+func wordsOf(floats int) int64 { return int64(ceil(floats, 2) * 2) }
 
 // source is where a layer reads memory: tagged floats if a layer of the chain
 // makes it, else the memory as it is. ok is false for what is partly made here.
@@ -146,7 +147,7 @@ func (c *Chain) Linear(o *Linear) bool {
 			read(&q.W, q.Out*o.In)
 			p.y[i], p.out[i] = q.Y.address(), int32(q.Out)
 			p.made[i] = uint64(floats) + 1
-			floats += int64(alignUp(o.Rows*q.Out, 2))
+			floats += wordsOf(o.Rows * q.Out)
 			writes = append(writes, spanOf(&q.Y, o.Rows*q.Out))
 			tiles += ceil(q.Out, chainTile)
 			holds = append(holds, q.W, q.B, q.Y)
@@ -263,9 +264,9 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		return p.Run(s, &own)
 	}
 	c.made[o.Out.address()] = madeBy{c.floats, outs}
-	c.floats += int64(alignUp(outs, 2))
+	c.floats += wordsOf(outs)
 	c.take(part, nil, writes, []Memory{o.Q, o.Out, o.K, o.V, newK, newV,
 		{Buffer: p.memory.table}, {Buffer: p.memory.partials}, {Buffer: p.memory.counters}})
-	c.plan, c.step, c.dim = p, a.p, g.Dim
+	c.plan, c.dim = p, g.Dim
 	return true
 }

@@ -182,7 +182,7 @@ func TestChainRefuses(t *testing.T) {
 		if ch.Linear(&o) {
 			t.Errorf("%s: was taken", name)
 		}
-		if ch.Len() != c.behind || ch.floats != before.floats || ch.area != before.area || ch.rows != before.rows || ch.element != before.element || len(ch.writes) != len(before.writes) {
+		if len(ch.layers) != c.behind || ch.floats != before.floats || ch.area != before.area || ch.rows != before.rows || ch.element != before.element || len(ch.writes) != len(before.writes) {
 			t.Errorf("%s: the chain has changed", name)
 		}
 	}
@@ -198,7 +198,7 @@ func TestChainRefuses(t *testing.T) {
 		if ch.Attend(p, &o, k, v) {
 			t.Errorf("attention, %s: was taken", name)
 		}
-		if ch.Len() != 1 || ch.dim != 0 {
+		if len(ch.layers) != 1 || ch.dim != 0 {
 			t.Errorf("attention, %s: the chain has changed", name)
 		}
 	}

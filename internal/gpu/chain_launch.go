@@ -162,12 +162,10 @@ func (c *Chain) rest(layers int) int {
 
 // stagesFor is how many boxes the warps' rings have room for beside an area.
 func (c *Chain) stagesFor(area, layers int) int {
-	return min((c.d.info.SharedPerBlockMost-c.rest(layers)-alignUp(area, 16))/(linearWarps*(chainBox+8)), mostChainStages)
+	return min((c.d.info.SharedPerBlockMost-c.rest(layers)-ceil(area, 16)*16)/(linearWarps*(chainBox+8)), mostChainStages)
 }
 
 func (c *Chain) fits(area int) bool { return c.stagesFor(area, len(c.layers)+1) >= 2 }
-
-func alignUp(n, to int) int { return (n + to - 1) / to * to }
 
 // chainMap is the map of weights: column blocks of 128 bytes, two of 16 rows in a
 // box.
@@ -198,7 +196,7 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	}
 	l := c.layOut()
 	err := c.d.dev.Relaxed(func() (err error) {
-		if c.text, err = c.d.dev.NewBuffer(int64(len(c.layers))*int64(unsafe.Sizeof(chainLayer{})) + int64(l.feeds)*int64(unsafe.Sizeof(chainFeed{}))); err != nil {
+		if c.text, err = c.d.dev.NewBuffer(l.feedsAt + int64(l.feeds)*int64(unsafe.Sizeof(chainFeed{}))); err != nil {
 			return err
 		}
 		c.words, err = c.d.dev.NewBuffer(runBytes + 8*(c.floats+l.partials))
@@ -212,12 +210,9 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	}
 	text := c.text.Address()
 	p := chainParams{
-		layers: text, feeds: text + uint64(len(c.layers))*uint64(unsafe.Sizeof(chainLayer{})), run: c.words.Address(),
+		layers: text, feeds: text + uint64(l.feedsAt), work: l.work, blind: l.blind, run: c.words.Address(),
 		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), group: int32(chainGroup / c.rows), ofRows: int32(65536/c.rows + 1),
 		spread: int32(bits.Len(uint(c.rows - 1))), stages: int32(l.stages), area: int32(l.area),
-	}
-	if c.dim > 0 {
-		p.work, p.blind = c.step.work, c.step.blind
 	}
 	var args cuda.Args
 	cuda.Struct(&args, &p)
@@ -238,10 +233,12 @@ const runBytes = 128
 
 // chainLayout is what a chain's launch has of the GPU.
 type chainLayout struct {
-	area, shared  int // bytes of shared memory: for x or attention, and in all
-	stages, slots int // of the rings of weights and of keys
-	feeds         int // linear layers
+	area, shared  int   // bytes of shared memory: for x or attention, and in all
+	stages, slots int   // of the rings of weights and of keys
+	feeds         int   // linear layers
+	feedsAt       int64 // where their feeds begin, behind the layers' texts
 	partials      int64
+	work, blind   uint64 // of attention: addresses
 }
 
 // layOut shares out the shared memory.
@@ -250,7 +247,7 @@ func (c *Chain) layOut() (l chainLayout) {
 	rows := 0 // of attention's output tiles
 	for i := range c.layers {
 		if a := c.layers[i].attend; a != nil {
-			rows = max(rows, int(a.p.rows))
+			rows, l.work, l.blind = int(a.p.rows), a.p.work, a.p.blind // the same plan's in all layers
 		} else {
 			l.feeds++
 		}
@@ -267,9 +264,10 @@ func (c *Chain) layOut() (l chainLayout) {
 			l.slots += mostWarps
 		}
 	}
-	l.area = alignUp(l.area, 16)
+	l.area = ceil(l.area, 16) * 16
 	l.stages = c.stagesFor(l.area, len(c.layers))
 	l.shared = linearWarps*l.stages*(chainBox+8) + l.area + c.rest(len(c.layers))
+	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(chainLayer{}))
 	l.partials = int64(2 * c.blocks() * rows * (c.dim + 2))
 	return l
 }
@@ -283,20 +281,18 @@ func (c *Chain) write(l *chainLayout) error {
 			*x = words + (*x-1)*8
 		}
 	}
-	c.bytes = make([]byte, c.text.Len())
-	feed := len(c.layers) * int(unsafe.Sizeof(chainLayer{}))
+	c.texts = make([]chainLayer, len(c.layers))
 	for i := range c.layers {
-		p := &c.layers[i]
-		t := chainLayer{maps: p.maps}
-		from := i * int(unsafe.Sizeof(t))
+		p, t := &c.layers[i], &c.texts[i]
+		t.maps = p.maps
 		if p.linear != nil {
-			x := *p.linear
+			x := (*chainLinear)(unsafe.Pointer(&t.body))
+			*x = *p.linear
 			at(&x.tagged)
 			at(&x.residualTagged)
 			for j := range x.made {
 				at(&x.made[j])
 			}
-			copy(t.body[:], rawBytes(&x))
 			t.kind = chainLinearKind
 			for j := range p.weights {
 				w := &p.weights[j]
@@ -305,24 +301,19 @@ func (c *Chain) write(l *chainLayout) error {
 					return err
 				}
 			}
-			feed += copy(c.bytes[feed:], rawBytes(&chainFeed{maps: text + uint64(from), boxes: x.in / (chainColumn / 2), each: x.each, over: x.over, second: x.tiles[0], third: x.tiles[1]}))
+			c.feeds = append(c.feeds, chainFeed{maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: x.in / (chainColumn / 2), each: x.each, over: x.over, second: x.tiles[0], third: x.tiles[1]})
 		} else {
-			x := *p.attend
+			x := (*chainAttention)(unsafe.Pointer(&t.body))
+			*x = *p.attend
 			x.p.slots, x.links.partials = int32(l.slots), words+8*uint64(c.floats)
 			x.links.layer, x.links.layers = int32(i), int32(len(c.layers))
 			for _, a := range []*uint64{&x.links.query, &x.links.newKeys, &x.links.newValues, &x.links.out} {
 				at(a)
 			}
-			copy(t.body[:], rawBytes(&x))
 			t.kind = chainAttentionKind
 		}
-		copy(c.bytes[from:], rawBytes(&t))
 	}
 	return nil
-}
-
-func rawBytes[T any](x *T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(x)), unsafe.Sizeof(*x))
 }
 
 // Upload fills the memory that the launch reads. It is not for a capture.
@@ -330,10 +321,10 @@ func (c *Chain) Upload() error {
 	if c.text == nil {
 		return nil
 	}
-	if err := c.text.Upload(0, c.bytes); err != nil {
+	if err := c.text.Upload(0, append(bytesOf(c.texts), bytesOf(c.feeds)...)); err != nil {
 		return err
 	}
-	c.bytes = nil
+	c.texts, c.feeds = nil, nil
 	return c.words.Set(0, 0, c.words.Len())
 }
 
