@@ -34,3 +34,20 @@ type attention interface {
 	// spent is the time in the attention of all runs.
 	spent() time.Duration
 }
+
+// shareRows gives rows to the tokens that are left. It begins with those who need a
+// single row: they wait for no prompt.
+func shareRows(rows int, left, counts []int) {
+	for i, n := range left {
+		if counts[i] = 0; n == 1 && rows > 0 {
+			counts[i] = 1
+			rows--
+		}
+	}
+	for i, n := range left {
+		if n > 1 {
+			counts[i] = min(n, rows)
+			rows -= counts[i]
+		}
+	}
+}

@@ -93,13 +93,7 @@ func (b *builder) fused(logits *G.Node) (*G.ExprGraph, *G.Node, error) {
 	return f.Graph, f.Roots[0], nil
 }
 
-func (a *fusedAttention) take(left, counts []int) {
-	room := a.tokens
-	for i, n := range left {
-		counts[i] = min(n, room)
-		room -= counts[i]
-	}
-}
+func (a *fusedAttention) take(left, counts []int) { shareRows(a.tokens, left, counts) }
 
 func (a *fusedAttention) begin(counts, first []int) error {
 	c := a.cache

@@ -76,22 +76,7 @@ func (a *leanAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
 	})
 }
 
-// take begins with those that need a single row: they wait for no prompt.
-func (a *leanAttention) take(left, counts []int) {
-	room := a.step.Tokens()
-	for i, n := range left {
-		if counts[i] = 0; n == 1 && room > 0 {
-			counts[i] = 1
-			room--
-		}
-	}
-	for i, n := range left {
-		if n > 1 {
-			counts[i] = min(n, room)
-			room -= counts[i]
-		}
-	}
-}
+func (a *leanAttention) take(left, counts []int) { shareRows(a.step.Tokens(), left, counts) }
 
 func (a *leanAttention) begin(counts, first []int) error {
 	a.appends = a.appends[:0]
