@@ -181,8 +181,8 @@ template <class T, int D> struct Chain {
     if (o.norm) {
 #pragma unroll 1
       for (int i = threadIdx.x * 2; i < o.in; i += CHAIN_WARPS * 64) {
-        if (o.gamma != nullptr) asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(sharedAddress(gamma + i)), "l"(o.gamma + i) : "memory");
-        if (o.beta != nullptr) asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(sharedAddress(beta + i)), "l"(o.beta + i) : "memory");
+        if (o.gamma != nullptr) copyFew<8>(gamma + i, o.gamma + i);
+        if (o.beta != nullptr) copyFew<8>(beta + i, o.beta + i);
       }
       copyCommit();
     }
@@ -339,8 +339,8 @@ template <class T, int D> struct Chain {
       finishes = k < min(p.group, t1 - first) && n < o.out[part];
       place = (long long)m * o.out[part] + n;
       if (!finishes) return;
-      if (o.b[part] != nullptr) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(sharedAddress(bias)), "l"(o.b[part] + n) : "memory");
-      if (o.residualTagged != nullptr) asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(sharedAddress(word)), "l"(o.residualTagged + place) : "memory");
+      if (o.b[part] != nullptr) copyFew<4>(bias, o.b[part] + n);
+      if (o.residualTagged != nullptr) copyFew<8>(word, o.residualTagged + place);
       copyCommit();
     };
     element(t0);

@@ -29,6 +29,10 @@ __device__ __forceinline__ void loadMatrixTransposed(u32 (&r)[4], u32 addr) {
 __device__ __forceinline__ void copy16(u32 dst, const void* src, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
 }
+// 4 or 8 bytes.
+template <int BYTES> __device__ __forceinline__ void copyFew(void* dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(sharedAddress(dst)), "l"(src), "n"(BYTES) : "memory");
+}
 __device__ __forceinline__ void copyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void copyWait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 

@@ -73,6 +73,14 @@ template <class S> struct Reduce {
     }
   }
 
+  // What of an output tile's partials is task number `task`: those of row r from
+  // begin to end, which become state `part` of the row.
+  __device__ static __forceinline__ void shareOut(const Params& p, int task, int sharers, int& part, int& r, int& begin, int& end) {
+    part = (task >= p.rows) + (task >= 2 * p.rows) + (task >= 3 * p.rows), r = task - part * p.rows;
+    const bool some = (part >> p.parts) == 0;
+    begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
+  }
+
   // Reads the partials of an output tile as states in shared memory, 2^parts of
   // each row: where rows are fewer than warps, several warps share a row's. The
   // other states are empty.
@@ -80,9 +88,8 @@ template <class S> struct Reduce {
     constexpr int EACH = (D / 4 + 31) / 32, BATCH = 16 / EACH; // partials that are on their way together
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int task = warp; task < p.rows * sh.warps; task += sh.warps) {
-      const int part = (task >= p.rows) + (task >= 2 * p.rows) + (task >= 3 * p.rows), r = task - part * p.rows;
-      const bool some = (part >> p.parts) == 0;
-      const int begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
+      int part, r, begin, end;
+      shareOut(p, task, sharers, part, r, begin, end);
       float top = -LEAN_INF, l = 0.f;
       float4 o[EACH];
 #pragma unroll
@@ -140,9 +147,8 @@ template <class S> struct Reduce {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 mark = markOf(links, run);
     for (int task = warp; task < p.rows * sh.warps; task += sh.warps) {
-      const int part = (task >= p.rows) + (task >= 2 * p.rows) + (task >= 3 * p.rows), r = task - part * p.rows;
-      const bool some = (part >> p.parts) == 0;
-      const int begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
+      int part, r, begin, end;
+      shareOut(p, task, sharers, part, r, begin, end);
       float top = -LEAN_INF, l = 0.f;
       float4 o[EACH];
 #pragma unroll
