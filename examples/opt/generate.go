@@ -196,6 +196,7 @@ func (b *batch) run(ctx context.Context) error {
 				continue
 			}
 			if b.out == nil {
+				b.line.rest()
 				b.out = b.begin()
 			}
 			id, err := b.choose(i, now)
@@ -319,6 +320,7 @@ type progress struct {
 	total, done int
 	live        bool // w shows a line that is written over
 	ended       bool
+	resting     bool // a text is being written, perhaps on the same terminal
 	began       time.Time
 	first, took time.Duration // until a first prompt was read, and until the last one
 }
@@ -331,11 +333,21 @@ func (p *progress) show(tokens int, ready bool) {
 	if ready && p.first == 0 {
 		p.first = p.took
 	}
-	if p.done == p.total {
+	switch {
+	case p.resting:
+	case p.done == p.total:
 		p.end()
-	} else if p.live {
+	case p.live:
 		fmt.Fprintf(p.w, "\rprompt: %d of %d tokens", p.done, p.total)
 	}
+}
+
+// rest makes room for texts: what is not written yet waits for end.
+func (p *progress) rest() {
+	if p.live && !p.ended {
+		fmt.Fprintln(p.w)
+	}
+	p.resting = true
 }
 
 // end writes how far it came, once.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Texts are the same when tokens are computed some steps before they are looked
@@ -77,5 +78,23 @@ func TestLongPromptBeside(t *testing.T) {
 	alone, beside := text(short), text(short, long)
 	if _, body, ok := strings.Cut(beside, "\n"); !ok || !strings.HasPrefix(body, alone) || alone == "" {
 		t.Errorf("%q beside a long prompt, %q alone", beside, alone)
+	}
+}
+
+// On a terminal the line that tells how far the prompts are is not written into a
+// text that has begun.
+func TestProgressRests(t *testing.T) {
+	var out strings.Builder
+	p := progress{w: &out, total: 9, live: true, began: time.Now()}
+	p.show(3, true)
+	p.rest()
+	out.WriteString("a text ")
+	p.show(3, false)
+	p.show(3, true)
+	out.WriteString("goes on\n")
+	p.end()
+	p.end()
+	if got, want := out.String(), "\rprompt: 3 of 9 tokens\na text goes on\n\rprompt: 9 of 9 tokens in 0.00 s\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
