@@ -14,7 +14,15 @@
 // So every warp has a ring, and asks for the weights of its next layers while it
 // waits for the x of this one: memory stays busy across the ends of layers. W has
 // tiles of 16 rows, which the thread blocks share out, and boxes of 256 bytes of
-// its columns, which the warps of a block do.
+// its columns, which the warps of a block do: a warp needs only its own columns of
+// x, and the warps of a block meet once a layer, when they add their sums up.
+//
+// A norm is put in then, too. With d = x - c, c near the mean of x,
+//
+//	norm(x) W^T = ((gamma d) W^T - (mean(x) - c) gamma W^T) / deviation(x) + beta W^T
+//
+// so gamma and beta are multiplied as if they were rows of x, which costs nothing
+// where the tensor core has columns left.
 #pragma once
 #include "lean.cuh"
 #include "linear.cuh"
@@ -22,8 +30,10 @@
 constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;
 constexpr int CHAIN_TILE = 16;    // rows of W
 constexpr int CHAIN_BOX = 4096;   // bytes: 256 of each row of a tile
-constexpr int CHAIN_GROUP = 8;    // tiles of one row of x whose sums meet at once
-constexpr int CHAIN_PAD = 16;     // floats between rows of x
+constexpr int CHAIN_COLUMNS = 128; // elements of a row in it
+constexpr int CHAIN_GROUP = 8;    // tiles x rows (gamma and beta are some too) whose sums meet at once
+constexpr int CHAIN_FIXED = 12288; // bytes of what each block has, see Chain::Fixed
+constexpr int CHAIN_STRIDE = 144; // floats of a box's columns of a row: operands, and a factor of their products
 
 // One layer of x, or several of the same.
 struct ChainLinear {
@@ -34,11 +44,11 @@ struct ChainLinear {
   const float *gamma, *beta;   // of the norm; may be null
   const float* b[LINEAR_PARTS]; // may be null
   float* y[LINEAR_PARTS];       // rows x out
-  u64* made[LINEAR_PARTS];      // the same, tagged; may be null
+  u64* made[LINEAR_PARTS];      // the same, tagged; null: no layer of the chain reads it
   int out[LINEAR_PARTS];
   int tiles[LINEAR_PARTS]; // up to the end of each part
-  int each, over;          // tiles of a thread block; one more has each of the first `over` blocks
-  int in;                  // a multiple of 128
+  int each, over, shift;   // tiles of a thread block; one more has each of `over` blocks from number `shift` on
+  int in;                  // a multiple of CHAIN_COLUMNS
   int norm, relu;
   float eps, inverse;      // 1/in
 };
@@ -62,7 +72,7 @@ static_assert(sizeof(ChainLinear) <= CHAIN_BODY && sizeof(ChainAttention) <= CHA
 struct alignas(16) ChainFeed {
   const TensorMap* maps;
   int boxes; // in a tile
-  int each, over;
+  int each, over, shift;
   int second, third; // the first tiles of parts 1 and 2
 };
 
@@ -74,361 +84,443 @@ struct ChainParams {
   u32* run;               // the number of the last run, and how many thread blocks are done
   int count, feedCount;
   int rows;   // of x
-  int group;  // tiles whose sums meet at once
-  int ofRows; // 65536/rows, rounded up
-  int spread; // log2 of the rows that the warps share out: 2^spread >= rows
   int stages; // of a warp's ring, in boxes
-  int area;   // bytes for x, or for attention
+  int area;   // bytes for x and for attention
+  int apart;  // where attention's begin; 0: both have the same, in turn
+  int slots;  // of attention's ring
 };
 
 #if __CUDA_ARCH__ >= 900
 template <class T, int D> struct Chain {
   using L = Lean<T, D, true>;
 
-  // What is in shared memory behind the rings.
+  // What is in shared memory. The places that are known here come first.
+  struct Fixed {
+    float sums[2][CHAIN_GROUP * CHAIN_WARPS * CHAIN_TILE]; // of a meeting and the next: tiles x warps x rows x CHAIN_TILE
+    float4 moments[2][CHAIN_ROWS * CHAIN_WARPS];           // of a layer and the next, of each row and warp: c, mean, sum of squares and number of its elements
+    struct {
+      char body[CHAIN_BODY];
+      int kind, rest[3];
+    } layers[3];                                           // this one, the one before and the next, in turn
+    Work work;                                             // of attention: this block's
+    int blind;                                             // rows
+    int before, asked;                                     // see Round
+    u64 words[CHAIN_GROUP * CHAIN_TILE];                   // of each thread that finishes elements: what it adds, the residual
+    float biases[CHAIN_GROUP * CHAIN_TILE];                // and the bias
+  };
+  static_assert(sizeof(Fixed) <= CHAIN_FIXED, "");
   struct Room {
-    char* area;        // x of a linear layer, or all that attention has
-    float* sums;       // twice: tiles x warps x rows x CHAIN_TILE
-    float2* moments;   // of each warp's part of a row: mean and sum of squares
-    char* bodies;      // of this layer and the next, in turn
-    char* step;        // of attention: this block's Work, and how many rows see no key
-    u64* words;        // of each thread that finishes elements: what it adds, the residual
-    float* biases;     // and the bias
-    u64* bars;
+    Fixed* fixed;
+    char* rings;      // of the warps
+    char* area;       // each warp's columns of x; what attention has
     ChainFeed* feeds;
+    u64* bars;        // of the warps' rings
+    u64* slots;       // of attention's ring
     __device__ __forceinline__ Room(char* memory, const ChainParams& p) {
-      area = memory + CHAIN_WARPS * p.stages * CHAIN_BOX;
-      sums = (float*)(area + p.area);
-      moments = (float2*)(sums + 2 * CHAIN_GROUP * CHAIN_WARPS * CHAIN_TILE);
-      bodies = (char*)(moments + CHAIN_WARPS);
-      step = bodies + 2 * (CHAIN_BODY + 16);
-      words = (u64*)(step + 64);
-      biases = (float*)(words + CHAIN_GROUP * CHAIN_TILE);
-      feeds = (ChainFeed*)(biases + CHAIN_GROUP * CHAIN_TILE);
+      fixed = (Fixed*)memory;
+      rings = memory + CHAIN_FIXED;
+      area = rings + CHAIN_WARPS * p.stages * CHAIN_BOX;
+      feeds = (ChainFeed*)(area + p.area);
       bars = (u64*)(feeds + p.feedCount);
+      slots = bars + CHAIN_WARPS * p.stages;
     }
   };
 
-  // A warp's way through the boxes of its block's tiles: every eighth.
-  struct Walk {
-    int tile, end, box, boxes;
-    __device__ __forceinline__ void begin(int each, int over, int boxes_, int warp) {
-      const int block = blockIdx.x;
-      tile = block * each + min(block, over), end = tile + each + (block < over), boxes = boxes_, box = warp;
-      settle();
-    }
-    __device__ __forceinline__ void next() {
-      box += CHAIN_WARPS;
-      if (box >= boxes) settle();
-    }
-    __device__ __forceinline__ void settle() {
-      while (box >= boxes && tile < end) box -= boxes, tile++;
-    }
-  };
+  // The first of a block's tiles, and the one behind the last.
+  __device__ static __forceinline__ int2 tilesOf(int each, int over, int shift) {
+    int block = (int)blockIdx.x - shift;
+    if (block < 0) block += gridDim.x;
+    const int first = block * each + min(block, over);
+    return make_int2(first, first + each + (block < over));
+  }
 
-  // The asking side of a warp's ring, which is layers ahead of the computing one.
+  // The asking side of a warp's ring, which is layers ahead of the computing one: of
+  // each tile of the block it asks for every eighth box.
   struct Feed {
-    Walk at;
-    const TensorMap* maps;
-    int second, third; // the first tiles of parts 1 and 2
-    int layer;         // whose boxes come after those of `at`
+    int tile, end, box;
+    int layer; // behind this one
 
     // To the next layer that has boxes for this warp.
     __device__ __forceinline__ void open(const ChainParams& p, const Room& room, int warp) {
-      while (at.tile >= at.end && layer < p.feedCount) {
+      while (tile >= end && layer < p.feedCount) {
         const ChainFeed& f = room.feeds[layer++];
-        maps = f.maps, second = f.second, third = f.third;
-        at.begin(f.each, f.over, f.boxes, warp);
+        const int2 tiles = tilesOf(f.each, f.over, f.shift);
+        tile = tiles.x, end = warp < f.boxes ? tiles.y : tile, box = warp;
       }
     }
     // Asks for the warp's next box, if there is one.
     __device__ __forceinline__ void issue(const ChainParams& p, const Room& room, u32 to, u32 bar, u64 policy, int warp, int lane) {
-      if (at.tile >= at.end) return;
+      if (tile >= end) return;
+      const ChainFeed& f = room.feeds[layer - 1];
       if (lane == 0) {
-        const int part = (at.tile >= second) + (at.tile >= third), first = part == 0 ? 0 : part == 1 ? second : third;
+        const int part = (tile >= f.second) + (tile >= f.third), first = part == 0 ? 0 : part == 1 ? f.second : f.third;
         barrierExpect(bar, CHAIN_BOX);
-        copyBox(to, maps + part, 0, (at.tile - first) * CHAIN_TILE, at.box * 2, bar, policy);
+        copyBox(to, f.maps + part, 0, (tile - first) * CHAIN_TILE, box * 2, bar, policy);
       }
-      at.next();
-      if (at.tile >= at.end) open(p, room, warp);
+      if ((box += CHAIN_WARPS) < f.boxes) return;
+      box = warp;
+      if (++tile >= end) open(p, room, warp);
     }
   };
 
   struct Ring {
     u32 memory, full;
-    int slot, stages;
+    int slot;
     u32 parity;
-    u64 policy;
   };
 
-  // x as right operands in shared memory, of its norm if that is wanted. Where the
-  // type has few exponents, each 64 elements are scaled by a power of two; 16-bit
-  // types take two parts of an element. The 16 elements of a step are 64 bytes:
-  // what lanes 0 to 3 take of the leading parts, and then of the others. A row has
-  // two to eight warps to itself, which share its pieces of 64 elements out. Behind
-  // x lie gamma and beta, if there is a norm, and what the products of each piece
-  // are multiplied by.
+  // What the elements of a row that a warp has at once are scaled by, where the type
+  // has few exponents: `up` before they are operands, `down` behind the product.
+  struct Scale {
+    float up, down;
+    template <int N> __device__ __forceinline__ Scale(const float2 (&v)[N]) {
+      up = down = 1.f;
+      if constexpr (T::narrow) {
+        u32 top = 0; // floats of no sign are in the order of their bits
+#pragma unroll
+        for (int i = 0; i < N; i++) top = max(top, max(__float_as_uint(v[i].x) & 0x7fffffffu, __float_as_uint(v[i].y) & 0x7fffffffu));
+        const int e = exponentOf(__uint_as_float(__reduce_max_sync(~0u, top)));
+        up = powerOf(-e), down = powerOf(e);
+      }
+    }
+  };
+
+  // The operands of 64 elements of a row, half a box, of which each lane has two: at
+  // `to`, CHAIN_STRIDE floats for both halves. 16-bit types take two parts of an
+  // element. The 16 elements of a step are 64 bytes: what lanes 0 to 3 take of the
+  // leading parts, and then of the others.
+  __device__ static __forceinline__ void put(float* to, int half, float2 v, const Scale& scale, int lane) {
+    v.x *= scale.up, v.y *= scale.up;
+    // The i-th pair of a step's eight: lane i%4 takes it, as its first or second word.
+    const int i = lane & 7;
+    u32* at = (u32*)to + half * 64 + (lane >> 3) * 16 + (i & 3) * 2 + (i >> 2);
+    const u32 lead = T::pack(v.x, v.y);
+    at[0] = lead, at[8] = T::pack(v.x - T::low(lead), v.y - T::high(lead));
+    if (T::narrow && half == 0 && lane == 0) to[CHAIN_COLUMNS] = scale.down;
+  }
+
+  // What a warp learns of its columns of x, if there is a norm: c, and sums of d and of its squares.
+  template <int ROWS> struct Moments { float near[ROWS], sum[ROWS], squares[ROWS]; };
+
+  // A warp's columns of gamma and beta as right operands, behind those of x, which
+  // are there at `raw` and in beta's place.
+  template <int ROWS> __device__ static __forceinline__ void prepareNorm(float* x, const float* raw, bool gamma, bool beta, int mine, int lane) {
+#pragma unroll 1
+    for (int j = 0; j < mine; j++) {
+      float* const to = x + (j * (ROWS + 2) + ROWS) * CHAIN_STRIDE;
+      float2 v[2][2];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        v[0][h] = gamma ? *(const float2*)(raw + j * CHAIN_COLUMNS + h * 64 + lane * 2) : make_float2(1.f, 1.f);
+        v[1][h] = beta ? *(const float2*)(to + CHAIN_STRIDE + h * 64 + lane * 2) : make_float2(0.f, 0.f);
+      }
+      const Scale scales[2] = {v[0], v[1]}; // all lanes have read
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) put(to + i * CHAIN_STRIDE, h, v[i][h], scales[i], lane);
+    }
+  }
+
+  // A warp's columns of x as right operands at `x`: CHAIN_STRIDE floats of each row
+  // for a box.
   //
   // All other thread blocks wait for this one here, and its few instructions wait
   // for each other: their number is what counts.
-  __device__ static __forceinline__ void prepare(const ChainParams& p, const ChainLinear& o, const Room& room, u32 run, int warp, int lane) {
-    const int stride = o.in + CHAIN_PAD, pieces = o.in / 64;
-    const int sharers = CHAIN_WARPS >> p.spread, m = warp >> (3 - p.spread), member = warp & (sharers - 1);
-    float* const x = (float*)room.area;
-    float *const gamma = x + p.rows * stride, *const beta = gamma + stride, *const down = gamma + (o.norm ? 2 * stride : 0) + m * pieces;
-    float* const row = x + m * stride;
-    const bool works = m < p.rows;
-    if (o.norm) {
-#pragma unroll 1
-      for (int i = threadIdx.x * 2; i < o.in; i += CHAIN_WARPS * 64) {
-        if (o.gamma != nullptr) copyFew<8>(gamma + i, o.gamma + i);
-        if (o.beta != nullptr) copyFew<8>(beta + i, o.beta + i);
-      }
-      copyCommit();
+  template <int ROWS, bool NORM> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, Moments<ROWS>& moments, u32 run, int mine, int warp, int lane) {
+    constexpr int BOXES = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1; // whose words are on their way together
+    constexpr int STRIDE = (ROWS + (NORM ? 2 : 0)) * CHAIN_STRIDE;
+    const int column = warp * CHAIN_COLUMNS + lane * 2;
+    // One word first, if there are many: as long as that is not there, nothing else is asked for.
+    if (tagged != nullptr && mine * ROWS > 2) {
+      float a, b;
+      while (__any_sync(~0u, !loadTagged2(tagged + column, run, a, b))) {}
     }
-    if (works) {
-      float sum = 0.f;
-      const int mine = m * o.in + lane * 2;
-      // One word first, if there are many: as long as that is not there, nothing else is asked for.
-      if (o.tagged != nullptr && pieces > 4 * sharers) {
-        float a, b;
-        while (__any_sync(~0u, !loadTagged2(o.tagged + mine + member * 64, run, a, b))) {}
-      }
-      const auto some = [&](auto count, int piece) {
-        constexpr int N = decltype(count)::value;
-        float2 v[N] = {};
-        if (o.tagged != nullptr) {
-          bool late;
-          do {
-            late = false;
-#pragma unroll
-            for (int j = 0; j < N; j++)
-              if (piece + j * sharers < pieces) late |= !loadTagged2(o.tagged + mine + (piece + j * sharers) * 64, run, v[j].x, v[j].y);
-          } while (__any_sync(~0u, late));
-        } else {
-#pragma unroll
-          for (int j = 0; j < N; j++)
-            if (piece + j * sharers < pieces) v[j] = *(const float2*)(o.x + mine + (piece + j * sharers) * 64);
-        }
-        if (o.norm) {
-#pragma unroll
-          for (int j = 0; j < N; j++)
-            if (piece + j * sharers < pieces) *(float2*)(row + (piece + j * sharers) * 64 + lane * 2) = v[j], sum += v[j].x + v[j].y;
-        } else {
-          put<N>(row, down, piece, pieces, sharers, v, lane);
-        }
-      };
-      int piece = member;
 #pragma unroll 1
-      for (; piece + 4 * sharers < pieces; piece += 8 * sharers) some(Number<8>(), piece);
-      if (piece < pieces) some(Number<4>(), piece);
-      if (o.norm) {
-        const float mean = __fdividef(sumOfWarp(sum), (float)max(countOf(pieces, member, p.spread), 1));
-        float squares = 0.f;
-#pragma unroll 2
-        for (int i = member * 64 + lane * 2; i < o.in; i += sharers * 64) {
-          const float2 v = *(const float2*)(row + i);
-          squares += (v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean);
-        }
-        squares = sumOfWarp(squares);
-        if (lane == 0) room.moments[warp] = make_float2(mean, squares);
-      }
-    }
-    if (o.norm) {
-      copyWait<0>();
-      __syncthreads();
-      if (works) {
-        // Means and sums of squares of the warps merge into the row's.
-        float2 part[CHAIN_WARPS];
-        float middle = 0.f, squares = 0.f;
+    for (int j = 0; j < mine; j += BOXES) {
+      float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
+      const int from = column + j * (CHAIN_WARPS * CHAIN_COLUMNS);
+      const auto place = [&](int m, int i) { return m * in + from + i / 2 * (CHAIN_WARPS * CHAIN_COLUMNS) + i % 2 * 64; };
+      if (tagged != nullptr) {
+        bool late;
+        do {
+          late = false;
 #pragma unroll
-        for (int k = 0; k < CHAIN_WARPS; k++)
-          if (k < sharers) part[k] = room.moments[warp - member + k], middle += part[k].x * countOf(pieces, k, p.spread);
-        middle *= o.inverse;
+          for (int i = 0; i < BOXES * 2; i++)
+            if (j + i / 2 < mine) {
 #pragma unroll
-        for (int k = 0; k < CHAIN_WARPS; k++)
-          if (k < sharers) squares += part[k].y + (part[k].x - middle) * (part[k].x - middle) * countOf(pieces, k, p.spread);
-        const float f = rsqrtf(squares * o.inverse + o.eps);
-        const auto some = [&](int piece) {
-          float2 v[2] = {};
-#pragma unroll
-          for (int j = 0; j < 2; j++) {
-            const int i = (piece + j * sharers) * 64 + lane * 2;
-            if (i >= o.in) break;
-            v[j] = *(const float2*)(row + i);
-            v[j].x = (v[j].x - middle) * f, v[j].y = (v[j].y - middle) * f;
-            if (o.gamma != nullptr) {
-              const float2 g = *(const float2*)(gamma + i);
-              v[j].x *= g.x, v[j].y *= g.y;
+              for (int m = 0; m < ROWS; m++) late |= !loadTagged2(tagged + place(m, i), run, v[m][i].x, v[m][i].y);
             }
-            if (o.beta != nullptr) {
-              const float2 b = *(const float2*)(beta + i);
-              v[j].x += b.x, v[j].y += b.y;
-            }
+        } while (__any_sync(~0u, late));
+      } else {
+#pragma unroll
+        for (int i = 0; i < BOXES * 2; i++)
+          if (j + i / 2 < mine) {
+#pragma unroll
+            for (int m = 0; m < ROWS; m++) v[m][i] = *(const float2*)(plain + place(m, i));
           }
-          __syncwarp();
-          put<2>(row, down, piece, pieces, sharers, v, lane);
-        };
-#pragma unroll 1
-        for (int piece = member; piece < pieces; piece += 2 * sharers) some(piece);
+      }
+      if constexpr (NORM) {
+#pragma unroll
+        for (int m = 0; m < ROWS; m++) {
+          if (j == 0) moments.near[m] = __shfl_sync(~0u, v[m][0].x, 0);
+#pragma unroll
+          for (int i = 0; i < BOXES * 2; i++) {
+            if (j + i / 2 >= mine) break;
+            float2 d = v[m][i];
+            d.x -= moments.near[m], d.y -= moments.near[m];
+            moments.sum[m] += d.x + d.y, moments.squares[m] += d.x * d.x + d.y * d.y;
+            if (gamma) {
+              const float2 f = *(const float2*)(raw + (j + i / 2) * CHAIN_COLUMNS + i % 2 * 64 + lane * 2);
+              d.x *= f.x, d.y *= f.y;
+            }
+            v[m][i] = d;
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+        const Scale scale(v[m]);
+#pragma unroll
+        for (int i = 0; i < BOXES * 2; i++) {
+          if (j + i / 2 >= mine) break;
+          put(x + (j + i / 2) * STRIDE + m * CHAIN_STRIDE, i % 2, v[m][i], scale, lane);
+        }
       }
     }
-    __syncthreads();
-  }
-  // The elements of a row that a warp has.
-  __device__ static __forceinline__ int countOf(int pieces, int member, int spread) { return ((pieces - member + (CHAIN_WARPS >> spread) - 1) >> (3 - spread)) * 64; }
-
-  template <int N> struct Number { static constexpr int value = N; };
-
-  // Operands of up to N pieces of a row, of which each lane has two elements; between
-  // them are those of the other sharers.
-  template <int N> __device__ static __forceinline__ void put(float* row, float* down, int piece, int pieces, int sharers, float2 (&v)[N], int lane) {
-    if constexpr (T::narrow) {
-      float top[N];
-#pragma unroll
-      for (int j = 0; j < N; j++) top[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y));
-#pragma unroll
-      for (int i = 16; i > 0; i /= 2)
-#pragma unroll
-        for (int j = 0; j < N; j++) top[j] = fmaxf(top[j], __shfl_xor_sync(~0u, top[j], i));
-#pragma unroll
-      for (int j = 0; j < N; j++) {
-        const int e = exponentOf(top[j]);
-        const float up = powerOf(-e);
-        v[j].x *= up, v[j].y *= up;
-        if (lane == 0 && piece + j * sharers < pieces) down[piece + j * sharers] = powerOf(e);
-      }
-    }
-    // The i-th pair of a step's eight: lane i%4 takes it, as its first or second word.
-    const int i = lane & 7;
-    u32* at = (u32*)row + piece * 64 + (lane >> 3) * 16 + (i & 3) * 2 + (i >> 2);
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      const u32 lead = T::pack(v[j].x, v[j].y), rest = T::pack(v[j].x - T::low(lead), v[j].y - T::high(lead));
-      if (piece + j * sharers < pieces) at[j * sharers * 64] = lead, at[j * sharers * 64 + 8] = rest;
-    }
+    __syncwarp();
   }
 
-  __device__ static __forceinline__ void linear(const ChainParams& p, const ChainLinear& o, const Room& room, u32 run, Ring& ring, Feed& feed, int warp, int lane) {
-    Walk at;
-    at.begin(o.each, o.over, o.in / 128, warp);
-    const int t1 = at.end, t0 = t1 - o.each - ((int)blockIdx.x < o.over);
-    if (t0 == t1) return;
+  // In pairs, so that few additions wait for each other.
+  __device__ static __forceinline__ float sumOf(const float (&v)[CHAIN_WARPS]) {
+    static_assert(CHAIN_WARPS == 8, "");
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+  }
 
-    const int rows = p.rows;
-    const int g = lane >> 2, t = lane & 3;
-    const int stride = o.in + CHAIN_PAD, pieces = o.in / 64;
-    const float* x = (const float*)room.area + (g & 3) * stride + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
-    const float* down = (const float*)room.area + (rows + (o.norm ? 2 : 0)) * stride; // of row 2t, and of row 2t+1; those that are not there count as the last
-    const float *const down0 = down + min((t & 1) * 2, rows - 1) * pieces, *const down1 = down + min((t & 1) * 2 + 1, rows - 1) * pieces;
-    const bool there = (g & 3) < rows;
-    const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, half = (lane >> 4) * 16;
-    // The element that a thread finishes: of tile `k` of a group, row `m` of x.
-    const int c = threadIdx.x % CHAIN_TILE, k = threadIdx.x / CHAIN_TILE * p.ofRows >> 16, m = threadIdx.x / CHAIN_TILE - k * rows;
-    u64* const word = room.words + threadIdx.x; // of the first threads
-    float* const bias = room.biases + threadIdx.x;
+  template <int ROWS, bool NORM> __device__ static __forceinline__ void linear(const ChainParams& p, const ChainLinear& o, const Room& room, int layer, int& turn, u32 run, Ring& ring, Feed& feed, int warp, int lane) {
+    // What is needed when x is there is brought to registers before.
+    constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;
+    const int boxes = o.in / CHAIN_COLUMNS, workers = min(boxes, CHAIN_WARPS), most = (boxes + CHAIN_WARPS - 1) / CHAIN_WARPS;
+    const int2 tiles = tilesOf(o.each, o.over, o.shift);
+    const int t0 = tiles.x, t1 = tiles.y;
+    const int mine = t0 < t1 ? (boxes - warp + CHAIN_WARPS - 1) / CHAIN_WARPS : 0; // 0 or less: none
+    float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));
+    float* const raw = x + most * COLUMNS * CHAIN_STRIDE;
+    float4* const shared = room.fixed->moments[layer & 1];
+    Moments<ROWS> moments = {};
+
+    // The element that a thread finishes: of tile `k` of a group, row `m` of x. The
+    // last warps do, which have the fewest boxes.
+    const int finisher = (CHAIN_WARPS - 1 - warp) * 32 + lane;
+    const int c = finisher % CHAIN_TILE, k = finisher / (CHAIN_TILE * ROWS), m = finisher / CHAIN_TILE % ROWS;
+    const float inverse = o.inverse, eps = o.eps, least = o.relu ? 0.f : -LEAN_INF;
     // It is asked what is added to it before it is needed: a bias comes from memory.
     // That comes to shared memory: a register that is waited for is waited for at the
     // end of a loop.
-    int part, n;
-    long long place;
-    bool finishes;
+    u64* const word = room.fixed->words + finisher; // of the first threads
+    float* const bias = room.fixed->biases + finisher;
+    bool finishes, tilted;
+    float* y;
+    u64* made;
+    const u64* residualTagged;
+    const float* residual;
     const auto element = [&](int first) {
-      const int tile = first + k;
-      part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
-      finishes = k < min(p.group, t1 - first) && n < o.out[part];
-      place = (long long)m * o.out[part] + n;
+      const int tile = first + k, part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
+      finishes = k < min(GROUP, t1 - first) && n < o.out[part];
       if (!finishes) return;
-      if (o.b[part] != nullptr) copyFew<4>(bias, o.b[part] + n);
-      if (o.residualTagged != nullptr) copyFew<8>(word, o.residualTagged + place);
+      const long long place = (long long)m * o.out[part] + n;
+      y = o.y[part] + place;
+      made = o.made[part] == nullptr ? nullptr : o.made[part] + place;
+      residualTagged = o.residualTagged == nullptr ? nullptr : o.residualTagged + place;
+      residual = o.residual == nullptr ? nullptr : o.residual + place;
+      tilted = o.b[part] != nullptr;
+      if (tilted) copyFew<4>(bias, o.b[part] + n);
+      if (residualTagged != nullptr) copyFew<8>(word, residualTagged);
       copyCommit();
     };
-    element(t0);
-    prepare(p, o, room, run, warp, lane);
+    if (NORM && mine > 0) {
+#pragma unroll 1
+      for (int j = 0; j < mine; j++) {
+        const int column = (warp + j * CHAIN_WARPS) * CHAIN_COLUMNS + lane * 4;
+        if (o.gamma != nullptr) copy16(sharedAddress(raw + j * CHAIN_COLUMNS + lane * 4), o.gamma + column, true);
+        if (o.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * CHAIN_STRIDE + lane * 4), o.beta + column, true);
+      }
+      copyCommit();
+    }
+    if (t0 < t1) element(t0);
+    if (mine > 0) {
+      const u64* const tagged = o.tagged;
+      const float* const plain = o.x;
+      const bool gamma = o.gamma != nullptr;
+      const int in = o.in;
+      if constexpr (NORM) {
+        const bool beta = o.beta != nullptr;
+        copyWait<0>();
+        __syncwarp();
+        prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
+      }
+      prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, moments, run, mine, warp, lane);
+    }
 
     // A box that is used up makes room for another, which is asked for when the next
     // one is waited for, or after the layer's last store: nobody waits for that.
     int owed = -1;
     const auto refill = [&]() {
-      if (owed >= 0) feed.issue(p, room, ring.memory + owed * CHAIN_BOX, ring.full + owed * 8, ring.policy, warp, lane);
+      if (owed >= 0) feed.issue(p, room, ring.memory + owed * CHAIN_BOX, ring.full + owed * 8, readOnce(), warp, lane);
       owed = -1;
     };
-    int turn = 0;
-#pragma unroll 1
-    for (int first = t0; first < t1; first += p.group, turn ^= 1) {
-      const int now = min(p.group, t1 - first);
-      float* sums = room.sums + turn * CHAIN_GROUP * CHAIN_WARPS * CHAIN_TILE;
+    const int g = lane >> 2, t = lane & 3;
+    const float* const operands = x + (g & 3) * CHAIN_STRIDE + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
+    const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * CHAIN_STRIDE + CHAIN_COLUMNS; }; // of row 2t+e; those that are not there count as the last
+    const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, half = (lane >> 4) * 16;
+    int first = t0;
+    do { // once, if there is no tile
+      const int now = min(GROUP, t1 - first);
+      float* const sums = room.fixed->sums[turn];
+      turn ^= 1;
       if (first != t0) element(first);
 #pragma unroll 1
-      for (int i = 0; i < now; i++) {
-        float sum[4] = {};
+      for (int i = 0; i < now && mine > 0; i++) {
+        constexpr int PRODUCTS = (COLUMNS + 3) / 4; // of four rows each
+        float sum[PRODUCTS][4] = {};
 #pragma unroll 1
-        while (at.tile == first + i) {
+        for (int j = 0; j < mine; j++) {
           refill();
           const u32 slot = ring.memory + ring.slot * CHAIN_BOX;
-          const float* from = x + at.box * 128;
           // Everything is asked for before anything is used.
-          uint2 v[8];
+          uint2 v[PRODUCTS][8];
           u32 w[8][4];
-          float f[4] = {1.f, 1.f, 1.f, 1.f};
+          float f[PRODUCTS][2];
 #pragma unroll
-          for (int s = 0; s < 8; s++) v[s] = there ? *(const uint2*)(from + s * 16) : make_uint2(0, 0);
-          if constexpr (T::narrow) {
-            const float2 a = *(const float2*)(down0 + at.box * 2), b = *(const float2*)(down1 + at.box * 2);
-            f[0] = a.x, f[1] = b.x, f[2] = a.y, f[3] = b.y;
+          for (int q = 0; q < PRODUCTS; q++) {
+            const bool there = q * 4 + (g & 3) < COLUMNS;
+#pragma unroll
+            for (int s = 0; s < 8; s++) v[q][s] = there ? *(const uint2*)(operands + j * (COLUMNS * CHAIN_STRIDE) + q * 4 * CHAIN_STRIDE + s * 16) : make_uint2(0, 0);
+#pragma unroll
+            for (int e = 0; e < 2; e++) f[q][e] = T::narrow ? factor(q, e)[j * (COLUMNS * CHAIN_STRIDE)] : 1.f;
           }
           barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
           for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (CHAIN_BOX / 2) + swizzled(row, s % 4 * 32 + half));
-          float acc[4][4] = {};
 #pragma unroll
-          for (int s = 0; s < 8; s++) T::mma(acc[s & 3], w[(s & 1) * 4 + s / 2], v[(s & 1) * 4 + s / 2].x, v[(s & 1) * 4 + s / 2].y); // acc[0] and [2] are of the first 64 columns
+          for (int q = 0; q < PRODUCTS; q++) {
+            float acc[4][4] = {};
 #pragma unroll
-          for (int j = 0; j < 4; j++) sum[j] += (acc[0][j] + acc[2][j]) * f[j & 1] + (acc[1][j] + acc[3][j]) * f[2 + (j & 1)];
+            for (int s = 0; s < 8; s++) T::mma(acc[s & 3], w[s], v[q][s].x, v[q][s].y);
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
+          }
           __syncwarp();
           owed = ring.slot;
-          if (++ring.slot == ring.stages) ring.slot = 0, ring.parity ^= 1;
-          at.next();
+          if (++ring.slot == p.stages) ring.slot = 0, ring.parity ^= 1;
         }
         // Columns 2t and 2t+1 are leading parts in lanes 0 and 1, others in lanes 2 and 3.
 #pragma unroll
-        for (int j = 0; j < 4; j++) sum[j] += __shfl_xor_sync(~0u, sum[j], 2);
+        for (int q = 0; q < PRODUCTS; q++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const int r = 2 * t + (j & 1);
-          if (t < 2 && r < rows) sums[((i * CHAIN_WARPS + warp) * rows + r) * CHAIN_TILE + g + (j >> 1) * 8] = sum[j];
+          for (int e = 0; e < 4; e++) {
+            const float all = sum[q][e] + __shfl_xor_sync(~0u, sum[q][e], 2);
+            const int r = 4 * q + 2 * t + (e & 1);
+            if (t < 2 && r < COLUMNS) sums[((i * CHAIN_WARPS + warp) * COLUMNS + r) * CHAIN_TILE + g + (e >> 1) * 8] = all;
+          }
+      }
+      if (NORM && first == t0 && mine > 0) {
+#pragma unroll
+        for (int i = 16; i > 0; i /= 2)
+#pragma unroll
+          for (int m = 0; m < ROWS; m++) moments.sum[m] += __shfl_xor_sync(~0u, moments.sum[m], i), moments.squares[m] += __shfl_xor_sync(~0u, moments.squares[m], i);
+        if (lane == 0) {
+          const float count = (float)(mine * CHAIN_COLUMNS);
+#pragma unroll
+          for (int m = 0; m < ROWS; m++) {
+            const float mean = __fdividef(moments.sum[m], count);
+            shared[m * CHAIN_WARPS + warp] = make_float4(moments.near[m], moments.near[m] + mean, moments.squares[m] - mean * moments.sum[m], count);
+          }
         }
       }
+      copyWait<0>(); // the next layer's body, too
       __syncthreads();
-      if (!finishes) continue;
-      float v = 0.f;
+      if (first < t1 && finishes) {
+        const float* const from = sums + k * (CHAIN_WARPS * COLUMNS * CHAIN_TILE) + m * CHAIN_TILE + c;
+        const float add = tilted ? *bias : 0.f;
+        u64 other = residualTagged != nullptr ? *word : 0;
+        float s[CHAIN_WARPS];
 #pragma unroll
-      for (int w = 0; w < CHAIN_WARPS; w++) v += sums[((k * CHAIN_WARPS + w) * rows + m) * CHAIN_TILE + c];
-      copyWait<0>();
-      if (o.b[part] != nullptr) v += *bias;
-      if (o.relu && v < 0.f) v = 0.f;
-      if (o.residualTagged != nullptr) {
-        u64 other = *word; // most likely it was there
-        while ((u32)(other >> 32) != run) other = loadWord(o.residualTagged + place);
-        v += __uint_as_float((u32)other);
-      } else if (o.residual != nullptr) {
-        v += o.residual[place];
+        for (int w = 0; w < CHAIN_WARPS; w++) s[w] = w < workers ? from[w * (COLUMNS * CHAIN_TILE)] : 0.f;
+        float v;
+        if constexpr (!NORM) {
+          v = sumOf(s) + add;
+        } else {
+          // Means and sums of squares of the warps' columns merge into the row's.
+          float4 of[CHAIN_WARPS];
+          float part[CHAIN_WARPS], slope[CHAIN_WARPS], behind[CHAIN_WARPS];
+#pragma unroll
+          for (int w = 0; w < CHAIN_WARPS; w++) {
+            of[w] = w < workers ? shared[m * CHAIN_WARPS + w] : make_float4(0.f, 0.f, 0.f, 0.f);
+            slope[w] = w < workers ? from[(w * COLUMNS + ROWS - m) * CHAIN_TILE] : 0.f;
+            behind[w] = w < workers ? from[(w * COLUMNS + ROWS + 1 - m) * CHAIN_TILE] : 0.f;
+            part[w] = of[w].y * of[w].w;
+          }
+          const float mean = sumOf(part) * inverse;
+#pragma unroll
+          for (int w = 0; w < CHAIN_WARPS; w++) {
+            part[w] = of[w].z + (of[w].y - mean) * (of[w].y - mean) * of[w].w;
+            s[w] -= (mean - of[w].x) * slope[w];
+          }
+          v = sumOf(s) * rsqrtf(sumOf(part) * inverse + eps) + (sumOf(behind) + add);
+        }
+        v = v < least ? least : v; // NaN stays
+        if (residualTagged != nullptr) {
+          while ((u32)(other >> 32) != run) other = loadWord(residualTagged); // most likely it was there
+          v += __uint_as_float((u32)other);
+        } else if (residual != nullptr) {
+          v += *residual;
+        }
+        if (made != nullptr) storeTagged(made, run, v);
+        *y = v;
       }
-      if (o.made[part] != nullptr) storeTagged(o.made[part] + place, run, v);
-      o.y[part][place] = v;
-    }
+      first += GROUP;
+    } while (first < t1);
     refill();
   }
 
   // A call, so that what linear layers keep in registers is not in the way of
-  // attention's loops. Offsets are into shared memory.
-  __device__ static __noinline__ void attention(int body, int area, int step, const TensorMap* maps, u32 run) {
+  // attention's loops. `at` is where its body is, `area` its memory.
+  __device__ static __noinline__ void attention(int at, int area, int slots, const ChainLayer* layers, int layer, bool apart, u32 run) {
     extern __shared__ __align__(1024) char memory[];
-    const ChainAttention& o = *(const ChainAttention*)(memory + body);
-    const Work* work = (const Work*)(memory + step);
-    L::run(o.p, maps, memory + area, work, (const int*)(work + 1), &o.links, run);
+    Fixed& fixed = *(Fixed*)memory;
+    const ChainAttention& o = *(const ChainAttention*)fixed.layers[at].body;
+    const Round round = {(u64*)(memory + slots), fixed.before, fixed.asked, apart && o.links.next >= 0 ? layers[o.links.next].maps : nullptr};
+    if (!apart) {
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the copy engine writes where x was
+      __syncthreads();
+    }
+    const int passed = L::run(o.p, layers[layer].maps, memory + area, &fixed.work, &fixed.blind, &o.links, &round, run);
+    copyWait<0>(); // the next layer's body
     __syncthreads();
-    L::close(o.p, memory + area, *work);
+    if (threadIdx.x == 0) fixed.before += passed, fixed.asked = apart ? o.p.slots : 0;
+  }
+
+  template <int ROWS> __device__ static __forceinline__ void layers(const ChainParams& p, char* memory, const Room& room, u32 number, Ring& ring, Feed& feed, int warp, int lane) {
+    int turn = 0, at = 0; // of the bodies
+#pragma unroll 1
+    for (int layer = 0; layer < p.count; layer++) {
+      const auto& body = room.fixed->layers[at];
+      const int now = at;
+      if (++at == 3) at = 0;
+      bring(p, room, at, layer + 1);
+      if (body.kind == CHAIN_LINEAR) {
+        const ChainLinear& o = *(const ChainLinear*)body.body;
+        o.norm ? linear<ROWS, true>(p, o, room, layer, turn, number, ring, feed, warp, lane) : linear<ROWS, false>(p, o, room, layer, turn, number, ring, feed, warp, lane);
+      } else {
+        attention(now, (int)(room.area - memory) + p.apart, (int)((char*)room.slots - memory), p.layers, layer, p.apart > 0, number);
+      }
+    }
+  }
+  // Asks for what a layer is.
+  __device__ static __forceinline__ void bring(const ChainParams& p, const Room& room, int at, int layer) {
+    if (layer < p.count && threadIdx.x < sizeof(room.fixed->layers[0]) / 16) copy16(sharedAddress(&room.fixed->layers[at]) + threadIdx.x * 16, p.layers[layer].body + threadIdx.x * 16, true);
+    copyCommit();
   }
 
   __device__ static __forceinline__ void run(const ChainParams& p) {
@@ -436,44 +528,31 @@ template <class T, int D> struct Chain {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const Room room(memory, p);
     Ring ring;
-    ring.memory = sharedAddress(memory) + warp * p.stages * CHAIN_BOX, ring.full = sharedAddress(room.bars) + warp * p.stages * 8;
-    ring.slot = 0, ring.stages = p.stages, ring.parity = 0, ring.policy = readOnce();
+    ring.memory = sharedAddress(room.rings) + warp * p.stages * CHAIN_BOX, ring.full = sharedAddress(room.bars) + warp * p.stages * 8;
+    ring.slot = 0, ring.parity = 0;
     for (int i = threadIdx.x; i < 2 * p.feedCount; i += CHAIN_WARPS * 32) copy16(sharedAddress(room.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
-    auto bodyOf = [&](int layer) { return room.bodies + layer % 2 * (CHAIN_BODY + 16); };
-    auto kindOf = [&](int layer) { return *(const int*)(bodyOf(layer) + CHAIN_BODY); };
-    auto bring = [&](int layer) { // its body
-      constexpr int PIECES = (CHAIN_BODY + 16) / 16;
-      if (layer < p.count && threadIdx.x < PIECES) copy16(sharedAddress(bodyOf(layer)) + threadIdx.x * 16, p.layers[layer].body + threadIdx.x * 16, true);
-      copyCommit();
-    };
     if (p.work != nullptr) {
-      if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(room.step) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
-      if (threadIdx.x == 32) *(int*)(room.step + sizeof(Work)) = *p.blind;
+      if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&room.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
+      if (threadIdx.x == 32) room.fixed->blind = *p.blind, room.fixed->before = room.fixed->asked = 0;
+      const u32 full = sharedAddress(room.slots);
+      for (int s = threadIdx.x; s < p.slots; s += CHAIN_WARPS * 32) L::openSlot(full, full + p.slots * 8, s);
     }
-    bring(0);
+    bring(p, room, 0, 0);
     if (lane < p.stages) barrierInit(ring.full + lane * 8, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    opened();
     const u32 number = *(volatile u32*)p.run + 1;
     copyWait<0>();
     __syncthreads();
     Feed feed;
-    feed.layer = 0, feed.at.tile = feed.at.end = 0;
+    feed.layer = feed.tile = feed.end = 0;
     feed.open(p, room, warp);
-    for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, ring.policy, warp, lane);
+    for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, readOnce(), warp, lane);
 
-#pragma unroll 1
-    for (int layer = 0; layer < p.count; layer++) {
-      copyWait<0>();
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the copy engine writes where x was
-      __syncthreads(); // the layer before is done with its memory, and this one's body is there
-      bring(layer + 1);
-      const char* body = bodyOf(layer);
-      if (kindOf(layer) == CHAIN_LINEAR) {
-        linear(p, *(const ChainLinear*)body, room, number, ring, feed, warp, lane);
-      } else {
-        attention((int)(body - memory), (int)(room.area - memory), (int)(room.step - memory), p.layers[layer].maps, number);
-      }
+    switch (p.rows) {
+      case 1: layers<1>(p, memory, room, number, ring, feed, warp, lane); break;
+      case 2: layers<2>(p, memory, room, number, ring, feed, warp, lane); break;
+      case 3: layers<3>(p, memory, room, number, ring, feed, warp, lane); break;
+      default: layers<4>(p, memory, room, number, ring, feed, warp, lane);
     }
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -58,11 +58,12 @@ template <class T, int D, bool LINKED = false> struct Lean {
 #endif
 
   // `memory` is shared, at a multiple of 1024 bytes.
-  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory) { run(p, maps, memory, p.work + blockIdx.x, p.blind, nullptr, 0); }
+  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory) { run(p, maps, memory, p.work + blockIdx.x, p.blind, nullptr, nullptr, 0); }
 
   // The same of a chain's layer, where this block's Work and the number of blind rows
-  // are in shared memory: `number` is that of the run.
-  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory, const Work* range, const int* blind, const Links* links, const u32 number) {
+  // are in shared memory: `number` is that of the run. Computing warps return how
+  // many chunks have gone through the ring.
+  __device__ static __forceinline__ int run(const Params& p, const TensorMap* maps, char* memory, const Work* range, const int* blind, const Links* links, const Round* round, const u32 number) {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == p.warps * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
@@ -73,7 +74,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
     if (work.tiles == 0) {
       if (!LINKED) waitForEarlier();
       if (warp < warps) R::writeBlind(p, links, number, blinds);
-      return;
+      return 0;
     }
 
     char* rest = memory + slots * S::SLOT;
@@ -82,27 +83,30 @@ template <class T, int D, bool LINKED = false> struct Lean {
     sh.o = (float*)(rest + S::QUERY);
     sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH);
     sh.l = sh.m + sh.rooms * ROWS;
-    u64* bars = (u64*)(sh.l + sh.rooms * ROWS); // an empty and a full one for each slot
-    sh.last = (int*)(bars + 2 * slots); // two
+    u64* bars = LINKED ? round->bars : (u64*)(sh.l + sh.rooms * ROWS); // a full and an empty one for each slot
+    sh.last = (int*)(bars + 2 * slots); // two, not in a chain
     const u32 ring = sharedAddress(memory);
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    // In a chain no launch ahead hides it, so all lanes make them.
-    if (warp == warps && (LINKED || lane == 0)) {
-      for (int s = LINKED ? lane : 0; s < slots; s += LINKED ? 32 : 1) barrierInit(full + s * 8, 2), barrierInit(empty + s * 8, 1);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      if (LINKED) __syncwarp();
+    if (!LINKED && warp == warps && lane == 0) {
+      for (int s = 0; s < slots; s++) openSlot(full, empty, s);
+      opened();
     }
     if (warp >= warps) {
       const int copier = warp - warps, values = copier & 1;
-      copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
-      Ring<S>::copyAll(p, work, maps + values, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
-      return;
+      const TensorMap* map = maps + values;
+      if constexpr (LINKED) {
+        Ring<S>::copyAll(p, work, map, round->next + values, *round, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
+      } else {
+        copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
+        Ring<S>::copyAll(p, work, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
+      }
+      return 0;
     }
     int slot = warp;
     u32 parity = 0;
+    if constexpr (LINKED) slot = Ring<S>::slotOf(round->before + warp, slots, parity), parity &= 1;
 #else
     typename Ring<S>::Reader reader;
     const int stages = slots / warps;
@@ -123,11 +127,12 @@ template <class T, int D, bool LINKED = false> struct Lean {
     w.begin(p, work);
     int turn = 0; // of the warp that has the first chunk of this part
     int part = 0;
+    int passed = 0; // chunks
     bool more = true;
     typename A::Queries q;
     if (!LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
 #if __CUDA_ARCH__ >= 900
-    waitForRing(2, warps + 1);
+    if (!LINKED) waitForRing(2, warps + 1);
 #endif
     while (more) {
       if (LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane); // in one place: the code of a chain is long
@@ -192,6 +197,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
 #endif
       }
       turn = (turn + w.end - w.chunk) % warps;
+      if (LINKED) passed += w.end - w.chunk;
 
       // The warps' states, side by side in the order of their chunks, so that the
       // result does not depend on what the block did before. Where there is room
@@ -219,14 +225,11 @@ template <class T, int D, bool LINKED = false> struct Lean {
     }
     R::settle(p, links, number, work, done, sh.of(part, p.rows));
     R::writeBlind(p, links, number, blinds);
+    return passed;
   }
 
 #if __CUDA_ARCH__ >= 900
-  // Lets the memory be used for something else, when all threads are done with run.
-  __device__ static __forceinline__ void close(const Params& p, char* memory, const Work& work) {
-    if (work.tiles == 0) return;
-    const u32 bars = sharedAddress(memory) + p.slots * S::SLOT + S::QUERY + p.rooms * (p.warps * p.rows * S::WIDTH * 4 + 2 * ROWS * 16);
-    for (int i = threadIdx.x; i < 2 * p.slots; i += blockDim.x) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(bars + i * 8) : "memory");
-  }
+  // Makes the barriers of a slot. Each is filled with keys by one warp and with values by another.
+  __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { barrierInit(full + slot * 8, 2), barrierInit(empty + slot * 8, 1); }
 #endif
 };

@@ -69,16 +69,41 @@ template <class S> struct Ring : S {
     }
   }
 
+  // Where chunk number `chunk` of all that go through the ring is there, and how
+  // often the ring went round before it.
+  __device__ static __forceinline__ int slotOf(int chunk, int slots, u32& round) {
+    round = (u32)chunk / (u32)slots;
+    return chunk - (int)round * slots;
+  }
+
   // A copying warp: it fills every second slot of the ring, with keys or with
   // values, and walks the whole range without regard to where output tiles end.
   __device__ static __forceinline__ void copyAll(const Params& p, const Work& work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int lane) {
+    copySome(p, work, map, ring, full, empty, first, first, 1, 0, lane);
+  }
+
+  // The same in a chain, which goes on with the first chunks of the next layer, as
+  // many as the ring has room for.
+  __device__ static __forceinline__ void copyAll(const Params& p, const Work& work, const TensorMap* map, const TensorMap* next, const Round& round, u32 ring, u32 full, u32 empty, int first, int lane) {
+    u32 turn;
+    int slot = slotOf(round.before + round.asked + first, p.slots, turn), skip = round.asked + first;
+    int most = 0x7fffffff, before = round.before;
+#pragma unroll 1
+    for (int k = 0; k < (round.next != nullptr ? 2 : 1); k++) { // in one place: the code of a chain is long
+      before += copySome(p, work, map, ring, full, empty, slot, skip, ~turn & 1, most, lane);
+      slot = slotOf(before + first, p.slots, turn), skip = first, most = p.slots / 2, map = next;
+    }
+  }
+
+  // Copies every second chunk from number `skip` of the range on, in a chain no more
+  // than `most`. Returns how many chunks the range has, if they are all copied.
+  __device__ static __forceinline__ int copySome(const Params& p, const Work& work, const TensorMap* map, u32 ring, u32 full, u32 empty, int slot, int skip, u32 parity, int most, int lane) {
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int boxes = KEYS / p.box, pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots;
     const int* table = p.pages;
     Place at;
     at.begin(p, work);
-    int slot = first, skip = first; // chunks of the other warp that come first
-    u32 parity = 1;
+    int chunks = 0;
     bool waited = false;
     if (S::LINKED) {
       waited = true;
@@ -88,10 +113,12 @@ template <class S> struct Ring : S {
     do {
       const int head = at.head * p.headRows, old = at.s.keys - at.s.queries;
       int c = at.chunk + skip;
+      chunks += at.end - at.chunk;
       if (table == nullptr) {
         int row = at.s.pages * pageRows + head + c * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
+          if (S::LINKED && most-- == 0) return 0;
           // Keys that were appended just now are waited for.
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
@@ -109,6 +136,7 @@ template <class S> struct Ring : S {
         int page = pages.get(n);
 #pragma unroll 1
         for (; c < at.end; c += 2) {
+          if (S::LINKED && most-- == 0) return 0;
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           barrierWait(empty + slot * 8, parity);
@@ -144,6 +172,7 @@ template <class S> struct Ring : S {
       skip = c - at.end; // 0 or 1, or what a short part leaves
     } while (at.next(p));
     if (!waited) waitForEarlier();
+    return chunks;
   }
 #else
   // The copying side of a warp: it runs ahead of the computing side by the length of the ring.

@@ -22,11 +22,13 @@ type Chain struct {
 	rows    int   // of x
 	layers  []chainPart
 	made    map[uint64]madeBy // by address
+	read    map[int64]bool    // of tagged floats, from where on a layer reads them
 	reads   []span            // of plain memory
 	writes  []span
 	holds   []*cuda.Buffer
 	floats  int64 // that are tagged
 	area    int   // bytes of shared memory for x
+	shift   int   // the block that has the next layer's first tile
 	wide    bool  // some x has more than mostChainX elements
 
 	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
@@ -85,14 +87,10 @@ func (c *Chain) Linear(o *Linear) bool {
 		return false
 	}
 	element := elementOf(o.Parts[0].W.DType)
-	if o.Rows > chainRows || elements[element].bytes != 2 || o.In%128 != 0 || c.element >= 0 && c.element != element || c.rows > 0 && c.rows != o.Rows {
+	if o.Rows > chainRows || elements[element].bytes != 2 || o.In%chainColumns != 0 || c.element >= 0 && c.element != element || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
-	area := o.Rows * (o.In + chainPad + o.In/64)
-	if o.Norm != nil {
-		area += 2 * (o.In + chainPad)
-	}
-	area *= 4
+	area := areaOf(o.Rows, o.In, o.Norm != nil)
 	wide := o.Rows*o.In > mostChainX
 	if !wide && !c.fits(max(area, c.area)) {
 		return false
@@ -157,7 +155,14 @@ func (c *Chain) Linear(o *Linear) bool {
 	if !c.apart(reads, writes) {
 		return false
 	}
-	p.each, p.over = int32(tiles/c.blocks()), int32(tiles%c.blocks())
+	// Blocks that have a tile more have none more in the layer behind.
+	p.each, p.over, p.shift = int32(tiles/c.blocks()), int32(tiles%c.blocks()), int32(c.shift)
+	c.shift = (c.shift + int(p.over)) % c.blocks()
+	for _, at := range [...]uint64{p.tagged, p.residualTagged} {
+		if at != 0 {
+			c.read[int64(at)-1] = true
+		}
+	}
 	for i := range o.Parts {
 		c.made[o.Parts[i].Y.address()] = madeBy{int64(p.made[i]) - 1, o.Rows * o.Parts[i].Out}
 	}
@@ -263,6 +268,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		}
 		return p.Run(s, &own)
 	}
+	c.read[q], c.read[k], c.read[v] = true, true, true
 	c.made[o.Out.address()] = madeBy{c.floats, outs}
 	c.floats += wordsOf(outs)
 	c.take(part, nil, writes, []Memory{o.Q, o.Out, o.K, o.V, newK, newV,

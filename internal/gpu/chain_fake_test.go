@@ -61,7 +61,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 		t.Errorf("%+v", *found)
 	}
 	p := (*chainParams)(unsafe.Pointer(&found.arg[0]))
-	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < 2 {
+	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < 2 || p.apart%1024 != 0 {
 		t.Fatalf("%+v for %d layers of %d rows", *p, len(s.ops), sh.rows)
 	}
 	text := make([]byte, c.text.Len())
@@ -87,6 +87,14 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 			t.Fatalf("%s reads what goes to %x, and wants %x", what, made[at], from)
 		}
 	}
+	used := func(j int, y Memory) bool { // by a layer behind j
+		for _, op := range s.ops[j+1:] {
+			if op.linear == nil && (op.operands.Q == y || op.newK == y || op.newV == y) || op.linear != nil && (op.linear.X == y || op.linear.Residual == y) {
+				return true
+			}
+		}
+		return false
+	}
 	feed := 0
 	for j := range layers {
 		op := &s.ops[j]
@@ -96,6 +104,15 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 			reads("attention's k", a.links.newKeys, op.newK.address())
 			reads("attention's v", a.links.newValues, op.newV.address())
 			writes(a.links.out, op.operands.Out.address(), op.operands.Out.Len)
+			next := -1
+			for k := len(s.ops) - 1; k > j; k-- {
+				if s.ops[k].linear == nil {
+					next = k
+				}
+			}
+			if int(a.links.next) != next || a.p.slots != p.slots {
+				t.Errorf("layer %d, and attention behind it is %d: %+v", j, next, *a)
+			}
 			if layers[j].kind != chainAttentionKind || a.p.slots < mostWarps || a.p.slots%mostWarps != 0 || int(a.links.layer) != j || a.links.layers != p.count || a.p.work != p.work {
 				t.Errorf("layer %d: %+v", j, *a)
 			}
@@ -115,18 +132,22 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 		tiles := 0
 		for k := range op.linear.Parts {
 			part := &op.linear.Parts[k]
-			writes(l.made[k], part.Y.address(), sh.rows*part.Out)
+			if used(j, part.Y) {
+				writes(l.made[k], part.Y.address(), sh.rows*part.Out)
+			} else if l.made[k] != 0 {
+				t.Errorf("layer %d, part %d: words that nobody reads", j, k)
+			}
 			tiles += ceil(part.Out, chainTile)
 			if int(l.tiles[k]) != tiles || l.y[k] != part.Y.address() || l.b[k] != part.B.address() || int(l.out[k]) != part.Out {
 				t.Errorf("layer %d, part %d: %+v", j, k, *l)
 			}
 		}
-		if blocks*l.each+l.over != int32(tiles) || l.over < 0 || l.over >= blocks || layers[j].kind != chainLinearKind {
+		if blocks*l.each+l.over != int32(tiles) || l.over < 0 || l.over >= blocks || l.shift < 0 || l.shift >= blocks || layers[j].kind != chainLinearKind {
 			t.Errorf("layer %d: %d tiles: %+v", j, tiles, *l)
 		}
 		f := feeds[feed]
 		feed++
-		if f.each != l.each || f.over != l.over || int(f.boxes) != op.linear.In/128 || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
+		if f.each != l.each || f.over != l.over || f.shift != l.shift || int(f.boxes) != op.linear.In/128 || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
 			t.Errorf("layer %d: %+v, and asks for %+v", j, *l, f)
 		}
 	}

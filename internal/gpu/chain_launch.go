@@ -3,7 +3,6 @@ package gpu
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"unsafe"
 
@@ -16,19 +15,21 @@ const chainUnit = "chain"
 
 // Constants of the kernels (kernels/chain.cuh).
 const (
-	chainRows   = 4 // of x, at most
-	chainTile   = 16
-	chainBox    = 4096 // bytes of a tile's column box
-	chainColumn = 256  // bytes of a row in it
-	chainGroup  = 8    // tiles whose sums meet at once
-	chainPad    = 16   // floats between rows of x
-	chainBody   = 368
+	chainRows    = 4 // of x, at most
+	chainTile    = 16
+	chainBox     = 4096  // bytes of a tile's column box
+	chainColumns = 128   // elements of a row in it
+	chainGroup   = 8     // tiles x rows whose sums meet at once
+	chainFixed   = 12288 // bytes of what each block has
+	chainStride  = 144   // floats of a box's columns of a row of x
+	chainBody    = 368
 
 	chainLinearKind, chainAttentionKind = 0, 1
 )
 
 const (
 	mostChainStages = 8 // of a warp's ring
+	stagesApart     = 2 // that leave room for attention's ring to be apart from x
 	chainChunks     = 2 // chunks of keys that each computing warp has on the way, where there is room for them
 
 	// Elements of x that a chain is for: every thread block reads all of them. Of
@@ -48,10 +49,9 @@ type chainLinear struct {
 	gamma, beta                         uint64
 	b, y, made                          [mostParts]uint64
 	out, tiles                          [mostParts]int32
-	each, over                          int32
+	each, over, shift                   int32
 	in, norm, relu                      int32
 	eps, inverse                        float32
-	_                                   [4]byte
 }
 
 // chainAttention is struct ChainAttention: struct Params and struct Links.
@@ -63,7 +63,8 @@ type chainAttention struct {
 // links is struct Links.
 type links struct {
 	query, newKeys, newValues, out, slots, partials uint64
-	layer, layers                                   int32
+	layer, layers, next                             int32
+	_                                               [4]byte
 }
 
 // chainLayer is struct ChainLayer.
@@ -77,16 +78,17 @@ type chainLayer struct {
 // chainFeed is struct ChainFeed.
 type chainFeed struct {
 	maps              uint64
-	boxes, each, over int32
+	boxes             int32
+	each, over, shift int32
 	second, third     int32
-	_                 [4]byte
 }
 
 // chainParams is struct ChainParams.
 type chainParams struct {
-	layers, feeds, work, blind, run       uint64
-	count, feedCount, rows, group, ofRows int32
-	spread, stages, area                  int32
+	layers, feeds, work, blind, run uint64
+	count, feedCount, rows, stages  int32
+	area, apart, slots              int32
+	_                               [4]byte
 }
 
 // NewChain makes an empty chain; nil where the GPU has no kernels for one.
@@ -94,7 +96,7 @@ func (d *Decoder) NewChain() *Chain {
 	if d.chain == nil {
 		return nil
 	}
-	return &Chain{d: d, element: -1, made: make(map[uint64]madeBy)}
+	return &Chain{d: d, element: -1, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
 }
 
 // loadChains loads the kernels of chains, if there are any for the GPU.
@@ -131,15 +133,6 @@ func (d *Decoder) loadChains() error {
 
 type chainFunctions [len(elements)][len(chainDims)]*cuda.Function
 
-func dimOf(dim int) int {
-	for i, d := range chainDims {
-		if d == dim {
-			return i
-		}
-	}
-	return -1
-}
-
 // chainShape is the shape of a chain's attention: its chunks are half as large, since
 // the way to the end of a part is what counts there.
 func (e *Engine) chainShape(element, dim int) shape {
@@ -149,23 +142,30 @@ func (e *Engine) chainShape(element, dim int) shape {
 }
 
 // attentionRoom is the shared memory that attention has with so many slots in
-// its ring, as [Engine.configure] has it with two rooms.
+// its ring, as [Engine.configure] has it with two rooms, but for the barriers.
 func attentionRoom(s *shape, rows, slots int) int {
-	return s.query + 2*(mostWarps*rows*s.width*4+2*blockRows*16) + 16 + slots*(s.slot+16)
+	return s.query + 2*(mostWarps*rows*s.width*4+2*blockRows*16) + slots*s.slot
 }
 
-// rest is the shared memory of a chain of so many layers besides rings and area.
-func (c *Chain) rest(layers int) int {
-	const finishers = chainGroup * chainTile
-	return 2*finishers*linearWarps*4 + linearWarps*8 + 2*(chainBody+16) + 64 + finishers*(8+4) + layers*int(unsafe.Sizeof(chainFeed{}))
+// areaOf is the shared memory that the warps have for x: each box's columns of each
+// row, and, if there is a norm, of gamma and beta, and of gamma as it is.
+func areaOf(rows, in int, norm bool) int {
+	each := rows * chainStride
+	if norm {
+		each += 2*chainStride + chainColumns
+	}
+	return linearWarps * ceil(in/chainColumns, linearWarps) * each * 4
 }
 
-// stagesFor is how many boxes the warps' rings have room for beside an area.
-func (c *Chain) stagesFor(area, layers int) int {
-	return min((c.d.info.SharedPerBlockMost-c.rest(layers)-ceil(area, 16)*16)/(linearWarps*(chainBox+8)), mostChainStages)
+// stagesFor is how many boxes the warps' rings have room for beside an area, and
+// barriers of attention's ring.
+func (c *Chain) stagesFor(area, layers, slots int) int {
+	rest := chainFixed + layers*int(unsafe.Sizeof(chainFeed{})) + slots*16
+	return min((c.d.info.SharedPerBlockMost-rest-ceil(area, 16)*16)/(linearWarps*(chainBox+8)), mostChainStages)
 }
 
-func (c *Chain) fits(area int) bool { return c.stagesFor(area, len(c.layers)+1) >= 2 }
+// fits says whether there is room for an area and another layer.
+func (c *Chain) fits(area int) bool { return c.stagesFor(area, len(c.layers)+1, mostWarps) >= 2 }
 
 // chainMap is the map of weights: column blocks of 128 bytes, two of 16 rows in a
 // box.
@@ -177,7 +177,7 @@ func (d *Decoder) chainMap(w *Memory, in, out int) (cuda.TensorMap, error) {
 			ElementBytes: size,
 			Dims:         [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)},
 			Strides:      [2]uint64{uint64(in * size), 128},
-			Box:          [3]uint32{uint32(128 / size), chainTile, chainColumn / 128},
+			Box:          [3]uint32{uint32(128 / size), chainTile, uint32(chainColumns * size / 128)},
 		})
 	})
 }
@@ -211,8 +211,8 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	text := c.text.Address()
 	p := chainParams{
 		layers: text, feeds: text + uint64(l.feedsAt), work: l.work, blind: l.blind, run: c.words.Address(),
-		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), group: int32(chainGroup / c.rows), ofRows: int32(65536/c.rows + 1),
-		spread: int32(bits.Len(uint(c.rows - 1))), stages: int32(l.stages), area: int32(l.area),
+		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), stages: int32(l.stages),
+		area: int32(l.area), apart: int32(l.apart), slots: int32(l.slots),
 	}
 	var args cuda.Args
 	cuda.Struct(&args, &p)
@@ -233,7 +233,8 @@ const runBytes = 128
 
 // chainLayout is what a chain's launch has of the GPU.
 type chainLayout struct {
-	area, shared  int   // bytes of shared memory: for x or attention, and in all
+	area, shared  int   // bytes of shared memory: for x and attention, and in all
+	apart         int   // where attention's begin; 0: both have the same, in turn
 	stages, slots int   // of the rings of weights and of keys
 	feeds         int   // linear layers
 	feedsAt       int64 // where their feeds begin, behind the layers' texts
@@ -254,19 +255,23 @@ func (c *Chain) layOut() (l chainLayout) {
 	}
 	if rows > 0 {
 		shape := c.plan.engine.chainShape(c.element, c.dim)
-		for chunks := chainChunks; chunks > 0; chunks-- {
-			if l.area = max(c.area, attentionRoom(&shape, rows, mostWarps*chunks)); c.stagesFor(l.area, len(c.layers)) >= 2 {
-				break
+		room := func(slots int) int { return attentionRoom(&shape, rows, slots) }
+		x := ceil(c.area, 1024) * 1024
+		if l.slots = chainChunks * mostWarps; c.stagesFor(x+room(l.slots), len(c.layers), l.slots) >= stagesApart {
+			l.apart, l.area = x, x+room(l.slots)
+		} else {
+			for l.slots > mostWarps && c.stagesFor(max(c.area, room(l.slots)), len(c.layers), l.slots) < 2 {
+				l.slots -= mostWarps
 			}
-		}
-		// As many chunks as the area has room for.
-		for l.slots = mostWarps; attentionRoom(&shape, rows, l.slots+mostWarps) <= l.area && l.slots*shape.slot < ringBytes; {
-			l.slots += mostWarps
+			l.area = max(c.area, room(l.slots))
+			for room(l.slots+mostWarps) <= l.area && l.slots*shape.slot < ringBytes { // as many as the area has room for
+				l.slots += mostWarps
+			}
 		}
 	}
 	l.area = ceil(l.area, 16) * 16
-	l.stages = c.stagesFor(l.area, len(c.layers))
-	l.shared = linearWarps*l.stages*(chainBox+8) + l.area + c.rest(len(c.layers))
+	l.stages = c.stagesFor(l.area, len(c.layers), l.slots)
+	l.shared = chainFixed + linearWarps*l.stages*(chainBox+8) + l.area + l.feeds*int(unsafe.Sizeof(chainFeed{})) + l.slots*16
 	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(chainLayer{}))
 	l.partials = int64(2 * c.blocks() * rows * (c.dim + 2))
 	return l
@@ -282,6 +287,7 @@ func (c *Chain) write(l *chainLayout) error {
 		}
 	}
 	c.texts = make([]chainLayer, len(c.layers))
+	before := -1 // the attention before
 	for i := range c.layers {
 		p, t := &c.layers[i], &c.texts[i]
 		t.maps = p.maps
@@ -291,6 +297,9 @@ func (c *Chain) write(l *chainLayout) error {
 			at(&x.tagged)
 			at(&x.residualTagged)
 			for j := range x.made {
+				if !c.read[int64(x.made[j])-1] {
+					x.made[j] = 0
+				}
 				at(&x.made[j])
 			}
 			t.kind = chainLinearKind
@@ -301,12 +310,16 @@ func (c *Chain) write(l *chainLayout) error {
 					return err
 				}
 			}
-			c.feeds = append(c.feeds, chainFeed{maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: x.in / (chainColumn / 2), each: x.each, over: x.over, second: x.tiles[0], third: x.tiles[1]})
+			c.feeds = append(c.feeds, chainFeed{maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: x.in / chainColumns, each: x.each, over: x.over, shift: x.shift, second: x.tiles[0], third: x.tiles[1]})
 		} else {
 			x := (*chainAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
 			x.p.slots, x.links.partials = int32(l.slots), words+8*uint64(c.floats)
-			x.links.layer, x.links.layers = int32(i), int32(len(c.layers))
+			x.links.layer, x.links.layers, x.links.next = int32(i), int32(len(c.layers)), -1
+			if before >= 0 {
+				(*chainAttention)(unsafe.Pointer(&c.texts[before].body)).links.next = int32(i)
+			}
+			before = i
 			for _, a := range []*uint64{&x.links.query, &x.links.newKeys, &x.links.newValues, &x.links.out} {
 				at(a)
 			}

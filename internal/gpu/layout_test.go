@@ -38,7 +38,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	}
 	types := map[string][2]uintptr{ // size, alignment
 		"int": {4, 4}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
-		"Params": {216, 8}, "Links": {56, 8},
+		"Params": {216, 8}, "Links": {64, 8},
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
@@ -108,19 +108,21 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"lean.cuh": {
 			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.o = (float*)(rest + S::QUERY); " +
-				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = (u64*)(sh.l + sh.rooms * ROWS); sh.last = (int*)(bars + 2 * slots);",
+				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = LINKED ? round->bars : (u64*)(sh.l + sh.rooms * ROWS); sh.last = (int*)(bars + 2 * slots);",
 		},
 		"chain.cuh": {
 			"constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;",
 			"constexpr int CHAIN_TILE = 16;",
 			"constexpr int CHAIN_BOX = 4096;",
 			"constexpr int CHAIN_GROUP = 8;",
-			"constexpr int CHAIN_PAD = 16;",
+			"constexpr int CHAIN_COLUMNS = 128;",
+			"constexpr int CHAIN_FIXED = 12288;",
+			"constexpr int CHAIN_STRIDE = 144;",
 			"constexpr int CHAIN_BODY = 368;",
 			"CHAIN_LINEAR = 0, CHAIN_ATTENTION = 1",
-			"area = memory + CHAIN_WARPS * p.stages * CHAIN_BOX; sums = (float*)(area + p.area); moments = (float2*)(sums + 2 * CHAIN_GROUP * CHAIN_WARPS * CHAIN_TILE); " +
-				"bodies = (char*)(moments + CHAIN_WARPS); step = bodies + 2 * (CHAIN_BODY + 16); words = (u64*)(step + 64); biases = (float*)(words + CHAIN_GROUP * CHAIN_TILE); " +
-				"feeds = (ChainFeed*)(biases + CHAIN_GROUP * CHAIN_TILE); bars = (u64*)(feeds + p.feedCount);",
+			"rings = memory + CHAIN_FIXED; area = rings + CHAIN_WARPS * p.stages * CHAIN_BOX; feeds = (ChainFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + CHAIN_WARPS * p.stages;",
+			"constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;",
+			"float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));",
 		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
 		"linear.cuh": {
