@@ -102,6 +102,7 @@ template <class T, int D> struct Chain {
       char body[CHAIN_BODY];
       int kind, rest[3];
     } layers[3];                                           // this one, the one before and the next, in turn
+    ChainParams params;                                    // for those that are called: nearer than where the launch has them
     Work work;                                             // of attention: this block's
     int blind;                                             // rows
     int before, asked;                                     // see Round
@@ -297,7 +298,24 @@ template <class T, int D> struct Chain {
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
   }
 
-  template <int ROWS, bool NORM> __device__ static __forceinline__ void linear(const ChainParams& p, const ChainLinear& o, const Room& room, int layer, int& turn, u32 run, Ring& ring, Feed& feed, int warp, int lane) {
+  // What a warp hands on from linear layer to linear layer.
+  struct Flow {
+    Ring ring;
+    Feed feed;
+    int turn; // of the sums
+  };
+
+  // Layers are calls, so that what they keep in registers is in nobody's way. `at` is
+  // where the body is.
+  template <int ROWS, bool NORM> __device__ static __noinline__ Flow linear(int at, int layer, u32 run, Flow flow) {
+    extern __shared__ __align__(1024) char memory[];
+    const ChainParams& p = ((Fixed*)memory)->params;
+    const Room room(memory, p);
+    const ChainLinear& o = *(const ChainLinear*)room.fixed->layers[at].body;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    Ring& ring = flow.ring;
+    Feed& feed = flow.feed;
+    int& turn = flow.turn;
     // What is needed when x is there is brought to registers before.
     constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;
     const int boxes = o.in / CHAIN_COLUMNS, workers = min(boxes, CHAIN_WARPS), most = (boxes + CHAIN_WARPS - 1) / CHAIN_WARPS;
@@ -482,38 +500,41 @@ template <class T, int D> struct Chain {
       first += GROUP;
     } while (first < t1);
     refill();
+    return flow;
   }
 
-  // A call, so that what linear layers keep in registers is not in the way of
-  // attention's loops. `at` is where its body is, `area` its memory.
-  __device__ static __noinline__ void attention(int at, int area, int slots, const ChainLayer* layers, int layer, bool apart, u32 run) {
+  __device__ static __noinline__ void attention(int at, int layer, u32 run) {
     extern __shared__ __align__(1024) char memory[];
     Fixed& fixed = *(Fixed*)memory;
+    const ChainParams& p = fixed.params;
+    const Room room(memory, p);
+    const bool apart = p.apart > 0;
     const ChainAttention& o = *(const ChainAttention*)fixed.layers[at].body;
-    const Round round = {(u64*)(memory + slots), fixed.before, fixed.asked, apart && o.links.next >= 0 ? layers[o.links.next].maps : nullptr};
+    const Round round = {room.slots, fixed.before, fixed.asked, apart && o.links.next >= 0 ? p.layers[o.links.next].maps : nullptr};
     if (!apart) {
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the copy engine writes where x was
       __syncthreads();
     }
-    const int passed = L::run(o.p, layers[layer].maps, memory + area, &fixed.work, &fixed.blind, &o.links, &round, run);
+    const int passed = L::run(o.p, p.layers[layer].maps, room.area + p.apart, &fixed.work, &fixed.blind, &o.links, &round, run);
     copyWait<0>(); // the next layer's body
     __syncthreads();
     if (threadIdx.x == 0) fixed.before += passed, fixed.asked = apart ? o.p.slots : 0;
   }
 
-  template <int ROWS> __device__ static __forceinline__ void layers(const ChainParams& p, char* memory, const Room& room, u32 number, Ring& ring, Feed& feed, int warp, int lane) {
-    int turn = 0, at = 0; // of the bodies
+  template <int ROWS> __device__ static __forceinline__ void layers(const ChainParams& p, const Room& room, u32 number, Flow flow) {
+    int at = 0; // of the bodies
 #pragma unroll 1
     for (int layer = 0; layer < p.count; layer++) {
       const auto& body = room.fixed->layers[at];
       const int now = at;
       if (++at == 3) at = 0;
       bring(p, room, at, layer + 1);
-      if (body.kind == CHAIN_LINEAR) {
-        const ChainLinear& o = *(const ChainLinear*)body.body;
-        o.norm ? linear<ROWS, true>(p, o, room, layer, turn, number, ring, feed, warp, lane) : linear<ROWS, false>(p, o, room, layer, turn, number, ring, feed, warp, lane);
+      if (body.kind == CHAIN_ATTENTION) {
+        attention(now, layer, number);
+      } else if (((const ChainLinear*)body.body)->norm) {
+        flow = linear<ROWS, true>(now, layer, number, flow);
       } else {
-        attention(now, (int)(room.area - memory) + p.apart, (int)((char*)room.slots - memory), p.layers, layer, p.apart > 0, number);
+        flow = linear<ROWS, false>(now, layer, number, flow);
       }
     }
   }
@@ -527,9 +548,11 @@ template <class T, int D> struct Chain {
     extern __shared__ __align__(1024) char memory[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const Room room(memory, p);
-    Ring ring;
+    Flow flow;
+    Ring& ring = flow.ring;
+    Feed& feed = flow.feed;
     ring.memory = sharedAddress(room.rings) + warp * p.stages * CHAIN_BOX, ring.full = sharedAddress(room.bars) + warp * p.stages * 8;
-    ring.slot = 0, ring.parity = 0;
+    ring.slot = 0, ring.parity = 0, flow.turn = 0;
     for (int i = threadIdx.x; i < 2 * p.feedCount; i += CHAIN_WARPS * 32) copy16(sharedAddress(room.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
     if (p.work != nullptr) {
       if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&room.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
@@ -537,22 +560,22 @@ template <class T, int D> struct Chain {
       const u32 full = sharedAddress(room.slots);
       for (int s = threadIdx.x; s < p.slots; s += CHAIN_WARPS * 32) L::openSlot(full, full + p.slots * 8, s);
     }
+    if (threadIdx.x == 64) room.fixed->params = p;
     bring(p, room, 0, 0);
     if (lane < p.stages) barrierInit(ring.full + lane * 8, 1);
     opened();
     const u32 number = *(volatile u32*)p.run + 1;
     copyWait<0>();
     __syncthreads();
-    Feed feed;
     feed.layer = feed.tile = feed.end = 0;
     feed.open(p, room, warp);
     for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, readOnce(), warp, lane);
 
     switch (p.rows) {
-      case 1: layers<1>(p, memory, room, number, ring, feed, warp, lane); break;
-      case 2: layers<2>(p, memory, room, number, ring, feed, warp, lane); break;
-      case 3: layers<3>(p, memory, room, number, ring, feed, warp, lane); break;
-      default: layers<4>(p, memory, room, number, ring, feed, warp, lane);
+      case 1: layers<1>(p, room, number, flow); break;
+      case 2: layers<2>(p, room, number, flow); break;
+      case 3: layers<3>(p, room, number, flow); break;
+      default: layers<4>(p, room, number, flow);
     }
     __syncthreads();
     if (threadIdx.x == 0) {

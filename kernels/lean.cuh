@@ -30,31 +30,41 @@ template <class T, int D, bool LINKED = false> struct Lean {
   static constexpr int KEYS = S::KEYS;
 
 #if __CUDA_ARCH__ >= 900
-  // Puts the new tokens of a chunk where the copy engine has left what was in the
-  // cache before, and into the cache. A sequence has one block of rows, so nobody
-  // else has the chunk.
-  __device__ static __forceinline__ void append(const Params& p, const Links& links, u32 run, const Place& w, int chunk, u32 at, int lane) {
-    const int old = w.s.keys - w.s.queries, first = chunk * KEYS, end = min(w.s.keys, first + KEYS);
-    for (int key = max(old, first); key < end; key++) {
-      const int token = w.s.row + key - old, slot = links.slots[token], row = key - first;
-      for (int i = lane * 4; i < D; i += 128) {
-        const long long from = ((long long)token * p.heads + w.head) * D + i;
-        float k[4], v[4];
-        while (!(loadTagged2(links.newKeys + from, run, k[0], k[1]) && loadTagged2(links.newKeys + from + 2, run, k[2], k[3]))) {}
-        while (!(loadTagged2(links.newValues + from, run, v[0], v[1]) && loadTagged2(links.newValues + from + 2, run, v[2], v[3]))) {}
+  // The keys and values of a sequence's new token for one head, in a chain: lane i has
+  // elements 4i to 4i+3.
+  struct Fresh {
+    float k[4], v[4];
+    // Waits for them.
+    __device__ __forceinline__ void fetch(const Params& p, const Links& links, u32 run, const Place& w, int lane) {
+      const long long from = ((long long)w.s.row * p.heads + w.head) * D + min(lane * 4, D - 4);
+      bool late;
+      do {
+        late = !loadTagged2(links.newKeys + from, run, k[0], k[1]);
+        late |= !loadTagged2(links.newKeys + from + 2, run, k[2], k[3]);
+        late |= !loadTagged2(links.newValues + from, run, v[0], v[1]);
+        late |= !loadTagged2(links.newValues + from + 2, run, v[2], v[3]);
+      } while (__any_sync(~0u, late));
+    }
+    // Puts them where the copy engine has left what was in the cache before, as key
+    // `row` of the chunk at `at`, and into the cache, unless `slot` is negative: a row
+    // of keys there. A sequence has one block of rows, so nobody else has the chunk.
+    __device__ __forceinline__ void append(const Params& p, const Place& w, int row, int slot, u32 at, int lane) const {
+      const int i = lane * 4;
+      if (i < D) {
         const uint2 keys = make_uint2(T::pack(k[0], k[1]), T::pack(k[2], k[3])), values = make_uint2(T::pack(v[0], v[1]), T::pack(v[2], v[3]));
         const u32 to = at + i * T::bytes / 128 * S::BLOCK + swizzled(row, i * T::bytes % 128);
         asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(keys.x), "r"(keys.y) : "memory");
         asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to + S::SLOT / 2), "r"(values.x), "r"(values.y) : "memory");
-        if (slot < 0) continue;
-        const long long place = (slot + (long long)w.head * p.headRows) * D + i;
-        *(uint2*)((u16*)p.keys + place) = keys;
-        *(uint2*)((u16*)p.values + place) = values;
+        if (slot >= 0) {
+          const long long place = (slot + (long long)w.head * p.headRows) * D + i;
+          *(uint2*)((u16*)p.keys + place) = keys;
+          *(uint2*)((u16*)p.values + place) = values;
+        }
       }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      __syncwarp();
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-  }
+  };
 #endif
 
   // `memory` is shared, at a multiple of 1024 bytes.
@@ -135,6 +145,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
     if (!LINKED) waitForRing(2, warps + 1);
 #endif
     while (more) {
+      const int newest = LINKED ? links->slots[w.s.row] : -1;
       if (LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane); // in one place: the code of a chain is long
       typename A::State st;
       st.empty();
@@ -153,6 +164,11 @@ template <class T, int D, bool LINKED = false> struct Lean {
       for (int c = w.chunk + first; c < w.end; c += warps) {
 #if __CUDA_ARCH__ >= 900
         const u32 at = ring + slot * S::SLOT;
+        const bool last = LINKED && (c + 1) * KEYS >= w.s.keys;
+        Fresh fresh;
+        if constexpr (LINKED) {
+          if (last) fresh.fetch(p, *links, number, w, lane);
+        }
         barrierWait(full + slot * 8, parity);
         // What lies behind the live values may be anything, and 0 times NaN is NaN.
         const int live = w.s.keys - c * KEYS;
@@ -165,7 +181,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
           __syncwarp();
         }
         if constexpr (LINKED) {
-          if ((c + 1) * KEYS > w.s.keys - w.s.queries) append(p, *links, number, w, c, at, lane);
+          if (last) fresh.append(p, w, w.s.keys - 1 - c * KEYS, newest, at, lane);
         }
 #else
         const u32 at = mine + next * S::SLOT;
