@@ -14,7 +14,7 @@
 // So every warp has a ring, and asks for the weights of its next layers while it
 // waits for the x of this one: memory stays busy across the ends of layers. W has
 // tiles of 16 rows, which the thread blocks share out, and boxes of 256 bytes of
-// its columns, which the warps of a block do: a warp needs only its own columns of
+// its columns, which the warps of a block share out: a warp needs only its own columns of
 // x, and the warps of a block meet once a layer, when they add their sums up.
 //
 // A norm is put in then, too. With d = x - c, c near the mean of x,
@@ -47,8 +47,8 @@ struct ChainLinear {
   u64* made[LINEAR_PARTS];      // the same, tagged; null: no layer of the chain reads it
   int out[LINEAR_PARTS];
   int tiles[LINEAR_PARTS]; // up to the end of each part
-  int each, over, shift;   // tiles of a thread block; one more has each of `over` blocks from number `shift` on
-  int in;                  // a multiple of CHAIN_COLUMNS
+  int shift;               // the thread block that has tile 0; the next one has tile 1, and so on, round and round
+  int in, most;            // a multiple of CHAIN_COLUMNS; boxes of a tile that a warp has, the first ones
   int norm, relu;
   float eps, inverse;      // 1/in
 };
@@ -71,8 +71,8 @@ static_assert(sizeof(ChainLinear) <= CHAIN_BODY && sizeof(ChainAttention) <= CHA
 // What a warp has to know of a layer to ask for its weights.
 struct alignas(16) ChainFeed {
   const TensorMap* maps;
-  int boxes; // in a tile
-  int each, over, shift;
+  int boxes, most; // in a tile, and of them a warp's
+  int tiles, shift;
   int second, third; // the first tiles of parts 1 and 2
 };
 
@@ -127,16 +127,15 @@ template <class T, int D> struct Chain {
     }
   };
 
-  // The first of a block's tiles, and the one behind the last.
-  __device__ static __forceinline__ int2 tilesOf(int each, int over, int shift) {
-    int block = (int)blockIdx.x - shift;
-    if (block < 0) block += gridDim.x;
-    const int first = block * each + min(block, over);
-    return make_int2(first, first + each + (block < over));
+  // The first of a block's tiles; the others are gridDim.x apart: so at any time the
+  // blocks read what lies side by side.
+  __device__ static __forceinline__ int firstTile(int shift) {
+    const int block = (int)blockIdx.x - shift;
+    return block < 0 ? block + gridDim.x : block;
   }
 
-  // The asking side of a warp's ring, which is layers ahead of the computing one: of
-  // each tile of the block it asks for every eighth box.
+  // The asking side of a warp's ring, which is layers ahead of the computing one. A
+  // warp's boxes of a tile lie side by side, since memory gives more of what does.
   struct Feed {
     int tile, end, box;
     int layer; // behind this one
@@ -145,8 +144,7 @@ template <class T, int D> struct Chain {
     __device__ __forceinline__ void open(const ChainParams& p, const Room& room, int warp) {
       while (tile >= end && layer < p.feedCount) {
         const ChainFeed& f = room.feeds[layer++];
-        const int2 tiles = tilesOf(f.each, f.over, f.shift);
-        tile = tiles.x, end = warp < f.boxes ? tiles.y : tile, box = warp;
+        tile = firstTile(f.shift), box = warp * f.most, end = box < f.boxes ? f.tiles : 0;
       }
     }
     // Asks for the warp's next box, if there is one.
@@ -158,9 +156,9 @@ template <class T, int D> struct Chain {
         barrierExpect(bar, CHAIN_BOX);
         copyBox(to, f.maps + part, 0, (tile - first) * CHAIN_TILE, box * 2, bar, policy);
       }
-      if ((box += CHAIN_WARPS) < f.boxes) return;
-      box = warp;
-      if (++tile >= end) open(p, room, warp);
+      if (++box < min(f.boxes, (warp + 1) * f.most)) return;
+      box = warp * f.most;
+      if ((tile += gridDim.x) >= end) open(p, room, warp);
     }
   };
 
@@ -223,15 +221,15 @@ template <class T, int D> struct Chain {
     }
   }
 
-  // A warp's columns of x as right operands at `x`: CHAIN_STRIDE floats of each row
-  // for a box.
+  // A warp's columns of x, from `column` on, as right operands at `x`: CHAIN_STRIDE
+  // floats of each row for a box.
   //
   // All other thread blocks wait for this one here, and its few instructions wait
   // for each other: their number is what counts.
-  template <int ROWS, bool NORM> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, Moments<ROWS>& moments, u32 run, int mine, int warp, int lane) {
+  template <int ROWS, bool NORM> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int mine, int lane) {
     constexpr int BOXES = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1; // whose words are on their way together
     constexpr int STRIDE = (ROWS + (NORM ? 2 : 0)) * CHAIN_STRIDE;
-    const int column = warp * CHAIN_COLUMNS + lane * 2;
+    column += lane * 2;
     // One word first, if there are many: as long as that is not there, nothing else is asked for.
     if (tagged != nullptr && mine * ROWS > 2) {
       float a, b;
@@ -240,8 +238,8 @@ template <class T, int D> struct Chain {
 #pragma unroll 1
     for (int j = 0; j < mine; j += BOXES) {
       float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
-      const int from = column + j * (CHAIN_WARPS * CHAIN_COLUMNS);
-      const auto place = [&](int m, int i) { return m * in + from + i / 2 * (CHAIN_WARPS * CHAIN_COLUMNS) + i % 2 * 64; };
+      const int from = column + j * CHAIN_COLUMNS;
+      const auto place = [&](int m, int i) { return m * in + from + i / 2 * CHAIN_COLUMNS + i % 2 * 64; };
       if (tagged != nullptr) {
         bool late;
         do {
@@ -318,10 +316,9 @@ template <class T, int D> struct Chain {
     int& turn = flow.turn;
     // What is needed when x is there is brought to registers before.
     constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;
-    const int boxes = o.in / CHAIN_COLUMNS, workers = min(boxes, CHAIN_WARPS), most = (boxes + CHAIN_WARPS - 1) / CHAIN_WARPS;
-    const int2 tiles = tilesOf(o.each, o.over, o.shift);
-    const int t0 = tiles.x, t1 = tiles.y;
-    const int mine = t0 < t1 ? (boxes - warp + CHAIN_WARPS - 1) / CHAIN_WARPS : 0; // 0 or less: none
+    const int boxes = o.in / CHAIN_COLUMNS, most = o.most, workers = (boxes - 1) / most + 1;
+    const int tile0 = firstTile(o.shift), all = o.tiles[LINEAR_PARTS - 1], tiles = tile0 < all ? (all - tile0 - 1) / (int)gridDim.x + 1 : 0; // the block's
+    const int mine = tiles > 0 ? min(boxes - warp * most, most) : 0; // 0 or less: none
     float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));
     float* const raw = x + most * COLUMNS * CHAIN_STRIDE;
     float4* const shared = room.fixed->moments[layer & 1];
@@ -343,8 +340,8 @@ template <class T, int D> struct Chain {
     const u64* residualTagged;
     const float* residual;
     const auto element = [&](int first) {
-      const int tile = first + k, part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
-      finishes = k < min(GROUP, t1 - first) && n < o.out[part];
+      const int tile = tile0 + (first + k) * (int)gridDim.x, part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
+      finishes = k < min(GROUP, tiles - first) && n < o.out[part];
       if (!finishes) return;
       const long long place = (long long)m * o.out[part] + n;
       y = o.y[part] + place;
@@ -359,13 +356,13 @@ template <class T, int D> struct Chain {
     if (NORM && mine > 0) {
 #pragma unroll 1
       for (int j = 0; j < mine; j++) {
-        const int column = (warp + j * CHAIN_WARPS) * CHAIN_COLUMNS + lane * 4;
+        const int column = (warp * most + j) * CHAIN_COLUMNS + lane * 4;
         if (o.gamma != nullptr) copy16(sharedAddress(raw + j * CHAIN_COLUMNS + lane * 4), o.gamma + column, true);
         if (o.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * CHAIN_STRIDE + lane * 4), o.beta + column, true);
       }
       copyCommit();
     }
-    if (t0 < t1) element(t0);
+    if (tiles > 0) element(0);
     if (mine > 0) {
       const u64* const tagged = o.tagged;
       const float* const plain = o.x;
@@ -377,7 +374,7 @@ template <class T, int D> struct Chain {
         __syncwarp();
         prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
       }
-      prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, moments, run, mine, warp, lane);
+      prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, warp * most * CHAIN_COLUMNS, moments, run, mine, lane);
     }
 
     // A box that is used up makes room for another, which is asked for when the next
@@ -391,12 +388,12 @@ template <class T, int D> struct Chain {
     const float* const operands = x + (g & 3) * CHAIN_STRIDE + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
     const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * CHAIN_STRIDE + CHAIN_COLUMNS; }; // of row 2t+e; those that are not there count as the last
     const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, half = (lane >> 4) * 16;
-    int first = t0;
+    int first = 0;
     do { // once, if there is no tile
-      const int now = min(GROUP, t1 - first);
+      const int now = min(GROUP, tiles - first);
       float* const sums = room.fixed->sums[turn];
       turn ^= 1;
-      if (first != t0) element(first);
+      if (first != 0) element(first);
 #pragma unroll 1
       for (int i = 0; i < now && mine > 0; i++) {
         constexpr int PRODUCTS = (COLUMNS + 3) / 4; // of four rows each
@@ -442,7 +439,7 @@ template <class T, int D> struct Chain {
             if (t < 2 && r < COLUMNS) sums[((i * CHAIN_WARPS + warp) * COLUMNS + r) * CHAIN_TILE + g + (e >> 1) * 8] = all;
           }
       }
-      if (NORM && first == t0 && mine > 0) {
+      if (NORM && first == 0 && mine > 0) {
 #pragma unroll
         for (int i = 16; i > 0; i /= 2)
 #pragma unroll
@@ -458,7 +455,7 @@ template <class T, int D> struct Chain {
       }
       copyWait<0>(); // the next layer's body, too
       __syncthreads();
-      if (first < t1 && finishes) {
+      if (first < tiles && finishes) {
         const float* const from = sums + k * (CHAIN_WARPS * COLUMNS * CHAIN_TILE) + m * CHAIN_TILE + c;
         const float add = tilted ? *bias : 0.f;
         u64 other = residualTagged != nullptr ? *word : 0;
@@ -498,7 +495,7 @@ template <class T, int D> struct Chain {
         *y = v;
       }
       first += GROUP;
-    } while (first < t1);
+    } while (first < tiles);
     refill();
     return flow;
   }

@@ -95,7 +95,7 @@ func (c *Chain) Linear(o *Linear) bool {
 	if !wide && !c.fits(max(area, c.area)) {
 		return false
 	}
-	p := &chainLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
+	p := &chainLinear{in: int32(o.In), most: int32(ceil(o.In/chainColumns, linearWarps)), inverse: 1 / float32(o.In)}
 	part := chainPart{linear: p}
 	x, tagged, ok := c.source(&o.X, o.Rows*o.In)
 	if !ok {
@@ -156,8 +156,8 @@ func (c *Chain) Linear(o *Linear) bool {
 		return false
 	}
 	// Blocks that have a tile more have none more in the layer behind.
-	p.each, p.over, p.shift = int32(tiles/c.blocks()), int32(tiles%c.blocks()), int32(c.shift)
-	c.shift = (c.shift + int(p.over)) % c.blocks()
+	p.shift = int32(c.shift)
+	c.shift = (c.shift + tiles) % c.blocks()
 	for _, at := range [...]uint64{p.tagged, p.residualTagged} {
 		if at != 0 {
 			c.read[int64(at)-1] = true

@@ -142,12 +142,12 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 				t.Errorf("layer %d, part %d: %+v", j, k, *l)
 			}
 		}
-		if blocks*l.each+l.over != int32(tiles) || l.over < 0 || l.over >= blocks || l.shift < 0 || l.shift >= blocks || layers[j].kind != chainLinearKind {
+		if l.shift < 0 || l.shift >= blocks || layers[j].kind != chainLinearKind {
 			t.Errorf("layer %d: %d tiles: %+v", j, tiles, *l)
 		}
 		f := feeds[feed]
 		feed++
-		if f.each != l.each || f.over != l.over || f.shift != l.shift || int(f.boxes) != op.linear.In/128 || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
+		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != op.linear.In/128 || int(f.most)*linearWarps < int(f.boxes) || f.most != l.most || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
 			t.Errorf("layer %d: %+v, and asks for %+v", j, *l, f)
 		}
 	}

@@ -34,7 +34,7 @@ const (
 
 	// Elements of x that a chain is for: every thread block reads all of them. Of
 	// more, launches whose clusters share x are as fast or faster.
-	mostChainX = 16 << 10
+	mostChainX = 64 << 10
 )
 
 // chainDims are the head dims that there are chains for.
@@ -49,9 +49,10 @@ type chainLinear struct {
 	gamma, beta                         uint64
 	b, y, made                          [mostParts]uint64
 	out, tiles                          [mostParts]int32
-	each, over, shift                   int32
-	in, norm, relu                      int32
+	shift, in, most                     int32
+	norm, relu                          int32
 	eps, inverse                        float32
+	_                                   [4]byte
 }
 
 // chainAttention is struct ChainAttention: struct Params and struct Links.
@@ -77,10 +78,10 @@ type chainLayer struct {
 
 // chainFeed is struct ChainFeed.
 type chainFeed struct {
-	maps              uint64
-	boxes             int32
-	each, over, shift int32
-	second, third     int32
+	maps          uint64
+	boxes, most   int32
+	tiles, shift  int32
+	second, third int32
 }
 
 // chainParams is struct ChainParams.
@@ -310,7 +311,7 @@ func (c *Chain) write(l *chainLayout) error {
 					return err
 				}
 			}
-			c.feeds = append(c.feeds, chainFeed{maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: x.in / chainColumns, each: x.each, over: x.over, shift: x.shift, second: x.tiles[0], third: x.tiles[1]})
+			c.feeds = append(c.feeds, chainFeed{maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: x.in / chainColumns, most: x.most, tiles: x.tiles[mostParts-1], shift: x.shift, second: x.tiles[0], third: x.tiles[1]})
 		} else {
 			x := (*chainAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
