@@ -121,11 +121,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 			for i := range op.parts {
 				in[1+i].DType = storageOf(op.w)
 			}
-			needed, err := d.NeedsScratch(build(in, gpu.Memory{}, gpu.Memory{}))
-			if err != nil || !needed {
-				return 0, err
-			}
-			return rows * width, nil
+			return d.Scratch(build(in, gpu.Memory{}, gpu.Memory{}))
 		},
 		Queue: func(w *ongpu.Work) error { return w.Linear(build(w.In, w.Out, w.Scratch)) },
 	})

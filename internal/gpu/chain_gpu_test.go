@@ -108,10 +108,10 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 			o.Parts = append(o.Parts, p)
 			ys = append(ys, p.Y)
 		}
-		scratch, err := d.NeedsScratch(o)
+		scratch, err := d.Scratch(o)
 		noError(t, err)
-		if scratch {
-			o.Scratch = keep(m.empty(t, sh.rows*in))
+		if scratch > 0 {
+			o.Scratch = keep(m.empty(t, scratch))
 		}
 		s.ops = append(s.ops, stackOp{linear: o})
 		return ys

@@ -171,7 +171,7 @@ func (c *Chain) fits(area int) bool { return c.stagesFor(area, len(c.layers)+1, 
 // chainMap is the map of weights: column blocks of 128 bytes, two of 16 rows in a
 // box.
 func (d *Decoder) chainMap(w *Memory, in, out int) (cuda.TensorMap, error) {
-	key := linearMap{w.address(), in, out, len(elements) + elementOf(w.DType)}
+	key := linearMap{w.address(), in, out, elementOf(w.DType), chainTile}
 	return d.maps.get(key, func() (cuda.TensorMap, error) {
 		size := w.DType.Size()
 		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{

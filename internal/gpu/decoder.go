@@ -34,6 +34,9 @@ type Decoder struct {
 	chain  *chainFunctions // nil: there are none for this GPU
 	*Sampler
 
+	matrices [len(elements)]*matrices // nil: there are none for this GPU, or the type
+	fewRows  int                      // more are a matrix
+
 	mu   sync.Mutex
 	args cuda.Args
 	maps tensorMaps[linearMap]
@@ -41,19 +44,21 @@ type Decoder struct {
 	clusters sync.Map // of clusterKey: how many can run at once
 }
 
-// clusterKey is a launch of clusters.
-type clusterKey struct{ element, split, shared int }
+// clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, and else
+// an index of matrixRows.
+type clusterKey struct{ element, kind, split, shared int }
 
-// linearMap is all that a tensor map of weights is made of.
+// linearMap is all that a tensor map of weights is made of. Operands of x have a
+// negative box.
 type linearMap struct {
-	address          uint64
-	in, out, element int
+	address               uint64
+	in, out, element, box int
 }
 
 // NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func NewDecoder(dev *cuda.Device) (*Decoder, error) {
-	d := &Decoder{dev: dev, info: dev.Info()}
+	d := &Decoder{dev: dev, info: dev.Info(), fewRows: linearRows}
 	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return image(decoderUnit, d.info.Capability) })
 	if err != nil {
 		return nil, err
@@ -73,6 +78,9 @@ func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 		return nil, err
 	}
 	if err := d.loadChains(); err != nil {
+		return nil, err
+	}
+	if err := d.loadMatrices(); err != nil {
 		return nil, err
 	}
 	d.Sampler, err = NewSampler(dev)
@@ -101,7 +109,7 @@ type Linear struct {
 	Residual Memory // as Y; no buffer: none
 	Norm     *Norm  // nil: x as it is
 	ReLU     bool
-	Scratch  Memory // Rows x In, if [Decoder.NeedsScratch]
+	Scratch  Memory // as many elements as [Decoder.Scratch] says
 	// Early: nothing that is queued writes W or what Norm has, so that it may be
 	// read before the work ahead is done.
 	Early bool
@@ -166,19 +174,23 @@ func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linea
 	return best, ok, nil
 }
 
-// atOnce is how many clusters may run at once: no more than give every
-// multiprocessor one thread block. Clusters lie within groups of multiprocessors,
-// of which some are left over; the driver knows.
+// atOnce is how many clusters of a Linear may run at once.
 func (d *Decoder) atOnce(element, split, shared int) (int, error) {
-	all := max(d.info.Multiprocessors, 1) / split
-	if split == 1 {
+	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.linear[element], linearGrid(1, split, shared, true))
+}
+
+// clustersAtOnce is how many clusters may run at once, of which g has one: no more
+// than give every multiprocessor one thread block. Clusters lie within groups of
+// multiprocessors, of which some are left over; the driver knows.
+func (d *Decoder) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) (int, error) {
+	all := max(d.info.Multiprocessors, 1) / key.split
+	if key.split == 1 {
 		return all, nil
 	}
-	key := clusterKey{element, split, shared}
 	if n, ok := d.clusters.Load(key); ok {
 		return n.(int), nil
 	}
-	n, err := d.linear[element].Clusters(linearGrid(1, split, shared, true))
+	n, err := f.Clusters(g)
 	if err != nil {
 		return 0, err
 	}
@@ -244,11 +256,11 @@ func (o *Linear) tilesOf() (n int) {
 	return n
 }
 
-// NeedsScratch says whether the norm of a Linear needs memory of its own: where
-// no block or cluster has all of a row, and where x is read again and again. The
-// types and sizes of W count, not the memory. The error is the driver's.
-func (d *Decoder) NeedsScratch(o *Linear) (bool, error) {
-	if o.Norm == nil || o.Rows < 1 || len(o.Parts) == 0 || elementOf(o.Parts[0].W.DType) < 0 {
+// normsBefore says whether the norm of a Linear of few rows is a launch of its own:
+// where no block or cluster has all of a row, and where x is read again and again.
+// The error is the driver's.
+func (d *Decoder) normsBefore(o *Linear) (bool, error) {
+	if o.Norm == nil {
 		return false, nil
 	}
 	l, ok, err := d.configure(elementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(), true)
@@ -336,19 +348,23 @@ func (o *Linear) check() error {
 	return o.Norm.check(op, o.In)
 }
 
-// Linear queues linear layers. Rows beyond 16 read the weights again. Everything
-// is checked first; errors wrap cpu.ErrShape, cpu.ErrDType, or are the driver's.
+// Linear queues linear layers. From 9.0 on 16-bit weights are read once for up to
+// 128 rows; else rows beyond 16 read them again. Everything is checked first; errors
+// wrap cpu.ErrShape, cpu.ErrDType, or are the driver's.
 func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
 	}
 	element := elementOf(o.Parts[0].W.DType)
+	if d.isMatrix(o) {
+		return d.matrix(s, element, o)
+	}
 	x, norm := o.X, o.Norm
-	scratch, err := d.NeedsScratch(o)
+	before, err := d.normsBefore(o)
 	if err != nil {
 		return err
 	}
-	if scratch {
+	if before {
 		if err := o.Scratch.checkFloats("linear", "the scratch", o.Rows*o.In); err != nil {
 			return err
 		}
@@ -373,20 +389,20 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 			rows: int32(l.rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
 		}
 		d.args.Reset()
-		before := 0
+		tilesBefore := 0
 		for i := range p.w {
 			if i < len(o.Parts) {
 				part := &o.Parts[i]
 				p.w[i], p.b[i], p.y[i] = part.W.address(), part.B.addressOr0(), part.Y.address()+uint64(row)*uint64(part.Out)*4
 				p.out[i] = int32(part.Out)
-				before += ceil(part.Out, linearTile)
+				tilesBefore += ceil(part.Out, linearTile)
 				var err error
-				if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out); err != nil {
+				if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out, linearTile); err != nil {
 					return err
 				}
 				d.hold(part.W, part.B, part.Y)
 			}
-			p.tiles[i] = int32(before)
+			p.tiles[i] = int32(tilesBefore)
 		}
 		if p.residual != 0 {
 			p.residual += uint64(row) * uint64(o.Parts[0].Out) * 4
@@ -411,18 +427,19 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	return nil
 }
 
-// tensorMap is the map of weights, none where no copy engine takes it.
-func (d *Decoder) tensorMap(w *Memory, in, out int) (t cuda.TensorMap, err error) {
+// tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
+// so many rows are a box.
+func (d *Decoder) tensorMap(w *Memory, in, out, box int) (t cuda.TensorMap, err error) {
 	if !d.overlap() {
 		return t, nil
 	}
-	key := linearMap{w.address(), in, out, elementOf(w.DType)}
+	key := linearMap{w.address(), in, out, elementOf(w.DType), box}
 	return d.maps.get(key, func() (cuda.TensorMap, error) {
 		size := uint64(w.DType.Size())
 		row := uint64(in) * size
 		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
 			ElementBytes: int(size), Dims: [3]uint64{uint64(in), uint64(out), 1}, Strides: [2]uint64{row, row * uint64(out)},
-			Box: [3]uint32{uint32(128 / size), linearTile, 1},
+			Box: [3]uint32{uint32(128 / size), uint32(box), 1},
 		})
 	})
 }

@@ -3,8 +3,10 @@
 package gpu
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -69,17 +71,17 @@ func TestLinearArguments(t *testing.T) {
 	o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: true, Early: true,
 		Norm: &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}}
 	for _, out := range []int{100, 32} {
-		o.Parts = append(o.Parts, LinearPart{W: m.memory(t, cpu.Float16, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out})
+		o.Parts = append(o.Parts, LinearPart{W: m.memory(t, cpu.Float32, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out})
 	}
-	if scratch, err := d.NeedsScratch(&o); !scratch || err != nil {
-		t.Fatal("the norm of 40 rows needs no scratch", err)
+	if scratch, err := d.Scratch(&o); scratch != rows*in || err != nil {
+		t.Fatalf("the norm of 40 rows needs a scratch of %d elements, %v", scratch, err)
 	}
 	o.Scratch = m.memory(t, cpu.Float32, rows*in)
 	lib.Forget()
 	noError(t, d.Linear(m.stream, &o))
 	var list []launch
 	for _, l := range launches(lib.Log()) {
-		if l.kernel == "linear_f16" {
+		if l.kernel == "linear_f32" {
 			list = append(list, l)
 		}
 	}
@@ -99,6 +101,72 @@ func TestLinearArguments(t *testing.T) {
 	}
 	for _, x := range []Memory{o.X, o.Scratch, o.Norm.Gamma, o.Parts[0].W, o.Parts[0].B, o.Parts[0].Y, o.Parts[1].W, o.Parts[1].B, o.Parts[1].Y} {
 		noError(t, x.Buffer.Close())
+	}
+}
+
+// A Linear of many rows is two launches: one makes operands of all rows, and the
+// thread blocks of the other have all tiles once.
+func TestMatrixLaunches(t *testing.T) {
+	m, lib, d := fakeDecoder(t, 90, 132, 232448)
+	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
+	lib.State().Argument("matrix_f16", int(unsafe.Sizeof(matrixParams{})))
+	lib.State().Argument("matrix_bf16", int(unsafe.Sizeof(matrixParams{})))
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		rows, in := linearRows+1+rng.IntN(300), 8*(1+rng.IntN(300))
+		dtype := pick(rng, cpu.Float16, cpu.BFloat16)
+		o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		memory := []Memory{o.X}
+		if rng.IntN(2) == 0 {
+			o.Norm = &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}
+			memory = append(memory, o.Norm.Gamma)
+		}
+		tiles := 0
+		for range 1 + rng.IntN(mostParts) {
+			out := 1 + rng.IntN(700)
+			p := LinearPart{W: m.memory(t, dtype, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out}
+			o.Parts = append(o.Parts, p)
+			memory = append(memory, p.W, p.B, p.Y)
+			tiles += ceil(out, matrixTile)
+		}
+		wantError(t, "no scratch", d.Linear(m.stream, &o), cpu.ErrShape, "the scratch has no buffer")
+		scratch, err := d.Scratch(&o)
+		noError(t, err)
+		if scratch != rows*in+rows {
+			t.Fatalf("%d rows of %d: a scratch of %d elements", rows, in, scratch)
+		}
+		o.Scratch = m.memory(t, cpu.Float32, scratch)
+		memory = append(memory, o.Scratch)
+		lib.Forget()
+		noError(t, d.Linear(m.stream, &o))
+		list := launches(lib.Log())
+		if len(list) != 2 || !strings.HasPrefix(list[0].kernel, "matrix_operands_") {
+			t.Fatalf("%d launches: %s", len(list), lib.Log())
+		}
+		ops, p := (*operandParams)(unsafe.Pointer(&list[0].arg[0])), (*matrixParams)(unsafe.Pointer(&list[1].arg[0]))
+		if list[0].blocks != rows || ops.x != o.X.address() || ops.lead != o.Scratch.address() || ops.factors != ops.lead+uint64(4*rows*in) ||
+			int(ops.n) != in || int(ops.rows) != rows || (ops.norm == 1) != (o.Norm != nil) || ops.beta != 0 {
+			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *ops, list[0])
+		}
+		l, each := list[1], 0
+		if _, err := fmt.Sscanf(l.kernel[strings.LastIndex(l.kernel, "_")+1:], "%d", &each); err != nil {
+			t.Fatal(err)
+		}
+		split := int(p.split)
+		switch {
+		case l.blocks != tiles*ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > ceil(in, matrixStep),
+			l.threads != matrixThreads, l.shared > 232448, l.shared < int(p.stages)*(128*(matrixTile+2*each)+16), l.shared < each*matrixWidth*4,
+			p.factors != ops.factors, int(p.rows) != rows, int(p.in) != in, (p.relu == 1) != o.ReLU, (p.early == 1) != o.Early, int(p.tiles[mostParts-1]) != tiles:
+			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *p, l)
+		}
+		for i := range o.Parts {
+			if p.y[i] != o.Parts[i].Y.address() || p.b[i] != o.Parts[i].B.address() || int(p.out[i]) != o.Parts[i].Out {
+				t.Fatalf("part %d: %+v", i, *p)
+			}
+		}
+		for i := range memory {
+			noError(t, memory[i].Buffer.Close())
+		}
 	}
 }
 

@@ -135,10 +135,10 @@ func TestGPULinear(t *testing.T) {
 			o.Residual = residual.Memory
 			memory = append(memory, residual.Memory)
 		}
-		scratch, err := d.NeedsScratch(&o)
+		scratch, err := d.Scratch(&o)
 		noError(t, err)
-		if scratch {
-			o.Scratch = m.empty(t, rows*in)
+		if scratch > 0 {
+			o.Scratch = m.empty(t, scratch)
 			memory = append(memory, o.Scratch)
 		}
 		noError(t, d.Linear(m.stream, &o))
@@ -253,13 +253,13 @@ func BenchmarkGPULinear(b *testing.B) {
 		{2048, 2048, 3}, {2048, 2048, 1}, {2048, 8192, 1}, {8192, 2048, 1}, {2048, 50272, 1},
 		{4096, 4096, 3}, {4096, 4096, 1}, {4096, 16384, 1}, {16384, 4096, 1},
 	} {
-		for _, rows := range []int{1, 4, 16} {
+		for _, rows := range []int{1, 4, 16, 64, 512} {
 			b.Run(fmt.Sprintf("%dx%dx%d/rows%d", s.in, s.out, s.parts, rows), func(b *testing.B) {
 				one := s.in * s.out * s.parts * 2
 				count := max(4, (600<<20)/one)
 				var memory []Memory
 				x := m.random(b, rng, cpu.Float32, rows*s.in, 1)
-				scratch := m.empty(b, 64*s.in)
+				scratch := m.empty(b, rows*(s.in+1))
 				memory = append(memory, x.Memory, scratch)
 				var ops []Linear
 				for range count {
@@ -300,6 +300,7 @@ func BenchmarkGPULinear(b *testing.B) {
 					best = min(best, took/time.Duration(count))
 				}
 				b.ReportMetric(float64(one)/best.Seconds()/1e9, "GB/s")
+				b.ReportMetric(float64(rows)*float64(one)/best.Seconds()/1e12, "TFLOPS")
 				b.ReportMetric(best.Seconds()*1e6, "us/launch")
 				for i := range memory {
 					noError(b, memory[i].Buffer.Close())

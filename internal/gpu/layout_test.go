@@ -124,6 +124,14 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;",
 			"float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));",
 		},
+		"matrix.cuh": {
+			"constexpr int MATRIX_WARPS = 8; constexpr int MATRIX_THREADS = (MATRIX_WARPS + 1) * 32;",
+			"constexpr int MATRIX_TILE = 128;",
+			"constexpr int MATRIX_STEP = 64;",
+			"constexpr int MATRIX_WIDTH = MATRIX_TILE + 4;",
+			"constexpr int PART = ROWS * 128; static constexpr int STAGE = MATRIX_TILE * 128 + 2 * PART;",
+			"u64* bars = (u64*)(memory + p.stages * STAGE);",
+		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
 		"linear.cuh": {
 			"constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;",
@@ -161,6 +169,8 @@ func TestStructs(t *testing.T) {
 		{"chain.cuh", "ChainParams", chainParams{}},
 		{"append.cuh", "AppendParams", appendParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},
+		{"matrix.cuh", "OperandParams", operandParams{}},
+		{"matrix.cuh", "MatrixParams", matrixParams{}},
 		{"rows.cuh", "NormParams", normParams{}},
 		{"rows.cuh", "GatherParams", gatherParams{}},
 		{"sample.cuh", "SampleParams", sampleParams{}},

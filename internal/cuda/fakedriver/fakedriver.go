@@ -34,7 +34,7 @@ type State struct {
 	Busy                                 int32
 	failIn, failed                       [64]byte
 	SMs, Shared                          int32 // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
-	arguments                            [6]struct {
+	arguments                            [8]struct {
 		kernel [32]byte
 		bytes  int32
 	}
@@ -47,7 +47,7 @@ func (s *State) FailIn(function string, code int32) {
 }
 
 // Argument says that kernels whose names begin with a prefix take one argument,
-// of so many bytes. Of six such prefixes the first that fits counts.
+// of so many bytes. Of eight such prefixes the first that fits counts.
 func (s *State) Argument(prefix string, bytes int) {
 	for i := range s.arguments {
 		if a := &s.arguments[i]; a.bytes == 0 {
@@ -56,7 +56,7 @@ func (s *State) Argument(prefix string, bytes int) {
 			return
 		}
 	}
-	panic("more than six kinds of kernels")
+	panic("more than eight kinds of kernels")
 }
 
 // Failed is the call that was made to fail, "" if none was.

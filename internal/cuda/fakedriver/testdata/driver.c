@@ -24,7 +24,7 @@ struct fake {
 	char fail_in[64]; // fails every call of this function
 	char failed[64];  // the call that was made to fail
 	int sms, shared;  // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
-	struct { char kernel[32]; int bytes; } argument[6]; // kernels whose names begin so take one, of so many bytes
+	struct { char kernel[32]; int bytes; } argument[8]; // kernels whose names begin so take one, of so many bytes
 };
 static struct fake f;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -276,7 +276,7 @@ result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *fn, int threads
 static void say_args(struct object *fn, void **params) {
 	int i = 0;
 	say("args");
-	for (int j = 0; j < 6 && f.argument[j].bytes; j++) {
+	for (int j = 0; j < 8 && f.argument[j].bytes; j++) {
 		if (strncmp(fn->name, f.argument[j].kernel, strlen(f.argument[j].kernel))) continue;
 		say(" ");
 		for (int k = 0; k < f.argument[j].bytes; k++) say("%02x", ((unsigned char *)params[0])[k]);

@@ -1,0 +1,235 @@
+package gpu
+
+import (
+	"fmt"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// matrixUnit is the module with the kernels for linear layers of many rows.
+const matrixUnit = "matrix"
+
+// Constants of the kernels (kernels/matrix.cuh).
+const (
+	matrixThreads = 9 * 32
+	matrixTile    = 128 // rows of W
+	matrixStep    = 64  // columns
+	matrixWidth   = matrixTile + 4
+)
+
+const (
+	mostSplit = 8 // thread blocks of a cluster
+
+	// What the beginning and the end of a tile take, and the meeting of a cluster's
+	// blocks, in steps that could be done.
+	matrixEnds    = 6
+	matrixMeeting = 2
+)
+
+// matrixRows are how many rows of x a thread block may have, and the stages of its
+// ring: where a tile has all rows, the weights are what counts, and the next
+// launch's blocks shall have room to begin.
+var matrixRows = [...]struct{ rows, stages int }{{16, 5}, {32, 4}, {64, 3}, {128, 4}}
+
+// matrices are the kernels for weights of a type.
+type matrices struct {
+	operands *cuda.Function
+	of       [len(matrixRows)]*cuda.Function
+}
+
+// loadMatrices loads the kernels, if there are any for the GPU.
+func (d *Decoder) loadMatrices() error {
+	if !d.overlap() {
+		return nil
+	}
+	m, err := d.dev.Module(matrixUnit, func() ([]byte, error) { return image(matrixUnit, d.info.Capability) })
+	if err != nil {
+		return err
+	}
+	for i := range elements {
+		if elements[i].bytes != 2 {
+			continue
+		}
+		var k matrices
+		if k.operands, err = m.Function("matrix_operands_" + elements[i].name); err != nil {
+			return err
+		}
+		for j := range matrixRows {
+			if k.of[j], err = m.Function(fmt.Sprintf("matrix_%s_%d", elements[i].name, matrixRows[j].rows)); err != nil {
+				return err
+			}
+			if err := k.of[j].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+				return err
+			}
+		}
+		d.matrices[i] = &k
+	}
+	return nil
+}
+
+// operandParams is struct OperandParams.
+type operandParams struct {
+	x, gamma, beta, lead, factors uint64
+	n, rows, norm                 int32
+	eps                           float32
+}
+
+// matrixParams is struct MatrixParams.
+type matrixParams struct {
+	maps          [mostParts]cuda.TensorMap
+	x             cuda.TensorMap
+	factors       uint64
+	b, y          [mostParts]uint64
+	residual      uint64
+	out, tiles    [mostParts]int32
+	rows, in      int32
+	split, stages int32
+	relu, early   int32
+	_             [16]byte
+}
+
+// isMatrix says whether a Linear is one of many rows, which operands are made for
+// by a launch of their own.
+func (d *Decoder) isMatrix(o *Linear) bool {
+	element := elementOf(o.Parts[0].W.DType)
+	return o.Rows > d.fewRows && element >= 0 && d.matrices[element] != nil
+}
+
+// Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
+// sizes of its operands count, not the memory. The error is the driver's.
+func (d *Decoder) Scratch(o *Linear) (int, error) {
+	if o.Rows < 1 || len(o.Parts) == 0 || elementOf(o.Parts[0].W.DType) < 0 {
+		return 0, nil
+	}
+	if d.isMatrix(o) {
+		return o.Rows * (o.In + 1), nil // two parts of 16 bits, and a factor for each row
+	}
+	if needs, err := d.normsBefore(o); err != nil || !needs {
+		return 0, err
+	}
+	return o.Rows * o.In, nil
+}
+
+// matrixLaunch is how a launch looks.
+type matrixLaunch struct {
+	kind   int // an index of matrixRows
+	tiles  int // of y
+	split  int
+	stages int
+	shared int
+}
+
+func (l *matrixLaunch) grid() cuda.Grid {
+	g := cuda.Grid{Blocks: [3]int{l.tiles * l.split}, Threads: [3]int{matrixThreads}, Shared: l.shared, Overlap: true}
+	if l.split > 1 {
+		g.Cluster = [3]int{l.split, 1, 1}
+	}
+	return g
+}
+
+// configureMatrix says how a Linear of many rows is launched: the thread blocks of
+// a cluster share the columns of a tile where there are few tiles.
+func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, err error) {
+	kind := 0
+	for kind < len(matrixRows)-1 && matrixRows[kind].rows < o.Rows {
+		kind++
+	}
+	rows := matrixRows[kind].rows
+	l := matrixLaunch{kind: kind, stages: matrixRows[kind].stages}
+	for i := range o.Parts {
+		l.tiles += ceil(o.Parts[i].Out, matrixTile)
+	}
+	l.tiles *= ceil(o.Rows, rows)
+	l.shared = l.stages * (128*(matrixTile+2*rows) + 16)
+	steps, least := ceil(o.In, matrixStep), 0
+	for l.split = 1; l.split <= min(mostSplit, steps); l.split *= 2 {
+		g := l.grid()
+		g.Blocks[0] = l.split
+		clusters, err := d.clustersAtOnce(clusterKey{element, kind, l.split, l.shared}, d.matrices[element].of[kind], g)
+		if err != nil {
+			return best, err
+		}
+		if clusters == 0 {
+			continue
+		}
+		each := ceil(steps, l.split) + matrixEnds
+		if l.split > 1 {
+			each += matrixMeeting
+		}
+		if cost := ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
+			best, least = l, cost
+		}
+	}
+	if best.split == 0 {
+		return best, errorf("linear", cpu.ErrShape, "the GPU has too little shared memory for %d rows", o.Rows)
+	}
+	return best, nil
+}
+
+// matrix queues a Linear of many rows, which was checked.
+func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
+	if err := o.Scratch.checkFloats("linear", "the scratch", o.Rows*(o.In+1)); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l, err := d.configureMatrix(element, o)
+	if err != nil {
+		return err
+	}
+	kernels := d.matrices[element]
+	operands := operandParams{x: o.X.address(), lead: o.Scratch.address(), factors: o.Scratch.address() + uint64(o.Rows)*uint64(o.In)*4, n: int32(o.In), rows: int32(o.Rows)}
+	d.args.Reset()
+	if o.Norm != nil {
+		operands.norm, operands.gamma, operands.beta, operands.eps = 1, o.Norm.Gamma.addressOr0(), o.Norm.Beta.addressOr0(), float32(o.Norm.Eps)
+		d.hold(o.Norm.Gamma, o.Norm.Beta)
+	}
+	cuda.Struct(&d.args, &operands)
+	d.hold(o.X, o.Scratch)
+	if err := kernels.operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args); err != nil {
+		return err
+	}
+
+	p := matrixParams{
+		factors: operands.factors, residual: o.Residual.addressOr0(),
+		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
+	}
+	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, matrixRows[l.kind].rows); err != nil {
+		return err
+	}
+	d.args.Reset()
+	tiles := 0
+	for i := range mostParts {
+		if i < len(o.Parts) {
+			part := &o.Parts[i]
+			p.b[i], p.y[i], p.out[i] = part.B.addressOr0(), part.Y.address(), int32(part.Out)
+			tiles += ceil(part.Out, matrixTile)
+			if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out, matrixTile); err != nil {
+				return err
+			}
+			d.hold(part.W, part.B, part.Y)
+		}
+		p.tiles[i] = int32(tiles)
+	}
+	if o.ReLU {
+		p.relu = 1
+	}
+	if o.Early {
+		p.early = 1
+	}
+	cuda.Struct(&d.args, &p)
+	d.hold(o.Scratch, o.Residual)
+	return kernels.of[l.kind].Launch(s, l.grid(), &d.args)
+}
+
+// operandMap is the map of the operands that x has become: both parts of 64
+// columns of so many rows are a box.
+func (d *Decoder) operandMap(scratch *Memory, in, rows, box int) (cuda.TensorMap, error) {
+	return d.maps.get(linearMap{scratch.address(), in, rows, 0, -box}, func() (cuda.TensorMap, error) {
+		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
+			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), 2}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
+			Box: [3]uint32{matrixStep, uint32(box), 2},
+		})
+	})
+}

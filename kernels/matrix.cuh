@@ -1,0 +1,273 @@
+// Linear layers of more rows than linear.cuh keeps in shared memory, as prompts and
+// large batches have them:
+//
+//	y = f(x W^T + b) + residual,   f(v) = max(v, 0) or v
+//
+// First, a launch makes operands of x (of its layer norm, if that is wanted): each
+// element as two 16-bit parts, rows scaled by powers of two where the type has few
+// exponents. Then thread blocks compute tiles of y: 128 rows of W by 16 to 128 of
+// x. A copying warp brings both through a ring, in steps of 64 columns; eight
+// warps multiply. Where there are fewer tiles than multiprocessors, the thread
+// blocks of a cluster share a tile's columns out, and add their sums up in the
+// order of the blocks: bits do not vary from run to run.
+#pragma once
+#include "linear.cuh"
+
+constexpr int MATRIX_WARPS = 8;                        // that multiply; one more copies
+constexpr int MATRIX_THREADS = (MATRIX_WARPS + 1) * 32;
+constexpr int MATRIX_TILE = 128;                       // rows of W
+constexpr int MATRIX_STEP = 64;                        // columns: 128 bytes
+constexpr int MATRIX_WIDTH = MATRIX_TILE + 4;          // floats between rows of a tile's sums
+
+struct OperandParams {
+  const float *x, *gamma, *beta; // gamma and beta may be null
+  u32* lead;                     // rows x n/2 pairs, and behind them the other parts
+  float* factors;                // of each row, what its products are multiplied by
+  int n, rows, norm;
+  float eps;
+};
+
+struct MatrixParams {
+  TensorMap maps[LINEAR_PARTS]; // of the weights; several layers of one x
+  TensorMap x;                  // both parts of the operands
+  const float* factors;
+  const float* b[LINEAR_PARTS]; // may be null
+  float* y[LINEAR_PARTS];       // rows x out
+  const float* residual;        // rows x out of part 0; may be null
+  int out[LINEAR_PARTS];
+  int tiles[LINEAR_PARTS]; // up to the end of each part
+  int rows, in;
+  int split;  // thread blocks of a cluster
+  int stages; // of the ring
+  int relu;
+  int early; // the weights may be read before the launch before this one has ended
+};
+
+#if __CUDA_ARCH__ >= 900
+// A row of operands, a thread block each.
+template <class T> __device__ __forceinline__ void operands(const OperandParams& p) {
+  __shared__ float room[8];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  waitForEarlier();
+  if (threadIdx.x == 0) letNextStart();
+  const float* x = p.x + (long long)blockIdx.x * p.n;
+  const auto each = [&](auto f) {
+#pragma unroll 4
+    for (int i = threadIdx.x * 4; i < p.n; i += 1024) f(i, *(const float4*)(x + i));
+  };
+  const auto all = [&](float v, auto merge) { // over the block
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) v = merge(v, __shfl_xor_sync(~0u, v, i));
+    __syncthreads();
+    if (lane == 0) room[warp] = v;
+    __syncthreads();
+    v = room[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) v = merge(v, room[i]);
+    return v;
+  };
+  const auto plus = [](float a, float b) { return a + b; };
+  float mean = 0.f, f = 1.f;
+  if (p.norm) {
+    float sum = 0.f;
+    each([&](int, float4 v) { sum += (v.x + v.y) + (v.z + v.w); });
+    mean = all(sum, plus) / p.n;
+    sum = 0.f;
+    each([&](int, float4 v) { sum += ((v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean)) + ((v.z - mean) * (v.z - mean) + (v.w - mean) * (v.w - mean)); });
+    f = 1.f / sqrtf(all(sum, plus) / p.n + p.eps);
+  }
+  const auto normed = [&](int i, float4 v) {
+    if (!p.norm) return v;
+    v.x = (v.x - mean) * f, v.y = (v.y - mean) * f, v.z = (v.z - mean) * f, v.w = (v.w - mean) * f;
+    if (p.gamma != nullptr) {
+      const float4 g = *(const float4*)(p.gamma + i);
+      v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+    }
+    if (p.beta != nullptr) {
+      const float4 b = *(const float4*)(p.beta + i);
+      v.x += b.x, v.y += b.y, v.z += b.z, v.w += b.w;
+    }
+    return v;
+  };
+  float up = 1.f, down = 1.f;
+  if constexpr (T::narrow) {
+    float top = 0.f;
+    each([&](int i, float4 v) {
+      v = normed(i, v);
+      top = fmaxf(top, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+    });
+    const int e = exponentOf(all(top, [](float a, float b) { return fmaxf(a, b); }));
+    up = powerOf(-e), down = powerOf(e);
+  }
+  if (threadIdx.x == 0) p.factors[blockIdx.x] = down;
+  u32* const lead = p.lead + (long long)blockIdx.x * (p.n / 2);
+  u32* const rest = lead + (long long)p.rows * (p.n / 2);
+  each([&](int i, float4 v) {
+    v = normed(i, v);
+    if constexpr (T::narrow) v.x *= up, v.y *= up, v.z *= up, v.w *= up;
+    const u32 a = T::pack(v.x, v.y), b = T::pack(v.z, v.w);
+    *(uint2*)(lead + i / 2) = make_uint2(a, b);
+    *(uint2*)(rest + i / 2) = make_uint2(T::pack(v.x - T::low(a), v.y - T::high(a)), T::pack(v.z - T::low(b), v.w - T::high(b)));
+  });
+}
+
+// Four floats in the shared memory of another thread block of the cluster.
+__device__ __forceinline__ float4 remote4(const float* at, int rank) {
+  u32 to;
+  float4 v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(sharedAddress(at)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(to) : "memory");
+  return v;
+}
+
+template <class T, int ROWS> struct Matrix {
+  // The warps' parts of a tile: BESIDE of them share the rows of W out, the others x's.
+  static constexpr int BESIDE = ROWS >= 128 ? 2 : ROWS >= 32 ? 4 : 8, BELOW = MATRIX_WARPS / BESIDE;
+  static constexpr int A = MATRIX_TILE / BESIDE / 16, B = ROWS / BELOW / 8; // products: of 16 rows of W, and 8 of x
+  static constexpr int PART = ROWS * 128;                                   // bytes of a part of x in a stage
+  static constexpr int STAGE = MATRIX_TILE * 128 + 2 * PART;
+  static_assert(B % 2 == 0, "x is loaded 16 rows at a time");
+
+  __device__ static __forceinline__ void run(const MatrixParams& p) {
+    extern __shared__ __align__(1024) char memory[];
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const int split = p.split, rank = blockIdx.x % split, below = (p.rows + ROWS - 1) / ROWS;
+    // Blocks that run at the same time have the same rows of W, as far as there are several.
+    const int tile = blockIdx.x / split / below, first = blockIdx.x / split % below * ROWS; // of x
+    const int part = (tile >= p.tiles[0]) + (tile >= p.tiles[1]), row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * MATRIX_TILE;
+    const int steps = (p.in + MATRIX_STEP - 1) / MATRIX_STEP, s0 = rank * steps / split, s1 = (rank + 1) * steps / split;
+    u64* bars = (u64*)(memory + p.stages * STAGE); // a full and an empty one for each stage
+    const u32 ring = sharedAddress(memory), full = sharedAddress(bars), empty = full + p.stages * 8;
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < p.stages; s++) barrierInit(full + s * 8, 1), barrierInit(empty + s * 8, MATRIX_WARPS);
+      opened();
+    }
+    __syncthreads();
+    float sums[A][B][4];
+    if (warp == MATRIX_WARPS) {
+      if (lane == 0) copyAll(p, part, row, first, s0, s1, ring, full, empty);
+      __syncwarp();
+    } else {
+      waitForEarlier();
+      if (threadIdx.x == 0) letNextStart();
+      multiplyAll(p.stages, s1 - s0, ring, full, empty, sums, warp, lane);
+      asm volatile("bar.sync 1, %0;" ::"n"(MATRIX_WARPS * 32) : "memory"); // the ring is used up
+      float* const mine = (float*)memory;
+      const int n = warp % BESIDE * (A * 16) + (lane >> 2), m = warp / BESIDE * (B * 8) + (lane & 3) * 2;
+#pragma unroll
+      for (int i = 0; i < A; i++)
+#pragma unroll
+        for (int j = 0; j < B; j++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) mine[(m + j * 8 + (e & 1)) * MATRIX_WIDTH + n + i * 16 + (e >> 1) * 8] = sums[i][j][e];
+    }
+    split > 1 ? clusterSync() : __syncthreads();
+    if (warp < MATRIX_WARPS) finishAll(p, (const float*)memory, part, row, first, rank);
+    if (split > 1) clusterSync(); // others may still read this block's memory
+  }
+
+  // One thread asks for all that the block reads.
+  __device__ static __forceinline__ void copyAll(const MatrixParams& p, int part, int row, int first, int s0, int s1, u32 ring, u32 full, u32 empty) {
+    // Weights are read once where one tile has all rows.
+    const u64 policy = p.rows <= ROWS ? readOnce() : readAgain();
+    const TensorMap* const map = &p.maps[part];
+    const auto weights = [&](int s, int at) {
+      barrierExpect(full + at * 8, STAGE);
+      copyBox(ring + at * STAGE, map, s * MATRIX_STEP, row, 0, full + at * 8, policy);
+    };
+    const auto x = [&](int s, int at) { copyBox(ring + at * STAGE + MATRIX_TILE * 128, &p.x, s * MATRIX_STEP, first, 0, full + at * 8, readAgain()); };
+    const int ahead = min(p.stages, s1 - s0);
+    if (p.early)
+      for (int i = 0; i < ahead; i++) weights(s0 + i, i);
+    waitForEarlier();
+    for (int i = 0; i < ahead; i++) {
+      if (!p.early) weights(s0 + i, i);
+      x(s0 + i, i);
+    }
+    int at = 0;
+    u32 parity = 0;
+#pragma unroll 1
+    for (int s = s0 + ahead; s < s1; s++) {
+      barrierWait(empty + at * 8, parity);
+      weights(s, at), x(s, at);
+      if (++at == p.stages) at = 0, parity ^= 1;
+    }
+  }
+
+  __device__ static __forceinline__ void multiplyAll(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[A][B][4], int warp, int lane) {
+#pragma unroll
+    for (int i = 0; i < A * B; i++) sums[i / B][i % B][0] = sums[i / B][i % B][1] = sums[i / B][i % B][2] = sums[i / B][i % B][3] = 0.f;
+    // Four matrices of 8 rows and 16 bytes: of W rows 0-7 and 8-15, then the next 16
+    // bytes of them; of x rows 0-7, the next 16 bytes of them, and so rows 8-15.
+    const u32 a = warp % BESIDE * (A * 16) + (lane & 7) + ((lane >> 3) & 1) * 8, halfA = (lane >> 4) * 16;
+    const u32 b = warp / BESIDE * (B * 8) + (lane & 7) + (lane >> 4) * 8, halfB = ((lane >> 3) & 1) * 16;
+    int at = 0;
+    u32 parity = 0;
+#pragma unroll 1
+    for (int s = 0; s < steps; s++) {
+      barrierWait(full + at * 8, parity);
+      const u32 w = ring + at * STAGE, x = w + MATRIX_TILE * 128;
+#pragma unroll
+      for (int k = 0; k < MATRIX_STEP / 16; k++) {
+        u32 left[A][4], right[2][B / 2][4];
+#pragma unroll
+        for (int i = 0; i < A; i++) loadMatrix(left[i], w + swizzled(a + i * 16, k * 32 + halfA));
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+#pragma unroll
+          for (int j = 0; j < B / 2; j++) loadMatrix(right[q][j], x + q * PART + swizzled(b + j * 16, k * 32 + halfB));
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+#pragma unroll
+          for (int i = 0; i < A; i++)
+#pragma unroll
+            for (int j = 0; j < B; j++) T::mma(sums[i][j], left[i], right[q][j / 2][j % 2 * 2], right[q][j / 2][j % 2 * 2 + 1]);
+      }
+      __syncwarp();
+      if (lane == 0) barrierArrive(empty + at * 8);
+      if (++at == stages) at = 0, parity ^= 1;
+    }
+  }
+
+  // The sums of a cluster's blocks, of which each finishes every split-th four.
+  __device__ static __forceinline__ void finishAll(const MatrixParams& p, const float* sums, int part, int row, int first, int rank) {
+    const int out = p.out[part], split = p.split;
+    const bool even = out % 4 == 0;
+    const float* const bias = p.b[part];
+    for (int i = threadIdx.x * split + rank; i < ROWS * (MATRIX_TILE / 4); i += MATRIX_WARPS * 32 * split) {
+      const int m = i / (MATRIX_TILE / 4), c = i % (MATRIX_TILE / 4) * 4, n = row + c;
+      if (first + m >= p.rows || n >= out) continue;
+      const float* const at = sums + m * MATRIX_WIDTH + c;
+      float v[4] = {};
+      if (split == 1) {
+        const float4 s = *(const float4*)at;
+        v[0] = s.x, v[1] = s.y, v[2] = s.z, v[3] = s.w;
+      } else {
+        float4 s[8];
+#pragma unroll
+        for (int r = 0; r < 8; r++) s[r] = r < split ? remote4(at, r) : make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int r = 0; r < 8; r++) v[0] += s[r].x, v[1] += s[r].y, v[2] += s[r].z, v[3] += s[r].w;
+      }
+      const float down = p.factors[first + m];
+      const long long place = (long long)(first + m) * out + n;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        if (n + e >= out) break;
+        v[e] *= down;
+        if (bias != nullptr) v[e] += bias[n + e];
+        if (p.relu && v[e] < 0.f) v[e] = 0.f;
+      }
+      if (even) {
+        if (p.residual != nullptr) {
+          const float4 r = *(const float4*)(p.residual + place);
+          v[0] += r.x, v[1] += r.y, v[2] += r.z, v[3] += r.w;
+        }
+        *(float4*)(p.y[part] + place) = make_float4(v[0], v[1], v[2], v[3]);
+      } else {
+        for (int e = 0; e < 4 && n + e < out; e++) p.y[part][place + e] = v[e] + (p.residual != nullptr ? p.residual[place + e] : 0.f);
+      }
+    }
+  }
+};
+#endif
