@@ -120,9 +120,167 @@ __device__ __forceinline__ float4 remote4(const float* at, int rank) {
   return v;
 }
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Products of a warp group, four warps, on operands in shared memory: 64 rows of W
+// by N of x, 16 columns. They run beside what the warps do.
+template <int N> struct Group;
+template <> struct Group<16> {
+  template <class T> __device__ static __forceinline__ void product(float (&d)[2][4], u64 a, u64 b) {
+    if constexpr (T::type == F16) {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7"
+          "}, %8, %9, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+          : "l"(a), "l"(b), "r"(1));
+    } else {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7"
+          "}, %8, %9, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+          : "l"(a), "l"(b), "r"(1));
+    }
+  }
+};
+template <> struct Group<32> {
+  template <class T> __device__ static __forceinline__ void product(float (&d)[4][4], u64 a, u64 b) {
+    if constexpr (T::type == F16) {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+          "}, %16, %17, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+            "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+            "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+          : "l"(a), "l"(b), "r"(1));
+    } else {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+          "}, %16, %17, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+            "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+            "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+          : "l"(a), "l"(b), "r"(1));
+    }
+  }
+};
+template <> struct Group<64> {
+  template <class T> __device__ static __forceinline__ void product(float (&d)[8][4], u64 a, u64 b) {
+    if constexpr (T::type == F16) {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+          "}, %32, %33, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+            "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+            "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+            "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+            "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+            "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+            "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+          : "l"(a), "l"(b), "r"(1));
+    } else {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+          "}, %32, %33, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+            "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+            "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+            "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+            "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+            "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+            "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+          : "l"(a), "l"(b), "r"(1));
+    }
+  }
+};
+template <> struct Group<128> {
+  template <class T> __device__ static __forceinline__ void product(float (&d)[16][4], u64 a, u64 b) {
+    if constexpr (T::type == F16) {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+          "}, %64, %65, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+            "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+            "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+            "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+            "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+            "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+            "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+            "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+            "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+            "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+            "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+            "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+            "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+            "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+            "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+          : "l"(a), "l"(b), "r"(1));
+    } else {
+      asm volatile(
+          "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+          "}, %64, %65, p, 1, 1, 0, 0;}"
+          : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+            "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+            "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+            "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+            "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+            "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+            "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+            "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+            "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+            "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+            "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+            "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+            "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+            "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+            "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+            "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+          : "l"(a), "l"(b), "r"(1));
+    }
+  }
+};
+
+// What a warp group has to know of an operand: where its rows of 128 bytes begin.
+__device__ __forceinline__ u64 operandAt(u32 at) { return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
+#endif
+
 template <class T, int ROWS> struct Matrix {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static constexpr bool GROUPS = true; // two warp groups, of 64 rows of W each
+#else
+  static constexpr bool GROUPS = false;
+#endif
   // The warps' parts of a tile: BESIDE of them share the rows of W out, the others x's.
-  static constexpr int BESIDE = ROWS >= 128 ? 2 : ROWS >= 32 ? 4 : 8, BELOW = MATRIX_WARPS / BESIDE;
+  static constexpr int BESIDE = GROUPS ? 8 : ROWS >= 128 ? 2 : ROWS >= 32 ? 4 : 8, BELOW = MATRIX_WARPS / BESIDE;
   static constexpr int A = MATRIX_TILE / BESIDE / 16, B = ROWS / BELOW / 8; // products: of 16 rows of W, and 8 of x
   static constexpr int PART = ROWS * 128;                                   // bytes of a part of x in a stage
   static constexpr int STAGE = MATRIX_TILE * 128 + 2 * PART;
@@ -150,7 +308,13 @@ template <class T, int ROWS> struct Matrix {
     } else {
       waitForEarlier();
       if (threadIdx.x == 0) letNextStart();
-      multiplyAll(p.stages, s1 - s0, ring, full, empty, sums, warp, lane);
+#pragma unroll
+      for (int i = 0; i < A * B; i++) sums[i / B][i % B][0] = sums[i / B][i % B][1] = sums[i / B][i % B][2] = sums[i / B][i % B][3] = 0.f;
+      if constexpr (GROUPS) {
+        multiplyGroups(p.stages, s1 - s0, ring, full, empty, sums[0], warp, lane);
+      } else {
+        multiplyAll(p.stages, s1 - s0, ring, full, empty, sums, warp, lane);
+      }
       asm volatile("bar.sync 1, %0;" ::"n"(MATRIX_WARPS * 32) : "memory"); // the ring is used up
       float* const mine = (float*)memory;
       const int n = warp % BESIDE * (A * 16) + (lane >> 2), m = warp / BESIDE * (B * 8) + (lane & 3) * 2;
@@ -194,9 +358,34 @@ template <class T, int ROWS> struct Matrix {
     }
   }
 
-  __device__ static __forceinline__ void multiplyAll(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[A][B][4], int warp, int lane) {
+  // By warp groups: a stage is given back when the products of the next one are on
+  // their way.
+  __device__ static __forceinline__ void multiplyGroups(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[B][4], int warp, int lane) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    int at = 0, before = -1;
+    u32 parity = 0;
+#pragma unroll 1
+    for (int s = 0; s < steps; s++) {
+      barrierWait(full + at * 8, parity);
+      const u32 w = ring + at * STAGE + warp / 4 * (64 * 128), x = ring + at * STAGE + MATRIX_TILE * 128;
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int i = 0; i < A * B; i++) sums[i / B][i % B][0] = sums[i / B][i % B][1] = sums[i / B][i % B][2] = sums[i / B][i % B][3] = 0.f;
+      for (int k = 0; k < MATRIX_STEP / 16; k++)
+#pragma unroll
+        for (int q = 0; q < 2; q++) Group<ROWS>::template product<T>(sums, operandAt(w + k * 32), operandAt(x + q * PART + k * 32));
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+      if (before >= 0 && lane == 0) barrierArrive(empty + before * 8);
+      before = at;
+      if (++at == stages) at = 0, parity ^= 1;
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < B; i++) asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory"); // they are there from here on
+#endif
+  }
+
+  __device__ static __forceinline__ void multiplyAll(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[A][B][4], int warp, int lane) {
     // Four matrices of 8 rows and 16 bytes: of W rows 0-7 and 8-15, then the next 16
     // bytes of them; of x rows 0-7, the next 16 bytes of them, and so rows 8-15.
     const u32 a = warp % BESIDE * (A * 16) + (lane & 7) + ((lane >> 3) & 1) * 8, halfA = (lane >> 4) * 16;

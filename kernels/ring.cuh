@@ -83,15 +83,16 @@ template <class S> struct Ring : S {
   }
 
   // The same in a chain, which goes on with the first chunks of the next layer, as
-  // many as the ring has room for.
+  // many as the ring has room for. A slot is always the same warp's: of what goes
+  // through it, the next is asked for by who knows that the one before was.
   __device__ static __forceinline__ void copyAll(const Params& p, const Work& work, const TensorMap* map, const TensorMap* next, const Round& round, u32 ring, u32 full, u32 empty, int first, int lane) {
-    u32 turn;
-    int slot = slotOf(round.before + round.asked + first, p.slots, turn), skip = round.asked + first;
-    int most = 0x7fffffff, before = round.before;
+    int before = round.before, skip = round.asked + ((first ^ before) & 1), most = 0x7fffffff;
 #pragma unroll 1
     for (int k = 0; k < (round.next != nullptr ? 2 : 1); k++) { // in one place: the code of a chain is long
+      u32 turn;
+      const int slot = slotOf(before + skip, p.slots, turn);
       before += copySome(p, work, map, ring, full, empty, slot, skip, ~turn & 1, most, lane);
-      slot = slotOf(before + first, p.slots, turn), skip = first, most = p.slots / 2, map = next;
+      skip = (first ^ before) & 1, most = p.slots / 2, map = next;
     }
   }
 

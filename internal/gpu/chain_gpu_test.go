@@ -205,6 +205,19 @@ func (s *stack) poison(t testing.TB) {
 func TestGPUChain(t *testing.T)       { testChain(t, false) }
 func TestGPUChainLinear(t *testing.T) { testChain(t, true) }
 
+// Contexts that go round a thread block's ring many times, and not in whole rounds.
+func TestGPUChainLong(t *testing.T) {
+	m, d := realDecoder(t)
+	rng := reftest.Rand(t)
+	for i, sh := range []stackShape{
+		{rows: 1, heads: 8, kvHeads: 8, dim: 64, keys: []int{33001}},
+		{rows: 2, heads: 16, kvHeads: 8, dim: 128, keys: []int{17003, 3}},
+	} {
+		sh.blocks, sh.inner, sh.pageTokens, sh.kv = 2, 512, 64, cpu.Float16
+		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+	}
+}
+
 func testChain(t *testing.T, linear bool) {
 	m, d := realDecoder(t)
 	rng := reftest.Rand(t)
@@ -222,51 +235,55 @@ func testChain(t *testing.T, linear bool) {
 		for range sh.rows {
 			sh.keys = append(sh.keys, pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)))
 		}
-		name := fmt.Sprintf("case %d: %+v", i, sh)
-		s := newStack(t, m, d, rng, sh)
-		var before [][]byte
-		for j := range s.cache {
-			before = append(before, read(t, &s.cache[j]))
-		}
-		noError(t, s.launches())
-		m.settle(t)
-		var want, wantCache [][]byte
-		for j := range s.outs {
-			want = append(want, read(t, &s.outs[j]))
-		}
-		for j := range s.cache {
-			wantCache = append(wantCache, read(t, &s.cache[j]))
-			noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
-		}
-		c, g := s.captured(t)
-		var first [][]byte
-		for run := range 3 {
-			s.poison(t)
-			noError(t, m.stream.Launch(g))
-			m.settle(t)
-			for j := range s.outs {
-				got := read(t, &s.outs[j])
-				if run > 0 {
-					if !bytes.Equal(got, first[j]) {
-						t.Fatalf("%s: output %d of run %d differs from run 0's", name, j, run)
-					}
-					continue
-				}
-				first = append(first, got)
-				bound := 4e-3
-				if sh.kv == cpu.BFloat16 {
-					bound = 3e-2
-				}
-				closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], cpu.Float32, bound)
-			}
-		}
-		for j := range s.cache {
-			closeTo(t, fmt.Sprintf("%s: cache %d", name, j), read(t, &s.cache[j]), wantCache[j], sh.kv, 3e-2)
-		}
-		noError(t, g.Close())
-		noError(t, c.Close())
-		s.close(t)
+		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
 	}
+}
+
+// testStack compares a chain with launches, and its bits in three runs.
+func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
+	s := newStack(t, m, d, rng, sh)
+	var before [][]byte
+	for j := range s.cache {
+		before = append(before, read(t, &s.cache[j]))
+	}
+	noError(t, s.launches())
+	m.settle(t)
+	var want, wantCache [][]byte
+	for j := range s.outs {
+		want = append(want, read(t, &s.outs[j]))
+	}
+	for j := range s.cache {
+		wantCache = append(wantCache, read(t, &s.cache[j]))
+		noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
+	}
+	c, g := s.captured(t)
+	var first [][]byte
+	for run := range 3 {
+		s.poison(t)
+		noError(t, m.stream.Launch(g))
+		m.settle(t)
+		for j := range s.outs {
+			got := read(t, &s.outs[j])
+			if run > 0 {
+				if !bytes.Equal(got, first[j]) {
+					t.Fatalf("%s: output %d of run %d differs from run 0's", name, j, run)
+				}
+				continue
+			}
+			first = append(first, got)
+			bound := 4e-3
+			if sh.kv == cpu.BFloat16 {
+				bound = 3e-2
+			}
+			closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], cpu.Float32, bound)
+		}
+	}
+	for j := range s.cache {
+		closeTo(t, fmt.Sprintf("%s: cache %d", name, j), read(t, &s.cache[j]), wantCache[j], sh.kv, 3e-2)
+	}
+	noError(t, g.Close())
+	noError(t, c.Close())
+	s.close(t)
 }
 
 // closeTo compares numbers, with a bound that is a part of the largest.

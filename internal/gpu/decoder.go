@@ -21,6 +21,10 @@ const (
 	sumsPad     = 4  // between rows of a warp's sums, in shared memory
 
 	rowThreads = 256
+
+	// More rows are a matrix, where there are kernels for that: up to here it is
+	// faster to read x once for all tiles.
+	fewRows = 8
 )
 
 // Decoder is the kernels of a decoder's other layers on one device. It may be
@@ -35,7 +39,6 @@ type Decoder struct {
 	*Sampler
 
 	matrices [len(elements)]*matrices // nil: there are none for this GPU, or the type
-	fewRows  int                      // more are a matrix
 
 	mu   sync.Mutex
 	args cuda.Args
@@ -58,7 +61,7 @@ type linearMap struct {
 // NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func NewDecoder(dev *cuda.Device) (*Decoder, error) {
-	d := &Decoder{dev: dev, info: dev.Info(), fewRows: linearRows}
+	d := &Decoder{dev: dev, info: dev.Info()}
 	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return image(decoderUnit, d.info.Capability) })
 	if err != nil {
 		return nil, err
@@ -348,8 +351,8 @@ func (o *Linear) check() error {
 	return o.Norm.check(op, o.In)
 }
 
-// Linear queues linear layers. From 9.0 on 16-bit weights are read once for up to
-// 128 rows; else rows beyond 16 read them again. Everything is checked first; errors
+// Linear queues linear layers. From 9.0 on 16-bit weights come from memory once,
+// however many rows there are; else rows beyond 16 read them again. Everything is checked first; errors
 // wrap cpu.ErrShape, cpu.ErrDType, or are the driver's.
 func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {

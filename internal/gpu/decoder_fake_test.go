@@ -113,7 +113,7 @@ func TestMatrixLaunches(t *testing.T) {
 	lib.State().Argument("matrix_bf16", int(unsafe.Sizeof(matrixParams{})))
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
-		rows, in := linearRows+1+rng.IntN(300), 8*(1+rng.IntN(300))
+		rows, in := fewRows+1+rng.IntN(300), 8*(1+rng.IntN(300))
 		dtype := pick(rng, cpu.Float16, cpu.BFloat16)
 		o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
 		memory := []Memory{o.X}

@@ -93,7 +93,7 @@ type matrixParams struct {
 // by a launch of their own.
 func (d *Decoder) isMatrix(o *Linear) bool {
 	element := elementOf(o.Parts[0].W.DType)
-	return o.Rows > d.fewRows && element >= 0 && d.matrices[element] != nil
+	return o.Rows > fewRows && element >= 0 && d.matrices[element] != nil
 }
 
 // Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and

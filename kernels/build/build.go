@@ -220,7 +220,7 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 			if !virtual(arch) {
 				with = append(with, "--ptxas-options=-v") // changes what is printed, not the image
 			}
-			images[i], logs[i], errs[i] = b.compiler.compile(u.name+".cu", u.files, b.headers, arch, with)
+			images[i], logs[i], errs[i] = b.compiler.compile(u.name+".cu", u.files, b.headers, whole(arch), with)
 			took[i] = time.Since(start)
 		})
 	}
@@ -288,4 +288,13 @@ func (b *builder) write(u *unit, images [][]byte) error {
 	}
 	fmt.Fprintf(b.stdout, "%s: %d kernels, %d bytes packed\n", u.name, len(u.now.Entries), len(archive))
 	return nil
+}
+
+// whole is the architecture with what only its own GPUs have: a cubin runs on no
+// others anyway.
+func whole(arch string) string {
+	if arch == "sm_90" {
+		return "sm_90a"
+	}
+	return arch
 }
