@@ -29,7 +29,7 @@ type Chain struct {
 	floats  int64 // that are tagged
 	area    int   // bytes of shared memory for x
 	shift   int   // the block that has the next layer's first tile
-	wide    bool  // some x has more than mostChainX elements
+	wide    bool  // some x has more than mostChainX elements, or no room
 
 	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
 	texts       []chainLayer // of text, until Upload
@@ -91,7 +91,7 @@ func (c *Chain) Linear(o *Linear) bool {
 		return false
 	}
 	area := areaOf(o.Rows, o.In, o.Norm != nil)
-	wide := o.Rows*o.In > mostChainX
+	wide := o.Rows*o.In > mostChainX || c.stagesFor(area, 1, mostWarps) < 2
 	if !wide && !c.fits(max(area, c.area)) {
 		return false
 	}

@@ -34,7 +34,7 @@ const (
 
 	// Elements of x that a chain is for: every thread block reads all of them. Of
 	// more, launches whose clusters share x are as fast or faster.
-	mostChainX = 64 << 10
+	mostChainX = 32 << 10
 )
 
 // chainDims are the head dims that there are chains for.
