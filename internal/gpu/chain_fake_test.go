@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -284,6 +285,60 @@ func TestChainOfWideLayers(t *testing.T) {
 			s.close(t)
 		})
 	}
+}
+
+// The copying warps of a chain, as kernels/ring.cuh has them: whatever the number of
+// chunks, each is asked for once in each layer, and a slot is always the same
+// warp's. So nobody waits for a slot whose chunk before has not been asked for: a
+// barrier's parity tells rounds apart only if they are one apart.
+func TestChainRing(t *testing.T) {
+	type chunk struct{ layer, i int }
+	rng := reftest.Rand(t)
+	for range 2000 {
+		n, slots, layers, apart := 1+rng.IntN(70), mostWarps*(1+rng.IntN(4)), 1+rng.IntN(5), rng.IntN(2) == 0
+		owner := make(map[int]int)
+		last := make(map[int]int) // of each slot, the chunk of all layers' that went through it
+		seen := make(map[chunk]bool)
+		before, asked := 0, 0
+		for layer := range layers {
+			next := apart && layer < layers-1
+			for first := range 2 {
+				at, skip, most := before, asked+(first^before)&1, math.MaxInt
+				for k := range 1 + count(next) {
+					for i := skip; i < n && most > 0; i, most = i+2, most-1 {
+						c, all := chunk{layer + k, i}, at+i
+						slot := all % slots
+						if seen[c] {
+							t.Fatalf("%d chunks, %d slots: %+v is asked for twice", n, slots, c)
+						}
+						seen[c] = true
+						if o, ok := owner[slot]; ok && o != first {
+							t.Fatalf("%d chunks, %d slots: slot %d is that of two warps", n, slots, slot)
+						}
+						owner[slot] = first
+						if l, ok := last[slot]; ok && all != l+slots {
+							t.Fatalf("%d chunks, %d slots: in slot %d chunk %d comes behind %d", n, slots, slot, all, l)
+						}
+						last[slot] = all
+					}
+					at += n
+					skip, most = (first^at)&1, slots/2
+				}
+			}
+			before += n
+			asked = slots * count(apart)
+		}
+		if len(seen) != n*layers {
+			t.Fatalf("%d chunks, %d slots: %d of %d were asked for", n, slots, len(seen), n*layers)
+		}
+	}
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // GPUs without a copy engine have no chains.
