@@ -11,21 +11,8 @@ import (
 // decoderUnit is the module with the kernels of a [Decoder].
 const decoderUnit = "decoder"
 
-// Constants of the kernels (kernels/linear.cuh).
-const (
-	linearRows  = 16
-	linearWarps = 8
-	linearTile  = 32 // rows of W
-	mostParts   = 3
-	linearPad   = 16 // floats between rows of x, and
-	sumsPad     = 4  // between rows of a warp's sums, in shared memory
-
-	rowThreads = 256
-
-	// More rows are a matrix, where there are kernels for that: up to here it is
-	// faster to read x once for all tiles.
-	fewRows = 8
-)
+// rowThreads is the threads of a block that touches a row once.
+const rowThreads = 256
 
 // Decoder is the kernels of a decoder's other layers on one device. It may be
 // used by several goroutines at once. Its kernels go with the device.
@@ -50,13 +37,6 @@ type Decoder struct {
 // clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, and else
 // an index of matrixRows.
 type clusterKey struct{ element, kind, split, shared int }
-
-// linearMap is all that a tensor map of weights is made of. Operands of x have a
-// negative box.
-type linearMap struct {
-	address               uint64
-	in, out, element, box int
-}
 
 // NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
@@ -100,88 +80,6 @@ type Norm struct {
 	Eps         float64
 }
 
-// Linear is the operands of up to three linear layers of one x:
-//
-//	y = f(norm(x) W^T + b) + residual,   f(v) = max(v, 0) if ReLU, else v
-//
-// X is Rows x In and, like all but W, of float32. Residual needs a single part.
-type Linear struct {
-	Rows, In int
-	X        Memory
-	Parts    []LinearPart
-	Residual Memory // as Y; no buffer: none
-	Norm     *Norm  // nil: x as it is
-	ReLU     bool
-	Scratch  Memory // as many elements as [Decoder.Scratch] says
-	// Early: nothing that is queued writes W or what Norm has, so that it may be
-	// read before the work ahead is done.
-	Early bool
-}
-
-// LinearPart is one of the layers: W is Out x In, B has Out elements or no
-// buffer, Y is Rows x Out.
-type LinearPart struct {
-	W, B, Y Memory
-	Out     int
-}
-
-// linearParams is struct LinearParams.
-type linearParams struct {
-	maps                     [mostParts]cuda.TensorMap
-	w, b, y                  [mostParts]uint64
-	x, residual, gamma, beta uint64
-	out, tiles               [mostParts]int32
-	rows, in                 int32
-	split, stages            int32
-	norm, relu, early        int32
-	eps                      float32
-	_                        [32]byte
-}
-
-// linearLaunch is how a launch looks.
-type linearLaunch struct {
-	rows          int // that it takes
-	split, stages int
-	clusters      int
-	shared        int
-}
-
-// configure says how the next of some rows are launched; norm, if x is
-// normalised there.
-func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linearLaunch, ok bool, err error) {
-	all, least := ceil(in*elements[element].bytes, 128), 0 // column blocks
-	for rows = min(rows, linearRows); rows > 0 && !ok; rows-- {
-		for split := 1; split <= 8 && split <= all && (split == 1 || d.overlap()); split *= 2 {
-			shared, stages := d.room(element, rows, ceil(all, split), norm)
-			if stages == 0 {
-				continue
-			}
-			clusters, err := d.atOnce(element, split, shared)
-			if err != nil {
-				return best, false, err
-			}
-			if clusters = min(clusters, tiles); clusters == 0 {
-				continue
-			}
-			// The column blocks that one thread block has; a meeting takes as long
-			// as reading some.
-			cost := ceil(tiles, clusters) * ceil(all, split)
-			if split > 1 {
-				cost += ceil(tiles, clusters) * meeting
-			}
-			if !ok || cost < least {
-				best, least, ok = linearLaunch{rows: rows, split: split, stages: stages, clusters: clusters, shared: shared}, cost, true
-			}
-		}
-	}
-	return best, ok, nil
-}
-
-// atOnce is how many clusters of a Linear may run at once.
-func (d *Decoder) atOnce(element, split, shared int) (int, error) {
-	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.linear[element], linearGrid(1, split, shared, true))
-}
-
 // clustersAtOnce is how many clusters may run at once, of which g has one: no more
 // than give every multiprocessor one thread block. Clusters lie within groups of
 // multiprocessors, of which some are left over; the driver knows.
@@ -200,74 +98,6 @@ func (d *Decoder) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) 
 	n = min(n, all)
 	d.clusters.Store(key, n)
 	return n, nil
-}
-
-func linearGrid(clusters, split, shared int, overlap bool) cuda.Grid {
-	g := cuda.Grid{Blocks: [3]int{clusters * split}, Threads: [3]int{linearWarps * 32}, Shared: shared, Overlap: overlap}
-	if split > 1 {
-		g.Cluster = [3]int{split, 1, 1}
-	}
-	return g
-}
-
-const (
-	// What a launch takes of shared memory: as much as lets the next one's blocks
-	// begin beside it, and where its rings would be too short then, more.
-	sharedBeside = 113 << 10
-	sharedAlone  = 200 << 10
-
-	mostStagesOf = 6  // of a warp's ring
-	meeting      = 12 // what a meeting of a cluster's blocks costs, in column blocks that could be read
-)
-
-// room is the shared memory of a launch and the stages of its rings, 0 where it
-// does not fit.
-func (d *Decoder) room(element, rows, blocks int, norm bool) (shared, stages int) {
-	stride := blocks*128/elements[element].bytes + linearPad
-	rest := rows*stride + linearWarps*rows*(linearTile+sumsPad) + 2*rows*linearTile + (2*linearWarps+1)*linearRows
-	if norm {
-		rest += 2 * stride
-	}
-	rest *= 4
-	const stage = linearTile*128 + 8
-	fit := func(most int) int { return (min(most, d.info.SharedPerBlockMost) - rest) / (linearWarps * stage) }
-	stages = fit(sharedBeside)
-	for _, most := range [...]int{sharedAlone, d.info.SharedPerBlockMost} {
-		if stages < 2 {
-			stages = fit(most)
-		}
-	}
-	stages = min(stages, mostStagesOf, max(2, ceil(blocks, linearWarps)+1))
-	if !d.overlap() { // the kernel knows two numbers
-		if stages >= 4 {
-			stages = 4
-		} else {
-			stages = min(stages, 2)
-		}
-	}
-	if stages < 2 {
-		return 0, 0
-	}
-	return rest + stages*linearWarps*stage, stages
-}
-
-// tilesOf is the number of tiles of all parts.
-func (o *Linear) tilesOf() (n int) {
-	for i := range o.Parts {
-		n += ceil(o.Parts[i].Out, linearTile)
-	}
-	return n
-}
-
-// normsBefore says whether the norm of a Linear of few rows is a launch of its own:
-// where no block or cluster has all of a row, and where x is read again and again.
-// The error is the driver's.
-func (d *Decoder) normsBefore(o *Linear) (bool, error) {
-	if o.Norm == nil {
-		return false, nil
-	}
-	l, ok, err := d.configure(elementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(), true)
-	return !ok || l.rows < o.Rows, err
 }
 
 func (m *Memory) checkFloats(op, name string, elements int) error {
@@ -301,150 +131,6 @@ func (n *Norm) check(op string, in int) error {
 		return err
 	}
 	return n.Beta.checkIf(op, "beta", in)
-}
-
-func (o *Linear) check() error {
-	const op = "linear"
-	if o.Rows < 1 || o.In < 1 || o.Rows > math.MaxInt32 || o.In > math.MaxInt32/8 {
-		return errorf(op, cpu.ErrShape, "%d rows of %d elements", o.Rows, o.In)
-	}
-	if len(o.Parts) < 1 || len(o.Parts) > mostParts {
-		return errorf(op, cpu.ErrShape, "%d layers, outside [1, %d]", len(o.Parts), mostParts)
-	}
-	if err := o.X.checkFloats(op, "x", o.Rows*o.In); err != nil {
-		return err
-	}
-	w := o.Parts[0].W.DType
-	if elementOf(w) < 0 {
-		return errorf(op, cpu.ErrDType, "w is %v", w)
-	}
-	if each := 16 / w.Size(); o.In%each != 0 {
-		return errorf(op, cpu.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
-	}
-	for i := range o.Parts {
-		p := &o.Parts[i]
-		if p.Out < 1 || p.Out > math.MaxInt32/8 {
-			return errorf(op, cpu.ErrShape, "%d columns of layer %d", p.Out, i)
-		}
-		if p.W.DType != w {
-			return errorf(op, cpu.ErrDType, "w of layer %d is %v, of layer 0 %v", i, p.W.DType, w)
-		}
-		if err := p.W.check(op, "w", p.Out*o.In); err != nil {
-			return err
-		}
-		if err := p.B.checkIf(op, "b", p.Out); err != nil {
-			return err
-		}
-		if err := p.Y.checkFloats(op, "y", o.Rows*p.Out); err != nil {
-			return err
-		}
-	}
-	if o.Residual.Buffer != nil && len(o.Parts) > 1 {
-		return errorf(op, cpu.ErrShape, "a residual of %d layers", len(o.Parts))
-	}
-	if err := o.Residual.checkIf(op, "the residual", o.Rows*o.Parts[0].Out); err != nil {
-		return err
-	}
-	if o.Norm == nil {
-		return nil
-	}
-	return o.Norm.check(op, o.In)
-}
-
-// Linear queues linear layers. From 9.0 on 16-bit weights come from memory once,
-// however many rows there are; else rows beyond 16 read them again. Everything is checked first; errors
-// wrap cpu.ErrShape, cpu.ErrDType, or are the driver's.
-func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	element := elementOf(o.Parts[0].W.DType)
-	if d.isMatrix(o) {
-		return d.matrix(s, element, o)
-	}
-	x, norm := o.X, o.Norm
-	before, err := d.normsBefore(o)
-	if err != nil {
-		return err
-	}
-	if before {
-		if err := o.Scratch.checkFloats("linear", "the scratch", o.Rows*o.In); err != nil {
-			return err
-		}
-		if err := d.Norm(s, o.Rows, o.In, x, o.Scratch, norm); err != nil {
-			return err
-		}
-		x, norm = o.Scratch, nil
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	tiles := o.tilesOf()
-	for row := 0; row < o.Rows; {
-		l, ok, err := d.configure(element, o.Rows-row, o.In, tiles, norm != nil)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return errorf("linear", cpu.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
-		}
-		p := linearParams{
-			x: x.address() + uint64(row)*uint64(o.In)*4, residual: o.Residual.addressOr0(),
-			rows: int32(l.rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
-		}
-		d.args.Reset()
-		tilesBefore := 0
-		for i := range p.w {
-			if i < len(o.Parts) {
-				part := &o.Parts[i]
-				p.w[i], p.b[i], p.y[i] = part.W.address(), part.B.addressOr0(), part.Y.address()+uint64(row)*uint64(part.Out)*4
-				p.out[i] = int32(part.Out)
-				tilesBefore += ceil(part.Out, linearTile)
-				var err error
-				if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out, linearTile); err != nil {
-					return err
-				}
-				d.hold(part.W, part.B, part.Y)
-			}
-			p.tiles[i] = int32(tilesBefore)
-		}
-		if p.residual != 0 {
-			p.residual += uint64(row) * uint64(o.Parts[0].Out) * 4
-		}
-		if norm != nil {
-			p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.addressOr0(), norm.Beta.addressOr0(), float32(norm.Eps)
-			d.hold(norm.Gamma, norm.Beta)
-		}
-		if o.ReLU {
-			p.relu = 1
-		}
-		if o.Early {
-			p.early = 1
-		}
-		cuda.Struct(&d.args, &p)
-		d.hold(x, o.Residual)
-		if err := d.linear[element].Launch(s, linearGrid(l.clusters, l.split, l.shared, d.overlap()), &d.args); err != nil {
-			return err
-		}
-		row += l.rows
-	}
-	return nil
-}
-
-// tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
-// so many rows are a box.
-func (d *Decoder) tensorMap(w *Memory, in, out, box int) (t cuda.TensorMap, err error) {
-	if !d.overlap() {
-		return t, nil
-	}
-	key := linearMap{w.address(), in, out, elementOf(w.DType), box}
-	return d.maps.get(key, func() (cuda.TensorMap, error) {
-		size := uint64(w.DType.Size())
-		row := uint64(in) * size
-		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
-			ElementBytes: int(size), Dims: [3]uint64{uint64(in), uint64(out), 1}, Strides: [2]uint64{row, row * uint64(out)},
-			Box: [3]uint32{uint32(128 / size), uint32(box), 1},
-		})
-	})
 }
 
 // hold has the launch refuse closed buffers.

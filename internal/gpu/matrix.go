@@ -19,6 +19,10 @@ const (
 )
 
 const (
+	// More rows are a matrix, where there are kernels for that: up to here it is
+	// faster to read x once for all tiles.
+	fewRows = 8
+
 	mostSplit = 8 // thread blocks of a cluster
 
 	// What the beginning and the end of a tile take, and the meeting of a cluster's
