@@ -38,6 +38,18 @@ type Decoder struct {
 // an index of matrixRows.
 type clusterKey struct{ element, kind, split, shared int }
 
+// mostSplit is how many thread blocks a cluster may have.
+const mostSplit = 8
+
+// clusterGrid is a launch of clusters of `split` thread blocks.
+func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
+	g := cuda.Grid{Blocks: [3]int{clusters * split}, Threads: [3]int{threads}, Shared: shared, Overlap: overlap}
+	if split > 1 {
+		g.Cluster = [3]int{split, 1, 1}
+	}
+	return g
+}
+
 // NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func NewDecoder(dev *cuda.Device) (*Decoder, error) {

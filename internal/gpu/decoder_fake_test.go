@@ -111,6 +111,7 @@ func TestMatrixLaunches(t *testing.T) {
 	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
 	lib.State().Argument("matrix_f16", int(unsafe.Sizeof(matrixParams{})))
 	lib.State().Argument("matrix_bf16", int(unsafe.Sizeof(matrixParams{})))
+	const matrixWidth = matrixTile + 4 // floats between rows of a tile's sums
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
 		rows, in := fewRows+1+rng.IntN(300), 8*(1+rng.IntN(300))
@@ -164,8 +165,16 @@ func TestMatrixLaunches(t *testing.T) {
 				t.Fatalf("part %d: %+v", i, *p)
 			}
 		}
+		// Closed weights are found before the operands are made.
+		noError(t, o.Parts[0].W.Buffer.Close())
+		lib.Forget()
+		if err := d.Linear(m.stream, &o); !isError(err, cuda.ErrClosed) || len(launches(lib.Log())) > 0 {
+			t.Fatalf("closed weights: %v, %d launches", err, len(launches(lib.Log())))
+		}
 		for i := range memory {
-			noError(t, memory[i].Buffer.Close())
+			if memory[i].Buffer != o.Parts[0].W.Buffer {
+				noError(t, memory[i].Buffer.Close())
+			}
 		}
 	}
 }

@@ -68,7 +68,7 @@ type linearLaunch struct {
 func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linearLaunch, ok bool, err error) {
 	all, least := ceil(in*elements[element].bytes, 128), 0 // column blocks
 	for rows = min(rows, linearRows); rows > 0 && !ok; rows-- {
-		for split := 1; split <= 8 && split <= all && (split == 1 || d.overlap()); split *= 2 {
+		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
 			shared, stages := d.room(element, rows, ceil(all, split), norm)
 			if stages == 0 {
 				continue
@@ -96,15 +96,7 @@ func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linea
 
 // atOnce is how many clusters of a Linear may run at once.
 func (d *Decoder) atOnce(element, split, shared int) (int, error) {
-	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.linear[element], linearGrid(1, split, shared, true))
-}
-
-func linearGrid(clusters, split, shared int, overlap bool) cuda.Grid {
-	g := cuda.Grid{Blocks: [3]int{clusters * split}, Threads: [3]int{linearWarps * 32}, Shared: shared, Overlap: overlap}
-	if split > 1 {
-		g.Cluster = [3]int{split, 1, 1}
-	}
-	return g
+	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.linear[element], clusterGrid(1, split, linearWarps*32, shared, true))
 }
 
 const (
@@ -148,12 +140,36 @@ func (d *Decoder) room(element, rows, blocks int, norm bool) (shared, stages int
 	return rest + stages*linearWarps*stage, stages
 }
 
-// tilesOf is the number of tiles of all parts.
-func (o *Linear) tilesOf() (n int) {
+// tilesOf is the number of tiles of all parts, of so many rows of W each.
+func (o *Linear) tilesOf(rows int) (n int) {
 	for i := range o.Parts {
-		n += ceil(o.Parts[i].Out, linearTile)
+		n += ceil(o.Parts[i].Out, rows)
 	}
 	return n
+}
+
+// partArgs is what kernels are told of the layers of a Linear.
+type partArgs struct {
+	maps       [mostParts]cuda.TensorMap // of W
+	b, y       [mostParts]uint64
+	out, tiles [mostParts]int32 // tiles: up to the end of each
+}
+
+// partArgs begins with number `row` of the rows; tiles have so many rows of W.
+func (d *Decoder) partArgs(o *Linear, row, tile int) (p partArgs, err error) {
+	tiles := 0
+	for i := range mostParts {
+		if i < len(o.Parts) {
+			part := &o.Parts[i]
+			p.b[i], p.y[i], p.out[i] = part.B.addressOr0(), part.Y.address()+uint64(row)*uint64(part.Out)*4, int32(part.Out)
+			if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out, tile); err != nil {
+				return p, err
+			}
+			tiles += ceil(part.Out, tile)
+		}
+		p.tiles[i] = int32(tiles)
+	}
+	return p, nil
 }
 
 // normsBefore says whether the norm of a Linear of few rows is a launch of its own:
@@ -163,7 +179,7 @@ func (d *Decoder) normsBefore(o *Linear) (bool, error) {
 	if o.Norm == nil {
 		return false, nil
 	}
-	l, ok, err := d.configure(elementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(), true)
+	l, ok, err := d.configure(elementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(linearTile), true)
 	return !ok || l.rows < o.Rows, err
 }
 
@@ -215,9 +231,10 @@ func (o *Linear) check() error {
 	return o.Norm.check(op, o.In)
 }
 
-// Linear queues linear layers. From 9.0 on 16-bit weights come from memory once,
-// however many rows there are; else rows beyond 16 read them again. Everything is checked first; errors
-// wrap cpu.ErrShape, cpu.ErrDType, or are the driver's.
+// Linear queues linear layers. From 9.0 on 16-bit weights are read once for up to 128
+// rows, and for more by thread blocks side by side; else rows beyond 16 read them
+// again. Everything is checked first; errors wrap cpu.ErrShape, cpu.ErrDType, or are
+// the driver's.
 func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
@@ -242,7 +259,7 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	tiles := o.tilesOf()
+	tiles := o.tilesOf(linearTile)
 	for row := 0; row < o.Rows; {
 		l, ok, err := d.configure(element, o.Rows-row, o.In, tiles, norm != nil)
 		if err != nil {
@@ -251,29 +268,22 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 		if !ok {
 			return errorf("linear", cpu.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
 		}
+		parts, err := d.partArgs(o, row, linearTile)
+		if err != nil {
+			return err
+		}
 		p := linearParams{
+			maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
 			x: x.address() + uint64(row)*uint64(o.In)*4, residual: o.Residual.addressOr0(),
 			rows: int32(l.rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
 		}
-		d.args.Reset()
-		tilesBefore := 0
-		for i := range p.w {
-			if i < len(o.Parts) {
-				part := &o.Parts[i]
-				p.w[i], p.b[i], p.y[i] = part.W.address(), part.B.addressOr0(), part.Y.address()+uint64(row)*uint64(part.Out)*4
-				p.out[i] = int32(part.Out)
-				tilesBefore += ceil(part.Out, linearTile)
-				var err error
-				if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out, linearTile); err != nil {
-					return err
-				}
-				d.hold(part.W, part.B, part.Y)
-			}
-			p.tiles[i] = int32(tilesBefore)
+		for i := range o.Parts {
+			p.w[i] = o.Parts[i].W.address()
 		}
 		if p.residual != 0 {
 			p.residual += uint64(row) * uint64(o.Parts[0].Out) * 4
 		}
+		d.args.Reset()
 		if norm != nil {
 			p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.addressOr0(), norm.Beta.addressOr0(), float32(norm.Eps)
 			d.hold(norm.Gamma, norm.Beta)
@@ -286,12 +296,20 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 		}
 		cuda.Struct(&d.args, &p)
 		d.hold(x, o.Residual)
-		if err := d.linear[element].Launch(s, linearGrid(l.clusters, l.split, l.shared, d.overlap()), &d.args); err != nil {
+		d.holdParts(o)
+		if err := d.linear[element].Launch(s, clusterGrid(l.clusters, l.split, linearWarps*32, l.shared, d.overlap()), &d.args); err != nil {
 			return err
 		}
 		row += l.rows
 	}
 	return nil
+}
+
+// holdParts is hold of the layers' memory.
+func (d *Decoder) holdParts(o *Linear) {
+	for i := range o.Parts {
+		d.hold(o.Parts[i].W, o.Parts[i].B, o.Parts[i].Y)
+	}
 }
 
 // linearMap is all that a tensor map of weights is made of. Operands of x have a

@@ -15,15 +15,12 @@ const (
 	matrixThreads = 9 * 32
 	matrixTile    = 128 // rows of W
 	matrixStep    = 64  // columns
-	matrixWidth   = matrixTile + 4
 )
 
 const (
 	// More rows are a matrix, where there are kernels for that: up to here it is
 	// faster to read x once for all tiles.
 	fewRows = 8
-
-	mostSplit = 8 // thread blocks of a cluster
 
 	// What the beginning and the end of a tile take, and the meeting of a cluster's
 	// blocks, in steps that could be done.
@@ -124,14 +121,6 @@ type matrixLaunch struct {
 	shared int
 }
 
-func (l *matrixLaunch) grid() cuda.Grid {
-	g := cuda.Grid{Blocks: [3]int{l.tiles * l.split}, Threads: [3]int{matrixThreads}, Shared: l.shared, Overlap: true}
-	if l.split > 1 {
-		g.Cluster = [3]int{l.split, 1, 1}
-	}
-	return g
-}
-
 // configureMatrix says how a Linear of many rows is launched: the thread blocks of
 // a cluster share the columns of a tile where there are few tiles.
 func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, err error) {
@@ -140,17 +129,12 @@ func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, er
 		kind++
 	}
 	rows := matrixRows[kind].rows
-	l := matrixLaunch{kind: kind, stages: matrixRows[kind].stages}
-	for i := range o.Parts {
-		l.tiles += ceil(o.Parts[i].Out, matrixTile)
-	}
-	l.tiles *= ceil(o.Rows, rows)
+	l := matrixLaunch{kind: kind, tiles: o.tilesOf(matrixTile) * ceil(o.Rows, rows), stages: matrixRows[kind].stages}
 	l.shared = l.stages * (128*(matrixTile+2*rows) + 16)
 	steps, least := ceil(o.In, matrixStep), 0
 	for l.split = 1; l.split <= min(mostSplit, steps); l.split *= 2 {
-		g := l.grid()
-		g.Blocks[0] = l.split
-		clusters, err := d.clustersAtOnce(clusterKey{element, kind, l.split, l.shared}, d.matrices[element].of[kind], g)
+		key := clusterKey{element, kind, l.split, l.shared}
+		clusters, err := d.clustersAtOnce(key, d.matrices[element].of[kind], clusterGrid(1, l.split, matrixThreads, l.shared, true))
 		if err != nil {
 			return best, err
 		}
@@ -182,39 +166,18 @@ func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
 	if err != nil {
 		return err
 	}
-	kernels := d.matrices[element]
-	operands := operandParams{x: o.X.address(), lead: o.Scratch.address(), factors: o.Scratch.address() + uint64(o.Rows)*uint64(o.In)*4, n: int32(o.In), rows: int32(o.Rows)}
-	d.args.Reset()
-	if o.Norm != nil {
-		operands.norm, operands.gamma, operands.beta, operands.eps = 1, o.Norm.Gamma.addressOr0(), o.Norm.Beta.addressOr0(), float32(o.Norm.Eps)
-		d.hold(o.Norm.Gamma, o.Norm.Beta)
-	}
-	cuda.Struct(&d.args, &operands)
-	d.hold(o.X, o.Scratch)
-	if err := kernels.operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args); err != nil {
+	parts, err := d.partArgs(o, 0, matrixTile)
+	if err != nil {
 		return err
 	}
-
+	operands := operandParams{x: o.X.address(), lead: o.Scratch.address(), factors: o.Scratch.address() + uint64(o.Rows)*uint64(o.In)*4, n: int32(o.In), rows: int32(o.Rows)}
 	p := matrixParams{
+		maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
 		factors: operands.factors, residual: o.Residual.addressOr0(),
 		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
 	}
 	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, matrixRows[l.kind].rows); err != nil {
 		return err
-	}
-	d.args.Reset()
-	tiles := 0
-	for i := range mostParts {
-		if i < len(o.Parts) {
-			part := &o.Parts[i]
-			p.b[i], p.y[i], p.out[i] = part.B.addressOr0(), part.Y.address(), int32(part.Out)
-			tiles += ceil(part.Out, matrixTile)
-			if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out, matrixTile); err != nil {
-				return err
-			}
-			d.hold(part.W, part.B, part.Y)
-		}
-		p.tiles[i] = int32(tiles)
 	}
 	if o.ReLU {
 		p.relu = 1
@@ -222,9 +185,25 @@ func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
 	if o.Early {
 		p.early = 1
 	}
+
+	// The first launch refuses closed buffers of either: nothing is written then.
+	kernels := d.matrices[element]
+	d.args.Reset()
+	if o.Norm != nil {
+		operands.norm, operands.gamma, operands.beta, operands.eps = 1, o.Norm.Gamma.addressOr0(), o.Norm.Beta.addressOr0(), float32(o.Norm.Eps)
+		d.hold(o.Norm.Gamma, o.Norm.Beta)
+	}
+	cuda.Struct(&d.args, &operands)
+	d.hold(o.X, o.Scratch, o.Residual)
+	d.holdParts(o)
+	if err := kernels.operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args); err != nil {
+		return err
+	}
+	d.args.Reset()
 	cuda.Struct(&d.args, &p)
 	d.hold(o.Scratch, o.Residual)
-	return kernels.of[l.kind].Launch(s, l.grid(), &d.args)
+	d.holdParts(o)
+	return kernels.of[l.kind].Launch(s, clusterGrid(l.tiles, l.split, matrixThreads, l.shared, true), &d.args)
 }
 
 // operandMap is the map of the operands that x has become: both parts of 64
