@@ -17,8 +17,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) read_ceiling(const __grid_co
   if (threadIdx.x != 0) return;
   const u32 ring = sharedAddress(memory), bar = sharedAddress(bars);
   for (int s = 0; s < p.stages; s++) barrierInit(bar + s * 8, 1);
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  opened();
   const long long n = p.bytes / p.piece, begin = n * blockIdx.x / gridDim.x, end = n * (blockIdx.x + 1) / gridDim.x;
   const u64 policy = readOnce();
   long long next = begin;

@@ -65,12 +65,21 @@ __device__ __forceinline__ float powerOf(int e) { return __int_as_float((127 + e
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void clusterArrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void clusterWait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// A float in the shared memory of another thread block of the cluster.
-__device__ __forceinline__ float remote(const float* at, int rank) {
+// Where another thread block of the cluster has what is at `at` here.
+__device__ __forceinline__ u32 remoteAddress(const void* at, int rank) {
   u32 to;
-  float v;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(sharedAddress(at)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(to) : "memory");
+  return to;
+}
+// A float, or four, from there.
+__device__ __forceinline__ float remote(const float* at, int rank) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(remoteAddress(at, rank)) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 remote4(const float* at, int rank) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remoteAddress(at, rank)) : "memory");
   return v;
 }
 #else
@@ -155,8 +164,7 @@ template <class T> struct Linear {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
       for (int s = 0; s < p.stages; s++) barrierInit(full + s * 8, 1);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      opened();
     }
     __syncwarp();
 #endif

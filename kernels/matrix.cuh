@@ -111,15 +111,6 @@ template <class T> __device__ __forceinline__ void operands(const OperandParams&
   });
 }
 
-// Four floats in the shared memory of another thread block of the cluster.
-__device__ __forceinline__ float4 remote4(const float* at, int rank) {
-  u32 to;
-  float4 v;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(sharedAddress(at)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(to) : "memory");
-  return v;
-}
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Products of a warp group, four warps, on operands in shared memory: 64 rows of W
 // by N of x, 16 columns. They run beside what the warps do. An instruction names all
