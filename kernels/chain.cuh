@@ -213,7 +213,8 @@ template <class T, int D> struct Chain {
         v[0][h] = gamma ? *(const float2*)(raw + j * CHAIN_COLUMNS + h * 64 + lane * 2) : make_float2(1.f, 1.f);
         v[1][h] = beta ? *(const float2*)(to + CHAIN_STRIDE + h * 64 + lane * 2) : make_float2(0.f, 0.f);
       }
-      const Scale scales[2] = {v[0], v[1]}; // all lanes have read
+      const Scale scales[2] = {v[0], v[1]};
+      __syncwarp(); // all lanes have read
 #pragma unroll
       for (int i = 0; i < 2; i++)
 #pragma unroll
