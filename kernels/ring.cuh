@@ -105,14 +105,11 @@ template <class S> struct Ring : S {
     Place at;
     at.begin(p, work);
     int chunks = 0;
-    bool waited = false;
-    if (S::LINKED) {
-      waited = true;
-    } else if (!p.early) {
-      waitForEarlier(), waited = true;
-    }
+    bool waited = S::LINKED;
     do {
-      const int head = at.head * p.headRows, old = at.s.keys - at.s.queries;
+      // What the launch before may write is waited for: all keys, or those that were
+      // appended just now. The block table is there.
+      const int head = at.head * p.headRows, old = p.early ? at.s.keys - at.s.queries : 0;
       int c = at.chunk + skip;
       chunks += at.end - at.chunk;
       if (table == nullptr) {
@@ -120,7 +117,6 @@ template <class S> struct Ring : S {
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
           if (S::LINKED && most-- == 0) return 0;
-          // Keys that were appended just now are waited for.
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           barrierWait(empty + slot * 8, parity);

@@ -259,14 +259,17 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 }
 
 // slack is how many percent more than an even share a thread block may have, to
-// have whole output tiles or one part: the memory is as busy with a few blocks
-// less, and nothing or less has to be merged. The end of a part takes as long as
-// reading some 72 KB of float16, which is more where shares are small.
+// have whole output tiles or one part: nothing or less has to be merged, and the end
+// of a part takes as long as reading some 72 KB of float16. 5% are worth it where
+// they are less than 192 KB. Of a longer read they are more than merging takes: a few
+// blocks less get less from the memory, since multiprocessors share ways to it in
+// groups of four or six, which are not equal.
 func (p *Plan) slack(g *cpu.Geometry, workers int) int {
-	const least, part = 5, 72 << 10
+	const least, part, most = 5, 72 << 10, 192 << 10
 	even := max(p.sched.Tiles()/int64(workers), 1)
-	tiles := int64(part / (4 * tileTokens(g) * g.Dim))
-	return int(max(least, (100*tiles+even-1)/even))
+	tile := 4 * tileTokens(g) * g.Dim // bytes
+	bounded := min(least, 100*int64(most/tile)/even)
+	return int(max(bounded, (100*int64(part/tile)+even-1)/even))
 }
 
 // schedule cuts the LeanTiles.

@@ -97,6 +97,31 @@ func TestPackWorks(t *testing.T) {
 	}
 }
 
+// How many of an H200's thread blocks have work: fewer than all of them where whole
+// output tiles cost little, as was measured.
+func TestSlack(t *testing.T) {
+	for _, c := range []struct{ batch, heads, keys, dim, blocks int }{
+		{16, 8, 1024, 128, 128},
+		{6, 40, 1024, 128, 120},
+		{6, 8, 1024, 64, 96},
+		{16, 8, 4096, 128, 128},
+		{16, 8, 8192, 128, 128}, // 537 MB
+		{16, 8, 16384, 128, 132},
+		{64, 8, 16384, 64, 132},
+		{1, 32, 262144, 64, 132},
+		{16, 48, 16384, 64, 132},
+	} {
+		p := Plan{engine: &Engine{blocks: 132}}
+		for i := range c.batch {
+			p.seqs = append(p.seqs, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
+		}
+		p.schedule(&cpu.Geometry{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim})
+		if n := p.sched.Workers(); n != c.blocks {
+			t.Errorf("%+v: %d blocks", c, n)
+		}
+	}
+}
+
 // Every launch that there can be fits, and is what the kernels take.
 func TestConfigure(t *testing.T) {
 	for _, f := range fakes {
