@@ -194,6 +194,9 @@ func (r *denseRun) layOut(p *problem) {
 // attend runs a checked problem whose live lengths are in r.lengths. There may be
 // no bias and no log-sum-exp.
 func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, lse *tensor.Dense) error {
+	if c.schedule == Unfused {
+		return errUnfused(op)
+	}
 	r.layOut(p)
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
 		return engineError(op, "plan", err)
@@ -251,6 +254,7 @@ func (p *problem) geometry(c *config) cpu.Geometry {
 		Window:     c.window,
 		TileTokens: c.tileTokens,
 		Policy:     c.schedule.policy(),
+		Unfused:    c.schedule == Unfused,
 		Workers:    c.workers,
 	}
 }

@@ -75,7 +75,7 @@ var badOptions = []struct {
 	{"infinite slope", la.WithALiBi([]float64{math.Inf(-1)}), la.ErrOption, "WithALiBi: the slope of head 0 is -Inf"},
 	{"too many slopes", la.WithALiBi(make([]float64, 50)), la.ErrShape, "WithALiBi has 50 slopes for "},
 	{"no slopes", la.WithALiBi(nil), la.ErrShape, "WithALiBi has 0 slopes for "},
-	{"unknown schedule", la.WithSchedule(la.Schedule(-2)), la.ErrOption, "WithSchedule("},
+	{"unknown schedule", la.WithSchedule(la.Schedule(-3)), la.ErrOption, "WithSchedule("},
 }
 
 // builder is Attention or Default.

@@ -101,6 +101,7 @@ func (r *tokenRows) geometry(cfg *CacheConfig, c *config) cpu.Geometry {
 		Window:     c.window,
 		TileTokens: c.tileTokens,
 		Policy:     c.schedule.policy(),
+		Unfused:    c.schedule == Unfused,
 		Workers:    c.workers,
 	}
 }

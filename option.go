@@ -178,6 +178,12 @@ const (
 	StreamK Schedule = 0
 	// PerHead gives whole output tiles to workers: FlashAttention-2.
 	PerHead Schedule = -1
+	// Unfused is no schedule of LeanTiles: all scores, then their softmax, then the
+	// values that it weighs, one behind the other and with the scores in memory, as
+	// Gorgonia's own nodes do it. It is there to be compared with, and on a GPU
+	// alone: elsewhere it is [ErrUnsupported], since there are the nodes. The memory
+	// is 4 bytes for each query, query head and key.
+	Unfused Schedule = -2
 )
 
 // FixedSplit cuts the keys of every output tile into the same number of
@@ -197,10 +203,16 @@ func (s Schedule) String() string {
 		return "StreamK"
 	case s == PerHead:
 		return "PerHead"
+	case s == Unfused:
+		return "Unfused"
 	case s > 0:
 		return fmt.Sprintf("FixedSplit(%d)", int(s))
 	}
 	return "FixedSplit of less than 1"
+}
+
+func errUnfused(op string) error {
+	return errorf(op, ErrUnsupported, "WithSchedule(%v) in %s: Gorgonia's nodes do that", Unfused, hostName)
 }
 
 func (s Schedule) policy() lean.Policy {
@@ -268,7 +280,7 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			}
 			c.lse = o.out
 		case optSchedule:
-			if o.schedule < PerHead {
+			if o.schedule < Unfused {
 				return c, errorf(op, ErrOption, "WithSchedule(%v)", o.schedule)
 			}
 			c.schedule = o.schedule

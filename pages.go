@@ -62,10 +62,16 @@ func newBuffer(t cpu.DType, elements int) cpu.Buffer {
 	return bufferOf(t, make([]uint16, elements))
 }
 
-func (h *hostPages) where() string                        { return hostName }
-func (h *hostPages) supports(string, *cpu.Geometry) error { return nil }
-func (h *hostPages) newPlan(g cpu.Geometry) layerPlan     { return &hostPlan{pages: h, geometry: g} }
-func (h *hostPages) close() error                         { h.keys, h.values = nil, nil; return nil }
+func (h *hostPages) where() string { return hostName }
+func (h *hostPages) supports(op string, g *cpu.Geometry) error {
+	if g.Unfused {
+		return errUnfused(op)
+	}
+	return nil
+}
+
+func (h *hostPages) newPlan(g cpu.Geometry) layerPlan { return &hostPlan{pages: h, geometry: g} }
+func (h *hostPages) close() error                     { h.keys, h.values = nil, nil; return nil }
 
 func (h *hostPages) operands(op string, in []G.Value) (o [3]operand, err error) {
 	for i, v := range in {

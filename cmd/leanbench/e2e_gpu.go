@@ -13,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
 )
 
 //go:embed peers/opt_gpu.py
@@ -25,7 +27,7 @@ type e2eGPUOptions struct {
 	quick, peers      bool
 	shapes            string
 	batches, contexts string
-	long              string
+	long, attn        string
 	steps, chunk      int
 }
 
@@ -35,6 +37,7 @@ func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
 	flags.StringVar(&o.batches, "batches", "1,16", "with -device gpu: `numbers` of sequences")
 	flags.StringVar(&o.contexts, "contexts", "1024", "with -device gpu: `tokens` that each sequence has before the steps")
 	flags.StringVar(&o.long, "long", "8192,32768", "with -device gpu: `tokens` before the steps of one sequence of OPT-6.7b, without peers; positions are added where the model has too few")
+	flags.StringVar(&o.attn, "attn", "fixed,default", "with -device gpu: what else one sequence of OPT-6.7b is decoded with, in turn: `attention` as the opt command's -attn names it, fixed or default")
 	flags.IntVar(&o.steps, "steps", 50, "with -device gpu: `number` of steps in a turn")
 	flags.IntVar(&o.chunk, "chunk", 0, "with -device gpu: `rows` of our graph for prompts (0: the decoder's default)")
 	flags.BoolVar(&o.peers, "peers", true, "with -device gpu: measure transformers")
@@ -73,8 +76,9 @@ type stepCase struct {
 	config                hf.Config
 	batch, context, steps int
 	peers                 bool
-	compiled              *bar // times as fast as transformers' compiled step
-	share                 *bar // of the ceiling
+	others                []string // ways to attend besides
+	compiled              *bar     // times as fast as transformers' compiled step
+	share                 *bar     // of the ceiling
 }
 
 const longShape = "6.7b"
@@ -93,6 +97,12 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 	if err != nil {
 		return nil, err
 	}
+	others := strings.FieldsFunc(o.attn, func(r rune) bool { return r == ',' })
+	for _, way := range others {
+		if _, ok := otherWays[way]; !ok {
+			return nil, fmt.Errorf("-attn: %q is neither fixed nor default", way)
+		}
+	}
 	if o.steps < 1 {
 		return nil, fmt.Errorf("-steps %d is not positive", o.steps)
 	}
@@ -107,6 +117,9 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 				shape: shape, batch: batch, context: context, steps: o.steps, peers: peers,
 				compiled: compiledBar(shape, batch, context), share: only(shape == longShape && batch == 1, ofCeiling(0.88)),
 			})
+			if shape == longShape && batch == 1 {
+				all[len(all)-1].others = others
+			}
 			config.MaxPositions = max(config.MaxPositions, context+o.steps)
 		}
 		for _, c := range contexts {
@@ -193,7 +206,17 @@ type decoder interface {
 	engine
 	check() error
 	queued() float64 // share of its steps' time in which attention was queued; 0: not known
+	// attending is the same decoder with another of otherWays. It has the same
+	// weights, and has to be closed first.
+	attending(way string) engine
 }
+
+// otherWays are attentions besides lean, and the figure that compares with each.
+var otherWays = map[string]struct {
+	attention model.Attention
+	schedule  la.Schedule
+	over      metric
+}{"fixed": {model.Lean, la.FixedSplit(8), overFixed}, "default": {model.Default, la.StreamK, overDefault}}
 
 func (b *e2eGPU) run(cases []stepCase) (err error) {
 	driver, err := loadDriver()
@@ -289,8 +312,8 @@ func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpuContender) (err e
 	return errors.Join(failed...)
 }
 
-func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpuContender) error {
-	contenders := make([]contender, 0, len(ceilings)+1+len(peerWays))
+func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpuContender) (err error) {
+	contenders := make([]contender, 0, len(ceilings)+1+len(c.others)+len(peerWays))
 	for _, x := range ceilings {
 		contenders = append(contenders, contender{name: x.name, run: func(steps int) (time.Duration, error) {
 			t, err := x.replay(4)
@@ -300,11 +323,19 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpuContender)
 			return time.Duration(float64(steps) * median(t) * c.bytes() / float64(b.ceiling.bytes()) * float64(time.Second)), nil
 		}})
 	}
-	contenders = append(contenders, contender{name: nameLean16, run: func(steps int) (time.Duration, error) {
-		fmt.Fprintf(b.stderr, "OPT-%s, %v: %s\n", c.shape, c, nameLean16)
-		_, steady, _, err := ours.decode(c.batch, c.context, steps)
-		return steady, err
-	}})
+	add := func(name string, e engine) {
+		contenders = append(contenders, contender{name: name, run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.stderr, "OPT-%s, %v: %s\n", c.shape, c, name)
+			_, steady, _, err := e.decode(c.batch, c.context, steps)
+			return steady, err
+		}})
+	}
+	add(nameLean16, ours)
+	for _, way := range c.others {
+		e := ours.attending(way)
+		defer func() { err = errors.Join(err, e.close()) }()
+		add(way, e)
+	}
 	texts := make(map[string][]string)
 	for _, p := range b.prepare(c) {
 		contenders = append(contenders, contender{name: p.name, run: func(steps int) (time.Duration, error) {
@@ -398,6 +429,11 @@ func (b *e2eGPU) judgeSteps(c stepCase, contenders []contender, all []samples, c
 		}
 		if peer := times[nameEager]; peer != nil {
 			r.add(overEager, t.faster(peer), nil)
+		}
+		for _, way := range c.others {
+			if other := times[way]; other != nil {
+				r.add(otherWays[way].over, t.faster(other), nil)
+			}
 		}
 		if queued > 0 {
 			r.add(queueing, queued, nil)

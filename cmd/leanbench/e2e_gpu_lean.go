@@ -43,6 +43,12 @@ func newLeanGPU(c hf.Config, gpu *la.GPU, chunk int) (leanGPU, error) {
 // leanGPU is the decoder of examples/opt on a GPU.
 type leanGPU struct{ *leanEngine }
 
+func (e leanGPU) attending(way string) engine {
+	o := e.options
+	o.Attention, o.Schedule = otherWays[way].attention, otherWays[way].schedule
+	return &leanEngine{weights: e.weights, options: o, done: func() error { return nil }}
+}
+
 func (e leanGPU) queued() float64 {
 	if e.decoder == nil {
 		return 0

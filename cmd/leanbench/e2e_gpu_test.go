@@ -44,6 +44,9 @@ func TestStepCases(t *testing.T) {
 		if c.peers != (c.compiled != nil) || c.steps != 50 || c.config.MaxPositions < c.context+c.steps {
 			t.Errorf("%s: %+v", text, c)
 		}
+		if strings.Join(c.others, " ") != map[bool]string{true: "fixed default"}[c.share != nil] {
+			t.Errorf("%s beside %q", text, c.others)
+		}
 		got = append(got, text)
 	}
 	want := []string{
@@ -68,6 +71,7 @@ func TestStepCases(t *testing.T) {
 		{"-contexts=0", `-contexts: "0"`},
 		{"-long=-1", `-long: "-1"`},
 		{"-steps=0", "-steps 0"},
+		{"-attn=lean", `-attn: "lean"`},
 	} {
 		if _, err := gpuCasesOf(t, c.arg); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.arg, err)
@@ -217,6 +221,12 @@ func (d fixedDecoder) decode(batch, context, steps int) (prompt, steady time.Dur
 
 func (fixedDecoder) check() error    { return nil }
 func (fixedDecoder) queued() float64 { return 0.25 }
+
+// attending takes half as long again.
+func (d fixedDecoder) attending(string) engine {
+	d.step *= 1.5
+	return d.fixed
+}
 
 // TestJudgeSteps: times become figures, with bars.
 func TestJudgeSteps(t *testing.T) {

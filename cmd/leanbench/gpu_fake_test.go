@@ -313,6 +313,11 @@ func TestFakeE2E(t *testing.T) {
 			if f := find(t, b.report, c.String(), nameLean16, overCompiled); (f != nil) != c.peers || f != nil && !near(f.Value, 2) {
 				t.Errorf("%v: %+v", c, f)
 			}
+			for _, m := range []metric{overFixed, overDefault} {
+				if f := find(t, b.report, c.String(), nameLean16, m); f == nil || !near(f.Value, 1.5) {
+					t.Errorf("%v: %s: %+v", c, m, f)
+				}
+			}
 			// The driver says that 1.5 ms are between any two events.
 			launch := 1.5 / float64(b.ceiling.launches())
 			if f := find(t, b.report, c.String(), "read ceiling", stepMillis); (f != nil) != (capability == 90) ||

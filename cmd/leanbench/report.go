@@ -48,6 +48,8 @@ const (
 	stepBytes     metric = "GB a step"           // of weights, keys and values
 	overCompiled  metric = "x compiled"          // of the time of transformers' compiled step to ours
 	overEager     metric = "x eager"             // and of its eager one
+	overFixed     metric = "x fixed"             // speed over that of our decoder with the schedule of FlashDecoding
+	overDefault   metric = "x default"           // and with attention in three launches
 	queueing      metric = "queueing attention"  // share of the time, on the host
 	layerMicros   metric = "us a layer"
 	beyondKernels metric = "beyond its kernels"      // us a layer

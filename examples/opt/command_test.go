@@ -324,6 +324,7 @@ func TestExit(t *testing.T) {
 		{"-attn", []string{"-prompt", "a", "-attn", "flash"}, 2, "-attn"},
 		{"-device", []string{"-prompt", "a", "-device", "tpu"}, 2, "-device"},
 		{"-device number", []string{"-prompt", "a", "-device", "gpu:x"}, 2, "-device"},
+		{"-device of rewritten nodes", []string{"-prompt", "a", "-device", "gpu", "-attn", "fused"}, 2, "-device"},
 		{"-device of stock layers", []string{"-prompt", "a", "-device", "gpu", "-linear", "stock"}, 2, "-device"},
 		{"-linear", []string{"-prompt", "a", "-linear", "fast"}, 2, "-linear"},
 		{"-weights", []string{"-prompt", "a", "-weights", "int8"}, 2, "-weights"},

@@ -73,7 +73,7 @@ func parse(args []string, help io.Writer) (options, error) {
 		return nil
 	})
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt")
-	f.StringVar(&attention, "attn", "lean", "attention: lean; fixed or head, the same by FlashDecoding's schedule (every head's keys in 8 splits) or FlashAttention-2's (one worker a head); default (made of Gorgonia's own nodes), or fused (such nodes without a cache, rewritten)")
+	f.StringVar(&attention, "attn", "lean", "attention: lean; fixed or head, the same by FlashDecoding's schedule (every head's keys in 8 splits) or FlashAttention-2's (one worker a head); default (made of Gorgonia's own nodes; on a GPU the same in three launches), or fused (such nodes without a cache, rewritten)")
 	f.StringVar(&linear, "linear", "lean", "linear layers: lean, or stock (Gorgonia's own nodes)")
 	f.StringVar(&weights, "weights", "stored", "element type that the weights are rounded to and kept in: f32, f16, bf16, or stored, as the folder has them (-linear stock widens them to compute)")
 	f.StringVar(&cache, "cache", "f32", "element type of lean's cache: f32, f16 or bf16")
@@ -125,8 +125,8 @@ func parse(args []string, help io.Writer) (options, error) {
 		return o, usagef("-device %q is none of cpu, gpu, gpu:n", device)
 	}
 	switch {
-	case o.gpu >= 0 && (o.attention != model.Lean || o.linear != model.LeanLinear):
-		return o, usagef("-device %s needs -attn lean and -linear lean: Gorgonia's own nodes have no GPU here", device)
+	case o.gpu >= 0 && (o.attention == model.Fused || o.linear != model.LeanLinear):
+		return o, usagef("-device %s has neither -attn fused nor -linear stock: Gorgonia's own nodes have no GPU here", device)
 	case f.NArg() > 0:
 		return o, usagef("%q is not a flag; texts are given by -prompt", f.Arg(0))
 	case len(o.prompts) == 0:
@@ -135,7 +135,7 @@ func parse(args []string, help io.Writer) (options, error) {
 		return o, usagef("-n %d is less than 1", o.tokens)
 	case o.workers < 0 || o.workers > maxWorkers:
 		return o, usagef("-workers %d is outside [0, %d]", o.workers, maxWorkers)
-	case o.attention != model.Lean && o.cache != tensor.Float32:
+	case o.attention != model.Lean && o.gpu < 0 && o.cache != tensor.Float32:
 		return o, usagef("-cache %s needs -attn lean: Gorgonia computes nothing in that type", cache)
 	case o.attention != model.Lean && o.workers != 0:
 		return o, usagef("-workers needs -attn lean")

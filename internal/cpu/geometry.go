@@ -38,6 +38,7 @@ type Geometry struct {
 	Window         int         // if not 0, only those with j > p-Window
 	TileTokens     int         // tokens of a LeanTile; 0: DefaultTileTokens
 	Policy         lean.Policy // how LeanTiles are handed to workers
+	Unfused        bool        // scores, their softmax and the sum of values one behind the other: on GPUs only
 	Workers        int         // logical workers; 0: runtime.GOMAXPROCS(0)
 }
 
@@ -142,6 +143,8 @@ func (g *Geometry) check(op string) error {
 		return errorf(op, ErrShape, "schedule %d", g.Policy.Kind)
 	case g.Policy.Kind == lean.FixedSplit && g.Policy.Splits < 1:
 		return errorf(op, ErrShape, "a fixed split into %d", g.Policy.Splits)
+	case g.Unfused:
+		return errorf(op, ErrShape, "unfused attention: it is there for GPUs only")
 	}
 	if err := g.Slopes.check(op, g.Heads); err != nil {
 		return err

@@ -38,6 +38,7 @@ func (p *problem) randomSchedule() {
 	g.Policy = lean.Policy{Kind: lean.Kind(p.rng.IntN(3)), Splits: 1 + p.rng.IntN(7)}
 	g.TileTokens = pick(p.rng, 0, 0, 1, 32, 33, 64, 100, 128, 512)
 	g.Workers = pick(p.rng, 0, 0, 0, 1, 2, 7, 1000)
+	g.Unfused = p.rng.IntN(6) == 0
 }
 
 // testSchedules: every schedule of one problem gives the right numbers.
@@ -48,8 +49,8 @@ func testSchedules(t *testing.T, m *machine, longest int) {
 	for _, dense := range []bool{true, false} {
 		p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: cpu.Float16, dense: dense})
 		for _, policy := range []lean.Policy{{}, {Kind: lean.PerHead}, {Kind: lean.FixedSplit, Splits: 1}, {Kind: lean.FixedSplit, Splits: 3}, {Kind: lean.FixedSplit, Splits: 100}} {
-			for _, workers := range []int{0, 1, 3} {
-				p.geometry.Policy, p.geometry.Workers = policy, workers
+			for _, workers := range []int{0, 1, 3, -1} {
+				p.geometry.Policy, p.geometry.Workers, p.geometry.Unfused = policy, max(workers, 0), workers < 0
 				m.poison(t, &p.o)
 				m.poison(t, &p.lse)
 				m.run(t, plan, p)

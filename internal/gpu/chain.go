@@ -215,7 +215,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		return false
 	}
 	g := &p.look.geometry
-	if chainDim(g.Dim) < 0 || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.engine.dev != c.d.dev ||
+	if g.Unfused || chainDim(g.Dim) < 0 || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.engine.dev != c.d.dev ||
 		o.Q.DType != cpu.Float32 || o.Out.DType != cpu.Float32 || newK.DType != cpu.Float32 || newV.DType != cpu.Float32 {
 		return false
 	}

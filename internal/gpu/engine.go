@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -36,6 +37,11 @@ type Engine struct {
 	attend [len(elements)][len(headDims)]*cuda.Function
 	append *cuda.Function
 	closed atomic.Bool
+
+	unfused struct {
+		sync.Mutex
+		*unfused
+	}
 
 	maps tensorMaps[mapKey]
 }

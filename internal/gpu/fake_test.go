@@ -20,6 +20,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = 1<<32, int32(capability/10), int32(capability%10), int32(sms), int32(shared)
 	s.Argument("lean_append", int(unsafe.Sizeof(appendParams{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
+	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
 	s.Argument("sample_", int(unsafe.Sizeof(sampleParams{})))
 	real := image
 	image = func(string, int) ([]byte, error) { return []byte("image"), nil }

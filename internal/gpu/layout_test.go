@@ -170,6 +170,7 @@ func TestStructs(t *testing.T) {
 		{"chain.cuh", "ChainFeed", chainFeed{}},
 		{"chain.cuh", "ChainParams", chainParams{}},
 		{"append.cuh", "AppendParams", appendParams{}},
+		{"unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},
 		{"matrix.cuh", "OperandParams", operandParams{}},
 		{"matrix.cuh", "MatrixParams", matrixParams{}},

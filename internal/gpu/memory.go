@@ -20,6 +20,7 @@ type memory struct {
 
 	partials *cuda.Buffer // two for each thread block
 	counters *cuda.Buffer // one for each thread block: zero, but while a launch runs
+	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
 }
 
 // staging is pinned memory.
@@ -53,7 +54,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 		return start
 	}
 	s.works = next(blocks, unsafe.Sizeof(work{}))
-	s.seqs = next(c.Sequences, unsafe.Sizeof(sequence{}))
+	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
 	s.blind = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
@@ -82,8 +83,8 @@ func growth(have, need, least int) int {
 	return max(least, 1<<bits.Len(uint(max(need, 64)-1)))
 }
 
-// reserve makes room for a step. On error nothing has changed.
-func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int) (err error) {
+// reserve makes room for a step, and for so many scores. On error nothing has changed.
+func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int, scores int64) (err error) {
 	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
 	defer func() {
 		if err != nil {
@@ -99,6 +100,12 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 			return err
 		}
 		fresh = append(fresh, next.partials)
+	}
+	if m.scores == nil && scores > 0 || m.scores != nil && m.scores.Len() < scores*4 {
+		if next.scores, err = e.dev.NewBuffer(scores * 4); err != nil {
+			return err
+		}
+		fresh = append(fresh, next.scores)
 	}
 	if m.counters == nil {
 		if next.counters, err = e.dev.NewBuffer(int64(e.blocks) * 4); err != nil {
@@ -147,12 +154,18 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	if old.table == m.table {
 		old.table, old.staging = nil, [2]staging{}
 	}
+	if old.scores == m.scores {
+		old.scores = nil
+	}
 	old.counters = nil
 	// The driver waits for queued work before it takes memory back. Should it
 	// report the failure of something, so will the next call.
 	_ = old.close()
 	return nil
 }
+
+// noSequence is behind the last one.
+var noSequence [1]sequence
 
 // upload copies a plan's parts, by way of pinned memory that no copy reads.
 func (m *memory) upload(s *cuda.Stream, p *Plan) error {
@@ -168,6 +181,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	}{
 		{at.works, bytesOf(p.works)},
 		{at.seqs, bytesOf(p.seqs)},
+		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), bytesOf(noSequence[:])},
 		{at.blind, bytesOf(p.blind)},
 		{at.slots, bytesOf(p.slots)},
 		{at.pages, bytesOf(p.pages)},
@@ -217,7 +231,7 @@ func (m *memory) close() error {
 		note(s.host.Close())
 		note(s.done.Close())
 	}
-	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters} {
+	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.scores} {
 		if b != nil {
 			note(b.Close())
 		}

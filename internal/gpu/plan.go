@@ -143,7 +143,16 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 		}
 	}
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
-	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim); err != nil {
+	var scores int64
+	if g.Unfused {
+		if err := p.engine.loadUnfused(); err != nil {
+			return err
+		}
+		if scores, err = p.scores(op, &g, need.scores); err != nil {
+			return err
+		}
+	}
+	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores); err != nil {
 		return err
 	}
 	look.memory = p.memory.generation
@@ -162,7 +171,8 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 // measured is the size of a step.
 type measured struct {
 	Capacity
-	splits bool // some sequence has more than one page
+	splits bool  // some sequence has more than one page
+	scores int64 // of all heads
 }
 
 // measure checks the sequences.
@@ -197,6 +207,7 @@ func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measu
 			}
 		}
 		m.Sequences++
+		m.scores += int64(q.Queries) * int64(q.Keys) * int64(g.Heads)
 		m.Rows = max(m.Rows, q.Row+q.Queries)
 		m.Queries = max(m.Queries, q.Queries)
 		m.Pages += live
@@ -261,14 +272,15 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 // slack is how many percent more than an even share a thread block may have, to
 // have whole output tiles or one part: nothing or less has to be merged, and the end
 // of a part takes as long as reading some 72 KB of float16. 5% are worth it where
-// they are less than 192 KB. Of a longer read they are more than merging takes: a few
-// blocks less get less from the memory, since multiprocessors share ways to it in
-// groups of four or six, which are not equal.
+// they are less than a few 100 KB. Of a longer read they are more than merging takes,
+// which is 7 us for one row and 11 for eight: a few blocks less get less from the
+// memory, since multiprocessors share ways to it in groups of four or six, which are
+// not equal.
 func (p *Plan) slack(g *cpu.Geometry, workers int) int {
-	const least, part, most = 5, 72 << 10, 192 << 10
+	const least, part, most, row = 5, 72 << 10, 192 << 10, 24 << 10
 	even := max(p.sched.Tiles()/int64(workers), 1)
 	tile := 4 * tileTokens(g) * g.Dim // bytes
-	bounded := min(least, 100*int64(most/tile)/even)
+	bounded := min(least, 100*int64((most+row*min(g.Heads/g.KVHeads, blockRows))/tile)/even)
 	return int(max(bounded, (100*int64(part/tile)+even-1)/even))
 }
 

@@ -100,22 +100,24 @@ func TestPackWorks(t *testing.T) {
 // How many of an H200's thread blocks have work: fewer than all of them where whole
 // output tiles cost little, as was measured.
 func TestSlack(t *testing.T) {
-	for _, c := range []struct{ batch, heads, keys, dim, blocks int }{
-		{16, 8, 1024, 128, 128},
-		{6, 40, 1024, 128, 120},
-		{6, 8, 1024, 64, 96},
-		{16, 8, 4096, 128, 128},
-		{16, 8, 8192, 128, 128}, // 537 MB
-		{16, 8, 16384, 128, 132},
-		{64, 8, 16384, 64, 132},
-		{1, 32, 262144, 64, 132},
-		{16, 48, 16384, 64, 132},
+	for _, c := range []struct{ batch, heads, group, keys, dim, blocks int }{
+		{16, 8, 4, 1024, 128, 128},
+		{6, 40, 1, 1024, 128, 120},
+		{6, 8, 6, 1024, 64, 96},
+		{16, 8, 1, 4096, 128, 128},
+		{16, 8, 4, 8192, 128, 128}, // 537 MB
+		{16, 8, 1, 16384, 128, 132},
+		{64, 8, 8, 4096, 128, 128}, // 1074 MB
+		{64, 8, 1, 16384, 64, 132},
+		{1, 32, 1, 262144, 64, 132},
+		{16, 48, 1, 16384, 64, 132},
+		{4, 8, 6, 262144, 128, 132},
 	} {
 		p := Plan{engine: &Engine{blocks: 132}}
 		for i := range c.batch {
 			p.seqs = append(p.seqs, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}
-		p.schedule(&cpu.Geometry{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim})
+		p.schedule(&cpu.Geometry{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim})
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
@@ -414,6 +416,12 @@ func TestUploadWaits(t *testing.T) {
 // Every driver call of a life fails once: the failure comes out, nothing is
 // lost, and the plan works when it is tried again.
 func TestEveryCallFailsOnce(t *testing.T) {
+	for _, unfused := range []bool{false, true} {
+		t.Run(fmt.Sprintf("unfused=%v", unfused), func(t *testing.T) { testEveryCallFailsOnce(t, unfused) })
+	}
+}
+
+func testEveryCallFailsOnce(t *testing.T, unfused bool) {
 	live := func(t *testing.T, m *machine, p *problem, plan *Plan) error {
 		big := sequenceOf(0, 1, 16*100, 0)
 		if err := plan.Build(paged(8, 2, 64), []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 4); err != nil {
@@ -444,7 +452,17 @@ func TestEveryCallFailsOnce(t *testing.T) {
 	rng := reftest.Rand(t)
 	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 2}, Keys: []int{100, 7}}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: 2})
+	p.geometry.Unfused = unfused
 	s := lib.State()
+	// A module is loaded once.
+	for i := int64(1); unfused && m.engine.unfused.unfused == nil; i++ {
+		s.FailWith, s.FailAt = 700, s.Calls+i
+		var failed *cuda.Error
+		if err := m.engine.loadUnfused(); err != nil && !errors.As(err, &failed) || (err == nil) != (m.engine.unfused.unfused != nil) {
+			t.Errorf("call %d, %s: %v", i, s.Failed(), err)
+		}
+		s.FailAt = 0
+	}
 	before := s.Calls
 	lib.Forget()
 	plan := m.engine.NewPlan()
@@ -485,6 +503,37 @@ func TestEveryCallFailsOnce(t *testing.T) {
 			t.Fatalf("call %d, %s: %d objects, %d before", i, s.Failed(), n, objects)
 		}
 	}
+}
+
+// Scores take memory as they are announced, and no more than there may be.
+func TestScores(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 5, 232448)
+	g := paged(8, 2, 64)
+	g.Unfused = true
+	plan := m.engine.NewPlan()
+	noError(t, plan.Reserve(Capacity{Sequences: 2, Rows: 6, Queries: 3, Pages: 10}))
+	noError(t, plan.Build(g, []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 6))
+	if n := plan.memory.scores.Len(); n != 3*10*16*8*4 {
+		t.Errorf("%d bytes of scores", n)
+	}
+	before := plan.Generation()
+	noError(t, plan.Build(g, []cpu.Sequence{sequenceOf(0, 3, 80, 0), sequenceOf(3, 3, 80, 5)}, 6))
+	if plan.Generation() != before {
+		t.Error("other memory for a step that was announced")
+	}
+	noError(t, plan.Build(g, []cpu.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
+	if n := plan.memory.scores.Len(); n != 6*100*8*4 {
+		t.Errorf("%d bytes of scores", n)
+	}
+	noError(t, plan.Reserve(Capacity{Queries: 1 << 20, Pages: 1 << 20}))
+	if err := plan.Build(g, []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 6); !errors.Is(err, cpu.ErrShape) {
+		t.Errorf("2^40 pages of queries: %v", err)
+	}
+	noError(t, plan.Reserve(Capacity{}))
+	if err := plan.Build(g, []cpu.Sequence{sequenceOf(0, 1<<17, 1<<17, 0)}, 1<<17); !errors.Is(err, cpu.ErrShape) {
+		t.Errorf("2^37 scores: %v", err)
+	}
+	noError(t, plan.Close())
 }
 
 // An engine that can't be made leaves nothing behind that the device does not

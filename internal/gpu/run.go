@@ -87,6 +87,9 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if err != nil {
 		return err
 	}
+	if p.look.geometry.Unfused {
+		return p.runUnfused(s, o)
+	}
 	return f.Launch(s, grid, &p.args)
 }
 
@@ -127,13 +130,18 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 	p.fill(o, &shape, &c, box)
 	p.args.Reset()
 	cuda.Struct(&p.args, a)
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters} {
+	p.hold(o)
+	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
+	return e.attend[shape.element][dimIndex(g.Dim)], grid, nil
+}
+
+// hold keeps what a launch of attention uses.
+func (p *Plan) hold(o *Operands) {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.scores} {
 		if b != nil {
 			p.args.Hold(b)
 		}
 	}
-	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
-	return e.attend[shape.element][dimIndex(g.Dim)], grid, nil
 }
 
 // fill writes what kernels are told, but for the tensor maps.

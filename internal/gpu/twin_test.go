@@ -108,6 +108,8 @@ func (k *twin) run(l launch) {
 	switch {
 	case l.kernel == "lean_append":
 		k.append(&l)
+	case strings.HasPrefix(l.kernel, "unfused_"):
+		k.unfused(&l)
 	case strings.HasPrefix(l.kernel, "sample_"):
 		k.sample(&l)
 	default:

@@ -20,7 +20,7 @@ type Attention int
 
 const (
 	Lean    Attention = iota // leanattention.CachedAttention on a paged cache
-	Default                  // Gorgonia's own nodes over a fixed capacity
+	Default                  // Gorgonia's own nodes over a fixed capacity; on a GPU, which they know nothing of, leanattention.Unfused
 	Fused                    // Gorgonia's own nodes over the whole text, without a cache, rewritten by leanattention.Fuse
 )
 
@@ -167,9 +167,9 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 		return 0, fmt.Errorf("%w: attention %d", ErrConfig, o.Attention)
 	case o.Linear != LeanLinear && o.Linear != StockLinear:
 		return 0, fmt.Errorf("%w: linear layers %d", ErrConfig, o.Linear)
-	case o.Attention != Lean && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
+	case !o.paged() && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
 		return 0, fmt.Errorf("%w: Gorgonia's nodes have a cache of float32 only", ErrConfig)
-	case o.Attention != Lean && o.Device != nil:
+	case o.Attention == Fused && o.Device != nil:
 		return 0, fmt.Errorf("%w: Gorgonia's nodes have no GPU", ErrConfig)
 	case o.Device != nil && o.Linear != LeanLinear:
 		return 0, fmt.Errorf("%w: Gorgonia's linear layers have no GPU", ErrConfig)
@@ -187,15 +187,20 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 	return total, nil
 }
 
+// paged says whether keys and values are in a leanattention.Cache.
+func (o *Options) paged() bool {
+	return o.Attention == Lean || o.Attention == Default && o.Device != nil
+}
+
 // chooses says whether tokens are chosen where the logits are.
 func (o *Options) chooses() bool { return o.Greedy || len(o.Choices) > 0 }
 
 func (d *Decoder) build(w *Weights) (err error) {
 	o, batch := &d.options, len(d.lengths)
-	if o.Attention == Default {
-		d.cache = newStockCache(w.config, batch, slices.Max(o.Capacity))
-	} else if o.Attention == Fused {
+	if o.Attention == Fused {
 		d.cache = newTextCache(w.config, batch, slices.Max(o.Capacity), o.asWritten)
+	} else if !o.paged() {
+		d.cache = newStockCache(w.config, batch, slices.Max(o.Capacity))
 	} else if c, err := newLeanCache(w.config, o); err != nil {
 		return err
 	} else {

@@ -475,7 +475,8 @@ func TestWrongUse(t *testing.T) {
 		"negative chunk":    {Capacity: []int{3}, Chunk: -1},
 		"attention":         {Capacity: []int{3}, Attention: 3},
 		"default in f16":    {Capacity: []int{3}, Attention: Default, Cache: la.Float16},
-		"default's GPU":     {Capacity: []int{3}, Attention: Default, Device: new(la.GPU)},
+		"fused's GPU":       {Capacity: []int{3}, Attention: Fused, Device: new(la.GPU)},
+		"default's way":     {Capacity: []int{3}, Attention: Default, Device: new(la.GPU), Schedule: la.PerHead},
 		"default's workers": {Capacity: []int{3}, Attention: Default, Workers: 2},
 	} {
 		if d, err := w.NewDecoder(o); d != nil || !errors.Is(err, ErrConfig) {

@@ -47,7 +47,10 @@ func TestGPUGoldenLogits(t *testing.T) {
 // the tokens that the GPU chooses, in float32 and in float16.
 func TestGPUGoldenGreedy(t *testing.T) {
 	gpu := gputest.Open(t)
-	for _, kind := range []struct{ weights, cache tensor.Dtype }{{tensor.Float32, tensor.Float32}, {la.Float16, la.Float16}} {
+	for _, kind := range []struct {
+		weights, cache tensor.Dtype
+		attention      Attention
+	}{{tensor.Float32, tensor.Float32, Lean}, {la.Float16, la.Float16, Lean}, {tensor.Float32, tensor.Float32, Default}, {la.Float16, la.Float16, Default}} {
 		w := openModel(t, "../tiny", kind.weights)
 		cases := readGolden(t).Greedy
 		batches := [][]int{{0}, nil}
@@ -56,7 +59,7 @@ func TestGPUGoldenGreedy(t *testing.T) {
 		}
 		for _, batch := range batches {
 			for _, chosen := range []bool{false, true} {
-				o := Options{Device: gpu, Cache: kind.cache, Greedy: chosen}
+				o := Options{Device: gpu, Cache: kind.cache, Greedy: chosen, Attention: kind.attention}
 				var prompts [][]int
 				for _, i := range batch {
 					prompts = append(prompts, cases[i].IDs)
@@ -72,7 +75,7 @@ func TestGPUGoldenGreedy(t *testing.T) {
 				}
 				for j, i := range batch {
 					if want := cases[i].Next; !slices.Equal(got[j], want) {
-						t.Errorf("%v, chosen on the GPU %v, case %d in a batch of %d: %v..., want %v...", kind.weights, chosen, i, len(batch), got[j][:10], want[:10])
+						t.Errorf("%v, attention %d, chosen on the GPU %v, case %d in a batch of %d: %v..., want %v...", kind.weights, kind.attention, chosen, i, len(batch), got[j][:10], want[:10])
 					}
 				}
 			}

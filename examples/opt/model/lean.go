@@ -38,6 +38,9 @@ func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
 		return nil, err
 	}
 	l := &leanCache{Cache: cache, workers: o.Workers, schedule: o.Schedule}
+	if o.Attention == Default {
+		l.schedule = la.Unfused
+	}
 	for range o.Capacity {
 		s, err := cache.NewSequence()
 		if err != nil {

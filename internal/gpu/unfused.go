@@ -1,0 +1,98 @@
+package gpu
+
+import (
+	"math/bits"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// unfusedUnit is the module with the kernels of attention in three launches.
+const unfusedUnit = "unfused"
+
+// unfused is those kernels.
+type unfused struct {
+	scores, sum [len(elements)]*cuda.Function
+	softmax     *cuda.Function
+}
+
+// unfusedParams is struct UnfusedParams.
+type unfusedParams struct {
+	paramsBody
+	scores    uint64
+	dim, kind int32 // of keys and values
+}
+
+const (
+	unfusedThreads = 256
+	unfusedBlocks  = 4 // on a multiprocessor
+)
+
+// loadUnfused loads the kernels when they are first needed. Errors:
+// [kernels.ErrNoImage] where there are none for this GPU, and the driver's.
+func (e *Engine) loadUnfused() error {
+	e.unfused.Lock()
+	defer e.unfused.Unlock()
+	if e.unfused.unfused != nil {
+		return nil
+	}
+	m, err := e.dev.Module(unfusedUnit, func() ([]byte, error) { return image(unfusedUnit, e.info.Capability) })
+	if err != nil {
+		return err
+	}
+	u := new(unfused)
+	if u.softmax, err = m.Function("unfused_softmax"); err != nil {
+		return err
+	}
+	for i := range elements {
+		if u.scores[i], err = m.Function("unfused_scores_" + elements[i].name); err != nil {
+			return err
+		}
+		if u.sum[i], err = m.Function("unfused_sum_" + elements[i].name); err != nil {
+			return err
+		}
+	}
+	e.unfused.unfused = u
+	return nil
+}
+
+// mostScores bounds the memory of scores: whoever wants more has forgotten what
+// they are quadratic in.
+const mostScores = 1 << 36
+
+// scores is how many there has to be room for: those of this step, and of any that
+// was announced.
+func (p *Plan) scores(op string, g *cpu.Geometry, need int64) (int64, error) {
+	if most := int64(mostScores); need > most {
+		return 0, errorf(op, cpu.ErrShape, "%d scores in memory; unfused attention takes %d", need, most)
+	}
+	least := uint64(max(p.least.Queries, 1))
+	for _, n := range [...]int{p.least.Pages, g.PageTokens, g.Heads} {
+		hi, lo := bits.Mul64(least, uint64(n))
+		if least = lo; hi != 0 || lo > mostScores {
+			return 0, errorf(op, cpu.ErrShape, "scores of %d queries, %d pages of %d tokens and %d heads in memory; unfused attention takes %d",
+				p.least.Queries, p.least.Pages, g.PageTokens, g.Heads, int64(mostScores))
+		}
+	}
+	return max(need, int64(least)), nil
+}
+
+// runUnfused queues the three launches of operands that were checked, whose
+// parameters are filled.
+func (p *Plan) runUnfused(s *cuda.Stream, o *Operands) error {
+	e, element := p.engine, elementOf(o.K.DType)
+	u := unfusedParams{paramsBody: p.params.paramsBody, dim: int32(p.look.geometry.Dim), kind: code(o.K.DType)}
+	if p.memory.scores != nil { // no key, no score
+		u.scores = p.memory.scores.Address()
+	}
+	grid := cuda.Grid{Blocks: [3]int{unfusedBlocks * e.blocks}, Threads: [3]int{unfusedThreads}, Overlap: e.copies()}
+	for _, f := range [...]*cuda.Function{e.unfused.scores[element], e.unfused.softmax, e.unfused.sum[element]} {
+		p.args.Reset()
+		cuda.Struct(&p.args, &u)
+		p.hold(o)
+		if err := f.Launch(s, grid, &p.args); err != nil {
+			return err
+		}
+	}
+	return nil
+}

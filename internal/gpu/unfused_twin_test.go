@@ -1,0 +1,95 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"math"
+	"strings"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+)
+
+// unfused does what the three launches do, each of all rows.
+func (k *twin) unfused(l *launch) {
+	u := (*unfusedParams)(unsafe.Pointer(&l.arg[0]))
+	name := strings.Split(l.kernel, "_")
+	kv := typeOf(u.kind)
+	if len(name) == 3 && elements[elementOf(kv)].name != name[2] {
+		k.t.Errorf("%s of %v", l.kernel, kv)
+	}
+	if l.blocks != unfusedBlocks*k.e.blocks || l.threads != unfusedThreads {
+		k.t.Errorf("%s: %d blocks of %d threads", l.kernel, l.blocks, l.threads)
+	}
+	heads, dim, first := int(u.heads*u.group), int(u.dim), 0
+	row, other := make([]float64, dim), make([]float64, dim)
+	for i := 0; ; i++ {
+		s := at[sequence](u.seqs, i)
+		if s.queries == 0 {
+			break
+		}
+		keys := int(s.keys)
+		for n := range int(s.queries) * heads {
+			q, head := n/heads, n%heads
+			sees := keys
+			if u.causal != 0 {
+				sees = keys - int(s.queries) + q + 1
+			}
+			scores := first + n*keys
+			token, out := int(s.row)+q, make([]float64, dim)
+			switch name[1] {
+			case "scores":
+				loadRow(row, u.query, token*int(u.queryRow)+head*int(u.queryHead), typeOf(u.queryType))
+				for j := range sees {
+					loadRow(other, u.keys, u.key(s, head, j), kv)
+					var x float64
+					for c := range dim {
+						x += row[c] * other[c]
+					}
+					store(u.scores, scores+j, cpu.Float32, x*float64(u.scale))
+				}
+			case "softmax":
+				top, sum := math.Inf(-1), 0.0
+				for j := range sees {
+					top = max(top, load(u.scores, scores+j, cpu.Float32))
+				}
+				for j := range sees {
+					sum += math.Exp2(load(u.scores, scores+j, cpu.Float32) - top)
+				}
+				for j := range sees {
+					store(u.scores, scores+j, cpu.Float32, math.Exp2(load(u.scores, scores+j, cpu.Float32)-top)/sum)
+				}
+				if u.lse != 0 && sees > 0 {
+					store(u.lse, token*int(u.lseRow)+head*int(u.lseHead), cpu.Float32, (top+math.Log2(sum))*math.Ln2)
+				}
+			case "sum":
+				for j := range sees {
+					w := load(u.scores, scores+j, cpu.Float32)
+					loadRow(other, u.values, u.key(s, head, j), kv)
+					for c, x := range other {
+						out[c] += w * x
+					}
+				}
+				for c, x := range out {
+					if sees > 0 {
+						store(u.out, token*int(u.outRow)+head*int(u.outHead)+c, typeOf(u.outType), x)
+					}
+				}
+			}
+		}
+		first += int(s.queries) * heads * keys
+	}
+	if name[1] == "sum" {
+		a := attention{twin: k, params: &params{paramsBody: u.paramsBody}, dim: dim, grid: 1}
+		a.writeBlind(0)
+	}
+}
+
+// key is where key j is, in elements.
+func (u *unfusedParams) key(s *sequence, head, j int) int {
+	row := int(s.pages)*int(u.pageRows) + j
+	if u.pages != 0 {
+		row = int(*at[int32](u.pages, int(s.pages)+j/int(u.pageTokens)))*int(u.pageRows) + j%int(u.pageTokens)
+	}
+	return (row + head/int(u.group)*int(u.headRows)) * int(u.dim)
+}
