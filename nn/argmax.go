@@ -2,10 +2,10 @@ package nn
 
 import (
 	"hash"
-	"math"
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/graph"
@@ -96,24 +96,9 @@ func (op argMax) Do(in ...G.Value) (y G.Value, err error) {
 	n := in[0].Shape()[1]
 	ids := make([]int32, shape[0])
 	for row := range ids {
-		ids[row] = largest(x[row*n : (row+1)*n])
+		ids[row] = int32(choose.Largest(x[row*n : (row+1)*n]))
 	}
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(ids)), nil
-}
-
-// largest is the index of the first largest element, -1 where there is none.
-func largest(x []float32) int32 {
-	best, top := int32(-1), float32(math.Inf(-1))
-	for i, v := range x {
-		switch {
-		case v <= top:
-		case v <= math.MaxFloat32:
-			best, top = int32(i), v
-		default: // NaN or +Inf
-			return -1
-		}
-	}
-	return best
 }
 
 func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {

@@ -1,14 +1,15 @@
 package nn
 
 import (
-	"cmp"
 	"hash"
 	"math"
 	"slices"
+	"sync"
 	"unsafe"
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/graph"
@@ -35,65 +36,15 @@ type Choice struct {
 	TopP        float64 // 1 or more: all tokens
 }
 
-// leastWeight is the least probability, relative to the most likely token's, of
-// one that can be chosen.
-const leastWeight = 0x1p-44
-
 // Choose is the token for a row of logits and a random number u in [0, 1); -1
 // where a logit is NaN or +Inf, or all are -Inf.
 func (c Choice) Choose(logits []float32, u float64) int {
-	best := int(largest(logits))
-	switch {
-	case best < 0 || !(c.Temperature >= 0):
-		return -1
-	case c.Temperature == 0:
-		return best
-	}
-	weights := make([]float64, len(logits))
-	var kept []int // the tokens of K, the most likely first if it is not all
-	total := 0.0
-	for i, x := range logits {
-		// Infinite for a tiny temperature, and then NaN for the best itself.
-		if w := math.Exp((float64(x) - float64(logits[best])) / c.Temperature); w >= leastWeight {
-			weights[i] = w
-		} else if x == logits[best] {
-			weights[i] = 1
-		} else {
-			continue
-		}
-		kept = append(kept, i)
-		total += weights[i]
-	}
-	if c.TopK > 0 && c.TopK < len(logits) || c.TopP < 1 {
-		slices.SortFunc(kept, func(a, b int) int {
-			if logits[a] != logits[b] {
-				return cmp.Compare(logits[b], logits[a])
-			}
-			return a - b
-		})
-		if c.TopK > 0 && c.TopK < len(kept) {
-			kept, total = kept[:c.TopK], 0
-			for _, i := range kept {
-				total += weights[i]
-			}
-		}
-		if c.TopP < 1 {
-			n, sum := 1, weights[kept[0]]
-			for ; n < len(kept) && sum < c.TopP*total; n++ {
-				sum += weights[kept[n]]
-			}
-			kept, total = kept[:n], sum
-		}
-		slices.Sort(kept)
-	}
-	sum := 0.0
-	for _, i := range kept {
-		if sum += weights[i]; sum > u*total {
-			return i
-		}
-	}
-	return kept[len(kept)-1] // rounding left a little of u
+	m := chooseMemory.Get().(*choose.Memory)
+	defer chooseMemory.Put(m)
+	return m.Token(logits, c.Temperature, c.TopK, c.TopP, u)
 }
+
+var chooseMemory = sync.Pool{New: func() any { return new(choose.Memory) }}
 
 // Sample is the token chosen from each row of logits, as [Choice.Choose] does.
 //

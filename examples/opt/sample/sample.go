@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"gorgonia.org/leanattention/internal/choose"
 )
 
 // Config says how a token is chosen from logits x over a vocabulary:
@@ -51,16 +53,9 @@ func (c Config) Validate() error {
 
 // Sampler chooses tokens. It is not safe for use by several goroutines at once.
 type Sampler struct {
-	config     Config
-	random     *rand.Rand
-	candidates []candidate // reused from call to call
-}
-
-// candidate is a token that can still be chosen.
-type candidate struct {
-	id    int32
-	logit float32
-	p     float64 // its probability, relative to that of the most likely token
+	config Config
+	random *rand.Rand
+	memory choose.Memory
 }
 
 // New makes a sampler.
@@ -74,141 +69,25 @@ func New(c Config) (*Sampler, error) {
 // Next chooses a token. A logit of -Inf is a token that is never chosen. It
 // draws one random number a call, none where it is greedy.
 func (s *Sampler) Next(logits []float32) (int, error) {
-	best, err := argmax(logits)
-	if err != nil || s.config.Temperature == 0 {
-		return best, err
+	best := choose.Largest(logits)
+	if best < 0 {
+		return 0, wrong(logits)
 	}
-	kept := s.weigh(logits, logits[best])
-	if s.config.TopP < 1 || s.config.TopK > 0 && s.config.TopK < len(logits) {
-		kept = s.truncate(kept)
+	if s.config.Temperature == 0 {
+		return best, nil
 	}
-	total := 0.0
-	for _, c := range kept {
-		total += c.p
-	}
-	u := s.random.Float64() * total
-	chosen := best
-	for _, c := range kept {
-		if c.p == 0 {
-			continue
-		}
-		chosen = int(c.id) // also the answer where rounding leaves a little of u
-		if u -= c.p; u < 0 {
-			break
-		}
-	}
-	return chosen, nil
+	return s.memory.Token(logits, s.config.Temperature, s.config.TopK, s.config.TopP, s.random.Float64()), nil
 }
 
-func argmax(logits []float32) (int, error) {
+// wrong tells why no token is the most likely one.
+func wrong(logits []float32) error {
 	if len(logits) == 0 {
-		return 0, fmt.Errorf("%w: none given", ErrLogits)
+		return fmt.Errorf("%w: none given", ErrLogits)
 	}
-	best, top := 0, float32(math.Inf(-1))
-	for i := 0; i < len(logits); i++ {
-		// By far the most of them are no more than one before: four at a look.
-		for i+4 <= len(logits) && logits[i] <= top && logits[i+1] <= top && logits[i+2] <= top && logits[i+3] <= top {
-			i += 4
-		}
-		if i == len(logits) {
-			break
-		}
-		switch x := logits[i]; {
-		case x <= top:
-		case x <= math.MaxFloat32:
-			best, top = i, x
-		default:
-			return 0, fmt.Errorf("%w: token %d has %v", ErrLogits, i, x)
-		}
-	}
-	if top < -math.MaxFloat32 {
-		return 0, fmt.Errorf("%w: every token has %v", ErrLogits, top)
-	}
-	return best, nil
-}
-
-// weigh makes every token a candidate. The most likely one has p = 1, so that
-// the sum of all neither overflows nor vanishes at any temperature.
-func (s *Sampler) weigh(logits []float32, most float32) []candidate {
-	s.candidates = s.candidates[:0]
 	for i, x := range logits {
-		p := math.Exp((float64(x) - float64(most)) / s.config.Temperature)
-		s.candidates = append(s.candidates, candidate{int32(i), x, p})
-	}
-	return s.candidates
-}
-
-// truncate returns the TopK most likely candidates and of them the fewest that
-// reach TopP. A heap gives them up one after the other, because few are kept of
-// a vocabulary that so is never sorted.
-func (s *Sampler) truncate(all []candidate) []candidate {
-	heap := tokenHeap(all)
-	heap.init()
-	// A candidate that leaves the heap takes the place that the heap gives up,
-	// so the i-th most likely one ends i places before the end.
-	nth := func(i int) candidate {
-		for len(all)-len(heap) <= i {
-			heap.pop()
-		}
-		return all[len(all)-1-i]
-	}
-
-	k, total := len(all), 0.0
-	if s.config.TopK > 0 && s.config.TopK < k {
-		k = s.config.TopK
-		for i := range k {
-			total += nth(i).p
-		}
-	} else {
-		for _, c := range all {
-			total += c.p
+		if !(x <= math.MaxFloat32) {
+			return fmt.Errorf("%w: token %d has %v", ErrLogits, i, x)
 		}
 	}
-	keep := k
-	if s.config.TopP < 1 {
-		sum := nth(0).p
-		for keep = 1; keep < k && sum < s.config.TopP*total; keep++ {
-			sum += nth(keep).p
-		}
-	}
-	return all[len(all)-keep:]
-}
-
-// tokenHeap has the most likely candidate first, of equals the lowest id.
-type tokenHeap []candidate
-
-func (h tokenHeap) before(i, j int) bool {
-	if h[i].logit != h[j].logit {
-		return h[i].logit > h[j].logit
-	}
-	return h[i].id < h[j].id
-}
-
-func (h tokenHeap) init() {
-	for i := len(h)/2 - 1; i >= 0; i-- {
-		h.down(i)
-	}
-}
-
-func (h *tokenHeap) pop() {
-	last := len(*h) - 1
-	(*h)[0], (*h)[last] = (*h)[last], (*h)[0]
-	*h = (*h)[:last]
-	h.down(0)
-}
-
-func (h tokenHeap) down(i int) {
-	for {
-		first := i
-		for child := 2*i + 1; child <= 2*i+2 && child < len(h); child++ {
-			if h.before(child, first) {
-				first = child
-			}
-		}
-		if first == i {
-			return
-		}
-		h[i], h[first] = h[first], h[i]
-		i = first
-	}
+	return fmt.Errorf("%w: every token has %v", ErrLogits, logits[0])
 }

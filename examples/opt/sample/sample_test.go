@@ -47,8 +47,8 @@ func TestGreedy(t *testing.T) {
 		if got := next(t, s, c.logits); got != c.want {
 			t.Errorf("%v: %d, want %d", c.logits, got, c.want)
 		}
-		// A tiny temperature and TopK 1 are greedy too.
-		for _, config := range []Config{{Temperature: 1e-300, TopP: 0.5}, {Temperature: 5, TopK: 1, TopP: 1}, {Temperature: 1e30, TopP: 1e-300}} {
+		// A tiny temperature, with less of TopP than three equals have each, and TopK 1 are greedy too.
+		for _, config := range []Config{{Temperature: 1e-300, TopP: 0.3}, {Temperature: 5, TopK: 1, TopP: 1}, {Temperature: 1e30, TopP: 1e-300}} {
 			if got := next(t, mustNew(t, config), c.logits); got != c.want {
 				t.Errorf("%+v, %v: %d, want %d", config, c.logits, got, c.want)
 			}
@@ -168,10 +168,6 @@ func TestLaws(t *testing.T) {
 			wide.TopP = min(1, c.TopP*(1+1e-9)+1e-12)
 			if p := expected(wide, logits); p[i] == 0 {
 				t.Fatalf("chose %d of %v", i, p)
-			}
-			kept := a.truncate(a.weigh(logits, slices.Max(logits)))
-			if len(kept) < 1 || c.TopK > 0 && len(kept) > c.TopK {
-				t.Fatalf("kept %d tokens", len(kept))
 			}
 		}
 	})

@@ -1,0 +1,87 @@
+package choose
+
+import (
+	"math"
+	"slices"
+	"sort"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestKept: what can be chosen is the sorted vocabulary's front, in the order of
+// ids, whatever was chosen before with the same memory; u finds each token at the
+// place that its weight gives it.
+func TestKept(t *testing.T) {
+	var m Memory
+	rapid.Check(t, func(t *rapid.T) {
+		logit := rapid.OneOf(rapid.Float32Range(-5, 5), rapid.SampledFrom([]float32{0, 1, 1, -1e30, 3e38, -3e38, float32(math.Inf(-1))}))
+		logits := rapid.SliceOfN(logit, 1, 40).Draw(t, "logits")
+		temperature := rapid.SampledFrom([]float64{1e-300, 1e-9, 0.3, 1, 2, 1e9}).Draw(t, "temperature")
+		topK := rapid.IntRange(-1, 45).Draw(t, "topK")
+		topP := rapid.SampledFrom([]float64{1e-12, 0.1, 0.5, 0.9, 1, 2}).Draw(t, "topP")
+		u := rapid.Float64Range(0, math.Nextafter(1, 0)).Draw(t, "u")
+		most := slices.Max(logits)
+		got := m.Token(logits, temperature, topK, topP, u)
+		if math.IsInf(float64(most), -1) {
+			if got != -1 {
+				t.Fatalf("token %d of nothing", got)
+			}
+			return
+		}
+		order := make([]int, len(logits))
+		weights := make([]float64, len(logits))
+		for i, x := range logits {
+			order[i] = i
+			if weights[i] = math.Exp((float64(x) - float64(most)) / temperature); !(weights[i] >= LeastWeight) {
+				weights[i] = 0
+			}
+			if x == most {
+				weights[i] = 1
+			}
+		}
+		sort.SliceStable(order, func(a, b int) bool { return logits[order[a]] > logits[order[b]] })
+		if topK > 0 {
+			order = order[:min(topK, len(order))]
+		}
+		total, sum := 0.0, 0.0
+		for _, i := range order {
+			total += weights[i]
+		}
+		for n, i := range order {
+			if sum += weights[i]; topP < 1 && sum >= topP*total*(1-1e-12) {
+				order = order[:n+1]
+				break
+			}
+		}
+		if !slices.Contains(order, got) || weights[got] == 0 {
+			// Rounding may move topP's border by one token.
+			t.Fatalf("token %d, and %v are kept", got, order)
+		}
+		total, sum = 0, 0
+		for _, i := range order {
+			total += weights[i]
+			if i < got {
+				sum += weights[i]
+			}
+		}
+		if slack := 1e-9 * total; u*total < sum-slack || u*total > sum+weights[got]+slack {
+			t.Fatalf("u %v: token %d has [%v, %v] of %v", u, got, sum, sum+weights[got], total)
+		}
+	})
+}
+
+func TestLargest(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	for _, c := range []struct {
+		x    []float32
+		want int
+	}{
+		{nil, -1}, {[]float32{nan}, -1}, {[]float32{1, inf}, -1}, {[]float32{-inf, -inf}, -1}, {[]float32{5, 1, 1, 1, 1, nan}, -1},
+		{[]float32{-inf, -3, -3}, 1}, {[]float32{1, 3, 3}, 1}, {[]float32{0, 0, 0, 0, 0, 0, 0, 0, 1}, 8}, {[]float32{9, 0, 0, 0, 0, 0, 0, 0, 1}, 0},
+	} {
+		if got := Largest(c.x); got != c.want {
+			t.Errorf("%v: %d, want %d", c.x, got, c.want)
+		}
+	}
+}
