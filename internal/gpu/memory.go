@@ -101,7 +101,10 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		}
 		fresh = append(fresh, next.partials)
 	}
-	if m.scores == nil && scores > 0 || m.scores != nil && m.scores.Len() < scores*4 {
+	switch {
+	case scores == 0:
+		next.scores = nil // they may be much
+	case m.scores == nil || m.scores.Len() < scores*4:
 		if next.scores, err = e.dev.NewBuffer(scores * 4); err != nil {
 			return err
 		}
@@ -142,7 +145,7 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 			fresh = append(fresh, s.done)
 		}
 	}
-	if len(fresh) == 0 {
+	if len(fresh) == 0 && next.scores == m.scores {
 		return nil
 	}
 	old := *m

@@ -525,6 +525,12 @@ func TestScores(t *testing.T) {
 	if n := plan.memory.scores.Len(); n != 6*100*8*4 {
 		t.Errorf("%d bytes of scores", n)
 	}
+	lean := g
+	lean.Unfused = false
+	noError(t, plan.Build(lean, []cpu.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
+	if plan.memory.scores != nil || plan.Generation() == before {
+		t.Error("scores where there are none")
+	}
 	noError(t, plan.Reserve(Capacity{Queries: 1 << 20, Pages: 1 << 20}))
 	if err := plan.Build(g, []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 6); !errors.Is(err, cpu.ErrShape) {
 		t.Errorf("2^40 pages of queries: %v", err)
