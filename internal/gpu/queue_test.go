@@ -96,9 +96,15 @@ func (p *problem) memories() [7]*Memory {
 // testGraph: launches that were captured once are those of every later step.
 func testGraph(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
-	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+	for _, c := range []struct {
+		kv      cpu.DType
+		unfused bool
+	}{{cpu.Float16, false}, {cpu.BFloat16, false}, {cpu.Float32, false}, {cpu.Float16, true}} {
 		const sequences = 5
-		s := m.steps(t, rng, n, sequences, longest, kv)
+		s := m.steps(t, rng, n, sequences, longest, c.kv)
+		for _, p := range s.all {
+			p.geometry.Unfused = c.unfused
+		}
 		first := s.all[0]
 		plan := m.engine.NewPlan()
 		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * ceil(longest+1, first.pageTokens)}))
