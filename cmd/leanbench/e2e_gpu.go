@@ -13,9 +13,7 @@ import (
 	"strings"
 	"time"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
-	"gorgonia.org/leanattention/examples/opt/model"
 )
 
 //go:embed peers/opt_gpu.py
@@ -97,7 +95,7 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 	if err != nil {
 		return nil, err
 	}
-	others := strings.FieldsFunc(o.attn, func(r rune) bool { return r == ',' })
+	others := fields(o.attn)
 	for _, way := range others {
 		if _, ok := otherWays[way]; !ok {
 			return nil, fmt.Errorf("-attn: %q is neither fixed nor default", way)
@@ -142,9 +140,14 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 	return all, nil
 }
 
+// fields are what is between commas; an empty text has none.
+func fields(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+}
+
 // counts reads positive numbers with commas between; an empty text has none.
 func counts(name, text string) (all []int, err error) {
-	for _, s := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' }) {
+	for _, s := range fields(text) {
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 1 {
 			return nil, fmt.Errorf("-%s: %q is not a positive number", name, s)
@@ -211,12 +214,9 @@ type decoder interface {
 	attending(way string) engine
 }
 
-// otherWays are attentions besides lean, and the figure that compares with each.
-var otherWays = map[string]struct {
-	attention model.Attention
-	schedule  la.Schedule
-	over      metric
-}{"fixed": {model.Lean, la.FixedSplit(8), overFixed}, "default": {model.Default, la.StreamK, overDefault}}
+// otherWays are attentions besides lean, by model.AttentionNamed's names, and the
+// figure that compares with each.
+var otherWays = map[string]metric{"fixed": overFixed, "default": overDefault}
 
 func (b *e2eGPU) run(cases []stepCase) (err error) {
 	driver, err := loadDriver()
@@ -432,7 +432,7 @@ func (b *e2eGPU) judgeSteps(c stepCase, contenders []contender, all []samples, c
 		}
 		for _, way := range c.others {
 			if other := times[way]; other != nil {
-				r.add(otherWays[way].over, t.faster(other), nil)
+				r.add(otherWays[way], t.faster(other), nil)
 			}
 		}
 		if queued > 0 {

@@ -45,7 +45,7 @@ type leanGPU struct{ *leanEngine }
 
 func (e leanGPU) attending(way string) engine {
 	o := e.options
-	o.Attention, o.Schedule = otherWays[way].attention, otherWays[way].schedule
+	o.Attention, o.Schedule, _ = model.AttentionNamed(way)
 	return &leanEngine{weights: e.weights, options: o, done: func() error { return nil }}
 }
 

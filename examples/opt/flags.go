@@ -95,10 +95,7 @@ func parse(args []string, help io.Writer) (options, error) {
 	}
 
 	var known bool
-	if o.schedule, known = map[string]la.Schedule{"fixed": la.FixedSplit(8), "head": la.PerHead}[attention]; known {
-		attention = "lean"
-	}
-	if o.attention, known = map[string]model.Attention{"lean": model.Lean, "default": model.Default, "fused": model.Fused}[attention]; !known {
+	if o.attention, o.schedule, known = model.AttentionNamed(attention); !known {
 		return o, usagef("-attn %q is none of lean, fixed, head, default, fused", attention)
 	}
 	if o.linear, known = map[string]model.Linear{"lean": model.LeanLinear, "stock": model.StockLinear}[linear]; !known {

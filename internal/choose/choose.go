@@ -31,9 +31,9 @@ func Largest(x []float32) int {
 	return best
 }
 
-// LeastWeight is the least probability, relative to the most likely token's, of
+// leastWeight is the least probability, relative to the most likely token's, of
 // one that can be chosen. The kernels have it too.
-const LeastWeight = 0x1p-44
+const leastWeight = 0x1p-44
 
 // Memory is what Token uses again from call to call. It is not safe for use by
 // several goroutines at once.
@@ -87,7 +87,7 @@ func (m *Memory) weigh(logits []float32, most float32, temperature float64) (all
 	for i, x := range logits {
 		w := math.Exp((float64(x) - float64(most)) / temperature)
 		switch {
-		case w >= LeastWeight:
+		case w >= leastWeight:
 		case x == most: // by a tiny temperature 0/0, or by one that rounds to 0
 			w = 1
 		default:

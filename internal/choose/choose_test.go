@@ -33,7 +33,7 @@ func TestKept(t *testing.T) {
 		weights := make([]float64, len(logits))
 		for i, x := range logits {
 			order[i] = i
-			if weights[i] = math.Exp((float64(x) - float64(most)) / temperature); !(weights[i] >= LeastWeight) {
+			if weights[i] = math.Exp((float64(x) - float64(most)) / temperature); !(weights[i] >= leastWeight) {
 				weights[i] = 0
 			}
 			if x == most {

@@ -24,6 +24,25 @@ const (
 	Fused                    // Gorgonia's own nodes over the whole text, without a cache, rewritten by leanattention.Fuse
 )
 
+// AttentionNamed is what a name stands for, as users choose it: lean; fixed and
+// head, which are Lean by FlashDecoding's schedule, every head's keys in 8 splits, or
+// FlashAttention-2's; default, or fused.
+func AttentionNamed(name string) (a Attention, s la.Schedule, known bool) {
+	switch name {
+	case "lean":
+		return Lean, la.StreamK, true
+	case "fixed":
+		return Lean, la.FixedSplit(8), true
+	case "head":
+		return Lean, la.PerHead, true
+	case "default":
+		return Default, la.StreamK, true
+	case "fused":
+		return Fused, la.StreamK, true
+	}
+	return 0, 0, false
+}
+
 // Linear names an implementation of the linear layers.
 type Linear int
 
