@@ -47,7 +47,6 @@ struct MatrixParams {
 // A row of operands, a thread block each.
 template <class T> __device__ __forceinline__ void operands(const OperandParams& p) {
   __shared__ float room[8];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
   const float* x = p.x + (long long)blockIdx.x * p.n;
@@ -55,26 +54,15 @@ template <class T> __device__ __forceinline__ void operands(const OperandParams&
 #pragma unroll 4
     for (int i = threadIdx.x * 4; i < p.n; i += 1024) f(i, *(const float4*)(x + i));
   };
-  const auto all = [&](float v, auto merge) { // over the block
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) v = merge(v, __shfl_xor_sync(~0u, v, i));
-    __syncthreads();
-    if (lane == 0) room[warp] = v;
-    __syncthreads();
-    v = room[0];
-#pragma unroll
-    for (int i = 1; i < 8; i++) v = merge(v, room[i]);
-    return v;
-  };
   const auto plus = [](float a, float b) { return a + b; };
   float mean = 0.f, f = 1.f;
   if (p.norm) {
     float sum = 0.f;
     each([&](int, float4 v) { sum += (v.x + v.y) + (v.z + v.w); });
-    mean = all(sum, plus) / p.n;
+    mean = foldBlock(sum, room, plus) / p.n;
     sum = 0.f;
     each([&](int, float4 v) { sum += ((v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean)) + ((v.z - mean) * (v.z - mean) + (v.w - mean) * (v.w - mean)); });
-    f = 1.f / sqrtf(all(sum, plus) / p.n + p.eps);
+    f = 1.f / sqrtf(foldBlock(sum, room, plus) / p.n + p.eps);
   }
   const auto normed = [&](int i, float4 v) {
     if (!p.norm) return v;
@@ -96,7 +84,7 @@ template <class T> __device__ __forceinline__ void operands(const OperandParams&
       v = normed(i, v);
       top = fmaxf(top, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
     });
-    const int e = exponentOf(all(top, [](float a, float b) { return fmaxf(a, b); }));
+    const int e = exponentOf(foldBlock(top, room, [](float a, float b) { return fmaxf(a, b); }));
     up = powerOf(-e), down = powerOf(e);
   }
   if (threadIdx.x == 0) p.factors[blockIdx.x] = down;

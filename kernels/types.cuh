@@ -108,3 +108,17 @@ __device__ __forceinline__ void storeAs(void* p, long long i, int type, float x)
     ((u16*)p)[i] = (u16)(type == F16 ? Half::pack(x, 0.f) : Brain::pack(x, 0.f));
   }
 }
+
+// f over the values of all threads of a block of eight warps, for all of them. `room`
+// has a float for each warp; what was in it has been read.
+template <class F> __device__ __forceinline__ float foldBlock(float v, float (&room)[8], F f) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) v = f(v, __shfl_xor_sync(~0u, v, i));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = room[0];
+#pragma unroll
+  for (int i = 1; i < 8; i++) v = f(v, room[i]);
+  return v;
+}

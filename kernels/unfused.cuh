@@ -102,18 +102,6 @@ template <class T> __device__ __forceinline__ void unfusedScores(const UnfusedPa
   });
 }
 
-// f over the values of all threads, for all threads.
-template <class F> __device__ __forceinline__ float foldBlock(float x, float* room, F f) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x = f(x, __shfl_xor_sync(~0u, x, i));
-  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = room[0];
-  for (int i = 1; i < UNFUSED_WARPS; i++) x = f(x, room[i]);
-  __syncthreads();
-  return x;
-}
-
 // Scores become weights, and leave their log-sum-exp.
 __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
   __shared__ float room[UNFUSED_WARPS];
