@@ -65,21 +65,21 @@ __device__ __forceinline__ float powerOf(int e) { return __int_as_float((127 + e
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void clusterArrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void clusterWait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Where another thread block of the cluster has what is at `at` here.
-__device__ __forceinline__ u32 remoteAddress(const void* at, int rank) {
+// Where another thread block of the cluster has what is at the shared address `at` here.
+__device__ __forceinline__ u32 remoteAddress(u32 at, int rank) {
   u32 to;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(sharedAddress(at)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(at), "r"(rank));
   return to;
 }
 // A float, or four, from there.
 __device__ __forceinline__ float remote(const float* at, int rank) {
   float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(remoteAddress(at, rank)) : "memory");
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(remoteAddress(sharedAddress(at), rank)) : "memory");
   return v;
 }
 __device__ __forceinline__ float4 remote4(const float* at, int rank) {
   float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remoteAddress(at, rank)) : "memory");
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remoteAddress(sharedAddress(at), rank)) : "memory");
   return v;
 }
 #else

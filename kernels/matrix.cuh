@@ -5,7 +5,7 @@
 //
 // First, a launch makes operands of x (of its layer norm, if that is wanted): each
 // element as two 16-bit parts, rows scaled by powers of two where the type has few
-// exponents. Then thread blocks compute tiles of y: 128 rows of W by 16 to 128 of
+// exponents. Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
 // x. A copying warp brings both through a ring, in steps of 64 columns; eight
 // warps multiply. Where there are fewer tiles than multiprocessors, the thread
 // blocks of a cluster share a tile's columns out, and add their sums up in the

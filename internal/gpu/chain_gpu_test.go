@@ -140,9 +140,15 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 }
 
 // launches queues every layer by itself.
-func (s *stack) launches() error {
+func (s *stack) launches() error { return s.launchesOf(true, true) }
+
+// launchesOf queues linear layers, or attention, or both.
+func (s *stack) launchesOf(linear, attention bool) error {
 	for i := range s.ops {
 		o := &s.ops[i]
+		if o.linear != nil && !linear || o.linear == nil && !attention {
+			continue
+		}
 		if o.linear != nil {
 			if err := s.d.Linear(s.m.stream, o.linear); err != nil {
 				return err
@@ -301,16 +307,16 @@ func closeTo(t testing.TB, what string, got, want []byte, d cpu.DType, bound flo
 }
 
 // BenchmarkGPUChain is the layers of a decode step of OPT, as launches and as a
-// chain.
+// chain; of more rows than a chain takes, the linear layers and attention by themselves.
 func BenchmarkGPUChain(b *testing.B) {
 	m, d := realDecoder(b)
 	for _, s := range []struct {
 		name                      string
 		blocks, heads, dim, inner int
 	}{{"125m", 12, 12, 64, 3072}, {"1.3b", 24, 32, 64, 8192}, {"6.7b", 32, 32, 128, 16384}} {
-		for _, rows := range []int{1, 2, 4} {
+		for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} {
 			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: cpu.Float16}
-			if rows > 1 && s.name == "6.7b" {
+			if rows > 1 && rows <= chainRows && s.name == "6.7b" {
 				continue
 			}
 			for range rows {
@@ -319,14 +325,26 @@ func BenchmarkGPUChain(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/rows%d", s.name, rows), func(b *testing.B) {
 				st := newStack(b, m, d, nil, sh)
 				defer st.close(b)
-				launches, err := m.stream.Capture(st.launches)
-				noError(b, err)
-				c, chain := st.captured(b)
-				defer c.Close()
-				for _, way := range []struct {
+				type way struct {
 					name string
 					g    *cuda.Graph
-				}{{"launches", launches}, {"chain", chain}} {
+				}
+				var ways []way
+				add := func(name string, queue func() error) {
+					g, err := m.stream.Capture(queue)
+					noError(b, err)
+					ways = append(ways, way{name, g})
+				}
+				add("launches", st.launches)
+				if rows <= chainRows {
+					c, chain := st.captured(b)
+					defer c.Close()
+					ways = append(ways, way{"chain", chain})
+				} else {
+					add("linears", func() error { return st.launchesOf(true, false) })
+					add("attention", func() error { return st.launchesOf(false, true) })
+				}
+				for _, way := range ways {
 					best := time.Duration(math.MaxInt64)
 					for range 20 {
 						begin, err := m.dev.NewEvent(true)

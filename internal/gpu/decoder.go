@@ -26,6 +26,7 @@ type Decoder struct {
 	*Sampler
 
 	matrices [len(elements)]*matrices // nil: there are none for this GPU, or the type
+	batches  [len(elements)]*batches  // the same
 
 	mu   sync.Mutex
 	args cuda.Args
@@ -34,8 +35,8 @@ type Decoder struct {
 	clusters sync.Map // of clusterKey: how many can run at once
 }
 
-// clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, and else
-// an index of matrixRows.
+// clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, an index of
+// matrixRows, or -2 and less for one of batchRows.
 type clusterKey struct{ element, kind, split, shared int }
 
 // mostSplit is how many thread blocks a cluster may have.

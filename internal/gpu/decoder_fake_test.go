@@ -114,7 +114,7 @@ func TestMatrixLaunches(t *testing.T) {
 	const matrixWidth = matrixTile + 4 // floats between rows of a tile's sums
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
-		rows, in := fewRows+1+rng.IntN(300), 8*(1+rng.IntN(300))
+		rows, in := batchRows[len(batchRows)-1]+1+rng.IntN(300), 8*(1+rng.IntN(300))
 		dtype := pick(rng, cpu.Float16, cpu.BFloat16)
 		o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
 		memory := []Memory{o.X}
@@ -176,6 +176,84 @@ func TestMatrixLaunches(t *testing.T) {
 				noError(t, memory[i].Buffer.Close())
 			}
 		}
+	}
+}
+
+// A Linear of a batch's rows is one launch of clusters, which have all tiles once, and
+// shared memory for what they are told: more than half, so that no two of its blocks
+// are on one multiprocessor.
+func TestBatchLaunches(t *testing.T) {
+	const most = 232448
+	m, lib, d := fakeDecoder(t, 90, 132, most)
+	lib.State().Argument("batch_", int(unsafe.Sizeof(batchParams{})))
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 200 {
+		rows, in := fewRows+1+rng.IntN(batchRows[len(batchRows)-1]-fewRows), 8*(1+rng.IntN(pick(rng, 30, 300, 2200)))
+		dtype := pick(rng, cpu.Float16, cpu.BFloat16)
+		o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		memory := []Memory{o.X}
+		if rng.IntN(2) == 0 {
+			o.Norm = &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}
+			memory = append(memory, o.Norm.Gamma)
+		}
+		tiles := 0
+		for range 1 + rng.IntN(mostParts) {
+			out := 1 + rng.IntN(700)
+			p := LinearPart{W: m.memory(t, dtype, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out}
+			o.Parts = append(o.Parts, p)
+			memory = append(memory, p.W, p.B, p.Y)
+			tiles += ceil(out, batchTile)
+		}
+		if scratch, err := d.Scratch(&o); scratch != 0 || err != nil {
+			t.Fatalf("%d rows of %d: a scratch of %d elements, %v", rows, in, scratch, err)
+		}
+		lib.Forget()
+		noError(t, d.Linear(m.stream, &o))
+		list := launches(lib.Log())
+		if len(list) != 1 || !strings.HasPrefix(list[0].kernel, "batch_") {
+			t.Fatalf("%d launches: %s", len(list), lib.Log())
+		}
+		l, p, each := list[0], (*batchParams)(unsafe.Pointer(&list[0].arg[0])), 0
+		if _, err := fmt.Sscanf(l.kernel[strings.LastIndex(l.kernel, "_")+1:], "%d", &each); err != nil {
+			t.Fatal(err)
+		}
+		split, clusters := int(p.split), l.blocks/int(p.split)
+		blocks, mine := ceil(ceil(in, batchBlock), split), 2*batchTile*each
+		if o.Norm != nil {
+			mine = max(mine, 16*each+2*blocks*batchBlock)
+		}
+		needs := int(p.stages)*(batchStage+16) + blocks*each*256 + 4*(2*batchTile*each+mine+each) + 8*6
+		switch {
+		case each < rows || each > 2*rows && each > batchRows[0],
+			split < 2 || split > mostSplit || split&(split-1) != 0 || l.blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
+			clusters < 1 || clusters > tiles || l.blocks > 132,
+			p.stages < 3 || l.threads != batchThreads || l.shared < needs || l.shared > most || 2*l.shared <= most,
+			p.linearParams.x != o.X.address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
+			(p.relu == 1) != o.ReLU || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
+			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, p.linearParams, l)
+		}
+		for i := range o.Parts {
+			if p.y[i] != o.Parts[i].Y.address() || p.b[i] != o.Parts[i].B.address() || int(p.out[i]) != o.Parts[i].Out {
+				t.Fatalf("part %d: %+v", i, p.linearParams)
+			}
+		}
+		closed := memory[rng.IntN(len(memory))]
+		noError(t, closed.Buffer.Close())
+		lib.Forget()
+		if err := d.Linear(m.stream, &o); !isError(err, cuda.ErrClosed) || len(launches(lib.Log())) > 0 {
+			t.Fatalf("closed memory: %v, %d launches", err, len(launches(lib.Log())))
+		}
+		for i := range memory {
+			if memory[i].Buffer != closed.Buffer {
+				noError(t, memory[i].Buffer.Close())
+			}
+		}
+	}
+
+	// Rows too wide for a slice of them in shared memory are a matrix.
+	o := Linear{Rows: 16, In: 1 << 16, Parts: []LinearPart{{W: Memory{DType: cpu.Float16}, Out: 64}}}
+	if _, ok, err := d.configureBatch(&o); ok || err != nil || !d.isMatrix(&o) {
+		t.Errorf("16 rows of %d: %v, %v", o.In, ok, err)
 	}
 }
 

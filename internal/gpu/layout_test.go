@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
 )
 
 // field is one of a C struct.
@@ -38,7 +39,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	}
 	types := map[string][2]uintptr{ // size, alignment
 		"int": {4, 4}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
-		"Params": {216, 8}, "Links": {64, 8},
+		"Params": {216, 8}, "Links": {64, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
@@ -134,6 +135,13 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int PART = ROWS * 128; static constexpr int STAGE = MATRIX_TILE * 128 + 2 * PART;",
 			"u64* bars = (u64*)(memory + p.stages * STAGE);",
 		},
+		"batch.cuh": {
+			"constexpr int BATCH_TILE = 64; constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; constexpr int BATCH_WARPS = 8; constexpr int BATCH_THREADS = (BATCH_WARPS + 2) * 32;",
+			"constexpr int BLOCK = 64; static constexpr int X = 2 * ROWS * 128; static constexpr int UNIT = 8 * ROWS; static constexpr int PARTIALS = BATCH_TILE / 8 * UNIT;",
+			"b.x = memory + p.stages * BATCH_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + 8 * 2 * ROWS; " +
+				"b.factors = b.mine + max(2 * PARTIALS, p.norm ? 8 * 2 * ROWS + 2 * b.most * BLOCK : 0); b.full = sharedAddress(b.factors + ROWS); " +
+				"b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;",
+		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
 		"linear.cuh": {
 			"constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;",
@@ -172,6 +180,7 @@ func TestStructs(t *testing.T) {
 		{"append.cuh", "AppendParams", appendParams{}},
 		{"unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},
+		{"batch.cuh", "BatchParams", batchParams{}},
 		{"matrix.cuh", "OperandParams", operandParams{}},
 		{"matrix.cuh", "MatrixParams", matrixParams{}},
 		{"rows.cuh", "NormParams", normParams{}},

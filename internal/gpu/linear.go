@@ -240,6 +240,11 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 		return err
 	}
 	element := elementOf(o.Parts[0].W.DType)
+	if l, ok, err := d.configureBatch(o); err != nil {
+		return err
+	} else if ok {
+		return d.batch(s, element, o, l)
+	}
 	if d.isMatrix(o) {
 		return d.matrix(s, element, o)
 	}
@@ -268,40 +273,48 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 		if !ok {
 			return errorf("linear", cpu.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
 		}
-		parts, err := d.partArgs(o, row, linearTile)
-		if err != nil {
+		p := linearParams{x: x.address() + uint64(row)*uint64(o.In)*4, rows: int32(l.rows), split: int32(l.split), stages: int32(l.stages)}
+		if err := d.linearArgs(&p, o, norm, row, linearTile); err != nil {
 			return err
 		}
-		p := linearParams{
-			maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
-			x: x.address() + uint64(row)*uint64(o.In)*4, residual: o.Residual.addressOr0(),
-			rows: int32(l.rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
-		}
-		for i := range o.Parts {
-			p.w[i] = o.Parts[i].W.address()
-		}
-		if p.residual != 0 {
-			p.residual += uint64(row) * uint64(o.Parts[0].Out) * 4
-		}
-		d.args.Reset()
-		if norm != nil {
-			p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.addressOr0(), norm.Beta.addressOr0(), float32(norm.Eps)
-			d.hold(norm.Gamma, norm.Beta)
-		}
-		if o.ReLU {
-			p.relu = 1
-		}
-		if o.Early {
-			p.early = 1
-		}
 		cuda.Struct(&d.args, &p)
-		d.hold(x, o.Residual)
-		d.holdParts(o)
+		d.hold(x)
 		if err := d.linear[element].Launch(s, clusterGrid(l.clusters, l.split, linearWarps*32, l.shared, d.overlap()), &d.args); err != nil {
 			return err
 		}
 		row += l.rows
 	}
+	return nil
+}
+
+// linearArgs are the arguments of a launch that begins with number `row` of the rows
+// and has tiles of so many rows of W, but for what p says already. The launch holds
+// all memory but x.
+func (d *Decoder) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int) error {
+	parts, err := d.partArgs(o, row, tile)
+	if err != nil {
+		return err
+	}
+	p.maps, p.b, p.y, p.out, p.tiles, p.in = parts.maps, parts.b, parts.y, parts.out, parts.tiles, int32(o.In)
+	for i := range o.Parts {
+		p.w[i] = o.Parts[i].W.address()
+	}
+	if o.Residual.Buffer != nil {
+		p.residual = o.Residual.address() + uint64(row)*uint64(o.Parts[0].Out)*4
+	}
+	d.args.Reset()
+	if norm != nil {
+		p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.addressOr0(), norm.Beta.addressOr0(), float32(norm.Eps)
+		d.hold(norm.Gamma, norm.Beta)
+	}
+	if o.ReLU {
+		p.relu = 1
+	}
+	if o.Early {
+		p.early = 1
+	}
+	d.hold(o.Residual)
+	d.holdParts(o)
 	return nil
 }
 

@@ -18,9 +18,8 @@ const (
 )
 
 const (
-	// More rows are a matrix, where there are kernels for that: up to here it is
-	// faster to read x once for all tiles.
-	fewRows = 8
+	// More rows are a batch or a matrix, where there are kernels for that.
+	fewRows = 4
 
 	// What the beginning and the end of a tile take, and the meeting of a cluster's
 	// blocks, in steps that could be done.
@@ -29,9 +28,12 @@ const (
 )
 
 // matrixRows are how many rows of x a thread block may have, and the stages of its
-// ring: where a tile has all rows, the weights are what counts, and the next
-// launch's blocks shall have room to begin.
-var matrixRows = [...]struct{ rows, stages int }{{16, 5}, {32, 4}, {64, 3}, {128, 4}}
+// ring: as many as there is room for, or where that lets too few clusters run at once
+// some less, so that two blocks fit on a multiprocessor.
+var matrixRows = [...]struct {
+	rows   int
+	stages []int
+}{{32, []int{8, 4}}, {64, []int{6, 3}}, {128, []int{4}}}
 
 // matrices are the kernels for weights of a type.
 type matrices struct {
@@ -65,6 +67,9 @@ func (d *Decoder) loadMatrices() error {
 			}
 		}
 		d.matrices[i] = &k
+		if err := d.loadBatches(m, i); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -91,7 +96,7 @@ type matrixParams struct {
 }
 
 // isMatrix says whether a Linear is one of many rows, which operands are made for
-// by a launch of their own.
+// by a launch of their own, unless it is one of a batch's.
 func (d *Decoder) isMatrix(o *Linear) bool {
 	element := elementOf(o.Parts[0].W.DType)
 	return o.Rows > fewRows && element >= 0 && d.matrices[element] != nil
@@ -102,6 +107,9 @@ func (d *Decoder) isMatrix(o *Linear) bool {
 func (d *Decoder) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || len(o.Parts) == 0 || elementOf(o.Parts[0].W.DType) < 0 {
 		return 0, nil
+	}
+	if _, batch, err := d.configureBatch(o); batch || err != nil {
+		return 0, err
 	}
 	if d.isMatrix(o) {
 		return o.Rows * (o.In + 1), nil // two parts of 16 bits, and a factor for each row
@@ -129,24 +137,28 @@ func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, er
 		kind++
 	}
 	rows := matrixRows[kind].rows
-	l := matrixLaunch{kind: kind, tiles: o.tilesOf(matrixTile) * ceil(o.Rows, rows), stages: matrixRows[kind].stages}
-	l.shared = l.stages * (128*(matrixTile+2*rows) + 16)
+	l := matrixLaunch{kind: kind, tiles: o.tilesOf(matrixTile) * ceil(o.Rows, rows)}
 	steps, least := ceil(o.In, matrixStep), 0
-	for l.split = 1; l.split <= min(mostSplit, steps); l.split *= 2 {
-		key := clusterKey{element, kind, l.split, l.shared}
-		clusters, err := d.clustersAtOnce(key, d.matrices[element].of[kind], clusterGrid(1, l.split, matrixThreads, l.shared, true))
-		if err != nil {
-			return best, err
-		}
-		if clusters == 0 {
+	for _, l.stages = range matrixRows[kind].stages {
+		if l.shared = l.stages * (128*(matrixTile+2*rows) + 16); l.shared > d.info.SharedPerBlockMost {
 			continue
 		}
-		each := ceil(steps, l.split) + matrixEnds
-		if l.split > 1 {
-			each += matrixMeeting
-		}
-		if cost := ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
-			best, least = l, cost
+		for l.split = 1; l.split <= min(mostSplit, steps); l.split *= 2 {
+			key := clusterKey{element, kind, l.split, l.shared}
+			clusters, err := d.clustersAtOnce(key, d.matrices[element].of[kind], clusterGrid(1, l.split, matrixThreads, l.shared, true))
+			if err != nil {
+				return best, err
+			}
+			if clusters == 0 {
+				continue
+			}
+			each := ceil(steps, l.split) + matrixEnds
+			if l.split > 1 {
+				each += matrixMeeting
+			}
+			if cost := ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
+				best, least = l, cost
+			}
 		}
 	}
 	if best.split == 0 {

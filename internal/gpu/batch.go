@@ -1,0 +1,139 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// Constants of the kernels (kernels/batch.cuh).
+const (
+	batchThreads = 10 * 32
+	batchTile    = 64           // rows of W
+	batchBlock   = 64           // columns of a column block
+	batchStage   = 2 * 64 * 128 // bytes of a stage of the ring: two column blocks of a tile
+	batchX       = 2 * 128      // bytes of a column block of x, a row
+	batchOthers  = 6            // barriers besides two for each stage
+)
+
+// batchRows are how many rows of x there are kernels for.
+var batchRows = [...]int{8, 16}
+
+// batchRings are the shared memory that a launch may take, and the stages that its
+// ring must have then. It is always more than half of what there is: where two blocks
+// fit on a multiprocessor, the next launch's clusters gather on the first ones that
+// are free, two blocks on each, and the others have nothing to do.
+var batchRings = [...]struct{ shared, stages int }{{sharedAlone, 5}, {math.MaxInt, 3}}
+
+const (
+	mostBatchStages = 6
+
+	// What a launch takes, in column blocks of W that one thread block could read:
+	// making operands of a column block of eight rows of x, and a tile, however few
+	// column blocks it has, since its sums have a way to go.
+	batchOperands = 0.9
+	batchMeeting  = 4
+)
+
+// batches are the kernels for weights of a type.
+type batches [len(batchRows)]*cuda.Function
+
+// loadBatches loads the kernels of a type from the module of matrices.
+func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
+	var k batches
+	for i, rows := range batchRows {
+		var err error
+		if k[i], err = m.Function(fmt.Sprintf("batch_%s_%d", elements[element].name, rows)); err != nil {
+			return err
+		}
+		if err := k[i].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+			return err
+		}
+	}
+	d.batches[element] = &k
+	return nil
+}
+
+// batchLaunch is how a launch looks.
+type batchLaunch struct {
+	kind            int // an index of batchRows
+	split, clusters int
+	stages, shared  int
+}
+
+// configureBatch says how a Linear of the rows of a batch is launched, if it is one:
+// how many thread blocks a cluster has is chosen by what the busiest block does.
+func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err error) {
+	element := elementOf(o.Parts[0].W.DType)
+	if element < 0 || d.batches[element] == nil || o.Rows <= fewRows || o.Rows > batchRows[len(batchRows)-1] {
+		return best, false, nil
+	}
+	kind := 0
+	for batchRows[kind] < o.Rows {
+		kind++
+	}
+	all, tiles, least := ceil(o.In, batchBlock), o.tilesOf(batchTile), 0.0
+	for split := 2; split <= mostSplit; split *= 2 { // one block is no cluster, and may not send
+		l := batchLaunch{kind: kind, split: split}
+		blocks := ceil(all, split)
+		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil); l.stages == 0 {
+			continue
+		}
+		n, err := d.clustersAtOnce(clusterKey{element, -2 - kind, split, l.shared}, d.batches[element][kind], clusterGrid(1, split, batchThreads, l.shared, true))
+		if err != nil {
+			return best, false, err
+		}
+		if l.clusters = min(n, tiles); l.clusters == 0 {
+			continue
+		}
+		cost := float64(ceil(tiles, l.clusters)*max(blocks, batchMeeting)) + float64(blocks*batchRows[kind]/8)*batchOperands
+		if !ok || cost < least {
+			best, least, ok = l, cost, true
+		}
+	}
+	return best, ok, nil
+}
+
+// batchRoom is the shared memory of a launch and the stages of its ring, 0 where it
+// does not fit.
+func (d *Decoder) batchRoom(rows, blocks int, norm bool) (shared, stages int) {
+	const partials = 2 * batchTile // floats a row of x, in two places
+	mine := partials * rows
+	if norm { // before there are partials: its moments, and gamma and beta
+		mine = max(mine, 2*mostSplit*rows+2*blocks*batchBlock)
+	}
+	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows) + 8*batchOthers
+	const stage = batchStage + 2*8
+	for _, r := range batchRings {
+		most := min(r.shared, d.info.SharedPerBlockMost)
+		if stages = (most - rest) / stage; stages >= r.stages {
+			stages = min(stages, mostBatchStages)
+			return max(rest+stages*stage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
+		}
+	}
+	return 0, 0
+}
+
+// batchParams is struct BatchParams.
+type batchParams struct {
+	x cuda.TensorMap
+	linearParams
+}
+
+// batch queues a Linear of the rows of a batch, which was checked.
+func (d *Decoder) batch(s *cuda.Stream, element int, o *Linear, l batchLaunch) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := batchParams{linearParams: linearParams{x: o.X.address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}}
+	var err error
+	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, batchRows[l.kind]); err != nil {
+		return err
+	}
+	if err := d.linearArgs(&p.linearParams, o, o.Norm, 0, batchTile); err != nil {
+		return err
+	}
+	cuda.Struct(&d.args, &p)
+	d.hold(o.X)
+	return d.batches[element][l.kind].Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
+}
