@@ -84,7 +84,7 @@ template <class T, int ROWS> struct Batch {
     Copies copies{b.t0, 0, 0, 0, 1};
     if (b.warp == BATCH_WARPS && b.lane == 0) {
       for (int s = 0; s < p.stages; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
-      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + BATCH_TILE / 8 / b.split), barrierInit(b.taken + i * 8, b.split);
+      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + max(BATCH_TILE / 16 / b.split, 1) * 32), barrierInit(b.taken + i * 8, b.split);
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();
       barrierExpect(b.merged, b.split * p.rows * 8);
@@ -151,39 +151,57 @@ template <class T, int ROWS> struct Batch {
 
   // Makes operands of the block's slice of x, or of its layer norm, each row scaled by
   // a power of two where the type has few exponents. A warp has whole rows of the slice.
+  // Everybody waits for this, and its code is executed once: what is unrolled costs more
+  // to fetch than it saves.
   __device__ static __forceinline__ void prepare(const LinearParams& p, const Block& b) {
     constexpr int R = ROWS / BATCH_WARPS; // of a warp
     const int first = b.from * BLOCK, live = max(min(b.blocks * BLOCK, p.in - first), 0); // a multiple of 8
-    const auto fetchAffine = [&]() {
-      for (int k = 0; k < 2; k++) {
+    const float part = 1.f / max(live, 1), whole = 1.f / p.in;
+    float count = 0.f; // of a row's elements, the slice of block `lane`
+    if (b.lane < b.split) {
+      const int begin = b.lane * b.all / b.split * BLOCK, end = (b.lane + 1) * b.all / b.split * BLOCK;
+      count = max(min(end, p.in) - begin, 0);
+    }
+    if (p.norm) {
+      if (!p.early) waitForEarlier();
+#pragma unroll 1
+      for (int k = 0; k < 2; k++) { // gamma and beta
         const float* const src = k ? p.beta : p.gamma;
-        if (src == nullptr) continue;
-        for (int c = threadIdx.x * 4; c < live; c += BATCH_WARPS * 128) copy16(sharedAddress(b.affine + k * b.most * BLOCK + c), src + first + c, true);
+        float* const to = b.affine + k * b.most * BLOCK;
+#pragma unroll 1
+        for (int c = threadIdx.x * 4; c < live; c += BATCH_WARPS * 128) {
+          if (src != nullptr) {
+            copy16(sharedAddress(to + c), src + first + c, true);
+          } else {
+            *(float4*)(to + c) = k ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(1.f, 1.f, 1.f, 1.f);
+          }
+        }
       }
-    };
-    if (p.norm && p.early) fetchAffine();
-    if (p.norm && !p.early) waitForEarlier(), fetchAffine();
+    }
     copyCommit();
     clusterWait();
     copyWait<0>();
     if (b.blocks > 0) barrierWait(b.came, 0);
     // f of eight elements of each of the warp's rows, a lane.
     const auto each = [&](auto f) {
-#pragma unroll 2
+#pragma unroll 1
       for (int g = b.lane; g < live / 8; g += 32)
 #pragma unroll
-        for (int r = 0; r < R; r++) f(r, g, floats(b, b.warp + r * BATCH_WARPS, g, 0), floats(b, b.warp + r * BATCH_WARPS, g, 1));
+        for (int r = 0; r < R; r++) {
+          float4 *const u = floats(b, b.warp + r * BATCH_WARPS, g, 0), *const v = floats(b, b.warp + r * BATCH_WARPS, g, 1);
+          f(r, g, u, v, *u, *v);
+        }
     };
     const auto top8 = [](float4 u, float4 v) { return fmaxf(fmaxf(fmaxf(fabsf(u.x), fabsf(u.y)), fmaxf(fabsf(u.z), fabsf(u.w))), fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)))); };
     float top[R] = {};
     if (p.norm) {
       float mean[R] = {}, squares[R] = {};
-      each([&](int r, int, float4* u, float4* v) { mean[r] += ((u->x + u->y) + (u->z + u->w)) + ((v->x + v->y) + (v->z + v->w)); });
+      each([&](int r, int, float4*, float4*, float4 u, float4 v) { mean[r] += ((u.x + u.y) + (u.z + u.w)) + ((v.x + v.y) + (v.z + v.w)); });
 #pragma unroll
-      for (int r = 0; r < R; r++) mean[r] = sumOfWarp(mean[r]) / max(live, 1);
-      each([&](int r, int, float4* u, float4* v) {
+      for (int r = 0; r < R; r++) mean[r] = sumOfWarp(mean[r]) * part;
+      each([&](int r, int, float4*, float4*, float4 u, float4 v) {
         const auto square4 = [&](float4 v) { return ((v.x - mean[r]) * (v.x - mean[r]) + (v.y - mean[r]) * (v.y - mean[r])) + ((v.z - mean[r]) * (v.z - mean[r]) + (v.w - mean[r]) * (v.w - mean[r])); };
-        squares[r] += square4(*u) + square4(*v);
+        squares[r] += square4(u) + square4(v);
       });
 #pragma unroll
       for (int r = 0; r < R; r++) {
@@ -194,37 +212,25 @@ template <class T, int ROWS> struct Batch {
       asm volatile("bar.sync 1, %0;" ::"n"(BATCH_WARPS * 32) : "memory"); // gamma and beta are there
       barrierWait(b.merged, 0);
       // Means and sums of squares of the slices merge into the row's.
-      float count = 0.f, f[R];
-      if (b.lane < b.split) {
-        const int begin = b.lane * b.all / b.split * BLOCK, end = (b.lane + 1) * b.all / b.split * BLOCK;
-        count = max(min(end, p.in) - begin, 0);
-      }
+      float f[R];
 #pragma unroll
       for (int r = 0; r < R; r++) {
         const int m = b.warp + r * BATCH_WARPS;
         const float2 of = m < p.rows && b.lane < b.split ? *(const float2*)(b.moments + (b.lane * ROWS + m) * 2) : make_float2(0.f, 0.f);
-        mean[r] = sumOfWarp(count * of.x) / p.in;
+        mean[r] = sumOfWarp(count * of.x) * whole;
         const float d = of.x - mean[r];
-        f[r] = 1.f / sqrtf(sumOfWarp(of.y + count * d * d) / p.in + p.eps);
+        f[r] = rsqrtf(sumOfWarp(of.y + count * d * d) * whole + p.eps);
       }
-      each([&](int r, int g, float4* u, float4* v) {
-        const auto normed = [&](float4 v, int c) {
-          v.x = (v.x - mean[r]) * f[r], v.y = (v.y - mean[r]) * f[r], v.z = (v.z - mean[r]) * f[r], v.w = (v.w - mean[r]) * f[r];
-          if (p.gamma != nullptr) {
-            const float4 g = *(const float4*)(b.affine + c);
-            v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
-          }
-          if (p.beta != nullptr) {
-            const float4 g = *(const float4*)(b.affine + b.most * BLOCK + c);
-            v.x += g.x, v.y += g.y, v.z += g.z, v.w += g.w;
-          }
-          return v;
-        };
-        *u = normed(*u, g * 8), *v = normed(*v, g * 8 + 4);
-        top[r] = fmaxf(top[r], top8(*u, *v));
+      each([&](int r, int g, float4* toU, float4* toV, float4 u, float4 v) {
+        const float4* const gamma = (const float4*)(b.affine + g * 8);
+        const float4* const beta = gamma + b.most * (BLOCK / 4);
+        const auto normed = [&](float4 v, float4 g, float4 b) { return make_float4((v.x - mean[r]) * f[r] * g.x + b.x, (v.y - mean[r]) * f[r] * g.y + b.y, (v.z - mean[r]) * f[r] * g.z + b.z, (v.w - mean[r]) * f[r] * g.w + b.w); };
+        u = normed(u, gamma[0], beta[0]), v = normed(v, gamma[1], beta[1]);
+        *toU = u, *toV = v;
+        top[r] = fmaxf(top[r], top8(u, v));
       });
     } else if constexpr (T::narrow) {
-      each([&](int r, int, float4* u, float4* v) { top[r] = fmaxf(top[r], top8(*u, *v)); });
+      each([&](int r, int, float4*, float4*, float4 u, float4 v) { top[r] = fmaxf(top[r], top8(u, v)); });
     }
     float up[R];
 #pragma unroll
@@ -238,7 +244,7 @@ template <class T, int ROWS> struct Batch {
       if (b.lane == 0) b.factors[b.warp + r * BATCH_WARPS] = T::narrow ? powerOf(exponentOf(top[r])) : 1.f;
     }
     // Eight lanes have a row of a column block: all have read it before any writes.
-#pragma unroll 2
+#pragma unroll 1
     for (int g0 = 0; g0 < b.blocks * 8; g0 += 32) {
       const int g = g0 + b.lane;
       u32 lead[R][4], rest[R][4];
@@ -312,9 +318,11 @@ template <class T, int ROWS> struct Batch {
     // they are sent. Those that this block finishes are in their place at once. A group
     // has a place of its own for them, there as here.
     float* mine[2];
+    bool here = false;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int unit = b.warp % 4 * 2 + h;
+      here = here || unit / units == b.rank;
       mine[h] = unit / units == b.rank ? b.partials + group * PARTIALS + (b.rank * units + unit % units) * UNIT : b.mine + (b.warp * 2 + h) * UNIT;
     }
     const int unit = b.warp % 4 * 2 + (b.lane & 1), owner = unit / units;
@@ -362,7 +370,8 @@ template <class T, int ROWS> struct Batch {
           for (int k = 0; k < 2; k++) mine[h][(j * 8 + k * 4 + t) * 8 + b.lane / 4] = (sums[j][2 * h + k] + sums[j + N / 2][2 * h + k]) * down[j][k];
       written();
       __syncwarp();
-      if (b.lane < 2) owner == b.rank ? barrierArrive(there) : sendBlock(to, bar, from, UNIT * 4);
+      if (b.lane < 2 && owner != b.rank) sendBlock(to, bar, from, UNIT * 4);
+      if (here) barrierArrive(there);
     }
   }
 

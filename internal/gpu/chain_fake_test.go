@@ -279,7 +279,11 @@ func TestChainOfWideLayers(t *testing.T) {
 					got = append(got, l.kernel)
 				}
 			}
-			if s, want := strings.Join(got, " "), "linear_f16 lean_append lean_f16_64 linear_f16 linear_f16 linear_f16 linear_f16"; s != want {
+			linear := "linear_f16"
+			if sh.rows > fewRows {
+				linear = "batch_f16_8"
+			}
+			if s, want := strings.Join(got, " "), linear+" lean_append lean_f16_64"+strings.Repeat(" "+linear, 4); s != want {
 				t.Errorf("%s; want %s", s, want)
 			}
 			s.close(t)

@@ -18,6 +18,7 @@ import (
 func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Decoder) {
 	m, lib, _ := fakeGPU(t, capability, sms, shared)
 	lib.State().Argument("linear_", int(unsafe.Sizeof(linearParams{})))
+	lib.State().Argument("batch_", int(unsafe.Sizeof(batchParams{})))
 	real := image
 	image = func(string, int) ([]byte, error) { return []byte("image"), nil }
 	defer func() { image = real }()
@@ -109,8 +110,7 @@ func TestLinearArguments(t *testing.T) {
 func TestMatrixLaunches(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
 	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
-	lib.State().Argument("matrix_f16", int(unsafe.Sizeof(matrixParams{})))
-	lib.State().Argument("matrix_bf16", int(unsafe.Sizeof(matrixParams{})))
+	lib.State().Argument("matrix_", int(unsafe.Sizeof(matrixParams{})))
 	const matrixWidth = matrixTile + 4 // floats between rows of a tile's sums
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
@@ -185,7 +185,6 @@ func TestMatrixLaunches(t *testing.T) {
 func TestBatchLaunches(t *testing.T) {
 	const most = 232448
 	m, lib, d := fakeDecoder(t, 90, 132, most)
-	lib.State().Argument("batch_", int(unsafe.Sizeof(batchParams{})))
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
 		rows, in := fewRows+1+rng.IntN(batchRows[len(batchRows)-1]-fewRows), 8*(1+rng.IntN(pick(rng, 30, 300, 2200)))

@@ -19,7 +19,7 @@ const (
 
 const (
 	// More rows are a batch or a matrix, where there are kernels for that.
-	fewRows = 4
+	fewRows = 2
 
 	// What the beginning and the end of a tile take, and the meeting of a cluster's
 	// blocks, in steps that could be done.
