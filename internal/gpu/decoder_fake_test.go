@@ -179,6 +179,24 @@ func TestMatrixLaunches(t *testing.T) {
 	}
 }
 
+// Where shared memory is small, as on GPUs for desks, rings are shorter.
+func TestMatrixOfSmallMemory(t *testing.T) {
+	const most = 101376
+	_, _, d := fakeDecoder(t, 120, 48, most)
+	for _, rows := range []int{5, 16, 17, 33, 65, 500} {
+		o := Linear{Rows: rows, In: 4096, Parts: []LinearPart{{W: Memory{DType: cpu.Float16}, Out: 4096}}}
+		if l, ok, err := d.configureBatch(&o); ok {
+			if err != nil || l.stages < 2 || l.shared > most {
+				t.Errorf("%d rows: %+v, %v", rows, l, err)
+			}
+			continue
+		}
+		if l, err := d.configureMatrix(elementOf(cpu.Float16), &o); err != nil || l.stages < 2 || l.shared > most || l.shared < batchRows[1]*4*(matrixTile+4) {
+			t.Errorf("%d rows: %+v, %v", rows, l, err)
+		}
+	}
+}
+
 // A Linear of a batch's rows is one launch of clusters, which have all tiles once, and
 // shared memory for what they are told: more than half, so that no two of its blocks
 // are on one multiprocessor.

@@ -28,12 +28,12 @@ const (
 )
 
 // matrixRows are how many rows of x a thread block may have, and the stages of its
-// ring: as many as there is room for, or where that lets too few clusters run at once
-// some less, so that two blocks fit on a multiprocessor.
-var matrixRows = [...]struct {
-	rows   int
-	stages []int
-}{{32, []int{8, 4}}, {64, []int{6, 3}}, {128, []int{4}}}
+// ring, for x of up to matrixWide columns and for wider ones. With more stages a block
+// is alone on its multiprocessor, which is faster but for wide x: there it is better
+// that the next launch's blocks begin beside it.
+var matrixRows = [...]struct{ rows, stages, wide int }{{32, 8, 4}, {64, 6, 3}, {128, 4, 4}}
+
+const matrixWide = 8192
 
 // matrices are the kernels for weights of a type.
 type matrices struct {
@@ -137,28 +137,29 @@ func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, er
 		kind++
 	}
 	rows := matrixRows[kind].rows
-	l := matrixLaunch{kind: kind, tiles: o.tilesOf(matrixTile) * ceil(o.Rows, rows)}
+	l := matrixLaunch{kind: kind, tiles: o.tilesOf(matrixTile) * ceil(o.Rows, rows), stages: matrixRows[kind].stages}
+	if o.In > matrixWide {
+		l.stages = matrixRows[kind].wide
+	}
+	stage := 128*(matrixTile+2*rows) + 16
+	l.stages = min(l.stages, d.info.SharedPerBlockMost/stage)
+	l.shared = l.stages * stage
 	steps, least := ceil(o.In, matrixStep), 0
-	for _, l.stages = range matrixRows[kind].stages {
-		if l.shared = l.stages * (128*(matrixTile+2*rows) + 16); l.shared > d.info.SharedPerBlockMost {
+	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
+		key := clusterKey{element, kind, l.split, l.shared}
+		clusters, err := d.clustersAtOnce(key, d.matrices[element].of[kind], clusterGrid(1, l.split, matrixThreads, l.shared, true))
+		if err != nil {
+			return best, err
+		}
+		if clusters == 0 {
 			continue
 		}
-		for l.split = 1; l.split <= min(mostSplit, steps); l.split *= 2 {
-			key := clusterKey{element, kind, l.split, l.shared}
-			clusters, err := d.clustersAtOnce(key, d.matrices[element].of[kind], clusterGrid(1, l.split, matrixThreads, l.shared, true))
-			if err != nil {
-				return best, err
-			}
-			if clusters == 0 {
-				continue
-			}
-			each := ceil(steps, l.split) + matrixEnds
-			if l.split > 1 {
-				each += matrixMeeting
-			}
-			if cost := ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
-				best, least = l, cost
-			}
+		each := ceil(steps, l.split) + matrixEnds
+		if l.split > 1 {
+			each += matrixMeeting
+		}
+		if cost := ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
+			best, least = l, cost
 		}
 	}
 	if best.split == 0 {
