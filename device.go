@@ -124,7 +124,9 @@ func newGPU(op string, dev *cuda.Device) (*GPU, error) {
 		_ = dev.Close() // the first error tells more
 		return nil, gpuError(op, err)
 	}
-	return &GPU{dev: dev, id: ids.Add(1), queue: queue}, nil
+	g := &GPU{dev: dev, id: ids.Add(1), queue: queue}
+	queue.OnShort(g.closePlans)
+	return g, nil
 }
 
 // loadDriver is a variable for tests, which put another driver there.

@@ -116,6 +116,17 @@ func (g *GPU) takePlan() attentionPlan {
 	return g.attention.engine.NewPlan()
 }
 
+// closePlans gives back the memory of plans that nobody uses.
+func (g *GPU) closePlans() {
+	g.attention.Lock()
+	plans := g.attention.plans
+	g.attention.plans = nil
+	g.attention.Unlock()
+	for _, p := range plans {
+		_ = p.Close() // it counts as closed whatever the driver says
+	}
+}
+
 // givePlan takes a plan back. It may come from a cleanup, and when the GPU is
 // closed.
 func (g *GPU) givePlan(p attentionPlan) {

@@ -140,6 +140,48 @@ func TestDevicePlanMemory(t *testing.T) {
 	noError(t, d.Free(), s.step.Set([]Append{{a, 1}}), s.step.Rollback(), c.Close())
 }
 
+// Plans that nobody uses give their memory back to who gets none, and others are made
+// when they are needed.
+func TestDevicePlansWhenShort(t *testing.T) {
+	gpu, lib := FakeGPU(t)
+	_, err := gpu.engine("test")
+	noError(t, err)
+	plan := func() *fakePlan {
+		p := gpu.takePlan().(*fakePlan)
+		if p.there == nil {
+			p.host, err = gpu.dev.NewHost(64)
+			noError(t, err)
+			p.there, err = gpu.dev.NewBuffer(64)
+			noError(t, err)
+		}
+		return p
+	}
+	used, spare := plan(), plan()
+	gpu.givePlan(spare)
+	m, err := gpu.Memory()
+	noError(t, err)
+	lib.State().Total = m.Used + 256 - 32 // of the 256 that a tensor of 64 bytes takes
+	x, err := gpu.NewTensor(tensor.Float32, 16)
+	noError(t, err)
+	if _, err := gpu.NewTensor(tensor.Float32, 1024); !errors.Is(err, ErrOutOfMemory) {
+		t.Errorf("more than there is: %v", err)
+	}
+	if err := spare.there.Close(); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("a plan that nobody uses keeps its memory: %v", err)
+	}
+	noError(t, x.Free())
+	lib.State().Total += 1 << 20
+	if again := plan(); again == spare || again == used {
+		t.Error("a closed plan is used again")
+	} else {
+		gpu.givePlan(again)
+	}
+	gpu.givePlan(used)
+	if plan() != used {
+		t.Error("a plan is not used again")
+	}
+}
+
 // A GPU and its cache may be closed in any order.
 func TestDeviceCloseOrder(t *testing.T) {
 	rng := reftest.Rand(t)

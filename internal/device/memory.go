@@ -71,9 +71,12 @@ func (t *Turn) NewBuffer(n int64) (*cuda.Buffer, error) {
 	return t.dev.NewBuffer(n)
 }
 
-// Collect gives the driver all that nobody has, and what garbage still has: for
-// who could not get memory.
+// Collect gives the driver all that nobody has, what garbage still has, and what the
+// queue's owner can do without: for who could not get memory.
 func (t *Turn) Collect() {
+	if t.whenShort != nil {
+		t.whenShort()
+	}
 	runtime.GC()
 	// Cleanups run on a goroutine of their own, soon.
 	for range 10 {

@@ -37,6 +37,8 @@ type Queue struct {
 	recording *Recording // that is being made
 
 	late lateList
+
+	whenShort func() // of OnShort
 }
 
 // Open makes a queue on an open device.
@@ -47,6 +49,10 @@ func Open(dev *cuda.Device) (*Queue, error) {
 	}
 	return &Queue{dev: dev, stream: s, spare: make(map[int64][]*cuda.Buffer)}, nil
 }
+
+// OnShort has f give back what its owner can do without when memory is short, while
+// the queue waits. It is called before the first work.
+func (q *Queue) OnShort(f func()) { q.whenShort = f }
 
 // Close waits for calls, and lets nobody in again. What the queue has on the
 // device goes when the device is closed.
