@@ -1,5 +1,5 @@
 // Linear layers of the rows of a batch, more than linear.cuh is good at and few
-// enough that a slice of x stays in shared memory:
+// enough that a slice of x stays in shared memory, on GPUs of compute capability 9.0:
 //
 //	y = f(norm(x) W^T + b) + residual,   f(v) = max(v, 0) or v
 //
@@ -24,7 +24,7 @@ struct BatchParams {
   LinearParams p;
 };
 
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Two floats, or `bytes` from here, to another thread block of the cluster, and word
 // of them to a barrier there.
 __device__ __forceinline__ void send2(u32 to, u32 bar, float a, float b) {
@@ -269,41 +269,14 @@ template <class T, int ROWS> struct Batch {
   }
 
   // The products of a stage's column block, which is one of x's too.
-  __device__ static __forceinline__ void multiply(float (&sums)[N][4], u32 w, u32 x, int warp, int lane) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __device__ static __forceinline__ void multiply(float (&sums)[N][4], u32 w, u32 x) {
 #pragma unroll
     for (int k = 0; k < BLOCK / 16; k++) Group<2 * ROWS>::template product<T>(sums, operandAt(w + k * 32), operandAt(x + k * 32));
-#else
-    const u32 a = warp % 4 * 16 + (lane & 7) + ((lane >> 3) & 1) * 8, halfA = (lane >> 4) * 16;
-    const u32 b = (lane & 7) + (lane >> 4) * 8, halfB = ((lane >> 3) & 1) * 16;
-#pragma unroll
-    for (int k = 0; k < BLOCK / 16; k++) {
-      u32 left[4];
-      loadMatrix(left, w + swizzled(a, k * 32 + halfA));
-#pragma unroll
-      for (int j = 0; j < N / 2; j++) {
-        u32 right[4];
-        loadMatrix(right, x + swizzled(b + j * 16, k * 32 + halfB));
-        T::mma(sums[2 * j], left, right[0], right[1]);
-        T::mma(sums[2 * j + 1], left, right[2], right[3]);
-      }
-    }
-#endif
   }
-  // Begins a stage's products.
-  __device__ static __forceinline__ void arrived() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-  }
-  // Ends them, and waits for all but so many stages' products.
+  // Ends a stage's products, and waits for all but so many stages' products.
   template <int MORE> __device__ static __forceinline__ void multiplied() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if (MORE > 0) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MORE) : "memory");
-#else
-    __syncwarp();
-#endif
   }
 
   // All tiles: the sums of this block's columns go to who finishes them. A stage is
@@ -349,9 +322,9 @@ template <class T, int ROWS> struct Batch {
       for (int c = 0; c < b.blocks; c += 2) {
         barrierWait(b.full + at * 8, parity);
         const u32 w = b.ring + at * BATCH_STAGE;
-        arrived();
-        multiply(sums, w, x + c * X, b.warp, b.lane);
-        if (c + 1 < b.blocks) multiply(sums, w + BATCH_STAGE / 2, x + (c + 1) * X, b.warp, b.lane);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        multiply(sums, w, x + c * X);
+        if (c + 1 < b.blocks) multiply(sums, w + BATCH_STAGE / 2, x + (c + 1) * X);
         multiplied<1>();
         if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
         before = at;

@@ -9,11 +9,14 @@
   extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ OperandParams p) { operands<T>(p); }
 #define MATRIX(name, T, ROWS) \
   extern "C" __global__ void __launch_bounds__(MATRIX_THREADS, 1) name(const __grid_constant__ MatrixParams p) { Matrix<T, ROWS>::run(p); }
-#define BATCH(name, T, ROWS) \
-  extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ BatchParams p) { Batch<T, ROWS>::run(p); }
 #else // there linear_<element> reads the weights again
 #define OPERANDS(name, T) extern "C" __global__ void name(const __grid_constant__ OperandParams p) {}
 #define MATRIX(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ MatrixParams p) {}
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define BATCH(name, T, ROWS) \
+  extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ BatchParams p) { Batch<T, ROWS>::run(p); }
+#else // there matrix_ and linear_<element> take these rows
 #define BATCH(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ BatchParams p) {}
 #endif
 

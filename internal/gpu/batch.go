@@ -17,8 +17,14 @@ const (
 	batchOthers  = 6            // barriers besides two for each stage
 )
 
-// batchRows are how many rows of x there are kernels for.
+// batchCapability is what these kernels are for. Later GPUs have the same rows as a
+// matrix, or as few.
+const batchCapability = 90
+
+// batchRows are how many rows of x there are kernels for; fewer than leastBatch are few.
 var batchRows = [...]int{8, 16}
+
+const leastBatch = 3
 
 // batchRings are the shared memory that a launch may take, and the stages that its
 // ring must have then. It is always more than half of what there is: where two blocks
@@ -66,7 +72,7 @@ type batchLaunch struct {
 // how many thread blocks a cluster has is chosen by what the busiest block does.
 func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err error) {
 	element := elementOf(o.Parts[0].W.DType)
-	if element < 0 || d.batches[element] == nil || o.Rows <= fewRows || o.Rows > batchRows[len(batchRows)-1] {
+	if element < 0 || d.batches[element] == nil || o.Rows < leastBatch || o.Rows > batchRows[len(batchRows)-1] {
 		return best, false, nil
 	}
 	kind := 0

@@ -280,7 +280,7 @@ func TestChainOfWideLayers(t *testing.T) {
 				}
 			}
 			linear := "linear_f16"
-			if sh.rows > fewRows {
+			if sh.rows >= leastBatch {
 				linear = "batch_f16_8"
 			}
 			if s, want := strings.Join(got, " "), linear+" lean_append lean_f16_64"+strings.Repeat(" "+linear, 4); s != want {

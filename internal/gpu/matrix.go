@@ -18,8 +18,9 @@ const (
 )
 
 const (
-	// More rows are a batch or a matrix, where there are kernels for that.
-	fewRows = 2
+	// More rows are a matrix, where there are kernels for that: up to here it is
+	// faster to read x once for all tiles.
+	fewRows = 8
 
 	// What the beginning and the end of a tile take, and the meeting of a cluster's
 	// blocks, in steps that could be done.
@@ -67,8 +68,10 @@ func (d *Decoder) loadMatrices() error {
 			}
 		}
 		d.matrices[i] = &k
-		if err := d.loadBatches(m, i); err != nil {
-			return err
+		if d.info.Capability == batchCapability {
+			if err := d.loadBatches(m, i); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
