@@ -45,6 +45,7 @@ const (
 	resultNoDevice           result = 100
 	resultInvalidDevice      result = 101
 	resultNotReady           result = 600
+	resultInvalidClusterSize result = 912
 )
 
 // Error is a driver call that failed.

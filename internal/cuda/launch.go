@@ -203,8 +203,8 @@ func (a *Args) configure(g *Grid, stream uintptr) {
 	c.attrs = uintptr(unsafe.Pointer(&a.attrs))
 }
 
-// Clusters is how many thread block clusters of such a launch can run at once.
-// The launch needs compute capability 9.0.
+// Clusters is how many thread block clusters of such a launch can run at once, 0 where
+// the GPU has none of that size. The launch needs compute capability 9.0.
 func (f *Function) Clusters(g Grid) (n int, err error) {
 	if err := f.check(&g); err != nil {
 		return 0, err
@@ -213,7 +213,9 @@ func (f *Function) Clusters(g Grid) (n int, err error) {
 	a.configure(&g, 0)
 	err = f.with(func(d *Driver) error {
 		var most int32
-		if r := d.fn.clusters.call(uintptr(unsafe.Pointer(&most)), f.id, uintptr(unsafe.Pointer(&a.config))); r != 0 {
+		switch r := d.fn.clusters.call(uintptr(unsafe.Pointer(&most)), f.id, uintptr(unsafe.Pointer(&a.config))); r {
+		case 0, resultInvalidClusterSize:
+		default:
 			return d.failed(r, &d.fn.clusters, "%s, clusters of %v", f.name, g.Cluster)
 		}
 		n = int(most)

@@ -194,6 +194,30 @@ func TestMatrixOfSmallMemory(t *testing.T) {
 	}
 }
 
+// Where there are no clusters, thread blocks have whole tiles.
+func TestLinearWithoutClusters(t *testing.T) {
+	m, lib, d := fakeDecoder(t, 120, 48, 101376)
+	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
+	lib.State().Argument("matrix_", int(unsafe.Sizeof(matrixParams{})))
+	for code, want := range map[int32]bool{912: true, 1: false} {
+		lib.State().FailIn("cuOccupancyMaxActiveClusters", code)
+		for _, rows := range []int{2, 20} {
+			const in, out = 256, 64
+			o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), Scratch: m.memory(t, cpu.Float32, rows*(in+1)),
+				Parts: []LinearPart{{W: m.memory(t, cpu.Float16, out*in), Y: m.memory(t, cpu.Float32, rows*out), Out: out}}}
+			lib.Forget()
+			err := d.Linear(m.stream, &o)
+			if (err == nil) != want || err == nil && (len(launches(lib.Log())) == 0 || strings.Contains(lib.Log(), "\ncluster ")) {
+				t.Errorf("%d rows, code %d: %v, %s", rows, code, err, lib.Log())
+			}
+			for _, x := range []Memory{o.X, o.Scratch, o.Parts[0].W, o.Parts[0].Y} {
+				noError(t, x.Buffer.Close())
+			}
+		}
+		d.clusters.Clear()
+	}
+}
+
 // A Linear of a batch's rows is one launch of clusters, which have all tiles once, and
 // shared memory for what they are told: more than half, so that no two of its blocks
 // are on one multiprocessor.
