@@ -105,6 +105,24 @@ func TestLinearArguments(t *testing.T) {
 	}
 }
 
+// someLinear is a Linear of 16-bit weights, and the memory that it uses.
+func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Linear, memory []Memory) {
+	dtype := pick(rng, cpu.Float16, cpu.BFloat16)
+	o = Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+	memory = []Memory{o.X}
+	if rng.IntN(2) == 0 {
+		o.Norm = &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}
+		memory = append(memory, o.Norm.Gamma)
+	}
+	for range 1 + rng.IntN(mostParts) {
+		out := 1 + rng.IntN(700)
+		p := LinearPart{W: m.memory(t, dtype, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out}
+		o.Parts = append(o.Parts, p)
+		memory = append(memory, p.W, p.B, p.Y)
+	}
+	return o, memory
+}
+
 // A Linear of many rows is two launches: one makes operands of all rows, and the
 // thread blocks of the other have all tiles once.
 func TestMatrixLaunches(t *testing.T) {
@@ -115,21 +133,8 @@ func TestMatrixLaunches(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
 		rows, in := batchRows[len(batchRows)-1]+1+rng.IntN(300), 8*(1+rng.IntN(300))
-		dtype := pick(rng, cpu.Float16, cpu.BFloat16)
-		o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
-		memory := []Memory{o.X}
-		if rng.IntN(2) == 0 {
-			o.Norm = &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}
-			memory = append(memory, o.Norm.Gamma)
-		}
-		tiles := 0
-		for range 1 + rng.IntN(mostParts) {
-			out := 1 + rng.IntN(700)
-			p := LinearPart{W: m.memory(t, dtype, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out}
-			o.Parts = append(o.Parts, p)
-			memory = append(memory, p.W, p.B, p.Y)
-			tiles += ceil(out, matrixTile)
-		}
+		o, memory := m.someLinear(t, rng, rows, in)
+		tiles := o.tilesOf(matrixTile)
 		wantError(t, "no scratch", d.Linear(m.stream, &o), cpu.ErrShape, "the scratch has no buffer")
 		scratch, err := d.Scratch(&o)
 		noError(t, err)
@@ -227,21 +232,8 @@ func TestBatchLaunches(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
 		rows, in := leastBatch+rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), 8*(1+rng.IntN(pick(rng, 30, 300, 2200)))
-		dtype := pick(rng, cpu.Float16, cpu.BFloat16)
-		o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
-		memory := []Memory{o.X}
-		if rng.IntN(2) == 0 {
-			o.Norm = &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}
-			memory = append(memory, o.Norm.Gamma)
-		}
-		tiles := 0
-		for range 1 + rng.IntN(mostParts) {
-			out := 1 + rng.IntN(700)
-			p := LinearPart{W: m.memory(t, dtype, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out}
-			o.Parts = append(o.Parts, p)
-			memory = append(memory, p.W, p.B, p.Y)
-			tiles += ceil(out, batchTile)
-		}
+		o, memory := m.someLinear(t, rng, rows, in)
+		tiles := o.tilesOf(batchTile)
 		if scratch, err := d.Scratch(&o); scratch != 0 || err != nil {
 			t.Fatalf("%d rows of %d: a scratch of %d elements, %v", rows, in, scratch, err)
 		}

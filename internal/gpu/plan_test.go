@@ -542,6 +542,45 @@ func TestScores(t *testing.T) {
 	noError(t, plan.Close())
 }
 
+// Steps that were announced take no memory, however many there are: the sequences of a
+// decoder, each a token longer than before.
+func TestPlanMemoryIsFlat(t *testing.T) {
+	for name, unfused := range map[string]bool{"lean": false, "unfused": true} {
+		t.Run(name, func(t *testing.T) { // each has a driver of its own
+			m, lib, _ := fakeGPU(t, 90, 132, 232448)
+			g := paged(8, 2, 64)
+			g.Unfused = unfused
+			const sequences, pages, steps = 3, 70, 1000
+			type state struct {
+				generation uint64
+				objects    int
+				used       int64
+			}
+			var first state
+			plan := m.engine.NewPlan()
+			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: sequences, Queries: 1, Pages: sequences * pages}))
+			for step := range steps {
+				var seqs []cpu.Sequence
+				for i := range sequences {
+					seqs = append(seqs, sequenceOf(i, 1, 1+step+i*10, i*pages))
+				}
+				noError(t, plan.Build(g, seqs, sequences))
+				noError(t, plan.Upload(m.stream))
+				info, err := m.dev.Memory()
+				noError(t, err)
+				now := state{plan.Generation(), int(lib.Live()), info.Used}
+				if step == 0 {
+					first = now
+				}
+				if now != first {
+					t.Fatalf("step %d: %+v, at first %+v", step, now, first)
+				}
+			}
+			noError(t, plan.Close())
+		})
+	}
+}
+
 // An engine that can't be made leaves nothing behind that the device does not
 // close, and can be made when the driver works again.
 func TestNewFails(t *testing.T) {
