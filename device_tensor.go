@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cuda"
@@ -137,26 +138,57 @@ func (g *GPU) Upload(x tensor.Tensor) (d *DeviceTensor, err error) {
 // pieceBytes is how much of a tensor is copied at once: pinned memory is scarce.
 const pieceBytes = 4 << 20
 
+// uploaders are how many goroutines bring the pieces of a tensor to pinned memory:
+// one reads some 8 GB/s of a file's pages, where a GPU takes several times as much.
+const uploaders = 4
+
 // fill queues the copy of what the tensor is to hold. The GPU is entered.
 func (d *DeviceTensor) fill(src []byte) error {
 	defer runtime.KeepAlive(d)
-	q := d.gpu.queue
-	for at := 0; at < len(src); at += pieceBytes {
-		piece := src[at:min(at+pieceBytes, len(src))]
-		p, err := q.TakePinned(len(piece))
-		if err != nil {
-			return err
+	pieces := (len(src) + pieceBytes - 1) / pieceBytes
+	if pieces == 1 {
+		return d.fillFrom(src, 0)
+	}
+	var next atomic.Int64
+	work := func() (err error) {
+		defer recoverTo("upload", &err)
+		for err == nil {
+			i := int(next.Add(1)) - 1
+			if i >= pieces {
+				return nil
+			}
+			err = d.fillFrom(src, i*pieceBytes)
 		}
-		copy(p.Bytes, piece)
-		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error {
-			return turn.Upload(b, d.offset+int64(at), p, 0, len(piece))
-		})
-		q.GivePinned(p)
-		if err != nil {
-			return err
+		next.Store(int64(pieces)) // for the others
+		return err
+	}
+	helpers := min(uploaders, pieces, runtime.GOMAXPROCS(0)) - 1
+	done := make(chan error)
+	for range helpers {
+		go func() { done <- work() }()
+	}
+	err := work()
+	for range helpers {
+		if other := <-done; err == nil {
+			err = other
 		}
 	}
-	return nil
+	return err
+}
+
+// fillFrom queues the copy of the piece that begins at byte `at`.
+func (d *DeviceTensor) fillFrom(src []byte, at int) error {
+	q := d.gpu.queue
+	piece := src[at:min(at+pieceBytes, len(src))]
+	p, err := q.TakePinned(len(piece))
+	if err != nil {
+		return err
+	}
+	defer q.GivePinned(p)
+	copy(p.Bytes, piece)
+	return d.through(p, func(turn *device.Turn, b *cuda.Buffer) error {
+		return turn.Upload(b, d.offset+int64(at), p, 0, len(piece))
+	})
 }
 
 // Download waits for what was asked before, and copies the tensor to the host.

@@ -4,6 +4,8 @@ package leanattention_test
 
 import (
 	"errors"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +94,45 @@ func TestDeviceOutOfMemory(t *testing.T) {
 	if err := sameElements(download(t, kept), f32(1000).tensor()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestDeviceLargeUpload: several goroutines bring the pieces of a large tensor, all of
+// them, and none is left where one fails.
+func TestDeviceLargeUpload(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	data := make([]float32, 5<<20+3) // five pieces of a million elements, and some
+	for i := range data {
+		data[i] = float32(i * 7 % 1000003)
+	}
+	x := tensor.New(tensor.WithBacking(data), tensor.WithShape(len(data)))
+	goroutines := runtime.NumGoroutine()
+	there := func(gpu *la.GPU) error {
+		d, err := gpu.Upload(x)
+		if n := runtime.NumGoroutine(); n > goroutines+4 { // those that do something else
+			t.Errorf("%d goroutines, %d before", n, goroutines)
+		}
+		if err != nil {
+			return err
+		}
+		y, err := d.Download()
+		if err != nil {
+			return errors.Join(err, d.Free())
+		}
+		if !slices.Equal(y.Data().([]float32), data) {
+			t.Error("something else has come down")
+		}
+		return d.Free()
+	}
+	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+		err := there(gpu)
+		if err == nil {
+			return nil
+		}
+		if err := there(gpu); err != nil { // a fault is no end
+			t.Errorf("again: %v", err)
+		}
+		return err
+	})
 }
 
 // deviceFaults runs a test again and again, with every driver call of it failing
