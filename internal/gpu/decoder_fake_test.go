@@ -184,6 +184,20 @@ func TestMatrixLaunches(t *testing.T) {
 	}
 }
 
+// Up to matrixWide columns a block is alone on its multiprocessor, for more columns two are.
+func TestMatrixRings(t *testing.T) {
+	_, _, d := fakeDecoder(t, 90, 132, 232448)
+	for _, rows := range []int{20, 60} {
+		for _, in := range []int{512, matrixWide, matrixWide + 8, 2 * matrixWide} {
+			o := Linear{Rows: rows, In: in, Parts: []LinearPart{{W: Memory{DType: cpu.Float16}, Out: 4096}}}
+			l, err := d.configureMatrix(elementOf(cpu.Float16), &o)
+			if alone := 2*l.shared > 232448; err != nil || alone != (in <= matrixWide) {
+				t.Errorf("%d rows of %d: %+v, %v", rows, in, l, err)
+			}
+		}
+	}
+}
+
 // Where shared memory is small, as on GPUs for desks, rings are shorter.
 func TestMatrixOfSmallMemory(t *testing.T) {
 	const most = 101376
