@@ -38,8 +38,6 @@ __device__ __forceinline__ void barrierArriveRemote(u32 bar) {
 }
 // clusterArrive where no memory has to be seen.
 __device__ __forceinline__ void clusterArriveRelaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-// What threads wrote to shared memory, for the copy engine and warp groups to read.
-__device__ __forceinline__ void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 template <class T, int ROWS> struct Batch {
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes

@@ -510,7 +510,7 @@ template <class T, int D> struct Chain {
     const ChainAttention& o = *(const ChainAttention*)fixed.layers[at].body;
     const Round round = {room.slots, fixed.before, fixed.asked, apart && o.links.next >= 0 ? p.layers[o.links.next].maps : nullptr};
     if (!apart) {
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the copy engine writes where x was
+      written(); // the copy engine writes where x was
       __syncthreads();
     }
     const int passed = L::run(o.p, p.layers[layer].maps, room.area + p.apart, &fixed.work, &fixed.blind, &o.links, &round, run);

@@ -55,10 +55,13 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 __device__ __forceinline__ void barrierInit(u32 bar, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
+// What threads did to shared memory comes before what the copy engine and warp groups
+// do to it later.
+__device__ __forceinline__ void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // What a thread does that has made barriers, before others learn of it.
 __device__ __forceinline__ void opened() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  written();
 }
 __device__ __forceinline__ void barrierExpect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");

@@ -61,7 +61,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
           *(uint2*)((u16*)p.values + place) = values;
         }
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      written();
       __syncwarp();
     }
   };
@@ -177,7 +177,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
             int r = live + i / (S::BLOCKS * 8), b = i % (S::BLOCKS * 8);
             asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at + S::SLOT / 2 + b / 8 * S::BLOCK + r * 128 + b % 8 * 16), "r"(0) : "memory");
           }
-          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+          written();
           __syncwarp();
         }
         if constexpr (LINKED) {

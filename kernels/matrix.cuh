@@ -143,7 +143,7 @@ template <class T, int ROWS> struct Matrix {
   static constexpr bool GROUPS = false;
 #endif
   // The warps' parts of a tile: BESIDE of them share the rows of W out, the others x's.
-  static constexpr int BESIDE = GROUPS ? 8 : ROWS >= 128 ? 2 : ROWS >= 32 ? 4 : 8, BELOW = MATRIX_WARPS / BESIDE;
+  static constexpr int BESIDE = GROUPS ? 8 : ROWS >= 128 ? 2 : 4, BELOW = MATRIX_WARPS / BESIDE;
   static constexpr int A = MATRIX_TILE / BESIDE / 16, B = ROWS / BELOW / 8; // products: of 16 rows of W, and 8 of x
   static constexpr int PART = ROWS * 128;                                   // bytes of a part of x in a stage
   static constexpr int STAGE = MATRIX_TILE * 128 + 2 * PART;
