@@ -10,11 +10,11 @@ import (
 // Constants of the kernels (kernels/batch.cuh).
 const (
 	batchThreads = 10 * 32
-	batchTile    = 64           // rows of W
-	batchBlock   = 64           // columns of a column block
-	batchStage   = 2 * 64 * 128 // bytes of a stage of the ring: two column blocks of a tile
-	batchX       = 2 * 128      // bytes of a column block of x, a row
-	batchOthers  = 6            // barriers besides two for each stage
+	batchTile    = 64                  // rows of W
+	batchBlock   = 64                  // columns of a column block
+	batchStage   = 2 * batchTile * 128 // bytes of a stage of the ring: two column blocks of a tile
+	batchX       = 2 * 128             // bytes of a column block of x, a row
+	batchOthers  = 6                   // barriers besides two for each stage
 )
 
 // batchCapability is what these kernels are for. Later GPUs have the same rows as a

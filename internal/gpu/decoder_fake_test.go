@@ -207,7 +207,7 @@ func TestMatrixOfSmallMemory(t *testing.T) {
 		if _, ok, err := d.configureBatch(&o); ok || err != nil {
 			t.Errorf("%d rows of a GPU that has no batches: %v, %v", rows, ok, err)
 		}
-		if l, err := d.configureMatrix(elementOf(cpu.Float16), &o); err != nil || l.stages < 2 || l.shared > most || l.shared < batchRows[1]*4*(matrixTile+4) {
+		if l, err := d.configureMatrix(elementOf(cpu.Float16), &o); err != nil || l.stages < 2 || l.shared > most || l.shared < matrixRows[l.kind].rows*4*(matrixTile+4) {
 			t.Errorf("%d rows: %+v, %v", rows, l, err)
 		}
 	}
