@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
@@ -100,17 +101,18 @@ func TestDeviceOutOfMemory(t *testing.T) {
 // them, and none is left where one fails.
 func TestDeviceLargeUpload(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
-	data := make([]float32, 5<<20+3) // five pieces of a million elements, and some
+	pieces := 5 // of a million elements
+	if raceEnabled {
+		pieces = 2
+	}
+	data := make([]float32, pieces<<20+3) // and some
 	for i := range data {
 		data[i] = float32(i * 7 % 1000003)
 	}
 	x := tensor.New(tensor.WithBacking(data), tensor.WithShape(len(data)))
-	goroutines := runtime.NumGoroutine()
+	before := runtime.NumGoroutine()
 	there := func(gpu *la.GPU) error {
 		d, err := gpu.Upload(x)
-		if n := runtime.NumGoroutine(); n > goroutines+4 { // those that do something else
-			t.Errorf("%d goroutines, %d before", n, goroutines)
-		}
 		if err != nil {
 			return err
 		}
@@ -133,6 +135,13 @@ func TestDeviceLargeUpload(t *testing.T) {
 		}
 		return err
 	})
+	// A goroutine whose work has been waited for is counted until it has run to its
+	// end, which a busy machine may put off.
+	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 20*time.Second {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+		}
+	}
 }
 
 // deviceFaults runs a test again and again, with every driver call of it failing
