@@ -208,8 +208,15 @@ func (s *stack) poison(t testing.TB) {
 	}
 }
 
-func TestGPUChain(t *testing.T)       { testChain(t, false) }
-func TestGPUChainLinear(t *testing.T) { testChain(t, true) }
+func TestGPUChain(t *testing.T) {
+	m, d := realDecoder(t)
+	testChain(t, m, d, orShort(24, 6), 5000, false)
+}
+
+func TestGPUChainLinear(t *testing.T) {
+	m, d := realDecoder(t)
+	testChain(t, m, d, orShort(24, 6), 5000, true)
+}
 
 // Contexts that go round a thread block's ring many times, and not in whole rounds.
 func TestGPUChainLong(t *testing.T) {
@@ -224,10 +231,10 @@ func TestGPUChainLong(t *testing.T) {
 	}
 }
 
-func testChain(t *testing.T, linear bool) {
-	m, d := realDecoder(t)
+// testChain runs random stacks, with contexts of up to so many keys.
+func testChain(t *testing.T, m *machine, d *Decoder, cases, longest int, linear bool) {
 	rng := reftest.Rand(t)
-	for i := range orShort(24, 6) {
+	for i := range cases {
 		group := pick(rng, 1, 1, 2, 4)
 		kvHeads := pick(rng, 1, 2, 3, 12)
 		sh := stackShape{
@@ -239,7 +246,7 @@ func testChain(t *testing.T, linear bool) {
 			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
 		}
 		for range sh.rows {
-			sh.keys = append(sh.keys, pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)))
+			sh.keys = append(sh.keys, min(pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
 		}
 		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
 	}

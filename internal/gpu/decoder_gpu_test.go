@@ -11,8 +11,10 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-func realDecoder(t testing.TB) (*machine, *Decoder) {
-	m := realGPU(t)
+func realDecoder(t testing.TB) (*machine, *Decoder) { return decoderOf(t, realGPU(t)) }
+
+func decoderOf(t testing.TB, m *machine) (*machine, *Decoder) {
+	t.Helper()
 	d, err := NewDecoder(m.dev)
 	noError(t, err)
 	return m, d
@@ -87,17 +89,18 @@ func cutOff(matrix bool, in int) float64 {
 
 func TestGPULinear(t *testing.T) {
 	m, d := realDecoder(t)
+	testLinear(t, m, d, orShort(300, 45), orShort(8192, 1000), 1300)
+}
+
+// testLinear runs random layers of up to so many inputs and outputs a part.
+func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
 	rng := reftest.Rand(t)
 	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
-	cases := 300
-	if testing.Short() {
-		cases = 45
-	}
 	for i := range cases {
 		w := types[i%3]
 		rows := pick(rng, 1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 33, 64, 65, 150)
-		in := 8 * pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024)
-		if rows > 40 || testing.Short() {
+		in := min(8*pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
+		if rows > 40 {
 			in = min(in, 1000)
 		}
 		o := Linear{Rows: rows, In: in, ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
@@ -126,7 +129,7 @@ func TestGPULinear(t *testing.T) {
 		type part struct{ w, b matrix }
 		var parts []part
 		for range pick(rng, 1, 1, 2, 3) {
-			out := pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300)
+			out := min(pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300), widest)
 			p := part{w: m.random(t, rng, w, out*in, 1/math.Sqrt(float64(in)))}
 			memory = append(memory, p.w.Memory)
 			o.Parts = append(o.Parts, LinearPart{W: p.w.Memory, Y: m.empty(t, rows*out), Out: out})
@@ -195,8 +198,12 @@ func TestGPULinear(t *testing.T) {
 
 func TestGPUNorm(t *testing.T) {
 	m, d := realDecoder(t)
+	testNorm(t, m, d, 40)
+}
+
+func testNorm(t *testing.T, m *machine, d *Decoder, cases int) {
 	rng := reftest.Rand(t)
-	for range 40 {
+	for range cases {
 		rows, n := pick(rng, 1, 2, 5, 33), pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
 		x := m.random(t, rng, cpu.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
 		gamma, beta := m.random(t, rng, cpu.Float32, n, 1), m.random(t, rng, cpu.Float32, n, 1)
@@ -217,8 +224,12 @@ func TestGPUNorm(t *testing.T) {
 
 func TestGPUGather(t *testing.T) {
 	m, d := realDecoder(t)
+	testGather(t, m, d, 30)
+}
+
+func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
 	rng := reftest.Rand(t)
-	for i := range 30 {
+	for i := range cases {
 		kind := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}[i%3]
 		rows, n, of := 1+rng.IntN(40), 1+rng.IntN(900), 1+rng.IntN(300)
 		table, residual := m.random(t, rng, kind, of*n, 1), m.random(t, rng, cpu.Float32, rows*n, 1)

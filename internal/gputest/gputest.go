@@ -3,6 +3,7 @@ package gputest
 
 import (
 	"errors"
+	"os"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -10,8 +11,13 @@ import (
 
 // Open is the machine's first GPU, closed when the test ends, or, where there is
 // none or no driver, the end of the test. A driver that is too old fails it.
+// With LEANATTENTION_GPU=emulated in the environment it is one that needs none, and is
+// slow: give the tests -short.
 func Open(t testing.TB) *la.GPU {
 	t.Helper()
+	if os.Getenv("LEANATTENTION_GPU") == "emulated" {
+		emulate(t)
+	}
 	gpu, err := la.OpenGPU(0)
 	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
 		t.Skipf("no GPU: %v", err)

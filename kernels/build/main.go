@@ -62,7 +62,7 @@ func run(args []string, stdout io.Writer) error {
 	flags.StringVar(&c.headers, "headers", "", "`directory` of cuda_fp16.h and its like, instead of fetching them")
 	flags.StringVar(&c.python, "python", "python3", "`command` that has pip, to fetch the compiler")
 	flags.StringVar(&units, "unit", "", "build these `units` alone: lean,nn")
-	flags.StringVar(&archs, "arch", "", "build for these `architectures` alone: 90 for sm_90, or ptx")
+	flags.StringVar(&archs, "arch", "", "build for these `architectures` alone: 90 for sm_90, ptx, or ptx90a for PTX of another one")
 	flags.BoolVar(&c.all, "a", false, "compile what is up to date too")
 	flags.BoolVar(&c.check, "check", false, "write nothing, fail if the modules are not of these sources; with -a, compile and compare")
 	flags.BoolVar(&c.fetch, "fetch", false, "fetch the compiler, no more")
@@ -82,7 +82,10 @@ func run(args []string, stdout io.Writer) error {
 		if a == "ptx" {
 			arch = targets[len(targets)-1]
 		}
-		if !slices.Contains(targets, arch) {
+		// What an emulated GPU executes instead of a cubin.
+		if of, ok := strings.CutPrefix(a, "ptx"); ok && of != "" {
+			arch = "compute_" + of
+		} else if !slices.Contains(targets, arch) {
 			return fmt.Errorf("-arch %s: there are %s", a, strings.Join(targets, ", "))
 		}
 		c.archs = append(c.archs, arch)

@@ -38,6 +38,71 @@ type State struct {
 		kernel [32]byte
 		bytes  int32
 	}
+	execute uintptr
+}
+
+// Call is a kernel's launch.
+type Call struct {
+	Image, Kernel                string
+	Grid, Block, Cluster, Shared int
+	argument                     unsafe.Pointer
+}
+
+// Argument is the kernel's only one, of so many bytes.
+func (c *Call) Argument(n int) []byte { return unsafe.Slice((*byte)(c.argument), n) }
+
+// Executor runs kernels instead of the GPU that there is none of.
+type Executor interface {
+	// ArgumentBytes is the size of a kernel's only argument; negative if there is no such kernel.
+	ArgumentBytes(image, kernel string) int
+	// Execute runs a kernel to its end.
+	Execute(c *Call) error
+}
+
+var (
+	executor Executor
+	images   map[uintptr]string // by where the library has them
+)
+
+// callback is one for all tests: they are never given back.
+var callback = sync.OnceValue(func() uintptr {
+	return purego.NewCallback(func(image, kernel uintptr, grid, block, cluster, shared int, argument uintptr) int {
+		if images[image] == "" {
+			images[image] = text(image)
+		}
+		c := Call{images[image], text(kernel), grid, block, cluster, shared, pointer(argument)}
+		if argument == 0 {
+			return executor.ArgumentBytes(c.Image, c.Kernel)
+		}
+		if executor.Execute(&c) != nil {
+			return 719 // CUDA_ERROR_LAUNCH_FAILED
+		}
+		return 0
+	})
+})
+
+// Execute lets kernels run where they are launched, until New is called again.
+// Images must be PTX then.
+func (l *Library) Execute(e Executor) {
+	executor, images = e, map[uintptr]string{}
+	l.State().execute = callback()
+}
+
+// Buffers are the addresses and sizes of the device memory that is in use. To be
+// called by an Executor.
+func (l *Library) Buffers() [][2]uint64 {
+	addr, err := purego.Dlsym(l.lib, "fake_buffers")
+	if err != nil {
+		panic(err)
+	}
+	for n := 64; ; {
+		pairs := make([][2]uint64, n)
+		got, _, _ := purego.SyscallN(addr, uintptr(unsafe.Pointer(&pairs[0])), uintptr(n))
+		if int(got) <= n {
+			return pairs[:got]
+		}
+		n = int(got)
+	}
 }
 
 // FailIn makes every call of a function fail, by its name in the library.
@@ -71,18 +136,24 @@ type Library struct {
 	lib  uintptr
 }
 
-// built is one library for the whole test binary: the C compiler runs once.
-var built = sync.OnceValues(func() (*Library, error) {
+// built is one library for the whole test binary: the C compiler runs once. So is
+// system, which the loader takes for the machine's driver.
+var (
+	built  = sync.OnceValues(func() (*Library, error) { return build("libfakecuda.so") })
+	system = sync.OnceValues(func() (*Library, error) { return build("libcuda.so.1") })
+)
+
+func build(name string) (*Library, error) {
 	dir, err := os.MkdirTemp("", "fakedriver")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir) // an open library needs its file no more
-	src, path := filepath.Join(dir, "driver.c"), filepath.Join(dir, "libfakecuda.so")
+	src, path := filepath.Join(dir, "driver.c"), filepath.Join(dir, name)
 	if err := os.WriteFile(src, source, 0o600); err != nil {
 		return nil, err
 	}
-	if out, err := exec.Command(compiler(), "-shared", "-fPIC", "-O1", "-pthread", "-o", path, src).CombinedOutput(); err != nil {
+	if out, err := exec.Command(compiler(), "-shared", "-fPIC", "-O1", "-pthread", "-Wl,-soname,"+name, "-o", path, src).CombinedOutput(); err != nil {
 		return nil, &exec.Error{Name: compiler() + ": " + string(out), Err: err}
 	}
 	lib, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
@@ -91,7 +162,7 @@ var built = sync.OnceValues(func() (*Library, error) {
 	}
 	// Opened again by this name, whose file is gone, the loader returns the same library.
 	return &Library{Path: path, lib: lib}, nil
-})
+}
 
 func compiler() string {
 	if cc := os.Getenv("CC"); cc != "" {
@@ -103,12 +174,18 @@ func compiler() string {
 // New is the library in its first state: CUDA 12.4, two GPUs of capability 9.0
 // with 1 MiB each. Skips the test where there is no C compiler. Tests that use
 // it must not run at once.
-func New(t testing.TB) *Library {
+func New(t testing.TB) *Library { return open(t, built) }
+
+// System is New for all of the process: who opens the machine's driver from now on
+// gets this one.
+func System(t testing.TB) *Library { return open(t, system) }
+
+func open(t testing.TB, made func() (*Library, error)) *Library {
 	t.Helper()
 	if _, err := exec.LookPath(compiler()); err != nil {
 		t.Skip("no C compiler: the fake driver can't be built")
 	}
-	l, err := built()
+	l, err := made()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,8 +207,11 @@ func (l *Library) call(name string) uintptr {
 func (l *Library) State() *State { return (*State)(pointer(l.call("fake_state"))) }
 
 // Log is what was called since New or Forget, a line each.
-func (l *Library) Log() string {
-	p, n := pointer(l.call("fake_log")), 0
+func (l *Library) Log() string { return text(l.call("fake_log")) }
+
+// text is a C string's, copied.
+func text(addr uintptr) string {
+	p, n := pointer(addr), 0
 	for *(*byte)(unsafe.Add(p, n)) != 0 {
 		n++
 	}

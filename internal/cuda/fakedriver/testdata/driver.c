@@ -25,6 +25,9 @@ struct fake {
 	char failed[64];  // the call that was made to fail
 	int sms, shared;  // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
 	struct { char kernel[32]; int bytes; } argument[8]; // kernels whose names begin so take one, of so many bytes
+	// Executes a kernel that takes one argument, or says how many bytes that has if it is
+	// null. Where there is none, launches are in the log alone.
+	int64_t (*execute)(const char *image, const char *kernel, int64_t grid, int64_t block, int64_t cluster, int64_t shared, const void *argument);
 };
 static struct fake f;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -37,7 +40,11 @@ static int defects;        // calls that would have crashed
 
 // Every handle is one of these; freed ones stay, so that their use is seen.
 enum kind { BUFFER, HOST, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
-struct object { enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner; };
+struct object {
+	enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner;
+	char *image;               // of a module and its functions, where they are executed
+	struct work *first, *last; // of a stream's capture, a graph
+};
 static struct object *all;
 static int context_object;
 static __thread int depth;     // of the thread's stack of contexts
@@ -72,6 +79,34 @@ static struct object *within(enum kind kind, uintptr_t at, int64_t n) {
 	return 0;
 }
 
+// What a stream does, or a graph that it makes: a copy, the setting of memory (from is
+// null), or a kernel.
+struct work { struct work *next; struct object *fn; int64_t grid, block, cluster, shared; const void *from; void *to; size_t n; int set; };
+
+static result perform(const struct work *w) {
+	if (w->fn) return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, w->from);
+	if (w->from) memcpy(w->to, w->from, w->n);
+	else memset(w->to, w->set, w->n);
+	return OK;
+}
+
+// queue does it now, or when the graph is launched that the stream makes. What graphs
+// hold is given back with the process.
+static result queue(struct object *stream, struct work w) {
+	if (!f.execute) return w.fn ? OK : perform(&w);
+	if (!stream->capturing) return perform(&w);
+	struct work *kept = malloc(sizeof w);
+	if (w.fn) {
+		size_t n = (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0);
+		w.from = memcpy(malloc(n), w.from, n);
+	}
+	*kept = w;
+	if (stream->last) stream->last->next = kept;
+	else stream->first = kept;
+	stream->last = kept;
+	return OK;
+}
+
 static struct object *make(enum kind kind) {
 	struct object *o = calloc(1, sizeof *o);
 	o->kind = kind, o->alive = 1, o->next = all, o->owner = current;
@@ -103,6 +138,13 @@ static result done(result r) { pthread_mutex_unlock(&lock); return r; }
 struct fake *fake_state(void) { return &f; }
 const char *fake_log(void) { text[used] = 0; return text; }
 void fake_forget(void) { used = 0; }
+// The live device memory: addresses and bytes, at most max pairs; how many there are.
+int64_t fake_buffers(uint64_t *pairs, int64_t max) {
+	int64_t n = 0;
+	for (struct object *o = all; o; o = o->next)
+		if (o->kind == BUFFER && o->alive && n++ < max) *pairs++ = (uintptr_t)o->mem, *pairs++ = o->size;
+	return n;
+}
 int fake_defects(void) { return defects; }
 int fake_live(void) { // objects and retained contexts
 	int n = retained;
@@ -114,6 +156,7 @@ void fake_reset(void) {
 		struct object *o = all;
 		all = o->next;
 		if (o->mem && o->alive) free(o->mem);
+		if (o->kind == MODULE) free(o->image);
 		free(o);
 	}
 	memset(&f, 0, sizeof f);
@@ -168,7 +211,7 @@ result cuMemAlloc_v2(uint64_t *p, size_t n) {
 	CALL(1);
 	if ((int64_t)n > f.total - memory) return done(OUT_OF_MEMORY);
 	struct object *o = make(BUFFER);
-	o->mem = malloc(n), o->size = n, memory += n;
+	o->mem = aligned_alloc(256, (n + 255) / 256 * 256), o->size = n, memory += n; // as a real one does
 	memset(o->mem, 0xa5, n);
 	*p = (uint64_t)(uintptr_t)o->mem;
 	return done(OK);
@@ -194,26 +237,22 @@ result cuMemFreeHost(void *p) { return give_back(__func__, HOST, (uintptr_t)p); 
 result cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
-	memcpy((void *)to, from, n);
-	return done(OK);
+	return done(queue(s, (struct work){ .to = (void *)to, .from = from, .n = n }));
 }
 result cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n)) return done(INVALID_VALUE);
-	memcpy(to, (void *)from, n);
-	return done(OK);
+	return done(queue(s, (struct work){ .to = to, .from = (void *)from, .n = n }));
 }
 result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
-	memcpy((void *)to, (void *)from, n);
-	return done(OK);
+	return done(queue(s, (struct work){ .to = (void *)to, .from = (void *)from, .n = n }));
 }
 result cuMemsetD8Async(uint64_t to, unsigned char v, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
-	memset((void *)to, v, n);
-	return done(OK);
+	return done(queue(s, (struct work){ .to = (void *)to, .n = n, .set = v }));
 }
 
 static result simple(const char *name, enum kind kind, void **id) {
@@ -247,8 +286,10 @@ result cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.5f; retur
 // sizes of its arguments: add_8_8_4.
 result cuModuleLoadData(void **m, const char *image) {
 	CALL(1);
-	if (strncmp(image, "image", 5) && strncmp(image, "\x7f" "ELF", 4)) return done(INVALID_IMAGE);
-	*m = make(MODULE);
+	if (!f.execute && strncmp(image, "image", 5) && strncmp(image, "\x7f" "ELF", 4)) return done(INVALID_IMAGE);
+	struct object *o = make(MODULE);
+	if (f.execute) o->image = strdup(image); // PTX
+	*m = o;
 	return done(OK);
 }
 result cuModuleUnload(void *m) { return give_back(__func__, MODULE, (uintptr_t)m); }
@@ -258,7 +299,11 @@ result cuModuleGetFunction(void **fn, void *m, const char *name) {
 	if (!strchr(name, '_')) return done(NOT_FOUND);
 	struct object *o = make(FUNCTION);
 	snprintf(o->name, sizeof o->name, "%s", name);
-	o->mem = 0, *fn = o;
+	o->mem = 0, o->image = ((struct object *)m)->image, *fn = o;
+	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0) < 0) {
+		o->alive = 0;
+		return done(NOT_FOUND);
+	}
 	return done(OK);
 }
 result cuFuncGetAttribute(int *v, int id, void *fn) { CALL(1); *v = 2000 + id; return done(find(FUNCTION, (uintptr_t)fn) ? OK : INVALID_HANDLE); }
@@ -275,6 +320,7 @@ result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *fn, int threads
 
 static void say_args(struct object *fn, void **params) {
 	int i = 0;
+	if (f.execute) return;
 	say("args");
 	for (int j = 0; j < 8 && f.argument[j].bytes; j++) {
 		if (strncmp(fn->name, f.argument[j].kernel, strlen(f.argument[j].kernel))) continue;
@@ -296,7 +342,7 @@ result cuLaunchKernel(struct object *fn, unsigned x, unsigned y, unsigned z, uns
 	say("kernel %s\n", fn->name);
 	say("grid %u %u %u block %u %u %u shared %u\n", x, y, z, tx, ty, tz, shared);
 	say_args(fn, params);
-	return done(OK);
+	return done(queue(s, (struct work){ .fn = fn, .grid = x, .block = tx, .cluster = 1, .shared = shared, .from = params[0] }));
 }
 struct attribute { unsigned id; char pad[4]; union { char pad[64]; int cooperative; struct { unsigned x, y, z; } cluster; } v; };
 struct config { unsigned x, y, z, tx, ty, tz, shared; void *stream; struct attribute *attrs; unsigned n; };
@@ -314,13 +360,15 @@ result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params
 	if (!find(FUNCTION, (uintptr_t)fn) || !find(STREAM, (uintptr_t)c->stream) || extra) return done(INVALID_HANDLE);
 	say("kernel %s\n", fn->name);
 	say("grid %u %u %u block %u %u %u shared %u\n", c->x, c->y, c->z, c->tx, c->ty, c->tz, c->shared);
+	unsigned cluster = 1;
 	for (unsigned i = 0; i < c->n; i++) {
+		if (c->attrs[i].id == 4) cluster = c->attrs[i].v.cluster.x;
 		if (c->attrs[i].id == 2) say("cooperative %d\n", c->attrs[i].v.cooperative);
 		if (c->attrs[i].id == 6) say("overlap %d\n", c->attrs[i].v.cooperative);
 		if (c->attrs[i].id == 4) say("cluster %u %u %u\n", c->attrs[i].v.cluster.x, c->attrs[i].v.cluster.y, c->attrs[i].v.cluster.z);
 	}
 	say_args(fn, params);
-	return done(OK);
+	return done(queue(c->stream, (struct work){ .fn = fn, .grid = c->x, .block = c->tx, .cluster = cluster, .shared = c->shared, .from = params[0] }));
 }
 
 // A map is its arguments, 64 bits each.
@@ -337,7 +385,7 @@ result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, uint64_t a
 result cuStreamBeginCapture_v2(struct object *s, int mode) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
-	s->capturing = 1, s->by = pthread_self();
+	s->capturing = 1, s->by = pthread_self(), s->first = s->last = 0;
 	return done(OK);
 }
 // Nothing that this driver has is refused while a thread captures.
@@ -355,15 +403,23 @@ result cuStreamEndCapture(struct object *s, void **graph) {
 	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
 	if (!s->capturing || !pthread_equal(s->by, pthread_self())) { defects++; return done(CAPTURE_WRONG_THREAD); }
 	s->capturing = 0;
-	if (!r) *graph = make(GRAPH);
+	if (r) return done(r);
+	struct object *o = make(GRAPH);
+	o->first = s->first, *graph = o;
 	return done(r);
 }
 result cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
 	CALL(1);
 	if (!find(GRAPH, (uintptr_t)graph)) return done(INVALID_HANDLE);
-	*exec = make(EXEC);
+	struct object *o = make(EXEC);
+	o->first = ((struct object *)graph)->first, *exec = o;
 	return done(OK);
 }
 result cuGraphDestroy(void *g) { return give_back(__func__, GRAPH, (uintptr_t)g); }
 result cuGraphExecDestroy(void *g) { return give_back(__func__, EXEC, (uintptr_t)g); }
-result cuGraphLaunch(void *g, void *s) { return on(__func__, EXEC, g, STREAM, s); }
+result cuGraphLaunch(struct object *g, void *s) {
+	CALL(1);
+	if (!find(EXEC, (uintptr_t)g) || !find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
+	for (struct work *w = g->first; w && !r; w = w->next) r = perform(w);
+	return done(r);
+}

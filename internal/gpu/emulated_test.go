@@ -1,0 +1,121 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/emulated"
+	"gorgonia.org/leanattention/kernels"
+)
+
+// emulatedGPU is a machine without a GPU that executes the kernels, slowly: those of
+// GPUs that are newer than all that there are cubins for, or, if LEANATTENTION_PTX is a
+// directory, those in its files, which go -C kernels/build run . -raw -arch ptx90a
+// makes for 9.0.
+func emulatedGPU(t testing.TB, sms int) *machine {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("kernels run in one goroutine, many times as slowly under the race detector")
+	}
+	lib := fakedriver.New(t)
+	capability, real := 120, image
+	image = kernels.Image
+	if dir := os.Getenv("LEANATTENTION_PTX"); dir != "" {
+		files, err := filepath.Glob(filepath.Join(dir, "lean.compute_*.ptx"))
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%s: %q: %v", dir, files, err)
+		}
+		arch := strings.TrimPrefix(filepath.Base(files[0]), "lean")
+		if _, err := fmt.Sscanf(arch, ".compute_%d", &capability); err != nil {
+			t.Fatal(err)
+		}
+		image = func(unit string, _ int) ([]byte, error) { return os.ReadFile(filepath.Join(dir, unit+arch)) }
+	}
+	t.Cleanup(func() { image = real })
+	emulated.Execute(t, lib, capability, sms)
+	drv, err := cuda.LoadFrom(lib.Path)
+	noError(t, err)
+	dev, err := drv.Open(0)
+	noError(t, err)
+	e, err := New(dev)
+	noError(t, err)
+	stream, err := dev.NewStream()
+	noError(t, err)
+	m := &machine{dev: dev, engine: e, stream: stream}
+	m.settle = func(t testing.TB) {
+		t.Helper()
+		noError(t, stream.Synchronize())
+	}
+	m.capture = func(t testing.TB, f func() error) func() error {
+		t.Helper()
+		g, err := stream.Capture(f)
+		noError(t, err)
+		return func() error { return stream.Launch(g) }
+	}
+	t.Cleanup(func() {
+		noError(t, dev.Close())
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
+		}
+	})
+	return m
+}
+
+func emulatedDecoder(t testing.TB, sms int) (*machine, *Decoder) {
+	return decoderOf(t, emulatedGPU(t, sms))
+}
+
+func TestEmulatedRandom(t *testing.T) {
+	testRandom(t, emulatedGPU(t, 5), 60, options{work: 1e5, longest: 300})
+}
+func TestEmulatedSchedules(t *testing.T)    { testSchedules(t, emulatedGPU(t, 7), 300) }
+func TestEmulatedRepeats(t *testing.T)      { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
+func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }
+func TestEmulatedNeighbours(t *testing.T)   { testNeighbours(t, emulatedGPU(t, 3)) }
+func TestEmulatedAppend(t *testing.T)       { testAppend(t, emulatedGPU(t, 3)) }
+func TestEmulatedGraph(t *testing.T)        { testGraph(t, emulatedGPU(t, 4), 3, 200) }
+func TestEmulatedTwoStreams(t *testing.T)   { testTwoStreams(t, emulatedGPU(t, 3), 1e5) }
+func TestEmulatedManyLaunches(t *testing.T) { testManyLaunches(t, emulatedGPU(t, 3), 3) }
+func TestEmulatedAcceptance(t *testing.T)   { testAcceptance(t, emulatedGPU(t, 5), 200000) }
+
+func TestEmulatedSample(t *testing.T) {
+	m := emulatedGPU(t, 16)
+	testSample(t, m, 12, 2000)
+	testSampleGreedy(t, m, 1, 2, 3, 5, 500)
+}
+func TestEmulatedSampleSets(t *testing.T)    { testSampleSets(t, emulatedGPU(t, 16), 3, 100) }
+func TestEmulatedSampleRepeats(t *testing.T) { testSampleRepeats(t, emulatedGPU(t, 16), 2, 300) }
+func TestEmulatedSampleChain(t *testing.T)   { testSampleChain(t, emulatedGPU(t, 16), 2, 5, 100) }
+func TestEmulatedSampleGraph(t *testing.T)   { testSampleGraph(t, emulatedGPU(t, 16), 3, 700) }
+
+func TestEmulatedLinear(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testLinear(t, m, d, 60, 264, 200)
+}
+
+func TestEmulatedNorm(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testNorm(t, m, d, 20)
+}
+
+func TestEmulatedGather(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testGather(t, m, d, 20)
+}
+
+func TestEmulatedChain(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testChain(t, m, d, 2, 130, false)
+}
+
+func TestEmulatedChainLinear(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testChain(t, m, d, 2, 130, true)
+}

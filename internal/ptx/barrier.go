@@ -1,0 +1,200 @@
+package ptx
+
+import "fmt"
+
+// mbarrier is a barrier in shared memory.
+type mbarrier struct {
+	arrivals, left int // of a phase, and still to come
+	bytes          int // still to come
+	phase          uint32
+}
+
+func (b *mbarrier) settle() {
+	if b.left == 0 && b.bytes == 0 {
+		b.phase++
+		b.left = b.arrivals
+	}
+}
+
+func (b *block) mbarrier(at uint64) *mbarrier {
+	b.inShared(at, 8)
+	o := b.objects[uint32(at)]
+	if o == nil {
+		panic(fault{fmt.Sprintf("there is no barrier at %#x", at-sharedStart)})
+	}
+	return o
+}
+
+// complete says that bytes have come.
+func (b *block) complete(at uint64, n int) {
+	o := b.mbarrier(at)
+	o.bytes -= n
+	o.settle()
+}
+
+// mbarriers compiles mbarrier.*.
+func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
+	each := func(w *warp, m uint32, a *address, f func(l int, o *mbarrier)) {
+		for l := range lanes {
+			if m>>l&1 != 0 {
+				b, at := w.of(a.at(w, l))
+				f(l, b.mbarrier(at))
+			}
+		}
+		w.m.events++
+	}
+	switch s.op[1] {
+	case "init":
+		a, n := c.address(&s.args[0], s.spaceOf()), c.src32(&s.args[1])
+		return func(w *warp, m uint32) {
+			for l := range lanes {
+				if m>>l&1 != 0 {
+					at := a.at(w, l)
+					w.at(a.space, at, l, 8)
+					count := int(w.d(n)[l])
+					if count < 1 || count > 1<<20-1 {
+						w.fail("a barrier of %d arrivals", count)
+					}
+					w.objects[uint32(at)] = &mbarrier{arrivals: count, left: count}
+				}
+			}
+			w.m.events++
+		}
+	case "arrive":
+		if s.args[0].word != "_" {
+			return nil
+		}
+		a := c.address(&s.args[1], s.spaceOf())
+		expect := s.has("expect_tx")
+		n := c.constant32(0)
+		if len(s.args) > 2 {
+			n = c.src32(&s.args[2])
+		}
+		return func(w *warp, m uint32) {
+			each(w, m, &a, func(l int, o *mbarrier) {
+				if expect {
+					o.bytes += int(w.d(n)[l])
+				}
+				if o.left--; o.left < 0 {
+					w.fail("more arrivals than %d", o.arrivals)
+				}
+				o.settle()
+			})
+		}
+	case "try_wait", "test_wait":
+		if !s.has("parity") {
+			return nil
+		}
+		p, a, parity := c.predicate(&s.args[0]), c.address(&s.args[1], s.spaceOf()), c.src32(&s.args[2])
+		return func(w *warp, m uint32) {
+			for l := range lanes {
+				if m>>l&1 == 0 {
+					continue
+				}
+				o := w.mbarrier(a.at(w, l))
+				if (o.phase^w.d(parity)[l])&1 != 0 {
+					w.p[p] |= 1 << l
+				} else {
+					w.p[p] &^= 1 << l
+					w.yield = true
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// barriers compiles those of blocks and of clusters.
+func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
+	in.kind = barrier
+	if s.op[0] == "barrier" && s.op[1] == "cluster" {
+		switch s.op[2] {
+		case "arrive":
+			in.wait = func(w *warp, m uint32) func() bool {
+				for l := range lanes {
+					if m>>l&1 != 0 {
+						w.phases[l] = w.cluster.phase
+						w.cluster.arrived++
+						if w.here>>l&1 != 0 {
+							w.fail("a second arrival")
+						}
+					}
+				}
+				w.here |= m
+				w.m.events++
+				w.cluster.settle()
+				return nil
+			}
+		case "wait":
+			in.wait = func(w *warp, m uint32) func() bool {
+				phase, cluster := -1, w.cluster
+				for l := range lanes {
+					if m>>l&1 != 0 {
+						if w.here>>l&1 == 0 || phase >= 0 && phase != w.phases[l] {
+							w.fail("no arrival before")
+						}
+						phase = w.phases[l]
+					}
+				}
+				w.here &^= m
+				return func() bool { return cluster.phase > phase }
+			}
+		}
+		return in, in.wait != nil
+	}
+	if s.op[1] != "sync" && s.op[1] != "arrive" {
+		return in, false
+	}
+	number, count := c.src32(&s.args[0]), register(-1)
+	if len(s.args) > 1 {
+		count = c.src32(&s.args[1])
+	}
+	waits := s.op[1] == "sync"
+	in.wait = func(w *warp, m uint32) func() bool {
+		b, first := w.block, -1
+		n := 0
+		for l := range lanes {
+			if m>>l&1 != 0 {
+				if first < 0 {
+					first = l
+				}
+				n++
+			}
+		}
+		which := w.d(number)[first]
+		if which >= 16 {
+			w.fail("barrier %d", which)
+		}
+		need := b.threads - b.exited
+		if count >= 0 {
+			need = int(w.d(count)[first])
+			if need%lanes != 0 || need == 0 || need > b.threads {
+				w.fail("a barrier of %d threads", need)
+			}
+		}
+		bar := &b.barriers[which]
+		bar.arrived += n
+		phase := bar.phase
+		w.m.events++
+		if bar.arrived > need {
+			w.fail("%d threads at barrier %d of %d", bar.arrived, which, need)
+		}
+		if bar.arrived == need {
+			bar.arrived = 0
+			bar.phase++
+		}
+		if !waits {
+			return nil
+		}
+		return func() bool { return bar.phase > phase }
+	}
+	return in, true
+}
+
+// settle ends a phase of the cluster's barrier when all have arrived.
+func (c *cluster) settle() {
+	if c.arrived > 0 && c.arrived+c.exited == c.threads {
+		c.arrived = 0
+		c.phase++
+	}
+}

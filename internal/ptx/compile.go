@@ -1,0 +1,506 @@
+package ptx
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// fault is what is wrong with a program or what it does.
+type fault struct{ text string }
+
+func (f fault) Error() string { return f.text }
+
+// Kernel is an entry of a module, ready to run.
+type Kernel struct {
+	name         string
+	code         []instruction
+	n32, n64, np int // registers of a thread
+	c32          [][lanes]uint32
+	c64          [][lanes]uint64
+	static       int // bytes of shared memory
+	dynamic      int // where the launch's begins
+	params       int // bytes of the kernel's parameters
+	frame        int // bytes of the parameters of functions
+}
+
+// A register is its number; those from constant on are the same in all threads.
+type register int
+
+const constant register = 1 << 28
+
+// kind says what the machine does with an instruction besides calling do.
+type kind uint8
+
+const (
+	plain    kind = iota
+	together      // needs all threads of its mask at once
+	branch
+	call
+	ret
+	barrier // threads may have to wait behind it
+)
+
+// instruction is a statement for a warp.
+type instruction struct {
+	kind    kind
+	guard   register // of predicates; -1: none
+	negated bool
+	do      func(w *warp, m uint32)
+	mask    register                            // of together; -1: all threads
+	wait    func(w *warp, m uint32) func() bool // of barrier: nil, or says when these may go on
+	target  int
+	line    int
+	text    string
+}
+
+// symbol is what a name means in a scope.
+type symbol struct {
+	width int // of a register: 1, 32, 64
+	reg   register
+	v     *variable // or memory
+	at    int       // where it lies in its space
+	space space
+	label int // or a place in the code: its number in labels, from 1
+}
+
+// compiler makes a kernel.
+type compiler struct {
+	*Kernel
+	m         *Module
+	scopes    []map[string]*symbol
+	labels    []int // places
+	functions map[string]*compiled
+	order     []*compiled
+	f         *compiled
+	s         *statement
+	k32       map[uint32]register
+	k64       map[uint64]register
+	sharedAt  map[*variable]int
+}
+
+// compiled is a function's place in the code, and its parameters' in the frame.
+type compiled struct {
+	*function
+	label           int
+	results, params []*symbol
+}
+
+func align(n, to int) int { return (n + to - 1) / to * to }
+
+// catch makes an error of a fault.
+func catch(what string, err *error) {
+	if r := recover(); r != nil {
+		f, ok := r.(fault)
+		if !ok {
+			panic(r)
+		}
+		*err = fmt.Errorf("ptx: %s: %w", what, f)
+	}
+}
+
+// Parse reads a module.
+func Parse(text string) (m *Module, err error) {
+	defer catch("module", &err)
+	return parse(strings.TrimRight(text, "\x00")), nil
+}
+
+// Kernel prepares an entry.
+func (m *Module) Kernel(entry string) (k *Kernel, err error) {
+	defer catch(entry, &err)
+	f := m.functions[entry]
+	if f == nil || !f.entry {
+		return nil, fmt.Errorf("ptx: there is no entry %s", entry)
+	}
+	c := &compiler{Kernel: &Kernel{name: entry}, m: m, functions: map[string]*compiled{}, k32: map[uint32]register{}, k64: map[uint64]register{}, sharedAt: map[*variable]int{}}
+	c.layOut()
+	c.function(f)
+	for i := 0; i < len(c.order); i++ {
+		c.body(c.order[i])
+	}
+	for i := range c.code {
+		if in := &c.code[i]; in.kind == branch || in.kind == call {
+			in.target = c.labels[in.target]
+			if in.target < 0 {
+				c.fail("a label has no place")
+			}
+		}
+	}
+	return c.Kernel, nil
+}
+
+func (c *compiler) fail(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if c.s != nil {
+		text = fmt.Sprintf("line %d: %s: %s", c.s.line, c.s.text, text)
+	}
+	panic(fault{text})
+}
+
+// layOut gives shared variables their places: what the launch gives comes behind the others.
+func (c *compiler) layOut() {
+	place := func(v *variable) {
+		if !v.dynamic {
+			c.static = align(c.static, v.align)
+			c.sharedAt[v] = sharedStart + c.static
+			c.static += v.bytes
+		}
+	}
+	for _, v := range c.m.shared {
+		place(v)
+	}
+	for _, f := range c.m.functions {
+		if f.name == c.name || !f.entry { // functions that are not called take none in these sources
+			for _, v := range f.shared {
+				place(v)
+			}
+		}
+	}
+	c.static = align(c.static, 1024)
+	c.dynamic = sharedStart + c.static
+	for _, v := range c.m.shared {
+		if v.dynamic {
+			c.sharedAt[v] = c.dynamic
+		}
+	}
+}
+
+func (c *compiler) newLabel() int {
+	c.labels = append(c.labels, -1)
+	return len(c.labels) - 1
+}
+
+// function is the place of a function that is called, or of the entry.
+func (c *compiler) function(f *function) *compiled {
+	if g := c.functions[f.name]; g != nil {
+		return g
+	}
+	g := &compiled{function: f, label: c.newLabel()}
+	place := func(v *variable) *symbol {
+		at, where := &c.frame, frameSpace
+		if f.entry {
+			at, where = &c.Kernel.params, paramSpace
+		}
+		*at = align(*at, v.align)
+		s := &symbol{v: v, at: *at, space: where}
+		*at += v.bytes
+		return s
+	}
+	for _, v := range f.params {
+		g.params = append(g.params, place(v))
+	}
+	for _, v := range f.results {
+		g.results = append(g.results, place(v))
+	}
+	c.functions[f.name] = g
+	c.order = append(c.order, g)
+	return g
+}
+
+func (c *compiler) push() { c.scopes = append(c.scopes, map[string]*symbol{}) }
+func (c *compiler) pop()  { c.scopes = c.scopes[:len(c.scopes)-1] }
+
+func (c *compiler) define(name string, s *symbol) { c.scopes[len(c.scopes)-1][name] = s }
+
+func (c *compiler) find(name string) *symbol {
+	for i := len(c.scopes) - 1; i >= 0; i-- {
+		if s := c.scopes[i][name]; s != nil {
+			return s
+		}
+	}
+	return nil
+}
+
+var widths = map[string]int{"pred": 1, "b8": 32, "b16": 32, "u16": 32, "s16": 32, "f16": 32, "b32": 32, "u32": 32, "s32": 32, "f32": 32, "b64": 64, "u64": 64, "s64": 64, "f64": 64}
+
+func (c *compiler) newRegister(width int) register {
+	n := map[int]*int{1: &c.np, 32: &c.n32, 64: &c.n64}[width]
+	*n++
+	return register(*n - 1)
+}
+
+func (c *compiler) body(f *compiled) {
+	c.f = f
+	c.scopes = nil
+	c.push()
+	for _, v := range c.m.shared {
+		c.define(v.name, &symbol{v: v, at: c.sharedAt[v], space: sharedSpace})
+	}
+	for _, v := range f.shared {
+		c.define(v.name, &symbol{v: v, at: c.sharedAt[v], space: sharedSpace})
+	}
+	for i, v := range f.function.params {
+		c.define(v.name, f.params[i])
+	}
+	for i, v := range f.function.results {
+		c.define(v.name, f.results[i])
+	}
+	c.labels[f.label] = len(c.code)
+	// Labels may be used before they come.
+	declare := func(from int) {
+		depth := 0
+		for i := from; i < len(f.body) && depth >= 0; i++ {
+			switch s := &f.body[i]; {
+			case s.open:
+				depth++
+			case s.end:
+				depth--
+			case s.label != "" && depth == 0:
+				c.define(s.label, &symbol{label: c.newLabel() + 1})
+			}
+		}
+	}
+	declare(0)
+	for i := range f.body {
+		s := &f.body[i]
+		c.s = s
+		switch {
+		case s.open:
+			c.push()
+			declare(i + 1)
+		case s.end:
+			c.pop()
+		case s.label != "":
+			c.labels[c.find(s.label).label-1] = len(c.code)
+		case s.registers != nil:
+			width, ok := widths[s.registers.kind]
+			if !ok {
+				c.fail("registers of this kind")
+			}
+			for _, name := range s.registers.names {
+				if s.registers.n == 0 {
+					c.define(name, &symbol{width: width, reg: c.newRegister(width)})
+				}
+				for j := range s.registers.n {
+					c.define(name+strconv.Itoa(j), &symbol{width: width, reg: c.newRegister(width)})
+				}
+			}
+		case s.variable != nil:
+			if s.variable.space != "param" {
+				c.fail("memory of this space")
+			}
+			c.frame = align(c.frame, s.variable.align)
+			c.define(s.variable.name, &symbol{v: s.variable, at: c.frame, space: frameSpace})
+			c.frame += s.variable.bytes
+		case s.op != nil:
+			c.instruction(s)
+		}
+	}
+	if n := len(c.code); n == 0 || c.code[n-1].kind != ret {
+		c.emit(instruction{kind: ret, guard: -1})
+	}
+	c.s = nil
+}
+
+func (c *compiler) emit(in instruction) {
+	if c.s != nil {
+		in.line, in.text = c.s.line, c.s.text
+	}
+	c.code = append(c.code, in)
+}
+
+// names of operands.
+
+func (c *compiler) symbol(o *operand) *symbol {
+	s := c.find(o.word)
+	if s == nil {
+		c.fail("%s is not declared", o.word)
+	}
+	return s
+}
+
+// dst is the register that an operand names.
+func (c *compiler) dst(o *operand, width int) register {
+	s := c.symbol(o)
+	if s.width != width {
+		c.fail("%s has %d bits, not %d", o.word, s.width, width)
+	}
+	return s.reg
+}
+
+func (c *compiler) predicate(o *operand) register { return c.dst(o, 1) }
+
+// number is an immediate operand's bits.
+func (c *compiler) number(word string, float int) (bits uint64, ok bool) {
+	sign := ""
+	if strings.HasPrefix(word, "-") {
+		sign, word = "-", word[1:]
+	}
+	if word == "" || word[0] < '0' || word[0] > '9' {
+		return 0, false
+	}
+	switch {
+	case strings.HasPrefix(word, "0f") || strings.HasPrefix(word, "0F"):
+		n, err := strconv.ParseUint(word[2:], 16, 32)
+		if err != nil {
+			c.fail("%v", err)
+		}
+		if sign != "" {
+			n ^= 1 << 31
+		}
+		return n, true
+	case strings.HasPrefix(word, "0d") || strings.HasPrefix(word, "0D"):
+		n, err := strconv.ParseUint(word[2:], 16, 64)
+		if err != nil {
+			c.fail("%v", err)
+		}
+		if sign != "" {
+			n ^= 1 << 63
+		}
+		return n, true
+	}
+	word = strings.TrimSuffix(word, "U")
+	if float > 0 || strings.Contains(word, ".") {
+		x, err := strconv.ParseFloat(sign+word, 64)
+		if err != nil {
+			c.fail("%v", err)
+		}
+		if float == 64 {
+			return math.Float64bits(x), true
+		}
+		return uint64(math.Float32bits(float32(x))), true
+	}
+	n, err := strconv.ParseUint(word, 0, 64)
+	if err != nil {
+		c.fail("%v", err)
+	}
+	if sign != "" {
+		n = -n
+	}
+	return n, true
+}
+
+func (c *compiler) constant32(x uint32) register {
+	r, ok := c.k32[x]
+	if !ok {
+		r = constant + register(len(c.c32))
+		var all [lanes]uint32
+		for i := range all {
+			all[i] = x
+		}
+		c.c32 = append(c.c32, all)
+		c.k32[x] = r
+	}
+	return r
+}
+
+func (c *compiler) constant64(x uint64) register {
+	r, ok := c.k64[x]
+	if !ok {
+		r = constant + register(len(c.c64))
+		var all [lanes]uint64
+		for i := range all {
+			all[i] = x
+		}
+		c.c64 = append(c.c64, all)
+		c.k64[x] = r
+	}
+	return r
+}
+
+// src32 and src64 are the registers of operands that are read.
+func (c *compiler) src32(o *operand) register {
+	if n, ok := c.number(o.word, 0); ok {
+		return c.constant32(uint32(n))
+	}
+	s := c.symbol(o)
+	if s.v != nil {
+		return c.constant32(uint32(s.at))
+	}
+	return c.dst(o, 32)
+}
+
+func (c *compiler) src64(o *operand) register {
+	if n, ok := c.number(o.word, 0); ok {
+		return c.constant64(n)
+	}
+	s := c.symbol(o)
+	if s.v != nil {
+		if s.space == frameSpace {
+			c.fail("the address of a function's parameter")
+		}
+		return c.constant64(uint64(s.at))
+	}
+	return c.dst(o, 64)
+}
+
+// address is where an operand in brackets is: a register and what is added to it,
+// as 64 bits.
+type address struct {
+	wide   bool
+	reg    register
+	offset uint64
+	space  space
+}
+
+func (c *compiler) address(o *operand, where space) address {
+	if !o.memory {
+		c.fail("no address")
+	}
+	a := address{offset: uint64(o.offset), space: where, reg: -1}
+	if n, ok := c.number(o.word, 0); ok {
+		a.offset += n
+		return a
+	}
+	s := c.symbol(o)
+	switch {
+	case s.v != nil:
+		a.offset += uint64(s.at)
+		a.space = s.space
+		if where != s.space && !(where == paramSpace && s.space == frameSpace) {
+			c.fail("%s is in another space", o.word)
+		}
+	case s.width == 64:
+		a.wide, a.reg = true, s.reg
+	case s.width == 32:
+		a.reg = s.reg
+	default:
+		c.fail("%s is no address", o.word)
+	}
+	return a
+}
+
+// at is a lane's address.
+func (a *address) at(w *warp, lane int) uint64 {
+	switch {
+	case a.reg < 0:
+		return a.offset
+	case a.wide:
+		return w.q(a.reg)[lane] + a.offset
+	}
+	return uint64(w.d(a.reg)[lane]) + a.offset
+}
+
+// has says whether the instruction's name has a part.
+func (s *statement) has(part string) bool {
+	for _, p := range s.op {
+		if p == part {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *statement) kind() string { return s.op[len(s.op)-1] }
+
+func (c *compiler) need(n int) {
+	if len(c.s.args) != n {
+		c.fail("%d operands, want %d", len(c.s.args), n)
+	}
+}
+
+// constantArgument is an operand that must be a number.
+func (c *compiler) constantArgument(i int) int {
+	n, ok := c.number(c.s.args[i].word, 0)
+	if !ok {
+		c.fail("operand %d is no number", i)
+	}
+	return int(int64(n))
+}
+
+func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
+
+// ParamBytes is the size of the kernel's parameters.
+func (k *Kernel) ParamBytes() int { return k.params }

@@ -1,0 +1,253 @@
+package ptx
+
+import "unsafe"
+
+// asyncCopies are a thread's cp.async: those of no group yet, and groups.
+type asyncCopies struct {
+	open   []asyncCopy
+	groups [][]asyncCopy
+}
+
+type asyncCopy struct {
+	to, from uint64
+	n, live  int
+}
+
+// wait does all but the last n groups.
+func (a *asyncCopies) wait(w *warp, lane, n int) {
+	for len(a.groups) > n {
+		for _, c := range a.groups[0] {
+			c.do(w, lane)
+		}
+		a.groups = a.groups[1:]
+	}
+}
+
+func (c *asyncCopy) do(w *warp, lane int) {
+	to := w.at(sharedSpace, c.to, lane, c.n)
+	clear(unsafe.Slice((*byte)(to), c.n))
+	if c.live > 0 {
+		copy(unsafe.Slice((*byte)(to), c.live), unsafe.Slice((*byte)(w.m.find(c.from, c.live)), c.live))
+	}
+}
+
+// async compiles cp.async of threads.
+func (c *compiler) async(s *statement) func(w *warp, m uint32) {
+	each := func(m uint32, f func(l int)) {
+		for l := range lanes {
+			if m>>l&1 != 0 {
+				f(l)
+			}
+		}
+	}
+	switch s.op[2] {
+	case "commit_group":
+		return func(w *warp, m uint32) {
+			each(m, func(l int) {
+				a := &w.copies[l]
+				a.groups = append(a.groups, a.open)
+				a.open = nil
+			})
+		}
+	case "wait_group", "wait_all":
+		n := 0
+		if s.op[2] == "wait_group" {
+			n = c.constantArgument(0)
+		}
+		return func(w *warp, m uint32) {
+			each(m, func(l int) { w.copies[l].wait(w, l, n) })
+			w.m.events++
+		}
+	case "ca", "cg":
+		to, from, n := c.address(&s.args[0], sharedSpace), c.address(&s.args[1], globalSpace), c.constantArgument(2)
+		live := c.constant32(uint32(n))
+		if len(s.args) > 3 {
+			live = c.src32(&s.args[3])
+		}
+		return func(w *warp, m uint32) {
+			each(m, func(l int) {
+				p := asyncCopy{to.at(w, l), from.at(w, l), n, int(w.d(live)[l])}
+				if p.from%uint64(n) != 0 {
+					w.fail("%d bytes from %#x", n, p.from)
+				}
+				w.copies[l].open = append(w.copies[l].open, p)
+			})
+		}
+	}
+	return nil
+}
+
+// bulk compiles the copies of the copy engine, which end at a barrier.
+func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
+	if s.has("tensor") {
+		to, box, bar := c.address(&s.args[0], clusterSpace), s.args[1], c.address(&s.args[2], clusterSpace)
+		if !s.has("3d") || len(box.list) != 1 || len(box.list[0].list) != 3 {
+			return nil
+		}
+		coordinates := make([]register, 3)
+		for i := range coordinates {
+			coordinates[i] = c.src32(&box.list[0].list[i])
+		}
+		box.list = nil
+		from := c.address(&box, genericSpace)
+		return func(w *warp, m uint32) {
+			for l := range lanes {
+				if m>>l&1 == 0 {
+					continue
+				}
+				t := readTensor(w, from.at(w, l), l)
+				var at [3]int
+				for i, r := range coordinates {
+					at[i] = int(int32(w.d(r)[l]))
+				}
+				b, place := w.of(to.at(w, l))
+				bb, barrier := w.of(bar.at(w, l))
+				bb.mbarrier(barrier)
+				if place%128 != 0 {
+					w.fail("a box at %#x", place)
+				}
+				b.inShared(place, t.bytes())
+				w.m.pending = append(w.m.pending, func() {
+					t.copy(w.m, unsafe.Slice((*byte)(b.inShared(place, t.bytes())), t.bytes()), place, at)
+					bb.complete(barrier, t.bytes())
+				})
+			}
+			w.m.events++
+		}
+	}
+	to, n, bar := c.address(&s.args[0], clusterSpace), c.src32(&s.args[2]), c.address(&s.args[3], clusterSpace)
+	fromSpace := globalSpace
+	if s.has("shared::cta") {
+		fromSpace = sharedSpace
+	} else if !s.has("global") {
+		return nil
+	}
+	from := c.address(&s.args[1], fromSpace)
+	return func(w *warp, m uint32) {
+		for l := range lanes {
+			if m>>l&1 == 0 {
+				continue
+			}
+			b, place := w.of(to.at(w, l))
+			bb, barrier := w.of(bar.at(w, l))
+			src, bytes := from.at(w, l), int(w.d(n)[l])
+			if bytes%16 != 0 || place%16 != 0 || src%16 != 0 || bytes == 0 {
+				w.fail("%d bytes from %#x to %#x", bytes, src, place)
+			}
+			if fromSpace == sharedSpace && b == w.block {
+				w.fail("a copy within a block")
+			}
+			bb.mbarrier(barrier)
+			mine := w.block
+			read := func() unsafe.Pointer {
+				if fromSpace == sharedSpace {
+					return mine.inShared(src, bytes)
+				}
+				return mine.m.find(src, bytes)
+			}
+			read()
+			b.inShared(place, bytes)
+			w.m.pending = append(w.m.pending, func() {
+				copy(unsafe.Slice((*byte)(b.inShared(place, bytes)), bytes), unsafe.Slice((*byte)(read()), bytes))
+				bb.complete(barrier, bytes)
+			})
+		}
+		w.m.events++
+	}
+}
+
+// storeAsync compiles st.async of floats to another block.
+func (c *compiler) storeAsync(s *statement) func(w *warp, m uint32) {
+	a, bar, values := c.address(&s.args[0], clusterSpace), c.address(&s.args[2], clusterSpace), parts(&s.args[1])
+	var regs []register
+	for i := range values {
+		regs = append(regs, c.src32(&values[i]))
+	}
+	return func(w *warp, m uint32) {
+		for l := range lanes {
+			if m>>l&1 == 0 {
+				continue
+			}
+			b, place := w.of(a.at(w, l))
+			bb, barrier := w.of(bar.at(w, l))
+			bb.mbarrier(barrier)
+			var x [4]uint32
+			for i, r := range regs {
+				x[i] = w.d(r)[l]
+			}
+			w.at(clusterSpace, a.at(w, l), l, 4*len(regs))
+			w.m.pending = append(w.m.pending, func() {
+				for i := range regs {
+					store(b.inShared(place+uint64(4*i), 4), 4, uint64(x[i]))
+				}
+				bb.complete(barrier, 4*len(regs))
+			})
+		}
+		w.m.events++
+	}
+}
+
+// tensor is what the fake driver's tensor map says.
+type tensor struct {
+	address   uint64
+	element   int // bytes
+	dims, box [3]int
+	strides   [2]int
+	swizzle   bool
+}
+
+func readTensor(w *warp, address uint64, lane int) (t tensor) {
+	if address%64 != 0 {
+		w.fail("a tensor map at %#x", address)
+	}
+	var x [16]uint64
+	for i := range x {
+		x[i] = load(w.at(genericSpace, address+uint64(8*i), lane, 8), 8)
+	}
+	t.address = x[0]
+	t.element = map[uint64]int{0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}[x[1]]
+	for i := range 3 {
+		t.dims[i], t.box[i] = int(x[2+i]), int(x[7+i])
+	}
+	t.strides = [2]int{int(x[5]), int(x[6])}
+	t.swizzle = x[11] == 3
+	if t.element == 0 || x[10] != 0 || x[11] != 0 && x[11] != 3 || x[13] != 0 || t.bytes() <= 0 || t.box[0]*t.element%16 != 0 || t.swizzle && t.box[0]*t.element > 128 {
+		w.fail("no tensor map: %d", x)
+	}
+	return t
+}
+
+func (t *tensor) bytes() int { return t.element * t.box[0] * t.box[1] * t.box[2] }
+
+// copy brings a box to shared memory at an address; what lies outside of the array is 0.
+func (t *tensor) copy(m *machine, to []byte, address uint64, at [3]int) {
+	row := t.box[0] * t.element
+	for z := range t.box[2] {
+		for y := range t.box[1] {
+			line := (z*t.box[1] + y) * row
+			x0, x1 := max(at[0], 0), min(at[0]+t.box[0], t.dims[0])
+			inside := at[1]+y >= 0 && at[1]+y < t.dims[1] && at[2]+z >= 0 && at[2]+z < t.dims[2] && x0 < x1
+			var from []byte
+			if inside {
+				n := (x1 - x0) * t.element
+				from = unsafe.Slice((*byte)(m.find(t.address+uint64((at[2]+z)*t.strides[1]+(at[1]+y)*t.strides[0]+x0*t.element), n)), n)
+			}
+			for i := 0; i < row; i += 16 { // the swizzle's unit
+				place := line + i
+				if t.swizzle {
+					place = int(swizzled(address+uint64(place)) - address)
+				}
+				for j := range 16 {
+					var x byte
+					if k := i + j - (x0-at[0])*t.element; inside && k >= 0 && k < len(from) {
+						x = from[k]
+					}
+					to[place+j] = x
+				}
+			}
+		}
+	}
+}
+
+// swizzled is where 16 bytes lie that would be at an address.
+func swizzled(address uint64) uint64 { return address ^ address>>7&7<<4 }

@@ -1,0 +1,450 @@
+package ptx
+
+import (
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+)
+
+const (
+	lanes = 32
+	all   = ^uint32(0)
+)
+
+// space is a kind of memory.
+type space uint8
+
+const (
+	genericSpace space = iota
+	globalSpace
+	sharedSpace  // of this block
+	clusterSpace // of any block of the cluster
+	paramSpace   // the kernel's parameters
+	frameSpace   // parameters of functions, of each thread
+)
+
+const (
+	sharedStart = 1024    // address of a block's shared memory: 0 is none
+	sharedIn    = 1 << 56 // generic addresses of shared memory, and of parameters
+	paramsIn    = 1 << 57 //
+	rankShift   = 24      // of a shared address in a cluster: rank + 1
+	windowMask  = 1<<56 - 1
+)
+
+// Memory is the global memory that a launch may use: ranges in ascending order,
+// which do not overlap.
+type Memory []Range
+
+// Range is memory of the host at an address.
+type Range struct {
+	Address uint64
+	Bytes   int64
+}
+
+// Launch is what a kernel is started with.
+type Launch struct {
+	Grid, Block int // of one dimension
+	Cluster     int // blocks of one; 0: 1
+	Shared      int // bytes that the launch gives
+	Params      []byte
+	Resident    int // blocks that run at once, about; 0: all
+	Seed        uint64
+	Most        int64 // instructions of warps; 0: 1<<30
+}
+
+// machine runs one launch.
+type machine struct {
+	*Kernel
+	Launch
+	memory  Memory
+	last    Range // that was used
+	rng     *rand.Rand
+	pending []func() // what may happen at any time
+	warps   []*warp
+	free    []*warp
+	steps   int64
+	events  int64 // what others may wait for
+	exited  int   // blocks
+}
+
+// cluster is blocks that see each other's shared memory.
+type cluster struct {
+	blocks          []*block
+	threads         int
+	arrived, exited int // threads, at the cluster's barrier
+	phase           int
+}
+
+// block is a thread block.
+type block struct {
+	m        *machine
+	cluster  *cluster
+	index    int
+	rank     int
+	shared   []byte
+	threads  int
+	exited   int
+	barriers [16]struct{ arrived, phase int }
+	objects  map[uint32]*mbarrier
+}
+
+// group is threads of a warp that are at the same instruction.
+type group struct {
+	mask uint32
+	pc   int
+	wait func() bool // may go on; nil: at once
+}
+
+// warp is 32 threads.
+type warp struct {
+	*block
+	id     int // in the block
+	live   uint32
+	groups []group
+	yield  bool // the others go first
+	r32    [][lanes]uint32
+	r64    [][lanes]uint64
+	p      []uint32
+	frame  []byte // of all lanes, one after the other
+	depth  [lanes]int
+	back   [lanes][4]int // where calls return to
+	phases [lanes]int    // of the cluster's barrier, at the last arrival
+	here   uint32        // lanes that have arrived in its present phase
+	copies [lanes]asyncCopies
+	groupProducts
+	in *instruction // that runs
+}
+
+func (w *warp) d(r register) *[lanes]uint32 {
+	if r >= constant {
+		return &w.m.c32[r-constant]
+	}
+	return &w.r32[r]
+}
+
+func (w *warp) q(r register) *[lanes]uint64 {
+	if r >= constant {
+		return &w.m.c64[r-constant]
+	}
+	return &w.r64[r]
+}
+
+func (w *warp) fail(format string, args ...any) {
+	panic(fault{fmt.Sprintf(format, args...)})
+}
+
+// Run executes a launch.
+func (k *Kernel) Run(l Launch, memory Memory) (err error) {
+	if l.Cluster == 0 {
+		l.Cluster = 1
+	}
+	if l.Most == 0 {
+		l.Most = 1 << 30
+	}
+	if l.Resident == 0 {
+		l.Resident = l.Grid
+	}
+	if len(l.Params) != k.params {
+		return fmt.Errorf("ptx: %s takes %d bytes of parameters, not %d", k.name, k.params, len(l.Params))
+	}
+	if l.Grid%l.Cluster != 0 || l.Block%lanes != 0 {
+		return fmt.Errorf("ptx: %s: %d blocks of %d threads in clusters of %d", k.name, l.Grid, l.Block, l.Cluster)
+	}
+	m := &machine{Kernel: k, Launch: l, memory: memory, rng: rand.New(rand.NewPCG(l.Seed, 0))}
+	var running *warp
+	defer func() {
+		if r := recover(); r != nil {
+			f, ok := r.(fault)
+			if !ok {
+				panic(r)
+			}
+			err = fmt.Errorf("ptx: %s: %w", k.name, f)
+			if running != nil && running.in != nil {
+				in := running.in
+				err = fmt.Errorf("ptx: %s: block %d of %d, warp %d, line %d: %s: %w", k.name, running.index, l.Grid, running.id, in.line, in.text, f)
+			}
+		}
+	}()
+	order := m.rng.Perm(l.Grid / l.Cluster)
+	resident, idle := 0, 0
+	for m.exited < l.Grid {
+		for len(order) > 0 && (resident == 0 || resident+l.Cluster <= l.Resident) {
+			m.start(order[0])
+			order = order[1:]
+			resident += l.Cluster
+		}
+		before, events := m.exited, m.events
+		for _, i := range m.rng.Perm(len(m.warps)) {
+			w := m.warps[i]
+			if w.live == 0 {
+				continue
+			}
+			running = w
+			w.slice(10 + m.rng.IntN(300))
+			if len(m.pending) > 0 && m.rng.IntN(4) == 0 {
+				m.happen(m.rng.IntN(len(m.pending)))
+			}
+		}
+		running = nil
+		if m.exited > before {
+			resident -= m.exited - before
+			m.warps = slices.DeleteFunc(m.warps, func(w *warp) bool {
+				if w.live == 0 && w.block.exited == w.block.threads {
+					m.free = append(m.free, w)
+					return true
+				}
+				return false
+			})
+		}
+		if m.steps > l.Most {
+			return fmt.Errorf("ptx: %s: %d instructions, and no end: %s", k.name, m.steps, m.where())
+		}
+		if m.events > events {
+			idle = 0
+			continue
+		}
+		for len(m.pending) > 0 {
+			m.happen(0)
+		}
+		if idle++; idle > 20000 {
+			return fmt.Errorf("ptx: %s: all threads wait: %s", k.name, m.where())
+		}
+	}
+	if len(m.pending) > 0 { // the memory may be gone
+		return fmt.Errorf("ptx: %s: %d copies that nobody has waited for", k.name, len(m.pending))
+	}
+	return nil
+}
+
+// where says where threads are.
+func (m *machine) where() string {
+	text, n := "", 0
+	for _, w := range m.warps {
+		for _, g := range w.groups {
+			in := &m.code[min(g.pc, len(m.code)-1)]
+			if n++; n <= 12 {
+				text += fmt.Sprintf("\n\tblock %d warp %d threads %08x: line %d: %s", w.index, w.id, g.mask, in.line, in.text)
+			}
+		}
+	}
+	return text
+}
+
+// happen does what is pending.
+func (m *machine) happen(i int) {
+	f := m.pending[i]
+	m.pending = slices.Delete(m.pending, i, i+1)
+	f()
+	m.events++
+}
+
+// start makes the blocks of a cluster.
+func (m *machine) start(index int) {
+	c := &cluster{threads: m.Block * m.Cluster}
+	for rank := range m.Cluster {
+		b := &block{m: m, cluster: c, index: index*m.Cluster + rank, rank: rank, threads: m.Block, objects: map[uint32]*mbarrier{}}
+		b.shared = make([]byte, m.static+m.Shared)
+		for i := range b.shared {
+			b.shared[i] = 0xff
+		}
+		c.blocks = append(c.blocks, b)
+		for id := range m.Block / lanes {
+			var w *warp
+			if n := len(m.free); n > 0 {
+				w, m.free = m.free[n-1], m.free[:n-1]
+				*w = warp{r32: w.r32, r64: w.r64, p: w.p, frame: w.frame, groups: w.groups[:0]}
+			} else {
+				w = &warp{r32: make([][lanes]uint32, m.n32), r64: make([][lanes]uint64, m.n64), p: make([]uint32, m.np), frame: make([]byte, m.frame*lanes)}
+			}
+			w.block, w.id, w.live = b, id, all
+			w.groups = append(w.groups, group{mask: all})
+			m.warps = append(m.warps, w)
+		}
+	}
+}
+
+// choose takes a group that can run: the one that is furthest behind, or now and then any.
+func (w *warp) choose() int {
+	best, n := -1, 0
+	draw := len(w.groups) > 1 && w.m.rng.IntN(8) == 0
+	for i := range w.groups {
+		g := &w.groups[i]
+		if g.wait != nil {
+			if !g.wait() {
+				continue
+			}
+			g.wait = nil
+		}
+		in := &w.m.code[g.pc]
+		if in.kind == together && w.missing(in, g.mask) != 0 {
+			continue
+		}
+		n++
+		switch {
+		case best < 0, !draw && g.pc < w.groups[best].pc, draw && w.m.rng.IntN(n) == 0:
+			best = i
+		}
+	}
+	return best
+}
+
+// missing are the threads that an instruction needs besides these.
+func (w *warp) missing(in *instruction, mask uint32) uint32 {
+	need := all
+	if in.mask >= 0 {
+		need = w.d(in.mask)[bits.TrailingZeros32(mask)]
+	}
+	return need & w.live &^ mask
+}
+
+// meet joins groups that are at the same instruction.
+func (w *warp) meet() {
+	for i := 0; i < len(w.groups); i++ {
+		for j := len(w.groups) - 1; j > i; j-- {
+			if w.groups[i].pc == w.groups[j].pc && w.groups[i].wait == nil && w.groups[j].wait == nil {
+				w.groups[i].mask |= w.groups[j].mask
+				w.groups = slices.Delete(w.groups, j, j+1)
+			}
+		}
+	}
+}
+
+// slice runs the warp for some instructions, until it has to wait, or others should
+// go first.
+func (w *warp) slice(most int) {
+	code := w.m.code
+	w.yield = false
+	for most > 0 && w.live != 0 && !w.yield {
+		if len(w.groups) > 1 {
+			w.meet()
+		}
+		at := w.choose()
+		if at < 0 {
+			return
+		}
+		g := &w.groups[at]
+		mask, pc := g.mask, g.pc
+		alone := len(w.groups) == 1
+	run:
+		for most > 0 && !w.yield {
+			in := &code[pc]
+			w.in = in
+			m := mask
+			if in.guard >= 0 {
+				p := w.p[in.guard]
+				if in.negated {
+					p = ^p
+				}
+				m &= p
+			}
+			most--
+			w.m.steps++
+			switch in.kind {
+			case plain:
+				if m != 0 {
+					in.do(w, m)
+				}
+				pc++
+			case together:
+				if m != mask {
+					w.fail("only threads %08x of %08x take part", m, mask)
+				}
+				if w.missing(in, mask) != 0 {
+					break run
+				}
+				in.do(w, m)
+				pc++
+			case branch:
+				switch m {
+				case mask:
+					pc = in.target
+				case 0:
+					pc++
+				default:
+					w.groups = append(w.groups, group{mask: m, pc: in.target})
+					g = &w.groups[at]
+					mask &^= m
+					pc++
+					break run
+				}
+			case call:
+				if m != mask {
+					w.fail("only threads %08x of %08x call", m, mask)
+				}
+				in.do(w, m)
+				for l := range lanes {
+					if m>>l&1 != 0 {
+						if w.depth[l] == len(w.back[l]) {
+							w.fail("calls within calls")
+						}
+						w.back[l][w.depth[l]] = pc + 1
+						w.depth[l]++
+					}
+				}
+				pc = in.target
+			case ret:
+				mask &^= m
+				w.ret(m)
+				g = &w.groups[at]
+				if mask == 0 {
+					w.groups = slices.Delete(w.groups, at, at+1)
+					goto next
+				}
+				pc++
+				break run
+			case barrier:
+				if m != mask {
+					w.fail("only threads %08x of %08x take part", m, mask)
+				}
+				wait := in.wait(w, m)
+				pc++
+				if wait != nil && !wait() {
+					g.wait = wait
+					break run
+				}
+			}
+			if !alone {
+				break // another group may be behind, or here
+			}
+		}
+		g.mask, g.pc = mask, pc
+	next:
+	}
+}
+
+// ret ends calls, or threads.
+func (w *warp) ret(m uint32) {
+	for l := range lanes {
+		if m>>l&1 == 0 {
+			continue
+		}
+		if w.depth[l] > 0 {
+			w.depth[l]--
+			pc, found := w.back[l][w.depth[l]], false
+			for i := range w.groups {
+				if g := &w.groups[i]; g.pc == pc && g.wait == nil && g.mask&m == 0 {
+					g.mask |= 1 << l
+					found = true
+					break
+				}
+			}
+			if !found {
+				w.groups = append(w.groups, group{mask: 1 << l, pc: pc})
+			}
+			continue
+		}
+		w.copies[l].wait(w, l, 0)
+		w.live &^= 1 << l
+		w.m.events++
+		w.block.exited++
+		w.cluster.exited++
+		if w.here>>l&1 != 0 && w.phases[l] == w.cluster.phase {
+			w.cluster.arrived--
+		}
+	}
+	if w.block.exited == w.block.threads {
+		w.m.exited++
+	}
+	w.cluster.settle()
+}

@@ -1,0 +1,263 @@
+package ptx
+
+import (
+	"fmt"
+	"sort"
+	"unsafe"
+)
+
+// find is memory at a global address.
+func (m *machine) find(address uint64, n int) unsafe.Pointer {
+	if address < m.last.Address || address+uint64(n) > m.last.Address+uint64(m.last.Bytes) {
+		i := sort.Search(len(m.memory), func(i int) bool { return m.memory[i].Address > address }) - 1
+		if i < 0 || address+uint64(n) > m.memory[i].Address+uint64(m.memory[i].Bytes) {
+			panic(fault{fmt.Sprintf("%d bytes at %#x are in no buffer", n, address)})
+		}
+		m.last = m.memory[i]
+	}
+	return *(*unsafe.Pointer)(unsafe.Pointer(&address))
+}
+
+// inShared is memory of a block at an address of its shared memory.
+func (b *block) inShared(address uint64, n int) unsafe.Pointer {
+	at := address - sharedStart
+	if address < sharedStart || at+uint64(n) > uint64(len(b.shared)) {
+		panic(fault{fmt.Sprintf("%d bytes at %#x of %d bytes of shared memory", n, at, len(b.shared))})
+	}
+	if b.exited == b.threads {
+		panic(fault{fmt.Sprintf("shared memory of block %d, which has ended", b.index)})
+	}
+	return unsafe.Pointer(&b.shared[at])
+}
+
+// of is the block of a cluster address, and the address there.
+func (b *block) of(address uint64) (*block, uint64) {
+	rank := int(address>>rankShift) - 1
+	if rank < 0 {
+		return b, address
+	}
+	if rank >= len(b.cluster.blocks) {
+		panic(fault{fmt.Sprintf("block %d of a cluster of %d", rank, len(b.cluster.blocks))})
+	}
+	return b.cluster.blocks[rank], address & (1<<rankShift - 1)
+}
+
+// at is memory at an address: n bytes that lie together.
+func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
+	if address%uint64(n) != 0 {
+		panic(fault{fmt.Sprintf("%d bytes at %#x", n, address)})
+	}
+	switch where {
+	case genericSpace:
+		switch {
+		case address>>56 == 0:
+			return w.m.find(address, n)
+		case address&sharedIn != 0:
+			return w.inShared(address&windowMask, n)
+		}
+		return w.at(paramSpace, address&windowMask, lane, n)
+	case globalSpace:
+		return w.m.find(address, n)
+	case sharedSpace:
+		return w.inShared(address, n)
+	case clusterSpace:
+		b, at := w.of(address)
+		return b.inShared(at, n)
+	case paramSpace:
+		if address+uint64(n) > uint64(len(w.m.Params)) {
+			panic(fault{fmt.Sprintf("%d bytes at %#x of %d bytes of parameters", n, address, len(w.m.Params))})
+		}
+		return unsafe.Pointer(&w.m.Params[address])
+	}
+	if address+uint64(n) > uint64(w.m.frame) {
+		panic(fault{fmt.Sprintf("%d bytes at %#x of %d bytes of parameters", n, address, w.m.frame)})
+	}
+	return unsafe.Pointer(&w.frame[lane*w.m.frame+int(address)])
+}
+
+// spaceOf is the space that a name says: .global, .shared, .shared::cluster.
+func (s *statement) spaceOf() space {
+	for _, p := range s.op {
+		switch p {
+		case "global":
+			return globalSpace
+		case "shared", "shared::cta":
+			return sharedSpace
+		case "shared::cluster":
+			return clusterSpace
+		case "param":
+			return paramSpace
+		}
+	}
+	return genericSpace
+}
+
+// load and store move an element.
+func load(p unsafe.Pointer, n int) uint64 {
+	switch n {
+	case 1:
+		return uint64(*(*uint8)(p))
+	case 2:
+		return uint64(*(*uint16)(p))
+	case 4:
+		return uint64(*(*uint32)(p))
+	}
+	return *(*uint64)(p)
+}
+
+func store(p unsafe.Pointer, n int, x uint64) {
+	switch n {
+	case 1:
+		*(*uint8)(p) = uint8(x)
+	case 2:
+		*(*uint16)(p) = uint16(x)
+	case 4:
+		*(*uint32)(p) = uint32(x)
+	default:
+		*(*uint64)(p) = x
+	}
+}
+
+// parts are the operand's registers: {a, b} or a.
+func parts(o *operand) []operand {
+	if len(o.list) > 0 {
+		return o.list
+	}
+	return []operand{*o}
+}
+
+// loadStore compiles ld and st.
+func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
+	c.need(2)
+	size, ok := sizes[s.kind()]
+	if !ok {
+		c.fail("elements of type %s", s.kind())
+	}
+	loads := s.op[0] == "ld"
+	value, where := &s.args[0], &s.args[1]
+	if !loads {
+		value, where = where, value
+	}
+	a := c.address(where, s.spaceOf())
+	all := parts(value)
+	n := len(all)
+	if n > 1 != (s.has("v2") || s.has("v4")) {
+		c.fail("%d elements", n)
+	}
+	signed := s.kind()[0] == 's'
+	again := s.has("relaxed") || s.has("volatile") || s.has("acquire") // somebody may be waiting for this
+	// A register may have more bits than the element.
+	wide := size == 8
+	if o := &all[0]; o.word != "_" && !wide {
+		v := c.find(o.word)
+		wide = v != nil && v.width == 64
+	}
+	regs := make([]register, n)
+	for i := range all {
+		switch {
+		case loads && all[i].word == "_":
+			regs[i] = -1
+		case loads && wide:
+			regs[i] = c.dst(&all[i], 64)
+		case loads:
+			regs[i] = c.dst(&all[i], 32)
+		case wide:
+			regs[i] = c.src64(&all[i])
+		default:
+			regs[i] = c.src32(&all[i])
+		}
+	}
+	extend := func(x uint64) uint64 { return x }
+	if signed && size < 8 {
+		extend = func(x uint64) uint64 { return uint64(int64(x<<(64-8*size)) >> (64 - 8*size)) }
+	}
+	if loads {
+		return func(w *warp, m uint32) {
+			for l := range lanes {
+				if m>>l&1 == 0 {
+					continue
+				}
+				p := w.at(a.space, a.at(w, l), l, size*n)
+				var got [4]uint64 // the address may be one of the registers
+				for i := range n {
+					got[i] = load(unsafe.Add(p, i*size), size)
+				}
+				for i, r := range regs {
+					switch {
+					case r < 0:
+					case wide:
+						w.r64[r][l] = extend(got[i])
+					default:
+						w.r32[r][l] = uint32(extend(got[i]))
+					}
+				}
+			}
+			w.yield = w.yield || again
+		}
+	}
+	return func(w *warp, m uint32) {
+		for l := range lanes {
+			if m>>l&1 == 0 {
+				continue
+			}
+			p := w.at(a.space, a.at(w, l), l, size*n)
+			for i, r := range regs {
+				if wide {
+					store(unsafe.Add(p, i*size), size, w.q(r)[l])
+				} else {
+					store(unsafe.Add(p, i*size), size, uint64(w.d(r)[l]))
+				}
+			}
+		}
+		w.m.events++
+	}
+}
+
+// atomic compiles atom and red of 32 bits.
+func (c *compiler) atomic(s *statement) func(w *warp, m uint32) {
+	args := s.args
+	d := register(-1)
+	if s.op[0] == "atom" {
+		d = c.dst(&args[0], 32)
+		args = args[1:]
+	}
+	a, b := c.address(&args[0], s.spaceOf()), c.src32(&args[1])
+	signed := s.kind() == "s32"
+	var f func(old, b uint32) uint32
+	switch {
+	case s.kind() != "u32" && s.kind() != "s32" && s.kind() != "b32":
+	case s.has("add"):
+		f = func(old, b uint32) uint32 { return old + b }
+	case s.has("exch"):
+		f = func(old, b uint32) uint32 { return b }
+	case s.has("inc"):
+		f = func(old, b uint32) uint32 {
+			if old >= b {
+				return 0
+			}
+			return old + 1
+		}
+	case s.has("max") && !signed:
+		f = func(old, b uint32) uint32 { return max(old, b) }
+	case s.has("min") && !signed:
+		f = func(old, b uint32) uint32 { return min(old, b) }
+	}
+	if f == nil {
+		return nil
+	}
+	return func(w *warp, m uint32) {
+		for l := range lanes {
+			if m>>l&1 == 0 {
+				continue
+			}
+			p := (*uint32)(w.at(a.space, a.at(w, l), l, 4))
+			old := *p
+			*p = f(old, w.d(b)[l])
+			if d >= 0 {
+				w.d(d)[l] = old
+			}
+		}
+		w.m.events++
+		w.yield = true
+	}
+}

@@ -1,0 +1,368 @@
+package ptx
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Module is a parsed text.
+type Module struct {
+	functions map[string]*function
+	shared    []*variable // of all functions
+}
+
+// function is an entry or a function.
+type function struct {
+	name    string
+	entry   bool
+	results []*variable
+	params  []*variable
+	shared  []*variable
+	body    []statement
+	scopes  int
+}
+
+// variable is memory that has a name.
+type variable struct {
+	name         string
+	space        string // shared, param, ...
+	align, bytes int
+	dynamic      bool // as much as the launch gives
+}
+
+// statement is an instruction, a declaration of registers or of parameters, a
+// label, or the begin or end of a scope.
+type statement struct {
+	line int
+	text string
+
+	label     string
+	open, end bool
+	registers *registers
+	variable  *variable
+
+	guard   string // "" or a predicate
+	negated bool
+	op      []string // of the name, split at its dots
+	args    []operand
+}
+
+// registers are name, or name0 to name<n-1>.
+type registers struct {
+	kind  string
+	names []string
+	n     int
+}
+
+// operand is a word (a register, a number, a name), {a, b}, or [base+offset] with
+// more within the brackets where it is a place of the copy engine.
+type operand struct {
+	word   string
+	list   []operand
+	memory bool
+	offset int64
+	pipe   string // a second destination
+}
+
+// token is a word or a sign.
+type token struct {
+	text string
+	line int
+}
+
+func isWord(c byte) bool {
+	return c == '_' || c == '$' || c == '%' || c == '.' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+}
+
+func scan(text string) (tokens []token) {
+	line := 1
+	for i := 0; i < len(text); {
+		c := text[i]
+		switch {
+		case c == '\n':
+			line++
+			i++
+		case c == ' ' || c == '\t' || c == '\r':
+			i++
+		case strings.HasPrefix(text[i:], "//"):
+			for i < len(text) && text[i] != '\n' {
+				i++
+			}
+		case c == '"':
+			end := i + 1 + strings.IndexByte(text[i+1:], '"')
+			tokens = append(tokens, token{text[i : end+1], line})
+			i = end + 1
+		case isWord(c):
+			j := i
+			for j < len(text) && (isWord(text[j]) || strings.HasPrefix(text[j:], "::")) {
+				if text[j] == ':' {
+					j++
+				}
+				j++
+			}
+			tokens = append(tokens, token{text[i:j], line})
+			i = j
+		default:
+			tokens = append(tokens, token{text[i : i+1], line})
+			i++
+		}
+	}
+	return tokens
+}
+
+// parser reads tokens; it panics with a fault.
+type parser struct {
+	tokens []token
+	at     int
+	m      *Module
+}
+
+func (p *parser) fail(format string, args ...any) {
+	line := 0
+	if p.at < len(p.tokens) {
+		line = p.tokens[p.at].line
+	}
+	panic(fault{fmt.Sprintf("line %d: ", line) + fmt.Sprintf(format, args...)})
+}
+
+func (p *parser) peek() string {
+	if p.at >= len(p.tokens) {
+		return ""
+	}
+	return p.tokens[p.at].text
+}
+
+func (p *parser) next() string {
+	if p.at >= len(p.tokens) {
+		p.fail("the text ends too early")
+	}
+	p.at++
+	return p.tokens[p.at-1].text
+}
+
+func (p *parser) accept(text string) bool {
+	if p.peek() != text {
+		return false
+	}
+	p.at++
+	return true
+}
+
+func (p *parser) expect(text string) {
+	if got := p.next(); got != text {
+		p.at--
+		p.fail("%q, want %q", got, text)
+	}
+}
+
+func (p *parser) number() int64 {
+	sign := int64(1)
+	if p.accept("-") {
+		sign = -1
+	}
+	n, err := strconv.ParseInt(strings.TrimSuffix(p.next(), "U"), 0, 64)
+	if err != nil {
+		p.fail("%v", err)
+	}
+	return sign * n
+}
+
+func parse(text string) *Module {
+	p := &parser{tokens: scan(text), m: &Module{functions: map[string]*function{}}}
+	for p.at < len(p.tokens) {
+		switch word := p.next(); word {
+		case ".version", ".target", ".address_size":
+			p.next()
+			for p.accept(",") {
+				p.next()
+			}
+		case ".visible", ".weak", ".extern":
+		case ".global", ".const":
+			for !p.accept(";") { // constants of the sources: what uses them has their values
+				p.next()
+			}
+		case ".shared":
+			p.m.shared = append(p.m.shared, p.variable("shared"))
+			p.expect(";")
+		case ".entry", ".func":
+			p.function(word == ".entry")
+		default:
+			p.fail("%q", word)
+		}
+	}
+	return p.m
+}
+
+var sizes = map[string]int{"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
+
+// variable reads what follows the space: .align 16 .b8 name[48].
+func (p *parser) variable(space string) *variable {
+	v := &variable{space: space, align: 1}
+	for {
+		word := p.next()
+		if word == ".align" {
+			v.align = int(p.number())
+			continue
+		}
+		n, ok := sizes[strings.TrimPrefix(word, ".")]
+		if !ok {
+			p.fail("a variable of type %q", word)
+		}
+		v.bytes, v.align = n, max(v.align, n)
+		break
+	}
+	v.name = p.next()
+	if p.accept("[") {
+		if p.accept("]") {
+			v.dynamic = true
+		} else {
+			v.bytes *= int(p.number())
+			p.expect("]")
+		}
+	}
+	return v
+}
+
+func (p *parser) params() (all []*variable) {
+	if !p.accept("(") {
+		return nil
+	}
+	for !p.accept(")") {
+		p.expect(".param")
+		all = append(all, p.variable("param"))
+		p.accept(",")
+	}
+	return all
+}
+
+func (p *parser) function(entry bool) {
+	f := &function{entry: entry}
+	if !entry {
+		f.results = p.params()
+	}
+	f.name = p.next()
+	f.params = p.params()
+	for strings.HasPrefix(p.peek(), ".") { // .maxntid 256, 1, 1
+		p.next()
+		for p.peek() != "{" && p.peek() != ";" && !strings.HasPrefix(p.peek(), ".") {
+			p.next()
+		}
+	}
+	if p.accept(";") {
+		return // it comes later
+	}
+	p.expect("{")
+	for depth := 1; depth > 0; {
+		line, from := p.tokens[p.at].line, p.at
+		s := p.statement()
+		s.line = line
+		var text strings.Builder
+		for i, t := range p.tokens[from:p.at] {
+			if i > 0 && t.text != "," && t.text != ";" {
+				text.WriteByte(' ')
+			}
+			text.WriteString(t.text)
+		}
+		s.text = text.String()
+		if s.open {
+			depth++
+		}
+		if s.end {
+			depth--
+		}
+		if v := s.variable; v != nil && v.space == "shared" {
+			f.shared = append(f.shared, v)
+			continue
+		}
+		f.body = append(f.body, s)
+	}
+	p.m.functions[f.name] = f
+}
+
+func (p *parser) statement() (s statement) {
+	word := p.next()
+	switch {
+	case word == "{":
+		s.open = true
+		return s
+	case word == "}":
+		s.end = true
+		return s
+	case p.peek() == ":":
+		p.next()
+		s.label = word
+		return s
+	case word == ".reg":
+		r := &registers{kind: strings.TrimPrefix(p.next(), ".")}
+		for {
+			r.names = append(r.names, p.next())
+			if p.accept("<") {
+				r.n = int(p.number())
+				p.expect(">")
+			}
+			if !p.accept(",") {
+				break
+			}
+		}
+		p.expect(";")
+		s.registers = r
+		return s
+	case word == ".param" || word == ".shared" || word == ".local":
+		s.variable = p.variable(strings.TrimPrefix(word, "."))
+		p.expect(";")
+		return s
+	case strings.HasPrefix(word, "."): // .pragma "nounroll";
+		for !p.accept(";") {
+			p.next()
+		}
+		return s
+	case word == "@":
+		s.negated = p.accept("!")
+		s.guard = p.next()
+		word = p.next()
+	}
+	s.op = strings.Split(word, ".")
+	for !p.accept(";") {
+		s.args = append(s.args, p.operand())
+		p.accept(",")
+	}
+	return s
+}
+
+func (p *parser) operand() (o operand) {
+	switch p.peek() {
+	case "{", "(":
+		closing := map[string]string{"{": "}", "(": ")"}[p.next()]
+		for !p.accept(closing) {
+			o.list = append(o.list, p.operand())
+			p.accept(",")
+		}
+		return o
+	case "[":
+		p.next()
+		o.memory = true
+		o.word = p.next()
+		if p.accept("+") {
+			o.offset = p.number()
+		}
+		for p.accept(",") {
+			o.list = append(o.list, p.operand())
+		}
+		p.expect("]")
+		return o
+	case "-":
+		p.next()
+		o.word = "-" + p.next()
+		return o
+	case "!":
+		p.next()
+		o.word = "!" + p.next()
+		return o
+	}
+	o.word = p.next()
+	if p.accept("|") {
+		o.pipe = p.next()
+	}
+	return o
+}

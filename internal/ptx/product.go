@@ -1,0 +1,208 @@
+package ptx
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gorgonia.org/leanattention/internal/half"
+)
+
+// groupProducts are a warp's part of its warp group's products: those of no group
+// yet, and groups.
+type groupProducts struct {
+	open   []func()
+	closed [][]func()
+}
+
+func (g *groupProducts) settle(n int) {
+	for len(g.closed) > n {
+		for _, f := range g.closed[0] {
+			f()
+		}
+		g.closed = slices.Delete(g.closed, 0, 1)
+	}
+}
+
+func f32(x uint32) float64 { return float64(math.Float32frombits(x)) }
+
+// wide is an element of a 16-bit type as float32.
+func wide(x uint16, brain bool) float32 {
+	if brain {
+		return half.BFloat16(x).Float32()
+	}
+	return half.Float16(x).Float32()
+}
+
+// product compiles products of the tensor cores, and what belongs to them.
+func (c *compiler) product(s *statement) func(w *warp, m uint32) {
+	name := strings.Join(s.op, ".")
+	switch {
+	case strings.HasPrefix(name, "ldmatrix.sync.aligned.m8n8.x4."):
+		return c.loadMatrix(s, s.has("trans"))
+	case strings.HasPrefix(name, "mma.sync.aligned.m16n8k16.row.col.f32."):
+		brain := s.has("bf16")
+		return c.mma(s, func(x uint32, half int) float32 { return wide(uint16(x>>(16*half)), brain) }, 16)
+	case name == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
+		return c.mma(s, func(x uint32, _ int) float32 { return float32(f32(x &^ 0x1fff)) }, 8)
+	case strings.HasPrefix(name, "wgmma.mma_async.sync.aligned.m64n"):
+		return c.groupProduct(s)
+	case name == "wgmma.fence.sync.aligned":
+		return func(w *warp, m uint32) {}
+	case name == "wgmma.commit_group.sync.aligned":
+		return func(w *warp, m uint32) { w.closed, w.groupProducts.open = append(w.closed, w.groupProducts.open), nil }
+	case name == "wgmma.wait_group.sync.aligned":
+		n := c.constantArgument(0)
+		return func(w *warp, m uint32) { w.settle(n) }
+	}
+	return nil
+}
+
+func (c *compiler) registers(o *operand, n int) []register {
+	if len(o.list) != n {
+		c.fail("%d registers, want %d", len(o.list), n)
+	}
+	var all []register
+	for i := range o.list {
+		all = append(all, c.src32(&o.list[i]))
+	}
+	return all
+}
+
+// loadMatrix: four matrices of 8 rows of 16 bytes, whose addresses eight threads each have.
+func (c *compiler) loadMatrix(s *statement, transposed bool) func(w *warp, m uint32) {
+	d, a := c.registers(&s.args[0], 4), c.address(&s.args[1], sharedSpace)
+	return func(w *warp, m uint32) {
+		var x [4][8][8]uint16
+		for l := range lanes {
+			at := a.at(w, l)
+			w.at(sharedSpace, at, l, 16)
+			for i := range 8 {
+				x[l/8][l%8][i] = *(*uint16)(w.at(sharedSpace, at+uint64(2*i), l, 2))
+			}
+		}
+		for i, r := range d {
+			for l := range lanes {
+				row, column := l/4, l%4*2
+				lo, hi := x[i][row][column], x[i][row][column+1]
+				if transposed {
+					lo, hi = x[i][column][row], x[i][column+1][row]
+				}
+				w.d(r)[l] = uint32(hi)<<16 | uint32(lo)
+			}
+		}
+	}
+}
+
+// mma: 16 rows by 8 columns, of `depth` elements; get is an element of a register.
+func (c *compiler) mma(s *statement, get func(x uint32, half int) float32, depth int) func(w *warp, m uint32) {
+	c.need(4)
+	d, a, b, e := c.registers(&s.args[0], 4), c.registers(&s.args[1], 4), c.registers(&s.args[2], 2), c.registers(&s.args[3], 4)
+	per := depth / 8 // elements of a register
+	return func(w *warp, m uint32) {
+		var x [16][16]float32 // rows
+		var y [8][16]float32  // columns
+		for l := range lanes {
+			for half := range per {
+				k := l%4*per + half
+				for i, r := range a {
+					x[l/4+i%2*8][k+i/2*4*per] = get(w.d(r)[l], half)
+				}
+				for i, r := range b {
+					y[l/4][k+i*4*per] = get(w.d(r)[l], half)
+				}
+			}
+		}
+		for l := range lanes {
+			for i := range d {
+				row, column := &x[l/4+i/2*8], &y[l%4*2+i%2]
+				sum := float64(0)
+				for k := range depth {
+					sum += float64(row[k]) * float64(column[k])
+				}
+				w.d(d[i])[l] = bitsOf(sum + f32(w.d(e[i])[l]))
+			}
+		}
+	}
+}
+
+// groupProduct: a warp's 16 rows of the 64 that a warp group has, by n columns, 16
+// elements deep, of operands in shared memory. It happens at once, since the compiler
+// moves the sums about before they are there, which the hardware's assembler undoes;
+// what would have happened had it come later is compared.
+func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
+	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(s.op[4], "m64n"), "k16"))
+	if err != nil || n%8 != 0 || n > 256 || len(s.args) != 8 {
+		return nil
+	}
+	brain := s.has("bf16")
+	d, a, b, more := c.registers(&s.args[0], n/2), c.src64(&s.args[1]), c.src64(&s.args[2]), c.predicate(&s.args[3])
+	for i, want := range []int{1, 1, 0, 0} {
+		if c.constantArgument(4+i) != want {
+			return nil
+		}
+	}
+	return func(w *warp, m uint32) {
+		left, right, adds := w.q(a)[0], w.q(b)[0], w.p[more]&1 != 0
+		for l := range lanes {
+			if w.q(a)[l] != left || w.q(b)[l] != right || w.p[more]>>l&1 != w.p[more]&1 {
+				w.fail("threads differ")
+			}
+		}
+		x, y := readOperand(w, left, w.id%4*16, 16, brain), readOperand(w, right, 0, n, brain)
+		for l := range lanes {
+			for i, r := range d {
+				row, column := &x[l/4+i%4/2*8], &y[i/4*8+l%4*2+i%2]
+				var sum float64
+				for k := range 16 {
+					sum += float64(row[k]) * float64(column[k])
+				}
+				if adds {
+					sum += f32(w.d(r)[l])
+				}
+				w.d(r)[l] = bitsOf(sum)
+			}
+		}
+		w.groupProducts.open = append(w.groupProducts.open, func() {
+			if !same(x, readOperand(w, left, w.id%4*16, 16, brain)) || !same(y, readOperand(w, right, 0, n, brain)) {
+				w.fail("an operand has changed before the product was waited for")
+			}
+		})
+	}
+}
+
+// same compares bits: there may be NaNs.
+func same(x, y [][16]float32) bool {
+	return slices.EqualFunc(x, y, func(a, b [16]float32) bool {
+		for i := range a {
+			if math.Float32bits(a[i]) != math.Float32bits(b[i]) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// readOperand reads rows of 16 elements of an operand that a descriptor describes.
+func readOperand(w *warp, descriptor uint64, first, rows int, brain bool) [][16]float32 {
+	start, stride := descriptor&0x3fff<<4, descriptor>>32&0x3fff<<4
+	if descriptor>>62 != 1 || descriptor>>49&7 != 0 {
+		w.fail("an operand of another kind: %#x", descriptor)
+	}
+	x := make([][16]float32, rows)
+	for r := range rows {
+		row := uint64(first + r)
+		for k := range 2 {
+			at := swizzled(start + row/8*stride + row%8*128 + uint64(k*16))
+			p := (*[8]uint16)(w.at(sharedSpace, at, 0, 16))
+			for i, e := range p {
+				x[r][k*8+i] = wide(e, brain)
+			}
+		}
+	}
+	return x
+}
+
+// bitsOf rounds a sum.
+func bitsOf(x float64) uint32 { return math.Float32bits(float32(x)) }
