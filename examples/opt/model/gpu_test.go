@@ -3,12 +3,14 @@ package model
 import (
 	"context"
 	"errors"
+	"math"
 	"runtime"
 	"slices"
 	"testing"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
@@ -100,6 +102,47 @@ func choose(t *testing.T, d *Decoder, prompts [][]int, n int) [][]int {
 		}
 		if err := d.Step(next); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// Batches of all sizes that there are kernels for have the CPU's logits, step after
+// step: some steps are recorded, some replayed.
+func TestGPUBatches(t *testing.T) {
+	gpu, rng := gputest.Open(t), reftest.Rand(t)
+	w := openModel(t, "../tiny", la.Float16)
+	for _, rows := range []int{2, 6, 16} {
+		lengths := make([]int, rows)
+		for i := range lengths {
+			lengths[i] = 1 + rng.IntN(6)
+		}
+		ids := prompts(rng, w.Config().VocabSize, lengths...)
+		o := Options{Cache: la.Float16}
+		for range ids {
+			o.Capacity = append(o.Capacity, 16)
+		}
+		there := o
+		there.Device = gpu
+		here, d := newDecoder(t, w, o), newDecoder(t, w, there)
+		for _, d := range []*Decoder{here, d} {
+			if err := d.Prefill(context.Background(), ids, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for step := range 5 {
+			next := make([]int, rows)
+			for i := range next {
+				want, got := here.Logits(i), d.Logits(i)
+				for j := range want {
+					if diff := math.Abs(float64(got[j] - want[j])); !(diff <= 0.02) {
+						t.Fatalf("%d sequences, step %d: logit %d of sequence %d is %v, the CPU's %v", rows, step, j, i, got[j], want[j])
+					}
+				}
+				next[i] = rng.IntN(len(want))
+			}
+			if err := errors.Join(here.Step(next), d.Step(next)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }
