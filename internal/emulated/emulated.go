@@ -17,6 +17,11 @@ import (
 // Memory is that of the GPU.
 const Memory = 1 << 32
 
+// ahead is ptx.Launch's. With 15 the copying warps of attention in 9.0's kernels may wait
+// for ever: all their threads wait for a barrier, and one goes on to fill the slot, a
+// round ahead of the others if these do not follow. A GPU has them go together.
+const ahead = 0
+
 // Execute turns a fake driver's GPU into one of so many multiprocessors and a compute
 // capability (10*major + minor) that executes kernels. Images must be PTX: those
 // that GPUs get that are newer than all that there are cubins for, 120 for example.
@@ -76,7 +81,7 @@ func (e *emulator) Execute(c *fakedriver.Call) error {
 		memory = append(memory, ptx.Range{Address: b[0], Bytes: int64(b[1])})
 	}
 	slices.SortFunc(memory, func(a, b ptx.Range) int { return int(int64(a.Address - b.Address)) })
-	err := k.Run(ptx.Launch{Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.multiprocessors, Seed: e.seed()}, memory)
+	err := k.Run(ptx.Launch{Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.multiprocessors, Seed: e.seed(), Ahead: ahead}, memory)
 	if err != nil {
 		e.t.Error(err)
 	}

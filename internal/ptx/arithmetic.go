@@ -3,6 +3,7 @@ package ptx
 import (
 	"math"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"gorgonia.org/leanattention/internal/half"
@@ -95,15 +96,41 @@ func doubles(f func(a, b float64) float64) func(a, b uint64) uint64 {
 	}
 }
 
-// smaller is the other one where one is no number.
+// smaller is the other one where one is no number; -0 is smaller than 0.
 func smaller[F float32 | float64](a, b F) F {
 	if a != a {
 		return b
 	}
-	if b != b || a < b {
+	if b != b || a < b || a == b && math.Signbit(float64(a)) {
 		return a
 	}
 	return b
+}
+
+// fma32 rounds once: where the sum of 53 bits lies between two of 24, what it has
+// been rounded by decides.
+func fma32(x, y, z float32) float32 {
+	p, c := float64(x)*float64(y), float64(z) // the product is exact
+	s := p + c
+	if b := math.Float64bits(s); (b&(1<<29-1) == 1<<28 || math.Abs(s) < 0x1p-126) && b&1 == 0 && s != 0 {
+		t := s - p
+		switch e := (p - (s - t)) + (c - t); {
+		case e == 0:
+		case e > 0 == (s > 0):
+			s = math.Float64frombits(b + 1)
+		default:
+			s = math.Float64frombits(b - 1)
+		}
+	}
+	return float32(s)
+}
+
+// flushed is 0, of the same sign, instead of a number that is too small for its exponent.
+func flushed(a uint32) uint32 {
+	if a&0x7f800000 == 0 {
+		return a & (1 << 31)
+	}
+	return a
 }
 
 func divide[I int64 | uint64](a, b I) I {
@@ -135,11 +162,26 @@ next:
 	return strings.Join(kept, ".")
 }
 
+// operands is how many there are of an instruction that computes.
+var operands = map[string]int{
+	"abs": 2, "add": 3, "and": 3, "bfi": 5, "brev": 2, "clz": 2, "cvt": 2, "cvta": 2, "div": 3, "ex2": 2, "fma": 4,
+	"lg2": 2, "mad": 4, "mapa": 3, "max": 3, "min": 3, "mov": 2, "mul": 3, "neg": 2, "not": 2, "or": 3, "popc": 2,
+	"rcp": 2, "rem": 3, "rsqrt": 2, "selp": 4, "setp": 3, "shl": 3, "shr": 3, "sqrt": 2, "sub": 3, "xor": 3,
+}
+
 // arithmetic is what computes registers of registers; nil if it is something else.
 func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
+	n := operands[s.op[0]]
+	if s.op[0] == "cvt" && (s.has("f16x2") || s.has("bf16x2")) {
+		n++
+	}
+	if n == 0 || len(s.op) < 2 {
+		return nil
+	}
+	c.need(n)
 	width := widths[s.kind()]
 	args := s.args
-	name := without(s.op, "ftz", "rn", "approx", "full")
+	name := without(s.op, "rn", "approx", "full")
 	switch name {
 	case "add.s32", "add.u32", "add.s16", "add.u16":
 		d, a, b := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2])
@@ -256,7 +298,7 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 			d, a, b, e := w.d(d), w.d(a), w.d(b), w.d(e)
 			for l := range lanes {
 				if m>>l&1 != 0 {
-					d[l] = math.Float32bits(float32(float64(math.Float32frombits(a[l]))*float64(math.Float32frombits(b[l])) + float64(math.Float32frombits(e[l]))))
+					d[l] = math.Float32bits(fma32(math.Float32frombits(a[l]), math.Float32frombits(b[l]), math.Float32frombits(e[l])))
 				}
 			}
 		}
@@ -322,23 +364,27 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 			w.p[d] = w.p[d]&^m | x&m
 		}
 	case "not.pred", "mov.pred":
-		d := c.predicate(&args[0])
-		if n, ok := c.number(args[1].word, 0); ok {
-			return func(w *warp, m uint32) { w.p[d] = w.p[d]&^m | -uint32(n&1)&m }
-		}
-		a, flip := c.predicate(&args[1]), uint32(0)
+		d, flip := c.predicate(&args[0]), uint32(0)
 		if s.op[0] == "not" {
 			flip = all
 		}
+		if n, ok := c.number(args[1].word, 64); ok {
+			x := flip
+			if n != 0 {
+				x = ^flip
+			}
+			return func(w *warp, m uint32) { w.p[d] = w.p[d]&^m | x&m }
+		}
+		a := c.predicate(&args[1])
 		return func(w *warp, m uint32) { w.p[d] = w.p[d]&^m | (w.p[a]^flip)&m }
 	}
 	switch s.op[0] {
 	case "cvta": // global addresses are what they are
 		d, a := c.dst(&args[0], 64), c.src64(&args[1])
 		window := map[string]uint64{"shared": sharedIn, "param": paramsIn, "global": 0}
-		of := s.op[1]
+		of := s.part(1)
 		if of == "to" {
-			of = s.op[2]
+			of = s.part(2)
 		}
 		add, ok := window[of]
 		if !ok {
@@ -368,6 +414,9 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 				if m>>l&1 != 0 {
 					if b[l] >= uint32(w.m.Cluster) {
 						w.fail("block %d of a cluster of %d", b[l], w.m.Cluster)
+					}
+					if a[l]>>rankShift != 0 {
+						w.fail("%#x is no address in this block", a[l])
 					}
 					d[l] = (b[l]+1)<<rankShift | a[l]
 				}
@@ -412,13 +461,20 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 	case "mov":
 		return c.move(s)
 	}
-	if name := without(s.op, "ftz", "b16", "b32", "b64"); width != 64 && len(args) == 3 {
+	ftz := s.has("ftz") // of floats
+	if ftz && s.kind() != "f32" {
+		return nil
+	}
+	if name := without(s.op, "b16", "b32", "b64"); width != 64 && len(args) == 3 {
 		f := binary32[without(s.op, "ftz", "rn", "approx", "full")]
 		if f == nil {
 			f = binary32[name]
 		}
 		if f == nil {
 			return nil
+		}
+		if g := f; ftz {
+			f = func(a, b uint32) uint32 { return flushed(g(flushed(a), flushed(b))) }
 		}
 		d, a, b := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2])
 		return func(w *warp, m uint32) {
@@ -430,7 +486,7 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 			}
 		}
 	} else if len(args) == 3 {
-		f := binary64[without(s.op, "ftz", "rn")]
+		f := binary64[without(s.op, "rn")]
 		if f == nil {
 			f = binary64[name]
 		}
@@ -460,6 +516,9 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 		}
 	}
 	if f := unary32[without(s.op, "ftz")]; f != nil && len(args) == 2 {
+		if g := f; ftz {
+			f = func(a uint32) uint32 { return flushed(g(flushed(a))) }
+		}
 		d, a := c.dst(&args[0], 32), c.src32(&args[1])
 		return func(w *warp, m uint32) {
 			d, a := w.d(d), w.d(a)
@@ -488,7 +547,7 @@ func (c *compiler) reader(o *operand, kind string) func(w *warp, l int) value {
 		}
 		return func(w *warp, l int) value { x := w.q(r)[l]; return value{i: int64(x), u: x} }
 	}
-	if v := c.find(o.word); v != nil && v.width == 64 { // more bits than the type
+	if v := c.find(o.word); v != nil && v.width == 64 && kind[0] != 'f' && sizes[kind] > 0 { // more bits than the type
 		r := c.src64(o)
 		size := 8 * sizes[kind]
 		if kind[0] == 's' {
@@ -526,15 +585,17 @@ func (c *compiler) reader(o *operand, kind string) func(w *warp, l int) value {
 }
 
 func (c *compiler) compare(s *statement) func(w *warp, m uint32) {
-	if len(s.op) != 3 && !(len(s.op) == 4 && s.op[2] == "ftz") {
+	if len(s.op) != 3 {
 		c.fail("a comparison with more")
 	}
-	c.need(3)
 	d, op, kind := c.predicate(&s.args[0]), s.op[1], s.kind()
 	if s.args[0].pipe != "" {
 		c.fail("two predicates")
 	}
 	float, signed := kind[0] == 'f', kind[0] == 's'
+	if !comparable(op, kind) {
+		c.fail("a comparison %s of %s", op, kind)
+	}
 	if kind == "s32" || kind == "u32" || kind == "b32" { // most are
 		a, b := c.src32(&s.args[1]), c.src32(&s.args[2])
 		return func(w *warp, m uint32) {
@@ -588,6 +649,21 @@ func (c *compiler) compare(s *statement) func(w *warp, m uint32) {
 	}
 }
 
+// comparable says whether a type has a comparison.
+func comparable(op, kind string) bool {
+	switch {
+	case op == "eq" || op == "ne":
+		return true
+	case op == "lt" || op == "le" || op == "gt" || op == "ge":
+		return kind[0] != 'b'
+	case op == "lo" || op == "ls" || op == "hi" || op == "hs":
+		return kind[0] == 'u'
+	case op == "equ" || op == "neu" || op == "ltu" || op == "leu" || op == "gtu" || op == "geu" || op == "num" || op == "nan":
+		return kind[0] == 'f'
+	}
+	return false
+}
+
 func holds(op string, order int) bool {
 	switch op {
 	case "eq":
@@ -603,11 +679,41 @@ func holds(op string, order int) bool {
 	case "ge", "hs":
 		return order >= 0
 	}
-	panic(fault{"a comparison " + op})
+	return false
+}
+
+// roundings are those that a conversion may name: "" is none.
+func roundings(to, from string) (names []string, ok bool) {
+	const types = " u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64 "
+	if !strings.Contains(types, " "+to+" ") || !strings.Contains(types, " "+from+" ") {
+		return nil, false
+	}
+	switch {
+	case to[0] != 'f' && from[0] != 'f':
+		return []string{""}, true
+	case to[0] != 'f': // of no fewer bits than an int
+		return []string{"rni", "rzi", "rmi", "rpi"}, sizes[to] >= 4
+	case from[0] != 'f' || sizes[from] > sizes[to]:
+		return []string{"rn"}, true
+	}
+	return []string{""}, true
 }
 
 func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
-	to, from := s.op[len(s.op)-2], s.kind()
+	if len(s.op) < 3 || len(s.op) > 4 {
+		return nil
+	}
+	to, from, rounding := s.op[len(s.op)-2], s.kind(), ""
+	if len(s.op) == 4 {
+		rounding = s.op[1]
+	}
+	if to == "f16x2" || to == "bf16x2" {
+		if rounding != "rn" || from != "f32" {
+			return nil
+		}
+	} else if want, ok := roundings(to, from); !ok || !slices.Contains(want, rounding) {
+		c.fail("no such conversion")
+	}
 	if to == "f16x2" || to == "bf16x2" {
 		d, hi, lo := c.dst(&s.args[0], 32), c.src32(&s.args[1]), c.src32(&s.args[2])
 		return func(w *warp, m uint32) {
@@ -630,7 +736,7 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 	integer := func(x value) uint64 { return uint64(x.i) } // a type that is no wider has the low bits
 	if float && to[0] != 'f' {
 		var round func(float64) float64
-		switch s.op[1] {
+		switch rounding {
 		case "rzi":
 			round = math.Trunc
 		case "rni":
@@ -639,18 +745,20 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 			round = math.Floor
 		case "rpi":
 			round = math.Ceil
-		default:
-			c.fail("this rounding")
 		}
 		low, high := map[string]float64{"s32": math.MinInt32, "u32": 0, "s64": -0x1p63, "u64": 0}[to], map[string]float64{"s32": math.MaxInt32, "u32": math.MaxUint32, "s64": 0x1p63, "u64": 0x1p64}[to]
-		if high == 0 {
-			c.fail("a conversion to %s", to)
+		none := uint64(0) // what becomes of NaN
+		switch {
+		case widths[to] == 64:
+			none = 1 << 63
+		case from == "f64":
+			none = 1 << 31
 		}
 		integer = func(x value) uint64 {
 			f := round(x.f)
 			switch {
 			case f != f:
-				return 0
+				return none
 			case f <= low:
 				if to == "s64" {
 					return 1 << 63
@@ -684,9 +792,6 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 	case "f64":
 		bits = func(x value) uint64 { return math.Float64bits(number(x)) }
 	case "f32":
-		if float && strings.HasSuffix(s.op[1], "i") {
-			c.fail("this rounding")
-		}
 		bits = func(x value) uint64 {
 			if !float && from[0] == 's' { // once rounded, not twice
 				return uint64(math.Float32bits(float32(x.i)))
@@ -696,7 +801,7 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 			return uint64(math.Float32bits(float32(x.f)))
 		}
 	case "f16":
-		bits = func(x value) uint64 { return uint64(half.FromFloat32(float32(number(x)))) }
+		bits = func(x value) uint64 { return uint64(half.FromFloat64(number(x))) }
 	case "u8":
 		bits = func(x value) uint64 { return uint64(uint8(integer(x))) }
 	case "u16":
@@ -705,10 +810,8 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 		bits = func(x value) uint64 { return uint64(int64(int8(integer(x)))) }
 	case "s16":
 		bits = func(x value) uint64 { return uint64(int64(int16(integer(x)))) }
-	case "u32", "s32", "u64", "s64":
-		bits = integer
 	default:
-		c.fail("a conversion to %s", to)
+		bits = integer
 	}
 	if widths[to] == 64 {
 		d := c.dst(&s.args[0], 64)
@@ -733,7 +836,9 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 }
 
 func (c *compiler) move(s *statement) func(w *warp, m uint32) {
-	c.need(2)
+	if len(s.op) != 2 || sizes[s.kind()] == 0 {
+		return nil
+	}
 	to, from := &s.args[0], &s.args[1]
 	if of := special[from.word]; of != nil {
 		d := c.dst(to, 32)
@@ -749,7 +854,11 @@ func (c *compiler) move(s *statement) func(w *warp, m uint32) {
 	if strings.HasPrefix(from.word, "%") && c.find(from.word) == nil {
 		c.fail("there is no %s here", from.word)
 	}
-	switch part := widths[s.kind()] / max(len(to.list)+len(from.list), 1); {
+	n := len(to.list) + len(from.list)
+	if n != 0 && n != 2 && n != 4 || len(to.list) > 0 && len(from.list) > 0 {
+		c.fail("%d parts", n)
+	}
+	switch part := 8 * sizes[s.kind()] / max(n, 1); {
 	case len(to.list) > 0: // the parts of a register, the lowest first
 		var d []register
 		for i := range to.list {

@@ -43,8 +43,12 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 		}
 		w.m.events++
 	}
-	switch s.op[1] {
+	switch s.part(1) {
 	case "init":
+		if s.spaceOf() != sharedSpace {
+			return nil
+		}
+		c.need(2)
 		a, n := c.address(&s.args[0], s.spaceOf()), c.src32(&s.args[1])
 		return func(w *warp, m uint32) {
 			for l := range lanes {
@@ -61,21 +65,26 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 			w.m.events++
 		}
 	case "arrive":
-		if s.args[0].word != "_" {
+		c.least(2)
+		expect := s.has("expect_tx")
+		if s.args[0].word != "_" || s.has("noComplete") || expect && len(s.args) != 3 {
 			return nil
 		}
 		a := c.address(&s.args[1], s.spaceOf())
-		expect := s.has("expect_tx")
-		n := c.constant32(0)
+		n := c.constant32(1) // arrivals, or bytes
 		if len(s.args) > 2 {
 			n = c.src32(&s.args[2])
 		}
 		return func(w *warp, m uint32) {
 			each(w, m, &a, func(l int, o *mbarrier) {
+				count := int(w.d(n)[l])
 				if expect {
-					o.bytes += int(w.d(n)[l])
+					o.bytes += count
+					count = 1
+				} else if count == 0 {
+					w.fail("no arrival")
 				}
-				if o.left--; o.left < 0 {
+				if o.left -= count; o.left < 0 {
 					w.fail("more arrivals than %d", o.arrivals)
 				}
 				o.settle()
@@ -85,6 +94,7 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 		if !s.has("parity") {
 			return nil
 		}
+		c.least(3)
 		p, a, parity := c.predicate(&s.args[0]), c.address(&s.args[1], s.spaceOf()), c.src32(&s.args[2])
 		return func(w *warp, m uint32) {
 			for l := range lanes {
@@ -104,11 +114,27 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 	return nil
 }
 
+// blockBarrier is one of a block's barriers.
+type blockBarrier struct {
+	arrived, phase int
+	all            bool // who has arrived waits for all threads that there are
+}
+
+// release ends phases for which only threads were missing that have ended now.
+func (b *block) release() {
+	for i := range b.barriers {
+		if bar := &b.barriers[i]; bar.all && bar.arrived > 0 && bar.arrived == b.threads-b.exited {
+			bar.arrived = 0
+			bar.phase++
+		}
+	}
+}
+
 // barriers compiles those of blocks and of clusters.
 func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
 	in.kind = barrier
-	if s.op[0] == "barrier" && s.op[1] == "cluster" {
-		switch s.op[2] {
+	if s.op[0] == "barrier" && s.part(1) == "cluster" {
+		switch s.part(2) {
 		case "arrive":
 			in.wait = func(w *warp, m uint32) func() bool {
 				for l := range lanes {
@@ -142,14 +168,15 @@ func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
 		}
 		return in, in.wait != nil
 	}
-	if s.op[1] != "sync" && s.op[1] != "arrive" {
+	waits := s.part(1) == "sync"
+	if !waits && (s.part(1) != "arrive" || len(s.args) != 2) {
 		return in, false
 	}
+	c.least(1)
 	number, count := c.src32(&s.args[0]), register(-1)
 	if len(s.args) > 1 {
 		count = c.src32(&s.args[1])
 	}
-	waits := s.op[1] == "sync"
 	in.wait = func(w *warp, m uint32) func() bool {
 		b, first := w.block, -1
 		n := 0
@@ -173,6 +200,7 @@ func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
 			}
 		}
 		bar := &b.barriers[which]
+		bar.all = count < 0 && (bar.all || bar.arrived == 0)
 		bar.arrived += n
 		phase := bar.phase
 		w.m.events++

@@ -1,9 +1,10 @@
 package ptx
 
 import (
-	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,7 +21,7 @@ type Kernel struct {
 	n32, n64, np int // registers of a thread
 	c32          [][lanes]uint32
 	c64          [][lanes]uint64
-	static       int // bytes of shared memory
+	static       int // bytes of shared memory, besides the launch's
 	dynamic      int // where the launch's begins
 	params       int // bytes of the kernel's parameters
 	frame        int // bytes of the parameters of functions
@@ -86,6 +87,8 @@ type compiled struct {
 	*function
 	label           int
 	results, params []*symbol
+	calls           []*compiled
+	state           int // of the search for a function that calls itself
 }
 
 func align(n, to int) int { return (n + to - 1) / to * to }
@@ -120,6 +123,12 @@ func (m *Module) Kernel(entry string) (k *Kernel, err error) {
 	for i := 0; i < len(c.order); i++ {
 		c.body(c.order[i])
 	}
+	if c.frame > mostBytes || c.Kernel.params > mostBytes || c.dynamic > 1<<rankShift {
+		c.fail("%d bytes of shared memory, %d and %d of parameters", c.static, c.Kernel.params, c.frame)
+	}
+	if c.order[0].recursive() { // parameters and registers have one place each
+		c.fail("a function calls itself")
+	}
 	for i := range c.code {
 		if in := &c.code[i]; in.kind == branch || in.kind == call {
 			in.target = c.labels[in.target]
@@ -151,20 +160,36 @@ func (c *compiler) layOut() {
 	for _, v := range c.m.shared {
 		place(v)
 	}
-	for _, f := range c.m.functions {
-		if f.name == c.name || !f.entry { // functions that are not called take none in these sources
+	for _, name := range slices.Sorted(maps.Keys(c.m.functions)) {
+		if f := c.m.functions[name]; f.name == c.name || !f.entry { // functions that are not called take none in these sources
 			for _, v := range f.shared {
 				place(v)
 			}
 		}
 	}
-	c.static = align(c.static, 1024)
-	c.dynamic = sharedStart + c.static
+	c.dynamic = sharedStart + align(c.static, 1024)
 	for _, v := range c.m.shared {
 		if v.dynamic {
 			c.sharedAt[v] = c.dynamic
 		}
 	}
+}
+
+// recursive says whether a function calls itself, or one does that it calls.
+func (f *compiled) recursive() bool {
+	const under, done = 1, 2
+	switch f.state {
+	case under:
+		return true
+	case done:
+		return false
+	}
+	f.state = under
+	if slices.ContainsFunc(f.calls, (*compiled).recursive) {
+		return true
+	}
+	f.state = done
+	return false
 }
 
 func (c *compiler) newLabel() int {
@@ -217,7 +242,9 @@ var widths = map[string]int{"pred": 1, "b8": 32, "b16": 32, "u16": 32, "s16": 32
 
 func (c *compiler) newRegister(width int) register {
 	n := map[int]*int{1: &c.np, 32: &c.n32, 64: &c.n64}[width]
-	*n++
+	if *n++; *n > mostRegisters {
+		c.fail("more than %d registers", mostRegisters)
+	}
 	return register(*n - 1)
 }
 
@@ -263,17 +290,21 @@ func (c *compiler) body(f *compiled) {
 		case s.end:
 			c.pop()
 		case s.label != "":
-			c.labels[c.find(s.label).label-1] = len(c.code)
+			at := c.find(s.label).label
+			if at == 0 || c.labels[at-1] >= 0 {
+				c.fail("a second %s", s.label)
+			}
+			c.labels[at-1] = len(c.code)
 		case s.registers != nil:
 			width, ok := widths[s.registers.kind]
 			if !ok {
 				c.fail("registers of this kind")
 			}
-			for _, name := range s.registers.names {
-				if s.registers.n == 0 {
+			for i, name := range s.registers.names {
+				if s.registers.counts[i] == 0 {
 					c.define(name, &symbol{width: width, reg: c.newRegister(width)})
 				}
-				for j := range s.registers.n {
+				for j := range s.registers.counts[i] {
 					c.define(name+strconv.Itoa(j), &symbol{width: width, reg: c.newRegister(width)})
 				}
 			}
@@ -288,9 +319,7 @@ func (c *compiler) body(f *compiled) {
 			c.instruction(s)
 		}
 	}
-	if n := len(c.code); n == 0 || c.code[n-1].kind != ret {
-		c.emit(instruction{kind: ret, guard: -1})
-	}
+	c.emit(instruction{kind: ret, guard: -1}) // there may be a label here
 	c.s = nil
 }
 
@@ -322,8 +351,8 @@ func (c *compiler) dst(o *operand, width int) register {
 
 func (c *compiler) predicate(o *operand) register { return c.dst(o, 1) }
 
-// number is an immediate operand's bits.
-func (c *compiler) number(word string, float int) (bits uint64, ok bool) {
+// number is an immediate operand's bits; a decimal fraction has as many as its width.
+func (c *compiler) number(word string, width int) (bits uint64, ok bool) {
 	sign := ""
 	if strings.HasPrefix(word, "-") {
 		sign, word = "-", word[1:]
@@ -352,12 +381,12 @@ func (c *compiler) number(word string, float int) (bits uint64, ok bool) {
 		return n, true
 	}
 	word = strings.TrimSuffix(word, "U")
-	if float > 0 || strings.Contains(word, ".") {
+	if strings.Contains(word, ".") {
 		x, err := strconv.ParseFloat(sign+word, 64)
 		if err != nil {
 			c.fail("%v", err)
 		}
-		if float == 64 {
+		if width == 64 {
 			return math.Float64bits(x), true
 		}
 		return uint64(math.Float32bits(float32(x))), true
@@ -402,18 +431,21 @@ func (c *compiler) constant64(x uint64) register {
 
 // src32 and src64 are the registers of operands that are read.
 func (c *compiler) src32(o *operand) register {
-	if n, ok := c.number(o.word, 0); ok {
+	if n, ok := c.number(o.word, 32); ok {
 		return c.constant32(uint32(n))
 	}
 	s := c.symbol(o)
 	if s.v != nil {
+		if s.space == frameSpace {
+			c.fail("the address of a function's parameter")
+		}
 		return c.constant32(uint32(s.at))
 	}
 	return c.dst(o, 32)
 }
 
 func (c *compiler) src64(o *operand) register {
-	if n, ok := c.number(o.word, 0); ok {
+	if n, ok := c.number(o.word, 64); ok {
 		return c.constant64(n)
 	}
 	s := c.symbol(o)
@@ -440,7 +472,7 @@ func (c *compiler) address(o *operand, where space) address {
 		c.fail("no address")
 	}
 	a := address{offset: uint64(o.offset), space: where, reg: -1}
-	if n, ok := c.number(o.word, 0); ok {
+	if n, ok := c.number(o.word, 64); ok {
 		a.offset += n
 		return a
 	}
@@ -449,7 +481,7 @@ func (c *compiler) address(o *operand, where space) address {
 	case s.v != nil:
 		a.offset += uint64(s.at)
 		a.space = s.space
-		if where != s.space && !(where == paramSpace && s.space == frameSpace) {
+		if where != s.space && !(where == paramSpace && s.space == frameSpace) && !(where == clusterSpace && s.space == sharedSpace) {
 			c.fail("%s is in another space", o.word)
 		}
 	case s.width == 64:
@@ -491,16 +523,32 @@ func (c *compiler) need(n int) {
 	}
 }
 
+func (c *compiler) least(n int) {
+	if len(c.s.args) < n {
+		c.fail("%d operands, want %d", len(c.s.args), n)
+	}
+}
+
+// part is one of an instruction's name: "" if it has fewer.
+func (s *statement) part(i int) string {
+	if i < 0 || i >= len(s.op) {
+		return ""
+	}
+	return s.op[i]
+}
+
 // constantArgument is an operand that must be a number.
 func (c *compiler) constantArgument(i int) int {
-	n, ok := c.number(c.s.args[i].word, 0)
+	c.least(i + 1)
+	n, ok := c.number(c.s.args[i].word, 64)
 	if !ok {
 		c.fail("operand %d is no number", i)
 	}
+	if n > 1<<20 {
+		c.fail("operand %d is too large, or negative", i)
+	}
 	return int(int64(n))
 }
-
-func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 
 // ParamBytes is the size of the kernel's parameters.
 func (k *Kernel) ParamBytes() int { return k.params }

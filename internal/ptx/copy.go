@@ -1,6 +1,10 @@
 package ptx
 
-import "unsafe"
+import (
+	"slices"
+	"strings"
+	"unsafe"
+)
 
 // asyncCopies are a thread's cp.async: those of no group yet, and groups.
 type asyncCopies struct {
@@ -10,14 +14,20 @@ type asyncCopies struct {
 
 type asyncCopy struct {
 	to, from uint64
-	n, live  int
+	n, live  int // n is 0 when it is done
+}
+
+func (a *asyncCopies) any() bool {
+	return len(a.open) > 0 || slices.ContainsFunc(a.groups, func(g []asyncCopy) bool { return len(g) > 0 })
 }
 
 // wait does all but the last n groups.
 func (a *asyncCopies) wait(w *warp, lane, n int) {
 	for len(a.groups) > n {
 		for _, c := range a.groups[0] {
-			c.do(w, lane)
+			if c.n > 0 {
+				c.do(w, lane)
+			}
 		}
 		a.groups = a.groups[1:]
 	}
@@ -40,26 +50,36 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 			}
 		}
 	}
-	switch s.op[2] {
+	commit := func(w *warp, l int) {
+		a := &w.copies[l]
+		a.groups = append(a.groups, a.open)
+		a.open = nil
+	}
+	switch kind := s.part(2); kind {
 	case "commit_group":
 		return func(w *warp, m uint32) {
-			each(m, func(l int) {
-				a := &w.copies[l]
-				a.groups = append(a.groups, a.open)
-				a.open = nil
-			})
+			each(m, func(l int) { commit(w, l) })
 		}
 	case "wait_group", "wait_all":
-		n := 0
-		if s.op[2] == "wait_group" {
+		n, every := 0, kind == "wait_all"
+		if !every {
 			n = c.constantArgument(0)
 		}
 		return func(w *warp, m uint32) {
-			each(m, func(l int) { w.copies[l].wait(w, l, n) })
+			each(m, func(l int) {
+				if every {
+					commit(w, l)
+				}
+				w.copies[l].wait(w, l, n)
+			})
 			w.m.events++
 		}
 	case "ca", "cg":
-		to, from, n := c.address(&s.args[0], sharedSpace), c.address(&s.args[1], globalSpace), c.constantArgument(2)
+		n := c.constantArgument(2)
+		to, from := c.address(&s.args[0], sharedSpace), c.address(&s.args[1], globalSpace)
+		if n != 16 && (kind == "cg" || n != 4 && n != 8) || s.part(3) != "shared" && s.part(3) != "shared::cta" || s.part(4) != "global" {
+			return nil
+		}
 		live := c.constant32(uint32(n))
 		if len(s.args) > 3 {
 			live = c.src32(&s.args[3])
@@ -67,11 +87,20 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 		return func(w *warp, m uint32) {
 			each(m, func(l int) {
 				p := asyncCopy{to.at(w, l), from.at(w, l), n, int(w.d(live)[l])}
-				if p.from%uint64(n) != 0 {
-					w.fail("%d bytes from %#x", n, p.from)
+				if p.from%uint64(n) != 0 || p.live > n {
+					w.fail("%d bytes, %d of them from %#x", n, p.live, p.from)
+				}
+				w.at(sharedSpace, p.to, l, n)
+				if p.live > 0 {
+					w.m.find(p.from, p.live)
+				}
+				if w.m.rng.IntN(2) == 0 { // at once; or when it is waited for
+					p.do(w, l)
+					p.n = 0
 				}
 				w.copies[l].open = append(w.copies[l].open, p)
 			})
+			w.m.events++
 		}
 	}
 	return nil
@@ -79,9 +108,13 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 
 // bulk compiles the copies of the copy engine, which end at a barrier.
 func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
+	if !s.has("mbarrier::complete_tx::bytes") || s.has("multicast::cluster") {
+		return nil
+	}
 	if s.has("tensor") {
+		c.least(3)
 		to, box, bar := c.address(&s.args[0], clusterSpace), s.args[1], c.address(&s.args[2], clusterSpace)
-		if !s.has("3d") || len(box.list) != 1 || len(box.list[0].list) != 3 {
+		if !strings.HasPrefix(strings.Join(s.op, "."), "cp.async.bulk.tensor.3d.shared::cluster.global.") || len(box.list) != 1 || len(box.list[0].list) != 3 {
 			return nil
 		}
 		coordinates := make([]register, 3)
@@ -102,18 +135,24 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 				}
 				b, place := w.of(to.at(w, l))
 				bb, barrier := w.of(bar.at(w, l))
-				bb.mbarrier(barrier)
+				if bb.mbarrier(barrier); b != bb {
+					w.fail("a barrier of another block")
+				}
 				if place%128 != 0 {
 					w.fail("a box at %#x", place)
 				}
 				b.inShared(place, t.bytes())
-				w.m.pending = append(w.m.pending, func() {
+				w.later(func() {
 					t.copy(w.m, unsafe.Slice((*byte)(b.inShared(place, t.bytes())), t.bytes()), place, at)
 					bb.complete(barrier, t.bytes())
 				})
 			}
 			w.m.events++
 		}
+	}
+	c.least(4)
+	if s.part(3) != "shared::cluster" {
+		return nil
 	}
 	to, n, bar := c.address(&s.args[0], clusterSpace), c.src32(&s.args[2]), c.address(&s.args[3], clusterSpace)
 	fromSpace := globalSpace
@@ -137,7 +176,9 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 			if fromSpace == sharedSpace && b == w.block {
 				w.fail("a copy within a block")
 			}
-			bb.mbarrier(barrier)
+			if bb.mbarrier(barrier); b != bb {
+				w.fail("a barrier of another block")
+			}
 			mine := w.block
 			read := func() unsafe.Pointer {
 				if fromSpace == sharedSpace {
@@ -147,7 +188,7 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 			}
 			read()
 			b.inShared(place, bytes)
-			w.m.pending = append(w.m.pending, func() {
+			w.later(func() {
 				copy(unsafe.Slice((*byte)(b.inShared(place, bytes)), bytes), unsafe.Slice((*byte)(read()), bytes))
 				bb.complete(barrier, bytes)
 			})
@@ -158,7 +199,11 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 
 // storeAsync compiles st.async of floats to another block.
 func (c *compiler) storeAsync(s *statement) func(w *warp, m uint32) {
+	c.need(3)
 	a, bar, values := c.address(&s.args[0], clusterSpace), c.address(&s.args[2], clusterSpace), parts(&s.args[1])
+	if sizes[s.kind()] != 4 || len(values) != s.elements() || !s.has("shared::cluster") || !s.has("mbarrier::complete_tx::bytes") {
+		return nil
+	}
 	var regs []register
 	for i := range values {
 		regs = append(regs, c.src32(&values[i]))
@@ -170,13 +215,15 @@ func (c *compiler) storeAsync(s *statement) func(w *warp, m uint32) {
 			}
 			b, place := w.of(a.at(w, l))
 			bb, barrier := w.of(bar.at(w, l))
-			bb.mbarrier(barrier)
+			if bb.mbarrier(barrier); b != bb {
+				w.fail("a barrier of another block")
+			}
 			var x [4]uint32
 			for i, r := range regs {
 				x[i] = w.d(r)[l]
 			}
 			w.at(clusterSpace, a.at(w, l), l, 4*len(regs))
-			w.m.pending = append(w.m.pending, func() {
+			w.later(func() {
 				for i := range regs {
 					store(b.inShared(place+uint64(4*i), 4), 4, uint64(x[i]))
 				}
@@ -207,11 +254,14 @@ func readTensor(w *warp, address uint64, lane int) (t tensor) {
 	t.address = x[0]
 	t.element = map[uint64]int{0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}[x[1]]
 	for i := range 3 {
+		if x[2+i]-1 >= 1<<32 || x[7+i]-1 >= 256 {
+			w.fail("no tensor map: %d", x)
+		}
 		t.dims[i], t.box[i] = int(x[2+i]), int(x[7+i])
 	}
 	t.strides = [2]int{int(x[5]), int(x[6])}
 	t.swizzle = x[11] == 3
-	if t.element == 0 || x[10] != 0 || x[11] != 0 && x[11] != 3 || x[13] != 0 || t.bytes() <= 0 || t.box[0]*t.element%16 != 0 || t.swizzle && t.box[0]*t.element > 128 {
+	if t.element == 0 || x[10] != 0 || x[11] != 0 && x[11] != 3 || x[13] != 0 || t.box[0]*t.element%16 != 0 || t.swizzle && (t.box[0]*t.element > 128 || t.bytes()%128 != 0) {
 		w.fail("no tensor map: %d", x)
 	}
 	return t

@@ -20,13 +20,25 @@ func (c *compiler) instruction(s *statement) {
 		}
 		in.kind, in.target = branch, t.label-1
 	case "ret", "exit":
+		c.need(0)
 		in.kind = ret
+		if s.op[0] == "exit" {
+			in.do = func(w *warp, m uint32) { // calls do not matter any more
+				for l := range lanes {
+					if m>>l&1 != 0 {
+						w.depth[l] = 0
+					}
+				}
+			}
+		}
 	case "call":
 		c.call(s, &in)
 	case "barrier", "bar":
-		if s.op[1] == "warp" {
-			in.kind, in.mask = together, c.src32(&s.args[0])
-			in.do = func(w *warp, m uint32) {}
+		if s.part(1) == "warp" {
+			c.need(1)
+			mask := c.src32(&s.args[0])
+			in.kind, in.mask = together, mask
+			in.do = func(w *warp, m uint32) { w.members(mask, m) }
 			break
 		}
 		b, ok := c.barriers(s)
@@ -50,9 +62,11 @@ func (c *compiler) instruction(s *statement) {
 	case "atom", "red":
 		in.do = c.atomic(s)
 	case "cp":
-		if s.op[1] == "async" && len(s.op) > 2 && s.op[2] == "bulk" {
+		switch {
+		case s.part(1) != "async":
+		case s.part(2) == "bulk":
 			in.do = c.bulk(s)
-		} else {
+		default:
 			in.do = c.async(s)
 		}
 	case "mbarrier":
@@ -60,8 +74,15 @@ func (c *compiler) instruction(s *statement) {
 	case "fence", "membar", "griddepcontrol", "prefetch", "setmaxnreg", "nanosleep": // every write is seen at once, and launches do not overlap
 		in.do = func(w *warp, m uint32) {}
 	case "createpolicy":
+		c.least(1)
 		d := c.dst(&s.args[0], 64)
-		in.do = func(w *warp, m uint32) { w.r64[d] = [lanes]uint64{} }
+		in.do = func(w *warp, m uint32) {
+			for l := range lanes {
+				if m>>l&1 != 0 {
+					w.r64[d][l] = 0
+				}
+			}
+		}
 	case "trap":
 		in.do = func(w *warp, m uint32) { w.fail("a trap") }
 	default:
@@ -70,34 +91,40 @@ func (c *compiler) instruction(s *statement) {
 	if in.do == nil && (in.kind == plain || in.kind == together) {
 		c.fail("no such instruction here")
 	}
-	if in.kind == ret && in.guard >= 0 && c.f.entry != (c.f.name == c.name) {
-		c.fail("a return of some")
-	}
 	c.emit(in)
 }
 
 // call compiles a call: arguments move between the callers' and the function's places.
 func (c *compiler) call(s *statement, in *instruction) {
+	c.least(1)
 	args := s.args
 	var results, given []operand
-	if len(args[0].list) > 0 {
+	if len(args) > 1 && len(args[0].list) > 0 {
 		results, args = args[0].list, args[1:]
 	}
 	f := c.m.functions[args[0].word]
-	if f == nil {
+	if f == nil || f.entry {
 		c.fail("there is no function %s", args[0].word)
 	}
 	if len(args) > 1 {
 		given = args[1].list
 	}
 	g := c.function(f)
+	c.f.calls = append(c.f.calls, g)
 	if len(given) != len(g.params) || len(results) > len(g.results) {
 		c.fail("%d parameters and %d results", len(given), len(results))
 	}
 	type move struct{ to, from, n int }
 	var moves []move
+	param := func(o *operand) *symbol {
+		v := c.symbol(o)
+		if v.space != frameSpace {
+			c.fail("%s is no parameter", o.word)
+		}
+		return v
+	}
 	for i := range given {
-		v := c.symbol(&given[i])
+		v := param(&given[i])
 		moves = append(moves, move{g.params[i].at, v.at, min(v.v.bytes, g.params[i].v.bytes)})
 	}
 	in.kind, in.target = call, g.label
@@ -118,7 +145,7 @@ func (c *compiler) call(s *statement, in *instruction) {
 	c.emit(*in)
 	var back []move
 	for i := range results {
-		v := c.symbol(&results[i])
+		v := param(&results[i])
 		back = append(back, move{v.at, g.results[i].at, min(v.v.bytes, g.results[i].v.bytes)})
 	}
 	*in = instruction{guard: -1, mask: -1, do: func(w *warp, m uint32) {
@@ -136,17 +163,14 @@ func (c *compiler) call(s *statement, in *instruction) {
 // exchange compiles what threads of a warp tell each other.
 func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask register) {
 	args := s.args
-	mask = c.src32(&args[len(args)-1])
-	// Who takes part must be named by all who do.
-	part := func(w *warp, m uint32) uint32 {
-		members := w.d(mask)[bits.TrailingZeros32(m)]
-		if m&^members != 0 {
-			w.fail("threads %08x are not among %08x", m&^members, members)
-		}
-		return members
+	n := map[string]int{"shfl": 5, "vote": 3, "redux": 3}[s.op[0]]
+	if n == 0 || s.part(1) != "sync" {
+		return nil, -1
 	}
+	c.need(n)
+	mask = c.src32(&args[n-1])
 	switch name := strings.Join(s.op, "."); {
-	case s.op[0] == "shfl" && s.kind() == "b32":
+	case name == "shfl.sync.up.b32", name == "shfl.sync.down.b32", name == "shfl.sync.bfly.b32", name == "shfl.sync.idx.b32":
 		d, p := c.dst(&args[0], 32), register(-1)
 		if args[0].pipe != "" {
 			p = c.predicate(&operand{word: args[0].pipe})
@@ -154,7 +178,7 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 		a, b, clamp := c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3])
 		mode := s.op[2]
 		return func(w *warp, m uint32) {
-			part(w, m)
+			w.members(mask, m)
 			a := *w.d(a)
 			for l := range lanes {
 				if m>>l&1 == 0 {
@@ -177,8 +201,6 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 				case "idx":
 					from = l&segment | b&^segment
 					ok = from <= last
-				default:
-					w.fail("no such mode")
 				}
 				if !ok {
 					from = l
@@ -205,7 +227,7 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 			d = c.predicate(&args[0])
 		}
 		return func(w *warp, m uint32) {
-			part(w, m)
+			w.members(mask, m)
 			x := w.p[a]
 			if negated {
 				x = ^x
@@ -232,18 +254,19 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 		}, mask
 	case s.op[0] == "redux":
 		d, a := c.dst(&args[0], 32), c.src32(&args[1])
-		f := binary32[s.op[2]+"."+s.kind()]
-		if f == nil {
+		var f func(a, b uint32) uint32
+		switch strings.TrimPrefix(name, "redux.sync.") {
+		case "and.b32", "or.b32", "xor.b32":
 			f = binary32[s.op[2]]
-		}
-		if s.op[2] == "add" {
+		case "min.s32", "min.u32", "max.s32", "max.u32":
+			f = binary32[s.op[2]+"."+s.kind()]
+		case "add.s32", "add.u32":
 			f = func(a, b uint32) uint32 { return a + b }
-		}
-		if f == nil {
+		default:
 			return nil, mask
 		}
 		return func(w *warp, m uint32) {
-			part(w, m)
+			w.members(mask, m)
 			first := bits.TrailingZeros32(m)
 			x := w.d(a)[first]
 			for l := first + 1; l < lanes; l++ {

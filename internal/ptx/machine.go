@@ -50,6 +50,7 @@ type Launch struct {
 	Params      []byte
 	Resident    int // blocks that run at once, about; 0: all
 	Seed        uint64
+	Ahead       int   // instructions that threads of a warp may go ahead of the others that are as far, now and then
 	Most        int64 // instructions of warps; 0: 1<<30
 }
 
@@ -60,12 +61,18 @@ type machine struct {
 	memory  Memory
 	last    Range // that was used
 	rng     *rand.Rand
-	pending []func() // what may happen at any time
+	pending []pending
 	warps   []*warp
 	free    []*warp
 	steps   int64
 	events  int64 // what others may wait for
 	exited  int   // blocks
+}
+
+// pending is what may happen at any time.
+type pending struct {
+	where string // what began it
+	do    func()
 }
 
 // cluster is blocks that see each other's shared memory.
@@ -85,7 +92,7 @@ type block struct {
 	shared   []byte
 	threads  int
 	exited   int
-	barriers [16]struct{ arrived, phase int }
+	barriers [16]blockBarrier
 	objects  map[uint32]*mbarrier
 }
 
@@ -145,6 +152,9 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 	if l.Resident == 0 {
 		l.Resident = l.Grid
 	}
+	if l.Grid < 1 || l.Block < 1 || l.Block > 1024 || l.Cluster < 1 || l.Cluster > 16 || l.Shared < 0 || k.dynamic+l.Shared > 1<<rankShift || l.Resident < 0 || l.Ahead < 0 || l.Most < 0 {
+		return fmt.Errorf("ptx: %s: no such launch: %d blocks of %d threads in clusters of %d, %d bytes of shared memory, %d blocks at once, %d instructions", k.name, l.Grid, l.Block, l.Cluster, l.Shared, l.Resident, l.Most)
+	}
 	if len(l.Params) != k.params {
 		return fmt.Errorf("ptx: %s takes %d bytes of parameters, not %d", k.name, k.params, len(l.Params))
 	}
@@ -161,8 +171,7 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 			}
 			err = fmt.Errorf("ptx: %s: %w", k.name, f)
 			if running != nil && running.in != nil {
-				in := running.in
-				err = fmt.Errorf("ptx: %s: block %d of %d, warp %d, line %d: %s: %w", k.name, running.index, l.Grid, running.id, in.line, in.text, f)
+				err = fmt.Errorf("ptx: %s: %s: %w", k.name, running.where(), f)
 			}
 		}
 	}()
@@ -182,11 +191,11 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 			}
 			running = w
 			w.slice(10 + m.rng.IntN(300))
+			running = nil
 			if len(m.pending) > 0 && m.rng.IntN(4) == 0 {
 				m.happen(m.rng.IntN(len(m.pending)))
 			}
 		}
-		running = nil
 		if m.exited > before {
 			resident -= m.exited - before
 			m.warps = slices.DeleteFunc(m.warps, func(w *warp) bool {
@@ -204,8 +213,11 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 			idle = 0
 			continue
 		}
-		for len(m.pending) > 0 {
-			m.happen(0)
+		if n := len(m.pending); n > 0 { // others may wait for this
+			if m.rng.IntN(2) == 0 {
+				m.happen(m.rng.IntN(n))
+			}
+			continue
 		}
 		if idle++; idle > 20000 {
 			return fmt.Errorf("ptx: %s: all threads wait: %s", k.name, m.where())
@@ -231,11 +243,30 @@ func (m *machine) where() string {
 	return text
 }
 
+// where says where a warp is.
+func (w *warp) where() string {
+	return fmt.Sprintf("block %d of %d, warp %d, line %d: %s", w.index, w.m.Grid, w.id, w.in.line, w.in.text)
+}
+
+// later does something at any time from now on.
+func (w *warp) later(do func()) {
+	w.m.pending = append(w.m.pending, pending{w.where(), do})
+}
+
 // happen does what is pending.
 func (m *machine) happen(i int) {
-	f := m.pending[i]
+	p := m.pending[i]
 	m.pending = slices.Delete(m.pending, i, i+1)
-	f()
+	defer func() {
+		r := recover()
+		if f, ok := r.(fault); ok {
+			r = fault{p.where + ": " + f.text}
+		}
+		if r != nil {
+			panic(r)
+		}
+	}()
+	p.do()
 	m.events++
 }
 
@@ -244,7 +275,10 @@ func (m *machine) start(index int) {
 	c := &cluster{threads: m.Block * m.Cluster}
 	for rank := range m.Cluster {
 		b := &block{m: m, cluster: c, index: index*m.Cluster + rank, rank: rank, threads: m.Block, objects: map[uint32]*mbarrier{}}
-		b.shared = make([]byte, m.static+m.Shared)
+		b.shared = make([]byte, m.static)
+		if m.Shared > 0 {
+			b.shared = make([]byte, m.dynamic-sharedStart+m.Shared)
+		}
 		for i := range b.shared {
 			b.shared[i] = 0xff
 		}
@@ -264,8 +298,9 @@ func (m *machine) start(index int) {
 	}
 }
 
-// choose takes a group that can run: the one that is furthest behind, or now and then any.
-func (w *warp) choose() int {
+// choose takes a group that can run: the one that is furthest behind, or now and then
+// any, which may go ahead by some instructions.
+func (w *warp) choose() (best, ahead int) {
 	best, n := -1, 0
 	draw := len(w.groups) > 1 && w.m.rng.IntN(8) == 0
 	for i := range w.groups {
@@ -277,7 +312,7 @@ func (w *warp) choose() int {
 			g.wait = nil
 		}
 		in := &w.m.code[g.pc]
-		if in.kind == together && w.missing(in, g.mask) != 0 {
+		if in.kind == together && w.ready(in, g.mask) == 0 {
 			continue
 		}
 		n++
@@ -286,16 +321,46 @@ func (w *warp) choose() int {
 			best = i
 		}
 	}
-	return best
+	if draw {
+		ahead = w.m.rng.IntN(w.m.Ahead + 1)
+	}
+	return best, ahead
 }
 
-// missing are the threads that an instruction needs besides these.
-func (w *warp) missing(in *instruction, mask uint32) uint32 {
-	need := all
-	if in.mask >= 0 {
-		need = w.d(in.mask)[bits.TrailingZeros32(mask)]
+// ready are those of some threads who can execute an instruction together: all that
+// name the same threads, which are there.
+func (w *warp) ready(in *instruction, mask uint32) uint32 {
+	if in.mask < 0 {
+		if w.live&^mask != 0 {
+			return 0
+		}
+		return mask
 	}
-	return need & w.live &^ mask
+	members := w.d(in.mask)
+	for rest := mask; rest != 0; {
+		need, same := members[bits.TrailingZeros32(rest)], uint32(0)
+		for l := range lanes {
+			if rest>>l&1 != 0 && members[l] == need {
+				same |= 1 << l
+			}
+		}
+		if need&w.live&^mask == 0 || same&^need != 0 { // the latter is an error
+			return same
+		}
+		rest &^= same
+	}
+	return 0
+}
+
+// members checks that threads name themselves, and each other, where they do something together.
+func (w *warp) members(mask register, m uint32) {
+	named := w.d(mask)[bits.TrailingZeros32(m)]
+	if m&^named != 0 {
+		w.fail("threads %08x are not among %08x", m&^named, named)
+	}
+	if named&w.live&^m != 0 {
+		w.fail("threads %08x are at it with others than %08x", named&w.live&^m, named)
+	}
 }
 
 // meet joins groups that are at the same instruction.
@@ -319,7 +384,7 @@ func (w *warp) slice(most int) {
 		if len(w.groups) > 1 {
 			w.meet()
 		}
-		at := w.choose()
+		at, ahead := w.choose()
 		if at < 0 {
 			return
 		}
@@ -350,8 +415,13 @@ func (w *warp) slice(most int) {
 				if m != mask {
 					w.fail("only threads %08x of %08x take part", m, mask)
 				}
-				if w.missing(in, mask) != 0 {
+				if m = w.ready(in, mask); m == 0 {
 					break run
+				}
+				if m != mask { // the others name others
+					w.groups = append(w.groups, group{mask: mask &^ m, pc: pc})
+					g = &w.groups[at]
+					mask, alone = m, false
 				}
 				in.do(w, m)
 				pc++
@@ -385,6 +455,9 @@ func (w *warp) slice(most int) {
 				pc = in.target
 			case ret:
 				mask &^= m
+				if in.do != nil && m != 0 {
+					in.do(w, m)
+				}
 				w.ret(m)
 				g = &w.groups[at]
 				if mask == 0 {
@@ -405,7 +478,10 @@ func (w *warp) slice(most int) {
 				}
 			}
 			if !alone {
-				break // another group may be behind, or here
+				if ahead == 0 {
+					break // another group may be behind, or here
+				}
+				ahead--
 			}
 		}
 		g.mask, g.pc = mask, pc
@@ -434,10 +510,16 @@ func (w *warp) ret(m uint32) {
 			}
 			continue
 		}
-		w.copies[l].wait(w, l, 0)
+		if w.copies[l].any() {
+			w.fail("thread %d ends with copies that it has not waited for", l)
+		}
+		if w.groupProducts.any() {
+			w.fail("thread %d ends with products that it has not waited for", l)
+		}
 		w.live &^= 1 << l
 		w.m.events++
 		w.block.exited++
+		w.block.release()
 		w.cluster.exited++
 		if w.here>>l&1 != 0 && w.phases[l] == w.cluster.phase {
 			w.cluster.arrived--

@@ -6,11 +6,15 @@ import (
 	"unsafe"
 )
 
+func (r *Range) has(address uint64, n int) bool {
+	return address >= r.Address && int64(n) <= r.Bytes && address-r.Address <= uint64(r.Bytes-int64(n))
+}
+
 // find is memory at a global address.
 func (m *machine) find(address uint64, n int) unsafe.Pointer {
-	if address < m.last.Address || address+uint64(n) > m.last.Address+uint64(m.last.Bytes) {
+	if !m.last.has(address, n) {
 		i := sort.Search(len(m.memory), func(i int) bool { return m.memory[i].Address > address }) - 1
-		if i < 0 || address+uint64(n) > m.memory[i].Address+uint64(m.memory[i].Bytes) {
+		if i < 0 || !m.memory[i].has(address, n) {
 			panic(fault{fmt.Sprintf("%d bytes at %#x are in no buffer", n, address)})
 		}
 		m.last = m.memory[i]
@@ -21,7 +25,7 @@ func (m *machine) find(address uint64, n int) unsafe.Pointer {
 // inShared is memory of a block at an address of its shared memory.
 func (b *block) inShared(address uint64, n int) unsafe.Pointer {
 	at := address - sharedStart
-	if address < sharedStart || at+uint64(n) > uint64(len(b.shared)) {
+	if address < sharedStart || n > len(b.shared) || at > uint64(len(b.shared)-n) {
 		panic(fault{fmt.Sprintf("%d bytes at %#x of %d bytes of shared memory", n, at, len(b.shared))})
 	}
 	if b.exited == b.threads {
@@ -52,10 +56,12 @@ func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
 		switch {
 		case address>>56 == 0:
 			return w.m.find(address, n)
-		case address&sharedIn != 0:
+		case address>>56 == sharedIn>>56:
 			return w.inShared(address&windowMask, n)
+		case address>>56 == paramsIn>>56:
+			return w.at(paramSpace, address&windowMask, lane, n)
 		}
-		return w.at(paramSpace, address&windowMask, lane, n)
+		panic(fault{fmt.Sprintf("%#x is in no space", address)})
 	case globalSpace:
 		return w.m.find(address, n)
 	case sharedSpace:
@@ -64,12 +70,12 @@ func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
 		b, at := w.of(address)
 		return b.inShared(at, n)
 	case paramSpace:
-		if address+uint64(n) > uint64(len(w.m.Params)) {
+		if n > len(w.m.Params) || address > uint64(len(w.m.Params)-n) {
 			panic(fault{fmt.Sprintf("%d bytes at %#x of %d bytes of parameters", n, address, len(w.m.Params))})
 		}
 		return unsafe.Pointer(&w.m.Params[address])
 	}
-	if address+uint64(n) > uint64(w.m.frame) {
+	if n > w.m.frame || address > uint64(w.m.frame-n) {
 		panic(fault{fmt.Sprintf("%d bytes at %#x of %d bytes of parameters", n, address, w.m.frame)})
 	}
 	return unsafe.Pointer(&w.frame[lane*w.m.frame+int(address)])
@@ -126,6 +132,17 @@ func parts(o *operand) []operand {
 	return []operand{*o}
 }
 
+// elements is how many a name says.
+func (s *statement) elements() int {
+	switch {
+	case s.has("v2"):
+		return 2
+	case s.has("v4"):
+		return 4
+	}
+	return 1
+}
+
 // loadStore compiles ld and st.
 func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 	c.need(2)
@@ -141,8 +158,11 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 	a := c.address(where, s.spaceOf())
 	all := parts(value)
 	n := len(all)
-	if n > 1 != (s.has("v2") || s.has("v4")) {
+	if n != s.elements() {
 		c.fail("%d elements", n)
+	}
+	if !loads && a.space == paramSpace {
+		c.fail("the kernel's parameters are read only")
 	}
 	signed := s.kind()[0] == 's'
 	again := s.has("relaxed") || s.has("volatile") || s.has("acquire") // somebody may be waiting for this
@@ -200,7 +220,11 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 			if m>>l&1 == 0 {
 				continue
 			}
-			p := w.at(a.space, a.at(w, l), l, size*n)
+			at := a.at(w, l)
+			if a.space == genericSpace && at>>56 == paramsIn>>56 {
+				w.fail("the kernel's parameters are read only")
+			}
+			p := w.at(a.space, at, l, size*n)
 			for i, r := range regs {
 				if wide {
 					store(unsafe.Add(p, i*size), size, w.q(r)[l])
@@ -218,8 +242,11 @@ func (c *compiler) atomic(s *statement) func(w *warp, m uint32) {
 	args := s.args
 	d := register(-1)
 	if s.op[0] == "atom" {
+		c.need(3)
 		d = c.dst(&args[0], 32)
 		args = args[1:]
+	} else {
+		c.need(2)
 	}
 	a, b := c.address(&args[0], s.spaceOf()), c.src32(&args[1])
 	signed := s.kind() == "s32"

@@ -2,6 +2,8 @@ package ptx
 
 import (
 	"fmt"
+	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,7 +22,6 @@ type function struct {
 	params  []*variable
 	shared  []*variable
 	body    []statement
-	scopes  int
 }
 
 // variable is memory that has a name.
@@ -48,11 +49,11 @@ type statement struct {
 	args    []operand
 }
 
-// registers are name, or name0 to name<n-1>.
+// registers are of a kind: names, of which those with a count are name0 to name<n-1>.
 type registers struct {
-	kind  string
-	names []string
-	n     int
+	kind   string
+	names  []string
+	counts []int // 0: none
 }
 
 // operand is a word (a register, a number, a name), {a, b}, or [base+offset] with
@@ -115,13 +116,14 @@ func scan(text string) (tokens []token) {
 type parser struct {
 	tokens []token
 	at     int
+	depth  int // of lists within lists
 	m      *Module
 }
 
 func (p *parser) fail(format string, args ...any) {
-	line := 0
-	if p.at < len(p.tokens) {
-		line = p.tokens[p.at].line
+	line := 1
+	if n := len(p.tokens); n > 0 {
+		line = p.tokens[min(max(p.at, 0), n-1)].line
 	}
 	panic(fault{fmt.Sprintf("line %d: ", line) + fmt.Sprintf(format, args...)})
 }
@@ -163,9 +165,20 @@ func (p *parser) number() int64 {
 	}
 	n, err := strconv.ParseInt(strings.TrimSuffix(p.next(), "U"), 0, 64)
 	if err != nil {
+		p.at--
 		p.fail("%v", err)
 	}
 	return sign * n
+}
+
+// count is a number of things that there may be.
+func (p *parser) count(most int) int {
+	n := p.number()
+	if n < 0 || n > int64(most) {
+		p.at--
+		p.fail("%d of them", n)
+	}
+	return int(n)
 }
 
 func parse(text string) *Module {
@@ -188,11 +201,18 @@ func parse(text string) *Module {
 		case ".entry", ".func":
 			p.function(word == ".entry")
 		default:
+			p.at--
 			p.fail("%q", word)
 		}
 	}
 	return p.m
 }
+
+// More than a kernel has, but not more than the host has.
+const (
+	mostBytes     = 1 << 20
+	mostRegisters = 1 << 18
+)
 
 var sizes = map[string]int{"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
 
@@ -202,11 +222,15 @@ func (p *parser) variable(space string) *variable {
 	for {
 		word := p.next()
 		if word == ".align" {
-			v.align = int(p.number())
+			if v.align = p.count(1 << 16); bits.OnesCount(uint(v.align)) != 1 {
+				p.at--
+				p.fail("an alignment of %d", v.align)
+			}
 			continue
 		}
 		n, ok := sizes[strings.TrimPrefix(word, ".")]
 		if !ok {
+			p.at--
 			p.fail("a variable of type %q", word)
 		}
 		v.bytes, v.align = n, max(v.align, n)
@@ -217,7 +241,7 @@ func (p *parser) variable(space string) *variable {
 		if p.accept("]") {
 			v.dynamic = true
 		} else {
-			v.bytes *= int(p.number())
+			v.bytes *= p.count(mostBytes)
 			p.expect("]")
 		}
 	}
@@ -254,9 +278,9 @@ func (p *parser) function(entry bool) {
 	}
 	p.expect("{")
 	for depth := 1; depth > 0; {
-		line, from := p.tokens[p.at].line, p.at
+		from := p.at
 		s := p.statement()
-		s.line = line
+		s.line = p.tokens[from].line
 		var text strings.Builder
 		for i, t := range p.tokens[from:p.at] {
 			if i > 0 && t.text != "," && t.text != ";" {
@@ -266,7 +290,9 @@ func (p *parser) function(entry bool) {
 		}
 		s.text = text.String()
 		if s.open {
-			depth++
+			if depth++; depth > 100 {
+				p.fail("scopes within scopes")
+			}
 		}
 		if s.end {
 			depth--
@@ -296,11 +322,12 @@ func (p *parser) statement() (s statement) {
 	case word == ".reg":
 		r := &registers{kind: strings.TrimPrefix(p.next(), ".")}
 		for {
-			r.names = append(r.names, p.next())
+			name, n := p.next(), 0
 			if p.accept("<") {
-				r.n = int(p.number())
+				n = p.count(mostRegisters)
 				p.expect(">")
 			}
+			r.names, r.counts = append(r.names, name), append(r.counts, n)
 			if !p.accept(",") {
 				break
 			}
@@ -312,7 +339,7 @@ func (p *parser) statement() (s statement) {
 		s.variable = p.variable(strings.TrimPrefix(word, "."))
 		p.expect(";")
 		return s
-	case strings.HasPrefix(word, "."): // .pragma "nounroll";
+	case word == ".pragma": // "nounroll";
 		for !p.accept(";") {
 			p.next()
 		}
@@ -323,6 +350,10 @@ func (p *parser) statement() (s statement) {
 		word = p.next()
 	}
 	s.op = strings.Split(word, ".")
+	if slices.Contains(s.op, "") {
+		p.at--
+		p.fail("%q", word)
+	}
 	for !p.accept(";") {
 		s.args = append(s.args, p.operand())
 		p.accept(",")
@@ -331,6 +362,10 @@ func (p *parser) statement() (s statement) {
 }
 
 func (p *parser) operand() (o operand) {
+	if p.depth++; p.depth > 10 {
+		p.fail("lists within lists")
+	}
+	defer func() { p.depth-- }()
 	switch p.peek() {
 	case "{", "(":
 		closing := map[string]string{"{": "}", "(": ")"}[p.next()]

@@ -16,6 +16,10 @@ type groupProducts struct {
 	closed [][]func()
 }
 
+func (g *groupProducts) any() bool {
+	return len(g.open) > 0 || slices.ContainsFunc(g.closed, func(f []func()) bool { return len(f) > 0 })
+}
+
 func (g *groupProducts) settle(n int) {
 	for len(g.closed) > n {
 		for _, f := range g.closed[0] {
@@ -39,9 +43,9 @@ func wide(x uint16, brain bool) float32 {
 func (c *compiler) product(s *statement) func(w *warp, m uint32) {
 	name := strings.Join(s.op, ".")
 	switch {
-	case strings.HasPrefix(name, "ldmatrix.sync.aligned.m8n8.x4."):
+	case name == "ldmatrix.sync.aligned.m8n8.x4.shared.b16", name == "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16":
 		return c.loadMatrix(s, s.has("trans"))
-	case strings.HasPrefix(name, "mma.sync.aligned.m16n8k16.row.col.f32."):
+	case name == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", name == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32":
 		brain := s.has("bf16")
 		return c.mma(s, func(x uint32, half int) float32 { return wide(uint16(x>>(16*half)), brain) }, 16)
 	case name == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
@@ -59,19 +63,21 @@ func (c *compiler) product(s *statement) func(w *warp, m uint32) {
 	return nil
 }
 
+// registers are those of a list.
 func (c *compiler) registers(o *operand, n int) []register {
 	if len(o.list) != n {
 		c.fail("%d registers, want %d", len(o.list), n)
 	}
 	var all []register
 	for i := range o.list {
-		all = append(all, c.src32(&o.list[i]))
+		all = append(all, c.dst(&o.list[i], 32))
 	}
 	return all
 }
 
 // loadMatrix: four matrices of 8 rows of 16 bytes, whose addresses eight threads each have.
 func (c *compiler) loadMatrix(s *statement, transposed bool) func(w *warp, m uint32) {
+	c.need(2)
 	d, a := c.registers(&s.args[0], 4), c.address(&s.args[1], sharedSpace)
 	return func(w *warp, m uint32) {
 		var x [4][8][8]uint16
@@ -133,7 +139,10 @@ func (c *compiler) mma(s *statement, get func(x uint32, half int) float32, depth
 // what would have happened had it come later is compared.
 func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(s.op[4], "m64n"), "k16"))
-	if err != nil || n%8 != 0 || n > 256 || len(s.args) != 8 {
+	if err != nil || n%8 != 0 || n < 8 || n > 256 || len(s.args) != 8 {
+		return nil
+	}
+	if kinds := strings.Join(s.op[5:], "."); kinds != "f32.f16.f16" && kinds != "f32.bf16.bf16" {
 		return nil
 	}
 	brain := s.has("bf16")
