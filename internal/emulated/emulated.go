@@ -28,7 +28,7 @@ const ahead = 0
 func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors int) {
 	s := lib.State()
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = Memory, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
-	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Module{}, map[string]*ptx.Kernel{}, multiprocessors})
+	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Module{}, map[string]*ptx.Kernel{}, multiprocessors, nil})
 }
 
 // emulator executes the kernels' PTX.
@@ -39,6 +39,7 @@ type emulator struct {
 	modules         map[string]*ptx.Module
 	kernels         map[string]*ptx.Kernel // by name: no two units have the same
 	multiprocessors int
+	last            *ptx.Trace // of the last launch
 }
 
 func (e *emulator) kernel(image, name string) *ptx.Kernel {
@@ -81,7 +82,12 @@ func (e *emulator) Execute(c *fakedriver.Call) error {
 		memory = append(memory, ptx.Range{Address: b[0], Bytes: int64(b[1])})
 	}
 	slices.SortFunc(memory, func(a, b ptx.Range) int { return int(int64(a.Address - b.Address)) })
-	err := k.Run(ptx.Launch{Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.multiprocessors, Seed: e.seed(), Ahead: ahead}, memory)
+	var before *ptx.Trace
+	if c.Overlap {
+		before = e.last
+	}
+	e.last = new(ptx.Trace)
+	err := k.Run(ptx.Launch{Before: before, Trace: e.last, Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.multiprocessors, Seed: e.seed(), Ahead: ahead}, memory)
 	if err != nil {
 		e.t.Error(err)
 	}

@@ -53,6 +53,7 @@ type instruction struct {
 	mask    register                            // of together; -1: all threads
 	wait    func(w *warp, m uint32) func() bool // of barrier: nil, or says when these may go on
 	target  int
+	writes  bool // memory
 	line    int
 	text    string
 }

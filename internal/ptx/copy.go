@@ -93,6 +93,7 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 				w.at(sharedSpace, p.to, l, n)
 				if p.live > 0 {
 					w.m.find(p.from, p.live)
+					w.touch(p.from, p.live, false)
 				}
 				if w.m.rng.IntN(2) == 0 { // at once; or when it is waited for
 					p.do(w, l)
@@ -142,6 +143,7 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 					w.fail("a box at %#x", place)
 				}
 				b.inShared(place, t.bytes())
+				t.touch(w.block, at)
 				w.later(func() {
 					t.copy(w.m, unsafe.Slice((*byte)(b.inShared(place, t.bytes())), t.bytes()), place, at)
 					bb.complete(barrier, t.bytes())
@@ -187,6 +189,9 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 				return mine.m.find(src, bytes)
 			}
 			read()
+			if fromSpace == globalSpace {
+				w.touch(src, bytes, false)
+			}
 			b.inShared(place, bytes)
 			w.later(func() {
 				copy(unsafe.Slice((*byte)(b.inShared(place, bytes)), bytes), unsafe.Slice((*byte)(read()), bytes))
@@ -269,18 +274,37 @@ func readTensor(w *warp, address uint64, lane int) (t tensor) {
 
 func (t *tensor) bytes() int { return t.element * t.box[0] * t.box[1] * t.box[2] }
 
+// line is where a line of a box is in memory: n bytes, that many from its begin. n is 0
+// outside of the array.
+func (t *tensor) line(at [3]int, y, z int) (address uint64, skip, n int) {
+	x0, x1 := max(at[0], 0), min(at[0]+t.box[0], t.dims[0])
+	if y, z := at[1]+y, at[2]+z; y >= 0 && y < t.dims[1] && z >= 0 && z < t.dims[2] && x0 < x1 {
+		return t.address + uint64(z*t.strides[1]+y*t.strides[0]+x0*t.element), (x0 - at[0]) * t.element, (x1 - x0) * t.element
+	}
+	return 0, 0, 0
+}
+
+// touch is that of all that a box is read of.
+func (t *tensor) touch(b *block, at [3]int) {
+	for z := range t.box[2] {
+		for y := range t.box[1] {
+			if address, _, n := t.line(at, y, z); n > 0 {
+				b.touch(address, n, false)
+			}
+		}
+	}
+}
+
 // copy brings a box to shared memory at an address; what lies outside of the array is 0.
 func (t *tensor) copy(m *machine, to []byte, address uint64, at [3]int) {
 	row := t.box[0] * t.element
 	for z := range t.box[2] {
 		for y := range t.box[1] {
 			line := (z*t.box[1] + y) * row
-			x0, x1 := max(at[0], 0), min(at[0]+t.box[0], t.dims[0])
-			inside := at[1]+y >= 0 && at[1]+y < t.dims[1] && at[2]+z >= 0 && at[2]+z < t.dims[2] && x0 < x1
+			from0, skip, n := t.line(at, y, z)
 			var from []byte
-			if inside {
-				n := (x1 - x0) * t.element
-				from = unsafe.Slice((*byte)(m.find(t.address+uint64((at[2]+z)*t.strides[1]+(at[1]+y)*t.strides[0]+x0*t.element), n)), n)
+			if n > 0 {
+				from = unsafe.Slice((*byte)(m.find(from0, n)), n)
 			}
 			for i := 0; i < row; i += 16 { // the swizzle's unit
 				place := line + i
@@ -289,7 +313,7 @@ func (t *tensor) copy(m *machine, to []byte, address uint64, at [3]int) {
 				}
 				for j := range 16 {
 					var x byte
-					if k := i + j - (x0-at[0])*t.element; inside && k >= 0 && k < len(from) {
+					if k := i + j - skip; k >= 0 && k < len(from) {
 						x = from[k]
 					}
 					to[place+j] = x

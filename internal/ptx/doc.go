@@ -12,9 +12,11 @@
 // memory that there is, or at an address that the type does not divide; an operand of
 // a warp group's product that changes while the product is on its way; shared memory
 // of a block that has ended; copies that nobody has waited for; threads that wait for
-// each other for ever; an instruction that this package does not have.
+// each other for ever; an instruction that this package does not have. Launches run
+// one after the other, but where they may overlap (programmatic dependent launch) it
+// is an error to read what the one before writes, and to write at all, before
+// griddepcontrol.wait, and to let the next one start before that.
 //
 // What is not modelled: weak ordering (every write is seen by all at once), time,
-// caches, how the tensor core rounds its sums, and a launch that begins before the
-// one before it has ended.
+// caches, and how the tensor core rounds its sums.
 package ptx

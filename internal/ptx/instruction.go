@@ -11,6 +11,7 @@ func (c *compiler) instruction(s *statement) {
 	if s.guard != "" {
 		in.guard, in.negated = c.predicate(&operand{word: s.guard}), s.negated
 	}
+	in.writes = s.op[0] == "st" || s.op[0] == "atom" || s.op[0] == "red"
 	switch s.op[0] {
 	case "bra":
 		c.need(1)
@@ -71,8 +72,10 @@ func (c *compiler) instruction(s *statement) {
 		}
 	case "mbarrier":
 		in.do = c.mbarriers(s)
-	case "fence", "membar", "griddepcontrol", "prefetch", "setmaxnreg", "nanosleep": // every write is seen at once, and launches do not overlap
+	case "fence", "membar", "prefetch", "setmaxnreg", "nanosleep": // every write is seen at once
 		in.do = func(w *warp, m uint32) {}
+	case "griddepcontrol":
+		in.do = c.dependency(s)
 	case "createpolicy":
 		c.least(1)
 		d := c.dst(&s.args[0], 64)

@@ -52,6 +52,11 @@ type Launch struct {
 	Seed        uint64
 	Ahead       int   // instructions that threads of a warp may go ahead of the others that are as far, now and then
 	Most        int64 // instructions of warps; 0: 1<<30
+
+	// Before is the trace of the launch before, where this one may start before its
+	// end, as programmatic dependent launches do: what that one writes may be read, and
+	// anything written, only behind griddepcontrol.wait. Trace is filled.
+	Before, Trace *Trace
 }
 
 // machine runs one launch.
@@ -67,6 +72,7 @@ type machine struct {
 	steps   int64
 	events  int64 // what others may wait for
 	exited  int   // blocks
+	waited  bool  // some block, for the launch before
 }
 
 // pending is what may happen at any time.
@@ -94,6 +100,7 @@ type block struct {
 	exited   int
 	barriers [16]blockBarrier
 	objects  map[uint32]*mbarrier
+	waited   bool // for the launch before
 }
 
 // group is threads of a warp that are at the same instruction.
@@ -225,6 +232,9 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 	}
 	if len(m.pending) > 0 { // the memory may be gone
 		return fmt.Errorf("ptx: %s: %d copies that nobody has waited for", k.name, len(m.pending))
+	}
+	if m.overlapping() != nil && !m.waited {
+		return fmt.Errorf("ptx: %s: it ends without having waited for the launch before", k.name)
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
 	case genericSpace:
 		switch {
 		case address>>56 == 0:
-			return w.m.find(address, n)
+			return w.at(globalSpace, address, lane, n)
 		case address>>56 == sharedIn>>56:
 			return w.inShared(address&windowMask, n)
 		case address>>56 == paramsIn>>56:
@@ -63,7 +63,9 @@ func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
 		}
 		panic(fault{fmt.Sprintf("%#x is in no space", address)})
 	case globalSpace:
-		return w.m.find(address, n)
+		p := w.m.find(address, n)
+		w.touch(address, n, w.in.writes)
+		return p
 	case sharedSpace:
 		return w.inShared(address, n)
 	case clusterSpace:

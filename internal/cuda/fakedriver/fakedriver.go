@@ -45,6 +45,7 @@ type State struct {
 type Call struct {
 	Image, Kernel                string
 	Grid, Block, Cluster, Shared int
+	Overlap                      bool // it may start before the launch before it has ended
 	argument                     unsafe.Pointer
 }
 
@@ -66,11 +67,11 @@ var (
 
 // callback is one for all tests: they are never given back.
 var callback = sync.OnceValue(func() uintptr {
-	return purego.NewCallback(func(image, kernel uintptr, grid, block, cluster, shared int, argument uintptr) int {
+	return purego.NewCallback(func(image, kernel uintptr, grid, block, cluster, shared, overlap int, argument uintptr) int {
 		if images[image] == "" {
 			images[image] = text(image)
 		}
-		c := Call{images[image], text(kernel), grid, block, cluster, shared, pointer(argument)}
+		c := Call{images[image], text(kernel), grid, block, cluster, shared, overlap != 0, pointer(argument)}
 		if argument == 0 {
 			return executor.ArgumentBytes(c.Image, c.Kernel)
 		}

@@ -27,7 +27,7 @@ struct fake {
 	struct { char kernel[32]; int bytes; } argument[8]; // kernels whose names begin so take one, of so many bytes
 	// Executes a kernel that takes one argument, or says how many bytes that has if it is
 	// null. Where there is none, launches are in the log alone.
-	int64_t (*execute)(const char *image, const char *kernel, int64_t grid, int64_t block, int64_t cluster, int64_t shared, const void *argument);
+	int64_t (*execute)(const char *image, const char *kernel, int64_t grid, int64_t block, int64_t cluster, int64_t shared, int64_t overlap, const void *argument);
 };
 static struct fake f;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -81,10 +81,13 @@ static struct object *within(enum kind kind, uintptr_t at, int64_t n) {
 
 // What a stream does, or a graph that it makes: a copy, the setting of memory (from is
 // null), or a kernel.
-struct work { struct work *next; struct object *fn; int64_t grid, block, cluster, shared; const void *from; void *to; size_t n; int set; };
+struct work { struct work *next; struct object *fn; int64_t grid, block, cluster, shared, overlap; const void *from; void *to; size_t n; int set; };
+static int64_t launched; // what was done last was a launch, and nobody has waited for it
 
 static result perform(const struct work *w) {
-	if (w->fn) return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, w->from);
+	int64_t overlap = w->overlap && launched;
+	launched = w->fn != 0;
+	if (w->fn) return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->from);
 	if (w->from) memcpy(w->to, w->from, w->n);
 	else memset(w->to, w->set, w->n);
 	return OK;
@@ -97,7 +100,7 @@ static result queue(struct object *stream, struct work w) {
 	if (!stream->capturing) return perform(&w);
 	struct work *kept = malloc(sizeof w);
 	if (w.fn) {
-		size_t n = (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0);
+		size_t n = (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0);
 		w.from = memcpy(malloc(n), w.from, n);
 	}
 	*kept = w;
@@ -161,7 +164,7 @@ void fake_reset(void) {
 	}
 	memset(&f, 0, sizeof f);
 	f.version = 12040, f.devices = 2, f.major = 9, f.total = 1 << 20;
-	used = 0, memory = 0, retained = 0, defects = 0;
+	used = 0, memory = 0, launched = 0, retained = 0, defects = 0;
 }
 
 result cuDriverGetVersion(int *v) { CALL(0); *v = f.version; return done(OK); }
@@ -272,7 +275,7 @@ result cuStreamCreate(void **s, unsigned flags) {
 	return r;
 }
 result cuStreamDestroy_v2(void *s) { return give_back(__func__, STREAM, (uintptr_t)s); }
-result cuStreamSynchronize(void *s) { return on(__func__, STREAM, s, STREAM, s); }
+result cuStreamSynchronize(void *s) { launched = 0; return on(__func__, STREAM, s, STREAM, s); }
 result cuStreamQuery(void *s) { result r = on(__func__, STREAM, s, STREAM, s); return r ? r : f.busy ? NOT_READY : OK; }
 result cuStreamWaitEvent(void *s, void *e, unsigned flags) { return on(__func__, STREAM, s, EVENT, e); }
 result cuEventCreate(void **e, unsigned flags) { return simple(__func__, EVENT, e); }
@@ -300,7 +303,7 @@ result cuModuleGetFunction(void **fn, void *m, const char *name) {
 	struct object *o = make(FUNCTION);
 	snprintf(o->name, sizeof o->name, "%s", name);
 	o->mem = 0, o->image = ((struct object *)m)->image, *fn = o;
-	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0) < 0) {
+	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0, 0) < 0) {
 		o->alive = 0;
 		return done(NOT_FOUND);
 	}
@@ -360,15 +363,16 @@ result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params
 	if (!find(FUNCTION, (uintptr_t)fn) || !find(STREAM, (uintptr_t)c->stream) || extra) return done(INVALID_HANDLE);
 	say("kernel %s\n", fn->name);
 	say("grid %u %u %u block %u %u %u shared %u\n", c->x, c->y, c->z, c->tx, c->ty, c->tz, c->shared);
-	unsigned cluster = 1;
+	unsigned cluster = 1, overlap = 0;
 	for (unsigned i = 0; i < c->n; i++) {
 		if (c->attrs[i].id == 4) cluster = c->attrs[i].v.cluster.x;
+		if (c->attrs[i].id == 6) overlap = (unsigned)c->attrs[i].v.cooperative;
 		if (c->attrs[i].id == 2) say("cooperative %d\n", c->attrs[i].v.cooperative);
 		if (c->attrs[i].id == 6) say("overlap %d\n", c->attrs[i].v.cooperative);
 		if (c->attrs[i].id == 4) say("cluster %u %u %u\n", c->attrs[i].v.cluster.x, c->attrs[i].v.cluster.y, c->attrs[i].v.cluster.z);
 	}
 	say_args(fn, params);
-	return done(queue(c->stream, (struct work){ .fn = fn, .grid = c->x, .block = c->tx, .cluster = cluster, .shared = c->shared, .from = params[0] }));
+	return done(queue(c->stream, (struct work){ .fn = fn, .grid = c->x, .block = c->tx, .cluster = cluster, .shared = c->shared, .overlap = overlap, .from = params[0] }));
 }
 
 // A map is its arguments, 64 bits each.
@@ -420,6 +424,8 @@ result cuGraphExecDestroy(void *g) { return give_back(__func__, EXEC, (uintptr_t
 result cuGraphLaunch(struct object *g, void *s) {
 	CALL(1);
 	if (!find(EXEC, (uintptr_t)g) || !find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
+	launched = 0; // graphs do not overlap
 	for (struct work *w = g->first; w && !r; w = w->next) r = perform(w);
+	launched = 0;
 	return done(r);
 }

@@ -1,0 +1,58 @@
+package ptx
+
+import (
+	"strings"
+	"testing"
+)
+
+// A launch that may begin before the one before it has ended: what that one writes is
+// behind griddepcontrol.wait, whichever way it is read, and so is all that is written.
+func TestOverlap(t *testing.T) {
+	const store = "add.s64 %out, %g1, %i4;\nst.global.u32 [%out], 7;\n"
+	first := program(2, "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n"+store)
+	never := program(2, "griddepcontrol.wait;\n"+store)
+	const wait, next = "griddepcontrol.wait;\n", "griddepcontrol.launch_dependents;\n"
+	read := func(what string) string { return "add.s64 %rd1, " + what + ", %i4;\nld.global.u32 %r1, [%rd1];\n" }
+	const generic = "add.s64 %rd1, %g1, %i4;\nld.u32 %r1, [%rd1];\n"
+	const copied = "mul.lo.s32 %r2, %t, 16;\nmov.u32 %r3, memory;\nadd.s32 %r3, %r3, %r2;\nmul.wide.u32 %rd1, %t, 4;\nand.b64 %rd1, %rd1, -16;\nadd.s64 %rd1, %g1, %rd1;\ncp.async.cg.shared.global [%r3], [%rd1], 16;\ncp.async.wait_all;\n"
+	for name, c := range map[string]struct {
+		first, then, says string
+	}{
+		"in order":             {first, wait + next + read("%g1") + result("%r1"), ""},
+		"reads else before":    {first, read("%g2") + wait + result("%r1"), ""},
+		"reads before":         {first, read("%g1") + wait + result("%r1"), "which the launch before writes, are read before"},
+		"generic":              {first, generic + wait + result("%r1"), "which the launch before writes, are read before"},
+		"copies before":        {first, copied + wait, "which the launch before writes, are read before"},
+		"writes before":        {first, result("%t") + wait, "written before griddepcontrol.wait"},
+		"adds before":          {first, "atom.global.add.u32 %r1, [%g2], 1;\n" + wait, "written before griddepcontrol.wait"},
+		"lets the next start":  {first, next + wait, "before this one has waited"},
+		"never waits":          {first, "", "without having waited"},
+		"one thread waits":     {first, "setp.eq.u32 %p1, %t, 0;\n@%p1 griddepcontrol.wait;\nbar.sync 0;\n" + read("%g1") + result("%r1"), ""},
+		"the first let nobody": {never, read("%g1") + result("%r1"), ""},
+	} {
+		a, b, other := memory[uint32](64), memory[uint32](64), memory[uint32](64)
+		var trace Trace
+		if err := launch(compile(t, c.first), Launch{Grid: 2, Block: 32, Trace: &trace}, rangeOf(a), rangeOf(b)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		err := launch(compile(t, program(3, c.then)), Launch{Grid: 2, Block: 32, Shared: 1024, Before: &trace}, rangeOf(a), rangeOf(b), rangeOf(other))
+		switch {
+		case c.says == "" && err != nil, c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s: %v, want %q", name, err, c.says)
+		}
+	}
+}
+
+// Of a trace's words those are written that have been.
+func TestTrace(t *testing.T) {
+	trace := Trace{words: map[uint64]uint64{}}
+	trace.each(1000, 12, func(of, bit uint64) { trace.words[of] |= bit })
+	for at, want := range map[uint64]bool{992: false, 996: false, 1000: true, 1004: true, 1008: true, 1012: false} {
+		if got := trace.wrote(at, 4); got != want {
+			t.Errorf("%d: %v", at, got)
+		}
+	}
+	if !trace.wrote(1010, 2) || !trace.wrote(990, 12) || trace.wrote(980, 20) {
+		t.Error("ranges that begin or end within a word")
+	}
+}
