@@ -11,6 +11,13 @@
 // blocks each has its part of a tile), where one warp adds them up in the order of the
 // blocks while the others are at the next tile: bits do not vary from run to run, and
 // nobody meets.
+//
+// A launch may have several layers, each of which reads what the one before has made
+// (LINKED). All thread blocks are there at once then, each cluster with its tiles of
+// every layer, and the weights of the next layer are on their way while the last sums
+// of this one are. A block waits for its slice of x alone: each tile of y has a counter
+// of those that have finished a part of it. Counters are never cleared: they stand at a
+// multiple of the number of runs.
 #pragma once
 #include "matrix.cuh"
 
@@ -22,6 +29,26 @@ constexpr int BATCH_THREADS = (BATCH_WARPS + 2) * 32;
 struct BatchParams {
   TensorMap x; // its rows, 32 floats of each
   LinearParams p;
+};
+
+constexpr int BATCH_LAYERS = 4;  // of a launch, at most
+constexpr int BATCH_STAGES = 14; // of its ring, at most
+
+// Linear layers one behind the other. The ring of weights takes what a layer's x, which
+// ends at the same place in all layers, leaves of the memory before it.
+struct BatchChainParams {
+  BatchParams layers[BATCH_LAYERS];
+  u32* ready[BATCH_LAYERS]; // counters of a layer's tiles; null: no layer reads what it makes
+  u32* need[BATCH_LAYERS];  // those of its x, one for each 64 columns; null: x was there before
+  u32* run;                 // the number of the last run, and how many thread blocks are done
+  // What the last layer makes may be a step's new keys and values: where its parts go
+  // in the cache besides, in the type of the weights.
+  void* cache[LINEAR_PARTS]; // null: the part is nothing of the sort
+  const int* slots;          // of each row, the row of keys of head 0 that it becomes; -1: none
+  int headRows, dim;         // rows of keys from a head to the next; elements of one, a multiple of 4
+  int count;
+  int end; // bytes up to the end of x
+  int affine; // columns that a block has of gamma and beta, at most
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -36,15 +63,21 @@ __device__ __forceinline__ void sendBlock(u32 to, u32 bar, u32 from, int bytes) 
 __device__ __forceinline__ void barrierArriveRemote(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+__device__ __forceinline__ u32 loadAcquire(const u32* at) {
+  u32 a;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(a) : "l"(at) : "memory");
+  return a;
+}
 // clusterArrive where no memory has to be seen.
 __device__ __forceinline__ void clusterArriveRelaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
-template <class T, int ROWS> struct Batch {
+template <class T, int ROWS, bool LINKED = false> struct Batch {
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
   static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
   static constexpr int PARTIALS = BATCH_TILE / 8 * UNIT; // that a block sends of a tile, and is sent
   static constexpr int N = 2 * ROWS / 8;                 // products side by side
+  static constexpr int MOMENTS = 8 * 2 * ROWS;           // floats: mean and sum of squares of each row, of each block of a cluster
 
   struct Block {
     int warp, lane, rank, split;
@@ -56,6 +89,33 @@ template <class T, int ROWS> struct Batch {
     float *partials, *mine, *factors; // partials of all blocks, and the block's own, in two places each
     float *moments, *affine;          // of the norm, where `mine` will be
     int most;                         // column blocks that a block of the cluster has at most
+    // LINKED only.
+    int finished; // tiles of the layers before
+    int more;     // of the layers behind
+    int normed;   // layers with a norm, before
+    bool again;   // and there are some behind
+    u32* ready;
+    int width; // columns of gamma, and beta behind it
+    const BatchChainParams* keep; // null: what the layer makes is no new keys and values
+  };
+
+  // The next stage of the ring, and the parity of its phase: a bit for each stage where
+  // their number varies from layer to layer.
+  struct Turn {
+    int at;
+    u32 parity;
+    __device__ __forceinline__ u32 now() const { return LINKED ? parity >> at & 1 : parity; }
+    __device__ __forceinline__ void next(int stages) {
+      if (LINKED) parity ^= 1u << at;
+      if (++at == stages) {
+        at = 0;
+        if (!LINKED) parity ^= 1;
+      }
+    }
+    // Of another layer, which has so many.
+    __device__ __forceinline__ void begin(int stages) {
+      if (at >= stages) at = 0;
+    }
   };
 
   __device__ static __forceinline__ void run(const BatchParams& params) {
@@ -79,7 +139,7 @@ template <class T, int ROWS> struct Batch {
     b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
     // The copying thread makes all barriers, and begins: only who sends to other blocks
     // waits until these have theirs.
-    Copies copies{b.t0, 0, 0, 0, 1};
+    Copies copies{b.t0, 0, 0, {0, 1}};
     if (b.warp == BATCH_WARPS && b.lane == 0) {
       for (int s = 0; s < p.stages; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
       for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + max(BATCH_TILE / 16 / b.split, 1) * 32), barrierInit(b.taken + i * 8, b.split);
@@ -109,29 +169,156 @@ template <class T, int ROWS> struct Batch {
       clusterArriveRelaxed();
       clusterWait();
     } else {
+      Turn turn{0, 0};
       prepare(p, b);
-      multiplyAll(p, b);
+      multiplyAll(p, b, turn);
     }
   }
 
+  // The same of several layers, each of which but the first reads what the one before
+  // it makes. What orders them, besides the counters that a block waits for:
+  //
+  //   - A block's x is asked for when its tiles of the layer before are finished: all
+  //     its products have read the x that was there, and the factors.
+  //   - Any part of layer l+1 that is finished has needed all of x, and so all of layer
+  //     l, in all blocks. So who sends moments of layer l+2 may send them to the place of
+  //     those of layer l, where everybody has had them. Layers with norms are not next
+  //     to each other.
+  __device__ static __forceinline__ void run(const BatchChainParams& c) {
+    extern __shared__ __align__(1024) char memory[];
+    Block b;
+    b.warp = __shfl_sync(~0u, threadIdx.x / 32, 0), b.lane = threadIdx.x % 32;
+    b.split = c.layers[0].p.split, b.rank = blockIdx.x % b.split;
+    b.ring = sharedAddress(memory);
+    b.partials = (float*)(memory + c.end);
+    b.mine = b.partials + 2 * PARTIALS;
+    float* const moments = b.mine + 2 * PARTIALS; // of every second norm
+    b.width = c.affine, b.affine = moments + 2 * MOMENTS;
+    b.factors = b.affine + 2 * c.affine;
+    b.full = sharedAddress(b.factors + ROWS);
+    b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
+    volatile int* const done = (volatile int*)(memory + (b.came + 8 - b.ring)); // layers that this block is done with
+    // Goes through the layers that the cluster has tiles of.
+    const auto each = [&](auto f) {
+      const int cluster = blockIdx.x / b.split, clusters = gridDim.x / b.split;
+      const auto first = [&](int layer, int cluster) { return cluster * c.layers[layer].p.tiles[LINEAR_PARTS - 1] / clusters; };
+      b.finished = b.normed = 0, b.more = 0;
+      int norms = 0;
+      for (int i = 0; i < c.count; i++) {
+        const int n = first(i, cluster + 1) - first(i, cluster);
+        b.more += n, norms += n > 0 && c.layers[i].p.norm;
+      }
+#pragma unroll 1
+      for (int i = 0; i < c.count; i++) {
+        const LinearParams& p = c.layers[i].p;
+        b.all = (p.in + BLOCK - 1) / BLOCK, b.from = b.rank * b.all / b.split, b.blocks = (b.rank + 1) * b.all / b.split - b.from;
+        b.most = (b.all + b.split - 1) / b.split;
+        b.x = memory + c.end - b.most * X;
+        b.t0 = first(i, cluster), b.t1 = first(i, cluster + 1);
+        b.more -= b.t1 - b.t0;
+        b.moments = moments + (b.normed & 1) * MOMENTS;
+        b.again = b.normed + 1 < norms;
+        b.ready = c.ready[i];
+        b.keep = i == c.count - 1 && c.slots != nullptr ? &c : nullptr;
+        if (b.t0 < b.t1) f(i, p);
+        b.finished += b.t1 - b.t0, b.normed += b.t0 < b.t1 && p.norm;
+      }
+    };
+    if (b.warp == BATCH_WARPS && b.lane == 0) {
+      const LinearParams& p = c.layers[0].p;
+      for (int s = 0; s < BATCH_STAGES; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
+      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + max(BATCH_TILE / 16 / b.split, 1) * 32), barrierInit(b.taken + i * 8, b.split);
+      barrierInit(b.merged, 1), barrierInit(b.came, 1);
+      *done = 0;
+      opened();
+      barrierExpect(b.merged, b.split * p.rows * 8);
+    }
+    __syncwarp();
+    clusterArriveRelaxed();
+    __syncthreads();
+    if (b.warp == BATCH_WARPS) {
+      if (b.lane != 0) return;
+      Turn turn{0, ~0u};
+      each([&](int layer, const LinearParams& p) {
+        if (!p.early) waitForEarlier();
+        Copies copies{b.t0, 0, 0, turn};
+        copies.turn.begin(p.stages);
+        // Other stages lie where the layers before have their x.
+        int before = p.stages;
+        for (int i = 0; i < layer; i++) before = min(before, c.layers[i].p.stages);
+        while (copies.tile < b.t1) {
+          if (copies.turn.at >= before) {
+            while (*done < layer) {}
+            before = p.stages;
+          }
+          copies.next(p, b);
+        }
+        turn = copies.turn;
+      });
+    } else if (b.warp > BATCH_WARPS) {
+      waitForEarlier();
+      if (b.lane == 0) letNextStart();
+      const u32 number = *(volatile u32*)c.run + 1;
+      clusterWait();
+      each([&](int layer, const LinearParams& p) {
+        if (b.lane == 0) *done = layer; // and with those before that it has no tiles of
+        __syncwarp();
+        // Who has no columns of x waits for all of it: what is said of the order of
+        // layers, above, holds for everybody.
+        const u32* const need = c.need[layer];
+        if (need != nullptr) {
+          const int from = b.blocks > 0 ? b.from : 0, n = b.blocks > 0 ? b.blocks : b.all;
+          for (int i = b.lane; i < n; i += 32)
+            while ((int)(loadAcquire(need + from + i) - number * b.split) < 0) {}
+          asm volatile("fence.proxy.async.global;" ::: "memory");
+          __syncwarp();
+        }
+        if (b.lane == 0) {
+          barrierExpect(b.came, b.blocks * X);
+          for (int i = 0; i < b.blocks * 2; i++) copyBox(sharedAddress(b.x) + i * (X / 2), &c.layers[layer].x, b.from * BLOCK + i * (BLOCK / 2), 0, 0, b.came, readAgain());
+        }
+        finishAll(p, b);
+      });
+      if (b.lane == 0) {
+        u32 before;
+        asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(c.run + 1), "r"(gridDim.x - 1) : "memory");
+        if (before == gridDim.x - 1) *c.run = number;
+      }
+      __syncwarp();
+      clusterArriveRelaxed();
+      clusterWait();
+    } else {
+      clusterWait();
+      Turn turn{0, 0};
+      u32 came = 0;
+      each([&](int layer, const LinearParams& p) {
+        turn.begin(p.stages);
+        prepare(p, b, came);
+        came ^= 1;
+        multiplyAll(p, b, turn);
+      });
+    }
+  }
+
+
   // All that the block reads of the weights: which stage is next.
   struct Copies {
-    int tile, part, block, at;
-    u32 parity; // 1: of a ring that is empty
+    int tile, part, block;
+    Turn turn; // parity 1: of a ring that is empty
 
     __device__ __forceinline__ void next(const LinearParams& p, const Block& b) {
       if (tile >= b.t1) return;
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
       const int row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE;
       if (block < b.blocks) {
-        barrierWait(b.empty + at * 8, parity);
+        barrierWait(b.empty + turn.at * 8, turn.now());
         const bool two = block + 1 < b.blocks;
-        const u32 to = b.ring + at * BATCH_STAGE, bar = b.full + at * 8;
+        const u32 to = b.ring + turn.at * BATCH_STAGE, bar = b.full + turn.at * 8;
         const u64 policy = readOnce();
         barrierExpect(bar, two ? BATCH_STAGE : BATCH_STAGE / 2);
         copyBox(to, &p.maps[part], (b.from + block) * BLOCK, row, 0, bar, policy);
         if (two) copyBox(to + BATCH_STAGE / 2, &p.maps[part], (b.from + block + 1) * BLOCK, row, 0, bar, policy);
-        if (++at == p.stages) at = 0, parity ^= 1;
+        turn.next(p.stages);
       }
       if ((block += 2) >= b.blocks) block = 0, tile++;
     }
@@ -151,7 +338,7 @@ template <class T, int ROWS> struct Batch {
   // a power of two where the type has few exponents. A warp has whole rows of the slice.
   // Everybody waits for this, and its code is executed once: what is unrolled costs more
   // to fetch than it saves.
-  __device__ static __forceinline__ void prepare(const LinearParams& p, const Block& b) {
+  __device__ static __forceinline__ void prepare(const LinearParams& p, const Block& b, u32 came = 0) {
     constexpr int R = ROWS / BATCH_WARPS; // of a warp
     const int first = b.from * BLOCK, live = max(min(b.blocks * BLOCK, p.in - first), 0); // a multiple of 8
     const float part = 1.f / max(live, 1), whole = 1.f / p.in;
@@ -165,7 +352,7 @@ template <class T, int ROWS> struct Batch {
 #pragma unroll 1
       for (int k = 0; k < 2; k++) { // gamma and beta
         const float* const src = k ? p.beta : p.gamma;
-        float* const to = b.affine + k * b.most * BLOCK;
+        float* const to = b.affine + k * (LINKED ? b.width : b.most * BLOCK);
 #pragma unroll 1
         for (int c = threadIdx.x * 4; c < live; c += BATCH_WARPS * 128) {
           if (src != nullptr) {
@@ -177,9 +364,9 @@ template <class T, int ROWS> struct Batch {
       }
     }
     copyCommit();
-    clusterWait();
+    if (!LINKED) clusterWait();
     copyWait<0>();
-    if (b.blocks > 0) barrierWait(b.came, 0);
+    if (LINKED || b.blocks > 0) barrierWait(b.came, came);
     // f of eight elements of each of the warp's rows, a lane.
     const auto each = [&](auto f) {
 #pragma unroll 1
@@ -208,7 +395,8 @@ template <class T, int ROWS> struct Batch {
         if (m < p.rows && b.lane < b.split) send2(remoteAddress(sharedAddress(b.moments + (b.rank * ROWS + m) * 2), b.lane), remoteAddress(b.merged, b.lane), mean[r], squares[r]);
       }
       asm volatile("bar.sync 1, %0;" ::"n"(BATCH_WARPS * 32) : "memory"); // gamma and beta are there
-      barrierWait(b.merged, 0);
+      barrierWait(b.merged, LINKED ? b.normed & 1 : 0);
+      if (LINKED && b.again && threadIdx.x == 0) barrierExpect(b.merged, b.split * p.rows * 8); // of the next norm
       // Means and sums of squares of the slices merge into the row's.
       float f[R];
 #pragma unroll
@@ -221,7 +409,7 @@ template <class T, int ROWS> struct Batch {
       }
       each([&](int r, int g, float4* toU, float4* toV, float4 u, float4 v) {
         const float4* const gamma = (const float4*)(b.affine + g * 8);
-        const float4* const beta = gamma + b.most * (BLOCK / 4);
+        const float4* const beta = gamma + (LINKED ? b.width / 4 : b.most * (BLOCK / 4));
         const auto normed = [&](float4 v, float4 g, float4 b) { return make_float4((v.x - mean[r]) * f[r] * g.x + b.x, (v.y - mean[r]) * f[r] * g.y + b.y, (v.z - mean[r]) * f[r] * g.z + b.z, (v.w - mean[r]) * f[r] * g.w + b.w); };
         u = normed(u, gamma[0], beta[0]), v = normed(v, gamma[1], beta[1]);
         *toU = u, *toV = v;
@@ -279,7 +467,7 @@ template <class T, int ROWS> struct Batch {
 
   // All tiles: the sums of this block's columns go to who finishes them. A stage is
   // given back when the products of the next one are on their way.
-  __device__ static __forceinline__ void multiplyAll(const LinearParams& p, const Block& b) {
+  __device__ static __forceinline__ void multiplyAll(const LinearParams& p, const Block& b, Turn& turn) {
     const int group = b.warp / 4, t = b.lane & 3, units = BATCH_TILE / 8 / b.split; // that a block finishes
     const u32 x = sharedAddress(b.x);
     float down[ROWS / 8][2]; // what the sums of rows 2t and 2t+1 of eight of x are multiplied by
@@ -299,16 +487,15 @@ template <class T, int ROWS> struct Batch {
     const int unit = b.warp % 4 * 2 + (b.lane & 1), owner = unit / units;
     const u32 from = sharedAddress(b.mine + (b.warp * 2 + (b.lane & 1)) * UNIT), there = b.there + group * 8, taken = b.taken + group * 8;
     const u32 bar = remoteAddress(there, owner), to = remoteAddress(sharedAddress(b.partials + group * PARTIALS + (b.rank * units + unit % units) * UNIT), owner);
-    int at = 0;
-    u32 parity = 0;
 #pragma unroll 1
     for (int tile = b.t0; tile < b.t1; tile++) {
-      if (((tile - b.t0) & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
+      const int i = tile - b.t0 + (LINKED ? b.finished : 0);
+      if ((i & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
 #pragma unroll 1
         for (int c = 0; c < b.blocks; c += 2) {
-          barrierWait(b.full + at * 8, parity);
-          if (b.lane == 0) barrierArrive(b.empty + at * 8);
-          if (++at == p.stages) at = 0, parity ^= 1;
+          barrierWait(b.full + turn.at * 8, turn.now());
+          if (b.lane == 0) barrierArrive(b.empty + turn.at * 8);
+          turn.next(p.stages);
         }
         continue;
       }
@@ -318,21 +505,21 @@ template <class T, int ROWS> struct Batch {
       int before = -1;
 #pragma unroll 1
       for (int c = 0; c < b.blocks; c += 2) {
-        barrierWait(b.full + at * 8, parity);
-        const u32 w = b.ring + at * BATCH_STAGE;
+        barrierWait(b.full + turn.at * 8, turn.now());
+        const u32 w = b.ring + turn.at * BATCH_STAGE;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         multiply(sums, w, x + c * X);
         if (c + 1 < b.blocks) multiply(sums, w + BATCH_STAGE / 2, x + (c + 1) * X);
         multiplied<1>();
         if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
-        before = at;
-        if (++at == p.stages) at = 0, parity ^= 1;
+        before = turn.at;
+        turn.next(p.stages);
       }
       multiplied<0>();
 #pragma unroll
       for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory"); // they are there from here on
       if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
-      if (tile - b.t0 >= 2) barrierWait(taken, ((tile - b.t0) / 2 - 1) & 1);
+      if (i >= 2) barrierWait(taken, (i / 2 - 1) & 1);
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -388,7 +575,7 @@ template <class T, int ROWS> struct Batch {
       const Piece now = next;
       if ((next.begin += 32 * Piece::FOURS) >= fours) next.begin = 0, next.tile++;
       if (next.tile < b.t1) next.fetch(p, b, fours);
-      const int i = now.tile - b.t0, of = i & 1, out = p.out[now.part];
+      const int i = now.tile - b.t0 + (LINKED ? b.finished : 0), of = i & 1, out = p.out[now.part];
       if (now.begin == 0) {
         if (b.lane == 0) barrierExpect(b.there + of * 8, PARTIALS * 4 / b.split * (b.split - 1)); // the others' part
         __syncwarp();
@@ -410,7 +597,7 @@ template <class T, int ROWS> struct Batch {
       // The place is free before y is written. Nobody waits for the last two tiles'
       // places, and who would be told may be gone.
       __syncwarp();
-      if (next.begin == 0 && now.tile + 2 < b.t1 && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + of * 8, b.lane));
+      if (next.begin == 0 && now.tile + 2 < b.t1 + (LINKED ? b.more : 0) && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + of * 8, b.lane));
 #pragma unroll
       for (int k = 0; k < Piece::FOURS; k++) {
         const int at = now.at(k, b), m = rowAt(at % ROWS), n = now.first(p, b) + at / ROWS * 4;
@@ -423,6 +610,17 @@ template <class T, int ROWS> struct Batch {
         const float4 u = make_float4(finished(v[k].x, now.bias[k].x, now.residual[k].x), finished(v[k].y, now.bias[k].y, now.residual[k].y),
                                      finished(v[k].z, now.bias[k].z, now.residual[k].z), finished(v[k].w, now.bias[k].w, now.residual[k].w));
         store4(p.y[now.part] + (long long)m * out, n, out, out % 4 == 0, u);
+        if constexpr (LINKED) {
+          if (b.keep == nullptr || b.keep->cache[now.part] == nullptr || n >= out) continue;
+          const int slot = b.keep->slots[m], head = n / b.keep->dim;
+          const long long place = (slot + (long long)head * b.keep->headRows) * b.keep->dim + n - head * b.keep->dim;
+          if (slot >= 0) *(uint2*)((u16*)b.keep->cache[now.part] + place) = make_uint2(T::pack(u.x, u.y), T::pack(u.z, u.w));
+        }
+      }
+      if (LINKED && next.begin == 0 && b.ready != nullptr) {
+        asm volatile("fence.proxy.async.global;" ::: "memory"); // the copy engine is to read it
+        __syncwarp();
+        if (b.lane == 0) asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(b.ready + now.tile) : "memory");
       }
     }
   }

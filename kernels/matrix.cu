@@ -16,8 +16,11 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define BATCH(name, T, ROWS) \
   extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ BatchParams p) { Batch<T, ROWS>::run(p); }
+#define BATCH_CHAIN(name, T, ROWS) \
+  extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 1) name(const __grid_constant__ BatchChainParams p) { Batch<T, ROWS, true>::run(p); }
 #else // there matrix_ and linear_<element> take these rows
 #define BATCH(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ BatchParams p) {}
+#define BATCH_CHAIN(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ BatchChainParams p) {}
 #endif
 
 OPERANDS(matrix_operands_f16, Half)
@@ -34,3 +37,8 @@ BATCH(batch_f16_8, Half, 8)
 BATCH(batch_f16_16, Half, 16)
 BATCH(batch_bf16_8, Brain, 8)
 BATCH(batch_bf16_16, Brain, 16)
+
+BATCH_CHAIN(batch_chain_f16_8, Half, 8)
+BATCH_CHAIN(batch_chain_f16_16, Half, 16)
+BATCH_CHAIN(batch_chain_bf16_8, Brain, 8)
+BATCH_CHAIN(batch_chain_bf16_16, Brain, 16)

@@ -43,18 +43,23 @@ const (
 )
 
 // batches are the kernels for weights of a type.
-type batches [len(batchRows)]*cuda.Function
+type batches struct {
+	alone   [len(batchRows)]*cuda.Function
+	chained [len(batchRows)]*cuda.Function // several layers
+}
 
 // loadBatches loads the kernels of a type from the module of matrices.
 func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
 	var k batches
 	for i, rows := range batchRows {
-		var err error
-		if k[i], err = m.Function(fmt.Sprintf("batch_%s_%d", elements[element].name, rows)); err != nil {
-			return err
-		}
-		if err := k[i].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
-			return err
+		for name, f := range map[string]**cuda.Function{"batch_%s_%d": &k.alone[i], "batch_chain_%s_%d": &k.chained[i]} {
+			var err error
+			if *f, err = m.Function(fmt.Sprintf(name, elements[element].name, rows)); err != nil {
+				return err
+			}
+			if err := (*f).SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+				return err
+			}
 		}
 	}
 	d.batches[element] = &k
@@ -86,7 +91,7 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil); l.stages == 0 {
 			continue
 		}
-		n, err := d.clustersAtOnce(clusterKey{element, -2 - kind, split, l.shared}, d.batches[element][kind], clusterGrid(1, split, batchThreads, l.shared, true))
+		n, err := d.clustersAtOnce(clusterKey{element, -2 - kind, split, l.shared}, d.batches[element].alone[kind], clusterGrid(1, split, batchThreads, l.shared, true))
 		if err != nil {
 			return best, false, err
 		}
@@ -141,5 +146,5 @@ func (d *Decoder) batch(s *cuda.Stream, element int, o *Linear, l batchLaunch) e
 	}
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X)
-	return d.batches[element][l.kind].Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
+	return d.batches[element].alone[l.kind].Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
 }

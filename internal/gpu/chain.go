@@ -152,7 +152,7 @@ func (c *Chain) Linear(o *Linear) bool {
 		}
 		p.tiles[i] = int32(tiles)
 	}
-	if !c.apart(reads, writes) {
+	if !apart(reads, writes, c.reads, c.writes) {
 		return false
 	}
 	// Blocks that have a tile more have none more in the layer behind.
@@ -179,16 +179,16 @@ func (c *Chain) Linear(o *Linear) bool {
 	return true
 }
 
-// apart says whether a layer reads nothing that the chain writes elsewhere, and
+// apart says whether a layer reads nothing that a chain writes elsewhere, and
 // writes nothing that it reads or writes: plain memory is written in no order.
-func (c *Chain) apart(reads, writes []span) bool {
+func apart(reads, writes, allReads, allWrites []span) bool {
 	for _, s := range reads {
-		if s.meets(c.writes) || s.meets(writes) {
+		if s.meets(allWrites) || s.meets(writes) {
 			return false
 		}
 	}
 	for i, s := range writes {
-		if s.meets(c.reads) || s.meets(c.writes) || s.meets(writes[:i]) {
+		if s.meets(allReads) || s.meets(allWrites) || s.meets(writes[:i]) {
 			return false
 		}
 	}
@@ -239,7 +239,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	outs := extent(g.Out, p.reach, g.Heads, g.ValueDim)
 	writes := []span{spanOf(&o.Out, outs), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
 	shape := p.engine.chainShape(c.element, g.Dim)
-	if !c.fits(max(c.area, attentionRoom(&shape, p.look.tileRows, mostWarps))) || !c.apart(nil, writes) {
+	if !c.fits(max(c.area, attentionRoom(&shape, p.look.tileRows, mostWarps))) || !apart(nil, writes, c.reads, c.writes) {
 		return false
 	}
 	box := shape.box(p.look.paged, g.PageTokens)

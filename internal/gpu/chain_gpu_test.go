@@ -186,13 +186,68 @@ func (s *stack) chain(t testing.TB) *Chain {
 	return c
 }
 
-// captured makes a graph of the chain.
-func (s *stack) captured(t testing.TB) (*Chain, *cuda.Graph) {
-	c := s.chain(t)
-	g, err := s.m.stream.Capture(func() error { return c.Queue(s.m.stream) })
+// late is work that is queued as one.
+type late interface {
+	Queue(*cuda.Stream) error
+	Upload() error
+	Close() error
+}
+
+// batchChains are the chains of a batch's linear layers, and attention between them.
+func (s *stack) batchChains(t testing.TB) (all []late) {
+	var c *BatchChain
+	for i := range s.ops {
+		o := &s.ops[i]
+		if o.linear == nil {
+			appended := c != nil && c.Append(s.plan, o.operands.K, o.operands.V, o.newK, o.newV)
+			if !appended {
+				t.Fatalf("the append of layer %d was not taken", i)
+			}
+			all, c = append(all, &attendLate{s, o}), nil
+			continue
+		}
+		if c != nil && c.Linear(o.linear) {
+			continue
+		}
+		if c = s.d.NewBatchChain(); !c.Linear(o.linear) {
+			t.Fatalf("layer %d was not taken", i)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// attendLate is attention as a launch of its own.
+type attendLate struct {
+	s *stack
+	o *stackOp
+}
+
+func (a *attendLate) Queue(stream *cuda.Stream) error { return a.s.plan.Run(stream, &a.o.operands) }
+func (a *attendLate) Upload() error                   { return nil }
+func (a *attendLate) Close() error                    { return nil }
+
+// captured makes a graph of the chain, or of a batch's chains.
+func (s *stack) captured(t testing.TB) ([]late, *cuda.Graph) {
+	var all []late
+	if s.rows <= chainRows {
+		all = append(all, s.chain(t))
+	} else {
+		all = s.batchChains(t)
+	}
+	g, err := s.m.stream.Capture(func() error {
+		for _, c := range all {
+			if err := c.Queue(s.m.stream); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	noError(t, err)
-	noError(t, c.Upload())
-	return c, g
+	for _, c := range all {
+		noError(t, c.Upload())
+	}
+	return all, g
 }
 
 func (s *stack) close(t testing.TB) {
@@ -216,6 +271,11 @@ func TestGPUChain(t *testing.T) {
 func TestGPUChainLinear(t *testing.T) {
 	m, d := realDecoder(t)
 	testChain(t, m, d, orShort(24, 6), 5000, true)
+}
+
+func TestGPUBatchChain(t *testing.T) {
+	m, d := realDecoder(t)
+	testBatchChain(t, m, d, orShort(40, 6), 5000, 8192)
 }
 
 // Contexts that go round a thread block's ring many times, and not in whole rounds.
@@ -252,6 +312,26 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest int, linear 
 	}
 }
 
+// testBatchChain runs random stacks of a batch's rows.
+func testBatchChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
+	if d.NewBatchChain() == nil {
+		t.Skip("no chains of a batch's layers on this GPU")
+	}
+	rng := reftest.Rand(t)
+	for i := range cases {
+		kvHeads := pick(rng, 1, 2, 4, 12)
+		sh := stackShape{
+			rows: chainRows + 1 + rng.IntN(batchRows[len(batchRows)-1]-chainRows), blocks: pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: pick(rng, 64, 80, 128),
+			inner: min(8*pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
+			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(2) == 0,
+		}
+		for range sh.rows {
+			sh.keys = append(sh.keys, min(pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
+		}
+		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+	}
+}
+
 // testStack compares a chain with launches, and its bits in three runs.
 func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
 	s := newStack(t, m, d, rng, sh)
@@ -269,7 +349,7 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 		wantCache = append(wantCache, read(t, &s.cache[j]))
 		noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
 	}
-	c, g := s.captured(t)
+	chains, g := s.captured(t)
 	var first [][]byte
 	for run := range 3 {
 		s.poison(t)
@@ -295,7 +375,9 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 		closeTo(t, fmt.Sprintf("%s: cache %d", name, j), read(t, &s.cache[j]), wantCache[j], sh.kv, 3e-2)
 	}
 	noError(t, g.Close())
-	noError(t, c.Close())
+	for _, c := range chains {
+		noError(t, c.Close())
+	}
 	s.close(t)
 }
 
@@ -343,11 +425,14 @@ func BenchmarkGPUChain(b *testing.B) {
 					ways = append(ways, way{name, g})
 				}
 				add("launches", st.launches)
-				if rows <= chainRows {
-					c, chain := st.captured(b)
-					defer c.Close()
+				if rows <= batchRows[len(batchRows)-1] {
+					chains, chain := st.captured(b)
+					for _, c := range chains {
+						defer c.Close()
+					}
 					ways = append(ways, way{"chain", chain})
-				} else {
+				}
+				if rows > chainRows {
 					add("linears", func() error { return st.launchesOf(true, false) })
 					add("attention", func() error { return st.launchesOf(false, true) })
 				}

@@ -119,3 +119,8 @@ func TestEmulatedChainLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
 	testChain(t, m, d, 2, 130, true)
 }
+
+func TestEmulatedBatchChain(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testBatchChain(t, m, d, 6, 130, 520)
+}

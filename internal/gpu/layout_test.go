@@ -40,6 +40,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	types := map[string][2]uintptr{ // size, alignment
 		"int": {4, 4}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
 		"Params": {216, 8}, "Links": {64, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
+		"BatchParams": {unsafe.Sizeof(batchParams{}), 64},
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
@@ -53,7 +54,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 			name = strings.TrimSpace(name)
 			n := uintptr(1)
 			if m := regexp.MustCompile(`^(\*? *\w+)\[(\w+)\]$`).FindStringSubmatch(name); m != nil {
-				length, ok := map[string]int{"LINEAR_PARTS": mostParts, "CHAIN_BODY": chainBody, "2": 2, "3": 3}[m[2]]
+				length, ok := map[string]int{"LINEAR_PARTS": mostParts, "CHAIN_BODY": chainBody, "BATCH_LAYERS": batchLayers, "2": 2, "3": 3}[m[2]]
 				if !ok {
 					t.Fatalf("%s: struct %s: what is %q?", file, name, m[2])
 				}
@@ -181,6 +182,7 @@ func TestStructs(t *testing.T) {
 		{"unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},
 		{"batch.cuh", "BatchParams", batchParams{}},
+		{"batch.cuh", "BatchChainParams", batchChainParams{}},
 		{"matrix.cuh", "OperandParams", operandParams{}},
 		{"matrix.cuh", "MatrixParams", matrixParams{}},
 		{"rows.cuh", "NormParams", normParams{}},
