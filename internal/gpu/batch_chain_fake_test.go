@@ -10,7 +10,6 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
-	"gorgonia.org/leanattention/internal/cuda"
 )
 
 func fakeBatchStack(t *testing.T, sh stackShape) (*stack, func() []launch) {
@@ -207,38 +206,6 @@ func TestBatchChainFaults(t *testing.T) {
 	sh := batchShape(9)
 	sh.linear = true
 	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), sh)
-	live := lib.Live()
-	failures := 0
-	for n := 1; ; n++ {
-		chains := s.batchChains(t)
-		lib.State().Calls, lib.State().FailAt, lib.State().FailWith = 0, int64(n), 2
-		var g *cuda.Graph
-		err := func() (err error) {
-			if g, err = m.stream.Capture(func() error { return chains[0].Queue(m.stream) }); err != nil {
-				return err
-			}
-			return chains[0].Upload()
-		}()
-		failed := lib.State().Failed() != "" && lib.State().Calls >= int64(n)
-		lib.State().FailAt = 0
-		for _, c := range chains {
-			noError(t, c.Close())
-		}
-		if g != nil {
-			noError(t, g.Close())
-		}
-		if lib.Live() != live {
-			t.Fatalf("call %d, %s: %d objects, %d before", n, lib.State().Failed(), lib.Live(), live)
-		}
-		if !failed {
-			break
-		}
-		if err != nil {
-			failures++
-		}
-	}
-	if failures < 5 {
-		t.Errorf("%d failures", failures)
-	}
+	testLateFaults(t, m, lib, func() late { return s.batchChains(t)[0] })
 	s.close(t)
 }

@@ -44,28 +44,13 @@ func emulatedGPU(t testing.TB, sms int) *machine {
 	noError(t, err)
 	dev, err := drv.Open(0)
 	noError(t, err)
-	e, err := New(dev)
-	noError(t, err)
-	stream, err := dev.NewStream()
-	noError(t, err)
-	m := &machine{dev: dev, engine: e, stream: stream}
-	m.settle = func(t testing.TB) {
-		t.Helper()
-		noError(t, stream.Synchronize())
-	}
-	m.capture = func(t testing.TB, f func() error) func() error {
-		t.Helper()
-		g, err := stream.Capture(f)
-		noError(t, err)
-		return func() error { return stream.Launch(g) }
-	}
 	t.Cleanup(func() {
 		noError(t, dev.Close())
 		if lib.Live() != 0 || lib.Defects() != 0 {
 			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
 		}
 	})
-	return m
+	return machineOf(t, dev)
 }
 
 func emulatedDecoder(t testing.TB, sms int) (*machine, *Decoder) {

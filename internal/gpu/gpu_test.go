@@ -26,6 +26,12 @@ func realGPU(t testing.TB) *machine {
 	}
 	noError(t, err)
 	t.Cleanup(func() { noError(t, dev.Close()) })
+	return machineOf(t, dev)
+}
+
+// machineOf is a device whose launches do what they say.
+func machineOf(t testing.TB, dev *cuda.Device) *machine {
+	t.Helper()
 	e, err := New(dev)
 	if errors.Is(err, kernels.ErrNoImage) {
 		t.Skipf("no kernels: %v", err)

@@ -402,30 +402,20 @@ func (c *compiler) number(word string, width int) (bits uint64, ok bool) {
 	return n, true
 }
 
-func (c *compiler) constant32(x uint32) register {
-	r, ok := c.k32[x]
-	if !ok {
-		r = constant + register(len(c.c32))
-		var all [lanes]uint32
-		for i := range all {
-			all[i] = x
-		}
-		c.c32 = append(c.c32, all)
-		c.k32[x] = r
-	}
-	return r
-}
+func (c *compiler) constant32(x uint32) register { return constantOf(&c.c32, c.k32, x) }
+func (c *compiler) constant64(x uint64) register { return constantOf(&c.c64, c.k64, x) }
 
-func (c *compiler) constant64(x uint64) register {
-	r, ok := c.k64[x]
+// constantOf is the register of a number: one for all of the same.
+func constantOf[T word](numbers *[][lanes]T, known map[T]register, x T) register {
+	r, ok := known[x]
 	if !ok {
-		r = constant + register(len(c.c64))
-		var all [lanes]uint64
-		for i := range all {
-			all[i] = x
+		r = constant + register(len(*numbers))
+		var each [lanes]T
+		for i := range each {
+			each[i] = x
 		}
-		c.c64 = append(c.c64, all)
-		c.k64[x] = r
+		*numbers = append(*numbers, each)
+		known[x] = r
 	}
 	return r
 }
