@@ -1,7 +1,7 @@
 // Entry points of linear layers of many rows: matrix_operands_<element>, and
 // matrix_<element>_<rows of x that a thread block has>; and of a batch's rows:
 // batch_<element>_<rows>.
-#include "batch.cuh"
+#include "batch_chain.cuh"
 #include "matrix.cuh"
 
 #if __CUDA_ARCH__ >= 900
@@ -17,7 +17,7 @@
 #define BATCH(name, T, ROWS) \
   extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ BatchParams p) { Batch<T, ROWS>::run(p); }
 #define BATCH_CHAIN(name, T, ROWS) \
-  extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 1) name(const __grid_constant__ BatchChainParams p) { Batch<T, ROWS, true>::run(p); }
+  extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 1) name(const __grid_constant__ BatchChainParams p) { BatchChain<T, ROWS>::run(p); }
 #else // there matrix_ and linear_<element> take these rows
 #define BATCH(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ BatchParams p) {}
 #define BATCH_CHAIN(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ BatchChainParams p) {}

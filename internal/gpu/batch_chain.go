@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Constants of the kernels (kernels/batch.cuh).
+// Constants of the kernels (kernels/batch_chain.cuh).
 const (
 	batchLayers     = 4
 	mostChainedRing = 14 // stages
@@ -31,15 +31,10 @@ type BatchChain struct {
 	writes  []span
 	holds   []*cuda.Buffer
 	words   *cuda.Buffer // of each launch: the number of the run, and counters
-	keep    *batchKeep   // of the last layer; then there will be none behind it
-}
 
-// batchKeep says where a layer's new keys and values go in a cache.
-type batchKeep struct {
-	cache         [mostParts]uint64
-	slots         uint64
-	headRows, dim int
-	alone         func(*cuda.Stream) error // queues it as a launch of its own
+	// Of the last layer, behind which there will be none then.
+	keep   batchKeep
+	append func(*cuda.Stream) error // queues the storing as a launch of its own; nil: there is nothing to keep
 }
 
 // chainedLinear is a layer, and which layers make its x and what it adds; -1: none does.
@@ -58,11 +53,17 @@ type batchChainParams struct {
 	layers      [batchLayers]batchParams
 	ready, need [batchLayers]uint64
 	run         uint64
-	cache       [mostParts]uint64
-	slots       uint64
+	keep        batchKeep
+	count, end  int32
+	affine      int32
+	_           [4]byte
+}
 
-	headRows, dim, count, end, affine int32
-	_                                 [4]byte
+// batchKeep is struct BatchKeep.
+type batchKeep struct {
+	cache         [mostParts]uint64
+	slots         uint64
+	headRows, dim int32
 }
 
 // NewBatchChain makes an empty chain; nil where the GPU has no kernels for one.
@@ -93,7 +94,7 @@ func (c *BatchChain) Linear(o *Linear) bool {
 	}
 	element := elementOf(o.Parts[0].W.DType)
 	l, ok, err := c.d.configureBatch(o)
-	if !ok || err != nil || c.keep != nil || c.rows > 0 && (c.rows != o.Rows || c.element != element) {
+	if !ok || err != nil || c.append != nil || c.rows > 0 && (c.rows != o.Rows || c.element != element) {
 		return false
 	}
 	own := chainedLinear{Linear: *o}
@@ -155,7 +156,7 @@ func (c *BatchChain) Linear(o *Linear) bool {
 func (c *BatchChain) Append(p *Plan, k, v, newK, newV Memory) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ready("chain") != nil || p.look.idle || !p.appends || c.keep != nil || newK.Buffer == nil || newV.Buffer == nil || p.checkPages("chain", &k, &v) != nil {
+	if p.ready("chain") != nil || p.look.idle || !p.appends || c.append != nil || newK.Buffer == nil || newV.Buffer == nil || p.checkPages("chain", &k, &v) != nil {
 		return false
 	}
 	g := &p.look.geometry
@@ -163,7 +164,7 @@ func (c *BatchChain) Append(p *Plan, k, v, newK, newV Memory) bool {
 	if elementOf(k.DType) != c.element || p.look.rows != c.rows || g.Dim%4 != 0 || p.engine.dev != c.d.dev {
 		return false
 	}
-	keep := &batchKeep{slots: p.memory.table.Address() + uint64(p.memory.sections.slots), headRows: g.Key.Head / g.Dim, dim: g.Dim}
+	keep := batchKeep{slots: p.memory.table.Address() + uint64(p.memory.sections.slots), headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim)}
 	for _, x := range []struct{ made, to *Memory }{{&newK, &k}, {&newV, &v}} {
 		by, is := c.made[x.made.address()]
 		if !is || by.layer != len(c.layers)-1 || c.layers[by.layer].Parts[by.part].Out != width || x.made.DType != cpu.Float32 || x.made.Len < c.rows*width {
@@ -175,7 +176,7 @@ func (c *BatchChain) Append(p *Plan, k, v, newK, newV Memory) bool {
 	if !apart(nil, writes, c.reads, c.writes) {
 		return false
 	}
-	keep.alone = func(s *cuda.Stream) error { return p.Append(s, k, v, newK, newV) }
+	c.append = func(s *cuda.Stream) error { return p.Append(s, k, v, newK, newV) }
 	c.keep, c.writes = keep, append(c.writes, writes...)
 	c.holds = append(c.holds, k.Buffer, v.Buffer, p.memory.table)
 	p.appended, p.anyAppend = [2]Memory{k, v}, true
@@ -291,7 +292,7 @@ func (c *BatchChain) Queue(s *cuda.Stream) error {
 			return err
 		}
 	}
-	kept := c.keep == nil
+	kept := c.append == nil
 	for i := range runs {
 		r := &runs[i]
 		if r.count == 0 {
@@ -307,7 +308,7 @@ func (c *BatchChain) Queue(s *cuda.Stream) error {
 	if kept {
 		return nil
 	}
-	return c.keep.alone(s)
+	return c.append(s)
 }
 
 func (c *BatchChain) launch(s *cuda.Stream, r *batchRun) error {
@@ -339,8 +340,8 @@ func (c *BatchChain) launch(s *cuda.Stream, r *batchRun) error {
 			}
 		}
 	}
-	if k := c.keep; k != nil && r.last == len(c.layers) {
-		p.cache, p.slots, p.headRows, p.dim = k.cache, k.slots, int32(k.headRows), int32(k.dim)
+	if r.last == len(c.layers) {
+		p.keep = c.keep
 	}
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
@@ -367,7 +368,7 @@ func (c *BatchChain) Close() error {
 		return nil
 	}
 	words := c.words
-	c.words, c.layers, c.holds, c.keep = nil, nil, nil, nil
+	c.words, c.layers, c.holds, c.append = nil, nil, nil, nil
 	if err := words.Close(); err != nil {
 		return fmt.Errorf("gpu: a chain's memory: %w", err)
 	}

@@ -80,8 +80,8 @@ func testBatchChainLaunches(t *testing.T, rows int) {
 			}
 		}
 		last := p.layers[3].linearParams
-		if kv := p.slots != 0; kv != (i == 3) || kv && (p.cache[0] != 0 || p.cache[1] != s.cache[2].address() || p.cache[2] != s.cache[3].address() || p.headRows != 16 || p.dim != 64 || last.out[1] != 256) {
-			t.Errorf("%d rows: a cache at %#x, slots at %#x, %d rows a head", rows, p.cache, p.slots, p.headRows)
+		if kv := p.keep.slots != 0; kv != (i == 3) || kv && (p.keep.cache[0] != 0 || p.keep.cache[1] != s.cache[2].address() || p.keep.cache[2] != s.cache[3].address() || p.keep.headRows != 16 || p.keep.dim != 64 || last.out[1] != 256) {
+			t.Errorf("%d rows: a cache at %#x, slots at %#x, %d rows a head", rows, p.keep.cache, p.keep.slots, p.keep.headRows)
 		}
 	}
 	for _, c := range chains {
@@ -180,7 +180,7 @@ func TestBatchChainRefuses(t *testing.T) {
 		p, o := s.plan, &s.ops[1]
 		k, v, newK, newV := o.operands.K, o.operands.V, o.newK, o.newV
 		change(c, &p, &k, &v, &newK, &newV)
-		if c.Append(p, k, v, newK, newV) || c.keep != nil {
+		if c.Append(p, k, v, newK, newV) || c.append != nil {
 			t.Errorf("append, %s: was taken", name)
 		}
 	}

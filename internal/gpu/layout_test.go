@@ -40,7 +40,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	types := map[string][2]uintptr{ // size, alignment
 		"int": {4, 4}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
 		"Params": {216, 8}, "Links": {64, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
-		"BatchParams": {unsafe.Sizeof(batchParams{}), 64},
+		"BatchParams": {unsafe.Sizeof(batchParams{}), 64}, "BatchKeep": {unsafe.Sizeof(batchKeep{}), 8},
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
@@ -143,6 +143,12 @@ func TestShapeIsTheKernels(t *testing.T) {
 				"b.factors = b.mine + max(2 * PARTIALS, p.norm ? 8 * 2 * ROWS + 2 * b.most * BLOCK : 0); b.full = sharedAddress(b.factors + ROWS); " +
 				"b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;",
 		},
+		"batch_chain.cuh": {
+			"constexpr int BATCH_LAYERS = 4; constexpr int BATCH_STAGES = 14;",
+			"b.partials = (float*)(memory + c.end); b.mine = b.partials + 2 * PARTIALS; float* const moments = b.mine + 2 * PARTIALS; b.width = c.affine, b.affine = moments + 2 * MOMENTS; " +
+				"b.factors = b.affine + 2 * c.affine; b.full = sharedAddress(b.factors + ROWS); " +
+				"b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;",
+		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
 		"linear.cuh": {
 			"constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;",
@@ -182,7 +188,8 @@ func TestStructs(t *testing.T) {
 		{"unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},
 		{"batch.cuh", "BatchParams", batchParams{}},
-		{"batch.cuh", "BatchChainParams", batchChainParams{}},
+		{"batch.cuh", "BatchKeep", batchKeep{}},
+		{"batch_chain.cuh", "BatchChainParams", batchChainParams{}},
 		{"matrix.cuh", "OperandParams", operandParams{}},
 		{"matrix.cuh", "MatrixParams", matrixParams{}},
 		{"rows.cuh", "NormParams", normParams{}},

@@ -34,7 +34,7 @@ type State struct {
 	Busy                                 int32
 	failIn, failed                       [64]byte
 	SMs, Shared                          int32 // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
-	arguments                            [8]struct {
+	arguments                            [12]struct {
 		kernel [32]byte
 		bytes  int32
 	}
@@ -113,7 +113,7 @@ func (s *State) FailIn(function string, code int32) {
 }
 
 // Argument says that kernels whose names begin with a prefix take one argument,
-// of so many bytes. Of eight such prefixes the first that fits counts.
+// of so many bytes. Of twelve such prefixes the first that fits counts.
 func (s *State) Argument(prefix string, bytes int) {
 	for i := range s.arguments {
 		if a := &s.arguments[i]; a.bytes == 0 {
@@ -122,7 +122,7 @@ func (s *State) Argument(prefix string, bytes int) {
 			return
 		}
 	}
-	panic("more than eight kinds of kernels")
+	panic("more than twelve kinds of kernels")
 }
 
 // Failed is the call that was made to fail, "" if none was.
