@@ -16,7 +16,8 @@ const (
 
 // BatchChain is linear layers of the rows of a batch, one behind the other, in
 // launches of up to four: what [Chain] is for fewer rows. Linear says whether it has
-// taken a layer, which then waits for Queue. Not for several goroutines at once.
+// taken a layer, which then waits for Queue. A chain keeps what it was given, as it was
+// when it was taken. Not for several goroutines at once.
 //
 // It has not run on a GPU yet, only on an emulated one, and no node uses it before it
 // has been measured.
@@ -99,6 +100,10 @@ func (c *BatchChain) Linear(o *Linear) bool {
 	}
 	own := chainedLinear{Linear: *o}
 	own.Parts = slices.Clone(o.Parts)
+	if o.Norm != nil {
+		norm := *o.Norm
+		own.Norm = &norm
+	}
 	var okX, okResidual bool
 	own.x, okX = c.source(&o.X, o.Rows*o.In)
 	own.residual, okResidual = c.source(&o.Residual, o.Rows*o.Parts[0].Out)

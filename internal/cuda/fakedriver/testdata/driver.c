@@ -43,7 +43,7 @@ enum kind { BUFFER, HOST, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
 struct object {
 	enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner;
 	char *image;               // of a module and its functions, where they are executed
-	struct work *first, *last; // of a stream's capture, a graph
+	struct queued *first, *last; // of a stream's capture, a graph
 };
 static struct object *all;
 static int context_object;
@@ -81,10 +81,10 @@ static struct object *within(enum kind kind, uintptr_t at, int64_t n) {
 
 // What a stream does, or a graph that it makes: a copy, the setting of memory (from is
 // null), or a kernel.
-struct work { struct work *next; struct object *fn; int64_t grid, block, cluster, shared, overlap; const void *from; void *to; size_t n; int set; };
+struct queued { struct queued *next; struct object *fn; int64_t grid, block, cluster, shared, overlap; const void *from; void *to; size_t n; int set; };
 static int64_t launched; // what was done last was a launch, and nobody has waited for it
 
-static result perform(const struct work *w) {
+static result perform(const struct queued *w) {
 	int64_t overlap = w->overlap && launched;
 	launched = w->fn != 0;
 	if (w->fn) return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->from);
@@ -95,10 +95,10 @@ static result perform(const struct work *w) {
 
 // queue does it now, or when the graph is launched that the stream makes. What graphs
 // hold is given back with the process.
-static result queue(struct object *stream, struct work w) {
+static result queue(struct object *stream, struct queued w) {
 	if (!f.execute) return w.fn ? OK : perform(&w);
 	if (!stream->capturing) return perform(&w);
-	struct work *kept = malloc(sizeof w);
+	struct queued *kept = malloc(sizeof w);
 	if (w.fn) {
 		size_t n = (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0);
 		w.from = memcpy(malloc(n), w.from, n);
@@ -240,22 +240,22 @@ result cuMemFreeHost(void *p) { return give_back(__func__, HOST, (uintptr_t)p); 
 result cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
-	return done(queue(s, (struct work){ .to = (void *)to, .from = from, .n = n }));
+	return done(queue(s, (struct queued){ .to = (void *)to, .from = from, .n = n }));
 }
 result cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n)) return done(INVALID_VALUE);
-	return done(queue(s, (struct work){ .to = to, .from = (void *)from, .n = n }));
+	return done(queue(s, (struct queued){ .to = to, .from = (void *)from, .n = n }));
 }
 result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
-	return done(queue(s, (struct work){ .to = (void *)to, .from = (void *)from, .n = n }));
+	return done(queue(s, (struct queued){ .to = (void *)to, .from = (void *)from, .n = n }));
 }
 result cuMemsetD8Async(uint64_t to, unsigned char v, size_t n, struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
-	return done(queue(s, (struct work){ .to = (void *)to, .n = n, .set = v }));
+	return done(queue(s, (struct queued){ .to = (void *)to, .n = n, .set = v }));
 }
 
 static result simple(const char *name, enum kind kind, void **id) {
@@ -345,7 +345,7 @@ result cuLaunchKernel(struct object *fn, unsigned x, unsigned y, unsigned z, uns
 	say("kernel %s\n", fn->name);
 	say("grid %u %u %u block %u %u %u shared %u\n", x, y, z, tx, ty, tz, shared);
 	say_args(fn, params);
-	return done(queue(s, (struct work){ .fn = fn, .grid = x, .block = tx, .cluster = 1, .shared = shared, .from = params[0] }));
+	return done(queue(s, (struct queued){ .fn = fn, .grid = x, .block = tx, .cluster = 1, .shared = shared, .from = params[0] }));
 }
 struct attribute { unsigned id; char pad[4]; union { char pad[64]; int cooperative; struct { unsigned x, y, z; } cluster; } v; };
 struct config { unsigned x, y, z, tx, ty, tz, shared; void *stream; struct attribute *attrs; unsigned n; };
@@ -372,7 +372,7 @@ result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params
 		if (c->attrs[i].id == 4) say("cluster %u %u %u\n", c->attrs[i].v.cluster.x, c->attrs[i].v.cluster.y, c->attrs[i].v.cluster.z);
 	}
 	say_args(fn, params);
-	return done(queue(c->stream, (struct work){ .fn = fn, .grid = c->x, .block = c->tx, .cluster = cluster, .shared = c->shared, .overlap = overlap, .from = params[0] }));
+	return done(queue(c->stream, (struct queued){ .fn = fn, .grid = c->x, .block = c->tx, .cluster = cluster, .shared = c->shared, .overlap = overlap, .from = params[0] }));
 }
 
 // A map is its arguments, 64 bits each.
@@ -425,7 +425,7 @@ result cuGraphLaunch(struct object *g, void *s) {
 	CALL(1);
 	if (!find(EXEC, (uintptr_t)g) || !find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
 	launched = 0; // graphs do not overlap
-	for (struct work *w = g->first; w && !r; w = w->next) r = perform(w);
+	for (struct queued *w = g->first; w && !r; w = w->next) r = perform(w);
 	launched = 0;
 	return done(r);
 }
