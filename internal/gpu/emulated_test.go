@@ -68,15 +68,15 @@ func TestEmulatedAppend(t *testing.T)       { testAppend(t, emulatedGPU(t, 3)) }
 func TestEmulatedGraph(t *testing.T)        { testGraph(t, emulatedGPU(t, 4), 3, 200) }
 func TestEmulatedTwoStreams(t *testing.T)   { testTwoStreams(t, emulatedGPU(t, 3), 1e5) }
 func TestEmulatedManyLaunches(t *testing.T) { testManyLaunches(t, emulatedGPU(t, 3), 3) }
-func TestEmulatedAcceptance(t *testing.T)   { testAcceptance(t, emulatedGPU(t, 5), 200000) }
+func TestEmulatedAcceptance(t *testing.T)   { testAcceptance(t, emulatedGPU(t, 5), 120000) }
 
 func TestEmulatedSample(t *testing.T) {
 	m := emulatedGPU(t, 16)
-	testSample(t, m, 12, 2000)
+	testSample(t, m, 6, 1000)
 	testSampleGreedy(t, m, 1, 2, 3, 5, 500)
 }
 func TestEmulatedSampleSets(t *testing.T)    { testSampleSets(t, emulatedGPU(t, 16), 3, 100) }
-func TestEmulatedSampleRepeats(t *testing.T) { testSampleRepeats(t, emulatedGPU(t, 16), 2, 300) }
+func TestEmulatedSampleRepeats(t *testing.T) { testSampleRepeats(t, emulatedGPU(t, 16), 2, 100) }
 func TestEmulatedSampleChain(t *testing.T)   { testSampleChain(t, emulatedGPU(t, 16), 2, 5, 100) }
 func TestEmulatedSampleGraph(t *testing.T)   { testSampleGraph(t, emulatedGPU(t, 16), 3, 700) }
 
@@ -107,5 +107,5 @@ func TestEmulatedChainLinear(t *testing.T) {
 
 func TestEmulatedBatchChain(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testBatchChain(t, m, d, 6, 130, 520)
+	testBatchChain(t, m, d, 4, 130, 520)
 }
