@@ -5,6 +5,7 @@
 package emulated
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"testing"
@@ -14,12 +15,12 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// Memory is that of the GPU.
-const Memory = 1 << 32
+const memoryBytes = 1 << 32
 
-// ahead is ptx.Launch's. With 15 the copying warps of attention in 9.0's kernels may wait
-// for ever: all their threads wait for a barrier, and one goes on to fill the slot, a
-// round ahead of the others if these do not follow. A GPU has them go together.
+// ahead is ptx.Launch's. With 15, warps that copy for attention, and those that multiply
+// for a batch, may wait for ever in 9.0's kernels: all their threads wait for a barrier,
+// and one goes on alone to the next, so that it may be a round ahead of the others. A
+// GPU has them go together.
 const ahead = 0
 
 // Execute turns a fake driver's GPU into one of so many multiprocessors and a compute
@@ -27,7 +28,7 @@ const ahead = 0
 // that GPUs get that are newer than all that there are cubins for, 120 for example.
 func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors int) {
 	s := lib.State()
-	s.Total, s.Major, s.Minor, s.SMs, s.Shared = Memory, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
+	s.Total, s.Major, s.Minor, s.SMs, s.Shared = memoryBytes, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
 	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Module{}, map[string]*ptx.Kernel{}, multiprocessors, nil})
 }
 
@@ -81,7 +82,7 @@ func (e *emulator) Execute(c *fakedriver.Call) error {
 	for _, b := range e.lib.Buffers() {
 		memory = append(memory, ptx.Range{Address: b[0], Bytes: int64(b[1])})
 	}
-	slices.SortFunc(memory, func(a, b ptx.Range) int { return int(int64(a.Address - b.Address)) })
+	slices.SortFunc(memory, func(a, b ptx.Range) int { return cmp.Compare(a.Address, b.Address) })
 	var before *ptx.Trace
 	if c.Overlap {
 		before = e.last

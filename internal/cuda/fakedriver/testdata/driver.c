@@ -42,7 +42,7 @@ static int defects;        // calls that would have crashed
 enum kind { BUFFER, HOST, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
 struct object {
 	enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner;
-	char *image;               // of a module and its functions, where they are executed
+	char *image;                 // of a module and its functions, where they are executed
 	struct queued *first, *last; // of a stream's capture, a graph
 };
 static struct object *all;
