@@ -1,7 +1,7 @@
 package gpu
 
 import (
-	"fmt"
+	"errors"
 	"slices"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -28,10 +28,8 @@ type BatchChain struct {
 	rows    int
 	layers  []chainedLinear
 	made    map[uint64]madeIn // by address
-	reads   []span            // of memory that no layer makes
-	writes  []span
-	holds   []*cuda.Buffer
-	words   *cuda.Buffer // of each launch: the number of the run, and counters
+	claims                    // reads: of memory that no layer makes
+	words   *cuda.Buffer      // of each launch: the number of the run, and counters
 
 	// Of the last layer, behind which there will be none then.
 	keep   batchKeep
@@ -139,7 +137,7 @@ func (c *BatchChain) Linear(o *Linear) bool {
 		writes = append(writes, spanOf(&p.Y, o.Rows*p.Out))
 		holds = append(holds, p.W, p.B, p.Y)
 	}
-	if !apart(reads, writes, c.reads, c.writes) {
+	if !c.apart(reads, writes) {
 		return false
 	}
 	c.element, c.rows, c.kind = element, o.Rows, l.kind
@@ -147,12 +145,7 @@ func (c *BatchChain) Linear(o *Linear) bool {
 		c.made[o.Parts[i].Y.address()] = madeIn{len(c.layers), i}
 	}
 	c.layers = append(c.layers, own)
-	c.reads, c.writes = append(c.reads, reads...), append(c.writes, writes...)
-	for i := range holds {
-		if b := holds[i].Buffer; b != nil {
-			c.holds = append(c.holds, b)
-		}
-	}
+	c.claim(reads, writes, holds...)
 	return true
 }
 
@@ -178,12 +171,12 @@ func (c *BatchChain) Append(p *Plan, k, v, newK, newV Memory) bool {
 		keep.cache[by.part] = x.to.address()
 	}
 	writes := []span{spanOf(&k, k.Len), spanOf(&v, v.Len)}
-	if !apart(nil, writes, c.reads, c.writes) {
+	if !c.apart(nil, writes) {
 		return false
 	}
 	c.append = func(s *cuda.Stream) error { return p.Append(s, k, v, newK, newV) }
-	c.keep, c.writes = keep, append(c.writes, writes...)
-	c.holds = append(c.holds, k.Buffer, v.Buffer, p.memory.table)
+	c.keep = keep
+	c.claim(nil, writes, k, v, Memory{Buffer: p.memory.table})
 	p.appended, p.anyAppend = [2]Memory{k, v}, true
 	return true
 }
@@ -374,8 +367,8 @@ func (c *BatchChain) Close() error {
 	}
 	words := c.words
 	c.words, c.layers, c.holds, c.append = nil, nil, nil, nil
-	if err := words.Close(); err != nil {
-		return fmt.Errorf("gpu: a chain's memory: %w", err)
+	if err := words.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) { // with its GPU
+		return err
 	}
 	return nil
 }

@@ -200,6 +200,16 @@ func TestNoBatchChains(t *testing.T) {
 	}
 }
 
+// A GPU that is closed has taken the chain's memory with it.
+func TestBatchChainOfClosedGPU(t *testing.T) {
+	s, _ := fakeBatchStack(t, batchShape(6))
+	c := s.batchChains(t)[2]
+	noError(t, c.Queue(s.m.stream))
+	noError(t, s.m.dev.Close())
+	noError(t, c.Close())
+	noError(t, c.Close())
+}
+
 // Whatever call of the driver fails, the chain has no memory after Close.
 func TestBatchChainFaults(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 13, 232448)

@@ -23,13 +23,11 @@ type Chain struct {
 	layers  []chainPart
 	made    map[uint64]madeBy // by address
 	read    map[int64]bool    // of tagged floats, from where on a layer reads them
-	reads   []span            // of plain memory
-	writes  []span
-	holds   []*cuda.Buffer
-	floats  int64 // that are tagged
-	area    int   // bytes of shared memory for x
-	shift   int   // the block that has the next layer's first tile
-	wide    bool  // some x has more than mostChainX elements, or no room
+	claims                    // of plain memory
+	floats  int64             // that are tagged
+	area    int               // bytes of shared memory for x
+	shift   int               // the block that has the next layer's first tile
+	wide    bool              // some x has more than mostChainX elements, or no room
 
 	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
 	texts       []chainLayer // of text, until Upload
@@ -152,7 +150,7 @@ func (c *Chain) Linear(o *Linear) bool {
 		}
 		p.tiles[i] = int32(tiles)
 	}
-	if !apart(reads, writes, c.reads, c.writes) {
+	if !c.apart(reads, writes) {
 		return false
 	}
 	// Blocks that have a tile more have none more in the layer behind.
@@ -179,24 +177,35 @@ func (c *Chain) Linear(o *Linear) bool {
 	return true
 }
 
-// apart says whether a layer reads nothing that a chain writes elsewhere, and
+func (c *Chain) take(p chainPart, reads, writes []span, holds []Memory) {
+	c.layers = append(c.layers, p)
+	c.claim(reads, writes, holds...)
+}
+
+// claims are what a chain's layers do with memory.
+type claims struct {
+	reads, writes []span
+	holds         []*cuda.Buffer
+}
+
+// apart says whether a layer reads nothing that the chain writes elsewhere, and
 // writes nothing that it reads or writes: plain memory is written in no order.
-func apart(reads, writes, allReads, allWrites []span) bool {
+func (c *claims) apart(reads, writes []span) bool {
 	for _, s := range reads {
-		if s.meets(allWrites) || s.meets(writes) {
+		if s.meets(c.writes) || s.meets(writes) {
 			return false
 		}
 	}
 	for i, s := range writes {
-		if s.meets(allReads) || s.meets(allWrites) || s.meets(writes[:i]) {
+		if s.meets(c.reads) || s.meets(c.writes) || s.meets(writes[:i]) {
 			return false
 		}
 	}
 	return true
 }
 
-func (c *Chain) take(p chainPart, reads, writes []span, holds []Memory) {
-	c.layers = append(c.layers, p)
+// claim adds a layer's.
+func (c *claims) claim(reads, writes []span, holds ...Memory) {
 	c.reads, c.writes = append(c.reads, reads...), append(c.writes, writes...)
 	for i := range holds {
 		if b := holds[i].Buffer; b != nil {
@@ -239,7 +248,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	outs := extent(g.Out, p.reach, g.Heads, g.ValueDim)
 	writes := []span{spanOf(&o.Out, outs), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
 	shape := p.engine.chainShape(c.element, g.Dim)
-	if !c.fits(max(c.area, attentionRoom(&shape, p.look.tileRows, mostWarps))) || !apart(nil, writes, c.reads, c.writes) {
+	if !c.fits(max(c.area, attentionRoom(&shape, p.look.tileRows, mostWarps))) || !c.apart(nil, writes) {
 		return false
 	}
 	box := shape.box(p.look.paged, g.PageTokens)

@@ -273,7 +273,7 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 	switch name {
 	case "add.s32", "add.u32", "add.s16", "add.u16":
 		d, a, b := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2])
-		short := width == 32 && strings.HasSuffix(name, "16")
+		short := strings.HasSuffix(name, "16")
 		return func(w *warp, m uint32) {
 			d, a, b := w.d(d), w.d(a), w.d(b)
 			for l := range lanes {

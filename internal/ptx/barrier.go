@@ -1,6 +1,9 @@
 package ptx
 
-import "fmt"
+import (
+	"fmt"
+	"math/bits"
+)
 
 // mbarrier is a barrier in shared memory.
 type mbarrier struct {
@@ -178,16 +181,7 @@ func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
 		count = c.src32(&s.args[1])
 	}
 	in.wait = func(w *warp, m uint32) func() bool {
-		b, first := w.block, -1
-		n := 0
-		for l := range lanes {
-			if m>>l&1 != 0 {
-				if first < 0 {
-					first = l
-				}
-				n++
-			}
-		}
+		b, first := w.block, bits.TrailingZeros32(m)
 		which := w.d(number)[first]
 		if which >= 16 {
 			w.fail("barrier %d", which)
@@ -201,7 +195,7 @@ func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
 		}
 		bar := &b.barriers[which]
 		bar.all = count < 0 && (bar.all || bar.arrived == 0)
-		bar.arrived += n
+		bar.arrived += bits.OnesCount32(m)
 		phase := bar.phase
 		w.m.events++
 		if bar.arrived > need {

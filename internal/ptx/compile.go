@@ -331,8 +331,6 @@ func (c *compiler) emit(in instruction) {
 	c.code = append(c.code, in)
 }
 
-// names of operands.
-
 func (c *compiler) symbol(o *operand) *symbol {
 	s := c.find(o.word)
 	if s == nil {

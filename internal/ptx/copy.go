@@ -107,6 +107,17 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 	return nil
 }
 
+// destination is where a copy goes that ends at a barrier: a block's memory, and the
+// barrier there.
+func (w *warp) destination(to, bar uint64) (b *block, place, barrier uint64) {
+	b, place = w.of(to)
+	of, barrier := w.of(bar)
+	if of.mbarrier(barrier); of != b {
+		w.fail("a barrier of another block")
+	}
+	return b, place, barrier
+}
+
 // bulk compiles the copies of the copy engine, which end at a barrier.
 func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 	if !s.has("mbarrier::complete_tx::bytes") || s.has("multicast::cluster") {
@@ -134,11 +145,7 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 				for i, r := range coordinates {
 					at[i] = int(int32(w.d(r)[l]))
 				}
-				b, place := w.of(to.at(w, l))
-				bb, barrier := w.of(bar.at(w, l))
-				if bb.mbarrier(barrier); b != bb {
-					w.fail("a barrier of another block")
-				}
+				b, place, barrier := w.destination(to.at(w, l), bar.at(w, l))
 				if place%128 != 0 {
 					w.fail("a box at %#x", place)
 				}
@@ -146,7 +153,7 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 				t.touch(w.block, at)
 				w.later(func() {
 					t.copy(w.m, unsafe.Slice((*byte)(b.inShared(place, t.bytes())), t.bytes()), place, at)
-					bb.complete(barrier, t.bytes())
+					b.complete(barrier, t.bytes())
 				})
 			}
 			w.m.events++
@@ -169,17 +176,13 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 			if m>>l&1 == 0 {
 				continue
 			}
-			b, place := w.of(to.at(w, l))
-			bb, barrier := w.of(bar.at(w, l))
+			b, place, barrier := w.destination(to.at(w, l), bar.at(w, l))
 			src, bytes := from.at(w, l), int(w.d(n)[l])
 			if bytes%16 != 0 || place%16 != 0 || src%16 != 0 || bytes == 0 {
 				w.fail("%d bytes from %#x to %#x", bytes, src, place)
 			}
 			if fromSpace == sharedSpace && b == w.block {
 				w.fail("a copy within a block")
-			}
-			if bb.mbarrier(barrier); b != bb {
-				w.fail("a barrier of another block")
 			}
 			mine := w.block
 			read := func() unsafe.Pointer {
@@ -195,7 +198,7 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 			b.inShared(place, bytes)
 			w.later(func() {
 				copy(unsafe.Slice((*byte)(b.inShared(place, bytes)), bytes), unsafe.Slice((*byte)(read()), bytes))
-				bb.complete(barrier, bytes)
+				b.complete(barrier, bytes)
 			})
 		}
 		w.m.events++
@@ -218,11 +221,7 @@ func (c *compiler) storeAsync(s *statement) func(w *warp, m uint32) {
 			if m>>l&1 == 0 {
 				continue
 			}
-			b, place := w.of(a.at(w, l))
-			bb, barrier := w.of(bar.at(w, l))
-			if bb.mbarrier(barrier); b != bb {
-				w.fail("a barrier of another block")
-			}
+			b, place, barrier := w.destination(a.at(w, l), bar.at(w, l))
 			var x [4]uint32
 			for i, r := range regs {
 				x[i] = w.d(r)[l]
@@ -232,7 +231,7 @@ func (c *compiler) storeAsync(s *statement) func(w *warp, m uint32) {
 				for i := range regs {
 					store(b.inShared(place+uint64(4*i), 4), 4, uint64(x[i]))
 				}
-				bb.complete(barrier, 4*len(regs))
+				b.complete(barrier, 4*len(regs))
 			})
 		}
 		w.m.events++

@@ -47,7 +47,7 @@ func (c *compiler) instruction(s *statement) {
 			c.fail("no such instruction here")
 		}
 		in.kind, in.wait = b.kind, b.wait
-	case "shfl", "vote", "redux", "match", "elect":
+	case "shfl", "vote", "redux":
 		in.kind = together
 		in.do, in.mask = c.exchange(s)
 	case "ldmatrix", "mma", "wgmma":
@@ -117,8 +117,7 @@ func (c *compiler) call(s *statement, in *instruction) {
 	if len(given) != len(g.params) || len(results) > len(g.results) {
 		c.fail("%d parameters and %d results", len(given), len(results))
 	}
-	type move struct{ to, from, n int }
-	var moves []move
+	var moves []frameMove
 	param := func(o *operand) *symbol {
 		v := c.symbol(o)
 		if v.space != frameSpace {
@@ -128,10 +127,28 @@ func (c *compiler) call(s *statement, in *instruction) {
 	}
 	for i := range given {
 		v := param(&given[i])
-		moves = append(moves, move{g.params[i].at, v.at, min(v.v.bytes, g.params[i].v.bytes)})
+		moves = append(moves, frameMove{g.params[i].at, v.at, min(v.v.bytes, g.params[i].v.bytes)})
 	}
 	in.kind, in.target = call, g.label
-	in.do = func(w *warp, m uint32) {
+	in.do = moveInFrames(moves)
+	if len(results) == 0 {
+		return
+	}
+	// What comes back moves when the threads are here again.
+	c.emit(*in)
+	var back []frameMove
+	for i := range results {
+		v := param(&results[i])
+		back = append(back, frameMove{v.at, g.results[i].at, min(v.v.bytes, g.results[i].v.bytes)})
+	}
+	*in = instruction{guard: -1, mask: -1, do: moveInFrames(back)}
+}
+
+// frameMove is bytes that go from a place of a thread's frame to another.
+type frameMove struct{ to, from, n int }
+
+func moveInFrames(moves []frameMove) func(w *warp, m uint32) {
+	return func(w *warp, m uint32) {
 		for l := range lanes {
 			if m>>l&1 != 0 {
 				frame := w.frame[l*w.m.frame:]
@@ -141,26 +158,6 @@ func (c *compiler) call(s *statement, in *instruction) {
 			}
 		}
 	}
-	if len(results) == 0 {
-		return
-	}
-	// What comes back moves when the threads are here again.
-	c.emit(*in)
-	var back []move
-	for i := range results {
-		v := param(&results[i])
-		back = append(back, move{v.at, g.results[i].at, min(v.v.bytes, g.results[i].v.bytes)})
-	}
-	*in = instruction{guard: -1, mask: -1, do: func(w *warp, m uint32) {
-		for l := range lanes {
-			if m>>l&1 != 0 {
-				frame := w.frame[l*w.m.frame:]
-				for _, v := range back {
-					copy(frame[v.to:v.to+v.n], frame[v.from:])
-				}
-			}
-		}
-	}}
 }
 
 // exchange compiles what threads of a warp tell each other.
