@@ -188,15 +188,24 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 		return deviceMemory{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
 	}
 	o.K, o.V = at(p.pages.keys[layer]), at(p.pages.values[layer])
-	// In a recording it may be a part of the chain that makes q, k and v.
-	if c, ok := turn.Late().(*gpu.Chain); ok {
-		if plan, ok := p.plan.(*gpu.Plan); ok && c.Attend(plan, o, k, v) {
-			return nil
+	// In a recording it may be a part of the chain that makes q, k and v, or the launch
+	// that makes them may store k and v.
+	stored := false
+	if plan, ok := p.plan.(*gpu.Plan); ok {
+		switch late := turn.Late().(type) {
+		case *gpu.Chain:
+			if late.Attend(plan, o, k, v) {
+				return nil
+			}
+		case *gpu.Projection:
+			stored = late.Append(plan, o.K, o.V, k, v)
 		}
 	}
 	return turn.Do(func(s *cuda.Stream) error {
-		if err := p.plan.Append(s, o.K, o.V, k, v); err != nil {
-			return err
+		if !stored {
+			if err := p.plan.Append(s, o.K, o.V, k, v); err != nil {
+				return err
+			}
 		}
 		return p.plan.Run(s, o)
 	})

@@ -8,7 +8,7 @@
 // of its slice of x once, in place: each element as two 16-bit parts, which are rows
 // of one right operand. Two warp groups multiply, each every second tile. Their sums
 // go into the shared memory of the block that finishes the rows of W (of a cluster's
-// blocks each has its part of a tile), where one warp adds them up in the order of the
+// blocks each has its part of a tile), where a warp adds them up in the order of the
 // blocks while the others are at the next tile: bits do not vary from run to run, and
 // nobody meets.
 #pragma once
@@ -16,13 +16,8 @@
 
 constexpr int BATCH_TILE = 64;                    // rows of W
 constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; // bytes: two column blocks of a tile
-constexpr int BATCH_WARPS = 8;                    // that multiply; one more copies, one finishes
-constexpr int BATCH_THREADS = (BATCH_WARPS + 2) * 32;
-
-struct BatchParams {
-  TensorMap x; // its rows, 32 floats of each
-  LinearParams p;
-};
+constexpr int BATCH_WARPS = 8;                    // that multiply; one more copies, one for each group of them finishes
+constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;
 
 // What a layer makes may be a step's new keys and values: where its parts go in the
 // cache besides, in the type of the weights.
@@ -30,6 +25,12 @@ struct BatchKeep {
   void* cache[LINEAR_PARTS]; // null: the part is nothing of the sort
   const int* slots;          // of each row, the row of keys of head 0 that it becomes; -1: none
   int headRows, dim;         // rows of keys from a head to the next; elements of one, a multiple of 4
+};
+
+struct BatchParams {
+  TensorMap x; // its rows, 32 floats of each
+  LinearParams p;
+  BatchKeep keep; // without slots there is nothing to keep
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -47,7 +48,7 @@ __device__ __forceinline__ void barrierArriveRemote(u32 bar) {
 // clusterArrive where no memory has to be seen.
 __device__ __forceinline__ void clusterArriveRelaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
-template <class T, int ROWS, bool LINKED = false> struct Batch {
+template <class T, int ROWS> struct Batch {
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
   static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
@@ -65,32 +66,14 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
     float *partials, *mine, *factors; // partials of all blocks, and the block's own, in two places each
     float *moments, *affine;          // of the norm, where `mine` will be
     int most;                         // column blocks that a block of the cluster has at most
-    // Of a layer of several in a launch (LINKED, batch_chain.cuh):
-    int finished; // tiles of the layers before
-    int more;     // of the layers behind
-    int normed;   // layers with a norm, before
-    bool again;   // and there are some behind
-    u32* ready;
-    int width; // columns of gamma, and beta behind it
-    const BatchKeep* keep; // null: what the layer makes is no new keys and values
   };
 
-  // The next stage of the ring, and the parity of its phase: a bit for each stage where
-  // their number varies from layer to layer.
+  // The next stage of the ring, and the parity of its phase.
   struct Turn {
     int at;
     u32 parity;
-    __device__ __forceinline__ u32 now() const { return LINKED ? parity >> at & 1 : parity; }
     __device__ __forceinline__ void next(int stages) {
-      if (LINKED) parity ^= 1u << at;
-      if (++at == stages) {
-        at = 0;
-        if (!LINKED) parity ^= 1;
-      }
-    }
-    // Of another layer, which has so many.
-    __device__ __forceinline__ void begin(int stages) {
-      if (at >= stages) at = 0;
+      if (++at == stages) at = 0, parity ^= 1;
     }
   };
 
@@ -139,7 +122,7 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
     } else if (b.warp > BATCH_WARPS) {
       waitForEarlier();
       clusterWait();
-      finishAll(p, b);
+      finishAll(p, params.keep, b);
       // Copies out of this block's memory end when they have come. Who has left counts
       // as here.
       clusterArriveRelaxed();
@@ -161,7 +144,7 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
       const int row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE;
       if (block < b.blocks) {
-        barrierWait(b.empty + turn.at * 8, turn.now());
+        barrierWait(b.empty + turn.at * 8, turn.parity);
         const bool two = block + 1 < b.blocks;
         const u32 to = b.ring + turn.at * BATCH_STAGE, bar = b.full + turn.at * 8;
         const u64 policy = readOnce();
@@ -188,7 +171,7 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
   // a power of two where the type has few exponents. A warp has whole rows of the slice.
   // Everybody waits for this, and its code is executed once: what is unrolled costs more
   // to fetch than it saves.
-  __device__ static __forceinline__ void prepare(const LinearParams& p, const Block& b, u32 came = 0) {
+  __device__ static __forceinline__ void prepare(const LinearParams& p, const Block& b) {
     constexpr int R = ROWS / BATCH_WARPS; // of a warp
     const int first = b.from * BLOCK, live = max(min(b.blocks * BLOCK, p.in - first), 0); // a multiple of 8
     const float part = 1.f / max(live, 1), whole = 1.f / p.in;
@@ -202,7 +185,7 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
 #pragma unroll 1
       for (int k = 0; k < 2; k++) { // gamma and beta
         const float* const src = k ? p.beta : p.gamma;
-        float* const to = b.affine + k * (LINKED ? b.width : b.most * BLOCK);
+        float* const to = b.affine + k * b.most * BLOCK;
 #pragma unroll 1
         for (int c = threadIdx.x * 4; c < live; c += BATCH_WARPS * 128) {
           if (src != nullptr) {
@@ -214,9 +197,9 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
       }
     }
     copyCommit();
-    if (!LINKED) clusterWait();
+    clusterWait();
     copyWait<0>();
-    if (LINKED || b.blocks > 0) barrierWait(b.came, came);
+    if (b.blocks > 0) barrierWait(b.came, 0);
     // f of eight elements of each of the warp's rows, a lane.
     const auto each = [&](auto f) {
 #pragma unroll 1
@@ -245,8 +228,7 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
         if (m < p.rows && b.lane < b.split) send2(remoteAddress(sharedAddress(b.moments + (b.rank * ROWS + m) * 2), b.lane), remoteAddress(b.merged, b.lane), mean[r], squares[r]);
       }
       asm volatile("bar.sync 1, %0;" ::"n"(BATCH_WARPS * 32) : "memory"); // gamma and beta are there
-      barrierWait(b.merged, LINKED ? b.normed & 1 : 0);
-      if (LINKED && b.again && threadIdx.x == 0) barrierExpect(b.merged, b.split * p.rows * 8); // of the next norm
+      barrierWait(b.merged, 0);
       // Means and sums of squares of the slices merge into the row's.
       float f[R];
 #pragma unroll
@@ -259,7 +241,7 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
       }
       each([&](int r, int g, float4* toU, float4* toV, float4 u, float4 v) {
         const float4* const gamma = (const float4*)(b.affine + g * 8);
-        const float4* const beta = gamma + (LINKED ? b.width / 4 : b.most * (BLOCK / 4));
+        const float4* const beta = gamma + b.most * (BLOCK / 4);
         const auto normed = [&](float4 v, float4 g, float4 b) { return make_float4((v.x - mean[r]) * f[r] * g.x + b.x, (v.y - mean[r]) * f[r] * g.y + b.y, (v.z - mean[r]) * f[r] * g.z + b.z, (v.w - mean[r]) * f[r] * g.w + b.w); };
         u = normed(u, gamma[0], beta[0]), v = normed(v, gamma[1], beta[1]);
         *toU = u, *toV = v;
@@ -339,11 +321,12 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
     const u32 bar = remoteAddress(there, owner), to = remoteAddress(sharedAddress(b.partials + group * PARTIALS + (b.rank * units + unit % units) * UNIT), owner);
 #pragma unroll 1
     for (int tile = b.t0; tile < b.t1; tile++) {
-      const int i = tile - b.t0 + (LINKED ? b.finished : 0);
+      const int i = tile - b.t0;
       if ((i & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
 #pragma unroll 1
         for (int c = 0; c < b.blocks; c += 2) {
-          barrierWait(b.full + turn.at * 8, turn.now());
+          barrierWait(b.full + turn.at * 8, turn.parity);
+          __syncwarp(); // no lane is a round ahead of another
           if (b.lane == 0) barrierArrive(b.empty + turn.at * 8);
           turn.next(p.stages);
         }
@@ -355,7 +338,7 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
       int before = -1;
 #pragma unroll 1
       for (int c = 0; c < b.blocks; c += 2) {
-        barrierWait(b.full + turn.at * 8, turn.now());
+        barrierWait(b.full + turn.at * 8, turn.parity);
         const u32 w = b.ring + turn.at * BATCH_STAGE;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         multiply(sums, w, x + c * X);
@@ -414,22 +397,24 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
     }
   };
 
-  // One warp adds up what the cluster's blocks have sent of the rows that are this
-  // block's.
-  __device__ static __forceinline__ void finishAll(const LinearParams& p, const Block& b) {
-    const int per = BATCH_TILE / b.split, fours = ROWS * per / 4;
-    Piece next{b.t0, 0, 0};
-    next.fetch(p, b, fours);
+  // Adds up what the cluster's blocks have sent of the rows that are this block's, of
+  // the tiles of one group: how long y is on its way to memory holds up nothing else.
+  __device__ static __forceinline__ void finishAll(const LinearParams& p, const BatchKeep& keep, const Block& b) {
+    const int per = BATCH_TILE / b.split, fours = ROWS * per / 4, group = b.warp - BATCH_WARPS - 1;
+    const int m = rowAt(b.lane % ROWS); // of x: a lane has the same in all pieces
+    const int slot = keep.slots != nullptr && m < p.rows ? keep.slots[m] : -1;
+    Piece next{b.t0 + group, 0, 0};
+    if (next.tile < b.t1) next.fetch(p, b, fours);
 #pragma unroll 1
     while (next.tile < b.t1) {
       const Piece now = next;
-      if ((next.begin += 32 * Piece::FOURS) >= fours) next.begin = 0, next.tile++;
+      if ((next.begin += 32 * Piece::FOURS) >= fours) next.begin = 0, next.tile += 2;
       if (next.tile < b.t1) next.fetch(p, b, fours);
-      const int i = now.tile - b.t0 + (LINKED ? b.finished : 0), of = i & 1, out = p.out[now.part];
+      const int out = p.out[now.part];
       if (now.begin == 0) {
-        if (b.lane == 0) barrierExpect(b.there + of * 8, PARTIALS * 4 / b.split * (b.split - 1)); // the others' part
+        if (b.lane == 0) barrierExpect(b.there + group * 8, PARTIALS * 4 / b.split * (b.split - 1)); // the others' part
         __syncwarp();
-        barrierWait(b.there + of * 8, (i / 2) & 1);
+        barrierWait(b.there + group * 8, (now.tile - b.t0) / 2 & 1);
       }
       float4 v[Piece::FOURS];
 #pragma unroll
@@ -437,20 +422,20 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
         const int at = now.at(k, b), c = at / ROWS * 4;
         v[k] = make_float4(0.f, 0.f, 0.f, 0.f);
         if (at >= fours) continue;
-        const float* const from = b.partials + of * PARTIALS + c / 8 * UNIT + at % ROWS * 8 + c % 8;
+        const float* const from = b.partials + group * PARTIALS + c / 8 * UNIT + at % ROWS * 8 + c % 8;
 #pragma unroll 4
         for (int r = 0; r < b.split; r++) {
           const float4 u = *(const float4*)(from + r * (per / 8) * UNIT);
           v[k].x += u.x, v[k].y += u.y, v[k].z += u.z, v[k].w += u.w;
         }
       }
-      // The place is free before y is written. Nobody waits for the last two tiles'
-      // places, and who would be told may be gone.
+      // The place is free before y is written. Nobody waits for a group's last
+      // place, and who would be told may be gone.
       __syncwarp();
-      if (next.begin == 0 && now.tile + 2 < b.t1 + (LINKED ? b.more : 0) && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + of * 8, b.lane));
+      if (next.begin == 0 && now.tile + 2 < b.t1 && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
 #pragma unroll
       for (int k = 0; k < Piece::FOURS; k++) {
-        const int at = now.at(k, b), m = rowAt(at % ROWS), n = now.first(p, b) + at / ROWS * 4;
+        const int at = now.at(k, b), n = now.first(p, b) + at / ROWS * 4;
         if (at >= fours || m >= p.rows) continue;
         const auto finished = [&](float v, float bias, float residual) {
           v += bias;
@@ -460,17 +445,10 @@ template <class T, int ROWS, bool LINKED = false> struct Batch {
         const float4 u = make_float4(finished(v[k].x, now.bias[k].x, now.residual[k].x), finished(v[k].y, now.bias[k].y, now.residual[k].y),
                                      finished(v[k].z, now.bias[k].z, now.residual[k].z), finished(v[k].w, now.bias[k].w, now.residual[k].w));
         store4(p.y[now.part] + (long long)m * out, n, out, out % 4 == 0, u);
-        if constexpr (LINKED) {
-          if (b.keep == nullptr || b.keep->cache[now.part] == nullptr || n >= out) continue;
-          const int slot = b.keep->slots[m], head = n / b.keep->dim;
-          const long long place = (slot + (long long)head * b.keep->headRows) * b.keep->dim + n - head * b.keep->dim;
-          if (slot >= 0) *(uint2*)((u16*)b.keep->cache[now.part] + place) = make_uint2(T::pack(u.x, u.y), T::pack(u.z, u.w));
-        }
-      }
-      if (LINKED && next.begin == 0 && b.ready != nullptr) {
-        asm volatile("fence.proxy.async.global;" ::: "memory"); // the copy engine is to read it
-        __syncwarp();
-        if (b.lane == 0) asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(b.ready + now.tile) : "memory");
+        if (slot < 0 || keep.cache[now.part] == nullptr || n >= out) continue;
+        const int head = n / keep.dim;
+        const long long place = (slot + (long long)head * keep.headRows) * keep.dim + n - head * keep.dim;
+        *(uint2*)((u16*)keep.cache[now.part] + place) = make_uint2(T::pack(u.x, u.y), T::pack(u.z, u.w));
       }
     }
   }

@@ -1,7 +1,7 @@
 // Entry points of linear layers of many rows: matrix_operands_<element>, and
 // matrix_<element>_<rows of x that a thread block has>; and of a batch's rows:
 // batch_<element>_<rows>.
-#include "batch_chain.cuh"
+#include "batch.cuh"
 #include "matrix.cuh"
 
 #if __CUDA_ARCH__ >= 900
@@ -16,11 +16,8 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define BATCH(name, T, ROWS) \
   extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ BatchParams p) { Batch<T, ROWS>::run(p); }
-#define BATCH_CHAIN(name, T, ROWS) \
-  extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 1) name(const __grid_constant__ BatchChainParams p) { BatchChain<T, ROWS>::run(p); }
 #else // there matrix_ and linear_<element> take these rows
 #define BATCH(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ BatchParams p) {}
-#define BATCH_CHAIN(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ BatchChainParams p) {}
 #endif
 
 OPERANDS(matrix_operands_f16, Half)
@@ -37,8 +34,3 @@ BATCH(batch_f16_8, Half, 8)
 BATCH(batch_f16_16, Half, 16)
 BATCH(batch_bf16_8, Brain, 8)
 BATCH(batch_bf16_16, Brain, 16)
-
-BATCH_CHAIN(batch_chain_f16_8, Half, 8)
-BATCH_CHAIN(batch_chain_f16_16, Half, 16)
-BATCH_CHAIN(batch_chain_bf16_8, Brain, 8)
-BATCH_CHAIN(batch_chain_bf16_16, Brain, 16)

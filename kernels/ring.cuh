@@ -120,6 +120,7 @@ template <class S> struct Ring : S {
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           barrierWait(empty + slot * 8, parity);
+          __syncwarp(); // no lane is a round ahead of another
           if (lane == 0) {
             barrierExpect(bar, SLOT / 2);
             copyChunk(to, map, row, bar, policy);
@@ -137,6 +138,7 @@ template <class S> struct Ring : S {
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           barrierWait(empty + slot * 8, parity);
+          __syncwarp(); // no lane is a round ahead of another
           if (lane == 0) barrierExpect(bar, SLOT / 2);
           if (boxes == 1) {
             const int row = page * pageRows + head + in;

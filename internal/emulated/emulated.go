@@ -7,25 +7,46 @@ package emulated
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/ptx"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/kernels"
 )
 
 const memoryBytes = 1 << 32
 
-// ahead is ptx.Launch's. With 15, warps that copy for attention, and those that multiply
-// for a batch, may wait for ever in 9.0's kernels: all their threads wait for a barrier,
-// and one goes on alone to the next, so that it may be a round ahead of the others. A
-// GPU has them go together.
-const ahead = 0
+// ahead is ptx.Launch's: all threads of a warp wait for a barrier, and one goes on alone,
+// which may be a round ahead of the others if nothing holds it.
+const ahead = 15
+
+// Images is the kernels of a compute capability that can be executed: those of GPUs that
+// are newer than all that there are cubins for, or, if LEANATTENTION_PTX is a directory,
+// those in its files, which go -C kernels/build run . -raw -arch ptx90a makes for 9.0.
+func Images(t testing.TB) (capability int, image func(unit string, capability int) ([]byte, error)) {
+	dir := os.Getenv("LEANATTENTION_PTX")
+	if dir == "" {
+		return 120, kernels.Image
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "lean.compute_*.ptx"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%s: %q: %v", dir, files, err)
+	}
+	arch := strings.TrimPrefix(filepath.Base(files[0]), "lean")
+	if _, err := fmt.Sscanf(arch, ".compute_%d", &capability); err != nil {
+		t.Fatal(err)
+	}
+	return capability, func(unit string, _ int) ([]byte, error) { return os.ReadFile(filepath.Join(dir, unit+arch)) }
+}
 
 // Execute turns a fake driver's GPU into one of so many multiprocessors and a compute
-// capability (10*major + minor) that executes kernels. Images must be PTX: those
-// that GPUs get that are newer than all that there are cubins for, 120 for example.
+// capability (10*major + minor) that executes kernels, which must be PTX: see [Images].
 func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors int) {
 	s := lib.State()
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = memoryBytes, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448

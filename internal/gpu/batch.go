@@ -2,14 +2,13 @@ package gpu
 
 import (
 	"fmt"
-	"math"
 
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
 // Constants of the kernels (kernels/batch.cuh).
 const (
-	batchThreads = 10 * 32
+	batchThreads = 11 * 32
 	batchTile    = 64                  // rows of W
 	batchBlock   = 64                  // columns of a column block
 	batchStage   = 2 * batchTile * 128 // bytes of a stage of the ring: two column blocks of a tile
@@ -26,14 +25,10 @@ var batchRows = [...]int{8, 16}
 
 const leastBatch = 3
 
-// batchRings are the shared memory that a launch may take, and the stages that its
-// ring must have then. It is always more than half of what there is: where two blocks
-// fit on a multiprocessor, the next launch's clusters gather on the first ones that
-// are free, two blocks on each, and the others have nothing to do.
-var batchRings = [...]struct{ shared, stages int }{{sharedAlone, 5}, {math.MaxInt, 3}}
-
 const (
-	mostBatchStages = 6
+	// Stages of the ring. It has no more than half of what a block reads, or than 6: where
+	// there is much to read 10 are worth 1%, and where there is little they cost as much.
+	leastBatchStages, someBatchStages, mostBatchStages = 3, 6, 10
 
 	// What a launch takes, in column blocks of W that one thread block could read:
 	// making operands of a column block of eight rows of x, and a tile, however few
@@ -43,23 +38,18 @@ const (
 )
 
 // batches are the kernels for weights of a type.
-type batches struct {
-	alone   [len(batchRows)]*cuda.Function
-	chained [len(batchRows)]*cuda.Function // several layers
-}
+type batches [len(batchRows)]*cuda.Function
 
 // loadBatches loads the kernels of a type from the module of matrices.
 func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
 	var k batches
 	for i, rows := range batchRows {
-		for name, f := range map[string]**cuda.Function{"batch_%s_%d": &k.alone[i], "batch_chain_%s_%d": &k.chained[i]} {
-			var err error
-			if *f, err = m.Function(fmt.Sprintf(name, elements[element].name, rows)); err != nil {
-				return err
-			}
-			if err := (*f).SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
-				return err
-			}
+		var err error
+		if k[i], err = m.Function(fmt.Sprintf("batch_%s_%d", elements[element].name, rows)); err != nil {
+			return err
+		}
+		if err := k[i].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+			return err
 		}
 	}
 	d.batches[element] = &k
@@ -88,10 +78,11 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 	for split := 2; split <= mostSplit; split *= 2 { // one block is no cluster, and may not send
 		l := batchLaunch{kind: kind, split: split}
 		blocks := ceil(all, split)
-		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil); l.stages == 0 {
+		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
+		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
 			continue
 		}
-		n, err := d.clustersAtOnce(clusterKey{element, -2 - kind, split, l.shared}, d.batches[element].alone[kind], clusterGrid(1, split, batchThreads, l.shared, true))
+		n, err := d.clustersAtOnce(clusterKey{element, -2 - kind, split, l.shared}, d.batches[element][kind], clusterGrid(1, split, batchThreads, l.shared, true))
 		if err != nil {
 			return best, false, err
 		}
@@ -106,9 +97,11 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 	return best, ok, nil
 }
 
-// batchRoom is the shared memory of a launch and the stages of its ring, 0 where it
-// does not fit.
-func (d *Decoder) batchRoom(rows, blocks int, norm bool) (shared, stages int) {
+// batchRoom is the shared memory of a launch whose blocks read so many bytes of weights,
+// and the stages of its ring, 0 where it does not fit. It is always more than half of what
+// there is: where two blocks fit on a multiprocessor, the next launch's clusters gather on
+// the first ones that are free, two blocks on each, and the others have nothing to do.
+func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, stages int) {
 	const partials = 2 * batchTile // floats a row of x, in two places
 	mine := partials * rows
 	if norm { // before there are partials: its moments, and gamma and beta
@@ -116,27 +109,27 @@ func (d *Decoder) batchRoom(rows, blocks int, norm bool) (shared, stages int) {
 	}
 	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows) + 8*batchOthers
 	const stage = batchStage + 2*8
-	for _, r := range batchRings {
-		most := min(r.shared, d.info.SharedPerBlockMost)
-		if stages = (most - rest) / stage; stages >= r.stages {
-			stages = min(stages, mostBatchStages)
-			return max(rest+stages*stage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
-		}
+	stages = min((d.info.SharedPerBlockMost-rest)/stage, max(someBatchStages, min(reads/2/batchStage, mostBatchStages)))
+	if stages < leastBatchStages {
+		return 0, 0
 	}
-	return 0, 0
+	return max(rest+stages*stage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
 }
 
 // batchParams is struct BatchParams.
 type batchParams struct {
 	x cuda.TensorMap
 	linearParams
+	keep batchKeep
+	_    [24]byte
 }
 
-// batch queues a Linear of the rows of a batch, which was checked.
-func (d *Decoder) batch(s *cuda.Stream, element int, o *Linear, l batchLaunch) error {
+// batch queues a Linear of the rows of a batch, which was checked: and has it keep what
+// it makes in a cache.
+func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep, cache ...Memory) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := batchParams{linearParams: linearParams{x: o.X.address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}}
+	p := batchParams{linearParams: linearParams{x: o.X.address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
 	var err error
 	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, batchRows[l.kind]); err != nil {
 		return err
@@ -146,5 +139,7 @@ func (d *Decoder) batch(s *cuda.Stream, element int, o *Linear, l batchLaunch) e
 	}
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X)
-	return d.batches[element].alone[l.kind].Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
+	d.hold(cache...)
+	f := d.batches[elementOf(o.Parts[0].W.DType)][l.kind]
+	return f.Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
 }

@@ -11,7 +11,6 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -359,14 +358,9 @@ func TestChainFaults(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 13, 232448)
 	lib.State().Argument("chain_", int(unsafe.Sizeof(chainParams{})))
 	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: 128, pageTokens: 16, keys: []int{50}, kv: cpu.Float16})
-	testLateFaults(t, m, lib, func() late { return s.chain(t) })
-	s.close(t)
-}
-
-func testLateFaults(t *testing.T, m *machine, lib *fakedriver.Library, next func() late) {
 	live, failures := lib.Live(), 0
 	for n := 1; ; n++ {
-		c := next()
+		c := s.chain(t)
 		lib.State().Calls, lib.State().FailAt, lib.State().FailWith = 0, int64(n), 2
 		var g *cuda.Graph
 		err := func() (err error) {
@@ -394,4 +388,5 @@ func testLateFaults(t *testing.T, m *machine, lib *fakedriver.Library, next func
 	if failures < 5 {
 		t.Errorf("%d failures", failures)
 	}
+	s.close(t)
 }

@@ -186,68 +186,50 @@ func (s *stack) chain(t testing.TB) *Chain {
 	return c
 }
 
-// late is work that is queued as one.
-type late interface {
-	Queue(*cuda.Stream) error
-	Upload() error
-	Close() error
-}
-
-// batchChains are the chains of a batch's linear layers, and attention between them.
-func (s *stack) batchChains(t testing.TB) (all []late) {
-	var c *BatchChain
+// projected queues the layers of a batch as a recording does: the launches that make new
+// keys and values store them.
+func (s *stack) projected(t testing.TB) error {
 	for i := range s.ops {
 		o := &s.ops[i]
 		if o.linear == nil {
-			appended := c != nil && c.Append(s.plan, o.operands.K, o.operands.V, o.newK, o.newV)
-			if !appended {
-				t.Fatalf("the append of layer %d was not taken", i)
-			}
-			all, c = append(all, &attendLate{s, o}), nil
-			continue
-		}
-		if c != nil && c.Linear(o.linear) {
-			continue
-		}
-		if c = s.d.NewBatchChain(); !c.Linear(o.linear) {
-			t.Fatalf("layer %d was not taken", i)
-		}
-		all = append(all, c)
-	}
-	return all
-}
-
-// attendLate is attention as a launch of its own.
-type attendLate struct {
-	s *stack
-	o *stackOp
-}
-
-func (a *attendLate) Queue(stream *cuda.Stream) error { return a.s.plan.Run(stream, &a.o.operands) }
-func (a *attendLate) Upload() error                   { return nil }
-func (a *attendLate) Close() error                    { return nil }
-
-// captured makes a graph of the chain, or of a batch's chains.
-func (s *stack) captured(t testing.TB) ([]late, *cuda.Graph) {
-	var all []late
-	if s.rows <= chainRows {
-		all = append(all, s.chain(t))
-	} else {
-		all = s.batchChains(t)
-	}
-	g, err := s.m.stream.Capture(func() error {
-		for _, c := range all {
-			if err := c.Queue(s.m.stream); err != nil {
+			if err := s.plan.Run(s.m.stream, &o.operands); err != nil {
 				return err
 			}
+			continue
 		}
-		return nil
-	})
+		p := s.d.NewProjection(o.linear)
+		if (p == nil) != (len(o.linear.Parts) == 1) {
+			t.Fatalf("layer %d has %d parts, and is a projection: %v", i, len(o.linear.Parts), p != nil)
+		}
+		if p == nil {
+			if err := s.d.Linear(s.m.stream, o.linear); err != nil {
+				return err
+			}
+			continue
+		}
+		if next := &s.ops[i+1]; next.linear == nil && !p.Append(s.plan, next.operands.K, next.operands.V, next.newK, next.newV) {
+			t.Fatalf("the append of layer %d was not taken", i)
+		}
+		if err := p.Queue(s.m.stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// captured makes a graph of the chain, or of a batch's launches, which is none.
+func (s *stack) captured(t testing.TB) (c *Chain, g *cuda.Graph) {
+	queue := func() error { return s.projected(t) }
+	if s.rows <= chainRows {
+		c = s.chain(t)
+		queue = func() error { return c.Queue(s.m.stream) }
+	}
+	g, err := s.m.stream.Capture(queue)
 	noError(t, err)
-	for _, c := range all {
+	if c != nil {
 		noError(t, c.Upload())
 	}
-	return all, g
+	return c, g
 }
 
 func (s *stack) close(t testing.TB) {
@@ -273,9 +255,9 @@ func TestGPUChainLinear(t *testing.T) {
 	testChain(t, m, d, orShort(24, 6), 5000, true)
 }
 
-func TestGPUBatchChain(t *testing.T) {
+func TestGPUProjection(t *testing.T) {
 	m, d := realDecoder(t)
-	testBatchChain(t, m, d, orShort(40, 6), 5000, 8192)
+	testProjection(t, m, d, orShort(40, 6), 5000, 8192)
 }
 
 // Contexts that go round a thread block's ring many times, and not in whole rounds.
@@ -312,10 +294,10 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest int, linear 
 	}
 }
 
-// testBatchChain runs random stacks of a batch's rows.
-func testBatchChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
-	if d.NewBatchChain() == nil {
-		t.Skip("no chains of a batch's layers on this GPU")
+// testProjection runs random stacks of a batch's rows.
+func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
+	if d.batches[elementOf(cpu.Float16)] == nil {
+		t.Skip("no kernels for the rows of a batch on this GPU")
 	}
 	rng := reftest.Rand(t)
 	for i := range cases {
@@ -332,7 +314,8 @@ func testBatchChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest
 	}
 }
 
-// testStack compares a chain with launches, and its bits in three runs.
+// testStack compares a chain with launches, and its bits in three runs. What is no chain
+// has the bits of launches.
 func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
 	s := newStack(t, m, d, rng, sh)
 	var before [][]byte
@@ -349,17 +332,20 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 		wantCache = append(wantCache, read(t, &s.cache[j]))
 		noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
 	}
-	chains, g := s.captured(t)
+	chain, g := s.captured(t)
 	var first [][]byte
+	if chain == nil {
+		first = want
+	}
 	for run := range 3 {
 		s.poison(t)
 		noError(t, m.stream.Launch(g))
 		m.settle(t)
 		for j := range s.outs {
 			got := read(t, &s.outs[j])
-			if run > 0 {
+			if run > 0 || chain == nil {
 				if !bytes.Equal(got, first[j]) {
-					t.Fatalf("%s: output %d of run %d differs from run 0's", name, j, run)
+					t.Fatalf("%s: output %d of run %d differs from another run's", name, j, run)
 				}
 				continue
 			}
@@ -375,8 +361,8 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 		closeTo(t, fmt.Sprintf("%s: cache %d", name, j), read(t, &s.cache[j]), wantCache[j], sh.kv, 3e-2)
 	}
 	noError(t, g.Close())
-	for _, c := range chains {
-		noError(t, c.Close())
+	if chain != nil {
+		noError(t, chain.Close())
 	}
 	s.close(t)
 }
@@ -425,14 +411,14 @@ func BenchmarkGPUChain(b *testing.B) {
 					ways = append(ways, way{name, g})
 				}
 				add("launches", st.launches)
-				if rows <= batchRows[len(batchRows)-1] {
-					chains, chain := st.captured(b)
-					for _, c := range chains {
-						defer c.Close()
-					}
+				if rows <= chainRows {
+					c, chain := st.captured(b)
+					defer c.Close()
 					ways = append(ways, way{"chain", chain})
-				}
-				if rows > chainRows {
+				} else {
+					if rows <= batchRows[len(batchRows)-1] {
+						add("projected", func() error { return st.projected(b) })
+					}
 					add("linears", func() error { return st.launchesOf(true, false) })
 					add("attention", func() error { return st.launchesOf(false, true) })
 				}

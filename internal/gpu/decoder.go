@@ -55,7 +55,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 // for this GPU, and the driver's.
 func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 	d := &Decoder{dev: dev, info: dev.Info()}
-	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return image(decoderUnit, d.info.Capability) })
+	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return Image(decoderUnit, d.info.Capability) })
 	if err != nil {
 		return nil, err
 	}

@@ -18,11 +18,10 @@ import (
 func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Decoder) {
 	m, lib, _ := fakeGPU(t, capability, sms, shared)
 	lib.State().Argument("linear_", int(unsafe.Sizeof(linearParams{})))
-	lib.State().Argument("batch_chain_", int(unsafe.Sizeof(batchChainParams{})))
 	lib.State().Argument("batch_", int(unsafe.Sizeof(batchParams{})))
-	real := image
-	image = func(string, int) ([]byte, error) { return []byte("image"), nil }
-	defer func() { image = real }()
+	real := Image
+	Image = func(string, int) ([]byte, error) { return []byte("image"), nil }
+	defer func() { Image = real }()
 	d, err := NewDecoder(m.dev)
 	noError(t, err)
 	return m, lib, d

@@ -3,42 +3,24 @@
 package gpu
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated"
-	"gorgonia.org/leanattention/kernels"
 )
 
-// emulatedGPU is a machine without a GPU that executes the kernels, slowly: those of
-// GPUs that are newer than all that there are cubins for, or, if LEANATTENTION_PTX is a
-// directory, those in its files, which go -C kernels/build run . -raw -arch ptx90a
-// makes for 9.0.
+// emulatedGPU is a machine without a GPU that executes the kernels, slowly.
 func emulatedGPU(t testing.TB, sms int) *machine {
 	t.Helper()
 	if raceEnabled {
 		t.Skip("kernels run in one goroutine, many times as slowly under the race detector")
 	}
 	lib := fakedriver.New(t)
-	capability, real := 120, image
-	image = kernels.Image
-	if dir := os.Getenv("LEANATTENTION_PTX"); dir != "" {
-		files, err := filepath.Glob(filepath.Join(dir, "lean.compute_*.ptx"))
-		if err != nil || len(files) != 1 {
-			t.Fatalf("%s: %q: %v", dir, files, err)
-		}
-		arch := strings.TrimPrefix(filepath.Base(files[0]), "lean")
-		if _, err := fmt.Sscanf(arch, ".compute_%d", &capability); err != nil {
-			t.Fatal(err)
-		}
-		image = func(unit string, _ int) ([]byte, error) { return os.ReadFile(filepath.Join(dir, unit+arch)) }
-	}
-	t.Cleanup(func() { image = real })
+	real := Image
+	var capability int
+	capability, Image = emulated.Images(t)
+	t.Cleanup(func() { Image = real })
 	emulated.Execute(t, lib, capability, sms)
 	drv, err := cuda.LoadFrom(lib.Path)
 	noError(t, err)
@@ -105,7 +87,7 @@ func TestEmulatedChainLinear(t *testing.T) {
 	testChain(t, m, d, 2, 130, true)
 }
 
-func TestEmulatedBatchChain(t *testing.T) {
+func TestEmulatedProjection(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testBatchChain(t, m, d, 4, 130, 520)
+	testProjection(t, m, d, 4, 130, 520)
 }

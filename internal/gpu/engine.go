@@ -23,10 +23,11 @@ func errorf(op string, sentinel error, format string, args ...any) error {
 	return fmt.Errorf("gpu: %s: %s: %w", op, fmt.Sprintf(format, args...), sentinel)
 }
 
-// unit is the module with the kernels, image where it comes from: a variable for tests.
+// unit is the module with the kernels.
 const unit = "lean"
 
-var image = kernels.Image
+// Image is where modules come from. It is a variable for tests.
+var Image = kernels.Image
 
 // Engine is the kernels for attention on one device. It may be used by several
 // goroutines at once.
@@ -51,7 +52,7 @@ type Engine struct {
 func New(dev *cuda.Device) (*Engine, error) {
 	e := &Engine{dev: dev, info: dev.Info()}
 	e.blocks = max(e.info.Multiprocessors, 1)
-	m, err := dev.Module(unit, func() ([]byte, error) { return image(unit, e.info.Capability) })
+	m, err := dev.Module(unit, func() ([]byte, error) { return Image(unit, e.info.Capability) })
 	if err != nil {
 		return nil, err
 	}

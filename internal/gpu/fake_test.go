@@ -22,8 +22,8 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
 	s.Argument("sample_", int(unsafe.Sizeof(sampleParams{})))
-	real := image
-	image = func(string, int) ([]byte, error) { return []byte("image"), nil }
+	real := Image
+	Image = func(string, int) ([]byte, error) { return []byte("image"), nil }
 	drv, err := cuda.LoadFrom(lib.Path)
 	noError(t, err)
 	dev, err := drv.Open(0)
@@ -56,7 +56,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 		}
 	}
 	t.Cleanup(func() {
-		image = real
+		Image = real
 		if err := dev.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) {
 			t.Error(err)
 		}

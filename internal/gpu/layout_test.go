@@ -54,7 +54,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 			name = strings.TrimSpace(name)
 			n := uintptr(1)
 			if m := regexp.MustCompile(`^(\*? *\w+)\[(\w+)\]$`).FindStringSubmatch(name); m != nil {
-				length, ok := map[string]int{"LINEAR_PARTS": mostParts, "CHAIN_BODY": chainBody, "BATCH_LAYERS": batchLayers, "2": 2, "3": 3}[m[2]]
+				length, ok := map[string]int{"LINEAR_PARTS": mostParts, "CHAIN_BODY": chainBody, "2": 2, "3": 3}[m[2]]
 				if !ok {
 					t.Fatalf("%s: struct %s: what is %q?", file, name, m[2])
 				}
@@ -137,17 +137,11 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"u64* bars = (u64*)(memory + p.stages * STAGE);",
 		},
 		"batch.cuh": {
-			"constexpr int BATCH_TILE = 64; constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; constexpr int BATCH_WARPS = 8; constexpr int BATCH_THREADS = (BATCH_WARPS + 2) * 32;",
+			"constexpr int BATCH_TILE = 64; constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; constexpr int BATCH_WARPS = 8; constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;",
 			"constexpr int BLOCK = 64; static constexpr int X = 2 * ROWS * 128; static constexpr int UNIT = 8 * ROWS; static constexpr int PARTIALS = BATCH_TILE / 8 * UNIT;",
 			"b.x = memory + p.stages * BATCH_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + 8 * 2 * ROWS; " +
 				"b.factors = b.mine + max(2 * PARTIALS, p.norm ? 8 * 2 * ROWS + 2 * b.most * BLOCK : 0); b.full = sharedAddress(b.factors + ROWS); " +
 				"b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;",
-		},
-		"batch_chain.cuh": {
-			"constexpr int BATCH_LAYERS = 4; constexpr int BATCH_STAGES = 14;",
-			"b.partials = (float*)(memory + c.end); b.mine = b.partials + 2 * PARTIALS; float* const moments = b.mine + 2 * PARTIALS; b.width = c.affine, b.affine = moments + 2 * MOMENTS; " +
-				"b.factors = b.affine + 2 * c.affine; b.full = sharedAddress(b.factors + ROWS); " +
-				"b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;",
 		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
 		"linear.cuh": {
@@ -189,7 +183,6 @@ func TestStructs(t *testing.T) {
 		{"linear.cuh", "LinearParams", linearParams{}},
 		{"batch.cuh", "BatchParams", batchParams{}},
 		{"batch.cuh", "BatchKeep", batchKeep{}},
-		{"batch_chain.cuh", "BatchChainParams", batchChainParams{}},
 		{"matrix.cuh", "OperandParams", operandParams{}},
 		{"matrix.cuh", "MatrixParams", matrixParams{}},
 		{"rows.cuh", "NormParams", normParams{}},

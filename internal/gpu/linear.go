@@ -243,7 +243,7 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	if l, ok, err := d.configureBatch(o); err != nil {
 		return err
 	} else if ok {
-		return d.batch(s, element, o, l)
+		return d.batch(s, o, l, batchKeep{})
 	}
 	if d.isMatrix(o) {
 		return d.matrix(s, element, o)

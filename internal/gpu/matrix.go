@@ -47,7 +47,7 @@ func (d *Decoder) loadMatrices() error {
 	if !d.overlap() {
 		return nil
 	}
-	m, err := d.dev.Module(matrixUnit, func() ([]byte, error) { return image(matrixUnit, d.info.Capability) })
+	m, err := d.dev.Module(matrixUnit, func() ([]byte, error) { return Image(matrixUnit, d.info.Capability) })
 	if err != nil {
 		return err
 	}

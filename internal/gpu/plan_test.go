@@ -598,7 +598,7 @@ func TestNewFails(t *testing.T) {
 		noError(t, err)
 		noError(t, dev.Close())
 	}
-	image = func(string, int) ([]byte, error) { return nil, errNone }
+	Image = func(string, int) ([]byte, error) { return nil, errNone }
 	dev := reopen(t, lib.Path)
 	if _, err := New(dev); !errors.Is(err, errNone) {
 		t.Errorf("no image: %v", err)

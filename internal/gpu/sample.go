@@ -109,7 +109,7 @@ type Sampler struct {
 // nothing that would have to be given back.
 func NewSampler(dev *cuda.Device) (*Sampler, error) {
 	s := &Sampler{info: dev.Info()}
-	m, err := dev.Module(sampleUnit, func() ([]byte, error) { return image(sampleUnit, s.info.Capability) })
+	m, err := dev.Module(sampleUnit, func() ([]byte, error) { return Image(sampleUnit, s.info.Capability) })
 	if err != nil {
 		return nil, err
 	}

@@ -160,10 +160,10 @@ func TestSampleModule(t *testing.T) {
 	if n := strings.Count(lib.Log(), "ModuleLoadData"); n != 1 {
 		t.Errorf("%d modules without a sampler", n)
 	}
-	real := image
-	image = func(string, int) ([]byte, error) { return nil, kernels.ErrNoImage }
+	real := Image
+	Image = func(string, int) ([]byte, error) { return nil, kernels.ErrNoImage }
 	_, err := NewSampler(m.dev)
-	image = real
+	Image = real
 	if !errors.Is(err, kernels.ErrNoImage) {
 		t.Errorf("no image: %v", err)
 	}

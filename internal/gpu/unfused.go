@@ -36,7 +36,7 @@ func (e *Engine) loadUnfused() error {
 	if e.unfused.unfused != nil {
 		return nil
 	}
-	m, err := e.dev.Module(unfusedUnit, func() ([]byte, error) { return image(unfusedUnit, e.info.Capability) })
+	m, err := e.dev.Module(unfusedUnit, func() ([]byte, error) { return Image(unfusedUnit, e.info.Capability) })
 	if err != nil {
 		return err
 	}

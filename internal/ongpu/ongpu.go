@@ -82,12 +82,15 @@ func (w *Work) chained(o *gpu.Linear) (bool, error) {
 	if c, ok := w.Late().(*gpu.Chain); ok && c.Linear(o) {
 		return true, nil
 	}
-	// What can't be put behind the chain that there is may begin another.
-	c := w.NewChain()
-	if c == nil || !c.Linear(o) {
-		return false, nil
+	// What can't be put behind the chain that there is may begin another, or make new
+	// keys and values.
+	if c := w.NewChain(); c != nil && c.Linear(o) {
+		return true, w.PutOff(c)
 	}
-	return true, w.PutOff(c)
+	if p := w.NewProjection(o); p != nil {
+		return true, w.PutOff(p)
+	}
+	return false, nil
 }
 
 // Operand is the memory of an input.

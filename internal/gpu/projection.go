@@ -1,0 +1,97 @@
+package gpu
+
+import (
+	"slices"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// batchKeep is struct BatchKeep.
+type batchKeep struct {
+	cache         [mostParts]uint64
+	slots         uint64
+	headRows, dim int32
+}
+
+// Projection is a Linear of a batch's rows with several parts, as they make queries,
+// keys and values: it waits for Queue, so that Append may have the same launch store the
+// new keys and values in the cache. It keeps what it was given, as it was. Not for
+// several goroutines at once.
+type Projection struct {
+	d      *Decoder
+	linear Linear
+	launch batchLaunch
+	keep   batchKeep
+	cache  []Memory // that it stores into, and the table of slots
+}
+
+// NewProjection makes one; nil where a Linear has a single part, or is no launch of a
+// batch's rows. What is wrong with its operands is left to [Decoder.Linear].
+func (d *Decoder) NewProjection(o *Linear) *Projection {
+	if len(o.Parts) < 2 || o.check() != nil {
+		return nil
+	}
+	l, ok, err := d.configureBatch(o)
+	if !ok || err != nil {
+		return nil
+	}
+	p := &Projection{d: d, linear: *o, launch: l}
+	p.linear.Parts = slices.Clone(o.Parts)
+	if o.Norm != nil {
+		norm := *o.Norm
+		p.linear.Norm = &norm
+	}
+	return p
+}
+
+// Append takes the storing of new keys and values in a cache, as [Plan.Append] queues
+// it, if they are parts of what the layer makes.
+func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
+	plan.mu.Lock()
+	defer plan.mu.Unlock()
+	if p.cache != nil || plan.ready("projection") != nil || plan.look.idle || !plan.appends || plan.checkPages("projection", &k, &v) != nil {
+		return false
+	}
+	g := &plan.look.geometry
+	width, o := g.KVHeads*g.Dim, &p.linear
+	if k.DType != o.Parts[0].W.DType || plan.look.rows != o.Rows || g.Dim%4 != 0 || plan.engine.dev != p.d.dev {
+		return false
+	}
+	table := Memory{Buffer: plan.memory.table}
+	keep := batchKeep{slots: table.address() + uint64(plan.memory.sections.slots), headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim)}
+	for _, x := range [...]struct{ made, to *Memory }{{&newK, &k}, {&newV, &v}} {
+		i := slices.IndexFunc(o.Parts, func(part LinearPart) bool {
+			return x.made.Buffer != nil && part.Y.address() == x.made.address() && part.Out == width
+		})
+		if i < 0 || keep.cache[i] != 0 || x.made.DType != cpu.Float32 || x.made.Len < o.Rows*width || p.meets(x.to) {
+			return false
+		}
+		keep.cache[i] = x.to.address()
+	}
+	p.keep, p.cache = keep, []Memory{k, v, table}
+	plan.appended, plan.anyAppend = [2]Memory{k, v}, true
+	return true
+}
+
+// meets says whether the layer reads or writes some of m.
+func (p *Projection) meets(m *Memory) bool {
+	o, of := &p.linear, spanOf(m, m.Len)
+	meets := func(x *Memory, elements int) bool {
+		return x.Buffer != nil && of.meets([]span{spanOf(x, elements)})
+	}
+	return meets(&o.X, o.Rows*o.In) || meets(&o.Residual, o.Rows*o.Parts[0].Out) ||
+		o.Norm != nil && (meets(&o.Norm.Gamma, o.In) || meets(&o.Norm.Beta, o.In)) ||
+		slices.ContainsFunc(o.Parts, func(x LinearPart) bool {
+			return meets(&x.W, x.Out*o.In) || meets(&x.B, x.Out) || meets(&x.Y, o.Rows*x.Out)
+		})
+}
+
+// Queue queues the launch.
+func (p *Projection) Queue(s *cuda.Stream) error {
+	return p.d.batch(s, &p.linear, p.launch, p.keep, p.cache...)
+}
+
+// Upload and Close have nothing to do: there is no memory besides the layer's.
+func (p *Projection) Upload() error { return nil }
+func (p *Projection) Close() error  { return nil }
