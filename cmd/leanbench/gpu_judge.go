@@ -4,7 +4,7 @@ import "strings"
 
 // judge takes the figures of a case down: those of its contenders, in order.
 func (b *gpuBench) judge(c gpuCase, all []*gpuContender, times []gpuTimes, ceilings int) {
-	var ceiling, flash, best, dense *gpuTimes
+	var ceiling, flash, batch, best, dense *gpuTimes
 	for i, x := range all {
 		t := &times[i]
 		switch {
@@ -15,8 +15,11 @@ func (b *gpuBench) judge(c gpuCase, all []*gpuContender, times []gpuTimes, ceili
 		case x.name == ours:
 			dense = t
 		case isPeer(x.name):
-			if x.name == peerNames["flash"] {
+			switch x.name {
+			case peerNames["flash"]:
 				flash = t
+			case peerNames["flashinfer-batch"]:
+				batch = t
 			}
 			if countsAsBest(x.name) && (best == nil || t.rounds.median() < best.rounds.median()) {
 				best = t
@@ -58,7 +61,10 @@ func (b *gpuBench) judge(c gpuCase, all []*gpuContender, times []gpuTimes, ceili
 			b.overBest = append(b.overBest, over)
 		}
 		if isPaged && dense == nil && best != nil {
-			r.add(overBest, t.rounds.faster(best.rounds), atLeast(1))
+			r.add(overBest, t.rounds.faster(best.rounds), c.best)
+		}
+		if isPaged && dense == nil && batch != nil {
+			r.add(overBatch, t.rounds.faster(batch.rounds), c.batch)
 		}
 	}
 }

@@ -14,10 +14,12 @@ var gpuWorker string
 
 // peerNames are the ways that the worker may know.
 var peerNames = map[string]string{
-	"flash":           "PyTorch, FLASH_ATTENTION",
-	"cudnn":           "PyTorch, CUDNN_ATTENTION",
-	"flashinfer":      "FlashInfer, pages of 16",
-	"flashinfer-plan": "FlashInfer, with its plan",
+	"flash":            "PyTorch, FLASH_ATTENTION",
+	"cudnn":            "PyTorch, CUDNN_ATTENTION",
+	"flashinfer":       "FlashInfer, pages of 16",
+	"flashinfer-tc":    "FlashInfer on tensor cores, pages of 16",
+	"flashinfer-batch": "FlashInfer, BatchAttention, pages of 16",
+	"flashinfer-plan":  "FlashInfer, with its plan",
 }
 
 func isPeer(name string) bool {

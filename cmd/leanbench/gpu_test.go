@@ -243,7 +243,14 @@ func TestGPUJudge(t *testing.T) {
 		steady(pageName(64), nil, 111e-6), steady(info, nil, 200e-6))
 	check(b, is, pageName(16), ofAllowed, 1, true, true)
 	check(b, is, pageName(64), ofAllowed, 111./110, true, false)
-	check(b, is, pageName(64), overBest, 200./111, true, true)
+	check(b, is, pageName(64), overBest, 200./111, true, false)
+
+	c = raggedCases()[1]
+	is = c.shape.String()
+	b = judge(c, steady("ceiling A", nil, 100e-6), steady("ceiling B", nil, 100e-6), steady(pageName(16), nil, 110e-6),
+		steady(info, nil, 100e-6), steady(peerNames["flashinfer-batch"], nil, 133e-6))
+	check(b, is, pageName(16), overBest, 100./110, true, false)
+	check(b, is, pageName(16), overBatch, 133./110, true, true)
 
 	c = groupCases()[0]
 	is = c.shape.String()

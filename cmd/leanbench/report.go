@@ -44,6 +44,7 @@ const (
 	timeOfMHA     metric = "time of MHA"         // over that of one query head a KV head
 	overFlash     metric = "x FLASH"             // of PyTorch's FLASH_ATTENTION's time to ours
 	overBest      metric = "x best peer"         // of the best peer's
+	overBatch     metric = "x BatchAttention"    // of FlashInfer's BatchAttention's
 	stepMillis    metric = "ms a step"           // of all sequences together, median
 	stepBytes     metric = "GB a step"           // of weights, keys and values
 	overCompiled  metric = "x compiled"          // of the time of transformers' compiled step to ours

@@ -51,15 +51,24 @@ class Shape:
         if min(lengths) == max(lengths):
             for name, backend in BACKENDS.items():
                 self.add(name, lambda b=backend: self.sdpa(b))
-            self.compare()
+            self.compare(self.ways)
         else:
             self.missing.append("PyTorch's attention, which has no ragged batches")
         if flashinfer is None:
             self.missing.append("FlashInfer: " + no_flashinfer)
         else:
-            self.add("flashinfer", self.flashinfer)
-            if "flashinfer" in self.ways:
-                self.add("flashinfer-plan", lambda: self.plan_and_run, graph=False)
+            self.page()
+            self.add("flashinfer", lambda: self.flashinfer(False))
+            self.add("flashinfer-tc", lambda: self.flashinfer(True))
+            # With as many KV heads of 128 as heads it writes beyond a workspace of 3 GB.
+            if self.heads != self.kv_heads or self.dim < 128:
+                self.add("flashinfer-batch", self.batch_attention)
+            else:
+                self.missing.append("FlashInfer's BatchAttention, whose workspace is too small for MHA of 128")
+            self.compare([name for name in self.ways if name not in BACKENDS])
+            # The plan of the one that is meant for such groups.
+            if self.planned is not None:
+                self.add("flashinfer-plan", lambda: self.planned, graph=False)
 
     def add(self, name, make, graph=True):
         try:
@@ -104,48 +113,62 @@ class Shape:
 
         return step
 
-    def compare(self):
+    def compare(self, names):
         """Fails where ways disagree: a speed is worth something only if the work was done."""
-        outs = {name: step(0).float() for name, (_, step) in self.ways.items()}
+        outs = {name: self.ways[name][1](0).float() for name in names}
         for name, out in outs.items():
             want = next(iter(outs.values()))
             if not (out - want).abs().max() <= 0.02 * want.abs().max():
                 raise ValueError(name + " disagrees with " + next(iter(outs)))
 
-    def flashinfer(self):
+    def page(self):
+        """Has keys and values in pages, in no order."""
         per = [(n + PAGE - 1) // PAGE for n in self.lengths]
         pages = sum(per)
-        starts = torch.tensor([0] + per).cumsum(0).to(torch.int32)
-        order = torch.randperm(pages).to(torch.int32)
-        last = torch.tensor([n - (p - 1) * PAGE for n, p in zip(self.lengths, per)], dtype=torch.int32)
+        self.starts = torch.tensor([0] + per).cumsum(0).to(torch.int32)
+        self.order = torch.randperm(pages).to(torch.int32).cuda()
+        self.last = torch.tensor([n - (p - 1) * PAGE for n, p in zip(self.lengths, per)], dtype=torch.int32)
         size = pages * PAGE * self.kv_heads * self.dim
         layout = (pages, PAGE, self.kv_heads, self.dim)  # NHD, which is FlashInfer's own
-        sets = [
+        self.paged = [
             (self.arena[2 * size * i :][:size].view(layout), self.arena[2 * size * i + size :][:size].view(layout))
             for i in range(self.sets)
         ]
+        self.rows = self.q.view(len(self.lengths), self.heads, self.dim)
+        self.planned = None
+
+    def flashinfer(self, tensor_cores):
         workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_tensor_cores=self.heads // self.kv_heads >= 4
-        )
-        q = self.q.view(len(self.lengths), self.heads, self.dim)
-        on_device = [x.cuda() for x in (starts, order, last)]
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
 
         def plan():
             # Lengths are on the host already, as an engine that schedules has them.
-            wrapper.plan(starts, on_device[1], last, self.heads, self.kv_heads, self.dim, PAGE, data_type=torch.float16)
+            wrapper.plan(self.starts, self.order, self.last, self.heads, self.kv_heads, self.dim, PAGE, data_type=torch.float16)
 
         def step(i):
-            return wrapper.run(q, sets[i])
+            return wrapper.run(self.rows, self.paged[i])
 
-        def plan_and_run(i):
+        def planned(i):
             plan()
-            return wrapper.run(q, sets[i])
+            return step(i)
 
-        self.plan_and_run = plan_and_run
-        self.keep.append((workspace, wrapper, on_device))
+        self.keep.append((workspace, wrapper))
         plan()
+        if tensor_cores == (self.heads // self.kv_heads >= 4):
+            self.planned = planned
         return step
+
+    def batch_attention(self):
+        wrapper = flashinfer.BatchAttention("NHD")
+        wrapper.float_workspace_buffer = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        queries = torch.arange(len(self.lengths) + 1, dtype=torch.int32, device="cuda")
+        lengths = torch.tensor(self.lengths, dtype=torch.int32, device="cuda")
+        wrapper.plan(
+            queries, self.starts.cuda(), self.order, lengths, self.heads, self.kv_heads, self.dim, self.dim, PAGE,
+            q_data_type=torch.float16, kv_data_type=torch.float16,
+        )
+        self.keep.append((wrapper, queries, lengths))
+        return lambda i: wrapper.run(self.rows, self.paged[i])[0]
 
     def run(self, way, replays):
         replay = self.ways[way][0]
