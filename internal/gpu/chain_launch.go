@@ -29,7 +29,7 @@ const (
 
 const (
 	mostChainStages = 8 // of a warp's ring
-	stagesApart     = 3 // that leave room for attention's ring to be apart from x
+	stagesApart     = 2 // that leave room for attention's ring to be apart from x
 	chainChunks     = 2 // chunks of keys that each computing warp has on the way, where there is room for them
 
 	// Elements of x that a chain is for: every thread block reads all of them. Of
