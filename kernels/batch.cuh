@@ -227,7 +227,7 @@ template <class T, int ROWS> struct Batch {
         squares[r] = sumOfWarp(squares[r]);
         if (m < p.rows && b.lane < b.split) send2(remoteAddress(sharedAddress(b.moments + (b.rank * ROWS + m) * 2), b.lane), remoteAddress(b.merged, b.lane), mean[r], squares[r]);
       }
-      asm volatile("bar.sync 1, %0;" ::"n"(BATCH_WARPS * 32) : "memory"); // gamma and beta are there
+      syncWarps(BATCH_WARPS); // gamma and beta are there
       barrierWait(b.merged, 0);
       // Means and sums of squares of the slices merge into the row's.
       float f[R];
@@ -283,7 +283,7 @@ template <class T, int ROWS> struct Batch {
       }
     }
     written();
-    asm volatile("bar.sync 1, %0;" ::"n"(BATCH_WARPS * 32) : "memory");
+    syncWarps(BATCH_WARPS);
   }
 
   // The products of a stage's column block, which is one of x's too.
@@ -437,13 +437,8 @@ template <class T, int ROWS> struct Batch {
       for (int k = 0; k < Piece::FOURS; k++) {
         const int at = now.at(k, b), n = now.first(p, b) + at / ROWS * 4;
         if (at >= fours || m >= p.rows) continue;
-        const auto finished = [&](float v, float bias, float residual) {
-          v += bias;
-          if (p.relu && v < 0.f) v = 0.f;
-          return v + residual;
-        };
-        const float4 u = make_float4(finished(v[k].x, now.bias[k].x, now.residual[k].x), finished(v[k].y, now.bias[k].y, now.residual[k].y),
-                                     finished(v[k].z, now.bias[k].z, now.residual[k].z), finished(v[k].w, now.bias[k].w, now.residual[k].w));
+        const float4 &a = now.bias[k], &r = now.residual[k];
+        const float4 u = make_float4(finished(p, v[k].x, a.x, r.x), finished(p, v[k].y, a.y, r.y), finished(p, v[k].z, a.z, r.z), finished(p, v[k].w, a.w, r.w));
         store4(p.y[now.part] + (long long)m * out, n, out, out % 4 == 0, u);
         if (slot < 0 || keep.cache[now.part] == nullptr || n >= out) continue;
         const int head = n / keep.dim;

@@ -95,3 +95,6 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 __device__ __forceinline__ void waitForEarlier() {}
 __device__ __forceinline__ void letNextStart() {}
 #endif
+
+// Waits for all warps that compute, the first ones of a block.
+__device__ __forceinline__ void syncWarps(int warps) { asm volatile("bar.sync 1, %0;" ::"r"(warps * 32) : "memory"); }

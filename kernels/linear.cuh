@@ -51,11 +51,13 @@ __device__ __forceinline__ Addend addend(const LinearParams& p, int part, int m,
   if (p.residual != nullptr) a.residual = p.residual[(long long)m * p.out[part] + n];
   return a;
 }
-__device__ __forceinline__ void finish(const LinearParams& p, int part, int m, int n, float v, const Addend& a) {
-  if (n >= p.out[part]) return;
-  v += a.bias;
+__device__ __forceinline__ float finished(const LinearParams& p, float v, float bias, float residual) {
+  v += bias;
   if (p.relu && v < 0.f) v = 0.f;
-  p.y[part][(long long)m * p.out[part] + n] = v + a.residual;
+  return v + residual;
+}
+__device__ __forceinline__ void finish(const LinearParams& p, int part, int m, int n, float v, const Addend& a) {
+  if (n < p.out[part]) p.y[part][(long long)m * p.out[part] + n] = finished(p, v, a.bias, a.residual);
 }
 
 // The exponent of what rows are scaled by where the type has few exponents.

@@ -178,7 +178,7 @@ template <class T, int ROWS> struct Matrix {
       } else {
         multiplyAll(p.stages, s1 - s0, ring, full, empty, sums, warp, lane);
       }
-      asm volatile("bar.sync 1, %0;" ::"n"(MATRIX_WARPS * 32) : "memory"); // the ring is used up
+      syncWarps(MATRIX_WARPS); // the ring is used up
       float* const mine = (float*)memory;
       const int n = warp % BESIDE * (A * 16) + (lane >> 2), m = warp / BESIDE * (B * 8) + (lane & 3) * 2;
 #pragma unroll

@@ -81,9 +81,6 @@ __device__ __forceinline__ int positionOf(const Params& p, int r) { return (int)
 
 constexpr int ROWS = 16; // rows of a tensor core product
 
-// Waits for all warps that compute.
-__device__ __forceinline__ void syncWarps(int warps) { asm volatile("bar.sync 1, %0;" ::"r"(warps * 32) : "memory"); }
-
 constexpr int COPIERS = 4; // warps that copy: keys and values of even and odd chunks
 
 // Who makes the ring's barriers says that they are made, and waits for nobody.
