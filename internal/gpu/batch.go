@@ -124,6 +124,13 @@ type batchParams struct {
 	_    [24]byte
 }
 
+// batchKeep is struct BatchKeep.
+type batchKeep struct {
+	cache         [mostParts]uint64
+	slots         uint64
+	headRows, dim int32
+}
+
 // batch queues a Linear of the rows of a batch, which was checked: and has it keep what
 // it makes in a cache.
 func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep, cache ...Memory) error {

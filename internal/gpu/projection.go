@@ -7,13 +7,6 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// batchKeep is struct BatchKeep.
-type batchKeep struct {
-	cache         [mostParts]uint64
-	slots         uint64
-	headRows, dim int32
-}
-
 // Projection is a Linear of a batch's rows with several parts, as they make queries,
 // keys and values: it waits for Queue, so that Append may have the same launch store the
 // new keys and values in the cache. It keeps what it was given, as it was. Not for
