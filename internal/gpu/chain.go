@@ -220,7 +220,7 @@ func (c *claims) claim(reads, writes []span, holds ...Memory) {
 func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ready("chain") != nil || p.look.idle || !p.appends || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+	if !p.canAppend("chain") || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
 	g := &p.look.geometry
@@ -264,7 +264,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		p: p.params.paramsBody,
 		links: links{
 			query: uint64(q) + 1, newKeys: uint64(k) + 1, newValues: uint64(v) + 1, out: uint64(c.floats) + 1,
-			slots: p.memory.table.Address() + uint64(p.memory.sections.slots),
+			slots: p.slotsAt(),
 		},
 	}
 	a.p.box, a.p.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))

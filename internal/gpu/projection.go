@@ -43,7 +43,7 @@ func (d *Decoder) NewProjection(o *Linear) *Projection {
 func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
 	plan.mu.Lock()
 	defer plan.mu.Unlock()
-	if p.cache != nil || plan.ready("projection") != nil || plan.look.idle || !plan.appends || plan.checkPages("projection", &k, &v) != nil {
+	if p.cache != nil || !plan.canAppend("projection") || plan.checkPages("projection", &k, &v) != nil {
 		return false
 	}
 	g := &plan.look.geometry
@@ -51,8 +51,7 @@ func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
 	if k.DType != o.Parts[0].W.DType || plan.look.rows != o.Rows || g.Dim%4 != 0 || plan.engine.dev != p.d.dev {
 		return false
 	}
-	table := Memory{Buffer: plan.memory.table}
-	keep := batchKeep{slots: table.address() + uint64(plan.memory.sections.slots), headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim)}
+	keep := batchKeep{slots: plan.slotsAt(), headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim)}
 	for _, x := range [...]struct{ made, to *Memory }{{&newK, &k}, {&newV, &v}} {
 		i := slices.IndexFunc(o.Parts, func(part LinearPart) bool {
 			return x.made.Buffer != nil && part.Y.address() == x.made.address() && part.Out == width
@@ -62,8 +61,8 @@ func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
 		}
 		keep.cache[i] = x.to.address()
 	}
-	p.keep, p.cache = keep, []Memory{k, v, table}
-	plan.appended, plan.anyAppend = [2]Memory{k, v}, true
+	p.keep, p.cache = keep, []Memory{k, v, {Buffer: plan.memory.table}}
+	plan.stores(k, v)
 	return true
 }
 

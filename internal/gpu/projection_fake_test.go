@@ -44,8 +44,7 @@ func TestProjectionLaunches(t *testing.T) {
 				}
 				want := batchKeep{}
 				if i%5 == 0 && i < 10 {
-					at := s.plan.memory.table.Address() + uint64(s.plan.memory.sections.slots)
-					want = batchKeep{cache: [mostParts]uint64{0, s.cache[i/5*2].address(), s.cache[i/5*2+1].address()}, slots: at, headRows: 16, dim: 64}
+					want = batchKeep{cache: [mostParts]uint64{0, s.cache[i/5*2].address(), s.cache[i/5*2+1].address()}, slots: s.plan.slotsAt(), headRows: 16, dim: 64}
 				}
 				if keep := (*batchParams)(unsafe.Pointer(&l.arg[0])).keep; keep != want {
 					t.Errorf("launch %d keeps %+v, want %+v", i, keep, want)
