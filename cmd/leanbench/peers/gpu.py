@@ -60,11 +60,11 @@ class Shape:
             self.page()
             self.add("flashinfer", lambda: self.flashinfer(False))
             self.add("flashinfer-tc", lambda: self.flashinfer(True))
-            # With as many KV heads of 128 as heads it writes beyond a workspace of 3 GB.
+            # With as many KV heads of 128 as heads it takes a workspace of 3 GB and more.
             if self.heads != self.kv_heads or self.dim < 128:
                 self.add("flashinfer-batch", self.batch_attention)
             else:
-                self.missing.append("FlashInfer's BatchAttention, whose workspace is too small for MHA of 128")
+                self.missing.append("FlashInfer's BatchAttention, which takes a workspace of 3 GB and more for MHA of 128")
             self.compare([name for name in self.ways if name not in BACKENDS])
             # The plan of the one that is meant for such groups.
             if self.planned is not None:
