@@ -12,6 +12,14 @@ template <class S> struct Attention {
   static constexpr bool SHARED = S::SHARED_QUERY;
   static constexpr int EACH = WIDE ? 4 : 8; // elements of a lane in a step
 
+  // How numbers of float32 go through products of 16-bit ones. PLAIN: rounded, as they
+  // are of the keys' type anyway. BOTH: in two parts, with twice the products. FOLDED:
+  // in two parts where an output tile has no more than 8 rows: the second parts are the
+  // operand's rows 8 to 15, so there are as many products as of one part.
+  // What an output tile has depends on nothing but itself.
+  enum Mode { PLAIN, BOTH, FOLDED };
+  __device__ static __forceinline__ Mode modeOf(int rows, bool precise) { return !WIDE && rows <= 8 ? FOLDED : precise ? BOTH : PLAIN; }
+
   // The queries of an output tile as left operands, and rows g = lane/4 and g+8 of it.
   struct Queries {
     u32 hi[SHARED ? 1 : STEPS][4], lo[SHARED ? 1 : STEPS][4];
@@ -57,20 +65,21 @@ template <class S> struct Attention {
   // `factor` undoes.
   __device__ static __forceinline__ void load(const Params& p, const Links* links, u32 run, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
     const int g = lane >> 2, t = lane & 3, rows = w.rows(p);
+    const Mode mode = modeOf(rows, precise);
     long long at[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       // A row that is not there is computed like the first, and not used.
-      const int r = w.block * ROWS + (g + 8 * i < rows ? g + 8 * i : 0), n = positionOf(p, r);
+      const int of = mode == FOLDED ? g : g + 8 * i, r = w.block * ROWS + (of < rows ? of : 0), n = positionOf(p, r);
       at[i] = (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + r - n * p.group) * p.queryHead;
       q.factor[i] = p.scale;
     }
     if constexpr (!WIDE && !SHARED && !S::LINKED) {
-      if (!precise) { // the queries are of the keys' type: they are operands as they are
+      if (!precise) { // the queries are of the keys' type: they are operands as they are, and have no second parts
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
 #pragma unroll
-          for (int j = 0; j < 4; j++) q.hi[s][j] = *(const u32*)((const u16*)p.query + at[j & 1] + s * 16 + (j >> 1) * 8 + 2 * t);
+          for (int j = 0; j < 4; j++) q.hi[s][j] = mode == FOLDED && (j & 1) ? 0 : *(const u32*)((const u16*)p.query + at[j & 1] + s * 16 + (j >> 1) * 8 + 2 * t);
         return;
       }
     }
@@ -117,6 +126,7 @@ template <class S> struct Attention {
           hi[j] = T::pack(x[s][2 * j], x[s][2 * j + 1]);
           lo[j] = T::pack(x[s][2 * j] - T::low(hi[j]), x[s][2 * j + 1] - T::high(hi[j]));
         }
+        if (!WIDE && mode == FOLDED && (j & 1)) hi[j] = lo[j];
         if constexpr (!SHARED) q.hi[s][j] = hi[j], q.lo[s][j] = lo[j];
       }
       if constexpr (SHARED) {
@@ -157,12 +167,17 @@ template <class S> struct Attention {
 #pragma unroll
       for (int n = 0; n < TILES; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
     }
+    // Rows g of what was FOLDED.
+    __device__ __forceinline__ void unfold() {
+#pragma unroll
+      for (int n = 0; n < TILES; n++) o[n][0] += o[n][2], o[n][1] += o[n][3];
+    }
   };
 
   static constexpr int N = KEYS / 8; // products in a chunk's scores
 
-  // Scores: products of queries with 8 keys each. PRECISE takes both parts of the queries.
-  template <bool PRECISE> __device__ static __forceinline__ void scores(const Queries& q, const char* shared, u32 slot, int lane, float (&s)[N][4]) {
+  // Scores: products of queries with 8 keys each.
+  template <Mode MODE> __device__ static __forceinline__ void scores(const Queries& q, const char* shared, u32 slot, int lane, float (&s)[N][4]) {
     float s2[N][4];
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -175,14 +190,14 @@ template <class S> struct Attention {
       for (int k = 0; k < STEPS; k++) {
         u32 hi[4], lo[4];
         operand<false>(q, shared, k, lane, hi);
-        if constexpr (PRECISE) operand<true>(q, shared, k, lane, lo);
+        if constexpr (MODE == BOTH) operand<true>(q, shared, k, lane, lo);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
           u32 b[4];
           loadMatrix(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + half));
           T::mma(s[n], hi, b[0], b[1]);
           T::mma(s[n + 1], hi, b[2], b[3]);
-          if constexpr (PRECISE) {
+          if constexpr (MODE == BOTH) {
             T::mma(s2[n], lo, b[0], b[1]);
             T::mma(s2[n + 1], lo, b[2], b[3]);
           }
@@ -213,7 +228,10 @@ template <class S> struct Attention {
         }
       }
     }
-    if constexpr (PRECISE || WIDE) {
+    if constexpr (MODE == FOLDED) {
+#pragma unroll
+      for (int n = 0; n < N; n++) s[n][0] += s[n][2], s[n][1] += s[n][3];
+    } else if constexpr (MODE == BOTH || WIDE) {
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
@@ -221,8 +239,8 @@ template <class S> struct Attention {
     }
   }
 
-  // Adds probabilities x values to the output. PRECISE takes both parts of the probabilities.
-  template <bool PRECISE> __device__ static __forceinline__ void weigh(State& st, const float (&s)[N][4], u32 values, int lane) {
+  // Adds probabilities x values to the output.
+  template <Mode MODE> __device__ static __forceinline__ void weigh(State& st, const float (&s)[N][4], u32 values, int lane) {
     if constexpr (!WIDE) {
       // Four 8x8 matrices, transposed: values 0-7 and 8-15, 16 columns.
       const u32 row = lane & 15, half = (lane >> 4) * 16;
@@ -231,9 +249,11 @@ template <class S> struct Attention {
         u32 hi[4], lo[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-          float x = s[k + (j >> 1)][(j & 1) * 2], y = s[k + (j >> 1)][(j & 1) * 2 + 1];
+          const int i = MODE == FOLDED ? 0 : j & 1;
+          float x = s[k + (j >> 1)][i * 2], y = s[k + (j >> 1)][i * 2 + 1];
           hi[j] = T::pack(x, y);
-          if constexpr (PRECISE) lo[j] = T::pack(x - T::low(hi[j]), y - T::high(hi[j]));
+          if constexpr (MODE != PLAIN) lo[j] = T::pack(x - T::low(hi[j]), y - T::high(hi[j]));
+          if (MODE == FOLDED && (j & 1)) hi[j] = lo[j];
         }
 #pragma unroll
         for (int n = 0; n < TILES; n += 2) {
@@ -241,7 +261,7 @@ template <class S> struct Attention {
           loadMatrixTransposed(b, values + n / 8 * BLOCK + swizzled(row + k * 8, n % 8 * 16 + half));
           T::mma(st.o[n], hi, b[0], b[1]);
           T::mma(st.o[n + 1], hi, b[2], b[3]);
-          if constexpr (PRECISE) {
+          if constexpr (MODE == BOTH) {
             T::mma(st.o[n], lo, b[0], b[1]);
             T::mma(st.o[n + 1], lo, b[2], b[3]);
           }
@@ -276,15 +296,16 @@ template <class S> struct Attention {
   // lifted where the type has few exponents: a weight of 2^-15 would lose bits.
   // Rows g and g+8 see `limit` keys, from the chunk's first on; `masked` if some
   // row does not see them all.
-  template <bool PRECISE> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
+  template <Mode MODE> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
+    constexpr int MINE = MODE == FOLDED ? 1 : 2; // rows that a lane has
     const int t = lane & 3;
     float s[N][4];
-    scores<PRECISE>(q, shared, slot, lane, s);
+    scores<MODE>(q, shared, slot, lane, s);
     float top[2] = {-LEAN_INF, -LEAN_INF};
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
+      for (int j = 0; j < 2 * MINE; j++) {
         const int i = j >> 1;
         s[n][j] *= q.factor[i];
         if (masked && n * 8 + 2 * t + (j & 1) >= limit[i]) s[n][j] = -LEAN_INF;
@@ -292,7 +313,7 @@ template <class S> struct Attention {
       }
     float shrink[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < MINE; i++) {
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
       top[i] = fmaxf(top[i], st.m[i]);
@@ -303,23 +324,23 @@ template <class S> struct Attention {
 #pragma unroll
         for (int j = 0; j < 2; j++) s[n][2 * i + j] = exp2_(s[n][2 * i + j] - base + T::lift); // in this order: base - lift is rounded, and more than lift is infinite
     }
-    if (__any_sync(~0u, top[0] != st.m[0] || top[1] != st.m[1])) {
+    if (__any_sync(~0u, top[0] != st.m[0] || (MINE > 1 && top[1] != st.m[1]))) {
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
+      for (int i = 0; i < MINE; i++) {
         st.l[i] *= shrink[i];
         st.m[i] = top[i];
       }
 #pragma unroll
       for (int n = 0; n < TILES; n++) {
         st.o[n][0] *= shrink[0], st.o[n][1] *= shrink[0];
-        st.o[n][2] *= shrink[1], st.o[n][3] *= shrink[1];
+        st.o[n][2] *= shrink[MINE - 1], st.o[n][3] *= shrink[MINE - 1];
       }
     }
 #pragma unroll
     for (int n = 0; n < N; n++) {
       st.l[0] += s[n][0] + s[n][1];
-      st.l[1] += s[n][2] + s[n][3];
+      if (MINE > 1) st.l[1] += s[n][2] + s[n][3];
     }
-    weigh<PRECISE>(st, s, slot + S::SLOT / 2, lane);
+    weigh<MODE>(st, s, slot + S::SLOT / 2, lane);
   }
 };

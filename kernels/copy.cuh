@@ -96,5 +96,20 @@ __device__ __forceinline__ void waitForEarlier() {}
 __device__ __forceinline__ void letNextStart() {}
 #endif
 
-// Waits for all warps that compute, the first ones of a block.
-__device__ __forceinline__ void syncWarps(int warps) { asm volatile("bar.sync 1, %0;" ::"r"(warps * 32) : "memory"); }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Four warps, the first of which is a multiple of four, change how many registers they may use.
+template <int N> __device__ __forceinline__ void moreRegisters() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> __device__ __forceinline__ void fewerRegisters() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+#else // nothing
+template <int N> __device__ __forceinline__ void moreRegisters() {}
+template <int N> __device__ __forceinline__ void fewerRegisters() {}
+#endif
+
+// Warps of a block that work together, and a barrier of their own. The ones that
+// compute are the first ones, and have barrier 1.
+struct Crew {
+  int thread, warps, barrier; // thread: of the crew's
+  __device__ __forceinline__ int threads() const { return warps * 32; }
+  __device__ __forceinline__ void sync() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
+};
+__device__ __forceinline__ void syncWarps(int warps) { Crew{0, warps, 1}.sync(); }

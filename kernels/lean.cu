@@ -3,9 +3,10 @@
 #include "append.cuh"
 #include "lean.cuh"
 
-// Eight warps, four that compute and four that copy, leave each lane the most registers.
+// Eight warps, four that compute and four that copy, leave each lane the most
+// registers. More are there where warps can pass registers on.
 #define ATTENTION(name, T, D) \
-  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ LaunchParams p) { \
+  extern "C" __global__ void __launch_bounds__((COMPUTERS + COPIERS + FINISHERS) * 32, 1) name(const __grid_constant__ LaunchParams p) { \
     extern __shared__ __align__(1024) char memory[];                                              \
     Lean<T, D>::run(p.p, &p.keyMap, memory);                                                      \
   }

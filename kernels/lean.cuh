@@ -16,7 +16,9 @@
 // what is not the whole output tile goes to the workspace as a partial. The
 // block that arrives last merges the partials in the order of the blocks: the
 // result does not depend on which one that is, nobody waits, and counters are
-// zero again afterwards.
+// zero again afterwards. A block's range may be followed by one of whole output
+// tiles: then it merges while these are on their way. On compute capability 9.0
+// warps of their own do all that comes after the last key of an output tile.
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -28,6 +30,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
   using R = Reduce<S>;
   using Place = typename S::Place;
   static constexpr int KEYS = S::KEYS;
+  static constexpr bool APART = FINISHERS > 0 && !LINKED; // warps of their own finish output tiles
 
 #if __CUDA_ARCH__ >= 900
   // The keys and values of a sequence's new token for one head, in a chain: lane i has
@@ -75,7 +78,8 @@ template <class T, int D, bool LINKED = false> struct Lean {
   // many chunks have gone through the ring.
   __device__ static __forceinline__ int run(const Params& p, const TensorMap* maps, char* memory, const Work* range, const int* blind, const Links* links, const Round* round, const u32 number) {
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == p.warps * 32) prefetchMap(maps), prefetchMap(maps + 1);
+    const int copiers = APART ? COMPUTERS : p.warps; // the first one
+    if (threadIdx.x == copiers * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
     const Work work = *range;
     const int blinds = *blind;
@@ -94,26 +98,40 @@ template <class T, int D, bool LINKED = false> struct Lean {
     sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH);
     sh.l = sh.m + sh.rooms * ROWS;
     u64* bars = LINKED ? round->bars : (u64*)(sh.l + sh.rooms * ROWS); // a full and an empty one for each slot
-    sh.last = (int*)(bars + 2 * slots); // two, not in a chain
+    u64* rooms = bars + 2 * slots; // two for each room: its states are there, and they are not needed any more
+    sh.last = (int*)(rooms + 4);   // two; none of these in a chain
     const u32 ring = sharedAddress(memory);
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    if (!LINKED && warp == warps && lane == 0) {
+    if (!LINKED && warp == copiers && lane == 0) {
       for (int s = 0; s < slots; s++) openSlot(full, empty, s);
+      if (APART)
+        for (int r = 0; r < 2; r++) barrierInit(sharedAddress(rooms + r), warps), barrierInit(sharedAddress(rooms + 2 + r), FINISHERS);
       opened();
     }
-    if (warp >= warps) {
-      const int copier = warp - warps, values = copier & 1;
+    if constexpr (APART) {
+      if (warp >= copiers + COPIERS) {
+        waitForEarlier();
+        waitForRing(2, warps + FINISHERS + 1);
+        finishAll(p, range, sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
+        return 0;
+      }
+    }
+    if (warp >= copiers) {
+      if (APART) fewerRegisters<88>();
+      const int copier = warp - copiers, values = copier & 1;
       const TensorMap* map = maps + values;
       if constexpr (LINKED) {
-        Ring<S>::copyAll(p, work, map, round->next + values, *round, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
+        Ring<S>::copyAll(p, range, map, round->next + values, *round, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
       } else {
         copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
-        Ring<S>::copyAll(p, work, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
+        Ring<S>::copyAll(p, range, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
       }
       return 0;
     }
+    if (APART) moreRegisters<240>();
+    if (APART && warp >= warps) return 0;
     int slot = warp;
     u32 parity = 0;
     if constexpr (LINKED) slot = Ring<S>::slotOf(round->before + warp, slots, parity), parity &= 1;
@@ -121,7 +139,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
     typename Ring<S>::Reader reader;
     const int stages = slots / warps;
     const u32 mine = ring + warp * stages * S::SLOT;
-    reader.begin(p, work, mine, stages, warp);
+    reader.begin(p, range, mine, stages, warp);
     for (int s = 0; s < stages; s++) reader.issue(p, lane, warps);
     u32 next = 0;
 #endif
@@ -131,10 +149,11 @@ template <class T, int D, bool LINKED = false> struct Lean {
     }
 
     R::clear(sh);
+    const Crew crew{(int)threadIdx.x, warps, 1};
     // Queries and outputs of the keys' type need no second parts.
     const bool precise = LINKED || p.queryType != S::T::type || p.outType != S::T::type;
-    Place w, done;
-    w.begin(p, work);
+    Place w;
+    w.begin(p, range);
     int turn = 0; // of the warp that has the first chunk of this part
     int part = 0;
     int passed = 0; // chunks
@@ -142,7 +161,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
     typename A::Queries q;
     if (!LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
 #if __CUDA_ARCH__ >= 900
-    if (!LINKED) waitForRing(2, warps + 1);
+    if (!LINKED) waitForRing(2, warps + FINISHERS + 1);
 #endif
     while (more) {
       const int newest = LINKED ? links->slots[w.s.row] : -1;
@@ -150,6 +169,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
       typename A::State st;
       st.empty();
       const int rows = w.rows(p);
+      const typename A::Mode mode = A::modeOf(rows, precise);
       int sees[2];        // keys that a lane's rows see
       int all = w.s.keys; // keys that every row sees
 #pragma unroll
@@ -197,10 +217,12 @@ template <class T, int D, bool LINKED = false> struct Lean {
 #endif
         const int limit[2] = {sees[0] - c * KEYS, sees[1] - c * KEYS};
         const bool masked = (c + 1) * KEYS > all;
-        if (precise) {
-          A::template merge<true>(st, q, rest, at, lane, masked, limit);
-        } else {
-          A::template merge<false>(st, q, rest, at, lane, masked, limit);
+        if (!A::WIDE && mode == A::FOLDED) {
+          A::template merge<A::FOLDED>(st, q, rest, at, lane, masked, limit);
+        } else if (mode == A::BOTH) {
+          A::template merge<A::BOTH>(st, q, rest, at, lane, masked, limit);
+        } else if (!LINKED) {
+          A::template merge<A::PLAIN>(st, q, rest, at, lane, masked, limit);
         }
         __syncwarp();
 #if __CUDA_ARCH__ >= 900
@@ -217,8 +239,12 @@ template <class T, int D, bool LINKED = false> struct Lean {
 
       // The warps' states, side by side in the order of their chunks, so that the
       // result does not depend on what the block did before. Where there is room
-      // for two output tiles' states, nobody waits for the one warp that merges them.
+      // for two output tiles' states, nobody waits for who merges them.
       const typename R::Shared mine = sh.of(part, p.rows);
+      if (mode == A::FOLDED) st.unfold();
+#if __CUDA_ARCH__ >= 900
+      if (APART && part >= sh.rooms) barrierWait(sharedAddress(rooms + 2) + roomOf(sh, part) * 8, ~roundOf(sh, part) & 1);
+#endif
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         st.l[i] += __shfl_xor_sync(~0u, st.l[i], 1);
@@ -230,21 +256,53 @@ template <class T, int D, bool LINKED = false> struct Lean {
         for (int n = 0; n < S::TILES; n++) *(float2*)(o + 8 * n) = make_float2(st.o[n][2 * i], st.o[n][2 * i + 1]);
         if ((lane & 3) == 0) ((float*)(mine.m + r))[first] = st.m[i], ((float*)(mine.l + r))[first] = st.l[i];
       }
-      done = w;
+      const Place done = w;
       more = w.next(p);
+      part++;
+#if __CUDA_ARCH__ >= 900
+      if constexpr (APART) {
+        __syncwarp();
+        if (lane == 0) barrierArrive(sharedAddress(rooms) + roomOf(sh, part - 1) * 8);
+        if (S::SHARED_QUERY) syncWarps(warps);
+        if (more) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
+        continue;
+      }
+#endif
       if (more && !S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
-      R::combine(p, links, number, done, mine, rows, R::slotOf(done), part);
+      R::combine(p, links, number, crew, done, mine, rows, R::slotOf(done), part);
       if (sh.rooms == 1) syncWarps(warps);
+      if (done.endsParts()) R::settle(p, links, number, crew, range, done, mine);
       if (more && S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
-      part++;
     }
-    R::settle(p, links, number, work, done, sh.of(part, p.rows));
     R::writeBlind(p, links, number, blinds);
     return passed;
   }
 
+  // The room of part i, and how often it was used before.
+  __device__ static __forceinline__ u32 roomOf(const typename R::Shared& sh, int i) { return sh.rooms > 1 ? i & 1 : 0; }
+  __device__ static __forceinline__ u32 roundOf(const typename R::Shared& sh, int i) { return sh.rooms > 1 ? i >> 1 : i; }
+
 #if __CUDA_ARCH__ >= 900
+  // The warps that finish output tiles, or parts of them, while others compute the next.
+  __device__ static __forceinline__ void finishAll(const Params& p, const Work* range, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
+    Place w;
+    w.begin(p, range);
+    bool more = true;
+#pragma unroll 1
+    for (int part = 0; more; part++) {
+      const Place done = w;
+      more = w.next(p);
+      const u32 bar = sharedAddress(rooms) + roomOf(sh, part) * 8;
+      const typename R::Shared mine = sh.of(part, p.rows);
+      barrierWait(bar, roundOf(sh, part) & 1);
+      R::combine(p, nullptr, 0, crew, done, mine, done.rows(p), R::slotOf(done), part);
+      if (done.endsParts()) R::settle(p, nullptr, 0, crew, range, done, mine);
+      __syncwarp();
+      if (crew.thread % 32 == 0) barrierArrive(bar + 16);
+    }
+  }
+
   // Makes the barriers of a slot. Each is filled with keys by one warp and with values by another.
   __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { barrierInit(full + slot * 8, 2), barrierInit(empty + slot * 8, 1); }
 #endif

@@ -6,7 +6,7 @@
 template <class S> struct Reduce {
   using Place = typename S::Place;
   static constexpr int D = S::D, WIDTH = S::WIDTH;
-  static constexpr int STATES = 4; // at most so many warps compute
+  static constexpr int STATES = COMPUTERS;
 
   // What a thread block keeps in shared memory beside the ring.
   struct Shared {
@@ -42,9 +42,9 @@ template <class S> struct Reduce {
 
   // Merges the states of each row, in their order, and puts the result into the
   // output, or into a slot of the partials.
-  __device__ static __forceinline__ void combine(const Params& p, const Links* links, u32 run, const Place& w, const Shared& sh, int rows, int slot, int turn) {
+  __device__ static __forceinline__ void combine(const Params& p, const Links* links, u32 run, const Crew& crew, const Place& w, const Shared& sh, int rows, int slot, int turn) {
     // The warps take turns where there is work for few of them.
-    for (int i = (threadIdx.x + turn * 32) % (sh.warps * 32); i < rows * (D / 2); i += sh.warps * 32) {
+    for (int i = (crew.thread + turn * 32) % crew.threads(); i < rows * (D / 2); i += crew.threads()) {
       const int r = i / (D / 2), c = i % (D / 2) * 2;
       const float4 m = sh.m[r], l = sh.l[r];
       const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
@@ -84,10 +84,10 @@ template <class S> struct Reduce {
   // Reads the partials of an output tile as states in shared memory, 2^parts of
   // each row: where rows are fewer than warps, several warps share a row's. The
   // other states are empty.
-  __device__ static __forceinline__ void gather(const Params& p, const Shared& sh, int host, int sharers) {
+  __device__ static __forceinline__ void gather(const Params& p, const Crew& crew, const Shared& sh, int host, int sharers) {
     constexpr int EACH = (D / 4 + 31) / 32, BATCH = 16 / EACH; // partials that are on their way together
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int task = warp; task < p.rows * sh.warps; task += sh.warps) {
+    const int warp = crew.thread / 32, lane = crew.thread % 32;
+    for (int task = warp; task < p.rows * sh.warps; task += crew.warps) {
       int part, r, begin, end;
       shareOut(p, task, sharers, part, r, begin, end);
       float top = -LEAN_INF, l = 0.f;
@@ -213,21 +213,23 @@ template <class S> struct Reduce {
   }
 
   // When all of a block's partials are written: tells those that share their
-  // output tiles, and merges what is complete. `last` is the block's last part.
-  __device__ static __forceinline__ void settle(const Params& p, const Links* links, u32 run, const Work& work, const Place& last, const Shared& sh) {
+  // output tiles, and merges what is complete. `last` is the last part that the block
+  // may share, and the states of `sh` are not needed any more.
+  __device__ static __forceinline__ void settle(const Params& p, const Links* links, u32 run, const Crew& crew, const Work* range, const Place& last, const Shared& sh) {
+    const Work work = *range;
     Place w;
-    w.begin(p, work);
+    w.begin(p, range);
     const bool head = w.tile > 0, tail = last.tile == 0 && last.take < last.tiles;
     if (!head && !tail) return;
-    syncWarps(sh.warps);
+    crew.sync();
     if constexpr (S::LINKED) {
       if (!tail) return;
       await(p, links, run, sh, blockIdx.x, work.guests);
-      syncWarps(sh.warps);
-      combine(p, links, run, last, sh, last.rows(p), -1, 0);
+      crew.sync();
+      combine(p, links, run, crew, last, sh, last.rows(p), -1, 0);
       return;
     }
-    if (threadIdx.x == 0) {
+    if (crew.thread == 0) {
       u32 before[2] = {0, 0};
       if (head) before[0] = arrive(p.counters + work.host);
       if (tail) before[1] = arrive(p.counters + blockIdx.x);
@@ -236,15 +238,15 @@ template <class S> struct Reduce {
       if (sh.last[0]) p.counters[work.host] = 0;
       if (sh.last[1]) p.counters[blockIdx.x] = 0;
     }
-    syncWarps(sh.warps);
+    crew.sync();
     int host = work.host, sharers = work.sharers;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
       if (sh.last[k]) {
-        gather(p, sh, host, sharers);
-        syncWarps(sh.warps);
-        combine(p, links, run, w, sh, w.rows(p), -1, 0);
-        syncWarps(sh.warps);
+        gather(p, crew, sh, host, sharers);
+        crew.sync();
+        combine(p, links, run, crew, w, sh, w.rows(p), -1, 0);
+        crew.sync();
       }
       w = last, host = blockIdx.x, sharers = work.guests;
     }

@@ -78,14 +78,14 @@ template <class S> struct Ring : S {
 
   // A copying warp: it fills every second slot of the ring, with keys or with
   // values, and walks the whole range without regard to where output tiles end.
-  __device__ static __forceinline__ void copyAll(const Params& p, const Work& work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int lane) {
+  __device__ static __forceinline__ void copyAll(const Params& p, const Work* work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int lane) {
     copySome(p, work, map, ring, full, empty, first, first, 1, 0, lane);
   }
 
   // The same in a chain, which goes on with the first chunks of the next layer, as
   // many as the ring has room for. A slot is always the same warp's: of what goes
   // through it, the next is asked for by who knows that the one before was.
-  __device__ static __forceinline__ void copyAll(const Params& p, const Work& work, const TensorMap* map, const TensorMap* next, const Round& round, u32 ring, u32 full, u32 empty, int first, int lane) {
+  __device__ static __forceinline__ void copyAll(const Params& p, const Work* work, const TensorMap* map, const TensorMap* next, const Round& round, u32 ring, u32 full, u32 empty, int first, int lane) {
     int before = round.before, skip = round.asked + ((first ^ before) & 1), most = 0x7fffffff;
 #pragma unroll 1
     for (int k = 0; k < (round.next != nullptr ? 2 : 1); k++) { // in one place: the code of a chain is long
@@ -98,7 +98,7 @@ template <class S> struct Ring : S {
 
   // Copies every second chunk from number `skip` of the range on, in a chain no more
   // than `most`. Returns how many chunks the range has, if they are all copied.
-  __device__ static __forceinline__ int copySome(const Params& p, const Work& work, const TensorMap* map, u32 ring, u32 full, u32 empty, int slot, int skip, u32 parity, int most, int lane) {
+  __device__ static __forceinline__ int copySome(const Params& p, const Work* work, const TensorMap* map, u32 ring, u32 full, u32 empty, int slot, int skip, u32 parity, int most, int lane) {
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int boxes = KEYS / p.box, pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots;
     const int* table = p.pages;
@@ -181,7 +181,7 @@ template <class S> struct Ring : S {
     int page; // of chunk at.chunk
     u32 slot, stages, ring;
 
-    __device__ __forceinline__ void begin(const Params& p, const Work& work, u32 ring_, int stages_, int warp) {
+    __device__ __forceinline__ void begin(const Params& p, const Work* work, u32 ring_, int stages_, int warp) {
       at.begin(p, work);
       more = true;
       slot = 0;

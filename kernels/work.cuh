@@ -10,13 +10,16 @@ struct alignas(16) Seq {
   int pages;   // its first entry of the block table; the page itself where pages hold whole sequences
 };
 
-// A thread block's range of LeanTiles.
+// A thread block's LeanTiles: a range of them, and then one of whole output tiles.
 struct alignas(16) Work {
   int seq, head, block, tile; // the first: its output tile, and its place there
   int tiles;                  // in the range; 0: nothing to do
   int host, sharers;          // of the first output tile: the block that has its LeanTile 0, and how many have a part
-  int guests;                 // how many have a part of the last output tile, if this block hosts it
+  int guests;                 // how many have a part of the range's last output tile, if this block hosts it
   Seq first;                  // sequence number seq
+  int wholeSeq, wholeHead, wholeBlock; // the first of the whole ones
+  int wholeTiles;                      // of all of them; 0: there are none
+  Seq firstWhole;                      // sequence number wholeSeq
 };
 
 struct Params {
@@ -37,7 +40,7 @@ struct Params {
   int tileShift;         // a LeanTile has 2^tileShift chunks
   int box;               // keys that are copied at once: a power of two that divides a chunk and a page
   int rows;              // at most so many rows in an output tile: min(16, group*queries)
-  int warps;             // that compute; from sm_90 on COPIERS more copy
+  int warps;             // that compute; from sm_90 on others copy, and finish
   int slots;             // of the ring, in chunks; a multiple of warps
   int rooms;             // for states in shared memory: 2, or 1 where there is no room for more
   int parts;             // log2 of the warps that share a row's partials: 2^parts*rows <= warps, or 0
@@ -81,20 +84,30 @@ __device__ __forceinline__ int positionOf(const Params& p, int r) { return (int)
 
 constexpr int ROWS = 16; // rows of a tensor core product
 
-constexpr int COPIERS = 4; // warps that copy: keys and values of even and odd chunks
+constexpr int COMPUTERS = 4; // at most so many warps compute
+constexpr int COPIERS = 4;   // warps that copy: keys and values of even and odd chunks
+// Warps that finish what others have computed. Warps are so many only where those that
+// compute can have the registers of the others.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr int FINISHERS = 4;
+#else
+constexpr int FINISHERS = 0;
+#endif
 
 // Who makes the ring's barriers says that they are made, and waits for nobody.
 __device__ __forceinline__ void ringIsReady(int warps) {
-  asm volatile("bar.arrive 2, %0;" ::"r"((warps + 1) * 32) : "memory");
+  asm volatile("bar.arrive 2, %0;" ::"r"((warps + FINISHERS + 1) * 32) : "memory");
   asm volatile("bar.arrive 3, %0;" ::"r"(COPIERS * 32) : "memory");
 }
 __device__ __forceinline__ void waitForRing(int barrier, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
 
-// A place in a range of LeanTiles: output tile after output tile, some chunks of each.
+// A place in a thread block's LeanTiles: output tile after output tile, some chunks of each.
 template <int CHUNK> struct Walk {
+  const Work* work;
   Seq s;
   int seq, head, block, tile;
   int left;      // tiles of the range, from here on
+  bool parted;   // this is not yet the range of whole output tiles
   int take;      // of them in this output tile
   int tiles;     // of this output tile
   int chunk, end; // the chunks of this part
@@ -116,16 +129,24 @@ template <int CHUNK> struct Walk {
     chunk = tile << p.tileShift;
     end = min((tile + take) << p.tileShift, (visible + CHUNK - 1) / CHUNK);
   }
-  __device__ __forceinline__ void begin(const Params& p, const Work& w) {
-    s = w.first, seq = w.seq, head = w.head, block = w.block, tile = w.tile, left = w.tiles;
+  __device__ __forceinline__ void begin(const Params& p, const Work* w) {
+    work = w, s = w->first, seq = w->seq, head = w->head, block = w->block, tile = w->tile, left = w->tiles, parted = true;
     tiles = count(p);
     open(p);
   }
-  // To the next output tile; false at the end of the range.
+  // Whether this is the last of those that may be parts of output tiles.
+  __device__ __forceinline__ bool endsParts() const { return parted && left <= take; }
+  // To the next output tile; false behind the last one.
   __device__ __forceinline__ bool next(const Params& p) {
     left -= take;
-    if (left <= 0) return false;
     tile = 0;
+    if (left <= 0) {
+      if (!parted || work->wholeTiles == 0) return false;
+      s = work->firstWhole, seq = work->wholeSeq, head = work->wholeHead, block = work->wholeBlock, left = work->wholeTiles, parted = false;
+      tiles = count(p);
+      open(p);
+      return true;
+    }
     do {
       if (++block * ROWS >= s.queries * p.group) {
         block = 0;

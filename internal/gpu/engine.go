@@ -91,6 +91,9 @@ func (e *Engine) Device() *cuda.Device { return e.dev }
 // launches that overlap.
 func (e *Engine) copies() bool { return e.info.Capability >= 90 }
 
+// finishes says whether warps of their own finish output tiles.
+func (e *Engine) finishes() bool { return e.info.Capability == 90 }
+
 // Supports says whether there is a kernel for a geometry with keys and values of
 // a type. Errors wrap cpu.ErrShape and cpu.ErrDType.
 func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {

@@ -91,10 +91,11 @@ func TestShapeIsTheKernels(t *testing.T) {
 	for file, lines := range map[string][]string{
 		"work.cuh": {
 			"constexpr int ROWS = 16;",
-			"constexpr int COPIERS = 4;",
+			"constexpr int COMPUTERS = 4; constexpr int COPIERS = 4;",
+			"#ifdef __CUDA_ARCH_FEAT_SM90_ALL constexpr int FINISHERS = 4; #else constexpr int FINISHERS = 0; #endif",
 		},
 		"reduce.cuh": {
-			"constexpr int STATES = 4;",
+			"constexpr int STATES = COMPUTERS;",
 			"float* o; float4* m; float4* l; int* last;",
 		},
 		"ring.cuh": {
@@ -112,7 +113,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"lean.cuh": {
 			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.o = (float*)(rest + S::QUERY); " +
-				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = LINKED ? round->bars : (u64*)(sh.l + sh.rooms * ROWS); sh.last = (int*)(bars + 2 * slots);",
+				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = LINKED ? round->bars : (u64*)(sh.l + sh.rooms * ROWS); u64* rooms = bars + 2 * slots; sh.last = (int*)(rooms + 4);",
 		},
 		"chain.cuh": {
 			"constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;",

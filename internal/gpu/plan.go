@@ -1,8 +1,10 @@
 package gpu
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
+	"slices"
 	"sync"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -267,6 +269,8 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 			p.slots[q.Row+t] = int32(int64(live[key/g.PageTokens])*pageRows + int64(key%g.PageTokens))
 		}
 	}
+	// The short ones last: there whole output tiles are looked for.
+	slices.SortStableFunc(p.seqs, func(a, b sequence) int { return cmp.Compare(b.keys, a.keys) })
 }
 
 // slack is how many percent more than an even share a thread block may have, to
@@ -275,9 +279,14 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 // they are less than a few 100 KB. Of a longer read they are more than merging takes,
 // which is 7 us for one row and 11 for eight: a few blocks less get less from the
 // memory, since multiprocessors share ways to it in groups of four or six, which are
-// not equal.
+// not equal. Where there are whole output tiles for all, blocks merge while they are
+// at those, and 5% are worth it only up to some 100 KB.
 func (p *Plan) slack(g *cpu.Geometry, workers int) int {
-	const least, part, most, row = 5, 72 << 10, 192 << 10, 24 << 10
+	const least, part = 5, 72 << 10
+	most, row := 192<<10, 24<<10
+	if p.sched.Outputs() > int64(workers) && p.engine.finishes() {
+		most, row = 96<<10, 8<<10
+	}
 	even := max(p.sched.Tiles()/int64(workers), 1)
 	tile := 4 * tileTokens(g) * g.Dim // bytes
 	bounded := min(least, 100*int64((most+row*min(g.Heads/g.KVHeads, blockRows))/tile)/even)
@@ -302,7 +311,7 @@ func (p *Plan) schedule(g *cpu.Geometry) {
 		workers = min(workers, g.Workers)
 	}
 	policy := g.Policy
-	policy.Slack = p.slack(g, workers)
+	policy.Slack, policy.Hybrid = p.slack(g, workers), true
 	p.sched.Cut(policy, workers)
 	if p.works == nil {
 		p.works = make([]work, p.engine.blocks)

@@ -54,7 +54,7 @@ func TestPackWorks(t *testing.T) {
 		for i := range works {
 			works[i].tiles = -1
 		}
-		p.Cut(lean.Policy{Kind: lean.Kind(rng.IntN(3)), Splits: 1 + rng.IntN(5)}, 1+rng.IntN(len(works)))
+		p.Cut(lean.Policy{Kind: lean.Kind(rng.IntN(3)), Splits: 1 + rng.IntN(5), Hybrid: rng.IntN(2) == 0}, 1+rng.IntN(len(works)))
 		packWorks(&p, seqs, works)
 		for b := range works {
 			w := works[b]
@@ -65,11 +65,20 @@ func TestPackWorks(t *testing.T) {
 				continue
 			}
 			it := p.Work(b)
-			left := w.tiles
+			left, wholes := w.tiles, w.wholeTiles
 			for first := true; ; first = false {
 				k, ok := it.Next()
 				if !ok {
 					break
+				}
+				if left == 0 {
+					if wholes == w.wholeTiles && (int(w.wholeSeq) != k.Seq || int(w.wholeHead) != k.Head || int(w.wholeBlock) != k.Block || w.firstWhole != seqs[k.Seq]) {
+						t.Fatalf("block %d goes on at %+v: %+v", b, k, w)
+					}
+					if wholes -= int32(k.Tiles); !k.Whole() {
+						t.Fatalf("block %d has part %+v among whole output tiles: %+v", b, k, w)
+					}
+					continue
 				}
 				left -= int32(k.End - k.Begin)
 				host, _, sharers := p.Sharers(k)
@@ -90,8 +99,8 @@ func TestPackWorks(t *testing.T) {
 					t.Fatalf("block %d: slot %d is %d", b, p.Slot(b, k), slot)
 				}
 			}
-			if left != 0 {
-				t.Fatalf("block %d: %d LeanTiles are left of %+v", b, left, w)
+			if left != 0 || wholes != 0 {
+				t.Fatalf("block %d: %d LeanTiles and %d of whole output tiles are left of %+v", b, left, wholes, w)
 			}
 		}
 	}
@@ -101,19 +110,23 @@ func TestPackWorks(t *testing.T) {
 // output tiles cost little, as was measured.
 func TestSlack(t *testing.T) {
 	for _, c := range []struct{ batch, heads, group, keys, dim, blocks int }{
+		{16, 12, 1, 1024, 64, 132}, // behind parts
+		{64, 32, 1, 1024, 64, 132},
+		{16, 32, 1, 1024, 128, 128},
+		{64, 8, 6, 1024, 64, 128},
 		{16, 8, 4, 1024, 128, 128},
 		{6, 40, 1, 1024, 128, 120},
 		{6, 8, 6, 1024, 64, 96},
 		{16, 8, 1, 4096, 128, 128},
 		{16, 8, 4, 8192, 128, 128}, // 537 MB
 		{16, 8, 1, 16384, 128, 132},
-		{64, 8, 8, 4096, 128, 128}, // 1074 MB
+		{64, 8, 8, 4096, 128, 132}, // 1074 MB
 		{64, 8, 1, 16384, 64, 132},
 		{1, 32, 1, 262144, 64, 132},
 		{16, 48, 1, 16384, 64, 132},
 		{4, 8, 6, 262144, 128, 132},
 	} {
-		p := Plan{engine: &Engine{blocks: 132}}
+		p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}}
 		for i := range c.batch {
 			p.seqs = append(p.seqs, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}

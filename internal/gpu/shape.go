@@ -47,6 +47,7 @@ const (
 	blockRows = 16 // rows of an output tile: those of a tensor core product
 	mostWarps = 4  // that compute
 	copiers   = 4  // warps that copy, from 9.0 on: two of them fill every second slot
+	finishers = 4  // warps that finish output tiles, on 9.0 alone
 )
 
 const (
@@ -149,7 +150,7 @@ type config struct {
 func (e *Engine) configure(s shape, rows int) (config, bool) {
 	for warps := mostWarps; warps > 0; warps-- {
 		for rooms := 2; rooms > 0; rooms-- {
-			rest := s.query + rooms*(warps*rows*s.width*4+2*blockRows*16) + 16
+			rest := s.query + rooms*(warps*rows*s.width*4+2*blockRows*16) + 4*8 + 16
 			room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
 			stages := min(s.ring/s.slot, room) / warps
 			if e.copies() {
@@ -164,7 +165,9 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 			}
 			c := config{warps: warps, slots: warps * stages, rooms: rooms, threads: warps * 32}
 			c.parts = partsOf(warps, rows)
-			if e.copies() {
+			if e.finishes() {
+				c.threads = (mostWarps + copiers + finishers) * 32
+			} else if e.copies() {
 				c.threads += copiers * 32
 			}
 			c.shared = rest + c.slots*(s.slot+16)

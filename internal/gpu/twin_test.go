@@ -193,7 +193,10 @@ func (k *twin) checkLaunch(l *launch, a *attention) {
 	t, hopper := k.t, k.e.info.Capability >= 90
 	size := a.kv.Size()
 	threads := int(a.warps) * 32
-	if hopper {
+	switch {
+	case k.e.info.Capability == 90:
+		threads = 3 * 4 * 32 // four warps that compute, four that copy, and four that finish
+	case hopper:
 		threads += 4 * 32
 	}
 	row := a.dim * size
@@ -204,7 +207,7 @@ func (k *twin) checkLaunch(l *launch, a *attention) {
 		query = map[int]int{2: a.dim / 16 * 1024, 4: a.dim / 8 * 512}[size]
 	}
 	warps, rows := int(a.warps), int(a.rows)
-	last := int(a.slots)*slot + query + int(a.rooms)*(warps*rows*(a.dim+8)*4+2*16*16) + 2*int(a.slots)*8
+	last := int(a.slots)*slot + query + int(a.rooms)*(warps*rows*(a.dim+8)*4+2*16*16) + (2*int(a.slots)+4)*8
 	switch {
 	case l.threads != threads, l.blocks != k.e.info.Multiprocessors:
 		t.Errorf("%d blocks of %d threads for %d warps", l.blocks, l.threads, warps)
@@ -251,6 +254,7 @@ type place struct {
 	seq, head, block, tile int
 	left, take, tiles      int
 	visible                int
+	whole                  bool // the range is of whole output tiles
 }
 
 func (a *attention) position(r int) int { return int((float32(r) + 0.5) * a.perGroup) }
@@ -271,15 +275,22 @@ func (a *attention) block(b int) {
 	if k.tiles == 0 {
 		return
 	}
-	w := place{s: k.first, seq: int(k.seq), head: int(k.head), block: int(k.block), tile: int(k.tile), left: int(k.tiles)}
+	a.walk(b, k, place{s: k.first, seq: int(k.seq), head: int(k.head), block: int(k.block), tile: int(k.tile), left: int(k.tiles)})
+	if k.wholeTiles > 0 {
+		a.walk(b, k, place{s: k.firstWhole, seq: int(k.wholeSeq), head: int(k.wholeHead), block: int(k.wholeBlock), left: int(k.wholeTiles), whole: true})
+	}
+}
+
+// walk goes over one of a block's two ranges.
+func (a *attention) walk(b int, k *work, w place) {
 	if first := *at[sequence](a.seqs, w.seq); first != w.s {
 		a.t.Errorf("block %d begins with %+v, sequence %d is %+v", b, w.s, w.seq, first)
 	}
 	w.tiles = a.count(&w)
 	for {
 		w.take = min(w.left, w.tiles-w.tile)
-		if w.take < 1 {
-			a.t.Fatalf("block %d: nothing to take at %+v", b, w)
+		if w.take < 1 || w.whole && w.take < w.tiles {
+			a.t.Fatalf("block %d: nothing to take, or a part, at %+v", b, w)
 		}
 		a.part(b, k, &w)
 		if w.left -= w.take; w.left <= 0 {

@@ -14,13 +14,16 @@ type sequence struct {
 	pages              int32 // its first entry of the block table; the page itself where pages hold whole sequences
 }
 
-// work is struct Work: a thread block's range of LeanTiles.
+// work is struct Work: a thread block's LeanTiles.
 type work struct {
 	seq, head, block, tile int32 // the first: its output tile, and its place there
 	tiles                  int32
 	host, sharers          int32 // of the first output tile
-	guests                 int32 // how many have a part of the last output tile, if this block hosts it
+	guests                 int32 // how many have a part of the range's last output tile, if this block hosts it
 	first                  sequence
+
+	wholeSeq, wholeHead, wholeBlock, wholeTiles int32 // a range of whole output tiles, behind the other
+	firstWhole                                  sequence
 }
 
 // params is struct LaunchParams.
@@ -50,8 +53,8 @@ type appendParams struct {
 	_                                       [4]byte
 }
 
-// packWorks writes the ranges of a plan that was cut, one for each thread block;
-// seqs are its sequences.
+// packWorks writes the LeanTiles of a plan that was cut, one work for each thread
+// block; seqs are its sequences.
 func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 	clear(works)
 	for b := range p.Workers() {
@@ -60,14 +63,21 @@ func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 		if !ok {
 			continue
 		}
+		w := &works[b]
 		begin, end := p.Range(b)
 		host, _, sharers := p.Sharers(k)
-		works[b] = work{
-			seq: int32(k.Seq), head: int32(k.Head), block: int32(k.Block), tile: int32(k.Begin),
-			tiles: int32(end - begin), host: int32(host), sharers: int32(sharers), first: seqs[k.Seq],
-		}
+		w.seq, w.head, w.block, w.tile = int32(k.Seq), int32(k.Head), int32(k.Block), int32(k.Begin)
+		w.tiles, w.host, w.sharers, w.first = int32(end-begin), int32(host), int32(sharers), seqs[k.Seq]
 		if !k.Host() { // then it is the last output tile of its host
 			works[host].guests = int32(sharers)
 		}
+		whole, last := p.Wholes(b)
+		if whole == last {
+			continue
+		}
+		for at := begin; at < end; k, _ = it.Next() {
+			at += k.End - k.Begin
+		}
+		w.wholeSeq, w.wholeHead, w.wholeBlock, w.wholeTiles, w.firstWhole = int32(k.Seq), int32(k.Head), int32(k.Block), int32(last-whole), seqs[k.Seq]
 	}
 }

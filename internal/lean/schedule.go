@@ -43,6 +43,17 @@ type Policy struct {
 	// whole output tiles or a part of one: the end of a part costs time too,
 	// and a partial more. 0 keeps the shares even.
 	Slack int
+
+	// Hybrid has StreamK cut only the first output tiles evenly, and give the
+	// others to workers as a whole, each so many that every worker has an even
+	// share of both together. A worker has its part of the cut ones first: what
+	// has to be merged is merged while it is at the others. It is done where no
+	// cut of Slack is, and where enough output tiles are smaller than an even
+	// share; it helps if those are the last ones.
+	//
+	// This is the hybrid of stream-K and data-parallel tiles of Osama et al.,
+	// "Stream-K" (arXiv:2301.03598).
+	Hybrid bool
 }
 
 // Plan is a schedule: which worker attends to which LeanTiles.
@@ -56,13 +67,15 @@ type Policy struct {
 // three policies differ in nothing but the cuts. With T LeanTiles and O output
 // tiles:
 //
-//	StreamK    cut(w) = floor(w*T/G), or with Policy.Slack at the ends of output tiles, where that is nearly even
+//	StreamK    cut(w) = floor(w*T/G); see Policy.Slack and Policy.Hybrid for two other ways to even shares
 //	PerHead    cut(w) = first LeanTile of output tile floor(w*O/G)
 //	FixedSplit cut(w) = first LeanTile of unit floor(w*U/G), where the U = O*s
 //	           units are the s splits of each output tile in order, and split k
 //	           of an output tile of n LeanTiles starts at min(k*ceil(n/s), n)
 //
 // Partial slots, sharers and merge order follow from the cuts (Algorithm 2).
+// Under Policy.Hybrid the cuts go up to some output tile; each of the others is
+// one worker's.
 //
 // An output tile of no LeanTiles (nothing of the context is visible to it) is
 // counted in Outputs, but no worker has Work for it: whoever runs the plan has
@@ -80,6 +93,7 @@ type Plan struct {
 	seqs    []sequence
 	starts  []int64 // for each sequence, blocks+1 prefix sums of its blocks' LeanTiles in one head
 	cuts    []int64 // G+1 of them, or none before Cut
+	wholes  []int64 // of the output tiles behind the last cut, the first LeanTile of each worker, and the end; empty if there are none
 }
 
 // sequence is one sequence's place in the linear orders.
@@ -97,7 +111,7 @@ func (p *Plan) Reset(heads int) {
 	p.tiles, p.outputs = 0, 0
 	p.seqs = p.seqs[:0]
 	p.starts = p.starts[:0]
-	p.cuts = p.cuts[:0]
+	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
 }
 
 // Add appends a sequence to the plan. blockTiles holds, for each of its query
@@ -119,7 +133,7 @@ func (p *Plan) Add(blockTiles []int64) {
 	}
 	p.tiles += p.heads * n
 	p.outputs += p.heads * int64(len(blockTiles))
-	p.cuts = p.cuts[:0]
+	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
 }
 
 // Cut fixes the ranges of at most the given number of workers; less than 1
@@ -127,8 +141,8 @@ func (p *Plan) Add(blockTiles []int64) {
 // See Plan for the cuts.
 func (p *Plan) Cut(policy Policy, workers int) {
 	g := p.fit(policy, max(workers, 1))
-	p.cuts = p.cuts[:0]
-	if g == 0 || policy.Kind == StreamK && p.cutWhole(g, max(workers, 1), policy.Slack) {
+	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
+	if g == 0 || policy.Kind == StreamK && (p.cutWhole(g, max(workers, 1), policy.Slack) || policy.Hybrid && p.cutHybrid(g)) {
 		return
 	}
 	for w := range g {
@@ -164,8 +178,8 @@ func (p *Plan) cutWhole(g, workers, slack int) bool {
 	return true
 }
 
-// mostPacked bounds the output tiles that cutWhole goes over, some ten times: it
-// may take a few ten microseconds, once for each plan.
+// mostPacked bounds the output tiles that cutWhole and cutHybrid go over, some ten
+// times each: it may take a few ten microseconds, once for each plan.
 const mostPacked = 1 << 12
 
 // pack gives workers output tiles, in order, as long as m LeanTiles hold them; one
@@ -200,6 +214,73 @@ func (p *Plan) pack(m int64, workers int, record bool) bool {
 	}
 	if record {
 		p.cuts = append(p.cuts, p.tiles)
+	}
+	return true
+}
+
+// cutHybrid gives g workers whole output tiles, from the last one on as long as
+// they are smaller than an even share, and cuts what is left so that the shares are
+// even. It returns false if no output tile is as small as that.
+func (p *Plan) cutHybrid(g int) bool {
+	most := p.tiles/int64(g) - 1 // of whole ones: who shares output tiles are neighbours, so each worker has a part
+	if most < 1 || p.outputs > mostPacked {
+		return false
+	}
+	// The least m for which workers have all that are small enough: then those who
+	// have none are few.
+	all := func(i int) bool { return p.packLast(g, int64(i)+1, most, false) }
+	m := int64(sort.Search(int(most-1), all)) + 1
+	p.packLast(g, m, most, true)
+	if p.wholes[0] == p.tiles {
+		p.wholes = p.wholes[:0]
+		return false
+	}
+	at := int64(0)
+	for w := range g {
+		p.cuts = append(p.cuts, at)
+		begin, _ := mulDiv(w, p.tiles, g)
+		end, _ := mulDiv(w+1, p.tiles, g)
+		at += end - begin - (p.wholes[w+1] - p.wholes[w])
+	}
+	p.cuts = append(p.cuts, at)
+	return true
+}
+
+// packLast gives g workers output tiles of at most `most` LeanTiles, from the last
+// one on, as long as m LeanTiles hold them, the last worker first. It returns false if
+// there are more of them, and if record is true it stores whose they are.
+func (p *Plan) packLast(g int, m, most int64, record bool) (all bool) {
+	if record {
+		p.wholes = append(p.wholes[:0], make([]int64, g+1)...)
+		p.wholes[g] = p.tiles
+	}
+	at, room, worker := p.tiles, m, g-1
+	defer func() {
+		for ; record && worker >= 0; worker-- {
+			p.wholes[worker] = at
+		}
+	}()
+	for i := len(p.seqs) - 1; i >= 0; i-- {
+		q := &p.seqs[i]
+		starts := p.starts[q.start : q.start+q.blocks+1]
+		for range p.heads {
+			for b := q.blocks - 1; b >= 0; b-- {
+				n := starts[b+1] - starts[b]
+				if n > most {
+					return true
+				}
+				if n > room {
+					if n > m || worker == 0 {
+						return false
+					}
+					if record {
+						p.wholes[worker] = at
+					}
+					worker, room = worker-1, m
+				}
+				at, room = at-n, room-n
+			}
+		}
 	}
 	return true
 }
@@ -269,8 +350,17 @@ func (p *Plan) Tiles() int64 { return p.tiles }
 func (p *Plan) Outputs() int64 { return p.outputs }
 
 // Range returns the LeanTiles [begin, end) that worker w owns, in the plan's
-// linear order.
+// linear order, but for what Wholes returns.
 func (p *Plan) Range(w int) (begin, end int64) { return p.cuts[w], p.cuts[w+1] }
+
+// Wholes returns the LeanTiles [begin, end) of the output tiles that worker w has as
+// a whole behind its Range, under Policy.Hybrid.
+func (p *Plan) Wholes(w int) (begin, end int64) {
+	if len(p.wholes) == 0 {
+		return 0, 0
+	}
+	return p.wholes[w], p.wholes[w+1]
+}
 
 // Work is the part of one output tile that one worker attends to.
 type Work struct {
@@ -289,11 +379,12 @@ func (k Work) Finishing() bool { return k.End == k.Tiles }
 // Whole reports whether k is all of its output tile: there is nothing to merge.
 func (k Work) Whole() bool { return k.Begin == 0 && k.End == k.Tiles }
 
-// Iterator walks the Work of one worker in the plan's linear order. It is a
-// value; a copy goes on from where the original stood.
+// Iterator walks the Work of one worker in the plan's linear order, its Range before
+// its Wholes. It is a value; a copy goes on from where the original stood.
 type Iterator struct {
 	plan             *Plan
 	pos, end         int64 // LeanTiles still to hand out
+	then, last       int64 // and behind those
 	seq, head, block int   // the output tile of pos, unless that was used up
 	at               int64 // first LeanTile of that output tile
 }
@@ -303,9 +394,20 @@ type Iterator struct {
 func (p *Plan) Work(w int) Iterator {
 	it := Iterator{plan: p}
 	it.pos, it.end = p.Range(w)
+	it.then, it.last = p.Wholes(w)
+	it.seek()
+	return it
+}
+
+// seek finds the output tile of pos.
+func (it *Iterator) seek() {
 	if it.pos == it.end {
-		return it
+		it.pos, it.end, it.then = it.then, it.last, it.last
 	}
+	if it.pos == it.end {
+		return
+	}
+	p := it.plan
 	it.seq = sort.Search(len(p.seqs), func(i int) bool { return p.seqs[i].tile > it.pos }) - 1
 	q := &p.seqs[it.seq]
 	n := p.headTiles(q)
@@ -314,7 +416,6 @@ func (p *Plan) Work(w int) Iterator {
 	starts := p.starts[q.start : q.start+q.blocks]
 	it.block = sort.Search(len(starts), func(i int) bool { return starts[i] > rest }) - 1
 	it.at = it.pos - rest + starts[it.block]
-	return it
 }
 
 // Next returns the worker's next Work, and false after the last.
@@ -348,7 +449,9 @@ func (it *Iterator) Next() (Work, bool) {
 		End:    min(it.end-it.at, n),
 		Tiles:  n,
 	}
-	it.pos = it.at + k.End
+	if it.pos = it.at + k.End; it.pos == it.end {
+		it.seek()
+	}
 	return k, true
 }
 
@@ -372,12 +475,16 @@ func (p *Plan) Sharers(k Work) (first, last, count int) {
 // owner returns the worker that owns LeanTile t: the last whose range begins at
 // or before it. Workers of empty ranges before it begin where it begins.
 func (p *Plan) owner(t int64) int {
-	return sort.Search(len(p.cuts), func(w int) bool { return p.cuts[w] > t }) - 1
+	cuts := p.cuts
+	if t >= cuts[len(cuts)-1] {
+		cuts = p.wholes
+	}
+	return sort.Search(len(cuts), func(w int) bool { return cuts[w] > t }) - 1
 }
 
 // Slot returns where worker w keeps its partial of k, in [0, 2*Workers()): 2w+1
-// for the part of an output tile that it hosts, 2w for any other. As ranges are
-// contiguous, at most the first Work of a worker can be a part that it does not
+// for the part of an output tile that it hosts, 2w for any other. As a Range is
+// contiguous and Wholes are no parts, at most the first Work of a worker can be a part that it does not
 // host and at most the last can be a part that it does, so two slots are
 // enough, whatever the size of the problem.
 func (p *Plan) Slot(w int, k Work) int {

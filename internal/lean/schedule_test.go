@@ -46,6 +46,7 @@ func policies() *rapid.Generator[Policy] {
 			Kind:   rapid.SampledFrom([]Kind{StreamK, FixedSplit, PerHead}).Draw(t, "kind"),
 			Splits: rapid.IntRange(-1, 12).Draw(t, "splits"),
 			Slack:  rapid.IntRange(-1, 50).Draw(t, "slack"),
+			Hybrid: rapid.Bool().Draw(t, "hybrid"),
 		}
 	})
 }
@@ -95,19 +96,39 @@ func check(t errorer, b batch, p *Plan) {
 		t.Fatalf("%d workers of %d for %d LeanTiles", g, b.workers, tiles)
 	}
 
-	// Ranges are contiguous and cover all LeanTiles.
+	// Ranges are contiguous and cover all LeanTiles, those of parts before those of
+	// whole output tiles.
 	var at, least, most int64
-	least = math.MaxInt64
+	loads := make([]int64, p.Workers())
 	for w := range p.Workers() {
 		begin, end := p.Range(w)
 		if begin != at || end < begin {
 			t.Fatalf("worker %d has [%d, %d), the one before it ended at %d", w, begin, end, at)
 		}
 		at = end
-		least, most = min(least, end-begin), max(most, end-begin)
+		loads[w] = end - begin
+	}
+	hybrid := at < tiles
+	if hybrid && (b.policy.Kind != StreamK || !b.policy.Hybrid) {
+		t.Fatalf("a plan of %+v has whole output tiles behind its ranges", b.policy)
+	}
+	for w := range p.Workers() {
+		begin, end := p.Wholes(w)
+		if !hybrid && end != begin || hybrid && (begin != at || end < begin || p.cuts[w] == p.cuts[w+1]) {
+			t.Fatalf("worker %d has whole output tiles in [%d, %d), the one before it ended at %d", w, begin, end, at)
+		}
+		at += end - begin
+		loads[w] += end - begin
 	}
 	if at != tiles {
 		t.Fatalf("the last range ends at LeanTile %d of %d", at, tiles)
+	}
+	least = math.MaxInt64
+	for _, n := range loads {
+		least, most = min(least, n), max(most, n)
+	}
+	if hybrid && most-least > 1 {
+		t.Fatalf("a hybrid plan loads from %d to %d LeanTiles", least, most)
 	}
 	if b.policy.Kind == StreamK && p.Workers() > 0 && (most-least > 1 || least < 1) {
 		even := (tiles-1)/min(int64(max(b.workers, 1)), tiles) + 1
@@ -131,6 +152,9 @@ func check(t errorer, b batch, p *Plan) {
 		begin, end := p.Range(w)
 		var sum int64
 		for _, k := range list {
+			if sum >= end-begin && !k.Whole() {
+				t.Fatalf("worker %d has part %+v among whole output tiles", w, k)
+			}
 			if k.Begin < 0 || k.Begin >= k.End || k.End > k.Tiles {
 				t.Fatalf("worker %d: bad work %+v", w, k)
 			}
@@ -142,8 +166,8 @@ func check(t errorer, b batch, p *Plan) {
 			held[k.Output] = append(held[k.Output], holder{w, k})
 			sum += k.End - k.Begin
 		}
-		if sum != end-begin {
-			t.Fatalf("worker %d has work of %d LeanTiles in a range of %d", w, sum, end-begin)
+		if sum != loads[w] {
+			t.Fatalf("worker %d has work of %d LeanTiles, and ranges of %d", w, sum, loads[w])
 		}
 	}
 	slots := make(map[int]bool)
@@ -236,7 +260,7 @@ func TestSlack(t *testing.T) {
 func TestCuts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := batches().Draw(t, "batch")
-		b.policy.Slack = 0
+		b.policy.Slack, b.policy.Hybrid = 0, false
 		var units []int64 // first LeanTile of each unit
 		var tile int64
 		for _, o := range b.outputs() {
