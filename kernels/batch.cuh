@@ -24,7 +24,9 @@ constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;
 struct BatchKeep {
   void* cache[LINEAR_PARTS]; // null: the part is nothing of the sort
   const int* slots;          // of each row, the row of keys of head 0 that it becomes; -1: none
+  const int* ahead;          // pages of the cache that are worth having in the L2 cache then: how many, and which
   int headRows, dim;         // rows of keys from a head to the next; elements of one, a multiple of 4
+  int pageBytes;
 };
 
 struct BatchParams {
@@ -120,6 +122,7 @@ template <class T, int ROWS> struct Batch {
         while (copies.tile < b.t1) copies.next(p, b);
       }
     } else if (b.warp > BATCH_WARPS) {
+      if (b.warp == BATCH_WARPS + 1) fetchPages(params.keep, b.lane);
       waitForEarlier();
       clusterWait();
       finishAll(p, params.keep, b);
@@ -131,6 +134,21 @@ template <class T, int ROWS> struct Batch {
       Turn turn{0, 0};
       prepare(p, b);
       multiplyAll(p, b, turn);
+    }
+  }
+
+  // The block's share of the pages that attention reads next: the memory has nothing to
+  // do while x is waited for, and when the last weights have come.
+  __device__ static __forceinline__ void fetchPages(const BatchKeep& keep, int lane) {
+    constexpr int PIECE = 4096;
+    if (keep.slots == nullptr) return;
+    const int per = (keep.pageBytes + PIECE - 1) / PIECE, n = keep.ahead[0] * per;
+    for (int i = blockIdx.x + lane * gridDim.x; i < n; i += 32 * gridDim.x) {
+      const int in = i % per * PIECE;
+      const long long at = (long long)keep.ahead[1 + i / per] * keep.pageBytes + in;
+#pragma unroll
+      for (int k = 0; k < LINEAR_PARTS; k++)
+        if (keep.cache[k] != nullptr) fetchAhead((const char*)keep.cache[k] + at, min(PIECE, keep.pageBytes - in));
     }
   }
 

@@ -85,6 +85,8 @@ __device__ __forceinline__ void copyBox(u32 dst, const TensorMap* map, int x, in
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(dst),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "l"(policy) : "memory");
 }
+// Brings memory into the L2 cache, multiples of 16 bytes.
+__device__ __forceinline__ void fetchAhead(const void* from, int bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory"); }
 // Launches may overlap: a kernel starts before the one before it has ended, and
 // waits where it needs what that one has written; it lets the next one start
 // after that, so that no more than two overlap.

@@ -112,6 +112,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
     }
     if constexpr (APART) {
       if (warp >= copiers + COPIERS) {
+        moreRegisters<FINISHING>();
         waitForEarlier();
         waitForRing(2, warps + FINISHERS + 1);
         finishAll(p, range, sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
@@ -119,7 +120,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
       }
     }
     if (warp >= copiers) {
-      if (APART) fewerRegisters<88>();
+      if (APART) fewerRegisters<COPYING>();
       const int copier = warp - copiers, values = copier & 1;
       const TensorMap* map = maps + values;
       if constexpr (LINKED) {
@@ -130,7 +131,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
       }
       return 0;
     }
-    if (APART) moreRegisters<240>();
+    if (APART) moreRegisters<COMPUTING>();
     if (APART && warp >= warps) return 0;
     int slot = warp;
     u32 parity = 0;

@@ -26,16 +26,22 @@ template <class S> struct Reduce {
 
   static __device__ __forceinline__ float* statistics(const Params& p) { return p.partials + (long long)2 * gridDim.x * p.rows * D; }
 
-  __device__ static __forceinline__ void store(const Params& p, const Links* links, u32 run, const Place& w, int r, int c, float2 o, float m, float l) {
+  // Columns c to c+3 of row r.
+  __device__ static __forceinline__ void store(const Params& p, const Links* links, u32 run, const Place& w, int r, int c, float4 o, float m, float l) {
     const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
     const long long row = w.s.row + n, at = row * p.outRow + h * p.outHead + c;
     const float f = __fdividef(1.f, l);
-    o = l == 0.f ? make_float2(0.f, 0.f) : make_float2(o.x * f, o.y * f); // not 0 times what other rows' NaN have made
-    if constexpr (S::LINKED) storeTagged2(links->out + at, run, o.x, o.y);
+    o = l == 0.f ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(o.x * f, o.y * f, o.z * f, o.w * f); // not 0 times what other rows' NaN have made
+    if constexpr (S::LINKED) {
+      storeTagged2(links->out + at, run, o.x, o.y);
+      storeTagged2(links->out + at + 2, run, o.z, o.w);
+    }
     if (S::LINKED || p.outType == F32) {
-      *(float2*)((float*)p.out + at) = o;
+      *(float2*)((float*)p.out + at) = make_float2(o.x, o.y), *(float2*)((float*)p.out + at + 2) = make_float2(o.z, o.w);
     } else {
-      *(u32*)((u16*)p.out + at) = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
+      u32* const to = (u32*)((u16*)p.out + at);
+      to[0] = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
+      to[1] = p.outType == F16 ? Half::pack(o.z, o.w) : Brain::pack(o.z, o.w);
     }
     if (!S::LINKED && p.lse != nullptr && c == 0) p.lse[row * p.lseRow + h * p.lseHead] = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
   }
@@ -44,19 +50,19 @@ template <class S> struct Reduce {
   // output, or into a slot of the partials.
   __device__ static __forceinline__ void combine(const Params& p, const Links* links, u32 run, const Crew& crew, const Place& w, const Shared& sh, int rows, int slot, int turn) {
     // The warps take turns where there is work for few of them.
-    for (int i = (crew.thread + turn * 32) % crew.threads(); i < rows * (D / 2); i += crew.threads()) {
-      const int r = i / (D / 2), c = i % (D / 2) * 2;
+    for (int i = (crew.thread + turn * 32) % crew.threads(); i < rows * (D / 4); i += crew.threads()) {
+      const int r = i / (D / 4), c = i % (D / 4) * 4;
       const float4 m = sh.m[r], l = sh.l[r];
       const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
       const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
       const float f[STATES] = {exp2_(m.x - base), exp2_(m.y - base), exp2_(m.z - base), exp2_(m.w - base)};
       const float sum = f[0] * l.x + f[1] * l.y + f[2] * l.z + f[3] * l.w;
-      float2 o = make_float2(0.f, 0.f);
+      float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
       for (int k = 0; k < STATES; k++) {
         if (k >= sh.warps) break;
-        const float2 x = *(const float2*)(sh.o + (k * p.rows + r) * WIDTH + c);
-        o.x += f[k] * x.x, o.y += f[k] * x.y;
+        const float4 x = *(const float4*)(sh.o + (k * p.rows + r) * WIDTH + c);
+        o.x += f[k] * x.x, o.y += f[k] * x.y, o.z += f[k] * x.z, o.w += f[k] * x.w;
       }
       if (slot < 0) {
         store(p, links, run, w, r, c, o, top, sum);
@@ -64,10 +70,11 @@ template <class S> struct Reduce {
         u64* to = links->partials + ((long long)slot * p.rows + r) * (D + 2);
         const u32 mark = markOf(links, run);
         storeTagged2(to + c, mark, o.x, o.y);
+        storeTagged2(to + c + 2, mark, o.z, o.w);
         if (c == 0) storeTagged2(to + D, mark, top, sum);
       } else {
         const long long at = (long long)slot * p.rows + r;
-        __stcg((float2*)(p.partials + at * D + c), o);
+        __stcg((float4*)(p.partials + at * D + c), o);
         if (c == 0) __stcg((float2*)(statistics(p) + at * 2), make_float2(top, sum));
       }
     }
@@ -134,6 +141,56 @@ template <class S> struct Reduce {
         if (c < D) *(float4*)(sh.o + (part * p.rows + r) * WIDTH + c) = o[e];
       }
       if (lane == 0) ((float*)(sh.m + r))[part] = top, ((float*)(sh.l + r))[part] = l;
+    }
+  }
+
+  // The output of an output tile that few thread blocks share: a warp has whole rows,
+  // MANY of them and up to FEW partials of each on their way together.
+  template <int MANY, int FEW> __device__ static __forceinline__ void mergeFew(const Params& p, const Crew& crew, const Place& w, int host, int sharers) {
+    constexpr int EACH = (D / 4 + 31) / 32;
+    const int lane = crew.thread % 32, rows = w.rows(p);
+#pragma unroll 1
+    for (int r0 = crew.thread / 32; r0 < rows; r0 += crew.warps * MANY) {
+      float2 x[MANY][FEW];
+      float4 y[MANY][FEW][EACH];
+#pragma unroll
+      for (int k = 0; k < MANY; k++)
+#pragma unroll
+        for (int b = 0; b < FEW; b++) {
+          x[k][b] = make_float2(-LEAN_INF, 0.f);
+          const int r = r0 + k * crew.warps;
+          if (r >= rows || b >= sharers) continue;
+          // The host's own part is its last, everybody else's their first.
+          const long long at = (long long)(b == 0 ? 2 * host + 1 : 2 * (host + b)) * p.rows + r;
+          x[k][b] = __ldcg((const float2*)(statistics(p) + at * 2));
+#pragma unroll
+          for (int e = 0; e < EACH; e++) y[k][b][e] = __ldcg((const float4*)(p.partials + at * D + min((lane + 32 * e) * 4, D - 4)));
+        }
+#pragma unroll
+      for (int k = 0; k < MANY; k++) {
+        const int r = r0 + k * crew.warps;
+        if (r >= rows) break;
+        float top = -LEAN_INF, l = 0.f;
+#pragma unroll
+        for (int b = 0; b < FEW; b++) top = fmaxf(top, x[k][b].x);
+        const float base = top == -LEAN_INF ? 0.f : top;
+        float4 o[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int b = 0; b < FEW; b++) {
+          if (b >= sharers) break;
+          const float f = exp2_(x[k][b].x - base);
+          l += f * x[k][b].y;
+#pragma unroll
+          for (int e = 0; e < EACH; e++) o[e].x += f * y[k][b][e].x, o[e].y += f * y[k][b][e].y, o[e].z += f * y[k][b][e].z, o[e].w += f * y[k][b][e].w;
+        }
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          const int c = (lane + 32 * e) * 4;
+          if (c < D) store(p, nullptr, 0, w, r, c, o[e], top, l);
+        }
+      }
     }
   }
 
@@ -242,7 +299,10 @@ template <class S> struct Reduce {
     int host = work.host, sharers = work.sharers;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
-      if (sh.last[k]) {
+      constexpr int MANY = D > 128 ? 2 : 4, FEW = 4;
+      if (sh.last[k] && sharers <= FEW) {
+        mergeFew<MANY, FEW>(p, crew, w, host, sharers);
+      } else if (sh.last[k]) {
         gather(p, crew, sh, host, sharers);
         crew.sync();
         combine(p, links, run, crew, w, sh, w.rows(p), -1, 0);

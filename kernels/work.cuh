@@ -93,6 +93,10 @@ constexpr int FINISHERS = 4;
 #else
 constexpr int FINISHERS = 0;
 #endif
+// Registers of a lane then. A block has what its threads begin with, 168 each: warps that
+// want more than others leave wait for ever.
+constexpr int COMPUTING = 240, COPYING = 80, FINISHING = 184;
+static_assert(COMPUTING + COPYING + FINISHING <= 3 * 168);
 
 // Who makes the ring's barriers says that they are made, and waits for nobody.
 __device__ __forceinline__ void ringIsReady(int warps) {

@@ -121,14 +121,16 @@ type batchParams struct {
 	x cuda.TensorMap
 	linearParams
 	keep batchKeep
-	_    [24]byte
+	_    [8]byte
 }
 
 // batchKeep is struct BatchKeep.
 type batchKeep struct {
 	cache         [mostParts]uint64
-	slots         uint64
+	slots, ahead  uint64
 	headRows, dim int32
+	pageBytes     int32
+	_             [4]byte
 }
 
 // batch queues a Linear of the rows of a batch, which was checked: and has it keep what

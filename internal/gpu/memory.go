@@ -43,7 +43,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ works, seqs, blind, slots, pages, end int64 }
+type sections struct{ works, seqs, blind, slots, ahead, pages, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -57,6 +57,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
 	s.blind = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
+	s.ahead = next(1+mostAhead, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
 	s.end = at
 	return s
@@ -187,6 +188,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), bytesOf(noSequence[:])},
 		{at.blind, bytesOf(p.blind)},
 		{at.slots, bytesOf(p.slots)},
+		{at.ahead, bytesOf(p.ahead)},
 		{at.pages, bytesOf(p.pages)},
 	} {
 		if len(part.data) == 0 {

@@ -630,3 +630,51 @@ func reopen(t *testing.T, path string) *cuda.Device {
 	noError(t, err)
 	return dev
 }
+
+// The pages that are brought into the L2 cache ahead are full ones of the step, apart
+// from each other, and no more than a third of it.
+func TestAheadPages(t *testing.T) {
+	rng := reftest.Rand(t)
+	some := 0
+	for i := range 500 {
+		p := Plan{engine: &Engine{info: cuda.Info{L2Bytes: rng.IntN(1 << 22)}}}
+		g := cpu.Geometry{KVHeads: 1 + rng.IntN(4), Dim: 64, PageTokens: pick(rng, 16, 64)}
+		g.Key.Page = g.PageTokens * g.KVHeads * g.Dim
+		if i%50 == 0 {
+			g.Key.Page += g.Dim // something else lies there
+		}
+		place := map[int32]int{} // of full pages among all of them
+		for range rng.IntN(9) {
+			s := sequence{queries: 1, keys: int32(rng.IntN(40 * g.PageTokens)), pages: int32(len(p.pages))}
+			for j := range ceil(int(s.keys), g.PageTokens) {
+				page := int32(1000 + len(p.pages))
+				if (j+1)*g.PageTokens <= int(s.keys) {
+					place[page] = len(place)
+				}
+				p.pages = append(p.pages, page)
+			}
+			p.seqs = append(p.seqs, s)
+		}
+		p.aheadPages(&g, i%50 != 1)
+		n := int(p.ahead[0])
+		want := min(len(place)/4, p.engine.info.L2Bytes/3/(4*g.PageTokens*g.KVHeads*g.Dim), mostAhead)
+		if i%50 < 2 {
+			want = 0
+		}
+		if n != want || len(p.ahead) != 1+n {
+			t.Fatalf("case %d: %d pages of %d full ones, want %d: %v", i, n, len(place), want, p.ahead)
+		}
+		last := -4
+		for _, page := range p.ahead[1:] {
+			at, full := place[page]
+			if !full || at < last+4 {
+				t.Fatalf("case %d: page %d, full: %v, is number %d behind %d", i, page, full, at, last)
+			}
+			last = at
+			some++
+		}
+	}
+	if some == 0 {
+		t.Error("no pages at all")
+	}
+}

@@ -39,7 +39,8 @@ func (d *Decoder) NewProjection(o *Linear) *Projection {
 }
 
 // Append takes the storing of new keys and values in a cache, as [Plan.Append] queues
-// it, if they are parts of what the layer makes.
+// it, if they are parts of what the layer makes. The launch brings some of the cache's
+// pages into the L2 cache besides, for the attention behind it.
 func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
 	plan.mu.Lock()
 	defer plan.mu.Unlock()
@@ -51,7 +52,10 @@ func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
 	if k.DType != o.Parts[0].W.DType || plan.look.rows != o.Rows || g.Dim%4 != 0 || plan.engine.dev != p.d.dev {
 		return false
 	}
-	keep := batchKeep{slots: plan.slotsAt(), headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim)}
+	keep := batchKeep{
+		slots: plan.slotsAt(), ahead: plan.aheadAt(),
+		headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(pageBytes(g)),
+	}
 	for _, x := range [...]struct{ made, to *Memory }{{&newK, &k}, {&newV, &v}} {
 		i := slices.IndexFunc(o.Parts, func(part LinearPart) bool {
 			return x.made.Buffer != nil && part.Y.address() == x.made.address() && part.Out == width

@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -44,7 +45,7 @@ func TestProjectionLaunches(t *testing.T) {
 				}
 				want := batchKeep{}
 				if i%5 == 0 && i < 10 {
-					want = batchKeep{cache: [mostParts]uint64{0, s.cache[i/5*2].address(), s.cache[i/5*2+1].address()}, slots: s.plan.slotsAt(), headRows: 16, dim: 64}
+					want = batchKeep{cache: [mostParts]uint64{0, s.cache[i/5*2].address(), s.cache[i/5*2+1].address()}, slots: s.plan.slotsAt(), ahead: s.plan.aheadAt(), headRows: 16, dim: 64, pageBytes: 16 * 4 * 64 * 2}
 				}
 				if keep := (*batchParams)(unsafe.Pointer(&l.arg[0])).keep; keep != want {
 					t.Errorf("launch %d keeps %+v, want %+v", i, keep, want)
@@ -52,6 +53,25 @@ func TestProjectionLaunches(t *testing.T) {
 			}
 			s.close(t)
 		})
+	}
+}
+
+// A step's pages that are brought into the L2 cache ahead go up with its plan.
+func TestProjectionAhead(t *testing.T) {
+	m, _, d := fakeDecoder(t, 90, 132, 232448)
+	m.engine.info.L2Bytes = 1 << 20
+	sh := batchShape(6)
+	for i := range sh.keys {
+		sh.keys[i] = 16 * (5 - i)
+	}
+	s := newStack(t, m, d, nil, sh)
+	defer s.close(t)
+	m.settle(t)
+	table := make([]byte, 4*(1+mostAhead))
+	noError(t, s.plan.memory.table.Download(table, s.plan.memory.sections.ahead))
+	ahead := unsafe.Slice((*int32)(unsafe.Pointer(&table[0])), 1+mostAhead)
+	if want := []int32{3, 2, 7, 12}; !slices.Equal(ahead[:4], want) { // of 15 pages
+		t.Errorf("%v, want %v", ahead[:4], want)
 	}
 }
 

@@ -239,6 +239,9 @@ func (p *Plan) canAppend(op string) bool { return p.ready(op) == nil && !p.look.
 // slotsAt is where that finds the slots.
 func (p *Plan) slotsAt() uint64 { return p.memory.table.Address() + uint64(p.memory.sections.slots) }
 
+// aheadAt is where it finds the pages that are worth having in the L2 cache.
+func (p *Plan) aheadAt() uint64 { return p.memory.table.Address() + uint64(p.memory.sections.ahead) }
+
 // stores notes that the step's new keys and values go to k and v: attention to these may
 // read the older ones before the launch ahead has ended.
 func (p *Plan) stores(k, v Memory) { p.appended, p.anyAppend = [2]Memory{k, v}, true }

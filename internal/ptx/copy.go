@@ -120,6 +120,9 @@ func (w *warp) destination(to, bar uint64) (b *block, place, barrier uint64) {
 
 // bulk compiles the copies of the copy engine, which end at a barrier.
 func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
+	if s.part(3) == "prefetch" {
+		return c.prefetchBulk(s)
+	}
 	if !s.has("mbarrier::complete_tx::bytes") || s.has("multicast::cluster") {
 		return nil
 	}
@@ -202,6 +205,27 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 			})
 		}
 		w.m.events++
+	}
+}
+
+// prefetchBulk compiles what brings memory into the L2 cache: it has to be there.
+func (c *compiler) prefetchBulk(s *statement) func(w *warp, m uint32) {
+	c.least(2)
+	from, n := c.address(&s.args[0], globalSpace), c.src32(&s.args[1])
+	if strings.Join(s.op, ".") != "cp.async.bulk.prefetch.L2.global" {
+		return nil
+	}
+	return func(w *warp, m uint32) {
+		for l := range lanes {
+			if m>>l&1 == 0 {
+				continue
+			}
+			src, bytes := from.at(w, l), int(w.d(n)[l])
+			if bytes%16 != 0 || src%16 != 0 || bytes == 0 {
+				w.fail("%d bytes from %#x", bytes, src)
+			}
+			w.m.find(src, bytes)
+		}
 	}
 }
 

@@ -344,6 +344,9 @@ func TestCopyErrors(t *testing.T) {
 	bulk := func(to, from, n, bar string) string {
 		return copied(256, fmt.Sprintf("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%s], %s, [%s];", to, from, n, bar))
 	}
+	ahead := func(from, n string) string {
+		return copied(256, fmt.Sprintf("cp.async.bulk.prefetch.L2.global [%s], %s;\ncp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%%r10], [%%g2], 256, [%%r11];", from, n))
+	}
 	zero := "mov.u32 %r0, 0;\nmov.u32 %r1, 0;\nmov.u32 %r2, 0;\n"
 	dims, strides, box := [3]uint64{64, 8, 4}, [2]uint64{128, 1024}, [3]uint64{64, 2, 1}
 	good := tensorMap(rangeOf(x), 1, dims, strides, box, 3)
@@ -353,6 +356,7 @@ func TestCopyErrors(t *testing.T) {
 		m          []uint64
 	}{
 		{bulk("%r10", "%g2", "256", "%r11"), "", good},
+		{ahead("%g2", "4096"), "", good}, {ahead("%g2+16", "4096"), "are in no buffer", good}, {ahead("%g2", "24"), "24 bytes from", good}, {ahead("%g2+8", "16"), "16 bytes from", good}, {ahead("%g2", "0"), "0 bytes from", good},
 		{bulk("%r10", "%g2", "248", "%r11"), "248 bytes from", good}, {bulk("%r10+8", "%g2", "16", "%r11"), "16 bytes from", good}, {bulk("%r10", "%g2+8", "16", "%r11"), "16 bytes from", good}, {bulk("%r10", "%g2", "0", "%r11"), "0 bytes from", good},
 		{bulk("%r10", "%g2+4080", "32", "%r11"), "are in no buffer", good}, {bulk("%r10+16", "%g2", "256", "%r11"), "of shared memory", good}, {bulk("%r10", "%g2", "256", "%r10"), "there is no barrier", good},
 		{bulk("%r10", "%g2", "128", "%r11"), "all threads wait", good},
