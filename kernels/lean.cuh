@@ -107,14 +107,14 @@ template <class T, int D, bool LINKED = false> struct Lean {
     if (!LINKED && warp == copiers && lane == 0) {
       for (int s = 0; s < slots; s++) openSlot(full, empty, s);
       if (APART)
-        for (int r = 0; r < 2; r++) barrierInit(sharedAddress(rooms + r), warps), barrierInit(sharedAddress(rooms + 2 + r), FINISHERS);
+        for (int r = 0; r < 2; r++) barrierInit(sharedAddress(rooms + r), warps * 32), barrierInit(sharedAddress(rooms + 2 + r), FINISHERS * 32);
       opened();
     }
     if constexpr (APART) {
       if (warp >= copiers + COPIERS) {
         moreRegisters<FINISHING>();
         waitForEarlier();
-        waitForRing(2, warps + FINISHERS + 1);
+        waitForRing(5, FINISHERS + 1);
         finishAll(p, range, sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
         return 0;
       }
@@ -162,7 +162,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
     typename A::Queries q;
     if (!LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
 #if __CUDA_ARCH__ >= 900
-    if (!LINKED) waitForRing(2, warps + FINISHERS + 1);
+    if (!LINKED) waitForRing(2, warps + 1);
 #endif
     while (more) {
       const int newest = LINKED ? links->slots[w.s.row] : -1;
@@ -262,8 +262,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
       part++;
 #if __CUDA_ARCH__ >= 900
       if constexpr (APART) {
-        __syncwarp();
-        if (lane == 0) barrierArrive(sharedAddress(rooms) + roomOf(sh, part - 1) * 8);
+        barrierArrive(sharedAddress(rooms) + roomOf(sh, part - 1) * 8);
         if (S::SHARED_QUERY) syncWarps(warps);
         if (more) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
         continue;
@@ -297,10 +296,10 @@ template <class T, int D, bool LINKED = false> struct Lean {
       const u32 bar = sharedAddress(rooms) + roomOf(sh, part) * 8;
       const typename R::Shared mine = sh.of(part, p.rows);
       barrierWait(bar, roundOf(sh, part) & 1);
+      __syncwarp();
       R::combine(p, nullptr, 0, crew, done, mine, done.rows(p), R::slotOf(done), part);
       if (done.endsParts()) R::settle(p, nullptr, 0, crew, range, done, mine);
-      __syncwarp();
-      if (crew.thread % 32 == 0) barrierArrive(bar + 16);
+      barrierArrive(bar + 16);
     }
   }
 

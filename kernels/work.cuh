@@ -100,8 +100,9 @@ static_assert(COMPUTING + COPYING + FINISHING <= 3 * 168);
 
 // Who makes the ring's barriers says that they are made, and waits for nobody.
 __device__ __forceinline__ void ringIsReady(int warps) {
-  asm volatile("bar.arrive 2, %0;" ::"r"((warps + FINISHERS + 1) * 32) : "memory");
+  asm volatile("bar.arrive 2, %0;" ::"r"((warps + 1) * 32) : "memory");
   asm volatile("bar.arrive 3, %0;" ::"r"(COPIERS * 32) : "memory");
+  if (FINISHERS > 0) asm volatile("bar.arrive 5, %0;" ::"n"((FINISHERS + 1) * 32) : "memory");
 }
 __device__ __forceinline__ void waitForRing(int barrier, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
 
