@@ -125,7 +125,12 @@ static void put(uint64_t at, int64_t i, int type, float x) {
 // The structs of kernels/work.cuh and kernels/append.cuh.
 struct append { uint64_t new_keys, new_values, keys, values, slots; int head_rows, heads, dim, new_type, type; };
 struct seq { int row, queries, keys, pages; };
-struct work { int seq, head, block, tile, tiles, host, sharers, guests; struct seq first; };
+struct work {
+	int seq, head, block, tile, tiles, host, sharers, guests;
+	struct seq first;
+	int whole_seq, whole_head, whole_block, whole_tiles;
+	struct seq first_whole;
+};
 struct params {
 	char maps[256];
 	uint64_t keys, values, query, out, lse, work, seqs, pages, blind, partials, counters;
@@ -151,19 +156,28 @@ static int sees(const struct params *p, const struct seq *s, int query) {
 	return n > 0 ? n : 0;
 }
 
+// reached counts the sequences up to the last one of `left` LeanTiles, from one of an output tile on.
+static int reached(const struct params *p, int tile, int seq, int head, int block, int skip, int left) {
+	int n = 0;
+	while (left > 0) {
+		const struct seq *s = (struct seq *)p->seqs + seq;
+		int rows = s->queries * p->group, last = block * 16 + 15 < rows ? block * 16 + 15 : rows - 1;
+		left -= (sees(p, s, last / p->group) + tile - 1) / tile - skip, skip = 0;
+		n = seq + 1;
+		if (++block * 16 >= rows) block = 0, head++;
+		if (head == p->heads) head = 0, seq++;
+	}
+	return n;
+}
+
 // sequences counts them: they are as many as thread blocks have work of.
 static int sequences(const struct params *p, int blocks, int tile) {
 	int n = 0;
 	for (const struct work *w = (void *)p->work, *stop = w + blocks; w < stop; w++) {
-		int seq = w->seq, head = w->head, block = w->block, skip = w->tile, left = w->tiles;
-		while (left > 0) {
-			const struct seq *s = (struct seq *)p->seqs + seq;
-			int rows = s->queries * p->group, last = block * 16 + 15 < rows ? block * 16 + 15 : rows - 1;
-			left -= (sees(p, s, last / p->group) + tile - 1) / tile - skip, skip = 0;
-			if (seq >= n) n = seq + 1;
-			if (++block * 16 >= rows) block = 0, head++;
-			if (head == p->heads) head = 0, seq++;
-		}
+		int parts = reached(p, tile, w->seq, w->head, w->block, w->tile, w->tiles);
+		int wholes = reached(p, tile, w->whole_seq, w->whole_head, w->whole_block, 0, w->whole_tiles);
+		if (parts > n) n = parts;
+		if (wholes > n) n = wholes;
 	}
 	return n;
 }
