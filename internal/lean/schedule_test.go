@@ -255,6 +255,39 @@ func TestSlack(t *testing.T) {
 	}
 }
 
+// How many LeanTiles of whole output tiles the workers have behind their parts.
+func TestHybrid(t *testing.T) {
+	long := []int64{300}
+	for _, c := range []struct {
+		heads       int
+		seqs        [][]int64
+		workers     int
+		least, most int64 // of whole output tiles, a worker
+	}{
+		{192, [][]int64{{16}}, 132, 16, 16},               // 132 whole ones, and 60 for all
+		{512, [][]int64{{64}}, 132, 192, 192},             // 3 of 3.9
+		{8, [][]int64{{16}}, 3, 32, 32},                   // 2 of 2.7
+		{136, [][]int64{{16}}, 132, 0, 0},                 // hardly more than one each: none is smaller than a share
+		{32, [][]int64{{16}}, 132, 0, 0},                  // a part of one each
+		{1, [][]int64{long, {10}, {10}, {10}}, 3, 10, 10}, // the long one is for all
+		{1, [][]int64{{10}, {10}, {10}, long}, 3, 0, 0},   // the last one is too large
+		{1, [][]int64{long, {40}, {10}, {20}, {30}}, 2, 50, 50},
+		{1, [][]int64{long, {0}, {9}, {0}}, 4, 0, 9}, // fewer than workers
+	} {
+		b := batch{heads: c.heads, seqs: c.seqs, policy: Policy{Hybrid: true}, workers: c.workers}
+		p := b.plan(new(Plan))
+		check(t, b, p)
+		least, most := int64(math.MaxInt64), int64(0)
+		for w := range p.Workers() {
+			begin, end := p.Wholes(w)
+			least, most = min(least, end-begin), max(most, end-begin)
+		}
+		if least != c.least || most != c.most {
+			t.Errorf("%+v: from %d to %d LeanTiles of whole output tiles", c, least, most)
+		}
+	}
+}
+
 // TestCuts compares the cuts with the formulas of Plan's comment, worked out
 // over an explicit list of all units.
 func TestCuts(t *testing.T) {
