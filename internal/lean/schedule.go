@@ -484,9 +484,9 @@ func (p *Plan) owner(t int64) int {
 
 // Slot returns where worker w keeps its partial of k, in [0, 2*Workers()): 2w+1
 // for the part of an output tile that it hosts, 2w for any other. As a Range is
-// contiguous and Wholes are no parts, at most the first Work of a worker can be a part that it does not
-// host and at most the last can be a part that it does, so two slots are
-// enough, whatever the size of the problem.
+// contiguous and Wholes are no parts, at most the first Work of a Range can be a
+// part that its worker does not host and at most the last can be a part that it
+// does, so two slots are enough, whatever the size of the problem.
 func (p *Plan) Slot(w int, k Work) int {
 	if k.Host() {
 		return 2*w + 1
