@@ -299,7 +299,7 @@ template <class S> struct Reduce {
     int host = work.host, sharers = work.sharers;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
-      constexpr int MANY = D > 128 ? 2 : 4, FEW = 4;
+      constexpr int MANY = FINISHERS == 0 ? 1 : D > 128 ? 2 : 4, FEW = 4; // who computes has operands in registers
       if (sh.last[k] && sharers <= FEW) {
         mergeFew<MANY, FEW>(p, crew, w, host, sharers);
       } else if (sh.last[k]) {
