@@ -513,7 +513,7 @@ func checkHuge(t *testing.T, b batch, p *Plan) {
 func TestSteadyState(t *testing.T) {
 	var p Plan
 	blocks := []int64{3, 0, 17, 5}
-	for _, policy := range []Policy{{}, {Slack: 50}, {Kind: PerHead}, {Kind: FixedSplit, Splits: 3}} {
+	for _, policy := range []Policy{{}, {Slack: 50}, {Hybrid: true}, {Kind: PerHead}, {Kind: FixedSplit, Splits: 3}} {
 		var tiles, sharers int64
 		step := func() {
 			p.Reset(8)
