@@ -244,7 +244,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
       const typename R::Shared mine = sh.of(part, p.rows);
       if (mode == A::FOLDED) st.unfold();
 #if __CUDA_ARCH__ >= 900
-      if (APART && part >= sh.rooms) barrierWait(sharedAddress(rooms + 2) + roomOf(sh, part) * 8, ~roundOf(sh, part) & 1);
+      if (APART && part >= sh.rooms) barrierWait(sharedAddress(rooms + 2) + sh.room(part) * 8, ~sh.round(part) & 1);
 #endif
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -262,7 +262,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
       part++;
 #if __CUDA_ARCH__ >= 900
       if constexpr (APART) {
-        barrierArrive(sharedAddress(rooms) + roomOf(sh, part - 1) * 8);
+        barrierArrive(sharedAddress(rooms) + sh.room(part - 1) * 8);
         if (S::SHARED_QUERY) syncWarps(warps);
         if (more) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
         continue;
@@ -279,10 +279,6 @@ template <class T, int D, bool LINKED = false> struct Lean {
     return passed;
   }
 
-  // The room of part i, and how often it was used before.
-  __device__ static __forceinline__ u32 roomOf(const typename R::Shared& sh, int i) { return sh.rooms > 1 ? i & 1 : 0; }
-  __device__ static __forceinline__ u32 roundOf(const typename R::Shared& sh, int i) { return sh.rooms > 1 ? i >> 1 : i; }
-
 #if __CUDA_ARCH__ >= 900
   // The warps that finish output tiles, or parts of them, while others compute the next.
   __device__ static __forceinline__ void finishAll(const Params& p, const Work* range, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
@@ -293,9 +289,9 @@ template <class T, int D, bool LINKED = false> struct Lean {
     for (int part = 0; more; part++) {
       const Place done = w;
       more = w.next(p);
-      const u32 bar = sharedAddress(rooms) + roomOf(sh, part) * 8;
+      const u32 bar = sharedAddress(rooms) + sh.room(part) * 8;
       const typename R::Shared mine = sh.of(part, p.rows);
-      barrierWait(bar, roundOf(sh, part) & 1);
+      barrierWait(bar, sh.round(part) & 1);
       __syncwarp();
       R::combine(p, nullptr, 0, crew, done, mine, done.rows(p), R::slotOf(done), part);
       if (done.endsParts()) R::settle(p, nullptr, 0, crew, range, done, mine);

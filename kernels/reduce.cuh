@@ -15,11 +15,14 @@ template <class S> struct Reduce {
     float4* m; // of each row, one for each state
     float4* l;
     int* last;
-    // The room for part i of the range.
+    // The number of part i's room, and how often it was used before.
+    __device__ __forceinline__ int room(int i) const { return rooms > 1 ? i & 1 : 0; }
+    __device__ __forceinline__ int round(int i) const { return rooms > 1 ? i >> 1 : i; }
+    // That room.
     __device__ __forceinline__ Shared of(int i, int rows) const {
       Shared s = *this;
-      const int room = rooms > 1 ? i & 1 : 0;
-      s.o += room * (warps * rows * WIDTH), s.m += room * ROWS, s.l += room * ROWS;
+      const int n = room(i);
+      s.o += n * (warps * rows * WIDTH), s.m += n * ROWS, s.l += n * ROWS;
       return s;
     }
   };

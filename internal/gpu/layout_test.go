@@ -44,7 +44,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
-		line = strings.TrimSpace(strings.ReplaceAll(line, "const ", ""))
+		line = strings.TrimSpace(strings.NewReplacer("const ", "", "struct seq", "Seq").Replace(line))
 		if line == "" {
 			continue
 		}
@@ -190,6 +190,7 @@ func TestStructs(t *testing.T) {
 		{"rows.cuh", "GatherParams", gatherParams{}},
 		{"sample.cuh", "SampleParams", sampleParams{}},
 		{"sample.cuh", "SampleSetting", Setting{}},
+		{"../internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver that computes: the tag cuda
 	} {
 		fields, size := cStruct(t, c.file, c.name)
 		here := reflect.TypeOf(c.here)
@@ -207,6 +208,7 @@ func TestStructs(t *testing.T) {
 				continue
 			}
 			want := fields[n]
+			want.name = regexp.MustCompile(`_\w`).ReplaceAllStringFunc(want.name, func(s string) string { return strings.ToUpper(s[1:]) })
 			n++
 			if f.Anonymous { // "p" in C
 				f.Name = "p"

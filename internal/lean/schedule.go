@@ -2,6 +2,7 @@ package lean
 
 import (
 	"math/bits"
+	"slices"
 	"sort"
 )
 
@@ -228,38 +229,28 @@ func (p *Plan) cutHybrid(g int) bool {
 	}
 	// The least m for which workers have all that are small enough: then those who
 	// have none are few.
-	all := func(i int) bool { return p.packLast(g, int64(i)+1, most, false) }
-	m := int64(sort.Search(int(most-1), all)) + 1
-	p.packLast(g, m, most, true)
+	all := func(i int) bool { return p.packLast(g, int64(i)+1, most) }
+	p.packLast(g, int64(sort.Search(int(most-1), all))+1, most)
 	if p.wholes[0] == p.tiles {
 		p.wholes = p.wholes[:0]
 		return false
 	}
-	at := int64(0)
-	for w := range g {
-		p.cuts = append(p.cuts, at)
-		begin, _ := mulDiv(w, p.tiles, g)
-		end, _ := mulDiv(w+1, p.tiles, g)
-		at += end - begin - (p.wholes[w+1] - p.wholes[w])
+	for w := range g + 1 {
+		even, _ := mulDiv(w, p.tiles, g)
+		p.cuts = append(p.cuts, even-(p.wholes[w]-p.wholes[0]))
 	}
-	p.cuts = append(p.cuts, at)
 	return true
 }
 
 // packLast gives g workers output tiles of at most `most` LeanTiles, from the last
 // one on, as long as m LeanTiles hold them, the last worker first. It returns false if
-// there are more of them, and if record is true it stores whose they are.
-func (p *Plan) packLast(g int, m, most int64, record bool) (all bool) {
-	if record {
-		p.wholes = append(p.wholes[:0], make([]int64, g+1)...)
-		p.wholes[g] = p.tiles
-	}
+// there are more of them.
+func (p *Plan) packLast(g int, m, most int64) (all bool) {
+	p.wholes = slices.Grow(p.wholes[:0], g+1)[:g+1]
+	p.wholes[g] = p.tiles
 	at, room, worker := p.tiles, m, g-1
-	defer func() {
-		for ; record && worker >= 0; worker-- {
-			p.wholes[worker] = at
-		}
-	}()
+	all = true
+pack:
 	for i := len(p.seqs) - 1; i >= 0; i-- {
 		q := &p.seqs[i]
 		starts := p.starts[q.start : q.start+q.blocks+1]
@@ -267,22 +258,24 @@ func (p *Plan) packLast(g int, m, most int64, record bool) (all bool) {
 			for b := q.blocks - 1; b >= 0; b-- {
 				n := starts[b+1] - starts[b]
 				if n > most {
-					return true
+					break pack
 				}
 				if n > room {
 					if n > m || worker == 0 {
-						return false
+						all = false
+						break pack
 					}
-					if record {
-						p.wholes[worker] = at
-					}
+					p.wholes[worker] = at
 					worker, room = worker-1, m
 				}
 				at, room = at-n, room-n
 			}
 		}
 	}
-	return true
+	for ; worker >= 0; worker-- {
+		p.wholes[worker] = at
+	}
+	return all
 }
 
 // fit returns the number of workers to use: no more than there are units to
