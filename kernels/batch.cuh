@@ -5,8 +5,9 @@
 //
 // A cluster of thread blocks has some tiles of 64 rows of W, and each of its blocks
 // a slice of their columns, which it streams tile by tile. So a block makes operands
-// of its slice of x once, in place: each element as two 16-bit parts, which are rows
-// of one right operand. Two warp groups multiply, each every second tile. Their sums
+// of its slice of x once: each element as two 16-bit parts, which are rows of one right
+// operand. Where slices are short its lanes bring x and keep it in registers until then,
+// else the copy engine brings it to where the operands will be. Two warp groups multiply, each every second tile. Their sums
 // go into the shared memory of the block that finishes the rows of W (of a cluster's
 // blocks each has its part of a tile), where a warp adds them up in the order of the
 // blocks while the others are at the next tile: bits do not vary from run to run, and
@@ -47,6 +48,11 @@ __device__ __forceinline__ void sendBlock(u32 to, u32 bar, u32 from, int bytes) 
 __device__ __forceinline__ void barrierArriveRemote(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+__device__ __forceinline__ float reciprocal(int n) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"((float)n));
+  return r;
+}
 // clusterArrive where no memory has to be seen.
 __device__ __forceinline__ void clusterArriveRelaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
@@ -57,17 +63,24 @@ template <class T, int ROWS> struct Batch {
   static constexpr int PARTIALS = BATCH_TILE / 8 * UNIT; // that a block sends of a tile, and is sent
   static constexpr int N = 2 * ROWS / 8;                 // products side by side
   static constexpr int MOMENTS = 8 * 2 * ROWS;           // floats: mean and sum of squares of each row, of each block of a cluster
+  static constexpr int LANES = BATCH_WARPS * 32 / ROWS;  // that have a row of the block's slice of x: fours of elements, in turn
+  static constexpr int FEW = 8;                          // fours of a lane that are kept in registers, where there are no more
 
   struct Block {
-    int warp, lane, rank, split;
+    int warp, lane, rank, split, log; // log: of split, a power of two; what divides by it would take longer than a product
     int all, from, blocks; // column blocks: of x, and from where on how many are this block's
     int t0, t1;
     u32 ring, full, empty;          // full and empty: barriers of each stage
     u32 there, taken, merged, came; // of the partials' two places, of the moments, and of x
     char* x;
     float *partials, *mine, *factors; // partials of all blocks, and the block's own, in two places each
-    float *moments, *affine;          // of the norm, where `mine` will be
+    float *moments, *affine;          // of the norm, where `mine` will be; affine: gamma and beta
+    float* bounds;                    // two: what no element of the slice's norm exceeds
     int most;                         // column blocks that a block of the cluster has at most
+    // The first column block of block `rank`.
+    __device__ __forceinline__ int begin(int rank) const { return rank * all >> log; }
+    // Slices are so small that registers hold them.
+    __device__ __forceinline__ bool few() const { return most * (BLOCK / 4) <= FEW * LANES; }
   };
 
   // The next stage of the ring, and the parity of its phase.
@@ -84,11 +97,11 @@ template <class T, int ROWS> struct Batch {
     extern __shared__ __align__(1024) char memory[];
     Block b;
     b.warp = __shfl_sync(~0u, threadIdx.x / 32, 0), b.lane = threadIdx.x % 32;
-    b.split = p.split, b.rank = blockIdx.x % b.split;
-    const int cluster = blockIdx.x / b.split, clusters = gridDim.x / b.split, tiles = p.tiles[LINEAR_PARTS - 1];
-    b.all = (p.in + BLOCK - 1) / BLOCK, b.from = b.rank * b.all / b.split, b.blocks = (b.rank + 1) * b.all / b.split - b.from;
-    b.t0 = (int)((long long)cluster * tiles / clusters), b.t1 = (int)((long long)(cluster + 1) * tiles / clusters);
-    b.most = (b.all + b.split - 1) / b.split;
+    b.split = p.split, b.log = 31 - __clz(b.split), b.rank = blockIdx.x & (b.split - 1);
+    const u32 cluster = blockIdx.x >> b.log, clusters = gridDim.x >> b.log, tiles = p.tiles[LINEAR_PARTS - 1];
+    b.all = (p.in + BLOCK - 1) / BLOCK, b.from = b.begin(b.rank), b.blocks = b.begin(b.rank + 1) - b.from;
+    b.t0 = cluster * tiles / clusters, b.t1 = (cluster + 1) * tiles / clusters;
+    b.most = (b.all + b.split - 1) >> b.log;
     b.ring = sharedAddress(memory);
     b.x = memory + p.stages * BATCH_STAGE;
     b.partials = (float*)(b.x + b.most * X);
@@ -96,19 +109,21 @@ template <class T, int ROWS> struct Batch {
     b.moments = b.mine; // of each block of the cluster: mean and sum of squares of each row
     b.affine = b.moments + 8 * 2 * ROWS;
     b.factors = b.mine + max(2 * PARTIALS, p.norm ? 8 * 2 * ROWS + 2 * b.most * BLOCK : 0);
-    b.full = sharedAddress(b.factors + ROWS);
+    b.bounds = b.factors + ROWS;
+    b.full = sharedAddress(b.bounds + 2);
     b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
     // The copying thread makes all barriers, and begins: only who sends to other blocks
     // waits until these have theirs.
     Copies copies{b.t0, 0, 0, {0, 1}};
     if (b.warp == BATCH_WARPS && b.lane == 0) {
       for (int s = 0; s < p.stages; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
-      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + max(BATCH_TILE / 16 / b.split, 1) * 32), barrierInit(b.taken + i * 8, b.split);
+      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + max((BATCH_TILE / 16) >> b.log, 1) * 32), barrierInit(b.taken + i * 8, b.split);
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();
       barrierExpect(b.merged, b.split * p.rows * 8);
       if (p.early)
         for (int s = 0; s < p.stages; s++) copies.next(p, b);
+      letNextStart();
     }
     __syncwarp();
     clusterArriveRelaxed();
@@ -116,25 +131,58 @@ template <class T, int ROWS> struct Batch {
     if (b.warp == BATCH_WARPS) {
       if (b.lane == 0) {
         waitForEarlier();
-        letNextStart();
-        barrierExpect(b.came, b.blocks * X);
-        for (int c = 0; c < b.blocks * 2; c++) copyBox(sharedAddress(b.x) + c * (X / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), 0, 0, b.came, readAgain());
         while (copies.tile < b.t1) copies.next(p, b);
       }
     } else if (b.warp > BATCH_WARPS) {
       if (b.warp == BATCH_WARPS + 1) fetchPages(params.keep, b.lane);
+      if (p.norm) bringAffine(p, b);
       waitForEarlier();
+      if (!b.few() && b.lane == 0) bringX(params, b);
+      __syncwarp();
       clusterWait();
       finishAll(p, params.keep, b);
-      // Copies out of this block's memory end when they have come. Who has left counts
-      // as here.
-      clusterArriveRelaxed();
-      clusterWait();
     } else {
-      Turn turn{0, 0};
+      const Sums sums(b); // before x is waited for
       prepare(p, b);
-      multiplyAll(p, b, turn);
+      multiplyAll(p, b, sums);
     }
+  }
+
+  // Who reads gamma and beta, and who brings them.
+  static constexpr Crew AFFINE{0, BATCH_WARPS + 2, 2};
+
+  // Half of gamma and beta each, and what no element of a norm exceeds that is of that
+  // half: none of n is further than sqrt(n) deviations from their mean.
+  __device__ static __forceinline__ void bringAffine(const LinearParams& p, const Block& b) {
+    if (!p.early) waitForEarlier();
+    const int half = b.warp - BATCH_WARPS - 1, live = min(b.blocks * BLOCK, p.in - b.from * BLOCK);
+    float top[2] = {0.f, 0.f};
+#pragma unroll 2
+    for (int c = (half * 32 + b.lane) * 4; c < live; c += 256)
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const float* const src = k ? p.beta : p.gamma;
+        float4 v = k ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(1.f, 1.f, 1.f, 1.f);
+        if (src != nullptr) v = *(const float4*)(src + b.from * BLOCK + c);
+        *(float4*)(b.affine + k * b.most * BLOCK + c) = v;
+        top[k] = fmaxf(top[k], fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+      }
+    if constexpr (T::narrow) {
+#pragma unroll
+      for (int i = 16; i > 0; i /= 2)
+#pragma unroll
+        for (int k = 0; k < 2; k++) top[k] = fmaxf(top[k], __shfl_xor_sync(~0u, top[k], i));
+      if (b.lane == 0) b.bounds[half] = top[0] * sqrtf(p.in) + top[1];
+    }
+    AFFINE.arrive();
+  }
+
+  // Half of what the copy engine is asked for of x.
+  __device__ static __forceinline__ void bringX(const BatchParams& params, const Block& b) {
+    const int half = b.warp - BATCH_WARPS - 1;
+    if (half == 0) barrierExpect(b.came, b.blocks * X);
+#pragma unroll 4
+    for (int c = half; c < b.blocks * 2; c += 2) copyBox(sharedAddress(b.x) + c * (X / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), 0, 0, b.came, readAgain());
   }
 
   // The block's share of the pages that attention reads next: the memory has nothing to
@@ -175,139 +223,169 @@ template <class T, int ROWS> struct Batch {
     }
   };
 
-  // Eight elements of a row of x, as floats, are 32 bytes: the first half of a column
-  // block has one line of 128 bytes for each row, the second another. As operands they
-  // are 16 bytes of each part, which takes the same two lines.
-  __device__ static __forceinline__ float4* floats(const Block& b, int m, int eight, int half) {
-    return (float4*)(b.x + eight / 8 * X + swizzled(eight % 8 / 4 * ROWS + m, eight % 4 * 32 + half * 16));
-  }
-  __device__ static __forceinline__ uint4* operand(const Block& b, int m, int eight, int part) {
-    return (uint4*)(b.x + eight / 8 * X + swizzled(part * ROWS + m, eight % 8 * 16));
+  // A lane's share of the block's slice of x: every so many fours of a row's elements.
+  // As floats, a column block has two lines of 128 bytes for each row, one of each half
+  // of its columns; as operands, one of each part, which take the same two lines. The
+  // next of a lane's fours is STEP bytes on.
+  struct Share {
+    static constexpr int STEP = LANES / (BLOCK / 4) * X;
+    int row, four, fours, room; // its row; its first four, the end of those that are there and of those that there is room for
+    char *floats, *lead, *rest; // of the first four, as floats and as both parts of operands
+    __device__ __forceinline__ Share(const LinearParams& p, const Block& b) {
+      row = b.warp * (32 / LANES) + b.lane / LANES, four = b.lane % LANES;
+      fours = max(min(b.blocks * BLOCK, p.in - b.from * BLOCK), 0) / 4, room = b.blocks * (BLOCK / 4);
+      const u32 in = four % (BLOCK / 4);
+      char* const block = b.x + four / (BLOCK / 4) * X;
+      floats = block + swizzled(in / 8 * ROWS + row, in % 8 * 16);
+      lead = block + swizzled(row, in * 8), rest = block + swizzled(ROWS + row, in * 8);
+    }
+    __device__ __forceinline__ bool has(int i) const { return four + i * LANES < fours; }
+    // Makes operands of number i of the fours.
+    __device__ __forceinline__ void pack(int i, float4 v, float up) const {
+      v.x *= up, v.y *= up, v.z *= up, v.w *= up;
+      const u32 a = T::pack(v.x, v.y), b = T::pack(v.z, v.w);
+      *(uint2*)(lead + i * STEP) = make_uint2(a, b);
+      *(uint2*)(rest + i * STEP) = make_uint2(T::pack(v.x - T::low(a), v.y - T::high(a)), T::pack(v.z - T::low(b), v.w - T::high(b)));
+    }
+  };
+
+  // A lane's fours in registers: it brings them itself, all at once, which is faster than
+  // to ask the copy engine for them. What is unrolled ends at the last that there is room
+  // for: each jump costs as much as a four.
+  struct Few : Share {
+    using Share::Share;
+    float4 x[FEW];
+    __device__ __forceinline__ bool ends(int i) const { return i * LANES >= this->room; }
+    __device__ __forceinline__ void bring(const LinearParams& p, const Block& b) {
+      const float* const from = p.x + (long long)this->row * p.in + b.from * BLOCK + this->four * 4;
+      waitForEarlier();
+#pragma unroll
+      for (int i = 0; i < FEW; i++) {
+        if (ends(i)) break;
+        x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (this->row < p.rows && this->has(i)) x[i] = *(const float4*)(from + i * LANES * 4);
+      }
+    }
+    // f of the number of each four and the four; and whether it is there: it is zeros if not.
+    template <class F> __device__ __forceinline__ void each(F f) const {
+#pragma unroll
+      for (int i = 0; i < FEW; i++) {
+        if (ends(i)) break;
+        f(i, x[i], this->has(i));
+      }
+    }
+    // Makes operands of f of each.
+    template <class F> __device__ __forceinline__ void pack(float up, F f) const {
+#pragma unroll
+      for (int i = 0; i < FEW; i++) {
+        if (ends(i)) break;
+        const float4 v = f(i, x[i], this->has(i));
+        if (this->four + i * LANES < this->room) Share::pack(i, v, up);
+      }
+    }
+  };
+
+  // The same in shared memory, where the copy engine has left them.
+  struct Many : Share {
+    using Share::Share;
+    __device__ __forceinline__ void bring(const LinearParams& p, const Block& b) { barrierWait(b.came, 0); }
+    __device__ __forceinline__ float4 at(int i) const { return *(const float4*)(this->floats + i * Share::STEP); }
+    template <class F> __device__ __forceinline__ void each(F f) const {
+#pragma unroll 4
+      for (int i = 0; this->has(i); i++) f(i, at(i), true);
+    }
+    // The lanes that have a row of a column block have all read it before any writes.
+    template <class F> __device__ __forceinline__ void pack(float up, F f) const {
+#pragma unroll 4
+      for (int i = 0; i * LANES < this->room; i++) {
+        const bool there = this->four + i * LANES < this->room;
+        float4 v;
+        if (there) v = f(i, at(i), this->has(i));
+        __syncwarp();
+        if (there) Share::pack(i, v, up);
+      }
+    }
+  };
+
+  // What all lanes of a row have together; or MANY lanes side by side.
+  template <int MANY = LANES, class F> __device__ static __forceinline__ float ofRow(float x, F f) {
+#pragma unroll
+    for (int i = MANY / 2; i > 0; i /= 2) x = f(x, __shfl_xor_sync(~0u, x, i));
+    return x;
   }
 
-  // Makes operands of the block's slice of x, or of its layer norm, each row scaled by
-  // a power of two where the type has few exponents. A warp has whole rows of the slice.
-  // Everybody waits for this, and its code is executed once: what is unrolled costs more
-  // to fetch than it saves.
   __device__ static __forceinline__ void prepare(const LinearParams& p, const Block& b) {
-    constexpr int R = ROWS / BATCH_WARPS; // of a warp
-    const int first = b.from * BLOCK, live = max(min(b.blocks * BLOCK, p.in - first), 0); // a multiple of 8
-    const float part = 1.f / max(live, 1), whole = 1.f / p.in;
-    float count = 0.f; // of a row's elements, the slice of block `lane`
-    if (b.lane < b.split) {
-      const int begin = b.lane * b.all / b.split * BLOCK, end = (b.lane + 1) * b.all / b.split * BLOCK;
-      count = max(min(end, p.in) - begin, 0);
-    }
-    if (p.norm) {
-      if (!p.early) waitForEarlier();
-#pragma unroll 1
-      for (int k = 0; k < 2; k++) { // gamma and beta
-        const float* const src = k ? p.beta : p.gamma;
-        float* const to = b.affine + k * b.most * BLOCK;
-#pragma unroll 1
-        for (int c = threadIdx.x * 4; c < live; c += BATCH_WARPS * 128) {
-          if (src != nullptr) {
-            copy16(sharedAddress(to + c), src + first + c, true);
-          } else {
-            *(float4*)(to + c) = k ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(1.f, 1.f, 1.f, 1.f);
-          }
-        }
-      }
-    }
-    copyCommit();
-    clusterWait();
-    copyWait<0>();
-    if (b.blocks > 0) barrierWait(b.came, 0);
-    // f of eight elements of each of the warp's rows, a lane.
-    const auto each = [&](auto f) {
-#pragma unroll 1
-      for (int g = b.lane; g < live / 8; g += 32)
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-          float4 *const u = floats(b, b.warp + r * BATCH_WARPS, g, 0), *const v = floats(b, b.warp + r * BATCH_WARPS, g, 1);
-          f(r, g, u, v, *u, *v);
-        }
-    };
-    const auto top8 = [](float4 u, float4 v) { return fmaxf(fmaxf(fmaxf(fabsf(u.x), fabsf(u.y)), fmaxf(fabsf(u.z), fabsf(u.w))), fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)))); };
-    float top[R] = {};
-    if (p.norm) {
-      float mean[R] = {}, squares[R] = {};
-      each([&](int r, int, float4*, float4*, float4 u, float4 v) { mean[r] += ((u.x + u.y) + (u.z + u.w)) + ((v.x + v.y) + (v.z + v.w)); });
-#pragma unroll
-      for (int r = 0; r < R; r++) mean[r] = sumOfWarp(mean[r]) * part;
-      each([&](int r, int, float4*, float4*, float4 u, float4 v) {
-        const auto square4 = [&](float4 v) { return ((v.x - mean[r]) * (v.x - mean[r]) + (v.y - mean[r]) * (v.y - mean[r])) + ((v.z - mean[r]) * (v.z - mean[r]) + (v.w - mean[r]) * (v.w - mean[r])); };
-        squares[r] += square4(u) + square4(v);
-      });
-#pragma unroll
-      for (int r = 0; r < R; r++) {
-        const int m = b.warp + r * BATCH_WARPS;
-        squares[r] = sumOfWarp(squares[r]);
-        if (m < p.rows && b.lane < b.split) send2(remoteAddress(sharedAddress(b.moments + (b.rank * ROWS + m) * 2), b.lane), remoteAddress(b.merged, b.lane), mean[r], squares[r]);
-      }
-      syncWarps(BATCH_WARPS); // gamma and beta are there
-      barrierWait(b.merged, 0);
-      // Means and sums of squares of the slices merge into the row's.
-      float f[R];
-#pragma unroll
-      for (int r = 0; r < R; r++) {
-        const int m = b.warp + r * BATCH_WARPS;
-        const float2 of = m < p.rows && b.lane < b.split ? *(const float2*)(b.moments + (b.lane * ROWS + m) * 2) : make_float2(0.f, 0.f);
-        mean[r] = sumOfWarp(count * of.x) * whole;
-        const float d = of.x - mean[r];
-        f[r] = rsqrtf(sumOfWarp(of.y + count * d * d) * whole + p.eps);
-      }
-      each([&](int r, int g, float4* toU, float4* toV, float4 u, float4 v) {
-        const float4* const gamma = (const float4*)(b.affine + g * 8);
-        const float4* const beta = gamma + b.most * (BLOCK / 4);
-        const auto normed = [&](float4 v, float4 g, float4 b) { return make_float4((v.x - mean[r]) * f[r] * g.x + b.x, (v.y - mean[r]) * f[r] * g.y + b.y, (v.z - mean[r]) * f[r] * g.z + b.z, (v.w - mean[r]) * f[r] * g.w + b.w); };
-        u = normed(u, gamma[0], beta[0]), v = normed(v, gamma[1], beta[1]);
-        *toU = u, *toV = v;
-        top[r] = fmaxf(top[r], top8(u, v));
-      });
-    } else if constexpr (T::narrow) {
-      each([&](int r, int, float4*, float4*, float4 u, float4 v) { top[r] = fmaxf(top[r], top8(u, v)); });
-    }
-    float up[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-      up[r] = 1.f;
-      if constexpr (T::narrow) {
-#pragma unroll
-        for (int i = 16; i > 0; i /= 2) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], i));
-        up[r] = powerOf(-exponentOf(top[r]));
-      }
-      if (b.lane == 0) b.factors[b.warp + r * BATCH_WARPS] = T::narrow ? powerOf(exponentOf(top[r])) : 1.f;
-    }
-    // Eight lanes have a row of a column block: all have read it before any writes.
-#pragma unroll 1
-    for (int g0 = 0; g0 < b.blocks * 8; g0 += 32) {
-      const int g = g0 + b.lane;
-      u32 lead[R][4], rest[R][4];
-#pragma unroll
-      for (int r = 0; r < R; r++) {
-        if (g >= b.blocks * 8) break;
-        const float4 u = *floats(b, b.warp + r * BATCH_WARPS, g, 0), v = *floats(b, b.warp + r * BATCH_WARPS, g, 1);
-        const float x[8] = {u.x * up[r], u.y * up[r], u.z * up[r], u.w * up[r], v.x * up[r], v.y * up[r], v.z * up[r], v.w * up[r]};
-#pragma unroll
-        for (int i = 0; i < 4; i++) lead[r][i] = T::pack(x[2 * i], x[2 * i + 1]), rest[r][i] = T::pack(x[2 * i] - T::low(lead[r][i]), x[2 * i + 1] - T::high(lead[r][i]));
-      }
-      __syncwarp();
-#pragma unroll
-      for (int r = 0; r < R; r++) {
-        if (g >= b.blocks * 8) break;
-        *operand(b, b.warp + r * BATCH_WARPS, g, 0) = make_uint4(lead[r][0], lead[r][1], lead[r][2], lead[r][3]);
-        *operand(b, b.warp + r * BATCH_WARPS, g, 1) = make_uint4(rest[r][0], rest[r][1], rest[r][2], rest[r][3]);
-      }
+    if (b.few()) {
+      prepare<Few>(p, b);
+    } else {
+      prepare<Many>(p, b);
     }
     written();
     syncWarps(BATCH_WARPS);
   }
 
+  // Makes operands of the block's slice of x, or of its layer norm, each row scaled by
+  // a power of two where the type has few exponents. Everybody waits for this, and most
+  // of it is executed once: it takes as long as its instructions take to come. So a warp
+  // has rows side by side, and what does not depend on x is done before it is there.
+  template <class Source> __device__ static __forceinline__ void prepare(const LinearParams& p, const Block& b) {
+    Source x(p, b);
+    const auto plus = [](float a, float b) { return a + b; };
+    const auto larger = [](float a, float b) { return fmaxf(a, b); };
+    const auto largest = [](float4 v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); };
+    const int other = b.lane % 8; // a block of the cluster, whose moments the lane has
+    const float part = reciprocal(max(x.fours * 4, 1)), whole = reciprocal(p.in);
+    const float count = other < b.split ? max(min(b.begin(other + 1) * BLOCK, p.in) - b.begin(other) * BLOCK, 0) : 0; // of a row's elements, its slice
+    const bool sends = x.row < p.rows && b.lane % LANES < b.split, merges = x.row < p.rows && other < b.split;
+    const u32 to = other & (b.split - 1), moments = remoteAddress(sharedAddress(b.moments + (b.rank * ROWS + x.row) * 2), to), merged = remoteAddress(b.merged, to);
+    const float2* const from = (const float2*)(b.moments + (other * ROWS + x.row) * 2);
+    const float4 *const gamma = (const float4*)b.affine + x.four, *const beta = gamma + b.most * (BLOCK / 4);
+    x.bring(p, b);
+    float mean = 0.f, f = 0.f, top = 0.f; // top: nothing of the row is larger
+    if (p.norm) {
+      AFFINE.sync();
+      if constexpr (T::narrow) top = fmaxf(b.bounds[0], b.bounds[1]);
+      clusterWait();
+      float squares = 0.f;
+      x.each([&](int, float4 v, bool) { mean += (v.x + v.y) + (v.z + v.w); });
+      mean = ofRow(mean, plus) * part;
+      x.each([&](int, float4 v, bool there) {
+        const float m = there ? mean : 0.f;
+        squares += ((v.x - m) * (v.x - m) + (v.y - m) * (v.y - m)) + ((v.z - m) * (v.z - m) + (v.w - m) * (v.w - m));
+      });
+      squares = ofRow(squares, plus);
+      if (sends) send2(moments, merged, mean, squares);
+      barrierWait(b.merged, 0);
+      // Means and sums of squares of the slices merge into the row's, by their distance
+      // from the first mean.
+      const float2 of = merges ? *from : make_float2(0.f, 0.f);
+      const float base = x.row < p.rows ? from[-other * ROWS].x : 0.f, d = of.x - base, sum = ofRow<8>(count * d, plus);
+      squares = ofRow<8>(of.y + count * d * d, plus);
+      mean = base + sum * whole, f = rsqrtf(fmaxf(squares - sum * (sum * whole), 0.f) * whole + p.eps);
+    } else {
+      if constexpr (T::narrow) {
+        x.each([&](int, float4 v, bool) { top = fmaxf(top, largest(v)); });
+        top = ofRow(top, larger);
+      }
+      clusterWait();
+    }
+    const int exponent = T::narrow ? exponentOf(top) : 0;
+    if (b.lane % LANES == 0) b.factors[x.row] = powerOf(exponent);
+    if (p.norm) {
+      x.pack(powerOf(-exponent), [&](int i, float4 v, bool there) {
+        if (!there) return v;
+        const float4 g = gamma[i * LANES], b = beta[i * LANES];
+        return make_float4((v.x - mean) * f * g.x + b.x, (v.y - mean) * f * g.y + b.y, (v.z - mean) * f * g.z + b.z, (v.w - mean) * f * g.w + b.w);
+      });
+    } else {
+      x.pack(powerOf(-exponent), [&](int, float4 v, bool) { return v; });
+    }
+  }
+
   // The products of a stage's column block, which is one of x's too.
-  __device__ static __forceinline__ void multiply(float (&sums)[N][4], u32 w, u32 x) {
+  __device__ static __forceinline__ void multiply(float (&sums)[N][4], u64 w, u64 x) {
 #pragma unroll
-    for (int k = 0; k < BLOCK / 16; k++) Group<2 * ROWS>::template product<T>(sums, operandAt(w + k * 32), operandAt(x + k * 32));
+    for (int k = 0; k < BLOCK / 16; k++) Group<2 * ROWS>::template product<T>(sums, w + k * 2, x + k * 2); // 32 bytes on
   }
   // Ends a stage's products, and waits for all but so many stages' products.
   template <int MORE> __device__ static __forceinline__ void multiplied() {
@@ -315,28 +393,42 @@ template <class T, int ROWS> struct Batch {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MORE) : "memory");
   }
 
+  // Where a warp's two units of sums are written, and for a lane of each where they are
+  // sent. Those that this block finishes are in their place at once. A group has a place
+  // of its own for them, there as here.
+  struct Sums {
+    float* mine[2];
+    bool here;
+    int owner;                // of the lane's unit
+    u32 from, bar, to, taken; // bar and to are the owner's
+    __device__ __forceinline__ explicit Sums(const Block& b) {
+      const int group = b.warp / 4, log = 3 - b.log, units = 1 << log; // that a block finishes
+      static_assert(BATCH_TILE / 8 == 1 << 3, "the log of a tile's units");
+      here = false;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int unit = b.warp % 4 * 2 + h;
+        const bool own = unit >> log == b.rank;
+        mine[h] = own ? b.partials + group * PARTIALS + ((b.rank << log) + (unit & (units - 1))) * UNIT : b.mine + (b.warp * 2 + h) * UNIT;
+        mine[h] += b.lane % 4 * 8 + b.lane / 4;
+        here = here || own;
+      }
+      const int unit = b.warp % 4 * 2 + (b.lane & 1);
+      owner = unit >> log, taken = b.taken + group * 8;
+      from = sharedAddress(b.mine + (b.warp * 2 + (b.lane & 1)) * UNIT), bar = remoteAddress(b.there + group * 8, owner);
+      to = remoteAddress(sharedAddress(b.partials + group * PARTIALS + ((b.rank << log) + (unit & (units - 1))) * UNIT), owner);
+    }
+  };
+
   // All tiles: the sums of this block's columns go to who finishes them. A stage is
   // given back when the products of the next one are on their way.
-  __device__ static __forceinline__ void multiplyAll(const LinearParams& p, const Block& b, Turn& turn) {
-    const int group = b.warp / 4, t = b.lane & 3, units = BATCH_TILE / 8 / b.split; // that a block finishes
-    const u32 x = sharedAddress(b.x);
-    float down[ROWS / 8][2]; // what the sums of rows 2t and 2t+1 of eight of x are multiplied by
+  __device__ static __forceinline__ void multiplyAll(const LinearParams& p, const Block& b, const Sums& to) {
+    const int group = b.warp / 4, t = b.lane & 3;
+    Turn turn{0, 0};
+    const u64 ring = operandAt(b.ring), x = operandAt(sharedAddress(b.x)); // each 16 bytes more are one more
+    float down[ROWS / 8][2];                                              // what the sums of rows 2t and 2t+1 of eight of x are multiplied by
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) down[j][0] = b.factors[j * 8 + 2 * t], down[j][1] = b.factors[j * 8 + 2 * t + 1];
-    // The warp's two units of sums: where they are written, and for a lane of each where
-    // they are sent. Those that this block finishes are in their place at once. A group
-    // has a place of its own for them, there as here.
-    float* mine[2];
-    bool here = false;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int unit = b.warp % 4 * 2 + h;
-      here = here || unit / units == b.rank;
-      mine[h] = unit / units == b.rank ? b.partials + group * PARTIALS + (b.rank * units + unit % units) * UNIT : b.mine + (b.warp * 2 + h) * UNIT;
-    }
-    const int unit = b.warp % 4 * 2 + (b.lane & 1), owner = unit / units;
-    const u32 from = sharedAddress(b.mine + (b.warp * 2 + (b.lane & 1)) * UNIT), there = b.there + group * 8, taken = b.taken + group * 8;
-    const u32 bar = remoteAddress(there, owner), to = remoteAddress(sharedAddress(b.partials + group * PARTIALS + (b.rank * units + unit % units) * UNIT), owner);
 #pragma unroll 1
     for (int tile = b.t0; tile < b.t1; tile++) {
       const int i = tile - b.t0;
@@ -357,10 +449,10 @@ template <class T, int ROWS> struct Batch {
 #pragma unroll 1
       for (int c = 0; c < b.blocks; c += 2) {
         barrierWait(b.full + turn.at * 8, turn.parity);
-        const u32 w = b.ring + turn.at * BATCH_STAGE;
+        const u64 w = ring + turn.at * (BATCH_STAGE / 16);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        multiply(sums, w, x + c * X);
-        if (c + 1 < b.blocks) multiply(sums, w + BATCH_STAGE / 2, x + (c + 1) * X);
+        multiply(sums, w, x + c * (X / 16));
+        if (c + 1 < b.blocks) multiply(sums, w + BATCH_STAGE / 32, x + (c + 1) * (X / 16));
         multiplied<1>();
         if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
         before = turn.at;
@@ -370,17 +462,17 @@ template <class T, int ROWS> struct Batch {
 #pragma unroll
       for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory"); // they are there from here on
       if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
-      if (i >= 2) barrierWait(taken, (i / 2 - 1) & 1);
+      if (i >= 2) barrierWait(to.taken, (i / 2 - 1) & 1);
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
-          for (int k = 0; k < 2; k++) mine[h][(j * 8 + k * 4 + t) * 8 + b.lane / 4] = (sums[j][2 * h + k] + sums[j + N / 2][2 * h + k]) * down[j][k];
+          for (int k = 0; k < 2; k++) to.mine[h][(j * 8 + k * 4) * 8] = (sums[j][2 * h + k] + sums[j + N / 2][2 * h + k]) * down[j][k];
       written();
       __syncwarp();
-      if (b.lane < 2 && owner != b.rank) sendBlock(to, bar, from, UNIT * 4);
-      if (here) barrierArrive(there);
+      if (b.lane < 2 && to.owner != b.rank) sendBlock(to.to, to.bar, to.from, UNIT * 4);
+      if (to.here) barrierArrive(b.there + group * 8);
     }
   }
 
@@ -388,97 +480,101 @@ template <class T, int ROWS> struct Batch {
   // different banks.
   __device__ static __forceinline__ int rowAt(int at) { return at / 8 * 8 + at % 4 * 2 + at / 4 % 2; }
 
-  // What is next for the warp that finishes: some of a tile's rows, two fours of them
-  // a lane. What is added to them is asked for long before it is needed: a bias comes
-  // from memory.
+  // What is next for the warp that finishes: some of a tile's rows, four elements of y
+  // a lane. Where they go and what is added to them is found out long before it is
+  // needed: a bias comes from memory.
   struct Piece {
-    static constexpr int FOURS = 2;
     int tile, part, begin; // begin: of the tile's fours
-    float4 bias[FOURS], residual[FOURS];
+    bool even;             // all or none of a four are there
+    int there;             // elements of the lane's four
+    const float* from;     // the first block's part of them
+    float* to;
+    u16* kept; // null: the cache has nothing of it
+    float4 bias, residual;
 
-    __device__ __forceinline__ int at(int k, const Block& b) const { return begin + k * 32 + b.lane; }
-    __device__ __forceinline__ int first(const LinearParams& p, const Block& b) const {
-      return (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE + b.rank * (BATCH_TILE / b.split);
-    }
-    __device__ __forceinline__ void fetch(const LinearParams& p, const Block& b, int fours) {
+    // A lane's fours are of the same row m of x in all pieces, which is kept in `slot`.
+    __device__ __forceinline__ void fetch(const LinearParams& p, const BatchKeep& keep, const Block& b, const float* partials, int m, int slot) {
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
-      const int out = p.out[part];
-      const bool even = out % 4 == 0;
-#pragma unroll
-      for (int k = 0; k < FOURS; k++) {
-        const int m = rowAt(at(k, b) % ROWS), n = first(p, b) + at(k, b) / ROWS * 4;
-        bias[k] = residual[k] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (at(k, b) >= fours || m >= p.rows) continue;
-        if (p.b[part] != nullptr) bias[k] = load4(p.b[part], n, out, even);
-        if (p.residual != nullptr) residual[k] = load4(p.residual + (long long)m * out, n, out, even);
-      }
+      const int c = (begin + b.lane) / ROWS * 4; // of the block's part of the tile
+      const int out = p.out[part], per = BATCH_TILE >> b.log, n = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE + b.rank * per + c;
+      even = out % 4 == 0;
+      there = c < per && m < p.rows ? min(out - n, 4) : 0;
+      from = partials + (there > 0 ? c / 8 * UNIT + c % 8 : 0);
+      to = p.y[part] + (long long)m * out + n, kept = nullptr;
+      bias = residual = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (there <= 0) return;
+      if (p.b[part] != nullptr) bias = load4(p.b[part] + n, there, even);
+      if (p.residual != nullptr) residual = load4(p.residual + (long long)m * out + n, there, even);
+      if (slot < 0 || keep.cache[part] == nullptr) return;
+      const int head = n / keep.dim;
+      kept = (u16*)keep.cache[part] + (slot + (long long)head * keep.headRows) * keep.dim + n - head * keep.dim;
     }
   };
+
+  // The sum of four elements that each block has sent.
+  template <int SPLIT> __device__ static __forceinline__ float4 sumOf(const float* from) {
+    float4 u[SPLIT];
+#pragma unroll
+    for (int r = 0; r < SPLIT; r++) u[r] = *(const float4*)(from + r * (BATCH_TILE / 8 / SPLIT) * UNIT);
+#pragma unroll
+    for (int r = 1; r < SPLIT; r++) u[0].x += u[r].x, u[0].y += u[r].y, u[0].z += u[r].z, u[0].w += u[r].w;
+    return u[0];
+  }
 
   // Adds up what the cluster's blocks have sent of the rows that are this block's, of
   // the tiles of one group: how long y is on its way to memory holds up nothing else.
   __device__ static __forceinline__ void finishAll(const LinearParams& p, const BatchKeep& keep, const Block& b) {
-    const int per = BATCH_TILE / b.split, fours = ROWS * per / 4, group = b.warp - BATCH_WARPS - 1;
-    const int m = rowAt(b.lane % ROWS); // of x: a lane has the same in all pieces
+    const int per = BATCH_TILE >> b.log, fours = ROWS * per / 4, group = b.warp - BATCH_WARPS - 1;
+    const int m = rowAt(b.lane % ROWS);
     const int slot = keep.slots != nullptr && m < p.rows ? keep.slots[m] : -1;
+    const float* const partials = b.partials + group * PARTIALS + b.lane % ROWS * 8;
+    const u32 there = b.there + group * 8, others = PARTIALS * 4 / 8 * (b.split - 1) << (3 - b.log); // bytes of the others' parts
     Piece next{b.t0 + group, 0, 0};
-    if (next.tile < b.t1) next.fetch(p, b, fours);
+    if (next.tile < b.t1) {
+      next.fetch(p, keep, b, partials, m, slot);
+    } else {
+      clusterArriveRelaxed();
+    }
 #pragma unroll 1
     while (next.tile < b.t1) {
       const Piece now = next;
-      if ((next.begin += 32 * Piece::FOURS) >= fours) next.begin = 0, next.tile += 2;
-      if (next.tile < b.t1) next.fetch(p, b, fours);
-      const int out = p.out[now.part];
+      if ((next.begin += 32) >= fours) next.begin = 0, next.tile += 2;
+      if (next.tile < b.t1) next.fetch(p, keep, b, partials, m, slot);
       if (now.begin == 0) {
-        if (b.lane == 0) barrierExpect(b.there + group * 8, PARTIALS * 4 / b.split * (b.split - 1)); // the others' part
+        if (b.lane == 0) barrierExpect(there, others);
         __syncwarp();
-        barrierWait(b.there + group * 8, (now.tile - b.t0) / 2 & 1);
+        barrierWait(there, (now.tile - b.t0) / 2 & 1);
+        // Copies out of a block's memory end when they have come: then it may leave. Who has left counts as here.
+        __syncwarp();
+        if (now.tile + 2 >= b.t1) clusterArriveRelaxed();
       }
-      float4 v[Piece::FOURS];
-#pragma unroll
-      for (int k = 0; k < Piece::FOURS; k++) {
-        const int at = now.at(k, b), c = at / ROWS * 4;
-        v[k] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (at >= fours) continue;
-        const float* const from = b.partials + group * PARTIALS + c / 8 * UNIT + at % ROWS * 8 + c % 8;
-#pragma unroll 4
-        for (int r = 0; r < b.split; r++) {
-          const float4 u = *(const float4*)(from + r * (per / 8) * UNIT);
-          v[k].x += u.x, v[k].y += u.y, v[k].z += u.z, v[k].w += u.w;
-        }
-      }
+      float4 v = b.log == 3 ? sumOf<8>(now.from) : b.log == 2 ? sumOf<4>(now.from) : sumOf<2>(now.from);
       // The place is free before y is written. Nobody waits for a group's last
       // place, and who would be told may be gone.
       __syncwarp();
       if (next.begin == 0 && now.tile + 2 < b.t1 && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
-#pragma unroll
-      for (int k = 0; k < Piece::FOURS; k++) {
-        const int at = now.at(k, b), n = now.first(p, b) + at / ROWS * 4;
-        if (at >= fours || m >= p.rows) continue;
-        const float4 &a = now.bias[k], &r = now.residual[k];
-        const float4 u = make_float4(finished(p, v[k].x, a.x, r.x), finished(p, v[k].y, a.y, r.y), finished(p, v[k].z, a.z, r.z), finished(p, v[k].w, a.w, r.w));
-        store4(p.y[now.part] + (long long)m * out, n, out, out % 4 == 0, u);
-        if (slot < 0 || keep.cache[now.part] == nullptr || n >= out) continue;
-        const int head = n / keep.dim;
-        const long long place = (slot + (long long)head * keep.headRows) * keep.dim + n - head * keep.dim;
-        *(uint2*)((u16*)keep.cache[now.part] + place) = make_uint2(T::pack(u.x, u.y), T::pack(u.z, u.w));
-      }
+      if (now.there <= 0) continue;
+      const float4 &a = now.bias, &r = now.residual;
+      const float4 u = make_float4(finished(p, v.x, a.x, r.x), finished(p, v.y, a.y, r.y), finished(p, v.z, a.z, r.z), finished(p, v.w, a.w, r.w));
+      store4(now.to, now.there, now.even, u);
+      if (now.kept != nullptr) *(uint2*)now.kept = make_uint2(T::pack(u.x, u.y), T::pack(u.z, u.w));
     }
+    clusterWait();
   }
 
-  // Four elements of a row of `out`, as far as they are there; even: all or none are.
-  __device__ static __forceinline__ float4 load4(const float* row, int n, int out, bool even) {
-    if (even) return n < out ? *(const float4*)(row + n) : make_float4(0.f, 0.f, 0.f, 0.f);
-    return make_float4(n < out ? row[n] : 0.f, n + 1 < out ? row[n + 1] : 0.f, n + 2 < out ? row[n + 2] : 0.f, n + 3 < out ? row[n + 3] : 0.f);
+  // Four elements of a row, as many of them as are there; even: that is all.
+  __device__ static __forceinline__ float4 load4(const float* from, int there, bool even) {
+    if (even) return *(const float4*)from;
+    return make_float4(from[0], there > 1 ? from[1] : 0.f, there > 2 ? from[2] : 0.f, there > 3 ? from[3] : 0.f);
   }
-  __device__ static __forceinline__ void store4(float* row, int n, int out, bool even, float4 v) {
-    if (even && n < out) {
-      *(float4*)(row + n) = v;
-    } else if (!even) {
-      if (n < out) row[n] = v.x;
-      if (n + 1 < out) row[n + 1] = v.y;
-      if (n + 2 < out) row[n + 2] = v.z;
-      if (n + 3 < out) row[n + 3] = v.w;
+  __device__ static __forceinline__ void store4(float* to, int there, bool even, float4 v) {
+    if (even) {
+      *(float4*)to = v;
+    } else {
+      to[0] = v.x;
+      if (there > 1) to[1] = v.y;
+      if (there > 2) to[2] = v.z;
+      if (there > 3) to[3] = v.w;
     }
   }
 };

@@ -88,8 +88,10 @@ __device__ __forceinline__ void copyBox(u32 dst, const TensorMap* map, int x, in
 // Brings memory into the L2 cache, multiples of 16 bytes.
 __device__ __forceinline__ void fetchAhead(const void* from, int bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory"); }
 // Launches may overlap: a kernel starts before the one before it has ended, and
-// waits where it needs what that one has written; it lets the next one start
-// after that, so that no more than two overlap.
+// waits where it needs what that one has written, which is until that has ended. Where
+// it lets the next one start after that, no more than two overlap. A launch of a batch's
+// linear layers does so before: what the next one does before its own wait depends on
+// nothing that is queued (batch.cuh).
 __device__ __forceinline__ void waitForEarlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void letNextStart() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #else
@@ -113,5 +115,6 @@ struct Crew {
   int thread, warps, barrier; // thread: of the crew's
   __device__ __forceinline__ int threads() const { return warps * 32; }
   __device__ __forceinline__ void sync() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
+  __device__ __forceinline__ void arrive() const { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); } // and does not wait
 };
 __device__ __forceinline__ void syncWarps(int warps) { Crew{0, warps, 1}.sync(); }

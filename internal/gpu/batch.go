@@ -34,7 +34,10 @@ const (
 	// making operands of a column block of eight rows of x, and a tile, however few
 	// column blocks it has, since its sums have a way to go.
 	batchOperands = 0.9
-	batchMeeting  = 4
+	batchMeeting  = 3
+
+	// A block that reads no more than this leaves room for one of the next launch.
+	batchLittle = 64 << 10
 )
 
 // batches are the kernels for weights of a type.
@@ -100,15 +103,21 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 // batchRoom is the shared memory of a launch whose blocks read so many bytes of weights,
 // and the stages of its ring, 0 where it does not fit. It is always more than half of what
 // there is: where two blocks fit on a multiprocessor, the next launch's clusters gather on
-// the first ones that are free, two blocks on each, and the others have nothing to do.
+// the first ones that are free, two blocks on each, and the others have nothing to do. Not
+// so where there is little to read: then what counts is that the next launch's blocks have
+// begun.
 func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, stages int) {
 	const partials = 2 * batchTile // floats a row of x, in two places
 	mine := partials * rows
 	if norm { // before there are partials: its moments, and gamma and beta
 		mine = max(mine, 2*mostSplit*rows+2*blocks*batchBlock)
 	}
-	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows) + 8*batchOthers
+	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows+2) + 8*batchOthers
 	const stage = batchStage + 2*8
+	if n := (sharedBeside - rest) / stage; reads <= batchLittle && n >= leastBatchStages {
+		stages = min(n, someBatchStages)
+		return rest + stages*stage, stages
+	}
 	stages = min((d.info.SharedPerBlockMost-rest)/stage, max(someBatchStages, min(reads/2/batchStage, mostBatchStages)))
 	if stages < leastBatchStages {
 		return 0, 0

@@ -5,8 +5,9 @@ import "fmt"
 // Trace is what a launch has done that matters to one that overlaps with it: what it
 // has written, and whether it has let the next one start before its end.
 type Trace struct {
-	words map[uint64]uint64 // 64 words of 4 bytes, by their address: a bit for each that was written
-	lets  bool
+	words  map[uint64]uint64 // 64 words of 4 bytes, by their address: a bit for each that was written
+	lets   bool
+	behind *Trace // of the launch before it, if it let the next one start before it had waited for that
 }
 
 func (t *Trace) each(address uint64, n int, f func(of, bit uint64)) {
@@ -34,8 +35,10 @@ func (b *block) touch(address uint64, n int, writes bool) {
 		if writes {
 			panic(fault{fmt.Sprintf("%d bytes at %#x are written before griddepcontrol.wait", n, address)})
 		}
-		if before.wrote(address, n) {
-			panic(fault{fmt.Sprintf("%d bytes at %#x, which the launch before writes, are read before griddepcontrol.wait", n, address)})
+		for ; before != nil; before = before.behind {
+			if before.wrote(address, n) {
+				panic(fault{fmt.Sprintf("%d bytes at %#x, which a launch before writes, are read before griddepcontrol.wait", n, address)})
+			}
 		}
 	}
 	if t := b.m.Trace; t != nil && writes {
@@ -53,12 +56,11 @@ func (c *compiler) dependency(s *statement) func(w *warp, m uint32) {
 		return func(w *warp, m uint32) { w.waited, w.m.waited = true, true }
 	case "launch_dependents":
 		return func(w *warp, m uint32) {
-			// Then three launches could run at once, and nobody waits for the first.
-			if w.m.overlapping() != nil && !w.waited {
-				w.fail("the next launch may start before this one has waited")
-			}
 			if t := w.m.Trace; t != nil {
 				t.lets = true
+				if !w.waited { // then more than two launches may run at once
+					t.behind = w.m.overlapping()
+				}
 			}
 		}
 	}

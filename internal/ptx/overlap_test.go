@@ -20,12 +20,11 @@ func TestOverlap(t *testing.T) {
 	}{
 		"in order":             {first, wait + next + read("%g1") + result("%r1"), ""},
 		"reads else before":    {first, read("%g2") + wait + result("%r1"), ""},
-		"reads before":         {first, read("%g1") + wait + result("%r1"), "which the launch before writes, are read before"},
-		"generic":              {first, generic + wait + result("%r1"), "which the launch before writes, are read before"},
-		"copies before":        {first, copied + wait, "which the launch before writes, are read before"},
+		"reads before":         {first, read("%g1") + wait + result("%r1"), "which a launch before writes, are read before"},
+		"generic":              {first, generic + wait + result("%r1"), "which a launch before writes, are read before"},
+		"copies before":        {first, copied + wait, "which a launch before writes, are read before"},
 		"writes before":        {first, result("%t") + wait, "written before griddepcontrol.wait"},
 		"adds before":          {first, "atom.global.add.u32 %r1, [%g2], 1;\n" + wait, "written before griddepcontrol.wait"},
-		"lets the next start":  {first, next + wait, "before this one has waited"},
 		"never waits":          {first, "", "without having waited"},
 		"one thread waits":     {first, "setp.eq.u32 %p1, %t, 0;\n@%p1 griddepcontrol.wait;\nbar.sync 0;\n" + read("%g1") + result("%r1"), ""},
 		"the first let nobody": {never, read("%g1") + result("%r1"), ""},
@@ -38,6 +37,47 @@ func TestOverlap(t *testing.T) {
 		err := launch(compile(t, program(3, c.then)), Launch{Grid: 2, Block: 32, Shared: 1024, Before: &trace}, rangeOf(a), rangeOf(b), rangeOf(other))
 		switch {
 		case c.says == "" && err != nil, c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s: %v, want %q", name, err, c.says)
+		}
+	}
+}
+
+// A launch that lets the next one start before it has waited may run beside that one and
+// the one before; and so may those behind it.
+func TestOverlapOfMany(t *testing.T) {
+	const wait, next = "griddepcontrol.wait;\n", "griddepcontrol.launch_dependents;\n"
+	const store = "add.s64 %out, %g1, %i4;\nst.global.u32 [%out], 7;\n"
+	const read = "add.s64 %rd1, %g1, %i4;\nld.global.u32 %r1, [%rd1];\n"
+	for name, c := range map[string]struct {
+		between []string
+		last    string
+		says    string
+	}{
+		"after its wait":   {[]string{wait + next}, read + wait, ""},
+		"before its wait":  {[]string{next + wait}, read + wait, "which a launch before writes, are read before"},
+		"two of them":      {[]string{next + wait, next + wait}, read + wait, "which a launch before writes, are read before"},
+		"one has waited":   {[]string{next + wait, wait + next, next + wait}, read + wait, ""},
+		"one lets nobody":  {[]string{next + wait, wait, next + wait}, read + wait, ""},
+		"reads afterwards": {[]string{next + wait, next + wait}, wait + read, ""},
+	} {
+		a := memory[uint32](64)
+		before := new(Trace)
+		run := func(text string) error {
+			after := new(Trace)
+			err := launch(compile(t, program(2, text)), Launch{Grid: 2, Block: 32, Before: before, Trace: after}, rangeOf(memory[uint32](64)), rangeOf(a))
+			before = after
+			return err
+		}
+		err := run(next + store)
+		for _, text := range c.between {
+			if err == nil {
+				err = run(text)
+			}
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := run(c.last); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %q", name, err, c.says)
 		}
 	}
