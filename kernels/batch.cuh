@@ -60,9 +60,11 @@ template <class T, int ROWS> struct Batch {
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
   static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
-  static constexpr int PARTIALS = BATCH_TILE / 8 * UNIT; // that a block sends of a tile, and is sent
+  static constexpr int UNITS = BATCH_TILE / 8;           // of a tile
+  static constexpr int PARTIALS = UNITS * UNIT;          // that a block sends of a tile, and is sent of a group's
   static constexpr int N = 2 * ROWS / 8;                 // products side by side
-  static constexpr int MOMENTS = 8 * 2 * ROWS;           // floats: mean and sum of squares of each row, of each block of a cluster
+  static constexpr int MOST = 16;                        // blocks of a cluster
+  static constexpr int MOMENTS = MOST * 2 * ROWS;        // floats: mean and sum of squares of each row, of each block of a cluster
   static constexpr int LANES = BATCH_WARPS * 32 / ROWS;  // that have a row of the block's slice of x: fours of elements, in turn
   static constexpr int FEW = 8;                          // fours of a lane that are kept in registers, where there are no more
 
@@ -77,6 +79,14 @@ template <class T, int ROWS> struct Batch {
     float *moments, *affine;          // of the norm, where `mine` will be; affine: gamma and beta
     float* bounds;                    // two: what no element of the slice's norm exceeds
     int most;                         // column blocks that a block of the cluster has at most
+    // Blocks share out the rows of a tile by units. Of more blocks than units, half have
+    // those of one group's tiles, half of the other's.
+    __device__ __forceinline__ int units() const { return max(UNITS >> log, 1); } // that a block has
+    __device__ __forceinline__ int owner(int group, int unit) const { return split > UNITS ? group * UNITS + unit : unit * split / UNITS; }
+    __device__ __forceinline__ bool finishes(int group) const { return split <= UNITS || rank / UNITS == group; }
+    __device__ __forceinline__ int unit() const { return rank % UNITS * units(); } // its first
+    // Where the partials of a group's tiles come.
+    __device__ __forceinline__ float* place(int group) const { return partials + (split > UNITS ? 0 : group * PARTIALS); }
     // The first column block of block `rank`.
     __device__ __forceinline__ int begin(int rank) const { return rank * all >> log; }
     // Slices are so small that registers hold them.
@@ -107,8 +117,8 @@ template <class T, int ROWS> struct Batch {
     b.partials = (float*)(b.x + b.most * X);
     b.mine = b.partials + 2 * PARTIALS;
     b.moments = b.mine; // of each block of the cluster: mean and sum of squares of each row
-    b.affine = b.moments + 8 * 2 * ROWS;
-    b.factors = b.mine + max(2 * PARTIALS, p.norm ? 8 * 2 * ROWS + 2 * b.most * BLOCK : 0);
+    b.affine = b.moments + MOMENTS;
+    b.factors = b.mine + max(2 * PARTIALS, p.norm ? MOMENTS + 2 * b.most * BLOCK : 0);
     b.bounds = b.factors + ROWS;
     b.full = sharedAddress(b.bounds + 2);
     b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
@@ -117,7 +127,7 @@ template <class T, int ROWS> struct Batch {
     Copies copies{b.t0, 0, 0, {0, 1}};
     if (b.warp == BATCH_WARPS && b.lane == 0) {
       for (int s = 0; s < p.stages; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
-      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + max((BATCH_TILE / 16) >> b.log, 1) * 32), barrierInit(b.taken + i * 8, b.split);
+      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS));
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();
       barrierExpect(b.merged, b.split * p.rows * 8);
@@ -333,7 +343,7 @@ template <class T, int ROWS> struct Batch {
     const auto plus = [](float a, float b) { return a + b; };
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const auto largest = [](float4 v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); };
-    const int other = b.lane % 8; // a block of the cluster, whose moments the lane has
+    const int other = b.lane % MOST; // a block of the cluster, whose moments the lane has
     const float part = reciprocal(max(x.fours * 4, 1)), whole = reciprocal(p.in);
     const float count = other < b.split ? max(min(b.begin(other + 1) * BLOCK, p.in) - b.begin(other) * BLOCK, 0) : 0; // of a row's elements, its slice
     const bool sends = x.row < p.rows && b.lane % LANES < b.split, merges = x.row < p.rows && other < b.split;
@@ -359,8 +369,8 @@ template <class T, int ROWS> struct Batch {
       // Means and sums of squares of the slices merge into the row's, by their distance
       // from the first mean.
       const float2 of = merges ? *from : make_float2(0.f, 0.f);
-      const float base = x.row < p.rows ? from[-other * ROWS].x : 0.f, d = of.x - base, sum = ofRow<8>(count * d, plus);
-      squares = ofRow<8>(of.y + count * d * d, plus);
+      const float base = x.row < p.rows ? from[-other * ROWS].x : 0.f, d = of.x - base, sum = ofRow<MOST>(count * d, plus);
+      squares = ofRow<MOST>(of.y + count * d * d, plus);
       mean = base + sum * whole, f = rsqrtf(fmaxf(squares - sum * (sum * whole), 0.f) * whole + p.eps);
     } else {
       if constexpr (T::narrow) {
@@ -402,21 +412,20 @@ template <class T, int ROWS> struct Batch {
     int owner;                // of the lane's unit
     u32 from, bar, to, taken; // bar and to are the owner's
     __device__ __forceinline__ explicit Sums(const Block& b) {
-      const int group = b.warp / 4, log = 3 - b.log, units = 1 << log; // that a block finishes
-      static_assert(BATCH_TILE / 8 == 1 << 3, "the log of a tile's units");
+      const int group = b.warp / 4, units = b.units();
+      const auto slot = [&](int unit) { return (b.rank * units + (unit & (units - 1))) * UNIT; }; // in the owner's place
       here = false;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int unit = b.warp % 4 * 2 + h;
-        const bool own = unit >> log == b.rank;
-        mine[h] = own ? b.partials + group * PARTIALS + ((b.rank << log) + (unit & (units - 1))) * UNIT : b.mine + (b.warp * 2 + h) * UNIT;
-        mine[h] += b.lane % 4 * 8 + b.lane / 4;
+        const bool own = b.owner(group, unit) == b.rank;
+        mine[h] = (own ? b.place(group) + slot(unit) : b.mine + (b.warp * 2 + h) * UNIT) + b.lane % 4 * 8 + b.lane / 4;
         here = here || own;
       }
       const int unit = b.warp % 4 * 2 + (b.lane & 1);
-      owner = unit >> log, taken = b.taken + group * 8;
+      owner = b.owner(group, unit), taken = b.taken + group * 8;
       from = sharedAddress(b.mine + (b.warp * 2 + (b.lane & 1)) * UNIT), bar = remoteAddress(b.there + group * 8, owner);
-      to = remoteAddress(sharedAddress(b.partials + group * PARTIALS + ((b.rank << log) + (unit & (units - 1))) * UNIT), owner);
+      to = remoteAddress(sharedAddress(b.place(group) + slot(unit)), owner);
     }
   };
 
@@ -496,9 +505,9 @@ template <class T, int ROWS> struct Batch {
     __device__ __forceinline__ void fetch(const LinearParams& p, const BatchKeep& keep, const Block& b, const float* partials, int m, int slot) {
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
       const int c = (begin + b.lane) / ROWS * 4; // of the block's part of the tile
-      const int out = p.out[part], per = BATCH_TILE >> b.log, n = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE + b.rank * per + c;
+      const int out = p.out[part], n = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE + b.unit() * 8 + c;
       even = out % 4 == 0;
-      there = c < per && m < p.rows ? min(out - n, 4) : 0;
+      there = c < b.units() * 8 && m < p.rows ? min(out - n, 4) : 0;
       from = partials + (there > 0 ? c / 8 * UNIT + c % 8 : 0);
       to = p.y[part] + (long long)m * out + n, kept = nullptr;
       bias = residual = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -511,25 +520,36 @@ template <class T, int ROWS> struct Batch {
     }
   };
 
-  // The sum of four elements that each block has sent.
-  template <int SPLIT> __device__ static __forceinline__ float4 sumOf(const float* from) {
-    float4 u[SPLIT];
+  // The sum of four elements that each of so many blocks has sent, units of a tile's rows
+  // all of them.
+  template <int BLOCKS, int ALL> __device__ static __forceinline__ float4 sumOf(const float* from) {
+    float4 u[BLOCKS];
 #pragma unroll
-    for (int r = 0; r < SPLIT; r++) u[r] = *(const float4*)(from + r * (BATCH_TILE / 8 / SPLIT) * UNIT);
+    for (int r = 0; r < BLOCKS; r++) u[r] = *(const float4*)(from + r * (ALL / BLOCKS) * UNIT);
 #pragma unroll
-    for (int r = 1; r < SPLIT; r++) u[0].x += u[r].x, u[0].y += u[r].y, u[0].z += u[r].z, u[0].w += u[r].w;
+    for (int r = 1; r < BLOCKS; r++) u[0].x += u[r].x, u[0].y += u[r].y, u[0].z += u[r].z, u[0].w += u[r].w;
     return u[0];
+  }
+  __device__ static __forceinline__ float4 sumOf(const float* from, int split) {
+    if (split == 2) return sumOf<2, UNITS>(from);
+    if (split == 4) return sumOf<4, UNITS>(from);
+    float4 u = sumOf<8, UNITS>(from);
+    if (split == MOST) {
+      const float4 v = sumOf<8, UNITS>(from + 8 * UNIT);
+      u.x += v.x, u.y += v.y, u.z += v.z, u.w += v.w;
+    }
+    return u;
   }
 
   // Adds up what the cluster's blocks have sent of the rows that are this block's, of
   // the tiles of one group: how long y is on its way to memory holds up nothing else.
   __device__ static __forceinline__ void finishAll(const LinearParams& p, const BatchKeep& keep, const Block& b) {
-    const int per = BATCH_TILE >> b.log, fours = ROWS * per / 4, group = b.warp - BATCH_WARPS - 1;
+    const int fours = ROWS * b.units() * 2, group = b.warp - BATCH_WARPS - 1;
     const int m = rowAt(b.lane % ROWS);
     const int slot = keep.slots != nullptr && m < p.rows ? keep.slots[m] : -1;
-    const float* const partials = b.partials + group * PARTIALS + b.lane % ROWS * 8;
-    const u32 there = b.there + group * 8, others = PARTIALS * 4 / 8 * (b.split - 1) << (3 - b.log); // bytes of the others' parts
-    Piece next{b.t0 + group, 0, 0};
+    const float* const partials = b.place(group) + b.lane % ROWS * 8;
+    const u32 there = b.there + group * 8, others = (b.split - 1) * b.units() * UNIT * 4; // bytes of the others' parts
+    Piece next{b.finishes(group) ? b.t0 + group : b.t1, 0, 0};
     if (next.tile < b.t1) {
       next.fetch(p, keep, b, partials, m, slot);
     } else {
@@ -548,7 +568,7 @@ template <class T, int ROWS> struct Batch {
         __syncwarp();
         if (now.tile + 2 >= b.t1) clusterArriveRelaxed();
       }
-      float4 v = b.log == 3 ? sumOf<8>(now.from) : b.log == 2 ? sumOf<4>(now.from) : sumOf<2>(now.from);
+      const float4 v = sumOf(now.from, b.split);
       // The place is free before y is written. Nobody waits for a group's last
       // place, and who would be told may be gone.
       __syncwarp();

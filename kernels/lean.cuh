@@ -235,9 +235,6 @@ template <class T, int D, bool LINKED = false> struct Lean {
         if (++next == stages) next = 0;
 #endif
       }
-      turn = (turn + w.end - w.chunk) % warps;
-      if (LINKED) passed += w.end - w.chunk;
-
       // The warps' states, side by side in the order of their chunks, so that the
       // result does not depend on what the block did before. Where there is room
       // for two output tiles' states, nobody waits for who merges them.
@@ -257,12 +254,16 @@ template <class T, int D, bool LINKED = false> struct Lean {
         for (int n = 0; n < S::TILES; n++) *(float2*)(o + 8 * n) = make_float2(st.o[n][2 * i], st.o[n][2 * i + 1]);
         if ((lane & 3) == 0) ((float*)(mine.m + r))[first] = st.m[i], ((float*)(mine.l + r))[first] = st.l[i];
       }
+#if __CUDA_ARCH__ >= 900
+      if (APART) barrierArrive(sharedAddress(rooms) + sh.room(part) * 8); // before anything else: it is waited for
+#endif
+      turn = (turn + w.end - w.chunk) % warps;
+      if (LINKED) passed += w.end - w.chunk;
       const Place done = w;
       more = w.next(p);
       part++;
 #if __CUDA_ARCH__ >= 900
       if constexpr (APART) {
-        barrierArrive(sharedAddress(rooms) + sh.room(part - 1) * 8);
         if (S::SHARED_QUERY) syncWarps(warps);
         if (more) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
         continue;
@@ -270,7 +271,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
 #endif
       if (more && !S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
-      R::combine(p, links, number, crew, done, mine, rows, R::slotOf(done), part);
+      R::combine(p, links, number, crew, done, mine, rows, R::slotOf(done), typename R::Item(p, crew, done, R::slotOf(done), part));
       if (sh.rooms == 1) syncWarps(warps);
       if (done.endsParts()) R::settle(p, links, number, crew, range, done, mine);
       if (more && S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
@@ -291,9 +292,11 @@ template <class T, int D, bool LINKED = false> struct Lean {
       more = w.next(p);
       const u32 bar = sharedAddress(rooms) + sh.room(part) * 8;
       const typename R::Shared mine = sh.of(part, p.rows);
+      const int slot = R::slotOf(done), rows = done.rows(p);
+      const typename R::Item item(p, crew, done, slot, part);
       barrierWait(bar, sh.round(part) & 1);
       __syncwarp();
-      R::combine(p, nullptr, 0, crew, done, mine, done.rows(p), R::slotOf(done), part);
+      R::combine(p, nullptr, 0, crew, done, mine, rows, slot, item);
       if (done.endsParts()) R::settle(p, nullptr, 0, crew, range, done, mine);
       barrierArrive(bar + 16);
     }

@@ -29,33 +29,59 @@ template <class S> struct Reduce {
 
   static __device__ __forceinline__ float* statistics(const Params& p) { return p.partials + (long long)2 * gridDim.x * p.rows * D; }
 
-  // Columns c to c+3 of row r.
-  __device__ static __forceinline__ void store(const Params& p, const Links* links, u32 run, const Place& w, int r, int c, float4 o, float m, float l) {
-    const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
-    const long long row = w.s.row + n, at = row * p.outRow + h * p.outHead + c;
+  // Where four elements go, and with a row's first four the row's statistics: in the
+  // output, whose statistics are its log-sum-exp, or in a slot of the partials.
+  struct Spot {
+    char* to;
+    float* statistics; // null: none
+    // Columns c to c+3 of row r.
+    __device__ __forceinline__ Spot(const Params& p, const Place& w, int slot, int r, int c) {
+      if (slot < 0) {
+        const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
+        const long long row = w.s.row + n;
+        to = (char*)p.out + (row * p.outRow + h * p.outHead + c) * (S::LINKED || p.outType == F32 ? 4 : 2);
+        statistics = !S::LINKED && p.lse != nullptr && c == 0 ? p.lse + row * p.lseRow + h * p.lseHead : nullptr;
+      } else {
+        const long long at = (long long)slot * p.rows + r;
+        to = (char*)(p.partials + at * D + c), statistics = c == 0 ? Reduce::statistics(p) + at * 2 : nullptr;
+      }
+    }
+  };
+
+  __device__ static __forceinline__ void store(const Params& p, const Links* links, u32 run, const Spot& spot, float4 o, float m, float l) {
     const float f = __fdividef(1.f, l);
     o = l == 0.f ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(o.x * f, o.y * f, o.z * f, o.w * f); // not 0 times what other rows' NaN have made
     if constexpr (S::LINKED) {
-      storeTagged2(links->out + at, run, o.x, o.y);
-      storeTagged2(links->out + at + 2, run, o.z, o.w);
+      u64* const to = links->out + ((float*)spot.to - (float*)p.out);
+      storeTagged2(to, run, o.x, o.y);
+      storeTagged2(to + 2, run, o.z, o.w);
     }
     if (S::LINKED || p.outType == F32) {
-      *(float2*)((float*)p.out + at) = make_float2(o.x, o.y), *(float2*)((float*)p.out + at + 2) = make_float2(o.z, o.w);
+      *(float2*)spot.to = make_float2(o.x, o.y), *(float2*)(spot.to + 8) = make_float2(o.z, o.w);
     } else {
-      u32* const to = (u32*)((u16*)p.out + at);
+      u32* const to = (u32*)spot.to;
       to[0] = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
       to[1] = p.outType == F16 ? Half::pack(o.z, o.w) : Brain::pack(o.z, o.w);
     }
-    if (!S::LINKED && p.lse != nullptr && c == 0) p.lse[row * p.lseRow + h * p.lseHead] = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
+    if (!S::LINKED && spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
   }
 
+  // What a thread combines next: four columns of a row. Finding out where they go takes
+  // longer than combining them, so whoever waits for the states does that before.
+  struct Item {
+    int i, r, c;
+    Spot spot;
+    // The first of a thread: the warps take turns where there is work for few of them.
+    __device__ __forceinline__ Item(const Params& p, const Crew& crew, const Place& w, int slot, int turn) : Item(p, w, slot, (crew.thread + turn * 32) % crew.threads()) {}
+    __device__ __forceinline__ Item(const Params& p, const Place& w, int slot, int i) : i(i), r(i / (D / 4)), c(i % (D / 4) * 4), spot(p, w, slot, r, c) {}
+  };
+
   // Merges the states of each row, in their order, and puts the result into the
-  // output, or into a slot of the partials.
-  __device__ static __forceinline__ void combine(const Params& p, const Links* links, u32 run, const Crew& crew, const Place& w, const Shared& sh, int rows, int slot, int turn) {
-    // The warps take turns where there is work for few of them.
-    for (int i = (crew.thread + turn * 32) % crew.threads(); i < rows * (D / 4); i += crew.threads()) {
-      const int r = i / (D / 4), c = i % (D / 4) * 4;
-      const float4 m = sh.m[r], l = sh.l[r];
+  // output, or into a slot of the partials. `item` is the thread's first.
+  __device__ static __forceinline__ void combine(const Params& p, const Links* links, u32 run, const Crew& crew, const Place& w, const Shared& sh, int rows, int slot, Item item) {
+    for (int i = item.i; i < rows * (D / 4); i += crew.threads()) {
+      if (i != item.i) item = Item(p, w, slot, i);
+      const float4 m = sh.m[item.r], l = sh.l[item.r];
       const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
       const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
       const float f[STATES] = {exp2_(m.x - base), exp2_(m.y - base), exp2_(m.z - base), exp2_(m.w - base)};
@@ -64,21 +90,20 @@ template <class S> struct Reduce {
 #pragma unroll
       for (int k = 0; k < STATES; k++) {
         if (k >= sh.warps) break;
-        const float4 x = *(const float4*)(sh.o + (k * p.rows + r) * WIDTH + c);
+        const float4 x = *(const float4*)(sh.o + (k * p.rows + item.r) * WIDTH + item.c);
         o.x += f[k] * x.x, o.y += f[k] * x.y, o.z += f[k] * x.z, o.w += f[k] * x.w;
       }
       if (slot < 0) {
-        store(p, links, run, w, r, c, o, top, sum);
+        store(p, links, run, item.spot, o, top, sum);
       } else if constexpr (S::LINKED) {
-        u64* to = links->partials + ((long long)slot * p.rows + r) * (D + 2);
+        u64* to = links->partials + ((long long)slot * p.rows + item.r) * (D + 2);
         const u32 mark = markOf(links, run);
-        storeTagged2(to + c, mark, o.x, o.y);
-        storeTagged2(to + c + 2, mark, o.z, o.w);
-        if (c == 0) storeTagged2(to + D, mark, top, sum);
+        storeTagged2(to + item.c, mark, o.x, o.y);
+        storeTagged2(to + item.c + 2, mark, o.z, o.w);
+        if (item.c == 0) storeTagged2(to + D, mark, top, sum);
       } else {
-        const long long at = (long long)slot * p.rows + r;
-        __stcg((float4*)(p.partials + at * D + c), o);
-        if (c == 0) __stcg((float2*)(statistics(p) + at * 2), make_float2(top, sum));
+        __stcg((float4*)item.spot.to, o);
+        if (item.spot.statistics != nullptr) __stcg((float2*)item.spot.statistics, make_float2(top, sum));
       }
     }
   }
@@ -191,7 +216,7 @@ template <class S> struct Reduce {
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
           const int c = (lane + 32 * e) * 4;
-          if (c < D) store(p, nullptr, 0, w, r, c, o[e], top, l);
+          if (c < D) store(p, nullptr, 0, Spot(p, w, -1, r, c), o[e], top, l);
         }
       }
     }
@@ -286,7 +311,7 @@ template <class S> struct Reduce {
       if (!tail) return;
       await(p, links, run, sh, blockIdx.x, work.guests);
       crew.sync();
-      combine(p, links, run, crew, last, sh, last.rows(p), -1, 0);
+      combine(p, links, run, crew, last, sh, last.rows(p), -1, Item(p, crew, last, -1, 0));
       return;
     }
     if (crew.thread == 0) {
@@ -308,7 +333,7 @@ template <class S> struct Reduce {
       } else if (sh.last[k]) {
         gather(p, crew, sh, host, sharers);
         crew.sync();
-        combine(p, links, run, crew, w, sh, w.rows(p), -1, 0);
+        combine(p, links, run, crew, w, sh, w.rows(p), -1, Item(p, crew, w, -1, 0));
         crew.sync();
       }
       w = last, host = blockIdx.x, sharers = work.guests;

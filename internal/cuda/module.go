@@ -107,6 +107,7 @@ const (
 	attributeLocalBytes    = 3
 	attributeRegisters     = 4
 	attributeDynamicShared = 8
+	attributeLargeClusters = 14
 )
 
 // Info asks the driver.
@@ -142,6 +143,17 @@ func (f *Function) SetDynamicShared(bytes int) error {
 	return f.with(func(d *Driver) error {
 		if r := d.fn.funcSetAttribute.call(f.id, attributeDynamicShared, uintptr(bytes)); r != 0 {
 			return d.failed(r, &d.fn.funcSetAttribute, "%d bytes of shared memory for %s", bytes, f.name)
+		}
+		return nil
+	})
+}
+
+// SetLargeClusters lets launches ask for clusters of more than 8 blocks, as many as
+// [Function.Clusters] says the GPU has room for.
+func (f *Function) SetLargeClusters() error {
+	return f.with(func(d *Driver) error {
+		if r := d.fn.funcSetAttribute.call(f.id, attributeLargeClusters, 1); r != 0 {
+			return d.failed(r, &d.fn.funcSetAttribute, "large clusters for %s", f.name)
 		}
 		return nil
 	})

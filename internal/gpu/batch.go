@@ -30,11 +30,14 @@ const (
 	// there is much to read 10 are worth 1%, and where there is little they cost as much.
 	leastBatchStages, someBatchStages, mostBatchStages = 3, 6, 10
 
+	mostBatchSplit = 16 // thread blocks of a cluster
+
 	// What a launch takes, in column blocks of W that one thread block could read:
-	// making operands of a column block of eight rows of x, and a tile, however few
-	// column blocks it has, since its sums have a way to go.
+	// making operands of a column block of eight rows of x; a tile, however few column
+	// blocks it has, since its sums have a way to go; and
 	batchOperands = 0.9
 	batchMeeting  = 3
+	batchLarge    = 12 // a cluster of more than 8, for which so many multiprocessors have to be free
 
 	// A block that reads no more than this leaves room for one of the next launch.
 	batchLittle = 64 << 10
@@ -52,6 +55,9 @@ func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
 			return err
 		}
 		if err := k[i].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+			return err
+		}
+		if err := k[i].SetLargeClusters(); err != nil {
 			return err
 		}
 	}
@@ -78,7 +84,7 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 		kind++
 	}
 	all, tiles, least := ceil(o.In, batchBlock), o.tilesOf(batchTile), 0.0
-	for split := 2; split <= mostSplit; split *= 2 { // one block is no cluster, and may not send
+	for split := 2; split <= mostBatchSplit; split *= 2 { // one block is no cluster, and may not send
 		l := batchLaunch{kind: kind, split: split}
 		blocks := ceil(all, split)
 		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
@@ -93,6 +99,9 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 			continue
 		}
 		cost := float64(ceil(tiles, l.clusters)*max(blocks, batchMeeting)) + float64(blocks*batchRows[kind]/8)*batchOperands
+		if split > mostSplit {
+			cost += batchLarge
+		}
 		if !ok || cost < least {
 			best, least, ok = l, cost, true
 		}
@@ -110,7 +119,7 @@ func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, sta
 	const partials = 2 * batchTile // floats a row of x, in two places
 	mine := partials * rows
 	if norm { // before there are partials: its moments, and gamma and beta
-		mine = max(mine, 2*mostSplit*rows+2*blocks*batchBlock)
+		mine = max(mine, 2*mostBatchSplit*rows+2*blocks*batchBlock)
 	}
 	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows+2) + 8*batchOthers
 	const stage = batchStage + 2*8

@@ -264,13 +264,13 @@ func TestBatchLaunches(t *testing.T) {
 		split, clusters := int(p.split), l.blocks/int(p.split)
 		blocks, mine := ceil(ceil(in, batchBlock), split), 2*batchTile*each
 		if o.Norm != nil {
-			mine = max(mine, 16*each+2*blocks*batchBlock)
+			mine = max(mine, 32*each+2*blocks*batchBlock)
 		}
 		needs := int(p.stages)*(batchStage+16) + blocks*each*256 + 4*(2*batchTile*each+mine+each+2) + 8*6
 		little := ceil(tiles*split, 132)*blocks*batchStage/2 <= batchLittle
 		switch {
 		case each < rows || each > 2*rows && each > batchRows[0],
-			split < 2 || split > mostSplit || split&(split-1) != 0 || l.blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
+			split < 2 || split > mostBatchSplit || split&(split-1) != 0 || l.blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
 			clusters < 1 || clusters > tiles || l.blocks > 132,
 			p.stages < 3 || l.threads != batchThreads || l.shared < needs || l.shared > most || !little && 2*l.shared <= most,
 			p.linearParams.x != o.X.address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
