@@ -30,7 +30,7 @@ const (
 	// there is much to read 10 are worth 1%, and where there is little they cost as much.
 	leastBatchStages, someBatchStages, mostBatchStages = 3, 6, 10
 
-	mostBatchSplit = 16 // thread blocks of a cluster
+	mostBatchSplit = 16
 
 	// What a launch takes, in column blocks of W that one thread block could read:
 	// making operands of a column block of eight rows of x; a tile, however few column
@@ -42,6 +42,10 @@ const (
 	// A block that reads no more than this leaves room for one of the next launch.
 	batchLittle = 64 << 10
 )
+
+// batchSplits are the thread blocks that a cluster may have. One block is no cluster,
+// and may not send.
+var batchSplits = [...]int{2, 4, 8, mostBatchSplit}
 
 // batches are the kernels for weights of a type.
 type batches [len(batchRows)]*cuda.Function
@@ -84,7 +88,7 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 		kind++
 	}
 	all, tiles, least := ceil(o.In, batchBlock), o.tilesOf(batchTile), 0.0
-	for split := 2; split <= mostBatchSplit; split *= 2 { // one block is no cluster, and may not send
+	for _, split := range d.splits {
 		l := batchLaunch{kind: kind, split: split}
 		blocks := ceil(all, split)
 		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2

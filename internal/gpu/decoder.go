@@ -27,6 +27,7 @@ type Decoder struct {
 
 	matrices [len(elements)]*matrices // nil: there are none for this GPU, or the type
 	batches  [len(elements)]*batches  // the same
+	splits   []int                    // blocks that a cluster of these may have; tests leave some out
 
 	mu   sync.Mutex
 	args cuda.Args
@@ -54,7 +55,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 // NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func NewDecoder(dev *cuda.Device) (*Decoder, error) {
-	d := &Decoder{dev: dev, info: dev.Info()}
+	d := &Decoder{dev: dev, info: dev.Info(), splits: batchSplits[:]}
 	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return Image(decoderUnit, d.info.Capability) })
 	if err != nil {
 		return nil, err

@@ -101,7 +101,12 @@ func TestGPULinear(t *testing.T) {
 func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
 	rng := reftest.Rand(t)
 	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	defer func(all []int) { d.splits = all }(d.splits)
 	for i := range cases {
+		d.splits = batchSplits[:]
+		if one := rng.IntN(2 * len(batchSplits)); one < len(batchSplits) { // whichever would be best
+			d.splits = batchSplits[one:][:1]
+		}
 		w := types[i%3]
 		rows := pick(rng, 1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 33, 64, 65, 150)
 		in := min(8*pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
