@@ -78,6 +78,15 @@ func (c *Chain) source(m *Memory, elements int) (at int64, tagged, ok bool) {
 	return 0, false, !spanOf(m, elements).meets(c.writes)
 }
 
+// chainMost is how many rows a chain is for: where there are kernels for the rows of a
+// batch, their launches are faster from there on.
+func (d *Decoder) chainMost(element int) int {
+	if d.batches[element] != nil {
+		return leastBatch - 1
+	}
+	return chainRows
+}
+
 // Linear takes a layer if the chain can do it behind those that it has. What is
 // wrong with its operands is left to [Decoder.Linear].
 func (c *Chain) Linear(o *Linear) bool {
@@ -85,7 +94,7 @@ func (c *Chain) Linear(o *Linear) bool {
 		return false
 	}
 	element := elementOf(o.Parts[0].W.DType)
-	if o.Rows > chainRows || elements[element].bytes != 2 || o.In%chainColumns != 0 || c.element >= 0 && c.element != element || c.rows > 0 && c.rows != o.Rows {
+	if elements[element].bytes != 2 || o.Rows > c.d.chainMost(element) || o.In%chainColumns != 0 || c.element >= 0 && c.element != element || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
 	area := areaOf(o.Rows, o.In, o.Norm != nil)

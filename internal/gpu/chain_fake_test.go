@@ -17,9 +17,24 @@ import (
 func fakeStack(t *testing.T, sh stackShape) (*stack, func() string) {
 	m, lib, d := fakeDecoder(t, 90, 13, 232448)
 	lib.State().Argument("chain_", int(unsafe.Sizeof(chainParams{})))
+	d.withoutBatches()
 	s := newStack(t, m, d, nil, sh)
 	lib.Forget()
 	return s, lib.Log
+}
+
+// Rows that there are kernels of a batch for are no chain's.
+func TestChainLeavesBatches(t *testing.T) {
+	m, _, d := fakeDecoder(t, 90, 13, 232448)
+	for rows, want := range map[int]bool{1: true, leastBatch - 1: true, leastBatch: false, chainRows: false} {
+		o := Linear{Rows: rows, In: 128, X: m.memory(t, cpu.Float32, rows*128), Parts: []LinearPart{{W: m.memory(t, cpu.Float16, 128*8), Y: m.memory(t, cpu.Float32, rows*8), Out: 8}}}
+		if got := d.NewChain().Linear(&o); got != want {
+			t.Errorf("%d rows: %v", rows, got)
+		}
+		for _, x := range []Memory{o.X, o.Parts[0].W, o.Parts[0].Y} {
+			noError(t, x.Buffer.Close())
+		}
+	}
 }
 
 // What a launch of a chain is told is what its layers are: every tile of every
@@ -279,10 +294,7 @@ func TestChainOfWideLayers(t *testing.T) {
 					got = append(got, l.kernel)
 				}
 			}
-			linear := "linear_f16"
-			if sh.rows >= leastBatch {
-				linear = "batch_f16_8"
-			}
+			const linear = "linear_f16"
 			if s, want := strings.Join(got, " "), linear+" lean_append lean_f16_64"+strings.Repeat(" "+linear, 4); s != want {
 				t.Errorf("%s; want %s", s, want)
 			}

@@ -23,6 +23,7 @@ type stack struct {
 	rows  int
 	x     Memory
 	ops   []stackOp
+	kv    cpu.DType
 	outs  []Memory // of all layers, in order
 	cache []Memory
 	all   []*cuda.Buffer
@@ -45,7 +46,7 @@ type stackShape struct {
 
 // newStack makes one. rng nil: the numbers do not matter.
 func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShape) *stack {
-	s := &stack{m: m, d: d, plan: m.engine.NewPlan(), rows: sh.rows}
+	s := &stack{m: m, d: d, plan: m.engine.NewPlan(), rows: sh.rows, kv: sh.kv}
 	keep := func(x Memory) Memory {
 		s.all = append(s.all, x.Buffer)
 		return x
@@ -220,7 +221,7 @@ func (s *stack) projected(t testing.TB) error {
 // captured makes a graph of the chain, or of a batch's launches, which is none.
 func (s *stack) captured(t testing.TB) (c *Chain, g *cuda.Graph) {
 	queue := func() error { return s.projected(t) }
-	if s.rows <= chainRows {
+	if s.rows <= s.d.chainMost(elementOf(s.kv)) {
 		c = s.chain(t)
 		queue = func() error { return c.Queue(s.m.stream) }
 	}
@@ -276,6 +277,7 @@ func TestGPUChainLong(t *testing.T) {
 // testChain runs random stacks, with contexts of up to so many keys.
 func testChain(t *testing.T, m *machine, d *Decoder, cases, longest int, linear bool) {
 	rng := reftest.Rand(t)
+	defer d.withoutBatches()()
 	for i := range cases {
 		group := pick(rng, 1, 1, 2, 4)
 		kvHeads := pick(rng, 1, 2, 3, 12)
@@ -294,6 +296,14 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest int, linear 
 	}
 }
 
+// withoutBatches leaves a chain all the rows that it can take, as on GPUs that have no
+// kernels for a batch's; what it returns takes that back.
+func (d *Decoder) withoutBatches() func() {
+	all := d.batches
+	d.batches = [len(elements)]*batches{}
+	return func() { d.batches = all }
+}
+
 // testProjection runs random stacks of a batch's rows.
 func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
 	if d.batches[elementOf(cpu.Float16)] == nil {
@@ -308,7 +318,7 @@ func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest
 		}
 		kvHeads := pick(rng, 1, 2, 4, 12)
 		sh := stackShape{
-			rows: chainRows + 1 + rng.IntN(batchRows[len(batchRows)-1]-chainRows), blocks: pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: pick(rng, 64, 80, 128),
+			rows: leastBatch + rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), blocks: pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: pick(rng, 64, 80, 128),
 			inner: min(8*pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
 			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(2) == 0,
 		}
@@ -400,7 +410,7 @@ func BenchmarkGPUChain(b *testing.B) {
 	}{{"125m", 12, 12, 64, 3072}, {"1.3b", 24, 32, 64, 8192}, {"6.7b", 32, 32, 128, 16384}} {
 		for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} {
 			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: cpu.Float16}
-			if rows > 1 && rows <= chainRows && s.name == "6.7b" {
+			if rows > 1 && rows < leastBatch && s.name == "6.7b" {
 				continue
 			}
 			for range rows {
@@ -420,7 +430,7 @@ func BenchmarkGPUChain(b *testing.B) {
 					ways = append(ways, way{name, g})
 				}
 				add("launches", st.launches)
-				if rows <= chainRows {
+				if rows <= d.chainMost(elementOf(sh.kv)) {
 					c, chain := st.captured(b)
 					defer c.Close()
 					ways = append(ways, way{"chain", chain})
