@@ -7,11 +7,11 @@
 // a slice of their columns, which it streams tile by tile. So a block makes operands
 // of its slice of x once: each element as two 16-bit parts, which are rows of one right
 // operand. Where slices are short its lanes bring x and keep it in registers until then,
-// else the copy engine brings it to where the operands will be. Two warp groups multiply, each every second tile. Their sums
-// go into the shared memory of the block that finishes the rows of W (of a cluster's
-// blocks each has its part of a tile), where a warp adds them up in the order of the
-// blocks while the others are at the next tile: bits do not vary from run to run, and
-// nobody meets.
+// else the copy engine brings it to where the operands will be. Two warp groups multiply,
+// each every second tile. Their sums go into the shared memory of the block that finishes
+// the rows of W (of a cluster's blocks each has its part of a tile), where a warp adds
+// them up in the order of the blocks while the others are at the next tile: bits do not
+// vary from run to run, and nobody meets.
 #pragma once
 #include "matrix.cuh"
 
@@ -520,22 +520,22 @@ template <class T, int ROWS> struct Batch {
     }
   };
 
-  // The sum of four elements that each of so many blocks has sent, units of a tile's rows
-  // all of them.
-  template <int BLOCKS, int ALL> __device__ static __forceinline__ float4 sumOf(const float* from) {
+  // The sum of four elements that each of so many blocks has sent; a tile's units are
+  // what all of them have sent together.
+  template <int BLOCKS> __device__ static __forceinline__ float4 sumOf(const float* from) {
     float4 u[BLOCKS];
 #pragma unroll
-    for (int r = 0; r < BLOCKS; r++) u[r] = *(const float4*)(from + r * (ALL / BLOCKS) * UNIT);
+    for (int r = 0; r < BLOCKS; r++) u[r] = *(const float4*)(from + r * (UNITS / BLOCKS) * UNIT);
 #pragma unroll
     for (int r = 1; r < BLOCKS; r++) u[0].x += u[r].x, u[0].y += u[r].y, u[0].z += u[r].z, u[0].w += u[r].w;
     return u[0];
   }
   __device__ static __forceinline__ float4 sumOf(const float* from, int split) {
-    if (split == 2) return sumOf<2, UNITS>(from);
-    if (split == 4) return sumOf<4, UNITS>(from);
-    float4 u = sumOf<8, UNITS>(from);
+    if (split == 2) return sumOf<2>(from);
+    if (split == 4) return sumOf<4>(from);
+    float4 u = sumOf<8>(from);
     if (split == MOST) {
-      const float4 v = sumOf<8, UNITS>(from + 8 * UNIT);
+      const float4 v = sumOf<8>(from + 8 * UNIT);
       u.x += v.x, u.y += v.y, u.z += v.z, u.w += v.w;
     }
     return u;

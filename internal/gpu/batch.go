@@ -14,6 +14,7 @@ const (
 	batchStage   = 2 * batchTile * 128 // bytes of a stage of the ring: two column blocks of a tile
 	batchX       = 2 * 128             // bytes of a column block of x, a row
 	batchOthers  = 6                   // barriers besides two for each stage
+	batchBounds  = 2                   // floats: what no element of a norm exceeds, of each half of its columns
 )
 
 // batchCapability is what these kernels are for. Later GPUs have the same rows as a
@@ -30,7 +31,7 @@ const (
 	// there is much to read 10 are worth 1%, and where there is little they cost as much.
 	leastBatchStages, someBatchStages, mostBatchStages = 3, 6, 10
 
-	mostBatchSplit = 16
+	mostBatchSplit = 16 // thread blocks of a cluster
 
 	// What a launch takes, in column blocks of W that one thread block could read:
 	// making operands of a column block of eight rows of x; a tile, however few column
@@ -125,7 +126,7 @@ func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, sta
 	if norm { // before there are partials: its moments, and gamma and beta
 		mine = max(mine, 2*mostBatchSplit*rows+2*blocks*batchBlock)
 	}
-	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows+2) + 8*batchOthers
+	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows+batchBounds) + 8*batchOthers
 	const stage = batchStage + 2*8
 	if n := (sharedBeside - rest) / stage; reads <= batchLittle && n >= leastBatchStages {
 		stages = min(n, someBatchStages)
