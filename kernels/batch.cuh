@@ -34,6 +34,7 @@ struct BatchParams {
   TensorMap x; // its rows, 32 floats of each
   LinearParams p;
   BatchKeep keep; // without slots there is nothing to keep
+  int pace;       // stages of weights that are on their way at a time before x is; 0: all, and the block's other warps wait until they have been asked for
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -122,24 +123,23 @@ template <class T, int ROWS> struct Batch {
     b.bounds = b.factors + ROWS;
     b.full = sharedAddress(b.bounds + 2);
     b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
-    // The copying thread makes all barriers, and begins: only who sends to other blocks
-    // waits until these have theirs.
+    // The copying thread makes all barriers: only who sends to other blocks waits until
+    // these have theirs.
     Copies copies{b.t0, 0, 0, {0, 1}};
     if (b.warp == BATCH_WARPS && b.lane == 0) {
       for (int s = 0; s < p.stages; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
       for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS));
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();
-      barrierExpect(b.merged, b.split * p.rows * 8);
-      if (p.early)
-        for (int s = 0; s < p.stages; s++) copies.next(p, b);
-      letNextStart();
+      if (p.norm) barrierExpect(b.merged, b.split * p.rows * 8);
+      if (params.pace == 0) copies.begin(params, b);
     }
     __syncwarp();
     clusterArriveRelaxed();
     __syncthreads();
     if (b.warp == BATCH_WARPS) {
       if (b.lane == 0) {
+        if (params.pace > 0) copies.begin(params, b);
         waitForEarlier();
         while (copies.tile < b.t1) copies.next(p, b);
       }
@@ -214,6 +214,19 @@ template <class T, int ROWS> struct Batch {
   struct Copies {
     int tile, part, block;
     Turn turn; // parity 1: of a ring that is empty
+
+    // Asks for what the ring has room for, if it depends on nothing. The memory serves
+    // what it was asked for first: at a pace, x does not wait behind all of it.
+    __device__ __forceinline__ void begin(const BatchParams& params, const Block& b) {
+      const LinearParams& p = params.p;
+      const int n = p.early ? min(p.stages, (b.t1 - b.t0) * ((b.blocks + 1) / 2)) : 0;
+#pragma unroll 1
+      for (int s = 0; s < n; s++) {
+        if (params.pace > 0 && s >= params.pace) barrierWait(b.full + (s - params.pace) * 8, 0);
+        next(p, b);
+      }
+      letNextStart();
+    }
 
     __device__ __forceinline__ void next(const LinearParams& p, const Block& b) {
       if (tile >= b.t1) return;

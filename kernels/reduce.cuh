@@ -14,7 +14,7 @@ template <class S> struct Reduce {
     float* o; // states of a room: (warps, rows, WIDTH)
     float4* m; // of each row, one for each state
     float4* l;
-    int* last;
+    int* last; // of the two output tiles that a block shares: the rows of one that is complete, else 0
     // The number of part i's room, and how often it was used before.
     __device__ __forceinline__ int room(int i) const { return rooms > 1 ? i & 1 : 0; }
     __device__ __forceinline__ int round(int i) const { return rooms > 1 ? i >> 1 : i; }
@@ -116,15 +116,16 @@ template <class S> struct Reduce {
     begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
   }
 
-  // Reads the partials of an output tile as states in shared memory, 2^parts of
-  // each row: where rows are fewer than warps, several warps share a row's. The
+  // Reads the partials of an output tile's rows as states in shared memory, 2^parts of
+  // each: where rows are fewer than warps, several warps share a row's. The
   // other states are empty.
-  __device__ static __forceinline__ void gather(const Params& p, const Crew& crew, const Shared& sh, int host, int sharers) {
+  __device__ static __forceinline__ void gather(const Params& p, const Crew& crew, const Shared& sh, int rows, int host, int sharers) {
     constexpr int EACH = (D / 4 + 31) / 32, BATCH = 16 / EACH; // partials that are on their way together
     const int warp = crew.thread / 32, lane = crew.thread % 32;
     for (int task = warp; task < p.rows * sh.warps; task += crew.warps) {
       int part, r, begin, end;
       shareOut(p, task, sharers, part, r, begin, end);
+      if (r >= rows) continue; // the output tile has fewer than others
       float top = -LEAN_INF, l = 0.f;
       float4 o[EACH];
 #pragma unroll
@@ -174,9 +175,9 @@ template <class S> struct Reduce {
 
   // The output of an output tile that few thread blocks share: a warp has whole rows,
   // MANY of them and up to FEW partials of each on their way together.
-  template <int MANY, int FEW> __device__ static __forceinline__ void mergeFew(const Params& p, const Crew& crew, const Place& w, int host, int sharers) {
+  template <int MANY, int FEW> __device__ static __forceinline__ void mergeFew(const Params& p, const Crew& crew, const Place& w, int rows, int host, int sharers) {
     constexpr int EACH = (D / 4 + 31) / 32;
-    const int lane = crew.thread % 32, rows = w.rows(p);
+    const int lane = crew.thread % 32;
 #pragma unroll 1
     for (int r0 = crew.thread / 32; r0 < rows; r0 += crew.warps * MANY) {
       float2 x[MANY][FEW];
@@ -318,22 +319,23 @@ template <class S> struct Reduce {
       u32 before[2] = {0, 0};
       if (head) before[0] = arrive(p.counters + work.host);
       if (tail) before[1] = arrive(p.counters + blockIdx.x);
-      sh.last[0] = head && before[0] == (u32)work.sharers - 1;
-      sh.last[1] = tail && before[1] == (u32)work.guests - 1;
-      if (sh.last[0]) p.counters[work.host] = 0;
-      if (sh.last[1]) p.counters[blockIdx.x] = 0;
+      const bool complete[2] = {head && before[0] == (u32)work.sharers - 1, tail && before[1] == (u32)work.guests - 1};
+      sh.last[0] = complete[0] ? w.rows(p) : 0, sh.last[1] = complete[1] ? last.rows(p) : 0;
+      if (complete[0]) p.counters[work.host] = 0;
+      if (complete[1]) p.counters[blockIdx.x] = 0;
     }
     crew.sync();
     int host = work.host, sharers = work.sharers;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
       constexpr int MANY = FINISHERS == 0 ? 1 : D > 128 ? 2 : 4, FEW = 4; // who computes has operands in registers
-      if (sh.last[k] && sharers <= FEW) {
-        mergeFew<MANY, FEW>(p, crew, w, host, sharers);
-      } else if (sh.last[k]) {
-        gather(p, crew, sh, host, sharers);
+      const int rows = sh.last[k];
+      if (rows > 0 && sharers <= FEW) {
+        mergeFew<MANY, FEW>(p, crew, w, rows, host, sharers);
+      } else if (rows > 0) {
+        gather(p, crew, sh, rows, host, sharers);
         crew.sync();
-        combine(p, links, run, crew, w, sh, w.rows(p), -1, Item(p, crew, w, -1, 0));
+        combine(p, links, run, crew, w, sh, rows, -1, Item(p, crew, w, -1, 0));
         crew.sync();
       }
       w = last, host = blockIdx.x, sharers = work.guests;

@@ -40,8 +40,12 @@ const (
 	batchMeeting  = 3
 	batchLarge    = 12 // a cluster of more than 8, for which so many multiprocessors have to be free
 
-	// A block that reads no more than this leaves room for one of the next launch.
+	// A block that reads no more than this leaves room for one of the next launch. Then
+	// it has the time to ask for all that its ring holds at once; other blocks begin when
+	// those of the launch ahead leave, and wait for x soon: then so many stages at a time
+	// keep the memory busy.
 	batchLittle = 64 << 10
+	batchPace   = 4
 )
 
 // batchSplits are the thread blocks that a cluster may have. One block is no cluster,
@@ -75,6 +79,7 @@ type batchLaunch struct {
 	kind            int // an index of batchRows
 	split, clusters int
 	stages, shared  int
+	pace            int
 }
 
 // configureBatch says how a Linear of the rows of a batch is launched, if it is one:
@@ -93,6 +98,9 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 		l := batchLaunch{kind: kind, split: split}
 		blocks := ceil(all, split)
 		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
+		if reads > batchLittle {
+			l.pace = batchPace
+		}
 		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
 			continue
 		}
@@ -144,7 +152,8 @@ type batchParams struct {
 	x cuda.TensorMap
 	linearParams
 	keep batchKeep
-	_    [8]byte
+	pace int32
+	_    [4]byte
 }
 
 // batchKeep is struct BatchKeep.
@@ -161,7 +170,7 @@ type batchKeep struct {
 func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep, cache ...Memory) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := batchParams{linearParams: linearParams{x: o.X.address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
+	p := batchParams{linearParams: linearParams{x: o.X.address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep, pace: int32(l.pace)}
 	var err error
 	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, batchRows[l.kind]); err != nil {
 		return err
