@@ -57,7 +57,8 @@ __device__ __forceinline__ float reciprocal(int n) {
 // clusterArrive where no memory has to be seen.
 __device__ __forceinline__ void clusterArriveRelaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
-template <class T, int ROWS> struct Batch {
+// FEW: fours of x that a lane keeps in registers, where there are no more.
+template <class T, int ROWS, int FEW> struct Batch {
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
   static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
@@ -67,7 +68,6 @@ template <class T, int ROWS> struct Batch {
   static constexpr int MOST = 16;                        // blocks of a cluster
   static constexpr int MOMENTS = MOST * 2 * ROWS;        // floats: mean and sum of squares of each row, of each block of a cluster
   static constexpr int LANES = BATCH_WARPS * 32 / ROWS;  // that have a row of the block's slice of x: fours of elements, in turn
-  static constexpr int FEW = 8;                          // fours of a lane that are kept in registers, where there are no more
 
   struct Block {
     int warp, lane, rank, split, log; // log: of split, a power of two; what divides by it would take longer than a product

@@ -15,6 +15,7 @@ const (
 	batchX       = 2 * 128             // bytes of a column block of x, a row
 	batchOthers  = 6                   // barriers besides two for each stage
 	batchBounds  = 2                   // floats: what no element of a norm exceeds, of each half of its columns
+	batchFew     = 8 * 8 * 32          // fours of x that a block keeps in registers, if it is not a wide one
 )
 
 // batchCapability is what these kernels are for. Later GPUs have the same rows as a
@@ -38,7 +39,7 @@ const (
 	// blocks it has, since its sums have a way to go; and
 	batchOperands = 0.9
 	batchMeeting  = 3
-	batchLarge    = 12 // a cluster of more than 8, for which so many multiprocessors have to be free
+	batchLarge    = 15 // a cluster of more than 8, for which so many multiprocessors have to be free
 
 	// A block that reads no more than this leaves room for one of the next launch. Then
 	// it has the time to ask for all that its ring holds at once; other blocks begin when
@@ -52,22 +53,25 @@ const (
 // and may not send.
 var batchSplits = [...]int{2, 4, 8, mostBatchSplit}
 
-// batches are the kernels for weights of a type.
-type batches [len(batchRows)]*cuda.Function
+// batches are the kernels for weights of a type: not wide ones, and wide ones.
+type batches [len(batchRows)][2]*cuda.Function
 
 // loadBatches loads the kernels of a type from the module of matrices.
 func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
 	var k batches
 	for i, rows := range batchRows {
-		var err error
-		if k[i], err = m.Function(fmt.Sprintf("batch_%s_%d", elements[element].name, rows)); err != nil {
-			return err
-		}
-		if err := k[i].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
-			return err
-		}
-		if err := k[i].SetLargeClusters(); err != nil {
-			return err
+		for wide, suffix := range [...]string{"", "_wide"} {
+			f, err := m.Function(fmt.Sprintf("batch_%s_%d%s", elements[element].name, rows, suffix))
+			if err != nil {
+				return err
+			}
+			if err := f.SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+				return err
+			}
+			if err := f.SetLargeClusters(); err != nil {
+				return err
+			}
+			k[i][wide] = f
 		}
 	}
 	d.batches[element] = &k
@@ -77,6 +81,7 @@ func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
 // batchLaunch is how a launch looks.
 type batchLaunch struct {
 	kind            int // an index of batchRows
+	wide            int // 1: a block's slice of x is
 	split, clusters int
 	stages, shared  int
 	pace            int
@@ -97,6 +102,9 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 	for _, split := range d.splits {
 		l := batchLaunch{kind: kind, split: split}
 		blocks := ceil(all, split)
+		if blocks*batchBlock/4*batchRows[kind] > batchFew {
+			l.wide = 1
+		}
 		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
 		if reads > batchLittle {
 			l.pace = batchPace
@@ -104,7 +112,7 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
 			continue
 		}
-		n, err := d.clustersAtOnce(clusterKey{element, -2 - kind, split, l.shared}, d.batches[element][kind], clusterGrid(1, split, batchThreads, l.shared, true))
+		n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.batches[element][kind][l.wide], clusterGrid(1, split, batchThreads, l.shared, true))
 		if err != nil {
 			return best, false, err
 		}
@@ -181,6 +189,6 @@ func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X)
 	d.hold(cache...)
-	f := d.batches[elementOf(o.Parts[0].W.DType)][l.kind]
+	f := d.batches[elementOf(o.Parts[0].W.DType)][l.kind][l.wide]
 	return f.Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
 }

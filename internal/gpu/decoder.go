@@ -37,7 +37,7 @@ type Decoder struct {
 }
 
 // clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, an index of
-// matrixRows, or -2 and less for one of batchRows.
+// matrixRows, or -2 and less for one of batchRows, wide or not.
 type clusterKey struct{ element, kind, split, shared int }
 
 // mostSplit is how many thread blocks a cluster may have.

@@ -258,7 +258,8 @@ func TestBatchLaunches(t *testing.T) {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
 		l, p, each := list[0], (*batchParams)(unsafe.Pointer(&list[0].arg[0])), 0
-		if _, err := fmt.Sscanf(l.kernel[strings.LastIndex(l.kernel, "_")+1:], "%d", &each); err != nil {
+		name, wide := strings.CutSuffix(l.kernel, "_wide")
+		if _, err := fmt.Sscanf(name[strings.LastIndex(name, "_")+1:], "%d", &each); err != nil {
 			t.Fatal(err)
 		}
 		split, clusters := int(p.split), l.blocks/int(p.split)
@@ -274,6 +275,7 @@ func TestBatchLaunches(t *testing.T) {
 			clusters < 1 || clusters > tiles || l.blocks > 132,
 			p.stages < 3 || l.threads != batchThreads || l.shared < needs || l.shared > most || !little && 2*l.shared <= most,
 			p.linearParams.x != o.X.address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
+			wide != (blocks*16*each > 8*256) || (p.pace == 0) != little || p.pace < 0,
 			(p.relu == 1) != o.ReLU || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, p.linearParams, l)
 		}

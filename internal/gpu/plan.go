@@ -366,9 +366,18 @@ func pageBytes(g *cpu.Geometry) int {
 	return 0
 }
 
+// aheadBytes is how much is worth having in the L2 cache: a third of it at most, since
+// more pushes out what others need; and a third of the weights that make such queries,
+// keys and values of rows as wide as the queries. The launch that reads these brings
+// it, and has to wait for it.
+func (e *Engine) aheadBytes(g *cpu.Geometry) int {
+	width := g.Heads * g.Dim
+	weights := 2 * width * (width + 2*g.KVHeads*g.Dim)
+	return min(e.info.L2Bytes, weights) / 3
+}
+
 // aheadPages picks full pages, evenly over all sequences, so that each thread block will
-// find as much in the cache: a quarter of them or a third of the L2 cache at most. More
-// was slower, since it pushes out what others need.
+// find as much in the cache: a quarter of them at most.
 func (p *Plan) aheadPages(g *cpu.Geometry, paged bool) {
 	p.ahead = append(p.ahead[:0], 0)
 	full := 0
@@ -379,7 +388,7 @@ func (p *Plan) aheadPages(g *cpu.Geometry, paged bool) {
 	if !paged || size == 0 || full == 0 {
 		return
 	}
-	n := min(full/4, p.engine.info.L2Bytes/3/size, mostAhead)
+	n := min(full/4, p.engine.aheadBytes(g)/size, mostAhead)
 	before, next := 0, 0 // full pages of the sequences before, and how many are picked
 	for _, s := range p.seqs {
 		here := int(s.keys) / g.PageTokens

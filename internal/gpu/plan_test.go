@@ -632,13 +632,14 @@ func reopen(t *testing.T, path string) *cuda.Device {
 }
 
 // The pages that are brought into the L2 cache ahead are full ones of the step, apart
-// from each other, and no more than a third of it.
+// from each other, and no more than a third of it or of the weights of a projection.
 func TestAheadPages(t *testing.T) {
 	rng := reftest.Rand(t)
 	some := 0
 	for i := range 500 {
 		p := Plan{engine: &Engine{info: cuda.Info{L2Bytes: rng.IntN(1 << 22)}}}
 		g := cpu.Geometry{KVHeads: 1 + rng.IntN(4), Dim: 64, PageTokens: pick(rng, 16, 64)}
+		g.Heads = g.KVHeads * pick(rng, 1, 2, 8)
 		g.Key.Page = g.PageTokens * g.KVHeads * g.Dim
 		if i%50 == 0 {
 			g.Key.Page += g.Dim // something else lies there
@@ -657,7 +658,8 @@ func TestAheadPages(t *testing.T) {
 		}
 		p.aheadPages(&g, i%50 != 1)
 		n := int(p.ahead[0])
-		want := min(len(place)/4, p.engine.info.L2Bytes/3/(4*g.PageTokens*g.KVHeads*g.Dim), mostAhead)
+		weights := 2 * 64 * 64 * g.Heads * (g.Heads + 2*g.KVHeads)
+		want := min(len(place)/4, p.engine.info.L2Bytes/3/(4*g.PageTokens*g.KVHeads*g.Dim), weights/3/(4*g.PageTokens*g.KVHeads*g.Dim), mostAhead)
 		if i%50 < 2 {
 			want = 0
 		}
