@@ -34,7 +34,7 @@ struct BatchParams {
   TensorMap x; // its rows, 32 floats of each
   LinearParams p;
   BatchKeep keep; // without slots there is nothing to keep
-  int pace;       // stages of weights that are on their way at a time before x is; 0: all, and the block's other warps wait until they have been asked for
+  int pace;       // stages that are on their way at a time before x is; 0: all, before the block's warps do anything else
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

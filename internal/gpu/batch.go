@@ -84,7 +84,7 @@ type batchLaunch struct {
 	wide            int // 1: a block's slice of x is
 	split, clusters int
 	stages, shared  int
-	pace            int
+	pace            int // stages on their way at a time before x is; 0: all
 }
 
 // configureBatch says how a Linear of the rows of a batch is launched, if it is one:

@@ -65,6 +65,7 @@ func TestEmulatedSampleGraph(t *testing.T)   { testSampleGraph(t, emulatedGPU(t,
 func TestEmulatedLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
 	testLinear(t, m, d, 60, 264, 200)
+	testLinear(t, m, d, 12, 3072, 40) // slices of x that are wide ones, and ones that registers cannot hold
 }
 
 func TestEmulatedNorm(t *testing.T) {
