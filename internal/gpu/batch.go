@@ -61,11 +61,8 @@ func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
 	var k batches
 	for i, rows := range batchRows {
 		for wide, suffix := range [...]string{"", "_wide"} {
-			f, err := m.Function(fmt.Sprintf("batch_%s_%d%s", elements[element].name, rows, suffix))
+			f, err := sharing(m, &d.info, fmt.Sprintf("batch_%s_%d%s", elements[element].name, rows, suffix))
 			if err != nil {
-				return err
-			}
-			if err := f.SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
 				return err
 			}
 			if err := f.SetLargeClusters(); err != nil {

@@ -118,14 +118,9 @@ func (d *Decoder) loadChains() error {
 			continue
 		}
 		for j, dim := range chainDims {
-			f, err := m.Function(fmt.Sprintf("chain_%s_%d", elements[i].name, dim))
-			if err != nil {
+			if functions[i][j], err = sharing(m, &d.info, fmt.Sprintf("chain_%s_%d", elements[i].name, dim)); err != nil {
 				return err
 			}
-			if err := f.SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
-				return err
-			}
-			functions[i][j] = f
 		}
 	}
 	d.chain = functions

@@ -61,10 +61,7 @@ func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 		return nil, err
 	}
 	for i := range elements {
-		if d.linear[i], err = m.Function("linear_" + elements[i].name); err != nil {
-			return nil, err
-		}
-		if err := d.linear[i].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+		if d.linear[i], err = sharing(m, &d.info, "linear_"+elements[i].name); err != nil {
 			return nil, err
 		}
 	}

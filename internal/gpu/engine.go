@@ -58,21 +58,25 @@ func New(dev *cuda.Device) (*Engine, error) {
 	}
 	for i := range elements {
 		for j, dim := range headDims {
-			f, err := m.Function(fmt.Sprintf("lean_%s_%d", elements[i].name, dim))
-			if err != nil {
+			if e.attend[i][j], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d", elements[i].name, dim)); err != nil {
 				return nil, err
 			}
-			// None has static shared memory.
-			if err := f.SetDynamicShared(e.info.SharedPerBlockMost); err != nil {
-				return nil, err
-			}
-			e.attend[i][j] = f
 		}
 	}
 	if e.append, err = m.Function("lean_append"); err != nil {
 		return nil, err
 	}
 	return e, nil
+}
+
+// sharing is a kernel whose thread blocks may have all of the shared memory that there
+// is for one. It has no static shared memory.
+func sharing(m *cuda.Module, info *cuda.Info, name string) (*cuda.Function, error) {
+	f, err := m.Function(name)
+	if err != nil {
+		return nil, err
+	}
+	return f, f.SetDynamicShared(info.SharedPerBlockMost)
 }
 
 // Close ends the use of the engine and its plans. Their memory goes with

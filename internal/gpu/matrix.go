@@ -60,10 +60,7 @@ func (d *Decoder) loadMatrices() error {
 			return err
 		}
 		for j := range matrixRows {
-			if k.of[j], err = m.Function(fmt.Sprintf("matrix_%s_%d", elements[i].name, matrixRows[j].rows)); err != nil {
-				return err
-			}
-			if err := k.of[j].SetDynamicShared(d.info.SharedPerBlockMost); err != nil {
+			if k.of[j], err = sharing(m, &d.info, fmt.Sprintf("matrix_%s_%d", elements[i].name, matrixRows[j].rows)); err != nil {
 				return err
 			}
 		}
