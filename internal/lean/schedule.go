@@ -1,6 +1,7 @@
 package lean
 
 import (
+	"math"
 	"math/bits"
 	"slices"
 	"sort"
@@ -42,7 +43,9 @@ type Policy struct {
 	// Slack lets StreamK give a worker more LeanTiles than the largest even
 	// share, one or so many percent of it, if then every worker has either
 	// whole output tiles or a part of one: the end of a part costs time too,
-	// and a partial more. 0 keeps the shares even.
+	// and a partial more. Where that can't be, cuts move to ends of output
+	// tiles that are near, if nobody's share becomes larger than that, and if
+	// it saves who has most to do a part. 0 keeps the shares even.
 	Slack int
 
 	// Hybrid has StreamK cut only the first output tiles evenly, and give the
@@ -95,6 +98,13 @@ type Plan struct {
 	starts  []int64 // for each sequence, blocks+1 prefix sums of its blocks' LeanTiles in one head
 	cuts    []int64 // G+1 of them, or none before Cut
 	wholes  []int64 // of the output tiles behind the last cut, the first LeanTile of each worker, and the end; empty if there are none
+	ends    []mark  // see align
+}
+
+// mark is a cut that has moved: where worker w begins.
+type mark struct {
+	w  int
+	at int64
 }
 
 // sequence is one sequence's place in the linear orders.
@@ -143,7 +153,17 @@ func (p *Plan) Add(blockTiles []int64) {
 func (p *Plan) Cut(policy Policy, workers int) {
 	g := p.fit(policy, max(workers, 1))
 	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
-	if g == 0 || policy.Kind == StreamK && (p.cutWhole(g, max(workers, 1), policy.Slack) || policy.Hybrid && p.cutHybrid(g)) {
+	if g == 0 {
+		return
+	}
+	if policy.Kind == StreamK {
+		if !p.cutWhole(g, max(workers, 1), policy.Slack) {
+			if policy.Hybrid {
+				p.setWholesApart(g)
+			}
+			p.cutEven(g)
+			p.align(g, policy.Slack)
+		}
 		return
 	}
 	for w := range g {
@@ -151,14 +171,146 @@ func (p *Plan) Cut(policy Policy, workers int) {
 		switch policy.Kind {
 		case FixedSplit:
 			c = p.cutUnit(w, g, max(policy.Splits, 1))
-		case PerHead:
-			c = p.cutUnit(w, g, 1)
 		default:
-			c, _ = mulDiv(w, p.tiles, g)
+			c = p.cutUnit(w, g, 1)
 		}
 		p.cuts = append(p.cuts, c)
 	}
 	p.cuts = append(p.cuts, p.tiles)
+}
+
+// most is the largest share of g workers under slack.
+func (p *Plan) most(g, slack int) int64 {
+	even := (p.tiles-1)/int64(g) + 1
+	if slack <= 0 {
+		return even
+	}
+	return even + max(1, even/100*int64(slack)+even%100*int64(slack)/100)
+}
+
+// cutEven gives all of g workers as much, whole output tiles behind the ranges counted.
+func (p *Plan) cutEven(g int) {
+	p.cuts = slices.Grow(p.cuts[:0], g+1)[:g+1]
+	last := p.tiles
+	if len(p.wholes) > 0 {
+		last = p.wholes[0]
+	}
+	p.cuts[0] = 0
+	p.shareOut(mark{}, mark{g, last}, math.MaxInt64, true)
+}
+
+// align moves even cuts to ends of output tiles: to each the one that is nearest, if
+// the workers between it and the last one that has moved can share out what lies there,
+// and nobody has more than slack allows. It takes all back if who has most to do has no
+// less then, what slack allows counted as a part's price.
+func (p *Plan) align(g, slack int) {
+	if slack <= 0 || p.outputs > mostPacked {
+		return
+	}
+	most := p.most(g, slack)
+	price := most - p.most(g, 0)
+	before := p.worst(g, price)
+	p.ends = append(p.ends[:0], mark{})
+	w, last := 1, p.cuts[g]
+	p.eachEnd(last, func(at int64) {
+		for p.cuts[w] < at {
+			w++
+		}
+		near := w
+		if at-p.cuts[w-1] < p.cuts[w]-at {
+			near--
+		}
+		if near == g {
+			return
+		}
+		// From the last one, or in its place: it may have moved where nothing fits behind it.
+		for n := len(p.ends); n > max(0, len(p.ends)-2); n-- {
+			if from := p.ends[n-1]; near > from.w && p.shareOut(from, mark{near, at}, most, false) {
+				p.ends = append(p.ends[:n], mark{near, at})
+				return
+			}
+		}
+	})
+	// The last ones share what is left. If all cuts are where they were, that fits.
+	end := mark{g, last}
+	for len(p.ends) > 1 && !p.shareOut(p.ends[len(p.ends)-1], end, most, false) {
+		p.ends = p.ends[:len(p.ends)-1]
+	}
+	p.ends = append(p.ends, end)
+	for i := range p.ends[1:] {
+		p.shareOut(p.ends[i], p.ends[i+1], most, true)
+	}
+	if p.worst(g, price) >= before {
+		p.cutEven(g)
+	}
+}
+
+// shareOut has the workers between two marks share out evenly what lies there, and the
+// whole output tiles that they have. It returns false if somebody would have none of
+// what lies there, or more than `most` in all; and stores the cuts if record is true.
+func (p *Plan) shareOut(from, to mark, most int64, record bool) bool {
+	wholes := func(w int) int64 { // of the workers from the first one to this one
+		begin, _ := p.Wholes(from.w)
+		_, end := p.Wholes(w)
+		return end - begin
+	}
+	all, begin := to.at-from.at+wholes(to.w-1), from.at
+	for w := from.w; w < to.w; w++ {
+		share, _ := mulDiv(w+1-from.w, all, to.w-from.w)
+		end := from.at + share - wholes(w)
+		first, last := p.Wholes(w)
+		if n := end - begin; n < 1 || n > most-(last-first) {
+			return false
+		}
+		if begin = end; record {
+			p.cuts[w+1] = end
+		}
+	}
+	return true
+}
+
+// worst is the most LeanTiles that one of g workers has, with so many more for each
+// part that its range has.
+func (p *Plan) worst(g int, price int64) (worst int64) {
+	w, parts := 0, int64(1)
+	next := func() {
+		first, last := p.Wholes(w)
+		worst = max(worst, p.cuts[w+1]-p.cuts[w]+last-first+parts*price)
+		w, parts = w+1, 1
+	}
+	p.eachEnd(p.cuts[g], func(at int64) {
+		for p.cuts[w+1] < at {
+			next()
+		}
+		if p.cuts[w+1] > at {
+			parts++
+		}
+	})
+	for w < g {
+		next()
+	}
+	return worst
+}
+
+// eachEnd calls f with the ends of output tiles, in order, that lie before `last`.
+func (p *Plan) eachEnd(last int64, f func(at int64)) {
+	for i := range p.seqs {
+		q := &p.seqs[i]
+		starts := p.starts[q.start : q.start+q.blocks+1]
+		for head := range p.heads {
+			at := q.tile + head*p.headTiles(q)
+			for b := range q.blocks {
+				if starts[b+1] == starts[b] {
+					continue
+				}
+				end := at + starts[b+1]
+				if end >= last {
+					return
+				}
+				f(end)
+			}
+		}
+	}
 }
 
 // cutWhole cuts so that every worker has whole output tiles or a part of one, of
@@ -168,8 +320,7 @@ func (p *Plan) cutWhole(g, workers, slack int) bool {
 	if slack <= 0 || p.outputs > mostPacked {
 		return false
 	}
-	even := (p.tiles-1)/int64(g) + 1
-	most := even + max(1, even/100*int64(slack)+even%100*int64(slack)/100)
+	even, most := (p.tiles-1)/int64(g)+1, p.most(g, slack)
 	enough := func(i int) bool { return p.pack(even+int64(i), workers, false) }
 	n := int(most - even)
 	if !enough(n) {
@@ -179,7 +330,7 @@ func (p *Plan) cutWhole(g, workers, slack int) bool {
 	return true
 }
 
-// mostPacked bounds the output tiles that cutWhole and cutHybrid go over, some ten
+// mostPacked bounds the output tiles that cuts depend on, which are gone over some ten
 // times each: it may take a few ten microseconds, once for each plan.
 const mostPacked = 1 << 12
 
@@ -219,13 +370,13 @@ func (p *Plan) pack(m int64, workers int, record bool) bool {
 	return true
 }
 
-// cutHybrid gives g workers whole output tiles, from the last one on as long as
-// they are smaller than an even share, and cuts what is left so that the shares are
-// even. It returns false if no output tile is as small as that.
-func (p *Plan) cutHybrid(g int) bool {
+// setWholesApart gives g workers whole output tiles, from the last one on as long as
+// they are smaller than an even share; nobody has any if no output tile is as small as
+// that.
+func (p *Plan) setWholesApart(g int) {
 	most := p.tiles/int64(g) - 1 // of whole ones: who shares output tiles are neighbours, so each worker has a part
 	if most < 1 || p.outputs > mostPacked {
-		return false
+		return
 	}
 	// The least m for which workers have all that are small enough: then those who
 	// have none are few.
@@ -233,13 +384,7 @@ func (p *Plan) cutHybrid(g int) bool {
 	p.packLast(g, int64(sort.Search(int(most-1), all))+1, most)
 	if p.wholes[0] == p.tiles {
 		p.wholes = p.wholes[:0]
-		return false
 	}
-	for w := range g + 1 {
-		even, _ := mulDiv(w, p.tiles, g)
-		p.cuts = append(p.cuts, even-(p.wholes[w]-p.wholes[0]))
-	}
-	return true
 }
 
 // packLast gives g workers output tiles of at most `most` LeanTiles, from the last
