@@ -70,6 +70,10 @@ type Device struct {
 		sync.Mutex
 		byKey map[string]*Module
 	}
+	putOff struct {
+		sync.Mutex // taken before the streams'
+		streams    []*Stream
+	}
 }
 
 // handle is what everything made on a device has in common.
@@ -144,14 +148,17 @@ func (v *Device) Close() error {
 		return fmt.Errorf("GPU %d: %w", v.info.Ordinal, err)
 	}
 	// A failed kernel is reported here, and by every call after it.
-	var first error
+	first := v.letAllGo()
 	if !v.Lost() {
-		first = v.with(func() error {
+		err := v.with(func() error {
 			if r := v.drv.fn.ctxSynchronize.call(); r != 0 {
 				return v.drv.failed(r, &v.drv.fn.ctxSynchronize, "GPU %d", v.info.Ordinal)
 			}
 			return nil
 		})
+		if first == nil {
+			first = err
+		}
 	}
 	for {
 		v.list.Lock()
@@ -264,18 +271,21 @@ func (h *handle) close() error {
 	if err := h.shut(); err != nil {
 		return err
 	}
-	if h.destroy == nil {
-		return nil
-	}
 	v := h.dev
-	var err error
+	first := v.letGo(h)
+	if h.destroy == nil {
+		return first
+	}
 	if !v.Lost() {
-		err = v.with(func() error {
+		err := v.with(func() error {
 			if r := h.destroy.call(h.id); r != 0 {
 				return v.drv.failed(r, h.destroy, "")
 			}
 			return nil
 		})
+		if first == nil {
+			first = err
+		}
 	}
 	if h.gone != nil {
 		h.gone()
@@ -290,7 +300,7 @@ func (h *handle) close() error {
 	if h.older != nil {
 		h.older.newer = h.newer
 	}
-	return err
+	return first
 }
 
 // enterAll enters every handle or none. All must be of the first one's device.

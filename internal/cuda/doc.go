@@ -44,6 +44,9 @@
 // for itself and return when they are done; they order with nothing else, so
 // wait for the work that they depend on first.
 //
+// A stream may put small copies off, to have one kernel make several of them: see
+// [Stream.PutOff]. Their order with everything else stays that of the calls.
+//
 // # Errors
 //
 // A failed call is an [Error]: CUDA_ERROR_NAME: text (call, arguments). It

@@ -24,6 +24,10 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 	// A capture has to end on the thread that it began on.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	if err := s.capture(true); err != nil {
+		return nil, err
+	}
+	defer s.capture(false)
 
 	const threadLocal = 1 // other goroutines' calls don't disturb the capture
 	err := v.with(func() error {
@@ -95,11 +99,17 @@ func (s *Stream) Launch(g *Graph) error {
 		return err
 	}
 	defer leaveAll(&s.handle, &g.handle)
+	s.off.Lock()
+	defer s.off.Unlock()
+	if err := s.settle(); err != nil {
+		return err
+	}
 	f := &s.dev.drv.fn.graphLaunch
 	return s.dev.with(func() error {
 		if r := f.call4(g.id, s.id, 0, 0); r != 0 {
 			return s.dev.drv.failed(r, f, "")
 		}
+		s.off.launched()
 		return nil
 	})
 }

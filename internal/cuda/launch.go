@@ -134,6 +134,22 @@ func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 	}
 	defer leaveBuffers(a.buffers)
 
+	s.off.Lock()
+	defer s.off.Unlock()
+	if err := s.settle(); err != nil {
+		return err
+	}
+	g.Overlap = g.Overlap && s.off.mayOverlap()
+	if err := f.queue(s, &g, a); err != nil {
+		return err
+	}
+	s.off.launched()
+	return nil
+}
+
+// queue is Launch of what is checked and entered.
+func (f *Function) queue(s *Stream, g *Grid, a *Args) error {
+	m := f.module
 	a.params = a.params[:0]
 	for _, at := range a.starts {
 		a.params = append(a.params, unsafe.Pointer(&a.data[at]))
@@ -143,7 +159,7 @@ func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 		call := &m.dev.drv.fn.launchKernel
 		if g.Cooperative || g.Overlap || g.Cluster[0] != 0 {
 			call = &m.dev.drv.fn.launchKernelEx
-			r = f.launchEx(s, &g, a)
+			r = f.launchEx(s, g, a)
 		} else {
 			r = call.call11(f.id,
 				uintptr(g.Blocks[0]), uintptr(g.Blocks[1]), uintptr(g.Blocks[2]),

@@ -178,15 +178,15 @@ func (b *Buffer) Set(offset int64, value byte, n int64) error {
 // Upload queues a copy of n bytes from pinned memory. The memory must stay as
 // it is until the copy is done.
 func (s *Stream) Upload(dst *Buffer, offset int64, src *Host, from, n int) error {
-	return s.copy(dst, offset, src, from, n, &s.dev.drv.fn.memcpyHtoDAsync)
+	return s.transfer(dst, offset, src, from, n, &s.dev.drv.fn.memcpyHtoDAsync)
 }
 
 // Download queues a copy of n bytes to pinned memory.
 func (s *Stream) Download(dst *Host, to int, src *Buffer, offset int64, n int) error {
-	return s.copy(src, offset, dst, to, n, &s.dev.drv.fn.memcpyDtoHAsync)
+	return s.transfer(src, offset, dst, to, n, &s.dev.drv.fn.memcpyDtoHAsync)
 }
 
-func (s *Stream) copy(b *Buffer, offset int64, h *Host, at, n int, f *function) error {
+func (s *Stream) transfer(b *Buffer, offset int64, h *Host, at, n int, f *function) error {
 	if err := inside("a buffer", offset, int64(n), b.bytes); err != nil {
 		return err
 	}
@@ -200,16 +200,11 @@ func (s *Stream) copy(b *Buffer, offset int64, h *Host, at, n int, f *function) 
 	if n == 0 {
 		return nil
 	}
-	to, from := b.id+uintptr(offset), h.id+uintptr(at)
+	c := smallCopy{to: b.id + uintptr(offset), from: h.id + uintptr(at), n: n, src: &h.handle, dst: &b.handle, call: f}
 	if f == &s.dev.drv.fn.memcpyDtoHAsync {
-		to, from = from, to
+		c.to, c.from = c.from, c.to
 	}
-	return s.dev.with(func() error {
-		if r := f.call4(to, from, uintptr(n), s.id); r != 0 {
-			return s.dev.drv.failed(r, f, "%d bytes", n)
-		}
-		return nil
-	})
+	return s.copy(c)
 }
 
 // Copy queues a copy of n bytes between buffers. Ranges of one buffer must not
@@ -231,13 +226,8 @@ func (s *Stream) Copy(dst *Buffer, to int64, src *Buffer, from, n int64) error {
 	if dst == src && to < from+n && from < to+n {
 		return fmt.Errorf("%d bytes from %d to %d of one buffer overlap: %w", n, from, to, ErrRange)
 	}
-	f := &s.dev.drv.fn.memcpyDtoDAsync
-	return s.dev.with(func() error {
-		if r := f.call4(dst.id+uintptr(to), src.id+uintptr(from), uintptr(n), s.id); r != 0 {
-			return s.dev.drv.failed(r, f, "%d bytes", n)
-		}
-		return nil
-	})
+	return s.copy(smallCopy{to: dst.id + uintptr(to), from: src.id + uintptr(from), n: int(n), src: &src.handle, dst: &dst.handle,
+		call: &s.dev.drv.fn.memcpyDtoDAsync})
 }
 
 // Set queues the filling of n bytes.
@@ -251,6 +241,11 @@ func (s *Stream) Set(b *Buffer, offset int64, value byte, n int64) error {
 	defer leaveAll(&s.handle, &b.handle)
 	if n == 0 {
 		return nil
+	}
+	s.off.Lock()
+	defer s.off.Unlock()
+	if err := s.settle(); err != nil {
+		return err
 	}
 	f := &s.dev.drv.fn.memsetD8A
 	return s.dev.with(func() error {

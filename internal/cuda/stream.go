@@ -6,7 +6,10 @@ import (
 )
 
 // Stream is a queue of work: what is in it runs in order.
-type Stream struct{ object }
+type Stream struct {
+	object
+	off putOff
+}
 
 // NewStream makes a stream.
 func (v *Device) NewStream() (*Stream, error) {
@@ -35,6 +38,9 @@ func (s *Stream) Synchronize() error {
 		return err
 	}
 	defer s.leave()
+	if err := s.settled(); err != nil {
+		return err
+	}
 	return s.dev.with(s.wait)
 }
 
@@ -46,7 +52,12 @@ func (s *Stream) wait() error {
 }
 
 // Done says whether everything that was queued is done.
-func (s *Stream) Done() (bool, error) { return s.done(&s.dev.drv.fn.streamQuery) }
+func (s *Stream) Done() (bool, error) {
+	if err := s.settled(); err != nil {
+		return false, err
+	}
+	return s.done(&s.dev.drv.fn.streamQuery)
+}
 
 func (h *handle) done(query *function) (done bool, err error) {
 	if err := h.enter(); err != nil {
@@ -91,20 +102,50 @@ func (v *Device) NewEvent(timed bool) (*Event, error) {
 
 // Record marks the present end of the stream.
 func (s *Stream) Record(e *Event) error {
-	return s.onEvent(e, &s.dev.drv.fn.eventRecord, e.id, s.id)
-}
-
-// Wait holds back what is queued from now on until e, as last recorded, has
-// been passed.
-func (s *Stream) Wait(e *Event) error {
-	return s.onEvent(e, &s.dev.drv.fn.streamWaitEvent, s.id, e.id)
-}
-
-func (s *Stream) onEvent(e *Event, f *function, first, second uintptr) error {
 	if err := enterAll(&s.handle, &e.handle); err != nil {
 		return err
 	}
 	defer leaveAll(&s.handle, &e.handle)
+	if err := e.settle(s); err != nil {
+		return err
+	}
+	o := &s.off
+	o.Lock()
+	defer o.Unlock()
+	if len(o.copies) > 0 { // it would break them up
+		if !s.marked(&e.handle) {
+			o.marks = append(o.marks, e)
+		}
+		return nil
+	}
+	if err := s.settle(); err != nil {
+		return err
+	}
+	return s.record(e)
+}
+
+// record is Record at once.
+func (s *Stream) record(e *Event) error { return s.onEvent(&s.dev.drv.fn.eventRecord, e.id, s.id) }
+
+// Wait holds back what is queued from now on until e, as last recorded, has
+// been passed.
+func (s *Stream) Wait(e *Event) error {
+	if err := enterAll(&s.handle, &e.handle); err != nil {
+		return err
+	}
+	defer leaveAll(&s.handle, &e.handle)
+	if err := e.settle(nil); err != nil {
+		return err
+	}
+	s.off.Lock()
+	defer s.off.Unlock()
+	if err := s.settle(); err != nil {
+		return err
+	}
+	return s.onEvent(&s.dev.drv.fn.streamWaitEvent, s.id, e.id)
+}
+
+func (s *Stream) onEvent(f *function, first, second uintptr) error {
 	return s.dev.with(func() error {
 		if r := f.call4(first, second, 0, 0); r != 0 {
 			return s.dev.drv.failed(r, f, "")
@@ -119,6 +160,9 @@ func (e *Event) Synchronize() error {
 		return err
 	}
 	defer e.leave()
+	if err := e.settle(nil); err != nil {
+		return err
+	}
 	f := &e.dev.drv.fn.eventSynchronize
 	return e.dev.with(func() error {
 		if r := f.call4(e.id, 0, 0, 0); r != 0 {
@@ -129,7 +173,12 @@ func (e *Event) Synchronize() error {
 }
 
 // Done says whether e, as last recorded, has been passed.
-func (e *Event) Done() (bool, error) { return e.done(&e.dev.drv.fn.eventQuery) }
+func (e *Event) Done() (bool, error) {
+	if err := e.settle(nil); err != nil {
+		return false, err
+	}
+	return e.done(&e.dev.drv.fn.eventQuery)
+}
 
 // Since is the GPU's time from one timed event to this one; both must have been
 // passed. The resolution is about half a microsecond.
@@ -138,6 +187,11 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 		return 0, err
 	}
 	defer leaveAll(&e.handle, &start.handle)
+	for _, e := range [...]*Event{start, e} {
+		if err := e.settle(nil); err != nil {
+			return 0, err
+		}
+	}
 	var ms float32
 	f := &e.dev.drv.fn.eventElapsedTime
 	err := e.dev.with(func() error {

@@ -89,8 +89,8 @@ func (l *Library) Execute(e Executor) {
 	l.State().execute = callback()
 }
 
-// Buffers are the addresses and sizes of the device memory that is in use. To be
-// called by an Executor.
+// Buffers are the addresses and sizes of the memory that is in use and kernels can
+// reach: the device's, and pinned memory of the host. To be called by an Executor.
 func (l *Library) Buffers() [][2]uint64 {
 	addr, err := purego.Dlsym(l.lib, "fake_buffers")
 	if err != nil {

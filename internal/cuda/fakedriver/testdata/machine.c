@@ -241,6 +241,7 @@ static result launch(struct object *fn, unsigned blocks, void **params) {
 	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, 2, atoi(dim));
 	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, 1, atoi(dim));
 	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, 0, atoi(dim));
+	else if (!strcmp(fn->name, "copy_pieces")) return copy_pieces(params[0], blocks);
 	else elementwise(fn->name, params);
 	return OK;
 }
