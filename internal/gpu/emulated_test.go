@@ -88,6 +88,11 @@ func TestEmulatedChainLinear(t *testing.T) {
 	testChain(t, m, d, 2, 130, true)
 }
 
+func TestEmulatedCopies(t *testing.T) { testCopies(t, emulatedGPU(t, 3), 60, 20<<10) }
+func TestEmulatedCopiesBefore(t *testing.T) {
+	testCopiesBefore(t, emulatedGPU(t, 5), 20, options{work: 3e4, longest: 200})
+}
+
 func TestEmulatedProjection(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
 	testProjection(t, m, d, 4, 130, 520)

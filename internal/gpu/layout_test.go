@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cuda"
 )
 
 // field is one of a C struct.
@@ -44,7 +46,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	}
 	at := uintptr(0)
 	for line := range strings.SplitSeq(body[2], ";") {
-		line = strings.TrimSpace(strings.NewReplacer("const ", "", "struct seq", "Seq").Replace(line))
+		line = strings.TrimSpace(strings.NewReplacer("const ", "", "struct seq", "Seq", "uint64_t", "u64").Replace(line))
 		if line == "" {
 			continue
 		}
@@ -54,7 +56,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 			name = strings.TrimSpace(name)
 			n := uintptr(1)
 			if m := regexp.MustCompile(`^(\*? *\w+)\[(\w+)\]$`).FindStringSubmatch(name); m != nil {
-				length, ok := map[string]int{"LINEAR_PARTS": mostParts, "CHAIN_BODY": chainBody, "2": 2, "3": 3}[m[2]]
+				length, ok := map[string]int{"LINEAR_PARTS": mostParts, "CHAIN_BODY": chainBody, "COPIES_MOST": len(cuda.Copies{}.To), "2": 2, "3": 3, "8": 8}[m[2]]
 				if !ok {
 					t.Fatalf("%s: struct %s: what is %q?", file, name, m[2])
 				}
@@ -152,6 +154,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"BATCH(batch_bf16_8, Brain, 8, 8, 2) BATCH(batch_bf16_8_wide, Brain, 8, 16, 1) BATCH(batch_bf16_16, Brain, 16, 8, 2) BATCH(batch_bf16_16_wide, Brain, 16, 16, 1)",
 		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
+		"copies.cu": {"constexpr int COPIES_MOST = 8; constexpr int COPIES_THREADS = 256; constexpr int COPIES_BLOCK = 4096;"}, // putoff.go of package cuda
 		"linear.cuh": {
 			"constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;",
 			"constexpr int LINEAR_TILE = 32;",
@@ -197,6 +200,8 @@ func TestStructs(t *testing.T) {
 		{"rows.cuh", "GatherParams", gatherParams{}},
 		{"sample.cuh", "SampleParams", sampleParams{}},
 		{"sample.cuh", "SampleSetting", Setting{}},
+		{"copies.cu", "Copies", cuda.Copies{}},
+		{"../internal/cuda/fakedriver/testdata/driver.c", "copies", cuda.Copies{}},
 		{"../internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver that computes: the tag cuda
 	} {
 		fields, size := cStruct(t, c.file, c.name)
