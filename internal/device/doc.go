@@ -8,7 +8,8 @@
 // was queued. Memory that is given back may therefore be handed out again at
 // once: whoever gets it writes after the last reader was queued. Pinned memory
 // is read and written by the host as well, so that it carries an event and is
-// handed out again when that was passed.
+// handed out again when that was passed. The stream may put small copies off, and the
+// events behind them: who waits for one, or queues anything, has them queued.
 //
 // # Values of nodes
 //

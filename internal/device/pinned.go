@@ -92,6 +92,9 @@ func (p *Pinned) passed() (bool, error) {
 	if !p.queued {
 		return true, nil
 	}
+	if p.done.IsPutOff() { // more copies may come, to be made together with those of p
+		return false, nil
+	}
 	done, err := p.done.Done()
 	p.queued = !done || err != nil
 	return done, err

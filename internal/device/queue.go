@@ -99,6 +99,10 @@ func (q *Queue) Submit(f func(*Turn) error) error {
 // Synchronize waits for all that was queued. It needs Enter.
 func (q *Queue) Synchronize() error { return q.stream.Synchronize() }
 
+// Arrange calls f with the stream itself, to say how it is to work: f queues nothing. It
+// needs Enter.
+func (q *Queue) Arrange(f func(*cuda.Stream) error) error { return f(q.stream) }
+
 // Turn is a Queue within Submit.
 type Turn Queue
 
