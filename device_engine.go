@@ -59,6 +59,10 @@ func (g *GPU) engine(op string) (attentionEngine, error) {
 	g.attention.Lock()
 	defer g.attention.Unlock()
 	if g.attention.engine == nil {
+		// A decode step's copies lie between two replays, where the GPU does nothing else.
+		if err := g.queue.Arrange(gpu.PutOffCopies); err != nil {
+			return nil, gpuError(op, err)
+		}
 		e, err := newAttentionEngine(g.dev)
 		if errors.Is(err, kernels.ErrNoImage) {
 			return nil, errorf(op, ErrUnsupported, "attention on %v: %v", g, err)

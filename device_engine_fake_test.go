@@ -137,9 +137,18 @@ func (p *fakePlan) Upload(s *cuda.Stream) error {
 
 func (p *fakePlan) Close() error { return errors.Join(p.host.Close(), p.there.Close()) }
 
-func (p *fakePlan) Append(_ *cuda.Stream, k, v, newK, newV deviceMemory) error {
+// launch has the stream do what a launch does for what is put off.
+func (p *fakePlan) launch(s *cuda.Stream) error {
+	_, err := s.Done()
+	return err
+}
+
+func (p *fakePlan) Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
+	if err := p.launch(s); err != nil {
+		return err
+	}
 	p.engine.calls = append(p.engine.calls, "append")
 	if !p.ready {
 		return errors.New("append before the plan was uploaded")
@@ -168,9 +177,12 @@ func (p *fakePlan) Append(_ *cuda.Stream, k, v, newK, newV deviceMemory) error {
 	return nil
 }
 
-func (p *fakePlan) Run(_ *cuda.Stream, o *deviceOperands) error {
+func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
+	if err := p.launch(s); err != nil {
+		return err
+	}
 	p.engine.calls = append(p.engine.calls, "run")
 	if !p.ready {
 		return errors.New("run before the plan was uploaded")

@@ -33,8 +33,8 @@ func count(log, line string) int {
 }
 
 // A step is planned and uploaded once for all layers. A layer with operands of
-// the host is one copy there, one back and one wait; with operands on the GPU it
-// is launches alone.
+// the host is one copy there, which is made together with the plan's, one back and one
+// wait; with operands on the GPU it is launches alone.
 func TestDeviceLayerCalls(t *testing.T) {
 	gpu, lib := FakeGPU(t)
 	rng := reftest.Rand(t)
@@ -61,7 +61,7 @@ func TestDeviceLayerCalls(t *testing.T) {
 		run()
 		log := lib.Log()[from:]
 		const engines = 13 // the engine of the tests copies to and fro, and waits each time
-		copies = count(log, "cuMemcpyHtoDAsync_v2") + count(log, "cuMemcpyDtoHAsync_v2") - engines
+		copies = count(log, "cuMemcpyHtoDAsync_v2") + count(log, "cuMemcpyDtoHAsync_v2") + count(log, "kernel copy_pieces") - engines
 		return copies, count(log, "cuEventSynchronize") + count(log, "cuStreamSynchronize") - engines
 	}
 	if copies, waits := calls(func() {
@@ -76,6 +76,7 @@ func TestDeviceLayerCalls(t *testing.T) {
 		there[i], err = gpu.Upload(in.tensors[i])
 		noError(t, err)
 	}
+	noError(t, gpu.Synchronize()) // the copies are made
 	if copies, waits := calls(func() {
 		_, err := op.Do(there[0], there[1], there[2])
 		noError(t, err)

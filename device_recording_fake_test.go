@@ -4,6 +4,7 @@ package leanattention
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -117,6 +118,66 @@ func TestRecording(t *testing.T) {
 	if err := rec.Replay(); !errors.Is(err, ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
+}
+
+// The small copies between two replays are made by one kernel: the schedule and the
+// positions that come from the host, and the tokens that were chosen, which are the next
+// step's and are kept.
+func TestRecordingCopies(t *testing.T) {
+	r := newRecorded(t)
+	rec := r.record(t)
+	ids := func(n int) *DeviceTensor {
+		t.Helper()
+		d, err := r.gpu.NewTensor(tensor.Int32, n)
+		noError(t, err)
+		return d
+	}
+	const steps = 6
+	chosen, tokens, positions, history := ids(1), ids(1), ids(1), ids(steps)
+	put := func(d *DeviceTensor, x int32) {
+		t.Helper()
+		noError(t, d.CopyFrom(tensor.New(tensor.WithShape(1), tensor.WithBacking([]int32{x}))))
+	}
+	for i := range steps {
+		if i > 0 {
+			r.set(t)
+		}
+		put(chosen, int32(100+i)) // no copy in a model
+		noError(t, r.gpu.Synchronize())
+		r.lib.Forget()
+		noError(t, tokens.CopyFrom(chosen))
+		put(positions, int32(i))
+		noError(t, rec.Replay(), r.step.Commit())
+		row, err := history.Rows(i, i+1)
+		noError(t, err, row.CopyFrom(chosen))
+		log := r.lib.Log()
+		if n := strings.Count(log, "kernel copy_pieces\n"); n != 1 || strings.Contains(log, "cuMemcpy") {
+			t.Errorf("step %d: %d kernels for copies, %d copies beside", i, n, strings.Count(log, "cuMemcpy"))
+		}
+	}
+	for d, want := range map[*DeviceTensor][]int32{tokens: {105}, positions: {5}, history: {100, 101, 102, 103, 104, 105}} {
+		got, err := d.Download()
+		noError(t, err)
+		if !slices.Equal(got.Data().([]int32), want) {
+			t.Errorf("%v, want %v", got.Data(), want)
+		}
+	}
+	// A copy that fails is the next replay's failure, and is made with the one after it.
+	r.set(t)
+	put(positions, 9)
+	r.lib.State().FailIn("cuLaunchKernel", 1)
+	noError(t, tokens.CopyFrom(chosen))
+	if err := rec.Replay(); err == nil || !strings.HasPrefix(err.Error(), "leanattention: Recording.Replay: copies that were put off: ") {
+		t.Errorf("a replay whose copies fail: %v", err)
+	}
+	r.lib.State().FailIn("", 0)
+	noError(t, rec.Replay(), r.step.Commit())
+	got, err := positions.Download()
+	noError(t, err)
+	if got.Data().([]int32)[0] != 9 {
+		t.Errorf("position %v, want 9", got.Data())
+	}
+	noError(t, rec.Close())
 }
 
 // What has changed under a recording is found out before anything is queued.
