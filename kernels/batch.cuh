@@ -3,8 +3,8 @@
 //
 //	y = f(norm(x) W^T + b) + residual,   f(v) = max(v, 0) or v
 //
-// A cluster of thread blocks has some tiles of 64 rows of W, and each of its blocks
-// a slice of their columns, which it streams tile by tile. So a block makes operands
+// A cluster of thread blocks has every so many tiles of 64 rows of W, and each of its
+// blocks a slice of their columns, which it streams tile by tile. So a block makes operands
 // of its slice of x once: each element as two 16-bit parts, which are rows of one right
 // operand. Where slices are short its lanes bring x and keep it in registers until then,
 // else the copy engine brings it to where the operands will be. Two warp groups multiply,
@@ -34,6 +34,7 @@ struct BatchParams {
   TensorMap x; // its rows, 32 floats of each
   LinearParams p;
   BatchKeep keep; // without slots there is nothing to keep
+  int pairs;      // a box of W is two column blocks: all slices have an even number of them
   int pace;       // stages that are on their way at a time before x is; 0: all, before the block's warps do anything else
 };
 
@@ -72,7 +73,7 @@ template <class T, int ROWS, int FEW> struct Batch {
   struct Block {
     int warp, lane, rank, split, log; // log: of split, a power of two; what divides by it would take longer than a product
     int all, from, blocks; // column blocks: of x, and from where on how many are this block's
-    int t0, t1;
+    int first, step, tiles;         // the cluster's first tile, from one to the next, and where all end
     u32 ring, full, empty;          // full and empty: barriers of each stage
     u32 there, taken, merged, came; // of the partials' two places, of the moments, and of x
     char* x;
@@ -90,6 +91,7 @@ template <class T, int ROWS, int FEW> struct Batch {
     __device__ __forceinline__ float* place(int group) const { return partials + (split > UNITS ? 0 : group * PARTIALS); }
     // The first column block of block `rank`.
     __device__ __forceinline__ int begin(int rank) const { return rank * all >> log; }
+    __device__ __forceinline__ int count() const { return (tiles - 1 - first) / step + 1; } // of the cluster's tiles
     // Slices are so small that registers hold them.
     __device__ __forceinline__ bool few() const { return most * (BLOCK / 4) <= FEW * LANES; }
   };
@@ -111,7 +113,7 @@ template <class T, int ROWS, int FEW> struct Batch {
     b.split = p.split, b.log = 31 - __clz(b.split), b.rank = blockIdx.x & (b.split - 1);
     const u32 cluster = blockIdx.x >> b.log, clusters = gridDim.x >> b.log, tiles = p.tiles[LINEAR_PARTS - 1];
     b.all = (p.in + BLOCK - 1) / BLOCK, b.from = b.begin(b.rank), b.blocks = b.begin(b.rank + 1) - b.from;
-    b.t0 = cluster * tiles / clusters, b.t1 = (cluster + 1) * tiles / clusters;
+    b.first = cluster, b.step = clusters, b.tiles = tiles;
     b.most = (b.all + b.split - 1) >> b.log;
     b.ring = sharedAddress(memory);
     b.x = memory + p.stages * BATCH_STAGE;
@@ -125,7 +127,7 @@ template <class T, int ROWS, int FEW> struct Batch {
     b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
     // The copying thread makes all barriers: only who sends to other blocks waits until
     // these have theirs.
-    Copies copies{b.t0, 0, 0, {0, 1}};
+    Copies copies{b.first, 0, 0, {0, 1}};
     if (b.warp == BATCH_WARPS && b.lane == 0) {
       for (int s = 0; s < p.stages; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
       for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS));
@@ -141,7 +143,7 @@ template <class T, int ROWS, int FEW> struct Batch {
       if (b.lane == 0) {
         if (params.pace > 0) copies.begin(params, b);
         waitForEarlier();
-        while (copies.tile < b.t1) copies.next(p, b);
+        while (copies.tile < b.tiles) copies.next(params, b);
       }
     } else if (b.warp > BATCH_WARPS) {
       if (b.warp == BATCH_WARPS + 1) fetchPages(params.keep, b.lane);
@@ -219,30 +221,35 @@ template <class T, int ROWS, int FEW> struct Batch {
     // what it was asked for first: at a pace, x does not wait behind all of it.
     __device__ __forceinline__ void begin(const BatchParams& params, const Block& b) {
       const LinearParams& p = params.p;
-      const int n = p.early ? min(p.stages, (b.t1 - b.t0) * ((b.blocks + 1) / 2)) : 0;
+      const int n = p.early ? min(p.stages, b.count() * ((b.blocks + 1) / 2)) : 0;
 #pragma unroll 1
       for (int s = 0; s < n; s++) {
         if (params.pace > 0 && s >= params.pace) barrierWait(b.full + (s - params.pace) * 8, 0);
-        next(p, b);
+        next(params, b);
       }
       letNextStart();
     }
 
-    __device__ __forceinline__ void next(const LinearParams& p, const Block& b) {
-      if (tile >= b.t1) return;
+    __device__ __forceinline__ void next(const BatchParams& params, const Block& b) {
+      const LinearParams& p = params.p;
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
       const int row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE;
       if (block < b.blocks) {
         barrierWait(b.empty + turn.at * 8, turn.parity);
-        const bool two = block + 1 < b.blocks;
         const u32 to = b.ring + turn.at * BATCH_STAGE, bar = b.full + turn.at * 8;
         const u64 policy = readOnce();
-        barrierExpect(bar, two ? BATCH_STAGE : BATCH_STAGE / 2);
-        copyBox(to, &p.maps[part], (b.from + block) * BLOCK, row, 0, bar, policy);
-        if (two) copyBox(to + BATCH_STAGE / 2, &p.maps[part], (b.from + block + 1) * BLOCK, row, 0, bar, policy);
+        if (params.pairs) {
+          barrierExpect(bar, BATCH_STAGE);
+          copyBox(to, &p.maps[part], 0, row, b.from + block, bar, policy);
+        } else {
+          const bool two = block + 1 < b.blocks;
+          barrierExpect(bar, two ? BATCH_STAGE : BATCH_STAGE / 2);
+          copyBox(to, &p.maps[part], (b.from + block) * BLOCK, row, 0, bar, policy);
+          if (two) copyBox(to + BATCH_STAGE / 2, &p.maps[part], (b.from + block + 1) * BLOCK, row, 0, bar, policy);
+        }
         turn.next(p.stages);
       }
-      if ((block += 2) >= b.blocks) block = 0, tile++;
+      if ((block += 2) >= b.blocks) block = 0, tile += b.step;
     }
   };
 
@@ -452,9 +459,8 @@ template <class T, int ROWS, int FEW> struct Batch {
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) down[j][0] = b.factors[j * 8 + 2 * t], down[j][1] = b.factors[j * 8 + 2 * t + 1];
 #pragma unroll 1
-    for (int tile = b.t0; tile < b.t1; tile++) {
-      const int i = tile - b.t0;
-      if ((i & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
+    for (int nth = 0, count = b.count(); nth < count; nth++) {
+      if ((nth & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
 #pragma unroll 1
         for (int c = 0; c < b.blocks; c += 2) {
           barrierWait(b.full + turn.at * 8, turn.parity);
@@ -484,7 +490,7 @@ template <class T, int ROWS, int FEW> struct Batch {
 #pragma unroll
       for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory"); // they are there from here on
       if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
-      if (i >= 2) barrierWait(to.taken, (i / 2 - 1) & 1);
+      if (nth >= 2) barrierWait(to.taken, (nth / 2 - 1) & 1);
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -562,30 +568,32 @@ template <class T, int ROWS, int FEW> struct Batch {
     const int slot = keep.slots != nullptr && m < p.rows ? keep.slots[m] : -1;
     const float* const partials = b.place(group) + b.lane % ROWS * 8;
     const u32 there = b.there + group * 8, others = (b.split - 1) * b.units() * UNIT * 4; // bytes of the others' parts
-    Piece next{b.finishes(group) ? b.t0 + group : b.t1, 0, 0};
-    if (next.tile < b.t1) {
+    Piece next{b.finishes(group) ? b.first + group * b.step : b.tiles, 0, 0};
+    u32 parity = 0;
+    if (next.tile < b.tiles) {
       next.fetch(p, keep, b, partials, m, slot);
     } else {
       clusterArriveRelaxed();
     }
 #pragma unroll 1
-    while (next.tile < b.t1) {
+    while (next.tile < b.tiles) {
       const Piece now = next;
-      if ((next.begin += 32) >= fours) next.begin = 0, next.tile += 2;
-      if (next.tile < b.t1) next.fetch(p, keep, b, partials, m, slot);
+      if ((next.begin += 32) >= fours) next.begin = 0, next.tile += 2 * b.step;
+      if (next.tile < b.tiles) next.fetch(p, keep, b, partials, m, slot);
       if (now.begin == 0) {
         if (b.lane == 0) barrierExpect(there, others);
         __syncwarp();
-        barrierWait(there, (now.tile - b.t0) / 2 & 1);
+        barrierWait(there, parity);
+        parity ^= 1;
         // Copies out of a block's memory end when they have come: then it may leave. Who has left counts as here.
         __syncwarp();
-        if (now.tile + 2 >= b.t1) clusterArriveRelaxed();
+        if (now.tile + 2 * b.step >= b.tiles) clusterArriveRelaxed();
       }
       const float4 v = sumOf(now.from, b.split);
       // The place is free before y is written. Nobody waits for a group's last
       // place, and who would be told may be gone.
       __syncwarp();
-      if (next.begin == 0 && now.tile + 2 < b.t1 && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
+      if (next.begin == 0 && now.tile + 2 * b.step < b.tiles && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
       if (now.there <= 0) continue;
       const float4 &a = now.bias, &r = now.residual;
       const float4 u = make_float4(finished(p, v.x, a.x, r.x), finished(p, v.y, a.y, r.y), finished(p, v.z, a.z, r.z), finished(p, v.w, a.w, r.w));

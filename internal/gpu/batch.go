@@ -41,10 +41,10 @@ const (
 	batchMeeting  = 3
 	batchLarge    = 15 // a cluster of more than 8, for which so many multiprocessors have to be free
 
-	// A block that reads no more than this leaves room for one of the next launch. Then
-	// it has the time to ask for all that its ring holds at once; other blocks begin when
-	// those of the launch ahead leave, and wait for x soon: then so many stages at a time
-	// keep the memory busy.
+	// A block that reads no more than this leaves room for one of the next launch, where
+	// it can. Then it has the time to ask for all that its ring holds at once; other blocks
+	// begin when those of the launch ahead leave, and wait for x soon: then so many stages
+	// at a time keep the memory busy.
 	batchLittle = 64 << 10
 	batchPace   = 4
 )
@@ -103,11 +103,12 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 			l.wide = 1
 		}
 		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
-		if reads > batchLittle {
-			l.pace = batchPace
-		}
-		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
+		var beside bool
+		if l.shared, l.stages, beside = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
 			continue
+		}
+		if !beside {
+			l.pace = batchPace
 		}
 		n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.batches[element][kind][l.wide], clusterGrid(1, split, batchThreads, l.shared, true))
 		if err != nil {
@@ -128,12 +129,12 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 }
 
 // batchRoom is the shared memory of a launch whose blocks read so many bytes of weights,
-// and the stages of its ring, 0 where it does not fit. It is always more than half of what
-// there is: where two blocks fit on a multiprocessor, the next launch's clusters gather on
-// the first ones that are free, two blocks on each, and the others have nothing to do. Not
-// so where there is little to read: then what counts is that the next launch's blocks have
-// begun.
-func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, stages int) {
+// the stages of its ring, 0 where it does not fit, and whether there is room for another
+// launch's block beside it. It is more than half of what there is: where two blocks fit on
+// a multiprocessor, the next launch's clusters gather on the first ones that are free, two
+// blocks on each, and the others have nothing to do. Not so where there is little to read:
+// then what counts is that the next launch's blocks have begun.
+func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, stages int, beside bool) {
 	const partials = 2 * batchTile // floats a row of x, in two places
 	mine := partials * rows
 	if norm { // before there are partials: its moments, and gamma and beta
@@ -143,22 +144,21 @@ func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, sta
 	const stage = batchStage + 2*8
 	if n := (sharedBeside - rest) / stage; reads <= batchLittle && n >= leastBatchStages {
 		stages = min(n, someBatchStages)
-		return rest + stages*stage, stages
+		return rest + stages*stage, stages, true
 	}
 	stages = min((d.info.SharedPerBlockMost-rest)/stage, max(someBatchStages, min(reads/2/batchStage, mostBatchStages)))
 	if stages < leastBatchStages {
-		return 0, 0
+		return 0, 0, false
 	}
-	return max(rest+stages*stage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
+	return max(rest+stages*stage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages, false
 }
 
 // batchParams is struct BatchParams.
 type batchParams struct {
 	x cuda.TensorMap
 	linearParams
-	keep batchKeep
-	pace int32
-	_    [4]byte
+	keep        batchKeep
+	pairs, pace int32
 }
 
 // batchKeep is struct BatchKeep.
@@ -180,7 +180,12 @@ func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep
 	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, batchRows[l.kind]); err != nil {
 		return err
 	}
-	if err := d.linearArgs(&p.linearParams, o, o.Norm, 0, batchTile); err != nil {
+	// Two column blocks side by side in a box come 5% faster than by a box each.
+	pairs := o.In%(2*batchBlock*l.split) == 0
+	if pairs {
+		p.pairs = 1
+	}
+	if err := d.linearArgs(&p.linearParams, o, o.Norm, 0, batchTile, pairs); err != nil {
 		return err
 	}
 	cuda.Struct(&d.args, &p)

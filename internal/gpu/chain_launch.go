@@ -163,21 +163,6 @@ func (c *Chain) stagesFor(area, layers, slots int) int {
 // fits says whether there is room for an area and another layer.
 func (c *Chain) fits(area int) bool { return c.stagesFor(area, len(c.layers)+1, mostWarps) >= 2 }
 
-// chainMap is the map of weights: column blocks of 128 bytes, two of 16 rows in a
-// box.
-func (d *Decoder) chainMap(w *Memory, in, out int) (cuda.TensorMap, error) {
-	key := linearMap{w.address(), in, out, elementOf(w.DType), chainTile}
-	return d.maps.get(key, func() (cuda.TensorMap, error) {
-		size := w.DType.Size()
-		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
-			ElementBytes: size,
-			Dims:         [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)},
-			Strides:      [2]uint64{uint64(in * size), 128},
-			Box:          [3]uint32{uint32(128 / size), chainTile, uint32(chainColumns * size / 128)},
-		})
-	})
-}
-
 // Queue queues the chain: as one launch, or, if that gains nothing, its layers as
 // the launches that they are without a chain. The launch reads memory that Upload
 // fills: it may be captured, and must not run before.
@@ -302,7 +287,7 @@ func (c *Chain) write(l *chainLayout) error {
 			for j := range p.weights {
 				w := &p.weights[j]
 				var err error
-				if t.maps[j], err = c.d.chainMap(&w.W, int(x.in), w.Out); err != nil {
+				if t.maps[j], err = c.d.pairMap(&w.W, int(x.in), w.Out, chainTile); err != nil {
 					return err
 				}
 			}

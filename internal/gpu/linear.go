@@ -155,14 +155,18 @@ type partArgs struct {
 	out, tiles [mostParts]int32 // tiles: up to the end of each
 }
 
-// partArgs begins with number `row` of the rows; tiles have so many rows of W.
-func (d *Decoder) partArgs(o *Linear, row, tile int) (p partArgs, err error) {
-	tiles := 0
+// partArgs begins with number `row` of the rows; tiles have so many rows of W, and boxes
+// one column block, or two.
+func (d *Decoder) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, err error) {
+	tiles, mapOf := 0, d.tensorMap
+	if pairs {
+		mapOf = d.pairMap
+	}
 	for i := range mostParts {
 		if i < len(o.Parts) {
 			part := &o.Parts[i]
 			p.b[i], p.y[i], p.out[i] = part.B.addressOr0(), part.Y.address()+uint64(row)*uint64(part.Out)*4, int32(part.Out)
-			if p.maps[i], err = d.tensorMap(&part.W, o.In, part.Out, tile); err != nil {
+			if p.maps[i], err = mapOf(&part.W, o.In, part.Out, tile); err != nil {
 				return p, err
 			}
 			tiles += ceil(part.Out, tile)
@@ -274,7 +278,7 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 			return errorf("linear", cpu.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
 		}
 		p := linearParams{x: x.address() + uint64(row)*uint64(o.In)*4, rows: int32(l.rows), split: int32(l.split), stages: int32(l.stages)}
-		if err := d.linearArgs(&p, o, norm, row, linearTile); err != nil {
+		if err := d.linearArgs(&p, o, norm, row, linearTile, false); err != nil {
 			return err
 		}
 		cuda.Struct(&d.args, &p)
@@ -287,11 +291,10 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	return nil
 }
 
-// linearArgs are the arguments of a launch that begins with number `row` of the rows
-// and has tiles of so many rows of W, but for what p says already. The launch holds
-// all memory but x.
-func (d *Decoder) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int) error {
-	parts, err := d.partArgs(o, row, tile)
+// linearArgs are the arguments of a launch with the parts that partArgs has, but for what
+// p says already. The launch holds all memory but x.
+func (d *Decoder) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int, pairs bool) error {
+	parts, err := d.partArgs(o, row, tile, pairs)
 	if err != nil {
 		return err
 	}
@@ -330,6 +333,7 @@ func (d *Decoder) holdParts(o *Linear) {
 type linearMap struct {
 	address               uint64
 	in, out, element, box int
+	pairs                 bool
 }
 
 // tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
@@ -338,13 +342,25 @@ func (d *Decoder) tensorMap(w *Memory, in, out, box int) (t cuda.TensorMap, err 
 	if !d.overlap() {
 		return t, nil
 	}
-	key := linearMap{w.address(), in, out, elementOf(w.DType), box}
+	key := linearMap{w.address(), in, out, elementOf(w.DType), box, false}
 	return d.maps.get(key, func() (cuda.TensorMap, error) {
 		size := uint64(w.DType.Size())
 		row := uint64(in) * size
 		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
 			ElementBytes: int(size), Dims: [3]uint64{uint64(in), uint64(out), 1}, Strides: [2]uint64{row, row * uint64(out)},
 			Box: [3]uint32{uint32(128 / size), uint32(box), 1},
+		})
+	})
+}
+
+// pairMap is the map of weights in rows of whole column blocks of 128 bytes: two of
+// these, of so many rows, are a box.
+func (d *Decoder) pairMap(w *Memory, in, out, box int) (cuda.TensorMap, error) {
+	return d.maps.get(linearMap{w.address(), in, out, elementOf(w.DType), box, true}, func() (cuda.TensorMap, error) {
+		size := w.DType.Size()
+		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
+			ElementBytes: size, Dims: [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)}, Strides: [2]uint64{uint64(in * size), 128},
+			Box: [3]uint32{uint32(128 / size), uint32(box), 2},
 		})
 	})
 }

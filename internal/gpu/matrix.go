@@ -179,7 +179,7 @@ func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
 	if err != nil {
 		return err
 	}
-	parts, err := d.partArgs(o, 0, matrixTile)
+	parts, err := d.partArgs(o, 0, matrixTile, false)
 	if err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
 // operandMap is the map of the operands that x has become: both parts of 64
 // columns of so many rows are a box.
 func (d *Decoder) operandMap(scratch *Memory, in, rows, box int) (cuda.TensorMap, error) {
-	return d.maps.get(linearMap{scratch.address(), in, rows, 0, -box}, func() (cuda.TensorMap, error) {
+	return d.maps.get(linearMap{scratch.address(), in, rows, 0, -box, false}, func() (cuda.TensorMap, error) {
 		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
 			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), 2}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
 			Box: [3]uint32{matrixStep, uint32(box), 2},
