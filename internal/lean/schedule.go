@@ -292,25 +292,32 @@ func (p *Plan) worst(g int, price int64) (worst int64) {
 	return worst
 }
 
-// eachEnd calls f with the ends of output tiles, in order, that lie before `last`.
-func (p *Plan) eachEnd(last int64, f func(at int64)) {
+// each calls f with the first LeanTile of each output tile that has some and their
+// number, in order, until it returns false.
+func (p *Plan) each(f func(at, n int64) bool) {
 	for i := range p.seqs {
 		q := &p.seqs[i]
 		starts := p.starts[q.start : q.start+q.blocks+1]
 		for head := range p.heads {
 			at := q.tile + head*p.headTiles(q)
 			for b := range q.blocks {
-				if starts[b+1] == starts[b] {
-					continue
-				}
-				end := at + starts[b+1]
-				if end >= last {
+				if n := starts[b+1] - starts[b]; n > 0 && !f(at+starts[b], n) {
 					return
 				}
-				f(end)
 			}
 		}
 	}
+}
+
+// eachEnd calls f with the ends of output tiles, in order, that lie before `last`.
+func (p *Plan) eachEnd(last int64, f func(at int64)) {
+	p.each(func(at, n int64) bool {
+		if at+n >= last {
+			return false
+		}
+		f(at + n)
+		return true
+	})
 }
 
 // cutWhole cuts so that every worker has whole output tiles or a part of one, of
@@ -339,35 +346,28 @@ const mostPacked = 1 << 12
 // if record is true it stores the cuts.
 func (p *Plan) pack(m int64, workers int, record bool) bool {
 	var room int64 // of the last worker
-	used := 0
-	for i := range p.seqs {
-		q := &p.seqs[i]
-		starts := p.starts[q.start : q.start+q.blocks+1]
-		for head := range p.heads {
-			at := q.tile + head*p.headTiles(q)
-			for b := range q.blocks {
-				n := starts[b+1] - starts[b]
-				if n <= room {
-					room -= n
-					continue
-				}
-				if (n-1)/m >= int64(workers-used) {
-					return false
-				}
-				for t := int64(0); t < n; t += m {
-					used++
-					if record {
-						p.cuts = append(p.cuts, at+starts[b]+t)
-					}
-				}
-				room = max(m-n, 0) // a worker with a part has nothing else
+	used, enough := 0, true
+	p.each(func(at, n int64) bool {
+		if n <= room {
+			room -= n
+			return true
+		}
+		if enough = (n-1)/m < int64(workers-used); !enough {
+			return false
+		}
+		for t := int64(0); t < n; t += m {
+			used++
+			if record {
+				p.cuts = append(p.cuts, at+t)
 			}
 		}
-	}
-	if record {
+		room = max(m-n, 0) // a worker with a part has nothing else
+		return true
+	})
+	if enough && record {
 		p.cuts = append(p.cuts, p.tiles)
 	}
-	return true
+	return enough
 }
 
 // setWholesApart gives g workers whole output tiles, from the last one on as long as
