@@ -39,16 +39,9 @@ struct BatchParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Two floats, or `bytes` from here, to another thread block of the cluster, and word
-// of them to a barrier there.
-__device__ __forceinline__ void send2(u32 to, u32 bar, float a, float b) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(bar) : "memory");
-}
+// `bytes` from here to another thread block of the cluster, as send2 does it.
 __device__ __forceinline__ void sendBlock(u32 to, u32 bar, u32 from, int bytes) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes), "r"(bar) : "memory");
-}
-__device__ __forceinline__ void barrierArriveRemote(u32 bar) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 __device__ __forceinline__ float reciprocal(int n) {
   float r;

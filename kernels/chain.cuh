@@ -15,7 +15,8 @@
 // waits for the x of this one: memory stays busy across the ends of layers. W has
 // tiles of 16 rows, which the thread blocks share out, and boxes of 256 bytes of
 // its columns, which the warps of a block share out: a warp needs only its own columns of
-// x, and the warps of a block meet once a layer, when they add their sums up.
+// x, and the warps of a block meet once a layer, when they add their sums up. Where x is
+// large, two blocks share a tile's columns, so that each makes operands of half of x.
 //
 // A norm is put in then, too. With d = x - c, c near the mean of x,
 //
@@ -33,6 +34,7 @@ constexpr int CHAIN_BOX = 4096;   // bytes: 256 of each row of a tile
 constexpr int CHAIN_COLUMNS = 128; // elements of a row in it
 constexpr int CHAIN_GROUP = 8;    // tiles x rows (gamma and beta are some too) whose sums meet at once
 constexpr int CHAIN_FIXED = 12288; // bytes of what each block has, see Chain::Fixed
+constexpr int CHAIN_FIXED_PAIRS = 21504; // the same of a block of a pair
 constexpr int CHAIN_STRIDE = 144; // floats of a box's columns of a row: operands, and a factor of their products
 
 // One layer of x, or several of the same.
@@ -51,6 +53,7 @@ struct ChainLinear {
   int in, most;            // a multiple of CHAIN_COLUMNS; boxes of a tile that a warp has, the first ones
   int norm, relu;
   float eps, inverse;      // 1/in
+  int workers;             // warps that have boxes: of a block, or of a pair's first one, and (<< 8) of its second
 };
 
 struct ChainAttention {
@@ -85,19 +88,30 @@ struct ChainParams {
   int count, feedCount;
   int rows;   // of x
   int stages; // of a warp's ring, in boxes
-  int area;   // bytes for x and for attention
-  int apart;  // where attention's begin; 0: both have the same, in turn
+  int area;   // bytes that x and attention have in turn
   int slots;  // of attention's ring
 };
 
 #if __CUDA_ARCH__ >= 900
-template <class T, int D> struct Chain {
+// SPLIT 2: the thread blocks are pairs, clusters of two. A tile is a pair's: each block
+// has half of its columns, and so half of x, and finishes every second tile of a group.
+// What the other one's warps have for it they store to its shared memory. All warps
+// of both meet where a block's alone do else, at a barrier that each block has: a warp
+// arrives there and here when it is done with its sums, and those that the other block
+// sends count as bytes that the barrier waits for. So nobody waits for stores of its own
+// to arrive, as a barrier of the cluster would have it.
+template <class T, int D, int SPLIT> struct Chain {
   using L = Lean<T, D, true>;
+  static constexpr int WORKERS = SPLIT * CHAIN_WARPS;
+  static constexpr int FIXED = SPLIT == 1 ? CHAIN_FIXED : CHAIN_FIXED_PAIRS;
+  // Attention to large heads takes all registers: what a warp hands on is in shared
+  // memory meanwhile, or it would be in a stack frame.
+  static constexpr bool KEEP = D > 80;
 
   // What is in shared memory. The places that are known here come first.
   struct Fixed {
-    float sums[2][CHAIN_GROUP * CHAIN_WARPS * CHAIN_TILE]; // of a meeting and the next: tiles x warps x rows x CHAIN_TILE
-    float4 moments[2][CHAIN_ROWS * CHAIN_WARPS];           // of a layer and the next, of each row and warp: c, mean, sum of squares and number of its elements
+    float sums[2][CHAIN_GROUP * WORKERS * CHAIN_TILE];     // of a meeting and the next: tiles x warps x rows x CHAIN_TILE
+    float4 moments[2][CHAIN_ROWS * WORKERS];               // of a norm and the next, of each row and warp: c, mean, sum of squares and number of its elements
     struct {
       char body[CHAIN_BODY];
       int kind, rest[3];
@@ -105,11 +119,12 @@ template <class T, int D> struct Chain {
     ChainParams params;                                    // for those that are called: nearer than where the launch has them
     Work work;                                             // of attention: this block's
     int blind;                                             // rows
-    int before, asked;                                     // see Round
-    u64 words[CHAIN_GROUP * CHAIN_TILE];                   // of each thread that finishes elements: what it adds, the residual
+    int before;                                            // see Round
+    u64 words[CHAIN_GROUP * CHAIN_TILE];                   // of each thread that finishes elements: what it adds, the residual; while there is attention, see KEEP
     float biases[CHAIN_GROUP * CHAIN_TILE];                // and the bias
+    u64 met[2];                                            // of pairs: the barriers of a meeting and the next
   };
-  static_assert(sizeof(Fixed) <= CHAIN_FIXED, "");
+  static_assert(sizeof(Fixed) <= FIXED, "");
   struct Room {
     Fixed* fixed;
     char* rings;      // of the warps
@@ -119,7 +134,7 @@ template <class T, int D> struct Chain {
     u64* slots;       // of attention's ring
     __device__ __forceinline__ Room(char* memory, const ChainParams& p) {
       fixed = (Fixed*)memory;
-      rings = memory + CHAIN_FIXED;
+      rings = memory + FIXED;
       area = rings + CHAIN_WARPS * p.stages * CHAIN_BOX;
       feeds = (ChainFeed*)(area + p.area);
       bars = (u64*)(feeds + p.feedCount);
@@ -127,12 +142,18 @@ template <class T, int D> struct Chain {
     }
   };
 
-  // The first of a block's tiles; the others are gridDim.x apart: so at any time the
-  // blocks read what lies side by side.
+  // How many blocks or pairs there are.
+  __device__ static __forceinline__ int units() { return gridDim.x / SPLIT; }
+  __device__ static __forceinline__ int rankOf() { return SPLIT == 1 ? 0 : blockIdx.x % SPLIT; }
+  // The first of a block's or pair's tiles; the others are units() apart: so at any time
+  // the blocks read what lies side by side.
   __device__ static __forceinline__ int firstTile(int shift) {
-    const int block = (int)blockIdx.x - shift;
-    return block < 0 ? block + gridDim.x : block;
+    const int unit = (int)(blockIdx.x / SPLIT) - shift;
+    return unit < 0 ? unit + units() : unit;
   }
+  // Of a tile's boxes, those of the pair's block `rank`: how many, and the first.
+  __device__ static __forceinline__ int boxesOf(int all, int rank) { return SPLIT == 1 ? all : (all + 1 - rank) / 2; }
+  __device__ static __forceinline__ int firstBox(int all, int rank) { return SPLIT == 1 || rank == 0 ? 0 : (all + 1) / 2; }
 
   // The asking side of a warp's ring, which is layers ahead of the computing one. A
   // warp's boxes of a tile lie side by side, since memory gives more of what does.
@@ -144,7 +165,7 @@ template <class T, int D> struct Chain {
     __device__ __forceinline__ void open(const ChainParams& p, const Room& room, int warp) {
       while (tile >= end && layer < p.feedCount) {
         const ChainFeed& f = room.feeds[layer++];
-        tile = firstTile(f.shift), box = warp * f.most, end = box < f.boxes ? f.tiles : 0;
+        tile = firstTile(f.shift), box = warp * f.most, end = box < boxesOf(f.boxes, rankOf()) ? f.tiles : 0;
       }
     }
     // Asks for the warp's next box, if there is one.
@@ -154,11 +175,11 @@ template <class T, int D> struct Chain {
       if (lane == 0) {
         const int part = (tile >= f.second) + (tile >= f.third), first = part == 0 ? 0 : part == 1 ? f.second : f.third;
         barrierExpect(bar, CHAIN_BOX);
-        copyBox(to, f.maps + part, 0, (tile - first) * CHAIN_TILE, box * 2, bar, policy);
+        copyBox(to, f.maps + part, 0, (tile - first) * CHAIN_TILE, (firstBox(f.boxes, rankOf()) + box) * 2, bar, policy);
       }
-      if (++box < min(f.boxes, (warp + 1) * f.most)) return;
+      if (++box < min(boxesOf(f.boxes, rankOf()), (warp + 1) * f.most)) return;
       box = warp * f.most;
-      if ((tile += gridDim.x) >= end) open(p, room, warp);
+      if ((tile += units()) >= end) open(p, room, warp);
     }
   };
 
@@ -291,22 +312,50 @@ template <class T, int D> struct Chain {
     __syncwarp();
   }
 
-  // In pairs, so that few additions wait for each other.
+  // Two and two, so that few additions wait for each other.
   __device__ static __forceinline__ float sumOf(const float (&v)[CHAIN_WARPS]) {
     static_assert(CHAIN_WARPS == 8, "");
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
   }
+  // What two lanes have, each of one block of a pair.
+  __device__ static __forceinline__ float ofBoth(float v) { return SPLIT == 1 ? v : v + __shfl_xor_sync(~0u, v, CHAIN_TILE); }
+
+  // Where a pair's warps meet.
+  struct Meeting {
+    u32 here, other, parity; // barriers, of this block and of the other one
+    __device__ __forceinline__ Meeting(const Room& room, int turn, int rank) {
+      if constexpr (SPLIT > 1) here = sharedAddress(&room.fixed->met[turn & 1]), other = remoteAddress(here, 1 - rank), parity = turn >> 1 & 1;
+    }
+    // Where the other block has what is at `at` here.
+    __device__ __forceinline__ u32 there(const void* at) const { return sharedAddress(at) + (other - here); }
+    // Nobody is told what the other block sends before it has finished what it was sent
+    // two meetings ago, to the same place.
+    __device__ __forceinline__ void meet(int bytes, int warp, int lane) const {
+      __syncwarp();
+      if (lane == 0) {
+        barrierArriveRemote(other);
+        if (warp == 0) {
+          barrierExpect(here, bytes);
+        } else {
+          barrierArrive(here);
+        }
+      }
+      barrierWait(here, parity);
+    }
+  };
 
   // What a warp hands on from linear layer to linear layer.
   struct Flow {
     Ring ring;
     Feed feed;
-    int turn; // of the sums
+    int turn; // meetings so far, and the bit MOMENTS
   };
+  static_assert(sizeof(Flow) * CHAIN_WARPS <= sizeof(Fixed::words), "");
+  static constexpr int MOMENTS = 1 << 30; // which moments are the next norm's
 
   // Layers are calls, so that what they keep in registers is in nobody's way. `at` is
   // where the body is.
-  template <int ROWS, bool NORM> __device__ static __noinline__ Flow linear(int at, int layer, u32 run, Flow flow) {
+  template <int ROWS, bool NORM> __device__ static __noinline__ Flow linear(int at, u32 run, Flow flow) {
     extern __shared__ __align__(1024) char memory[];
     const ChainParams& p = ((Fixed*)memory)->params;
     const Room room(memory, p);
@@ -317,18 +366,23 @@ template <class T, int D> struct Chain {
     int& turn = flow.turn;
     // What is needed when x is there is brought to registers before.
     constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;
-    const int boxes = o.in / CHAIN_COLUMNS, most = o.most, workers = (boxes - 1) / most + 1;
-    const int tile0 = firstTile(o.shift), all = o.tiles[LINEAR_PARTS - 1], tiles = tile0 < all ? (all - tile0 - 1) / (int)gridDim.x + 1 : 0; // the block's
-    const int mine = tiles > 0 ? min(boxes - warp * most, most) : 0; // 0 or less: none
+    const int rank = rankOf(), boxes = o.in / CHAIN_COLUMNS, most = o.most;
+    const int tile0 = firstTile(o.shift), all = o.tiles[LINEAR_PARTS - 1], tiles = tile0 < all ? (all - tile0 - 1) / units() + 1 : 0; // the block's or pair's
+    const int mine = tiles > 0 ? min(boxesOf(boxes, rank) - warp * most, most) : 0; // 0 or less: none
+    const int begin = firstBox(boxes, rank) + warp * most;
     float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));
     float* const raw = x + most * COLUMNS * CHAIN_STRIDE;
-    float4* const shared = room.fixed->moments[layer & 1];
+    float4* const shared = room.fixed->moments[turn / MOMENTS];
     Moments<ROWS> moments = {};
 
     // The element that a thread finishes: of tile `k` of a group, row `m` of x. The
-    // last warps do, which have the fewest boxes.
-    const int finisher = (CHAIN_WARPS - 1 - warp) * 32 + lane;
+    // last warps do, which have the fewest boxes. Of a pair two lanes do, one for each
+    // block's warps: `half`.
+    constexpr int LANES = 32 / SPLIT;
+    const int half = lane / LANES, finisher = (CHAIN_WARPS - 1 - warp) * LANES + lane % LANES;
     const int c = finisher % CHAIN_TILE, k = finisher / (CHAIN_TILE * ROWS), m = finisher / CHAIN_TILE % ROWS;
+    // Warps that have boxes: those that it adds up the sums of, and the other block's.
+    const int workers = o.workers >> half * 8 & 255, others = SPLIT == 1 || tiles == 0 ? 0 : o.workers >> (1 - rank) * 8 & 255;
     const float inverse = o.inverse, eps = o.eps, least = o.relu ? 0.f : -LEAN_INF;
     // It is asked what is added to it before it is needed: a bias comes from memory.
     // That comes to shared memory: a register that is waited for is waited for at the
@@ -341,8 +395,8 @@ template <class T, int D> struct Chain {
     const u64* residualTagged;
     const float* residual;
     const auto element = [&](int first) {
-      const int tile = tile0 + (first + k) * (int)gridDim.x, part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
-      finishes = k < min(GROUP, tiles - first) && n < o.out[part];
+      const int tile = tile0 + (first + k * SPLIT + rank) * units(), part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
+      finishes = half == 0 && k * SPLIT + rank < min(GROUP * SPLIT, tiles - first) && n < o.out[part];
       if (!finishes) return;
       const long long place = (long long)m * o.out[part] + n;
       y = o.y[part] + place;
@@ -357,7 +411,7 @@ template <class T, int D> struct Chain {
     if (NORM && mine > 0) {
 #pragma unroll 1
       for (int j = 0; j < mine; j++) {
-        const int column = (warp * most + j) * CHAIN_COLUMNS + lane * 4;
+        const int column = (begin + j) * CHAIN_COLUMNS + lane * 4;
         if (o.gamma != nullptr) copy16(sharedAddress(raw + j * CHAIN_COLUMNS + lane * 4), o.gamma + column, true);
         if (o.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * CHAIN_STRIDE + lane * 4), o.beta + column, true);
       }
@@ -375,7 +429,7 @@ template <class T, int D> struct Chain {
         __syncwarp();
         prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
       }
-      prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, warp * most * CHAIN_COLUMNS, moments, run, mine, lane);
+      prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * CHAIN_COLUMNS, moments, run, mine, lane);
     }
 
     // A box that is used up makes room for another, which is asked for when the next
@@ -388,12 +442,13 @@ template <class T, int D> struct Chain {
     const int g = lane >> 2, t = lane & 3;
     const float* const operands = x + (g & 3) * CHAIN_STRIDE + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
     const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * CHAIN_STRIDE + CHAIN_COLUMNS; }; // of row 2t+e; those that are not there count as the last
-    const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, half = (lane >> 4) * 16;
+    const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, column = (lane >> 4) * 16;
     int first = 0;
     do { // once, if there is no tile
-      const int now = min(GROUP, tiles - first);
-      float* const sums = room.fixed->sums[turn];
-      turn ^= 1;
+      const int now = min(GROUP * SPLIT, tiles - first);
+      float* const sums = room.fixed->sums[turn & 1];
+      const Meeting meeting(room, turn, rank);
+      turn++;
       if (first != 0) element(first);
 #pragma unroll 1
       for (int i = 0; i < now && mine > 0; i++) {
@@ -417,7 +472,7 @@ template <class T, int D> struct Chain {
           }
           barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
-          for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (CHAIN_BOX / 2) + swizzled(row, s % 4 * 32 + half));
+          for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (CHAIN_BOX / 2) + swizzled(row, s % 4 * 32 + column));
 #pragma unroll
           for (int q = 0; q < PRODUCTS; q++) {
             float acc[4][4] = {};
@@ -434,10 +489,17 @@ template <class T, int D> struct Chain {
 #pragma unroll
         for (int q = 0; q < PRODUCTS; q++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) {
-            const float all = sum[q][e] + __shfl_xor_sync(~0u, sum[q][e], 2);
-            const int r = 4 * q + 2 * t + (e & 1);
-            if (t < 2 && r < COLUMNS) sums[((i * CHAIN_WARPS + warp) * COLUMNS + r) * CHAIN_TILE + g + (e >> 1) * 8] = all;
+          for (int e = 0; e < 2; e++) { // rows g and g+8, which lie side by side
+            const float2 all = make_float2(sum[q][e] + __shfl_xor_sync(~0u, sum[q][e], 2), sum[q][e + 2] + __shfl_xor_sync(~0u, sum[q][e + 2], 2));
+            const int r = 4 * q + 2 * t + e;
+            if (t < 2 && r < COLUMNS) {
+              float* const to = sums + ((i / SPLIT * WORKERS + rank * CHAIN_WARPS + warp) * COLUMNS + r) * CHAIN_TILE + g * 2;
+              if (i % SPLIT == rank) {
+                *(float2*)to = all;
+              } else {
+                send2(meeting.there(to), meeting.other, all.x, all.y);
+              }
+            }
           }
       }
       if (NORM && first == 0 && mine > 0) {
@@ -450,73 +512,78 @@ template <class T, int D> struct Chain {
 #pragma unroll
           for (int m = 0; m < ROWS; m++) {
             const float mean = __fdividef(moments.sum[m], count);
-            shared[m * CHAIN_WARPS + warp] = make_float4(moments.near[m], moments.near[m] + mean, moments.squares[m] - mean * moments.sum[m], count);
+            float4* const to = shared + m * WORKERS + rank * CHAIN_WARPS + warp;
+            const float4 v = make_float4(moments.near[m], moments.near[m] + mean, moments.squares[m] - mean * moments.sum[m], count);
+            *to = v;
+            if constexpr (SPLIT > 1) send4(meeting.there(to), meeting.other, v);
           }
         }
       }
       copyWait<0>(); // the next layer's body, too
-      __syncthreads();
-      if (first < tiles && finishes) {
-        const float* const from = sums + k * (CHAIN_WARPS * COLUMNS * CHAIN_TILE) + m * CHAIN_TILE + c;
-        const float add = tilted ? *bias : 0.f;
-        u64 other = residualTagged != nullptr ? *word : 0;
+      if constexpr (SPLIT == 1) {
+        __syncthreads();
+      } else {
+        meeting.meet(others * ((now + 1 - rank) / 2 * (COLUMNS * CHAIN_TILE * 4) + (NORM && first == 0 ? ROWS * 16 : 0)), warp, lane);
+      }
+      // Of a pair all lanes of a warp add up, two together.
+      if (first < tiles && (SPLIT == 1 ? finishes : k * SPLIT + rank < now)) {
+        const float* const from = sums + (k * WORKERS + half * CHAIN_WARPS) * (COLUMNS * CHAIN_TILE) + m * CHAIN_TILE + c % 8 * 2 + c / 8;
+        const bool ends = SPLIT == 1 || finishes;
+        const float add = ends && tilted ? *bias : 0.f;
+        u64 other = ends && residualTagged != nullptr ? *word : 0;
         float s[CHAIN_WARPS];
 #pragma unroll
         for (int w = 0; w < CHAIN_WARPS; w++) s[w] = w < workers ? from[w * (COLUMNS * CHAIN_TILE)] : 0.f;
         float v;
         if constexpr (!NORM) {
-          v = sumOf(s) + add;
+          v = ofBoth(sumOf(s)) + add;
         } else {
           // Means and sums of squares of the warps' columns merge into the row's.
           float4 of[CHAIN_WARPS];
           float part[CHAIN_WARPS], slope[CHAIN_WARPS], behind[CHAIN_WARPS];
 #pragma unroll
           for (int w = 0; w < CHAIN_WARPS; w++) {
-            of[w] = w < workers ? shared[m * CHAIN_WARPS + w] : make_float4(0.f, 0.f, 0.f, 0.f);
+            of[w] = w < workers ? shared[m * WORKERS + half * CHAIN_WARPS + w] : make_float4(0.f, 0.f, 0.f, 0.f);
             slope[w] = w < workers ? from[(w * COLUMNS + ROWS - m) * CHAIN_TILE] : 0.f;
             behind[w] = w < workers ? from[(w * COLUMNS + ROWS + 1 - m) * CHAIN_TILE] : 0.f;
             part[w] = of[w].y * of[w].w;
           }
-          const float mean = sumOf(part) * inverse;
+          const float mean = ofBoth(sumOf(part)) * inverse;
 #pragma unroll
           for (int w = 0; w < CHAIN_WARPS; w++) {
             part[w] = of[w].z + (of[w].y - mean) * (of[w].y - mean) * of[w].w;
             s[w] -= (mean - of[w].x) * slope[w];
           }
-          v = sumOf(s) * rsqrtf(sumOf(part) * inverse + eps) + (sumOf(behind) + add);
+          v = ofBoth(sumOf(s)) * rsqrtf(ofBoth(sumOf(part)) * inverse + eps) + (ofBoth(sumOf(behind)) + add);
         }
-        v = v < least ? least : v; // NaN stays
-        if (residualTagged != nullptr) {
-          while ((u32)(other >> 32) != run) other = loadWord(residualTagged); // most likely it was there
-          v += __uint_as_float((u32)other);
-        } else if (residual != nullptr) {
-          v += *residual;
+        if (ends) {
+          v = v < least ? least : v; // NaN stays
+          if (residualTagged != nullptr) {
+            while ((u32)(other >> 32) != run) other = loadWord(residualTagged); // most likely it was there
+            v += __uint_as_float((u32)other);
+          } else if (residual != nullptr) {
+            v += *residual;
+          }
+          if (made != nullptr) storeTagged(made, run, v);
+          *y = v;
         }
-        if (made != nullptr) storeTagged(made, run, v);
-        *y = v;
       }
-      first += GROUP;
+      first += GROUP * SPLIT;
     } while (first < tiles);
     refill();
+    if (NORM) turn ^= MOMENTS;
     return flow;
   }
 
-  __device__ static __noinline__ void attention(int at, int layer, u32 run) {
+  // Returns how many chunks it has put through the ring.
+  __device__ static __noinline__ int attention(int at, int layer, u32 run) {
     extern __shared__ __align__(1024) char memory[];
     Fixed& fixed = *(Fixed*)memory;
     const ChainParams& p = fixed.params;
     const Room room(memory, p);
-    const bool apart = p.apart > 0;
     const ChainAttention& o = *(const ChainAttention*)fixed.layers[at].body;
-    const Round round = {room.slots, fixed.before, fixed.asked, apart && o.links.next >= 0 ? p.layers[o.links.next].maps : nullptr};
-    if (!apart) {
-      written(); // the copy engine writes where x was
-      __syncthreads();
-    }
-    const int passed = L::run(o.p, p.layers[layer].maps, room.area + p.apart, &fixed.work, &fixed.blind, &o.links, &round, run);
-    copyWait<0>(); // the next layer's body
-    __syncthreads();
-    if (threadIdx.x == 0) fixed.before += passed, fixed.asked = apart ? o.p.slots : 0;
+    const Round round = {room.slots, fixed.before};
+    return L::run(o.p, p.layers[layer].maps, room.area, &fixed.work, &fixed.blind, &o.links, &round, run);
   }
 
   template <int ROWS> __device__ static __forceinline__ void layers(const ChainParams& p, const Room& room, u32 number, Flow flow) {
@@ -528,11 +595,20 @@ template <class T, int D> struct Chain {
       if (++at == 3) at = 0;
       bring(p, room, at, layer + 1);
       if (body.kind == CHAIN_ATTENTION) {
-        attention(now, layer, number);
+        written(); // the copy engine writes where x was
+        __syncthreads();
+        Flow& kept = ((Flow*)room.fixed->words)[threadIdx.x / 32]; // nobody has words now
+        if (KEEP && threadIdx.x % 32 == 0) kept = flow;
+        __syncwarp();
+        const int passed = attention(now, layer, number);
+        if (KEEP) flow = kept;
+        copyWait<0>(); // the next layer's body
+        __syncthreads();
+        if (threadIdx.x == 0) room.fixed->before += passed;
       } else if (((const ChainLinear*)body.body)->norm) {
-        flow = linear<ROWS, true>(now, layer, number, flow);
+        flow = linear<ROWS, true>(now, number, flow);
       } else {
-        flow = linear<ROWS, false>(now, layer, number, flow);
+        flow = linear<ROWS, false>(now, number, flow);
       }
     }
   }
@@ -554,14 +630,19 @@ template <class T, int D> struct Chain {
     for (int i = threadIdx.x; i < 2 * p.feedCount; i += CHAIN_WARPS * 32) copy16(sharedAddress(room.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
     if (p.work != nullptr) {
       if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&room.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
-      if (threadIdx.x == 32) room.fixed->blind = *p.blind, room.fixed->before = room.fixed->asked = 0;
+      if (threadIdx.x == 32) room.fixed->blind = *p.blind, room.fixed->before = 0;
       const u32 full = sharedAddress(room.slots);
       for (int s = threadIdx.x; s < p.slots; s += CHAIN_WARPS * 32) L::openSlot(full, full + p.slots * 8, s);
     }
     if (threadIdx.x == 64) room.fixed->params = p;
     bring(p, room, 0, 0);
     if (lane < p.stages) barrierInit(ring.full + lane * 8, 1);
+    if (SPLIT > 1 && threadIdx.x >= 96 && threadIdx.x < 98) barrierInit(sharedAddress(&room.fixed->met[threadIdx.x - 96]), WORKERS);
     opened();
+    if constexpr (SPLIT > 1) {
+      __syncwarp();
+      clusterArrive();
+    }
     const u32 number = *(volatile u32*)p.run + 1;
     copyWait<0>();
     __syncthreads();
@@ -569,6 +650,7 @@ template <class T, int D> struct Chain {
     feed.open(p, room, warp);
     for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, readOnce(), warp, lane);
 
+    if constexpr (SPLIT > 1) clusterWait(); // the other block has its barriers
     switch (p.rows) {
       case 1: layers<1>(p, room, number, flow); break;
       case 2: layers<2>(p, room, number, flow); break;

@@ -123,12 +123,8 @@ template <class T, int D, bool LINKED = false> struct Lean {
       if (APART) fewerRegisters<COPYING>();
       const int copier = warp - copiers, values = copier & 1;
       const TensorMap* map = maps + values;
-      if constexpr (LINKED) {
-        Ring<S>::copyAll(p, range, map, round->next + values, *round, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
-      } else {
-        copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
-        Ring<S>::copyAll(p, range, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, lane);
-      }
+      if (!LINKED) copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
+      Ring<S>::copyAll(p, range, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, LINKED ? round->before : 0, lane);
       return 0;
     }
     if (APART) moreRegisters<COMPUTING>();

@@ -84,6 +84,18 @@ __device__ __forceinline__ float4 remote4(const float* at, int rank) {
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remoteAddress(sharedAddress(at), rank)) : "memory");
   return v;
 }
+// Two or four floats to another thread block of the cluster, and word of them to a
+// barrier there.
+__device__ __forceinline__ void send2(u32 to, u32 bar, float a, float b) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void send4(u32 to, u32 bar, float4 v) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar) : "memory");
+}
+// Arrives at a barrier there.
+__device__ __forceinline__ void barrierArriveRemote(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 #else
 __device__ __forceinline__ void clusterArrive() { __syncthreads(); }
 __device__ __forceinline__ void clusterWait() {}

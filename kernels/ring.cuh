@@ -77,46 +77,30 @@ template <class S> struct Ring : S {
   }
 
   // A copying warp: it fills every second slot of the ring, with keys or with
-  // values, and walks the whole range without regard to where output tiles end.
-  __device__ static __forceinline__ void copyAll(const Params& p, const Work* work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int lane) {
-    copySome(p, work, map, ring, full, empty, first, first, 1, 0, lane);
-  }
-
-  // The same in a chain, which goes on with the first chunks of the next layer, as
-  // many as the ring has room for. A slot is always the same warp's: of what goes
-  // through it, the next is asked for by who knows that the one before was.
-  __device__ static __forceinline__ void copyAll(const Params& p, const Work* work, const TensorMap* map, const TensorMap* next, const Round& round, u32 ring, u32 full, u32 empty, int first, int lane) {
-    int before = round.before, skip = round.asked + ((first ^ before) & 1), most = 0x7fffffff;
-#pragma unroll 1
-    for (int k = 0; k < (round.next != nullptr ? 2 : 1); k++) { // in one place: the code of a chain is long
-      u32 turn;
-      const int slot = slotOf(before + skip, p.slots, turn);
-      before += copySome(p, work, map, ring, full, empty, slot, skip, ~turn & 1, most, lane);
-      skip = (first ^ before) & 1, most = p.slots / 2, map = next;
+  // values, and walks the whole range without regard to where output tiles end. In a
+  // chain layers before have put `before` chunks through the ring; it is empty again.
+  __device__ static __forceinline__ void copyAll(const Params& p, const Work* work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int before, int lane) {
+    int slot = first, skip = first;
+    u32 parity = 1;
+    if constexpr (S::LINKED) {
+      u32 round;
+      slot = slotOf(before + first, p.slots, round), parity = ~round & 1;
     }
-  }
-
-  // Copies every second chunk from number `skip` of the range on, in a chain no more
-  // than `most`. Returns how many chunks the range has, if they are all copied.
-  __device__ static __forceinline__ int copySome(const Params& p, const Work* work, const TensorMap* map, u32 ring, u32 full, u32 empty, int slot, int skip, u32 parity, int most, int lane) {
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int boxes = KEYS / p.box, pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots;
     const int* table = p.pages;
     Place at;
     at.begin(p, work);
-    int chunks = 0;
     bool waited = S::LINKED;
     do {
       // What the launch before may write is waited for: all keys, or those that were
       // appended just now. The block table is there.
       const int head = at.head * p.headRows, old = p.early ? at.s.keys - at.s.queries : 0;
       int c = at.chunk + skip;
-      chunks += at.end - at.chunk;
       if (table == nullptr) {
         int row = at.s.pages * pageRows + head + c * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
-          if (S::LINKED && most-- == 0) return 0;
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           barrierWait(empty + slot * 8, parity);
@@ -134,7 +118,6 @@ template <class S> struct Ring : S {
         int page = pages.get(n);
 #pragma unroll 1
         for (; c < at.end; c += 2) {
-          if (S::LINKED && most-- == 0) return 0;
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           barrierWait(empty + slot * 8, parity);
@@ -171,7 +154,6 @@ template <class S> struct Ring : S {
       skip = c - at.end; // 0 or 1, or what a short part leaves
     } while (at.next(p));
     if (!waited) waitForEarlier();
-    return chunks;
   }
 #else
   // The copying side of a warp: it runs ahead of the computing side by the length of the ring.

@@ -66,17 +66,13 @@ struct Links {
   const int* slots;                       // of each row, the row of keys of head 0 that it becomes; -1: none
   u64* partials;                          // tagged: 2*blocks of (rows, D+2), the same for all layers
   int layer, layers;                      // this one, of how many
-  int next;                               // the attention behind this one; -1: none
 };
 
-// The ring of a chain's attention goes on from one layer to the next: its
-// barriers are made once, and the keys and values of the next layer may be asked
-// for as soon as there is room for them.
+// The ring of a chain's attention goes on from one layer to the next: its barriers
+// are made once.
 struct Round {
-  u64* bars;             // a full and an empty one for each slot
-  int before;            // chunks that the layers before have put through the ring
-  int asked;             // of this layer's chunks, how many were asked for then
-  const TensorMap* next; // of the next layer's keys and values; null: they wait
+  u64* bars;  // a full and an empty one for each slot
+  int before; // chunks that the layers before have put through the ring
 };
 
 // The query position that row r of an output tile's rows belongs to: r/group.

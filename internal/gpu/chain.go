@@ -25,9 +25,7 @@ type Chain struct {
 	read    map[int64]bool    // of tagged floats, from where on a layer reads them
 	claims                    // of plain memory
 	floats  int64             // that are tagged
-	area    int               // bytes of shared memory for x
-	shift   int               // the block that has the next layer's first tile
-	wide    bool              // some x has more than mostChainX elements, or no room
+	needs   chainNeeds
 
 	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
 	texts       []chainLayer // of text, until Upload
@@ -97,12 +95,11 @@ func (c *Chain) Linear(o *Linear) bool {
 	if elements[element].bytes != 2 || o.Rows > c.d.chainMost(element) || o.In%chainColumns != 0 || c.element >= 0 && c.element != element || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
-	area := areaOf(o.Rows, o.In, o.Norm != nil)
-	wide := o.Rows*o.In > mostChainX || c.stagesFor(area, 1, mostWarps) < 2
-	if !wide && !c.fits(max(area, c.area)) {
+	needs := c.needsWith(o)
+	if !c.fits(element, c.dim, &needs, 0) {
 		return false
 	}
-	p := &chainLinear{in: int32(o.In), most: int32(ceil(o.In/chainColumns, linearWarps)), inverse: 1 / float32(o.In)}
+	p := &chainLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
 	part := chainPart{linear: p}
 	x, tagged, ok := c.source(&o.X, o.Rows*o.In)
 	if !ok {
@@ -162,9 +159,6 @@ func (c *Chain) Linear(o *Linear) bool {
 	if !c.apart(reads, writes) {
 		return false
 	}
-	// Blocks that have a tile more have none more in the layer behind.
-	p.shift = int32(c.shift)
-	c.shift = (c.shift + tiles) % c.blocks()
 	for _, at := range [...]uint64{p.tagged, p.residualTagged} {
 		if at != 0 {
 			c.read[int64(at)-1] = true
@@ -177,12 +171,7 @@ func (c *Chain) Linear(o *Linear) bool {
 	own.Parts = append([]LinearPart(nil), o.Parts...)
 	part.weights, part.alone = own.Parts, func(s *cuda.Stream) error { return c.d.Linear(s, &own) }
 	c.take(part, reads, writes, holds)
-	c.element, c.rows, c.floats = element, o.Rows, floats
-	if wide {
-		c.wide = true
-	} else {
-		c.area = max(area, c.area)
-	}
+	c.element, c.rows, c.floats, c.needs = element, o.Rows, floats, needs
 	return true
 }
 
@@ -257,7 +246,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	outs := extent(g.Out, p.reach, g.Heads, g.ValueDim)
 	writes := []span{spanOf(&o.Out, outs), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
 	shape := p.engine.chainShape(c.element, g.Dim)
-	if !c.fits(max(c.area, attentionRoom(&shape, p.look.tileRows, mostWarps))) || !c.apart(nil, writes) {
+	if !c.fits(c.element, g.Dim, &c.needs, attentionRoom(&shape, p.look.tileRows, mostWarps)) || !c.apart(nil, writes) {
 		return false
 	}
 	box := shape.box(p.look.paged, g.PageTokens)

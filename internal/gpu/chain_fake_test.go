@@ -3,7 +3,7 @@
 package gpu
 
 import (
-	"math"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -14,8 +14,11 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-func fakeStack(t *testing.T, sh stackShape) (*stack, func() string) {
-	m, lib, d := fakeDecoder(t, 90, 13, 232448)
+// fakeStack is a stack on a GPU of so many multiprocessors: its chains are pairs where
+// that is possible.
+func fakeStack(t *testing.T, sms int, sh stackShape) (*stack, func() string) {
+	m, lib, d := fakeDecoder(t, 90, sms, 232448)
+	d.leastPairs = 0
 	lib.State().Argument("chain_", int(unsafe.Sizeof(chainParams{})))
 	d.withoutBatches()
 	s := newStack(t, m, d, nil, sh)
@@ -41,13 +44,13 @@ func TestChainLeavesBatches(t *testing.T) {
 // layer has one thread block, every word one writer, and readers find what was made.
 func TestChainLaunch(t *testing.T) {
 	rng := reftest.Rand(t)
-	for i := range 12 {
+	for i := range 24 {
 		// Each has a driver of its own.
-		t.Run("", func(t *testing.T) { testChainLaunch(t, rng, i) })
+		t.Run("", func(t *testing.T) { testChainLaunch(t, rng, i/2, 13+i%2) })
 	}
 }
 
-func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
+func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	sh := stackShape{
 		rows: 1 + i%chainRows, blocks: 1 + rng.IntN(3), heads: 4, kvHeads: 2, dim: []int{64, 128}[i%2], inner: 128 * (1 + rng.IntN(9)),
 		vocabulary: pick(rng, 0, 777), pageTokens: 16, kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i/2%2],
@@ -55,15 +58,20 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 	for range sh.rows {
 		sh.keys = append(sh.keys, rng.IntN(200))
 	}
-	s, log := fakeStack(t, sh)
+	s, log := fakeStack(t, blocks, sh)
+	split, kernel := 1, fmt.Sprintf("chain_%s_%d", elements[elementOf(sh.kv)].name, sh.dim)
+	if blocks%2 == 0 && sh.dim == pairsDim {
+		split, kernel = 2, kernel+"_pairs"
+	}
 	c := s.chain(t)
 	if _, err := s.m.stream.Capture(func() error { return c.Queue(s.m.stream) }); err != nil {
 		t.Fatal(err)
 	}
 	noError(t, c.Upload())
 	var found *launch
-	for _, l := range launches(strings.ReplaceAll(log(), "cooperative 1\n", "")) {
-		if strings.HasPrefix(l.kernel, "chain_") && found == nil {
+	clusters := strings.Count(log(), "cluster 2 1 1\n")
+	for _, l := range launches(strings.NewReplacer("cooperative 1\n", "", "cluster 2 1 1\n", "").Replace(log())) {
+		if l.kernel == kernel && found == nil {
 			found = &l
 		} else {
 			t.Fatalf("another launch: %s", l.kernel)
@@ -72,12 +80,11 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 	if found == nil || !strings.Contains(log(), "cooperative 1\n") {
 		t.Fatal("no cooperative launch of a chain")
 	}
-	const blocks = 13
-	if found.blocks != blocks || found.threads != 256 || found.shared > 232448 {
+	if clusters != split-1 || found.blocks != blocks || found.threads != 256 || found.shared > 232448 {
 		t.Errorf("%+v", *found)
 	}
 	p := (*chainParams)(unsafe.Pointer(&found.arg[0]))
-	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < 2 || p.apart%1024 != 0 {
+	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < leastChainStages {
 		t.Fatalf("%+v for %d layers of %d rows", *p, len(s.ops), sh.rows)
 	}
 	text := make([]byte, c.text.Len())
@@ -111,7 +118,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 		}
 		return false
 	}
-	feed := 0
+	feed, first := 0, 0
 	for j := range layers {
 		op := &s.ops[j]
 		if op.linear == nil {
@@ -120,16 +127,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 			reads("attention's k", a.links.newKeys, op.newK.address())
 			reads("attention's v", a.links.newValues, op.newV.address())
 			writes(a.links.out, op.operands.Out.address(), op.operands.Out.Len)
-			next := -1
-			for k := len(s.ops) - 1; k > j; k-- {
-				if s.ops[k].linear == nil {
-					next = k
-				}
-			}
-			if int(a.links.next) != next || a.p.slots != p.slots {
-				t.Errorf("layer %d, and attention behind it is %d: %+v", j, next, *a)
-			}
-			if layers[j].kind != chainAttentionKind || a.p.slots < mostWarps || a.p.slots%mostWarps != 0 || int(a.links.layer) != j || a.links.layers != p.count || a.p.work != p.work {
+			if a.p.slots != p.slots || layers[j].kind != chainAttentionKind || a.p.slots < mostWarps || a.p.slots%mostWarps != 0 || int(a.links.layer) != j || a.links.layers != p.count || a.p.work != p.work {
 				t.Errorf("layer %d: %+v", j, *a)
 			}
 			continue
@@ -145,6 +143,9 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 		if r := op.linear.Residual; r.Buffer != nil && l.residual == 0 {
 			reads("the residual", l.residualTagged, r.address())
 		}
+		if first %= blocks / split; int(l.shift) != first {
+			t.Errorf("layer %d has its first tile at %d, and the one ahead ends before %d", j, l.shift, first)
+		}
 		tiles := 0
 		for k := range op.linear.Parts {
 			part := &op.linear.Parts[k]
@@ -158,12 +159,24 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 				t.Errorf("layer %d, part %d: %+v", j, k, *l)
 			}
 		}
-		if l.shift < 0 || l.shift >= blocks || layers[j].kind != chainLinearKind {
+		first += tiles
+		// Each box of a tile is one warp's.
+		boxes := op.linear.In / chainColumns
+		for rank := range split {
+			mine := boxes / split
+			if rank < boxes%split {
+				mine++
+			}
+			if workers := int(l.workers >> (8 * rank) & 255); workers > linearWarps || workers*int(l.most) < mine || (workers-1)*int(l.most) >= mine && workers > 0 {
+				t.Errorf("layer %d: %d boxes of block %d: %+v", j, mine, rank, *l)
+			}
+		}
+		if layers[j].kind != chainLinearKind || l.workers>>(8*split) != 0 {
 			t.Errorf("layer %d: %d tiles: %+v", j, tiles, *l)
 		}
 		f := feeds[feed]
 		feed++
-		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != op.linear.In/128 || int(f.most)*linearWarps < int(f.boxes) || f.most != l.most || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
+		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != boxes || f.most != l.most || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
 			t.Errorf("layer %d: %+v, and asks for %+v", j, *l, f)
 		}
 	}
@@ -178,7 +191,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i int) {
 // What a chain can't do it refuses, and is as it was.
 func TestChainRefuses(t *testing.T) {
 	sh := stackShape{rows: 2, blocks: 1, heads: 4, kvHeads: 4, dim: 64, inner: 512, pageTokens: 16, keys: []int{5, 9}, kv: cpu.Float16}
-	s, _ := fakeStack(t, sh)
+	s, _ := fakeStack(t, 13, sh)
 	defer s.close(t)
 	at := func(i int) Linear { return *s.ops[i].linear }
 	half := func(m Memory) Memory { // the second half of it
@@ -219,7 +232,7 @@ func TestChainRefuses(t *testing.T) {
 		if ch.Linear(&o) {
 			t.Errorf("%s: was taken", name)
 		}
-		if len(ch.layers) != c.behind || ch.floats != before.floats || ch.area != before.area || ch.rows != before.rows || ch.element != before.element || len(ch.writes) != len(before.writes) {
+		if len(ch.layers) != c.behind || ch.floats != before.floats || ch.needs != before.needs || ch.rows != before.rows || ch.element != before.element || len(ch.writes) != len(before.writes) {
 			t.Errorf("%s: the chain has changed", name)
 		}
 	}
@@ -259,7 +272,7 @@ func TestChainRefuses(t *testing.T) {
 
 // A chain of one layer is that layer's launch, and takes no memory.
 func TestChainOfOne(t *testing.T) {
-	s, log := fakeStack(t, stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: 128, pageTokens: 16, keys: []int{5}, kv: cpu.Float16, linear: true})
+	s, log := fakeStack(t, 13, stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: 128, pageTokens: 16, keys: []int{5}, kv: cpu.Float16, linear: true})
 	defer s.close(t)
 	s.ops = s.ops[:1]
 	c := s.chain(t)
@@ -278,12 +291,13 @@ func TestChainOfOne(t *testing.T) {
 // their own, in their order.
 func TestChainOfWideLayers(t *testing.T) {
 	for name, sh := range map[string]stackShape{
-		"large":   {rows: 2, heads: 2, kvHeads: 2, inner: mostChainX, keys: []int{5, 6}},
-		"no room": {rows: chainRows, heads: 128, kvHeads: 128, inner: 128, keys: []int{5, 6, 7, 8}},
+		"large":            {rows: 2, heads: 2, kvHeads: 2, dim: 64, inner: mostChainX, keys: []int{5, 6}},
+		"no room":          {rows: chainRows, heads: 128, kvHeads: 128, dim: 64, inner: 128, keys: []int{5, 6, 7, 8}},
+		"large for a pair": {rows: 1, heads: 1, kvHeads: 1, dim: 128, inner: 2*mostChainX + 128, keys: []int{5}},
 	} {
 		t.Run(name, func(t *testing.T) { // each has a driver of its own
-			sh.blocks, sh.dim, sh.vocabulary, sh.pageTokens, sh.kv = 1, 64, 50, 16, cpu.Float16
-			s, log := fakeStack(t, sh)
+			sh.blocks, sh.vocabulary, sh.pageTokens, sh.kv = 1, 50, 16, cpu.Float16
+			s, log := fakeStack(t, 14, sh)
 			c := s.chain(t)
 			noError(t, c.Queue(s.m.stream))
 			noError(t, c.Upload())
@@ -295,7 +309,7 @@ func TestChainOfWideLayers(t *testing.T) {
 				}
 			}
 			const linear = "linear_f16"
-			if s, want := strings.Join(got, " "), linear+" lean_append lean_f16_64"+strings.Repeat(" "+linear, 4); s != want {
+			if s, want := strings.Join(got, " "), fmt.Sprintf("%s lean_append lean_f16_%d", linear, sh.dim)+strings.Repeat(" "+linear, 4); s != want {
 				t.Errorf("%s; want %s", s, want)
 			}
 			s.close(t)
@@ -303,58 +317,107 @@ func TestChainOfWideLayers(t *testing.T) {
 	}
 }
 
-// The copying warps of a chain, as kernels/ring.cuh has them: whatever the number of
-// chunks, each is asked for once in each layer, and a slot is always the same
-// warp's. So nobody waits for a slot whose chunk before has not been asked for: a
-// barrier's parity tells rounds apart only if they are one apart.
-func TestChainRing(t *testing.T) {
-	type chunk struct{ layer, i int }
-	rng := reftest.Rand(t)
-	for range 2000 {
-		n, slots, layers, apart := 1+rng.IntN(70), mostWarps*(1+rng.IntN(4)), 1+rng.IntN(5), rng.IntN(2) == 0
-		owner := make(map[int]int)
-		last := make(map[int]int) // of each slot, the chunk of all layers' that went through it
-		seen := make(map[chunk]bool)
-		before, asked := 0, 0
-		for layer := range layers {
-			next := apart && layer < layers-1
-			for first := range 2 {
-				at, skip, most := before, asked+(first^before)&1, math.MaxInt
-				for k := range 1 + count(next) {
-					for i := skip; i < n && most > 0; i, most = i+2, most-1 {
-						c, all := chunk{layer + k, i}, at+i
-						slot := all % slots
-						if seen[c] {
-							t.Fatalf("%d chunks, %d slots: %+v is asked for twice", n, slots, c)
-						}
-						seen[c] = true
-						if o, ok := owner[slot]; ok && o != first {
-							t.Fatalf("%d chunks, %d slots: slot %d is that of two warps", n, slots, slot)
-						}
-						owner[slot] = first
-						if l, ok := last[slot]; ok && all != l+slots {
-							t.Fatalf("%d chunks, %d slots: in slot %d chunk %d comes behind %d", n, slots, slot, all, l)
-						}
-						last[slot] = all
+// How chains of OPT's layers are launched on an H200, and elsewhere.
+func TestChainLayouts(t *testing.T) {
+	const wide = 0 // a split: launches of their own
+	type layout struct{ split, stages, slots int }
+	type shape struct {
+		name                      string
+		blocks, heads, dim, inner int
+	}
+	layOut := func(m *machine, d *Decoder, s shape, rows int) layout {
+		c := d.NewChain()
+		c.element, c.dim, c.rows, c.plan = elementOf(cpu.Float16), s.dim, rows, &Plan{engine: m.engine}
+		linear := func(in int, norm *Norm) {
+			c.needs = c.needsWith(&Linear{Rows: rows, In: in, Norm: norm})
+			c.layers = append(c.layers, chainPart{linear: &chainLinear{}})
+		}
+		hidden := s.heads * s.dim
+		for range s.blocks {
+			linear(hidden, &Norm{})
+			c.layers = append(c.layers, chainPart{attend: &chainAttention{p: paramsBody{rows: 1}}})
+			linear(hidden, nil)
+			linear(hidden, &Norm{})
+			linear(s.inner, nil)
+		}
+		linear(hidden, &Norm{})
+		l := c.layOut()
+		if c.needs[l.split-1].wide {
+			return layout{split: wide}
+		}
+		if !c.fits(c.element, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+linearWarps*(chainBox+8) <= d.info.SharedPerBlockMost && l.stages < mostChainStages {
+			t.Errorf("%s, %d rows: %+v", s.name, rows, l)
+		}
+		return layout{l.split, l.stages, l.slots}
+	}
+	shapes := []shape{
+		{"125m", 12, 12, 64, 3072}, {"350m", 24, 16, 64, 4096}, {"1.3b", 24, 32, 64, 8192}, {"2.7b", 32, 32, 80, 10240},
+		{"2048 and 8192", 24, 16, 128, 8192}, {"6.7b", 32, 32, 128, 16384}, {"13b", 40, 40, 128, 20480}, {"30b", 48, 56, 128, 28672}, {"66b", 64, 72, 128, 36864},
+	}
+	blocks := map[string][2]layout{ // of one row, and of two
+		"125m": {{1, 4, 8}, {1, 4, 8}}, "350m": {{1, 4, 8}, {1, 4, 8}}, "1.3b": {{1, 4, 8}, {1, 4, 8}}, "2.7b": {{1, 4, 8}, {1, 3, 8}},
+		"2048 and 8192": {{1, 4, 8}, {1, 4, 8}}, "6.7b": {{1, 4, 8}, {1, 2, 16}}, "13b": {{1, 3, 8}, {split: wide}}, "30b": {{1, 2, 12}, {split: wide}}, "66b": {{split: wide}, {split: wide}},
+	}
+	pairs := map[string][2]layout{
+		"2048 and 8192": {{1, 4, 8}, {2, 4, 8}}, "6.7b": {{2, 4, 8}, {2, 4, 8}}, "13b": {{2, 4, 8}, {2, 3, 8}}, "30b": {{2, 4, 8}, {2, 2, 12}}, "66b": {{2, 3, 8}, {split: wide}},
+	}
+	for name, c := range map[string]struct {
+		sms  int
+		full bool // the driver says that pairs don't fit
+		want map[string][2]layout
+	}{
+		"even": {132, false, pairs},
+		"odd":  {131, false, blocks},
+		"full": {132, true, blocks},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, lib, _ := fakeGPU(t, 90, c.sms, 232448)
+			if c.full {
+				lib.State().FailIn("cuOccupancyMaxActiveClusters", 912) // CUDA_ERROR_INVALID_CLUSTER_SIZE
+			}
+			d := loadDecoder(t, m)
+			for _, s := range shapes {
+				want, ok := c.want[s.name]
+				if !ok {
+					want = blocks[s.name]
+				}
+				for i := range want {
+					if got := layOut(m, d, s, i+1); got != want[i] {
+						t.Errorf("%s, %d rows: %+v, not %+v", s.name, i+1, got, want[i])
 					}
-					at += n
-					skip, most = (first^at)&1, slots/2
 				}
 			}
-			before += n
-			asked = slots * count(apart)
-		}
-		if len(seen) != n*layers {
-			t.Fatalf("%d chunks, %d slots: %d of %d were asked for", n, slots, len(seen), n*layers)
-		}
+		})
 	}
 }
 
-func count(b bool) int {
-	if b {
-		return 1
+// A chain is one of pairs as soon as its x is large, and none any more with heads that
+// there are no pairs for.
+func TestChainSplit(t *testing.T) {
+	_, _, d := fakeDecoder(t, 90, 14, 232448)
+	c := d.NewChain()
+	f16 := elementOf(cpu.Float16)
+	large := Linear{Rows: 1, In: 16384}
+	for _, s := range []struct {
+		o    Linear
+		dim  int
+		want int
+	}{{Linear{Rows: 1, In: 8192}, 0, 1}, {large, 0, 2}, {large, 128, 2}, {large, 64, 1}, {large, 80, 1}} {
+		needs := c.needsWith(&s.o)
+		split := c.splitOf(f16, s.dim, &needs)
+		kernel, want := d.chain.of(split, f16, s.dim), d.chain.blocks[f16][max(chainDim(s.dim), 0)]
+		if s.want == 2 {
+			want = d.chain.pairs[f16]
+		}
+		if split != s.want || kernel != want || kernel == nil {
+			t.Errorf("%d columns, heads of %d: %d blocks share a tile", s.o.In, s.dim, split)
+		}
 	}
-	return 0
+	// What is too wide for a block is not for a pair.
+	needs := c.needsWith(&Linear{Rows: 2, In: 20480})
+	if !needs[0].wide || needs[1].wide {
+		t.Errorf("%+v", needs)
+	}
 }
 
 // GPUs without a copy engine have no chains.
@@ -367,9 +430,15 @@ func TestNoChains(t *testing.T) {
 
 // Whatever call of the driver fails, the chain has no memory after Close.
 func TestChainFaults(t *testing.T) {
-	m, lib, d := fakeDecoder(t, 90, 13, 232448)
+	t.Run("blocks", func(t *testing.T) { testChainFaults(t, 13) })
+	t.Run("pairs", func(t *testing.T) { testChainFaults(t, 14) })
+}
+
+func testChainFaults(t *testing.T, sms int) {
+	m, lib, d := fakeDecoder(t, 90, sms, 232448)
 	lib.State().Argument("chain_", int(unsafe.Sizeof(chainParams{})))
-	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: 128, pageTokens: 16, keys: []int{50}, kv: cpu.Float16})
+	d.leastPairs = 0
+	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 128, inner: 128, pageTokens: 16, keys: []int{50}, kv: cpu.Float16})
 	live, failures := lib.Live(), 0
 	for n := 1; ; n++ {
 		c := s.chain(t)

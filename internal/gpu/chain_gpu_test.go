@@ -248,12 +248,12 @@ func (s *stack) poison(t testing.TB) {
 
 func TestGPUChain(t *testing.T) {
 	m, d := realDecoder(t)
-	testChain(t, m, d, orShort(24, 6), 5000, false)
+	testChain(t, m, d, orShort(24, 8), 5000, 8192, false)
 }
 
 func TestGPUChainLinear(t *testing.T) {
 	m, d := realDecoder(t)
-	testChain(t, m, d, orShort(24, 6), 5000, true)
+	testChain(t, m, d, orShort(24, 8), 5000, 8192, true)
 }
 
 func TestGPUProjection(t *testing.T) {
@@ -270,19 +270,23 @@ func TestGPUChainLong(t *testing.T) {
 		{rows: 2, heads: 16, kvHeads: 8, dim: 128, keys: []int{17003, 3}},
 	} {
 		sh.blocks, sh.inner, sh.pageTokens, sh.kv = 2, 512, 64, cpu.Float16
-		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+		testSplits(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
 	}
 }
 
-// testChain runs random stacks, with contexts of up to so many keys.
-func testChain(t *testing.T, m *machine, d *Decoder, cases, longest int, linear bool) {
+// testChain runs random stacks, with contexts of up to so many keys, and outputs of
+// attention of up to so many elements.
+func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int, linear bool) {
 	rng := reftest.Rand(t)
 	defer d.withoutBatches()()
+	shared := d.info.SharedPerBlockMost
+	defer func() { d.info.SharedPerBlockMost = shared }()
 	for i := range cases {
-		group := pick(rng, 1, 1, 2, 4)
-		kvHeads := pick(rng, 1, 2, 3, 12)
+		d.info.SharedPerBlockMost = min(shared, pick(rng, 180, 205, 227)<<10) // rings of several lengths
+		dim, group := chainDims[len(chainDims)-1-i%len(chainDims)], pick(rng, 1, 1, 2, 4)
+		kvHeads := min(pick(rng, 1, 2, 3, 12), widest/dim/group)
 		sh := stackShape{
-			rows: 1 + i%chainRows, blocks: pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: chainDims[i/2%len(chainDims)],
+			rows: 1 + i%chainRows, blocks: pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
 			inner: 128 * pick(rng, 1, 3, 8, 17, 33), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
 			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: linear,
 		}
@@ -292,7 +296,20 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest int, linear 
 		for range sh.rows {
 			sh.keys = append(sh.keys, min(pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
 		}
-		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+		testSplits(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+	}
+}
+
+// testSplits is testStack of chains of blocks, and of pairs of them where there are any.
+func testSplits(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
+	defer func(least int) { d.leastPairs = least }(d.leastPairs)
+	d.leastPairs = math.MaxInt
+	testStack(t, m, d, rng, name, sh)
+	if d.chain == nil || d.chain.pairs[elementOf(sh.kv)] == nil {
+		t.Log("no pairs on this GPU")
+	} else if sh.dim == pairsDim || sh.linear {
+		d.leastPairs = 0
+		testStack(t, m, d, rng, name+", pairs", sh)
 	}
 }
 

@@ -20,7 +20,8 @@ const (
 	chainBox     = 4096  // bytes of a tile's column box
 	chainColumns = 128   // elements of a row in it
 	chainGroup   = 8     // tiles x rows whose sums meet at once
-	chainFixed   = 12288 // bytes of what each block has
+	chainFixed   = 12288 // bytes of what each block has, and
+	pairsFixed   = 21504 // of what a block of a pair has
 	chainStride  = 144   // floats of a box's columns of a row of x
 	chainBody    = 368
 
@@ -28,17 +29,24 @@ const (
 )
 
 const (
-	mostChainStages = 8 // of a warp's ring
-	stagesApart     = 2 // that leave room for attention's ring to be apart from x
-	chainChunks     = 2 // chunks of keys that each computing warp has on the way, where there is room for them
+	mostChainStages  = 8 // of a warp's ring
+	leastChainStages = 2
+	chainChunks      = 2 // chunks of keys that each computing warp has on the way, where there is room for them
 
-	// Elements of x that a chain is for: every thread block reads all of them. Of
-	// more, launches whose clusters share x are as fast or faster.
+	// Elements of x that a thread block is for: it reads all of them, or of a pair
+	// half. Of more, launches whose clusters share x are as fast or faster.
 	mostChainX = 32 << 10
+
+	// Shared memory that x takes of one thread block where pairs are faster. At 36 KB
+	// their meetings cost more than half of x saves.
+	leastPairs = 64 << 10
 )
 
-// chainDims are the head dims that there are chains for.
-var chainDims = [...]int{64, 80, 128}
+// chainDims are the head dims that there are chains for, pairsDim the one that there
+// are pairs for.
+var chainDims = [...]int{64, 80, pairsDim}
+
+const pairsDim = 128
 
 // chainDim is an index of chainDims, -1 for other head dims.
 func chainDim(dim int) int { return slices.Index(chainDims[:], dim) }
@@ -52,7 +60,7 @@ type chainLinear struct {
 	shift, in, most                     int32
 	norm, relu                          int32
 	eps, inverse                        float32
-	_                                   [4]byte
+	workers                             int32
 }
 
 // chainAttention is struct ChainAttention: struct Params and struct Links.
@@ -64,8 +72,7 @@ type chainAttention struct {
 // links is struct Links.
 type links struct {
 	query, newKeys, newValues, out, slots, partials uint64
-	layer, layers, next                             int32
-	_                                               [4]byte
+	layer, layers                                   int32
 }
 
 // chainLayer is struct ChainLayer.
@@ -88,8 +95,7 @@ type chainFeed struct {
 type chainParams struct {
 	layers, feeds, work, blind, run uint64
 	count, feedCount, rows, stages  int32
-	area, apart, slots              int32
-	_                               [4]byte
+	area, slots                     int32
 }
 
 // NewChain makes an empty chain; nil where the GPU has no kernels for one.
@@ -117,17 +123,45 @@ func (d *Decoder) loadChains() error {
 		if elements[i].bytes != 2 {
 			continue
 		}
+		name := "chain_" + elements[i].name
 		for j, dim := range chainDims {
-			if functions[i][j], err = sharing(m, &d.info, fmt.Sprintf("chain_%s_%d", elements[i].name, dim)); err != nil {
+			if functions.blocks[i][j], err = sharing(m, &d.info, fmt.Sprintf("%s_%d", name, dim)); err != nil {
 				return err
 			}
+		}
+		f, err := sharing(m, &d.info, fmt.Sprintf("%s_%d_pairs", name, pairsDim))
+		if err != nil {
+			return err
+		}
+		all := d.info.SharedPerBlockMost
+		n, err := d.clustersAtOnce(clusterKey{i, chainClusters, 2, all}, f, clusterGrid(1, 2, linearWarps*32, all, false))
+		if err != nil {
+			return err
+		}
+		if 2*n == d.info.Multiprocessors {
+			functions.pairs[i] = f
 		}
 	}
 	d.chain = functions
 	return nil
 }
 
-type chainFunctions [len(elements)][len(chainDims)]*cuda.Function
+// chainFunctions are the kernels of chains, for weights of each type: of thread blocks,
+// and of pairs of them, for pairsDim alone. Those are nil where the GPU does not have
+// one on every two multiprocessors at once: all blocks of a chain wait for each other.
+type chainFunctions struct {
+	blocks [len(elements)][len(chainDims)]*cuda.Function
+	pairs  [len(elements)]*cuda.Function
+}
+
+// of is the kernel of chains whose blocks share a tile in such clusters. Without
+// attention, dim is 0 and any will do.
+func (f *chainFunctions) of(split, element, dim int) *cuda.Function {
+	if split == 2 {
+		return f.pairs[element]
+	}
+	return f.blocks[element][max(chainDim(dim), 0)]
+}
 
 // chainShape is the shape of a chain's attention: its chunks are half as large, since
 // the way to the end of a part is what counts there.
@@ -144,30 +178,73 @@ func attentionRoom(s *shape, rows, slots int) int {
 }
 
 // areaOf is the shared memory that the warps have for x: each box's columns of each
-// row, and, if there is a norm, of gamma and beta, and of gamma as it is.
-func areaOf(rows, in int, norm bool) int {
+// row, and, if there is a norm, of gamma and beta, and of gamma as it is. most is what
+// mostBoxes says.
+func areaOf(rows, most int, norm bool) int {
 	each := rows * chainStride
 	if norm {
 		each += 2*chainStride + chainColumns
 	}
-	return linearWarps * ceil(in/chainColumns, linearWarps) * each * 4
+	return linearWarps * most * each * 4
+}
+
+// mostBoxes is how many boxes of a tile a warp has at most, where so many blocks share it.
+func mostBoxes(in, split int) int { return ceil(ceil(in/chainColumns, split), linearWarps) }
+
+// chainNeeds are what the layers of a chain need if it is one of blocks, and of pairs
+// of them. Which one it is shows when all layers are there.
+type chainNeeds [2]struct {
+	area int  // bytes of shared memory for x
+	wide bool // some x has more than mostChainX elements for a block, or no room
+}
+
+// needsWith is what they need with another layer.
+func (c *Chain) needsWith(o *Linear) chainNeeds {
+	needs := c.needs
+	for i := range needs {
+		n, split := &needs[i], i+1
+		area := areaOf(o.Rows, mostBoxes(o.In, split), o.Norm != nil)
+		n.area = max(n.area, area)
+		n.wide = n.wide || o.Rows*o.In > split*mostChainX || c.stagesFor(split, area, 1, mostWarps) < leastChainStages
+	}
+	return needs
+}
+
+// splitOf is how many thread blocks share a tile of a chain with such needs.
+func (c *Chain) splitOf(element, dim int, needs *chainNeeds) int {
+	if (dim == 0 || dim == pairsDim) && c.d.chain.pairs[element] != nil && needs[0].area >= c.d.leastPairs {
+		return 2
+	}
+	return 1
+}
+
+// fits says whether there is room for another layer of a chain with such needs, which
+// has `attention` bytes. What is too wide becomes launches.
+func (c *Chain) fits(element, dim int, needs *chainNeeds, attention int) bool {
+	split := c.splitOf(element, dim, needs)
+	n := &needs[split-1]
+	return n.wide || c.stagesFor(split, max(n.area, attention), len(c.layers)+1, mostWarps) >= leastChainStages
 }
 
 // stagesFor is how many boxes the warps' rings have room for beside an area, and
 // barriers of attention's ring.
-func (c *Chain) stagesFor(area, layers, slots int) int {
-	rest := chainFixed + layers*int(unsafe.Sizeof(chainFeed{})) + slots*16
+func (c *Chain) stagesFor(split, area, layers, slots int) int {
+	rest := fixedOf(split) + layers*int(unsafe.Sizeof(chainFeed{})) + slots*16
 	return min((c.d.info.SharedPerBlockMost-rest-ceil(area, 16)*16)/(linearWarps*(chainBox+8)), mostChainStages)
 }
 
-// fits says whether there is room for an area and another layer.
-func (c *Chain) fits(area int) bool { return c.stagesFor(area, len(c.layers)+1, mostWarps) >= 2 }
+func fixedOf(split int) int {
+	if split == 2 {
+		return pairsFixed
+	}
+	return chainFixed
+}
 
 // Queue queues the chain: as one launch, or, if that gains nothing, its layers as
 // the launches that they are without a chain. The launch reads memory that Upload
 // fills: it may be captured, and must not run before.
 func (c *Chain) Queue(s *cuda.Stream) error {
-	if len(c.layers) < 2 || c.wide {
+	if len(c.layers) < 2 || c.needs[c.splitOf(c.element, c.dim, &c.needs)-1].wide {
 		for i := range c.layers {
 			if err := c.layers[i].alone(s); err != nil {
 				return err
@@ -193,7 +270,7 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	p := chainParams{
 		layers: text, feeds: text + uint64(l.feedsAt), work: l.work, blind: l.blind, run: c.words.Address(),
 		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), stages: int32(l.stages),
-		area: int32(l.area), apart: int32(l.apart), slots: int32(l.slots),
+		area: int32(l.area), slots: int32(l.slots),
 	}
 	var args cuda.Args
 	cuda.Struct(&args, &p)
@@ -202,8 +279,9 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	}
 	args.Hold(c.text)
 	args.Hold(c.words)
-	f := c.d.chain[c.element][max(chainDim(c.dim), 0)]
-	return f.Launch(s, cuda.Grid{Blocks: [3]int{c.blocks()}, Threads: [3]int{linearWarps * 32}, Shared: l.shared, Cooperative: true}, &args)
+	g := clusterGrid(c.blocks()/l.split, l.split, linearWarps*32, l.shared, false)
+	g.Cooperative = true
+	return c.d.chain.of(l.split, c.element, c.dim).Launch(s, g, &args)
 }
 
 // blocks is how many thread blocks a chain has: one for each multiprocessor.
@@ -214,8 +292,8 @@ const runBytes = 128
 
 // chainLayout is what a chain's launch has of the GPU.
 type chainLayout struct {
-	area, shared  int   // bytes of shared memory: for x and attention, and in all
-	apart         int   // where attention's begin; 0: both have the same, in turn
+	split         int   // thread blocks that share a tile
+	area, shared  int   // bytes of shared memory: for x and attention in turn, and in all
 	stages, slots int   // of the rings of weights and of keys
 	feeds         int   // linear layers
 	feedsAt       int64 // where their feeds begin, behind the layers' texts
@@ -225,7 +303,8 @@ type chainLayout struct {
 
 // layOut shares out the shared memory.
 func (c *Chain) layOut() (l chainLayout) {
-	l.area = c.area
+	l.split = c.splitOf(c.element, c.dim, &c.needs)
+	l.area = c.needs[l.split-1].area
 	rows := 0 // of attention's output tiles
 	for i := range c.layers {
 		if a := c.layers[i].attend; a != nil {
@@ -236,23 +315,20 @@ func (c *Chain) layOut() (l chainLayout) {
 	}
 	if rows > 0 {
 		shape := c.plan.engine.chainShape(c.element, c.dim)
-		room := func(slots int) int { return attentionRoom(&shape, rows, slots) }
-		x := ceil(c.area, 1024) * 1024
-		if l.slots = chainChunks * mostWarps; c.stagesFor(x+room(l.slots), len(c.layers), l.slots) >= stagesApart {
-			l.apart, l.area = x, x+room(l.slots)
-		} else {
-			for l.slots > mostWarps && c.stagesFor(max(c.area, room(l.slots)), len(c.layers), l.slots) < 2 {
-				l.slots -= mostWarps
+		x := l.area
+		for n := mostWarps; ; n += mostWarps {
+			room := attentionRoom(&shape, rows, n)
+			// More than chainChunks only where x needs the room anyway.
+			more := n <= chainChunks*mostWarps || room <= x && n*shape.slot <= ringBytes
+			if n > mostWarps && (!more || c.stagesFor(l.split, max(x, room), l.feeds, n) < leastChainStages) {
+				break
 			}
-			l.area = max(c.area, room(l.slots))
-			for room(l.slots+mostWarps) <= l.area && l.slots*shape.slot < ringBytes { // as many as the area has room for
-				l.slots += mostWarps
-			}
+			l.slots, l.area = n, max(x, room)
 		}
 	}
 	l.area = ceil(l.area, 16) * 16
-	l.stages = c.stagesFor(l.area, len(c.layers), l.slots)
-	l.shared = chainFixed + linearWarps*l.stages*(chainBox+8) + l.area + l.feeds*int(unsafe.Sizeof(chainFeed{})) + l.slots*16
+	l.stages = c.stagesFor(l.split, l.area, l.feeds, l.slots)
+	l.shared = fixedOf(l.split) + linearWarps*l.stages*(chainBox+8) + l.area + l.feeds*int(unsafe.Sizeof(chainFeed{})) + l.slots*16
 	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(chainLayer{}))
 	l.partials = int64(2 * c.blocks() * rows * (c.dim + 2))
 	return l
@@ -268,13 +344,21 @@ func (c *Chain) write(l *chainLayout) error {
 		}
 	}
 	c.texts = make([]chainLayer, len(c.layers))
-	before := -1 // the attention before
+	first, units := 0, c.blocks()/l.split // the block or pair that has a layer's first tile, and how many there are
 	for i := range c.layers {
 		p, t := &c.layers[i], &c.texts[i]
 		t.maps = p.maps
 		if p.linear != nil {
 			x := (*chainLinear)(unsafe.Pointer(&t.body))
 			*x = *p.linear
+			boxes, most := int(x.in)/chainColumns, mostBoxes(int(x.in), l.split)
+			x.most = int32(most)
+			for rank := range l.split {
+				x.workers |= int32(ceil((boxes+l.split-1-rank)/l.split, most) << (8 * rank))
+			}
+			// Blocks that have a tile more have none more in the layer behind.
+			x.shift = int32(first)
+			first = (first + int(x.tiles[mostParts-1])) % units
 			at(&x.tagged)
 			at(&x.residualTagged)
 			for j := range x.made {
@@ -296,11 +380,7 @@ func (c *Chain) write(l *chainLayout) error {
 			x := (*chainAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
 			x.p.slots, x.links.partials = int32(l.slots), words+8*uint64(c.floats)
-			x.links.layer, x.links.layers, x.links.next = int32(i), int32(len(c.layers)), -1
-			if before >= 0 {
-				(*chainAttention)(unsafe.Pointer(&c.texts[before].body)).links.next = int32(i)
-			}
-			before = i
+			x.links.layer, x.links.layers = int32(i), int32(len(c.layers))
 			for _, a := range []*uint64{&x.links.query, &x.links.newKeys, &x.links.newValues, &x.links.out} {
 				at(a)
 			}

@@ -29,6 +29,8 @@ type Decoder struct {
 	batches  [len(elements)]*batches  // the same
 	splits   []int                    // blocks that a cluster of these may have; tests leave some out
 
+	leastPairs int // as the constant; tests have others
+
 	mu   sync.Mutex
 	args cuda.Args
 	maps tensorMaps[linearMap]
@@ -37,8 +39,10 @@ type Decoder struct {
 }
 
 // clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, an index of
-// matrixRows, or -2 and less for one of batchRows, wide or not.
+// matrixRows, chainClusters, or else -2 and less for one of batchRows, wide or not.
 type clusterKey struct{ element, kind, split, shared int }
+
+const chainClusters = math.MinInt
 
 // mostSplit is how many thread blocks a cluster may have.
 const mostSplit = 8
@@ -55,7 +59,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 // NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func NewDecoder(dev *cuda.Device) (*Decoder, error) {
-	d := &Decoder{dev: dev, info: dev.Info(), splits: batchSplits[:]}
+	d := &Decoder{dev: dev, info: dev.Info(), splits: batchSplits[:], leastPairs: leastPairs}
 	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return Image(decoderUnit, d.info.Capability) })
 	if err != nil {
 		return nil, err

@@ -19,12 +19,16 @@ func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriv
 	m, lib, _ := fakeGPU(t, capability, sms, shared)
 	lib.State().Argument("linear_", int(unsafe.Sizeof(linearParams{})))
 	lib.State().Argument("batch_", int(unsafe.Sizeof(batchParams{})))
+	return m, lib, loadDecoder(t, m)
+}
+
+func loadDecoder(t *testing.T, m *machine) *Decoder {
 	real := Image
 	Image = func(string, int) ([]byte, error) { return []byte("image"), nil }
 	defer func() { Image = real }()
 	d, err := NewDecoder(m.dev)
 	noError(t, err)
-	return m, lib, d
+	return d
 }
 
 func (m *machine) memory(t *testing.T, d cpu.DType, n int) Memory {

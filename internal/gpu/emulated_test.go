@@ -80,12 +80,12 @@ func TestEmulatedGather(t *testing.T) {
 
 func TestEmulatedChain(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
-	testChain(t, m, d, 2, 130, false)
+	testChain(t, m, d, 4, 130, 640, false)
 }
 
 func TestEmulatedChainLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
-	testChain(t, m, d, 2, 130, true)
+	testChain(t, m, d, 4, 130, 640, true)
 }
 
 func TestEmulatedCopies(t *testing.T) { testCopies(t, emulatedGPU(t, 3), 60, 20<<10) }

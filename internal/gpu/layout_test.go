@@ -41,7 +41,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	}
 	types := map[string][2]uintptr{ // size, alignment
 		"int": {4, 4}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
-		"Params": {216, 8}, "Links": {64, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
+		"Params": {216, 8}, "Links": {56, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
 		"BatchParams": {unsafe.Sizeof(batchParams{}), 64}, "BatchKeep": {unsafe.Sizeof(batchKeep{}), 8},
 	}
 	at := uintptr(0)
@@ -104,8 +104,6 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"#if __CUDA_ARCH__ >= 900 static constexpr int MORE = LINKED ? 1 : 2; #else static constexpr int MORE = 1; #endif static constexpr int KEYS",
 			"constexpr int KEYS = D * T::bytes <= 128 ? 2 * MORE * T::depth : D * T::bytes <= 256 ? MORE * T::depth : T::depth;",
 			"constexpr int BLOCK = KEYS * 128;",
-			"int before = round.before, skip = round.asked + ((first ^ before) & 1), most = 0x7fffffff;", // see TestChainRing
-			"skip = (first ^ before) & 1, most = p.slots / 2, map = next;",
 			"constexpr int BLOCKS = (D * T::bytes + 127) / 128;",
 			"constexpr int SLOT = 2 * BLOCKS * BLOCK;",
 			"constexpr int WIDTH = D + 8;",
@@ -124,11 +122,15 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int CHAIN_GROUP = 8;",
 			"constexpr int CHAIN_COLUMNS = 128;",
 			"constexpr int CHAIN_FIXED = 12288;",
+			"constexpr int CHAIN_FIXED_PAIRS = 21504;",
 			"constexpr int CHAIN_STRIDE = 144;",
 			"constexpr int CHAIN_BODY = 368;",
 			"CHAIN_LINEAR = 0, CHAIN_ATTENTION = 1",
-			"rings = memory + CHAIN_FIXED; area = rings + CHAIN_WARPS * p.stages * CHAIN_BOX; feeds = (ChainFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + CHAIN_WARPS * p.stages;",
+			"rings = memory + FIXED; area = rings + CHAIN_WARPS * p.stages * CHAIN_BOX; feeds = (ChainFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + CHAIN_WARPS * p.stages;",
 			"constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;",
+			"return SPLIT == 1 ? all : (all + 1 - rank) / 2;",
+			"return unit < 0 ? unit + units() : unit;",
+			"workers = o.workers >> half * 8 & 255",
 			"float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));",
 		},
 		"matrix.cuh": {
