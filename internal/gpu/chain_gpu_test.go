@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -425,32 +426,34 @@ func BenchmarkGPUChain(b *testing.B) {
 		name                      string
 		blocks, heads, dim, inner int
 	}{{"125m", 12, 12, 64, 3072}, {"1.3b", 24, 32, 64, 8192}, {"6.7b", 32, 32, 128, 16384}} {
-		for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} {
+		for _, c := range []struct {
+			rows, keys int
+			behind     string
+		}{{1, 1024, ""}, {1, 8192, "behind8192"}, {1, 32768, "behind32768"}, {2, 1024, ""}, {4, 1024, ""}, {8, 1024, ""}, {16, 1024, ""}, {32, 1024, ""}, {64, 1024, ""}} {
+			rows := c.rows
 			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: cpu.Float16}
-			if rows > 1 && rows < leastBatch && s.name == "6.7b" {
-				continue
-			}
 			for range rows {
-				sh.keys = append(sh.keys, 1024)
+				sh.keys = append(sh.keys, c.keys)
 			}
-			b.Run(fmt.Sprintf("%s/rows%d", s.name, rows), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%s/rows%d%s", s.name, rows, c.behind), func(b *testing.B) {
 				st := newStack(b, m, d, nil, sh)
 				defer st.close(b)
 				type way struct {
-					name string
-					g    *cuda.Graph
+					name  string
+					g     *cuda.Graph
+					times []time.Duration
 				}
 				var ways []way
 				add := func(name string, queue func() error) {
 					g, err := m.stream.Capture(queue)
 					noError(b, err)
-					ways = append(ways, way{name, g})
+					ways = append(ways, way{name: name, g: g})
 				}
 				add("launches", st.launches)
 				if rows <= d.chainMost(elementOf(sh.kv)) {
 					c, chain := st.captured(b)
 					defer c.Close()
-					ways = append(ways, way{"chain", chain})
+					ways = append(ways, way{name: "chain", g: chain})
 				} else {
 					if rows <= batchRows[len(batchRows)-1] {
 						add("projected", func() error { return st.projected(b) })
@@ -458,22 +461,28 @@ func BenchmarkGPUChain(b *testing.B) {
 					add("linears", func() error { return st.launchesOf(true, false) })
 					add("attention", func() error { return st.launchesOf(false, true) })
 				}
-				for _, way := range ways {
-					best := time.Duration(math.MaxInt64)
-					for range 20 {
-						begin, err := m.dev.NewEvent(true)
-						noError(b, err)
-						end, err := m.dev.NewEvent(true)
-						noError(b, err)
+				begin, err := m.dev.NewEvent(true)
+				noError(b, err)
+				defer begin.Close()
+				end, err := m.dev.NewEvent(true)
+				noError(b, err)
+				defer end.Close()
+				for range 40 { // in turn
+					for i := range ways {
 						noError(b, m.stream.Record(begin))
-						noError(b, m.stream.Launch(way.g))
+						noError(b, m.stream.Launch(ways[i].g))
 						noError(b, m.stream.Record(end))
 						noError(b, m.stream.Synchronize())
 						took, err := end.Since(begin)
 						noError(b, err)
-						best = min(best, took)
+						ways[i].times = append(ways[i].times, took)
 					}
-					b.ReportMetric(float64(best.Microseconds()), "us/"+way.name)
+				}
+				for _, way := range ways {
+					slices.Sort(way.times)
+					best, median := way.times[0], way.times[len(way.times)/2]
+					b.ReportMetric(float64(best.Nanoseconds())/1e3, "us/"+way.name)
+					b.ReportMetric(float64(median.Nanoseconds())/1e3, "us-median/"+way.name)
 					b.ReportMetric(float64(st.bytes)/best.Seconds()/1e9, "GB/s/"+way.name)
 				}
 			})
