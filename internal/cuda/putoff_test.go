@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cuda"
@@ -650,58 +649,43 @@ func TestPutOffConcurrentUse(t *testing.T) {
 	lib, dev := openFake(t)
 	lib.State().Total = 1 << 30
 	l := newLate(t, dev)
-	var wg sync.WaitGroup
-	only := func(err error) {
-		if err != nil && !errors.Is(err, cuda.ErrClosed) {
-			t.Error(err)
-		}
-	}
-	for w := range 8 {
-		wg.Go(func() {
-			for i := range 60 {
-				b, err := dev.NewBuffer(64)
-				only(err)
-				if b == nil {
-					break
-				}
-				e, err := dev.NewEvent(false)
-				only(err)
-				only(l.s.Upload(b, 0, l.h, 0, 32))
-				only(l.s.Copy(l.a, int64(w*64), b, 0, 32))
-				if e != nil {
-					only(l.s.Record(e))
-					e.IsPutOff()
-					switch i % 4 {
-					case 0:
-						only(e.Synchronize())
-					case 1:
-						only(l.s.Wait(e))
-					case 2:
-						only(second(e.Done()))
-					}
-				}
-				only(b.Close())
-				if e != nil {
-					only(e.Close())
-				}
-				switch {
-				case w == 1 && i%10 == 0:
-					only(l.s.Launch(l.graph))
-				case w == 2 && i == 30:
-					only(l.a.Close())
-				case w == 3 && i == 40:
-					only(l.s.Close())
-				case w == 4 && i == 50:
-					only(dev.Close())
+	onlyClosed(t, lib, dev, func(w int, only func(error)) {
+		for i := range 60 {
+			b, err := dev.NewBuffer(64)
+			only(err)
+			if b == nil {
+				break
+			}
+			e, err := dev.NewEvent(false)
+			only(err)
+			only(l.s.Upload(b, 0, l.h, 0, 32))
+			only(l.s.Copy(l.a, int64(w*64), b, 0, 32))
+			if e != nil {
+				only(l.s.Record(e))
+				e.IsPutOff()
+				switch i % 4 {
+				case 0:
+					only(e.Synchronize())
+				case 1:
+					only(l.s.Wait(e))
+				case 2:
+					only(second(e.Done()))
 				}
 			}
-		})
-	}
-	wg.Wait()
-	if err := dev.Close(); !errors.Is(err, cuda.ErrClosed) {
-		t.Error(err)
-	}
-	if lib.Live() != 0 || lib.Defects() != 0 {
-		t.Errorf("%d left, %d defects", lib.Live(), lib.Defects())
-	}
+			only(b.Close())
+			if e != nil {
+				only(e.Close())
+			}
+			switch {
+			case w == 1 && i%10 == 0:
+				only(l.s.Launch(l.graph))
+			case w == 2 && i == 30:
+				only(l.a.Close())
+			case w == 3 && i == 40:
+				only(l.s.Close())
+			case w == 4 && i == 50:
+				only(dev.Close())
+			}
+		}
+	})
 }

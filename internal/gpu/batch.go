@@ -103,10 +103,11 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 			l.wide = 1
 		}
 		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
-		var beside bool
-		if l.shared, l.stages, beside = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
+		shared, stages, beside := d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads)
+		if stages == 0 {
 			continue
 		}
+		l.shared, l.stages = shared, stages
 		if !beside {
 			l.pace = batchPace
 		}

@@ -156,27 +156,31 @@ func (p *Plan) Cut(policy Policy, workers int) {
 	if g == 0 {
 		return
 	}
-	if policy.Kind == StreamK {
-		if !p.cutWhole(g, max(workers, 1), policy.Slack) {
-			if policy.Hybrid {
-				p.setWholesApart(g)
-			}
-			p.cutEven(g)
-			p.align(g, policy.Slack)
+	if splits := policy.splits(); splits > 0 {
+		for w := range g {
+			p.cuts = append(p.cuts, p.cutUnit(w, g, splits))
 		}
+		p.cuts = append(p.cuts, p.tiles)
 		return
 	}
-	for w := range g {
-		var c int64
-		switch policy.Kind {
-		case FixedSplit:
-			c = p.cutUnit(w, g, max(policy.Splits, 1))
-		default:
-			c = p.cutUnit(w, g, 1)
+	if !p.cutWhole(g, max(workers, 1), policy.Slack) {
+		if policy.Hybrid {
+			p.setWholesApart(g)
 		}
-		p.cuts = append(p.cuts, c)
+		p.cutEven(g)
+		p.align(g, policy.Slack)
 	}
-	p.cuts = append(p.cuts, p.tiles)
+}
+
+// splits is how many units each output tile is; 0: the units are LeanTiles.
+func (p Policy) splits() int {
+	switch p.Kind {
+	case FixedSplit:
+		return max(p.Splits, 1)
+	case PerHead:
+		return 1
+	}
+	return 0
 }
 
 // most is the largest share of g workers under slack.
@@ -327,7 +331,7 @@ func (p *Plan) cutWhole(g, workers, slack int) bool {
 	if slack <= 0 || p.outputs > mostPacked {
 		return false
 	}
-	even, most := (p.tiles-1)/int64(g)+1, p.most(g, slack)
+	even, most := p.most(g, 0), p.most(g, slack)
 	enough := func(i int) bool { return p.pack(even+int64(i), workers, false) }
 	n := int(most - even)
 	if !enough(n) {
@@ -429,12 +433,8 @@ func (p *Plan) fit(policy Policy, workers int) int {
 	if p.tiles == 0 {
 		return 0
 	}
-	splits := 1
-	switch policy.Kind {
-	case FixedSplit:
-		splits = max(policy.Splits, 1)
-	case PerHead:
-	default:
+	splits := policy.splits()
+	if splits == 0 {
 		return int(min(int64(workers), p.tiles))
 	}
 	hi, units := bits.Mul64(uint64(p.outputs), uint64(splits))
