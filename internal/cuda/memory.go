@@ -26,12 +26,12 @@ func (v *Device) NewBuffer(bytes int64) (*Buffer, error) {
 			return 0, v.drv.failed(r, &v.drv.fn.memAlloc, "%d bytes", bytes)
 		}
 		v.used.Add(bytes)
+		b.gone = func() { v.used.Add(-bytes) } // here: another goroutine may close the device as soon as it knows of b
 		return uintptr(addr), nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	b.gone = func() { v.used.Add(-bytes) }
 	return b, nil
 }
 
@@ -76,12 +76,12 @@ func (v *Device) NewHost(bytes int) (*Host, error) {
 		}
 		h.mem = unsafe.Slice((*byte)(p), bytes)
 		v.pinned.Add(int64(bytes))
+		h.gone = func() { v.pinned.Add(-int64(bytes)) }
 		return uintptr(p), nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	h.gone = func() { v.pinned.Add(-int64(bytes)) }
 	return h, nil
 }
 
