@@ -33,7 +33,7 @@ constexpr int CHAIN_TILE = 16;    // rows of W
 constexpr int CHAIN_BOX = 4096;   // bytes: 256 of each row of a tile
 constexpr int CHAIN_COLUMNS = 128; // elements of a row in it
 constexpr int CHAIN_GROUP = 8;    // tiles x rows (gamma and beta are some too) whose sums meet at once
-constexpr int CHAIN_FIXED = 12288; // bytes of what each block has, see Chain::Fixed
+constexpr int CHAIN_FIXED = 14336; // bytes of what each block has, see Chain::Fixed
 constexpr int CHAIN_FIXED_PAIRS = 21504; // the same of a block of a pair
 constexpr int CHAIN_STRIDE = 144; // floats of a box's columns of a row: operands, and a factor of their products
 
@@ -50,6 +50,8 @@ struct ChainLinear {
   int out[LINEAR_PARTS];
   int tiles[LINEAR_PARTS]; // up to the end of each part
   int shift;               // the thread block that has tile 0; the next one has tile 1, and so on, round and round
+  int each, rest;          // tiles that all blocks have, and how many blocks have one more
+  int woven;               // see tileAt
   int in, most;            // a multiple of CHAIN_COLUMNS; boxes of a tile that a warp has, the first ones
   int norm, relu;
   float eps, inverse;      // 1/in
@@ -74,9 +76,10 @@ static_assert(sizeof(ChainLinear) <= CHAIN_BODY && sizeof(ChainAttention) <= CHA
 // What a warp has to know of a layer to ask for its weights.
 struct alignas(16) ChainFeed {
   const TensorMap* maps;
-  int boxes, most; // in a tile, and of them a warp's
+  unsigned short boxes, most; // in a tile, and of them a warp's
   int tiles, shift;
   int second, third; // the first tiles of parts 1 and 2
+  int woven;         // see tileAt
 };
 
 struct ChainParams {
@@ -120,8 +123,8 @@ template <class T, int D, int SPLIT> struct Chain {
     Work work;                                             // of attention: this block's
     int blind;                                             // rows
     int before;                                            // see Round
-    u64 words[CHAIN_GROUP * CHAIN_TILE];                   // of each thread that finishes elements: what it adds, the residual; while there is attention, see KEEP
-    float biases[CHAIN_GROUP * CHAIN_TILE];                // and the bias
+    u64 words[CHAIN_WARPS * 32 / SPLIT];                   // of each thread that finishes elements: what it adds, the residual; while there is attention, see KEEP
+    float biases[CHAIN_WARPS * 32 / SPLIT];                // and the bias
     u64 met[2];                                            // of pairs: the barriers of a meeting and the next
   };
   static_assert(sizeof(Fixed) <= FIXED, "");
@@ -145,6 +148,14 @@ template <class T, int D, int SPLIT> struct Chain {
   // How many blocks or pairs there are.
   __device__ static __forceinline__ int units() { return gridDim.x / SPLIT; }
   __device__ static __forceinline__ int rankOf() { return SPLIT == 1 ? 0 : blockIdx.x % SPLIT; }
+  // Which of a layer's tiles is number i of the order in which they are made. Where
+  // `woven` is not 0, each warp of the layer that reads them has so many boxes of
+  // columns: the first boxes of all warps are made first, then the second ones, so that
+  // nobody waits for the last of them alone.
+  __device__ static __forceinline__ int tileAt(int i, int woven) {
+    constexpr int EACH = CHAIN_COLUMNS / CHAIN_TILE; // tiles in a box's columns
+    return woven == 0 ? i : ((i / EACH % WORKERS) * woven + i / (EACH * WORKERS)) * EACH + i % EACH;
+  }
   // The first of a block's or pair's tiles; the others are units() apart: so at any time
   // the blocks read what lies side by side.
   __device__ static __forceinline__ int firstTile(int shift) {
@@ -157,29 +168,37 @@ template <class T, int D, int SPLIT> struct Chain {
 
   // The asking side of a warp's ring, which is layers ahead of the computing one. A
   // warp's boxes of a tile lie side by side, since memory gives more of what does.
+  // Where the next box is, is in registers before it can be asked for: the products of the
+  // one before wait meanwhile.
   struct Feed {
-    int tile, end, box;
-    int layer; // behind this one
+    const TensorMap* map;  // of the next box, and
+    int row, column, left; // its first row, its first block of 128 bytes, and how many there are with it in the tile
+    int tile, end;         // that tile, and how many there are
+    int layer;             // behind this one
 
-    // To the next layer that has boxes for this warp.
+    // To the warp's boxes of that tile, or of the next layer that has some.
     __device__ __forceinline__ void open(const ChainParams& p, const Room& room, int warp) {
-      while (tile >= end && layer < p.feedCount) {
+      while (tile >= end) {
+        if (layer == p.feedCount) return;
         const ChainFeed& f = room.feeds[layer++];
-        tile = firstTile(f.shift), box = warp * f.most, end = box < boxesOf(f.boxes, rankOf()) ? f.tiles : 0;
+        tile = firstTile(f.shift), end = warp * f.most < boxesOf(f.boxes, rankOf()) ? f.tiles : 0;
       }
+      const ChainFeed& f = room.feeds[layer - 1];
+      const bool second = tile >= f.second, third = tile >= f.third;
+      map = f.maps + second + third, row = (tileAt(tile, f.woven) - (third ? f.third : second ? f.second : 0)) * CHAIN_TILE;
+      column = (firstBox(f.boxes, rankOf()) + warp * f.most) * 2, left = min(boxesOf(f.boxes, rankOf()) - warp * f.most, f.most);
     }
     // Asks for the warp's next box, if there is one.
-    __device__ __forceinline__ void issue(const ChainParams& p, const Room& room, u32 to, u32 bar, u64 policy, int warp, int lane) {
+    __device__ __forceinline__ void issue(const ChainParams& p, const Room& room, u32 to, u32 bar, u64 policy, int warp) {
       if (tile >= end) return;
-      const ChainFeed& f = room.feeds[layer - 1];
-      if (lane == 0) {
-        const int part = (tile >= f.second) + (tile >= f.third), first = part == 0 ? 0 : part == 1 ? f.second : f.third;
+      if (elected()) {
         barrierExpect(bar, CHAIN_BOX);
-        copyBox(to, f.maps + part, 0, (tile - first) * CHAIN_TILE, (firstBox(f.boxes, rankOf()) + box) * 2, bar, policy);
+        copyBox(to, map, 0, row, column, bar, policy);
       }
-      if (++box < min(boxesOf(f.boxes, rankOf()), (warp + 1) * f.most)) return;
-      box = warp * f.most;
-      if ((tile += units()) >= end) open(p, room, warp);
+      column += 2;
+      if (--left > 0) return;
+      tile += units();
+      open(p, room, warp);
     }
   };
 
@@ -243,70 +262,68 @@ template <class T, int D, int SPLIT> struct Chain {
     }
   }
 
+  // Boxes of a warp whose columns of x are on their way together.
+  static __device__ constexpr int together(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+
   // A warp's columns of x, from `column` on, as right operands at `x`: CHAIN_STRIDE
-  // floats of each row for a box.
+  // floats of each row for a box. Those of box j and the next ones, together() of them.
   //
   // All other thread blocks wait for this one here, and its few instructions wait
   // for each other: their number is what counts.
-  template <int ROWS, bool NORM> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int mine, int lane) {
-    constexpr int BOXES = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1; // whose words are on their way together
-    constexpr int STRIDE = (ROWS + (NORM ? 2 : 0)) * CHAIN_STRIDE;
-    column += lane * 2;
+  template <int ROWS, bool NORM> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane) {
+    constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM ? 2 : 0)) * CHAIN_STRIDE;
+    const int from = column + j * CHAIN_COLUMNS + lane * 2;
     // One word first, if there are many: as long as that is not there, nothing else is asked for.
-    if (tagged != nullptr && mine * ROWS > 2) {
+    if (tagged != nullptr && (mine - j) * ROWS > 2) {
       float a, b;
-      while (__any_sync(~0u, !loadTagged2(tagged + column, run, a, b))) {}
+      while (__any_sync(~0u, !loadTagged2(tagged + from, run, a, b))) {}
     }
-#pragma unroll 1
-    for (int j = 0; j < mine; j += BOXES) {
-      float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
-      const int from = column + j * CHAIN_COLUMNS;
-      const auto place = [&](int m, int i) { return m * in + from + i / 2 * CHAIN_COLUMNS + i % 2 * 64; };
-      if (tagged != nullptr) {
-        bool late;
-        do {
-          late = false;
-#pragma unroll
-          for (int i = 0; i < BOXES * 2; i++)
-            if (j + i / 2 < mine) {
-#pragma unroll
-              for (int m = 0; m < ROWS; m++) late |= !loadTagged2(tagged + place(m, i), run, v[m][i].x, v[m][i].y);
-            }
-        } while (__any_sync(~0u, late));
-      } else {
+    float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
+    const auto place = [&](int m, int i) { return m * in + from + i / 2 * CHAIN_COLUMNS + i % 2 * 64; };
+    if (tagged != nullptr) {
+      bool late;
+      do {
+        late = false;
 #pragma unroll
         for (int i = 0; i < BOXES * 2; i++)
           if (j + i / 2 < mine) {
 #pragma unroll
-            for (int m = 0; m < ROWS; m++) v[m][i] = *(const float2*)(plain + place(m, i));
+            for (int m = 0; m < ROWS; m++) late |= !loadTagged2(tagged + place(m, i), run, v[m][i].x, v[m][i].y);
           }
-      }
-      if constexpr (NORM) {
+      } while (__any_sync(~0u, late));
+    } else {
 #pragma unroll
-        for (int m = 0; m < ROWS; m++) {
-          if (j == 0) moments.near[m] = __shfl_sync(~0u, v[m][0].x, 0);
+      for (int i = 0; i < BOXES * 2; i++)
+        if (j + i / 2 < mine) {
 #pragma unroll
-          for (int i = 0; i < BOXES * 2; i++) {
-            if (j + i / 2 >= mine) break;
-            float2 d = v[m][i];
-            d.x -= moments.near[m], d.y -= moments.near[m];
-            moments.sum[m] += d.x + d.y, moments.squares[m] += d.x * d.x + d.y * d.y;
-            if (gamma) {
-              const float2 f = *(const float2*)(raw + (j + i / 2) * CHAIN_COLUMNS + i % 2 * 64 + lane * 2);
-              d.x *= f.x, d.y *= f.y;
-            }
-            v[m][i] = d;
-          }
+          for (int m = 0; m < ROWS; m++) v[m][i] = *(const float2*)(plain + place(m, i));
         }
-      }
+    }
+    if constexpr (NORM) {
 #pragma unroll
       for (int m = 0; m < ROWS; m++) {
-        const Scale scale(v[m]);
+        if (j == 0) moments.near[m] = __shfl_sync(~0u, v[m][0].x, 0);
 #pragma unroll
         for (int i = 0; i < BOXES * 2; i++) {
           if (j + i / 2 >= mine) break;
-          put(x + (j + i / 2) * STRIDE + m * CHAIN_STRIDE, i % 2, v[m][i], scale, lane);
+          float2 d = v[m][i];
+          d.x -= moments.near[m], d.y -= moments.near[m];
+          moments.sum[m] += d.x + d.y, moments.squares[m] += d.x * d.x + d.y * d.y;
+          if (gamma) {
+            const float2 f = *(const float2*)(raw + (j + i / 2) * CHAIN_COLUMNS + i % 2 * 64 + lane * 2);
+            d.x *= f.x, d.y *= f.y;
+          }
+          v[m][i] = d;
         }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < ROWS; m++) {
+      const Scale scale(v[m]);
+#pragma unroll
+      for (int i = 0; i < BOXES * 2; i++) {
+        if (j + i / 2 >= mine) break;
+        put(x + (j + i / 2) * STRIDE + m * CHAIN_STRIDE, i % 2, v[m][i], scale, lane);
       }
     }
     __syncwarp();
@@ -367,7 +384,7 @@ template <class T, int D, int SPLIT> struct Chain {
     // What is needed when x is there is brought to registers before.
     constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;
     const int rank = rankOf(), boxes = o.in / CHAIN_COLUMNS, most = o.most;
-    const int tile0 = firstTile(o.shift), all = o.tiles[LINEAR_PARTS - 1], tiles = tile0 < all ? (all - tile0 - 1) / units() + 1 : 0; // the block's or pair's
+    const int tile0 = firstTile(o.shift), tiles = o.each + (tile0 < o.rest); // the block's or pair's
     const int mine = tiles > 0 ? min(boxesOf(boxes, rank) - warp * most, most) : 0; // 0 or less: none
     const int begin = firstBox(boxes, rank) + warp * most;
     float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));
@@ -376,10 +393,12 @@ template <class T, int D, int SPLIT> struct Chain {
     Moments<ROWS> moments = {};
 
     // The element that a thread finishes: of tile `k` of a group, row `m` of x. The
-    // last warps do, which have the fewest boxes. Of a pair two lanes do, one for each
-    // block's warps: `half`.
+    // last warps do, if they have no boxes. Else the warps take turns: who finishes asks
+    // for its next boxes later than the others do, and would be the one that is waited
+    // for again and again. Of a pair two lanes finish one, one for each block's warps: `half`.
     constexpr int LANES = 32 / SPLIT;
-    const int half = lane / LANES, finisher = (CHAIN_WARPS - 1 - warp) * LANES + lane % LANES;
+    const int last = (o.workers >> rank * 8 & 255) < CHAIN_WARPS ? CHAIN_WARPS - 1 : turn & (CHAIN_WARPS - 1);
+    const int half = lane / LANES, finisher = ((last - warp) & (CHAIN_WARPS - 1)) * LANES + lane % LANES;
     const int c = finisher % CHAIN_TILE, k = finisher / (CHAIN_TILE * ROWS), m = finisher / CHAIN_TILE % ROWS;
     // Warps that have boxes: those that it adds up the sums of, and the other block's.
     const int workers = o.workers >> half * 8 & 255, others = SPLIT == 1 || tiles == 0 ? 0 : o.workers >> (1 - rank) * 8 & 255;
@@ -387,15 +406,15 @@ template <class T, int D, int SPLIT> struct Chain {
     // It is asked what is added to it before it is needed: a bias comes from memory.
     // That comes to shared memory: a register that is waited for is waited for at the
     // end of a loop.
-    u64* const word = room.fixed->words + finisher; // of the first threads
-    float* const bias = room.fixed->biases + finisher;
+    u64* const word = room.fixed->words + warp * LANES + lane % LANES;
+    float* const bias = room.fixed->biases + warp * LANES + lane % LANES;
     bool finishes, tilted;
     float* y;
     u64* made;
     const u64* residualTagged;
     const float* residual;
     const auto element = [&](int first) {
-      const int tile = tile0 + (first + k * SPLIT + rank) * units(), part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
+      const int tile = tileAt(tile0 + (first + k * SPLIT + rank) * units(), o.woven), part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
       finishes = half == 0 && k * SPLIT + rank < min(GROUP * SPLIT, tiles - first) && n < o.out[part];
       if (!finishes) return;
       const long long place = (long long)m * o.out[part] + n;
@@ -418,25 +437,26 @@ template <class T, int D, int SPLIT> struct Chain {
       copyCommit();
     }
     if (tiles > 0) element(0);
-    if (mine > 0) {
-      const u64* const tagged = o.tagged;
-      const float* const plain = o.x;
-      const bool gamma = o.gamma != nullptr;
-      const int in = o.in;
+    const u64* const tagged = o.tagged;
+    const float* const plain = o.x;
+    const bool gamma = o.gamma != nullptr;
+    const int in = o.in;
+    if (NORM && mine > 0) {
       if constexpr (NORM) {
         const bool beta = o.beta != nullptr;
         copyWait<0>();
         __syncwarp();
         prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
       }
-      prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * CHAIN_COLUMNS, moments, run, mine, lane);
     }
+    int prepared = 0; // boxes whose columns of x are operands
 
     // A box that is used up makes room for another, which is asked for when the next
     // one is waited for, or after the layer's last store: nobody waits for that.
+    const int stages = p.stages;
     int owed = -1;
     const auto refill = [&]() {
-      if (owed >= 0) feed.issue(p, room, ring.memory + owed * CHAIN_BOX, ring.full + owed * 8, readOnce(), warp, lane);
+      if (owed >= 0) feed.issue(p, room, ring.memory + owed * CHAIN_BOX, ring.full + owed * 8, readOnce(), warp);
       owed = -1;
     };
     const int g = lane >> 2, t = lane & 3;
@@ -456,7 +476,10 @@ template <class T, int D, int SPLIT> struct Chain {
         float sum[PRODUCTS][4] = {};
 #pragma unroll 1
         for (int j = 0; j < mine; j++) {
-          refill();
+          if (j == prepared) {
+            prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * CHAIN_COLUMNS, moments, run, j, mine, lane);
+            prepared += together(ROWS);
+          }
           const u32 slot = ring.memory + ring.slot * CHAIN_BOX;
           // Everything is asked for before anything is used.
           uint2 v[PRODUCTS][8];
@@ -470,6 +493,7 @@ template <class T, int D, int SPLIT> struct Chain {
 #pragma unroll
             for (int e = 0; e < 2; e++) f[q][e] = T::narrow ? factor(q, e)[j * (COLUMNS * CHAIN_STRIDE)] : 1.f;
           }
+          refill();
           barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
           for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (CHAIN_BOX / 2) + swizzled(row, s % 4 * 32 + column));
@@ -483,7 +507,7 @@ template <class T, int D, int SPLIT> struct Chain {
           }
           __syncwarp();
           owed = ring.slot;
-          if (++ring.slot == p.stages) ring.slot = 0, ring.parity ^= 1;
+          if (++ring.slot == stages) ring.slot = 0, ring.parity ^= 1;
         }
         // Columns 2t and 2t+1 are leading parts in lanes 0 and 1, others in lanes 2 and 3.
 #pragma unroll
@@ -614,7 +638,8 @@ template <class T, int D, int SPLIT> struct Chain {
   }
   // Asks for what a layer is.
   __device__ static __forceinline__ void bring(const ChainParams& p, const Room& room, int at, int layer) {
-    if (layer < p.count && threadIdx.x < sizeof(room.fixed->layers[0]) / 16) copy16(sharedAddress(&room.fixed->layers[at]) + threadIdx.x * 16, p.layers[layer].body + threadIdx.x * 16, true);
+    const int i = threadIdx.x - 6 * 32;
+    if (layer < p.count && i >= 0 && i < (int)sizeof(room.fixed->layers[0]) / 16) copy16(sharedAddress(&room.fixed->layers[at]) + i * 16, p.layers[layer].body + i * 16, true);
     copyCommit();
   }
 
@@ -646,9 +671,9 @@ template <class T, int D, int SPLIT> struct Chain {
     const u32 number = *(volatile u32*)p.run + 1;
     copyWait<0>();
     __syncthreads();
-    feed.layer = feed.tile = feed.end = 0;
+    feed = {};
     feed.open(p, room, warp);
-    for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, readOnce(), warp, lane);
+    for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, readOnce(), warp);
 
     if constexpr (SPLIT > 1) clusterWait(); // the other block has its barriers
     switch (p.rows) {

@@ -77,6 +77,13 @@ __device__ __forceinline__ void barrierWait(u32 bar, u32 parity) {
       "bra again;\n"
       "done: }" ::"r"(bar), "r"(parity) : "memory");
 }
+// One lane of a warp, all of whose lanes ask. The compiler knows that it is one: what a
+// lane that it knows nothing of gives to the copy engine takes a loop over lanes.
+__device__ __forceinline__ bool elected() {
+  u32 is;
+  asm volatile("{.reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p; }" : "=r"(is)::"memory");
+  return is != 0;
+}
 __device__ __forceinline__ void prefetchMap(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 // A box of the array that a map describes, from (x, y, z) on: 128 bytes of rows
 // y, y+1, ... and so for column blocks z, z+1, ...

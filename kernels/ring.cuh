@@ -122,17 +122,17 @@ template <class S> struct Ring : S {
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           barrierWait(empty + slot * 8, parity);
           __syncwarp(); // no lane is a round ahead of another
-          if (lane == 0) barrierExpect(bar, SLOT / 2);
+          if (elected()) barrierExpect(bar, SLOT / 2);
           if (boxes == 1) {
             const int row = page * pageRows + head + in;
-            if (lane == 0) copyChunk(to, map, row, bar, policy);
+            if (elected()) copyChunk(to, map, row, bar, policy);
             in += KEYS;
           } else {
 #pragma unroll 1
             for (int b = 0; b < boxes; b++) {
               // A box outside of the array is zeros.
               const int row = page < 0 ? 0x7ffffff0 : page * pageRows + head + in;
-              if (lane == 0) {
+              if (elected()) {
 #pragma unroll
                 for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
               }

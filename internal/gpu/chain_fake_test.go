@@ -176,7 +176,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		}
 		f := feeds[feed]
 		feed++
-		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != boxes || f.most != l.most || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
+		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != boxes || int32(f.most) != l.most || f.woven != l.woven || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
 			t.Errorf("layer %d: %+v, and asks for %+v", j, *l, f)
 		}
 	}

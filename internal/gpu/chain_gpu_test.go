@@ -288,7 +288,7 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int,
 		kvHeads := min(pick(rng, 1, 2, 3, 12), widest/dim/group)
 		sh := stackShape{
 			rows: 1 + i%chainRows, blocks: pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
-			inner: 128 * pick(rng, 1, 3, 8, 17, 33), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
+			inner: 128 * pick(rng, 1, 3, 8, 16, 17, 32, 33), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
 			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: linear,
 		}
 		for sh.heads*sh.dim%128 != 0 {

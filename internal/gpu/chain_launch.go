@@ -20,7 +20,7 @@ const (
 	chainBox     = 4096  // bytes of a tile's column box
 	chainColumns = 128   // elements of a row in it
 	chainGroup   = 8     // tiles x rows whose sums meet at once
-	chainFixed   = 12288 // bytes of what each block has, and
+	chainFixed   = 14336 // bytes of what each block has, and
 	pairsFixed   = 21504 // of what a block of a pair has
 	chainStride  = 144   // floats of a box's columns of a row of x
 	chainBody    = 368
@@ -57,7 +57,8 @@ type chainLinear struct {
 	gamma, beta                         uint64
 	b, y, made                          [mostParts]uint64
 	out, tiles                          [mostParts]int32
-	shift, in, most                     int32
+	shift, each, rest, woven            int32
+	in, most                            int32
 	norm, relu                          int32
 	eps, inverse                        float32
 	workers                             int32
@@ -86,9 +87,10 @@ type chainLayer struct {
 // chainFeed is struct ChainFeed.
 type chainFeed struct {
 	maps          uint64
-	boxes, most   int32
+	boxes, most   uint16
 	tiles, shift  int32
 	second, third int32
+	woven         int32
 }
 
 // chainParams is struct ChainParams.
@@ -357,8 +359,9 @@ func (c *Chain) write(l *chainLayout) error {
 				x.workers |= int32(ceil((boxes+l.split-1-rank)/l.split, most) << (8 * rank))
 			}
 			// Blocks that have a tile more have none more in the layer behind.
-			x.shift = int32(first)
+			x.shift, x.each, x.rest = int32(first), x.tiles[mostParts-1]/int32(units), x.tiles[mostParts-1]%int32(units)
 			first = (first + int(x.tiles[mostParts-1])) % units
+			x.woven = c.wovenOf(p.linear, l.split)
 			at(&x.tagged)
 			at(&x.residualTagged)
 			for j := range x.made {
@@ -375,7 +378,10 @@ func (c *Chain) write(l *chainLayout) error {
 					return err
 				}
 			}
-			c.feeds = append(c.feeds, chainFeed{maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: x.in / chainColumns, most: x.most, tiles: x.tiles[mostParts-1], shift: x.shift, second: x.tiles[0], third: x.tiles[1]})
+			c.feeds = append(c.feeds, chainFeed{
+				maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: uint16(boxes), most: uint16(most),
+				tiles: x.tiles[mostParts-1], shift: x.shift, second: x.tiles[0], third: x.tiles[1], woven: x.woven,
+			})
 		} else {
 			x := (*chainAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
@@ -388,6 +394,22 @@ func (c *Chain) write(l *chainLayout) error {
 		}
 	}
 	return nil
+}
+
+// wovenOf is how many boxes of columns each warp has of the layer whose x this one
+// makes, if that is a reason to make first what all of them read first.
+func (c *Chain) wovenOf(p *chainLinear, split int) int32 {
+	if p.tiles[0] != p.tiles[mostParts-1] {
+		return 0
+	}
+	for i := range c.layers {
+		if o := c.layers[i].linear; o != nil && o.tagged == p.made[0] {
+			if most := mostBoxes(int(o.in), split); int(o.in) == split*linearWarps*most*chainColumns && most > 1 {
+				return int32(most)
+			}
+		}
+	}
+	return 0
 }
 
 // Upload fills the memory that the launch reads. It is not for a capture.

@@ -3,6 +3,7 @@ package ptx
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -189,9 +190,33 @@ func TestEndedLanes(t *testing.T) {
 	})
 }
 
+// One of the threads that ask is told that it is, and all of them which one.
+func TestElect(t *testing.T) {
+	for _, mask := range []uint32{1 << 31, 1, 0xffffffff, 0x00ffff00, 0x80000001} {
+		for _, d := range []string{"%r0", "_"} {
+			body := fmt.Sprintf("mov.u32 %%r0, -1;\nmov.u32 %%r1, %d;\nshl.b32 %%r2, 1, %%t;\nand.b32 %%r2, %%r2, %%r1;\nsetp.eq.s32 %%p1, %%r2, 0;\nmov.u32 %%r3, 0;\n@%%p1 bra DONE;\nelect.sync %s|%%p0, %%r1;\nselp.b32 %%r3, 1, 0, %%p0;\nDONE:\n", int32(mask), d)
+			leaders := results(t, Launch{Block: 32}, body+result("%r3"))
+			which := results(t, Launch{Block: 32}, body+result("%r0"))
+			leader := slices.Index(leaders, 1)
+			if leader < 0 || mask>>leader&1 == 0 {
+				t.Fatalf("of %#x: %v", mask, leaders)
+			}
+			for i := range leaders {
+				want := ^uint32(0)
+				if mask>>i&1 != 0 && d != "_" {
+					want = uint32(leader)
+				}
+				if which[i] != want || (leaders[i] == 1) != (i == leader) {
+					t.Errorf("of %#x: thread %d is told %d, and %#x: %d is the one", mask, i, leaders[i], which[i], leader)
+				}
+			}
+		}
+	}
+}
+
 func TestExchangeErrors(t *testing.T) {
 	half := "setp.lt.u32 %p0, %t, 16;\nmov.u32 %r1, 0xffff0000;\n@%p0 bra LOW;\nbra DONE;\nLOW:\n"
-	for _, op := range []string{"shfl.sync.idx.b32 %r0, %t, 0, 31, %r1;", "vote.sync.ballot.b32 %r0, %p0, %r1;", "redux.sync.add.s32 %r0, %t, %r1;", "bar.warp.sync %r1;"} {
+	for _, op := range []string{"shfl.sync.idx.b32 %r0, %t, 0, 31, %r1;", "vote.sync.ballot.b32 %r0, %p0, %r1;", "redux.sync.add.s32 %r0, %t, %r1;", "bar.warp.sync %r1;", "elect.sync %r0|%p0, %r1;"} {
 		bodyFails(t, Launch{}, half+op+"\nDONE:\nbar.warp.sync -1;", "not among ffff0000", strings.Fields(op)[0])
 		// Some of them only.
 		bodyFails(t, Launch{}, "setp.lt.u32 %p0, %t, 16;\nmov.u32 %r1, -1;\n@%p0 "+op, "only threads 0000ffff of ffffffff take part")
@@ -203,7 +228,7 @@ func TestExchangeErrors(t *testing.T) {
 	bodyFails(t, Launch{}, "setp.eq.u32 %p0, %t, 31;\n@%p0 bra LOOP;\nbar.warp.sync -1;\nret;\nLOOP: ld.volatile.global.u32 %r0, [%g0];\nsetp.eq.s32 %p1, %r0, 0;\n@%p1 bra LOOP;", "all threads wait", "bar.warp.sync - 1;", "threads 7fffffff", "threads 80000000")
 	for _, text := range []string{
 		"shfl.sync.idx.b32 %r0, %r1, 0, 31;", "shfl.idx.b32 %r0, %r1, 0, 31;", "shfl.sync.rotate.b32 %r0, %r1, 0, 31, -1;", "shfl.sync;", "vote.sync.uni.pred %p0, %p1, -1;", "vote.sync.ballot.b32 %r0, %r1, -1;", "vote;",
-		"redux.sync.div.s32 %r0, %r1, -1;", "redux.sync.min.b32 %r0, %r1, -1;", "redux.sync;", "match.any.sync.b32 %r0, %r1, -1;", "elect.sync %r0|%p0, -1;", "bar.warp.sync;", "vote.sync.any.pred %p0, %p1, 0fz;",
+		"redux.sync.div.s32 %r0, %r1, -1;", "redux.sync.min.b32 %r0, %r1, -1;", "redux.sync;", "match.any.sync.b32 %r0, %r1, -1;", "elect.sync %r0, -1;", "elect.sync %r0|%p0;", "elect %r0|%p0, -1;", "bar.warp.sync;", "vote.sync.any.pred %p0, %p1, 0fz;",
 	} {
 		compileFails(t, text, "")
 	}

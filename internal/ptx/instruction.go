@@ -47,7 +47,7 @@ func (c *compiler) instruction(s *statement) {
 			c.fail("no such instruction here")
 		}
 		in.kind, in.wait = b.kind, b.wait
-	case "shfl", "vote", "redux":
+	case "shfl", "vote", "redux", "elect":
 		in.kind = together
 		in.do, in.mask = c.exchange(s)
 	case "ldmatrix", "mma", "wgmma":
@@ -163,7 +163,7 @@ func moveInFrames(moves []frameMove) func(w *warp, m uint32) {
 // exchange compiles what threads of a warp tell each other.
 func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask register) {
 	args := s.args
-	n := map[string]int{"shfl": 5, "vote": 3, "redux": 3}[s.op[0]]
+	n := map[string]int{"shfl": 5, "vote": 3, "redux": 3, "elect": 2}[s.op[0]]
 	if n == 0 || s.part(1) != "sync" {
 		return nil, -1
 	}
@@ -249,6 +249,23 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 					if m>>l&1 != 0 {
 						w.d(d)[l] = x
 					}
+				}
+			}
+		}, mask
+	case name == "elect.sync":
+		d, p := register(-1), c.predicate(&operand{word: args[0].pipe})
+		if args[0].word != "_" {
+			d = c.dst(&args[0], 32)
+		}
+		return func(w *warp, m uint32) {
+			w.members(mask, m)
+			// Which one is not said: always the same one, for a mask. The last one, since
+			// a GPU takes the first.
+			leader := lanes - 1 - bits.LeadingZeros32(m)
+			w.p[p] = w.p[p]&^m | 1<<leader
+			for l := range lanes {
+				if d >= 0 && m>>l&1 != 0 {
+					w.d(d)[l] = uint32(leader)
 				}
 			}
 		}, mask
