@@ -76,7 +76,7 @@ static_assert(sizeof(ChainLinear) <= CHAIN_BODY && sizeof(ChainAttention) <= CHA
 // What a warp has to know of a layer to ask for its weights.
 struct alignas(16) ChainFeed {
   const TensorMap* maps;
-  unsigned short boxes, most; // in a tile, and of them a warp's
+  u16 boxes, most; // in a tile, and of them a warp's
   int tiles, shift;
   int second, third; // the first tiles of parts 1 and 2
   int woven;         // see tileAt
@@ -262,8 +262,9 @@ template <class T, int D, int SPLIT> struct Chain {
     }
   }
 
-  // Boxes of a warp whose columns of x are on their way together.
-  static __device__ constexpr int together(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  // Boxes of a warp whose columns of x are waited for together: the products of one such
+  // batch are made before the next one is looked at.
+  static __device__ constexpr int together(int rows) { return rows <= 2 ? 2 : 1; }
 
   // A warp's columns of x, from `column` on, as right operands at `x`: CHAIN_STRIDE
   // floats of each row for a box. Those of box j and the next ones, together() of them.
@@ -273,8 +274,9 @@ template <class T, int D, int SPLIT> struct Chain {
   template <int ROWS, bool NORM> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane) {
     constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM ? 2 : 0)) * CHAIN_STRIDE;
     const int from = column + j * CHAIN_COLUMNS + lane * 2;
-    // One word first, if there are many: as long as that is not there, nothing else is asked for.
-    if (tagged != nullptr && (mine - j) * ROWS > 2) {
+    // One word first, if there are many: as long as that is not there, nothing else is
+    // asked for. Of later boxes it is most likely all there.
+    if (ROWS > 1 && tagged != nullptr && j == 0 && mine > 1) {
       float a, b;
       while (__any_sync(~0u, !loadTagged2(tagged + from, run, a, b))) {}
     }
@@ -382,7 +384,10 @@ template <class T, int D, int SPLIT> struct Chain {
     Feed& feed = flow.feed;
     int& turn = flow.turn;
     // What is needed when x is there is brought to registers before.
-    constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;
+    constexpr int COLUMNS = ROWS + (NORM ? 2 : 0);
+    // Tiles of a group, each block's. Without a norm pairs have room for many, but what is finished
+    // early is read early.
+    constexpr int GROUP = !NORM && SPLIT > 1 ? 1 : CHAIN_GROUP / COLUMNS;
     const int rank = rankOf(), boxes = o.in / CHAIN_COLUMNS, most = o.most;
     const int tile0 = firstTile(o.shift), tiles = o.each + (tile0 < o.rest); // the block's or pair's
     const int mine = tiles > 0 ? min(boxesOf(boxes, rank) - warp * most, most) : 0; // 0 or less: none
@@ -476,7 +481,7 @@ template <class T, int D, int SPLIT> struct Chain {
         float sum[PRODUCTS][4] = {};
 #pragma unroll 1
         for (int j = 0; j < mine; j++) {
-          if (j == prepared) {
+          if (j == prepared) { // in the first tile
             prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * CHAIN_COLUMNS, moments, run, j, mine, lane);
             prepared += together(ROWS);
           }

@@ -40,7 +40,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 		align = uintptr(n)
 	}
 	types := map[string][2]uintptr{ // size, alignment
-		"int": {4, 4}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
+		"int": {4, 4}, "u16": {2, 2}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
 		"Params": {216, 8}, "Links": {56, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
 		"BatchParams": {unsafe.Sizeof(batchParams{}), 64}, "BatchKeep": {unsafe.Sizeof(batchKeep{}), 8},
 	}
@@ -121,13 +121,13 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int CHAIN_BOX = 4096;",
 			"constexpr int CHAIN_GROUP = 8;",
 			"constexpr int CHAIN_COLUMNS = 128;",
-			"constexpr int CHAIN_FIXED = 12288;",
+			"constexpr int CHAIN_FIXED = 14336;",
 			"constexpr int CHAIN_FIXED_PAIRS = 21504;",
 			"constexpr int CHAIN_STRIDE = 144;",
 			"constexpr int CHAIN_BODY = 368;",
 			"CHAIN_LINEAR = 0, CHAIN_ATTENTION = 1",
 			"rings = memory + FIXED; area = rings + CHAIN_WARPS * p.stages * CHAIN_BOX; feeds = (ChainFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + CHAIN_WARPS * p.stages;",
-			"constexpr int COLUMNS = ROWS + (NORM ? 2 : 0), GROUP = CHAIN_GROUP / COLUMNS;",
+			"constexpr int COLUMNS = ROWS + (NORM ? 2 : 0);", "constexpr int GROUP = !NORM && SPLIT > 1 ? 1 : CHAIN_GROUP / COLUMNS;",
 			"return SPLIT == 1 ? all : (all + 1 - rank) / 2;",
 			"return unit < 0 ? unit + units() : unit;",
 			"workers = o.workers >> half * 8 & 255",
