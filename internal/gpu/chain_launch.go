@@ -225,13 +225,23 @@ func (c *Chain) splitOf(element, dim int, needs *chainNeeds) int {
 func (c *Chain) fits(element, dim int, needs *chainNeeds, attention int) bool {
 	split := c.splitOf(element, dim, needs)
 	n := &needs[split-1]
-	return n.wide || c.stagesFor(split, max(n.area, attention), len(c.layers)+1, mostWarps) >= leastChainStages
+	return n.wide || c.stagesFor(split, max(n.area, attention), c.linears()+1, mostWarps) >= leastChainStages
+}
+
+// linears is how many linear layers there are: those have feeds.
+func (c *Chain) linears() (n int) {
+	for i := range c.layers {
+		if c.layers[i].linear != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // stagesFor is how many boxes the warps' rings have room for beside an area, and
 // barriers of attention's ring.
-func (c *Chain) stagesFor(split, area, layers, slots int) int {
-	rest := fixedOf(split) + layers*int(unsafe.Sizeof(chainFeed{})) + slots*16
+func (c *Chain) stagesFor(split, area, linears, slots int) int {
+	rest := fixedOf(split) + linears*int(unsafe.Sizeof(chainFeed{})) + slots*16
 	return min((c.d.info.SharedPerBlockMost-rest-ceil(area, 16)*16)/(linearWarps*(chainBox+8)), mostChainStages)
 }
 
@@ -307,12 +317,11 @@ type chainLayout struct {
 func (c *Chain) layOut() (l chainLayout) {
 	l.split = c.splitOf(c.element, c.dim, &c.needs)
 	l.area = c.needs[l.split-1].area
+	l.feeds = c.linears()
 	rows := 0 // of attention's output tiles
 	for i := range c.layers {
 		if a := c.layers[i].attend; a != nil {
 			rows, l.work, l.blind = int(a.p.rows), a.p.work, a.p.blind // the same plan's in all layers
-		} else {
-			l.feeds++
 		}
 	}
 	if rows > 0 {
