@@ -52,7 +52,7 @@ func TestChainLaunch(t *testing.T) {
 
 func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	sh := stackShape{
-		rows: 1 + i%chainRows, blocks: 1 + rng.IntN(3), heads: 4, kvHeads: 2, dim: []int{64, 128}[i%2], inner: 128 * (1 + rng.IntN(9)),
+		rows: 1 + i%chainRows, blocks: 1 + rng.IntN(3), heads: 4, kvHeads: 2, dim: []int{64, 128}[i%2], inner: 128 * (1 + rng.IntN(18)),
 		vocabulary: pick(rng, 0, 777), pageTokens: 16, kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i/2%2],
 	}
 	for range sh.rows {
@@ -158,6 +158,19 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 			if int(l.tiles[k]) != tiles || l.y[k] != part.Y.address() || l.b[k] != part.B.address() || int(l.out[k]) != part.Out {
 				t.Errorf("layer %d, part %d: %+v", j, k, *l)
 			}
+		}
+		if int(l.each)*(blocks/split)+int(l.rest) != tiles || l.rest < 0 || int(l.rest) >= blocks/split {
+			t.Errorf("layer %d: %d tiles of %d blocks or pairs: %d each, and %d", j, tiles, blocks/split, l.each, l.rest)
+		}
+		// Tiles are made in the order of their readers' boxes, where each warp has as many.
+		woven := 0
+		for k := range s.ops {
+			if o := s.ops[k].linear; o != nil && len(op.linear.Parts) == 1 && o.X.address() == op.linear.Parts[0].Y.address() && o.In%(split*linearWarps*chainColumns) == 0 && o.In > split*linearWarps*chainColumns {
+				woven = o.In / (split * linearWarps * chainColumns)
+			}
+		}
+		if int(l.woven) != woven {
+			t.Errorf("layer %d: woven by %d, want %d", j, l.woven, woven)
 		}
 		first += tiles
 		// Each box of a tile is one warp's.
