@@ -385,8 +385,8 @@ template <class T, int D, int SPLIT> struct Chain {
     int& turn = flow.turn;
     // What is needed when x is there is brought to registers before.
     constexpr int COLUMNS = ROWS + (NORM ? 2 : 0);
-    // Tiles of a group, each block's. Without a norm pairs have room for many, but what is finished
-    // early is read early.
+    // Tiles of a group, of each block. Those of pairs could be more without a norm, but
+    // the next layer begins with what it is told of first.
     constexpr int GROUP = !NORM && SPLIT > 1 ? 1 : CHAIN_GROUP / COLUMNS;
     const int rank = rankOf(), boxes = o.in / CHAIN_COLUMNS, most = o.most;
     const int tile0 = firstTile(o.shift), tiles = o.each + (tile0 < o.rest); // the block's or pair's
@@ -447,12 +447,10 @@ template <class T, int D, int SPLIT> struct Chain {
     const bool gamma = o.gamma != nullptr;
     const int in = o.in;
     if (NORM && mine > 0) {
-      if constexpr (NORM) {
-        const bool beta = o.beta != nullptr;
-        copyWait<0>();
-        __syncwarp();
-        prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
-      }
+      const bool beta = o.beta != nullptr;
+      copyWait<0>();
+      __syncwarp();
+      prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
     }
     int prepared = 0; // boxes whose columns of x are operands
 
