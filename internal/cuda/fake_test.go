@@ -4,9 +4,7 @@ package cuda_test
 
 import (
 	"errors"
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,29 +37,6 @@ func nothingLeft(t *testing.T, lib *fakedriver.Library, dev *cuda.Device) {
 	}
 	if n := lib.Defects(); n != 0 {
 		t.Errorf("%d calls that a real driver would crash on:\n%s", n, lib.Log())
-	}
-}
-
-// onlyClosed has 8 goroutines use a device and its objects while some of them close
-// these, and the device. Nothing but ErrClosed may come of what they pass to `only`, and
-// nothing is left.
-func onlyClosed(t *testing.T, lib *fakedriver.Library, dev *cuda.Device, use func(w int, only func(error))) {
-	t.Helper()
-	var wg sync.WaitGroup
-	only := func(err error) {
-		if err != nil && !errors.Is(err, cuda.ErrClosed) {
-			t.Error(err)
-		}
-	}
-	for w := range 8 {
-		wg.Go(func() { use(w, only) })
-	}
-	wg.Wait()
-	if err := dev.Close(); !errors.Is(err, cuda.ErrClosed) {
-		t.Error(err)
-	}
-	if lib.Live() != 0 || lib.Defects() != 0 {
-		t.Errorf("%d left, %d defects", lib.Live(), lib.Defects())
 	}
 }
 
@@ -549,40 +524,6 @@ func TestQueriesAndElapsedTime(t *testing.T) {
 	if d, err := u.event.Since(u.event); err != nil || d != 1500*time.Microsecond {
 		t.Errorf("%v, %v", d, err)
 	}
-}
-
-// Goroutines use one device and its objects while others close them. Nothing
-// but ErrClosed may come of it.
-func TestConcurrentUse(t *testing.T) {
-	lib, dev := openFake(t)
-	shared := newUse(t, dev)
-	onlyClosed(t, lib, dev, func(w int, only func(error)) {
-		args := &cuda.Args{}
-		for i := range 30 {
-			b, err := dev.NewBuffer(int64(1 + w + i))
-			only(err)
-			only(shared.buf.Upload(0, []byte{byte(w)}))
-			only(shared.s.Copy(shared.buf, 0, shared.buf, 32, 8))
-			f, err := shared.m.Function(fmt.Sprintf("k%d_8", i%3))
-			only(err)
-			if err == nil && b != nil {
-				args.Reset()
-				only(args.Buffer(b, 0))
-				only(f.Launch(shared.s, cuda.Grid{}, args))
-			}
-			if b != nil && i%2 == 0 {
-				only(b.Close())
-			}
-			switch {
-			case w == 1 && i == 10:
-				only(shared.buf.Close())
-			case w == 2 && i == 15:
-				only(shared.s.Close())
-			case w == 3 && i == 20:
-				only(dev.Close())
-			}
-		}
-	})
 }
 
 // BenchmarkLaunchFake is what a launch costs in Go, next to nothing of it in
