@@ -639,9 +639,10 @@ template <class T, int D, int SPLIT> struct Chain {
       }
     }
   }
-  // Asks for what a layer is.
+  // Asks for what a layer is. A warp near the end does, not the first: where few have
+  // boxes these are the first ones, and the last one finishes.
   __device__ static __forceinline__ void bring(const ChainParams& p, const Room& room, int at, int layer) {
-    const int i = threadIdx.x - 6 * 32;
+    const int i = threadIdx.x - (CHAIN_WARPS - 2) * 32;
     if (layer < p.count && i >= 0 && i < (int)sizeof(room.fixed->layers[0]) / 16) copy16(sharedAddress(&room.fixed->layers[at]) + i * 16, p.layers[layer].body + i * 16, true);
     copyCommit();
   }
