@@ -48,22 +48,7 @@ template <class S> struct Attention {
       }
   }
 
-  // The same of what another layer of the launch makes: it is waited for.
-  __device__ static __forceinline__ void fetchTagged(const u64* q, u32 run, const long long (&at)[2], int t, float (&x)[STEPS][EACH]) {
-    static_assert(!WIDE, "no chain has such keys");
-    bool late;
-    do {
-      late = false;
-#pragma unroll
-      for (int s = 0; s < STEPS; s++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) late |= !loadTagged2(q + at[j & 1] + s * 16 + (j >> 1) * 8 + 2 * t, run, x[s][2 * j], x[s][2 * j + 1]);
-    } while (__any_sync(~0u, late));
-  }
-
-  // float16 has few exponents, so there rows are scaled by powers of two, which
-  // `factor` undoes.
-  __device__ static __forceinline__ void load(const Params& p, const Links* links, u32 run, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
+  __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
     const int g = lane >> 2, t = lane & 3, rows = w.rows(p);
     const Mode mode = modeOf(rows, precise);
     long long at[2];
@@ -72,10 +57,10 @@ template <class S> struct Attention {
       // A row that is not there is computed like the first, and not used.
       const int of = mode == FOLDED ? g : g + 8 * i, r = w.block * ROWS + (of < rows ? of : 0), n = positionOf(p, r);
       at[i] = (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + r - n * p.group) * p.queryHead;
-      q.factor[i] = p.scale;
     }
-    if constexpr (!WIDE && !SHARED && !S::LINKED) {
+    if constexpr (!WIDE && !SHARED) {
       if (!precise) { // the queries are of the keys' type: they are operands as they are, and have no second parts
+        q.factor[0] = q.factor[1] = p.scale;
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
 #pragma unroll
@@ -84,15 +69,20 @@ template <class S> struct Attention {
       }
     }
     float x[STEPS][EACH];
-    if constexpr (S::LINKED) {
-      fetchTagged(links->query, run, at, t, x);
-    } else if (p.queryType == F32) {
+    if (p.queryType == F32) {
       fetch<F32>(p.query, at, t, x);
     } else if (p.queryType == F16) {
       fetch<F16>(p.query, at, t, x);
     } else {
       fetch<BF16>(p.query, at, t, x);
     }
+    operandsOf(p, x, q, mode, shared, warp, warps, lane);
+  }
+
+  // Of numbers of float32. float16 has few exponents, so there rows are scaled by powers of
+  // two, which `factor` undoes.
+  __device__ static __forceinline__ void operandsOf(const Params& p, float (&x)[STEPS][EACH], Queries& q, Mode mode, char* shared, int warp, int warps, int lane) {
+    q.factor[0] = q.factor[1] = p.scale;
     if constexpr (T::narrow) {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -289,6 +279,14 @@ template <class S> struct Attention {
           T::mma(st.o[n], lo, T::lead(x), T::lead(y));
         }
       }
+    }
+  }
+
+  // What lies behind the live values of a chunk may be anything, and 0 times NaN is NaN.
+  __device__ static __forceinline__ void clearBehind(u32 slot, int live, int lane) {
+    for (int i = lane; i < (KEYS - live) * S::BLOCKS * 8; i += 32) {
+      int r = live + i / (S::BLOCKS * 8), b = i % (S::BLOCKS * 8);
+      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(slot + S::SLOT / 2 + b / 8 * BLOCK + r * 128 + b % 8 * 16), "r"(0) : "memory");
     }
   }
 

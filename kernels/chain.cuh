@@ -8,7 +8,7 @@
 // plain memory too, for whoever comes after the launch.
 //
 //	linear:     y = f(norm(x) W^T + b) + residual, for one to four rows of x
-//	attention:  append and LeanAttention, as in lean.cuh
+//	attention:  append and LeanAttention, see linked.cuh
 //
 // The weights are most of what is read, and none of them depends on anything.
 // So every warp has a ring, and asks for the weights of its next layers while it
@@ -25,7 +25,7 @@
 // so gamma and beta are multiplied as if they were rows of x, which costs nothing
 // where the tensor core has columns left.
 #pragma once
-#include "lean.cuh"
+#include "linked.cuh"
 #include "linear.cuh"
 
 constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;
@@ -93,6 +93,7 @@ struct ChainParams {
   int stages; // of a warp's ring, in boxes
   int area;   // bytes that x and attention have in turn
   int slots;  // of attention's ring
+  u32 slotsInverse; // see Round
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -104,7 +105,7 @@ struct ChainParams {
 // sends count as bytes that the barrier waits for. So nobody waits for stores of its own
 // to arrive, as a barrier of the cluster would have it.
 template <class T, int D, int SPLIT> struct Chain {
-  using L = Lean<T, D, true>;
+  using L = Linked<T, D>;
   static constexpr int WORKERS = SPLIT * CHAIN_WARPS;
   static constexpr int FIXED = SPLIT == 1 ? CHAIN_FIXED : CHAIN_FIXED_PAIRS;
   // Attention to large heads takes all registers: what a warp hands on is in shared
@@ -121,8 +122,9 @@ template <class T, int D, int SPLIT> struct Chain {
     } layers[3];                                           // this one, the one before and the next, in turn
     ChainParams params;                                    // for those that are called: nearer than where the launch has them
     Work work;                                             // of attention: this block's
+    typename L::Place place;                               // where that begins
     int blind;                                             // rows
-    int before;                                            // see Round
+    u32 before;                                            // see Round
     u64 words[CHAIN_WARPS * 32 / SPLIT];                   // of each thread that finishes elements: what it adds, the residual; while there is attention, see KEEP
     float biases[CHAIN_WARPS * 32 / SPLIT];                // and the bias
     u64 met[2];                                            // of pairs: the barriers of a meeting and the next
@@ -603,14 +605,14 @@ template <class T, int D, int SPLIT> struct Chain {
   }
 
   // Returns how many chunks it has put through the ring.
-  __device__ static __noinline__ int attention(int at, int layer, u32 run) {
+  template <bool FEW> __device__ static __noinline__ int attention(int at, int layer, u32 run) {
     extern __shared__ __align__(1024) char memory[];
     Fixed& fixed = *(Fixed*)memory;
     const ChainParams& p = fixed.params;
     const Room room(memory, p);
     const ChainAttention& o = *(const ChainAttention*)fixed.layers[at].body;
-    const Round round = {room.slots, fixed.before};
-    return L::run(o.p, p.layers[layer].maps, room.area, &fixed.work, &fixed.blind, &o.links, &round, run);
+    const Round round = {room.slots, fixed.before, p.slotsInverse};
+    return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, room.area, &fixed.work, fixed.place, fixed.blind, round, run);
   }
 
   template <int ROWS> __device__ static __forceinline__ void layers(const ChainParams& p, const Room& room, u32 number, Flow flow) {
@@ -622,12 +624,13 @@ template <class T, int D, int SPLIT> struct Chain {
       if (++at == 3) at = 0;
       bring(p, room, at, layer + 1);
       if (body.kind == CHAIN_ATTENTION) {
+        if (threadIdx.x == 0 && room.fixed->place.work == nullptr) room.fixed->place.begin(((const ChainAttention*)body.body)->p, &room.fixed->work); // in the first one
         written(); // the copy engine writes where x was
         __syncthreads();
         Flow& kept = ((Flow*)room.fixed->words)[threadIdx.x / 32]; // nobody has words now
         if (KEEP && threadIdx.x % 32 == 0) kept = flow;
         __syncwarp();
-        const int passed = attention(now, layer, number);
+        const int passed = ((const ChainAttention*)body.body)->p.rows <= 8 ? attention<true>(now, layer, number) : attention<false>(now, layer, number);
         if (KEEP) flow = kept;
         copyWait<0>(); // the next layer's body
         __syncthreads();
@@ -659,9 +662,9 @@ template <class T, int D, int SPLIT> struct Chain {
     for (int i = threadIdx.x; i < 2 * p.feedCount; i += CHAIN_WARPS * 32) copy16(sharedAddress(room.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
     if (p.work != nullptr) {
       if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&room.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
-      if (threadIdx.x == 32) room.fixed->blind = *p.blind, room.fixed->before = 0;
+      if (threadIdx.x == 32) room.fixed->blind = *p.blind, room.fixed->before = 0, room.fixed->place.work = nullptr;
       const u32 full = sharedAddress(room.slots);
-      for (int s = threadIdx.x; s < p.slots; s += CHAIN_WARPS * 32) L::openSlot(full, full + p.slots * 8, s);
+      for (int s = threadIdx.x; s < p.slots; s += CHAIN_WARPS * 32) ::Ring<typename L::S>::openSlot(full, full + p.slots * 8, s);
     }
     if (threadIdx.x == 64) room.fixed->params = p;
     bring(p, room, 0, 0);

@@ -24,71 +24,29 @@
 #include "reduce.cuh"
 #include "ring.cuh"
 
-template <class T, int D, bool LINKED = false> struct Lean {
-  using S = Shape<T, D, LINKED>;
+template <class T, int D> struct Lean {
+  using S = Shape<T, D>;
   using A = Attention<S>;
   using R = Reduce<S>;
   using Place = typename S::Place;
   static constexpr int KEYS = S::KEYS;
-  static constexpr bool APART = FINISHERS > 0 && !LINKED; // warps of their own finish output tiles
-
-#if __CUDA_ARCH__ >= 900
-  // The keys and values of a sequence's new token for one head, in a chain: lane i has
-  // elements 4i to 4i+3.
-  struct Fresh {
-    float k[4], v[4];
-    // Waits for them.
-    __device__ __forceinline__ void fetch(const Params& p, const Links& links, u32 run, const Place& w, int lane) {
-      const long long from = ((long long)w.s.row * p.heads + w.head) * D + min(lane * 4, D - 4);
-      bool late;
-      do {
-        late = !loadTagged2(links.newKeys + from, run, k[0], k[1]);
-        late |= !loadTagged2(links.newKeys + from + 2, run, k[2], k[3]);
-        late |= !loadTagged2(links.newValues + from, run, v[0], v[1]);
-        late |= !loadTagged2(links.newValues + from + 2, run, v[2], v[3]);
-      } while (__any_sync(~0u, late));
-    }
-    // Puts them where the copy engine has left what was in the cache before, as key
-    // `row` of the chunk at `at`, and into the cache, unless `slot` is negative: a row
-    // of keys there. A sequence has one block of rows, so nobody else has the chunk.
-    __device__ __forceinline__ void append(const Params& p, const Place& w, int row, int slot, u32 at, int lane) const {
-      const int i = lane * 4;
-      if (i < D) {
-        const uint2 keys = make_uint2(T::pack(k[0], k[1]), T::pack(k[2], k[3])), values = make_uint2(T::pack(v[0], v[1]), T::pack(v[2], v[3]));
-        const u32 to = at + i * T::bytes / 128 * S::BLOCK + swizzled(row, i * T::bytes % 128);
-        asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(keys.x), "r"(keys.y) : "memory");
-        asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to + S::SLOT / 2), "r"(values.x), "r"(values.y) : "memory");
-        if (slot >= 0) {
-          const long long place = (slot + (long long)w.head * p.headRows) * D + i;
-          *(uint2*)((u16*)p.keys + place) = keys;
-          *(uint2*)((u16*)p.values + place) = values;
-        }
-      }
-      written();
-      __syncwarp();
-    }
-  };
-#endif
+  static constexpr bool APART = FINISHERS > 0; // warps of their own finish output tiles
 
   // `memory` is shared, at a multiple of 1024 bytes.
-  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory) { run(p, maps, memory, p.work + blockIdx.x, p.blind, nullptr, nullptr, 0); }
-
-  // The same of a chain's layer, where this block's Work and the number of blind rows
-  // are in shared memory: `number` is that of the run. Computing warps return how
-  // many chunks have gone through the ring.
-  __device__ static __forceinline__ int run(const Params& p, const TensorMap* maps, char* memory, const Work* range, const int* blind, const Links* links, const Round* round, const u32 number) {
+  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory) {
+    const Work* const range = p.work + blockIdx.x;
 #if __CUDA_ARCH__ >= 900
     const int copiers = APART ? COMPUTERS : p.warps; // the first one
     if (threadIdx.x == copiers * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
     const Work work = *range;
-    const int blinds = *blind;
+    const int blinds = *p.blind;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int warps = p.warps, slots = p.slots;
     if (work.tiles == 0) {
-      if (!LINKED) waitForEarlier();
-      if (warp < warps) R::writeBlind(p, links, number, blinds);
-      return 0;
+      waitForEarlier();
+      if (warp < warps) R::writeBlind(p, blinds);
+      return;
     }
 
     char* rest = memory + slots * S::SLOT;
@@ -97,15 +55,15 @@ template <class T, int D, bool LINKED = false> struct Lean {
     sh.o = (float*)(rest + S::QUERY);
     sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH);
     sh.l = sh.m + sh.rooms * ROWS;
-    u64* bars = LINKED ? round->bars : (u64*)(sh.l + sh.rooms * ROWS); // a full and an empty one for each slot
+    u64* bars = (u64*)(sh.l + sh.rooms * ROWS); // a full and an empty one for each slot
     u64* rooms = bars + 2 * slots; // two for each room: its states are there, and they are not needed any more
-    sh.last = (int*)(rooms + 4);   // two; none of these in a chain
+    sh.last = (int*)(rooms + 4);   // two
     const u32 ring = sharedAddress(memory);
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    if (!LINKED && warp == copiers && lane == 0) {
-      for (int s = 0; s < slots; s++) openSlot(full, empty, s);
+    if (warp == copiers && lane == 0) {
+      for (int s = 0; s < slots; s++) Ring<S>::openSlot(full, empty, s);
       if (APART)
         for (int r = 0; r < 2; r++) barrierInit(sharedAddress(rooms + r), warps * 32), barrierInit(sharedAddress(rooms + 2 + r), FINISHERS * 32);
       opened();
@@ -116,22 +74,23 @@ template <class T, int D, bool LINKED = false> struct Lean {
         waitForEarlier();
         waitForRing(5, FINISHERS + 1);
         finishAll(p, range, sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
-        return 0;
+        return;
       }
     }
     if (warp >= copiers) {
       if (APART) fewerRegisters<COPYING>();
       const int copier = warp - copiers, values = copier & 1;
       const TensorMap* map = maps + values;
-      if (!LINKED) copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
-      Ring<S>::copyAll(p, range, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, LINKED ? round->before : 0, lane);
-      return 0;
+      copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
+      Place begin;
+      begin.begin(p, range);
+      Ring<S>::copyAll(p, begin, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, copier >> 1, 1, lane);
+      return;
     }
     if (APART) moreRegisters<COMPUTING>();
-    if (APART && warp >= warps) return 0;
+    if (APART && warp >= warps) return;
     int slot = warp;
     u32 parity = 0;
-    if constexpr (LINKED) slot = Ring<S>::slotOf(round->before + warp, slots, parity), parity &= 1;
 #else
     typename Ring<S>::Reader reader;
     const int stages = slots / warps;
@@ -140,29 +99,24 @@ template <class T, int D, bool LINKED = false> struct Lean {
     for (int s = 0; s < stages; s++) reader.issue(p, lane, warps);
     u32 next = 0;
 #endif
-    if (!LINKED) {
-      waitForEarlier();
-      if (threadIdx.x == 0) letNextStart();
-    }
+    waitForEarlier();
+    if (threadIdx.x == 0) letNextStart();
 
     R::clear(sh);
     const Crew crew{(int)threadIdx.x, warps, 1};
     // Queries and outputs of the keys' type need no second parts.
-    const bool precise = LINKED || p.queryType != S::T::type || p.outType != S::T::type;
+    const bool precise = p.queryType != S::T::type || p.outType != S::T::type;
     Place w;
     w.begin(p, range);
     int turn = 0; // of the warp that has the first chunk of this part
     int part = 0;
-    int passed = 0; // chunks
     bool more = true;
     typename A::Queries q;
-    if (!LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
+    A::load(p, w, q, precise, rest, warp, warps, lane);
 #if __CUDA_ARCH__ >= 900
-    if (!LINKED) waitForRing(2, warps + 1);
+    waitForRing(2, warps + 1);
 #endif
     while (more) {
-      const int newest = LINKED ? links->slots[w.s.row] : -1;
-      if (LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane); // in one place: the code of a chain is long
       typename A::State st;
       st.empty();
       const int rows = w.rows(p);
@@ -181,24 +135,12 @@ template <class T, int D, bool LINKED = false> struct Lean {
       for (int c = w.chunk + first; c < w.end; c += warps) {
 #if __CUDA_ARCH__ >= 900
         const u32 at = ring + slot * S::SLOT;
-        const bool last = LINKED && (c + 1) * KEYS >= w.s.keys;
-        Fresh fresh;
-        if constexpr (LINKED) {
-          if (last) fresh.fetch(p, *links, number, w, lane);
-        }
         barrierWait(full + slot * 8, parity);
-        // What lies behind the live values may be anything, and 0 times NaN is NaN.
         const int live = w.s.keys - c * KEYS;
         if (live < KEYS) {
-          for (int i = lane; i < (KEYS - live) * S::BLOCKS * 8; i += 32) {
-            int r = live + i / (S::BLOCKS * 8), b = i % (S::BLOCKS * 8);
-            asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at + S::SLOT / 2 + b / 8 * S::BLOCK + r * 128 + b % 8 * 16), "r"(0) : "memory");
-          }
+          A::clearBehind(at, live, lane);
           written();
           __syncwarp();
-        }
-        if constexpr (LINKED) {
-          if (last) fresh.append(p, w, w.s.keys - 1 - c * KEYS, newest, at, lane);
         }
 #else
         const u32 at = mine + next * S::SLOT;
@@ -218,7 +160,7 @@ template <class T, int D, bool LINKED = false> struct Lean {
           A::template merge<A::FOLDED>(st, q, rest, at, lane, masked, limit);
         } else if (mode == A::BOTH) {
           A::template merge<A::BOTH>(st, q, rest, at, lane, masked, limit);
-        } else if (!LINKED) {
+        } else {
           A::template merge<A::PLAIN>(st, q, rest, at, lane, masked, limit);
         }
         __syncwarp();
@@ -254,26 +196,24 @@ template <class T, int D, bool LINKED = false> struct Lean {
       if (APART) barrierArrive(sharedAddress(rooms) + sh.room(part) * 8); // before anything else: it is waited for
 #endif
       turn = (turn + w.end - w.chunk) % warps;
-      if (LINKED) passed += w.end - w.chunk;
       const Place done = w;
       more = w.next(p);
       part++;
 #if __CUDA_ARCH__ >= 900
       if constexpr (APART) {
         if (S::SHARED_QUERY) syncWarps(warps);
-        if (more) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
+        if (more) A::load(p, w, q, precise, rest, warp, warps, lane);
         continue;
       }
 #endif
-      if (more && !S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
+      if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
-      R::combine(p, links, number, crew, done, mine, rows, R::slotOf(done), typename R::Item(p, crew, done, R::slotOf(done), part));
+      R::combine(p, crew, done, mine, rows, R::slotOf(done), typename R::Item(p, crew, done, R::slotOf(done), part));
       if (sh.rooms == 1) syncWarps(warps);
-      if (done.endsParts()) R::settle(p, links, number, crew, range, done, mine);
-      if (more && S::SHARED_QUERY && !LINKED) A::load(p, links, number, w, q, precise, rest, warp, warps, lane);
+      if (done.endsParts()) R::settle(p, crew, range, done, mine);
+      if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
-    R::writeBlind(p, links, number, blinds);
-    return passed;
+    R::writeBlind(p, blinds);
   }
 
 #if __CUDA_ARCH__ >= 900
@@ -292,13 +232,10 @@ template <class T, int D, bool LINKED = false> struct Lean {
       const typename R::Item item(p, crew, done, slot, part);
       barrierWait(bar, sh.round(part) & 1);
       __syncwarp();
-      R::combine(p, nullptr, 0, crew, done, mine, rows, slot, item);
-      if (done.endsParts()) R::settle(p, nullptr, 0, crew, range, done, mine);
+      R::combine(p, crew, done, mine, rows, slot, item);
+      if (done.endsParts()) R::settle(p, crew, range, done, mine);
       barrierArrive(bar + 16);
     }
   }
-
-  // Makes the barriers of a slot. Each is filled with keys by one warp and with values by another.
-  __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { barrierInit(full + slot * 8, 2), barrierInit(empty + slot * 8, 1); }
 #endif
 };

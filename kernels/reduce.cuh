@@ -39,8 +39,8 @@ template <class S> struct Reduce {
       if (slot < 0) {
         const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
         const long long row = w.s.row + n;
-        to = (char*)p.out + (row * p.outRow + h * p.outHead + c) * (S::LINKED || p.outType == F32 ? 4 : 2);
-        statistics = !S::LINKED && p.lse != nullptr && c == 0 ? p.lse + row * p.lseRow + h * p.lseHead : nullptr;
+        to = (char*)p.out + (row * p.outRow + h * p.outHead + c) * (p.outType == F32 ? 4 : 2);
+        statistics = p.lse != nullptr && c == 0 ? p.lse + row * p.lseRow + h * p.lseHead : nullptr;
       } else {
         const long long at = (long long)slot * p.rows + r;
         to = (char*)(p.partials + at * D + c), statistics = c == 0 ? Reduce::statistics(p) + at * 2 : nullptr;
@@ -48,22 +48,17 @@ template <class S> struct Reduce {
     }
   };
 
-  __device__ static __forceinline__ void store(const Params& p, const Links* links, u32 run, const Spot& spot, float4 o, float m, float l) {
+  __device__ static __forceinline__ void store(const Params& p, const Spot& spot, float4 o, float m, float l) {
     const float f = __fdividef(1.f, l);
     o = l == 0.f ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(o.x * f, o.y * f, o.z * f, o.w * f); // not 0 times what other rows' NaN have made
-    if constexpr (S::LINKED) {
-      u64* const to = links->out + ((float*)spot.to - (float*)p.out);
-      storeTagged2(to, run, o.x, o.y);
-      storeTagged2(to + 2, run, o.z, o.w);
-    }
-    if (S::LINKED || p.outType == F32) {
+    if (p.outType == F32) {
       *(float2*)spot.to = make_float2(o.x, o.y), *(float2*)(spot.to + 8) = make_float2(o.z, o.w);
     } else {
       u32* const to = (u32*)spot.to;
       to[0] = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
       to[1] = p.outType == F16 ? Half::pack(o.z, o.w) : Brain::pack(o.z, o.w);
     }
-    if (!S::LINKED && spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
+    if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
   }
 
   // What a thread combines next: four columns of a row. Finding out where they go takes
@@ -78,7 +73,7 @@ template <class S> struct Reduce {
 
   // Merges the states of each row, in their order, and puts the result into the
   // output, or into a slot of the partials. `item` is the thread's first.
-  __device__ static __forceinline__ void combine(const Params& p, const Links* links, u32 run, const Crew& crew, const Place& w, const Shared& sh, int rows, int slot, Item item) {
+  __device__ static __forceinline__ void combine(const Params& p, const Crew& crew, const Place& w, const Shared& sh, int rows, int slot, Item item) {
     for (int i = item.i; i < rows * (D / 4); i += crew.threads()) {
       if (i != item.i) item = Item(p, w, slot, i);
       const float4 m = sh.m[item.r], l = sh.l[item.r];
@@ -94,13 +89,7 @@ template <class S> struct Reduce {
         o.x += f[k] * x.x, o.y += f[k] * x.y, o.z += f[k] * x.z, o.w += f[k] * x.w;
       }
       if (slot < 0) {
-        store(p, links, run, item.spot, o, top, sum);
-      } else if constexpr (S::LINKED) {
-        u64* to = links->partials + ((long long)slot * p.rows + item.r) * (D + 2);
-        const u32 mark = markOf(links, run);
-        storeTagged2(to + item.c, mark, o.x, o.y);
-        storeTagged2(to + item.c + 2, mark, o.z, o.w);
-        if (item.c == 0) storeTagged2(to + D, mark, top, sum);
+        store(p, item.spot, o, top, sum);
       } else {
         __stcg((float4*)item.spot.to, o);
         if (item.spot.statistics != nullptr) __stcg((float2*)item.spot.statistics, make_float2(top, sum));
@@ -217,66 +206,9 @@ template <class S> struct Reduce {
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
           const int c = (lane + 32 * e) * 4;
-          if (c < D) store(p, nullptr, 0, Spot(p, w, -1, r, c), o[e], top, l);
+          if (c < D) store(p, Spot(p, w, -1, r, c), o[e], top, l);
         }
       }
-    }
-  }
-
-  // What partials of a chain's layer are tagged with: their memory is that of all layers.
-  __device__ static __forceinline__ u32 markOf(const Links* links, u32 run) { return run * links->layers + links->layer; }
-
-  // gather in a chain, where the host waits for the partials of the others: all
-  // thread blocks run at the same time, and it is the shorter way.
-  __device__ static __forceinline__ void await(const Params& p, const Links* links, u32 run, const Shared& sh, int host, int sharers) {
-    constexpr int EACH = (D / 4 + 31) / 32, BATCH = 4 / EACH;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 mark = markOf(links, run);
-    for (int task = warp; task < p.rows * sh.warps; task += sh.warps) {
-      int part, r, begin, end;
-      shareOut(p, task, sharers, part, r, begin, end);
-      float top = -LEAN_INF, l = 0.f;
-      float4 o[EACH];
-#pragma unroll
-      for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 1
-      for (int j = begin; j < end; j += BATCH) {
-        float2 x[BATCH];
-        float4 y[BATCH][EACH];
-        bool late;
-        do {
-          late = false;
-#pragma unroll
-          for (int b = 0; b < BATCH; b++) {
-            const int k = min(j + b, end - 1);
-            // The host's own part is its last, everybody else's their first.
-            const u64* from = links->partials + ((long long)(k == 0 ? 2 * host + 1 : 2 * (host + k)) * p.rows + r) * (D + 2);
-            late |= !loadTagged2(from + D, mark, x[b].x, x[b].y);
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-              const int c = (lane + 32 * e) * 4 < D ? (lane + 32 * e) * 4 : 0;
-              late |= !loadTagged2(from + c, mark, y[b][e].x, y[b][e].y);
-              late |= !loadTagged2(from + c + 2, mark, y[b][e].z, y[b][e].w);
-            }
-          }
-        } while (__any_sync(~0u, late));
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-          if (j + b >= end) break;
-          const float next = fmaxf(top, x[b].x), base = next == -LEAN_INF ? 0.f : next, f0 = exp2_(top - base), f = exp2_(x[b].x - base);
-          top = next;
-          l = l * f0 + x[b].y * f;
-#pragma unroll
-          for (int e = 0; e < EACH; e++)
-            o[e].x = o[e].x * f0 + y[b][e].x * f, o[e].y = o[e].y * f0 + y[b][e].y * f, o[e].z = o[e].z * f0 + y[b][e].z * f, o[e].w = o[e].w * f0 + y[b][e].w * f;
-        }
-      }
-#pragma unroll
-      for (int e = 0; e < EACH; e++) {
-        const int c = (lane + 32 * e) * 4;
-        if (c < D) *(float4*)(sh.o + (part * p.rows + r) * WIDTH + c) = o[e];
-      }
-      if (lane == 0) ((float*)(sh.m + r))[part] = top, ((float*)(sh.l + r))[part] = l;
     }
   }
 
@@ -301,20 +233,13 @@ template <class S> struct Reduce {
   // When all of a block's partials are written: tells those that share their
   // output tiles, and merges what is complete. `last` is the last part that the block
   // may share, and the states of `sh` are not needed any more.
-  __device__ static __forceinline__ void settle(const Params& p, const Links* links, u32 run, const Crew& crew, const Work* range, const Place& last, const Shared& sh) {
+  __device__ static __forceinline__ void settle(const Params& p, const Crew& crew, const Work* range, const Place& last, const Shared& sh) {
     const Work work = *range;
     Place w;
     w.begin(p, range);
     const bool head = w.tile > 0, tail = last.tile == 0 && last.take < last.tiles;
     if (!head && !tail) return;
     crew.sync();
-    if constexpr (S::LINKED) {
-      if (!tail) return;
-      await(p, links, run, sh, blockIdx.x, work.guests);
-      crew.sync();
-      combine(p, links, run, crew, last, sh, last.rows(p), -1, Item(p, crew, last, -1, 0));
-      return;
-    }
     if (crew.thread == 0) {
       u32 before[2] = {0, 0};
       if (head) before[0] = arrive(p.counters + work.host);
@@ -335,7 +260,7 @@ template <class S> struct Reduce {
       } else if (rows > 0) {
         gather(p, crew, sh, rows, host, sharers);
         crew.sync();
-        combine(p, links, run, crew, w, sh, rows, -1, Item(p, crew, w, -1, 0));
+        combine(p, crew, w, sh, rows, -1, Item(p, crew, w, -1, 0));
         crew.sync();
       }
       w = last, host = blockIdx.x, sharers = work.guests;
@@ -343,16 +268,15 @@ template <class S> struct Reduce {
   }
 
   // Rows that see no key.
-  __device__ static __forceinline__ void writeBlind(const Params& p, const Links* links, u32 run, int blinds) {
+  __device__ static __forceinline__ void writeBlind(const Params& p, int blinds) {
     const int heads = p.heads * p.group;
     for (int b = blockIdx.x; b < blinds; b += gridDim.x) {
       long long row = p.blind[1 + b];
       for (int i = threadIdx.x; i < heads * D; i += p.warps * 32) {
         const long long at = row * p.outRow + i / D * p.outHead + i % D;
-        storeAs(p.out, at, S::LINKED ? F32 : p.outType, 0.f);
-        if constexpr (S::LINKED) storeTagged(links->out + at, run, 0.f);
+        storeAs(p.out, at, p.outType, 0.f);
       }
-      if (!S::LINKED && p.lse != nullptr)
+      if (p.lse != nullptr)
         for (int h = threadIdx.x; h < heads; h += p.warps * 32) p.lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
     }
   }

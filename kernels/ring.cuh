@@ -69,28 +69,17 @@ template <class S> struct Ring : S {
     }
   }
 
-  // Where chunk number `chunk` of all that go through the ring is there, and how
-  // often the ring went round before it.
-  __device__ static __forceinline__ int slotOf(int chunk, int slots, u32& round) {
-    round = (u32)chunk / (u32)slots;
-    return chunk - (int)round * slots;
-  }
+  // Makes the barriers of a slot. Each is filled with keys by one warp and with values by another.
+  __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { barrierInit(full + slot * 8, 2), barrierInit(empty + slot * 8, 1); }
 
   // A copying warp: it fills every second slot of the ring, with keys or with
-  // values, and walks the whole range without regard to where output tiles end. In a
-  // chain layers before have put `before` chunks through the ring; it is empty again.
-  __device__ static __forceinline__ void copyAll(const Params& p, const Work* work, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int before, int lane) {
-    int slot = first, skip = first;
-    u32 parity = 1;
-    if constexpr (S::LINKED) {
-      u32 round;
-      slot = slotOf(before + first, p.slots, round), parity = ~round & 1;
-    }
+  // values, and walks the whole range from `at` on without regard to where output tiles
+  // end: beginning with chunk `first`, which goes to `slot`, whose barrier has that parity.
+  __device__ static __forceinline__ void copyAll(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane) {
+    int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int boxes = KEYS / p.box, pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots;
     const int* table = p.pages;
-    Place at;
-    at.begin(p, work);
     bool waited = S::LINKED;
     do {
       // What the launch before may write is waited for: all keys, or those that were

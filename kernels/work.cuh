@@ -57,24 +57,6 @@ struct LaunchParams {
   Params p;
 };
 
-// What attention as a layer of a chain (chain.cuh) has besides: q and the new
-// tokens' k and v are made by layers of the same launch, and the output is read
-// there. It appends the new tokens to the cache.
-struct Links {
-  const u64 *query, *newKeys, *newValues; // tagged: as query lies, and rows x KV heads x dim
-  u64* out;                               // tagged: as out lies
-  const int* slots;                       // of each row, the row of keys of head 0 that it becomes; -1: none
-  u64* partials;                          // tagged: 2*blocks of (rows, D+2), the same for all layers
-  int layer, layers;                      // this one, of how many
-};
-
-// The ring of a chain's attention goes on from one layer to the next: its barriers
-// are made once.
-struct Round {
-  u64* bars;  // a full and an empty one for each slot
-  int before; // chunks that the layers before have put through the ring
-};
-
 // The query position that row r of an output tile's rows belongs to: r/group.
 __device__ __forceinline__ int positionOf(const Params& p, int r) { return (int)(((float)r + 0.5f) * p.perGroup); }
 

@@ -266,7 +266,6 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		},
 	}
 	a.p.box, a.p.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
-	a.p.warps, a.p.rooms, a.p.parts = mostWarps, 2, int32(partsOf(mostWarps, p.look.tileRows))
 	part := chainPart{attend: a, maps: maps}
 	own := *o
 	part.alone = func(s *cuda.Stream) error {

@@ -98,6 +98,8 @@ type chainParams struct {
 	layers, feeds, work, blind, run uint64
 	count, feedCount, rows, stages  int32
 	area, slots                     int32
+	slotsInverse                    uint32
+	_                               int32
 }
 
 // NewChain makes an empty chain; nil where the GPU has no kernels for one.
@@ -282,7 +284,7 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	p := chainParams{
 		layers: text, feeds: text + uint64(l.feedsAt), work: l.work, blind: l.blind, run: c.words.Address(),
 		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), stages: int32(l.stages),
-		area: int32(l.area), slots: int32(l.slots),
+		area: int32(l.area), slots: int32(l.slots), slotsInverse: inverseOf(l.slots),
 	}
 	var args cuda.Args
 	cuda.Struct(&args, &p)
@@ -295,6 +297,10 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	g.Cooperative = true
 	return c.d.chain.of(l.split, c.element, c.dim).Launch(s, g, &args)
 }
+
+// inverseOf is 2^32/n, rounded up: what a product with it has above 32 bits is a quotient
+// by n, of numbers that are not near 2^32/n.
+func inverseOf(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / max(uint64(n), 2)) }
 
 // blocks is how many thread blocks a chain has: one for each multiprocessor.
 func (c *Chain) blocks() int { return max(c.d.info.Multiprocessors, 1) }
@@ -341,7 +347,7 @@ func (c *Chain) layOut() (l chainLayout) {
 	l.stages = c.stagesFor(l.split, l.area, l.feeds, l.slots)
 	l.shared = fixedOf(l.split) + linearWarps*l.stages*(chainBox+8) + l.area + l.feeds*int(unsafe.Sizeof(chainFeed{})) + l.slots*16
 	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(chainLayer{}))
-	l.partials = int64(2 * c.blocks() * rows * (c.dim + 2))
+	l.partials = int64(2 * c.blocks() * mostWarps * rows * (c.dim + 2))
 	return l
 }
 
@@ -394,6 +400,7 @@ func (c *Chain) write(l *chainLayout) error {
 		} else {
 			x := (*chainAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
+			x.p.causal = 0 // a sequence has one new token, which sees all keys
 			x.p.slots, x.links.partials = int32(l.slots), words+8*uint64(c.floats)
 			x.links.layer, x.links.layers = int32(i), int32(len(c.layers))
 			for _, a := range []*uint64{&x.links.query, &x.links.newKeys, &x.links.newValues, &x.links.out} {

@@ -113,7 +113,11 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"lean.cuh": {
 			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.o = (float*)(rest + S::QUERY); " +
-				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = LINKED ? round->bars : (u64*)(sh.l + sh.rooms * ROWS); u64* rooms = bars + 2 * slots; sh.last = (int*)(rooms + 4);",
+				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = (u64*)(sh.l + sh.rooms * ROWS); u64* rooms = bars + 2 * slots; sh.last = (int*)(rooms + 4);",
+		},
+		"linked.cuh": {
+			"((2 * block + part) * COMPUTERS + warp) * p.rows * (D + 2)",
+			"sh.o = (float*)(memory + slots * S::SLOT); sh.m = (float4*)(sh.o + 2 * COMPUTERS * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS;",
 		},
 		"chain.cuh": {
 			"constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;",
@@ -185,7 +189,7 @@ func TestStructs(t *testing.T) {
 		{"work.cuh", "Work", work{}},
 		{"work.cuh", "Params", paramsBody{}},
 		{"work.cuh", "LaunchParams", params{}},
-		{"work.cuh", "Links", links{}},
+		{"linked.cuh", "Links", links{}},
 		{"chain.cuh", "ChainLinear", chainLinear{}},
 		{"chain.cuh", "ChainAttention", chainAttention{}},
 		{"chain.cuh", "ChainLayer", chainLayer{}},
