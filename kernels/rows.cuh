@@ -48,21 +48,42 @@ struct GatherParams {
   const int* ids;        // one for each row of y
   const float* residual; // may be null
   float* y;
-  int n, rows, type; // of the table
+  const void* second; // another table; may be null
+  const int* secondIDs;
+  float* sum;
+  int n, rows, type; // of a table: elements of a row, rows, and their type
+  int secondRows, secondType;
 };
 
-// y = table[ids] + residual, a thread block a row. What the host cannot check is
-// made plain: a row of an id outside of the table is NaN.
+// A row of a table. What the host cannot check is made plain: a row of an id outside of
+// the table is NaN.
+struct TableRow {
+  const void* table;
+  long long from;
+  int type;
+  bool there;
+  __device__ __forceinline__ TableRow(const void* table, const int* ids, int n, int rows, int type) : table(table), type(type) {
+    const int id = table == nullptr ? 0 : ids[blockIdx.x];
+    there = id >= 0 && id < rows, from = (long long)(there ? id : 0) * n;
+  }
+  __device__ __forceinline__ float operator[](int i) const {
+    const float v = loadAs(table, from + i, type);
+    return there ? v : __int_as_float(0x7fffffff);
+  }
+};
+
+// y = table[ids] + residual, a thread block a row, and sum = second[secondIDs] + y.
 __device__ __forceinline__ void gather(const GatherParams& p) {
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
-  const int id = p.ids[blockIdx.x];
-  const bool there = id >= 0 && id < p.rows;
-  const long long from = (long long)(there ? id : 0) * p.n, to = (long long)blockIdx.x * p.n;
+  const TableRow row(p.table, p.ids, p.n, p.rows, p.type), other(p.second, p.secondIDs, p.n, p.secondRows, p.secondType);
+  const long long to = (long long)blockIdx.x * p.n;
+#pragma unroll 4
   for (int i = threadIdx.x; i < p.n; i += 256) {
-    float v = loadAs(p.table, from + i, p.type);
-    if (!there) v = __int_as_float(0x7fffffff);
+    float v = row[i];
+    const float w = p.second == nullptr ? 0.f : other[i];
     if (p.residual != nullptr) v += p.residual[to + i];
     p.y[to + i] = v;
+    if (p.second != nullptr) p.sum[to + i] = w + v;
   }
 }

@@ -207,7 +207,7 @@ func (op embedding) doGPU(in []G.Value) (G.Value, error) {
 			if op.residual {
 				o.Residual = w.In[2].Memory
 			}
-			return w.Do(func(s *cuda.Stream) error { return w.Gather(s, o) })
+			return w.Gather(o)
 		},
 	})
 }

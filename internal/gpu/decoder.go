@@ -157,19 +157,12 @@ func (d *Decoder) hold(list ...Memory) {
 	}
 }
 
-// normParams is struct NormParams, gatherParams struct GatherParams.
-type (
-	normParams struct {
-		x, gamma, beta, y uint64
-		n                 int32
-		eps               float32
-	}
-	gatherParams struct {
-		table, ids, residual, y uint64
-		n, rows, dtype          int32
-		_                       [4]byte
-	}
-)
+// normParams is struct NormParams.
+type normParams struct {
+	x, gamma, beta, y uint64
+	n                 int32
+	eps               float32
+}
 
 // Norm queues the norm of rows of n elements of float32. y may be x.
 func (d *Decoder) Norm(s *cuda.Stream, rows, n int, x, y Memory, norm *Norm) error {
@@ -193,41 +186,4 @@ func (d *Decoder) Norm(s *cuda.Stream, rows, n int, x, y Memory, norm *Norm) err
 	cuda.Struct(&d.args, &p)
 	d.hold(x, y, norm.Gamma, norm.Beta)
 	return d.norm.Launch(s, cuda.Grid{Blocks: [3]int{rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
-}
-
-// Gather is the operands of y[i] = Table[IDs[i]] + Residual[i], of rows of N
-// elements. Table has TableRows rows of any type that kernels know, IDs are
-// int32, the others float32. A row whose id is outside of the table becomes NaN.
-type Gather struct {
-	Rows, N, TableRows      int
-	Table, IDs, Residual, Y Memory
-}
-
-// Gather queues it. The type of IDs is not looked at.
-func (d *Decoder) Gather(s *cuda.Stream, o *Gather) error {
-	const op = "gather"
-	if o.Rows < 1 || o.N < 1 || o.TableRows < 1 || max(o.Rows, o.N, o.TableRows) > math.MaxInt32 {
-		return errorf(op, cpu.ErrShape, "%d rows of %d elements from a table of %d", o.Rows, o.N, o.TableRows)
-	}
-	if err := o.Table.check(op, "the table", o.TableRows*o.N); err != nil {
-		return err
-	}
-	o.IDs.DType = cpu.Float32 // as wide
-	if err := o.IDs.check(op, "the ids", o.Rows); err != nil {
-		return err
-	}
-	if err := o.Residual.checkIf(op, "the residual", o.Rows*o.N); err != nil {
-		return err
-	}
-	if err := o.Y.checkFloats(op, "y", o.Rows*o.N); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.args.Reset()
-	p := gatherParams{table: o.Table.address(), ids: o.IDs.address(), residual: o.Residual.addressOr0(), y: o.Y.address(),
-		n: int32(o.N), rows: int32(o.TableRows), dtype: code(o.Table.DType)}
-	cuda.Struct(&d.args, &p)
-	d.hold(o.Table, o.IDs, o.Residual, o.Y)
-	return d.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
 }

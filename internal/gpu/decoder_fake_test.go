@@ -308,6 +308,60 @@ func TestBatchLaunches(t *testing.T) {
 	}
 }
 
+// What may not be done at once is not one launch.
+func TestGathersApart(t *testing.T) {
+	m, lib, d := fakeDecoder(t, 90, 132, 232448)
+	const rows, n, of = 2, 8, 7
+	table, other := m.memory(t, cpu.Float16, of*n), m.memory(t, cpu.Float32, of*n)
+	ids, ids2 := m.memory(t, cpu.Float32, rows), m.memory(t, cpu.Float32, rows)
+	residual, y, sum := m.memory(t, cpu.Float32, rows*n), m.memory(t, cpu.Float32, rows*n), m.memory(t, cpu.Float32, rows*n)
+	longer := m.memory(t, cpu.Float32, of*n)
+	first := Gather{Rows: rows, N: n, TableRows: of, Table: table, IDs: ids, Residual: residual, Y: y}
+	good := func() Gather {
+		return Gather{Rows: rows, N: n, TableRows: of, Table: other, IDs: ids2, Residual: y, Y: sum}
+	}
+	for name, c := range map[string]struct {
+		first, then func(*Gather)
+		want        bool
+	}{
+		"as they are":                      {nil, nil, true},
+		"ids of both":                      {nil, func(o *Gather) { o.IDs = ids }, true},
+		"another residual":                 {nil, func(o *Gather) { o.Residual = residual }, false},
+		"none":                             {nil, func(o *Gather) { o.Residual = Memory{} }, false},
+		"fewer rows":                       {nil, func(o *Gather) { o.Rows = 1 }, false},
+		"half a row":                       {nil, func(o *Gather) { o.N = 4 }, false},
+		"wrong":                            {nil, func(o *Gather) { o.TableRows = 8 }, false},
+		"onto its residual":                {nil, func(o *Gather) { o.Y = y }, false},
+		"onto the first's residual":        {nil, func(o *Gather) { o.Y = residual }, false},
+		"a table that the first one makes": {func(o *Gather) { o.Y = longer }, func(o *Gather) { o.Table, o.Residual = longer, longer }, false},
+	} {
+		a, b := first, good()
+		if c.first != nil {
+			c.first(&a)
+		}
+		if c.then != nil {
+			c.then(&b)
+		}
+		g := d.NewGathers(&a)
+		if g == nil {
+			t.Fatalf("%s: the first one is none", name)
+		}
+		lib.Forget()
+		if got := g.Then(&b); got != c.want {
+			t.Errorf("%s: one launch %v, want %v", name, got, c.want)
+		}
+		noError(t, g.Queue(m.stream))
+		if n := strings.Count(lib.Log(), "kernel decoder_gather\n"); n != 1 {
+			t.Errorf("%s: %d launches", name, n)
+		}
+		noError(t, g.Upload())
+		noError(t, g.Close())
+	}
+	for _, x := range []Memory{table, other, ids, ids2, residual, y, sum, longer} {
+		noError(t, x.Buffer.Close())
+	}
+}
+
 // What is wrong is said before anything is queued.
 func TestDecoderRefuses(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
@@ -345,6 +399,9 @@ func TestDecoderRefuses(t *testing.T) {
 	}
 	wantError(t, "norm", d.Norm(m.stream, 2, 17, x, x, &Norm{}), cpu.ErrShape, "x has 32 elements of 34")
 	wantError(t, "gather", d.Gather(m.stream, &Gather{Rows: 2, N: 8, TableRows: 7, Table: w, IDs: y, Y: x}), cpu.ErrShape, "the table has 48 elements of 56")
+	if d.NewGathers(&Gather{Rows: 2, N: 8, TableRows: 7, Table: w, IDs: y, Y: x}) != nil {
+		t.Error("a table that is too short waits to be gathered")
+	}
 	wantError(t, "gather ids", d.Gather(m.stream, &Gather{Rows: 7, N: 2, TableRows: 7, Table: w, IDs: y, Y: x}), cpu.ErrShape, "the ids has 6 elements of 7")
 	if n := len(launches(lib.Log())); n != 0 {
 		t.Errorf("%d launches", n)

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -245,40 +246,62 @@ func TestGPUGather(t *testing.T) {
 func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
-		kind := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}[i%3]
-		rows, n, of := 1+rng.IntN(40), 1+rng.IntN(900), 1+rng.IntN(300)
-		table, residual := m.random(t, rng, kind, of*n, 1), m.random(t, rng, cpu.Float32, rows*n, 1)
-		o := Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, Y: m.empty(t, rows*n)}
-		if i%2 == 0 {
-			o.Residual = residual.Memory
-		}
-		ids := make([]int, rows)
-		data := make([]byte, 4*rows)
-		for r := range ids {
-			ids[r] = pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
-			for b := range 4 {
-				data[4*r+b] = byte(uint32(int32(ids[r])) >> (8 * b))
+		rows, n := 1+rng.IntN(40), 1+rng.IntN(900)
+		var all []Memory
+		residual := m.random(t, rng, cpu.Float32, rows*n, 1)
+		all = append(all, residual.Memory)
+		// A gather of fresh operands, and what it makes of what is added.
+		fresh := func(i int) (*Gather, func(added func(at int) float64) []float64) {
+			kind, of := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}[i%3], 1+rng.IntN(300)
+			table := m.random(t, rng, kind, of*n, 1)
+			ids, data := make([]int, rows), make([]byte, 4*rows)
+			for r := range ids {
+				ids[r] = pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
+				binary.LittleEndian.PutUint32(data[4*r:], uint32(int32(ids[r])))
 			}
-		}
-		o.IDs = m.put(t, data, cpu.Float32)
-		noError(t, d.Gather(m.stream, &o))
-		m.settle(t)
-		y := read(t, &o.Y)
-		for r, id := range ids {
-			for c := range n {
-				want := math.NaN()
-				if id >= 0 && id < of {
-					want = table.x[id*n+c]
-					if o.Residual.Buffer != nil {
-						want = float64(float32(want + residual.x[r*n+c]))
+			o := &Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, IDs: m.put(t, data, cpu.Float32), Y: m.empty(t, rows*n)}
+			all = append(all, o.Table, o.IDs, o.Y)
+			return o, func(added func(at int) float64) []float64 {
+				want := make([]float64, rows*n)
+				for at := range want {
+					want[at] = math.NaN()
+					if id := ids[at/n]; id >= 0 && id < of {
+						want[at] = float64(float32(table.x[id*n+at%n] + added(at)))
 					}
 				}
-				if got := get(y, r*n+c, cpu.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
-					t.Fatalf("%v: row %d, id %d of %d, column %d: %v, want %v", kind, r, id, of, c, got, want)
+				return want
+			}
+		}
+		check := func(what string, o *Gather, want []float64) {
+			t.Helper()
+			y := read(t, &o.Y)
+			for at, want := range want {
+				if got := get(y, at, cpu.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+					t.Fatalf("%s: row %d, column %d: %v, want %v", what, at/n, at%n, got, want)
 				}
 			}
 		}
-		for _, x := range []Memory{table.Memory, residual.Memory, o.IDs, o.Y} {
+		o, of := fresh(i)
+		added := func(int) float64 { return 0 }
+		if i%2 == 0 {
+			o.Residual, added = residual.Memory, func(at int) float64 { return residual.x[at] }
+		}
+		want := of(added)
+		then, ofThen := fresh(i + i/3)
+		then.Residual = o.Y
+		wantThen := ofThen(func(at int) float64 { return want[at] })
+		if i%4 < 2 { // two launches, or one
+			noError(t, d.Gather(m.stream, o))
+			noError(t, d.Gather(m.stream, then))
+		} else if g := d.NewGathers(o); g == nil || !g.Then(then) || g.Then(then) {
+			t.Fatalf("two gathers of %d rows of %d elements are not one launch", rows, n)
+		} else {
+			noError(t, g.Queue(m.stream))
+		}
+		m.settle(t)
+		check("the first", o, want)
+		check("the second", then, wantThen)
+		for _, x := range all {
 			noError(t, x.Buffer.Close())
 		}
 	}

@@ -93,6 +93,19 @@ func (w *Work) chained(o *gpu.Linear) (bool, error) {
 	return false, nil
 }
 
+// Gather queues rows of a table, in a recording with those that are added to them.
+func (w *Work) Gather(o *gpu.Gather) error {
+	if w.Recording() {
+		if g, ok := w.Late().(*gpu.Gathers); ok && g.Then(o) {
+			return nil
+		}
+		if g := w.NewGathers(o); g != nil {
+			return w.PutOff(g)
+		}
+	}
+	return w.Do(func(s *cuda.Stream) error { return w.Decoder.Gather(s, o) })
+}
+
 // Operand is the memory of an input.
 type Operand struct {
 	gpu.Memory

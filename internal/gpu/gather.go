@@ -1,0 +1,117 @@
+package gpu
+
+import (
+	"math"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
+)
+
+// Gather is the operands of y[i] = Table[IDs[i]] + Residual[i], of rows of N
+// elements. Table has TableRows rows of any type that kernels know, IDs are
+// int32, the others float32. A row whose id is outside of the table becomes NaN.
+type Gather struct {
+	Rows, N, TableRows      int
+	Table, IDs, Residual, Y Memory
+}
+
+// check looks at all but the type of IDs.
+func (o *Gather) check() error {
+	const op = "gather"
+	if o.Rows < 1 || o.N < 1 || o.TableRows < 1 || max(o.Rows, o.N, o.TableRows) > math.MaxInt32 {
+		return errorf(op, cpu.ErrShape, "%d rows of %d elements from a table of %d", o.Rows, o.N, o.TableRows)
+	}
+	if err := o.Table.check(op, "the table", o.TableRows*o.N); err != nil {
+		return err
+	}
+	ids := o.IDs
+	ids.DType = cpu.Float32 // as wide
+	if err := ids.check(op, "the ids", o.Rows); err != nil {
+		return err
+	}
+	if err := o.Residual.checkIf(op, "the residual", o.Rows*o.N); err != nil {
+		return err
+	}
+	return o.Y.checkFloats(op, "y", o.Rows*o.N)
+}
+
+// gatherParams is struct GatherParams.
+type gatherParams struct {
+	table, ids, residual, y uint64
+	second, secondIDs, sum  uint64
+	n, rows, dtype          int32
+	secondRows, secondType  int32
+	_                       [4]byte
+}
+
+// Gather queues it.
+func (d *Decoder) Gather(s *cuda.Stream, o *Gather) error { return d.gatherBoth(s, o, nil) }
+
+// gatherBoth queues it, and another one that it is the residual of, if there is one, as
+// one launch.
+func (d *Decoder) gatherBoth(s *cuda.Stream, o, then *Gather) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.args.Reset()
+	p := gatherParams{table: o.Table.address(), ids: o.IDs.address(), residual: o.Residual.addressOr0(), y: o.Y.address(),
+		n: int32(o.N), rows: int32(o.TableRows), dtype: code(o.Table.DType)}
+	if then != nil {
+		p.second, p.secondIDs, p.sum = then.Table.address(), then.IDs.address(), then.Y.address()
+		p.secondRows, p.secondType = int32(then.TableRows), code(then.Table.DType)
+		d.hold(then.Table, then.IDs, then.Y)
+	}
+	cuda.Struct(&d.args, &p)
+	d.hold(o.Table, o.IDs, o.Residual, o.Y)
+	return d.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
+}
+
+// Gathers is a Gather that waits for Queue, so that one which adds rows of another table
+// to its own may be of the same launch: tokens and positions, that is. It keeps what it
+// was given, as it was. Not for several goroutines at once.
+type Gathers struct {
+	d     *Decoder
+	first Gather
+	then  *Gather
+}
+
+// NewGathers makes one; nil for operands that are none, which [Decoder.Gather] explains.
+func (d *Decoder) NewGathers(o *Gather) *Gathers {
+	if o.check() != nil {
+		return nil
+	}
+	return &Gathers{d: d, first: *o}
+}
+
+// Then takes a Gather whose residual is what the first one makes. It says no where one
+// writes what the other one reads besides: all is done at once.
+func (g *Gathers) Then(o *Gather) bool {
+	f := &g.first
+	if g.then != nil || o.check() != nil || o.Rows != f.Rows || o.N != f.N || o.Residual.Buffer == nil || o.Residual.address() != f.Y.address() {
+		return false
+	}
+	spans := func(o *Gather) []span {
+		return []span{spanOf(&o.Table, o.TableRows*o.N), {o.IDs.address(), o.IDs.address() + uint64(4*o.Rows)}}
+	}
+	y, sum := spanOf(&f.Y, f.Rows*f.N), spanOf(&o.Y, o.Rows*o.N)
+	reads := spans(f)
+	if f.Residual.Buffer != nil {
+		reads = append(reads, spanOf(&f.Residual, f.Rows*f.N))
+	}
+	if y.meets(spans(o)) || sum.meets(slices.Concat(reads, []span{y})) {
+		return false
+	}
+	then := *o
+	g.then = &then
+	return true
+}
+
+// Queue queues the launch.
+func (g *Gathers) Queue(s *cuda.Stream) error { return g.d.gatherBoth(s, &g.first, g.then) }
+
+// Upload and Close have nothing to do: there is no memory besides the operands.
+func (g *Gathers) Upload() error { return nil }
+func (g *Gathers) Close() error  { return nil }
