@@ -40,12 +40,13 @@ template <class T, int D> struct Lean {
     if (threadIdx.x == copiers * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
     const Work work = *range;
-    const int blinds = *p.blind;
+    // Where others finish, who computes has the time to ask for it at the end: a register less.
+    const int blinds = APART ? 0 : *p.blind;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int warps = p.warps, slots = p.slots;
     if (work.tiles == 0) {
       waitForEarlier();
-      if (warp < warps) R::writeBlind(p, blinds);
+      if (warp < warps) R::writeBlind(p, *p.blind);
       return;
     }
 
@@ -213,7 +214,7 @@ template <class T, int D> struct Lean {
       if (done.endsParts()) R::settle(p, crew, range, done, mine);
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
-    R::writeBlind(p, blinds);
+    R::writeBlind(p, APART ? *p.blind : blinds);
   }
 
 #if __CUDA_ARCH__ >= 900

@@ -105,6 +105,12 @@ template <class S> struct Reduce {
     begin = some ? part * sharers >> p.parts : 0, end = some ? (part + 1) * sharers >> p.parts : 0;
   }
 
+  // Which of all partials' rows row r of number k of an output tile's partials is: the
+  // host's own part is its last, everybody else's their first. What reads several of them
+  // reads the last one for those that are not there: a load under a condition is a
+  // detour for each, and nobody has read this code before.
+  static __device__ __forceinline__ int placeOf(const Params& p, int host, int k, int r) { return (2 * (host + k) + (k == 0)) * p.rows + r; }
+
   // Reads the partials of an output tile's rows as states in shared memory, 2^parts of
   // each: where rows are fewer than warps, several warps share a row's. The
   // other states are empty.
@@ -121,14 +127,12 @@ template <class S> struct Reduce {
       for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 1
       for (int j = begin; j < end; j += BATCH) {
-        // The host's own part is its last, everybody else's their first.
-        auto place = [&](int k) { return (long long)(k == 0 ? 2 * host + 1 : 2 * (host + k)) * p.rows + r; };
         const bool mine = j + lane < end && lane < BATCH;
-        float2 x = __ldcg((const float2*)(statistics(p) + place(mine ? j + lane : j) * 2));
+        float2 x = __ldcg((const float2*)statistics(p) + placeOf(p, host, min(j + lane, end - 1), r));
         float4 y[BATCH][EACH];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-          const float* from = p.partials + place(j + b < end ? j + b : j) * D;
+          const float* from = p.partials + placeOf(p, host, min(j + b, end - 1), r) * D;
 #pragma unroll
           for (int e = 0; e < EACH; e++) {
             const int c = (lane + 32 * e) * 4;
@@ -163,50 +167,51 @@ template <class S> struct Reduce {
   }
 
   // The output of an output tile that few thread blocks share: a warp has whole rows,
-  // MANY of them and up to FEW partials of each on their way together.
+  // MANY of them and up to FEW partials of each on their way together. Of the m and l of
+  // these a lane has one.
   template <int MANY, int FEW> __device__ static __forceinline__ void mergeFew(const Params& p, const Crew& crew, const Place& w, int rows, int host, int sharers) {
+    static_assert(FEW == 4 && MANY * FEW <= 32, "");
     constexpr int EACH = (D / 4 + 31) / 32;
     const int lane = crew.thread % 32;
 #pragma unroll 1
     for (int r0 = crew.thread / 32; r0 < rows; r0 += crew.warps * MANY) {
-      float2 x[MANY][FEW];
+      const auto place = [&](int k, int b) { return placeOf(p, host, min(b, sharers - 1), min(r0 + k * crew.warps, rows - 1)); };
+      const float2 x = __ldcg((const float2*)statistics(p) + place(lane / FEW, lane % FEW));
       float4 y[MANY][FEW][EACH];
 #pragma unroll
       for (int k = 0; k < MANY; k++)
 #pragma unroll
-        for (int b = 0; b < FEW; b++) {
-          x[k][b] = make_float2(-LEAN_INF, 0.f);
-          const int r = r0 + k * crew.warps;
-          if (r >= rows || b >= sharers) continue;
-          // The host's own part is its last, everybody else's their first.
-          const long long at = (long long)(b == 0 ? 2 * host + 1 : 2 * (host + b)) * p.rows + r;
-          x[k][b] = __ldcg((const float2*)(statistics(p) + at * 2));
+        for (int b = 0; b < FEW; b++)
 #pragma unroll
-          for (int e = 0; e < EACH; e++) y[k][b][e] = __ldcg((const float4*)(p.partials + at * D + min((lane + 32 * e) * 4, D - 4)));
-        }
+          for (int e = 0; e < EACH; e++) y[k][b][e] = __ldcg((const float4*)(p.partials + place(k, b) * D + min((lane + 32 * e) * 4, D - 4)));
+      float top = x.x; // those that are not there are the last one's
+#pragma unroll
+      for (int i = 1; i < FEW; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+      const float f = lane % FEW < sharers ? exp2_(x.x - (top == -LEAN_INF ? 0.f : top)) : 0.f;
+      float l = lane % FEW < sharers ? f * x.y : 0.f;
+#pragma unroll
+      for (int i = 1; i < FEW; i *= 2) l += __shfl_xor_sync(~0u, l, i);
 #pragma unroll
       for (int k = 0; k < MANY; k++) {
-        const int r = r0 + k * crew.warps;
-        if (r >= rows) break;
-        float top = -LEAN_INF, l = 0.f;
-#pragma unroll
-        for (int b = 0; b < FEW; b++) top = fmaxf(top, x[k][b].x);
-        const float base = top == -LEAN_INF ? 0.f : top;
+        const float rowTop = __shfl_sync(~0u, top, k * FEW), rowL = __shfl_sync(~0u, l, k * FEW);
         float4 o[EACH];
 #pragma unroll
         for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
         for (int b = 0; b < FEW; b++) {
-          if (b >= sharers) break;
-          const float f = exp2_(x[k][b].x - base);
-          l += f * x[k][b].y;
+          const bool there = b < sharers; // nothing jumps over what it loads: the compiler would load it there
+          const float g = __shfl_sync(~0u, f, k * FEW + b);
 #pragma unroll
-          for (int e = 0; e < EACH; e++) o[e].x += f * y[k][b][e].x, o[e].y += f * y[k][b][e].y, o[e].z += f * y[k][b][e].z, o[e].w += f * y[k][b][e].w;
+          for (int e = 0; e < EACH; e++) {
+            const float4 v = y[k][b][e];
+            o[e].x += there ? g * v.x : 0.f, o[e].y += there ? g * v.y : 0.f, o[e].z += there ? g * v.z : 0.f, o[e].w += there ? g * v.w : 0.f;
+          }
         }
+        const int r = r0 + k * crew.warps;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
           const int c = (lane + 32 * e) * 4;
-          if (c < D) store(p, Spot(p, w, -1, r, c), o[e], top, l);
+          if (c < D && r < rows) store(p, Spot(p, w, -1, r, c), o[e], rowTop, rowL);
         }
       }
     }
@@ -255,8 +260,10 @@ template <class S> struct Reduce {
     for (int k = 0; k < 2; k++) {
       constexpr int MANY = FINISHERS == 0 ? 1 : D > 128 ? 2 : 4, FEW = 4; // who computes has operands in registers
       const int rows = sh.last[k];
-      if (rows > 0 && sharers <= FEW) {
+      if (MANY > 1 && rows > crew.warps && sharers <= FEW) {
         mergeFew<MANY, FEW>(p, crew, w, rows, host, sharers);
+      } else if (rows > 0 && sharers <= FEW) {
+        mergeFew<1, FEW>(p, crew, w, rows, host, sharers);
       } else if (rows > 0) {
         gather(p, crew, sh, rows, host, sharers);
         crew.sync();
