@@ -630,7 +630,7 @@ template <class T, int D, int SPLIT> struct Chain {
         Flow& kept = ((Flow*)room.fixed->words)[threadIdx.x / 32]; // nobody has words now
         if (KEEP && threadIdx.x % 32 == 0) kept = flow;
         __syncwarp();
-        const int passed = ((const ChainAttention*)body.body)->p.rows <= 8 ? attention<true>(now, layer, number) : attention<false>(now, layer, number);
+        const int passed = L::few(((const ChainAttention*)body.body)->p) ? attention<true>(now, layer, number) : attention<false>(now, layer, number);
         if (KEEP) flow = kept;
         copyWait<0>(); // the next layer's body
         __syncthreads();

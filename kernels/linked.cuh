@@ -105,6 +105,10 @@ template <class T, int D> struct Linked {
     A::operandsOf(p, x, q, FEW ? A::FOLDED : A::BOTH, nullptr, 0, 1, lane);
   }
 
+  // Whether output tiles have so few rows that both parts of them are one operand: which FEW
+  // is, below.
+  __device__ static __forceinline__ bool few(const Params& p) { return A::modeOf(p.rows, true) == A::FOLDED; }
+
   // What the states of a layer are tagged with: their memory is that of all layers.
   __device__ static __forceinline__ u32 markOf(const Links& links, u32 run) { return run * links.layers + links.layer; }
   // The state that a warp leaves of row 0 of a part of an output tile. A block leaves at
@@ -206,8 +210,8 @@ template <class T, int D> struct Linked {
   }
 
   // Attention of the thread block's LeanTiles, `memory` being shared, at a multiple of
-  // 1024 bytes. FEW: output tiles have no more than 8 rows. Computing warps return how many
-  // chunks have gone through the ring.
+  // 1024 bytes. FEW: see few. Computing warps return how many chunks have gone through the
+  // ring.
   template <bool FEW> __device__ static __forceinline__ int run(const Params& p, const Links& links, const TensorMap* maps, char* memory, const Work* range, const Place& begin, int blinds, const Round& round, u32 run) {
     constexpr typename A::Mode MODE = FEW ? A::FOLDED : A::BOTH;
     constexpr int MINE = FEW ? 1 : 2; // rows that a lane has

@@ -4,7 +4,7 @@
 #include "work.cuh"
 
 // The layout that follows from an element type and a head dim.
-// LINKED: attention is a layer of a chain, see struct Links.
+// LINKED: attention is a layer of a chain, see linked.cuh.
 template <class T_, int D_, bool LINKED_ = false> struct Shape {
   using T = T_;
   static constexpr int D = D_;

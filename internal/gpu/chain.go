@@ -266,6 +266,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		},
 	}
 	a.p.box, a.p.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
+	a.p.causal = 0 // a sequence has one new token, which sees all keys
 	part := chainPart{attend: a, maps: maps}
 	own := *o
 	part.alone = func(s *cuda.Stream) error {

@@ -433,6 +433,26 @@ func TestChainSplit(t *testing.T) {
 	}
 }
 
+// Kernels have a quotient by the ring's slots of a product.
+func TestInverse(t *testing.T) {
+	rng := reftest.Rand(t)
+	for n := 2; n <= 64; n++ {
+		inverse, end := uint64(inverseOf(n)), uint64(1<<32)/uint64(n)
+		check := func(i uint64) {
+			if got := i * inverse >> 32; got != i/uint64(n) {
+				t.Fatalf("%d/%d is %d by a product", i, n, got)
+			}
+		}
+		check(0)
+		check(end - 1)
+		for range 1000 {
+			i := rng.Uint64N(end-uint64(n)) / uint64(n) * uint64(n)
+			check(i)
+			check(i + uint64(n) - 1)
+		}
+	}
+}
+
 // GPUs without a copy engine have no chains.
 func TestNoChains(t *testing.T) {
 	_, _, d := fakeDecoder(t, 80, 7, 166912)

@@ -284,7 +284,10 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	p := chainParams{
 		layers: text, feeds: text + uint64(l.feedsAt), work: l.work, blind: l.blind, run: c.words.Address(),
 		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), stages: int32(l.stages),
-		area: int32(l.area), slots: int32(l.slots), slotsInverse: inverseOf(l.slots),
+		area: int32(l.area), slots: int32(l.slots),
+	}
+	if l.slots > 0 {
+		p.slotsInverse = inverseOf(l.slots)
 	}
 	var args cuda.Args
 	cuda.Struct(&args, &p)
@@ -298,9 +301,9 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	return c.d.chain.of(l.split, c.element, c.dim).Launch(s, g, &args)
 }
 
-// inverseOf is 2^32/n, rounded up: what a product with it has above 32 bits is a quotient
-// by n, of numbers that are not near 2^32/n.
-func inverseOf(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / max(uint64(n), 2)) }
+// inverseOf is 2^32/n, rounded up, for n of 2 and more: what a product with it has above
+// 32 bits is a quotient by n, of numbers below 2^32/n.
+func inverseOf(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / uint64(n)) }
 
 // blocks is how many thread blocks a chain has: one for each multiprocessor.
 func (c *Chain) blocks() int { return max(c.d.info.Multiprocessors, 1) }
@@ -400,7 +403,6 @@ func (c *Chain) write(l *chainLayout) error {
 		} else {
 			x := (*chainAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
-			x.p.causal = 0 // a sequence has one new token, which sees all keys
 			x.p.slots, x.links.partials = int32(l.slots), words+8*uint64(c.floats)
 			x.links.layer, x.links.layers = int32(i), int32(len(c.layers))
 			for _, a := range []*uint64{&x.links.query, &x.links.newKeys, &x.links.newValues, &x.links.out} {

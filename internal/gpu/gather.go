@@ -16,6 +16,13 @@ type Gather struct {
 	Table, IDs, Residual, Y Memory
 }
 
+// ids is the memory of IDs as a type that memory may have, as wide as theirs.
+func (o *Gather) ids() Memory {
+	m := o.IDs
+	m.DType = cpu.Float32
+	return m
+}
+
 // check looks at all but the type of IDs.
 func (o *Gather) check() error {
 	const op = "gather"
@@ -25,8 +32,7 @@ func (o *Gather) check() error {
 	if err := o.Table.check(op, "the table", o.TableRows*o.N); err != nil {
 		return err
 	}
-	ids := o.IDs
-	ids.DType = cpu.Float32 // as wide
+	ids := o.ids()
 	if err := ids.check(op, "the ids", o.Rows); err != nil {
 		return err
 	}
@@ -94,7 +100,8 @@ func (g *Gathers) Then(o *Gather) bool {
 		return false
 	}
 	spans := func(o *Gather) []span {
-		return []span{spanOf(&o.Table, o.TableRows*o.N), {o.IDs.address(), o.IDs.address() + uint64(4*o.Rows)}}
+		ids := o.ids()
+		return []span{spanOf(&o.Table, o.TableRows*o.N), spanOf(&ids, o.Rows)}
 	}
 	y, sum := spanOf(&f.Y, f.Rows*f.N), spanOf(&o.Y, o.Rows*o.N)
 	reads := spans(f)

@@ -164,7 +164,7 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 				continue
 			}
 			c := config{warps: warps, slots: warps * stages, rooms: rooms, threads: warps * 32}
-			c.parts = partsOf(warps, rows)
+			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
 			if e.finishes() {
 				c.threads = (mostWarps + copiers + finishers) * 32
 			} else if e.copies() {
@@ -176,6 +176,3 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 	}
 	return config{}, false
 }
-
-// partsOf is log2 of the warps that share a row's partials.
-func partsOf(warps, rows int) int { return max(bits.Len(uint(warps/rows))-1, 0) }
