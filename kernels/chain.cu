@@ -5,9 +5,9 @@
 
 #if __CUDA_ARCH__ >= 900
 #define CHAIN(name, T, D, SPLIT) \
-  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ ChainParams p) { Chain<T, D, SPLIT>::run(p); }
+  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ ChainLaunch p) { Chain<T, D, SPLIT>::run(p); }
 #else // there are launches for each layer
-#define CHAIN(name, T, D, SPLIT) extern "C" __global__ void name(const __grid_constant__ ChainParams p) {}
+#define CHAIN(name, T, D, SPLIT) extern "C" __global__ void name(const __grid_constant__ ChainLaunch p) {}
 #endif
 
 CHAIN(chain_f16_64, Half, 64, 1)

@@ -1,6 +1,6 @@
-// A chain of layers in one launch: what a decode step does between its
-// embeddings and its logits, without a launch, and without a barrier of all
-// thread blocks, between two layers.
+// A chain of layers in one launch: what a decode step does from its embeddings to
+// its logits, and to the tokens that these say, without a launch, and without a
+// barrier of all thread blocks, between two layers.
 //
 // There is a thread block on every multiprocessor, and all go through the same
 // list of layers. Layers hand each other tagged floats (tagged.cuh): whoever needs
@@ -25,8 +25,9 @@
 // so gamma and beta are multiplied as if they were rows of x, which costs nothing
 // where the tensor core has columns left.
 #pragma once
+#include "likely.cuh"
 #include "linked.cuh"
-#include "linear.cuh"
+#include "rows.cuh"
 
 constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;
 constexpr int CHAIN_TILE = 16;    // rows of W
@@ -36,6 +37,12 @@ constexpr int CHAIN_GROUP = 8;    // tiles x rows (gamma and beta are some too) 
 constexpr int CHAIN_FIXED = 14336; // bytes of what each block has, see Chain::Fixed
 constexpr int CHAIN_FIXED_PAIRS = 21504; // the same of a block of a pair
 constexpr int CHAIN_STRIDE = 144; // floats of a box's columns of a row: operands, and a factor of their products
+
+// What a warp has to know of a norm to ask for its columns of gamma and beta.
+struct ChainAffine {
+  const float *gamma, *beta; // may be null
+  int place, boxes, most;    // as that layer has them; no boxes: there is no norm
+};
 
 // One layer of x, or several of the same.
 struct ChainLinear {
@@ -53,9 +60,12 @@ struct ChainLinear {
   int each, rest;          // tiles that all blocks have, and how many blocks have one more
   int woven;               // see tileAt
   int in, most;            // a multiple of CHAIN_COLUMNS; boxes of a tile that a warp has, the first ones
+  int place;               // of x in the area, in bytes
+  int ready;               // the layer before has asked for gamma and beta
   int norm, relu;
   float eps, inverse;      // 1/in
   int workers;             // warps that have boxes: of a block, or of a pair's first one, and (<< 8) of its second
+  ChainAffine next;        // of the layer behind, if this one asks for it
 };
 
 struct ChainAttention {
@@ -94,6 +104,21 @@ struct ChainParams {
   int area;   // bytes that x and attention have in turn
   int slots;  // of attention's ring
   u32 slotsInverse; // see Round
+};
+
+// What a chain does before its first layer, and behind its last one.
+struct ChainEnds {
+  GatherParams gather;   // rows of tables that layers read; without a y there are none
+  u64* gathered;         // the sum, or y where there is no second table: tagged
+  const float* logits;   // what the last layer makes: rows x vocabulary
+  int* ids;              // the most likely token of each row, see sampleGreedy; null: nobody asks
+  int vocabulary;
+  int shift, each, rest; // of that layer
+};
+
+struct ChainLaunch {
+  ChainParams p;
+  ChainEnds ends;
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -243,6 +268,21 @@ template <class T, int D, int SPLIT> struct Chain {
   // What a warp learns of its columns of x, if there is a norm: c, and sums of d and of its squares.
   template <int ROWS> struct Moments { float near[ROWS], sum[ROWS], squares[ROWS]; };
 
+  // Asks for a warp's columns of gamma and beta: gamma behind the operands, beta where
+  // its own will be.
+  template <int ROWS> __device__ static __forceinline__ void ask(const Room& room, const ChainAffine& a, int warp, int lane) {
+    constexpr int COLUMNS = ROWS + 2;
+    const int mine = min(boxesOf(a.boxes, rankOf()) - warp * a.most, a.most), begin = firstBox(a.boxes, rankOf()) + warp * a.most;
+    float* const x = (float*)(room.area + a.place) + warp * a.most * (COLUMNS * CHAIN_STRIDE + CHAIN_COLUMNS);
+    float* const raw = x + a.most * COLUMNS * CHAIN_STRIDE;
+#pragma unroll 1
+    for (int j = 0; j < mine; j++) {
+      const int column = (begin + j) * CHAIN_COLUMNS + lane * 4;
+      if (a.gamma != nullptr) copy16(sharedAddress(raw + j * CHAIN_COLUMNS + lane * 4), a.gamma + column, true);
+      if (a.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * CHAIN_STRIDE + lane * 4), a.beta + column, true);
+    }
+  }
+
   // A warp's columns of gamma and beta as right operands, behind those of x, which
   // are there at `raw` and in beta's place.
   template <int ROWS> __device__ static __forceinline__ void prepareNorm(float* x, const float* raw, bool gamma, bool beta, int mine, int lane) {
@@ -272,19 +312,26 @@ template <class T, int D, int SPLIT> struct Chain {
   // floats of each row for a box. Those of box j and the next ones, together() of them.
   //
   // All other thread blocks wait for this one here, and its few instructions wait
-  // for each other: their number is what counts.
-  template <int ROWS, bool NORM> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane) {
+  // for each other: their number is what counts. `meanwhile` is what can be done while
+  // tagged words of x are on their way for the first time.
+  template <int ROWS, bool NORM, class F> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane, const F& meanwhile) {
     constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM ? 2 : 0)) * CHAIN_STRIDE;
     const int from = column + j * CHAIN_COLUMNS + lane * 2;
-    // One word first, if there are many: as long as that is not there, nothing else is
-    // asked for. Of later boxes it is most likely all there.
-    if (ROWS > 1 && tagged != nullptr && j == 0 && mine > 1) {
-      float a, b;
-      while (__any_sync(~0u, !loadTagged2(tagged + from, run, a, b))) {}
-    }
     float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
     const auto place = [&](int m, int i) { return m * in + from + i / 2 * CHAIN_COLUMNS + i % 2 * 64; };
     if (tagged != nullptr) {
+      bool first = j == 0;
+      // One word first, if there are many: as long as that is not there, nothing else is
+      // asked for. Of later boxes it is most likely all there.
+      if (ROWS > 1 && j == 0 && mine > 1) {
+        Tagged2 word;
+        do {
+          word.load(tagged + from);
+          if (first) meanwhile();
+          first = false;
+        } while (__any_sync(~0u, !word.there(run)));
+      }
+      Tagged2 words[ROWS][BOXES * 2] = {};
       bool late;
       do {
         late = false;
@@ -292,9 +339,21 @@ template <class T, int D, int SPLIT> struct Chain {
         for (int i = 0; i < BOXES * 2; i++)
           if (j + i / 2 < mine) {
 #pragma unroll
-            for (int m = 0; m < ROWS; m++) late |= !loadTagged2(tagged + place(m, i), run, v[m][i].x, v[m][i].y);
+            for (int m = 0; m < ROWS; m++) words[m][i].load(tagged + place(m, i));
+          }
+        if (first) meanwhile();
+        first = false;
+#pragma unroll
+        for (int i = 0; i < BOXES * 2; i++)
+          if (j + i / 2 < mine) {
+#pragma unroll
+            for (int m = 0; m < ROWS; m++) late |= !words[m][i].there(run);
           }
       } while (__any_sync(~0u, late));
+#pragma unroll
+      for (int i = 0; i < BOXES * 2; i++)
+#pragma unroll
+        for (int m = 0; m < ROWS; m++) v[m][i] = words[m][i].floats(); // zeros where there is no box
     } else {
 #pragma unroll
       for (int i = 0; i < BOXES * 2; i++)
@@ -370,9 +429,15 @@ template <class T, int D, int SPLIT> struct Chain {
     Ring ring;
     Feed feed;
     int turn; // meetings so far, and the bit MOMENTS
+    int owed; // the box of the ring that is used up and not yet asked for again; -1: none
   };
   static_assert(sizeof(Flow) * CHAIN_WARPS <= sizeof(Fixed::words), "");
   static constexpr int MOMENTS = 1 << 30; // which moments are the next norm's
+  // Asks for the box that is owed to the ring.
+  __device__ static __forceinline__ void refill(const ChainParams& p, const Room& room, Flow& flow, int warp) {
+    if (flow.owed >= 0) flow.feed.issue(p, room, flow.ring.memory + flow.owed * CHAIN_BOX, flow.ring.full + flow.owed * 8, readOnce(), warp);
+    flow.owed = -1;
+  }
 
   // Layers are calls, so that what they keep in registers is in nobody's way. `at` is
   // where the body is.
@@ -394,7 +459,7 @@ template <class T, int D, int SPLIT> struct Chain {
     const int tile0 = firstTile(o.shift), tiles = o.each + (tile0 < o.rest); // the block's or pair's
     const int mine = tiles > 0 ? min(boxesOf(boxes, rank) - warp * most, most) : 0; // 0 or less: none
     const int begin = firstBox(boxes, rank) + warp * most;
-    float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));
+    float* const x = (float*)(room.area + o.place) + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));
     float* const raw = x + most * COLUMNS * CHAIN_STRIDE;
     float4* const shared = room.fixed->moments[turn / MOMENTS];
     Moments<ROWS> moments = {};
@@ -432,38 +497,39 @@ template <class T, int D, int SPLIT> struct Chain {
       tilted = o.b[part] != nullptr;
       if (tilted) copyFew<4>(bias, o.b[part] + n);
       if (residualTagged != nullptr) copyFew<8>(word, residualTagged);
-      copyCommit();
     };
-    if (NORM && mine > 0) {
-#pragma unroll 1
-      for (int j = 0; j < mine; j++) {
-        const int column = (begin + j) * CHAIN_COLUMNS + lane * 4;
-        if (o.gamma != nullptr) copy16(sharedAddress(raw + j * CHAIN_COLUMNS + lane * 4), o.gamma + column, true);
-        if (o.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * CHAIN_STRIDE + lane * 4), o.beta + column, true);
-      }
+    // Gamma and beta come a way through memory that is busy: the layer before has asked
+    // for them, if it could. What is asked for from here on need not be there yet.
+    if (NORM && !o.ready) {
+      const ChainAffine own = {o.gamma, o.beta, o.place, boxes, most};
+      if (mine > 0) ask<ROWS>(room, own, warp, lane);
       copyCommit();
+      copyWait<0>();
     }
     if (tiles > 0) element(0);
+    copyCommit();
     const u64* const tagged = o.tagged;
     const float* const plain = o.x;
     const bool gamma = o.gamma != nullptr;
     const int in = o.in;
     if (NORM && mine > 0) {
       const bool beta = o.beta != nullptr;
-      copyWait<0>();
+      copyWait<2>(); // all but the next layer's body, and what is added to elements
       __syncwarp();
       prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
     }
     int prepared = 0; // boxes whose columns of x are operands
 
-    // A box that is used up makes room for another, which is asked for when the next
-    // one is waited for, or after the layer's last store: nobody waits for that.
+    // A box that is used up makes room for another, which is asked for when the next one is
+    // waited for. That of a layer's last box is asked for in the layer behind.
     const int stages = p.stages;
-    int owed = -1;
-    const auto refill = [&]() {
-      if (owed >= 0) feed.issue(p, room, ring.memory + owed * CHAIN_BOX, ring.full + owed * 8, readOnce(), warp);
-      owed = -1;
+    int& owed = flow.owed;
+    const auto meanwhile = [&]() {
+      refill(p, room, flow, warp);
+      if (o.next.boxes > 0) ask<ROWS>(room, o.next, warp, lane);
+      copyCommit();
     };
+    if (mine <= 0 || tagged == nullptr) meanwhile();
     const int g = lane >> 2, t = lane & 3;
     const float* const operands = x + (g & 3) * CHAIN_STRIDE + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
     const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * CHAIN_STRIDE + CHAIN_COLUMNS; }; // of row 2t+e; those that are not there count as the last
@@ -474,7 +540,10 @@ template <class T, int D, int SPLIT> struct Chain {
       float* const sums = room.fixed->sums[turn & 1];
       const Meeting meeting(room, turn, rank);
       turn++;
-      if (first != 0) element(first);
+      if (first != 0) {
+        element(first);
+        copyCommit();
+      }
 #pragma unroll 1
       for (int i = 0; i < now && mine > 0; i++) {
         constexpr int PRODUCTS = (COLUMNS + 3) / 4; // of four rows each
@@ -482,7 +551,7 @@ template <class T, int D, int SPLIT> struct Chain {
 #pragma unroll 1
         for (int j = 0; j < mine; j++) {
           if (j == prepared) { // in the first tile
-            prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * CHAIN_COLUMNS, moments, run, j, mine, lane);
+            prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * CHAIN_COLUMNS, moments, run, j, mine, lane, meanwhile);
             prepared += together(ROWS);
           }
           const u32 slot = ring.memory + ring.slot * CHAIN_BOX;
@@ -498,7 +567,7 @@ template <class T, int D, int SPLIT> struct Chain {
 #pragma unroll
             for (int e = 0; e < 2; e++) f[q][e] = T::narrow ? factor(q, e)[j * (COLUMNS * CHAIN_STRIDE)] : 1.f;
           }
-          refill();
+          refill(p, room, flow, warp);
           barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
           for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (CHAIN_BOX / 2) + swizzled(row, s % 4 * 32 + column));
@@ -548,7 +617,12 @@ template <class T, int D, int SPLIT> struct Chain {
           }
         }
       }
-      copyWait<0>(); // the next layer's body, too
+      // The next layer's body, too, but not yet its gamma and beta.
+      if (first == 0) {
+        copyWait<1>();
+      } else {
+        copyWait<0>();
+      }
       if constexpr (SPLIT == 1) {
         __syncthreads();
       } else {
@@ -599,7 +673,6 @@ template <class T, int D, int SPLIT> struct Chain {
       }
       first += GROUP * SPLIT;
     } while (first < tiles);
-    refill();
     if (NORM) turn ^= MOMENTS;
     return flow;
   }
@@ -625,6 +698,7 @@ template <class T, int D, int SPLIT> struct Chain {
       bring(p, room, at, layer + 1);
       if (body.kind == CHAIN_ATTENTION) {
         if (threadIdx.x == 0 && room.fixed->place.work == nullptr) room.fixed->place.begin(((const ChainAttention*)body.body)->p, &room.fixed->work); // in the first one
+        refill(p, room, flow, threadIdx.x / 32);
         written(); // the copy engine writes where x was
         __syncthreads();
         Flow& kept = ((Flow*)room.fixed->words)[threadIdx.x / 32]; // nobody has words now
@@ -650,7 +724,63 @@ template <class T, int D, int SPLIT> struct Chain {
     copyCommit();
   }
 
-  __device__ static __forceinline__ void run(const ChainParams& p) {
+  // The rows of tables that a chain begins with. A lane has two elements, and as many
+  // thread blocks as possible have some: a row is there after two ways to memory.
+  __device__ static __forceinline__ void gather(const ChainEnds& ends, int rows, u32 run, int warp, int lane) {
+    const GatherParams& g = ends.gather;
+#pragma unroll 1
+    for (int i = ((warp * gridDim.x + blockIdx.x) * 32 + lane) * 2; i < rows * g.n; i += gridDim.x * (CHAIN_WARPS * 64)) {
+      const int m = i / g.n, c = i - m * g.n;
+      const TableRow row(g.table, g.ids, m, g.n, g.rows, g.type), other(g.second, g.secondIDs, m, g.n, g.secondRows, g.secondType);
+      float2 v = make_float2(row[c], row[c + 1]), w = make_float2(0.f, 0.f);
+      if (g.second != nullptr) w = make_float2(other[c], other[c + 1]);
+      *(float2*)(g.y + i) = v;
+      v.x += w.x, v.y += w.y;
+      storeTagged2(ends.gathered + i, run, v.x, v.y);
+      if (g.second != nullptr) *(float2*)(g.sum + i) = v;
+    }
+  }
+
+  // Where the most likely token of each row is looked for, behind the number of the run.
+  __device__ static __forceinline__ u64* likely(const ChainParams& p) { return (u64*)p.run + 2; }
+  // Has all blocks know the best of the logits that this one has finished itself.
+  __device__ static __forceinline__ void choose(const ChainParams& p, const ChainEnds& ends, const Room& room, int warp, int lane) {
+    constexpr int EACH = 4; // logits of a lane that are on their way at once
+    const int rank = rankOf(), tile0 = firstTile(ends.shift), tiles = ends.each + (tile0 < ends.rest);
+    const int mine = (tiles + SPLIT - 1 - rank) / SPLIT * CHAIN_TILE; // of a pair each block finishes every second tile
+#pragma unroll 1
+    for (int m = 0; m < p.rows; m++) {
+      const float* const logits = ends.logits + (long long)m * ends.vocabulary;
+      u64 best = 0;
+#pragma unroll 1
+      for (int from = threadIdx.x; from < mine; from += EACH * CHAIN_WARPS * 32) {
+        int n[EACH];
+        float x[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; j++) { // what is not there is read as the last one
+          const int i = min(from + j * (CHAIN_WARPS * 32), mine - 1);
+          n[j] = min((tile0 + (i / CHAIN_TILE * SPLIT + rank) * units()) * CHAIN_TILE + i % CHAIN_TILE, ends.vocabulary - 1);
+          x[j] = __ldcg(logits + n[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) best = max(best, tokenOf(keyOf(x[j]), n[j]));
+      }
+      best = warpBest(best);
+      if (lane == 0) room.fixed->words[m * CHAIN_WARPS + warp] = best;
+    }
+    __syncthreads();
+    if (threadIdx.x < p.rows) {
+      u64 best = 0;
+#pragma unroll
+      for (int w = 0; w < CHAIN_WARPS; w++) best = max(best, room.fixed->words[threadIdx.x * CHAIN_WARPS + w]);
+      atomicMax(likely(p) + threadIdx.x, best);
+    }
+    __syncthreads();
+  }
+
+  __device__ static __forceinline__ void run(const ChainLaunch& launch) {
+    const ChainParams& p = launch.p;
+    const ChainEnds& ends = launch.ends;
     extern __shared__ __align__(1024) char memory[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const Room room(memory, p);
@@ -658,7 +788,7 @@ template <class T, int D, int SPLIT> struct Chain {
     Ring& ring = flow.ring;
     Feed& feed = flow.feed;
     ring.memory = sharedAddress(room.rings) + warp * p.stages * CHAIN_BOX, ring.full = sharedAddress(room.bars) + warp * p.stages * 8;
-    ring.slot = 0, ring.parity = 0, flow.turn = 0;
+    ring.slot = 0, ring.parity = 0, flow.turn = 0, flow.owed = -1;
     for (int i = threadIdx.x; i < 2 * p.feedCount; i += CHAIN_WARPS * 32) copy16(sharedAddress(room.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
     if (p.work != nullptr) {
       if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&room.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
@@ -682,6 +812,7 @@ template <class T, int D, int SPLIT> struct Chain {
     feed.open(p, room, warp);
     for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, readOnce(), warp);
 
+    if (ends.gather.y != nullptr) gather(ends, p.rows, number, warp, lane);
     if constexpr (SPLIT > 1) clusterWait(); // the other block has its barriers
     switch (p.rows) {
       case 1: layers<1>(p, room, number, flow); break;
@@ -690,10 +821,14 @@ template <class T, int D, int SPLIT> struct Chain {
       default: layers<4>(p, room, number, flow);
     }
     __syncthreads();
+    if (ends.ids != nullptr) choose(p, ends, room, warp, lane);
     if (threadIdx.x == 0) {
       u32 before;
       asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(p.run + 1), "r"(gridDim.x - 1) : "memory");
-      if (before == gridDim.x - 1) *p.run = number;
+      if (before == gridDim.x - 1) {
+        *p.run = number;
+        for (int m = 0; ends.ids != nullptr && m < p.rows; m++) ends.ids[m] = idOf(atomicExch(likely(p) + m, 0)); // for the next run
+      }
     }
   }
 };

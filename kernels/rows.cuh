@@ -62,8 +62,9 @@ struct TableRow {
   long long from;
   int type;
   bool there;
-  __device__ __forceinline__ TableRow(const void* table, const int* ids, int n, int rows, int type) : table(table), type(type) {
-    const int id = table == nullptr ? 0 : ids[blockIdx.x];
+  // That of row `row` of y.
+  __device__ __forceinline__ TableRow(const void* table, const int* ids, int row, int n, int rows, int type) : table(table), type(type) {
+    const int id = table == nullptr ? 0 : ids[row];
     there = id >= 0 && id < rows, from = (long long)(there ? id : 0) * n;
   }
   __device__ __forceinline__ float operator[](int i) const {
@@ -76,7 +77,7 @@ struct TableRow {
 __device__ __forceinline__ void gather(const GatherParams& p) {
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
-  const TableRow row(p.table, p.ids, p.n, p.rows, p.type), other(p.second, p.secondIDs, p.n, p.secondRows, p.secondType);
+  const TableRow row(p.table, p.ids, blockIdx.x, p.n, p.rows, p.type), other(p.second, p.secondIDs, blockIdx.x, p.n, p.secondRows, p.secondType);
   const long long to = (long long)blockIdx.x * p.n;
 #pragma unroll 4
   for (int i = threadIdx.x; i < p.n; i += 256) {

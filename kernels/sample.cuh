@@ -19,6 +19,7 @@
 // the running sum of the kept weights, in the order of ids, passes u of the total.
 #pragma once
 #include "copy.cuh"
+#include "likely.cuh"
 
 struct SampleSetting {
   double temperature; // 0: greedy; less: a row of nobody, which gets -1
@@ -34,16 +35,6 @@ struct SampleParams {
   long long stride;              // logits from a row to the next
   int vocab;                     // at most 2^19, so that weights add up to less than 2^64
 };
-
-// The order of floats as that of unsigned integers, the zeros alike. NaN is the
-// greatest, so that whoever looks for the greatest logit finds it.
-__device__ __forceinline__ u32 keyOf(float x) {
-  const u32 b = __float_as_uint(x + 0.f); // -0 becomes 0
-  return x != x ? ~0u : b ^ ((u32)((int)b >> 31) | 0x80000000u);
-}
-__device__ __forceinline__ float logitOf(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
-constexpr u32 NOTHING = 0x007fffffu;  // the key of -Inf
-constexpr u32 INFINITE = 0xff800000u; // the key of +Inf
 
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ int teamRank() {
@@ -70,13 +61,6 @@ __device__ __forceinline__ void teamWait() { __syncthreads(); }
 __device__ __forceinline__ void teamStore(u64* p, int, u64 x) { *p = x; }
 #endif
 
-// Of all lanes of a warp. Shuffles, not redux: the assembler of CUDA 12.4 takes a
-// wrong register where the results of two redux meet in one number.
-template <class F> __device__ __forceinline__ u64 warpFold(u64 x, F f) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x = f(x, __shfl_xor_sync(~0u, x, i));
-  return x;
-}
 __device__ __forceinline__ u64 warpSum(u64 x) {
   return warpFold(x, [](u64 a, u64 b) { return a + b; });
 }
@@ -89,11 +73,6 @@ __device__ __forceinline__ u64 warpScan(u64 x, int lane) {
     if (lane >= i) x += y;
   }
   return x;
-}
-
-// The greatest key of a warp, and of equals the lowest id: key above, inverted id below.
-__device__ __forceinline__ u64 warpBest(u32 key, u32 id) {
-  return warpFold((u64)key << 32 | (u32)~id, [](u64 a, u64 b) { return a > b ? a : b; });
 }
 
 // The warps that have a row together.
@@ -207,12 +186,6 @@ struct Team {
     return warpBest((u32)(x >> 32), ~(u32)x);
   }
 };
-
-// The id of a best token, -1 if it has no logit that others can be compared with.
-__device__ __forceinline__ int idOf(u64 best) {
-  const u32 key = (u32)(best >> 32);
-  return key > NOTHING && key < INFINITE ? (int)~(u32)best : -1;
-}
 
 // Every row's most likely token.
 __device__ __forceinline__ void sampleGreedy(const SampleParams& p) {

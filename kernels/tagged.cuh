@@ -18,10 +18,17 @@ __device__ __forceinline__ u64 loadWord(const u64* at) {
   asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(a) : "l"(at) : "memory");
   return a;
 }
+// Two words that were asked for. Who looks at them waits for them.
+struct Tagged2 {
+  u64 a, b;
+  __device__ __forceinline__ void load(const u64* at) { asm volatile("ld.relaxed.gpu.global.v2.b64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(at) : "memory"); }
+  __device__ __forceinline__ bool there(u32 run) const { return (u32)(a >> 32) == run && (u32)(b >> 32) == run; }
+  __device__ __forceinline__ float2 floats() const { return make_float2(__uint_as_float((u32)a), __uint_as_float((u32)b)); }
+};
 // Says whether what it has read is there.
 __device__ __forceinline__ bool loadTagged2(const u64* at, u32 run, float& x, float& y) {
-  u64 a, b;
-  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(at) : "memory");
-  x = __uint_as_float((u32)a), y = __uint_as_float((u32)b);
-  return (u32)(a >> 32) == run && (u32)(b >> 32) == run;
+  Tagged2 words;
+  words.load(at);
+  x = words.floats().x, y = words.floats().y;
+  return words.there(run);
 }

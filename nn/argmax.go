@@ -6,7 +6,6 @@ import (
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
-	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -112,7 +111,7 @@ func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 		Op: "nn." + name, Node: op.gpu, Names: []string{"x"}, In: in, DType: tensor.Int32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
 			o := &gpu.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpu.Bytes{Buffer: w.Out.Buffer, Offset: w.Out.Offset}}
-			return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })
+			return w.Sample(o)
 		},
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
-	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -210,7 +209,7 @@ func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 				Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n,
 				Settings: bytes(w.In[1].Memory), Random: bytes(w.In[2].Memory), IDs: bytes(w.Out),
 			}
-			return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })
+			return w.Sample(o)
 		},
 	})
 }

@@ -369,3 +369,31 @@ func TestRecordingPutsOff(t *testing.T) {
 		})
 	}
 }
+
+// What is put off may be replaced by work that does it too.
+func TestRecordingReplaces(t *testing.T) {
+	q, _ := open(t)
+	var got []string
+	a, b := &late{name: "a", to: &got}, &late{name: "b", to: &got}
+	r, err := q.Record(func() error {
+		return q.Submit(func(turn *device.Turn) error {
+			if err := turn.PutOff(a); err != nil {
+				return err
+			}
+			turn.Replace(b)
+			if turn.Late() != device.Late(b) {
+				t.Error("what was put off has not been replaced")
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if s, want := strings.Join(got, ", "), "b queued, b uploaded, b closed"; s != want {
+		t.Errorf("%s; want %s", s, want)
+	}
+}

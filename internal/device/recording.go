@@ -108,6 +108,12 @@ func (t *Turn) PutOff(l Late) error {
 	return nil
 }
 
+// Replace has l be what is put off instead of Late, whose work it does as well.
+func (t *Turn) Replace(l Late) {
+	r := t.recording
+	r.late[len(r.late)-1], r.open = l, l
+}
+
 // settle queues what is put off.
 func (t *Turn) settle() error {
 	r := t.recording

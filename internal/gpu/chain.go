@@ -8,9 +8,11 @@ import (
 )
 
 // Chain is layers of a decode step that one launch does, one behind the other:
-// linear layers of few rows, and attention that appends. It is made of the calls
-// that would queue them: Linear and Attend say whether they have taken a layer,
-// which then waits for Queue. Not for several goroutines at once.
+// linear layers of few rows, and attention that appends. It may begin with rows of
+// tables, and end with the most likely token of each row of logits. It is made of the
+// calls that would queue them: Gather, Linear, Attend and Choose say whether they have
+// taken what they were given, which then waits for Queue. Not for several goroutines
+// at once.
 //
 // A chain keeps what it was given: the arguments of its layers are those of the
 // time when they were taken, as if they were queued.
@@ -26,6 +28,8 @@ type Chain struct {
 	claims                    // of plain memory
 	floats  int64             // that are tagged
 	needs   chainNeeds
+	front   *Gathers // nil: none
+	back    *Samples // nil: none yet
 
 	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
 	texts       []chainLayer // of text, until Upload
@@ -85,10 +89,55 @@ func (d *Decoder) chainMost(element int) int {
 	return chainRows
 }
 
+// Gather takes rows of tables, as the first that the chain does.
+func (c *Chain) Gather(g *Gathers) bool {
+	f, result := &g.first, g.result()
+	if c.front != nil || len(c.layers) > 0 || f.Rows > chainRows || f.N%2 != 0 || f.Residual.Buffer != nil {
+		return false
+	}
+	var reads, writes []span
+	var holds []Memory
+	for _, o := range g.all() {
+		ids := o.ids()
+		reads = append(reads, spanOf(&o.Table, o.TableRows*o.N), spanOf(&ids, o.Rows))
+		writes = append(writes, spanOf(&o.Y, o.Rows*o.N))
+		holds = append(holds, o.Table, o.IDs, o.Y)
+	}
+	if !c.apart(reads, writes) {
+		return false
+	}
+	c.made[result.address()] = madeBy{c.floats, f.Rows * f.N}
+	c.floats += wordsOf(f.Rows * f.N)
+	c.claim(reads, writes, holds...)
+	c.front, c.rows = g, f.Rows
+	return true
+}
+
+// Choose takes the choice of the most likely token of each row of what the last layer
+// makes. Nothing comes behind it.
+func (c *Chain) Choose(o *Samples) bool {
+	if len(c.layers) == 0 || c.back != nil || o.check("choose") != nil || o.Settings.Buffer != nil {
+		return false
+	}
+	last := &c.layers[len(c.layers)-1]
+	if last.linear == nil || len(last.weights) != 1 || o.Rows != c.rows || o.Vocab != last.weights[0].Out || o.Stride != o.Vocab || o.Logits.address() != last.weights[0].Y.address() {
+		return false
+	}
+	at := o.IDs.address()
+	ids := span{at, at + uint64(4*o.Rows)}
+	if !c.apart(nil, []span{ids}) {
+		return false
+	}
+	own := *o
+	c.back = &own
+	c.claim(nil, []span{ids}, o.Logits, Memory{Buffer: o.IDs.Buffer})
+	return true
+}
+
 // Linear takes a layer if the chain can do it behind those that it has. What is
 // wrong with its operands is left to [Decoder.Linear].
 func (c *Chain) Linear(o *Linear) bool {
-	if o.check() != nil {
+	if c.back != nil || o.check() != nil {
 		return false
 	}
 	element := elementOf(o.Parts[0].W.DType)
@@ -218,7 +267,7 @@ func (c *claims) claim(reads, writes []span, holds ...Memory) {
 func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("chain") || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+	if c.back != nil || !p.canAppend("chain") || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
 	g := &p.look.geometry

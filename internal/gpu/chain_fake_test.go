@@ -19,7 +19,7 @@ import (
 func fakeStack(t *testing.T, sms int, sh stackShape) (*stack, func() string) {
 	m, lib, d := fakeDecoder(t, 90, sms, 232448)
 	d.leastPairs = 0
-	lib.State().Argument("chain_", int(unsafe.Sizeof(chainParams{})))
+	lib.State().Argument("chain_", int(unsafe.Sizeof(chainLaunch{})))
 	d.withoutBatches()
 	s := newStack(t, m, d, nil, sh)
 	lib.Forget()
@@ -58,6 +58,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	for range sh.rows {
 		sh.keys = append(sh.keys, rng.IntN(200))
 	}
+	sh.tables, sh.choose = i%3, sh.vocabulary > 0 && rng.IntN(2) == 0
 	s, log := fakeStack(t, blocks, sh)
 	split, kernel := 1, fmt.Sprintf("chain_%s_%d", elements[elementOf(sh.kv)].name, sh.dim)
 	if blocks%2 == 0 && sh.dim == pairsDim {
@@ -83,7 +84,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	if clusters != split-1 || found.blocks != blocks || found.threads != 256 || found.shared > 232448 {
 		t.Errorf("%+v", *found)
 	}
-	p := (*chainParams)(unsafe.Pointer(&found.arg[0]))
+	p, ends := &(*chainLaunch)(unsafe.Pointer(&found.arg[0])).p, &(*chainLaunch)(unsafe.Pointer(&found.arg[0])).ends
 	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < leastChainStages {
 		t.Fatalf("%+v for %d layers of %d rows", *p, len(s.ops), sh.rows)
 	}
@@ -118,6 +119,27 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		}
 		return false
 	}
+	gather := gatherParams{}
+	if sh.tables > 0 {
+		var then *Gather
+		if sh.tables > 1 {
+			then = s.front[1]
+		}
+		gather = s.front[0].params(then)
+		writes(ends.gathered, s.x.address(), sh.rows*sh.heads*sh.dim)
+	}
+	if ends.gather != gather {
+		t.Errorf("begins with %+v, not %+v", ends.gather, gather)
+	}
+	end := chainEnds{gather: ends.gather, gathered: ends.gathered}
+	if sh.choose {
+		last := (*chainLinear)(unsafe.Pointer(&layers[len(layers)-1].body))
+		end.logits, end.ids, end.vocabulary = s.back.Logits.address(), s.back.IDs.address(), int32(sh.vocabulary)
+		end.shift, end.each, end.rest = last.shift, last.each, last.rest
+	}
+	if *ends != end {
+		t.Errorf("ends with %+v, not %+v", *ends, end)
+	}
 	feed, first := 0, 0
 	for j := range layers {
 		op := &s.ops[j]
@@ -133,7 +155,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 			continue
 		}
 		l := (*chainLinear)(unsafe.Pointer(&layers[j].body))
-		if j == 0 {
+		if j == 0 && sh.tables == 0 {
 			if l.tagged != 0 || l.x != op.linear.X.address() {
 				t.Errorf("layer 0: %+v", *l)
 			}
@@ -175,6 +197,28 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		first += tiles
 		// Each box of a tile is one warp's.
 		boxes := op.linear.In / chainColumns
+		// Two layers' x are side by side where one asks for gamma and beta of the next.
+		area := func(l *chainLinear) [2]int {
+			return [2]int{int(l.place), int(l.place) + areaOf(sh.rows, int(l.most), l.norm != 0)}
+		}
+		if mine := area(l); mine[0] < 0 || mine[0]%16 != 0 || mine[1] > int(p.area) {
+			t.Errorf("layer %d has x at %v of %d", j, mine, p.area)
+		}
+		if j > 0 && s.ops[j-1].linear != nil {
+			before, next := (*chainLinear)(unsafe.Pointer(&layers[j-1].body)), chainAffine{}
+			if l.ready != 0 {
+				next = chainAffine{l.gamma, l.beta, l.place, int32(boxes), l.most}
+			}
+			a, b := area(before), area(l)
+			if before.next != next || l.ready != 0 && (l.norm == 0 || a[0] < b[1] && b[0] < a[1]) {
+				t.Errorf("layer %d at %v, the next one at %v: %+v, want %+v", j-1, a, b, before.next, next)
+			}
+			if room := a[1] - a[0] + b[1] - b[0]; (l.ready != 0) != (l.norm != 0 && room <= int(p.area)) {
+				t.Errorf("layer %d: ready %d, %d bytes for two of %d", j, l.ready, room, p.area)
+			}
+		} else if l.ready != 0 {
+			t.Errorf("nobody asks for gamma and beta of layer %d", j)
+		}
 		for rank := range split {
 			mine := boxes / split
 			if rank < boxes%split {
@@ -247,6 +291,59 @@ func TestChainRefuses(t *testing.T) {
 		}
 		if len(ch.layers) != c.behind || ch.floats != before.floats || ch.needs != before.needs || ch.rows != before.rows || ch.element != before.element || len(ch.writes) != len(before.writes) {
 			t.Errorf("%s: the chain has changed", name)
+		}
+	}
+
+	// What it can't begin or end with.
+	front := &Gather{Rows: 2, N: 256, TableRows: 3, Table: s.m.memory(t, cpu.Float16, 3*256), IDs: s.m.memory(t, cpu.Float32, 8), Y: s.m.memory(t, cpu.Float32, 2*256)}
+	ids, logits := s.m.memory(t, cpu.Float32, 4), s.ops[len(s.ops)-1].linear.Parts[0]
+	s.all = append(s.all, front.Table.Buffer, front.IDs.Buffer, front.Y.Buffer, ids.Buffer)
+	for name, change := range map[string]func(g *Gather, c *Chain){
+		"behind layers":  func(g *Gather, c *Chain) { o := at(0); c.Linear(&o) },
+		"many rows":      func(g *Gather, c *Chain) { g.Rows, g.N = 2*g.Rows+1, 102 },
+		"an odd width":   func(g *Gather, c *Chain) { g.N = 255 },
+		"a residual":     func(g *Gather, c *Chain) { g.Residual = s.x },
+		"its own table":  func(g *Gather, c *Chain) { g.Rows, g.Table = 1, g.Y; g.TableRows = 2 },
+		"a second begin": func(g *Gather, c *Chain) { other := *g; other.Y = s.x; c.Gather(s.d.NewGathers(&other)) },
+	} {
+		ch, g := s.d.NewChain(), *front
+		change(&g, ch)
+		gathers, layers, floats := s.d.NewGathers(&g), len(ch.layers), ch.floats
+		if gathers == nil {
+			t.Fatalf("rows of tables, %s: they are none", name)
+		}
+		if ch.Gather(gathers) || ch.front == gathers || len(ch.layers) != layers || ch.floats != floats {
+			t.Errorf("rows of tables, %s: were taken", name)
+		}
+	}
+	for name, change := range map[string]func(o *Samples, c *Chain){
+		"other logits":  func(o *Samples, c *Chain) { o.Logits = s.x },
+		"fewer rows":    func(o *Samples, c *Chain) { o.Rows = 1 },
+		"fewer tokens":  func(o *Samples, c *Chain) { o.Vocab-- },
+		"settings":      func(o *Samples, c *Chain) { o.Settings, o.Random = o.IDs, o.IDs; o.Settings.Buffer = s.x.Buffer },
+		"into its x":    func(o *Samples, c *Chain) { o.IDs = Bytes{s.x.Buffer, s.x.Offset} },
+		"a second time": func(o *Samples, c *Chain) { c.Choose(o) },
+	} {
+		ch := s.d.NewChain()
+		for i := range s.ops {
+			if op := &s.ops[i]; op.linear != nil && i != 1 {
+				o := *op.linear
+				if i == 2 { // attention is left out
+					o.X = s.ops[0].linear.Parts[0].Y
+				}
+				if !ch.Linear(&o) {
+					t.Fatalf("layer %d was not taken", i)
+				}
+			}
+		}
+		o := Samples{Logits: logits.Y, Rows: sh.rows, Vocab: logits.Out, Stride: logits.Out, IDs: Bytes{ids.Buffer, ids.Offset}}
+		change(&o, ch)
+		before := ch.back
+		if ch.Choose(&o) || ch.back != before {
+			t.Errorf("a choice, %s: was taken", name)
+		}
+		if o := at(0); before != nil && ch.Linear(&o) {
+			t.Error("a layer behind the choice was taken")
 		}
 	}
 
@@ -469,7 +566,7 @@ func TestChainFaults(t *testing.T) {
 
 func testChainFaults(t *testing.T, sms int) {
 	m, lib, d := fakeDecoder(t, 90, sms, 232448)
-	lib.State().Argument("chain_", int(unsafe.Sizeof(chainParams{})))
+	lib.State().Argument("chain_", int(unsafe.Sizeof(chainLaunch{})))
 	d.leastPairs = 0
 	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 128, inner: 128, pageTokens: 16, keys: []int{50}, kv: cpu.Float16})
 	live, failures := lib.Live(), 0

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -23,7 +25,9 @@ type stack struct {
 	plan  *Plan
 	rows  int
 	x     Memory
+	front []*Gather // one, or two of which the second one adds
 	ops   []stackOp
+	back  *Samples // nil: none
 	kv    cpu.DType
 	outs  []Memory // of all layers, in order
 	cache []Memory
@@ -43,6 +47,9 @@ type stackShape struct {
 	keys                                                             []int // of each row's sequence; 0: it has none
 	kv                                                               cpu.DType
 	linear                                                           bool // no attention: what comes after it reads q
+	tables                                                           int  // that x is gathered from: 0, 1 or 2
+	choose                                                           bool // tokens, of logits
+	nobody                                                           bool // the last row's id is not in the table
 }
 
 // newStack makes one. rng nil: the numbers do not matter.
@@ -118,7 +125,28 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 		s.ops = append(s.ops, stackOp{linear: o})
 		return ys
 	}
-	x := random(cpu.Float32, sh.rows*hidden, 1)
+	var x Memory
+	for i := range sh.tables {
+		const rows = 9
+		ids := make([]int32, sh.rows)
+		if rng != nil {
+			for j := range ids {
+				ids[j] = rng.Int32N(rows)
+			}
+		}
+		if sh.nobody {
+			ids[len(ids)-1] = rows
+		}
+		kind := sh.kv
+		if i == 1 {
+			kind = cpu.Float32
+		}
+		s.front = append(s.front, &Gather{Rows: sh.rows, N: hidden, TableRows: rows, Table: random(kind, rows*hidden, 1), IDs: keep(m.put(t, bytesOf(ids), cpu.Float32)), Residual: x, Y: out(sh.rows * hidden)})
+		x = s.front[i].Y
+	}
+	if sh.tables == 0 {
+		x = random(cpu.Float32, sh.rows*hidden, 1)
+	}
 	s.x = x
 	var none Memory
 	for range sh.blocks {
@@ -136,7 +164,11 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 		x = linear(h, sh.inner, false, false, x, hidden)[0]
 	}
 	if sh.vocabulary > 0 {
-		linear(x, hidden, true, false, none, sh.vocabulary)
+		logits := linear(x, hidden, true, false, none, sh.vocabulary)[0]
+		if sh.choose {
+			ids := keep(m.empty(t, sh.rows))
+			s.back = &Samples{Logits: logits, Rows: sh.rows, Vocab: sh.vocabulary, Stride: sh.vocabulary, IDs: Bytes{ids.Buffer, ids.Offset}}
+		}
 	}
 	return s
 }
@@ -146,6 +178,26 @@ func (s *stack) launches() error { return s.launchesOf(true, true) }
 
 // launchesOf queues linear layers, or attention, or both.
 func (s *stack) launchesOf(linear, attention bool) error {
+	return s.between(func() error { return s.layersOf(linear, attention) })
+}
+
+// between queues what there is before and behind the layers too.
+func (s *stack) between(layers func() error) error {
+	for _, o := range s.front {
+		if err := s.d.Gather(s.m.stream, o); err != nil {
+			return err
+		}
+	}
+	if err := layers(); err != nil {
+		return err
+	}
+	if s.back == nil {
+		return nil
+	}
+	return s.d.Sampler.Run(s.m.stream, s.back)
+}
+
+func (s *stack) layersOf(linear, attention bool) error {
 	for i := range s.ops {
 		o := &s.ops[i]
 		if o.linear != nil && !linear || o.linear == nil && !attention {
@@ -173,6 +225,17 @@ func (s *stack) chain(t testing.TB) *Chain {
 	if c == nil {
 		t.Skip("no chains on this GPU")
 	}
+	if len(s.front) > 0 {
+		g := s.d.NewGathers(s.front[0])
+		for _, o := range s.front[1:] {
+			if !g.Then(o) {
+				t.Fatal("a second table was not taken")
+			}
+		}
+		if !c.Gather(g) {
+			t.Fatal("rows of tables were not taken")
+		}
+	}
 	for i := range s.ops {
 		o := &s.ops[i]
 		var taken bool
@@ -185,12 +248,19 @@ func (s *stack) chain(t testing.TB) *Chain {
 			t.Fatalf("layer %d was not taken", i)
 		}
 	}
+	if s.back != nil && !c.Choose(s.back) {
+		t.Fatal("the choice was not taken")
+	}
 	return c
 }
 
 // projected queues the layers of a batch as a recording does: the launches that make new
 // keys and values store them.
 func (s *stack) projected(t testing.TB) error {
+	return s.between(func() error { return s.layersProjected(t) })
+}
+
+func (s *stack) layersProjected(t testing.TB) error {
 	for i := range s.ops {
 		o := &s.ops[i]
 		if o.linear == nil {
@@ -245,6 +315,9 @@ func (s *stack) poison(t testing.TB) {
 	for i := range s.outs {
 		noError(t, s.outs[i].Buffer.Set(0, 0xff, s.outs[i].Buffer.Len()))
 	}
+	if s.back != nil {
+		noError(t, s.back.IDs.Buffer.Set(0, 0xaa, s.back.IDs.Buffer.Len()))
+	}
 }
 
 func TestGPUChain(t *testing.T) {
@@ -294,6 +367,8 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int,
 		for sh.heads*sh.dim%128 != 0 {
 			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
 		}
+		sh.tables, sh.choose = i/2%3, sh.vocabulary > 0 && rng.IntN(4) > 0
+		sh.nobody = sh.tables > 0 && rng.IntN(4) == 0
 		for range sh.rows {
 			sh.keys = append(sh.keys, min(pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
 		}
@@ -338,8 +413,9 @@ func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest
 		sh := stackShape{
 			rows: leastBatch + rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), blocks: pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: pick(rng, 64, 80, 128),
 			inner: min(8*pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
-			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(2) == 0,
+			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3,
 		}
+		sh.choose = sh.vocabulary > 0 && i%2 == 0
 		for range sh.rows {
 			sh.keys = append(sh.keys, min(pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
 		}
@@ -389,6 +465,7 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 			}
 			closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], cpu.Float32, bound)
 		}
+		s.checkChoice(t, name)
 	}
 	for j := range s.cache {
 		got := read(t, &s.cache[j])
@@ -404,15 +481,42 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 	s.close(t)
 }
 
+// checkChoice: the ids are those of the logits that there are, and nothing else has been
+// written.
+func (s *stack) checkChoice(t testing.TB, name string) {
+	t.Helper()
+	if s.back == nil {
+		return
+	}
+	ids := make([]byte, s.back.IDs.Buffer.Len())
+	noError(t, s.back.IDs.Buffer.Download(ids, 0))
+	logits := read(t, &s.back.Logits)
+	for at := 0; at+4 <= len(ids); at += 4 {
+		row, want := (at-int(s.back.IDs.Offset))/4, int32(-0x55555556)
+		if at >= int(s.back.IDs.Offset) && row < s.rows {
+			x := make([]float32, s.back.Vocab)
+			for i := range x {
+				x[i] = float32(get(logits, row*s.back.Vocab+i, cpu.Float32))
+			}
+			want = int32(choose.Largest(x))
+		}
+		if got := int32(binary.LittleEndian.Uint32(ids[at:])); got != want {
+			t.Fatalf("%s: row %d: token %d, want %d", name, row, got, want)
+		}
+	}
+}
+
 // closeTo compares numbers, with a bound that is a part of the largest.
 func closeTo(t testing.TB, what string, got, want []byte, d cpu.DType, bound float64) {
 	t.Helper()
 	n, top := len(want)/d.Size(), 0.0
 	for i := range n {
-		top = max(top, math.Abs(get(want, i, d)))
+		if x := math.Abs(get(want, i, d)); x > top {
+			top = x
+		}
 	}
 	for i := range n {
-		if a, b := get(got, i, d), get(want, i, d); !(math.Abs(a-b) <= bound*top) {
+		if a, b := get(got, i, d), get(want, i, d); !(math.Abs(a-b) <= bound*top || math.IsNaN(a) && math.IsNaN(b)) {
 			t.Fatalf("%s: element %d of %d: %v, want %v, the largest is %v", what, i, n, a, b, top)
 		}
 	}

@@ -59,9 +59,17 @@ type chainLinear struct {
 	out, tiles                          [mostParts]int32
 	shift, each, rest, woven            int32
 	in, most                            int32
+	place, ready                        int32
 	norm, relu                          int32
 	eps, inverse                        float32
 	workers                             int32
+	next                                chainAffine
+}
+
+// chainAffine is struct ChainAffine.
+type chainAffine struct {
+	gamma, beta        uint64
+	place, boxes, most int32
 }
 
 // chainAttention is struct ChainAttention: struct Params and struct Links.
@@ -100,6 +108,21 @@ type chainParams struct {
 	area, slots                     int32
 	slotsInverse                    uint32
 	_                               int32
+}
+
+// chainEnds is struct ChainEnds.
+type chainEnds struct {
+	gather            gatherParams
+	gathered          uint64
+	logits, ids       uint64
+	vocabulary        int32
+	shift, each, rest int32
+}
+
+// chainLaunch is struct ChainLaunch.
+type chainLaunch struct {
+	p    chainParams
+	ends chainEnds
 }
 
 // NewChain makes an empty chain; nil where the GPU has no kernels for one.
@@ -259,12 +282,7 @@ func fixedOf(split int) int {
 // fills: it may be captured, and must not run before.
 func (c *Chain) Queue(s *cuda.Stream) error {
 	if len(c.layers) < 2 || c.needs[c.splitOf(c.element, c.dim, &c.needs)-1].wide {
-		for i := range c.layers {
-			if err := c.layers[i].alone(s); err != nil {
-				return err
-			}
-		}
-		return nil
+		return c.queueAlone(s)
 	}
 	l := c.layOut()
 	err := c.d.dev.Relaxed(func() (err error) {
@@ -290,7 +308,7 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 		p.slotsInverse = inverseOf(l.slots)
 	}
 	var args cuda.Args
-	cuda.Struct(&args, &p)
+	cuda.Struct(&args, &chainLaunch{p, c.endsAt()})
 	for _, b := range c.holds {
 		args.Hold(b)
 	}
@@ -301,6 +319,37 @@ func (c *Chain) Queue(s *cuda.Stream) error {
 	return c.d.chain.of(l.split, c.element, c.dim).Launch(s, g, &args)
 }
 
+// queueAlone queues the launches that there would be without a chain.
+func (c *Chain) queueAlone(s *cuda.Stream) error {
+	if c.front != nil {
+		if err := c.front.Queue(s); err != nil {
+			return err
+		}
+	}
+	for i := range c.layers {
+		if err := c.layers[i].alone(s); err != nil {
+			return err
+		}
+	}
+	if c.back != nil {
+		return c.d.Sampler.Run(s, c.back)
+	}
+	return nil
+}
+
+// endsAt is what there is before and behind the layers, when these are written.
+func (c *Chain) endsAt() (e chainEnds) {
+	if c.front != nil {
+		e.gather, e.gathered = c.front.params(), c.words.Address()+runBytes+8*uint64(c.made[c.front.result().address()].at)
+	}
+	if c.back != nil {
+		last := (*chainLinear)(unsafe.Pointer(&c.texts[len(c.texts)-1].body))
+		e.logits, e.ids, e.vocabulary = c.back.Logits.address(), c.back.IDs.address(), int32(c.back.Vocab)
+		e.shift, e.each, e.rest = last.shift, last.each, last.rest
+	}
+	return e
+}
+
 // inverseOf is 2^32/n, rounded up, for n of 2 and more: what a product with it has above
 // 32 bits is a quotient by n, of numbers below 2^32/n.
 func inverseOf(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / uint64(n)) }
@@ -308,7 +357,8 @@ func inverseOf(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / uint64(n)
 // blocks is how many thread blocks a chain has: one for each multiprocessor.
 func (c *Chain) blocks() int { return max(c.d.info.Multiprocessors, 1) }
 
-// runBytes is what lies before the tagged floats: the number of the run.
+// runBytes is what lies before the tagged floats: the number of the run, how many thread
+// blocks are done with it, and the most likely token of each row.
 const runBytes = 128
 
 // chainLayout is what a chain's launch has of the GPU.
@@ -348,10 +398,31 @@ func (c *Chain) layOut() (l chainLayout) {
 	}
 	l.area = ceil(l.area, 16) * 16
 	l.stages = c.stagesFor(l.split, l.area, l.feeds, l.slots)
+	// Room for two layers' x at once, if it takes nothing else's.
+	for i := 1; i < len(c.layers); i++ {
+		if both := c.areaAt(i-1, l.split) + c.areaAt(i, l.split); c.asks(i) && both > l.area && c.stagesFor(l.split, both, l.feeds, l.slots) == l.stages {
+			l.area = both
+		}
+	}
 	l.shared = fixedOf(l.split) + linearWarps*l.stages*(chainBox+8) + l.area + l.feeds*int(unsafe.Sizeof(chainFeed{})) + l.slots*16
 	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(chainLayer{}))
 	l.partials = int64(2 * c.blocks() * mostWarps * rows * (c.dim + 2))
 	return l
+}
+
+// asks says whether the layer before layer i may ask for its gamma and beta, if there is
+// room for both layers' x.
+func (c *Chain) asks(i int) bool {
+	return i > 0 && c.layers[i-1].linear != nil && c.layers[i].linear != nil && c.layers[i].linear.norm != 0
+}
+
+// areaAt is areaOf of layer i, 0 of attention.
+func (c *Chain) areaAt(i, split int) int {
+	p := c.layers[i].linear
+	if p == nil {
+		return 0
+	}
+	return areaOf(c.rows, mostBoxes(int(p.in), split), p.norm != 0)
 }
 
 // write makes the layers' texts, now that it is known where the words are.
@@ -380,6 +451,14 @@ func (c *Chain) write(l *chainLayout) error {
 			x.shift, x.each, x.rest = int32(first), x.tiles[mostParts-1]/int32(units), x.tiles[mostParts-1]%int32(units)
 			first = (first + int(x.tiles[mostParts-1])) % units
 			x.woven = c.wovenOf(p.linear, l.split)
+			if before := i - 1; c.asks(i) && c.areaAt(before, l.split)+c.areaAt(i, l.split) <= l.area {
+				// At the other end of the area.
+				y := (*chainLinear)(unsafe.Pointer(&c.texts[before].body))
+				if y.place == 0 {
+					x.place = int32(l.area - c.areaAt(i, l.split))
+				}
+				x.ready, y.next = 1, chainAffine{x.gamma, x.beta, x.place, int32(boxes), x.most}
+			}
 			at(&x.tagged)
 			at(&x.residualTagged)
 			for j := range x.made {

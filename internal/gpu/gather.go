@@ -51,6 +51,18 @@ type gatherParams struct {
 	_                       [4]byte
 }
 
+// params are those of a launch that does it, and another one that it is the residual of,
+// if there is one.
+func (o *Gather) params(then *Gather) gatherParams {
+	p := gatherParams{table: o.Table.address(), ids: o.IDs.address(), residual: o.Residual.addressOr0(), y: o.Y.address(),
+		n: int32(o.N), rows: int32(o.TableRows), dtype: code(o.Table.DType)}
+	if then != nil {
+		p.second, p.secondIDs, p.sum = then.Table.address(), then.IDs.address(), then.Y.address()
+		p.secondRows, p.secondType = int32(then.TableRows), code(then.Table.DType)
+	}
+	return p
+}
+
 // Gather queues it.
 func (d *Decoder) Gather(s *cuda.Stream, o *Gather) error { return d.gatherBoth(s, o, nil) }
 
@@ -63,14 +75,11 @@ func (d *Decoder) gatherBoth(s *cuda.Stream, o, then *Gather) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.args.Reset()
-	p := gatherParams{table: o.Table.address(), ids: o.IDs.address(), residual: o.Residual.addressOr0(), y: o.Y.address(),
-		n: int32(o.N), rows: int32(o.TableRows), dtype: code(o.Table.DType)}
+	p := o.params(then)
+	cuda.Struct(&d.args, &p)
 	if then != nil {
-		p.second, p.secondIDs, p.sum = then.Table.address(), then.IDs.address(), then.Y.address()
-		p.secondRows, p.secondType = int32(then.TableRows), code(then.Table.DType)
 		d.hold(then.Table, then.IDs, then.Y)
 	}
-	cuda.Struct(&d.args, &p)
 	d.hold(o.Table, o.IDs, o.Residual, o.Y)
 	return d.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
 }
@@ -114,6 +123,23 @@ func (g *Gathers) Then(o *Gather) bool {
 	then := *o
 	g.then = &then
 	return true
+}
+
+// params are those of the launch.
+func (g *Gathers) params() gatherParams { return g.first.params(g.then) }
+
+// all is the one Gather, or both.
+func (g *Gathers) all() []*Gather {
+	if g.then == nil {
+		return []*Gather{&g.first}
+	}
+	return []*Gather{&g.first, g.then}
+}
+
+// result is what the last of them makes.
+func (g *Gathers) result() *Memory {
+	all := g.all()
+	return &all[len(all)-1].Y
 }
 
 // Queue queues the launch.

@@ -42,6 +42,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	types := map[string][2]uintptr{ // size, alignment
 		"int": {4, 4}, "u16": {2, 2}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
 		"Params": {216, 8}, "Links": {56, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
+		"ChainParams": {unsafe.Sizeof(chainParams{}), 8}, "ChainEnds": {unsafe.Sizeof(chainEnds{}), 8}, "ChainAffine": {unsafe.Sizeof(chainAffine{}), 8}, "GatherParams": {unsafe.Sizeof(gatherParams{}), 8},
 		"BatchParams": {unsafe.Sizeof(batchParams{}), 64}, "BatchKeep": {unsafe.Sizeof(batchKeep{}), 8},
 	}
 	at := uintptr(0)
@@ -135,7 +136,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"return SPLIT == 1 ? all : (all + 1 - rank) / 2;",
 			"return unit < 0 ? unit + units() : unit;",
 			"workers = o.workers >> half * 8 & 255",
-			"float* const x = (float*)room.area + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));",
+			"float* const x = (float*)(room.area + o.place) + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));",
 		},
 		"matrix.cuh": {
 			"constexpr int MATRIX_WARPS = 8; constexpr int MATRIX_THREADS = (MATRIX_WARPS + 1) * 32;",
@@ -194,7 +195,10 @@ func TestStructs(t *testing.T) {
 		{"chain.cuh", "ChainAttention", chainAttention{}},
 		{"chain.cuh", "ChainLayer", chainLayer{}},
 		{"chain.cuh", "ChainFeed", chainFeed{}},
+		{"chain.cuh", "ChainAffine", chainAffine{}},
 		{"chain.cuh", "ChainParams", chainParams{}},
+		{"chain.cuh", "ChainEnds", chainEnds{}},
+		{"chain.cuh", "ChainLaunch", chainLaunch{}},
 		{"append.cuh", "AppendParams", appendParams{}},
 		{"unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},

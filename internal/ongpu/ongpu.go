@@ -82,8 +82,14 @@ func (w *Work) chained(o *gpu.Linear) (bool, error) {
 	if c, ok := w.Late().(*gpu.Chain); ok && c.Linear(o) {
 		return true, nil
 	}
-	// What can't be put behind the chain that there is may begin another, or make new
-	// keys and values.
+	// What can't be put behind the chain that there is may begin another, which may do
+	// what is put off before it, or make new keys and values.
+	if g, ok := w.Late().(*gpu.Gathers); ok {
+		if c := w.NewChain(); c != nil && c.Gather(g) && c.Linear(o) {
+			w.Replace(c)
+			return true, nil
+		}
+	}
 	if c := w.NewChain(); c != nil && c.Linear(o) {
 		return true, w.PutOff(c)
 	}
@@ -104,6 +110,15 @@ func (w *Work) Gather(o *gpu.Gather) error {
 		}
 	}
 	return w.Do(func(s *cuda.Stream) error { return w.Decoder.Gather(s, o) })
+}
+
+// Sample queues the choice of a token for each row of logits, in a recording as the end
+// of the chain that makes them, where it can be that.
+func (w *Work) Sample(o *gpu.Samples) error {
+	if c, ok := w.Late().(*gpu.Chain); ok && c.Choose(o) {
+		return nil
+	}
+	return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })
 }
 
 // Operand is the memory of an input.

@@ -239,37 +239,47 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// atomic compiles atom and red of 32 bits.
+// atomic compiles atom and red: those of 32 bits, and of 64 what kernels need.
 func (c *compiler) atomic(s *statement) func(w *warp, m uint32) {
+	switch s.kind() {
+	case "u32", "s32", "b32":
+		return atomicOf(c, s, 32, c.src32, (*warp).d)
+	case "u64", "b64":
+		return atomicOf(c, s, 64, c.src64, (*warp).q)
+	}
+	return nil
+}
+
+// atomicOf is atomic of words of so many bits, which registers of the warp have.
+func atomicOf[T uint32 | uint64](c *compiler, s *statement, bits int, source func(*operand) register, in func(*warp, register) *[lanes]T) func(w *warp, m uint32) {
 	args := s.args
 	d := register(-1)
 	if s.op[0] == "atom" {
 		c.need(3)
-		d = c.dst(&args[0], 32)
+		d = c.dst(&args[0], bits)
 		args = args[1:]
 	} else {
 		c.need(2)
 	}
-	a, b := c.address(&args[0], s.spaceOf()), c.src32(&args[1])
+	a, b := c.address(&args[0], s.spaceOf()), source(&args[1])
 	signed := s.kind() == "s32"
-	var f func(old, b uint32) uint32
+	var f func(old, b T) T
 	switch {
-	case s.kind() != "u32" && s.kind() != "s32" && s.kind() != "b32":
-	case s.has("add"):
-		f = func(old, b uint32) uint32 { return old + b }
+	case s.has("add") && bits == 32:
+		f = func(old, b T) T { return old + b }
 	case s.has("exch"):
-		f = func(old, b uint32) uint32 { return b }
-	case s.has("inc"):
-		f = func(old, b uint32) uint32 {
+		f = func(old, b T) T { return b }
+	case s.has("inc") && bits == 32:
+		f = func(old, b T) T {
 			if old >= b {
 				return 0
 			}
 			return old + 1
 		}
 	case s.has("max") && !signed:
-		f = func(old, b uint32) uint32 { return max(old, b) }
+		f = func(old, b T) T { return max(old, b) }
 	case s.has("min") && !signed:
-		f = func(old, b uint32) uint32 { return min(old, b) }
+		f = func(old, b T) T { return min(old, b) }
 	}
 	if f == nil {
 		return nil
@@ -279,11 +289,11 @@ func (c *compiler) atomic(s *statement) func(w *warp, m uint32) {
 			if m>>l&1 == 0 {
 				continue
 			}
-			p := (*uint32)(w.at(a.space, a.at(w, l), l, 4))
+			p := (*T)(w.at(a.space, a.at(w, l), l, bits/8))
 			old := *p
-			*p = f(old, w.d(b)[l])
+			*p = f(old, in(w, b)[l])
 			if d >= 0 {
-				w.d(d)[l] = old
+				in(w, d)[l] = old
 			}
 		}
 		w.m.events++

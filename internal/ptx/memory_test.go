@@ -3,6 +3,7 @@ package ptx
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/reftest"
@@ -288,6 +289,32 @@ func TestAtomics(t *testing.T) {
 	x := memory[uint32](1)
 	if err := launch(compile(t, program(1, "mul.lo.s32 %r0, %i, 7;\nand.b32 %r0, %r0, 63;\nred.global.max.u32 [%g0], %r0;")), Launch{Grid: 2, Block: 32}, rangeOf(x)); err != nil || x[0] != 63 {
 		t.Errorf("red: %d, %v", x[0], err)
+	}
+}
+
+// The greatest of all is what is left; and what threads exchange is lost nowhere, and
+// there once.
+func TestAtomics64(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, space := range []string{"global.", ""} {
+		const n = 3 * 64
+		factor, x, out := rng.Uint64(), memory[uint64](2), memory[uint64](n)
+		x[1] = rng.Uint64()
+		body := fmt.Sprintf("mul.wide.u32 %%rd0, %%i, 1;\nmul.lo.s64 %%rd0, %%rd0, %d;\nred.%smax.u64 [%%g1], %%rd0;\natom.relaxed.gpu.%sexch.b64 %%rd1, [%%g1+8], %%rd0;\n"+
+			"mul.wide.u32 %%rd2, %%i, 8;\nadd.s64 %%rd2, %%rd2, %%g0;\nst.global.u64 [%%rd2], %%rd1;\n", int64(factor), space, space)
+		want, greatest := []uint64{x[1]}, uint64(0)
+		for i := range uint64(n) {
+			want, greatest = append(want, i*factor), max(greatest, i*factor)
+		}
+		if err := launch(compile(t, program(2, body)), Launch{Grid: 3, Block: 64}, rangeOf(out), rangeOf(x)); err != nil {
+			t.Fatal(err)
+		}
+		got := append([]uint64{x[1]}, out...)
+		slices.Sort(got)
+		slices.Sort(want)
+		if x[0] != greatest || !slices.Equal(got, want) {
+			t.Errorf("the greatest is %x, want %x; exchanged: %x, want %x", x[0], greatest, got, want)
+		}
 	}
 }
 
