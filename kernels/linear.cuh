@@ -319,9 +319,12 @@ template <class T> struct Linear {
   // Warps that share a row.
   __device__ static __forceinline__ int sharersOf(int rows) { return rows > 4 ? 1 : rows > 2 ? 2 : rows > 1 ? 4 : 8; }
 
-  // Adds the products of a tile's column block, the left operand, with x's.
-  template <int HALVES> __device__ static __forceinline__ void multiply(const LinearParams& p, float (&acc)[HALVES][NT][4], const float* x, int stride, u32 slot, int lane) {
+  // Adds the products of a tile's column block, the left operand, with x's. They are added
+  // up from zero: the tensor core cuts off what it adds, so that what is added to a large
+  // number loses more, again and again.
+  template <int HALVES> __device__ static __forceinline__ void multiply(const LinearParams& p, float (&all)[HALVES][NT][4], const float* x, int stride, u32 slot, int lane) {
     const int g = lane >> 2, t = lane & 3;
+    float acc[HALVES][NT][4] = {};
     // Four matrices of 8 rows and 16 bytes: rows 0-7 and 8-15 of W, then the next 16 bytes of them.
     const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, half = (lane >> 4) * 16;
 #pragma unroll
@@ -360,6 +363,8 @@ template <class T> struct Linear {
         }
       }
     }
+#pragma unroll
+    for (int i = 0; i < HALVES * NT * 4; i++) all[i / (NT * 4)][i / 4 % NT][i % 4] += acc[i / (NT * 4)][i / 4 % NT][i % 4];
   }
 
   // Makes right operands of x in shared memory, in place, of its layer norm if that

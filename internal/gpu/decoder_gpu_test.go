@@ -84,23 +84,13 @@ func lost(d cpu.DType) float64 {
 }
 
 // cutOff is how much of the largest sum on its way the tensor core loses besides,
-// which cuts off what it adds. Of a matrix all columns may be in one sum. Of other layers a
-// warp has an eighth of them or fewer: two products for 16 of them, or three for 8 of
-// float32, each of which loses up to a unit in the last place. That is more than what
-// operands lose where one element is far above the others: the sum is large from there on.
-func cutOff(batch, matrix bool, w cpu.DType, in int) float64 {
-	switch {
-	case batch:
+// which cuts off what it adds: of a matrix all columns may be in one sum. Other layers add
+// up a column block from zero at a time.
+func cutOff(matrix bool, in int) float64 {
+	if !matrix {
 		return 0
-	case matrix:
-		return float64(in) * 0x1p-29
 	}
-	columns := ceil(in, linearWarps*64) * 64 // blocks of up to 64 are dealt out
-	products := columns / 8
-	if w == cpu.Float32 {
-		products *= 3
-	}
-	return float64(products) * 0x1p-23
+	return float64(in) * 0x1p-29
 }
 
 func TestGPULinear(t *testing.T) {
@@ -179,7 +169,7 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 		m.settle(t)
 		_, batch, err := d.configureBatch(&o)
 		noError(t, err)
-		cut := cutOff(batch, d.isMatrix(&o), w, in)
+		cut := cutOff(d.isMatrix(&o) && !batch, in)
 		for j, p := range parts {
 			out := o.Parts[j].Out
 			y := read(t, &o.Parts[j].Y)
