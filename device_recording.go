@@ -46,8 +46,9 @@ type Recording struct {
 //
 // Layers of few rows that make each other's inputs may be one launch in a
 // recording (Linear and Linears of package nn, and [CachedAttention], from compute
-// capability 9.0 on), which may begin with Embeddings and end with an ArgMax. It adds in another order, so a replay's results differ from
-// the machine's by rounding; from replay to replay they have the same bits.
+// capability 9.0 on), which may begin with Embeddings and end with an ArgMax. It
+// adds in another order, so a replay's results differ from the machine's by
+// rounding; from replay to replay they have the same bits.
 //
 // Copies from and to the host are not part of a recording: [ToDevice], [ToHost]
 // and downloads are [ErrUnsupported] in run, as is [Attention], whose schedule is

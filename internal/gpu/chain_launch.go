@@ -400,8 +400,8 @@ func (c *Chain) layOut() (l chainLayout) {
 	l.stages = c.stagesFor(l.split, l.area, l.feeds, l.slots)
 	// Room for two layers' x at once, if it takes nothing else's.
 	for i := 1; i < len(c.layers); i++ {
-		if both := c.areaAt(i-1, l.split) + c.areaAt(i, l.split); c.asks(i) && both > l.area && c.stagesFor(l.split, both, l.feeds, l.slots) == l.stages {
-			l.area = both
+		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(l.split, before+own, l.feeds, l.slots) == l.stages {
+			l.area = before + own
 		}
 	}
 	l.shared = fixedOf(l.split) + linearWarps*l.stages*(chainBox+8) + l.area + l.feeds*int(unsafe.Sizeof(chainFeed{})) + l.slots*16
@@ -410,19 +410,14 @@ func (c *Chain) layOut() (l chainLayout) {
 	return l
 }
 
-// asks says whether the layer before layer i may ask for its gamma and beta, if there is
-// room for both layers' x.
-func (c *Chain) asks(i int) bool {
-	return i > 0 && c.layers[i-1].linear != nil && c.layers[i].linear != nil && c.layers[i].linear.norm != 0
-}
-
-// areaAt is areaOf of layer i, 0 of attention.
-func (c *Chain) areaAt(i, split int) int {
-	p := c.layers[i].linear
-	if p == nil {
-		return 0
+// beside is areaOf of the layer before layer i and of that, if the one may ask for the
+// other's gamma and beta where there is room for both; else 0.
+func (c *Chain) beside(i, split int) (before, own int) {
+	if i == 0 || c.layers[i-1].linear == nil || c.layers[i].linear == nil || c.layers[i].linear.norm == 0 {
+		return 0, 0
 	}
-	return areaOf(c.rows, mostBoxes(int(p.in), split), p.norm != 0)
+	area := func(p *chainLinear) int { return areaOf(c.rows, mostBoxes(int(p.in), split), p.norm != 0) }
+	return area(c.layers[i-1].linear), area(c.layers[i].linear)
 }
 
 // write makes the layers' texts, now that it is known where the words are.
@@ -451,11 +446,11 @@ func (c *Chain) write(l *chainLayout) error {
 			x.shift, x.each, x.rest = int32(first), x.tiles[mostParts-1]/int32(units), x.tiles[mostParts-1]%int32(units)
 			first = (first + int(x.tiles[mostParts-1])) % units
 			x.woven = c.wovenOf(p.linear, l.split)
-			if before := i - 1; c.asks(i) && c.areaAt(before, l.split)+c.areaAt(i, l.split) <= l.area {
+			if before, own := c.beside(i, l.split); own > 0 && before+own <= l.area {
 				// At the other end of the area.
-				y := (*chainLinear)(unsafe.Pointer(&c.texts[before].body))
+				y := (*chainLinear)(unsafe.Pointer(&c.texts[i-1].body))
 				if y.place == 0 {
-					x.place = int32(l.area - c.areaAt(i, l.split))
+					x.place = int32(l.area - own)
 				}
 				x.ready, y.next = 1, chainAffine{x.gamma, x.beta, x.place, int32(boxes), x.most}
 			}

@@ -2,6 +2,7 @@ package ptx
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -292,19 +293,19 @@ func TestAtomics(t *testing.T) {
 	}
 }
 
-// The greatest of all is what is left; and what threads exchange is lost nowhere, and
-// there once.
+// The greatest and the least of all are what is left; and what threads exchange is lost
+// nowhere, and there once.
 func TestAtomics64(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, space := range []string{"global.", ""} {
 		const n = 3 * 64
-		factor, x, out := rng.Uint64(), memory[uint64](2), memory[uint64](n)
-		x[1] = rng.Uint64()
-		body := fmt.Sprintf("mul.wide.u32 %%rd0, %%i, 1;\nmul.lo.s64 %%rd0, %%rd0, %d;\nred.%smax.u64 [%%g1], %%rd0;\natom.relaxed.gpu.%sexch.b64 %%rd1, [%%g1+8], %%rd0;\n"+
-			"mul.wide.u32 %%rd2, %%i, 8;\nadd.s64 %%rd2, %%rd2, %%g0;\nst.global.u64 [%%rd2], %%rd1;\n", int64(factor), space, space)
-		want, greatest := []uint64{x[1]}, uint64(0)
+		factor, x, out := rng.Uint64(), memory[uint64](3), memory[uint64](n)
+		x[1], x[2] = rng.Uint64(), math.MaxUint64
+		body := fmt.Sprintf("mul.wide.u32 %%rd0, %%i, 1;\nmul.lo.s64 %%rd0, %%rd0, %d;\nred.%smax.u64 [%%g1], %%rd0;\nadd.s64 %%rd3, %%rd0, 99;\nred.%smin.u64 [%%g1+16], %%rd3;\natom.relaxed.gpu.%sexch.b64 %%rd1, [%%g1+8], %%rd0;\n"+
+			"mul.wide.u32 %%rd2, %%i, 8;\nadd.s64 %%rd2, %%rd2, %%g0;\nst.global.u64 [%%rd2], %%rd1;\n", int64(factor), space, space, space)
+		want, greatest, least := []uint64{x[1]}, uint64(0), uint64(math.MaxUint64)
 		for i := range uint64(n) {
-			want, greatest = append(want, i*factor), max(greatest, i*factor)
+			want, greatest, least = append(want, i*factor), max(greatest, i*factor), min(least, i*factor+99)
 		}
 		if err := launch(compile(t, program(2, body)), Launch{Grid: 3, Block: 64}, rangeOf(out), rangeOf(x)); err != nil {
 			t.Fatal(err)
@@ -312,8 +313,8 @@ func TestAtomics64(t *testing.T) {
 		got := append([]uint64{x[1]}, out...)
 		slices.Sort(got)
 		slices.Sort(want)
-		if x[0] != greatest || !slices.Equal(got, want) {
-			t.Errorf("the greatest is %x, want %x; exchanged: %x, want %x", x[0], greatest, got, want)
+		if x[0] != greatest || x[2] != least || !slices.Equal(got, want) {
+			t.Errorf("the greatest is %x, want %x; the least %x, want %x; exchanged: %x, want %x", x[0], greatest, x[2], least, got, want)
 		}
 	}
 }
