@@ -8,7 +8,7 @@
 #define ATTENTION(name, T, D) \
   extern "C" __global__ void __launch_bounds__((COMPUTERS + COPIERS + FINISHERS) * 32, 1) name(const __grid_constant__ LaunchParams p) { \
     extern __shared__ __align__(1024) char memory[];                                              \
-    Lean<T, D>::run(p.p, &p.keyMap, memory);                                                      \
+    Lean<T, D>::run(p.p, p.meet, &p.keyMap, memory);                                                      \
   }
 
 #define HEAD_DIMS(name, T)     \

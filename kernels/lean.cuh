@@ -18,7 +18,9 @@
 // result does not depend on which one that is, nobody waits, and counters are
 // zero again afterwards. A block's range may be followed by one of whole output
 // tiles: then it merges while these are on their way. On compute capability 9.0
-// warps of their own do all that comes after the last key of an output tile.
+// warps of their own do all that comes after the last key of an output tile; and
+// where no whole output tiles follow, the blocks of one merge it together
+// (Reduce::meet).
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -33,7 +35,7 @@ template <class T, int D> struct Lean {
   static constexpr bool APART = FINISHERS > 0; // warps of their own finish output tiles
 
   // `memory` is shared, at a multiple of 1024 bytes.
-  __device__ static __forceinline__ void run(const Params& p, const TensorMap* maps, char* memory) {
+  __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const TensorMap* maps, char* memory) {
     const Work* const range = p.work + blockIdx.x;
 #if __CUDA_ARCH__ >= 900
     const int copiers = APART ? COMPUTERS : p.warps; // the first one
@@ -47,6 +49,7 @@ template <class T, int D> struct Lean {
     if (work.tiles == 0) {
       waitForEarlier();
       if (warp < warps) R::writeBlind(p, *p.blind);
+      if (work.wholeSeq == TOGETHER && warp == 0) R::pass(meet);
       return;
     }
 
@@ -74,7 +77,7 @@ template <class T, int D> struct Lean {
         moreRegisters<FINISHING>();
         waitForEarlier();
         waitForRing(5, FINISHERS + 1);
-        finishAll(p, range, sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
+        finishAll(p, meet, range, sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
         return;
       }
     }
@@ -86,6 +89,7 @@ template <class T, int D> struct Lean {
       Place begin;
       begin.begin(p, range);
       Ring<S>::copyAll(p, begin, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, copier >> 1, 1, lane);
+      if (APART && copier == COPIERS - 1 && range->wholeSeq == TOGETHER) R::look(meet, range, sh, lane);
       return;
     }
     if (APART) moreRegisters<COMPUTING>();
@@ -209,9 +213,10 @@ template <class T, int D> struct Lean {
 #endif
       if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
-      R::combine(p, crew, done, mine, rows, R::slotOf(done), typename R::Item(p, crew, done, R::slotOf(done), part));
+      const typename R::Tile tile(p, done);
+      R::combine(p, crew, tile, mine, R::slotOf(done), typename R::Item(p, crew, tile, R::slotOf(done), part, nullptr), nullptr, 0);
       if (sh.rooms == 1) syncWarps(warps);
-      if (done.endsParts()) R::settle(p, crew, range, done, mine);
+      if (done.endsParts()) R::settle(p, crew, range, typename R::Tile(p, range), tile, mine);
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
     R::writeBlind(p, APART ? *p.blind : blinds);
@@ -219,9 +224,13 @@ template <class T, int D> struct Lean {
 
 #if __CUDA_ARCH__ >= 900
   // The warps that finish output tiles, or parts of them, while others compute the next.
-  __device__ static __forceinline__ void finishAll(const Params& p, const Work* range, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
+  __device__ static __forceinline__ void finishAll(const Params& p, const MeetParams& meet, const Work* range, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
+    const bool together = range->wholeSeq == TOGETHER;
+    const u32 run = together ? R::begin(meet, crew, range, sh) : 0;
+    u64* const words = together ? meet.words : nullptr;
     Place w;
     w.begin(p, range);
+    const typename R::Tile first(p, w);
     bool more = true;
 #pragma unroll 1
     for (int part = 0; more; part++) {
@@ -229,12 +238,13 @@ template <class T, int D> struct Lean {
       more = w.next(p);
       const u32 bar = sharedAddress(rooms) + sh.room(part) * 8;
       const typename R::Shared mine = sh.of(part, p.rows);
-      const int slot = R::slotOf(done), rows = done.rows(p);
-      const typename R::Item item(p, crew, done, slot, part);
+      const int slot = R::slotOf(done);
+      const typename R::Tile tile(p, done);
+      const typename R::Item item(p, crew, tile, slot, part, words);
       barrierWait(bar, sh.round(part) & 1);
       __syncwarp();
-      R::combine(p, crew, done, mine, rows, slot, item);
-      if (done.endsParts()) R::settle(p, crew, range, done, mine);
+      R::combine(p, crew, tile, mine, slot, item, words, run);
+      if (done.endsParts()) together ? R::meet(p, words, crew, range, first, tile, sh, run) : R::settle(p, crew, range, first, tile, mine);
       barrierArrive(bar + 16);
     }
   }

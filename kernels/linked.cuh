@@ -43,6 +43,7 @@ template <class T, int D> struct Linked {
   using A = Attention<S>;
   using R = Reduce<S>;
   using Place = typename S::Place;
+  using Row = typename R::Row;
   static constexpr int KEYS = S::KEYS;
 
   // The keys and values of a sequence's new token for one head: lane i has elements
@@ -123,17 +124,6 @@ template <class T, int D> struct Linked {
     storeTagged2(links.out + at, run, o.x, o.y);
     *(float2*)((float*)p.out + at) = o;
   }
-
-  // An attention state of a row, of which a lane has two columns.
-  struct Row {
-    float m, l;
-    float2 o;
-    __device__ __forceinline__ void merge(float m2, float l2, float2 o2) {
-      const float top = fmaxf(m, m2), base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
-      const float f = exp2_(m - base), f2 = exp2_(m2 - base);
-      m = top, l = l * f + l2 * f2, o.x = o.x * f + o2.x * f2, o.y = o.y * f + o2.y * f2;
-    }
-  };
 
   // What a block does that hosts an output tile which others have parts of: waits for the
   // states of all of them, and merges them. Each of the copying warps has a quarter of the

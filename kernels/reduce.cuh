@@ -7,6 +7,7 @@ template <class S> struct Reduce {
   using Place = typename S::Place;
   static constexpr int D = S::D, WIDTH = S::WIDTH;
   static constexpr int STATES = COMPUTERS;
+  static constexpr int FEW = 4; // partials that a warp merges in registers
 
   // What a thread block keeps in shared memory beside the ring.
   struct Shared {
@@ -14,7 +15,7 @@ template <class S> struct Reduce {
     float* o; // states of a room: (warps, rows, WIDTH)
     float4* m; // of each row, one for each state
     float4* l;
-    int* last; // of the two output tiles that a block shares: the rows of one that is complete, else 0
+    int* last; // of the two output tiles that a block shares: what it does of them
     // The number of part i's room, and how often it was used before.
     __device__ __forceinline__ int room(int i) const { return rooms > 1 ? i & 1 : 0; }
     __device__ __forceinline__ int round(int i) const { return rooms > 1 ? i >> 1 : i; }
@@ -29,21 +30,31 @@ template <class S> struct Reduce {
 
   static __device__ __forceinline__ float* statistics(const Params& p) { return p.partials + (long long)2 * gridDim.x * p.rows * D; }
 
+  // Which output tile it is.
+  struct Tile {
+    int row, head, block, rows; // row: the first of its sequence
+    __device__ __forceinline__ Tile(const Params& p, const Place& w) : row(w.s.row), head(w.head), block(w.block), rows(w.rows(p)) {}
+    // The first one of a block.
+    __device__ __forceinline__ Tile(const Params& p, const Work* w) : row(w->first.row), head(w->head), block(w->block), rows(min(w->first.queries * p.group - block * ROWS, ROWS)) {}
+  };
+
   // Where four elements go, and with a row's first four the row's statistics: in the
   // output, whose statistics are its log-sum-exp, or in a slot of the partials.
   struct Spot {
     char* to;
     float* statistics; // null: none
-    // Columns c to c+3 of row r.
-    __device__ __forceinline__ Spot(const Params& p, const Place& w, int slot, int r, int c) {
+    // Columns c to c+3 of row r. words: those of partials that are merged together.
+    __device__ __forceinline__ Spot(const Params& p, const Tile& tile, int slot, int r, int c, u64* words) {
       if (slot < 0) {
-        const int i = w.block * ROWS + r, n = positionOf(p, i), h = w.head * p.group + i - n * p.group;
-        const long long row = w.s.row + n;
+        const int i = tile.block * ROWS + r, n = positionOf(p, i), h = tile.head * p.group + i - n * p.group;
+        const long long row = tile.row + n;
         to = (char*)p.out + (row * p.outRow + h * p.outHead + c) * (p.outType == F32 ? 4 : 2);
         statistics = p.lse != nullptr && c == 0 ? p.lse + row * p.lseRow + h * p.lseHead : nullptr;
       } else {
         const long long at = (long long)slot * p.rows + r;
-        to = (char*)(p.partials + at * D + c), statistics = c == 0 ? Reduce::statistics(p) + at * 2 : nullptr;
+        u64* const word = words + at * (D + 2);
+        to = words != nullptr ? (char*)(word + c) : (char*)(p.partials + at * D + c);
+        statistics = c > 0 ? nullptr : words != nullptr ? (float*)(word + D) : Reduce::statistics(p) + at * 2;
       }
     }
   };
@@ -61,21 +72,34 @@ template <class S> struct Reduce {
     if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
   }
 
+  // Two of the four.
+  __device__ static __forceinline__ void store2(const Params& p, const Spot& spot, float2 o, float m, float l) {
+    const float f = __fdividef(1.f, l);
+    o = l == 0.f ? make_float2(0.f, 0.f) : make_float2(o.x * f, o.y * f);
+    if (p.outType == F32) {
+      *(float2*)spot.to = o;
+    } else {
+      *(u32*)spot.to = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
+    }
+    if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
+  }
+
   // What a thread combines next: four columns of a row. Finding out where they go takes
   // longer than combining them, so whoever waits for the states does that before.
   struct Item {
     int i, r, c;
     Spot spot;
     // The first of a thread: the warps take turns where there is work for few of them.
-    __device__ __forceinline__ Item(const Params& p, const Crew& crew, const Place& w, int slot, int turn) : Item(p, w, slot, (crew.thread + turn * 32) % crew.threads()) {}
-    __device__ __forceinline__ Item(const Params& p, const Place& w, int slot, int i) : i(i), r(i / (D / 4)), c(i % (D / 4) * 4), spot(p, w, slot, r, c) {}
+    __device__ __forceinline__ Item(const Params& p, const Crew& crew, const Tile& tile, int slot, int turn, u64* words) : Item(p, tile, slot, (crew.thread + turn * 32) % crew.threads(), words) {}
+    __device__ __forceinline__ Item(const Params& p, const Tile& tile, int slot, int i, u64* words) : i(i), r(i / (D / 4)), c(i % (D / 4) * 4), spot(p, tile, slot, r, c, words) {}
   };
 
   // Merges the states of each row, in their order, and puts the result into the
-  // output, or into a slot of the partials. `item` is the thread's first.
-  __device__ static __forceinline__ void combine(const Params& p, const Crew& crew, const Place& w, const Shared& sh, int rows, int slot, Item item) {
-    for (int i = item.i; i < rows * (D / 4); i += crew.threads()) {
-      if (i != item.i) item = Item(p, w, slot, i);
+  // output, or into a slot of the partials. `item` is the thread's first. words, tagged with
+  // run: of partials that are merged together; null: of others.
+  __device__ static __forceinline__ void combine(const Params& p, const Crew& crew, const Tile& tile, const Shared& sh, int slot, Item item, u64* words, u32 run) {
+    for (int i = item.i; i < tile.rows * (D / 4); i += crew.threads()) {
+      if (i != item.i) item = Item(p, tile, slot, i, words);
       const float4 m = sh.m[item.r], l = sh.l[item.r];
       const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
       const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
@@ -90,6 +114,10 @@ template <class S> struct Reduce {
       }
       if (slot < 0) {
         store(p, item.spot, o, top, sum);
+      } else if (words != nullptr) {
+        u64* const to = (u64*)item.spot.to;
+        storeTagged2(to, run, o.x, o.y), storeTagged2(to + 2, run, o.z, o.w);
+        if (item.spot.statistics != nullptr) storeTagged2((u64*)item.spot.statistics, run, top, sum);
       } else {
         __stcg((float4*)item.spot.to, o);
         if (item.spot.statistics != nullptr) __stcg((float2*)item.spot.statistics, make_float2(top, sum));
@@ -115,7 +143,7 @@ template <class S> struct Reduce {
   // each: where rows are fewer than warps, several warps share a row's. The
   // other states are empty.
   __device__ static __forceinline__ void gather(const Params& p, const Crew& crew, const Shared& sh, int rows, int host, int sharers) {
-    constexpr int EACH = (D / 4 + 31) / 32, BATCH = 16 / EACH; // partials that are on their way together
+    constexpr int EACH = (D / 4 + 31) / 32, BATCH = (FINISHERS > 0 ? 8 : 16) / EACH; // partials that are on their way together: who finishes has registers for so many
     const int warp = crew.thread / 32, lane = crew.thread % 32;
     for (int task = warp; task < p.rows * sh.warps; task += crew.warps) {
       int part, r, begin, end;
@@ -166,24 +194,20 @@ template <class S> struct Reduce {
     }
   }
 
-  // The output of an output tile that few thread blocks share: a warp has whole rows,
-  // MANY of them and up to FEW partials of each on their way together. Of the m and l of
-  // these a lane has one.
-  template <int MANY, int FEW> __device__ static __forceinline__ void mergeFew(const Params& p, const Crew& crew, const Place& w, int rows, int host, int sharers) {
-    static_assert(FEW == 4 && MANY * FEW <= 32, "");
+  // The output of an output tile that few thread blocks share: a warp has whole rows, and
+  // all partials of one on their way together. Of their m and l a lane has one.
+  static __device__ __forceinline__ void mergeFew(const Params& p, const Crew& crew, const Tile& tile, int host, int sharers) {
     constexpr int EACH = (D / 4 + 31) / 32;
     const int lane = crew.thread % 32;
 #pragma unroll 1
-    for (int r0 = crew.thread / 32; r0 < rows; r0 += crew.warps * MANY) {
-      const auto place = [&](int k, int b) { return placeOf(p, host, min(b, sharers - 1), min(r0 + k * crew.warps, rows - 1)); };
-      const float2 x = __ldcg((const float2*)statistics(p) + place(lane / FEW, lane % FEW));
-      float4 y[MANY][FEW][EACH];
+    for (int r = crew.thread / 32; r < tile.rows; r += crew.warps) {
+      const auto place = [&](int b) { return placeOf(p, host, min(b, sharers - 1), r); };
+      const float2 x = __ldcg((const float2*)statistics(p) + place(lane % FEW));
+      float4 y[FEW][EACH];
 #pragma unroll
-      for (int k = 0; k < MANY; k++)
+      for (int b = 0; b < FEW; b++)
 #pragma unroll
-        for (int b = 0; b < FEW; b++)
-#pragma unroll
-          for (int e = 0; e < EACH; e++) y[k][b][e] = __ldcg((const float4*)(p.partials + place(k, b) * D + min((lane + 32 * e) * 4, D - 4)));
+        for (int e = 0; e < EACH; e++) y[b][e] = __ldcg((const float4*)(p.partials + place(b) * D + min((lane + 32 * e) * 4, D - 4)));
       float top = x.x; // those that are not there are the last one's
 #pragma unroll
       for (int i = 1; i < FEW; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
@@ -191,28 +215,23 @@ template <class S> struct Reduce {
       float l = lane % FEW < sharers ? f * x.y : 0.f;
 #pragma unroll
       for (int i = 1; i < FEW; i *= 2) l += __shfl_xor_sync(~0u, l, i);
+      float4 o[EACH];
 #pragma unroll
-      for (int k = 0; k < MANY; k++) {
-        const float rowTop = __shfl_sync(~0u, top, k * FEW), rowL = __shfl_sync(~0u, l, k * FEW);
-        float4 o[EACH];
+      for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-        for (int e = 0; e < EACH; e++) o[e] = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-        for (int b = 0; b < FEW; b++) {
-          const bool there = b < sharers; // nothing jumps over what it loads: the compiler would load it there
-          const float g = __shfl_sync(~0u, f, k * FEW + b);
-#pragma unroll
-          for (int e = 0; e < EACH; e++) {
-            const float4 v = y[k][b][e];
-            o[e].x += there ? g * v.x : 0.f, o[e].y += there ? g * v.y : 0.f, o[e].z += there ? g * v.z : 0.f, o[e].w += there ? g * v.w : 0.f;
-          }
-        }
-        const int r = r0 + k * crew.warps;
+      for (int b = 0; b < FEW; b++) {
+        const bool there = b < sharers; // nothing jumps over what it loads: the compiler would load it there
+        const float g = __shfl_sync(~0u, f, b);
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-          const int c = (lane + 32 * e) * 4;
-          if (c < D && r < rows) store(p, Spot(p, w, -1, r, c), o[e], rowTop, rowL);
+          const float4 v = y[b][e];
+          o[e].x += there ? g * v.x : 0.f, o[e].y += there ? g * v.y : 0.f, o[e].z += there ? g * v.z : 0.f, o[e].w += there ? g * v.w : 0.f;
         }
+      }
+#pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        const int c = (lane + 32 * e) * 4;
+        if (c < D) store(p, Spot(p, tile, -1, r, c, nullptr), o[e], top, l);
       }
     }
   }
@@ -236,41 +255,202 @@ template <class S> struct Reduce {
   }
 
   // When all of a block's partials are written: tells those that share their
-  // output tiles, and merges what is complete. `last` is the last part that the block
-  // may share, and the states of `sh` are not needed any more.
-  __device__ static __forceinline__ void settle(const Params& p, const Crew& crew, const Work* range, const Place& last, const Shared& sh) {
-    const Work work = *range;
-    Place w;
-    w.begin(p, range);
-    const bool head = w.tile > 0, tail = last.tile == 0 && last.take < last.tiles;
-    if (!head && !tail) return;
+  // output tiles, and merges what is complete. tile and last are the output tiles of the
+  // first part and the last one that the block may share, and the states of `sh` are not
+  // needed any more.
+  __device__ static __forceinline__ void settle(const Params& p, const Crew& crew, const Work* range, Tile tile, const Tile& last, const Shared& sh) {
+    int host = range->host, sharers = range->tile > 0 ? range->sharers : 0;
+    const int guests = range->guests;
+    if (sharers == 0 && guests == 0) return;
     crew.sync();
     if (crew.thread == 0) {
       u32 before[2] = {0, 0};
-      if (head) before[0] = arrive(p.counters + work.host);
-      if (tail) before[1] = arrive(p.counters + blockIdx.x);
-      const bool complete[2] = {head && before[0] == (u32)work.sharers - 1, tail && before[1] == (u32)work.guests - 1};
-      sh.last[0] = complete[0] ? w.rows(p) : 0, sh.last[1] = complete[1] ? last.rows(p) : 0;
-      if (complete[0]) p.counters[work.host] = 0;
+      if (sharers > 0) before[0] = arrive(p.counters + host);
+      if (guests > 0) before[1] = arrive(p.counters + blockIdx.x);
+      const bool complete[2] = {sharers > 0 && before[0] == (u32)sharers - 1, guests > 0 && before[1] == (u32)guests - 1};
+      sh.last[0] = complete[0], sh.last[1] = complete[1];
+      if (complete[0]) p.counters[host] = 0;
       if (complete[1]) p.counters[blockIdx.x] = 0;
     }
     crew.sync();
-    int host = work.host, sharers = work.sharers;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
-      constexpr int MANY = FINISHERS == 0 ? 1 : D > 128 ? 2 : 4, FEW = 4; // who computes has operands in registers
-      const int rows = sh.last[k];
-      if (MANY > 1 && rows > crew.warps && sharers <= FEW) {
-        mergeFew<MANY, FEW>(p, crew, w, rows, host, sharers);
-      } else if (rows > 0 && sharers <= FEW) {
-        mergeFew<1, FEW>(p, crew, w, rows, host, sharers);
-      } else if (rows > 0) {
-        gather(p, crew, sh, rows, host, sharers);
+      const bool complete = sh.last[k];
+      if (complete && sharers <= FEW) {
+        mergeFew(p, crew, tile, host, sharers);
+      } else if (complete) {
+        gather(p, crew, sh, tile.rows, host, sharers);
         crew.sync();
-        combine(p, crew, w, sh, rows, -1, Item(p, crew, w, -1, 0));
+        combine(p, crew, tile, sh, -1, Item(p, crew, tile, -1, 0, nullptr), nullptr, 0);
         crew.sync();
       }
-      w = last, host = blockIdx.x, sharers = work.guests;
+      tile = last, host = blockIdx.x, sharers = guests;
+    }
+  }
+
+  // An attention state of a row, of which a lane has two columns.
+  struct Row {
+    float m, l;
+    float2 o;
+    __device__ __forceinline__ void merge(float m2, float l2, float2 o2) {
+      const float top = fmaxf(m, m2), base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
+      const float f = exp2_(m - base), f2 = exp2_(m2 - base);
+      m = top, l = l * f + l2 * f2, o.x = o.x * f + o2.x * f2, o.y = o.y * f + o2.y * f2;
+    }
+  };
+
+  // What a block does of an output tile that it shares. From LOOKS on it is not known yet:
+  // who has begun says the first or the second of two counts.
+  enum : int { NOTHING_OF_IT, ITS_PART, ALL_OF_IT, LOOKS };
+  static constexpr u32 LEFT = 1 << 16; // in a count of who has begun: somebody has left
+
+  // The blocks that share an output tile may merge it together, each some columns of some
+  // rows, as soon as what the others have of these is there: partials are tagged words,
+  // and nobody counts. That takes less than half of the time that a last one to arrive
+  // needs, which has to know that it is the last one, and then has to do everything.
+  // Waiting is safe if all of them have begun. So everybody says that it has; who has
+  // looked for the others long enough leaves its part to the last one to begin, which
+  // knows of it then, since both are said in one word.
+  //
+  // The number of this launch among those of a plan whose blocks merge together, by which
+  // words are known. Every block counts by itself. It is even and odd in turn, like the
+  // two counts of who has begun, of which each launch puts the other one's back. The last
+  // number of all is greater than that of no launch, which is greater than the others.
+  static constexpr u32 LAST_RUN = 0xffffffff, NO_RUN = 0xfffffffe;
+  __device__ static __forceinline__ u32 nextRun(const MeetParams& m) {
+    const u32 before = *(volatile u32*)(m.runs + blockIdx.x);
+    return before == LAST_RUN ? 2 : before == NO_RUN - 2 ? LAST_RUN : before + 1;
+  }
+  // Of the blocks' threads, those of one warp do this.
+  __device__ static __forceinline__ void count(const MeetParams& m, u32 run) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) {
+      m.runs[blockIdx.x] = run;
+      m.runs[gridDim.x * (2 - (run & 1)) + blockIdx.x] = 0;
+    }
+    if (run < LAST_RUN) return;
+    // Numbers come again: no word may be as old as that. This launch's stay.
+    for (int i = blockIdx.x * 32 + lane; i < m.count; i += gridDim.x * 32) atomicMax(m.words + i, (u64)NO_RUN << 32);
+  }
+
+  // Says that this block has begun, and finds out what it does of each of the two output
+  // tiles that it may share, or leaves that to a copying warp (look). Returns what the
+  // words of this launch are tagged with.
+  __device__ static __forceinline__ u32 begin(const MeetParams& m, const Crew& crew, const Work* range, const Shared& sh) {
+    const u32 run = nextRun(m);
+    crew.sync();
+    if (crew.thread / 32 > 0) return run;
+    count(m, run);
+    if (crew.thread == 0) {
+      u32* const begun = m.runs + gridDim.x * (1 + (run & 1));
+      const u32 sharers = range->tile > 0 ? range->sharers : 0, guests = range->guests;
+      u32 before[2] = {0, 0};
+      if (sharers > 0) before[0] = atomicAdd(begun + range->host, 1);
+      if (guests > 0) before[1] = atomicAdd(begun + blockIdx.x, 1);
+      const auto doesOf = [&](u32 all, u32 before) -> int {
+        if (all == 0) return NOTHING_OF_IT;
+        if ((before + 1) % LEFT < all) return LOOKS + (run & 1);
+        return before < LEFT ? ITS_PART : ALL_OF_IT; // the last one to begin
+      };
+      sh.last[0] = doesOf(sharers, before[0]), sh.last[1] = doesOf(guests, before[1]);
+    }
+    __syncwarp();
+    LOOKING.arrive();
+    return run;
+  }
+
+  // Who looks whether all have begun: a copying warp, when it has nothing to do any more,
+  // so that who finishes has the answer when it needs it. It gets to know of what from one
+  // warp, and all that finish wait for it.
+  static constexpr Crew LOOKING{0, 2, 6}, LOOKED{0, FINISHERS + 1, 7};
+  __device__ static __forceinline__ void look(const MeetParams& m, const Work* range, const Shared& sh, int lane) {
+    constexpr int MOST = 64;
+    LOOKING.sync();
+    if (lane == 0) {
+#pragma unroll 1
+      for (int k = 0; k < 2; k++) {
+        const int does = sh.last[k];
+        if (does < LOOKS) continue;
+        u32* const word = m.runs + gridDim.x * (1 + does - LOOKS) + (k == 0 ? range->host : (int)blockIdx.x);
+        const u32 all = k == 0 ? range->sharers : range->guests;
+        u32 now = 0;
+#pragma unroll 1
+        for (int i = 0; i < MOST && now % LEFT < all; i++) now = *(volatile u32*)word;
+        if (now % LEFT < all) now = atomicAdd(word, LEFT);
+        sh.last[k] = now % LEFT < all ? NOTHING_OF_IT : ITS_PART;
+      }
+    }
+    __syncwarp();
+    LOOKED.arrive();
+  }
+
+  // The same of a block that shares nothing: its launches count like those of the others.
+  __device__ static __forceinline__ void pass(const MeetParams& m) {
+    const u32 run = nextRun(m);
+    __syncwarp();
+    count(m, run);
+  }
+
+  // When all of a block's partials are written: merges what begin has found out. tile and
+  // last are the output tiles of the first part and the last one that the block may share.
+  __device__ static __forceinline__ void meet(const Params& p, const u64* words, const Crew& crew, const Work* range, Tile tile, const Tile& last, const Shared& sh, u32 run) {
+    LOOKED.sync();
+    int host = range->host, sharers = range->sharers;
+#pragma unroll 1
+    for (int k = 0; k < 2; k++) {
+      const int does = sh.last[k];
+      if (does != NOTHING_OF_IT) {
+        const int from = (does == ALL_OF_IT ? 0 : (int)blockIdx.x - host) * crew.warps + crew.thread / 32, step = (does == ALL_OF_IT ? 1 : sharers) * crew.warps;
+        mergeColumns(p, words, tile, run, host, sharers, from, step);
+      }
+      tile = last, host = blockIdx.x, sharers = range->guests;
+    }
+  }
+
+  // Merges every so many of the pieces of an output tile. A piece is some columns of a row,
+  // two for each of the lanes side by side, so many that the other lanes, which share out
+  // the partials, have four of them each: all are on their way together.
+  static __device__ __forceinline__ void mergeColumns(const Params& p, const u64* words, const Tile& tile, u32 run, int host, int sharers, int from, int step) {
+    constexpr int EACH = 4, PAIRS = D / 2;
+    const int log = max(5 - (32 - __clz((sharers - 1) / EACH)), 0), side = 1 << log, apart = 32 >> log;
+    const int lane = threadIdx.x % 32, first = lane >> log, perRow = (PAIRS + side - 1) >> log, pieces = tile.rows * perRow;
+    const float perPiece = __fdividef(1.f, (float)perRow);
+#pragma unroll 1
+    for (int piece = from; piece < pieces; piece += step) {
+      const int r = (int)(((float)piece + 0.5f) * perPiece), pair = ((piece - r * perRow) << log) + (lane & (side - 1)), c = min(pair, PAIRS - 1) * 2;
+      const Spot spot(p, tile, -1, r, c, nullptr);
+      Row row = {-LEAN_INF, 0.f, {0.f, 0.f}};
+#pragma unroll 1
+      for (int k = first; k - first < sharers; k += EACH * apart) {
+        float m[EACH], l[EACH];
+        float2 o[EACH];
+        bool late;
+        do {
+          late = false;
+#pragma unroll
+          for (int i = 0; i < EACH; i++) { // what is not there is read as the last one, and not used
+            const u64* const at = words + (long long)placeOf(p, host, min(k + i * apart, sharers - 1), r) * (D + 2);
+            late |= !loadTagged2(at + D, run, m[i], l[i]);
+            late |= !loadTagged2(at + c, run, o[i].x, o[i].y);
+          }
+        } while (__any_sync(~0u, late));
+        float top = row.m;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+          if (k + i * apart >= sharers) m[i] = -LEAN_INF, l[i] = 0.f, o[i] = make_float2(0.f, 0.f);
+          top = fmaxf(top, m[i]);
+        }
+        row.merge(top, 0.f, make_float2(0.f, 0.f));
+        const float base = top == -LEAN_INF ? 0.f : top;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+          const float f = exp2_(m[i] - base);
+          row.l += f * l[i], row.o.x += f * o[i].x, row.o.y += f * o[i].y;
+        }
+      }
+#pragma unroll 1
+      for (int i = side; i < 32; i *= 2) row.merge(__shfl_xor_sync(~0u, row.m, i), __shfl_xor_sync(~0u, row.l, i), make_float2(__shfl_xor_sync(~0u, row.o.x, i), __shfl_xor_sync(~0u, row.o.y, i)));
+      if (first == 0 && pair < PAIRS) store2(p, spot, row.o, row.m, row.l);
     }
   }
 

@@ -21,6 +21,10 @@ struct alignas(16) Work {
   int wholeTiles;                      // of all of them; 0: there are none
   Seq firstWhole;                      // sequence number wholeSeq
 };
+// In wholeSeq of all thread blocks: none has whole output tiles behind its range, and those
+// that share an output tile merge it together (Reduce::meet), instead of the last one to
+// arrive.
+constexpr int TOGETHER = -1;
 
 struct Params {
   const void *keys, *values;
@@ -52,9 +56,17 @@ struct Params {
   float perGroup; // 1/group
 };
 
+// What thread blocks have that merge output tiles together.
+struct MeetParams {
+  u64* words; // their partials, tagged: 2*blocks of (rows, D+2)
+  u32* runs;  // of each block, how often it did so; and then who has begun: one for each block, twice, zero
+  int count;  // there is room for so many words
+};
+
 struct LaunchParams {
   TensorMap keyMap, valueMap; // from sm_90 on: rows x head dim, box: `box` rows of 128 bytes
   Params p;
+  MeetParams meet;
 };
 
 // The query position that row r of an output tile's rows belongs to: r/group.

@@ -48,20 +48,26 @@ func Images(t testing.TB) (capability int, image func(unit string, capability in
 // Execute turns a fake driver's GPU into one of so many multiprocessors and a compute
 // capability (10*major + minor) that executes kernels, which must be PTX: see [Images].
 func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors int) {
+	Crowd(t, lib, capability, multiprocessors, multiprocessors)
+}
+
+// Crowd is Execute of a GPU of whose multiprocessors no more than so many are free, while
+// somebody else has the others: thread blocks begin when others have ended.
+func Crowd(t testing.TB, lib *fakedriver.Library, capability, multiprocessors, free int) {
 	s := lib.State()
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = memoryBytes, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
-	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Module{}, map[string]*ptx.Kernel{}, multiprocessors, nil})
+	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Module{}, map[string]*ptx.Kernel{}, free, nil})
 }
 
 // emulator executes the kernels' PTX.
 type emulator struct {
-	t               testing.TB
-	lib             *fakedriver.Library
-	seed            func() uint64
-	modules         map[string]*ptx.Module
-	kernels         map[string]*ptx.Kernel // by name: no two units have the same
-	multiprocessors int
-	last            *ptx.Trace // of the last launch
+	t       testing.TB
+	lib     *fakedriver.Library
+	seed    func() uint64
+	modules map[string]*ptx.Module
+	kernels map[string]*ptx.Kernel // by name: no two units have the same
+	free    int                    // multiprocessors
+	last    *ptx.Trace             // of the last launch
 }
 
 func (e *emulator) kernel(image, name string) *ptx.Kernel {
@@ -109,7 +115,7 @@ func (e *emulator) Execute(c *fakedriver.Call) error {
 		before = e.last
 	}
 	e.last = new(ptx.Trace)
-	err := k.Run(ptx.Launch{Before: before, Trace: e.last, Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.multiprocessors, Seed: e.seed(), Ahead: ahead}, memory)
+	err := k.Run(ptx.Launch{Before: before, Trace: e.last, Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.free, Seed: e.seed(), Ahead: ahead}, memory)
 	if err != nil {
 		e.t.Error(err)
 	}

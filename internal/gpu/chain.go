@@ -315,6 +315,9 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		},
 	}
 	a.p.box, a.p.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
+	if p.forChains() {
+		a.p.work = p.memory.table.Address() + uint64(p.memory.sections.chained)
+	}
 	a.p.causal = 0 // a sequence has one new token, which sees all keys
 	part := chainPart{attend: a, maps: maps}
 	own := *o

@@ -3,8 +3,10 @@
 package gpu
 
 import (
+	"fmt"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated"
@@ -12,6 +14,12 @@ import (
 
 // emulatedGPU is a machine without a GPU that executes the kernels, slowly.
 func emulatedGPU(t testing.TB, sms int) *machine {
+	t.Helper()
+	return emulatedCrowd(t, sms, sms)
+}
+
+// emulatedCrowd is one where somebody else has some multiprocessors.
+func emulatedCrowd(t testing.TB, sms, free int) *machine {
 	t.Helper()
 	if raceEnabled {
 		t.Skip("kernels run in one goroutine, many times as slowly under the race detector")
@@ -21,7 +29,7 @@ func emulatedGPU(t testing.TB, sms int) *machine {
 	var capability int
 	capability, Image = emulated.Images(t)
 	t.Cleanup(func() { Image = real })
-	emulated.Execute(t, lib, capability, sms)
+	emulated.Crowd(t, lib, capability, sms, free)
 	drv, err := cuda.LoadFrom(lib.Path)
 	noError(t, err)
 	dev, err := drv.Open(0)
@@ -32,7 +40,9 @@ func emulatedGPU(t testing.TB, sms int) *machine {
 			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
 		}
 	})
-	return machineOf(t, dev)
+	m := machineOf(t, dev)
+	m.engine.eager = true
+	return m
 }
 
 func emulatedDecoder(t testing.TB, sms int) (*machine, *Decoder) {
@@ -48,9 +58,23 @@ func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t,
 func TestEmulatedNeighbours(t *testing.T)   { testNeighbours(t, emulatedGPU(t, 3)) }
 func TestEmulatedAppend(t *testing.T)       { testAppend(t, emulatedGPU(t, 3)) }
 func TestEmulatedGraph(t *testing.T)        { testGraph(t, emulatedGPU(t, 4), 3, 200) }
-func TestEmulatedTwoStreams(t *testing.T)   { testTwoStreams(t, emulatedGPU(t, 3), 1e5) }
+func TestEmulatedRuns(t *testing.T)         { testRuns(t, emulatedGPU(t, 4), 700) }
+func TestEmulatedStreams(t *testing.T) {
+	testStreams(t, emulatedGPU(t, 3), 2, 20, options{kv: cpu.Float16, work: 1e5, longest: 2000})
+}
 func TestEmulatedManyLaunches(t *testing.T) { testManyLaunches(t, emulatedGPU(t, 3), 3) }
 func TestEmulatedAcceptance(t *testing.T)   { testAcceptance(t, emulatedGPU(t, 5), 120000) }
+
+// Thread blocks that share output tiles need not run at the same time.
+func TestEmulatedCrowd(t *testing.T) {
+	for free := 1; free < 5; free++ {
+		t.Run(fmt.Sprint(free), func(t *testing.T) {
+			m := emulatedCrowd(t, 5, free)
+			testRandom(t, m, 8, options{work: 1e5, longest: 300})
+			testRuns(t, m, 700)
+		})
+	}
+}
 
 func TestEmulatedSample(t *testing.T) {
 	m := emulatedGPU(t, 16)

@@ -39,6 +39,8 @@ type Engine struct {
 	append *cuda.Function
 	closed atomic.Bool
 
+	eager bool // all thread blocks are worth having: tests, whose problems are small
+
 	unfused struct {
 		sync.Mutex
 		*unfused

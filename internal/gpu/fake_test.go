@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -30,6 +31,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	noError(t, err)
 	e, err := New(dev)
 	noError(t, err)
+	e.eager = true
 	stream, err := dev.NewStream()
 	noError(t, err)
 	k := &twin{t: t, rng: reftest.Rand(t), e: e}
@@ -124,9 +126,9 @@ func TestFakeGraph(t *testing.T) {
 	testGraph(t, m, 4, fewer(1000))
 }
 
-func TestFakeTwoStreams(t *testing.T) {
+func TestFakeStreams(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testTwoStreams(t, m, fewer(1e6))
+	testStreams(t, m, 2, 20, options{kv: cpu.Float16, work: fewer(1e6), longest: 2000})
 }
 
 func TestFakeManyLaunches(t *testing.T) {

@@ -76,9 +76,18 @@ func TestGPULargeQueries(t *testing.T) { testLargeQueries(t, realGPU(t)) }
 func TestGPUNeighbours(t *testing.T)   { testNeighbours(t, realGPU(t)) }
 func TestGPUAppend(t *testing.T)       { testAppend(t, realGPU(t)) }
 func TestGPUGraph(t *testing.T)        { testGraph(t, realGPU(t), orShort(20, 4), orShort(4000, 600)) }
-func TestGPUTwoStreams(t *testing.T)   { testTwoStreams(t, realGPU(t), 1e7) }
+func TestGPURuns(t *testing.T)         { testRuns(t, realGPU(t), 20000) }
 func TestGPUManyUploads(t *testing.T)  { testManyUploads(t, realGPU(t), 300) }
 func TestGPUManyLaunches(t *testing.T) { testManyLaunches(t, realGPU(t), 200) }
+
+func TestGPUStreams(t *testing.T) {
+	m := realGPU(t)
+	testStreams(t, m, 2, 20, options{kv: cpu.Float16, work: 1e7, longest: 2000})
+	for range 2 {
+		shape := reftest.Shape{Heads: 12, KVHeads: 4, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{5000, 9000}, Causal: true}
+		testStreams(t, m, 6, orShort(300, 30), options{shape: &shape, kv: cpu.Float16})
+	}
+}
 
 // TestGPULong has contexts that many thread blocks share.
 func TestGPULong(t *testing.T) {

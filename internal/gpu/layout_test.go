@@ -41,7 +41,7 @@ func cStruct(t *testing.T, file, name string) (fields []field, size uintptr) {
 	}
 	types := map[string][2]uintptr{ // size, alignment
 		"int": {4, 4}, "u16": {2, 2}, "u32": {4, 4}, "u64": {8, 8}, "float": {4, 4}, "double": {8, 8}, "long long": {8, 8}, "TensorMap": {128, 64}, "Seq": {16, 16}, "char": {1, 1},
-		"Params": {216, 8}, "Links": {56, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
+		"Params": {216, 8}, "MeetParams": {24, 8}, "Links": {56, 8}, "LinearParams": {unsafe.Sizeof(linearParams{}), 64},
 		"ChainParams": {unsafe.Sizeof(chainParams{}), 8}, "ChainEnds": {unsafe.Sizeof(chainEnds{}), 8}, "ChainAffine": {unsafe.Sizeof(chainAffine{}), 8}, "GatherParams": {unsafe.Sizeof(gatherParams{}), 8},
 		"BatchParams": {unsafe.Sizeof(batchParams{}), 64}, "BatchKeep": {unsafe.Sizeof(batchKeep{}), 8},
 	}
@@ -94,6 +94,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 	for file, lines := range map[string][]string{
 		"work.cuh": {
 			"constexpr int ROWS = 16;",
+			"constexpr int TOGETHER = -1;",
 			"constexpr int COMPUTERS = 4; constexpr int COPIERS = 4;",
 			"#ifdef __CUDA_ARCH_FEAT_SM90_ALL constexpr int FINISHERS = 4; #else constexpr int FINISHERS = 0; #endif",
 		},
@@ -189,6 +190,7 @@ func TestStructs(t *testing.T) {
 		{"work.cuh", "Seq", sequence{}},
 		{"work.cuh", "Work", work{}},
 		{"work.cuh", "Params", paramsBody{}},
+		{"work.cuh", "MeetParams", meetParams{}},
 		{"work.cuh", "LaunchParams", params{}},
 		{"linked.cuh", "Links", links{}},
 		{"chain.cuh", "ChainLinear", chainLinear{}},

@@ -20,6 +20,8 @@ type memory struct {
 
 	partials *cuda.Buffer // two for each thread block
 	counters *cuda.Buffer // one for each thread block: zero, but while a launch runs
+	words    *cuda.Buffer // partials as tagged words, where blocks merge together; nil: none do on this GPU
+	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as words
 	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
 }
 
@@ -43,7 +45,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ works, seqs, blind, slots, ahead, pages, end int64 }
+type sections struct{ works, chained, seqs, blind, slots, ahead, pages, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -54,6 +56,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 		return start
 	}
 	s.works = next(blocks, unsafe.Sizeof(work{}))
+	s.chained = next(blocks, unsafe.Sizeof(work{}))
 	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
 	s.blind = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
@@ -111,12 +114,25 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		}
 		fresh = append(fresh, next.scores)
 	}
-	if m.counters == nil {
-		if next.counters, err = e.dev.NewBuffer(int64(e.blocks) * 4); err != nil {
+	zeros := func(b **cuda.Buffer, bytes int64) error { // no less than it was
+		if *b != nil && (*b).Len() >= bytes {
+			return nil
+		}
+		made, err := e.dev.NewBuffer(bytes)
+		if err != nil {
 			return err
 		}
-		fresh = append(fresh, next.counters)
-		if err = next.counters.Set(0, 0, next.counters.Len()); err != nil {
+		fresh, *b = append(fresh, made), made
+		return made.Set(0, 0, bytes)
+	}
+	if err = zeros(&next.counters, int64(e.blocks)*4); err != nil {
+		return err
+	}
+	if e.finishes() {
+		if err = zeros(&next.words, 2*partials); err != nil {
+			return err
+		}
+		if err = zeros(&next.runs, 3*int64(e.blocks)*4); err != nil {
 			return err
 		}
 	}
@@ -161,7 +177,10 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	if old.scores == m.scores {
 		old.scores = nil
 	}
-	old.counters = nil
+	if old.words == m.words {
+		old.words = nil
+	}
+	old.counters, old.runs = nil, nil // of one size
 	// The driver waits for queued work before it takes memory back. Should it
 	// report the failure of something, so will the next call.
 	_ = old.close()
@@ -177,6 +196,10 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	if err := to.wait(); err != nil {
 		return err
 	}
+	var chained []work
+	if p.forChains() {
+		chained = p.chained
+	}
 	at := &m.sections
 	end := at.works
 	for _, part := range [...]struct {
@@ -184,6 +207,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		data []byte
 	}{
 		{at.works, bytesOf(p.works)},
+		{at.chained, bytesOf(chained)},
 		{at.seqs, bytesOf(p.seqs)},
 		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), bytesOf(noSequence[:])},
 		{at.blind, bytesOf(p.blind)},
@@ -236,7 +260,7 @@ func (m *memory) close() error {
 		note(s.host.Close())
 		note(s.done.Close())
 	}
-	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.scores} {
+	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.words, m.runs, m.scores} {
 		if b != nil {
 			note(b.Close())
 		}

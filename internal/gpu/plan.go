@@ -28,12 +28,13 @@ type Plan struct {
 	covered    []bool  // scratch of Build
 
 	// What the GPU reads.
-	works []work
-	seqs  []sequence
-	blind []int32 // rows that see no key: how many, and which
-	slots []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
-	pages []int32 // the block table, if the plan is paged
-	ahead []int32 // pages that are worth having in the L2 cache before attention runs: how many, and which
+	works   []work
+	chained []work // of chains of layers; see forChains
+	seqs    []sequence
+	blind   []int32 // rows that see no key: how many, and which
+	slots   []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages   []int32 // the block table, if the plan is paged
+	ahead   []int32 // pages that are worth having in the L2 cache before attention runs: how many, and which
 
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
@@ -295,16 +296,54 @@ func (p *Plan) slack(g *cpu.Geometry, workers int) int {
 	return int(max(bounded, (100*int64(part/tile)+even-1)/even))
 }
 
+// worth is how many of so many thread blocks are worth having; `longest` is the number of
+// LeanTiles of the longest output tile. Merging takes as long as one block needs for some
+// 60 KB, and blocks that have whole output tiles have nothing to merge. Each reads at
+// its own pace then, of which the memory has for some 55, and two multiprocessors side by
+// side have one pace together. Else a further block should have some 40 KB to read, or
+// its partial is not worth merging.
+func (p *Plan) worth(g *cpu.Geometry, workers, longest int) int {
+	const merging, small, large, least, paces = 60 << 10, 132 << 10, 264 << 10, 40 << 10, 55
+	if p.sched.Outputs() > int64(workers) {
+		return workers
+	}
+	outputs, tile := max(int(p.sched.Outputs()), 1), 4*tileTokens(g)*g.Dim // bytes
+	longest = min(longest, large) * tile
+	if longest <= small || longest <= large && 2*outputs <= workers && longest*(paces-outputs) <= merging*paces {
+		return outputs
+	}
+	return max(outputs, int(min(p.sched.Tiles()*int64(tile)/least, int64(workers))))
+}
+
+// mergeTogether has the thread blocks that share output tiles merge them together, if that
+// is the end of the launch: where some go on with whole output tiles, nobody should wait.
+func (p *Plan) mergeTogether() {
+	shared := false
+	for i := range p.works {
+		if p.works[i].wholeTiles > 0 {
+			return
+		}
+		shared = shared || p.works[i].guests > 0
+	}
+	for i := range p.works {
+		if shared {
+			p.works[i].wholeSeq = together
+		}
+	}
+}
+
 // schedule cuts the LeanTiles.
 func (p *Plan) schedule(g *cpu.Geometry) {
 	group, tile := g.Heads/g.KVHeads, tileTokens(g)
+	longest := 0 // LeanTiles of an output tile
 	p.sched.Reset(g.KVHeads)
 	for _, s := range p.seqs {
 		p.tiles = p.tiles[:0]
 		rows := int(s.queries) * group
 		for first := 0; first < rows; first += blockRows {
 			last := min(first+blockRows, rows) - 1
-			p.tiles = append(p.tiles, int64(ceil(visible(g, &s, last/group), tile)))
+			n := ceil(visible(g, &s, last/group), tile)
+			p.tiles, longest = append(p.tiles, int64(n)), max(longest, n)
 		}
 		p.sched.Add(p.tiles)
 	}
@@ -312,13 +351,33 @@ func (p *Plan) schedule(g *cpu.Geometry) {
 	if g.Workers > 0 {
 		workers = min(workers, g.Workers)
 	}
+	if p.forChains() {
+		p.cut(g, workers, &p.chained)
+	}
+	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager {
+		workers = p.worth(g, workers, longest)
+	}
+	p.cut(g, workers, &p.works)
+	if p.engine.finishes() {
+		p.mergeTogether()
+	}
+}
+
+// forChains says whether there may be chains of layers for the step, and other launches
+// too. Chains have all thread blocks anyway, and merging costs them less.
+func (p *Plan) forChains() bool {
+	return p.engine.finishes() && len(p.slots) > 0 && len(p.slots) <= chainRows
+}
+
+// cut gives LeanTiles to so many thread blocks.
+func (p *Plan) cut(g *cpu.Geometry, workers int, works *[]work) {
 	policy := g.Policy
 	policy.Slack, policy.Hybrid = p.slack(g, workers), true
 	p.sched.Cut(policy, workers)
-	if p.works == nil {
-		p.works = make([]work, p.engine.blocks)
+	if *works == nil {
+		*works = make([]work, p.engine.blocks)
 	}
-	packWorks(&p.sched, p.seqs, p.works)
+	packWorks(&p.sched, p.seqs, *works)
 }
 
 // visible is the number of keys that query position i sees.

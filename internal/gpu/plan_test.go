@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -116,7 +117,7 @@ func TestSlack(t *testing.T) {
 		{64, 8, 6, 1024, 64, 128},
 		{16, 8, 4, 1024, 128, 128},
 		{6, 40, 1, 1024, 128, 120},
-		{6, 8, 6, 1024, 64, 96},
+		{6, 8, 6, 1024, 64, 48},
 		{16, 8, 1, 4096, 128, 128},
 		{16, 8, 4, 8192, 128, 128}, // 537 MB
 		{16, 8, 1, 16384, 128, 132},
@@ -133,6 +134,56 @@ func TestSlack(t *testing.T) {
 		p.schedule(&cpu.Geometry{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim})
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
+		}
+	}
+}
+
+// How many thread blocks are worth having where output tiles are few or small, and
+// whether those that share some merge them together.
+func TestWorth(t *testing.T) {
+	for _, c := range []struct {
+		batch, heads, keys, dim, blocks int
+		together                        bool
+	}{
+		{1, 32, 512, 64, 32, false}, // 131 KB each: nothing to merge
+		{1, 1, 512, 64, 1, false},
+		{1, 1, 1024, 64, 6, true}, // 44 KB and a bit for each block
+		{1, 8, 1024, 128, 64, true},
+		{1, 8, 4096, 64, 128, true},
+		{1, 32, 1024, 64, 128, true},
+		{1, 48, 1024, 64, 48, false},
+		{1, 48, 2048, 64, 96, true},
+		{1, 48, 4096, 64, 132, true},
+		{1, 40, 2048, 64, 120, true},
+		{1, 80, 1024, 64, 132, true}, // more than there are pairs of multiprocessors
+		{1, 32, 65536, 128, 132, true},
+		{16, 12, 1024, 64, 132, false}, // whole output tiles behind parts
+		{0, 1, 0, 64, 0, false},
+		{-1, 32, 1024, 128, 132, false}, // after a long one: not all blocks have whole output tiles
+	} {
+		for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 4}} {
+			for _, capability := range []int{80, 90, 100} {
+				p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: capability}}}
+				batch := c.batch
+				if batch < 0 {
+					batch = 31
+					p.seqs = append(p.seqs, sequence{queries: 1, keys: 131072})
+				}
+				for range batch {
+					p.seqs = append(p.seqs, sequence{row: int32(len(p.seqs)), queries: 1, keys: int32(c.keys)})
+				}
+				p.schedule(&cpu.Geometry{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Policy: policy})
+				shares := slices.ContainsFunc(p.works, func(w work) bool { return w.guests > 0 })
+				merge := shares && capability == 90 && !slices.ContainsFunc(p.works, func(w work) bool { return w.wholeTiles > 0 })
+				if policy.Kind == lean.StreamK && capability == 90 && (p.sched.Workers() != c.blocks || merge != c.together) {
+					t.Errorf("%+v: %d blocks, together: %v", c, p.sched.Workers(), merge)
+				}
+				for b, w := range p.works {
+					if (w.wholeSeq == together) != merge {
+						t.Fatalf("%+v, %v, capability %d: block %d: %+v", c, policy.Kind, capability, b, w)
+					}
+				}
+			}
 		}
 	}
 }

@@ -3,9 +3,11 @@ package gpu
 import (
 	"bytes"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -137,33 +139,96 @@ func testGraph(t *testing.T, m *machine, n, longest int) {
 	}
 }
 
-// testTwoStreams: two plans at the same time.
-func testTwoStreams(t *testing.T, m *machine, work int) {
+// testRuns: launches whose blocks merge together are known by a number, which comes again
+// some day. Words that are as old as that are not taken for new ones.
+func testRuns(t *testing.T, m *machine, keys int) {
 	rng := reftest.Rand(t)
-	other, err := m.dev.NewStream()
-	noError(t, err)
-	o := *m
-	o.stream = other
-	var p [2]*problem
-	var plans [2]*Plan
-	for i, on := range []*machine{m, &o} {
-		p[i] = on.newProblem(t, rng, reftest.Normal, options{kv: cpu.Float16, work: work, longest: 2000})
-		plans[i] = m.engine.NewPlan()
-		noError(t, plans[i].Build(p[i].geometry, p[i].seqs, p[i].rows))
-		noError(t, plans[i].Upload(on.stream))
+	shape := reftest.Shape{Heads: 6, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{keys, keys / 3}, Causal: true}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16})
+	plan := m.engine.NewPlan()
+	// By three thread blocks, of which one shares nothing, and by four: these have words
+	// that those never write.
+	workers := []int{3, 4}
+	p.geometry.Policy = lean.Policy{Kind: lean.FixedSplit, Splits: 2}
+	var want [2][]byte
+	for i := range workers {
+		p.geometry.Workers = workers[i]
+		m.run(t, plan, p)
+		p.check(t)
+		want[i] = read(t, &p.o)
+		if m.engine.finishes() && !slices.ContainsFunc(plan.works, func(w work) bool { return w.wholeSeq == together }) {
+			t.Fatalf("nobody merges together: %+v", plan.works)
+		}
 	}
-	for range 20 {
-		m.queue(t, plans[0], p[0])
-		o.queue(t, plans[1], p[1])
+	for i, launches := range []int{3, 5} { // the last three numbers, and then from 2 on
+		p.geometry.Workers = workers[i]
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.stream))
+		if i == 0 && m.engine.finishes() {
+			const last = 1<<32 - 1 // two before it are left out
+			blocks := m.engine.blocks
+			runs := make([]uint32, 3*blocks) // in each block's turn; nobody has begun
+			for i := range blocks {
+				runs[i] = last - 5
+			}
+			words := make([]uint64, plan.memory.words.Len()/8)
+			for i := range words {
+				words[i] = 2<<32 | uint64(rng.Uint32())
+			}
+			noError(t, plan.memory.runs.Upload(0, bytesOf(runs)))
+			noError(t, plan.memory.words.Upload(0, bytesOf(words)))
+		}
+		for range launches {
+			m.poison(t, &p.o)
+			noError(t, plan.Run(m.stream, p.operands()))
+			m.settle(t)
+			if !bytes.Equal(read(t, &p.o), want[i]) {
+				t.Fatalf("%d thread blocks have another result", workers[i])
+			}
+		}
 	}
-	noError(t, other.Synchronize())
-	m.settle(t)
-	for i := range p {
-		p[i].check(t)
-		p[i].close(t)
-		noError(t, plans[i].Close())
+	p.close(t)
+	noError(t, plan.Close())
+}
+
+// testStreams: several plans at the same time. Where thread blocks merge together, those
+// of one launch have multiprocessors that another one's blocks are waited for to get.
+func testStreams(t *testing.T, m *machine, streams, launches int, o options) {
+	rng := reftest.Rand(t)
+	type user struct {
+		machine
+		plan *Plan
+		p    *problem
 	}
-	noError(t, other.Close())
+	var all []user
+	for i := range streams {
+		u := user{machine: *m, plan: m.engine.NewPlan()}
+		if i > 0 {
+			stream, err := m.dev.NewStream()
+			noError(t, err)
+			u.stream = stream
+		}
+		u.p = u.newProblem(t, rng, reftest.Normal, o)
+		noError(t, u.plan.Build(u.p.geometry, u.p.seqs, u.p.rows))
+		noError(t, u.plan.Upload(u.stream))
+		all = append(all, u)
+	}
+	for range launches {
+		for _, u := range all {
+			u.queue(t, u.plan, u.p)
+		}
+	}
+	for i, u := range all {
+		if i > 0 {
+			noError(t, u.stream.Synchronize())
+			noError(t, u.stream.Close())
+		} else {
+			m.settle(t)
+		}
+		u.p.check(t)
+		u.p.close(t)
+		noError(t, u.plan.Close())
+	}
 }
 
 // testManyUploads: plans are built while those before them are still to be

@@ -314,6 +314,9 @@ func (m *machine) run(t testing.TB, plan *Plan, p *problem) {
 func (p *Plan) spoil(t testing.TB) {
 	t.Helper()
 	noError(t, p.memory.partials.Set(0, 0xff, p.memory.partials.Len()))
+	if words := p.memory.words; words != nil { // of no launch
+		noError(t, words.Set(0, 0xfe, words.Len()))
+	}
 }
 
 // precision is the kernels'. Where the queries or outputs are not of the keys'

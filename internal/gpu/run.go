@@ -137,7 +137,7 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 
 // hold keeps what a launch of attention uses.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.scores} {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.words, p.memory.runs, p.memory.scores} {
 		if b != nil {
 			p.args.Hold(b)
 		}
@@ -157,6 +157,9 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 		a.pages = table + uint64(m.sections.pages)
 	}
 	a.partials, a.counters = m.partials.Address(), m.counters.Address()
+	if m.words != nil {
+		a.meet = meetParams{words: m.words.Address(), runs: m.runs.Address(), count: int32(m.words.Len() / 8)}
+	}
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)

@@ -26,11 +26,23 @@ type work struct {
 	firstWhole                                  sequence
 }
 
+// together is in wholeSeq of all thread blocks where none has whole output tiles: those
+// that share an output tile merge it together, instead of the last one to arrive.
+const together = -1
+
 // params is struct LaunchParams.
 type params struct {
 	keyMap, valueMap cuda.TensorMap
 	paramsBody
-	_ [40]byte // up to a multiple of 64, the alignment of maps
+	meet meetParams
+	_    [16]byte // up to a multiple of 64, the alignment of maps
+}
+
+// meetParams is struct MeetParams.
+type meetParams struct {
+	words, runs uint64 // addresses
+	count       int32
+	_           [4]byte
 }
 
 // paramsBody is struct Params.
