@@ -1,0 +1,129 @@
+package gpu
+
+import (
+	"math/bits"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Which thread block attends to which LeanTiles.
+
+// tileTokens is the size of a LeanTile: what the geometry asks for, rounded up to
+// a power of two that is whole chunks.
+func tileTokens(g *cpu.Geometry) int {
+	if g.TileTokens == 0 {
+		return defaultTile
+	}
+	return 1 << bits.Len(uint(min(max(g.TileTokens, mostChunk), 1<<30)-1))
+}
+
+// slack is how many percent more than an even share a thread block may have, to
+// have whole output tiles or one part: nothing or less has to be merged, and the end
+// of a part takes as long as reading some 72 KB of float16. 5% are worth it where
+// they are less than a few 100 KB. Of a longer read they are more than merging takes,
+// which was 7 us for one row and 11 for eight: a few blocks less get less from the
+// memory, since multiprocessors share ways to it in groups of four or six, which are
+// not equal. Where there are whole output tiles for all, blocks merge while they are
+// at those, and 5% are worth it only up to some 100 KB.
+func (p *Plan) slack(g *cpu.Geometry, workers int) int {
+	const least, part = 5, 72 << 10
+	most, row := 192<<10, 24<<10
+	if p.sched.Outputs() > int64(workers) && p.engine.finishes() {
+		most, row = 96<<10, 8<<10
+	}
+	even := max(p.sched.Tiles()/int64(workers), 1)
+	tile := 4 * tileTokens(g) * g.Dim // bytes
+	bounded := min(least, 100*int64((most+row*min(g.Heads/g.KVHeads, blockRows))/tile)/even)
+	return int(max(bounded, (100*int64(part/tile)+even-1)/even))
+}
+
+// worth is how many of so many thread blocks are worth having; `longest` is the number of
+// LeanTiles of the longest output tile. Merging takes as long as one block needs for some
+// 60 KB, and blocks that have whole output tiles have nothing to merge. Each reads at
+// its own pace then, of which the memory has for some 55, and two multiprocessors side by
+// side have one pace together. Else a further block should have some 40 KB to read, or
+// its partial is not worth merging.
+func (p *Plan) worth(g *cpu.Geometry, workers, longest int) int {
+	const merging, small, large, least, paces = 60 << 10, 132 << 10, 264 << 10, 40 << 10, 55
+	if p.sched.Outputs() > int64(workers) {
+		return workers
+	}
+	outputs, tile := max(int(p.sched.Outputs()), 1), 4*tileTokens(g)*g.Dim // bytes
+	longest = min(longest, large) * tile
+	if longest <= small || longest <= large && 2*outputs <= workers && longest*(paces-outputs) <= merging*paces {
+		return outputs
+	}
+	return max(outputs, int(min(p.sched.Tiles()*int64(tile)/least, int64(workers))))
+}
+
+// mergeTogether has the thread blocks that share output tiles merge them together, if that
+// is the end of the launch: where some go on with whole output tiles, nobody should wait.
+func (p *Plan) mergeTogether() {
+	shared := false
+	for i := range p.works {
+		if p.works[i].wholeTiles > 0 {
+			return
+		}
+		shared = shared || p.works[i].guests > 0
+	}
+	for i := 0; shared && i < len(p.works); i++ {
+		p.works[i].wholeSeq = together
+	}
+}
+
+// schedule cuts the LeanTiles.
+func (p *Plan) schedule(g *cpu.Geometry) {
+	group, tile := g.Heads/g.KVHeads, tileTokens(g)
+	longest := 0 // LeanTiles of an output tile
+	p.sched.Reset(g.KVHeads)
+	for _, s := range p.seqs {
+		p.tiles = p.tiles[:0]
+		rows := int(s.queries) * group
+		for first := 0; first < rows; first += blockRows {
+			last := min(first+blockRows, rows) - 1
+			n := ceil(visible(g, &s, last/group), tile)
+			p.tiles, longest = append(p.tiles, int64(n)), max(longest, n)
+		}
+		p.sched.Add(p.tiles)
+	}
+	workers := p.engine.blocks
+	if g.Workers > 0 {
+		workers = min(workers, g.Workers)
+	}
+	if p.forChains() {
+		p.cut(g, workers, &p.chained)
+	}
+	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager {
+		workers = p.worth(g, workers, longest)
+	}
+	p.cut(g, workers, &p.works)
+	if p.engine.finishes() {
+		p.mergeTogether()
+	}
+}
+
+// forChains says whether there may be chains of layers for the step, and other launches
+// too. Chains have all thread blocks anyway, and merging costs them less.
+func (p *Plan) forChains() bool {
+	return p.engine.finishes() && len(p.slots) > 0 && len(p.slots) <= chainRows
+}
+
+// cut gives LeanTiles to so many thread blocks.
+func (p *Plan) cut(g *cpu.Geometry, workers int, works *[]work) {
+	policy := g.Policy
+	policy.Slack, policy.Hybrid = p.slack(g, workers), true
+	p.sched.Cut(policy, workers)
+	if *works == nil {
+		*works = make([]work, p.engine.blocks)
+	}
+	packWorks(&p.sched, p.seqs, *works)
+}
+
+// visible is the number of keys that query position i sees.
+func visible(g *cpu.Geometry, s *sequence, i int) int {
+	if !g.Causal {
+		return int(s.keys)
+	}
+	return max(int(s.keys)-int(s.queries)+i+1, 0)
+}
