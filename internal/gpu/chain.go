@@ -315,9 +315,6 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		},
 	}
 	a.p.box, a.p.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
-	if p.forChains() {
-		a.p.work = p.memory.table.Address() + uint64(p.memory.sections.chained)
-	}
 	a.p.causal = 0 // a sequence has one new token, which sees all keys
 	part := chainPart{attend: a, maps: maps}
 	own := *o
@@ -333,5 +330,6 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	c.take(part, nil, writes, []Memory{o.Q, o.Out, o.K, o.V, newK, newV,
 		{Buffer: p.memory.table}, {Buffer: p.memory.partials}, {Buffer: p.memory.counters}})
 	c.plan, c.dim = p, g.Dim
+	p.inChain = true // from the next Build on
 	return true
 }

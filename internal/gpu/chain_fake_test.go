@@ -69,6 +69,9 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		t.Fatal(err)
 	}
 	noError(t, c.Upload())
+	if !s.plan.inChain {
+		t.Error("the plan does not know that a chain has its attention")
+	}
 	var found *launch
 	clusters := strings.Count(log(), "cluster 2 1 1\n")
 	for _, l := range launches(strings.NewReplacer("cooperative 1\n", "", "cluster 2 1 1\n", "").Replace(log())) {

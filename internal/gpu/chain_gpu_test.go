@@ -32,7 +32,8 @@ type stack struct {
 	outs  []Memory // of all layers, in order
 	cache []Memory
 	all   []*cuda.Buffer
-	bytes int // of weights, keys and values
+	bytes int                // of weights, keys and values
+	set   func(t testing.TB) // builds the plan, as each step does
 }
 
 // stackOp is a linear layer, or attention.
@@ -102,8 +103,12 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 		PageTokens: sh.pageTokens, Key: key, Value: key,
 		Query: cpu.Strides{Row: hidden, Head: sh.dim}, Out: cpu.Strides{Row: hidden, Head: sh.dim},
 	}
-	noError(t, s.plan.Build(g, seqs, sh.rows))
-	noError(t, s.plan.Upload(m.stream))
+	s.set = func(t testing.TB) {
+		t.Helper()
+		noError(t, s.plan.Build(g, seqs, sh.rows))
+		noError(t, s.plan.Upload(m.stream))
+	}
+	s.set(t)
 
 	linear := func(x Memory, in int, norm, relu bool, residual Memory, outs ...int) []Memory {
 		o := &Linear{Rows: sh.rows, In: in, X: x, ReLU: relu, Residual: residual, Early: true}
@@ -300,6 +305,7 @@ func (s *stack) captured(t testing.TB) (c *Chain, g *cuda.Graph) {
 	noError(t, err)
 	if c != nil {
 		noError(t, c.Upload())
+		s.set(t)
 	}
 	return c, g
 }

@@ -45,7 +45,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ works, chained, seqs, blind, slots, ahead, pages, end int64 }
+type sections struct{ works, seqs, blind, slots, ahead, pages, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -56,7 +56,6 @@ func (c Capacity) layOut(blocks int) (s sections) {
 		return start
 	}
 	s.works = next(blocks, unsafe.Sizeof(work{}))
-	s.chained = next(blocks, unsafe.Sizeof(work{}))
 	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
 	s.blind = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
@@ -196,10 +195,6 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	if err := to.wait(); err != nil {
 		return err
 	}
-	var chained []work
-	if p.forChains() {
-		chained = p.chained
-	}
 	at := &m.sections
 	end := at.works
 	for _, part := range [...]struct {
@@ -207,7 +202,6 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		data []byte
 	}{
 		{at.works, bytesOf(p.works)},
-		{at.chained, bytesOf(chained)},
 		{at.seqs, bytesOf(p.seqs)},
 		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), bytesOf(noSequence[:])},
 		{at.blind, bytesOf(p.blind)},

@@ -27,13 +27,12 @@ type Plan struct {
 	covered    []bool  // scratch of Build
 
 	// What the GPU reads.
-	works   []work
-	chained []work // of chains of layers; see forChains
-	seqs    []sequence
-	blind   []int32 // rows that see no key: how many, and which
-	slots   []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
-	pages   []int32 // the block table, if the plan is paged
-	ahead   []int32 // pages that are worth having in the L2 cache before attention runs: how many, and which
+	works []work
+	seqs  []sequence
+	blind []int32 // rows that see no key: how many, and which
+	slots []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages []int32 // the block table, if the plan is paged
+	ahead []int32 // pages that are worth having in the L2 cache before attention runs: how many, and which
 
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
@@ -41,6 +40,7 @@ type Plan struct {
 	liveKeys  int  // of all sequences
 	appends   bool // every sequence has its new tokens among its keys
 
+	inChain   bool // a chain of layers has had the plan's attention
 	memory    memory
 	args      cuda.Args
 	params    params

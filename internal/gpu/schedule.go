@@ -91,33 +91,20 @@ func (p *Plan) schedule(g *cpu.Geometry) {
 	if g.Workers > 0 {
 		workers = min(workers, g.Workers)
 	}
-	if p.forChains() {
-		p.cut(g, workers, &p.chained)
-	}
-	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager {
+	// A chain has all thread blocks anyway, and merging costs it less.
+	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager && !p.inChain {
 		workers = p.worth(g, workers, longest)
 	}
-	p.cut(g, workers, &p.works)
-	if p.engine.finishes() {
-		p.mergeTogether()
-	}
-}
-
-// forChains says whether there may be chains of layers for the step, and other launches
-// too. Chains have all thread blocks anyway, and merging costs them less.
-func (p *Plan) forChains() bool {
-	return p.engine.finishes() && len(p.slots) > 0 && len(p.slots) <= chainRows
-}
-
-// cut gives LeanTiles to so many thread blocks.
-func (p *Plan) cut(g *cpu.Geometry, workers int, works *[]work) {
 	policy := g.Policy
 	policy.Slack, policy.Hybrid = p.slack(g, workers), true
 	p.sched.Cut(policy, workers)
-	if *works == nil {
-		*works = make([]work, p.engine.blocks)
+	if p.works == nil {
+		p.works = make([]work, p.engine.blocks)
 	}
-	packWorks(&p.sched, p.seqs, *works)
+	packWorks(&p.sched, p.seqs, p.works)
+	if p.engine.finishes() {
+		p.mergeTogether()
+	}
 }
 
 // visible is the number of keys that query position i sees.
