@@ -151,38 +151,14 @@ template <class T, int D> struct Linked {
     const u32 mark = markOf(links, run);
     Row row = {-LEAN_INF, 0.f, {0.f, 0.f}};
 #pragma unroll 1
-    for (int from = first; from - first < states; from += EACH * APART) {
-      float m[EACH], l[EACH];
-      float2 o[EACH];
-      bool late;
-      do {
-        late = false;
+    for (int from = first; from - first < states; from += EACH * APART)
+      row.template gather<EACH>(mark, from, APART, states, c, [&](int state) {
+        const int other = state / COMPUTERS;
+        // The host's own part is its last, everybody else's their first.
+        return (const u64*)stateOf(p, links, blockIdx.x + other, other == 0, state % COMPUTERS) + r * (D + 2);
+      });
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-          // What is not there is read as the last one, and not used.
-          const int state = min(from + i * APART, states - 1), other = state / COMPUTERS;
-          // The host's own part is its last, everybody else's their first.
-          const u64* const at = stateOf(p, links, blockIdx.x + other, other == 0, state % COMPUTERS) + r * (D + 2);
-          late |= !loadTagged2(at + D, mark, m[i], l[i]);
-          late |= !loadTagged2(at + c, mark, o[i].x, o[i].y);
-        }
-      } while (__any_sync(~0u, late));
-      float top = row.m;
-#pragma unroll
-      for (int i = 0; i < EACH; i++) {
-        if (from + i * APART >= states) m[i] = -LEAN_INF, l[i] = 0.f, o[i] = make_float2(0.f, 0.f);
-        top = fmaxf(top, m[i]);
-      }
-      row.merge(top, 0.f, make_float2(0.f, 0.f));
-      const float base = top == -LEAN_INF ? 0.f : top;
-#pragma unroll
-      for (int i = 0; i < EACH; i++) {
-        const float f = exp2_(m[i] - base);
-        row.l += f * l[i], row.o.x += f * o[i].x, row.o.y += f * o[i].y;
-      }
-    }
-#pragma unroll
-    for (int i = SIDE; i < 32; i *= 2) row.merge(__shfl_xor_sync(~0u, row.m, i), __shfl_xor_sync(~0u, row.l, i), make_float2(__shfl_xor_sync(~0u, row.o.x, i), __shfl_xor_sync(~0u, row.o.y, i)));
+    for (int i = SIDE; i < 32; i *= 2) row.mergeLane(i);
     if (first == 0 && pair * 2 < COLUMNS) store(p, links, run, w, r, c, row.o, row.l);
   }
 

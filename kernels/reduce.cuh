@@ -59,30 +59,23 @@ template <class S> struct Reduce {
     }
   };
 
-  __device__ static __forceinline__ void store(const Params& p, const Spot& spot, float4 o, float m, float l) {
+  // Some pairs of columns, from there on.
+  template <int PAIRS> __device__ static __forceinline__ void store(const Params& p, const Spot& spot, const float2 (&o)[PAIRS], float m, float l) {
     const float f = __fdividef(1.f, l);
-    o = l == 0.f ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(o.x * f, o.y * f, o.z * f, o.w * f); // not 0 times what other rows' NaN have made
+    float2 v[PAIRS] = {}; // not 0 times what other rows' NaN have made
+    if (l != 0.f)
+#pragma unroll
+      for (int k = 0; k < PAIRS; k++) v[k] = make_float2(o[k].x * f, o[k].y * f);
     if (p.outType == F32) {
-      *(float2*)spot.to = make_float2(o.x, o.y), *(float2*)(spot.to + 8) = make_float2(o.z, o.w);
+#pragma unroll
+      for (int k = 0; k < PAIRS; k++) ((float2*)spot.to)[k] = v[k];
     } else {
-      u32* const to = (u32*)spot.to;
-      to[0] = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
-      to[1] = p.outType == F16 ? Half::pack(o.z, o.w) : Brain::pack(o.z, o.w);
+#pragma unroll
+      for (int k = 0; k < PAIRS; k++) ((u32*)spot.to)[k] = p.outType == F16 ? Half::pack(v[k].x, v[k].y) : Brain::pack(v[k].x, v[k].y);
     }
     if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
   }
-
-  // Two of the four.
-  __device__ static __forceinline__ void store2(const Params& p, const Spot& spot, float2 o, float m, float l) {
-    const float f = __fdividef(1.f, l);
-    o = l == 0.f ? make_float2(0.f, 0.f) : make_float2(o.x * f, o.y * f);
-    if (p.outType == F32) {
-      *(float2*)spot.to = o;
-    } else {
-      *(u32*)spot.to = p.outType == F16 ? Half::pack(o.x, o.y) : Brain::pack(o.x, o.y);
-    }
-    if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
-  }
+  __device__ static __forceinline__ void store(const Params& p, const Spot& spot, float4 o, float m, float l) { store(p, spot, {make_float2(o.x, o.y), make_float2(o.z, o.w)}, m, l); }
 
   // What a thread combines next: four columns of a row. Finding out where they go takes
   // longer than combining them, so whoever waits for the states does that before.
@@ -297,6 +290,39 @@ template <class S> struct Reduce {
       const float f = exp2_(m - base), f2 = exp2_(m2 - base);
       m = top, l = l * f + l2 * f2, o.x = o.x * f + o2.x * f2, o.y = o.y * f + o2.y * f2;
     }
+    // Merges states number k, k + apart, ... of `count`, up to EACH of them, when they
+    // have come. All are on their way together: what is not there is read as the last one,
+    // and not used. at(i) is where the words of state i are, D and then m and l; c is the
+    // lane's first column.
+    template <int EACH, class At> __device__ __forceinline__ void gather(u32 run, int k, int apart, int count, int c, At at) {
+      float m2[EACH], l2[EACH];
+      float2 o2[EACH];
+      bool late;
+      do {
+        late = false;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+          const u64* const words = at(min(k + i * apart, count - 1));
+          late |= !loadTagged2(words + D, run, m2[i], l2[i]);
+          late |= !loadTagged2(words + c, run, o2[i].x, o2[i].y);
+        }
+      } while (__any_sync(~0u, late));
+      float top = m;
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        if (k + i * apart >= count) m2[i] = -LEAN_INF, l2[i] = 0.f, o2[i] = make_float2(0.f, 0.f);
+        top = fmaxf(top, m2[i]);
+      }
+      merge(top, 0.f, make_float2(0.f, 0.f));
+      const float base = top == -LEAN_INF ? 0.f : top;
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        const float f = exp2_(m2[i] - base);
+        l += f * l2[i], o.x += f * o2[i].x, o.y += f * o2[i].y;
+      }
+    }
+    // Merges what another lane has of the same columns.
+    __device__ __forceinline__ void mergeLane(int other) { merge(__shfl_xor_sync(~0u, m, other), __shfl_xor_sync(~0u, l, other), make_float2(__shfl_xor_sync(~0u, o.x, other), __shfl_xor_sync(~0u, o.y, other))); }
   };
 
   // What a block does of an output tile that it shares. From LOOKS on it is not known yet:
@@ -421,36 +447,11 @@ template <class S> struct Reduce {
       const Spot spot(p, tile, -1, r, c, nullptr);
       Row row = {-LEAN_INF, 0.f, {0.f, 0.f}};
 #pragma unroll 1
-      for (int k = first; k - first < sharers; k += EACH * apart) {
-        float m[EACH], l[EACH];
-        float2 o[EACH];
-        bool late;
-        do {
-          late = false;
-#pragma unroll
-          for (int i = 0; i < EACH; i++) { // what is not there is read as the last one, and not used
-            const u64* const at = words + (long long)placeOf(p, host, min(k + i * apart, sharers - 1), r) * (D + 2);
-            late |= !loadTagged2(at + D, run, m[i], l[i]);
-            late |= !loadTagged2(at + c, run, o[i].x, o[i].y);
-          }
-        } while (__any_sync(~0u, late));
-        float top = row.m;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-          if (k + i * apart >= sharers) m[i] = -LEAN_INF, l[i] = 0.f, o[i] = make_float2(0.f, 0.f);
-          top = fmaxf(top, m[i]);
-        }
-        row.merge(top, 0.f, make_float2(0.f, 0.f));
-        const float base = top == -LEAN_INF ? 0.f : top;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-          const float f = exp2_(m[i] - base);
-          row.l += f * l[i], row.o.x += f * o[i].x, row.o.y += f * o[i].y;
-        }
-      }
+      for (int k = first; k - first < sharers; k += EACH * apart)
+        row.template gather<EACH>(run, k, apart, sharers, c, [&](int i) { return words + (long long)placeOf(p, host, i, r) * (D + 2); });
 #pragma unroll 1
-      for (int i = side; i < 32; i *= 2) row.merge(__shfl_xor_sync(~0u, row.m, i), __shfl_xor_sync(~0u, row.l, i), make_float2(__shfl_xor_sync(~0u, row.o.x, i), __shfl_xor_sync(~0u, row.o.y, i)));
-      if (first == 0 && pair < PAIRS) store2(p, spot, row.o, row.m, row.l);
+      for (int i = side; i < 32; i *= 2) row.mergeLane(i);
+      if (first == 0 && pair < PAIRS) store(p, spot, {row.o}, row.m, row.l);
     }
   }
 

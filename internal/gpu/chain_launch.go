@@ -13,7 +13,7 @@ import (
 // chainUnit is the module with the kernels of a [Chain].
 const chainUnit = "chain"
 
-// Constants of the kernels (kernels/chain.cuh).
+// Constants of the kernels (kernels/layers.cuh).
 const (
 	chainRows    = 4 // of x, at most
 	chainTile    = 16
