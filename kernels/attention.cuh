@@ -17,8 +17,18 @@ template <class S> struct Attention {
   // in two parts where an output tile has no more than 8 rows: the second parts are the
   // operand's rows 8 to 15, so there are as many products as of one part.
   // What an output tile has depends on nothing but itself.
-  enum Mode { PLAIN, BOTH, FOLDED };
-  __device__ static __forceinline__ Mode modeOf(int rows, bool precise) { return !WIDE && rows <= 8 ? FOLDED : precise ? BOTH : PLAIN; }
+  // NARROW: where it has no more than 4, keys and values are the left operands, and the two
+  // parts of a row columns side by side of the right ones. That is half of the products.
+  enum Mode { PLAIN, BOTH, FOLDED, NARROW };
+  static constexpr bool NARROWS = !WIDE && !SHARED;
+  static constexpr int NARROW_ROWS = 4;
+  __device__ static __forceinline__ Mode modeOf(int rows, bool precise) {
+    if (NARROWS && rows <= NARROW_ROWS) return NARROW;
+    return !WIDE && rows <= 8 ? FOLDED : precise ? BOTH : PLAIN;
+  }
+  // A lane's row number i of an output tile, where it has scores of two of them: g and g+8,
+  // g = lane/4. NARROW it has scores of one: lane%4.
+  __device__ static __forceinline__ int rowOf(Mode mode, int lane, int i) { return mode == NARROW ? lane & 3 : (lane >> 2) + 8 * i; }
 
   // The queries of an output tile as left operands, and rows g = lane/4 and g+8 of it.
   struct Queries {
@@ -51,6 +61,12 @@ template <class S> struct Attention {
   __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
     const int g = lane >> 2, t = lane & 3, rows = w.rows(p);
     const Mode mode = modeOf(rows, precise);
+    if constexpr (NARROWS) {
+      if (mode == NARROW) {
+        loadNarrow(p, w, q, precise, lane);
+        return;
+      }
+    }
     long long at[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -79,6 +95,69 @@ template <class S> struct Attention {
     operandsOf(p, x, q, mode, shared, warp, warps, lane);
   }
 
+  // The same, NARROW. A lane has the first part of row g/2 if g is even, else the second one.
+  __device__ static __forceinline__ void loadNarrow(const Params& p, const Place& w, Queries& q, bool precise, int lane) {
+    const int g = lane >> 2, t = lane & 3, r = w.block * ROWS + (g / 2 < w.rows(p) ? g / 2 : 0), n = positionOf(p, r);
+    const long long at = (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + r - n * p.group) * p.queryHead + 2 * t;
+    if (!precise) {
+      q.factor[0] = p.scale;
+#pragma unroll
+      for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) q.hi[s][j] = g % 2 == 0 ? *(const u32*)((const u16*)p.query + at + s * 16 + j * 8) : 0;
+      return;
+    }
+    float2 x[STEPS][2];
+    if (p.queryType == F32) {
+      fetchNarrow<F32>(p.query, at, x);
+    } else if (p.queryType == F16) {
+      fetchNarrow<F16>(p.query, at, x);
+    } else {
+      fetchNarrow<BF16>(p.query, at, x);
+    }
+    operandsOfNarrow(p, x, q, lane);
+  }
+  template <int TYPE> __device__ static __forceinline__ void fetchNarrow(const void* q, long long at, float2 (&x)[STEPS][2]) {
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) x[s][j] = pairOf<TYPE>(q, at + s * 16 + j * 8);
+  }
+  __device__ static __forceinline__ void operandsOfNarrow(const Params& p, float2 (&x)[STEPS][2], Queries& q, int lane) {
+    float factor = p.scale;
+    if constexpr (T::narrow) {
+      float top = 0.f, up;
+#pragma unroll
+      for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) top = fmaxf(top, fmaxf(fabsf(x[s][j].x), fabsf(x[s][j].y)));
+      scaleOf(top, up, factor);
+#pragma unroll
+      for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) x[s][j].x *= up, x[s][j].y *= up;
+    }
+    q.factor[0] = __shfl_sync(~0u, factor, (lane & 3) * 8); // of the row whose scores the lane has
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const u32 hi = T::pack(x[s][j].x, x[s][j].y);
+        q.hi[s][j] = (lane >> 2) % 2 == 0 ? hi : T::pack(x[s][j].x - T::low(hi), x[s][j].y - T::high(hi));
+      }
+  }
+
+  // What a row is multiplied by where the type has few exponents, by the largest element
+  // that a lane has of it, and the factor of its scores.
+  __device__ static __forceinline__ void scaleOf(float top, float& up, float& factor) {
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    int e = (int)((__float_as_uint(top) >> 23) & 255) - 127 - 8;
+    e = max(e, -118); // 127 - e and 127 + e are exponents of float32, whatever the queries
+    up = __int_as_float((127 - e) << 23);
+    factor *= __int_as_float((127 + e) << 23);
+  }
+
   // Of numbers of float32. float16 has few exponents, so there rows are scaled by powers of
   // two, which `factor` undoes.
   __device__ static __forceinline__ void operandsOf(const Params& p, float (&x)[STEPS][EACH], Queries& q, Mode mode, char* shared, int warp, int warps, int lane) {
@@ -92,12 +171,8 @@ template <class S> struct Attention {
 #pragma unroll
           for (int j = 0; j < EACH; j++)
             if (((j >> 1) & 1) == i) top = fmaxf(top, fabsf(x[s][j]));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        int e = (int)((__float_as_uint(top) >> 23) & 255) - 127 - 8;
-        e = max(e, -118); // 127 - e and 127 + e are exponents of float32, whatever the queries
-        float up = __int_as_float((127 - e) << 23);
-        q.factor[i] = p.scale * __int_as_float((127 + e) << 23);
+        float up;
+        scaleOf(top, up, q.factor[i]);
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
 #pragma unroll
@@ -161,6 +236,34 @@ template <class S> struct Attention {
     __device__ __forceinline__ void unfold() {
 #pragma unroll
       for (int n = 0; n < TILES; n++) o[n][0] += o[n][2], o[n][1] += o[n][3];
+    }
+    // When all chunks are merged: puts it into shared memory, o as rows of S::WIDTH floats,
+    // and as number `state` of those of each row m and l.
+    __device__ __forceinline__ void leave(Mode mode, int rows, int lane, float* to, float4* ms, float4* ls, int state) {
+      const int g = lane >> 2, t = lane & 3;
+      if constexpr (NARROWS) {
+        if (mode == NARROW) {
+#pragma unroll
+          for (int i = 4; i < 32; i *= 2) l[0] += __shfl_xor_sync(~0u, l[0], i);
+          if (t >= rows) return;
+          float* const at = to + t * S::WIDTH + g;
+#pragma unroll
+          for (int n = 0; n < TILES / 2; n++) at[16 * n] = o[n][0] + o[n][1], at[16 * n + 8] = o[n][2] + o[n][3];
+          if (g == 0) ((float*)(ms + t))[state] = m[0], ((float*)(ls + t))[state] = l[0];
+          return;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        l[i] += __shfl_xor_sync(~0u, l[i], 1);
+        l[i] += __shfl_xor_sync(~0u, l[i], 2);
+        const int r = g + 8 * i;
+        if (r >= rows) continue;
+        float* const at = to + r * S::WIDTH + 2 * t;
+#pragma unroll
+        for (int n = 0; n < TILES; n++) *(float2*)(at + 8 * n) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
+        if (t == 0) ((float*)(ms + r))[state] = m[i], ((float*)(ls + r))[state] = l[i];
+      }
     }
   };
 
@@ -340,5 +443,81 @@ template <class S> struct Attention {
       if (MINE > 1) st.l[1] += s[n][2] + s[n][3];
     }
     weigh<MODE>(st, s, slot + S::SLOT / 2, lane);
+  }
+
+  // By the mode of the output tile.
+  __device__ static __forceinline__ void merge(Mode mode, State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
+    if constexpr (NARROWS) {
+      if (mode == NARROW) {
+        mergeNarrow(st, q, slot, lane, masked, limit[0]);
+        return;
+      }
+    }
+    if (!WIDE && mode == FOLDED) {
+      merge<FOLDED>(st, q, shared, slot, lane, masked, limit);
+    } else if (mode == BOTH) {
+      merge<BOTH>(st, q, shared, slot, lane, masked, limit);
+    } else {
+      merge<PLAIN>(st, q, shared, slot, lane, masked, limit);
+    }
+  }
+
+  // The same, NARROW. A lane has the scores of keys g and g+8 of each 16. Weights become
+  // right operands by a matrix's transposition, both parts of one in one register; so
+  // o[n] is columns 16n+g and 16n+g+8, each as the sums of both parts.
+  __device__ static __forceinline__ void mergeNarrow(State& st, const Queries& q, u32 slot, int lane, bool masked, int limit) {
+    constexpr int GROUPS = KEYS / 16; // of keys
+    const int g = lane >> 2;
+    float s[GROUPS][4];
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.f;
+    // Four 8x8 matrices: 16 keys, 16 elements of each.
+    const u32 row = lane & 15, half = (lane >> 4) * 16;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+#pragma unroll
+      for (int i = 0; i < GROUPS; i++) {
+        u32 a[4];
+        loadMatrix(a, slot + k / 4 * BLOCK + swizzled(row + i * 16, k % 4 * 32 + half));
+        T::mma(s[i], a, q.hi[k][0], q.hi[k][1]);
+      }
+    float x[GROUPS][2], top = -LEAN_INF;
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        x[i][j] = (s[i][2 * j] + s[i][2 * j + 1]) * q.factor[0];
+        if (masked && i * 16 + j * 8 + g >= limit) x[i][j] = -LEAN_INF;
+        top = fmaxf(top, x[i][j]);
+      }
+#pragma unroll
+    for (int i = 4; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+    top = fmaxf(top, st.m[0]);
+    const float base = top == -LEAN_INF ? 0.f : top; // nothing seen yet: no NaN from -Inf - -Inf
+    if (__any_sync(~0u, top != st.m[0])) {
+      const float shrink = exp2_(st.m[0] - base);
+      st.l[0] *= shrink, st.m[0] = top;
+#pragma unroll
+      for (int n = 0; n < D / 16; n++) st.o[n][0] *= shrink, st.o[n][1] *= shrink, st.o[n][2] *= shrink, st.o[n][3] *= shrink;
+    }
+    u32 w[GROUPS][2];
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const float v = exp2_(x[i][j] - base + T::lift); // in this order: base - lift is rounded, and more than lift is infinite
+        st.l[0] += v;
+        w[i][j] = transposed(T::pack(v, v - T::low(T::pack(v, 0.f))));
+      }
+    // Four 8x8 matrices, transposed: 16 columns of 16 values.
+    const u32 value = (lane & 7) + (lane >> 4) * 8, side = ((lane >> 3) & 1) * 16;
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+      for (int n = 0; n < D / 16; n++) {
+        u32 a[4];
+        loadMatrixTransposed(a, slot + S::SLOT / 2 + n / 4 * BLOCK + swizzled(value + i * 16, n % 4 * 32 + side));
+        T::mma(st.o[n], a, w[i][0], w[i][1]);
+      }
   }
 };

@@ -25,6 +25,13 @@ __device__ __forceinline__ void loadMatrixTransposed(u32 (&r)[4], u32 addr) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements, a row for each four lanes, transposed.
+__device__ __forceinline__ u32 transposed(u32 x) {
+  u32 y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // 16 bytes; zeros where there is nothing to read.
 __device__ __forceinline__ void copy16(u32 dst, const void* src, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");

@@ -77,7 +77,7 @@ template <class T, int D> struct Lean {
         moreRegisters<FINISHING>();
         waitForEarlier();
         waitForRing(5, FINISHERS + 1);
-        finishAll(p, meet, range, sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
+        finishAll(p, meet, range, typename R::Shares(work), sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
         return;
       }
     }
@@ -89,7 +89,7 @@ template <class T, int D> struct Lean {
       Place begin;
       begin.begin(p, range);
       Ring<S>::copyAll(p, begin, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, copier >> 1, 1, lane);
-      if (APART && copier == COPIERS - 1 && range->wholeSeq == TOGETHER) R::look(meet, range, sh, lane);
+      if (APART && copier == COPIERS - 1 && range->wholeSeq == TOGETHER) R::look(meet, typename R::Shares(*range), sh, lane);
       return;
     }
     if (APART) moreRegisters<COMPUTING>();
@@ -130,7 +130,7 @@ template <class T, int D> struct Lean {
       int all = w.s.keys; // keys that every row sees
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        int r = w.block * ROWS + (lane >> 2) + 8 * i;
+        const int r = w.block * ROWS + A::rowOf(mode, lane, i);
         sees[i] = p.causal ? min(w.s.keys, w.s.keys - w.s.queries + positionOf(p, r) + 1) : w.s.keys;
       }
       if (p.causal) all = w.s.keys - w.s.queries + positionOf(p, w.block * ROWS) + 1;
@@ -161,13 +161,7 @@ template <class T, int D> struct Lean {
 #endif
         const int limit[2] = {sees[0] - c * KEYS, sees[1] - c * KEYS};
         const bool masked = (c + 1) * KEYS > all;
-        if (!A::WIDE && mode == A::FOLDED) {
-          A::template merge<A::FOLDED>(st, q, rest, at, lane, masked, limit);
-        } else if (mode == A::BOTH) {
-          A::template merge<A::BOTH>(st, q, rest, at, lane, masked, limit);
-        } else {
-          A::template merge<A::PLAIN>(st, q, rest, at, lane, masked, limit);
-        }
+        A::merge(mode, st, q, rest, at, lane, masked, limit);
         __syncwarp();
 #if __CUDA_ARCH__ >= 900
         if (lane == 0) barrierArrive(empty + slot * 8);
@@ -186,17 +180,7 @@ template <class T, int D> struct Lean {
 #if __CUDA_ARCH__ >= 900
       if (APART && part >= sh.rooms) barrierWait(sharedAddress(rooms + 2) + sh.room(part) * 8, ~sh.round(part) & 1);
 #endif
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        st.l[i] += __shfl_xor_sync(~0u, st.l[i], 1);
-        st.l[i] += __shfl_xor_sync(~0u, st.l[i], 2);
-        int r = (lane >> 2) + 8 * i;
-        if (r >= rows) continue;
-        float* o = mine.o + (first * p.rows + r) * S::WIDTH + (lane & 3) * 2;
-#pragma unroll
-        for (int n = 0; n < S::TILES; n++) *(float2*)(o + 8 * n) = make_float2(st.o[n][2 * i], st.o[n][2 * i + 1]);
-        if ((lane & 3) == 0) ((float*)(mine.m + r))[first] = st.m[i], ((float*)(mine.l + r))[first] = st.l[i];
-      }
+      st.leave(mode, rows, lane, mine.o + first * p.rows * S::WIDTH, mine.m, mine.l, first);
 #if __CUDA_ARCH__ >= 900
       if (APART) barrierArrive(sharedAddress(rooms) + sh.room(part) * 8); // before anything else: it is waited for
 #endif
@@ -216,7 +200,7 @@ template <class T, int D> struct Lean {
       const typename R::Tile tile(p, done);
       R::combine(p, crew, tile, mine, R::slotOf(done), typename R::Item(p, crew, tile, R::slotOf(done), part, nullptr), nullptr, 0);
       if (sh.rooms == 1) syncWarps(warps);
-      if (done.endsParts()) R::settle(p, crew, range, typename R::Tile(p, range), tile, mine);
+      if (done.endsParts()) R::settle(p, crew, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
     R::writeBlind(p, APART ? *p.blind : blinds);
@@ -224,9 +208,9 @@ template <class T, int D> struct Lean {
 
 #if __CUDA_ARCH__ >= 900
   // The warps that finish output tiles, or parts of them, while others compute the next.
-  __device__ static __forceinline__ void finishAll(const Params& p, const MeetParams& meet, const Work* range, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
+  __device__ static __forceinline__ void finishAll(const Params& p, const MeetParams& meet, const Work* range, const typename R::Shares& shares, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
     const bool together = range->wholeSeq == TOGETHER;
-    const u32 run = together ? R::begin(meet, crew, range, sh) : 0;
+    const u32 run = together ? R::begin(meet, crew, shares, sh) : 0;
     u64* const words = together ? meet.words : nullptr;
     Place w;
     w.begin(p, range);
@@ -244,7 +228,7 @@ template <class T, int D> struct Lean {
       barrierWait(bar, sh.round(part) & 1);
       __syncwarp();
       R::combine(p, crew, tile, mine, slot, item, words, run);
-      if (done.endsParts()) together ? R::meet(p, words, crew, range, first, tile, sh, run) : R::settle(p, crew, range, first, tile, mine);
+      if (done.endsParts()) together ? R::meet(p, words, crew, shares, first, tile, sh, run) : R::settle(p, crew, shares, first, tile, mine);
       barrierArrive(bar + 16);
     }
   }

@@ -38,6 +38,15 @@ template <class S> struct Reduce {
     __device__ __forceinline__ Tile(const Params& p, const Work* w) : row(w->first.row), head(w->head), block(w->block), rows(min(w->first.queries * p.group - block * ROWS, ROWS)) {}
   };
 
+  // Who has parts of a block's first output tile, and of its last one: from block `host` on
+  // so many if the block has not begun it, and guests if the block hosts it. 0: nobody else has.
+  // Who finishes knows that from the beginning: asked for when it is needed, it has
+  // everybody wait for the memory.
+  struct Shares {
+    int host, sharers, guests;
+    __device__ __forceinline__ explicit Shares(const Work& w) : host(w.host), sharers(w.tile > 0 ? w.sharers : 0), guests(w.guests) {}
+  };
+
   // Where four elements go, and with a row's first four the row's statistics: in the
   // output, whose statistics are its log-sum-exp, or in a slot of the partials.
   struct Spot {
@@ -94,17 +103,21 @@ template <class S> struct Reduce {
     for (int i = item.i; i < tile.rows * (D / 4); i += crew.threads()) {
       if (i != item.i) item = Item(p, tile, slot, i, words);
       const float4 m = sh.m[item.r], l = sh.l[item.r];
+      // All states are on their way together. One that no warp has is read as the last one,
+      // and weighs nothing; where warps finish there are all of them.
+      float4 x[STATES];
+#pragma unroll
+      for (int k = 0; k < STATES; k++) {
+        x[k] = *(const float4*)(sh.o + (min(k, sh.warps - 1) * p.rows + item.r) * WIDTH + item.c);
+        if (FINISHERS == 0 && k >= sh.warps) x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
+      }
       const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
       const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
       const float f[STATES] = {exp2_(m.x - base), exp2_(m.y - base), exp2_(m.z - base), exp2_(m.w - base)};
       const float sum = f[0] * l.x + f[1] * l.y + f[2] * l.z + f[3] * l.w;
       float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-      for (int k = 0; k < STATES; k++) {
-        if (k >= sh.warps) break;
-        const float4 x = *(const float4*)(sh.o + (k * p.rows + item.r) * WIDTH + item.c);
-        o.x += f[k] * x.x, o.y += f[k] * x.y, o.z += f[k] * x.z, o.w += f[k] * x.w;
-      }
+      for (int k = 0; k < STATES; k++) o.x += f[k] * x[k].x, o.y += f[k] * x[k].y, o.z += f[k] * x[k].z, o.w += f[k] * x[k].w;
       if (slot < 0) {
         store(p, item.spot, o, top, sum);
       } else if (words != nullptr) {
@@ -251,9 +264,9 @@ template <class S> struct Reduce {
   // output tiles, and merges what is complete. tile and last are the output tiles of the
   // first part and the last one that the block may share, and the states of `sh` are not
   // needed any more.
-  __device__ static __forceinline__ void settle(const Params& p, const Crew& crew, const Work* range, Tile tile, const Tile& last, const Shared& sh) {
-    int host = range->host, sharers = range->tile > 0 ? range->sharers : 0;
-    const int guests = range->guests;
+  __device__ static __forceinline__ void settle(const Params& p, const Crew& crew, const Shares& shares, Tile tile, const Tile& last, const Shared& sh) {
+    int host = shares.host, sharers = shares.sharers;
+    const int guests = shares.guests;
     if (sharers == 0 && guests == 0) return;
     crew.sync();
     if (crew.thread == 0) {
@@ -362,16 +375,16 @@ template <class S> struct Reduce {
   // Says that this block has begun, and finds out what it does of each of the two output
   // tiles that it may share, or leaves that to a copying warp (look). Returns what the
   // words of this launch are tagged with.
-  __device__ static __forceinline__ u32 begin(const MeetParams& m, const Crew& crew, const Work* range, const Shared& sh) {
+  __device__ static __forceinline__ u32 begin(const MeetParams& m, const Crew& crew, const Shares& shares, const Shared& sh) {
     const u32 run = nextRun(m);
     crew.sync();
     if (crew.thread / 32 > 0) return run;
     count(m, run);
     if (crew.thread == 0) {
       u32* const begun = m.runs + gridDim.x * (1 + (run & 1));
-      const u32 sharers = range->tile > 0 ? range->sharers : 0, guests = range->guests;
+      const u32 sharers = shares.sharers, guests = shares.guests;
       u32 before[2] = {0, 0};
-      if (sharers > 0) before[0] = atomicAdd(begun + range->host, 1);
+      if (sharers > 0) before[0] = atomicAdd(begun + shares.host, 1);
       if (guests > 0) before[1] = atomicAdd(begun + blockIdx.x, 1);
       const auto doesOf = [&](u32 all, u32 before) -> int {
         if (all == 0) return NOTHING_OF_IT;
@@ -389,7 +402,7 @@ template <class S> struct Reduce {
   // so that who finishes has the answer when it needs it. It gets to know of what from one
   // warp, and all that finish wait for it.
   static constexpr Crew LOOKING{0, 2, 6}, LOOKED{0, FINISHERS + 1, 7};
-  __device__ static __forceinline__ void look(const MeetParams& m, const Work* range, const Shared& sh, int lane) {
+  __device__ static __forceinline__ void look(const MeetParams& m, const Shares& shares, const Shared& sh, int lane) {
     constexpr int MOST = 64;
     LOOKING.sync();
     if (lane == 0) {
@@ -397,8 +410,8 @@ template <class S> struct Reduce {
       for (int k = 0; k < 2; k++) {
         const int does = sh.last[k];
         if (does < LOOKS) continue;
-        u32* const word = m.runs + gridDim.x * (1 + does - LOOKS) + (k == 0 ? range->host : (int)blockIdx.x);
-        const u32 all = k == 0 ? range->sharers : range->guests;
+        u32* const word = m.runs + gridDim.x * (1 + does - LOOKS) + (k == 0 ? shares.host : (int)blockIdx.x);
+        const u32 all = k == 0 ? shares.sharers : shares.guests;
         u32 now = 0;
 #pragma unroll 1
         for (int i = 0; i < MOST && now % LEFT < all; i++) now = *(volatile u32*)word;
@@ -419,9 +432,9 @@ template <class S> struct Reduce {
 
   // When all of a block's partials are written: merges what begin has found out. tile and
   // last are the output tiles of the first part and the last one that the block may share.
-  __device__ static __forceinline__ void meet(const Params& p, const u64* words, const Crew& crew, const Work* range, Tile tile, const Tile& last, const Shared& sh, u32 run) {
+  __device__ static __forceinline__ void meet(const Params& p, const u64* words, const Crew& crew, const Shares& shares, Tile tile, const Tile& last, const Shared& sh, u32 run) {
     LOOKED.sync();
-    int host = range->host, sharers = range->sharers;
+    int host = shares.host, sharers = shares.sharers;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
       const int does = sh.last[k];
@@ -429,7 +442,7 @@ template <class S> struct Reduce {
         const int from = (does == ALL_OF_IT ? 0 : (int)blockIdx.x - host) * crew.warps + crew.thread / 32, step = (does == ALL_OF_IT ? 1 : sharers) * crew.warps;
         mergeColumns(p, words, tile, run, host, sharers, from, step);
       }
-      tile = last, host = blockIdx.x, sharers = range->guests;
+      tile = last, host = blockIdx.x, sharers = shares.guests;
     }
   }
 

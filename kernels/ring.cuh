@@ -34,6 +34,10 @@ template <class S> struct Ring : S {
   using Place = typename S::Place;
   using S::BLOCK, S::BLOCKS, S::D, S::EVEN, S::KEYS, S::SLOT;
 
+  // Chunks that are on their way at a time; half as many again where a block has more
+  // LeanTiles than MANY, and a few microseconds do not count.
+  static constexpr int PACE = (64 << 10) / SLOT, MANY = 160;
+
   // The pages of a sequence, 32 entries of the block table at a time and the
   // next 32 on their way.
   struct Pages {
@@ -78,9 +82,20 @@ template <class S> struct Ring : S {
   __device__ static __forceinline__ void copyAll(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane) {
     int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
-    const int boxes = KEYS / p.box, pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots;
+    const int boxes = KEYS / p.box, pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + at.work->wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
-    bool waited = S::LINKED;
+    bool waited = S::LINKED, again = false; // again: the ring has been filled once
+    // The memory serves what it was asked for first: where more is on its way than keeps it
+    // busy, queries wait behind keys, and some multiprocessors behind others.
+    const auto keepPace = [&] {
+      if (S::LINKED) return;
+      const int before = slot - pace;
+      if (before >= 0) {
+        barrierWait(full + before * 8, parity ^ 1);
+      } else if (again) {
+        barrierWait(full + (before + slots) * 8, parity);
+      }
+    };
     do {
       // What the launch before may write is waited for: all keys, or those that were
       // appended just now. The block table is there.
@@ -92,13 +107,14 @@ template <class S> struct Ring : S {
         for (; c < at.end; c += 2, row += 2 * KEYS) {
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+          keepPace();
           barrierWait(empty + slot * 8, parity);
           __syncwarp(); // no lane is a round ahead of another
           if (lane == 0) {
             barrierExpect(bar, SLOT / 2);
             copyChunk(to, map, row, bar, policy);
           }
-          if ((slot += 2) >= slots) slot -= slots, parity ^= 1;
+          if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
         }
       } else if (c < at.end) {
         int n = c * KEYS / pageTokens, in = c * KEYS - n * pageTokens;
@@ -109,6 +125,7 @@ template <class S> struct Ring : S {
         for (; c < at.end; c += 2) {
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+          if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
           barrierWait(empty + slot * 8, parity);
           __syncwarp(); // no lane is a round ahead of another
           if (elected()) barrierExpect(bar, SLOT / 2);
@@ -137,7 +154,7 @@ template <class S> struct Ring : S {
             while (in >= pageTokens);
             page = pages.at(p, at.s, n, lane);
           }
-          if ((slot += 2) >= slots) slot -= slots, parity ^= 1;
+          if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
         }
       }
       skip = c - at.end; // 0 or 1, or what a short part leaves

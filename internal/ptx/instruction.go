@@ -50,7 +50,7 @@ func (c *compiler) instruction(s *statement) {
 	case "shfl", "vote", "redux", "elect":
 		in.kind = together
 		in.do, in.mask = c.exchange(s)
-	case "ldmatrix", "mma", "wgmma":
+	case "ldmatrix", "movmatrix", "mma", "wgmma":
 		in.kind = together
 		in.do = c.product(s)
 	case "ld", "st":

@@ -45,6 +45,8 @@ func (c *compiler) product(s *statement) func(w *warp, m uint32) {
 	switch {
 	case name == "ldmatrix.sync.aligned.m8n8.x4.shared.b16", name == "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16":
 		return c.loadMatrix(s, s.has("trans"))
+	case name == "movmatrix.sync.aligned.m8n8.trans.b16":
+		return c.moveMatrix(s)
 	case name == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", name == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32":
 		brain := s.has("bf16")
 		return c.mma(s, func(x uint32, half int) float32 { return wide(uint16(x>>(16*half)), brain) }, 16)
@@ -97,6 +99,22 @@ func (c *compiler) loadMatrix(s *statement, transposed bool) func(w *warp, m uin
 				}
 				w.d(r)[l] = uint32(hi)<<16 | uint32(lo)
 			}
+		}
+	}
+}
+
+// moveMatrix transposes a matrix of 8 rows of 8 elements, two of them a thread's.
+func (c *compiler) moveMatrix(s *statement) func(w *warp, m uint32) {
+	c.need(2)
+	d, a := c.dst(&s.args[0], 32), c.src32(&s.args[1])
+	return func(w *warp, m uint32) {
+		var x [8][8]uint32
+		for l := range lanes {
+			v := w.d(a)[l]
+			x[l/4][l%4*2], x[l/4][l%4*2+1] = v&0xffff, v>>16
+		}
+		for l := range lanes {
+			w.d(d)[l] = x[l%4*2][l/4] | x[l%4*2+1][l/4]<<16
 		}
 	}
 }

@@ -94,6 +94,30 @@ st.global.v4.u32 [%%rd1], {%%r4, %%r5, %%r6, %%r7};
 	bodyFails(t, Launch{Shared: 512}, "setp.eq.u32 %p0, %t, 1;\n@%p0 ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [memory];", "take part")
 }
 
+// A matrix's transposition, in place; all threads of a warp take part.
+func TestMoveMatrix(t *testing.T) {
+	in := memory[uint32](32)
+	for i := range in {
+		in[i] = rand.Uint32()
+	}
+	body := `mul.wide.u32 %rd0, %t, 4;
+add.s64 %rd1, %rd0, %g1;
+ld.global.u32 %r4, [%rd1];
+movmatrix.sync.aligned.m8n8.trans.b16 %r4, %r4;
+add.s64 %rd1, %rd0, %g0;
+st.global.u32 [%rd1], %r4;
+`
+	out := memory[uint32](32)
+	if err := launch(compile(t, program(2, body)), Launch{Grid: 1, Block: 32}, rangeOf(out), rangeOf(in)); err != nil {
+		t.Fatal(err)
+	}
+	same32(t, "movmatrix", out, func(i int) uint32 {
+		at := func(row, column int) uint32 { return in[row*4+column/2] >> (16 * (column % 2)) & 0xffff }
+		return at(i%4*2, i/4) | at(i%4*2+1, i/4)<<16
+	})
+	bodyFails(t, Launch{}, "setp.eq.u32 %p0, %t, 1;\n@%p0 movmatrix.sync.aligned.m8n8.trans.b16 %r4, %r4;", "take part")
+}
+
 func TestMatrixProducts(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, kind := range []string{"f16", "bf16", "tf32"} {
@@ -277,7 +301,7 @@ func TestGroupProducts(t *testing.T) {
 		"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2}, %rd0, %rd1, %p0, 1, 1, 0, 0;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, -1, 1, 0, 0;",
 		"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 0, 1;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1;", "wgmma.mma_async.sync.aligned.m64n0k16.f32.f16.f16 {}, %rd0, %rd1, %p0, 1, 1, 0, 0;",
 		"wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 0, 0;", "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 0, 0;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {1, 2, 3, 4}, %rd0, %rd1, %p0, 1, 1, 0, 0;",
-		"wgmma.wait_group.sync.aligned;", "wgmma.wait_group.sync.aligned -1;", "wgmma;", "mma;", "ldmatrix;", "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r0, %r1}, {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%r0, %r1};",
+		"wgmma.wait_group.sync.aligned;", "wgmma.wait_group.sync.aligned -1;", "wgmma;", "mma;", "ldmatrix;", "movmatrix;", "movmatrix.sync.aligned.m8n8.b16 %r0, %r1;", "movmatrix.sync.aligned.m8n8.trans.b16 %rd0, %r1;", "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r0, %r1}, {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%r0, %r1};",
 		"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, {%r0, %r1};", "ldmatrix.sync.aligned.m8n8.x4.b16 {%r0, %r1, %r2, %r3}, [%rd0];", "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r0, %r1}, [%r4];", "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r0, %r1}, [%r4];",
 	} {
 		compileFails(t, text, "")
