@@ -22,14 +22,15 @@ func tileTokens(g *cpu.Geometry) int {
 // have whole output tiles or one part: nothing or less has to be merged, and the end
 // of a part takes as long as reading some 72 KB of float16. 5% are worth it where
 // they are less than a few 100 KB. Of a longer read they are more than merging takes,
-// which was 7 us for one row and 11 for eight: a few blocks less get less from the
-// memory, since multiprocessors share ways to it in groups of four or six, which are
-// not equal. Where there are whole output tiles for all, blocks merge while they are
-// at those, and 5% are worth it only up to some 100 KB.
+// which was 7 us for one row and 11 for eight where the warps that compute merge: a few
+// blocks less get less from the memory, since multiprocessors share ways to it in groups
+// of four or six, which are not equal. Where others merge, blocks do so while they are at
+// whole output tiles, or together, and 5% are worth it only up to some 100 KB; but in a
+// chain a block's second part is in everybody's way.
 func (p *Plan) slack(g *cpu.Geometry, workers int) int {
 	const least, part = 5, 72 << 10
 	most, row := 192<<10, 24<<10
-	if p.sched.Outputs() > int64(workers) && p.engine.finishes() {
+	if p.engine.finishes() && (p.sched.Outputs() > int64(workers) || !p.inChain) {
 		most, row = 96<<10, 8<<10
 	}
 	even := max(p.sched.Tiles()/int64(workers), 1)

@@ -97,6 +97,10 @@ func TestSlack(t *testing.T) {
 		{6, 8, 6, 1024, 64, 48},
 		{16, 8, 1, 4096, 128, 128},
 		{16, 8, 4, 8192, 128, 128}, // 537 MB
+		{16, 8, 1, 16384, 64, 132}, // 537 MB, and one row to merge
+		{16, 8, 8, 16384, 64, 128}, // eight
+		{16, 8, 5, 16384, 128, 132},
+		{1, 64, 1, 16384, 128, 132},
 		{16, 8, 1, 16384, 128, 132},
 		{64, 8, 8, 4096, 128, 132}, // 1074 MB
 		{64, 8, 1, 16384, 64, 132},
@@ -112,6 +116,15 @@ func TestSlack(t *testing.T) {
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
+	}
+	// In a chain fewer blocks with one part each are better for longer.
+	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, inChain: true, seqs: []sequence{{queries: 1, keys: 32768}}}
+	for _, want := range []int{128, 132} {
+		p.schedule(&cpu.Geometry{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128})
+		if n := p.sched.Workers(); n != want {
+			t.Errorf("in a chain, %v: %d blocks, want %d", p.inChain, n, want)
+		}
+		p.inChain = false
 	}
 }
 
