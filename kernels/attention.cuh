@@ -223,7 +223,8 @@ template <class S> struct Attention {
   }
 
   // The state of 16 rows, as the lanes hold it: m and l of rows g and g+8 (l is
-  // this lane's part of it), o of columns 8n+2t and 8n+2t+1.
+  // this lane's part of it), o of columns 8n+2t and 8n+2t+1. NARROW: of up to 4, m[0] and
+  // l[0] of row t, and half of o, as mergeNarrow says.
   struct State {
     float m[2], l[2], o[TILES][4];
     __device__ __forceinline__ void empty() {

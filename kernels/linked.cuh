@@ -109,7 +109,7 @@ template <class T, int D> struct Linked {
   // Whether output tiles have so few rows that both parts of them are one operand: which FEW
   // is, below. (With keys and values as left operands, NARROW, chains gain 0 to 1%, and
   // those of heads of 128 are out of registers.)
-  __device__ static __forceinline__ bool few(const Params& p) { return p.rows <= 8; }
+  __device__ static __forceinline__ bool few(const Params& p) { return A::modeOf(p.rows, true) != A::BOTH; }
 
   // What the states of a layer are tagged with: their memory is that of all layers.
   __device__ static __forceinline__ u32 markOf(const Links& links, u32 run) { return run * links.layers + links.layer; }

@@ -143,6 +143,27 @@ func testAppend(t *testing.T, m *machine) {
 	noError(t, plan.Close())
 }
 
+// testManyTiles: more LeanTiles than Ring::MANY, from which on a thread block has
+// more chunks on their way.
+func testManyTiles(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, heads := range []int{1, 6} {
+		for _, dense := range []bool{true, false} {
+			shape := reftest.Shape{Heads: heads, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1}, Keys: []int{161*defaultTile + rng.IntN(100)}}
+			p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, dense: dense})
+			p.geometry.Workers = 1
+			m.run(t, plan, p)
+			if n := plan.works[0].tiles; n <= 160 {
+				t.Errorf("%d LeanTiles", n)
+			}
+			p.check(t)
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
 // testLargeQueries: float32 queries that 16-bit keys have no exponents for, with
 // a scale that makes common scores of them.
 func testLargeQueries(t *testing.T, m *machine) {

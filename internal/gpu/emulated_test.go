@@ -55,6 +55,7 @@ func TestEmulatedRandom(t *testing.T) {
 func TestEmulatedSchedules(t *testing.T)    { testSchedules(t, emulatedGPU(t, 7), 300) }
 func TestEmulatedRepeats(t *testing.T)      { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
 func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }
+func TestEmulatedManyTiles(t *testing.T)    { testManyTiles(t, emulatedGPU(t, 3)) }
 func TestEmulatedNeighbours(t *testing.T)   { testNeighbours(t, emulatedGPU(t, 3)) }
 func TestEmulatedAppend(t *testing.T)       { testAppend(t, emulatedGPU(t, 3)) }
 func TestEmulatedGraph(t *testing.T)        { testGraph(t, emulatedGPU(t, 4), 3, 200) }
