@@ -265,25 +265,28 @@ func (b *gpuBench) contenders(c gpuCase) (all []*gpuContender, ceilings int, err
 		return nil, 0, err
 	}
 	ceilings = len(all)
-	add := func(name string, s gpuShape, page int) {
+	d := b.device
+	add := func(name string, who func(string, *gpuProblem) (*gpuContender, error), p gpuProblem) {
 		if err != nil {
 			return
 		}
 		var one *gpuContender
-		if one, err = b.device.attention(name, s, page); one != nil {
+		if one, err = who(name, &p); one != nil {
 			all = append(all, one)
 		}
 	}
 	if c.shape.even() {
-		add(ours, c.shape, 0)
+		add(ours, d.attention, layOut(c.shape, 0, d.rng))
 	}
 	for _, n := range c.pages {
-		add(pageName(n), c.shape, n)
+		p := layOut(c.shape, n, d.rng)
+		add(pageName(n), d.attention, p)
+		add(readerName(n), d.reader, p)
 	}
 	for _, n := range c.groups {
 		s := c.shape
 		s.heads *= n
-		add(groupName(n), s, 0)
+		add(groupName(n), d.attention, layOut(s, 0, d.rng))
 	}
 	if err != nil || len(c.groups) > 0 {
 		return all, ceilings, err
@@ -291,5 +294,6 @@ func (b *gpuBench) contenders(c gpuCase) (all []*gpuContender, ceilings int, err
 	return append(all, b.peers.contenders(c.shape)...), ceilings, nil
 }
 
-func pageName(tokens int) string { return fmt.Sprintf("%s, pages of %d", ours, tokens) }
-func groupName(n int) string     { return fmt.Sprintf("%s, groups of %d", ours, n) }
+func pageName(tokens int) string   { return fmt.Sprintf("%s, pages of %d", ours, tokens) }
+func readerName(tokens int) string { return fmt.Sprintf("reader of pages of %d", tokens) }
+func groupName(n int) string       { return fmt.Sprintf("%s, groups of %d", ours, n) }

@@ -62,7 +62,7 @@ func openDevice(driver *cuda.Driver, ordinal int, rng *rand.Rand) (_ *gpuDevice,
 		}
 		d.marks = append(d.marks, e)
 	}
-	d.sink, err = d.dev.NewBuffer(256)
+	d.sink, err = d.dev.NewBuffer(int64(4 * 32 * readerWarps * d.dev.Info().Multiprocessors))
 	return d, err
 }
 
@@ -178,7 +178,7 @@ func (d *gpuDevice) ceilings(s gpuShape) (all []*gpuContender, err error) {
 	if info.Capability < 90 {
 		return nil, nil
 	}
-	module, err := d.dev.Module("ceiling", func() ([]byte, error) { return kernels.Image("ceiling", info.Capability) })
+	module, err := d.ceilingModule()
 	if err != nil {
 		return nil, err
 	}
@@ -214,6 +214,11 @@ func (d *gpuDevice) ceilings(s gpuShape) (all []*gpuContender, err error) {
 		all = append(all, one)
 	}
 	return all, nil
+}
+
+// ceilingModule has the kernels that only read.
+func (d *gpuDevice) ceilingModule() (*cuda.Module, error) {
+	return d.dev.Module("ceiling", func() ([]byte, error) { return kernels.Image("ceiling", d.dev.Info().Capability) })
 }
 
 func closeAll(contenders []*gpuContender) (err error) {
@@ -266,8 +271,7 @@ func layOut(s gpuShape, pageTokens int, rng *rand.Rand) gpuProblem {
 }
 
 // attention is ours. Its output is compared before anything is timed.
-func (d *gpuDevice) attention(name string, s gpuShape, pageTokens int) (c *gpuContender, err error) {
-	p := layOut(s, pageTokens, d.rng)
+func (d *gpuDevice) attention(name string, p *gpuProblem) (c *gpuContender, err error) {
 	plan := d.engine.NewPlan()
 	closers := []func() error{plan.Close}
 	defer func() {
@@ -279,13 +283,13 @@ func (d *gpuDevice) attention(name string, s gpuShape, pageTokens int) (c *gpuCo
 			err = errors.Join(err, f())
 		}
 	}()
-	if err := plan.Build(p.geometry, p.seqs, s.batch()); err != nil {
+	if err := plan.Build(p.geometry, p.seqs, p.batch()); err != nil {
 		return nil, err
 	}
 	if err := plan.Upload(d.stream); err != nil {
 		return nil, err
 	}
-	n := s.batch() * s.heads * s.dim
+	n := p.batch() * p.heads * p.dim
 	queries := make([]half.Float16, n)
 	for i := range queries {
 		queries[i] = half.FromFloat32(float32(3 * d.rng.NormFloat64()))
@@ -308,8 +312,8 @@ func (d *gpuDevice) attention(name string, s gpuShape, pageTokens int) (c *gpuCo
 	if err := q.Buffer.Upload(0, unsafe.Slice((*byte)(unsafe.Pointer(&queries[0])), 2*n)); err != nil {
 		return nil, err
 	}
-	c, err = d.contender(name, s.launches(), func(i int) error {
-		k := gpu.Memory{Buffer: d.keys, Offset: d.set(s, i), DType: cpu.Float16, Len: int(p.elements)}
+	c, err = d.contender(name, p.launches(), func(i int) error {
+		k := gpu.Memory{Buffer: d.keys, Offset: d.set(p.gpuShape, i), DType: cpu.Float16, Len: int(p.elements)}
 		v := k
 		v.Offset += 2 * p.elements
 		return plan.Run(d.stream, &gpu.Operands{Q: q, Out: out, K: k, V: v})
@@ -318,7 +322,7 @@ func (d *gpuDevice) attention(name string, s gpuShape, pageTokens int) (c *gpuCo
 		return nil, err
 	}
 	closers = []func() error{c.close} // those of before are in it
-	return c, d.verify(c, &p, queries, out.Buffer)
+	return c, d.verify(c, p, queries, out.Buffer)
 }
 
 // gpuTimes are the seconds of a launch: of every replay, and the medians of

@@ -28,6 +28,7 @@ func fakeGPU(t *testing.T, capability int32) *fakedriver.Library {
 	s.Argument("lean_append", 32)
 	s.Argument("lean_", 8)
 	s.Argument("read_ceiling", 32)
+	s.Argument("read_pages", 72)
 	load, prep := loadDriver, prepare
 	loadDriver = func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }
 	prepare = func(d *cuda.Device) error {
@@ -202,8 +203,23 @@ func TestFakeGPU(t *testing.T) {
 		if share := find(t, b.report, is, ours, gpuShare); (share != nil) != (capability == 90) {
 			t.Errorf("compute capability %d: of the ceiling %+v", capability, share)
 		}
-		if ceiling := strings.Contains(lib.Log(), "kernel read_ceiling"); ceiling != (capability == 90) {
-			t.Errorf("compute capability %d: the ceiling's kernel ran: %t", capability, ceiling)
+		for _, kernel := range []string{"read_ceiling", "read_pages"} {
+			if ran := strings.Contains(lib.Log(), "kernel "+kernel); ran != (capability == 90) {
+				t.Errorf("compute capability %d: %s ran: %t", capability, kernel, ran)
+			}
+		}
+		for _, c := range b.always {
+			is := c.shape.String()
+			for _, n := range []int{16, 64} {
+				there := capability == 90 && slices.Contains(c.pages, n)
+				if (find(t, b.report, is, readerName(n), speed) != nil) != there {
+					t.Errorf("compute capability %d: %s of %s: measured %t", capability, readerName(n), is, !there)
+				}
+				// The driver says that all take the same time.
+				if f := find(t, b.report, is, pageName(n), ofReader); (f != nil) != there || there && !near(f.Value, 1) {
+					t.Errorf("compute capability %d: %s of %s: of its reader %+v", capability, pageName(n), is, f)
+				}
+			}
 		}
 		var back report
 		data, err := os.ReadFile(file)
@@ -248,6 +264,49 @@ func TestFakeCeiling(t *testing.T) {
 	}
 	if err := closeAll(all); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFakeReader: a kernel that reads nothing is found out, nothing is left of a reader
+// that fails, and blocks have what the kernel has room for, whatever the pages.
+func TestFakeReader(t *testing.T) {
+	lib := fakeGPU(t, 90)
+	d := openFake(t)
+	s := evenShape(1, 8, 2, 1<<16, 64)
+	if err := d.fill(int64(s.sets())*s.region(), arenaPeriod); err != nil {
+		t.Fatal(err)
+	}
+	p := layOut(s, 16, d.rng)
+	c, err := d.reader("R", &p)
+	if err == nil || !strings.Contains(err.Error(), "R: the words that warp ") {
+		t.Errorf("error %v", err)
+	}
+	if err := c.close(); err != nil {
+		t.Error(err)
+	}
+	live := lib.Live()
+	for _, call := range []string{"cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuGraphInstantiateWithFlags"} {
+		lib.State().FailIn(call, 2)
+		if c, err := d.reader("R", &p); c != nil || err == nil || lib.State().Failed() != call || lib.Live() != live {
+			t.Errorf("%s failed: %v, %v, %d objects more", call, c, err, lib.Live()-live)
+		}
+		lib.State().FailIn("", 0)
+	}
+	for _, page := range []int{16, 64} {
+		for _, dim := range []int{64, 128} {
+			p := layOut(evenShape(1, 1, 1, 128, dim), page, d.rng)
+			r, err := d.newPageReader(&p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			q := &r.params
+			if q.slots < 1 || q.slots > 4 || r.grid.Shared != 128<<10 || int32(r.grid.Shared) != readerWarps*q.slots*q.together*q.piece {
+				t.Errorf("pages of %d, heads of %d: %+v in %d bytes", page, dim, q, r.grid.Shared)
+			}
+			if err := r.close(); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }
 

@@ -1,10 +1,19 @@
 package main
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // judge takes the figures of a case down: those of its contenders, in order.
 func (b *gpuBench) judge(c gpuCase, all []*gpuContender, times []gpuTimes, ceilings int) {
 	var ceiling, flash, batch, best, dense *gpuTimes
+	readers := make(map[string]*gpuTimes) // by the contender that has the same pages
+	for _, n := range c.pages {
+		if i := slices.IndexFunc(all, func(x *gpuContender) bool { return x.name == readerName(n) }); i >= 0 {
+			readers[pageName(n)] = &times[i]
+		}
+	}
 	for i, x := range all {
 		t := &times[i]
 		switch {
@@ -48,6 +57,9 @@ func (b *gpuBench) judge(c gpuCase, all []*gpuContender, times []gpuTimes, ceili
 		}
 		if isPaged && dense != nil {
 			r.add(ofDense, t.rounds.faster(dense.rounds), c.paged)
+		}
+		if reader := readers[x.name]; reader != nil {
+			r.add(ofReader, t.rounds.faster(reader.rounds), nil)
 		}
 		if strings.HasPrefix(x.name, ours+", groups") && dense != nil {
 			r.add(timeOfMHA, 1/t.rounds.faster(dense.rounds), c.grouped)

@@ -178,7 +178,7 @@ func sweepCases() (cases []gpuCase) {
 // cost is about how long a case takes. It knows no machine, so that the same
 // cases are measured everywhere.
 func (c gpuCase) cost() time.Duration {
-	const overhead, contenders, bytesASecond = 0.4, 8, 3e12
+	const overhead, contenders, bytesASecond = 0.4, 10, 3e12
 	step := max(float64(c.shape.bytes())/bytesASecond, 6e-6)
 	graph := step * float64(c.shape.launches())
 	rounds := float64(c.rounds())

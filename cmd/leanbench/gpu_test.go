@@ -221,7 +221,7 @@ func TestGPUJudge(t *testing.T) {
 	flash, cudnn, info, plan := peerNames["flash"], peerNames["cudnn"], peerNames["flashinfer"], peerNames["flashinfer-plan"]
 	b := judge(c,
 		steady("ceiling A", nil, 100e-6), steady("ceiling B", nil, 98e-6), steady(ours, nil, 99e-6), steady(pageName(16), nil, 110e-6),
-		steady(flash, nil, 300e-6), steady(cudnn, nil, 90e-6), steady(info, nil, 200e-6), steady(plan, nil, 50e-6))
+		steady(readerName(16), nil, 104e-6), steady(pageName(64), nil, 100e-6), steady(readerName(64), nil, 97e-6), steady(flash, nil, 300e-6), steady(cudnn, nil, 90e-6), steady(info, nil, 200e-6), steady(plan, nil, 50e-6))
 	if f := find(t, b.report, is, "ceiling A", micros); f != nil {
 		t.Errorf("the lower ceiling has %+v", f)
 	}
@@ -232,6 +232,15 @@ func TestGPUJudge(t *testing.T) {
 	check(b, is, ours, overFlash, 300./99, true, true)
 	check(b, is, ours, overBest, 90./99, true, false) // the one that plans does not count
 	check(b, is, pageName(16), ofDense, 99./110, true, false)
+	check(b, is, pageName(16), ofReader, 104./110, false, false)
+	check(b, is, pageName(64), ofReader, 97./100, false, false)
+	check(b, is, readerName(16), gpuShare, 98./104, false, false)
+	check(b, is, readerName(16), speed, float64(c.shape.bytes())/104e-6/1e9, false, false)
+	for _, m := range []metric{ofDense, ofReader} {
+		if f := find(t, b.report, is, readerName(16), m); f != nil {
+			t.Errorf("the reader has %+v", f)
+		}
+	}
 	check(b, is, flash, micros90, 300, false, false)
 	if len(b.overBest) != 1 {
 		t.Errorf("%v for the mean", b.overBest)

@@ -55,13 +55,14 @@ const (
 	layerMicros   metric = "us a layer"
 	beyondKernels metric = "beyond its kernels"      // us a layer
 	beyondFloor   metric = "beyond the driver alone" // us a layer
+	ofReader      metric = "of a reader of the same pages"
 )
 
 func (m metric) format(v float64) string {
 	switch m {
 	case share:
 		return fmt.Sprintf("%.0f%%", 100*v)
-	case gpuShare, ofDense, ofAllowed, timeOfMHA, queueing:
+	case gpuShare, ofDense, ofReader, ofAllowed, timeOfMHA, queueing:
 		return fmt.Sprintf("%.1f%%", 100*v)
 	case allocs:
 		return fmt.Sprintf("%.0f", v)
