@@ -34,6 +34,27 @@ template <class T, int D> struct Lean {
   static constexpr int KEYS = S::KEYS;
   static constexpr bool APART = FINISHERS > 0; // warps of their own finish output tiles
 
+#if __CUDA_ARCH__ >= 900
+  // Makes the barriers of a ring's slots, and of the rooms behind them. Each takes tens of
+  // clocks in a loop, and nobody asks for keys before: a ring that is as large as it can
+  // be has them one behind the other, before the block's range has come. (Where a row of keys
+  // is more than one column block that leaves a register too few to who computes.)
+  static constexpr int MOST = 8; // slots
+  static constexpr bool EARLY = S::BLOCKS == 1;
+  __device__ static __forceinline__ void openBarriers(u32 bars, int warps, int slots) {
+    const u32 rooms = bars + 16 * slots, empty = bars + slots * 8;
+    if (EARLY && slots == MOST) {
+#pragma unroll
+      for (int s = 0; s < MOST; s++) Ring<S>::openSlot(bars, empty, s);
+    } else {
+      for (int s = 0; s < slots; s++) Ring<S>::openSlot(bars, empty, s);
+    }
+    if (APART)
+      for (int r = 0; r < 2; r++) barrierInit(rooms + 8 * r, warps * 32), barrierInit(rooms + 16 + 8 * r, FINISHERS * 32);
+    opened();
+  }
+#endif
+
   // `memory` is shared, at a multiple of 1024 bytes.
   __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const TensorMap* maps, char* memory) {
     const Work* const range = p.work + blockIdx.x;
@@ -46,6 +67,9 @@ template <class T, int D> struct Lean {
     const int blinds = APART ? 0 : *p.blind;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int warps = p.warps, slots = p.slots;
+#if __CUDA_ARCH__ >= 900
+    if (EARLY && warp == copiers && lane == 0) openBarriers(sharedAddress(memory + slots * S::SLOT), warps, slots);
+#endif
     if (work.tiles == 0) {
       waitForEarlier();
       if (warp < warps) R::writeBlind(p, *p.blind);
@@ -53,25 +77,20 @@ template <class T, int D> struct Lean {
       return;
     }
 
-    char* rest = memory + slots * S::SLOT;
+    u64* bars = (u64*)(memory + slots * S::SLOT); // a full and an empty one for each slot
+    u64* rooms = bars + 2 * slots; // two for each room: its states are there, and they are not needed any more
+    char* rest = (char*)(rooms + 6);
     typename R::Shared sh;
     sh.warps = warps, sh.rooms = p.rooms;
+    sh.last = (int*)(rooms + 4); // two
     sh.o = (float*)(rest + S::QUERY);
     sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH);
     sh.l = sh.m + sh.rooms * ROWS;
-    u64* bars = (u64*)(sh.l + sh.rooms * ROWS); // a full and an empty one for each slot
-    u64* rooms = bars + 2 * slots; // two for each room: its states are there, and they are not needed any more
-    sh.last = (int*)(rooms + 4);   // two
     const u32 ring = sharedAddress(memory);
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    if (warp == copiers && lane == 0) {
-      for (int s = 0; s < slots; s++) Ring<S>::openSlot(full, empty, s);
-      if (APART)
-        for (int r = 0; r < 2; r++) barrierInit(sharedAddress(rooms + r), warps * 32), barrierInit(sharedAddress(rooms + 2 + r), FINISHERS * 32);
-      opened();
-    }
+    if (!EARLY && warp == copiers && lane == 0) openBarriers(full, warps, slots);
     if constexpr (APART) {
       if (warp >= copiers + COPIERS) {
         moreRegisters<FINISHING>();

@@ -115,8 +115,8 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (T::bytes == 2 ? 2 : 1) : 0;",
 		},
 		"lean.cuh": {
-			"char* rest = memory + slots * S::SLOT; typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.o = (float*)(rest + S::QUERY); " +
-				"sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS; u64* bars = (u64*)(sh.l + sh.rooms * ROWS); u64* rooms = bars + 2 * slots; sh.last = (int*)(rooms + 4);",
+			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* rooms = bars + 2 * slots; char* rest = (char*)(rooms + 6); typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.last = (int*)(rooms + 4); " +
+				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS;",
 		},
 		"linked.cuh": {
 			"((2 * block + part) * COMPUTERS + warp) * p.rows * (D + 2)",
