@@ -17,6 +17,7 @@
 
 constexpr int BATCH_TILE = 64;                    // rows of W
 constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; // bytes: two column blocks of a tile
+constexpr int BATCH_STAGES = 10;                  // of the ring, at most
 constexpr int BATCH_WARPS = 8;                    // that multiply; one more copies, one for each group of them finishes
 constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;
 
@@ -117,12 +118,15 @@ template <class T, int ROWS, int FEW> struct Batch {
     b.factors = b.mine + max(2 * PARTIALS, p.norm ? MOMENTS + 2 * b.most * BLOCK : 0);
     b.bounds = b.factors + ROWS;
     b.full = sharedAddress(b.bounds + 2);
-    b.empty = b.full + p.stages * 8, b.there = b.empty + p.stages * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
+    b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
     // The copying thread makes all barriers: only who sends to other blocks waits until
     // these have theirs.
     Copies copies{b.first, 0, 0, {0, 1}};
     if (b.warp == BATCH_WARPS && b.lane == 0) {
-      for (int s = 0; s < p.stages; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
+      // Of all stages that there can be: one behind the other they take less than those of
+      // fewer in a loop, and every launch waits for it.
+#pragma unroll
+      for (int s = 0; s < BATCH_STAGES; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
       for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS));
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();

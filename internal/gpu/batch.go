@@ -13,7 +13,7 @@ const (
 	batchBlock   = 64                  // columns of a column block
 	batchStage   = 2 * batchTile * 128 // bytes of a stage of the ring: two column blocks of a tile
 	batchX       = 2 * 128             // bytes of a column block of x, a row
-	batchOthers  = 6                   // barriers besides two for each stage
+	batchOthers  = 6                   // barriers besides two for each stage that there can be
 	batchBounds  = 2                   // floats: what no element of a norm exceeds, of each half of its columns
 	batchFew     = 8 * 8 * 32          // fours of x that a block keeps in registers, if it is not a wide one
 )
@@ -141,17 +141,16 @@ func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, sta
 	if norm { // before there are partials: its moments, and gamma and beta
 		mine = max(mine, 2*mostBatchSplit*rows+2*blocks*batchBlock)
 	}
-	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows+batchBounds) + 8*batchOthers
-	const stage = batchStage + 2*8
-	if n := (sharedBeside - rest) / stage; reads <= batchLittle && n >= leastBatchStages {
+	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows+batchBounds) + 8*(2*mostBatchStages+batchOthers)
+	if n := (sharedBeside - rest) / batchStage; reads <= batchLittle && n >= leastBatchStages {
 		stages = min(n, someBatchStages)
-		return rest + stages*stage, stages, true
+		return rest + stages*batchStage, stages, true
 	}
-	stages = min((d.info.SharedPerBlockMost-rest)/stage, max(someBatchStages, min(reads/2/batchStage, mostBatchStages)))
+	stages = min((d.info.SharedPerBlockMost-rest)/batchStage, max(someBatchStages, min(reads/2/batchStage, mostBatchStages)))
 	if stages < leastBatchStages {
 		return 0, 0, false
 	}
-	return max(rest+stages*stage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages, false
+	return max(rest+stages*batchStage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages, false
 }
 
 // batchParams is struct BatchParams.

@@ -271,7 +271,7 @@ func TestBatchLaunches(t *testing.T) {
 		if o.Norm != nil {
 			mine = max(mine, 32*each+2*blocks*batchBlock)
 		}
-		needs := int(p.stages)*(batchStage+16) + blocks*each*256 + 4*(2*batchTile*each+mine+each+2) + 8*6
+		needs := int(p.stages)*batchStage + blocks*each*256 + 4*(2*batchTile*each+mine+each+2) + 8*(2*10+6)
 		little := ceil(tiles*split, 132)*blocks*batchStage/2 <= batchLittle
 		switch {
 		case each < rows || each > 2*rows && each > batchRows[0],
