@@ -37,9 +37,9 @@ template <class T, int D> struct Lean {
 #if __CUDA_ARCH__ >= 900
   // Makes the barriers of a ring's slots, and of the rooms behind them. Each takes tens of
   // clocks in a loop, and nobody asks for keys before: a ring that is as large as it can
-  // be has them one behind the other, before the block's range has come. (Where a row of keys
-  // is more than one column block that leaves a register too few to who computes.)
-  static constexpr int MOST = 8; // slots
+  // be has them one behind the other, before the block's range has come. (Not yet where a row
+  // of keys is more than one column block, whose rings have more slots.)
+  static constexpr int MOST = 8; // slots of such a ring
   static constexpr bool EARLY = S::BLOCKS == 1;
   __device__ static __forceinline__ void openBarriers(u32 bars, int warps, int slots) {
     const u32 rooms = bars + 16 * slots, empty = bars + slots * 8;

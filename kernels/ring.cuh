@@ -82,6 +82,8 @@ template <class S> struct Ring : S {
   __device__ static __forceinline__ void copyAll(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane) {
     int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
+    // In a chain by a division: any change deals its registers out anew, and with a shift it
+    // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + at.work->wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
     bool waited = S::LINKED, again = false; // again: the ring has been filled once

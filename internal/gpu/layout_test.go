@@ -115,6 +115,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (T::bytes == 2 ? 2 : 1) : 0;",
 		},
 		"lean.cuh": {
+			"constexpr int MOST = 8; static constexpr bool EARLY = S::BLOCKS == 1;", // TestConfigure
 			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* rooms = bars + 2 * slots; char* rest = (char*)(rooms + 6); typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.last = (int*)(rooms + 4); " +
 				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS;",
 		},
