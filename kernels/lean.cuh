@@ -95,7 +95,6 @@ template <class T, int D> struct Lean {
       if (warp >= copiers + COPIERS) {
         moreRegisters<FINISHING>();
         waitForEarlier();
-        waitForRing(5, FINISHERS + 1);
         finishAll(p, meet, range, typename R::Shares(work), sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
         return;
       }
@@ -230,6 +229,7 @@ template <class T, int D> struct Lean {
   __device__ static __forceinline__ void finishAll(const Params& p, const MeetParams& meet, const Work* range, const typename R::Shares& shares, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
     const bool together = range->wholeSeq == TOGETHER;
     const u32 run = together ? R::begin(meet, crew, shares, sh) : 0;
+    waitForRing(5, FINISHERS + 1); // not before: that this block has begun is what others wait for
     u64* const words = together ? meet.words : nullptr;
     Place w;
     w.begin(p, range);
