@@ -18,6 +18,8 @@
 constexpr int BATCH_TILE = 64;                    // rows of W
 constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; // bytes: two column blocks of a tile
 constexpr int BATCH_STAGES = 10;                  // of the ring, at most
+constexpr int BATCH_PACE = 4;                     // of these are on their way at a time before x is
+constexpr int BATCH_FIXED = 1024;                 // bytes of what lies before the ring
 constexpr int BATCH_WARPS = 8;                    // that multiply; one more copies, one for each group of them finishes
 constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;
 
@@ -36,7 +38,6 @@ struct BatchParams {
   LinearParams p;
   BatchKeep keep; // without slots there is nothing to keep
   int pairs;      // a box of W is two column blocks: all slices have an even number of them
-  int pace;       // stages that are on their way at a time before x is; 0: all, before the block's warps do anything else
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -109,16 +110,18 @@ template <class T, int ROWS, int FEW> struct Batch {
     b.all = (p.in + BLOCK - 1) / BLOCK, b.from = b.begin(b.rank), b.blocks = b.begin(b.rank + 1) - b.from;
     b.first = cluster, b.step = clusters, b.tiles = tiles;
     b.most = (b.all + b.split - 1) >> b.log;
-    b.ring = sharedAddress(memory);
-    b.x = memory + p.stages * BATCH_STAGE;
+    // What has a place of its own comes first: nothing is asked for before there are
+    // barriers, and to find them takes as long as to make some.
+    b.full = sharedAddress(memory);
+    b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
+    b.factors = (float*)(memory + 2 * BATCH_STAGES * 8 + 48), b.bounds = b.factors + ROWS;
+    static_assert(2 * BATCH_STAGES * 8 + 48 + (ROWS + 2) * 4 <= BATCH_FIXED);
+    b.ring = b.full + BATCH_FIXED;
+    b.x = memory + BATCH_FIXED + p.stages * BATCH_STAGE;
     b.partials = (float*)(b.x + b.most * X);
     b.mine = b.partials + 2 * PARTIALS;
     b.moments = b.mine; // of each block of the cluster: mean and sum of squares of each row
     b.affine = b.moments + MOMENTS;
-    b.factors = b.mine + max(2 * PARTIALS, p.norm ? MOMENTS + 2 * b.most * BLOCK : 0);
-    b.bounds = b.factors + ROWS;
-    b.full = sharedAddress(b.bounds + 2);
-    b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
     // The copying thread makes all barriers: only who sends to other blocks waits until
     // these have theirs.
     Copies copies{b.first, 0, 0, {0, 1}};
@@ -131,14 +134,13 @@ template <class T, int ROWS, int FEW> struct Batch {
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();
       if (p.norm) barrierExpect(b.merged, b.split * p.rows * 8);
-      if (params.pace == 0) copies.begin(params, b);
     }
     __syncwarp();
     clusterArriveRelaxed();
     __syncthreads();
     if (b.warp == BATCH_WARPS) {
       if (b.lane == 0) {
-        if (params.pace > 0) copies.begin(params, b);
+        copies.begin(params, b);
         waitForEarlier();
         while (copies.tile < b.tiles) copies.next(params, b);
       }
@@ -215,13 +217,14 @@ template <class T, int ROWS, int FEW> struct Batch {
     Turn turn; // parity 1: of a ring that is empty
 
     // Asks for what the ring has room for, if it depends on nothing. The memory serves
-    // what it was asked for first: at a pace, x does not wait behind all of it.
+    // what it was asked for first: at a pace, x does not wait behind all of it, and the
+    // block's other warps do not wait for that at all.
     __device__ __forceinline__ void begin(const BatchParams& params, const Block& b) {
       const LinearParams& p = params.p;
       const int n = p.early ? min(p.stages, b.count() * ((b.blocks + 1) / 2)) : 0;
 #pragma unroll 1
       for (int s = 0; s < n; s++) {
-        if (params.pace > 0 && s >= params.pace) barrierWait(b.full + (s - params.pace) * 8, 0);
+        if (s >= BATCH_PACE) barrierWait(b.full + (s - BATCH_PACE) * 8, 0);
         next(params, b);
       }
       letNextStart();

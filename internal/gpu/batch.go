@@ -13,8 +13,7 @@ const (
 	batchBlock   = 64                  // columns of a column block
 	batchStage   = 2 * batchTile * 128 // bytes of a stage of the ring: two column blocks of a tile
 	batchX       = 2 * 128             // bytes of a column block of x, a row
-	batchOthers  = 6                   // barriers besides two for each stage that there can be
-	batchBounds  = 2                   // floats: what no element of a norm exceeds, of each half of its columns
+	batchFixed   = 1024                // bytes of what lies before the ring: barriers, and some floats for each row
 	batchFew     = 8 * 8 * 32          // fours of x that a block keeps in registers, if it is not a wide one
 )
 
@@ -28,8 +27,7 @@ var batchRows = [...]int{8, 16}
 const leastBatch = 3
 
 const (
-	// Stages of the ring. It has no more than half of what a block reads, or than 6: where
-	// there is much to read 10 are worth 1%, and where there is little they cost as much.
+	// Stages of the ring, as many as there is room for. A block beside another one's has 6 at most.
 	leastBatchStages, someBatchStages, mostBatchStages = 3, 6, 10
 
 	mostBatchSplit = 16 // thread blocks of a cluster
@@ -42,11 +40,8 @@ const (
 	batchLarge    = 15 // a cluster of more than 8, for which so many multiprocessors have to be free
 
 	// A block that reads no more than this leaves room for one of the next launch, where
-	// it can. Then it has the time to ask for all that its ring holds at once; other blocks
-	// begin when those of the launch ahead leave, and wait for x soon: then so many stages
-	// at a time keep the memory busy.
+	// it can.
 	batchLittle = 64 << 10
-	batchPace   = 4
 )
 
 // batchSplits are the thread blocks that a cluster may have. One block is no cluster,
@@ -81,7 +76,6 @@ type batchLaunch struct {
 	wide            int // 1: a block's slice of x is
 	split, clusters int
 	stages, shared  int
-	pace            int // stages on their way at a time before x is; 0: all
 }
 
 // configureBatch says how a Linear of the rows of a batch is launched, if it is one:
@@ -103,13 +97,8 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 			l.wide = 1
 		}
 		reads := ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
-		shared, stages, beside := d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads)
-		if stages == 0 {
+		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
 			continue
-		}
-		l.shared, l.stages = shared, stages
-		if !beside {
-			l.pace = batchPace
 		}
 		n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.batches[element][kind][l.wide], clusterGrid(1, split, batchThreads, l.shared, true))
 		if err != nil {
@@ -130,35 +119,36 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 }
 
 // batchRoom is the shared memory of a launch whose blocks read so many bytes of weights,
-// the stages of its ring, 0 where it does not fit, and whether there is room for another
-// launch's block beside it. It is more than half of what there is: where two blocks fit on
-// a multiprocessor, the next launch's clusters gather on the first ones that are free, two
-// blocks on each, and the others have nothing to do. Not so where there is little to read:
-// then what counts is that the next launch's blocks have begun.
-func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, stages int, beside bool) {
+// and the stages of its ring, 0 where it does not fit. It is more than half of what there
+// is: where two blocks fit on a multiprocessor, the next launch's clusters gather on the
+// first ones that are free, two blocks on each, and the others have nothing to do. Not so
+// where there is little to read: then what counts is that the next launch's blocks have
+// begun.
+func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, stages int) {
 	const partials = 2 * batchTile // floats a row of x, in two places
 	mine := partials * rows
 	if norm { // before there are partials: its moments, and gamma and beta
 		mine = max(mine, 2*mostBatchSplit*rows+2*blocks*batchBlock)
 	}
-	rest := blocks*rows*batchX + 4*(partials*rows+mine+rows+batchBounds) + 8*(2*mostBatchStages+batchOthers)
+	rest := batchFixed + blocks*rows*batchX + 4*(partials*rows+mine)
 	if n := (sharedBeside - rest) / batchStage; reads <= batchLittle && n >= leastBatchStages {
 		stages = min(n, someBatchStages)
-		return rest + stages*batchStage, stages, true
+		return rest + stages*batchStage, stages
 	}
-	stages = min((d.info.SharedPerBlockMost-rest)/batchStage, max(someBatchStages, min(reads/2/batchStage, mostBatchStages)))
+	stages = min((d.info.SharedPerBlockMost-rest)/batchStage, mostBatchStages)
 	if stages < leastBatchStages {
-		return 0, 0, false
+		return 0, 0
 	}
-	return max(rest+stages*batchStage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages, false
+	return max(rest+stages*batchStage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
 }
 
 // batchParams is struct BatchParams.
 type batchParams struct {
 	x cuda.TensorMap
 	linearParams
-	keep        batchKeep
-	pairs, pace int32
+	keep  batchKeep
+	pairs int32
+	_     [4]byte
 }
 
 // batchKeep is struct BatchKeep.
@@ -175,7 +165,7 @@ type batchKeep struct {
 func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep, cache ...Memory) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := batchParams{linearParams: linearParams{x: o.X.address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep, pace: int32(l.pace)}
+	p := batchParams{linearParams: linearParams{x: o.X.address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
 	var err error
 	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, batchRows[l.kind]); err != nil {
 		return err

@@ -271,7 +271,7 @@ func TestBatchLaunches(t *testing.T) {
 		if o.Norm != nil {
 			mine = max(mine, 32*each+2*blocks*batchBlock)
 		}
-		needs := int(p.stages)*batchStage + blocks*each*256 + 4*(2*batchTile*each+mine+each+2) + 8*(2*10+6)
+		needs := batchFixed + int(p.stages)*batchStage + blocks*each*256 + 4*(2*batchTile*each+mine)
 		little := ceil(tiles*split, 132)*blocks*batchStage/2 <= batchLittle
 		switch {
 		case each < rows || each > 2*rows && each > batchRows[0],
@@ -279,7 +279,7 @@ func TestBatchLaunches(t *testing.T) {
 			clusters < 1 || clusters > tiles || l.blocks > 132,
 			p.stages < 3 || l.threads != batchThreads || l.shared < needs || l.shared > most || !little && 2*l.shared <= most,
 			p.linearParams.x != o.X.address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
-			wide != (blocks*16*each > 8*256) || (p.pace == 0) != little || p.pace < 0,
+			wide != (blocks*16*each > 8*256),
 			(p.relu == 1) != o.ReLU || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, p.linearParams, l)
 		}

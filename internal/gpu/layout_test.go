@@ -152,14 +152,12 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"u64* bars = (u64*)(memory + p.stages * STAGE);",
 		},
 		"batch.cuh": {
-			"constexpr int BATCH_TILE = 64; constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; constexpr int BATCH_STAGES = 10; constexpr int BATCH_WARPS = 8; constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;",
+			"constexpr int BATCH_TILE = 64; constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; constexpr int BATCH_STAGES = 10; constexpr int BATCH_PACE = 4; constexpr int BATCH_FIXED = 1024; constexpr int BATCH_WARPS = 8; constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;",
 			"constexpr int BLOCK = 64; static constexpr int X = 2 * ROWS * 128; static constexpr int UNIT = 8 * ROWS; static constexpr int UNITS = BATCH_TILE / 8; static constexpr int PARTIALS = UNITS * UNIT;",
 			"constexpr int MOST = 16; static constexpr int MOMENTS = MOST * 2 * ROWS;",
 			"constexpr int LANES = BATCH_WARPS * 32 / ROWS;",
 			"return most * (BLOCK / 4) <= FEW * LANES;",
-			"b.x = memory + p.stages * BATCH_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS; " +
-				"b.factors = b.mine + max(2 * PARTIALS, p.norm ? MOMENTS + 2 * b.most * BLOCK : 0); b.bounds = b.factors + ROWS; b.full = sharedAddress(b.bounds + 2); " +
-				"b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;",
+			"b.ring = b.full + BATCH_FIXED; b.x = memory + BATCH_FIXED + p.stages * BATCH_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS;",
 		},
 		"matrix.cu": {
 			"BATCH(batch_f16_8, Half, 8, 8, 2) BATCH(batch_f16_8_wide, Half, 8, 16, 1) BATCH(batch_f16_16, Half, 16, 8, 2) BATCH(batch_f16_16_wide, Half, 16, 16, 1)",
