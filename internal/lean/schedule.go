@@ -48,11 +48,16 @@ type Policy struct {
 	// it saves who has most to do a part. 0 keeps the shares even.
 	Slack int
 
+	// Whole is the most LeanTiles that a worker may have, instead of what Slack
+	// allows, if then every worker has either whole output tiles or a part of one.
+	// The largest even share is always allowed. 0: Slack says it.
+	Whole int64
+
 	// Hybrid has StreamK cut only the first output tiles evenly, and give the
 	// others to workers as a whole, each so many that every worker has an even
 	// share of both together. A worker has its part of the cut ones first: what
-	// has to be merged is merged while it is at the others. It is done where no
-	// cut of Slack is, and where enough output tiles are smaller than an even
+	// has to be merged is merged while it is at the others. It is done where there
+	// is no such cut, and where enough output tiles are smaller than an even
 	// share; it helps if those are the last ones.
 	//
 	// This is the hybrid of stream-K and data-parallel tiles of Osama et al.,
@@ -163,7 +168,7 @@ func (p *Plan) Cut(policy Policy, workers int) {
 		p.cuts = append(p.cuts, p.tiles)
 		return
 	}
-	if !p.cutWhole(g, max(workers, 1), policy.Slack) {
+	if !p.cutWhole(g, max(workers, 1), policy) {
 		if policy.Hybrid {
 			p.setWholesApart(g)
 		}
@@ -325,13 +330,16 @@ func (p *Plan) eachEnd(last int64, f func(at int64)) {
 }
 
 // cutWhole cuts so that every worker has whole output tiles or a part of one, of
-// at most m LeanTiles in all: the smallest m that slack allows and for which there
+// at most m LeanTiles in all: the smallest m that policy allows and for which there
 // are workers enough. It returns false if there is none.
-func (p *Plan) cutWhole(g, workers, slack int) bool {
-	if slack <= 0 || p.outputs > mostPacked {
+func (p *Plan) cutWhole(g, workers int, policy Policy) bool {
+	if policy.Slack <= 0 || p.outputs > mostPacked {
 		return false
 	}
-	even, most := p.most(g, 0), p.most(g, slack)
+	even, most := p.most(g, 0), p.most(g, policy.Slack)
+	if policy.Whole > 0 {
+		most = max(even, policy.Whole)
+	}
 	enough := func(i int) bool { return p.pack(even+int64(i), workers, false) }
 	n := int(most - even)
 	if !enough(n) {

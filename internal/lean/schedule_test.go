@@ -46,6 +46,7 @@ func policies() *rapid.Generator[Policy] {
 			Kind:   rapid.SampledFrom([]Kind{StreamK, FixedSplit, PerHead}).Draw(t, "kind"),
 			Splits: rapid.IntRange(-1, 12).Draw(t, "splits"),
 			Slack:  rapid.IntRange(-1, 50).Draw(t, "slack"),
+			Whole:  rapid.Int64Range(0, 40).Draw(t, "whole"),
 			Hybrid: rapid.Bool().Draw(t, "hybrid"),
 		}
 	})
@@ -137,7 +138,7 @@ func check(t errorer, b batch, p *Plan) {
 	}
 	if b.policy.Kind == StreamK && p.Workers() > 0 && (most-least > 1 || least < 1) {
 		even := (tiles-1)/min(int64(max(b.workers, 1)), tiles) + 1
-		if b.policy.Slack <= 0 || most > even+max(1, even*int64(b.policy.Slack)/100) {
+		if b.policy.Slack <= 0 || most > max(even+max(1, even*int64(b.policy.Slack)/100), b.policy.Whole) {
 			t.Fatalf("stream-K loads from %d to %d LeanTiles, where an even share is %d", least, most, even)
 		}
 		// What the slack is for: fewer parts.
@@ -239,17 +240,23 @@ func TestSlack(t *testing.T) {
 	for _, c := range []struct {
 		heads, tiles  int
 		slack         int
+		whole         int64
 		workers, most int
 	}{
-		{32, 16, 5, 128, 4},     // a quarter of an output tile each; even shares are 3.9
-		{128, 64, 5, 128, 64},   // one each, where an even share is 62.1
-		{128, 64, 0, 132, 63},   // without slack
-		{512, 64, 5, 128, 256},  // four each, for 248.2
-		{512, 64, 2, 132, 249},  // for which 2% are not enough
-		{288, 64, 5, 132, 140},  // two and a bit: no way
-		{1, 15625, 5, 132, 119}, // one output tile, in parts that are even already
+		{32, 16, 5, 0, 128, 4},      // a quarter of an output tile each; even shares are 3.9
+		{128, 64, 5, 0, 128, 64},    // one each, where an even share is 62.1
+		{128, 64, 0, 0, 132, 63},    // without slack
+		{512, 64, 5, 0, 128, 256},   // four each, for 248.2
+		{512, 64, 2, 0, 132, 249},   // for which 2% are not enough
+		{512, 64, 2, 256, 128, 256}, // but what whole output tiles may be
+		{512, 64, 2, 255, 132, 249}, // or they may not
+		{512, 64, 5, 255, 132, 256}, // whatever slack is: it moves cuts then
+		{264, 64, 5, 1, 132, 128},   // even shares they may be
+		{512, 64, 0, 256, 132, 249}, // without slack shares are even
+		{288, 64, 5, 0, 132, 140},   // two and a bit: no way
+		{1, 15625, 5, 0, 132, 119},  // one output tile, in parts that are even already
 	} {
-		b := batch{heads: c.heads, seqs: [][]int64{{int64(c.tiles)}}, policy: Policy{Slack: c.slack}, workers: 132}
+		b := batch{heads: c.heads, seqs: [][]int64{{int64(c.tiles)}}, policy: Policy{Slack: c.slack, Whole: c.whole}, workers: 132}
 		p := b.plan(new(Plan))
 		most := int64(0)
 		for w := range p.Workers() {
