@@ -37,8 +37,8 @@ template <class T, int D> struct Lean {
 #if __CUDA_ARCH__ >= 900
   // Makes the barriers of a ring's slots, and of the rooms behind them. Each takes tens of
   // clocks in a loop, and nobody asks for keys before: a ring that is as large as it can
-  // be has them one behind the other, before the block's range has come. (Not yet where a row
-  // of keys is more than one column block, whose rings have more slots.)
+  // be has them one behind the other, before the block's range has come. (Where a row of keys
+  // is more than one column block, rings have twelve slots: there that is nothing, 0.1%.)
   static constexpr int MOST = 8; // slots of such a ring
   static constexpr bool EARLY = S::BLOCKS == 1;
   __device__ static __forceinline__ void openBarriers(u32 bars, int warps, int slots) {
@@ -216,11 +216,14 @@ template <class T, int D> struct Lean {
       if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
       const typename R::Tile tile(p, done);
-      R::combine(p, crew, tile, mine, R::slotOf(done), typename R::Item(p, crew, tile, R::slotOf(done), part, nullptr), nullptr, 0);
+      R::combine(p, crew, tile, mine, R::slotOf(done), typename R::Item(p, crew, tile, R::slotOf(done), part, nullptr), nullptr, 0, tile.rows);
       if (sh.rooms == 1) syncWarps(warps);
       if (done.endsParts()) R::settle(p, crew, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
+#if __CUDA_ARCH__ >= 900
+    if (R::WHOLE_ROWS && p.rows > R::HELPED) R::combineRest(p, sh, meet.words, rooms);
+#endif
     R::writeBlind(p, APART ? *p.blind : blinds);
   }
 
@@ -244,9 +247,15 @@ template <class T, int D> struct Lean {
       const int slot = R::slotOf(done);
       const typename R::Tile tile(p, done);
       const typename R::Item item(p, crew, tile, slot, part, words);
+      int rows = tile.rows;
+      if (R::WHOLE_ROWS && p.rows > R::HELPED && !more) {
+        const bool some = together && rows > R::HELPED && slot >= 0;
+        R::leaveRest(p, crew, sh, some, slot, rows, part, run);
+        if (some) rows = R::HELPED;
+      }
       barrierWait(bar, sh.round(part) & 1);
       __syncwarp();
-      R::combine(p, crew, tile, mine, slot, item, words, run);
+      R::combine(p, crew, tile, mine, slot, item, words, run, rows);
       if (done.endsParts()) together ? R::meet(p, words, crew, shares, first, tile, sh, run) : R::settle(p, crew, shares, first, tile, mine);
       barrierArrive(bar + 16);
     }

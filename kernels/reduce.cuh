@@ -15,7 +15,7 @@ template <class S> struct Reduce {
     float* o; // states of a room: (warps, rows, WIDTH)
     float4* m; // of each row, one for each state
     float4* l;
-    int* last; // of the two output tiles that a block shares: what it does of them
+    int* last; // of the two output tiles that a block shares: what it does of them; and a Rest
     // The number of part i's room, and how often it was used before.
     __device__ __forceinline__ int room(int i) const { return rooms > 1 ? i & 1 : 0; }
     __device__ __forceinline__ int round(int i) const { return rooms > 1 ? i >> 1 : i; }
@@ -96,11 +96,56 @@ template <class S> struct Reduce {
     __device__ __forceinline__ Item(const Params& p, const Tile& tile, int slot, int i, u64* words) : i(i), r(i / (D / 4)), c(i % (D / 4) * 4), spot(p, tile, slot, r, c, words) {}
   };
 
-  // Merges the states of each row, in their order, and puts the result into the
+  // Four columns of row r, from c on, of a partial whose words are tagged: the states of a
+  // room, of `warps` warps and so many rows each, merged as combine does it.
+  struct Columns {
+    float4 o;
+    float m, l;
+    __device__ __forceinline__ Columns(const Shared& sh, int room, int warps, int rows, int r, int c) {
+      const float4 m4 = sh.m[room * ROWS + r], l4 = sh.l[room * ROWS + r];
+      float4 x[STATES];
+#pragma unroll
+      for (int k = 0; k < STATES; k++) x[k] = *(const float4*)(sh.o + ((room * warps + min(k, warps - 1)) * rows + r) * WIDTH + c);
+      m = fmaxf(fmaxf(m4.x, m4.y), fmaxf(m4.z, m4.w));
+      const float base = m == -LEAN_INF ? 0.f : m;
+      const float f[STATES] = {exp2_(m4.x - base), exp2_(m4.y - base), exp2_(m4.z - base), exp2_(m4.w - base)};
+      l = f[0] * l4.x + f[1] * l4.y + f[2] * l4.z + f[3] * l4.w;
+      o = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int k = 0; k < STATES; k++) o.x += f[k] * x[k].x, o.y += f[k] * x[k].y, o.z += f[k] * x[k].z, o.w += f[k] * x[k].w;
+    }
+    // statistics: null where they are somebody else's.
+    __device__ __forceinline__ void tell(u64* to, float* statistics, u32 run) const {
+      storeTagged2(to, run, o.x, o.y), storeTagged2(to + 2, run, o.z, o.w);
+      if (statistics != nullptr) storeTagged2((u64*)statistics, run, m, l);
+    }
+  };
+
+  // Where warps that finish have whole rows of a partial, of 16-bit keys and values (others
+  // were not measured), which blocks merge together: rows r, r + step, ... before `end`; those
+  // of row 0 go to `words`. Two rows at a time: one takes some 100 instructions, most of them
+  // one behind the other, and finding out where the next one goes took as many again.
+  enum : bool { WHOLE_ROWS = FINISHERS > 0 && D == 128 && S::T::bytes == 2 };
+  __device__ static __forceinline__ void combineRows(const Shared& sh, int room, int warps, int rows, u64* words, u32 run, int r, int step, int end, int c) {
+#pragma unroll 1
+    for (; r < end; r += 2 * step) {
+      const int next = min(r + step, end - 1);
+      const Columns a(sh, room, warps, rows, r, c), b(sh, room, warps, rows, next, c);
+      u64 *const to = words + r * (D + 2), *const then = words + next * (D + 2);
+      a.tell(to + c, c == 0 ? (float*)(to + D) : nullptr, run);
+      if (r + step < end) b.tell(then + c, c == 0 ? (float*)(then + D) : nullptr, run);
+    }
+  }
+
+  // Merges the states of each of the first `rows` rows, and puts the result into the
   // output, or into a slot of the partials. `item` is the thread's first. words, tagged with
   // run: of partials that are merged together; null: of others.
-  __device__ static __forceinline__ void combine(const Params& p, const Crew& crew, const Tile& tile, const Shared& sh, int slot, Item item, u64* words, u32 run) {
-    for (int i = item.i; i < tile.rows * (D / 4); i += crew.threads()) {
+  __device__ static __forceinline__ void combine(const Params& p, const Crew& crew, const Tile& tile, const Shared& sh, int slot, Item item, u64* words, u32 run, int rows) {
+    if (WHOLE_ROWS && words != nullptr && slot >= 0 && rows > crew.warps) {
+      combineRows(sh, 0, sh.warps, p.rows, words + (long long)slot * p.rows * (D + 2), run, item.r, crew.warps, rows, item.c);
+      return;
+    }
+    for (int i = item.i; i < rows * (D / 4); i += crew.threads()) {
       if (i != item.i) item = Item(p, tile, slot, i, words);
       const float4 m = sh.m[item.r], l = sh.l[item.r];
       // All states are on their way together. One that no warp has is read as the last one,
@@ -130,6 +175,39 @@ template <class S> struct Reduce {
       }
     }
   }
+
+  // What of a block's last partial is left to the warps that compute, which have nothing else
+  // to do then: its rows from HELPED on, if there are WHOLE_ROWS and blocks merge them together.
+  // Those that finish say so, and which states and words these are: the others would have to
+  // keep it in registers all the time.
+  enum : int { HELPED = 8, LEFT_OVER = 8 }; // rows, and the barrier behind which it is known
+  struct Rest {
+    int which; // slot, rows, room, parity of the room's barrier; 0: nothing
+    u32 run;
+    __device__ __forceinline__ int parity() const { return which & 1; }
+    __device__ __forceinline__ int room() const { return which >> 1 & 1; }
+    __device__ __forceinline__ int rows() const { return which >> 2 & 31; }
+    __device__ __forceinline__ int slot() const { return which >> 7; }
+  };
+  static __device__ __forceinline__ void leaveRest(const Params& p, const Crew& crew, const Shared& sh, bool some, int slot, int rows, int part, u32 run) {
+    if (crew.thread == 0) *(Rest*)(sh.last + 2) = Rest{some ? slot << 7 | rows << 2 | sh.room(part) << 1 | (sh.round(part) & 1) : 0, run};
+    __syncwarp();
+    Crew{0, crew.warps + p.warps, LEFT_OVER}.arrive();
+  }
+#if __CUDA_ARCH__ >= 900
+  static __device__ __forceinline__ void combineRest(const Params& p, const Shared& sh, u64* words, u64* rooms) {
+    int rows = p.rows, warps = p.warps;
+    Crew{0, FINISHERS + warps, LEFT_OVER}.sync();
+    const Rest rest = *(const Rest*)(sh.last + 2);
+    if (rest.which == 0) return;
+    barrierWait(sharedAddress(rooms) + rest.room() * 8, rest.parity());
+    __syncwarp();
+    // Else the compiler finds places out at the beginning, for those that finish too, and
+    // then has no registers but uniform ones for the walk: up to 3% slower, whoever helps.
+    asm volatile("" : "+r"(rows), "+r"(warps));
+    combineRows(sh, rest.room(), warps, rows, words + (long long)rest.slot() * rows * (D + 2), rest.run, HELPED + (int)threadIdx.x / 32, warps, rest.rows(), threadIdx.x % 32 * 4);
+  }
+#endif
 
   // What of an output tile's partials is task number `task`: those of row r from
   // begin to end, which become state `part` of the row.
@@ -287,7 +365,7 @@ template <class S> struct Reduce {
       } else if (complete) {
         gather(p, crew, sh, tile.rows, host, sharers);
         crew.sync();
-        combine(p, crew, tile, sh, -1, Item(p, crew, tile, -1, 0, nullptr), nullptr, 0);
+        combine(p, crew, tile, sh, -1, Item(p, crew, tile, -1, 0, nullptr), nullptr, 0, tile.rows);
         crew.sync();
       }
       tile = last, host = blockIdx.x, sharers = guests;

@@ -164,6 +164,45 @@ func testManyTiles(t *testing.T, m *machine) {
 	noError(t, plan.Close())
 }
 
+var manyRows = []int{16, 8, 12, 20, 9, 5} // query heads of a group; of 20, every second output tile has 4 rows
+
+// testManyRows: output tiles of up to 16 rows that several thread blocks share, each with
+// one part of them, or with several.
+func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, group := range groups {
+		for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+			shape := reftest.Shape{Heads: 2 * group, KVHeads: 2, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{keys, keys - rng.IntN(128)}}
+			p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: kv})
+			merged := false
+			for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 2}, {Kind: lean.FixedSplit, Splits: 3}} {
+				for _, workers := range []int{0, 3} {
+					p.geometry.Policy, p.geometry.Workers = policy, workers
+					var first []byte
+					for range 2 {
+						m.poison(t, &p.o)
+						m.poison(t, &p.lse)
+						m.run(t, plan, p)
+						p.check(t)
+						out := read(t, &p.o)
+						if t.Failed() || first != nil && !bytes.Equal(first, out) {
+							t.Fatalf("%v: %+v, %d workers", p, policy, workers)
+						}
+						first = out
+					}
+					merged = merged || plan.works[0].wholeSeq == together
+				}
+			}
+			if m.engine.finishes() && !merged {
+				t.Errorf("%v: nobody merges together", p)
+			}
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
 // testLargeQueries: float32 queries that 16-bit keys have no exponents for, with
 // a scale that makes common scores of them.
 func testLargeQueries(t *testing.T, m *machine) {

@@ -56,6 +56,7 @@ func TestEmulatedSchedules(t *testing.T)    { testSchedules(t, emulatedGPU(t, 7)
 func TestEmulatedRepeats(t *testing.T)      { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
 func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }
 func TestEmulatedManyTiles(t *testing.T)    { testManyTiles(t, emulatedGPU(t, 3)) }
+func TestEmulatedManyRows(t *testing.T)     { testManyRows(t, emulatedGPU(t, 5), 500, manyRows...) }
 func TestEmulatedNeighbours(t *testing.T)   { testNeighbours(t, emulatedGPU(t, 3)) }
 func TestEmulatedAppend(t *testing.T)       { testAppend(t, emulatedGPU(t, 3)) }
 func TestEmulatedGraph(t *testing.T)        { testGraph(t, emulatedGPU(t, 4), 3, 200) }
@@ -73,6 +74,7 @@ func TestEmulatedCrowd(t *testing.T) {
 			m := emulatedCrowd(t, 5, free)
 			testRandom(t, m, 8, options{work: 1e5, longest: 300})
 			testRuns(t, m, 700)
+			testManyRows(t, m, 200, 16)
 		})
 	}
 }

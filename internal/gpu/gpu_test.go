@@ -74,6 +74,7 @@ func TestGPUSchedules(t *testing.T)    { testSchedules(t, realGPU(t), 3000) }
 func TestGPURepeats(t *testing.T)      { testRepeats(t, realGPU(t), 100, 1e8, 20000) }
 func TestGPULargeQueries(t *testing.T) { testLargeQueries(t, realGPU(t)) }
 func TestGPUManyTiles(t *testing.T)    { testManyTiles(t, realGPU(t)) }
+func TestGPUManyRows(t *testing.T)     { testManyRows(t, realGPU(t), orShort(20000, 3000), manyRows...) }
 func TestGPUNeighbours(t *testing.T)   { testNeighbours(t, realGPU(t)) }
 func TestGPUAppend(t *testing.T)       { testAppend(t, realGPU(t)) }
 func TestGPUGraph(t *testing.T)        { testGraph(t, realGPU(t), orShort(20, 4), orShort(4000, 600)) }
