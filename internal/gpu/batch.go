@@ -109,18 +109,25 @@ func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err erro
 		if l.clusters = min(n, tiles); l.clusters == 0 {
 			continue
 		}
-		// In the mean of all clusters: one that is done early makes room for the next launch.
-		each, more := tiles/l.clusters, tiles%l.clusters
-		of := func(tiles int) int { return tiles*blocks + ceil(tiles, 2)*max(batchMeeting-blocks, 0) }
-		cost := float64(of(each)*(l.clusters-more)+of(each+1)*more)/float64(l.clusters) + float64(blocks*batchRows[kind]/8)*batchOperands
-		if split > mostSplit {
-			cost += batchLarge
-		}
+		cost := l.cost(tiles, blocks)
 		if !ok || cost < least {
 			best, least, ok = l, cost, true
 		}
 	}
 	return best, ok, nil
+}
+
+// cost is what a launch of so many tiles takes, whose blocks have so many column blocks of
+// each: in the mean of all clusters, since one that is done early makes room for the next
+// launch.
+func (l *batchLaunch) cost(tiles, blocks int) float64 {
+	each, more := tiles/l.clusters, tiles%l.clusters
+	of := func(tiles int) int { return tiles*blocks + ceil(tiles, 2)*max(batchMeeting-blocks, 0) }
+	cost := float64(of(each)*(l.clusters-more)+of(each+1)*more)/float64(l.clusters) + float64(blocks*batchRows[l.kind]/8)*batchOperands
+	if l.split > mostSplit {
+		cost += batchLarge
+	}
+	return cost
 }
 
 // batchRoom is the shared memory of a launch whose blocks read so many bytes of weights,

@@ -308,6 +308,37 @@ func TestBatchLaunches(t *testing.T) {
 	}
 }
 
+// Which clusters are best for some layers of an H200, as was measured in whole steps: of
+// two, four, eight and sixteen blocks, as many as run at once there.
+func TestBatchCost(t *testing.T) {
+	alone, beside := [...]int{66, 30, 15, 7}, [...]int{66, 33, 16, 8}
+	for _, c := range []struct {
+		rows, in, out, best int
+		atOnce              [4]int
+	}{
+		{4, 768, 2304, 4, beside}, {8, 768, 2304, 4, beside}, {16, 768, 2304, 8, beside}, {16, 768, 768, 8, beside},
+		{4, 768, 3072, 4, beside}, {16, 768, 3072, 4, beside}, {4, 1024, 3072, 4, beside},
+		{4, 2048, 6144, 4, alone}, {8, 2048, 8192, 4, alone}, {16, 2048, 6144, 8, alone}, {16, 8192, 2048, 16, alone},
+		{8, 2560, 10240, 4, alone}, {4, 4096, 12288, 8, alone}, {16, 4096, 16384, 8, alone}, {8, 16384, 4096, 8, alone}, {16, 16384, 4096, 16, alone},
+	} {
+		best, least := 0, 0.0
+		for i, split := range batchSplits {
+			l := batchLaunch{kind: 0, split: split}
+			if c.rows > batchRows[0] {
+				l.kind = 1
+			}
+			tiles := c.out / batchTile
+			l.clusters = min(c.atOnce[i], tiles)
+			if cost := l.cost(tiles, ceil(c.in/batchBlock, split)); best == 0 || cost < least {
+				best, least = split, cost
+			}
+		}
+		if best != c.best {
+			t.Errorf("%d rows, %d x %d: clusters of %d, want %d", c.rows, c.out, c.in, best, c.best)
+		}
+	}
+}
+
 // What may not be done at once is not one launch.
 func TestGathersApart(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
