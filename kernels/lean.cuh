@@ -26,10 +26,10 @@
 #include "reduce.cuh"
 #include "ring.cuh"
 
-template <class T, int D> struct Lean {
+template <class T, int D, bool MANY = false> struct Lean {
   using S = Shape<T, D>;
   using A = Attention<S>;
-  using R = Reduce<S>;
+  using R = Reduce<S, MANY>;
   using Place = typename S::Place;
   static constexpr int KEYS = S::KEYS;
   static constexpr bool APART = FINISHERS > 0; // warps of their own finish output tiles
@@ -222,7 +222,7 @@ template <class T, int D> struct Lean {
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
 #if __CUDA_ARCH__ >= 900
-    if (R::WHOLE_ROWS && p.rows > R::HELPED) R::combineRest(p, sh, meet.words, rooms);
+    if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.words, rooms);
 #endif
     R::writeBlind(p, APART ? *p.blind : blinds);
   }
@@ -248,7 +248,7 @@ template <class T, int D> struct Lean {
       const typename R::Tile tile(p, done);
       const typename R::Item item(p, crew, tile, slot, part, words);
       int rows = tile.rows;
-      if (R::WHOLE_ROWS && p.rows > R::HELPED && !more) {
+      if (MANY && p.rows > R::HELPED && !more) {
         const bool some = together && rows > R::HELPED && slot >= 0;
         R::leaveRest(p, crew, sh, some, slot, rows, part, run);
         if (some) rows = R::HELPED;

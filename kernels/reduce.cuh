@@ -3,7 +3,8 @@
 #pragma once
 #include "work.cuh"
 
-template <class S> struct Reduce {
+// MANY: of kernels for output tiles of more than eight rows.
+template <class S, bool MANY = false> struct Reduce {
   using Place = typename S::Place;
   static constexpr int D = S::D, WIDTH = S::WIDTH;
   static constexpr int STATES = COMPUTERS;
@@ -121,11 +122,12 @@ template <class S> struct Reduce {
     }
   };
 
-  // Where warps that finish have whole rows of a partial, of 16-bit keys and values (others
-  // were not measured), which blocks merge together: rows r, r + step, ... before `end`; those
-  // of row 0 go to `words`. Two rows at a time: one takes some 100 instructions, most of them
-  // one behind the other, and finding out where the next one goes took as many again.
-  enum : bool { WHOLE_ROWS = FINISHERS > 0 && D == 128 && S::T::bytes == 2 };
+  // Where warps that finish have whole rows of a partial that blocks merge together: rows r,
+  // r + step, ... before `end`; those of row 0 go to `words`. Two rows at a time: one takes some
+  // 100 instructions, most of them one behind the other, and finding out where the next one
+  // goes took as many again. A kernel of its own, since launches of few rows and a few us take
+  // up to 4% longer with it.
+  static_assert(!MANY || FINISHERS > 0 && D == 128 && S::T::bytes == 2, "a warp has a row of 32 times four columns; others were not measured");
   __device__ static __forceinline__ void combineRows(const Shared& sh, int room, int warps, int rows, u64* words, u32 run, int r, int step, int end, int c) {
 #pragma unroll 1
     for (; r < end; r += 2 * step) {
@@ -141,7 +143,7 @@ template <class S> struct Reduce {
   // output, or into a slot of the partials. `item` is the thread's first. words, tagged with
   // run: of partials that are merged together; null: of others.
   __device__ static __forceinline__ void combine(const Params& p, const Crew& crew, const Tile& tile, const Shared& sh, int slot, Item item, u64* words, u32 run, int rows) {
-    if (WHOLE_ROWS && words != nullptr && slot >= 0 && rows > crew.warps) {
+    if (MANY && words != nullptr && slot >= 0 && rows > crew.warps) {
       combineRows(sh, 0, sh.warps, p.rows, words + (long long)slot * p.rows * (D + 2), run, item.r, crew.warps, rows, item.c);
       return;
     }
@@ -177,7 +179,7 @@ template <class S> struct Reduce {
   }
 
   // What of a block's last partial is left to the warps that compute, which have nothing else
-  // to do then: its rows from HELPED on, if there are WHOLE_ROWS and blocks merge them together.
+  // to do then: its rows from HELPED on, if blocks merge them together.
   // Those that finish say so, and which states and words these are: the others would have to
   // keep it in registers all the time.
   enum : int { HELPED = 8, LEFT_OVER = 8 }; // rows, and the barrier behind which it is known

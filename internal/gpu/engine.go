@@ -36,6 +36,7 @@ type Engine struct {
 	info   cuda.Info
 	blocks int // of every launch of attention: one for each SM
 	attend [len(elements)][len(headDims)]*cuda.Function
+	many   [len(elements)]*cuda.Function // for output tiles of leastMany rows and more, of heads of manyDim; nil: there is none
 	append *cuda.Function
 	closed atomic.Bool
 
@@ -65,10 +66,28 @@ func New(dev *cuda.Device) (*Engine, error) {
 			}
 		}
 	}
+	for i := range elements {
+		if elements[i].bytes != 2 || !e.finishes() {
+			continue
+		}
+		if e.many[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_many", elements[i].name, manyDim)); err != nil {
+			return nil, err
+		}
+	}
 	if e.append, err = m.Function("lean_append"); err != nil {
 		return nil, err
 	}
 	return e, nil
+}
+
+const manyDim, leastMany = 128, 9
+
+// kernel is the one for output tiles of so many rows.
+func (e *Engine) kernel(element, dim, rows int) *cuda.Function {
+	if dim == manyDim && rows >= leastMany && e.many[element] != nil {
+		return e.many[element]
+	}
+	return e.attend[element][dimIndex(dim)]
 }
 
 // sharing is a kernel whose thread blocks may have all of the shared memory that there

@@ -132,7 +132,7 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 	cuda.Struct(&p.args, a)
 	p.hold(o)
 	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
-	return e.attend[shape.element][dimIndex(g.Dim)], grid, nil
+	return e.kernel(shape.element, g.Dim, p.look.tileRows), grid, nil
 }
 
 // hold keeps what a launch of attention uses.
