@@ -65,13 +65,10 @@ func New(dev *cuda.Device) (*Engine, error) {
 				return nil, err
 			}
 		}
-	}
-	for i := range elements {
-		if elements[i].bytes != 2 || !e.finishes() {
-			continue
-		}
-		if e.many[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_many", elements[i].name, manyDim)); err != nil {
-			return nil, err
+		if elements[i].bytes == 2 && e.finishes() {
+			if e.many[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_many", elements[i].name, manyDim)); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if e.append, err = m.Function("lean_append"); err != nil {
@@ -80,6 +77,7 @@ func New(dev *cuda.Device) (*Engine, error) {
 	return e, nil
 }
 
+// What the kernels for many rows are for (kernels/lean.cu, and HELPED in reduce.cuh).
 const manyDim, leastMany = 128, 9
 
 // kernel is the one for output tiles of so many rows.
