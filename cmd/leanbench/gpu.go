@@ -8,10 +8,13 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"gorgonia.org/leanattention/internal/cuda"
@@ -23,6 +26,7 @@ type gpuOptions struct {
 	device       int
 	budget       time.Duration
 	full         bool
+	part         gpuPart
 	peers        bool
 	layer        bool
 }
@@ -40,6 +44,7 @@ func gpuCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	flags.IntVar(&o.device, "device", 0, "`number` of the GPU")
 	flags.DurationVar(&o.budget, "budget", time.Minute, "about how long to measure: shapes of the sweep are left out, always the same")
 	flags.BoolVar(&o.full, "full", false, "all shapes of the sweep, whatever the time")
+	flags.Var(&o.part, "part", "`K/N`: only part K of N of the shapes, for a measurement in several runs; what has a name is in the first")
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
 	return func(stdout, stderr io.Writer) error {
 		m, err := thisMachine(runtime.GOMAXPROCS(0))
@@ -47,8 +52,10 @@ func gpuCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 			return err
 		}
 		b := newGPUBench(*o, m, stdout, stderr)
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
 		// What was measured until something failed is worth keeping.
-		err = b.run()
+		err = b.run(ctx)
 		if len(b.report.Figures) > 0 {
 			err = errors.Join(err, b.report.save(o.json))
 		}
@@ -77,7 +84,8 @@ func newGPUBench(o gpuOptions, m machine, stdout, stderr io.Writer) *gpuBench {
 	}
 }
 
-func (b *gpuBench) run() (err error) {
+// run measures until ctx ends, and then no other shape.
+func (b *gpuBench) run(ctx context.Context) (err error) {
 	driver, err := loadDriver()
 	if err != nil {
 		return err
@@ -116,8 +124,16 @@ func (b *gpuBench) run() (err error) {
 				return errors.Join(failed...)
 			}
 		}
-		if i+1 == len(cases) || cases[i+1].table != c.table {
+		end := i+1 == len(cases)
+		if !end && ctx.Err() != nil {
+			failed = append(failed, fmt.Errorf("interrupted: %d of %d shapes were measured", i+1, len(cases)))
+			end = true
+		}
+		if end || cases[i+1].table != c.table {
 			b.report.writeTable(b.stdout, c.table)
+		}
+		if end {
+			break
 		}
 	}
 	if len(b.overBest) > 0 {
@@ -213,20 +229,24 @@ func (b *gpuBench) cases() ([]gpuCase, error) {
 				c.shape.region()>>20, most>>20)
 		}
 	}
+	always := b.always
+	if !b.options.part.first() {
+		always = nil
+	}
 	sweep := sweepCases()
-	picked := sweep
+	picked := b.options.part.of(sweep)
 	if !b.options.full {
 		left := b.options.budget
-		for _, c := range b.always {
+		for _, c := range always {
 			left -= c.cost()
 		}
 		// From all of them, so that the memory that is free does not change which.
-		picked = within(sweep, left)
+		picked = within(picked, left)
 	}
 	n := len(picked)
 	picked = slices.DeleteFunc(picked, func(c gpuCase) bool { return c.shape.region() > most })
 	b.note("%d of the %d shapes of the sweep; for %d more there is no memory", len(picked), len(sweep), n-len(picked))
-	return slices.Concat(b.always, picked), nil
+	return slices.Concat(always, picked), nil
 }
 
 // arenas takes memory for the largest case, here and in the peers' process.

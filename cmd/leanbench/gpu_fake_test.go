@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -174,7 +175,7 @@ func TestFakeGPU(t *testing.T) {
 				{table: tableGroups, shape: evenShape(4, 4, 4, 16384, 64), groups: []int{2}, grouped: atMost(1.03)},
 			},
 		}
-		if err := b.run(); err != nil {
+		if err := b.run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.report.save(file); err != nil {
@@ -228,6 +229,28 @@ func TestFakeGPU(t *testing.T) {
 		}
 		if err := json.Unmarshal(data, &back); err != nil || len(back.Figures) != len(b.report.Figures) || len(back.Notes) < 4 {
 			t.Errorf("JSON of %d figures (%v), want %d; notes %q", len(back.Figures), err, len(b.report.Figures), back.Notes)
+		}
+	}
+}
+
+// TestFakeInterrupted: who interrupts keeps what was measured, the shape at hand
+// too, and is told that it is not all.
+func TestFakeInterrupted(t *testing.T) {
+	fakeGPU(t, 90)
+	var out strings.Builder
+	b := &gpuBench{unchecked: true, report: &report{}, stdout: &out, stderr: io.Discard, rng: testRand(t)}
+	for _, keys := range []int{1024, 2048, 4096} {
+		b.always = append(b.always, evenCase(tableNamed, evenShape(4, 8, 8, keys, 64)))
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	if err := b.run(ctx); err == nil || !strings.Contains(err.Error(), "interrupted: 1 of 3 shapes") {
+		t.Errorf("error %v", err)
+	}
+	for i, c := range b.always {
+		is := c.shape.String()
+		if there := find(t, b.report, is, ours, micros) != nil; there != (i == 0) || there != strings.Contains(out.String(), "| "+is+" | ") {
+			t.Errorf("%s: measured %t, output:\n%s", is, there, out.String())
 		}
 	}
 }
@@ -318,7 +341,7 @@ func TestFakeFailures(t *testing.T) {
 		lib.State().FailIn(call, 2)
 		b := &gpuBench{unchecked: true, report: &report{}, stdout: io.Discard, stderr: io.Discard, rng: testRand(t),
 			always: []gpuCase{evenCase(tableNamed, evenShape(4, 8, 8, 8192, 64))}}
-		if err := b.run(); err == nil {
+		if err := b.run(t.Context()); err == nil {
 			t.Errorf("%s failed and nobody said so", call)
 		}
 		if lib.State().Failed() == "" {

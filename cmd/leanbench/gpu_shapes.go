@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -64,13 +66,18 @@ func (s gpuShape) String() string {
 // times the L2 cache.
 const gpuRotation = 200 << 20
 
+// gpuGraph is what a graph's launches read together at least, unless they are 20:
+// beside so many bytes the time that a graph takes to begin is nothing.
+const gpuGraph int64 = 40e9
+
 // sets is the number of operands that take turns, and launches the number of
 // launches of a graph, a multiple of it.
 func (s gpuShape) sets() int { return int((gpuRotation + s.region() - 1) / s.region()) }
 
 func (s gpuShape) launches() int {
 	n := s.sets()
-	return (20 + n - 1) / n * n
+	least := min(20, max(4, int((gpuGraph+s.bytes()-1)/s.bytes())))
+	return (least + n - 1) / n * n
 }
 
 // gpuCase is a case of a table.
@@ -192,6 +199,50 @@ func (c gpuCase) rounds() int {
 		return 3
 	}
 	return 5
+}
+
+// gpuPart is one of as many parts of the shapes. The zero value is all of them.
+type gpuPart struct{ which, parts int }
+
+func (p *gpuPart) String() string {
+	if p.parts == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d/%d", p.which, p.parts)
+}
+
+// Set makes gpuPart a flag.
+func (p *gpuPart) Set(text string) error {
+	which, parts, ok := strings.Cut(text, "/")
+	k, errK := strconv.Atoi(which)
+	n, errN := strconv.Atoi(parts)
+	if !ok || errK != nil || errN != nil || k < 1 || k > n {
+		return fmt.Errorf("%q is not K/N with K from 1 to N", text)
+	}
+	*p = gpuPart{k, n}
+	return nil
+}
+
+// first says whether the part has what is not shared out among them.
+func (p gpuPart) first() bool { return p.which <= 1 }
+
+// of shares cases out, the same at every call: every part has small and large
+// ones of each kind.
+func (p gpuPart) of(cases []gpuCase) []gpuCase {
+	if p.parts <= 1 {
+		return cases
+	}
+	part := make([]int, len(cases)) // of each case
+	for i, at := range rand.New(rand.NewPCG(2, 2)).Perm(len(cases)) {
+		part[i] = at%p.parts + 1
+	}
+	var mine []gpuCase
+	for i, c := range cases {
+		if part[i] == p.which {
+			mine = append(mine, c)
+		}
+	}
+	return mine
 }
 
 // within picks cases that take so long together, the same at every call, and

@@ -90,7 +90,8 @@ func TestGPUSweep(t *testing.T) {
 			t.Errorf("%v: bar %v", c.shape, c.share)
 		}
 		s := c.shape
-		if s.launches() < 20 || s.launches()%s.sets() != 0 || int64(s.sets())*s.region() < gpuRotation {
+		full := s.launches() >= 20 || s.launches() >= 4 && int64(s.launches())*s.bytes() >= gpuGraph
+		if !full || s.launches()%s.sets() != 0 || int64(s.sets())*s.region() < gpuRotation {
 			t.Errorf("%v: %d launches of %d sets", s, s.launches(), s.sets())
 		}
 	}
@@ -106,6 +107,48 @@ func TestGPUSweep(t *testing.T) {
 	}
 	if n := len(within(all, 0)); n != 0 {
 		t.Errorf("%d cases in no time", n)
+	}
+}
+
+// TestGPUPart: every shape is in one part, and each part has some of all sizes.
+func TestGPUPart(t *testing.T) {
+	all := sweepCases()
+	var none gpuPart
+	if n := len(none.of(all)); n != len(all) || !none.first() || none.String() != "" {
+		t.Errorf("no part is %d shapes of %d, %q", n, len(all), none.String())
+	}
+	for _, parts := range []int{1, 2, 3, 5} {
+		seen := make(map[string]int)
+		for k := 1; k <= parts; k++ {
+			var p gpuPart
+			if err := p.Set(fmt.Sprintf("%d/%d", k, parts)); err != nil || p.first() != (k == 1) || p.String() != fmt.Sprintf("%d/%d", k, parts) {
+				t.Fatalf("part %d of %d is %v (%v)", k, parts, p.String(), err)
+			}
+			var cost, whole time.Duration
+			for _, c := range p.of(all) {
+				seen[c.shape.String()]++
+				cost += c.cost()
+			}
+			for _, c := range all {
+				whole += c.cost()
+			}
+			if even := whole / time.Duration(parts); cost < even/2 || cost > even*2 {
+				t.Errorf("part %v takes %v of %v", p.String(), cost, whole)
+			}
+		}
+		for is, n := range seen {
+			if n != 1 {
+				t.Errorf("%s is in %d of %d parts", is, n, parts)
+			}
+		}
+		if len(seen) != len(all) {
+			t.Errorf("%d parts have %d shapes of %d", parts, len(seen), len(all))
+		}
+	}
+	for _, text := range []string{"", "1", "0/2", "3/2", "a/b", "1/2/3", "/"} {
+		if err := new(gpuPart).Set(text); err == nil {
+			t.Errorf("%q is a part", text)
+		}
 	}
 }
 
