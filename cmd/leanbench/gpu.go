@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ type gpuOptions struct {
 	budget       time.Duration
 	full         bool
 	part         gpuPart
+	match        *regexp.Regexp // nil: everything
 	peers        bool
 	layer        bool
 }
@@ -45,6 +47,10 @@ func gpuCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	flags.DurationVar(&o.budget, "budget", time.Minute, "about how long to measure: shapes of the sweep are left out, always the same")
 	flags.BoolVar(&o.full, "full", false, "all shapes of the sweep, whatever the time")
 	flags.Var(&o.part, "part", "`K/N`: only part K of N of the shapes, for a measurement in several runs; what has a name is in the first")
+	flags.Func("match", "only shapes whose line matches the `regexp`, such as '^b1, .* x 64$' or '^B:'", func(text string) (err error) {
+		o.match, err = regexp.Compile(text)
+		return err
+	})
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
 	return func(stdout, stderr io.Writer) error {
 		m, err := thisMachine(runtime.GOMAXPROCS(0))
@@ -106,6 +112,9 @@ func (b *gpuBench) run(ctx context.Context) (err error) {
 	cases, err := b.cases()
 	if err != nil {
 		return err
+	}
+	if len(cases) == 0 {
+		return errors.New("there is no such shape (-match, -part)")
 	}
 	if err := b.arenas(cases); err != nil {
 		return err
@@ -188,13 +197,16 @@ func smi(ordinal int, what string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// clockShape is what is read while somebody looks at the clock.
+var clockShape = evenShape(1, 1, 1, 1<<18, 64)
+
 // clock notes the SM clock while the GPU reads memory. Without nvidia-smi, or
 // without a kernel that reads, there is no note.
 func (b *gpuBench) clock(when string) {
 	if _, err := exec.LookPath("nvidia-smi"); err != nil {
 		return
 	}
-	all, err := b.device.ceilings(evenShape(1, 1, 1, 1<<18, 64))
+	all, err := b.device.ceilings(clockShape)
 	if err != nil || len(all) == 0 {
 		return
 	}
@@ -223,18 +235,18 @@ func (b *gpuBench) cases() ([]gpuCase, error) {
 	if b.peers != nil {
 		most = memory.Free / 10 * 4 // they have operands of their own
 	}
-	for _, c := range b.always {
+	always := b.options.matching(b.always)
+	if !b.options.part.first() {
+		always = nil
+	}
+	for _, c := range always {
 		if c.shape.region() > most {
 			return nil, fmt.Errorf("%s: %w: keys and values take %d MB, and there are %d", c.shape, cuda.ErrOutOfMemory,
 				c.shape.region()>>20, most>>20)
 		}
 	}
-	always := b.always
-	if !b.options.part.first() {
-		always = nil
-	}
 	sweep := sweepCases()
-	picked := b.options.part.of(sweep)
+	picked := b.options.matching(b.options.part.of(sweep))
 	if !b.options.full {
 		left := b.options.budget
 		for _, c := range always {
@@ -249,11 +261,25 @@ func (b *gpuBench) cases() ([]gpuCase, error) {
 	return slices.Concat(always, picked), nil
 }
 
+// matching leaves out what does not match.
+func (o *gpuOptions) matching(cases []gpuCase) []gpuCase {
+	if o.match == nil {
+		return cases
+	}
+	var found []gpuCase
+	for _, c := range cases {
+		if o.match.MatchString(c.shape.String()) {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
 // arenas takes memory for the largest case, here and in the peers' process.
 func (b *gpuBench) arenas(cases []gpuCase) error {
-	size := int64(1 << 20)
+	size := clockShape.rotation()
 	for _, c := range cases {
-		size = max(size, int64(c.shape.sets())*c.shape.region())
+		size = max(size, c.shape.rotation())
 	}
 	if err := b.device.fill(size, arenaPeriod); err != nil {
 		return err

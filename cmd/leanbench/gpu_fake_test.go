@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -242,6 +243,11 @@ func TestFakeInterrupted(t *testing.T) {
 	for _, keys := range []int{1024, 2048, 4096} {
 		b.always = append(b.always, evenCase(tableNamed, evenShape(4, 8, 8, keys, 64)))
 	}
+	b.options.match = regexp.MustCompile("no shape")
+	if err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), "no such shape") {
+		t.Errorf("error %v", err)
+	}
+	b.options.match = regexp.MustCompile("^b4, 8 heads x [124].* x 64")
 	ctx, interrupt := context.WithCancel(t.Context())
 	interrupt()
 	if err := b.run(ctx); err == nil || !strings.Contains(err.Error(), "interrupted: 1 of 3 shapes") {

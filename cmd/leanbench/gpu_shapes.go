@@ -74,6 +74,9 @@ const gpuGraph int64 = 40e9
 // launches of a graph, a multiple of it.
 func (s gpuShape) sets() int { return int((gpuRotation + s.region() - 1) / s.region()) }
 
+// rotation is how many bytes they take together.
+func (s gpuShape) rotation() int64 { return int64(s.sets()) * s.region() }
+
 func (s gpuShape) launches() int {
 	n := s.sets()
 	least := min(20, max(4, int((gpuGraph+s.bytes()-1)/s.bytes())))

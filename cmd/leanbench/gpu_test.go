@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -91,7 +92,7 @@ func TestGPUSweep(t *testing.T) {
 		}
 		s := c.shape
 		full := s.launches() >= 20 || s.launches() >= 4 && int64(s.launches())*s.bytes() >= gpuGraph
-		if !full || s.launches()%s.sets() != 0 || int64(s.sets())*s.region() < gpuRotation {
+		if !full || s.launches()%s.sets() != 0 || s.rotation() < gpuRotation {
 			t.Errorf("%v: %d launches of %d sets", s, s.launches(), s.sets())
 		}
 	}
@@ -148,6 +149,28 @@ func TestGPUPart(t *testing.T) {
 	for _, text := range []string{"", "1", "0/2", "3/2", "a/b", "1/2/3", "/"} {
 		if err := new(gpuPart).Set(text); err == nil {
 			t.Errorf("%q is a part", text)
+		}
+	}
+}
+
+func TestGPUMatch(t *testing.T) {
+	var o gpuOptions
+	if all := sweepCases(); len(o.matching(all)) != len(all) {
+		t.Error("no expression leaves something out")
+	}
+	o.match = regexp.MustCompile(`^b6, 48/8 heads x 1024 x|^B:`)
+	var names []string
+	for _, c := range o.matching(slices.Concat(namedCases(), raggedCases(), sweepCases())) {
+		names = append(names, c.shape.String())
+	}
+	want := []string{"B: 131072 and 31 x 1024, 32/8 heads of 128", "b6, 48/8 heads x 1024 x 64", "b6, 48/8 heads x 1024 x 128"}
+	if !slices.Equal(names, want) {
+		t.Errorf("%q match, want %q", names, want)
+	}
+	for _, args := range [][]string{{"gpu", "-match", "("}, {"gpu", "-part", "2/1"}} {
+		var stdout, stderr strings.Builder
+		if status := run(args, &stdout, &stderr); status != 2 || !strings.Contains(stderr.String(), args[1]) {
+			t.Errorf("%q: status %d, %q", args, status, stderr.String())
 		}
 	}
 }
