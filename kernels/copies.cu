@@ -2,8 +2,7 @@
 // them by itself takes some 3 us, by the copy engine or a kernel; most of that is the
 // beginning and the end, which all have at once here. The host's pinned memory is
 // read at its address there: a thread has all that it reads on the way at once.
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "copy.cuh"
 
 constexpr int COPIES_MOST = 8;
 constexpr int COPIES_THREADS = 256;
@@ -15,8 +14,10 @@ struct Copies {
   int blocks;                             // of each copy, as many as the largest one needs
 };
 
-// It is never launched to overlap others, so it waits for nobody.
+// It is never launched to overlap what is before it, so it waits for nobody. What is
+// behind it overlaps it only if it waits before it reads anything.
 extern "C" __global__ void __launch_bounds__(COPIES_THREADS) copy_pieces(const __grid_constant__ Copies p) {
+  if (threadIdx.x == 0) letNextStart();
   const int i = blockIdx.x / p.blocks;
   const int begin = blockIdx.x % p.blocks * COPIES_BLOCK, end = min(p.bytes[i], begin + COPIES_BLOCK);
   const u64 to = p.to[i], from = p.from[i];

@@ -29,7 +29,7 @@ type functions struct {
 	funcGetAttribute, funcSetAttribute, occupancy, clusters, launchKernel, launchKernelEx               function
 	tensorMapEncodeTiled                                                                                function
 	streamBeginCapture, streamEndCapture, graphInstantiate, graphDestroy, graphExecDestroy, graphLaunch function
-	exchangeCaptureMode                                                                                 function
+	exchangeCaptureMode, graphGetRootNodes, graphSetKernel                                              function
 }
 
 // table pairs every entry point with its name in the library. A suffix _v2 is
@@ -94,6 +94,8 @@ func (f *functions) table() []struct {
 		{&f.graphDestroy, "cuGraphDestroy", ""},
 		{&f.graphExecDestroy, "cuGraphExecDestroy", ""},
 		{&f.graphLaunch, "cuGraphLaunch", ""},
+		{&f.graphGetRootNodes, "cuGraphGetRootNodes", ""},
+		{&f.graphSetKernel, "cuGraphExecKernelNodeSetParams", ""},
 		{&f.exchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", ""},
 	}
 }

@@ -1,13 +1,50 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
+	"slices"
+	"sync"
 	"unsafe"
 )
 
 // Graph is work that was captured from a stream, to be launched as one.
-type Graph struct{ object }
+type Graph struct {
+	object
+	front front
+}
+
+// front is a graph's first node, before all others: the kernel that makes copies, where
+// the graph was captured from a stream that puts some off. A launch has it make those that
+// are put off just then.
+type front struct {
+	sync.Mutex           // of launches: a node has one text
+	template   object    // the graph that the node is of; it goes after the one that is launched
+	node       uintptr   // 0: there is none
+	kernel     *Function // nil as well
+	busy       bool      // its text has copies that were made already
+
+	args Args
+	text kernelNode
+}
+
+// kernelNode is CUDA_KERNEL_NODE_PARAMS_v1.
+type kernelNode struct {
+	function        uintptr
+	blocks, threads [3]uint32
+	shared          uint32
+	params, extra   uintptr
+}
+
+// Close gives the graph back to the driver, after the calls that use it now.
+func (g *Graph) Close() error {
+	err := g.object.Close()
+	if g.front.node != 0 && !errors.Is(err, ErrClosed) {
+		err = errors.Join(err, g.front.template.Close())
+	}
+	return err
+}
 
 // Capture records what f queues on the stream instead of running it. f may use
 // other streams by events that fork from this one and come back to it. It must
@@ -48,7 +85,11 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 			if r := fn.streamEndCapture.call(s.id, uintptr(unsafe.Pointer(&template))); r != 0 {
 				return v.drv.failed(r, &fn.streamEndCapture, "")
 			}
-			defer fn.graphDestroy.call(template) // nothing depends on it
+			if !keep || g.front.kernel == nil {
+				defer fn.graphDestroy.call(template) // nothing depends on it
+			} else if err := g.front.find(v, template); err != nil {
+				return err
+			}
 			if !keep {
 				return nil
 			}
@@ -65,14 +106,67 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 			end(false)
 		}
 	}()
+	if g.front.kernel, err = s.queueFront(); err != nil {
+		end(false)
+		return nil, err
+	}
 	if err := f(); err != nil {
 		end(false) // what f says tells more
 		return nil, fmt.Errorf("capture: %w", err)
 	}
 	if err := end(true); err != nil {
+		if g.front.node != 0 {
+			g.front.template.Close()
+		}
 		return nil, err
 	}
 	return g, nil
+}
+
+// find keeps the graph that was captured, and finds the node in it. On error nothing is
+// kept.
+func (f *front) find(v *Device, template uintptr) error {
+	fn := &v.drv.fn
+	err := v.make(&f.template.handle, &fn.graphDestroy, func() (uintptr, error) {
+		var node uintptr
+		n := uintptr(1)
+		if r := fn.graphGetRootNodes.call(template, uintptr(unsafe.Pointer(&node)), uintptr(unsafe.Pointer(&n))); r != 0 {
+			return 0, v.drv.failed(r, &fn.graphGetRootNodes, "")
+		}
+		if n != 1 || node == 0 {
+			return 0, fmt.Errorf("capture: %d first nodes: %w", n, ErrRange)
+		}
+		f.node = node
+		return template, nil
+	})
+	if err != nil {
+		f.node = 0
+		fn.graphDestroy.call(template)
+	}
+	return err
+}
+
+// set has the node make copies, or none.
+func (f *front) set(g *Graph, copies []smallCopy) error {
+	params, grid := textOf(copies)
+	f.args.Reset()
+	Struct(&f.args, &params)
+	f.args.point()
+	f.text = kernelNode{function: f.kernel.id, params: uintptr(unsafe.Pointer(unsafe.SliceData(f.args.params)))}
+	for i := range 3 {
+		f.text.blocks[i], f.text.threads[i] = uint32(grid.Blocks[i]), uint32(grid.Threads[i])
+	}
+	v := g.dev
+	call := &v.drv.fn.graphSetKernel
+	err := v.with(func() error {
+		if r := call.call4(g.id, f.node, uintptr(unsafe.Pointer(&f.text)), 0); r != 0 {
+			return v.drv.failed(r, call, "%d copies", len(copies))
+		}
+		return nil
+	})
+	// Should it fail, the driver may have it either way.
+	f.busy = err != nil || len(copies) > 0
+	return err
 }
 
 // Relaxed calls f, which may make and close buffers while its goroutine captures.
@@ -93,23 +187,44 @@ func (v *Device) Relaxed(f func() error) error {
 	return err
 }
 
-// Launch queues the graph.
+// Launch queues the graph. Copies that the stream has put off are made by the graph's
+// first node, and events behind them recorded behind the graph; not if one of these tells
+// the time.
 func (s *Stream) Launch(g *Graph) error {
 	if err := enterAll(&s.handle, &g.handle); err != nil {
 		return err
 	}
 	defer leaveAll(&s.handle, &g.handle)
-	s.off.Lock()
-	defer s.off.Unlock()
-	if err := s.settle(); err != nil {
-		return err
-	}
-	f := &s.dev.drv.fn.graphLaunch
-	return s.dev.with(func() error {
-		if r := f.call4(g.id, s.id, 0, 0); r != 0 {
-			return s.dev.drv.failed(r, f, "")
+	f, o := &g.front, &s.off
+	f.Lock()
+	defer f.Unlock()
+	o.Lock()
+	defer o.Unlock()
+	together := f.node != 0 && len(o.copies) > 0 && o.lost == nil && !slices.ContainsFunc(o.marks, func(e *Event) bool { return e.timed })
+	if !together {
+		if err := s.settle(); err != nil {
+			return err
 		}
-		s.off.launched()
+	}
+	if len(o.copies) > 0 || f.busy {
+		if err := f.set(g, o.copies); err != nil {
+			return fmt.Errorf("copies that were put off: %w", err)
+		}
+	}
+	call := &s.dev.drv.fn.graphLaunch
+	err := s.dev.with(func() error {
+		if r := call.call4(g.id, s.id, 0, 0); r != 0 {
+			return s.dev.drv.failed(r, call, "")
+		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	o.launched()
+	o.made()
+	if err := s.mark(); err != nil {
+		o.lost = err // for the next call: the graph is launched
+	}
+	return nil
 }

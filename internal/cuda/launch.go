@@ -87,6 +87,10 @@ type Grid struct {
 	// lets it (griddepcontrol.launch_dependents), and waits itself for what that
 	// one writes (griddepcontrol.wait). It needs compute capability 9.0.
 	Overlap bool
+
+	// Waits: so it does before it reads or writes anything, and lets no other one start
+	// before. Then it may overlap copies as well, see [Stream.PutOff].
+	Waits bool
 }
 
 // launchConfig is CUlaunchConfig, launchAttribute CUlaunchAttribute.
@@ -139,7 +143,7 @@ func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 	if err := s.settle(); err != nil {
 		return err
 	}
-	g.Overlap = g.Overlap && s.off.mayOverlap()
+	g.Overlap = g.Overlap && s.off.mayOverlap(&g)
 	if err := f.queue(s, &g, a); err != nil {
 		return err
 	}
@@ -150,10 +154,7 @@ func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 // queue is Launch of what is checked and entered.
 func (f *Function) queue(s *Stream, g *Grid, a *Args) error {
 	m := f.module
-	a.params = a.params[:0]
-	for _, at := range a.starts {
-		a.params = append(a.params, unsafe.Pointer(&a.data[at]))
-	}
+	a.point()
 	return m.dev.with(func() error {
 		var r result
 		call := &m.dev.drv.fn.launchKernel
@@ -171,6 +172,14 @@ func (f *Function) queue(s *Stream, g *Grid, a *Args) error {
 		}
 		return nil
 	})
+}
+
+// point has params point to the arguments.
+func (a *Args) point() {
+	a.params = a.params[:0]
+	for _, at := range a.starts {
+		a.params = append(a.params, unsafe.Pointer(&a.data[at]))
+	}
 }
 
 // check fills in the sizes that were left out.

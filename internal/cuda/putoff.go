@@ -41,11 +41,11 @@ type putOff struct {
 	capturing  bool      // nor is it now
 	copies     []smallCopy
 	marks      []*Event // behind the copies
-	lost       error    // why a copy was not made, for the next call that queues something
+	lost       error    // why a copy was not made, or an event not recorded, for the next call that queues something
 	behind     bool     // the kernel was launched, and nothing else since
+	front      bool     // so is it in the capture
 
-	args   Args
-	params Copies
+	args Args
 }
 
 // smallCopy is one that is put off, or could be.
@@ -159,9 +159,20 @@ func (s *Stream) flush() error {
 		if err := s.makeCopies(); err != nil {
 			return fmt.Errorf("copies that were put off: %w", err)
 		}
-		clear(o.copies)
-		o.copies = o.copies[:0]
+		o.made()
 	}
+	return s.mark()
+}
+
+// made says that the copies are queued.
+func (o *putOff) made() {
+	clear(o.copies)
+	o.copies = o.copies[:0]
+}
+
+// mark records the events behind them.
+func (s *Stream) mark() error {
+	o := &s.off
 	for len(o.marks) > 0 {
 		if err := s.record(o.marks[0]); err != nil {
 			return fmt.Errorf("an event behind copies that were put off: %w", err)
@@ -176,23 +187,46 @@ func (s *Stream) makeCopies() error {
 	if len(o.copies) == 1 { // the kernel gains nothing
 		return s.copyNow(&o.copies[0])
 	}
-	most := 0
-	o.params = Copies{}
-	for i := range o.copies {
-		c := &o.copies[i]
-		o.params.To[i], o.params.From[i], o.params.Bytes[i] = uint64(c.to), uint64(c.from), int32(c.n)
-		most = max(most, c.n)
-	}
-	blocks := (most + copyBlockBytes - 1) / copyBlockBytes
-	o.params.Blocks = int32(blocks)
+	params, g := textOf(o.copies)
 	o.args.Reset()
-	Struct(&o.args, &o.params)
-	g := Grid{Blocks: [3]int{len(o.copies) * blocks, 1, 1}, Threads: [3]int{copyThreads, 1, 1}}
+	Struct(&o.args, &params)
 	if err := o.kernel.queue(s, &g, &o.args); err != nil {
 		return err
 	}
 	o.behind = true
 	return nil
+}
+
+// textOf is what the kernel takes to make copies, or none.
+func textOf(copies []smallCopy) (params Copies, g Grid) {
+	most := 1
+	for i := range copies {
+		c := &copies[i]
+		params.To[i], params.From[i], params.Bytes[i] = uint64(c.to), uint64(c.from), int32(c.n)
+		most = max(most, c.n)
+	}
+	blocks := (most + copyBlockBytes - 1) / copyBlockBytes
+	params.Blocks = int32(blocks)
+	return params, Grid{Blocks: [3]int{max(1, len(copies)) * blocks, 1, 1}, Threads: [3]int{copyThreads, 1, 1}}
+}
+
+// queueFront begins a capture with the kernel, which makes no copies yet, if the stream
+// puts copies off: nil if it does not.
+func (s *Stream) queueFront() (*Function, error) {
+	o := &s.off
+	o.Lock()
+	defer o.Unlock()
+	if o.kernel == nil {
+		return nil, nil
+	}
+	params, g := textOf(nil)
+	o.args.Reset()
+	Struct(&o.args, &params)
+	if err := o.kernel.queue(s, &g, &o.args); err != nil {
+		return nil, err
+	}
+	o.front = true
+	return o.kernel, nil
 }
 
 // settled is settle for calls that wait: they must not hold the lock.
@@ -202,13 +236,22 @@ func (s *Stream) settled() error {
 	return s.settle()
 }
 
+// last says whether the last thing that was queued, or captured, is the kernel.
+func (o *putOff) last() *bool {
+	if o.capturing {
+		return &o.front
+	}
+	return &o.behind
+}
+
 // mayOverlap says whether a launch may overlap what is before it: not the kernel that
-// makes copies, since kernels take it that none overtakes a copy. (The first launch of a
-// graph overlaps nothing.) The stream's lock is held.
-func (o *putOff) mayOverlap() bool { return !o.behind || o.capturing }
+// makes copies, since kernels take it that none overtakes a copy, but for those that wait
+// before they read anything. (The first launch behind a graph overlaps nothing.) The
+// stream's lock is held.
+func (o *putOff) mayOverlap(g *Grid) bool { return g.Waits || !*o.last() }
 
 // launched notes that something was launched behind the kernel.
-func (o *putOff) launched() { o.behind = o.behind && o.capturing }
+func (o *putOff) launched() { *o.last() = false }
 
 // capture says that a capture begins or ends.
 func (s *Stream) capture(begins bool) error {
@@ -219,7 +262,7 @@ func (s *Stream) capture(begins bool) error {
 			return err
 		}
 	}
-	s.off.capturing = begins
+	s.off.capturing, s.off.front = begins, false
 	return nil
 }
 

@@ -46,7 +46,7 @@ func tryLate(dev *cuda.Device) (l *late, err error) {
 	step(func() (err error) { l.a, err = dev.NewBuffer(64 << 10); return })
 	step(func() (err error) { l.b, err = dev.NewBuffer(80 << 10); return })
 	step(func() (err error) { l.h, err = dev.NewHost(128 << 10); return })
-	step(func() (err error) { l.e, err = dev.NewEvent(true); return })
+	step(func() (err error) { l.e, err = dev.NewEvent(false); return })
 	step(func() error {
 		m, err := dev.Module("m", image)
 		if err == nil {
@@ -73,10 +73,11 @@ func newLate(t testing.TB, dev *cuda.Device) *late {
 	return l
 }
 
-func (l *late) launch() error {
-	a := &cuda.Args{}
-	a.Int64(1)
-	return l.kernel.Launch(l.s, cuda.Grid{Overlap: true}, a)
+func (l *late) launch() error { return l.kernel.Launch(l.s, cuda.Grid{Overlap: true}, args()) }
+
+// patient is a launch that waits before it reads.
+func (l *late) patient() error {
+	return l.kernel.Launch(l.s, cuda.Grid{Overlap: true, Waits: true}, args())
 }
 
 // calls is what of a log tells of work on the GPU.
@@ -85,7 +86,7 @@ func calls(log string) string {
 	for line := range strings.Lines(log) {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "kernel ") || strings.HasPrefix(line, "cuMemcpy") || strings.HasPrefix(line, "cuMemset") || strings.HasPrefix(line, "overlap") ||
-			strings.HasPrefix(line, "cuEvent") || strings.HasPrefix(line, "cuStream") || line == "cuGraphLaunch" || line == "cuMemFree_v2" || line == "cuModuleUnload" {
+			strings.HasPrefix(line, "cuEvent") || strings.HasPrefix(line, "cuStream") || line == "cuGraphLaunch" || line == "cuGraphExecKernelNodeSetParams" || line == "cuMemFree_v2" || line == "cuModuleUnload" {
 			list = append(list, line)
 		}
 	}
@@ -127,7 +128,7 @@ func TestPutOffStep(t *testing.T) {
 		t.Error("nor were the events")
 	}
 	noErrors(t, l.s.Launch(l.graph))
-	if got := calls(lib.Log()); got != "kernel copy_pieces, cuEventRecord, cuEventRecord, cuGraphLaunch" {
+	if got := calls(lib.Log()); got != "cuGraphExecKernelNodeSetParams, cuGraphLaunch, cuEventRecord, cuEventRecord" {
 		t.Errorf("queued: %s", got)
 	}
 	if !strings.Contains(lib.Log(), "grid 8 1 1 block 256 1 1 shared 0\n") {
@@ -142,11 +143,105 @@ func TestPutOffStep(t *testing.T) {
 	if !bytes.Equal(content(t, l.a, 0, 64<<10), want) {
 		t.Error("the copies were not made")
 	}
-	lib.Forget()
-	noErrors(t, l.s.Upload(l.a, 0, l.h, 0, 64), l.s.Launch(l.graph), l.s.Launch(l.graph))
-	if got := calls(lib.Log()); got != "cuMemcpyHtoDAsync_v2, cuGraphLaunch, cuGraphLaunch" {
-		t.Errorf("one copy: %s", got)
+	// One copy, by two streams; a launch without any does not make them again.
+	second, err := dev.NewStream()
+	noErrors(t, err, second.PutOff(copyKernel))
+	for _, s := range []*cuda.Stream{l.s, second} {
+		lib.Forget()
+		noErrors(t, l.a.Set(0, 0, 64), s.Upload(l.a, 0, l.h, 4, 64), s.Launch(l.graph))
+		if got := calls(lib.Log()); !strings.HasSuffix(got, "cuGraphExecKernelNodeSetParams, cuGraphLaunch") {
+			t.Errorf("one copy: %s", got)
+		}
+		if got := content(t, l.a, 0, 64); !bytes.Equal(got, l.h.Bytes()[4:68]) {
+			t.Errorf("one copy: %x", got)
+		}
 	}
+	noErrors(t, l.a.Set(0, 0, 64))
+	lib.Forget()
+	noErrors(t, l.s.Launch(l.graph), l.s.Launch(l.graph))
+	if got := calls(lib.Log()); got != "cuGraphExecKernelNodeSetParams, cuGraphLaunch, cuGraphLaunch" {
+		t.Errorf("no copies: %s", got)
+	}
+	if got := content(t, l.a, 0, 64); !bytes.Equal(got, make([]byte, 64)) {
+		t.Errorf("copies were made again: %x", got)
+	}
+
+	// An event that tells the time is not recorded behind the graph.
+	timed, err := dev.NewEvent(true)
+	noErrors(t, err)
+	lib.Forget()
+	noErrors(t, l.s.Upload(l.a, 0, l.h, 0, 64), l.s.Copy(l.a, 64, l.b, 0, 64), l.s.Record(timed), l.s.Launch(l.graph))
+	if got := calls(lib.Log()); got != "kernel copy_pieces, cuEventRecord, cuGraphLaunch" {
+		t.Errorf("with a timed event: %s", got)
+	}
+}
+
+// A graph has no node for copies if its stream puts none off.
+func TestPutOffAndOtherGraphs(t *testing.T) {
+	lib, dev := openFake(t)
+	defer nothingLeft(t, lib, dev)
+	l := newLate(t, dev)
+	plain, err := dev.NewStream()
+	noErrors(t, err)
+	lib.Forget()
+	graph, err := plain.Capture(func() error { return l.kernel.Launch(plain, cuda.Grid{}, args()) })
+	noErrors(t, err)
+	if got := calls(lib.Log()); got != "cuStreamBeginCapture_v2, kernel k_8, cuStreamEndCapture" {
+		t.Errorf("captured: %s", got)
+	}
+	lib.Forget()
+	noErrors(t, l.s.Upload(l.a, 0, l.h, 0, 8), l.s.Upload(l.a, 8, l.h, 8, 8), l.s.Record(l.e), l.s.Launch(graph))
+	if got := calls(lib.Log()); got != "kernel copy_pieces, cuEventRecord, cuGraphLaunch" {
+		t.Errorf("queued: %s", got)
+	}
+}
+
+// What fails when the copies are a graph's: they stay, the graph was not launched, and
+// is with the next call.
+func TestPutOffInGraphFails(t *testing.T) {
+	lib, dev := openFake(t)
+	defer nothingLeft(t, lib, dev)
+	l := newLate(t, dev)
+	for _, call := range []string{"cuGraphExecKernelNodeSetParams", "cuGraphLaunch", "cuEventRecord"} {
+		noErrors(t, l.a.Set(0, 0, 64), l.s.Upload(l.a, 0, l.h, 8, 8), l.s.Record(l.e))
+		lib.State().FailIn(call, 2)
+		err := l.s.Launch(l.graph)
+		if last := call == "cuEventRecord"; last != (err == nil) || !last && !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("%s fails: %v", call, err)
+		}
+		if !l.e.IsPutOff() {
+			t.Errorf("%s fails: the event is gone", call)
+		}
+		lib.State().FailIn("", 0)
+		if call == "cuEventRecord" {
+			// The copies are made; of the event the next call tells.
+			if err := l.s.Copy(l.b, 0, l.b, 2, 1); !errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Errorf("behind a graph whose event failed: %v", err)
+			}
+		} else {
+			if got := content(t, l.a, 0, 8); !bytes.Equal(got, make([]byte, 8)) {
+				t.Errorf("%s fails: copies were made", call)
+			}
+			noErrors(t, l.s.Launch(l.graph))
+		}
+		if got := content(t, l.a, 0, 8); !bytes.Equal(got, l.h.Bytes()[8:16]) || l.e.IsPutOff() {
+			t.Errorf("%s failed: %x, put off: %v", call, got, l.e.IsPutOff())
+		}
+		noErrors(t, l.s.Launch(l.graph))
+	}
+	for _, call := range []string{"cuLaunchKernel", "cuGraphGetRootNodes", "cuGraphInstantiateWithFlags"} {
+		lib.State().FailIn(call, 2)
+		if _, err := l.s.Capture(l.launch); !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("a capture in which %s fails: %v", call, err)
+		}
+		lib.State().FailIn("", 0)
+	}
+}
+
+func args() *cuda.Args {
+	a := &cuda.Args{}
+	a.Int64(1)
+	return a
 }
 
 // Whatever could tell that copies are not made yet has them made.
@@ -249,7 +344,7 @@ func TestNotPutOff(t *testing.T) {
 	l := newLate(t, dev)
 	lib.Forget()
 	noErrors(t, second(l.s.Capture(func() error { return l.s.Copy(l.a, 0, l.b, 0, 64) })))
-	if got := calls(lib.Log()); got != "cuStreamBeginCapture_v2, cuMemcpyDtoDAsync_v2, cuStreamEndCapture" {
+	if got := calls(lib.Log()); got != "cuStreamBeginCapture_v2, kernel copy_pieces, cuMemcpyDtoDAsync_v2, cuStreamEndCapture" {
 		t.Errorf("in a capture: %s", got)
 	}
 	bad := errors.New("bad")
@@ -325,8 +420,13 @@ func TestPutOffBeforeOverlap(t *testing.T) {
 	noErrors(t, l.launch(), l.launch())
 	queued("behind copies", "kernel copy_pieces, kernel k_8, kernel k_8, overlap 1")
 	two()
+	noErrors(t, l.patient(), l.launch())
+	queued("one that waits behind copies", "kernel copy_pieces, kernel k_8, overlap 1, kernel k_8, overlap 1")
+	noErrors(t, second(l.s.Capture(func() error { return errors.Join(l.patient(), l.launch()) })))
+	queued("one that waits in a capture", "cuStreamBeginCapture_v2, kernel copy_pieces, kernel k_8, overlap 1, kernel k_8, overlap 1, cuStreamEndCapture")
+	two()
 	noErrors(t, l.s.Record(l.e), second(l.s.Capture(func() error { return errors.Join(l.launch(), l.launch()) })))
-	queued("a capture", "kernel copy_pieces, cuEventRecord, cuStreamBeginCapture_v2, kernel k_8, overlap 1, kernel k_8, overlap 1, cuStreamEndCapture")
+	queued("a capture", "kernel copy_pieces, cuEventRecord, cuStreamBeginCapture_v2, kernel copy_pieces, kernel k_8, kernel k_8, overlap 1, cuStreamEndCapture")
 	lib.State().FailIn("cuLaunchKernel", 1)
 	if l.launch() == nil {
 		t.Error("no failure")
@@ -337,7 +437,9 @@ func TestPutOffBeforeOverlap(t *testing.T) {
 	queued("behind copies, a capture and a failure", "kernel k_8")
 	two()
 	noErrors(t, l.s.Launch(l.graph), l.launch())
-	queued("behind a graph", "kernel copy_pieces, cuGraphLaunch, kernel k_8, overlap 1")
+	queued("behind a graph", "cuGraphExecKernelNodeSetParams, cuGraphLaunch, kernel k_8, overlap 1")
+	noErrors(t, l.s.Wait(l.e), l.launch(), l.launch())
+	queued("behind another stream's copies, perhaps", "cuStreamWaitEvent, kernel k_8, kernel k_8, overlap 1")
 	noErrors(t, l.s.Copy(l.a, 0, l.b, 0, 8), l.launch())
 	queued("behind one copy", "cuMemcpyDtoDAsync_v2, kernel k_8, overlap 1")
 }
@@ -350,7 +452,11 @@ func TestPutOffFails(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, fails := range []string{"the copies", "the event"} {
 			l := newLate(t, dev)
-			noErrors(t, l.a.Set(0, 0, 64))
+			noErrors(t, l.graph.Close())
+			plain, err := dev.NewStream()
+			noErrors(t, err, l.a.Set(0, 0, 64))
+			l.graph, err = plain.Capture(func() error { return nil }) // has no copies of its own
+			noErrors(t, err)
 			for i := range n {
 				noErrors(t, l.s.Upload(l.a, int64(4*i), l.h, 4*i, 4))
 			}

@@ -78,11 +78,14 @@ func (h *handle) done(query *function) (done bool, err error) {
 }
 
 // Event is a mark in a stream.
-type Event struct{ object }
+type Event struct {
+	object
+	timed bool
+}
 
 // NewEvent makes an event. One that is timed costs a little more.
 func (v *Device) NewEvent(timed bool) (*Event, error) {
-	e := &Event{}
+	e := &Event{timed: timed}
 	err := v.make(&e.handle, &v.drv.fn.eventDestroy, func() (id uintptr, err error) {
 		var flags uintptr
 		if !timed {
@@ -142,7 +145,11 @@ func (s *Stream) Wait(e *Event) error {
 	if err := s.settle(); err != nil {
 		return err
 	}
-	return s.onEvent(&s.dev.drv.fn.streamWaitEvent, s.id, e.id)
+	if err := s.onEvent(&s.dev.drv.fn.streamWaitEvent, s.id, e.id); err != nil {
+		return err
+	}
+	*s.off.last() = true // copies may be what it waits for
+	return nil
 }
 
 func (s *Stream) onEvent(f *function, first, second uintptr) error {

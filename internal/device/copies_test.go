@@ -171,7 +171,7 @@ func TestMemoryPutOff(t *testing.T) {
 }
 
 // A recording has the copies queued that were asked for before it, and its own are in
-// it; a replay comes behind what was asked for before.
+// it; a replay makes what was asked for before first.
 func TestRecordingAndPutOff(t *testing.T) {
 	q, lib := openLate(t)
 	m, b := alloc(t, q, 1024)
@@ -207,11 +207,11 @@ func TestRecordingAndPutOff(t *testing.T) {
 	if err := r.Replay(); err != nil {
 		t.Fatal(err)
 	}
-	if k, g := at("kernel copy_pieces"), at("cuGraphLaunch"); k < 0 || k > g {
+	if k, g := at("cuGraphExecKernelNodeSetParams"), at("cuGraphLaunch"); k < 0 || k > g {
 		t.Errorf("replayed:\n%s", lib.Log())
 	}
 	two()
-	lib.State().FailIn("cuLaunchKernel", 2)
+	lib.State().FailIn("cuGraphExecKernelNodeSetParams", 2)
 	if err := r.Replay(); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("a replay whose copies fail: %v", err)
 	}
@@ -220,7 +220,7 @@ func TestRecordingAndPutOff(t *testing.T) {
 	if err := r.Replay(); err != nil {
 		t.Fatal(err)
 	}
-	if k, g := at("kernel copy_pieces"), at("cuGraphLaunch"); k < 0 || k > g {
+	if k, g := at("cuGraphExecKernelNodeSetParams"), at("cuGraphLaunch"); k < 0 || k > g {
 		t.Errorf("replayed after a failure:\n%s", lib.Log())
 	}
 	q.GivePinned(p)

@@ -81,7 +81,7 @@ func (d *Decoder) gatherBoth(s *cuda.Stream, o, then *Gather) error {
 		d.hold(then.Table, then.IDs, then.Y)
 	}
 	d.hold(o.Table, o.IDs, o.Residual, o.Y)
-	return d.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
+	return d.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
 }
 
 // Gathers is a Gather that waits for Queue, so that one which adds rows of another table

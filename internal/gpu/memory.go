@@ -15,8 +15,8 @@ type memory struct {
 	capacity   Capacity
 	table      *cuda.Buffer // sections one behind the other
 	sections   sections
-	staging    [2]staging // of one table each: while one is copied the other is written
-	turn       int        // the staging that is written next
+	staging    [stagings]staging // of one table each: while some are copied another one is written
+	turn       int               // the staging that is written next
 
 	partials *cuda.Buffer // two for each thread block
 	counters *cuda.Buffer // one for each thread block: zero, but while a launch runs
@@ -24,6 +24,10 @@ type memory struct {
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as words
 	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
 }
+
+// stagings: a recording's copies count as made when its replay has ended, so that there
+// is one for the replay that runs, one for the next, and one to write.
+const stagings = 3
 
 // staging is pinned memory.
 type staging struct {
@@ -171,7 +175,7 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		old.partials = nil
 	}
 	if old.table == m.table {
-		old.table, old.staging = nil, [2]staging{}
+		old.table, old.staging = nil, [stagings]staging{}
 	}
 	if old.scores == m.scores {
 		old.scores = nil
@@ -221,7 +225,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		return err
 	}
 	to.busy = true
-	m.turn ^= 1
+	m.turn = (m.turn + 1) % stagings
 	if err := s.Record(to.done); err != nil {
 		// The event tells nothing about the copy.
 		if s.Synchronize() == nil {

@@ -84,15 +84,6 @@ static struct object *within(enum kind kind, uintptr_t at, int64_t n) {
 struct queued { struct queued *next; struct object *fn; int64_t grid, block, cluster, shared, overlap; const void *from; void *to; size_t n; int set; };
 static int64_t launched; // what was done last was a launch, and nobody has waited for it
 
-static result perform(const struct queued *w) {
-	int64_t overlap = w->overlap && launched;
-	launched = w->fn != 0;
-	if (w->fn) return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->from);
-	if (w->from) memcpy(w->to, w->from, w->n);
-	else memset(w->to, w->set, w->n);
-	return OK;
-}
-
 // What kernels/copies.cu takes. The kernel is made here, where none are executed: what
 // others see of it is that the copies are made.
 struct copies {
@@ -104,6 +95,7 @@ static result copy_pieces(const struct copies *p, unsigned grid) {
 	int n = p->blocks > 0 ? (int)grid / p->blocks : 0;
 	if (n < 1 || n > 8 || n * p->blocks != (int)grid) { defects++; say("defect: %u blocks for copies\n", grid); return INVALID_VALUE; }
 	for (int i = 0; i < n; i++) {
+		if (!p->bytes[i]) continue;
 		enum kind from = HOST;
 		for (struct object *o = all; o; o = o->next)
 			if (o->kind == BUFFER && o->alive && p->from[i] - (uintptr_t)o->mem < (uint64_t)o->size) from = BUFFER;
@@ -114,15 +106,25 @@ static result copy_pieces(const struct copies *p, unsigned grid) {
 	return OK;
 }
 
+static result perform(const struct queued *w) {
+	int64_t overlap = w->overlap && launched;
+	launched = w->fn != 0;
+	if (w->fn && !f.execute) return copy_pieces(w->from, w->grid);
+	if (w->fn) return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->from);
+	if (w->from) memcpy(w->to, w->from, w->n);
+	else memset(w->to, w->set, w->n);
+	return OK;
+}
+
 // queue does it now, or when the graph is launched that the stream makes. What graphs
 // hold is given back with the process.
 static result queue(struct object *stream, struct queued w) {
-	if (!f.execute && w.fn && !strcmp(w.fn->name, "copy_pieces")) return copy_pieces(w.from, w.grid);
-	if (!f.execute) return w.fn ? OK : perform(&w);
+	int copies = w.fn && !strcmp(w.fn->name, "copy_pieces");
+	if (!f.execute && !copies) return w.fn ? OK : perform(&w);
 	if (!stream->capturing) return perform(&w);
 	struct queued *kept = malloc(sizeof w);
 	if (w.fn) {
-		size_t n = (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0);
+		size_t n = copies ? sizeof(struct copies) : (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0);
 		w.from = memcpy(malloc(n), w.from, n);
 	}
 	*kept = w;
@@ -439,6 +441,26 @@ result cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long 
 	if (!find(GRAPH, (uintptr_t)graph)) return done(INVALID_HANDLE);
 	struct object *o = make(EXEC);
 	o->first = ((struct object *)graph)->first, *exec = o;
+	return done(OK);
+}
+result cuGraphGetRootNodes(struct object *graph, void **nodes, size_t *n) {
+	CALL(1);
+	if (!find(GRAPH, (uintptr_t)graph)) return done(INVALID_HANDLE);
+	if (*n && graph->first) nodes[0] = graph->first; // what streams do is one behind the other
+	*n = graph->first != 0;
+	return done(OK);
+}
+// The other texts of a node that can be had here are other copies.
+struct node_params { struct object *fn; unsigned x, y, z, tx, ty, tz, shared; void **params, **extra; };
+result cuGraphExecKernelNodeSetParams(struct object *exec, struct queued *node, const struct node_params *p) {
+	CALL(1);
+	if (!find(EXEC, (uintptr_t)exec) || !find(FUNCTION, (uintptr_t)p->fn) || p->extra) return done(INVALID_HANDLE);
+	struct queued *w = exec->first;
+	while (w && w != node) w = w->next;
+	if (!w || w->fn != p->fn || strcmp(p->fn->name, "copy_pieces")) { defects++; say("defect: no such node\n"); return done(INVALID_VALUE); }
+	say("grid %u %u %u block %u %u %u shared %u\n", p->x, p->y, p->z, p->tx, p->ty, p->tz, p->shared);
+	w->from = memcpy(malloc(sizeof(struct copies)), p->params[0], sizeof(struct copies));
+	w->grid = p->x, w->block = p->tx, w->shared = p->shared;
 	return done(OK);
 }
 result cuGraphDestroy(void *g) { return give_back(__func__, GRAPH, (uintptr_t)g); }
