@@ -66,6 +66,10 @@ type smallCopy struct {
 // queuing copies is that of the call that has them queued; they are there still, for
 // the next one.
 //
+// A graph that is captured from the stream from now on begins with that kernel, so that
+// [Stream.Launch] queues nothing else for them. Then the events are recorded behind the
+// graph, if none of them tells the time.
+//
 // In a context of someone else it does nothing: the owner's work waits for what is
 // queued, and does not come by here.
 func (s *Stream) PutOff(load func(*Device) (*Function, error)) error {

@@ -17,7 +17,7 @@ func TestGPUCopiesBefore(t *testing.T) {
 }
 
 // testCopies: copies that a kernel makes are those that were asked for, and no other
-// byte is written.
+// byte is written. A graph makes them before anything else, and those of one launch alone.
 func testCopies(t *testing.T, m *machine, rounds, most int) {
 	rng := reftest.Rand(t)
 	if _, err := Image(copiesUnit, m.dev.Info().Capability); err != nil {
@@ -39,6 +39,11 @@ func testCopies(t *testing.T, m *machine, rounds, most int) {
 	}
 	noError(t, b.Upload(0, want))
 	got := make([]byte, size)
+	const seen = 1024 // bytes that the graph looks at
+	sight, err := m.dev.NewBuffer(seen)
+	noError(t, err)
+	graph, err := s.Capture(func() error { return s.Copy(sight, 0, b, 0, seen) })
+	noError(t, err)
 	for round := range rounds {
 		for i := range h.Bytes() {
 			h.Bytes()[i] = byte(rng.Uint32())
@@ -65,16 +70,28 @@ func testCopies(t *testing.T, m *machine, rounds, most int) {
 			all += fmt.Sprintf(" %d:%d:%d", to, from, n)
 		}
 		noError(t, s.Record(e))
+		if rng.IntN(2) == 0 {
+			noError(t, s.Launch(graph))
+			noError(t, e.Synchronize())
+			noError(t, sight.Download(got[:seen], 0))
+			if !bytes.Equal(got[:seen], want[:seen]) {
+				t.Fatalf("round %d: copies to, from, bytes%s: the graph has seen others", round, all)
+			}
+			for i := range h.Bytes() {
+				h.Bytes()[i] = byte(rng.Uint32())
+			}
+			noError(t, s.Launch(graph))
+			noError(t, s.Synchronize())
+		}
 		noError(t, e.Synchronize())
 		noError(t, b.Download(got, 0))
 		if !bytes.Equal(got, want) {
 			t.Fatalf("round %d: copies to, from, bytes%s: other bytes", round, all)
 		}
 	}
-	noError(t, s.Close())
-	noError(t, b.Close())
-	noError(t, h.Close())
-	noError(t, e.Close())
+	for _, x := range []interface{ Close() error }{graph, s, b, sight, h, e} {
+		noError(t, x.Close())
+	}
 }
 
 // testCopiesBefore: a plan that comes up together with something else is there when
