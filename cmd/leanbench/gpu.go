@@ -58,10 +58,8 @@ func gpuCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 			return err
 		}
 		b := newGPUBench(*o, m, stdout, stderr)
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		defer stop()
 		// What was measured until something failed is worth keeping.
-		err = b.run(ctx)
+		err = b.run(context.Background())
 		if len(b.report.Figures) > 0 {
 			err = errors.Join(err, b.report.save(o.json))
 		}
@@ -90,7 +88,7 @@ func newGPUBench(o gpuOptions, m machine, stdout, stderr io.Writer) *gpuBench {
 	}
 }
 
-// run measures until ctx ends, and then no other shape.
+// run measures until ctx ends, or somebody interrupts, and then no other shape.
 func (b *gpuBench) run(ctx context.Context) (err error) {
 	driver, err := loadDriver()
 	if err != nil {
@@ -119,6 +117,10 @@ func (b *gpuBench) run(ctx context.Context) (err error) {
 	if err := b.arenas(cases); err != nil {
 		return err
 	}
+	// Not before: until there are figures an interrupt ends the program. So does a second one.
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
 	b.clock("before")
 	b.report.writeHead(b.stdout)
 	said := len(b.report.Notes)
@@ -266,13 +268,7 @@ func (o *gpuOptions) matching(cases []gpuCase) []gpuCase {
 	if o.match == nil {
 		return cases
 	}
-	var found []gpuCase
-	for _, c := range cases {
-		if o.match.MatchString(c.shape.String()) {
-			found = append(found, c)
-		}
-	}
-	return found
+	return slices.DeleteFunc(slices.Clone(cases), func(c gpuCase) bool { return !o.match.MatchString(c.shape.String()) })
 }
 
 // arenas takes memory for the largest case, here and in the peers' process.

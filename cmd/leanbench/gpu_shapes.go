@@ -231,18 +231,13 @@ func (p gpuPart) first() bool { return p.which <= 1 }
 
 // of shares cases out, the same at every call: every part has small and large
 // ones of each kind.
-func (p gpuPart) of(cases []gpuCase) []gpuCase {
+func (p gpuPart) of(cases []gpuCase) (mine []gpuCase) {
 	if p.parts <= 1 {
 		return cases
 	}
-	part := make([]int, len(cases)) // of each case
 	for i, at := range rand.New(rand.NewPCG(2, 2)).Perm(len(cases)) {
-		part[i] = at%p.parts + 1
-	}
-	var mine []gpuCase
-	for i, c := range cases {
-		if part[i] == p.which {
-			mine = append(mine, c)
+		if at%p.parts+1 == p.which {
+			mine = append(mine, cases[i])
 		}
 	}
 	return mine
