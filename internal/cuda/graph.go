@@ -148,9 +148,7 @@ func (f *front) find(v *Device, template uintptr) error {
 
 // set has the node make copies, or none.
 func (f *front) set(g *Graph, copies []smallCopy) error {
-	params, grid := textOf(copies)
-	f.args.Reset()
-	Struct(&f.args, &params)
+	grid := f.args.copies(copies)
 	f.args.point()
 	f.text = kernelNode{function: f.kernel.id, params: uintptr(unsafe.Pointer(unsafe.SliceData(f.args.params)))}
 	for i := range 3 {

@@ -191,9 +191,7 @@ func (s *Stream) makeCopies() error {
 	if len(o.copies) == 1 { // the kernel gains nothing
 		return s.copyNow(&o.copies[0])
 	}
-	params, g := textOf(o.copies)
-	o.args.Reset()
-	Struct(&o.args, &params)
+	g := o.args.copies(o.copies)
 	if err := o.kernel.queue(s, &g, &o.args); err != nil {
 		return err
 	}
@@ -201,17 +199,20 @@ func (s *Stream) makeCopies() error {
 	return nil
 }
 
-// textOf is what the kernel takes to make copies, or none.
-func textOf(copies []smallCopy) (params Copies, g Grid) {
+// copies makes a what the kernel takes to make copies, or none, and returns its grid.
+func (a *Args) copies(list []smallCopy) Grid {
+	var params Copies
 	most := 1
-	for i := range copies {
-		c := &copies[i]
+	for i := range list {
+		c := &list[i]
 		params.To[i], params.From[i], params.Bytes[i] = uint64(c.to), uint64(c.from), int32(c.n)
 		most = max(most, c.n)
 	}
 	blocks := (most + copyBlockBytes - 1) / copyBlockBytes
 	params.Blocks = int32(blocks)
-	return params, Grid{Blocks: [3]int{max(1, len(copies)) * blocks, 1, 1}, Threads: [3]int{copyThreads, 1, 1}}
+	a.Reset()
+	Struct(a, &params)
+	return Grid{Blocks: [3]int{max(1, len(list)) * blocks, 1, 1}, Threads: [3]int{copyThreads, 1, 1}}
 }
 
 // queueFront begins a capture with the kernel, which makes no copies yet, if the stream
@@ -223,9 +224,7 @@ func (s *Stream) queueFront() (*Function, error) {
 	if o.kernel == nil {
 		return nil, nil
 	}
-	params, g := textOf(nil)
-	o.args.Reset()
-	Struct(&o.args, &params)
+	g := o.args.copies(nil)
 	if err := o.kernel.queue(s, &g, &o.args); err != nil {
 		return nil, err
 	}

@@ -73,6 +73,12 @@ func newLate(t testing.TB, dev *cuda.Device) *late {
 	return l
 }
 
+func args() *cuda.Args {
+	a := &cuda.Args{}
+	a.Int64(1)
+	return a
+}
+
 func (l *late) launch() error { return l.kernel.Launch(l.s, cuda.Grid{Overlap: true}, args()) }
 
 // patient is a launch that waits before it reads.
@@ -93,6 +99,15 @@ func calls(log string) string {
 	return strings.Join(list, ", ")
 }
 
+// queued compares the calls since the last one with what they should be.
+func queued(t testing.TB, lib *fakedriver.Library, what, want string) {
+	t.Helper()
+	if got := calls(lib.Log()); got != want {
+		t.Errorf("%s: %s; want %s", what, got, want)
+	}
+	lib.Forget()
+}
+
 func noErrors(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -106,142 +121,6 @@ func content(t testing.TB, b *cuda.Buffer, at, n int64) []byte {
 	x := make([]byte, n)
 	noErrors(t, b.Download(x, at))
 	return x
-}
-
-// The copies between two graphs: one kernel makes them, and the marks are behind it.
-func TestPutOffStep(t *testing.T) {
-	lib, dev := openFake(t)
-	defer nothingLeft(t, lib, dev)
-	l := newLate(t, dev)
-	other, err := dev.NewEvent(false)
-	noErrors(t, err)
-	lib.Forget()
-	noErrors(t,
-		l.s.Copy(l.a, 0, l.b, 40, 64),
-		l.s.Upload(l.a, 64, l.h, 8, 5000), l.s.Record(l.e),
-		l.s.Copy(l.a, 8192, l.b, 20, 4),
-		l.s.Upload(l.a, 16384, l.h, 0, 64), l.s.Record(other), l.s.Record(l.e))
-	if lib.Log() != "" {
-		t.Errorf("copies were not put off:\n%s", lib.Log())
-	}
-	if !l.e.IsPutOff() || !other.IsPutOff() {
-		t.Error("nor were the events")
-	}
-	noErrors(t, l.s.Launch(l.graph))
-	if got := calls(lib.Log()); got != "cuGraphExecKernelNodeSetParams, cuGraphLaunch, cuEventRecord, cuEventRecord" {
-		t.Errorf("queued: %s", got)
-	}
-	if !strings.Contains(lib.Log(), "grid 8 1 1 block 256 1 1 shared 0\n") {
-		t.Errorf("not two blocks of 4 KB for each of four copies:\n%s", lib.Log())
-	}
-	if l.e.IsPutOff() || other.IsPutOff() {
-		t.Error("the events are put off still")
-	}
-	want := bytes.Repeat([]byte{0xa5}, 64<<10)
-	copy(want[64:], l.h.Bytes()[8:5008])
-	copy(want[16384:], l.h.Bytes()[:64])
-	if !bytes.Equal(content(t, l.a, 0, 64<<10), want) {
-		t.Error("the copies were not made")
-	}
-	// One copy, by two streams; a launch without any does not make them again.
-	second, err := dev.NewStream()
-	noErrors(t, err, second.PutOff(copyKernel))
-	for _, s := range []*cuda.Stream{l.s, second} {
-		lib.Forget()
-		noErrors(t, l.a.Set(0, 0, 64), s.Upload(l.a, 0, l.h, 4, 64), s.Launch(l.graph))
-		if got := calls(lib.Log()); !strings.HasSuffix(got, "cuGraphExecKernelNodeSetParams, cuGraphLaunch") {
-			t.Errorf("one copy: %s", got)
-		}
-		if got := content(t, l.a, 0, 64); !bytes.Equal(got, l.h.Bytes()[4:68]) {
-			t.Errorf("one copy: %x", got)
-		}
-	}
-	noErrors(t, l.a.Set(0, 0, 64))
-	lib.Forget()
-	noErrors(t, l.s.Launch(l.graph), l.s.Launch(l.graph))
-	if got := calls(lib.Log()); got != "cuGraphExecKernelNodeSetParams, cuGraphLaunch, cuGraphLaunch" {
-		t.Errorf("no copies: %s", got)
-	}
-	if got := content(t, l.a, 0, 64); !bytes.Equal(got, make([]byte, 64)) {
-		t.Errorf("copies were made again: %x", got)
-	}
-
-	// An event that tells the time is not recorded behind the graph.
-	timed, err := dev.NewEvent(true)
-	noErrors(t, err)
-	lib.Forget()
-	noErrors(t, l.s.Upload(l.a, 0, l.h, 0, 64), l.s.Copy(l.a, 64, l.b, 0, 64), l.s.Record(timed), l.s.Launch(l.graph))
-	if got := calls(lib.Log()); got != "kernel copy_pieces, cuEventRecord, cuGraphLaunch" {
-		t.Errorf("with a timed event: %s", got)
-	}
-}
-
-// A graph has no node for copies if its stream puts none off.
-func TestPutOffAndOtherGraphs(t *testing.T) {
-	lib, dev := openFake(t)
-	defer nothingLeft(t, lib, dev)
-	l := newLate(t, dev)
-	plain, err := dev.NewStream()
-	noErrors(t, err)
-	lib.Forget()
-	graph, err := plain.Capture(func() error { return l.kernel.Launch(plain, cuda.Grid{}, args()) })
-	noErrors(t, err)
-	if got := calls(lib.Log()); got != "cuStreamBeginCapture_v2, kernel k_8, cuStreamEndCapture" {
-		t.Errorf("captured: %s", got)
-	}
-	lib.Forget()
-	noErrors(t, l.s.Upload(l.a, 0, l.h, 0, 8), l.s.Upload(l.a, 8, l.h, 8, 8), l.s.Record(l.e), l.s.Launch(graph))
-	if got := calls(lib.Log()); got != "kernel copy_pieces, cuEventRecord, cuGraphLaunch" {
-		t.Errorf("queued: %s", got)
-	}
-}
-
-// What fails when the copies are a graph's: they stay, the graph was not launched, and
-// is with the next call.
-func TestPutOffInGraphFails(t *testing.T) {
-	lib, dev := openFake(t)
-	defer nothingLeft(t, lib, dev)
-	l := newLate(t, dev)
-	for _, call := range []string{"cuGraphExecKernelNodeSetParams", "cuGraphLaunch", "cuEventRecord"} {
-		noErrors(t, l.a.Set(0, 0, 64), l.s.Upload(l.a, 0, l.h, 8, 8), l.s.Record(l.e))
-		lib.State().FailIn(call, 2)
-		err := l.s.Launch(l.graph)
-		if last := call == "cuEventRecord"; last != (err == nil) || !last && !errors.Is(err, cuda.ErrOutOfMemory) {
-			t.Errorf("%s fails: %v", call, err)
-		}
-		if !l.e.IsPutOff() {
-			t.Errorf("%s fails: the event is gone", call)
-		}
-		lib.State().FailIn("", 0)
-		if call == "cuEventRecord" {
-			// The copies are made; of the event the next call tells.
-			if err := l.s.Copy(l.b, 0, l.b, 2, 1); !errors.Is(err, cuda.ErrOutOfMemory) {
-				t.Errorf("behind a graph whose event failed: %v", err)
-			}
-		} else {
-			if got := content(t, l.a, 0, 8); !bytes.Equal(got, make([]byte, 8)) {
-				t.Errorf("%s fails: copies were made", call)
-			}
-			noErrors(t, l.s.Launch(l.graph))
-		}
-		if got := content(t, l.a, 0, 8); !bytes.Equal(got, l.h.Bytes()[8:16]) || l.e.IsPutOff() {
-			t.Errorf("%s failed: %x, put off: %v", call, got, l.e.IsPutOff())
-		}
-		noErrors(t, l.s.Launch(l.graph))
-	}
-	for _, call := range []string{"cuLaunchKernel", "cuGraphGetRootNodes", "cuGraphInstantiateWithFlags"} {
-		lib.State().FailIn(call, 2)
-		if _, err := l.s.Capture(l.launch); !errors.Is(err, cuda.ErrOutOfMemory) {
-			t.Errorf("a capture in which %s fails: %v", call, err)
-		}
-		lib.State().FailIn("", 0)
-	}
-}
-
-func args() *cuda.Args {
-	a := &cuda.Args{}
-	a.Int64(1)
-	return a
 }
 
 // Whatever could tell that copies are not made yet has them made.
@@ -344,9 +223,7 @@ func TestNotPutOff(t *testing.T) {
 	l := newLate(t, dev)
 	lib.Forget()
 	noErrors(t, second(l.s.Capture(func() error { return l.s.Copy(l.a, 0, l.b, 0, 64) })))
-	if got := calls(lib.Log()); got != "cuStreamBeginCapture_v2, kernel copy_pieces, cuMemcpyDtoDAsync_v2, cuStreamEndCapture" {
-		t.Errorf("in a capture: %s", got)
-	}
+	queued(t, lib, "in a capture", "cuStreamBeginCapture_v2, kernel copy_pieces, cuMemcpyDtoDAsync_v2, cuStreamEndCapture")
 	bad := errors.New("bad")
 	if _, err := l.s.Capture(func() error { return bad }); !errors.Is(err, bad) {
 		t.Error(err)
@@ -361,9 +238,7 @@ func TestNotPutOff(t *testing.T) {
 	for i := range int64(8) {
 		noErrors(t, l.s.Copy(l.a, 64*(i+1), l.b, 0, 64))
 	}
-	if got := calls(lib.Log()); got != "kernel copy_pieces" {
-		t.Errorf("nine copies: %s", got)
-	}
+	queued(t, lib, "nine copies", "kernel copy_pieces")
 	noErrors(t, l.s.Synchronize())
 
 	drv, err := cuda.LoadFrom(lib.Path)
@@ -379,9 +254,7 @@ func TestNotPutOff(t *testing.T) {
 	noErrors(t, err)
 	lib.Forget()
 	noErrors(t, s.Copy(b, 0, b, 32, 32))
-	if got := calls(lib.Log()); got != "cuMemcpyDtoDAsync_v2" {
-		t.Errorf("in a context of someone else: %s", got)
-	}
+	queued(t, lib, "in a context of someone else", "cuMemcpyDtoDAsync_v2")
 	noErrors(t, theirs.Close())
 
 	other, err := drv.Open(1)
@@ -406,27 +279,20 @@ func TestPutOffBeforeOverlap(t *testing.T) {
 	defer nothingLeft(t, lib, dev)
 	l := newLate(t, dev)
 	two := func() { noErrors(t, l.s.Copy(l.a, 0, l.b, 0, 8), l.s.Copy(l.a, 8, l.b, 8, 8)) }
-	queued := func(name, want string) {
-		t.Helper()
-		if got := calls(lib.Log()); got != want {
-			t.Errorf("%s: %s; want %s", name, got, want)
-		}
-		lib.Forget()
-	}
 	lib.Forget()
 	noErrors(t, l.launch())
-	queued("no copies", "kernel k_8, overlap 1")
+	queued(t, lib, "no copies", "kernel k_8, overlap 1")
 	two()
 	noErrors(t, l.launch(), l.launch())
-	queued("behind copies", "kernel copy_pieces, kernel k_8, kernel k_8, overlap 1")
+	queued(t, lib, "behind copies", "kernel copy_pieces, kernel k_8, kernel k_8, overlap 1")
 	two()
 	noErrors(t, l.patient(), l.launch())
-	queued("one that waits behind copies", "kernel copy_pieces, kernel k_8, overlap 1, kernel k_8, overlap 1")
+	queued(t, lib, "one that waits behind copies", "kernel copy_pieces, kernel k_8, overlap 1, kernel k_8, overlap 1")
 	noErrors(t, second(l.s.Capture(func() error { return errors.Join(l.patient(), l.launch()) })))
-	queued("one that waits in a capture", "cuStreamBeginCapture_v2, kernel copy_pieces, kernel k_8, overlap 1, kernel k_8, overlap 1, cuStreamEndCapture")
+	queued(t, lib, "one that waits in a capture", "cuStreamBeginCapture_v2, kernel copy_pieces, kernel k_8, overlap 1, kernel k_8, overlap 1, cuStreamEndCapture")
 	two()
 	noErrors(t, l.s.Record(l.e), second(l.s.Capture(func() error { return errors.Join(l.launch(), l.launch()) })))
-	queued("a capture", "kernel copy_pieces, cuEventRecord, cuStreamBeginCapture_v2, kernel copy_pieces, kernel k_8, kernel k_8, overlap 1, cuStreamEndCapture")
+	queued(t, lib, "a capture", "kernel copy_pieces, cuEventRecord, cuStreamBeginCapture_v2, kernel copy_pieces, kernel k_8, kernel k_8, overlap 1, cuStreamEndCapture")
 	lib.State().FailIn("cuLaunchKernel", 1)
 	if l.launch() == nil {
 		t.Error("no failure")
@@ -434,14 +300,14 @@ func TestPutOffBeforeOverlap(t *testing.T) {
 	lib.State().FailIn("", 0)
 	lib.Forget()
 	noErrors(t, l.launch())
-	queued("behind copies, a capture and a failure", "kernel k_8")
+	queued(t, lib, "behind copies, a capture and a failure", "kernel k_8")
 	two()
 	noErrors(t, l.s.Launch(l.graph), l.launch())
-	queued("behind a graph", "cuGraphExecKernelNodeSetParams, cuGraphLaunch, kernel k_8, overlap 1")
+	queued(t, lib, "behind a graph", "cuGraphExecKernelNodeSetParams, cuGraphLaunch, kernel k_8, overlap 1")
 	noErrors(t, l.s.Wait(l.e), l.launch(), l.launch())
-	queued("behind another stream's copies, perhaps", "cuStreamWaitEvent, kernel k_8, kernel k_8, overlap 1")
+	queued(t, lib, "behind another stream's copies, perhaps", "cuStreamWaitEvent, kernel k_8, kernel k_8, overlap 1")
 	noErrors(t, l.s.Copy(l.a, 0, l.b, 0, 8), l.launch())
-	queued("behind one copy", "cuMemcpyDtoDAsync_v2, kernel k_8, overlap 1")
+	queued(t, lib, "behind one copy", "cuMemcpyDtoDAsync_v2, kernel k_8, overlap 1")
 }
 
 // Copies that can't be queued stay, with their events, and the call that has them

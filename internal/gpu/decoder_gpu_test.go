@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -243,11 +244,16 @@ func TestGPUGather(t *testing.T) {
 	testGather(t, m, d, 30)
 }
 
+// testGather: the ids come just before, by copies that are put off: the launch overlaps
+// the kernel that makes them, in a graph too.
 func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
 	rng := reftest.Rand(t)
+	noError(t, PutOffCopies(m.stream))
+	pinned, err := m.dev.NewHost(2 * 4 * 40)
+	noError(t, err)
 	for i := range cases {
 		rows, n := 1+rng.IntN(40), 1+rng.IntN(900)
-		var all []Memory
+		var all, come []Memory
 		residual := m.random(t, rng, cpu.Float32, rows*n, 1)
 		all = append(all, residual.Memory)
 		// A gather of fresh operands, and what it makes of what is added.
@@ -259,8 +265,10 @@ func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
 				ids[r] = pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
 				binary.LittleEndian.PutUint32(data[4*r:], uint32(int32(ids[r])))
 			}
-			o := &Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, IDs: m.put(t, data, cpu.Float32), Y: m.empty(t, rows*n)}
+			o := &Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, IDs: m.put(t, make([]byte, len(data)), cpu.Float32), Y: m.empty(t, rows*n)}
 			all = append(all, o.Table, o.IDs, o.Y)
+			noError(t, pinned.Write(len(data)*len(come), data))
+			come = append(come, o.IDs)
 			return o, func(added func(at int) float64) []float64 {
 				want := make([]float64, rows*n)
 				for at := range want {
@@ -290,21 +298,35 @@ func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
 		then, ofThen := fresh(i + i/3)
 		then.Residual = o.Y
 		wantThen := ofThen(func(at int) float64 { return want[at] })
-		if i%4 < 2 { // two launches, or one
-			noError(t, d.Gather(m.stream, o))
-			noError(t, d.Gather(m.stream, then))
-		} else if g := d.NewGathers(o); g == nil || !g.Then(then) || g.Then(then) {
-			t.Fatalf("two gathers of %d rows of %d elements are not one launch", rows, n)
-		} else {
-			noError(t, g.Queue(m.stream))
+		queue := func() error { // two launches, or one
+			return errors.Join(d.Gather(m.stream, o), d.Gather(m.stream, then))
 		}
+		if i%4 >= 2 {
+			g := d.NewGathers(o)
+			if g == nil || !g.Then(then) || g.Then(then) {
+				t.Fatalf("two gathers of %d rows of %d elements are not one launch", rows, n)
+			}
+			queue = func() error { return g.Queue(m.stream) }
+		}
+		done := func() error { return nil }
+		if i%3 == 0 {
+			graph, err := m.stream.Capture(queue)
+			noError(t, err)
+			queue, done = func() error { return m.stream.Launch(graph) }, graph.Close
+		}
+		for k, ids := range come {
+			noError(t, m.stream.Upload(ids.Buffer, ids.Offset, pinned, 4*rows*k, 4*rows))
+		}
+		noError(t, queue())
 		m.settle(t)
+		noError(t, done())
 		check("the first", o, want)
 		check("the second", then, wantThen)
 		for _, x := range all {
 			noError(t, x.Buffer.Close())
 		}
 	}
+	noError(t, pinned.Close())
 }
 
 // BenchmarkGPULinear reads weights that are not in the cache, as a decoder's
