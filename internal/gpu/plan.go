@@ -162,7 +162,7 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 
 	p.state, p.anyAppend = built, false
 	p.pack(&g, seqs, rows, look.paged)
-	p.schedule(&g)
+	p.schedule(&g, look.paged)
 	p.blindRows(&g, rows)
 	p.aheadPages(&g, look.paged)
 	if look != p.look {

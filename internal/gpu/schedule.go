@@ -58,22 +58,43 @@ func (p *Plan) whole(g *cpu.Geometry, workers, longest int) int64 {
 }
 
 // worth is how many of so many thread blocks are worth having; `longest` is the number of
-// LeanTiles of the longest output tile. Merging takes as long as one block needs for some
-// 60 KB, and blocks that have whole output tiles have nothing to merge. Each reads at
-// its own pace then, of which the memory has for some 55, and two multiprocessors side by
-// side have one pace together. Else a further block should have some 40 KB to read, or
+// LeanTiles of the longest output tile, and a block copies `box` keys at a time. Blocks that
+// have whole output tiles have nothing to merge, but each reads at its own pace then, and
+// few of them leave the memory idle. Else a further block should have some 40 KB to read, or
 // its partial is not worth merging.
-func (p *Plan) worth(g *cpu.Geometry, workers, longest int) int {
-	const merging, small, large, least, paces = 60 << 10, 132 << 10, 264 << 10, 40 << 10, 55
+func (p *Plan) worth(g *cpu.Geometry, workers, longest, box int) int {
+	const least = 40 << 10
 	if p.sched.Outputs() > int64(workers) {
 		return workers
 	}
 	outputs, tile := max(int(p.sched.Outputs()), 1), 4*tileTokens(g)*g.Dim // bytes
-	longest = min(longest, large) * tile
-	if longest <= small || longest <= large && 2*outputs <= workers && longest*(paces-outputs) <= merging*paces {
+	if p.engine.blockEach(outputs, workers, min(longest, 1<<18)*tile, 2*box*g.Dim) {
 		return outputs
 	}
 	return max(outputs, int(min(p.sched.Tiles()*int64(tile)/least, int64(workers))))
+}
+
+// blockEach says whether a block for each of so many output tiles, of so many bytes, is
+// better than parts of them for more blocks. It saves merging, in whose time a block reads
+// some 60 KB, and leaves multiprocessors to the next launch; so it is where output tiles are
+// small, or the blocks nearly keep the memory busy, each at its own pace. Two multiprocessors
+// side by side have one pace together, of which the memory has for some 55. And asking for the
+// keys and values of a page takes a block 57 ns: where copies are less than some 4 KB that is
+// longer than they take to come, so more blocks keep the memory busy, and merging costs
+// fewer bytes. How many was measured on an H200 and an H100; another memory counts by what it
+// is of the H200's, and as that if the driver does not tell.
+func (e *Engine) blockEach(outputs, workers, bytes, copied int) bool {
+	const pairs, merging, small, large = 55, 60 << 10, 132 << 10, 264 << 10
+	const h200, asked = 3201e3 * 6144, 184 << 10
+	if bytes > small && (bytes > large || 2*outputs > workers || bytes*(pairs-outputs) > merging*pairs) {
+		return false
+	}
+	memory := 1.0
+	if bits := float64(e.info.MemoryClockKHz) * float64(e.info.MemoryBusBits); bits > 0 {
+		memory = bits / h200
+	}
+	blocks, least := asked*memory/float64(copied), copied*51/2
+	return 2*bytes <= 3*least || float64(bytes)*(blocks-float64(outputs)) <= float64(least)*blocks
 }
 
 // mergeTogether has the thread blocks that share output tiles merge them together, if that
@@ -91,8 +112,8 @@ func (p *Plan) mergeTogether() {
 	}
 }
 
-// schedule cuts the LeanTiles.
-func (p *Plan) schedule(g *cpu.Geometry) {
+// schedule cuts the LeanTiles. Copies of paged keys do not cross pages.
+func (p *Plan) schedule(g *cpu.Geometry, paged bool) {
 	group, tile := g.Heads/g.KVHeads, tileTokens(g)
 	longest := 0 // LeanTiles of an output tile
 	p.sched.Reset(g.KVHeads)
@@ -112,7 +133,11 @@ func (p *Plan) schedule(g *cpu.Geometry) {
 	}
 	// A chain has all thread blocks anyway, and merging costs it less.
 	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager && !p.inChain {
-		workers = p.worth(g, workers, longest)
+		box := mostChunk
+		if paged {
+			box = min(box, g.PageTokens&-g.PageTokens)
+		}
+		workers = p.worth(g, workers, longest, box)
 	}
 	policy := g.Policy
 	policy.Slack, policy.Whole, policy.Hybrid = p.slack(g, workers), p.whole(g, workers, longest), true

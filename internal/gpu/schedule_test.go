@@ -132,7 +132,7 @@ func TestSlack(t *testing.T) {
 		for i := range c.batch {
 			p.seqs = append(p.seqs, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}
-		p.schedule(&cpu.Geometry{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim})
+		p.schedule(&cpu.Geometry{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim}, false)
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
@@ -140,7 +140,7 @@ func TestSlack(t *testing.T) {
 	// In a chain fewer blocks with one part each are better for longer.
 	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, inChain: true, seqs: []sequence{{queries: 1, keys: 32768}}}
 	for _, want := range []int{128, 132} {
-		p.schedule(&cpu.Geometry{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128})
+		p.schedule(&cpu.Geometry{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128}, false)
 		if n := p.sched.Workers(); n != want {
 			t.Errorf("in a chain, %v: %d blocks, want %d", p.inChain, n, want)
 		}
@@ -151,29 +151,47 @@ func TestSlack(t *testing.T) {
 // How many thread blocks are worth having where output tiles are few or small, and
 // whether those that share some merge them together.
 func TestWorth(t *testing.T) {
+	h200, h100 := cuda.Info{MemoryClockKHz: 3201000, MemoryBusBits: 6144}, cuda.Info{MemoryClockKHz: 2619000, MemoryBusBits: 5120}
 	for _, c := range []struct {
-		batch, heads, keys, dim, blocks int
-		together                        bool
+		batch, heads, keys, dim, page, blocks int
+		together                              bool
+		memory                                cuda.Info
 	}{
-		{1, 32, 512, 64, 32, false}, // 131 KB each: nothing to merge
-		{1, 1, 512, 64, 1, false},
-		{1, 1, 1024, 64, 6, true}, // 44 KB and a bit for each block
-		{1, 8, 1024, 128, 64, true},
-		{1, 8, 4096, 64, 128, true},
-		{1, 32, 1024, 64, 128, true},
-		{1, 48, 1024, 64, 48, false},
-		{1, 48, 2048, 64, 96, true},
-		{1, 48, 4096, 64, 132, true},
-		{1, 40, 2048, 64, 120, true},
-		{1, 80, 1024, 64, 132, true}, // more than there are pairs of multiprocessors
-		{1, 32, 65536, 128, 132, true},
-		{16, 12, 1024, 64, 132, false}, // whole output tiles behind parts
-		{0, 1, 0, 64, 0, false},
-		{-1, 32, 1024, 128, 132, false}, // after a long one: not all blocks have whole output tiles
+		{1, 32, 512, 64, 0, 32, false, h200}, // 131 KB each: nothing to merge
+		{1, 1, 512, 64, 0, 1, false, h200},
+		{1, 1, 1024, 64, 0, 6, true, h200}, // 44 KB and a bit for each block
+		{1, 8, 1024, 128, 0, 64, true, h200},
+		{1, 8, 4096, 64, 0, 128, true, h200},
+		{1, 32, 1024, 64, 0, 128, true, h200},
+		{1, 48, 1024, 64, 0, 48, false, h200},
+		{1, 48, 1024, 64, 0, 48, false, h100},
+		{1, 40, 1024, 64, 0, 120, true, h200},
+		{1, 40, 768, 64, 0, 40, false, h200},
+		{1, 64, 1024, 64, 16, 128, true, h200}, // blocks are slower to ask for small pages
+		{1, 64, 1024, 64, 16, 128, true, cuda.Info{}},
+		{1, 64, 1024, 64, 48, 128, true, h200}, // copied as three of 16
+		{1, 56, 1024, 64, 32, 56, false, h200},
+		{1, 56, 512, 128, 16, 56, false, h200},
+		{1, 64, 512, 128, 8, 128, true, h200},
+		{1, 48, 1024, 64, 16, 96, true, h100},
+		{1, 52, 1024, 64, 16, 52, false, h100}, // a memory that fewer blocks keep busy
+		{1, 64, 1024, 64, 8, 128, true, h100},
+		{1, 32, 512, 64, 16, 96, true, h200},
+		{1, 32, 256, 64, 16, 32, false, h200},
+		{1, 48, 2048, 64, 0, 96, true, h200},
+		{1, 48, 4096, 64, 0, 132, true, h200},
+		{1, 40, 2048, 64, 0, 120, true, h200},
+		{1, 80, 1024, 64, 0, 132, true, h200}, // more than there are pairs of multiprocessors
+		{1, 32, 65536, 128, 0, 132, true, h200},
+		{16, 12, 1024, 64, 0, 132, false, h200}, // whole output tiles behind parts
+		{0, 1, 0, 64, 0, 0, false, h200},
+		{-1, 32, 1024, 128, 0, 132, false, h200}, // after a long one: not all blocks have whole output tiles
 	} {
 		for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 4}} {
 			for _, capability := range []int{80, 90, 100} {
-				p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: capability}}}
+				info := c.memory
+				info.Capability = capability
+				p := Plan{engine: &Engine{blocks: 132, info: info}}
 				batch := c.batch
 				if batch < 0 {
 					batch = 31
@@ -182,17 +200,17 @@ func TestWorth(t *testing.T) {
 				for range batch {
 					p.seqs = append(p.seqs, sequence{row: int32(len(p.seqs)), queries: 1, keys: int32(c.keys)})
 				}
-				g := cpu.Geometry{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Policy: policy}
+				g := cpu.Geometry{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, PageTokens: max(c.page, 1), Policy: policy}
 				// Of a chain, as if all blocks were worth having.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, eager: true}, seqs: p.seqs}
-				all.schedule(&g)
+				all.schedule(&g, c.page > 0)
 				p.inChain = true
-				p.schedule(&g)
+				p.schedule(&g, c.page > 0)
 				if !slices.Equal(p.works, all.works) {
 					t.Errorf("%+v, %v, capability %d: of a chain %d blocks", c, policy.Kind, capability, p.sched.Workers())
 				}
 				p.inChain = false
-				p.schedule(&g)
+				p.schedule(&g, c.page > 0)
 				shares := slices.ContainsFunc(p.works, func(w work) bool { return w.guests > 0 })
 				merge := shares && capability == 90 && !slices.ContainsFunc(p.works, func(w work) bool { return w.wholeTiles > 0 })
 				if policy.Kind == lean.StreamK && capability == 90 && (p.sched.Workers() != c.blocks || merge != c.together) {
