@@ -26,8 +26,8 @@
 #include "reduce.cuh"
 #include "ring.cuh"
 
-template <class T, int D, bool MANY = false> struct Lean {
-  using S = Shape<T, D>;
+template <class T, int D, bool MANY = false, bool SMALL = false> struct Lean {
+  using S = Shape<T, D, false, SMALL>;
   using A = Attention<S>;
   using R = Reduce<S, MANY>;
   using Place = typename S::Place;

@@ -4,11 +4,12 @@
 #include "work.cuh"
 
 // The layout that follows from an element type and a head dim.
-// LINKED: attention is a layer of a chain, see linked.cuh.
-template <class T_, int D_, bool LINKED_ = false> struct Shape {
+// LINKED: attention is a layer of a chain, see linked.cuh. SMALL: keys and values lie in pages
+// of which a chunk has four and more.
+template <class T_, int D_, bool LINKED_ = false, bool SMALL_ = false> struct Shape {
   using T = T_;
   static constexpr int D = D_;
-  static constexpr bool LINKED = LINKED_;
+  static constexpr bool LINKED = LINKED_, SMALL = SMALL_;
   // Keys of a chunk: where shared memory is large, as many products' worth of
   // them as make a slot of 16 KB, so that there is much to do between two waits.
 #if __CUDA_ARCH__ >= 900
@@ -37,6 +38,7 @@ template <class S> struct Ring : S {
   // Chunks that are on their way at a time; half as many again where a block has more
   // LeanTiles than MANY, and a few microseconds do not count.
   static constexpr int PACE = (64 << 10) / SLOT, MANY = 160;
+  static constexpr int BURSTS = 30; // LeanTiles of a block, beyond which it asks for pages four at a time
 
   // The pages of a sequence, 32 entries of the block table at a time and the
   // next 32 on their way.
@@ -50,14 +52,15 @@ template <class S> struct Ring : S {
       have = entry(p, s, n + lane);
       ahead = entry(p, s, n + 32 + lane);
     }
-    // Entry n, not before the one of the last call.
-    __device__ __forceinline__ int at(const Params& p, const Seq& s, int n, int lane) {
+    // Entry n, not before the one of the last call; or `more` entries behind it, of those
+    // that are there.
+    __device__ __forceinline__ int at(const Params& p, const Seq& s, int n, int lane, int more = 0) {
       while (n >= base + 32) {
         base += 32;
         have = ahead;
         ahead = entry(p, s, base + 32 + lane);
       }
-      return get(n);
+      return get(n + more);
     }
     __device__ __forceinline__ int get(int n) const { return __shfl_sync(~0u, have, n - base); }
   };
@@ -86,6 +89,9 @@ template <class S> struct Ring : S {
     // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + at.work->wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
+    // Asked for one by one, so small pages come later than the memory could bring them. Blocks
+    // that read less gain nothing by bursts.
+    const bool bursts = S::SMALL && at.left + at.work->wholeTiles > BURSTS;
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.
@@ -103,7 +109,7 @@ template <class S> struct Ring : S {
       // appended just now. The block table is there.
       const int head = at.head * p.headRows, old = p.early ? at.s.keys - at.s.queries : 0;
       int c = at.chunk + skip;
-      if (table == nullptr) {
+      if (!S::SMALL && table == nullptr) {
         int row = at.s.pages * pageRows + head + c * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
@@ -122,41 +128,66 @@ template <class S> struct Ring : S {
         int n = c * KEYS / pageTokens, in = c * KEYS - n * pageTokens;
         Pages pages;
         pages.open(p, at.s, n, lane);
-        int page = pages.get(n);
-#pragma unroll 1
-        for (; c < at.end; c += 2) {
-          if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
-          const u32 bar = full + slot * 8, to = ring + slot * SLOT;
-          if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
-          barrierWait(empty + slot * 8, parity);
-          __syncwarp(); // no lane is a round ahead of another
-          if (elected()) barrierExpect(bar, SLOT / 2);
-          if (boxes == 1) {
-            const int row = page * pageRows + head + in;
-            if (elected()) copyChunk(to, map, row, bar, policy);
-            in += KEYS;
-          } else {
-#pragma unroll 1
-            for (int b = 0; b < boxes; b++) {
-              // A box outside of the array is zeros.
-              const int row = page < 0 ? 0x7ffffff0 : page * pageRows + head + in;
-              if (elected()) {
+        // A box outside of the array is zeros.
+        const auto rowOf = [&](int page) { return page < 0 ? 0x7ffffff0 : page * pageRows + head + in; };
+        const auto copyKeys = [&](u32 to, u32 bar, int b, int row) {
 #pragma unroll
-                for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
-              }
-              if ((in += p.box) >= pageTokens) {
-                in = 0;
-                page = pages.at(p, at.s, ++n, lane);
+          for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
+        };
+        if (!bursts) {
+          int page = pages.get(n);
+#pragma unroll 1
+          for (; c < at.end; c += 2) {
+            if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+            const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+            if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
+            barrierWait(empty + slot * 8, parity);
+            __syncwarp(); // no lane is a round ahead of another
+            if (elected()) barrierExpect(bar, SLOT / 2);
+            if (!S::SMALL && boxes == 1) {
+              const int row = page * pageRows + head + in;
+              if (elected()) copyChunk(to, map, row, bar, policy);
+              in += KEYS;
+            } else {
+#pragma unroll 1
+              for (int b = 0; b < boxes; b++) {
+                const int row = rowOf(page);
+                if (elected()) copyKeys(to, bar, b, row);
+                if ((in += p.box) >= pageTokens) {
+                  in = 0;
+                  page = pages.at(p, at.s, ++n, lane);
+                }
               }
             }
+            in += KEYS; // the other warp's
+            if (in >= pageTokens) {
+              do in -= pageTokens, n++;
+              while (in >= pageTokens);
+              page = pages.at(p, at.s, n, lane);
+            }
+            if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
           }
-          in += KEYS; // the other warp's
-          if (in >= pageTokens) {
-            do in -= pageTokens, n++;
-            while (in >= pageTokens);
-            page = pages.at(p, at.s, n, lane);
+        } else {
+#pragma unroll 1
+          for (; c < at.end; c += 2, n += 2 * boxes) {
+            if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+            const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+            const int row = rowOf(pages.at(p, at.s, n, lane, lane)); // of the chunk's page number `lane`
+            barrierWait(empty + slot * 8, parity);
+            __syncwarp();
+            if (elected()) barrierExpect(bar, SLOT / 2);
+#pragma unroll 1
+            for (int b = 0; b < boxes; b += 4) {
+              int rows[4];
+#pragma unroll
+              for (int i = 0; i < 4; i++) rows[i] = __shfl_sync(~0u, row, b + i);
+              if (elected()) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) copyKeys(to, bar, b + i, rows[i]);
+              }
+            }
+            if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
           }
-          if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
         }
       }
       skip = c - at.end; // 0 or 1, or what a short part leaves

@@ -62,6 +62,29 @@ func testSchedules(t *testing.T, m *machine, longest int) {
 	noError(t, plan.Close())
 }
 
+// testPages has pages of all sizes that chunks are made of. Small ones have a kernel of their
+// own, whose blocks ask for them four at a time if they read much.
+func testPages(t *testing.T, m *machine, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 32, 48, 64} {
+		shape := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Causal: true}
+		p := m.newProblem(t, rng, pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], page: page})
+		for _, workers := range []int{0, 1, 3} {
+			p.geometry.Workers = workers
+			m.poison(t, &p.o)
+			m.poison(t, &p.lse)
+			m.run(t, plan, p)
+			p.check(t)
+			if t.Failed() {
+				t.Fatalf("%v, %d workers", p, workers)
+			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
 // testRepeats: the same bits at every run, by another plan too.
 func testRepeats(t *testing.T, m *machine, n, work, longest int) {
 	rng := reftest.Rand(t)

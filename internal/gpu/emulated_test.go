@@ -53,6 +53,7 @@ func TestEmulatedRandom(t *testing.T) {
 	testRandom(t, emulatedGPU(t, 5), 60, options{work: 1e5, longest: 300})
 }
 func TestEmulatedSchedules(t *testing.T)    { testSchedules(t, emulatedGPU(t, 7), 300) }
+func TestEmulatedPages(t *testing.T)        { testPages(t, emulatedGPU(t, 5), 900) }
 func TestEmulatedRepeats(t *testing.T)      { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
 func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }
 func TestEmulatedManyTiles(t *testing.T)    { testManyTiles(t, emulatedGPU(t, 3)) }

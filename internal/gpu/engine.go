@@ -37,6 +37,7 @@ type Engine struct {
 	blocks int // of every launch of attention: one for each SM
 	attend [len(elements)][len(headDims)]*cuda.Function
 	many   [len(elements)]*cuda.Function // for output tiles of leastMany rows and more, of heads of manyDim; nil: there is none
+	small  [len(elements)]*cuda.Function // for pages of which a chunk has four and more, of heads of smallDim; nil: there is none
 	append *cuda.Function
 	closed atomic.Bool
 
@@ -69,6 +70,9 @@ func New(dev *cuda.Device) (*Engine, error) {
 			if e.many[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_many", elements[i].name, manyDim)); err != nil {
 				return nil, err
 			}
+			if e.small[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_small", elements[i].name, smallDim)); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if e.append, err = m.Function("lean_append"); err != nil {
@@ -77,15 +81,23 @@ func New(dev *cuda.Device) (*Engine, error) {
 	return e, nil
 }
 
-// What the kernels for many rows are for (kernels/lean.cu, and HELPED in reduce.cuh).
-const manyDim, leastMany = 128, 9
+// What the kernels for many rows are for (kernels/lean.cu, and HELPED in reduce.cuh), and
+// those for small pages.
+const (
+	manyDim, leastMany = 128, 9
+	smallDim           = 64
+)
 
-// kernel is the one for output tiles of so many rows.
-func (e *Engine) kernel(element, dim, rows int) *cuda.Function {
-	if dim == manyDim && rows >= leastMany && e.many[element] != nil {
-		return e.many[element]
+// kernel is the one for output tiles of so many rows, and pages that are copied as so many
+// boxes a chunk; 1: any others.
+func (e *Engine) kernel(s *shape, rows, pages int) *cuda.Function {
+	switch {
+	case s.dim == manyDim && rows >= leastMany && e.many[s.element] != nil:
+		return e.many[s.element]
+	case s.dim == smallDim && pages >= 4 && pages <= 32 && e.small[s.element] != nil: // a lane knows a box
+		return e.small[s.element]
 	}
-	return e.attend[element][dimIndex(dim)]
+	return e.attend[s.element][dimIndex(s.dim)]
 }
 
 // sharing is a kernel whose thread blocks may have all of the shared memory that there

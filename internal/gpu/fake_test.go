@@ -116,24 +116,30 @@ func TestFakeLargeQueries(t *testing.T) {
 	testLargeQueries(t, m)
 }
 
-// Output tiles of more than eight rows have a kernel of their own, where there is one.
+// Output tiles of more than eight rows have a kernel of their own, where there is one, and so
+// have small pages.
 func TestFakeManyRows(t *testing.T) {
 	for _, f := range fakes {
 		t.Run(f.name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.capability, f.sms, f.shared)
 			e := m.engine
 			for i := range elements {
-				if has := f.capability == 90 && elements[i].bytes == 2; (e.many[i] != nil) != has {
-					t.Errorf("%s: a kernel for many rows: %v", elements[i].name, !has)
+				if has := f.capability == 90 && elements[i].bytes == 2; (e.many[i] != nil) != has || (e.small[i] != nil) != has {
+					t.Errorf("%s: kernels for many rows and small pages: %v", elements[i].name, !has)
 				}
 				for j, dim := range headDims {
 					for rows := 1; rows <= blockRows; rows++ {
-						want := e.attend[i][j]
-						if dim == 128 && rows > 8 && e.many[i] != nil {
-							want = e.many[i]
-						}
-						if e.kernel(i, dim, rows) != want {
-							t.Errorf("%s of %d, %d rows: another kernel", elements[i].name, dim, rows)
+						for pages := 1; pages <= 64; pages *= 2 {
+							shape, want := e.shape(i, dim), e.attend[i][j]
+							if dim == 128 && rows > 8 && e.many[i] != nil {
+								want = e.many[i]
+							}
+							if dim == 64 && pages > 2 && pages < 64 && e.small[i] != nil {
+								want = e.small[i]
+							}
+							if e.kernel(&shape, rows, pages) != want {
+								t.Errorf("%s of %d, %d rows, %d pages a chunk: another kernel", elements[i].name, dim, rows, pages)
+							}
 						}
 					}
 				}

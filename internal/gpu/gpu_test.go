@@ -71,6 +71,7 @@ func TestGPUShort(t *testing.T) {
 }
 
 func TestGPUSchedules(t *testing.T)    { testSchedules(t, realGPU(t), 3000) }
+func TestGPUPages(t *testing.T)        { testPages(t, realGPU(t), 5000) }
 func TestGPURepeats(t *testing.T)      { testRepeats(t, realGPU(t), 100, 1e8, 20000) }
 func TestGPULargeQueries(t *testing.T) { testLargeQueries(t, realGPU(t)) }
 func TestGPUManyTiles(t *testing.T)    { testManyTiles(t, realGPU(t)) }

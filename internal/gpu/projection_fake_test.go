@@ -35,8 +35,12 @@ func TestProjectionLaunches(t *testing.T) {
 			}
 			for i, l := range all {
 				if i%5 == 1 && i < 10 {
-					if l.kernel != "lean_f16_64" {
-						t.Errorf("launch %d is %s", i, l.kernel)
+					want := "lean_f16_64"
+					if s.plan.look.paged {
+						want = "lean_f16_64_small"
+					}
+					if l.kernel != want {
+						t.Errorf("launch %d is %s, want %s", i, l.kernel, want)
 					}
 					continue
 				}

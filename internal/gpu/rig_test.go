@@ -82,6 +82,7 @@ type options struct {
 	shape   *reftest.Shape
 	kv      cpu.DType
 	dense   bool
+	page    int // tokens of a page; 0: any
 	decode  *decode
 }
 
@@ -131,7 +132,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	if p.dense {
 		p.layDense(m, t)
 	} else {
-		p.layPaged(m, t, o.decode)
+		p.layPaged(m, t, o.page, o.decode)
 	}
 	p.o.DType, p.lse.DType = p.out, cpu.Float32
 	for _, x := range []*Memory{&p.o, &p.lse} {
@@ -209,9 +210,12 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 
 // layPaged is what a cache has: pages anywhere, rows of no sequence between those
 // of sequences, and new tokens that are still to be appended.
-func (p *problem) layPaged(m *machine, t testing.TB, same *decode) {
+func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	rng, d := p.rng, p.Dim
 	p.pageTokens = pick(rng, 1, 2, 3, 5, 8, 16, 16, 24, 32, 48, 64, 128)
+	if page > 0 {
+		p.pageTokens = page
+	}
 	p.append = rng.IntN(2) == 0 || same != nil
 	if same != nil {
 		p.pageTokens = same.pageTokens

@@ -132,7 +132,11 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 	cuda.Struct(&p.args, a)
 	p.hold(o)
 	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
-	return e.kernel(shape.element, g.Dim, p.look.tileRows), grid, nil
+	pages := 1 // of a chunk, if a page is a box
+	if box == g.PageTokens {
+		pages = shape.keys / box
+	}
+	return e.kernel(&shape, p.look.tileRows, pages), grid, nil
 }
 
 // hold keeps what a launch of attention uses.
