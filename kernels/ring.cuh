@@ -89,7 +89,7 @@ template <class S> struct Ring : S {
     // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + at.work->wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
-    // Asked for one by one, so small pages come later than the memory could bring them. Blocks
+    // Asked for one by one, small pages come later than the memory could bring them. Blocks
     // that read less gain nothing by bursts.
     const bool bursts = S::SMALL && at.left + at.work->wholeTiles > BURSTS;
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
@@ -104,16 +104,27 @@ template <class S> struct Ring : S {
         barrierWait(full + (before + slots) * 8, parity);
       }
     };
+    const auto claim = [&](u32 bar) {
+      barrierWait(empty + slot * 8, parity);
+      __syncwarp(); // no lane is a round ahead of another
+      if (elected()) barrierExpect(bar, SLOT / 2);
+    };
+    const auto nextSlot = [&] {
+      if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
+    };
     do {
       // What the launch before may write is waited for: all keys, or those that were
       // appended just now. The block table is there.
       const int head = at.head * p.headRows, old = p.early ? at.s.keys - at.s.queries : 0;
+      const auto beforeChunk = [&](int c) {
+        if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+      };
       int c = at.chunk + skip;
       if (!S::SMALL && table == nullptr) {
         int row = at.s.pages * pageRows + head + c * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
-          if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+          beforeChunk(c);
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           keepPace();
           barrierWait(empty + slot * 8, parity);
@@ -122,7 +133,7 @@ template <class S> struct Ring : S {
             barrierExpect(bar, SLOT / 2);
             copyChunk(to, map, row, bar, policy);
           }
-          if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
+          nextSlot();
         }
       } else if (c < at.end) {
         int n = c * KEYS / pageTokens, in = c * KEYS - n * pageTokens;
@@ -138,12 +149,10 @@ template <class S> struct Ring : S {
           int page = pages.get(n);
 #pragma unroll 1
           for (; c < at.end; c += 2) {
-            if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+            beforeChunk(c);
             const u32 bar = full + slot * 8, to = ring + slot * SLOT;
             if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
-            barrierWait(empty + slot * 8, parity);
-            __syncwarp(); // no lane is a round ahead of another
-            if (elected()) barrierExpect(bar, SLOT / 2);
+            claim(bar);
             if (!S::SMALL && boxes == 1) {
               const int row = page * pageRows + head + in;
               if (elected()) copyChunk(to, map, row, bar, policy);
@@ -165,17 +174,15 @@ template <class S> struct Ring : S {
               while (in >= pageTokens);
               page = pages.at(p, at.s, n, lane);
             }
-            if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
+            nextSlot();
           }
         } else {
 #pragma unroll 1
           for (; c < at.end; c += 2, n += 2 * boxes) {
-            if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+            beforeChunk(c);
             const u32 bar = full + slot * 8, to = ring + slot * SLOT;
             const int row = rowOf(pages.at(p, at.s, n, lane, lane)); // of the chunk's page number `lane`
-            barrierWait(empty + slot * 8, parity);
-            __syncwarp();
-            if (elected()) barrierExpect(bar, SLOT / 2);
+            claim(bar);
 #pragma unroll 1
             for (int b = 0; b < boxes; b += 4) {
               int rows[4];
@@ -186,7 +193,7 @@ template <class S> struct Ring : S {
                 for (int i = 0; i < 4; i++) copyKeys(to, bar, b + i, rows[i]);
               }
             }
-            if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
+            nextSlot();
           }
         }
       }

@@ -298,7 +298,7 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 	if !c.fits(c.element, g.Dim, &c.needs, attentionRoom(&shape, p.look.tileRows, mostWarps)) || !c.apart(nil, writes) {
 		return false
 	}
-	box := shape.box(p.look.paged, g.PageTokens)
+	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	var maps [mostParts]cuda.TensorMap
 	var err error
 	if maps[0], err = p.engine.tensorMap(&o.K, &shape, box); err != nil {

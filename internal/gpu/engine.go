@@ -88,8 +88,8 @@ const (
 	smallDim           = 64
 )
 
-// kernel is the one for output tiles of so many rows, and pages that are copied as so many
-// boxes a chunk; 1: any others.
+// kernel is the one for output tiles of so many rows, and for pages of which a chunk is so
+// many; 1 where they are nothing that a chunk is made of.
 func (e *Engine) kernel(s *shape, rows, pages int) *cuda.Function {
 	switch {
 	case s.dim == manyDim && rows >= leastMany && e.many[s.element] != nil:

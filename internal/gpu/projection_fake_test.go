@@ -35,9 +35,9 @@ func TestProjectionLaunches(t *testing.T) {
 			}
 			for i, l := range all {
 				if i%5 == 1 && i < 10 {
-					want := "lean_f16_64"
-					if s.plan.look.paged {
-						want = "lean_f16_64_small"
+					want := "lean_f16_64_small"
+					if rows == 5 { // a page each, and no block table
+						want = "lean_f16_64"
 					}
 					if l.kernel != want {
 						t.Errorf("launch %d is %s, want %s", i, l.kernel, want)

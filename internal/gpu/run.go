@@ -118,7 +118,7 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 	shape := e.shape(elementOf(o.K.DType), g.Dim)
 	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
 	a := &p.params
-	box := shape.box(p.look.paged, g.PageTokens)
+	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	if e.copies() {
 		if a.keyMap, err = e.tensorMap(&o.K, &shape, box); err != nil {
 			return nil, grid, err

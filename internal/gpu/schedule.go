@@ -93,8 +93,8 @@ func (e *Engine) blockEach(outputs, workers, bytes, copied int) bool {
 	if bits := float64(e.info.MemoryClockKHz) * float64(e.info.MemoryBusBits); bits > 0 {
 		memory = bits / h200
 	}
-	blocks, least := asked*memory/float64(copied), copied*51/2
-	return 2*bytes <= 3*least || float64(bytes)*(blocks-float64(outputs)) <= float64(least)*blocks
+	paces, merged := asked*memory/float64(copied), copied*51/2 // at the pace of small copies
+	return 2*bytes <= 3*merged || float64(bytes)*(paces-float64(outputs)) <= float64(merged)*paces
 }
 
 // mergeTogether has the thread blocks that share output tiles merge them together, if that
@@ -112,7 +112,7 @@ func (p *Plan) mergeTogether() {
 	}
 }
 
-// schedule cuts the LeanTiles. Copies of paged keys do not cross pages.
+// schedule cuts the LeanTiles.
 func (p *Plan) schedule(g *cpu.Geometry, paged bool) {
 	group, tile := g.Heads/g.KVHeads, tileTokens(g)
 	longest := 0 // LeanTiles of an output tile
@@ -133,11 +133,7 @@ func (p *Plan) schedule(g *cpu.Geometry, paged bool) {
 	}
 	// A chain has all thread blocks anyway, and merging costs it less.
 	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager && !p.inChain {
-		box := mostChunk
-		if paged {
-			box = min(box, g.PageTokens&-g.PageTokens)
-		}
-		workers = p.worth(g, workers, longest, box)
+		workers = p.worth(g, workers, longest, boxOf(mostChunk, paged, g.PageTokens))
 	}
 	policy := g.Policy
 	policy.Slack, policy.Whole, policy.Hybrid = p.slack(g, workers), p.whole(g, workers, longest), true

@@ -125,13 +125,13 @@ func (s *shape) tiles(rows, box int) cuda.Tiles {
 	return t
 }
 
-// box is how many keys are copied at once: a power of two that divides a chunk
-// and a page.
-func (s *shape) box(paged bool, pageTokens int) int {
+// boxOf is how many keys of a chunk are copied at once: a power of two that divides
+// the chunk and a page.
+func boxOf(chunk int, paged bool, pageTokens int) int {
 	if !paged {
-		return s.keys
+		return chunk
 	}
-	return min(s.keys, pageTokens&-pageTokens)
+	return min(chunk, pageTokens&-pageTokens)
 }
 
 // config is how a kernel is launched.
