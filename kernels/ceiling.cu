@@ -121,11 +121,19 @@ extern "C" __global__ void __launch_bounds__(PAGES_WARPS * 32, 1) read_pages(con
     if (n <= 0) return;
     const u32 to = sharedAddress(ring) + slot * slotBytes, bar = full + slot * 8;
     if (elected()) barrierExpect(bar, n * p.piece);
+    // Four together: one by one, small pieces are asked for later than they could come.
 #pragma unroll 1
-    for (int i = 0; i < n; i++) {
-      const long long at = __shfl_sync(~0u, place, next & 31);
-      if (elected()) copyBulk(to + i * p.piece, from + at, p.piece, bar, policy);
-      if ((++next & 31) == 0) lookUp();
+    for (int i = 0; i < n; i += 4) {
+      long long at[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) at[j] = __shfl_sync(~0u, place, (next + j) & 31);
+      if (elected()) {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          if (i + j < n) copyBulk(to + (i + j) * p.piece, from + at[j], p.piece, bar, policy);
+      }
+      next += min(4, n - i);
+      if ((next & 31) == 0) lookUp();
     }
   };
 #pragma unroll 1

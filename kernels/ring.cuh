@@ -5,7 +5,7 @@
 
 // The layout that follows from an element type and a head dim.
 // LINKED: attention is a layer of a chain, see linked.cuh. SMALL: keys and values lie in pages
-// of which a chunk has four and more.
+// whose copies are as small as a quarter of a chunk's.
 template <class T_, int D_, bool LINKED_ = false, bool SMALL_ = false> struct Shape {
   using T = T_;
   static constexpr int D = D_;
@@ -38,7 +38,9 @@ template <class S> struct Ring : S {
   // Chunks that are on their way at a time; half as many again where a block has more
   // LeanTiles than MANY, and a few microseconds do not count.
   static constexpr int PACE = (64 << 10) / SLOT, MANY = 160;
-  static constexpr int BURSTS = 30; // LeanTiles of a block, beyond which it asks for pages four at a time
+  // Small pages are asked for in bursts of four copies where a block has more chunks than
+  // BURSTS: one by one they come later than the memory could bring them.
+  static constexpr int BURST = BLOCKS == 1 ? 4 : 2, BURSTS = BLOCKS == 1 ? 8 : 6;
 
   // The pages of a sequence, 32 entries of the block table at a time and the
   // next 32 on their way.
@@ -89,9 +91,7 @@ template <class S> struct Ring : S {
     // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + at.work->wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
-    // Asked for one by one, small pages come later than the memory could bring them. Blocks
-    // that read less gain nothing by bursts.
-    const bool bursts = S::SMALL && at.left + at.work->wholeTiles > BURSTS;
+    const bool bursts = S::SMALL && (at.left + at.work->wholeTiles) << p.tileShift > BURSTS;
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.
@@ -182,15 +182,16 @@ template <class S> struct Ring : S {
             beforeChunk(c);
             const u32 bar = full + slot * 8, to = ring + slot * SLOT;
             const int row = rowOf(pages.at(p, at.s, n, lane, lane)); // of the chunk's page number `lane`
+            keepPace();
             claim(bar);
 #pragma unroll 1
-            for (int b = 0; b < boxes; b += 4) {
-              int rows[4];
+            for (int b = 0; b < boxes; b += BURST) {
+              int rows[BURST];
 #pragma unroll
-              for (int i = 0; i < 4; i++) rows[i] = __shfl_sync(~0u, row, b + i);
+              for (int i = 0; i < BURST; i++) rows[i] = __shfl_sync(~0u, row, b + i);
               if (elected()) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) copyKeys(to, bar, b + i, rows[i]);
+                for (int i = 0; i < BURST; i++) copyKeys(to, bar, b + i, rows[i]);
               }
             }
             nextSlot();

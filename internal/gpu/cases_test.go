@@ -67,8 +67,12 @@ func testSchedules(t *testing.T, m *machine, longest int) {
 func testPages(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 32, 48, 64} {
-		shape := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Causal: true}
+	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 16, 16, 32, 48, 64} {
+		dim, heads := pick(rng, 64, 128), pick(rng, 4, 8, 12)
+		if page == 16 {
+			dim = []int{64, 128}[i/2%2]
+		}
+		shape := reftest.Shape{Heads: heads, KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Causal: true}
 		p := m.newProblem(t, rng, pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], page: page})
 		for _, workers := range []int{0, 1, 3} {
 			p.geometry.Workers = workers

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -36,8 +37,8 @@ type Engine struct {
 	info   cuda.Info
 	blocks int // of every launch of attention: one for each SM
 	attend [len(elements)][len(headDims)]*cuda.Function
-	many   [len(elements)]*cuda.Function // for output tiles of leastMany rows and more, of heads of manyDim; nil: there is none
-	small  [len(elements)]*cuda.Function // for pages of which a chunk has four and more, of heads of smallDim; nil: there is none
+	many   [len(elements)]*cuda.Function                 // for output tiles of leastMany rows and more, of heads of manyDim; nil: there is none
+	small  [len(elements)][len(smallDims)]*cuda.Function // for small pages, of heads of smallDims; nil: there is none
 	append *cuda.Function
 	closed atomic.Bool
 
@@ -70,8 +71,10 @@ func New(dev *cuda.Device) (*Engine, error) {
 			if e.many[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_many", elements[i].name, manyDim)); err != nil {
 				return nil, err
 			}
-			if e.small[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_small", elements[i].name, smallDim)); err != nil {
-				return nil, err
+			for j, dim := range smallDims {
+				if e.small[i][j], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_small", elements[i].name, dim)); err != nil {
+					return nil, err
+				}
 			}
 		}
 	}
@@ -81,21 +84,22 @@ func New(dev *cuda.Device) (*Engine, error) {
 	return e, nil
 }
 
-// What the kernels for many rows are for (kernels/lean.cu, and HELPED in reduce.cuh), and
-// those for small pages.
-const (
-	manyDim, leastMany = 128, 9
-	smallDim           = 64
-)
+// What the kernels for many rows are for (kernels/lean.cu, and HELPED in reduce.cuh).
+const manyDim, leastMany = 128, 9
+
+// What the kernels for small pages are for: a chunk of those is four copies and more.
+var smallDims = [...]int{64, 128}
 
 // kernel is the one for output tiles of so many rows, and for pages of which a chunk is so
 // many; 1 where they are nothing that a chunk is made of.
 func (e *Engine) kernel(s *shape, rows, pages int) *cuda.Function {
-	switch {
-	case s.dim == manyDim && rows >= leastMany && e.many[s.element] != nil:
+	if s.dim == manyDim && rows >= leastMany && e.many[s.element] != nil {
 		return e.many[s.element]
-	case s.dim == smallDim && pages >= 4 && pages <= 32 && e.small[s.element] != nil: // a lane knows a box
-		return e.small[s.element]
+	}
+	if pages*s.blocks >= 4 && pages <= 32 { // a lane knows one
+		if i := slices.Index(smallDims[:], s.dim); i >= 0 && e.small[s.element][i] != nil {
+			return e.small[s.element][i]
+		}
 	}
 	return e.attend[s.element][dimIndex(s.dim)]
 }

@@ -124,18 +124,24 @@ func TestFakeManyRows(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.capability, f.sms, f.shared)
 			e := m.engine
 			for i := range elements {
-				if has := f.capability == 90 && elements[i].bytes == 2; (e.many[i] != nil) != has || (e.small[i] != nil) != has {
-					t.Errorf("%s: kernels for many rows and small pages: %v", elements[i].name, !has)
+				has := f.capability == 90 && elements[i].bytes == 2
+				for _, k := range []*cuda.Function{e.many[i], e.small[i][0], e.small[i][1]} {
+					if (k != nil) != has {
+						t.Errorf("%s: kernels for many rows and small pages: %v", elements[i].name, !has)
+					}
 				}
 				for j, dim := range headDims {
 					for rows := 1; rows <= blockRows; rows++ {
 						for pages := 1; pages <= 64; pages *= 2 {
 							shape, want := e.shape(i, dim), e.attend[i][j]
-							if dim == 128 && rows > 8 && e.many[i] != nil {
+							switch {
+							case !has:
+							case dim == 128 && rows > 8:
 								want = e.many[i]
-							}
-							if dim == 64 && pages > 2 && pages < 64 && e.small[i] != nil {
-								want = e.small[i]
+							case dim == 64 && pages > 2 && pages < 64:
+								want = e.small[i][0]
+							case dim == 128 && pages > 1 && pages < 64:
+								want = e.small[i][1]
 							}
 							if e.kernel(&shape, rows, pages) != want {
 								t.Errorf("%s of %d, %d rows, %d pages a chunk: another kernel", elements[i].name, dim, rows, pages)
