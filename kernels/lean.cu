@@ -1,7 +1,7 @@
 // Entry points of attention on a GPU: lean_<element>_<head dim>. One for each
 // pair, since registers and shared memory are laid out for it; and on compute capability 9.0
-// with _many for output tiles of more than eight rows, and with _small for small pages: what makes these 2% faster makes small launches of others up to
-// 4% and 2% slower.
+// with _many for output tiles of more than eight rows, and with _small for small pages: what
+// makes these 2% faster makes small launches of others up to 4% and 2% slower.
 #include "append.cuh"
 #include "lean.cuh"
 
