@@ -38,9 +38,9 @@ template <class S> struct Ring : S {
   // Chunks that are on their way at a time; half as many again where a block has more
   // LeanTiles than MANY, and a few microseconds do not count.
   static constexpr int PACE = (64 << 10) / SLOT, MANY = 160;
-  // Small pages are asked for in bursts of four copies where a block has more chunks than
-  // BURSTS: one by one they come later than the memory could bring them.
-  static constexpr int BURST = BLOCKS == 1 ? 4 : 2, BURSTS = BLOCKS == 1 ? 8 : 6;
+  // So many small pages are asked for behind one another, four copies or two. Each looked up
+  // behind the copy of the one before, they come later than the memory could bring them.
+  static constexpr int BURST = BLOCKS == 1 ? 4 : 1;
 
   // The pages of a sequence, 32 entries of the block table at a time and the
   // next 32 on their way.
@@ -91,7 +91,6 @@ template <class S> struct Ring : S {
     // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + at.work->wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
-    const bool bursts = S::SMALL && (at.left + at.work->wholeTiles) << p.tileShift > BURSTS;
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.
@@ -114,7 +113,8 @@ template <class S> struct Ring : S {
     };
     do {
       // What the launch before may write is waited for: all keys, or those that were
-      // appended just now. The block table is there.
+      // appended just now. The block table is there. Between the wait and the copy there is
+      // nothing that could be done before.
       const int head = at.head * p.headRows, old = p.early ? at.s.keys - at.s.queries : 0;
       const auto beforeChunk = [&](int c) {
         if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
@@ -124,11 +124,11 @@ template <class S> struct Ring : S {
         int row = at.s.pages * pageRows + head + c * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
-          beforeChunk(c);
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           keepPace();
           barrierWait(empty + slot * 8, parity);
           __syncwarp(); // no lane is a round ahead of another
+          beforeChunk(c);
           if (lane == 0) {
             barrierExpect(bar, SLOT / 2);
             copyChunk(to, map, row, bar, policy);
@@ -145,15 +145,15 @@ template <class S> struct Ring : S {
 #pragma unroll
           for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
         };
-        if (!bursts) {
+        if constexpr (!S::SMALL) {
           int page = pages.get(n);
 #pragma unroll 1
           for (; c < at.end; c += 2) {
-            beforeChunk(c);
             const u32 bar = full + slot * 8, to = ring + slot * SLOT;
             if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
             claim(bar);
-            if (!S::SMALL && boxes == 1) {
+            beforeChunk(c);
+            if (boxes == 1) {
               const int row = page * pageRows + head + in;
               if (elected()) copyChunk(to, map, row, bar, policy);
               in += KEYS;
@@ -179,20 +179,24 @@ template <class S> struct Ring : S {
         } else {
 #pragma unroll 1
           for (; c < at.end; c += 2, n += 2 * boxes) {
-            beforeChunk(c);
             const u32 bar = full + slot * 8, to = ring + slot * SLOT;
             const int row = rowOf(pages.at(p, at.s, n, lane, lane)); // of the chunk's page number `lane`
-            keepPace();
-            claim(bar);
-#pragma unroll 1
-            for (int b = 0; b < boxes; b += BURST) {
-              int rows[BURST];
+            int rows[BURST];
+            const auto find = [&](int b) {
 #pragma unroll
               for (int i = 0; i < BURST; i++) rows[i] = __shfl_sync(~0u, row, b + i);
+            };
+            find(0);
+            keepPace();
+            claim(bar);
+            beforeChunk(c);
+            for (int b = 0;;) {
               if (elected()) {
 #pragma unroll
                 for (int i = 0; i < BURST; i++) copyKeys(to, bar, b + i, rows[i]);
               }
+              if ((b += BURST) >= boxes) break;
+              find(b);
             }
             nextSlot();
           }
