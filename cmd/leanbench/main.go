@@ -27,6 +27,7 @@ var commands = []command{
 	{"e2e", "decoding with an OPT model, against transformers and CTranslate2; on a GPU against transformers", e2eBench},
 	{"figure", "draw the schedules of docs/schedule.svg", drawFigure},
 	{"gpu", "attention on a GPU: share of its memory's speed, and against PyTorch and FlashInfer", gpuCommand},
+	{"gputables", "the tables of docs/benchmarks.md, of what gpu -full -json wrote", gpuTablesCommand},
 	{"peers", "attention against PyTorch on the same cores", peersBench},
 }
 
