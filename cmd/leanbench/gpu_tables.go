@@ -158,13 +158,6 @@ func where[T any](all []T, keep func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(x T) bool { return !keep(x) })
 }
 
-func verdict(met bool) string {
-	if met {
-		return "met"
-	}
-	return "**missed**"
-}
-
 func writePeers(w io.Writer, cases []measuredCase) {
 	over := func(c measuredCase) float64 { return c.of(ours, overBest) }
 	flash := func(c measuredCase) float64 { return c.of(ours, overFlash) }

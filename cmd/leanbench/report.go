@@ -112,10 +112,14 @@ func (b *bar) text(m metric) string {
 		limits = append(limits, "<= "+m.format(*b.Most))
 	}
 	s := strings.Join(limits, " and ")
-	if b.Met {
-		return s + ": met"
+	return s + ": " + verdict(b.Met)
+}
+
+func verdict(met bool) string {
+	if met {
+		return "met"
 	}
-	return s + ": **missed**"
+	return "**missed**"
 }
 
 // report collects what a command measures.
