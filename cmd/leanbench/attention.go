@@ -194,7 +194,7 @@ func ceiling(sets []operands) contender {
 		sum += part
 		return err
 	}
-	return contender{name: "read ceiling", run: timed(step)}
+	return contender{name: readCeiling, run: timed(step)}
 }
 
 // agree lets each do one step on the same operands and compares what comes out:

@@ -406,7 +406,7 @@ func (b *e2eGPU) judgeSteps(c stepCase, contenders []contender, all []samples, c
 		}
 	}
 	if ceiling != nil {
-		r := b.report.row(c.table(), c.String(), "read ceiling")
+		r := b.report.row(c.table(), c.String(), readCeiling)
 		r.add(stepMillis, 1e3*ceiling.median(), nil)
 		r.add(stepBytes, c.bytes()/1e9, nil)
 		r.add(speed, c.bytes()/ceiling.median()/1e9, nil)

@@ -198,7 +198,7 @@ func (d *gpuDevice) ceilings(s gpuShape) (all []*gpuContender, err error) {
 		}
 		var args cuda.Args
 		grid := cuda.Grid{Blocks: [3]int{info.Multiprocessors}, Threads: [3]int{32}, Shared: shared}
-		one, err := d.contender(fmt.Sprintf("read ceiling, %d x %d KB", c.stages, c.piece>>10), s.launches(), func(i int) error {
+		one, err := d.contender(fmt.Sprintf("%s, %d x %d KB", readCeiling, c.stages, c.piece>>10), s.launches(), func(i int) error {
 			args.Reset()
 			cuda.Struct(&args, &ceilingParams{
 				from: d.keys.Address() + uint64(d.set(s, i)), bytes: s.bytes() / int64(c.piece) * int64(c.piece),

@@ -48,8 +48,6 @@ func gpuTablesCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error 
 // gpuFigures are those of one case. The read ceiling is called so whatever its kernel.
 type gpuFigures map[string]map[metric]float64
 
-const anyCeiling = "read ceiling"
-
 func (f gpuFigures) us(contender string) float64 { return f.of(contender, micros) }
 
 // of is NaN where nothing was measured.
@@ -70,8 +68,8 @@ func gpuMeasured(figures []figure) (gpuTables, error) {
 			continue
 		}
 		k, who := [2]string{f.Table, f.Case}, f.Contender
-		if strings.HasPrefix(who, anyCeiling) {
-			who = anyCeiling
+		if strings.HasPrefix(who, readCeiling) {
+			who = readCeiling
 		}
 		if t[k] == nil {
 			t[k] = make(gpuFigures)
@@ -158,6 +156,11 @@ func where[T any](all []T, keep func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(x T) bool { return !keep(x) })
 }
 
+// writeColumns writes the head of a table.
+func writeColumns(w io.Writer, columns ...string) {
+	fmt.Fprintf(w, "\n| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+}
+
 func writePeers(w io.Writer, cases []measuredCase) {
 	over := func(c measuredCase) float64 { return c.of(ours, overBest) }
 	flash := func(c measuredCase) float64 { return c.of(ours, overFlash) }
@@ -166,16 +169,16 @@ func writePeers(w io.Writer, cases []measuredCase) {
 		return
 	}
 	mean := geometricMean(all)
-	fmt.Fprintf(w, "\nAgainst other kernels, over %d shapes: %.3f times as fast as the best of them in the geometric mean (bar 1.10: %s), at least %.3f (bar 1.00: %s)", len(all), mean, verdict(mean >= 1.10), all[0], verdict(all[0] >= 1))
+	fmt.Fprintf(w, "\nAgainst other kernels, over %d shapes: %.3f times as fast as the best of them in the geometric mean (bar %.2f: %s), at least %.3f (bar 1.00: %s)", len(all), mean, leastMean, verdict(mean >= leastMean), all[0], verdict(all[0] >= 1))
 	if len(flashes) > 0 {
 		fmt.Fprintf(w, "; %.2f times as fast as FLASH_ATTENTION, at least %.3f", geometricMean(flashes), flashes[0])
 	}
-	fmt.Fprint(w, ".\n\n| us of our launch |")
-	times := intervals(7, 15, 30, 70, 300)
-	for _, s := range times {
-		fmt.Fprintf(w, " %s |", s)
+	fmt.Fprintln(w, ".")
+	columns, spans := []string{"us of our launch"}, intervals(7, 15, 30, 70, 300)
+	for _, s := range spans {
+		columns = append(columns, s.String())
 	}
-	fmt.Fprintf(w, "\n|---|%s\n", strings.Repeat("---|", len(times)))
+	writeColumns(w, columns...)
 	for _, line := range []struct {
 		title string
 		of    func(x []float64) string
@@ -185,7 +188,7 @@ func writePeers(w io.Writer, cases []measuredCase) {
 		{"least", func(x []float64) string { return fmt.Sprintf("%.3f", x[0]) }},
 	} {
 		fmt.Fprintf(w, "| %s |", line.title)
-		for _, s := range times {
+		for _, s := range spans {
 			text := ""
 			if x := measured(where(cases, func(c measuredCase) bool { return s.has(c.us(ours)) }), over); len(x) > 0 {
 				text = line.of(x)
@@ -199,15 +202,17 @@ func writePeers(w io.Writer, cases []measuredCase) {
 func writeLong(w io.Writer, cases []measuredCase) {
 	fmt.Fprintln(w)
 	for _, grouped := range []bool{false, true} {
-		x := measured(where(cases, func(c measuredCase) bool {
+		long := where(cases, func(c measuredCase) bool {
 			return c.shape.bytes() >= longBytes && (c.shape.heads != c.shape.kvHeads) == grouped
-		}), func(c measuredCase) float64 { return c.of(ours, gpuShare) })
+		})
+		shareOf := func(c measuredCase) float64 { return c.of(ours, gpuShare) }
+		x := measured(long, shareOf)
 		if len(x) == 0 {
 			continue
 		}
 		what, bars := "with groups of query heads", ""
 		if !grouped {
-			reach := len(x) - len(where(x, func(v float64) bool { return v < 0.98 }))
+			reach := len(where(long, func(c measuredCase) bool { return c.share.judge(shareOf(c)).Met }))
 			what, bars = "of MHA", fmt.Sprintf(" (bar 98%%: %s, %d of %d)", verdict(reach == len(x)), reach, len(x))
 		}
 		fmt.Fprintf(w, "%d shapes %s of 300 MB and more: %.1f%% to %.1f%% of the ceiling, median %.1f%%%s.\n", len(x), what, 100*x[0], 100*x[len(x)-1], 100*median(x), bars)
@@ -215,10 +220,10 @@ func writeLong(w io.Writer, cases []measuredCase) {
 }
 
 func writePages(w io.Writer, cases []measuredCase, pages int) {
-	const least = 0.97
-	fmt.Fprintf(w, "\n| pages of %d, of contiguous: us of the contiguous launch | shapes | reach 97%% | median | least | a reader of the same pages, of the ceiling |\n|---|---|---|---|---|---|\n", pages)
+	writeColumns(w, fmt.Sprintf("pages of %d, of contiguous: us of the contiguous launch", pages), "shapes", "reach 97%", "median", "least", "a reader of the same pages, of the ceiling")
+	ofContiguous := func(c measuredCase) float64 { return c.of(pageName(pages), ofDense) }
 	line := func(title string, cases []measuredCase) {
-		x := measured(cases, func(c measuredCase) float64 { return c.of(pageName(pages), ofDense) })
+		x := measured(cases, ofContiguous)
 		if len(x) == 0 {
 			return
 		}
@@ -227,8 +232,8 @@ func writePages(w io.Writer, cases []measuredCase, pages int) {
 		if len(reader) > 0 {
 			text = fmt.Sprintf("%.1f%%", 100*median(reader))
 		}
-		reach := len(where(x, func(v float64) bool { return v >= least }))
-		fmt.Fprintf(w, "| %s | %d | %d | %.1f%% | %.1f%% | %s |\n", title, len(x), reach, 100*median(x), 100*x[0], text)
+		reach := where(cases, func(c measuredCase) bool { return c.paged.judge(ofContiguous(c)).Met })
+		fmt.Fprintf(w, "| %s | %d | %d | %.1f%% | %.1f%% | %s |\n", title, len(x), len(reach), 100*median(x), 100*x[0], text)
 	}
 	for _, dim := range []int{64, 128} {
 		these := where(cases, func(c measuredCase) bool { return c.shape.dim == dim })
@@ -258,7 +263,7 @@ func writeNamed(w io.Writer, cases []measuredCase) {
 	if len(cases) == 0 {
 		return
 	}
-	fmt.Fprint(w, "\n| batch, heads x context x d (float16) | us | of the read ceiling | x FLASH_ATTENTION | x the best | pages of 16 of contiguous | pages of 64 | its bar |\n|---|---|---|---|---|---|---|---|\n")
+	writeColumns(w, "batch, heads x context x d (float16)", "us", "of the read ceiling", "x FLASH_ATTENTION", "x the best", "pages of 16 of contiguous", "pages of 64", "its bar")
 	for _, c := range cases {
 		var bars []string
 		add := func(b *bar, what string, v float64) {
@@ -283,9 +288,13 @@ func writeRagged(w io.Writer, cases []measuredCase) {
 	if len(cases) == 0 {
 		return
 	}
-	fmt.Fprint(w, "\n| lengths, heads of d | read ceiling, us | pages of 16, us | of the ceiling | of 1.05 x ceiling + 5 us | pages of 64, us | of the ceiling | of 1.05 x ceiling + 5 us |\n|---|---|---|---|---|---|---|---|\n")
+	columns := []string{"lengths, heads of d", "read ceiling, us"}
+	for _, n := range cases[0].pages {
+		columns = append(columns, fmt.Sprintf("pages of %d, us", n), "of the ceiling", "of 1.05 x ceiling + 5 us")
+	}
+	writeColumns(w, columns...)
 	for _, c := range cases {
-		fmt.Fprintf(w, "| %s | %.1f |", c.shape, c.us(anyCeiling))
+		fmt.Fprintf(w, "| %s | %.1f |", c.shape, c.us(readCeiling))
 		for _, n := range c.pages {
 			who := pageName(n)
 			allowed := c.of(who, ofAllowed)
@@ -298,11 +307,11 @@ func writeRagged(w io.Writer, cases []measuredCase) {
 func writeGroups(w io.Writer, cases []measuredCase) {
 	for i, c := range cases {
 		if i == 0 {
-			fmt.Fprint(w, "\n| the same keys and values, query heads a KV head | 1 |")
+			columns := []string{"the same keys and values, query heads a KV head", "1"}
 			for _, n := range c.groups {
-				fmt.Fprintf(w, " %d |", n)
+				columns = append(columns, fmt.Sprint(n))
 			}
-			fmt.Fprintf(w, "\n|---|---|%s\n", strings.Repeat("---|", len(c.groups)))
+			writeColumns(w, columns...)
 		}
 		us, share, over := fmt.Sprintf("| %s, us | %.1f |", c.shape, c.us(ours)), fmt.Sprintf("| of the read ceiling | %s |", percent("%.1f", c.of(ours, gpuShare))), "| time of one head's | |"
 		for _, n := range c.groups {
@@ -318,24 +327,30 @@ func writeGroups(w io.Writer, cases []measuredCase) {
 
 // writeGrid has a row for each batch and heads and a column for each context of the sweep.
 func writeGrid(w io.Writer, cases []measuredCase, dim int) {
+	// rowOf is a shape without its context and head dim.
+	rowOf := func(c gpuCase) string {
+		row, _, _ := strings.Cut(c.shape.String(), " heads")
+		return row
+	}
 	var rows []string
-	var columns []int
-	cells := make(map[string]map[int]string)
-	for _, c := range sweepCases() {
-		if n := c.shape.lengths[0]; !slices.Contains(columns, n) {
-			columns = append(columns, n)
-		}
-	}
+	var contexts []int
 	for _, c := range slices.Concat(sweepCases(), namedCases()) {
-		if row, _, _ := strings.Cut(c.shape.String(), " heads"); !slices.Contains(rows, row) && slices.Contains(columns, c.shape.lengths[0]) {
-			rows = append(rows, row)
+		n := c.shape.lengths[0]
+		if there := slices.Contains(contexts, n); !there && c.table == tableSweep {
+			contexts = append(contexts, n)
+		} else if !there {
+			continue // a named one that is not of the sweep
+		}
+		if !slices.Contains(rows, rowOf(c)) {
+			rows = append(rows, rowOf(c))
 		}
 	}
+	cells := make(map[string]map[int]string)
 	for _, c := range cases {
 		if c.shape.dim != dim {
 			continue
 		}
-		row, _, _ := strings.Cut(c.shape.String(), " heads")
+		row := rowOf(c.gpuCase)
 		if cells[row] == nil {
 			cells[row] = make(map[int]string)
 		}
@@ -345,17 +360,18 @@ func writeGrid(w io.Writer, cases []measuredCase, dim int) {
 	if len(cells) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\nHeads of %d:\n\n| batch, heads |", dim)
-	for _, n := range columns {
-		fmt.Fprintf(w, " %d |", n)
+	fmt.Fprintf(w, "\nHeads of %d:\n", dim)
+	columns := []string{"batch, heads"}
+	for _, n := range contexts {
+		columns = append(columns, fmt.Sprint(n))
 	}
-	fmt.Fprintf(w, "\n|---|%s\n", strings.Repeat("---|", len(columns)))
+	writeColumns(w, columns...)
 	for _, row := range rows {
 		if cells[row] == nil {
 			continue
 		}
 		fmt.Fprintf(w, "| %s |", row)
-		for _, n := range columns {
+		for _, n := range contexts {
 			fmt.Fprintf(w, " %s |", cells[row][n])
 		}
 		fmt.Fprintln(w)
@@ -364,6 +380,8 @@ func writeGrid(w io.Writer, cases []measuredCase, dim int) {
 
 // digits is a number to three of them.
 func digits(v float64) string {
-	scale := math.Pow(10, math.Floor(math.Log10(v))-2)
-	return fmt.Sprintf("%.*f", max(0, -int(math.Round(math.Log10(scale)))), math.Round(v/scale)*scale)
+	behind := func(v float64) int { return 2 - int(math.Floor(math.Log10(v))) } // the point
+	scale := math.Pow10(behind(v))
+	v = math.Round(v*scale) / scale // 9.996 is 10.0
+	return fmt.Sprintf("%.*f", max(0, behind(v)), v)
 }

@@ -106,3 +106,11 @@ func TestGPUTables(t *testing.T) {
 		}
 	}
 }
+
+func TestDigits(t *testing.T) {
+	for v, want := range map[float64]string{5.034: "5.03", 9.994: "9.99", 9.996: "10.0", 47.449: "47.4", 99.96: "100", 121.4: "121", 1866: "1870", 0.5: "0.500"} {
+		if got := digits(v); got != want {
+			t.Errorf("%v: %s, want %s", v, got, want)
+		}
+	}
+}

@@ -19,6 +19,9 @@ type figure struct {
 	Bar       *bar    `json:"bar,omitempty"`
 }
 
+// readCeiling is who reads what ours does and no more; on a GPU the name goes on with how.
+const readCeiling = "read ceiling"
+
 // metric is the name and unit of a number, and the head of its column.
 type metric string
 
