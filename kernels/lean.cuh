@@ -26,8 +26,8 @@
 #include "reduce.cuh"
 #include "ring.cuh"
 
-template <class T, int D, bool MANY = false, bool SMALL = false> struct Lean {
-  using S = Shape<T, D, false, SMALL>;
+template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
+  using S = Shape<T, D, false, PAGED>;
   using A = Attention<S>;
   using R = Reduce<S, MANY>;
   using Place = typename S::Place;
@@ -56,12 +56,14 @@ template <class T, int D, bool MANY = false, bool SMALL = false> struct Lean {
 #endif
 
   // `memory` is shared, at a multiple of 1024 bytes.
-  __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const TensorMap* maps, char* memory) {
+  __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const int* openings, const TensorMap* maps, char* memory) {
     const Work* const range = p.work + blockIdx.x;
 #if __CUDA_ARCH__ >= 900
     const int copiers = APART ? COMPUTERS : p.warps; // the first one
     if (threadIdx.x == copiers * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
+    int opening = 0; // the lane's entry of the block table: asked for beside the range, not behind it
+    if (PAGED && threadIdx.x >= COMPUTERS * 32) opening = openings[blockIdx.x * OPENING + threadIdx.x % 32];
     const Work work = *range;
     // Where others finish, who computes has the time to ask for it at the end: a register less.
     const int blinds = APART ? 0 : *p.blind;
@@ -104,9 +106,10 @@ template <class T, int D, bool MANY = false, bool SMALL = false> struct Lean {
       const int copier = warp - copiers, values = copier & 1;
       const TensorMap* map = maps + values;
       copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
+      const Work& known = PAGED ? work : *range; // others' registers would be dealt out anew, for nothing
       Place begin;
-      begin.begin(p, range);
-      Ring<S>::copyAll(p, begin, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, copier >> 1, 1, lane);
+      begin.begin(p, range, known);
+      Ring<S>::copyAll(p, begin, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, copier >> 1, 1, lane, known.wholeTiles, opening);
       if (APART && copier == COPIERS - 1 && range->wholeSeq == TOGETHER) R::look(meet, typename R::Shares(*range), sh, lane);
       return;
     }

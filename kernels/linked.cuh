@@ -192,7 +192,7 @@ template <class T, int D> struct Linked {
       const int copier = warp - COMPUTERS, values = copier & 1;
       u32 turns;
       const int slot = round.slotOf(round.before + (copier >> 1), slots, turns);
-      Ring<S>::copyAll(p, begin, maps + values, ring + values * (S::SLOT / 2), full, empty, copier >> 1, slot, ~turns & 1, lane);
+      Ring<S>::copyAll(p, begin, maps + values, ring + values * (S::SLOT / 2), full, empty, copier >> 1, slot, ~turns & 1, lane, range->wholeTiles);
       host(p, links, range, begin, run, copier, lane);
       return 0;
     }

@@ -4,12 +4,12 @@
 #include "work.cuh"
 
 // The layout that follows from an element type and a head dim.
-// LINKED: attention is a layer of a chain, see linked.cuh. SMALL: keys and values lie in pages
-// whose copies are as small as a quarter of a chunk's.
-template <class T_, int D_, bool LINKED_ = false, bool SMALL_ = false> struct Shape {
+// LINKED: attention is a layer of a chain, see linked.cuh. PAGED: keys and values lie in pages of
+// a power of two of tokens, so that a page is some chunks, or a chunk some pages.
+template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Shape {
   using T = T_;
   static constexpr int D = D_;
-  static constexpr bool LINKED = LINKED_, SMALL = SMALL_;
+  static constexpr bool LINKED = LINKED_, PAGED = PAGED_;
   // Keys of a chunk: where shared memory is large, as many products' worth of
   // them as make a slot of 16 KB, so that there is much to do between two waits.
 #if __CUDA_ARCH__ >= 900
@@ -38,7 +38,7 @@ template <class S> struct Ring : S {
   // Chunks that are on their way at a time; half as many again where a block has more
   // LeanTiles than MANY, and a few microseconds do not count.
   static constexpr int PACE = (64 << 10) / SLOT, MANY = 160;
-  // So many small pages are asked for behind one another, four copies or two. Each looked up
+  // So many pages of a chunk are asked for behind one another, four copies or two. Each looked up
   // behind the copy of the one before, they come later than the memory could bring them.
   static constexpr int BURST = BLOCKS == 1 ? 4 : 1;
 
@@ -54,17 +54,32 @@ template <class S> struct Ring : S {
       have = entry(p, s, n + lane);
       ahead = entry(p, s, n + 32 + lane);
     }
-    // Entry n, not before the one of the last call; or `more` entries behind it, of those
-    // that are there.
-    __device__ __forceinline__ int at(const Params& p, const Seq& s, int n, int lane, int more = 0) {
+    // Entry n, not before the one of the last call.
+    __device__ __forceinline__ int at(const Params& p, const Seq& s, int n, int lane) {
       while (n >= base + 32) {
         base += 32;
         have = ahead;
         ahead = entry(p, s, base + 32 + lane);
       }
-      return get(n + more);
+      return get(n);
     }
     __device__ __forceinline__ int get(int n) const { return __shfl_sync(~0u, have, n - base); }
+  };
+
+  // 32 entries of the block table, one a lane. The next ones are not on their way: who takes an
+  // entry waits for all loads of entries, so that they would be waited for at once.
+  struct Entries {
+    int base, have;
+    // A lane's: entry n + lane, of those that are there; n is none before the last call's.
+    __device__ __forceinline__ int at(const Params& p, const Seq& s, int n, int lane) {
+      if (n >= base + 32) {
+        base = n;
+        const int mine = n + lane;
+        have = mine <= (s.keys - 1) >> (31 - __clz(p.pageTokens)) ? p.pages[s.pages + mine] : -1;
+      }
+      return __shfl_sync(~0u, have, n - base + lane);
+    }
+    __device__ __forceinline__ void forget() { base = -(1 << 30); }
   };
 
 #if __CUDA_ARCH__ >= 900
@@ -84,13 +99,18 @@ template <class S> struct Ring : S {
   // A copying warp: it fills every second slot of the ring, with keys or with
   // values, and walks the whole range from `at` on without regard to where output tiles
   // end: beginning with chunk `first`, which goes to `slot`, whose barrier has that parity.
-  __device__ static __forceinline__ void copyAll(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane) {
+  // PAGED: `entry` is the lane's, of the block table's entries from those of `at` on.
+  __device__ static __forceinline__ void copyAll(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane, int wholeTiles, int entry = 0) {
     int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
     // In a chain by a division: any change deals its registers out anew, and with a shift it
     // has not been measured.
-    const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + at.work->wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
+    const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
+    // Chunk c's first page, where a chunk is 2^pages of them or a page 2^chunks chunks.
+    const int pages = 31 - __clz(boxes), chunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
+    const auto pageOf = [&](int c) { return c << pages >> chunks; };
+    Entries entries = {pageOf(at.chunk), entry};
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.
@@ -120,7 +140,44 @@ template <class S> struct Ring : S {
         if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
       };
       int c = at.chunk + skip;
-      if (!S::SMALL && table == nullptr) {
+      // A box outside of the array is zeros.
+      const auto copyKeys = [&](u32 to, u32 bar, int b, int row) {
+#pragma unroll
+        for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
+      };
+      constexpr int OUTSIDE = 0x7ffffff0;
+      if constexpr (S::PAGED) {
+#pragma unroll 1
+        for (; c < at.end; c += 2) {
+          const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+          const int page = entries.at(p, at.s, pageOf(c), lane); // the chunk's page number `lane`
+          const int row = page < 0 ? OUTSIDE : page * pageRows + head + (c * KEYS & (pageTokens - 1));
+          int rows[BURST];
+          const auto find = [&](int b) {
+#pragma unroll
+            for (int i = 0; i < BURST; i++) rows[i] = __shfl_sync(~0u, row, b + i);
+          };
+          find(0);
+          keepPace();
+          claim(bar);
+          beforeChunk(c);
+          if (boxes == 1) {
+            if (elected()) copyChunk(to, map, rows[0], bar, policy);
+          } else {
+            for (int b = 0;;) {
+              if (elected()) {
+#pragma unroll
+                for (int i = 0; i < BURST; i++)
+                  if (i < 2 || i < boxes) copyKeys(to, bar, b + i, rows[i]);
+              }
+              if ((b += BURST) >= boxes) break;
+              find(b);
+            }
+          }
+          nextSlot();
+        }
+        entries.forget();
+      } else if (table == nullptr) {
         int row = at.s.pages * pageRows + head + c * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
@@ -139,67 +196,35 @@ template <class S> struct Ring : S {
         int n = c * KEYS / pageTokens, in = c * KEYS - n * pageTokens;
         Pages pages;
         pages.open(p, at.s, n, lane);
-        // A box outside of the array is zeros.
-        const auto rowOf = [&](int page) { return page < 0 ? 0x7ffffff0 : page * pageRows + head + in; };
-        const auto copyKeys = [&](u32 to, u32 bar, int b, int row) {
-#pragma unroll
-          for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
-        };
-        if constexpr (!S::SMALL) {
-          int page = pages.get(n);
+        int page = pages.get(n);
 #pragma unroll 1
-          for (; c < at.end; c += 2) {
-            const u32 bar = full + slot * 8, to = ring + slot * SLOT;
-            if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
-            claim(bar);
-            beforeChunk(c);
-            if (boxes == 1) {
-              const int row = page * pageRows + head + in;
-              if (elected()) copyChunk(to, map, row, bar, policy);
-              in += KEYS;
-            } else {
+        for (; c < at.end; c += 2) {
+          const u32 bar = full + slot * 8, to = ring + slot * SLOT;
+          if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
+          claim(bar);
+          beforeChunk(c);
+          if (boxes == 1) {
+            const int row = page * pageRows + head + in;
+            if (elected()) copyChunk(to, map, row, bar, policy);
+            in += KEYS;
+          } else {
 #pragma unroll 1
-              for (int b = 0; b < boxes; b++) {
-                const int row = rowOf(page);
-                if (elected()) copyKeys(to, bar, b, row);
-                if ((in += p.box) >= pageTokens) {
-                  in = 0;
-                  page = pages.at(p, at.s, ++n, lane);
-                }
+            for (int b = 0; b < boxes; b++) {
+              const int row = page < 0 ? OUTSIDE : page * pageRows + head + in;
+              if (elected()) copyKeys(to, bar, b, row);
+              if ((in += p.box) >= pageTokens) {
+                in = 0;
+                page = pages.at(p, at.s, ++n, lane);
               }
             }
-            in += KEYS; // the other warp's
-            if (in >= pageTokens) {
-              do in -= pageTokens, n++;
-              while (in >= pageTokens);
-              page = pages.at(p, at.s, n, lane);
-            }
-            nextSlot();
           }
-        } else {
-#pragma unroll 1
-          for (; c < at.end; c += 2, n += 2 * boxes) {
-            const u32 bar = full + slot * 8, to = ring + slot * SLOT;
-            const int row = rowOf(pages.at(p, at.s, n, lane, lane)); // of the chunk's page number `lane`
-            int rows[BURST];
-            const auto find = [&](int b) {
-#pragma unroll
-              for (int i = 0; i < BURST; i++) rows[i] = __shfl_sync(~0u, row, b + i);
-            };
-            find(0);
-            keepPace();
-            claim(bar);
-            beforeChunk(c);
-            for (int b = 0;;) {
-              if (elected()) {
-#pragma unroll
-                for (int i = 0; i < BURST; i++) copyKeys(to, bar, b + i, rows[i]);
-              }
-              if ((b += BURST) >= boxes) break;
-              find(b);
-            }
-            nextSlot();
+          in += KEYS; // the other warp's
+          if (in >= pageTokens) {
+            do in -= pageTokens, n++;
+            while (in >= pageTokens);
+            page = pages.at(p, at.s, n, lane);
           }
+          nextSlot();
         }
       }
       skip = c - at.end; // 0 or 1, or what a short part leaves

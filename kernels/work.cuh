@@ -67,7 +67,10 @@ struct LaunchParams {
   TensorMap keyMap, valueMap; // from sm_90 on: rows x head dim, box: `box` rows of 128 bytes
   Params p;
   MeetParams meet;
+  const int* opening; // of each thread block, OPENING entries of the block table: those that its range begins with. For the kernels for pages alone
 };
+
+constexpr int OPENING = 32; // one a lane
 
 // The query position that row r of an output tile's rows belongs to: r/group.
 __device__ __forceinline__ int positionOf(const Params& p, int r) { return (int)(((float)r + 0.5f) * p.perGroup); }
@@ -124,11 +127,13 @@ template <int CHUNK> struct Walk {
     chunk = tile << p.tileShift;
     end = min((tile + take) << p.tileShift, (visible + CHUNK - 1) / CHUNK);
   }
-  __device__ __forceinline__ void begin(const Params& p, const Work* w) {
-    work = w, s = w->first, seq = w->seq, head = w->head, block = w->block, tile = w->tile, left = w->tiles, parted = true;
+  // At the beginning of *w, which is in memory; `known` is it, or a copy in registers.
+  __device__ __forceinline__ void begin(const Params& p, const Work* w, const Work& known) {
+    work = w, s = known.first, seq = known.seq, head = known.head, block = known.block, tile = known.tile, left = known.tiles, parted = true;
     tiles = count(p);
     open(p);
   }
+  __device__ __forceinline__ void begin(const Params& p, const Work* w) { begin(p, w, *w); }
   // Whether this is the last of those that may be parts of output tiles.
   __device__ __forceinline__ bool endsParts() const { return parted && left <= take; }
   // To the next output tile; false behind the last one.

@@ -62,14 +62,14 @@ func testSchedules(t *testing.T, m *machine, longest int) {
 	noError(t, plan.Close())
 }
 
-// testPages has pages of all sizes that chunks are made of. Small ones have a kernel of their
-// own, whose blocks ask for them four at a time if they read much.
+// testPages has pages of all sizes that chunks are made of, of some chunks, and of neither.
+// Those of powers of two of tokens have kernels of their own.
 func testPages(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 16, 16, 32, 48, 64} {
+	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 16, 16, 32, 48, 64, 64, 64, 64, 128, 512} {
 		dim, heads := pick(rng, 64, 128), pick(rng, 4, 8, 12)
-		if page == 16 { // the kernels for small pages, each once
+		if page == 16 || page == 64 { // the kernels for pages, each once
 			dim, heads = []int{64, 128}[i/2%2], pick(rng, 4, 8)
 		}
 		shape := reftest.Shape{Heads: heads, KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Causal: true}

@@ -38,7 +38,7 @@ type Engine struct {
 	blocks int // of every launch of attention: one for each SM
 	attend [len(elements)][len(headDims)]*cuda.Function
 	many   [len(elements)]*cuda.Function                 // for output tiles of leastMany rows and more, of heads of manyDim; nil: there is none
-	small  [len(elements)][len(smallDims)]*cuda.Function // for small pages, of heads of smallDims; nil: there is none
+	paged  [len(elements)][len(pagedDims)]*cuda.Function // for pages of a power of two of tokens, of heads of pagedDims; nil: there is none
 	append *cuda.Function
 	closed atomic.Bool
 
@@ -71,8 +71,8 @@ func New(dev *cuda.Device) (*Engine, error) {
 			if e.many[i], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_many", elements[i].name, manyDim)); err != nil {
 				return nil, err
 			}
-			for j, dim := range smallDims {
-				if e.small[i][j], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_small", elements[i].name, dim)); err != nil {
+			for j, dim := range pagedDims {
+				if e.paged[i][j], err = sharing(m, &e.info, fmt.Sprintf("lean_%s_%d_paged", elements[i].name, dim)); err != nil {
 					return nil, err
 				}
 			}
@@ -87,21 +87,40 @@ func New(dev *cuda.Device) (*Engine, error) {
 // What the kernels for many rows are for (kernels/lean.cu, and HELPED in reduce.cuh).
 const manyDim, leastMany = 128, 9
 
-// What the kernels for small pages are for: a chunk of those is four copies and more.
-var smallDims = [...]int{64, 128}
+// What the kernels for pages are for.
+var pagedDims = [...]int{64, 128}
 
-// kernel is the one for output tiles of so many rows, and for pages of which a chunk is so
-// many; 1 where they are nothing that a chunk is made of.
+// kernel is the one for output tiles of so many rows, and for keys of which a chunk lies in so
+// many pages (see shape.pages).
 func (e *Engine) kernel(s *shape, rows, pages int) *cuda.Function {
 	if s.dim == manyDim && rows >= leastMany && e.many[s.element] != nil {
 		return e.many[s.element]
 	}
-	if pages*s.blocks >= 4 && pages <= 32 { // a lane knows one
-		if i := slices.Index(smallDims[:], s.dim); i >= 0 && e.small[s.element][i] != nil {
-			return e.small[s.element][i]
-		}
+	if f := e.pagedKernel(s, pages); f != nil {
+		return f
 	}
 	return e.attend[s.element][dimIndex(s.dim)]
+}
+
+// pagedKernel is the one for pages, or nil.
+func (e *Engine) pagedKernel(s *shape, pages int) *cuda.Function {
+	i := slices.Index(pagedDims[:], s.dim)
+	if i < 0 || pages < 1 || pages > openingEntries {
+		return nil
+	}
+	return e.paged[s.element][i]
+}
+
+// opens says whether there is a kernel for such pages. Which type keys are of is not known to
+// a plan.
+func (e *Engine) opens(g *cpu.Geometry) bool {
+	for element := range elements {
+		s := e.shape(element, g.Dim)
+		if e.pagedKernel(&s, s.pages(true, g.PageTokens)) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // sharing is a kernel whose thread blocks may have all of the shared memory that there

@@ -121,7 +121,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS;",
 		},
 		"lean.cu": {"ATTENTION(lean_f16_128_many, Half, 128, true) ATTENTION(lean_bf16_128_many, Brain, 128, true)",
-			"ATTENTION(lean_f16_64_small, Half, 64, false, true) ATTENTION(lean_bf16_64_small, Brain, 64, false, true)"},
+			"ATTENTION(lean_f16_64_paged, Half, 64, false, true) ATTENTION(lean_bf16_64_paged, Brain, 64, false, true)"},
 		"linked.cuh": {
 			"((2 * block + part) * COMPUTERS + warp) * p.rows * (D + 2)",
 			"sh.o = (float*)(memory + slots * S::SLOT); sh.m = (float4*)(sh.o + 2 * COMPUTERS * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS;",

@@ -49,7 +49,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ works, seqs, blind, slots, ahead, pages, end int64 }
+type sections struct{ works, seqs, blind, slots, ahead, opening, pages, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -64,6 +64,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.blind = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
 	s.ahead = next(1+mostAhead, 4)
+	s.opening = next(blocks*openingEntries, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
 	s.end = at
 	return s
@@ -211,6 +212,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.blind, bytesOf(p.blind)},
 		{at.slots, bytesOf(p.slots)},
 		{at.ahead, bytesOf(p.ahead)},
+		{at.opening, bytesOf(p.opening)},
 		{at.pages, bytesOf(p.pages)},
 	} {
 		if len(part.data) == 0 {

@@ -27,12 +27,13 @@ type Plan struct {
 	covered    []bool  // scratch of Build
 
 	// What the GPU reads.
-	works []work
-	seqs  []sequence
-	blind []int32 // rows that see no key: how many, and which
-	slots []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
-	pages []int32 // the block table, if the plan is paged
-	ahead []int32 // pages that are worth having in the L2 cache before attention runs: how many, and which
+	works   []work
+	seqs    []sequence
+	opening []int32 // of each work, openingEntries of the block table, for the kernels for pages; empty where none may run
+	blind   []int32 // rows that see no key: how many, and which
+	slots   []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages   []int32 // the block table, if the plan is paged
+	ahead   []int32 // pages that are worth having in the L2 cache before attention runs: how many, and which
 
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
@@ -163,6 +164,7 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 	p.state, p.anyAppend = built, false
 	p.pack(&g, seqs, rows, look.paged)
 	p.schedule(&g, look.paged)
+	p.openingPages(&g, look.paged)
 	p.blindRows(&g, rows)
 	p.aheadPages(&g, look.paged)
 	if look != p.look {
@@ -289,6 +291,14 @@ func (p *Plan) blindRows(g *cpu.Geometry, rows int) {
 		}
 	}
 	p.blind[0] = int32(len(p.blind) - 1)
+}
+
+// openingPages lists the pages that each work begins with, where a kernel may ask for them.
+func (p *Plan) openingPages(g *cpu.Geometry, paged bool) {
+	p.opening = p.opening[:0]
+	if paged && p.engine.opens(g) {
+		p.opening = packOpening(p.works, g, p.pages, p.opening)
+	}
 }
 
 // mostAhead is how many pages are brought into the L2 cache ahead of attention at most.

@@ -35,7 +35,7 @@ func TestProjectionLaunches(t *testing.T) {
 			}
 			for i, l := range all {
 				if i%5 == 1 && i < 10 {
-					want := "lean_f16_64_small"
+					want := "lean_f16_64_paged"
 					if rows == 5 { // a page each, and no block table
 						want = "lean_f16_64"
 					}

@@ -132,11 +132,7 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 	cuda.Struct(&p.args, a)
 	p.hold(o)
 	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
-	pages := 1 // of a chunk, if a page is a box
-	if box == g.PageTokens {
-		pages = shape.keys / box
-	}
-	return e.kernel(&shape, p.look.tileRows, pages), grid, nil
+	return e.kernel(&shape, p.look.tileRows, shape.pages(p.look.paged, g.PageTokens)), grid, nil
 }
 
 // hold keeps what a launch of attention uses.
@@ -160,6 +156,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	if p.look.paged {
 		a.pages = table + uint64(m.sections.pages)
 	}
+	a.opening = table + uint64(m.sections.opening)
 	a.partials, a.counters = m.partials.Address(), m.counters.Address()
 	if m.words != nil {
 		a.meet = meetParams{words: m.words.Address(), runs: m.runs.Address(), count: int32(m.words.Len() / 8)}

@@ -134,6 +134,15 @@ func boxOf(chunk int, paged bool, pageTokens int) int {
 	return min(chunk, pageTokens&-pageTokens)
 }
 
+// pages is how many a chunk lies in: 1 where a page is some chunks, 0 where keys have none, or
+// these are of no power of two of tokens.
+func (s *shape) pages(paged bool, pageTokens int) int {
+	if !paged || pageTokens&(pageTokens-1) != 0 {
+		return 0
+	}
+	return max(s.keys/pageTokens, 1)
+}
+
 // config is how a kernel is launched.
 type config struct {
 	warps   int // that compute

@@ -169,6 +169,9 @@ func (k *twin) attend(l *launch) {
 		}
 	}
 	for _, b := range k.rng.Perm(l.blocks) {
+		if strings.HasSuffix(l.kernel, "_paged") {
+			a.checkOpening(b)
+		}
 		a.block(b)
 	}
 	for i := range l.blocks {
@@ -184,6 +187,27 @@ func (k *twin) attend(l *launch) {
 	for at, n := range k.stored {
 		if n != 1 {
 			t.Fatalf("row %v (and head) was stored %d times", at, n)
+		}
+	}
+}
+
+// checkOpening holds a block's first pages against the block table.
+func (a *attention) checkOpening(block int) {
+	w, tokens := at[work](a.work, block), int(a.pageTokens)
+	if tokens&(tokens-1) != 0 || tokens < a.chunk/openingEntries {
+		a.t.Fatalf("pages of %d tokens, and a lane for each of a chunk of %d", tokens, a.chunk)
+	}
+	if w.tiles == 0 {
+		return
+	}
+	first := int(w.tile) << a.tileShift * a.chunk / tokens
+	for i := range openingEntries {
+		want := int32(-1)
+		if (first+i)*tokens < int(w.first.keys) {
+			want = *at[int32](a.pages, int(w.first.pages)+first+i)
+		}
+		if got := *at[int32](a.opening, block*openingEntries+i); got != want {
+			a.t.Fatalf("block %d begins in page number %d of %d tokens: entry %d of its first pages is %d, want %d", block, first, tokens, i, got, want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -34,8 +35,9 @@ const together = -1
 type params struct {
 	keyMap, valueMap cuda.TensorMap
 	paramsBody
-	meet meetParams
-	_    [16]byte // up to a multiple of 64, the alignment of maps
+	meet    meetParams
+	opening uint64  // an address
+	_       [8]byte // up to a multiple of 64, the alignment of maps
 }
 
 // meetParams is struct MeetParams.
@@ -56,6 +58,29 @@ type paramsBody struct {
 	queryType, outType, early, streamed                      int32
 	scale, perGroup                                          float32
 	_                                                        [4]byte
+}
+
+// openingEntries is OPENING: of each thread block, the block table's entries of so many pages
+// that its range begins with are in a list of their own. Kernels for pages load them beside the
+// work that tells which pages these are, instead of behind it.
+const openingEntries = 32
+
+// packOpening lists them; -1 where a sequence has no more.
+func packOpening(works []work, g *cpu.Geometry, pages, list []int32) []int32 {
+	for i := range works {
+		w := &works[i]
+		first, end := 0, 0 // of the sequence's pages
+		if w.tiles > 0 {
+			first = int(w.tile) * tileTokens(g) / g.PageTokens
+			end = min(first+openingEntries, ceil(int(w.first.keys), g.PageTokens))
+		}
+		at := int(w.first.pages)
+		list = append(list, pages[at+first:at+end]...)
+		for range openingEntries - (end - first) {
+			list = append(list, -1)
+		}
+	}
+	return list
 }
 
 // appendParams is struct AppendParams.
