@@ -70,7 +70,7 @@ template <class S> struct Ring : S {
   // entry waits for all loads of entries, so that they would be waited for at once.
   struct Entries {
     int base, have;
-    // A lane's: entry n + lane, of those that are there; n is none before the last call's.
+    // The lane's: entry n + lane, or -1 behind the last one. n never decreases, until forget.
     __device__ __forceinline__ int at(const Params& p, const Seq& s, int n, int lane) {
       if (n >= base + 32) {
         base = n;
@@ -107,9 +107,9 @@ template <class S> struct Ring : S {
     // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
     const int* table = p.pages;
-    // Chunk c's first page, where a chunk is 2^pages of them or a page 2^chunks chunks.
-    const int pages = 31 - __clz(boxes), chunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
-    const auto pageOf = [&](int c) { return c << pages >> chunks; };
+    // Chunk c's first page, where a chunk is 2^morePages of them or a page 2^moreChunks chunks.
+    const int morePages = 31 - __clz(boxes), moreChunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
+    const auto pageOf = [&](int c) { return c << morePages >> moreChunks; };
     Entries entries = {pageOf(at.chunk), entry};
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
