@@ -1,6 +1,8 @@
 package gpu
 
 import (
+	"slices"
+
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
@@ -65,6 +67,8 @@ type paramsBody struct {
 // work that tells which pages these are, instead of behind it.
 const openingEntries = 32
 
+var noEntries = slices.Repeat([]int32{-1}, openingEntries)
+
 // packOpening lists them; -1 where a sequence has no more.
 func packOpening(works []work, g *cpu.Geometry, pages, list []int32) []int32 {
 	for i := range works {
@@ -76,9 +80,7 @@ func packOpening(works []work, g *cpu.Geometry, pages, list []int32) []int32 {
 		}
 		at := int(w.first.pages)
 		list = append(list, pages[at+first:at+end]...)
-		for range openingEntries - (end - first) {
-			list = append(list, -1)
-		}
+		list = append(list, noEntries[end-first:]...)
 	}
 	return list
 }
