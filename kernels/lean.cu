@@ -1,8 +1,8 @@
 // Entry points of attention on a GPU: lean_<element>_<head dim>. One for each
 // pair, since registers and shared memory are laid out for it; and on compute capability 9.0
 // with _many for output tiles of more than eight rows, and with _paged for pages of a power of
-// two of tokens: what makes these 2% and up to 5% faster makes short launches of others up to
-// 4% and 2% slower.
+// two of tokens: in one kernel with others what these do would make short launches of others
+// up to 4% slower.
 #include "append.cuh"
 #include "lean.cuh"
 

@@ -116,6 +116,25 @@ func TestFakeLargeQueries(t *testing.T) {
 	testLargeQueries(t, m)
 }
 
+// How many pages a chunk lies in decides which kernel reads them.
+func TestFakeChunkPages(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	for _, c := range []struct {
+		element, dim int
+		paged        bool
+		tokens, want int
+	}{
+		{0, 64, true, 16, 4}, {0, 128, true, 16, 2}, {2, 64, true, 8, 2}, // chunks of 64, 32 and 16 keys
+		{0, 64, true, 1, 64}, {0, 64, true, 64, 1}, {0, 128, true, 64, 1}, {0, 64, true, 1 << 20, 1},
+		{0, 64, true, 48, 0}, {0, 64, true, 3, 0}, {0, 64, true, 96, 0}, {0, 64, false, 16, 0}, {0, 64, false, 1024, 0},
+	} {
+		s := m.engine.shape(c.element, c.dim)
+		if got := s.pages(c.paged, c.tokens); got != c.want {
+			t.Errorf("%s of %d, pages of %d tokens (%v): a chunk of %d lies in %d, want %d", elements[c.element].name, c.dim, c.tokens, c.paged, s.keys, got, c.want)
+		}
+	}
+}
+
 // Output tiles of more than eight rows have a kernel of their own, where there is one, and so
 // have keys in pages of which a chunk is a power of two, or a part of one.
 func TestFakeManyRows(t *testing.T) {
