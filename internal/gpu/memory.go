@@ -49,7 +49,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ works, seqs, blind, slots, ahead, opening, pages, end int64 }
+type sections struct{ opening, works, seqs, blind, slots, ahead, pages, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -59,12 +59,12 @@ func (c Capacity) layOut(blocks int) (s sections) {
 		at += (int64(n)*int64(size) + align - 1) / align * align
 		return start
 	}
+	s.opening = next(blocks*openingEntries, 4) // in front: a plan without it has nothing to copy there
 	s.works = next(blocks, unsafe.Sizeof(work{}))
 	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
 	s.blind = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
 	s.ahead = next(1+mostAhead, 4)
-	s.opening = next(blocks*openingEntries, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
 	s.end = at
 	return s
@@ -201,18 +201,21 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		return err
 	}
 	at := &m.sections
-	end := at.works
+	begin, end := at.works, at.works
+	if len(p.opening) > 0 {
+		begin = at.opening
+	}
 	for _, part := range [...]struct {
 		at   int64
 		data []byte
 	}{
+		{at.opening, bytesOf(p.opening)},
 		{at.works, bytesOf(p.works)},
 		{at.seqs, bytesOf(p.seqs)},
 		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), bytesOf(noSequence[:])},
 		{at.blind, bytesOf(p.blind)},
 		{at.slots, bytesOf(p.slots)},
 		{at.ahead, bytesOf(p.ahead)},
-		{at.opening, bytesOf(p.opening)},
 		{at.pages, bytesOf(p.pages)},
 	} {
 		if len(part.data) == 0 {
@@ -223,7 +226,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		}
 		end = part.at + int64(len(part.data))
 	}
-	if err := s.Upload(m.table, 0, to.host, 0, int(end)); err != nil {
+	if err := s.Upload(m.table, begin, to.host, int(begin), int(end-begin)); err != nil {
 		return err
 	}
 	to.busy = true
