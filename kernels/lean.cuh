@@ -63,7 +63,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     if (threadIdx.x == copiers * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
     int opening = 0; // the lane's entry of the block table: asked for beside the range, not behind it
-    if (PAGED && threadIdx.x >= COMPUTERS * 32) opening = openings[blockIdx.x * OPENING + threadIdx.x % 32];
+    if (PAGED && threadIdx.x >= COMPUTERS * 32) opening = openings[blockIdx.x * OPENING + threadIdx.x % OPENING];
     const Work work = *range;
     // Where others finish, who computes has the time to ask for it at the end: a register less.
     const int blinds = APART ? 0 : *p.blind;

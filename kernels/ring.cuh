@@ -110,7 +110,7 @@ template <class S> struct Ring : S {
     // Chunk c's first page, where a chunk is 2^morePages of them or a page 2^moreChunks chunks.
     const int morePages = 31 - __clz(boxes), moreChunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
     const auto pageOf = [&](int c) { return c << morePages >> moreChunks; };
-    Entries entries = {pageOf(at.chunk), entry};
+    Entries entries = {pageOf(at.chunk) - (32 - OPENING), entry}; // the last lanes' are the first
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.

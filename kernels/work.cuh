@@ -70,7 +70,7 @@ struct LaunchParams {
   const int* opening; // of each thread block, OPENING entries of the block table: those that its range begins with. For the kernels for pages alone
 };
 
-constexpr int OPENING = 32; // one a lane
+constexpr int OPENING = 16; // what is on its way at first: 64 KB in pages of 16 tokens
 
 // The query position that row r of an output tile's rows belongs to: r/group.
 __device__ __forceinline__ int positionOf(const Params& p, int r) { return (int)(((float)r + 0.5f) * p.perGroup); }

@@ -95,7 +95,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 		"work.cuh": {
 			"constexpr int ROWS = 16;",
 			"constexpr int TOGETHER = -1;",
-			"constexpr int OPENING = 32;", // openingEntries
+			"constexpr int OPENING = 16;", // openingEntries
 			"constexpr int COMPUTERS = 4; constexpr int COPIERS = 4;",
 			"#ifdef __CUDA_ARCH_FEAT_SM90_ALL constexpr int FINISHERS = 4; #else constexpr int FINISHERS = 0; #endif",
 		},

@@ -59,7 +59,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 		at += (int64(n)*int64(size) + align - 1) / align * align
 		return start
 	}
-	s.opening = next(blocks*openingEntries, 4) // in front: a plan without it has nothing to copy there
+	s.opening = next(blocks, unsafe.Sizeof(opening{})) // in front: a plan without it has nothing to copy there
 	s.works = next(blocks, unsafe.Sizeof(work{}))
 	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
 	s.blind = next(1+c.Rows, 4)

@@ -29,11 +29,11 @@ type Plan struct {
 	// What the GPU reads.
 	works   []work
 	seqs    []sequence
-	opening []int32 // of each work, openingEntries of the block table, for the kernels for pages; empty where none may run
-	blind   []int32 // rows that see no key: how many, and which
-	slots   []int32 // of each token row, the row of keys of head 0 that it becomes; -1: none
-	pages   []int32 // the block table, if the plan is paged
-	ahead   []int32 // pages that are worth having in the L2 cache before attention runs: how many, and which
+	opening []opening // of each work, for the kernels for pages; empty where none may run
+	blind   []int32   // rows that see no key: how many, and which
+	slots   []int32   // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages   []int32   // the block table, if the plan is paged
+	ahead   []int32   // pages that are worth having in the L2 cache before attention runs: how many, and which
 
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
@@ -297,7 +297,8 @@ func (p *Plan) blindRows(g *cpu.Geometry, rows int) {
 func (p *Plan) openingPages(g *cpu.Geometry, paged bool) {
 	p.opening = p.opening[:0]
 	if paged && p.engine.opens(g) {
-		p.opening = packOpening(p.works, g, p.pages, p.opening)
+		p.opening = slices.Grow(p.opening, len(p.works))[:len(p.works)]
+		packOpenings(p.works, g, p.pages, p.opening)
 	}
 }
 

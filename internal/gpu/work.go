@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"math/bits"
 	"slices"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -65,24 +66,24 @@ type paramsBody struct {
 // openingEntries is OPENING: of each thread block, the block table's entries of so many pages
 // that its range begins with are in a list of their own. Kernels for pages load them beside the
 // work that tells which pages these are, instead of behind it.
-const openingEntries = 32
+const openingEntries = 16
 
-var noEntries = slices.Repeat([]int32{-1}, openingEntries)
+// opening is those of one thread block; -1 where a sequence has no more.
+type opening [openingEntries]int32
 
-// packOpening lists them; -1 where a sequence has no more.
-func packOpening(works []work, g *cpu.Geometry, pages, list []int32) []int32 {
+var noOpening = opening(slices.Repeat([]int32{-1}, openingEntries))
+
+// packOpenings lists the openings of works, where pages are of a power of two of tokens.
+func packOpenings(works []work, g *cpu.Geometry, pages []int32, openings []opening) {
+	tile, page := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens))
 	for i := range works {
-		w := &works[i]
-		first, end := 0, 0 // of the sequence's pages
+		w, o := &works[i], &openings[i]
+		*o = noOpening
 		if w.tiles > 0 {
-			first = int(w.tile) * tileTokens(g) / g.PageTokens
-			end = min(first+openingEntries, ceil(int(w.first.keys), g.PageTokens))
+			first, end := int(w.tile)<<tile>>page, (int(w.first.keys)-1)>>page+1
+			copy(o[:], pages[int(w.first.pages)+first:int(w.first.pages)+end])
 		}
-		at := int(w.first.pages)
-		list = append(list, pages[at+first:at+end]...)
-		list = append(list, noEntries[end-first:]...)
 	}
-	return list
 }
 
 // appendParams is struct AppendParams.
