@@ -161,7 +161,7 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 	}
 	look.memory = p.memory.generation
 
-	p.state, p.anyAppend = built, false
+	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
 	p.pack(&g, seqs, rows, look.paged)
 	p.schedule(&g, look.paged)
 	p.openingPages(&g, look.paged)
@@ -177,8 +177,9 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 // measured is the size of a step.
 type measured struct {
 	Capacity
-	splits bool  // some sequence has more than one page
-	scores int64 // of all heads
+	splits   bool  // some sequence has more than one page
+	lastPage int   // the highest one, or -1
+	scores   int64 // of all heads
 }
 
 // measure checks the sequences.
@@ -186,7 +187,7 @@ func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measu
 	if rows < 0 || rows > math.MaxInt32 {
 		return m, errorf(op, cpu.ErrShape, "%d rows", rows)
 	}
-	m.Rows = rows
+	m.Rows, m.lastPage = rows, -1
 	group := g.Heads / g.KVHeads
 	var tiles int64
 	for i := range seqs {
@@ -211,6 +212,7 @@ func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measu
 			if page < 0 {
 				return m, errorf(op, cpu.ErrPage, "sequence %d names page %d at %d", i, page, j)
 			}
+			m.lastPage = max(m.lastPage, int(page))
 		}
 		m.Sequences++
 		m.scores += int64(q.Queries) * int64(q.Keys) * int64(g.Heads)
@@ -229,7 +231,7 @@ func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measu
 // pack writes the sequences, the block table and the slots of new tokens.
 func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) {
 	p.seqs, p.pages, p.slots = p.seqs[:0], p.pages[:0], p.slots[:0]
-	p.reach, p.lastPage, p.mostSlots, p.liveKeys, p.appends = rows, -1, 0, 0, rows > 0
+	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0
 	for range rows {
 		p.slots = append(p.slots, -1)
 	}
@@ -248,9 +250,6 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 			s.pages = live[0]
 		}
 		p.seqs = append(p.seqs, s)
-		for _, page := range live {
-			p.lastPage = max(p.lastPage, int(page))
-		}
 		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
 		p.reach = max(p.reach, q.Row+q.Queries)
 		p.liveKeys += q.Keys

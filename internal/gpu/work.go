@@ -97,15 +97,25 @@ type appendParams struct {
 // block; seqs are its sequences.
 func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 	clear(works)
+	if p.Workers() == 0 {
+		return
+	}
+	it := p.Work(0)
+	shared, host, sharers := int64(-1), 0, 0 // the last output tile that was looked up, and whose it is
 	for b := range p.Workers() {
-		it := p.Work(b)
+		it.GoTo(b)
 		k, ok := it.Next()
 		if !ok {
 			continue
 		}
 		w := &works[b]
 		begin, end := p.Range(b)
-		host, _, sharers := p.Sharers(k)
+		if k.Whole() {
+			shared, host, sharers = -1, b, 1
+		} else if k.Output != shared {
+			shared = k.Output
+			host, _, sharers = p.Sharers(k)
+		}
 		w.seq, w.head, w.block, w.tile = int32(k.Seq), int32(k.Head), int32(k.Block), int32(k.Begin)
 		w.tiles, w.host, w.sharers, w.first = int32(end-begin), int32(host), int32(sharers), seqs[k.Seq]
 		if !k.Host() { // then it is the last output tile of its host

@@ -258,16 +258,17 @@ func (p *Plan) align(g, slack int) {
 // whole output tiles that they have. It returns false if somebody would have none of
 // what lies there, or more than `most` in all; and stores the cuts if record is true.
 func (p *Plan) shareOut(from, to mark, most int64, record bool) bool {
-	wholes := func(w int) int64 { // of the workers from the first one to this one
-		begin, _ := p.Wholes(from.w)
-		_, end := p.Wholes(w)
-		return end - begin
-	}
-	all, begin := to.at-from.at+wholes(to.w-1), from.at
+	wholes, _ := p.Wholes(from.w)
+	_, end := p.Wholes(to.w - 1)
+	all, workers := to.at-from.at+end-wholes, int64(to.w-from.w)
+	begin, share, rest := from.at, int64(0), int64(0) // share: of the workers up to this one, floor(i*all/workers)
 	for w := from.w; w < to.w; w++ {
-		share, _ := mulDiv(w+1-from.w, all, to.w-from.w)
-		end := from.at + share - wholes(w)
+		share += all / workers
+		if rest += all % workers; rest >= workers {
+			share, rest = share+1, rest-workers
+		}
 		first, last := p.Wholes(w)
+		end := from.at + share - (last - wholes)
 		if n := end - begin; n < 1 || n > most-(last-first) {
 			return false
 		}
@@ -301,16 +302,22 @@ func (p *Plan) worst(g int, price int64) (worst int64) {
 	return worst
 }
 
-// each calls f with the first LeanTile of each output tile that has some and their
-// number, in order, until it returns false.
-func (p *Plan) each(f func(at, n int64) bool) {
+// each calls f with output tiles that have LeanTiles, in order, until it returns false:
+// with the first LeanTile of `count` output tiles one behind the other, of n each.
+func (p *Plan) each(f func(at, n, count int64) bool) {
 	for i := range p.seqs {
 		q := &p.seqs[i]
+		if q.blocks == 1 { // all heads at once
+			if n := p.headTiles(q); n > 0 && p.heads > 0 && !f(q.tile, n, p.heads) {
+				return
+			}
+			continue
+		}
 		starts := p.starts[q.start : q.start+q.blocks+1]
 		for head := range p.heads {
 			at := q.tile + head*p.headTiles(q)
 			for b := range q.blocks {
-				if n := starts[b+1] - starts[b]; n > 0 && !f(at+starts[b], n) {
+				if n := starts[b+1] - starts[b]; n > 0 && !f(at+starts[b], n, 1) {
 					return
 				}
 			}
@@ -320,11 +327,13 @@ func (p *Plan) each(f func(at, n int64) bool) {
 
 // eachEnd calls f with the ends of output tiles, in order, that lie before `last`.
 func (p *Plan) eachEnd(last int64, f func(at int64)) {
-	p.each(func(at, n int64) bool {
-		if at+n >= last {
-			return false
+	p.each(func(at, n, count int64) bool {
+		for range count {
+			if at += n; at >= last {
+				return false
+			}
+			f(at)
 		}
-		f(at + n)
 		return true
 	})
 }
@@ -359,21 +368,26 @@ const mostPacked = 1 << 12
 func (p *Plan) pack(m int64, workers int, record bool) bool {
 	var room int64 // of the last worker
 	used, enough := 0, true
-	p.each(func(at, n int64) bool {
-		if n <= room {
-			room -= n
-			return true
-		}
-		if enough = (n-1)/m < int64(workers-used); !enough {
-			return false
-		}
-		for t := int64(0); t < n; t += m {
-			used++
-			if record {
-				p.cuts = append(p.cuts, at+t)
+	p.each(func(at, n, count int64) bool {
+		for end := at + n*count; at < end; at += n {
+			if n <= room {
+				fit := min(room/n, (end-at)/n)
+				room -= fit * n
+				if at += fit * n; at == end {
+					break
+				}
 			}
+			if enough = (n-1)/m < int64(workers-used); !enough {
+				return false
+			}
+			for t := int64(0); t < n; t += m {
+				used++
+				if record {
+					p.cuts = append(p.cuts, at+t)
+				}
+			}
+			room = max(m-n, 0) // a worker with a part has nothing else
 		}
-		room = max(m-n, 0) // a worker with a part has nothing else
 		return true
 	})
 	if enough && record {
@@ -411,21 +425,28 @@ pack:
 	for i := len(p.seqs) - 1; i >= 0; i-- {
 		q := &p.seqs[i]
 		starts := p.starts[q.start : q.start+q.blocks+1]
-		for range p.heads {
+		heads, alike := p.heads, int64(1) // so many times so many output tiles that are alike
+		if q.blocks == 1 {
+			heads, alike = 1, p.heads
+		}
+		for range heads {
 			for b := q.blocks - 1; b >= 0; b-- {
 				n := starts[b+1] - starts[b]
 				if n > most {
 					break pack
 				}
-				if n > room {
-					if n > m || worker == 0 {
-						all = false
-						break pack
+				for left := alike; left > 0 && n > 0; {
+					if n > room {
+						if n > m || worker == 0 {
+							all = false
+							break pack
+						}
+						p.wholes[worker] = at
+						worker, room = worker-1, m
 					}
-					p.wholes[worker] = at
-					worker, room = worker-1, m
+					fit := min(left, room/n)
+					at, room, left = at-fit*n, room-fit*n, left-fit
 				}
-				at, room = at-n, room-n
 			}
 		}
 	}
@@ -539,10 +560,16 @@ type Iterator struct {
 // Work unless the worker's range is empty.
 func (p *Plan) Work(w int) Iterator {
 	it := Iterator{plan: p}
-	it.pos, it.end = p.Range(w)
-	it.then, it.last = p.Wholes(w)
-	it.seek()
+	it.GoTo(w)
 	return it
+}
+
+// GoTo makes it an iterator over the work of worker w, as Work does. Of workers in order it
+// looks for output tiles where it is, and is the faster for that.
+func (it *Iterator) GoTo(w int) {
+	it.pos, it.end = it.plan.Range(w)
+	it.then, it.last = it.plan.Wholes(w)
+	it.seek()
 }
 
 // seek finds the output tile of pos.
@@ -554,14 +581,23 @@ func (it *Iterator) seek() {
 		return
 	}
 	p := it.plan
-	it.seq = sort.Search(len(p.seqs), func(i int) bool { return p.seqs[i].tile > it.pos }) - 1
 	q := &p.seqs[it.seq]
+	if it.block < q.blocks && it.at <= it.pos && it.pos-it.at < p.starts[q.start+it.block+1]-p.starts[q.start+it.block] {
+		return // the same as before
+	}
 	n := p.headTiles(q)
+	if it.pos < q.tile || it.pos-q.tile >= p.heads*n {
+		it.seq = sort.Search(len(p.seqs), func(i int) bool { return p.seqs[i].tile > it.pos }) - 1
+		q = &p.seqs[it.seq]
+		n = p.headTiles(q)
+	}
 	head, rest := (it.pos-q.tile)/n, (it.pos-q.tile)%n
-	it.head = int(head)
-	starts := p.starts[q.start : q.start+q.blocks]
-	it.block = sort.Search(len(starts), func(i int) bool { return starts[i] > rest }) - 1
-	it.at = it.pos - rest + starts[it.block]
+	it.head, it.block, it.at = int(head), 0, it.pos-rest
+	if q.blocks > 1 {
+		starts := p.starts[q.start : q.start+q.blocks]
+		it.block = sort.Search(len(starts), func(i int) bool { return starts[i] > rest }) - 1
+		it.at += starts[it.block]
+	}
 }
 
 // Next returns the worker's next Work, and false after the last.

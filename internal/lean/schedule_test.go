@@ -79,6 +79,27 @@ func works(p *Plan) [][]Work {
 	return all
 }
 
+// checkGoTo proves that an iterator that goes to any workers in turn, wherever it stands,
+// has the work of each.
+func checkGoTo(t errorer, p *Plan, all [][]Work) {
+	if len(all) == 0 {
+		return
+	}
+	it := p.Work(0)
+	for i := range 3 * len(all) { // in order; then forwards and backwards in strides
+		w := i
+		if i >= len(all) {
+			w = i * 7 % len(all)
+		}
+		it.GoTo(w)
+		for n, want := range all[w][:min(len(all[w]), 1+i%4)] {
+			if k, ok := it.Next(); !ok || k != want {
+				t.Fatalf("work %d of worker %d after GoTo: %+v (%t), want %+v", n, w, k, ok, want)
+			}
+		}
+	}
+}
+
 // parts counts the parts of output tiles that workers have.
 func parts(p *Plan) (n int) {
 	for _, list := range works(p) {
@@ -156,6 +177,7 @@ func check(t errorer, b batch, p *Plan) {
 	}
 	held := make(map[int64][]holder)
 	all := works(p)
+	checkGoTo(t, p, all)
 	for w, list := range all {
 		begin, end := p.Range(w)
 		var sum int64
