@@ -258,17 +258,13 @@ func (p *Plan) align(g, slack int) {
 // whole output tiles that they have. It returns false if somebody would have none of
 // what lies there, or more than `most` in all; and stores the cuts if record is true.
 func (p *Plan) shareOut(from, to mark, most int64, record bool) bool {
-	wholes, _ := p.Wholes(from.w)
-	_, end := p.Wholes(to.w - 1)
-	all, workers := to.at-from.at+end-wholes, int64(to.w-from.w)
-	begin, share, rest := from.at, int64(0), int64(0) // share: of the workers up to this one, floor(i*all/workers)
+	firstWhole, _ := p.Wholes(from.w)
+	_, lastWhole := p.Wholes(to.w - 1)
+	all, begin := to.at-from.at+lastWhole-firstWhole, from.at
 	for w := from.w; w < to.w; w++ {
-		share += all / workers
-		if rest += all % workers; rest >= workers {
-			share, rest = share+1, rest-workers
-		}
+		share, _ := mulDiv(w+1-from.w, all, to.w-from.w)
 		first, last := p.Wholes(w)
-		end := from.at + share - (last - wholes)
+		end := from.at + share - (last - firstWhole)
 		if n := end - begin; n < 1 || n > most-(last-first) {
 			return false
 		}
