@@ -4,7 +4,6 @@ package gpu
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"unsafe"
 
@@ -200,30 +199,7 @@ func BenchmarkFakeQueue(b *testing.B) {
 	benchmarkQueue(b, m)
 }
 
-// BenchmarkFakeBuild is the plan of a decode step: once a step, for all its layers.
 func BenchmarkFakeBuild(b *testing.B) {
 	m, _, _ := fakeGPU(b, 90, 132, 232448)
-	const heads, dim, pageTokens = 8, 128, 64
-	rows := cpu.PageStrides{Page: heads * pageTokens * dim, Head: pageTokens * dim, Row: dim}
-	g := cpu.Geometry{Heads: 4 * heads, KVHeads: heads, Dim: dim, ValueDim: dim, PageTokens: pageTokens, Key: rows, Value: rows, Scale: 1, Causal: true}
-	for _, c := range []struct{ batch, keys int }{{1, 1024}, {1, 16384}, {16, 1024}, {64, 1024}, {16, 16384}} {
-		b.Run(fmt.Sprintf("b%d/%d", c.batch, c.keys), func(b *testing.B) {
-			var seqs []cpu.Sequence
-			page := int32(0)
-			for i := range c.batch {
-				q := cpu.Sequence{Row: i, Queries: 1, Keys: c.keys + 17*i}
-				for range ceil(q.Keys, pageTokens) {
-					q.Pages = append(q.Pages, page)
-					page++
-				}
-				seqs = append(seqs, q)
-			}
-			plan := m.engine.NewPlan()
-			b.ReportAllocs()
-			for b.Loop() {
-				noError(b, plan.Build(g, seqs, c.batch))
-			}
-			noError(b, plan.Close())
-		})
-	}
+	benchmarkBuild(b, m)
 }

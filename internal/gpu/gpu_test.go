@@ -220,3 +220,6 @@ func BenchmarkGPUAttend(b *testing.B) {
 
 // BenchmarkGPUQueue is the host's time for a launch.
 func BenchmarkGPUQueue(b *testing.B) { benchmarkQueue(b, realGPU(b)) }
+
+// BenchmarkGPUBuild is that for a step's plan.
+func BenchmarkGPUBuild(b *testing.B) { benchmarkBuild(b, realGPU(b)) }

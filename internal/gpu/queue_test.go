@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -270,17 +271,6 @@ func benchmarkQueue(b *testing.B, m *machine) {
 	plan := m.engine.NewPlan()
 	m.run(b, plan, p)
 	o := p.operands()
-	b.Run("build", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			noError(b, plan.Build(p.geometry, p.seqs, p.rows))
-		}
-	})
-	b.Run("build one", func(b *testing.B) {
-		for b.Loop() {
-			noError(b, plan.Build(p.geometry, p.seqs[:1], p.rows))
-		}
-	})
 	noError(b, plan.Build(p.geometry, p.seqs, p.rows))
 	noError(b, plan.Upload(m.stream))
 	b.Run("prepare", func(b *testing.B) {
@@ -306,4 +296,31 @@ func benchmarkQueue(b *testing.B, m *machine) {
 	noError(b, m.stream.Synchronize())
 	noError(b, plan.Close())
 	p.close(b)
+}
+
+// benchmarkBuild is the plan of a decode step: once a step, for all its layers.
+func benchmarkBuild(b *testing.B, m *machine) {
+	const heads, dim, pageTokens = 8, 128, 64
+	rows := cpu.PageStrides{Page: heads * pageTokens * dim, Head: pageTokens * dim, Row: dim}
+	g := cpu.Geometry{Heads: 4 * heads, KVHeads: heads, Dim: dim, ValueDim: dim, PageTokens: pageTokens, Key: rows, Value: rows, Scale: 1, Causal: true}
+	for _, c := range []struct{ batch, keys int }{{1, 1024}, {1, 16384}, {16, 1024}, {64, 1024}, {16, 16384}} {
+		b.Run(fmt.Sprintf("b%d/%d", c.batch, c.keys), func(b *testing.B) {
+			var seqs []cpu.Sequence
+			page := int32(0)
+			for i := range c.batch {
+				q := cpu.Sequence{Row: i, Queries: 1, Keys: c.keys + 17*i}
+				for range ceil(q.Keys, pageTokens) {
+					q.Pages = append(q.Pages, page)
+					page++
+				}
+				seqs = append(seqs, q)
+			}
+			plan := m.engine.NewPlan()
+			b.ReportAllocs()
+			for b.Loop() {
+				noError(b, plan.Build(g, seqs, c.batch))
+			}
+			noError(b, plan.Close())
+		})
+	}
 }
