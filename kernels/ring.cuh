@@ -35,9 +35,11 @@ template <class S> struct Ring : S {
   using Place = typename S::Place;
   using S::BLOCK, S::BLOCKS, S::D, S::EVEN, S::KEYS, S::SLOT;
 
-  // Chunks that are on their way at a time; half as many again where a block has more
-  // LeanTiles than MANY, and a few microseconds do not count.
-  static constexpr int PACE = (64 << 10) / SLOT, MANY = 160;
+  // Chunks that are on their way at a time, 64 KB; and where a block has more LeanTiles
+  // than MANY, so that a few microseconds do not count. Pages, which lie anywhere, are
+  // served the better the more of them the memory can choose from.
+  static constexpr int PACE = (64 << 10) / SLOT, LONG_PACE = S::PAGED ? 2 * PACE : PACE + PACE / 2;
+  static constexpr int MANY = S::PAGED ? 160 / BLOCKS : 160;
   // So many pages of a chunk are asked for behind one another, four copies or two. Each looked up
   // behind the copy of the one before, they come later than the memory could bring them.
   static constexpr int BURST = BLOCKS == 1 ? 4 : 1;
@@ -105,7 +107,7 @@ template <class S> struct Ring : S {
     const u64 policy = p.streamed ? readOnce() : readAgain();
     // In a chain by a division: any change deals its registers out anew, and with a shift it
     // has not been measured.
-    const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
+    const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + wholeTiles > MANY ? LONG_PACE : PACE, slots);
     const int* table = p.pages;
     // Chunk c's first page, where a chunk is 2^morePages of them or a page 2^moreChunks chunks.
     const int morePages = 31 - __clz(boxes), moreChunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
