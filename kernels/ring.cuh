@@ -35,9 +35,9 @@ template <class S> struct Ring : S {
   using Place = typename S::Place;
   using S::BLOCK, S::BLOCKS, S::D, S::EVEN, S::KEYS, S::SLOT;
 
-  // Chunks that are on their way at a time, 64 KB; and where a block has more LeanTiles
-  // than MANY, so that a few microseconds do not count. Pages, which lie anywhere, are
-  // served the better the more of them the memory can choose from.
+  // Chunks that are on their way at a time: 64 KB, and more where a block has more LeanTiles
+  // than MANY, so that a few microseconds do not count. Pages lie anywhere, and the memory
+  // is the faster the more of them it can choose from: 128 KB, from 2.6 MB of a block on.
   static constexpr int PACE = (64 << 10) / SLOT, LONG_PACE = S::PAGED ? 2 * PACE : PACE + PACE / 2;
   static constexpr int MANY = S::PAGED ? 160 / BLOCKS : 160;
   // So many pages of a chunk are asked for behind one another, four copies or two. Each looked up

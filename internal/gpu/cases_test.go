@@ -171,14 +171,16 @@ func testAppend(t *testing.T, m *machine) {
 }
 
 // testManyTiles: more LeanTiles than Ring::MANY, from which on a thread block has
-// more chunks on their way.
+// more chunks on their way, as many more as pages and the head dim make them.
 func testManyTiles(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for _, heads := range []int{1, 6} {
-		for _, dense := range []bool{true, false} {
-			shape := reftest.Shape{Heads: heads, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1}, Keys: []int{161*defaultTile + rng.IntN(100)}}
-			p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, dense: dense})
+	for i, dim := range pagedDims {
+		for j, o := range []options{{dense: true}, {page: 16}, {page: 64}} {
+			heads := []int{1, 6}[(i+j)%2]
+			o.shape = &reftest.Shape{Heads: heads, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1}, Keys: []int{161*defaultTile + rng.IntN(100)}}
+			o.kv = cpu.Float16
+			p := m.newProblem(t, rng, reftest.Normal, o)
 			p.geometry.Workers = 1
 			m.run(t, plan, p)
 			if n := plan.works[0].tiles; n <= 160 {

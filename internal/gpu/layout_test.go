@@ -108,7 +108,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"#if __CUDA_ARCH__ >= 900 static constexpr int MORE = LINKED ? 1 : 2; #else static constexpr int MORE = 1; #endif static constexpr int KEYS",
 			"constexpr int KEYS = D * T::bytes <= 128 ? 2 * MORE * T::depth : D * T::bytes <= 256 ? MORE * T::depth : T::depth;",
 			"constexpr int BLOCK = KEYS * 128;",
-			"MANY = 160;", // testManyTiles
+			"MANY = S::PAGED ? 160 / BLOCKS : 160;", // testManyTiles
 			"constexpr int BLOCKS = (D * T::bytes + 127) / 128;",
 			"constexpr int SLOT = 2 * BLOCKS * BLOCK;",
 			"constexpr int WIDTH = D + 8;",

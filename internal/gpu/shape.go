@@ -53,7 +53,7 @@ const (
 const (
 	defaultTile   = 64        // keys
 	mostChunk     = 64        // keys: a LeanTile is whole chunks, whatever the type
-	ringBytes     = 128 << 10 // where there is room for them; kernels have up to 64 KB on their way at a time
+	ringBytes     = 128 << 10 // where there is room for them; kernels have 64 to 128 KB on their way at a time
 	wideRingBytes = 192 << 10 // where rows are longer than a column block, from 9.0 on
 	mostStages    = 6         // of a warp's part of the ring, before 9.0
 	appendThreads = 256
