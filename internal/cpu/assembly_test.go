@@ -292,8 +292,8 @@ func TestAssemblyNotFinite(t *testing.T) {
 	}
 }
 
-// Weights are powers of two within 2 units in the last place, with exp2's rules at the ends.
-func TestAssemblyExp2(t *testing.T) {
+// Weights are powers of four within 2 units in the last place, with exp4's rules at the ends.
+func TestAssemblyExp4(t *testing.T) {
 	weigh := weighOf(inUse)
 	if weigh == nil {
 		t.Skip("no assembly in use")
@@ -305,13 +305,13 @@ func TestAssemblyExp2(t *testing.T) {
 		for i := range x {
 			switch rng.IntN(4) {
 			case 0:
-				x[i] = -float32(rng.Float64() * 130)
+				x[i] = -float32(rng.Float64() * 65)
 			case 1:
-				x[i] = -math.Float32frombits(rng.Uint32N(math.Float32bits(130)))
+				x[i] = -math.Float32frombits(rng.Uint32N(math.Float32bits(65)))
 			case 2:
-				x[i] = -float32(rng.IntN(257)) / 2
+				x[i] = -float32(rng.IntN(257)) / 4
 			case 3:
-				x[i] = math.Nextafter32(-float32(rng.IntN(128)), float32(rng.IntN(2)*400-200))
+				x[i] = math.Nextafter32(-float32(rng.IntN(128))/2, float32(rng.IntN(2)*400-200))
 				x[i] = min(x[i], 0)
 			}
 		}
@@ -327,12 +327,12 @@ func TestAssemblyExp2(t *testing.T) {
 		}
 		var sum float64
 		for i, got := range x {
-			want := math.Exp2(float64(before[i]))
-			if before[i] < -126 {
+			want := math.Exp2(2 * float64(before[i]))
+			if before[i] < -63 {
 				want = 0
 			}
 			if got != float32(want) && !(ulps(got, want) <= 2) {
-				t.Fatalf("2^%v: got %v, want %v", before[i], got, want)
+				t.Fatalf("4^%v: got %v, want %v", before[i], got, want)
 			}
 			sum += want
 		}

@@ -169,9 +169,9 @@ func scorePanelAVX2(s *float32, q *float32, panel *float32, rows int, dim int, s
 
 // weighAVX2 computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
 //
-//	s[r*stride+c] = 2^(s[r*stride+c]-top)
-//	o[r*dim+i] *= 2^(m[r]-top)
-//	l[r] = 2^(m[r]-top) l[r] + sum_c s[r*stride+c]
+//	s[r*stride+c] = 4^(s[r*stride+c]-top)
+//	o[r*dim+i] *= 4^(m[r]-top)
+//	l[r] = 4^(m[r]-top) l[r] + sum_c s[r*stride+c]
 //	m[r] = top
 //
 // A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.
@@ -345,9 +345,9 @@ func scorePanelAVX512(s *float32, q *float32, panel *float32, rows int, dim int,
 
 // weighAVX512 computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
 //
-//	s[r*stride+c] = 2^(s[r*stride+c]-top)
-//	o[r*dim+i] *= 2^(m[r]-top)
-//	l[r] = 2^(m[r]-top) l[r] + sum_c s[r*stride+c]
+//	s[r*stride+c] = 4^(s[r*stride+c]-top)
+//	o[r*dim+i] *= 4^(m[r]-top)
+//	l[r] = 4^(m[r]-top) l[r] + sum_c s[r*stride+c]
 //	m[r] = top
 //
 // A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.

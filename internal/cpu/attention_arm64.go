@@ -14,9 +14,9 @@ func scoreNEON(s, q *float32, k *streams, at, rows, count, dim, stride, step int
 
 // weighNEON computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
 //
-//	s[r*stride+c] = 2^(s[r*stride+c]-top)
-//	o[r*dim+i] *= 2^(m[r]-top)
-//	l[r] = 2^(m[r]-top) l[r] + sum_c s[r*stride+c]
+//	s[r*stride+c] = 4^(s[r*stride+c]-top)
+//	o[r*dim+i] *= 4^(m[r]-top)
+//	l[r] = 4^(m[r]-top) l[r] + sum_c s[r*stride+c]
 //	m[r] = top
 //
 // A row whose top is -Inf is left as it is; how many these are is returned. rows and n are at least 1, dim is

@@ -173,22 +173,22 @@ next:
 	BGT  quad
 	RET
 
-// What exp2 computes with: see exp2.go.
-DATA exp2NEON<>+0(SB)/4, $12582912.0              // shift
-DATA exp2NEON<>+4(SB)/4, $-126.0
-DATA exp2NEON<>+8(SB)/4, $0.00015594677582896996  // c6
-DATA exp2NEON<>+12(SB)/4, $0.0013406643905945253  // c5
-DATA exp2NEON<>+16(SB)/4, $0.009617692974769792   // c4
-DATA exp2NEON<>+20(SB)/4, $0.055503105509929686   // c3
-DATA exp2NEON<>+24(SB)/4, $0.24022652782877088    // c2
-DATA exp2NEON<>+28(SB)/4, $0.6931472149680414     // c1
-DATA exp2NEON<>+32(SB)/4, $1.0
-GLOBL exp2NEON<>(SB), RODATA|NOPTR, $36
+// What exp4 computes with: see exp4.go.
+DATA exp4NEON<>+0(SB)/4, $6291456.0               // shift
+DATA exp4NEON<>+4(SB)/4, $-63.0
+DATA exp4NEON<>+8(SB)/4, $0.009980593653054077  // c6
+DATA exp4NEON<>+12(SB)/4, $0.04290126049902481  // c5
+DATA exp4NEON<>+16(SB)/4, $0.15388308759631666   // c4
+DATA exp4NEON<>+20(SB)/4, $0.4440248440794375   // c3
+DATA exp4NEON<>+24(SB)/4, $0.9609061113150835    // c2
+DATA exp4NEON<>+28(SB)/4, $1.3862944299360829     // c1
+DATA exp4NEON<>+32(SB)/4, $1.0
+GLOBL exp4NEON<>(SB), RODATA|NOPTR, $36
 
-// exp2 replaces the vector x by 2^(x-top), with top in V25 and the constants in V16 to V24. a, b, c and d are
-// its own. As exp2 in exp2.go, it has t in a, f in b, and the polynomial in c and d in turn; then 2^n in a. x is
+// exp4 replaces the vector x by 4^(x-top), with top in V25 and the constants in V16 to V24. a, b, c and d are
+// its own. As exp4 in exp4.go, it has t in a, f in b, and the polynomial in c and d in turn; then 2^n in a. x is
 // where the result is 0, which is nowhere for NaN.
-#define exp2(x, a, b, c, d) \
+#define exp4(x, a, b, c, d) \
 	fsub(25, x, x) \
 	fadd(16, x, a) \
 	fsub(16, a, b) \
@@ -225,7 +225,7 @@ TEXT ·weighNEON(SB), NOSPLIT, $0-72
 	MOVD ZR, R8            // rows that are left as they are
 	MOVD $0xFF800000, R9   // -Inf
 
-	MOVD   $exp2NEON<>(SB), R10
+	MOVD   $exp4NEON<>(SB), R10
 	VLD1R.P 4(R10), [V16.S4]
 	VLD1R.P 4(R10), [V17.S4]
 	VLD1R.P 4(R10), [V18.S4]
@@ -279,8 +279,8 @@ maxDone:
 
 expEight:
 	VLD1   (R10), [V0.S4, V1.S4]
-	exp2(0, 2, 3, 4, 5)
-	exp2(1, 6, 7, 8, 9)
+	exp4(0, 2, 3, 4, 5)
+	exp4(1, 6, 7, 8, 9)
 	VST1.P [V0.S4, V1.S4], 32(R10)
 	fadd(0, 14, 14)
 	fadd(1, 15, 15)
@@ -296,7 +296,7 @@ expRest:
 
 expOne:
 	FMOVS   (R10), F0
-	exp2(0, 2, 3, 4, 5)
+	exp4(0, 2, 3, 4, 5)
 	FMOVS.P F0, 4(R10)
 	FADDS   F0, F14, F14
 	SUBS    $1, R11
@@ -312,7 +312,7 @@ expDone:
 	FCMPS F25, F26
 	BEQ   scaled
 	VMOV  V26.B16, V0.B16
-	exp2(0, 2, 3, 4, 5)
+	exp4(0, 2, 3, 4, 5)
 	FMULS F0, F1, F1
 	MOVD  R1, R10
 	MOVD  R7, R11

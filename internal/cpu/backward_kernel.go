@@ -23,8 +23,8 @@ type backwardKernels[F real] struct {
 
 	// weigh computes, for r < rows, c < n, with top = max(m[r], max_c s[r*stride+c]):
 	//
-	//	s[r*stride+c] = 2^(s[r*stride+c]-top)
-	//	l[r] = 2^(m[r]-top) l[r] + sum_c s[r*stride+c]
+	//	s[r*stride+c] = 4^(s[r*stride+c]-top)
+	//	l[r] = 4^(m[r]-top) l[r] + sum_c s[r*stride+c]
 	//	m[r] = top
 	//
 	// A row whose top is -Inf is left as it is. rows is at most backwardRows.
@@ -104,13 +104,13 @@ func weighGo[F real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int) {
 		if top == F(math.Inf(-1)) {
 			continue
 		}
-		l[r] = l[r]*exp2Of(m[r]-top) + exponentials(row, top)
+		l[r] = l[r]*exp4Of(m[r]-top) + exponentials(row, top)
 		m[r] = top
 	}
 }
 
-// exp2Of is 2^x for x <= 0, as exponentials computes it.
-func exp2Of[F real](x F) F {
+// exp4Of is 4^x for x <= 0, as exponentials computes it.
+func exp4Of[F real](x F) F {
 	e := [1]F{x}
 	return exponentials(e[:], 0)
 }

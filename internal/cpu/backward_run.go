@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 const (
@@ -200,9 +202,9 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 		}
 		row += n
 	}
-	// The queries in the sums had the factor Scale*log2(e).
+	// The queries in the sums had the factor Scale*log4(e).
 	for i := range dk {
-		dk[i] *= math.Ln2
+		dk[i] *= lean.Ln4
 	}
 }
 
@@ -231,11 +233,11 @@ type backwardWorker[F real] struct {
 	row, rows              int               // the block's first row, and how many there are
 	low, most              int               // each key of [low, most) is seen by some of them, and no other key by any
 	high, least            int               // all of them see [high, least)
-	qRow, doRow, dq        []F               // of the block: q with Scale*log2(e), dO, and the sums of dq
-	m, l, top, factor, off []F               // of its rows: weights are 2^(s-m)*factor, and dS = p*(dp-off)
+	qRow, doRow, dq        []F               // of the block: q with Scale*log4(e), dO, and the sums of dq
+	m, l, top, factor, off []F               // of its rows: weights are 4^(s-m)*factor, and dS = p*(dp-off)
 	p, ds, pT, dsT         []F               // rows x keys; transposed, in panels of rows
 	bent                   []F               // rows x keys: the derivatives of the soft cap
-	cap                    float64           // of scores with the factor log2(e)
+	cap                    float64           // of scores with the factor log4(e)
 	kTail, vTail           []F               // keys that do not fill a panel, and values
 	dkTail, dvTail         []F
 	values                 []F // what all these are cut from
@@ -265,7 +267,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	for _, x := range []*[]F{&w.p, &w.ds, &w.pT, &w.dsT} {
 		*x = cut(&v, block)
 	}
-	w.bent, w.cap = cut(&v, bent), cap2(s.SoftCap)
+	w.bent, w.cap = cut(&v, bent), s.SoftCap*lean.Log4E
 	w.kTail, w.dkTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*d))
 	w.vTail, w.dvTail = cut(&v, padded(backwardKeys*dv)), cut(&v, padded(backwardKeys*dv))
 	w.scratch.wide, w.scratch.idle = cut(&v, wide), cut(&v, backwardRows*idleDim)
@@ -295,7 +297,7 @@ func (w *backwardWorker[F]) pack(row, n int) {
 	w.row, w.rows, w.low, w.high, w.least, w.most = row, n, math.MaxInt, 0, math.MaxInt, 0
 	clear(w.qRow) // rows are rounded up
 	clear(w.doRow)
-	scale := s.Scale * math.Log2E
+	scale := s.Scale * lean.Log4E
 	for i := range n {
 		r := row + i
 		from, sees := s.visible(r, w.live)
@@ -313,7 +315,7 @@ func (w *backwardWorker[F]) pack(row, n int) {
 		for j, x := range piece(w.q, r, s.Dim) {
 			to[j] = F(float64(x) * scale)
 		}
-		w.m[i] = F(float64(w.lse[r]) * math.Log2E)
+		w.m[i] = F(float64(w.lse[r]) * lean.Log4E)
 		var off float64
 		if w.dout != nil {
 			do := piece(w.dout, r, s.ValueDim)
@@ -331,9 +333,9 @@ func (w *backwardWorker[F]) pack(row, n int) {
 
 // extreme reports whether the block has a log-sum-exp so large that the rounding of scores shows in it.
 func (w *backwardWorker[F]) extreme() bool {
-	limit := F(1 << 10)
+	limit := F(1 << 9)
 	if unsafe.Sizeof(limit) == 8 {
-		limit = 1 << 39
+		limit = 1 << 38
 	}
 	for _, m := range w.m[:w.rows] {
 		if m > limit || m < -limit {
@@ -456,11 +458,11 @@ func (w *backwardWorker[F]) bend(key, n int) {
 			capScores(scores, w.bent[r*backwardKeys+from:r*backwardKeys+to], w.cap)
 		}
 		if s.Slopes != "" {
-			slopeScores(scores, s.Slopes.Of(head)*math.Log2E, float64(key+from-s.position(w.row+r, w.live)))
+			slopeScores(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)))
 		}
 		if s.Bias != (Bias{}) {
 			at := s.Bias.row(w.seq, head, pos) + key
-			biasScores(scores, w.run.ops.Bias[at+from:at+to], s.Bias.scale()*math.Log2E)
+			biasScores(scores, w.run.ops.Bias[at+from:at+to], s.Bias.scale()*lean.Log4E)
 		}
 	}
 }

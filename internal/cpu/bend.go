@@ -64,7 +64,7 @@ type bend struct {
 	// One for each row: the slope, how far key 0 is from the row's position, and where the bias of key 0 lies, a *F.
 	Slopes, Distances []float64
 	Bias              []unsafe.Pointer
-	BiasScale         float64 // on all of these, log2(e) included
+	BiasScale         float64 // on all of these, log4(e) included
 }
 
 // straight reports whether b changes nothing.

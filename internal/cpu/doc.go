@@ -19,6 +19,6 @@
 // The rows of an output tile are packed: all query heads of a KV head, for a block of query positions,
 // attend together, so keys and values are read once for the whole group.
 //
-// Scores are kept in base 2 (Scale*log2(e) is folded into q) and accumulated in the type of the query;
+// Scores are kept in base 4 (Scale*log4(e) is folded into q) and accumulated in the type of the query;
 // keys and values in any other type are widened row by row.
 package cpu

@@ -98,9 +98,6 @@ func firstSeen(p, window int) int {
 	return p - window + 1
 }
 
-// cap2 returns a soft cap for scores that have the factor log2(e).
-func cap2(softCap float64) float64 { return min(softCap*math.Log2E, math.MaxFloat64) }
-
 // badCap reports whether x is no soft cap.
 func badCap(x float64) bool { return !(x >= 0) || math.IsInf(x, 0) }
 

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 // The Go kernels: one algorithm, with the rows of keys and values widened to F where they are stored
@@ -140,7 +141,7 @@ func (a *attention[F]) weigh() {
 		}
 		l := a.l[r]
 		if m != old && old != empty {
-			f := F(math.Exp2(float64(old - m)))
+			f := lean.Exp4(old - m)
 			l *= f
 			o := a.o[r*a.ValueDim : (r+1)*a.ValueDim]
 			for i := range o {

@@ -29,7 +29,7 @@ type workspace[F real] struct {
 	plan   *Plan
 	ops    *Operands[F]
 	kernel kernel
-	scale  float64 // of a query, log2(e) included
+	scale  float64 // of a query, log4(e) included
 	cap    float64 // of scores that have that factor
 
 	workers  []worker[F]
@@ -115,7 +115,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
 	ws.kernel = kernelFor[F](o.K.DType)
-	ws.scale, ws.cap = g.Scale*math.Log2E, cap2(g.SoftCap)
+	ws.scale, ws.cap = g.Scale*lean.Log4E, g.SoftCap*lean.Log4E
 
 	n, rows := p.sched.Workers(), p.packed
 	q, out, stats := padded(rows*g.Dim), padded(rows*g.ValueDim), padded(rows)
@@ -330,11 +330,11 @@ func (ws *workspace[F]) bends(w *worker[F], b block) bend {
 	if g.Slopes != "" {
 		s.Slopes, s.Distances = w.slopes[:b.rows], w.distances[:b.rows]
 		for r := range s.Slopes {
-			s.Slopes[r] = g.Slopes.Of(b.head0+r%b.group) * math.Log2E
+			s.Slopes[r] = g.Slopes.Of(b.head0+r%b.group) * lean.Log4E
 		}
 	}
 	if g.Bias != (Bias{}) {
-		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.scale()*math.Log2E
+		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.scale()*lean.Log4E
 	}
 	return s
 }

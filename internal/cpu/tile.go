@@ -10,7 +10,7 @@ type tile struct {
 
 	Dim, ValueDim int
 
-	Q    unsafe.Pointer // *F, Rows x Dim, Scale*log2(e) folded in
+	Q    unsafe.Pointer // *F, Rows x Dim, Scale*log4(e) folded in
 	O    unsafe.Pointer // *F, Rows x ValueDim: the attention states of the rows, not normalised,
 	M, L unsafe.Pointer // *F, Rows: their maxima and their sums
 
@@ -49,9 +49,9 @@ type streams [4]unsafe.Pointer
 //	s_c = s_c + Slopes[r] (Distances[r]+c)   (with Slopes)
 //	s_c = s_c + BiasScale Bias[r][c]         (with a Bias)
 //	m   = max(M_r, max_c s_c)
-//	p_c = 2^(s_c-m)
-//	O_r = 2^(M_r-m) O_r + sum_c p_c v_c
-//	L_r = 2^(M_r-m) L_r + sum_c p_c
+//	p_c = 4^(s_c-m)
+//	O_r = 4^(M_r-m) O_r + sum_c p_c v_c
+//	L_r = 4^(M_r-m) L_r + sum_c p_c
 //	M_r = m
 //
 // A row that sees no key, or whose m is -Inf, is left as it is: the empty state has M = -Inf, L = 0,

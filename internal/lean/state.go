@@ -1,6 +1,19 @@
 package lean
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
+
+// Log4E is the factor that makes natural scores base-4 ones, and Ln4 the one that
+// makes them natural again.
+const (
+	Log4E = math.Log2E / 2
+	Ln4   = 2 * math.Ln2
+)
+
+// Exp4 returns 4^x. (2x may be too large for an F, not only for the result.)
+func Exp4[F Float](x F) F { return F(math.Exp2(2 * float64(x))) }
 
 // Float is the type in which a State is accumulated.
 type Float interface{ ~float32 | ~float64 }
@@ -8,11 +21,12 @@ type Float interface{ ~float32 | ~float64 }
 // State is the result of attending with one query row to a set of keys J:
 //
 //	M = max s_j           (j in J)
-//	L = sum 2^(s_j-M)
-//	O = sum 2^(s_j-M) v_j
+//	L = sum 4^(s_j-M)
+//	O = sum 4^(s_j-M) v_j
 //
-// where s_j = scale*log2(e) * q.k_j are base-2 scores. O is un-scaled: the
-// attention output is O/L, which Normalize gives.
+// where s_j = scale*log4(e) * q.k_j are base-4 scores. O is un-scaled: the
+// attention output is O/L, which Normalize gives. Base 4 costs what base 2 does,
+// and log4(e) is less than 1: a score that is finite stays so, and M with it.
 //
 // The empty set has M = -Inf, L = 0 and O = 0. It is the identity of Merge,
 // merging two empty states gives an empty state, and no step on the way makes a
@@ -41,8 +55,8 @@ func (s *State[F]) Empty() bool { return s.M == F(math.Inf(-1)) }
 // have none in common:
 //
 //	m = max(s.M, t.M)
-//	O = 2^(s.M-m) s.O + 2^(t.M-m) t.O
-//	L = 2^(s.M-m) s.L + 2^(t.M-m) t.L
+//	O = 4^(s.M-m) s.O + 4^(t.M-m) t.O
+//	L = 4^(s.M-m) s.L + 4^(t.M-m) t.L
 //
 // It is the softmax re-scaling operation f(x, y) of section IV-A. In exact
 // arithmetic it is associative and commutative; in floating point it is so
@@ -60,8 +74,7 @@ func (s *State[F]) Merge(t State[F]) {
 		return
 	}
 	m := max(s.M, t.M)
-	a := F(math.Exp2(float64(s.M - m)))
-	b := F(math.Exp2(float64(t.M - m)))
+	a, b := Exp4(s.M-m), Exp4(t.M-m)
 	for i, x := range s.O {
 		s.O[i] = a*x + b*to[i]
 	}
@@ -73,7 +86,7 @@ func (s *State[F]) Merge(t State[F]) {
 // scores:
 //
 //	dst = O / L
-//	LSE = ln sum e^(s_j ln 2) = ln 2 * (M + log2 L)
+//	LSE = ln sum e^(s_j ln 4) = ln 4 * M + ln L
 //
 // The empty state gives dst = 0 and -Inf. dst must be at least as long as O and
 // may be O itself. (Algorithm 2, lines 38 and 39.)
@@ -90,11 +103,24 @@ func (s *State[F]) Normalize(dst []F) F {
 }
 
 // LSE returns the natural logarithm of the sum of the exponentials of the
-// scores, ln 2 * (M + log2 L), and -Inf for the empty state. It is computed in
-// float64 and rounded once: M may be large beside log2 L.
+// scores, ln 4 * M + ln L, and -Inf for the empty state. It is computed in
+// float64 and rounded once: M may be large beside ln L. The state of finite
+// scores has a finite one, the largest number there is where rounding leads
+// beyond that: -Inf says that there is no key.
 func (s *State[F]) LSE() F {
 	if s.Empty() {
 		return s.M
 	}
-	return F(math.Ln2 * (float64(s.M) + math.Log2(float64(s.L))))
+	lse := F(Ln4*float64(s.M) + math.Log(float64(s.L)))
+	if math.IsInf(float64(lse), 0) && !math.IsInf(float64(s.M), 0) {
+		return F(math.Copysign(largest[F](), float64(lse)))
+	}
+	return lse
+}
+
+func largest[F Float]() float64 {
+	if unsafe.Sizeof(F(0)) == 4 {
+		return math.MaxFloat32
+	}
+	return math.MaxFloat64
 }

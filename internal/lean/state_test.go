@@ -10,7 +10,7 @@ import (
 
 // keys is a set of scores and values: what a State is the summary of.
 type keys struct {
-	s []float64   // base-2 scores
+	s []float64   // base-4 scores
 	v [][]float64 // one row a key
 }
 
@@ -23,7 +23,7 @@ func attend[F Float](k keys, from, to, dim int) State[F] {
 		st.M = max(st.M, F(s))
 	}
 	for j := from; j < to; j++ {
-		p := F(math.Exp2(float64(F(k.s[j]) - st.M)))
+		p := Exp4(F(k.s[j]) - st.M)
 		st.L += p
 		for i := range st.O {
 			st.O[i] += p * F(k.v[j][i])
@@ -55,8 +55,8 @@ func eps[F Float]() float64 {
 // same compares two states of the same keys. Both O and L are sums of positive
 // multiples of v and of 1, whose terms were rounded once for each operation on
 // the way, so the difference is at most ops*eps times the sum of their absolute
-// values: L for L, and L*max|v| for O. The weights add to that: a weight 2^x is
-// off by eps*ln2*|x| where x, a difference of scores, was rounded (2^x*|x| is
+// values: L for L, and L*max|v| for O. The weights add to that: a weight 4^x is
+// off by eps*ln4*|x| where x, a difference of scores, was rounded (4^x*|x| is
 // less than 1), which is another two operations' worth.
 func same[F Float](t errorer, what string, got, want State[F], vmax float64, ops int) {
 	if got.M != want.M {
@@ -168,8 +168,8 @@ func TestEmptyIsNotRead(t *testing.T) {
 }
 
 func TestNormalize(t *testing.T) {
-	// Scores 3 and 1 (base 2) with values 1 and 5: weights 1 and 1/4.
-	s := State[float64]{O: []float64{1 + 5.0/4}, M: 3, L: 1.25}
+	// Scores 1.5 and 0.5 (base 4) with values 1 and 5: weights 1 and 1/4.
+	s := State[float64]{O: []float64{1 + 5.0/4}, M: 1.5, L: 1.25}
 	want := math.Log(8 + 2)
 	if got := s.LSE(); math.Abs(got-want) > 1e-15*want {
 		t.Errorf("LSE = %v, want %v", got, want)
@@ -188,6 +188,34 @@ func TestExtremeScores(t *testing.T) {
 	identical(t, "big and -big", merged(a, b), a)
 	identical(t, "-big and big", merged(b, a), a)
 	identical(t, "big and big", merged(a, a), State[float32]{O: []float32{4}, M: big, L: 2})
+}
+
+// TestExtremeLSE: the log-sum-exp of finite scores is finite, whatever they are.
+func TestExtremeLSE(t *testing.T) {
+	t.Run("float32", func(t *testing.T) { extremeLSE[float32](t, math.MaxFloat32) })
+	t.Run("float64", func(t *testing.T) { extremeLSE[float64](t, math.MaxFloat64) })
+}
+
+func extremeLSE[F Float](t *testing.T, largest float64) {
+	inf := F(math.Inf(1))
+	for _, score := range []float64{largest, 0.9 * largest, -0.9 * largest, -largest} {
+		for _, l := range []F{1, 2, 1 << 20} {
+			s := State[F]{M: F(score * Log4E), L: l}
+			got := s.LSE()
+			if math.IsInf(float64(got), 0) || !(math.Abs(float64(got)/score-1) <= 4*eps[F]()) {
+				t.Errorf("%v of score %v: %v", l, score, got)
+			}
+		}
+	}
+	// An infinite score is no large one.
+	s := State[F]{M: inf, L: F(math.NaN())}
+	if got := s.LSE(); got == got {
+		t.Errorf("an infinite score: %v", got)
+	}
+	s.L = 1
+	if got := s.LSE(); got != inf {
+		t.Errorf("an infinite score: %v", got)
+	}
 }
 
 // TestNaNIsKept: a NaN among the scores must reach the output and not be taken

@@ -39,19 +39,19 @@ func (s isa) constant(x float32) Op {
 	return v
 }
 
-// exp2 has the constants of 2^x; what they are is told at exp2 in exp2.go.
-type exp2 struct {
+// exp4 has the constants of 4^x; what they are is told at exp4 in exp4.go.
+type exp4 struct {
 	s                 isa
 	least, shift, one Op
 	c0                VecVirtual
 	c                 []Op // of f^5 down to 1
 }
 
-func newExp2(s isa) *exp2 {
-	e := &exp2{s: s, least: s.constant(-126), shift: s.constant(3 << 22), one: s.constant(1), c0: s.vec()}
-	VBROADCASTSS(constant(0.00015594677582896996), e.c0)
+func newExp4(s isa) *exp4 {
+	e := &exp4{s: s, least: s.constant(-63), shift: s.constant(3 << 21), one: s.constant(1), c0: s.vec()}
+	VBROADCASTSS(constant(0.00015594677582896996*64), e.c0)
 	for _, c := range []float32{
-		0.0013406643905945253, 0.009617692974769792, 0.055503105509929686, 0.24022652782877088, 0.6931472149680414,
+		0.0013406643905945253 * 32, 0.009617692974769792 * 16, 0.055503105509929686 * 8, 0.24022652782877088 * 4, 0.6931472149680414 * 2,
 	} {
 		e.c = append(e.c, s.constant(c))
 	}
@@ -59,8 +59,8 @@ func newExp2(s isa) *exp2 {
 	return e
 }
 
-// of replaces x by 2^x.
-func (e *exp2) of(x VecVirtual) {
+// of replaces x by 4^x.
+func (e *exp4) of(x VecVirtual) {
 	s := e.s
 	t, f, y := s.vec(), s.vec(), s.vec()
 	VADDPS(e.shift, x, t)
@@ -213,9 +213,9 @@ func weigh(s isa) {
 	function("weigh"+s.name, "func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)",
 		"for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):",
 		"",
-		"	s[r*stride+c] = 2^(s[r*stride+c]-top)",
-		"	o[r*dim+i] *= 2^(m[r]-top)",
-		"	l[r] = 2^(m[r]-top) l[r] + sum_c s[r*stride+c]",
+		"	s[r*stride+c] = 4^(s[r*stride+c]-top)",
+		"	o[r*dim+i] *= 4^(m[r]-top)",
+		"	l[r] = 4^(m[r]-top) l[r] + sum_c s[r*stride+c]",
 		"	m[r] = top",
 		"",
 		"A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.",
@@ -230,7 +230,7 @@ func weigh(s isa) {
 		tailMask(ldo, k)
 		mask = k
 	}
-	e := newExp2(s)
+	e := newExp4(s)
 	inf := s.vec()
 	VBROADCASTSS(constant(float32(math.Inf(-1))), inf)
 	zeroQ := GP64()
