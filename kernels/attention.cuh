@@ -419,12 +419,12 @@ template <class S> struct Attention {
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
       top[i] = fmaxf(top[i], st.m[i]);
-      float base = top[i] == -LEAN_INF ? 0.f : top[i]; // nothing seen yet: no NaN from -Inf - -Inf
-      shrink[i] = exp2_(st.m[i] - base);
+      const Weights<T> weights(top[i]);
+      shrink[i] = weights.shrink(st.m[i]);
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) s[n][2 * i + j] = exp2_(s[n][2 * i + j] - base + T::lift); // in this order: base - lift is rounded, and more than lift is infinite
+        for (int j = 0; j < 2; j++) s[n][2 * i + j] = weights.of(s[n][2 * i + j]);
     }
     if (__any_sync(~0u, top[0] != st.m[0] || (MINE > 1 && top[1] != st.m[1]))) {
 #pragma unroll
@@ -494,9 +494,9 @@ template <class S> struct Attention {
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
     top = fmaxf(top, st.m[0]);
-    const float base = top == -LEAN_INF ? 0.f : top; // nothing seen yet: no NaN from -Inf - -Inf
+    const Weights<T> weights(top);
     if (__any_sync(~0u, top != st.m[0])) {
-      const float shrink = exp2_(st.m[0] - base);
+      const float shrink = weights.shrink(st.m[0]);
       st.l[0] *= shrink, st.m[0] = top;
 #pragma unroll
       for (int n = 0; n < D / 16; n++) st.o[n][0] *= shrink, st.o[n][1] *= shrink, st.o[n][2] *= shrink, st.o[n][3] *= shrink;
@@ -506,7 +506,7 @@ template <class S> struct Attention {
     for (int i = 0; i < GROUPS; i++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        const float v = exp2_(x[i][j] - base + T::lift); // in this order: base - lift is rounded, and more than lift is infinite
+        const float v = weights.of(x[i][j]);
         st.l[0] += v;
         w[i][j] = transposed(T::pack(v, v - T::low(T::pack(v, 0.f))));
       }

@@ -83,7 +83,7 @@ template <class S, bool MANY = false> struct Reduce {
 #pragma unroll
       for (int k = 0; k < PAIRS; k++) ((u32*)spot.to)[k] = p.outType == F16 ? Half::pack(v[k].x, v[k].y) : Brain::pack(v[k].x, v[k].y);
     }
-    if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : (m - S::T::lift + log2_(l)) * 0.69314718055994531f;
+    if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : logSum(m, log2_(l) - S::T::lift);
   }
   __device__ static __forceinline__ void store(const Params& p, const Spot& spot, float4 o, float m, float l) { store(p, spot, {make_float2(o.x, o.y), make_float2(o.z, o.w)}, m, l); }
 
@@ -109,7 +109,7 @@ template <class S, bool MANY = false> struct Reduce {
       for (int k = 0; k < STATES; k++) x[k] = *(const float4*)(sh.o + ((room * warps + min(k, warps - 1)) * rows + r) * WIDTH + c);
       m = fmaxf(fmaxf(m4.x, m4.y), fmaxf(m4.z, m4.w));
       const float base = m == -LEAN_INF ? 0.f : m;
-      const float f[STATES] = {exp2_(m4.x - base), exp2_(m4.y - base), exp2_(m4.z - base), exp2_(m4.w - base)};
+      const float f[STATES] = {exp4_(m4.x - base), exp4_(m4.y - base), exp4_(m4.z - base), exp4_(m4.w - base)};
       l = f[0] * l4.x + f[1] * l4.y + f[2] * l4.z + f[3] * l4.w;
       o = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
@@ -160,7 +160,7 @@ template <class S, bool MANY = false> struct Reduce {
       }
       const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
       const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
-      const float f[STATES] = {exp2_(m.x - base), exp2_(m.y - base), exp2_(m.z - base), exp2_(m.w - base)};
+      const float f[STATES] = {exp4_(m.x - base), exp4_(m.y - base), exp4_(m.z - base), exp4_(m.w - base)};
       const float sum = f[0] * l.x + f[1] * l.y + f[2] * l.z + f[3] * l.w;
       float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
@@ -257,7 +257,7 @@ template <class S, bool MANY = false> struct Reduce {
         float next = fmaxf(top, x.x);
 #pragma unroll
         for (int k = 16; k > 0; k /= 2) next = fmaxf(next, __shfl_xor_sync(~0u, next, k));
-        const float base = next == -LEAN_INF ? 0.f : next, f0 = exp2_(top - base), f = exp2_(x.x - base), fl = f * x.y;
+        const float base = next == -LEAN_INF ? 0.f : next, f0 = exp4_(top - base), f = exp4_(x.x - base), fl = f * x.y;
         top = next;
         l *= f0;
 #pragma unroll
@@ -297,7 +297,7 @@ template <class S, bool MANY = false> struct Reduce {
       float top = x.x; // those that are not there are the last one's
 #pragma unroll
       for (int i = 1; i < FEW; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-      const float f = lane % FEW < sharers ? exp2_(x.x - (top == -LEAN_INF ? 0.f : top)) : 0.f;
+      const float f = lane % FEW < sharers ? exp4_(x.x - (top == -LEAN_INF ? 0.f : top)) : 0.f;
       float l = lane % FEW < sharers ? f * x.y : 0.f;
 #pragma unroll
       for (int i = 1; i < FEW; i *= 2) l += __shfl_xor_sync(~0u, l, i);
@@ -380,7 +380,7 @@ template <class S, bool MANY = false> struct Reduce {
     float2 o;
     __device__ __forceinline__ void merge(float m2, float l2, float2 o2) {
       const float top = fmaxf(m, m2), base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
-      const float f = exp2_(m - base), f2 = exp2_(m2 - base);
+      const float f = exp4_(m - base), f2 = exp4_(m2 - base);
       m = top, l = l * f + l2 * f2, o.x = o.x * f + o2.x * f2, o.y = o.y * f + o2.y * f2;
     }
     // Merges states number k, k + apart, ... of `count`, up to EACH of them, when they
@@ -410,7 +410,7 @@ template <class S, bool MANY = false> struct Reduce {
       const float base = top == -LEAN_INF ? 0.f : top;
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
-        const float f = exp2_(m2[i] - base);
+        const float f = exp4_(m2[i] - base);
         l += f * l2[i], o.x += f * o2[i].x, o.y += f * o2[i].y;
       }
     }

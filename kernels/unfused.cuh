@@ -63,7 +63,7 @@ template <class T> __device__ __forceinline__ float2 pairAt(const void* p, long 
   }
 }
 
-// scores = scale * q K^T, in units of ln 2.
+// scores = scale * q K^T, of base 4.
 template <class T> __device__ __forceinline__ void unfusedScores(const UnfusedParams& u) {
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
@@ -113,16 +113,16 @@ __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
     float top = -LEAN_INF, sum = 0.f;
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) top = fmaxf(top, x[j]);
     top = foldBlock(top, room, [](float a, float b) { return fmaxf(a, b); });
-    const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
+    const Weights<Single> weights(top);
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) {
-      const float e = exp2_(x[j] - base);
+      const float e = weights.of(x[j]);
       sum += e, x[j] = e;
     }
     sum = foldBlock(sum, room, [](float a, float b) { return a + b; });
     const float f = sum == 0.f ? 0.f : 1.f / sum;
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) x[j] *= f;
     if (threadIdx.x == 0 && u.p.lse != nullptr)
-      u.p.lse[(r.s->row + r.query) * u.p.lseRow + r.head * u.p.lseHead] = sum == 0.f ? -LEAN_INF : (top + log2_(sum)) * 0.69314718055994531f;
+      u.p.lse[(r.s->row + r.query) * u.p.lseRow + r.head * u.p.lseHead] = sum == 0.f ? -LEAN_INF : logSum(top, log2_(sum));
   });
 }
 

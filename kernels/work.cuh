@@ -52,7 +52,7 @@ struct Params {
   int queryType, outType;
   int early;    // keys and values of earlier steps may be read before the launch before this one has ended
   int streamed; // keys and values don't fit in the L2 cache
-  float scale;  // times log2(e)
+  float scale;  // times log4(e)
   float perGroup; // 1/group
 };
 

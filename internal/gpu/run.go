@@ -6,6 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Operands are the memory of one attention. Q and Out lie as the geometry's
@@ -181,7 +182,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 		a.streamed = 1
 	}
 	a.queryType, a.outType = code(o.Q.DType), code(o.Out.DType)
-	a.scale, a.perGroup = float32(g.Scale*math.Log2E), 1/float32(group)
+	a.scale, a.perGroup = float32(g.Scale*lean.Log4E), 1/float32(group)
 }
 
 // Append queues the storing of one layer's new keys and values, which are rows

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 // launch is what the fake driver says of one.
@@ -349,7 +350,7 @@ func (s *rowState) merge(o []float64, m, l float64) {
 	if math.IsInf(top, -1) {
 		return
 	}
-	f, g := math.Exp2(s.m-top), math.Exp2(m-top)
+	f, g := lean.Exp4(s.m-top), lean.Exp4(m-top)
 	for i := range s.o {
 		s.o[i] *= f
 		if g != 0 {
@@ -465,7 +466,7 @@ func (a *attention) result(w *place, states []rowState) {
 			store(a.out, row*int(a.outRow)+head*int(a.outHead)+c, typeOf(a.outType), x)
 		}
 		if a.lse != 0 {
-			store(a.lse, row*int(a.lseRow)+head*int(a.lseHead), cpu.Float32, (s.m+math.Log2(s.l))*math.Ln2)
+			store(a.lse, row*int(a.lseRow)+head*int(a.lseHead), cpu.Float32, s.m*lean.Ln4+math.Log(s.l))
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 // unfused does what the three launches do, each of all rows.
@@ -54,13 +55,13 @@ func (k *twin) unfused(l *launch) {
 					top = max(top, load(u.scores, scores+j, cpu.Float32))
 				}
 				for j := range sees {
-					sum += math.Exp2(load(u.scores, scores+j, cpu.Float32) - top)
+					sum += lean.Exp4(load(u.scores, scores+j, cpu.Float32) - top)
 				}
 				for j := range sees {
-					store(u.scores, scores+j, cpu.Float32, math.Exp2(load(u.scores, scores+j, cpu.Float32)-top)/sum)
+					store(u.scores, scores+j, cpu.Float32, lean.Exp4(load(u.scores, scores+j, cpu.Float32)-top)/sum)
 				}
 				if u.lse != 0 && sees > 0 {
-					store(u.lse, token*int(u.lseRow)+head*int(u.lseHead), cpu.Float32, (top+math.Log2(sum))*math.Ln2)
+					store(u.lse, token*int(u.lseRow)+head*int(u.lseHead), cpu.Float32, top*lean.Ln4+math.Log(sum))
 				}
 			case "sum":
 				for j := range sees {

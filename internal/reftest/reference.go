@@ -12,7 +12,7 @@ import (
 // m = max s_j, p_j = e^(s_j-m), l = sum p_j and o = sum p_j v_j / l:
 //
 // A score s_j is a dot product of d terms, times a factor that holds scale and
-// log2(e) and may have been multiplied into q before:
+// log4(e) and may have been multiplied into q before:
 //
 //	|ds_j| <= u (d+4) scale sum_i |q_i k_ij|
 //

@@ -206,12 +206,12 @@ static void attend(const struct params *p, int blocks, int type, int dim) {
 				if (x[j] > most) most = x[j];
 			}
 			for (int j = 0; j < keys; j++) {
-				double e = exp2(x[j] - most);
+				double e = exp2(2 * (x[j] - most));
 				sum += e;
 				for (int c = 0; c < dim; c++) out[c] += e * get(p->values, at[j] + c, type);
 			}
 			for (int c = 0; c < dim; c++) put(p->out, row * p->out_row + h * p->out_head + c, p->out_type, out[c] / sum);
-			if (p->lse) ((float *)p->lse)[row * p->lse_row + h * p->lse_head] = (most + log2(sum)) * M_LN2;
+			if (p->lse) ((float *)p->lse)[row * p->lse_row + h * p->lse_head] = 2 * M_LN2 * most + log(sum);
 			free(x), free(at);
 		}
 }
