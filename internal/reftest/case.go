@@ -147,19 +147,24 @@ const (
 	// Constant makes all queries of a head equal, and all keys, and all values:
 	// equal weights, and an output that is the value.
 	Constant
+	// Huge makes scores up to the largest finite number, of either sign or of one, some
+	// of them equal, and some ordinary ones among them. Their sums are finite with the
+	// scale and without. It chooses the scale, unless the shape has one.
+	Huge
 )
 
 // AllInputs lists every kind.
-var AllInputs = []Inputs{Normal, Peaked, Extreme, Constant}
+var AllInputs = []Inputs{Normal, Peaked, Extreme, Constant, Huge}
 
 // String returns the kind's name.
 func (in Inputs) String() string {
-	return [...]string{"normal", "peaked", "extreme", "constant"}[in]
+	return [...]string{"normal", "peaked", "extreme", "constant", "huge"}[in]
 }
 
 // New draws a case. Queries are rounded to q, keys and values to kv.
 func New(rng *rand.Rand, s Shape, in Inputs, q, kv Format) *Case {
-	if s.Scale == 0 {
+	given := s.Scale != 0
+	if !given {
 		s.Scale = 1 / math.Sqrt(float64(s.Dim))
 	}
 	c := &Case{
@@ -187,6 +192,8 @@ func New(rng *rand.Rand, s Shape, in Inputs, q, kv Format) *Case {
 		repeat(c.Q, s.Heads*s.Dim)
 		repeat(c.K, s.KVHeads*s.Dim)
 		repeat(c.V, s.KVHeads*s.ValueDim)
+	case Huge:
+		c.huge(rng, given, q, kv)
 	}
 	round(c.Q, q)
 	round(c.K, kv)
@@ -220,6 +227,43 @@ func (c *Case) plant(rng *rand.Rand) {
 			for i, x := range q {
 				k[i] = f * x
 			}
+		}
+	}
+}
+
+// huge draws queries and keys for [Huge].
+func (c *Case) huge(rng *rand.Rand, scaled bool, q, kv Format) {
+	used := []int{1, c.Dim}[rng.IntN(2)] // elements that are not 0
+	sums := Float32
+	if q == Float64 {
+		sums = q
+	}
+	most := 0.98 * sums.Largest() / float64(used)
+	if scaled {
+		most /= max(c.Scale, 1)
+	}
+	k := min(math.Sqrt(most), 0.9*kv.Largest())
+	x := min(most/k, 0.9*q.Largest())
+	if !scaled {
+		c.Scale = most / k / x // 1, unless the formats have no such numbers
+	}
+	draw := func(row []float64, size float64) {
+		for i := range row {
+			row[i] = 0
+			if i < used {
+				row[i] = size * (0.7 + 0.3*rng.Float64())
+			}
+		}
+	}
+	for at := 0; at < len(c.Q); at += c.Dim {
+		draw(c.Q[at:at+c.Dim], x)
+	}
+	signs := [][]float64{{1}, {-1}, {1, -1}, {-1, -1, -1, 1 / most}, {1 / most, -1}}[rng.IntN(5)]
+	step := c.KVHeads * c.Dim
+	for at := 0; at < len(c.K); at += c.Dim {
+		draw(c.K[at:at+c.Dim], k*signs[rng.IntN(len(signs))])
+		if at >= step && rng.IntN(4) == 0 {
+			copy(c.K[at:at+c.Dim], c.K[at-step:])
 		}
 	}
 }

@@ -35,6 +35,11 @@ func (f Format) Tiny() float64 {
 	return math.Ldexp(1, -[...]int{1022, 126, 14, 126}[f])
 }
 
+// Largest returns the largest finite number of the format.
+func (f Format) Largest() float64 {
+	return [...]float64{math.MaxFloat64, math.MaxFloat32, 65504, 0x1.fep127}[f]
+}
+
 // Round returns the number of the format that is nearest to x, ties to even.
 func (f Format) Round(x float64) float64 {
 	switch f {

@@ -225,7 +225,7 @@ func (w *worker) scores(q []float64, first, kv, n int) {
 func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
 	var sum, worst float64
 	eps := func(j int) float64 {
-		return w.off[j] + u*((m-w.s[j])+6)
+		return w.off[j] + u*(min(m-w.s[j], math.MaxFloat64)+6)
 	}
 	ref := eps(peak)
 	relative := ref > 0.1 // weights are taken relative to the peak's

@@ -143,7 +143,7 @@ type faults struct {
 	twice     bool    // the last key counts twice
 }
 
-// online is attention in float32 as kernels do it: base-2 scores with the factor
+// online is attention in float32 as kernels do it: base-4 scores with the factor
 // multiplied into q, tiles of keys, a running maximum, weights rounded to p.
 func online(c *Case, tile int, p Format, f faults) (o, lse []float32) {
 	group := c.Heads / c.KVHeads
@@ -166,7 +166,7 @@ func online(c *Case, tile int, p Format, f faults) (o, lse []float32) {
 					n = min(n+1, c.Keys[s])
 				}
 				q := Convert[float32](c.Query(s, pos, h))
-				factor := float32(c.Scale * math.Log2E * (1 + f.scale))
+				factor := float32(c.Scale * math.Log2E / 2 * (1 + f.scale))
 				for i := range q {
 					q[i] *= factor
 				}
@@ -183,7 +183,7 @@ func online(c *Case, tile int, p Format, f faults) (o, lse []float32) {
 						scores = append(scores, dot)
 						top = max(top, dot)
 					}
-					a := float32(math.Exp2(float64(m - top)))
+					a := float32(math.Exp2(2 * float64(m-top)))
 					if f.norescale {
 						a = 1
 					}
@@ -193,7 +193,7 @@ func online(c *Case, tile int, p Format, f faults) (o, lse []float32) {
 					}
 					m = top
 					for j, x := range scores {
-						w := float32(math.Exp2(float64(x - m)))
+						w := float32(math.Exp2(2 * float64(x-m)))
 						if f.twice && at+j == n-1 {
 							w *= 2
 						}
@@ -213,7 +213,7 @@ func online(c *Case, tile int, p Format, f faults) (o, lse []float32) {
 				if l == 0 {
 					lse = append(lse, float32(math.Inf(-1)))
 				} else {
-					lse = append(lse, float32(math.Ln2*(float64(m)+math.Log2(float64(l)))))
+					lse = append(lse, float32(2*math.Ln2*float64(m)+math.Log(float64(l))))
 				}
 			}
 		}
