@@ -201,7 +201,7 @@ func (d *decoder) set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...
 func (d *decoder) draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...appended) *turn {
 	t.Helper()
 	cfg := d.cache.Config()
-	s := reftest.Shape{Heads: d.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim, Causal: d.causal,
+	s := reftest.Shape{Heads: d.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim, Causal: d.causal, Scale: d.bent.Scale,
 		Window: d.bent.Window, SoftCap: d.bent.SoftCap, Slopes: d.bent.Slopes}
 	for _, p := range parts {
 		s.Queries = append(s.Queries, p.tokens)

@@ -419,7 +419,7 @@ template <class S> struct Attention {
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
       top[i] = fmaxf(top[i], st.m[i]);
-      const Weights<T> weights(top[i]);
+      const RowWeights<T> weights(top[i]);
       shrink[i] = weights.shrink(st.m[i]);
 #pragma unroll
       for (int n = 0; n < N; n++)
@@ -494,7 +494,7 @@ template <class S> struct Attention {
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
     top = fmaxf(top, st.m[0]);
-    const Weights<T> weights(top);
+    const RowWeights<T> weights(top);
     if (__any_sync(~0u, top != st.m[0])) {
       const float shrink = weights.shrink(st.m[0]);
       st.l[0] *= shrink, st.m[0] = top;

@@ -100,9 +100,9 @@ __device__ __forceinline__ float exp4_(float x) { return exp2_(x + x); }
 
 // The weights of scores beside the largest of a row: 4^(x - base), lifted as T has it, and
 // shrink, which is not. Each takes what 2^(x - base) would, one instruction or, lifted, two.
-template <class T> struct Weights {
+template <class T> struct RowWeights {
   float base, twice, minus; // minus: -twice*base
-  __device__ __forceinline__ explicit Weights(float top) : base(top == -LEAN_INF ? 0.f : top) { // nothing seen yet: no NaN from -Inf - -Inf
+  __device__ __forceinline__ explicit RowWeights(float top) : base(top == -LEAN_INF ? 0.f : top) { // nothing seen yet: no NaN from -Inf - -Inf
     // 2*base may be infinite. Numbers so large are the same or 2^103 apart, which any factor
     // makes 1 and 0.
     twice = fabsf(base) < 0x1p127f ? 2.f : 1.f;

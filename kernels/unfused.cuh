@@ -113,7 +113,7 @@ __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
     float top = -LEAN_INF, sum = 0.f;
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) top = fmaxf(top, x[j]);
     top = foldBlock(top, room, [](float a, float b) { return fmaxf(a, b); });
-    const Weights<Single> weights(top);
+    const RowWeights<Single> weights(top);
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) {
       const float e = weights.of(x[j]);
       sum += e, x[j] = e;
