@@ -18,6 +18,7 @@ func TestDeviceAttend(t *testing.T) {
 		"Random":     func(t *testing.T, at place) { testDeviceAttendRandom(t, at, random) },
 		"Recurrence": testDeviceRecurrence,
 		"Repeats":    func(t *testing.T, at place) { testDeviceAttendRepeats(t, at, 3) },
+		"HugeScores": testDeviceHugeScores,
 	} {
 		t.Run(name, func(t *testing.T) {
 			gpu, _ := la.FakeGPU(t)

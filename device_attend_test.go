@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -372,5 +373,42 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 	}
 	if _, err := n.Op().Do(q, k, v); err != nil {
 		t.Error(err)
+	}
+}
+
+// testDeviceHugeScores: a score may be any finite number, with and without partials.
+func testDeviceHugeScores(t *testing.T, at place) {
+	rng := reftest.Rand(t)
+	const dim = 64
+	turn := 0
+	for _, kv := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+		for _, some := range [][]float64{{-0.95}, {0.95}, {-0.95, -0.8}, {0.8, 0.95}, {0.9, -0.9, 0}, {-0.9, 0}, {-0.5, -0.9}} {
+			for _, n := range []int{1, 2, 33, 900} {
+				turn++
+				s := &scored{query: tensor.Float32, kv: kv, dim: dim, q: 1, scale: 1}
+				if kv == la.Float16 {
+					s.q = 0x1p112
+				}
+				for range n {
+					k := format(kv).Round(some[rng.IntN(len(some))] * math.MaxFloat32 / s.q)
+					s.scores, s.values = append(s.scores, k*s.q), append(s.values, float64(1+rng.IntN(8)))
+				}
+				s.q = math.Copysign(s.q, float64(turn%2)-0.5)
+				a := s.args()
+				there := la.Args{
+					Q: upload(t, at.gpu, a.Q.(*tensor.Dense)), K: upload(t, at.gpu, a.K.(*tensor.Dense)), V: upload(t, at.gpu, a.V.(*tensor.Dense)),
+					Out: upload(t, at.gpu, a.Out.(*tensor.Dense)), LSE: upload(t, at.gpu, a.LSE.(*tensor.Dense)),
+				}
+				schedule := at.schedule(turn)
+				if err := la.Attend(there, la.WithScale(1), la.WithSchedule(schedule), la.WithWorkers(turn%5)); err != nil {
+					t.Fatal(err)
+				}
+				out, lse := first(download(t, there.Out)), first(download(t, there.LSE))
+				wantOut, wantLSE := s.want()
+				if !(math.Abs(out-wantOut) <= 1e-3*wantOut) || !(math.Abs(lse-wantLSE) <= 1e-6*math.Abs(wantLSE)+1e-3) {
+					t.Errorf("%v, %d keys of %v, %v: %v and %v, want %v and %v", kv, n, some, schedule, out, lse, wantOut, wantLSE)
+				}
+			}
+		}
 	}
 }

@@ -24,6 +24,7 @@ func TestGPUAttend(t *testing.T) {
 	t.Run("Cases", func(t *testing.T) { testDeviceAttend(t, at) })
 	t.Run("Random", func(t *testing.T) { testDeviceAttendRandom(t, at, 300) })
 	t.Run("Repeats", func(t *testing.T) { testDeviceAttendRepeats(t, at, 100) })
+	t.Run("HugeScores", func(t *testing.T) { testDeviceHugeScores(t, at) })
 	t.Run("Recurrence", func(t *testing.T) { testDeviceRecurrence(t, at) })
 	t.Run("Errors", func(t *testing.T) {
 		again, err := la.OpenGPU(0)
