@@ -49,7 +49,8 @@
 // # Caveats
 //
 // Head h reads KV head h/(H/Hkv). A query that sees no key gives 0, and a
-// log-sum-exp of -Inf. NaN and infinities in live inputs go where arithmetic
+// log-sum-exp of -Inf. Scores may be as large as numbers are, which [WithScale]
+// says exactly. NaN and infinities in live inputs go where arithmetic
 // takes them; keys and values beyond the live length, or outside the window of all
 // queries of a sequence, are never read.
 //

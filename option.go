@@ -73,6 +73,13 @@ func (k optionKind) String() string {
 
 // WithScale sets the factor on the scores q.k; without it, it is 1/sqrt(d).
 // Any finite number is right, negative ones and 0 included.
+//
+// A score may be any finite number of the type that is computed in, float32, or
+// float64 for q of float64: scale*q, its products with k and their sums must be
+// finite, and the weights, the log-sum-exp and the gradients are those of the
+// formula. Scores that differ by less than their rounding may be taken for the
+// same. On a GPU the products and their sums must be finite before the scale, too,
+// and with k of [BFloat16] elements of a float32 q are below 3.39e38.
 func WithScale(scale float64) Option { return Option{kind: optScale, scale: scale} }
 
 // WithCausal lets a query see no key after its own position. Positions are
