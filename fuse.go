@@ -25,12 +25,20 @@ type Fused struct {
 
 // A Match is an attention that was replaced.
 type Match struct {
-	Output  *G.Node // in the graph that was given: the product of weights and values
-	Node    *G.Node // in the new graph: the node of Attention
-	Scale   float64 // on the scores
-	Causal  bool
-	Bias    *G.Node // in the graph that was given: what else is added to the scores, nil if nothing
-	Heads   int     // query heads, of all sequences
+	Output *G.Node // in the graph that was given: the product of weights and values
+	Node   *G.Node // in the new graph: the node of Attention
+	Scale  float64 // on the scores
+	Causal bool
+	Bias   *G.Node // in the graph that was given: what else is added to the scores, nil if nothing
+
+	// Scales, of the graph that was given, have numbers that multiply or divide the
+	// scores too, and may change from run to run. In the new graph they are on the queries.
+	Scales []*G.Node
+
+	// Dropouts, of the graph that was given, do nothing, and are not in the new one.
+	Dropouts []*G.Node
+
+	Heads   int // query heads, of all sequences
 	KVHeads int
 	Queries int // of a head
 	Keys    int
@@ -60,6 +68,12 @@ func (f *Fused) String() string {
 		}
 		if m.Bias != nil {
 			mask += ", bias " + stock.Describe(m.Bias)
+		}
+		for _, n := range m.Scales {
+			mask += ", scaled by " + stock.Describe(n)
+		}
+		for _, n := range m.Dropouts {
+			mask += ", without " + stock.Describe(n)
 		}
 		fmt.Fprintf(&b, "fused %s: heads %d/%d, queries %d, keys %d, scale %.6g%s\n",
 			stock.Describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale, mask)
@@ -177,7 +191,7 @@ func newFused(roots []*G.Node, r *fuse.Result) *Fused {
 	}
 	for _, m := range r.Matches {
 		f.Matches = append(f.Matches, Match{
-			Output: m.Output, Node: r.Attention[m], Scale: m.Scale, Causal: m.Causal, Bias: m.Bias,
+			Output: m.Output, Node: r.Attention[m], Scale: m.Scale, Causal: m.Causal, Bias: m.Bias, Scales: m.Scales, Dropouts: m.Dropouts,
 			Heads: m.Heads, KVHeads: m.KVHeads, Queries: m.Queries, Keys: m.Keys,
 		})
 	}

@@ -35,6 +35,6 @@ func ExampleFuse() {
 	// Output:
 	// 1 fused, 1 left alone
 	// fused node 7 (A ××× B): heads 1/1, queries 1, keys 2, scale 0.707107
-	// left node 8 (Softmax{2, false}()): its result goes into node 9 (Dropout{training=true}()), not into a product with values
+	// left node 8 (Softmax{2, false}()): its result goes into node 9 (Dropout{training=true}()), not into a product with values: for inference give it probability 0, or make a machine with EvalMode before Fuse
 	// [12.141 22.141]
 }

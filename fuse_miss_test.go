@@ -41,23 +41,25 @@ func edited(at int, x float64) []float64 {
 
 func one(n *G.Node) []*G.Node { return []*G.Node{n} }
 
+// almost is a probability of Dropout that drops nothing, though Gorgonia tries.
+const almost = 1e-300
+
 // leftAlone is what is not attention, or not surely, each with the reason.
 var leftAlone = []written{
-	{name: "another axis", misses: []string{"axis 1 of (2, 3, 5)"}, write: func(w *writer) []*G.Node {
+	{name: "another axis", misses: []string{"not the left side, untransposed"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		return one(w.bmm(w.softmax(w.bmm(q, k, false, true), 1), v))
 	}},
-	{name: "columns: SoftMax takes the first axis of (n, 1)", misses: []string{"axis 0 of (6, 1)"}, write: func(w *writer) []*G.Node {
+	{name: "an axis of heads", misses: []string{"axis 0 of (2, 3, 5)"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		return one(w.bmm(w.softmax(w.bmm(q, k, false, true), 0), v))
+	}},
+	{name: "columns: SoftMax takes the first axis of (n, 1)", misses: []string{"its rows are not those of"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 2, 3, 4), w.input("k", 2, 1, 4), w.input("v", 2, 1, 6)
 		p := w.softmax(w.shape(w.bmm(q, k, false, true), 6, 1))
 		return one(w.bmm(w.shape(p, 2, 3, 1), v))
 	}},
-	{name: "scale is an input", misses: []string{`the scale of its scores depends on node 5 (input "scale"), whose value may change`}, write: func(w *writer) []*G.Node {
-		return one(w.attend(func(s *G.Node) *G.Node {
-			return w.times(s, G.NewScalar(w.g, w.dtype, G.WithName("scale"), G.WithValue(w.number(0.5).Value())))
-		}))
-	}},
-	{name: "scale of each score", misses: []string{"not one number that is constant"}, write: func(w *writer) []*G.Node {
+	{name: "scale of each score", misses: []string{"not one number for all of them: scale queries or keys"}, write: func(w *writer) []*G.Node {
 		return one(w.attend(func(s *G.Node) *G.Node {
 			x := make([]float64, 30)
 			for i := range x {
@@ -66,7 +68,7 @@ var leftAlone = []written{
 			return w.times(s, w.constant("scales", x, 2, 3, 5))
 		}))
 	}},
-	{name: "a number divided by scores", misses: []string{"the scale of its scores, at"}, write: func(w *writer) []*G.Node {
+	{name: "a number divided by scores", misses: []string{"its scores divide something, at"}, write: func(w *writer) []*G.Node {
 		return one(w.attend(func(s *G.Node) *G.Node { return w.over(w.number(0.5), s) }))
 	}},
 	{name: "default with a soft cap", misses: []string{"anh"}, write: func(w *writer) []*G.Node {
@@ -119,10 +121,10 @@ var leftAlone = []written{
 		return one(w.bmm(w.softmax(w.add(w.input("a", 2, 3, 5), w.input("b", 2, 3, 5)), 2), w.input("v", 2, 5, 6)))
 	}},
 	{name: "dropout of weights", misses: []string{"(Dropout{"}, write: func(w *writer) []*G.Node {
-		return one(w.behind(func(p *G.Node) *G.Node { return w.must(G.Dropout(p, 0)) }))
+		return one(w.behind(func(p *G.Node) *G.Node { return w.must(G.Dropout(p, almost)) }))
 	}},
 	{name: "dropout of scores", misses: []string{"its scores come from node 4 (Dropout{"}, write: func(w *writer) []*G.Node {
-		return one(w.attend(func(s *G.Node) *G.Node { return w.must(G.Dropout(s, 0)) }))
+		return one(w.attend(func(s *G.Node) *G.Node { return w.must(G.Dropout(s, almost)) }))
 	}},
 	{name: "weights scaled", misses: []string{"(⊙ false), not into a product"}, write: func(w *writer) []*G.Node {
 		return one(w.behind(func(p *G.Node) *G.Node { return w.times(p, w.number(2)) }))
@@ -135,7 +137,7 @@ var leftAlone = []written{
 	{name: "weights are read", misses: []string{"needed 2 times"}, write: func(w *writer) []*G.Node {
 		return one(w.behind(func(p *G.Node) *G.Node { G.Read(p, new(G.Value)); return p }))
 	}},
-	{name: "scores are read", misses: []string{"needed elsewhere too: node 3 (A ××× Bᵀ)"}, write: func(w *writer) []*G.Node {
+	{name: "scores are read", misses: []string{"needed elsewhere too, at node 3 (A ××× Bᵀ)"}, write: func(w *writer) []*G.Node {
 		return one(w.attend(func(s *G.Node) *G.Node { G.Read(s, new(G.Value)); return s }))
 	}},
 	{name: "weights used twice", misses: []string{"needed 2 times"}, write: func(w *writer) []*G.Node {
@@ -163,10 +165,6 @@ var leftAlone = []written{
 		s := w.bmm(w.input("q", 2, 6, 4), w.input("k", 2, 5, 4), false, true)
 		return one(w.bmm(w.shape(w.softmax(s, 2), 3, 4, 5), w.input("v", 3, 5, 4)))
 	}},
-	{name: "scores transposed", misses: []string{"its scores come from node 4 (Aᵀ{0, 2, 1})"}, write: func(w *writer) []*G.Node {
-		q, k, v := w.qkv()
-		return one(w.bmm(w.softmax(w.swap(w.bmm(k, q, false, true), 0, 2, 1), 2), v))
-	}},
 	{name: "no product of scores", misses: []string{"its scores come from node 1 (tanh)"}, write: func(w *writer) []*G.Node {
 		return one(w.bmm(w.softmax(w.must(G.Tanh(w.input("s", 2, 3, 5))), 2), w.input("v", 2, 5, 6)))
 	}},
@@ -182,11 +180,40 @@ var leftAlone = []written{
 	{name: "keys and values come transposed, not many queries", misses: []string{"come transposed, and for 31 queries"}, write: func(w *writer) []*G.Node {
 		return one(w.bmm(w.softmax(w.bmm(w.input("q", 2, 31, 4), w.input("kt", 2, 4, 5)), 2), w.input("vt", 2, 6, 5), false, true))
 	}},
-	{name: "SoftMax made by hand", misses: []string{"by way of node 10 (÷ false), without a SoftMax"}, write: func(w *writer) []*G.Node {
+	{name: "exponentials over their sum and a little", misses: []string{"(÷ false), without a SoftMax"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		e := w.must(G.Exp(w.bmm(q, k, false, true)))
-		sum := w.shape(w.must(G.Sum(e, 2)), 2, 3, 1)
+		sum := w.add(w.column(w.must(G.Sum(e, 2)), e, 2), w.number(1e-3))
 		return one(w.bmm(w.must(G.BroadcastHadamardDiv(e, sum, nil, []byte{2})), v))
+	}},
+	{name: "exponentials over a sum of all", misses: []string{"a sum over several axes"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		e := w.must(G.Exp(w.bmm(q, k, false, true)))
+		return one(w.bmm(w.over(e, w.must(G.Sum(e))), v))
+	}},
+	{name: "exponentials over a sum along another axis", misses: []string{"not the left side, untransposed"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		return one(w.bmm(w.byHand(w.bmm(q, k, false, true), 1, false), v))
+	}},
+	{name: "exponentials over the sum of others", misses: []string{"without a SoftMax"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		e, f := w.must(G.Exp(w.bmm(q, k, false, true))), w.must(G.Exp(w.input("s", 2, 3, 5)))
+		return one(w.bmm(w.must(G.BroadcastHadamardDiv(e, w.column(w.must(G.Sum(f, 2)), f, 2), nil, []byte{2})), v))
+	}},
+	{name: "exponentials that are a root", misses: []string{"its exponentials or their sum are needed elsewhere"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		e := w.must(G.Exp(w.bmm(q, k, false, true)))
+		return []*G.Node{w.bmm(w.must(G.BroadcastHadamardDiv(e, w.column(w.must(G.Sum(e, 2)), e, 2), nil, []byte{2})), v), e}
+	}},
+	{name: "the maximum of each key taken off", misses: []string{"its scores are needed elsewhere"}, write: func(w *writer) []*G.Node {
+		return one(w.attend(func(s *G.Node) *G.Node {
+			return w.must(G.BroadcastSub(s, w.column(w.must(G.Max(s, 1)), s, 1), nil, []byte{1}))
+		}))
+	}},
+	{name: "columns reshaped on the way", misses: []string{"are transposed, at node"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		s := w.shape(w.shape(w.bmm(k, q, false, true), 30), 2, 5, 3)
+		return one(w.bmm(w.byHand(s, 1, false), v, true))
 	}},
 	{name: "the logarithm", misses: []string{"by way of node 4 (Softmax{2, true}())"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
@@ -217,7 +244,7 @@ func TestFuseOneOfMany(t *testing.T) {
 	for i := range 5 {
 		p := w.softmax(w.bmm(x, x, false, true), 2)
 		if i == 2 {
-			p = w.must(G.Dropout(p, 0))
+			p = w.must(G.Dropout(p, almost))
 		}
 		x = w.must(G.Tanh(w.bmm(p, x)))
 	}

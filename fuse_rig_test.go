@@ -21,6 +21,7 @@ type writer struct {
 	rng   *rand.Rand
 	dtype tensor.Dtype
 	n     int
+	make  map[string]func() *tensor.Dense // of inputs whose values are not random, by their names
 }
 
 func newWriter(t testing.TB, rng *rand.Rand, dtype tensor.Dtype) *writer {
@@ -180,14 +181,7 @@ func (w *writer) fuse(roots []*G.Node, reads []*G.Value) *la.Fused {
 			if n.Op() != nil || x == nil {
 				continue
 			}
-			if round > 0 {
-				if n.IsScalar() {
-					continue
-				}
-				v := w.random(n.Shape()...)
-				if n.IsMatrix() { // a weight
-					v = w.small(n.Shape()...)
-				}
+			if v := w.another(n); round > 0 && v != nil {
 				let(t, n, v)
 				let(t, x, v)
 			}
@@ -204,6 +198,21 @@ func (w *writer) fuse(roots []*G.Node, reads []*G.Value) *la.Fused {
 		}
 	}
 	return f
+}
+
+// another is a new value for an input, nil for one that is fixed.
+func (w *writer) another(n *G.Node) G.Value {
+	switch name := n.Name(); {
+	case strings.HasPrefix(name, "leanattention."):
+		return nil
+	case w.make[name] != nil:
+		return w.make[name]()
+	case n.IsScalar():
+		return w.number(0.2 + w.rng.Float64()).Value()
+	case n.IsMatrix(): // a weight
+		return w.small(n.Shape()...)
+	}
+	return w.random(n.Shape()...)
 }
 
 // near compares results of two orders of the same sums.

@@ -209,6 +209,15 @@ func (d *written) check(t *testing.T, f *la.Fused) {
 			t.Errorf("the bias is %v\n%v", m.Bias, f)
 		}
 	}
+	d.checkMisses(t, f)
+	if d.gone != "" && len(d.misses) == 0 && count(f.Graph, d.gone) > 0 {
+		t.Errorf("%d nodes of %s are left", count(f.Graph, d.gone), d.gone)
+	}
+}
+
+// checkMisses compares the reasons, each of which says in one line what to change.
+func (d *written) checkMisses(t *testing.T, f *la.Fused) {
+	t.Helper()
 	if len(f.Misses) != len(d.misses) {
 		t.Fatalf("%d misses, want %d\n%v", len(f.Misses), len(d.misses), f)
 	}
@@ -216,8 +225,8 @@ func (d *written) check(t *testing.T, f *la.Fused) {
 		if !strings.Contains(m.Reason, d.misses[i]) {
 			t.Errorf("miss %d is %q, want %q", i, m.Reason, d.misses[i])
 		}
-	}
-	if d.gone != "" && len(d.misses) == 0 && count(f.Graph, d.gone) > 0 {
-		t.Errorf("%d nodes of %s are left", count(f.Graph, d.gone), d.gone)
+		if !strings.Contains(m.Reason, ": ") || strings.Contains(m.Reason, "\n") {
+			t.Errorf("miss %d does not say in one line what to change: %q", i, m.Reason)
+		}
 	}
 }

@@ -2,11 +2,8 @@ package fuse
 
 import (
 	"fmt"
-	"hash"
 	"slices"
-	"sync/atomic"
 
-	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
@@ -37,7 +34,7 @@ func newBuilder(old *given, matches []*Match) (b *builder, misses []Miss) {
 		if bad == nil {
 			return b, misses
 		}
-		misses = append(misses, Miss{bad.softmax, reason})
+		misses = append(misses, Miss{bad.softmax.node, reason})
 		matches = slices.DeleteFunc(slices.Clone(matches), func(m *Match) bool { return m == bad })
 	}
 }
@@ -56,10 +53,10 @@ func (b *builder) plan(matches []*Match) {
 func (b *builder) misfit(matches []*Match) (m *Match, reason string) {
 	for _, m := range matches {
 		if !b.needed[m.Output] {
-			return m, "its product with values is part of another attention"
+			return m, "its product with values is part of another attention: make that product a root to keep this one"
 		}
 		if n := b.overwrites(m); n != nil {
-			return m, fmt.Sprintf("%s may overwrite an operand before all are there", stock.Describe(n))
+			return m, fmt.Sprintf("%s may overwrite an operand before all are there: make that node behind the attention", stock.Describe(n))
 		}
 	}
 	return nil, ""
@@ -78,8 +75,8 @@ func (b *builder) overwrites(m *Match) *G.Node {
 			continue
 		}
 		written := b.old.children[n][n.Op().OverwritesInput()]
-		for _, o := range m.operands() {
-			if s := o.source.node; written != s && b.old.memory(written) == b.old.memory(s) {
+		for _, s := range m.inputs() {
+			if written != s && b.old.memory(written) == b.old.memory(s) {
 				return n
 			}
 		}
@@ -89,7 +86,7 @@ func (b *builder) overwrites(m *Match) *G.Node {
 
 // memory is the node whose memory n's value lies in.
 func (g *given) memory(n *G.Node) *G.Node {
-	for g.kind(n) == stock.Reshape {
+	for g.kind(n) == stock.Reshape || g.kind(n) == stock.Dropout {
 		n = g.children[n][0]
 	}
 	return n
@@ -98,11 +95,7 @@ func (g *given) memory(n *G.Node) *G.Node {
 // inputs is the nodes whose images the image of n is made of.
 func (b *builder) inputs(n *G.Node) []*G.Node {
 	if m := b.matches[n]; m != nil {
-		var in []*G.Node
-		for _, o := range m.operands() {
-			in = append(in, o.source.node)
-		}
-		return in
+		return m.inputs()
 	}
 	return b.old.children[n]
 }
@@ -198,11 +191,9 @@ func sure(n *G.Node, children ...*G.Node) error {
 func (b *builder) attend(m *Match) (out *G.Node, err error) {
 	var in []*G.Node
 	for _, o := range m.operands() {
-		n := b.images[o.source.node]
-		for _, s := range append(slices.Clone(o.source.steps), step{shape: o.shape}) {
-			if n, err = s.apply(n); err != nil {
-				return nil, err
-			}
+		n, err := b.operand(o)
+		if err != nil {
+			return nil, err
 		}
 		in = append(in, n)
 	}
@@ -218,7 +209,7 @@ func (b *builder) attend(m *Match) (out *G.Node, err error) {
 		return nil, err
 	}
 	b.attention[m] = n
-	if out, err = (step{shape: m.Output.Shape()}).apply(n); err != nil {
+	if out, err = m.asOutput(n); err != nil {
 		return nil, err
 	}
 	if name := stock.NameOf(m.Output); name != "" {
@@ -227,42 +218,47 @@ func (b *builder) attend(m *Match) (out *G.Node, err error) {
 	return out, nil
 }
 
-// apply makes the step's node of n, if it needs one.
-func (s step) apply(n *G.Node) (out *G.Node, err error) {
-	if s.pattern == nil && slices.Equal(n.Shape(), s.shape) {
-		return n, nil
+// operand makes an operand of what is left of it: scaled, and in the shape that the
+// new node takes.
+//
+// A graph may write over a node that nobody needs any more, and over a Reshape's
+// input by way of it. Gradients read operands later than the attention does. So an
+// operand is a node that the products that were there read too, an input, which stays,
+// or memory of its own.
+func (b *builder) operand(o operand) (n *G.Node, err error) {
+	n = b.images[o.source.node]
+	own := len(o.scales) > 0
+	for _, s := range o.scales {
+		if n, err = scaleBy(n, b.images[s.node], s.divides); err != nil {
+			return nil, err
+		}
 	}
-	like := G.NewTensor(G.NewGraph(), n.Dtype(), n.Dims(), G.WithShape(n.Shape()...))
-	if s.pattern != nil {
-		out, err = G.Transpose(like, slices.Clone(s.pattern)...)
-	} else {
-		out, err = G.Reshape(like, slices.Clone(s.shape))
+	for _, s := range o.source.steps {
+		own = own || s.pattern != nil
+		if n, err = s.apply(n); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, errorf("%v", err)
+	last, memory := step{shape: o.shape}, b.old.memory(o.source.node)
+	changed := len(o.source.steps) > 0 || !last.idle(n) || o.source.dropped > 0 && memory != o.source.node
+	if !own && changed && b.old.kind(memory) != stock.Input && b.old.kind(memory) != stock.Constant {
+		return last.applyApart(n)
 	}
-	if out, err = graph.Apply(&stepOp{out.Op().(stockStep), steps.Add(1)}, n); err != nil {
-		return nil, errorf("%v", err)
-	}
-	return out, nil
+	return last.apply(n)
 }
 
-// stepOp is a Reshape or Transpose of Gorgonia that is no other node's: merged
-// with one of the old graph it would move that in the order.
-type stepOp struct {
-	stockStep
-	id uint64
+// asOutput makes of the new node, n, what the output was. It is memory of its own too.
+func (m *Match) asOutput(n *G.Node) (*G.Node, error) {
+	shape := placed{m.Output, m.flipped}.shape()
+	if m.flipped {
+		n, err := step{shape: shape}.apply(n)
+		if err != nil {
+			return nil, err
+		}
+		return step{pattern: swapOf(len(shape))}.apply(n)
+	}
+	if s := (step{shape: shape}); !s.idle(n) {
+		return s.applyApart(n)
+	}
+	return n, nil
 }
-
-type stockStep interface {
-	G.SDOp
-	G.ADOp
-}
-
-var steps atomic.Uint64
-
-func (op *stepOp) WriteHash(h hash.Hash) {
-	op.stockStep.WriteHash(h)
-	fmt.Fprintf(h, "leanattention.Fuse %d", op.id)
-}
-func (op *stepOp) Hashcode() uint32 { return graph.Hashcode(op) }

@@ -21,13 +21,14 @@ type given struct {
 	constant  map[*G.Node]G.Value // computed of constants; nil: it is not
 	known     map[*G.Node]bool    // products on either side of a SoftMax
 	ofScores  map[*G.Node]bool    // what isOfScores has found
+	written   map[*G.Node]bool    // softmaxes without a SoftMax, or nearly so
 }
 
 func newGiven(roots []*G.Node, attention Attention) (*given, error) {
 	g := &given{
 		attention: attention,
 		at:        make(map[*G.Node]int), children: make(map[*G.Node][]*G.Node), ops: make(map[*G.Node]stock.Op),
-		users: make(map[*G.Node]int), user: make(map[*G.Node]*G.Node), constant: make(map[*G.Node]G.Value), known: make(map[*G.Node]bool), ofScores: make(map[*G.Node]bool),
+		users: make(map[*G.Node]int), user: make(map[*G.Node]*G.Node), constant: make(map[*G.Node]G.Value), known: make(map[*G.Node]bool), ofScores: make(map[*G.Node]bool), written: make(map[*G.Node]bool),
 	}
 	all := roots[0].Graph().AllNodes()
 	g.roots = append(g.roots, roots...)
@@ -110,18 +111,19 @@ func (g *given) compute(n *G.Node) G.Value {
 			return scalarOf(n.Dtype(), child.Shape()[axis])
 		}
 		return nil
-	case stock.Reshape, stock.Transpose, stock.Add, stock.Sub, stock.Mul, stock.Div, stock.Repeat, stock.Pure:
-		var in []G.Value
-		for _, c := range g.children[n] {
-			v := g.value(c)
-			if v == nil {
-				return nil
-			}
-			in = append(in, v)
-		}
-		return do(n, in)
 	}
-	return nil
+	if !g.kind(n).Plain() {
+		return nil
+	}
+	var in []G.Value
+	for _, c := range g.children[n] {
+		v := g.value(c)
+		if v == nil {
+			return nil
+		}
+		in = append(in, v)
+	}
+	return do(n, in)
 }
 
 // do is what n computes, nil if that fails.

@@ -56,30 +56,51 @@ func seen(row []float64) int {
 
 // addend is something that is added to scores.
 type addend struct {
-	at      *G.Node   // that adds it
+	at      placed    // that adds it
+	scores  *G.Node   // to which
 	node    *G.Node   // what it adds
 	numbers []float64 // what that is at every run, or a block of it; nil: not known
 	factor  float64   // on it
+	scales  []scale   // on it too
 }
 
-// masked is what n adds to scores, and those.
-func (g *given) masked(n *G.Node) (scores *G.Node, mask addend, reason string) {
+// masked is what at adds to scores.
+func (g *given) masked(at placed) (mask addend, reason string) {
+	n := at.node
 	c := g.children[n]
-	mask = addend{at: n, node: c[1], factor: 1}
+	mask = addend{at: at, scores: c[0], node: c[1], factor: 1}
 	switch {
 	case g.isOfScores(c[0]):
-		if scores = c[0]; g.kind(n) == stock.Sub {
+		if g.kind(n) == stock.Sub {
 			mask.factor = -1
 		}
 	case !g.isOfScores(c[1]):
-		return nil, mask, fmt.Sprintf("its scores come from %s, not from a product of queries and keys", stock.Describe(n))
+		return mask, fmt.Sprintf("its scores come from %s, not from a product of queries and keys: %s", stock.Describe(n), g.instead(n))
 	case g.kind(n) == stock.Sub:
-		return nil, mask, fmt.Sprintf("its scores are taken away from something, at %s", stock.Describe(n))
+		return mask, fmt.Sprintf("its scores are taken away from something, at %s: scale them by -1 and add that", stock.Describe(n))
 	default:
-		scores, mask.node = c[1], c[0]
+		mask.scores, mask.node = c[1], c[0]
 	}
 	mask.numbers = g.block(mask.node)
-	return scores, mask, ""
+	if at.flipped && len(mask.numbers) > 1 {
+		mask.numbers = transposed(mask.numbers, n.Shape())
+	}
+	return mask, ""
+}
+
+// transposed is x, of which a whole number makes a tensor of that shape, with its
+// matrices transposed. It is nil where x is not of whole matrices.
+func transposed(x []float64, shape tensor.Shape) []float64 {
+	rows, columns := shape[len(shape)-2], shape[len(shape)-1]
+	if len(x)%(rows*columns) != 0 {
+		return nil
+	}
+	y := make([]float64, len(x))
+	for at := range x {
+		matrix, row, column := at/(rows*columns), at/columns%rows, at%columns
+		y[(matrix*columns+column)*rows+row] = x[at]
+	}
+	return y
 }
 
 // isOfScores says whether n may be the scores that a SoftMax is of: a product that
@@ -106,7 +127,7 @@ func (g *given) isOfScores(n *G.Node) bool {
 func splitMasks(masks []addend, rows, keys int) (queries int, biases []addend) {
 	var sum []float64
 	for _, m := range masks {
-		if m.numbers == nil {
+		if m.numbers == nil || len(m.scales) > 0 {
 			biases = append(biases, m)
 		} else {
 			sum = sumOfMasks(sum, m.numbers, m.factor)
@@ -125,25 +146,28 @@ func splitMasks(masks []addend, rows, keys int) (queries int, biases []addend) {
 }
 
 // fitBias makes a mask the bias of m.
-func (g *given) fitBias(m *Match, scores *G.Node, mask addend) (reason string) {
+func (g *given) fitBias(m *Match, scores placed, mask addend) (reason string) {
 	n := mask.node
 	for g.kind(n) == stock.Repeat { // the new node takes it for all that share it
 		child, axis := g.children[n][0], g.ops[n].Axis
-		if axis >= n.Dims()-1 || child.Dims() != n.Dims() || child.Shape()[axis] != 1 {
+		if axis == mask.at.keyAxis() || child.Dims() != n.Dims() || child.Shape()[axis] != 1 {
 			break
 		}
 		n = child
 	}
 	m.Bias, m.BiasScale = n, mask.factor
-	m.bias = source{node: n, shape: n.Shape()}
+	m.bias = source{node: n, shape: n.Shape(), scales: mask.scales}
+	if mask.at.flipped {
+		m.bias = m.bias.then(step{pattern: swapOf(n.Dims())})
+	}
 	if !finite(mask.factor) || mask.factor == 0 {
-		return fmt.Sprintf("the scales of its mask multiply to %v", mask.factor)
+		return fmt.Sprintf("the scales of its mask multiply to %v: add the mask behind the scale", mask.factor)
 	}
-	if g.computedFrom(n, scores) {
-		return fmt.Sprintf("its mask, %s, is computed from its scores", stock.Describe(n))
+	if g.computedFrom(n, scores.node) {
+		return fmt.Sprintf("its mask, %s, is computed from its scores: leave it out where it is one number for each query, else compute it from something else", stock.Describe(n))
 	}
-	if m.biasShape = m.shareBias(n.Shape(), mask.at.Shape(), scores.Shape()); m.biasShape == nil {
-		return fmt.Sprintf("its mask, %s of %v, is repeated in a way that is not that of its heads and queries", stock.Describe(n), n.Shape())
+	if m.biasShape = m.shareBias(m.bias.shape, mask.at.shape(), scores.shape()); m.biasShape == nil {
+		return fmt.Sprintf("its mask, %s of %v, is repeated in a way that is not that of its heads and queries: give it the scores' axes, each of full size or 1", stock.Describe(n), n.Shape())
 	}
 	return ""
 }

@@ -13,19 +13,24 @@ import (
 
 // Match is an attention of the graph that was given.
 type Match struct {
-	Output    *G.Node // the product of weights and values
-	Scale     float64 // on the scores
+	Output    *G.Node   // the product of weights and values
+	Scale     float64   // on the scores
+	Scales    []*G.Node // whose numbers multiply or divide the scores too, and may change
 	Causal    bool
-	Bias      *G.Node // what else is added to the scores, nil: nothing
-	BiasScale float64 // on it
-	Heads     int     // query heads, of all sequences
+	Bias      *G.Node   // what else is added to the scores, nil: nothing
+	BiasScale float64   // on it
+	Dropouts  []*G.Node // that do nothing
+	Heads     int       // query heads, of all sequences
 	KVHeads   int
 	Queries   int // of a head
 	Keys      int
 
-	softmax                           *G.Node
+	softmax                           softmax
 	q, k, v, bias                     source
 	qShape, kShape, vShape, biasShape tensor.Shape // as the new node takes them
+	scales                            []scale      // to be put on q
+	flipped                           bool         // the output is the transpose of what the new node makes
+	swaps, reshapes                   *G.Node      // on the way from scores to the output, if there are any
 }
 
 // Miss is a node that might have been part of an attention, and why it is not taken
@@ -42,26 +47,33 @@ type source struct {
 	steps   []step
 	shape   tensor.Shape
 	scale   float64 // that was on the way
+	scales  []scale // that were on the way too
 	dropped int     // nodes that were on the way and are no more
 	copied  bool    // a transpose was added
 }
 
-// step is a Reshape or a Transpose.
-type step struct {
-	shape   tensor.Shape
-	pattern []int
-}
-
-// operand is an operand and its shape for the new node.
+// operand is an operand, what it is multiplied by, and its shape for the new node.
 type operand struct {
 	source *source
+	scales []scale
 	shape  tensor.Shape
 }
 
 func (m *Match) operands() []operand {
-	all := []operand{{&m.q, m.qShape}, {&m.k, m.kShape}, {&m.v, m.vShape}}
+	all := []operand{{&m.q, m.scales, m.qShape}, {&m.k, nil, m.kShape}, {&m.v, nil, m.vShape}}
 	if m.Bias != nil {
-		all = append(all, operand{&m.bias, m.biasShape})
+		all = append(all, operand{&m.bias, m.bias.scales, m.biasShape})
+	}
+	return all
+}
+
+// inputs is the nodes of the graph that was given that the new node is made of.
+func (m *Match) inputs() (all []*G.Node) {
+	for _, o := range m.operands() {
+		all = append(all, o.source.node)
+		for _, s := range o.scales {
+			all = append(all, s.node)
+		}
 	}
 	return all
 }
@@ -72,13 +84,11 @@ const copyPays = 16
 
 // match finds the attention in g.
 func (g *given) match() (matches []*Match, misses []Miss) {
-	for _, n := range g.nodes {
-		if g.kind(n) != stock.SoftMax {
-			continue
-		}
-		m := &Match{softmax: n, Scale: 1}
+	all, misses := g.softmaxes()
+	for _, s := range all {
+		m := &Match{softmax: s, Scale: 1}
 		if reason := g.matchAt(m); reason != "" {
-			misses = append(misses, Miss{n, reason})
+			misses = append(misses, Miss{s.node, reason})
 		} else {
 			matches = append(matches, m)
 		}
@@ -91,140 +101,207 @@ func (g *given) match() (matches []*Match, misses []Miss) {
 	return matches, misses
 }
 
-// matchAt fills in m around its SoftMax. What stands in the way it returns.
+// matchAt fills in m around its softmax. What stands in the way it returns.
 func (g *given) matchAt(m *Match) (reason string) {
-	shape := m.softmax.Shape()
-	m.Keys = shape[len(shape)-1]
-	if axis := g.ops[m.softmax].SoftMaxAxis(shape); axis != len(shape)-1 {
-		return fmt.Sprintf("it goes along axis %d of %v, not the last one", axis, shape)
+	shape, axis := m.softmax.node.Shape(), m.softmax.axis
+	last := len(shape) - 1
+	if axis != last && axis != last-1 || last < 0 {
+		return fmt.Sprintf("it goes along axis %d of %v, not the last one: transpose the scores, so that the keys are the last axis", axis, shape)
 	}
-	if reason = g.matchValues(m); reason != "" {
+	m.Keys = shape[axis]
+	if axis != last {
+		m.swaps = m.softmax.node
+	}
+	if reason = g.matchValues(m, axis != last); reason != "" {
 		return reason
 	}
-	scores, masks, reason := g.matchScores(m)
+	scores, masks, reason := g.matchScores(m, axis != last)
 	if reason != "" {
 		return reason
 	}
-	s, c := g.ops[scores], g.children[scores]
-	m.q, m.k = g.source(c[0], s.TransA, true), g.source(c[1], !s.TransB, true)
+	if m.swaps != nil && m.reshapes != nil {
+		return fmt.Sprintf("its matrices are transposed, at %s, and reshaped, at %s: transpose queries, keys or values instead, or reshape those", stock.Describe(m.swaps), stock.Describe(m.reshapes))
+	}
+	s, c := g.ops[scores.node], g.children[scores.node]
+	if scores.flipped { // keys times queries
+		m.q, m.k = g.source(c[1], !s.TransB, true), g.source(c[0], s.TransA, true)
+	} else {
+		m.q, m.k = g.source(c[0], s.TransA, true), g.source(c[1], !s.TransB, true)
+	}
 	m.Scale *= m.q.scale * m.k.scale * m.v.scale
+	m.scales = slices.Concat(m.scales, m.q.scales, m.k.scales)
+	for _, x := range m.scales {
+		m.Scales = append(m.Scales, x.node)
+	}
 	return g.fit(m, scores, masks)
 }
 
-// matchValues goes from the SoftMax to the product of the weights and values.
-func (g *given) matchValues(m *Match) (reason string) {
-	for n := m.softmax; ; {
-		user := g.only(n)
+// placed is a node of matrices, which may be transposes of what is meant.
+type placed struct {
+	node    *G.Node
+	flipped bool
+}
+
+// keys is the size of the axis of keys of scores or weights.
+func (p placed) keys() int {
+	if s := p.node.Shape(); p.flipped {
+		return s[len(s)-2]
+	}
+	return lastAxis(p.node)
+}
+
+// keyAxis is the axis of the keys.
+func (p placed) keyAxis() int {
+	if p.flipped {
+		return p.node.Dims() - 2
+	}
+	return p.node.Dims() - 1
+}
+
+// shape is the shape of what is meant.
+func (p placed) shape() tensor.Shape {
+	s := p.node.Shape().Clone()
+	if p.flipped {
+		swapLast(s)
+	}
+	return s
+}
+
+// through goes from n, which is scores or weights, to next, which has the same
+// numbers: by a Reshape or a transposition of matrices either way.
+func (g *given) through(m *Match, at placed, n, next *G.Node) (to placed, ok bool) {
+	to = placed{next, at.flipped}
+	switch g.kind(n) {
+	case stock.Reshape:
+		x, y := at.node.Shape(), next.Shape()
+		if len(x) < 2 || len(y) < 2 || !slices.Equal(x[len(x)-2:], y[len(y)-2:]) {
+			m.reshapes = n
+		}
+		return to, true
+	case stock.Transpose:
+		pattern := slices.Clone(g.ops[n].Pattern)
+		if swapLast(pattern); isIdentity(pattern) {
+			m.swaps, to.flipped = n, !at.flipped
+			return to, true
+		}
+	case stock.Dropout:
+		if g.ops[n].Idle {
+			m.Dropouts = append(m.Dropouts, n)
+			return to, true
+		}
+	}
+	return to, false
+}
+
+// matchValues goes from the softmax to the product of the weights and values.
+func (g *given) matchValues(m *Match, flipped bool) (reason string) {
+	for at := (placed{m.softmax.node, flipped}); ; {
+		n, user := at.node, g.only(at.node)
 		switch {
 		case user == nil && g.users[n] == 1:
-			return "its result is a root, not the weights of values"
+			return "its result is a root, not the weights of values: if it is to be attention, multiply values by it"
 		case user == nil:
-			return fmt.Sprintf("its result is needed %d times, and not by a product with values alone", g.users[n])
-		case g.kind(user) == stock.Reshape:
-			n = user
+			return fmt.Sprintf("its result is needed %d times, and not by a product with values alone: do not read the weights, and call Fuse before Grad", g.users[n])
+		}
+		if to, ok := g.through(m, at, user, user); ok {
+			at = to
 			continue
-		case g.kind(user) != stock.Product:
-			return fmt.Sprintf("its result goes into %s, not into a product with values", stock.Describe(user))
-		case lastAxis(n) != m.Keys:
-			return fmt.Sprintf("its rows are not those of %s", stock.Describe(n))
-		case g.children[user][0] != n || g.ops[user].TransA:
-			return fmt.Sprintf("its result is not the left side, untransposed, of %s", stock.Describe(user))
+		}
+		children, op := g.children[user], g.ops[user]
+		switch {
+		case op.Kind == stock.Dropout:
+			return fmt.Sprintf("its result goes into %s, not into a product with values: for inference give it probability 0, or make a machine with EvalMode before Fuse", stock.Describe(user))
+		case op.Kind == stock.Mul || op.Kind == stock.Div:
+			return fmt.Sprintf("its result goes into %s, not into a product with values: put that on the values, on the output, or as a mask on the scores", stock.Describe(user))
+		case op.Kind != stock.Product:
+			return fmt.Sprintf("its result goes into %s, not into a product with values: leave that out, or put it behind the product", stock.Describe(user))
+		case len(n.Shape()) < 2 || at.keys() != m.Keys:
+			return fmt.Sprintf("its rows are not those of %s: reshape it so that the last axis is that of the keys", stock.Describe(n))
+		}
+		switch {
+		case children[0] == n && op.TransA == at.flipped:
+			m.v = g.source(children[1], op.TransB, false)
+		case children[1] == n && op.TransB != at.flipped:
+			m.v, m.flipped = g.source(children[0], !op.TransA, false), true
+		default:
+			return fmt.Sprintf("its result is not the left side, untransposed, of %s, nor the right side, transposed: multiply (queries, keys) by (keys, d)", stock.Describe(user))
 		}
 		g.known[user] = true
-		m.Output, m.v = user, g.source(g.children[user][1], g.ops[user].TransB, false)
+		m.Output = user
 		return ""
 	}
 }
 
-// matchScores goes from the SoftMax back to the product of queries and keys. It
+// matchScores goes from the softmax back to the product of queries and keys. It
 // returns that and the masks on the way.
-func (g *given) matchScores(m *Match) (scores *G.Node, masks []addend, reason string) {
-	for n := g.children[m.softmax][0]; ; {
-		if g.only(n) == nil {
-			return nil, nil, fmt.Sprintf("its scores are needed elsewhere too: %s", stock.Describe(n))
+func (g *given) matchScores(m *Match, flipped bool) (scores placed, masks []addend, reason string) {
+	at, uses := placed{m.softmax.scores, flipped}, m.softmax.uses
+	for {
+		n := at.node
+		if g.users[n] != uses {
+			return at, nil, fmt.Sprintf("its scores are needed elsewhere too, at %s: do not read them, and call Fuse before Grad", stock.Describe(n))
+		}
+		uses = 1
+		if len(n.Shape()) >= 2 && at.keys() == m.Keys {
+			if of := g.withoutMaximum(n, at.keyAxis()); of != nil {
+				at.node, uses = of, 2
+				continue
+			}
+		}
+		if len(g.children[n]) > 0 {
+			if to, ok := g.through(m, at, n, g.children[n][0]); ok {
+				at = to
+				continue
+			}
 		}
 		switch g.kind(n) {
 		case stock.Product:
-			if lastAxis(n) != m.Keys {
-				return nil, nil, fmt.Sprintf("its rows are not those of %s", stock.Describe(n))
+			if at.keys() != m.Keys {
+				return at, nil, fmt.Sprintf("its rows are not those of %s: reshape it so that the last axis is that of the keys", stock.Describe(n))
 			}
 			g.known[n] = true
-			return n, masks, ""
-		case stock.Reshape:
-			n = g.children[n][0]
+			return at, masks, ""
 		case stock.Mul, stock.Div:
-			child, factor, ok := g.scaled(n)
+			child, s, ok := g.scaled(n, true)
 			if !ok {
-				return nil, nil, g.badScale(n)
+				return at, nil, g.badScale(n)
 			}
-			m.Scale *= factor
-			n = child
+			m.Scale *= s.number
+			if s.node != nil {
+				m.scales = append(m.scales, s)
+			}
+			at.node = child
 		case stock.Add, stock.Sub:
-			child, mask, reason := g.masked(n)
+			mask, reason := g.masked(at)
 			if reason != "" {
-				return nil, nil, reason
+				return at, nil, reason
 			}
-			mask.factor *= m.Scale                                  // what was scaled behind the mask scaled it too
+			at.node = mask.scores
+			mask.factor *= m.Scale // what was scaled behind the mask scaled it too
+			mask.scales = slices.Clone(m.scales)
 			if len(mask.numbers) != 1 || !finite(mask.numbers[0]) { // one for all SoftMax takes no notice of
 				masks = append(masks, mask)
 			}
-			n = child
 		default:
-			return nil, nil, fmt.Sprintf("its scores come from %s, not from a product of queries and keys", stock.Describe(n))
+			return at, nil, fmt.Sprintf("its scores come from %s, not from a product of queries and keys: %s", stock.Describe(n), g.instead(n))
 		}
 	}
 }
 
-// scaled is the factor and the other input of n, which multiplies or divides.
-func (g *given) scaled(n *G.Node) (child *G.Node, factor float64, ok bool) {
-	c := g.children[n]
-	if x, ok := g.factor(c[1]); ok && c[0].Shape().Eq(n.Shape()) {
-		if g.kind(n) == stock.Div {
-			x = 1 / x
-		}
-		return c[0], x, true
+// instead is what to write in place of n, which scores come from.
+func (g *given) instead(n *G.Node) string {
+	switch g.kind(n) {
+	case stock.Dropout:
+		return "for inference give it probability 0, or make a machine with EvalMode before Fuse"
+	case stock.Transpose:
+		return "move axes of queries and keys, in front of the product"
+	case stock.Pure:
+		return "where it is the tanh of a soft cap use Attention with WithSoftCap"
 	}
-	if x, ok := g.factor(c[0]); ok && g.kind(n) == stock.Mul && c[1].Shape().Eq(n.Shape()) {
-		return c[1], x, true
-	}
-	return nil, 0, false
+	return "compute scores by BatchedMatMul, or Mul, and change them by a scale and a mask alone"
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
-
-// badScale says why n, which should have put a scale on scores, does not.
-func (g *given) badScale(n *G.Node) string {
-	for i := len(g.children[n]) - 1; i >= 0; i-- {
-		if in := g.input(g.children[n][i]); in != nil {
-			return fmt.Sprintf("the scale of its scores depends on %s, whose value may change: it must be one number that is constant", stock.Describe(in))
-		}
-	}
-	return fmt.Sprintf("the scale of its scores, at %s, is not one number that is constant", stock.Describe(n))
-}
-
-// input is an input that n is, or is computed from by what scales are computed by.
-func (g *given) input(n *G.Node) *G.Node {
-	seen := make(map[*G.Node]bool)
-	var find func(n *G.Node) *G.Node
-	find = func(n *G.Node) *G.Node {
-		if seen[n] {
-			return nil
-		}
-		seen[n] = true
-		switch g.kind(n) {
-		case stock.Input:
-			return n
-		case stock.Reshape, stock.Transpose, stock.Add, stock.Sub, stock.Mul, stock.Div, stock.Repeat, stock.Pure:
-			for _, c := range g.children[n] {
-				if in := find(c); in != nil {
-					return in
-				}
-			}
-		}
-		return nil
-	}
-	return find(n)
-}
 
 // source goes from an operand of a product back to what is left of it without
 // its scales, if they are to be taken off, and without transposes that need not
@@ -241,9 +318,12 @@ func (g *given) peel(n *G.Node, swap, scales bool) (s source) {
 	rank := n.Dims()
 	switch kind := g.kind(n); {
 	case scales && (kind == stock.Mul || kind == stock.Div):
-		if child, factor, ok := g.scaled(n); ok {
+		if child, by, ok := g.scaled(n, false); ok {
 			s = g.source(child, swap, scales)
-			s.scale *= factor
+			s.scale *= by.number
+			if by.node != nil {
+				s.scales = append(s.scales, by)
+			}
 			s.dropped++
 			return s
 		}
@@ -278,15 +358,20 @@ func (g *given) peel(n *G.Node, swap, scales bool) (s source) {
 	}
 	s = source{node: n, shape: n.Shape(), scale: 1}
 	if swap {
-		pattern := make([]int, rank)
-		for i := range pattern {
-			pattern[i] = i
-		}
-		swapLast(pattern)
-		s = s.then(step{pattern: pattern})
+		s = s.then(step{pattern: swapOf(rank)})
 		s.copied = true
 	}
 	return s
+}
+
+// swapOf is the pattern that swaps the last of some axes with the one before.
+func swapOf(rank int) []int {
+	pattern := make([]int, rank)
+	for i := range pattern {
+		pattern[i] = i
+	}
+	swapLast(pattern)
+	return pattern
 }
 
 // then adds a step.
@@ -327,10 +412,10 @@ func lastAxis(n *G.Node) int {
 }
 
 // fit finds the shapes of the operands for Attention.
-func (g *given) fit(m *Match, scores *G.Node, masks []addend) (reason string) {
-	outer, rows := stack(scores.Shape())
-	if o, r := stack(m.Output.Shape()); o != outer || r != rows {
-		return fmt.Sprintf("its scores are %d matrices of %d rows and its weights %d of %d", outer, rows, o, r)
+func (g *given) fit(m *Match, scores placed, masks []addend) (reason string) {
+	outer, rows := stack(scores.shape())
+	if o, r := stack(placed{m.Output, m.flipped}.shape()); o != outer || r != rows {
+		return fmt.Sprintf("its scores are %d matrices of %d rows and its weights %d of %d: reshape queries, keys or the output instead", outer, rows, o, r)
 	}
 	m.Queries = rows
 	queries, biases := splitMasks(masks, rows, m.Keys)
@@ -338,13 +423,13 @@ func (g *given) fit(m *Match, scores *G.Node, masks []addend) (reason string) {
 		m.Causal, m.Queries = true, queries
 	}
 	if len(biases) > 1 {
-		return fmt.Sprintf("it has %d masks that are not causal, at %s and %s", len(biases), stock.Describe(biases[1].at), stock.Describe(biases[0].at))
+		return fmt.Sprintf("it has %d masks that are not causal, at %s and %s: add them to each other first", len(biases), stock.Describe(biases[1].at.node), stock.Describe(biases[0].at.node))
 	}
 	switch {
 	case !finite(m.Scale):
-		return "its scales multiply to a number that is not finite"
+		return "its scales multiply to a number that is not finite: scale by finite ones"
 	case m.k.copied && rows < copyPays, m.v.copied && rows < copyPays, m.k.copied && m.v.copied && rows < 2*copyPays:
-		return fmt.Sprintf("its keys or values come transposed, and for %d queries a copy of them does not pay", rows)
+		return fmt.Sprintf("its keys or values come transposed, and for %d queries a copy of them does not pay: keep them as (keys, d)", rows)
 	}
 
 	m.qShape, m.kShape, m.vShape = m.q.shape, m.k.shape, m.v.shape
@@ -400,6 +485,9 @@ func (g *given) homemade(n *G.Node) (reason string) {
 			continue
 		}
 		seen[x] = true
+		if g.written[x] {
+			return ""
+		}
 		switch g.kind(x) {
 		case stock.SoftMax, stock.SoftMaxGradient:
 			return ""
@@ -407,7 +495,7 @@ func (g *given) homemade(n *G.Node) (reason string) {
 			continue
 		case stock.Product:
 			if by != nil && !g.known[x] && x.Dims() == weights.Dims() && x.Shape().TotalSize() == weights.Shape().TotalSize() && lastAxis(x) == lastAxis(weights) {
-				return fmt.Sprintf("its weights come from %s by way of %s, without a SoftMax", stock.Describe(x), stock.Describe(by))
+				return fmt.Sprintf("its weights come from %s by way of %s, without a SoftMax: make them by SoftMax, or by Exp, Sum along the last axis and a division", stock.Describe(x), stock.Describe(by))
 			}
 			continue
 		case stock.Reshape, stock.Transpose:

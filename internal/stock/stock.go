@@ -30,9 +30,24 @@ const (
 	Mul
 	Div
 	Repeat
-	Pure // elementwise and the like: may be computed ahead
+	Exp
+	Inverse
+	Pure // elementwise and the like
 	Size
+	Sum
+	Max
+	Dropout
 )
+
+// Plain says that an op of this kind has a value that depends on those of its inputs
+// alone, so that it may be computed ahead where they are constant.
+func (k Kind) Plain() bool {
+	switch k {
+	case Reshape, Transpose, Add, Sub, Mul, Div, Repeat, Exp, Inverse, Pure, Sum, Max:
+		return true
+	}
+	return false
+}
 
 // Op describes the op of a node.
 type Op struct {
@@ -40,6 +55,8 @@ type Op struct {
 	TransA, TransB bool  // of a product
 	Axis           int   // of a SoftMax, where -1 is the default one, a Repeat or a size
 	Pattern        []int // of a transpose
+	Along          []int // the axes that a Sum or Max goes along
+	Idle           bool  // of a Dropout: its value is its input's
 }
 
 // Of is the op of n.
@@ -68,22 +85,30 @@ func Of(n *G.Node) Op {
 	case "reshapeOp":
 		return Op{Kind: Reshape}
 	case "transposeOp":
-		f := v.FieldByName("pattern")
-		s := Op{Kind: Transpose}
-		for i := range f.Len() {
-			s.Pattern = append(s.Pattern, int(f.Index(i).Int()))
-		}
-		return s
+		return Op{Kind: Transpose, Pattern: ints(v.FieldByName("pattern"))}
 	case "elemBinOp":
 		return Op{Kind: binaryKind(op.String())}
 	case "elemUnaryOp":
-		return Op{Kind: Pure}
+		return Op{Kind: unaryKind(op.String())}
 	case "repeatOp":
 		return Op{Kind: Repeat, Axis: int(v.FieldByName("along").Int())}
 	case "sizeOp":
 		return Op{Kind: Size, Axis: int(v.FieldByName("axis").Int())}
+	case "sumOp":
+		return Op{Kind: Sum, Along: ints(v.FieldByName("along"))}
+	case "maxOp":
+		return Op{Kind: Max, Along: ints(v.FieldByName("along"))}
+	case "dropoutOp":
+		return Op{Kind: Dropout, Idle: v.FieldByName("probability").Float() == 0 || !v.FieldByName("isTraining").Bool()}
 	}
 	return Op{}
+}
+
+func ints(v reflect.Value) (x []int) {
+	for i := range v.Len() {
+		x = append(x, int(v.Index(i).Int()))
+	}
+	return x
 }
 
 // productOf reads "Aᵀ ××× Bᵀ", a BatchedMatMul, or the same with one cross, the
@@ -94,6 +119,16 @@ func productOf(s string) Op {
 		return Op{Kind: Product, TransA: strings.HasPrefix(s, "Aᵀ"), TransB: strings.HasSuffix(s, "Bᵀ")}
 	}
 	return Op{}
+}
+
+func unaryKind(s string) Kind {
+	switch s {
+	case "exp":
+		return Exp
+	case "inv":
+		return Inverse
+	}
+	return Pure
 }
 
 func binaryKind(s string) Kind {

@@ -1,0 +1,132 @@
+package fuse
+
+import (
+	"slices"
+
+	"gorgonia.org/leanattention/internal/stock"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// softmax is a softmax of scores: a SoftMax, or Exp, Sum and a division.
+type softmax struct {
+	node   *G.Node // its result
+	scores *G.Node
+	uses   int // how often its own nodes read the scores
+	axis   int
+}
+
+// softmaxes is all of them, in the order of the graph. What looks like one that is
+// written out, and is not, is a miss.
+func (g *given) softmaxes() (all []softmax, misses []Miss) {
+	for _, n := range g.nodes {
+		switch kind := g.kind(n); {
+		case kind == stock.SoftMax:
+			child := g.children[n][0]
+			all = append(all, softmax{node: n, scores: child, uses: 1, axis: g.ops[n].SoftMaxAxis(n.Shape())})
+		case kind == stock.Div || kind == stock.Mul:
+			s, reason := g.writtenOut(n)
+			if s.node != nil {
+				g.written[n] = true
+				all = append(all, s)
+			} else if reason != "" {
+				g.written[n] = true
+				misses = append(misses, Miss{n, reason})
+			}
+		}
+	}
+	return all, misses
+}
+
+// writtenOut is the softmax whose last node is n, exponentials divided by their sum.
+// What is taken off the scores before, their maximum, makes no difference.
+func (g *given) writtenOut(n *G.Node) (s softmax, reason string) {
+	e, by, inverse := g.children[n][0], g.children[n][1], g.kind(n) == stock.Mul
+	if inverse && g.kind(e) != stock.Exp {
+		e, by = by, e
+	}
+	if g.kind(e) != stock.Exp {
+		return s, ""
+	}
+	sum, ok := g.reduced(by, e, stock.Sum, inverse)
+	if !ok {
+		return s, ""
+	}
+	axis, ok := onlyAxis(e, sum.along)
+	switch {
+	case !ok:
+		return s, "it divides by a sum over several axes: sum over the axis of the keys alone"
+	case g.users[e] != 2 || !sum.alone:
+		return s, "its exponentials or their sum are needed elsewhere too: compute them there again, or leave that out"
+	}
+	return softmax{node: n, scores: g.children[e][0], uses: 1, axis: axis}, ""
+}
+
+// reduction is a Sum or Max that was broadcast to the shape of what it is of.
+type reduction struct {
+	along []int
+	alone bool // nothing else reads it
+}
+
+// reduced says whether n is a Sum or Max of of, broadcast to of's shape. With inverse
+// it is 1 over that.
+func (g *given) reduced(n, of *G.Node, kind stock.Kind, inverse bool) (r reduction, ok bool) {
+	if !n.IsScalar() && !n.Shape().Eq(of.Shape()) {
+		return r, false
+	}
+	r.alone = true
+	var repeated []int
+	for {
+		r.alone = r.alone && g.users[n] == 1
+		switch k := g.kind(n); {
+		case k == stock.Reshape:
+		case k == stock.Inverse && inverse:
+			inverse = false
+		case k == stock.Repeat:
+			child, axis := g.children[n][0], g.ops[n].Axis
+			if child.Dims() != of.Dims() || child.Shape()[axis] != 1 {
+				return r, false
+			}
+			repeated = append(repeated, axis)
+		case k == kind && g.children[n][0] == of && !inverse:
+			r.along = g.ops[n].Along
+			for _, a := range repeated {
+				if of.Shape()[a] > 1 && !slices.Contains(r.along, a) {
+					return r, false
+				}
+			}
+			return r, true
+		default:
+			return r, false
+		}
+		n = g.children[n][0]
+	}
+}
+
+// onlyAxis is the one of some axes along which n has more than one element. Where
+// that is none it is the last one of them.
+func onlyAxis(n *G.Node, along []int) (axis int, ok bool) {
+	axis = slices.Max(along)
+	longer := 0
+	for _, a := range along {
+		if n.Shape()[a] > 1 {
+			axis = a
+			longer++
+		}
+	}
+	return axis, longer <= 1
+}
+
+// withoutMaximum is what n, a Sub, is of, if it takes off a maximum that the keys of
+// a row share.
+func (g *given) withoutMaximum(n *G.Node, axis int) *G.Node {
+	of := g.children[n][0]
+	if g.kind(n) != stock.Sub || of.IsScalar() || g.users[of] != 2 {
+		return nil
+	}
+	r, ok := g.reduced(g.children[n][1], of, stock.Max, false)
+	if !ok || !r.alone || of.Shape()[axis] > 1 && !slices.Contains(r.along, axis) {
+		return nil
+	}
+	return of
+}

@@ -1,0 +1,108 @@
+package fuse
+
+import (
+	"fmt"
+	"hash"
+	"slices"
+	"sync/atomic"
+
+	"gorgonia.org/leanattention/internal/graph"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// step is a Reshape or a Transpose.
+type step struct {
+	shape   tensor.Shape
+	pattern []int
+}
+
+// idle says that the step has nothing to do with n.
+func (s step) idle(n *G.Node) bool { return s.pattern == nil && slices.Equal(n.Shape(), s.shape) }
+
+// apply makes the step's node of n, if it needs one.
+func (s step) apply(n *G.Node) (*G.Node, error) {
+	if s.idle(n) {
+		return n, nil
+	}
+	op, err := s.op(n)
+	if err != nil {
+		return nil, err
+	}
+	return applyStep(newStepOp(op), n)
+}
+
+// applyApart makes a Reshape of n that is not n's memory.
+func (s step) applyApart(n *G.Node) (*G.Node, error) {
+	op, err := s.op(n)
+	if err != nil {
+		return nil, err
+	}
+	return applyStep(&apartOp{newStepOp(op)}, n)
+}
+
+// op is the op of a graph that makes the step of a node like n.
+func (s step) op(n *G.Node) (G.Op, error) {
+	like := G.NewTensor(G.NewGraph(), n.Dtype(), n.Dims(), G.WithShape(n.Shape()...))
+	apply := func() (*G.Node, error) { return G.Reshape(like, slices.Clone(s.shape)) }
+	if s.pattern != nil {
+		apply = func() (*G.Node, error) { return G.Transpose(like, slices.Clone(s.pattern)...) }
+	}
+	out, err := apply()
+	if err != nil {
+		return nil, errorf("%v", err)
+	}
+	return out.Op(), nil
+}
+
+func applyStep(op G.Op, in ...*G.Node) (*G.Node, error) {
+	n, err := graph.Apply(op, in...)
+	if err != nil {
+		return nil, errorf("%v", err)
+	}
+	return n, nil
+}
+
+// stepOp is an op of Gorgonia that is no other node's: merged with one of the old
+// graph it would move that in the order.
+type stepOp struct {
+	stockStep
+	id uint64
+}
+
+type stockStep interface {
+	G.SDOp
+	G.ADOp
+}
+
+var steps atomic.Uint64
+
+func newStepOp(op G.Op) *stepOp { return &stepOp{op.(stockStep), steps.Add(1)} }
+
+func (op *stepOp) WriteHash(h hash.Hash) {
+	op.stockStep.WriteHash(h)
+	fmt.Fprintf(h, "leanattention.Fuse %d", op.id)
+}
+func (op *stepOp) Hashcode() uint32 { return graph.Hashcode(op) }
+
+// apartOp is a step whose result, and whose gradient, is memory of its own.
+type apartOp struct{ *stepOp }
+
+func (op *apartOp) OverwritesInput() int { return -1 }
+
+func (op *apartOp) Do(in ...G.Value) (G.Value, error) {
+	out, err := op.stockStep.Do(in...)
+	if err != nil {
+		return nil, err
+	}
+	return G.CloneValue(out)
+}
+
+func (op *apartOp) SymDiff(in G.Nodes, out, grad *G.Node) (G.Nodes, error) {
+	n, err := step{shape: in[0].Shape()}.applyApart(grad)
+	if err != nil {
+		return nil, err
+	}
+	return G.Nodes{n}, nil
+}
