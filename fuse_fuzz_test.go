@@ -41,7 +41,7 @@ func (a *author) factor() *G.Node { return a.number([]float64{0.5, 2, -0.25, 1.5
 
 // scaled multiplies or divides x by something.
 func (a *author) scaled(x *G.Node) *G.Node {
-	switch a.pick(7) {
+	switch a.pick(10) {
 	case 0:
 		return a.times(x, a.factor())
 	case 1:
@@ -52,6 +52,15 @@ func (a *author) scaled(x *G.Node) *G.Node {
 		return a.times(x, a.must(G.Sqrt(a.number(0.3))))
 	case 4:
 		return a.times(x, G.NewScalar(a.g, a.dtype, G.WithName(a.name()), G.WithValue(a.number(0.7).Value())))
+	case 7:
+		return a.over(x, a.scalar(a.name(), 1.3))
+	case 8:
+		return a.times(a.must(G.Sqrt(a.scalar(a.name(), 0.4))), x)
+	case 9:
+		if x.Dims() == 3 {
+			return a.must(G.BroadcastHadamardProd(x, a.input(a.name(), 1, 1, 1), nil, []byte{0, 1, 2}))
+		}
+		return a.times(x, a.must(G.Sum(a.input(a.name(), 2, 1))))
 	case 5:
 		return a.times(x, a.constant(a.name(), slices.Repeat([]float64{0.6}, x.Shape().TotalSize()), x.Shape()...))
 	default:
@@ -126,7 +135,13 @@ func (a *author) masked(s *G.Node, rows, keys int) *G.Node {
 		nq = rows / 2
 	}
 	m := causalMask(size/(nq*keys), nq, keys, []float64{-1e5, math.Inf(-1), -1e4, -3}[a.pick(4)])
-	switch a.pick(7) {
+	switch a.pick(8) {
+	case 7: // made of 0 and 1
+		shown := slices.Clone(m)
+		for i := range shown {
+			shown[i] = float64(a.pick(2))
+		}
+		return a.add(s, a.times(a.must(G.Sub(input(a.g, a.name(), tensorOf(a.dtype, shown, s.Shape()...)), a.number(1))), a.number(1e4)))
 	case 1:
 		m[a.pick(len(m))] = 0
 	case 2:
@@ -188,30 +203,34 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 		case 3:
 			s = a.must(G.Tanh(s))
 		case 4:
-			s = a.must(G.Dropout(s, 0))
+			s = a.must(G.Dropout(s, []float64{0, almost}[a.pick(2)]))
 		case 5:
 			a.aside(q)
 		}
 	}
-	axis := s.Dims() - 1
-	if a.pick(8) == 1 {
-		axis = a.pick(s.Dims())
+	columns := a.pick(5) == 1
+	if columns {
+		s = a.flipped(s)
 	}
-	p := a.softmax(s, axis)
+	p := a.weights(s, columns)
 	weights := p
 	if v == nil {
 		v = a.operand(outer, keys, valueDim)
 	}
 	switch a.pick(8) {
 	case 1:
-		p = a.must(G.Dropout(p, 0))
+		p = a.must(G.Dropout(p, []float64{0, almost}[a.pick(2)]))
 	case 2:
 		p = a.scaled(p)
 	case 3:
 		p = a.reshaped(p, 1)
 	}
-	if !p.Shape().Eq(scores.Shape()) {
-		p = a.shape(p, scores.Shape()...)
+	shape := scores.Shape().Clone()
+	if columns {
+		shape[len(shape)-2], shape[len(shape)-1] = shape[len(shape)-1], shape[len(shape)-2]
+	}
+	if !p.Shape().Eq(shape) {
+		p = a.shape(p, shape...)
 	}
 	switch a.pick(10) {
 	case 1:
@@ -220,10 +239,61 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 		a.roots = append(a.roots, weights)
 	}
 	a.aside(v)
-	if a.pick(4) == 1 {
-		return a.bmm(p, a.flipped(v), false, true)
+	if columns && a.pick(2) == 1 {
+		p, columns = a.flipped(p), false
 	}
-	return a.bmm(p, v)
+	switch a.pick(5) {
+	case 1:
+		return a.bmm(p, a.flipped(v), columns, true)
+	case 2: // the output comes transposed
+		return a.flipped(a.bmm(v, p, true, !columns))
+	case 3:
+		return a.flipped(a.bmm(a.flipped(v), p, false, !columns))
+	}
+	return a.bmm(p, v, columns, false)
+}
+
+// weights is a softmax of s, or nearly. Its keys are the rows of s if it is columns
+// that are queries.
+func (a *author) weights(s *G.Node, columns bool) *G.Node {
+	last := s.Dims() - 1
+	axis := last
+	if columns {
+		axis--
+	}
+	if a.pick(8) == 1 {
+		axis = a.pick(s.Dims())
+	}
+	if a.pick(3) != 1 || last > 3 {
+		return a.softmax(s, axis)
+	}
+	another := func(axis int) int { // of those along which Gorgonia reduces rightly
+		if x := a.pick(s.Dims()); last < 3 || x == 0 || x == last {
+			return x
+		}
+		return axis
+	}
+	if last == 3 && axis != 0 && axis != last {
+		s = a.shape(s, s.Shape()[0]*s.Shape()[1], s.Shape()[2], s.Shape()[3])
+		last, axis = 2, max(axis-1, 0)
+	}
+	if a.pick(4) == 1 { // something is taken off, which may not be a row's maximum
+		of := another(axis)
+		s = a.must(G.BroadcastSub(s, a.column(a.must(G.Max(s, of)), s, of), nil, []byte{byte(of)}))
+	}
+	by := axis
+	if a.pick(8) == 1 {
+		by = another(axis)
+	}
+	e := a.must(G.Exp(s))
+	if a.pick(8) == 1 {
+		a.roots = append(a.roots, e)
+	}
+	sum := a.must(G.Sum(e, by))
+	if a.pick(8) == 1 {
+		sum = a.add(sum, a.number(0.1))
+	}
+	return a.must(G.BroadcastHadamardDiv(e, a.column(sum, s, by), nil, []byte{byte(by)}))
 }
 
 func lastOf(n *G.Node) int { return n.Shape()[n.Dims()-1] }
