@@ -90,6 +90,19 @@ func (w *writer) perHead(x *G.Node, heads, dim int, attend func(q, k, v *G.Node)
 	return all
 }
 
+// loop is heads that are cut from q, k and v, one by one, and concatenated.
+func (w *writer) loop(heads int, q, k, v *G.Node, attend func(q, k, v *G.Node) *G.Node) *G.Node {
+	cut := func(x *G.Node, i int) *G.Node {
+		last, dim := x.Dims()-1, lastOf(x)/heads
+		return w.must(G.Slice(x, append(make([]tensor.Slice, last), G.S(i*dim, (i+1)*dim))...))
+	}
+	var all []*G.Node
+	for i := range heads {
+		all = append(all, attend(cut(q, i), cut(k, i), cut(v, i)))
+	}
+	return w.must(G.Concat(all[0].Dims()-1, all...))
+}
+
 // form is a graph as people write it, and the nodes that come of it.
 type form struct {
 	written
@@ -183,6 +196,23 @@ var forms = []form{
 		s = w.must(G.BroadcastAdd(s, w.constant("mask", causalMask(1, T, T, math.Inf(-1)), 1, T, T), nil, []byte{0}))
 		return one(w.tokens(w.bmm(w.softmax(s, 2), cut[2])))
 	}}, []string{"heads 2/2, queries 5, keys 5, scale 1, causal, 1 scales"}},
+	{written{name: "heads in a loop, cut from projections and concatenated", write: func(w *writer) []*G.Node {
+		x, mask := w.input("x", 5, 8), w.hidden("mask", -1e4, 5, 5)
+		q, k, v := w.mul(x, w.weight(8, 12)), w.mul(x, w.weight(8, 12)), w.mul(x, w.weight(8, 6))
+		scale := w.scalar("scale", 0.5)
+		return one(w.loop(3, q, k, v, func(q, k, v *G.Node) *G.Node {
+			return w.mul(w.softmax(w.add(w.times(w.mul(q, w.swap(k)), scale), mask)), v)
+		}))
+	}}, []string{"heads 3/3, queries 5, keys 5, scale 1, bias (5, 5), 1 scales"}},
+	{written{name: "heads in a loop, cut from one projection of sequences, causal, by hand", write: func(w *writer) []*G.Node {
+		y := w.input("x", 2, 4, 18)
+		part := func(i int) *G.Node { return w.must(G.Slice(y, nil, nil, G.S(6*i, 6*i+6))) }
+		mask := w.constant("mask", causalMask(1, 4, 4, -1e9), 1, 4, 4)
+		return one(w.loop(3, part(0), part(1), part(2), func(q, k, v *G.Node) *G.Node {
+			s := w.must(G.BroadcastAdd(w.over(w.bmm(q, k, false, true), w.number(2)), mask, nil, []byte{0}))
+			return w.bmm(w.byHand(s, 2, true), v)
+		}))
+	}}, []string{"heads 6/6, queries 4, keys 4, scale 0.5, causal"}},
 	{written{name: "tokens as columns: keys times queries, softmax of columns, values on the left", write: func(w *writer) []*G.Node {
 		x := w.input("x", 6, 7) // (width, tokens)
 		q, k, v := w.mul(w.weight(4, 6), x), w.mul(w.weight(4, 6), x), w.mul(w.weight(3, 6), x)

@@ -18,6 +18,7 @@ import (
 type builder struct {
 	old       *given
 	g         *G.ExprGraph
+	all       []*Match
 	matches   map[*G.Node]*Match // by their outputs
 	needed    map[*G.Node]bool
 	images    map[*G.Node]*G.Node
@@ -32,10 +33,14 @@ func newBuilder(old *given, matches []*Match) (b *builder, misses []Miss) {
 		b.plan(matches)
 		bad, reason := b.misfit(matches)
 		if bad == nil {
+			b.all = matches
 			return b, misses
 		}
-		misses = append(misses, Miss{bad.softmax.node, reason})
-		matches = slices.DeleteFunc(slices.Clone(matches), func(m *Match) bool { return m == bad })
+		at := slices.Index(matches, bad)
+		matches = slices.Replace(slices.Clone(matches), at, at+1, bad.parts...)
+		if bad.parts == nil {
+			misses = append(misses, Miss{bad.softmax.node, reason})
+		}
 	}
 }
 
@@ -249,6 +254,13 @@ func (b *builder) operand(o operand) (n *G.Node, err error) {
 
 // asOutput makes of the new node, n, what the output was. It is memory of its own too.
 func (m *Match) asOutput(n *G.Node) (*G.Node, error) {
+	if m.apart != nil {
+		n, err := step{pattern: m.apart}.apply(n)
+		if err != nil {
+			return nil, err
+		}
+		return step{shape: m.Output.Shape()}.apply(n)
+	}
 	shape := placed{m.Output, m.flipped}.shape()
 	if m.flipped {
 		n, err := step{shape: shape}.apply(n)

@@ -2,9 +2,13 @@
 // anew, with another node in its place. The node is its user's.
 //
 //	graph.go    what is known of the graph that was given: users, constants
-//	match.go    from a SoftMax to the two products around it, and to q, k and v
-//	mask.go     what is added to the scores on the way
+//	match.go    from a softmax to the two products around it, and to q, k and v
+//	softmax.go  a SoftMax, or one that is written out
+//	scale.go    what multiplies the scores on the way
+//	mask.go     what is added to them
+//	heads.go    heads that were computed one by one
 //	build.go    the new graph
+//	step.go     the nodes around an attention in it
 package fuse
 
 import (
@@ -56,13 +60,14 @@ func Rewrite(roots []*G.Node, attention Attention) (*Result, error) {
 		return nil, err
 	}
 	matches, misses := g.match()
+	matches = g.joinHeads(matches)
 	b, more := newBuilder(g, matches)
 	if err = b.build(); err != nil {
 		return nil, err
 	}
 	r := &Result{Graph: b.g, Misses: append(misses, more...), Images: b.images, Attention: b.attention}
 	slices.SortStableFunc(r.Misses, func(x, y Miss) int { return g.at[x.Node] - g.at[y.Node] })
-	for _, m := range matches {
+	for _, m := range b.all {
 		if b.attention[m] != nil {
 			r.Matches = append(r.Matches, m)
 		}

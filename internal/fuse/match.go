@@ -30,6 +30,8 @@ type Match struct {
 	qShape, kShape, vShape, biasShape tensor.Shape // as the new node takes them
 	scales                            []scale      // to be put on q
 	flipped                           bool         // the output is the transpose of what the new node makes
+	parts                             []*Match     // whose outputs are concatenated: the new node has their heads
+	apart                             []int        // of parts: the pattern that brings the output's heads behind its tokens
 	swaps, reshapes                   *G.Node      // on the way from scores to the output, if there are any
 }
 

@@ -12,10 +12,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// step is a Reshape or a Transpose.
+// step is a Reshape, a Transpose or a Slice of the last axis.
 type step struct {
-	shape   tensor.Shape
-	pattern []int
+	shape   tensor.Shape // of the result, of a Reshape or a Slice
+	pattern []int        // of a Transpose
+	slice   tensor.Slice
 }
 
 // idle says that the step has nothing to do with n.
@@ -48,6 +49,11 @@ func (s step) op(n *G.Node) (G.Op, error) {
 	apply := func() (*G.Node, error) { return G.Reshape(like, slices.Clone(s.shape)) }
 	if s.pattern != nil {
 		apply = func() (*G.Node, error) { return G.Transpose(like, slices.Clone(s.pattern)...) }
+	}
+	if s.slice != nil {
+		apply = func() (*G.Node, error) {
+			return G.Slice(like, append(make([]tensor.Slice, n.Dims()-1), s.slice)...)
+		}
 	}
 	out, err := apply()
 	if err != nil {

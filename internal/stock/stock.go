@@ -37,6 +37,8 @@ const (
 	Sum
 	Max
 	Dropout
+	Slice
+	Concat
 )
 
 // Plain says that an op of this kind has a value that depends on those of its inputs
@@ -53,7 +55,8 @@ func (k Kind) Plain() bool {
 type Op struct {
 	Kind           Kind
 	TransA, TransB bool  // of a product
-	Axis           int   // of a SoftMax, where -1 is the default one, a Repeat or a size
+	Axis           int   // of a SoftMax, where -1 is the default one, a Repeat, a size, a Slice or a Concat
+	From, To       int   // of a Slice
 	Pattern        []int // of a transpose
 	Along          []int // the axes that a Sum or Max goes along
 	Idle           bool  // of a Dropout: its value is its input's
@@ -98,6 +101,12 @@ func Of(n *G.Node) Op {
 		return Op{Kind: Sum, Along: ints(v.FieldByName("along"))}
 	case "maxOp":
 		return Op{Kind: Max, Along: ints(v.FieldByName("along"))}
+	case "sliceOp":
+		if s := op.(interface{ IsSlice() tensor.Slice }).IsSlice(); s != nil && s.Step() <= 1 {
+			return Op{Kind: Slice, Axis: int(v.FieldByName("along").Int()), From: s.Start(), To: s.End()}
+		}
+	case "concatOp":
+		return Op{Kind: Concat, Axis: int(v.FieldByName("axis").Int())}
 	case "dropoutOp":
 		return Op{Kind: Dropout, Idle: v.FieldByName("probability").Float() == 0 || !v.FieldByName("isTraining").Bool()}
 	}
