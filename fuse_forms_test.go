@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -339,10 +340,67 @@ var more = []form{
 		s := w.must(G.BroadcastAdd(w.bmm(k, q, false, true), w.input("mask", 2, 5, 1), nil, []byte{2}))
 		return one(w.bmm(v, w.byHand(s, 1, false), true))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (2, 5, 1)"}},
+	{written{name: "matrices that a sum writes over", write: func(w *writer) []*G.Node {
+		x := w.must(G.Tanh(w.input("x", 5, 4)))
+		return one(w.add(x, w.mul(w.softmax(w.mul(x, w.swap(x))), x)))
+	}}, []string{"heads 1/1, queries 5, keys 5, scale 1"}},
+	{written{name: "heads that are matrices of a stack, which a sum writes over", write: func(w *writer) []*G.Node {
+		x := w.shape(w.must(G.Tanh(w.input("x", 2, 20))), 2, 5, 4)
+		o := w.bmm(w.softmax(w.bmm(x, w.swap(x, 0, 2, 1)), 2), x)
+		return one(w.add(x, o))
+	}}, []string{"heads 2/2, queries 5, keys 5, scale 1"}},
 	{written{name: "columns of one query for each of many heads", write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 3, 4, 1), w.input("k", 3, 6, 4), w.input("v", 3, 6, 4)
 		return one(w.bmm(v, w.byHand(w.times(w.bmm(k, q), w.scalar("s", 0.5)), 1, true), true))
 	}}, []string{"heads 3/3, queries 1, keys 6, scale 1, 1 scales"}},
+}
+
+// unlike are heads in a loop that are not one node of all of them: each is its own.
+func unlike() (all []form) {
+	add := func(name string, write func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node) {
+		all = append(all, form{written{name: "heads in a loop, " + name, write: func(w *writer) []*G.Node {
+			return write(w, w.input("q", 4, 8), w.input("k", 4, 8), w.input("v", 4, 8), func(q, k, v *G.Node, by float64) *G.Node {
+				return w.mul(w.softmax(w.times(w.mul(q, w.swap(k)), w.number(by))), v)
+			})
+		}}, []string{"heads 1/1, queries 4, keys 4, scale 0.5", "heads 1/1, queries 4, keys 4, scale 0.5"}})
+	}
+	cut := func(w *writer, x *G.Node, from int) *G.Node { return w.must(G.Slice(x, nil, G.S(from, from+4))) }
+	add("concatenated the other way round", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		a, b := attend(cut(w, q, 0), cut(w, k, 0), cut(w, v, 0), 0.5), attend(cut(w, q, 4), cut(w, k, 4), cut(w, v, 4), 0.5)
+		return one(w.must(G.Concat(1, b, a)))
+	})
+	add("concatenated as rows", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		a, b := attend(cut(w, q, 0), cut(w, k, 0), cut(w, v, 0), 0.5), attend(cut(w, q, 4), cut(w, k, 4), cut(w, v, 4), 0.5)
+		return one(w.must(G.Concat(0, a, b)))
+	})
+	add("of keys that are not those of the queries", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		a, b := attend(cut(w, q, 0), cut(w, k, 4), cut(w, v, 0), 0.5), attend(cut(w, q, 4), cut(w, k, 0), cut(w, v, 4), 0.5)
+		return one(w.must(G.Concat(1, a, b)))
+	})
+	add("cut so that they overlap", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		a, b := attend(cut(w, q, 0), cut(w, k, 0), cut(w, v, 0), 0.5), attend(cut(w, q, 3), cut(w, k, 4), cut(w, v, 4), 0.5)
+		return one(w.must(G.Concat(1, a, b)))
+	})
+	add("one of which is a root", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		a, b := attend(cut(w, q, 0), cut(w, k, 0), cut(w, v, 0), 0.5), attend(cut(w, q, 4), cut(w, k, 4), cut(w, v, 4), 0.5)
+		return []*G.Node{w.must(G.Concat(1, a, b)), a}
+	})
+	add("with something else in the Concat", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		a, b := attend(cut(w, q, 0), cut(w, k, 0), cut(w, v, 0), 0.5), attend(cut(w, q, 4), cut(w, k, 4), cut(w, v, 4), 0.5)
+		return one(w.must(G.Concat(1, a, b, q)))
+	})
+	add("whose slices are needed elsewhere", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		x := cut(w, q, 0)
+		a, b := attend(x, cut(w, k, 0), cut(w, v, 0), 0.5), attend(cut(w, q, 4), cut(w, k, 4), cut(w, v, 4), 0.5)
+		return []*G.Node{w.must(G.Concat(1, a, b)), w.must(G.Tanh(x))}
+	})
+	all[len(all)-1].nodes = []string{"heads 2/2, queries 4, keys 4, scale 0.5"}
+	add("with scales of their own", func(w *writer, q, k, v *G.Node, attend func(q, k, v *G.Node, by float64) *G.Node) []*G.Node {
+		a, b := attend(cut(w, q, 0), cut(w, k, 0), cut(w, v, 0), 0.5), attend(cut(w, q, 4), cut(w, k, 4), cut(w, v, 4), 0.7)
+		return one(w.must(G.Concat(1, a, b)))
+	})
+	all[len(all)-1].nodes = []string{"heads 1/1, queries 4, keys 4, scale 0.5", "heads 1/1, queries 4, keys 4, scale 0.7"}
+	return all
 }
 
 // transposedMask is masks of rows of queries as columns of them.
@@ -355,8 +413,8 @@ func transposedMask(m []float64, queries, keys int) []float64 {
 	return y
 }
 
-func allForms() (all []form) {
-	return append(append(append(all, forms...), scaledForms()...), more...)
+func allForms() []form {
+	return slices.Concat(forms, scaledForms(), more, unlike())
 }
 
 // TestFuseForms: attention as people write it becomes the nodes that are named.

@@ -305,7 +305,44 @@ func (a *author) write() []*G.Node {
 	for range 1 + a.pick(2) {
 		x = a.layer(x, outer)
 	}
+	if a.pick(5) == 1 && len(outer) < 2 {
+		a.roots = append(a.roots, a.loop(outer))
+	}
 	return append(a.roots, x)
+}
+
+// loop is heads of one attention, made one by one, or nearly.
+func (a *author) loop(outer []int) *G.Node {
+	const heads = 2
+	rows, dim := 1+a.pick(4), 2+a.pick(2)
+	q := a.operand(outer, rows, heads*dim)
+	k, v := q, q
+	if a.pick(2) == 1 {
+		k, v = a.operand(outer, rows, heads*dim), a.operand(outer, rows, heads*dim)
+	}
+	last := len(outer) + 1
+	cut := func(x *G.Node, i int) *G.Node {
+		from := i * dim
+		if a.pick(12) == 1 {
+			from = a.pick(dim + 1)
+		}
+		return a.must(G.Slice(x, append(make([]tensor.Slice, last), G.S(from, from+dim))...))
+	}
+	mask := a.input(a.name(), append(slices.Clone(outer), rows, rows)...)
+	var all []*G.Node
+	for i := range heads {
+		s := a.bmm(cut(q, i), cut(k, i), false, true)
+		s = a.times(s, a.number([]float64{0.5, 2}[a.pick(5)/4]))
+		if a.pick(4) != 1 {
+			s = a.add(s, mask)
+		}
+		all = append(all, a.bmm(a.softmax(s, last), cut(v, i)))
+	}
+	if a.pick(6) == 1 {
+		slices.Reverse(all)
+	}
+	a.aside(q)
+	return a.must(G.Concat(last, all...))
 }
 
 // evaluate computes nodes one by one, with inputs of their own: what the graph

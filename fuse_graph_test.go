@@ -207,6 +207,23 @@ func TestFuseOverwritten(t *testing.T) {
 	}
 }
 
+// TestFuseHeadsApart: where the projections of heads may be overwritten before all
+// of the heads are there, each head is an attention of its own.
+func TestFuseHeadsApart(t *testing.T) {
+	w := newWriter(t, reftest.Rand(t), tensor.Float64)
+	x := w.must(G.Tanh(w.input("x", 4, 8)))
+	late := w.times(w.shape(x, 32), w.number(3))
+	o := w.loop(2, x, w.input("k", 4, 8), w.input("v", 4, 8), func(q, k, v *G.Node) *G.Node {
+		return w.mul(w.softmax(w.mul(q, w.swap(k))), v)
+	})
+	roots := []*G.Node{o, late}
+	f, err := la.Fuse(roots...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	(&written{matches: 2}).check(t, f)
+}
+
 // TestFuseTwice: what two attentions do with one operand is done for each, where
 // it stood.
 func TestFuseTwice(t *testing.T) {

@@ -108,6 +108,9 @@ func (g *given) joinSources(all []*source) *source {
 		}
 	}
 	from := g.children[first][0]
+	for g.kind(from) == stock.Whole {
+		from = g.children[from][0]
+	}
 	if from.Dims() != rank {
 		return nil
 	}

@@ -38,6 +38,7 @@ const (
 	Max
 	Dropout
 	Slice
+	Whole // a Slice that cuts nothing off
 	Concat
 )
 
@@ -102,7 +103,10 @@ func Of(n *G.Node) Op {
 	case "maxOp":
 		return Op{Kind: Max, Along: ints(v.FieldByName("along"))}
 	case "sliceOp":
-		if s := op.(interface{ IsSlice() tensor.Slice }).IsSlice(); s != nil && s.Step() <= 1 {
+		switch s := op.(interface{ IsSlice() tensor.Slice }).IsSlice(); {
+		case s == nil:
+			return Op{Kind: Whole}
+		case s.Step() <= 1:
 			return Op{Kind: Slice, Axis: int(v.FieldByName("along").Int()), From: s.Start(), To: s.End()}
 		}
 	case "concatOp":
