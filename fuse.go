@@ -25,7 +25,7 @@ type Fused struct {
 
 // A Match is an attention that was replaced.
 type Match struct {
-	Output *G.Node // in the graph that was given: the product of weights and values
+	Output *G.Node // in the graph that was given: the product of weights and values, or the Concat of several
 	Node   *G.Node // in the new graph: the node of Attention
 	Scale  float64 // on the scores
 	Causal bool
@@ -86,34 +86,47 @@ func (f *Fused) String() string {
 
 // Fuse looks in the graph of the roots for attention made of Gorgonia's own ops
 // and returns the graph anew, with [Attention] in its place. The graph that was
-// given stays as it is. What it finds:
+// given stays as it is. docs/fuse.md is a table of the forms that it finds, each with
+// the node that comes of it. In short:
 //
 //	scores   BatchedMatMul of q and k, or Mul of matrices: any number of axes
-//	         in front of (N, d), so heads may be an axis or part of the batch
+//	         in front of (N, d), so heads may be an axis or part of the batch.
+//	         k times q where the softmax is of columns, or a Transpose follows
 //	k        transposed by BatchedMatMul's flag or by Transpose, any number of
 //	         times, with other axes moved in the same Transpose too; q and v
 //	         the same. A k or v that comes transposed needs a copy: it is found
 //	         from 16 queries on, where that pays, and both from 32 on
 //	scale    HadamardProd, HadamardDiv, Mul or Div with a number, as often as
-//	         one likes: of q, of k or of the scores. The number is a constant,
-//	         or computed of constants; a tensor of equal numbers will do
+//	         one likes: of q, of k or of the scores. One that is constant, or
+//	         computed of constants, is [WithScale]; a tensor of equal numbers will
+//	         do. Any other one, an input or a scalar that is computed, multiplies
+//	         or divides q in the new graph: its value may change, and it has its gradient
 //	mask     Add, Sub or a broadcast form of them, before or after the scale.
 //	         A tensor that is constant or computed of constants and exactly
 //	         causal is [WithCausal]: for query i of Nq and key j of N it is 0
 //	         where j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf).
-//	         Any other one, an input too, is [WithBias]; of these there may be
-//	         one. Where it is broadcast it stays as small as it is
-//	weights  SoftMax over the last axis
-//	out      BatchedMatMul, or Mul, of the weights and v
-//	between  Reshape, as long as SoftMax has the rows of the scores and the
-//	         second product those of SoftMax
+//	         Any other one, an input too, or made of one by arithmetic, is
+//	         [WithBias]; of these there may be one. Where it is broadcast it stays
+//	         as small as it is
+//	weights  SoftMax over the last axis of scores, or over the one before; or Exp,
+//	         Sum and a division, with the maximum taken off first or without
+//	dropout  behind the scores or the weights, where it is the identity: with
+//	         probability 0, or switched off by a machine that was made with
+//	         gorgonia.EvalMode. It is not in the new graph
+//	out      BatchedMatMul, or Mul, of the weights and v, or of v, transposed, and
+//	         the weights, transposed
+//	between  Reshape, as long as the softmax has the rows of the scores and the
+//	         second product those of the softmax
+//	heads    that a loop makes one by one are a node each. Where they are slices, in
+//	         order, of the same projections, with one scale and mask, and their
+//	         outputs go into one Concat, they are one node of all heads
 //
 // Attention made by [Default] is found too, though its scale and mask are inputs.
 //
-// It leaves alone what it does not understand, and says why in Misses: several
-// masks that are not causal; a scale that is an input or computed from one, since
-// its value may change; SoftMax over another axis; anything between, Dropout for
-// instance; scores or weights that something else reads or that are a root.
+// It leaves alone what it does not understand, and says why, and what to change, in
+// Misses: several masks that are not causal; a scale for each head, query or key;
+// Dropout that drops; anything else between; scores or weights that something else
+// reads or that are a root.
 //
 // The new graph has the nodes that the roots need and every gorgonia.Read of
 // the old one, whose values both graphs store where it says. Inputs keep names,
@@ -124,8 +137,9 @@ func (f *Fused) String() string {
 //
 // Call it before gorgonia.Grad, since gradients read the scores: those of a
 // graph that has them already leave the attention alone. Results differ by
-// rounding, and where Gorgonia's SoftMax is NaN, see [Default]. It knows the
-// ops of Gorgonia v0.9.18 by their names.
+// rounding, and where Gorgonia's nodes give NaN: SoftMax, see [Default];
+// exponentials that overflow; and a query from which -Inf hides all keys, whose
+// output is 0. It knows the ops of Gorgonia v0.9.18 by their names.
 //
 // Errors: [ErrGraph] for roots that are nil or of several graphs, and for a
 // graph in which Gorgonia would take two nodes for one ([CheckGraph]).

@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -119,8 +120,11 @@ func node(m la.Match) string {
 	if m.Bias != nil {
 		s += fmt.Sprintf(", bias %v", m.Bias.Shape())
 	}
-	if n := len(m.Scales); n > 0 {
-		s += fmt.Sprintf(", %d scales", n)
+	switch n := len(m.Scales); {
+	case n == 1:
+		s += ", scaled by a node"
+	case n > 1:
+		s += fmt.Sprintf(", scaled by %d nodes", n)
 	}
 	if len(m.Dropouts) > 0 {
 		s += ", no dropout"
@@ -137,8 +141,8 @@ var forms = []form{
 		})
 		return one(w.mul(w.must(G.Concat(1, heads...)), w.weight(8, 8)))
 	}}, []string{
-		"heads 1/1, queries 5, keys 5, scale 1, bias (5, 5), 1 scales, no dropout",
-		"heads 1/1, queries 5, keys 5, scale 1, bias (5, 5), 1 scales, no dropout",
+		"heads 1/1, queries 5, keys 5, scale 1, bias (5, 5), scaled by a node, no dropout",
+		"heads 1/1, queries 5, keys 5, scale 1, bias (5, 5), scaled by a node, no dropout",
 	}},
 	{written{name: "a GPT whose heads are summed, without a mask", write: func(w *writer) []*G.Node {
 		x, scale := w.input("x", 6, 8), w.anyScalar("scale", 0.35)
@@ -147,9 +151,9 @@ var forms = []form{
 		})
 		return one(w.mul(w.add(w.add(heads[0], heads[1]), heads[2]), w.weight(4, 8)))
 	}}, []string{
-		"heads 1/1, queries 6, keys 6, scale 1, 1 scales",
-		"heads 1/1, queries 6, keys 6, scale 1, 1 scales",
-		"heads 1/1, queries 6, keys 6, scale 1, 1 scales",
+		"heads 1/1, queries 6, keys 6, scale 1, scaled by a node",
+		"heads 1/1, queries 6, keys 6, scale 1, scaled by a node",
+		"heads 1/1, queries 6, keys 6, scale 1, scaled by a node",
 	}},
 	{written{name: "a masked graph layer: keys transposed, a mask for all sequences, SoftMax of a matrix", write: func(w *writer) []*G.Node {
 		x := w.input("x", 2, 5, 6)
@@ -161,19 +165,19 @@ var forms = []form{
 		s := w.times(w.bmm(q, w.swap(k, 0, 2, 1)), w.anyScalar("scale", 0.5))
 		s = w.must(G.BroadcastAdd(s, w.hidden("mask", math.Inf(-1), 5, 5), nil, []byte{0}))
 		return one(w.bmm(w.shape(w.softmax(w.shape(s, 10, 5)), 2, 5, 5), v))
-	}}, []string{"heads 2/2, queries 5, keys 5, scale 1, bias (1, 5, 5), 1 scales"}},
+	}}, []string{"heads 2/2, queries 5, keys 5, scale 1, bias (1, 5, 5), scaled by a node"}},
 	{written{name: "an encoder: divided by the root of an input, padding made of 0 and 1", write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 2, 3, 4, 8), w.input("k", 2, 3, 7, 8), w.input("v", 2, 3, 7, 8)
 		s := w.over(w.bmm(q, w.swap(k, 0, 1, 3, 2)), w.must(G.Sqrt(w.scalar("d", 8))))
 		padding := w.times(w.must(G.Sub(w.number(1), w.shown("padding", 2, 1, 1, 7))), w.number(-1e4))
 		s = w.must(G.BroadcastAdd(s, padding, nil, []byte{1, 2}))
 		return one(w.bmm(w.softmax(s, 3), v))
-	}}, []string{"heads 6/6, queries 4, keys 7, scale 1, bias (2, 1, 1, 7), 1 scales"}},
+	}}, []string{"heads 6/6, queries 4, keys 7, scale 1, bias (2, 1, 1, 7), scaled by a node"}},
 	{written{name: "a classifier of sentences: Mul with a scalar on the left", write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 4, 8), w.input("k", 6, 8), w.input("v", 6, 3)
 		s := w.must(G.Mul(w.scalar("scale", 0.3), w.mul(q, w.must(G.Transpose(k)))))
 		return one(w.mul(w.softmax(s), v))
-	}}, []string{"heads 1/1, queries 4, keys 6, scale 1, 1 scales"}},
+	}}, []string{"heads 1/1, queries 4, keys 6, scale 1, scaled by a node"}},
 	{written{name: "a library's own softmax, of matrices, causal", write: func(w *writer) []*G.Node {
 		x := w.input("x", 5, 4)
 		s := w.add(w.over(w.mul(x, w.swap(x)), w.number(2)), w.constant("mask", causalMask(1, 5, 5, -1e9), 5, 5))
@@ -184,7 +188,7 @@ var forms = []form{
 		mask := w.times(w.must(G.Sub(w.shown("adjacency", 2, 5, 5), w.number(1))), w.number(1e4))
 		s := w.add(w.times(w.bmm(q, k, false, true), w.scalar("scale", 0.5)), mask)
 		return one(w.bmm(w.byHand(s, 2, true), v))
-	}}, []string{"heads 2/2, queries 5, keys 5, scale 1, bias (2, 5, 5), 1 scales"}},
+	}}, []string{"heads 2/2, queries 5, keys 5, scale 1, bias (2, 5, 5), scaled by a node"}},
 	{written{name: "q, k and v cut from one projection", write: func(w *writer) []*G.Node {
 		const T, heads, dim = 5, 2, 3
 		y := w.mul(w.input("x", T, 6), w.weight(6, 3*heads*dim))
@@ -196,7 +200,7 @@ var forms = []form{
 		s := w.times(w.bmm(cut[0], cut[1], false, true), w.scalar("scale", 0.5))
 		s = w.must(G.BroadcastAdd(s, w.constant("mask", causalMask(1, T, T, math.Inf(-1)), 1, T, T), nil, []byte{0}))
 		return one(w.tokens(w.bmm(w.softmax(s, 2), cut[2])))
-	}}, []string{"heads 2/2, queries 5, keys 5, scale 1, causal, 1 scales"}},
+	}}, []string{"heads 2/2, queries 5, keys 5, scale 1, causal, scaled by a node"}},
 	{written{name: "heads in a loop, cut from projections and concatenated", write: func(w *writer) []*G.Node {
 		x, mask := w.input("x", 5, 8), w.hidden("mask", -1e4, 5, 5)
 		q, k, v := w.mul(x, w.weight(8, 12)), w.mul(x, w.weight(8, 12)), w.mul(x, w.weight(8, 6))
@@ -204,7 +208,7 @@ var forms = []form{
 		return one(w.loop(3, q, k, v, func(q, k, v *G.Node) *G.Node {
 			return w.mul(w.softmax(w.add(w.times(w.mul(q, w.swap(k)), scale), mask)), v)
 		}))
-	}}, []string{"heads 3/3, queries 5, keys 5, scale 1, bias (5, 5), 1 scales"}},
+	}}, []string{"heads 3/3, queries 5, keys 5, scale 1, bias (5, 5), scaled by a node"}},
 	{written{name: "heads in a loop, cut from one projection of sequences, causal, by hand", write: func(w *writer) []*G.Node {
 		y := w.input("x", 2, 4, 18)
 		part := func(i int) *G.Node { return w.must(G.Slice(y, nil, nil, G.S(6*i, 6*i+6))) }
@@ -225,7 +229,7 @@ var forms = []form{
 		q, k, v := w.mul(w.weight(4, 6), x), w.mul(w.weight(4, 6), x), w.mul(w.weight(3, 6), x)
 		s := w.must(G.HadamardDiv(w.mul(w.swap(k), q), w.scalar("root", 2)))
 		return one(w.mul(v, w.byHand(s, 0, true)))
-	}}, []string{"heads 1/1, queries 40, keys 40, scale 1, 1 scales"}},
+	}}, []string{"heads 1/1, queries 40, keys 40, scale 1, scaled by a node"}},
 }
 
 // scaledForms are the places of a scale, and what it may be.
@@ -250,19 +254,19 @@ func scaledForms() (all []form) {
 		by   func(w *writer, x *G.Node) *G.Node
 		node string
 	}{
-		{"an input", func(w *writer, x *G.Node) *G.Node { return w.times(x, w.scalar("s", 0.7)) }, "scale 1, 1 scales"},
-		{"an input on the left", func(w *writer, x *G.Node) *G.Node { return w.times(w.scalar("s", 0.7), x) }, "scale 1, 1 scales"},
-		{"divided by an input", func(w *writer, x *G.Node) *G.Node { return w.must(G.Div(x, w.scalar("s", 1.7))) }, "scale 1, 1 scales"},
+		{"an input", func(w *writer, x *G.Node) *G.Node { return w.times(x, w.scalar("s", 0.7)) }, "scale 1, scaled by a node"},
+		{"an input on the left", func(w *writer, x *G.Node) *G.Node { return w.times(w.scalar("s", 0.7), x) }, "scale 1, scaled by a node"},
+		{"divided by an input", func(w *writer, x *G.Node) *G.Node { return w.must(G.Div(x, w.scalar("s", 1.7))) }, "scale 1, scaled by a node"},
 		{"computed", func(w *writer, x *G.Node) *G.Node {
 			return w.times(x, w.must(G.Inverse(w.must(G.Sqrt(w.must(G.Add(w.scalar("s", 2), w.number(1))))))))
-		}, "scale 1, 1 scales"},
-		{"a sum of an input", func(w *writer, x *G.Node) *G.Node { return w.times(x, w.must(G.Sum(w.input("t", 2, 2)))) }, "scale 1, 1 scales"},
+		}, "scale 1, scaled by a node"},
+		{"a sum of an input", func(w *writer, x *G.Node) *G.Node { return w.times(x, w.must(G.Sum(w.input("t", 2, 2)))) }, "scale 1, scaled by a node"},
 		{"a tensor of one number", func(w *writer, x *G.Node) *G.Node {
 			return w.must(G.BroadcastHadamardProd(x, w.input("s", 1, 1, 1), nil, []byte{0, 1, 2}))
-		}, "scale 1, 1 scales"},
+		}, "scale 1, scaled by a node"},
 		{"a constant and two inputs", func(w *writer, x *G.Node) *G.Node {
 			return w.over(w.times(w.times(x, w.number(0.5)), w.scalar("s", 1.5)), w.scalar("t", 3))
-		}, "scale 0.5, 2 scales"},
+		}, "scale 0.5, scaled by 2 nodes"},
 	}
 	for place, put := range places {
 		for _, s := range scales {
@@ -278,11 +282,11 @@ func scaledForms() (all []form) {
 var more = []form{
 	{written{name: "scaled behind a mask that is an input", write: func(w *writer) []*G.Node {
 		return one(w.attend(func(s *G.Node) *G.Node { return w.times(w.add(s, w.input("mask", 2, 3, 5)), w.scalar("s", 0.7)) }))
-	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (2, 3, 5), 1 scales"}},
+	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (2, 3, 5), scaled by a node"}},
 	{written{name: "scaled by an input behind a causal mask", write: func(w *writer) []*G.Node {
 		m := w.constant("mask", causalMask(2, 3, 5, -3), 2, 3, 5)
 		return one(w.attend(func(s *G.Node) *G.Node { return w.times(w.add(s, m), w.scalar("s", 0.7)) }))
-	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (2, 3, 5), 1 scales"}},
+	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (2, 3, 5), scaled by a node"}},
 	{written{name: "SoftMax of the scores without their maximum", write: func(w *writer) []*G.Node {
 		return one(w.attend(func(s *G.Node) *G.Node {
 			return w.must(G.BroadcastSub(s, w.column(w.must(G.Max(s, 2)), s, 2), nil, []byte{2}))
@@ -308,11 +312,11 @@ var more = []form{
 		s := w.must(G.Dropout(w.bmm(q, k, false, true), 0))
 		return one(w.bmm(w.must(G.Dropout(w.byHand(s, 3, true), 0)), v))
 	}}, []string{"heads 4/4, queries 3, keys 5, scale 1, no dropout"}},
-	{written{name: "scores transposed", write: func(w *writer) []*G.Node {
+	{written{name: "keys times queries, transposed", write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		return one(w.bmm(w.softmax(w.swap(w.bmm(k, q, false, true), 0, 2, 1), 2), v))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1"}},
-	{written{name: "SoftMax of columns, transposed by the product", write: func(w *writer) []*G.Node {
+	{written{name: "keys times queries, a softmax of columns, transposed by the product", write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		return one(w.bmm(w.byHand(w.bmm(k, q, false, true), 1, false), v, true))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1"}},
@@ -324,35 +328,35 @@ var more = []form{
 		q, k, v := w.qkv()
 		return one(w.bmm(w.swap(v, 0, 2, 1), w.swap(w.softmax(w.bmm(q, k, false, true), 2), 0, 2, 1)))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1"}},
-	{written{name: "columns, and a causal mask of columns", write: func(w *writer) []*G.Node {
+	{written{name: "keys times queries, and a causal mask of columns", write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		m := transposedMask(causalMask(2, 3, 5, -1e9), 3, 5)
 		s := w.add(w.bmm(k, q, false, true), w.constant("mask", m, 2, 5, 3))
 		return one(w.bmm(w.byHand(s, 1, false), v, true))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, causal"}},
-	{written{name: "columns, and a mask of all heads", write: func(w *writer) []*G.Node {
+	{written{name: "keys times queries, and a mask of all heads", write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		s := w.must(G.BroadcastAdd(w.bmm(k, q, false, true), w.input("mask", 1, 5, 3), nil, []byte{0}))
 		return one(w.bmm(v, w.byHand(s, 1, true), true))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (1, 5, 3)"}},
-	{written{name: "columns, and a mask of all queries", write: func(w *writer) []*G.Node {
+	{written{name: "keys times queries, and a mask of all queries", write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()
 		s := w.must(G.BroadcastAdd(w.bmm(k, q, false, true), w.input("mask", 2, 5, 1), nil, []byte{2}))
 		return one(w.bmm(v, w.byHand(s, 1, false), true))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (2, 5, 1)"}},
-	{written{name: "matrices that a sum writes over", write: func(w *writer) []*G.Node {
+	{written{name: "one head of matrices, and a residual of its operand", write: func(w *writer) []*G.Node {
 		x := w.must(G.Tanh(w.input("x", 5, 4)))
 		return one(w.add(x, w.mul(w.softmax(w.mul(x, w.swap(x))), x)))
 	}}, []string{"heads 1/1, queries 5, keys 5, scale 1"}},
-	{written{name: "heads that are matrices of a stack, which a sum writes over", write: func(w *writer) []*G.Node {
+	{written{name: "a stack of heads, and a residual of its operand", write: func(w *writer) []*G.Node {
 		x := w.shape(w.must(G.Tanh(w.input("x", 2, 20))), 2, 5, 4)
 		o := w.bmm(w.softmax(w.bmm(x, w.swap(x, 0, 2, 1)), 2), x)
 		return one(w.add(x, o))
 	}}, []string{"heads 2/2, queries 5, keys 5, scale 1"}},
-	{written{name: "columns of one query for each of many heads", write: func(w *writer) []*G.Node {
+	{written{name: "keys times queries, one query of each head", write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 3, 4, 1), w.input("k", 3, 6, 4), w.input("v", 3, 6, 4)
 		return one(w.bmm(v, w.byHand(w.times(w.bmm(k, q), w.scalar("s", 0.5)), 1, true), true))
-	}}, []string{"heads 3/3, queries 1, keys 6, scale 1, 1 scales"}},
+	}}, []string{"heads 3/3, queries 1, keys 6, scale 1, scaled by a node"}},
 }
 
 // unlike are heads in a loop that are not one node of all of them: each is its own.
@@ -441,6 +445,28 @@ func TestFuseForms(t *testing.T) {
 				}
 				c.checkMisses(t, f)
 			})
+		}
+	}
+}
+
+// row is the form's row in the table of docs/fuse.md.
+func (c *form) row() string {
+	made := c.nodes[0]
+	if n := len(c.nodes); n > 1 {
+		made = fmt.Sprintf("%d nodes, each of %s", n, made)
+	}
+	return fmt.Sprintf("| %s | %s |\n", c.name, made)
+}
+
+// TestFusePage: the page of Fuse shows the forms, with the nodes that come of them.
+func TestFusePage(t *testing.T) {
+	page, err := os.ReadFile("docs/fuse.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range slices.Concat(forms, more) {
+		if len(c.nodes) > 0 && !strings.Contains(string(page), c.row()) {
+			t.Errorf("docs/fuse.md lacks\n%s", c.row())
 		}
 	}
 }
