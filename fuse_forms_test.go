@@ -345,13 +345,13 @@ var more = []form{
 		return one(w.bmm(v, w.byHand(s, 1, false), true))
 	}}, []string{"heads 2/2, queries 3, keys 5, scale 1, bias (2, 5, 1)"}},
 	{written{name: "one head of matrices, and a residual of its operand", write: func(w *writer) []*G.Node {
-		x := w.must(G.Tanh(w.input("x", 5, 4)))
+		x := w.mul(w.input("x", 5, 4), w.weight(4, 4))
 		return one(w.add(x, w.mul(w.softmax(w.mul(x, w.swap(x))), x)))
 	}}, []string{"heads 1/1, queries 5, keys 5, scale 1"}},
 	{written{name: "a stack of heads, and a residual of its operand", write: func(w *writer) []*G.Node {
-		x := w.shape(w.must(G.Tanh(w.input("x", 2, 20))), 2, 5, 4)
-		o := w.bmm(w.softmax(w.bmm(x, w.swap(x, 0, 2, 1)), 2), x)
-		return one(w.add(x, o))
+		k := w.mul(w.input("x", 10, 4), w.weight(4, 4))
+		s := w.bmm(w.input("q", 2, 5, 4), w.swap(w.shape(k, 2, 5, 4), 0, 2, 1))
+		return one(w.add(k, w.shape(w.bmm(w.softmax(s, 2), w.input("v", 2, 5, 4)), 10, 4)))
 	}}, []string{"heads 2/2, queries 5, keys 5, scale 1"}},
 	{written{name: "keys times queries, one query of each head", write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 3, 4, 1), w.input("k", 3, 6, 4), w.input("v", 3, 6, 4)

@@ -72,7 +72,7 @@ func scaleBy(n, by *G.Node, divides bool) (*G.Node, error) {
 		if err != nil {
 			return nil, errorf("%v", err)
 		}
-		if by, err = applyStep(&scaleOp{newStepOp(sum.Op())}, by); err != nil {
+		if by, err = applyStep(newStepOp(sum.Op()), by); err != nil {
 			return nil, err
 		}
 	}
@@ -84,10 +84,5 @@ func scaleBy(n, by *G.Node, divides bool) (*G.Node, error) {
 	if err != nil {
 		return nil, errorf("%v", err)
 	}
-	return applyStep(&scaleOp{newStepOp(out.Op())}, n, by)
+	return applyStep(newStepOp(out.Op()), n, by)
 }
-
-// scaleOp is a step that writes over no input: that may be the memory of others.
-type scaleOp struct{ *stepOp }
-
-func (op *scaleOp) OverwritesInput() int { return -1 }

@@ -71,7 +71,8 @@ func applyStep(op G.Op, in ...*G.Node) (*G.Node, error) {
 }
 
 // stepOp is an op of Gorgonia that is no other node's: merged with one of the old
-// graph it would move that in the order.
+// graph it would move that in the order. Machines do not find what lets Gorgonia's own
+// write over their inputs, so it makes a new value, or a Reshape of one.
 type stepOp struct {
 	stockStep
 	id uint64
@@ -94,8 +95,6 @@ func (op *stepOp) Hashcode() uint32 { return graph.Hashcode(op) }
 
 // apartOp is a step whose result, and whose gradient, is memory of its own.
 type apartOp struct{ *stepOp }
-
-func (op *apartOp) OverwritesInput() int { return -1 }
 
 func (op *apartOp) Do(in ...G.Value) (G.Value, error) {
 	out, err := op.stockStep.Do(in...)
