@@ -211,6 +211,10 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 	columns := a.pick(5) == 1
 	if columns {
 		s = a.flipped(s)
+		if a.pick(6) == 1 {
+			s = a.masked(a.reshaped(s, 1), keys, rows)
+			s = a.shape(s, append(slices.Clone(outer), keys, rows)...)
+		}
 	}
 	p := a.weights(s, columns)
 	weights := p

@@ -54,7 +54,7 @@ var leftAlone = []written{
 		q, k, v := w.qkv()
 		return one(w.bmm(w.softmax(w.bmm(q, k, false, true), 0), v))
 	}},
-	{name: "columns: SoftMax takes the first axis of (n, 1)", misses: []string{"its rows are not those of"}, write: func(w *writer) []*G.Node {
+	{name: "columns: SoftMax takes the first axis of (n, 1)", misses: []string{"are transposed, at node"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.input("q", 2, 3, 4), w.input("k", 2, 1, 4), w.input("v", 2, 1, 6)
 		p := w.softmax(w.shape(w.bmm(q, k, false, true), 6, 1))
 		return one(w.bmm(w.shape(p, 2, 3, 1), v))
@@ -209,6 +209,12 @@ var leftAlone = []written{
 		return one(w.attend(func(s *G.Node) *G.Node {
 			return w.must(G.BroadcastSub(s, w.column(w.must(G.Max(s, 1)), s, 1), nil, []byte{1}))
 		}))
+	}},
+	{name: "columns in one row on the way, and masked there", misses: []string{"are transposed, at node"}, write: func(w *writer) []*G.Node {
+		q, k, v := w.qkv()
+		m := w.constant("mask", causalMask(2, 3, 5, -1e9), 30)
+		s := w.shape(w.add(w.shape(w.bmm(k, q, false, true), 30), m), 2, 5, 3)
+		return one(w.bmm(w.byHand(s, 1, false), v, true))
 	}},
 	{name: "columns reshaped on the way", misses: []string{"are transposed, at node"}, write: func(w *writer) []*G.Node {
 		q, k, v := w.qkv()

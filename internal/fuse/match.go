@@ -121,9 +121,6 @@ func (g *given) matchAt(m *Match) (reason string) {
 	if reason != "" {
 		return reason
 	}
-	if m.swaps != nil && m.reshapes != nil {
-		return fmt.Sprintf("its matrices are transposed, at %s, and reshaped, at %s: transpose queries, keys or values instead, or reshape those", stock.Describe(m.swaps), stock.Describe(m.reshapes))
-	}
 	s, c := g.ops[scores.node], g.children[scores.node]
 	if scores.flipped { // keys times queries
 		m.q, m.k = g.source(c[1], !s.TransB, true), g.source(c[0], s.TransA, true)
@@ -195,6 +192,15 @@ func (g *given) through(m *Match, at placed, n, next *G.Node) (to placed, ok boo
 	return to, false
 }
 
+// mixed says why matrices that are transposed and reshaped are not followed: their
+// rows are not where they were.
+func (m *Match) mixed() (reason string) {
+	if m.swaps == nil || m.reshapes == nil {
+		return ""
+	}
+	return fmt.Sprintf("its matrices are transposed, at %s, and reshaped, at %s: transpose queries, keys or values instead, or reshape those", stock.Describe(m.swaps), stock.Describe(m.reshapes))
+}
+
 // matchValues goes from the softmax to the product of the weights and values.
 func (g *given) matchValues(m *Match, flipped bool) (reason string) {
 	for at := (placed{m.softmax.node, flipped}); ; {
@@ -206,6 +212,9 @@ func (g *given) matchValues(m *Match, flipped bool) (reason string) {
 			return fmt.Sprintf("its result is needed %d times, and not by a product with values alone: do not read the weights, and call Fuse before Grad", g.users[n])
 		}
 		if to, ok := g.through(m, at, user, user); ok {
+			if reason = m.mixed(); reason != "" {
+				return reason
+			}
 			at = to
 			continue
 		}
@@ -252,6 +261,9 @@ func (g *given) matchScores(m *Match, flipped bool) (scores placed, masks []adde
 		}
 		if len(g.children[n]) > 0 {
 			if to, ok := g.through(m, at, n, g.children[n][0]); ok {
+				if reason = m.mixed(); reason != "" {
+					return at, nil, reason
+				}
 				at = to
 				continue
 			}
