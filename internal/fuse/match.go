@@ -249,57 +249,63 @@ func (g *given) matchScores(m *Match, flipped bool) (scores placed, masks []adde
 	at, uses := placed{m.softmax.scores, flipped}, m.softmax.uses
 	for {
 		n := at.node
-		if g.users[n] != uses {
+		switch {
+		case g.users[n] != uses:
 			return at, nil, fmt.Sprintf("its scores are needed elsewhere too, at %s: do not read them, and call Fuse before Grad", stock.Describe(n))
-		}
-		uses = 1
-		if len(n.Shape()) >= 2 && at.keys() == m.Keys {
-			if of := g.withoutMaximum(n, at.keyAxis()); of != nil {
-				at.node, uses = of, 2
-				continue
-			}
-		}
-		if len(g.children[n]) > 0 {
-			if to, ok := g.through(m, at, n, g.children[n][0]); ok {
-				if reason = m.mixed(); reason != "" {
-					return at, nil, reason
-				}
-				at = to
-				continue
-			}
-		}
-		switch g.kind(n) {
-		case stock.Product:
-			if at.keys() != m.Keys {
-				return at, nil, fmt.Sprintf("its rows are not those of %s: reshape it so that the last axis is that of the keys", stock.Describe(n))
-			}
+		case g.kind(n) == stock.Product && at.keys() != m.Keys:
+			return at, nil, fmt.Sprintf("its rows are not those of %s: reshape it so that the last axis is that of the keys", stock.Describe(n))
+		case g.kind(n) == stock.Product:
 			g.known[n] = true
 			return at, masks, ""
-		case stock.Mul, stock.Div:
-			child, s, ok := g.scaled(n, true)
-			if !ok {
-				return at, nil, g.badScale(n)
-			}
-			m.Scale *= s.number
-			if s.node != nil {
-				m.scales = append(m.scales, s)
-			}
-			at.node = child
-		case stock.Add, stock.Sub:
-			mask, reason := g.masked(at)
-			if reason != "" {
-				return at, nil, reason
-			}
-			at.node = mask.scores
-			mask.factor *= m.Scale // what was scaled behind the mask scaled it too
-			mask.scales = slices.Clone(m.scales)
-			if len(mask.numbers) != 1 || !finite(mask.numbers[0]) { // one for all SoftMax takes no notice of
-				masks = append(masks, mask)
-			}
-		default:
-			return at, nil, fmt.Sprintf("its scores come from %s, not from a product of queries and keys: %s", stock.Describe(n), g.instead(n))
+		}
+		uses = 1
+		if of := g.withoutMaximum(m, at); of != nil {
+			at.node, uses = of, 2
+			continue
+		}
+		var mask *addend
+		if at, mask, reason = g.changed(m, at); reason != "" {
+			return at, nil, reason
+		}
+		if mask != nil {
+			masks = append(masks, *mask)
 		}
 	}
+}
+
+// changed is the scores that at is made of by one node, which m takes note of, and
+// what that adds to them, if it does.
+func (g *given) changed(m *Match, at placed) (of placed, mask *addend, reason string) {
+	n := at.node
+	if len(g.children[n]) > 0 {
+		if to, ok := g.through(m, at, n, g.children[n][0]); ok {
+			return to, nil, m.mixed()
+		}
+	}
+	switch g.kind(n) {
+	case stock.Mul, stock.Div:
+		child, s, ok := g.scaled(n, true)
+		if !ok {
+			return at, nil, g.badScale(n)
+		}
+		m.Scale *= s.number
+		if s.node != nil {
+			m.scales = append(m.scales, s)
+		}
+		return placed{child, at.flipped}, nil, ""
+	case stock.Add, stock.Sub:
+		add, reason := g.masked(at)
+		if reason != "" {
+			return at, nil, reason
+		}
+		add.factor *= m.Scale // what was scaled behind the mask scaled it too
+		add.scales = slices.Clone(m.scales)
+		if len(add.numbers) != 1 || !finite(add.numbers[0]) { // one for all SoftMax takes no notice of
+			mask = &add
+		}
+		return placed{add.scores, at.flipped}, mask, ""
+	}
+	return at, nil, fmt.Sprintf("its scores come from %s, not from a product of queries and keys: %s", stock.Describe(n), g.instead(n))
 }
 
 // instead is what to write in place of n, which scores come from.

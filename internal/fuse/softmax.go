@@ -117,11 +117,15 @@ func onlyAxis(n *G.Node, along []int) (axis int, ok bool) {
 	return axis, longer <= 1
 }
 
-// withoutMaximum is what n, a Sub, is of, if it takes off a maximum that the keys of
+// withoutMaximum is what at, a Sub, is of, if it takes off a maximum that the keys of
 // a row share.
-func (g *given) withoutMaximum(n *G.Node, axis int) *G.Node {
-	of := g.children[n][0]
-	if g.kind(n) != stock.Sub || of.IsScalar() || g.users[of] != 2 {
+func (g *given) withoutMaximum(m *Match, at placed) *G.Node {
+	n := at.node
+	if g.kind(n) != stock.Sub || n.Dims() < 2 || at.keys() != m.Keys {
+		return nil
+	}
+	of, axis := g.children[n][0], at.keyAxis()
+	if !of.Shape().Eq(n.Shape()) || g.users[of] != 2 {
 		return nil
 	}
 	r, ok := g.reduced(g.children[n][1], of, stock.Max, false)
