@@ -239,7 +239,7 @@ func TestBadInputState(t *testing.T) {
 	if err := d.step.Rollback(); err != nil {
 		t.Errorf("Rollback of a step that is not open: %v", err)
 	}
-	wantError(t, cause(d.vm.RunAll()), la.ErrState, "CachedAttention", "layer 0", "Set")
+	wantError(t, la.Cause(d.vm.RunAll()), la.ErrState, "CachedAttention", "layer 0", "Set")
 	d.vm.Reset()
 	wantError(t, a.seq.Truncate(-1), la.ErrLength, "Truncate", "-1 tokens of a sequence of 6")
 	wantError(t, a.seq.Truncate(7), la.ErrLength, "Truncate", "7 tokens of a sequence of 6")
@@ -286,5 +286,5 @@ func TestBadInputState(t *testing.T) {
 	wantError(t, d.step.Commit(), la.ErrClosed, "Commit", "cache")
 	wantError(t, d.step.Rollback(), la.ErrClosed, "Rollback", "cache")
 	wantError(t, cache.Close(), la.ErrClosed, "Close", "cache")
-	wantError(t, cause(d.vm.RunAll()), la.ErrClosed, "CachedAttention", "cache")
+	wantError(t, la.Cause(d.vm.RunAll()), la.ErrClosed, "CachedAttention", "cache")
 }

@@ -39,16 +39,6 @@ func wantError(t testing.TB, err, sentinel error, op string, texts ...string) {
 	}
 }
 
-// cause is what went wrong in a run of a machine, as the documentation of the
-// errors has it.
-func cause(err error) error {
-	var at interface{ Err() error }
-	if errors.As(err, &at) {
-		return at.Err()
-	}
-	return err
-}
-
 // badOptions are the option values that every taker refuses.
 var badOptions = []struct {
 	name string
@@ -302,7 +292,7 @@ func TestBadInputValues(t *testing.T) {
 			}
 			g.read(t)
 			vm := G.NewTapeMachine(g.g)
-			wantError(t, cause(vm.RunAll()), la.ErrLength, "Attention", c.text)
+			wantError(t, la.Cause(vm.RunAll()), la.ErrLength, "Attention", c.text)
 			if g.outV != nil || g.lseV != nil {
 				t.Error("a failed run left a value")
 			}

@@ -266,16 +266,7 @@ func (s *stepGraph) run(inputs []layerInput, failAt int) error {
 		s.fault.layer = failAt
 	}
 	defer s.vm.Reset()
-	return opError(s.vm.RunAll())
-}
-
-// opError is what an op's Do returned, out of the error of a machine, which
-// errors.Is does not look into.
-func opError(err error) error {
-	if vm, ok := err.(interface{ Err() error }); ok {
-		return vm.Err()
-	}
-	return err
+	return Cause(s.vm.RunAll())
 }
 
 // stepPart is the rows of a sequence in a step: the tokens of its whole context,

@@ -35,15 +35,6 @@ func isOnMachine(n *G.Node) bool {
 	return ok
 }
 
-// runError is what a node's op returned, out of the error of a machine.
-func runError(err error) error {
-	var at interface{ Err() error }
-	if errors.As(err, &at) {
-		return at.Err()
-	}
-	return err
-}
-
 // Attention: every acceptance case that there is a kernel for, with all types of
 // keys, schedules and inputs, against the reference.
 func TestMachineAttention(t *testing.T) {
@@ -192,7 +183,7 @@ func TestMachineErrors(t *testing.T) {
 	config := la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, PageSize: 4, Pages: 30, Device: at.gpu}
 	check := func(t *testing.T, err, want error, text string) {
 		t.Helper()
-		if err = runError(err); !errors.Is(err, want) || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "\n") {
+		if err = la.Cause(err); !errors.Is(err, want) || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%v; want %v with %q", err, want, text)
 		}
 	}
@@ -275,7 +266,7 @@ func TestMachineErrors(t *testing.T) {
 		if err := vm.RunAll(); err == nil {
 			t.Error("a DeviceTensor was taken for a tensor of the host")
 		} else {
-			t.Log(runError(err))
+			t.Log(la.Cause(err))
 		}
 		vm.Reset()
 		let(t, g.q, p.q)

@@ -249,11 +249,28 @@ func (d *decoder) rows(x []float64, width int) *tensor.Dense {
 func (d *decoder) run(t testing.TB, u *turn) {
 	t.Helper()
 	again(t, d.vm)
+	d.checkRows(t, u)
 	for l, c := range u.cases {
 		want := c.Reference(d.precision(d.query, d.cache.Config().DType))
 		if err := d.compare(t, l, u, want); err != nil {
 			t.Fatalf("layer %d, %v: %v", l, c.Shape, err)
 		}
+	}
+}
+
+// checkRows checks what the step says of its rows.
+func (d *decoder) checkRows(t testing.TB, u *turn) {
+	t.Helper()
+	var positions, last []int
+	for _, p := range u.parts {
+		for i := range p.tokens {
+			positions = append(positions, p.to.seq.Len()+i)
+		}
+		last = append(last, len(positions)-1)
+	}
+	positions = append(positions, make([]int, d.step.Tokens()-len(positions))...)
+	if p, l := d.step.Positions(), d.step.Last(); !slices.Equal(p, positions) || !slices.Equal(l, last) {
+		t.Fatalf("positions %v, last rows %v; want %v, %v", p, l, positions, last)
 	}
 }
 

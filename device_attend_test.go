@@ -236,7 +236,7 @@ func testDeviceClones(t *testing.T, gpu *la.GPU) {
 			for range 200 {
 				in := randomTensor(rng, tensor.Float32, 64, 64)
 				let(t, x, in)
-				err := cause(vm.RunAll())
+				err := la.Cause(vm.RunAll())
 				switch {
 				case errors.Is(err, la.ErrState):
 					told.Add(1)

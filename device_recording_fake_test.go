@@ -228,11 +228,7 @@ func TestRecordRefuses(t *testing.T) {
 		"a step that's not set": {r.run, ErrState},
 	} {
 		rec, err := r.gpu.Record(c.run)
-		var at interface{ Err() error } // Gorgonia's do not unwrap
-		if errors.As(err, &at) {
-			err = at.Err()
-		}
-		if rec != nil || !errors.Is(err, c.want) {
+		if rec != nil || !errors.Is(Cause(err), c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 		noError(t, r.q.CopyFrom(host))

@@ -5,20 +5,18 @@ import (
 	"fmt"
 
 	"gorgonia.org/leanattention/internal/cuda"
+
+	G "gorgonia.org/gorgonia"
 )
 
 // Every error of this package wraps one of these, so that errors.Is tells
 // what kind of mistake it was; the text names the operation, the argument and
 // the values. All arguments are checked before anything is written.
 //
-// Gorgonia's tape machine returns what went wrong in a run inside an error of
-// its own that does not unwrap. Its Err method does:
+// Gorgonia's tape machine returns what went wrong in a run inside an error of its
+// own, which does not unwrap. [Cause] takes it out:
 //
-//	err := machine.RunAll()
-//	var at interface{ Err() error }
-//	if errors.As(err, &at) {
-//		err = at.Err()
-//	}
+//	err := leanattention.Cause(machine.RunAll())
 //	if errors.Is(err, leanattention.ErrLength) { ... }
 var (
 	// ErrShape is an argument of a wrong rank, size or head count.
@@ -78,6 +76,27 @@ var (
 	// it could end the process. Please report it with the text.
 	ErrInternal = errors.New("internal error")
 )
+
+// Cause is what an op returned, where err is or wraps the error that a machine of
+// Gorgonia made of it: errors.Is and errors.As see nothing inside of that. Any other
+// error, nil too, is returned as it is.
+func Cause(err error) error {
+	// The whole of what a machine's error has: others have an Err of their own,
+	// some of them one that returns the very same error.
+	var machine interface {
+		Err() error
+		Node() *G.Node
+		InstructionID() int
+	}
+	for errors.As(err, &machine) { // an op may run a machine of its own
+		inner := machine.Err()
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
+	return err
+}
 
 // errorf makes "leanattention: op: text: sentinel".
 func errorf(op string, sentinel error, format string, args ...any) error {

@@ -32,6 +32,7 @@ type Step struct {
 	// it; it is taken before the cache's mu.
 	mu           sync.Mutex
 	open         bool
+	given        bool     // sequences are those of the last Set
 	turn         uint64   // counts the Sets
 	run          uint64   // counts the runs of the graph: Set begins one, and so does a node that runs again
 	ran          []uint64 // of each layer the run that it was last completed in
@@ -112,6 +113,50 @@ type Layer struct {
 	index int
 }
 
+// Positions is the position of each of the step's rows in its sequence, counted
+// from 0: row j of a sequence that had L tokens is at L+j. A model with a table of
+// positions looks them up there. Rows that belong to nobody have 0, which every
+// table has.
+//
+// It is for the last [Step.Set], and stays after Commit. It is nil before the first
+// Set, after Rollback, and where the last Set failed and began no step.
+func (s *Step) Positions() []int {
+	if s.made("") != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.given {
+		return nil
+	}
+	positions := make([]int, s.tokens)
+	for _, seq := range s.sequences {
+		for j := range seq.Queries {
+			positions[seq.Row+j] = seq.Keys - seq.Queries + j
+		}
+	}
+	return positions
+}
+
+// Last is the last row of each append of the last [Step.Set], in their order: the
+// row that has the logits of the sequence's next token. It is there as long as
+// [Step.Positions] is.
+func (s *Step) Last() []int {
+	if s.made("") != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.given {
+		return nil
+	}
+	last := make([]int, len(s.sequences))
+	for i, seq := range s.sequences {
+		last[i] = seq.Row + seq.Queries - 1
+	}
+	return last
+}
+
 // Stats adds up the runs since the step was made.
 func (s *Step) Stats() StepStats {
 	if s.made("") != nil {
@@ -143,6 +188,7 @@ func (s *Step) Set(appends []Append) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := s.check(op, appends); err != nil {
+		s.given = s.given && s.open // of an open step nothing has changed
 		return err
 	}
 
@@ -157,7 +203,7 @@ func (s *Step) Set(appends []Append) (err error) {
 		s.sequences = append(s.sequences, cpu.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.len + a.Tokens, Pages: r.pages})
 		row += a.Tokens
 	}
-	s.open = true
+	s.open, s.given = true, true
 	s.turn++
 	s.run++
 	if err := c.store.copyPages(op, s.copies); err != nil {
@@ -319,7 +365,7 @@ func (s *Step) rollback() {
 		}
 		r.seq.step = nil
 	}
-	s.open = false
+	s.open, s.given = false, false
 }
 
 // planFor is the plan of the layers of geometry g: those of one model have one.

@@ -168,7 +168,7 @@ func node(name string, make func(q, k, v *G.Node) (*G.Node, error), s decodeShap
 			}
 			next = (next + 1) % len(sets)
 		}
-		if err := machine.RunAll(); err != nil {
+		if err := la.Cause(machine.RunAll()); err != nil {
 			return err
 		}
 		machine.Reset()

@@ -138,7 +138,7 @@ func (m *model) vector(g *G.ExprGraph, name string, value float32) *G.Node {
 // that it had before.
 func (m *model) step() (float64, error) {
 	m.draw()
-	if err := m.vm.RunAll(); err != nil {
+	if err := la.Cause(m.vm.RunAll()); err != nil {
 		return 0, err
 	}
 	m.vm.Reset()

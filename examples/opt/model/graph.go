@@ -132,7 +132,7 @@ func (gr *graph) run(often, chooses bool) (logits []float32, chosen []int, err e
 	if gr.gpu != nil {
 		return gr.runGPU(often, chooses)
 	}
-	if err := gr.vm.RunAll(); err != nil {
+	if err := la.Cause(gr.vm.RunAll()); err != nil {
 		return nil, nil, err
 	}
 	// Nothing is computed of the logits, so nothing has overwritten them, and
