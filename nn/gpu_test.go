@@ -145,6 +145,9 @@ func TestGPUNodes(t *testing.T) {
 		choices, us := make([]nn.Choice, rows), make([]float64, rows)
 		for j := range choices {
 			choices[j] = nn.Choice{Temperature: rng.Float64()*2 - 0.2, TopK: rng.IntN(width), TopP: 0.3 + rng.Float64()}
+			if rng.IntN(4) == 0 { // off
+				choices[j].TopP = -float64(rng.IntN(2))
+			}
 			us[j] = rng.Float64()
 		}
 		choice, random := p.let(nn.Choices(choices)), p.let(nn.Randoms(us))

@@ -32,7 +32,7 @@ type Choice struct {
 	// id. A negative one is for a row that belongs to nobody: its token is -1.
 	Temperature float64
 	TopK        int     // 0 or less: all tokens
-	TopP        float64 // 1 or more: all tokens
+	TopP        float64 // 0 or less, and 1 or more: all tokens
 }
 
 // Choose is the token for a row of logits and a random number u in [0, 1); -1
@@ -90,7 +90,11 @@ const (
 func Choices(c []Choice) *tensor.Dense {
 	settings := make([]gpu.Setting, len(c))
 	for i, x := range c {
-		settings[i] = gpu.Setting{Temperature: x.Temperature, TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
+		s := gpu.Setting{Temperature: x.Temperature, TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
+		if x.TopP <= 0 { // the kernels would take it for the smallest number there is
+			s.TopP = 1
+		}
+		settings[i] = s
 	}
 	return words(settings, len(c), choiceWords)
 }

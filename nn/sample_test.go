@@ -38,7 +38,7 @@ func (c Choice) probabilities(x []float32) []float64 {
 		p[i] = math.Exp((float64(x[i]) - top) / c.Temperature)
 		total += p[i]
 	}
-	if c.TopP < 1 {
+	if c.TopP > 0 && c.TopP < 1 {
 		sum, n := 0.0, 0
 		for ; n < k && (n == 0 || sum < c.TopP*total); n++ {
 			sum += p[order[n]]
@@ -67,6 +67,9 @@ func TestChoose(t *testing.T) {
 		}
 		x[rng.IntN(len(x))] = float32(rng.NormFloat64())
 		c := Choice{Temperature: 0.1 + rng.Float64()*2, TopK: rng.IntN(len(x) + 2), TopP: 0.05 + rng.Float64()*1.1}
+		if rng.IntN(4) == 0 { // off
+			c.TopP = -float64(rng.IntN(2))
+		}
 		sum := 0.0
 		for i, p := range c.probabilities(x) {
 			for _, u := range []float64{sum + 1e-9, sum + p/2, sum + p - 1e-9} {
@@ -94,6 +97,11 @@ func TestChoose(t *testing.T) {
 		{[]float32{-inf, 2, -inf}, Choice{Temperature: 1e-300, TopP: 1}, 0.999, 1},
 		{[]float32{2, 2, 1}, Choice{Temperature: 1e-300, TopP: 1}, 0.6, 1},
 		{[]float32{0, 0}, Choice{Temperature: 1, TopP: 1}, math.Nextafter(1, 0), 1},
+		{[]float32{1, 0}, Choice{Temperature: 1}, 0.9, 1}, // zero is off, for both
+		{[]float32{1, 0}, Choice{Temperature: 1, TopP: math.Copysign(0, -1)}, 0.9, 1},
+		{[]float32{1, 0, -1}, Choice{Temperature: 1, TopK: 2}, 0.9, 1},
+		{[]float32{1, 0}, Choice{Temperature: 1, TopP: math.SmallestNonzeroFloat64}, 0.9, 0},
+		{[]float32{1, 3}, Choice{}, 0.01, 1},
 	} {
 		if got := c.c.Choose(c.x, c.u); got != c.want {
 			t.Errorf("%v of %+v, u %v: %d, want %d", c.x, c.c, c.u, got, c.want)

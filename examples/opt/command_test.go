@@ -337,7 +337,7 @@ func TestExit(t *testing.T) {
 		{"-temperature", []string{"-prompt", "a", "-temperature", "-0.5"}, 2, "temperature"},
 		{"-temperature NaN", []string{"-prompt", "a", "-temperature", "NaN"}, 2, "temperature"},
 		{"-top-k", []string{"-prompt", "a", "-top-k", "-1"}, 2, "top-k"},
-		{"-top-p", []string{"-prompt", "a", "-top-p", "0"}, 2, "top-p"},
+		{"-top-p", []string{"-prompt", "a", "-top-p", "-0.1"}, 2, "top-p"},
 		{"-top-p 2", []string{"-prompt", "a", "-top-p", "2"}, 2, "top-p"},
 		{"-seed", []string{"-prompt", "a", "-seed", "-1"}, 2, "-seed"},
 	} {

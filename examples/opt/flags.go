@@ -79,7 +79,7 @@ func parse(args []string, help io.Writer) (options, error) {
 	f.StringVar(&cache, "cache", "f32", "element type of lean's cache: f32, f16 or bf16")
 	f.Float64Var(&o.sampling.Temperature, "temperature", 0, "0 takes the most likely token; 1 samples from the model's distribution, more from a flatter one")
 	f.IntVar(&o.sampling.TopK, "top-k", 0, "sample from the `k` most likely tokens only; 0: all")
-	f.Float64Var(&o.sampling.TopP, "top-p", 1, "sample from the fewest most likely tokens that have probability `p`")
+	f.Float64Var(&o.sampling.TopP, "top-p", 1, "sample from the fewest most likely tokens that have probability `p`; 0 or 1: all")
 	f.Uint64Var(&o.sampling.Seed, "seed", 0, "`number` that chooses the random numbers; the same one gives the same text on the same kind of device")
 	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
 	f.StringVar(&device, "device", "cpu", "what computes: cpu, gpu (the first one) or gpu:`n`; a GPU needs an NVIDIA driver and nothing else")

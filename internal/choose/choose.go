@@ -53,8 +53,9 @@ type candidate struct {
 // for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
 // topK most likely of it (0 or less: all), then the smallest set of most likely
 // tokens whose probabilities, among those that topK left, add up to topP or more
-// (1 or more: all). Of equally likely tokens the lower id comes first. The token is
-// the first whose sum of probabilities, in the order of ids, is greater than u.
+// (0 or less, and 1 or more: all). Of equally likely tokens the lower id comes first.
+// The token is the first whose sum of probabilities, in the order of ids, is greater
+// than u.
 //
 // Temperature 0 is greedy. It is -1 where that is negative or NaN, or the logits
 // have no largest element.
@@ -67,7 +68,7 @@ func (m *Memory) Token(logits []float32, temperature float64, topK int, topP, u 
 		return best
 	}
 	kept, total := m.weigh(logits, logits[best], temperature)
-	if topK > 0 && topK < len(kept) || topP < 1 {
+	if topK > 0 && topK < len(kept) || topP > 0 && topP < 1 {
 		kept, total = truncate(kept, total, topK, topP)
 		slices.SortFunc(kept, func(a, b candidate) int { return cmp.Compare(a.id, b.id) })
 	}
@@ -121,7 +122,7 @@ func truncate(all []candidate, total float64, topK int, topP float64) ([]candida
 			total += nth(i).weight
 		}
 	}
-	if topP < 1 {
+	if topP > 0 && topP < 1 {
 		most, enough := keep, topP*total
 		for keep, total = 1, nth(0).weight; keep < most && total < enough; keep++ {
 			total += nth(keep).weight

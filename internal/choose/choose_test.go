@@ -19,7 +19,7 @@ func TestKept(t *testing.T) {
 		logits := rapid.SliceOfN(logit, 1, 40).Draw(t, "logits")
 		temperature := rapid.SampledFrom([]float64{1e-300, 1e-9, 0.3, 1, 2, 1e9}).Draw(t, "temperature")
 		topK := rapid.IntRange(-1, 45).Draw(t, "topK")
-		topP := rapid.SampledFrom([]float64{1e-12, 0.1, 0.5, 0.9, 1, 2}).Draw(t, "topP")
+		topP := rapid.SampledFrom([]float64{-1, 0, 1e-12, 0.1, 0.5, 0.9, 1, 2}).Draw(t, "topP")
 		u := rapid.Float64Range(0, math.Nextafter(1, 0)).Draw(t, "u")
 		most := slices.Max(logits)
 		got := m.Token(logits, temperature, topK, topP, u)
@@ -49,7 +49,7 @@ func TestKept(t *testing.T) {
 			total += weights[i]
 		}
 		for n, i := range order {
-			if sum += weights[i]; topP < 1 && sum >= topP*total*(1-1e-12) {
+			if sum += weights[i]; topP > 0 && topP < 1 && sum >= topP*total*(1-1e-12) {
 				order = order[:n+1]
 				break
 			}

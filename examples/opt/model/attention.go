@@ -3,6 +3,8 @@ package model
 import (
 	"time"
 
+	la "gorgonia.org/leanattention"
+
 	G "gorgonia.org/gorgonia"
 )
 
@@ -38,16 +40,15 @@ type attention interface {
 // shareRows gives rows to the tokens that are left. It begins with those who need a
 // single row: they wait for no prompt.
 func shareRows(rows int, left, counts []int) {
+	appends := make([]la.Append, len(left))
 	for i, n := range left {
-		if counts[i] = 0; n == 1 && rows > 0 {
-			counts[i] = 1
-			rows--
-		}
+		appends[i].Tokens = n
 	}
-	for i, n := range left {
-		if n > 1 {
-			counts[i] = min(n, rows)
-			rows -= counts[i]
+	clear(counts)
+	for _, parts := range la.Chunks(rows, appends) {
+		for _, p := range parts {
+			counts[p.Of] = p.To
 		}
+		return // the rest is for the runs behind this one
 	}
 }

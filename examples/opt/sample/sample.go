@@ -23,7 +23,7 @@ type Config struct {
 	// id. It leaves nothing to TopK, TopP and Seed.
 	Temperature float64
 	TopK        int     // 0: all tokens
-	TopP        float64 // in (0, 1]; 1: all tokens
+	TopP        float64 // in [0, 1]; 0 and 1: all tokens
 
 	// Seed and Stream choose the random numbers. The samplers of a batch have
 	// one Seed and each a Stream of its own, so that the text of one sequence
@@ -45,8 +45,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("%w: temperature %v is not a finite number >= 0", ErrConfig, c.Temperature)
 	case c.TopK < 0:
 		return fmt.Errorf("%w: top-k %d is negative", ErrConfig, c.TopK)
-	case !(c.TopP > 0 && c.TopP <= 1):
-		return fmt.Errorf("%w: top-p %v is not in (0, 1]", ErrConfig, c.TopP)
+	case !(c.TopP >= 0 && c.TopP <= 1):
+		return fmt.Errorf("%w: top-p %v is not in [0, 1]", ErrConfig, c.TopP)
 	}
 	return nil
 }

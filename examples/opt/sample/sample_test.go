@@ -76,7 +76,7 @@ func expected(c Config, logits []float32) []float64 {
 	kept, sum := make([]float64, len(logits)), 0.0
 	for _, i := range order {
 		kept[i] = p[i]
-		if sum += p[i]; c.TopP < 1 && sum >= c.TopP*total {
+		if sum += p[i]; c.TopP > 0 && c.TopP < 1 && sum >= c.TopP*total {
 			break
 		}
 	}
@@ -99,6 +99,8 @@ func TestDistribution(t *testing.T) {
 		{Temperature: 1, TopP: 1},
 		{Temperature: 0.5, TopP: 1},
 		{Temperature: 3, TopP: 1, TopK: 4},
+		{Temperature: 1},
+		{Temperature: 2, TopK: 5},
 		{Temperature: 1, TopP: 0.7},
 		{Temperature: 2, TopP: 0.8, TopK: 6},
 	} {
@@ -142,7 +144,7 @@ func TestLaws(t *testing.T) {
 		c := Config{
 			Temperature: rapid.SampledFrom([]float64{1e-9, 0.3, 1, 2, 1e9}).Draw(t, "temperature"),
 			TopK:        rapid.IntRange(0, 45).Draw(t, "topK"),
-			TopP:        rapid.SampledFrom([]float64{1e-12, 0.1, 0.5, 0.9, 0.999999, 1}).Draw(t, "topP"),
+			TopP:        rapid.SampledFrom([]float64{0, 1e-12, 0.1, 0.5, 0.9, 0.999999, 1}).Draw(t, "topP"),
 			Seed:        rapid.Uint64().Draw(t, "seed"),
 		}
 		a, err := New(c)
@@ -165,7 +167,9 @@ func TestLaws(t *testing.T) {
 			// Rounding may move TopP's border by one token, so the token
 			// before and the one after it count as kept.
 			wide := c
-			wide.TopP = min(1, c.TopP*(1+1e-9)+1e-12)
+			if c.TopP > 0 {
+				wide.TopP = min(1, c.TopP*(1+1e-9)+1e-12)
+			}
 			if p := expected(wide, logits); p[i] == 0 {
 				t.Fatalf("chose %d of %v", i, p)
 			}
@@ -251,7 +255,7 @@ func TestErrors(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	for _, c := range []Config{
 		{Temperature: -1, TopP: 1}, {Temperature: nan, TopP: 1}, {Temperature: inf, TopP: 1},
-		{TopK: -1, TopP: 1}, {}, {TopP: 1.5}, {TopP: nan}, {TopP: -0.5},
+		{TopK: -1, TopP: 1}, {TopP: 1.5}, {TopP: nan}, {TopP: -0.5},
 	} {
 		if s, err := New(c); s != nil || !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: error %v", c, err)
