@@ -17,7 +17,7 @@ import (
 // with [CacheConfig].Device, and [Attend] and [Attention] on [DeviceTensor]s.
 // All work of a GPU value is done in the order in which it was asked for.
 //
-// The driver is looked for when [GPUs] or [OpenGPU] is first called. For that, a
+// The driver is looked for when [GPUs] or [OpenGPU] is called, until it is found. For that, a
 // Linux program for amd64 or arm64 that imports this package needs glibc to
 // start, also when it was built with CGO_ENABLED=0. The build tag nogpu leaves
 // GPUs out: then it needs nothing, and every call gives [ErrNoDriver].

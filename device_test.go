@@ -6,10 +6,12 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/emulated"
 )
 
 // TestGPU runs where there is a GPU.
 func TestGPU(t *testing.T) {
+	emulated.Machine(t)
 	list, err := la.GPUs()
 	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
 		if !strings.HasPrefix(err.Error(), "leanattention: GPUs: ") {

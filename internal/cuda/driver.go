@@ -106,11 +106,27 @@ type Driver struct {
 	version int
 }
 
-// Load opens the machine's driver, at the first call; later calls return the
-// same. Errors: [ErrNoDriver], [ErrDriverTooOld], [ErrNoDevice].
-func Load() (*Driver, error) { return loadOnce() }
+// Load opens the machine's driver. Later calls return the same; after an error they
+// look again, since a driver may have come. Errors: [ErrNoDriver],
+// [ErrDriverTooOld], [ErrNoDevice].
+func Load() (*Driver, error) {
+	machine.Lock()
+	defer machine.Unlock()
+	if machine.driver == nil {
+		d, err := LoadFrom(libraryName)
+		if err != nil {
+			return nil, err
+		}
+		machine.driver = d
+	}
+	return machine.driver, nil
+}
 
-var loadOnce = sync.OnceValues(func() (*Driver, error) { return LoadFrom(libraryName) })
+// machine is the machine's driver.
+var machine struct {
+	sync.Mutex
+	driver *Driver // nil: not found yet
+}
 
 // LoadFrom opens the driver in a library of this name or path. The library
 // stays open, as long as it could be initialized.

@@ -3,10 +3,10 @@ package gputest
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/emulated"
 )
 
 // Open is the machine's first GPU, closed when the test ends, or, where there is
@@ -15,9 +15,7 @@ import (
 // slow: give the tests -short.
 func Open(t testing.TB) *la.GPU {
 	t.Helper()
-	if os.Getenv("LEANATTENTION_GPU") == "emulated" {
-		emulate(t)
-	}
+	emulated.Machine(t)
 	gpu, err := la.OpenGPU(0)
 	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
 		t.Skipf("no GPU: %v", err)

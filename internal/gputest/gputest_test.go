@@ -1,0 +1,39 @@
+package gputest
+
+import (
+	"errors"
+	"os/exec"
+	"runtime"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
+)
+
+// An emulated GPU is there also for tests behind one that found no driver.
+func TestEmulatedBehindNoDriver(t *testing.T) {
+	if _, err := la.GPUs(); !errors.Is(err, la.ErrNoDriver) {
+		t.Skipf("this machine has a driver: %v", err)
+	}
+	if _, err := exec.LookPath("cc"); err != nil || runtime.GOOS != "linux" {
+		t.Skip("the fake driver can't be built here")
+	}
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	ran := false
+	t.Run("behind", func(t *testing.T) {
+		gpu := Open(t)
+		ran = true
+		x := tensor.New(tensor.WithShape(3), tensor.WithBacking([]float32{1, 2, 3}))
+		d, err := gpu.Upload(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := d.Download(); err != nil || !back.Eq(x) {
+			t.Errorf("%v: %v", back, err)
+		}
+	})
+	if !ran {
+		t.Error("the test was skipped")
+	}
+}
