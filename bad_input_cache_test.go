@@ -260,7 +260,7 @@ func TestBadInputState(t *testing.T) {
 	wantError(t, a.seq.Release(), la.ErrState, "Release", "open step")
 	_, err = a.seq.Fork()
 	wantError(t, err, la.ErrState, "Fork", "open step")
-	wantError(t, d.step.Commit(), la.ErrState, "Commit", "layer 0")
+	wantError(t, d.step.Commit(), la.ErrState, "Commit", "no layer has run since Set", "machine.Reset")
 	d.run(t, u)
 	if err := d.step.Rollback(); err != nil {
 		t.Fatal(err)

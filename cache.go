@@ -63,6 +63,7 @@ type Cache struct {
 	holders   []int32 // of each page, the sequences and reservations that hold it
 	sequences int
 	tokens    int
+	checks    uint64 // counts the lists of appends that were looked at
 }
 
 // ids makes caches and steps distinguishable in the hashes of ops.
@@ -216,6 +217,10 @@ type Sequence struct {
 	len      int
 	step     *Step // the open step that it is part of, if any
 	released bool
+
+	// seen is the last of the cache's checks that met the sequence, as append seenAt.
+	seen   uint64
+	seenAt int
 }
 
 // NewSequence makes an empty sequence. It keeps its pages until it is released:

@@ -35,6 +35,11 @@ func TestDeviceCachedAttention(t *testing.T) {
 	}
 }
 
+func TestDeviceLayerTwice(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	testLayerTwice(t, gpu)
+}
+
 // TestDeviceExample runs the example, which ends the process if it is wrong.
 func TestDeviceExample(t *testing.T) {
 	la.FakeGPU(t)

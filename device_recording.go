@@ -195,6 +195,7 @@ func (r *stepRecord) Ready() error {
 func (r *stepRecord) Done(queued bool) {
 	s := r.step
 	s.run++
+	s.began = s.began || queued
 	for _, n := range r.nodes {
 		n.run, s.ran[n.layer] = s.run, 0
 		if queued {

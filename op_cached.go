@@ -33,6 +33,8 @@ import (
 // Or they are [DeviceTensor]s of that GPU, and so is the output then: the run
 // queues the work and goes on. The log-sum-exp is float32 there, whatever q is.
 //
+// A graph has one node for each layer of a step: a second one is [ErrGraph].
+//
 // The graph is built once, and run for every step. A run writes only the slots
 // that Set reserved, so it may be repeated before [Step.Commit]. The node takes
 // every option but [WithLengths], since the cache knows the lengths, and [WithBias];
@@ -68,6 +70,9 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if err := s.cache.store.supports(op, &g); err != nil {
 		return nil, err
 	}
+	if err := layer.unused(op, q.Graph()); err != nil {
+		return nil, err
+	}
 	a := &cachedOp{step: s, layer: layer.index, rows: rows, config: c, call: s.nextCall(), plan: s.planFor(g)}
 	if c.lse != nil {
 		a.lse = new(lseStore)
@@ -78,10 +83,24 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	}
 	if c.lse != nil {
 		if *c.lse, err = lseNode(op, out, rows.lseType(), rows.lseShape()); err != nil {
+			q.Graph().RemoveNode(out) // so that the layer can be built again
 			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// unused checks that no node of graph g is on the layer. The second one would write
+// its keys and values where the first has put its own, in the same run. Other graphs
+// may have a node each: clones, what [Fuse] makes of g, or graphs of other machines.
+func (l Layer) unused(op string, g *G.ExprGraph) error {
+	for _, n := range g.AllNodes() {
+		if o, ok := n.Op().(interface{ cached() *cachedOp }); ok && o.cached().step == l.step && o.cached().layer == l.index {
+			return errorf(op, ErrGraph, "layer %d of the step has a node in this graph, %v: each of the cache's %d layers takes one",
+				l.index, n, l.step.cache.config.Layers)
+		}
+	}
+	return nil
 }
 
 // geometry describes the rows of a step to the engine.
@@ -185,7 +204,8 @@ func (op *cachedOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *cachedOp) String() string {
 	return fmt.Sprintf("LeanCachedAttention{layer %d, H %d/%d}", op.layer, op.rows.heads, op.step.cache.config.KVHeads)
 }
-func (op *cachedOp) store() *lseStore { return op.lse }
+func (op *cachedOp) store() *lseStore  { return op.lse }
+func (op *cachedOp) cached() *cachedOp { return op }
 
 func (op *cachedOp) DiffWRT(n int) []bool { return firstThree(n) }
 func (op *cachedOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {

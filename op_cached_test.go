@@ -389,7 +389,8 @@ func TestCachedAttentionConcurrent(t *testing.T) {
 }
 
 // TestCachedAttentionNodes: each call is a node of its own, even on the same
-// inputs, since each writes to the cache.
+// inputs, since each writes to the cache; and a layer of a step has no second node
+// in a graph, with whatever options.
 func TestCachedAttentionNodes(t *testing.T) {
 	cfg := la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, Pages: 1}
 	g := G.NewGraph()
@@ -416,8 +417,10 @@ func TestCachedAttentionNodes(t *testing.T) {
 			for layer := range cfg.Layers {
 				name := fmt.Sprint(cache, step, "layer", layer)
 				add(name, s.Layer(layer))
-				add(name+" again", s.Layer(layer))
-				add(name+" causal", s.Layer(layer), la.WithCausal())
+				for _, opts := range [][]la.Option{nil, {la.WithCausal()}, {la.WithScale(3), la.WithWorkers(2)}} {
+					_, err := la.CachedAttention(q, k, v, s.Layer(layer), opts...)
+					wantError(t, err, la.ErrGraph, "CachedAttention", fmt.Sprintf("layer %d of the step", layer), "has a node in this graph", "2 layers")
+				}
 			}
 		}
 	}

@@ -34,6 +34,7 @@ type Step struct {
 	open         bool
 	given        bool     // sequences are those of the last Set
 	turn         uint64   // counts the Sets
+	began        bool     // a layer has begun to run since Set
 	run          uint64   // counts the runs of the graph: Set begins one, and so does a node that runs again
 	ran          []uint64 // of each layer the run that it was last completed in
 	reservations []reservation
@@ -204,6 +205,7 @@ func (s *Step) Set(appends []Append) (err error) {
 		row += a.Tokens
 	}
 	s.open, s.given = true, true
+	s.began = false
 	s.turn++
 	s.run++
 	if err := c.store.copyPages(op, s.copies); err != nil {
@@ -228,6 +230,7 @@ func (s *Step) check(op string, appends []Append) error {
 	case s.open:
 		return errorf(op, ErrState, "step is open: commit or roll back first")
 	}
+	c.checks++
 	rows, pages := 0, 0
 	for i, a := range appends {
 		if a.Seq == nil {
@@ -239,11 +242,10 @@ func (s *Step) check(op string, appends []Append) error {
 		if err := a.Seq.usable(op); err != nil {
 			return err
 		}
-		for j := range i {
-			if appends[j].Seq == a.Seq {
-				return errorf(op, ErrState, "appends %d and %d have the same sequence", j, i)
-			}
+		if a.Seq.seen == c.checks {
+			return errorf(op, ErrState, "appends %d and %d have the same sequence", a.Seq.seenAt, i)
 		}
+		a.Seq.seen, a.Seq.seenAt = c.checks, i
 		if a.Tokens < 1 || a.Tokens > s.tokens-rows {
 			return errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, s.tokens-rows, s.tokens-rows, s.tokens)
 		}
@@ -299,7 +301,8 @@ func (c *Cache) reserve(r *reservation, seq *Sequence, n int) *reservation {
 // Commit makes the step's tokens part of their sequences. The last run since Set
 // must have completed every layer of the cache, else it is [ErrState] and the
 // step stays open: a run that failed half-way may have been a repetition, and
-// then the layers hold the tokens of different runs.
+// then the layers hold the tokens of different runs. Where no layer has run since
+// Set though they did in earlier steps, a call of the machine's Reset is missing.
 func (s *Step) Commit() error {
 	if err := s.made("Commit"); err != nil {
 		return err
@@ -317,6 +320,9 @@ func (s *Step) Commit() error {
 		return errorf(op, ErrState, "step is not open: call Set first")
 	}
 	if len(s.sequences) > 0 {
+		if !s.began && s.stats.Layers > 0 {
+			return errorf(op, ErrState, "no layer has run since Set: a machine that has run does nothing more, and reports no error, until machine.Reset")
+		}
 		for i, run := range s.ran {
 			if run != s.run {
 				return errorf(op, ErrState, "layer %d has not run since Set, or not since the graph began to run again", i)
@@ -422,6 +428,7 @@ func (s *Step) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, e
 	if n.run == s.run {
 		s.run++
 	}
+	s.began = true
 	n.run, s.ran[layer] = s.run, 0
 	if out, lse, err = p.plan.attend(op, n, in); err != nil {
 		return nil, nil, err
