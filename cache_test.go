@@ -3,6 +3,7 @@ package leanattention
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"runtime"
 	"testing"
@@ -293,5 +294,45 @@ func TestStepDoesNotAllocate(t *testing.T) {
 	}
 	if inSteps > steps/20 { // the runtime itself allocates now and then
 		t.Errorf("%d allocations in %d steps", inSteps, steps)
+	}
+}
+
+// Layers have one plan where all that a schedule or a kernel depends on is equal, and
+// each its own where anything differs.
+func TestPlansOfLayers(t *testing.T) {
+	cfg := smallCache
+	cfg.Layers = 40
+	c := newTestCache(t, cfg)
+	step, err := c.NewStep(3)
+	noError(t, err)
+	g := G.NewGraph()
+	layer := 0
+	add := func(heads int, opts ...Option) {
+		t.Helper()
+		var in [3]*G.Node
+		for i, width := range [...]int{heads * cfg.HeadDim, cfg.KVHeads * cfg.HeadDim, cfg.KVHeads * cfg.ValueDim} {
+			in[i] = G.NewMatrix(g, tensor.Float32, G.WithShape(3, width), G.WithName(fmt.Sprint("qkv"[i], heads, layer)))
+		}
+		_, err := CachedAttention(in[0], in[1], in[2], step.Layer(layer), opts...)
+		noError(t, err)
+		layer++
+	}
+	options := [][]Option{
+		nil, {WithCausal()}, {WithScale(1)}, {WithScale(2)}, {WithWindow(3)}, {WithWindow(4)}, {WithSoftCap(1)}, {WithSoftCap(2)},
+		{WithALiBi([]float64{1, 2, 3, 4})}, {WithALiBi([]float64{1, 2, 3, 5})}, {WithSchedule(PerHead)}, {WithSchedule(FixedSplit(2))}, {WithSchedule(FixedSplit(3))},
+		{WithTileTokens(1)}, {WithTileTokens(2)}, {WithWorkers(1)}, {WithWorkers(2)}, {WithCausal(), WithWorkers(1)},
+	}
+	for range 2 {
+		for _, o := range options {
+			add(4, o...)
+		}
+		if n := len(step.plans); n != len(options) {
+			t.Fatalf("%d plans for %d kinds of layers", n, len(options))
+		}
+	}
+	add(2)
+	add(2)
+	if n := len(step.plans); n != len(options)+1 {
+		t.Errorf("%d plans after layers of two heads", n)
 	}
 }

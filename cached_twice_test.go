@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -132,37 +131,4 @@ func TestLayerAfterFailedBuild(t *testing.T) {
 	if _, err := la.CachedAttention(x, x, x, w.step.Layer(0), la.WithLSE(&lse)); err != nil {
 		t.Error(err)
 	}
-}
-
-// A step doesn't tell of Reset where something else is missing.
-func TestCommitWithoutRun(t *testing.T) {
-	rng := reftest.Rand(t)
-	cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, Pages: 2})
-	d := newDecoder(t, cache, 2, 1, tensor.Float32, true)
-	s := newStored(t, cache)
-	u := d.set(t, rng, reftest.Normal, appended{s, 1})
-	wantError(t, d.step.Commit(), la.ErrState, "Commit", "layer 0 has not run since Set")
-	d.run(t, u)
-	d.commit(t, u)
-
-	if err := d.step.Set(nil); err != nil { // nothing to run for
-		t.Fatal(err)
-	}
-	if err := d.step.Commit(); err != nil {
-		t.Error(err)
-	}
-	// A machine that is not reset.
-	for turn := range 2 {
-		u = d.set(t, rng, reftest.Normal, appended{s, 1})
-		if err := d.vm.RunAll(); err != nil {
-			t.Fatal(err)
-		}
-		if turn == 0 {
-			d.commit(t, u)
-		}
-	}
-	wantError(t, d.step.Commit(), la.ErrState, "Commit", "no layer has run since Set", "machine.Reset")
-	d.vm.Reset()
-	d.run(t, u)
-	d.commit(t, u)
 }

@@ -1,14 +1,11 @@
 package leanattention_test
 
 import (
-	"errors"
 	"slices"
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/reftest"
 
-	"gorgonia.org/tensor"
 	"pgregory.net/rapid"
 )
 
@@ -149,55 +146,4 @@ func TestChunksLeavesRefusalToSet(t *testing.T) {
 	for range la.Chunks(3, nil) {
 		t.Error("a step of nothing")
 	}
-}
-
-// Positions and Last against a count by hand, over the life of a step.
-func TestStepRows(t *testing.T) {
-	rng := reftest.Rand(t)
-	cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 20})
-	d := newDecoder(t, cache, 7, 1, tensor.Float32, true)
-	a, b, c := newStored(t, cache), newStored(t, cache), newStored(t, cache)
-	check := func(when string, positions, last []int) {
-		t.Helper()
-		if got := d.step.Positions(); !slices.Equal(got, positions) || (got == nil) != (positions == nil) {
-			t.Errorf("%s: positions %v, want %v", when, got, positions)
-		}
-		if got := d.step.Last(); !slices.Equal(got, last) || (got == nil) != (last == nil) {
-			t.Errorf("%s: last rows %v, want %v", when, got, last)
-		}
-	}
-	check("before the first Set", nil, nil)
-	u := d.set(t, rng, reftest.AllInputs[0], appended{a, 3}, appended{b, 4})
-	check("all rows", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.run(t, u)
-	check("run", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.commit(t, u)
-	check("committed", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.step.Positions()[0], d.step.Last()[0] = 99, 99
-	d.do(t, rng, reftest.AllInputs[0], appended{b, 1}, appended{c, 2}, appended{a, 1})
-	check("rows of nobody", []int{4, 0, 1, 3, 0, 0, 0}, []int{0, 2, 3})
-
-	if err := d.step.Set([]la.Append{{Seq: a.seq, Tokens: 2}}); err != nil {
-		t.Fatal(err)
-	}
-	check("set", []int{4, 5, 0, 0, 0, 0, 0}, []int{1})
-	if err := d.step.Set(nil); !errors.Is(err, la.ErrState) {
-		t.Fatal(err)
-	}
-	check("a second Set is refused", []int{4, 5, 0, 0, 0, 0, 0}, []int{1})
-	if err := d.step.Rollback(); err != nil {
-		t.Fatal(err)
-	}
-	check("rolled back", nil, nil)
-	if err := d.step.Set(nil); err != nil {
-		t.Fatal(err)
-	}
-	check("nobody's", make([]int, 7), []int{})
-	if err := d.step.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.step.Set([]la.Append{{Seq: a.seq, Tokens: 8}}); !errors.Is(err, la.ErrLength) {
-		t.Fatal(err)
-	}
-	check("a Set that failed", nil, nil)
 }

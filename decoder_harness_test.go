@@ -20,7 +20,8 @@ type place struct {
 	real  bool // it has kernels for some head dims only, and tensor cores round its numbers
 	there bool // q, k and v are on the GPU as well, and so is what comes out
 
-	bent reftest.Shape // the window, soft cap and slopes of decoders there
+	bent   reftest.Shape   // the window, soft cap and slopes of decoders there
+	layers []reftest.Shape // and, where layers differ, of each of them; Causal and Scale too
 }
 
 func (p place) String() string {
@@ -92,11 +93,7 @@ func newDecoderAt(t testing.TB, at place, c *la.Cache, tokens, heads int, query 
 	}
 	cfg := c.Config()
 	d := &decoder{place: at, cache: c, step: step, heads: heads, query: query, causal: causal}
-	opts = append(opts, bends(d.bent)...)
 	d.outV, d.lseV = make([]G.Value, cfg.Layers), make([]G.Value, cfg.Layers)
-	if causal {
-		opts = append(opts, la.WithCausal())
-	}
 	g := G.NewGraph()
 	for l := range cfg.Layers {
 		matrix := func(name string, width int) *G.Node {
@@ -112,7 +109,7 @@ func newDecoderAt(t testing.TB, at place, c *la.Cache, tokens, heads int, query 
 			}
 		}
 		var lse *G.Node
-		out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(l), append(slices.Clone(opts), la.WithLSE(&lse))...)
+		out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(l), append(append(slices.Clone(opts), d.options(l)...), la.WithLSE(&lse))...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,6 +125,28 @@ func newDecoderAt(t testing.TB, at place, c *la.Cache, tokens, heads int, query 
 	d.vm = newTapeMachine(g)
 	t.Cleanup(func() { d.vm.Close() })
 	return d
+}
+
+// shape is what layer l makes of scores.
+func (d *decoder) shape(l int) reftest.Shape {
+	if d.layers != nil {
+		return d.layers[l]
+	}
+	s := d.bent
+	s.Causal = d.causal
+	return s
+}
+
+func (d *decoder) options(l int) []la.Option {
+	s := d.shape(l)
+	o := bends(s)
+	if s.Causal {
+		o = append(o, la.WithCausal())
+	}
+	if s.Scale != 0 {
+		o = append(o, la.WithScale(s.Scale))
+	}
+	return o
 }
 
 func move(t testing.TB, n *G.Node, to func(*G.Node) (*G.Node, error)) *G.Node {
@@ -201,14 +220,15 @@ func (d *decoder) set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...
 func (d *decoder) draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...appended) *turn {
 	t.Helper()
 	cfg := d.cache.Config()
-	s := reftest.Shape{Heads: d.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim, Causal: d.causal, Scale: d.bent.Scale,
-		Window: d.bent.Window, SoftCap: d.bent.SoftCap, Slopes: d.bent.Slopes}
-	for _, p := range parts {
-		s.Queries = append(s.Queries, p.tokens)
-		s.Keys = append(s.Keys, p.to.seq.Len()+p.tokens)
-	}
-	u := &turn{parts: parts, rows: s.QueryRows()}
+	u := &turn{parts: parts}
 	for l := range d.q {
+		s := d.shape(l)
+		s.Heads, s.KVHeads, s.Dim, s.ValueDim = d.heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
+		for _, p := range parts {
+			s.Queries = append(s.Queries, p.tokens)
+			s.Keys = append(s.Keys, p.to.seq.Len()+p.tokens)
+		}
+		u.rows = s.QueryRows()
 		c := reftest.New(rng, s, in, format(d.query), format(d.query))
 		q := slices.Clone(c.Q)
 		k := d.history(c.K, cfg.KVHeads*cfg.HeadDim, parts, func(s *stored) []float64 { return s.k[l] })

@@ -35,6 +35,12 @@ func TestDeviceCachedAttention(t *testing.T) {
 	}
 }
 
+func TestDeviceLayersDiffer(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	testLayersDiffer(t, place{gpu: gpu})
+	testLayersDiffer(t, place{gpu: gpu, there: true})
+}
+
 func TestDeviceLayerTwice(t *testing.T) {
 	gpu, _ := la.FakeGPU(t)
 	testLayerTwice(t, gpu)
