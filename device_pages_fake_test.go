@@ -315,9 +315,19 @@ func TestDeviceCacheErrors(t *testing.T) {
 // A launch that fails, and every call of the driver that fails once, leaves the
 // cache as it was: Rollback and another try, and all is right.
 func TestDeviceCacheFaults(t *testing.T) {
+	t.Run("small pages", func(t *testing.T) { testDeviceCacheFaults(t, func(*CacheConfig) {}) })
+	// Of 70 bytes: no multiple of four, so that Set copies them at once, and fails itself.
+	t.Run("odd pages", func(t *testing.T) {
+		testDeviceCacheFaults(t, func(c *CacheConfig) { c.KVHeads, c.HeadDim, c.PageSize = 1, 7, 5 })
+	})
+}
+
+func testDeviceCacheFaults(t *testing.T, change func(*CacheConfig)) {
 	rng := reftest.Rand(t)
 	gpu, lib := FakeGPU(t)
-	c := newTestCache(t, deviceConfig(gpu))
+	config := deviceConfig(gpu)
+	change(&config)
+	c := newTestCache(t, config)
 	fork := &testContext{seq: newTestSequence(t, c)}
 	s := newStepGraph(t, c, 6, 4, tensor.Float32, WithCausal())
 	defer s.close()
@@ -377,6 +387,37 @@ func TestDeviceCacheFaults(t *testing.T) {
 		unchanged("a run that was rolled back")
 	}
 	s.advance(t, rng, testAppend{a, 3}, testAppend{fork, 1})
+	noError(t, c.Close())
+}
+
+// A layer that fails in one graph is not done, though another graph on the step has
+// done it in the same run: its slots may hold anything.
+func TestDeviceLayerFailsBehindAnotherGraph(t *testing.T) {
+	rng := reftest.Rand(t)
+	gpu, _ := FakeGPU(t)
+	c := newTestCache(t, deviceConfig(gpu))
+	s := newStepGraph(t, c, 2, 4, tensor.Float32)
+	defer s.close()
+	in := input3Nodes(G.NewGraph(), tensor.Float32, 2, 4, c)
+	other, err := CachedAttention(in[0], in[1], in[2], s.step.Layer(1))
+	noError(t, err)
+	a := &testContext{seq: newTestSequence(t, c)}
+	noError(t, set(s, testAppend{a, 2}))
+	_, err = s.attempt(rng, 0, testAppend{a, 2})
+	noError(t, err)
+	gpu.attention.engine.(*fakeEngine).fail = errors.New("no such kernel")
+	x := s.draw(rng, 1, newTestTokens(2, 3)).tensors
+	if _, err = other.Op().Do(x[0], x[1], x[2]); !errors.Is(err, ErrInternal) {
+		t.Fatal(err)
+	}
+	if err := s.step.Commit(); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "layer 1 has not run") {
+		t.Errorf("Commit of a layer that failed: %v", err)
+	}
+	if a.seq.Len() != 0 {
+		t.Errorf("%d tokens", a.seq.Len())
+	}
+	noError(t, s.step.Rollback())
+	s.advance(t, rng, testAppend{a, 2})
 	noError(t, c.Close())
 }
 
