@@ -30,7 +30,8 @@ func TestBadInputNewCache(t *testing.T) {
 		{func(c *la.CacheConfig) { c.Pages = math.MaxInt32 + 1 }, la.ErrShape, "Pages is 2147483648"},
 		{func(c *la.CacheConfig) { c.Pages, c.PageSize, c.KVHeads = math.MaxInt32, math.MaxInt32, 64 }, la.ErrShape, "more bytes than an address has"},
 		{func(c *la.CacheConfig) { c.Layers, c.Pages, c.PageSize = math.MaxInt32, math.MaxInt32, 8 }, la.ErrShape, "more bytes than an address has"},
-		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<28 }, la.ErrShape, "2147483647 pages"}, // 2^63 bytes fit an int, and no machine
+		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<28 }, la.ErrShape, "2147483647 pages"},
+		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<20 }, la.ErrOutOfMemory, "2147483647 pages"}, // they fit an int, and no machine
 		{func(c *la.CacheConfig) { c.DType = tensor.Float64 }, la.ErrDType, "DType is float64"},
 		{func(c *la.CacheConfig) { c.DType = tensor.Int8 }, la.ErrDType, "DType is int8"},
 	} {
@@ -69,7 +70,7 @@ func TestBadInputCachedAttention(t *testing.T) {
 		{"v of rank 4", goodQ, goodK, f32(1, 5, 3, 4), la.ErrShape, "v has rank 4"},
 		{"rows of q", f32(4, 48), goodK, goodV, la.ErrShape, "q has 4 rows and the step 5 tokens"},
 		{"rows of k", goodQ, f32(6, 24), goodV, la.ErrShape, "k has 6 rows"},
-		{"rows of v", goodQ, goodK, f32(1, 12), la.ErrShape, "v has 1 rows"},
+		{"rows of v", goodQ, goodK, f32(1, 12), la.ErrShape, "v has 1 row"},
 		{"width of q", f32(5, 47), goodK, goodV, la.ErrShape, "q has 47 columns"},
 		{"heads of q", f32(5, 32), goodK, goodV, la.ErrShape, "q has 4 heads, not a multiple of the cache's 3 KV heads"},
 		{"no heads of q", f32(5, 0), goodK, goodV, la.ErrShape, "q has 0 columns"},

@@ -16,7 +16,7 @@ import (
 
 var sentinels = []error{
 	la.ErrShape, la.ErrDType, la.ErrLength, la.ErrOption, la.ErrUnsupported,
-	la.ErrCacheFull, la.ErrState, la.ErrClosed, la.ErrGraph, la.ErrInternal,
+	la.ErrCacheFull, la.ErrState, la.ErrClosed, la.ErrGraph, la.ErrOutOfMemory, la.ErrInternal,
 }
 
 // wantError checks that err wraps the one sentinel and no other, and that it

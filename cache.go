@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/memory"
 
 	"gorgonia.org/tensor"
 )
@@ -73,60 +74,106 @@ var ids atomic.Uint64
 // when nothing refers to the cache any more; that of a GPU when Close was
 // called, or when the GPU is closed.
 //
-// Errors: [ErrShape], [ErrDType]; on a GPU [ErrUnsupported] for what it has no
-// kernels for, [ErrOutOfMemory], [ErrState] and [ErrClosed].
+// A cache that would not fit is [ErrOutOfMemory], on the host as on a GPU. The host's
+// pages are taken from the system when they are first written, so what counts is
+// the memory of a full cache, beside what is free when NewCache is called: the
+// machine's available memory, or less where the process or a container around it has
+// a limit (Linux; macOS: all of the machine's memory; Windows: what can be committed;
+// other systems do not tell). What other caches have not written yet counts as free.
+//
+// Errors: [ErrShape], [ErrDType], [ErrOutOfMemory]; on a GPU [ErrUnsupported] for
+// what it has no kernels for, [ErrState] and [ErrClosed].
 func NewCache(config CacheConfig) (cache *Cache, err error) {
 	const op = "NewCache"
-	if config.ValueDim == 0 {
-		config.ValueDim = config.HeadDim
+	l, err := config.layout(op)
+	if err != nil {
+		return nil, err
 	}
-	if config.PageSize == 0 {
-		config.PageSize = defaultPageSize
+	config = l.config
+	need := l.bookkeeping()
+	if config.Device == nil {
+		need += l.bytes
 	}
-	if config.DType == (tensor.Dtype{}) {
-		config.DType = tensor.Float32
+	full := func(why any) error {
+		return errorf(op, ErrOutOfMemory, "%d bytes for %v: %v", need, &l.config, why)
 	}
-	for _, f := range [...]struct {
-		name string
-		n    int
-	}{
-		{"Layers", config.Layers}, {"KVHeads", config.KVHeads}, {"HeadDim", config.HeadDim},
-		{"ValueDim", config.ValueDim}, {"PageSize", config.PageSize}, {"Pages", config.Pages},
-	} {
-		if f.n < 1 || f.n > math.MaxInt32 {
-			return nil, errorf(op, ErrShape, "%s is %d, outside [1, %d]", f.name, f.n, math.MaxInt32)
-		}
+	if err := memory.Check(need); err != nil {
+		return nil, full(err)
 	}
-	storage, ok := storageType(config.DType)
-	if !ok || config.DType == tensor.Float64 {
-		return nil, errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", config.DType)
-	}
-	keyElements, ok1 := product(config.Pages, config.KVHeads, config.PageSize, config.HeadDim)
-	valueElements, ok2 := product(config.Pages, config.KVHeads, config.PageSize, config.ValueDim)
-	keyBytes, ok3 := product(keyElements, storage.Size(), config.Layers)
-	valueBytes, ok4 := product(valueElements, storage.Size(), config.Layers)
-	if !ok1 || !ok2 || !ok3 || !ok4 || keyBytes > math.MaxInt-valueBytes {
-		return nil, errorf(op, ErrShape, "%d layers of %d pages of %d tokens, %d heads of %d and %d: more bytes than an address has",
-			config.Layers, config.Pages, config.PageSize, config.KVHeads, config.HeadDim, config.ValueDim)
-	}
-
 	defer func() {
 		if r := recover(); r != nil { // make refuses what no address space holds
-			cache, err = nil, errorf(op, ErrShape, "%d layers of %d pages of %d tokens, %d heads of %d and %d: %v",
-				config.Layers, config.Pages, config.PageSize, config.KVHeads, config.HeadDim, config.ValueDim, r)
+			cache, err = nil, full(r)
 		}
 	}()
-	c := &Cache{config: config, id: ids.Add(1), bytes: int64(keyBytes + valueBytes)}
+	c := &Cache{config: config, id: ids.Add(1), bytes: l.bytes}
 	c.holders, c.free = make([]int32, config.Pages), make([]int32, config.Pages)
 	if config.Device == nil {
-		c.store = newHostPages(&config, storage, keyElements, valueElements)
-	} else if c.store, err = placePages(op, c, storage, keyElements, valueElements); err != nil {
+		c.store = newHostPages(&config, l.storage, l.keyElements, l.valueElements)
+	} else if c.store, err = placePages(op, c, l.storage, l.keyElements, l.valueElements); err != nil {
 		return nil, err
 	}
 	for i := range c.free {
 		c.free[i] = int32(config.Pages - 1 - i) // taken from the end: the lowest page first
 	}
 	return c, nil
+}
+
+// Bytes is the memory of the keys and values of a cache of this configuration,
+//
+//	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
+//
+// as [CacheStats].Bytes has it. It allocates nothing, and asks neither for memory nor
+// for what a GPU supports. Errors: [ErrShape], [ErrDType].
+func (c CacheConfig) Bytes() (int64, error) {
+	l, err := c.layout("CacheConfig.Bytes")
+	return l.bytes, err
+}
+
+// cacheLayout is what a configuration comes to.
+type cacheLayout struct {
+	config                     CacheConfig // with its defaults filled in
+	storage                    cpu.DType
+	keyElements, valueElements int // of a layer
+	bytes                      int64
+}
+
+// bookkeeping is the bytes that say who has which page.
+func (l *cacheLayout) bookkeeping() int64 { return 8*int64(l.config.Pages) + 64*int64(l.config.Layers) }
+
+// layout checks a configuration.
+func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
+	if c.ValueDim == 0 {
+		c.ValueDim = c.HeadDim
+	}
+	if c.PageSize == 0 {
+		c.PageSize = defaultPageSize
+	}
+	if c.DType == (tensor.Dtype{}) {
+		c.DType = tensor.Float32
+	}
+	for _, f := range [...]struct {
+		name string
+		n    int
+	}{
+		{"Layers", c.Layers}, {"KVHeads", c.KVHeads}, {"HeadDim", c.HeadDim},
+		{"ValueDim", c.ValueDim}, {"PageSize", c.PageSize}, {"Pages", c.Pages},
+	} {
+		if f.n < 1 || f.n > math.MaxInt32 {
+			return l, errorf(op, ErrShape, "%s is %d, outside [1, %d]", f.name, f.n, math.MaxInt32)
+		}
+	}
+	storage, ok := storageType(c.DType)
+	if !ok || c.DType == tensor.Float64 {
+		return l, errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", c.DType)
+	}
+	keyElements, ok1 := product(c.Pages, c.KVHeads, c.PageSize, c.HeadDim)
+	valueElements, ok2 := product(c.Pages, c.KVHeads, c.PageSize, c.ValueDim)
+	keyBytes, ok3 := product(keyElements, storage.Size(), c.Layers)
+	valueBytes, ok4 := product(valueElements, storage.Size(), c.Layers)
+	if !ok1 || !ok2 || !ok3 || !ok4 || keyBytes > math.MaxInt-valueBytes-8*c.Pages {
+		return l, errorf(op, ErrShape, "%v: more bytes than an address has", &c)
+	}
+	return cacheLayout{c, storage, keyElements, valueElements, int64(keyBytes + valueBytes)}, nil
 }
 
 // product is the product of its arguments, if it fits in an int.
@@ -211,7 +258,11 @@ func (c *Cache) Close() error {
 
 // Sequence is one context: the tokens whose keys and values the cache keeps,
 // in order. It holds no token of a step until the step is committed.
+//
+// It is used by its pointer. A copy of a Sequence is [ErrState] wherever it is used.
 type Sequence struct {
+	_        noCopy
+	self     *Sequence // another one's in a copy
 	cache    *Cache
 	pages    []int32 // ceil(len/PageSize) of them
 	len      int
@@ -235,7 +286,9 @@ func (c *Cache) NewSequence() (*Sequence, error) {
 		return nil, errorf("NewSequence", ErrClosed, "cache")
 	}
 	c.sequences++
-	return &Sequence{cache: c}, nil
+	s := &Sequence{cache: c}
+	s.self = s
+	return s, nil
 }
 
 // Len is the number of committed tokens; 0 for a released sequence.
@@ -252,6 +305,9 @@ func (s *Sequence) Len() int {
 func (s *Sequence) made(op string) error {
 	if s == nil || s.cache == nil {
 		return errorf(op, ErrState, "sequence was not made by NewSequence or Fork")
+	}
+	if s.self != s {
+		return errorf(op, ErrState, "sequence is a copy of one: use the pointer that NewSequence or Fork gave")
 	}
 	return nil
 }
@@ -286,7 +342,9 @@ func (s *Sequence) Fork() (*Sequence, error) {
 	}
 	c.sequences++
 	c.tokens += s.len
-	return &Sequence{cache: c, pages: append([]int32(nil), s.pages...), len: s.len}, nil
+	f := &Sequence{cache: c, pages: append([]int32(nil), s.pages...), len: s.len}
+	f.self = f
+	return f, nil
 }
 
 // Truncate keeps the first n tokens, n in [0, Len], and gives back the pages

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -16,16 +18,71 @@ import (
 
 var smallCache = CacheConfig{Layers: 3, KVHeads: 2, HeadDim: 4, ValueDim: 3, PageSize: 4, Pages: 12}
 
-// NewCache refuses what no computer has, instead of letting make panic.
+// NewCache refuses what no computer has, and what this one has not, instead of letting
+// make panic or the system end the process.
 func TestNewCacheBeyondMemory(t *testing.T) {
-	for _, c := range []CacheConfig{
-		{Layers: 1, KVHeads: 1 << 20, HeadDim: 1 << 20, PageSize: 1 << 9, Pages: 1},
-		{Layers: 1 << 30, KVHeads: 1 << 30, HeadDim: 1 << 30, PageSize: 1 << 30, Pages: 1 << 30},
-		{Layers: math.MaxInt32, KVHeads: 1, HeadDim: math.MaxInt32, PageSize: 1, Pages: 1},
+	for _, c := range []struct {
+		config CacheConfig
+		want   error
+	}{
+		{CacheConfig{Layers: 1, KVHeads: 1 << 20, HeadDim: 1 << 20, PageSize: 1 << 9, Pages: 1}, ErrOutOfMemory},
+		{CacheConfig{Layers: 1 << 30, KVHeads: 1 << 30, HeadDim: 1 << 30, PageSize: 1 << 30, Pages: 1 << 30}, ErrShape},
+		{CacheConfig{Layers: math.MaxInt32, KVHeads: 1, HeadDim: math.MaxInt32, PageSize: 1, Pages: 1}, ErrShape},
+		{CacheConfig{Layers: 12, KVHeads: 12, HeadDim: 64, PageSize: 64, Pages: 580_000}, ErrOutOfMemory}, // 2.7 TB
+		{CacheConfig{Layers: math.MaxInt32, KVHeads: 1, HeadDim: 1, PageSize: 1, Pages: 1}, ErrOutOfMemory},
 	} {
-		if _, err := NewCache(c); !errors.Is(err, ErrShape) {
-			t.Errorf("%+v: %v", c, err)
+		if c.want == ErrOutOfMemory {
+			if f, known := memory.Now(); !known || f.Total > 1<<37 {
+				continue
+			}
 		}
+		if _, err := NewCache(c.config); !errors.Is(err, c.want) {
+			t.Errorf("%+v: %v, want %v", c.config, err, c.want)
+		}
+	}
+}
+
+// A cache takes what is free, to the byte, and what CacheConfig.Bytes says.
+func TestNewCacheFree(t *testing.T) {
+	defer func(now func() (memory.Free, bool)) { memory.Now = now }(memory.Now)
+	config := smallCache
+	bytes, err := config.Bytes()
+	noError(t, err)
+	if want := int64(3 * 12 * 2 * 4 * (4 + 3) * 4); bytes != want {
+		t.Errorf("%d bytes, want %d", bytes, want)
+	}
+	var free int64
+	memory.Now = func() (memory.Free, bool) { return memory.Free{Bytes: free, Total: 1 << 20, Of: "a test"}, true }
+	free = bytes + 8*12 + 64*3 // what says who has which page
+	c, err := NewCache(config)
+	noError(t, err)
+	if got := c.Stats().Bytes; got != bytes {
+		t.Errorf("%d bytes, and Bytes said %d", got, bytes)
+	}
+	free--
+	_, err = NewCache(config)
+	if !errors.Is(err, ErrOutOfMemory) {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"NewCache: 8352 bytes for 3 layers of 12 pages of 4 tokens, 2 KV heads of 4 and 3, float32, in host memory", "8351 of 1048576 bytes of a test are free"} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q does not say %q", err, text)
+		}
+	}
+	memory.Now = func() (memory.Free, bool) { return memory.Free{}, false } // a system that does not tell
+	_, err = NewCache(config)
+	noError(t, err)
+
+	config.DType = Float16
+	if half, err := config.Bytes(); err != nil || half != bytes/2 {
+		t.Errorf("float16: %d bytes, %v", half, err)
+	}
+	config.DType = tensor.Float64
+	if _, err := config.Bytes(); !errors.Is(err, ErrDType) || !strings.Contains(err.Error(), "CacheConfig.Bytes") {
+		t.Error(err)
+	}
+	if _, err := (CacheConfig{}).Bytes(); !errors.Is(err, ErrShape) {
+		t.Error(err)
 	}
 }
 

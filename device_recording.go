@@ -88,6 +88,9 @@ func (r *Recording) Replay() error {
 	if r == nil {
 		return errorf(op, ErrState, "not made by GPU.Record")
 	}
+	if r.gpu == nil {
+		return errorf(op, ErrState, "not made by GPU.Record")
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.rec == nil {

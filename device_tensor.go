@@ -31,6 +31,7 @@ import (
 // Tensors from [GPU.Upload], [GPU.NewTensor] and Clone have memory of their own
 // until Free, or until nothing refers to them.
 type DeviceTensor struct {
+	_          noCopy
 	gpu        *GPU
 	memory     *device.Memory
 	generation uint64        // of memory
@@ -324,21 +325,41 @@ func tensorError(op, name string, err error) error {
 }
 
 // GPU is the GPU that the tensor is on.
-func (d *DeviceTensor) GPU() *GPU { return d.gpu }
+func (d *DeviceTensor) GPU() *GPU {
+	if d == nil {
+		return nil
+	}
+	return d.gpu
+}
 
 // Shape is the tensor's shape.
-func (d *DeviceTensor) Shape() tensor.Shape { return d.shape }
+func (d *DeviceTensor) Shape() tensor.Shape {
+	if d == nil {
+		return nil
+	}
+	return d.shape
+}
 
 // Dtype is the type of its elements.
-func (d *DeviceTensor) Dtype() tensor.Dtype { return d.dtype }
+func (d *DeviceTensor) Dtype() tensor.Dtype {
+	if d == nil {
+		return tensor.Dtype{}
+	}
+	return d.dtype
+}
 
 // Size is the number of its elements.
-func (d *DeviceTensor) Size() int { return d.shape.TotalSize() }
+func (d *DeviceTensor) Size() int {
+	if d == nil || d.gpu == nil {
+		return 0
+	}
+	return d.shape.TotalSize()
+}
 
 // Type is its type in Gorgonia's type system.
 func (d *DeviceTensor) Type() hm.Type {
-	if len(d.shape) == 0 {
-		return d.dtype
+	if len(d.Shape()) == 0 {
+		return d.Dtype()
 	}
 	return G.TensorType{Dims: len(d.shape), Of: d.dtype}
 }
@@ -472,7 +493,13 @@ func (d *DeviceTensor) copyFrom(src *DeviceTensor) error {
 	})
 }
 
-func (d *DeviceTensor) bytes() int64 { return int64(d.Size()) * int64(d.dtype.Size()) }
+func (d *DeviceTensor) bytes() int64 {
+	n := d.Size()
+	if n == 0 { // of no GPU: it has no element type
+		return 0
+	}
+	return int64(n) * int64(d.dtype.Size())
+}
 
 // ZeroValue sets all elements to 0, for Gorgonia's lisp machine, and returns the
 // tensor. Where that fails, the tensor can't be used any more, and its use says why.

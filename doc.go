@@ -54,6 +54,18 @@
 // takes them; keys and values beyond the live length, or outside the window of all
 // queries of a sequence, are never read.
 //
+// Axes are told apart by their place alone: q, k and v are (B, H, N, d), and a tensor
+// of (B, N, H, d), as other libraries lay them out, is taken for one of N heads
+// wherever its sizes fit. Transpose it before.
+//
+// Gorgonia's SoftMax is NaN or wrong where scores lie far apart (see [Default]). A
+// comparison with it needs small scores: random q and k of a variance near 1 and the
+// scale 1/sqrt(d) will do.
+//
+// Machines whose graphs share weights are built one after the other: NewTapeMachine
+// writes to the tensors that inputs have, so two calls at the same time are a data
+// race. They may run at the same time.
+//
 // Gorgonia identifies nodes by a 32-bit hash: give inputs names of their own,
 // and call [CheckGraph] once when a graph is complete. Its tape machine runs a
 // graph as often as one likes, with Reset between runs; its lisp machine once.

@@ -64,8 +64,9 @@ var (
 	// ErrComputeCapability is a GPU older than compute capability 8.0.
 	ErrComputeCapability = cuda.ErrComputeCapability
 
-	// ErrOutOfMemory is memory that a GPU does not have. Nothing changed: close
-	// what is not needed and try again.
+	// ErrOutOfMemory is memory that the host or a GPU does not have; the text says
+	// which, how much was asked for and how much is free. Nothing changed: close what
+	// is not needed and try again.
 	ErrOutOfMemory = cuda.ErrOutOfMemory
 
 	// ErrMachine is a machine of Gorgonia, built with the tag cuda, that cannot
@@ -100,7 +101,7 @@ func Cause(err error) error {
 
 // errorf makes "leanattention: op: text: sentinel".
 func errorf(op string, sentinel error, format string, args ...any) error {
-	return fmt.Errorf("leanattention: %s: %s: %w", op, fmt.Sprintf(format, args...), sentinel)
+	return fmt.Errorf("leanattention: %s: %s: %w", op, singular(fmt.Sprintf(format, args...)), sentinel)
 }
 
 // recoverTo turns a panic into an error. It stands at every place where

@@ -15,6 +15,7 @@ import (
 // Fused is a graph in which [Fuse] put [Attention] in the place of attention
 // made of Gorgonia's own ops.
 type Fused struct {
+	_       noCopy
 	Graph   *G.ExprGraph
 	Roots   []*G.Node // the new nodes of the roots, in their order
 	Matches []Match   // in the order of the graph that was given
@@ -55,10 +56,18 @@ type Miss struct {
 // that was given. It is nil where there is none: for the scores and weights of
 // an attention that was replaced, for inputs that only those needed, and for
 // nodes that no root needs.
-func (f *Fused) Node(old *G.Node) *G.Node { return f.images[old] }
+func (f *Fused) Node(old *G.Node) *G.Node {
+	if f == nil {
+		return nil
+	}
+	return f.images[old]
+}
 
 // String is a report of a line for each match and each miss.
 func (f *Fused) String() string {
+	if f == nil {
+		return "nothing fused"
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d fused, %d left alone\n", len(f.Matches), len(f.Misses))
 	for _, m := range f.Matches {

@@ -259,7 +259,10 @@ const maxWorkers = 1 << 12
 func newConfig(op string, allowed optionKind, opts []Option) (c config, err error) {
 	for i := range opts {
 		o := &opts[i]
-		if o.kind == 0 || o.kind&allowed != o.kind {
+		if o.kind == 0 {
+			return c, errorf(op, ErrUnsupported, "%v", o.kind)
+		}
+		if o.kind&allowed != o.kind {
 			return c, errorf(op, ErrUnsupported, "option %v", o.kind)
 		}
 		c.given |= o.kind

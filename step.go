@@ -236,6 +236,9 @@ func (s *Step) check(op string, appends []Append) error {
 		if a.Seq == nil {
 			return errorf(op, ErrState, "append %d has no sequence", i)
 		}
+		if a.Seq.cache != nil && a.Seq.self != a.Seq {
+			return errorf(op, ErrState, "append %d has a copy of a sequence", i)
+		}
 		if a.Seq.cache != c {
 			return errorf(op, ErrState, "append %d has a sequence of another cache", i)
 		}

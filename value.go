@@ -23,6 +23,10 @@ func denseValue(op, name string, v G.Value) (*tensor.Dense, error) {
 		return nil, errorf(op, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", name, v)
 	case !t.IsNativelyAccessible():
 		return nil, errorf(op, ErrUnsupported, "%s lies in memory that Go cannot read", name)
+	case t.Dtype() == tensor.Dtype{}:
+		return nil, errorf(op, ErrDType, "%s has no element type: it is an empty tensor", name)
+	case t.DataSize() == 0:
+		return nil, errorf(op, ErrShape, "%s has no elements, shape %v", name, t.Shape())
 	case t.IsMasked():
 		return nil, errorf(op, ErrUnsupported, "%s is a masked tensor", name)
 	}

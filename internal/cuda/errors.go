@@ -22,7 +22,7 @@ var (
 
 	// ErrOutOfMemory is memory that the GPU, or the host for pinned memory,
 	// does not have. Nothing changed.
-	ErrOutOfMemory = errors.New("out of GPU memory")
+	ErrOutOfMemory = errors.New("out of memory")
 
 	// ErrClosed is the use of something closed, a second Close included.
 	ErrClosed = errors.New("closed")

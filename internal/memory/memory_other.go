@@ -1,0 +1,5 @@
+//go:build !linux && !darwin && !windows
+
+package memory
+
+func now() (Free, bool) { return Free{}, false }
