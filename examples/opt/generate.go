@@ -58,9 +58,9 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 			choice := nn.Choice{Temperature: o.sampling.Temperature, TopK: o.sampling.TopK, TopP: o.sampling.TopP}
 			mo.Choices = slices.Repeat([]nn.Choice{choice}, len(capacity))
 		}
-		if err := model.CheckRoom(folder, o.weights, mo); err != nil {
-			return err
-		}
+	}
+	if err := model.CheckRoom(folder, o.weights, mo); err != nil {
+		return err
 	}
 	weights, err := model.LoadAs(folder, o.weights)
 	if err != nil {

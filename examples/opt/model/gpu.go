@@ -310,32 +310,3 @@ func (g *gpuGraph) close() error {
 	}
 	return errors.Join(errs...)
 }
-
-// CheckRoom says, before anything is loaded, whether a GPU has room for the
-// weights of a source in a type (see [LoadAs]) and for the cache of a decoder:
-// if not, leanattention.ErrOutOfMemory with the numbers. Activations need some
-// more.
-func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
-	c := from.Config()
-	if _, err := o.check(c); err != nil || o.Device == nil {
-		return err
-	}
-	var weights int64
-	for p := range c.Weights() {
-		t, err := from.Tensor(p.Name, p.Shape...)
-		if err != nil {
-			return err
-		}
-		weights += int64(t.Shape().TotalSize()) * int64(loadedAs(t, matrices).Size())
-	}
-	cache := int64(pagesOf(o.Capacity)*pageSize) * tokenBytes(c, o.Cache)
-	memory, err := o.Device.Memory()
-	if err != nil {
-		return err
-	}
-	if weights+cache > memory.Free {
-		return fmt.Errorf("model: %d MB of weights and %d MB of cache on %v, which has %d of %d MB free: %w",
-			weights>>20, cache>>20, o.Device, memory.Free>>20, memory.Total>>20, la.ErrOutOfMemory)
-	}
-	return nil
-}

@@ -30,10 +30,13 @@ func pagesOf(capacity []int) (pages int) {
 	return pages
 }
 
+// cacheConfig is the cache of a decoder that has one in pages.
+func (o *Options) cacheConfig(c hf.Config) la.CacheConfig {
+	return la.CacheConfig{Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pagesOf(o.Capacity), Device: o.Device}
+}
+
 func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
-	cache, err := la.NewCache(la.CacheConfig{
-		Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pagesOf(o.Capacity), Device: o.Device,
-	})
+	cache, err := la.NewCache(o.cacheConfig(c))
 	if err != nil {
 		return nil, err
 	}
