@@ -6,12 +6,12 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/emulated"
+	"gorgonia.org/leanattention/internal/emulated/system"
 )
 
 // TestGPU runs where there is a GPU.
 func TestGPU(t *testing.T) {
-	emulated.Machine(t)
+	system.Emulate(t)
 	list, err := la.GPUs()
 	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
 		if !strings.HasPrefix(err.Error(), "leanattention: GPUs: ") {

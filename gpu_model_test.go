@@ -4,7 +4,7 @@ import (
 	"errors"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/emulated"
+	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
@@ -13,7 +13,7 @@ import (
 // gpuPlace is the machine's first GPU, or the end of the test.
 func gpuPlace(t *testing.T) modelPlace {
 	t.Helper()
-	emulated.Machine(t)
+	system.Emulate(t)
 	gpu, err := OpenGPU(0)
 	if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
 		t.Skipf("no GPU: %v", err)

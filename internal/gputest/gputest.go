@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/emulated"
+	"gorgonia.org/leanattention/internal/emulated/system"
 )
 
 // Open is the machine's first GPU, closed when the test ends, or, where there is
@@ -15,7 +15,7 @@ import (
 // slow: give the tests -short.
 func Open(t testing.TB) *la.GPU {
 	t.Helper()
-	emulated.Machine(t)
+	system.Emulate(t)
 	gpu, err := la.OpenGPU(0)
 	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
 		t.Skipf("no GPU: %v", err)

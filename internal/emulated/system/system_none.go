@@ -1,16 +1,16 @@
 //go:build !(linux && !android && !faketime && (amd64 || arm64) && !nogpu)
 
-// Package emulated makes a GPU for tests on machines that have none, where there are
+// Package system makes a GPU for tests on machines that have none, where there are
 // C libraries that can be called without cgo: not here.
-package emulated
+package system
 
 import (
 	"os"
 	"testing"
 )
 
-// Machine ends a test that asks for an emulated GPU.
-func Machine(t testing.TB) {
+// Emulate ends a test that asks for an emulated GPU.
+func Emulate(t testing.TB) {
 	t.Helper()
 	if os.Getenv("LEANATTENTION_GPU") == "emulated" {
 		t.Skip("no GPU is emulated here")
