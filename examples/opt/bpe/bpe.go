@@ -1,163 +1,128 @@
 // Package bpe is the byte-level byte-pair encoding of GPT-2 and OPT, read from
-// vocab.json and merges.txt as Hugging Face folders have them.
+// Hugging Face folders in either form: tokenizer.json, or vocab.json and
+// merges.txt.
 //
-// A text is cut into words (nextWord), each word into its bytes, and
-// neighbouring symbols of a word are merged, the pair that stands first in
-// merges.txt first, until no more pair is in it. Every byte has a token, so
-// every text can be encoded, and decoding gives the same bytes back.
+// Added tokens are looked for in a text first. What lies between them is cut into
+// words (nextWord), each word into its bytes, and neighbouring symbols of a word
+// are merged, the pair that stands first among the merges first, until no more
+// pair is in it. As a rule every byte has a token, so every text can be encoded,
+// and decoding gives the same bytes back.
 //
 // OPT begins every text with </s>, and Encode does so. A text that contains the
 // name of a special token, say "</s>", is encoded letter by letter: a prompt
-// cannot smuggle in an end of text. transformers would make it the token.
+// cannot smuggle in an end of text. transformers makes it the token, and so does
+// EncodeSpecial.
+//
+// # Files
+//
+// What is read gives the ids that transformers gives, or it is refused with an
+// error that names the key and its value. Of tokenizer.json that is a BPE whose
+// pre-tokenizer is ByteLevel, behind any Split at a string, Digits and
+// Punctuation, without a normalizer; its template may put tokens before and behind
+// a text.
+//
+//	tokenizer_config.json      what becomes of it
+//	add_bos_token              honoured with vocab.json; with tokenizer.json the template there rules, as in transformers
+//	add_eos_token              the same, but true is refused with vocab.json: versions of transformers differ
+//	add_prefix_space           honoured; with a class that takes tokenizer.json as it is, it must be what that says
+//	added_tokens_decoder       honoured; must have the same tokens as tokenizer.json
+//	bos_token ... mask_token,  special tokens; those that are not added yet are added
+//	additional_special_tokens,
+//	extra_special_tokens
+//	unk_token                  also the token of bytes that the vocabulary lacks
+//	split_special_tokens       honoured: EncodeSpecial then spells them out
+//	tokenizer_class            GPT2Tokenizer(Fast), PreTrainedTokenizer(Fast), TokenizersBackend, or none
+//	errors                     "replace"
+//	any other key              irrelevant if it is in a list of such keys in this package, else refused unless null or false
+//
+// special_tokens_map.json and added_tokens.json are read where
+// tokenizer_config.json has no added_tokens_decoder, as in transformers.
+// clean_up_tokenization_spaces is irrelevant: transformers 5 does nothing of the
+// kind to a BPE (4 took spaces before punctuation away).
+//
+// Kinds of characters are those of Hugging Face's tokenizers (Unicode 16), not those
+// of Go.
+//
+// Three things differ from transformers. A folder with vocab.json and without
+// tokenizer_config.json is taken for OPT's, with </s> before every text. A byte
+// that the vocabulary lacks becomes the unknown token that tokenizer_config.json
+// names even where the model of tokenizer.json names none, as in the tokenizer in
+// Python of transformers 4 (that in Rust leaves the byte out). And an added token
+// is decoded to its own text, also where that has characters that stand for bytes.
+//
+// No library was taken instead: of gomlx/go-huggingface 0.4.0 (tokenizers/hftokenizer)
+// 40% of 4680 such texts had transformers' ids, a word of 16,000 letters took a
+// minute, and its module needs 47 others.
 package bpe
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"math"
-	"os"
-	"path/filepath"
-	"strings"
+	"strconv"
 )
 
-// ErrFormat is wrapped by the errors of vocabularies and merges that contradict
-// themselves, each other or their format.
-var ErrFormat = errors.New("malformed file")
+// ErrFormat is wrapped by the errors of files that contradict themselves, each
+// other or their format, and ErrUnsupported by those of sound files that hold a
+// tokenizer of another kind.
+var (
+	ErrFormat      = errors.New("malformed file")
+	ErrUnsupported = errors.New("unsupported")
+)
 
 // endOfText is OPT's first token of every text, and its last.
 const endOfText = "</s>"
 
-var special = map[string]bool{"<s>": true, "<pad>": true, endOfText: true, "<unk>": true, "<mask>": true}
+// silent are tokens that have no text when they are decoded, whether or not the
+// folder says that they are special.
+var silent = []string{"<s>", "<pad>", endOfText, "<unk>", "<mask>"}
 
 // Tokenizer turns texts into ids and back. It may be used by several goroutines.
 type Tokenizer struct {
-	ids    map[string]int
-	tokens map[int]string
-	bytes  [256]int // the token of each byte
-	merges map[pair]merged
-	eos    int
-	size   int
-}
-
-type pair struct{ left, right int }
-
-type merged struct{ rank, id int }
-
-// Load reads vocab.json and merges.txt of a folder.
-func Load(dir string) (*Tokenizer, error) {
-	var files [2][]byte
-	for i, name := range [...]string{"vocab.json", "merges.txt"} {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			return nil, fmt.Errorf("bpe: %w", err)
-		}
-		files[i] = data
-	}
-	return parse(filepath.Join(dir, "vocab.json"), files[0], filepath.Join(dir, "merges.txt"), files[1])
-}
-
-// New reads a vocabulary, a JSON object of tokens and ids, and merges, a line
-// for each with two tokens and a space between them.
-func New(vocab, merges io.Reader) (*Tokenizer, error) {
-	v, err := io.ReadAll(vocab)
-	if err != nil {
-		return nil, fmt.Errorf("bpe: vocabulary: %w", err)
-	}
-	m, err := io.ReadAll(merges)
-	if err != nil {
-		return nil, fmt.Errorf("bpe: merges: %w", err)
-	}
-	return parse("vocabulary", v, "merges", m)
-}
-
-func parse(vocabName string, vocab []byte, mergesName string, merges []byte) (*Tokenizer, error) {
-	t := &Tokenizer{tokens: map[int]string{}, merges: map[pair]merged{}}
-	if err := json.Unmarshal(vocab, &t.ids); err != nil {
-		return nil, fail(vocabName, "not a JSON object of tokens and ids: %v", err)
-	}
-	for token, id := range t.ids {
-		if id < 0 || id > math.MaxInt32 {
-			return nil, fail(vocabName, "token %.60q has id %d", token, id)
-		}
-		if other, ok := t.tokens[id]; ok {
-			return nil, fail(vocabName, "tokens %.60q and %.60q both have id %d", min(token, other), max(token, other), id)
-		}
-		t.tokens[id] = token
-		t.size = max(t.size, id+1)
-	}
-	for b, c := range charOf {
-		id, ok := t.ids[string(c)]
-		if !ok {
-			return nil, fail(vocabName, "no token %q for byte 0x%02x", c, b)
-		}
-		t.bytes[b] = id
-	}
-	var ok bool
-	if t.eos, ok = t.ids[endOfText]; !ok {
-		return nil, fail(vocabName, "no token %q", endOfText)
-	}
-
-	for number, line := range bytes.Split(merges, []byte("\n")) {
-		text := strings.TrimSuffix(string(line), "\r")
-		if text == "" || strings.HasPrefix(text, "#version") {
-			continue
-		}
-		left, right, _ := strings.Cut(text, " ")
-		l, ok1 := t.ids[left]
-		r, ok2 := t.ids[right]
-		m, ok3 := t.ids[left+right]
-		if !ok1 || !ok2 || !ok3 {
-			return nil, fail(mergesName, "line %d: %.120q does not merge two tokens of the vocabulary into a third", number+1, text)
-		}
-		if _, ok := t.merges[pair{l, r}]; ok {
-			return nil, fail(mergesName, "line %d: %.120q is there a second time", number+1, text)
-		}
-		t.merges[pair{l, r}] = merged{len(t.merges), m}
-	}
-	return t, nil
+	vocabulary
+	added         [2]*matcher // those that are looked for first, and after them
+	words         splitter
+	before, after []int // what the template puts around a text
+	splitSpecial  bool
+	special       map[int]bool   // without text in decoding
+	texts         map[int]string // of tokens that are not the vocabulary's
+	eos           int            // -1: none
+	size          int
+	widest        int // most bytes of a text that are one token; 0: any number
 }
 
 func fail(file, format string, args ...any) error {
 	return fmt.Errorf("bpe: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrFormat)
 }
 
-// Encode returns </s> and then the ids of the text.
-func (t *Tokenizer) Encode(text string) []int {
-	return t.encode([]int{t.eos}, text)
+func refuse(file, format string, args ...any) error {
+	return fmt.Errorf("bpe: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrUnsupported)
 }
 
-// EncodeText returns the ids of the text alone, for one that continues another.
-func (t *Tokenizer) EncodeText(text string) []int {
-	return t.encode([]int{}, text)
-}
-
-func (t *Tokenizer) encode(ids []int, text string) []int {
-	e := encoder{t: t, ids: ids, words: map[string][]int{}}
-	for text != "" {
-		n := nextWord(text)
-		e.word(text[:n])
-		text = text[n:]
+// quote is %q for strings out of a file, cut so that a sentence stays one.
+func quote(s string) string {
+	const most = 120
+	if len(s) <= most {
+		return strconv.Quote(s)
 	}
-	return e.ids
+	return fmt.Sprintf("%q... (%d bytes)", s[:most], len(s))
 }
 
 // VocabSize returns one more than the highest id.
 func (t *Tokenizer) VocabSize() int { return t.size }
 
-// ID returns the id of a token as vocab.json spells it.
+// ID returns the id of a token: as vocab.json spells it, or an added one.
 func (t *Tokenizer) ID(token string) (id int, ok bool) {
 	id, ok = t.ids[token]
 	return id, ok
 }
 
-// Token returns the token of an id as vocab.json spells it.
+// Token returns the token of an id: as vocab.json spells it, or an added one.
 func (t *Tokenizer) Token(id int) (token string, ok bool) {
 	token, ok = t.tokens[id]
 	return token, ok
 }
 
-// EOS returns the id of </s>, which begins and ends a text.
+// EOS returns the id of the token that ends a text, </s> where the folder names
+// none; -1 if there is no such token. What ends the texts that a model makes is
+// said by its folder's other files (package hf).
 func (t *Tokenizer) EOS() int { return t.eos }

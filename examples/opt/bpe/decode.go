@@ -5,10 +5,11 @@ import (
 	"unicode/utf8"
 )
 
-// Decode returns the text of ids. The special tokens <s>, <pad>, </s>, <unk>
-// and <mask> have none. An id that is not in the vocabulary, and bytes that are
+// Decode returns the text of ids. Special tokens have none, and neither have <s>,
+// <pad>, </s>, <unk> and <mask>. An added token is its own text. An id that is not in the vocabulary, and bytes that are
 // no UTF-8, give U+FFFD: one for each longest beginning of a character, as in
-// Python and Rust. Decode(Encode(s)) is s for every s in UTF-8.
+// Python and Rust. Decode(Encode(s)) is s for every s in UTF-8, if every byte has a
+// token and no added token takes white space or is in s and special.
 func (t *Tokenizer) Decode(ids []int) string {
 	d := t.NewDecoder()
 	var text strings.Builder
@@ -36,10 +37,14 @@ func (d *Decoder) Add(id int) string {
 	switch {
 	case !ok:
 		return d.Flush() + string(utf8.RuneError)
-	case special[token]:
+	case d.t.special[id]:
 		return ""
 	}
-	d.held = appendToken(d.held, token)
+	if text, ok := d.t.texts[id]; ok {
+		d.held = append(d.held, text...)
+	} else {
+		d.held = appendToken(d.held, token)
+	}
 	return d.take(false)
 }
 

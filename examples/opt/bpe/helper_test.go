@@ -11,9 +11,9 @@ import (
 // fataler is what tests, fuzz targets and properties have in common.
 type fataler interface{ Fatal(...any) }
 
-// files returns a vocabulary of the special tokens and the bytes, with the
+// pairFiles returns a vocabulary of the special tokens and the bytes, with the
 // results of the merges after them, and merges.txt.
-func files(t fataler, merges ...string) (vocab, lines string) {
+func pairFiles(t fataler, merges ...string) (vocab, lines string) {
 	ids := map[string]int{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 	add := func(token string) {
 		if _, ok := ids[token]; !ok {
@@ -36,7 +36,7 @@ func files(t fataler, merges ...string) (vocab, lines string) {
 }
 
 func small(t fataler, merges ...string) *Tokenizer {
-	v, m := files(t, merges...)
+	v, m := pairFiles(t, merges...)
 	tok, err := New(strings.NewReader(v), strings.NewReader(m))
 	if err != nil {
 		t.Fatal(err)

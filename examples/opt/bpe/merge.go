@@ -1,20 +1,25 @@
 package bpe
 
+import "math"
+
 // encoder holds what one call of Encode reuses from word to word.
 type encoder struct {
 	t     *Tokenizer
 	ids   []int
+	most  int              // ids that are wanted
+	over  bool             // there are more
+	lost  int              // a byte that has no token; -1: none
 	words map[string][]int // ids of the short words so far
 
-	// The word being merged: a list of symbols by the position of their first
-	// byte. A symbol that was merged into its left neighbour has size 0.
+	// The word being merged: a list of symbols by their position. A symbol that
+	// was merged into its left neighbour has no token any more.
 	symbols []symbol
 	queue   []candidate
 }
 
 type symbol struct {
-	id, size   int
-	prev, next int // positions; -1 and the word's length at the ends
+	id         int // -1: merged into its neighbour
+	prev, next int // positions; -1 and the number of symbols at the ends
 }
 
 // candidate is a pair of neighbours that can be merged: the symbol at left and
@@ -28,34 +33,78 @@ func (a candidate) before(b candidate) bool {
 // maxCached is the length of the longest word that is remembered.
 const maxCached = 64
 
-func (e *encoder) word(word string) {
+// word appends the ids of a word and reports whether there is room for more.
+func (e *encoder) word(word string) bool {
 	if ids, ok := e.words[word]; ok {
-		e.ids = append(e.ids, ids...)
-		return
+		return e.add(ids...)
+	}
+	if e.t.ignoreMerges {
+		id, ok := e.t.whole(word)
+		if _, added := e.t.texts[id]; ok && !added {
+			return e.add(id)
+		}
 	}
 	begin := len(e.ids)
-	e.merge(word)
+	if !e.begin(word) {
+		e.over = true
+		return false
+	}
+	e.merge()
 	if len(word) <= maxCached {
 		e.words[word] = e.ids[begin:len(e.ids):len(e.ids)]
 	}
+	return e.add()
 }
 
-// merge appends the ids of one word: of all pairs of neighbours the one of the
-// lowest rank, and the leftmost of these, becomes one symbol, until no pair has
-// a rank. The queue makes that O(n log n) for n bytes.
-func (e *encoder) merge(word string) {
-	s := e.symbols[:0]
-	for i := range len(word) {
-		s = append(s, symbol{e.t.bytes[word[i]], 1, i - 1, i + 1})
+// begin makes symbols of a word's bytes, and reports whether it may have few
+// enough tokens: none is of more than longest symbols.
+func (e *encoder) begin(word string) bool {
+	t := e.t
+	e.symbols = e.symbols[:0]
+	if t.complete && len(word)/t.longest > e.most-len(e.ids) {
+		return false
 	}
-	e.symbols, e.queue = s, e.queue[:0]
+	room := math.MaxInt
+	if left := e.most - len(e.ids); left < math.MaxInt/t.longest-1 {
+		room = (left + 1) * t.longest
+	}
+	fused := false
+	for i := range len(word) {
+		id := t.bytes[word[i]]
+		if id >= 0 {
+			fused = false
+		} else {
+			if t.unk < 0 {
+				e.lost = int(word[i])
+				continue
+			}
+			if fused && t.fuseUnk {
+				continue
+			}
+			id, fused = t.unk, true
+		}
+		if len(e.symbols) == room {
+			return false
+		}
+		n := len(e.symbols)
+		e.symbols = append(e.symbols, symbol{id, n - 1, n + 1})
+	}
+	return true
+}
+
+// merge appends the ids of the symbols: of all pairs of neighbours the one of the
+// lowest rank, and the leftmost of these, becomes one symbol, until no pair has a
+// rank. The queue makes that O(n log n) for n symbols.
+func (e *encoder) merge() {
+	s := e.symbols
+	e.queue = e.queue[:0]
 	for i := range s {
 		e.offer(i)
 	}
 	for len(e.queue) > 0 {
 		c := e.pop()
 		left := &s[c.left]
-		if left.size == 0 || left.next == len(s) {
+		if left.id < 0 || left.next == len(s) {
 			continue
 		}
 		right := &s[left.next]
@@ -63,8 +112,8 @@ func (e *encoder) merge(word string) {
 		if !ok || m.rank != c.rank {
 			continue
 		}
-		left.id, left.size, left.next = m.id, left.size+right.size, right.next
-		right.size = 0
+		left.id, left.next = m.id, right.next
+		right.id = -1
 		if left.next < len(s) {
 			s[left.next].prev = c.left
 		}

@@ -1,10 +1,115 @@
 package bpe
 
 import (
+	"iter"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
+
+// splitter cuts what lies between added tokens into words, as a pre-tokenizer of
+// tokenizer.json says.
+type splitter struct {
+	cuts        []cut // in their order, each of what the one before it has left
+	prefixSpace bool  // a piece begins with a space
+	whole       bool  // and is one word; else by GPT-2's pattern
+	removes     bool  // some text is in no piece
+}
+
+// cut yields the pieces of a text that is not empty, until yield returns false.
+type cut func(text string, yield func(string) bool) bool
+
+// split yields the words of a text and reports whether yield returned true for all.
+func (s *splitter) split(text string, yield func(string) bool) bool {
+	return s.cut(s.cuts, text, yield)
+}
+
+func (s *splitter) cut(cuts []cut, text string, yield func(string) bool) bool {
+	if len(cuts) > 0 {
+		return cuts[0](text, func(piece string) bool { return s.cut(cuts[1:], piece, yield) })
+	}
+	if s.prefixSpace && text[0] != ' ' {
+		text = " " + text
+	}
+	if s.whole {
+		return yield(text)
+	}
+	for text != "" {
+		n := nextWord(text)
+		if !yield(text[:n]) {
+			return false
+		}
+		text = text[n:]
+	}
+	return true
+}
+
+// behaviour is what becomes of what a cut looks for.
+type behaviour int
+
+const (
+	isolated   behaviour = iota // each one is a piece
+	contiguous                  // neighbours are one piece
+	removed                     // none is in a piece
+)
+
+// cutAt makes a cut of what matches yields: the bytes [start, end) of each match
+// in a text, in their order.
+func cutAt(b behaviour, matches func(text string) iter.Seq2[int, int]) cut {
+	return func(text string, yield func(string) bool) bool {
+		done, begun := 0, -1 // begun: where contiguous matches begin, -1: none
+		for start, end := range matches(text) {
+			if begun >= 0 && start > done {
+				if !yield(text[begun:done]) {
+					return false
+				}
+				begun = -1
+			}
+			if done < start && !yield(text[done:start]) {
+				return false
+			}
+			switch {
+			case b == isolated && !yield(text[start:end]):
+				return false
+			case b == contiguous && begun < 0:
+				begun = start
+			}
+			done = end
+		}
+		if begun >= 0 && !yield(text[begun:done]) {
+			return false
+		}
+		return done == len(text) || yield(text[done:])
+	}
+}
+
+// runes yields the characters of a text for which is says so.
+func runes(is func(rune) bool) func(text string) iter.Seq2[int, int] {
+	return func(text string) iter.Seq2[int, int] {
+		return func(yield func(int, int) bool) {
+			for i, r := range text {
+				if _, size := utf8.DecodeRuneInString(text[i:]); is(r) && !yield(i, i+size) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// occurrences yields where a text has pattern, which is not empty.
+func occurrences(pattern string) func(text string) iter.Seq2[int, int] {
+	return func(text string) iter.Seq2[int, int] {
+		return func(yield func(int, int) bool) {
+			for at := 0; ; {
+				i := strings.Index(text[at:], pattern)
+				if i < 0 || !yield(at+i, at+i+len(pattern)) {
+					return
+				}
+				at += i + len(pattern)
+			}
+		}
+	}
+}
 
 // nextWord returns the length of the first word of a text that is not empty.
 // Words are the matches of GPT-2's pattern,
@@ -55,11 +160,11 @@ func kindAt(text string, at int) kind {
 	}
 	r, _ := utf8.DecodeRuneInString(text[at:])
 	switch {
-	case unicode.IsLetter(r):
+	case isLetter(r):
 		return letter
 	case unicode.IsSpace(r):
 		return space
-	case unicode.IsNumber(r):
+	case isNumber(r):
 		return number
 	}
 	return other

@@ -6,5 +6,5 @@ import "embed"
 
 // Files is the folder: what a decoder needs of it.
 //
-//go:embed config.json model.safetensors vocab.json merges.txt
+//go:embed config.json generation_config.json model.safetensors vocab.json merges.txt tokenizer_config.json special_tokens_map.json
 var Files embed.FS

@@ -1,0 +1,99 @@
+package bpe
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"gorgonia.org/leanattention/internal/plural"
+)
+
+// Errors of EncodeAtMost wrap one of these.
+var (
+	// ErrTooLong: a text has more tokens than were asked for.
+	ErrTooLong = errors.New("text too long")
+	// ErrNoToken: a byte has no token, and the tokenizer names no unknown token.
+	ErrNoToken = errors.New("no token")
+)
+
+// Encode returns the ids of a text with those that begin and end every text, as
+// the tokenizer's template has them: OPT's begins with </s>. Special tokens in
+// the text are spelled out; added tokens that are not special are tokens. That is
+// transformers' tokenizer(text, split_special_tokens=True).
+//
+// A byte without a token becomes the tokenizer's unknown token; if it names none,
+// the byte is left out (see [Tokenizer.EncodeAtMost]).
+func (t *Tokenizer) Encode(text string) []int {
+	return t.encode(text, false).ids
+}
+
+// EncodeSpecial is Encode, but special tokens in the text are tokens, as in
+// transformers' tokenizer(text).
+func (t *Tokenizer) EncodeSpecial(text string) []int {
+	return t.encode(text, true).ids
+}
+
+// EncodeText returns the ids of the text alone, for one that continues another.
+func (t *Tokenizer) EncodeText(text string) []int {
+	e := t.encoder(math.MaxInt)
+	e.text(text, true)
+	return e.ids
+}
+
+// EncodeAtMost is Encode, or with special EncodeSpecial, of a text that may have
+// most tokens. It is ErrTooLong for a longer one, as soon as more tokens are certain:
+// what is merged, and the memory for it, is bounded by most and not by the text. It
+// is ErrNoToken if a byte of the text would be left out.
+func (t *Tokenizer) EncodeAtMost(text string, most int, special bool) ([]int, error) {
+	e := t.encoder(most)
+	if e.over = t.widest > 0 && len(text)/t.widest > most; !e.over {
+		e.whole(text, special)
+	}
+	switch {
+	case e.over:
+		return nil, fmt.Errorf("bpe: %s: %w", plural.Mend(fmt.Sprintf("more than %d tokens", most)), ErrTooLong)
+	case e.lost >= 0:
+		return nil, fmt.Errorf("bpe: byte 0x%02x is not in the vocabulary, and no unknown token is named: %w", e.lost, ErrNoToken)
+	}
+	return e.ids, nil
+}
+
+func (t *Tokenizer) encode(text string, special bool) *encoder {
+	e := t.encoder(math.MaxInt)
+	e.whole(text, special)
+	return e
+}
+
+func (t *Tokenizer) encoder(most int) *encoder {
+	return &encoder{t: t, most: most, ids: []int{}, lost: -1, words: map[string][]int{}}
+}
+
+// whole encodes a text with what its template puts before and behind it.
+func (e *encoder) whole(text string, special bool) {
+	e.add(e.t.before...)
+	e.text(text, !special || e.t.splitSpecial)
+	e.add(e.t.after...)
+}
+
+// text finds first the added tokens that are looked for in the text as it is, then
+// the others in what is left, and cuts the rest into words.
+func (e *encoder) text(text string, spell bool) {
+	e.t.added[0].split(text, spell, func(a *addedToken, part string) bool {
+		if a != nil {
+			return e.add(a.ID)
+		}
+		return e.t.added[1].split(part, spell, func(a *addedToken, part string) bool {
+			if a != nil {
+				return e.add(a.ID)
+			}
+			return e.t.words.split(part, e.word)
+		})
+	})
+}
+
+// add reports whether there is room for more.
+func (e *encoder) add(ids ...int) bool {
+	e.ids = append(e.ids, ids...)
+	e.over = e.over || len(e.ids) > e.most
+	return !e.over
+}

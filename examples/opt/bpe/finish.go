@@ -1,0 +1,154 @@
+package bpe
+
+import (
+	"maps"
+	"math"
+	"slices"
+)
+
+// bos is the token that add_bos_token puts before a text.
+func (s *settings) bos() string {
+	if t, ok := s.named["bos_token"]; ok {
+		return t.Content
+	}
+	return "<|endoftext|>" // transformers' GPT2Tokenizer has it so
+}
+
+// finish adds the added tokens to a vocabulary that is read: those of
+// tokenizer.json, or without one those that the settings have, and then the special
+// tokens that are not among them.
+func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
+	if added == nil {
+		file, added = s.addedFile, s.added
+	} else if err := s.agree(file, added); err != nil {
+		return err
+	}
+	t.special, t.texts, t.splitSpecial = map[int]bool{}, map[int]string{}, s.splitSpecial
+	base, next := len(t.ids), len(t.ids)
+	var byPlace [2][]addedToken
+	seen := map[string]bool{}
+	add := func(a addedToken, anyID bool) error {
+		id, known := t.ids[a.Content]
+		if !known {
+			id = next
+			if other, ok := t.tokens[id]; ok {
+				return fail(file, "added token %s would have id %d, which %s has", quote(a.Content), id, quote(other))
+			}
+		}
+		switch {
+		case a.Content == "":
+			return fail(file, "an added token without text")
+		case seen[a.Content]:
+			return fail(file, "added token %s is there twice", quote(a.Content))
+		case !anyID && a.ID != id:
+			return fail(file, "added token %s has id %d, and transformers gives it %d", quote(a.Content), a.ID, id)
+		case id > math.MaxInt32:
+			return fail(file, "added token %s has id %d", quote(a.Content), id)
+		}
+		seen[a.Content] = true
+		if !known {
+			t.ids[a.Content], t.tokens[id], t.texts[id] = id, a.Content, a.Content
+		}
+		next = max(next, id+1, base)
+		a.ID = id
+		if a.Special {
+			t.special[id] = true
+		}
+		place := 0
+		if a.Normalized {
+			place = 1
+		}
+		byPlace[place] = append(byPlace[place], a)
+		return nil
+	}
+	for _, a := range added {
+		if err := add(a, false); err != nil {
+			return err
+		}
+	}
+	named := map[string]addedToken{}
+	for _, a := range s.specials() {
+		other, again := named[a.Content]
+		switch {
+		case a.Content == "" || seen[a.Content] && !again:
+		case !again:
+			if err := add(a, true); err != nil {
+				return err
+			}
+			named[a.Content] = a
+		case a.SingleWord != other.SingleWord || a.LStrip != other.LStrip || a.RStrip != other.RStrip:
+			// Versions of transformers take the first or the last one.
+			return fail(s.file, "special token %s is %+v under one key and %+v under another", quote(a.Content), other, a)
+		}
+	}
+	t.added = [2]*matcher{newMatcher(byPlace[0]), newMatcher(byPlace[1])}
+
+	if unk, ok := s.named["unk_token"]; ok && t.unk < 0 {
+		if id, ok := t.ids[unk.Content]; ok {
+			t.unk, t.fuseUnk = id, false
+		}
+	}
+	for _, token := range silent {
+		if id, ok := t.ids[token]; ok {
+			t.special[id] = true
+		}
+	}
+	t.eos = -1
+	eos := endOfText
+	if a, ok := s.named["eos_token"]; ok {
+		eos = a.Content
+	}
+	if id, ok := t.ids[eos]; ok {
+		t.eos = id
+	}
+	for id := range t.tokens {
+		t.size = max(t.size, id+1)
+	}
+	return nil
+}
+
+// measure finds the most bytes that are one token. There is no such number where
+// tokens take white space, cuts remove text, or bytes are left out or fused.
+func (t *Tokenizer) measure() {
+	widest := t.longest
+	for _, m := range t.added {
+		for _, a := range m.tokens {
+			if a.LStrip || a.RStrip {
+				return
+			}
+			widest = max(widest, len(a.Content))
+		}
+	}
+	if t.complete && !t.words.removes {
+		t.widest = widest
+	}
+}
+
+// agree checks that the added tokens of tokenizer.json are those that the settings
+// have, where they have any: versions of transformers take the one or the other.
+func (s *settings) agree(file string, added []addedToken) error {
+	if s.addedFile == "" {
+		return nil
+	}
+	byText := map[string]addedToken{}
+	for _, a := range added {
+		byText[a.Content] = a
+	}
+	for _, a := range s.added {
+		b, ok := byText[a.Content]
+		if !ok {
+			return fail(s.addedFile, "added token %s is not in %s", quote(a.Content), file)
+		}
+		if !s.addedFromDecoder {
+			b = addedToken{ID: b.ID, Content: b.Content, Special: a.Special, Normalized: a.Normalized}
+		}
+		if a != b {
+			return fail(s.addedFile, "added token %s is %+v, and %s has %+v", quote(a.Content), a, file, b)
+		}
+		delete(byText, a.Content)
+	}
+	if s.addedFromDecoder && len(byText) > 0 {
+		return fail(file, "added token %s is not in added_tokens_decoder of %s", quote(slices.Min(slices.Collect(maps.Keys(byText)))), s.addedFile)
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package bpe
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"gorgonia.org/leanattention/examples/opt/files"
+)
+
+// What a file may have, in bytes: several times what the largest vocabularies that
+// are published need. What is made of one is some ten times its size at worst.
+const (
+	maxVocab  = 32 << 20
+	maxConfig = 4 << 20
+)
+
+// Load opens the tokenizer of a folder in either form: tokenizer.json, or
+// vocab.json and merges.txt. Where both are there it is tokenizer.json, as in
+// transformers. Settings are read from tokenizer_config.json,
+// special_tokens_map.json and added_tokens.json, if they are there.
+func Load(dir string) (*Tokenizer, error) { return load(files.Dir(dir)) }
+
+// LoadFS is Load for the root of a file system, say one that is embedded in the
+// program. name stands for the folder in errors.
+func LoadFS(name string, fsys fs.FS) (*Tokenizer, error) { return load(files.FS(name, fsys)) }
+
+func load(dir files.Folder) (*Tokenizer, error) {
+	t, err := loadForm(dir)
+	if err != nil {
+		return nil, err
+	}
+	t.measure()
+	return t, nil
+}
+
+// loadForm reads the form that is there.
+func loadForm(dir files.Folder) (*Tokenizer, error) {
+	s, err := readSettings(dir)
+	if err != nil {
+		return nil, err
+	}
+	if dir.Exists("tokenizer.json") {
+		data, err := readFile(dir, "tokenizer.json", maxVocab)
+		if err != nil {
+			return nil, err
+		}
+		return parseJSON(dir.Path("tokenizer.json"), data, s)
+	}
+	vocab, err := readFile(dir, "vocab.json", maxVocab)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("bpe: %s: neither tokenizer.json nor vocab.json is there: %w", dir.Path(""), fs.ErrNotExist)
+		}
+		return nil, err
+	}
+	merges, err := readFile(dir, "merges.txt", maxVocab)
+	if err != nil {
+		return nil, err
+	}
+	return parsePair(dir.Path("vocab.json"), vocab, dir.Path("merges.txt"), merges, s)
+}
+
+// readFile makes errors of this package of those that reading gives.
+func readFile(dir files.Folder, name string, most int64) ([]byte, error) {
+	data, err := dir.Read(name, most)
+	var p *fs.PathError
+	switch {
+	case err == nil:
+		return data, nil
+	case errors.As(err, &p):
+		return nil, fmt.Errorf("bpe: %s: %w", dir.Path(name), p.Err) // the sentence has the path already
+	}
+	return nil, fmt.Errorf("bpe: %s: %w", dir.Path(name), err)
+}
+
+// New reads a vocabulary, a JSON object of tokens and ids, and merges, a line
+// for each with two tokens and a space between them. It is the tokenizer that OPT
+// is published with: every text begins with </s>.
+func New(vocab, merges io.Reader) (*Tokenizer, error) {
+	v, err := files.AtMost(vocab, maxVocab)
+	if err != nil {
+		return nil, fmt.Errorf("bpe: vocabulary: %w", err)
+	}
+	m, err := files.AtMost(merges, maxVocab)
+	if err != nil {
+		return nil, fmt.Errorf("bpe: merges: %w", err)
+	}
+	t, err := parsePair("vocabulary", v, "merges", m, settings{})
+	if err != nil {
+		return nil, err
+	}
+	t.measure()
+	return t, nil
+}

@@ -1,0 +1,322 @@
+package bpe
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"unicode/utf8"
+
+	"gorgonia.org/leanattention/examples/opt/files"
+)
+
+// edited is a golden folder with one value of one file changed. The path's parts
+// are keys; the value fs.ErrNotExist takes the key away.
+func edited(t testing.TB, g *goldenFolders, folder, file string, path []string, value any) string {
+	return g.write(t, g.named(t, folder), func(name string, fields map[string]any) {
+		if name != file {
+			return
+		}
+		for _, key := range path[:len(path)-1] {
+			fields = fields[key].(map[string]any)
+		}
+		if key := path[len(path)-1]; value == fs.ErrNotExist {
+			delete(fields, key)
+		} else {
+			fields[key] = value
+		}
+	})
+}
+
+// TestRefused: what would be tokenized otherwise is refused by name.
+func TestRefused(t *testing.T) {
+	g := readGolden(t)
+	object := func(kv ...any) map[string]any {
+		m := map[string]any{}
+		for i := 0; i < len(kv); i += 2 {
+			m[kv[i].(string)] = kv[i+1]
+		}
+		return m
+	}
+	const js, config = "tokenizer.json", "tokenizer_config.json"
+	added := func(id int, content string) []any {
+		return []any{object("id", id, "content", content, "special", false)}
+	}
+	for _, c := range []struct {
+		file  string
+		path  string
+		value any
+		kind  error
+		word  string
+	}{
+		{js, "normalizer", object("type", "NFC"), ErrUnsupported, "NFC"},
+		{js, "normalizer", object("type", "Lowercase"), ErrUnsupported, "Lowercase"},
+		{js, "model type", "Unigram", ErrUnsupported, "Unigram"},
+		{js, "model type", "WordPiece", ErrUnsupported, "WordPiece"},
+		{js, "model dropout", 0.1, ErrUnsupported, "dropout 0.1"},
+		{js, "model continuing_subword_prefix", "##", ErrUnsupported, "continuing_subword_prefix"},
+		{js, "model end_of_word_suffix", "</w>", ErrUnsupported, "end_of_word_suffix"},
+		{js, "model cleverness", true, ErrFormat, "cleverness"},
+		{js, "model vocab", fs.ErrNotExist, ErrFormat, "no vocab"},
+		{js, "model merges", []any{"a"}, ErrFormat, "merge"},
+		{js, "model merges", []any{[]any{"a", "b", "c"}}, ErrFormat, "merge"},
+		{js, "model merges", []any{"a a a"}, ErrFormat, "merge"},
+		{js, "model merges", []any{[]any{"zz", "z"}}, ErrFormat, "does not merge"},
+		{js, "model", fs.ErrNotExist, ErrUnsupported, "no model"},
+		{js, "pre_tokenizer", nil, ErrUnsupported, "pre_tokenizer"},
+		{js, "pre_tokenizer", object("type", "Metaspace", "replacement", "_"), ErrUnsupported, "Metaspace"},
+		{js, "pre_tokenizer", object("type", "Whitespace"), ErrUnsupported, "Whitespace"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{}), ErrUnsupported, "empty"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Digits", "individual_digits", true)}), ErrUnsupported, "Digits"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Split", "pattern", object("Regex", "a+"), "behavior", "Isolated", "invert", false), object("type", "ByteLevel")}), ErrUnsupported, "Split"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Split", "pattern", object("String", "a"), "behavior", "MergedWithNext", "invert", false), object("type", "ByteLevel")}), ErrUnsupported, "MergedWithNext"},
+		{js, "pre_tokenizer add_suffix_space", true, ErrFormat, "add_suffix_space"},
+		{js, "post_processor", object("type", "RobertaProcessing"), ErrUnsupported, "RobertaProcessing"},
+		{js, "post_processor single", []any{}, ErrFormat, "0 texts"},
+		{js, "post_processor special_tokens", object(), ErrFormat, "</s>"},
+		{js, "decoder", nil, ErrUnsupported, "decoder"},
+		{js, "decoder type", "Metaspace", ErrUnsupported, "Metaspace"},
+		{js, "wonders", true, ErrFormat, "wonders"},
+		{js, "added_tokens", added(7, "<x>"), ErrFormat, "has id 7"},
+		{js, "added_tokens", added(7, strings.Repeat("x", 2000)), ErrFormat, "2000 bytes"},
+		{config, "tokenizer_class", "LlamaTokenizer", ErrUnsupported, "LlamaTokenizer"},
+		{config, "add_prefix_space", "yes", ErrFormat, "add_prefix_space"},
+		{config, "do_lower_case", true, ErrUnsupported, "do_lower_case"},
+		{config, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", true, ErrUnsupported, "corrupt"},
+		{config, "image_token", "<image>", ErrUnsupported, "image_token"},
+		{config, "errors", "ignore", ErrUnsupported, "errors"},
+		{config, "bos_token", 3, ErrFormat, "bos_token"},
+		{config, "added_tokens_decoder", object("1", object("content", "<pad>", "special", true)), ErrFormat, "</s>"},
+		{config, "added_tokens_decoder", object("x", object("content", "<pad>")), ErrFormat, `"x"`},
+	} {
+		tok, err := Load(edited(t, &g, "saved by 5", c.file, strings.Fields(c.path), c.value))
+		if tok != nil || !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.word) || !strings.Contains(err.Error(), c.file) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s of %s is %v: %v, want %v with %q", c.path, c.file, c.value, err, c.kind, c.word)
+		}
+	}
+	for _, c := range []struct {
+		folder, file, path string
+		value              any
+		kind               error
+		word               string
+	}{
+		{"no bos", config, "add_eos_token", true, ErrUnsupported, "add_eos_token"},
+		{"no bos", config, "added_tokens_decoder", object("400", object("content", "<x>")), ErrFormat, "has id 400"},
+		{"added_tokens.json", "added_tokens.json", "<x>", 400, ErrFormat, "has id 400"},
+		{"special_tokens_map.json", "special_tokens_map.json", "shoe_token", "x", ErrUnsupported, "shoe_token"},
+		{"special_tokens_map.json", "special_tokens_map.json", "bos_token", object("content", "</s>", "lstrip", true), ErrFormat, "another"},
+		{"json 0", config, "add_prefix_space", true, ErrUnsupported, "add_prefix_space"},
+	} {
+		tok, err := Load(edited(t, &g, c.folder, c.file, strings.Fields(c.path), c.value))
+		if tok != nil || !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.word) {
+			t.Errorf("%s of %s is %v: %v, want %v with %q", c.path, c.file, c.value, err, c.kind, c.word)
+		}
+	}
+	// What changes no text is no error, whatever it says.
+	for _, c := range []struct {
+		path  string
+		value any
+	}{
+		{"clean_up_tokenization_spaces", true}, {"model_max_length", 5}, {"do_lower_case", false}, {"anything", nil}, {"chat_template", "{{x}}"}, {"add_eos_token", true},
+	} {
+		if _, err := Load(edited(t, &g, "saved by 5", config, strings.Fields(c.path), c.value)); err != nil {
+			t.Errorf("%s is %v: %v", c.path, c.value, err)
+		}
+	}
+}
+
+// TestBothForms: tokenizer.json wins where both forms are there.
+func TestBothForms(t *testing.T) {
+	g := readGolden(t)
+	dir := g.write(t, g.named(t, "template rules"), nil)
+	for name, text := range map[string]string{"vocab.json": `{"a": 0}`, "merges.txt": "no merge\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tok, err := Load(dir)
+	if err != nil || len(tok.ids) < len(g.Vocab) {
+		t.Errorf("%d tokens, %v", len(tok.ids), err)
+	}
+}
+
+// TestMissingBytes: a byte that the vocabulary lacks is the unknown token that the
+// folder names; without one a text that has the byte is an error.
+func TestMissingBytes(t *testing.T) {
+	v, m := pairFiles(t, "a b")
+	v = strings.Replace(v, `"x":`, `"xx":`, 1)
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("vocab.json", v)
+	write("merges.txt", m)
+	tok, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := tok.EncodeAtMost("ab", 9, false); err != nil || len(ids) != 2 {
+		t.Errorf("a text that needs no such byte: %v, %v", ids, err)
+	}
+	if ids, err := tok.EncodeAtMost("abxab", 9, false); ids != nil || !errors.Is(err, ErrNoToken) || !strings.Contains(err.Error(), "0x78") {
+		t.Errorf("a text that needs one: %v, %v", ids, err)
+	}
+	ab, _ := tok.ID("ab")
+	if ids := tok.EncodeText("axbxab"); len(ids) != 2 || ids[0] != ab || ids[1] != ab { // as in transformers
+		t.Errorf("without an unknown token: %v", ids)
+	}
+	write("tokenizer_config.json", `{"unk_token": "<unk>", "bos_token": "</s>", "eos_token": "</s>"}`)
+	if tok, err = Load(dir); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := tok.EncodeAtMost("abxxab", 4, false); err != nil || len(ids) != 4 || ids[1] != 3 || ids[2] != 3 {
+		t.Errorf("with an unknown token: %v, %v", ids, err)
+	}
+}
+
+// TestTooLong: the work for a text that has too many tokens does not grow with it.
+func TestTooLong(t *testing.T) {
+	tok := small(t, "a a", "aa aa", "aaaa aaaa")
+	g := readGolden(t)
+	strips, err := Load(edited(t, &g, "no bos", "tokenizer_config.json", []string{"mask_token"},
+		map[string]any{"content": "<mask>", "lstrip": true, "rstrip": true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lacks, err := Load(g.write(t, g.named(t, "bytes lacking 1"), nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const long = 4 << 20
+	for name, tok := range map[string]*Tokenizer{"plain": tok, "with a token that takes white space": strips, "with fused bytes": lacks} {
+		for _, text := range []string{strings.Repeat("a", long), strings.Repeat("a ", long/2), strings.Repeat("<", long)} {
+			if bytes := allocated(func() {
+				if ids, err := tok.EncodeAtMost(text, 2048, true); ids != nil || !errors.Is(err, ErrTooLong) {
+					t.Errorf("%s: %.9q...: %d ids, %v", name, text, len(ids), err)
+				}
+			}); bytes > 4<<20 {
+				t.Errorf("%s: %.9q...: %d bytes for an error", name, text, bytes)
+			}
+		}
+	}
+	// White space that a token takes is not counted, and neither are bytes that
+	// become one unknown token.
+	if ids, err := strips.EncodeAtMost(strings.Repeat(" ", long)+"<mask>"+strings.Repeat("\n", long), 1, true); err != nil || len(ids) != 1 {
+		t.Errorf("a token in white space: %d ids, %v", len(ids), err)
+	}
+	missing := ""
+	for b := range byte(0x80) {
+		if b > ' ' && lacks.bytes[b] < 0 && kindAt(string(rune(b)), 0) == other {
+			missing = string(rune(b))
+		}
+	}
+	if ids, err := lacks.EncodeAtMost(strings.Repeat(missing, long), 2, true); err != nil || len(ids) != 2 || missing == "" {
+		t.Errorf("unknown bytes %q: %d ids, %v", missing, len(ids), err)
+	}
+	// Just fits.
+	if ids, err := tok.EncodeAtMost(strings.Repeat("a", 8*2047), 2048, true); err != nil || len(ids) != 2048 {
+		t.Errorf("%d ids, %v", len(ids), err)
+	}
+}
+
+// allocated returns the bytes that f allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// TestIrregularFiles: each file must be an ordinary one of a bounded size.
+func TestIrregularFiles(t *testing.T) {
+	g := readGolden(t)
+	for _, c := range []struct{ folder, file string }{
+		{"no bos", "vocab.json"}, {"no bos", "merges.txt"}, {"no bos", "tokenizer_config.json"}, {"no bos", "tokenizer.json"},
+		{"added_tokens.json", "added_tokens.json"}, {"special_tokens_map.json", "special_tokens_map.json"},
+	} {
+		name := filepath.Join(g.write(t, g.named(t, c.folder), nil), c.file)
+		if err := os.RemoveAll(name); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("/dev/zero", name); err != nil {
+			t.Skip(err)
+		}
+		if tok, err := Load(filepath.Dir(name)); tok != nil || !errors.Is(err, files.ErrIrregular) && !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s is a device: %v", c.file, err)
+		}
+		f, err := os.Create(name + ".sparse")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(f.Truncate(20<<30), f.Close(), os.Rename(name+".sparse", name)); err != nil {
+			t.Skip(err)
+		}
+		if tok, err := Load(filepath.Dir(name)); tok != nil || !errors.Is(err, files.ErrTooLong) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s has 20 GB: %v", c.file, err)
+		}
+	}
+}
+
+// FuzzTokenizerJSON: whatever the files say, there is an error or a tokenizer that
+// gives ids below its size, as many as are allowed, and valid text.
+func FuzzTokenizerJSON(f *testing.F) {
+	var g goldenFolders
+	data, err := os.ReadFile("testdata/folders.json")
+	if err == nil {
+		err = json.Unmarshal(data, &g)
+	}
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, name := range []string{"saved by 5", "template around", "both 1", "json 2", "Galactica's kind 0", "Galactica's kind 3", "bytes lacking 1", "nothing said", "added_tokens.json"} {
+		dir := g.write(f, g.named(f, name), nil)
+		read := func(file string) string {
+			data, _ := os.ReadFile(filepath.Join(dir, file))
+			return string(data)
+		}
+		f.Add(read("tokenizer.json"), read("tokenizer_config.json"), read("added_tokens.json"), "ab <new> SPLIT1a1 </s>\xff日本")
+	}
+	f.Fuzz(func(t *testing.T, tokenizer, config, added, text string) {
+		v, m := pairFiles(t, "a b", "Ġ ab")
+		dir := fstest.MapFS{"vocab.json": {Data: []byte(v)}, "merges.txt": {Data: []byte(m)}}
+		for name, data := range map[string]string{"tokenizer.json": tokenizer, "tokenizer_config.json": config, "added_tokens.json": added} {
+			if data != "" {
+				dir[name] = &fstest.MapFile{Data: []byte(data)}
+			}
+		}
+		tok, err := LoadFS("x", dir)
+		if err != nil {
+			if tok != nil || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%v, and a tokenizer: %v", err, tok != nil)
+			}
+			return
+		}
+		all := tok.EncodeSpecial(text)
+		for _, ids := range [][]int{all, tok.Encode(text), tok.EncodeText(text)} {
+			for _, id := range ids {
+				if id < 0 || id >= tok.VocabSize() {
+					t.Fatalf("id %d is not below %d", id, tok.VocabSize())
+				}
+			}
+			if !utf8.ValidString(tok.Decode(ids)) {
+				t.Fatal("a text that is no UTF-8")
+			}
+		}
+		if ids, err := tok.EncodeAtMost(text, len(all), true); !errors.Is(err, ErrNoToken) && !slices.Equal(ids, all) {
+			t.Fatalf("%v, %v, want %v", ids, err, all)
+		}
+		if _, err := tok.EncodeAtMost(text, len(all)-1, true); !errors.Is(err, ErrTooLong) && len(all) > 0 {
+			t.Fatalf("one token too many: %v", err)
+		}
+	})
+}

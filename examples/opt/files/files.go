@@ -1,0 +1,169 @@
+// Package files reads whole files that come from strangers: ordinary ones only,
+// and none that is longer than its reader can use.
+//
+// A pipe that nobody writes to would block, a device or a link to one may have
+// no end, and a sparse file may claim any size. All of them are an error before
+// anything is read.
+package files
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+)
+
+// Errors of this package wrap one of these, or that of the system.
+var (
+	// ErrIrregular: not an ordinary file but a folder, pipe, socket or device.
+	ErrIrregular = errors.New("not a regular file")
+	// ErrTooLong: more bytes than the reader takes.
+	ErrTooLong = errors.New("file too long")
+	// ErrPointer: a Git LFS pointer lies where the file itself should.
+	ErrPointer = errors.New("a Git LFS pointer and not the file itself, which git lfs pull gets")
+)
+
+// IsPointer reports whether data is a Git LFS pointer: what a clone without Git LFS
+// has in place of large files.
+func IsPointer(data []byte) bool {
+	return len(data) < 1024 && bytes.HasPrefix(data, []byte("version https://git-lfs.github.com/spec/"))
+}
+
+// Folder is a folder of the operating system, or the root of a file system.
+type Folder struct {
+	name string
+	fsys fs.FS // nil: the system's
+}
+
+// Dir is a folder of the operating system.
+func Dir(name string) Folder { return Folder{name: name} }
+
+// FS is the root of a file system, say one that is part of the program. name
+// stands for it in errors.
+func FS(name string, fsys fs.FS) Folder { return Folder{name, fsys} }
+
+// Path is the path of one of the folder's files, for errors.
+func (d Folder) Path(name string) string {
+	if d.fsys != nil {
+		return path.Join(d.name, name)
+	}
+	return filepath.Join(d.name, name)
+}
+
+// Exists reports whether something of that name is there, be it a link that
+// leads nowhere.
+func (d Folder) Exists(name string) bool {
+	var err error
+	if d.fsys != nil {
+		_, err = fs.Stat(d.fsys, name)
+	} else {
+		_, err = os.Lstat(d.Path(name))
+	}
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// Read returns one of the folder's files, which may have up to most bytes.
+func (d Folder) Read(name string, most int64) ([]byte, error) {
+	if d.fsys == nil {
+		return Read(d.Path(name), most)
+	}
+	if _, err := d.Size(name); err != nil { // the file system may be the system's
+		return nil, err
+	}
+	f, err := d.fsys.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	return read(f, most)
+}
+
+// Size returns the bytes of one of the folder's files, which must be an ordinary one.
+func (d Folder) Size(name string) (int64, error) {
+	if d.fsys == nil {
+		return Size(d.Path(name))
+	}
+	info, err := fs.Stat(d.fsys, name)
+	if err != nil {
+		return 0, err
+	}
+	return regular(info)
+}
+
+// Read returns a file, which may have up to most bytes. Links are followed.
+func Read(name string, most int64) ([]byte, error) {
+	if _, err := Size(name); err != nil { // to open a pipe would block
+		return nil, err
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	return read(f, most)
+}
+
+// Size returns the bytes of an ordinary file.
+func Size(name string) (int64, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return 0, err
+	}
+	return regular(info)
+}
+
+func regular(info fs.FileInfo) (int64, error) {
+	if !info.Mode().IsRegular() {
+		return 0, fmt.Errorf("%w (%v)", ErrIrregular, info.Mode().Type())
+	}
+	return info.Size(), nil
+}
+
+// read reads an open file and closes it.
+func read(f fs.File, most int64) ([]byte, error) {
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	size, err := regular(info)
+	if err != nil {
+		return nil, err
+	}
+	if size > most {
+		return nil, fmt.Errorf("%d bytes, more than the %d that such a file can need: %w", size, most, ErrTooLong)
+	}
+	data, err := AtMost(f, most) // it may have grown
+	if err == nil && IsPointer(data) {
+		return nil, ErrPointer
+	}
+	return data, err
+}
+
+// Stream returns what a file, pipe or device has up to its end, which must come
+// within most bytes.
+func Stream(name string, most int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() > most {
+		return nil, fmt.Errorf("%d bytes, more than %d: %w", info.Size(), most, ErrTooLong)
+	}
+	return AtMost(f, most)
+}
+
+// AtMost reads to the end, which must come within most bytes.
+func AtMost(r io.Reader, most int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, most+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > most {
+		return nil, fmt.Errorf("more than %d bytes: %w", most, ErrTooLong)
+	}
+	return data, nil
+}
