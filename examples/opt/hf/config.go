@@ -208,24 +208,48 @@ func (p *configParser) size(name string, missing int) int {
 	return int(n)
 }
 
-// token is a token id below the size of the vocabulary, null (-1), or a list of
-// one id.
-func (p *configParser) token(name string, missing int64, vocab int) int {
-	if raw, ok := p.fields[name]; ok && string(raw) == "null" {
+// token is a token id below the size of the vocabulary, or null (-1), or a list
+// whose first is meant.
+func (p *configParser) token(name string, missing, vocab int) int {
+	ids := p.tokens(name, vocab)
+	switch {
+	case ids == nil && p.fields[name] == nil:
+		if missing >= vocab {
+			p.fail("%s is %d, not in [0, %d) of the vocabulary", name, missing, vocab)
+		}
+		return missing
+	case len(ids) == 0:
 		return -1
 	}
-	var list []json.RawMessage
-	if json.Unmarshal(p.fields[name], &list) == nil {
-		if len(list) != 1 {
-			p.fail("%s has %d token ids, and one is needed", name, len(list))
-			return -1
+	return ids[0]
+}
+
+// tokens is a list of token ids below the size of the vocabulary, or one; nil if
+// the field is not there or null.
+func (p *configParser) tokens(name string, vocab int) []int {
+	raw, ok := p.fields[name]
+	if !ok || string(raw) == "null" {
+		return nil
+	}
+	var ids []*int64
+	if json.Unmarshal(raw, &ids) != nil {
+		ids = make([]*int64, 1)
+		if json.Unmarshal(raw, &ids[0]) != nil {
+			p.fail("%s is %s, not a token id or a list of them", name, quote(string(raw)))
+			return nil
 		}
-		p.fields[name] = list[0]
 	}
-	id := missing
-	p.decode(name, "a token id", &id)
-	if id < 0 || id >= int64(vocab) {
-		p.fail("%s is %d, not in [0, %d) of the vocabulary", name, id, vocab)
+	list := make([]int, 0, len(ids))
+	for _, id := range ids {
+		switch {
+		case id == nil:
+			p.fail("%s is %s, not a token id or a list of them", name, quote(string(raw)))
+			return nil
+		case *id < 0 || *id >= int64(vocab):
+			p.fail("%s is %d, not in [0, %d) of the vocabulary", name, *id, vocab)
+			return nil
+		}
+		list = append(list, int(*id))
 	}
-	return int(id)
+	return list
 }

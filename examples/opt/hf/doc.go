@@ -28,6 +28,27 @@
 // of the folder itself, never a path. Symbolic links are followed, because the
 // hub's cache is made of them.
 //
+// # Settings
+//
+// Of config.json [Config] has what an OPT decoder is made of. Other keys there are
+// irrelevant to OPT in transformers too (dropout and init_std are for training, dtype
+// says how weights are stored, task_specific_params and prefix are for pipelines),
+// but for those that would make another model or another text:
+//
+//	quantization_config, compression_config,   refused unless null, empty or false
+//	pruned_heads, is_encoder_decoder,
+//	add_cross_attention
+//	repetition_penalty, no_repeat_ngram_size,  in config.json and generation_config.json refused unless they
+//	bad_words_ids, suppress_tokens,            are null or what steers nothing: the words that follow would
+//	forced_eos_token_id, num_beams,            not be those that transformers' generate writes
+//	min_length and their like
+//
+// Of generation_config.json eos_token_id is honoured, a number or a list; where it is
+// not there, config.json's is ([Folder.EOS]). How tokens are chosen (do_sample,
+// temperature, top_k, top_p, min_p and their like), how many (max_length) and what
+// generate gives back beside them is the caller's. Any other key is refused unless it
+// is null or false.
+//
 // # Caveats
 //
 // A mapped file that somebody truncates while it is in use ends the process, as

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+
+	"gorgonia.org/leanattention/internal/plural"
 )
 
 // Every error of this package is one sentence with the file and the values in
@@ -24,7 +26,7 @@ var (
 
 // fail makes this package's errors: "hf: file: what is wrong: kind".
 func fail(kind error, file, format string, args ...any) error {
-	return fmt.Errorf("hf: %s: %s: %w", file, fmt.Sprintf(format, args...), kind)
+	return fmt.Errorf("hf: %s: %s: %w", file, plural.Mend(fmt.Sprintf(format, args...)), kind)
 }
 
 // quote is %q for strings out of a file, cut so that a sentence stays one.

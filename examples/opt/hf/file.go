@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"math"
 	"os"
+
+	"gorgonia.org/leanattention/examples/opt/files"
 )
 
 // file is the bytes of one file of weights, mapped where the system can.
@@ -15,9 +17,9 @@ type file struct {
 }
 
 func openFile(path string) (*file, error) {
-	size, err := regular(path)
+	size, err := files.Size(path)
 	if err != nil {
-		return nil, err
+		return nil, unread(path, err)
 	}
 	if size > math.MaxInt {
 		return nil, fail(ErrUnsupported, path, "%d bytes do not fit this machine's addresses", size)
@@ -35,40 +37,6 @@ func openFile(path string) (*file, error) {
 		return nil, fail(ErrMissing, path, "cannot map %d bytes: %v", size, err)
 	}
 	return &file{path, data, unmap}, nil
-}
-
-// readText reads a whole file of at most most bytes.
-func readText(path string, most int64) ([]byte, error) {
-	size, err := regular(path)
-	if err != nil {
-		return nil, err
-	}
-	if size > most {
-		return nil, fail(ErrFormat, path, "%d bytes, more than the %d that such a file can need", size, most)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fail(ErrMissing, path, "%v", cause(err))
-	}
-	return data, nil
-}
-
-// regular returns the size of an ordinary file: opening a pipe would block, and
-// a folder or device has no size.
-func regular(path string) (int64, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0, fail(ErrMissing, path, "%v", cause(err))
-	}
-	if !info.Mode().IsRegular() {
-		return 0, fail(ErrFormat, path, "not a regular file (%v)", info.Mode().Type())
-	}
-	return info.Size(), nil
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // cause drops the path from an error of package os: the sentence has it already.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 
+	"gorgonia.org/leanattention/examples/opt/files"
+
 	"gorgonia.org/tensor"
 )
 
@@ -25,8 +27,10 @@ type Folder struct {
 	dir     string // for errors
 	in      store
 	config  Config
+	eos     []int
 	weights map[string]entry // by canonical name
 	files   []*file
+	size    int64 // bytes of them
 
 	mu     sync.RWMutex // held for reading while a weight is read
 	closed bool
@@ -40,14 +44,14 @@ type Folder struct {
 // whether they are one, which is what transformers goes by. Where the folder
 // has only one of two that are tied, it serves both names.
 func Open(dir string) (*Folder, error) {
-	return openStore(dir, osStore(dir))
+	return openStore(dir, osStore{textStore{files.Dir(dir)}})
 }
 
 // OpenFS is Open for the root folder of a file system, say one that is embedded
 // in the program. It reads the files whole, once. name stands for the folder in
 // errors.
 func OpenFS(name string, fsys fs.FS) (*Folder, error) {
-	return openStore(name, fsStore{name, fsys})
+	return openStore(name, fsStore{textStore{files.FS(name, fsys)}, fsys})
 }
 
 func openStore(dir string, in store) (*Folder, error) {
@@ -64,6 +68,9 @@ func (f *Folder) open() error {
 		return err
 	}
 	if f.config, err = parseConfig(f.in.path("config.json"), data); err != nil {
+		return err
+	}
+	if err := f.generation(data); err != nil {
 		return err
 	}
 	if err := f.openWeights(); err != nil {
@@ -114,8 +121,12 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	if err != nil {
 		return err
 	}
+	f.size += int64(len(file.data))
 	path := file.path
 	f.files = append(f.files, file)
+	if files.IsPointer(file.data) {
+		return unread(path, files.ErrPointer)
+	}
 	entries, err := parse(path, file.data)
 	if err != nil {
 		return err
@@ -158,8 +169,15 @@ func (f *Folder) tie() {
 	}
 }
 
+// maxViews is how many times the bytes of the files the weights may come to. Where
+// none is a view of another one it is 1, and 2 if the head is the token embedding.
+const maxViews = 8
+
 // check compares the folder's weights with those that its config.json describes.
+// Weights may be views of the same bytes. Whoever reads them copies those that are
+// not in row-major order or of another type, so a small file could come to any size.
 func (f *Folder) check() error {
+	var total int64
 	for w := range f.config.Weights() {
 		e, err := f.find(w.Name, w.Shape)
 		if err != nil {
@@ -167,6 +185,9 @@ func (f *Folder) check() error {
 		}
 		if !e.dtype.widens() {
 			return fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
+		}
+		if total += e.bytes(); total > maxViews*f.size {
+			return fail(ErrUnsupported, e.file, "weights up to %s are views of one another: they come to more than %d times the %d bytes of the files", quote(e.name), maxViews, f.size)
 		}
 	}
 	return nil
@@ -186,6 +207,11 @@ func (f *Folder) find(name string, shape []int) (entry, error) {
 // Config returns the model's configuration. TieWordEmbeddings is what the
 // weights turned out to be; see Open.
 func (f *Folder) Config() Config { return f.config }
+
+// EOS returns the ids of the tokens that end a text: eos_token_id of
+// generation_config.json, and where that has none, or is not there, of config.json.
+// It may be empty.
+func (f *Folder) EOS() []int { return slices.Clone(f.eos) }
 
 // Names returns the canonical names of all tensors of the folder, sorted.
 func (f *Folder) Names() []string { return slices.Sorted(maps.Keys(f.weights)) }

@@ -195,7 +195,7 @@ func (u *unpickler) fail(format string, args ...any) {
 // take returns the next n bytes, nil when they are not there.
 func (u *unpickler) take(n uint64) []byte {
 	if left := len(u.data) - u.pos; n > uint64(left) {
-		u.fail("%d bytes are needed and %d are left", n, left)
+		u.fail("an instruction needs %d bytes, and there are %d", n, left)
 		return nil
 	}
 	b := u.data[u.pos : u.pos+int(n)]
@@ -284,7 +284,7 @@ func (u *unpickler) get(i uint32) {
 func (u *unpickler) extend(items []any) {
 	list, ok := u.top().(*pyList)
 	if !ok {
-		u.fail("%d values are appended to %s", len(items), describe(u.top()))
+		u.fail("values, %d in all, are appended to %s", len(items), describe(u.top()))
 		return
 	}
 	list.items = append(list.items, items...)
@@ -293,7 +293,7 @@ func (u *unpickler) extend(items []any) {
 func (u *unpickler) setItems(items []any) {
 	dict, ok := u.top().(pyDict)
 	if !ok || len(items)%2 != 0 {
-		u.fail("%d keys and values are set in %s", len(items), describe(u.top()))
+		u.fail("keys and values, %d in all, are set in %s", len(items), describe(u.top()))
 		return
 	}
 	for i := 0; i < len(items); i += 2 {

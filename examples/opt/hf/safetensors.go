@@ -90,7 +90,7 @@ func parseSafetensors(file string, data []byte) ([]entry, error) {
 		return nil, fail(ErrFormat, file, "header: %v", err)
 	}
 	if rest := bytes.TrimLeft(header[dec.InputOffset():], " \t\r\n"); len(rest) != 0 {
-		return nil, fail(ErrFormat, file, "%d bytes follow the JSON object of the header", len(rest))
+		return nil, fail(ErrFormat, file, "the JSON object of the header is followed by %d bytes", len(rest))
 	}
 
 	slices.SortFunc(found, func(a, b located) int {
@@ -102,12 +102,12 @@ func parseSafetensors(file string, data []byte) ([]entry, error) {
 		case t.begin < at:
 			return nil, fail(ErrFormat, file, "tensors %s and %s overlap", quote(found[i-1].name), quote(t.name))
 		case t.begin > at:
-			return nil, fail(ErrFormat, file, "%d bytes before tensor %s belong to no tensor", t.begin-at, quote(t.name))
+			return nil, fail(ErrFormat, file, "no tensor has the %d bytes before tensor %s", t.begin-at, quote(t.name))
 		}
 		entries[i], at = t.entry, t.end
 	}
 	if at != uint64(len(data)) {
-		return nil, fail(ErrFormat, file, "the last %d bytes belong to no tensor", uint64(len(data))-at)
+		return nil, fail(ErrFormat, file, "no tensor has the last %d bytes", uint64(len(data))-at)
 	}
 	return entries, nil
 }

@@ -3,8 +3,8 @@ package hf
 import (
 	"errors"
 	"io/fs"
-	"path"
-	"path/filepath"
+
+	"gorgonia.org/leanattention/examples/opt/files"
 )
 
 // store is where the files of a folder are. Names have no slash in them.
@@ -15,44 +15,51 @@ type store interface {
 	open(name string) (*file, error)
 }
 
-// osStore is a folder of the operating system.
-type osStore string
+// textStore is what the two kinds of store have in common.
+type textStore struct{ files.Folder }
 
-func (dir osStore) path(name string) string { return filepath.Join(string(dir), name) }
-func (dir osStore) exists(name string) bool { return exists(dir.path(name)) }
-func (dir osStore) text(name string, most int64) ([]byte, error) {
-	return readText(dir.path(name), most)
-}
-func (dir osStore) open(name string) (*file, error) { return openFile(dir.path(name)) }
+func (s textStore) path(name string) string { return s.Path(name) }
 
-// fsStore is the root of a file system.
-type fsStore struct {
-	name string
-	fsys fs.FS
-}
+func (s textStore) exists(name string) bool { return s.Exists(name) }
 
-func (s fsStore) path(name string) string { return path.Join(s.name, name) }
-
-func (s fsStore) exists(name string) bool {
-	_, err := fs.Stat(s.fsys, name)
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
-func (s fsStore) text(name string, most int64) ([]byte, error) {
-	data, err := fs.ReadFile(s.fsys, name)
+func (s textStore) text(name string, most int64) ([]byte, error) {
+	data, err := s.Read(name, most)
 	if err != nil {
-		return nil, fail(ErrMissing, s.path(name), "%v", cause(err))
-	}
-	if int64(len(data)) > most {
-		return nil, fail(ErrFormat, s.path(name), "%d bytes, more than the %d that such a file can need", len(data), most)
+		return nil, unread(s.Path(name), err)
 	}
 	return data, nil
 }
 
+// unread makes an error of this package of one of package files.
+func unread(path string, err error) error {
+	switch {
+	case errors.Is(err, files.ErrPointer):
+		return fail(ErrMissing, path, "%v", err)
+	case errors.Is(err, files.ErrIrregular), errors.Is(err, files.ErrTooLong):
+		return fail(ErrFormat, path, "%v", err)
+	}
+	return fail(ErrMissing, path, "%v", cause(err))
+}
+
+// osStore is a folder of the operating system.
+type osStore struct{ textStore }
+
+func (s osStore) open(name string) (*file, error) { return openFile(s.path(name)) }
+
+// fsStore is the root of a file system.
+type fsStore struct {
+	textStore
+	fsys fs.FS
+}
+
 func (s fsStore) open(name string) (*file, error) {
-	data, err := fs.ReadFile(s.fsys, name)
+	_, err := s.Size(name)
+	var data []byte
+	if err == nil {
+		data, err = fs.ReadFile(s.fsys, name)
+	}
 	if err != nil {
-		return nil, fail(ErrMissing, s.path(name), "%v", cause(err))
+		return nil, unread(s.path(name), err)
 	}
 	return &file{path: s.path(name), data: data, unmap: func() error { return nil }}, nil
 }

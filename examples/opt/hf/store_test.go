@@ -59,7 +59,7 @@ func TestOpenFSRefuses(t *testing.T) {
 		{"nothing", fstest.MapFS{}, ErrMissing, "embedded/config.json"},
 		{"no weights", fstest.MapFS{"config.json": file(config)}, ErrMissing, "embedded"},
 		{"half a file", fstest.MapFS{"config.json": file(config), "model.safetensors": file(tinySafetensors(t, f32, "", 0)[:99])}, ErrFormat, "embedded/model.safetensors"},
-		{"a folder of weights", fstest.MapFS{"config.json": file(config), "model.safetensors/x": file(nil)}, ErrMissing, "embedded/model.safetensors"},
+		{"a folder of weights", fstest.MapFS{"config.json": file(config), "model.safetensors/x": file(nil)}, ErrFormat, "embedded/model.safetensors"},
 		{"a long config", fstest.MapFS{"config.json": file(make([]byte, maxConfig+1))}, ErrFormat, "embedded/config.json"},
 		{"no shard", fstest.MapFS{"config.json": file(config), "model.safetensors.index.json": file([]byte(`{"weight_map": {"a": "b.safetensors"}}`))}, ErrMissing, "embedded/b.safetensors"},
 	} {

@@ -81,6 +81,15 @@ func rowMajor[T any](e *entry, load func([]byte) T) []T {
 	return dst
 }
 
+// bytes is the size of the elements, as they are stored.
+func (e *entry) bytes() int64 {
+	n := int64(elementBytes[e.dtype])
+	for _, d := range e.shape {
+		n *= int64(d)
+	}
+	return n
+}
+
 // inPlace returns the bytes as n elements if the machine can read them so.
 func inPlace[T any](data []byte, n int) ([]T, bool) {
 	if n == 0 {
