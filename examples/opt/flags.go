@@ -5,11 +5,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/files"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/sample"
 
@@ -61,7 +61,7 @@ func parse(args []string, help io.Writer) (options, error) {
 		return nil
 	})
 	f.Func("prompts", "`file` of texts to continue together, one a line; empty lines are none", func(name string) error {
-		text, err := os.ReadFile(name)
+		text, err := files.Stream(name, maxPrompts)
 		if err != nil {
 			return err
 		}
@@ -142,6 +142,9 @@ func parse(args []string, help io.Writer) (options, error) {
 	}
 	return o, nil
 }
+
+// maxPrompts bounds a file of prompts. A model reads some KB of each.
+const maxPrompts = 256 << 20
 
 // maxWorkers is what leanattention takes.
 const maxWorkers = 1 << 12

@@ -20,6 +20,7 @@ import (
 
 // generate loads the model, reads the prompts and writes what follows.
 func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
+	defer limitMemory()()
 	fmt.Fprintf(stderr, "loading %s\n", name(o.model))
 	began := time.Now()
 	folder, tokenizer, err := open(o.model)
@@ -28,13 +29,19 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
 	c := folder.Config()
-	b := &batch{eos: c.EOS, limit: o.tokens, begin: func() *printer { return newPrinter(stdout, o.prompts) }}
+	hint := ""
+	if o.cache == la.Float16 {
+		hint = "; the cache is float16, which has no numbers beyond 65504: -cache bf16 and -cache f32 have"
+	}
+	b := &batch{hint: hint, eos: folder.EOS(), limit: o.tokens, begin: func() *printer { return newPrinter(stdout, o.prompts) }}
 	total := 0
 	capacity := make([]int, len(o.prompts))
 	for i, prompt := range o.prompts {
-		ids := tokenizer.Encode(prompt)
-		if len(ids) > c.MaxPositions {
-			return fmt.Errorf("prompt %d has %d tokens, more than the model's %d positions", i+1, len(ids), c.MaxPositions)
+		ids, err := tokenizer.EncodeAtMost(prompt, c.MaxPositions, false)
+		if errors.Is(err, bpe.ErrTooLong) {
+			return fmt.Errorf("prompt %d has more tokens than the model's %d positions", i+1, c.MaxPositions)
+		} else if err != nil {
+			return fmt.Errorf("prompt %d: %w", i+1, err)
 		}
 		total += len(ids)
 		// The last token that is chosen is not read any more.
@@ -117,26 +124,12 @@ func open(dir string) (folder *hf.Folder, tokenizer *bpe.Tokenizer, err error) {
 	if dir != "" {
 		tokenizer, err = bpe.Load(dir)
 	} else {
-		tokenizer, err = tinyTokenizer()
+		tokenizer, err = bpe.LoadFS(name(dir), tiny.Files)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, folder.Close())
 	}
 	return folder, tokenizer, nil
-}
-
-func tinyTokenizer() (*bpe.Tokenizer, error) {
-	vocab, err := tiny.Files.Open("vocab.json")
-	if err != nil {
-		return nil, err
-	}
-	defer vocab.Close()
-	merges, err := tiny.Files.Open("merges.txt")
-	if err != nil {
-		return nil, err
-	}
-	defer merges.Close()
-	return bpe.New(vocab, merges)
 }
 
 func name(dir string) string {
@@ -149,10 +142,11 @@ func name(dir string) string {
 // batch is the sequences that are continued together.
 type batch struct {
 	decoder   *model.Decoder
-	chosen    bool // the decoder chooses
-	ahead     bool // and may be some tokens ahead
-	eos       int
-	limit     int // most tokens to add to each
+	chosen    bool   // the decoder chooses
+	ahead     bool   // and may be some tokens ahead
+	eos       []int  // the tokens that end a text
+	hint      string // what may be the reason for logits that are no numbers
+	limit     int    // most tokens to add to each
 	sequences []sequence
 	line      progress
 	begin     func() *printer
@@ -169,7 +163,8 @@ type sequence struct {
 	done    bool
 }
 
-// run reads the prompts, and adds tokens until every sequence has come to </s>, to
+// run reads the prompts, and adds tokens until every sequence has come to a token
+// that ends it, to
 // its number of tokens or to the model's last position. One that has rests. As long
 // as prompts are read, sequences that are done with theirs go on beside them.
 func (b *batch) run(ctx context.Context) error {
@@ -201,15 +196,16 @@ func (b *batch) run(ctx context.Context) error {
 			}
 			id, err := b.choose(i, now)
 			if err != nil {
-				return fmt.Errorf("after token %d of text %d: %w", b.decoder.Len(i), i+1, err)
+				return fmt.Errorf("after token %d of text %d: %w%s", b.decoder.Len(i), i+1, err, b.hint)
 			}
-			if id != b.eos {
+			ends := slices.Contains(b.eos, id)
+			if !ends {
 				s.added++
 				if err := b.out.add(i, s.text.Add(id)); err != nil {
 					return err
 				}
 			}
-			if id == b.eos || s.added == b.limit || s.room == 0 {
+			if ends || s.added == b.limit || s.room == 0 {
 				if err := b.end(i); err != nil {
 					return err
 				}
