@@ -46,7 +46,7 @@ var badOptions = []struct {
 	want error
 	text string
 }{
-	{"zero option", la.Option{}, la.ErrUnsupported, "zero Option"},
+	{"zero option", la.Option{}, la.ErrUnsupported, ": the zero Option: "},
 	{"NaN scale", la.WithScale(math.NaN()), la.ErrOption, "WithScale(NaN)"},
 	{"infinite scale", la.WithScale(math.Inf(-1)), la.ErrOption, "WithScale(-Inf)"},
 	{"negative tile", la.WithTileTokens(-1), la.ErrOption, "WithTileTokens(-1)"},

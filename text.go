@@ -2,16 +2,14 @@ package leanattention
 
 import (
 	"fmt"
-	"regexp"
+
+	"gorgonia.org/leanattention/internal/plural"
 
 	"gorgonia.org/tensor"
 )
 
-// aSingle is "1 pages" and its like, in a text made of a number and a plural.
-var aSingle = regexp.MustCompile(`(^|[ (])(1 (?:KV |query )?(?:byte|column|head|input|layer|length|match|page|part|row|sequence|slope|token))s\b`)
-
 // singular makes "1 page" of "1 pages".
-func singular(text string) string { return aSingle.ReplaceAllString(text, "$1$2") }
+func singular(text string) string { return plural.Mend(text) }
 
 // noCopy makes go vet report a copy of the struct that it is in (by its check
 // copylocks), which an assignment of a pointer is not.

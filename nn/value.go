@@ -8,6 +8,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/plural"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -15,7 +16,7 @@ import (
 
 // errorf makes "leanattention: nn.op: text: sentinel".
 func errorf(op string, sentinel error, format string, args ...any) error {
-	return fmt.Errorf("leanattention: nn.%s: %s: %w", op, fmt.Sprintf(format, args...), sentinel)
+	return fmt.Errorf("leanattention: nn.%s: %s: %w", op, plural.Mend(fmt.Sprintf(format, args...)), sentinel)
 }
 
 // recoverTo turns a panic into an error. It stands where Gorgonia calls this
