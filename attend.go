@@ -47,9 +47,12 @@ type Args struct {
 // fields for. (One that is made once and used again allocates nothing either.)
 // Concurrent calls are right as long as their outputs differ.
 //
-// On [DeviceTensor]s of one GPU it computes there, and returns when the work is
-// queued: [DeviceTensor.Download] waits for it. Q and Out are float32, [Float16]
-// or [BFloat16], LSE is float32; Out and LSE are no other operand's tensor.
+// Where all operands are a [DeviceTensor] of one GPU it computes there, and returns
+// when the work is queued: [DeviceTensor.Download] waits for it. Q and Out are float32,
+// [Float16] or [BFloat16], LSE is float32; Out and LSE are no other operand's tensor.
+//
+// Errors: [ErrShape], [ErrDType], [ErrLength], [ErrOption], [ErrUnsupported]; on a GPU
+// also [ErrState] and [ErrClosed] for its tensors, and what goes wrong there.
 //
 // The algorithm is LeanAttention (Sanovar et al., arXiv:2405.10480, algorithm 2).
 func Attend(a Args, opts ...Option) (err error) {

@@ -217,7 +217,8 @@ type CacheStats struct {
 }
 
 // Stats counts pages, sequences and tokens. Pages that an open step has
-// reserved are not free.
+// reserved are not free, nor are those that [Cache.ReadSequence] fills. While
+// [Sequence.WriteTo] runs it counts as one more that holds the sequence's pages.
 func (c *Cache) Stats() CacheStats {
 	if c.made("") != nil {
 		return CacheStats{}
@@ -275,7 +276,7 @@ type Sequence struct {
 }
 
 // NewSequence makes an empty sequence. It keeps its pages until it is released:
-// dropping it gives back nothing.
+// dropping it gives back nothing. Errors: [ErrClosed].
 func (c *Cache) NewSequence() (*Sequence, error) {
 	if err := c.made("NewSequence"); err != nil {
 		return nil, err
@@ -286,9 +287,14 @@ func (c *Cache) NewSequence() (*Sequence, error) {
 		return nil, errorf("NewSequence", ErrClosed, "cache")
 	}
 	c.sequences++
-	s := &Sequence{cache: c}
+	return c.newSequence(nil, 0), nil
+}
+
+// newSequence is a sequence of n tokens in pages that are its own; nothing is counted.
+func (c *Cache) newSequence(pages []int32, n int) *Sequence {
+	s := &Sequence{cache: c, pages: pages, len: n}
 	s.self = s
-	return s, nil
+	return s
 }
 
 // Len is the number of committed tokens; 0 for a released sequence.
@@ -301,13 +307,13 @@ func (s *Sequence) Len() int {
 	return s.len
 }
 
-// made says whether s comes from NewSequence or Fork.
+// made says whether s comes from NewSequence, Fork or ReadSequence.
 func (s *Sequence) made(op string) error {
 	if s == nil || s.cache == nil {
-		return errorf(op, ErrState, "sequence was not made by NewSequence or Fork")
+		return errorf(op, ErrState, "sequence was not made by NewSequence, Fork or ReadSequence")
 	}
 	if s.self != s {
-		return errorf(op, ErrState, "sequence is a copy of one: use the pointer that NewSequence or Fork gave")
+		return errorf(op, ErrState, "sequence is a copy of one: use the pointer that NewSequence, Fork or ReadSequence gave")
 	}
 	return nil
 }
@@ -326,7 +332,8 @@ func (s *Sequence) usable(op string) error {
 }
 
 // Fork makes a sequence with the same tokens. The pages are shared; whoever
-// writes first to a page that others hold gets a copy of it.
+// writes first to a page that others hold gets a copy of it. Errors: [ErrState]
+// while the sequence is part of an open step, [ErrClosed].
 func (s *Sequence) Fork() (*Sequence, error) {
 	if err := s.made("Fork"); err != nil {
 		return nil, err
@@ -342,13 +349,12 @@ func (s *Sequence) Fork() (*Sequence, error) {
 	}
 	c.sequences++
 	c.tokens += s.len
-	f := &Sequence{cache: c, pages: append([]int32(nil), s.pages...), len: s.len}
-	f.self = f
-	return f, nil
+	return c.newSequence(append([]int32(nil), s.pages...), s.len), nil
 }
 
 // Truncate keeps the first n tokens, n in [0, Len], and gives back the pages
-// behind them.
+// behind them. Errors: [ErrLength], [ErrState] while the sequence is part of an open
+// step, [ErrClosed].
 func (s *Sequence) Truncate(n int) error {
 	if err := s.made("Truncate"); err != nil {
 		return err

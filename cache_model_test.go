@@ -1,8 +1,10 @@
 package leanattention
 
 import (
+	"bytes"
 	"errors"
 	"flag"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -220,6 +222,33 @@ func (m *cacheModel) Release(t *rapid.T) {
 	if expect(t, s.real.Release(), s.wrong()...) {
 		s.released, s.tokens, s.pages = true, nil, nil
 	}
+}
+
+// Save saves a sequence, whole, and loads it as another one.
+func (m *cacheModel) Save(t *rapid.T) {
+	s := m.pick(t)
+	if live := m.live(); len(live) >= 7 {
+		t.Skip("enough sequences")
+	}
+	var b bytes.Buffer
+	_, err := s.real.WriteTo(&b)
+	if !expect(t, err, s.wrong()...) {
+		return
+	}
+	var wrong []error
+	need := m.pagesFor(len(s.tokens))
+	if need > m.cache.config.Pages-len(m.held()) {
+		wrong = append(wrong, ErrCacheFull)
+	}
+	loaded, err := m.cache.ReadSequence(&b)
+	if !expect(t, err, wrong...) {
+		return
+	}
+	fresh := &modelSequence{real: loaded, tokens: slices.Clone(s.tokens)}
+	for range need {
+		fresh.pages = append(fresh.pages, new(modelPage))
+	}
+	m.add(t, fresh)
 }
 
 // Set makes a step of sequences that can be in one, with counts that fit its rows.
@@ -446,6 +475,8 @@ func (m *cacheModel) checkClosed(t *rapid.T) {
 	for _, s := range m.sequences {
 		_, err = s.real.Fork()
 		try("Fork", err)
+		_, err = s.real.WriteTo(io.Discard)
+		try("WriteTo", err)
 		try("Truncate", s.real.Truncate(0))
 		try("Release", s.real.Release())
 	}

@@ -3,8 +3,10 @@
 package leanattention_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"runtime"
@@ -156,6 +158,47 @@ func TestMachineSeveral(t *testing.T) {
 	for _, u := range users {
 		closeCache(t, u.d.cache)
 	}
+}
+
+// Sequences are saved and loaded where a layer has run.
+func TestMachineSequenceIO(t *testing.T) {
+	at := onMachine()
+	testSequenceIODecodes(t, at)
+
+	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, PageSize: 4, Pages: 30, Device: at.gpu})
+	rng := reftest.Rand(t)
+	d := newDecoderAt(t, at, cache, 2, 1, tensor.Float32, true)
+	var file bytes.Buffer
+	empty := newStored(t, cache)
+	if _, err := empty.seq.WriteTo(&file); err != nil {
+		t.Errorf("an empty sequence: %v", err)
+	}
+	if _, err := cache.ReadSequence(&file); err != nil {
+		t.Errorf("an empty sequence: %v", err)
+	}
+	s := newStored(t, cache)
+	d.do(t, rng, reftest.Normal, appended{s, 2})
+	if _, err := s.seq.WriteTo(&file); err != nil {
+		t.Error(err)
+	}
+	saved := file.Bytes()
+
+	fresh := newCache(t, cache.Config())
+	if _, err := fresh.ReadSequence(bytes.NewReader(saved)); !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("before a layer has run: %v", err)
+	}
+	if st := fresh.Stats(); st.FreePages != st.Pages || st.Sequences != 0 {
+		t.Errorf("%+v", st)
+	}
+	d.vm.Close()
+	if n, err := s.seq.WriteTo(io.Discard); n != 0 || !errors.Is(err, la.ErrClosed) {
+		t.Errorf("behind its machine: %d bytes, %v", n, err)
+	}
+	if _, err := cache.ReadSequence(bytes.NewReader(saved)); !errors.Is(err, la.ErrClosed) {
+		t.Errorf("behind its machine: %v", err)
+	}
+	closeCache(t, cache)
+	closeCache(t, fresh)
 }
 
 // The gradient is computed on the CPU, of what the machine left.

@@ -74,6 +74,20 @@ func (p *machinePages) copyPages(op string, copies []pageCopy) error {
 	return p.there.copyPages(op, copies)
 }
 
+// transfer refuses where the pages are not: nobody knows yet which machine will run
+// the layers.
+func (p *machinePages) transfer(op string, t *pageTransfer, in bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.there == nil:
+		return errorf(op, ErrUnsupported, "no layer has run on a machine yet, so the cache has no memory there")
+	case p.there.gpu.dev.Lost():
+		return errorf(op, ErrClosed, "the machine that the cache was on")
+	}
+	return p.there.transfer(op, t, in)
+}
+
 func (p *machinePages) newPlan(g cpu.Geometry) layerPlan { return &machinePlan{pages: p, geometry: g} }
 
 func (p *machinePages) close() error {

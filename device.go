@@ -14,7 +14,8 @@ import (
 // toolkit, no cgo.
 //
 // Attention runs on a GPU where its operands are: [CachedAttention] on a cache
-// with [CacheConfig].Device, and [Attend] and [Attention] on [DeviceTensor]s.
+// with [CacheConfig].Device, and [Attend] and [Attention] on operands
+// that are each a [DeviceTensor].
 // All work of a GPU value is done in the order in which it was asked for.
 //
 // The driver is looked for when [GPUs] or [OpenGPU] is called, until it is found. For that, a

@@ -4,6 +4,8 @@ package leanattention_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -46,8 +48,42 @@ func TestDeviceLayerTwice(t *testing.T) {
 	testLayerTwice(t, gpu)
 }
 
-// TestDeviceExample runs the example, which ends the process if it is wrong.
+func TestDeviceSequenceIODecodes(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	testSequenceIODecodes(t, place{}, place{gpu: gpu, there: true})
+}
+
+// TestDeviceExample runs the examples, which end the process if they are wrong.
 func TestDeviceExample(t *testing.T) {
-	la.FakeGPU(t)
-	ExampleOpenGPU()
+	for name, x := range map[string]struct {
+		run  func()
+		want string
+	}{
+		"OpenGPU":    {ExampleOpenGPU, "(1, 256) 3 GPU 0 (Fake 0)\n"},
+		"GPU_Record": {ExampleGPU_Record, "(1, 64) 4\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			la.FakeGPU(t)
+			if got := printed(t, x.run); got != x.want {
+				t.Errorf("it prints %q, want %q", got, x.want)
+			}
+		})
+	}
+}
+
+// printed is what f writes to standard output.
+func printed(t *testing.T, f func()) string {
+	file, err := os.Create(filepath.Join(t.TempDir(), "output"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	defer func(stdout *os.File) { os.Stdout = stdout }(os.Stdout)
+	os.Stdout = file
+	f()
+	text, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }

@@ -29,7 +29,8 @@ type Recording struct {
 //	...
 //	step.Set(appends)
 //	recording, err := gpu.Record(machine.RunAll)      // the second time
-//	recording.Replay()
+//	machine.Reset()
+//	recording.Replay()                                // Record has done nothing yet
 //	step.Commit()
 //	...
 //	for {

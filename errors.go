@@ -39,6 +39,9 @@ var (
 	// release or truncate sequences and try again.
 	ErrCacheFull = errors.New("cache is full")
 
+	// ErrFormat is data that is no saved sequence, is damaged or ends too early.
+	ErrFormat = errors.New("bad data")
+
 	// ErrState is a call out of order: a step that was not set, a sequence
 	// that is part of an open step, a commit of layers that never ran, a value
 	// on a GPU whose node has run again since.

@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"fmt"
 	"log"
+	"slices"
 
 	la "gorgonia.org/leanattention"
 
@@ -58,4 +59,59 @@ func ExampleOpenGPU() {
 		machine.Reset()
 	}
 	fmt.Println(out.Value().Shape(), sequence.Len(), cache.Stats().Device)
+}
+
+// A decode step is recorded when it has run once, and from then on queued as one. It is
+// compiled here; where there is a GPU, or one of the tests', it runs.
+func ExampleGPU_Record() {
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	gpu, err := la.OpenGPU(0)
+	check(err)
+	defer gpu.Close()
+	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, DType: la.Float16, Pages: 16, Device: gpu})
+	check(err)
+	defer cache.Close()
+	step, err := cache.NewStep(1)
+	check(err)
+	sequence, err := cache.NewSequence()
+	check(err)
+	row := func(x float32) *tensor.Dense {
+		return tensor.New(tensor.WithShape(1, 64), tensor.WithBacking(slices.Repeat([]float32{x}, 64)))
+	}
+
+	input, err := gpu.Upload(row(0))
+	check(err)
+	g := G.NewGraph()
+	x := G.NewMatrix(g, tensor.Float32, G.WithShape(1, 64), G.WithName("x"), G.WithValue(input))
+	out, err := la.CachedAttention(x, x, x, step.Layer(0), la.WithCausal())
+	check(err)
+	machine := G.NewTapeMachine(g)
+	defer machine.Close()
+
+	var recording *la.Recording
+	defer func() { check(recording.Close()) }()
+	for i := range 4 {
+		check(step.Set([]la.Append{{Seq: sequence, Tokens: 1}}))
+		check(input.CopyFrom(row(float32(i)))) // the machine reads it, and so does a replay
+		switch i {
+		case 0:
+			check(la.Cause(machine.RunAll())) // nodes get their memory
+			machine.Reset()
+		case 1:
+			recording, err = gpu.Record(func() error { return la.Cause(machine.RunAll()) })
+			check(err)
+			machine.Reset()
+			check(recording.Replay()) // recorded work has not been done
+		default:
+			check(recording.Replay())
+		}
+		check(step.Commit())
+	}
+	result, err := out.Value().(*la.DeviceTensor).Download() // what the last replay computed
+	check(err)
+	fmt.Println(result.Shape(), sequence.Len())
 }

@@ -36,6 +36,10 @@ func TestGPUAttend(t *testing.T) {
 	})
 }
 
+func TestGPUSequenceIO(t *testing.T) {
+	testSequenceIODecodes(t, place{}, place{gpu: gputest.Open(t), real: true, there: true})
+}
+
 func TestGPUCachedAttention(t *testing.T) {
 	gpu := gputest.Open(t)
 	for _, c := range []struct {

@@ -34,7 +34,7 @@ import (
 // or all of them without the axis B. H is a multiple of Hkv. It stands where a
 // graph would have BatchedMatMul, SoftMax and BatchedMatMul ([Default]), and
 // takes every option. Arithmetic is in q's element type. Where q, k and v are
-// [DeviceTensor]s of one GPU in a run, and q is float32, it computes there, and
+// each a [DeviceTensor] of one GPU in a run, and q is float32, it computes there, and
 // so is the output there; the lengths are on the host.
 //
 // It runs on the tape machine, as often as one likes, and on the lisp machine
@@ -49,6 +49,11 @@ import (
 // window, are 0, and a query that sees no key leaves none. For one output and
 // log-sum-exp the gradients have the same bits whatever the schedule, the workers
 // and the tiles.
+//
+// Errors: [ErrShape], [ErrDType], [ErrOption], and [ErrGraph] for nodes that are nil or
+// of other graphs; in a run [ErrLength] for a length outside [0, Nk], [ErrUnsupported]
+// for operands in different places or for what a GPU has no kernels for, and ErrShape
+// and ErrDType for values that are unlike their nodes.
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)

@@ -30,7 +30,7 @@ import (
 //
 // On a cache with a GPU the layer computes there. q, k and v may be in host
 // memory: they are copied there, and the output back, and the run waits for it.
-// Or they are [DeviceTensor]s of that GPU, and so is the output then: the run
+// Or each is a [DeviceTensor] of that GPU, and so is the output then: the run
 // queues the work and goes on. The log-sum-exp is float32 there, whatever q is.
 //
 // A graph has one node for each layer of a step: a second one is [ErrGraph].
@@ -40,6 +40,10 @@ import (
 // every option but [WithLengths], since the cache knows the lengths, and [WithBias];
 // tokens that a window has left behind stay in the cache. It has no gradient: a cache is for
 // inference.
+//
+// Errors: [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph], and
+// [ErrState] for a layer of no step; in a run [ErrState] for a step that is not set,
+// [ErrClosed] and what goes wrong on a GPU.
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer recoverTo(op, &err)

@@ -88,8 +88,8 @@ func WithScale(scale float64) Option { return Option{kind: optScale, scale: scal
 // none: its output is 0 and its log-sum-exp -Inf.
 func WithCausal() Option { return Option{kind: optCausal} }
 
-// WithWindow lets a query see the last keys only, so many of them, up to its own
-// position and that included: with positions as [WithCausal] has them, query i
+// WithWindow lets a query see no more than the last left keys up to its own
+// position, which is one of them: with positions as [WithCausal] has them, query i
 // of Nq, over N live keys, sees keys j with j > N - Nq + i - left. It says
 // nothing of the keys after the position; a decoder takes WithCausal too. left is at
 // least 1, and may be more than there are. LeanTiles that are in nobody's window
@@ -204,6 +204,7 @@ func FixedSplit(splits int) Schedule {
 
 const badSchedule Schedule = math.MinInt
 
+// String is the name that the schedule has here, such as "FixedSplit(8)".
 func (s Schedule) String() string {
 	switch {
 	case s == StreamK:

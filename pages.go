@@ -22,6 +22,10 @@ type pageStore interface {
 	operands(op string, in []G.Value) ([3]operand, error)
 	// copyPages copies pages of all layers, before what is computed next.
 	copyPages(op string, copies []pageCopy) error
+	// transfer copies between pages of one layer and memory of the caller: to the
+	// pages if in is set. It is behind what was computed before, and done when it
+	// returns.
+	transfer(op string, t *pageTransfer, in bool) error
 	newPlan(g cpu.Geometry) layerPlan
 	// close gives up the memory. No call runs, and none will.
 	close() error
@@ -29,6 +33,18 @@ type pageStore interface {
 
 // pageCopy copies page from to page to.
 type pageCopy struct{ to, from int32 }
+
+// pageTransfer is some of the keys (or values) of a layer, and memory for them, in
+// the order of the spans.
+type pageTransfer struct {
+	layer  int
+	values bool
+	spans  []span
+	memory []byte
+}
+
+// span is n bytes of a layer's keys or values.
+type span struct{ at, n int }
 
 // layerPlan is the schedule for the layers of one geometry, step after step.
 type layerPlan interface {
@@ -88,10 +104,31 @@ func (h *hostPages) operands(op string, in []G.Value) (o [3]operand, err error) 
 	return o, nil
 }
 
+func bufferBytes(b cpu.Buffer) []byte {
+	return unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
+}
+
+func (h *hostPages) transfer(_ string, t *pageTransfer, in bool) error {
+	b := h.keys[t.layer]
+	if t.values {
+		b = h.values[t.layer]
+	}
+	pages, memory := bufferBytes(b), t.memory
+	for _, s := range t.spans {
+		if in {
+			copy(pages[s.at:s.at+s.n], memory)
+		} else {
+			copy(memory, pages[s.at:s.at+s.n])
+		}
+		memory = memory[s.n:]
+	}
+	return nil
+}
+
 func (h *hostPages) copyPages(_ string, copies []pageCopy) error {
 	for _, buffers := range [...][]cpu.Buffer{h.keys, h.values} {
 		for _, b := range buffers {
-			bytes := unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
+			bytes := bufferBytes(b)
 			n := len(bytes) / h.pages
 			for _, c := range copies {
 				copy(bytes[int(c.to)*n:(int(c.to)+1)*n], bytes[int(c.from)*n:])

@@ -119,6 +119,58 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	return nil
 }
 
+func (d *devicePages) transfer(op string, t *pageTransfer, in bool) error {
+	if err := d.gpu.enter(op); err != nil {
+		return err
+	}
+	defer d.gpu.queue.Leave()
+	if err := d.transferNow(t, in); err != nil {
+		return gpuError(op, err)
+	}
+	return nil
+}
+
+// transferNow is transfer with the GPU entered. Small copies to the GPU may be put off
+// until somebody waits for them, which so tells what went wrong with them.
+func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
+	b := d.keys[t.layer]
+	if t.values {
+		b = d.values[t.layer]
+	}
+	q := d.gpu.queue
+	p, err := q.TakePinned(len(t.memory))
+	if err != nil {
+		return err
+	}
+	defer q.GivePinned(p)
+	if in {
+		copy(p.Bytes, t.memory)
+	}
+	err = q.Submit(func(turn *device.Turn) error {
+		at := 0
+		for _, s := range t.spans {
+			var err error
+			if in {
+				err = turn.Upload(b, int64(s.at), p, at, s.n)
+			} else {
+				err = turn.Download(p, at, b, int64(s.at), s.n)
+			}
+			if err != nil {
+				return err
+			}
+			at += s.n
+		}
+		return turn.Mark(p)
+	})
+	if err == nil {
+		err = q.Wait(p)
+	}
+	if err == nil && !in {
+		copy(t.memory, p.Bytes)
+	}
+	return err
+}
+
 // close gives the memory back; the GPU may be closed already, and then it is
 // given back. The driver waits for queued work.
 func (d *devicePages) close() (first error) {

@@ -73,7 +73,8 @@ type StepStats struct {
 	Attention time.Duration // in them, appending included; on tensors of a GPU the time to queue it
 }
 
-// NewStep makes a step of the given number of token rows, in [1, 2^24].
+// NewStep makes a step of the given number of token rows, in [1, 2^24]. Errors:
+// [ErrLength], [ErrClosed].
 func (c *Cache) NewStep(tokens int) (*Step, error) {
 	if err := c.made("NewStep"); err != nil {
 		return nil, err

@@ -1,0 +1,338 @@
+package leanattention
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"gorgonia.org/tensor"
+)
+
+// A saved sequence, all numbers little endian:
+//
+//	offset  bytes
+//	 0      8      "LEANSEQ\n"
+//	 8      4      version: 1
+//	12      4      element type: 1 float32, 2 float16, 3 bfloat16
+//	16      4      Layers
+//	20      4      KVHeads
+//	24      4      HeadDim
+//	28      4      ValueDim
+//	32      8      tokens
+//	40      4      CRC-32C of all before
+//	44             for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim)
+//	end     4      CRC-32C of all before
+//
+// Nothing in it depends on pages or on where they are. A later version may change all
+// behind the first 12 bytes.
+const (
+	savedMagic   = "LEANSEQ\n"
+	savedVersion = 1
+	headerBytes  = 44
+	sumBytes     = 4
+)
+
+// savedTypes are the element types of a cache, by their number in a saved sequence.
+var savedTypes = [...]tensor.Dtype{1: tensor.Float32, 2: Float16, 3: BFloat16}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// WriteTo saves the sequence's keys and values, for [Cache.ReadSequence] to load. It
+// is io.WriterTo: n is the number of bytes written, also where there is an error.
+//
+// It writes 48 bytes and Len*Layers*KVHeads*(HeadDim+ValueDim) elements, bit for bit
+// as the cache holds them, in pieces of 1 MB at most (or one token's keys in a layer,
+// where these are more). The bytes are the same
+// whatever the page size, and on the host and a GPU alike. What model made them, and
+// of which tokens, is for the caller to note.
+//
+// It writes the sequence as it is when the call begins, and locks nothing while w
+// writes: other sequences and steps go on, and this sequence may be appended to,
+// truncated and released meanwhile. Its pages are held until WriteTo returns, as a
+// [Sequence.Fork] would hold them. So an append that comes before that may need one
+// page more.
+//
+// Errors: [ErrState] while the sequence is part of an open step, [ErrClosed], and what
+// w returns; on a GPU also what went wrong there, [ErrUnsupported] within [GPU.Record],
+// and under the build tag cuda [ErrClosed] when the machine with the tokens is closed.
+// When there is an error before the first write, n is 0.
+func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
+	const op = "WriteTo"
+	if err := s.made(op); err != nil {
+		return 0, err
+	}
+	if w == nil {
+		return 0, errorf(op, ErrState, "w is nil")
+	}
+	held, err := s.hold(op)
+	if err != nil {
+		return 0, err
+	}
+	c := s.cache
+	defer c.giveUp(held.pages)
+
+	out := &sumWriter{w: w, op: op}
+	header := c.savedHeader(held.len)
+	err = held.eachPart(func(part *sequencePart) error {
+		if err := c.transfer(op, part, false); err != nil {
+			return err
+		}
+		part.copyTokens(false)
+		if out.n == 0 { // the pages can be read
+			if err := out.write(header); err != nil {
+				return err
+			}
+		}
+		return out.write(part.tokens)
+	})
+	if err == nil && out.n == 0 { // no tokens
+		err = out.write(header)
+	}
+	if err == nil {
+		err = out.write(binary.LittleEndian.AppendUint32(nil, out.sum))
+	}
+	return out.n, err
+}
+
+// hold is a sequence of the tokens of s that nobody else has, and that no count but
+// those of pages knows of.
+func (s *Sequence) hold(op string) (*Sequence, error) {
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.usable(op); err != nil {
+		return nil, err
+	}
+	for _, p := range s.pages {
+		c.holders[p]++
+	}
+	return c.newSequence(append([]int32(nil), s.pages...), s.len), nil
+}
+
+// giveUp gives up one hold on each of the pages, in the reverse of the order in which
+// they were taken.
+func (c *Cache) giveUp(pages []int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := len(pages) - 1; i >= 0; i-- {
+		c.drop(pages[i])
+	}
+}
+
+// ReadSequence makes a sequence of what [Sequence.WriteTo] has written, from a cache
+// of the same Layers, KVHeads, HeadDim, ValueDim and DType. Its page size, the number of
+// its pages and where they are do not matter.
+//
+// It reads up to the end of the saved sequence and no further, so several can follow
+// each other, with other data between them. It holds pages for all tokens from the
+// beginning, but locks nothing while r reads.
+//
+// A sum of the bytes is checked: damage is found. It is no signature: what somebody
+// made up on purpose is loaded if its form is right, and can do no more than give the
+// attention to it other numbers. Memory is bounded by the cache, whatever r gives.
+//
+// Errors: [ErrFormat] for what is no saved sequence, is damaged or ends too early
+// (the error is also io.EOF where r has nothing at all, and else io.ErrUnexpectedEOF),
+// [ErrUnsupported] for another version, [ErrShape] and [ErrDType] for a cache of
+// another shape or type, [ErrCacheFull], [ErrClosed], and what r returns; on a GPU also
+// what went wrong there, [ErrUnsupported] within [GPU.Record], and under the build tag
+// cuda while no layer has run. Then the cache is as it was.
+func (c *Cache) ReadSequence(r io.Reader) (*Sequence, error) {
+	const op = "ReadSequence"
+	if err := c.made(op); err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return nil, errorf(op, ErrState, "r is nil")
+	}
+	in := &sumReader{r: r, op: op}
+	tokens, err := c.readHeader(in)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.takeFor(op, tokens)
+	if err != nil {
+		return nil, err
+	}
+	whole := false
+	defer func() {
+		if !whole { // also if r panics
+			c.giveUp(s.pages)
+		}
+	}()
+	err = s.eachPart(func(part *sequencePart) error {
+		if err := in.read(part.tokens); err != nil {
+			return err
+		}
+		part.copyTokens(true)
+		return c.transfer(op, part, true)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := in.check("the data"); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	if whole = !c.closed; whole {
+		c.sequences++
+		c.tokens += s.len
+	}
+	c.mu.Unlock()
+	if !whole {
+		return nil, errorf(op, ErrClosed, "cache")
+	}
+	return s, nil
+}
+
+// takeFor is a sequence with pages for so many tokens, which is not yet counted.
+func (c *Cache) takeFor(op string, tokens uint64) (*Sequence, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errorf(op, ErrClosed, "cache")
+	}
+	size := uint64(c.config.PageSize)
+	need := tokens / size
+	if tokens%size != 0 {
+		need++
+	}
+	if need > uint64(len(c.free)) {
+		return nil, errorf(op, ErrCacheFull, "%d pages of %d tokens needed for %d tokens, %d of %d free", need, size, tokens, len(c.free), c.config.Pages)
+	}
+	var pages []int32
+	for range need {
+		pages = append(pages, c.take())
+	}
+	return c.newSequence(pages, int(tokens)), nil
+}
+
+// savedHeader begins a saved sequence of c, with its sum.
+func (c *Cache) savedHeader(tokens int) []byte {
+	b := append(make([]byte, 0, headerBytes), savedMagic...)
+	b = binary.LittleEndian.AppendUint32(b, savedVersion)
+	for i, t := range savedTypes {
+		if t == c.config.DType {
+			b = binary.LittleEndian.AppendUint32(b, uint32(i))
+		}
+	}
+	for _, n := range [...]int{c.config.Layers, c.config.KVHeads, c.config.HeadDim, c.config.ValueDim} {
+		b = binary.LittleEndian.AppendUint32(b, uint32(n))
+	}
+	b = binary.LittleEndian.AppendUint64(b, uint64(tokens))
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// readHeader is the number of tokens of a saved sequence that fits c.
+func (c *Cache) readHeader(in *sumReader) (tokens uint64, err error) {
+	b := make([]byte, headerBytes-sumBytes)
+	begin := len(savedMagic) + 4 // what every version has
+	if err := in.read(b[:begin]); err != nil {
+		return 0, err
+	}
+	if string(b[:len(savedMagic)]) != savedMagic {
+		return 0, errorf(in.op, ErrFormat, "it begins with %q and not with %q: it is no saved sequence", b[:len(savedMagic)], savedMagic)
+	}
+	if v := binary.LittleEndian.Uint32(b[begin-4:]); v != savedVersion {
+		return 0, errorf(in.op, ErrUnsupported, "a saved sequence of version %d; this package reads version %d", v, savedVersion)
+	}
+	if err := in.read(b[begin:]); err != nil {
+		return 0, err
+	}
+	if err := in.check("the header"); err != nil {
+		return 0, err
+	}
+	return binary.LittleEndian.Uint64(b[32:]), c.fits(in.op, b)
+}
+
+// fits compares c with the header of a saved sequence.
+func (c *Cache) fits(op string, header []byte) error {
+	field := func(at int) uint32 { return binary.LittleEndian.Uint32(header[at:]) }
+	code := field(12)
+	if code < 1 || code >= uint32(len(savedTypes)) {
+		return errorf(op, ErrFormat, "element type %d, outside [1, %d]", code, len(savedTypes)-1)
+	}
+	if t := savedTypes[code]; t != c.config.DType {
+		return errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
+	}
+	for _, x := range [...]struct {
+		name string
+		at   int
+		have int
+	}{{"Layers", 16, c.config.Layers}, {"KVHeads", 20, c.config.KVHeads}, {"HeadDim", 24, c.config.HeadDim}, {"ValueDim", 28, c.config.ValueDim}} {
+		if n := field(x.at); int64(n) != int64(x.have) {
+			return errorf(op, ErrShape, "%s is %d in the saved sequence and %d in the cache", x.name, n, x.have)
+		}
+	}
+	return nil
+}
+
+// transfer copies between the pages and the memory of a part. Nothing but this keeps
+// Close waiting.
+func (c *Cache) transfer(op string, part *sequencePart, in bool) error {
+	c.running.RLock()
+	defer c.running.RUnlock()
+	if c.closed {
+		return errorf(op, ErrClosed, "cache")
+	}
+	return c.store.transfer(op, &part.pageTransfer, in)
+}
+
+// sumWriter writes, counts and sums up.
+type sumWriter struct {
+	w   io.Writer
+	op  string
+	n   int64
+	sum uint32
+}
+
+func (w *sumWriter) write(b []byte) error {
+	n, err := w.w.Write(b)
+	n = min(max(n, 0), len(b))
+	w.n += int64(n)
+	w.sum = crc32.Update(w.sum, castagnoli, b[:n])
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	if err != nil {
+		return fmt.Errorf("leanattention: %s: after %d bytes: %w", w.op, w.n, err)
+	}
+	return nil
+}
+
+// sumReader reads, counts and sums up.
+type sumReader struct {
+	r   io.Reader
+	op  string
+	n   int64
+	sum uint32
+}
+
+func (r *sumReader) read(b []byte) error {
+	n, err := io.ReadFull(r.r, b)
+	r.n += int64(n)
+	r.sum = crc32.Update(r.sum, castagnoli, b[:n])
+	switch {
+	case err == nil:
+		return nil
+	case err == io.EOF && r.n > 0:
+		err = io.ErrUnexpectedEOF
+	case err != io.EOF && err != io.ErrUnexpectedEOF:
+		return fmt.Errorf("leanattention: %s: after %d bytes: %w", r.op, r.n, err)
+	}
+	return fmt.Errorf("leanattention: %s: it ends after %d bytes: %w: %w", r.op, r.n, ErrFormat, err)
+}
+
+// check reads a sum of all before.
+func (r *sumReader) check(of string) error {
+	want := r.sum
+	var b [sumBytes]byte
+	if err := r.read(b[:]); err != nil {
+		return err
+	}
+	if got := binary.LittleEndian.Uint32(b[:]); got != want {
+		return errorf(r.op, ErrFormat, "the sum of %s is %08x and should be %08x: it is damaged", of, got, want)
+	}
+	return nil
+}
