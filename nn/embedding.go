@@ -32,7 +32,7 @@ import (
 // Each id is in [0, vocabulary). Gorgonia has no types for that, so a wrong one
 // is found when the graph runs, before anything is computed: ErrLength.
 //
-// It computes on a GPU where its inputs are [la.DeviceTensor]s; ids are int32
+// It computes on a GPU where each of its inputs is a [la.DeviceTensor]; ids are int32
 // there, and one outside of the table makes a row of NaN, since the host does not
 // see them.
 //

@@ -61,7 +61,7 @@ func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
 // input with its values in row-major order: of any other, such as the transpose
 // of a node, a copy is made at each run.
 //
-// It computes on a GPU where its inputs are [la.DeviceTensor]s, of float32 with
+// It computes on a GPU where each of its inputs is a [la.DeviceTensor], of float32 with
 // weights of any of the three types; a row of w must then have a multiple of 16
 // bytes. There 16 rows read the weights once; operands are split in two parts
 // for the tensor cores, so that no more than 2^-18 of a product is lost (2^-15

@@ -1,0 +1,195 @@
+package nn_test
+
+import (
+	"fmt"
+	"log"
+	"math/rand/v2"
+
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// check keeps the examples short.
+func check(errs ...error) {
+	for _, err := range errs {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// input is a float32 node of n columns, or a vector for n = 0.
+func input(g *G.ExprGraph, name string, n int, x ...float32) *G.Node {
+	shape := tensor.Shape{len(x)}
+	if n > 0 {
+		shape = tensor.Shape{len(x) / n, n}
+	}
+	t := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(x))
+	return G.NewTensor(g, t.Dtype(), len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(t))
+}
+
+// ids is a node of token ids.
+func ids(g *G.ExprGraph, name string, x ...int) *G.Node {
+	return G.NewVector(g, tensor.Int, G.WithName(name), G.WithShape(len(x)), G.WithValue(tensor.New(tensor.WithShape(len(x)), tensor.WithBacking(x))))
+}
+
+// run runs a graph once.
+func run(g *G.ExprGraph) {
+	machine := G.NewTapeMachine(g)
+	check(machine.RunAll(), machine.Close())
+}
+
+// The rows of two tokens, each added to the row of its position.
+func ExampleEmbedding() {
+	g := G.NewGraph()
+	table := input(g, "table", 2, 0, 0, 1, 10, 2, 20)
+	positions := input(g, "positions", 2, 0.5, 0, 0.25, 0)
+
+	at, err := nn.Embedding(positions, ids(g, "position", 0, 1), nil)
+	check(err)
+	y, err := nn.Embedding(table, ids(g, "token", 2, 1), at)
+	check(err)
+
+	run(g)
+	fmt.Println(y.Value().Data())
+	// Output: [2.5 20 1.25 10]
+}
+
+// Each row has mean 0 and variance 1, and then beta is added.
+func ExampleLayerNorm() {
+	g := G.NewGraph()
+	x := input(g, "x", 4, 1, 1, 3, 3, 10, 10, 10, 50)
+	gamma, beta := input(g, "gamma", 0, 1, 1, 1, 1), input(g, "beta", 0, 0, 0, 0, 100)
+	y, err := nn.LayerNorm(x, gamma, beta, 1e-5)
+	check(err)
+
+	run(g)
+	fmt.Printf("%.2f\n", y.Value().Data())
+	// Output: [-1.00 -1.00 1.00 101.00 -0.58 -0.58 -0.58 101.73]
+}
+
+// The weights are (out, in).
+func ExampleLinear() {
+	g := G.NewGraph()
+	x := input(g, "x", 2, 1, 2)
+	w := input(g, "w", 2, 1, 0, 0, 1, -1, -1)
+	b := input(g, "b", 0, 10, 20, 0)
+	y, err := nn.Linear(x, w, b)
+	check(err)
+	up, err := nn.Linear(x, w, nil, nn.WithReLU()) // -3 becomes 0
+	check(err)
+
+	run(g)
+	fmt.Println(y.Value().Data(), up.Value().Data())
+	// Output: [11 22 -3] [1 2 0]
+}
+
+// The feed-forward half of a decoder layer: x + down(relu(up(norm(x)))).
+func ExampleLinear_residual() {
+	g := G.NewGraph()
+	x := input(g, "x", 2, 3, 5)
+	gamma, beta := input(g, "gamma", 0, 1, 1), input(g, "beta", 0, 0, 0)
+	up := input(g, "up", 2, 1, 0, 0, 1, 2, 2)
+	down := input(g, "down", 3, 1, 1, 1, 0, 2, 0)
+
+	h, err := nn.Linear(x, up, nil, nn.WithNorm(gamma, beta, 1e-5), nn.WithReLU())
+	check(err)
+	y, err := nn.Linear(h, down, nil, nn.WithResidual(x))
+	check(err)
+
+	run(g)
+	fmt.Printf("%.2f\n", y.Value().Data())
+	// Output: [4.00 7.00]
+}
+
+// Queries, keys and values are three layers of one input.
+func ExampleLinears() {
+	g := G.NewGraph()
+	x := input(g, "x", 2, 1, 2)
+	ws := []*G.Node{input(g, "q", 2, 1, 0, 0, 1), input(g, "k", 2, 1, 1), input(g, "v", 2, 2, 0)}
+	qkv, err := nn.Linears(x, ws, nil)
+	check(err)
+
+	run(g)
+	for _, y := range qkv {
+		fmt.Println(y.Value().Data())
+	}
+	// Output:
+	// [1 2]
+	// [3]
+	// [2]
+}
+
+// Each row's most likely token: greedy decoding.
+func ExampleArgMax() {
+	g := G.NewGraph()
+	logits := input(g, "logits", 3, 0.5, 2, -1, 7, 1, 7)
+	token, err := nn.ArgMax(logits)
+	check(err)
+
+	run(g)
+	fmt.Println(token.Value().Data())
+	// Output: [1 0]
+}
+
+// A batch whose rows are sampled, each in a way of its own. Choices and random
+// numbers are inputs of the graph: they may change from run to run.
+func ExampleSample() {
+	g := G.NewGraph()
+	const rows = 4
+	logits := input(g, "logits", 3, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)
+	node := func(name string, t *tensor.Dense) *G.Node {
+		return G.NewMatrix(g, t.Dtype(), G.WithName(name), G.WithShape(t.Shape()...), G.WithValue(t))
+	}
+	choices := node("choices", nn.Choices([]nn.Choice{
+		{},                          // the most likely token
+		{Temperature: 1},            // by the model's probabilities
+		{Temperature: 1.5, TopK: 2}, // of the two most likely ones
+		{Temperature: -1},           // a row that belongs to nobody
+	}))
+	randoms := node("randoms", nn.Randoms(make([]float64, rows)))
+	token, err := nn.Sample(logits, choices, randoms)
+	check(err)
+
+	machine := G.NewTapeMachine(g)
+	defer machine.Close()
+	random := rand.New(rand.NewPCG(1, 2)) // the same seed, the same tokens
+	counts := make([]map[int32]int, rows)
+	for range 1000 {
+		u := make([]float64, rows)
+		for i := range u {
+			u[i] = random.Float64()
+		}
+		check(G.Let(randoms, nn.Randoms(u)), machine.RunAll())
+		for i, id := range token.Value().Data().([]int32) {
+			if counts[i] == nil {
+				counts[i] = make(map[int32]int)
+			}
+			counts[i][id]++
+		}
+		machine.Reset()
+	}
+	for _, c := range counts {
+		fmt.Println(c)
+	}
+	// Output:
+	// map[2:1000]
+	// map[0:84 1:247 2:669]
+	// map[1:329 2:671]
+	// map[-1:1000]
+}
+
+// A choice without a graph.
+func ExampleChoice() {
+	logits := []float32{0, 1, 2} // probabilities 0.09, 0.24 and 0.67
+	for _, c := range []nn.Choice{{}, {Temperature: 1}, {Temperature: 1, TopK: 1}, {Temperature: 1, TopP: 0.9}} {
+		fmt.Println(c.Choose(logits, 0.05), c.Choose(logits, 0.2), c.Choose(logits, 0.9))
+	}
+	// Output:
+	// 2 2 2
+	// 0 1 2
+	// 2 2 2
+	// 1 1 2
+}
