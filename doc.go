@@ -14,7 +14,8 @@
 //
 // [CachedAttention] is a node on a [Cache], which keeps the keys and values of
 // all layers of a model for many sequences; a graph reaches it through a
-// [Step]. [Attend] is the same engine without a graph.
+// [Step]. [Attend] is the same engine without a graph. docs/decoder.md builds a
+// whole decoder, step by step.
 //
 // [Attention] has gradients, on both of Gorgonia's machines, in memory that grows
 // with the context and not with its square: it can be trained. [CachedAttention]
@@ -69,6 +70,20 @@
 // Gorgonia identifies nodes by a 32-bit hash: give inputs names of their own,
 // and call [CheckGraph] once when a graph is complete. Its tape machine runs a
 // graph as often as one likes, with Reset between runs; its lisp machine once.
+// What goes wrong in a run is inside an error of the machine's: [Cause] takes it out.
+//
+// Several graphs may share the tensors of their weights. Make their machines one
+// after the other, while none of them runs: Gorgonia's NewTapeMachine writes to the
+// tensors. Once they are made they may run at the same time.
+//
+// The head is the second axis, (B, H, T, d). A tensor of (B, T, H, d), as other
+// libraries have it, is of the same rank, and where the sizes fit nothing can tell
+// that it is meant otherwise: transpose it first. The rows of [CachedAttention] are
+// (T, H*d), which needs no transpose.
+//
+// To compare results with [Default], or with other graphs that have Gorgonia's
+// SoftMax, take small scores: where a row's scores lie far below the tensor's first
+// one, that SoftMax is NaN.
 //
 // The CPU engine has kernels in AMX, AVX-512, AVX2, NEON (for float32) and plain
 // Go, and takes the best that the machine has. The environment variable
