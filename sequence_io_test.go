@@ -324,11 +324,11 @@ func TestReadSequenceHeader(t *testing.T) {
 
 // A long sequence takes the memory of a part, not its own, and so does a large page.
 func TestSequenceIOMemory(t *testing.T) {
-	for _, pageSize := range []int{16, 1 << 15} {
-		c, err := NewCache(CacheConfig{Layers: 1, KVHeads: 8, HeadDim: 128, PageSize: pageSize, Pages: 1 << 16 / pageSize})
+	for _, pageSize := range []int{16, 1 << 13} {
+		c, err := NewCache(CacheConfig{Layers: 1, KVHeads: 8, HeadDim: 128, PageSize: pageSize, Pages: 1 << 14 / pageSize})
 		noError(t, err)
 		s := newTestSequence(t, c)
-		Lengthen(s, 1<<14) // 64 MB of keys
+		Lengthen(s, 1<<12) // 16 MB of keys, and as much of values
 		r, w := io.Pipe()
 		var m [2]runtime.MemStats
 		runtime.ReadMemStats(&m[0])

@@ -59,7 +59,13 @@ func (p *sequencePart) tokensOf(pageSize int) int {
 	return n
 }
 
-func grown(b []byte, n int) []byte { return slices.Grow(b[:0], n)[:n] }
+// grown is n bytes, those of b if it has as many.
+func grown(b []byte, n int) []byte {
+	if cap(b) < n {
+		return make([]byte, n)
+	}
+	return b[:n]
+}
 
 // place finds the tokens [from, to) in the pages of s. What lies together there is one
 // span, however many heads and pages it has.
