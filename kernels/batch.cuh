@@ -1,7 +1,7 @@
 // Linear layers of the rows of a batch, more than linear.cuh is good at and few
 // enough that a slice of x stays in shared memory, on GPUs of compute capability 9.0:
 //
-//	y = f(norm(x) W^T + b) + residual,   f(v) = max(v, 0) or v
+//	y = f(norm(x) W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
 // A cluster of thread blocks has every so many tiles of 64 rows of W, and each of its
 // blocks a slice of their columns, which it streams tile by tile. So a block makes operands

@@ -7,7 +7,7 @@
 // an element waits until it has the number of this run. A layer's output goes to
 // plain memory too, for whoever comes after the launch.
 //
-//	linear:     y = f(norm(x) W^T + b) + residual, for one to four rows of x
+//	linear:     y = f(norm(x) W^T + b) + residual, for one to four rows of x; f as in activation.cuh
 //	attention:  append and LeanAttention, see linked.cuh
 //
 // The weights are most of what is read, and none of them depends on anything.
@@ -241,7 +241,8 @@ template <class T, int D, int SPLIT> struct Chain {
     const int c = finisher % CHAIN_TILE, k = finisher / (CHAIN_TILE * ROWS), m = finisher / CHAIN_TILE % ROWS;
     // Warps that have boxes: those that it adds up the sums of, and the other block's.
     const int workers = o.workers >> half * 8 & 255, others = SPLIT == 1 || tiles == 0 ? 0 : o.workers >> (1 - rank) * 8 & 255;
-    const float inverse = o.inverse, eps = o.eps, least = o.relu ? 0.f : -LEAN_INF;
+    const float inverse = o.inverse, eps = o.eps, least = o.activation == RELU ? 0.f : -LEAN_INF;
+    const bool smooth = o.activation == GELU;
     // It is asked what is added to it before it is needed: a bias comes from memory.
     // That comes to shared memory: a register that is waited for is waited for at the
     // end of a loop.
@@ -428,6 +429,7 @@ template <class T, int D, int SPLIT> struct Chain {
         }
         if (ends) {
           v = v < least ? least : v; // NaN stays
+          if (smooth) v = gelu(v);
           if (residualTagged != nullptr) {
             while ((u32)(other >> 32) != run) other = loadWord(residualTagged); // most likely it was there
             v += __uint_as_float((u32)other);

@@ -37,7 +37,7 @@ struct ChainLinear {
   int in, most;            // a multiple of CHAIN_COLUMNS; boxes of a tile that a warp has, the first ones
   int place;               // of x in the area, in bytes
   int ready;               // the layer before has asked for gamma and beta
-  int norm, relu;
+  int norm, activation;
   float eps, inverse;      // 1/in
   int workers;             // warps that have boxes: of a block, or of a pair's first one, and (<< 8) of its second
   ChainAffine next;        // of the layer behind, if this one asks for it

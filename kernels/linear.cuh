@@ -1,6 +1,6 @@
 // Linear layers of few rows, as decoding has them:
 //
-//	y = f(norm(x) W^T + b) + residual,   f(v) = max(v, 0) or v
+//	y = f(norm(x) W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
 // The weights are most of what a step reads, so the kernel is built around their
 // stream, which begins before the launch ahead has ended. W has tiles of 32 rows
@@ -11,6 +11,7 @@
 // lanes copy. The sums of warps and blocks are added in their order: bits do not
 // vary from run to run.
 #pragma once
+#include "activation.cuh"
 #include "copy.cuh"
 
 constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;
@@ -30,7 +31,7 @@ struct LinearParams {
   int split;  // thread blocks of a cluster
   int stages; // of a warp's ring; 2 or 4 before sm_90
   int norm;   // the rows of x are normalised
-  int relu;
+  int activation;
   int early; // the weights, gamma and beta may be read before the launch before this one has ended
   float eps;
 };
@@ -53,8 +54,7 @@ __device__ __forceinline__ Addend addend(const LinearParams& p, int part, int m,
 }
 __device__ __forceinline__ float finished(const LinearParams& p, float v, float bias, float residual) {
   v += bias;
-  if (p.relu && v < 0.f) v = 0.f;
-  return v + residual;
+  return activated(p.activation, v) + residual;
 }
 __device__ __forceinline__ void finish(const LinearParams& p, int part, int m, int n, float v, const Addend& a) {
   if (n < p.out[part]) p.y[part][(long long)m * p.out[part] + n] = finished(p, v, a.bias, a.residual);

@@ -1,7 +1,7 @@
 // Linear layers of more rows than linear.cuh keeps in shared memory, as prompts and
 // large batches have them:
 //
-//	y = f(x W^T + b) + residual,   f(v) = max(v, 0) or v
+//	y = f(x W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
 // First, a launch makes operands of x (of its layer norm, if that is wanted): each
 // element as two 16-bit parts, rows scaled by powers of two where the type has few
@@ -39,7 +39,7 @@ struct MatrixParams {
   int rows, in;
   int split;  // thread blocks of a cluster
   int stages; // of the ring
-  int relu;
+  int activation;
   int early; // the weights may be read before the launch before this one has ended
 };
 
@@ -308,7 +308,7 @@ template <class T, int ROWS> struct Matrix {
         if (n + e >= out) break;
         v[e] *= down;
         if (bias != nullptr) v[e] += bias[n + e];
-        if (p.relu && v[e] < 0.f) v[e] = 0.f;
+        v[e] = activated(p.activation, v[e]);
       }
       if (even) {
         if (p.residual != nullptr) {

@@ -126,7 +126,7 @@ func TestGPUNodes(t *testing.T) {
 		}
 		rows, width := 1+rng.IntN(40), 8*(1+rng.IntN(60))
 		outs := []int{8 * (1 + rng.IntN(45)), 4 * (1 + rng.IntN(90)), 4 * (1 + rng.IntN(90))}[:1+rng.IntN(3)]
-		affine, bias, relu := rng.IntN(2) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
+		affine, bias, activation := rng.IntN(2) == 0, rng.IntN(2) == 0, rng.IntN(3)
 		scale := 1 / math.Sqrt(float64(width))
 
 		table, ids := p.let(p.random(w, 1, 50, width)), make([]int32, rows)
@@ -168,8 +168,11 @@ func TestGPUNodes(t *testing.T) {
 				}
 			}
 			opts := []nn.LinearOption{nn.WithNorm(g, b, 1e-5)}
-			if relu {
+			switch activation {
+			case 1:
 				opts = append(opts, nn.WithReLU())
+			case 2:
+				opts = append(opts, nn.WithGELU())
 			}
 			ys, err := nn.Linears(h, layers, biases, opts...)
 			if err != nil {

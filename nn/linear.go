@@ -20,9 +20,9 @@ import (
 
 // A LinearOption changes one thing of a [Linear]. Of an option given twice the last one counts.
 type LinearOption struct {
-	relu     bool
-	residual *G.Node
-	norm     *normOption
+	activation cpu.Activation
+	residual   *G.Node
+	norm       *normOption
 }
 
 type normOption struct {
@@ -31,7 +31,12 @@ type normOption struct {
 }
 
 // WithReLU makes negative outputs 0, behind the bias and before the residual. NaN stays NaN.
-func WithReLU() LinearOption { return LinearOption{relu: true} }
+// A layer has one activation: of WithReLU and [WithGELU] the last one counts.
+func WithReLU() LinearOption { return LinearOption{activation: cpu.ReLU} }
+
+// WithGELU makes outputs v into v/2 (1 + erf(v/sqrt(2))), behind the bias and before the
+// residual, as [GELU] does.
+func WithGELU() LinearOption { return LinearOption{activation: cpu.GELU} }
 
 // WithResidual adds r, of the output's shape and type, to the output.
 func WithResidual(r *G.Node) LinearOption { return LinearOption{residual: r} }
@@ -47,9 +52,9 @@ func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
 //	y = f(x w^T + b) + residual
 //
 // with x of shape (rows, in), w (out, in), as checkpoints store it, b (out), and
-// y and residual (rows, out). b may be nil for none; f is max(., 0) under
-// [WithReLU] and nothing otherwise; residual is 0 without [WithResidual]; under
-// [WithNorm] x is normalised first.
+// y and residual (rows, out). b may be nil for none; f(v) is max(v, 0) under
+// [WithReLU], v/2 (1 + erf(v/sqrt(2))) under [WithGELU] and v otherwise; residual
+// is 0 without [WithResidual]; under [WithNorm] x is normalised first.
 //
 // x, b, residual and y are float32, and w is float32, [la.Float16] or
 // [la.BFloat16]: sums are in float32 whatever w is stored in. Or all of them are
@@ -141,7 +146,9 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	var residual *G.Node
 	var norm *normOption
 	for _, o := range opts {
-		op.relu = op.relu || o.relu
+		if o.activation != cpu.NoActivation {
+			op.activation = o.activation
+		}
 		if o.residual != nil {
 			residual = o.residual
 		}
@@ -191,13 +198,14 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 type linear struct {
 	graph.Plain
 	inference
-	x, w                 tensor.Dtype // of the inputs; the others have x's
-	parts                int
-	joined               bool // the outputs are one vector, one part behind the other
-	bias, residual, relu bool
-	norm, gamma, beta    bool
-	eps                  float64
-	gpu                  *ongpu.Node
+	x, w              tensor.Dtype // of the inputs; the others have x's
+	parts             int
+	joined            bool // the outputs are one vector, one part behind the other
+	bias, residual    bool
+	activation        cpu.Activation
+	norm, gamma, beta bool
+	eps               float64
+	gpu               *ongpu.Node
 }
 
 // name is what an input is called in errors.
@@ -334,7 +342,7 @@ func (op linear) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 }
 
 func (op linear) String() string {
-	s := fmt.Sprintf("Linear{x %v, w %v, bias %v, residual %v, relu %v", op.x, op.w, op.bias, op.residual, op.relu)
+	s := fmt.Sprintf("Linear{x %v, w %v, bias %v, residual %v, activation %v", op.x, op.w, op.bias, op.residual, op.activation)
 	if op.joined {
 		s += fmt.Sprintf(", layers %d", op.parts)
 	}
@@ -391,7 +399,7 @@ func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 	o.parts = make([]cpu.LinearOperands[F], op.parts)
 	for i := range o.parts {
 		p := &o.parts[i]
-		p.Rows, p.In, p.Out, p.ReLU, p.X = shapes[0][0], shapes[0][1], shapes[at][0], op.relu, o.x
+		p.Rows, p.In, p.Out, p.Activation, p.X = shapes[0][0], shapes[0][1], shapes[at][0], op.activation, o.x
 		switch op.w {
 		case tensor.Float32:
 			p.W, err = weights[float32](cpu.Float32, in[at])

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -16,7 +18,7 @@ import (
 // layer is a graph with one Linear whose inputs can be filled anew.
 type layer struct {
 	rows, in, out  int
-	relu           bool
+	activation     cpu.Activation
 	x, b, residual []float32
 	w              []float32 // as computed with
 	g              *G.ExprGraph
@@ -25,9 +27,9 @@ type layer struct {
 	result         G.Value
 }
 
-func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, bias, residual, relu bool) *layer {
+func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, bias, residual bool, activation cpu.Activation) *layer {
 	t.Helper()
-	l := &layer{rows: rows, in: in, out: out, relu: relu, g: G.NewGraph(), nodes: make(G.Nodes, 4)}
+	l := &layer{rows: rows, in: in, out: out, activation: activation, g: G.NewGraph(), nodes: make(G.Nodes, 4)}
 	input := func(name string, shape ...int) (*G.Node, []float32) {
 		data := make([]float32, tensor.Shape(shape).TotalSize())
 		fill(rng, data, 0, 1)
@@ -46,8 +48,11 @@ func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, 
 		l.nodes[3], l.residual = input("residual", rows, out)
 		opts = append(opts, WithResidual(l.nodes[3]))
 	}
-	if relu {
+	switch activation {
+	case cpu.ReLU:
 		opts = append(opts, WithReLU())
+	case cpu.GELU:
+		opts = append(opts, WithGELU())
 	}
 	var err error
 	if l.y, err = Linear(l.nodes[0], l.nodes[1], l.nodes[2], opts...); err != nil {
@@ -74,14 +79,19 @@ func (l *layer) check(t *testing.T, y []float32) {
 			if l.b != nil {
 				sum, size = sum+float64(l.b[o]), size+math.Abs(float64(l.b[o]))
 			}
-			if l.relu {
+			own := 0.0 // what the activation is off by
+			switch l.activation {
+			case cpu.ReLU:
 				sum = max(sum, 0)
+			case cpu.GELU:
+				own = 0x1p-22 * math.Abs(sum)
+				sum, size = reftest.GELU(sum), 1.13*size
 			}
 			if l.residual != nil {
 				v := float64(l.residual[r*l.out+o])
 				sum, size = sum+v, size+math.Abs(v)
 			}
-			bound := float64(l.in+3) * 0x1p-24 * size
+			bound := float64(l.in+3)*0x1p-24*size + own
 			if d := math.Abs(float64(y[r*l.out+o]) - sum); !(d <= bound) {
 				t.Fatalf("%d x %d x %d: y[%d,%d] is %v, want %v, off by %.3g > %.3g",
 					l.rows, l.in, l.out, r, o, y[r*l.out+o], sum, d, bound)
@@ -94,8 +104,8 @@ func TestLinearReference(t *testing.T) {
 	rng := seeded(t)
 	for _, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
 		for i, size := range [][3]int{{1, 1, 1}, {1, 7, 5}, {2, 64, 33}, {3, 65, 129}, {5, 100, 7}, {9, 33, 40}, {130, 17, 21}} {
-			for variant := range 8 {
-				l := newLayer(t, rng, size[0], size[1], size[2], dt, variant&1 != 0, variant&2 != 0, variant&4 != 0)
+			for variant := range 12 {
+				l := newLayer(t, rng, size[0], size[1], size[2], dt, variant&1 != 0, variant&2 != 0, cpu.Activation(variant/4))
 				vm := G.NewTapeMachine(l.g)
 				for range 2 {
 					if err := vm.RunAll(); err != nil {
@@ -126,19 +136,25 @@ func TestLinearFloat64(t *testing.T) {
 	fill(rng, x, 0, 1)
 	fill(rng, w, 0, 1)
 	fill(rng, b, 0, 1)
-	op := linear{parts: 1, x: tensor.Float64, w: tensor.Float64, bias: true, relu: true}
-	y, err := op.Do(tensor.New(tensor.WithShape(3, 50), tensor.WithBacking(x)),
-		tensor.New(tensor.WithShape(7, 50), tensor.WithBacking(w)), tensor.New(tensor.WithShape(7), tensor.WithBacking(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, got := range y.Data().([]float64) {
-		want := b[i%7]
-		for k := range 50 {
-			want += x[i/7*50+k] * w[i%7*50+k]
+	for activation, f := range map[cpu.Activation]func(float64) float64{
+		cpu.NoActivation: func(v float64) float64 { return v },
+		cpu.ReLU:         func(v float64) float64 { return max(v, 0) },
+		cpu.GELU:         reftest.GELU,
+	} {
+		op := linear{parts: 1, x: tensor.Float64, w: tensor.Float64, bias: true, activation: activation}
+		y, err := op.Do(tensor.New(tensor.WithShape(3, 50), tensor.WithBacking(x)),
+			tensor.New(tensor.WithShape(7, 50), tensor.WithBacking(w)), tensor.New(tensor.WithShape(7), tensor.WithBacking(b)))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if want = max(want, 0); math.Abs(got-want) > 1e-12 {
-			t.Fatalf("element %d is %v, want %v", i, got, want)
+		for i, got := range y.Data().([]float64) {
+			want := b[i%7]
+			for k := range 50 {
+				want += x[i/7*50+k] * w[i%7*50+k]
+			}
+			if want = f(want); math.Abs(got-want) > 1e-12 {
+				t.Fatalf("%v: element %d is %v, want %v", activation, i, got, want)
+			}
 		}
 	}
 }
@@ -146,7 +162,7 @@ func TestLinearFloat64(t *testing.T) {
 // TestLinearViews: a transposed w is read as what it is.
 func TestLinearViews(t *testing.T) {
 	rng := seeded(t)
-	l := newLayer(t, rng, 2, 6, 10, tensor.Float32, false, false, false)
+	l := newLayer(t, rng, 2, 6, 10, tensor.Float32, false, false, cpu.NoActivation)
 	turned := make([]float32, 60)
 	for o := range 10 {
 		for i := range 6 {
@@ -165,11 +181,11 @@ func TestLinearViews(t *testing.T) {
 	l.check(t, y.Data().([]float32))
 }
 
-// TestLinearNaN: NaN passes ReLU, and stays in its row.
+// TestLinearNaN: NaN passes the activation, and stays in its row.
 func TestLinearNaN(t *testing.T) {
 	rng := seeded(t)
-	for _, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
-		l := newLayer(t, rng, 3, 40, 24, dt, true, false, true)
+	for i, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Float32, la.Float16, la.BFloat16} {
+		l := newLayer(t, rng, 3, 40, 24, dt, true, false, []cpu.Activation{cpu.ReLU, cpu.GELU}[i/3])
 		l.x[40+17] = float32(math.NaN())
 		vm := G.NewTapeMachine(l.g)
 		if err := vm.RunAll(); err != nil {
@@ -188,7 +204,7 @@ func TestLinearNaN(t *testing.T) {
 // Linear harm neither its inputs nor a second reader.
 func TestLinearInPlaceNeighbours(t *testing.T) {
 	rng := seeded(t)
-	l := newLayer(t, rng, 2, 5, 5, tensor.Float32, true, true, false)
+	l := newLayer(t, rng, 2, 5, 5, tensor.Float32, true, true, cpu.NoActivation)
 	doubled := G.Must(G.Add(l.y, l.y))
 	var got G.Value
 	G.Read(G.Must(G.Add(doubled, l.nodes[3])), &got)
@@ -215,8 +231,8 @@ func TestLinearInPlaceNeighbours(t *testing.T) {
 func TestLinearHash(t *testing.T) {
 	seen := map[uint32]linear{}
 	for _, w := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Float64} {
-		for v := range 8 {
-			op := linear{parts: 1, x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, relu: v&4 != 0}
+		for v := range 12 {
+			op := linear{parts: 1, x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, activation: cpu.Activation(v / 4)}
 			if w == tensor.Float64 {
 				op.x = w
 			}
@@ -227,10 +243,13 @@ func TestLinearHash(t *testing.T) {
 		}
 	}
 
-	// In one graph, with equal inputs, ReLU alone tells two layers apart.
-	l := newLayer(t, seeded(t), 2, 9, 11, tensor.Float32, true, false, false)
+	// In one graph, with equal inputs, the activation alone tells layers apart.
+	l := newLayer(t, seeded(t), 2, 9, 11, tensor.Float32, true, false, cpu.NoActivation)
 	var rectified G.Value
-	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithReLU())), &rectified)
+	// Of two activations the last one counts.
+	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithGELU(), WithReLU())), &rectified)
+	var smooth G.Value
+	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithReLU(), WithGELU())), &smooth)
 	vm := G.NewTapeMachine(l.g)
 	defer vm.Close()
 	if err := vm.RunAll(); err != nil {
@@ -240,6 +259,9 @@ func TestLinearHash(t *testing.T) {
 	for i, v := range l.result.Data().([]float32) {
 		if got := rectified.Data().([]float32)[i]; got != max(v, 0) {
 			t.Fatalf("element %d is %v without and %v with ReLU", i, v, got)
+		}
+		if got := float64(smooth.Data().([]float32)[i]); math.Abs(got-reftest.GELU(float64(v))) > 1e-6*math.Abs(float64(v)) {
+			t.Fatalf("element %d is %v without and %v with GELU", i, v, got)
 		}
 	}
 }
@@ -316,7 +338,7 @@ func TestLinearWrongValues(t *testing.T) {
 
 // TestLinearGradient: there is none, and asking says so on both machines.
 func TestLinearGradient(t *testing.T) {
-	l := newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, false)
+	l := newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, cpu.NoActivation)
 	if _, err := G.Grad(G.Must(G.Sum(l.y)), l.nodes[0]); err == nil {
 		t.Error("gradient of the tape machine: no error")
 	}
@@ -324,7 +346,7 @@ func TestLinearGradient(t *testing.T) {
 	if _, err := (linear{}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
 		t.Errorf("SymDiff: %v", err)
 	}
-	l = newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, false)
+	l = newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, cpu.NoActivation)
 	G.Must(G.Sum(l.y))
 	lisp := G.NewLispMachine(l.g)
 	defer lisp.Close()

@@ -18,16 +18,16 @@ type LinearOperands[F lean.Float] struct {
 	W              Buffer
 	Bias, Residual []F
 	Y              []F
-	ReLU           bool
+	Activation     Activation
 }
 
 // Linear computes
 //
-//	y = f(x W^T + bias) + residual,   f(v) = max(v, 0) if o.ReLU, else v
+//	y = f(x W^T + bias) + residual,   f the Activation
 //
 // with sums in F, whatever the weights are stored in. A block of rows (128, or fewer if they are long)
 // reads the weights from memory once, in several streams at a time: for few rows the speed is that of
-// memory, for many that of multiplication. NaN and infinities propagate, through ReLU too.
+// memory, for many that of multiplication. NaN and infinities propagate, NaN through f too.
 //
 // The order of sums follows from In and from the kernels in use (see TierVariable) and from nothing else:
 // a row has the same bits whatever the other rows are and however many, on any number of threads.
@@ -50,7 +50,7 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
 	l.x, l.w, l.y = unsafe.Pointer(unsafe.SliceData(o.X)), o.W.Ptr, unsafe.Pointer(unsafe.SliceData(o.Y))
 	l.bias, l.residual = unsafe.Pointer(unsafe.SliceData(o.Bias)), unsafe.Pointer(unsafe.SliceData(o.Residual))
-	l.relu = o.ReLU
+	l.activation = o.Activation
 	if err := l.run(&e.pool, o.Rows); err != nil {
 		return err // what its workers did is not known: it is not used again
 	}
@@ -67,6 +67,9 @@ func (o *LinearOperands[F]) check() error {
 	const op = "linear"
 	if o.Rows < 0 || o.In < 0 || o.Out < 0 {
 		return errorf(op, ErrShape, "%d rows of %d elements, %d output features", o.Rows, o.In, o.Out)
+	}
+	if o.Activation >= activations {
+		return errorf(op, ErrShape, "the activation is %v", o.Activation)
 	}
 	if err := o.W.check(op, "the weight buffer"); err != nil {
 		return err

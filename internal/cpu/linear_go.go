@@ -18,6 +18,7 @@ var linearGo = linearKernels{
 	rows: 4,
 	add:  addGo,
 	relu: reluGo,
+	gelu: geluGo,
 }
 
 // dotF32Go is

@@ -47,7 +47,8 @@ type linearRun struct {
 	x, w, y  unsafe.Pointer
 	bias     unsafe.Pointer // nil: none
 	residual unsafe.Pointer // nil: none
-	relu     bool
+
+	activation Activation
 
 	first, rows int // the block
 	passes      int // that the block's rows make over each weight
@@ -144,9 +145,7 @@ func (l *linearRun) finish(at, outs int) {
 		if l.bias != nil {
 			l.add(y, unsafe.Add(l.bias, at*l.size), outs)
 		}
-		if l.relu {
-			l.rectify(y, outs)
-		}
+		l.activate(y, outs)
 		if l.residual != nil {
 			l.add(y, unsafe.Add(l.residual, offset), outs)
 		}
@@ -161,10 +160,10 @@ func (l *linearRun) add(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-func (l *linearRun) rectify(dst unsafe.Pointer, n int) {
+func (l *linearRun) activate(dst unsafe.Pointer, n int) {
 	if l.size == 4 {
-		l.kernels.relu((*float32)(dst), n)
+		Activate(l.activation, unsafe.Slice((*float32)(dst), n))
 	} else {
-		rectify(unsafe.Slice((*float64)(dst), n))
+		Activate(l.activation, unsafe.Slice((*float64)(dst), n))
 	}
 }

@@ -50,7 +50,7 @@ func newLinearCase[F real](t testing.TB, rng *rand.Rand, d DType, rows, in, out 
 	if rng.IntN(2) == 0 {
 		c.Residual = slice(rows * out)
 	}
-	c.ReLU = rng.IntN(2) == 0
+	c.Activation = Activation(rng.IntN(int(activations)))
 	return c
 }
 
@@ -88,14 +88,19 @@ func (c *linearCase[F]) check(t testing.TB) {
 			if c.Bias != nil {
 				add(float64(c.Bias[o]))
 			}
-			if c.ReLU {
+			own := 0.0 // what the activation is off by
+			switch c.Activation {
+			case ReLU:
 				sum = max(sum, 0)
+			case GELU:
+				own = 4 * unit * math.Abs(sum)
+				sum, size = reftest.GELU(sum), 1.13*size
 			}
 			if c.Residual != nil {
 				add(float64(c.Residual[r*c.Out+o]))
 			}
 			got := float64(c.Y[r*c.Out+o])
-			bound := unit * float64(c.In+3) * size
+			bound := unit*float64(c.In+3)*size + own
 			if math.IsNaN(sum) != math.IsNaN(got) || math.Abs(got-sum) > bound {
 				t.Fatalf("%v %v, %d x %d x %d: y[%d,%d] is %v, want %v +- %.3g",
 					inUse, c.W.DType, c.Rows, c.In, c.Out, r, o, got, sum, bound)
@@ -145,7 +150,7 @@ func TestLinearEmpty(t *testing.T) {
 			t.Errorf("%d x %d x %d: %v, error %v", o.Rows, o.In, o.Out, y, err)
 		}
 	}
-	o := LinearOperands[float32]{Rows: 1, Out: 2, W: w, Bias: bias, Y: y, ReLU: true}
+	o := LinearOperands[float32]{Rows: 1, Out: 2, W: w, Bias: bias, Y: y, Activation: ReLU}
 	if err := Linear(Default(), &o); err != nil || y[0] != 3 || y[1] != 0 {
 		t.Errorf("no elements: %v, error %v", y, err)
 	}
@@ -209,8 +214,11 @@ func TestLinearNaN(t *testing.T) {
 					if c.Bias != nil {
 						r += float64(c.Bias[at%c.Out])
 					}
-					if c.ReLU {
+					switch c.Activation {
+					case ReLU:
 						r = max(r, 0)
+					case GELU:
+						r = reftest.GELU(r)
 					}
 					if c.Residual != nil {
 						r += float64(c.Residual[at])
@@ -224,7 +232,7 @@ func TestLinearNaN(t *testing.T) {
 				}
 				store(&c.W, i, []float32{float32(bad)}) // of output feature 0
 				c.X[row*c.In+i] = 1
-				c.ReLU, c.Residual = false, nil
+				c.Activation, c.Residual = NoActivation, nil
 				c.run(t, Default())
 				for at, v := range c.Y {
 					if f := float64(v); (math.IsNaN(f) || math.IsInf(f, 0)) != (at%c.Out == 0) {

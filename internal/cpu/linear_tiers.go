@@ -9,4 +9,5 @@ type linearKernels struct {
 
 	add  func(dst, src *float32, n int)
 	relu func(dst *float32, n int)
+	gelu func(dst *float32, n int)
 }

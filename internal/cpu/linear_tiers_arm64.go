@@ -14,6 +14,7 @@ var linearNEON = linearKernels{
 	rows: 3,
 	add:  addGo,
 	relu: reluGo,
+	gelu: geluGo,
 }
 
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumGo}

@@ -183,9 +183,7 @@ func (c *Chain) Linear(o *Linear) bool {
 		p.norm, p.eps = 1, float32(o.Norm.Eps)
 		p.gamma, p.beta = read(&o.Norm.Gamma, o.In), read(&o.Norm.Beta, o.In)
 	}
-	if o.ReLU {
-		p.relu = 1
-	}
+	p.activation = int32(o.Activation)
 	holds := []Memory{o.X, o.Residual}
 	if o.Norm != nil {
 		holds = append(holds, o.Norm.Gamma, o.Norm.Beta)

@@ -51,6 +51,7 @@ type stackShape struct {
 	tables                                                           int  // that x is gathered from: 0, 1 or 2
 	choose                                                           bool // tokens, of logits
 	nobody                                                           bool // the last row's id is not in the table
+	gelu                                                             bool // instead of ReLU
 }
 
 // newStack makes one. rng nil: the numbers do not matter.
@@ -110,8 +111,8 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 	}
 	s.set(t)
 
-	linear := func(x Memory, in int, norm, relu bool, residual Memory, outs ...int) []Memory {
-		o := &Linear{Rows: sh.rows, In: in, X: x, ReLU: relu, Residual: residual, Early: true}
+	linear := func(x Memory, in int, norm bool, f cpu.Activation, residual Memory, outs ...int) []Memory {
+		o := &Linear{Rows: sh.rows, In: in, X: x, Activation: f, Residual: residual, Early: true}
 		if norm {
 			o.Norm = &Norm{Gamma: random(cpu.Float32, in, 1), Beta: random(cpu.Float32, in, 0.1), Eps: 1e-5}
 		}
@@ -154,8 +155,12 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 	}
 	s.x = x
 	var none Memory
+	activation := cpu.ReLU
+	if sh.gelu {
+		activation = cpu.GELU
+	}
 	for range sh.blocks {
-		qkv := linear(x, hidden, true, false, none, hidden, kvWidth, kvWidth)
+		qkv := linear(x, hidden, true, cpu.NoActivation, none, hidden, kvWidth, kvWidth)
 		a := qkv[0]
 		n := max(pages, 1) * sh.pageTokens * kvWidth
 		if !sh.linear {
@@ -164,12 +169,12 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 			a = out(sh.rows * hidden)
 			s.ops = append(s.ops, stackOp{operands: Operands{Q: qkv[0], Out: a, K: k, V: v}, newK: qkv[1], newV: qkv[2]})
 		}
-		x = linear(a, hidden, false, false, x, hidden)[0]
-		h := linear(x, hidden, true, true, none, sh.inner)[0]
-		x = linear(h, sh.inner, false, false, x, hidden)[0]
+		x = linear(a, hidden, false, cpu.NoActivation, x, hidden)[0]
+		h := linear(x, hidden, true, activation, none, sh.inner)[0]
+		x = linear(h, sh.inner, false, cpu.NoActivation, x, hidden)[0]
 	}
 	if sh.vocabulary > 0 {
-		logits := linear(x, hidden, true, false, none, sh.vocabulary)[0]
+		logits := linear(x, hidden, true, cpu.NoActivation, none, sh.vocabulary)[0]
 		if sh.choose {
 			ids := keep(m.empty(t, sh.rows))
 			s.back = &Samples{Logits: logits, Rows: sh.rows, Vocab: sh.vocabulary, Stride: sh.vocabulary, IDs: Bytes{ids.Buffer, ids.Offset}}
@@ -373,6 +378,7 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int,
 		for sh.heads*sh.dim%128 != 0 {
 			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
 		}
+		sh.gelu = i/2%2 == 1
 		sh.tables, sh.choose = i/2%3, sh.vocabulary > 0 && rng.IntN(4) > 0
 		sh.nobody = sh.tables > 0 && rng.IntN(4) == 0
 		for range sh.rows {
@@ -419,7 +425,7 @@ func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest
 		sh := stackShape{
 			rows: leastBatch + rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), blocks: pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: pick(rng, 64, 80, 128),
 			inner: min(8*pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
-			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3,
+			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
 		}
 		sh.choose = sh.vocabulary > 0 && i%2 == 0
 		for range sh.rows {

@@ -60,7 +60,7 @@ type chainLinear struct {
 	shift, each, rest, woven            int32
 	in, most                            int32
 	place, ready                        int32
-	norm, relu                          int32
+	norm, activation                    int32
 	eps, inverse                        float32
 	workers                             int32
 	next                                chainAffine

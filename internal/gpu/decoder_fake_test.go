@@ -73,7 +73,7 @@ func TestLinearLaunches(t *testing.T) {
 func TestLinearArguments(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
 	const rows, in = 40, 64
-	o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: true, Early: true,
+	o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), Activation: cpu.ReLU, Early: true,
 		Norm: &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}}
 	for _, out := range []int{100, 32} {
 		o.Parts = append(o.Parts, LinearPart{W: m.memory(t, cpu.Float32, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out})
@@ -96,7 +96,7 @@ func TestLinearArguments(t *testing.T) {
 		if p.x != o.Scratch.address()+uint64(row*in*4) || p.y[1] != o.Parts[1].Y.address()+uint64(row*32*4) || p.w[1] != o.Parts[1].W.address() || p.b[0] != o.Parts[0].B.address() || p.w[2] != 0 {
 			t.Errorf("rows from %d on: %+v", row, p)
 		}
-		if p.norm != 0 || p.relu != 1 || p.early != 1 || p.in != in || p.tiles != [mostParts]int32{4, 5, 5} || p.out != [mostParts]int32{100, 32, 0} || l.blocks%int(p.split) != 0 || l.threads != 256 {
+		if p.norm != 0 || p.activation != 1 || p.early != 1 || p.in != in || p.tiles != [mostParts]int32{4, 5, 5} || p.out != [mostParts]int32{100, 32, 0} || l.blocks%int(p.split) != 0 || l.threads != 256 {
 			t.Errorf("rows from %d on: %+v, %+v", row, p, l)
 		}
 		row += int(p.rows)
@@ -112,7 +112,7 @@ func TestLinearArguments(t *testing.T) {
 // someLinear is a Linear of 16-bit weights, and the memory that it uses.
 func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Linear, memory []Memory) {
 	dtype := pick(rng, cpu.Float16, cpu.BFloat16)
-	o = Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+	o = Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), Activation: cpu.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
 	memory = []Memory{o.X}
 	if rng.IntN(2) == 0 {
 		o.Norm = &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}
@@ -166,7 +166,7 @@ func TestMatrixLaunches(t *testing.T) {
 		switch {
 		case l.blocks != tiles*ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > ceil(in, matrixStep),
 			l.threads != matrixThreads, l.shared > 232448, l.shared < int(p.stages)*(128*(matrixTile+2*each)+16), l.shared < each*matrixWidth*4,
-			p.factors != ops.factors, int(p.rows) != rows, int(p.in) != in, (p.relu == 1) != o.ReLU, (p.early == 1) != o.Early, int(p.tiles[mostParts-1]) != tiles:
+			p.factors != ops.factors, int(p.rows) != rows, int(p.in) != in, p.activation != int32(o.Activation), (p.early == 1) != o.Early, int(p.tiles[mostParts-1]) != tiles:
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *p, l)
 		}
 		for i := range o.Parts {
@@ -280,7 +280,7 @@ func TestBatchLaunches(t *testing.T) {
 			p.stages < 3 || l.threads != batchThreads || l.shared < needs || l.shared > most || !little && 2*l.shared <= most,
 			p.linearParams.x != o.X.address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
 			wide != (blocks*16*each > 8*256),
-			(p.relu == 1) != o.ReLU || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
+			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, p.linearParams, l)
 		}
 		for i := range o.Parts {

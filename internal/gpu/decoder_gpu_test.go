@@ -115,7 +115,7 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 		if rows > 40 {
 			in = min(in, 1000)
 		}
-		o := Linear{Rows: rows, In: in, ReLU: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		o := Linear{Rows: rows, In: in, Activation: cpu.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
 		scale := math.Ldexp(1, pick(rng, 0, 0, -40, 40))
 		x := m.random(t, rng, cpu.Float32, rows*in, scale)
 		o.X = x.Memory
@@ -185,8 +185,13 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 					if p.b.x != nil {
 						sum, size = sum+p.b.x[c], size+math.Abs(p.b.x[c])
 					}
-					if o.ReLU {
+					own := 0.0 // what the activation is off by
+					switch o.Activation {
+					case cpu.ReLU:
 						sum = max(sum, 0)
+					case cpu.GELU:
+						own = 0x1p-22 * math.Abs(sum)
+						sum, size, most = reftest.GELU(sum), 1.13*size, 1.13*most
 					}
 					if residual.x != nil {
 						sum, size = sum+residual.x[r*out+c], size+math.Abs(residual.x[r*out+c])
@@ -194,7 +199,7 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 					if o.Norm != nil {
 						size += math.Sqrt(float64(in)) // what the norm itself rounds
 					}
-					bound := lost(w)*size + cut*most
+					bound := lost(w)*size + cut*most + own
 					if got := get(y, r*out+c, cpu.Float32); !(math.Abs(got-sum) <= bound) {
 						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, norm %v: row %d, column %d: %v, want %v, bound %v",
 							i, w, rows, in, out, j, len(parts), o.Norm != nil, r, c, got, sum, bound)
@@ -362,7 +367,9 @@ func BenchmarkGPULinear(b *testing.B) {
 					} else {
 						o.Residual = vector(rows * s.out)
 					}
-					o.ReLU = s.out == 4*s.in
+					if s.out == 4*s.in {
+						o.Activation = cpu.ReLU
+					}
 					for range s.parts {
 						w, err := m.dev.NewBuffer(int64(s.in * s.out * 2))
 						noError(b, err)

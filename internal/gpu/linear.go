@@ -19,7 +19,7 @@ const (
 
 // Linear is the operands of up to three linear layers of one x:
 //
-//	y = f(norm(x) W^T + b) + residual,   f(v) = max(v, 0) if ReLU, else v
+//	y = f(norm(x) W^T + b) + residual,   f the Activation
 //
 // X is Rows x In and, like all but W, of float32. Residual needs a single part.
 type Linear struct {
@@ -28,8 +28,9 @@ type Linear struct {
 	Parts    []LinearPart
 	Residual Memory // as Y; no buffer: none
 	Norm     *Norm  // nil: x as it is
-	ReLU     bool
 	Scratch  Memory // as many elements as [Decoder.Scratch] says
+
+	Activation cpu.Activation
 	// Early: nothing that is queued writes W or what Norm has, so that it may be
 	// read before the work ahead is done.
 	Early bool
@@ -50,7 +51,7 @@ type linearParams struct {
 	out, tiles               [mostParts]int32
 	rows, in                 int32
 	split, stages            int32
-	norm, relu, early        int32
+	norm, activation, early  int32
 	eps                      float32
 	_                        [32]byte
 }
@@ -195,6 +196,9 @@ func (o *Linear) check() error {
 	if len(o.Parts) < 1 || len(o.Parts) > mostParts {
 		return errorf(op, cpu.ErrShape, "%d layers, outside [1, %d]", len(o.Parts), mostParts)
 	}
+	if o.Activation > cpu.GELU {
+		return errorf(op, cpu.ErrShape, "the activation is %v", o.Activation)
+	}
 	if err := o.X.checkFloats(op, "x", o.Rows*o.In); err != nil {
 		return err
 	}
@@ -310,9 +314,7 @@ func (d *Decoder) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile i
 		p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.addressOr0(), norm.Beta.addressOr0(), float32(norm.Eps)
 		d.hold(norm.Gamma, norm.Beta)
 	}
-	if o.ReLU {
-		p.relu = 1
-	}
+	p.activation = int32(o.Activation)
 	if o.Early {
 		p.early = 1
 	}

@@ -91,7 +91,8 @@ type matrixParams struct {
 	out, tiles    [mostParts]int32
 	rows, in      int32
 	split, stages int32
-	relu, early   int32
+	activation    int32
+	early         int32
 	_             [16]byte
 }
 
@@ -192,9 +193,7 @@ func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
 	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, matrixRows[l.kind].rows); err != nil {
 		return err
 	}
-	if o.ReLU {
-		p.relu = 1
-	}
+	p.activation = int32(o.Activation)
 	if o.Early {
 		p.early = 1
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"slices"
 )
 
 // Config is the part of config.json that an OPT decoder needs. It covers every
@@ -31,7 +32,7 @@ type Config struct {
 	LayerNormElementwiseAffine bool // weights and biases in the layer norms
 	TieWordEmbeddings          bool // the head is the token embedding
 
-	Activation string // of the feed-forward network: "relu"
+	Activation string // of the feed-forward network: "relu", or "gelu", the exact one by erf
 
 	BOS, EOS, Pad int // token ids; -1 where config.json says null
 }
@@ -103,6 +104,11 @@ func (c Config) Weights() iter.Seq[Weight] {
 	}
 }
 
+// activations are the values of activation_function that models can be run with.
+// transformers knows others ("gelu_new", "gelu_fast", "silu" ...); models trained as
+// OPT, and those of its architecture, have these.
+var activations = [...]string{"relu", "gelu"}
+
 // parseConfig reads config.json. file is its name for errors.
 func parseConfig(file string, data []byte) (Config, error) {
 	p := configParser{file: file}
@@ -139,8 +145,8 @@ func parseConfig(file string, data []byte) (Config, error) {
 		return Config{}, p.err
 	case c.ModelType != "opt":
 		return Config{}, fail(ErrUnsupported, file, "model_type %s is not \"opt\"", quote(c.ModelType))
-	case c.Activation != "relu":
-		return Config{}, fail(ErrUnsupported, file, "activation_function %s is not OPT's \"relu\"", quote(c.Activation))
+	case !slices.Contains(activations[:], c.Activation):
+		return Config{}, fail(ErrUnsupported, file, "activation_function %s is none of %q", quote(c.Activation), activations)
 	case c.HiddenSize%c.Heads != 0:
 		return Config{}, fail(ErrFormat, file, "hidden_size %d is not a multiple of num_attention_heads %d", c.HiddenSize, c.Heads)
 	case !p.null("quantization_config"):

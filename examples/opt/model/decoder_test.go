@@ -42,7 +42,12 @@ func layouts() map[string]hf.Config {
 		"separate head": func(c *hf.Config) { c.TieWordEmbeddings = false },
 		"no last norm":  func(c *hf.Config) { c.RemoveFinalLayerNorm = true },
 		"one head":      func(c *hf.Config) { c.Heads, c.Layers = 1, 1 },
-		"head dim 80":   func(c *hf.Config) { c.HiddenSize, c.WordEmbedProjDim, c.Heads, c.Layers = 160, 160, 2, 1 },
+		"gelu":          func(c *hf.Config) { c.Activation = "gelu" },
+		"350m, gelu":    func(c *hf.Config) { c.DoLayerNormBefore, c.WordEmbedProjDim, c.Activation = false, 20, "gelu" },
+		"galactica": func(c *hf.Config) {
+			c.Activation, c.EnableBias, c.LayerNormElementwiseAffine = "gelu", false, false
+		},
+		"head dim 80": func(c *hf.Config) { c.HiddenSize, c.WordEmbedProjDim, c.Heads, c.Layers = 160, 160, 2, 1 },
 	} {
 		c := small()
 		change(&c)

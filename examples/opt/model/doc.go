@@ -2,17 +2,19 @@
 //
 // Zhang et al., "OPT: Open Pre-trained Transformer Language Models",
 // arXiv:2205.01068. All published sizes have one form, with h the rows of
-// tokens, LN the layer norm and every projection with a bias:
+// tokens, LN the layer norm, f the ReLU and every projection with a bias:
 //
 //	h = E[token] + P[position+2]
 //	for each layer:
 //	    h = h + Out(attention(Query(LN1(h)), Key(LN1(h)), Value(LN1(h))))
-//	    h = h + FC2(relu(FC1(LN2(h))))
+//	    h = h + FC2(f(FC1(LN2(h))))
 //	logits = LN(h) Eᵀ
 //
 // but OPT-350m, which normalises after each sum instead of before each branch,
 // has no last layer norm, and whose narrower embedding is projected into the
-// layers' width and back.
+// layers' width and back. Other models have this architecture too: Galactica
+// (Taylor et al., arXiv:2211.09085) has the GELU as f, no biases, and layer norms
+// without weights.
 //
 // [Weights] holds a model's parameters, matrices in the type that they are
 // stored in or that one asks for ([LoadAs]): decoding waits for them, so half

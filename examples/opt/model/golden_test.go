@@ -35,6 +35,13 @@ type golden struct {
 		Prompt, Text string
 		IDs, Next    []int
 	}
+	Tokens []goldenTokens
+}
+
+// goldenTokens is the greedy continuation of a prompt by a model without a tokenizer.
+type goldenTokens struct {
+	Model     string
+	IDs, Next []int
 }
 
 func readJSON(t *testing.T, name string, v any) {
@@ -51,7 +58,7 @@ func readJSON(t *testing.T, name string, v any) {
 func readGolden(t *testing.T) (g golden) {
 	t.Helper()
 	readJSON(t, "golden.json", &g)
-	if len(g.Logits) == 0 || len(g.Greedy) == 0 {
+	if len(g.Logits) == 0 || len(g.Greedy) == 0 || len(g.Tokens) == 0 {
 		t.Fatal("golden.json has no cases")
 	}
 	return g
@@ -219,6 +226,52 @@ func TestGoldenGreedy(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// testTokens continues the golden prompts of each model, alone and all in a batch, with
+// the tokens that the decoder chooses or those of the largest logits.
+func testTokens(t *testing.T, weights tensor.Dtype, o Options) {
+	t.Helper()
+	models := map[string][]goldenTokens{}
+	for _, c := range readGolden(t).Tokens {
+		models[c.Model] = append(models[c.Model], c)
+	}
+	for model, cases := range models {
+		w := openModel(t, model, weights)
+		batches := [][]goldenTokens{cases}
+		for i := range cases {
+			batches = append(batches, cases[i:i+1])
+		}
+		for _, batch := range batches {
+			o := o
+			var prompts [][]int
+			for _, c := range batch {
+				prompts = append(prompts, c.IDs)
+				o.Capacity = append(o.Capacity, len(c.IDs)+len(c.Next))
+			}
+			next := greedy
+			if o.Greedy {
+				next = choose
+			}
+			for i, got := range next(t, newDecoder(t, w, o), prompts, len(batch[0].Next)) {
+				if want := batch[i].Next; !slices.Equal(got, want) {
+					t.Errorf("%s, %v, %+v, prompt %v in a batch of %d: %v, want %v", model, weights, o, batch[i].IDs, len(batch), got, want)
+				}
+			}
+		}
+	}
+}
+
+// TestGoldenTokens: in every kind of graph, and with weights of every type that leaves
+// the golden tokens' margins.
+func TestGoldenTokens(t *testing.T) {
+	for _, kind := range attentions {
+		testTokens(t, tensor.Dtype{}, Options{Attention: kind.Attention, Linear: kind.Linear})
+	}
+	for _, weights := range []tensor.Dtype{tensor.Float32, la.Float16} {
+		testTokens(t, weights, Options{Greedy: true})
+		testTokens(t, weights, Options{Cache: la.Float16})
 	}
 }
 

@@ -85,6 +85,17 @@ func TestGPUGoldenGreedy(t *testing.T) {
 	}
 }
 
+// The tokens of a model of OPT's architecture that is not OPT, in float32 and in float16:
+// of launches for each layer, and of a step in one launch, which takes 16-bit weights.
+func TestGPUGoldenTokens(t *testing.T) {
+	gpu := gputest.Open(t)
+	for _, kind := range []tensor.Dtype{tensor.Float32, la.Float16} {
+		for _, chosen := range []bool{false, true} {
+			testTokens(t, kind, Options{Device: gpu, Cache: kind, Greedy: chosen})
+		}
+	}
+}
+
 // choose is greedy with the tokens that the decoder chooses.
 func choose(t *testing.T, d *Decoder, prompts [][]int, n int) [][]int {
 	t.Helper()

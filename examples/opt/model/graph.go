@@ -221,27 +221,42 @@ func (b *builder) add(x, y *G.Node) *G.Node {
 }
 
 // linear is a linear layer of the norm of x (of x itself, if norm is ""), with
-// its bias if the model has one. relu makes negatives 0; then residual is added,
-// if it is not nil.
-func (b *builder) linear(x *G.Node, norm, name string, relu bool, residual *G.Node) *G.Node {
+// its bias if the model has one. The activation follows, if that is what comes
+// behind it; then residual is added, if it is not nil.
+func (b *builder) linear(x *G.Node, norm, name string, activated bool, residual *G.Node) *G.Node {
 	w := b.weight(name + ".weight")
 	t, biased := b.w.tensors[name+".bias"]
 	if b.stock {
-		return b.stockLinear(b.norm(x, norm), w, name+".bias", t, relu, residual)
+		return b.stockLinear(b.norm(x, norm), w, name+".bias", t, activated, residual)
 	}
 	var bias *G.Node
 	if biased {
 		bias = b.weight(name + ".bias")
 	}
 	options := b.normed(norm)
-	if relu {
-		options = append(options, nn.WithReLU())
+	if activated {
+		options = append(options, b.activation().fused)
 	}
 	if residual != nil {
 		options = append(options, nn.WithResidual(residual))
 	}
 	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, bias, options...) })
 }
+
+// activation is the function inside the feed-forward network: as a part of the
+// linear layer before it, and as a node.
+type activation struct {
+	fused nn.LinearOption
+	node  func(*G.Node) (*G.Node, error)
+}
+
+// activations are those that this package has, by their names in config.json.
+var activations = map[string]activation{
+	"relu": {nn.WithReLU(), G.Rectify},
+	"gelu": {nn.WithGELU(), nn.GELU},
+}
+
+func (b *builder) activation() activation { return activations[b.w.config.Activation] }
 
 // linears is three linear layers of the norm of x.
 func (b *builder) linears(x *G.Node, norm string, names ...string) (ys [3]*G.Node) {

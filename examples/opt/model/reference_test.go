@@ -7,6 +7,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
 )
@@ -181,7 +182,11 @@ func (r reference) logits(tokens []int) matrix {
 		h = r.linear(h, name+"fc1")
 		for i := range h {
 			for j := range h[i] {
-				h[i][j] = max(0, h[i][j])
+				if c.Activation == "gelu" {
+					h[i][j] = reftest.GELU(h[i][j])
+				} else {
+					h[i][j] = max(0, h[i][j])
+				}
 			}
 		}
 		x = plus(x, r.linear(h, name+"fc2"))

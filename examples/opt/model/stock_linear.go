@@ -12,8 +12,9 @@ func (b *builder) multiply(x, w *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) { return G.BatchedMatMul(x, w, false, true) })
 }
 
-// stockLinear is linear of Gorgonia's own nodes. bias may be nil.
-func (b *builder) stockLinear(x, w *G.Node, biasName string, bias *tensor.Dense, relu bool, residual *G.Node) *G.Node {
+// stockLinear is linear of Gorgonia's own nodes. bias may be nil. (Gorgonia has no
+// error function: a GELU is nn's.)
+func (b *builder) stockLinear(x, w *G.Node, biasName string, bias *tensor.Dense, activated bool, residual *G.Node) *G.Node {
 	y := b.multiply(x, w)
 	if bias != nil && b.err == nil {
 		// The same memory as a matrix of one row, to be repeated for each row of y.
@@ -25,9 +26,9 @@ func (b *builder) stockLinear(x, w *G.Node, biasName string, bias *tensor.Dense,
 			y = b.do(func() (*G.Node, error) { return G.BroadcastAdd(sum, row, nil, []byte{0}) })
 		}
 	}
-	if relu {
+	if activated {
 		sum := y
-		y = b.do(func() (*G.Node, error) { return G.Rectify(sum) })
+		y = b.do(func() (*G.Node, error) { return b.activation().node(sum) })
 	}
 	if residual != nil {
 		y = b.add(residual, y)

@@ -2,6 +2,7 @@ package model
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"sync"
 
@@ -49,9 +50,13 @@ func Load(from Source) (*Weights, error) { return LoadAs(from, tensor.Dtype{}) }
 // LoadAs is Load with all matrices in one type, float32, leanattention.Float16
 // or leanattention.BFloat16, whatever they are stored in; the zero Dtype is as
 // stored. A shorter type halves what decoding reads of memory, and rounds to
-// nearest. A number that float16 has no room for is ErrConfig.
+// nearest. A number that float16 has no room for, and an activation that is
+// neither "relu" nor "gelu", are ErrConfig.
 func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 	w := &Weights{config: from.Config(), tensors: map[string]*tensor.Dense{}}
+	if _, ok := activations[w.config.Activation]; !ok {
+		return nil, fmt.Errorf("%w: activation %q", ErrConfig, w.config.Activation)
+	}
 	for p := range w.config.Weights() {
 		t, err := from.Tensor(p.Name, p.Shape...)
 		if err != nil {

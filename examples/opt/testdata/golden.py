@@ -1,6 +1,7 @@
 """Writes the golden files of this folder with transformers, in float32 on the CPU.
 
     python golden.py            # needs torch, transformers, tokenizers
+    python golden.py galactica  # one of the random checkpoints alone; the others, and versions, stay as they are
 
 golden.json
     logits   cases: model (a folder, relative to this one), ids (token ids of each sequence of a batch, the leading
@@ -9,6 +10,7 @@ golden.json
              chunk, where given, is a size of pieces in which the prompt is to be read.
     greedy   cases: prompt (text), ids (its tokens, the leading </s> included), next (the 200 ids of the greedy
              continuation), text (what they say), margin (the least distance between the two largest logits on the way).
+    tokens   cases: model, ids, and next: the 20 ids of the greedy continuation of a random checkpoint, and margin.
 tokenizer.json
     pairs of text and ids of the shipped vocabulary, without the leading </s>; the ids decode to the text.
 recall.json (from ../tiny/stories.py -cases, checked here)
@@ -198,12 +200,43 @@ def pickled(model, folder, prefix, shards=1, legacy=False, head=False):
     model.config.save_pretrained(folder)
 
 
-def random_checkpoints(golden):
+@torch.no_grad()
+def continued(name, model, seed, want=3, n=20):
+    """Greedy continuations of drawn ids, of prompts whose every step is clear."""
+    generator, out = torch.Generator().manual_seed(seed), []
+    for _ in range(200):
+        ids = [2] + torch.randint(4, model.config.vocab_size, (1 + 3 * len(out),), generator=generator).tolist()
+        seen, margin = [], float("inf")
+        for _ in range(n):
+            top = logits(model, ids + seen)[-1].topk(2)
+            margin = min(margin, (top.values[0] - top.values[1]).item())
+            seen.append(top.indices[0].item())
+        if margin > 0.05 and len(set(seen)) > 5:
+            print(f"{name}: {ids} goes on with {seen}, margin {margin:.4f}")
+            out.append({"model": name, "ids": ids, "next": seen, "margin": margin})
+        if len(out) == want:
+            return out
+    sys.exit("too few prompts with clear continuations")
+
+
+def random_checkpoints(golden, only=None):
     def golden_case(name, model, seed):
         generator = torch.Generator().manual_seed(seed)
         draw = lambda n: torch.randint(4, model.config.vocab_size, (n,), generator=generator).tolist()
         batch = [[2] + draw(n) for n in (23, 1, 40)]
         case(golden["logits"], name, name, model.float().eval(), batch)
+
+    name = "galactica"  # gelu, no biases, norms without weights
+    if only in (None, name):
+        model = random_model(7, torch.float16, hidden_size=128, num_attention_heads=2, ffn_dim=256, num_hidden_layers=2,
+                             activation_function="gelu", enable_bias=False, layer_norm_elementwise_affine=False)
+        model.save_pretrained(fresh(name))
+        model = OPTForCausalLM.from_pretrained(os.path.join(HERE, name), dtype=torch.float32).eval()
+        assert not any("bias" in x or "layer_norm" in x for x, _ in model.named_parameters())
+        golden_case(name, model, 7)
+        golden["tokens"] += continued(name, model, 7)
+    if only is not None:
+        return
 
     name = "opt350"  # post-norm, and the embedding narrower than the decoder
     model = random_model(1, torch.float16, do_layer_norm_before=False, word_embed_proj_dim=16)
@@ -250,8 +283,15 @@ def write(name, content):
 
 def main():
     torch.manual_seed(0)
+    if len(sys.argv) > 1:
+        only = sys.argv[1]
+        golden = json.load(open(os.path.join(HERE, "golden.json"), encoding="utf-8"))
+        for cases in ("logits", "tokens"):
+            golden[cases] = [c for c in golden.get(cases, []) if c["model"] != only]
+        random_checkpoints(golden, only)
+        return write("golden.json", golden)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    golden = {"versions": versions, "logits": [], "greedy": []}
+    golden = {"versions": versions, "logits": [], "greedy": [], "tokens": []}
     shipped(golden)
     random_checkpoints(golden)
     write("golden.json", golden)
