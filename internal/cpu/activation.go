@@ -51,7 +51,7 @@ func activate64(f Activation, x []float64) {
 	}
 }
 
-// The error function in float32, to 2.1 ulp: of z in [0, erfNear)
+// The error function in float32, to 2.5 ulp: of z in [0, erfNear)
 //
 //	erf(z) = z + z A(z^2)
 //

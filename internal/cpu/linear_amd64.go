@@ -99,6 +99,18 @@ func addAVX2(dst *float32, src *float32, n int)
 //go:noescape
 func reluAVX2(dst *float32, n int)
 
+// geluAVX2 is
+//
+//	for i := range n {
+//		dst[i] = dst[i]/2 * (1 + erf(dst[i]/sqrt(2)))
+//	}
+//
+// which is off by no more than 2^-22 of dst[i]. (Of the result, which is small where dst[i] is below -1,
+// that is more: the sum loses digits, as it does elsewhere.) NaN stays NaN, and -Inf, 0 times -Inf, becomes it.
+//
+//go:noescape
+func geluAVX2(dst *float32, n int)
+
 // dotF32x1AVX512 is
 //
 //	for r := range a.rows {
@@ -218,3 +230,15 @@ func addAVX512(dst *float32, src *float32, n int)
 //
 //go:noescape
 func reluAVX512(dst *float32, n int)
+
+// geluAVX512 is
+//
+//	for i := range n {
+//		dst[i] = dst[i]/2 * (1 + erf(dst[i]/sqrt(2)))
+//	}
+//
+// which is off by no more than 2^-22 of dst[i]. (Of the result, which is small where dst[i] is below -1,
+// that is more: the sum loses digits, as it does elsewhere.) NaN stays NaN, and -Inf, 0 times -Inf, becomes it.
+//
+//go:noescape
+func geluAVX512(dst *float32, n int)

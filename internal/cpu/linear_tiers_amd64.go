@@ -15,7 +15,7 @@ var linearAVX2 = linearKernels{
 	rows: 3,
 	add:  addAVX2,
 	relu: reluAVX2,
-	gelu: geluGo,
+	gelu: geluAVX2,
 }
 
 var linearAVX512 = linearKernels{
@@ -28,7 +28,7 @@ var linearAVX512 = linearKernels{
 	rows: 4,
 	add:  addAVX512,
 	relu: reluAVX512,
-	gelu: geluGo,
+	gelu: geluAVX512,
 }
 
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAVX2, readSumAVX512, readSumAVX512}

@@ -14,6 +14,7 @@ const (
 
 // linear makes the kernels of linear layers.
 func linear(g *gen) {
+	erf := constants{}
 	for _, set := range []isa{avx2, avx512} {
 		rows := 3 // four streams by three rows of x fill the sixteen registers of AVX2
 		if set == avx512 {
@@ -26,6 +27,7 @@ func linear(g *gen) {
 		}
 		add(g, set)
 		relu(g, set)
+		gelu(g, set, erf)
 	}
 }
 
