@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -224,5 +225,11 @@ func TestGPUNodesRefuse(t *testing.T) {
 	}
 	if err := run(y); err == nil {
 		t.Error("rows of 36 bytes")
+	}
+	if y, err = nn.GELU(x[1]); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(y); err == nil || !strings.Contains(err.Error(), "WithGELU") {
+		t.Errorf("a GELU by itself: %v", err)
 	}
 }

@@ -272,11 +272,33 @@ func TestSampling(t *testing.T) {
 	}
 }
 
+// TestActivation: a model with a GELU says the same in every kind of graph, and something
+// else than the model with the same weights and a ReLU.
+func TestActivation(t *testing.T) {
+	text := func(dir string, flags ...string) string {
+		status, out, log := command(t, append([]string{"-model", dir, "-prompt", "abc", "-n", "40"}, flags...)...)
+		if status != 0 {
+			t.Fatalf("%v: status %d, %s", flags, status, log)
+		}
+		return out
+	}
+	dir := writeModel(t, func(c map[string]any) { c["activation_function"] = "gelu" })
+	want := text(dir)
+	if relu := text(writeModel(t, nil)); want == relu {
+		t.Errorf("a GELU and a ReLU both say %q", want)
+	}
+	for _, flags := range [][]string{{"-linear", "stock"}, {"-attn", "default"}, {"-attn", "fused"}, {"-attn", "default", "-linear", "stock"}} {
+		if got := text(dir, flags...); got != want {
+			t.Errorf("%v: %q, want %q", flags, got, want)
+		}
+	}
+}
+
 // TestExit: exit status and message of everything that can be wrong.
 func TestExit(t *testing.T) {
 	dir, empty := writeModel(t, nil), t.TempDir()
 	llama := writeModel(t, func(c map[string]any) { c["model_type"] = "llama" })
-	gelu := writeModel(t, func(c map[string]any) { c["activation_function"] = "gelu" })
+	gelu := writeModel(t, func(c map[string]any) { c["activation_function"] = "gelu_new" })
 	broken := func(name string, change func([]byte) []byte) string {
 		dir := writeModel(t, nil)
 		path := filepath.Join(dir, name)
@@ -310,7 +332,7 @@ func TestExit(t *testing.T) {
 		{"no folder", []string{"-prompt", "a", "-model", filepath.Join(empty, "none")}, 1, "none"},
 		{"empty folder", []string{"-prompt", "a", "-model", empty}, 1, "config.json"},
 		{"llama", []string{"-prompt", "a", "-model", llama}, 1, `"llama"`},
-		{"gelu", []string{"-prompt", "a", "-model", gelu}, 1, `"gelu"`},
+		{"gelu_new", []string{"-prompt", "a", "-model", gelu}, 1, `"gelu_new"`},
 		{"half a file", []string{"-prompt", "a", "-model", cut}, 1, "model.safetensors"},
 		{"broken vocabulary", []string{"-prompt", "a", "-model", noVocab}, 1, "vocab.json"},
 		{"NaN weights", []string{"-prompt", "a", "-model", nan}, 1, "NaN"},

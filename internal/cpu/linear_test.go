@@ -256,6 +256,7 @@ func TestLinearErrors(t *testing.T) {
 		want error
 	}{
 		{"negative rows", func(o *LinearOperands[float32]) { o.Rows = -1 }, ErrShape},
+		{"activation", func(o *LinearOperands[float32]) { o.Activation = activations }, ErrShape},
 		{"negative in", func(o *LinearOperands[float32]) { o.In = -1 }, ErrShape},
 		{"negative out", func(o *LinearOperands[float32]) { o.Out = -1 }, ErrShape},
 		{"short x", func(o *LinearOperands[float32]) { o.X = o.X[:5] }, ErrShape},

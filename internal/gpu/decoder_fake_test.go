@@ -408,6 +408,7 @@ func TestDecoderRefuses(t *testing.T) {
 		text   string
 	}{
 		"rows":            {func(o *Linear) { o.Rows = 0 }, cpu.ErrShape, "0 rows"},
+		"activation":      {func(o *Linear) { o.Activation = 3 }, cpu.ErrShape, "Activation(3)"},
 		"no layers":       {func(o *Linear) { o.Parts = nil }, cpu.ErrShape, "0 layers"},
 		"four layers":     {func(o *Linear) { o.Parts = make([]LinearPart, 4) }, cpu.ErrShape, "4 layers"},
 		"x too short":     {func(o *Linear) { o.Rows = 3 }, cpu.ErrShape, "x has 32 elements of 48"},

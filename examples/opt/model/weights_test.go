@@ -137,6 +137,11 @@ func TestWeightTypesRefused(t *testing.T) {
 			t.Errorf("%v as float16: %v", v, err)
 		}
 	}
+	silu := random{small(), seeded(t)}
+	silu.config.Activation = "silu"
+	if w, err := Load(silu); w != nil || !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), `"silu"`) {
+		t.Errorf("the activation silu: error %v", err)
+	}
 	if w, err := LoadAs(of(1), tensor.Int); w != nil || !errors.Is(err, ErrConfig) {
 		t.Errorf("as int: error %v", err)
 	}
