@@ -52,6 +52,15 @@ func emulatedDecoder(t testing.TB, sms int) (*machine, *Decoder) {
 func TestEmulatedRandom(t *testing.T) {
 	testRandom(t, emulatedGPU(t, 5), 60, options{work: 1e5, longest: 300})
 }
+
+// The kernels for many rows are for 9.0 alone.
+func TestEmulatedPrefill(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	if !m.engine.finishes() {
+		t.Skip("the PTX of another GPU")
+	}
+	testPrefill(t, m, 24, 300)
+}
 func TestEmulatedSchedules(t *testing.T)    { testSchedules(t, emulatedGPU(t, 7), 300) }
 func TestEmulatedPages(t *testing.T)        { testPages(t, emulatedGPU(t, 5), 900) }
 func TestEmulatedRepeats(t *testing.T)      { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }

@@ -48,6 +48,7 @@ type Engine struct {
 		sync.Mutex
 		*unfused
 	}
+	prefill prefill
 
 	maps tensorMaps[mapKey]
 }

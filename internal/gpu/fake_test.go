@@ -22,6 +22,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Argument("lean_append", int(unsafe.Sizeof(appendParams{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
+	s.Argument("prefill_", int(unsafe.Sizeof(prefillParams{})))
 	s.Argument("sample_", int(unsafe.Sizeof(sampleParams{})))
 	real := Image
 	Image = func(string, int) ([]byte, error) { return []byte("image"), nil }
@@ -94,6 +95,11 @@ func TestFakeRandom(t *testing.T) {
 			testRandom(t, m, fewer(60), options{work: fewer(2e6), longest: 800})
 		})
 	}
+}
+
+func TestFakePrefill(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testPrefill(t, m, fewer(40), 300)
 }
 
 func TestFakeSchedules(t *testing.T) {

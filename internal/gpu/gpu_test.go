@@ -70,6 +70,13 @@ func TestGPUShort(t *testing.T) {
 	testRandom(t, realGPU(t), orShort(600, 60), options{work: orShort(2e6, 2e5), longest: 300})
 }
 
+func TestGPUPrefill(t *testing.T) {
+	m := realGPU(t)
+	if !m.engine.finishes() {
+		t.Skip("the kernels for many rows are for compute capability 9.0")
+	}
+	testPrefill(t, m, orShort(300, 20), orShort(3000, 500))
+}
 func TestGPUSchedules(t *testing.T)    { testSchedules(t, realGPU(t), 3000) }
 func TestGPUPages(t *testing.T)        { testPages(t, realGPU(t), 5000) }
 func TestGPURepeats(t *testing.T)      { testRepeats(t, realGPU(t), 100, 1e8, 20000) }

@@ -168,7 +168,13 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"BATCH(batch_bf16_8, Brain, 8, 8, 2) BATCH(batch_bf16_8_wide, Brain, 8, 16, 1) BATCH(batch_bf16_16, Brain, 16, 8, 2) BATCH(batch_bf16_16_wide, Brain, 16, 16, 1)",
 		},
 		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
-		"copies.cu": {"constexpr int COPIES_MOST = 8; constexpr int COPIES_THREADS = 256; constexpr int COPIES_BLOCK = 4096;"}, // putoff.go of package cuda
+		"prefill.cuh": {
+			"constexpr int ROWS = GROUPS * 64; static constexpr int KEYS = 128;",
+			"constexpr int QUERY = ROWS * D * 2; static constexpr int STAGE = KEYS * D * 2; static constexpr int THREADS = (GROUPS + 1) * 128;",
+			"const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);", // prefillPays
+		},
+		"prefill.cu": {"PREFILL(prefill_f16_64, Half, 64, 3, 4) PREFILL(prefill_f16_128, Half, 128, 2, 2) PREFILL(prefill_bf16_64, Brain, 64, 3, 4) PREFILL(prefill_bf16_128, Brain, 128, 2, 2)"},
+		"copies.cu":  {"constexpr int COPIES_MOST = 8; constexpr int COPIES_THREADS = 256; constexpr int COPIES_BLOCK = 4096;"}, // putoff.go of package cuda
 		"linear.cuh": {
 			"constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;",
 			"constexpr int LINEAR_TILE = 32;",
@@ -209,6 +215,8 @@ func TestStructs(t *testing.T) {
 		{"layers.cuh", "ChainLaunch", chainLaunch{}},
 		{"append.cuh", "AppendParams", appendParams{}},
 		{"unfused.cuh", "UnfusedParams", unfusedParams{}},
+		{"prefill.cuh", "PrefillTile", prefillTile{}},
+		{"prefill.cuh", "PrefillParams", prefillParams{}},
 		{"linear.cuh", "LinearParams", linearParams{}},
 		{"batch.cuh", "BatchParams", batchParams{}},
 		{"batch.cuh", "BatchKeep", batchKeep{}},

@@ -49,7 +49,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ opening, works, seqs, blind, slots, ahead, pages, end int64 }
+type sections struct{ opening, works, seqs, blind, slots, ahead, pages, prefill, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -66,13 +66,14 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.slots = next(c.Rows, 4)
 	s.ahead = next(1+mostAhead, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
+	s.prefill = next(1+c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
 	s.end = at
 	return s
 }
 
 // holds says whether a step of size n fits.
 func (c Capacity) holds(n Capacity) bool {
-	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages
+	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill
 }
 
 // grown is a capacity for n that will do for a while.
@@ -81,6 +82,7 @@ func (c Capacity) grown(n, least Capacity) Capacity {
 		Sequences: growth(c.Sequences, n.Sequences, least.Sequences),
 		Rows:      growth(c.Rows, n.Rows, least.Rows),
 		Pages:     growth(c.Pages, n.Pages, least.Pages),
+		prefill:   growth(c.prefill, n.prefill, least.prefill),
 	}
 }
 
@@ -217,6 +219,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.slots, bytesOf(p.slots)},
 		{at.ahead, bytesOf(p.ahead)},
 		{at.pages, bytesOf(p.pages)},
+		{at.prefill, bytesOf(p.prefilling)},
 	} {
 		if len(part.data) == 0 {
 			continue

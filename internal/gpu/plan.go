@@ -17,23 +17,25 @@ import (
 type Plan struct {
 	engine *Engine
 
-	mu         sync.Mutex
-	state      state
-	least      Capacity // what Reserve asked for
-	generation uint64
-	look       look
-	sched      lean.Plan
-	tiles      []int64 // scratch of Build
-	covered    []bool  // scratch of Build
+	mu           sync.Mutex
+	state        state
+	least        Capacity // what Reserve asked for
+	generation   uint64
+	look         look
+	sched        lean.Plan
+	tiles        []int64 // scratch of Build
+	covered      []bool  // scratch of Build
+	prefillSteps []int64 // scratch of Build
 
 	// What the GPU reads.
-	works   []work
-	seqs    []sequence
-	opening []opening // of each work, for the kernels for pages; empty where none may run
-	blind   []int32   // rows that see no key: how many, and which
-	slots   []int32   // of each token row, the row of keys of head 0 that it becomes; -1: none
-	pages   []int32   // the block table, if the plan is paged
-	ahead   []int32   // pages that are worth having in the L2 cache before attention runs: how many, and which
+	works      []work
+	seqs       []sequence
+	opening    []opening     // of each work, for the kernels for pages; empty where none may run
+	blind      []int32       // rows that see no key: how many, and which
+	prefilling []prefillTile // the output tiles of the kernels for many rows, behind their number; empty where none may run
+	slots      []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages      []int32       // the block table, if the plan is paged
+	ahead      []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
 
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
@@ -68,6 +70,7 @@ type look struct {
 	rows     int  // token rows
 	tileRows int  // at most so many rows in an output tile
 	paged    bool // there is a block table
+	prefill  bool // the kernels for many rows may run
 	memory   uint64
 }
 
@@ -77,6 +80,8 @@ type Capacity struct {
 	Rows      int // of queries and outputs
 	Queries   int // of one sequence
 	Pages     int // live pages of all sequences
+
+	prefill int // output tiles of the kernels for many rows
 }
 
 // NewPlan makes a plan of nothing. It takes memory of the GPU when it is built.
@@ -156,6 +161,15 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 			return err
 		}
 	}
+	kernel := p.engine.prefillIndex(&g)
+	if kernel >= 0 {
+		need.prefill = prefillCount(&g, seqs, &prefillKernels[kernel])
+	}
+	if need.prefill > 0 {
+		if err := p.engine.loadPrefill(); err != nil {
+			return err
+		}
+	}
 	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores); err != nil {
 		return err
 	}
@@ -164,6 +178,11 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
 	p.pack(&g, seqs, rows, look.paged)
 	p.schedule(&g, look.paged)
+	p.prefilling = p.prefilling[:0]
+	if need.prefill > 0 {
+		p.prefillTiles(&g, &prefillKernels[kernel])
+	}
+	look.prefill = len(p.prefilling) > 0
 	p.openingPages(&g, look.paged)
 	p.blindRows(&g, rows)
 	p.aheadPages(&g, look.paged)

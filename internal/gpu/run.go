@@ -84,7 +84,11 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if p.look.idle {
 		return nil
 	}
-	f, grid, err := p.attention(op, o)
+	launch := p.attention
+	if p.prefills(o) {
+		launch = p.prefillLaunch
+	}
+	f, grid, err := launch(op, o)
 	if err != nil {
 		return err
 	}
@@ -94,28 +98,33 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	return f.Launch(s, grid, &p.args)
 }
 
-// attention checks operands, and fills the arguments of their launch.
-func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Grid, err error) {
+// checkOperands reports operands that the plan is not for.
+func (p *Plan) checkOperands(op string, o *Operands) error {
 	g := &p.look.geometry
 	if err := p.checkPages(op, &o.K, &o.V); err != nil {
-		return nil, grid, err
+		return err
 	}
 	if err := o.Q.check(op, "q", extent(g.Query, p.reach, g.Heads, g.Dim)); err != nil {
-		return nil, grid, err
+		return err
 	}
 	if err := o.Out.check(op, "out", extent(g.Out, p.reach, g.Heads, g.ValueDim)); err != nil {
+		return err
+	}
+	if o.LSE.Buffer == nil {
+		return nil
+	}
+	if o.LSE.DType != cpu.Float32 {
+		return errorf(op, cpu.ErrDType, "lse is %v; it must be %v", o.LSE.DType, cpu.Float32)
+	}
+	return o.LSE.check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1))
+}
+
+// attention checks operands, and fills the arguments of their launch.
+func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Grid, err error) {
+	if err := p.checkOperands(op, o); err != nil {
 		return nil, grid, err
 	}
-	if o.LSE.Buffer != nil {
-		if o.LSE.DType != cpu.Float32 {
-			return nil, grid, errorf(op, cpu.ErrDType, "lse is %v; it must be %v", o.LSE.DType, cpu.Float32)
-		}
-		if err := o.LSE.check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1)); err != nil {
-			return nil, grid, err
-		}
-	}
-
-	e := p.engine
+	e, g := p.engine, &p.look.geometry
 	shape := e.shape(elementOf(o.K.DType), g.Dim)
 	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
 	a := &p.params

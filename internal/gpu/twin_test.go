@@ -109,6 +109,8 @@ func (k *twin) run(l launch) {
 	switch {
 	case l.kernel == "lean_append":
 		k.append(&l)
+	case strings.HasPrefix(l.kernel, "prefill_"):
+		k.prefill(&l)
 	case strings.HasPrefix(l.kernel, "unfused_"):
 		k.unfused(&l)
 	case strings.HasPrefix(l.kernel, "sample_"):
@@ -453,21 +455,25 @@ func (a *attention) attendRow(w *place, r, begin, end int) rowState {
 }
 
 func (a *attention) result(w *place, states []rowState) {
-	for r, s := range states {
-		i := w.block*16 + r
-		n := a.position(i)
-		head := w.head*int(a.group) + i - n*int(a.group)
-		row := int(w.s.row) + n
-		a.stored[[2]int{row, head}]++
-		for c, x := range s.o {
-			if s.l > 0 {
-				x /= s.l
-			}
-			store(a.out, row*int(a.outRow)+head*int(a.outHead)+c, typeOf(a.outType), x)
+	for r := range states {
+		a.resultOf(w, w.block*16+r, &states[r])
+	}
+}
+
+// resultOf stores what came of row i of a sequence's rows.
+func (a *attention) resultOf(w *place, i int, s *rowState) {
+	n := a.position(i)
+	head := w.head*int(a.group) + i - n*int(a.group)
+	row := int(w.s.row) + n
+	a.stored[[2]int{row, head}]++
+	for c, x := range s.o {
+		if s.l > 0 {
+			x /= s.l
 		}
-		if a.lse != 0 {
-			store(a.lse, row*int(a.lseRow)+head*int(a.lseHead), cpu.Float32, s.m*lean.Ln4+math.Log(s.l))
-		}
+		store(a.out, row*int(a.outRow)+head*int(a.outHead)+c, typeOf(a.outType), x)
+	}
+	if a.lse != 0 {
+		store(a.lse, row*int(a.lseRow)+head*int(a.lseHead), cpu.Float32, s.m*lean.Ln4+math.Log(s.l))
 	}
 }
 

@@ -152,32 +152,62 @@ func (c *compiler) mma(s *statement, get func(x uint32, half int) float32, depth
 }
 
 // groupProduct: a warp's 16 rows of the 64 that a warp group has, by n columns, 16
-// elements deep, of operands in shared memory. It happens at once, since the compiler
+// elements deep. The left operand is in shared memory or in registers, the right one in shared
+// memory, whose rows are the columns of the product or, transposed, what is summed over. It happens at once, since the compiler
 // moves the sums about before they are there, which the hardware's assembler undoes;
 // what would have happened had it come later is compared.
 func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(s.op[4], "m64n"), "k16"))
-	if err != nil || n%8 != 0 || n < 8 || n > 256 || len(s.args) != 8 {
+	if err != nil || n%8 != 0 || n < 8 || n > 256 || len(s.args) != 8 && len(s.args) != 7 {
 		return nil
 	}
 	if kinds := strings.Join(s.op[5:], "."); kinds != "f32.f16.f16" && kinds != "f32.bf16.bf16" {
 		return nil
 	}
 	brain := s.has("bf16")
-	d, a, b, more := c.registers(&s.args[0], n/2), c.src64(&s.args[1]), c.src64(&s.args[2]), c.predicate(&s.args[3])
-	for i, want := range []int{1, 1, 0, 0} {
-		if c.constantArgument(4+i) != want {
+	d, b := c.registers(&s.args[0], n/2), c.src64(&s.args[2])
+	transposed := false
+	is := func(first int, want ...int) bool {
+		return slices.IndexFunc(want, func(x int) bool { first++; return c.constantArgument(first-1) != x }) < 0
+	}
+	var operand func(w *warp) func() [][16]float32
+	var adds func(w *warp) bool
+	if len(s.args) == 8 {
+		if !is(4, 1, 1, 0, 0) {
 			return nil
 		}
-	}
-	return func(w *warp, m uint32) {
-		left, right, adds := w.q(a)[0], w.q(b)[0], w.p[more]&1 != 0
-		for l := range lanes {
-			if w.q(a)[l] != left || w.q(b)[l] != right || w.p[more]>>l&1 != w.p[more]&1 {
+		a, more := c.src64(&s.args[1]), c.predicate(&s.args[3])
+		operand = func(w *warp) func() [][16]float32 {
+			descriptor := uniform64(w, a)
+			return func() [][16]float32 { return readOperand(w, descriptor, w.id%4*16, 16, brain) }
+		}
+		adds = func(w *warp) bool {
+			if p := w.p[more]; p != 0 && p != all {
 				w.fail("threads differ")
 			}
+			return w.p[more] != 0
 		}
-		x, y := readOperand(w, left, w.id%4*16, 16, brain), readOperand(w, right, 0, n, brain)
+	} else {
+		transposed = is(6, 1)
+		if !is(3, 1, 1, 1) || !transposed && !is(6, 0) {
+			return nil
+		}
+		a := c.registers(&s.args[1], 4)
+		operand = func(w *warp) func() [][16]float32 {
+			return func() [][16]float32 { return registerOperand(w, a, brain) }
+		}
+		adds = func(*warp) bool { return true }
+	}
+	return func(w *warp, m uint32) {
+		descriptor := uniform64(w, b)
+		right := func() [][16]float32 {
+			if transposed {
+				return readTransposed(w, descriptor, n, brain)
+			}
+			return readOperand(w, descriptor, 0, n, brain)
+		}
+		left := operand(w)
+		x, y, adds := left(), right(), adds(w)
 		for l := range lanes {
 			for i, r := range d {
 				row, column := &x[l/4+i%4/2*8], &y[i/4*8+l%4*2+i%2]
@@ -192,11 +222,53 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 			}
 		}
 		w.groupProducts.open = append(w.groupProducts.open, func() {
-			if !same(x, readOperand(w, left, w.id%4*16, 16, brain)) || !same(y, readOperand(w, right, 0, n, brain)) {
+			if !same(x, left()) || !same(y, right()) {
 				w.fail("an operand has changed before the product was waited for")
 			}
 		})
 	}
+}
+
+// uniform64 is a register that has the same in all threads.
+func uniform64(w *warp, r register) uint64 {
+	for l := range lanes {
+		if w.q(r)[l] != w.q(r)[0] {
+			w.fail("threads differ")
+		}
+	}
+	return w.q(r)[0]
+}
+
+// registerOperand is a warp's 16 rows of 16 elements, of which each thread has some.
+func registerOperand(w *warp, a []register, brain bool) [][16]float32 {
+	x := make([][16]float32, 16)
+	for i, r := range a {
+		for l := range lanes {
+			v := w.d(r)[l]
+			row, k := l/4+i%2*8, l%4*2+i/2*8
+			x[row][k], x[row][k+1] = wide(uint16(v), brain), wide(uint16(v>>16), brain)
+		}
+	}
+	return x
+}
+
+// readTransposed reads the n columns of an operand of 16 rows, which lie in blocks of 64
+// columns.
+func readTransposed(w *warp, descriptor uint64, n int, brain bool) [][16]float32 {
+	start, block, stride := descriptor&0x3fff<<4, descriptor>>16&0x3fff<<4, descriptor>>32&0x3fff<<4
+	if descriptor>>62 != 1 || descriptor>>49&7 != 0 {
+		w.fail("an operand of another kind: %#x", descriptor)
+	}
+	x := make([][16]float32, n)
+	for column := 0; column < n; column += 8 {
+		for k := range uint64(16) {
+			at := swizzled(start + uint64(column/64)*block + k/8*stride + k%8*128 + uint64(column%64*2))
+			for i, e := range (*[8]uint16)(w.at(sharedSpace, at, 0, 16)) {
+				x[column+i][k] = wide(e, brain)
+			}
+		}
+	}
+	return x
 }
 
 // same compares bits: there may be NaNs.

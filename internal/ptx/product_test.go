@@ -307,3 +307,76 @@ func TestGroupProducts(t *testing.T) {
 		compileFails(t, text, "")
 	}
 }
+
+// Products of a left operand in registers, and of a right one whose rows are summed over.
+func TestGroupProductsOfRegisters(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, kind := range []string{"f16", "bf16"} {
+		for _, n := range []int{64, 128} {
+			a, b := randomMatrix(rng, 64, 16), randomMatrix(rng, n, 16)
+			d := a.times(b, matrix{64, n, make([]float32, 64*n)})
+			// a: four registers of each thread; b: 16 rows of 64 columns, and the next 64 behind them.
+			left, right := memory[uint32](128*4), memory[uint16](16*n)
+			for i := range left {
+				thread, r := i/4, i%4
+				row, k := thread/32*16+thread%32/4+r%2*8, thread%4*2+r/2*8
+				left[i] = narrow(*a.at(row, k), kind) | narrow(*a.at(row, k+1), kind)<<16
+			}
+			for column := range n {
+				for k := range 16 {
+					in := column % 64
+					right[column/64*16*64+k*64+(in/8^k%8)*8+in%8] = uint16(narrow(*b.at(column, k), kind))
+				}
+			}
+			var sums []string
+			for i := range n / 2 {
+				sums = append(sums, fmt.Sprintf("%%f%d", i))
+			}
+			body := fmt.Sprintf(`mul.wide.u32 %%rd0, %%t, 16;
+add.s64 %%rd1, %%rd0, %%g1;
+ld.global.v4.u32 {%%r4, %%r5, %%r6, %%r7}, [%%rd1];
+mov.u64 %%rd2, memory;
+cvt.u32.u64 %%r10, %%rd2;
+mad.lo.s32 %%r11, %%t, %d, %%r10;
+mad.wide.u32 %%rd3, %%t, %d, %%g2;
+mov.u32 %%r12, 0;
+more:
+ld.global.u16 %%h0, [%%rd3];
+st.shared.u16 [%%r11], %%h0;
+add.s64 %%rd3, %%rd3, 2;
+add.u32 %%r11, %%r11, 2;
+add.u32 %%r12, %%r12, 1;
+setp.lt.u32 %%p1, %%r12, %d;
+@%%p1 bra more;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+shr.u32 %%r13, %%r10, 4;
+cvt.u64.u32 %%rd4, %%r13;
+or.b64 %%rd4, %%rd4, 0x4000004000800000;
+`, n/4, n/4, n/8)
+			for _, r := range sums {
+				body += fmt.Sprintf("mov.f32 %s, 0f00000000;\n", r)
+			}
+			body += fmt.Sprintf("wgmma.fence.sync.aligned;\nwgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {%s}, {%%r4, %%r5, %%r6, %%r7}, %%rd4, 1, 1, 1, 1;\n", n, kind, kind, strings.Join(sums, ", "))
+			body += "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
+			body += fmt.Sprintf("mad.wide.u32 %%rd5, %%t, %d, %%g0;\n", 2*n)
+			for i, r := range sums {
+				body += fmt.Sprintf("st.global.f32 [%%rd5+%d], %s;\n", 4*i, r)
+			}
+			out := memory[float32](64 * n)
+			l := Launch{Grid: 1, Block: 128, Shared: n * 32, Seed: rng.Uint64()}
+			if err := launch(compile(t, program(3, body)), l, rangeOf(out), rangeOf(left), rangeOf(right)); err != nil {
+				t.Fatal(err)
+			}
+			for i, got := range out {
+				thread, j := i/(n/2), i%(n/2)
+				if want := *d.at(thread/32*16+thread%32/4+j/2%2*8, j/4*8+thread%4*2+j%2); got != want {
+					t.Fatalf("%s, n %d: register %d of thread %d is %g, want %g", kind, n, j, thread, got, want)
+				}
+			}
+		}
+	}
+	for _, more := range []string{"0, 1, 1, 1", "1, -1, 1, 1", "1, 1, 1, 2", "1, 1, 1"} {
+		compileFails(t, "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, %rd1, "+more+";", "")
+	}
+}

@@ -1,0 +1,111 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// prefill does what the kernels for many rows do.
+func (k *twin) prefill(l *launch) {
+	p := (*prefillParams)(unsafe.Pointer(&l.arg[0]))
+	name := strings.Split(l.kernel, "_")
+	kv := map[string]cpu.DType{"f16": cpu.Float16, "bf16": cpu.BFloat16}[name[1]]
+	dim := 0
+	fmt.Sscan(name[2], &dim)
+	kernel := &prefillKernels[k.e.prefillIndex(&cpu.Geometry{Dim: dim, Scale: 1})]
+	if l.blocks != k.e.info.Multiprocessors || l.threads != kernel.threads() || l.shared != kernel.shared() || l.shared > k.e.info.SharedPerBlockMost {
+		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.kernel, l.blocks, l.threads, l.shared)
+	}
+	if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || prefillKeys%p.box != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
+		k.t.Errorf("map %v, boxes of %d, pages of %d", p.keyMap, p.box, p.pageTokens)
+	}
+	// What rows have in common with the other kernel's.
+	a := &attention{twin: k, params: &params{keyMap: p.keyMap}, dim: dim, kv: kv, grid: 1}
+	a.keys, a.values, a.query, a.out, a.lse = p.keyMap[0], p.valueMap[0], p.query, p.out, p.lse
+	a.pages, a.blind, a.pageTokens, a.pageRows, a.headRows = p.pages, p.blind, p.pageTokens, p.pageRows, p.headRows
+	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
+	a.heads, a.group, a.causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
+	a.queryType, a.outType = code(kv), code(kv)
+	a.writeBlind(0)
+	k.stored = map[[2]int]int{}
+	for i := range int(*at[int32](p.count, 0)) {
+		t := at[prefillTile](p.tiles, i)
+		w := place{s: *at[sequence](p.seqs, int(t.seq)), head: int(t.head)}
+		for r := range kernel.rows() {
+			row := int(t.block)*kernel.rows() + r
+			if row >= int(w.s.queries*p.group) {
+				break
+			}
+			if end := int(t.steps) * prefillKeys; end < int(w.s.keys) && (p.causal == 0 || end < int(w.s.keys-w.s.queries)+row/int(p.group)+1) {
+				k.t.Fatalf("tile %+v of sequence %+v ends before what row %d sees", t, w.s, row)
+			}
+			w.block = row / blockRows
+			s := a.attendRow(&w, row, 0, math.MaxInt)
+			a.resultOf(&w, row, &s)
+		}
+	}
+	for at, n := range k.stored {
+		if n != 1 {
+			k.t.Fatalf("row %v (and head) was stored %d times", at, n)
+		}
+	}
+}
+
+// Which plans have output tiles for the kernels for many rows.
+func TestFakePrefillSupport(t *testing.T) {
+	base := cpu.Geometry{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Scale: 1, Causal: true, PageTokens: 16,
+		Query: cpu.Strides{Row: 256, Head: 64}, Out: cpu.Strides{Row: 256, Head: 64}, LSE: cpu.Strides{Row: 4, Head: 1},
+		Key: cpu.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: cpu.PageStrides{Page: 2048, Head: 1024, Row: 64}}
+	t.Run("Hopper", func(t *testing.T) {
+		m, _, _ := fakeGPU(t, 90, 13, 232448)
+		if m.engine.prefillIndex(&base) != 0 {
+			t.Error("no kernel")
+		}
+		for what, change := range map[string]func(*cpu.Geometry){
+			"a head dim":   func(g *cpu.Geometry) { g.Dim = 80 },
+			"unfused":      func(g *cpu.Geometry) { g.Unfused = true },
+			"a schedule":   func(g *cpu.Geometry) { g.Policy = lean.Policy{Kind: lean.PerHead} },
+			"workers":      func(g *cpu.Geometry) { g.Workers = 3 },
+			"LeanTiles":    func(g *cpu.Geometry) { g.TileTokens = 64 },
+			"no scale":     func(g *cpu.Geometry) { g.Scale = 0 },
+			"scale below":  func(g *cpu.Geometry) { g.Scale = -1 },
+			"rows of q":    func(g *cpu.Geometry) { g.Query.Row = 260 },
+			"heads of out": func(g *cpu.Geometry) { g.Out.Head = 68 },
+		} {
+			g := base
+			change(&g)
+			if m.engine.prefillIndex(&g) >= 0 {
+				t.Errorf("%s: there is a kernel", what)
+			}
+		}
+		// Prompts have output tiles, single tokens have none.
+		for queries, want := range map[int]bool{1: false, 8: false, 300: true} {
+			plan := m.engine.NewPlan()
+			pages := make([]int32, 19)
+			for i := range pages {
+				pages[i] = int32(i)
+			}
+			noError(t, plan.Build(base, []cpu.Sequence{{Queries: queries, Keys: 300, Pages: pages}}, queries))
+			if plan.look.prefill != want {
+				t.Errorf("%d queries: output tiles: %v", queries, !want)
+			}
+			noError(t, plan.Close())
+		}
+	})
+	for _, f := range fakes {
+		t.Run(f.name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.capability, f.sms, f.shared)
+			if has := m.engine.prefillIndex(&base) >= 0; has != (f.capability == 90) {
+				t.Errorf("a kernel: %v", has)
+			}
+		})
+	}
+}

@@ -1,0 +1,437 @@
+// Attention of many query rows, as prompts have them, on GPUs of compute capability 9.0. The
+// pipeline is FlashAttention-3's (Shah et al., arXiv:2407.08608, section 3).
+//
+// An output tile is a sequence, a KV head and GROUPS*64 rows: query positions x heads of the
+// group. A thread block takes one output tile after the other. It has a producer warp group
+// and GROUPS consumer warp groups, of 64 rows each. The producer's first warp brings keys and
+// values, KEYS of them at a time, through a ring of STAGES; its other warps bring the queries
+// of the next output tile. A consumer issues the scores of the next KEYS keys, and the product
+// of the last weights with their values, and makes weights of the scores while these run.
+// Consumers take turns at issuing products, so that one has the tensor cores while another
+// computes exponentials.
+//
+// The keys are walked from the last to the first: only the first steps have to mask.
+#pragma once
+#include "copy.cuh"
+#include "work.cuh"
+
+struct alignas(16) PrefillTile {
+  int seq, head, block; // KV head, and the rows [block, block+1) * ROWS
+  int steps;            // of KEYS keys that any of its rows sees
+};
+
+struct PrefillParams {
+  TensorMap keyMap, valueMap; // boxes of 64 columns
+  const void* query;
+  void* out;
+  float* lse; // may be null
+  const Seq* seqs;
+  const int* pages;         // the block table; null where pages hold whole sequences
+  const int* blind;         // rows that see no key: how many, and which
+  const int* count;         // of tiles
+  const PrefillTile* tiles; // in the order in which they are taken
+  long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
+  int pageRows, headRows;   // of keys: key j of head h in page p is row p*pageRows + h*headRows + j
+  int pageTokens;
+  int box;                  // keys that are copied at once: a power of two that divides KEYS and a page
+  int heads, group;         // KV heads, and query heads of each
+  int causal;
+  float scale;              // of scores, to base 2; more than 0
+  float natural;            // of scores, to base e
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Products of a warp group: d = a b or d += a b, where d is 64 x N. An instruction names all
+// registers of d, four for each 8 columns.
+#define PREFILL_D1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define PREFILL_D2(j) PREFILL_D1(j), PREFILL_D1(j + 1)
+#define PREFILL_D4(j) PREFILL_D2(j), PREFILL_D2(j + 2)
+#define PREFILL_D8(j) PREFILL_D4(j), PREFILL_D4(j + 4)
+#define PREFILL_D16(j) PREFILL_D8(j), PREFILL_D8(j + 8)
+#define PREFILL_NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PREFILL_NAMES16 PREFILL_NAMES8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PREFILL_PRODUCT_SHARED(N, TYPES, NAMES, D, A, B, MORE) \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %" MORE ", 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, %" A ", %" B ", p, 1, 1, 0, 0;}" \
+               : D(0) : "l"(a), "l"(b), "r"(more))
+#define PREFILL_PRODUCT_REGISTERS(N, TYPES, NAMES, D, A0, A1, A2, A3, B) \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", 1, 1, 1, 1;" \
+               : D(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define PREFILL_PRODUCTS(N, D, NAMES, I0, I1, I2, I3, I4) \
+  template <> struct GroupProduct<N> { \
+    /* a is 64 x 16 and b N x 16, both in shared memory; without `more` d begins with 0. */ \
+    template <class T> __device__ static __forceinline__ void shared(float (&d)[N / 8][4], u64 a, u64 b, int more) { \
+      if constexpr (T::type == F16) { \
+        PREFILL_PRODUCT_SHARED(#N, "f16.f16", NAMES, D, I0, I1, I2); \
+      } else { \
+        PREFILL_PRODUCT_SHARED(#N, "bf16.bf16", NAMES, D, I0, I1, I2); \
+      } \
+    } \
+    /* a is 64 x 16 in registers, b 16 x N. */ \
+    template <class T> __device__ static __forceinline__ void registers(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) { \
+      if constexpr (T::type == F16) { \
+        PREFILL_PRODUCT_REGISTERS(#N, "f16.f16", NAMES, D, I0, I1, I2, I3, I4); \
+      } else { \
+        PREFILL_PRODUCT_REGISTERS(#N, "bf16.bf16", NAMES, D, I0, I1, I2, I3, I4); \
+      } \
+    } \
+  }
+template <int N> struct GroupProduct;
+PREFILL_PRODUCTS(64, PREFILL_D8, PREFILL_NAMES8, "32", "33", "34", "35", "36");
+PREFILL_PRODUCTS(128, PREFILL_D16, PREFILL_NAMES16, "64", "65", "66", "67", "68");
+
+__device__ __forceinline__ void productFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void productCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int MORE> __device__ __forceinline__ void productWait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MORE) : "memory"); }
+// d is in use: the compiler moves nothing of it across.
+template <int N> __device__ __forceinline__ void pinned(float (&d)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+}
+
+// What a warp group has to know of an operand whose rows of 128 bytes are swizzled: of one
+// whose rows are those of d (or its columns), and of one whose rows are what is summed over,
+// of which 64 columns more are `next` bytes on.
+__device__ __forceinline__ u64 rowOperand(u32 at) { return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
+__device__ __forceinline__ u64 columnOperand(u32 at, u32 next) { return (u64)((at & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
+
+template <class T, int D, int GROUPS, int STAGES> struct Prefill {
+  static constexpr int ROWS = GROUPS * 64;       // of an output tile
+  static constexpr int KEYS = 128;               // of a step
+  static constexpr int BLOCKS = D / 64;          // column blocks of 128 bytes
+  static constexpr int QUERY = ROWS * D * 2;     // bytes of an output tile's queries
+  static constexpr int STAGE = KEYS * D * 2;     // bytes of a step's keys, or values
+  static constexpr int THREADS = (GROUPS + 1) * 128;
+  static constexpr int BRINGERS = 96;            // threads that bring queries
+  static constexpr int PRODUCER = GROUPS == 2 ? 40 : 32, CONSUMER = GROUPS == 2 ? 232 : 160; // registers
+  static constexpr int CLEARED = 1, TURN = 2;    // barriers: of all consumers, and each one's
+
+  // Addresses in shared memory, and those of barriers. There are two places for queries.
+  struct Shared {
+    u32 query, keys, values;
+    u32 queryFull, queryEmpty, keyFull, keyEmpty, valueFull, valueEmpty;
+  };
+
+  // The next stage of the ring, and the parity of its phase.
+  struct Stage {
+    int at = 0;
+    u32 parity = 0;
+    __device__ __forceinline__ void next() {
+      if (++at == STAGES) at = 0, parity ^= 1;
+    }
+  };
+
+  // Output tile number n of this block. Blocks take them there and back, so that each has long
+  // ones and short ones.
+  struct Tile {
+    Seq s;
+    int head, first, rows, steps; // first: row of the sequence's rows
+    __device__ __forceinline__ bool load(const PrefillParams& p, int count, int n) {
+      const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      if (i >= count) return false;
+      const PrefillTile t = p.tiles[i];
+      s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, steps = t.steps;
+      return true;
+    }
+  };
+
+  __device__ static __forceinline__ void run(const PrefillParams& p) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared sh;
+    sh.query = sharedAddress(memory), sh.keys = sh.query + 2 * QUERY, sh.values = sh.keys + STAGES * STAGE;
+    sh.queryFull = sh.values + STAGES * STAGE, sh.queryEmpty = sh.queryFull + 16;
+    sh.keyFull = sh.queryEmpty + 16, sh.keyEmpty = sh.keyFull + 8 * STAGES, sh.valueFull = sh.keyEmpty + 8 * STAGES, sh.valueEmpty = sh.valueFull + 8 * STAGES;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 2; i++) barrierInit(sh.queryFull + i * 8, BRINGERS), barrierInit(sh.queryEmpty + i * 8, GROUPS * 4);
+      for (int i = 0; i < STAGES; i++) {
+        barrierInit(sh.keyFull + i * 8, 1), barrierInit(sh.keyEmpty + i * 8, GROUPS * 4);
+        barrierInit(sh.valueFull + i * 8, 1), barrierInit(sh.valueEmpty + i * 8, GROUPS * 4);
+      }
+      opened();
+      prefetchMap(&p.keyMap), prefetchMap(&p.valueMap);
+    }
+    __syncthreads();
+    waitForEarlier();
+    if (threadIdx.x == 0) letNextStart();
+    const int count = *p.count;
+    if (warp < 4) {
+      fewerRegisters<PRODUCER>();
+      warp == 0 ? bringKeys(p, sh, count, lane) : bringQueries(p, sh, count, threadIdx.x - 32);
+    } else {
+      moreRegisters<CONSUMER>();
+      consume(p, sh, count, warp / 4 - 1, threadIdx.x % 128);
+      writeBlind(p, threadIdx.x - 128);
+    }
+  }
+
+  // KEYS rows, of which each lane knows where a box begins: the boxes [first, first + 32) of
+  // `boxes`.
+  __device__ static __forceinline__ void copyRows(const PrefillParams& p, u32 to, const TensorMap* map, int row, int first, int boxes, u32 bar, u64 policy) {
+    for (int b = 0; b < min(boxes - first, 32); b++) {
+      const int r = __shfl_sync(~0u, row, b);
+      if (elected())
+#pragma unroll
+        for (int j = 0; j < BLOCKS; j++) copyBox(to + j * KEYS * 128 + (first + b) * p.box * 128, map, 0, r, j, bar, policy);
+    }
+  }
+
+  __device__ static __forceinline__ void bringKeys(const PrefillParams& p, const Shared& sh, int count, int lane) {
+    constexpr int OUTSIDE = 0x7ffffff0; // of the array: zeros
+    const u64 policy = readAgain();
+    const int boxes = KEYS >> (31 - __clz(p.box));
+    Stage stage;
+    Tile t;
+    for (int n = 0; t.load(p, count, n); n++) {
+      const auto rowOf = [&](int key) {
+        const int head = t.head * p.headRows;
+        if (p.pages == nullptr) return t.s.pages * p.pageRows + head + key;
+        if (key >= t.s.keys) return OUTSIDE;
+        const int page = key / p.pageTokens;
+        return p.pages[t.s.pages + page] * p.pageRows + head + key - page * p.pageTokens;
+      };
+      const auto bring = [&](u32 to, const TensorMap* map, int key, int row, u32 full, u32 empty) {
+        barrierWait(empty, stage.parity ^ 1);
+        __syncwarp();
+        if (lane == 0) barrierExpect(full, STAGE);
+        __syncwarp();
+        copyRows(p, to, map, row, 0, boxes, full, policy);
+        for (int first = 32; first < boxes; first += 32) copyRows(p, to, map, rowOf(key + (first + lane) * p.box), first, boxes, full, policy);
+      };
+#pragma unroll 1
+      for (int c = t.steps - 1; c >= 0; c--) {
+        const int key = c * KEYS, at = stage.at, row = rowOf(key + lane * p.box);
+        bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
+        bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
+        stage.next();
+      }
+    }
+  }
+
+  __device__ static __forceinline__ void bringQueries(const PrefillParams& p, const Shared& sh, int count, int thread) {
+    constexpr int PIECES = D / 8; // of a row, 16 bytes each
+    Tile t;
+    for (int n = 0; t.load(p, count, n); n++) {
+      const u32 to = sh.query + (n & 1) * QUERY;
+      barrierWait(sh.queryEmpty + (n & 1) * 8, ~(n >> 1) & 1);
+#pragma unroll 4
+      for (int i = thread; i < ROWS * PIECES; i += BRINGERS) {
+        const int r = i / PIECES, c = i % PIECES, row = t.first + r, position = row / p.group;
+        const bool there = row < t.rows; // else zeros
+        const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
+        copy16(to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16), (const u16*)p.query + (there ? from : 0), there);
+      }
+      copyCommit();
+      copyWait<0>();
+      written();
+      barrierArrive(sh.queryFull + (n & 1) * 8);
+    }
+  }
+
+  // A lane's two rows of an output tile: the weights of a step's scores, the largest score, the
+  // sum of weights, and what outputs are multiplied by when the largest score has changed.
+  struct Softmax {
+    static constexpr float LARGE = 4096.f;
+    float scale;
+    float top[2], base[2], sum[2], shrink[2]; // base: top*scale, rounded
+
+    __device__ __forceinline__ explicit Softmax(float scale) : scale(scale) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) top[h] = base[h] = -LEAN_INF, sum[h] = 0.f;
+    }
+    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4]) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float most = top[h];
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        const float next = most == -LEAN_INF ? 0.f : most * scale; // nothing seen yet: no NaN from -Inf - -Inf
+        float minus = T::lift - next;
+        shrink[h] = exp2_(base[h] - next);
+        if (__any_sync(~0u, fabsf(next) > LARGE)) {
+          // next is rounded by more than what is lost of a weight: the largest score is taken
+          // off before scores are multiplied.
+          const float off = most == -LEAN_INF ? 0.f : most;
+          shrink[h] = exp2_((top[h] - off) * scale);
+          minus = T::lift;
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++) s[j][2 * h] -= off, s[j][2 * h + 1] -= off;
+        }
+        top[h] = most, base[h] = most == -LEAN_INF ? -LEAN_INF : next;
+        float more = 0.f;
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; e++) more += s[j][e] = exp2_(__fmaf_rn(s[j][e], scale, minus));
+        sum[h] = sum[h] * shrink[h] + more;
+      }
+    }
+  };
+
+  __device__ static __forceinline__ void consume(const PrefillParams& p, const Shared& sh, int count, int group, int thread) {
+    const int lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4; // the lane's, and row + 8
+    // A consumer waits for its turn, and the one before it passes the turn on.
+    const auto turn = [&] { Crew{0, 8, TURN + group}.sync(); };
+    const auto pass = [&](int to) { Crew{0, 8, TURN + to}.arrive(); };
+    const int next = group + 1 == GROUPS ? 0 : group + 1;
+    if (next == 0) pass(0);
+    Stage stage;
+    Tile t;
+    for (int n = 0; t.load(p, count, n); n++) {
+      const u32 query = sh.query + (n & 1) * QUERY + group * 64 * 128;
+      const auto seen = [&](int row) { return p.causal ? min(t.s.keys, t.s.keys - t.s.queries + (t.first + row) / p.group + 1) : t.s.keys; };
+      const int sees[2] = {seen(row), seen(row + 8)}, all = seen(group * 64); // all: keys that every row of the consumer sees
+      float o[D / 8][4] = {}, s[KEYS / 8][4];
+      u32 w[KEYS / 16][4];
+      Softmax m(p.scale);
+
+      const auto scores = [&] {
+        const u32 keys = sh.keys + stage.at * STAGE;
+        pinned(s);
+        productFence();
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+          GroupProduct<KEYS>::template shared<T>(s, rowOperand(query + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
+        productCommit();
+      };
+      const auto values = [&](const Stage& of) {
+        barrierWait(sh.valueFull + of.at * 8, of.parity);
+        const u32 v = sh.values + of.at * STAGE;
+        pinned(o);
+        productFence();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) GroupProduct<D>::template registers<T>(o, w[k], columnOperand(v + k * 16 * 128, KEYS * 128));
+        productCommit();
+      };
+      const auto weigh = [&](int c) {
+        if ((c + 1) * KEYS > all) {
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+              if (c * KEYS + j * 8 + lane % 4 * 2 + (e & 1) >= sees[e >> 1]) s[j][e] = -LEAN_INF;
+        }
+        m.weigh(s);
+      };
+      const auto pack = [&] {
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) w[k][e] = T::pack(s[2 * k + e / 2][e % 2 * 2], s[2 * k + e / 2][e % 2 * 2 + 1]);
+      };
+      const auto release = [&](u32 empty) {
+        if (lane == 0) barrierArrive(empty);
+      };
+
+      barrierWait(sh.queryFull + (n & 1) * 8, n >> 1 & 1);
+      if (t.steps > 0) {
+        int c = t.steps - 1;
+        barrierWait(sh.keyFull + stage.at * 8, stage.parity);
+        turn();
+        scores();
+        pass(next);
+        productWait<0>();
+        pinned(s);
+        release(sh.keyEmpty + stage.at * 8);
+        clearBehind(sh, stage, t.s.keys - c * KEYS, thread + group * 128);
+        weigh(c);
+        pack();
+        Stage before = stage;
+        stage.next();
+#pragma unroll 1
+        for (c--; c >= 0; c--) {
+          barrierWait(sh.keyFull + stage.at * 8, stage.parity);
+          turn();
+          scores();
+          values(before);
+          pass(next);
+          productWait<1>();
+          pinned(s);
+          release(sh.keyEmpty + stage.at * 8);
+          weigh(c);
+          productWait<0>();
+          pinned(o);
+          release(sh.valueEmpty + before.at * 8);
+          pack();
+#pragma unroll
+          for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[j][e] *= m.shrink[e / 2];
+          before = stage;
+          stage.next();
+        }
+        release(sh.queryEmpty + (n & 1) * 8);
+        values(before);
+        productWait<0>();
+        pinned(o);
+        release(sh.valueEmpty + before.at * 8);
+      } else {
+        release(sh.queryEmpty + (n & 1) * 8);
+      }
+      leave(p, t, o, m, row, lane);
+    }
+    if (group == 0) turn(); // the last one's pass
+  }
+
+  // Values behind the last key become zeros, whatever is in memory: no weight of 0 makes a
+  // number of what is none.
+  __device__ static __forceinline__ void clearBehind(const Shared& sh, const Stage& stage, int live, int thread) {
+    if (live >= KEYS) return;
+    barrierWait(sh.valueFull + stage.at * 8, stage.parity);
+    for (int i = thread; i < (KEYS - live) * (D / 8); i += GROUPS * 128) {
+      const int r = live + i / (D / 8), c = i % (D / 8);
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(sh.values + stage.at * STAGE + c / 8 * (KEYS * 128) + swizzled(r, c % 8 * 16)), "r"(0) : "memory");
+    }
+    written();
+    Crew{0, GROUPS * 4, CLEARED}.sync();
+  }
+
+  // The largest number there is in place of an infinite one: -Inf is what a row gets that sees no key.
+  __device__ static __forceinline__ float finite(float x) { return fabsf(x) == LEAN_INF ? copysignf(__int_as_float(0x7f7fffff), x) : x; }
+
+  // Writes a lane's two rows.
+  __device__ static __forceinline__ void leave(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], const Softmax& m, int row, int lane) {
+    const int quarter = lane % 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float sum = m.sum[h];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float f = sum == 0.f ? 0.f : 1.f / sum;
+      const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
+      const bool there = r < t.rows;
+      if (there && p.lse != nullptr && quarter == 0)
+        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], p.natural, (log2_(sum) - T::lift) * 0.69314718055994531f));
+      u16* const to = (u16*)p.out + (t.s.row + position) * p.outRow + head * p.outHead;
+#pragma unroll
+      for (int j = 0; j < D / 8; j += 4) {
+        // Four lanes have two of each eight columns; each gets eight of one.
+        u32 x[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = T::pack(o[j + e][2 * h] * f, o[j + e][2 * h + 1] * f);
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+          for (int e = 0; e < 4; e++) {
+            if (e & step) continue;
+            const u32 got = __shfl_xor_sync(~0u, quarter & step ? x[e] : x[e | step], step);
+            (quarter & step ? x[e] : x[e | step]) = got;
+          }
+        if (there) *(uint4*)(to + (j + quarter) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+
+  __device__ static __forceinline__ void writeBlind(const PrefillParams& p, int thread) {
+    const int blinds = *p.blind, heads = p.heads * p.group;
+    for (int b = blockIdx.x; b < blinds; b += gridDim.x) {
+      const long long row = p.blind[1 + b];
+      for (int i = thread; i < heads * D; i += GROUPS * 128) ((u16*)p.out)[row * p.outRow + i / D * p.outHead + i % D] = 0;
+      if (p.lse != nullptr)
+        for (int h = thread; h < heads; h += GROUPS * 128) p.lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
+    }
+  }
+};
+#endif
