@@ -6,6 +6,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -102,4 +103,51 @@ func growContexts(b *testing.B, cache *la.Cache, batch, ctx int) (appends []la.A
 		appends = append(appends, la.Append{Seq: seq, Tokens: 1})
 	}
 	return appends
+}
+
+// BenchmarkGPUPrefill is attention of whole prompts, 32 heads and 16384 tokens in all, in
+// TFLOP/s: 4*Nq*Nk*d a head and sequence, half of it where causal.
+func BenchmarkGPUPrefill(b *testing.B) {
+	gpu := gputest.Open(b)
+	const heads, tokens = 32, 1 << 14
+	for _, dim := range []int{64, 128} {
+		for _, causal := range []bool{true, false} {
+			for _, batch := range []int{16, 4, 1} {
+				n := tokens / batch
+				b.Run(fmt.Sprintf("d=%d/causal=%v/%dx%d", dim, causal, batch, n), func(b *testing.B) {
+					rng := reftest.Rand(b)
+					var x [4]*la.DeviceTensor
+					for i := range x {
+						numbers := make([]float64, tokens*heads*dim)
+						for j := range numbers {
+							numbers[j] = rng.NormFloat64()
+						}
+						x[i] = upload(b, gpu, tensorOf(la.Float16, numbers, batch, heads, n, dim))
+					}
+					var opts []la.Option
+					work := 4 * float64(heads) * float64(tokens) * float64(n) * float64(dim)
+					if causal {
+						opts, work = append(opts, la.WithCausal()), work/2
+					}
+					const each = 10
+					for b.Loop() {
+						for range each {
+							if err := la.Attend(la.Args{Q: x[0], K: x[1], V: x[2], Out: x[3]}, opts...); err != nil {
+								b.Fatal(err)
+							}
+						}
+						if err := gpu.Synchronize(); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.ReportMetric(each*work*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+					for _, t := range x {
+						if err := t.Free(); err != nil {
+							b.Fatal(err)
+						}
+					}
+				})
+			}
+		}
+	}
 }
