@@ -1,0 +1,213 @@
+// Package cpu measures attention on this machine's cores, alone and against PyTorch.
+package cpu
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"regexp"
+
+	"gorgonia.org/leanattention/cmd/leanbench/command"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// Commands are those of this package.
+var Commands = []command.Command{
+	{Name: "cpu", Summary: "attention on this machine's cores: share of the memory's speed, and against Gorgonia's nodes", Setup: measureCPU},
+	{Name: "peers", Summary: "attention against PyTorch on the same cores", Setup: measurePeers},
+}
+
+// measureCPU measures attention on this machine's cores: how much of the memory's
+// speed it reaches, and how many times as fast as Gorgonia's own nodes it is.
+func measureCPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+	o := measure.Flags(flags)
+	only := flags.String("only", "", "measure only the shapes in whose names this `pattern` is found, as \"f16, 32/4\"")
+	return func(stdout, stderr io.Writer) error {
+		pattern, err := regexp.Compile(*only)
+		if err != nil {
+			return fmt.Errorf("-only: %w", err)
+		}
+		m, err := measure.ThisMachine(o.Workers)
+		if err != nil {
+			return err
+		}
+		b := &attentionBench{
+			report: &measure.Report{Command: "cpu", Machine: m, Figures: []measure.Figure{}}, pace: o.Pace(), stdout: stdout, stderr: stderr,
+			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		}
+		if err := b.cpu(pattern); err != nil {
+			return err
+		}
+		return b.report.Save(o.JSON)
+	}
+}
+
+// memorySize is what keys and values come to where the speed of memory is
+// meant, in one step or in all of a rotation: many times any cache.
+const memorySize = 256 << 20
+
+// attentionBench measures decode shapes one after the other.
+type attentionBench struct {
+	report         *measure.Report
+	pace           measure.Pace
+	stdout, stderr io.Writer
+	rng            *rand.Rand
+	arena          *measure.Arena // of the last element type
+}
+
+// one is a case of a table.
+type one struct {
+	table   string
+	shape   decodeShape
+	inCache bool         // the same operands in every step; else they rotate
+	stock   bool         // with the default node
+	share   *measure.Bar // of Attend and of the node
+	faster  *measure.Bar // than the default node, of both
+	allocs  *measure.Bar // of Attend
+}
+
+const (
+	tableMemory  = "Keys and values of 256 MB and more"
+	tableCache   = "12 heads x 1024 x 64, the same keys and values in every step"
+	tableContext = "Contexts, 12 heads of 64, keys and values from memory"
+)
+
+// cpu measures the shapes whose names match only.
+func (b *attentionBench) cpu(only *regexp.Regexp) error {
+	b.report.WriteHead(b.stdout)
+	found := false
+	for _, table := range []struct {
+		name  string
+		cases []one
+	}{{tableMemory, memoryCases()}, {tableCache, cacheCases()}, {tableContext, contextCases()}} {
+		some := false
+		for _, c := range table.cases {
+			if !only.MatchString(c.shape.String()) {
+				continue
+			}
+			some = true
+			c.table = table.name
+			fmt.Fprintf(b.stderr, "%s: %s\n", c.table, c.shape)
+			if err := b.measure(c); err != nil {
+				return fmt.Errorf("%s: %w", c.shape, err)
+			}
+		}
+		if some {
+			found = true
+			b.report.WriteTable(b.stdout, table.name)
+		}
+	}
+	if !found {
+		return fmt.Errorf("-only %v: no shape has such a name", only)
+	}
+	b.report.WriteVerdict(b.stdout)
+	return nil
+}
+
+// memoryCases are steps that read 256 MB each.
+func memoryCases() (cases []one) {
+	for _, s := range measure.Storages {
+		for _, heads := range [][2]int{{32, 32}, {32, 8}, {32, 4}} {
+			for _, dim := range []int{64, 128} {
+				shape := decodeShape{heads: heads[0], kvHeads: heads[1], keys: 1, dim: dim, storage: s}
+				shape.keys = memorySize / shape.bytes()
+				least := 0.85
+				switch {
+				case shape.heads != shape.kvHeads:
+					least = 0.80
+				case s == measure.StoreF32:
+					least = 0.90
+				}
+				cases = append(cases, one{shape: shape, stock: s == measure.StoreF32, share: measure.OfCeiling(least)})
+			}
+		}
+	}
+	return cases
+}
+
+// cacheCases are the size that a Gorgonia user is likely to have.
+func cacheCases() (cases []one) {
+	for _, s := range measure.Storages {
+		c := one{shape: decodeShape{12, 12, 1024, 64, s}, inCache: true, allocs: measure.AtMost(0)}
+		if s == measure.StoreF32 {
+			c.stock, c.faster = true, measure.AtLeast(8)
+		}
+		cases = append(cases, c)
+	}
+	return cases
+}
+
+// contextCases are a ladder of contexts.
+func contextCases() (cases []one) {
+	for _, s := range measure.Storages {
+		for keys := 128; keys <= 65536; keys *= 2 {
+			cases = append(cases, one{shape: decodeShape{12, 12, keys, 64, s}, stock: s == measure.StoreF32})
+		}
+	}
+	return cases
+}
+
+// operands are those of a case. Arenas of several element types at once would
+// need memory that not every machine has.
+func (b *attentionBench) operands(c one) []operands {
+	size, most := max(memorySize, c.shape.bytes()), math.MaxInt
+	if c.inCache {
+		size, most = c.shape.bytes(), 1
+	}
+	if b.arena == nil || b.arena.Storage != c.shape.storage || 8*len(b.arena.Words) < size {
+		b.arena = nil // its memory may be needed
+		b.arena = measure.NewArena(c.shape.storage, size, b.rng)
+	}
+	return carve(b.arena, c.shape, most)
+}
+
+func (b *attentionBench) measure(c one) error {
+	sets, q := b.operands(c), newQuery(c.shape, b.rng)
+	inNode, err := leanNode(c.shape, q, sets)
+	if err != nil {
+		return err
+	}
+	attenders := []attender{attend(c.shape, q, sets), inNode}
+	if c.stock {
+		stock, err := stockNode(c.shape, q, sets)
+		if err != nil {
+			return err
+		}
+		attenders = append(attenders, stock)
+	}
+	if err := agree(attenders); err != nil {
+		return err
+	}
+	contenders := []measure.Contender{ceiling(sets)}
+	for _, a := range attenders {
+		contenders = append(contenders, a.Contender)
+	}
+	all, err := measure.Alternate(b.pace, contenders)
+	if err != nil {
+		return err
+	}
+	for i, s := range all {
+		r := b.report.Row(c.table, c.shape.String(), contenders[i].Name)
+		bytes := float64(c.shape.bytes())
+		r.Add(measure.Speed, bytes/s.Median()/1e9, nil)
+		r.Add(measure.BestSpeed, bytes/s.Best()/1e9, nil)
+		if i == 0 {
+			continue
+		}
+		lean := i <= 2
+		r.Add(measure.Share, s.Faster(all[0]), measure.Only(lean, c.share))
+		if lean && c.stock {
+			r.Add(measure.OverStock, s.Faster(all[3]), c.faster)
+		}
+		// Few steps do where one takes long: what a step allocates does not vary.
+		steps := min(max(int(b.pace.Turn.Seconds()/s.Median()), 2), 100)
+		n, err := measure.Allocations(contenders[i], steps)
+		if err != nil {
+			return err
+		}
+		r.Add(measure.Allocs, n, measure.Only(i == 1, c.allocs))
+	}
+	return nil
+}

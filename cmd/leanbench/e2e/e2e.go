@@ -1,0 +1,287 @@
+// Package e2e measures whole OPT decoders, on cores and on a GPU, against other programs.
+package e2e
+
+import (
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/model"
+
+	"gorgonia.org/leanattention/cmd/leanbench/command"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// Commands are those of this package.
+var Commands = []command.Command{
+	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU against transformers", Setup: measureDecoders},
+	{Name: "checkpoint", Summary: "write an OPT model with random weights", Setup: makeCheckpoint},
+}
+
+//go:embed opt.py
+var optWorker string
+
+// openMPSettle is longer than the 200 ms for which the threads of CTranslate2's
+// OpenMP spin when they have no work.
+const openMPSettle = 300 * time.Millisecond
+
+// engine is a program that decodes with a model.
+type engine interface {
+	// decode reads batch prompts of context tokens each, unless it has done so
+	// in the call before, and then adds a token to each sequence, the most likely
+	// one, steps times. prompt is the time until the first token, when it did
+	// read them, and steady that of the steps; ids are the first sequence's
+	// tokens, one before the steps and one of each.
+	decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error)
+	close() error
+}
+
+// entrant is an engine of the table before it is loaded.
+type entrant struct {
+	name  string
+	open  func() (engine, error)
+	other bool // in a process of its own
+	exact bool // computes what all other exact ones do, within rounding
+}
+
+// e2eBench measures a whole decoder against other ones.
+func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+	o := measure.Flags(flags)
+	python := flags.String("python", "", "`path` of a python that has transformers and CTranslate2; peers/setup.sh makes one and prints it")
+	dir := flags.String("dir", "", "`folder` for the checkpoints; those that are there already are used again (default: in the user's cache folder)")
+	device := flags.String("device", "cpu", "`where` to decode: cpu, or gpu, against transformers on the same GPU; it needs no checkpoints")
+	onGPU := e2eGPUFlags(flags)
+	return func(stdout, stderr io.Writer) error {
+		if *device == "gpu" {
+			onGPU.json, onGPU.quick, onGPU.python = o.JSON, o.Quick, *python
+			return onGPU.run(stdout, stderr)
+		} else if *device != "cpu" {
+			return fmt.Errorf("-device %q is neither cpu nor gpu", *device)
+		}
+		if *python == "" {
+			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
+		}
+		if *dir == "" {
+			cache, err := os.UserCacheDir()
+			if err != nil {
+				return err
+			}
+			*dir = filepath.Join(cache, "leanattention", "e2e")
+		}
+		m, err := measure.ThisMachine(o.Workers)
+		if err != nil {
+			return err
+		}
+		r := &measure.Report{Command: "e2e", Machine: m, Figures: []measure.Figure{}}
+		b := &e2e{report: r, quick: o.Quick, python: *python, dir: *dir, stdout: stdout, stderr: stderr}
+		if err := b.checkpoints(); err != nil {
+			return err
+		}
+		if err := b.run(); err != nil {
+			return err
+		}
+		return r.Save(o.JSON)
+	}
+}
+
+type e2e struct {
+	report         *measure.Report
+	quick          bool
+	python, dir    string
+	stdout, stderr io.Writer
+}
+
+// checkpoints makes those that are missing.
+func (b *e2e) checkpoints() error {
+	for _, s := range measure.Storages {
+		dir := b.checkpoint(s)
+		if _, err := os.Stat(filepath.Join(dir, "config.json")); err == nil {
+			continue
+		}
+		fmt.Fprintf(b.stderr, "making a checkpoint of OPT-125m's shape in %s\n", s.Name)
+		if err := writeCheckpoint(dir, optShapes["125m"], s, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *e2e) checkpoint(s measure.Storage) string { return filepath.Join(b.dir, "opt-125m-"+s.Name) }
+
+const (
+	nameLean    = "lean, f32 weights"
+	nameHalf    = "lean, f16 weights"
+	nameBrain   = "lean, bf16 weights"
+	nameStock   = "lean attention, stock linears"
+	nameHF      = "transformers f32"
+	nameCT2     = "CTranslate2 f32"
+	nameCT2Int8 = "CTranslate2 int8"
+)
+
+func (b *e2e) entrants() []entrant {
+	ours := func(name string, s measure.Storage, linear model.Linear) entrant {
+		return entrant{name: name, exact: s == measure.StoreF32, open: func() (engine, error) { return openLean(b.checkpoint(s), s, linear) }}
+	}
+	theirs := func(name, kind string, args ...string) entrant {
+		return entrant{name: name, other: true, exact: name != nameCT2Int8, open: func() (engine, error) {
+			args := append([]string{fmt.Sprint(b.report.Machine.Workers), kind, b.checkpoint(measure.StoreF32)}, args...)
+			w, err := measure.StartWorker(b.python, optWorker, args...)
+			if err != nil {
+				return nil, err
+			}
+			b.report.Notes = append(b.report.Notes, strings.Join(w.Hello, " "))
+			return &workerEngine{w}, nil
+		}}
+	}
+	converted := filepath.Join(b.dir, "opt-125m-ct2")
+	return []entrant{
+		ours(nameLean, measure.StoreF32, model.LeanLinear),
+		ours(nameHalf, measure.StoreF16, model.LeanLinear),
+		ours(nameBrain, measure.StoreBF16, model.LeanLinear),
+		ours(nameStock, measure.StoreF32, model.StockLinear),
+		theirs(nameHF, "transformers"),
+		theirs(nameCT2, "ctranslate2", converted, "float32"),
+		theirs(nameCT2Int8, "ctranslate2", converted, "int8"),
+	}
+}
+
+// decoding is a table: a batch of sequences that all have the same context.
+type decoding struct {
+	table                         string
+	batch, context, steps, rounds int
+	warm                          bool                                       // follows another table
+	bars                          map[string]map[measure.Metric]*measure.Bar // by contender
+}
+
+func (b *e2e) decodings() []decoding {
+	one := decoding{
+		table: "One sequence, behind 64 tokens", batch: 1, context: 64, steps: 64, rounds: 9,
+		bars: map[string]map[measure.Metric]*measure.Bar{
+			nameLean: {measure.OverCT2: measure.AtLeast(1.25)},
+			nameHalf: {measure.OverHF: measure.AtLeast(2), measure.OverInt8: measure.AtLeast(1)},
+		},
+	}
+	eight := decoding{
+		table: "8 sequences, behind 1024 tokens each", batch: 8, context: 1024, steps: 24, rounds: 3, warm: true,
+		bars: map[string]map[measure.Metric]*measure.Bar{nameLean: {measure.OverCT2: measure.AtLeast(1.2)}},
+	}
+	if b.quick {
+		one.rounds, one.steps, eight.rounds, eight.steps = 3, 16, 1, 8
+	}
+	return []decoding{one, eight}
+}
+
+func (b *e2e) run() (err error) {
+	var entrants []entrant
+	var engines []engine
+	defer func() {
+		for _, e := range engines {
+			err = errors.Join(err, e.close())
+		}
+	}()
+	for _, e := range b.entrants() {
+		fmt.Fprintf(b.stderr, "loading %s\n", e.name)
+		engine, err := e.open()
+		if err != nil {
+			return fmt.Errorf("%s: %w", e.name, err)
+		}
+		entrants, engines = append(entrants, e), append(engines, engine)
+	}
+	b.report.WriteHead(b.stdout)
+	for _, d := range b.decodings() {
+		if err := b.measure(d, entrants, engines); err != nil {
+			return fmt.Errorf("%s: %w", d.table, err)
+		}
+		b.report.WriteTable(b.stdout, d.table)
+	}
+	b.report.WriteVerdict(b.stdout)
+	return nil
+}
+
+func (b *e2e) measure(d decoding, entrants []entrant, engines []engine) error {
+	contenders, prompts, ids := make([]measure.Contender, len(entrants)), make([]measure.Samples, len(entrants)), make([][]string, len(entrants))
+	for i, e := range entrants {
+		contenders[i] = measure.Contender{Name: e.name, Run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.stderr, "%s: %s\n", d.table, e.name)
+			prompt, steady, chosen, err := engines[i].decode(d.batch, d.context, steps)
+			if err != nil {
+				return 0, err
+			}
+			prompts[i], ids[i] = append(prompts[i], prompt.Seconds()), chosen
+			return steady, nil
+		}}
+		if e.other {
+			contenders[i].Settle = openMPSettle
+		}
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: d.rounds, Steps: d.steps, Warm: d.warm}, contenders)
+	if err != nil {
+		return err
+	}
+	if err := sameText(entrants, ids); err != nil {
+		return err
+	}
+	names := map[measure.Metric]int{}
+	for i, e := range entrants {
+		switch e.name {
+		case nameHF:
+			names[measure.OverHF] = i
+		case nameCT2:
+			names[measure.OverCT2] = i
+		case nameCT2Int8:
+			names[measure.OverInt8] = i
+		}
+	}
+	for i, e := range entrants {
+		r := b.report.Row(d.table, "", e.name)
+		r.Add(measure.Tokens, float64(d.batch)/all[i].Median(), nil)
+		r.Add(measure.BestTokens, float64(d.batch)/all[i].Best(), nil)
+		r.Add(measure.Prompt, float64(d.batch*d.context)/prompts[i].Median(), nil)
+		for _, m := range []measure.Metric{measure.OverHF, measure.OverCT2, measure.OverInt8} {
+			r.Add(m, all[i].Faster(all[names[m]]), d.bars[e.name][m])
+		}
+	}
+	return nil
+}
+
+// sameText compares the tokens of the entrants that compute the same: a speed
+// is worth something only if the work was done. Two tokens can be so nearly
+// equally likely that rounding decides, and everything behind them may differ,
+// so a fair part of the text has to be the same, not all of it.
+func sameText(entrants []entrant, ids [][]string) error {
+	first := slices.IndexFunc(entrants, func(e entrant) bool { return e.exact })
+	for i, e := range entrants {
+		if !e.exact {
+			continue
+		}
+		same := 0
+		for same < len(ids[first]) && same < len(ids[i]) && ids[i][same] == ids[first][same] {
+			same++
+		}
+		if len(ids[i]) != len(ids[first]) || 4*same < len(ids[first]) {
+			return fmt.Errorf("the tokens of %s (%s) and %s (%s) are the same only up to number %d",
+				e.name, strings.Join(ids[i], " "), entrants[first].name, strings.Join(ids[first], " "), same)
+		}
+	}
+	return nil
+}
+
+// workerEngine is an engine in another process.
+type workerEngine struct{ w *measure.Worker }
+
+func (e *workerEngine) decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error) {
+	times, ids, err := e.w.Seconds(2, "decode %d %d %d", batch, context, steps)
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	return times[0], times[1], ids, nil
+}
+
+func (e *workerEngine) close() error { return e.w.Close() }

@@ -1,0 +1,88 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package e2e
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/internal/cuda"
+
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
+	"gorgonia.org/leanattention/cmd/leanbench/gpu/gputest"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
+)
+
+// TestFakeE2E goes through the whole e2e command on a GPU, but for our decoder.
+func TestFakeE2E(t *testing.T) {
+	for how, capability := range map[string]int32{"opt": 90, "opt-differs": 80} {
+		lib := gputest.Driver(t, capability)
+		defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, gputest.PrepareModules)()
+		defer func(f func(string) (*measure.Worker, error)) { startOPTWorker = f }(startOPTWorker)
+		defer func(f func(hf.Config, int) (decoder, error)) { openOPT = f }(openOPT)
+		var asked *measure.Worker
+		startOPTWorker = func(string) (*measure.Worker, error) {
+			w, err := measure.Start(measuretest.Command(t, how))
+			asked = w
+			return w, err
+		}
+		openOPT = func(c hf.Config, chunk int) (decoder, error) {
+			if c.Layers == 24 {
+				return nil, errors.New("no room")
+			}
+			return fixedDecoder{fixed{0.1, 2e-3, []string{"1"}}, 16384}, nil
+		}
+		cases, err := gpuCasesOf(t, "-shapes=1.3b,6.7b", "-long=16384,8192", "-batches=1", "-steps=8")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		b := &e2eGPU{
+			Bench:  gpu.NewBench(gpu.Options{Peers: true}, measure.Machine{}, &out, io.Discard),
+			rounds: 3, ceiling: gpu.EvenShape(1, 2, 2, 1<<14, 64),
+		}
+		err = b.run(cases)
+		// What fails does not keep the rest from being measured.
+		if want := "OPT-1.3b: no room\nOPT-6.7b: b1, behind 16384 tokens: lean: too long"; err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
+		cases = []stepCase{cases[1], cases[3]}
+		for _, want := range []string{"GPU 0: ", "Fake 1.0", "### " + cases[0].table(), "| b1, behind 8192 tokens | ", "Bars met: "} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the output does not say %q:\n%s", want, out.String())
+			}
+		}
+		for _, c := range cases {
+			if f := b.Report.Find(c.String(), nameLean16, measure.StepMillis); f == nil || !measuretest.Near(f.Value, 2) {
+				t.Errorf("%v: %+v", c, f)
+			}
+			if f := b.Report.Find(c.String(), nameLean16, measure.OverCompiled); (f != nil) != c.peers || f != nil && !measuretest.Near(f.Value, 2) {
+				t.Errorf("%v: %+v", c, f)
+			}
+			for _, m := range []measure.Metric{measure.OverFixed, measure.OverDefault} {
+				if f := b.Report.Find(c.String(), nameLean16, m); f == nil || !measuretest.Near(f.Value, 1.5) {
+					t.Errorf("%v: %s: %+v", c, m, f)
+				}
+			}
+			// The driver says that 1.5 ms are between any two events.
+			launch := 1.5 / float64(b.ceiling.Launches())
+			if f := b.Report.Find(c.String(), "read ceiling", measure.StepMillis); (f != nil) != (capability == 90) ||
+				f != nil && !measuretest.Near(f.Value, launch*c.bytes()/float64(b.ceiling.Bytes())) {
+				t.Errorf("%v: ceiling %+v", c, f)
+			}
+		}
+		differs := strings.Contains(strings.Join(b.Report.Notes, "; "), "compiled and eager, differ from the start")
+		if differs != (how == "opt-differs") {
+			t.Errorf("%s: notes %q", how, b.Report.Notes)
+		}
+		for _, want := range []string{"model 32 4096 32 16384 50272 16392\n", "read compiled 1 1024 8\n", "read eager 1 1024 8\n"} {
+			if !strings.Contains(asked.Stderr.Text(), want) {
+				t.Errorf("the worker was not asked for %q:%s", want, asked.Stderr.Text())
+			}
+		}
+	}
+}

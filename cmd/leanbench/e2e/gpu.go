@@ -1,0 +1,447 @@
+package e2e
+
+import (
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+)
+
+//go:embed opt_gpu.py
+var optGPUWorker string
+
+// e2eGPUOptions are the flags of the e2e command on a GPU.
+type e2eGPUOptions struct {
+	json, python      string
+	quick, peers      bool
+	shapes            string
+	batches, contexts string
+	long, attn        string
+	steps, chunk      int
+}
+
+func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
+	o := new(e2eGPUOptions)
+	flags.StringVar(&o.shapes, "shapes", "125m,1.3b,6.7b", "with -device gpu: `sizes` of OPT")
+	flags.StringVar(&o.batches, "batches", "1,16", "with -device gpu: `numbers` of sequences")
+	flags.StringVar(&o.contexts, "contexts", "1024", "with -device gpu: `tokens` that each sequence has before the steps")
+	flags.StringVar(&o.long, "long", "8192,32768", "with -device gpu: `tokens` before the steps of one sequence of OPT-6.7b, without peers; positions are added where the model has too few")
+	flags.StringVar(&o.attn, "attn", "fixed,default", "with -device gpu: what else one sequence of OPT-6.7b is decoded with, in turn: `attention` as the opt command's -attn names it, fixed or default")
+	flags.IntVar(&o.steps, "steps", 50, "with -device gpu: `number` of steps in a turn")
+	flags.IntVar(&o.chunk, "chunk", 0, "with -device gpu: `rows` of our graph for prompts (0: the decoder's default)")
+	flags.BoolVar(&o.peers, "peers", true, "with -device gpu: measure transformers")
+	return o
+}
+
+// run measures a whole decoder on a GPU, in turns with transformers on the same.
+func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
+	cases, err := o.cases()
+	if err != nil {
+		return err
+	}
+	m, err := measure.ThisMachine(runtime.GOMAXPROCS(0))
+	if err != nil {
+		return err
+	}
+	b := &e2eGPU{
+		Bench:  gpu.NewBench(gpu.Options{Python: o.python, Peers: o.peers}, m, stdout, stderr),
+		rounds: 7, chunk: o.chunk, ceiling: ceilingShape,
+	}
+	b.Report.Command = "e2e -device gpu"
+	if o.quick {
+		b.rounds = 3
+	}
+	// What was measured until something failed is worth keeping.
+	err = b.run(cases)
+	if len(b.Report.Figures) > 0 {
+		err = errors.Join(err, b.Report.Save(o.json))
+	}
+	return err
+}
+
+// stepCase is steps of a batch of sequences that all have the same context.
+type stepCase struct {
+	shape                 string
+	config                hf.Config
+	batch, context, steps int
+	peers                 bool
+	others                []string     // ways to attend besides
+	compiled              *measure.Bar // times as fast as transformers' compiled step
+	share                 *measure.Bar // of the ceiling
+}
+
+const longShape = "6.7b"
+
+// cases come shape by shape.
+func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
+	batches, err := counts("batches", o.batches)
+	if err != nil {
+		return nil, err
+	}
+	contexts, err := counts("contexts", o.contexts)
+	if err != nil {
+		return nil, err
+	}
+	long, err := counts("long", o.long)
+	if err != nil {
+		return nil, err
+	}
+	others := fields(o.attn)
+	for _, way := range others {
+		if _, ok := otherWays[way]; !ok {
+			return nil, fmt.Errorf("-attn: %q is neither fixed nor default", way)
+		}
+	}
+	if o.steps < 1 {
+		return nil, fmt.Errorf("-steps %d is not positive", o.steps)
+	}
+	for _, shape := range strings.Split(o.shapes, ",") {
+		config, ok := optShapes[shape]
+		if !ok {
+			return nil, fmt.Errorf("-shapes: %q is none of %s", shape, strings.Join(slices.Sorted(maps.Keys(optShapes)), ", "))
+		}
+		first := len(all)
+		add := func(batch, context int, peers bool) {
+			all = append(all, stepCase{
+				shape: shape, batch: batch, context: context, steps: o.steps, peers: peers,
+				compiled: compiledBar(shape, batch, context), share: measure.Only(shape == longShape && batch == 1, measure.OfCeiling(0.88)),
+			})
+			if shape == longShape && batch == 1 {
+				all[len(all)-1].others = others
+			}
+			config.MaxPositions = max(config.MaxPositions, context+o.steps)
+		}
+		for _, c := range contexts {
+			for _, n := range batches {
+				add(n, c, true)
+			}
+		}
+		for _, c := range long {
+			if shape == longShape {
+				add(1, c, false)
+			}
+		}
+		for i := first; i < len(all); i++ {
+			all[i].config = config
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("-batches, -contexts and -long leave nothing to measure")
+	}
+	return all, nil
+}
+
+// fields are what is between commas; an empty text has none.
+func fields(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+}
+
+// counts reads positive numbers with commas between; an empty text has none.
+func counts(name, text string) (all []int, err error) {
+	for _, s := range fields(text) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("-%s: %q is not a positive number", name, s)
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+// compiledBar is how many times as fast as transformers' compiled step we should
+// be.
+func compiledBar(shape string, batch, context int) *measure.Bar {
+	least := map[string]map[int]float64{
+		"125m": {1: 2.5, 16: 2},
+		"1.3b": {1: 2.2, 16: 1.6},
+		"6.7b": {1: 1.6, 16: 1.35},
+	}[shape][batch]
+	return measure.Only(least > 0 && context == 1024, measure.AtLeast(least))
+}
+
+func (c stepCase) String() string { return fmt.Sprintf("b%d, behind %d tokens", c.batch, c.context) }
+
+func (c stepCase) table() string { return fmt.Sprintf("A decode step of OPT-%s in float16", c.shape) }
+
+// bytes is what a step has to read: the weights, of the position table next to
+// nothing, and the keys and values, of which there are more in every step.
+func (c stepCase) bytes() float64 {
+	rest := c.config
+	rest.MaxPositions = -hf.PositionOffset // a table without rows
+	keys := float64(c.context) + float64(c.steps+1)/2
+	return float64(weightBytes(rest, measure.StoreF16)) + float64(c.batch)*keys*float64(2*c.config.Layers*c.config.HiddenSize*measure.StoreF16.Size)
+}
+
+// e2eGPU measures cases on a GPU one after the other.
+type e2eGPU struct {
+	*gpu.Bench
+	rounds, chunk int
+	ceiling       gpu.Shape       // what the ceiling's kernel reads in a launch
+	worker        *measure.Worker // nil: no peers
+}
+
+// ceilingShape is 2 GiB: of what a launch reads next to nothing is still in the
+// L2 cache from the one before.
+var ceilingShape = gpu.EvenShape(1, 32, 32, 1<<17, 128)
+
+const nameCompiled, nameEager = "transformers, compiled", "transformers, eager"
+
+// peerWays are the worker's ways and their names, in the order of their turns.
+var peerWays = []struct{ way, name string }{{"compiled", nameCompiled}, {"eager", nameEager}}
+
+// Variables for tests, which have another worker and another decoder.
+var (
+	startOPTWorker = func(python string) (*measure.Worker, error) {
+		return measure.StartWorker(python, optGPUWorker, "cuda:0")
+	}
+	openOPT = func(c hf.Config, chunk int) (decoder, error) { return openLeanGPU(c, chunk) }
+)
+
+// decoder is our engine, of which more is asked than of others.
+type decoder interface {
+	engine
+	check() error
+	queued() float64 // share of its steps' time in which attention was queued; 0: not known
+	// attending is the same decoder with another of otherWays. It has the same
+	// weights, and has to be closed first.
+	attending(way string) engine
+}
+
+// otherWays are attentions besides lean, by model.AttentionNamed's names, and the
+// figure that compares with each.
+var otherWays = map[string]measure.Metric{"fixed": measure.OverFixed, "default": measure.OverDefault}
+
+func (b *e2eGPU) run(cases []stepCase) (err error) {
+	driver, err := gpu.LoadDriver()
+	if err != nil {
+		return err
+	}
+	if b.Device, err = gpu.OpenDevice(driver, 0, b.Rng); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Device.Close()) }()
+	b.Describe()
+	if err := b.Device.Fill(int64(b.ceiling.Sets())*b.ceiling.Region(), gpu.ArenaPeriod); err != nil {
+		return err
+	}
+	ceilings, err := b.Device.Ceilings(b.ceiling)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, gpu.CloseAll(ceilings)) }()
+	if err := b.startWorker(); err != nil {
+		return err
+	}
+	defer func() {
+		if b.worker != nil {
+			err = errors.Join(err, b.worker.Close())
+		}
+	}()
+	b.Clock("before")
+	b.Report.WriteHead(b.Stdout)
+	said := len(b.Report.Notes)
+	var failed []error
+	for len(cases) > 0 {
+		n := 1
+		for n < len(cases) && cases[n].shape == cases[0].shape {
+			n++
+		}
+		// A shape that fails does not take the others with it.
+		if err := b.measureShape(cases[:n], ceilings); err != nil {
+			failed = append(failed, fmt.Errorf("OPT-%s: %w", cases[0].shape, err))
+			fmt.Fprintln(b.Stderr, failed[len(failed)-1])
+		}
+		b.Report.WriteTable(b.Stdout, cases[0].table())
+		cases = cases[n:]
+	}
+	b.Clock("after")
+	if notes := b.Report.Notes[said:]; len(notes) > 0 { // what came up on the way
+		fmt.Fprintf(b.Stdout, "\n- %s\n", strings.Join(notes, "\n- "))
+	}
+	b.Report.WriteVerdict(b.Stdout)
+	return errors.Join(failed...)
+}
+
+func (b *e2eGPU) startWorker() (err error) {
+	if !b.Options.Peers {
+		b.Note("no peers, because of -peers=false")
+		return nil
+	}
+	python := b.Options.Python
+	if python == "" {
+		python = "python3"
+	}
+	if b.worker, err = startOPTWorker(python); err != nil {
+		return fmt.Errorf("the peers do not start (-peers=false measures without, -python names another python): %w", err)
+	}
+	b.Note("%s", strings.Join(b.worker.Hello, " "))
+	return nil
+}
+
+// measureShape measures cases that have a model in common.
+func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err error) {
+	fmt.Fprintf(b.Stderr, "OPT-%s: making weights\n", cases[0].shape)
+	ours, err := openOPT(cases[0].config, b.chunk)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ours.close()) }()
+	if err := ours.check(); err != nil {
+		return err
+	}
+	c := cases[0].config
+	if b.worker != nil && slices.ContainsFunc(cases, func(c stepCase) bool { return c.peers }) {
+		if _, err := b.worker.Ask("model %d %d %d %d %d %d", c.Layers, c.HiddenSize, c.Heads, c.FFNDim, c.VocabSize, c.MaxPositions); err != nil {
+			return err
+		}
+	}
+	var failed []error
+	for _, c := range cases {
+		// Nor does a case that fails take the others with it: one may lack memory.
+		if err := b.measureCase(c, ours, ceilings); err != nil {
+			failed = append(failed, fmt.Errorf("%v: %w", c, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender) (err error) {
+	contenders := make([]measure.Contender, 0, len(ceilings)+1+len(c.others)+len(peerWays))
+	for _, x := range ceilings {
+		contenders = append(contenders, measure.Contender{Name: x.Name, Run: func(steps int) (time.Duration, error) {
+			t, err := x.Replay(4)
+			if err != nil {
+				return 0, err
+			}
+			return time.Duration(float64(steps) * measure.Median(t) * c.bytes() / float64(b.ceiling.Bytes()) * float64(time.Second)), nil
+		}})
+	}
+	add := func(name string, e engine) {
+		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s\n", c.shape, c, name)
+			_, steady, _, err := e.decode(c.batch, c.context, steps)
+			return steady, err
+		}})
+	}
+	add(nameLean16, ours)
+	for _, way := range c.others {
+		e := ours.attending(way)
+		defer func() { err = errors.Join(err, e.close()) }()
+		add(way, e)
+	}
+	texts := make(map[string][]string)
+	for _, p := range b.prepare(c) {
+		contenders = append(contenders, measure.Contender{Name: p.name, Run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s\n", c.shape, c, p.name)
+			t, ids, err := b.worker.Seconds(1, "run %s %d", p.way, steps)
+			if err != nil {
+				return 0, err
+			}
+			texts[p.name] = ids
+			return t[0], nil
+		}})
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: b.rounds, Steps: c.steps}, contenders)
+	if err != nil {
+		return err
+	}
+	// They have the same weights, so their first tokens differ only if two are all
+	// but equally likely. Rounding decides soon enough between the later ones.
+	if x, y := texts[nameCompiled], texts[nameEager]; x != nil && y != nil && !slices.Equal(x[:min(2, len(x))], y[:min(2, len(y))]) {
+		b.Note("OPT-%s, %v: the texts of transformers, compiled and eager, differ from the start", c.shape, c)
+	}
+	b.judgeSteps(c, contenders, all, len(ceilings), ours.queued())
+	return nil
+}
+
+const nameLean16 = "lean"
+
+// prepare lets the peers read their prompts and compile. What they can't do is
+// noted, and does not keep us from being measured.
+func (b *e2eGPU) prepare(c stepCase) (ready []struct{ way, name string }) {
+	if b.worker == nil {
+		return nil
+	}
+	miss := func(name string, err error) {
+		reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
+		b.Note("OPT-%s, %v: without %s: %s", c.shape, c, name, strings.TrimSuffix(reason, ":"))
+	}
+	if _, err := b.worker.Ask("forget"); err != nil {
+		miss("transformers", err)
+		return nil
+	}
+	if !c.peers {
+		return nil
+	}
+	for _, p := range peerWays {
+		fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s gets ready\n", c.shape, c, p.name)
+		words, err := b.worker.Ask("read %s %d %d %d", p.way, c.batch, c.context, c.steps)
+		if err != nil {
+			miss(p.name, err)
+			continue
+		}
+		if len(words) > 0 {
+			b.Note("OPT-%s, %v: %s: %s", c.shape, c, p.name, strings.Join(words, " "))
+		}
+		ready = append(ready, p)
+	}
+	return ready
+}
+
+// judgeSteps takes the figures of a case down. The ceilings come first, and what
+// they take is the time to read what a step does.
+func (b *e2eGPU) judgeSteps(c stepCase, contenders []measure.Contender, all []measure.Samples, ceilings int, queued float64) {
+	times := make(map[string]measure.Samples)
+	var ceiling measure.Samples
+	for i, t := range all {
+		if times[contenders[i].Name] = t; i < ceilings && (ceiling == nil || t.Median() < ceiling.Median()) {
+			ceiling = t // the other one is not what the memory gives
+		}
+	}
+	if ceiling != nil {
+		r := b.Report.Row(c.table(), c.String(), measure.ReadCeiling)
+		r.Add(measure.StepMillis, 1e3*ceiling.Median(), nil)
+		r.Add(measure.StepBytes, c.bytes()/1e9, nil)
+		r.Add(measure.Speed, c.bytes()/ceiling.Median()/1e9, nil)
+	}
+	for i, t := range all[ceilings:] {
+		name := contenders[ceilings+i].Name
+		ours := name == nameLean16
+		r := b.Report.Row(c.table(), c.String(), name)
+		r.Add(measure.StepMillis, 1e3*t.Median(), nil)
+		r.Add(measure.StepBytes, c.bytes()/1e9, nil)
+		r.Add(measure.Speed, c.bytes()/t.Median()/1e9, nil)
+		if ceiling != nil {
+			r.Add(measure.GPUShare, t.Faster(ceiling), measure.Only(ours, c.share))
+		}
+		if !ours {
+			continue
+		}
+		if peer := times[nameCompiled]; peer != nil {
+			r.Add(measure.OverCompiled, t.Faster(peer), c.compiled)
+		}
+		if peer := times[nameEager]; peer != nil {
+			r.Add(measure.OverEager, t.Faster(peer), nil)
+		}
+		for _, way := range c.others {
+			if other := times[way]; other != nil {
+				r.Add(otherWays[way], t.Faster(other), nil)
+			}
+		}
+		if queued > 0 {
+			r.Add(measure.Queueing, queued, nil)
+		}
+	}
+}

@@ -1,0 +1,310 @@
+package e2e
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/tensor"
+
+	"gorgonia.org/leanattention/cmd/leanbench/command"
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
+)
+
+func gpuCasesOf(t *testing.T, args ...string) ([]stepCase, error) {
+	t.Helper()
+	flags := flag.NewFlagSet("", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	o := e2eGPUFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return o.cases()
+}
+
+// TestStepCases: the cases and bars are those that were asked for.
+func TestStepCases(t *testing.T) {
+	all, err := gpuCasesOf(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range all {
+		text := fmt.Sprintf("%s %v", c.shape, c)
+		if c.compiled != nil {
+			text += fmt.Sprintf(" x%v", *c.compiled.Least)
+		}
+		if c.share != nil {
+			text += fmt.Sprintf(" %v", *c.share.Least)
+		}
+		if c.peers != (c.compiled != nil) || c.steps != 50 || c.config.MaxPositions < c.context+c.steps {
+			t.Errorf("%s: %+v", text, c)
+		}
+		if strings.Join(c.others, " ") != map[bool]string{true: "fixed default"}[c.share != nil] {
+			t.Errorf("%s beside %q", text, c.others)
+		}
+		got = append(got, text)
+	}
+	want := []string{
+		"125m b1, behind 1024 tokens x2.5", "125m b16, behind 1024 tokens x2",
+		"1.3b b1, behind 1024 tokens x2.2", "1.3b b16, behind 1024 tokens x1.6",
+		"6.7b b1, behind 1024 tokens x1.6 0.88", "6.7b b16, behind 1024 tokens x1.35",
+		"6.7b b1, behind 8192 tokens 0.88", "6.7b b1, behind 32768 tokens 0.88",
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("cases\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if all[0].config.MaxPositions != 2048 {
+		t.Errorf("%d positions", all[0].config.MaxPositions)
+	}
+	if all, err := gpuCasesOf(t, "-shapes=1.3b", "-batches=4", "-contexts=512,4096", "-steps=8"); err != nil || len(all) != 2 ||
+		all[1].String() != "b4, behind 4096 tokens" || all[1].compiled != nil || !all[1].peers || all[0].config.MaxPositions != 4104 {
+		t.Errorf("%+v (%v)", all, err)
+	}
+	for _, c := range []struct{ arg, want string }{
+		{"-shapes=7b", `"7b" is none of 1.3b, 125m,`},
+		{"-batches=1,x", `-batches: "x"`},
+		{"-contexts=0", `-contexts: "0"`},
+		{"-long=-1", `-long: "-1"`},
+		{"-steps=0", "-steps 0"},
+		{"-attn=lean", `-attn: "lean"`},
+	} {
+		if _, err := gpuCasesOf(t, c.arg); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.arg, err)
+		}
+	}
+	if _, err := gpuCasesOf(t, "-contexts=", "-long="); err == nil {
+		t.Error("no cases, and no error")
+	}
+}
+
+func TestStepBytes(t *testing.T) {
+	all, err := gpuCasesOf(t, "-shapes=6.7b", "-batches=16", "-long=")
+	if err != nil || len(all) != 1 {
+		t.Fatal(err)
+	}
+	const hidden, layers = 4096, 32
+	matrices := float64(50272*hidden + layers*12*hidden*hidden)
+	vectors := float64(layers*(4*hidden+5*hidden+4*hidden) + 2*hidden) // biases, and of layer norms
+	keys := 16 * 1049.5 * 2 * layers * hidden                          // behind 1024 tokens and half of 50 steps
+	if got, want := all[0].bytes(), 2*matrices+4*vectors+2*keys; got != want {
+		t.Errorf("%v bytes a step, want %v", got, want)
+	}
+}
+
+func TestE2EDevice(t *testing.T) {
+	defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom("/no/such/libcuda.so.1") }, nil)()
+	for arg, want := range map[string]string{
+		"-device=gpu": "no CUDA driver", "-device=tpu": `-device "tpu" is neither cpu nor gpu`, "-device=cpu": "-python is needed",
+	} {
+		var stdout, stderr strings.Builder
+		if status := command.Run(Commands, []string{"e2e", arg}, &stdout, &stderr); status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%s: status %d, %q, %q", arg, status, stdout.String(), stderr.String())
+		}
+	}
+}
+
+// TestRandomModel: weights are random, scaled, and the same when asked for again.
+func TestRandomModel(t *testing.T) {
+	m := newRandomModel(smallShape())
+	starts := make(map[uint64]string)
+	for w := range m.Config().Weights() {
+		x, err := m.Tensor(w.Name, w.Shape...)
+		if err != nil || !x.Shape().Eq(tensor.Shape(w.Shape)) {
+			t.Fatalf("%s: %v", w.Name, err)
+		}
+		again, err := m.Tensor(w.Name, w.Shape...)
+		if err != nil || fmt.Sprint(x.Data()) != fmt.Sprint(again.Data()) {
+			t.Errorf("%s differs when asked for again (%v)", w.Name, err)
+		}
+		sum, squares, n := 0.0, 0.0, 0
+		add := func(v float64) { sum, squares, n = sum+v, squares+v*v, n+1 }
+		switch data := x.Data().(type) {
+		case []float32:
+			for _, v := range data {
+				add(float64(v))
+			}
+		default:
+			for _, v := range m.block[:1<<16] {
+				add(float64(v.Float32()))
+			}
+		}
+		want := 0.0
+		if strings.HasSuffix(w.Name, "layer_norm.weight") {
+			want = 1
+		}
+		mean := sum / float64(n)
+		if spread := math.Sqrt(squares/float64(n) - mean*mean); math.Abs(mean-want) > 0.02 || spread < 0.01 || spread > 0.03 {
+			t.Errorf("%s: mean %v, standard deviation %v", w.Name, mean, spread)
+		}
+		starts[uint64(x.Uintptr())] = w.Name
+	}
+	if len(starts) < 30 {
+		t.Errorf("only %d places where weights begin", len(starts))
+	}
+}
+
+// TestLeanGPU: the decoder that is measured does its work, on the CPU here, and a
+// turn does not depend on the one before.
+func TestLeanGPU(t *testing.T) {
+	e, err := newLeanGPU(smallShape(), nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.check(); err != nil {
+		t.Error(err)
+	}
+	if e.queued() != 0 {
+		t.Error("attention without a decoder")
+	}
+	var first []string
+	for range 2 {
+		_, steady, ids, err := e.decode(2, 20, 6)
+		if err != nil || steady <= 0 || len(ids) != 7 {
+			t.Fatalf("%v, %d tokens (%v)", steady, len(ids), err)
+		}
+		if first == nil {
+			first = ids
+		} else if strings.Join(ids, " ") != strings.Join(first, " ") {
+			t.Errorf("tokens %v, and %v before", ids, first)
+		}
+	}
+	if q := e.queued(); q <= 0 || q >= 1 {
+		t.Errorf("%v of the time in attention", q)
+	}
+	if err := e.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestIsLargest(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	for _, c := range []struct {
+		logits []float32
+		id     int
+		want   string
+	}{
+		{[]float32{1, 3, 3, 2}, 1, ""},
+		{[]float32{1, 3, 3, 2}, 2, ""},
+		{[]float32{1, 3, 3, 2}, 3, "whose logit is 2, and the largest is 3"},
+		{[]float32{1, 3}, 2, "token 2 of 2"},
+		{[]float32{1, 3}, -1, "token -1 of 2"},
+		{nil, 0, "token 0 of 0"},
+		{[]float32{2, 2}, 0, "all logits are 2"},
+		{[]float32{2, nan}, 0, "logit 1 is NaN"},
+		{[]float32{2, inf}, 1, "logit 1 is +Inf"},
+	} {
+		if err := isLargest(c.logits, c.id); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, %d: %v, want %q", c.logits, c.id, err, c.want)
+		}
+	}
+}
+
+// fixedDecoder is a decoder that takes a given time for a step, and cannot decode
+// behind so many tokens.
+type fixedDecoder struct {
+	fixed
+	tooLong int
+}
+
+func (d fixedDecoder) decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error) {
+	if context == d.tooLong {
+		return 0, 0, nil, errors.New("too long")
+	}
+	return d.fixed.decode(batch, context, steps)
+}
+
+func (fixedDecoder) check() error    { return nil }
+func (fixedDecoder) queued() float64 { return 0.25 }
+
+// attending takes half as long again.
+func (d fixedDecoder) attending(string) engine {
+	d.step *= 1.5
+	return d.fixed
+}
+
+// TestJudgeSteps: times become figures, with bars.
+func TestJudgeSteps(t *testing.T) {
+	all, err := gpuCasesOf(t, "-shapes=6.7b", "-batches=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &e2eGPU{Bench: &gpu.Bench{Report: &measure.Report{}}}
+	c := all[0]
+	var contenders []measure.Contender
+	for _, name := range []string{"A", "B", nameLean16, nameCompiled, nameEager} {
+		contenders = append(contenders, measure.Contender{Name: name})
+	}
+	b.judgeSteps(c, contenders, []measure.Samples{{3.2e-3, 3.2e-3}, {3e-3, 3e-3}, {4e-3, 4e-3}, {6e-3, 6e-3}, {44e-3, 44e-3}}, 2, 0.25)
+	for _, w := range []struct {
+		who  string
+		m    measure.Metric
+		want float64
+		bar  string
+	}{
+		{"read ceiling", measure.StepMillis, 3, ""},
+		{nameLean16, measure.StepMillis, 4, ""},
+		{nameLean16, measure.StepBytes, c.bytes() / 1e9, ""},
+		{nameLean16, measure.Speed, c.bytes() / 4e-3 / 1e9, ""},
+		{nameLean16, measure.GPUShare, 0.75, ">= 88.0% and <= 115.0%: **missed**"},
+		{nameLean16, measure.OverCompiled, 1.5, ">= 1.60: **missed**"},
+		{nameLean16, measure.OverEager, 11, ""},
+		{nameLean16, measure.Queueing, 0.25, ""},
+		{nameCompiled, measure.GPUShare, 0.5, ""},
+	} {
+		f := b.Report.Find(c.String(), w.who, w.m)
+		if f == nil || !measuretest.Near(f.Value, w.want) || (f.Bar != nil) != (w.bar != "") || f.Bar != nil && f.Bar.Text(w.m) != w.bar {
+			t.Errorf("%s of %s: %+v, want %v %s", w.m, w.who, f, w.want, w.bar)
+		}
+	}
+	if f := b.Report.Find(c.String(), nameEager, measure.OverCompiled); f != nil {
+		t.Errorf("%+v", f)
+	}
+	// Without peers and before compute capability 9.0 there are times alone.
+	b.Report = &measure.Report{}
+	b.judgeSteps(c, contenders[2:3], []measure.Samples{{4e-3}}, 0, 0)
+	if n := len(b.Report.Figures); n != 3 {
+		t.Errorf("%d figures: %+v", n, b.Report.Figures)
+	}
+}
+
+// TestOPTPeers: what a way can't do is noted, and the others are measured.
+func TestOPTPeers(t *testing.T) {
+	for how, want := range map[string]string{
+		"opt":         "",
+		"opt-skips":   "OPT-tiny, b2, behind 8 tokens: transformers, compiled: 3 CUDA graphs were skipped",
+		"opt-refuses": `OPT-tiny, b2, behind 8 tokens: without transformers, compiled: "read compiled 2 8 4": the worker says "error no memory"`,
+	} {
+		w, err := measure.Start(measuretest.Command(t, how))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := &e2eGPU{Bench: &gpu.Bench{Report: &measure.Report{}, Stderr: io.Discard}, worker: w}
+		c := stepCase{shape: "tiny", batch: 2, context: 8, steps: 4, peers: true}
+		ready := b.prepare(c)
+		if names := fmt.Sprint(ready); strings.Contains(names, nameCompiled) != (how != "opt-refuses") || !strings.Contains(names, nameEager) {
+			t.Errorf("%s: ready are %s", how, names)
+		}
+		if notes := strings.Join(b.Report.Notes, "; "); notes != want {
+			t.Errorf("%s: notes %q, want %q", how, notes, want)
+		}
+		c.peers = false
+		if n := len(b.prepare(c)); n != 0 {
+			t.Errorf("%d peers where none were wanted", n)
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Fields(w.Stderr.Text()); strings.Count(strings.Join(got, " "), "forget") != 2 {
+			t.Errorf("%s: the worker was asked %q", how, got)
+		}
+	}
+}

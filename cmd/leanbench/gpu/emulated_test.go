@@ -1,0 +1,86 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"errors"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/emulated"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
+)
+
+// TestEmulatedReader: the kernel reads every piece once, in equal shares, wherever
+// sequences and heads end.
+func TestEmulatedReader(t *testing.T) {
+	lib := fakedriver.New(t)
+	capability, image := emulated.Images(t)
+	emulated.Execute(t, lib, capability, 5)
+	driver, err := cuda.LoadFrom(lib.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Without an engine, whose kernels take long to read.
+	d := &gpuDevice{driver: driver, rng: measuretest.Rand(t)}
+	if d.dev, err = driver.Open(0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := d.Close(); err != nil || lib.Live() != 0 || lib.Defects() != 0 {
+			t.Errorf("%d objects left in the driver, %d calls that would have crashed (%v)", lib.Live(), lib.Defects(), err)
+		}
+	}()
+	_, err = d.dev.Module("ceiling", func() ([]byte, error) { return image("ceiling", capability) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.stream, err = d.dev.NewStream(); err != nil {
+		t.Fatal(err)
+	}
+	const warps = readerWarps * 5
+	if d.sink, err = d.dev.NewBuffer(4 * 32 * warps); err != nil {
+		t.Fatal(err)
+	}
+	short := make([]int, 40) // of one page each, and a long one behind them
+	for i := range short {
+		short[i] = 1 + i%16
+	}
+	ragged := append(short, 3000)
+	for _, c := range []struct {
+		s    Shape
+		page int
+	}{
+		{EvenShape(2, 4, 2, 2048, 64), 16},
+		{EvenShape(1, 1, 1, 1000, 128), 16},
+		{EvenShape(3, 8, 8, 500, 64), 64},
+		{EvenShape(2, 6, 3, 700, 128), 64},
+		{EvenShape(1, 1, 1, 40, 64), 16}, // fewer pieces than warps
+		{Shape{heads: 6, kvHeads: 3, dim: 64, lengths: ragged}, 16},
+		{Shape{heads: 2, kvHeads: 2, dim: 128, lengths: ragged}, 64},
+	} {
+		if err := d.Fill(2*c.s.Region(), ArenaPeriod); err != nil {
+			t.Fatal(err)
+		}
+		p := layOut(c.s, c.page, d.rng)
+		r, err := d.newPageReader(&p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for launch := range 2 {
+			if err := errors.Join(r.launch(launch), d.stream.Synchronize()); err != nil {
+				t.Fatalf("%v, pages of %d: %v", c.s, c.page, err)
+			}
+			for warp := range warps {
+				if err := r.verify(launch, warp); err != nil {
+					t.Errorf("%v, pages of %d, launch %d: %v", c.s, c.page, launch, err)
+				}
+			}
+		}
+		if err := errors.Join(r.close(), d.keys.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}

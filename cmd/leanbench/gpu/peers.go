@@ -1,0 +1,144 @@
+package gpu
+
+import (
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	_ "embed"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+//go:embed gpu.py
+var gpuWorker string
+
+// peerNames are the ways that the worker may know.
+var peerNames = map[string]string{
+	"flash":            "PyTorch, FLASH_ATTENTION",
+	"cudnn":            "PyTorch, CUDNN_ATTENTION",
+	"flashinfer":       "FlashInfer, pages of 16",
+	"flashinfer-tc":    "FlashInfer on tensor cores, pages of 16",
+	"flashinfer-batch": "FlashInfer, BatchAttention, pages of 16",
+	"flashinfer-plan":  "FlashInfer, with its plan",
+}
+
+func isPeer(name string) bool {
+	for _, n := range peerNames {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
+
+// countsAsBest says whether a peer may be the best: one that plans in every call
+// does more than the others.
+func countsAsBest(name string) bool { return isPeer(name) && name != peerNames["flashinfer-plan"] }
+
+// Peers are other programs on the same GPU, in another process. Nil is none.
+type gpuPeers struct {
+	worker *measure.Worker
+	note   func(format string, args ...any)
+	said   []string // which of them are missing for some shapes, and why
+}
+
+func (b *Bench) startPeers() error {
+	if !b.Options.Peers {
+		b.Note("no peers, because of -peers=false")
+		return nil
+	}
+	w, err := startGPUWorker(b.Options.Python, fmt.Sprint(b.Options.device))
+	if err != nil {
+		return fmt.Errorf("the peers do not start (-peers=false measures without, -python names another python): %w", err)
+	}
+	b.peers = &gpuPeers{worker: w, note: b.Note}
+	b.Note("%s", strings.Join(w.Hello, " "))
+	return nil
+}
+
+// startGPUWorker is a variable for tests, which have another worker.
+var startGPUWorker = func(python string, args ...string) (*measure.Worker, error) {
+	return measure.StartWorker(python, gpuWorker, args...)
+}
+
+func (p *gpuPeers) close() error {
+	if p == nil {
+		return nil
+	}
+	return p.worker.Close()
+}
+
+func (p *gpuPeers) arena(bytes int64) error {
+	if p == nil {
+		return nil
+	}
+	_, err := p.worker.Ask("arena %d", bytes)
+	return err
+}
+
+// contenders have the worker capture its graphs for a shape. What it can't do is
+// noted, each text once, and does not keep us from being measured.
+func (p *gpuPeers) contenders(s Shape) (all []*Contender) {
+	if p == nil {
+		return nil
+	}
+	lengths := fmt.Sprintf("%dx%d", s.batch(), s.lengths[0])
+	if !s.even() {
+		lengths = strings.ReplaceAll(strings.Trim(fmt.Sprint(s.lengths), "[]"), " ", ",")
+	}
+	words, err := p.worker.Ask("shape %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.Sets(), s.Launches(), lengths)
+	if err != nil {
+		// The question, which is in front, would make every text another one.
+		reason, _, _ := strings.Cut(errors.Unwrap(err).Error(), "\n")
+		p.miss(s, "without the peers: %s", strings.TrimSuffix(reason, ":")) // stderr's end may follow
+		return nil
+	}
+	ways := words
+	if i := slices.Index(words, "without"); i >= 0 {
+		ways = words[:i]
+		p.miss(s, "%s", strings.Join(words[i:], " "))
+	}
+	for _, way := range ways {
+		name, ok := peerNames[way]
+		if !ok {
+			p.miss(s, "without a way %q that the worker has", way)
+			continue
+		}
+		all = append(all, &Contender{
+			Name:   name,
+			Replay: func(n int) ([]float64, error) { return p.replay(way, n) },
+			close:  func() error { return nil },
+		})
+	}
+	return all
+}
+
+// miss notes what is not measured.
+func (p *gpuPeers) miss(s Shape, format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(p.said, text) {
+		p.said = append(p.said, text)
+		p.note("%s, and perhaps others: %s", s, text)
+	}
+}
+
+func (p *gpuPeers) replay(way string, n int) ([]float64, error) {
+	words, err := p.worker.Ask("run %s %d", way, n)
+	if err != nil {
+		return nil, err
+	}
+	if len(words) != n {
+		return nil, fmt.Errorf("the worker gives %d times of %d", len(words), n)
+	}
+	times := make([]float64, n)
+	for i, s := range words {
+		if times[i], err = strconv.ParseFloat(s, 64); err != nil {
+			return nil, fmt.Errorf("the worker says %q: %w", words, err)
+		}
+		if !(times[i] > 0) {
+			return nil, errors.New("the worker says that a launch takes no time")
+		}
+	}
+	return times, nil
+}

@@ -1,0 +1,247 @@
+// Package measure has turns, figures, bars and reports: what all measurements share.
+package measure
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Figure is one number of a report.
+type Figure struct {
+	Table     string  `json:"table"`
+	Case      string  `json:"case"`      // the row's shape
+	Contender string  `json:"contender"` // and who computed it
+	Metric    Metric  `json:"metric"`
+	Value     float64 `json:"value"`
+	Bar       *Bar    `json:"bar,omitempty"`
+}
+
+// ReadCeiling is who reads what ours does and no more; on a GPU the name goes on with how.
+const ReadCeiling = "read ceiling"
+
+// Metric is the name and unit of a number, and the head of its column.
+type Metric string
+
+const (
+	Speed         Metric = "GB/s"                // bytes of keys and values, over the median of the rounds
+	BestSpeed     Metric = "best GB/s"           // over the best round
+	Share         Metric = "of the ceiling"      // median of the ratios of neighbouring turns
+	OverStock     Metric = "x default"           // the same, of the default node's time to ours
+	OverTorch     Metric = "x PyTorch"           // of PyTorch's time to ours
+	Allocs        Metric = "allocs"              // heap allocations of a step
+	Tokens        Metric = "tokens/s"            // of all sequences together, median
+	BestTokens    Metric = "best tokens/s"       // in the best round
+	Prompt        Metric = "prompt tokens/s"     // before the first token, median
+	OverHF        Metric = "x transformers"      // of transformers' float32 time to ours
+	OverCT2       Metric = "x CT2"               // of CTranslate2's float32 time to ours
+	OverInt8      Metric = "x CT2 int8"          // of CTranslate2's int8 time to ours
+	Micros        Metric = "us"                  // of a launch, median of all replays
+	Micros10      Metric = "p10 us"              // that a tenth of them are below
+	Micros90      Metric = "p90 us"              // and nine tenths
+	GPUShare      Metric = "of the read ceiling" // share, on a GPU
+	OfDense       Metric = "of contiguous"       // of the speed with contiguous keys
+	OfAllowed     Metric = "of the time"         // that is allowed: 1.05 times the ceiling's, and 5 us
+	TimeOfMHA     Metric = "time of MHA"         // over that of one query head a KV head
+	OverFlash     Metric = "x FLASH"             // of PyTorch's FLASH_ATTENTION's time to ours
+	OverBest      Metric = "x best peer"         // of the best peer's
+	OverBatch     Metric = "x BatchAttention"    // of FlashInfer's BatchAttention's
+	StepMillis    Metric = "ms a step"           // of all sequences together, median
+	StepBytes     Metric = "GB a step"           // of weights, keys and values
+	OverCompiled  Metric = "x compiled"          // of the time of transformers' compiled step to ours
+	OverEager     Metric = "x eager"             // and of its eager one
+	OverFixed     Metric = "x fixed"             // speed over that of our decoder with the schedule of FlashDecoding
+	OverDefault   Metric = "x default"           // and with attention in three launches
+	Queueing      Metric = "queueing attention"  // share of the time, on the host
+	LayerMicros   Metric = "us a layer"
+	BeyondKernels Metric = "beyond its kernels"      // us a layer
+	BeyondFloor   Metric = "beyond the driver alone" // us a layer
+	OfReader      Metric = "of a reader of the same pages"
+)
+
+func (m Metric) format(v float64) string {
+	switch m {
+	case Share:
+		return fmt.Sprintf("%.0f%%", 100*v)
+	case GPUShare, OfDense, OfReader, OfAllowed, TimeOfMHA, Queueing:
+		return fmt.Sprintf("%.1f%%", 100*v)
+	case Allocs:
+		return fmt.Sprintf("%.0f", v)
+	case Speed, BestSpeed, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, Tokens, BestTokens:
+		return fmt.Sprintf("%.1f", v)
+	case StepMillis:
+		return fmt.Sprintf("%.3f", v)
+	case Prompt:
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// Bar is what a figure should be.
+type Bar struct {
+	Least *float64 `json:"least,omitempty"`
+	Most  *float64 `json:"most,omitempty"`
+	Met   bool     `json:"met"`
+}
+
+func AtLeast(v float64) *Bar { return &Bar{Least: &v} }
+func AtMost(v float64) *Bar  { return &Bar{Most: &v} }
+
+// OfCeiling is a bar for a share. What is far above the ceiling shows that the
+// ceiling was not reached by its own kernel: such a run has measured nothing.
+func OfCeiling(least float64) *Bar {
+	most := 1.15
+	return &Bar{Least: &least, Most: &most}
+}
+
+// Judge returns b with its verdict on v.
+func (b *Bar) Judge(v float64) *Bar {
+	if b == nil {
+		return nil
+	}
+	// Written so that a NaN meets nothing.
+	met := (b.Least == nil || v >= *b.Least) && (b.Most == nil || v <= *b.Most)
+	return &Bar{b.Least, b.Most, met}
+}
+
+func (b *Bar) Text(m Metric) string {
+	var limits []string
+	if b.Least != nil {
+		limits = append(limits, ">= "+m.format(*b.Least))
+	}
+	if b.Most != nil {
+		limits = append(limits, "<= "+m.format(*b.Most))
+	}
+	s := strings.Join(limits, " and ")
+	return s + ": " + Verdict(b.Met)
+}
+
+func Verdict(met bool) string {
+	if met {
+		return "met"
+	}
+	return "**missed**"
+}
+
+// Report collects what a command measures.
+type Report struct {
+	Command string   `json:"command"`
+	Machine Machine  `json:"machine"`
+	Notes   []string `json:"notes,omitempty"` // what else the figures depend on
+	Figures []Figure `json:"figures"`
+}
+
+// row is the figures of one contender in one case.
+type row struct {
+	report          *Report
+	table, is, name string
+}
+
+func (r *Report) Row(table, is, contender string) row { return row{r, table, is, contender} }
+
+// Add takes a figure down; b may be nil.
+func (r row) Add(m Metric, v float64, b *Bar) {
+	r.report.Figures = append(r.report.Figures, Figure{r.table, r.is, r.name, m, v, b.Judge(v)})
+}
+
+// Find returns a figure; nil if there is none.
+func (r *Report) Find(is, contender string, m Metric) *Figure {
+	for i := range r.Figures {
+		if f := &r.Figures[i]; f.Case == is && f.Contender == contender && f.Metric == m {
+			return f
+		}
+	}
+	return nil
+}
+
+// WriteTable writes the figures of a table in Markdown: a row for each case and
+// contender and a column for each metric, in the order in which they came.
+func (r *Report) WriteTable(w io.Writer, table string) {
+	type key struct{ is, contender string }
+	var rows []key
+	var columns []Metric
+	cells := map[key]map[Metric]string{}
+	for _, f := range r.Figures {
+		if f.Table != table {
+			continue
+		}
+		k := key{f.Case, f.Contender}
+		if cells[k] == nil {
+			rows = append(rows, k)
+			cells[k] = map[Metric]string{}
+		}
+		if !slices.Contains(columns, f.Metric) {
+			columns = append(columns, f.Metric)
+		}
+		text := f.Metric.format(f.Value)
+		if f.Bar != nil {
+			text += " (" + f.Bar.Text(f.Metric) + ")"
+		}
+		cells[k][f.Metric] = text
+	}
+	fmt.Fprintf(w, "\n### %s\n\n| | |", table)
+	for _, c := range columns {
+		fmt.Fprintf(w, " %s |", c)
+	}
+	fmt.Fprintf(w, "\n|---|---|%s\n", strings.Repeat("---|", len(columns)))
+	last := ""
+	for _, k := range rows {
+		is := k.is
+		if is == last {
+			is = "" // once for its contenders
+		}
+		last = k.is
+		fmt.Fprintf(w, "| %s | %s |", is, k.contender)
+		for _, c := range columns {
+			fmt.Fprintf(w, " %s |", cells[k][c])
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// WriteHead writes what the figures were measured on.
+func (r *Report) WriteHead(w io.Writer) {
+	fmt.Fprintf(w, "%s\n", strings.Join(append([]string{"`leanbench " + r.Command + "`", r.Machine.String()}, r.Notes...), "; "))
+}
+
+// WriteVerdict counts the bars and lists those that are missed.
+func (r *Report) WriteVerdict(w io.Writer) {
+	bars, missed := 0, []Figure(nil)
+	for _, f := range r.Figures {
+		if f.Bar == nil {
+			continue
+		}
+		if bars++; !f.Bar.Met {
+			missed = append(missed, f)
+		}
+	}
+	if bars == 0 {
+		fmt.Fprintln(w, "\nNone of these figures has a bar.")
+		return
+	}
+	fmt.Fprintf(w, "\nBars met: %d of %d.", bars-len(missed), bars)
+	if len(missed) > 0 {
+		fmt.Fprint(w, " Missed:")
+	}
+	fmt.Fprintln(w)
+	for _, f := range missed {
+		where := slices.DeleteFunc([]string{f.Table, f.Case, f.Contender}, func(s string) bool { return s == "" })
+		is, _, _ := strings.Cut(f.Bar.Text(f.Metric), ":")
+		fmt.Fprintf(w, "- %s: %s %s, and the bar is %s\n", strings.Join(where, "; "), f.Metric.format(f.Value), f.Metric, is)
+	}
+}
+
+// Save writes the report as JSON, if a name is given.
+func (r *Report) Save(name string) error {
+	if name == "" {
+		return nil
+	}
+	data, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, append(data, '\n'), 0o666)
+}
