@@ -11,6 +11,7 @@ import (
 // Command is one thing that leanbench does.
 type Command struct {
 	Name, Summary string
+	Args          bool // there may be some behind the flags
 	// Setup adds the command's flags and returns what runs once they are parsed.
 	Setup func(flags *flag.FlagSet) func(stdout, stderr io.Writer) error
 }
@@ -34,7 +35,7 @@ func Run(commands []Command, args []string, stdout, stderr io.Writer) int {
 		} else if err != nil { // Parse has printed it
 			return 2
 		}
-		if flags.NArg() > 0 {
+		if flags.NArg() > 0 && !c.Args {
 			fmt.Fprintf(stderr, "leanbench %s: unexpected argument %q\n", c.Name, flags.Arg(0))
 			return 2
 		}

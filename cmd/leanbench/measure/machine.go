@@ -16,6 +16,7 @@ type Machine struct {
 	Workers int    `json:"workers"` // threads that computed
 	Kernels string `json:"kernels"` // of leanattention: their instruction set
 	Go      string `json:"go"`
+	GPU     string `json:"gpu,omitempty"`
 
 	// Load is the machine's load average before the measurement, of others that
 	// used it: with much of it no figure is worth anything. -1: not known.
@@ -23,11 +24,19 @@ type Machine struct {
 }
 
 func (m Machine) String() string {
-	s := fmt.Sprintf("%s, %d of %d cores, %s kernels, %s", m.CPU, m.Workers, m.Cores, m.Kernels, m.Go)
-	if m.Load >= 0 {
-		s += fmt.Sprintf(", load %.1f before", m.Load)
+	var parts []string
+	add := func(there bool, format string, args ...any) {
+		if there {
+			parts = append(parts, fmt.Sprintf(format, args...))
+		}
 	}
-	return s
+	add(m.CPU != "", "%s", m.CPU)
+	add(m.Cores > 0, "%d of %d cores", m.Workers, m.Cores)
+	add(m.Kernels != "", "%s kernels", m.Kernels)
+	add(m.Go != "", "%s", m.Go)
+	add(m.Load >= 0, "load %.1f before", m.Load)
+	add(m.GPU != "", "%s", m.GPU)
+	return strings.Join(parts, ", ")
 }
 
 // ThisMachine lets the process use a number of threads from now on and

@@ -2,12 +2,15 @@
 package measure
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Figure is one number of a report.
@@ -62,7 +65,7 @@ const (
 	OfReader      Metric = "of a reader of the same pages"
 )
 
-func (m Metric) format(v float64) string {
+func (m Metric) Format(v float64) string {
 	switch m {
 	case Share:
 		return fmt.Sprintf("%.0f%%", 100*v)
@@ -110,10 +113,10 @@ func (b *Bar) Judge(v float64) *Bar {
 func (b *Bar) Text(m Metric) string {
 	var limits []string
 	if b.Least != nil {
-		limits = append(limits, ">= "+m.format(*b.Least))
+		limits = append(limits, ">= "+m.Format(*b.Least))
 	}
 	if b.Most != nil {
-		limits = append(limits, "<= "+m.format(*b.Most))
+		limits = append(limits, "<= "+m.Format(*b.Most))
 	}
 	s := strings.Join(limits, " and ")
 	return s + ": " + Verdict(b.Met)
@@ -128,7 +131,13 @@ func Verdict(met bool) string {
 
 // Report collects what a command measures.
 type Report struct {
-	Command string   `json:"command"`
+	Command string `json:"command"` // of leanbench, or a whole command line of another program
+	Date    string `json:"date,omitempty"`
+	Commit  string `json:"commit,omitempty"` // of this repository
+
+	// Transcribed says where figures were copied from that no JSON was kept of.
+	Transcribed string `json:"transcribed,omitempty"`
+
 	Machine Machine  `json:"machine"`
 	Notes   []string `json:"notes,omitempty"` // what else the figures depend on
 	Figures []Figure `json:"figures"`
@@ -176,7 +185,7 @@ func (r *Report) WriteTable(w io.Writer, table string) {
 		if !slices.Contains(columns, f.Metric) {
 			columns = append(columns, f.Metric)
 		}
-		text := f.Metric.format(f.Value)
+		text := f.Metric.Format(f.Value)
 		if f.Bar != nil {
 			text += " (" + f.Bar.Text(f.Metric) + ")"
 		}
@@ -230,7 +239,7 @@ func (r *Report) WriteVerdict(w io.Writer) {
 	for _, f := range missed {
 		where := slices.DeleteFunc([]string{f.Table, f.Case, f.Contender}, func(s string) bool { return s == "" })
 		is, _, _ := strings.Cut(f.Bar.Text(f.Metric), ":")
-		fmt.Fprintf(w, "- %s: %s %s, and the bar is %s\n", strings.Join(where, "; "), f.Metric.format(f.Value), f.Metric, is)
+		fmt.Fprintf(w, "- %s: %s %s, and the bar is %s\n", strings.Join(where, "; "), f.Metric.Format(f.Value), f.Metric, is)
 	}
 }
 
@@ -239,9 +248,37 @@ func (r *Report) Save(name string) error {
 	if name == "" {
 		return nil
 	}
+	if r.Date == "" {
+		r.Date = time.Now().UTC().Format(time.DateOnly)
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && r.Commit == "" {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				r.Commit = s.Value
+			}
+		}
+	}
 	data, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(name, append(data, '\n'), 0o666)
+}
+
+// Load reads a report that Save wrote.
+func Load(name string) (*Report, error) {
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	r := new(Report)
+	in := json.NewDecoder(bytes.NewReader(data))
+	in.DisallowUnknownFields()
+	if err := in.Decode(r); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if _, err := in.Token(); err != io.EOF {
+		return nil, fmt.Errorf("%s: there is something behind the report", name)
+	}
+	return r, nil
 }

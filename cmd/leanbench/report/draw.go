@@ -1,0 +1,209 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"image/color"
+	"strconv"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// palette is told apart by people who see few colours, too (Okabe and Ito).
+var palette = []color.Color{
+	color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255},
+	color.RGBA{204, 121, 167, 255}, color.RGBA{86, 180, 233, 255}, color.RGBA{120, 120, 120, 255},
+}
+
+func init() { plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"} }
+
+// draw is a question's picture as SVG.
+func (t *tables) draw(q question) ([]byte, error) {
+	p := plot.New()
+	p.Title.Text = q.title
+	p.X.Label.Text, p.Y.Label.Text = q.picture.x, q.picture.y
+	p.Legend.Top = true
+	if q.picture.logX {
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	}
+	if q.picture.logY {
+		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	}
+	height := 9 * vg.Centimeter
+	var err error
+	switch q.picture.kind {
+	case "bars":
+		height, err = t.drawBars(p, q)
+	case "lines":
+		err = t.drawLines(p, q)
+	case "points":
+		err = t.drawPoints(p, q)
+	default:
+		err = fmt.Errorf("no picture is called %q", q.picture.kind)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := vgsvg.New(22*vg.Centimeter, height)
+	p.Draw(draw.New(c))
+	var out bytes.Buffer
+	if _, err := c.WriteTo(&out); err != nil {
+		return nil, err
+	}
+	// Where the font is not there its neighbours of the same widths are to be taken.
+	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
+}
+
+// value is what a picture shows of a figure.
+func (p picture) value(f *measure.Figure) float64 {
+	if p.percent {
+		return 100 * f.Value
+	}
+	return f.Value
+}
+
+// limit is the bar in the picture's unit.
+func (p picture) limit() float64 {
+	if p.percent {
+		return 100 * p.bar
+	}
+	return p.bar
+}
+
+// drawBars has a group of bars for each line of the table, from the top to the bottom.
+func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
+	rows := t.rows(q, q.tables...)
+	thick := vg.Points(5)
+	groups := 0
+	var labels []string
+	values := make([]plotter.Values, len(q.picture.series))
+	for i := len(rows) - 1; i >= 0; i-- { // the first is the topmost
+		found := false
+		line := make([]float64, len(values))
+		for j, s := range q.picture.series {
+			if f := rows[i].cells[cellKey(s.series, s.who, s.metric)]; f != nil {
+				line[j], found = q.picture.value(f), true
+			}
+		}
+		if !found {
+			continue
+		}
+		groups++
+		labels = append(labels, strings.ReplaceAll(rows[i].label, " | ", ", "))
+		for j, v := range line {
+			values[j] = append(values[j], v)
+		}
+	}
+	if groups == 0 {
+		return 0, fmt.Errorf("there is nothing to draw")
+	}
+	for j, v := range values {
+		b, err := plotter.NewBarChart(v, thick)
+		if err != nil {
+			return 0, err
+		}
+		b.Horizontal, b.LineStyle.Width, b.Color = true, 0, palette[j%len(palette)]
+		b.Offset = thick * vg.Length(float64(len(values)-1)/2-float64(j))
+		p.Add(b)
+		if len(values) > 1 {
+			p.Legend.Add(q.picture.series[j].head, b)
+		}
+	}
+	p.NominalY(labels...)
+	p.X.Min = 0
+	if q.picture.bar > 0 {
+		line, err := plotter.NewLine(plotter.XYs{{X: q.picture.limit(), Y: -0.5}, {X: q.picture.limit(), Y: float64(groups) - 0.5}})
+		if err != nil {
+			return 0, err
+		}
+		line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
+		p.Add(line)
+	}
+	p.Legend.Top = false
+	p.X.Max *= 1.25 // room for the legend
+	each := thick*vg.Length(len(values)) + vg.Points(7)
+	return vg.Length(groups)*each + 3*vg.Centimeter, nil
+}
+
+// drawLines has a line for each series, over the number that a line's label is.
+func (t *tables) drawLines(p *plot.Plot, q question) error {
+	rows := t.rows(q, q.tables...)
+	for j, s := range q.picture.series {
+		var xy plotter.XYs
+		for _, r := range rows {
+			x, err := strconv.ParseFloat(r.label, 64)
+			if err != nil {
+				return err
+			}
+			if f := r.cells[cellKey(s.series, s.who, s.metric)]; f != nil {
+				xy = append(xy, plotter.XY{X: x, Y: q.picture.value(f)})
+			}
+		}
+		line, points, err := plotter.NewLinePoints(xy)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.head, err)
+		}
+		line.Color, points.Color = palette[j%len(palette)], palette[j%len(palette)]
+		line.Width, points.Shape, points.Radius = vg.Points(1.5), draw.CircleGlyph{}, vg.Points(2)
+		p.Add(line, points)
+		p.Legend.Add(s.head, line, points)
+	}
+	p.Legend.Left = true
+	if !q.picture.logY {
+		p.Y.Min, p.Y.Max = 0, 1.4*p.Y.Max // room for the legend
+	}
+	return nil
+}
+
+// drawPoints has a point for each case, over the time of its launch.
+func (t *tables) drawPoints(p *plot.Plot, q question) error {
+	s := q.picture.series[0]
+	var sets [2]plotter.XYs // heads of 64 and of 128
+	for _, r := range t.rows(question{}, q.points) {
+		x, y := r.cells[cellKey("", s.who, us)], r.cells[cellKey("", s.who, s.metric)]
+		if x == nil || y == nil {
+			continue
+		}
+		n := 0
+		if strings.HasSuffix(r.label, "x 128") {
+			n = 1
+		}
+		sets[n] = append(sets[n], plotter.XY{X: x.Value, Y: q.picture.value(y)})
+	}
+	most := 0.0
+	for n, xy := range sets {
+		if len(xy) == 0 {
+			continue
+		}
+		points, err := plotter.NewScatter(xy)
+		if err != nil {
+			return err
+		}
+		points.Color, points.Shape, points.Radius = palette[n], draw.CircleGlyph{}, vg.Points(1.5)
+		p.Add(points)
+		p.Legend.Add([]string{"heads of 64", "heads of 128"}[n], points)
+		for _, v := range xy {
+			most = max(most, v.X)
+		}
+	}
+	if most == 0 {
+		return fmt.Errorf("there is nothing to draw")
+	}
+	line, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: q.picture.limit()}, {X: most, Y: q.picture.limit()}})
+	if err != nil {
+		return err
+	}
+	line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
+	p.Add(line)
+	p.Legend.Add("bar", line)
+	p.Legend.Top = !q.picture.percent
+	return nil
+}

@@ -1,0 +1,270 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// pageLimit is how large the page may be, in bytes.
+const pageLimit = 30 << 10
+
+const head = `# Benchmarks
+
+<!-- written by leanbench report docs/benchmarks/*.json: change the JSON, or cmd/leanbench/report -->
+
+Contenders take turns in one run, and their outputs are compared before. A ratio is the median of the ratios of neighbouring turns. A share is of the read ceiling: the speed of a kernel that only reads the same bytes. Bytes are those of the keys and values, or of a step's weights too, counted once. Machines of one kind differ by more than half: compare figures of one run only. [lab/](lab/) has what was tried. ` + "`docs/benchmarks.sh`" + ` measures everything again. The NEON kernels have run on an emulator only, which tells nothing of their speed.
+
+`
+
+// page is the whole page; base is the folder of the pictures.
+func (t *tables) page(base string) ([]byte, error) {
+	var w bytes.Buffer
+	w.WriteString(head)
+	t.writeMissed(&w)
+	for _, q := range questions {
+		fmt.Fprintf(&w, "\n## %s\n\n%s\n\n![the same as a picture](%s/%s.svg)\n", q.title, q.text, base, q.id)
+		t.writeTable(&w, q)
+		var runs []string
+		for _, table := range q.tables {
+			if name := fmt.Sprintf("[%s](%s/%[1]s.json)", t.names[t.reports[table]], base); !slices.Contains(runs, name) {
+				runs = append(runs, name)
+			}
+		}
+		fmt.Fprintf(&w, "\nRun: %s\n", strings.Join(runs, ", "))
+	}
+	t.writeRuns(&w)
+	if w.Len() > pageLimit {
+		return nil, fmt.Errorf("the page has %d bytes, and may have %d", w.Len(), pageLimit)
+	}
+	return w.Bytes(), nil
+}
+
+// writeRuns lists where all figures come from.
+func (t *tables) writeRuns(w *bytes.Buffer) {
+	w.WriteString("\n## Runs\n\n")
+	transcribed := ""
+	for _, r := range t.order {
+		fmt.Fprintf(w, "- %s: %s\n", t.names[r], source(r))
+		if r.Transcribed != "" {
+			transcribed = r.Transcribed
+		}
+	}
+	if transcribed != "" {
+		fmt.Fprintf(w, "\n(t) No JSON was kept of this run. Its figures were copied from %s.\n", transcribed)
+	}
+}
+
+// source says where figures come from.
+func source(r *measure.Report) string {
+	command := r.Command
+	if !strings.HasPrefix(command, "go ") && !strings.HasPrefix(command, "leanbench ") {
+		command = "leanbench " + command
+	}
+	s := "`" + command + "`"
+	if r.Transcribed != "" {
+		s += " (t)"
+	}
+	var on []string
+	if r.Date != "" {
+		on = append(on, r.Date)
+	}
+	if r.Commit != "" {
+		on = append(on, r.Commit[:min(7, len(r.Commit))])
+	}
+	if m := r.Machine.String(); m != "" {
+		on = append(on, m)
+	}
+	return s + ": " + strings.Join(append(on, r.Notes...), "; ") + "."
+}
+
+// writeMissed lists the bars that are missed, by question and bar.
+func (t *tables) writeMissed(w *bytes.Buffer) {
+	bars, missed := 0, 0
+	var lines strings.Builder
+	for _, q := range questions {
+		var limits []string
+		last := ""
+		cases := make(map[string][]string)
+		for _, table := range q.tables {
+			for _, f := range t.figures[table] {
+				if f.Bar == nil {
+					continue
+				}
+				if bars++; f.Bar.Met {
+					continue
+				}
+				missed++
+				limit := q.limit(f)
+				if cases[limit] == nil {
+					limits = append(limits, limit)
+				}
+				who := strings.TrimPrefix(strings.TrimPrefix(f.Contender, "lean, ")+" ", "lean ")
+				text := ", " + who + format(q.form(f.Metric), f)
+				if n := len(cases[limit]); n > 0 && f.Case == last {
+					cases[limit][n-1] += text // another contender of the same case
+				} else {
+					cases[limit] = append(cases[limit], f.Case+text)
+				}
+				last = f.Case
+			}
+		}
+		for i, limit := range limits {
+			if i == 0 {
+				fmt.Fprintf(&lines, "- [%s](#%s).", q.title, anchor(q.title))
+			}
+			fmt.Fprintf(&lines, " %s: %s.", strings.ToUpper(limit[:1])+limit[1:], strings.Join(cases[limit], "; "))
+			if i == len(limits)-1 {
+				lines.WriteByte('\n')
+			}
+		}
+	}
+	fmt.Fprintf(w, "**Missed: %d of %d bars.**\n\n%s", missed, bars, lines.String())
+}
+
+// limit is a missed figure's bar in words.
+func (q question) limit(f measure.Figure) string {
+	say, v := "at least", f.Bar.Least
+	if v == nil || f.Bar.Most != nil && f.Value > *f.Bar.Most {
+		say, v = "at most", f.Bar.Most
+	}
+	return fmt.Sprintf("%s %s %s", say, format(q.form(f.Metric), measure.Figure{Metric: f.Metric, Value: *v}), f.Metric)
+}
+
+// anchor is what a page's heading is linked by.
+func anchor(title string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(title) {
+		switch {
+		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-':
+			b.WriteRune(r)
+		case r == ' ':
+			b.WriteByte('-')
+		}
+	}
+	return b.String()
+}
+
+// row is a line of a question's table.
+type row struct {
+	label string
+	cells map[string]*measure.Figure // by series, contender and metric
+}
+
+func cellKey(series, who string, m measure.Metric) string {
+	return series + "\x00" + who + "\x00" + string(m)
+}
+
+// rows are the lines of a question's tables, in the order of the figures.
+func (t *tables) rows(q question, names ...string) (rows []row) {
+	index := make(map[string]int)
+	for _, table := range names {
+		for i := range t.figures[table] {
+			f := &t.figures[table][i]
+			label, series, who := f.Case, "", f.Contender
+			if len(q.tables) > 1 && label == "" {
+				label = table
+			}
+			if q.split != nil {
+				if m := q.split.FindStringSubmatch(label); m != nil {
+					label, series = m[q.split.SubexpIndex("row")], m[q.split.SubexpIndex("series")]
+				}
+			}
+			if q.contenders {
+				label, who = label+" | "+who, ""
+			}
+			n, there := index[label]
+			if !there {
+				n = len(rows)
+				index[label] = n
+				rows = append(rows, row{label, make(map[string]*measure.Figure)})
+			}
+			rows[n].cells[cellKey(series, who, f.Metric)] = f
+		}
+	}
+	return rows
+}
+
+// writeTable writes a question's table in Markdown.
+func (t *tables) writeTable(w *bytes.Buffer, q question) {
+	columns := 1
+	fmt.Fprintf(w, "\n| %s |", q.head)
+	if q.contenders {
+		w.WriteString(" |")
+		columns++
+	}
+	for _, c := range q.columns {
+		fmt.Fprintf(w, " %s |", c.head)
+	}
+	fmt.Fprintf(w, "\n|%s\n", strings.Repeat("---|", columns+len(q.columns)))
+	last := ""
+	for _, r := range t.rows(q, q.tables...) {
+		label := r.label
+		if is, who, ok := strings.Cut(label, " | "); ok && is == last {
+			label = "| " + who
+		} else if ok {
+			last = is
+		}
+		var line strings.Builder
+		empty := true
+		for _, c := range q.columns {
+			text := ""
+			if f := r.cells[cellKey(c.series, c.who, c.metric)]; f != nil {
+				text, empty = c.text(*f), false
+			}
+			fmt.Fprintf(&line, " %s |", text)
+		}
+		if !empty {
+			fmt.Fprintf(w, "| %s |%s\n", label, line.String())
+		}
+	}
+}
+
+// text is a figure as a table has it; bold if it misses its bar.
+func (c column) text(f measure.Figure) string {
+	s := format(c.form, f)
+	if f.Bar != nil && !f.Bar.Met {
+		s = "**" + s + "**"
+	}
+	return s
+}
+
+// form is how a question's table shows a metric.
+func (q question) form(m measure.Metric) string {
+	for _, c := range q.columns {
+		if c.metric == m {
+			return c.form
+		}
+	}
+	return ""
+}
+
+// format writes a value: % is a share, 3 is three digits, us is
+// ns as microseconds, and f and a number are so
+// many behind the point. Without any it is what measurements print.
+func format(form string, f measure.Figure) string {
+	switch {
+	case form == "%":
+		return fmt.Sprintf("%.1f%%", 100*f.Value)
+	case form == "us": // of ns
+		return digits(f.Value / 1000)
+	case form == "3":
+		return digits(f.Value)
+	case strings.HasPrefix(form, "f"):
+		return fmt.Sprintf("%."+form[1:]+"f", f.Value)
+	}
+	return f.Metric.Format(f.Value)
+}
+
+// digits is a number to three of them, or as a whole.
+func digits(v float64) string {
+	if v == 0 {
+		return "0"
+	}
+	behind := max(0, 2-int(math.Floor(math.Log10(math.Abs(v)))))
+	return fmt.Sprintf("%.*f", behind, v)
+}

@@ -1,0 +1,330 @@
+package report
+
+import (
+	"regexp"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// question is a section of the page: a table and a picture.
+type question struct {
+	id, title, text string
+	tables          []string // whose figures the table shows
+	head            string   // of the first column
+	contenders      bool     // a line for each contender, not for each case
+	split           *regexp.Regexp
+	columns         []column
+	points          string // a table that only the picture shows
+	picture         picture
+}
+
+// column is what a table shows of a case, or a series of a picture.
+type column struct {
+	head   string
+	series string // what split found in the case
+	who    string
+	metric measure.Metric
+	form   string
+}
+
+// picture is how the figures of a question are drawn.
+type picture struct {
+	kind       string // bars, lines or points
+	x, y       string // what the axes are, with units
+	logX, logY bool
+	percent    bool
+	bar        float64 // a line at what the bar asks for
+	rows       *regexp.Regexp
+	series     []column
+}
+
+// shared metrics, by what columns call them.
+const (
+	ofCeiling = measure.GPUShare
+	us        = measure.Micros
+	overBest  = measure.OverBest
+)
+
+func shares(list ...string) (all []column) {
+	for i := 0; i+1 < len(list); i += 2 {
+		all = append(all, column{head: list[i], who: list[i+1], metric: measure.Share})
+	}
+	return all
+}
+
+var contextSplit = regexp.MustCompile(`^(?P<series>\w+), 12 heads x (?P<row>\d+) x 64$`)
+
+var questions = []question{
+	{
+		id: "cpu-memory", title: "Keys and values from memory, on a CPU",
+		text:   "One query of each head, keys and values of 256 MB and more. `Attend` computes from tensors; the node is the same in a Gorgonia graph; default is three nodes of Gorgonia's own. Bars: 90% of the read ceiling in float32, 85% in float16 and bfloat16, 80% for grouped queries.",
+		tables: []string{"Keys and values of 256 MB and more"}, head: "type, heads x context x d",
+		columns: append([]column{{head: "read ceiling, GB/s", who: measure.ReadCeiling, metric: measure.Speed}}, append(shares("Attend", "lean, Attend", "node", "lean, node"),
+			column{head: "Attend x default", who: "lean, Attend", metric: measure.OverStock}, column{head: "node x default", who: "lean, node", metric: measure.OverStock})...),
+		picture: picture{kind: "bars", x: "share of the read ceiling, %", y: "type, heads x context x d", percent: true, series: shares("Attend", "lean, Attend", "node", "lean, node")},
+	},
+	{
+		id: "cpu-cache", title: "Keys and values in the cache of a CPU",
+		text:   "12 heads x 1024 x 64, the same operands in every step. The node's rest is the tape machine's. Bars: 8 times the default node's speed, no allocation by `Attend`.",
+		tables: []string{"12 heads x 1024 x 64, the same keys and values in every step"}, head: "type, heads x context x d",
+		columns: []column{
+			{head: "read ceiling, GB/s", who: measure.ReadCeiling, metric: measure.Speed},
+			{head: "Attend, GB/s", who: "lean, Attend", metric: measure.Speed}, {head: "node, GB/s", who: "lean, node", metric: measure.Speed}, {head: "default, GB/s", who: "default node", metric: measure.Speed},
+			{head: "Attend x default", who: "lean, Attend", metric: measure.OverStock}, {head: "node x default", who: "lean, node", metric: measure.OverStock}, {head: "allocations, Attend", who: "lean, Attend", metric: measure.Allocs},
+		},
+		picture: picture{kind: "bars", x: "GB/s", y: "type, heads x context x d", series: []column{
+			{head: "Attend", who: "lean, Attend", metric: measure.Speed}, {head: "node", who: "lean, node", metric: measure.Speed}, {head: "default node", who: "default node", metric: measure.Speed}}},
+	},
+	{
+		id: "cpu-contexts", title: "Contexts of 128 to 65536 tokens, on a CPU",
+		text:   "12 heads of 64, keys and values from memory: `Attend` (A) and the node (N) as shares of the read ceiling, and times as fast as the default node in float32.",
+		tables: []string{"Contexts, 12 heads of 64, keys and values from memory"}, head: "context", split: contextSplit,
+		columns: []column{
+			{head: "f32: A", series: "f32", who: "lean, Attend", metric: measure.Share}, {head: "N", series: "f32", who: "lean, node", metric: measure.Share},
+			{head: "A x default", series: "f32", who: "lean, Attend", metric: measure.OverStock}, {head: "N x default", series: "f32", who: "lean, node", metric: measure.OverStock},
+			{head: "f16: A", series: "f16", who: "lean, Attend", metric: measure.Share}, {head: "N", series: "f16", who: "lean, node", metric: measure.Share},
+			{head: "bf16: A", series: "bf16", who: "lean, Attend", metric: measure.Share}, {head: "N", series: "bf16", who: "lean, node", metric: measure.Share},
+		},
+		picture: picture{kind: "lines", x: "context, tokens", y: "share of the read ceiling, %", logX: true, percent: true, series: []column{
+			{head: "f32, Attend", series: "f32", who: "lean, Attend", metric: measure.Share}, {head: "f32, node", series: "f32", who: "lean, node", metric: measure.Share},
+			{head: "f16, Attend", series: "f16", who: "lean, Attend", metric: measure.Share}, {head: "bf16, Attend", series: "bf16", who: "lean, Attend", metric: measure.Share}, {head: "default node", series: "f32", who: "default node", metric: measure.Share}}},
+	},
+	{
+		id: "decode", title: "Against Gorgonia's own nodes",
+		text:   "One query of 12 heads of 64 over n tokens, the same operands in every step, so that short contexts are in cache; us of a step.",
+		tables: []string{"BenchmarkDecode"}, head: "n", split: regexp.MustCompile(`^h12n(?P<row>\d+)d64(?P<series>)$`),
+		columns: []column{
+			{head: "default", who: "default", metric: "ns/op", form: "us"}, {head: "node, f32", who: "lean", metric: "ns/op", form: "us"}, {head: "node, f16", who: "lean-f16", metric: "ns/op", form: "us"},
+			{head: "node, bf16", who: "lean-bf16", metric: "ns/op", form: "us"}, {head: "Attend, f32", who: "attend", metric: "ns/op", form: "us"},
+			{head: "allocations: default", who: "default", metric: "allocs/op", form: "f0"}, {head: "node", who: "lean", metric: "allocs/op", form: "f0"}, {head: "Attend", who: "attend", metric: "allocs/op", form: "f0"},
+		},
+		picture: picture{kind: "lines", x: "context, tokens", y: "time of a step, ns", logX: true, logY: true, series: []column{
+			{head: "default", who: "default", metric: "ns/op"}, {head: "node, f32", who: "lean", metric: "ns/op"}, {head: "node, f16", who: "lean-f16", metric: "ns/op"}, {head: "Attend, f32", who: "attend", metric: "ns/op"}}},
+	},
+	{
+		id: "peers", title: "Against PyTorch, on a CPU",
+		text:   "`scaled_dot_product_attention` on as many threads, queries in the type of keys and values; packed hands the query heads of a group over as queries of one head. Bars: 1.4 times PyTorch's speed in float32 from memory and 1.0 in cache, 2.2 in float16, 7 in bfloat16, 4 for grouped queries in float32.",
+		tables: []string{"One query a head, against scaled_dot_product_attention"}, head: "heads x context x d", split: regexp.MustCompile(`^(?P<series>\w+), (?P<row>.*)$`),
+		columns: append(append(torch("f32", column{head: "f32: packed", series: "f32", who: "PyTorch, groups packed by hand", metric: measure.Speed}), torch("f16")...), torch("bf16")...),
+		picture: picture{kind: "bars", x: "times PyTorch's speed", y: "heads x context x d", bar: 1, series: []column{
+			{head: "f32", series: "f32", who: "lean, Attend", metric: measure.OverTorch}, {head: "f16", series: "f16", who: "lean, Attend", metric: measure.OverTorch}, {head: "bf16", series: "bf16", who: "lean, Attend", metric: measure.OverTorch}}},
+	},
+	{
+		id: "scores", title: "What score modifications cost, on a CPU",
+		text:   "Time over that of the same without, float32: `Attend` with 12 heads of 64, and a training step at 1024 keys with the bias' own gradient.",
+		tables: []string{"x the time without, Attend", "x the time without, a training step"}, head: "",
+		columns: []column{
+			{head: "1 query, 16384 keys", who: "lean", metric: "1 query, 16384 keys"}, {head: "1 query, 1024 keys, in cache", who: "lean", metric: "1 query, 1024 keys, in cache"},
+			{head: "512 queries, causal", who: "lean", metric: "512 queries, causal"}, {head: "training step", who: "lean", metric: "1024 keys"},
+		},
+		picture: picture{kind: "bars", x: "time over that without", y: "score modification", series: []column{
+			{head: "1 query, 16384 keys", who: "lean", metric: "1 query, 16384 keys"}, {head: "512 queries, causal", who: "lean", metric: "512 queries, causal"}, {head: "training step", who: "lean", metric: "1024 keys"}}},
+	},
+	{
+		id: "opt-step", title: "A decode step of OPT, on a CPU",
+		text:   "One token behind 512 to 1023 others, with the model in the repository and with one of OPT-125m's shape; default reads its whole capacity of 1024 slots.",
+		tables: []string{"BenchmarkOPTStep"}, head: "model", contenders: true,
+		columns: []column{
+			{head: "us", metric: "ns/op", form: "us"}, {head: "MB/s of weights, keys and values", metric: "MB/s", form: "f0"}, {head: "attention, %", metric: "%attention", form: "f1"}, {head: "allocations", metric: "allocs/op", form: "f0"},
+		},
+		picture: picture{kind: "bars", x: "MB/s of weights, keys and values", y: "model, attention", series: []column{{head: "MB/s", metric: "MB/s"}}},
+	},
+	{
+		id: "e2e", title: "Whole decoders, on a CPU",
+		text:   "Checkpoints of OPT-125m's shape, greedy, 2 threads. Bars: float32 1.25 times CTranslate2's float32; float16 weights twice transformers' float32 and as fast as CTranslate2's int8; 8 sequences 1.2 times CTranslate2's float32.",
+		tables: []string{"One sequence, behind 64 tokens", "8 sequences, behind 1024 tokens each"}, head: "", contenders: true,
+		columns: []column{
+			{head: "tokens/s", metric: measure.Tokens}, {head: "of the prompt", metric: measure.Prompt}, {head: "x transformers", metric: measure.OverHF}, {head: "x CT2", metric: measure.OverCT2}, {head: "x CT2 int8", metric: measure.OverInt8},
+		},
+		picture: picture{kind: "bars", x: "tokens/s of all sequences", y: "sequences, decoder", series: []column{{head: "tokens/s", metric: measure.Tokens}}},
+	},
+	{
+		id: "gpu-peers", title: "Against PyTorch's kernels, on a GPU",
+		text:   "One query a head, contiguous keys and values in float16, over all shapes that PyTorch takes: times as fast as the better of cuDNN and FLASH_ATTENTION (FlashDecoding). Launches are in CUDA graphs, over buffers beyond the L2 cache. Bars: 1.10 in the geometric mean, 1.00 everywhere. The picture has every shape; the JSON too.",
+		tables: []string{"Against PyTorch, by the time of our launch"}, head: "our launch", points: "Sweep",
+		columns: []column{
+			{head: "shapes", who: "lean", metric: "shapes", form: "f0"}, {head: "x the better, geometric mean", who: "lean", metric: "x best peer, geometric mean", form: "f3"}, {head: "least", who: "lean", metric: "x best peer, least", form: "f3"},
+			{head: "x FLASH, geometric mean", who: "lean", metric: "x FLASH, geometric mean", form: "f2"}, {head: "least", who: "lean", metric: "x FLASH, least", form: "f3"},
+		},
+		picture: picture{kind: "points", x: "our launch, us", y: "times the better peer's speed", logX: true, bar: 1, series: []column{{head: "a shape", who: "lean", metric: overBest}}},
+	},
+	{
+		id: "gpu-memory", title: "Of the memory's speed, on a GPU",
+		text:   "The same shapes, with keys and values of 300 MB and more. The read ceiling is a kernel that only copies the same bytes to shared memory. Bars: 98% with a query head a KV head, 90% of one head alone.",
+		tables: []string{"Of the memory's speed"}, head: "",
+		columns: []column{
+			{head: "shapes", who: "lean", metric: "shapes", form: "f0"}, {head: "reach their bar", who: "lean", metric: "reach the bar", form: "f0"},
+			{head: "least", who: "lean", metric: "of the read ceiling, least", form: "%"}, {head: "median", who: "lean", metric: "of the read ceiling, median", form: "%"}, {head: "most", who: "lean", metric: "of the read ceiling, most", form: "%"},
+		},
+		picture: picture{kind: "points", x: "our launch, us", y: "share of the read ceiling, %", logX: true, percent: true, bar: 0.98, series: []column{{head: "a shape", who: "lean", metric: ofCeiling}}},
+		points:  "Sweep",
+	},
+	{
+		id: "gpu-pages", title: "Keys in pages, on a GPU",
+		text:   "The speed with pages of 16 and 64 tokens, anywhere in memory, over that with contiguous keys; a reader only reads the same pages. Bar: 97%.",
+		tables: []string{"Pages"}, head: "contiguous launch, us",
+		columns: []column{
+			{head: "shapes", who: "pages of 16", metric: "shapes", form: "f0"},
+			{head: "16: reach 97%", who: "pages of 16", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 16", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 16", metric: "of contiguous, least", form: "%"}, {head: "reader, of the ceiling", who: "pages of 16", metric: "a reader of the same pages, of the ceiling", form: "%"},
+			{head: "64: reach 97%", who: "pages of 64", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 64", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 64", metric: "of contiguous, least", form: "%"}, {head: "reader", who: "pages of 64", metric: "a reader of the same pages, of the ceiling", form: "%"},
+		},
+		picture: picture{kind: "bars", x: "speed over that with contiguous keys, %", y: "contiguous launch, us", percent: true, series: []column{
+			{head: "pages of 16, median", who: "pages of 16", metric: "of contiguous, median"}, {head: "pages of 16, least", who: "pages of 16", metric: "of contiguous, least"},
+			{head: "pages of 64, median", who: "pages of 64", metric: "of contiguous, median"}, {head: "pages of 64, least", who: "pages of 64", metric: "of contiguous, least"}}},
+	},
+	{
+		id: "gpu-named", title: "Shapes by name, on a GPU",
+		text:   "float16; bars: FLASH_ATTENTION x 2.9 and 98% of the ceiling (b6), 7, 13 and 18 us, 90% of the ceiling (1M keys), 97% in pages.",
+		tables: []string{"Shapes by name"}, head: "batch, heads x context x d",
+		columns: []column{
+			{head: "us", who: "lean", metric: us, form: "f2"}, {head: "of the read ceiling", who: "lean", metric: ofCeiling}, {head: "x FLASH", who: "lean", metric: measure.OverFlash}, {head: "x best of FLASH and cuDNN", who: "lean", metric: overBest},
+			{head: "pages of 16, of contiguous", who: "lean, pages of 16", metric: measure.OfDense}, {head: "pages of 64", who: "lean, pages of 64", metric: measure.OfDense},
+		},
+		picture: picture{kind: "bars", x: "times as fast", y: "batch, heads x context x d", series: []column{
+			{head: "as FLASH_ATTENTION", who: "lean", metric: measure.OverFlash}, {head: "as the better of FLASH and cuDNN", who: "lean", metric: overBest}}},
+	},
+	{
+		id: "gpu-ragged", title: "Ragged batches, on a GPU",
+		text:   "Sequences of very different lengths, in pages. Bar: 1.05 times the ceiling's time and 5 us.",
+		tables: []string{"Ragged batches, in pages"}, head: "lengths, heads of d",
+		columns: []column{
+			{head: "ceiling, us", who: measure.ReadCeiling, metric: us}, {head: "pages of 16, us", who: "lean, pages of 16", metric: us}, {head: "of the ceiling", who: "lean, pages of 16", metric: ofCeiling}, {head: "of the time allowed", who: "lean, pages of 16", metric: measure.OfAllowed},
+			{head: "pages of 64, us", who: "lean, pages of 64", metric: us}, {head: "of the ceiling", who: "lean, pages of 64", metric: ofCeiling}, {head: "of the time allowed", who: "lean, pages of 64", metric: measure.OfAllowed},
+		},
+		picture: picture{kind: "bars", x: "us", y: "lengths, heads of d", series: []column{
+			{head: "read ceiling", who: measure.ReadCeiling, metric: us}, {head: "pages of 16", who: "lean, pages of 16", metric: us}, {head: "pages of 64", who: "lean, pages of 64", metric: us}}},
+	},
+	{
+		id: "flashinfer", title: "Against FlashInfer, on an H200",
+		text:   "Page size 16, us; plans are not timed; over the best of its three kernels: `BatchDecodeWithPagedKVCacheWrapper` on CUDA cores and on tensor cores, `BatchAttention`. Bars: 3 times the best of the first two on A, 1.2 times `BatchAttention` on B, which would take more than the ceiling.",
+		tables: []string{"Ragged batches against FlashInfer, H200", "Against FlashInfer, H200"}, head: "batch, heads x context x d",
+		columns: flashinferColumns,
+		picture: flashinferPicture,
+	},
+	{
+		id: "flashinfer-h100", title: "Against FlashInfer, on an H100",
+		text:   "Over 104 shapes and three ragged batches, times as fast as the best of FlashInfer's kernels, which read pages of 16.",
+		tables: []string{"Against FlashInfer, H100"}, head: "ours",
+		columns: []column{
+			{head: "shapes", who: "lean", metric: "shapes", form: "f0"}, {head: "x the best, geometric mean", who: "lean", metric: "x best peer, geometric mean", form: "f3"}, {head: "least", who: "lean", metric: "x best peer, least", form: "f3"}, {head: "at least as fast on", who: "lean", metric: "at least as fast on", form: "f0"},
+		},
+		picture: picture{kind: "bars", x: "times as fast as the best of FlashInfer's, geometric mean", y: "ours", bar: 1, series: []column{{head: "H100", who: "lean", metric: "x best peer, geometric mean"}}},
+	},
+	{
+		id: "flashinfer-h100-ragged", title: "Ragged batches against FlashInfer, on an H100",
+		text:   "us, with the bars of the H200. On A FlashInfer's best is at 44% of the ceiling: at the ceiling itself ours would be 2.25 times as fast.",
+		tables: []string{"Ragged batches against FlashInfer, H100"}, head: "lengths, heads of d",
+		columns: append(flashinferColumns, column{head: "16 x BatchAttention", who: "lean, pages of 16", metric: measure.OverBatch}),
+		picture: flashinferPicture,
+	},
+	{
+		id: "gpu-groups", title: "Groups of query heads, on a GPU",
+		text:   "The same keys and values with more query heads a KV head: us of a launch, and the time over that of one head. Bar: 103%.",
+		tables: []string{"Grouped queries against one query head a KV head, the same keys and values"}, head: "batch, KV heads x context x d",
+		columns: append(append([]column{{head: "1, us", who: "lean", metric: us}}, groups(us, "", "2", "4", "5", "7", "8", "16")...), groups(measure.TimeOfMHA, " over 1", "2", "4", "5", "7", "8", "16")...),
+		picture: picture{kind: "bars", x: "time over that of one query head a KV head, %", y: "batch, KV heads x context x d", percent: true, bar: 1.03, series: groups(measure.TimeOfMHA, " query heads", "2", "4", "8", "16")},
+	},
+	{
+		id: "gpu-layer", title: "What a layer costs beyond its kernels",
+		text:   "A layer of a decode step of 12, keys and values in float16 in pages of 64, the rest in float32, its neighbours on the GPU (G) or on the host (H); us a layer.",
+		tables: []string{"A layer of a decode step of 12, keys and values in float16 in pages of 64, the rest in float32"}, head: "batch, heads x context x d",
+		columns: layerColumns,
+		picture: picture{kind: "bars", x: "us a layer", y: "batch, heads x context x d", series: layerColumns[:3]},
+	},
+	{
+		id: "e2e-gpu", title: "A decode step of OPT, on a GPU",
+		text:   "Weights, keys and values in float16, behind 1024 tokens, greedy; against transformers' `OPTForCausalLM`, compiled by PyTorch (`reduce-overhead`, `StaticCache`) and eager. One sequence is one launch. Bars over compiled, one sequence and 16: 2.5 and 2 (125m), 2.2 and 1.6 (1.3b), 1.6 and 1.35 (6.7b); one of 6.7b 88% of the ceiling.",
+		tables: []string{"A decode step of OPT in float16, behind 1024 tokens"}, head: "model, sequences",
+		columns: []column{
+			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
+			{head: "compiled, ms", who: "transformers, compiled", metric: measure.StepMillis}, {head: "eager, ms", who: "transformers, eager", metric: measure.StepMillis}, {head: "x compiled", who: "lean", metric: measure.OverCompiled, form: "f3"}, {head: "x eager", who: "lean", metric: measure.OverEager, form: "f1"},
+		},
+		picture: picture{kind: "bars", x: "ms a step", y: "model, sequences", series: []column{
+			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean", who: "lean", metric: measure.StepMillis}, {head: "transformers, compiled", who: "transformers, compiled", metric: measure.StepMillis}}},
+	},
+	{
+		id: "e2e-gpu-long", title: "Long contexts of OPT-6.7b, on a GPU",
+		text:   "One sequence, with the schedule of FlashDecoding (fixed: 8 splits) and with attention in three launches (default) in turn. All heads are equally long here, so a fixed split is as good.",
+		tables: []string{"A decode step of OPT-6.7b, one sequence, by context"}, head: "",
+		columns: []column{
+			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
+			{head: "fixed, ms", who: "fixed", metric: measure.StepMillis}, {head: "default, ms", who: "default", metric: measure.StepMillis}, {head: "x fixed", who: "lean", metric: measure.OverFixed}, {head: "x default", who: "lean", metric: measure.OverDefault},
+		},
+		picture: picture{kind: "bars", x: "ms a step", y: "context", series: []column{
+			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean", who: "lean", metric: measure.StepMillis}, {head: "default", who: "default", metric: measure.StepMillis}}},
+	},
+	{
+		id: "gpu-chain", title: "Layers in one launch, on a GPU",
+		text:   "All layers of a step and the logits, as launches and as a chain; us.",
+		tables: []string{"All layers of a step, launches and a chain"}, head: "model",
+		columns: []column{{head: "launches", who: "launches", metric: us, form: "f0"}, {head: "a chain", who: "a chain", metric: us, form: "f0"}, {head: "x launches", who: "a chain", metric: "x launches"}},
+		picture: picture{kind: "bars", x: "us a step", y: "model", series: []column{{head: "launches", who: "launches", metric: us}, {head: "a chain", who: "a chain", metric: us}}},
+	},
+	{
+		id: "gpu-batch", title: "Steps of a batch, on a GPU",
+		text:   "The same, rows of several sequences, as launches; us.",
+		tables: []string{"All layers of a step of a batch, launches"}, head: "model",
+		columns: []column{{head: "4 rows", who: "4 rows", metric: us, form: "f0"}, {head: "8 rows", who: "8 rows", metric: us, form: "f0"}, {head: "16 rows", who: "16 rows", metric: us, form: "f0"}},
+		picture: picture{kind: "bars", x: "us a step", y: "model", series: []column{{head: "4 rows", who: "4 rows", metric: us}, {head: "8 rows", who: "8 rows", metric: us}, {head: "16 rows", who: "16 rows", metric: us}}},
+	},
+	{
+		id: "gpu-linear", title: "Linear layers alone, on a GPU",
+		text:   "us of a launch; from 17 rows on it is a product of matrices. The JSON has GB/s and TFLOP/s.",
+		tables: []string{"Linear layers alone"}, head: "in x out",
+		columns: rowsOf("1 row", "4 rows", "8 rows", "16 rows", "64 rows", "512 rows"),
+		picture: picture{kind: "bars", x: "GB/s of weights", y: "in x out", series: []column{{head: "1 row", who: "1 row", metric: measure.Speed}, {head: "16 rows", who: "16 rows", metric: measure.Speed}}},
+	},
+	{
+		id: "gpu-sample", title: "Choosing tokens, on a GPU",
+		text:   "From logits over a vocabulary of 50272; us.",
+		tables: []string{"Choosing tokens from a vocabulary of 50272"}, head: "",
+		columns: rowsOf("1 row", "16 rows", "64 rows"),
+		picture: picture{kind: "bars", x: "us", y: "how a token is chosen", series: rowsOf("1 row", "16 rows", "64 rows")},
+	},
+	{
+		id: "first-token", title: "The first token, on a GPU",
+		text:   "Seconds from the start of the command on.",
+		tables: []string{"The first token"}, head: "",
+		columns: []column{{head: "all", who: "all", metric: "s"}, {head: "loading", who: "loading", metric: "s"}, {head: "graphs and copies of weights", who: "graphs and copies of weights", metric: "s"}, {head: "the prompt", who: "the prompt", metric: "s"}},
+		picture: picture{kind: "bars", x: "s", y: "model", series: []column{{head: "all", who: "all", metric: "s"}, {head: "loading", who: "loading", metric: "s"}, {head: "graphs and copies", who: "graphs and copies of weights", metric: "s"}}},
+	},
+}
+
+func rowsOf(names ...string) (all []column) {
+	for _, n := range names {
+		all = append(all, column{head: n, who: n, metric: us})
+	}
+	return all
+}
+
+// torch are the speeds of a type, in GB/s, and their ratio.
+func torch(store string, more ...column) []column {
+	all := []column{
+		{head: store + ": lean, GB/s", series: store, who: "lean, Attend", metric: measure.Speed}, {head: "PyTorch", series: store, who: "PyTorch", metric: measure.Speed},
+		{head: "x", series: store, who: "lean, Attend", metric: measure.OverTorch},
+	}
+	return append(all, more...)
+}
+
+// groups are a metric of launches with so many query heads a KV head.
+func groups(m measure.Metric, what string, sizes ...string) (all []column) {
+	for _, n := range sizes {
+		all = append(all, column{head: n + what, who: "lean, groups of " + n, metric: m})
+	}
+	return all
+}
+
+var layerColumns = []column{
+	{head: "kernels, in a graph", who: "kernels, in a graph", metric: measure.LayerMicros}, {head: "G: driver alone", who: "driver alone, neighbours on the GPU", metric: measure.LayerMicros}, {head: "G: lean", who: "lean, neighbours on the GPU", metric: measure.LayerMicros},
+	{head: "beyond the driver", who: "lean, neighbours on the GPU", metric: measure.BeyondFloor}, {head: "H: driver alone", who: "driver alone, neighbours on the host", metric: measure.LayerMicros}, {head: "H: lean", who: "lean, neighbours on the host", metric: measure.LayerMicros},
+	{head: "beyond the driver", who: "lean, neighbours on the host", metric: measure.BeyondFloor}, {head: "Set and Rollback", who: "of it Set and Rollback", metric: measure.LayerMicros},
+}
+
+var flashinferColumns = []column{
+	{head: "ceiling", who: measure.ReadCeiling, metric: us}, {head: "lean, 16", who: "lean, pages of 16", metric: us}, {head: "lean, 64", who: "lean, pages of 64", metric: us},
+	{head: "CUDA cores", who: "FlashInfer, CUDA cores", metric: us}, {head: "tensor cores", who: "FlashInfer, tensor cores", metric: us}, {head: "BatchAttention", who: "FlashInfer, BatchAttention", metric: us},
+	{head: "16 x the best", who: "lean, pages of 16", metric: overBest}, {head: "64", who: "lean, pages of 64", metric: overBest},
+}
+
+var flashinferPicture = picture{kind: "bars", x: "times as fast as the best of FlashInfer's", y: "batch, heads x context x d", bar: 1, series: []column{
+	{head: "pages of 16", who: "lean, pages of 16", metric: overBest}, {head: "pages of 64", who: "lean, pages of 64", metric: overBest}}}

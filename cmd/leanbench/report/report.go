@@ -1,0 +1,155 @@
+// Package report writes docs/benchmarks.md, its pictures and the table of the README
+// from what measurements left as JSON.
+package report
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gorgonia.org/leanattention/cmd/leanbench/command"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// Commands are those of this package.
+var Commands = []command.Command{
+	{Name: "report", Summary: "write docs/benchmarks.md of docs/benchmarks/*.json", Setup: writeReport, Args: true},
+	{Name: "gobench", Summary: "turn what go test -bench printed into JSON", Setup: convertBench},
+}
+
+// writeReport writes the page and its pictures, or compares them with what is there.
+func writeReport(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+	check := flags.Bool("check", false, "write nothing: fail if a file is not what the JSON gives")
+	return func(stdout, stderr io.Writer) error {
+		if flags.NArg() == 0 {
+			return errors.New("name the JSON: docs/benchmarks/*.json")
+		}
+		files, err := Files(flags.Args())
+		if err != nil {
+			return err
+		}
+		var stale []string
+		for _, name := range slices.Sorted(maps.Keys(files)) {
+			there, err := os.ReadFile(name)
+			if err == nil && bytes.Equal(there, files[name]) {
+				continue
+			}
+			if *check {
+				stale = append(stale, name)
+			} else if err := os.WriteFile(name, files[name], 0o666); err != nil {
+				return err
+			}
+		}
+		if len(stale) > 0 {
+			return fmt.Errorf("%s: not what the JSON gives; run leanbench report without -check", strings.Join(stale, ", "))
+		}
+		return nil
+	}
+}
+
+// Files are all that reports give, by name: FOLDER.md for reports in FOLDER, and a
+// picture in FOLDER for each question.
+func Files(names []string) (map[string][]byte, error) {
+	t, err := load(names)
+	if err != nil {
+		return nil, err
+	}
+	folder := filepath.Dir(names[0])
+	files := make(map[string][]byte)
+	for _, q := range questions {
+		svg, err := t.draw(q)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", q.id, err)
+		}
+		files[filepath.Join(folder, q.id+".svg")] = svg
+	}
+	page, err := t.page(filepath.Base(folder))
+	if err != nil {
+		return nil, err
+	}
+	files[folder+".md"] = page
+	return files, nil
+}
+
+// tables are the figures of all reports.
+type tables struct {
+	figures map[string][]measure.Figure // by the name of their table
+	reports map[string]*measure.Report  // that they are of
+	order   []*measure.Report
+	names   map[*measure.Report]string // of their files, without .json
+}
+
+func load(names []string) (*tables, error) {
+	t := &tables{figures: make(map[string][]measure.Figure), reports: make(map[string]*measure.Report), names: make(map[*measure.Report]string)}
+	for _, name := range names {
+		r, err := measure.Load(name)
+		if err != nil {
+			return nil, err
+		}
+		t.order = append(t.order, r)
+		t.names[r] = strings.TrimSuffix(filepath.Base(name), ".json")
+		type key struct {
+			table, is, who string
+			metric         measure.Metric
+		}
+		seen := make(map[key]bool)
+		for _, f := range r.Figures {
+			if there := t.reports[f.Table]; there != nil && there != r {
+				return nil, fmt.Errorf("%s: the table %q is in another report, too", name, f.Table)
+			}
+			t.reports[f.Table] = r
+			k := key{f.Table, f.Case, f.Contender, f.Metric}
+			if seen[k] {
+				return nil, fmt.Errorf("%s: %+v is there twice", name, k)
+			}
+			seen[k] = true
+			if f.Bar != nil && !consistent(f) {
+				return nil, fmt.Errorf("%s: %+v: %v does not fit its bar %+v", name, k, f.Value, *f.Bar)
+			}
+			t.figures[f.Table] = append(t.figures[f.Table], f)
+		}
+	}
+	used := make(map[string]bool)
+	for _, q := range questions {
+		for _, table := range append(slices.Clone(q.tables), q.points) {
+			used[table] = true
+			if table != "" && t.figures[table] == nil {
+				return nil, fmt.Errorf("there are no figures of %q, which %s needs", table, q.id)
+			}
+		}
+	}
+	for table := range t.figures {
+		if !used[table] {
+			return nil, fmt.Errorf("no question shows the table %q", table)
+		}
+	}
+	return t, nil
+}
+
+// consistent says whether a figure's verdict is what its value and its limits say.
+// A transcribed value is rounded: it may be as far off as its last digit.
+func consistent(f measure.Figure) bool {
+	met := f.Bar.Judge(f.Value).Met
+	near := false
+	for _, limit := range []*float64{f.Bar.Least, f.Bar.Most} {
+		near = near || limit != nil && f.Value > *limit*0.994 && f.Value < *limit*1.006
+	}
+	return met == f.Bar.Met || near
+}
+
+// find is a figure; nil if there is none.
+func (t *tables) find(table, is, who string, m measure.Metric) *measure.Figure {
+	for i, f := range t.figures[table] {
+		if f.Case == is && f.Contender == who && f.Metric == m {
+			return &t.figures[table][i]
+		}
+	}
+	return nil
+}
