@@ -1,75 +1,54 @@
 #!/bin/sh
-# Measures, and puts what comes out into docs/benchmarks.md:
+# Measures, and writes docs/benchmarks/*.json, docs/benchmarks.md and its pictures:
 #
 #   docs/benchmarks.sh [-q] [PART ...]
 #
-# The parts are those of the page: decode, step, cpu, peers, e2e; without any,
-# all of them, but for gpu, layer and e2e-gpu, which need a GPU. -q is quick and
-# less certain. peers, e2e, gpu and e2e-gpu need Python, with which
-# cmd/leanbench/peers/setup.sh makes an environment of several GB in the user's
-# cache folder. JSON, if set, names a folder for leanbench's reports.
+# Parts are decode, step, cpu, peers and e2e; without any, all of these. gpu, layer
+# and e2e-gpu need a GPU. -q is quick and less certain. peers, e2e, gpu and e2e-gpu
+# need Python: cmd/leanbench/peers/setup.sh makes an environment of several GB in the
+# user's cache folder.
 #
 # Nothing else should run on the machine meanwhile.
 set -eu
 cd "$(dirname "$0")/.."
 
-quick= time=1s budget=5m
+quick= time=1s
 while getopts q option; do
 	case $option in
-	q) quick=-quick time=100ms budget=1m ;;
+	q) quick=-quick time=100ms ;;
 	*) echo "usage: $0 [-q] [PART ...]" >&2; exit 2 ;;
 	esac
 done
 shift $((OPTIND - 1))
 [ $# -gt 0 ] || set -- decode step cpu peers e2e
 
-# measure PART writes the figures of a part in Markdown.
-measure() {
-	json=${JSON:+-json=$JSON/$1.json}
-	case $1 in
-	decode) gobench . Decode ;;
-	step) gobench ./examples/opt/model OPTStep ;;
-	cpu) go -C cmd/leanbench run . cpu $quick $json ;;
-	peers | e2e)
-		python=$(cmd/leanbench/peers/setup.sh)
-		go -C cmd/leanbench run . "$1" $quick $json -python "$python"
-		;;
-	gpu)
-		python=$(cmd/leanbench/peers/setup.sh)
-		go -C cmd/leanbench run . gpu -budget $budget $json -python "$python"
-		;;
-	e2e-gpu)
-		python=$(cmd/leanbench/peers/setup.sh)
-		go -C cmd/leanbench run . e2e -device gpu $quick $json -python "$python"
-		;;
-	layer) go -C cmd/leanbench run . gpu -layer $json ;;
-	*) echo "$0: no part is called $1" >&2; exit 2 ;;
-	esac
-}
+json=$PWD/docs/benchmarks raw=$(mktemp -d)
+trap 'rm -rf "$raw"' EXIT
+leanbench() { go -C cmd/leanbench run . "$@"; }
+python() { cmd/leanbench/peers/setup.sh; }
 
+# gobench FILE CONTENDER BENCHMARK PACKAGE: the second says which part of a name is the contender.
 gobench() {
+	line="go test -run '^\$' -bench $3 -benchmem $4"
 	# Not through a pipe, which would hide that it failed.
-	go test -run '^$' -bench "$2" -benchmem -benchtime $time "$1" >"$raw" || { cat "$raw" >&2; exit 1; }
-	printf '```text\n'
-	grep -vE '^(PASS|ok )' "$raw"
-	printf '```\n'
+	go test -run '^$' -bench "$3" -benchmem -benchtime $time "$4" >"$raw/bench" || { cat "$raw/bench" >&2; exit 1; }
+	leanbench gobench -from "$raw/bench" -json "$json/$1" -contender "$2" -command "$line"
 }
 
-page=docs/benchmarks.md
-figures=$(mktemp) raw=$(mktemp) new=$(mktemp)
-trap 'rm -f "$figures" "$raw" "$new"' EXIT
-case ${JSON:-/} in
-/*) ;;
-*) JSON=$PWD/$JSON ;; # leanbench runs in a folder of its own
-esac
 for part; do
-	grep -q "^<!-- $part -->\$" $page || { echo "$0: no part is called $part" >&2; exit 2; }
-	measure "$part" >"$figures"
-	# What is between the part's marks gives way to the figures.
-	awk -v begin="<!-- $part -->" -v end="<!-- end of $part -->" -v figures="$figures" '
-		$0 == end { inside = 0 }
-		!inside { print }
-		$0 == begin { inside = 1; while ((getline line < figures) > 0) print line }
-	' $page >"$new"
-	cat "$new" >$page
+	case $part in
+	decode) gobench decode.json 1 Decode . ;;
+	step) gobench opt-step.json 2 OPTStep ./examples/opt/model ;;
+	cpu) leanbench cpu $quick -json "$json/cpu.json" ;;
+	peers) leanbench peers $quick -json "$json/peers.json" -python "$(python)" ;;
+	e2e) leanbench e2e $quick -json "$json/e2e.json" -python "$(python)" ;;
+	gpu)
+		leanbench gpu -full -json "$raw/gpu.json" -python "$(python)"
+		leanbench gputables -from "$raw/gpu.json" -json "$json/gpu.json"
+		;;
+	layer) leanbench gpu -layer -json "$json/gpu-layer.json" ;;
+	e2e-gpu) leanbench e2e -device gpu $quick -json "$json/e2e-gpu.json" -python "$(python)" ;;
+	*) echo "$0: no part is called $part" >&2; exit 2 ;;
+	esac
 done
+leanbench report "$json"/*.json

@@ -28,7 +28,7 @@ import (
 // Commands are those of this package.
 var Commands = []command.Command{
 	{Name: "gpu", Summary: "attention on a GPU: share of its memory's speed, and against PyTorch and FlashInfer", Setup: measureGPU},
-	{Name: "gputables", Summary: "the tables of docs/benchmarks.md, of what gpu -full -json wrote", Setup: writeTables},
+	{Name: "gputables", Summary: "tables of what gpu -full -json wrote, and docs/benchmarks/gpu.json", Setup: writeTables},
 }
 
 // Options are the flags of the gpu command.
@@ -192,6 +192,7 @@ func (b *Bench) Note(format string, args ...any) {
 // Describe names the device and its driver.
 func (b *Bench) Describe() {
 	i := b.Device.dev.Info()
+	b.Report.Machine.GPU = i.Name
 	b.Note("GPU %d: %s, compute capability %d.%d, %d SMs, %.1f GiB, L2 of %.0f MiB", i.Ordinal, i.Name, i.Capability/10, i.Capability%10,
 		i.Multiprocessors, float64(i.MemoryBytes)/(1<<30), float64(i.L2Bytes)/(1<<20))
 	release := smi(i.Ordinal, "driver_version")

@@ -1,13 +1,11 @@
 package gpu
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strings"
 
@@ -22,28 +20,32 @@ func writeTables(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		names = append(names, name)
 		return nil
 	})
+	to := flags.String("json", "", "`file` to write what docs/benchmarks.md shows of it to, as docs/benchmarks/gpu.json")
 	return func(stdout, _ io.Writer) error {
 		if len(names) == 0 {
 			return errors.New("no -from: there is nothing to write tables of")
 		}
-		var figures []measure.Figure
+		var all *measure.Report
 		for _, name := range names {
-			data, err := os.ReadFile(name)
+			r, err := measure.Load(name)
 			if err != nil {
 				return err
 			}
-			var r measure.Report
-			if err := json.Unmarshal(data, &r); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+			if all == nil {
+				all = r
+			} else {
+				all.Figures = append(all.Figures, r.Figures...)
 			}
-			figures = append(figures, r.Figures...)
 		}
-		t, err := gpuMeasured(figures)
+		t, err := gpuMeasured(all.Figures)
 		if err != nil {
 			return err
 		}
 		t.write(stdout)
-		return nil
+		if *to == "" {
+			return nil
+		}
+		return t.summary(all).Save(*to)
 	}
 }
 

@@ -89,6 +89,54 @@ func TestGPUTables(t *testing.T) {
 		t.Log(out.String())
 	}
 
+	// The same as JSON.
+	to := filepath.Join(t.TempDir(), "gpu.json")
+	if status := command.Run(Commands, []string{"gputables", "-from", first, "-from", second, "-json", to}, &out, &errs); status != 0 || errs.Len() > 0 {
+		t.Fatalf("status %d: %s", status, errs.String())
+	}
+	r, err := measure.Load(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		table, is, who string
+		metric         measure.Metric
+		want           float64
+		bar            string // met, missed, or none
+	}{
+		{tableByTime, "all", ours, "x best peer, geometric mean", 1.149, "met"},
+		{tableByTime, "all", ours, "x best peer, least", 0.999, "missed"},
+		{tableByTime, "all", ours, "x FLASH, least", 1.5, ""},
+		{tableByTime, "below 7 us", ours, "shapes", 2, ""},
+		{tableByTime, "300 us and more", ours, "x best peer, least", 0.999, ""},
+		{tableMemory, "a query head a KV head, 300 MB and more", ours, "of the read ceiling, least", 0.979, "missed"},
+		{tableMemory, "a query head a KV head, 300 MB and more", ours, "reach the bar", 0, ""},
+		{tableMemory, "groups of query heads, 300 MB and more", ours, "of the read ceiling, median", 0.975, ""},
+		{tablePages, "heads of 64, below 6", "pages of 16", "of contiguous, median", 0.99, ""},
+		{tablePages, "heads of 64, below 6", "pages of 64", "of contiguous, least", 0.9699, "missed"},
+		{tablePages, "heads of 64, below 6", "pages of 16", "of contiguous, least", 0.97, "met"},
+		{tablePages, "heads of 128, all", "pages of 16", "reach 97%", 0, ""},
+		{tableNamed, "b1, 32 heads x 1024 x 64", ours, measure.Micros, 5, "met"},
+		{tableRagged, "A: 131072 and 31 x 1024, 32 heads of 128", pageName(16), measure.OfAllowed, 1.002, "missed"},
+		{tableGroups, "b4, 8 heads x 16384 x 128", groupName(16), measure.TimeOfMHA, 1 + 5.0/120, "missed"},
+		{tableSweep, "b64, 64/8 heads x 65536 x 128", ours, measure.GPUShare, 0.975, ""},
+		{tableSweep, "b1, 32 heads x 1024 x 64", ours, measure.OverBest, 1.44, ""},
+	} {
+		var f *measure.Figure
+		for i, g := range r.Figures {
+			if g.Table == c.table && g.Case == c.is && g.Contender == c.who && g.Metric == c.metric {
+				f = &r.Figures[i]
+			}
+		}
+		verdict := ""
+		if f != nil && f.Bar != nil {
+			verdict = map[bool]string{true: "met", false: "missed"}[f.Bar.Met]
+		}
+		if f == nil || f.Value < c.want-0.0005 || f.Value > c.want+0.0005 || verdict != c.bar {
+			t.Errorf("%s, %s, %s, %s: %+v, want %v, %q", c.table, c.is, c.who, c.metric, f, c.want, c.bar)
+		}
+	}
+
 	broken := filepath.Join(t.TempDir(), "broken.json")
 	if err := os.WriteFile(broken, []byte("{"), 0o666); err != nil {
 		t.Fatal(err)

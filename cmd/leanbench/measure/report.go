@@ -143,16 +143,16 @@ type Report struct {
 	Figures []Figure `json:"figures"`
 }
 
-// row is the figures of one contender in one case.
-type row struct {
+// Row is the figures of one contender in one case.
+type Row struct {
 	report          *Report
 	table, is, name string
 }
 
-func (r *Report) Row(table, is, contender string) row { return row{r, table, is, contender} }
+func (r *Report) Row(table, is, contender string) Row { return Row{r, table, is, contender} }
 
 // Add takes a figure down; b may be nil.
-func (r row) Add(m Metric, v float64, b *Bar) {
+func (r Row) Add(m Metric, v float64, b *Bar) {
 	r.report.Figures = append(r.report.Figures, Figure{r.table, r.is, r.name, m, v, b.Judge(v)})
 }
 

@@ -92,7 +92,7 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 		cases := make(map[string][]string)
 		for _, table := range q.tables {
 			for _, f := range t.figures[table] {
-				if f.Bar == nil {
+				if f.Bar == nil || q.only != nil && !q.only.MatchString(f.Case) {
 					continue
 				}
 				if bars++; f.Bar.Met {
@@ -104,13 +104,17 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 					limits = append(limits, limit)
 				}
 				who := strings.TrimPrefix(strings.TrimPrefix(f.Contender, "lean, ")+" ", "lean ")
+				is := f.Case
+				if q.name != nil {
+					is = q.name.FindStringSubmatch(table)[1] + ", " + is
+				}
 				text := ", " + who + format(q.form(f.Metric), f)
-				if n := len(cases[limit]); n > 0 && f.Case == last {
+				if n := len(cases[limit]); n > 0 && is == last {
 					cases[limit][n-1] += text // another contender of the same case
 				} else {
-					cases[limit] = append(cases[limit], f.Case+text)
+					cases[limit] = append(cases[limit], is+text)
 				}
-				last = f.Case
+				last = is
 			}
 		}
 		for i, limit := range limits {
@@ -165,7 +169,13 @@ func (t *tables) rows(q question, names ...string) (rows []row) {
 	for _, table := range names {
 		for i := range t.figures[table] {
 			f := &t.figures[table][i]
+			if q.only != nil && !q.only.MatchString(f.Case) {
+				continue
+			}
 			label, series, who := f.Case, "", f.Contender
+			if q.name != nil {
+				label = q.name.FindStringSubmatch(table)[1] + ", " + label
+			}
 			if len(q.tables) > 1 && label == "" {
 				label = table
 			}

@@ -13,6 +13,8 @@ type question struct {
 	head            string   // of the first column
 	contenders      bool     // a line for each contender, not for each case
 	split           *regexp.Regexp
+	only            *regexp.Regexp // of the cases
+	name            *regexp.Regexp // of a table, whose first group is put before its cases
 	columns         []column
 	points          string // a table that only the picture shows
 	picture         picture
@@ -96,7 +98,7 @@ var questions = []question{
 		columns: []column{
 			{head: "default", who: "default", metric: "ns/op", form: "us"}, {head: "node, f32", who: "lean", metric: "ns/op", form: "us"}, {head: "node, f16", who: "lean-f16", metric: "ns/op", form: "us"},
 			{head: "node, bf16", who: "lean-bf16", metric: "ns/op", form: "us"}, {head: "Attend, f32", who: "attend", metric: "ns/op", form: "us"},
-			{head: "allocations: default", who: "default", metric: "allocs/op", form: "f0"}, {head: "node", who: "lean", metric: "allocs/op", form: "f0"}, {head: "Attend", who: "attend", metric: "allocs/op", form: "f0"},
+			{head: "allocations: default", who: "default", metric: "allocs/op", form: "f0"}, {head: "node", who: "lean", metric: "allocs/op", form: "f0"},
 		},
 		picture: picture{kind: "lines", x: "context, tokens", y: "time of a step, ns", logX: true, logY: true, series: []column{
 			{head: "default", who: "default", metric: "ns/op"}, {head: "node, f32", who: "lean", metric: "ns/op"}, {head: "node, f16", who: "lean-f16", metric: "ns/op"}, {head: "Attend, f32", who: "attend", metric: "ns/op"}}},
@@ -125,7 +127,7 @@ var questions = []question{
 		text:   "One token behind 512 to 1023 others, with the model in the repository and with one of OPT-125m's shape; default reads its whole capacity of 1024 slots.",
 		tables: []string{"BenchmarkOPTStep"}, head: "model", contenders: true,
 		columns: []column{
-			{head: "us", metric: "ns/op", form: "us"}, {head: "MB/s of weights, keys and values", metric: "MB/s", form: "f0"}, {head: "attention, %", metric: "%attention", form: "f1"}, {head: "allocations", metric: "allocs/op", form: "f0"},
+			{head: "us", metric: "ns/op", form: "us"}, {head: "MB/s of weights, keys and values", metric: "MB/s", form: "f0"}, {head: "allocations", metric: "allocs/op", form: "f0"},
 		},
 		picture: picture{kind: "bars", x: "MB/s of weights, keys and values", y: "model, attention", series: []column{{head: "MB/s", metric: "MB/s"}}},
 	},
@@ -166,7 +168,7 @@ var questions = []question{
 		columns: []column{
 			{head: "shapes", who: "pages of 16", metric: "shapes", form: "f0"},
 			{head: "16: reach 97%", who: "pages of 16", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 16", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 16", metric: "of contiguous, least", form: "%"}, {head: "reader, of the ceiling", who: "pages of 16", metric: "a reader of the same pages, of the ceiling", form: "%"},
-			{head: "64: reach 97%", who: "pages of 64", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 64", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 64", metric: "of contiguous, least", form: "%"}, {head: "reader", who: "pages of 64", metric: "a reader of the same pages, of the ceiling", form: "%"},
+			{head: "64: reach 97%", who: "pages of 64", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 64", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 64", metric: "of contiguous, least", form: "%"},
 		},
 		picture: picture{kind: "bars", x: "speed over that with contiguous keys, %", y: "contiguous launch, us", percent: true, series: []column{
 			{head: "pages of 16, median", who: "pages of 16", metric: "of contiguous, median"}, {head: "pages of 16, least", who: "pages of 16", metric: "of contiguous, least"},
@@ -234,7 +236,8 @@ var questions = []question{
 	{
 		id: "e2e-gpu", title: "A decode step of OPT, on a GPU",
 		text:   "Weights, keys and values in float16, behind 1024 tokens, greedy; against transformers' `OPTForCausalLM`, compiled by PyTorch (`reduce-overhead`, `StaticCache`) and eager. One sequence is one launch. Bars over compiled, one sequence and 16: 2.5 and 2 (125m), 2.2 and 1.6 (1.3b), 1.6 and 1.35 (6.7b); one of 6.7b 88% of the ceiling.",
-		tables: []string{"A decode step of OPT in float16, behind 1024 tokens"}, head: "model, sequences",
+		tables: []string{"A decode step of OPT-125m in float16", "A decode step of OPT-1.3b in float16", "A decode step of OPT-6.7b in float16"}, head: "model, sequences",
+		name: regexp.MustCompile(`(OPT-\S+) in`), only: regexp.MustCompile(`behind 1024 `), split: regexp.MustCompile(`^(?P<row>OPT-\S+, b\d+), behind 1024 tokens(?P<series>)$`),
 		columns: []column{
 			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
 			{head: "compiled, ms", who: "transformers, compiled", metric: measure.StepMillis}, {head: "eager, ms", who: "transformers, eager", metric: measure.StepMillis}, {head: "x compiled", who: "lean", metric: measure.OverCompiled, form: "f3"}, {head: "x eager", who: "lean", metric: measure.OverEager, form: "f1"},
@@ -245,7 +248,7 @@ var questions = []question{
 	{
 		id: "e2e-gpu-long", title: "Long contexts of OPT-6.7b, on a GPU",
 		text:   "One sequence, with the schedule of FlashDecoding (fixed: 8 splits) and with attention in three launches (default) in turn. All heads are equally long here, so a fixed split is as good.",
-		tables: []string{"A decode step of OPT-6.7b, one sequence, by context"}, head: "",
+		tables: []string{"A decode step of OPT-6.7b in float16"}, head: "", only: regexp.MustCompile(`behind (8192|32768) `),
 		columns: []column{
 			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
 			{head: "fixed, ms", who: "fixed", metric: measure.StepMillis}, {head: "default, ms", who: "default", metric: measure.StepMillis}, {head: "x fixed", who: "lean", metric: measure.OverFixed}, {head: "x default", who: "lean", metric: measure.OverDefault},
