@@ -1,0 +1,136 @@
+package report
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const root = "../../.."
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func pages(t *testing.T) (names []string) {
+	t.Helper()
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/lab/*.md", "kernels/*.md"} {
+		some, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range some {
+			names = append(names, strings.TrimPrefix(name, root+"/"))
+		}
+	}
+	return names
+}
+
+// TestLinks: what pages link to is there, headings too.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s#:]*)(#[^)\s]*)?\)`)
+	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
+	links := 0
+	for _, page := range pages(t) {
+		for _, m := range link.FindAllStringSubmatch(read(t, page), -1) {
+			links++
+			target := page
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(page), m[1])
+				if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+					t.Errorf("%s: there is no %s", page, m[1])
+					continue
+				}
+			}
+			if m[2] == "" {
+				continue
+			}
+			found := false
+			for _, h := range heading.FindAllStringSubmatch(read(t, target), -1) {
+				found = found || "#"+anchor(h[1]) == m[2]
+			}
+			if !found {
+				t.Errorf("%s: %s has no heading %s", page, target, m[2])
+			}
+		}
+	}
+	if links < 100 {
+		t.Errorf("only %d links were found", links)
+	}
+}
+
+// TestDesign: the map is short, and the files that it names are there.
+func TestDesign(t *testing.T) {
+	text := read(t, "docs/design.md")
+	if len(text) > 16<<10 {
+		t.Errorf("docs/design.md has %d bytes, and may have %d", len(text), 16<<10)
+	}
+	files := 0
+	dir := ""
+	for _, m := range regexp.MustCompile("`([a-z_A-Z0-9./*]+(?:\\.(?:go|s|cu|cuh|md)|/))`").FindAllStringSubmatch(text, -1) {
+		files++
+		name := m[1]
+		if i := strings.LastIndex(name, "/"); i >= 0 {
+			dir = name[:i+1]
+		}
+		// A bare name is beside the one before it, or in the root.
+		found := false
+		for _, try := range []string{name, dir + name} {
+			some, _ := filepath.Glob(filepath.Join(root, try))
+			found = found || len(some) > 0
+		}
+		if !found {
+			t.Errorf("docs/design.md names %s, which is not there", name)
+		}
+	}
+	if files < 60 {
+		t.Errorf("only %d names were found", files)
+	}
+}
+
+// TestLab: an entry is a question with a date, a figure and a verdict; the newest come first.
+func TestLab(t *testing.T) {
+	entry := regexp.MustCompile(`^### (\d{4}-\d{2}-\d{2}): .`)
+	entries := 0
+	for _, page := range pages(t) {
+		if !strings.HasPrefix(page, "docs/lab/") {
+			continue
+		}
+		_, tried, ok := strings.Cut(read(t, page), "\n## What was tried, newest first\n")
+		if !ok {
+			t.Errorf("%s: nothing was tried", page)
+			continue
+		}
+		tried, _, _ = strings.Cut(tried, "\n## ")
+		last := "9999"
+		for _, text := range strings.Split("\n"+tried, "\n### ")[1:] {
+			entries++
+			title, _, _ := strings.Cut(text, "\n")
+			m := entry.FindStringSubmatch("### " + title)
+			if m == nil {
+				t.Errorf("%s: %q has no date", page, title)
+				continue
+			}
+			if m[1] > last {
+				t.Errorf("%s: %q comes behind an entry of %s", page, title, last)
+			}
+			last = m[1]
+			if !strings.Contains(text, "igure:") && !strings.Contains(text, "\n|---|") {
+				t.Errorf("%s: %q has no figure", page, title)
+			}
+			if !strings.Contains(text, "\n- Verdict: ") {
+				t.Errorf("%s: %q has no verdict", page, title)
+			}
+		}
+	}
+	if entries < 100 {
+		t.Errorf("only %d entries were found", entries)
+	}
+}
