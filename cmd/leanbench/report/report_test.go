@@ -34,7 +34,7 @@ func TestCommitted(t *testing.T) {
 	}
 	for name, want := range files {
 		if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s is not what the JSON gives (%v): go -C cmd/leanbench run . report ../../docs/benchmarks/*.json", name, err)
+			t.Errorf("%s is not what the JSON gives (%v): go -C cmd/leanbench run . report $PWD/docs/benchmarks/*.json", name, err)
 		}
 	}
 	pictures, _ := filepath.Glob("../../../docs/benchmarks/*.svg")
