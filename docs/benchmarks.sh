@@ -24,7 +24,8 @@ shift $((OPTIND - 1))
 
 json=$PWD/docs/benchmarks raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
-leanbench() { go -C cmd/leanbench run . "$@"; }
+go -C cmd/leanbench build -o "$raw/leanbench" . # built, it knows its commit
+leanbench() { "$raw/leanbench" "$@"; }
 python() { cmd/leanbench/peers/setup.sh; }
 
 # gobench FILE CONTENDER BENCHMARK PACKAGE: the second says which part of a name is the contender.

@@ -40,7 +40,7 @@ func (t *tables) draw(q question) ([]byte, error) {
 	height := 9 * vg.Centimeter
 	var err error
 	switch q.picture.kind {
-	case "bars":
+	case "bars", "dots":
 		height, err = t.drawBars(p, q)
 	case "lines":
 		err = t.drawLines(p, q)
@@ -78,7 +78,7 @@ func (p picture) limit() float64 {
 	return p.bar
 }
 
-// drawBars has a group of bars for each line of the table, from the top to the bottom.
+// drawBars has a group of bars, or of dots, for each line of the table, from the top to the bottom.
 func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 	rows := t.rows(q, q.tables...)
 	thick := vg.Points(5)
@@ -106,6 +106,20 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 		return 0, fmt.Errorf("there is nothing to draw")
 	}
 	for j, v := range values {
+		if q.picture.kind == "dots" {
+			xy := make(plotter.XYs, groups)
+			for i, x := range v {
+				xy[i] = plotter.XY{X: x, Y: float64(i)}
+			}
+			points, err := plotter.NewScatter(xy)
+			if err != nil {
+				return 0, err
+			}
+			points.Color, points.Shape, points.Radius = palette[j%len(palette)], draw.CircleGlyph{}, vg.Points(3)
+			p.Add(points)
+			p.Legend.Add(q.picture.series[j].head, points)
+			continue
+		}
 		b, err := plotter.NewBarChart(v, thick)
 		if err != nil {
 			return 0, err
@@ -118,7 +132,10 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 		}
 	}
 	p.NominalY(labels...)
-	p.X.Min = 0
+	p.Y.Min, p.Y.Max = -0.5, float64(groups)-0.5
+	if q.picture.kind == "bars" {
+		p.X.Min = 0
+	}
 	if q.picture.bar > 0 {
 		line, err := plotter.NewLine(plotter.XYs{{X: q.picture.limit(), Y: -0.5}, {X: q.picture.limit(), Y: float64(groups) - 0.5}})
 		if err != nil {
@@ -128,9 +145,11 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 		p.Add(line)
 	}
 	p.Legend.Top = false
-	p.X.Max *= 1.25 // room for the legend
+	if len(values) > 1 {
+		p.X.Max += 0.45 * (p.X.Max - p.X.Min) // room for the legend
+	}
 	each := thick*vg.Length(len(values)) + vg.Points(7)
-	return vg.Length(groups)*each + 3*vg.Centimeter, nil
+	return max(6*vg.Centimeter, vg.Length(groups)*each+2*vg.Centimeter), nil
 }
 
 // drawLines has a line for each series, over the number that a line's label is.

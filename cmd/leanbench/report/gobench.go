@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -33,7 +34,16 @@ func convertBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", *from, err)
 		}
-		r.Command = *line
+		// The benchmarks ran here, with the same variables in the environment.
+		here, err := measure.ThisMachine(runtime.NumCPU())
+		if err != nil {
+			return err
+		}
+		here.Workers, here.Load = max(1, r.Machine.Workers), -1
+		if r.Machine.CPU != "" {
+			here.CPU = r.Machine.CPU
+		}
+		r.Command, r.Machine = *line, here
 		return r.Save(*to)
 	}
 }
@@ -57,7 +67,6 @@ func parseBench(in io.Reader, who int) (*measure.Report, error) {
 		if m := threads.FindStringSubmatch(name); m != nil {
 			name = strings.TrimSuffix(name, m[0])
 			r.Machine.Workers, _ = strconv.Atoi(m[1])
-			r.Machine.Cores = r.Machine.Workers
 		}
 		parts := strings.Split(name, "/")
 		if len(parts) <= who {

@@ -31,7 +31,7 @@ type column struct {
 
 // picture is how the figures of a question are drawn.
 type picture struct {
-	kind       string // bars, lines or points
+	kind       string // bars from zero, dots, lines, or points over the time of a launch
 	x, y       string // what the axes are, with units
 	logX, logY bool
 	percent    bool
@@ -170,7 +170,7 @@ var questions = []question{
 			{head: "16: reach 97%", who: "pages of 16", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 16", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 16", metric: "of contiguous, least", form: "%"}, {head: "reader, of the ceiling", who: "pages of 16", metric: "a reader of the same pages, of the ceiling", form: "%"},
 			{head: "64: reach 97%", who: "pages of 64", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 64", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 64", metric: "of contiguous, least", form: "%"},
 		},
-		picture: picture{kind: "bars", x: "speed over that with contiguous keys, %", y: "contiguous launch, us", percent: true, series: []column{
+		picture: picture{kind: "dots", bar: 0.97, x: "speed over that with contiguous keys, %", y: "contiguous launch, us", percent: true, series: []column{
 			{head: "pages of 16, median", who: "pages of 16", metric: "of contiguous, median"}, {head: "pages of 16, least", who: "pages of 16", metric: "of contiguous, least"},
 			{head: "pages of 64, median", who: "pages of 64", metric: "of contiguous, median"}, {head: "pages of 64, least", who: "pages of 64", metric: "of contiguous, least"}}},
 	},
@@ -224,7 +224,7 @@ var questions = []question{
 		text:   "The same keys and values with more query heads a KV head: us of a launch, and the time over that of one head. Bar: 103%.",
 		tables: []string{"Grouped queries against one query head a KV head, the same keys and values"}, head: "batch, KV heads x context x d",
 		columns: append(append([]column{{head: "1, us", who: "lean", metric: us}}, groups(us, "", "2", "4", "5", "7", "8", "16")...), groups(measure.TimeOfMHA, " over 1", "2", "4", "5", "7", "8", "16")...),
-		picture: picture{kind: "bars", x: "time over that of one query head a KV head, %", y: "batch, KV heads x context x d", percent: true, bar: 1.03, series: groups(measure.TimeOfMHA, " query heads", "2", "4", "8", "16")},
+		picture: picture{kind: "dots", x: "time over that of one query head a KV head, %", y: "launch", percent: true, bar: 1.03, series: groups(measure.TimeOfMHA, " query heads", "2", "4", "8", "16")},
 	},
 	{
 		id: "gpu-layer", title: "What a layer costs beyond its kernels",
