@@ -1,0 +1,48 @@
+package report
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestNames: the tables that questions show are those that measurements make: a report
+// that is measured again takes the place of the one that is there.
+func TestNames(t *testing.T) {
+	var code strings.Builder
+	for _, dir := range []string{"../cpu", "../gpu", "../e2e"} {
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if strings.HasSuffix(f.Name(), ".go") && !strings.HasSuffix(f.Name(), "_test.go") {
+				text, err := os.ReadFile(dir + "/" + f.Name())
+				if err != nil {
+					t.Fatal(err)
+				}
+				code.Write(text)
+			}
+		}
+	}
+	// What no command of leanbench writes as JSON, but tests' benchmarks and hands.
+	byHand := []string{"Benchmark", "x the time without", "Ragged batches against FlashInfer", "Against FlashInfer", "All layers of a step", "Linear layers alone", "Choosing tokens", "The first token"}
+	for _, q := range questions {
+	tables:
+		for _, table := range q.tables {
+			for _, prefix := range byHand {
+				if strings.HasPrefix(table, prefix) {
+					continue tables
+				}
+			}
+			name := table
+			if size := strings.Split(table, "OPT-"); len(size) == 2 { // the model is put in
+				_, rest, _ := strings.Cut(size[1], " ")
+				name = size[0] + "OPT-%s " + rest
+			}
+			if !strings.Contains(code.String(), `"`+name+`"`) {
+				t.Errorf("%s: no measurement makes a table %q", q.id, name)
+			}
+		}
+	}
+}
