@@ -95,6 +95,19 @@ func TestDesign(t *testing.T) {
 	}
 }
 
+// TestREADME: the first page is short, and has the two commands that CI runs.
+func TestREADME(t *testing.T) {
+	text := read(t, "README.md")
+	if len(text) > 7<<10 {
+		t.Errorf("README.md has %d bytes, and may have %d", len(text), 7<<10)
+	}
+	for _, line := range []string{"go test ./...", `go run ./examples/opt -prompt "Once upon a time"`} {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("README.md has no line %q", line)
+		}
+	}
+}
+
 // TestLab: an entry is a question with a date, a figure and a verdict; the newest come first.
 func TestLab(t *testing.T) {
 	entry := regexp.MustCompile(`^### (\d{4}-\d{2}-\d{2}): .`)

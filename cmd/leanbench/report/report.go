@@ -1,4 +1,4 @@
-// Package report writes docs/benchmarks.md, its pictures and the table of the README
+// Package report writes docs/benchmarks.md, its pictures and the table of speed of the README
 // from what measurements left as JSON.
 package report
 
@@ -55,7 +55,7 @@ func writeReport(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 }
 
 // Files are all that reports give, by name: FOLDER.md for reports in FOLDER, and a
-// picture in FOLDER for each question.
+// picture in FOLDER for each question; and the README two folders up, if there is one.
 func Files(names []string) (map[string][]byte, error) {
 	t, err := load(names)
 	if err != nil {
@@ -75,7 +75,11 @@ func Files(names []string) (map[string][]byte, error) {
 		return nil, err
 	}
 	files[folder+".md"] = page
-	return files, nil
+	name, readme, err := t.readme(folder)
+	if name != "" {
+		files[name] = readme
+	}
+	return files, err
 }
 
 // tables are the figures of all reports.

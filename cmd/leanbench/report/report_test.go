@@ -153,6 +153,60 @@ func TestCommand(t *testing.T) {
 	}
 }
 
+// TestReadme: the README's table is put between its marks, and says what the JSON does.
+func TestReadme(t *testing.T) {
+	names := copyReports(t, func(name string, r *measure.Report) {
+		for i, f := range r.Figures {
+			if f.Table == "Of the memory's speed" && strings.HasPrefix(f.Case, "a query head") && f.Metric == "of the read ceiling, least" {
+				r.Figures[i].Value = 0.985
+			}
+		}
+	})
+	// Reports lie in docs/figures, and the README beside docs.
+	top := t.TempDir()
+	folder := filepath.Join(top, "docs", "figures")
+	if err := os.MkdirAll(folder, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range names {
+		names[i] = filepath.Join(folder, filepath.Base(name))
+		if err := os.Rename(name, names[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	readme := filepath.Join(top, "README.md")
+	for text, want := range map[string]string{
+		"# A\n" + begin + "old\n" + end + "## B\n": "", "# A\n": "no lines", begin: "no lines", end + begin: "no lines",
+	} {
+		if err := os.WriteFile(readme, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		files, err := Files(names)
+		if want != "" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: error %v, want %q", text, err, want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := string(files[readme])
+		if !strings.HasPrefix(got, "# A\n"+begin+"| what |") || !strings.HasSuffix(got, end+"## B\n") || strings.Contains(got, "old") {
+			t.Errorf("README:\n%s", got)
+		}
+		for _, line := range []string{
+			"| attention on a GPU, a query head a KV head, 300 MB and more | the memory's speed | 98.5% to 99.9% | NVIDIA H200 |\n",
+			"| attention on a GPU, geometric mean of 523 shapes | the better of cuDNN and FlashDecoding | 1.10 | NVIDIA H200 |\n",
+			"| a decode step of OPT-125m, 1.3b, 6.7b on a GPU | transformers, compiled | 2.9, 2.2, 1.5 | NVIDIA H200 |\n",
+		} {
+			if !strings.Contains(got, line) {
+				t.Errorf("the README does not say %q:\n%s", line, got)
+			}
+		}
+	}
+}
+
 // TestWrongReports: figures that do not fit are refused.
 func TestWrongReports(t *testing.T) {
 	for want, change := range map[string]func(r *measure.Report){
