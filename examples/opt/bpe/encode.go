@@ -46,12 +46,24 @@ func (t *Tokenizer) EncodeText(text string) []int {
 // is ErrNoToken if a byte of the text would be left out.
 func (t *Tokenizer) EncodeAtMost(text string, most int, special bool) ([]int, error) {
 	e := t.encoder(most)
-	if e.over = t.widest > 0 && len(text)/t.widest > most; !e.over {
-		e.whole(text, special)
+	return e.atMost(text, func() { e.whole(text, special) })
+}
+
+// EncodeTextAtMost is EncodeAtMost of a text that continues another: without what
+// begins and ends every text.
+func (t *Tokenizer) EncodeTextAtMost(text string, most int, special bool) ([]int, error) {
+	e := t.encoder(most)
+	return e.atMost(text, func() { e.text(text, !special || t.splitSpecial) })
+}
+
+// atMost encodes a text, unless its length alone says that it has too many tokens.
+func (e *encoder) atMost(text string, encode func()) ([]int, error) {
+	if e.over = e.t.widest > 0 && len(text)/e.t.widest > e.most; !e.over {
+		encode()
 	}
 	switch {
 	case e.over:
-		return nil, fmt.Errorf("bpe: %s: %w", plural.Mend(fmt.Sprintf("more than %d tokens", most)), ErrTooLong)
+		return nil, fmt.Errorf("bpe: %s: %w", plural.Mend(fmt.Sprintf("more than %d tokens", e.most)), ErrTooLong)
 	case e.lost >= 0:
 		return nil, fmt.Errorf("bpe: byte 0x%02x is not in the vocabulary, and no unknown token is named: %w", e.lost, ErrNoToken)
 	}

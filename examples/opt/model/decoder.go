@@ -57,6 +57,10 @@ type Options struct {
 	// [1, Config.MaxPositions].
 	Capacity []int
 
+	// ForkTokens is the tokens that [Decoder.Fork] may come to need pages for, in
+	// all, besides those of Capacity.
+	ForkTokens int
+
 	// Chunk is the rows of the prompts' graph: what one pass over the weights
 	// is shared by. Longer prompts take several passes. 0: as many as the
 	// Capacity asks for, but at most DefaultChunk.
@@ -180,6 +184,10 @@ func (o *Options) check(c hf.Config) (total int, err error) {
 	switch {
 	case len(o.Capacity) == 0:
 		return 0, fmt.Errorf("%w: no sequences", ErrConfig)
+	case o.ForkTokens < 0 || o.ForkTokens > 1<<40:
+		return 0, fmt.Errorf("%w: forks of %d tokens", ErrConfig, o.ForkTokens)
+	case o.ForkTokens > 0 && !o.paged():
+		return 0, fmt.Errorf("%w: Gorgonia's own nodes have no cache that could be forked", ErrConfig)
 	case o.Chunk < 0:
 		return 0, fmt.Errorf("%w: chunks of %d rows", ErrConfig, o.Chunk)
 	case o.Attention < Lean || o.Attention > Fused:

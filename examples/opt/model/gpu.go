@@ -216,9 +216,9 @@ func (g *gpuGraph) compute(gr *graph, often, follow bool) error {
 	g.runs++
 	defer gr.vm.Reset()
 	if !often || g.runs == 1 {
-		return g.keep(gr, la.Cause(gr.vm.RunAll()))
+		return g.keep(gr, gr.vm.RunAll())
 	}
-	recording, err := g.gpu.Record(func() error { return la.Cause(gr.vm.RunAll()) })
+	recording, err := g.gpu.Record(gr.vm.RunAll)
 	if err := g.keep(gr, err); err != nil {
 		return errors.Join(err, recording.Close())
 	}

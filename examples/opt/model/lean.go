@@ -22,9 +22,10 @@ type leanCache struct {
 // pageSize is the tokens of a page.
 const pageSize = 64
 
-// pagesOf is the pages that sequences of these capacities may come to.
-func pagesOf(capacity []int) (pages int) {
-	for _, n := range capacity {
+// pages is what the sequences and their forks may come to.
+func (o *Options) pages() int {
+	pages := (o.ForkTokens + pageSize - 1) / pageSize
+	for _, n := range o.Capacity {
 		pages += (n + pageSize - 1) / pageSize
 	}
 	return pages
@@ -32,7 +33,7 @@ func pagesOf(capacity []int) (pages int) {
 
 // cacheConfig is the cache of a decoder that has one in pages.
 func (o *Options) cacheConfig(c hf.Config) la.CacheConfig {
-	return la.CacheConfig{Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pagesOf(o.Capacity), Device: o.Device}
+	return la.CacheConfig{Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: o.pages(), Device: o.Device}
 }
 
 func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {

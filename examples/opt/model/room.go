@@ -14,27 +14,33 @@ import (
 // CheckRoom says, before anything is loaded, whether the host or the GPU has room for
 // the weights of a source in a type (see [LoadAs]) and for the cache of a decoder:
 // if not, leanattention.ErrOutOfMemory with the numbers. Activations need some
-// more.
+// more. On the host weights that keep their type stay where the file is mapped, and the
+// system reads them again when it has to: they are not counted.
 func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	c := from.Config()
 	if _, err := o.check(c); err != nil {
 		return err
 	}
-	var weights int64
+	var weights, made int64
 	for p := range c.Weights() {
 		t, err := from.Tensor(p.Name, p.Shape...)
 		if err != nil {
 			return err
 		}
-		weights += int64(t.Shape().TotalSize()) * int64(loadedAs(t, matrices).Size())
+		as := loadedAs(t, matrices)
+		bytes := int64(t.Shape().TotalSize()) * int64(as.Size())
+		weights += bytes
+		if as != t.Dtype() {
+			made += bytes
+		}
 	}
 	cache, err := o.cacheBytes(c)
 	if err != nil {
 		return err
 	}
 	if o.Device == nil {
-		if err := memory.Check(weights + cache); err != nil {
-			return fmt.Errorf("model: %d MB of weights and %d MB of cache in host memory: %v: %w", weights>>20, cache>>20, err, la.ErrOutOfMemory)
+		if err := memory.Check(made + cache); err != nil {
+			return fmt.Errorf("model: %d MB of converted weights and %d MB of cache in host memory: %v: %w", made>>20, cache>>20, err, la.ErrOutOfMemory)
 		}
 		return nil
 	}

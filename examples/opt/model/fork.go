@@ -1,0 +1,85 @@
+package model
+
+import (
+	"fmt"
+
+	la "gorgonia.org/leanattention"
+)
+
+// Fork is a sequence as it was when it was forked. Its keys and values are kept in
+// pages that it shares with whatever went on from there.
+type Fork struct {
+	decoder  *Decoder
+	sequence *la.Sequence // nil: not any more
+	tokens   int
+}
+
+// Fork keeps sequence i as it is now, for [Decoder.Return]. What it comes to need of
+// pages is what is written in those that it shares: room for that is
+// [Options].ForkTokens. Gorgonia's own nodes have no cache that could be forked.
+func (d *Decoder) Fork(i int) (*Fork, error) {
+	c, err := d.pages(i)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.sequences[i].Fork()
+	if err != nil {
+		return nil, err
+	}
+	return &Fork{decoder: d, sequence: s, tokens: d.lengths[i]}, nil
+}
+
+// Return makes sequence i what was forked, and gives up what it was. A fork is
+// returned to once: fork again to return again. The logits are gone until the
+// sequence is continued.
+func (d *Decoder) Return(i int, f *Fork) error {
+	c, err := d.pages(i)
+	switch {
+	case err != nil:
+		return err
+	case f == nil || f.decoder != d:
+		return fmt.Errorf("%w: a fork of another decoder", ErrConfig)
+	case f.sequence == nil:
+		return fmt.Errorf("%w: the fork was returned to or released", ErrConfig)
+	case f.tokens > d.options.Capacity[i]:
+		return fmt.Errorf("%w: a fork of %d tokens for sequence %d, whose capacity is %d", ErrConfig, f.tokens, i, d.options.Capacity[i])
+	}
+	return d.replace(c, i, f.take(), f.tokens)
+}
+
+// Release gives a fork up.
+func (f *Fork) Release() error {
+	if f == nil || f.sequence == nil {
+		return fmt.Errorf("%w: the fork was returned to or released", ErrConfig)
+	}
+	return f.take().Release()
+}
+
+// take is the fork's sequence, which is the fork's no more.
+func (f *Fork) take() *la.Sequence {
+	s := f.sequence
+	f.sequence = nil
+	return s
+}
+
+// replace makes s, of so many tokens, sequence i.
+func (d *Decoder) replace(c *leanCache, i int, s *la.Sequence, tokens int) error {
+	old := c.sequences[i]
+	c.sequences[i] = s
+	d.lengths[i], d.logits[i], d.chosen[i] = tokens, nil, -1
+	return old.Release()
+}
+
+// pages is the cache of pages that sequence i is in.
+func (d *Decoder) pages(i int) (*leanCache, error) {
+	c, ok := d.cache.(*leanCache)
+	switch {
+	case d.closed:
+		return nil, fmt.Errorf("%w: the decoder is closed", ErrConfig)
+	case i < 0 || i >= len(d.lengths):
+		return nil, fmt.Errorf("%w: sequence %d of %d", ErrConfig, i, len(d.lengths))
+	case !ok:
+		return nil, fmt.Errorf("%w: Gorgonia's own nodes have no cache of pages", ErrConfig)
+	}
+	return c, nil
+}

@@ -1,0 +1,149 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
+)
+
+// What goes on from a fork, or beside it, has the logits of its own text.
+func TestFork(t *testing.T) { testFork(t, Options{}) }
+
+func TestGPUFork(t *testing.T) {
+	gpu := gputest.Open(t)
+	testFork(t, Options{Device: gpu})
+	if !testing.Short() {
+		testFork(t, Options{Device: gpu, Attention: Default})
+	}
+}
+
+func testFork(t *testing.T, o Options) {
+	rng := seeded(t)
+	c := small()
+	c.HiddenSize, c.WordEmbedProjDim, c.Heads, c.MaxPositions, c.Layers = 128, 128, 2, 200, 1 // heads that a GPU has kernels for, and pages
+	w := load(t, c, rng)
+	o.Capacity, o.ForkTokens = []int{200, 200}, 300
+	d := newDecoder(t, w, o)
+	first, again := 70, 60
+	if testing.Short() { // one page
+		first, again, o.Chunk = 11, 3, 8
+	}
+	texts := prompts(rng, c.VocabSize, first, 3)
+	check := func(what string, i int, text []int) {
+		t.Helper()
+		want := reference{w}.logits(text)
+		closeTo(t, what, d.Logits(i), want[len(text)-1], 2e-4)
+	}
+	extend := func(i int, text []int, n int) []int {
+		t.Helper()
+		more := make([][]int, 2)
+		more[i] = prompts(rng, c.VocabSize, n)[0]
+		if err := d.Prefill(context.Background(), more, nil); err != nil {
+			t.Fatal(err)
+		}
+		return append(slices.Clone(text), more[i]...)
+	}
+	if err := d.Prefill(context.Background(), texts, nil); err != nil {
+		t.Fatal(err)
+	}
+	var forks []*Fork
+	var at [][]int
+	text := texts[0]
+	for range 3 { // the last of them is at a place where nothing was written since
+		f, err := d.Fork(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forks, at = append(forks, f), append(at, text)
+		text = extend(0, text, 5)
+		check("behind a fork", 0, text)
+	}
+	if err := d.Truncate(0, 10); err != nil {
+		t.Fatal(err)
+	}
+	extend(0, text[:10], again)
+	for _, i := range []int{1, 0, 2} {
+		if err := d.Return(0, forks[i]); err != nil {
+			t.Fatal(err)
+		}
+		if d.Len(0) != len(at[i]) || d.Logits(0) != nil {
+			t.Errorf("fork %d has %d tokens, want %d", i, d.Len(0), len(at[i]))
+		}
+		text := extend(0, at[i], 9)
+		check("after a return", 0, text)
+		if err := d.Return(0, forks[i]); !errors.Is(err, ErrConfig) {
+			t.Errorf("a second return: %v", err)
+		}
+	}
+	texts[1] = extend(1, texts[1], 2)
+	check("the sequence beside it", 1, texts[1])
+
+	// A fork of one sequence is one for the others, too.
+	f, err := d.Fork(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Return(0, f); err != nil {
+		t.Fatal(err)
+	}
+	check("the other one's", 0, extend(0, texts[1], 1))
+	f, err = d.Fork(0)
+	if err := errors.Join(err, f.Release()); err != nil {
+		t.Error(err)
+	}
+	if err := f.Release(); !errors.Is(err, ErrConfig) {
+		t.Errorf("released twice: %v", err)
+	}
+	pages := d.cache.(*leanCache).Stats()
+	if pages.Sequences != 2 || pages.Tokens != d.Len(0)+d.Len(1) {
+		t.Errorf("something is kept: %+v", pages)
+	}
+}
+
+// What can't be forked is an error, and too many forks are a full cache.
+func TestForkErrors(t *testing.T) {
+	rng := seeded(t)
+	w := load(t, small(), rng)
+	for _, a := range []Attention{Default, Fused} {
+		d := newDecoder(t, w, Options{Capacity: []int{8}, Attention: a})
+		if _, err := d.Fork(0); !errors.Is(err, ErrConfig) {
+			t.Errorf("attention %d: %v", a, err)
+		}
+		if _, err := w.NewDecoder(Options{Capacity: []int{8}, Attention: a, ForkTokens: 1}); !errors.Is(err, ErrConfig) {
+			t.Errorf("attention %d with room for forks: %v", a, err)
+		}
+	}
+	if _, err := w.NewDecoder(Options{Capacity: []int{8}, ForkTokens: -1}); !errors.Is(err, ErrConfig) {
+		t.Errorf("-1 tokens: %v", err)
+	}
+	d, other := newDecoder(t, w, Options{Capacity: []int{8}}), newDecoder(t, w, Options{Capacity: []int{8}})
+	if err := d.Prefill(context.Background(), prompts(rng, 61, 3), nil); err != nil {
+		t.Fatal(err)
+	}
+	f, err := d.Fork(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{d.Return(1, f), d.Return(-1, f), other.Return(0, f), d.Return(0, nil), (*Fork)(nil).Release()} {
+		if !errors.Is(err, ErrConfig) {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, err := d.Fork(1); !errors.Is(err, ErrConfig) {
+		t.Errorf("sequence 1: %v", err)
+	}
+	if err := d.Step([]int{5}); !errors.Is(err, la.ErrCacheFull) || d.Len(0) != 3 {
+		t.Errorf("no page for a copy: %v", err)
+	}
+	if err := errors.Join(d.Return(0, f), d.Step([]int{5})); err != nil {
+		t.Error(err)
+	}
+	d.Close()
+	if _, err := d.Fork(0); !errors.Is(err, ErrConfig) {
+		t.Errorf("closed: %v", err)
+	}
+}

@@ -1,0 +1,89 @@
+package model
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	la "gorgonia.org/leanattention"
+)
+
+// WriteSequence saves the keys and values of sequence i, as
+// leanattention.Sequence.WriteTo does. Of which tokens and which model they are is
+// for the caller to note: see [Weights.Fingerprint].
+func (d *Decoder) WriteSequence(i int, w io.Writer) error {
+	c, err := d.pages(i)
+	if err != nil {
+		return err
+	}
+	_, err = c.sequences[i].WriteTo(w)
+	return err
+}
+
+// ReadSequence makes sequence i what WriteSequence has saved, of a model of the same
+// shape and with the same type of cache, on whatever device. The first tokens of it
+// are kept: the others are gone, as by [Decoder.Truncate]. After an error the
+// sequence is as it was. While it reads, there must be pages for all tokens that
+// were saved.
+func (d *Decoder) ReadSequence(i int, r io.Reader, tokens int) error {
+	c, err := d.pages(i)
+	if err != nil {
+		return err
+	}
+	if n := d.options.Capacity[i]; tokens < 0 || tokens > n {
+		return fmt.Errorf("%w: %d tokens for sequence %d, whose capacity is %d", ErrConfig, tokens, i, n)
+	}
+	s, err := c.ReadSequence(r)
+	if err != nil {
+		return err
+	}
+	if s.Len() < tokens {
+		return errors.Join(fmt.Errorf("%w: %d tokens of a saved sequence of %d", ErrConfig, tokens, s.Len()), s.Release())
+	}
+	if err := s.Truncate(tokens); err != nil {
+		return errors.Join(err, s.Release())
+	}
+	return d.replace(c, i, s, tokens)
+}
+
+// Fingerprint tells models apart whose keys and values differ: it is made of the
+// config, of all weights' types and shapes, and of up to 4096 elements of each
+// weight, spread over it evenly. (A model of some GB is read in 0.1 s so.)
+func (w *Weights) Fingerprint() (sum [sha256.Size]byte) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%+v\n", w.config)
+	for p := range w.config.Weights() {
+		t := w.tensors[p.Name]
+		fmt.Fprintf(h, "%s %v %v\n", p.Name, t.Dtype(), t.Shape())
+		var elements any
+		switch data := t.Data().(type) {
+		case []float32:
+			elements = spread(data)
+		case []la.F16:
+			elements = spread(data)
+		case []la.BF16:
+			elements = spread(data)
+		}
+		// A hash takes what is written, and the types are the three that Load lets in.
+		if err := binary.Write(h, binary.LittleEndian, elements); err != nil {
+			panic(fmt.Sprintf("model: weight %s of type %v: %v", p.Name, t.Dtype(), err))
+		}
+	}
+	h.Sum(sum[:0])
+	return sum
+}
+
+// spread is up to 4096 elements of a weight, evenly spread.
+func spread[T any](data []T) []T {
+	const most = 4096
+	if len(data) <= most {
+		return data
+	}
+	some := make([]T, most)
+	for i := range some {
+		some[i] = data[i*(len(data)-1)/(most-1)]
+	}
+	return some
+}
