@@ -22,13 +22,27 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain is also the command itself, for tests that need a process of it.
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const asCommand = "OPT_TEST_AS_COMMAND"
 
 // command runs the command and returns its exit status and outputs.
 func command(t testing.TB, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
+	return commandWith(t, "", args...)
+}
+
+// commandWith runs it with a text on standard input.
+func commandWith(t testing.TB, stdin string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
 	var out, err bytes.Buffer
-	status = run(context.Background(), args, &out, &err)
+	status = run(context.Background(), args, strings.NewReader(stdin), &out, &err)
 	return status, out.String(), err.String()
 }
 
@@ -240,7 +254,7 @@ func TestEnds(t *testing.T) {
 func TestSampling(t *testing.T) {
 	dir := writeModel(t, nil)
 	text := func(flags ...string) string {
-		status, out, log := command(t, append([]string{"-model", dir, "-prompt", "abc", "-temperature", "2"}, flags...)...)
+		status, out, log := command(t, append([]string{"-model", dir, "-prompt", "abc", "-temperature", "2", "-seed", "7"}, flags...)...)
 		if status != 0 {
 			t.Fatalf("%v: status %d, %s", flags, status, log)
 		}
@@ -266,7 +280,7 @@ func TestSampling(t *testing.T) {
 		t.Errorf("weights of bf16 gave %q, with stock linear layers %q, those of f32 %q", a, b, text())
 	}
 	// The first of a batch has the random numbers that it has alone.
-	status, batch, _ := command(t, "-model", dir, "-prompt", "abc", "-prompt", "zz", "-temperature", "2")
+	status, batch, _ := command(t, "-model", dir, "-prompt", "abc", "-prompt", "zz", "-temperature", "2", "-seed", "7")
 	if status != 0 || !strings.HasPrefix(batch, "[1] abc\n"+text()+"\n[2] zz\n") {
 		t.Errorf("status %d, batch %q, alone %q", status, batch, text())
 	}
@@ -400,7 +414,7 @@ func TestInterrupt(t *testing.T) {
 		_, all, _ := command(t, args...)
 		ctx, cancel := context.WithCancel(context.Background())
 		out, log := &interrupting{after: 8, cancel: cancel}, &bytes.Buffer{}
-		status := run(ctx, args, out, log)
+		status := run(ctx, args, nil, out, log)
 		cancel()
 		text, ended := strings.CutSuffix(string(out.text), "\n")
 		if status != 130 || !ended || len(text) < 8 || len(text) > 12 || !strings.HasPrefix(all, text) {
@@ -410,7 +424,7 @@ func TestInterrupt(t *testing.T) {
 		// Two texts: both are written as far as they got.
 		ctx, cancel = context.WithCancel(context.Background())
 		out = &interrupting{after: 16, cancel: cancel}
-		status = run(ctx, append(args, "-prompt", "abc"), out, log)
+		status = run(ctx, append(args, "-prompt", "abc"), nil, out, log)
 		cancel()
 		_, body, _ := strings.Cut(string(out.text), "[1] abc\n")
 		first, second, found := strings.Cut(body, "\n\n[2] abc\n")
@@ -422,7 +436,7 @@ func TestInterrupt(t *testing.T) {
 		ctx, cancel = context.WithCancel(context.Background())
 		cancel()
 		var nothing bytes.Buffer
-		if status := run(ctx, args, &nothing, io.Discard); status != 130 || nothing.String() != "" {
+		if status := run(ctx, args, nil, &nothing, io.Discard); status != 130 || nothing.String() != "" {
 			t.Errorf("%s: interrupted at once: status %d, %q", attention, status, nothing.String())
 		}
 	}
@@ -434,7 +448,7 @@ func (full) Write([]byte) (int, error) { return 0, errors.New("disk full") }
 
 func TestOutputError(t *testing.T) {
 	dir, log := writeModel(t, nil), &bytes.Buffer{}
-	status := run(context.Background(), []string{"-model", dir, "-prompt", "abc"}, full{}, log)
+	status := run(context.Background(), []string{"-model", dir, "-prompt", "abc"}, nil, full{}, log)
 	if status != 1 || !strings.HasSuffix(log.String(), "\nopt: disk full\n") {
 		t.Errorf("status %d, %s", status, log)
 	}

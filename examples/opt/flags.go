@@ -5,11 +5,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/files"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/sample"
 
@@ -18,20 +21,38 @@ import (
 
 // options is what the flags say.
 type options struct {
-	model     string // empty: the one that is part of the program
-	prompts   []string
-	tokens    int
-	attention model.Attention
-	schedule  la.Schedule // of lean
-	linear    model.Linear
-	weights   tensor.Dtype // zero: as stored
-	cache     tensor.Dtype
-	sampling  sample.Config
-	workers   int
-	gpu       int // -1: none
-	stats     bool
+	model       string // empty: the one that is part of the program
+	sources     []source
+	prompts     []string // what the sources have, after readPrompts
+	promptCache string   // file; empty: none
+	perplexity  string   // file; empty: texts are continued
+	stride      int      // 0: a window
+	interactive bool
+	special     bool // special tokens in texts are tokens
+	tokens      int
+	stops       []string
+	sample      sample.Config
+	attention   model.Attention
+	schedule    la.Schedule // of lean
+	linear      model.Linear
+	weights     tensor.Dtype // zero: as stored
+	weightsName string
+	cache       tensor.Dtype
+	workers     int
+	gpu         int // -1: none
+	stats       bool
+	json        bool
+	logprobs    int
 
 	ahead bool // for tests: tokens are computed before others are looked at, on the CPU too
+}
+
+// seed is what makes sampled texts again; nil: nothing is drawn.
+func (o *options) seed() *uint64 {
+	if o.sample.Temperature == 0 || o.perplexity != "" {
+		return nil
+	}
+	return &o.sample.Seed
 }
 
 // usageError is a wrong flag or value of a flag.
@@ -43,108 +64,234 @@ func usagef(format string, args ...any) error { return usageError{fmt.Sprintf(fo
 
 var errHelp = flag.ErrHelp
 
-const usage = `opt continues texts with an OPT model:
+// choices is a flag with a few values: a usage error names them.
+type choices[T any] struct {
+	names  []string
+	values []T
+}
 
-  opt -prompt "Once upon a time" [-prompt ...] [flags]
+func (c choices[T]) find(flag, name string) (value T, err error) {
+	i := slices.Index(c.names, name)
+	if i < 0 {
+		return value, usagef("-%s %q is none of %s", flag, name, strings.Join(c.names, ", "))
+	}
+	return c.values[i], nil
+}
 
-`
+var (
+	linears      = choices[model.Linear]{[]string{"lean", "stock"}, []model.Linear{model.LeanLinear, model.StockLinear}}
+	weightTypes  = choices[tensor.Dtype]{[]string{"stored", "f32", "f16", "bf16"}, []tensor.Dtype{{}, tensor.Float32, la.Float16, la.BFloat16}}
+	elementTypes = choices[tensor.Dtype]{[]string{"f32", "f16", "bf16"}, []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}}
+)
 
-// parse reads the flags; -h writes what there is to help.
-func parse(args []string, help io.Writer) (options, error) {
-	var o options
-	var attention, linear, weights, cache, device string
+// named is the flags whose value is a name, before it is looked up.
+type named struct{ attention, linear, weights, cache, device string }
+
+// newFlags is the flags, which write to o and n.
+func newFlags(o *options, n *named) *flag.FlagSet {
 	f := flag.NewFlagSet("opt", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // run says what is wrong, in one line
-	f.StringVar(&o.model, "model", "", "`folder` of a Hugging Face OPT model (default: a small model that is part of the program)")
-	f.Func("prompt", "`text` to continue; given several times, the texts are continued together", func(s string) error {
-		o.prompts = append(o.prompts, s)
+	f.StringVar(&o.model, "model", "", "`folder` of a Hugging Face OPT model")
+	f.Func("prompt", "`text` to continue; given several times, the texts are continued together; - is standard input, without the end of its last line", func(s string) error {
+		o.sources = append(o.sources, source{text: s})
 		return nil
 	})
-	f.Func("prompts", "`file` of texts to continue together, one a line; empty lines are none", func(name string) error {
-		text, err := files.Stream(name, maxPrompts)
-		if err != nil {
-			return err
-		}
-		for line := range strings.Lines(string(text)) {
-			if line = strings.TrimRight(line, "\r\n"); line != "" {
-				o.prompts = append(o.prompts, line)
-			}
-		}
+	f.Func("prompts", "`file` of texts to continue together, one a line; empty lines are none; - is standard input", func(name string) error {
+		o.sources = append(o.sources, source{text: name, lines: true})
 		return nil
 	})
-	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt")
-	f.StringVar(&attention, "attn", "lean", "attention: lean; fixed or head, the same by FlashDecoding's schedule (every head's keys in 8 splits) or FlashAttention-2's (one worker a head); default (made of Gorgonia's own nodes; on a GPU the same in three launches), or fused (such nodes without a cache, rewritten)")
-	f.StringVar(&linear, "linear", "lean", "linear layers: lean, or stock (Gorgonia's own nodes)")
-	f.StringVar(&weights, "weights", "stored", "element type that the weights are rounded to and kept in: f32, f16, bf16, or stored, as the folder has them (-linear stock widens them to compute)")
-	f.StringVar(&cache, "cache", "f32", "element type of lean's cache: f32, f16 or bf16")
-	f.Float64Var(&o.sampling.Temperature, "temperature", 0, "0 takes the most likely token; 1 samples from the model's distribution, more from a flatter one")
-	f.IntVar(&o.sampling.TopK, "top-k", 0, "sample from the `k` most likely tokens only; 0: all")
-	f.Float64Var(&o.sampling.TopP, "top-p", 1, "sample from the fewest most likely tokens that have probability `p`; 0 or 1: all")
-	f.Uint64Var(&o.sampling.Seed, "seed", 0, "`number` that chooses the random numbers; the same one gives the same text on the same kind of device")
+	f.BoolVar(&o.interactive, "i", false, "a session on a terminal: each line is put behind the text and continued; /help lists its commands")
+	f.StringVar(&o.perplexity, "perplexity", "", "`file` of a text whose perplexity is told; - is standard input")
+	f.IntVar(&o.stride, "stride", 0, "`tokens` from one window of -perplexity to the next, each of the model's positions; 0: windows side by side")
+	f.StringVar(&o.promptCache, "prompt-cache", "", "`file` that keeps the keys and values of the prompt: a later run whose prompt begins with the same tokens, of the same model, reads only the others; it is made if it is not there, and written when the prompt goes beyond it")
+	f.BoolVar(&o.special, "special", false, "names of special tokens in texts, such as </s>, are these tokens; false: they are spelled out")
+	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt, or to a line of -i")
+	f.Func("stop", "`text` before which the output ends; may be given several times", func(s string) error {
+		if s == "" || !utf8.ValidString(s) {
+			return errors.New("not a text that could be written")
+		}
+		o.stops = append(o.stops, s)
+		return nil
+	})
+	f.Float64Var(&o.sample.Temperature, "temperature", 0, "temperature `t` by which tokens are drawn: 0 takes the most likely token; 1 samples from the model's distribution, more from a flatter one; with -top-k or -top-p it is 1 if it is not given")
+	f.IntVar(&o.sample.TopK, "top-k", 0, "sample from the `k` most likely tokens only; 0: all")
+	f.Float64Var(&o.sample.TopP, "top-p", 1, "sample from the fewest most likely tokens that have probability `p`; 0 and 1: all")
+	f.Uint64Var(&o.sample.Seed, "seed", 0, "`number` that chooses the random numbers; the same one gives the same text on the same kind of device")
+	f.StringVar(&n.attention, "attn", "lean", "attention by `name`: lean; fixed or head, the same by FlashDecoding's schedule (every head's keys in 8 splits) or FlashAttention-2's (one worker a head); default (made of Gorgonia's own nodes; on a GPU the same in three launches), or fused (such nodes without a cache, rewritten)")
+	f.StringVar(&n.linear, "linear", "lean", "linear layers by `name`: lean, or stock (Gorgonia's own nodes)")
+	f.StringVar(&n.weights, "weights", "stored", "element `type` that the weights are rounded to and kept in: f32, f16, bf16, or stored, as the folder has them (-linear stock widens them to compute)")
+	f.StringVar(&n.cache, "cache", "f32", "element `type` of lean's cache: f32, f16 or bf16")
 	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
-	f.StringVar(&device, "device", "cpu", "what computes: cpu, gpu (the first one) or gpu:`n`; a GPU needs an NVIDIA driver and nothing else")
-	f.BoolVar(&o.stats, "stats", false, "write speed and the share of attention to standard error")
+	f.StringVar(&n.device, "device", "cpu", "`cpu, gpu or gpu:N`: what computes; gpu is the first one, and needs an NVIDIA driver and nothing else")
+	f.BoolVar(&o.stats, "stats", false, "write speed, the share of attention and the seed to standard error")
+	f.BoolVar(&o.json, "json", false, "write one JSON document to standard output, at the end: texts, tokens, why each text ended, and what -stats tells")
+	f.IntVar(&o.logprobs, "logprobs", 0, "with -json, the log-probability of each token, and of the `n` most likely ones in its place; 0: none")
+	return f
+}
 
+// What flags there are for a use of the command besides those for all of them.
+var (
+	forAll        = []string{"model", "attn", "linear", "weights", "cache", "workers", "device", "stats", "special"}
+	forTexts      = []string{"prompt", "prompts", "n", "stop", "temperature", "top-k", "top-p", "seed", "json", "logprobs", "prompt-cache"}
+	forPerplexity = []string{"perplexity", "stride", "json"}
+	forSession    = []string{"i", "prompt", "n", "stop", "temperature", "top-k", "top-p", "seed"}
+)
+
+// parse reads the flags; -h writes what there is to help. It reads no file.
+func parse(args []string, help io.Writer) (options, error) {
+	var o options
+	var n named
+	f := newFlags(&o, &n)
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
-		f.SetOutput(help)
-		fmt.Fprint(help, usage)
-		f.PrintDefaults()
+		writeHelp(f, help)
 		return o, errHelp
 	} else if err != nil {
 		return o, usagef("%v", err)
 	}
-
-	var known bool
-	if o.attention, o.schedule, known = model.AttentionNamed(attention); !known {
-		return o, usagef("-attn %q is none of lean, fixed, head, default, fused", attention)
-	}
-	if o.linear, known = map[string]model.Linear{"lean": model.LeanLinear, "stock": model.StockLinear}[linear]; !known {
-		return o, usagef("-linear %q is neither lean nor stock", linear)
-	}
-	if o.weights, known = map[string]tensor.Dtype{"stored": {}, "f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}[weights]; !known {
-		return o, usagef("-weights %q is none of stored, f32, f16, bf16", weights)
-	}
-	if o.cache, known = map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}[cache]; !known {
-		return o, usagef("-cache %q is none of f32, f16, bf16", cache)
-	}
-	o.gpu = -1
-	switch number, numbered := strings.CutPrefix(device, "gpu:"); {
-	case device == "cpu":
-	case device == "gpu":
-		o.gpu = 0
-	case numbered:
-		n, err := strconv.Atoi(number)
-		if err != nil || n < 0 {
-			return o, usagef("-device %q has no number of a GPU", device)
-		}
-		o.gpu = n
-	default:
-		return o, usagef("-device %q is none of cpu, gpu, gpu:n", device)
-	}
-	switch {
-	case o.gpu >= 0 && (o.attention == model.Fused || o.linear != model.LeanLinear):
-		return o, usagef("-device %s has neither -attn fused nor -linear stock: Gorgonia's own nodes have no GPU here", device)
-	case f.NArg() > 0:
+	if f.NArg() > 0 {
 		return o, usagef("%q is not a flag; texts are given by -prompt", f.Arg(0))
-	case len(o.prompts) == 0:
-		return o, usagef("no -prompt, and nothing in a file of -prompts")
-	case o.tokens < 1:
-		return o, usagef("-n %d is less than 1", o.tokens)
-	case o.workers < 0 || o.workers > maxWorkers:
-		return o, usagef("-workers %d is outside [0, %d]", o.workers, maxWorkers)
-	case o.attention != model.Lean && o.gpu < 0 && o.cache != tensor.Float32:
-		return o, usagef("-cache %s needs -attn lean: Gorgonia computes nothing in that type", cache)
-	case o.attention != model.Lean && o.workers != 0:
-		return o, usagef("-workers needs -attn lean")
 	}
-	if err := o.sampling.Validate(); err != nil {
-		return o, usagef("%v", err)
+	given := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for _, check := range []func() error{
+		func() error { return o.checkUse(given) },
+		func() error { return o.look(n) },
+		func() error { return o.checkCompute(n) },
+		func() error { return o.checkSampling(given) },
+	} {
+		if err := check(); err != nil {
+			return o, err
+		}
 	}
 	return o, nil
 }
 
-// maxPrompts bounds a file of prompts. A model reads some KB of each.
-const maxPrompts = 256 << 20
+// checkUse looks at which flags are given together.
+func (o *options) checkUse(given map[string]bool) error {
+	use, flags := "texts to continue", forTexts
+	switch {
+	case given["perplexity"]:
+		use, flags = "-perplexity", forPerplexity
+	case o.interactive:
+		use, flags = "-i", forSession
+	}
+	stdin := 0
+	for _, s := range o.sources {
+		if s.text == "-" {
+			stdin++
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		if !slices.Contains(forAll, name) && !slices.Contains(flags, name) {
+			return usagef("-%s has no meaning for %s", name, use)
+		}
+	}
+	switch {
+	case given["prompt-cache"] && o.promptCache == "":
+		return usagef("-prompt-cache needs a file")
+	case given["perplexity"] && o.perplexity == "":
+		return usagef("-perplexity needs a file")
+	case o.stride < 0:
+		return usagef("-stride %d is negative", o.stride)
+	case use == "texts to continue" && len(o.sources) == 0:
+		return usagef("no -prompt, no -prompts, no -perplexity and no -i")
+	case stdin > 1:
+		return usagef("- is given %d times, and standard input can be read once", stdin)
+	case o.interactive && stdin > 0:
+		return usagef("-i reads its lines from standard input, so -prompt - can't")
+	case o.interactive && len(o.sources) > 1:
+		return usagef("-i has one text, and %d are given by -prompt", len(o.sources))
+	case o.tokens < 1:
+		return usagef("-n %d is less than 1", o.tokens)
+	case o.logprobs < 0 || o.logprobs > mostLogprobs:
+		return usagef("-logprobs %d is outside [0, %d]", o.logprobs, mostLogprobs)
+	case o.logprobs > 0 && !o.json:
+		return usagef("-logprobs needs -json, which has a place for them")
+	}
+	return nil
+}
 
-// maxWorkers is what leanattention takes.
-const maxWorkers = 1 << 12
+// look looks names up.
+func (o *options) look(n named) (err error) {
+	var known bool
+	if o.attention, o.schedule, known = model.AttentionNamed(n.attention); !known {
+		return usagef("-attn %q is none of lean, fixed, head, default, fused", n.attention)
+	}
+	if o.linear, err = linears.find("linear", n.linear); err != nil {
+		return err
+	}
+	if o.weights, err = weightTypes.find("weights", n.weights); err != nil {
+		return err
+	}
+	o.weightsName = n.weights
+	if o.cache, err = elementTypes.find("cache", n.cache); err != nil {
+		return err
+	}
+	o.gpu = -1
+	switch number, numbered := strings.CutPrefix(n.device, "gpu:"); {
+	case n.device == "cpu":
+	case n.device == "gpu":
+		o.gpu = 0
+	case numbered:
+		i, err := strconv.Atoi(number)
+		if err != nil || i < 0 {
+			return usagef("-device %q has no number of a GPU", n.device)
+		}
+		o.gpu = i
+	default:
+		return usagef("-device %q is none of cpu, gpu, gpu:N", n.device)
+	}
+	return nil
+}
+
+// checkCompute looks at what computes.
+func (o *options) checkCompute(n named) error {
+	switch {
+	case o.gpu >= 0 && (o.attention == model.Fused || o.linear != model.LeanLinear):
+		return usagef("-device %s has neither -attn fused nor -linear stock: Gorgonia's own nodes have no GPU here", n.device)
+	case o.workers < 0 || o.workers > maxWorkers:
+		return usagef("-workers %d is outside [0, %d]", o.workers, maxWorkers)
+	case !o.paged() && o.cache != tensor.Float32:
+		return usagef("-cache %s needs -attn lean: Gorgonia computes nothing in that type", n.cache)
+	case o.attention != model.Lean && o.workers != 0:
+		return usagef("-workers needs -attn lean")
+	case !o.paged() && o.promptCache != "":
+		return usagef("-prompt-cache needs -attn lean, fixed or head: Gorgonia's own nodes have no cache that could be saved")
+	case !o.paged() && o.interactive:
+		return usagef("-i needs -attn lean, fixed or head: Gorgonia's own nodes have no cache that could be forked")
+	}
+	return nil
+}
+
+// paged says whether keys and values are in a cache of pages.
+func (o *options) paged() bool {
+	return o.attention == model.Lean || o.attention == model.Default && o.gpu >= 0
+}
+
+// checkSampling looks at how tokens are chosen, and fills in what is not given.
+func (o *options) checkSampling(given map[string]bool) error {
+	c := &o.sample
+	if err := c.Validate(); err != nil {
+		return usagef("%v", err)
+	}
+	if c.TopP == 0 {
+		c.TopP = 1
+	}
+	if c.TopK > 0 || c.TopP < 1 {
+		switch {
+		case !given["temperature"]:
+			c.Temperature = 1
+		case c.Temperature == 0:
+			return usagef("-temperature 0 takes the most likely token: it leaves nothing to -top-k and -top-p")
+		}
+	}
+	if !given["seed"] && c.Temperature > 0 {
+		c.Seed = uint64(rand.Uint32()) // short, so that it can be typed again
+	}
+	return nil
+}
+
+const (
+	maxWorkers   = 1 << 12 // what leanattention takes
+	mostLogprobs = 1000
+)

@@ -85,7 +85,7 @@ func TestNoRoom(t *testing.T) {
 	if err := os.WriteFile(name, bytes.Repeat([]byte("a\n"), 200_000), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	o, err := parse([]string{"-prompts", name, "-n", "2000"}, io.Discard)
+	o, err := parsed([]string{"-prompts", name, "-n", "2000"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestNoRoom(t *testing.T) {
 
 // TestLongWord: a prompt that is one long word is found too long at once.
 func TestLongWord(t *testing.T) {
-	o, err := parse([]string{"-prompt", strings.Repeat("a", 50<<20)}, io.Discard)
+	o, err := parsed([]string{"-prompt", strings.Repeat("a", 50<<20)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestLongWord(t *testing.T) {
 	if err := errors.Join(f.Truncate(maxPrompts+1), f.Close()); err != nil {
 		t.Skip(err)
 	}
-	if _, err := parse([]string{"-prompts", huge}, io.Discard); err == nil || !strings.Contains(err.Error(), files.ErrTooLong.Error()) {
+	if _, err := parsed([]string{"-prompts", huge}); err == nil || !strings.Contains(err.Error(), files.ErrTooLong.Error()) {
 		t.Errorf("a file of %d bytes: %v", maxPrompts+1, err)
 	}
 }
@@ -158,4 +158,13 @@ func TestShippedSettings(t *testing.T) {
 	if ids := tokenizer.EncodeSpecial("a</s>"); len(ids) != 3 || ids[0] != 2 || ids[2] != 2 {
 		t.Errorf("ids %v", ids)
 	}
+}
+
+// parsed is parse, and the prompts read.
+func parsed(args []string) (options, error) {
+	o, err := parse(args, io.Discard)
+	if err == nil {
+		err = o.readPrompts(nil)
+	}
+	return o, err
 }

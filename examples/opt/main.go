@@ -2,11 +2,65 @@
 // leanattention as the attention operator.
 //
 //	go run gorgonia.org/leanattention/examples/opt -prompt "Once upon a time"
+//	echo "Once upon a time" | opt -prompt - -json -logprobs 3
+//	opt -i
+//	opt -perplexity book.txt
 //
 // The text goes to standard output as it comes, everything else to standard
 // error. Several prompts are one batch and are continued together; their texts
 // come one after the other. Without -model it is a small model that is part of
 // the program; -model takes a folder of Hugging Face's with any OPT.
+//
+// A text ends at the model's end of text, before a -stop text, after -n tokens,
+// at the model's last position, or at Ctrl-C. What may be the beginning of a stop
+// text is held back until it is certain.
+//
+// With -json standard output is one JSON document instead, written at the end:
+//
+//	{
+//	  "model": "the shipped model",         the folder, as -model has it
+//	  "device": "cpu",                      or the GPU
+//	  "texts": [{                           of each prompt
+//	    "prompt": "Once",
+//	    "prompt_tokens": [2, 680],
+//	    "cached_tokens": 0,                 of these, what -prompt-cache had
+//	    "text": " upon",                    without the stop text
+//	    "tokens": [531],                    as chosen: the stop text's too, the end of text not
+//	    "reason": "length",                 or "eos", "stop", "interrupt"
+//	    "logprobs": [{                      with -logprobs, of each token
+//	      "token": 531, "text": " upon", "logprob": -0.01,
+//	      "top": [{"token": 531, "text": " upon", "logprob": -0.01}]
+//	    }]
+//	  }],
+//	  "perplexity": {                       with -perplexity, in place of texts
+//	    "value": 1.6788, "tokens": 4981, "of": 4984, "windows": 3,
+//	    "window": 2048, "stride": 2048, "complete": true
+//	  },
+//	  "stats": {                            times in seconds
+//	    "seed": 17,                         only where tokens are drawn
+//	    "load": 0.02, "build": 0.01, "first": 0.02,
+//	    "prefill": {"tokens": 2, "runs": 1, "seconds": 0.01, "tokens_per_second": 200, "attention": 0.001, "bytes": 7000000},
+//	    "decode": {...}                     the same
+//	  }
+//	}
+//
+// A log-probability is the natural logarithm of softmax of the logits, whatever
+// -temperature, -top-k and -top-p make of it.
+//
+// -perplexity cuts a text into windows of the model's positions, side by side or
+// -stride tokens apart, and tells exp of the mean of -log p over all tokens that have
+// one before them in their window; each token is counted once. It is what
+// transformers' page on the perplexity of models of a fixed length computes.
+//
+// -prompt-cache keeps the keys and values of a prompt in a file. A later run takes
+// what its prompt begins with from there, and computes the rest. The file knows of
+// which model, weights and type of cache it is; one that does not fit is an error,
+// and stays as it is.
+//
+// -i is a session on a terminal. A line is put behind the text and continued; keys
+// and values of what was read before stay in the cache. /undo takes a line back,
+// /fork and /back keep a text and return to it, Ctrl-C ends a text and Ctrl-D the
+// session.
 //
 // Exit status: 0; 1 if something could not be read, computed or written; 2 for
 // wrong flags; 130 after an interrupt, when what was decoded has been written.
@@ -31,15 +85,12 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	// The first interrupt ends the text, a second one the process.
 	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
 // run is the command; it returns the exit status.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	o, err := parse(args, stderr)
-	if err == nil {
-		err = generate(ctx, o, stdout, stderr)
-	}
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	err := do(ctx, args, stdin, stdout, stderr)
 	var wrong usageError
 	switch {
 	case err == nil, errors.Is(err, errHelp):
@@ -52,4 +103,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintf(stderr, "opt: %v\n", err)
 	return exitError
+}
+
+func do(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	defer limitMemory()()
+	in := interruptible{ctx, stdin}
+	if err := o.readPrompts(in); err != nil {
+		return err
+	}
+	switch {
+	case o.perplexity != "":
+		text, err := readBounded(o.perplexity, in, maxText)
+		if err != nil {
+			return fmt.Errorf("-perplexity: %w", err)
+		}
+		return tellPerplexity(ctx, o, text, stdout, stderr)
+	case o.interactive:
+		return converse(ctx, o, stdin, stdout, stderr)
+	}
+	return generate(ctx, o, stdout, stderr)
 }

@@ -24,6 +24,9 @@ func TestAhead(t *testing.T) {
 			}
 			o.ahead = i == 1
 			var out bytes.Buffer
+			if err := o.readPrompts(nil); err != nil {
+				t.Fatal(err)
+			}
 			if err := generate(context.Background(), o, &out, io.Discard); err != nil {
 				t.Fatal(err)
 			}
@@ -42,12 +45,15 @@ func TestPromptsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	o, err := parse([]string{"-prompt", "zeroth", "-prompts", name}, io.Discard)
+	if err == nil {
+		err = o.readPrompts(nil)
+	}
 	if err != nil || !slices.Equal(o.prompts, []string{"zeroth", "first", " second ", "third"}) {
 		t.Errorf("%q, %v", o.prompts, err)
 	}
 	for _, args := range [][]string{{"-prompts", name + ".gone"}, {"-prompts", os.DevNull}} {
-		if _, err := parse(args, io.Discard); err == nil {
-			t.Errorf("%v: no error", args)
+		if status, _, log := command(t, args...); status != 1 || !strings.Contains(log, "-prompts") {
+			t.Errorf("%v: status %d, %s", args, status, log)
 		}
 	}
 }
@@ -63,6 +69,9 @@ func TestLongPromptBeside(t *testing.T) {
 		}
 		o, err := parse(args, io.Discard)
 		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.readPrompts(nil); err != nil {
 			t.Fatal(err)
 		}
 		var out, errs bytes.Buffer
@@ -85,7 +94,7 @@ func TestLongPromptBeside(t *testing.T) {
 // text that has begun.
 func TestProgressRests(t *testing.T) {
 	var out strings.Builder
-	p := progress{w: &out, total: 9, live: true, began: time.Now()}
+	p := progress{w: &out, what: "prompt", total: 9, live: true, began: time.Now()}
 	p.show(3, true)
 	p.rest()
 	out.WriteString("a text ")

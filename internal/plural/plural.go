@@ -7,7 +7,7 @@ import (
 )
 
 // counted are the things that messages count.
-const counted = `(?:appended |output |query |KV )?(?:append|bias|byte|choice|column|dimension|element|head|input|key|layer|length|page|part|position|prompt|row|sequence|slope|split|step|token|tensor|value|worker)`
+const counted = `(?:appended |output |query |KV )?(?:append|bias|byte|choice|column|dimension|element|head|input|key|layer|length|page|part|position|prompt|row|sequence|slope|split|step|token|tensor|value|window|worker)`
 
 var ones = regexp.MustCompile(`(?:^|[ (])1 ` + counted + `(?:es|s)\b`)
 

@@ -43,8 +43,8 @@ func TestCheckRoomOfHost(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(p.Shape) == 2 && x.matrices == la.Float16 { // the folder has float32
-				free += int64(w.Shape().TotalSize()) * 2
+			if as := loadedAs(w, x.matrices); as != w.Dtype() {
+				free += int64(w.Shape().TotalSize()) * int64(as.Size())
 			}
 		}
 		if err := CheckRoom(folder, x.matrices, x.o); err != nil {

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/examples/opt/sample"
+	"gorgonia.org/leanattention/nn"
+)
+
+// output is where the texts of a batch go: the pieces of each text in their order,
+// the texts at the same time.
+type output interface {
+	add(i int, piece string) error
+	end(i int) error
+}
+
+// silent is no output: texts that are wanted as a whole.
+type silent struct{}
+
+func (silent) add(int, string) error { return nil }
+func (silent) end(int) error         { return nil }
+
+// batch is the sequences that are continued together.
+type batch struct {
+	decoder   *model.Decoder
+	chosen    bool   // the decoder chooses
+	ahead     bool   // and may be some tokens ahead
+	ends      []int  // the tokens that end a text
+	hint      string // what may be the reason for logits that are no numbers
+	limit     int    // most tokens to add to each
+	logprobs  int    // the most likely tokens to keep with each; 0: not even its own probability
+	sequences []sequence
+	line      progress
+	begin     func() output
+	out       output // from the first token on
+}
+
+type sequence struct {
+	prompt  []int // that was not read yet
+	waiting int   // a token that was chosen and found no room in a pass; -1: none
+	room    int   // tokens that can still be appended
+	sampler *sample.Sampler
+	decoder *bpe.Decoder
+	stop    *stopper
+	result  continuation
+}
+
+// continuation is what was added to a prompt.
+type continuation struct {
+	tokens   []int // without the one that ends a text
+	text     strings.Builder
+	logprobs []choiceJSON
+	reason   string // why it ended; empty: it has not
+}
+
+// Why a text ended.
+const (
+	endEOS       = "eos"       // the model's end of text
+	endStop      = "stop"      // a stop text
+	endLength    = "length"    // -n, or the model's last position
+	endInterrupt = "interrupt" // Ctrl-C
+)
+
+// choose is how the options of a decoder say that tokens are chosen. On a GPU
+// they are chosen where the logits are, unless these are wanted too.
+func (o *options) choose(mo *model.Options) {
+	greedy := o.sample.Temperature == 0
+	mo.Seed = o.sample.Seed
+	switch {
+	case o.gpu >= 0 && o.logprobs > 0:
+	case greedy:
+		mo.Greedy = true
+	case o.gpu >= 0:
+		choice := nn.Choice{Temperature: o.sample.Temperature, TopK: o.sample.TopK, TopP: o.sample.TopP}
+		mo.Choices = slices.Repeat([]nn.Choice{choice}, len(mo.Capacity))
+	}
+}
+
+// newBatch is a batch without sequences.
+func (l *loaded) newBatch(mo *model.Options) *batch {
+	b := &batch{ends: l.folder.EOS(), hint: l.hint(), limit: l.options.tokens, logprobs: l.options.logprobs}
+	b.chosen = mo.Greedy || mo.Choices != nil
+	b.ahead = b.chosen && (l.gpu != nil || l.options.ahead) && b.logprobs == 0
+	return b
+}
+
+// newSequence is sequence i of a batch, which reads a prompt and has room for some
+// tokens behind it.
+func (l *loaded) newSequence(i int, prompt []int, room int) (sequence, error) {
+	c := l.options.sample
+	c.Stream = uint64(i)
+	sampler, err := sample.New(c)
+	return sequence{prompt: prompt, waiting: -1, room: room, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
+}
+
+// run reads the prompts, and adds tokens until every sequence has come to an end:
+// a token that ends texts, a stop text, its number of tokens or the model's last position. One that has rests. As long
+// as prompts are read, sequences that are done with theirs go on beside them.
+func (b *batch) run(ctx context.Context) error {
+	next, prompts := make([]int, len(b.sequences)), make([][]int, len(b.sequences))
+	var ahead [][]int // tokens that have been chosen and appended already
+	for {
+		var now []int
+		if len(ahead) > 0 {
+			now, ahead = ahead[0], ahead[1:]
+		}
+		live, reading, burst := 0, 0, mostAhead
+		for i := range b.sequences {
+			s := &b.sequences[i]
+			next[i], prompts[i] = s.waiting, s.prompt
+			switch {
+			case s.result.reason != "":
+				continue
+			case len(s.prompt) > 0:
+				reading++
+				continue
+			case s.waiting >= 0:
+				live++
+				burst = min(burst, s.room+1, b.limit-len(s.result.tokens))
+				continue
+			}
+			if b.out == nil {
+				b.line.rest()
+				b.out = b.begin()
+			}
+			id, err := b.choose(i, now)
+			if err != nil {
+				return fmt.Errorf("after token %d of text %d: %w%s", b.decoder.Len(i), i+1, err, b.hint)
+			}
+			if err := b.take(i, id); err != nil {
+				return err
+			}
+			if s.result.reason != "" {
+				continue
+			}
+			s.room--
+			next[i] = id
+			live++
+			burst = min(burst, s.room+1, b.limit-len(s.result.tokens))
+		}
+		if live+reading == 0 {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var err error
+		switch {
+		case len(ahead) > 0:
+		case reading > 0:
+			err = b.mix(next, prompts)
+		case b.ahead && live == len(next):
+			ahead, err = b.decoder.Continue(next, burst)
+		default:
+			err = b.decoder.Step(next)
+		}
+		if err != nil {
+			return err
+		}
+		if reading == 0 { // all have had room
+			for i := range b.sequences {
+				b.sequences[i].waiting = -1
+			}
+		}
+	}
+}
+
+// mix is a pass for prompts and tokens.
+func (b *batch) mix(next []int, prompts [][]int) error {
+	taken, err := b.decoder.Mix(next, prompts)
+	if err != nil {
+		return err
+	}
+	read, ready := 0, false
+	for i, n := range taken {
+		s := &b.sequences[i]
+		switch {
+		case len(s.prompt) > 0:
+			s.prompt = s.prompt[n:]
+			read, ready = read+n, ready || len(s.prompt) == 0
+		case n > 0:
+			s.waiting = -1
+		default:
+			s.waiting = next[i]
+		}
+	}
+	b.line.show(read, ready)
+	return nil
+}
+
+// mostAhead is how many tokens are computed before one is looked at, where that
+// is faster: not so many that a reader would see it.
+const mostAhead = 8
+
+// choose is the next token of a sequence: of those that have been chosen, if any
+// have.
+func (b *batch) choose(i int, chosen []int) (int, error) {
+	if !b.chosen {
+		return b.sequences[i].sampler.Next(b.decoder.Logits(i))
+	}
+	id := b.decoder.Chosen(i)
+	if chosen != nil {
+		id = chosen[i]
+	}
+	if id < 0 {
+		return 0, fmt.Errorf("%w: a NaN or an infinity", sample.ErrLogits)
+	}
+	return id, nil
+}
+
+// take adds a token to a text, which may end it.
+func (b *batch) take(i, id int) error {
+	s := &b.sequences[i]
+	if slices.Contains(b.ends, id) {
+		return b.end(i, endEOS)
+	}
+	s.result.tokens = append(s.result.tokens, id)
+	if b.logprobs > 0 {
+		s.result.logprobs = append(s.result.logprobs, likelihood(b.decoder.Logits(i), id, b.logprobs))
+	}
+	stopped, err := b.write(i, s.decoder.Add(id))
+	switch {
+	case err != nil:
+		return err
+	case stopped:
+		return b.close(i, endStop)
+	case len(s.result.tokens) == b.limit || s.room == 0:
+		return b.end(i, endLength)
+	}
+	return nil
+}
+
+// write continues a text up to a stop text.
+func (b *batch) write(i int, piece string) (stopped bool, err error) {
+	r := &b.sequences[i].result
+	piece, stopped = b.sequences[i].stop.add(piece)
+	r.text.WriteString(piece)
+	return stopped, b.out.add(i, piece)
+}
+
+// end ends a text, of which something may be held back.
+func (b *batch) end(i int, reason string) error {
+	s := &b.sequences[i]
+	stopped, err := b.write(i, s.decoder.Flush())
+	if err != nil {
+		return err
+	}
+	if stopped {
+		return b.close(i, endStop)
+	}
+	held := s.stop.flush()
+	s.result.text.WriteString(held)
+	if err := b.out.add(i, held); err != nil {
+		return err
+	}
+	return b.close(i, reason)
+}
+
+func (b *batch) close(i int, reason string) error {
+	b.sequences[i].result.reason = reason
+	return b.out.end(i)
+}
+
+// interrupt ends all texts that are going on.
+func (b *batch) interrupt() error {
+	for i := range b.sequences {
+		switch r := &b.sequences[i].result; {
+		case r.reason != "":
+		case b.out == nil: // none has begun
+			r.reason = endInterrupt
+		default:
+			if err := b.end(i, endInterrupt); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

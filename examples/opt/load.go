@@ -1,0 +1,143 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/examples/opt/tiny"
+)
+
+// loaded is a model: what its folder says at first, and then what computes.
+type loaded struct {
+	options   options
+	config    hf.Config
+	folder    *hf.Folder
+	tokenizer *bpe.Tokenizer
+	gpu       *la.GPU // nil: the CPU
+
+	weights *model.Weights
+	decoder *model.Decoder
+	first   firstToken
+}
+
+// load opens a model's folder and the GPU. Close it after use.
+func load(o options, stderr io.Writer) (_ *loaded, err error) {
+	fmt.Fprintf(stderr, "loading %s\n", name(o.model))
+	began := time.Now()
+	l := &loaded{options: o}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	if l.folder, l.tokenizer, err = open(o.model); err != nil {
+		return nil, err
+	}
+	l.config = l.folder.Config()
+	if o.gpu >= 0 {
+		if l.gpu, err = la.OpenGPU(o.gpu); err != nil {
+			return nil, err
+		}
+	}
+	l.first.load = time.Since(began)
+	return l, nil
+}
+
+// build loads the weights and makes a decoder. What flags say about how it
+// computes is added to the options.
+func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
+	began := time.Now()
+	o, c := &l.options, l.config
+	mo.Attention, mo.Schedule, mo.Linear, mo.Cache, mo.Workers, mo.Device = o.attention, o.schedule, o.linear, o.cache, o.workers, l.gpu
+	if err := model.CheckRoom(l.folder, o.weights, mo); err != nil {
+		return err
+	}
+	if l.weights, err = model.LoadAs(l.folder, o.weights); err != nil {
+		return err
+	}
+	l.first.load += time.Since(began)
+	fmt.Fprintf(stderr, "loaded in %.2f s: %d layers of width %d, %d heads, %d positions, %d MB of weights\n",
+		l.first.load.Seconds(), c.Layers, c.HiddenSize, c.Heads, c.MaxPositions, l.weights.Bytes()>>20)
+	began = time.Now()
+	if l.decoder, err = l.weights.NewDecoder(mo); err != nil {
+		return err
+	}
+	l.first.build = time.Since(began)
+	if l.gpu != nil {
+		fmt.Fprintf(stderr, "on %v in %.2f s\n", l.gpu, l.first.build.Seconds())
+	}
+	return nil
+}
+
+// encode turns a text into so many tokens at the most. The first one of a context
+// has what begins every text before it.
+func (l *loaded) encode(text string, first bool, most int) ([]int, error) {
+	if first {
+		return l.tokenizer.EncodeAtMost(text, most, l.options.special)
+	}
+	return l.tokenizer.EncodeTextAtMost(text, most, l.options.special)
+}
+
+// hint says what may be the reason for logits that are no numbers.
+func (l *loaded) hint() string {
+	if l.options.cache != la.Float16 {
+		return ""
+	}
+	return "; the cache is float16, which has no numbers beyond 65504: -cache bf16 and -cache f32 have"
+}
+
+// device is what computes.
+func (l *loaded) device() string {
+	if l.gpu == nil {
+		return "cpu"
+	}
+	return l.gpu.String()
+}
+
+// Close gives everything back.
+func (l *loaded) Close() (err error) {
+	if l.decoder != nil {
+		err = errors.Join(err, l.decoder.Close())
+	}
+	if l.gpu != nil {
+		err = errors.Join(err, l.gpu.Close())
+	}
+	if l.folder != nil {
+		err = errors.Join(err, l.folder.Close())
+	}
+	return err
+}
+
+// open opens the folder of a model, or without one the program's own.
+func open(dir string) (folder *hf.Folder, tokenizer *bpe.Tokenizer, err error) {
+	if dir != "" {
+		folder, err = hf.Open(dir)
+	} else {
+		folder, err = hf.OpenFS(name(dir), tiny.Files)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if dir != "" {
+		tokenizer, err = bpe.Load(dir)
+	} else {
+		tokenizer, err = bpe.LoadFS(name(dir), tiny.Files)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, folder.Close())
+	}
+	return folder, tokenizer, nil
+}
+
+func name(dir string) string {
+	if dir == "" {
+		return "the shipped model"
+	}
+	return dir
+}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// A prompt cache is a file with the tokens of a prompt, and their keys and values:
+//
+//	"OPTCACHE"       8 bytes
+//	version          4: 1
+//	fingerprint      32, of the model (model.Weights.Fingerprint)
+//	model            4 for its length, and the text: what errors call the model
+//	tokens           4 for their number, and 4 for each
+//	CRC-32C          4, of all before
+//	sequence         as leanattention.Sequence.WriteTo has it
+//
+// Numbers are little endian. A run takes the tokens that its prompt begins with, too,
+// from the file. It computes the others, of which there is always one, and if the
+// prompt goes beyond what was in the file, it then writes the prompt to it.
+const (
+	promptCacheMagic   = "OPTCACHE"
+	promptCacheVersion = 1
+	mostModelName      = 4096
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// promptCache is the head of such a file.
+type promptCache struct {
+	fingerprint [sha256.Size]byte
+	model       string
+	tokens      []int
+}
+
+// readHead reads what is before the sequence. most and vocab are the model's
+// positions and tokens.
+func (c *promptCache) readHead(r io.Reader, most, vocab int) error {
+	sum := crc32.New(castagnoli)
+	var err error
+	read := func(v any) {
+		if err == nil {
+			err = binary.Read(io.TeeReader(r, sum), binary.LittleEndian, v)
+		}
+	}
+	length := func(what string, most int) (n uint32) {
+		if read(&n); err == nil && uint64(n) > uint64(most) {
+			err = fmt.Errorf("it has %d %s, more than the %d that this model can have", n, what, most)
+		}
+		if err != nil {
+			return 0
+		}
+		return n
+	}
+	var magic [len(promptCacheMagic)]byte
+	var version uint32
+	if read(&magic); err == nil && string(magic[:]) != promptCacheMagic || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("it is no prompt cache")
+	}
+	if read(&version); err == nil && version != promptCacheVersion {
+		return fmt.Errorf("it is of version %d, and this program reads version %d", version, promptCacheVersion)
+	}
+	read(&c.fingerprint)
+	model := make([]byte, length("bytes of a model's name", mostModelName))
+	read(model)
+	ids := make([]uint32, length("tokens", most))
+	read(ids)
+	want := sum.Sum32()
+	var has uint32
+	read(&has)
+	switch {
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		return errors.New("it ends in the middle")
+	case err != nil:
+		return err
+	case has != want:
+		return errors.New("it is damaged: its checksum is another one")
+	}
+	c.model, c.tokens = string(model), make([]int, len(ids))
+	for i, id := range ids {
+		if int(id) >= vocab {
+			return fmt.Errorf("it has token %d, and the model has tokens 0 to %d", id, vocab-1)
+		}
+		c.tokens[i] = int(id)
+	}
+	return nil
+}
+
+func (c *promptCache) writeHead(w io.Writer) error {
+	sum := crc32.New(castagnoli)
+	both := io.MultiWriter(w, sum)
+	ids := make([]uint32, len(c.tokens))
+	for i, id := range c.tokens {
+		ids[i] = uint32(id)
+	}
+	for _, v := range []any{
+		[]byte(promptCacheMagic), uint32(promptCacheVersion), c.fingerprint[:],
+		uint32(len(c.model)), []byte(c.model), uint32(len(ids)), ids,
+	} {
+		if err := binary.Write(both, binary.LittleEndian, v); err != nil {
+			return err
+		}
+	}
+	return binary.Write(w, binary.LittleEndian, sum.Sum32())
+}
+
+// cachedPrompt is a prompt with its cache.
+type cachedPrompt struct {
+	name   string
+	l      *loaded
+	prompt []int
+	file   *os.File // nil: there is none yet
+	from   *bufio.Reader
+	head   promptCache
+	common int // tokens that come from the file
+}
+
+// openPromptCache looks at a file, if it is there, before the model is loaded. Close
+// it after use.
+func (l *loaded) openPromptCache(prompt []int) (_ *cachedPrompt, err error) {
+	p := &cachedPrompt{name: l.options.promptCache, l: l, prompt: prompt}
+	defer func() {
+		if err != nil {
+			err = p.fail(errors.Join(err, p.Close()))
+		}
+	}()
+	info, err := os.Stat(p.name) // to open a pipe would block
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		folder, err := os.Stat(filepath.Dir(p.name))
+		if err == nil && !folder.IsDir() {
+			err = errors.New("it would be in what is no folder")
+		}
+		return p, err
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, errors.New("it is no regular file")
+	}
+	if p.file, err = os.Open(p.name); err != nil {
+		return nil, err
+	}
+	p.from = bufio.NewReaderSize(p.file, 1<<20)
+	return p, p.head.readHead(p.from, l.config.MaxPositions, l.config.VocabSize)
+}
+
+func (p *cachedPrompt) fail(err error) error { return fmt.Errorf("-prompt-cache %s: %w", p.name, err) }
+
+// Close closes the file.
+func (p *cachedPrompt) Close() error {
+	if p == nil || p.file == nil {
+		return nil
+	}
+	f := p.file
+	p.file = nil
+	return f.Close()
+}
+
+// capacity is what the decoder must have room for while the file is read.
+func (p *cachedPrompt) capacity() int { return len(p.head.tokens) }
+
+// load gives the decoder what the file has of the prompt, and returns the tokens that
+// are left to read.
+func (p *cachedPrompt) load() ([]int, error) {
+	l := p.l
+	fingerprint, model := l.weights.Fingerprint(), l.modelName()
+	if p.file == nil {
+		p.head.fingerprint, p.head.model = fingerprint, model
+		return p.prompt, nil
+	}
+	if p.head.fingerprint != fingerprint {
+		return nil, p.fail(fmt.Errorf("it is of another model or of other weights: of %s, and this is %s", p.head.model, model))
+	}
+	p.head.model = model
+	for p.common < min(len(p.prompt)-1, len(p.head.tokens)) && p.prompt[p.common] == p.head.tokens[p.common] {
+		p.common++
+	}
+	// The sequence is read even if nothing of it is of use: a file that does not fit is
+	// not written over.
+	if err := l.decoder.ReadSequence(0, p.from, p.common); err != nil {
+		return nil, p.fail(err)
+	}
+	switch _, err := p.from.ReadByte(); {
+	case err == nil:
+		return nil, p.fail(errors.New("something comes behind its end"))
+	case !errors.Is(err, io.EOF):
+		return nil, p.fail(err)
+	}
+	return p.prompt[p.common:], p.Close()
+}
+
+// save writes the prompt to the file, if it was read and the file has not all of it.
+// The decoder has no more than the prompt afterwards.
+func (p *cachedPrompt) save() (err error) {
+	d, n := p.l.decoder, len(p.prompt)
+	has := 0
+	for has < min(n, len(p.head.tokens)) && p.prompt[has] == p.head.tokens[has] {
+		has++
+	}
+	if has == n || d.Len(0) < n {
+		return nil
+	}
+	if err := d.Truncate(0, n); err != nil {
+		return err
+	}
+	p.head.tokens = p.prompt
+	err = writeAtomically(p.name, func(w io.Writer) error {
+		return errors.Join(p.head.writeHead(w), d.WriteSequence(0, w))
+	})
+	if err != nil {
+		return p.fail(err)
+	}
+	return nil
+}
+
+// modelName is what tells a user which model a file is of.
+func (l *loaded) modelName() string {
+	text := fmt.Sprintf("%s (%d layers of width %d, %d heads, %v weights)", name(l.options.model), l.config.Layers, l.config.HiddenSize, l.config.Heads, l.options.weightsName)
+	return text[:min(len(text), mostModelName)]
+}
+
+// writeAtomically makes a file, or leaves one of that name as it is: what is written
+// goes to a file beside it first. Where the name is a link, it is the file behind it.
+func writeAtomically(name string, write func(io.Writer) error) (err error) {
+	if real, err := filepath.EvalSymlinks(name); err == nil {
+		name = real
+	}
+	f, err := os.CreateTemp(filepath.Dir(name), ".opt-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	w := bufio.NewWriterSize(f, 1<<20)
+	err = write(w)
+	if err == nil {
+		err = w.Flush()
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/model"
+)
+
+// firstToken is what the first token of a cold start waits for.
+type firstToken struct{ load, build, prompt time.Duration }
+
+func (t *firstToken) write(w io.Writer) {
+	fmt.Fprintf(w, "first    token after %.3f s: %.3f loading, %.3f for graphs and copies of weights, %.3f for a prompt\n",
+		(t.load + t.build + t.prompt).Seconds(), t.load.Seconds(), t.build.Seconds(), t.prompt.Seconds())
+}
+
+// writeStats tells what was done.
+func (l *loaded) writeStats(w io.Writer) error {
+	l.first.write(w)
+	if seed := l.options.seed(); seed != nil {
+		fmt.Fprintf(w, "seed     %d: -seed %d makes the same texts again\n", *seed, *seed)
+	}
+	writeStats(w, l.decoder.Stats())
+	err := writeReads(w, l.decoder)
+	if l.gpu != nil {
+		if m, e := l.gpu.Memory(); e == nil {
+			fmt.Fprintf(w, "memory   %d MB of the GPU used here, %d of %d MB free\n", m.Used>>20, m.Free>>20, m.Total>>20)
+		}
+	}
+	return err
+}
+
+func writeStats(w io.Writer, s model.Stats) {
+	if s.Device != "" {
+		fmt.Fprintf(w, "device   %s\n", s.Device)
+	}
+	for _, p := range []struct {
+		name string
+		model.Phase
+	}{{"prefill", s.Prefill}, {"decode", s.Decode}} {
+		if p.Tokens == 0 {
+			fmt.Fprintf(w, "%-7s  no tokens\n", p.name)
+			continue
+		}
+		seconds := p.Time.Seconds()
+		fmt.Fprintf(w, "%-7s  %d tokens in %.3f s: %.1f tokens/s, %.3f ms a token, attention %.1f%%",
+			p.name, p.Tokens, seconds, float64(p.Tokens)/seconds, 1e3*seconds/float64(p.Tokens), 100*p.Attention.Seconds()/seconds)
+		fmt.Fprintf(w, " (%d runs of the graph, %.3f ms each)\n", p.Passes, 1e3*seconds/float64(p.Passes))
+	}
+}
+
+// writeReads tells how much of the memory's speed decoding got.
+func writeReads(w io.Writer, d *model.Decoder) error {
+	p := d.Stats().Decode
+	if p.Bytes == 0 {
+		return nil
+	}
+	speed := float64(p.Bytes) / p.Time.Seconds()
+	fmt.Fprintf(w, "reads    %.1f MB a run of decode, %.1f GB/s", float64(p.Bytes)/float64(p.Passes)/1e6, speed/1e9)
+	ceiling, err := d.ReadCeiling()
+	if ceiling > 0 {
+		fmt.Fprintf(w, ": %.1f%% of the %.1f GB/s of their memory", 100*speed/ceiling, ceiling/1e9)
+	}
+	fmt.Fprintln(w)
+	return err
+}
