@@ -349,7 +349,7 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 			t.Error("a bias: something was written before the error")
 		}
 	}
-	wantError(t, la.Attend(p.argsThere(t, gpu), la.WithALiBi([]float64{1})), la.ErrShape, "Attend", "1 slopes for 4 query heads")
+	wantError(t, la.Attend(p.argsThere(t, gpu), la.WithALiBi([]float64{1})), la.ErrShape, "Attend", "1 slope for 4 query heads")
 
 	// The values of a graph's nodes.
 	g := p.graph()
