@@ -226,7 +226,8 @@ func TestGPUNodesRefuse(t *testing.T) {
 	if err := run(y); err == nil {
 		t.Error("rows of 36 bytes")
 	}
-	if y, err = nn.GELU(x[1]); err != nil {
+	p = newPlaces(t, rng, gpu)
+	if y, err = nn.GELU(p.let(p.random(tensor.Float32, 1, 2, 16))[1]); err != nil {
 		t.Fatal(err)
 	}
 	if err := run(y); err == nil || !strings.Contains(err.Error(), "WithGELU") {
