@@ -24,6 +24,10 @@ func TestGPUPromptCache(t *testing.T) {
 func testPromptCache(t *testing.T, flags ...string) {
 	file := filepath.Join(t.TempDir(), "cache")
 	const prompt = "Once upon a time there was a girl"
+	n := "12"
+	if testing.Short() { // an emulated GPU is slow
+		n = "2"
+	}
 	for _, c := range []struct {
 		name, prompt        string
 		cached, read, holds int // tokens
@@ -36,8 +40,8 @@ func testPromptCache(t *testing.T, flags ...string) {
 		{"another end", "Once upon a time the king", 5, 2, 7},
 		{"another text", "In the morning", 1, 3, 4},
 	} {
-		want := jsonOf(t, append([]string{"-prompt", c.prompt, "-n", "12"}, flags...)...)
-		got := jsonOf(t, append([]string{"-prompt", c.prompt, "-n", "12", "-prompt-cache", file}, flags...)...)
+		want := jsonOf(t, append([]string{"-prompt", c.prompt, "-n", n}, flags...)...)
+		got := jsonOf(t, append([]string{"-prompt", c.prompt, "-n", n, "-prompt-cache", file}, flags...)...)
 		x := got.Texts[0]
 		if x.Text != want.Texts[0].Text || x.Text == "" || !slices.Equal(x.PromptTokens, want.Texts[0].PromptTokens) {
 			t.Errorf("%s: %q, want %q", c.name, x.Text, want.Texts[0].Text)
