@@ -53,7 +53,7 @@ func BenchmarkOPTStep(b *testing.B) {
 		{"125m", func() (Source, error) {
 			return newCheap(hf.Config{
 				VocabSize: 50272, HiddenSize: 768, WordEmbedProjDim: 768, FFNDim: 3072, Layers: 12, Heads: 12, MaxPositions: 2048,
-				DoLayerNormBefore: true, EnableBias: true, LayerNormElementwiseAffine: true, TieWordEmbeddings: true,
+				DoLayerNormBefore: true, EnableBias: true, LayerNormElementwiseAffine: true, TieWordEmbeddings: true, Activation: "relu",
 			}), nil
 		}},
 	} {
@@ -67,7 +67,11 @@ func BenchmarkOPTStep(b *testing.B) {
 		}
 		b.Run(m.name+"/lean", func(b *testing.B) { benchmarkStep(b, w, Options{Attention: Lean}) })
 		if m.name != "shipped" {
-			short, err := LoadAs(source, la.Float16)
+			again, err := m.load() // a source's memory is for one model
+			if err != nil {
+				b.Fatal(err)
+			}
+			short, err := LoadAs(again, la.Float16)
 			if err != nil {
 				b.Fatal(err)
 			}
