@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -79,6 +80,30 @@ func (b *builder) build() error {
 	return b.orphans(units, os.Remove)
 }
 
+// eachApart is build or verify with the same arguments, a process for each unit.
+func (b *builder) eachApart(args []string) error {
+	units, err := b.load()
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	for _, u := range units {
+		cmd := exec.Command(self, append(slices.Clone(args), "-unit", u.name)...)
+		cmd.Stdout, cmd.Stderr = b.stdout, os.Stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%s: %w", u.name, err)
+		}
+	}
+	found := os.Remove
+	if b.check {
+		found = hasNoSource
+	}
+	return b.orphans(units, found)
+}
+
 // verify finds modules that are not of these sources.
 func (b *builder) verify() error {
 	units, err := b.load()
@@ -96,10 +121,10 @@ func (b *builder) verify() error {
 			return err
 		}
 	}
-	return b.orphans(units, func(name string) error {
-		return fmt.Errorf("%s has no source", name)
-	})
+	return b.orphans(units, hasNoSource)
 }
+
+func hasNoSource(name string) error { return fmt.Errorf("%s has no source", name) }
 
 // orphans calls found for the modules of units that there are no more.
 func (b *builder) orphans(units []*unit, found func(name string) error) error {

@@ -45,7 +45,12 @@ type config struct {
 	verbose        bool
 }
 
+// apart gives each unit a process of its own where several are compiled: what the
+// compiler made before can change the bytes that it makes next. Tests have one process.
+var apart bool
+
 func main() {
+	apart = true
 	if err := run(os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		os.Exit(1)
@@ -101,6 +106,9 @@ func run(args []string, stdout io.Writer) error {
 		return c.tools()
 	}
 	b := &builder{config: c, stdout: stdout}
+	if apart && len(c.units) != 1 && (c.all || !c.check) {
+		return b.eachApart(args)
+	}
 	if c.check {
 		return b.verify()
 	}
