@@ -236,12 +236,12 @@ static void elementwise(const char *name, void **params) {
 }
 
 static result launch(struct object *fn, unsigned blocks, void **params) {
-	const char *dim = strncmp(fn->name, "lean_", 5) ? "" : strrchr(fn->name, '_') + 1;
-	if (!strcmp(dim, "many")) dim = strchr(fn->name + 5, '_') + 1; // which goes before it
+	int dim = 0; // of lean_<type>_<dim>, and of what may follow
+	sscanf(fn->name, "lean_%*[^_]_%d", &dim);
 	if (!strcmp(fn->name, "lean_append")) append(params[0], blocks);
-	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, 2, atoi(dim));
-	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, 1, atoi(dim));
-	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, 0, atoi(dim));
+	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, 2, dim);
+	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, 1, dim);
+	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, 0, dim);
 	else if (!strcmp(fn->name, "copy_pieces")) return copy_pieces(params[0], blocks);
 	else elementwise(fn->name, params);
 	return OK;
