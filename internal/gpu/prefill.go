@@ -92,11 +92,13 @@ func (e *Engine) loadPrefill() error {
 
 // prefillIndex is the index of the kernels that can do a geometry, or -1. Whoever asks for
 // workers, LeanTiles or a schedule gets these, and the kernels take scales that keep the order
-// of scores, and rows of whole 16 bytes.
+// of scores, and rows of whole 16 bytes. Of masks they know the causal one, and no change of
+// scores, whatever the other kernels learn.
 func (e *Engine) prefillIndex(g *cpu.Geometry) int {
 	i := slices.IndexFunc(prefillKernels[:], func(k prefillKernel) bool { return k.dim == g.Dim })
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
 	if i < 0 || !e.finishes() || e.info.SharedPerBlockMost < prefillKernels[i].shared() ||
+		g.Window != 0 || g.SoftCap != 0 || g.Slopes != "" || g.Bias != (cpu.Bias{}) ||
 		g.Unfused || g.Policy.Kind != lean.StreamK || g.Workers != 0 || g.TileTokens != 0 ||
 		!(g.Scale > 0) || strides%8 != 0 {
 		return -1

@@ -71,6 +71,10 @@ func TestFakePrefillSupport(t *testing.T) {
 		}
 		for what, change := range map[string]func(*cpu.Geometry){
 			"a head dim":   func(g *cpu.Geometry) { g.Dim = 80 },
+			"a window":     func(g *cpu.Geometry) { g.Window = 7 },
+			"a soft cap":   func(g *cpu.Geometry) { g.SoftCap = 30 },
+			"slopes":       func(g *cpu.Geometry) { g.Slopes = "slopes" },
+			"a bias":       func(g *cpu.Geometry) { g.Bias.Keys = 1 },
 			"unfused":      func(g *cpu.Geometry) { g.Unfused = true },
 			"a schedule":   func(g *cpu.Geometry) { g.Policy = lean.Policy{Kind: lean.PerHead} },
 			"workers":      func(g *cpu.Geometry) { g.Workers = 3 },
