@@ -50,8 +50,8 @@ func (p place) precision(query, kv tensor.Dtype) reftest.Precision {
 	case !p.real || kv == tensor.Float32:
 	case query == kv: // tensor cores are given weights of the keys' type
 		r.P = format(kv)
-	case kv == la.BFloat16: // the sum of two weights
-		r.P = reftest.Float16
+	case kv == la.BFloat16: // the sum of two queries, and of two weights
+		r.P, r.Query = reftest.Float16, 0x1p-16
 	}
 	return r
 }

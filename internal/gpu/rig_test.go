@@ -324,14 +324,14 @@ func (p *Plan) spoil(t testing.TB) {
 }
 
 // precision is the kernels'. Where the queries or outputs are not of the keys'
-// type, weights are the sum of two parts, and float32 has two parts always: only
-// bfloat16's have fewer bits than float32 sums lose.
+// type, queries and weights are the sum of two parts, and float32 has two parts
+// always: only bfloat16's have fewer bits than float32 sums lose.
 func (p *problem) precision() reftest.Precision {
 	r := reftest.Precision{Acc: reftest.Float32}
 	precise := p.query != p.kv || p.out != p.kv
 	switch {
 	case p.kv == cpu.BFloat16 && precise:
-		r.P = reftest.Float16
+		r.P, r.Query = reftest.Float16, 0x1p-16 // kernels/types.cuh
 	case p.kv != cpu.Float32 && !precise:
 		r.P = format(p.kv)
 	}

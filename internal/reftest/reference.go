@@ -14,9 +14,9 @@ import (
 // A score s_j is a dot product of d terms, times a factor that holds scale and
 // log4(e) and may have been multiplied into q before:
 //
-//	|ds_j| <= u (d+4) scale sum_i |q_i k_ij|
+//	|ds_j| <= (u (d+4) + u_Q) scale sum_i |q_i k_ij|
 //
-// What a soft cap, slopes and a bias make of that is at [Shape.Score].
+// where u_Q is what is lost of a query. What a soft cap, slopes and a bias make of that is at [Shape.Score].
 //
 // An error of a score is a relative error of its weight, and more come from the
 // difference s_j - m (which the re-scaling of running maxima divides into several
@@ -52,6 +52,10 @@ type Precision struct {
 	Acc Format // of scores, exponentials, sums and the LSE
 	P   Format // of the weights where they are multiplied by V, if coarser than Acc (tensor cores)
 	Out Format // of the stored output, if coarser than Acc
+
+	// Query is u_Q, the part of a query's element that is lost where it is multiplied
+	// by keys: 0 where the product takes all of its bits.
+	Query float64
 
 	// Chain is g, the longest chain of additions in a sum over n keys. 0 stands
 	// for min(n, 8 sqrt(n)), which covers any tile of between sqrt(n)/7 and
@@ -139,7 +143,7 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	w.scores(c.Query(seq, pos, head), first, kv, n)
 	peak := 0
 	for j := range n {
-		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, start+j, w.s[j], u*float64(c.Dim+4)*w.off[j], u)
+		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, start+j, w.s[j], (u*float64(c.Dim+4)+w.p.Query)*w.off[j], u)
 		if w.s[j] > w.s[peak] {
 			peak = j
 		}
