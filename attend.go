@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
@@ -98,7 +99,7 @@ func Attend(a Args, opts ...Option) (err error) {
 		if bias, err = denseValue(op, "bias", a.Bias); err != nil {
 			return err
 		}
-		if c.bias, err = p.biasOf(op, valueOperand("bias", bias)); err != nil {
+		if c.score.Bias, err = p.biasOf(op, valueOperand("bias", bias)); err != nil {
 			return err
 		}
 	}
@@ -154,7 +155,7 @@ func sameShape(a, b tensor.Shape) bool {
 type denseRun struct {
 	lengths   []int
 	pages     []int32
-	sequences []cpu.Sequence
+	sequences []attn.Sequence
 	plan      cpu.Plan
 	f32       cpu.Operands[float32]
 	f64       cpu.Operands[float64]
@@ -190,7 +191,7 @@ func (r *denseRun) layOut(p *problem) {
 		r.pages = append(r.pages, int32(b))
 	}
 	for b, n := range r.lengths {
-		r.sequences = append(r.sequences, cpu.Sequence{
+		r.sequences = append(r.sequences, attn.Sequence{
 			Row: b * p.heads * p.queries, Queries: p.queries, Keys: n, Pages: r.pages[b : b+1],
 		})
 	}
@@ -242,24 +243,15 @@ func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, bias
 
 // geometry describes a dense batch to the engine: sequence b is one page of
 // p.keys slots, and query (b, h, i) is row b*heads*queries + i of head h.
-func (p *problem) geometry(c *config) cpu.Geometry {
-	return cpu.Geometry{
-		Heads: p.heads, KVHeads: p.kvHeads, Dim: p.dim, ValueDim: p.valueDim,
-		Query:      cpu.Strides{Row: p.dim, Head: p.queries * p.dim},
-		Out:        cpu.Strides{Row: p.valueDim, Head: p.queries * p.valueDim},
-		LSE:        cpu.Strides{Row: 1, Head: p.queries},
-		Key:        cpu.PageStrides{Page: p.kvHeads * p.keys * p.dim, Head: p.keys * p.dim, Row: p.dim},
-		Value:      cpu.PageStrides{Page: p.kvHeads * p.keys * p.valueDim, Head: p.keys * p.valueDim, Row: p.valueDim},
-		PageTokens: p.keys,
-		Scale:      c.scaleFor(p.dim),
-		SoftCap:    c.softCap,
-		Slopes:     c.slopes,
-		Bias:       c.bias,
-		Causal:     c.causal,
-		Window:     c.window,
-		TileTokens: c.tileTokens,
-		Policy:     c.schedule.policy(),
-		Unfused:    c.schedule == Unfused,
-		Workers:    c.workers,
-	}
+func (p *problem) geometry(c *config) attn.Problem {
+	g := c.attention(p.dim)
+	g.Heads, g.KVHeads, g.Dim, g.ValueDim = p.heads, p.kvHeads, p.dim, p.valueDim
+	g.KV, _ = storageType(p.storage) // which newProblem has checked
+	g.Query = attn.Strides{Row: p.dim, Head: p.queries * p.dim}
+	g.Out = attn.Strides{Row: p.valueDim, Head: p.queries * p.valueDim}
+	g.LSE = attn.Strides{Row: 1, Head: p.queries}
+	g.Key = attn.PageStrides{Page: p.kvHeads * p.keys * p.dim, Head: p.keys * p.dim, Row: p.dim}
+	g.Value = attn.PageStrides{Page: p.kvHeads * p.keys * p.valueDim, Head: p.keys * p.valueDim, Row: p.valueDim}
+	g.PageTokens = p.keys
+	return g
 }

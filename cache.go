@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/memory"
 
 	"gorgonia.org/tensor"
@@ -132,7 +132,7 @@ func (c CacheConfig) Bytes() (int64, error) {
 // cacheLayout is what a configuration comes to.
 type cacheLayout struct {
 	config                     CacheConfig // with its defaults filled in
-	storage                    cpu.DType
+	storage                    attn.DType
 	keyElements, valueElements int // of a layer
 	bytes                      int64
 }
@@ -420,6 +420,6 @@ func (c *Cache) drop(p int32) {
 }
 
 // pageStrides places (page, head, slot) in a layer's keys or values.
-func (c *CacheConfig) pageStrides(dim int) cpu.PageStrides {
-	return cpu.PageStrides{Page: c.KVHeads * c.PageSize * dim, Head: c.PageSize * dim, Row: dim}
+func (c *CacheConfig) pageStrides(dim int) attn.PageStrides {
+	return attn.PageStrides{Page: c.KVHeads * c.PageSize * dim, Head: c.PageSize * dim, Row: dim}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/half"
@@ -282,7 +283,7 @@ func (s *stepGraph) checkLayer(layer int, q []float64, parts []stepPart) error {
 	rows := 0
 	c := &reftest.Case{Shape: reftest.Shape{
 		Heads: s.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim,
-		Causal: s.causal, Scale: 1 / math.Sqrt(float64(cfg.HeadDim)),
+		Mask: attn.Mask{Causal: s.causal}, Scale: 1 / math.Sqrt(float64(cfg.HeadDim)),
 	}}
 	var first []int
 	for _, p := range parts {
@@ -355,9 +356,9 @@ func (v *testView) testRow(values bool, layer int, page int32, head, slot int) (
 func testElement(b *cpu.Buffer, i int) float64 {
 	p := unsafe.Add(b.Ptr, i*b.DType.Size())
 	switch b.DType {
-	case cpu.Float16:
+	case attn.Float16:
 		return float64((*(*half.Float16)(p)).Float32())
-	case cpu.BFloat16:
+	case attn.BFloat16:
 		return float64((*(*half.BFloat16)(p)).Float32())
 	}
 	return float64(*(*float32)(p))
@@ -417,7 +418,7 @@ func poisonUnseen(cache *Cache, seen func(layer int, page int32, slot int) bool)
 				for h := range c.config.KVHeads {
 					for _, values := range [...]bool{false, true} {
 						b, at, n := c.testRow(values, l, page, h, slot)
-						if b.DType == cpu.Float32 {
+						if b.DType == attn.Float32 {
 							reftest.Poison(unsafe.Slice((*float32)(b.Ptr), b.Len)[at : at+n])
 						} else {
 							reftest.Poison16(unsafe.Slice((*uint16)(b.Ptr), b.Len)[at : at+n])

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
@@ -13,10 +14,10 @@ import (
 // has a window in every other layer.
 func testLayersDiffer(t *testing.T, at place) {
 	rng := reftest.Rand(t)
-	at.layers = []reftest.Shape{{}, {Causal: true}, {Scale: 0.7}, {Causal: true, Scale: -0.2}}
+	at.layers = []reftest.Shape{{}, {Mask: attn.Mask{Causal: true}}, {Scale: 0.7}, {Mask: attn.Mask{Causal: true}, Scale: -0.2}}
 	if at.gpu == nil {
 		at.layers = append(at.layers, bent(reftest.Shape{}, 3, 0), bent(reftest.Shape{}, 0, 0.5), bent(reftest.Shape{}, 0, 0, 0.5, -0.25),
-			bent(reftest.Shape{Causal: true}, 5, 0), bent(reftest.Shape{}, 0, 2), bent(reftest.Shape{}, 0, 0, 0.25, 1))
+			bent(reftest.Shape{Mask: attn.Mask{Causal: true}}, 5, 0), bent(reftest.Shape{}, 0, 2), bent(reftest.Shape{}, 0, 0, 0.25, 1))
 	}
 	cache := newCache(t, la.CacheConfig{Layers: len(at.layers), KVHeads: 1, HeadDim: 64, PageSize: 4, Pages: 20, Device: at.gpu})
 	d := newDecoderAt(t, at, cache, 8, 2, tensor.Float32, false)

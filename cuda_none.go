@@ -3,9 +3,8 @@
 package leanattention
 
 import (
-	"gorgonia.org/leanattention/internal/cpu"
-
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // Without the tag cuda Gorgonia has no machine that computes on a GPU by itself:
@@ -19,6 +18,6 @@ func placeLSE(op *lseOp, _ *G.Node) G.Op                   { return op }
 func checkMachine(string, *G.ExprGraph) error { return nil }
 
 // placePages makes the pages of a cache that is not in host memory.
-func placePages(op string, c *Cache, storage cpu.DType, keyElements, valueElements int) (pageStore, error) {
+func placePages(op string, c *Cache, storage attn.DType, keyElements, valueElements int) (pageStore, error) {
 	return newDevicePages(op, &c.config, storage, keyElements, valueElements)
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"runtime"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
 
 	G "gorgonia.org/gorgonia"
@@ -29,9 +29,8 @@ type machineAttention struct{ *attentionOp }
 // Everything else stays on the CPU, as stock ops without kernels do. So does
 // what gets tensors of a GPU that the user has opened: it computes there.
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
-	storage, _ := storageType(op.storage)
 	g := op.problem.geometry(&op.config)
-	if !isDeviceQueryType(op.query) || gpu.HasKernel(&g, storage) != nil {
+	if !isDeviceQueryType(op.query) || gpu.HasKernel(&g) != nil {
 		return op
 	}
 	seen := make(map[int64]bool)
@@ -221,7 +220,7 @@ func checkMachine(op string, g *G.ExprGraph) error {
 }
 
 // placePages makes the pages of a cache that is not in host memory.
-func placePages(op string, c *Cache, storage cpu.DType, keyElements, valueElements int) (pageStore, error) {
+func placePages(op string, c *Cache, storage attn.DType, keyElements, valueElements int) (pageStore, error) {
 	if c.config.Device == machineGPU {
 		return newMachinePages(op, c, storage, keyElements, valueElements)
 	}

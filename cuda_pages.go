@@ -5,7 +5,7 @@ package leanattention
 import (
 	"sync"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
 
 	G "gorgonia.org/gorgonia"
@@ -33,14 +33,14 @@ var machineGPU = new(GPU)
 // machinePages are pages in the context of a machine.
 type machinePages struct {
 	cache                      *Cache
-	storage                    cpu.DType
+	storage                    attn.DType
 	keyElements, valueElements int
 
 	mu    sync.Mutex   // taken after the cache's
 	there *devicePages // nil before a layer has run
 }
 
-func newMachinePages(op string, c *Cache, storage cpu.DType, keyElements, valueElements int) (*machinePages, error) {
+func newMachinePages(op string, c *Cache, storage attn.DType, keyElements, valueElements int) (*machinePages, error) {
 	p := &machinePages{cache: c, storage: storage, keyElements: keyElements, valueElements: valueElements}
 	// The query heads are not known yet; the least there can be.
 	g := (&tokenRows{heads: c.config.KVHeads}).geometry(&c.config, &config{})
@@ -50,8 +50,8 @@ func newMachinePages(op string, c *Cache, storage cpu.DType, keyElements, valueE
 func (p *machinePages) where() string { return "the GPU of Gorgonia's machine" }
 
 // supports sees what no GPU has kernels for; the rest shows in a run.
-func (p *machinePages) supports(op string, g *cpu.Geometry) error {
-	if err := gpu.HasKernel(g, p.storage); err != nil {
+func (p *machinePages) supports(op string, g *attn.Problem) error {
+	if err := gpu.HasKernel(g); err != nil {
 		return errorf(op, ErrUnsupported, "on %s: %v", p.where(), err)
 	}
 	return nil
@@ -88,7 +88,7 @@ func (p *machinePages) transfer(op string, t *pageTransfer, in bool) error {
 	return p.there.transfer(op, t, in)
 }
 
-func (p *machinePages) newPlan(g cpu.Geometry) layerPlan { return &machinePlan{pages: p, geometry: g} }
+func (p *machinePages) newPlan(g attn.Problem) layerPlan { return &machinePlan{pages: p, geometry: g} }
 
 func (p *machinePages) close() error {
 	p.mu.Lock()
@@ -152,14 +152,14 @@ func (p *machinePages) now() *devicePages {
 // nobody knows on which machine.
 type machinePlan struct {
 	pages    *machinePages
-	geometry cpu.Geometry
-	seqs     []cpu.Sequence
+	geometry attn.Problem
+	seqs     []attn.Sequence
 	rows     int
 	plan     *devicePlan // nil before the first layer
 	built    bool        // for seqs
 }
 
-func (p *machinePlan) build(_ string, seqs []cpu.Sequence, rows int) error {
+func (p *machinePlan) build(_ string, seqs []attn.Sequence, rows int) error {
 	p.seqs, p.rows, p.built = seqs, rows, false
 	return nil
 }

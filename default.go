@@ -3,7 +3,7 @@ package leanattention
 import (
 	"fmt"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
 
 	G "gorgonia.org/gorgonia"
@@ -45,7 +45,7 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 			return nil, err
 		}
 	}
-	if c.causal && p.queries > p.keys {
+	if c.mask.Causal && p.queries > p.keys {
 		return nil, errorf(op, ErrUnsupported, "WithCausal with %d queries over %d keys: rows that see no key", p.queries, p.keys)
 	}
 
@@ -60,21 +60,21 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	scaled := func(scale float64) {
 		s = chain.do(func() (*G.Node, error) { return G.HadamardProd(s, scaleNode(q.Graph(), p.query, scale)) })
 	}
-	if c.softCap == 0 {
+	if c.score.Cap == 0 {
 		scaled(c.scaleFor(p.dim))
 	} else {
-		scaled(c.scaleFor(p.dim) / c.softCap)
+		scaled(c.scaleFor(p.dim) / c.score.Cap)
 		s = chain.do(func() (*G.Node, error) { return G.Tanh(s) })
-		scaled(c.softCap)
+		scaled(c.score.Cap)
 	}
-	if c.slopes != "" {
-		b := slopesNode(q.Graph(), &p, c.slopes)
+	if c.score.Slopes != "" {
+		b := slopesNode(q.Graph(), &p, c.score.Slopes)
 		s = chain.do(func() (*G.Node, error) { return G.Add(s, b) })
 	}
 	if c.biasNode != nil {
 		s = chain.addBias(s, c.biasNode, &p)
 	}
-	if c.causal && p.queries > 1 || c.window > 0 && c.window < p.keys {
+	if c.mask.Causal && p.queries > 1 || c.mask.Window > 0 && c.mask.Window < p.keys {
 		m := maskNode(q.Graph(), &p, &c, rows)
 		s = chain.do(func() (*G.Node, error) { return G.BroadcastAdd(s, m, nil, []byte{0}) })
 	}
@@ -160,12 +160,12 @@ const maskedScore = -1e9
 // a mask with one of its names.
 func maskNode(g *G.ExprGraph, p *problem, c *config, rows int) *G.Node {
 	name := fmt.Sprintf("%s%d,%d,%d,%v)", defaultMaskName, rows, p.queries, p.keys, p.query)
-	if c.window > 0 {
-		name = fmt.Sprintf("leanattention.window(%d,%t,%d,%d,%d,%v)", c.window, c.causal, rows, p.queries, p.keys, p.query)
+	if c.mask.Window > 0 {
+		name = fmt.Sprintf("leanattention.window(%d,%t,%d,%d,%d,%v)", c.mask.Window, c.mask.Causal, rows, p.queries, p.keys, p.query)
 	}
 	return biasNode(g, p, name, tensor.Shape{1, rows, p.keys}, func(row, j int) float64 {
 		at := p.keys - p.queries + row%p.queries
-		if c.causal && j > at || c.window > 0 && j <= at-c.window {
+		if c.mask.Causal && j > at || c.mask.Window > 0 && j <= at-c.mask.Window {
 			return maskedScore
 		}
 		return 0
@@ -173,7 +173,7 @@ func maskNode(g *G.ExprGraph, p *problem, c *config, rows int) *G.Node {
 }
 
 // slopesNode is what [WithALiBi] adds to the scores (batch*kvHeads, rows, keys).
-func slopesNode(g *G.ExprGraph, p *problem, slopes cpu.Slopes) *G.Node {
+func slopesNode(g *G.ExprGraph, p *problem, slopes attn.Slopes) *G.Node {
 	rows := p.heads / p.kvHeads * p.queries
 	name := fmt.Sprintf("leanattention.slopes(%d,%d,%d,%d,%v,%x)", p.batch, p.kvHeads, p.queries, p.keys, p.query, string(slopes))
 	return biasNode(g, p, name, tensor.Shape{p.batch * p.kvHeads, rows, p.keys}, func(row, j int) float64 {

@@ -80,8 +80,7 @@ func checkDeviceResult(op, name string, t *DeviceTensor, p *problem, lse bool) e
 func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, operands func(*device.Turn) (deviceOperands, error), values ...G.Value) error {
 	defer runtime.KeepAlive(values)
 	g := p.geometry(c)
-	storage, _ := storageType(p.storage)
-	if err := gpu.supports(op, &g, storage); err != nil {
+	if err := gpu.supports(op, &g); err != nil {
 		return err
 	}
 	if err := gpu.enter(op); err != nil {

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"runtime"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -96,9 +96,9 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 	switch {
 	case err == nil:
 		return out, nil
-	case errors.Is(err, cpu.ErrShape): // right, but no kernel can do it
+	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but no kernel can do it
 		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
-	case errors.Is(err, cpu.ErrDType):
+	case errors.Is(err, attn.ErrDType):
 		return nil, errorf(c.Op, ErrDType, "on %v: %v", g, err)
 	}
 	return nil, deviceEngineError(c.Op, "queue", err)

@@ -3,7 +3,7 @@ package leanattention
 import (
 	"errors"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -14,7 +14,7 @@ import (
 // that tests without a GPU can have another.
 type attentionEngine interface {
 	// Supports refuses geometries and element types that it has no kernel for.
-	Supports(g *cpu.Geometry, kv cpu.DType) error
+	Supports(g *attn.Problem) error
 	NewPlan() attentionPlan
 	Close() error
 }
@@ -22,7 +22,7 @@ type attentionEngine interface {
 // attentionPlan is a schedule on a GPU.
 type attentionPlan interface {
 	Reserve(gpu.Capacity) error
-	Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error
+	Build(g attn.Problem, seqs []attn.Sequence, rows int) error
 	Generation() uint64
 	Upload(*cuda.Stream) error
 	Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error
@@ -76,15 +76,15 @@ func (g *GPU) engine(op string) (attentionEngine, error) {
 }
 
 // supports says whether attention of this geometry can run on the GPU.
-func (g *GPU) supports(op string, geometry *cpu.Geometry, kv cpu.DType) error {
+func (g *GPU) supports(op string, geometry *attn.Problem) error {
 	e, err := g.engine(op)
 	if err != nil {
 		return err
 	}
-	switch err := e.Supports(geometry, kv); {
+	switch err := e.Supports(geometry); {
 	case err == nil:
 		return nil
-	case errors.Is(err, cpu.ErrDType):
+	case errors.Is(err, attn.ErrDType):
 		return errorf(op, ErrDType, "on %v: %v", g, err)
 	default:
 		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
@@ -92,7 +92,7 @@ func (g *GPU) supports(op string, geometry *cpu.Geometry, kv cpu.DType) error {
 }
 
 // buildPlan builds a plan, with the memory that nobody uses if it has to be.
-func (g *GPU) buildPlan(op string, p attentionPlan, geometry cpu.Geometry, seqs []cpu.Sequence, rows int) error {
+func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs []attn.Sequence, rows int) error {
 	err := p.Build(geometry, seqs, rows)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
 		if err = g.queue.Submit(func(turn *device.Turn) error { turn.Collect(); return nil }); err == nil {
@@ -102,7 +102,7 @@ func (g *GPU) buildPlan(op string, p attentionPlan, geometry cpu.Geometry, seqs 
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, cpu.ErrShape): // right, but more than a launch can do
+	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but more than a launch can do
 		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
 	return deviceEngineError(op, "plan", err)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
@@ -67,12 +68,13 @@ type fakeEngine struct {
 
 var errFakeSupport = errors.New("the fake engine has no head dim 13")
 
-func (e *fakeEngine) Supports(g *cpu.Geometry, kv cpu.DType) error {
+func (e *fakeEngine) Supports(g *attn.Problem) error {
 	if g.Dim == 13 {
 		return errFakeSupport
 	}
-	if g.Window != 0 || g.SoftCap != 0 || g.Slopes != "" || g.Bias != (cpu.Bias{}) { // the CPU engine could, and a GPU can't
-		return gpu.HasKernel(g, kv)
+	const can = attn.Causal | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused
+	if g.Features()&^can != 0 { // the CPU engine could, and a GPU can't
+		return gpu.HasKernel(g)
 	}
 	return nil
 }
@@ -86,8 +88,8 @@ func (e *fakeEngine) NewPlan() attentionPlan {
 
 type fakePlan struct {
 	engine *fakeEngine
-	g      cpu.Geometry
-	seqs   []cpu.Sequence
+	g      attn.Problem
+	seqs   []attn.Sequence
 	rows   int
 	plan   cpu.Plan
 	host   *cuda.Host
@@ -97,7 +99,7 @@ type fakePlan struct {
 	generation uint64
 }
 
-func (p *fakePlan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) (err error) {
+func (p *fakePlan) Build(g attn.Problem, seqs []attn.Sequence, rows int) (err error) {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	p.engine.calls = append(p.engine.calls, "build")
@@ -155,7 +157,7 @@ func (p *fakePlan) Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error {
 	}
 	for _, x := range [...]struct {
 		to, new deviceMemory
-		at      cpu.PageStrides
+		at      attn.PageStrides
 		dim     int
 	}{{k, newK, p.g.Key, p.g.Dim}, {v, newV, p.g.Value, p.g.ValueDim}} {
 		fresh, err := fakeFloats(x.new)
@@ -166,7 +168,7 @@ func (p *fakePlan) Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error {
 		if err := x.to.Buffer.Download(slabBytes(slab), x.to.Offset); err != nil {
 			return err
 		}
-		from := cpu.Strides{Row: p.g.KVHeads * x.dim, Head: x.dim}
+		from := attn.Strides{Row: p.g.KVHeads * x.dim, Head: x.dim}
 		if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, fresh, from); err != nil {
 			return err
 		}
@@ -212,7 +214,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 		return err
 	}
 	if o.LSE.Buffer != nil {
-		if o.LSE.DType != cpu.Float32 {
+		if o.LSE.DType != attn.Float32 {
 			return fmt.Errorf("log-sum-exp is %v", o.LSE.DType)
 		}
 		if operands.LSE, err = fakeFloats(o.LSE); err != nil {
@@ -234,7 +236,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 // clearRows gives rows of no sequence what queries that see no key get.
 func (p *fakePlan) clearRows(o *cpu.Operands[float32]) {
 	for row := range p.rows {
-		if slices.ContainsFunc(p.seqs, func(s cpu.Sequence) bool { return s.Row <= row && row < s.Row+s.Queries }) {
+		if slices.ContainsFunc(p.seqs, func(s attn.Sequence) bool { return s.Row <= row && row < s.Row+s.Queries }) {
 			continue
 		}
 		for h := range p.g.Heads {
@@ -258,9 +260,9 @@ func fakeFloats(m deviceMemory) ([]float32, error) {
 	for i := range x {
 		p := unsafe.Pointer(&bytes[i*m.DType.Size()])
 		switch m.DType {
-		case cpu.Float16:
+		case attn.Float16:
 			x[i] = (*(*half.Float16)(p)).Float32()
-		case cpu.BFloat16:
+		case attn.BFloat16:
 			x[i] = (*(*half.BFloat16)(p)).Float32()
 		default:
 			x[i] = *(*float32)(p)
@@ -274,9 +276,9 @@ func fakeStore(m deviceMemory, x []float32) error {
 	for i, f := range x {
 		p := unsafe.Pointer(&bytes[i*m.DType.Size()])
 		switch m.DType {
-		case cpu.Float16:
+		case attn.Float16:
 			*(*half.Float16)(p) = half.FromFloat64(float64(f))
-		case cpu.BFloat16:
+		case attn.BFloat16:
 			*(*half.BFloat16)(p) = half.BFromFloat64(float64(f))
 		default:
 			*(*float32)(p) = f

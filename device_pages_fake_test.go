@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
@@ -351,7 +351,7 @@ func testDeviceCacheFaults(t *testing.T, change func(*CacheConfig)) {
 			t.Fatalf("a launch that fails: %v", err)
 		}
 		unchanged("a launch that fails")
-		engine.limit = fmt.Errorf("too many rows: %w", cpu.ErrShape)
+		engine.limit = fmt.Errorf("too many rows: %w", attn.ErrShape)
 		if err := set(s, testAppend{a, 2}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "Set: on GPU 0 (Fake 0): too many rows") {
 			t.Fatalf("a step that no launch can do: %v", err)
 		}

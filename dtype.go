@@ -3,7 +3,7 @@ package leanattention
 import (
 	"reflect"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/tensor"
 )
@@ -31,16 +31,16 @@ func init() {
 }
 
 // storageType is the engine's name for a tensor's element type.
-func storageType(t tensor.Dtype) (cpu.DType, bool) {
+func storageType(t tensor.Dtype) (attn.DType, bool) {
 	switch t {
 	case tensor.Float32:
-		return cpu.Float32, true
+		return attn.Float32, true
 	case tensor.Float64:
-		return cpu.Float64, true
+		return attn.Float64, true
 	case Float16:
-		return cpu.Float16, true
+		return attn.Float16, true
 	case BFloat16:
-		return cpu.BFloat16, true
+		return attn.BFloat16, true
 	}
 	return 0, false
 }

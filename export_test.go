@@ -4,6 +4,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 
@@ -21,7 +22,7 @@ func PendingLSE(n *G.Node) int {
 // Slabs is a copy of all memory that c keeps keys and values in.
 func Slabs(c *Cache) []byte {
 	var all []byte
-	c.eachSlab(func(_ cpu.DType, bytes []byte) { all = append(all, bytes...) })
+	c.eachSlab(func(_ attn.DType, bytes []byte) { all = append(all, bytes...) })
 	return all
 }
 
@@ -29,7 +30,7 @@ func Slabs(c *Cache) []byte {
 func PoisonFree(c *Cache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.eachSlab(func(t cpu.DType, bytes []byte) {
+	c.eachSlab(func(t attn.DType, bytes []byte) {
 		page := len(bytes) / c.config.Pages
 		for _, p := range c.free {
 			poison(t, bytes[int(p)*page:(int(p)+1)*page])
@@ -41,7 +42,7 @@ func PoisonFree(c *Cache) {
 func ZeroPages(c *Cache) {
 	d, ok := c.store.(*devicePages)
 	if !ok {
-		c.eachSlab(func(_ cpu.DType, bytes []byte) { clear(bytes) })
+		c.eachSlab(func(_ attn.DType, bytes []byte) { clear(bytes) })
 		return
 	}
 	for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
@@ -53,7 +54,7 @@ func ZeroPages(c *Cache) {
 	}
 }
 
-func (c *Cache) eachSlab(visit func(cpu.DType, []byte)) {
+func (c *Cache) eachSlab(visit func(attn.DType, []byte)) {
 	v := c.testView()
 	for i := range v.keys {
 		for _, b := range [...]cpu.Buffer{v.keys[i], v.values[i]} {
@@ -130,11 +131,11 @@ func slabBytes(b cpu.Buffer) []byte {
 }
 
 // poison fills memory with the NaN of an element type, little-endian.
-func poison(t cpu.DType, bytes []byte) {
-	nan := map[cpu.DType][]byte{
-		cpu.Float32:  {0, 0, 0xc0, 0x7f},
-		cpu.Float16:  {0, 0x7e},
-		cpu.BFloat16: {0xc0, 0x7f},
+func poison(t attn.DType, bytes []byte) {
+	nan := map[attn.DType][]byte{
+		attn.Float32:  {0, 0, 0xc0, 0x7f},
+		attn.Float16:  {0, 0x7e},
+		attn.BFloat16: {0xc0, 0x7f},
 	}[t]
 	for i := range bytes {
 		bytes[i] = nan[i%len(nan)]

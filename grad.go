@@ -178,7 +178,7 @@ func (op *gradOp) parts() []gradPart {
 		parts[0].input, parts[1].input = 1, 2 // behind the output
 	}
 	if op.ofBias {
-		parts = append(parts, gradPart{"dbias", len(op.names()) - 1, op.biasShape(op.bias)}) // the last, whatever stands in front
+		parts = append(parts, gradPart{"dbias", len(op.names()) - 1, op.biasShape(op.score.Bias)}) // the last, whatever stands in front
 	}
 	return parts
 }
@@ -212,7 +212,7 @@ func (op *gradOp) inputs() []operand {
 		in = append(in, lengths)
 	}
 	if op.hasBias() {
-		in = append(in, operand{"bias", op.biasShape(op.bias), op.query})
+		in = append(in, operand{"bias", op.biasShape(op.score.Bias), op.query})
 	}
 	if op.ofLSE {
 		return append(in, lse, operand{"the gradient of lse", op.lseShape(), op.query})

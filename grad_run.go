@@ -15,8 +15,7 @@ func (op *gradOp) backward(name string, t map[string]*tensor.Dense, packed *tens
 	s := cpu.BackwardShape{
 		Batch: op.batch, Heads: op.heads, KVHeads: op.kvHeads, Queries: op.queries, Keys: op.keys,
 		Dim: op.dim, ValueDim: op.valueDim,
-		Scale: op.scaleFor(op.dim), Causal: op.causal, Workers: op.workers,
-		Window: op.window, SoftCap: op.softCap, Slopes: op.slopes, Bias: op.bias,
+		Scale: op.scaleFor(op.dim), Mask: op.mask, Score: op.score, Workers: op.workers,
 	}
 	if l := t["lengths"]; l != nil {
 		var err error

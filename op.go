@@ -7,7 +7,7 @@ import (
 	"sync"
 	"weak"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/stock"
@@ -81,10 +81,10 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		children = append(children, c.lengths)
 	}
 	if c.biasNode != nil {
-		if a.bias, err = p.biasNode(op, c.biasNode); err != nil {
+		if a.score.Bias, err = p.biasNode(op, c.biasNode); err != nil {
 			return nil, err
 		}
-		a.bias.Scale = c.biasScale
+		a.score.Bias.Scale = c.biasScale
 		a.fixedBias = stock.Of(c.biasNode).Kind == stock.Constant
 		children = append(children, c.biasNode)
 	}
@@ -137,7 +137,7 @@ type attentionOp struct {
 }
 
 func (c *config) hasLengths() bool { return c.given&optLengths != 0 }
-func (c *config) hasBias() bool    { return c.bias != cpu.Bias{} }
+func (c *config) hasBias() bool    { return c.score.Bias != attn.Bias{} }
 
 // inputNames are the names of an attention's inputs, by what stands behind v.
 var inputNames = map[bool]map[bool][]string{
@@ -220,7 +220,7 @@ type attentionInputs struct{ q, k, v, bias *tensor.Dense }
 // read checks the inputs of a run, whose names are given: Gorgonia checks no value
 // against the node's shape. The lengths go to r.
 func (op *attentionOp) read(name string, names []string, r *denseRun, in []G.Value) (t attentionInputs, err error) {
-	var bias cpu.Bias
+	var bias attn.Bias
 	r.allLive(&op.problem)
 	for i, n := range names {
 		d, err := denseValue(name, n, in[i])
@@ -239,7 +239,7 @@ func (op *attentionOp) read(name string, names []string, r *denseRun, in []G.Val
 		case "bias":
 			t.bias = d
 			bias, err = op.biasOf(name, valueOperand(n, d))
-			bias.Scale = op.bias.Scale
+			bias.Scale = op.score.Bias.Scale
 		}
 		if err != nil {
 			return t, err
@@ -248,7 +248,7 @@ func (op *attentionOp) read(name string, names []string, r *denseRun, in []G.Val
 	if err = op.sameProblem(name, valueOperand("q", t.q), valueOperand("k", t.k), valueOperand("v", t.v)); err != nil {
 		return t, err
 	}
-	if bias != op.bias {
+	if bias != op.score.Bias {
 		return t, errorf(name, ErrShape, "bias %v is not what the graph was built for", t.bias.Shape())
 	}
 	return t, nil
@@ -323,9 +323,8 @@ func firstThree(n int) []bool {
 
 // hash is every parameter of a config, for WriteHash.
 func (c *config) hash() string {
-	return fmt.Sprintf("given %x scale %x causal %t %v tile %d workers %d window %d cap %x slopes %x bias %v",
-		uint32(c.given), math.Float64bits(c.scale), c.causal, c.schedule, c.tileTokens, c.workers,
-		c.window, math.Float64bits(c.softCap), string(c.slopes), c.bias)
+	return fmt.Sprintf("given %x scale %x %v tile %d workers %d mask %+v score %+q",
+		uint32(c.given), math.Float64bits(c.scale), c.schedule, c.tileTokens, c.workers, c.mask, fmt.Sprintf("%+v", c.score))
 }
 
 // lseStore hands the log-sum-exp from an attention op to the op of its node:

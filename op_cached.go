@@ -5,7 +5,7 @@ import (
 	"hash"
 	"math"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/graph"
 
@@ -108,25 +108,16 @@ func (l Layer) unused(op string, g *G.ExprGraph) error {
 }
 
 // geometry describes the rows of a step to the engine.
-func (r *tokenRows) geometry(cfg *CacheConfig, c *config) cpu.Geometry {
-	return cpu.Geometry{
-		Heads: r.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim,
-		Query:      cpu.Strides{Row: r.heads * cfg.HeadDim, Head: cfg.HeadDim},
-		Out:        cpu.Strides{Row: r.heads * cfg.ValueDim, Head: cfg.ValueDim},
-		LSE:        cpu.Strides{Row: r.heads, Head: 1},
-		Key:        cfg.pageStrides(cfg.HeadDim),
-		Value:      cfg.pageStrides(cfg.ValueDim),
-		PageTokens: cfg.PageSize,
-		Scale:      c.scaleFor(cfg.HeadDim),
-		SoftCap:    c.softCap,
-		Slopes:     c.slopes,
-		Causal:     c.causal,
-		Window:     c.window,
-		TileTokens: c.tileTokens,
-		Policy:     c.schedule.policy(),
-		Unfused:    c.schedule == Unfused,
-		Workers:    c.workers,
-	}
+func (r *tokenRows) geometry(cfg *CacheConfig, c *config) attn.Problem {
+	g := c.attention(cfg.HeadDim)
+	g.Heads, g.KVHeads, g.Dim, g.ValueDim = r.heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
+	g.KV, _ = storageType(cfg.DType) // which NewCache has checked
+	g.Query = attn.Strides{Row: r.heads * cfg.HeadDim, Head: cfg.HeadDim}
+	g.Out = attn.Strides{Row: r.heads * cfg.ValueDim, Head: cfg.ValueDim}
+	g.LSE = attn.Strides{Row: r.heads, Head: 1}
+	g.Key, g.Value = cfg.pageStrides(cfg.HeadDim), cfg.pageStrides(cfg.ValueDim)
+	g.PageTokens = cfg.PageSize
+	return g
 }
 
 // cachedOp is [CachedAttention].

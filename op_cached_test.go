@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -83,7 +84,7 @@ func TestCachedAttentionBends(t *testing.T) {
 func TestCachedAttentionWindowNaN(t *testing.T) {
 	const window, tokens = 4, 3
 	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, PageSize: 3, Pages: 8})
-	d := newDecoderAt(t, place{bent: reftest.Shape{Window: window}}, cache, tokens, 2, tensor.Float32, true)
+	d := newDecoderAt(t, place{bent: reftest.Shape{Mask: attn.Mask{Window: window}}}, cache, tokens, 2, tensor.Float32, true)
 	s := newStored(t, cache)
 	rng := reftest.Rand(t)
 	for turn := range 4 {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 
 	G "gorgonia.org/gorgonia"
@@ -20,7 +20,7 @@ type Option struct {
 	schedule Schedule
 	node     *G.Node
 	out      **G.Node
-	slopes   cpu.Slopes
+	slopes   attn.Slopes
 }
 
 // optionKind is one bit for each option, so that a set of them is a mask.
@@ -118,7 +118,7 @@ func WithSoftCap(limit float64) Option { return Option{kind: optSoftCap, scale: 
 // count the less the further back they are (Press et al., arXiv:2108.12409). The
 // option keeps a copy of slopes. They are constants: they have no gradient.
 func WithALiBi(slopes []float64) Option {
-	return Option{kind: optALiBi, slopes: cpu.NewSlopes(slopes)}
+	return Option{kind: optALiBi, slopes: attn.NewSlopes(slopes)}
 }
 
 // WithBias adds numbers to the scores, after all else that changes them:
@@ -237,18 +237,15 @@ func (s Schedule) policy() lean.Policy {
 type config struct {
 	given      optionKind
 	scale      float64
-	causal     bool
 	lengths    *G.Node
 	lse        **G.Node
 	schedule   Schedule
 	tileTokens int
 	workers    int
-	window     int     // 0: none
-	softCap    float64 // 0: none
-	slopes     cpu.Slopes
+	mask       attn.Mask
+	score      attn.Score // its bias is what the node's numbers are for, once that is checked
 	biasNode   *G.Node
 	biasScale  float64
-	bias       cpu.Bias // what the node's numbers are for, once that is checked
 }
 
 // maxTileTokens bounds a LeanTile, and with it the scratch that a worker needs.
@@ -274,7 +271,7 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			}
 			c.scale = o.scale
 		case optCausal:
-			c.causal = true
+			c.mask.Causal = true
 		case optLengths:
 			if o.node == nil {
 				return c, errorf(op, ErrOption, "WithLengths(nil)")
@@ -309,19 +306,19 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			if o.n < 1 {
 				return c, errorf(op, ErrOption, "WithWindow(%d) is less than 1", o.n)
 			}
-			c.window = o.n
+			c.mask.Window = o.n
 		case optSoftCap:
 			if !(o.scale > 0) || math.IsInf(o.scale, 0) {
 				return c, errorf(op, ErrOption, "WithSoftCap(%v) is not a finite number above 0", o.scale)
 			}
-			c.softCap = o.scale
+			c.score.Cap = o.scale
 		case optALiBi:
 			for h := range o.slopes.Len() {
 				if x := o.slopes.Of(h); math.IsNaN(x) || math.IsInf(x, 0) {
 					return c, errorf(op, ErrOption, "WithALiBi: the slope of head %d is %v, not finite", h, x)
 				}
 			}
-			c.slopes = o.slopes
+			c.score.Slopes = o.slopes
 		}
 	}
 	return c, nil
@@ -329,10 +326,18 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 
 // checkHeads checks what depends on the number of query heads.
 func (c *config) checkHeads(op string, heads int) error {
-	if n := c.slopes.Len(); c.given&optALiBi != 0 && n != heads {
+	if n := c.score.Slopes.Len(); c.given&optALiBi != 0 && n != heads {
 		return errorf(op, ErrShape, "WithALiBi has %d slopes for %d query heads", n, heads)
 	}
 	return nil
+}
+
+// attention is what the options say of a problem with heads of d elements.
+func (c *config) attention(d int) attn.Problem {
+	return attn.Problem{
+		Scale: c.scaleFor(d), Mask: c.mask, Score: c.score,
+		TileTokens: c.tileTokens, Policy: c.schedule.policy(), Unfused: c.schedule == Unfused, Workers: c.workers,
+	}
 }
 
 // scaleFor is the factor on the scores at head dimension d.

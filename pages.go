@@ -3,6 +3,7 @@ package leanattention
 import (
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
@@ -17,7 +18,7 @@ import (
 type pageStore interface {
 	where() string
 	// supports refuses a geometry that layers can't have here.
-	supports(op string, g *cpu.Geometry) error
+	supports(op string, g *attn.Problem) error
 	// operands describes q, k and v of a run, if layers can use them where they are.
 	operands(op string, in []G.Value) ([3]operand, error)
 	// copyPages copies pages of all layers, before what is computed next.
@@ -26,7 +27,7 @@ type pageStore interface {
 	// pages if in is set. It is behind what was computed before, and done when it
 	// returns.
 	transfer(op string, t *pageTransfer, in bool) error
-	newPlan(g cpu.Geometry) layerPlan
+	newPlan(g attn.Problem) layerPlan
 	// close gives up the memory. No call runs, and none will.
 	close() error
 }
@@ -49,7 +50,7 @@ type span struct{ at, n int }
 // layerPlan is the schedule for the layers of one geometry, step after step.
 type layerPlan interface {
 	// build plans the sequences of a step of so many rows. It keeps seqs.
-	build(op string, seqs []cpu.Sequence, rows int) error
+	build(op string, seqs []attn.Sequence, rows int) error
 	// attend appends k and v to the layer of n and attends to it; values are
 	// what operands has seen, and may be followed by one for the output, of
 	// the same GPU. lse is nil unless n wants it.
@@ -62,7 +63,7 @@ type hostPages struct {
 	keys, values []cpu.Buffer // one for each layer
 }
 
-func newHostPages(c *CacheConfig, storage cpu.DType, keyElements, valueElements int) *hostPages {
+func newHostPages(c *CacheConfig, storage attn.DType, keyElements, valueElements int) *hostPages {
 	h := &hostPages{pages: c.Pages}
 	for range c.Layers {
 		h.keys = append(h.keys, newBuffer(storage, keyElements))
@@ -71,22 +72,22 @@ func newHostPages(c *CacheConfig, storage cpu.DType, keyElements, valueElements 
 	return h
 }
 
-func newBuffer(t cpu.DType, elements int) cpu.Buffer {
-	if t == cpu.Float32 {
+func newBuffer(t attn.DType, elements int) cpu.Buffer {
+	if t == attn.Float32 {
 		return bufferOf(t, make([]float32, elements))
 	}
 	return bufferOf(t, make([]uint16, elements))
 }
 
 func (h *hostPages) where() string { return hostName }
-func (h *hostPages) supports(op string, g *cpu.Geometry) error {
+func (h *hostPages) supports(op string, g *attn.Problem) error {
 	if g.Unfused {
 		return errUnfused(op)
 	}
 	return nil
 }
 
-func (h *hostPages) newPlan(g cpu.Geometry) layerPlan { return &hostPlan{pages: h, geometry: g} }
+func (h *hostPages) newPlan(g attn.Problem) layerPlan { return &hostPlan{pages: h, geometry: g} }
 func (h *hostPages) close() error                     { h.keys, h.values = nil, nil; return nil }
 
 func (h *hostPages) operands(op string, in []G.Value) (o [3]operand, err error) {
@@ -141,12 +142,12 @@ func (h *hostPages) copyPages(_ string, copies []pageCopy) error {
 // hostPlan is a layerPlan for the CPU engine.
 type hostPlan struct {
 	pages    *hostPages
-	geometry cpu.Geometry
+	geometry attn.Problem
 	plan     cpu.Plan
-	seqs     []cpu.Sequence
+	seqs     []attn.Sequence
 }
 
-func (p *hostPlan) build(op string, seqs []cpu.Sequence, _ int) error {
+func (p *hostPlan) build(op string, seqs []attn.Sequence, _ int) error {
 	p.seqs = seqs
 	if err := p.plan.Build(p.geometry, seqs); err != nil {
 		return engineError(op, "plan", err)
@@ -177,14 +178,14 @@ func attendLayer[F lean.Float](p *hostPlan, op string, n *cachedOp, in []G.Value
 	}
 	for _, x := range [...]struct {
 		to  cpu.Buffer
-		at  cpu.PageStrides
+		at  attn.PageStrides
 		dim int
 		t   *tensor.Dense
 	}{
 		{operands.K, g.Key, g.Dim, in[1].(*tensor.Dense)},
 		{operands.V, g.Value, g.ValueDim, in[2].(*tensor.Dense)},
 	} {
-		from := cpu.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
+		from := attn.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
 		if err := cpu.Append(g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from); err != nil {
 			return fail(err)
 		}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"runtime"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -18,11 +18,11 @@ import (
 type devicePages struct {
 	gpu          *GPU
 	pages        int
-	storage      cpu.DType
+	storage      attn.DType
 	keys, values []*cuda.Buffer // one for each layer
 }
 
-func newDevicePages(op string, c *CacheConfig, storage cpu.DType, keyElements, valueElements int) (*devicePages, error) {
+func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, valueElements int) (*devicePages, error) {
 	d := &devicePages{gpu: c.Device, pages: c.Pages, storage: storage}
 	// The query heads are not known yet; the least there can be.
 	g := (&tokenRows{heads: c.KVHeads}).geometry(c, &config{})
@@ -61,8 +61,8 @@ func newDevicePages(op string, c *CacheConfig, storage cpu.DType, keyElements, v
 
 func (d *devicePages) where() string { return d.gpu.String() }
 
-func (d *devicePages) supports(op string, g *cpu.Geometry) error {
-	return d.gpu.supports(op, g, d.storage)
+func (d *devicePages) supports(op string, g *attn.Problem) error {
+	return d.gpu.supports(op, g)
 }
 
 // operands takes values that are all on the cache's GPU, or all in host memory:
@@ -185,16 +185,16 @@ func (d *devicePages) close() (first error) {
 	return first
 }
 
-func (d *devicePages) newPlan(g cpu.Geometry) layerPlan { return &devicePlan{pages: d, geometry: g} }
+func (d *devicePages) newPlan(g attn.Problem) layerPlan { return &devicePlan{pages: d, geometry: g} }
 
 // devicePlan is a layerPlan for a GPU's engine.
 type devicePlan struct {
 	pages    *devicePages
-	geometry cpu.Geometry
+	geometry attn.Problem
 	plan     attentionPlan // nil before the first build
 }
 
-func (p *devicePlan) build(op string, seqs []cpu.Sequence, rows int) error {
+func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 	gpu := p.pages.gpu
 	if err := gpu.enter(op); err != nil {
 		return err
@@ -370,7 +370,7 @@ type stage struct{ bytes int }
 type part struct {
 	host []byte
 	at   int
-	t    cpu.DType
+	t    attn.DType
 }
 
 // add places an operand at an address that kernels and copies like.

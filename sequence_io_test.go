@@ -12,7 +12,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
@@ -21,7 +21,7 @@ import (
 
 // fillRandom writes random bits to all pages, NaNs of all kinds among them.
 func fillRandom(c *Cache, rng *rand.Rand) {
-	c.eachSlab(func(_ cpu.DType, bytes []byte) {
+	c.eachSlab(func(_ attn.DType, bytes []byte) {
 		for i := range bytes {
 			bytes[i] = byte(rng.Uint32())
 		}
@@ -218,7 +218,7 @@ func TestSequenceIOGolden(t *testing.T) {
 	s := newTestSequence(t, c)
 	Lengthen(s, 2)
 	i := byte(0)
-	c.eachSlab(func(_ cpu.DType, bytes []byte) {
+	c.eachSlab(func(_ attn.DType, bytes []byte) {
 		for at := range bytes {
 			i++
 			bytes[at] = i

@@ -1,9 +1,8 @@
 package leanattention
 
 import (
-	"gorgonia.org/leanattention/internal/cpu"
-
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/tensor"
 )
 
@@ -139,7 +138,7 @@ func (p *problem) lseShape() tensor.Shape { return p.dims(0) }
 
 // biasOf checks what is added to the scores of p, and says which number is for
 // which score.
-func (p *problem) biasOf(op string, o operand) (b cpu.Bias, err error) {
+func (p *problem) biasOf(op string, o operand) (b attn.Bias, err error) {
 	sizes := [...]int{p.batch, p.heads, p.queries, p.keys}
 	all := sizes[4-p.rank:]
 	if o.dtype != p.query {
@@ -162,7 +161,7 @@ func (p *problem) biasOf(op string, o operand) (b cpu.Bias, err error) {
 }
 
 // biasNode is biasOf for a node.
-func (p *problem) biasNode(op string, n *G.Node) (b cpu.Bias, err error) {
+func (p *problem) biasNode(op string, n *G.Node) (b attn.Bias, err error) {
 	o, err := nodeOperand(op, "bias", n)
 	if err != nil {
 		return b, err
@@ -171,7 +170,7 @@ func (p *problem) biasNode(op string, n *G.Node) (b cpu.Bias, err error) {
 }
 
 // biasShape is the shape of a tensor of b.
-func (p *problem) biasShape(b cpu.Bias) tensor.Shape {
+func (p *problem) biasShape(b attn.Bias) tensor.Shape {
 	s := tensor.Shape{b.Heads, b.Queries, b.Keys}
 	if p.rank == 4 {
 		s = append(tensor.Shape{b.Sequences}, s...)

@@ -4,9 +4,8 @@ import (
 	"sync"
 	"time"
 
-	"gorgonia.org/leanattention/internal/cpu"
-
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // Step is what a graph knows of a cache: a fixed number of token rows, which
@@ -38,7 +37,7 @@ type Step struct {
 	run          uint64   // counts the runs of the graph: Set begins one, and so does a node that runs again
 	ran          []uint64 // of each layer the run that it was last completed in
 	reservations []reservation
-	sequences    []cpu.Sequence
+	sequences    []attn.Sequence
 	copies       []pageCopy // that Set needs
 	plans        []*stepPlan
 	calls        int // CachedAttention nodes made
@@ -62,7 +61,7 @@ type reservation struct {
 
 // stepPlan is the schedule for the layers of one geometry.
 type stepPlan struct {
-	geometry cpu.Geometry
+	geometry attn.Problem
 	plan     layerPlan
 	turn     uint64 // that plan was made in
 }
@@ -202,7 +201,7 @@ func (s *Step) Set(appends []Append) (err error) {
 			s.copies = append(s.copies, pageCopy{to: r.pages[r.kept], from: r.replaced})
 		}
 		a.Seq.step = s
-		s.sequences = append(s.sequences, cpu.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.len + a.Tokens, Pages: r.pages})
+		s.sequences = append(s.sequences, attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.len + a.Tokens, Pages: r.pages})
 		row += a.Tokens
 	}
 	s.open, s.given = true, true
@@ -379,7 +378,7 @@ func (s *Step) rollback() {
 }
 
 // planFor is the plan of the layers of geometry g: those of one model have one.
-func (s *Step) planFor(g cpu.Geometry) *stepPlan {
+func (s *Step) planFor(g attn.Problem) *stepPlan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.plans {

@@ -3,6 +3,7 @@ package leanattention
 import (
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
 
@@ -41,17 +42,17 @@ func valueOperand(name string, t *tensor.Dense) operand {
 func storageBuffer(t *tensor.Dense) cpu.Buffer {
 	switch t.Dtype() {
 	case tensor.Float32:
-		return bufferOf(cpu.Float32, dense.Elements[float32](t))
+		return bufferOf(attn.Float32, dense.Elements[float32](t))
 	case tensor.Float64:
-		return bufferOf(cpu.Float64, dense.Elements[float64](t))
+		return bufferOf(attn.Float64, dense.Elements[float64](t))
 	case Float16:
-		return bufferOf(cpu.Float16, dense.Elements[F16](t))
+		return bufferOf(attn.Float16, dense.Elements[F16](t))
 	default:
-		return bufferOf(cpu.BFloat16, dense.Elements[BF16](t))
+		return bufferOf(attn.BFloat16, dense.Elements[BF16](t))
 	}
 }
 
-func bufferOf[T any](d cpu.DType, s []T) cpu.Buffer {
+func bufferOf[T any](d attn.DType, s []T) cpu.Buffer {
 	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(s)), Len: len(s)}
 }
 

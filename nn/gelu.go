@@ -8,6 +8,7 @@ import (
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
 
@@ -133,7 +134,7 @@ func geluOf[F float](op gelu, in []G.Value) (G.Value, error) {
 			return
 		}
 		copy(y[from:to], x[from:to])
-		cpu.Activate(cpu.GELU, y[from:to])
+		cpu.Activate(attn.GELU, y[from:to])
 	})
 	return t, nil
 }

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -33,14 +33,14 @@ func checkDTypes(name string, what func(i int) string, in []G.Value, want func(i
 }
 
 // storageOf is the engines' name of a type of weights.
-func storageOf(t tensor.Dtype) cpu.DType {
+func storageOf(t tensor.Dtype) attn.DType {
 	switch t {
 	case la.Float16:
-		return cpu.Float16
+		return attn.Float16
 	case la.BFloat16:
-		return cpu.BFloat16
+		return attn.BFloat16
 	}
-	return cpu.Float32
+	return attn.Float32
 }
 
 func namesOf(n int, name func(i int) string) []string {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -20,7 +21,7 @@ import (
 
 // A LinearOption changes one thing of a [Linear]. Of an option given twice the last one counts.
 type LinearOption struct {
-	activation cpu.Activation
+	activation attn.Activation
 	residual   *G.Node
 	norm       *normOption
 }
@@ -32,11 +33,11 @@ type normOption struct {
 
 // WithReLU makes negative outputs 0, behind the bias and before the residual. NaN stays NaN.
 // A layer has one activation: of WithReLU and [WithGELU] the last one counts.
-func WithReLU() LinearOption { return LinearOption{activation: cpu.ReLU} }
+func WithReLU() LinearOption { return LinearOption{activation: attn.ReLU} }
 
 // WithGELU makes outputs v into v/2 (1 + erf(v/sqrt(2))), behind the bias and before the
 // residual, as [GELU] does.
-func WithGELU() LinearOption { return LinearOption{activation: cpu.GELU} }
+func WithGELU() LinearOption { return LinearOption{activation: attn.GELU} }
 
 // WithResidual adds r, of the output's shape and type, to the output.
 func WithResidual(r *G.Node) LinearOption { return LinearOption{residual: r} }
@@ -146,7 +147,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	var residual *G.Node
 	var norm *normOption
 	for _, o := range opts {
-		if o.activation != cpu.NoActivation {
+		if o.activation != attn.NoActivation {
 			op.activation = o.activation
 		}
 		if o.residual != nil {
@@ -202,7 +203,7 @@ type linear struct {
 	parts             int
 	joined            bool // the outputs are one vector, one part behind the other
 	bias, residual    bool
-	activation        cpu.Activation
+	activation        attn.Activation
 	norm, gamma, beta bool
 	eps               float64
 	gpu               *ongpu.Node
@@ -402,13 +403,13 @@ func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 		p.Rows, p.In, p.Out, p.Activation, p.X = shapes[0][0], shapes[0][1], shapes[at][0], op.activation, o.x
 		switch op.w {
 		case tensor.Float32:
-			p.W, err = weights[float32](cpu.Float32, in[at])
+			p.W, err = weights[float32](attn.Float32, in[at])
 		case tensor.Float64:
-			p.W, err = weights[float64](cpu.Float64, in[at])
+			p.W, err = weights[float64](attn.Float64, in[at])
 		case la.Float16:
-			p.W, err = weights[la.F16](cpu.Float16, in[at])
+			p.W, err = weights[la.F16](attn.Float16, in[at])
 		case la.BFloat16:
-			p.W, err = weights[la.BF16](cpu.BFloat16, in[at])
+			p.W, err = weights[la.BF16](attn.BFloat16, in[at])
 		}
 		if err != nil {
 			return o, err
@@ -436,7 +437,7 @@ func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 }
 
 // weights is the elements of w in their own type.
-func weights[T any](d cpu.DType, v G.Value) (cpu.Buffer, error) {
+func weights[T any](d attn.DType, v G.Value) (cpu.Buffer, error) {
 	w, err := elements[T]("Linear", "w", v, v.Shape())
 	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(w)), Len: len(w)}, err
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -18,7 +18,7 @@ import (
 // layer is a graph with one Linear whose inputs can be filled anew.
 type layer struct {
 	rows, in, out  int
-	activation     cpu.Activation
+	activation     attn.Activation
 	x, b, residual []float32
 	w              []float32 // as computed with
 	g              *G.ExprGraph
@@ -27,7 +27,7 @@ type layer struct {
 	result         G.Value
 }
 
-func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, bias, residual bool, activation cpu.Activation) *layer {
+func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, bias, residual bool, activation attn.Activation) *layer {
 	t.Helper()
 	l := &layer{rows: rows, in: in, out: out, activation: activation, g: G.NewGraph(), nodes: make(G.Nodes, 4)}
 	input := func(name string, shape ...int) (*G.Node, []float32) {
@@ -49,9 +49,9 @@ func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, 
 		opts = append(opts, WithResidual(l.nodes[3]))
 	}
 	switch activation {
-	case cpu.ReLU:
+	case attn.ReLU:
 		opts = append(opts, WithReLU())
-	case cpu.GELU:
+	case attn.GELU:
 		opts = append(opts, WithGELU())
 	}
 	var err error
@@ -81,9 +81,9 @@ func (l *layer) check(t *testing.T, y []float32) {
 			}
 			own := 0.0 // what the activation is off by
 			switch l.activation {
-			case cpu.ReLU:
+			case attn.ReLU:
 				sum = max(sum, 0)
-			case cpu.GELU:
+			case attn.GELU:
 				own = 0x1p-22 * math.Abs(sum)
 				sum, size = reftest.GELU(sum), 1.13*size
 			}
@@ -105,7 +105,7 @@ func TestLinearReference(t *testing.T) {
 	for _, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
 		for i, size := range [][3]int{{1, 1, 1}, {1, 7, 5}, {2, 64, 33}, {3, 65, 129}, {5, 100, 7}, {9, 33, 40}, {130, 17, 21}} {
 			for variant := range 12 {
-				l := newLayer(t, rng, size[0], size[1], size[2], dt, variant&1 != 0, variant&2 != 0, cpu.Activation(variant/4))
+				l := newLayer(t, rng, size[0], size[1], size[2], dt, variant&1 != 0, variant&2 != 0, attn.Activation(variant/4))
 				vm := G.NewTapeMachine(l.g)
 				for range 2 {
 					if err := vm.RunAll(); err != nil {
@@ -136,10 +136,10 @@ func TestLinearFloat64(t *testing.T) {
 	fill(rng, x, 0, 1)
 	fill(rng, w, 0, 1)
 	fill(rng, b, 0, 1)
-	for activation, f := range map[cpu.Activation]func(float64) float64{
-		cpu.NoActivation: func(v float64) float64 { return v },
-		cpu.ReLU:         func(v float64) float64 { return max(v, 0) },
-		cpu.GELU:         reftest.GELU,
+	for activation, f := range map[attn.Activation]func(float64) float64{
+		attn.NoActivation: func(v float64) float64 { return v },
+		attn.ReLU:         func(v float64) float64 { return max(v, 0) },
+		attn.GELU:         reftest.GELU,
 	} {
 		op := linear{parts: 1, x: tensor.Float64, w: tensor.Float64, bias: true, activation: activation}
 		y, err := op.Do(tensor.New(tensor.WithShape(3, 50), tensor.WithBacking(x)),
@@ -162,7 +162,7 @@ func TestLinearFloat64(t *testing.T) {
 // TestLinearViews: a transposed w is read as what it is.
 func TestLinearViews(t *testing.T) {
 	rng := seeded(t)
-	l := newLayer(t, rng, 2, 6, 10, tensor.Float32, false, false, cpu.NoActivation)
+	l := newLayer(t, rng, 2, 6, 10, tensor.Float32, false, false, attn.NoActivation)
 	turned := make([]float32, 60)
 	for o := range 10 {
 		for i := range 6 {
@@ -185,7 +185,7 @@ func TestLinearViews(t *testing.T) {
 func TestLinearNaN(t *testing.T) {
 	rng := seeded(t)
 	for i, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Float32, la.Float16, la.BFloat16} {
-		l := newLayer(t, rng, 3, 40, 24, dt, true, false, []cpu.Activation{cpu.ReLU, cpu.GELU}[i/3])
+		l := newLayer(t, rng, 3, 40, 24, dt, true, false, []attn.Activation{attn.ReLU, attn.GELU}[i/3])
 		l.x[40+17] = float32(math.NaN())
 		vm := G.NewTapeMachine(l.g)
 		if err := vm.RunAll(); err != nil {
@@ -204,7 +204,7 @@ func TestLinearNaN(t *testing.T) {
 // Linear harm neither its inputs nor a second reader.
 func TestLinearInPlaceNeighbours(t *testing.T) {
 	rng := seeded(t)
-	l := newLayer(t, rng, 2, 5, 5, tensor.Float32, true, true, cpu.NoActivation)
+	l := newLayer(t, rng, 2, 5, 5, tensor.Float32, true, true, attn.NoActivation)
 	doubled := G.Must(G.Add(l.y, l.y))
 	var got G.Value
 	G.Read(G.Must(G.Add(doubled, l.nodes[3])), &got)
@@ -232,7 +232,7 @@ func TestLinearHash(t *testing.T) {
 	seen := map[uint32]linear{}
 	for _, w := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Float64} {
 		for v := range 12 {
-			op := linear{parts: 1, x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, activation: cpu.Activation(v / 4)}
+			op := linear{parts: 1, x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, activation: attn.Activation(v / 4)}
 			if w == tensor.Float64 {
 				op.x = w
 			}
@@ -244,7 +244,7 @@ func TestLinearHash(t *testing.T) {
 	}
 
 	// In one graph, with equal inputs, the activation alone tells layers apart.
-	l := newLayer(t, seeded(t), 2, 9, 11, tensor.Float32, true, false, cpu.NoActivation)
+	l := newLayer(t, seeded(t), 2, 9, 11, tensor.Float32, true, false, attn.NoActivation)
 	var rectified G.Value
 	// Of two activations the last one counts.
 	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithGELU(), WithReLU())), &rectified)
@@ -338,7 +338,7 @@ func TestLinearWrongValues(t *testing.T) {
 
 // TestLinearGradient: there is none, and asking says so on both machines.
 func TestLinearGradient(t *testing.T) {
-	l := newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, cpu.NoActivation)
+	l := newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, attn.NoActivation)
 	if _, err := G.Grad(G.Must(G.Sum(l.y)), l.nodes[0]); err == nil {
 		t.Error("gradient of the tape machine: no error")
 	}
@@ -346,7 +346,7 @@ func TestLinearGradient(t *testing.T) {
 	if _, err := (linear{}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
 		t.Errorf("SymDiff: %v", err)
 	}
-	l = newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, cpu.NoActivation)
+	l = newLayer(t, seeded(t), 2, 3, 4, tensor.Float32, true, false, attn.NoActivation)
 	G.Must(G.Sum(l.y))
 	lisp := G.NewLispMachine(l.g)
 	defer lisp.Close()

@@ -1,50 +1,32 @@
 package cpu
 
 import (
-	"fmt"
 	"math"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Activation is the function of one variable that a linear layer ends with. GPUs have the same numbers
-// (kernels/activation.cuh).
-type Activation uint8
-
-const (
-	NoActivation Activation = iota // f(v) = v
-	ReLU                           // f(v) = max(v, 0)
-	GELU                           // f(v) = v/2 (1 + erf(v/sqrt(2))), see gelu
-	activations
-)
-
-func (a Activation) String() string {
-	if a >= activations {
-		return fmt.Sprintf("Activation(%d)", uint8(a))
-	}
-	return [...]string{"none", "relu", "gelu"}[a]
-}
-
 // Activate replaces each element of x by f of it. NaN stays NaN.
-func Activate[F lean.Float](f Activation, x []F) {
+func Activate[F lean.Float](f attn.Activation, x []F) {
 	p := unsafe.SliceData(x)
 	switch k := linearTiers[inUse]; {
-	case len(x) == 0 || f == NoActivation:
+	case len(x) == 0 || f == attn.NoActivation:
 	case unsafe.Sizeof(F(0)) == 8:
 		activate64(f, unsafe.Slice((*float64)(unsafe.Pointer(p)), len(x)))
-	case f == ReLU:
+	case f == attn.ReLU:
 		k.relu((*float32)(unsafe.Pointer(p)), len(x))
-	case f == GELU:
+	case f == attn.GELU:
 		k.gelu((*float32)(unsafe.Pointer(p)), len(x))
 	}
 }
 
-func activate64(f Activation, x []float64) {
+func activate64(f attn.Activation, x []float64) {
 	switch f {
-	case ReLU:
+	case attn.ReLU:
 		rectify(x)
-	case GELU:
+	case attn.GELU:
 		for i, v := range x {
 			x[i] = v / 2 * math.Erfc(-v/math.Sqrt2)
 		}

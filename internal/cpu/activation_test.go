@@ -1,11 +1,11 @@
 package cpu
 
 import (
-	"fmt"
 	"math"
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -59,7 +59,7 @@ func TestActivate(t *testing.T) {
 					x[i] = float32(math.Sqrt2*erfNear + (rng.Float64()-0.5)/100)
 				}
 			}
-			f := Activation(round % int(activations))
+			f := attn.Activation(round % attn.Activations)
 			was := append([]float32(nil), x...)
 			Activate(f, x)
 			wide := make([]float64, n)
@@ -70,9 +70,9 @@ func TestActivate(t *testing.T) {
 			for i, v := range was {
 				want := float64(v)
 				switch f {
-				case ReLU:
+				case attn.ReLU:
 					want = max(want, 0)
-				case GELU:
+				case attn.GELU:
 					want = reftest.GELU(want)
 				}
 				for at, got := range [...]float64{float64(x[i]), wide[i]} {
@@ -99,21 +99,13 @@ func TestActivate(t *testing.T) {
 	}
 }
 
-func TestActivationNames(t *testing.T) {
-	for f, want := range map[Activation]string{NoActivation: "none", ReLU: "relu", GELU: "gelu", 7: "Activation(7)"} {
-		if got := fmt.Sprint(f); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-	}
-}
-
 // BenchmarkActivate is a row of OPT-125m's feed-forward network.
 func BenchmarkActivate(b *testing.B) {
 	x, from := make([]float32, 3072), make([]float32, 3072)
 	for i := range from {
 		from[i] = float32(i%13) - 6
 	}
-	for _, f := range []Activation{ReLU, GELU} {
+	for _, f := range []attn.Activation{attn.ReLU, attn.GELU} {
 		b.Run(f.String(), func(b *testing.B) {
 			for b.Loop() {
 				copy(x, from)

@@ -1,9 +1,9 @@
 package cpu
 
 import (
-	"math"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -15,16 +15,16 @@ import (
 // for token i of seqs[s], whose key position Keys-Queries+i lies in page and slot. at places dst and
 // from places src, both with rows of dim elements. Of g, KVHeads and PageTokens are used. Everything
 // is checked before anything is written; the error wraps ErrShape, ErrDType or ErrPage.
-func Append[F lean.Float](g *Geometry, seqs []Sequence, dst Buffer, at PageStrides, dim int, src []F, from Strides) error {
+func Append[F lean.Float](g *attn.Problem, seqs []attn.Sequence, dst Buffer, at attn.PageStrides, dim int, src []F, from attn.Strides) error {
 	const op = "append"
 	switch {
 	case g.KVHeads < 1 || g.PageTokens < 1 || dim < 1:
-		return errorf(op, ErrShape, "%d KV heads, pages of %d tokens, rows of %d elements",
+		return attn.Errorf(op, attn.ErrShape, "%d KV heads, pages of %d tokens, rows of %d elements",
 			g.KVHeads, g.PageTokens, dim)
 	case from.Row < 0 || from.Head < 0:
-		return errorf(op, ErrShape, "source strides %+v", from)
+		return attn.Errorf(op, attn.ErrShape, "source strides %+v", from)
 	}
-	if err := at.check(op, "destination"); err != nil {
+	if err := at.Check(op, "destination"); err != nil {
 		return err
 	}
 	if err := dst.check(op, "the destination"); err != nil {
@@ -32,13 +32,13 @@ func Append[F lean.Float](g *Geometry, seqs []Sequence, dst Buffer, at PageStrid
 	}
 	for i := range seqs {
 		q := &seqs[i]
-		if err := q.checkAppend(op, i, g.PageTokens, func(page, slots int) bool {
-			return at.extent(page+1, g.KVHeads, slots, dim) <= dst.Len
+		if err := q.CheckAppend(op, i, g.PageTokens, func(page, slots int) bool {
+			return at.Extent(page+1, g.KVHeads, slots, dim) <= dst.Len
 		}); err != nil {
 			return err
 		}
-		if q.Queries > 0 && from.extent(q.Row+q.Queries, g.KVHeads, dim) > len(src) {
-			return errorf(op, ErrShape, "sequence %d has rows [%d,%d), the source has %d elements",
+		if q.Queries > 0 && from.Extent(q.Row+q.Queries, g.KVHeads, dim) > len(src) {
+			return attn.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d), the source has %d elements",
 				i, q.Row, q.Row+q.Queries, len(src))
 		}
 	}
@@ -57,31 +57,8 @@ func Append[F lean.Float](g *Geometry, seqs []Sequence, dst Buffer, at PageStrid
 	return nil
 }
 
-// checkAppend reports whether the positions that sequence i appends to exist; fits says whether the
-// first slots of a page lie in the destination.
-func (q *Sequence) checkAppend(op string, i, pageTokens int, fits func(page, slots int) bool) error {
-	if q.Row < 0 || q.Queries < 0 || q.Keys < q.Queries || q.Row > math.MaxInt-q.Queries {
-		return errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
-	}
-	if q.Queries == 0 {
-		return nil
-	}
-	live := pagesOf(q.Keys, pageTokens)
-	if len(q.Pages) < live {
-		return errorf(op, ErrPage, "sequence %d has %d pages of %d tokens for %d keys",
-			i, len(q.Pages), pageTokens, q.Keys)
-	}
-	for j := (q.Keys - q.Queries) / pageTokens; j < live; j++ {
-		page, slots := int(q.Pages[j]), min(q.Keys-j*pageTokens, pageTokens)
-		if page < 0 || !fits(page, slots) {
-			return errorf(op, ErrPage, "sequence %d names page %d at %d", i, page, j)
-		}
-	}
-	return nil
-}
-
 // storeRows stores n neighbouring rows of each head, in runs as long as both sides have them.
-func storeRows[F lean.Float](dst *Buffer, to int, at PageStrides, src []F, of int, from Strides, n, heads, dim int) {
+func storeRows[F lean.Float](dst *Buffer, to int, at attn.PageStrides, src []F, of int, from attn.Strides, n, heads, dim int) {
 	switch {
 	case at.Row == dim && from.Row == dim: // the rows of a head
 		for h := range heads {
@@ -103,22 +80,22 @@ func storeRows[F lean.Float](dst *Buffer, to int, at PageStrides, src []F, of in
 // store rounds src into the elements of dst from i on.
 func store[F lean.Float](dst *Buffer, i int, src []F) {
 	switch p := dst.at(i); dst.DType {
-	case Float32:
+	case attn.Float32:
 		d := unsafe.Slice((*float32)(p), len(src))
 		for i, x := range src {
 			d[i] = float32(x)
 		}
-	case Float64:
+	case attn.Float64:
 		d := unsafe.Slice((*float64)(p), len(src))
 		for i, x := range src {
 			d[i] = float64(x)
 		}
-	case Float16:
+	case attn.Float16:
 		d := unsafe.Slice((*half.Float16)(p), len(src))
 		for i, x := range src {
 			d[i] = half.FromFloat64(float64(x))
 		}
-	case BFloat16:
+	case attn.BFloat16:
 		d := unsafe.Slice((*half.BFloat16)(p), len(src))
 		for i, x := range src {
 			d[i] = half.BFromFloat64(float64(x))

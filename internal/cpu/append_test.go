@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -14,11 +15,11 @@ import (
 // load returns element i of b.
 func load(b *Buffer, i int) float64 {
 	switch p := b.at(i); b.DType {
-	case Float32:
+	case attn.Float32:
 		return float64(*(*float32)(p))
-	case Float64:
+	case attn.Float64:
 		return *(*float64)(p)
-	case Float16:
+	case attn.Float16:
 		return float64((*(*half.Float16)(p)).Float32())
 	default:
 		return float64((*(*half.BFloat16)(p)).Float32())
@@ -26,13 +27,13 @@ func load(b *Buffer, i int) float64 {
 }
 
 // rounded is x as d holds it.
-func rounded(x float64, d DType) float64 {
+func rounded(x float64, d attn.DType) float64 {
 	switch d {
-	case Float32:
+	case attn.Float32:
 		return float64(float32(x))
-	case Float16:
+	case attn.Float16:
 		return float64(half.FromFloat64(x).Float32())
-	case BFloat16:
+	case attn.BFloat16:
 		return float64(half.BFromFloat64(x).Float32())
 	}
 	return x
@@ -49,15 +50,15 @@ func testAppend[F real](t *testing.T) {
 	rng := reftest.Rand(t)
 	l := randomLayout(rng)
 	heads, dim := 1+rng.IntN(4), 1+rng.IntN(20)
-	g := Geometry{KVHeads: heads, PageTokens: l.page}
+	g := attn.Problem{KVHeads: heads, PageTokens: l.page}
 	at := pageStrides(l, heads, dim, rng.IntN(2))
-	from := Strides{Row: heads*dim + rng.IntN(3), Head: dim} // tokens outside: the usual case
+	from := attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim} // tokens outside: the usual case
 	rows := 60
 	if rng.IntN(3) == 0 {
-		from = Strides{Row: dim, Head: rows*dim + rng.IntN(3)}
+		from = attn.Strides{Row: dim, Head: rows*dim + rng.IntN(3)}
 	}
 
-	seqs := []Sequence{
+	seqs := []attn.Sequence{
 		{Row: 3, Queries: 1, Keys: 1 + rng.IntN(50)},
 		{Row: 20, Queries: 30, Keys: 30 + rng.IntN(2)*rng.IntN(100)},
 		{Row: 0, Queries: 0, Keys: 7},
@@ -65,11 +66,11 @@ func testAppend[F real](t *testing.T) {
 	}
 	pool := 0
 	for _, q := range seqs {
-		pool += pagesOf(q.Keys, l.page)
+		pool += attn.Ceil(q.Keys, l.page)
 	}
 	free := rng.Perm(pool)
 	for i := range seqs {
-		for range pagesOf(seqs[i].Keys, l.page) {
+		for range attn.Ceil(seqs[i].Keys, l.page) {
 			seqs[i].Pages = append(seqs[i].Pages, int32(free[0]))
 			free = free[1:]
 		}
@@ -116,43 +117,43 @@ func TestAppendErrors(t *testing.T) {
 	const dim, heads, page = 4, 2, 8
 	mem := make([]float32, 3*page*heads*dim)
 	type args struct {
-		g    Geometry
-		seqs []Sequence
+		g    attn.Problem
+		seqs []attn.Sequence
 		dst  Buffer
-		at   PageStrides
+		at   attn.PageStrides
 		dim  int
 		src  []float32
-		from Strides
+		from attn.Strides
 	}
 	for name, c := range map[string]struct {
 		change func(*args)
 		want   error
 	}{
 		"as it should be":              {func(a *args) {}, nil},
-		"no heads":                     {func(a *args) { a.g.KVHeads = 0 }, ErrShape},
-		"no page size":                 {func(a *args) { a.g.PageTokens = 0 }, ErrShape},
-		"no dim":                       {func(a *args) { a.dim = 0 }, ErrShape},
-		"negative source stride":       {func(a *args) { a.from.Head = -1 }, ErrShape},
-		"negative stride":              {func(a *args) { a.at.Row = -1 }, ErrShape},
-		"unknown dtype":                {func(a *args) { a.dst.DType = 9 }, ErrDType},
-		"nil buffer":                   {func(a *args) { a.dst.Ptr = nil }, ErrShape},
-		"negative length":              {func(a *args) { a.dst.Len = -1 }, ErrShape},
-		"unaligned":                    {func(a *args) { a.dst.Ptr = unsafe.Add(a.dst.Ptr, 2); a.dst.Len-- }, ErrShape},
-		"buffer one too short":         {func(a *args) { a.dst.Len-- }, ErrPage},
-		"source one too short":         {func(a *args) { a.src = a.src[:len(a.src)-1] }, ErrShape},
-		"more tokens than keys":        {func(a *args) { a.seqs[1].Keys = 2 }, ErrShape},
-		"negative row":                 {func(a *args) { a.seqs[1].Row = -1 }, ErrShape},
-		"negative count":               {func(a *args) { a.seqs[1].Queries = -1 }, ErrShape},
-		"row out of range":             {func(a *args) { a.seqs[1].Row = math.MaxInt - 1 }, ErrShape},
-		"too few pages":                {func(a *args) { a.seqs[1].Pages = a.seqs[1].Pages[:1] }, ErrPage},
-		"page beyond the buffer":       {func(a *args) { a.seqs[1].Pages[1] = 3 }, ErrPage},
-		"negative page":                {func(a *args) { a.seqs[1].Pages[1] = -1 }, ErrPage},
-		"a page number that overflows": {func(a *args) { a.at.Page = math.MaxInt }, ErrPage},
+		"no heads":                     {func(a *args) { a.g.KVHeads = 0 }, attn.ErrShape},
+		"no page size":                 {func(a *args) { a.g.PageTokens = 0 }, attn.ErrShape},
+		"no dim":                       {func(a *args) { a.dim = 0 }, attn.ErrShape},
+		"negative source stride":       {func(a *args) { a.from.Head = -1 }, attn.ErrShape},
+		"negative stride":              {func(a *args) { a.at.Row = -1 }, attn.ErrShape},
+		"unknown dtype":                {func(a *args) { a.dst.DType = 9 }, attn.ErrDType},
+		"nil buffer":                   {func(a *args) { a.dst.Ptr = nil }, attn.ErrShape},
+		"negative length":              {func(a *args) { a.dst.Len = -1 }, attn.ErrShape},
+		"unaligned":                    {func(a *args) { a.dst.Ptr = unsafe.Add(a.dst.Ptr, 2); a.dst.Len-- }, attn.ErrShape},
+		"buffer one too short":         {func(a *args) { a.dst.Len-- }, attn.ErrPage},
+		"source one too short":         {func(a *args) { a.src = a.src[:len(a.src)-1] }, attn.ErrShape},
+		"more tokens than keys":        {func(a *args) { a.seqs[1].Keys = 2 }, attn.ErrShape},
+		"negative row":                 {func(a *args) { a.seqs[1].Row = -1 }, attn.ErrShape},
+		"negative count":               {func(a *args) { a.seqs[1].Queries = -1 }, attn.ErrShape},
+		"row out of range":             {func(a *args) { a.seqs[1].Row = math.MaxInt - 1 }, attn.ErrShape},
+		"too few pages":                {func(a *args) { a.seqs[1].Pages = a.seqs[1].Pages[:1] }, attn.ErrPage},
+		"page beyond the buffer":       {func(a *args) { a.seqs[1].Pages[1] = 3 }, attn.ErrPage},
+		"negative page":                {func(a *args) { a.seqs[1].Pages[1] = -1 }, attn.ErrPage},
+		"a page number that overflows": {func(a *args) { a.at.Page = math.MaxInt }, attn.ErrPage},
 		"nonsense in pages that are not written": {func(a *args) {
 			a.seqs[1].Pages[0] = 1 << 30
 			a.seqs[1].Pages = append(a.seqs[1].Pages, -5)
 		}, nil},
-		"no tokens and no pages": {func(a *args) { a.seqs[0] = Sequence{Keys: 100} }, nil},
+		"no tokens and no pages": {func(a *args) { a.seqs[0] = attn.Sequence{Keys: 100} }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for i := range mem {
@@ -160,14 +161,14 @@ func TestAppendErrors(t *testing.T) {
 			}
 			before := slices.Clone(mem)
 			a := args{
-				g: Geometry{KVHeads: heads, PageTokens: page},
-				seqs: []Sequence{
+				g: attn.Problem{KVHeads: heads, PageTokens: page},
+				seqs: []attn.Sequence{
 					{Row: 0, Queries: 1, Keys: 1, Pages: []int32{1}},
 					{Row: 1, Queries: 3, Keys: 12, Pages: []int32{0, 2}},
 				},
-				dst: Buffer{Float32, unsafe.Pointer(&mem[0]), len(mem)},
-				at:  PageStrides{Page: page * heads * dim, Head: dim * page, Row: dim}, dim: dim,
-				src: make([]float32, 4*heads*dim), from: Strides{heads * dim, dim},
+				dst: Buffer{attn.Float32, unsafe.Pointer(&mem[0]), len(mem)},
+				at:  attn.PageStrides{Page: page * heads * dim, Head: dim * page, Row: dim}, dim: dim,
+				src: make([]float32, 4*heads*dim), from: attn.Strides{Row: heads * dim, Head: dim},
 			}
 			// The last row of the last page is the last of the buffer only if all 8 slots are used.
 			a.seqs[1].Keys = 16

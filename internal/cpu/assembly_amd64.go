@@ -2,7 +2,11 @@
 
 package cpu
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
 
 // assembly is the attention kernel for keys and values of one type, with its steps in assembly. What the
 // functions do is said at their declarations, which are generated.
@@ -42,23 +46,23 @@ const (
 )
 
 // attendTiers returns the kernels by tier, for queries of float32.
-func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
-	t := [tiers][dtypes]kernel{tierGo: twins, tierAVX2: twins, tierAVX512: twins}
-	kernels := [tiers]map[DType]*assembly{
+func attendTiers(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+	t := [tiers][attn.DTypes]kernel{tierGo: twins, tierAVX2: twins, tierAVX512: twins}
+	kernels := [tiers]map[attn.DType]*assembly{
 		tierAVX2: {
-			Float32: {
+			attn.Float32: {
 				dims: 8, size: 4, keys: 16, few: few32,
 				score: scoreF32AVX2, weigh: weighAVX2, weighted: weightedF32AVX2,
 				panel: panelF32AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF32AVX2,
 				scoreLanes: scoreLanesF32AVX2,
 			},
-			Float16: {
+			attn.Float16: {
 				dims: 8, size: 2, keys: 16, few: few16,
 				score: scoreF16AVX2, weigh: weighAVX2, weighted: weightedF16AVX2,
 				panel: panelF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockF16AVX2,
 				scoreLanes: scoreLanesF16AVX2,
 			},
-			BFloat16: {
+			attn.BFloat16: {
 				dims: 8, size: 2, keys: 16, few: few16,
 				score: scoreBF16AVX2, weigh: weighAVX2, weighted: weightedBF16AVX2,
 				panel: panelBF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockBF16AVX2,
@@ -66,19 +70,19 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 			},
 		},
 		tierAVX512: {
-			Float32: {
+			attn.Float32: {
 				dims: 1, size: 4, keys: 32, few: few32,
 				score: scoreF32AVX512, weigh: weighAVX512, weighted: weightedF32AVX512,
 				panel: panelF32AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF32AVX512,
 				scoreLanes: scoreLanesF32AVX512,
 			},
-			Float16: {
+			attn.Float16: {
 				dims: 1, size: 2, keys: 32, few: few16,
 				score: scoreF16AVX512, weigh: weighAVX512, weighted: weightedF16AVX512,
 				panel: panelF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockF16AVX512,
 				scoreLanes: scoreLanesF16AVX512,
 			},
-			BFloat16: {
+			attn.BFloat16: {
 				dims: 1, size: 2, keys: 32, few: few16,
 				score: scoreBF16AVX512, weigh: weighAVX512, weighted: weightedBF16AVX512,
 				panel: panelBF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockBF16AVX512,
@@ -93,9 +97,9 @@ func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
 		}
 	}
 	t[tierAMX] = t[tierAVX512]
-	a := *kernels[tierAVX512][BFloat16]
+	a := *kernels[tierAVX512][attn.BFloat16]
 	a.tiles = &tiles{queryTilesBF16AMX, scoreTilesBF16AMX, weightedTilesBF16AMX}
-	t[tierAMX][BFloat16] = a.attend
+	t[tierAMX][attn.BFloat16] = a.attend
 	return t
 }
 

@@ -2,7 +2,11 @@
 
 package cpu
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
 
 // What assembly there is for arm64 is for keys and values of float32. It was tested on an emulator only: the
 // numbers here are what caches suggest, not what measurements do.
@@ -20,11 +24,11 @@ const (
 )
 
 // attendTiers returns the kernels by tier, for queries of float32.
-func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
-	t := [tiers][dtypes]kernel{tierGo: twins, tierNEON: twins}
-	t[tierNEON][Float32] = func(t *tile) {
+func attendTiers(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+	t := [tiers][attn.DTypes]kernel{tierGo: twins, tierNEON: twins}
+	t[tierNEON][attn.Float32] = func(t *tile) {
 		if t.Dim%neonDims != 0 || t.ValueDim%neonDims != 0 {
-			twins[Float32](t)
+			twins[attn.Float32](t)
 			return
 		}
 		attendNEON(t)

@@ -2,6 +2,8 @@
 
 package cpu
 
-func attendTiers(twins [dtypes]kernel) [tiers][dtypes]kernel {
-	return [tiers][dtypes]kernel{tierGo: twins}
+import "gorgonia.org/leanattention/internal/attn"
+
+func attendTiers(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+	return [tiers][attn.DTypes]kernel{tierGo: twins}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -55,7 +56,7 @@ func (f *fence) take(n int, end bool) unsafe.Pointer {
 // fenced is a tile of which every array, and every stream, is fenced in.
 type fenced struct {
 	t       tile
-	dtype   DType
+	dtype   attn.DType
 	o, m, l []float32
 	fences  [14]*fence
 }
@@ -73,7 +74,7 @@ func (f *fenced) floats(i, n int, end bool) []float32 {
 }
 
 // draw fills f for the given sizes.
-func (f *fenced) draw(rng *rand.Rand, d DType, rows, count, dim, valueDim int, masked, end bool) {
+func (f *fenced) draw(rng *rand.Rand, d attn.DType, rows, count, dim, valueDim int, masked, end bool) {
 	f.dtype = d
 	q := f.floats(0, rows*dim, end)
 	f.o, f.m, f.l = f.floats(1, rows*valueDim, end), f.floats(2, rows, end), f.floats(3, rows, end)
@@ -166,7 +167,7 @@ func (a result) near(t *testing.T, b result, bound float64) bool {
 	return true
 }
 
-var half16 = []DType{Float32, Float16, BFloat16}
+var half16 = []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}
 
 // Kernels touch no byte outside their arrays, and agree with their twins.
 func TestAssemblyFenced(t *testing.T) {

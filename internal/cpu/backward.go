@@ -4,6 +4,7 @@ import (
 	"math"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -18,12 +19,9 @@ type BackwardShape struct {
 	Dim, ValueDim         int
 	Lengths               []int   // the live keys of each sequence; nil: Keys
 	Scale                 float64 // on q.k, natural
-	SoftCap               float64 // as in Geometry, as are the next
-	Slopes                Slopes
-	Bias                  Bias
-	Causal                bool // position p = length-Queries+i, of query i, sees keys j <= p, else all live ones
-	Window                int  // if not 0, only those with j > p-Window
-	Workers               int  // logical workers; 0: runtime.GOMAXPROCS(0). The result does not depend on it.
+	attn.Mask
+	attn.Score
+	Workers int // logical workers; 0: runtime.GOMAXPROCS(0). The result does not depend on it.
 }
 
 // BackwardOperands are the buffers of Backward. Q, K, V, Out and LSE are the operands and results of the
@@ -96,35 +94,37 @@ func (s *BackwardShape) check() error {
 	const op = "backward"
 	switch {
 	case s.Batch < 1 || s.Queries < 1 || s.Keys < 1:
-		return errorf(op, ErrShape, "a batch of %d with %d queries and %d keys", s.Batch, s.Queries, s.Keys)
+		return attn.Errorf(op, attn.ErrShape, "a batch of %d with %d queries and %d keys", s.Batch, s.Queries, s.Keys)
 	case s.KVHeads < 1 || s.Heads < 1 || s.Heads%s.KVHeads != 0:
-		return errorf(op, ErrShape, "%d query heads for %d KV heads", s.Heads, s.KVHeads)
+		return attn.Errorf(op, attn.ErrShape, "%d query heads for %d KV heads", s.Heads, s.KVHeads)
 	case s.Dim < 1 || s.ValueDim < 1:
-		return errorf(op, ErrShape, "head dim %d, value dim %d", s.Dim, s.ValueDim)
+		return attn.Errorf(op, attn.ErrShape, "head dim %d, value dim %d", s.Dim, s.ValueDim)
 	case s.Workers < 0:
-		return errorf(op, ErrShape, "%d workers", s.Workers)
+		return attn.Errorf(op, attn.ErrShape, "%d workers", s.Workers)
 	case math.IsNaN(s.Scale) || math.IsInf(s.Scale, 0):
-		return errorf(op, ErrShape, "scale %v", s.Scale)
-	case badCap(s.SoftCap):
-		return errorf(op, ErrShape, "a soft cap of %v", s.SoftCap)
-	case s.Window < 0:
-		return errorf(op, ErrShape, "a window of %d keys", s.Window)
+		return attn.Errorf(op, attn.ErrShape, "scale %v", s.Scale)
 	case s.Lengths != nil && len(s.Lengths) != s.Batch:
-		return errorf(op, ErrShape, "%d lengths for a batch of %d", len(s.Lengths), s.Batch)
+		return attn.Errorf(op, attn.ErrShape, "%d lengths for a batch of %d", len(s.Lengths), s.Batch)
 	}
 	for b, n := range s.Lengths {
 		if n < 0 || n > s.Keys {
-			return errorf(op, ErrShape, "length %d is %d, outside [0, %d]", b, n, s.Keys)
+			return attn.Errorf(op, attn.ErrShape, "length %d is %d, outside [0, %d]", b, n, s.Keys)
 		}
 	}
-	if err := s.Bias.check(op, s.Heads); err != nil {
+	if err := s.Mask.Check(op); err != nil {
 		return err
 	}
-	if b := s.Bias; b != (Bias{}) && (b.Sequences != 1 && b.Sequences != s.Batch || b.Queries != 1 && b.Queries != s.Queries || b.Keys != s.Keys) {
-		return errorf(op, ErrShape, "a bias of %d sequences, %d queries and %d keys for %d, %d and %d",
+	if err := s.Score.Check(op, s.Heads); err != nil {
+		return err
+	}
+	if err := canBackward.Do(op, &attn.Problem{Mask: s.Mask, Score: s.Score}); err != nil {
+		return err
+	}
+	if b := s.Bias; b != (attn.Bias{}) && (b.Sequences != 1 && b.Sequences != s.Batch || b.Queries != 1 && b.Queries != s.Queries || b.Keys != s.Keys) {
+		return attn.Errorf(op, attn.ErrShape, "a bias of %d sequences, %d queries and %d keys for %d, %d and %d",
 			b.Sequences, b.Queries, b.Keys, s.Batch, s.Queries, s.Keys)
 	}
-	return s.Slopes.check(op, s.Heads)
+	return nil
 }
 
 // check reports whether o has the sizes of s.
@@ -147,24 +147,15 @@ func (o *BackwardOperands[F]) check(s *BackwardShape) error {
 		{"DK", o.DK, s.KVHeads, s.Keys, s.Dim, false},
 		{"DV", o.DV, s.KVHeads, s.Keys, s.ValueDim, o.DOut == nil},
 	} {
-		want := product(s.Batch, b.heads, b.rows, b.dim)
+		want := attn.Product(s.Batch, b.heads, b.rows, b.dim)
 		if !b.absent && len(b.of) != want {
-			return errorf(op, ErrShape, "%s has %d elements, want %d", b.name, len(b.of), want)
+			return attn.Errorf(op, attn.ErrShape, "%s has %d elements, want %d", b.name, len(b.of), want)
 		}
 	}
-	if n := s.Bias.size(); len(o.Bias) != n || o.DBias != nil && len(o.DBias) != n {
-		return errorf(op, ErrShape, "Bias has %d elements and DBias %d, want %d", len(o.Bias), len(o.DBias), n)
+	if n := s.Bias.Size(); len(o.Bias) != n || o.DBias != nil && len(o.DBias) != n {
+		return attn.Errorf(op, attn.ErrShape, "Bias has %d elements and DBias %d, want %d", len(o.Bias), len(o.DBias), n)
 	}
 	return nil
-}
-
-// product returns the product of numbers >= 0, and MaxInt if that does not fit.
-func product(ns ...int) int {
-	p := 1
-	for _, n := range ns {
-		p = sumProducts(0, p, n, 0, 0, 0, 0)
-	}
-	return p
 }
 
 func (s *BackwardShape) group() int { return s.Heads / s.KVHeads }
@@ -182,13 +173,11 @@ func (s *BackwardShape) live(b int) int {
 }
 
 // position returns the place of a row of a KV head among so many live keys.
-func (s *BackwardShape) position(row, live int) int { return live - s.Queries + row%s.Queries }
+func (s *BackwardShape) position(row, live int) int {
+	return attn.Position(s.Queries, live, row%s.Queries)
+}
 
 // visible returns the keys [first, end) that a row of a KV head sees, of so many live ones.
 func (s *BackwardShape) visible(row, live int) (first, end int) {
-	p := s.position(row, live)
-	if end = live; s.Causal {
-		end = max(p+1, 0)
-	}
-	return min(firstSeen(p, s.Window), end), end
+	return s.Mask.Keys(s.Queries, live, row%s.Queries)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // BenchmarkBackward is a backward pass of 12 heads. Gop/s counts the products of its five matrix products,
@@ -22,7 +24,7 @@ func BenchmarkBackward(b *testing.B) {
 func benchmarkBackward[F real](b *testing.B, n, dim int, causal bool) {
 	const heads = 12
 	s := BackwardShape{
-		Batch: 1, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Dim: dim, ValueDim: dim, Scale: 0.125, Causal: causal,
+		Batch: 1, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Dim: dim, ValueDim: dim, Scale: 0.125, Mask: attn.Mask{Causal: causal},
 	}
 	rows := func(n int) []F {
 		x := make([]F, heads*n)

@@ -53,7 +53,7 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 			h += n
 		}
 	}
-	if scale := s.Bias.scale(); scale != 1 {
+	if scale := s.Bias.Factor(); scale != 1 {
 		r.eachRow(seq, head, from, to, first, end, func(db []F) {
 			for i, x := range db {
 				db[i] = F(float64(x) * scale)
@@ -70,7 +70,7 @@ func (r *backwardRun[F]) eachRow(seq, head, from, to, first, end int, f func(db 
 		from, to = 0, 1
 	}
 	for pos := from; pos < to; pos++ {
-		at := b.row(seq, head, pos)
+		at := b.Row(seq, head, pos)
 		f(r.ops.DBias[at+first : at+end])
 	}
 }
@@ -90,7 +90,7 @@ func (w *backwardWorker[F]) addBias(row, rows, first, end int) {
 			w.gradients(key, count)
 			for r := range n {
 				low, high := w.see(r, key, count)
-				at := s.Bias.row(w.seq, w.head0+(row+r)/s.Queries, (row+r)%s.Queries) + key
+				at := s.Bias.Row(w.seq, w.head0+(row+r)/s.Queries, (row+r)%s.Queries) + key
 				addTo(w.run.ops.DBias[at+low:at+high], w.ds[r*backwardKeys:][low:high])
 			}
 		}

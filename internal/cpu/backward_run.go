@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -250,7 +251,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	d, dv := s.Dim, s.ValueDim
 	wide := padded(panelOf(max(d, dv)))
 	bent := 0
-	if s.SoftCap != 0 {
+	if s.Cap != 0 {
 		bent = block
 	}
 	need := bent + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 4*block +
@@ -267,7 +268,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	for _, x := range []*[]F{&w.p, &w.ds, &w.pT, &w.dsT} {
 		*x = cut(&v, block)
 	}
-	w.bent, w.cap = cut(&v, bent), s.SoftCap*lean.Log4E
+	w.bent, w.cap = cut(&v, bent), s.Cap*lean.Log4E
 	w.kTail, w.dkTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*d))
 	w.vTail, w.dvTail = cut(&v, padded(backwardKeys*dv)), cut(&v, padded(backwardKeys*dv))
 	w.scratch.wide, w.scratch.idle = cut(&v, wide), cut(&v, backwardRows*idleDim)
@@ -379,7 +380,7 @@ func (w *backwardWorker[F]) block(key, n int) {
 	s, k := &w.run.shape, w.run.kernels
 	d, dv := s.Dim, s.ValueDim
 	keys, cols := w.gradients(key, n)
-	if s.SoftCap != 0 {
+	if s.Cap != 0 {
 		w.unbend(key, n)
 	}
 	tail := cols > n // rows are read by panels, and written by fours
@@ -444,7 +445,7 @@ func clearTail[F real](buf []F, n int) []F {
 // bend changes the scores before they become weights, and leaves the derivatives of the soft cap.
 func (w *backwardWorker[F]) bend(key, n int) {
 	s := &w.run.shape
-	if s.SoftCap == 0 && s.Slopes == "" && s.Bias == (Bias{}) {
+	if s.Cap == 0 && s.Slopes == "" && s.Bias == (attn.Bias{}) {
 		return
 	}
 	for r := range w.rows {
@@ -454,15 +455,15 @@ func (w *backwardWorker[F]) bend(key, n int) {
 		}
 		head, pos := w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries
 		scores := w.p[r*backwardKeys+from : r*backwardKeys+to]
-		if s.SoftCap != 0 {
+		if s.Cap != 0 {
 			capScores(scores, w.bent[r*backwardKeys+from:r*backwardKeys+to], w.cap)
 		}
 		if s.Slopes != "" {
 			slopeScores(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)))
 		}
-		if s.Bias != (Bias{}) {
-			at := s.Bias.row(w.seq, head, pos) + key
-			biasScores(scores, w.run.ops.Bias[at+from:at+to], s.Bias.scale()*lean.Log4E)
+		if s.Bias != (attn.Bias{}) {
+			at := s.Bias.Row(w.seq, head, pos) + key
+			biasScores(scores, w.run.ops.Bias[at+from:at+to], s.Bias.Factor()*lean.Log4E)
 		}
 	}
 }

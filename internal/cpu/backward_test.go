@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -40,8 +41,8 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 	}
 	b := &backwardCase[F]{Case: c, shape: BackwardShape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
-		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Causal: s.Causal,
-		Window: s.Window, SoftCap: s.SoftCap, Slopes: NewSlopes(s.Slopes), Bias: biasOf(s.Bias),
+		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Mask: s.Mask,
+		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: biasOf(s.Bias)},
 	}}
 	p := reftest.Precision{Acc: format}
 	forward := c.Reference(p)
@@ -209,7 +210,7 @@ func TestBackwardGradSizes(t *testing.T) {
 				continue
 			}
 			s := reftest.Shape{
-				Heads: x.heads, KVHeads: x.kvHeads, Dim: 16 + rng.IntN(3)*8, ValueDim: 8 + rng.IntN(20), Causal: causal,
+				Heads: x.heads, KVHeads: x.kvHeads, Dim: 16 + rng.IntN(3)*8, ValueDim: 8 + rng.IntN(20), Mask: attn.Mask{Causal: causal},
 				Queries: []int{x.queries, x.queries}, Keys: []int{x.keys, rng.IntN(x.keys + 1)},
 			}
 			if err := verifyBackward[float32](rng, s, reftest.Peaked, ofBoth, 0, 0); err != nil {
@@ -230,7 +231,7 @@ func TestBackwardGradDims(t *testing.T) {
 	}
 	for d := 1; d <= most; d += 1 + d/16*rng.IntN(5) {
 		s := reftest.Shape{
-			Heads: 2, KVHeads: 1, Dim: d, ValueDim: 1 + rng.IntN(260), Queries: []int{9}, Keys: []int{70}, Causal: true,
+			Heads: 2, KVHeads: 1, Dim: d, ValueDim: 1 + rng.IntN(260), Queries: []int{9}, Keys: []int{70}, Mask: attn.Mask{Causal: true},
 		}
 		if d%3 > 0 {
 			s.ValueDim = d
@@ -302,8 +303,8 @@ func testBackwardExtreme[F real](t *testing.T, rng *rand.Rand, magnitudes []floa
 func TestBackwardGradWorkers(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, s := range []reftest.Shape{
-		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{70}, Keys: []int{500}, Causal: true},
-		{Heads: 4, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{90}, Keys: []int{150}, Causal: true},
+		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{70}, Keys: []int{500}, Mask: attn.Mask{Causal: true}},
+		{Heads: 4, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{90}, Keys: []int{150}, Mask: attn.Mask{Causal: true}},
 		{Heads: 6, KVHeads: 3, Dim: 8, ValueDim: 40, Queries: []int{33, 33, 33}, Keys: []int{140, 140, 140}},
 		reftest.RandomBias(rng, reftest.Shape{Heads: 4, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{90, 90}, Keys: []int{300, 300}}, 300),
 	} {
@@ -336,26 +337,34 @@ func TestBackwardGradErrors(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 2, Queries: []int{3, 3}, Keys: []int{5, 4}}
 	for name, change := range map[string]func(b *backwardCase[float32]){
-		"no batch":       func(b *backwardCase[float32]) { b.shape.Batch = 0 },
-		"no queries":     func(b *backwardCase[float32]) { b.shape.Queries = 0 },
-		"heads":          func(b *backwardCase[float32]) { b.shape.KVHeads = 3 },
-		"dim":            func(b *backwardCase[float32]) { b.shape.Dim = -1 },
-		"workers":        func(b *backwardCase[float32]) { b.shape.Workers = -1 },
-		"scale":          func(b *backwardCase[float32]) { b.shape.Scale = math.Inf(1) },
-		"soft cap":       func(b *backwardCase[float32]) { b.shape.SoftCap = math.NaN() },
-		"window":         func(b *backwardCase[float32]) { b.shape.Window = -1 },
-		"slopes":         func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1}) },
-		"bias":           func(b *backwardCase[float32]) { b.shape.Bias = Bias{1, 1, 1, 5, 1} },
-		"bias of others": func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{3, 1, 1, 5, 1}, make([]float32, 15) },
-		"bias of heads":  func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 2, 1, 5, 1}, make([]float32, 10) },
-		"bias of keys":   func(b *backwardCase[float32]) { b.shape.Bias, b.ops.Bias = Bias{1, 1, 1, 6, 1}, make([]float32, 6) },
+		"no batch":   func(b *backwardCase[float32]) { b.shape.Batch = 0 },
+		"no queries": func(b *backwardCase[float32]) { b.shape.Queries = 0 },
+		"heads":      func(b *backwardCase[float32]) { b.shape.KVHeads = 3 },
+		"dim":        func(b *backwardCase[float32]) { b.shape.Dim = -1 },
+		"workers":    func(b *backwardCase[float32]) { b.shape.Workers = -1 },
+		"scale":      func(b *backwardCase[float32]) { b.shape.Scale = math.Inf(1) },
+		"soft cap":   func(b *backwardCase[float32]) { b.shape.Cap = math.NaN() },
+		"window":     func(b *backwardCase[float32]) { b.shape.Window = -1 },
+		"slopes":     func(b *backwardCase[float32]) { b.shape.Slopes = attn.NewSlopes([]float64{1}) },
+		"bias": func(b *backwardCase[float32]) {
+			b.shape.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 5, Scale: 1}
+		},
+		"bias of others": func(b *backwardCase[float32]) {
+			b.shape.Bias, b.ops.Bias = attn.Bias{Sequences: 3, Heads: 1, Queries: 1, Keys: 5, Scale: 1}, make([]float32, 15)
+		},
+		"bias of heads": func(b *backwardCase[float32]) {
+			b.shape.Bias, b.ops.Bias = attn.Bias{Sequences: 1, Heads: 2, Queries: 1, Keys: 5, Scale: 1}, make([]float32, 10)
+		},
+		"bias of keys": func(b *backwardCase[float32]) {
+			b.shape.Bias, b.ops.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 6, Scale: 1}, make([]float32, 6)
+		},
 		"bias of NaN": func(b *backwardCase[float32]) {
-			b.shape.Bias, b.ops.Bias = Bias{1, 1, 1, 5, math.NaN()}, make([]float32, 5)
+			b.shape.Bias, b.ops.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 5, Scale: math.NaN()}, make([]float32, 5)
 		},
 		"dBias": func(b *backwardCase[float32]) {
-			b.shape.Bias, b.ops.Bias, b.ops.DBias = Bias{1, 1, 1, 5, 1}, make([]float32, 5), make([]float32, 4)
+			b.shape.Bias, b.ops.Bias, b.ops.DBias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 5, Scale: 1}, make([]float32, 5), make([]float32, 4)
 		},
-		"infinite slope":  func(b *backwardCase[float32]) { b.shape.Slopes = NewSlopes([]float64{1, 2, math.Inf(1), 3}) },
+		"infinite slope":  func(b *backwardCase[float32]) { b.shape.Slopes = attn.NewSlopes([]float64{1, 2, math.Inf(1), 3}) },
 		"lengths":         func(b *backwardCase[float32]) { b.shape.Lengths = []int{1} },
 		"negative length": func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, -1} },
 		"length":          func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, 6} },
@@ -373,7 +382,7 @@ func TestBackwardGradErrors(t *testing.T) {
 	} {
 		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
 		change(b)
-		if err := Backward(Default(), &b.shape, &b.ops); !errors.Is(err, ErrShape) {
+		if err := Backward(Default(), &b.shape, &b.ops); !errors.Is(err, attn.ErrShape) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if slices.ContainsFunc(slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV), func(f float32) bool { return f == f }) {

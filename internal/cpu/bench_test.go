@@ -5,11 +5,13 @@ import (
 	"math/rand/v2"
 	"testing"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // benchmark is a step over dense caches: every sequence has the same number of queries and keys.
 type benchmark struct {
-	dtype                             DType
+	dtype                             attn.DType
 	seqs, heads, kvHeads              int
 	queries, keys, dim, page, workers int
 }
@@ -20,17 +22,17 @@ func (c benchmark) run(b *testing.B) {
 		c.page = c.keys
 	}
 	perSeq := (c.keys + c.page - 1) / c.page
-	at := PageStrides{Page: c.kvHeads * c.page * c.dim, Head: c.page * c.dim, Row: c.dim}
-	g := Geometry{
-		Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim, ValueDim: c.dim,
-		Query: Strides{c.heads * c.dim, c.dim}, Out: Strides{c.heads * c.dim, c.dim},
+	at := attn.PageStrides{Page: c.kvHeads * c.page * c.dim, Head: c.page * c.dim, Row: c.dim}
+	g := attn.Problem{
+		Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim, ValueDim: c.dim, KV: c.dtype,
+		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
 		Key: at, Value: at, PageTokens: c.page,
-		Scale: 0.125, Causal: true, Workers: c.workers,
+		Scale: 0.125, Mask: attn.Mask{Causal: true}, Workers: c.workers,
 	}
 	pages := rand.Perm(c.seqs * perSeq)
-	seqs := make([]Sequence, c.seqs)
+	seqs := make([]attn.Sequence, c.seqs)
 	for i := range seqs {
-		seqs[i] = Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.keys}
+		seqs[i] = attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.keys}
 		for _, p := range pages[i*perSeq : (i+1)*perSeq] {
 			seqs[i].Pages = append(seqs[i].Pages, int32(p))
 		}
@@ -60,7 +62,7 @@ func (c benchmark) run(b *testing.B) {
 }
 
 // noise returns n elements in (-1/2, 1/2).
-func noise(d DType, n int) Buffer {
+func noise(d attn.DType, n int) Buffer {
 	x := make([]float32, 1<<16)
 	for i := range x {
 		x[i] = rand.Float32() - 0.5
@@ -74,7 +76,7 @@ func noise(d DType, n int) Buffer {
 }
 
 func BenchmarkRun(b *testing.B) {
-	for _, d := range []DType{Float32, Float16, BFloat16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, keys := range []int{128, 1024, 8192, 65536} {
 			for _, dim := range []int{64, 128} {
 				b.Run(fmt.Sprintf("%v/n%d/d%d", d, keys, dim), func(b *testing.B) {
@@ -87,11 +89,11 @@ func BenchmarkRun(b *testing.B) {
 
 func BenchmarkRunShapes(b *testing.B) {
 	for name, c := range map[string]benchmark{
-		"gqa4/float32":    {dtype: Float32, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
-		"gqa4/float16":    {dtype: Float16, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
-		"page16/float32":  {dtype: Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 16},
-		"page1/float32":   {dtype: Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 1},
-		"page128/float32": {dtype: Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 128},
+		"gqa4/float32":    {dtype: attn.Float32, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
+		"gqa4/float16":    {dtype: attn.Float16, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
+		"page16/float32":  {dtype: attn.Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 16},
+		"page1/float32":   {dtype: attn.Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 1},
+		"page128/float32": {dtype: attn.Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 128},
 	} {
 		b.Run(name, c.run)
 	}
@@ -100,7 +102,7 @@ func BenchmarkRunShapes(b *testing.B) {
 // Prefill reads little and computes much: the figure to look at is the products a second, 4*Dim
 // operations for each query and key that it sees.
 func BenchmarkPrefill(b *testing.B) {
-	for _, d := range []DType{Float32, Float16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16} {
 		for _, dim := range []int{64, 128} {
 			b.Run(fmt.Sprintf("%v/d%d", d, dim), func(b *testing.B) {
 				const n, heads = 1024, 12
@@ -114,13 +116,13 @@ func BenchmarkPrefill(b *testing.B) {
 
 // BenchmarkKernel is a kernel alone on a tile in cache.
 func BenchmarkKernel(b *testing.B) {
-	for _, d := range []DType{Float32, Float16, BFloat16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, rows := range []int{1, 2, 4, 8, 16, 64} {
 			b.Run(fmt.Sprintf("%v/rows%d", d, rows), func(b *testing.B) {
 				const dim = 64
 				keys := keysOfCall(rows)
 				k, v := noise(d, keys*dim), noise(d, keys*dim)
-				f := func(n int) unsafe.Pointer { return noise(Float32, n).Ptr }
+				f := func(n int) unsafe.Pointer { return noise(attn.Float32, n).Ptr }
 				t := tile{
 					Rows: rows, Count: keys, Dim: dim, ValueDim: dim,
 					Q: f(rows * dim), O: f(rows * dim), M: f(rows), L: f(rows),

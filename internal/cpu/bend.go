@@ -5,58 +5,6 @@ import (
 	"unsafe"
 )
 
-// Bias places numbers that are added to scores: row-major, of shape (Sequences, Heads, Queries, Keys), where each of the
-// first three sizes is that of the attention, or 1 for numbers that all share. The zero Bias is none.
-type Bias struct {
-	Sequences, Heads, Queries, Keys int
-	Scale                           float64 // on the numbers; 0: 1
-}
-
-// scale returns the factor on the numbers.
-func (b *Bias) scale() float64 {
-	if b.Scale == 0 {
-		return 1
-	}
-	return b.Scale
-}
-
-// row returns where the numbers of a query position begin.
-func (b *Bias) row(seq, head, pos int) int {
-	if b.Sequences == 1 {
-		seq = 0
-	}
-	if b.Heads == 1 {
-		head = 0
-	}
-	if b.Queries == 1 {
-		pos = 0
-	}
-	return ((seq*b.Heads+head)*b.Queries + pos) * b.Keys
-}
-
-// size returns how many numbers there are, MaxInt if that is no int.
-func (b *Bias) size() int { return product(b.Sequences, b.Heads, b.Queries, b.Keys) }
-
-// check reports a bias that is not of an attention with so many heads.
-func (b *Bias) check(op string, heads int) error {
-	if *b == (Bias{}) {
-		return nil
-	}
-	if b.Sequences < 1 || b.Heads != 1 && b.Heads != heads || b.Queries < 1 || b.Keys < 1 {
-		return errorf(op, ErrShape, "a bias of %d sequences, %d heads, %d queries, %d keys for %d query heads",
-			b.Sequences, b.Heads, b.Queries, b.Keys, heads)
-	}
-	if math.IsNaN(b.Scale) || math.IsInf(b.Scale, 0) {
-		return errorf(op, ErrShape, "a bias with the factor %v", b.Scale)
-	}
-	return nil
-}
-
-// covers reports whether there are numbers for a sequence's queries and keys.
-func (b *Bias) covers(seq, queries, keys int) bool {
-	return *b == (Bias{}) || (b.Sequences == 1 || seq < b.Sequences) && (b.Queries == 1 || queries <= b.Queries) && keys <= b.Keys
-}
-
 // bend is what changes the scores of a tile before they become weights. Rows are the tile's.
 type bend struct {
 	Cap float64

@@ -10,6 +10,7 @@ import (
 
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/gonum"
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // contender is something to measure beside others.
@@ -56,13 +57,13 @@ func with(t tier, run func() error) func() {
 }
 
 // decode returns a step of one query over all that fits into mem, keys first.
-func decode(e *Engine, mem []byte, d DType, heads, kvHeads, dim, workers int) func() error {
+func decode(e *Engine, mem []byte, d attn.DType, heads, kvHeads, dim, workers int) func() error {
 	keys := len(mem) / (2 * kvHeads * dim * d.Size())
 	n := kvHeads * keys * dim
-	at := PageStrides{Page: n, Head: keys * dim, Row: dim}
-	g := Geometry{
-		Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim,
-		Query: Strides{heads * dim, dim}, Out: Strides{heads * dim, dim},
+	at := attn.PageStrides{Page: n, Head: keys * dim, Row: dim}
+	g := attn.Problem{
+		Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, KV: d,
+		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
 		Key: at, Value: at, PageTokens: keys, Scale: 0.125, Workers: workers,
 	}
 	o := &Operands[float32]{
@@ -73,7 +74,7 @@ func decode(e *Engine, mem []byte, d DType, heads, kvHeads, dim, workers int) fu
 		o.Q[i] = rand.Float32() - 0.5
 	}
 	p := new(Plan)
-	if err := p.Build(g, []Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
+	if err := p.Build(g, []attn.Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
 		panic(err)
 	}
 	return func() error { return Run(e, p, o) }
@@ -84,7 +85,7 @@ func decode(e *Engine, mem []byte, d DType, heads, kvHeads, dim, workers int) fu
 //	go test -run '^$' -bench Ceiling -benchtime 20x ./internal/cpu
 func BenchmarkCeiling(b *testing.B) {
 	for _, size := range []int{256 << 20, 12 * 1024 * 64 * 4 * 2} { // from memory; in cache
-		for _, d := range []DType{Float32, Float16, BFloat16} {
+		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 			buf := noise(d, size/d.Size())
 			mem := unsafe.Slice((*byte)(buf.Ptr), size)
 			for _, workers := range []int{1, 2} {
@@ -140,20 +141,20 @@ func BenchmarkMatrix(b *testing.B) {
 			}
 			var e Engine
 			defer e.Close()
-			for _, d := range []DType{Float32, Float16, BFloat16} {
+			for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 				kv := noise(d, heads*n*dim)
-				at := PageStrides{Page: heads * n * dim, Head: n * dim, Row: dim}
-				g := Geometry{
-					Heads: heads, KVHeads: heads, Dim: dim, ValueDim: dim,
-					Query: Strides{heads * dim, dim}, Out: Strides{heads * dim, dim},
-					Key: at, Value: at, PageTokens: n, Scale: 0.125, Causal: true,
+				at := attn.PageStrides{Page: heads * n * dim, Head: n * dim, Row: dim}
+				g := attn.Problem{
+					Heads: heads, KVHeads: heads, Dim: dim, ValueDim: dim, KV: d,
+					Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
+					Key: at, Value: at, PageTokens: n, Scale: 0.125, Mask: attn.Mask{Causal: true},
 				}
 				o := &Operands[float32]{Q: make([]float32, n*heads*dim), Out: make([]float32, n*heads*dim), K: kv, V: kv}
 				for i := range o.Q {
 					o.Q[i] = rand.Float32() - 0.5
 				}
 				p := new(Plan)
-				if err := p.Build(g, []Sequence{{Queries: n, Keys: n, Pages: []int32{0}}}); err != nil {
+				if err := p.Build(g, []attn.Sequence{{Queries: n, Keys: n, Pages: []int32{0}}}); err != nil {
 					b.Fatal(err)
 				}
 				for t := range bestTier() + 1 {

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -33,8 +34,8 @@ func (e *Engine) Close() {
 	e.sums.drop()
 }
 
-// Operands are the buffers of one layer, placed as the plan's Geometry says. Q, Out and LSE hold
-// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Bias is what the Geometry's
+// Operands are the buffers of one layer, placed as the plan's Problem says. Q, Out and LSE hold
+// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Bias is what the Problem's
 // says, nil without one. Out and LSE overlap none of the others.
 type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
@@ -86,17 +87,17 @@ func check[F real](p *Plan, o *Operands[F]) error {
 	if p.rows == 0 {
 		return nil
 	}
-	if n := g.Query.extent(p.rows, g.Heads, g.Dim); len(o.Q) < n {
-		return errorf(op, ErrShape, "queries have %d elements, the plan needs %d", len(o.Q), n)
+	if n := g.Query.Extent(p.rows, g.Heads, g.Dim); len(o.Q) < n {
+		return attn.Errorf(op, attn.ErrShape, "queries have %d elements, the plan needs %d", len(o.Q), n)
 	}
-	if n := g.Out.extent(p.rows, g.Heads, g.ValueDim); len(o.Out) < n {
-		return errorf(op, ErrShape, "the output has %d elements, the plan needs %d", len(o.Out), n)
+	if n := g.Out.Extent(p.rows, g.Heads, g.ValueDim); len(o.Out) < n {
+		return attn.Errorf(op, attn.ErrShape, "the output has %d elements, the plan needs %d", len(o.Out), n)
 	}
-	if n := g.LSE.extent(p.rows, g.Heads, 1); o.LSE != nil && len(o.LSE) < n {
-		return errorf(op, ErrShape, "the log-sum-exp has %d elements, the plan needs %d", len(o.LSE), n)
+	if n := g.LSE.Extent(p.rows, g.Heads, 1); o.LSE != nil && len(o.LSE) < n {
+		return attn.Errorf(op, attn.ErrShape, "the log-sum-exp has %d elements, the plan needs %d", len(o.LSE), n)
 	}
-	if n := g.Bias.size(); len(o.Bias) != n {
-		return errorf(op, ErrShape, "the bias has %d elements, the plan needs %d", len(o.Bias), n)
+	if n := g.Bias.Size(); len(o.Bias) != n {
+		return attn.Errorf(op, attn.ErrShape, "the bias has %d elements, the plan needs %d", len(o.Bias), n)
 	}
 	if p.lastPage < 0 {
 		return nil
@@ -108,13 +109,16 @@ func check[F real](p *Plan, o *Operands[F]) error {
 		return err
 	}
 	if o.K.DType != o.V.DType {
-		return errorf(op, ErrDType, "keys are %v, values %v", o.K.DType, o.V.DType)
+		return attn.Errorf(op, attn.ErrDType, "keys are %v, values %v", o.K.DType, o.V.DType)
 	}
-	if n := g.Key.extent(p.lastPage+1, g.KVHeads, p.slots, g.Dim); o.K.Len < n {
-		return errorf(op, ErrPage, "page %d of the keys ends at element %d of %d", p.lastPage, n, o.K.Len)
+	if o.K.DType != g.KV {
+		return attn.Errorf(op, attn.ErrDType, "keys are %v, the plan is for %v", o.K.DType, g.KV)
 	}
-	if n := g.Value.extent(p.lastPage+1, g.KVHeads, p.slots, g.ValueDim); o.V.Len < n {
-		return errorf(op, ErrPage, "page %d of the values ends at element %d of %d", p.lastPage, n, o.V.Len)
+	if n := g.Key.Extent(p.lastPage+1, g.KVHeads, p.slots, g.Dim); o.K.Len < n {
+		return attn.Errorf(op, attn.ErrPage, "page %d of the keys ends at element %d of %d", p.lastPage, n, o.K.Len)
+	}
+	if n := g.Value.Extent(p.lastPage+1, g.KVHeads, p.slots, g.ValueDim); o.V.Len < n {
+		return attn.Errorf(op, attn.ErrPage, "page %d of the values ends at element %d of %d", p.lastPage, n, o.V.Len)
 	}
 	return nil
 }

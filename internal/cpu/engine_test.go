@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -79,8 +80,8 @@ func TestRunBends(t *testing.T) {
 // A window costs what the keys in it cost, and one that is larger than the context changes no bit.
 func TestRunWindowTiles(t *testing.T) {
 	rng := reftest.Rand(t)
-	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4, Queries: []int{1, 130}, Keys: []int{9000, 400}, Causal: true}
-	p := place[float32](rng, reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32), layout{dtype: Float32, page: 16})
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4, Queries: []int{1, 130}, Keys: []int{9000, 400}, Mask: attn.Mask{Causal: true}}
+	p := place[float32](rng, reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32), layout{dtype: attn.Float32, page: 16})
 	var plan Plan
 	tiles := func(window int) int64 {
 		g := p.g
@@ -113,13 +114,13 @@ func TestRunWindowTiles(t *testing.T) {
 
 func TestSlopes(t *testing.T) {
 	x := []float64{0, -1.5, math.MaxFloat64, math.SmallestNonzeroFloat64}
-	s := NewSlopes(x)
+	s := attn.NewSlopes(x)
 	for h, f := range x {
 		if s.Of(h) != f {
 			t.Errorf("slope %d is %v, want %v", h, s.Of(h), f)
 		}
 	}
-	if s.Len() != 4 || s != NewSlopes(x) || s == NewSlopes(x[:3]) || NewSlopes(nil) != "" {
+	if s.Len() != 4 || s != attn.NewSlopes(x) || s == attn.NewSlopes(x[:3]) || attn.NewSlopes(nil) != "" {
 		t.Error("slopes are not what they were made of")
 	}
 }
@@ -149,7 +150,7 @@ func TestRunGroups(t *testing.T) {
 		for _, queries := range []int{1, 3} {
 			s := reftest.Shape{
 				Heads: 2 * group, KVHeads: 2, Dim: 24, ValueDim: 16,
-				Queries: []int{queries, 1}, Keys: []int{90, 33}, Causal: true,
+				Queries: []int{queries, 1}, Keys: []int{90, 33}, Mask: attn.Mask{Causal: true},
 			}
 			if err := verify[float32](rng, s, reftest.Normal, randomLayout(rng), lean.Policy{}, 3, 32); err != nil {
 				t.Fatal(err)
@@ -170,7 +171,7 @@ func TestRunPrefill(t *testing.T) {
 			for group := 1; group <= 3; group++ {
 				s := reftest.Shape{
 					Heads: 2 * group, KVHeads: 2, Dim: 16, ValueDim: 8,
-					Queries: []int{n.queries, 1}, Keys: []int{n.keys, 40}, Causal: causal,
+					Queries: []int{n.queries, 1}, Keys: []int{n.keys, 40}, Mask: attn.Mask{Causal: causal},
 				}
 				l := randomLayout(rng)
 				if err := verify[float32](rng, s, reftest.Peaked, l, randomPolicy(rng), 1+rng.IntN(8), 64); err != nil {
@@ -220,11 +221,11 @@ func TestRunSchedulesBent(t *testing.T) {
 func testRunSchedules(t *testing.T, change func(reftest.Shape) reftest.Shape) {
 	rng := reftest.Rand(t)
 	s := change(reftest.Shape{
-		Heads: 6, KVHeads: 2, Dim: 20, ValueDim: 20, Causal: true,
+		Heads: 6, KVHeads: 2, Dim: 20, ValueDim: 20, Mask: attn.Mask{Causal: true},
 		Queries: []int{1, 1, 20, 1, 2}, Keys: []int{200, 3, 35, 0, 130},
 	})
 	c := reftest.New(rng, s, reftest.Peaked, reftest.Float32, reftest.Float16)
-	p := place[float32](rng, c, layout{dtype: Float16, page: 16})
+	p := place[float32](rng, c, layout{dtype: attn.Float16, page: 16})
 	want := c.Reference(reftest.Precision{Acc: reftest.Float32})
 	for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 3}, {Kind: lean.PerHead}} {
 		for workers := 1; workers <= 8; workers++ {
@@ -254,7 +255,7 @@ func TestRunLongContext(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{1}, Keys: []int{100_001}}
 	for _, in := range []reftest.Inputs{reftest.Normal, reftest.Constant} {
-		for _, d := range []DType{Float32, BFloat16} {
+		for _, d := range []attn.DType{attn.Float32, attn.BFloat16} {
 			if err := verify[float32](rng, s, in, layout{dtype: d, page: 4096}, lean.Policy{}, 3, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -265,7 +266,7 @@ func TestRunLongContext(t *testing.T) {
 // What a query sees and is not a number reaches its output; what only later positions see does not.
 func TestRunNaNInLiveKeys(t *testing.T) {
 	rng := reftest.Rand(t)
-	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 5, ValueDim: 5, Queries: []int{20}, Keys: []int{90}, Causal: true}
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 5, ValueDim: 5, Queries: []int{20}, Keys: []int{90}, Mask: attn.Mask{Causal: true}}
 	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		for _, where := range []string{"key", "value"} {
 			const at = 80 // seen by positions 10 and on
@@ -312,7 +313,7 @@ func TestRunScoresOfMinusInf(t *testing.T) {
 				c.K[i] = 0
 			}
 		}
-		p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+		p := place[float32](rng, c, layout{dtype: attn.Float32, page: 16})
 		// 1, 2 or 4 equal values: their mean is exact.
 		want, wantLSE := float32(c.V[0]), float32(math.Log(float64(live[1]-live[0])))
 		if live[0] == live[1] {
@@ -332,9 +333,9 @@ func TestRunScoresOfMinusInf(t *testing.T) {
 
 func TestRunWithoutLSE(t *testing.T) {
 	rng := reftest.Rand(t)
-	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{3, 1}, Keys: []int{1, 50}, Causal: true}
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{3, 1}, Keys: []int{1, 50}, Mask: attn.Mask{Causal: true}}
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
-	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 16})
 	p.ops.LSE = nil
 	if err := p.run(Default(), lean.Policy{}, 3, 8); err != nil {
 		t.Fatal(err)
@@ -351,7 +352,7 @@ func TestRunNamedFloat(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{50}}
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
-	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 16})
 	var plan Plan
 	if err := plan.Build(p.g, p.seqs); err != nil {
 		t.Fatal(err)
@@ -382,11 +383,11 @@ func TestRunConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
 	setProcs(t, 4)
 	s := reftest.Shape{
-		Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Causal: true,
+		Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Mask: attn.Mask{Causal: true},
 		Queries: []int{1, 5}, Keys: []int{300, 60},
 	}
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
-	p := place[float32](rng, c, layout{dtype: Float32, page: 16})
+	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 16})
 	var e Engine
 	defer e.Close()
 	if err := p.run(&e, lean.Policy{}, 5, 16); err != nil {
@@ -425,7 +426,7 @@ func TestRunAfterClose(t *testing.T) {
 	setProcs(t, 3)
 	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{200}}
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
-	p := place[float32](rng, c, layout{dtype: Float32, page: 64})
+	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 64})
 	want := c.Reference(reftest.Precision{Acc: reftest.Float32})
 	var e Engine
 	for range 3 {
@@ -445,16 +446,16 @@ func TestRunSurvivesPanic(t *testing.T) {
 	setProcs(t, 3)
 	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{300}}
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
-	p := place[float32](rng, c, layout{dtype: Float32, page: 64})
+	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 64})
 	want := c.Reference(reftest.Precision{Acc: reftest.Float32})
 	var e Engine
 	defer e.Close()
 
-	good := kernels32[inUse][Float32]
-	defer func() { kernels32[inUse][Float32] = good }()
+	good := kernels32[inUse][attn.Float32]
+	defer func() { kernels32[inUse][attn.Float32] = good }()
 	for i := range 10 {
 		var calls counter
-		kernels32[inUse][Float32] = func(tl *tile) {
+		kernels32[inUse][attn.Float32] = func(tl *tile) {
 			if calls.Add(1) == int32(i+1) {
 				panic("kernel")
 			}
@@ -463,7 +464,7 @@ func TestRunSurvivesPanic(t *testing.T) {
 		if err := p.run(&e, lean.Policy{}, 3, 16); err == nil {
 			t.Fatal("no error")
 		}
-		kernels32[inUse][Float32] = good
+		kernels32[inUse][attn.Float32] = good
 		if err := p.run(&e, lean.Policy{}, 3, 16); err != nil {
 			t.Fatal(err)
 		}
@@ -477,17 +478,17 @@ func TestBuildAndRunDoNotAllocate(t *testing.T) {
 	setProcs(t, 3)
 	for _, s := range []reftest.Shape{
 		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{1, 1}, Keys: []int{300, 80}},
-		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{100, 1, 9}, Keys: []int{100, 80, 4}, Causal: true},
+		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{100, 1, 9}, Keys: []int{100, 80, 4}, Mask: attn.Mask{Causal: true}},
 	} {
 		rng := reftest.Rand(t)
-		for d := range DType(dtypes) {
+		for d := range attn.DType(attn.DTypes) {
 			testAllocations[float32](t, rng, s, d)
 			testAllocations[float64](t, rng, s, d)
 		}
 	}
 }
 
-func testAllocations[F real](t *testing.T, rng *rand.Rand, s reftest.Shape, d DType) {
+func testAllocations[F real](t *testing.T, rng *rand.Rand, s reftest.Shape, d attn.DType) {
 	c := reftest.New(rng, s, reftest.Normal, accOf[F](), formatOf[F](d))
 	p := place[F](rng, c, layout{dtype: d, page: 16})
 	g := p.g
@@ -511,15 +512,15 @@ func testAllocations[F real](t *testing.T, rng *rand.Rand, s reftest.Shape, d DT
 func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 	size := func(keys int) int {
 		mem := make([]float32, keys*4)
-		g := Geometry{
-			Heads: 1, KVHeads: 1, Dim: 4, ValueDim: 4, Query: Strides{4, 4}, Out: Strides{4, 4},
-			Key: PageStrides{Row: 4}, Value: PageStrides{Row: 4}, PageTokens: keys, Scale: 1, Workers: 2,
+		g := attn.Problem{
+			Heads: 1, KVHeads: 1, Dim: 4, ValueDim: 4, Query: attn.Strides{Row: 4, Head: 4}, Out: attn.Strides{Row: 4, Head: 4},
+			Key: attn.PageStrides{Row: 4}, Value: attn.PageStrides{Row: 4}, PageTokens: keys, Scale: 1, Workers: 2,
 		}
 		var plan Plan
-		if err := plan.Build(g, []Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
+		if err := plan.Build(g, []attn.Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
 			t.Fatal(err)
 		}
-		kv := Buffer{Float32, unsafe.Pointer(&mem[0]), len(mem)}
+		kv := Buffer{attn.Float32, unsafe.Pointer(&mem[0]), len(mem)}
 		var e Engine
 		defer e.Close()
 		if err := Run(&e, &plan, &Operands[float32]{Q: make([]float32, 4), Out: make([]float32, 4), K: kv, V: kv}); err != nil {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -100,7 +101,7 @@ func (c *call[F]) guarded(name string, n int) []F {
 
 // newCall draws a call for the given sizes. Keys lie in four streams, or in order if rows see
 // different numbers of them; between rows there is NaN.
-func newCall[F real](rng *rand.Rand, d DType, rows, count, dim, valueDim int, masked bool) *call[F] {
+func newCall[F real](rng *rand.Rand, d attn.DType, rows, count, dim, valueDim int, masked bool) *call[F] {
 	c := new(call[F])
 	c.q = c.guarded("q", rows*dim)
 	c.o, c.m, c.l = c.guarded("o", rows*valueDim), c.guarded("m", rows), c.guarded("l", rows)
@@ -145,7 +146,7 @@ func newCall[F real](rng *rand.Rand, d DType, rows, count, dim, valueDim int, ma
 }
 
 // rows stores random rows for the tile's keys or values and returns them.
-func (c *call[F]) rows(rng *rand.Rand, i int, d DType, dim int, masked bool, at *[]streams, step *int) [][]F {
+func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool, at *[]streams, step *int) [][]F {
 	f := formatOf[F](d)
 	gap := rng.IntN(3)
 	row := dim + gap
@@ -182,7 +183,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d DType, dim int, masked bool, at 
 // TestKernels holds every kernel to its contract, computed in float64.
 func TestKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	for d := range DType(dtypes) {
+	for d := range attn.DType(attn.DTypes) {
 		for range 100 {
 			rows, count := 1+rng.IntN(9), 1+rng.IntN(40)
 			dim, valueDim := 1+rng.IntN(70), 1+rng.IntN(70)
@@ -260,7 +261,7 @@ func (c *call[F]) expect(r int) expected {
 	return e
 }
 
-func testKernel[F real](t *testing.T, d DType, c *call[F]) {
+func testKernel[F real](t *testing.T, d attn.DType, c *call[F]) {
 	t.Helper()
 	want := make([]expected, c.t.Rows)
 	for r := range want {
@@ -298,7 +299,7 @@ func TestKernelAllVisible(t *testing.T) {
 	for range 50 {
 		const dim = 12
 		count := 1 + rng.IntN(30)
-		c := newCall[float32](rng, Float32, 3, count, dim, dim, true)
+		c := newCall[float32](rng, attn.Float32, 3, count, dim, dim, true)
 		for i := range c.visible {
 			c.visible[i] = int32(count) // everybody sees everything
 		}

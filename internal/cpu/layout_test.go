@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -19,13 +20,13 @@ func isUntouched[F real](x F) bool {
 }
 
 // formatOf is what keys and values of d hold; float64 storage holds what queries of float32 can hold.
-func formatOf[F real](d DType) reftest.Format {
+func formatOf[F real](d attn.DType) reftest.Format {
 	switch d {
-	case Float32:
+	case attn.Float32:
 		return reftest.Float32
-	case Float16:
+	case attn.Float16:
 		return reftest.Float16
-	case BFloat16:
+	case attn.BFloat16:
 		return reftest.BFloat16
 	}
 	return accOf[F]()
@@ -43,15 +44,15 @@ func accOf[F real]() reftest.Format {
 // random places, NaN wherever nothing may be read, and page tables that go on with nonsense.
 type problem[F real] struct {
 	c    *reftest.Case
-	g    Geometry
-	seqs []Sequence
+	g    attn.Problem
+	seqs []attn.Sequence
 	ops  Operands[F]
 	keep [2][]uint64 // the memory of K and V
 }
 
 // layout says how a problem lies in memory.
 type layout struct {
-	dtype     DType
+	dtype     attn.DType
 	page      int  // tokens
 	slotMajor bool // heads inside slots instead of slots inside heads
 }
@@ -62,7 +63,7 @@ func (l layout) String() string {
 
 func randomLayout(rng *rand.Rand) layout {
 	return layout{
-		dtype:     DType(rng.IntN(dtypes)),
+		dtype:     attn.DType(rng.IntN(attn.DTypes)),
 		page:      []int{1, 2, 3, 7, 16, 32, 33, 128, 1000}[rng.IntN(9)],
 		slotMajor: rng.IntN(2) == 0,
 	}
@@ -73,29 +74,26 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	p := &problem[F]{c: c}
 	h, d, dv := c.Heads, c.Dim, c.ValueDim
 	pad := rng.IntN(3)
-	p.g = Geometry{
-		Heads: h, KVHeads: c.KVHeads, Dim: d, ValueDim: dv,
-		Query:      Strides{Row: h*(d+pad) + pad, Head: d + pad},
-		Out:        Strides{Row: h*(dv+pad) + pad, Head: dv + pad},
-		LSE:        Strides{Row: h + pad, Head: 1},
+	p.g = attn.Problem{
+		Heads: h, KVHeads: c.KVHeads, Dim: d, ValueDim: dv, KV: l.dtype,
+		Query:      attn.Strides{Row: h*(d+pad) + pad, Head: d + pad},
+		Out:        attn.Strides{Row: h*(dv+pad) + pad, Head: dv + pad},
+		LSE:        attn.Strides{Row: h + pad, Head: 1},
 		Key:        pageStrides(l, c.KVHeads, d, pad),
 		Value:      pageStrides(l, c.KVHeads, dv, pad),
 		PageTokens: l.page,
 		Scale:      c.Scale,
-		Causal:     c.Causal,
-		Window:     c.Window,
-		SoftCap:    c.SoftCap,
-		Slopes:     NewSlopes(c.Slopes),
-		Bias:       biasOf(c.Bias),
+		Mask:       c.Mask,
+		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: biasOf(c.Bias)},
 	}
 	p.ops.Bias = reftest.Convert[F](c.DenseBias())
 
 	// Rows: sequences in random order with gaps.
 	rows := 0
-	p.seqs = make([]Sequence, len(c.Queries))
+	p.seqs = make([]attn.Sequence, len(c.Queries))
 	for _, s := range rng.Perm(len(c.Queries)) {
 		rows += rng.IntN(3)
-		p.seqs[s] = Sequence{Row: rows, Queries: c.Queries[s], Keys: c.Keys[s]}
+		p.seqs[s] = attn.Sequence{Row: rows, Queries: c.Queries[s], Keys: c.Keys[s]}
 		rows += c.Queries[s]
 	}
 	p.ops.Q = filled[F](rows*p.g.Query.Row + h*(d+pad))
@@ -115,14 +113,14 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	// Pages: a random subset of a pool, the rest of which is NaN.
 	pool := 2
 	for _, n := range c.Keys {
-		pool += pagesOf(n, l.page) + 1
+		pool += attn.Ceil(n, l.page) + 1
 	}
 	free := rng.Perm(pool)
 	p.ops.K = p.buffer(0, l.dtype, pool*p.g.Key.Page)
 	p.ops.V = p.buffer(1, l.dtype, pool*p.g.Value.Page)
 	for s := range p.seqs {
 		q := &p.seqs[s]
-		for range pagesOf(q.Keys, l.page) {
+		for range attn.Ceil(q.Keys, l.page) {
 			q.Pages = append(q.Pages, int32(free[0]))
 			free = free[1:]
 		}
@@ -141,14 +139,16 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	return p
 }
 
-func biasOf(b reftest.Bias) Bias { return Bias{b.Sequences, b.Heads, b.Queries, b.Keys, b.Scale} }
+func biasOf(b reftest.Bias) attn.Bias {
+	return attn.Bias{Sequences: b.Sequences, Heads: b.Heads, Queries: b.Queries, Keys: b.Keys, Scale: b.Scale}
+}
 
-func pageStrides(l layout, heads, dim, pad int) PageStrides {
+func pageStrides(l layout, heads, dim, pad int) attn.PageStrides {
 	row := dim + pad
 	if l.slotMajor {
-		return PageStrides{Page: l.page*heads*row + pad, Head: row, Row: heads * row}
+		return attn.PageStrides{Page: l.page*heads*row + pad, Head: row, Row: heads * row}
 	}
-	return PageStrides{Page: l.page*heads*row + pad, Head: l.page * row, Row: row}
+	return attn.PageStrides{Page: l.page*heads*row + pad, Head: l.page * row, Row: row}
 }
 
 func filled[F real](n int) []F {
@@ -160,7 +160,7 @@ func filled[F real](n int) []F {
 }
 
 // buffer returns storage for n elements of NaN.
-func (p *problem[F]) buffer(i int, d DType, n int) Buffer {
+func (p *problem[F]) buffer(i int, d attn.DType, n int) Buffer {
 	p.keep[i] = make([]uint64, n*d.Size()/8+1)
 	for j := range p.keep[i] {
 		p.keep[i][j] = math.MaxUint64 // all ones are NaN in all four dtypes

@@ -3,6 +3,7 @@ package cpu
 import (
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -18,7 +19,7 @@ type LinearOperands[F lean.Float] struct {
 	W              Buffer
 	Bias, Residual []F
 	Y              []F
-	Activation     Activation
+	Activation     attn.Activation
 }
 
 // Linear computes
@@ -66,17 +67,17 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 func (o *LinearOperands[F]) check() error {
 	const op = "linear"
 	if o.Rows < 0 || o.In < 0 || o.Out < 0 {
-		return errorf(op, ErrShape, "%d rows of %d elements, %d output features", o.Rows, o.In, o.Out)
+		return attn.Errorf(op, attn.ErrShape, "%d rows of %d elements, %d output features", o.Rows, o.In, o.Out)
 	}
-	if o.Activation >= activations {
-		return errorf(op, ErrShape, "the activation is %v", o.Activation)
+	if o.Activation >= attn.Activations {
+		return attn.Errorf(op, attn.ErrShape, "the activation is %v", o.Activation)
 	}
 	if err := o.W.check(op, "the weight buffer"); err != nil {
 		return err
 	}
 	size := int(unsafe.Sizeof(F(0)))
-	if (size == 8) != (o.W.DType == Float64) {
-		return errorf(op, ErrDType, "the weights are of %v, the rest has %d bytes an element", o.W.DType, size)
+	if (size == 8) != (o.W.DType == attn.Float64) {
+		return attn.Errorf(op, attn.ErrDType, "the weights are of %v, the rest has %d bytes an element", o.W.DType, size)
 	}
 	for _, m := range []struct {
 		name            string
@@ -89,8 +90,8 @@ func (o *LinearOperands[F]) check() error {
 		{"the residual", len(o.Residual), o.Rows, o.Out},
 	} {
 		absent := m.name == "the bias" && o.Bias == nil || m.name == "the residual" && o.Residual == nil
-		if want := sumProducts(0, m.rows, m.cols, 0, 0, 0, 0); !absent && m.got < want {
-			return errorf(op, ErrShape, "%s has %d elements, want %d x %d", m.name, m.got, m.rows, m.cols)
+		if want := attn.Product(m.rows, m.cols); !absent && m.got < want {
+			return attn.Errorf(op, attn.ErrShape, "%s has %d elements, want %d x %d", m.name, m.got, m.rows, m.cols)
 		}
 	}
 	return nil

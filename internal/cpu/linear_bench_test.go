@@ -8,6 +8,7 @@ import (
 
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/blas32"
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // BenchmarkLinear is a layer with its weights in memory, not in a cache: copies of them take turns. MB/s is
@@ -17,12 +18,12 @@ func BenchmarkLinear(b *testing.B) {
 	for _, size := range [][2]int{{768, 768}, {3072, 768}, {768, 3072}, {50272, 768}} {
 		out, in := size[0], size[1]
 		copies := max(together/(4*out*in), 1)
-		w := map[DType]Buffer{}
-		for _, d := range []DType{Float32, Float16, BFloat16} {
+		w := map[attn.DType]Buffer{}
+		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 			w[d] = noise(d, copies*out*in)
 		}
 		turn := 0
-		next := func(d DType) Buffer {
+		next := func(d attn.DType) Buffer {
 			turn++
 			all := w[d]
 			return Buffer{d, all.at(turn % copies * out * in), out * in}
@@ -31,7 +32,7 @@ func BenchmarkLinear(b *testing.B) {
 		b.Run(name+"/read", func(b *testing.B) {
 			b.SetBytes(int64(4 * out * in))
 			for b.Loop() {
-				if _, err := ReadSum(Default(), unsafe.Slice((*byte)(next(Float32).Ptr), 4*out*in)); err != nil {
+				if _, err := ReadSum(Default(), unsafe.Slice((*byte)(next(attn.Float32).Ptr), 4*out*in)); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -41,7 +42,7 @@ func BenchmarkLinear(b *testing.B) {
 			for i := range x {
 				x[i] = rand.Float32() - 0.5
 			}
-			for _, d := range []DType{Float32, Float16, BFloat16} {
+			for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 				b.Run(fmt.Sprintf("%s/rows%d/%v", name, rows, d), func(b *testing.B) {
 					b.SetBytes(int64(d.Size() * out * in))
 					b.ReportAllocs()
@@ -59,7 +60,7 @@ func BenchmarkLinear(b *testing.B) {
 				}
 				b.SetBytes(int64(4 * out * in))
 				for b.Loop() {
-					weights := unsafe.Slice((*float32)(next(Float32).Ptr), out*in)
+					weights := unsafe.Slice((*float32)(next(attn.Float32).Ptr), out*in)
 					blas32.Gemm(blas.NoTrans, blas.Trans, 1, matrix(rows, in, x), matrix(out, in, weights), 0, matrix(rows, out, y))
 				}
 			})

@@ -3,17 +3,18 @@ package cpu
 import (
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
 )
 
 // The Go forms of the kernels of linear layers. Their contracts hold for the assembly too.
 
 var linearGo = linearKernels{
-	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
-		Float32:  {nil, dotF32Go, dotF32Go, dotF32Go, dotF32Go},
-		Float64:  {nil, dotF64Go, dotF64Go, dotF64Go, dotF64Go},
-		Float16:  {nil, dotF16Go, dotF16Go, dotF16Go, dotF16Go},
-		BFloat16: {nil, dotBF16Go, dotBF16Go, dotBF16Go, dotBF16Go},
+	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
+		attn.Float32:  {nil, dotF32Go, dotF32Go, dotF32Go, dotF32Go},
+		attn.Float64:  {nil, dotF64Go, dotF64Go, dotF64Go, dotF64Go},
+		attn.Float16:  {nil, dotF16Go, dotF16Go, dotF16Go, dotF16Go},
+		attn.BFloat16: {nil, dotBF16Go, dotBF16Go, dotBF16Go, dotBF16Go},
 	},
 	rows: 4,
 	add:  addGo,
@@ -32,20 +33,20 @@ var linearGo = linearKernels{
 // with float32 weights; see dotArgs. Sums are in float32, in an order that depends on nothing but the number
 // of terms: the result of a row is the same whatever the other rows are and however many, and whether its
 // terms come in one call or in several. Of several, all but the last have a multiple of dotPiece terms.
-func dotF32Go(a *dotArgs) { dot[float32](a, Float32) }
+func dotF32Go(a *dotArgs) { dot[float32](a, attn.Float32) }
 
 // dotF16Go is dotF32Go for weights that are stored as float16.
-func dotF16Go(a *dotArgs) { dot[float32](a, Float16) }
+func dotF16Go(a *dotArgs) { dot[float32](a, attn.Float16) }
 
 // dotBF16Go is dotF32Go for weights that are stored as bfloat16.
-func dotBF16Go(a *dotArgs) { dot[float32](a, BFloat16) }
+func dotBF16Go(a *dotArgs) { dot[float32](a, attn.BFloat16) }
 
 // dotF64Go is dotF32Go for x, weights and y in float64.
-func dotF64Go(a *dotArgs) { dot[float64](a, Float64) }
+func dotF64Go(a *dotArgs) { dot[float64](a, attn.Float64) }
 
 // dot works on pieces of the rows, so that weights are widened once for all rows of x. They are of type d,
 // which is F or, for a float32, of 16 bits.
-func dot[F real](a *dotArgs, d DType) {
+func dot[F real](a *dotArgs, d attn.DType) {
 	var wide [dotStreams][dotPiece]float32
 	var k [dotStreams][]F
 	var fresh [dotMaxRows][dotStreams]F
@@ -61,10 +62,10 @@ func dot[F real](a *dotArgs, d DType) {
 		for s := range k {
 			p := unsafe.Add(a.w, s*a.wStep+at*d.Size())
 			switch d {
-			case Float16:
+			case attn.Float16:
 				half.DecodeFloat16(wide[s][:n], unsafe.Slice((*uint16)(p), n))
 				p = unsafe.Pointer(&wide[s])
-			case BFloat16:
+			case attn.BFloat16:
 				half.DecodeBFloat16(wide[s][:n], unsafe.Slice((*uint16)(p), n))
 				p = unsafe.Pointer(&wide[s])
 			}

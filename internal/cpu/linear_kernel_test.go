@@ -5,6 +5,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestDotKernels(t *testing.T) {
 	rng := reftest.Rand(t)
 	k := linearTiers[inUse]
-	for _, d := range []DType{Float32, Float16, BFloat16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for rows := 1; rows <= k.rows; rows++ {
 			for _, n := range []int{0, 1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 95, 127, 128, 129, 256, 300, 513} {
 				c := newLinearCase[float32](t, rng, d, rows, n, dotStreams)

@@ -3,6 +3,8 @@ package cpu
 import (
 	"runtime"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 const (
@@ -42,13 +44,13 @@ type linearRun struct {
 	kernels  *linearKernels
 	in, out  int
 	size     int // bytes of an element of x, y, bias and residual
-	dtype    DType
+	dtype    attn.DType
 	wRow     int // bytes of a row of w
 	x, w, y  unsafe.Pointer
 	bias     unsafe.Pointer // nil: none
 	residual unsafe.Pointer // nil: none
 
-	activation Activation
+	activation attn.Activation
 
 	first, rows int // the block
 	passes      int // that the block's rows make over each weight
@@ -70,7 +72,7 @@ func (l *linearRun) run(p *pool, rows int) error {
 	for l.first = 0; l.first < rows; l.first += l.rows {
 		l.rows = min(block, rows-l.first)
 		l.passes = (l.rows-1)/l.kernels.rows + 1
-		worth := sumProducts(0, l.out, l.in*l.passes, 0, 0, 0, 0) / shareWeights
+		worth := attn.Product(l.out, l.in*l.passes) / shareWeights
 		l.shares = max(min(worth, units, runtime.GOMAXPROCS(0)*sharesPerThread), 1)
 		for len(l.workers) < l.shares {
 			l.workers = append(l.workers, linearWorker{})

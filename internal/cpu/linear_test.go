@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -19,7 +20,7 @@ type linearCase[F real] struct {
 	free []func()
 }
 
-func newLinearCase[F real](t testing.TB, rng *rand.Rand, d DType, rows, in, out int) *linearCase[F] {
+func newLinearCase[F real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in, out int) *linearCase[F] {
 	c := &linearCase[F]{}
 	c.Rows, c.In, c.Out = rows, in, out
 	slice := func(n int) []F {
@@ -50,7 +51,7 @@ func newLinearCase[F real](t testing.TB, rng *rand.Rand, d DType, rows, in, out 
 	if rng.IntN(2) == 0 {
 		c.Residual = slice(rows * out)
 	}
-	c.Activation = Activation(rng.IntN(int(activations)))
+	c.Activation = attn.Activation(rng.IntN(attn.Activations))
 	return c
 }
 
@@ -90,9 +91,9 @@ func (c *linearCase[F]) check(t testing.TB) {
 			}
 			own := 0.0 // what the activation is off by
 			switch c.Activation {
-			case ReLU:
+			case attn.ReLU:
 				sum = max(sum, 0)
-			case GELU:
+			case attn.GELU:
 				own = 4 * unit * math.Abs(sum)
 				sum, size = reftest.GELU(sum), 1.13*size
 			}
@@ -111,7 +112,7 @@ func (c *linearCase[F]) check(t testing.TB) {
 
 func TestLinear(t *testing.T) {
 	rng := reftest.Rand(t)
-	for _, d := range []DType{Float32, Float16, BFloat16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, rows := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 100} {
 			for _, in := range []int{1, 3, 7, 31, 32, 33, 63, 65} {
 				c := newLinearCase[float32](t, rng, d, rows, in, []int{1, 3, 7, 63, 65}[rng.IntN(5)])
@@ -130,7 +131,7 @@ func TestLinear(t *testing.T) {
 		}
 	}
 	for range 20 {
-		c := newLinearCase[float64](t, rng, Float64, 1+rng.IntN(140), 1+rng.IntN(300), 1+rng.IntN(40))
+		c := newLinearCase[float64](t, rng, attn.Float64, 1+rng.IntN(140), 1+rng.IntN(300), 1+rng.IntN(40))
 		c.run(t, Default())
 		c.check(t)
 		c.close()
@@ -141,16 +142,16 @@ func TestLinear(t *testing.T) {
 func TestLinearEmpty(t *testing.T) {
 	bias := []float32{3, -4}
 	y := []float32{7, 7}
-	w := Buffer{DType: Float16}
+	w := Buffer{DType: attn.Float16}
 	for _, o := range []LinearOperands[float32]{
-		{Rows: 0, In: 3, Out: 2, W: Buffer{Float16, unsafe.Pointer(&make([]uint16, 6)[0]), 6}, Y: y},
+		{Rows: 0, In: 3, Out: 2, W: Buffer{attn.Float16, unsafe.Pointer(&make([]uint16, 6)[0]), 6}, Y: y},
 		{Rows: 2, In: 3, Out: 0, W: w, X: make([]float32, 6), Y: y},
 	} {
 		if err := Linear(Default(), &o); err != nil || y[0] != 7 || y[1] != 7 {
 			t.Errorf("%d x %d x %d: %v, error %v", o.Rows, o.In, o.Out, y, err)
 		}
 	}
-	o := LinearOperands[float32]{Rows: 1, Out: 2, W: w, Bias: bias, Y: y, Activation: ReLU}
+	o := LinearOperands[float32]{Rows: 1, Out: 2, W: w, Bias: bias, Y: y, Activation: attn.ReLU}
 	if err := Linear(Default(), &o); err != nil || y[0] != 3 || y[1] != 0 {
 		t.Errorf("no elements: %v, error %v", y, err)
 	}
@@ -160,7 +161,7 @@ func TestLinearEmpty(t *testing.T) {
 // number of threads.
 func TestLinearRowsAlone(t *testing.T) {
 	rng := reftest.Rand(t)
-	for _, d := range []DType{Float32, Float16, BFloat16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, in := range []int{40, 129, 900, 1600} {
 			c := newLinearCase[float32](t, rng, d, 133, in, 70)
 			c.run(t, Default())
@@ -199,7 +200,7 @@ func TestLinearRowsAlone(t *testing.T) {
 // TestLinearNaN: NaN and infinities in x and w reach the sums that they are part of, and no other.
 func TestLinearNaN(t *testing.T) {
 	rng := reftest.Rand(t)
-	for _, d := range []DType{Float32, Float16, BFloat16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 			for range 10 {
 				c := newLinearCase[float32](t, rng, d, 1+rng.IntN(6), 1+rng.IntN(80), 1+rng.IntN(12))
@@ -215,9 +216,9 @@ func TestLinearNaN(t *testing.T) {
 						r += float64(c.Bias[at%c.Out])
 					}
 					switch c.Activation {
-					case ReLU:
+					case attn.ReLU:
 						r = max(r, 0)
-					case GELU:
+					case attn.GELU:
 						r = reftest.GELU(r)
 					}
 					if c.Residual != nil {
@@ -232,7 +233,7 @@ func TestLinearNaN(t *testing.T) {
 				}
 				store(&c.W, i, []float32{float32(bad)}) // of output feature 0
 				c.X[row*c.In+i] = 1
-				c.Activation, c.Residual = NoActivation, nil
+				c.Activation, c.Residual = attn.NoActivation, nil
 				c.run(t, Default())
 				for at, v := range c.Y {
 					if f := float64(v); (math.IsNaN(f) || math.IsInf(f, 0)) != (at%c.Out == 0) {
@@ -246,29 +247,29 @@ func TestLinearNaN(t *testing.T) {
 }
 
 func TestLinearErrors(t *testing.T) {
-	w := func(d DType, n int) Buffer {
+	w := func(d attn.DType, n int) Buffer {
 		return Buffer{DType: d, Ptr: unsafe.Pointer(&make([]float64, n)[0]), Len: n}
 	}
-	good := LinearOperands[float32]{Rows: 2, In: 3, Out: 4, X: make([]float32, 6), W: w(Float16, 12), Y: []float32{7, 7, 7, 7, 7, 7, 7, 7}}
+	good := LinearOperands[float32]{Rows: 2, In: 3, Out: 4, X: make([]float32, 6), W: w(attn.Float16, 12), Y: []float32{7, 7, 7, 7, 7, 7, 7, 7}}
 	for _, c := range []struct {
 		name string
 		with func(o *LinearOperands[float32])
 		want error
 	}{
-		{"negative rows", func(o *LinearOperands[float32]) { o.Rows = -1 }, ErrShape},
-		{"activation", func(o *LinearOperands[float32]) { o.Activation = activations }, ErrShape},
-		{"negative in", func(o *LinearOperands[float32]) { o.In = -1 }, ErrShape},
-		{"negative out", func(o *LinearOperands[float32]) { o.Out = -1 }, ErrShape},
-		{"short x", func(o *LinearOperands[float32]) { o.X = o.X[:5] }, ErrShape},
-		{"short w", func(o *LinearOperands[float32]) { o.W.Len = 11 }, ErrShape},
-		{"short y", func(o *LinearOperands[float32]) { o.Y = o.Y[:7] }, ErrShape},
-		{"short bias", func(o *LinearOperands[float32]) { o.Bias = make([]float32, 3) }, ErrShape},
-		{"empty bias", func(o *LinearOperands[float32]) { o.Bias = []float32{} }, ErrShape},
-		{"short residual", func(o *LinearOperands[float32]) { o.Residual = make([]float32, 7) }, ErrShape},
-		{"sizes beyond an int", func(o *LinearOperands[float32]) { o.Rows, o.In = math.MaxInt/2, math.MaxInt/2 }, ErrShape},
-		{"crooked w", func(o *LinearOperands[float32]) { o.W.Ptr = unsafe.Add(o.W.Ptr, 1) }, ErrShape},
-		{"float64 w", func(o *LinearOperands[float32]) { o.W = w(Float64, 12) }, ErrDType},
-		{"w of no type", func(o *LinearOperands[float32]) { o.W.DType = 99 }, ErrDType},
+		{"negative rows", func(o *LinearOperands[float32]) { o.Rows = -1 }, attn.ErrShape},
+		{"activation", func(o *LinearOperands[float32]) { o.Activation = attn.Activations }, attn.ErrShape},
+		{"negative in", func(o *LinearOperands[float32]) { o.In = -1 }, attn.ErrShape},
+		{"negative out", func(o *LinearOperands[float32]) { o.Out = -1 }, attn.ErrShape},
+		{"short x", func(o *LinearOperands[float32]) { o.X = o.X[:5] }, attn.ErrShape},
+		{"short w", func(o *LinearOperands[float32]) { o.W.Len = 11 }, attn.ErrShape},
+		{"short y", func(o *LinearOperands[float32]) { o.Y = o.Y[:7] }, attn.ErrShape},
+		{"short bias", func(o *LinearOperands[float32]) { o.Bias = make([]float32, 3) }, attn.ErrShape},
+		{"empty bias", func(o *LinearOperands[float32]) { o.Bias = []float32{} }, attn.ErrShape},
+		{"short residual", func(o *LinearOperands[float32]) { o.Residual = make([]float32, 7) }, attn.ErrShape},
+		{"sizes beyond an int", func(o *LinearOperands[float32]) { o.Rows, o.In = math.MaxInt/2, math.MaxInt/2 }, attn.ErrShape},
+		{"crooked w", func(o *LinearOperands[float32]) { o.W.Ptr = unsafe.Add(o.W.Ptr, 1) }, attn.ErrShape},
+		{"float64 w", func(o *LinearOperands[float32]) { o.W = w(attn.Float64, 12) }, attn.ErrDType},
+		{"w of no type", func(o *LinearOperands[float32]) { o.W.DType = 99 }, attn.ErrDType},
 	} {
 		o := good
 		c.with(&o)
@@ -281,8 +282,8 @@ func TestLinearErrors(t *testing.T) {
 			}
 		}
 	}
-	wide := LinearOperands[float64]{Rows: 1, In: 1, Out: 1, X: make([]float64, 1), W: w(Float32, 1), Y: make([]float64, 1)}
-	if err := Linear(Default(), &wide); !errors.Is(err, ErrDType) {
+	wide := LinearOperands[float64]{Rows: 1, In: 1, Out: 1, X: make([]float64, 1), W: w(attn.Float32, 1), Y: make([]float64, 1)}
+	if err := Linear(Default(), &wide); !errors.Is(err, attn.ErrDType) {
 		t.Errorf("float64 x and float32 w: error %v", err)
 	}
 	was := errInUse
@@ -300,7 +301,7 @@ func TestLinearErrors(t *testing.T) {
 func TestLinearNamedFloat(t *testing.T) {
 	type mine float32
 	w := []float32{1, 2, 3, 4}
-	o := LinearOperands[mine]{Rows: 1, In: 2, Out: 2, X: []mine{10, 100}, W: Buffer{Float32, unsafe.Pointer(&w[0]), 4}, Y: make([]mine, 2)}
+	o := LinearOperands[mine]{Rows: 1, In: 2, Out: 2, X: []mine{10, 100}, W: Buffer{attn.Float32, unsafe.Pointer(&w[0]), 4}, Y: make([]mine, 2)}
 	if err := Linear(Default(), &o); err != nil || o.Y[0] != 210 || o.Y[1] != 430 {
 		t.Errorf("%v, error %v", o.Y, err)
 	}
@@ -313,7 +314,7 @@ func TestLinearConcurrently(t *testing.T) {
 	done := make(chan string)
 	cases := make([]*linearCase[float32], 4)
 	for i := range cases {
-		cases[i] = newLinearCase[float32](t, rng, Float16, 1+i*3, 200, 400)
+		cases[i] = newLinearCase[float32](t, rng, attn.Float16, 1+i*3, 200, 400)
 		cases[i].run(t, &e)
 	}
 	for _, c := range cases {
@@ -354,7 +355,7 @@ func TestLinearDoesNotAllocate(t *testing.T) {
 	var e Engine
 	defer e.Close()
 	for _, rows := range []int{1, 9, 130} {
-		c := newLinearCase[float32](t, rng, BFloat16, rows, 500, 300)
+		c := newLinearCase[float32](t, rng, attn.BFloat16, rows, 500, 300)
 		if n := testing.AllocsPerRun(20, func() { c.run(t, &e) }); n > 0 {
 			t.Errorf("%d rows: %v allocations", rows, n)
 		}
@@ -383,7 +384,7 @@ func TestReadSum(t *testing.T) {
 		}
 		free()
 	}
-	if _, err := ReadSum(Default(), make([]byte, 100)[1:]); !errors.Is(err, ErrShape) {
+	if _, err := ReadSum(Default(), make([]byte, 100)[1:]); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("bytes from an odd address: error %v", err)
 	}
 }

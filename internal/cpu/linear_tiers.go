@@ -1,10 +1,12 @@
 package cpu
 
+import "gorgonia.org/leanattention/internal/attn"
+
 // linearKernels is what a linear layer is computed with: the functions of one tier, each with the contract
 // of its twin in linear_go.go.
 type linearKernels struct {
 	// dot[d][r] takes weights of type d and r rows of x, 1 <= r <= rows.
-	dot  [dtypes][dotMaxRows + 1]func(a *dotArgs)
+	dot  [attn.DTypes][dotMaxRows + 1]func(a *dotArgs)
 	rows int
 
 	add  func(dst, src *float32, n int)

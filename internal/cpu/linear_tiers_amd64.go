@@ -2,15 +2,17 @@
 
 package cpu
 
+import "gorgonia.org/leanattention/internal/attn"
+
 // The tables of the tiers.
 var linearTiers = [tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAVX512}
 
 var linearAVX2 = linearKernels{
-	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
-		Float32:  {nil, dotF32x1AVX2, dotF32x2AVX2, dotF32x3AVX2},
-		Float64:  linearGo.dot[Float64],
-		Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
-		BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
+	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
+		attn.Float32:  {nil, dotF32x1AVX2, dotF32x2AVX2, dotF32x3AVX2},
+		attn.Float64:  linearGo.dot[attn.Float64],
+		attn.Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
+		attn.BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
 	},
 	rows: 3,
 	add:  addAVX2,
@@ -19,11 +21,11 @@ var linearAVX2 = linearKernels{
 }
 
 var linearAVX512 = linearKernels{
-	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
-		Float32:  {nil, dotF32x1AVX512, dotF32x2AVX512, dotF32x3AVX512, dotF32x4AVX512},
-		Float64:  linearGo.dot[Float64],
-		Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
-		BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
+	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
+		attn.Float32:  {nil, dotF32x1AVX512, dotF32x2AVX512, dotF32x3AVX512, dotF32x4AVX512},
+		attn.Float64:  linearGo.dot[attn.Float64],
+		attn.Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
+		attn.BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
 	},
 	rows: 4,
 	add:  addAVX512,

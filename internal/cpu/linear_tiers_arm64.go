@@ -2,14 +2,16 @@
 
 package cpu
 
+import "gorgonia.org/leanattention/internal/attn"
+
 var linearTiers = [tiers]*linearKernels{&linearGo, &linearNEON}
 
 var linearNEON = linearKernels{
-	dot: [dtypes][dotMaxRows + 1]func(*dotArgs){
-		Float32:  {nil, dotF32x1NEON, dotF32x2NEON, dotF32x3NEON},
-		Float64:  linearGo.dot[Float64],
-		Float16:  linearGo.dot[Float16],
-		BFloat16: linearGo.dot[BFloat16],
+	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
+		attn.Float32:  {nil, dotF32x1NEON, dotF32x2NEON, dotF32x3NEON},
+		attn.Float64:  linearGo.dot[attn.Float64],
+		attn.Float16:  linearGo.dot[attn.Float16],
+		attn.BFloat16: linearGo.dot[attn.BFloat16],
 	},
 	rows: 3,
 	add:  addGo,

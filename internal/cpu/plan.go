@@ -1,8 +1,9 @@
 package cpu
 
 import (
-	"math"
+	"runtime"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -10,11 +11,27 @@ import (
 // share one pass over the keys and values. One position is the least a block holds, whatever its heads.
 const blockRows = 64
 
+// defaultTileTokens is the number of tokens of a LeanTile unless a problem says otherwise: tiles of 128 to
+// 512 tokens measured alike, less costs re-scaling, more makes loads uneven. It does not depend on the
+// shape, so that a plan, and with it every rounding, follows from the problem alone.
+const defaultTileTokens = 256
+
+// withDefaults returns g with its zero values replaced by what they stand for.
+func withDefaults(g attn.Problem) attn.Problem {
+	if g.TileTokens == 0 {
+		g.TileTokens = defaultTileTokens
+	}
+	if g.Workers == 0 {
+		g.Workers = runtime.GOMAXPROCS(0)
+	}
+	return g
+}
+
 // Plan is the schedule of one step, and serves all its layers. The zero Plan is that of no sequences.
 // It may be built again and again; once its memory has grown, that allocates nothing. Between builds it
 // may be run from any number of goroutines.
 type Plan struct {
-	g        Geometry
+	g        attn.Problem
 	sched    lean.Plan
 	seqs     []span
 	pages    []int32 // the live pages of all sequences
@@ -38,18 +55,18 @@ func (s *span) block(b int) (from, to int) {
 	return b * s.positions, min((b+1)*s.positions, s.queries)
 }
 
-// first returns the first key that query position i sees, if it sees any.
-func (s *span) first(g *Geometry, i int) int { return firstSeen(s.position(i), g.Window) }
-
 // position returns the place of query position i among the keys.
-func (s *span) position(i int) int { return s.keys - s.queries + i }
+func (s *span) position(i int) int { return attn.Position(s.queries, s.keys, i) }
 
-// visible returns the end of the keys that query position i sees.
-func (s *span) visible(g *Geometry, i int) int {
-	if !g.Causal {
-		return s.keys
-	}
-	return max(s.position(i)+1, 0)
+// sees returns the keys [first, end) that query position i sees.
+func (s *span) sees(g *attn.Problem, i int) (first, end int) {
+	return g.Mask.Keys(s.queries, s.keys, i)
+}
+
+// context returns the keys that the query positions [from, to) see: what is cut into their LeanTiles.
+func (s *span) context(g *attn.Problem, from, to int) lean.Keys {
+	first, end := g.Mask.Range(s.queries, s.keys, from, to)
+	return lean.Keys{First: first, End: end}
 }
 
 // Build makes p the plan of one step: for each sequence and KV head, blocks of query positions, whose
@@ -59,18 +76,21 @@ func (s *span) visible(g *Geometry, i int) int {
 // It copies what it needs of g and seqs. Everything is checked first; on error p is unchanged. The
 // error wraps ErrShape or ErrPage. That rows of different sequences do not overlap is left to the
 // caller, as are the sizes of buffers, which Run checks.
-func (p *Plan) Build(g Geometry, seqs []Sequence) error {
+func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 	const op = "plan"
-	if err := g.check(op); err != nil {
+	if err := g.Check(op); err != nil {
 		return err
 	}
-	g = g.withDefaults()
+	if err := canAttend.Do(op, &g); err != nil {
+		return err
+	}
+	g = withDefaults(g)
 	for i := range seqs {
-		if err := seqs[i].check(op, i, g.PageTokens); err != nil {
+		if err := seqs[i].Check(op, i, g.PageTokens); err != nil {
 			return err
 		}
-		if q := &seqs[i]; !g.Bias.covers(i, q.Queries, q.Keys) {
-			return errorf(op, ErrShape, "sequence %d has %d queries and %d keys, the bias is of %d sequences, %d queries and %d keys",
+		if q := &seqs[i]; !g.Bias.Covers(i, q.Queries, q.Keys) {
+			return attn.Errorf(op, attn.ErrShape, "sequence %d has %d queries and %d keys, the bias is of %d sequences, %d queries and %d keys",
 				i, q.Queries, q.Keys, g.Bias.Sequences, g.Bias.Queries, g.Bias.Keys)
 		}
 	}
@@ -92,7 +112,7 @@ func (p *Plan) Build(g Geometry, seqs []Sequence) error {
 			p.rows = max(p.rows, s.row+s.queries)
 			p.packed = max(p.packed, s.positions*group)
 
-			live := pagesOf(s.keys, g.PageTokens)
+			live := attn.Ceil(s.keys, g.PageTokens)
 			p.pages = append(p.pages, q.Pages[:live]...)
 			for _, page := range q.Pages[:live] {
 				p.lastPage = max(p.lastPage, int(page))
@@ -101,46 +121,17 @@ func (p *Plan) Build(g Geometry, seqs []Sequence) error {
 		}
 		for from := 0; from < s.queries; from += s.positions {
 			to := min(from+s.positions, s.queries)
-			n := pagesOf(max(s.visible(&g, to-1)-s.first(&g, from), 0), g.TileTokens)
+			n := s.context(&g, from, to).Tiles(g.TileTokens)
 			if n == 0 {
 				s.blind = to
 			}
-			p.tiles = append(p.tiles, int64(n))
+			p.tiles = append(p.tiles, n)
 		}
 		p.sched.Add(p.tiles)
 		p.seqs = append(p.seqs, s)
 	}
 	p.sched.Cut(g.Policy, g.Workers)
 	return nil
-}
-
-// check reports what is wrong with sequence i.
-func (q *Sequence) check(op string, i, pageTokens int) error {
-	if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt-q.Queries {
-		return errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
-	}
-	if q.Queries == 0 {
-		return nil
-	}
-	live := pagesOf(q.Keys, pageTokens)
-	if len(q.Pages) < live {
-		return errorf(op, ErrPage, "sequence %d has %d pages of %d tokens for %d keys",
-			i, len(q.Pages), pageTokens, q.Keys)
-	}
-	for j, page := range q.Pages[:live] {
-		if page < 0 {
-			return errorf(op, ErrPage, "sequence %d names page %d at %d", i, page, j)
-		}
-	}
-	return nil
-}
-
-// pagesOf returns ceil(n/size) for n >= 0: the pages (or LeanTiles) that n tokens fill.
-func pagesOf(n, size int) int {
-	if n == 0 {
-		return 0
-	}
-	return (n-1)/size + 1
 }
 
 // Workers returns the number of logical workers that the plan has work for.

@@ -3,6 +3,8 @@ package cpu
 import (
 	"runtime"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // ReadSum returns the sum, modulo 2^64, of the 64-bit words of b in the machine's byte order; bytes behind
@@ -16,7 +18,7 @@ func ReadSum(e *Engine, b []byte) (uint64, error) {
 		return 0, errInUse
 	}
 	if p := uintptr(unsafe.Pointer(unsafe.SliceData(b))); p%8 != 0 {
-		return 0, errorf("read sum", ErrShape, "the bytes begin at %#x, not at a multiple of 8", p)
+		return 0, attn.Errorf("read sum", attn.ErrShape, "the bytes begin at %#x, not at a multiple of 8", p)
 	}
 	r := e.sums.get()
 	r.words = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -115,7 +116,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
 	ws.kernel = kernelFor[F](o.K.DType)
-	ws.scale, ws.cap = g.Scale*lean.Log4E, g.SoftCap*lean.Log4E
+	ws.scale, ws.cap = g.Scale*lean.Log4E, g.Cap*lean.Log4E
 
 	n, rows := p.sched.Workers(), p.packed
 	q, out, stats := padded(rows*g.Dim), padded(rows*g.ValueDim), padded(rows)
@@ -139,7 +140,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		if g.Slopes != "" && len(w.slopes) < rows {
 			w.slopes, w.distances = make([]float64, rows), make([]float64, rows)
 		}
-		if g.Bias != (Bias{}) && len(w.bias) < rows {
+		if g.Bias != (attn.Bias{}) && len(w.bias) < rows {
 			w.bias = make([]unsafe.Pointer, rows)
 		}
 		if len(w.runs.k) < runs {
@@ -283,11 +284,10 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		}
 		t.Next = nil
 	}
-	start := b.seq.first(g, b.from)  // no row sees a key before this one,
-	low := b.seq.first(g, b.to-1)    // and only the first position sees all from there to here
-	all := b.seq.visible(g, b.from)  // every row sees the keys from low to here,
-	most := b.seq.visible(g, b.to-1) // and only the last position sees this many
-	key, end := start+int(k.Begin)*g.TileTokens, start+min(int(k.End)*g.TileTokens, most-start)
+	_, all := b.seq.sees(g, b.from) // every row sees the keys from low to all
+	low, _ := b.seq.sees(g, b.to-1) // where none has more before it than the first position, and none behind it than the last
+	part := b.seq.context(g, b.from, b.to).Part(k.Begin, k.End, g.TileTokens)
+	key, end := part.First, part.End
 	if stop := min(end, low); key < stop {
 		// Kernels know of no first key of a row. There are less than blockRows of such keys: each position
 		// gets a call with those that it sees.
@@ -297,7 +297,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			t.Q = unsafe.Pointer(&w.q[row*g.Dim])
 			state.receive(t, row)
 			t.bend = bends.rows(row, b.group)
-			seen(max(key, b.seq.first(g, i)), min(stop, b.seq.visible(g, i)))
+			first, most := b.seq.sees(g, i)
+			seen(max(key, first), min(stop, most))
 		}
 		row, t.Rows, t.Q = 0, b.rows, unsafe.Pointer(&w.q[0])
 		state.receive(t, 0)
@@ -312,8 +313,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		begin := key
 		key += rows.neighbours(t, key, min(key+limit, end))
 		for r := range b.rows {
-			sees := b.seq.visible(g, b.from+r/b.group) - begin
-			w.visible[r] = int32(min(max(sees, 0), t.Count))
+			_, end := b.seq.sees(g, b.from+r/b.group)
+			w.visible[r] = int32(min(max(end-begin, 0), t.Count))
 		}
 		t.Visible = unsafe.Pointer(&w.visible[0])
 		call(begin)
@@ -333,8 +334,8 @@ func (ws *workspace[F]) bends(w *worker[F], b block) bend {
 			s.Slopes[r] = g.Slopes.Of(b.head0+r%b.group) * lean.Log4E
 		}
 	}
-	if g.Bias != (Bias{}) {
-		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.scale()*lean.Log4E
+	if g.Bias != (attn.Bias{}) {
+		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.Factor()*lean.Log4E
 	}
 	return s
 }
@@ -346,7 +347,7 @@ func (ws *workspace[F]) aim(t *tile, b block, row, key int) {
 	}
 	for r := range t.Bias {
 		pos, head := b.from+(row+r)/b.group, b.head0+(row+r)%b.group
-		t.Bias[r] = unsafe.Pointer(&ws.ops.Bias[ws.plan.g.Bias.row(b.index, head, pos)+key])
+		t.Bias[r] = unsafe.Pointer(&ws.ops.Bias[ws.plan.g.Bias.Row(b.index, head, pos)+key])
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -20,7 +21,7 @@ import (
 // tileTest is a kernel call that is for tile registers, with peaked scores if asked.
 func tileTest(rng *rand.Rand, peaked bool) *call[float32] {
 	dims := []int{32, 64, 96, 128}
-	c := newCall[float32](rng, BFloat16, 3+rng.IntN(14), 64+rng.IntN(400), dims[rng.IntN(4)], dims[rng.IntN(4)], false)
+	c := newCall[float32](rng, attn.BFloat16, 3+rng.IntN(14), 64+rng.IntN(400), dims[rng.IntN(4)], dims[rng.IntN(4)], false)
 	if peaked {
 		for i := range c.q {
 			c.q[i] *= 8
@@ -34,7 +35,7 @@ func TestTilesPeaked(t *testing.T) {
 	needTiles(t)
 	rng := reftest.Rand(t)
 	for range 100 {
-		testKernel(t, BFloat16, tileTest(rng, true))
+		testKernel(t, attn.BFloat16, tileTest(rng, true))
 	}
 }
 
@@ -98,7 +99,7 @@ func TestTilesInterrupted(t *testing.T) {
 				o, m, l := clone(c.o), clone(c.m), clone(c.l)
 				call := c.t
 				call.O, call.M, call.L = unsafe.Pointer(&o[0]), unsafe.Pointer(&m[0]), unsafe.Pointer(&l[0])
-				kernels32[tierAMX][BFloat16](&call)
+				kernels32[tierAMX][attn.BFloat16](&call)
 				return append(append(o, m...), l...)
 			}
 			want := run()

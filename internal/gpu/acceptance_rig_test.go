@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -18,9 +18,9 @@ import (
 // reference of all its rows.
 type trial struct {
 	reftest.Shape
-	kv           cpu.DType // of all operands
-	page         int       // tokens; 0: a sequence is one page
-	spare        int       // pages of nobody
+	kv           attn.DType // of all operands
+	page         int        // tokens; 0: a sequence is one page
+	spare        int        // pages of nobody
 	policy       lean.Policy
 	workers      int
 	append       bool    // the last keys of a sequence are appended
@@ -51,7 +51,7 @@ type numbers struct {
 	real   []float64
 }
 
-func draw(rng *rand.Rand, d cpu.DType, size float64) numbers {
+func draw(rng *rand.Rand, d attn.DType, size float64) numbers {
 	n := numbers{stored: make([]byte, window*d.Size()), real: make([]float64, window)}
 	for i := range n.real {
 		put(n.stored, i, d, size*rng.NormFloat64())
@@ -74,8 +74,8 @@ type setup struct {
 	seed       uint64
 	kvNumbers  numbers
 	qNumbers   [2]numbers // of even heads, and of odd ones, which are peaked
-	geometry   cpu.Geometry
-	seqs       []cpu.Sequence
+	geometry   attn.Problem
+	seqs       []attn.Sequence
 	owner      [][2]int // of each page: its sequence, or -1, and its first token
 	rows       int      // of queries
 	k, v, q    Memory
@@ -115,7 +115,7 @@ func (r *setup) pages(rng *rand.Rand) {
 	}
 	for i, n := range r.Keys {
 		r.rows++ // of no sequence
-		s := cpu.Sequence{Row: r.rows, Queries: r.Queries[i], Keys: n}
+		s := attn.Sequence{Row: r.rows, Queries: r.Queries[i], Keys: n}
 		r.rows += s.Queries
 		for j := range ceil(n, tokens) {
 			s.Pages = append(s.Pages, int32(free[0]))
@@ -126,9 +126,9 @@ func (r *setup) pages(rng *rand.Rand) {
 	}
 	r.rows++
 	d := r.Dim
-	g := cpu.Geometry{Heads: r.Heads, KVHeads: r.KVHeads, Dim: d, ValueDim: d, PageTokens: tokens, Scale: 1 / math.Sqrt(float64(d)), Causal: r.Causal,
-		Policy: r.policy, Workers: r.workers, Query: cpu.Strides{Row: r.Heads * d, Head: d}, LSE: cpu.Strides{Row: r.Heads, Head: 1},
-		Key: cpu.PageStrides{Page: r.KVHeads * tokens * d, Head: tokens * d, Row: d}}
+	g := attn.Problem{Heads: r.Heads, KVHeads: r.KVHeads, Dim: d, ValueDim: d, KV: r.kv, PageTokens: tokens, Scale: 1 / math.Sqrt(float64(d)), Mask: attn.Mask{Causal: r.Causal},
+		Policy: r.policy, Workers: r.workers, Query: attn.Strides{Row: r.Heads * d, Head: d}, LSE: attn.Strides{Row: r.Heads, Head: 1},
+		Key: attn.PageStrides{Page: r.KVHeads * tokens * d, Head: tokens * d, Row: d}}
 	g.Out, g.Value = g.Query, g.Key
 	r.geometry = g
 }
@@ -179,7 +179,7 @@ func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 	if s.append {
 		s.newK, s.newV = m.put(t, fresh[0], s.kv), m.put(t, fresh[1], s.kv)
 	}
-	s.o, s.lse = Memory{DType: s.kv, Len: s.rows * s.Heads * s.Dim}, Memory{DType: cpu.Float32, Len: s.rows * s.Heads}
+	s.o, s.lse = Memory{DType: s.kv, Len: s.rows * s.Heads * s.Dim}, Memory{DType: attn.Float32, Len: s.rows * s.Heads}
 	s.poisonResults(t)
 	return s
 }
@@ -191,7 +191,7 @@ func (r *setup) poisonResults(t testing.TB) {
 }
 
 // keyRow is the row of memory that holds a key.
-func (r *setup) keyRow(s *cpu.Sequence, token, head int) int {
+func (r *setup) keyRow(s *attn.Sequence, token, head int) int {
 	g := &r.geometry
 	return (int(s.Pages[token/g.PageTokens])*r.KVHeads+head)*g.PageTokens + token%g.PageTokens
 }
@@ -261,7 +261,7 @@ func (r *setup) checkCache(t testing.TB) {
 }
 
 // run runs some first sequences.
-func (r *setup) run(t testing.TB, seqs []cpu.Sequence) (out, lse []byte) {
+func (r *setup) run(t testing.TB, seqs []attn.Sequence) (out, lse []byte) {
 	t.Helper()
 	r.poisonResults(t)
 	noError(t, r.plan.Build(r.geometry, seqs, r.rows))
@@ -355,7 +355,7 @@ func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
 	if err := ref.CompareO(func(i, _, _, c int) float64 { return get(out, at(i)*r.Dim+c, r.kv) }); err != nil {
 		t.Errorf("output: %v", err)
 	}
-	if err := ref.CompareLSE(func(i, _, _ int) float64 { return get(lse, at(i), cpu.Float32) }); err != nil {
+	if err := ref.CompareLSE(func(i, _, _ int) float64 { return get(lse, at(i), attn.Float32) }); err != nil {
 		t.Errorf("log-sum-exp: %v", err)
 	}
 	sees := make([]bool, r.rows)
@@ -365,7 +365,7 @@ func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
 		}
 	}
 	for i := range r.rows * r.Heads {
-		l := get(lse, i, cpu.Float32)
+		l := get(lse, i, attn.Float32)
 		if math.IsInf(l, -1) == sees[i/r.Heads] || math.IsNaN(l) || math.IsInf(l, 1) {
 			t.Fatalf("row %d, head %d: log-sum-exp %v", i/r.Heads, i%r.Heads, l)
 		}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -33,12 +33,12 @@ type family struct {
 func repeat(n, of int) []int { return slices.Repeat([]int{of}, n) }
 
 // batch is a trial of equal sequences.
-func batch(kv cpu.DType, n, heads, kvHeads, dim, queries, keys, page int) trial {
+func batch(kv attn.DType, n, heads, kvHeads, dim, queries, keys, page int) trial {
 	return trial{kv: kv, page: page, Shape: reftest.Shape{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Queries: repeat(n, queries), Keys: repeat(n, keys)}}
 }
 
 // ragged is a trial of given lengths.
-func ragged(kv cpu.DType, heads, kvHeads, dim, page int, queries, keys []int) trial {
+func ragged(kv attn.DType, heads, kvHeads, dim, page int, queries, keys []int) trial {
 	r := batch(kv, 0, heads, kvHeads, dim, 0, 0, page)
 	r.Queries, r.Keys = queries, keys
 	return r
@@ -53,7 +53,7 @@ func (r trial) appending() trial                { r.append = true; return r }
 
 // decodeFamilies have one query a sequence.
 func decodeFamilies() []family {
-	const f16, bf16, f32 = cpu.Float16, cpu.BFloat16, cpu.Float32
+	const f16, bf16, f32 = attn.Float16, attn.BFloat16, attn.Float32
 	short, few := family{name: "short"}, family{name: "fewer tiles than blocks"}
 	for _, keys := range []int{2, 15, 16, 255, 256, 512} {
 		short.trials = append(short.trials, batch(f16, 2, 4, 4, 64, 1, keys, 0).within(5e-3, 5e-3))
@@ -89,7 +89,7 @@ func decodeFamilies() []family {
 	}
 	groups := family{name: "groups"}
 	for _, group := range []int{3, 5, 6, 7, 10, 12, 16, 24, 32, 64} {
-		for _, kv := range []cpu.DType{f16, bf16, f32} {
+		for _, kv := range []attn.DType{f16, bf16, f32} {
 			tolerance := 1e-3
 			if kv == bf16 {
 				tolerance = 1e-2
@@ -113,10 +113,10 @@ func decodeFamilies() []family {
 
 // chunkFamilies have chunks of queries.
 func chunkFamilies() []family {
-	const f16, bf16, f32 = cpu.Float16, cpu.BFloat16, cpu.Float32
+	const f16, bf16, f32 = attn.Float16, attn.BFloat16, attn.Float32
 	corners := family{name: "corners of caches"}
 	add := func(x [2]int, kvHeads, dim int) {
-		kv := []cpu.DType{f16, bf16, f32}[len(corners.trials)%3]
+		kv := []attn.DType{f16, bf16, f32}[len(corners.trials)%3]
 		r := batch(kv, 2, 6, kvHeads, dim, x[0], x[1], []int{0, 1, 4, 128}[len(corners.trials)%4])
 		corners.trials = append(corners.trials, r, r.causal(), r.causal().appending(), r.by(lean.Policy{Kind: lean.FixedSplit, Splits: 1}), r.causal().by(lean.Policy{Kind: lean.FixedSplit, Splits: 3}))
 	}
@@ -134,7 +134,7 @@ func chunkFamilies() []family {
 	var mixed family
 	mixed.name = "mixed with prefill"
 	for i, x := range []struct{ kvHeads, group, dim int }{{1, 1, 64}, {1, 4, 128}, {4, 7, 128}, {1, 8, 256}, {4, 8, 64}} {
-		kv, page := []cpu.DType{bf16, f16}[i%2], []int{1, 8, 16}[i%3]
+		kv, page := []attn.DType{bf16, f16}[i%2], []int{1, 8, 16}[i%3]
 		heads := x.kvHeads * x.group
 		mixed.trials = append(mixed.trials,
 			ragged(kv, heads, x.kvHeads, x.dim, page, []int{7939}, []int{8190}).causal().within(1e-2, 1e-2).lseWithin(1e-2),
@@ -165,7 +165,7 @@ func chunkFamilies() []family {
 		{1, 1, 20, 1, 1, 64}, {2, 2, 140, 3, 3, 80}, {6, 4, 4096, 9, 3, 96}, {64, 1, 4096, 64, 8, 128}, {6, 4, 140, 63, 3, 256},
 		{2, 4, 4096, 126, 2, 128}, {64, 2, 140, 128, 1, 64}, {1, 4, 4096, 128, 8, 256}, {128, 2, 4096, 16, 1, 128},
 	} {
-		r := batch([]cpu.DType{bf16, f16}[i%2], x.n, x.heads, x.kvHeads, x.dim, x.queries, x.keys, 64).sized(.1).within(8e-4, 2.01/128)
+		r := batch([]attn.DType{bf16, f16}[i%2], x.n, x.heads, x.kvHeads, x.dim, x.queries, x.keys, 64).sized(.1).within(8e-4, 2.01/128)
 		if x.n > 1 { // about half the contexts have another length, and some of them none
 			for j := range r.Keys {
 				r.Keys[j] = max(0, r.Keys[j]*((j*37)%21-4)/10)
@@ -178,7 +178,7 @@ func chunkFamilies() []family {
 		{4, 4, 64, 4, 2, 110}, {4, 2, 16, 2, 4, 110}, {4, 3, 32, 2, 6, 300}, {4, 1, 16, 2, 1, 30000}, {4, 1, 32, 2, 5, 30000},
 		{128, 1, 64, 2, 6, 300}, {256, 1, 64, 4, 8, 300}, {4, 4, 32, 2, 16, 300},
 	} {
-		for _, kv := range []cpu.DType{f16, bf16} {
+		for _, kv := range []attn.DType{f16, bf16} {
 			serving.trials = append(serving.trials, batch(kv, x.n, x.kvHeads*x.group, x.kvHeads, 128, x.queries, x.keys, x.page).causal().within(1e-2, 1e-2))
 		}
 	}
@@ -218,7 +218,7 @@ func testTrial(t *testing.T, m *machine, rng *rand.Rand, r trial) {
 func testDegenerate(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	for _, workers := range []int{1, 2, m.engine.blocks} {
 		for _, tiles := range []int{0, 1, 2, workers - 1, workers, workers + 1} {
-			r := batch(cpu.Float16, 1, 1, 1, 64, 1, max(tiles*defaultTile-rng.IntN(defaultTile), min(tiles, 1)), 16)
+			r := batch(attn.Float16, 1, 1, 1, 64, 1, max(tiles*defaultTile-rng.IntN(defaultTile), min(tiles, 1)), 16)
 			if r.cost() > most {
 				continue
 			}
@@ -240,9 +240,9 @@ func testDegenerate(t *testing.T, m *machine, rng *rand.Rand, most int) {
 func testPoison(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	for i, dim := range headDims {
 		for _, r := range []trial{
-			ragged(cpu.Float16, 8, 2, dim, 16, []int{1, 5, 129}, []int{1328, 18, 463}).causal(),
-			ragged([]cpu.DType{cpu.BFloat16, cpu.Float32}[i%2], 5, 1, dim, 16, []int{1, 1, 1}, []int{523, 37, 2011}),
-			ragged(cpu.Float16, 4, 4, dim, 0, []int{1, 2}, []int{77, 130}),
+			ragged(attn.Float16, 8, 2, dim, 16, []int{1, 5, 129}, []int{1328, 18, 463}).causal(),
+			ragged([]attn.DType{attn.BFloat16, attn.Float32}[i%2], 5, 1, dim, 16, []int{1, 1, 1}, []int{523, 37, 2011}),
+			ragged(attn.Float16, 4, 4, dim, 0, []int{1, 2}, []int{77, 130}),
 		} {
 			if r.cost() > most {
 				continue
@@ -268,7 +268,7 @@ func testInvariance(t *testing.T, m *machine, rng *rand.Rand, most int) {
 		for _, n := range []int{5, 12} {
 			for _, group := range []int{1, 4, 8} {
 				for _, dim := range []int{64, 128, 256} {
-					r := batch([]cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], n, 4*group, 4, dim, 1, keys, []int{1, 8, 16}[i%3])
+					r := batch([]attn.DType{attn.Float16, attn.BFloat16}[i%2], n, 4*group, 4, dim, 1, keys, []int{1, 8, 16}[i%3])
 					if r.cost() > most {
 						continue
 					}
@@ -320,7 +320,7 @@ func testPacked(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	for i, n := range []int{1, 19, 99} {
 		for _, heads := range [][2]int{{4, 1}, {4, 4}, {8, 1}, {8, 4}, {8, 8}} {
 			for _, dim := range headDims {
-				r := batch(cpu.Float16, n, heads[0], heads[1], dim, 1, 1+i%2, 1).within(1e-3, 1e-3)
+				r := batch(attn.Float16, n, heads[0], heads[1], dim, 1, 1+i%2, 1).within(1e-3, 1e-3)
 				if r.cost() > most {
 					continue
 				}

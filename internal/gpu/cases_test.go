@@ -5,7 +5,7 @@ import (
 	"errors"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -17,7 +17,7 @@ func isError(err, sentinel error) bool { return err != nil && errors.Is(err, sen
 func testRandom(t *testing.T, m *machine, n int, o options) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	for i := range n {
 		o.kv, o.dense, o.shape = types[i%3], rng.IntN(3) == 0, nil
 		in := pick(rng, reftest.AllInputs...)
@@ -44,10 +44,10 @@ func (p *problem) randomSchedule() {
 // testSchedules: every schedule of one problem gives the right numbers.
 func testSchedules(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)
-	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 0, 3, 1, 9}, Keys: []int{longest, 30, 129, 0, longest / 2}, Causal: true}
+	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 0, 3, 1, 9}, Keys: []int{longest, 30, 129, 0, longest / 2}, Mask: attn.Mask{Causal: true}}
 	plan := m.engine.NewPlan()
 	for _, dense := range []bool{true, false} {
-		p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: cpu.Float16, dense: dense})
+		p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: attn.Float16, dense: dense})
 		for _, policy := range []lean.Policy{{}, {Kind: lean.PerHead}, {Kind: lean.FixedSplit, Splits: 1}, {Kind: lean.FixedSplit, Splits: 3}, {Kind: lean.FixedSplit, Splits: 100}} {
 			for _, workers := range []int{0, 1, 3, -1} {
 				p.geometry.Policy, p.geometry.Workers, p.geometry.Unfused = policy, max(workers, 0), workers < 0
@@ -72,8 +72,8 @@ func testPages(t *testing.T, m *machine, longest int) {
 		if page == 16 || page == 64 { // the kernels for pages, each once
 			dim, heads = []int{64, 128}[i/2%2], pick(rng, 4, 8)
 		}
-		shape := reftest.Shape{Heads: heads, KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Causal: true}
-		p := m.newProblem(t, rng, pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], page: page})
+		shape := reftest.Shape{Heads: heads, KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Mask: attn.Mask{Causal: true}}
+		p := m.newProblem(t, rng, pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], page: page})
 		for _, workers := range []int{0, 1, 3} {
 			p.geometry.Workers = workers
 			m.poison(t, &p.o)
@@ -92,7 +92,7 @@ func testPages(t *testing.T, m *machine, longest int) {
 // testRepeats: the same bits at every run, by another plan too.
 func testRepeats(t *testing.T, m *machine, n, work, longest int) {
 	rng := reftest.Rand(t)
-	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		p := m.newProblem(t, rng, reftest.Normal, options{kv: kv, work: work, longest: longest})
 		plan := m.engine.NewPlan()
 		var out, lse []byte
@@ -119,7 +119,7 @@ func testRepeats(t *testing.T, m *machine, n, work, longest int) {
 // testAppend: new rows are rounded to the cache's type, and nothing else is written.
 func testAppend(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
-	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	plan := m.engine.NewPlan()
 	for i := range 27 {
 		kv, newType := types[i%3], types[i/3%3]
@@ -179,7 +179,7 @@ func testManyTiles(t *testing.T, m *machine) {
 		for j, o := range []options{{dense: true}, {page: 16}, {page: 48}, {page: 64}} {
 			heads := []int{1, 6}[(i+j)%2]
 			o.shape = &reftest.Shape{Heads: heads, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1}, Keys: []int{161*defaultTile + rng.IntN(100)}}
-			o.kv = cpu.Float16
+			o.kv = attn.Float16
 			p := m.newProblem(t, rng, reftest.Normal, o)
 			p.geometry.Workers = 1
 			m.run(t, plan, p)
@@ -201,7 +201,7 @@ func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for _, group := range groups {
-		for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+		for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 			shape := reftest.Shape{Heads: 2 * group, KVHeads: 2, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{keys, keys - rng.IntN(128)}}
 			p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: kv})
 			merged := false
@@ -238,11 +238,11 @@ func testLargeQueries(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	const most = 0x1p116
-	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16} {
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16} {
 		for _, by := range []float64{most, 1 / most} {
 			shape := reftest.Shape{Heads: 3, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 7}, Keys: []int{300, 90}}
 			var p *problem
-			for p = nil; p == nil || p.query != cpu.Float32; {
+			for p = nil; p == nil || p.query != attn.Float32; {
 				if p != nil {
 					p.close(t)
 				}
@@ -250,7 +250,7 @@ func testLargeQueries(t *testing.T, m *machine) {
 			}
 			q := read(t, &p.q)
 			for i := range p.q.Len {
-				put(q, i, cpu.Float32, get(q, i, cpu.Float32)*by)
+				put(q, i, attn.Float32, get(q, i, attn.Float32)*by)
 			}
 			noError(t, p.q.Buffer.Upload(p.q.Offset, q))
 			p.geometry.Scale /= by
@@ -267,7 +267,7 @@ func testLargeQueries(t *testing.T, m *machine) {
 func testNeighbours(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		shape := reftest.Shape{Heads: 6, KVHeads: 3, Dim: 64, ValueDim: 64, Queries: []int{1, 2, 1, 5, 1}, Keys: []int{700, 33, 1500, 260, 95}}
 		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
 		p.geometry.Policy = lean.Policy{Kind: lean.PerHead}
@@ -277,7 +277,7 @@ func testNeighbours(t *testing.T, m *machine) {
 		together := read(t, &p.o)
 		all := p.seqs
 		for _, s := range all {
-			p.seqs = []cpu.Sequence{s}
+			p.seqs = []attn.Sequence{s}
 			m.run(t, plan, p)
 			width := p.Heads * p.Dim * p.out.Size()
 			rows := func(x []byte) []byte { return x[s.Row*width : (s.Row+s.Queries)*width] }

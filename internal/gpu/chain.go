@@ -3,7 +3,7 @@ package gpu
 import (
 	"math/bits"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -269,8 +269,8 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		return false
 	}
 	g := &p.look.geometry
-	if g.Unfused || chainDim(g.Dim) < 0 || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.engine.dev != c.d.dev ||
-		o.Q.DType != cpu.Float32 || o.Out.DType != cpu.Float32 || newK.DType != cpu.Float32 || newV.DType != cpu.Float32 {
+	if !canChain.Does(g) || chainDim(g.Dim) < 0 || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.engine.dev != c.d.dev ||
+		o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
 		return false
 	}
 	// One token a sequence, so that all output tiles have as many rows, and each KV

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -30,7 +30,7 @@ func fakeStack(t *testing.T, sms int, sh stackShape) (*stack, func() string) {
 func TestChainLeavesBatches(t *testing.T) {
 	m, _, d := fakeDecoder(t, 90, 13, 232448)
 	for rows, want := range map[int]bool{1: true, leastBatch - 1: true, leastBatch: false, chainRows: false} {
-		o := Linear{Rows: rows, In: 128, X: m.memory(t, cpu.Float32, rows*128), Parts: []LinearPart{{W: m.memory(t, cpu.Float16, 128*8), Y: m.memory(t, cpu.Float32, rows*8), Out: 8}}}
+		o := Linear{Rows: rows, In: 128, X: m.memory(t, attn.Float32, rows*128), Parts: []LinearPart{{W: m.memory(t, attn.Float16, 128*8), Y: m.memory(t, attn.Float32, rows*8), Out: 8}}}
 		if got := d.NewChain().Linear(&o); got != want {
 			t.Errorf("%d rows: %v", rows, got)
 		}
@@ -53,7 +53,7 @@ func TestChainLaunch(t *testing.T) {
 func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	sh := stackShape{
 		rows: 1 + i%chainRows, blocks: 1 + rng.IntN(3), heads: 4, kvHeads: 2, dim: []int{64, 128}[i%2], inner: 128 * (1 + rng.IntN(18)),
-		vocabulary: pick(rng, 0, 777), pageTokens: 16, kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i/2%2],
+		vocabulary: pick(rng, 0, 777), pageTokens: 16, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2],
 	}
 	for range sh.rows {
 		sh.keys = append(sh.keys, rng.IntN(200))
@@ -250,7 +250,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 
 // What a chain can't do it refuses, and is as it was.
 func TestChainRefuses(t *testing.T) {
-	sh := stackShape{rows: 2, blocks: 1, heads: 4, kvHeads: 4, dim: 64, inner: 512, pageTokens: 16, keys: []int{5, 9}, kv: cpu.Float16}
+	sh := stackShape{rows: 2, blocks: 1, heads: 4, kvHeads: 4, dim: 64, inner: 512, pageTokens: 16, keys: []int{5, 9}, kv: attn.Float16}
 	s, _ := fakeStack(t, 13, sh)
 	defer s.close(t)
 	at := func(i int) Linear { return *s.ops[i].linear }
@@ -267,11 +267,11 @@ func TestChainRefuses(t *testing.T) {
 		"other rows": {1, func(o *Linear) { *o = at(2); o.Rows = 1 }},
 		"columns":    {0, func(o *Linear) { o.In = 64 }},
 		"float32": {0, func(o *Linear) {
-			w := s.m.memory(t, cpu.Float32, o.In*o.In)
+			w := s.m.memory(t, attn.Float32, o.In*o.In)
 			o.Parts = []LinearPart{{W: w, Y: o.Parts[0].Y, Out: o.In}}
 			s.all = append(s.all, w.Buffer)
 		}},
-		"other weights":     {1, func(o *Linear) { *o = at(2); o.Parts = []LinearPart{o.Parts[0]}; o.Parts[0].W.DType = cpu.BFloat16 }},
+		"other weights":     {1, func(o *Linear) { *o = at(2); o.Parts = []LinearPart{o.Parts[0]}; o.Parts[0].W.DType = attn.BFloat16 }},
 		"a part of a layer": {1, func(o *Linear) { *o = at(2); o.Rows, o.X = 2, half(at(0).Parts[0].Y) }},
 		"its own input":     {0, func(o *Linear) { o.Parts = []LinearPart{o.Parts[0]}; o.Parts[0].Y = o.X }},
 		"what was read":     {1, func(o *Linear) { *o = at(2); o.Parts = []LinearPart{o.Parts[0]}; o.Parts[0].Y = s.x }},
@@ -298,8 +298,8 @@ func TestChainRefuses(t *testing.T) {
 	}
 
 	// What it can't begin or end with.
-	front := &Gather{Rows: 2, N: 256, TableRows: 3, Table: s.m.memory(t, cpu.Float16, 3*256), IDs: s.m.memory(t, cpu.Float32, 8), Y: s.m.memory(t, cpu.Float32, 2*256)}
-	ids, logits := s.m.memory(t, cpu.Float32, 4), s.ops[len(s.ops)-1].linear.Parts[0]
+	front := &Gather{Rows: 2, N: 256, TableRows: 3, Table: s.m.memory(t, attn.Float16, 3*256), IDs: s.m.memory(t, attn.Float32, 8), Y: s.m.memory(t, attn.Float32, 2*256)}
+	ids, logits := s.m.memory(t, attn.Float32, 4), s.ops[len(s.ops)-1].linear.Parts[0]
 	s.all = append(s.all, front.Table.Buffer, front.IDs.Buffer, front.Y.Buffer, ids.Buffer)
 	for name, change := range map[string]func(g *Gather, c *Chain){
 		"behind layers":  func(g *Gather, c *Chain) { o := at(0); c.Linear(&o) },
@@ -365,18 +365,18 @@ func TestChainRefuses(t *testing.T) {
 			t.Errorf("attention, %s: the chain has changed", name)
 		}
 	}
-	other := s.m.memory(t, cpu.Float32, 2*256)
+	other := s.m.memory(t, attn.Float32, 2*256)
 	s.all = append(s.all, other.Buffer)
 	attend("q from elsewhere", func(p **Plan, o *Operands, k, v *Memory) { o.Q = other })
 	attend("k from elsewhere", func(p **Plan, o *Operands, k, v *Memory) { *k = other })
 	attend("a log-sum-exp", func(p **Plan, o *Operands, k, v *Memory) { o.LSE = other })
-	attend("another type", func(p **Plan, o *Operands, k, v *Memory) { o.K.DType, o.V.DType = cpu.BFloat16, cpu.BFloat16 })
+	attend("another type", func(p **Plan, o *Operands, k, v *Memory) { o.K.DType, o.V.DType = attn.BFloat16, attn.BFloat16 })
 	attend("an output that was read", func(p **Plan, o *Operands, k, v *Memory) { o.Out = s.x })
 	attend("a plan that is not there", func(p **Plan, o *Operands, k, v *Memory) { *p = s.m.engine.NewPlan() })
 	attend("two tokens of a sequence", func(p **Plan, o *Operands, k, v *Memory) {
 		two := s.m.engine.NewPlan()
 		t.Cleanup(func() { noError(t, two.Close()) })
-		noError(t, two.Build((*p).look.geometry, []cpu.Sequence{{Row: 0, Queries: 2, Keys: 5, Pages: []int32{0}}}, 2))
+		noError(t, two.Build((*p).look.geometry, []attn.Sequence{{Row: 0, Queries: 2, Keys: 5, Pages: []int32{0}}}, 2))
 		noError(t, two.Upload(s.m.stream))
 		*p = two
 	})
@@ -385,7 +385,7 @@ func TestChainRefuses(t *testing.T) {
 
 // A chain of one layer is that layer's launch, and takes no memory.
 func TestChainOfOne(t *testing.T) {
-	s, log := fakeStack(t, 13, stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: 128, pageTokens: 16, keys: []int{5}, kv: cpu.Float16, linear: true})
+	s, log := fakeStack(t, 13, stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: 128, pageTokens: 16, keys: []int{5}, kv: attn.Float16, linear: true})
 	defer s.close(t)
 	s.ops = s.ops[:1]
 	c := s.chain(t)
@@ -409,7 +409,7 @@ func TestChainOfWideLayers(t *testing.T) {
 		"large for a pair": {rows: 1, heads: 1, kvHeads: 1, dim: 128, inner: 2*mostChainX + 128, keys: []int{5}},
 	} {
 		t.Run(name, func(t *testing.T) { // each has a driver of its own
-			sh.blocks, sh.vocabulary, sh.pageTokens, sh.kv = 1, 50, 16, cpu.Float16
+			sh.blocks, sh.vocabulary, sh.pageTokens, sh.kv = 1, 50, 16, attn.Float16
 			s, log := fakeStack(t, 14, sh)
 			c := s.chain(t)
 			noError(t, c.Queue(s.m.stream))
@@ -440,7 +440,7 @@ func TestChainLayouts(t *testing.T) {
 	}
 	layOut := func(m *machine, d *Decoder, s shape, rows int) layout {
 		c := d.NewChain()
-		c.element, c.dim, c.rows, c.plan = elementOf(cpu.Float16), s.dim, rows, &Plan{engine: m.engine}
+		c.element, c.dim, c.rows, c.plan = elementOf(attn.Float16), s.dim, rows, &Plan{engine: m.engine}
 		linear := func(in int, norm *Norm) {
 			c.needs = c.needsWith(&Linear{Rows: rows, In: in, Norm: norm})
 			c.layers = append(c.layers, chainPart{linear: &chainLinear{}})
@@ -509,7 +509,7 @@ func TestChainLayouts(t *testing.T) {
 func TestChainSplit(t *testing.T) {
 	_, _, d := fakeDecoder(t, 90, 14, 232448)
 	c := d.NewChain()
-	f16 := elementOf(cpu.Float16)
+	f16 := elementOf(attn.Float16)
 	large := Linear{Rows: 1, In: 16384}
 	for _, s := range []struct {
 		o    Linear
@@ -571,7 +571,7 @@ func testChainFaults(t *testing.T, sms int) {
 	m, lib, d := fakeDecoder(t, 90, sms, 232448)
 	lib.State().Argument("chain_", int(unsafe.Sizeof(chainLaunch{})))
 	d.leastPairs = 0
-	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 128, inner: 128, pageTokens: 16, keys: []int{50}, kv: cpu.Float16})
+	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 128, inner: 128, pageTokens: 16, keys: []int{50}, kv: attn.Float16})
 	live, failures := lib.Live(), 0
 	for n := 1; ; n++ {
 		c := s.chain(t)

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/choose"
-	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -28,7 +28,7 @@ type stack struct {
 	front []*Gather // one, or two of which the second one adds
 	ops   []stackOp
 	back  *Samples // nil: none
-	kv    cpu.DType
+	kv    attn.DType
 	outs  []Memory // of all layers, in order
 	cache []Memory
 	all   []*cuda.Buffer
@@ -46,7 +46,7 @@ type stackOp struct {
 type stackShape struct {
 	rows, blocks, heads, kvHeads, dim, inner, vocabulary, pageTokens int
 	keys                                                             []int // of each row's sequence; 0: it has none
-	kv                                                               cpu.DType
+	kv                                                               attn.DType
 	linear                                                           bool // no attention: what comes after it reads q
 	tables                                                           int  // that x is gathered from: 0, 1 or 2
 	choose                                                           bool // tokens, of logits
@@ -61,7 +61,7 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 		s.all = append(s.all, x.Buffer)
 		return x
 	}
-	random := func(d cpu.DType, n int, scale float64) Memory {
+	random := func(d attn.DType, n int, scale float64) Memory {
 		if rng != nil {
 			return keep(m.random(t, rng, d, n, scale).Memory)
 		}
@@ -76,13 +76,13 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 		return y
 	}
 	hidden, kvWidth := sh.heads*sh.dim, sh.kvHeads*sh.dim
-	var seqs []cpu.Sequence
+	var seqs []attn.Sequence
 	pages := 0
 	for row, keys := range sh.keys {
 		if keys == 0 {
 			continue
 		}
-		q := cpu.Sequence{Row: row, Queries: 1, Keys: keys}
+		q := attn.Sequence{Row: row, Queries: 1, Keys: keys}
 		for range ceil(keys, sh.pageTokens) {
 			q.Pages = append(q.Pages, int32(pages))
 			pages++
@@ -98,11 +98,11 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 			}
 		}
 	}
-	key := cpu.PageStrides{Page: sh.pageTokens * kvWidth, Head: sh.pageTokens * sh.dim, Row: sh.dim}
-	g := cpu.Geometry{
-		Heads: sh.heads, KVHeads: sh.kvHeads, Dim: sh.dim, ValueDim: sh.dim, Scale: 1 / math.Sqrt(float64(sh.dim)), Causal: true,
+	key := attn.PageStrides{Page: sh.pageTokens * kvWidth, Head: sh.pageTokens * sh.dim, Row: sh.dim}
+	g := attn.Problem{
+		Heads: sh.heads, KVHeads: sh.kvHeads, Dim: sh.dim, ValueDim: sh.dim, KV: sh.kv, Scale: 1 / math.Sqrt(float64(sh.dim)), Mask: attn.Mask{Causal: true},
 		PageTokens: sh.pageTokens, Key: key, Value: key,
-		Query: cpu.Strides{Row: hidden, Head: sh.dim}, Out: cpu.Strides{Row: hidden, Head: sh.dim},
+		Query: attn.Strides{Row: hidden, Head: sh.dim}, Out: attn.Strides{Row: hidden, Head: sh.dim},
 	}
 	s.set = func(t testing.TB) {
 		t.Helper()
@@ -111,14 +111,14 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 	}
 	s.set(t)
 
-	linear := func(x Memory, in int, norm bool, f cpu.Activation, residual Memory, outs ...int) []Memory {
+	linear := func(x Memory, in int, norm bool, f attn.Activation, residual Memory, outs ...int) []Memory {
 		o := &Linear{Rows: sh.rows, In: in, X: x, Activation: f, Residual: residual, Early: true}
 		if norm {
-			o.Norm = &Norm{Gamma: random(cpu.Float32, in, 1), Beta: random(cpu.Float32, in, 0.1), Eps: 1e-5}
+			o.Norm = &Norm{Gamma: random(attn.Float32, in, 1), Beta: random(attn.Float32, in, 0.1), Eps: 1e-5}
 		}
 		var ys []Memory
 		for _, n := range outs {
-			p := LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in))), B: random(cpu.Float32, n, 0.1), Y: out(sh.rows * n), Out: n}
+			p := LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in))), B: random(attn.Float32, n, 0.1), Y: out(sh.rows * n), Out: n}
 			s.bytes += n * in * sh.kv.Size()
 			o.Parts = append(o.Parts, p)
 			ys = append(ys, p.Y)
@@ -145,22 +145,22 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 		}
 		kind := sh.kv
 		if i == 1 {
-			kind = cpu.Float32
+			kind = attn.Float32
 		}
-		s.front = append(s.front, &Gather{Rows: sh.rows, N: hidden, TableRows: rows, Table: random(kind, rows*hidden, 1), IDs: keep(m.put(t, bytesOf(ids), cpu.Float32)), Residual: x, Y: out(sh.rows * hidden)})
+		s.front = append(s.front, &Gather{Rows: sh.rows, N: hidden, TableRows: rows, Table: random(kind, rows*hidden, 1), IDs: keep(m.put(t, bytesOf(ids), attn.Float32)), Residual: x, Y: out(sh.rows * hidden)})
 		x = s.front[i].Y
 	}
 	if sh.tables == 0 {
-		x = random(cpu.Float32, sh.rows*hidden, 1)
+		x = random(attn.Float32, sh.rows*hidden, 1)
 	}
 	s.x = x
 	var none Memory
-	activation := cpu.ReLU
+	activation := attn.ReLU
 	if sh.gelu {
-		activation = cpu.GELU
+		activation = attn.GELU
 	}
 	for range sh.blocks {
-		qkv := linear(x, hidden, true, cpu.NoActivation, none, hidden, kvWidth, kvWidth)
+		qkv := linear(x, hidden, true, attn.NoActivation, none, hidden, kvWidth, kvWidth)
 		a := qkv[0]
 		n := max(pages, 1) * sh.pageTokens * kvWidth
 		if !sh.linear {
@@ -169,12 +169,12 @@ func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShap
 			a = out(sh.rows * hidden)
 			s.ops = append(s.ops, stackOp{operands: Operands{Q: qkv[0], Out: a, K: k, V: v}, newK: qkv[1], newV: qkv[2]})
 		}
-		x = linear(a, hidden, false, cpu.NoActivation, x, hidden)[0]
+		x = linear(a, hidden, false, attn.NoActivation, x, hidden)[0]
 		h := linear(x, hidden, true, activation, none, sh.inner)[0]
-		x = linear(h, sh.inner, false, cpu.NoActivation, x, hidden)[0]
+		x = linear(h, sh.inner, false, attn.NoActivation, x, hidden)[0]
 	}
 	if sh.vocabulary > 0 {
-		logits := linear(x, hidden, true, cpu.NoActivation, none, sh.vocabulary)[0]
+		logits := linear(x, hidden, true, attn.NoActivation, none, sh.vocabulary)[0]
 		if sh.choose {
 			ids := keep(m.empty(t, sh.rows))
 			s.back = &Samples{Logits: logits, Rows: sh.rows, Vocab: sh.vocabulary, Stride: sh.vocabulary, IDs: Bytes{ids.Buffer, ids.Offset}}
@@ -354,7 +354,7 @@ func TestGPUChainLong(t *testing.T) {
 		{rows: 1, heads: 8, kvHeads: 8, dim: 64, keys: []int{33001}},
 		{rows: 2, heads: 16, kvHeads: 8, dim: 128, keys: []int{17003, 3}},
 	} {
-		sh.blocks, sh.inner, sh.pageTokens, sh.kv = 2, 512, 64, cpu.Float16
+		sh.blocks, sh.inner, sh.pageTokens, sh.kv = 2, 512, 64, attn.Float16
 		testSplits(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
 	}
 }
@@ -373,7 +373,7 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int,
 		sh := stackShape{
 			rows: 1 + i%chainRows, blocks: pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
 			inner: 128 * pick(rng, 1, 3, 8, 16, 17, 32, 33), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
-			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: linear,
+			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: linear,
 		}
 		for sh.heads*sh.dim%128 != 0 {
 			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
@@ -411,7 +411,7 @@ func (d *Decoder) withoutBatches() func() {
 
 // testProjection runs random stacks of a batch's rows.
 func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
-	if d.batches[elementOf(cpu.Float16)] == nil {
+	if d.batches[elementOf(attn.Float16)] == nil {
 		t.Skip("no kernels for the rows of a batch on this GPU")
 	}
 	rng := reftest.Rand(t)
@@ -425,7 +425,7 @@ func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest
 		sh := stackShape{
 			rows: leastBatch + rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), blocks: pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: pick(rng, 64, 80, 128),
 			inner: min(8*pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: pick(rng, 0, 7, 777), pageTokens: pick(rng, 16, 64, 128),
-			kv: []cpu.DType{cpu.Float16, cpu.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
+			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
 		}
 		sh.choose = sh.vocabulary > 0 && i%2 == 0
 		for range sh.rows {
@@ -472,10 +472,10 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 			}
 			first = append(first, got)
 			bound := 4e-3
-			if sh.kv == cpu.BFloat16 {
+			if sh.kv == attn.BFloat16 {
 				bound = 3e-2
 			}
-			closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], cpu.Float32, bound)
+			closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], attn.Float32, bound)
 		}
 		s.checkChoice(t, name)
 	}
@@ -508,7 +508,7 @@ func (s *stack) checkChoice(t testing.TB, name string) {
 		if at >= int(s.back.IDs.Offset) && row < s.rows {
 			x := make([]float32, s.back.Vocab)
 			for i := range x {
-				x[i] = float32(get(logits, row*s.back.Vocab+i, cpu.Float32))
+				x[i] = float32(get(logits, row*s.back.Vocab+i, attn.Float32))
 			}
 			want = int32(choose.Largest(x))
 		}
@@ -519,7 +519,7 @@ func (s *stack) checkChoice(t testing.TB, name string) {
 }
 
 // closeTo compares numbers, with a bound that is a part of the largest.
-func closeTo(t testing.TB, what string, got, want []byte, d cpu.DType, bound float64) {
+func closeTo(t testing.TB, what string, got, want []byte, d attn.DType, bound float64) {
 	t.Helper()
 	n, top := len(want)/d.Size(), 0.0
 	for i := range n {
@@ -547,7 +547,7 @@ func BenchmarkGPUChain(b *testing.B) {
 			behind     string
 		}{{1, 1024, ""}, {1, 8192, "behind8192"}, {1, 32768, "behind32768"}, {2, 1024, ""}, {4, 1024, ""}, {8, 1024, ""}, {16, 1024, ""}, {32, 1024, ""}, {64, 1024, ""}} {
 			rows := c.rows
-			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: cpu.Float16}
+			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: attn.Float16}
 			for range rows {
 				sh.keys = append(sh.keys, c.keys)
 			}

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -103,7 +103,7 @@ func testCopiesBefore(t *testing.T, m *machine, n int, o options) {
 	noError(t, err)
 	plan := m.engine.NewPlan()
 	for i := range n {
-		o.kv, o.dense = pick(rng, cpu.Float16, cpu.BFloat16, cpu.Float32), rng.IntN(3) == 0
+		o.kv, o.dense = pick(rng, attn.Float16, attn.BFloat16, attn.Float32), rng.IntN(3) == 0
 		in := pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, o)
 		p.randomSchedule()

@@ -4,7 +4,7 @@ import (
 	"math"
 	"sync"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -116,8 +116,8 @@ func (d *Decoder) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) 
 }
 
 func (m *Memory) checkFloats(op, name string, elements int) error {
-	if m.DType != cpu.Float32 {
-		return errorf(op, cpu.ErrDType, "%s is %v; it must be %v", name, m.DType, cpu.Float32)
+	if m.DType != attn.Float32 {
+		return errorf(op, attn.ErrDType, "%s is %v; it must be %v", name, m.DType, attn.Float32)
 	}
 	return m.check(op, name, elements)
 }
@@ -140,7 +140,7 @@ func (m *Memory) addressOr0() uint64 {
 
 func (n *Norm) check(op string, in int) error {
 	if !(n.Eps >= 0) || math.IsInf(n.Eps, 1) {
-		return errorf(op, cpu.ErrShape, "eps is %v", n.Eps)
+		return errorf(op, attn.ErrShape, "eps is %v", n.Eps)
 	}
 	if err := n.Gamma.checkIf(op, "gamma", in); err != nil {
 		return err
@@ -168,7 +168,7 @@ type normParams struct {
 func (d *Decoder) Norm(s *cuda.Stream, rows, n int, x, y Memory, norm *Norm) error {
 	const op = "norm"
 	if rows < 1 || n < 1 || rows > math.MaxInt32 || n > math.MaxInt32 {
-		return errorf(op, cpu.ErrShape, "%d rows of %d elements", rows, n)
+		return errorf(op, attn.ErrShape, "%d rows of %d elements", rows, n)
 	}
 	if err := x.checkFloats(op, "x", rows*n); err != nil {
 		return err

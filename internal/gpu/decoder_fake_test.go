@@ -10,7 +10,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 )
@@ -31,7 +31,7 @@ func loadDecoder(t *testing.T, m *machine) *Decoder {
 	return d
 }
 
-func (m *machine) memory(t *testing.T, d cpu.DType, n int) Memory {
+func (m *machine) memory(t *testing.T, d attn.DType, n int) Memory {
 	return m.put(t, make([]byte, n*d.Size()), d)
 }
 
@@ -73,15 +73,15 @@ func TestLinearLaunches(t *testing.T) {
 func TestLinearArguments(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
 	const rows, in = 40, 64
-	o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), Activation: cpu.ReLU, Early: true,
-		Norm: &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}}
+	o := Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Activation: attn.ReLU, Early: true,
+		Norm: &Norm{Gamma: m.memory(t, attn.Float32, in), Eps: 1e-5}}
 	for _, out := range []int{100, 32} {
-		o.Parts = append(o.Parts, LinearPart{W: m.memory(t, cpu.Float32, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out})
+		o.Parts = append(o.Parts, LinearPart{W: m.memory(t, attn.Float32, out*in), B: m.memory(t, attn.Float32, out), Y: m.memory(t, attn.Float32, rows*out), Out: out})
 	}
 	if scratch, err := d.Scratch(&o); scratch != rows*in || err != nil {
 		t.Fatalf("the norm of 40 rows needs a scratch of %d elements, %v", scratch, err)
 	}
-	o.Scratch = m.memory(t, cpu.Float32, rows*in)
+	o.Scratch = m.memory(t, attn.Float32, rows*in)
 	lib.Forget()
 	noError(t, d.Linear(m.stream, &o))
 	var list []launch
@@ -111,16 +111,16 @@ func TestLinearArguments(t *testing.T) {
 
 // someLinear is a Linear of 16-bit weights, and the memory that it uses.
 func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Linear, memory []Memory) {
-	dtype := pick(rng, cpu.Float16, cpu.BFloat16)
-	o = Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), Activation: cpu.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
+	dtype := pick(rng, attn.Float16, attn.BFloat16)
+	o = Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Activation: attn.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
 	memory = []Memory{o.X}
 	if rng.IntN(2) == 0 {
-		o.Norm = &Norm{Gamma: m.memory(t, cpu.Float32, in), Eps: 1e-5}
+		o.Norm = &Norm{Gamma: m.memory(t, attn.Float32, in), Eps: 1e-5}
 		memory = append(memory, o.Norm.Gamma)
 	}
 	for range 1 + rng.IntN(mostParts) {
 		out := 1 + rng.IntN(700)
-		p := LinearPart{W: m.memory(t, dtype, out*in), B: m.memory(t, cpu.Float32, out), Y: m.memory(t, cpu.Float32, rows*out), Out: out}
+		p := LinearPart{W: m.memory(t, dtype, out*in), B: m.memory(t, attn.Float32, out), Y: m.memory(t, attn.Float32, rows*out), Out: out}
 		o.Parts = append(o.Parts, p)
 		memory = append(memory, p.W, p.B, p.Y)
 	}
@@ -139,13 +139,13 @@ func TestMatrixLaunches(t *testing.T) {
 		rows, in := batchRows[len(batchRows)-1]+1+rng.IntN(300), 8*(1+rng.IntN(300))
 		o, memory := m.someLinear(t, rng, rows, in)
 		tiles := o.tilesOf(matrixTile)
-		wantError(t, "no scratch", d.Linear(m.stream, &o), cpu.ErrShape, "the scratch has no buffer")
+		wantError(t, "no scratch", d.Linear(m.stream, &o), attn.ErrShape, "the scratch has no buffer")
 		scratch, err := d.Scratch(&o)
 		noError(t, err)
 		if scratch != rows*in+rows {
 			t.Fatalf("%d rows of %d: a scratch of %d elements", rows, in, scratch)
 		}
-		o.Scratch = m.memory(t, cpu.Float32, scratch)
+		o.Scratch = m.memory(t, attn.Float32, scratch)
 		memory = append(memory, o.Scratch)
 		lib.Forget()
 		noError(t, d.Linear(m.stream, &o))
@@ -193,8 +193,8 @@ func TestMatrixRings(t *testing.T) {
 	_, _, d := fakeDecoder(t, 90, 132, 232448)
 	for _, rows := range []int{20, 60} {
 		for _, in := range []int{512, matrixWide, matrixWide + 8, 2 * matrixWide} {
-			o := Linear{Rows: rows, In: in, Parts: []LinearPart{{W: Memory{DType: cpu.Float16}, Out: 4096}}}
-			l, err := d.configureMatrix(elementOf(cpu.Float16), &o)
+			o := Linear{Rows: rows, In: in, Parts: []LinearPart{{W: Memory{DType: attn.Float16}, Out: 4096}}}
+			l, err := d.configureMatrix(elementOf(attn.Float16), &o)
 			if alone := 2*l.shared > 232448; err != nil || alone != (in <= matrixWide) {
 				t.Errorf("%d rows of %d: %+v, %v", rows, in, l, err)
 			}
@@ -207,11 +207,11 @@ func TestMatrixOfSmallMemory(t *testing.T) {
 	const most = 101376
 	_, _, d := fakeDecoder(t, 120, 48, most)
 	for _, rows := range []int{5, 16, 17, 33, 65, 500} {
-		o := Linear{Rows: rows, In: 4096, Parts: []LinearPart{{W: Memory{DType: cpu.Float16}, Out: 4096}}}
+		o := Linear{Rows: rows, In: 4096, Parts: []LinearPart{{W: Memory{DType: attn.Float16}, Out: 4096}}}
 		if _, ok, err := d.configureBatch(&o); ok || err != nil {
 			t.Errorf("%d rows of a GPU that has no batches: %v, %v", rows, ok, err)
 		}
-		if l, err := d.configureMatrix(elementOf(cpu.Float16), &o); err != nil || l.stages < 2 || l.shared > most || l.shared < matrixRows[l.kind].rows*4*(matrixTile+4) {
+		if l, err := d.configureMatrix(elementOf(attn.Float16), &o); err != nil || l.stages < 2 || l.shared > most || l.shared < matrixRows[l.kind].rows*4*(matrixTile+4) {
 			t.Errorf("%d rows: %+v, %v", rows, l, err)
 		}
 	}
@@ -226,8 +226,8 @@ func TestLinearWithoutClusters(t *testing.T) {
 		lib.State().FailIn("cuOccupancyMaxActiveClusters", code)
 		for _, rows := range []int{2, 20} {
 			const in, out = 256, 64
-			o := Linear{Rows: rows, In: in, X: m.memory(t, cpu.Float32, rows*in), Scratch: m.memory(t, cpu.Float32, rows*(in+1)),
-				Parts: []LinearPart{{W: m.memory(t, cpu.Float16, out*in), Y: m.memory(t, cpu.Float32, rows*out), Out: out}}}
+			o := Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Scratch: m.memory(t, attn.Float32, rows*(in+1)),
+				Parts: []LinearPart{{W: m.memory(t, attn.Float16, out*in), Y: m.memory(t, attn.Float32, rows*out), Out: out}}}
 			lib.Forget()
 			err := d.Linear(m.stream, &o)
 			if (err == nil) != want || err == nil && (len(launches(lib.Log())) == 0 || strings.Contains(lib.Log(), "\ncluster ")) {
@@ -302,7 +302,7 @@ func TestBatchLaunches(t *testing.T) {
 	}
 
 	// Rows too wide for a slice of them in shared memory are a matrix.
-	o := Linear{Rows: 16, In: 1 << 16, Parts: []LinearPart{{W: Memory{DType: cpu.Float16}, Out: 64}}}
+	o := Linear{Rows: 16, In: 1 << 16, Parts: []LinearPart{{W: Memory{DType: attn.Float16}, Out: 64}}}
 	if _, ok, err := d.configureBatch(&o); ok || err != nil || !d.isMatrix(&o) {
 		t.Errorf("16 rows of %d: %v, %v", o.In, ok, err)
 	}
@@ -343,10 +343,10 @@ func TestBatchCost(t *testing.T) {
 func TestGathersApart(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
 	const rows, n, of = 2, 8, 7
-	table, other := m.memory(t, cpu.Float16, of*n), m.memory(t, cpu.Float32, of*n)
-	ids, ids2 := m.memory(t, cpu.Float32, rows), m.memory(t, cpu.Float32, rows)
-	residual, y, sum := m.memory(t, cpu.Float32, rows*n), m.memory(t, cpu.Float32, rows*n), m.memory(t, cpu.Float32, rows*n)
-	longer := m.memory(t, cpu.Float32, of*n)
+	table, other := m.memory(t, attn.Float16, of*n), m.memory(t, attn.Float32, of*n)
+	ids, ids2 := m.memory(t, attn.Float32, rows), m.memory(t, attn.Float32, rows)
+	residual, y, sum := m.memory(t, attn.Float32, rows*n), m.memory(t, attn.Float32, rows*n), m.memory(t, attn.Float32, rows*n)
+	longer := m.memory(t, attn.Float32, of*n)
 	first := Gather{Rows: rows, N: n, TableRows: of, Table: table, IDs: ids, Residual: residual, Y: y}
 	good := func() Gather {
 		return Gather{Rows: rows, N: n, TableRows: of, Table: other, IDs: ids2, Residual: y, Y: sum}
@@ -396,8 +396,8 @@ func TestGathersApart(t *testing.T) {
 // What is wrong is said before anything is queued.
 func TestDecoderRefuses(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
-	x, w, y := m.memory(t, cpu.Float32, 32), m.memory(t, cpu.Float16, 48), m.memory(t, cpu.Float32, 6)
-	half := m.memory(t, cpu.Float16, 64)
+	x, w, y := m.memory(t, attn.Float32, 32), m.memory(t, attn.Float16, 48), m.memory(t, attn.Float32, 6)
+	half := m.memory(t, attn.Float16, 64)
 	good := func() Linear {
 		return Linear{Rows: 2, In: 16, X: x, Parts: []LinearPart{{W: w, Y: y, Out: 3}}}
 	}
@@ -407,34 +407,34 @@ func TestDecoderRefuses(t *testing.T) {
 		want   error
 		text   string
 	}{
-		"rows":            {func(o *Linear) { o.Rows = 0 }, cpu.ErrShape, "0 rows"},
-		"activation":      {func(o *Linear) { o.Activation = 3 }, cpu.ErrShape, "Activation(3)"},
-		"no layers":       {func(o *Linear) { o.Parts = nil }, cpu.ErrShape, "0 layers"},
-		"four layers":     {func(o *Linear) { o.Parts = make([]LinearPart, 4) }, cpu.ErrShape, "4 layers"},
-		"x too short":     {func(o *Linear) { o.Rows = 3 }, cpu.ErrShape, "x has 32 elements of 48"},
-		"x of float16":    {func(o *Linear) { o.X = half }, cpu.ErrDType, "x is float16"},
-		"w of float64":    {func(o *Linear) { o.Parts[0].W.DType = cpu.Float64 }, cpu.ErrDType, "w is float64"},
-		"w too short":     {func(o *Linear) { o.Parts[0].Out = 4 }, cpu.ErrShape, "w has 48 elements of 64"},
-		"odd rows":        {func(o *Linear) { o.In = 12 }, cpu.ErrShape, "a multiple of 8"},
-		"no y":            {func(o *Linear) { o.Parts[0].Y = Memory{} }, cpu.ErrShape, "y has no buffer"},
-		"b of float16":    {func(o *Linear) { o.Parts[0].B = half }, cpu.ErrDType, "b is float16"},
-		"residual":        {func(o *Linear) { o.Residual = x; o.Residual.Len = 5 }, cpu.ErrShape, "the residual has 5 elements of 6"},
-		"two residuals":   {func(o *Linear) { o.Parts = append(o.Parts, o.Parts[0]); o.Residual = x }, cpu.ErrShape, "a residual of 2 layers"},
-		"types of layers": {func(o *Linear) { p := o.Parts[0]; p.W.DType = cpu.BFloat16; o.Parts = append(o.Parts, p) }, cpu.ErrDType, "of layer 0 float16"},
-		"eps":             {func(o *Linear) { o.Norm = &Norm{Eps: math.NaN()} }, cpu.ErrShape, "eps is NaN"},
-		"gamma":           {func(o *Linear) { o.Norm = &Norm{Gamma: y} }, cpu.ErrShape, "gamma has 6 elements of 16"},
-		"memory's place":  {func(o *Linear) { o.X.Offset += 4; o.X.Len = 32 }, cpu.ErrShape, "x"},
+		"rows":            {func(o *Linear) { o.Rows = 0 }, attn.ErrShape, "0 rows"},
+		"activation":      {func(o *Linear) { o.Activation = 3 }, attn.ErrShape, "Activation(3)"},
+		"no layers":       {func(o *Linear) { o.Parts = nil }, attn.ErrShape, "0 layers"},
+		"four layers":     {func(o *Linear) { o.Parts = make([]LinearPart, 4) }, attn.ErrShape, "4 layers"},
+		"x too short":     {func(o *Linear) { o.Rows = 3 }, attn.ErrShape, "x has 32 elements of 48"},
+		"x of float16":    {func(o *Linear) { o.X = half }, attn.ErrDType, "x is float16"},
+		"w of float64":    {func(o *Linear) { o.Parts[0].W.DType = attn.Float64 }, attn.ErrDType, "w is float64"},
+		"w too short":     {func(o *Linear) { o.Parts[0].Out = 4 }, attn.ErrShape, "w has 48 elements of 64"},
+		"odd rows":        {func(o *Linear) { o.In = 12 }, attn.ErrShape, "a multiple of 8"},
+		"no y":            {func(o *Linear) { o.Parts[0].Y = Memory{} }, attn.ErrShape, "y has no buffer"},
+		"b of float16":    {func(o *Linear) { o.Parts[0].B = half }, attn.ErrDType, "b is float16"},
+		"residual":        {func(o *Linear) { o.Residual = x; o.Residual.Len = 5 }, attn.ErrShape, "the residual has 5 elements of 6"},
+		"two residuals":   {func(o *Linear) { o.Parts = append(o.Parts, o.Parts[0]); o.Residual = x }, attn.ErrShape, "a residual of 2 layers"},
+		"types of layers": {func(o *Linear) { p := o.Parts[0]; p.W.DType = attn.BFloat16; o.Parts = append(o.Parts, p) }, attn.ErrDType, "of layer 0 float16"},
+		"eps":             {func(o *Linear) { o.Norm = &Norm{Eps: math.NaN()} }, attn.ErrShape, "eps is NaN"},
+		"gamma":           {func(o *Linear) { o.Norm = &Norm{Gamma: y} }, attn.ErrShape, "gamma has 6 elements of 16"},
+		"memory's place":  {func(o *Linear) { o.X.Offset += 4; o.X.Len = 32 }, attn.ErrShape, "x"},
 	} {
 		o := good()
 		c.change(&o)
 		wantError(t, name, d.Linear(m.stream, &o), c.want, c.text)
 	}
-	wantError(t, "norm", d.Norm(m.stream, 2, 17, x, x, &Norm{}), cpu.ErrShape, "x has 32 elements of 34")
-	wantError(t, "gather", d.Gather(m.stream, &Gather{Rows: 2, N: 8, TableRows: 7, Table: w, IDs: y, Y: x}), cpu.ErrShape, "the table has 48 elements of 56")
+	wantError(t, "norm", d.Norm(m.stream, 2, 17, x, x, &Norm{}), attn.ErrShape, "x has 32 elements of 34")
+	wantError(t, "gather", d.Gather(m.stream, &Gather{Rows: 2, N: 8, TableRows: 7, Table: w, IDs: y, Y: x}), attn.ErrShape, "the table has 48 elements of 56")
 	if d.NewGathers(&Gather{Rows: 2, N: 8, TableRows: 7, Table: w, IDs: y, Y: x}) != nil {
 		t.Error("a table that is too short waits to be gathered")
 	}
-	wantError(t, "gather ids", d.Gather(m.stream, &Gather{Rows: 7, N: 2, TableRows: 7, Table: w, IDs: y, Y: x}), cpu.ErrShape, "the ids has 6 elements of 7")
+	wantError(t, "gather ids", d.Gather(m.stream, &Gather{Rows: 7, N: 2, TableRows: 7, Table: w, IDs: y, Y: x}), attn.ErrShape, "the ids has 6 elements of 7")
 	if n := len(launches(lib.Log())); n != 0 {
 		t.Errorf("%d launches", n)
 	}

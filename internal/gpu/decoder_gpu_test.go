@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -29,7 +29,7 @@ type matrix struct {
 	x []float64
 }
 
-func (m *machine) random(t testing.TB, rng *rand.Rand, d cpu.DType, n int, scale float64) (r matrix) {
+func (m *machine) random(t testing.TB, rng *rand.Rand, d attn.DType, n int, scale float64) (r matrix) {
 	data := make([]byte, n*d.Size())
 	r.x = make([]float64, n)
 	for i := range r.x {
@@ -41,7 +41,7 @@ func (m *machine) random(t testing.TB, rng *rand.Rand, d cpu.DType, n int, scale
 }
 
 func (m *machine) empty(t testing.TB, n int) (r Memory) {
-	r = Memory{DType: cpu.Float32, Len: n}
+	r = Memory{DType: attn.Float32, Len: n}
 	m.poison(t, &r)
 	return r
 }
@@ -77,8 +77,8 @@ func normed(x []float64, n int, gamma, beta []float64, eps float64) []float64 {
 
 // lost is how much of a product's operands the tensor core's parts of them do
 // not have, and sums in float32 lose.
-func lost(d cpu.DType) float64 {
-	if d == cpu.BFloat16 {
+func lost(d attn.DType) float64 {
+	if d == attn.BFloat16 {
 		return 0x1p-15
 	}
 	return 0x1p-18
@@ -102,7 +102,7 @@ func TestGPULinear(t *testing.T) {
 // testLinear runs random layers of up to so many inputs and outputs a part.
 func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
 	rng := reftest.Rand(t)
-	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	defer func(all []int) { d.splits = all }(d.splits)
 	for i := range cases {
 		d.splits = batchSplits[:]
@@ -115,22 +115,22 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 		if rows > 40 {
 			in = min(in, 1000)
 		}
-		o := Linear{Rows: rows, In: in, Activation: cpu.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
+		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
 		scale := math.Ldexp(1, pick(rng, 0, 0, -40, 40))
-		x := m.random(t, rng, cpu.Float32, rows*in, scale)
+		x := m.random(t, rng, attn.Float32, rows*in, scale)
 		o.X = x.Memory
 		if rng.IntN(3) == 0 { // one element far above the others
 			data := read(t, &o.X)
 			x.x[rng.IntN(len(x.x))] *= 0x1p12
 			for j, v := range x.x {
-				put(data, j, cpu.Float32, v)
+				put(data, j, attn.Float32, v)
 			}
 			noError(t, o.X.Buffer.Upload(o.X.Offset, data))
 		}
 		memory := []Memory{o.X}
 		left := x.x
 		if rng.IntN(2) == 0 {
-			gamma, beta := m.random(t, rng, cpu.Float32, in, 1), m.random(t, rng, cpu.Float32, in, 1)
+			gamma, beta := m.random(t, rng, attn.Float32, in, 1), m.random(t, rng, attn.Float32, in, 1)
 			o.Norm = &Norm{Gamma: gamma.Memory, Beta: beta.Memory, Eps: 1e-5}
 			memory = append(memory, gamma.Memory, beta.Memory)
 			if rng.IntN(4) == 0 {
@@ -147,7 +147,7 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 			o.Parts = append(o.Parts, LinearPart{W: p.w.Memory, Y: m.empty(t, rows*out), Out: out})
 			last := &o.Parts[len(o.Parts)-1]
 			if rng.IntN(2) == 0 {
-				p.b = m.random(t, rng, cpu.Float32, out, scale)
+				p.b = m.random(t, rng, attn.Float32, out, scale)
 				last.B = p.b.Memory
 				memory = append(memory, p.b.Memory)
 			}
@@ -156,7 +156,7 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 		}
 		var residual matrix
 		if len(parts) == 1 && rng.IntN(2) == 0 {
-			residual = m.random(t, rng, cpu.Float32, rows*o.Parts[0].Out, scale)
+			residual = m.random(t, rng, attn.Float32, rows*o.Parts[0].Out, scale)
 			o.Residual = residual.Memory
 			memory = append(memory, residual.Memory)
 		}
@@ -187,9 +187,9 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 					}
 					own := 0.0 // what the activation is off by
 					switch o.Activation {
-					case cpu.ReLU:
+					case attn.ReLU:
 						sum = max(sum, 0)
-					case cpu.GELU:
+					case attn.GELU:
 						own = 0x1p-22 * math.Abs(sum)
 						sum, size, most = reftest.GELU(sum), 1.13*size, 1.13*most
 					}
@@ -200,7 +200,7 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 						size += math.Sqrt(float64(in)) // what the norm itself rounds
 					}
 					bound := lost(w)*size + cut*most + own
-					if got := get(y, r*out+c, cpu.Float32); !(math.Abs(got-sum) <= bound) {
+					if got := get(y, r*out+c, attn.Float32); !(math.Abs(got-sum) <= bound) {
 						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, norm %v: row %d, column %d: %v, want %v, bound %v",
 							i, w, rows, in, out, j, len(parts), o.Norm != nil, r, c, got, sum, bound)
 					}
@@ -222,8 +222,8 @@ func testNorm(t *testing.T, m *machine, d *Decoder, cases int) {
 	rng := reftest.Rand(t)
 	for range cases {
 		rows, n := pick(rng, 1, 2, 5, 33), pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
-		x := m.random(t, rng, cpu.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
-		gamma, beta := m.random(t, rng, cpu.Float32, n, 1), m.random(t, rng, cpu.Float32, n, 1)
+		x := m.random(t, rng, attn.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
+		gamma, beta := m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, n, 1)
 		y := m.empty(t, rows*n)
 		noError(t, d.Norm(m.stream, rows, n, x.Memory, y, &Norm{Gamma: gamma.Memory, Beta: beta.Memory, Eps: 1e-5}))
 		m.settle(t)
@@ -234,7 +234,7 @@ func testNorm(t *testing.T, m *machine, d *Decoder, cases int) {
 			_, variance := moments(row)
 			top := max(slices.Max(row), -slices.Min(row))
 			bound := 1e-5*(1+math.Abs(want)) + 0x1p-22*top/math.Sqrt(variance+1e-5)*math.Abs(gamma.x[i%n])
-			if v := get(got, i, cpu.Float32); !(math.Abs(v-want) <= bound) {
+			if v := get(got, i, attn.Float32); !(math.Abs(v-want) <= bound) {
 				t.Fatalf("%d x %d, element %d: %v, want %v, +- %v", rows, n, i, v, want, bound)
 			}
 		}
@@ -259,18 +259,18 @@ func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
 	for i := range cases {
 		rows, n := 1+rng.IntN(40), 1+rng.IntN(900)
 		var all, come []Memory
-		residual := m.random(t, rng, cpu.Float32, rows*n, 1)
+		residual := m.random(t, rng, attn.Float32, rows*n, 1)
 		all = append(all, residual.Memory)
 		// A gather of fresh operands, and what it makes of what is added.
 		fresh := func(i int) (*Gather, func(added func(at int) float64) []float64) {
-			kind, of := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}[i%3], 1+rng.IntN(300)
+			kind, of := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}[i%3], 1+rng.IntN(300)
 			table := m.random(t, rng, kind, of*n, 1)
 			ids, data := make([]int, rows), make([]byte, 4*rows)
 			for r := range ids {
 				ids[r] = pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
 				binary.LittleEndian.PutUint32(data[4*r:], uint32(int32(ids[r])))
 			}
-			o := &Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, IDs: m.put(t, make([]byte, len(data)), cpu.Float32), Y: m.empty(t, rows*n)}
+			o := &Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, IDs: m.put(t, make([]byte, len(data)), attn.Float32), Y: m.empty(t, rows*n)}
 			all = append(all, o.Table, o.IDs, o.Y)
 			noError(t, pinned.Write(len(data)*len(come), data))
 			come = append(come, o.IDs)
@@ -289,7 +289,7 @@ func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
 			t.Helper()
 			y := read(t, &o.Y)
 			for at, want := range want {
-				if got := get(y, at, cpu.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+				if got := get(y, at, attn.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
 					t.Fatalf("%s: row %d, column %d: %v, want %v", what, at/n, at%n, got, want)
 				}
 			}
@@ -349,7 +349,7 @@ func BenchmarkGPULinear(b *testing.B) {
 				one := s.in * s.out * s.parts * 2
 				count := max(4, (600<<20)/one)
 				var memory []Memory
-				x := m.random(b, rng, cpu.Float32, rows*s.in, 1)
+				x := m.random(b, rng, attn.Float32, rows*s.in, 1)
 				scratch := m.empty(b, rows*(s.in+1))
 				memory = append(memory, x.Memory, scratch)
 				var ops []Linear
@@ -358,7 +358,7 @@ func BenchmarkGPULinear(b *testing.B) {
 					// As in a decoder: a norm where x is narrow, but for the layer behind
 					// attention, which has a residual as the one of wide x has.
 					vector := func(n int) Memory {
-						v := m.random(b, rng, cpu.Float32, n, 1)
+						v := m.random(b, rng, attn.Float32, n, 1)
 						memory = append(memory, v.Memory)
 						return v.Memory
 					}
@@ -368,12 +368,12 @@ func BenchmarkGPULinear(b *testing.B) {
 						o.Residual = vector(rows * s.out)
 					}
 					if s.out == 4*s.in {
-						o.Activation = cpu.ReLU
+						o.Activation = attn.ReLU
 					}
 					for range s.parts {
 						w, err := m.dev.NewBuffer(int64(s.in * s.out * 2))
 						noError(b, err)
-						p := LinearPart{W: Memory{Buffer: w, DType: cpu.Float16, Len: s.in * s.out}, Y: m.empty(b, rows*s.out), Out: s.out}
+						p := LinearPart{W: Memory{Buffer: w, DType: attn.Float16, Len: s.in * s.out}, Y: m.empty(b, rows*s.out), Out: s.out}
 						if s.out < 50000 {
 							p.B = vector(s.out)
 						}

@@ -1,5 +1,5 @@
 // Package gpu computes attention on a GPU: what package cpu does on the host,
-// with the same vocabulary ([cpu.Geometry], [cpu.Sequence]) and the same
+// with the same vocabulary ([attn.Problem], [attn.Sequence]) and the same
 // schedules (package lean), by the kernels of package kernels. It knows memory
 // of a GPU and streams, and nothing of Gorgonia.
 //

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated"
@@ -72,7 +72,7 @@ func TestEmulatedAppend(t *testing.T)       { testAppend(t, emulatedGPU(t, 3)) }
 func TestEmulatedGraph(t *testing.T)        { testGraph(t, emulatedGPU(t, 4), 3, 200) }
 func TestEmulatedRuns(t *testing.T)         { testRuns(t, emulatedGPU(t, 4), 700) }
 func TestEmulatedStreams(t *testing.T) {
-	testStreams(t, emulatedGPU(t, 3), 2, 20, options{kv: cpu.Float16, work: 1e5, longest: 2000})
+	testStreams(t, emulatedGPU(t, 3), 2, 20, options{kv: attn.Float16, work: 1e5, longest: 2000})
 }
 func TestEmulatedManyLaunches(t *testing.T) { testManyLaunches(t, emulatedGPU(t, 3), 3) }
 func TestEmulatedAcceptance(t *testing.T)   { testAcceptance(t, emulatedGPU(t, 5), 120000) }

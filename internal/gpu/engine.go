@@ -3,19 +3,17 @@ package gpu
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/kernels"
 )
 
 // ErrState is a call out of order: a Run before Upload, say. Other errors wrap
-// those of package cpu ([cpu.ErrShape], [cpu.ErrDType], [cpu.ErrPage]), of
+// those of package cpu ([attn.ErrShape], [attn.ErrDType], [attn.ErrPage]), of
 // package cuda, and [kernels.ErrNoImage].
 var ErrState = errors.New("call out of order")
 
@@ -112,16 +110,10 @@ func (e *Engine) pagedKernel(s *shape, pages int) *cuda.Function {
 	return e.paged[s.element][i]
 }
 
-// opens says whether there is a kernel for such pages. Which type keys are of is not known to
-// a plan.
-func (e *Engine) opens(g *cpu.Geometry) bool {
-	for element := range elements {
-		s := e.shape(element, g.Dim)
-		if e.pagedKernel(&s, s.pages(true, g.PageTokens)) != nil {
-			return true
-		}
-	}
-	return false
+// opens says whether there is a kernel for such pages.
+func (e *Engine) opens(g *attn.Problem) bool {
+	s := e.shape(elementOf(g.KV), g.Dim)
+	return e.pagedKernel(&s, s.pages(true, g.PageTokens)) != nil
 }
 
 // sharing is a kernel whose thread blocks may have all of the shared memory that there
@@ -153,84 +145,54 @@ func (e *Engine) copies() bool { return e.info.Capability >= 90 }
 // finishes says whether warps of their own finish output tiles.
 func (e *Engine) finishes() bool { return e.info.Capability == 90 }
 
-// Supports says whether there is a kernel for a geometry with keys and values of
-// a type. Errors wrap cpu.ErrShape and cpu.ErrDType.
-func (e *Engine) Supports(g *cpu.Geometry, kv cpu.DType) error {
-	if err := HasKernel(g, kv); err != nil {
+// Supports says whether there is a kernel for a problem. Errors wrap attn.ErrShape,
+// attn.ErrDType and attn.ErrUnsupported.
+func (e *Engine) Supports(g *attn.Problem) error {
+	if err := HasKernel(g); err != nil {
 		return err
 	}
-	return e.fits("supports", elementOf(kv), g.Dim, min(blockRows, g.Heads/g.KVHeads))
+	return e.fits("supports", elementOf(g.KV), g.Dim, min(blockRows, g.Heads/g.KVHeads))
 }
 
 // HasKernel is Supports where no GPU is known: one of them may have too little
 // shared memory still.
-func HasKernel(g *cpu.Geometry, kv cpu.DType) error {
-	const op = "supports"
-	if err := checkGeometry(op, g); err != nil {
-		return err
-	}
-	if elementOf(kv) < 0 {
-		return errorf(op, cpu.ErrDType, "keys and values are %v; there are kernels for %v, %v and %v", kv, cpu.Float16, cpu.BFloat16, cpu.Float32)
-	}
-	return nil
-}
+func HasKernel(g *attn.Problem) error { return checkProblem("supports", g) }
 
 // fits reports output tiles of so many rows that there is no shared memory for.
 func (e *Engine) fits(op string, element, dim, rows int) error {
 	if _, ok := e.configure(e.shape(element, dim), rows); !ok {
-		return errorf(op, cpu.ErrShape, "%d rows of head dim %d, keys of %v: more than the GPU's %d bytes of shared memory can hold",
+		return errorf(op, attn.ErrShape, "%d rows of head dim %d, keys of %v: more than the GPU's %d bytes of shared memory can hold",
 			rows, dim, elements[element].dtype, e.info.SharedPerBlockMost)
 	}
 	return nil
 }
 
-// checkGeometry reports what is wrong with g, or has no kernel. What kernels would
-// ignore comes first: nothing else is as wrong.
-func checkGeometry(op string, g *cpu.Geometry) error {
-	bad := func(format string, args ...any) error { return errorf(op, cpu.ErrShape, format, args...) }
+// checkProblem reports what is wrong with g, or has no kernel.
+func checkProblem(op string, g *attn.Problem) error {
+	if err := g.Check(op); err != nil {
+		return err
+	}
+	if err := canAttend.Do(op, g); err != nil {
+		return err
+	}
+	bad := func(format string, args ...any) error { return errorf(op, attn.ErrUnsupported, format, args...) }
 	switch {
-	case g.Window != 0:
-		return bad("a window of %d keys: there are kernels without one only", g.Window)
-	case g.SoftCap != 0:
-		return bad("a soft cap of %v: there are kernels without one only", g.SoftCap)
-	case g.Slopes != "":
-		return bad("slopes of scores (ALiBi): there are kernels without them only")
-	case g.Bias != (cpu.Bias{}):
-		return bad("a bias: there are kernels without one only")
-	case g.KVHeads < 1 || g.Heads < 1 || g.Heads%g.KVHeads != 0:
-		return bad("%d query heads for %d KV heads", g.Heads, g.KVHeads)
 	case dimIndex(g.Dim) < 0:
 		return bad("head dim %d; there are kernels for %v", g.Dim, headDims)
-	case g.ValueDim != g.Dim:
-		return bad("value dim %d is not the head dim %d", g.ValueDim, g.Dim)
-	case g.PageTokens < 1:
-		return bad("pages of %d tokens", g.PageTokens)
-	case g.TileTokens < 0:
-		return bad("LeanTiles of %d tokens", g.TileTokens)
-	case g.Workers < 0:
-		return bad("%d workers", g.Workers)
-	case math.IsNaN(g.Scale) || math.IsInf(g.Scale, 0):
-		return bad("scale %v", g.Scale)
-	case g.Policy.Kind > lean.PerHead:
-		return bad("schedule %d", g.Policy.Kind)
-	case g.Policy.Kind == lean.FixedSplit && g.Policy.Splits < 1:
-		return bad("a fixed split into %d", g.Policy.Splits)
 	case g.Key != g.Value:
 		return bad("key strides %+v, value strides %+v: they must be equal", g.Key, g.Value)
 	case g.Key.Row != g.Dim:
 		return bad("keys are %d elements apart; they must follow each other", g.Key.Row)
-	case g.Key.Page < 0 || g.Key.Head < 0 || g.Key.Page%g.Dim != 0 || g.Key.Head%g.Dim != 0:
+	case g.Key.Page%g.Dim != 0 || g.Key.Head%g.Dim != 0:
 		return bad("key strides %+v are no multiples of the head dim %d", g.Key, g.Dim)
 	case g.Key.Page/g.Dim >= mostKeyRows || g.Key.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
 		return bad("key strides %+v, pages of %d tokens: there are kernels for less than %d rows of keys", g.Key, g.PageTokens, mostKeyRows)
-	case g.LSE.Row < 0 || g.LSE.Head < 0:
-		return bad("log-sum-exp strides %+v", g.LSE)
 	}
 	for _, s := range [...]struct {
 		name string
-		cpu.Strides
+		attn.Strides
 	}{{"query", g.Query}, {"output", g.Out}} {
-		if s.Row < 0 || s.Head < 0 || s.Row%4 != 0 || s.Head%4 != 0 {
+		if s.Row%4 != 0 || s.Head%4 != 0 {
 			return bad("%s strides %+v: they must be multiples of 4", s.name, s.Strides)
 		}
 	}
@@ -241,7 +203,7 @@ func checkGeometry(op string, g *cpu.Geometry) error {
 type Memory struct {
 	Buffer *cuda.Buffer
 	Offset int64 // bytes; the address must be a multiple of 16
-	DType  cpu.DType
+	DType  attn.DType
 	Len    int // elements
 }
 
@@ -252,15 +214,15 @@ func (m *Memory) address() uint64 { return m.Buffer.Address() + uint64(m.Offset)
 func (m *Memory) check(op, name string, elements int) error {
 	switch size := int64(m.DType.Size()); {
 	case m.Buffer == nil:
-		return errorf(op, cpu.ErrShape, "%s has no buffer", name)
+		return errorf(op, attn.ErrShape, "%s has no buffer", name)
 	case elementOf(m.DType) < 0:
-		return errorf(op, cpu.ErrDType, "%s is %v", name, m.DType)
+		return errorf(op, attn.ErrDType, "%s is %v", name, m.DType)
 	case m.Len < elements:
-		return errorf(op, cpu.ErrShape, "%s has %d elements of %d", name, m.Len, elements)
+		return errorf(op, attn.ErrShape, "%s has %d elements of %d", name, m.Len, elements)
 	case m.Offset < 0 || m.Offset > m.Buffer.Len() || int64(m.Len) > (m.Buffer.Len()-m.Offset)/size:
-		return errorf(op, cpu.ErrShape, "%s has %d elements at byte %d of a buffer of %d bytes", name, m.Len, m.Offset, m.Buffer.Len())
+		return errorf(op, attn.ErrShape, "%s has %d elements at byte %d of a buffer of %d bytes", name, m.Len, m.Offset, m.Buffer.Len())
 	case m.address()%16 != 0:
-		return errorf(op, cpu.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, m.Offset)
+		return errorf(op, attn.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, m.Offset)
 	}
 	return nil
 }

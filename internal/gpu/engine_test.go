@@ -6,7 +6,7 @@ import (
 	"sync"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // In the long run nothing is allocated.
@@ -86,7 +86,7 @@ func TestTensorMaps(t *testing.T) {
 	noError(t, err)
 	s := m.engine.shape(0, 64)
 	for i := range mostMaps + 10 {
-		x := Memory{Buffer: b, Offset: int64(16 * i), DType: cpu.Float16, Len: 640}
+		x := Memory{Buffer: b, Offset: int64(16 * i), DType: attn.Float16, Len: 640}
 		first, err := m.engine.tensorMap(&x, &s, 16)
 		noError(t, err)
 		lib.Forget()
@@ -125,7 +125,7 @@ func TestConcurrent(t *testing.T) {
 				for _, err := range []error{
 					plan.Build(p.geometry, p.seqs, p.rows), plan.Upload(m.stream),
 					plan.Append(m.stream, p.k, p.v, p.newK, p.newV), plan.Run(m.stream, p.operands()),
-					shared.Run(m.stream, p.operands()), m.engine.Supports(&p.geometry, p.kv),
+					shared.Run(m.stream, p.operands()), m.engine.Supports(&p.geometry),
 				} {
 					if err != nil {
 						t.Error(err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -192,7 +192,7 @@ func TestFakeGraph(t *testing.T) {
 
 func TestFakeStreams(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testStreams(t, m, 2, 20, options{kv: cpu.Float16, work: fewer(1e6), longest: 2000})
+	testStreams(t, m, 2, 20, options{kv: attn.Float16, work: fewer(1e6), longest: 2000})
 }
 
 func TestFakeManyLaunches(t *testing.T) {

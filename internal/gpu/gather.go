@@ -4,7 +4,7 @@ import (
 	"math"
 	"slices"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -19,7 +19,7 @@ type Gather struct {
 // ids is the memory of IDs as a type that memory may have, as wide as theirs.
 func (o *Gather) ids() Memory {
 	m := o.IDs
-	m.DType = cpu.Float32
+	m.DType = attn.Float32
 	return m
 }
 
@@ -27,7 +27,7 @@ func (o *Gather) ids() Memory {
 func (o *Gather) check() error {
 	const op = "gather"
 	if o.Rows < 1 || o.N < 1 || o.TableRows < 1 || max(o.Rows, o.N, o.TableRows) > math.MaxInt32 {
-		return errorf(op, cpu.ErrShape, "%d rows of %d elements from a table of %d", o.Rows, o.N, o.TableRows)
+		return errorf(op, attn.ErrShape, "%d rows of %d elements from a table of %d", o.Rows, o.N, o.TableRows)
 	}
 	if err := o.Table.check(op, "the table", o.TableRows*o.N); err != nil {
 		return err

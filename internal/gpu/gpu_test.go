@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
@@ -92,10 +93,10 @@ func TestGPUManyLaunches(t *testing.T) { testManyLaunches(t, realGPU(t), 200) }
 
 func TestGPUStreams(t *testing.T) {
 	m := realGPU(t)
-	testStreams(t, m, 2, 20, options{kv: cpu.Float16, work: 1e7, longest: 2000})
+	testStreams(t, m, 2, 20, options{kv: attn.Float16, work: 1e7, longest: 2000})
 	for range 2 {
-		shape := reftest.Shape{Heads: 12, KVHeads: 4, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{5000, 9000}, Causal: true}
-		testStreams(t, m, 6, orShort(300, 30), options{shape: &shape, kv: cpu.Float16})
+		shape := reftest.Shape{Heads: 12, KVHeads: 4, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{5000, 9000}, Mask: attn.Mask{Causal: true}}
+		testStreams(t, m, 6, orShort(300, 30), options{shape: &shape, kv: attn.Float16})
 	}
 }
 
@@ -104,9 +105,9 @@ func TestGPULong(t *testing.T) {
 	m := realGPU(t)
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for _, kv := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		for _, dim := range headDims {
-			shape := reftest.Shape{Heads: 4, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1, 2}, Keys: []int{40000 + rng.IntN(100), 17000 + rng.IntN(100)}, Causal: true}
+			shape := reftest.Shape{Heads: 4, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1, 2}, Keys: []int{40000 + rng.IntN(100), 17000 + rng.IntN(100)}, Mask: attn.Mask{Causal: true}}
 			p := m.newProblem(t, rng, pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: kv, dense: rng.IntN(2) == 0})
 			m.run(t, plan, p)
 			p.check(t)
@@ -122,8 +123,8 @@ func TestGPUAgainstCPU(t *testing.T) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for range 20 {
-		p := m.newProblem(t, rng, reftest.Normal, options{kv: cpu.Float32, dense: true, work: 1e7, longest: 2000})
-		if p.query != cpu.Float32 || p.out != cpu.Float32 {
+		p := m.newProblem(t, rng, reftest.Normal, options{kv: attn.Float32, dense: true, work: 1e7, longest: 2000})
+		if p.query != attn.Float32 || p.out != attn.Float32 {
 			p.close(t)
 			continue
 		}
@@ -134,13 +135,13 @@ func TestGPUAgainstCPU(t *testing.T) {
 			b := read(t, &x)
 			f := make([]float32, x.Len)
 			for i := range f {
-				f[i] = float32(get(b, i, cpu.Float32))
+				f[i] = float32(get(b, i, attn.Float32))
 			}
 			return f
 		}
 		k, v := floats(p.k), floats(p.v)
 		buffer := func(x []float32) cpu.Buffer {
-			return cpu.Buffer{DType: cpu.Float32, Ptr: pointerOf(x), Len: len(x)}
+			return cpu.Buffer{DType: attn.Float32, Ptr: pointerOf(x), Len: len(x)}
 		}
 		o := cpu.Operands[float32]{Q: floats(p.q), Out: make([]float32, p.o.Len), LSE: make([]float32, p.lse.Len), K: buffer(k), V: buffer(v)}
 		noError(t, cpu.Run(cpu.Default(), &c, &o))
@@ -185,14 +186,14 @@ func BenchmarkGPUAttend(b *testing.B) {
 	} {
 		b.Run(fmt.Sprintf("b%d_h%d/%d_n%d_p%d_%v", c.batch, c.heads, c.kv, c.keys, c.page, c.policy.Kind), func(b *testing.B) {
 			const dim = 128
-			g := cpu.Geometry{Heads: c.heads, KVHeads: c.kv, Dim: dim, ValueDim: dim, PageTokens: c.page, Scale: 0.1, Policy: c.policy,
-				Query: cpu.Strides{Row: c.heads * dim, Head: dim}, Out: cpu.Strides{Row: c.heads * dim, Head: dim},
-				Key: cpu.PageStrides{Page: c.kv * c.page * dim, Head: c.page * dim, Row: dim}}
+			g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: c.page, Scale: 0.1, Policy: c.policy,
+				Query: attn.Strides{Row: c.heads * dim, Head: dim}, Out: attn.Strides{Row: c.heads * dim, Head: dim},
+				Key: attn.PageStrides{Page: c.kv * c.page * dim, Head: c.page * dim, Row: dim}}
 			g.Value = g.Key
 			pages := c.keys / c.page
-			var seqs []cpu.Sequence
+			var seqs []attn.Sequence
 			for i := range c.batch {
-				s := cpu.Sequence{Row: i, Queries: 1, Keys: c.keys}
+				s := attn.Sequence{Row: i, Queries: 1, Keys: c.keys}
 				for j := range pages {
 					s.Pages = append(s.Pages, int32(j*c.batch+i))
 				}
@@ -202,7 +203,7 @@ func BenchmarkGPUAttend(b *testing.B) {
 				buffer, err := m.dev.NewBuffer(int64(n) * 2)
 				noError(b, err)
 				noError(b, buffer.Set(0, 0, buffer.Len()))
-				return Memory{Buffer: buffer, DType: cpu.Float16, Len: n}
+				return Memory{Buffer: buffer, DType: attn.Float16, Len: n}
 			}
 			o := &Operands{Q: memory(c.batch * c.heads * dim), Out: memory(c.batch * c.heads * dim), K: memory(c.batch * pages * g.Key.Page), V: memory(c.batch * pages * g.Key.Page)}
 			plan := m.engine.NewPlan()

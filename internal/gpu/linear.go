@@ -3,7 +3,7 @@ package gpu
 import (
 	"math"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -30,7 +30,7 @@ type Linear struct {
 	Norm     *Norm  // nil: x as it is
 	Scratch  Memory // as many elements as [Decoder.Scratch] says
 
-	Activation cpu.Activation
+	Activation attn.Activation
 	// Early: nothing that is queued writes W or what Norm has, so that it may be
 	// read before the work ahead is done.
 	Early bool
@@ -191,31 +191,31 @@ func (d *Decoder) normsBefore(o *Linear) (bool, error) {
 func (o *Linear) check() error {
 	const op = "linear"
 	if o.Rows < 1 || o.In < 1 || o.Rows > math.MaxInt32 || o.In > math.MaxInt32/8 {
-		return errorf(op, cpu.ErrShape, "%d rows of %d elements", o.Rows, o.In)
+		return errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.In)
 	}
 	if len(o.Parts) < 1 || len(o.Parts) > mostParts {
-		return errorf(op, cpu.ErrShape, "%d layers, outside [1, %d]", len(o.Parts), mostParts)
+		return errorf(op, attn.ErrShape, "%d layers, outside [1, %d]", len(o.Parts), mostParts)
 	}
-	if o.Activation > cpu.GELU {
-		return errorf(op, cpu.ErrShape, "the activation is %v", o.Activation)
+	if o.Activation > attn.GELU {
+		return errorf(op, attn.ErrShape, "the activation is %v", o.Activation)
 	}
 	if err := o.X.checkFloats(op, "x", o.Rows*o.In); err != nil {
 		return err
 	}
 	w := o.Parts[0].W.DType
 	if elementOf(w) < 0 {
-		return errorf(op, cpu.ErrDType, "w is %v", w)
+		return errorf(op, attn.ErrDType, "w is %v", w)
 	}
 	if each := 16 / w.Size(); o.In%each != 0 {
-		return errorf(op, cpu.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
+		return errorf(op, attn.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
 	}
 	for i := range o.Parts {
 		p := &o.Parts[i]
 		if p.Out < 1 || p.Out > math.MaxInt32/8 {
-			return errorf(op, cpu.ErrShape, "%d columns of layer %d", p.Out, i)
+			return errorf(op, attn.ErrShape, "%d columns of layer %d", p.Out, i)
 		}
 		if p.W.DType != w {
-			return errorf(op, cpu.ErrDType, "w of layer %d is %v, of layer 0 %v", i, p.W.DType, w)
+			return errorf(op, attn.ErrDType, "w of layer %d is %v, of layer 0 %v", i, p.W.DType, w)
 		}
 		if err := p.W.check(op, "w", p.Out*o.In); err != nil {
 			return err
@@ -228,7 +228,7 @@ func (o *Linear) check() error {
 		}
 	}
 	if o.Residual.Buffer != nil && len(o.Parts) > 1 {
-		return errorf(op, cpu.ErrShape, "a residual of %d layers", len(o.Parts))
+		return errorf(op, attn.ErrShape, "a residual of %d layers", len(o.Parts))
 	}
 	if err := o.Residual.checkIf(op, "the residual", o.Rows*o.Parts[0].Out); err != nil {
 		return err
@@ -241,7 +241,7 @@ func (o *Linear) check() error {
 
 // Linear queues linear layers. From 9.0 on 16-bit weights are read once for up to 128
 // rows, and for more by thread blocks side by side; else rows beyond 16 read them
-// again. Everything is checked first; errors wrap cpu.ErrShape, cpu.ErrDType, or are
+// again. Everything is checked first; errors wrap attn.ErrShape, attn.ErrDType, or are
 // the driver's.
 func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
@@ -279,7 +279,7 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 			return err
 		}
 		if !ok {
-			return errorf("linear", cpu.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
+			return errorf("linear", attn.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
 		}
 		p := linearParams{x: x.address() + uint64(row)*uint64(o.In)*4, rows: int32(l.rows), split: int32(l.split), stages: int32(l.stages)}
 		if err := d.linearArgs(&p, o, norm, row, linearTile, false); err != nil {

@@ -3,7 +3,7 @@ package gpu
 import (
 	"fmt"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -164,7 +164,7 @@ func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, er
 		}
 	}
 	if best.split == 0 {
-		return best, errorf("linear", cpu.ErrShape, "the GPU has too little shared memory for %d rows", o.Rows)
+		return best, errorf("linear", attn.ErrShape, "the GPU has too little shared memory for %d rows", o.Rows)
 	}
 	return best, nil
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -65,7 +65,7 @@ const (
 // look is all that a captured launch of a plan has of it. While it is the same,
 // the graph may be launched again.
 type look struct {
-	geometry cpu.Geometry
+	geometry attn.Problem
 	idle     bool // there are no rows: no launches
 	rows     int  // token rows
 	tileRows int  // at most so many rows in an output tile
@@ -102,7 +102,7 @@ func (p *Plan) Generation() uint64 {
 func (p *Plan) Reserve(c Capacity) error {
 	const op = "reserve"
 	if c.Sequences < 0 || c.Rows < 0 || c.Queries < 0 || c.Pages < 0 || max(c.Sequences, c.Rows, c.Queries, c.Pages) > math.MaxInt32 {
-		return errorf(op, cpu.ErrShape, "%+v", c)
+		return errorf(op, attn.ErrShape, "%+v", c)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,17 +126,17 @@ func (p *Plan) usable(op string) error {
 // -Inf. With rows 0 there are those of the sequences only, and no Append.
 //
 // It copies what it needs. Everything is checked first; on error p is unchanged.
-// Errors wrap cpu.ErrShape, cpu.ErrPage, or are the driver's where there is no
+// Errors wrap attn.ErrShape, attn.ErrPage, or are the driver's where there is no
 // memory. That rows of different sequences do not overlap is left to the caller,
 // as are the sizes of buffers, which Run checks.
-func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
+func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	const op = "plan"
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.usable(op); err != nil {
 		return err
 	}
-	if err := checkGeometry(op, &g); err != nil {
+	if err := checkProblem(op, &g); err != nil {
 		return err
 	}
 	need, err := measure(op, &g, seqs, rows)
@@ -146,14 +146,15 @@ func (p *Plan) Build(g cpu.Geometry, seqs []cpu.Sequence, rows int) error {
 	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
 	group := g.Heads / g.KVHeads
 	look.tileRows = min(blockRows, min(max(need.Queries, p.least.Queries, 1), blockRows)*group)
-	for el := range elements {
-		if err := p.engine.fits(op, el, g.Dim, look.tileRows); err != nil {
-			return err
-		}
+	if err := p.engine.fits(op, elementOf(g.KV), g.Dim, look.tileRows); err != nil {
+		return err
 	}
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	var scores int64
 	if g.Unfused {
+		if err := canUnfused.Do(op, &g); err != nil {
+			return err
+		}
 		if err := p.engine.loadUnfused(); err != nil {
 			return err
 		}
@@ -202,9 +203,9 @@ type measured struct {
 }
 
 // measure checks the sequences.
-func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measured, err error) {
+func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m measured, err error) {
 	if rows < 0 || rows > math.MaxInt32 {
-		return m, errorf(op, cpu.ErrShape, "%d rows", rows)
+		return m, errorf(op, attn.ErrShape, "%d rows", rows)
 	}
 	m.Rows, m.lastPage = rows, -1
 	group := g.Heads / g.KVHeads
@@ -212,24 +213,24 @@ func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measu
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt32-q.Queries || q.Keys > mostKeyRows {
-			return m, errorf(op, cpu.ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
+			return m, errorf(op, attn.ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
 		}
 		if q.Queries == 0 {
 			continue
 		}
 		if q.Queries > mostPackedRows/group {
-			return m, errorf(op, cpu.ErrShape, "sequence %d has %d queries of %d heads for each KV head: together more than %d", i, q.Queries, group, mostPackedRows)
+			return m, errorf(op, attn.ErrShape, "sequence %d has %d queries of %d heads for each KV head: together more than %d", i, q.Queries, group, mostPackedRows)
 		}
 		if rows > 0 && q.Row+q.Queries > rows {
-			return m, errorf(op, cpu.ErrShape, "sequence %d has rows [%d,%d) of %d", i, q.Row, q.Row+q.Queries, rows)
+			return m, errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d) of %d", i, q.Row, q.Row+q.Queries, rows)
 		}
 		live := ceil(q.Keys, g.PageTokens)
 		if len(q.Pages) < live {
-			return m, errorf(op, cpu.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
+			return m, errorf(op, attn.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
 		}
 		for j, page := range q.Pages[:live] {
 			if page < 0 {
-				return m, errorf(op, cpu.ErrPage, "sequence %d names page %d at %d", i, page, j)
+				return m, errorf(op, attn.ErrPage, "sequence %d names page %d at %d", i, page, j)
 			}
 			m.lastPage = max(m.lastPage, int(page))
 		}
@@ -241,14 +242,14 @@ func measure(op string, g *cpu.Geometry, seqs []cpu.Sequence, rows int) (m measu
 		m.splits = m.splits || live > 1
 		tiles += int64(ceil(q.Queries*group, blockRows)) * int64(ceil(q.Keys, tileTokens(g))) * int64(g.KVHeads)
 		if m.Pages > math.MaxInt32 || tiles > math.MaxInt32 {
-			return m, errorf(op, cpu.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, tiles)
+			return m, errorf(op, attn.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, tiles)
 		}
 	}
 	return m, nil
 }
 
 // pack writes the sequences, the block table and the slots of new tokens.
-func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) {
+func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool) {
 	p.seqs, p.pages, p.slots = p.seqs[:0], p.pages[:0], p.slots[:0]
 	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0
 	for range rows {
@@ -287,7 +288,7 @@ func (p *Plan) pack(g *cpu.Geometry, seqs []cpu.Sequence, rows int, paged bool) 
 }
 
 // blindRows lists the rows that see no key: thread blocks need not come there.
-func (p *Plan) blindRows(g *cpu.Geometry, rows int) {
+func (p *Plan) blindRows(g *attn.Problem, rows int) {
 	p.blind = append(p.blind[:0], 0)
 	p.covered = append(p.covered[:0], make([]bool, rows)...)
 	for _, s := range p.seqs {
@@ -297,7 +298,7 @@ func (p *Plan) blindRows(g *cpu.Geometry, rows int) {
 			}
 		}
 		for i := range s.queries {
-			if visible(g, &s, int(i)) > 0 {
+			if first, end := g.Mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
 				break // and so do the following ones
 			}
 			p.blind = append(p.blind, s.row+i)
@@ -312,7 +313,7 @@ func (p *Plan) blindRows(g *cpu.Geometry, rows int) {
 }
 
 // openingPages lists the pages that each work begins with, where a kernel may ask for them.
-func (p *Plan) openingPages(g *cpu.Geometry, paged bool) {
+func (p *Plan) openingPages(g *attn.Problem, paged bool) {
 	p.opening = p.opening[:0]
 	if paged && p.engine.opens(g) {
 		p.opening = slices.Grow(p.opening, len(p.works))[:len(p.works)]
@@ -323,11 +324,11 @@ func (p *Plan) openingPages(g *cpu.Geometry, paged bool) {
 // mostAhead is how many pages are brought into the L2 cache ahead of attention at most.
 const mostAhead = 255
 
-// pageBytes is the size of a page's keys, or values, of 16 bits; 0 where what lies
-// between two pages is not just that, or is large.
-func pageBytes(g *cpu.Geometry) int {
+// pageBytes is the size of a page's keys, or values; 0 where what lies between two
+// pages is not just that, or is large.
+func pageBytes(g *attn.Problem) int {
 	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Key.Page && n < 1<<26 {
-		return 2 * n
+		return n * g.KV.Size()
 	}
 	return 0
 }
@@ -336,7 +337,7 @@ func pageBytes(g *cpu.Geometry) int {
 // more pushes out what others need; and a third of the weights that make such queries,
 // keys and values of rows as wide as the queries. The launch that reads these brings
 // it, and has to wait for it.
-func (e *Engine) aheadBytes(g *cpu.Geometry) int {
+func (e *Engine) aheadBytes(g *attn.Problem) int {
 	width := g.Heads * g.Dim
 	weights := 2 * width * (width + 2*g.KVHeads*g.Dim)
 	return min(e.info.L2Bytes, weights) / 3
@@ -344,7 +345,7 @@ func (e *Engine) aheadBytes(g *cpu.Geometry) int {
 
 // aheadPages picks full pages, evenly over all sequences, so that each thread block will
 // find as much in the cache: a quarter of them at most.
-func (p *Plan) aheadPages(g *cpu.Geometry, paged bool) {
+func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 	p.ahead = append(p.ahead[:0], 0)
 	full := 0
 	for _, s := range p.seqs {

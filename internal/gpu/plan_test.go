@@ -10,24 +10,24 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // paged is a geometry of a cache with pages of 16 tokens.
-func paged(heads, kvHeads, dim int) cpu.Geometry {
-	g := cpu.Geometry{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, PageTokens: 16, Scale: 0.125,
-		Query: cpu.Strides{Row: heads * dim, Head: dim}, Out: cpu.Strides{Row: heads * dim, Head: dim}, LSE: cpu.Strides{Row: heads, Head: 1},
-		Key: cpu.PageStrides{Page: kvHeads * 16 * dim, Head: 16 * dim, Row: dim}}
+func paged(heads, kvHeads, dim int) attn.Problem {
+	g := attn.Problem{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: 16, Scale: 0.125,
+		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim}, LSE: attn.Strides{Row: heads, Head: 1},
+		Key: attn.PageStrides{Page: kvHeads * 16 * dim, Head: 16 * dim, Row: dim}}
 	g.Value = g.Key
 	return g
 }
 
 // sequenceOf has pages in order from first on.
-func sequenceOf(row, queries, keys, first int) cpu.Sequence {
-	s := cpu.Sequence{Row: row, Queries: queries, Keys: keys}
+func sequenceOf(row, queries, keys, first int) attn.Sequence {
+	s := attn.Sequence{Row: row, Queries: queries, Keys: keys}
 	for i := range ceil(keys, 16) {
 		s.Pages = append(s.Pages, int32(first+i))
 	}
@@ -61,56 +61,61 @@ func TestConfigure(t *testing.T) {
 
 func TestSupports(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	for _, d := range []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32} {
+	for _, d := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		for _, dim := range headDims {
 			g := paged(40, 2, dim)
-			noError(t, m.engine.Supports(&g, d))
+			g.KV = d
+			noError(t, m.engine.Supports(&g))
 		}
 	}
 	g := paged(4, 2, 64)
-	wantError(t, "float64", m.engine.Supports(&g, cpu.Float64), cpu.ErrDType, "float64")
+	g.KV = attn.Float64
+	wantError(t, "float64", m.engine.Supports(&g), attn.ErrDType, "float64")
 	for _, c := range badGeometries {
 		g := paged(4, 2, 64)
 		c.spoil(&g)
-		wantError(t, "supports", m.engine.Supports(&g, cpu.Float16), cpu.ErrShape, c.text)
+		wantError(t, "supports", m.engine.Supports(&g), c.want, c.text)
 		plan := m.engine.NewPlan()
-		wantError(t, "build", plan.Build(g, nil, 0), cpu.ErrShape, c.text)
+		wantError(t, "build", plan.Build(g, nil, 0), c.want, c.text)
 	}
 	small := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 1000}}
 	g = paged(4, 2, 64)
-	wantError(t, "little memory", small.Supports(&g, cpu.Float16), cpu.ErrShape, "more than the GPU's 1000 bytes of shared memory")
+	wantError(t, "little memory", small.Supports(&g), attn.ErrShape, "more than the GPU's 1000 bytes of shared memory")
 	m.engine.info.SharedPerBlockMost = 60000
 	g = paged(2, 2, 256)
-	noError(t, m.engine.Supports(&g, cpu.Float32))
-	wantError(t, "few rows fit", m.engine.NewPlan().Build(g, []cpu.Sequence{sequenceOf(0, 16, 20, 0)}, 16), cpu.ErrShape, "16 rows of head dim 256")
+	g.KV = attn.Float32
+	noError(t, m.engine.Supports(&g))
+	wantError(t, "few rows fit", m.engine.NewPlan().Build(g, []attn.Sequence{sequenceOf(0, 16, 20, 0)}, 16), attn.ErrShape, "16 rows of head dim 256")
 }
 
 var badGeometries = []struct {
-	spoil func(*cpu.Geometry)
+	spoil func(*attn.Problem)
+	want  error
 	text  string
 }{
-	{func(g *cpu.Geometry) { g.Window = 5 }, "a window of 5 keys"},
-	{func(g *cpu.Geometry) { g.SoftCap = 30 }, "a soft cap of 30"},
-	{func(g *cpu.Geometry) { g.Slopes = cpu.NewSlopes(make([]float64, 4)) }, "slopes of scores (ALiBi)"},
-	{func(g *cpu.Geometry) { g.Heads = 5 }, "5 query heads for 2"},
-	{func(g *cpu.Geometry) { g.KVHeads = 0 }, "for 0 KV heads"},
-	{func(g *cpu.Geometry) { g.Dim = 72 }, "head dim 72"},
-	{func(g *cpu.Geometry) { g.ValueDim = 128 }, "value dim 128"},
-	{func(g *cpu.Geometry) { g.PageTokens = 0 }, "pages of 0"},
-	{func(g *cpu.Geometry) { g.TileTokens = -1 }, "LeanTiles of -1"},
-	{func(g *cpu.Geometry) { g.Workers = -1 }, "-1 workers"},
-	{func(g *cpu.Geometry) { g.Scale = math.NaN() }, "scale NaN"},
-	{func(g *cpu.Geometry) { g.Scale = math.Inf(1) }, "scale +Inf"},
-	{func(g *cpu.Geometry) { g.Policy.Kind = 9 }, "schedule 9"},
-	{func(g *cpu.Geometry) { g.Policy.Kind = lean.FixedSplit }, "split into 0"},
-	{func(g *cpu.Geometry) { g.Value.Page++ }, "must be equal"},
-	{func(g *cpu.Geometry) { g.Key.Row, g.Value.Row = 128, 128 }, "128 elements apart"},
-	{func(g *cpu.Geometry) { g.Key.Head++; g.Value = g.Key }, "no multiples"},
-	{func(g *cpu.Geometry) { g.Key.Page = -64; g.Value = g.Key }, "no multiples"},
-	{func(g *cpu.Geometry) { g.Key.Page = 64 << 31; g.Value = g.Key }, "rows of keys"},
-	{func(g *cpu.Geometry) { g.LSE.Row = -1 }, "log-sum-exp strides"},
-	{func(g *cpu.Geometry) { g.Query.Row = 66 }, "query strides"},
-	{func(g *cpu.Geometry) { g.Out.Head = -64 }, "output strides"},
+	{func(g *attn.Problem) { g.Window = 5 }, attn.ErrUnsupported, "a window of 5 keys"},
+	{func(g *attn.Problem) { g.Cap = 30 }, attn.ErrUnsupported, "a soft cap of 30"},
+	{func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, 4)) }, attn.ErrUnsupported, "slopes of scores (ALiBi)"},
+	{func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} }, attn.ErrUnsupported, "a bias"},
+	{func(g *attn.Problem) { g.Heads = 5 }, attn.ErrShape, "5 query heads for 2"},
+	{func(g *attn.Problem) { g.KVHeads = 0 }, attn.ErrShape, "for 0 KV heads"},
+	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrUnsupported, "head dim 72"},
+	{func(g *attn.Problem) { g.ValueDim = 128 }, attn.ErrUnsupported, "values of 128 elements and keys of 64"},
+	{func(g *attn.Problem) { g.PageTokens = 0 }, attn.ErrShape, "pages of 0"},
+	{func(g *attn.Problem) { g.TileTokens = -1 }, attn.ErrShape, "LeanTiles of -1"},
+	{func(g *attn.Problem) { g.Workers = -1 }, attn.ErrShape, "-1 workers"},
+	{func(g *attn.Problem) { g.Scale = math.NaN() }, attn.ErrShape, "scale NaN"},
+	{func(g *attn.Problem) { g.Scale = math.Inf(1) }, attn.ErrShape, "scale +Inf"},
+	{func(g *attn.Problem) { g.Policy.Kind = 9 }, attn.ErrShape, "schedule 9"},
+	{func(g *attn.Problem) { g.Policy.Kind = lean.FixedSplit }, attn.ErrShape, "split into 0"},
+	{func(g *attn.Problem) { g.Value.Page++ }, attn.ErrUnsupported, "must be equal"},
+	{func(g *attn.Problem) { g.Key.Row, g.Value.Row = 128, 128 }, attn.ErrUnsupported, "128 elements apart"},
+	{func(g *attn.Problem) { g.Key.Head++; g.Value = g.Key }, attn.ErrUnsupported, "no multiples"},
+	{func(g *attn.Problem) { g.Key.Page = -64; g.Value = g.Key }, attn.ErrShape, "key strides"},
+	{func(g *attn.Problem) { g.Key.Page = 64 << 31; g.Value = g.Key }, attn.ErrUnsupported, "rows of keys"},
+	{func(g *attn.Problem) { g.LSE.Row = -1 }, attn.ErrShape, "log-sum-exp strides"},
+	{func(g *attn.Problem) { g.Query.Row = 66 }, attn.ErrUnsupported, "query strides"},
+	{func(g *attn.Problem) { g.Out.Head = -64 }, attn.ErrShape, "output strides"},
 }
 
 // What is refused leaves the plan as it was.
@@ -123,26 +128,26 @@ func TestBuildRefuses(t *testing.T) {
 	good := sequenceOf(0, 1, 40, 0)
 	for _, c := range []struct {
 		rows int
-		s    cpu.Sequence
+		s    attn.Sequence
 		err  error
 		text string
 	}{
-		{-1, good, cpu.ErrShape, "-1 rows"},
-		{1 << 31, good, cpu.ErrShape, "2147483648 rows"},
-		{3, sequenceOf(-1, 1, 1, 0), cpu.ErrShape, "row -1"},
-		{3, cpu.Sequence{Queries: -1}, cpu.ErrShape, "-1 queries"},
-		{3, cpu.Sequence{Queries: 1, Keys: -1}, cpu.ErrShape, "-1 keys"},
-		{3, cpu.Sequence{Queries: 1, Keys: mostKeyRows + 1}, cpu.ErrShape, "keys"},
-		{0, cpu.Sequence{Row: math.MaxInt32, Queries: 1}, cpu.ErrShape, "row 2147483647"},
-		{0, cpu.Sequence{Queries: mostPackedRows}, cpu.ErrShape, "together more than"},
-		{3, sequenceOf(2, 2, 5, 0), cpu.ErrShape, "rows [2,4) of 3"},
-		{3, cpu.Sequence{Queries: 1, Keys: 17, Pages: []int32{1}}, cpu.ErrPage, "1 pages of 16 tokens for 17 keys"},
-		{3, cpu.Sequence{Queries: 1, Keys: 17, Pages: []int32{1, -7}}, cpu.ErrPage, "page -7 at 1"},
+		{-1, good, attn.ErrShape, "-1 rows"},
+		{1 << 31, good, attn.ErrShape, "2147483648 rows"},
+		{3, sequenceOf(-1, 1, 1, 0), attn.ErrShape, "row -1"},
+		{3, attn.Sequence{Queries: -1}, attn.ErrShape, "-1 queries"},
+		{3, attn.Sequence{Queries: 1, Keys: -1}, attn.ErrShape, "-1 keys"},
+		{3, attn.Sequence{Queries: 1, Keys: mostKeyRows + 1}, attn.ErrShape, "keys"},
+		{0, attn.Sequence{Row: math.MaxInt32, Queries: 1}, attn.ErrShape, "row 2147483647"},
+		{0, attn.Sequence{Queries: mostPackedRows}, attn.ErrShape, "together more than"},
+		{3, sequenceOf(2, 2, 5, 0), attn.ErrShape, "rows [2,4) of 3"},
+		{3, attn.Sequence{Queries: 1, Keys: 17, Pages: []int32{1}}, attn.ErrPage, "1 pages of 16 tokens for 17 keys"},
+		{3, attn.Sequence{Queries: 1, Keys: 17, Pages: []int32{1, -7}}, attn.ErrPage, "page -7 at 1"},
 	} {
-		wantError(t, fmt.Sprintf("%+v", c.s), plan.Build(paged(8, 2, 64), []cpu.Sequence{good, c.s}, c.rows), c.err, c.text)
+		wantError(t, fmt.Sprintf("%+v", c.s), plan.Build(paged(8, 2, 64), []attn.Sequence{good, c.s}, c.rows), c.err, c.text)
 	}
 	// Sequences without queries are not looked at.
-	noError(t, m.engine.NewPlan().Build(paged(8, 2, 64), []cpu.Sequence{{Keys: 99, Pages: []int32{-1}}}, 0))
+	noError(t, m.engine.NewPlan().Build(paged(8, 2, 64), []attn.Sequence{{Keys: 99, Pages: []int32{-1}}}, 0))
 	m.queue(t, plan, p)
 	m.settle(t)
 	p.check(t)
@@ -164,20 +169,20 @@ func TestRunRefuses(t *testing.T) {
 		err   error
 		text  string
 	}{
-		{func(o *Operands) { o.Q.Buffer = nil }, cpu.ErrShape, "q has no buffer"},
-		{func(o *Operands) { o.Q.Len-- }, cpu.ErrShape, "q has 819199 elements of 819200"},
-		{func(o *Operands) { o.Out.Len-- }, cpu.ErrShape, "out has"},
-		{func(o *Operands) { o.LSE.Len-- }, cpu.ErrShape, "lse has"},
-		{func(o *Operands) { o.LSE.DType = cpu.Float16 }, cpu.ErrDType, "lse is float16"},
-		{func(o *Operands) { o.Q.DType = cpu.Float64 }, cpu.ErrDType, "q is float64"},
-		{func(o *Operands) { o.K.DType = cpu.BFloat16 }, cpu.ErrDType, "k is bfloat16, v is float16"},
-		{func(o *Operands) { o.V.DType = 77 }, cpu.ErrDType, "v is DType(77)"},
-		{func(o *Operands) { o.K.Len = 100 }, cpu.ErrShape, "k has 100 elements of"},
-		{func(o *Operands) { o.V.Len = 128 << 31 }, cpu.ErrShape, "2147483648 rows of keys"},
-		{func(o *Operands) { o.V.Len *= 2 }, cpu.ErrShape, "of a buffer of"},
-		{func(o *Operands) { o.Out.Offset = 8 }, cpu.ErrShape, "a multiple of 16"},
-		{func(o *Operands) { o.Out.Offset = -16 }, cpu.ErrShape, "at byte -16"},
-		{func(o *Operands) { o.Out.Offset = 1 << 40 }, cpu.ErrShape, "of a buffer of"},
+		{func(o *Operands) { o.Q.Buffer = nil }, attn.ErrShape, "q has no buffer"},
+		{func(o *Operands) { o.Q.Len-- }, attn.ErrShape, "q has 819199 elements of 819200"},
+		{func(o *Operands) { o.Out.Len-- }, attn.ErrShape, "out has"},
+		{func(o *Operands) { o.LSE.Len-- }, attn.ErrShape, "lse has"},
+		{func(o *Operands) { o.LSE.DType = attn.Float16 }, attn.ErrDType, "lse is float16"},
+		{func(o *Operands) { o.Q.DType = attn.Float64 }, attn.ErrDType, "q is float64"},
+		{func(o *Operands) { o.K.DType = attn.BFloat16 }, attn.ErrDType, "k is bfloat16, v is float16"},
+		{func(o *Operands) { o.V.DType = 77 }, attn.ErrDType, "v is DType(77)"},
+		{func(o *Operands) { o.K.Len = 100 }, attn.ErrShape, "k has 100 elements of"},
+		{func(o *Operands) { o.V.Len = 128 << 31 }, attn.ErrShape, "2147483648 rows of keys"},
+		{func(o *Operands) { o.V.Len *= 2 }, attn.ErrShape, "of a buffer of"},
+		{func(o *Operands) { o.Out.Offset = 8 }, attn.ErrShape, "a multiple of 16"},
+		{func(o *Operands) { o.Out.Offset = -16 }, attn.ErrShape, "at byte -16"},
+		{func(o *Operands) { o.Out.Offset = 1 << 40 }, attn.ErrShape, "of a buffer of"},
 	} {
 		o := p.operands()
 		c.spoil(o)
@@ -186,21 +191,21 @@ func TestRunRefuses(t *testing.T) {
 	short := p.newK
 	short.Len--
 	other := p.newV
-	other.DType = cpu.BFloat16
-	wantError(t, "few new rows", plan.Append(m.stream, p.k, p.v, short, p.newV), cpu.ErrShape, "the new k has")
-	wantError(t, "few new rows", plan.Append(m.stream, p.k, p.v, p.newK, short), cpu.ErrShape, "the new v has")
-	wantError(t, "two types", plan.Append(m.stream, p.k, p.v, p.newK, other), cpu.ErrDType, "the new v bfloat16")
-	wantError(t, "no pages", plan.Append(m.stream, short, p.v, p.newK, other), cpu.ErrShape, "k has")
+	other.DType = attn.BFloat16
+	wantError(t, "few new rows", plan.Append(m.stream, p.k, p.v, short, p.newV), attn.ErrShape, "the new k has")
+	wantError(t, "few new rows", plan.Append(m.stream, p.k, p.v, p.newK, short), attn.ErrShape, "the new v has")
+	wantError(t, "two types", plan.Append(m.stream, p.k, p.v, p.newK, other), attn.ErrDType, "the new v bfloat16")
+	wantError(t, "no pages", plan.Append(m.stream, short, p.v, p.newK, other), attn.ErrShape, "k has")
 	if strings.Contains(lib.Log(), "kernel") {
 		t.Error("a kernel was launched")
 	}
 	// No token rows, or fewer keys than queries.
 	noError(t, plan.Build(p.geometry, p.seqs, 0))
 	noError(t, plan.Upload(m.stream))
-	wantError(t, "no rows", plan.Append(m.stream, p.k, p.v, p.newK, p.newV), cpu.ErrShape, "0 token rows")
-	noError(t, plan.Build(p.geometry, []cpu.Sequence{sequenceOf(0, 3, 2, 0)}, p.rows))
+	wantError(t, "no rows", plan.Append(m.stream, p.k, p.v, p.newK, p.newV), attn.ErrShape, "0 token rows")
+	noError(t, plan.Build(p.geometry, []attn.Sequence{sequenceOf(0, 3, 2, 0)}, p.rows))
 	noError(t, plan.Upload(m.stream))
-	wantError(t, "more queries than keys", plan.Append(m.stream, p.k, p.v, p.newK, p.newV), cpu.ErrShape, "fewer keys than queries")
+	wantError(t, "more queries than keys", plan.Append(m.stream, p.k, p.v, p.newK, p.newV), attn.ErrShape, "fewer keys than queries")
 	// Nothing to do is no error, and no launch.
 	noError(t, plan.Build(p.geometry, nil, 0))
 	noError(t, plan.Upload(m.stream))
@@ -255,7 +260,7 @@ func TestGeneration(t *testing.T) {
 	plan := m.engine.NewPlan()
 	g := paged(8, 2, 64)
 	last := plan.Generation()
-	build := func(changes bool, what string, g cpu.Geometry, rows int, seqs ...cpu.Sequence) {
+	build := func(changes bool, what string, g attn.Problem, rows int, seqs ...attn.Sequence) {
 		t.Helper()
 		noError(t, plan.Build(g, seqs, rows))
 		if now := plan.Generation(); (now != last) != changes {
@@ -285,7 +290,7 @@ func TestGeneration(t *testing.T) {
 	build(false, "queries", g, 100, sequenceOf(7, 3, 999*16, 0), sequenceOf(0, 2, 16, 0))
 	build(true, "more queries", g, 100, sequenceOf(0, 4, 5, 0))
 	for _, c := range []Capacity{{Sequences: -1}, {Rows: -1}, {Queries: -1}, {Pages: -1}, {Rows: 1 << 31}} {
-		wantError(t, "reserve", plan.Reserve(c), cpu.ErrShape, "")
+		wantError(t, "reserve", plan.Reserve(c), attn.ErrShape, "")
 	}
 }
 
@@ -293,7 +298,7 @@ func TestGeneration(t *testing.T) {
 func TestUploadWaits(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	plan := m.engine.NewPlan()
-	noError(t, plan.Build(paged(8, 2, 64), []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 4))
+	noError(t, plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 4))
 	const wait = "cuEventSynchronize"
 	for i := range 5 {
 		lib.Forget()
@@ -313,7 +318,7 @@ func TestUploadWaits(t *testing.T) {
 		}
 	}
 	lib.Forget()
-	noError(t, plan.Build(paged(8, 2, 64), []cpu.Sequence{sequenceOf(0, 1, 16*1000, 0)}, 4))
+	noError(t, plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 16*1000, 0)}, 4))
 	waits("growing")
 	for range 2 {
 		noError(t, plan.Upload(m.stream))
@@ -334,13 +339,13 @@ func TestEveryCallFailsOnce(t *testing.T) {
 func testEveryCallFailsOnce(t *testing.T, unfused bool) {
 	live := func(t *testing.T, m *machine, p *problem, plan *Plan) error {
 		big := sequenceOf(0, 1, 16*100, 0)
-		if err := plan.Build(paged(8, 2, 64), []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 4); err != nil {
+		if err := plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 4); err != nil {
 			return err
 		}
 		if err := plan.Upload(m.stream); err != nil {
 			return err
 		}
-		if err := plan.Build(paged(8, 2, 64), []cpu.Sequence{big}, 4); err != nil {
+		if err := plan.Build(paged(8, 2, 64), []attn.Sequence{big}, 4); err != nil {
 			return err
 		}
 		for range 3 {
@@ -422,31 +427,31 @@ func TestScores(t *testing.T) {
 	g.Unfused = true
 	plan := m.engine.NewPlan()
 	noError(t, plan.Reserve(Capacity{Sequences: 2, Rows: 6, Queries: 3, Pages: 10}))
-	noError(t, plan.Build(g, []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 6))
+	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 6))
 	if n := plan.memory.scores.Len(); n != 3*10*16*8*4 {
 		t.Errorf("%d bytes of scores", n)
 	}
 	before := plan.Generation()
-	noError(t, plan.Build(g, []cpu.Sequence{sequenceOf(0, 3, 80, 0), sequenceOf(3, 3, 80, 5)}, 6))
+	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 3, 80, 0), sequenceOf(3, 3, 80, 5)}, 6))
 	if plan.Generation() != before {
 		t.Error("other memory for a step that was announced")
 	}
-	noError(t, plan.Build(g, []cpu.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
+	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
 	if n := plan.memory.scores.Len(); n != 6*100*8*4 {
 		t.Errorf("%d bytes of scores", n)
 	}
 	lean := g
 	lean.Unfused = false
-	noError(t, plan.Build(lean, []cpu.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
+	noError(t, plan.Build(lean, []attn.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
 	if plan.memory.scores != nil || plan.Generation() == before {
 		t.Error("scores where there are none")
 	}
 	noError(t, plan.Reserve(Capacity{Queries: 1 << 20, Pages: 1 << 20}))
-	if err := plan.Build(g, []cpu.Sequence{sequenceOf(0, 1, 5, 0)}, 6); !errors.Is(err, cpu.ErrShape) {
+	if err := plan.Build(g, []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 6); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("2^40 pages of queries: %v", err)
 	}
 	noError(t, plan.Reserve(Capacity{}))
-	if err := plan.Build(g, []cpu.Sequence{sequenceOf(0, 1<<17, 1<<17, 0)}, 1<<17); !errors.Is(err, cpu.ErrShape) {
+	if err := plan.Build(g, []attn.Sequence{sequenceOf(0, 1<<17, 1<<17, 0)}, 1<<17); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("2^37 scores: %v", err)
 	}
 	noError(t, plan.Close())
@@ -470,7 +475,7 @@ func TestPlanMemoryIsFlat(t *testing.T) {
 			plan := m.engine.NewPlan()
 			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: sequences, Queries: 1, Pages: sequences * pages}))
 			for step := range steps {
-				var seqs []cpu.Sequence
+				var seqs []attn.Sequence
 				for i := range sequences {
 					seqs = append(seqs, sequenceOf(i, 1, 1+step+i*10, i*pages))
 				}
@@ -535,7 +540,7 @@ func TestAheadPages(t *testing.T) {
 	some := 0
 	for i := range 500 {
 		p := Plan{engine: &Engine{info: cuda.Info{L2Bytes: rng.IntN(1 << 22)}}}
-		g := cpu.Geometry{KVHeads: 1 + rng.IntN(4), Dim: 64, PageTokens: pick(rng, 16, 64)}
+		g := attn.Problem{KVHeads: 1 + rng.IntN(4), Dim: 64, KV: attn.Float16, PageTokens: pick(rng, 16, 64)}
 		g.Heads = g.KVHeads * pick(rng, 1, 2, 8)
 		g.Key.Page = g.PageTokens * g.KVHeads * g.Dim
 		if i%50 == 0 {

@@ -8,9 +8,8 @@ import (
 	"sync"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Attention of many query rows, as prompts have them, by kernels of their own
@@ -90,17 +89,13 @@ func (e *Engine) loadPrefill() error {
 	return nil
 }
 
-// prefillIndex is the index of the kernels that can do a geometry, or -1. Whoever asks for
-// workers, LeanTiles or a schedule gets these, and the kernels take scales that keep the order
-// of scores, and rows of whole 16 bytes. Of masks they know the causal one, and no change of
-// scores, whatever the other kernels learn.
-func (e *Engine) prefillIndex(g *cpu.Geometry) int {
+// prefillIndex is the index of the kernels that can do a problem, or -1. They take scales that
+// keep the order of scores, and rows of whole 16 bytes.
+func (e *Engine) prefillIndex(g *attn.Problem) int {
 	i := slices.IndexFunc(prefillKernels[:], func(k prefillKernel) bool { return k.dim == g.Dim })
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
 	if i < 0 || !e.finishes() || e.info.SharedPerBlockMost < prefillKernels[i].shared() ||
-		g.Window != 0 || g.SoftCap != 0 || g.Slopes != "" || g.Bias != (cpu.Bias{}) ||
-		g.Unfused || g.Policy.Kind != lean.StreamK || g.Workers != 0 || g.TileTokens != 0 ||
-		!(g.Scale > 0) || strides%8 != 0 {
+		!canPrefill.Does(g) || !(g.Scale > 0) || strides%8 != 0 {
 		return -1
 	}
 	return i
@@ -108,7 +103,7 @@ func (e *Engine) prefillIndex(g *cpu.Geometry) int {
 
 // prefillCount is the number of output tiles of these kernels, or 0 where no sequence has
 // more rows than an output tile of the other one.
-func prefillCount(g *cpu.Geometry, seqs []cpu.Sequence, k *prefillKernel) (n int) {
+func prefillCount(g *attn.Problem, seqs []attn.Sequence, k *prefillKernel) (n int) {
 	group, most := g.Heads/g.KVHeads, 0
 	for i := range seqs {
 		rows := seqs[i].Queries * group
@@ -124,7 +119,7 @@ func prefillCount(g *cpu.Geometry, seqs []cpu.Sequence, k *prefillKernel) (n int
 // prefillTiles lists the output tiles of these kernels, in the order in which blocks take
 // them, behind their number. There is no list where the other kernel is faster, whose schedule
 // is made already.
-func (p *Plan) prefillTiles(g *cpu.Geometry, k *prefillKernel) {
+func (p *Plan) prefillTiles(g *attn.Problem, k *prefillKernel) {
 	// Keys and values of as many heads as stay in the L2 cache make a section. Within one the
 	// long output tiles come first.
 	p.prefilling = append(p.prefilling, prefillTile{})
@@ -137,13 +132,13 @@ func (p *Plan) prefillTiles(g *cpu.Geometry, k *prefillKernel) {
 		s := &p.seqs[n]
 		rows := int(s.queries) * group
 		for head := range g.KVHeads {
-			if bytes += 4 * int(s.keys) * g.Dim; bytes > prefillSection {
+			if bytes += int(s.keys) * tokenBytes(g); bytes > prefillSection {
 				section()
-				bytes = 4 * int(s.keys) * g.Dim
+				bytes = int(s.keys) * tokenBytes(g)
 			}
 			for first := 0; first < rows; first += k.rows() {
-				sees := visible(g, s, (min(first+k.rows(), rows)-1)/group)
-				p.prefilling = append(p.prefilling, prefillTile{int32(n), int32(head), int32(first / k.rows()), int32(ceil(sees, prefillKeys))})
+				steps := keysOf(g, s, first, min(first+k.rows(), rows)).Tiles(prefillKeys)
+				p.prefilling = append(p.prefilling, prefillTile{int32(n), int32(head), int32(first / k.rows()), int32(steps)})
 			}
 		}
 	}
@@ -156,7 +151,7 @@ func (p *Plan) prefillTiles(g *cpu.Geometry, k *prefillKernel) {
 
 // prefillPays says whether the block with the most to do has done it before the other kernel's
 // have. A multiprocessor does some ten times as many rows and keys in the same time here.
-func (p *Plan) prefillPays(g *cpu.Geometry, k *prefillKernel) bool {
+func (p *Plan) prefillPays(g *attn.Problem, k *prefillKernel) bool {
 	const faster = 6 // to be sure
 	blocks := p.engine.blocks
 	p.prefillSteps = append(p.prefillSteps[:0], make([]int64, blocks)...)
@@ -174,7 +169,7 @@ func (p *Plan) prefillPays(g *cpu.Geometry, k *prefillKernel) bool {
 
 // prefills says whether such a kernel takes these operands.
 func (p *Plan) prefills(o *Operands) bool {
-	return p.look.prefill && o.K.DType.Size() == 2 && o.Q.DType == o.K.DType && o.Out.DType == o.K.DType
+	return p.look.prefill && o.Q.DType == o.K.DType && o.Out.DType == o.K.DType
 }
 
 // prefillLaunch checks operands, and fills the arguments of their launch.

@@ -4,13 +4,13 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // prefillShape draws one with many rows, around the edges of output tiles and steps.
 func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
-	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: pick(rng, 64, 128), Causal: rng.IntN(3) > 0}
+	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: pick(rng, 64, 128), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
 	s.ValueDim = s.Dim
 	s.Heads = s.KVHeads * pick(rng, 1, 1, 2, 3, 8)
 	for range pick(rng, 1, 1, 2, 4) {
@@ -30,7 +30,7 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 	for i := range n {
 		shape := prefillShape(rng, longest)
 		in := pick(rng, reftest.AllInputs...)
-		p := m.newProblem(t, rng, in, options{shape: &shape, kv: pick(rng, cpu.Float16, cpu.BFloat16), dense: rng.IntN(2) == 0})
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0})
 		m.run(t, plan, p)
 		if plan.prefills(p.operands()) {
 			taken++

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -17,10 +17,10 @@ import (
 func (k *twin) prefill(l *launch) {
 	p := (*prefillParams)(unsafe.Pointer(&l.arg[0]))
 	name := strings.Split(l.kernel, "_")
-	kv := map[string]cpu.DType{"f16": cpu.Float16, "bf16": cpu.BFloat16}[name[1]]
+	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
 	dim := 0
 	fmt.Sscan(name[2], &dim)
-	kernel := &prefillKernels[k.e.prefillIndex(&cpu.Geometry{Dim: dim, Scale: 1})]
+	kernel := &prefillKernels[k.e.prefillIndex(&attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1})]
 	if l.blocks != k.e.info.Multiprocessors || l.threads != kernel.threads() || l.shared != kernel.shared() || l.shared > k.e.info.SharedPerBlockMost {
 		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.kernel, l.blocks, l.threads, l.shared)
 	}
@@ -61,28 +61,29 @@ func (k *twin) prefill(l *launch) {
 
 // Which plans have output tiles for the kernels for many rows.
 func TestFakePrefillSupport(t *testing.T) {
-	base := cpu.Geometry{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Scale: 1, Causal: true, PageTokens: 16,
-		Query: cpu.Strides{Row: 256, Head: 64}, Out: cpu.Strides{Row: 256, Head: 64}, LSE: cpu.Strides{Row: 4, Head: 1},
-		Key: cpu.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: cpu.PageStrides{Page: 2048, Head: 1024, Row: 64}}
+	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
+		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
+		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
 	t.Run("Hopper", func(t *testing.T) {
 		m, _, _ := fakeGPU(t, 90, 13, 232448)
 		if m.engine.prefillIndex(&base) != 0 {
 			t.Error("no kernel")
 		}
-		for what, change := range map[string]func(*cpu.Geometry){
-			"a head dim":   func(g *cpu.Geometry) { g.Dim = 80 },
-			"a window":     func(g *cpu.Geometry) { g.Window = 7 },
-			"a soft cap":   func(g *cpu.Geometry) { g.SoftCap = 30 },
-			"slopes":       func(g *cpu.Geometry) { g.Slopes = "slopes" },
-			"a bias":       func(g *cpu.Geometry) { g.Bias.Keys = 1 },
-			"unfused":      func(g *cpu.Geometry) { g.Unfused = true },
-			"a schedule":   func(g *cpu.Geometry) { g.Policy = lean.Policy{Kind: lean.PerHead} },
-			"workers":      func(g *cpu.Geometry) { g.Workers = 3 },
-			"LeanTiles":    func(g *cpu.Geometry) { g.TileTokens = 64 },
-			"no scale":     func(g *cpu.Geometry) { g.Scale = 0 },
-			"scale below":  func(g *cpu.Geometry) { g.Scale = -1 },
-			"rows of q":    func(g *cpu.Geometry) { g.Query.Row = 260 },
-			"heads of out": func(g *cpu.Geometry) { g.Out.Head = 68 },
+		for what, change := range map[string]func(*attn.Problem){
+			"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 80, 80 },
+			"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
+			"a window":     func(g *attn.Problem) { g.Window = 7 },
+			"a soft cap":   func(g *attn.Problem) { g.Cap = 30 },
+			"slopes":       func(g *attn.Problem) { g.Slopes = "slopes" },
+			"a bias":       func(g *attn.Problem) { g.Bias.Keys = 1 },
+			"unfused":      func(g *attn.Problem) { g.Unfused = true },
+			"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },
+			"workers":      func(g *attn.Problem) { g.Workers = 3 },
+			"LeanTiles":    func(g *attn.Problem) { g.TileTokens = 64 },
+			"no scale":     func(g *attn.Problem) { g.Scale = 0 },
+			"scale below":  func(g *attn.Problem) { g.Scale = -1 },
+			"rows of q":    func(g *attn.Problem) { g.Query.Row = 260 },
+			"heads of out": func(g *attn.Problem) { g.Out.Head = 68 },
 		} {
 			g := base
 			change(&g)
@@ -97,7 +98,7 @@ func TestFakePrefillSupport(t *testing.T) {
 			for i := range pages {
 				pages[i] = int32(i)
 			}
-			noError(t, plan.Build(base, []cpu.Sequence{{Queries: queries, Keys: 300, Pages: pages}}, queries))
+			noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 300, Pages: pages}}, queries))
 			if plan.look.prefill != want {
 				t.Errorf("%d queries: output tiles: %v", queries, !want)
 			}

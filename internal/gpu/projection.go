@@ -3,7 +3,7 @@ package gpu
 import (
 	"slices"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -60,7 +60,7 @@ func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
 		i := slices.IndexFunc(o.Parts, func(part LinearPart) bool {
 			return x.made.Buffer != nil && part.Y.address() == x.made.address() && part.Out == width
 		})
-		if i < 0 || keep.cache[i] != 0 || x.made.DType != cpu.Float32 || x.made.Len < o.Rows*width || p.meets(x.to) {
+		if i < 0 || keep.cache[i] != 0 || x.made.DType != attn.Float32 || x.made.Len < o.Rows*width || p.meets(x.to) {
 			return false
 		}
 		keep.cache[i] = x.to.address()

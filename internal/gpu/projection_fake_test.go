@@ -8,11 +8,11 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 func batchShape(rows int) stackShape {
-	sh := stackShape{rows: rows, blocks: 2, heads: 4, kvHeads: 4, dim: 64, inner: 512, vocabulary: 777, pageTokens: 16, kv: cpu.Float16}
+	sh := stackShape{rows: rows, blocks: 2, heads: 4, kvHeads: 4, dim: 64, inner: 512, vocabulary: 777, pageTokens: 16, kv: attn.Float16}
 	for i := range rows {
 		sh.keys = append(sh.keys, 3*i)
 	}
@@ -95,13 +95,13 @@ func TestProjectionRefuses(t *testing.T) {
 			t.Errorf("%s: was taken", name)
 		}
 	}
-	other := m.memory(t, cpu.Float32, 6*256)
+	other := m.memory(t, attn.Float32, 6*256)
 	s.all = append(s.all, other.Buffer)
 	for name, change := range map[string]func(p **Plan, k, v, newK, newV *Memory){
 		"k from elsewhere":         func(_ **Plan, _, _, newK, _ *Memory) { *newK = other },
 		"v from elsewhere":         func(_ **Plan, _, _, _, newV *Memory) { *newV = other },
 		"v that is k":              func(_ **Plan, _, _, newK, newV *Memory) { *newV = *newK },
-		"another type":             func(_ **Plan, k, v, _, _ *Memory) { k.DType, v.DType = cpu.BFloat16, cpu.BFloat16 },
+		"another type":             func(_ **Plan, k, v, _, _ *Memory) { k.DType, v.DType = attn.BFloat16, attn.BFloat16 },
 		"a plan that is not there": func(p **Plan, _, _, _, _ *Memory) { *p = m.engine.NewPlan() },
 		"no operands":              func(_ **Plan, _, _, newK, newV *Memory) { *newK, *newV = Memory{}, Memory{} },
 		"a cache that it reads": func(_ **Plan, k, _, _, _ *Memory) {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -18,8 +18,8 @@ import (
 // ones before have written.
 func testManyLaunches(t *testing.T, m *machine, n int) {
 	rng := reftest.Rand(t)
-	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 3}, Keys: []int{500, 77, 1300}, Causal: true}
-	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, dense: true})
+	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 3}, Keys: []int{500, 77, 1300}, Mask: attn.Mask{Causal: true}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16, dense: true})
 	plan := m.engine.NewPlan()
 	m.run(t, plan, p)
 	first := read(t, &p.o)
@@ -51,14 +51,14 @@ type steps struct {
 	bytes [][7][]byte
 }
 
-func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv cpu.DType) *steps {
+func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType) *steps {
 	t.Helper()
 	same := &decode{pageTokens: pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2}
 	same.pages = sequences*ceil(longest+1, same.pageTokens) + 3
 	heads := pick(rng, 1, 3, 8)
 	s := &steps{}
 	for i := range n {
-		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: headDims[rng.IntN(4)], Causal: true}
+		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: headDims[rng.IntN(4)], Mask: attn.Mask{Causal: true}}
 		if i > 0 {
 			shape.Dim = s.all[0].Dim
 		}
@@ -100,9 +100,9 @@ func (p *problem) memories() [7]*Memory {
 func testGraph(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	for _, c := range []struct {
-		kv      cpu.DType
+		kv      attn.DType
 		unfused bool
-	}{{cpu.Float16, false}, {cpu.BFloat16, false}, {cpu.Float32, false}, {cpu.Float16, true}} {
+	}{{attn.Float16, false}, {attn.BFloat16, false}, {attn.Float32, false}, {attn.Float16, true}} {
 		const sequences = 5
 		s := m.steps(t, rng, n, sequences, longest, c.kv)
 		for _, p := range s.all {
@@ -144,8 +144,8 @@ func testGraph(t *testing.T, m *machine, n, longest int) {
 // some day. Words that are as old as that are not taken for new ones.
 func testRuns(t *testing.T, m *machine, keys int) {
 	rng := reftest.Rand(t)
-	shape := reftest.Shape{Heads: 6, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{keys, keys / 3}, Causal: true}
-	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16})
+	shape := reftest.Shape{Heads: 6, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{keys, keys / 3}, Mask: attn.Mask{Causal: true}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16})
 	plan := m.engine.NewPlan()
 	// By three thread blocks, of which one shares nothing, and by four: these have words
 	// that those never write.
@@ -239,7 +239,7 @@ func testManyUploads(t *testing.T, m *machine, n int) {
 	plan := m.engine.NewPlan()
 	var p []*problem
 	for range 7 {
-		p = append(p, m.newProblem(t, rng, reftest.Normal, options{kv: cpu.BFloat16, work: 1e7, longest: 3000}))
+		p = append(p, m.newProblem(t, rng, reftest.Normal, options{kv: attn.BFloat16, work: 1e7, longest: 3000}))
 	}
 	for i := range n {
 		x := p[i%len(p)]
@@ -263,7 +263,7 @@ func decodeStep(t testing.TB, m *machine) *problem {
 	for range 64 {
 		shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, 33)
 	}
-	return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: cpu.Float16, decode: &decode{pageTokens: 16, rows: 200, pages: 64 * 4}})
+	return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16, decode: &decode{pageTokens: 16, rows: 200, pages: 64 * 4}})
 }
 
 func benchmarkQueue(b *testing.B, m *machine) {
@@ -301,14 +301,14 @@ func benchmarkQueue(b *testing.B, m *machine) {
 // benchmarkBuild is the plan of a decode step: once a step, for all its layers.
 func benchmarkBuild(b *testing.B, m *machine) {
 	const heads, dim, pageTokens = 8, 128, 64
-	rows := cpu.PageStrides{Page: heads * pageTokens * dim, Head: pageTokens * dim, Row: dim}
-	g := cpu.Geometry{Heads: 4 * heads, KVHeads: heads, Dim: dim, ValueDim: dim, PageTokens: pageTokens, Key: rows, Value: rows, Scale: 1, Causal: true}
+	rows := attn.PageStrides{Page: heads * pageTokens * dim, Head: pageTokens * dim, Row: dim}
+	g := attn.Problem{Heads: 4 * heads, KVHeads: heads, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: pageTokens, Key: rows, Value: rows, Scale: 1, Mask: attn.Mask{Causal: true}}
 	for _, c := range []struct{ batch, keys int }{{1, 1024}, {1, 16384}, {16, 1024}, {64, 1024}, {16, 16384}} {
 		b.Run(fmt.Sprintf("b%d/%d", c.batch, c.keys), func(b *testing.B) {
-			var seqs []cpu.Sequence
+			var seqs []attn.Sequence
 			page := int32(0)
 			for i := range c.batch {
-				q := cpu.Sequence{Row: i, Queries: 1, Keys: c.keys + 17*i}
+				q := attn.Sequence{Row: i, Queries: 1, Keys: c.keys + 17*i}
 				for range ceil(q.Keys, pageTokens) {
 					q.Pages = append(q.Pages, page)
 					page++

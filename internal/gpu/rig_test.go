@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -31,11 +31,11 @@ type machine struct {
 type problem struct {
 	*reftest.Case
 	rng            *rand.Rand
-	kv, query, out cpu.DType
+	kv, query, out attn.DType
 	dense          bool // operands are (batch, heads, tokens, dim), else rows are tokens and keys lie in pages
 	pageTokens     int
-	geometry       cpu.Geometry
-	seqs           []cpu.Sequence
+	geometry       attn.Problem
+	seqs           []attn.Sequence
 	rows           int // of Build
 	append         bool
 
@@ -43,35 +43,35 @@ type problem struct {
 	pool                        [2][]byte // k and v, as they are before the append
 }
 
-func format(d cpu.DType) reftest.Format {
-	return map[cpu.DType]reftest.Format{cpu.Float32: reftest.Float32, cpu.Float16: reftest.Float16, cpu.BFloat16: reftest.BFloat16}[d]
+func format(d attn.DType) reftest.Format {
+	return map[attn.DType]reftest.Format{attn.Float32: reftest.Float32, attn.Float16: reftest.Float16, attn.BFloat16: reftest.BFloat16}[d]
 }
 
-func put(b []byte, i int, d cpu.DType, x float64) {
+func put(b []byte, i int, d attn.DType, x float64) {
 	p := unsafe.Pointer(&b[i*d.Size()])
 	switch d {
-	case cpu.Float16:
+	case attn.Float16:
 		*(*half.Float16)(p) = half.FromFloat64(x)
-	case cpu.BFloat16:
+	case attn.BFloat16:
 		*(*half.BFloat16)(p) = half.BFromFloat64(x)
 	default:
 		*(*float32)(p) = float32(x)
 	}
 }
 
-func get(b []byte, i int, d cpu.DType) float64 {
+func get(b []byte, i int, d attn.DType) float64 {
 	p := unsafe.Pointer(&b[i*d.Size()])
 	switch d {
-	case cpu.Float16:
+	case attn.Float16:
 		return float64((*(*half.Float16)(p)).Float32())
-	case cpu.BFloat16:
+	case attn.BFloat16:
 		return float64((*(*half.BFloat16)(p)).Float32())
 	}
 	return float64(*(*float32)(p))
 }
 
 // poisoned is NaN in every type.
-func poisoned(elements int, d cpu.DType) []byte {
+func poisoned(elements int, d attn.DType) []byte {
 	return bytes.Repeat([]byte{0xff}, elements*d.Size())
 }
 
@@ -80,7 +80,7 @@ type options struct {
 	work    int // query rows x keys x dim, at most about
 	longest int // keys
 	shape   *reftest.Shape
-	kv      cpu.DType
+	kv      attn.DType
 	dense   bool
 	page    int // tokens of a page; 0: any
 	decode  *decode
@@ -94,7 +94,7 @@ func pick[T any](rng *rand.Rand, x ...T) T { return x[rng.IntN(len(x))] }
 // randomShape draws sizes that kernels have.
 func randomShape(rng *rand.Rand, o options) reftest.Shape {
 	for {
-		s := reftest.Shape{KVHeads: pick(rng, 1, 1, 2, 3), Causal: rng.IntN(2) == 0}
+		s := reftest.Shape{KVHeads: pick(rng, 1, 1, 2, 3), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
 		s.Dim = pick(rng, headDims[:]...)
 		s.ValueDim = s.Dim
 		s.Heads = s.KVHeads * pick(rng, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 20)
@@ -117,7 +117,7 @@ func randomShape(rng *rand.Rand, o options) reftest.Shape {
 // not be looked at is absurd.
 func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o options) *problem {
 	t.Helper()
-	types := []cpu.DType{cpu.Float16, cpu.BFloat16, cpu.Float32}
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	p := &problem{rng: rng, kv: o.kv, dense: o.dense}
 	p.query, p.out = p.kv, p.kv
 	if o.decode == nil && rng.IntN(2) == 0 {
@@ -128,13 +128,13 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		o.shape = &s
 	}
 	p.Case = reftest.New(rng, *o.shape, in, format(p.query), format(p.kv))
-	p.geometry = cpu.Geometry{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, Scale: p.Scale, Causal: p.Causal}
+	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask}
 	if p.dense {
 		p.layDense(m, t)
 	} else {
 		p.layPaged(m, t, o.page, o.decode)
 	}
-	p.o.DType, p.lse.DType = p.out, cpu.Float32
+	p.o.DType, p.lse.DType = p.out, attn.Float32
 	for _, x := range []*Memory{&p.o, &p.lse} {
 		m.poison(t, x)
 	}
@@ -146,7 +146,7 @@ func (p *problem) String() string {
 }
 
 // put takes memory at a place of a buffer that is 16 bytes off its start.
-func (m *machine) put(t testing.TB, data []byte, d cpu.DType) Memory {
+func (m *machine) put(t testing.TB, data []byte, d attn.DType) Memory {
 	t.Helper()
 	const offset = 16
 	b, err := m.dev.NewBuffer(int64(len(data)) + offset)
@@ -184,11 +184,11 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 	d, n := p.Dim, len(p.Queries)
 	g := &p.geometry
 	g.PageTokens = keys
-	g.Query, g.LSE = cpu.Strides{Row: d, Head: queries * d}, cpu.Strides{Row: 1, Head: queries}
+	g.Query, g.LSE = attn.Strides{Row: d, Head: queries * d}, attn.Strides{Row: 1, Head: queries}
 	g.Out = g.Query
-	g.Key = cpu.PageStrides{Page: p.KVHeads * keys * d, Head: keys * d, Row: d}
+	g.Key = attn.PageStrides{Page: p.KVHeads * keys * d, Head: keys * d, Row: d}
 	g.Value = g.Key
-	encode := func(x []float64, to cpu.DType) []byte {
+	encode := func(x []float64, to attn.DType) []byte {
 		b := make([]byte, len(x)*to.Size())
 		for i, f := range x {
 			if math.IsNaN(f) {
@@ -203,7 +203,7 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 	p.k = m.put(t, encode(p.DenseK(keys), p.kv), p.kv)
 	p.v = m.put(t, encode(p.DenseV(keys), p.kv), p.kv)
 	for i := range n {
-		p.seqs = append(p.seqs, cpu.Sequence{Row: i * p.Heads * queries, Queries: p.Queries[i], Keys: p.Keys[i], Pages: []int32{int32(i)}})
+		p.seqs = append(p.seqs, attn.Sequence{Row: i * p.Heads * queries, Queries: p.Queries[i], Keys: p.Keys[i], Pages: []int32{int32(i)}})
 	}
 	p.o.Len, p.lse.Len = n*p.Heads*queries*d, n*p.Heads*queries
 }
@@ -237,14 +237,14 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	if same != nil {
 		p.rows, pages = same.rows, same.pages
 	}
-	g.Query, g.LSE = cpu.Strides{Row: p.Heads * d, Head: d}, cpu.Strides{Row: p.Heads, Head: 1}
+	g.Query, g.LSE = attn.Strides{Row: p.Heads * d, Head: d}, attn.Strides{Row: p.Heads, Head: 1}
 	g.Out = g.Query
-	g.Key = cpu.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
+	g.Key = attn.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
 	g.Value = g.Key
 
 	free := rng.Perm(pages)
 	q := poisoned(p.rows*p.Heads*d, p.query)
-	newType := pick(rng, p.kv, cpu.Float32)
+	newType := pick(rng, p.kv, attn.Float32)
 	if same != nil {
 		newType = p.kv
 	}
@@ -253,7 +253,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 		p.pool[i] = poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
 	}
 	for i := range p.Queries {
-		s := cpu.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i]}
+		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i]}
 		for range ceil(s.Keys, p.pageTokens) {
 			s.Pages = append(s.Pages, int32(free[0]))
 			free = free[1:]
@@ -330,12 +330,12 @@ func (p *problem) precision() reftest.Precision {
 	r := reftest.Precision{Acc: reftest.Float32}
 	precise := p.query != p.kv || p.out != p.kv
 	switch {
-	case p.kv == cpu.BFloat16 && precise:
+	case p.kv == attn.BFloat16 && precise:
 		r.P, r.Query = reftest.Float16, 0x1p-16 // kernels/types.cuh
-	case p.kv != cpu.Float32 && !precise:
+	case p.kv != attn.Float32 && !precise:
 		r.P = format(p.kv)
 	}
-	if p.out != cpu.Float32 {
+	if p.out != attn.Float32 {
 		r.Out = format(p.out)
 	}
 	return r
@@ -353,7 +353,7 @@ func (p *problem) check(t testing.TB) {
 		t.Errorf("%v: output: %v", p, err)
 	}
 	if err := ref.CompareLSE(func(seq, pos, head int) float64 {
-		return get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, cpu.Float32)
+		return get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, attn.Float32)
 	}); err != nil {
 		t.Errorf("%v: log-sum-exp: %v", p, err)
 	}
@@ -383,7 +383,7 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 				t.Fatalf("%v: row %d of no sequence is %v", p, i, x)
 			}
 		}
-		if x := get(lse, i, cpu.Float32); p.rows > 0 && !math.IsInf(x, -1) || p.rows == 0 && !math.IsNaN(x) {
+		if x := get(lse, i, attn.Float32); p.rows > 0 && !math.IsInf(x, -1) || p.rows == 0 && !math.IsNaN(x) {
 			t.Fatalf("%v: log-sum-exp %d of no sequence is %v", p, i, x)
 		}
 	}

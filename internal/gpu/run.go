@@ -4,7 +4,7 @@ import (
 	"math"
 	"math/bits"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -33,7 +33,7 @@ func (p *Plan) checkPages(op string, k, v *Memory) error {
 		need = reach(p.mostSlots*g.Dim, [2][2]int{{p.lastPage, g.Key.Page}, {g.KVHeads - 1, g.Key.Head}})
 	}
 	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
-		return errorf(op, cpu.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
+		return errorf(op, attn.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
 	}
 	if err := k.check(op, "k", need); err != nil {
 		return err
@@ -41,15 +41,15 @@ func (p *Plan) checkPages(op string, k, v *Memory) error {
 	if err := v.check(op, "v", need); err != nil {
 		return err
 	}
-	if k.DType != v.DType {
-		return errorf(op, cpu.ErrDType, "k is %v, v is %v", k.DType, v.DType)
+	if k.DType != g.KV || v.DType != g.KV {
+		return errorf(op, attn.ErrDType, "k is %v, v is %v, the plan is for %v", k.DType, v.DType, g.KV)
 	}
 	return nil
 }
 
 // extent is the number of elements that rows of the given heads and width reach
 // over.
-func extent(s cpu.Strides, rows, heads, width int) int {
+func extent(s attn.Strides, rows, heads, width int) int {
 	if rows == 0 {
 		return 0
 	}
@@ -72,7 +72,7 @@ func reach(n int, products [2][2]int) int {
 //
 //	out = softmax(scale * q K^T) V,   lse = ln sum e^(scale * q K^T)
 //
-// Everything is checked first. Errors wrap cpu.ErrShape, cpu.ErrDType, ErrState,
+// Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
 // or are the driver's.
 func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	const op = "run"
@@ -113,8 +113,8 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if o.LSE.Buffer == nil {
 		return nil
 	}
-	if o.LSE.DType != cpu.Float32 {
-		return errorf(op, cpu.ErrDType, "lse is %v; it must be %v", o.LSE.DType, cpu.Float32)
+	if o.LSE.DType != attn.Float32 {
+		return errorf(op, attn.ErrDType, "lse is %v; it must be %v", o.LSE.DType, attn.Float32)
 	}
 	return o.LSE.check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1))
 }
@@ -198,7 +198,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 // of all KV heads, token by token, in the slots of their sequences' last keys:
 // converted to the type of k and v.
 //
-// Everything is checked first. Errors wrap cpu.ErrShape, cpu.ErrDType, ErrState,
+// Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
 // or are the driver's.
 func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV Memory) error {
 	const op = "append"
@@ -211,7 +211,7 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV Memory) error {
 		return nil
 	}
 	if !p.appends {
-		return errorf(op, cpu.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.look.rows)
+		return errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.look.rows)
 	}
 	g := &p.look.geometry
 	if err := p.checkPages(op, &k, &v); err != nil {
@@ -225,7 +225,7 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV Memory) error {
 		return err
 	}
 	if newK.DType != newV.DType {
-		return errorf(op, cpu.ErrDType, "the new k is %v, the new v %v", newK.DType, newV.DType)
+		return errorf(op, attn.ErrDType, "the new k is %v, the new v %v", newK.DType, newV.DType)
 	}
 	p.newRows = appendParams{
 		newKeys: newK.address(), newValues: newV.address(), keys: k.address(), values: v.address(),

@@ -3,7 +3,7 @@ package gpu
 import (
 	"sync"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -57,11 +57,11 @@ func (b *Bytes) address() uint64 { return b.Buffer.Address() + uint64(b.Offset) 
 func (b *Bytes) check(op, name string, elements, size int) error {
 	switch {
 	case b.Buffer == nil:
-		return errorf(op, cpu.ErrShape, "%s has no buffer", name)
+		return errorf(op, attn.ErrShape, "%s has no buffer", name)
 	case b.Offset < 0 || b.Offset > b.Buffer.Len() || int64(elements) > (b.Buffer.Len()-b.Offset)/int64(size):
-		return errorf(op, cpu.ErrShape, "%s has %d elements of %d bytes at byte %d of a buffer of %d bytes", name, elements, size, b.Offset, b.Buffer.Len())
+		return errorf(op, attn.ErrShape, "%s has %d elements of %d bytes at byte %d of a buffer of %d bytes", name, elements, size, b.Offset, b.Buffer.Len())
 	case b.address()%16 != 0:
-		return errorf(op, cpu.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, b.Offset)
+		return errorf(op, attn.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, b.Offset)
 	}
 	return nil
 }
@@ -126,11 +126,11 @@ func NewSampler(dev *cuda.Device) (*Sampler, error) {
 func (o *Samples) check(op string) error {
 	switch {
 	case o.Rows < 0 || o.Rows > mostSampleRows:
-		return errorf(op, cpu.ErrShape, "%d rows; there are kernels for %d", o.Rows, mostSampleRows)
+		return errorf(op, attn.ErrShape, "%d rows; there are kernels for %d", o.Rows, mostSampleRows)
 	case o.Vocab < 1 || o.Vocab > MostVocab:
-		return errorf(op, cpu.ErrShape, "a vocabulary of %d; there are kernels for %d", o.Vocab, MostVocab)
+		return errorf(op, attn.ErrShape, "a vocabulary of %d; there are kernels for %d", o.Vocab, MostVocab)
 	case o.Stride < o.Vocab:
-		return errorf(op, cpu.ErrShape, "rows of %d logits are %d apart", o.Vocab, o.Stride)
+		return errorf(op, attn.ErrShape, "rows of %d logits are %d apart", o.Vocab, o.Stride)
 	}
 	if o.Rows == 0 {
 		return nil
@@ -138,8 +138,8 @@ func (o *Samples) check(op string) error {
 	if err := o.Logits.check(op, "the logits", reach(o.Vocab, [2][2]int{{o.Rows - 1, o.Stride}, {}})); err != nil {
 		return err
 	}
-	if o.Logits.DType != cpu.Float32 {
-		return errorf(op, cpu.ErrDType, "the logits are %v", o.Logits.DType)
+	if o.Logits.DType != attn.Float32 {
+		return errorf(op, attn.ErrDType, "the logits are %v", o.Logits.DType)
 	}
 	if err := o.IDs.check(op, "the ids", o.Rows, 4); err != nil {
 		return err

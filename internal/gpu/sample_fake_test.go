@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
@@ -107,26 +107,26 @@ func TestSampleErrors(t *testing.T) {
 		sentinel error
 		text     string
 	}{
-		{func(o *Samples) { o.Rows = -1 }, cpu.ErrShape, "-1 rows"},
-		{func(o *Samples) { o.Rows = mostSampleRows + 1 }, cpu.ErrShape, "rows"},
-		{func(o *Samples) { o.Rows = 3 }, cpu.ErrShape, "the logits"},
-		{func(o *Samples) { o.Vocab = 0 }, cpu.ErrShape, "a vocabulary of 0"},
-		{func(o *Samples) { o.Vocab, o.Stride = MostVocab+1, MostVocab+1 }, cpu.ErrShape, "a vocabulary of"},
-		{func(o *Samples) { o.Stride = 6 }, cpu.ErrShape, "rows of 7 logits are 6 apart"},
-		{func(o *Samples) { o.Stride = math.MaxInt }, cpu.ErrShape, "the logits"},
-		{func(o *Samples) { o.Logits.Buffer = nil }, cpu.ErrShape, "the logits"},
-		{func(o *Samples) { o.Logits.Offset = 4 }, cpu.ErrShape, "the logits"},
-		{func(o *Samples) { o.Logits.Len-- }, cpu.ErrShape, "the logits"},
-		{func(o *Samples) { o.Logits.DType = cpu.Float16 }, cpu.ErrDType, "the logits are float16"},
-		{func(o *Samples) { o.Logits.DType = cpu.Float64 }, cpu.ErrDType, "the logits is float64"},
-		{func(o *Samples) { o.IDs.Buffer = nil }, cpu.ErrShape, "the ids"},
-		{func(o *Samples) { o.IDs.Offset = -16 }, cpu.ErrShape, "the ids"},
-		{func(o *Samples) { o.IDs.Offset = 8 }, cpu.ErrShape, "the ids"},
-		{func(o *Samples) { o.IDs.Offset = o.IDs.Buffer.Len() - 4 }, cpu.ErrShape, "the ids"},
-		{func(o *Samples) { o.IDs.Offset = math.MaxInt64 }, cpu.ErrShape, "the ids"},
-		{func(o *Samples) { o.Settings.Offset += 16 }, cpu.ErrShape, "the settings"},
-		{func(o *Samples) { o.Random.Buffer = nil }, cpu.ErrShape, "the random numbers"},
-		{func(o *Samples) { o.Random.Offset += 16 }, cpu.ErrShape, "the random numbers"},
+		{func(o *Samples) { o.Rows = -1 }, attn.ErrShape, "-1 rows"},
+		{func(o *Samples) { o.Rows = mostSampleRows + 1 }, attn.ErrShape, "rows"},
+		{func(o *Samples) { o.Rows = 3 }, attn.ErrShape, "the logits"},
+		{func(o *Samples) { o.Vocab = 0 }, attn.ErrShape, "a vocabulary of 0"},
+		{func(o *Samples) { o.Vocab, o.Stride = MostVocab+1, MostVocab+1 }, attn.ErrShape, "a vocabulary of"},
+		{func(o *Samples) { o.Stride = 6 }, attn.ErrShape, "rows of 7 logits are 6 apart"},
+		{func(o *Samples) { o.Stride = math.MaxInt }, attn.ErrShape, "the logits"},
+		{func(o *Samples) { o.Logits.Buffer = nil }, attn.ErrShape, "the logits"},
+		{func(o *Samples) { o.Logits.Offset = 4 }, attn.ErrShape, "the logits"},
+		{func(o *Samples) { o.Logits.Len-- }, attn.ErrShape, "the logits"},
+		{func(o *Samples) { o.Logits.DType = attn.Float16 }, attn.ErrDType, "the logits are float16"},
+		{func(o *Samples) { o.Logits.DType = attn.Float64 }, attn.ErrDType, "the logits is float64"},
+		{func(o *Samples) { o.IDs.Buffer = nil }, attn.ErrShape, "the ids"},
+		{func(o *Samples) { o.IDs.Offset = -16 }, attn.ErrShape, "the ids"},
+		{func(o *Samples) { o.IDs.Offset = 8 }, attn.ErrShape, "the ids"},
+		{func(o *Samples) { o.IDs.Offset = o.IDs.Buffer.Len() - 4 }, attn.ErrShape, "the ids"},
+		{func(o *Samples) { o.IDs.Offset = math.MaxInt64 }, attn.ErrShape, "the ids"},
+		{func(o *Samples) { o.Settings.Offset += 16 }, attn.ErrShape, "the settings"},
+		{func(o *Samples) { o.Random.Buffer = nil }, attn.ErrShape, "the random numbers"},
+		{func(o *Samples) { o.Random.Offset += 16 }, attn.ErrShape, "the random numbers"},
 	} {
 		o := s.Samples
 		c.change(&o)

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -107,9 +107,9 @@ func (m *machine) newSamples(t testing.TB, logits [][]float32, settings []Settin
 	s := &samples{logits: logits, settings: settings, random: random}
 	s.Rows, s.Vocab = len(logits), len(logits[0])
 	s.Stride = s.Vocab + gap
-	s.Logits = m.put(t, s.logitBytes(), cpu.Float32)
+	s.Logits = m.put(t, s.logitBytes(), attn.Float32)
 	raw := func(b []byte, offset int64) Bytes {
-		x := m.put(t, b, cpu.Float32)
+		x := m.put(t, b, attn.Float32)
 		return Bytes{x.Buffer, x.Offset + offset}
 	}
 	s.IDs = raw(bytes.Repeat([]byte{0xaa}, 4*s.Rows+2*guard), guard)
@@ -122,7 +122,7 @@ func (m *machine) newSamples(t testing.TB, logits [][]float32, settings []Settin
 
 // logitBytes is the logits as they lie in memory. It ends with the last row.
 func (s *samples) logitBytes() []byte {
-	b := poisoned((s.Rows-1)*s.Stride+s.Vocab, cpu.Float32)
+	b := poisoned((s.Rows-1)*s.Stride+s.Vocab, attn.Float32)
 	for i, row := range s.logits {
 		copy(b[i*s.Stride*4:], bytesOf(row))
 	}
@@ -421,7 +421,7 @@ func testSampleChain(t *testing.T, m *machine, n, rows, vocab int) {
 	noError(t, err)
 	var first [2]*samples // by turns, with different ids
 	var want [2]int32
-	ids := m.put(t, poisoned(rows, cpu.Float32), cpu.Float32)
+	ids := m.put(t, poisoned(rows, attn.Float32), attn.Float32)
 	for i := range first {
 		logits, settings, random := make([][]float32, rows), make([]Setting, rows), make([]float64, rows)
 		for j := range logits {
@@ -442,7 +442,7 @@ func testSampleChain(t *testing.T, m *machine, n, rows, vocab int) {
 		s.IDs = Bytes{ids.Buffer, ids.Offset}
 		first[i] = s
 	}
-	last := m.put(t, poisoned(4*n, cpu.Float32), cpu.Float32) // an id in 16 bytes
+	last := m.put(t, poisoned(4*n, attn.Float32), attn.Float32) // an id in 16 bytes
 	for i := range n {
 		noError(t, sampler.Run(m.stream, &first[i%2].Samples))
 		noError(t, sampler.Run(m.stream, &Samples{Logits: ids, Rows: 1, Vocab: rows, Stride: rows, IDs: Bytes{last.Buffer, last.Offset + 16*int64(i)}}))

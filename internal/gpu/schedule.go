@@ -3,7 +3,7 @@ package gpu
 import (
 	"math/bits"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -11,12 +11,15 @@ import (
 
 // tileTokens is the size of a LeanTile: what the geometry asks for, rounded up to
 // a power of two that is whole chunks.
-func tileTokens(g *cpu.Geometry) int {
+func tileTokens(g *attn.Problem) int {
 	if g.TileTokens == 0 {
 		return defaultTile
 	}
 	return 1 << bits.Len(uint(min(max(g.TileTokens, mostChunk), 1<<30)-1))
 }
+
+// tokenBytes is the size of a key and its value in one head.
+func tokenBytes(g *attn.Problem) int { return 2 * g.Dim * g.KV.Size() }
 
 // slack is how many percent more than an even share a thread block may have, to
 // have whole output tiles or one part: nothing or less has to be merged, and the end
@@ -27,14 +30,14 @@ func tileTokens(g *cpu.Geometry) int {
 // of four or six, which are not equal. Where others merge, blocks do so while they are at
 // whole output tiles, or together, and 5% are worth it only up to some 100 KB; but in a
 // chain a block's second part is in everybody's way.
-func (p *Plan) slack(g *cpu.Geometry, workers int) int {
+func (p *Plan) slack(g *attn.Problem, workers int) int {
 	const least, part = 5, 72 << 10
 	most, row := 192<<10, 24<<10
 	if p.engine.finishes() && (p.sched.Outputs() > int64(workers) || !p.inChain) {
 		most, row = 96<<10, 8<<10
 	}
 	even := max(p.sched.Tiles()/int64(workers), 1)
-	tile := 4 * tileTokens(g) * g.Dim // bytes
+	tile := tileTokens(g) * tokenBytes(g)
 	bounded := min(least, 100*int64((most+row*min(g.Heads/g.KVHeads, blockRows))/tile)/even)
 	return int(max(bounded, (100*int64(part/tile)+even-1)/even))
 }
@@ -47,9 +50,9 @@ func (p *Plan) slack(g *cpu.Geometry, workers int) int {
 // percentage, since one LeanTile is 1% of 3 MB already. 0: slack says it, where merging ends
 // the launch or is done by the warps that compute, in a chain, where an output tile, of
 // `longest` LeanTiles, is for several blocks, and where a block reads less than was measured.
-func (p *Plan) whole(g *cpu.Geometry, workers, longest int) int64 {
+func (p *Plan) whole(g *attn.Problem, workers, longest int) int64 {
 	const most, least = 64 << 10, 768 << 10
-	n, tile := int64(workers), int64(4*tileTokens(g)*g.Dim) // bytes
+	n, tile := int64(workers), int64(tileTokens(g)*tokenBytes(g))
 	even := p.sched.Tiles() / n
 	if !p.engine.finishes() || p.inChain || p.sched.Outputs() <= n || int64(longest) > even || even*tile < least {
 		return 0
@@ -62,12 +65,12 @@ func (p *Plan) whole(g *cpu.Geometry, workers, longest int) int64 {
 // have whole output tiles have nothing to merge, but each reads at its own pace then, and
 // few of them leave the memory idle. Else a further block should have some 40 KB to read, or
 // its partial is not worth merging.
-func (p *Plan) worth(g *cpu.Geometry, workers, longest, box int) int {
+func (p *Plan) worth(g *attn.Problem, workers, longest, box int) int {
 	const least = 40 << 10
 	if p.sched.Outputs() > int64(workers) {
 		return workers
 	}
-	outputs, tile := max(int(p.sched.Outputs()), 1), 4*tileTokens(g)*g.Dim // bytes
+	outputs, tile := max(int(p.sched.Outputs()), 1), tileTokens(g)*tokenBytes(g)
 	if p.engine.blockEach(outputs, workers, min(longest, 1<<18)*tile, 2*box*g.Dim) {
 		return outputs
 	}
@@ -113,7 +116,7 @@ func (p *Plan) mergeTogether() {
 }
 
 // schedule cuts the LeanTiles.
-func (p *Plan) schedule(g *cpu.Geometry, paged bool) {
+func (p *Plan) schedule(g *attn.Problem, paged bool) {
 	group, tile := g.Heads/g.KVHeads, tileTokens(g)
 	longest := 0 // LeanTiles of an output tile
 	p.sched.Reset(g.KVHeads)
@@ -121,9 +124,8 @@ func (p *Plan) schedule(g *cpu.Geometry, paged bool) {
 		p.tiles = p.tiles[:0]
 		rows := int(s.queries) * group
 		for first := 0; first < rows; first += blockRows {
-			last := min(first+blockRows, rows) - 1
-			n := ceil(visible(g, &s, last/group), tile)
-			p.tiles, longest = append(p.tiles, int64(n)), max(longest, n)
+			n := keysOf(g, &s, first, min(first+blockRows, rows)).Tiles(tile)
+			p.tiles, longest = append(p.tiles, n), max(longest, int(n))
 		}
 		p.sched.Add(p.tiles)
 	}
@@ -147,10 +149,11 @@ func (p *Plan) schedule(g *cpu.Geometry, paged bool) {
 	}
 }
 
-// visible is the number of keys that query position i sees.
-func visible(g *cpu.Geometry, s *sequence, i int) int {
-	if !g.Causal {
-		return int(s.keys)
-	}
-	return max(int(s.keys)-int(s.queries)+i+1, 0)
+// keysOf is the keys that the query positions of some packed rows see, [first, end) of a
+// sequence's: what is cut into their LeanTiles. Kernels begin with key 0, since no mask is
+// listed that hides it.
+func keysOf(g *attn.Problem, s *sequence, first, end int) lean.Keys {
+	group := g.Heads / g.KVHeads
+	from, to := g.Mask.Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
+	return lean.Keys{First: from, End: to}
 }

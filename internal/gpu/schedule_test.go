@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -132,7 +132,7 @@ func TestSlack(t *testing.T) {
 		for i := range c.batch {
 			p.seqs = append(p.seqs, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}
-		p.schedule(&cpu.Geometry{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim}, false)
+		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16}, false)
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
@@ -140,7 +140,7 @@ func TestSlack(t *testing.T) {
 	// In a chain fewer blocks with one part each are better for longer.
 	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, inChain: true, seqs: []sequence{{queries: 1, keys: 32768}}}
 	for _, want := range []int{128, 132} {
-		p.schedule(&cpu.Geometry{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128}, false)
+		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, false)
 		if n := p.sched.Workers(); n != want {
 			t.Errorf("in a chain, %v: %d blocks, want %d", p.inChain, n, want)
 		}
@@ -200,7 +200,7 @@ func TestWorth(t *testing.T) {
 				for range batch {
 					p.seqs = append(p.seqs, sequence{row: int32(len(p.seqs)), queries: 1, keys: int32(c.keys)})
 				}
-				g := cpu.Geometry{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, PageTokens: max(c.page, 1), Policy: policy}
+				g := attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: max(c.page, 1), Policy: policy}
 				// Of a chain, as if all blocks were worth having.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, eager: true}, seqs: p.seqs}
 				all.schedule(&g, c.page > 0)

@@ -4,7 +4,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -13,22 +13,22 @@ import (
 
 // elements are the types that there are kernels for.
 var elements = [...]struct {
-	dtype cpu.DType
+	dtype attn.DType
 	name  string
 	code  int32 // in Params
 	bytes int
 	depth int // keys of a tensor core product
 }{
-	{cpu.Float16, "f16", 1, 2, 16},
-	{cpu.BFloat16, "bf16", 2, 2, 16},
-	{cpu.Float32, "f32", 0, 4, 8},
+	{attn.Float16, "f16", 1, 2, 16},
+	{attn.BFloat16, "bf16", 2, 2, 16},
+	{attn.Float32, "f32", 0, 4, 8},
 }
 
 // headDims are the head dims that there are kernels for.
 var headDims = [...]int{64, 80, 96, 128, 256}
 
 // elementOf is an index of elements, -1 for other types.
-func elementOf(d cpu.DType) int {
+func elementOf(d attn.DType) int {
 	for i := range elements {
 		if elements[i].dtype == d {
 			return i
@@ -38,7 +38,7 @@ func elementOf(d cpu.DType) int {
 }
 
 // code is how kernels call a type.
-func code(d cpu.DType) int32 { return elements[elementOf(d)].code }
+func code(d attn.DType) int32 { return elements[elementOf(d)].code }
 
 func dimIndex(dim int) int { return slices.Index(headDims[:], dim) }
 

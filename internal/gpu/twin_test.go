@@ -12,7 +12,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
@@ -49,30 +49,30 @@ func at[T any](address uint64, i int) *T {
 	return *(**T)(unsafe.Pointer(&p))
 }
 
-func typeOf(code int32) cpu.DType {
-	return [...]cpu.DType{cpu.Float32, cpu.Float16, cpu.BFloat16}[code]
+func typeOf(code int32) attn.DType {
+	return [...]attn.DType{attn.Float32, attn.Float16, attn.BFloat16}[code]
 }
 
-func load(address uint64, i int, d cpu.DType) float64 {
+func load(address uint64, i int, d attn.DType) float64 {
 	switch d {
-	case cpu.Float16:
+	case attn.Float16:
 		return float64((*at[half.Float16](address, i)).Float32())
-	case cpu.BFloat16:
+	case attn.BFloat16:
 		return float64((*at[half.BFloat16](address, i)).Float32())
 	}
 	return float64(*at[float32](address, i))
 }
 
 // loadRow loads len(dst) elements from number i on.
-func loadRow(dst []float64, address uint64, i int, d cpu.DType) {
-	if d == cpu.Float32 {
+func loadRow(dst []float64, address uint64, i int, d attn.DType) {
+	if d == attn.Float32 {
 		for j, x := range unsafe.Slice(at[float32](address, i), len(dst)) {
 			dst[j] = float64(x)
 		}
 		return
 	}
 	for j, x := range unsafe.Slice(at[uint16](address, i), len(dst)) {
-		if d == cpu.Float16 {
+		if d == attn.Float16 {
 			dst[j] = float64(half.Float16(x).Float32())
 		} else {
 			dst[j] = float64(half.BFloat16(x).Float32())
@@ -80,11 +80,11 @@ func loadRow(dst []float64, address uint64, i int, d cpu.DType) {
 	}
 }
 
-func store(address uint64, i int, d cpu.DType, x float64) {
+func store(address uint64, i int, d attn.DType, x float64) {
 	switch d {
-	case cpu.Float16:
+	case attn.Float16:
 		*at[half.Float16](address, i) = half.FromFloat64(x)
-	case cpu.BFloat16:
+	case attn.BFloat16:
 		*at[half.BFloat16](address, i) = half.BFromFloat64(x)
 	default:
 		*at[float32](address, i) = float32(x)
@@ -142,7 +142,7 @@ type attention struct {
 	*twin
 	*params
 	dim   int
-	kv    cpu.DType
+	kv    attn.DType
 	chunk int
 	grid  int
 }
@@ -152,7 +152,7 @@ func (k *twin) attend(l *launch) {
 	a := attention{twin: k, params: (*params)(unsafe.Pointer(&l.arg[0])), grid: l.blocks}
 	name := strings.Split(l.kernel, "_")
 	fmt.Sscan(name[2], &a.dim)
-	a.kv = map[string]cpu.DType{"f16": cpu.Float16, "bf16": cpu.BFloat16, "f32": cpu.Float32}[name[1]]
+	a.kv = map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16, "f32": attn.Float32}[name[1]]
 	size := a.kv.Size()
 	a.chunk = 32 / size
 	more := 1
@@ -387,11 +387,11 @@ func (a *attention) part(b int, k *work, w *place) {
 	for r, s := range states {
 		row := slot*int(a.rows) + r
 		for i, x := range s.o {
-			store(a.partials, row*a.dim+i, cpu.Float32, x)
+			store(a.partials, row*a.dim+i, attn.Float32, x)
 		}
 		stats := a.statistics() + uint64(row)*8
-		store(stats, 0, cpu.Float32, s.m)
-		store(stats, 1, cpu.Float32, s.l)
+		store(stats, 0, attn.Float32, s.m)
+		store(stats, 1, attn.Float32, s.l)
 	}
 	counter := at[uint32](a.counters, host)
 	if *counter++; *counter < uint32(sharers) {
@@ -408,10 +408,10 @@ func (a *attention) part(b int, k *work, w *place) {
 			row := slot*int(a.rows) + r
 			o := make([]float64, a.dim)
 			for i := range o {
-				o[i] = load(a.partials, row*a.dim+i, cpu.Float32)
+				o[i] = load(a.partials, row*a.dim+i, attn.Float32)
 			}
 			stats := a.statistics() + uint64(row)*8
-			s.merge(o, load(stats, 0, cpu.Float32), load(stats, 1, cpu.Float32))
+			s.merge(o, load(stats, 0, attn.Float32), load(stats, 1, attn.Float32))
 		}
 		states[r] = s
 	}
@@ -473,7 +473,7 @@ func (a *attention) resultOf(w *place, i int, s *rowState) {
 		store(a.out, row*int(a.outRow)+head*int(a.outHead)+c, typeOf(a.outType), x)
 	}
 	if a.lse != 0 {
-		store(a.lse, row*int(a.lseRow)+head*int(a.lseHead), cpu.Float32, s.m*lean.Ln4+math.Log(s.l))
+		store(a.lse, row*int(a.lseRow)+head*int(a.lseHead), attn.Float32, s.m*lean.Ln4+math.Log(s.l))
 	}
 }
 
@@ -485,7 +485,7 @@ func (a *attention) writeBlind(block int) {
 				store(a.out, row*int(a.outRow)+h*int(a.outHead)+i, typeOf(a.outType), 0)
 			}
 			if a.lse != 0 {
-				store(a.lse, row*int(a.lseRow)+h*int(a.lseHead), cpu.Float32, math.Inf(-1))
+				store(a.lse, row*int(a.lseRow)+h*int(a.lseHead), attn.Float32, math.Inf(-1))
 			}
 		}
 	}

@@ -3,7 +3,7 @@ package gpu
 import (
 	"math/bits"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
@@ -62,15 +62,15 @@ const mostScores = 1 << 36
 
 // scores is how many there has to be room for: those of this step, and of any that
 // was announced.
-func (p *Plan) scores(op string, g *cpu.Geometry, need int64) (int64, error) {
+func (p *Plan) scores(op string, g *attn.Problem, need int64) (int64, error) {
 	if most := int64(mostScores); need > most {
-		return 0, errorf(op, cpu.ErrShape, "%d scores in memory; unfused attention takes %d", need, most)
+		return 0, errorf(op, attn.ErrShape, "%d scores in memory; unfused attention takes %d", need, most)
 	}
 	least := uint64(max(p.least.Queries, 1))
 	for _, n := range [...]int{p.least.Pages, g.PageTokens, g.Heads} {
 		hi, lo := bits.Mul64(least, uint64(n))
 		if least = lo; hi != 0 || lo > mostScores {
-			return 0, errorf(op, cpu.ErrShape, "scores of %d queries, %d pages of %d tokens and %d heads in memory; unfused attention takes %d",
+			return 0, errorf(op, attn.ErrShape, "scores of %d queries, %d pages of %d tokens and %d heads in memory; unfused attention takes %d",
 				p.least.Queries, p.least.Pages, g.PageTokens, g.Heads, int64(mostScores))
 		}
 	}

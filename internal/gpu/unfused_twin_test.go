@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -47,25 +47,25 @@ func (k *twin) unfused(l *launch) {
 					for c := range dim {
 						x += row[c] * other[c]
 					}
-					store(u.scores, scores+j, cpu.Float32, x*float64(u.scale))
+					store(u.scores, scores+j, attn.Float32, x*float64(u.scale))
 				}
 			case "softmax":
 				top, sum := math.Inf(-1), 0.0
 				for j := range sees {
-					top = max(top, load(u.scores, scores+j, cpu.Float32))
+					top = max(top, load(u.scores, scores+j, attn.Float32))
 				}
 				for j := range sees {
-					sum += lean.Exp4(load(u.scores, scores+j, cpu.Float32) - top)
+					sum += lean.Exp4(load(u.scores, scores+j, attn.Float32) - top)
 				}
 				for j := range sees {
-					store(u.scores, scores+j, cpu.Float32, lean.Exp4(load(u.scores, scores+j, cpu.Float32)-top)/sum)
+					store(u.scores, scores+j, attn.Float32, lean.Exp4(load(u.scores, scores+j, attn.Float32)-top)/sum)
 				}
 				if u.lse != 0 && sees > 0 {
-					store(u.lse, token*int(u.lseRow)+head*int(u.lseHead), cpu.Float32, top*lean.Ln4+math.Log(sum))
+					store(u.lse, token*int(u.lseRow)+head*int(u.lseHead), attn.Float32, top*lean.Ln4+math.Log(sum))
 				}
 			case "sum":
 				for j := range sees {
-					w := load(u.scores, scores+j, cpu.Float32)
+					w := load(u.scores, scores+j, attn.Float32)
 					loadRow(other, u.values, u.key(s, head, j), kv)
 					for c, x := range other {
 						out[c] += w * x

@@ -4,7 +4,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -74,7 +74,7 @@ type opening [openingEntries]int32
 var noOpening = opening(slices.Repeat([]int32{-1}, openingEntries))
 
 // packOpenings lists the openings of works, where pages are of a power of two of tokens.
-func packOpenings(works []work, g *cpu.Geometry, pages []int32, openings []opening) {
+func packOpenings(works []work, g *attn.Problem, pages []int32, openings []opening) {
 	tile, page := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens))
 	for i := range works {
 		w, o := &works[i], &openings[i]

@@ -3,6 +3,8 @@ package reftest
 import (
 	"math"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // cost is sum(wO * o) + sum(wLSE * lse) of a case.
@@ -34,13 +36,13 @@ func TestGradBackward(t *testing.T) {
 	for _, s := range []Shape{
 		{Heads: 1, KVHeads: 1, Dim: 3, ValueDim: 2, Queries: []int{1}, Keys: []int{1}},
 		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 5, Queries: []int{2, 0, 3}, Keys: []int{4, 3, 0}},
-		{Heads: 3, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{4, 3}, Keys: []int{2, 7}, Causal: true},
+		{Heads: 3, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{4, 3}, Keys: []int{2, 7}, Mask: attn.Mask{Causal: true}},
 		{Heads: 2, KVHeads: 2, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{5}, Scale: -0.7},
-		{Heads: 2, KVHeads: 2, Dim: 4, ValueDim: 3, Queries: []int{3, 4}, Keys: []int{7, 3}, Causal: true, Window: 2},
+		{Heads: 2, KVHeads: 2, Dim: 4, ValueDim: 3, Queries: []int{3, 4}, Keys: []int{7, 3}, Mask: attn.Mask{Causal: true, Window: 2}},
 		{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{5}, SoftCap: 0.8},
-		{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{7}, Window: 4, SoftCap: 1.5, Slopes: []float64{0.5, -0.3}},
+		{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{3}, Keys: []int{7}, Mask: attn.Mask{Window: 4}, SoftCap: 1.5, Slopes: []float64{0.5, -0.3}},
 		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 3, Queries: []int{3, 2}, Keys: []int{4, 5}, SoftCap: 1.2, Bias: random(2, 4, 3, 5)},
-		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 3, Queries: []int{3, 2}, Keys: []int{4, 5}, Causal: true, Bias: scaled(random(1, 4, 1, 6), -0.4)},
+		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 3, Queries: []int{3, 2}, Keys: []int{4, 5}, Mask: attn.Mask{Causal: true}, Bias: scaled(random(1, 4, 1, 6), -0.4)},
 		{Heads: 4, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{3, 3}, Keys: []int{4, 2}, Bias: random(2, 1, 3, 4)},
 	} {
 		c := New(rng, s, Normal, Float64, Float64)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // Shape is what an attention problem looks like, without its numbers. Sequence
@@ -13,10 +15,9 @@ type Shape struct {
 	Heads, KVHeads int
 	Dim, ValueDim  int
 	Queries, Keys  []int
-	Causal         bool    // position i of a sequence sees its keys [0, Keys-Queries+i]
 	Scale          float64 // on q.k; New puts 1/sqrt(Dim) for 0
+	attn.Mask              // which keys a position sees
 
-	Window  int       // if not 0, position i sees keys j > Keys-Queries+i-Window only
 	SoftCap float64   // if not 0, a score s is SoftCap*tanh(s/SoftCap)
 	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
 	Bias    Bias      // is added to the scores, after all else
@@ -74,19 +75,14 @@ func (s Shape) String() string {
 // First returns the first key that position pos of sequence seq sees, if it sees
 // any: it sees the keys [First, Visible).
 func (s Shape) First(seq, pos int) int {
-	p := s.Keys[seq] - s.Queries[seq] + pos
-	if s.Window == 0 || s.Window > p {
-		return 0
-	}
-	return p - s.Window + 1
+	first, _ := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
+	return first
 }
 
 // Visible returns the end of the keys that position pos of sequence seq sees.
 func (s Shape) Visible(seq, pos int) int {
-	if !s.Causal {
-		return s.Keys[seq]
-	}
-	return max(s.Keys[seq]-s.Queries[seq]+pos+1, 0)
+	_, end := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
+	return end
 }
 
 // QueryRows and KeyRows return the number of query positions and keys of all
@@ -401,7 +397,7 @@ func RandomShape(rng *rand.Rand) Shape {
 	s := Shape{
 		KVHeads: pick(1, 1, 2, 3),
 		Dim:     pick(1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 40, 59, 64, 80, 96, 128),
-		Causal:  rng.IntN(2) == 0,
+		Mask:    attn.Mask{Causal: rng.IntN(2) == 0},
 	}
 	s.Heads = s.KVHeads * pick(1, 1, 2, 3, 4, 5, 7, 8)
 	s.ValueDim = s.Dim

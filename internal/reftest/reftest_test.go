@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // brute is attention from its definition: a mask, one exponential a score, no
@@ -94,8 +96,8 @@ func TestReferenceIsSoftmax(t *testing.T) {
 func TestBendFaultsAreFound(t *testing.T) {
 	rng := Rand(t)
 	s := Shape{
-		Heads: 2, KVHeads: 1, Dim: 16, ValueDim: 16, Queries: []int{3}, Keys: []int{60}, Causal: true,
-		Window: 20, SoftCap: 5, Slopes: []float64{0.25, 0.0625},
+		Heads: 2, KVHeads: 1, Dim: 16, ValueDim: 16, Queries: []int{3}, Keys: []int{60}, Mask: attn.Mask{Causal: true, Window: 20},
+		SoftCap: 5, Slopes: []float64{0.25, 0.0625},
 	}
 	c := New(rng, s, Normal, Float32, Float32)
 	want := c.Reference(Precision{Acc: Float32})
@@ -257,7 +259,7 @@ func TestBoundHolds(t *testing.T) {
 // peaked inputs.
 func TestFaultsAreFound(t *testing.T) {
 	rng := Rand(t)
-	shape := Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{3, 1}, Keys: []int{700, 129}, Causal: true}
+	shape := Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{3, 1}, Keys: []int{700, 129}, Mask: attn.Mask{Causal: true}}
 	c := New(rng, shape, Peaked, Float32, Float16)
 	want := c.Reference(Precision{Acc: Float32})
 	compare := func(f faults) error {
@@ -543,7 +545,7 @@ func TestMemory(t *testing.T) {
 }
 
 func TestShapeString(t *testing.T) {
-	s := Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 32, Queries: []int{1, 2}, Keys: []int{5, 9}, Causal: true}
+	s := Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 32, Queries: []int{1, 2}, Keys: []int{5, 9}, Mask: attn.Mask{Causal: true}}
 	if got, want := s.String(), "h8/2 d64/32 q[1 2] k[5 9] causal"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/half"
@@ -244,8 +244,8 @@ func (d *gpuDevice) set(s Shape, i int) int64 { return int64(i%s.Sets()) * s.Reg
 // tensors (batch, KV heads, keys, dim) have them.
 type gpuProblem struct {
 	Shape
-	geometry cpu.Geometry
-	seqs     []cpu.Sequence
+	geometry attn.Problem
+	seqs     []attn.Sequence
 	elements int64 // of keys, and of values behind them
 }
 
@@ -260,14 +260,14 @@ func layOut(s Shape, pageTokens int, rng *rand.Rand) gpuProblem {
 		order = rng.Perm(int(pages)) // pages lie anywhere
 	}
 	p.elements = pages * int64(s.kvHeads*tokens*s.dim)
-	rows := cpu.Strides{Row: s.heads * s.dim, Head: s.dim}
-	key := cpu.PageStrides{Page: s.kvHeads * tokens * s.dim, Head: tokens * s.dim, Row: s.dim}
-	p.geometry = cpu.Geometry{
+	rows := attn.Strides{Row: s.heads * s.dim, Head: s.dim}
+	key := attn.PageStrides{Page: s.kvHeads * tokens * s.dim, Head: tokens * s.dim, Row: s.dim}
+	p.geometry = attn.Problem{
 		Heads: s.heads, KVHeads: s.kvHeads, Dim: s.dim, ValueDim: s.dim, Query: rows, Out: rows, Key: key, Value: key,
 		PageTokens: tokens, Scale: 1 / math.Sqrt(float64(s.dim)),
 	}
 	for i, n := range s.lengths {
-		seq := cpu.Sequence{Row: i, Queries: 1, Keys: n}
+		seq := attn.Sequence{Row: i, Queries: 1, Keys: n}
 		if pageTokens == 0 {
 			seq.Pages = []int32{int32(i)}
 		}
@@ -308,7 +308,7 @@ func (d *gpuDevice) attention(name string, p *gpuProblem) (c *Contender, err err
 		if err == nil {
 			closers = append(closers, b.Close)
 		}
-		return gpu.Memory{Buffer: b, DType: cpu.Float16, Len: n}, err
+		return gpu.Memory{Buffer: b, DType: attn.Float16, Len: n}, err
 	}
 	q, err := memory()
 	if err != nil {
@@ -322,7 +322,7 @@ func (d *gpuDevice) attention(name string, p *gpuProblem) (c *Contender, err err
 		return nil, err
 	}
 	c, err = d.contender(name, p.Launches(), func(i int) error {
-		k := gpu.Memory{Buffer: d.keys, Offset: d.set(p.Shape, i), DType: cpu.Float16, Len: int(p.elements)}
+		k := gpu.Memory{Buffer: d.keys, Offset: d.set(p.Shape, i), DType: attn.Float16, Len: int(p.elements)}
 		v := k
 		v.Offset += 2 * p.elements
 		return plan.Run(d.stream, &gpu.Operands{Q: q, Out: out, K: k, V: v})

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 
@@ -306,14 +306,14 @@ func (f *layerFloor) close() (err error) {
 // launch queues the kernels of layers.
 func (f *layerFloor) launch(from, to int) error {
 	batch := f.p.batch()
-	q := gpu.Memory{Buffer: f.in, DType: cpu.Float32, Len: batch * f.p.heads * f.p.dim}
-	newK := gpu.Memory{Buffer: f.in, Offset: int64(4 * q.Len), DType: cpu.Float32, Len: batch * f.p.kvHeads * f.p.dim}
+	q := gpu.Memory{Buffer: f.in, DType: attn.Float32, Len: batch * f.p.heads * f.p.dim}
+	newK := gpu.Memory{Buffer: f.in, Offset: int64(4 * q.Len), DType: attn.Float32, Len: batch * f.p.kvHeads * f.p.dim}
 	newV := newK
 	newV.Offset += int64(4 * newK.Len)
 	out := q
 	out.Buffer = f.out
 	for l := from; l < to; l++ {
-		k := gpu.Memory{Buffer: f.d.keys, Offset: int64(l) * f.p.Region(), DType: cpu.Float16, Len: int(f.p.elements)}
+		k := gpu.Memory{Buffer: f.d.keys, Offset: int64(l) * f.p.Region(), DType: attn.Float16, Len: int(f.p.elements)}
 		v := k
 		v.Offset += 2 * f.p.elements
 		if err := f.plan.Append(f.d.stream, k, v, newK, newV); err != nil {

@@ -1,0 +1,41 @@
+package attn
+
+import "fmt"
+
+// DType is the element type of a tensor. It is what keys and values are stored as, whatever an engine computes in.
+type DType uint8
+
+const (
+	Float32 DType = iota
+	Float64
+	Float16
+	BFloat16
+	DTypes = iota // how many there are
+)
+
+// dtypes has what is known of each.
+var dtypes = [DTypes]struct {
+	name string
+	size int
+}{
+	Float32:  {"float32", 4},
+	Float64:  {"float64", 8},
+	Float16:  {"float16", 2},
+	BFloat16: {"bfloat16", 2},
+}
+
+// Size returns the size of an element in bytes, 0 if d is not one of the constants.
+func (d DType) Size() int {
+	if d >= DTypes {
+		return 0
+	}
+	return dtypes[d].size
+}
+
+// String returns the name of d as Go spells it.
+func (d DType) String() string {
+	if d >= DTypes {
+		return fmt.Sprintf("DType(%d)", uint8(d))
+	}
+	return dtypes[d].name
+}

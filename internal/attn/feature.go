@@ -1,0 +1,106 @@
+package attn
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Feature is something that a problem asks for and that an engine may not be able to do. Features are bits.
+type Feature uint32
+
+const (
+	Causal Feature = 1 << iota
+	Window
+	Cap
+	SlopesOfHeads
+	AddedBias
+	OtherValueDim // values are of another width than keys
+	OtherPolicy   // LeanTiles are not cut by stream-K
+	SetTiles      // the caller says how large LeanTiles are
+	SetWorkers    // the caller says how many workers there are
+	Unfused
+	unknown // a field of Mask or Score that Features knows nothing of
+)
+
+// Features returns what p asks for.
+func (p *Problem) Features() (f Feature) {
+	rest := *p
+	note := func(there bool, feature Feature) {
+		if there {
+			f |= feature
+		}
+	}
+	note(taken(&rest.Causal), Causal)
+	note(taken(&rest.Window), Window)
+	note(taken(&rest.Cap), Cap)
+	note(taken(&rest.Slopes), SlopesOfHeads)
+	note(taken(&rest.Bias), AddedBias)
+	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
+	note(p.ValueDim != p.Dim, OtherValueDim)
+	note(p.Policy != lean.Policy{}, OtherPolicy)
+	note(p.TileTokens != 0, SetTiles)
+	note(p.Workers != 0, SetWorkers)
+	note(p.Unfused, Unfused)
+	return f
+}
+
+// taken makes *x the zero value, and reports whether it was another.
+func taken[T comparable](x *T) bool {
+	var zero T
+	was := *x
+	*x = zero
+	return was != zero
+}
+
+// text tells the first of some features that p asks for.
+func (f Feature) text(p *Problem) string {
+	switch f & -f {
+	case Causal:
+		return "a causal mask"
+	case Window:
+		return fmt.Sprintf("a window of %d keys", p.Window)
+	case Cap:
+		return fmt.Sprintf("a soft cap of %v", p.Cap)
+	case SlopesOfHeads:
+		return "slopes of scores (ALiBi)"
+	case AddedBias:
+		return "a bias"
+	case OtherValueDim:
+		return fmt.Sprintf("values of %d elements and keys of %d", p.ValueDim, p.Dim)
+	case OtherPolicy:
+		return fmt.Sprintf("the schedule %v", p.Policy.Kind)
+	case SetTiles:
+		return fmt.Sprintf("LeanTiles of %d tokens", p.TileTokens)
+	case SetWorkers:
+		return fmt.Sprintf("%d workers", p.Workers)
+	case Unfused:
+		return "unfused attention"
+	}
+	return "a mask or a change of scores that it knows nothing of"
+}
+
+// Can is what one way into an engine can do. It lists what is there: what nobody has listed is refused.
+type Can struct {
+	Name     string // of the way, for errors
+	Features Feature
+	KV       []DType
+}
+
+// Does says whether c can do all of p.
+func (c *Can) Does(p *Problem) bool {
+	return p.Features()&^c.Features == 0 && slices.Contains(c.KV, p.KV)
+}
+
+// Do reports the first thing of p that c can't do. Errors wrap ErrUnsupported, or ErrDType for the type of keys and
+// values.
+func (c *Can) Do(op string, p *Problem) error {
+	if more := p.Features() &^ c.Features; more != 0 {
+		return Errorf(op, ErrUnsupported, "%s: %s", c.Name, more.text(p))
+	}
+	if !slices.Contains(c.KV, p.KV) {
+		return Errorf(op, ErrDType, "%s: keys and values are %v; it takes %v", c.Name, p.KV, c.KV)
+	}
+	return nil
+}

@@ -1,0 +1,40 @@
+package attn
+
+// Mask says which keys a query sees. The zero Mask hides none.
+//
+// Everything that hides keys by their position is a field here, and [Mask.Keys] is the only place that knows what
+// it hides.
+type Mask struct {
+	Causal bool // position p sees keys j <= p, else all
+	Window int  // if not 0, only those with j > p-Window; it may be larger than any context
+}
+
+// Position returns the place of query position i of a sequence among its keys: the queries are its last ones.
+func Position(queries, keys, i int) int { return keys - queries + i }
+
+// Keys returns the keys [first, end) that query position i of a sequence sees. first <= end, and both rise with i.
+func (m Mask) Keys(queries, keys, i int) (first, end int) {
+	p := Position(queries, keys, i)
+	if end = keys; m.Causal {
+		end = max(p+1, 0)
+	}
+	if m.Window != 0 && m.Window <= p {
+		first = p - m.Window + 1
+	}
+	return first, end
+}
+
+// Range returns the keys [first, end) that any of the query positions [from, to) sees, for from < to.
+func (m Mask) Range(queries, keys, from, to int) (first, end int) {
+	first, _ = m.Keys(queries, keys, from)
+	_, end = m.Keys(queries, keys, to-1)
+	return first, end
+}
+
+// Check reports what is wrong with m.
+func (m Mask) Check(op string) error {
+	if m.Window < 0 {
+		return Errorf(op, ErrShape, "a window of %d keys", m.Window)
+	}
+	return nil
+}

@@ -1,0 +1,138 @@
+package attn
+
+import (
+	"math"
+	"math/bits"
+
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Strides places the rows of queries, outputs or log-sum-exps, in elements:
+//
+//	offset(row, head) = row*Row + head*Head
+type Strides struct{ Row, Head int }
+
+// PageStrides places the rows of keys or values, in elements:
+//
+//	offset(page, head, slot) = page*Page + head*Head + slot*Row
+type PageStrides struct{ Page, Head, Row int }
+
+// Problem is what is the same for every sequence and every layer.
+//
+// A dense tensor is the case of one page a sequence, with PageTokens the capacity.
+type Problem struct {
+	Heads, KVHeads int     // query heads, a multiple of the KV heads; head h reads KV head h/(Heads/KVHeads)
+	Dim, ValueDim  int     // elements of a query or key row, and of a value or output row
+	KV             DType   // what keys and values are stored as
+	Scale          float64 // on q.k, natural
+	Mask                   // which keys a query sees
+	Score                  // what happens to scores before the softmax
+
+	Query, Out, LSE Strides
+	Key, Value      PageStrides
+	PageTokens      int
+
+	TileTokens int         // tokens of a LeanTile; 0: the engine's choice
+	Policy     lean.Policy // how LeanTiles are handed to workers
+	Unfused    bool        // scores, their softmax and the sum of values one behind the other
+	Workers    int         // logical workers; 0: the engine's choice
+}
+
+// Group returns how many query heads read a KV head.
+func (p *Problem) Group() int { return p.Heads / p.KVHeads }
+
+// Keys returns the keys [first, end) that query position i of a sequence sees.
+func (p *Problem) Keys(s *Sequence, i int) (first, end int) {
+	return p.Mask.Keys(s.Queries, s.Keys, i)
+}
+
+// Check reports what is wrong with p itself, whoever computes it. Errors wrap ErrShape or ErrDType.
+func (p *Problem) Check(op string) error {
+	switch {
+	case p.KVHeads < 1 || p.Heads < 1 || p.Heads%p.KVHeads != 0:
+		return Errorf(op, ErrShape, "%d query heads for %d KV heads", p.Heads, p.KVHeads)
+	case p.Dim < 1 || p.ValueDim < 1:
+		return Errorf(op, ErrShape, "head dim %d, value dim %d", p.Dim, p.ValueDim)
+	case p.KV.Size() == 0:
+		return Errorf(op, ErrDType, "keys and values of %v", p.KV)
+	case p.PageTokens < 1:
+		return Errorf(op, ErrShape, "pages of %d tokens", p.PageTokens)
+	case p.TileTokens < 0:
+		return Errorf(op, ErrShape, "LeanTiles of %d tokens", p.TileTokens)
+	case p.Workers < 0:
+		return Errorf(op, ErrShape, "%d workers", p.Workers)
+	case math.IsNaN(p.Scale) || math.IsInf(p.Scale, 0):
+		return Errorf(op, ErrShape, "scale %v", p.Scale)
+	case p.Policy.Kind > lean.PerHead:
+		return Errorf(op, ErrShape, "schedule %d", p.Policy.Kind)
+	case p.Policy.Kind == lean.FixedSplit && p.Policy.Splits < 1:
+		return Errorf(op, ErrShape, "a fixed split into %d", p.Policy.Splits)
+	}
+	if err := p.Mask.Check(op); err != nil {
+		return err
+	}
+	if err := p.Score.Check(op, p.Heads); err != nil {
+		return err
+	}
+	for _, s := range []struct {
+		name string
+		Strides
+	}{{"query", p.Query}, {"output", p.Out}, {"log-sum-exp", p.LSE}} {
+		if s.Row < 0 || s.Head < 0 {
+			return Errorf(op, ErrShape, "%s strides %+v", s.name, s.Strides)
+		}
+	}
+	if err := p.Key.Check(op, "key"); err != nil {
+		return err
+	}
+	return p.Value.Check(op, "value")
+}
+
+// Check reports strides that are negative.
+func (s PageStrides) Check(op, name string) error {
+	if s.Page < 0 || s.Head < 0 || s.Row < 0 {
+		return Errorf(op, ErrShape, "%s strides %+v", name, s)
+	}
+	return nil
+}
+
+// Extent returns the number of elements that rows [0, rows) of the given heads and width reach over,
+// and MaxInt if that is no int.
+func (s Strides) Extent(rows, heads, dim int) int {
+	if rows == 0 {
+		return 0
+	}
+	return sumProducts(dim, rows-1, s.Row, heads-1, s.Head, 0, 0)
+}
+
+// Extent returns the number of elements that pages [0, pages) of the given heads, slots and width
+// reach over, and MaxInt if that is no int.
+func (s PageStrides) Extent(pages, heads, slots, dim int) int {
+	if pages == 0 {
+		return 0
+	}
+	return sumProducts(dim, pages-1, s.Page, heads-1, s.Head, slots-1, s.Row)
+}
+
+// sumProducts returns n + a*b + c*d + e*f for arguments >= 0, and MaxInt if that does not fit.
+func sumProducts(n, a, b, c, d, e, f int) int {
+	sum := uint64(n)
+	for _, p := range [3][2]int{{a, b}, {c, d}, {e, f}} {
+		hi, lo := bits.Mul64(uint64(p[0]), uint64(p[1]))
+		var carry uint64
+		sum, carry = bits.Add64(sum, lo, 0)
+		if hi != 0 || carry != 0 || sum > math.MaxInt {
+			return math.MaxInt
+		}
+	}
+	return int(sum)
+}
+
+// Product returns the product of numbers >= 0, and MaxInt if that does not fit.
+func Product(ns ...int) int {
+	p := 1
+	for _, n := range ns {
+		p = sumProducts(0, p, n, 0, 0, 0, 0)
+	}
+	return p
+}

@@ -1,0 +1,122 @@
+package attn
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Score says what happens to scores between the product and the softmax. The zero Score is nothing.
+//
+// A score s of query head h at position p with key j becomes, in this order,
+//
+//	s = Cap tanh(s/Cap)
+//	s = s + Slopes.Of(h) (j-p)
+//	s = s + bias(h, p, j)
+type Score struct {
+	Cap    float64 // soft cap, if not 0
+	Slopes Slopes  // of ALiBi, if not empty
+	Bias   Bias    // where the numbers of an operand are, if not zero
+}
+
+// Check reports what is wrong with s for so many query heads.
+func (s *Score) Check(op string, heads int) error {
+	if !(s.Cap >= 0) || math.IsInf(s.Cap, 0) {
+		return Errorf(op, ErrShape, "a soft cap of %v", s.Cap)
+	}
+	if err := s.Slopes.check(op, heads); err != nil {
+		return err
+	}
+	return s.Bias.check(op, heads)
+}
+
+// Slopes are numbers, one for each query head, in a form that == compares: a Problem is looked up by it.
+type Slopes string
+
+// NewSlopes returns x as Slopes.
+func NewSlopes(x []float64) Slopes {
+	b := make([]byte, 0, 8*len(x))
+	for _, f := range x {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(f))
+	}
+	return Slopes(b)
+}
+
+// Len returns how many there are.
+func (s Slopes) Len() int { return len(s) / 8 }
+
+// Of returns the slope of a query head.
+func (s Slopes) Of(head int) float64 {
+	var bits uint64
+	for i := range 8 {
+		bits |= uint64(s[8*head+i]) << (8 * i)
+	}
+	return math.Float64frombits(bits)
+}
+
+// check reports slopes that are not finite, or not one for each head, if there are any.
+func (s Slopes) check(op string, heads int) error {
+	if s == "" {
+		return nil
+	}
+	if len(s) != 8*heads {
+		return Errorf(op, ErrShape, "%d slopes for %d query heads", s.Len(), heads)
+	}
+	for h := range heads {
+		if x := s.Of(h); math.IsNaN(x) || math.IsInf(x, 0) {
+			return Errorf(op, ErrShape, "the slope of head %d is %v", h, x)
+		}
+	}
+	return nil
+}
+
+// Bias places numbers that are added to scores: row-major, of shape (Sequences, Heads, Queries, Keys), where each of the
+// first three sizes is that of the attention, or 1 for numbers that all share. The zero Bias is none.
+type Bias struct {
+	Sequences, Heads, Queries, Keys int
+	Scale                           float64 // on the numbers; 0: 1
+}
+
+// Factor returns the factor on the numbers.
+func (b *Bias) Factor() float64 {
+	if b.Scale == 0 {
+		return 1
+	}
+	return b.Scale
+}
+
+// Row returns where the numbers of a query position begin.
+func (b *Bias) Row(seq, head, pos int) int {
+	if b.Sequences == 1 {
+		seq = 0
+	}
+	if b.Heads == 1 {
+		head = 0
+	}
+	if b.Queries == 1 {
+		pos = 0
+	}
+	return ((seq*b.Heads+head)*b.Queries + pos) * b.Keys
+}
+
+// Size returns how many numbers there are, MaxInt if that is no int.
+func (b *Bias) Size() int { return Product(b.Sequences, b.Heads, b.Queries, b.Keys) }
+
+// check reports a bias that is not of an attention with so many heads.
+func (b *Bias) check(op string, heads int) error {
+	if *b == (Bias{}) {
+		return nil
+	}
+	if b.Sequences < 1 || b.Heads != 1 && b.Heads != heads || b.Queries < 1 || b.Keys < 1 {
+		return Errorf(op, ErrShape, "a bias of %d sequences, %d heads, %d queries, %d keys for %d query heads",
+			b.Sequences, b.Heads, b.Queries, b.Keys, heads)
+	}
+	if math.IsNaN(b.Scale) || math.IsInf(b.Scale, 0) {
+		return Errorf(op, ErrShape, "a bias with the factor %v", b.Scale)
+	}
+	return nil
+}
+
+// Covers reports whether there are numbers for a sequence's queries and keys.
+func (b *Bias) Covers(seq, queries, keys int) bool {
+	return *b == (Bias{}) || (b.Sequences == 1 || seq < b.Sequences) && (b.Queries == 1 || queries <= b.Queries) && keys <= b.Keys
+}

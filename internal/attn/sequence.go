@@ -1,0 +1,63 @@
+package attn
+
+import "math"
+
+// Sequence is one sequence's part of a step: query position i is row Row+i of the queries and outputs,
+// and key j lies in page Pages[j/PageTokens], slot j%PageTokens. Entries of Pages beyond the last key
+// are not looked at. Rows of different sequences do not overlap.
+type Sequence struct {
+	Row, Queries, Keys int
+	Pages              []int32
+}
+
+// Check reports what is wrong with sequence i.
+func (q *Sequence) Check(op string, i, pageTokens int) error {
+	if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt-q.Queries {
+		return Errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
+	}
+	if q.Queries == 0 {
+		return nil
+	}
+	live := Ceil(q.Keys, pageTokens)
+	if len(q.Pages) < live {
+		return Errorf(op, ErrPage, "sequence %d has %d pages of %d tokens for %d keys",
+			i, len(q.Pages), pageTokens, q.Keys)
+	}
+	for j, page := range q.Pages[:live] {
+		if page < 0 {
+			return Errorf(op, ErrPage, "sequence %d names page %d at %d", i, page, j)
+		}
+	}
+	return nil
+}
+
+// Ceil returns ceil(n/size) for n >= 0: the pages (or LeanTiles) that n tokens fill.
+func Ceil(n, size int) int {
+	if n == 0 {
+		return 0
+	}
+	return (n-1)/size + 1
+}
+
+// CheckAppend reports whether the positions that sequence i appends to exist; fits says whether the
+// first slots of a page lie in the destination.
+func (q *Sequence) CheckAppend(op string, i, pageTokens int, fits func(page, slots int) bool) error {
+	if q.Row < 0 || q.Queries < 0 || q.Keys < q.Queries || q.Row > math.MaxInt-q.Queries {
+		return Errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
+	}
+	if q.Queries == 0 {
+		return nil
+	}
+	live := Ceil(q.Keys, pageTokens)
+	if len(q.Pages) < live {
+		return Errorf(op, ErrPage, "sequence %d has %d pages of %d tokens for %d keys",
+			i, len(q.Pages), pageTokens, q.Keys)
+	}
+	for j := (q.Keys - q.Queries) / pageTokens; j < live; j++ {
+		page, slots := int(q.Pages[j]), min(q.Keys-j*pageTokens, pageTokens)
+		if page < 0 || !fits(page, slots) {
+			return Errorf(op, ErrPage, "sequence %d names page %d at %d", i, page, j)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,33 @@
+package cpu
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
+
+// Buffer is the storage of keys or of values: Len elements of type DType from Ptr on. Ptr is aligned
+// to the size of an element; it is nil only if Len is 0. Whoever makes a Buffer keeps the memory
+// alive while it is used.
+type Buffer struct {
+	DType attn.DType
+	Ptr   unsafe.Pointer
+	Len   int
+}
+
+// at returns a pointer to element i.
+func (b *Buffer) at(i int) unsafe.Pointer { return unsafe.Add(b.Ptr, i*b.DType.Size()) }
+
+// check reports whether the buffer is well formed.
+func (b *Buffer) check(op, name string) error {
+	size := b.DType.Size()
+	switch {
+	case size == 0:
+		return attn.Errorf(op, attn.ErrDType, "%s is of %v", name, b.DType)
+	case b.Len < 0 || b.Len > 0 && b.Ptr == nil:
+		return attn.Errorf(op, attn.ErrShape, "%s has %d elements at %v", name, b.Len, b.Ptr)
+	case uintptr(b.Ptr)%uintptr(size) != 0:
+		return attn.Errorf(op, attn.ErrShape, "%s at %v is not aligned to its %d-byte elements", name, b.Ptr, size)
+	}
+	return nil
+}

@@ -1,0 +1,18 @@
+package cpu
+
+import "gorgonia.org/leanattention/internal/attn"
+
+// What this engine can do, each way into it. A feature of a problem that is not listed is refused.
+var (
+	canAttend = attn.Can{
+		Name: "attention on the CPU",
+		Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias |
+			attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+		KV: []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
+	}
+	canBackward = attn.Can{
+		Name:     "gradients on the CPU",
+		Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias,
+		KV:       []attn.DType{attn.Float32, attn.Float64},
+	}
+)
