@@ -1,0 +1,427 @@
+package leanattention_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// The test here takes everything that attention can be asked for to every way into it.
+// Each computes the right result, or refuses with ErrUnsupported; nothing is ignored.
+
+// request is what one attention is asked for.
+type request struct {
+	reftest.Shape
+	query, kv tensor.Dtype
+	opts      []la.Option // that the shape does not know
+}
+
+// feature adds something to a request.
+type feature struct {
+	name string
+	add  func(rng *rand.Rand, r *request)
+}
+
+func option(o la.Option) func(*rand.Rand, *request) {
+	return func(_ *rand.Rand, r *request) { r.opts = append(r.opts, o) }
+}
+
+var features = []feature{ // shapes first, of which the others make use
+	{"many rows", func(_ *rand.Rand, r *request) { r.Queries[0], r.Keys[0] = 20, 30 }},
+	{"causal", func(_ *rand.Rand, r *request) { r.Causal = true }},
+	{"window", func(_ *rand.Rand, r *request) { r.Window = 5 }},
+	{"soft cap", func(_ *rand.Rand, r *request) { r.SoftCap = 0.8 }},
+	{"ALiBi", func(_ *rand.Rand, r *request) {
+		r.Slopes = nil
+		for h := range r.Heads {
+			r.Slopes = append(r.Slopes, 1/float64(2+h))
+		}
+	}},
+	{"bias", func(rng *rand.Rand, r *request) { r.Shape = biased(rng, r.Shape, 1, 1, r.Queries[0]) }},
+	{"scale", func(_ *rand.Rand, r *request) { r.Scale = -0.3 }},
+	{"values of another width", func(_ *rand.Rand, r *request) { r.ValueDim = 128 }},
+	{"heads of 40", func(_ *rand.Rand, r *request) { r.Dim, r.ValueDim = 40, 40 }},
+	{"float32 keys", func(_ *rand.Rand, r *request) { r.kv = tensor.Float32 }},
+	{"float64 keys", func(_ *rand.Rand, r *request) { r.kv = tensor.Float64 }},
+	{"bfloat16 keys", func(_ *rand.Rand, r *request) { r.kv = la.BFloat16 }},
+	{"float64 queries", func(_ *rand.Rand, r *request) { r.query = tensor.Float64 }},
+	{"float16 queries", func(_ *rand.Rand, r *request) { r.query = la.Float16 }},
+	{"fixed split", option(la.WithSchedule(la.FixedSplit(3)))},
+	{"per head", option(la.WithSchedule(la.PerHead))},
+	{"unfused", option(la.WithSchedule(la.Unfused))},
+	{"LeanTiles", option(la.WithTileTokens(64))},
+	{"workers", option(la.WithWorkers(3))},
+}
+
+// entry is a way into attention. It computes a request and compares the result with the
+// reference; an error is what it has been refused with.
+type entry struct {
+	name string
+	do   func(t *testing.T, rng *rand.Rand, r request) error
+}
+
+// refused takes over a call that may refuse a request.
+func refused[T any](x T, err error) T {
+	if err != nil {
+		panic(refusal{err})
+	}
+	return x
+}
+
+type refusal struct{ error }
+
+func testFeatures(t *testing.T, entries []entry, pairs int) {
+	rng := reftest.Rand(t)
+	done := map[string]int{}
+	try := func(e entry, fs ...feature) {
+		r := request{Shape: reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{3}, Keys: []int{40}}, query: tensor.Float32, kv: la.Float16}
+		name := "plain"
+		for _, f := range fs {
+			f.add(rng, &r)
+			name += ", " + f.name
+		}
+		err := func() (err error) {
+			defer func() {
+				if x := recover(); x != nil {
+					no, ok := x.(refusal)
+					if !ok {
+						panic(x)
+					}
+					err = no.error
+				}
+			}()
+			return e.do(t, rng, r)
+		}()
+		switch {
+		case err == nil:
+			done[e.name]++
+		case !errors.Is(la.Cause(err), la.ErrUnsupported) && !errors.Is(la.Cause(err), la.ErrDType):
+			t.Errorf("%s: %s: %v; want a result or ErrUnsupported", e.name, name, err)
+		case len(fs) == 0:
+			t.Errorf("%s: %s: %v", e.name, name, err)
+		}
+	}
+	for _, e := range entries {
+		try(e)
+		for i, f := range features {
+			try(e, f)
+			for _, g := range features[i+1:] {
+				if rng.IntN(100) < pairs {
+					try(e, f, g)
+				}
+			}
+		}
+		if done[e.name] < 5 {
+			t.Errorf("%s: %d requests were computed", e.name, done[e.name])
+		}
+	}
+	t.Logf("computed: %v", done)
+}
+
+// TestFeatures is that of the CPU.
+func TestFeatures(t *testing.T) {
+	pairs := 100
+	if raceEnabled {
+		pairs = 5
+	}
+	testFeatures(t, append(denseEntries(place{}), cachedEntry("CachedAttention", place{})), pairs)
+}
+
+// TestGPUFeatures is that of a GPU.
+func TestGPUFeatures(t *testing.T) {
+	gpu := gputest.Open(t)
+	at := place{gpu: gpu, real: true, there: true}
+	testFeatures(t, append(denseEntries(at),
+		cachedEntry("CachedAttention of operands there", at),
+		cachedEntry("CachedAttention of operands on the host", place{gpu: gpu, real: true}),
+		recordedEntry("a recording of one row: a chain", gpu, 1),
+		recordedEntry("a recording of two rows: a chain", gpu, 2),
+		recordedEntry("a recording of five rows: launches that append", gpu, 5),
+	), 4)
+}
+
+// denseEntries are Attend and Attention.
+func denseEntries(at place) []entry {
+	problemOf := func(rng *rand.Rand, r request) *problem {
+		if r.query == la.Float16 && at.gpu == nil {
+			panic(refusal{fmt.Errorf("queries of float16 on the host: %w", la.ErrUnsupported)}) // bad input, see the tests of that
+		}
+		return newProblem(rng, r.Shape, spec{query: r.query, kv: r.kv})
+	}
+	there := func(t *testing.T, x *tensor.Dense) G.Value {
+		if at.gpu == nil {
+			return x
+		}
+		d, err := at.gpu.Upload(x)
+		if err != nil {
+			panic(refusal{err})
+		}
+		return d
+	}
+	want := func(p *problem) *reftest.Result {
+		if at.gpu == nil {
+			return p.Reference(p.precision(0))
+		}
+		return p.referenceThere(at)
+	}
+	return []entry{
+		{"Attend", func(t *testing.T, rng *rand.Rand, r request) error {
+			p := problemOf(rng, r)
+			a := p.args()
+			host := []G.Value{a.Out, a.LSE}
+			if at.gpu != nil {
+				a.Q, a.K, a.V = there(t, p.q), there(t, p.k), there(t, p.v)
+				a.Out = there(t, a.Out.(*tensor.Dense))
+				a.LSE = upload(t, at.gpu, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.dims(p.Heads, p.Queries[0])...)))
+				if p.bias != nil {
+					a.Bias = there(t, p.bias)
+				}
+			}
+			if err := la.Attend(a, append(p.options(), r.opts...)...); err != nil {
+				return err
+			}
+			if at.gpu != nil {
+				host = []G.Value{download(t, a.Out), download(t, a.LSE)}
+			}
+			p.check(t, want(p), host[0], host[1])
+			return nil
+		}},
+		{"Attention", func(t *testing.T, rng *rand.Rand, r request) error {
+			p := problemOf(rng, r)
+			g := p.graph()
+			in := []*G.Node{g.q, g.k, g.v}
+			opts := append(p.options(), r.opts...)
+			if at.gpu != nil {
+				for i := range in {
+					in[i] = refused(la.ToDevice(in[i], at.gpu))
+				}
+			}
+			if g.bias != nil {
+				b := g.bias
+				if at.gpu != nil {
+					b = refused(la.ToDevice(b, at.gpu))
+				}
+				opts = append(opts, la.WithBias(b))
+			}
+			out := refused(la.Attention(in[0], in[1], in[2], append(opts, la.WithLSE(&g.lse))...))
+			if g.out = out; at.gpu != nil {
+				g.out, g.lse = refused(la.ToHost(out)), refused(la.ToHost(g.lse))
+			}
+			g.read(t)
+			vm := newTapeMachine(g.g)
+			defer vm.Close()
+			if err := vm.RunAll(); err != nil {
+				return err
+			}
+			p.check(t, want(p), g.outV, g.lseV)
+			return nil
+		}},
+	}
+}
+
+// cacheOf is a cache for a request, of sequences that grow by a row at a time.
+func cacheOf(t *testing.T, r request, device *la.GPU) *la.Cache {
+	c := refused(la.NewCache(la.CacheConfig{Layers: 1, KVHeads: r.KVHeads, HeadDim: r.Dim, ValueDim: r.ValueDim, DType: r.kv, PageSize: 16, Pages: 40, Device: device}))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// cachedEntry is CachedAttention: of a prompt, and of one row behind it.
+func cachedEntry(name string, at place) entry {
+	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
+		if r.Bias.X != nil {
+			return fmt.Errorf("no node has a bias there: %w", refusesBias(t, r, at))
+		}
+		if r.query == la.Float16 && at.gpu == nil {
+			return fmt.Errorf("queries of float16 on the host: %w", la.ErrUnsupported)
+		}
+		c := cacheOf(t, r, at.gpu)
+		defer c.Close()
+		seq := newStored(t, c)
+		for _, tokens := range []int{r.Keys[0] - r.Queries[0], r.Queries[0]} {
+			d, err := decoderOf(at, c, tokens, r)
+			if err != nil {
+				return err
+			}
+			u := d.set(t, rng, reftest.Normal, appended{seq, tokens})
+			err = d.vm.RunAll()
+			d.vm.Reset()
+			if err != nil {
+				return errors.Join(err, d.step.Rollback(), d.vm.Close())
+			}
+			for l, x := range u.cases {
+				if err := d.compare(t, l, u, x.Reference(d.precision(r.query, r.kv))); err != nil {
+					t.Errorf("%v: %v", x.Shape, err)
+				}
+			}
+			d.commit(t, u)
+			if err := d.vm.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	}}
+}
+
+// refusesBias is what CachedAttention says of a bias.
+func refusesBias(t *testing.T, r request, at place) error {
+	c := cacheOf(t, r, at.gpu)
+	defer c.Close()
+	step := refused(c.NewStep(1))
+	g := G.NewGraph()
+	in := func(name string, n int) *G.Node {
+		return G.NewMatrix(g, r.query, G.WithShape(1, n), G.WithName(name))
+	}
+	_, err := la.CachedAttention(in("q", r.Heads*r.Dim), in("k", r.KVHeads*r.Dim), in("v", r.KVHeads*r.ValueDim), step.Layer(0), la.WithBias(in("bias", 40)))
+	if err == nil {
+		t.Error("a bias was taken, and nothing here tests it")
+	}
+	return err
+}
+
+// decoderOf is newDecoderAt for a request that may be refused.
+func decoderOf(at place, c *la.Cache, tokens int, r request) (*decoder, error) {
+	step, err := c.NewStep(tokens)
+	if err != nil {
+		return nil, err
+	}
+	at.layers = []reftest.Shape{{Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}}
+	d := &decoder{place: at, cache: c, step: step, heads: r.Heads, query: r.query, outV: make([]G.Value, 1), lseV: make([]G.Value, 1)}
+	g := G.NewGraph()
+	var in [3]*G.Node
+	for i, to := range []*[]*G.Node{&d.q, &d.k, &d.v} {
+		width := []int{r.Heads * r.Dim, r.KVHeads * r.Dim, r.KVHeads * r.ValueDim}[i]
+		in[i] = G.NewMatrix(g, r.query, G.WithShape(tokens, width), G.WithName("qkv"[i:i+1]))
+		*to = append(*to, in[i])
+		if at.there {
+			if in[i], err = la.ToDevice(in[i], at.gpu); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var lse *G.Node
+	out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(0), append(append(d.options(0), r.opts...), la.WithLSE(&lse))...)
+	if err != nil {
+		return nil, err
+	}
+	if at.there {
+		out, lse = refused(la.ToHost(out)), refused(la.ToHost(lse))
+	}
+	G.Read(out, &d.outV[0])
+	G.Read(lse, &d.lseV[0])
+	d.vm = newTapeMachine(g)
+	return d, nil
+}
+
+// recordedEntry is CachedAttention between linear layers, recorded: a sequence for each
+// row, which grows by a token in each replay.
+func recordedEntry(name string, gpu *la.GPU, rows int) entry {
+	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
+		if r.Bias.X != nil {
+			return refusesBias(t, r, place{gpu: gpu})
+		}
+		if r.query != tensor.Float32 {
+			return fmt.Errorf("linear layers of %v: %w", r.query, la.ErrUnsupported) // see those of nn
+		}
+		c := cacheOf(t, r, gpu)
+		defer c.Close()
+		step := refused(c.NewStep(rows))
+		g := G.NewGraph()
+		const in = 128
+		upload := func(name string, of tensor.Dtype, n, m int, scale float64) *G.Node {
+			x := make([]float64, n*m)
+			for i := range x {
+				x[i] = scale * rng.NormFloat64()
+			}
+			d := refused(gpu.Upload(tensorOf(of, x, n, m)))
+			t.Cleanup(func() { d.Free() })
+			return G.NewMatrix(g, of, G.WithShape(n, m), G.WithName(name), G.WithValue(d))
+		}
+		weights := r.kv
+		if weights == tensor.Float64 {
+			weights = la.Float16
+		}
+		x := upload("x", tensor.Float32, rows, in, 1)
+		var ws []*G.Node
+		for i, n := range []int{r.Heads * r.Dim, r.KVHeads * r.Dim, r.KVHeads * r.ValueDim} {
+			ws = append(ws, upload("w"+"qkv"[i:i+1], weights, n, in, 0.1))
+		}
+		qkv := refused(nn.Linears(x, ws, nil))
+		shape := reftest.Shape{Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.Dim, ValueDim: r.ValueDim, Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}
+		d := &decoder{place: place{layers: []reftest.Shape{shape}}}
+		out := refused(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(0), append(d.options(0), r.opts...)...))
+		y := refused(nn.Linear(out, upload("wo", weights, in, r.Heads*r.ValueDim, 0.1), nil))
+		values := make([]G.Value, 5)
+		for i, n := range []*G.Node{qkv[0], qkv[1], qkv[2], out, y} {
+			G.Read(n, &values[i])
+		}
+		vm := newTapeMachine(g)
+		defer vm.Close()
+		var appends []la.Append
+		for range rows {
+			appends = append(appends, la.Append{Seq: refused(c.NewSequence()), Tokens: 1})
+		}
+		history := make([][2][]float64, rows) // of each sequence, keys and values
+		var rec *la.Recording
+		defer func() {
+			if rec != nil {
+				rec.Close()
+			}
+		}()
+		for turn := range 8 { // more than the window
+			if err := step.Set(appends); err != nil {
+				return err
+			}
+			var err error
+			switch turn {
+			case 0:
+				err = vm.RunAll()
+				vm.Reset()
+			case 1:
+				if rec, err = gpu.Record(func() error { defer vm.Reset(); return vm.RunAll() }); err == nil {
+					err = rec.Replay()
+				}
+			default:
+				err = rec.Replay()
+			}
+			if err != nil {
+				return errors.Join(err, step.Rollback())
+			}
+			if err := step.Commit(); err != nil {
+				return err
+			}
+			var now [4][]float64
+			for i := range now {
+				now[i] = floats(t, download(t, values[i]))
+			}
+			s := shape
+			s.Queries, s.Keys = repeated(rows, 1), repeated(rows, turn+1)
+			x := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+			x.Q, x.K, x.V = now[0], nil, nil
+			for i := range rows {
+				for j, to := range []*[]float64{&x.K, &x.V} {
+					width := len(now[1+j]) / rows
+					history[i][j] = append(history[i][j], now[1+j][i*width:(i+1)*width]...)
+					for _, f := range history[i][j] {
+						*to = append(*to, format(r.kv).Round(f))
+					}
+				}
+			}
+			want := x.Reference(place{gpu: gpu, real: true}.precision(tensor.Float32, r.kv))
+			if err := want.CompareO(func(seq, pos, h, i int) float64 { return now[3][(seq*r.Heads+h)*r.ValueDim+i] }); err != nil {
+				t.Errorf("%s, turn %d, %v: %v", name, turn, s, err)
+				return nil
+			}
+		}
+		return nil
+	}}
+}
