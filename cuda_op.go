@@ -188,7 +188,7 @@ func (op *machineLSE) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in 
 	if err := m.gpu.enter(name); err != nil {
 		return nil, err
 	}
-	defer m.gpu.queue.Leave()
+	defer m.gpu.group.Leave()
 	if err := to.copyFrom(from); err != nil {
 		return nil, tensorError(name, "lse", err)
 	}

@@ -28,7 +28,8 @@ import (
 type GPU struct {
 	dev   *cuda.Device
 	id    uint64 // one GPU may be opened twice
-	queue *device.Queue
+	group *device.Group // of this device alone
+	queue *device.Queue // its member
 
 	attention struct {
 		sync.Mutex
@@ -120,13 +121,13 @@ func OpenGPU(ordinal int) (*GPU, error) {
 
 // newGPU is a GPU that owns dev, which it closes if there is an error.
 func newGPU(op string, dev *cuda.Device) (*GPU, error) {
-	queue, err := device.Open(dev)
+	group, err := device.OpenGroup(dev)
 	if err != nil {
 		_ = dev.Close() // the first error tells more
 		return nil, gpuError(op, err)
 	}
-	g := &GPU{dev: dev, id: ids.Add(1), queue: queue}
-	queue.OnShort(g.closePlans)
+	g := &GPU{dev: dev, id: ids.Add(1), group: group, queue: group.Member(0)}
+	g.queue.OnShort(g.closePlans)
 	return g, nil
 }
 
@@ -176,8 +177,8 @@ func (g *GPU) Synchronize() error {
 	if err := g.enter(op); err != nil {
 		return err
 	}
-	defer g.queue.Leave()
-	if err := g.queue.Synchronize(); err != nil {
+	defer g.group.Leave()
+	if err := g.group.Synchronize(); err != nil {
 		return gpuError(op, err)
 	}
 	return nil
@@ -191,7 +192,7 @@ func (g *GPU) Close() error {
 	if err := g.made(op); err != nil {
 		return err
 	}
-	if err := g.queue.Close(); err != nil {
+	if err := g.group.Close(); err != nil {
 		return gpuError(op, err)
 	}
 	g.attention.Lock()
@@ -218,12 +219,12 @@ func (g *GPU) made(op string) error {
 	return nil
 }
 
-// enter is made, and keeps the GPU open until queue.Leave.
+// enter is made, and keeps the GPU open until group.Leave.
 func (g *GPU) enter(op string) error {
 	if err := g.made(op); err != nil {
 		return err
 	}
-	if err := g.queue.Enter(); err != nil {
+	if err := g.group.Enter(); err != nil {
 		return gpuError(op, err)
 	}
 	return nil

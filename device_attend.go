@@ -86,7 +86,7 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 	if err := gpu.enter(op); err != nil {
 		return err
 	}
-	defer gpu.queue.Leave()
+	defer gpu.group.Leave()
 	plan := gpu.takePlan()
 	defer gpu.givePlan(plan)
 	r.layOut(p)
@@ -118,7 +118,7 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 // new value of the node, or to one that is given.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
-	slots := op.memory.On(gpu.queue)
+	slots := op.memory.On(gpu.group, 0)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(turn *device.Turn) (o deviceOperands, err error) {
 		if o.Q, o.K, o.V, err = qkv.use(turn); err != nil {
 			return o, err

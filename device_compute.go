@@ -49,13 +49,13 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 	if err := g.enter(c.Op); err != nil {
 		return nil, err
 	}
-	defer g.queue.Leave()
+	defer g.group.Leave()
 	layers, err := g.layers(c.Op)
 	if err != nil {
 		return nil, err
 	}
 	defer runtime.KeepAlive(c.In)
-	slots := c.Node.On(g.queue)
+	slots := c.Node.On(g.group, 0)
 	err = g.queue.Submit(func(turn *device.Turn) error {
 		w := &ongpu.Work{Decoder: layers, Turn: turn}
 		var in []*DeviceTensor
@@ -113,7 +113,7 @@ func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value,
 	if err := d.enter(op); err != nil {
 		return nil, err
 	}
-	d.gpu.queue.Leave()
+	d.gpu.group.Leave()
 	size := shape.TotalSize()
 	if from < 0 || size < 1 || from > d.Size()-size {
 		return nil, errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())

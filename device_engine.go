@@ -55,7 +55,7 @@ func (g *GPU) engine(op string) (attentionEngine, error) {
 	if err := g.enter(op); err != nil {
 		return nil, err
 	}
-	defer g.queue.Leave()
+	defer g.group.Leave()
 	g.attention.Lock()
 	defer g.attention.Unlock()
 	if g.attention.engine == nil {

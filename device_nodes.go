@@ -27,7 +27,7 @@ func ToDevice(x *G.Node, gpu *GPU) (out *G.Node, err error) {
 	if err := gpu.enter(op); err != nil {
 		return nil, err
 	}
-	gpu.queue.Leave()
+	gpu.group.Leave()
 	m, err := newMove(op, x)
 	if err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func (op *toDeviceOp) Do(in ...G.Value) (out G.Value, err error) {
 	if err := op.gpu.enter(op.name); err != nil {
 		return nil, err
 	}
-	defer op.gpu.queue.Leave()
+	defer op.gpu.group.Leave()
 	var d *DeviceTensor
 	err = op.gpu.queue.Submit(func(turn *device.Turn) (err error) {
 		d, err = op.gpu.nextValue(turn, &op.slot, op.dtype, op.shape)
@@ -179,7 +179,7 @@ func (op *toHostOp) Do(in ...G.Value) (out G.Value, err error) {
 	if err := d.enter(op.name); err != nil {
 		return nil, err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	t := tensor.New(tensor.Of(d.dtype), tensor.WithShape(d.shape...))
 	if err := d.read(rowMajorBytes(t)); err != nil {
 		return nil, tensorError(op.name, "x", err)

@@ -63,7 +63,7 @@ func (g *GPU) Record(run func() error) (*Recording, error) {
 		return nil, err
 	}
 	var failed error
-	rec, err := g.queue.Record(func() error {
+	rec, err := g.group.Record(func() error {
 		failed = run()
 		return failed
 	})
@@ -100,7 +100,7 @@ func (r *Recording) Replay() error {
 	if err := r.gpu.enter(op); err != nil {
 		return err
 	}
-	defer r.gpu.queue.Leave()
+	defer r.gpu.group.Leave()
 	err := r.rec.Replay()
 	switch {
 	case err == nil:

@@ -74,7 +74,7 @@ func (g *GPU) NewTensor(t tensor.Dtype, shape ...int) (*DeviceTensor, error) {
 	if err := g.enter(op); err != nil {
 		return nil, err
 	}
-	defer g.queue.Leave()
+	defer g.group.Leave()
 	return g.newTensor(op, t, shape)
 }
 
@@ -126,7 +126,7 @@ func (g *GPU) Upload(x tensor.Tensor) (d *DeviceTensor, err error) {
 	if err := g.enter(op); err != nil {
 		return nil, err
 	}
-	defer g.queue.Leave()
+	defer g.group.Leave()
 	if d, err = g.newTensor(op, t.Dtype(), t.Shape()); err != nil {
 		return nil, err
 	}
@@ -201,7 +201,7 @@ func (d *DeviceTensor) Download() (t *tensor.Dense, err error) {
 	if err := d.enter(op); err != nil {
 		return nil, err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	t = tensor.New(tensor.Of(d.dtype), tensor.WithShape(d.shape...))
 	if err := d.read(rowMajorBytes(t)); err != nil {
 		return nil, tensorError(op, "the tensor", err)
@@ -269,7 +269,7 @@ func (d *DeviceTensor) Free() error {
 	if err := d.enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	if d.whole != nil {
 		return errorf(op, ErrUnsupported, "the tensor is a part of another")
 	}
@@ -397,7 +397,7 @@ func (d *DeviceTensor) Clone() (any, error) {
 	if err := d.enter(op); err != nil {
 		return nil, err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	c, err := d.gpu.newTensor(op, d.dtype, d.shape)
 	if err != nil {
 		return nil, err
@@ -416,7 +416,7 @@ func (d *DeviceTensor) Rows(from, to int) (*DeviceTensor, error) {
 	if err := d.enter(op); err != nil {
 		return nil, err
 	}
-	d.gpu.queue.Leave()
+	d.gpu.group.Leave()
 	if len(d.shape) == 0 || from < 0 || to <= from || to > d.shape[0] {
 		return nil, errorf(op, ErrShape, "rows [%d, %d) of shape %v", from, to, d.shape)
 	}
@@ -439,7 +439,7 @@ func (d *DeviceTensor) CopyFrom(src any) error {
 	if err := d.enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	if t, ok := src.(*tensor.Dense); ok {
 		return d.write(op, t)
 	}
@@ -508,7 +508,7 @@ func (d *DeviceTensor) ZeroValue() G.Value {
 	if err := d.enter(op); err != nil {
 		return d
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	defer runtime.KeepAlive(d)
 	d.broken = d.gpu.queue.Submit(func(turn *device.Turn) error {
 		m, err := d.use(turn)

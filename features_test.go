@@ -146,7 +146,7 @@ func TestGPUFeatures(t *testing.T) {
 		recordedEntry("a recording of one row: a chain", gpu, 1),
 		recordedEntry("a recording of two rows: a chain", gpu, 2),
 		recordedEntry("a recording of five rows: launches that append", gpu, 5),
-	), 4)
+	), 0)
 }
 
 // denseEntries are Attend and Attention.

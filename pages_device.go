@@ -32,7 +32,7 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 	if err := d.gpu.enter(op); err != nil {
 		return nil, err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
 		for range c.Layers {
 			for _, x := range [...]struct {
@@ -97,7 +97,7 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	if err := d.gpu.enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
 		return turn.Do(func(s *cuda.Stream) error {
 			for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
@@ -123,7 +123,7 @@ func (d *devicePages) transfer(op string, t *pageTransfer, in bool) error {
 	if err := d.gpu.enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.queue.Leave()
+	defer d.gpu.group.Leave()
 	if err := d.transferNow(t, in); err != nil {
 		return gpuError(op, err)
 	}
@@ -199,7 +199,7 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 	if err := gpu.enter(op); err != nil {
 		return err
 	}
-	defer gpu.queue.Leave()
+	defer gpu.group.Leave()
 	if p.plan == nil {
 		p.plan = gpu.takePlan()
 		// A step has no Close: its plans come back when it is garbage.
@@ -222,7 +222,7 @@ func (p *devicePlan) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Va
 	if err := p.pages.gpu.enter(op); err != nil {
 		return nil, nil, err
 	}
-	defer p.pages.gpu.queue.Leave()
+	defer p.pages.gpu.group.Leave()
 	if _, ok := in[0].(*DeviceTensor); ok {
 		out, lse, err = p.attendThere(n, in)
 	} else {

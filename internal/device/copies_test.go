@@ -187,7 +187,7 @@ func TestRecordingAndPutOff(t *testing.T) {
 	}
 	two()
 	lib.Forget()
-	r, err := q.Record(func() error {
+	r, err := record(q, func() error {
 		return q.Submit(func(turn *device.Turn) error {
 			if err := turn.Upload(b, 0, p, 0, 64); !errors.Is(err, device.ErrRecording) {
 				t.Errorf("a copy from the host: %v", err)

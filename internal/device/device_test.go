@@ -5,6 +5,7 @@ package device_test
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cuda"
@@ -25,12 +26,15 @@ func open(t *testing.T) (*device.Queue, *fakedriver.Library) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := device.Open(dev)
+	g, err := device.OpenGroup(dev)
 	if err != nil {
 		t.Fatal(err)
 	}
+	q := g.Member(0)
+	groups.Store(q, g)
 	t.Cleanup(func() {
-		if err := errors.Join(q.Close(), dev.Close()); err != nil {
+		groups.Delete(q)
+		if err := errors.Join(g.Close(), dev.Close()); err != nil {
 			t.Error(err)
 		}
 		if lib.Live() != 0 || lib.Defects() != 0 {
@@ -39,7 +43,7 @@ func open(t *testing.T) (*device.Queue, *fakedriver.Library) {
 		if err := q.Enter(); !errors.Is(err, cuda.ErrClosed) {
 			t.Errorf("Enter after Close: %v", err)
 		}
-		if err := q.Close(); !errors.Is(err, cuda.ErrClosed) {
+		if err := g.Close(); !errors.Is(err, cuda.ErrClosed) {
 			t.Errorf("second Close: %v", err)
 		}
 	})
@@ -48,6 +52,15 @@ func open(t *testing.T) (*device.Queue, *fakedriver.Library) {
 	}
 	t.Cleanup(q.Leave)
 	return q, lib
+}
+
+// groups has the group of each queue that open has made.
+var groups sync.Map
+
+// record makes a recording of the group of one.
+func record(q *device.Queue, f func() error) (*device.Recording, error) {
+	g, _ := groups.Load(q)
+	return g.(*device.Group).Record(f)
 }
 
 func must[T any](t *testing.T) func(T, error) T {
@@ -321,7 +334,7 @@ func TestRecordingPutsOff(t *testing.T) {
 			q, _ := open(t)
 			var got []string
 			a, b := &late{name: "a", to: &got, queue: c.queue}, &late{name: "b", to: &got, uploads: c.uploads}
-			r, err := q.Record(func() error {
+			r, err := record(q, func() error {
 				if err := q.Submit(func(turn *device.Turn) error {
 					if turn.Late() != nil {
 						t.Error("something is put off from the start")
@@ -375,7 +388,7 @@ func TestRecordingReplaces(t *testing.T) {
 	q, _ := open(t)
 	var got []string
 	a, b := &late{name: "a", to: &got}, &late{name: "b", to: &got}
-	r, err := q.Record(func() error {
+	r, err := record(q, func() error {
 		return q.Submit(func(turn *device.Turn) error {
 			if err := turn.PutOff(a); err != nil {
 				return err

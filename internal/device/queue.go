@@ -34,7 +34,7 @@ type Queue struct {
 	pinned []*Pinned // that nobody has, the one that was given back first in front
 	made   int       // pinned blocks that there are
 
-	recording *Recording // that is being made
+	recording *part // of a recording that is being made
 
 	late lateList
 

@@ -6,16 +6,23 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Recording is work that was captured from a queue, to be queued again as one.
-// It keeps the memory that the work uses.
+// Recording is work that was captured from the queues of a group, to be queued again
+// as one on each. It keeps the memory that the work uses.
 type Recording struct {
-	queue  *Queue
-	graph  *cuda.Graph
-	used   map[*Memory]bool // while it is being made
-	held   []held
+	group  *Group
 	states []Recorded
-	late   []Late
-	open   Late // the last of them, if it may still grow
+	parts  []*part // of each member
+}
+
+// part is what a recording has of a member.
+type part struct {
+	of    *Recording
+	queue *Queue
+	graph *cuda.Graph
+	used  map[*Memory]bool // while it is being made
+	held  []held
+	late  []Late
+	open  Late // the last of them, if it may still grow
 }
 
 // held is memory, and the buffer that it was.
@@ -42,51 +49,70 @@ type Late interface {
 	Close() error
 }
 
-// Record makes a recording of what f queues instead of having it done. f may
-// queue it on any goroutine; nothing else may be queued meanwhile. Copies from
+// Record makes a recording of what f queues on the members instead of having it done.
+// f may queue it on any goroutine; nothing else may be queued meanwhile. Copies from
 // and to the host are refused. It must not be within Enter, which what f calls needs.
-func (q *Queue) Record(f func() error) (*Recording, error) {
-	r := &Recording{queue: q, used: make(map[*Memory]bool)}
-	set := func(to *Recording) error {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		if to != nil && q.recording != nil {
-			return ErrRecording
+func (g *Group) Record(f func() error) (*Recording, error) {
+	r := &Recording{group: g}
+	defer func() {
+		for _, p := range r.parts {
+			p.used = nil
+			_ = p.queue.record(nil)
 		}
-		q.recording = to
-		return nil
+	}()
+	for _, q := range g.members {
+		p := &part{of: r, queue: q, used: make(map[*Memory]bool)}
+		if err := q.record(p); err != nil {
+			return nil, err
+		}
+		r.parts = append(r.parts, p)
 	}
-	if err := set(r); err != nil {
-		return nil, err
-	}
-	defer set(nil)
 	if err := r.make(f); err != nil {
-		if r.graph != nil {
-			_ = r.graph.Close() // the first error tells more
-		}
-		_ = r.closeLate()
+		_ = r.close() // the first error tells more
 		return nil, err
 	}
-	r.used = nil
 	return r, nil
 }
 
-func (r *Recording) make(f func() error) (err error) {
-	r.graph, err = r.queue.stream.Capture(func() error {
-		if err := f(); err != nil {
-			return err
-		}
-		return r.queue.Submit((*Turn).settle)
-	})
-	if err != nil {
+// record has the queue record to a part, or, with nil, no longer.
+func (q *Queue) record(to *part) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if to != nil && q.recording != nil {
+		return ErrRecording
+	}
+	q.recording = to
+	return nil
+}
+
+func (r *Recording) make(f func() error) error {
+	if err := r.capture(r.parts, f); err != nil {
 		return err
 	}
-	for _, l := range r.late {
-		if err := l.Upload(); err != nil {
-			return err
+	for _, p := range r.parts {
+		for _, l := range p.late {
+			if err := l.Upload(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// capture captures what f queues on the members of some parts, one capture within
+// another.
+func (r *Recording) capture(parts []*part, f func() error) (err error) {
+	if len(parts) == 0 {
+		return f()
+	}
+	p := parts[0]
+	p.graph, err = p.queue.stream.Capture(func() error {
+		if err := r.capture(parts[1:], f); err != nil {
+			return err
+		}
+		return p.queue.Submit((*Turn).settle)
+	})
+	return err
 }
 
 // Late is the work that is put off at the moment, nil for none.
@@ -125,13 +151,23 @@ func (t *Turn) settle() error {
 	return l.Queue(t.stream)
 }
 
-func (r *Recording) closeLate() (first error) {
-	for _, l := range r.late {
-		if err := l.Close(); err != nil && first == nil {
+// close gives back what the driver has of the parts, and what was put off.
+func (r *Recording) close() (first error) {
+	note := func(err error) {
+		if err != nil && first == nil {
 			first = err
 		}
 	}
-	r.late, r.open = nil, nil
+	for _, p := range r.parts {
+		p.held = nil
+		if p.graph != nil {
+			note(p.graph.Close())
+		}
+		for _, l := range p.late {
+			note(l.Close())
+		}
+		p.late, p.open = nil, nil
+	}
 	return first
 }
 
@@ -153,11 +189,12 @@ func (t *Turn) Depend(same func(Recorded) bool, fresh func() Recorded) Recorded 
 	if t.recording == nil {
 		return nil
 	}
-	if i := slices.IndexFunc(t.recording.states, same); i >= 0 {
-		return t.recording.states[i]
+	r := t.recording.of
+	if i := slices.IndexFunc(r.states, same); i >= 0 {
+		return r.states[i]
 	}
 	s := fresh()
-	t.recording.states = append(t.recording.states, s)
+	r.states = append(r.states, s)
 	return s
 }
 
@@ -171,29 +208,39 @@ func (r *Recording) Replay() error {
 			return err
 		}
 	}
-	err := r.queue.Submit(func(t *Turn) error {
-		if t.recording != nil {
-			return ErrRecording
-		}
-		for _, h := range r.held {
-			if h.Memory.buffer != h.buffer {
-				return ErrFreed
-			}
-		}
-		return t.stream.Launch(r.graph)
-	})
+	err := r.queueAll(r.parts, nil)
 	for _, s := range r.states {
 		s.Done(err == nil)
 	}
 	return err
 }
 
+// queueAll queues the graphs of some parts, when all of them can be.
+func (r *Recording) queueAll(parts []*part, turns []*Turn) error {
+	if len(parts) == 0 {
+		for i, p := range r.parts {
+			if err := turns[i].stream.Launch(p.graph); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	p := parts[0]
+	return p.queue.Submit(func(t *Turn) error {
+		if t.recording != nil {
+			return ErrRecording
+		}
+		for _, h := range p.held {
+			if h.Memory.buffer != h.buffer {
+				return ErrFreed
+			}
+		}
+		return r.queueAll(parts[1:], append(turns, t))
+	})
+}
+
 // Close gives back what the driver has of the recording, and lets the memory go.
 func (r *Recording) Close() error {
-	r.held, r.states = nil, nil
-	err := r.graph.Close()
-	if late := r.closeLate(); err == nil {
-		err = late
-	}
-	return err
+	r.states = nil
+	return r.close()
 }

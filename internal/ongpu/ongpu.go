@@ -19,25 +19,27 @@ import (
 // clones of a graph share ops.
 type Node struct {
 	mu sync.Mutex
-	of map[*device.Queue]*[2]device.Slot
+	of map[*device.Group][]*[2]device.Slot // of each member
 }
 
-// On is the memory on one GPU.
-func (n *Node) On(q *device.Queue) *[2]device.Slot {
+// On is the memory on a member of a group of GPUs.
+func (n *Node) On(g *device.Group, member int) *[2]device.Slot {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.of[q] == nil {
-		for q := range n.of {
-			if q.Closed() { // a node may see many GPUs come and go
-				delete(n.of, q)
+	if n.of[g] == nil {
+		for g := range n.of {
+			if g.Closed() { // a node may see many GPUs come and go
+				delete(n.of, g)
 			}
 		}
 		if n.of == nil {
-			n.of = make(map[*device.Queue]*[2]device.Slot)
+			n.of = make(map[*device.Group][]*[2]device.Slot)
 		}
-		n.of[q] = new([2]device.Slot)
+		for range g.Len() {
+			n.of[g] = append(n.of[g], new([2]device.Slot))
+		}
 	}
-	return n.of[q]
+	return n.of[g][member]
 }
 
 // Call is the work of one run of a node.

@@ -1,0 +1,147 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package device_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/device"
+)
+
+// pair opens a group of two devices, of which nothing may be left in the end.
+func pair(t *testing.T) (*device.Group, *fakedriver.Library, []*cuda.Device) {
+	t.Helper()
+	lib := fakedriver.New(t)
+	lib.State().Total = 1 << 30
+	drv, err := cuda.LoadFrom(lib.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devs := []*cuda.Device{must[*cuda.Device](t)(drv.Open(0)), must[*cuda.Device](t)(drv.Open(1))}
+	g := must[*device.Group](t)(device.OpenGroup(devs...))
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) {
+			t.Error(err)
+		}
+		for _, d := range devs {
+			if err := d.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) {
+				t.Error(err)
+			}
+		}
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Errorf("%d left, %d defects", lib.Live(), lib.Defects())
+		}
+	})
+	return g, lib, devs
+}
+
+// A recording has what was queued on each member, a replay queues all of it or, where a
+// member can't, nothing.
+func TestGroupRecording(t *testing.T) {
+	g, lib, _ := pair(t)
+	if err := g.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer g.Leave()
+	var memory [2]*device.Memory
+	var from, to [2]*cuda.Buffer
+	for i := range g.Len() {
+		_, from[i] = alloc(t, g.Member(i), 64)
+		memory[i], to[i] = alloc(t, g.Member(i), 64)
+	}
+	copies := func() error {
+		for i := range g.Len() {
+			if err := g.Member(i).Submit(func(turn *device.Turn) error {
+				if _, err := turn.Use(memory[i], turn.Generation(memory[i])); err != nil { // the recording keeps it
+					return err
+				}
+				if !turn.Recording() {
+					t.Errorf("member %d records nothing", i)
+				}
+				return turn.Do(func(s *cuda.Stream) error { return s.Copy(to[i], 0, from[i], 0, 64) })
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	r, err := g.Record(copies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	launched := func(want int) {
+		t.Helper()
+		if n := strings.Count(lib.Log(), "cuGraphLaunch"); n != want {
+			t.Errorf("%d graphs were launched, want %d", n, want)
+		}
+	}
+	lib.Forget()
+	if err := r.Replay(); err != nil {
+		t.Fatal(err)
+	}
+	launched(2)
+
+	// A failure leaves no member recording.
+	failure := errors.New("a failure")
+	if _, err := g.Record(func() error { return errors.Join(copies(), failure) }); !errors.Is(err, failure) {
+		t.Errorf("Record: %v", err)
+	}
+	for i := range g.Len() {
+		if err := g.Member(i).Submit(func(turn *device.Turn) error {
+			if turn.Recording() {
+				t.Errorf("member %d still records", i)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := g.Record(func() error { _, err := g.Record(copies); return err }); !errors.Is(err, device.ErrRecording) {
+		t.Errorf("a recording within another: %v", err)
+	}
+
+	// What the second member has lost stops the first one as well.
+	if err := g.Member(1).Submit(func(turn *device.Turn) error { return turn.Free(memory[1]) }); err != nil {
+		t.Fatal(err)
+	}
+	lib.Forget()
+	if err := r.Replay(); !errors.Is(err, device.ErrFreed) {
+		t.Errorf("Replay: %v", err)
+	}
+	launched(0)
+}
+
+// A group of which a member is closed lets nobody in, and closes what is left.
+func TestGroupClose(t *testing.T) {
+	g, _, _ := pair(t)
+	if g.Len() != 2 || g.Closed() {
+		t.Errorf("%d members, closed: %v", g.Len(), g.Closed())
+	}
+	if err := g.Member(1).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Enter(); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("Enter: %v", err)
+	}
+	if err := g.Close(); err != nil || !g.Member(0).Closed() {
+		t.Errorf("Close: %v", err) // which waits for nobody: Enter has let go of the first
+	}
+	if err := g.Close(); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("second Close: %v", err)
+	}
+}
+
+// What can't be opened leaves nothing.
+func TestGroupOpen(t *testing.T) {
+	_, lib, devs := pair(t)
+	lib.State().FailIn("cuStreamCreate", 2)
+	if _, err := device.OpenGroup(devs...); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("OpenGroup: %v", err)
+	}
+	lib.State().FailIn("", 0)
+}
