@@ -1,8 +1,6 @@
 package gpu
 
 import (
-	"math/bits"
-
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
@@ -21,6 +19,7 @@ type Chain struct {
 	plan    *Plan // nil: no attention yet
 	element int   // of weights, keys and values
 	dim     int   // of heads; 0: no attention yet
+	chunk   Chunk // of its attention
 	rows    int   // of x
 	layers  []chainPart
 	made    map[uint64]madeBy // by address
@@ -263,58 +262,44 @@ func (c *claims) claim(reads, writes []span, holds ...Memory) {
 // those before, if the chain makes q, k and v and can do it: where no sequence has
 // more than one new token, nor a KV head more than 16 query heads.
 func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if c.back != nil || !p.canAppend("chain") || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+	if c.back != nil || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
-	g := &p.look.geometry
-	if !canChain.Does(g) || chainDim(g.Dim) < 0 || c.plan != nil && c.plan != p || c.element < 0 || elementOf(o.K.DType) != c.element || p.engine.dev != c.d.dev ||
-		o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
+	if o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
+		return false
+	}
+	return p.FuseAttention(o, func(a *Attending) bool { return c.attend(p, a, o, newK, newV) })
+}
+
+// attend is Attend of what the plan offers.
+func (c *Chain) attend(p *Plan, a *Attending, o *Operands, newK, newV Memory) bool {
+	g := a.Problem
+	if !canChain.Does(g) || chainDim(g.Dim) < 0 {
 		return false
 	}
 	// One token a sequence, so that all output tiles have as many rows, and each KV
 	// head of a sequence is one of them: a host waits for all rows of the others'
 	// partials, and who has the last chunk has the new keys, which nobody else may need.
-	if group := g.Heads / g.KVHeads; p.look.tileRows != group || group == blockRows && p.look.rows > 1 {
+	if group := g.Heads / g.KVHeads; a.TileRows != group || group == blockRows && a.Rows > 1 {
 		return false
 	}
-	if _, _, err := p.attention("chain", o); err != nil {
-		return false
-	}
-	width := p.look.rows * g.KVHeads * g.Dim
-	reach := extent(g.Query, p.reach, g.Heads, g.Dim)
-	q, tagged, ok := c.source(&o.Q, reach)
+	width := a.Rows * g.KVHeads * g.Dim
+	q, tagged, ok := c.source(&o.Q, a.QueryLen)
 	k, taggedK, okK := c.source(&newK, width)
 	v, taggedV, okV := c.source(&newV, width)
 	if !(ok && okK && okV && tagged && taggedK && taggedV) {
 		return false
 	}
-	outs := extent(g.Out, p.reach, g.Heads, g.ValueDim)
-	writes := []span{spanOf(&o.Out, outs), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
-	shape := p.engine.chainShape(c.element, g.Dim)
-	if !c.fits(c.element, g.Dim, &c.needs, attentionRoom(&shape, p.look.tileRows, mostWarps)) || !c.apart(nil, writes) {
+	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
+	if !c.fits(c.element, g.Dim, &c.needs, a.Chunk.Room(a.TileRows, mostWarps)) || !c.apart(nil, writes) {
 		return false
 	}
-	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
-	var maps [mostParts]cuda.TensorMap
-	var err error
-	if maps[0], err = p.engine.tensorMap(&o.K, &shape, box); err != nil {
-		return false // the layer's own launch will say why
+	layer := &chainAttention{
+		p:     a.Params,
+		links: links{query: uint64(q) + 1, newKeys: uint64(k) + 1, newValues: uint64(v) + 1, out: uint64(c.floats) + 1, slots: a.Slots},
 	}
-	if maps[1], err = p.engine.tensorMap(&o.V, &shape, box); err != nil {
-		return false
-	}
-	a := &chainAttention{
-		p: p.params.paramsBody,
-		links: links{
-			query: uint64(q) + 1, newKeys: uint64(k) + 1, newValues: uint64(v) + 1, out: uint64(c.floats) + 1,
-			slots: p.slotsAt(),
-		},
-	}
-	a.p.box, a.p.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
-	a.p.causal = 0 // a sequence has one new token, which sees all keys
-	part := chainPart{attend: a, maps: maps}
+	layer.p.causal = 0 // a sequence has one new token, which sees all keys
+	part := chainPart{attend: layer, maps: [mostParts]cuda.TensorMap{a.Maps[0], a.Maps[1]}}
 	own := *o
 	part.alone = func(s *cuda.Stream) error {
 		if err := p.Append(s, own.K, own.V, newK, newV); err != nil {
@@ -323,11 +308,10 @@ func (c *Chain) Attend(p *Plan, o *Operands, newK, newV Memory) bool {
 		return p.Run(s, &own)
 	}
 	c.read[q], c.read[k], c.read[v] = true, true, true
-	c.made[o.Out.address()] = madeBy{c.floats, outs}
-	c.floats += wordsOf(outs)
+	c.made[o.Out.address()] = madeBy{c.floats, a.OutLen}
+	c.floats += wordsOf(a.OutLen)
 	c.take(part, nil, writes, []Memory{o.Q, o.Out, o.K, o.V, newK, newV,
-		{Buffer: p.memory.table}, {Buffer: p.memory.partials}, {Buffer: p.memory.counters}})
-	c.plan, c.dim = p, g.Dim
-	p.inChain = true // from the next Build on
+		{Buffer: a.Table}, {Buffer: a.Workspace[0]}, {Buffer: a.Workspace[1]}})
+	c.plan, c.dim, c.chunk = p, g.Dim, a.Chunk
 	return true
 }

@@ -69,7 +69,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		t.Fatal(err)
 	}
 	noError(t, c.Upload())
-	if !s.plan.inChain {
+	if !s.plan.fused {
 		t.Error("the plan does not know that a chain has its attention")
 	}
 	var found *launch
@@ -440,7 +440,7 @@ func TestChainLayouts(t *testing.T) {
 	}
 	layOut := func(m *machine, d *Decoder, s shape, rows int) layout {
 		c := d.NewChain()
-		c.element, c.dim, c.rows, c.plan = elementOf(attn.Float16), s.dim, rows, &Plan{engine: m.engine}
+		c.element, c.dim, c.rows, c.chunk = elementOf(attn.Float16), s.dim, rows, m.engine.FusedChunk(elementOf(attn.Float16), s.dim)
 		linear := func(in int, norm *Norm) {
 			c.needs = c.needsWith(&Linear{Rows: rows, In: in, Norm: norm})
 			c.layers = append(c.layers, chainPart{linear: &chainLinear{}})

@@ -190,20 +190,6 @@ func (f *chainFunctions) of(split, element, dim int) *cuda.Function {
 	return f.blocks[element][max(chainDim(dim), 0)]
 }
 
-// chainShape is the shape of a chain's attention: its chunks are half as large, since
-// the way to the end of a part is what counts there.
-func (e *Engine) chainShape(element, dim int) shape {
-	s := e.shape(element, dim)
-	s.keys, s.slot = s.keys/2, s.slot/2
-	return s
-}
-
-// attentionRoom is the shared memory that attention has with so many slots in
-// its ring, as [Engine.configure] has it with two rooms, but for the barriers.
-func attentionRoom(s *shape, rows, slots int) int {
-	return s.query + 2*(mostWarps*rows*s.width*4+2*blockRows*16) + slots*s.slot
-}
-
 // areaOf is the shared memory that the warps have for x: each box's columns of each
 // row, and, if there is a norm, of gamma and beta, and of gamma as it is. most is what
 // mostBoxes says.
@@ -384,12 +370,11 @@ func (c *Chain) layOut() (l chainLayout) {
 		}
 	}
 	if rows > 0 {
-		shape := c.plan.engine.chainShape(c.element, c.dim)
 		x := l.area
 		for n := mostWarps; ; n += mostWarps {
-			room := attentionRoom(&shape, rows, n)
+			room := c.chunk.Room(rows, n)
 			// More than chainChunks only where x needs the room anyway.
-			more := n <= chainChunks*mostWarps || room <= x && n*shape.slot <= ringBytes
+			more := n <= chainChunks*mostWarps || room <= x && n*c.chunk.Slot <= ringBytes
 			if n > mostWarps && (!more || c.stagesFor(l.split, max(x, room), l.feeds, n) < leastChainStages) {
 				break
 			}

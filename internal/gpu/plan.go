@@ -43,7 +43,7 @@ type Plan struct {
 	liveKeys  int  // of all sequences
 	appends   bool // every sequence has its new tokens among its keys
 
-	inChain   bool // a chain of layers has had the plan's attention
+	fused     bool // attention is a part of launches that do more
 	memory    memory
 	args      cuda.Args
 	params    params

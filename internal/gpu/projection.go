@@ -42,19 +42,22 @@ func (d *Decoder) NewProjection(o *Linear) *Projection {
 // it, if they are parts of what the layer makes. The launch brings some of the cache's
 // pages into the L2 cache besides, for the attention behind it.
 func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
-	plan.mu.Lock()
-	defer plan.mu.Unlock()
-	if p.cache != nil || !plan.canAppend("projection") || plan.checkPages("projection", &k, &v) != nil {
+	if p.cache != nil || plan.Device() != p.d.dev {
 		return false
 	}
-	g := &plan.look.geometry
+	return plan.FuseAppend(&k, &v, func(a *Appending) bool { return p.append(a, k, v, newK, newV) })
+}
+
+// append is Append of what the plan offers.
+func (p *Projection) append(a *Appending, k, v, newK, newV Memory) bool {
+	g := a.Problem
 	width, o := g.KVHeads*g.Dim, &p.linear
-	if k.DType != o.Parts[0].W.DType || plan.look.rows != o.Rows || g.Dim%4 != 0 || plan.engine.dev != p.d.dev {
+	if k.DType != o.Parts[0].W.DType || a.Rows != o.Rows || g.Dim%4 != 0 {
 		return false
 	}
 	keep := batchKeep{
-		slots: plan.slotsAt(), ahead: plan.aheadAt(),
-		headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(pageBytes(g)),
+		slots: a.Slots, ahead: a.Ahead,
+		headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(a.PageBytes),
 	}
 	for _, x := range [...]struct{ made, to *Memory }{{&newK, &k}, {&newV, &v}} {
 		i := slices.IndexFunc(o.Parts, func(part LinearPart) bool {
@@ -65,8 +68,7 @@ func (p *Projection) Append(plan *Plan, k, v, newK, newV Memory) bool {
 		}
 		keep.cache[i] = x.to.address()
 	}
-	p.keep, p.cache = keep, []Memory{k, v, {Buffer: plan.memory.table}}
-	plan.stores(k, v)
+	p.keep, p.cache = keep, []Memory{k, v, {Buffer: a.Table}}
 	return true
 }
 

@@ -49,7 +49,7 @@ func TestProjectionLaunches(t *testing.T) {
 				}
 				want := batchKeep{}
 				if i%5 == 0 && i < 10 {
-					want = batchKeep{cache: [mostParts]uint64{0, s.cache[i/5*2].address(), s.cache[i/5*2+1].address()}, slots: s.plan.slotsAt(), ahead: s.plan.aheadAt(), headRows: 16, dim: 64, pageBytes: 16 * 4 * 64 * 2}
+					want = batchKeep{cache: [mostParts]uint64{0, s.cache[i/5*2].address(), s.cache[i/5*2+1].address()}, slots: s.plan.appending().Slots, ahead: s.plan.appending().Ahead, headRows: 16, dim: 64, pageBytes: 16 * 4 * 64 * 2}
 				}
 				if keep := (*batchParams)(unsafe.Pointer(&l.arg[0])).keep; keep != want {
 					t.Errorf("launch %d keeps %+v, want %+v", i, keep, want)

@@ -229,7 +229,7 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV Memory) error {
 	}
 	p.newRows = appendParams{
 		newKeys: newK.address(), newValues: newV.address(), keys: k.address(), values: v.address(),
-		slots:    p.slotsAt(),
+		slots:    p.appending().Slots,
 		headRows: int32(g.Key.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
 		newType: code(newK.DType), dtype: code(k.DType),
 	}
@@ -245,16 +245,6 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV Memory) error {
 	p.stores(k, v)
 	return nil
 }
-
-// canAppend says whether there are new keys and values, for whoever stores them in
-// another launch than [Plan.Append]'s.
-func (p *Plan) canAppend(op string) bool { return p.ready(op) == nil && !p.look.idle && p.appends }
-
-// slotsAt is where that finds the slots.
-func (p *Plan) slotsAt() uint64 { return p.memory.table.Address() + uint64(p.memory.sections.slots) }
-
-// aheadAt is where it finds the pages that are worth having in the L2 cache.
-func (p *Plan) aheadAt() uint64 { return p.memory.table.Address() + uint64(p.memory.sections.ahead) }
 
 // stores notes that the step's new keys and values go to k and v: attention to these may
 // read the older ones before the launch ahead has ended.

@@ -33,7 +33,7 @@ func tokenBytes(g *attn.Problem) int { return 2 * g.Dim * g.KV.Size() }
 func (p *Plan) slack(g *attn.Problem, workers int) int {
 	const least, part = 5, 72 << 10
 	most, row := 192<<10, 24<<10
-	if p.engine.finishes() && (p.sched.Outputs() > int64(workers) || !p.inChain) {
+	if p.engine.finishes() && (p.sched.Outputs() > int64(workers) || !p.fused) {
 		most, row = 96<<10, 8<<10
 	}
 	even := max(p.sched.Tiles()/int64(workers), 1)
@@ -54,7 +54,7 @@ func (p *Plan) whole(g *attn.Problem, workers, longest int) int64 {
 	const most, least = 64 << 10, 768 << 10
 	n, tile := int64(workers), int64(tileTokens(g)*tokenBytes(g))
 	even := p.sched.Tiles() / n
-	if !p.engine.finishes() || p.inChain || p.sched.Outputs() <= n || int64(longest) > even || even*tile < least {
+	if !p.engine.finishes() || p.fused || p.sched.Outputs() <= n || int64(longest) > even || even*tile < least {
 		return 0
 	}
 	return (p.sched.Tiles() + n*most/tile) / n
@@ -134,7 +134,7 @@ func (p *Plan) schedule(g *attn.Problem, paged bool) {
 		workers = min(workers, g.Workers)
 	}
 	// A chain has all thread blocks anyway, and merging costs it less.
-	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager && !p.inChain {
+	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.eager && !p.fused {
 		workers = p.worth(g, workers, longest, boxOf(mostChunk, paged, g.PageTokens))
 	}
 	policy := g.Policy

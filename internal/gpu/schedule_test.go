@@ -138,13 +138,13 @@ func TestSlack(t *testing.T) {
 		}
 	}
 	// In a chain fewer blocks with one part each are better for longer.
-	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, inChain: true, seqs: []sequence{{queries: 1, keys: 32768}}}
+	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true, seqs: []sequence{{queries: 1, keys: 32768}}}
 	for _, want := range []int{128, 132} {
 		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, false)
 		if n := p.sched.Workers(); n != want {
-			t.Errorf("in a chain, %v: %d blocks, want %d", p.inChain, n, want)
+			t.Errorf("in a chain, %v: %d blocks, want %d", p.fused, n, want)
 		}
-		p.inChain = false
+		p.fused = false
 	}
 }
 
@@ -204,12 +204,12 @@ func TestWorth(t *testing.T) {
 				// Of a chain, as if all blocks were worth having.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, eager: true}, seqs: p.seqs}
 				all.schedule(&g, c.page > 0)
-				p.inChain = true
+				p.fused = true
 				p.schedule(&g, c.page > 0)
 				if !slices.Equal(p.works, all.works) {
 					t.Errorf("%+v, %v, capability %d: of a chain %d blocks", c, policy.Kind, capability, p.sched.Workers())
 				}
-				p.inChain = false
+				p.fused = false
 				p.schedule(&g, c.page > 0)
 				shares := slices.ContainsFunc(p.works, func(w work) bool { return w.guests > 0 })
 				merge := shares && capability == 90 && !slices.ContainsFunc(p.works, func(w work) bool { return w.wholeTiles > 0 })
