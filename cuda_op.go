@@ -7,7 +7,7 @@ import (
 	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -30,7 +30,7 @@ type machineAttention struct{ *attentionOp }
 // what gets tensors of a GPU that the user has opened: it computes there.
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
-	if !isDeviceQueryType(op.query) || gpu.HasKernel(&g) != nil {
+	if !isDeviceQueryType(op.query) || attention.HasKernel(&g) != nil {
 		return op
 	}
 	seen := make(map[int64]bool)

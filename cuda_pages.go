@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 
 	G "gorgonia.org/gorgonia"
 )
@@ -51,7 +51,7 @@ func (p *machinePages) where() string { return "the GPU of Gorgonia's machine" }
 
 // supports sees what no GPU has kernels for; the rest shows in a run.
 func (p *machinePages) supports(op string, g *attn.Problem) error {
-	if err := gpu.HasKernel(g); err != nil {
+	if err := attention.HasKernel(g); err != nil {
 		return errorf(op, ErrUnsupported, "on %s: %v", p.where(), err)
 	}
 	return nil

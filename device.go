@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 )
 
 // GPU is an open NVIDIA GPU. It needs an installed driver and nothing else: no
@@ -39,7 +39,7 @@ type GPU struct {
 
 	decoder struct {
 		sync.Mutex
-		kernels *gpu.Decoder // nil before they are first needed
+		kernels *decoder.Decoder // nil before they are first needed
 	}
 }
 

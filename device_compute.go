@@ -6,7 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/device"
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/kernels"
 
@@ -17,11 +17,11 @@ import (
 func init() { ongpu.Compute, ongpu.Part = computeOnGPU, partOnGPU }
 
 // newDecoder is a variable for tests.
-var newDecoder = gpu.NewDecoder
+var newDecoder = decoder.NewDecoder
 
 // layers is the GPU's kernels for a decoder's other layers, loaded when they are
 // first needed. The GPU is entered.
-func (g *GPU) layers(op string) (*gpu.Decoder, error) {
+func (g *GPU) layers(op string) (*decoder.Decoder, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
 	if g.decoder.kernels == nil {

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/kernels"
 )
 
@@ -21,7 +22,7 @@ type attentionEngine interface {
 
 // attentionPlan is a schedule on a GPU.
 type attentionPlan interface {
-	Reserve(gpu.Capacity) error
+	Reserve(attention.Capacity) error
 	Build(g attn.Problem, seqs []attn.Sequence, rows int) error
 	Generation() uint64
 	Upload(*cuda.Stream) error
@@ -33,20 +34,20 @@ type attentionPlan interface {
 // The package's name is what most variables of type *GPU are called.
 type (
 	deviceMemory   = gpu.Memory
-	deviceOperands = gpu.Operands
+	deviceOperands = attention.Operands
 )
 
 // newAttentionEngine is a variable for tests.
 var newAttentionEngine = func(dev *cuda.Device) (attentionEngine, error) {
-	e, err := gpu.New(dev)
+	e, err := attention.New(dev)
 	if err != nil {
 		return nil, err
 	}
 	return planner{e}, nil
 }
 
-// planner is a gpu.Engine.
-type planner struct{ *gpu.Engine }
+// planner is an attention.Engine.
+type planner struct{ *attention.Engine }
 
 func (p planner) NewPlan() attentionPlan { return p.Engine.NewPlan() }
 

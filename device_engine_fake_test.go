@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/half"
 )
 
@@ -74,7 +74,7 @@ func (e *fakeEngine) Supports(g *attn.Problem) error {
 	}
 	const can = attn.Causal | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused
 	if g.Features()&^can != 0 { // the CPU engine could, and a GPU can't
-		return gpu.HasKernel(g)
+		return attention.HasKernel(g)
 	}
 	return nil
 }
@@ -126,8 +126,8 @@ func (p *fakePlan) Build(g attn.Problem, seqs []attn.Sequence, rows int) (err er
 	return p.plan.Build(g, p.seqs)
 }
 
-func (p *fakePlan) Reserve(gpu.Capacity) error { return nil }
-func (p *fakePlan) Generation() uint64         { return p.generation }
+func (p *fakePlan) Reserve(attention.Capacity) error { return nil }
+func (p *fakePlan) Generation() uint64               { return p.generation }
 
 func (p *fakePlan) Upload(s *cuda.Stream) error {
 	p.engine.mu.Lock()

@@ -6,7 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 )
 
 // Recording is the work of a graph's run on a GPU, kept to be queued again as
@@ -138,8 +138,8 @@ var (
 )
 
 // capacity is that of a step of a cache.
-func capacity(rows, pages int) gpu.Capacity {
-	return gpu.Capacity{Sequences: rows, Rows: rows, Pages: pages}
+func capacity(rows, pages int) attention.Capacity {
+	return attention.Capacity{Sequences: rows, Rows: rows, Pages: pages}
 }
 
 // stepRecord is a step whose layers are in a recording.

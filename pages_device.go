@@ -8,7 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -243,13 +244,13 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 	// In a recording it may be a part of the chain that makes q, k and v, or the launch
 	// that makes them may store k and v.
 	stored := false
-	if plan, ok := p.plan.(*gpu.Plan); ok {
+	if plan, ok := p.plan.(*attention.Plan); ok {
 		switch late := turn.Late().(type) {
-		case *gpu.Chain:
+		case *decoder.Chain:
 			if late.Attend(plan, o, k, v) {
 				return nil
 			}
-		case *gpu.Projection:
+		case *decoder.Projection:
 			stored = late.Append(plan, o.K, o.V, k, v)
 		}
 	}

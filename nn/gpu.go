@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -81,11 +82,11 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	}
 	rows, width := shapes[0][0], shapes[0][1]
 	// The operands, as far as they are known: memory comes with the work.
-	build := func(in []ongpu.Operand, out, scratch gpu.Memory) *gpu.Linear {
-		o := &gpu.Linear{Rows: rows, In: width, Activation: op.activation, Early: true, X: in[0].Memory, Scratch: scratch}
+	build := func(in []ongpu.Operand, out, scratch gpu.Memory) *decoder.Linear {
+		o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Early: true, X: in[0].Memory, Scratch: scratch}
 		at := 0
 		for i := range op.parts {
-			w, p := &in[1+i], gpu.LinearPart{Out: shapes[1+i][0]}
+			w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}
 			p.W, p.Y = w.Memory, out
 			p.Y.Offset += int64(at) * 4
 			p.Y.Len = rows * p.Out
@@ -101,7 +102,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 			o.Residual, in = in[0].Memory, in[1:]
 		}
 		if op.norm {
-			o.Norm = &gpu.Norm{Eps: op.eps}
+			o.Norm = &decoder.Norm{Eps: op.eps}
 			for _, x := range in {
 				o.Early = o.Early && x.Fixed
 			}
@@ -116,7 +117,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	}
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: op.x, Shape: shape,
-		Scratch: func(d *gpu.Decoder) (int, error) {
+		Scratch: func(d *decoder.Decoder) (int, error) {
 			in := make([]ongpu.Operand, len(in))
 			for i := range op.parts {
 				in[1+i].DType = storageOf(op.w)
@@ -141,7 +142,7 @@ func (op layerNorm) doGPU(in []G.Value) (G.Value, error) {
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: tensor.Float32, Shape: shapes[0],
 		Queue: func(w *ongpu.Work) error {
-			norm := &gpu.Norm{Eps: op.eps}
+			norm := &decoder.Norm{Eps: op.eps}
 			rest := w.In[1:]
 			if op.gamma {
 				norm.Gamma, rest = rest[0].Memory, rest[1:]
@@ -203,7 +204,7 @@ func (op embedding) doGPU(in []G.Value) (G.Value, error) {
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), what), In: in, DType: tensor.Float32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
-			o := &gpu.Gather{Rows: shape[0], N: shape[1], TableRows: shapes[0][0], Table: w.In[0].Memory, IDs: w.In[1].Memory, Y: w.Out}
+			o := &decoder.Gather{Rows: shape[0], N: shape[1], TableRows: shapes[0][0], Table: w.In[0].Memory, IDs: w.In[1].Memory, Y: w.Out}
 			if op.residual {
 				o.Residual = w.In[2].Memory
 			}

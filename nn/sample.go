@@ -11,6 +11,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -81,16 +82,16 @@ func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 }
 
 const (
-	choiceWords = int(unsafe.Sizeof(gpu.Setting{}) / 4) // int32 that a row's choice has
+	choiceWords = int(unsafe.Sizeof(decoder.Setting{}) / 4) // int32 that a row's choice has
 	randomWords = 2
 )
 
 // Choices is choices of rows as a value for [Sample]: int32 of shape (rows, 6),
 // whose numbers mean nothing by themselves.
 func Choices(c []Choice) *tensor.Dense {
-	settings := make([]gpu.Setting, len(c))
+	settings := make([]decoder.Setting, len(c))
 	for i, x := range c {
-		s := gpu.Setting{Temperature: x.Temperature, TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
+		s := decoder.Setting{Temperature: x.Temperature, TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
 		if x.TopP <= 0 { // the kernels would take it for the smallest number there is
 			s.TopP = 1
 		}
@@ -209,7 +210,7 @@ func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 		Op: "nn." + name, Node: op.gpu, Names: sampleInputs[:], In: in, DType: tensor.Int32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
 			bytes := func(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
-			o := &gpu.Samples{
+			o := &decoder.Samples{
 				Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n,
 				Settings: bytes(w.In[1].Memory), Random: bytes(w.In[2].Memory), IDs: bytes(w.Out),
 			}

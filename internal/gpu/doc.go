@@ -1,53 +1,6 @@
-// Package gpu computes attention on a GPU: what package cpu does on the host,
-// with the same vocabulary ([attn.Problem], [attn.Sequence]) and the same
-// schedules (package lean), by the kernels of package kernels. It knows memory
-// of a GPU and streams, and nothing of Gorgonia.
-//
-// # Calls
-//
-// An [Engine] is made once for a device. A [Plan] is the schedule of one step:
-//
-//	plan.Build(geometry, sequences, rows)      on the host
-//	plan.Upload(stream)                        one copy
-//	plan.Append(stream, k, v, newK, newV)      one launch, for caches: once a layer
-//	plan.Run(stream, &Operands{...})           one launch: once a layer
-//
-// Upload, Append and Run queue work and wait for nothing; they allocate nothing
-// once a plan has grown to its size. A plan's work is for one stream, or for
-// several whose order events make sure of: a plan has one workspace. Plans that
-// run at the same time must be different ones.
-//
-// # Captured graphs
-//
-// Append and Run may be captured from a stream. The graph may then be launched
-// again after a new Build and Upload, whatever the new lengths are, as long as
-// [Plan.Generation] is what it was at the capture: block tables, lengths and
-// schedule are data that the launches read. [Plan.Reserve] makes a plan large
-// enough for all that is to come. Build, Upload and Reserve can't be captured.
-//
-// # What there are kernels for
-//
-// Head dims 64, 80, 96, 128 and 256, values as wide as keys, keys and values of
-// float16, bfloat16 or float32 in pages whose rows follow each other, any number
-// of heads, any group and any page size. Queries and outputs are of any of these
-// types, and need not be of the keys'. Everything else, windows, soft caps, slopes and biases of scores included, is an error, before
-// anything is queued. The output is the same, bit for bit, at every run of the
-// same plan on the same kind of GPU.
-//
-// # Choosing tokens
-//
-// A [Sampler] chooses a token from each row of logits, greedily or with a
-// temperature, top-k and top-p, so that only ids leave the GPU:
-//
-//	sampler.Run(stream, &Samples{...})         one launch
-//
-// It may be captured too: settings and random numbers are in memory of the GPU,
-// and read by each launch. The same of them give the same tokens, bit for bit.
-//
-// # Order of launches
-//
-// From compute capability 9.0 on a launch starts while the one before it in the
-// stream ends, and waits for that where it needs it. Run, after an Append of the
-// same plan to the same keys and values, takes it that nothing writes the keys of
-// earlier steps in the meantime: it starts to read them before it waits.
+// Package gpu is what the parts of the GPU engine share: memory of a GPU and its
+// element types, the modules with kernels, tensor maps, errors, and copies that are
+// put off. Package attention computes attention with it, package decoder a decoder's
+// other layers, of which some take attention into their launch. Package testgpu is
+// what the tests of these packages run on.
 package gpu

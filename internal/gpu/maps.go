@@ -9,15 +9,15 @@ import (
 // mostMaps is how many tensor maps are kept; buffers come and go.
 const mostMaps = 4096
 
-// tensorMaps are tensor maps that were made once, by all that they are made of. A
+// TensorMaps are tensor maps that were made once, by all that they are made of. A
 // map says nothing but its key, so one that is kept stays right.
-type tensorMaps[K comparable] struct {
+type TensorMaps[K comparable] struct {
 	mu sync.Mutex
 	of map[K]cuda.TensorMap
 }
 
-// get is the map of a key, made by create if it is not there.
-func (m *tensorMaps[K]) get(key K, create func() (cuda.TensorMap, error)) (cuda.TensorMap, error) {
+// Get is the map of a key, made by create if it is not there.
+func (m *TensorMaps[K]) Get(key K, create func() (cuda.TensorMap, error)) (cuda.TensorMap, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if t, ok := m.of[key]; ok {

@@ -1,276 +1,89 @@
 package gpu
 
 import (
-	"errors"
-	"math/bits"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// memory is what a plan has on the GPU, and pinned memory on the way there. It
-// grows and never shrinks.
-type memory struct {
-	generation uint64 // of the buffers
-	capacity   Capacity
-	table      *cuda.Buffer // sections one behind the other
-	sections   sections
-	staging    [stagings]staging // of one table each: while some are copied another one is written
-	turn       int               // the staging that is written next
-
-	partials *cuda.Buffer // two for each thread block
-	counters *cuda.Buffer // one for each thread block: zero, but while a launch runs
-	words    *cuda.Buffer // partials as tagged words, where blocks merge together; nil: none do on this GPU
-	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as words
-	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
+// Memory is elements in the memory of a GPU.
+type Memory struct {
+	Buffer *cuda.Buffer
+	Offset int64 // bytes; the address must be a multiple of 16
+	DType  attn.DType
+	Len    int // elements
 }
 
-// stagings: a recording's copies count as made when its replay has ended, so that there
-// is one for the replay that runs, one for the next, and one to write.
-const stagings = 3
+// Address is that of element 0.
+func (m *Memory) Address() uint64 { return m.Buffer.Address() + uint64(m.Offset) }
 
-// staging is pinned memory.
-type staging struct {
-	host *cuda.Host
-	done *cuda.Event // behind the copy
-	busy bool        // a copy may be on its way
-}
-
-// wait waits until no copy uses s.
-func (s *staging) wait() error {
-	if !s.busy {
-		return nil
+// Check reports whether m is memory of at least so many elements of a type that
+// kernels know.
+func (m *Memory) Check(op, name string, elements int) error {
+	switch size := int64(m.DType.Size()); {
+	case m.Buffer == nil:
+		return Errorf(op, attn.ErrShape, "%s has no buffer", name)
+	case ElementOf(m.DType) < 0:
+		return Errorf(op, attn.ErrDType, "%s is %v", name, m.DType)
+	case m.Len < elements:
+		return Errorf(op, attn.ErrShape, "%s has %d elements of %d", name, m.Len, elements)
+	case m.Offset < 0 || m.Offset > m.Buffer.Len() || int64(m.Len) > (m.Buffer.Len()-m.Offset)/size:
+		return Errorf(op, attn.ErrShape, "%s has %d elements at byte %d of a buffer of %d bytes", name, m.Len, m.Offset, m.Buffer.Len())
+	case m.Address()%16 != 0:
+		return Errorf(op, attn.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, m.Offset)
 	}
-	if err := s.done.Synchronize(); err != nil {
-		return err
-	}
-	s.busy = false
 	return nil
 }
 
-// sections are where the parts of a table begin, in bytes.
-type sections struct{ opening, works, seqs, blind, slots, ahead, pages, prefill, end int64 }
-
-func (c Capacity) layOut(blocks int) (s sections) {
-	const align = 64
-	at := int64(0)
-	next := func(n int, size uintptr) (start int64) {
-		start = at
-		at += (int64(n)*int64(size) + align - 1) / align * align
-		return start
+// CheckFloats is Check of what has to be float32.
+func (m *Memory) CheckFloats(op, name string, elements int) error {
+	if m.DType != attn.Float32 {
+		return Errorf(op, attn.ErrDType, "%s is %v; it must be %v", name, m.DType, attn.Float32)
 	}
-	s.opening = next(blocks, unsafe.Sizeof(opening{})) // in front: a plan without it has nothing to copy there
-	s.works = next(blocks, unsafe.Sizeof(work{}))
-	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
-	s.blind = next(1+c.Rows, 4)
-	s.slots = next(c.Rows, 4)
-	s.ahead = next(1+mostAhead, 4)
-	s.pages = next(c.Pages+tableSlack, 4)
-	s.prefill = next(1+c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
-	s.end = at
-	return s
+	return m.Check(op, name, elements)
 }
 
-// holds says whether a step of size n fits.
-func (c Capacity) holds(n Capacity) bool {
-	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill
+// CheckOptional is CheckFloats of what may be left out.
+func (m *Memory) CheckOptional(op, name string, elements int) error {
+	if m.Buffer == nil {
+		return nil
+	}
+	return m.CheckFloats(op, name, elements)
 }
 
-// grown is a capacity for n that will do for a while.
-func (c Capacity) grown(n, least Capacity) Capacity {
-	return Capacity{
-		Sequences: growth(c.Sequences, n.Sequences, least.Sequences),
-		Rows:      growth(c.Rows, n.Rows, least.Rows),
-		Pages:     growth(c.Pages, n.Pages, least.Pages),
-		prefill:   growth(c.prefill, n.prefill, least.prefill),
+// AddressOr0 is the address, 0 of what is left out.
+func (m *Memory) AddressOr0() uint64 {
+	if m.Buffer == nil {
+		return 0
 	}
+	return m.Address()
 }
 
-func growth(have, need, least int) int {
-	if need <= have && least <= have {
-		return have
-	}
-	return max(least, 1<<bits.Len(uint(max(need, 64)-1)))
+// Bytes is memory of a GPU that is no tensor.
+type Bytes struct {
+	Buffer *cuda.Buffer
+	Offset int64 // the address must be a multiple of 16
 }
 
-// reserve makes room for a step, and for so many scores. On error nothing has changed.
-func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int, scores int64) (err error) {
-	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
-	defer func() {
-		if err != nil {
-			for _, x := range fresh {
-				_ = x.Close() // the first error tells more
-			}
-		}
-	}()
-	next := *m
-	partials := 2 * int64(e.blocks) * int64(tileRows) * int64(dim+2) * 4
-	if m.partials == nil || m.partials.Len() < partials {
-		if next.partials, err = e.dev.NewBuffer(partials); err != nil {
-			return err
-		}
-		fresh = append(fresh, next.partials)
-	}
+// Address is that of the first byte.
+func (b *Bytes) Address() uint64 { return b.Buffer.Address() + uint64(b.Offset) }
+
+// Check reports whether b is memory of so many elements of some bytes each.
+func (b *Bytes) Check(op, name string, elements, size int) error {
 	switch {
-	case scores == 0:
-		next.scores = nil // they may be much
-	case m.scores == nil || m.scores.Len() < scores*4:
-		if next.scores, err = e.dev.NewBuffer(scores * 4); err != nil {
-			return err
-		}
-		fresh = append(fresh, next.scores)
-	}
-	zeros := func(b **cuda.Buffer, bytes int64) error { // no less than it was
-		if *b != nil && (*b).Len() >= bytes {
-			return nil
-		}
-		made, err := e.dev.NewBuffer(bytes)
-		if err != nil {
-			return err
-		}
-		fresh, *b = append(fresh, made), made
-		return made.Set(0, 0, bytes)
-	}
-	if err = zeros(&next.counters, int64(e.blocks)*4); err != nil {
-		return err
-	}
-	if e.finishes() {
-		if err = zeros(&next.words, 2*partials); err != nil {
-			return err
-		}
-		if err = zeros(&next.runs, 3*int64(e.blocks)*4); err != nil {
-			return err
-		}
-	}
-	if m.table == nil || !m.capacity.holds(need) || !m.capacity.holds(least) {
-		// Pinned memory goes only when copies of it are done.
-		for i := range m.staging {
-			if err = m.staging[i].wait(); err != nil {
-				return err
-			}
-		}
-		next.capacity = m.capacity.grown(need, least)
-		next.sections = next.capacity.layOut(e.blocks)
-		if next.table, err = e.dev.NewBuffer(next.sections.end); err != nil {
-			return err
-		}
-		fresh = append(fresh, next.table)
-		for i := range next.staging {
-			s := &next.staging[i]
-			*s = staging{}
-			if s.host, err = e.dev.NewHost(int(next.sections.end)); err != nil {
-				return err
-			}
-			fresh = append(fresh, s.host)
-			if s.done, err = e.dev.NewEvent(false); err != nil {
-				return err
-			}
-			fresh = append(fresh, s.done)
-		}
-	}
-	if len(fresh) == 0 && next.scores == m.scores {
-		return nil
-	}
-	old := *m
-	*m = next
-	m.generation++
-	if old.partials == m.partials {
-		old.partials = nil
-	}
-	if old.table == m.table {
-		old.table, old.staging = nil, [stagings]staging{}
-	}
-	if old.scores == m.scores {
-		old.scores = nil
-	}
-	if old.words == m.words {
-		old.words = nil
-	}
-	old.counters, old.runs = nil, nil // of one size
-	// The driver waits for queued work before it takes memory back. Should it
-	// report the failure of something, so will the next call.
-	_ = old.close()
-	return nil
-}
-
-// noSequence is behind the last one.
-var noSequence [1]sequence
-
-// upload copies a plan's parts, by way of pinned memory that no copy reads.
-func (m *memory) upload(s *cuda.Stream, p *Plan) error {
-	to := &m.staging[m.turn]
-	if err := to.wait(); err != nil {
-		return err
-	}
-	at := &m.sections
-	begin, end := at.works, at.works
-	if len(p.opening) > 0 {
-		begin = at.opening
-	}
-	for _, part := range [...]struct {
-		at   int64
-		data []byte
-	}{
-		{at.opening, bytesOf(p.opening)},
-		{at.works, bytesOf(p.works)},
-		{at.seqs, bytesOf(p.seqs)},
-		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), bytesOf(noSequence[:])},
-		{at.blind, bytesOf(p.blind)},
-		{at.slots, bytesOf(p.slots)},
-		{at.ahead, bytesOf(p.ahead)},
-		{at.pages, bytesOf(p.pages)},
-		{at.prefill, bytesOf(p.prefilling)},
-	} {
-		if len(part.data) == 0 {
-			continue
-		}
-		if err := to.host.Write(int(part.at), part.data); err != nil {
-			return err
-		}
-		end = part.at + int64(len(part.data))
-	}
-	if err := s.Upload(m.table, begin, to.host, int(begin), int(end-begin)); err != nil {
-		return err
-	}
-	to.busy = true
-	m.turn = (m.turn + 1) % stagings
-	if err := s.Record(to.done); err != nil {
-		// The event tells nothing about the copy.
-		if s.Synchronize() == nil {
-			to.busy = false
-		}
-		return err
+	case b.Buffer == nil:
+		return Errorf(op, attn.ErrShape, "%s has no buffer", name)
+	case b.Offset < 0 || b.Offset > b.Buffer.Len() || int64(elements) > (b.Buffer.Len()-b.Offset)/int64(size):
+		return Errorf(op, attn.ErrShape, "%s has %d elements of %d bytes at byte %d of a buffer of %d bytes", name, elements, size, b.Offset, b.Buffer.Len())
+	case b.Address()%16 != 0:
+		return Errorf(op, attn.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, b.Offset)
 	}
 	return nil
 }
 
-func bytesOf[T any](x []T) []byte {
+// BytesOf is the memory of x, as kernels read it.
+func BytesOf[T any](x []T) []byte {
 	var t T
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(t)))
-}
-
-// close gives all of it back. What went with the device is gone already.
-func (m *memory) close() error {
-	var first error
-	note := func(err error) {
-		if err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
-			first = err
-		}
-	}
-	for i := range m.staging {
-		s := &m.staging[i]
-		if s.host == nil {
-			continue
-		}
-		note(s.wait())
-		note(s.host.Close())
-		note(s.done.Close())
-	}
-	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.words, m.runs, m.scores} {
-		if b != nil {
-			note(b.Close())
-		}
-	}
-	*m = memory{}
-	return first
 }

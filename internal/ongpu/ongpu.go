@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -54,7 +55,7 @@ type Call struct {
 	Shape tensor.Shape
 
 	// Scratch is how many float32 the work needs besides; nil for none.
-	Scratch func(*gpu.Decoder) (int, error)
+	Scratch func(*decoder.Decoder) (int, error)
 
 	// Queue queues the work.
 	Queue func(*Work) error
@@ -62,7 +63,7 @@ type Call struct {
 
 // Work is where a call's work is queued, and on what.
 type Work struct {
-	*gpu.Decoder
+	*decoder.Decoder
 	*device.Turn
 	In           []Operand
 	Out, Scratch gpu.Memory
@@ -70,23 +71,23 @@ type Work struct {
 
 // Linear queues linear layers, in a recording as a part of a chain where they can
 // be one.
-func (w *Work) Linear(o *gpu.Linear) error {
+func (w *Work) Linear(o *decoder.Linear) error {
 	if taken, err := w.chained(o); taken || err != nil {
 		return err
 	}
 	return w.Do(func(s *cuda.Stream) error { return w.Decoder.Linear(s, o) })
 }
 
-func (w *Work) chained(o *gpu.Linear) (bool, error) {
+func (w *Work) chained(o *decoder.Linear) (bool, error) {
 	if !w.Recording() {
 		return false, nil
 	}
-	if c, ok := w.Late().(*gpu.Chain); ok && c.Linear(o) {
+	if c, ok := w.Late().(*decoder.Chain); ok && c.Linear(o) {
 		return true, nil
 	}
 	// What can't be put behind the chain that there is may begin another, which may do
 	// what is put off before it, or make new keys and values.
-	if g, ok := w.Late().(*gpu.Gathers); ok {
+	if g, ok := w.Late().(*decoder.Gathers); ok {
 		if c := w.NewChain(); c != nil && c.Gather(g) && c.Linear(o) {
 			w.Replace(c)
 			return true, nil
@@ -102,9 +103,9 @@ func (w *Work) chained(o *gpu.Linear) (bool, error) {
 }
 
 // Gather queues rows of a table, in a recording with those that are added to them.
-func (w *Work) Gather(o *gpu.Gather) error {
+func (w *Work) Gather(o *decoder.Gather) error {
 	if w.Recording() {
-		if g, ok := w.Late().(*gpu.Gathers); ok && g.Then(o) {
+		if g, ok := w.Late().(*decoder.Gathers); ok && g.Then(o) {
 			return nil
 		}
 		if g := w.NewGathers(o); g != nil {
@@ -116,8 +117,8 @@ func (w *Work) Gather(o *gpu.Gather) error {
 
 // Sample queues the choice of a token for each row of logits, in a recording as the end
 // of the chain that makes them, where it can be that.
-func (w *Work) Sample(o *gpu.Samples) error {
-	if c, ok := w.Late().(*gpu.Chain); ok && c.Choose(o) {
+func (w *Work) Sample(o *decoder.Samples) error {
+	if c, ok := w.Late().(*decoder.Chain); ok && c.Choose(o) {
 		return nil
 	}
 	return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/kernels"
 
@@ -21,7 +22,7 @@ import (
 type gpuDevice struct {
 	driver *cuda.Driver
 	dev    *cuda.Device
-	engine *gpu.Engine
+	engine *attention.Engine
 	stream *cuda.Stream
 	marks  []*cuda.Event // between the replays of a turn
 	rng    *rand.Rand
@@ -58,7 +59,7 @@ func OpenDevice(driver *cuda.Driver, ordinal int, rng *rand.Rand) (_ *gpuDevice,
 	if err := prepare(d.dev); err != nil {
 		return nil, err
 	}
-	if d.engine, err = gpu.New(d.dev); err != nil {
+	if d.engine, err = attention.New(d.dev); err != nil {
 		return nil, err
 	}
 	if d.stream, err = d.dev.NewStream(); err != nil {
@@ -325,7 +326,7 @@ func (d *gpuDevice) attention(name string, p *gpuProblem) (c *Contender, err err
 		k := gpu.Memory{Buffer: d.keys, Offset: d.set(p.Shape, i), DType: attn.Float16, Len: int(p.elements)}
 		v := k
 		v.Offset += 2 * p.elements
-		return plan.Run(d.stream, &gpu.Operands{Q: q, Out: out, K: k, V: v})
+		return plan.Run(d.stream, &attention.Operands{Q: q, Out: out, K: k, V: v})
 	}, closers...)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -242,7 +243,7 @@ func (r *layerRig) setOnly() error {
 // one copy back and one wait a layer, or the kernels alone.
 type layerFloor struct {
 	d       *gpuDevice
-	plan    *gpu.Plan
+	plan    *attention.Plan
 	graph   *cuda.Graph
 	up      *cuda.Host
 	down    *cuda.Host
@@ -319,7 +320,7 @@ func (f *layerFloor) launch(from, to int) error {
 		if err := f.plan.Append(f.d.stream, k, v, newK, newV); err != nil {
 			return err
 		}
-		if err := f.plan.Run(f.d.stream, &gpu.Operands{Q: q, Out: out, K: k, V: v}); err != nil {
+		if err := f.plan.Run(f.d.stream, &attention.Operands{Q: q, Out: out, K: k, V: v}); err != nil {
 			return err
 		}
 	}

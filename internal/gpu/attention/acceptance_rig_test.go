@@ -1,0 +1,390 @@
+package attention
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// trial is an attention problem that may be too large for host memory, and for a
+// reference of all its rows.
+type trial struct {
+	reftest.Shape
+	kv           attn.DType // of all operands
+	page         int        // tokens; 0: a sequence is one page
+	spare        int        // pages of nobody
+	policy       lean.Policy
+	workers      int
+	append       bool    // the last keys of a sequence are appended
+	size         float64 // of keys and values; 0: 1
+	atol, rtol   float64 // of outputs, if tighter than the derived bound
+	lseTolerance float64 // absolute, if tighter than the derived bound
+}
+
+func (r trial) String() string {
+	lengths := fmt.Sprintf("q%v_k%v", r.Queries, r.Keys)
+	if n := len(r.Keys); n > 4 {
+		lengths = fmt.Sprintf("b%d_q%d..%d_k%d..%d", n, r.Queries[0], r.Queries[n-1], r.Keys[0], r.Keys[n-1])
+	}
+	causal := ""
+	if r.Causal {
+		causal = "_causal"
+	}
+	return fmt.Sprintf("%v_h%d/%d_d%d_%s_p%d_%v%d%s", r.kv, r.Heads, r.KVHeads, r.Dim, lengths, r.page, r.policy.Kind, r.policy.Splits, causal)
+}
+
+// window is how many numbers rows are taken from: a row of keys, of values or of
+// queries is a stretch of them that begins where its number says.
+const window = 1 << 16
+
+// numbers are what rows are stretches of, as they are stored and as they count.
+type numbers struct {
+	stored []byte
+	real   []float64
+}
+
+func draw(rng *rand.Rand, d attn.DType, size float64) numbers {
+	n := numbers{stored: make([]byte, window*d.Size()), real: make([]float64, window)}
+	for i := range n.real {
+		testgpu.Put(n.stored, i, d, size*rng.NormFloat64())
+		n.real[i] = testgpu.Get(n.stored, i, d)
+	}
+	return n
+}
+
+// stretch is where row number r of a kind begins.
+func (r *setup) stretch(row, kind int) int {
+	x := (uint64(row)*4 + uint64(kind) + r.seed) * 0x9e3779b97f4a7c15
+	x = (x ^ x>>29) * 0xbf58476d1ce4e5b9
+	return int((x ^ x>>32) % uint64(window-r.Dim))
+}
+
+// setup is a trial in the memory of a machine.
+type setup struct {
+	trial
+	m          *machine
+	seed       uint64
+	kvNumbers  numbers
+	qNumbers   [2]numbers // of even heads, and of odd ones, which are peaked
+	geometry   attn.Problem
+	seqs       []attn.Sequence
+	owner      [][2]int // of each page: its sequence, or -1, and its first token
+	rows       int      // of queries
+	k, v, q    gpu.Memory
+	o, lse     gpu.Memory
+	newK, newV gpu.Memory
+	plan       *Plan
+}
+
+// cost is about the work of a trial: products of queries and keys.
+func (r *trial) cost() (n int) {
+	for i, q := range r.Queries {
+		n += (q + 1) * r.Keys[i] * r.Heads * r.Dim
+	}
+	return n
+}
+
+// pages lays a trial's pages anywhere.
+func (r *setup) pages(rng *rand.Rand) {
+	tokens := r.page
+	if tokens == 0 {
+		tokens = 1
+		for _, n := range r.Keys {
+			tokens = max(tokens, n)
+		}
+	}
+	need := r.spare + 1
+	for _, n := range r.Keys {
+		need += gpu.Ceil(n, tokens)
+	}
+	if need == 2 && r.page == 0 {
+		need = 1 // one long sequence: half of the memory would be nobody's
+	}
+	free := rng.Perm(need)
+	r.owner = make([][2]int, need)
+	for i := range r.owner {
+		r.owner[i][0] = -1
+	}
+	for i, n := range r.Keys {
+		r.rows++ // of no sequence
+		s := attn.Sequence{Row: r.rows, Queries: r.Queries[i], Keys: n}
+		r.rows += s.Queries
+		for j := range gpu.Ceil(n, tokens) {
+			s.Pages = append(s.Pages, int32(free[0]))
+			r.owner[free[0]] = [2]int{i, j * tokens}
+			free = free[1:]
+		}
+		r.seqs = append(r.seqs, s)
+	}
+	r.rows++
+	d := r.Dim
+	g := attn.Problem{Heads: r.Heads, KVHeads: r.KVHeads, Dim: d, ValueDim: d, KV: r.kv, PageTokens: tokens, Scale: 1 / math.Sqrt(float64(d)), Mask: attn.Mask{Causal: r.Causal},
+		Policy: r.policy, Workers: r.workers, Query: attn.Strides{Row: r.Heads * d, Head: d}, LSE: attn.Strides{Row: r.Heads, Head: 1},
+		Key: attn.PageStrides{Page: r.KVHeads * tokens * d, Head: tokens * d, Row: d}}
+	g.Out, g.Value = g.Query, g.Key
+	r.geometry = g
+}
+
+// setUp makes a trial, with NaN wherever nobody may read.
+func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
+	t.Helper()
+	s := &setup{trial: r, m: m, seed: rng.Uint64(), plan: m.engine.NewPlan()}
+	if s.size == 0 {
+		s.size = 1
+	}
+	s.kvNumbers = draw(rng, s.kv, s.size)
+	s.qNumbers = [2]numbers{draw(rng, s.kv, 1), draw(rng, s.kv, 5/s.size)}
+	s.pages(rng)
+	length := len(s.owner) * s.geometry.Key.Page
+	state, err := m.Dev.Memory()
+	noError(t, err)
+	if need := 2 * int64(length*s.kv.Size()); state.Free < need+need/8 {
+		t.Skipf("%d bytes for keys and values, %d of memory free", need, state.Free)
+	}
+	for _, x := range []*gpu.Memory{&s.k, &s.v} {
+		b, err := m.Dev.NewBuffer(int64(length * s.kv.Size()))
+		noError(t, err)
+		*x = gpu.Memory{Buffer: b, DType: s.kv, Len: length}
+	}
+	s.fill(t, 0xff)
+	q := testgpu.Poisoned(s.rows*s.Heads*s.Dim, s.kv)
+	width, size := s.KVHeads*s.Dim, s.kv.Size()
+	fresh := [2][]byte{testgpu.Poisoned(s.rows*width, s.kv), testgpu.Poisoned(s.rows*width, s.kv)}
+	for _, seq := range s.seqs {
+		for i := range seq.Queries {
+			row := seq.Row + i
+			for h := range s.Heads {
+				at := row*s.Heads + h
+				from := s.stretch(at, 2) * size
+				copy(q[at*s.Dim*size:(at+1)*s.Dim*size], s.qNumbers[h%2].stored[from:])
+			}
+			for h := range s.KVHeads {
+				for kind := 0; s.append && kind < 2; kind++ {
+					at := (row*width + h*s.Dim) * size
+					from := s.stretch(s.keyRow(&seq, seq.Keys-seq.Queries+i, h), kind) * size
+					copy(fresh[kind][at:at+s.Dim*size], s.kvNumbers.stored[from:])
+				}
+			}
+		}
+	}
+	s.q = m.Put(t, q, s.kv)
+	if s.append {
+		s.newK, s.newV = m.Put(t, fresh[0], s.kv), m.Put(t, fresh[1], s.kv)
+	}
+	s.o, s.lse = gpu.Memory{DType: s.kv, Len: s.rows * s.Heads * s.Dim}, gpu.Memory{DType: attn.Float32, Len: s.rows * s.Heads}
+	s.poisonResults(t)
+	return s
+}
+
+func (r *setup) poisonResults(t testing.TB) {
+	t.Helper()
+	r.m.Poison(t, &r.o)
+	r.m.Poison(t, &r.lse)
+}
+
+// keyRow is the row of memory that holds a key.
+func (r *setup) keyRow(s *attn.Sequence, token, head int) int {
+	g := &r.geometry
+	return (int(s.Pages[token/g.PageTokens])*r.KVHeads+head)*g.PageTokens + token%g.PageTokens
+}
+
+// image writes rows [from, to) of keys (kind 0) or values (kind 1) as they are
+// in memory, with a byte in those of nobody; before an append in the new ones too.
+func (r *setup) image(b []byte, from, to, kind int, dead byte, appended bool) {
+	bytes, tokens := r.Dim*r.kv.Size(), r.geometry.PageTokens
+	for row := from; row < to; row++ {
+		dst := b[(row-from)*bytes : (row-from+1)*bytes]
+		page := row / (r.KVHeads * tokens)
+		seq, token := r.owner[page][0], r.owner[page][1]+row%tokens
+		live := seq >= 0 && token < r.Keys[seq]
+		if live && r.append && !appended {
+			live = token < r.Keys[seq]-r.Queries[seq]
+		}
+		if live {
+			copy(dst, r.kvNumbers.stored[r.stretch(row, kind)*r.kv.Size():])
+			continue
+		}
+		for i := range dst {
+			dst[i] = dead
+		}
+	}
+}
+
+// pieces calls f with stretches of the memory's rows and their image.
+func (r *setup) pieces(kind int, dead byte, appended bool, f func(offset int64, image []byte)) {
+	rows, bytes := r.k.Len/r.Dim, r.Dim*r.kv.Size()
+	piece := max(min(rows, 64<<20/bytes), 1)
+	b := make([]byte, piece*bytes)
+	for from := 0; from < rows; from += piece {
+		n := min(piece, rows-from)
+		each := gpu.Ceil(n, runtime.GOMAXPROCS(0))
+		var wg sync.WaitGroup
+		for at := 0; at < n; at += each {
+			wg.Go(func() {
+				r.image(b[at*bytes:], from+at, from+min(at+each, n), kind, dead, appended)
+			})
+		}
+		wg.Wait()
+		f(int64(from)*int64(bytes), b[:n*bytes])
+	}
+}
+
+func (r *setup) fill(t testing.TB, dead byte) {
+	t.Helper()
+	for kind, x := range []*gpu.Memory{&r.k, &r.v} {
+		r.pieces(kind, dead, false, func(offset int64, image []byte) {
+			noError(t, x.Buffer.Upload(x.Offset+offset, image))
+		})
+	}
+}
+
+// checkCache: an append copied the new rows, and wrote nothing else.
+func (r *setup) checkCache(t testing.TB) {
+	t.Helper()
+	for kind, x := range []*gpu.Memory{&r.k, &r.v} {
+		r.pieces(kind, 0xff, true, func(offset int64, image []byte) {
+			got := make([]byte, len(image))
+			noError(t, x.Buffer.Download(got, x.Offset+offset))
+			if !bytes.Equal(got, image) {
+				t.Errorf("the cache differs from what was appended, operand %d, in the piece from byte %d on", kind, offset)
+			}
+		})
+	}
+}
+
+// run runs some first sequences.
+func (r *setup) run(t testing.TB, seqs []attn.Sequence) (out, lse []byte) {
+	t.Helper()
+	r.poisonResults(t)
+	noError(t, r.plan.Build(r.geometry, seqs, r.rows))
+	r.plan.spoil(t)
+	noError(t, r.plan.Upload(r.m.Stream))
+	if r.append {
+		noError(t, r.plan.Append(r.m.Stream, r.k, r.v, r.newK, r.newV))
+	}
+	noError(t, r.plan.Run(r.m.Stream, &Operands{Q: r.q, Out: r.o, LSE: r.lse, K: r.k, V: r.v}))
+	r.m.Settle(t)
+	return testgpu.Read(t, &r.o), testgpu.Read(t, &r.lse)
+}
+
+// sampled is a row in a head that is checked.
+type sampled struct{ seq, pos, head int }
+
+// samples are all rows, or as many of them as there is time for.
+func (r *setup) samples(rng *rand.Rand) (all []sampled) {
+	const most, elements = 600, 3 << 20
+	for i, n := range r.Queries {
+		for pos := range n {
+			if pos > 40 && pos < n-40 && pos%97 != 0 {
+				continue
+			}
+			for h := range r.Heads {
+				all = append(all, sampled{i, pos, h})
+			}
+		}
+	}
+	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	total := 0
+	for i, s := range all {
+		total += r.Visible(s.seq, s.pos) * r.Dim
+		if i >= most || i >= 3 && total > elements {
+			return all[:i]
+		}
+	}
+	return all
+}
+
+// reference computes sampled rows: a case of as many sequences of one row and head.
+func (r *setup) reference(samples []sampled) *reftest.Result {
+	c := &reftest.Case{Shape: reftest.Shape{Heads: 1, KVHeads: 1, Dim: r.Dim, ValueDim: r.Dim, Scale: r.geometry.Scale}}
+	for _, x := range samples {
+		c.Queries, c.Keys = append(c.Queries, 1), append(c.Keys, r.Visible(x.seq, x.pos))
+	}
+	keys := c.KeyRows()
+	c.Q, c.K, c.V = make([]float64, len(samples)*r.Dim), make([]float64, keys*r.Dim), make([]float64, keys*r.Dim)
+	take := func(to []float64, i int, n *numbers, row, kind int) {
+		at := r.stretch(row, kind)
+		copy(to[i*r.Dim:(i+1)*r.Dim], n.real[at:])
+	}
+	var wg sync.WaitGroup
+	at := 0
+	for i, x := range samples {
+		first := at
+		at += c.Keys[i]
+		wg.Go(func() {
+			s := &r.seqs[x.seq]
+			take(c.Q, i, &r.qNumbers[x.head%2], (s.Row+x.pos)*r.Heads+x.head, 2)
+			for j := range c.Keys[i] {
+				row := r.keyRow(s, j, x.head/(r.Heads/r.KVHeads))
+				take(c.K, first+j, &r.kvNumbers, row, 0)
+				take(c.V, first+j, &r.kvNumbers, row, 1)
+			}
+		})
+	}
+	wg.Wait()
+	p := problem{kv: r.kv, query: r.kv, out: r.kv}
+	ref := c.Reference(p.precision())
+	for i, o := range ref.O {
+		if r.atol > 0 {
+			ref.OBound[i] = min(ref.OBound[i], r.atol+r.rtol*math.Abs(o))
+		}
+	}
+	for i := range ref.LSE {
+		if r.lseTolerance > 0 {
+			ref.LSEBound[i] = min(ref.LSEBound[i], r.lseTolerance)
+		}
+	}
+	return ref
+}
+
+// check compares sampled rows with the reference; of the others it asks that they
+// are finite, or zero where they see nothing.
+func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
+	t.Helper()
+	samples := r.samples(rng)
+	ref := r.reference(samples)
+	at := func(i int) int { return (r.seqs[samples[i].seq].Row+samples[i].pos)*r.Heads + samples[i].head }
+	if err := ref.CompareO(func(i, _, _, c int) float64 { return testgpu.Get(out, at(i)*r.Dim+c, r.kv) }); err != nil {
+		t.Errorf("output: %v", err)
+	}
+	if err := ref.CompareLSE(func(i, _, _ int) float64 { return testgpu.Get(lse, at(i), attn.Float32) }); err != nil {
+		t.Errorf("log-sum-exp: %v", err)
+	}
+	sees := make([]bool, r.rows)
+	for i, s := range r.seqs {
+		for pos := range s.Queries {
+			sees[s.Row+pos] = r.Visible(i, pos) > 0
+		}
+	}
+	for i := range r.rows * r.Heads {
+		l := testgpu.Get(lse, i, attn.Float32)
+		if math.IsInf(l, -1) == sees[i/r.Heads] || math.IsNaN(l) || math.IsInf(l, 1) {
+			t.Fatalf("row %d, head %d: log-sum-exp %v", i/r.Heads, i%r.Heads, l)
+		}
+		for c := range r.Dim {
+			if x := testgpu.Get(out, i*r.Dim+c, r.kv); math.IsNaN(x-x) || !sees[i/r.Heads] && x != 0 {
+				t.Fatalf("row %d, head %d: output %v", i/r.Heads, i%r.Heads, x)
+			}
+		}
+	}
+}
+
+func (r *setup) close(t testing.TB) {
+	t.Helper()
+	noError(t, r.plan.Close())
+	for _, x := range []*gpu.Memory{&r.k, &r.v, &r.q, &r.o, &r.lse, &r.newK, &r.newV} {
+		if x.Buffer != nil {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package attention
+
+import (
+	"bytes"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// testRandom runs random problems: types, head dims, groups, pages, ragged
+// lengths, tokens to append, schedules.
+func testRandom(t *testing.T, m *machine, n int, o options) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+	for i := range n {
+		o.kv, o.dense, o.shape = types[i%3], rng.IntN(3) == 0, nil
+		in := testgpu.Pick(rng, reftest.AllInputs...)
+		p := m.newProblem(t, rng, in, o)
+		p.randomSchedule()
+		m.run(t, plan, p)
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d, %v inputs: %v, schedule %+v", i, in, p, p.geometry)
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+func (p *problem) randomSchedule() {
+	g := &p.geometry
+	g.Policy = lean.Policy{Kind: lean.Kind(p.rng.IntN(3)), Splits: 1 + p.rng.IntN(7)}
+	g.TileTokens = testgpu.Pick(p.rng, 0, 0, 1, 32, 33, 64, 100, 128, 512)
+	g.Workers = testgpu.Pick(p.rng, 0, 0, 0, 1, 2, 7, 1000)
+	g.Unfused = p.rng.IntN(6) == 0
+}
+
+// testSchedules: every schedule of one problem gives the right numbers.
+func testSchedules(t *testing.T, m *machine, longest int) {
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 0, 3, 1, 9}, Keys: []int{longest, 30, 129, 0, longest / 2}, Mask: attn.Mask{Causal: true}}
+	plan := m.engine.NewPlan()
+	for _, dense := range []bool{true, false} {
+		p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: attn.Float16, dense: dense})
+		for _, policy := range []lean.Policy{{}, {Kind: lean.PerHead}, {Kind: lean.FixedSplit, Splits: 1}, {Kind: lean.FixedSplit, Splits: 3}, {Kind: lean.FixedSplit, Splits: 100}} {
+			for _, workers := range []int{0, 1, 3, -1} {
+				p.geometry.Policy, p.geometry.Workers, p.geometry.Unfused = policy, max(workers, 0), workers < 0
+				m.Poison(t, &p.o)
+				m.Poison(t, &p.lse)
+				m.run(t, plan, p)
+				p.check(t)
+			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// testPages has pages of all sizes that chunks are made of, of some chunks, and of neither.
+// Those of powers of two of tokens have kernels of their own.
+func testPages(t *testing.T, m *machine, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 16, 16, 32, 48, 64, 64, 64, 64, 128, 512} {
+		dim, heads := testgpu.Pick(rng, 64, 128), testgpu.Pick(rng, 4, 8, 12)
+		if page == 16 || page == 64 { // the kernels for pages, each once
+			dim, heads = []int{64, 128}[i/2%2], testgpu.Pick(rng, 4, 8)
+		}
+		shape := reftest.Shape{Heads: heads, KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Mask: attn.Mask{Causal: true}}
+		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], page: page})
+		for _, workers := range []int{0, 1, 3} {
+			p.geometry.Workers = workers
+			m.Poison(t, &p.o)
+			m.Poison(t, &p.lse)
+			m.run(t, plan, p)
+			p.check(t)
+			if t.Failed() {
+				t.Fatalf("%v, %d workers", p, workers)
+			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// testRepeats: the same bits at every run, by another plan too.
+func testRepeats(t *testing.T, m *machine, n, work, longest int) {
+	rng := reftest.Rand(t)
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
+		p := m.newProblem(t, rng, reftest.Normal, options{kv: kv, work: work, longest: longest})
+		plan := m.engine.NewPlan()
+		var out, lse []byte
+		for i := range n {
+			m.Poison(t, &p.o)
+			m.Poison(t, &p.lse)
+			if i == n/2 {
+				noError(t, plan.Close())
+				plan = m.engine.NewPlan()
+			}
+			m.run(t, plan, p)
+			if i == 0 {
+				out, lse = testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)
+				p.check(t)
+			} else if !bytes.Equal(out, testgpu.Read(t, &p.o)) || !bytes.Equal(lse, testgpu.Read(t, &p.lse)) {
+				t.Fatalf("%v: run %d differs", p, i)
+			}
+		}
+		noError(t, plan.Close())
+		p.close(t)
+	}
+}
+
+// testAppend: new rows are rounded to the cache's type, and nothing else is written.
+func testAppend(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+	plan := m.engine.NewPlan()
+	for i := range 27 {
+		kv, newType := types[i%3], types[i/3%3]
+		shape := reftest.Shape{Heads: 3, KVHeads: 3, Dim: headDims[i%len(headDims)], Queries: []int{1, 0, 4, 33}, Keys: []int{1 + rng.IntN(50), 3, 4 + rng.IntN(20), 40}}
+		shape.ValueDim = shape.Dim
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
+		g := &p.geometry
+		// Numbers of more bits than any 16-bit type has.
+		width := g.KVHeads * g.Dim
+		var new [2][]byte
+		for j := range new {
+			new[j] = testgpu.Poisoned(p.rows*width, newType)
+			for _, s := range p.seqs {
+				for r := s.Row * width; r < (s.Row+s.Queries)*width; r++ {
+					testgpu.Put(new[j], r, newType, rng.NormFloat64())
+				}
+			}
+		}
+		newK, newV := m.Put(t, new[0], newType), m.Put(t, new[1], newType)
+		noError(t, p.k.Buffer.Upload(p.k.Offset, p.pool[0]))
+		noError(t, p.v.Buffer.Upload(p.v.Offset, p.pool[1]))
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.Stream))
+		noError(t, plan.Append(m.Stream, p.k, p.v, newK, newV))
+		m.Settle(t)
+		for j, got := range [][]byte{testgpu.Read(t, &p.k), testgpu.Read(t, &p.v)} {
+			want := p.pool[j]
+			for _, s := range p.seqs {
+				for token := range s.Queries {
+					key := s.Keys - s.Queries + token
+					for h := range g.KVHeads {
+						for c := range g.Dim {
+							to := int(s.Pages[key/g.PageTokens])*g.Key.Page + h*g.Key.Head + key%g.PageTokens*g.Dim + c
+							testgpu.Put(want, to, kv, testgpu.Get(new[j], (s.Row+token)*width+h*g.Dim+c, newType))
+						}
+					}
+				}
+			}
+			if !bytes.Equal(got, want) {
+				t.Fatalf("%v to %v: %v: not what rounding gives", newType, kv, p)
+			}
+		}
+		for _, x := range []gpu.Memory{newK, newV} {
+			noError(t, x.Buffer.Close())
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// testManyTiles: more LeanTiles than Ring::MANY, from which on a thread block has
+// more chunks on their way, as many more as pages and the head dim make them.
+func testManyTiles(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i, dim := range pagedDims {
+		for j, o := range []options{{dense: true}, {page: 16}, {page: 48}, {page: 64}} {
+			heads := []int{1, 6}[(i+j)%2]
+			o.shape = &reftest.Shape{Heads: heads, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1}, Keys: []int{161*defaultTile + rng.IntN(100)}}
+			o.kv = attn.Float16
+			p := m.newProblem(t, rng, reftest.Normal, o)
+			p.geometry.Workers = 1
+			m.run(t, plan, p)
+			if n := plan.works[0].tiles; n <= 160 {
+				t.Errorf("%d LeanTiles", n)
+			}
+			p.check(t)
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
+var manyRows = []int{16, 8, 12, 20, 9, 5} // query heads of a group; of 20, every second output tile has 4 rows
+
+// testManyRows: output tiles of up to 16 rows that several thread blocks share, each with
+// one part of them, or with several.
+func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, group := range groups {
+		for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
+			shape := reftest.Shape{Heads: 2 * group, KVHeads: 2, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{keys, keys - rng.IntN(128)}}
+			p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: kv})
+			merged := false
+			for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 2}, {Kind: lean.FixedSplit, Splits: 3}} {
+				for _, workers := range []int{0, 3} {
+					p.geometry.Policy, p.geometry.Workers = policy, workers
+					var first []byte
+					for range 2 {
+						m.Poison(t, &p.o)
+						m.Poison(t, &p.lse)
+						m.run(t, plan, p)
+						p.check(t)
+						out := testgpu.Read(t, &p.o)
+						if t.Failed() || first != nil && !bytes.Equal(first, out) {
+							t.Fatalf("%v: %+v, %d workers", p, policy, workers)
+						}
+						first = out
+					}
+					merged = merged || plan.works[0].wholeSeq == together
+				}
+			}
+			if m.engine.finishes() && !merged {
+				t.Errorf("%v: nobody merges together", p)
+			}
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
+// testLargeQueries: float32 queries that 16-bit keys have no exponents for, with
+// a scale that makes common scores of them.
+func testLargeQueries(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	const most = 0x1p116
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16} {
+		for _, by := range []float64{most, 1 / most} {
+			shape := reftest.Shape{Heads: 3, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 7}, Keys: []int{300, 90}}
+			var p *problem
+			for p = nil; p == nil || p.query != attn.Float32; {
+				if p != nil {
+					p.close(t)
+				}
+				p = m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
+			}
+			q := testgpu.Read(t, &p.q)
+			for i := range p.q.Len {
+				testgpu.Put(q, i, attn.Float32, testgpu.Get(q, i, attn.Float32)*by)
+			}
+			noError(t, p.q.Buffer.Upload(p.q.Offset, q))
+			p.geometry.Scale /= by
+			m.run(t, plan, p)
+			p.check(t)
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
+// testNeighbours: by the schedule with one thread block a head, a sequence's bits
+// do not depend on the others of its batch.
+func testNeighbours(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
+		shape := reftest.Shape{Heads: 6, KVHeads: 3, Dim: 64, ValueDim: 64, Queries: []int{1, 2, 1, 5, 1}, Keys: []int{700, 33, 1500, 260, 95}}
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
+		p.geometry.Policy = lean.Policy{Kind: lean.PerHead}
+		p.geometry.Workers = 2 // a thread block has several heads of several sequences
+		m.run(t, plan, p)
+		p.check(t)
+		together := testgpu.Read(t, &p.o)
+		all := p.seqs
+		for _, s := range all {
+			p.seqs = []attn.Sequence{s}
+			m.run(t, plan, p)
+			width := p.Heads * p.Dim * p.out.Size()
+			rows := func(x []byte) []byte { return x[s.Row*width : (s.Row+s.Queries)*width] }
+			if !bytes.Equal(rows(testgpu.Read(t, &p.o)), rows(together)) {
+				t.Errorf("%v: the sequence at row %d has other bits alone", p, s.Row)
+			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}

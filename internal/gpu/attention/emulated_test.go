@@ -1,0 +1,77 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"fmt"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+)
+
+func emulatedGPU(t testing.TB, sms int) *machine { return emulatedCrowd(t, sms, sms) }
+
+// emulatedCrowd is one where somebody else has some multiprocessors.
+func emulatedCrowd(t testing.TB, sms, free int) *machine {
+	m := machineOf(t, testgpu.Emulated(t, sms, free))
+	m.engine.Eager = true
+	return m
+}
+
+func TestEmulatedRandom(t *testing.T) {
+	testRandom(t, emulatedGPU(t, 5), 60, options{work: 1e5, longest: 300})
+}
+
+// The kernels for many rows are for 9.0 alone.
+func TestEmulatedPrefill(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	if !m.engine.finishes() {
+		t.Skip("the PTX of another GPU")
+	}
+	testPrefill(t, m, 24, 300)
+}
+
+func TestEmulatedSchedules(t *testing.T) { testSchedules(t, emulatedGPU(t, 7), 300) }
+
+func TestEmulatedPages(t *testing.T) { testPages(t, emulatedGPU(t, 5), 900) }
+
+func TestEmulatedRepeats(t *testing.T) { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
+
+func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }
+
+func TestEmulatedManyTiles(t *testing.T) { testManyTiles(t, emulatedGPU(t, 3)) }
+
+func TestEmulatedManyRows(t *testing.T) { testManyRows(t, emulatedGPU(t, 5), 500, manyRows...) }
+
+func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }
+
+func TestEmulatedAppend(t *testing.T) { testAppend(t, emulatedGPU(t, 3)) }
+
+func TestEmulatedGraph(t *testing.T) { testGraph(t, emulatedGPU(t, 4), 3, 200) }
+
+func TestEmulatedRuns(t *testing.T) { testRuns(t, emulatedGPU(t, 4), 700) }
+
+func TestEmulatedStreams(t *testing.T) {
+	testStreams(t, emulatedGPU(t, 3), 2, 20, options{kv: attn.Float16, work: 1e5, longest: 2000})
+}
+
+func TestEmulatedManyLaunches(t *testing.T) { testManyLaunches(t, emulatedGPU(t, 3), 3) }
+
+func TestEmulatedAcceptance(t *testing.T) { testAcceptance(t, emulatedGPU(t, 5), 120000) }
+
+// Thread blocks that share output tiles need not run at the same time.
+func TestEmulatedCrowd(t *testing.T) {
+	for free := 1; free < 5; free++ {
+		t.Run(fmt.Sprint(free), func(t *testing.T) {
+			m := emulatedCrowd(t, 5, free)
+			testRandom(t, m, 8, options{work: 1e5, longest: 300})
+			testRuns(t, m, 700)
+			testManyRows(t, m, 200, 16)
+		})
+	}
+}
+
+func TestEmulatedCopiesBefore(t *testing.T) {
+	testCopiesBefore(t, emulatedGPU(t, 5), 20, options{work: 3e4, longest: 200})
+}

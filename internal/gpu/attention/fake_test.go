@@ -1,0 +1,153 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// fakeGPU is a machine without a GPU, and what does its kernels' work.
+func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.Library, *twin) {
+	t.Helper()
+	k := &twin{t: t, rng: reftest.Rand(t)}
+	d, lib := testgpu.Fake(t, capability, sms, shared, k.run)
+	s := lib.State()
+	s.Argument("lean_append", int(unsafe.Sizeof(appendParams{})))
+	s.Argument("lean_", int(unsafe.Sizeof(params{})))
+	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
+	s.Argument("prefill_", int(unsafe.Sizeof(prefillParams{})))
+	e, err := New(d.Dev)
+	noError(t, err)
+	e.Eager, k.e = true, e
+	return &machine{Device: d, engine: e}, lib, k
+}
+
+func TestFakeRandom(t *testing.T) {
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			testRandom(t, m, testgpu.Fewer(60), options{work: testgpu.Fewer(2e6), longest: 800})
+		})
+	}
+}
+
+func TestFakePrefill(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testPrefill(t, m, testgpu.Fewer(40), 300)
+}
+
+func TestFakeSchedules(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testSchedules(t, m, testgpu.Fewer(700))
+}
+
+func TestFakeRepeats(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testRepeats(t, m, 4, testgpu.Fewer(1e6), 800)
+}
+
+func TestFakeAppend(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testAppend(t, m)
+}
+
+func TestFakeLargeQueries(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testLargeQueries(t, m)
+}
+
+// How many pages a chunk lies in decides which kernel reads them.
+func TestFakeChunkPages(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	for _, c := range []struct {
+		element, dim int
+		paged        bool
+		tokens, want int
+	}{
+		{0, 64, true, 16, 4}, {0, 128, true, 16, 2}, {2, 64, true, 8, 2}, // chunks of 64, 32 and 16 keys
+		{0, 64, true, 1, 64}, {0, 64, true, 64, 1}, {0, 128, true, 64, 1}, {0, 64, true, 1 << 20, 1},
+		{0, 64, true, 48, 0}, {0, 64, true, 3, 0}, {0, 64, true, 96, 0}, {0, 64, false, 16, 0}, {0, 64, false, 1024, 0},
+	} {
+		s := m.engine.shape(c.element, c.dim)
+		if got := s.pages(c.paged, c.tokens); got != c.want {
+			t.Errorf("%s of %d, pages of %d tokens (%v): a chunk of %d lies in %d, want %d", gpu.Elements[c.element].Name, c.dim, c.tokens, c.paged, s.keys, got, c.want)
+		}
+	}
+}
+
+// Output tiles of more than eight rows have a kernel of their own, where there is one, and so
+// have keys in pages of which a chunk is a power of two, or a part of one.
+func TestFakeManyRows(t *testing.T) {
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			e := m.engine
+			for i := range gpu.Elements {
+				has := f.Capability == 90 && gpu.Elements[i].Bytes == 2
+				for _, k := range []*cuda.Function{e.many[i], e.paged[i][0], e.paged[i][1]} {
+					if (k != nil) != has {
+						t.Errorf("%s: kernels for many rows and pages: %v", gpu.Elements[i].Name, !has)
+					}
+				}
+				for j, dim := range headDims {
+					for rows := 1; rows <= BlockRows; rows++ {
+						for _, pages := range []int{0, 1, 2, 4, 8, 16, 32} {
+							shape, want := e.shape(i, dim), e.attend[i][j]
+							switch {
+							case !has:
+							case dim == 128 && rows > 8:
+								want = e.many[i]
+							case dim == 64 && pages > 0 && pages <= openingEntries:
+								want = e.paged[i][0]
+							case dim == 128 && pages > 0 && pages <= openingEntries:
+								want = e.paged[i][1]
+							}
+							if e.kernel(&shape, rows, pages) != want {
+								t.Errorf("%s of %d, %d rows, %d pages a chunk: another kernel", gpu.Elements[i].Name, dim, rows, pages)
+							}
+						}
+					}
+				}
+			}
+			testManyRows(t, m, 200, 9, 8)
+		})
+	}
+}
+
+func TestFakeNeighbours(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testNeighbours(t, m)
+}
+
+func TestFakeGraph(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testGraph(t, m, 4, testgpu.Fewer(1000))
+}
+
+func TestFakeStreams(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testStreams(t, m, 2, 20, options{kv: attn.Float16, work: testgpu.Fewer(1e6), longest: 2000})
+}
+
+func TestFakeManyLaunches(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testManyLaunches(t, m, 2)
+}
+
+func BenchmarkFakeQueue(b *testing.B) {
+	m, _, _ := fakeGPU(b, 90, 132, 232448)
+	benchmarkQueue(b, m)
+}
+
+func BenchmarkFakeBuild(b *testing.B) {
+	m, _, _ := fakeGPU(b, 90, 132, 232448)
+	benchmarkBuild(b, m)
+}

@@ -1,0 +1,92 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"slices"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// What another launch is offered is what Append and Run would queue, and only what is taken counts.
+func TestFuse(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	o := p.operands()
+	offers := 0
+	offer := func(take bool) (appends, attends bool) {
+		appends = plan.FuseAppend(&p.k, &p.v, func(a *Appending) bool {
+			offers++
+			at := func(section int64) uint64 { return plan.memory.table.Address() + uint64(section) }
+			if a.Rows != p.rows || *a.Problem != p.geometry || a.PageBytes != 8*16*128*2 || a.Table != plan.memory.table ||
+				a.Slots != at(plan.memory.sections.slots) || a.Ahead != at(plan.memory.sections.ahead) {
+				t.Errorf("the append is offered as %+v", *a)
+			}
+			return take
+		})
+		attends = plan.FuseAttention(o, func(a *Attending) bool {
+			offers++
+			s := m.engine.shape(gpu.ElementOf(attn.Float16), 128)
+			if a.Rows != p.rows || a.TileRows != 4 || a.QueryLen != o.Q.Len || a.OutLen != o.Out.Len || a.Params.query != o.Q.Address() || a.Chunk.Slot*2 != s.slot ||
+				int(a.Params.box) != s.keys/2 || a.Params.tileShift != plan.params.tileShift+1 || a.Maps[0][0] != o.K.Address() || a.Maps[1][0] != o.V.Address() {
+				t.Errorf("attention is offered as %+v", *a)
+			}
+			return take
+		})
+		return appends, attends
+	}
+	if appends, attends := offer(true); appends || attends || offers > 0 {
+		t.Error("a plan of nothing was offered")
+	}
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	if appends, attends := offer(true); appends || attends || offers > 0 {
+		t.Error("a plan that is not uploaded was offered")
+	}
+	noError(t, plan.Upload(m.Stream))
+	for _, take := range []bool{false, true} {
+		appends, attends := offer(take)
+		if appends != take || attends != take || plan.anyAppend != take || plan.fused != take {
+			t.Errorf("taken: %v, appends: %v, attends: %v, the plan takes it for appended: %v, for fused: %v", take, appends, attends, plan.anyAppend, plan.fused)
+		}
+	}
+	if offers != 4 {
+		t.Errorf("%d offers", offers)
+	}
+	short := *o
+	short.Out.Len--
+	if plan.FuseAttention(&short, func(*Attending) bool { return true }) {
+		t.Error("attention that Run refuses was offered")
+	}
+	short.K.Len = 100
+	if plan.FuseAppend(&short.K, &short.V, func(*Appending) bool { return true }) {
+		t.Error("an append that Append refuses was offered")
+	}
+	lib.Forget()
+}
+
+// A step's pages that are brought into the L2 cache ahead go up with its plan.
+func TestAheadUploaded(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 132, 232448)
+	m.engine.info.L2Bytes = 1 << 20
+	g := paged(4, 4, 64)
+	var seqs []attn.Sequence
+	first := 0
+	for row, pages := range []int{5, 4, 3, 2, 1} {
+		seqs = append(seqs, sequenceOf(row, 1, 16*pages, first))
+		first += pages
+	}
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(g, seqs, 6))
+	noError(t, plan.Upload(m.Stream))
+	table := make([]byte, 4*(1+mostAhead))
+	noError(t, plan.memory.table.Download(table, plan.memory.sections.ahead))
+	ahead := unsafe.Slice((*int32)(unsafe.Pointer(&table[0])), 1+mostAhead)
+	if want := []int32{3, 2, 7, 12}; !slices.Equal(ahead[:4], want) { // of 15 pages
+		t.Errorf("%v, want %v", ahead[:4], want)
+	}
+	lib.Forget()
+}

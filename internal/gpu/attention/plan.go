@@ -1,0 +1,404 @@
+package attention
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sync"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Plan is the schedule of one step, and serves all its layers: on the host after
+// Build, on the GPU after Upload. It may be built again and again. Calls on one
+// plan wait for each other.
+type Plan struct {
+	engine *Engine
+
+	mu           sync.Mutex
+	state        state
+	least        Capacity // what Reserve asked for
+	generation   uint64
+	look         look
+	sched        lean.Plan
+	tiles        []int64 // scratch of Build
+	covered      []bool  // scratch of Build
+	prefillSteps []int64 // scratch of Build
+
+	// What the GPU reads.
+	works      []work
+	seqs       []sequence
+	opening    []opening     // of each work, for the kernels for pages; empty where none may run
+	blind      []int32       // rows that see no key: how many, and which
+	prefilling []prefillTile // the output tiles of the kernels for many rows, behind their number; empty where none may run
+	slots      []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages      []int32       // the block table, if the plan is paged
+	ahead      []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
+
+	reach     int  // rows of queries and outputs that the sequences reach over
+	lastPage  int  // the highest page
+	mostSlots int  // the most slots used of a page
+	liveKeys  int  // of all sequences
+	appends   bool // every sequence has its new tokens among its keys
+
+	fused     bool // attention is a part of launches that do more
+	memory    memory
+	args      cuda.Args
+	params    params
+	newRows   appendParams
+	appended  [2]gpu.Memory // the last Append's keys and values since Build
+	anyAppend bool
+}
+
+// state is how far a plan is.
+type state uint8
+
+const (
+	fresh state = iota
+	built
+	uploaded
+	closedPlan
+)
+
+// look is all that a captured launch of a plan has of it. While it is the same,
+// the graph may be launched again.
+type look struct {
+	geometry attn.Problem
+	idle     bool // there are no rows: no launches
+	rows     int  // token rows
+	tileRows int  // at most so many rows in an output tile
+	paged    bool // there is a block table
+	prefill  bool // the kernels for many rows may run
+	memory   uint64
+}
+
+// Capacity is the size of a step.
+type Capacity struct {
+	Sequences int // that have queries
+	Rows      int // of queries and outputs
+	Queries   int // of one sequence
+	Pages     int // live pages of all sequences
+
+	prefill int // output tiles of the kernels for many rows
+}
+
+// NewPlan makes a plan of nothing. It takes memory of the GPU when it is built.
+func (e *Engine) NewPlan() *Plan { return &Plan{engine: e} }
+
+// Generation changes when graphs that were captured before must not be launched
+// any more: when Build or Reserve took new memory, or the launches look
+// different because of another geometry, another number of token rows, more
+// queries a sequence, or a block table that was not needed before.
+func (p *Plan) Generation() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.generation
+}
+
+// Reserve makes Builds up to this size look alike, see [Plan.Generation], and
+// has them take no memory. Call it before Build.
+func (p *Plan) Reserve(c Capacity) error {
+	const op = "reserve"
+	if c.Sequences < 0 || c.Rows < 0 || c.Queries < 0 || c.Pages < 0 || max(c.Sequences, c.Rows, c.Queries, c.Pages) > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrShape, "%+v", c)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	p.least = c
+	return nil
+}
+
+func (p *Plan) usable(op string) error {
+	if p.state == closedPlan || p.engine.closed.Load() {
+		return gpu.Errorf(op, cuda.ErrClosed, "the plan")
+	}
+	return nil
+}
+
+// Build makes p the plan of one step: which thread block attends to which
+// LeanTiles, which rows see no key, and where new tokens go. Rows of queries and
+// outputs are [0, rows); those of no sequence get zeros, and a log-sum-exp of
+// -Inf. With rows 0 there are those of the sequences only, and no Append.
+//
+// It copies what it needs. Everything is checked first; on error p is unchanged.
+// Errors wrap attn.ErrShape, attn.ErrPage, or are the driver's where there is no
+// memory. That rows of different sequences do not overlap is left to the caller,
+// as are the sizes of buffers, which Run checks.
+func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
+	const op = "plan"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	if err := checkProblem(op, &g); err != nil {
+		return err
+	}
+	need, err := measure(op, &g, seqs, rows)
+	if err != nil {
+		return err
+	}
+	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
+	group := g.Heads / g.KVHeads
+	look.tileRows = min(BlockRows, min(max(need.Queries, p.least.Queries, 1), BlockRows)*group)
+	if err := p.engine.fits(op, gpu.ElementOf(g.KV), g.Dim, look.tileRows); err != nil {
+		return err
+	}
+	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
+	var scores int64
+	if g.Unfused {
+		if err := canUnfused.Do(op, &g); err != nil {
+			return err
+		}
+		if err := p.engine.loadUnfused(); err != nil {
+			return err
+		}
+		if scores, err = p.scores(op, &g, need.scores); err != nil {
+			return err
+		}
+	}
+	kernel := p.engine.prefillIndex(&g)
+	if kernel >= 0 {
+		need.prefill = prefillCount(&g, seqs, &prefillKernels[kernel])
+	}
+	if need.prefill > 0 {
+		if err := p.engine.loadPrefill(); err != nil {
+			return err
+		}
+	}
+	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores); err != nil {
+		return err
+	}
+	look.memory = p.memory.generation
+
+	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
+	p.pack(&g, seqs, rows, look.paged)
+	p.schedule(&g, look.paged)
+	p.prefilling = p.prefilling[:0]
+	if need.prefill > 0 {
+		p.prefillTiles(&g, &prefillKernels[kernel])
+	}
+	look.prefill = len(p.prefilling) > 0
+	p.openingPages(&g, look.paged)
+	p.blindRows(&g, rows)
+	p.aheadPages(&g, look.paged)
+	if look != p.look {
+		p.look = look
+		p.generation++
+	}
+	return nil
+}
+
+// measured is the size of a step.
+type measured struct {
+	Capacity
+	splits   bool  // some sequence has more than one page
+	lastPage int   // the highest one, or -1
+	scores   int64 // of all heads
+}
+
+// measure checks the sequences.
+func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m measured, err error) {
+	if rows < 0 || rows > math.MaxInt32 {
+		return m, gpu.Errorf(op, attn.ErrShape, "%d rows", rows)
+	}
+	m.Rows, m.lastPage = rows, -1
+	group := g.Heads / g.KVHeads
+	var tiles int64
+	for i := range seqs {
+		q := &seqs[i]
+		if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt32-q.Queries || q.Keys > mostKeyRows {
+			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
+		}
+		if q.Queries == 0 {
+			continue
+		}
+		if q.Queries > mostPackedRows/group {
+			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has %d queries of %d heads for each KV head: together more than %d", i, q.Queries, group, mostPackedRows)
+		}
+		if rows > 0 && q.Row+q.Queries > rows {
+			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d) of %d", i, q.Row, q.Row+q.Queries, rows)
+		}
+		live := gpu.Ceil(q.Keys, g.PageTokens)
+		if len(q.Pages) < live {
+			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
+		}
+		for j, page := range q.Pages[:live] {
+			if page < 0 {
+				return m, gpu.Errorf(op, attn.ErrPage, "sequence %d names page %d at %d", i, page, j)
+			}
+			m.lastPage = max(m.lastPage, int(page))
+		}
+		m.Sequences++
+		m.scores += int64(q.Queries) * int64(q.Keys) * int64(g.Heads)
+		m.Rows = max(m.Rows, q.Row+q.Queries)
+		m.Queries = max(m.Queries, q.Queries)
+		m.Pages += live
+		m.splits = m.splits || live > 1
+		tiles += int64(gpu.Ceil(q.Queries*group, BlockRows)) * int64(gpu.Ceil(q.Keys, tileTokens(g))) * int64(g.KVHeads)
+		if m.Pages > math.MaxInt32 || tiles > math.MaxInt32 {
+			return m, gpu.Errorf(op, attn.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, tiles)
+		}
+	}
+	return m, nil
+}
+
+// pack writes the sequences, the block table and the slots of new tokens.
+func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool) {
+	p.seqs, p.pages, p.slots = p.seqs[:0], p.pages[:0], p.slots[:0]
+	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0
+	for range rows {
+		p.slots = append(p.slots, -1)
+	}
+	pageRows := int64(g.Key.Page / g.Dim)
+	for i := range seqs {
+		q := &seqs[i]
+		if q.Queries == 0 {
+			continue // kernels take it that every sequence has rows
+		}
+		s := sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)}
+		live := q.Pages[:gpu.Ceil(q.Keys, g.PageTokens)]
+		if paged {
+			s.pages = int32(len(p.pages))
+			p.pages = append(p.pages, live...)
+		} else if len(live) > 0 {
+			s.pages = live[0]
+		}
+		p.seqs = append(p.seqs, s)
+		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
+		p.reach = max(p.reach, q.Row+q.Queries)
+		p.liveKeys += q.Keys
+		p.appends = p.appends && q.Keys >= q.Queries
+		if !p.appends {
+			continue
+		}
+		for t := range q.Queries {
+			key := q.Keys - q.Queries + t
+			// Where the row is no 32-bit number, neither are the buffer's: Append refuses it.
+			p.slots[q.Row+t] = int32(int64(live[key/g.PageTokens])*pageRows + int64(key%g.PageTokens))
+		}
+	}
+	// The short ones last: there whole output tiles are looked for.
+	slices.SortStableFunc(p.seqs, func(a, b sequence) int { return cmp.Compare(b.keys, a.keys) })
+}
+
+// blindRows lists the rows that see no key: thread blocks need not come there.
+func (p *Plan) blindRows(g *attn.Problem, rows int) {
+	p.blind = append(p.blind[:0], 0)
+	p.covered = append(p.covered[:0], make([]bool, rows)...)
+	for _, s := range p.seqs {
+		if rows > 0 {
+			for i := s.row; i < s.row+s.queries; i++ {
+				p.covered[i] = true
+			}
+		}
+		for i := range s.queries {
+			if first, end := g.Mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
+				break // and so do the following ones
+			}
+			p.blind = append(p.blind, s.row+i)
+		}
+	}
+	for i, covered := range p.covered {
+		if !covered {
+			p.blind = append(p.blind, int32(i))
+		}
+	}
+	p.blind[0] = int32(len(p.blind) - 1)
+}
+
+// openingPages lists the pages that each work begins with, where a kernel may ask for them.
+func (p *Plan) openingPages(g *attn.Problem, paged bool) {
+	p.opening = p.opening[:0]
+	if paged && p.engine.opens(g) {
+		p.opening = slices.Grow(p.opening, len(p.works))[:len(p.works)]
+		packOpenings(p.works, g, p.pages, p.opening)
+	}
+}
+
+// mostAhead is how many pages are brought into the L2 cache ahead of attention at most.
+const mostAhead = 255
+
+// pageBytes is the size of a page's keys, or values; 0 where what lies between two
+// pages is not just that, or is large.
+func pageBytes(g *attn.Problem) int {
+	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Key.Page && n < 1<<26 {
+		return n * g.KV.Size()
+	}
+	return 0
+}
+
+// aheadBytes is how much is worth having in the L2 cache: a third of it at most, since
+// more pushes out what others need; and a third of the weights that make such queries,
+// keys and values of rows as wide as the queries. The launch that reads these brings
+// it, and has to wait for it.
+func (e *Engine) aheadBytes(g *attn.Problem) int {
+	width := g.Heads * g.Dim
+	weights := 2 * width * (width + 2*g.KVHeads*g.Dim)
+	return min(e.info.L2Bytes, weights) / 3
+}
+
+// aheadPages picks full pages, evenly over all sequences, so that each thread block will
+// find as much in the cache: a quarter of them at most.
+func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
+	p.ahead = append(p.ahead[:0], 0)
+	full := 0
+	for _, s := range p.seqs {
+		full += int(s.keys) / g.PageTokens
+	}
+	size := 2 * pageBytes(g)
+	if !paged || size == 0 || full == 0 {
+		return
+	}
+	n := min(full/4, p.engine.aheadBytes(g)/size, mostAhead)
+	before, next := 0, 0 // full pages of the sequences before, and how many are picked
+	for _, s := range p.seqs {
+		here := int(s.keys) / g.PageTokens
+		for ; next < n; next++ {
+			at := (2*next+1)*full/(2*n) - before
+			if at >= here {
+				break
+			}
+			p.ahead = append(p.ahead, p.pages[int(s.pages)+at])
+		}
+		before += here
+	}
+	p.ahead[0] = int32(next)
+}
+
+// Upload queues the copy of a built plan. What is queued before may still use
+// the plan that it replaces.
+func (p *Plan) Upload(s *cuda.Stream) error {
+	const op = "upload"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	if p.state == fresh {
+		return gpu.Errorf(op, gpu.ErrState, "the plan was not built")
+	}
+	p.state = built
+	if err := p.memory.upload(s, p); err != nil {
+		return err
+	}
+	p.state = uploaded
+	return nil
+}
+
+// Close gives the plan's memory back, after the work that was queued with it.
+func (p *Plan) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state == closedPlan {
+		return gpu.Errorf("close", cuda.ErrClosed, "the plan")
+	}
+	p.state = closedPlan
+	return p.memory.close()
+}

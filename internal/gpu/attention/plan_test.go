@@ -1,0 +1,586 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// paged is a geometry of a cache with pages of 16 tokens.
+func paged(heads, kvHeads, dim int) attn.Problem {
+	g := attn.Problem{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: 16, Scale: 0.125,
+		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim}, LSE: attn.Strides{Row: heads, Head: 1},
+		Key: attn.PageStrides{Page: kvHeads * 16 * dim, Head: 16 * dim, Row: dim}}
+	g.Value = g.Key
+	return g
+}
+
+// sequenceOf has pages in order from first on.
+func sequenceOf(row, queries, keys, first int) attn.Sequence {
+	s := attn.Sequence{Row: row, Queries: queries, Keys: keys}
+	for i := range gpu.Ceil(keys, 16) {
+		s.Pages = append(s.Pages, int32(first+i))
+	}
+	return s
+}
+
+// Every launch that there can be fits, and is what the kernels take.
+func TestConfigure(t *testing.T) {
+	for _, f := range testgpu.Fakes {
+		e := &Engine{info: cuda.Info{Capability: f.Capability, SharedPerBlockMost: f.Shared}}
+		for el := range gpu.Elements {
+			for _, dim := range headDims {
+				for rows := 1; rows <= 16; rows++ {
+					s := e.shape(el, dim)
+					c, ok := e.configure(s, rows)
+					if !ok || c.shared > f.Shared || c.slots%c.warps != 0 || c.warps < 1 || c.warps > MostWarps || e.finishes() && c.warps < MostWarps { // who finishes reads the states of all
+						t.Errorf("%s, %s, head dim %d, %d rows: %+v, %v", f.Name, gpu.Elements[el].Name, dim, rows, c, ok)
+					}
+				}
+			}
+		}
+	}
+	// The sizes that were measured on an H200.
+	e := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 232448}}
+	for _, c := range []struct{ element, dim, slots int }{{0, 64, 8}, {0, 128, 12}, {1, 128, 12}, {2, 64, 24}, {0, 256, 8}} {
+		if got, _ := e.configure(e.shape(c.element, c.dim), 4); got.warps != 4 || got.rooms != 2 || got.slots != c.slots {
+			t.Errorf("%s, head dim %d: %+v", gpu.Elements[c.element].Name, c.dim, got)
+		}
+	}
+}
+
+func TestSupports(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	for _, d := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
+		for _, dim := range headDims {
+			g := paged(40, 2, dim)
+			g.KV = d
+			noError(t, m.engine.Supports(&g))
+		}
+	}
+	g := paged(4, 2, 64)
+	g.KV = attn.Float64
+	wantError(t, "float64", m.engine.Supports(&g), attn.ErrDType, "float64")
+	for _, c := range badGeometries {
+		g := paged(4, 2, 64)
+		c.spoil(&g)
+		wantError(t, "supports", m.engine.Supports(&g), c.want, c.text)
+		plan := m.engine.NewPlan()
+		wantError(t, "build", plan.Build(g, nil, 0), c.want, c.text)
+	}
+	small := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 1000}}
+	g = paged(4, 2, 64)
+	wantError(t, "little memory", small.Supports(&g), attn.ErrShape, "more than the GPU's 1000 bytes of shared memory")
+	m.engine.info.SharedPerBlockMost = 60000
+	g = paged(2, 2, 256)
+	g.KV = attn.Float32
+	noError(t, m.engine.Supports(&g))
+	wantError(t, "few rows fit", m.engine.NewPlan().Build(g, []attn.Sequence{sequenceOf(0, 16, 20, 0)}, 16), attn.ErrShape, "16 rows of head dim 256")
+}
+
+var badGeometries = []struct {
+	spoil func(*attn.Problem)
+	want  error
+	text  string
+}{
+	{func(g *attn.Problem) { g.Window = 5 }, attn.ErrUnsupported, "a window of 5 keys"},
+	{func(g *attn.Problem) { g.Cap = 30 }, attn.ErrUnsupported, "a soft cap of 30"},
+	{func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, 4)) }, attn.ErrUnsupported, "slopes of scores (ALiBi)"},
+	{func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} }, attn.ErrUnsupported, "a bias"},
+	{func(g *attn.Problem) { g.Heads = 5 }, attn.ErrShape, "5 query heads for 2"},
+	{func(g *attn.Problem) { g.KVHeads = 0 }, attn.ErrShape, "for 0 KV heads"},
+	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrUnsupported, "head dim 72"},
+	{func(g *attn.Problem) { g.ValueDim = 128 }, attn.ErrUnsupported, "values of 128 elements and keys of 64"},
+	{func(g *attn.Problem) { g.PageTokens = 0 }, attn.ErrShape, "pages of 0"},
+	{func(g *attn.Problem) { g.TileTokens = -1 }, attn.ErrShape, "LeanTiles of -1"},
+	{func(g *attn.Problem) { g.Workers = -1 }, attn.ErrShape, "-1 workers"},
+	{func(g *attn.Problem) { g.Scale = math.NaN() }, attn.ErrShape, "scale NaN"},
+	{func(g *attn.Problem) { g.Scale = math.Inf(1) }, attn.ErrShape, "scale +Inf"},
+	{func(g *attn.Problem) { g.Policy.Kind = 9 }, attn.ErrShape, "schedule 9"},
+	{func(g *attn.Problem) { g.Policy.Kind = lean.FixedSplit }, attn.ErrShape, "split into 0"},
+	{func(g *attn.Problem) { g.Value.Page++ }, attn.ErrUnsupported, "must be equal"},
+	{func(g *attn.Problem) { g.Key.Row, g.Value.Row = 128, 128 }, attn.ErrUnsupported, "128 elements apart"},
+	{func(g *attn.Problem) { g.Key.Head++; g.Value = g.Key }, attn.ErrUnsupported, "no multiples"},
+	{func(g *attn.Problem) { g.Key.Page = -64; g.Value = g.Key }, attn.ErrShape, "key strides"},
+	{func(g *attn.Problem) { g.Key.Page = 64 << 31; g.Value = g.Key }, attn.ErrUnsupported, "rows of keys"},
+	{func(g *attn.Problem) { g.LSE.Row = -1 }, attn.ErrShape, "log-sum-exp strides"},
+	{func(g *attn.Problem) { g.Query.Row = 66 }, attn.ErrUnsupported, "query strides"},
+	{func(g *attn.Problem) { g.Out.Head = -64 }, attn.ErrShape, "output strides"},
+}
+
+// What is refused leaves the plan as it was.
+func TestBuildRefuses(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, plan.Upload(m.Stream))
+	good := sequenceOf(0, 1, 40, 0)
+	for _, c := range []struct {
+		rows int
+		s    attn.Sequence
+		err  error
+		text string
+	}{
+		{-1, good, attn.ErrShape, "-1 rows"},
+		{1 << 31, good, attn.ErrShape, "2147483648 rows"},
+		{3, sequenceOf(-1, 1, 1, 0), attn.ErrShape, "row -1"},
+		{3, attn.Sequence{Queries: -1}, attn.ErrShape, "-1 queries"},
+		{3, attn.Sequence{Queries: 1, Keys: -1}, attn.ErrShape, "-1 keys"},
+		{3, attn.Sequence{Queries: 1, Keys: mostKeyRows + 1}, attn.ErrShape, "keys"},
+		{0, attn.Sequence{Row: math.MaxInt32, Queries: 1}, attn.ErrShape, "row 2147483647"},
+		{0, attn.Sequence{Queries: mostPackedRows}, attn.ErrShape, "together more than"},
+		{3, sequenceOf(2, 2, 5, 0), attn.ErrShape, "rows [2,4) of 3"},
+		{3, attn.Sequence{Queries: 1, Keys: 17, Pages: []int32{1}}, attn.ErrPage, "1 pages of 16 tokens for 17 keys"},
+		{3, attn.Sequence{Queries: 1, Keys: 17, Pages: []int32{1, -7}}, attn.ErrPage, "page -7 at 1"},
+	} {
+		wantError(t, fmt.Sprintf("%+v", c.s), plan.Build(paged(8, 2, 64), []attn.Sequence{good, c.s}, c.rows), c.err, c.text)
+	}
+	// Sequences without queries are not looked at.
+	noError(t, m.engine.NewPlan().Build(paged(8, 2, 64), []attn.Sequence{{Keys: 99, Pages: []int32{-1}}}, 0))
+	m.queue(t, plan, p)
+	m.Settle(t)
+	p.check(t)
+}
+
+func TestRunRefuses(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	wantError(t, "upload before build", plan.Upload(m.Stream), gpu.ErrState, "not built")
+	wantError(t, "run before build", plan.Run(m.Stream, p.operands()), gpu.ErrState, "not uploaded")
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	wantError(t, "run before upload", plan.Run(m.Stream, p.operands()), gpu.ErrState, "not uploaded")
+	wantError(t, "append before upload", plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), gpu.ErrState, "not uploaded")
+	noError(t, plan.Upload(m.Stream))
+	m.Settle(t)
+	for _, c := range []struct {
+		spoil func(o *Operands)
+		err   error
+		text  string
+	}{
+		{func(o *Operands) { o.Q.Buffer = nil }, attn.ErrShape, "q has no buffer"},
+		{func(o *Operands) { o.Q.Len-- }, attn.ErrShape, "q has 819199 elements of 819200"},
+		{func(o *Operands) { o.Out.Len-- }, attn.ErrShape, "out has"},
+		{func(o *Operands) { o.LSE.Len-- }, attn.ErrShape, "lse has"},
+		{func(o *Operands) { o.LSE.DType = attn.Float16 }, attn.ErrDType, "lse is float16"},
+		{func(o *Operands) { o.Q.DType = attn.Float64 }, attn.ErrDType, "q is float64"},
+		{func(o *Operands) { o.K.DType = attn.BFloat16 }, attn.ErrDType, "k is bfloat16, v is float16"},
+		{func(o *Operands) { o.V.DType = 77 }, attn.ErrDType, "v is DType(77)"},
+		{func(o *Operands) { o.K.Len = 100 }, attn.ErrShape, "k has 100 elements of"},
+		{func(o *Operands) { o.V.Len = 128 << 31 }, attn.ErrShape, "2147483648 rows of keys"},
+		{func(o *Operands) { o.V.Len *= 2 }, attn.ErrShape, "of a buffer of"},
+		{func(o *Operands) { o.Out.Offset = 8 }, attn.ErrShape, "a multiple of 16"},
+		{func(o *Operands) { o.Out.Offset = -16 }, attn.ErrShape, "at byte -16"},
+		{func(o *Operands) { o.Out.Offset = 1 << 40 }, attn.ErrShape, "of a buffer of"},
+	} {
+		o := p.operands()
+		c.spoil(o)
+		wantError(t, c.text, plan.Run(m.Stream, o), c.err, c.text)
+	}
+	short := p.newK
+	short.Len--
+	other := p.newV
+	other.DType = attn.BFloat16
+	wantError(t, "few new rows", plan.Append(m.Stream, p.k, p.v, short, p.newV), attn.ErrShape, "the new k has")
+	wantError(t, "few new rows", plan.Append(m.Stream, p.k, p.v, p.newK, short), attn.ErrShape, "the new v has")
+	wantError(t, "two types", plan.Append(m.Stream, p.k, p.v, p.newK, other), attn.ErrDType, "the new v bfloat16")
+	wantError(t, "no pages", plan.Append(m.Stream, short, p.v, p.newK, other), attn.ErrShape, "k has")
+	if strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+	// No token rows, or fewer keys than queries.
+	noError(t, plan.Build(p.geometry, p.seqs, 0))
+	noError(t, plan.Upload(m.Stream))
+	wantError(t, "no rows", plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), attn.ErrShape, "0 token rows")
+	noError(t, plan.Build(p.geometry, []attn.Sequence{sequenceOf(0, 3, 2, 0)}, p.rows))
+	noError(t, plan.Upload(m.Stream))
+	wantError(t, "more queries than keys", plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), attn.ErrShape, "fewer keys than queries")
+	// Nothing to do is no error, and no launch.
+	noError(t, plan.Build(p.geometry, nil, 0))
+	noError(t, plan.Upload(m.Stream))
+	noError(t, plan.Run(m.Stream, &Operands{}))
+	noError(t, plan.Append(m.Stream, gpu.Memory{}, gpu.Memory{}, gpu.Memory{}, gpu.Memory{}))
+	if strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+}
+
+func TestClosed(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	m.run(t, plan, p)
+	o := p.operands()
+	noError(t, o.Q.Buffer.Close())
+	wantError(t, "q closed", plan.Run(m.Stream, o), cuda.ErrClosed, "buffer argument")
+	all := func(what string) {
+		t.Helper()
+		wantError(t, what, plan.Build(p.geometry, p.seqs, p.rows), cuda.ErrClosed, "")
+		wantError(t, what, plan.Upload(m.Stream), cuda.ErrClosed, "")
+		wantError(t, what, plan.Run(m.Stream, o), cuda.ErrClosed, "")
+		wantError(t, what, plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), cuda.ErrClosed, "")
+		wantError(t, what, plan.Reserve(Capacity{}), cuda.ErrClosed, "")
+	}
+	noError(t, plan.Close())
+	all("plan closed")
+	wantError(t, "second close", plan.Close(), cuda.ErrClosed, "the plan")
+	plan = m.engine.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, m.engine.Close())
+	all("engine closed")
+	wantError(t, "second close", m.engine.Close(), cuda.ErrClosed, "the engine")
+	noError(t, plan.Close())
+
+	e, err := New(m.Dev)
+	noError(t, err)
+	plan = e.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, m.Dev.Close())
+	wantError(t, "device closed", plan.Upload(m.Stream), cuda.ErrClosed, "")
+	noError(t, plan.Close()) // its memory went with the device
+	if _, err := New(m.Dev); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("an engine of a closed device: %v", err)
+	}
+}
+
+// Generation says when launches look different, and only then.
+func TestGeneration(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	plan := m.engine.NewPlan()
+	g := paged(8, 2, 64)
+	last := plan.Generation()
+	build := func(changes bool, what string, g attn.Problem, rows int, seqs ...attn.Sequence) {
+		t.Helper()
+		noError(t, plan.Build(g, seqs, rows))
+		if now := plan.Generation(); (now != last) != changes {
+			t.Errorf("%s: generation %d after %d", what, now, last)
+		} else {
+			last = now
+		}
+	}
+	build(true, "the first", g, 4, sequenceOf(0, 1, 5, 0))
+	build(false, "another length", g, 4, sequenceOf(2, 1, 16, 3))
+	build(false, "two sequences", g, 4, sequenceOf(2, 1, 16, 3), sequenceOf(0, 1, 0, 0))
+	build(true, "a block table", g, 4, sequenceOf(2, 1, 17, 3))
+	build(false, "a longer one", g, 4, sequenceOf(2, 1, 64*16, 3))
+	build(true, "no room", g, 4, sequenceOf(2, 1, 64*16+1, 3))
+	build(true, "larger output tiles", g, 4, sequenceOf(2, 2, 170, 3))
+	build(true, "other rows", g, 5, sequenceOf(2, 2, 170, 3))
+	other := g
+	other.Scale = 1
+	build(true, "another scale", other, 5, sequenceOf(2, 2, 170, 3))
+	build(true, "idle", other, 0)
+
+	plan = m.engine.NewPlan()
+	last = 0
+	noError(t, plan.Reserve(Capacity{Sequences: 100, Rows: 100, Queries: 3, Pages: 1000}))
+	build(true, "the first", g, 100, sequenceOf(0, 1, 5, 0))
+	build(false, "pages", g, 100, sequenceOf(0, 1, 900*16, 0))
+	build(false, "queries", g, 100, sequenceOf(7, 3, 999*16, 0), sequenceOf(0, 2, 16, 0))
+	build(true, "more queries", g, 100, sequenceOf(0, 4, 5, 0))
+	for _, c := range []Capacity{{Sequences: -1}, {Rows: -1}, {Queries: -1}, {Pages: -1}, {Rows: 1 << 31}} {
+		wantError(t, "reserve", plan.Reserve(c), attn.ErrShape, "")
+	}
+}
+
+// A copy that may still be on its way is not written to.
+func TestUploadWaits(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 4))
+	const wait = "cuEventSynchronize"
+	for i := range 5 {
+		lib.Forget()
+		noError(t, plan.Upload(m.Stream))
+		log := lib.Log()
+		if i < stagings && strings.Contains(log, wait) || i >= stagings && !(strings.Index(log, wait) >= 0 && strings.Index(log, wait) < strings.Index(log, "cuMemcpyHtoDAsync")) {
+			t.Errorf("upload %d:\n%s", i, log)
+		}
+		if strings.Count(log, "cuMemcpy") != 1 {
+			t.Errorf("upload %d is more than one copy:\n%s", i, log)
+		}
+	}
+	waits := func(what string) {
+		t.Helper()
+		if log := lib.Log(); strings.Index(log, wait) < 0 || strings.Index(log, wait) > strings.Index(log, "cuMemFreeHost") {
+			t.Errorf("%s:\n%s", what, log)
+		}
+	}
+	lib.Forget()
+	noError(t, plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 16*1000, 0)}, 4))
+	waits("growing")
+	for range 2 {
+		noError(t, plan.Upload(m.Stream))
+	}
+	lib.Forget()
+	noError(t, plan.Close())
+	waits("close")
+}
+
+// Every driver call of a life fails once: the failure comes out, nothing is
+// lost, and the plan works when it is tried again.
+func TestEveryCallFailsOnce(t *testing.T) {
+	for _, unfused := range []bool{false, true} {
+		t.Run(fmt.Sprintf("unfused=%v", unfused), func(t *testing.T) { testEveryCallFailsOnce(t, unfused) })
+	}
+}
+
+func testEveryCallFailsOnce(t *testing.T, unfused bool) {
+	live := func(t *testing.T, m *machine, p *problem, plan *Plan) error {
+		big := sequenceOf(0, 1, 16*100, 0)
+		if err := plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 4); err != nil {
+			return err
+		}
+		if err := plan.Upload(m.Stream); err != nil {
+			return err
+		}
+		if err := plan.Build(paged(8, 2, 64), []attn.Sequence{big}, 4); err != nil {
+			return err
+		}
+		for range 3 {
+			if err := plan.Build(p.geometry, p.seqs, p.rows); err != nil {
+				return err
+			}
+			if err := plan.Upload(m.Stream); err != nil {
+				return err
+			}
+		}
+		if p.append {
+			if err := plan.Append(m.Stream, p.k, p.v, p.newK, p.newV); err != nil {
+				return err
+			}
+		}
+		return plan.Run(m.Stream, p.operands())
+	}
+	m, lib, _ := fakeGPU(t, 90, 5, 232448)
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 2}, Keys: []int{100, 7}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: 2})
+	p.geometry.Unfused = unfused
+	s := lib.State()
+	// A module is loaded once.
+	for i := int64(1); unfused && m.engine.unfused.unfused == nil; i++ {
+		s.FailWith, s.FailAt = 700, s.Calls+i
+		var failed *cuda.Error
+		if err := m.engine.loadUnfused(); err != nil && !errors.As(err, &failed) || (err == nil) != (m.engine.unfused.unfused != nil) {
+			t.Errorf("call %d, %s: %v", i, s.Failed(), err)
+		}
+		s.FailAt = 0
+	}
+	before := s.Calls
+	lib.Forget()
+	plan := m.engine.NewPlan()
+	noError(t, live(t, m, p, plan))
+	calls := s.Calls - before
+	log := regexp.MustCompile(`(?m)^cu\w+$`).FindAllString(lib.Log(), -1)
+	if calls < 60 || len(log) != int(calls) {
+		t.Fatalf("%d calls, of %d in the log", calls, len(log))
+	}
+	noError(t, plan.Close())
+	objects := lib.Live()
+	gives := regexp.MustCompile("Free|Destroy")
+	for i := range calls {
+		if i+1 < calls && strings.HasPrefix(log[i], "cuCtxPush") && gives.MatchString(log[i+1]) {
+			continue // a driver that can't even be told where memory is keeps it
+		}
+		m.engine.maps = gpu.TensorMaps[mapKey]{}
+		m.Poison(t, &p.o)
+		m.Poison(t, &p.lse)
+		lib.Forget()
+		plan := m.engine.NewPlan()
+		s.FailWith, s.FailAt = 700, s.Calls+1+i
+		err := live(t, m, p, plan)
+		s.FailAt = 0
+		var failed *cuda.Error
+		switch {
+		case err == nil && !gives.MatchString(log[i]) && !strings.HasPrefix(log[i], "cuCtxPop"):
+			t.Errorf("call %d, %s: nobody heard of it", i, s.Failed())
+		case err != nil && !errors.As(err, &failed):
+			t.Errorf("call %d, %s: %v", i, s.Failed(), err)
+		}
+		lib.Forget()
+		noError(t, live(t, m, p, plan))
+		m.Settle(t)
+		p.check(t)
+		noError(t, plan.Close())
+		if n := lib.Live(); n != objects {
+			t.Fatalf("call %d, %s: %d objects, %d before", i, s.Failed(), n, objects)
+		}
+	}
+}
+
+// Scores take memory as they are announced, and no more than there may be.
+func TestScores(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 5, 232448)
+	g := paged(8, 2, 64)
+	g.Unfused = true
+	plan := m.engine.NewPlan()
+	noError(t, plan.Reserve(Capacity{Sequences: 2, Rows: 6, Queries: 3, Pages: 10}))
+	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 6))
+	if n := plan.memory.scores.Len(); n != 3*10*16*8*4 {
+		t.Errorf("%d bytes of scores", n)
+	}
+	before := plan.Generation()
+	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 3, 80, 0), sequenceOf(3, 3, 80, 5)}, 6))
+	if plan.Generation() != before {
+		t.Error("other memory for a step that was announced")
+	}
+	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
+	if n := plan.memory.scores.Len(); n != 6*100*8*4 {
+		t.Errorf("%d bytes of scores", n)
+	}
+	lean := g
+	lean.Unfused = false
+	noError(t, plan.Build(lean, []attn.Sequence{sequenceOf(0, 6, 100, 0)}, 6))
+	if plan.memory.scores != nil || plan.Generation() == before {
+		t.Error("scores where there are none")
+	}
+	noError(t, plan.Reserve(Capacity{Queries: 1 << 20, Pages: 1 << 20}))
+	if err := plan.Build(g, []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 6); !errors.Is(err, attn.ErrShape) {
+		t.Errorf("2^40 pages of queries: %v", err)
+	}
+	noError(t, plan.Reserve(Capacity{}))
+	if err := plan.Build(g, []attn.Sequence{sequenceOf(0, 1<<17, 1<<17, 0)}, 1<<17); !errors.Is(err, attn.ErrShape) {
+		t.Errorf("2^37 scores: %v", err)
+	}
+	noError(t, plan.Close())
+}
+
+// Steps that were announced take no memory, however many there are: the sequences of a
+// decoder, each a token longer than before.
+func TestPlanMemoryIsFlat(t *testing.T) {
+	for name, unfused := range map[string]bool{"lean": false, "unfused": true} {
+		t.Run(name, func(t *testing.T) { // each has a driver of its own
+			m, lib, _ := fakeGPU(t, 90, 132, 232448)
+			g := paged(8, 2, 64)
+			g.Unfused = unfused
+			const sequences, pages, steps = 3, 70, 1000
+			type state struct {
+				generation uint64
+				objects    int
+				used       int64
+			}
+			var first state
+			plan := m.engine.NewPlan()
+			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: sequences, Queries: 1, Pages: sequences * pages}))
+			for step := range steps {
+				var seqs []attn.Sequence
+				for i := range sequences {
+					seqs = append(seqs, sequenceOf(i, 1, 1+step+i*10, i*pages))
+				}
+				noError(t, plan.Build(g, seqs, sequences))
+				noError(t, plan.Upload(m.Stream))
+				info, err := m.Dev.Memory()
+				noError(t, err)
+				now := state{plan.Generation(), int(lib.Live()), info.Used}
+				if step == 0 {
+					first = now
+				}
+				if now != first {
+					t.Fatalf("step %d: %+v, at first %+v", step, now, first)
+				}
+			}
+			noError(t, plan.Close())
+		})
+	}
+}
+
+// An engine that can't be made leaves nothing behind that the device does not
+// close, and can be made when the driver works again.
+func TestNewFails(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 5, 232448)
+	s := lib.State()
+	for _, call := range []string{"cuModuleGetFunction", "cuFuncSetAttribute"} {
+		dev := reopen(t, lib.Path)
+		s.FailIn(call, 999)
+		var failed *cuda.Error
+		if _, err := New(dev); !errors.As(err, &failed) || failed.Call != call {
+			t.Errorf("%s: %v", call, err)
+		}
+		s.FailIn("", 0)
+		_, err := New(dev)
+		noError(t, err)
+		noError(t, dev.Close())
+	}
+	gpu.Image = func(string, int) ([]byte, error) { return nil, errNone }
+	dev := reopen(t, lib.Path)
+	if _, err := New(dev); !errors.Is(err, errNone) {
+		t.Errorf("no image: %v", err)
+	}
+	noError(t, dev.Close())
+	_ = m
+}
+
+var errNone = errors.New("none")
+
+func reopen(t *testing.T, path string) *cuda.Device {
+	t.Helper()
+	drv, err := cuda.LoadFrom(path)
+	noError(t, err)
+	dev, err := drv.Open(0)
+	noError(t, err)
+	return dev
+}
+
+// The pages that are brought into the L2 cache ahead are full ones of the step, apart
+// from each other, and no more than a third of it or of the weights of a projection.
+func TestAheadPages(t *testing.T) {
+	rng := reftest.Rand(t)
+	some := 0
+	for i := range 500 {
+		p := Plan{engine: &Engine{info: cuda.Info{L2Bytes: rng.IntN(1 << 22)}}}
+		g := attn.Problem{KVHeads: 1 + rng.IntN(4), Dim: 64, KV: attn.Float16, PageTokens: testgpu.Pick(rng, 16, 64)}
+		g.Heads = g.KVHeads * testgpu.Pick(rng, 1, 2, 8)
+		g.Key.Page = g.PageTokens * g.KVHeads * g.Dim
+		if i%50 == 0 {
+			g.Key.Page += g.Dim // something else lies there
+		}
+		place := map[int32]int{} // of full pages among all of them
+		for range rng.IntN(9) {
+			s := sequence{queries: 1, keys: int32(rng.IntN(40 * g.PageTokens)), pages: int32(len(p.pages))}
+			for j := range gpu.Ceil(int(s.keys), g.PageTokens) {
+				page := int32(1000 + len(p.pages))
+				if (j+1)*g.PageTokens <= int(s.keys) {
+					place[page] = len(place)
+				}
+				p.pages = append(p.pages, page)
+			}
+			p.seqs = append(p.seqs, s)
+		}
+		p.aheadPages(&g, i%50 != 1)
+		n := int(p.ahead[0])
+		weights := 2 * 64 * 64 * g.Heads * (g.Heads + 2*g.KVHeads)
+		want := min(len(place)/4, p.engine.info.L2Bytes/3/(4*g.PageTokens*g.KVHeads*g.Dim), weights/3/(4*g.PageTokens*g.KVHeads*g.Dim), mostAhead)
+		if i%50 < 2 {
+			want = 0
+		}
+		if n != want || len(p.ahead) != 1+n {
+			t.Fatalf("case %d: %d pages of %d full ones, want %d: %v", i, n, len(place), want, p.ahead)
+		}
+		last := -4
+		for _, page := range p.ahead[1:] {
+			at, full := place[page]
+			if !full || at < last+4 {
+				t.Fatalf("case %d: page %d, full: %v, is number %d behind %d", i, page, full, at, last)
+			}
+			last = at
+			some++
+		}
+	}
+	if some == 0 {
+		t.Error("no pages at all")
+	}
+}

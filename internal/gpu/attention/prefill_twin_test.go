@@ -1,0 +1,118 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// prefill does what the kernels for many rows do.
+func (k *twin) prefill(l *testgpu.Launch) {
+	p := (*prefillParams)(unsafe.Pointer(&l.Arg[0]))
+	name := strings.Split(l.Kernel, "_")
+	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
+	dim := 0
+	fmt.Sscan(name[2], &dim)
+	kernel := &prefillKernels[k.e.prefillIndex(&attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1})]
+	if l.Blocks != k.e.info.Multiprocessors || l.Threads != kernel.threads() || l.Shared != kernel.shared() || l.Shared > k.e.info.SharedPerBlockMost {
+		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.Kernel, l.Blocks, l.Threads, l.Shared)
+	}
+	if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || prefillKeys%p.box != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
+		k.t.Errorf("map %v, boxes of %d, pages of %d", p.keyMap, p.box, p.pageTokens)
+	}
+	// What rows have in common with the other kernel's.
+	a := &attention{twin: k, params: &params{keyMap: p.keyMap}, dim: dim, kv: kv, grid: 1}
+	a.keys, a.values, a.query, a.out, a.lse = p.keyMap[0], p.valueMap[0], p.query, p.out, p.lse
+	a.pages, a.Blind, a.pageTokens, a.pageRows, a.headRows = p.pages, p.blind, p.pageTokens, p.pageRows, p.headRows
+	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
+	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
+	a.queryType, a.outType = gpu.Code(kv), gpu.Code(kv)
+	a.writeBlind(0)
+	k.stored = map[[2]int]int{}
+	for i := range int(*testgpu.At[int32](p.count, 0)) {
+		t := testgpu.At[prefillTile](p.tiles, i)
+		w := place{s: *testgpu.At[sequence](p.seqs, int(t.seq)), head: int(t.head)}
+		for r := range kernel.rows() {
+			row := int(t.block)*kernel.rows() + r
+			if row >= int(w.s.queries*p.group) {
+				break
+			}
+			if end := int(t.steps) * prefillKeys; end < int(w.s.keys) && (p.causal == 0 || end < int(w.s.keys-w.s.queries)+row/int(p.group)+1) {
+				k.t.Fatalf("tile %+v of sequence %+v ends before what row %d sees", t, w.s, row)
+			}
+			w.block = row / BlockRows
+			s := a.attendRow(&w, row, 0, math.MaxInt)
+			a.resultOf(&w, row, &s)
+		}
+	}
+	for at, n := range k.stored {
+		if n != 1 {
+			k.t.Fatalf("row %v (and head) was stored %d times", at, n)
+		}
+	}
+}
+
+// Which plans have output tiles for the kernels for many rows.
+func TestFakePrefillSupport(t *testing.T) {
+	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
+		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
+		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
+	t.Run("Hopper", func(t *testing.T) {
+		m, _, _ := fakeGPU(t, 90, 13, 232448)
+		if m.engine.prefillIndex(&base) != 0 {
+			t.Error("no kernel")
+		}
+		for what, change := range map[string]func(*attn.Problem){
+			"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 80, 80 },
+			"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
+			"a window":     func(g *attn.Problem) { g.Window = 7 },
+			"a soft cap":   func(g *attn.Problem) { g.Cap = 30 },
+			"slopes":       func(g *attn.Problem) { g.Slopes = "slopes" },
+			"a bias":       func(g *attn.Problem) { g.Bias.Keys = 1 },
+			"unfused":      func(g *attn.Problem) { g.Unfused = true },
+			"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },
+			"workers":      func(g *attn.Problem) { g.Workers = 3 },
+			"LeanTiles":    func(g *attn.Problem) { g.TileTokens = 64 },
+			"no scale":     func(g *attn.Problem) { g.Scale = 0 },
+			"scale below":  func(g *attn.Problem) { g.Scale = -1 },
+			"rows of q":    func(g *attn.Problem) { g.Query.Row = 260 },
+			"heads of out": func(g *attn.Problem) { g.Out.Head = 68 },
+		} {
+			g := base
+			change(&g)
+			if m.engine.prefillIndex(&g) >= 0 {
+				t.Errorf("%s: there is a kernel", what)
+			}
+		}
+		// Prompts have output tiles, single tokens have none.
+		for queries, want := range map[int]bool{1: false, 8: false, 300: true} {
+			plan := m.engine.NewPlan()
+			pages := make([]int32, 19)
+			for i := range pages {
+				pages[i] = int32(i)
+			}
+			noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 300, Pages: pages}}, queries))
+			if plan.look.prefill != want {
+				t.Errorf("%d queries: output tiles: %v", queries, !want)
+			}
+			noError(t, plan.Close())
+		}
+	})
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			if has := m.engine.prefillIndex(&base) >= 0; has != (f.Capability == 90) {
+				t.Errorf("a kernel: %v", has)
+			}
+		})
+	}
+}

@@ -1,0 +1,328 @@
+package attention
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// Tests of what is queued together.
+
+// testManyLaunches: launches of several layers overlap, and each sees what the
+// ones before have written.
+func testManyLaunches(t *testing.T, m *machine, n int) {
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 3}, Keys: []int{500, 77, 1300}, Mask: attn.Mask{Causal: true}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16, dense: true})
+	plan := m.engine.NewPlan()
+	m.run(t, plan, p)
+	first := testgpu.Read(t, &p.o)
+	// The output of one is the query of the next: with q = out of the first.
+	a := *p.operands()
+	a.Q, a.Out = p.o, m.Put(t, testgpu.Poisoned(p.o.Len, p.out), p.out)
+	noError(t, plan.Run(m.Stream, &a))
+	m.Settle(t)
+	want := testgpu.Read(t, &a.Out)
+	for i := range n {
+		m.Poison(t, &p.o)
+		m.Poison(t, &a.Out)
+		noError(t, plan.Run(m.Stream, p.operands()))
+		noError(t, plan.Run(m.Stream, &a))
+		m.Settle(t)
+		if !bytes.Equal(testgpu.Read(t, &p.o), first) || !bytes.Equal(testgpu.Read(t, &a.Out), want) {
+			t.Fatalf("round %d: a launch did not wait for the one before it", i)
+		}
+	}
+	noError(t, a.Out.Buffer.Close())
+	p.close(t)
+	noError(t, plan.Close())
+}
+
+// steps are the problems of a decoding graph: other lengths and pages at every
+// step, some sequences not there, all in the same memory.
+type steps struct {
+	all   []*problem
+	bytes [][7][]byte
+}
+
+func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType) *steps {
+	t.Helper()
+	same := &decode{pageTokens: testgpu.Pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2}
+	same.pages = sequences*gpu.Ceil(longest+1, same.pageTokens) + 3
+	heads := testgpu.Pick(rng, 1, 3, 8)
+	s := &steps{}
+	for i := range n {
+		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: headDims[rng.IntN(4)], Mask: attn.Mask{Causal: true}}
+		if i > 0 {
+			shape.Dim = s.all[0].Dim
+		}
+		shape.ValueDim = shape.Dim
+		for range sequences {
+			queries := min(rng.IntN(5), 1)
+			shape.Queries = append(shape.Queries, queries)
+			shape.Keys = append(shape.Keys, queries+rng.IntN(longest))
+		}
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv, decode: same})
+		var b [7][]byte
+		for j, x := range p.memories() {
+			b[j] = testgpu.Read(t, x)
+		}
+		if i > 0 {
+			p.close(t)
+			for j, x := range s.all[0].memories() {
+				*p.memories()[j] = *x
+			}
+		}
+		s.all, s.bytes = append(s.all, p), append(s.bytes, b)
+	}
+	return s
+}
+
+// load brings step i's numbers to the memory.
+func (s *steps) load(t testing.TB, i int) {
+	t.Helper()
+	for j, x := range s.all[i].memories() {
+		noError(t, x.Buffer.Upload(x.Offset, s.bytes[i][j]))
+	}
+}
+
+func (p *problem) memories() [7]*gpu.Memory {
+	return [7]*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse}
+}
+
+// testGraph: launches that were captured once are those of every later step.
+func testGraph(t *testing.T, m *machine, n, longest int) {
+	rng := reftest.Rand(t)
+	for _, c := range []struct {
+		kv      attn.DType
+		unfused bool
+	}{{attn.Float16, false}, {attn.BFloat16, false}, {attn.Float32, false}, {attn.Float16, true}} {
+		const sequences = 5
+		s := m.steps(t, rng, n, sequences, longest, c.kv)
+		for _, p := range s.all {
+			p.geometry.Unfused = c.unfused
+		}
+		first := s.all[0]
+		plan := m.engine.NewPlan()
+		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * gpu.Ceil(longest+1, first.pageTokens)}))
+		s.load(t, 0)
+		m.run(t, plan, first)
+		generation := plan.Generation()
+		launch := m.Capture(t, func() error {
+			if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
+				return err
+			}
+			return plan.Run(m.Stream, first.operands())
+		})
+		for i, p := range s.all {
+			s.load(t, i)
+			noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+			plan.spoil(t)
+			noError(t, plan.Upload(m.Stream))
+			if plan.Generation() != generation {
+				t.Fatalf("step %d: the plan looks different: %+v", i, plan.look)
+			}
+			noError(t, launch())
+			m.Settle(t)
+			p.check(t)
+			if t.Failed() {
+				t.Fatalf("step %d: %v", i, p)
+			}
+		}
+		first.close(t)
+		noError(t, plan.Close())
+	}
+}
+
+// testRuns: launches whose blocks merge together are known by a number, which comes again
+// some day. Words that are as old as that are not taken for new ones.
+func testRuns(t *testing.T, m *machine, keys int) {
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 6, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{keys, keys / 3}, Mask: attn.Mask{Causal: true}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16})
+	plan := m.engine.NewPlan()
+	// By three thread blocks, of which one shares nothing, and by four: these have words
+	// that those never write.
+	workers := []int{3, 4}
+	p.geometry.Policy = lean.Policy{Kind: lean.FixedSplit, Splits: 2}
+	var want [2][]byte
+	for i := range workers {
+		p.geometry.Workers = workers[i]
+		m.run(t, plan, p)
+		p.check(t)
+		want[i] = testgpu.Read(t, &p.o)
+		if m.engine.finishes() && !slices.ContainsFunc(plan.works, func(w work) bool { return w.wholeSeq == together }) {
+			t.Fatalf("nobody merges together: %+v", plan.works)
+		}
+	}
+	for i, launches := range []int{3, 5} { // the last three numbers, and then from 2 on
+		p.geometry.Workers = workers[i]
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.Stream))
+		if i == 0 && m.engine.finishes() {
+			const last = 1<<32 - 1 // two before it are left out
+			blocks := m.engine.blocks
+			runs := make([]uint32, 3*blocks) // in each block's turn; nobody has begun
+			for i := range blocks {
+				runs[i] = last - 5
+			}
+			words := make([]uint64, plan.memory.words.Len()/8)
+			for i := range words {
+				words[i] = 2<<32 | uint64(rng.Uint32())
+			}
+			noError(t, plan.memory.runs.Upload(0, gpu.BytesOf(runs)))
+			noError(t, plan.memory.words.Upload(0, gpu.BytesOf(words)))
+		}
+		for range launches {
+			m.Poison(t, &p.o)
+			noError(t, plan.Run(m.Stream, p.operands()))
+			m.Settle(t)
+			if !bytes.Equal(testgpu.Read(t, &p.o), want[i]) {
+				t.Fatalf("%d thread blocks have another result", workers[i])
+			}
+		}
+	}
+	p.close(t)
+	noError(t, plan.Close())
+}
+
+// testStreams: several plans at the same time. Where thread blocks merge together, those
+// of one launch have multiprocessors that another one's blocks are waited for to get.
+func testStreams(t *testing.T, m *machine, streams, launches int, o options) {
+	rng := reftest.Rand(t)
+	type user struct {
+		machine
+		plan *Plan
+		p    *problem
+	}
+	var all []user
+	for i := range streams {
+		u := user{machine: *m, plan: m.engine.NewPlan()}
+		if i > 0 {
+			stream, err := m.Dev.NewStream()
+			noError(t, err)
+			u.Stream = stream
+		}
+		u.p = u.newProblem(t, rng, reftest.Normal, o)
+		noError(t, u.plan.Build(u.p.geometry, u.p.seqs, u.p.rows))
+		noError(t, u.plan.Upload(u.Stream))
+		all = append(all, u)
+	}
+	for range launches {
+		for _, u := range all {
+			u.queue(t, u.plan, u.p)
+		}
+	}
+	for i, u := range all {
+		if i > 0 {
+			noError(t, u.Stream.Synchronize())
+			noError(t, u.Stream.Close())
+		} else {
+			m.Settle(t)
+		}
+		u.p.check(t)
+		u.p.close(t)
+		noError(t, u.plan.Close())
+	}
+}
+
+// testManyUploads: plans are built while those before them are still to be
+// uploaded and run. Only a real GPU has a queue.
+func testManyUploads(t *testing.T, m *machine, n int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	var p []*problem
+	for range 7 {
+		p = append(p, m.newProblem(t, rng, reftest.Normal, options{kv: attn.BFloat16, work: 1e7, longest: 3000}))
+	}
+	for i := range n {
+		x := p[i%len(p)]
+		noError(t, plan.Build(x.geometry, x.seqs, x.rows))
+		noError(t, plan.Upload(m.Stream))
+		m.queue(t, plan, x)
+	}
+	m.Settle(t)
+	for _, x := range p {
+		x.check(t)
+		x.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// decodeStep is a step of 64 sequences for benchmarks.
+func decodeStep(t testing.TB, m *machine) *problem {
+	t.Helper()
+	rng := reftest.Rand(t)
+	shape := reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128}
+	for range 64 {
+		shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, 33)
+	}
+	return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16, decode: &decode{pageTokens: 16, rows: 200, pages: 64 * 4}})
+}
+
+func benchmarkQueue(b *testing.B, m *machine) {
+	p := decodeStep(b, m)
+	plan := m.engine.NewPlan()
+	m.run(b, plan, p)
+	o := p.operands()
+	noError(b, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(b, plan.Upload(m.Stream))
+	b.Run("prepare", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, _, err := plan.attention("run", o); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("run", func(b *testing.B) {
+		b.ReportAllocs()
+		n := 0
+		for b.Loop() {
+			noError(b, plan.Run(m.Stream, o))
+			if n++; n%500 == 0 { // the queue has an end
+				b.StopTimer()
+				noError(b, m.Stream.Synchronize())
+				b.StartTimer()
+			}
+		}
+	})
+	noError(b, m.Stream.Synchronize())
+	noError(b, plan.Close())
+	p.close(b)
+}
+
+// benchmarkBuild is the plan of a decode step: once a step, for all its layers.
+func benchmarkBuild(b *testing.B, m *machine) {
+	const heads, dim, pageTokens = 8, 128, 64
+	rows := attn.PageStrides{Page: heads * pageTokens * dim, Head: pageTokens * dim, Row: dim}
+	g := attn.Problem{Heads: 4 * heads, KVHeads: heads, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: pageTokens, Key: rows, Value: rows, Scale: 1, Mask: attn.Mask{Causal: true}}
+	for _, c := range []struct{ batch, keys int }{{1, 1024}, {1, 16384}, {16, 1024}, {64, 1024}, {16, 16384}} {
+		b.Run(fmt.Sprintf("b%d/%d", c.batch, c.keys), func(b *testing.B) {
+			var seqs []attn.Sequence
+			page := int32(0)
+			for i := range c.batch {
+				q := attn.Sequence{Row: i, Queries: 1, Keys: c.keys + 17*i}
+				for range gpu.Ceil(q.Keys, pageTokens) {
+					q.Pages = append(q.Pages, page)
+					page++
+				}
+				seqs = append(seqs, q)
+			}
+			plan := m.engine.NewPlan()
+			b.ReportAllocs()
+			for b.Loop() {
+				noError(b, plan.Build(g, seqs, c.batch))
+			}
+			noError(b, plan.Close())
+		})
+	}
+}

@@ -1,0 +1,335 @@
+package attention
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+var (
+	noError   = testgpu.NoError
+	wantError = testgpu.WantError
+	isError   = testgpu.IsError
+)
+
+// machine is where a test's attention runs.
+type machine struct {
+	*testgpu.Device
+	engine *Engine
+}
+
+// problem is a case in the memory of a machine.
+type problem struct {
+	*reftest.Case
+	rng            *rand.Rand
+	kv, query, out attn.DType
+	dense          bool // operands are (batch, heads, tokens, dim), else rows are tokens and keys lie in pages
+	pageTokens     int
+	geometry       attn.Problem
+	seqs           []attn.Sequence
+	rows           int // of Build
+	append         bool
+
+	q, k, v, newK, newV, o, lse gpu.Memory
+	pool                        [2][]byte // k and v, as they are before the append
+}
+
+// options are what a problem draws, or has fixed.
+type options struct {
+	work    int // query rows x keys x dim, at most about
+	longest int // keys
+	shape   *reftest.Shape
+	kv      attn.DType
+	dense   bool
+	page    int // tokens of a page; 0: any
+	decode  *decode
+}
+
+// decode is what is the same at every step of a decoding graph.
+type decode struct{ pageTokens, rows, pages int }
+
+// randomShape draws sizes that kernels have.
+func randomShape(rng *rand.Rand, o options) reftest.Shape {
+	for {
+		s := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 1, 2, 3), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
+		s.Dim = testgpu.Pick(rng, headDims[:]...)
+		s.ValueDim = s.Dim
+		s.Heads = s.KVHeads * testgpu.Pick(rng, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 20)
+		for range testgpu.Pick(rng, 1, 1, 2, 3, 5, 9) {
+			s.Queries = append(s.Queries, testgpu.Pick(rng, 0, 1, 1, 1, 1, 2, 3, 5, 17, 33))
+			s.Keys = append(s.Keys, testgpu.Pick(rng, 0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200+rng.IntN(200), rng.IntN(o.longest)))
+		}
+		work := 0
+		for i, q := range s.Queries {
+			work += q * s.Keys[i] * s.Heads * s.Dim
+		}
+		if work <= o.work {
+			return s
+		}
+	}
+}
+
+// newProblem draws numbers and layout, and brings them to the machine: every
+// element that must not be read is NaN, every entry of a block table that must
+// not be looked at is absurd.
+func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o options) *problem {
+	t.Helper()
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+	p := &problem{rng: rng, kv: o.kv, dense: o.dense}
+	p.query, p.out = p.kv, p.kv
+	if o.decode == nil && rng.IntN(2) == 0 {
+		p.query, p.out = testgpu.Pick(rng, types...), testgpu.Pick(rng, types...)
+	}
+	if o.shape == nil {
+		s := randomShape(rng, o)
+		o.shape = &s
+	}
+	p.Case = reftest.New(rng, *o.shape, in, testgpu.Format(p.query), testgpu.Format(p.kv))
+	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask}
+	if p.dense {
+		p.layDense(m, t)
+	} else {
+		p.layPaged(m, t, o.page, o.decode)
+	}
+	p.o.DType, p.lse.DType = p.out, attn.Float32
+	for _, x := range []*gpu.Memory{&p.o, &p.lse} {
+		m.Poison(t, x)
+	}
+	return p
+}
+
+func (p *problem) String() string {
+	return fmt.Sprintf("%v kv %v q %v out %v pages of %d dense %v append %v", p.Shape, p.kv, p.query, p.out, p.pageTokens, p.dense, p.append)
+}
+
+// layDense is what Attend has: capacities larger than the lengths, one page a sequence.
+func (p *problem) layDense(m *machine, t testing.TB) {
+	queries, keys := 1, 1
+	for i := range p.Queries {
+		queries, keys = max(queries, p.Queries[i]), max(keys, p.Keys[i])
+	}
+	keys += p.rng.IntN(40)
+	p.pageTokens = keys
+	d, n := p.Dim, len(p.Queries)
+	g := &p.geometry
+	g.PageTokens = keys
+	g.Query, g.LSE = attn.Strides{Row: d, Head: queries * d}, attn.Strides{Row: 1, Head: queries}
+	g.Out = g.Query
+	g.Key = attn.PageStrides{Page: p.KVHeads * keys * d, Head: keys * d, Row: d}
+	g.Value = g.Key
+	encode := func(x []float64, to attn.DType) []byte {
+		b := make([]byte, len(x)*to.Size())
+		for i, f := range x {
+			if math.IsNaN(f) {
+				copy(b[i*to.Size():], testgpu.Poisoned(1, to))
+			} else {
+				testgpu.Put(b, i, to, f)
+			}
+		}
+		return b
+	}
+	p.q = m.Put(t, encode(p.DenseQ(queries), p.query), p.query)
+	p.k = m.Put(t, encode(p.DenseK(keys), p.kv), p.kv)
+	p.v = m.Put(t, encode(p.DenseV(keys), p.kv), p.kv)
+	for i := range n {
+		p.seqs = append(p.seqs, attn.Sequence{Row: i * p.Heads * queries, Queries: p.Queries[i], Keys: p.Keys[i], Pages: []int32{int32(i)}})
+	}
+	p.o.Len, p.lse.Len = n*p.Heads*queries*d, n*p.Heads*queries
+}
+
+// layPaged is what a cache has: pages anywhere, rows of no sequence between those
+// of sequences, and new tokens that are still to be appended.
+func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
+	rng, d := p.rng, p.Dim
+	p.pageTokens = testgpu.Pick(rng, 1, 2, 3, 5, 8, 16, 16, 24, 32, 48, 64, 128)
+	if page > 0 {
+		p.pageTokens = page
+	}
+	p.append = rng.IntN(2) == 0 || same != nil
+	if same != nil {
+		p.pageTokens = same.pageTokens
+	}
+	g := &p.geometry
+	g.PageTokens = p.pageTokens
+	need, rows := 0, 0
+	starts := make([]int, len(p.Queries))
+	order := rng.Perm(len(p.Queries))
+	for _, i := range order {
+		rows += rng.IntN(3)
+		starts[i] = rows
+		rows += p.Queries[i]
+		need += gpu.Ceil(p.Keys[i], p.pageTokens)
+		p.append = p.append && p.Keys[i] >= p.Queries[i]
+	}
+	p.rows = rows + rng.IntN(3)
+	pages := need + 1 + rng.IntN(4)
+	if same != nil {
+		p.rows, pages = same.rows, same.pages
+	}
+	g.Query, g.LSE = attn.Strides{Row: p.Heads * d, Head: d}, attn.Strides{Row: p.Heads, Head: 1}
+	g.Out = g.Query
+	g.Key = attn.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
+	g.Value = g.Key
+
+	free := rng.Perm(pages)
+	q := testgpu.Poisoned(p.rows*p.Heads*d, p.query)
+	newType := testgpu.Pick(rng, p.kv, attn.Float32)
+	if same != nil {
+		newType = p.kv
+	}
+	fresh := [2][]byte{testgpu.Poisoned(p.rows*p.KVHeads*d, newType), testgpu.Poisoned(p.rows*p.KVHeads*d, newType)}
+	for i := range p.pool {
+		p.pool[i] = testgpu.Poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
+	}
+	for i := range p.Queries {
+		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i]}
+		for range gpu.Ceil(s.Keys, p.pageTokens) {
+			s.Pages = append(s.Pages, int32(free[0]))
+			free = free[1:]
+		}
+		for h := range p.KVHeads {
+			for j := range s.Keys {
+				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
+					to, at, kind := p.pool[which], int(s.Pages[j/p.pageTokens])*g.Key.Page+h*g.Key.Head+j%p.pageTokens*d, p.kv
+					if token := j - (s.Keys - s.Queries); p.append && token >= 0 {
+						to, at, kind = fresh[which], ((s.Row+token)*p.KVHeads+h)*d, newType
+					}
+					for c, x := range row {
+						testgpu.Put(to, at+c, kind, x)
+					}
+				}
+			}
+		}
+		for range rng.IntN(3) {
+			s.Pages = append(s.Pages, 2147480000)
+		}
+		for pos := range s.Queries {
+			for h := range p.Heads {
+				for c, x := range p.Query(i, pos, h) {
+					testgpu.Put(q, (s.Row+pos)*g.Query.Row+h*g.Query.Head+c, p.query, x)
+				}
+			}
+		}
+		p.seqs = append(p.seqs, s)
+	}
+	if p.rows == 0 {
+		q, fresh = testgpu.Poisoned(1, p.query), [2][]byte{testgpu.Poisoned(1, newType), testgpu.Poisoned(1, newType)}
+	}
+	p.q, p.k, p.v = m.Put(t, q, p.query), m.Put(t, p.pool[0], p.kv), m.Put(t, p.pool[1], p.kv)
+	p.newK, p.newV = m.Put(t, fresh[0], newType), m.Put(t, fresh[1], newType)
+	p.o.Len, p.lse.Len = p.rows*p.Heads*d, p.rows*p.Heads
+}
+
+func (p *problem) operands() *Operands {
+	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, K: p.k, V: p.v}
+}
+
+// queue queues a built plan's work.
+func (m *machine) queue(t testing.TB, plan *Plan, p *problem) {
+	t.Helper()
+	if p.append {
+		noError(t, plan.Append(m.Stream, p.k, p.v, p.newK, p.newV))
+	}
+	noError(t, plan.Run(m.Stream, p.operands()))
+}
+
+// run does all of a problem.
+func (m *machine) run(t testing.TB, plan *Plan, p *problem) {
+	t.Helper()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	plan.spoil(t)
+	noError(t, plan.Upload(m.Stream))
+	m.queue(t, plan, p)
+	m.Settle(t)
+}
+
+// spoil fills the workspace with NaN.
+func (p *Plan) spoil(t testing.TB) {
+	t.Helper()
+	noError(t, p.memory.partials.Set(0, 0xff, p.memory.partials.Len()))
+	if words := p.memory.words; words != nil { // of no launch
+		noError(t, words.Set(0, 0xfe, words.Len()))
+	}
+}
+
+// precision is the kernels'. Where the queries or outputs are not of the keys'
+// type, queries and weights are the sum of two parts, and float32 has two parts
+// always: only bfloat16's have fewer bits than float32 sums lose.
+func (p *problem) precision() reftest.Precision {
+	r := reftest.Precision{Acc: reftest.Float32}
+	precise := p.query != p.kv || p.out != p.kv
+	switch {
+	case p.kv == attn.BFloat16 && precise:
+		r.P, r.Query = reftest.Float16, 0x1p-16 // kernels/types.cuh
+	case p.kv != attn.Float32 && !precise:
+		r.P = testgpu.Format(p.kv)
+	}
+	if p.out != attn.Float32 {
+		r.Out = testgpu.Format(p.out)
+	}
+	return r
+}
+
+// check compares what a run wrote.
+func (p *problem) check(t testing.TB) {
+	t.Helper()
+	ref := p.Reference(p.precision())
+	out, lse := testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)
+	g := &p.geometry
+	if err := ref.CompareO(func(seq, pos, head, i int) float64 {
+		return testgpu.Get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
+	}); err != nil {
+		t.Errorf("%v: output: %v", p, err)
+	}
+	if err := ref.CompareLSE(func(seq, pos, head int) float64 {
+		return testgpu.Get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, attn.Float32)
+	}); err != nil {
+		t.Errorf("%v: log-sum-exp: %v", p, err)
+	}
+	p.checkOtherRows(t, out, lse)
+}
+
+// checkOtherRows: those of no sequence are 0 where Build was told of them, and
+// else as they were.
+func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
+	t.Helper()
+	g := &p.geometry
+	mine := make([]bool, p.lse.Len)
+	for i, s := range p.seqs {
+		for pos := range p.Queries[i] {
+			for h := range p.Heads {
+				mine[(s.Row+pos)*g.LSE.Row+h*g.LSE.Head] = true
+			}
+		}
+	}
+	for i, m := range mine {
+		if m {
+			continue
+		}
+		for c := range p.Dim {
+			x := testgpu.Get(out, i*p.Dim+c, p.out) // both lie in the same order
+			if p.rows > 0 && x != 0 || p.rows == 0 && !math.IsNaN(x) {
+				t.Fatalf("%v: row %d of no sequence is %v", p, i, x)
+			}
+		}
+		if x := testgpu.Get(lse, i, attn.Float32); p.rows > 0 && !math.IsInf(x, -1) || p.rows == 0 && !math.IsNaN(x) {
+			t.Fatalf("%v: log-sum-exp %d of no sequence is %v", p, i, x)
+		}
+	}
+}
+
+// close gives back what newProblem took.
+func (p *problem) close(t testing.TB) {
+	t.Helper()
+	for _, m := range []*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse} {
+		if m.Buffer != nil {
+			noError(t, m.Buffer.Close())
+		}
+	}
+}

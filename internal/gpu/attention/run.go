@@ -1,0 +1,239 @@
+package attention
+
+import (
+	"math/bits"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Operands are the memory of one attention. Q and Out lie as the geometry's
+// strides say, from element 0 on; LSE too, which has float32 and no buffer where
+// it is not wanted. K and V are all pages.
+type Operands struct{ Q, Out, LSE, K, V gpu.Memory }
+
+// ready reports why nothing can be queued with p.
+func (p *Plan) ready(op string) error {
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	if p.state != uploaded {
+		return gpu.Errorf(op, gpu.ErrState, "the plan was not uploaded")
+	}
+	return nil
+}
+
+// checkPages reports whether k and v hold the plan's pages.
+func (p *Plan) checkPages(op string, k, v *gpu.Memory) error {
+	g := &p.look.geometry
+	need := 0
+	if p.lastPage >= 0 {
+		need = gpu.Reach(p.mostSlots*g.Dim, [2][2]int{{p.lastPage, g.Key.Page}, {g.KVHeads - 1, g.Key.Head}})
+	}
+	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
+		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
+	}
+	if err := k.Check(op, "k", need); err != nil {
+		return err
+	}
+	if err := v.Check(op, "v", need); err != nil {
+		return err
+	}
+	if k.DType != g.KV || v.DType != g.KV {
+		return gpu.Errorf(op, attn.ErrDType, "k is %v, v is %v, the plan is for %v", k.DType, v.DType, g.KV)
+	}
+	return nil
+}
+
+// extent is the number of elements that rows of the given heads and width reach
+// over.
+func extent(s attn.Strides, rows, heads, width int) int {
+	if rows == 0 {
+		return 0
+	}
+	return gpu.Reach(width, [2][2]int{{rows - 1, s.Row}, {heads - 1, s.Head}})
+}
+
+// Run queues attention of one layer:
+//
+//	out = softmax(scale * q K^T) V,   lse = ln sum e^(scale * q K^T)
+//
+// Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
+// or are the driver's.
+func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
+	const op = "run"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.ready(op); err != nil {
+		return err
+	}
+	if p.look.idle {
+		return nil
+	}
+	launch := p.attention
+	if p.prefills(o) {
+		launch = p.prefillLaunch
+	}
+	f, grid, err := launch(op, o)
+	if err != nil {
+		return err
+	}
+	if p.look.geometry.Unfused {
+		return p.runUnfused(s, o)
+	}
+	return f.Launch(s, grid, &p.args)
+}
+
+// checkOperands reports operands that the plan is not for.
+func (p *Plan) checkOperands(op string, o *Operands) error {
+	g := &p.look.geometry
+	if err := p.checkPages(op, &o.K, &o.V); err != nil {
+		return err
+	}
+	if err := o.Q.Check(op, "q", extent(g.Query, p.reach, g.Heads, g.Dim)); err != nil {
+		return err
+	}
+	if err := o.Out.Check(op, "out", extent(g.Out, p.reach, g.Heads, g.ValueDim)); err != nil {
+		return err
+	}
+	if o.LSE.Buffer == nil {
+		return nil
+	}
+	if o.LSE.DType != attn.Float32 {
+		return gpu.Errorf(op, attn.ErrDType, "lse is %v; it must be %v", o.LSE.DType, attn.Float32)
+	}
+	return o.LSE.Check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1))
+}
+
+// attention checks operands, and fills the arguments of their launch.
+func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Grid, err error) {
+	if err := p.checkOperands(op, o); err != nil {
+		return nil, grid, err
+	}
+	e, g := p.engine, &p.look.geometry
+	shape := e.shape(gpu.ElementOf(o.K.DType), g.Dim)
+	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
+	a := &p.params
+	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
+	if e.copies() {
+		if a.keyMap, err = e.tensorMap(&o.K, &shape, box); err != nil {
+			return nil, grid, err
+		}
+		if a.valueMap, err = e.tensorMap(&o.V, &shape, box); err != nil {
+			return nil, grid, err
+		}
+	}
+	p.fill(o, &shape, &c, box)
+	p.args.Reset()
+	cuda.Struct(&p.args, a)
+	p.hold(o)
+	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
+	return e.kernel(&shape, p.look.tileRows, shape.pages(p.look.paged, g.PageTokens)), grid, nil
+}
+
+// hold keeps what a launch of attention uses.
+func (p *Plan) hold(o *Operands) {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.words, p.memory.runs, p.memory.scores} {
+		if b != nil {
+			p.args.Hold(b)
+		}
+	}
+}
+
+// fill writes what kernels are told, but for the tensor maps.
+func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
+	a, g, m := &p.params, &p.look.geometry, &p.memory
+	table := m.table.Address()
+	a.keys, a.values, a.query, a.out, a.lse = o.K.Address(), o.V.Address(), o.Q.Address(), o.Out.Address(), 0
+	if o.LSE.Buffer != nil {
+		a.lse = o.LSE.Address()
+	}
+	a.Work, a.seqs, a.Blind, a.pages = table+uint64(m.sections.works), table+uint64(m.sections.seqs), table+uint64(m.sections.blind), 0
+	if p.look.paged {
+		a.pages = table + uint64(m.sections.pages)
+	}
+	a.opening = table + uint64(m.sections.opening)
+	a.partials, a.counters = m.partials.Address(), m.counters.Address()
+	if m.words != nil {
+		a.meet = meetParams{words: m.words.Address(), runs: m.runs.Address(), count: int32(m.words.Len() / 8)}
+	}
+	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
+	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
+	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
+	a.pageRows, a.headRows, a.pageTokens = int32(g.Key.Page/g.Dim), int32(g.Key.Head/g.Dim), int32(g.PageTokens)
+	group := g.Heads / g.KVHeads
+	a.heads, a.group = int32(g.KVHeads), int32(group)
+	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
+	a.box, a.Rows = int32(box), int32(p.look.tileRows)
+	a.warps, a.Slots, a.rooms, a.parts = int32(c.warps), int32(c.slots), int32(c.rooms), int32(c.parts)
+	a.Causal, a.early, a.streamed = 0, 0, 0
+	if g.Causal {
+		a.Causal = 1
+	}
+	if p.anyAppend && p.appended == [2]gpu.Memory{o.K, o.V} {
+		a.early = 1
+	}
+	if bytes := 2 * p.liveKeys * g.KVHeads * g.Dim * o.K.DType.Size(); bytes > p.engine.info.L2Bytes/2 {
+		a.streamed = 1
+	}
+	a.queryType, a.outType = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType)
+	a.scale, a.perGroup = float32(g.Scale*lean.Log4E), 1/float32(group)
+}
+
+// Append queues the storing of one layer's new keys and values, which are rows
+// of all KV heads, token by token, in the slots of their sequences' last keys:
+// converted to the type of k and v.
+//
+// Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
+// or are the driver's.
+func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV gpu.Memory) error {
+	const op = "append"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.ready(op); err != nil {
+		return err
+	}
+	if p.look.idle {
+		return nil
+	}
+	if !p.appends {
+		return gpu.Errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.look.rows)
+	}
+	g := &p.look.geometry
+	if err := p.checkPages(op, &k, &v); err != nil {
+		return err
+	}
+	width := g.KVHeads * g.Dim
+	if err := newK.Check(op, "the new k", p.look.rows*width); err != nil {
+		return err
+	}
+	if err := newV.Check(op, "the new v", p.look.rows*width); err != nil {
+		return err
+	}
+	if newK.DType != newV.DType {
+		return gpu.Errorf(op, attn.ErrDType, "the new k is %v, the new v %v", newK.DType, newV.DType)
+	}
+	p.newRows = appendParams{
+		newKeys: newK.Address(), newValues: newV.Address(), keys: k.Address(), values: v.Address(),
+		slots:    p.appending().Slots,
+		headRows: int32(g.Key.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
+		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType),
+	}
+	p.args.Reset()
+	cuda.Struct(&p.args, &p.newRows)
+	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
+		p.args.Hold(b)
+	}
+	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.copies()}, &p.args)
+	if err != nil {
+		return err
+	}
+	p.stores(k, v)
+	return nil
+}
+
+// stores notes that the step's new keys and values go to k and v: attention to these may
+// read the older ones before the launch ahead has ended.
+func (p *Plan) stores(k, v gpu.Memory) { p.appended, p.anyAppend = [2]gpu.Memory{k, v}, true }

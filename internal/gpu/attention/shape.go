@@ -1,0 +1,161 @@
+package attention
+
+import (
+	"math/bits"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// What follows mirrors the kernels' struct Shape and the layout of shared memory
+// in Lean::run (kernels/ring.cuh, kernels/lean.cuh).
+
+// headDims are the head dims that there are kernels for.
+var headDims = [...]int{64, 80, 96, 128, 256}
+
+func dimIndex(dim int) int { return slices.Index(headDims[:], dim) }
+
+// Constants of the kernels.
+const (
+	BlockRows = 16 // rows of an output tile: those of a tensor core product
+	MostWarps = 4  // that compute
+	copiers   = 4  // warps that copy, from 9.0 on: two of them fill every second slot
+	finishers = 4  // warps that finish output tiles, on 9.0 alone
+)
+
+const (
+	defaultTile   = 64        // keys
+	mostChunk     = 64        // keys: a LeanTile is whole chunks, whatever the type
+	RingBytes     = 128 << 10 // where there is room for them; kernels have 64 to 128 KB on their way at a time
+	wideRingBytes = 192 << 10 // where rows are longer than a column block, from 9.0 on
+	mostStages    = 6         // of a warp's part of the ring, before 9.0
+	appendThreads = 256
+
+	mostKeyRows    = 1<<31 - 1<<16 // rows are numbers of 32 bits
+	mostPackedRows = 1 << 22       // of a sequence: rows are divided by the group in float32
+
+	// Entries of the block table behind the last one that kernels may load, and
+	// don't use.
+	tableSlack = 64
+)
+
+// shape is what follows from an element type and a head dim.
+type shape struct {
+	element, dim int
+	keys         int // of a chunk
+	blocks       int // column blocks of 128 bytes in a row
+	slot         int // bytes of a chunk's keys and values
+	ring         int // bytes of the ring, where there is room for them
+	query        int // bytes of queries in shared memory
+	width        int // floats between rows of a state in shared memory
+}
+
+// shape is that of the kernels for the engine's GPU: from 9.0 on chunks are larger.
+func (e *Engine) shape(element, dim int) shape {
+	el := &gpu.Elements[element]
+	s := shape{element: element, dim: dim, keys: el.Depth, ring: RingBytes, width: dim + 8}
+	row, more := dim*el.Bytes, 1
+	if e.copies() {
+		more = 2
+		if row > 128 {
+			s.ring = wideRingBytes
+		}
+	}
+	switch {
+	case row <= 128:
+		s.keys *= 2 * more
+	case row <= 256:
+		s.keys *= more
+	}
+	s.blocks = (row + 127) / 128
+	s.slot = 2 * s.blocks * s.keys * 128
+	if row > 256 {
+		if el.Bytes == 2 {
+			s.query = dim / 16 * 32 * 16 * 2
+		} else {
+			s.query = dim / 8 * 32 * 16
+		}
+	}
+	return s
+}
+
+// tiles describes rows of keys to the copy engine. Where rows are whole column
+// blocks, a box can hold all blocks of a chunk.
+func (s *shape) tiles(rows, box int) cuda.Tiles {
+	size := gpu.Elements[s.element].Bytes
+	row, column := uint64(s.dim*size), 128/size
+	t := cuda.Tiles{ElementBytes: size, Box: [3]uint32{uint32(column), uint32(box), 1}}
+	if row%128 == 0 {
+		t.Dims = [3]uint64{uint64(column), uint64(rows), uint64(s.blocks)}
+		t.Strides = [2]uint64{row, 128}
+		if box == s.keys {
+			t.Box[2] = uint32(s.blocks)
+		}
+	} else {
+		t.Dims = [3]uint64{uint64(s.dim), uint64(rows), 1}
+		t.Strides = [2]uint64{row, row * uint64(rows)}
+	}
+	return t
+}
+
+// boxOf is how many keys of a chunk are copied at once: a power of two that divides
+// the chunk and a page.
+func boxOf(chunk int, paged bool, pageTokens int) int {
+	if !paged {
+		return chunk
+	}
+	return min(chunk, pageTokens&-pageTokens)
+}
+
+// pages is how many a chunk lies in: 1 where a page is some chunks, 0 where keys have none, or
+// these are of no power of two of tokens.
+func (s *shape) pages(paged bool, pageTokens int) int {
+	if !paged || pageTokens&(pageTokens-1) != 0 {
+		return 0
+	}
+	return max(s.keys/pageTokens, 1)
+}
+
+// config is how a kernel is launched.
+type config struct {
+	warps   int // that compute
+	slots   int // of the ring, a multiple of warps
+	rooms   int // for the warps' states in shared memory
+	parts   int // log2 of the warps that share a row's partials
+	threads int
+	shared  int // bytes
+}
+
+// configure chooses for output tiles of at most so many rows: as many warps as
+// fit with a ring of two stages each, if they do with two rooms, and then a ring
+// of s.ring bytes, or of what is left.
+func (e *Engine) configure(s shape, rows int) (config, bool) {
+	for warps := MostWarps; warps > 0; warps-- {
+		for rooms := 2; rooms > 0; rooms-- {
+			rest := s.query + rooms*(warps*rows*s.width*4+2*BlockRows*16) + 4*8 + 16
+			room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
+			stages := min(s.ring/s.slot, room) / warps
+			if e.copies() {
+				if warps%2 != 0 {
+					stages &^= 1 // the slots have to be even
+				}
+			} else {
+				stages = min(stages, mostStages)
+			}
+			if stages < 2 {
+				continue
+			}
+			c := config{warps: warps, slots: warps * stages, rooms: rooms, threads: warps * 32}
+			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
+			if e.finishes() {
+				c.threads = (MostWarps + copiers + finishers) * 32
+			} else if e.copies() {
+				c.threads += copiers * 32
+			}
+			c.shared = rest + c.slots*(s.slot+16)
+			return c, true
+		}
+	}
+	return config{}, false
+}

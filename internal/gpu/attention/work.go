@@ -1,0 +1,133 @@
+package attention
+
+import (
+	"math/bits"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// The structs that kernels read (kernels/work.cuh, kernels/append.cuh), field by
+// field.
+
+// sequence is struct Seq.
+type sequence struct {
+	row, queries, keys int32
+	pages              int32 // its first entry of the block table; the page itself where pages hold whole sequences
+}
+
+// work is struct Work: a thread block's LeanTiles.
+type work struct {
+	seq, head, block, tile int32 // the first: its output tile, and its place there
+	tiles                  int32
+	host, sharers          int32 // of the first output tile
+	guests                 int32 // how many have a part of the range's last output tile, if this block hosts it
+	first                  sequence
+
+	wholeSeq, wholeHead, wholeBlock, wholeTiles int32 // a range of whole output tiles, behind the other
+	firstWhole                                  sequence
+}
+
+// together is in wholeSeq of all thread blocks where none has whole output tiles: those
+// that share an output tile merge it together, instead of the last one to arrive.
+const together = -1
+
+// params is struct LaunchParams.
+type params struct {
+	keyMap, valueMap cuda.TensorMap
+	Params
+	meet    meetParams
+	opening uint64  // an address
+	_       [8]byte // up to a multiple of 64, the alignment of maps
+}
+
+// meetParams is struct MeetParams.
+type meetParams struct {
+	words, runs uint64 // addresses
+	count       int32
+	_           [4]byte
+}
+
+// Params is struct Params.
+type Params struct {
+	keys, values, query, out, lse                            uint64 // addresses
+	Work, seqs, pages, Blind, partials, counters             uint64
+	queryRow, queryHead, outRow, outHead, lseRow, lseHead    int64
+	pageRows, headRows, pageTokens                           int32
+	heads, group                                             int32
+	tileShift, box, Rows, warps, Slots, rooms, parts, Causal int32
+	queryType, outType, early, streamed                      int32
+	scale, perGroup                                          float32
+	_                                                        [4]byte
+}
+
+// openingEntries is OPENING: of each thread block, the block table's entries of so many pages
+// that its range begins with are in a list of their own. Kernels for pages load them beside the
+// work that tells which pages these are, instead of behind it.
+const openingEntries = 16
+
+// opening is those of one thread block; -1 where a sequence has no more.
+type opening [openingEntries]int32
+
+var noOpening = opening(slices.Repeat([]int32{-1}, openingEntries))
+
+// packOpenings lists the openings of works, where pages are of a power of two of tokens.
+func packOpenings(works []work, g *attn.Problem, pages []int32, openings []opening) {
+	tile, page := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens))
+	for i := range works {
+		w, o := &works[i], &openings[i]
+		*o = noOpening
+		if w.tiles > 0 {
+			first, end := int(w.tile)<<tile>>page, (int(w.first.keys)-1)>>page+1
+			copy(o[:], pages[int(w.first.pages)+first:int(w.first.pages)+end])
+		}
+	}
+}
+
+// appendParams is struct AppendParams.
+type appendParams struct {
+	newKeys, newValues, keys, values, slots uint64
+	headRows, heads, dim, newType, dtype    int32
+	_                                       [4]byte
+}
+
+// packWorks writes the LeanTiles of a plan that was cut, one work for each thread
+// block; seqs are its sequences.
+func packWorks(p *lean.Plan, seqs []sequence, works []work) {
+	clear(works)
+	if p.Workers() == 0 {
+		return
+	}
+	it := p.Work(0)
+	shared, host, sharers := int64(-1), 0, 0 // the last output tile that was looked up, and whose it is
+	for b := range p.Workers() {
+		it.GoTo(b)
+		k, ok := it.Next()
+		if !ok {
+			continue
+		}
+		w := &works[b]
+		begin, end := p.Range(b)
+		if k.Whole() {
+			shared, host, sharers = -1, b, 1
+		} else if k.Output != shared {
+			shared = k.Output
+			host, _, sharers = p.Sharers(k)
+		}
+		w.seq, w.head, w.block, w.tile = int32(k.Seq), int32(k.Head), int32(k.Block), int32(k.Begin)
+		w.tiles, w.host, w.sharers, w.first = int32(end-begin), int32(host), int32(sharers), seqs[k.Seq]
+		if !k.Host() { // then it is the last output tile of its host
+			works[host].guests = int32(sharers)
+		}
+		whole, last := p.Wholes(b)
+		if whole == last {
+			continue
+		}
+		for at := begin; at < end; k, _ = it.Next() {
+			at += k.End - k.Begin
+		}
+		w.wholeSeq, w.wholeHead, w.wholeBlock, w.wholeTiles, w.firstWhole = int32(k.Seq), int32(k.Head), int32(k.Block), int32(last-whole), seqs[k.Seq]
+	}
+}

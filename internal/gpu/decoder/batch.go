@@ -1,0 +1,199 @@
+package decoder
+
+import (
+	"fmt"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Constants of the kernels (kernels/batch.cuh).
+const (
+	batchThreads = 11 * 32
+	batchTile    = 64                  // rows of W
+	batchBlock   = 64                  // columns of a column block
+	batchStage   = 2 * batchTile * 128 // bytes of a stage of the ring: two column blocks of a tile
+	batchX       = 2 * 128             // bytes of a column block of x, a row
+	batchFixed   = 1024                // bytes of what lies before the ring: barriers, and some floats for each row
+	batchFew     = 8 * 8 * 32          // fours of x that a block keeps in registers, if it is not a wide one
+)
+
+// batchCapability is what these kernels are for. Later GPUs have the same rows as a
+// matrix, or as few.
+const batchCapability = 90
+
+// batchRows are how many rows of x there are kernels for; fewer than leastBatch are few.
+var batchRows = [...]int{8, 16}
+
+const leastBatch = 3
+
+const (
+	// Stages of the ring, as many as there is room for. A block beside another one's has 6 at most.
+	leastBatchStages, someBatchStages, mostBatchStages = 3, 6, 10
+
+	mostBatchSplit = 16 // thread blocks of a cluster
+
+	// What a launch takes, in column blocks of W that one thread block could read:
+	// making operands of a column block of eight rows of x; a tile of each of the two warp
+	// groups, which is as many at least, since its sums have a way to go; and a cluster of
+	// more than 8, for which so many multiprocessors have to be free. The numbers are those
+	// that choose best for 60 layers of OPT-125m to 6.7b in steps of 4, 8 and 16 rows.
+	batchOperands = 2.2
+	batchMeeting  = 8
+	batchLarge    = 26
+
+	// A block that reads no more than this leaves room for one of the next launch, where
+	// it can.
+	batchLittle = 64 << 10
+)
+
+// batchSplits are the thread blocks that a cluster may have. One block is no cluster,
+// and may not send.
+var batchSplits = [...]int{2, 4, 8, mostBatchSplit}
+
+// batches are the kernels for weights of a type: not wide ones, and wide ones.
+type batches [len(batchRows)][2]*cuda.Function
+
+// loadBatches loads the kernels of a type from the module of matrices.
+func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
+	var k batches
+	for i, rows := range batchRows {
+		for wide, suffix := range [...]string{"", "_wide"} {
+			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("batch_%s_%d%s", gpu.Elements[element].Name, rows, suffix))
+			if err != nil {
+				return err
+			}
+			if err := f.SetLargeClusters(); err != nil {
+				return err
+			}
+			k[i][wide] = f
+		}
+	}
+	d.batches[element] = &k
+	return nil
+}
+
+// batchLaunch is how a launch looks.
+type batchLaunch struct {
+	kind            int // an index of batchRows
+	wide            int // 1: a block's slice of x is
+	split, clusters int
+	stages, shared  int
+}
+
+// configureBatch says how a Linear of the rows of a batch is launched, if it is one:
+// how many thread blocks a cluster has is chosen by what the busiest block does.
+func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err error) {
+	element := gpu.ElementOf(o.Parts[0].W.DType)
+	if element < 0 || d.batches[element] == nil || o.Rows < leastBatch || o.Rows > batchRows[len(batchRows)-1] {
+		return best, false, nil
+	}
+	kind := 0
+	for batchRows[kind] < o.Rows {
+		kind++
+	}
+	all, tiles, least := gpu.Ceil(o.In, batchBlock), o.tilesOf(batchTile), 0.0
+	for _, split := range d.splits {
+		l := batchLaunch{kind: kind, split: split}
+		blocks := gpu.Ceil(all, split)
+		if blocks*batchBlock/4*batchRows[kind] > batchFew {
+			l.wide = 1
+		}
+		reads := gpu.Ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * batchStage / 2
+		if l.shared, l.stages = d.batchRoom(batchRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
+			continue
+		}
+		n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.batches[element][kind][l.wide], clusterGrid(1, split, batchThreads, l.shared, true))
+		if err != nil {
+			return best, false, err
+		}
+		if l.clusters = min(n, tiles); l.clusters == 0 {
+			continue
+		}
+		cost := l.cost(tiles, blocks)
+		if !ok || cost < least {
+			best, least, ok = l, cost, true
+		}
+	}
+	return best, ok, nil
+}
+
+// cost is what a launch of so many tiles takes, whose blocks have so many column blocks of
+// each: in the mean of all clusters, since one that is done early makes room for the next
+// launch.
+func (l *batchLaunch) cost(tiles, blocks int) float64 {
+	each, more := tiles/l.clusters, tiles%l.clusters
+	of := func(tiles int) int { return tiles*blocks + gpu.Ceil(tiles, 2)*max(batchMeeting-blocks, 0) }
+	cost := float64(of(each)*(l.clusters-more)+of(each+1)*more)/float64(l.clusters) + float64(blocks*batchRows[l.kind]/8)*batchOperands
+	if l.split > mostSplit {
+		cost += batchLarge
+	}
+	return cost
+}
+
+// batchRoom is the shared memory of a launch whose blocks read so many bytes of weights,
+// and the stages of its ring, 0 where it does not fit. It is more than half of what there
+// is: where two blocks fit on a multiprocessor, the next launch's clusters gather on the
+// first ones that are free, two blocks on each, and the others have nothing to do. Not so
+// where there is little to read: then what counts is that the next launch's blocks have
+// begun.
+func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, stages int) {
+	const partials = 2 * batchTile // floats a row of x, in two places
+	mine := partials * rows
+	if norm { // before there are partials: its moments, and gamma and beta
+		mine = max(mine, 2*mostBatchSplit*rows+2*blocks*batchBlock)
+	}
+	rest := batchFixed + blocks*rows*batchX + 4*(partials*rows+mine)
+	if n := (sharedBeside - rest) / batchStage; reads <= batchLittle && n >= leastBatchStages {
+		stages = min(n, someBatchStages)
+		return rest + stages*batchStage, stages
+	}
+	stages = min((d.info.SharedPerBlockMost-rest)/batchStage, mostBatchStages)
+	if stages < leastBatchStages {
+		return 0, 0
+	}
+	return max(rest+stages*batchStage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
+}
+
+// batchParams is struct BatchParams.
+type batchParams struct {
+	x cuda.TensorMap
+	linearParams
+	keep  batchKeep
+	pairs int32
+	_     [4]byte
+}
+
+// batchKeep is struct BatchKeep.
+type batchKeep struct {
+	cache         [mostParts]uint64
+	slots, ahead  uint64
+	headRows, dim int32
+	pageBytes     int32
+	_             [4]byte
+}
+
+// batch queues a Linear of the rows of a batch, which was checked: and has it keep what
+// it makes in a cache.
+func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep, cache ...gpu.Memory) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := batchParams{linearParams: linearParams{x: o.X.Address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
+	var err error
+	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, batchRows[l.kind]); err != nil {
+		return err
+	}
+	// Two column blocks side by side in a box come 5% faster than by a box each.
+	pairs := o.In%(2*batchBlock*l.split) == 0
+	if pairs {
+		p.pairs = 1
+	}
+	if err := d.linearArgs(&p.linearParams, o, o.Norm, 0, batchTile, pairs); err != nil {
+		return err
+	}
+	cuda.Struct(&d.args, &p)
+	d.hold(o.X)
+	d.hold(cache...)
+	f := d.batches[gpu.ElementOf(o.Parts[0].W.DType)][l.kind][l.wide]
+	return f.Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
+}

@@ -1,0 +1,319 @@
+package decoder
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
+)
+
+// Chain is layers of a decode step that one launch does, one behind the other:
+// linear layers of few rows, and attention that appends. It may begin with rows of
+// tables, and end with the most likely token of each row of logits. It is made of the
+// calls that would queue them: Gather, Linear, Attend and Choose say whether they have
+// taken what they were given, which then waits for Queue. Not for several goroutines
+// at once.
+//
+// A chain keeps what it was given: the arguments of its layers are those of the
+// time when they were taken, as if they were queued.
+type Chain struct {
+	d       *Decoder
+	plan    *attention.Plan // nil: no attention yet
+	element int             // of weights, keys and values
+	dim     int             // of heads; 0: no attention yet
+	chunk   attention.Chunk // of its attention
+	rows    int             // of x
+	layers  []chainPart
+	made    map[uint64]madeBy // by address
+	read    map[int64]bool    // of tagged floats, from where on a layer reads them
+	claims                    // of plain memory
+	floats  int64             // that are tagged
+	needs   chainNeeds
+	front   *Gathers // nil: none
+	back    *Samples // nil: none yet
+
+	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
+	texts       []chainLayer // of text, until Upload
+	feeds       []chainFeed
+}
+
+// chainPart is a layer: one of the two.
+type chainPart struct {
+	linear  *chainLinear
+	weights []LinearPart
+	attend  *chainAttention
+	maps    [mostParts]cuda.TensorMap // of keys and values
+	alone   func(*cuda.Stream) error  // queues it as a launch of its own
+}
+
+// madeBy says where a layer's output is among the tagged floats.
+type madeBy struct {
+	at       int64
+	elements int
+}
+
+// span is a range of device memory, in bytes.
+type span struct{ from, to uint64 }
+
+func (s span) meets(list []span) bool {
+	for _, o := range list {
+		if s.from < o.to && o.from < s.to {
+			return true
+		}
+	}
+	return false
+}
+
+func spanOf(m *gpu.Memory, elements int) span {
+	return span{m.Address(), m.Address() + uint64(elements*m.DType.Size())}
+}
+
+// wordsOf is the words of so many tagged floats: an even number, since two are read
+// at once.
+func wordsOf(floats int) int64 { return int64(gpu.Ceil(floats, 2) * 2) }
+
+// source is where a layer reads memory: tagged floats if a layer of the chain
+// makes it, else the memory as it is. ok is false for what is partly made here.
+func (c *Chain) source(m *gpu.Memory, elements int) (at int64, tagged, ok bool) {
+	if made, is := c.made[m.Address()]; is {
+		return made.at, true, made.elements == elements
+	}
+	return 0, false, !spanOf(m, elements).meets(c.writes)
+}
+
+// chainMost is how many rows a chain is for: where there are kernels for the rows of a
+// batch, their launches are faster from there on.
+func (d *Decoder) chainMost(element int) int {
+	if d.batches[element] != nil {
+		return leastBatch - 1
+	}
+	return chainRows
+}
+
+// Gather takes rows of tables, as the first that the chain does.
+func (c *Chain) Gather(g *Gathers) bool {
+	f, result := &g.first, g.result()
+	if c.front != nil || len(c.layers) > 0 || f.Rows > chainRows || f.N%2 != 0 || f.Residual.Buffer != nil {
+		return false
+	}
+	var reads, writes []span
+	var holds []gpu.Memory
+	for _, o := range g.all() {
+		ids := o.ids()
+		reads = append(reads, spanOf(&o.Table, o.TableRows*o.N), spanOf(&ids, o.Rows))
+		writes = append(writes, spanOf(&o.Y, o.Rows*o.N))
+		holds = append(holds, o.Table, o.IDs, o.Y)
+	}
+	if !c.apart(reads, writes) {
+		return false
+	}
+	c.made[result.Address()] = madeBy{c.floats, f.Rows * f.N}
+	c.floats += wordsOf(f.Rows * f.N)
+	c.claim(reads, writes, holds...)
+	c.front, c.rows = g, f.Rows
+	return true
+}
+
+// Choose takes the choice of the most likely token of each row of what the last layer
+// makes. Nothing comes behind it.
+func (c *Chain) Choose(o *Samples) bool {
+	if len(c.layers) == 0 || c.back != nil || o.check("choose") != nil || o.Settings.Buffer != nil {
+		return false
+	}
+	last := &c.layers[len(c.layers)-1]
+	if last.linear == nil || len(last.weights) != 1 || o.Rows != c.rows || o.Vocab != last.weights[0].Out || o.Stride != o.Vocab || o.Logits.Address() != last.weights[0].Y.Address() {
+		return false
+	}
+	at := o.IDs.Address()
+	ids := span{at, at + uint64(4*o.Rows)}
+	if !c.apart(nil, []span{ids}) {
+		return false
+	}
+	own := *o
+	c.back = &own
+	c.claim(nil, []span{ids}, o.Logits, gpu.Memory{Buffer: o.IDs.Buffer})
+	return true
+}
+
+// Linear takes a layer if the chain can do it behind those that it has. What is
+// wrong with its operands is left to [Decoder.Linear].
+func (c *Chain) Linear(o *Linear) bool {
+	if c.back != nil || o.check() != nil {
+		return false
+	}
+	element := gpu.ElementOf(o.Parts[0].W.DType)
+	if gpu.Elements[element].Bytes != 2 || o.Rows > c.d.chainMost(element) || o.In%chainColumns != 0 || c.element >= 0 && c.element != element || c.rows > 0 && c.rows != o.Rows {
+		return false
+	}
+	needs := c.needsWith(o)
+	if !c.fits(element, c.dim, &needs, 0) {
+		return false
+	}
+	p := &chainLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
+	part := chainPart{linear: p}
+	x, tagged, ok := c.source(&o.X, o.Rows*o.In)
+	if !ok {
+		return false
+	}
+	var reads, writes []span
+	read := func(m *gpu.Memory, elements int) uint64 {
+		if m.Buffer == nil {
+			return 0
+		}
+		reads = append(reads, spanOf(m, elements))
+		return m.Address()
+	}
+	// Addresses of tagged floats are offsets until there is memory: plus one, since 0 is none.
+	if tagged {
+		p.tagged = uint64(x) + 1
+	} else {
+		p.x = read(&o.X, o.Rows*o.In)
+	}
+	if o.Residual.Buffer != nil {
+		at, tagged, ok := c.source(&o.Residual, o.Rows*o.Parts[0].Out)
+		if !ok {
+			return false
+		}
+		if tagged {
+			p.residualTagged = uint64(at) + 1
+		} else {
+			p.residual = read(&o.Residual, o.Rows*o.Parts[0].Out)
+		}
+	}
+	if o.Norm != nil {
+		p.norm, p.eps = 1, float32(o.Norm.Eps)
+		p.gamma, p.beta = read(&o.Norm.Gamma, o.In), read(&o.Norm.Beta, o.In)
+	}
+	p.activation = int32(o.Activation)
+	holds := []gpu.Memory{o.X, o.Residual}
+	if o.Norm != nil {
+		holds = append(holds, o.Norm.Gamma, o.Norm.Beta)
+	}
+	tiles, floats := 0, c.floats
+	for i := range mostParts {
+		if i < len(o.Parts) {
+			q := &o.Parts[i]
+			p.b[i] = read(&q.B, q.Out)
+			read(&q.W, q.Out*o.In)
+			p.y[i], p.out[i] = q.Y.Address(), int32(q.Out)
+			p.made[i] = uint64(floats) + 1
+			floats += wordsOf(o.Rows * q.Out)
+			writes = append(writes, spanOf(&q.Y, o.Rows*q.Out))
+			tiles += gpu.Ceil(q.Out, chainTile)
+			holds = append(holds, q.W, q.B, q.Y)
+		}
+		p.tiles[i] = int32(tiles)
+	}
+	if !c.apart(reads, writes) {
+		return false
+	}
+	for _, at := range [...]uint64{p.tagged, p.residualTagged} {
+		if at != 0 {
+			c.read[int64(at)-1] = true
+		}
+	}
+	for i := range o.Parts {
+		c.made[o.Parts[i].Y.Address()] = madeBy{int64(p.made[i]) - 1, o.Rows * o.Parts[i].Out}
+	}
+	own := *o
+	own.Parts = append([]LinearPart(nil), o.Parts...)
+	part.weights, part.alone = own.Parts, func(s *cuda.Stream) error { return c.d.Linear(s, &own) }
+	c.take(part, reads, writes, holds)
+	c.element, c.rows, c.floats, c.needs = element, o.Rows, floats, needs
+	return true
+}
+
+func (c *Chain) take(p chainPart, reads, writes []span, holds []gpu.Memory) {
+	c.layers = append(c.layers, p)
+	c.claim(reads, writes, holds...)
+}
+
+// claims are what a chain's layers do with memory.
+type claims struct {
+	reads, writes []span
+	holds         []*cuda.Buffer
+}
+
+// apart says whether a layer reads nothing that the chain writes elsewhere, and
+// writes nothing that it reads or writes: plain memory is written in no order.
+func (c *claims) apart(reads, writes []span) bool {
+	for _, s := range reads {
+		if s.meets(c.writes) || s.meets(writes) {
+			return false
+		}
+	}
+	for i, s := range writes {
+		if s.meets(c.reads) || s.meets(c.writes) || s.meets(writes[:i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// claim adds a layer's.
+func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
+	c.reads, c.writes = append(c.reads, reads...), append(c.writes, writes...)
+	for i := range holds {
+		if b := holds[i].Buffer; b != nil {
+			c.holds = append(c.holds, b)
+		}
+	}
+}
+
+// Attend takes the append of new keys and values, and the attention to them and
+// those before, if the chain makes q, k and v and can do it: where no sequence has
+// more than one new token, nor a KV head more than 16 query heads.
+func (c *Chain) Attend(p *attention.Plan, o *attention.Operands, newK, newV gpu.Memory) bool {
+	if c.back != nil || c.plan != nil && c.plan != p || c.element < 0 || gpu.ElementOf(o.K.DType) != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+		return false
+	}
+	if o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
+		return false
+	}
+	return p.FuseAttention(o, func(a *attention.Attending) bool { return c.attend(p, a, o, newK, newV) })
+}
+
+// attend is Attend of what the plan offers.
+func (c *Chain) attend(p *attention.Plan, a *attention.Attending, o *attention.Operands, newK, newV gpu.Memory) bool {
+	g := a.Problem
+	if !canChain.Does(g) || chainDim(g.Dim) < 0 {
+		return false
+	}
+	// One token a sequence, so that all output tiles have as many rows, and each KV
+	// head of a sequence is one of them: a host waits for all rows of the others'
+	// partials, and who has the last chunk has the new keys, which nobody else may need.
+	if group := g.Heads / g.KVHeads; a.TileRows != group || group == attention.BlockRows && a.Rows > 1 {
+		return false
+	}
+	width := a.Rows * g.KVHeads * g.Dim
+	q, tagged, ok := c.source(&o.Q, a.QueryLen)
+	k, taggedK, okK := c.source(&newK, width)
+	v, taggedV, okV := c.source(&newV, width)
+	if !(ok && okK && okV && tagged && taggedK && taggedV) {
+		return false
+	}
+	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
+	if !c.fits(c.element, g.Dim, &c.needs, a.Chunk.Room(a.TileRows, attention.MostWarps)) || !c.apart(nil, writes) {
+		return false
+	}
+	layer := &chainAttention{
+		p:     a.Params,
+		links: links{query: uint64(q) + 1, newKeys: uint64(k) + 1, newValues: uint64(v) + 1, out: uint64(c.floats) + 1, slots: a.Slots},
+	}
+	layer.p.Causal = 0 // a sequence has one new token, which sees all keys
+	part := chainPart{attend: layer, maps: [mostParts]cuda.TensorMap{a.Maps[0], a.Maps[1]}}
+	own := *o
+	part.alone = func(s *cuda.Stream) error {
+		if err := p.Append(s, own.K, own.V, newK, newV); err != nil {
+			return err
+		}
+		return p.Run(s, &own)
+	}
+	c.read[q], c.read[k], c.read[v] = true, true, true
+	c.made[o.Out.Address()] = madeBy{c.floats, a.OutLen}
+	c.floats += wordsOf(a.OutLen)
+	c.take(part, nil, writes, []gpu.Memory{o.Q, o.Out, o.K, o.V, newK, newV,
+		{Buffer: a.Table}, {Buffer: a.Workspace[0]}, {Buffer: a.Workspace[1]}})
+	c.plan, c.dim, c.chunk = p, g.Dim, a.Chunk
+	return true
+}

@@ -1,0 +1,612 @@
+package decoder
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/choose"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// stack is the layers of a decode step, as nodes would queue them: of each block
+// q, k and v, attention, its projection, and two layers behind each other, with
+// residuals and norms.
+type stack struct {
+	m       *machine
+	d       *Decoder
+	plan    *attention.Plan
+	rows    int
+	x       gpu.Memory
+	front   []*Gather // one, or two of which the second one adds
+	ops     []stackOp
+	back    *Samples // nil: none
+	kv      attn.DType
+	outs    []gpu.Memory // of all layers, in order
+	cache   []gpu.Memory
+	all     []*cuda.Buffer
+	bytes   int                // of weights, keys and values
+	set     func(t testing.TB) // builds the plan, as each step does
+	problem attn.Problem       // of attention
+}
+
+// stackOp is a linear layer, or attention.
+type stackOp struct {
+	linear     *Linear
+	operands   attention.Operands
+	newK, newV gpu.Memory
+}
+
+type stackShape struct {
+	rows, blocks, heads, kvHeads, dim, inner, vocabulary, pageTokens int
+	keys                                                             []int // of each row's sequence; 0: it has none
+	kv                                                               attn.DType
+	linear                                                           bool // no attention: what comes after it reads q
+	tables                                                           int  // that x is gathered from: 0, 1 or 2
+	choose                                                           bool // tokens, of logits
+	nobody                                                           bool // the last row's id is not in the table
+	gelu                                                             bool // instead of ReLU
+}
+
+// newStack makes one. rng nil: the numbers do not matter.
+func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShape) *stack {
+	s := &stack{m: m, d: d, plan: m.engine.NewPlan(), rows: sh.rows, kv: sh.kv}
+	keep := func(x gpu.Memory) gpu.Memory {
+		s.all = append(s.all, x.Buffer)
+		return x
+	}
+	random := func(d attn.DType, n int, scale float64) gpu.Memory {
+		if rng != nil {
+			return keep(m.random(t, rng, d, n, scale).Memory)
+		}
+		b, err := m.Dev.NewBuffer(int64(n * d.Size()))
+		noError(t, err)
+		noError(t, b.Set(0, 0x11, b.Len()))
+		return keep(gpu.Memory{Buffer: b, DType: d, Len: n})
+	}
+	out := func(n int) gpu.Memory {
+		y := keep(m.empty(t, n))
+		s.outs = append(s.outs, y)
+		return y
+	}
+	hidden, kvWidth := sh.heads*sh.dim, sh.kvHeads*sh.dim
+	var seqs []attn.Sequence
+	pages := 0
+	for row, keys := range sh.keys {
+		if keys == 0 {
+			continue
+		}
+		q := attn.Sequence{Row: row, Queries: 1, Keys: keys}
+		for range gpu.Ceil(keys, sh.pageTokens) {
+			q.Pages = append(q.Pages, int32(pages))
+			pages++
+		}
+		seqs = append(seqs, q)
+		s.bytes += 2 * keys * kvWidth * sh.kv.Size() * sh.blocks
+	}
+	if rng != nil {
+		names := rng.Perm(pages)
+		for i := range seqs {
+			for j := range seqs[i].Pages {
+				seqs[i].Pages[j] = int32(names[seqs[i].Pages[j]])
+			}
+		}
+	}
+	key := attn.PageStrides{Page: sh.pageTokens * kvWidth, Head: sh.pageTokens * sh.dim, Row: sh.dim}
+	g := attn.Problem{
+		Heads: sh.heads, KVHeads: sh.kvHeads, Dim: sh.dim, ValueDim: sh.dim, KV: sh.kv, Scale: 1 / math.Sqrt(float64(sh.dim)), Mask: attn.Mask{Causal: true},
+		PageTokens: sh.pageTokens, Key: key, Value: key,
+		Query: attn.Strides{Row: hidden, Head: sh.dim}, Out: attn.Strides{Row: hidden, Head: sh.dim},
+	}
+	s.problem = g
+	s.set = func(t testing.TB) {
+		t.Helper()
+		noError(t, s.plan.Build(g, seqs, sh.rows))
+		noError(t, s.plan.Upload(m.Stream))
+	}
+	s.set(t)
+
+	linear := func(x gpu.Memory, in int, norm bool, f attn.Activation, residual gpu.Memory, outs ...int) []gpu.Memory {
+		o := &Linear{Rows: sh.rows, In: in, X: x, Activation: f, Residual: residual, Early: true}
+		if norm {
+			o.Norm = &Norm{Gamma: random(attn.Float32, in, 1), Beta: random(attn.Float32, in, 0.1), Eps: 1e-5}
+		}
+		var ys []gpu.Memory
+		for _, n := range outs {
+			p := LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in))), B: random(attn.Float32, n, 0.1), Y: out(sh.rows * n), Out: n}
+			s.bytes += n * in * sh.kv.Size()
+			o.Parts = append(o.Parts, p)
+			ys = append(ys, p.Y)
+		}
+		scratch, err := d.Scratch(o)
+		noError(t, err)
+		if scratch > 0 {
+			o.Scratch = keep(m.empty(t, scratch))
+		}
+		s.ops = append(s.ops, stackOp{linear: o})
+		return ys
+	}
+	var x gpu.Memory
+	for i := range sh.tables {
+		const rows = 9
+		ids := make([]int32, sh.rows)
+		if rng != nil {
+			for j := range ids {
+				ids[j] = rng.Int32N(rows)
+			}
+		}
+		if sh.nobody {
+			ids[len(ids)-1] = rows
+		}
+		kind := sh.kv
+		if i == 1 {
+			kind = attn.Float32
+		}
+		s.front = append(s.front, &Gather{Rows: sh.rows, N: hidden, TableRows: rows, Table: random(kind, rows*hidden, 1), IDs: keep(m.Put(t, gpu.BytesOf(ids), attn.Float32)), Residual: x, Y: out(sh.rows * hidden)})
+		x = s.front[i].Y
+	}
+	if sh.tables == 0 {
+		x = random(attn.Float32, sh.rows*hidden, 1)
+	}
+	s.x = x
+	var none gpu.Memory
+	activation := attn.ReLU
+	if sh.gelu {
+		activation = attn.GELU
+	}
+	for range sh.blocks {
+		qkv := linear(x, hidden, true, attn.NoActivation, none, hidden, kvWidth, kvWidth)
+		a := qkv[0]
+		n := max(pages, 1) * sh.pageTokens * kvWidth
+		if !sh.linear {
+			k, v := random(sh.kv, n, 1), random(sh.kv, n, 1)
+			s.cache = append(s.cache, k, v)
+			a = out(sh.rows * hidden)
+			s.ops = append(s.ops, stackOp{operands: attention.Operands{Q: qkv[0], Out: a, K: k, V: v}, newK: qkv[1], newV: qkv[2]})
+		}
+		x = linear(a, hidden, false, attn.NoActivation, x, hidden)[0]
+		h := linear(x, hidden, true, activation, none, sh.inner)[0]
+		x = linear(h, sh.inner, false, attn.NoActivation, x, hidden)[0]
+	}
+	if sh.vocabulary > 0 {
+		logits := linear(x, hidden, true, attn.NoActivation, none, sh.vocabulary)[0]
+		if sh.choose {
+			ids := keep(m.empty(t, sh.rows))
+			s.back = &Samples{Logits: logits, Rows: sh.rows, Vocab: sh.vocabulary, Stride: sh.vocabulary, IDs: gpu.Bytes{Buffer: ids.Buffer, Offset: ids.Offset}}
+		}
+	}
+	return s
+}
+
+// launches queues every layer by itself.
+func (s *stack) launches() error { return s.launchesOf(true, true) }
+
+// launchesOf queues linear layers, or attention, or both.
+func (s *stack) launchesOf(linear, attention bool) error {
+	return s.between(func() error { return s.layersOf(linear, attention) })
+}
+
+// between queues what there is before and behind the layers too.
+func (s *stack) between(layers func() error) error {
+	for _, o := range s.front {
+		if err := s.d.Gather(s.m.Stream, o); err != nil {
+			return err
+		}
+	}
+	if err := layers(); err != nil {
+		return err
+	}
+	if s.back == nil {
+		return nil
+	}
+	return s.d.Sampler.Run(s.m.Stream, s.back)
+}
+
+func (s *stack) layersOf(linear, attention bool) error {
+	for i := range s.ops {
+		o := &s.ops[i]
+		if o.linear != nil && !linear || o.linear == nil && !attention {
+			continue
+		}
+		if o.linear != nil {
+			if err := s.d.Linear(s.m.Stream, o.linear); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := s.plan.Append(s.m.Stream, o.operands.K, o.operands.V, o.newK, o.newV); err != nil {
+			return err
+		}
+		if err := s.plan.Run(s.m.Stream, &o.operands); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chain takes all layers.
+func (s *stack) chain(t testing.TB) *Chain {
+	c := s.d.NewChain()
+	if c == nil {
+		t.Skip("no chains on this GPU")
+	}
+	if len(s.front) > 0 {
+		g := s.d.NewGathers(s.front[0])
+		for _, o := range s.front[1:] {
+			if !g.Then(o) {
+				t.Fatal("a second table was not taken")
+			}
+		}
+		if !c.Gather(g) {
+			t.Fatal("rows of tables were not taken")
+		}
+	}
+	for i := range s.ops {
+		o := &s.ops[i]
+		var taken bool
+		if o.linear != nil {
+			taken = c.Linear(o.linear)
+		} else {
+			taken = c.Attend(s.plan, &o.operands, o.newK, o.newV)
+		}
+		if !taken {
+			t.Fatalf("layer %d was not taken", i)
+		}
+	}
+	if s.back != nil && !c.Choose(s.back) {
+		t.Fatal("the choice was not taken")
+	}
+	return c
+}
+
+// projected queues the layers of a batch as a recording does: the launches that make new
+// keys and values store them.
+func (s *stack) projected(t testing.TB) error {
+	return s.between(func() error { return s.layersProjected(t) })
+}
+
+func (s *stack) layersProjected(t testing.TB) error {
+	for i := range s.ops {
+		o := &s.ops[i]
+		if o.linear == nil {
+			if err := s.plan.Run(s.m.Stream, &o.operands); err != nil {
+				return err
+			}
+			continue
+		}
+		p := s.d.NewProjection(o.linear)
+		if (p == nil) != (len(o.linear.Parts) == 1) {
+			t.Fatalf("layer %d has %d parts, and is a projection: %v", i, len(o.linear.Parts), p != nil)
+		}
+		if p == nil {
+			if err := s.d.Linear(s.m.Stream, o.linear); err != nil {
+				return err
+			}
+			continue
+		}
+		if next := &s.ops[i+1]; next.linear == nil && !p.Append(s.plan, next.operands.K, next.operands.V, next.newK, next.newV) {
+			t.Fatalf("the append of layer %d was not taken", i)
+		}
+		if err := p.Queue(s.m.Stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// captured makes a graph of the chain, or of a batch's launches, which is none.
+func (s *stack) captured(t testing.TB) (c *Chain, g *cuda.Graph) {
+	queue := func() error { return s.projected(t) }
+	if s.rows <= s.d.chainMost(gpu.ElementOf(s.kv)) {
+		c = s.chain(t)
+		queue = func() error { return c.Queue(s.m.Stream) }
+	}
+	g, err := s.m.Stream.Capture(queue)
+	noError(t, err)
+	if c != nil {
+		noError(t, c.Upload())
+		s.set(t)
+	}
+	return c, g
+}
+
+func (s *stack) close(t testing.TB) {
+	noError(t, s.plan.Close())
+	for _, b := range s.all {
+		noError(t, b.Close())
+	}
+}
+
+func (s *stack) poison(t testing.TB) {
+	for i := range s.outs {
+		noError(t, s.outs[i].Buffer.Set(0, 0xff, s.outs[i].Buffer.Len()))
+	}
+	if s.back != nil {
+		noError(t, s.back.IDs.Buffer.Set(0, 0xaa, s.back.IDs.Buffer.Len()))
+	}
+}
+
+func TestGPUChain(t *testing.T) {
+	m, d := realDecoder(t)
+	testChain(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false)
+}
+
+func TestGPUChainLinear(t *testing.T) {
+	m, d := realDecoder(t)
+	testChain(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, true)
+}
+
+func TestGPUProjection(t *testing.T) {
+	m, d := realDecoder(t)
+	testProjection(t, m, d, testgpu.OrShort(40, 6), 5000, 8192)
+}
+
+// Contexts that go round a thread block's ring many times, and not in whole rounds.
+func TestGPUChainLong(t *testing.T) {
+	m, d := realDecoder(t)
+	rng := reftest.Rand(t)
+	for i, sh := range []stackShape{
+		{rows: 1, heads: 8, kvHeads: 8, dim: 64, keys: []int{33001}},
+		{rows: 2, heads: 16, kvHeads: 8, dim: 128, keys: []int{17003, 3}},
+	} {
+		sh.blocks, sh.inner, sh.pageTokens, sh.kv = 2, 512, 64, attn.Float16
+		testSplits(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+	}
+}
+
+// testChain runs random stacks, with contexts of up to so many keys, and outputs of
+// attention of up to so many elements.
+func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int, linear bool) {
+	rng := reftest.Rand(t)
+	defer d.withoutBatches()()
+	shared := d.info.SharedPerBlockMost
+	defer func() { d.info.SharedPerBlockMost = shared }()
+	for i := range cases {
+		d.info.SharedPerBlockMost = min(shared, testgpu.Pick(rng, 180, 205, 227)<<10) // rings of several lengths
+		dim, group := chainDims[len(chainDims)-1-i%len(chainDims)], testgpu.Pick(rng, 1, 1, 2, 4)
+		kvHeads := min(testgpu.Pick(rng, 1, 2, 3, 12), widest/dim/group)
+		sh := stackShape{
+			rows: 1 + i%chainRows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
+			inner: 128 * testgpu.Pick(rng, 1, 3, 8, 16, 17, 32, 33), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
+			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: linear,
+		}
+		for sh.heads*sh.dim%128 != 0 {
+			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
+		}
+		sh.gelu = ((i+1)/2+i/chainRows)%2 == 1 // of all rows and both types in turn
+		sh.tables, sh.choose = i/2%3, sh.vocabulary > 0 && rng.IntN(4) > 0
+		sh.nobody = sh.tables > 0 && rng.IntN(4) == 0
+		for range sh.rows {
+			sh.keys = append(sh.keys, min(testgpu.Pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
+		}
+		testSplits(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+	}
+}
+
+// testSplits is testStack of chains of blocks, and of pairs of them where there are any.
+func testSplits(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
+	defer func(least int) { d.leastPairs = least }(d.leastPairs)
+	d.leastPairs = math.MaxInt
+	testStack(t, m, d, rng, name, sh)
+	if d.chain == nil || d.chain.pairs[gpu.ElementOf(sh.kv)] == nil {
+		t.Log("no pairs on this GPU")
+	} else if sh.dim == pairsDim || sh.linear {
+		d.leastPairs = 0
+		testStack(t, m, d, rng, name+", pairs", sh)
+	}
+}
+
+// withoutBatches leaves a chain all the rows that it can take, as on GPUs that have no
+// kernels for a batch's; what it returns takes that back.
+func (d *Decoder) withoutBatches() func() {
+	all := d.batches
+	d.batches = [len(gpu.Elements)]*batches{}
+	return func() { d.batches = all }
+}
+
+// testProjection runs random stacks of a batch's rows.
+func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
+	if d.batches[gpu.ElementOf(attn.Float16)] == nil {
+		t.Skip("no kernels for the rows of a batch on this GPU")
+	}
+	rng := reftest.Rand(t)
+	defer func(all []int) { d.splits = all }(d.splits)
+	for i := range cases {
+		d.splits = batchSplits[:]
+		if i%3 == 2 { // that of the widest x
+			d.splits = batchSplits[len(batchSplits)-1:]
+		}
+		kvHeads := testgpu.Pick(rng, 1, 2, 4, 12)
+		sh := stackShape{
+			rows: leastBatch + rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
+			inner: min(8*testgpu.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
+			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
+		}
+		sh.choose = sh.vocabulary > 0 && i%2 == 0
+		for range sh.rows {
+			sh.keys = append(sh.keys, min(testgpu.Pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
+		}
+		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
+	}
+}
+
+// testStack compares a chain with launches, and its bits in three runs. What is no chain
+// has the bits of launches.
+func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
+	s := newStack(t, m, d, rng, sh)
+	var before [][]byte
+	for j := range s.cache {
+		before = append(before, testgpu.Read(t, &s.cache[j]))
+	}
+	noError(t, s.launches())
+	m.Settle(t)
+	var want, wantCache [][]byte
+	for j := range s.outs {
+		want = append(want, testgpu.Read(t, &s.outs[j]))
+	}
+	for j := range s.cache {
+		wantCache = append(wantCache, testgpu.Read(t, &s.cache[j]))
+		noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
+	}
+	chain, g := s.captured(t)
+	var first [][]byte
+	if chain == nil {
+		first = want
+	}
+	for run := range 3 {
+		s.poison(t)
+		noError(t, m.Stream.Launch(g))
+		m.Settle(t)
+		for j := range s.outs {
+			got := testgpu.Read(t, &s.outs[j])
+			if run > 0 || chain == nil {
+				if !bytes.Equal(got, first[j]) {
+					t.Fatalf("%s: output %d of run %d differs from another run's", name, j, run)
+				}
+				continue
+			}
+			first = append(first, got)
+			bound := 4e-3
+			if sh.kv == attn.BFloat16 {
+				bound = 3e-2
+			}
+			closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], attn.Float32, bound)
+		}
+		s.checkChoice(t, name)
+	}
+	for j := range s.cache {
+		got := testgpu.Read(t, &s.cache[j])
+		if chain == nil && !bytes.Equal(got, wantCache[j]) {
+			t.Fatalf("%s: cache %d differs from what launches store", name, j)
+		}
+		closeTo(t, fmt.Sprintf("%s: cache %d", name, j), got, wantCache[j], sh.kv, 3e-2)
+	}
+	noError(t, g.Close())
+	if chain != nil {
+		noError(t, chain.Close())
+	}
+	s.close(t)
+}
+
+// checkChoice: the ids are those of the logits that there are, and nothing else has been
+// written.
+func (s *stack) checkChoice(t testing.TB, name string) {
+	t.Helper()
+	if s.back == nil {
+		return
+	}
+	ids := make([]byte, s.back.IDs.Buffer.Len())
+	noError(t, s.back.IDs.Buffer.Download(ids, 0))
+	logits := testgpu.Read(t, &s.back.Logits)
+	for at := 0; at+4 <= len(ids); at += 4 {
+		row, want := (at-int(s.back.IDs.Offset))/4, int32(-0x55555556)
+		if at >= int(s.back.IDs.Offset) && row < s.rows {
+			x := make([]float32, s.back.Vocab)
+			for i := range x {
+				x[i] = float32(testgpu.Get(logits, row*s.back.Vocab+i, attn.Float32))
+			}
+			want = int32(choose.Largest(x))
+		}
+		if got := int32(binary.LittleEndian.Uint32(ids[at:])); got != want {
+			t.Fatalf("%s: row %d: token %d, want %d", name, row, got, want)
+		}
+	}
+}
+
+// closeTo compares numbers, with a bound that is a part of the largest.
+func closeTo(t testing.TB, what string, got, want []byte, d attn.DType, bound float64) {
+	t.Helper()
+	n, top := len(want)/d.Size(), 0.0
+	for i := range n {
+		if x := math.Abs(testgpu.Get(want, i, d)); x > top {
+			top = x
+		}
+	}
+	for i := range n {
+		if a, b := testgpu.Get(got, i, d), testgpu.Get(want, i, d); !(math.Abs(a-b) <= bound*top || math.IsNaN(a) && math.IsNaN(b)) {
+			t.Fatalf("%s: element %d of %d: %v, want %v, the largest is %v", what, i, n, a, b, top)
+		}
+	}
+}
+
+// BenchmarkGPUChain is the layers of a decode step of OPT, as launches and as a
+// chain; of more rows than a chain takes, the linear layers and attention by themselves.
+func BenchmarkGPUChain(b *testing.B) {
+	m, d := realDecoder(b)
+	for _, s := range []struct {
+		name                      string
+		blocks, heads, dim, inner int
+	}{{"125m", 12, 12, 64, 3072}, {"1.3b", 24, 32, 64, 8192}, {"6.7b", 32, 32, 128, 16384}} {
+		for _, c := range []struct {
+			rows, keys int
+			behind     string
+		}{{1, 1024, ""}, {1, 8192, "behind8192"}, {1, 32768, "behind32768"}, {2, 1024, ""}, {4, 1024, ""}, {8, 1024, ""}, {16, 1024, ""}, {32, 1024, ""}, {64, 1024, ""}} {
+			rows := c.rows
+			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: attn.Float16}
+			for range rows {
+				sh.keys = append(sh.keys, c.keys)
+			}
+			b.Run(fmt.Sprintf("%s/rows%d%s", s.name, rows, c.behind), func(b *testing.B) {
+				st := newStack(b, m, d, nil, sh)
+				defer st.close(b)
+				type way struct {
+					name  string
+					g     *cuda.Graph
+					times []time.Duration
+				}
+				var ways []way
+				add := func(name string, queue func() error) {
+					g, err := m.Stream.Capture(queue)
+					noError(b, err)
+					ways = append(ways, way{name: name, g: g})
+				}
+				add("launches", st.launches)
+				if rows <= d.chainMost(gpu.ElementOf(sh.kv)) {
+					c, chain := st.captured(b)
+					defer c.Close()
+					ways = append(ways, way{name: "chain", g: chain})
+				} else {
+					if rows <= batchRows[len(batchRows)-1] {
+						add("projected", func() error { return st.projected(b) })
+					}
+					add("linears", func() error { return st.launchesOf(true, false) })
+					add("attention", func() error { return st.launchesOf(false, true) })
+				}
+				begin, err := m.Dev.NewEvent(true)
+				noError(b, err)
+				defer begin.Close()
+				end, err := m.Dev.NewEvent(true)
+				noError(b, err)
+				defer end.Close()
+				for range 40 { // in turn
+					for i := range ways {
+						noError(b, m.Stream.Record(begin))
+						noError(b, m.Stream.Launch(ways[i].g))
+						noError(b, m.Stream.Record(end))
+						noError(b, m.Stream.Synchronize())
+						took, err := end.Since(begin)
+						noError(b, err)
+						ways[i].times = append(ways[i].times, took)
+					}
+				}
+				for _, way := range ways {
+					slices.Sort(way.times)
+					best, median := way.times[0], way.times[len(way.times)/2]
+					b.ReportMetric(float64(best.Nanoseconds())/1e3, "us/"+way.name)
+					b.ReportMetric(float64(median.Nanoseconds())/1e3, "us-median/"+way.name)
+					b.ReportMetric(float64(st.bytes)/best.Seconds()/1e9, "GB/s/"+way.name)
+				}
+			})
+		}
+	}
+}

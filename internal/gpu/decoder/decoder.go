@@ -1,0 +1,167 @@
+package decoder
+
+import (
+	"math"
+	"sync"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// decoderUnit is the module with the kernels of a [Decoder].
+const decoderUnit = "decoder"
+
+// rowThreads is the threads of a block that touches a row once.
+const rowThreads = 256
+
+// Decoder is the kernels of a decoder's other layers on one device. It may be
+// used by several goroutines at once. Its kernels go with the device.
+type Decoder struct {
+	info   cuda.Info
+	dev    *cuda.Device
+	linear [len(gpu.Elements)]*cuda.Function
+	norm   *cuda.Function
+	gather *cuda.Function
+	chain  *chainFunctions // nil: there are none for this GPU
+	*Sampler
+
+	matrices [len(gpu.Elements)]*matrices // nil: there are none for this GPU, or the type
+	batches  [len(gpu.Elements)]*batches  // the same
+	splits   []int                        // blocks that a cluster of these may have; tests leave some out
+
+	leastPairs int // as the constant; tests have others
+
+	mu   sync.Mutex
+	args cuda.Args
+	maps gpu.TensorMaps[linearMap]
+
+	clusters sync.Map // of clusterKey: how many can run at once
+}
+
+// clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, an index of
+// matrixRows, chainClusters, or else -2 and less for one of batchRows, wide or not.
+type clusterKey struct{ element, kind, split, shared int }
+
+const chainClusters = math.MinInt
+
+// mostSplit is how many thread blocks a cluster may have.
+const mostSplit = 8
+
+// clusterGrid is a launch of clusters of `split` thread blocks.
+func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
+	g := cuda.Grid{Blocks: [3]int{clusters * split}, Threads: [3]int{threads}, Shared: shared, Overlap: overlap}
+	if split > 1 {
+		g.Cluster = [3]int{split, 1, 1}
+	}
+	return g
+}
+
+// NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
+// for this GPU, and the driver's.
+func NewDecoder(dev *cuda.Device) (*Decoder, error) {
+	d := &Decoder{dev: dev, info: dev.Info(), splits: batchSplits[:], leastPairs: leastPairs}
+	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return gpu.Image(decoderUnit, d.info.Capability) })
+	if err != nil {
+		return nil, err
+	}
+	for i := range gpu.Elements {
+		if d.linear[i], err = gpu.WithShared(m, &d.info, "linear_"+gpu.Elements[i].Name); err != nil {
+			return nil, err
+		}
+	}
+	if d.norm, err = m.Function("decoder_norm"); err != nil {
+		return nil, err
+	}
+	if d.gather, err = m.Function("decoder_gather"); err != nil {
+		return nil, err
+	}
+	if err := d.loadChains(); err != nil {
+		return nil, err
+	}
+	if err := d.loadMatrices(); err != nil {
+		return nil, err
+	}
+	d.Sampler, err = NewSampler(dev)
+	return d, err
+}
+
+// overlap says whether launches may overlap.
+func (d *Decoder) overlap() bool { return d.info.Capability >= 90 }
+
+// Norm is a layer norm of rows: (x - mean)/sqrt(variance + Eps)*Gamma + Beta.
+// Gamma and Beta may have no buffer.
+type Norm struct {
+	Gamma, Beta gpu.Memory
+	Eps         float64
+}
+
+// clustersAtOnce is how many clusters may run at once, of which g has one: no more
+// than give every multiprocessor one thread block. Clusters lie within groups of
+// multiprocessors, of which some are left over; the driver knows.
+func (d *Decoder) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) (int, error) {
+	all := max(d.info.Multiprocessors, 1) / key.split
+	if key.split == 1 {
+		return all, nil
+	}
+	if n, ok := d.clusters.Load(key); ok {
+		return n.(int), nil
+	}
+	n, err := f.Clusters(g)
+	if err != nil {
+		return 0, err
+	}
+	n = min(n, all)
+	d.clusters.Store(key, n)
+	return n, nil
+}
+
+func (n *Norm) check(op string, in int) error {
+	if !(n.Eps >= 0) || math.IsInf(n.Eps, 1) {
+		return gpu.Errorf(op, attn.ErrShape, "eps is %v", n.Eps)
+	}
+	if err := n.Gamma.CheckOptional(op, "gamma", in); err != nil {
+		return err
+	}
+	return n.Beta.CheckOptional(op, "beta", in)
+}
+
+// hold has the launch refuse closed buffers.
+func (d *Decoder) hold(list ...gpu.Memory) {
+	for i := range list {
+		if list[i].Buffer != nil {
+			d.args.Hold(list[i].Buffer)
+		}
+	}
+}
+
+// normParams is struct NormParams.
+type normParams struct {
+	x, gamma, beta, y uint64
+	n                 int32
+	eps               float32
+}
+
+// Norm queues the norm of rows of n elements of float32. y may be x.
+func (d *Decoder) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) error {
+	const op = "norm"
+	if rows < 1 || n < 1 || rows > math.MaxInt32 || n > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", rows, n)
+	}
+	if err := x.CheckFloats(op, "x", rows*n); err != nil {
+		return err
+	}
+	if err := y.CheckFloats(op, "y", rows*n); err != nil {
+		return err
+	}
+	if err := norm.check(op, n); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.args.Reset()
+	p := normParams{x: x.Address(), gamma: norm.Gamma.AddressOr0(), beta: norm.Beta.AddressOr0(), y: y.Address(), n: int32(n), eps: float32(norm.Eps)}
+	cuda.Struct(&d.args, &p)
+	d.hold(x, y, norm.Gamma, norm.Beta)
+	return d.norm.Launch(s, cuda.Grid{Blocks: [3]int{rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap()}, &d.args)
+}

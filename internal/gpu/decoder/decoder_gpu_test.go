@@ -1,0 +1,419 @@
+package decoder
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+func realDecoder(t testing.TB) (*machine, *Decoder) { return decoderOf(t, realGPU(t)) }
+
+func decoderOf(t testing.TB, m *machine) (*machine, *Decoder) {
+	t.Helper()
+	d, err := NewDecoder(m.Dev)
+	noError(t, err)
+	return m, d
+}
+
+// matrix is random numbers as a type has them, on the GPU and in float64.
+type matrix struct {
+	gpu.Memory
+	x []float64
+}
+
+func (m *machine) random(t testing.TB, rng *rand.Rand, d attn.DType, n int, scale float64) (r matrix) {
+	data := make([]byte, n*d.Size())
+	r.x = make([]float64, n)
+	for i := range r.x {
+		testgpu.Put(data, i, d, rng.NormFloat64()*scale)
+		r.x[i] = testgpu.Get(data, i, d)
+	}
+	r.Memory = m.Put(t, data, d)
+	return r
+}
+
+func (m *machine) empty(t testing.TB, n int) (r gpu.Memory) {
+	r = gpu.Memory{DType: attn.Float32, Len: n}
+	m.Poison(t, &r)
+	return r
+}
+
+func moments(row []float64) (mean, variance float64) {
+	for _, v := range row {
+		mean += v / float64(len(row))
+	}
+	for _, v := range row {
+		variance += (v - mean) * (v - mean) / float64(len(row))
+	}
+	return mean, variance
+}
+
+// normed is the layer norm of rows of n elements.
+func normed(x []float64, n int, gamma, beta []float64, eps float64) []float64 {
+	y := make([]float64, len(x))
+	for r := 0; r < len(x); r += n {
+		mean, variance := moments(x[r : r+n])
+		for i, v := range x[r : r+n] {
+			v = (v - mean) / math.Sqrt(variance+eps)
+			if gamma != nil {
+				v *= gamma[i]
+			}
+			if beta != nil {
+				v += beta[i]
+			}
+			y[r+i] = v
+		}
+	}
+	return y
+}
+
+// lost is how much of a product's operands the tensor core's parts of them do
+// not have, and sums in float32 lose.
+func lost(d attn.DType) float64 {
+	if d == attn.BFloat16 {
+		return 0x1p-15
+	}
+	return 0x1p-18
+}
+
+// cutOff is how much of the largest sum on its way the tensor core loses besides,
+// which cuts off what it adds: of a matrix all columns may be in one sum. Other layers add
+// up a column block from zero at a time.
+func cutOff(matrix bool, in int) float64 {
+	if !matrix {
+		return 0
+	}
+	return float64(in) * 0x1p-29
+}
+
+func TestGPULinear(t *testing.T) {
+	m, d := realDecoder(t)
+	testLinear(t, m, d, testgpu.OrShort(300, 45), testgpu.OrShort(8192, 1000), 1300)
+}
+
+// testLinear runs random layers of up to so many inputs and outputs a part.
+func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
+	rng := reftest.Rand(t)
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+	defer func(all []int) { d.splits = all }(d.splits)
+	for i := range cases {
+		d.splits = batchSplits[:]
+		if one := rng.IntN(2 * len(batchSplits)); one < len(batchSplits) { // whichever would be best
+			d.splits = batchSplits[one:][:1]
+		}
+		w := types[i%3]
+		rows := testgpu.Pick(rng, 1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 33, 64, 65, 150)
+		in := min(8*testgpu.Pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
+		if rows > 40 {
+			in = min(in, 1000)
+		}
+		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
+		scale := math.Ldexp(1, testgpu.Pick(rng, 0, 0, -40, 40))
+		x := m.random(t, rng, attn.Float32, rows*in, scale)
+		o.X = x.Memory
+		if rng.IntN(3) == 0 { // one element far above the others
+			data := testgpu.Read(t, &o.X)
+			x.x[rng.IntN(len(x.x))] *= 0x1p12
+			for j, v := range x.x {
+				testgpu.Put(data, j, attn.Float32, v)
+			}
+			noError(t, o.X.Buffer.Upload(o.X.Offset, data))
+		}
+		memory := []gpu.Memory{o.X}
+		left := x.x
+		if rng.IntN(2) == 0 {
+			gamma, beta := m.random(t, rng, attn.Float32, in, 1), m.random(t, rng, attn.Float32, in, 1)
+			o.Norm = &Norm{Gamma: gamma.Memory, Beta: beta.Memory, Eps: 1e-5}
+			memory = append(memory, gamma.Memory, beta.Memory)
+			if rng.IntN(4) == 0 {
+				o.Norm.Gamma, gamma.x = gpu.Memory{}, nil
+			}
+			left = normed(x.x, in, gamma.x, beta.x, 1e-5)
+		}
+		type part struct{ w, b matrix }
+		var parts []part
+		for range testgpu.Pick(rng, 1, 1, 2, 3) {
+			out := min(testgpu.Pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300), widest)
+			p := part{w: m.random(t, rng, w, out*in, 1/math.Sqrt(float64(in)))}
+			memory = append(memory, p.w.Memory)
+			o.Parts = append(o.Parts, LinearPart{W: p.w.Memory, Y: m.empty(t, rows*out), Out: out})
+			last := &o.Parts[len(o.Parts)-1]
+			if rng.IntN(2) == 0 {
+				p.b = m.random(t, rng, attn.Float32, out, scale)
+				last.B = p.b.Memory
+				memory = append(memory, p.b.Memory)
+			}
+			memory = append(memory, last.Y)
+			parts = append(parts, p)
+		}
+		var residual matrix
+		if len(parts) == 1 && rng.IntN(2) == 0 {
+			residual = m.random(t, rng, attn.Float32, rows*o.Parts[0].Out, scale)
+			o.Residual = residual.Memory
+			memory = append(memory, residual.Memory)
+		}
+		scratch, err := d.Scratch(&o)
+		noError(t, err)
+		if scratch > 0 {
+			o.Scratch = m.empty(t, scratch)
+			memory = append(memory, o.Scratch)
+		}
+		noError(t, d.Linear(m.Stream, &o))
+		m.Settle(t)
+		_, batch, err := d.configureBatch(&o)
+		noError(t, err)
+		cut := cutOff(d.isMatrix(&o) && !batch, in)
+		for j, p := range parts {
+			out := o.Parts[j].Out
+			y := testgpu.Read(t, &o.Parts[j].Y)
+			for r := range rows {
+				for c := range out {
+					sum, size, most := 0.0, 0.0, 0.0
+					for k := range in {
+						v := left[r*in+k] * p.w.x[c*in+k]
+						sum, size = sum+v, size+math.Abs(v)
+						most = max(most, math.Abs(sum))
+					}
+					if p.b.x != nil {
+						sum, size = sum+p.b.x[c], size+math.Abs(p.b.x[c])
+					}
+					own := 0.0 // what the activation is off by
+					switch o.Activation {
+					case attn.ReLU:
+						sum = max(sum, 0)
+					case attn.GELU:
+						own = 0x1p-22 * math.Abs(sum)
+						sum, size, most = reftest.GELU(sum), 1.13*size, 1.13*most
+					}
+					if residual.x != nil {
+						sum, size = sum+residual.x[r*out+c], size+math.Abs(residual.x[r*out+c])
+					}
+					if o.Norm != nil {
+						size += math.Sqrt(float64(in)) // what the norm itself rounds
+					}
+					bound := lost(w)*size + cut*most + own
+					if got := testgpu.Get(y, r*out+c, attn.Float32); !(math.Abs(got-sum) <= bound) {
+						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, norm %v: row %d, column %d: %v, want %v, bound %v",
+							i, w, rows, in, out, j, len(parts), o.Norm != nil, r, c, got, sum, bound)
+					}
+				}
+			}
+		}
+		for i := range memory {
+			noError(t, memory[i].Buffer.Close())
+		}
+	}
+}
+
+func TestGPUNorm(t *testing.T) {
+	m, d := realDecoder(t)
+	testNorm(t, m, d, 40)
+}
+
+func testNorm(t *testing.T, m *machine, d *Decoder, cases int) {
+	rng := reftest.Rand(t)
+	for range cases {
+		rows, n := testgpu.Pick(rng, 1, 2, 5, 33), testgpu.Pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
+		x := m.random(t, rng, attn.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
+		gamma, beta := m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, n, 1)
+		y := m.empty(t, rows*n)
+		noError(t, d.Norm(m.Stream, rows, n, x.Memory, y, &Norm{Gamma: gamma.Memory, Beta: beta.Memory, Eps: 1e-5}))
+		m.Settle(t)
+		got := testgpu.Read(t, &y)
+		for i, want := range normed(x.x, n, gamma.x, beta.x, 1e-5) {
+			// Where a row's elements are close to each other, what the mean is rounded by shows.
+			row := x.x[i/n*n : (i/n+1)*n]
+			_, variance := moments(row)
+			top := max(slices.Max(row), -slices.Min(row))
+			bound := 1e-5*(1+math.Abs(want)) + 0x1p-22*top/math.Sqrt(variance+1e-5)*math.Abs(gamma.x[i%n])
+			if v := testgpu.Get(got, i, attn.Float32); !(math.Abs(v-want) <= bound) {
+				t.Fatalf("%d x %d, element %d: %v, want %v, +- %v", rows, n, i, v, want, bound)
+			}
+		}
+		for _, x := range []gpu.Memory{x.Memory, gamma.Memory, beta.Memory, y} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+func TestGPUGather(t *testing.T) {
+	m, d := realDecoder(t)
+	testGather(t, m, d, 30)
+}
+
+// testGather: the ids come just before, by copies that are put off: the launch overlaps
+// the kernel that makes them, in a graph too.
+func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
+	rng := reftest.Rand(t)
+	noError(t, gpu.PutOffCopies(m.Stream))
+	pinned, err := m.Dev.NewHost(2 * 4 * 40)
+	noError(t, err)
+	for i := range cases {
+		rows, n := 1+rng.IntN(40), 1+rng.IntN(900)
+		var all, come []gpu.Memory
+		residual := m.random(t, rng, attn.Float32, rows*n, 1)
+		all = append(all, residual.Memory)
+		// A gather of fresh operands, and what it makes of what is added.
+		fresh := func(i int) (*Gather, func(added func(at int) float64) []float64) {
+			kind, of := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}[i%3], 1+rng.IntN(300)
+			table := m.random(t, rng, kind, of*n, 1)
+			ids, data := make([]int, rows), make([]byte, 4*rows)
+			for r := range ids {
+				ids[r] = testgpu.Pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
+				binary.LittleEndian.PutUint32(data[4*r:], uint32(int32(ids[r])))
+			}
+			o := &Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, IDs: m.Put(t, make([]byte, len(data)), attn.Float32), Y: m.empty(t, rows*n)}
+			all = append(all, o.Table, o.IDs, o.Y)
+			noError(t, pinned.Write(len(data)*len(come), data))
+			come = append(come, o.IDs)
+			return o, func(added func(at int) float64) []float64 {
+				want := make([]float64, rows*n)
+				for at := range want {
+					want[at] = math.NaN()
+					if id := ids[at/n]; id >= 0 && id < of {
+						want[at] = float64(float32(table.x[id*n+at%n] + added(at)))
+					}
+				}
+				return want
+			}
+		}
+		check := func(what string, o *Gather, want []float64) {
+			t.Helper()
+			y := testgpu.Read(t, &o.Y)
+			for at, want := range want {
+				if got := testgpu.Get(y, at, attn.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+					t.Fatalf("%s: row %d, column %d: %v, want %v", what, at/n, at%n, got, want)
+				}
+			}
+		}
+		o, of := fresh(i)
+		added := func(int) float64 { return 0 }
+		if i%2 == 0 {
+			o.Residual, added = residual.Memory, func(at int) float64 { return residual.x[at] }
+		}
+		want := of(added)
+		then, ofThen := fresh(i + i/3)
+		then.Residual = o.Y
+		wantThen := ofThen(func(at int) float64 { return want[at] })
+		queue := func() error { // two launches, or one
+			return errors.Join(d.Gather(m.Stream, o), d.Gather(m.Stream, then))
+		}
+		if i%4 >= 2 {
+			g := d.NewGathers(o)
+			if g == nil || !g.Then(then) || g.Then(then) {
+				t.Fatalf("two gathers of %d rows of %d elements are not one launch", rows, n)
+			}
+			queue = func() error { return g.Queue(m.Stream) }
+		}
+		done := func() error { return nil }
+		if i%3 == 0 {
+			graph, err := m.Stream.Capture(queue)
+			noError(t, err)
+			queue, done = func() error { return m.Stream.Launch(graph) }, graph.Close
+		}
+		for k, ids := range come {
+			noError(t, m.Stream.Upload(ids.Buffer, ids.Offset, pinned, 4*rows*k, 4*rows))
+		}
+		noError(t, queue())
+		m.Settle(t)
+		noError(t, done())
+		check("the first", o, want)
+		check("the second", then, wantThen)
+		for _, x := range all {
+			noError(t, x.Buffer.Close())
+		}
+	}
+	noError(t, pinned.Close())
+}
+
+// BenchmarkGPULinear reads weights that are not in the cache, as a decoder's
+// layers do, one launch behind the other in a graph.
+func BenchmarkGPULinear(b *testing.B) {
+	m, d := realDecoder(b)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, s := range []struct{ in, out, parts int }{
+		{768, 768, 3}, {768, 768, 1}, {768, 3072, 1}, {3072, 768, 1}, {768, 50272, 1},
+		{2048, 2048, 3}, {2048, 2048, 1}, {2048, 8192, 1}, {8192, 2048, 1}, {2048, 50272, 1},
+		{4096, 4096, 3}, {4096, 4096, 1}, {4096, 16384, 1}, {16384, 4096, 1},
+	} {
+		for _, rows := range []int{1, 4, 8, 16, 32, 64, 512} {
+			b.Run(fmt.Sprintf("%dx%dx%d/rows%d", s.in, s.out, s.parts, rows), func(b *testing.B) {
+				one := s.in * s.out * s.parts * 2
+				count := max(4, (600<<20)/one)
+				var memory []gpu.Memory
+				x := m.random(b, rng, attn.Float32, rows*s.in, 1)
+				scratch := m.empty(b, rows*(s.in+1))
+				memory = append(memory, x.Memory, scratch)
+				var ops []Linear
+				for range count {
+					o := Linear{Rows: rows, In: s.in, X: x.Memory, Early: true, Scratch: scratch}
+					// As in a decoder: a norm where x is narrow, but for the layer behind
+					// attention, which has a residual as the one of wide x has.
+					vector := func(n int) gpu.Memory {
+						v := m.random(b, rng, attn.Float32, n, 1)
+						memory = append(memory, v.Memory)
+						return v.Memory
+					}
+					if s.in <= s.out && s.in*s.parts != s.out {
+						o.Norm = &Norm{Gamma: vector(s.in), Beta: vector(s.in), Eps: 1e-5}
+					} else {
+						o.Residual = vector(rows * s.out)
+					}
+					if s.out == 4*s.in {
+						o.Activation = attn.ReLU
+					}
+					for range s.parts {
+						w, err := m.Dev.NewBuffer(int64(s.in * s.out * 2))
+						noError(b, err)
+						p := LinearPart{W: gpu.Memory{Buffer: w, DType: attn.Float16, Len: s.in * s.out}, Y: m.empty(b, rows*s.out), Out: s.out}
+						if s.out < 50000 {
+							p.B = vector(s.out)
+						}
+						o.Parts = append(o.Parts, p)
+						memory = append(memory, p.W, p.Y)
+					}
+					ops = append(ops, o)
+				}
+				g, err := m.Stream.Capture(func() error {
+					for i := range ops {
+						if err := d.Linear(m.Stream, &ops[i]); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				noError(b, err)
+				best := time.Duration(math.MaxInt64)
+				for range 5 {
+					begin, err := m.Dev.NewEvent(true)
+					noError(b, err)
+					end, err := m.Dev.NewEvent(true)
+					noError(b, err)
+					noError(b, m.Stream.Record(begin))
+					noError(b, m.Stream.Launch(g))
+					noError(b, m.Stream.Record(end))
+					noError(b, m.Stream.Synchronize())
+					took, err := end.Since(begin)
+					noError(b, err)
+					best = min(best, took/time.Duration(count))
+				}
+				b.ReportMetric(float64(one)/best.Seconds()/1e9, "GB/s")
+				b.ReportMetric(float64(rows)*float64(one)/best.Seconds()/1e12, "TFLOPS")
+				b.ReportMetric(best.Seconds()*1e6, "us/launch")
+				for i := range memory {
+					noError(b, memory[i].Buffer.Close())
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,17 @@
+// Package decoder computes a decoder's layers on a GPU, attention excepted: linear
+// layers ([Linear]), layer norms ([Norm]), rows of embedding tables ([Gather]) and the
+// choice of tokens ([Sampler]). A [Decoder] queues each by itself. A [Chain] puts the
+// layers of a whole step into one launch, attention included, a [Projection] the storing
+// of new keys and values into the launch that makes them: package attention offers both
+// what they need of a plan.
+//
+// # Choosing tokens
+//
+// A [Sampler] chooses a token from each row of logits, greedily or with a
+// temperature, top-k and top-p, so that only ids leave the GPU:
+//
+//	sampler.Run(stream, &Samples{...})         one launch
+//
+// It may be captured: settings and random numbers are in memory of the GPU, and read by
+// each launch. The same of them give the same tokens, bit for bit.
+package decoder

@@ -1,0 +1,64 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package decoder
+
+import (
+	"testing"
+
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+)
+
+func emulatedGPU(t testing.TB, sms int) *machine {
+	m := machineOf(t, testgpu.Emulated(t, sms, sms))
+	m.engine.Eager = true
+	return m
+}
+
+func emulatedDecoder(t testing.TB, sms int) (*machine, *Decoder) {
+	return decoderOf(t, emulatedGPU(t, sms))
+}
+
+func TestEmulatedSample(t *testing.T) {
+	m := emulatedGPU(t, 16)
+	testSample(t, m, 6, 1000)
+	testSampleGreedy(t, m, 1, 2, 3, 5, 500)
+}
+
+func TestEmulatedSampleSets(t *testing.T) { testSampleSets(t, emulatedGPU(t, 16), 3, 100) }
+
+func TestEmulatedSampleRepeats(t *testing.T) { testSampleRepeats(t, emulatedGPU(t, 16), 2, 100) }
+
+func TestEmulatedSampleChain(t *testing.T) { testSampleChain(t, emulatedGPU(t, 16), 2, 5, 100) }
+
+func TestEmulatedSampleGraph(t *testing.T) { testSampleGraph(t, emulatedGPU(t, 16), 3, 700) }
+
+func TestEmulatedLinear(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testLinear(t, m, d, 60, 264, 200)
+	testLinear(t, m, d, 12, 3072, 40) // slices of x that are wide ones, and ones that registers cannot hold
+}
+
+func TestEmulatedNorm(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testNorm(t, m, d, 20)
+}
+
+func TestEmulatedGather(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testGather(t, m, d, 20)
+}
+
+func TestEmulatedChain(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testChain(t, m, d, 4, 130, 640, false)
+}
+
+func TestEmulatedChainLinear(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testChain(t, m, d, 4, 130, 640, true)
+}
+
+func TestEmulatedProjection(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testProjection(t, m, d, 4, 130, 520)
+}

@@ -1,0 +1,369 @@
+package decoder
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Constants of the kernels (kernels/linear.cuh).
+const (
+	linearRows  = 16
+	linearWarps = 8
+	linearTile  = 32 // rows of W
+	mostParts   = 3
+	linearPad   = 16 // floats between rows of x, and
+	sumsPad     = 4  // between rows of a warp's sums, in shared memory
+)
+
+// Linear is the operands of up to three linear layers of one x:
+//
+//	y = f(norm(x) W^T + b) + residual,   f the Activation
+//
+// X is Rows x In and, like all but W, of float32. Residual needs a single part.
+type Linear struct {
+	Rows, In int
+	X        gpu.Memory
+	Parts    []LinearPart
+	Residual gpu.Memory // as Y; no buffer: none
+	Norm     *Norm      // nil: x as it is
+	Scratch  gpu.Memory // as many elements as [Decoder.Scratch] says
+
+	Activation attn.Activation
+	// Early: nothing that is queued writes W or what Norm has, so that it may be
+	// read before the work ahead is done.
+	Early bool
+}
+
+// LinearPart is one of the layers: W is Out x In, B has Out elements or no
+// buffer, Y is Rows x Out.
+type LinearPart struct {
+	W, B, Y gpu.Memory
+	Out     int
+}
+
+// linearParams is struct LinearParams.
+type linearParams struct {
+	maps                     [mostParts]cuda.TensorMap
+	w, b, y                  [mostParts]uint64
+	x, residual, gamma, beta uint64
+	out, tiles               [mostParts]int32
+	rows, in                 int32
+	split, stages            int32
+	norm, activation, early  int32
+	eps                      float32
+	_                        [32]byte
+}
+
+// linearLaunch is how a launch looks.
+type linearLaunch struct {
+	rows          int // that it takes
+	split, stages int
+	clusters      int
+	shared        int
+}
+
+// configure says how the next of some rows are launched; norm, if x is
+// normalised there.
+func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linearLaunch, ok bool, err error) {
+	all, least := gpu.Ceil(in*gpu.Elements[element].Bytes, 128), 0 // column blocks
+	for rows = min(rows, linearRows); rows > 0 && !ok; rows-- {
+		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
+			shared, stages := d.room(element, rows, gpu.Ceil(all, split), norm)
+			if stages == 0 {
+				continue
+			}
+			clusters, err := d.atOnce(element, split, shared)
+			if err != nil {
+				return best, false, err
+			}
+			if clusters = min(clusters, tiles); clusters == 0 {
+				continue
+			}
+			// The column blocks that one thread block has; a meeting takes as long
+			// as reading some.
+			cost := gpu.Ceil(tiles, clusters) * gpu.Ceil(all, split)
+			if split > 1 {
+				cost += gpu.Ceil(tiles, clusters) * meeting
+			}
+			if !ok || cost < least {
+				best, least, ok = linearLaunch{rows: rows, split: split, stages: stages, clusters: clusters, shared: shared}, cost, true
+			}
+		}
+	}
+	return best, ok, nil
+}
+
+// atOnce is how many clusters of a Linear may run at once.
+func (d *Decoder) atOnce(element, split, shared int) (int, error) {
+	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.linear[element], clusterGrid(1, split, linearWarps*32, shared, true))
+}
+
+const (
+	// What a launch takes of shared memory: as much as lets the next one's blocks
+	// begin beside it, and where its rings would be too short then, more.
+	sharedBeside = 113 << 10
+	sharedAlone  = 200 << 10
+
+	mostStagesOf = 6  // of a warp's ring
+	meeting      = 12 // what a meeting of a cluster's blocks costs, in column blocks that could be read
+)
+
+// room is the shared memory of a launch and the stages of its rings, 0 where it
+// does not fit.
+func (d *Decoder) room(element, rows, blocks int, norm bool) (shared, stages int) {
+	stride := blocks*128/gpu.Elements[element].Bytes + linearPad
+	rest := rows*stride + linearWarps*rows*(linearTile+sumsPad) + 2*rows*linearTile + (2*linearWarps+1)*linearRows
+	if norm {
+		rest += 2 * stride
+	}
+	rest *= 4
+	const stage = linearTile*128 + 8
+	fit := func(most int) int { return (min(most, d.info.SharedPerBlockMost) - rest) / (linearWarps * stage) }
+	stages = fit(sharedBeside)
+	for _, most := range [...]int{sharedAlone, d.info.SharedPerBlockMost} {
+		if stages < 2 {
+			stages = fit(most)
+		}
+	}
+	stages = min(stages, mostStagesOf, max(2, gpu.Ceil(blocks, linearWarps)+1))
+	if !d.overlap() { // the kernel knows two numbers
+		if stages >= 4 {
+			stages = 4
+		} else {
+			stages = min(stages, 2)
+		}
+	}
+	if stages < 2 {
+		return 0, 0
+	}
+	return rest + stages*linearWarps*stage, stages
+}
+
+// tilesOf is the number of tiles of all parts, of so many rows of W each.
+func (o *Linear) tilesOf(rows int) (n int) {
+	for i := range o.Parts {
+		n += gpu.Ceil(o.Parts[i].Out, rows)
+	}
+	return n
+}
+
+// partArgs is what kernels are told of the layers of a Linear.
+type partArgs struct {
+	maps       [mostParts]cuda.TensorMap // of W
+	b, y       [mostParts]uint64
+	out, tiles [mostParts]int32 // tiles: up to the end of each
+}
+
+// partArgs begins with number `row` of the rows; tiles have so many rows of W, and boxes
+// one column block, or two.
+func (d *Decoder) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, err error) {
+	tiles, mapOf := 0, d.tensorMap
+	if pairs {
+		mapOf = d.pairMap
+	}
+	for i := range mostParts {
+		if i < len(o.Parts) {
+			part := &o.Parts[i]
+			p.b[i], p.y[i], p.out[i] = part.B.AddressOr0(), part.Y.Address()+uint64(row)*uint64(part.Out)*4, int32(part.Out)
+			if p.maps[i], err = mapOf(&part.W, o.In, part.Out, tile); err != nil {
+				return p, err
+			}
+			tiles += gpu.Ceil(part.Out, tile)
+		}
+		p.tiles[i] = int32(tiles)
+	}
+	return p, nil
+}
+
+// normsBefore says whether the norm of a Linear of few rows is a launch of its own:
+// where no block or cluster has all of a row, and where x is read again and again.
+// The error is the driver's.
+func (d *Decoder) normsBefore(o *Linear) (bool, error) {
+	if o.Norm == nil {
+		return false, nil
+	}
+	l, ok, err := d.configure(gpu.ElementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(linearTile), true)
+	return !ok || l.rows < o.Rows, err
+}
+
+func (o *Linear) check() error {
+	const op = "linear"
+	if o.Rows < 1 || o.In < 1 || o.Rows > math.MaxInt32 || o.In > math.MaxInt32/8 {
+		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.In)
+	}
+	if len(o.Parts) < 1 || len(o.Parts) > mostParts {
+		return gpu.Errorf(op, attn.ErrShape, "%d layers, outside [1, %d]", len(o.Parts), mostParts)
+	}
+	if o.Activation > attn.GELU {
+		return gpu.Errorf(op, attn.ErrShape, "the activation is %v", o.Activation)
+	}
+	if err := o.X.CheckFloats(op, "x", o.Rows*o.In); err != nil {
+		return err
+	}
+	w := o.Parts[0].W.DType
+	if gpu.ElementOf(w) < 0 {
+		return gpu.Errorf(op, attn.ErrDType, "w is %v", w)
+	}
+	if each := 16 / w.Size(); o.In%each != 0 {
+		return gpu.Errorf(op, attn.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
+	}
+	for i := range o.Parts {
+		p := &o.Parts[i]
+		if p.Out < 1 || p.Out > math.MaxInt32/8 {
+			return gpu.Errorf(op, attn.ErrShape, "%d columns of layer %d", p.Out, i)
+		}
+		if p.W.DType != w {
+			return gpu.Errorf(op, attn.ErrDType, "w of layer %d is %v, of layer 0 %v", i, p.W.DType, w)
+		}
+		if err := p.W.Check(op, "w", p.Out*o.In); err != nil {
+			return err
+		}
+		if err := p.B.CheckOptional(op, "b", p.Out); err != nil {
+			return err
+		}
+		if err := p.Y.CheckFloats(op, "y", o.Rows*p.Out); err != nil {
+			return err
+		}
+	}
+	if o.Residual.Buffer != nil && len(o.Parts) > 1 {
+		return gpu.Errorf(op, attn.ErrShape, "a residual of %d layers", len(o.Parts))
+	}
+	if err := o.Residual.CheckOptional(op, "the residual", o.Rows*o.Parts[0].Out); err != nil {
+		return err
+	}
+	if o.Norm == nil {
+		return nil
+	}
+	return o.Norm.check(op, o.In)
+}
+
+// Linear queues linear layers. From 9.0 on 16-bit weights are read once for up to 128
+// rows, and for more by thread blocks side by side; else rows beyond 16 read them
+// again. Everything is checked first; errors wrap attn.ErrShape, attn.ErrDType, or are
+// the driver's.
+func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	element := gpu.ElementOf(o.Parts[0].W.DType)
+	if l, ok, err := d.configureBatch(o); err != nil {
+		return err
+	} else if ok {
+		return d.batch(s, o, l, batchKeep{})
+	}
+	if d.isMatrix(o) {
+		return d.matrix(s, element, o)
+	}
+	x, norm := o.X, o.Norm
+	before, err := d.normsBefore(o)
+	if err != nil {
+		return err
+	}
+	if before {
+		if err := o.Scratch.CheckFloats("linear", "the scratch", o.Rows*o.In); err != nil {
+			return err
+		}
+		if err := d.Norm(s, o.Rows, o.In, x, o.Scratch, norm); err != nil {
+			return err
+		}
+		x, norm = o.Scratch, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	tiles := o.tilesOf(linearTile)
+	for row := 0; row < o.Rows; {
+		l, ok, err := d.configure(element, o.Rows-row, o.In, tiles, norm != nil)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return gpu.Errorf("linear", attn.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
+		}
+		p := linearParams{x: x.Address() + uint64(row)*uint64(o.In)*4, rows: int32(l.rows), split: int32(l.split), stages: int32(l.stages)}
+		if err := d.linearArgs(&p, o, norm, row, linearTile, false); err != nil {
+			return err
+		}
+		cuda.Struct(&d.args, &p)
+		d.hold(x)
+		if err := d.linear[element].Launch(s, clusterGrid(l.clusters, l.split, linearWarps*32, l.shared, d.overlap()), &d.args); err != nil {
+			return err
+		}
+		row += l.rows
+	}
+	return nil
+}
+
+// linearArgs are the arguments of a launch with the parts that partArgs has, but for what
+// p says already. The launch holds all memory but x.
+func (d *Decoder) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int, pairs bool) error {
+	parts, err := d.partArgs(o, row, tile, pairs)
+	if err != nil {
+		return err
+	}
+	p.maps, p.b, p.y, p.out, p.tiles, p.in = parts.maps, parts.b, parts.y, parts.out, parts.tiles, int32(o.In)
+	for i := range o.Parts {
+		p.w[i] = o.Parts[i].W.Address()
+	}
+	if o.Residual.Buffer != nil {
+		p.residual = o.Residual.Address() + uint64(row)*uint64(o.Parts[0].Out)*4
+	}
+	d.args.Reset()
+	if norm != nil {
+		p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.AddressOr0(), norm.Beta.AddressOr0(), float32(norm.Eps)
+		d.hold(norm.Gamma, norm.Beta)
+	}
+	p.activation = int32(o.Activation)
+	if o.Early {
+		p.early = 1
+	}
+	d.hold(o.Residual)
+	d.holdParts(o)
+	return nil
+}
+
+// holdParts is hold of the layers' memory.
+func (d *Decoder) holdParts(o *Linear) {
+	for i := range o.Parts {
+		d.hold(o.Parts[i].W, o.Parts[i].B, o.Parts[i].Y)
+	}
+}
+
+// linearMap is all that a tensor map of weights is made of. Operands of x have a
+// negative box.
+type linearMap struct {
+	address               uint64
+	in, out, element, box int
+	pairs                 bool
+}
+
+// tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
+// so many rows are a box.
+func (d *Decoder) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, err error) {
+	if !d.overlap() {
+		return t, nil
+	}
+	key := linearMap{w.Address(), in, out, gpu.ElementOf(w.DType), box, false}
+	return d.maps.Get(key, func() (cuda.TensorMap, error) {
+		size := uint64(w.DType.Size())
+		row := uint64(in) * size
+		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
+			ElementBytes: int(size), Dims: [3]uint64{uint64(in), uint64(out), 1}, Strides: [2]uint64{row, row * uint64(out)},
+			Box: [3]uint32{uint32(128 / size), uint32(box), 1},
+		})
+	})
+}
+
+// pairMap is the map of weights in rows of whole column blocks of 128 bytes: two of
+// these, of so many rows, are a box.
+func (d *Decoder) pairMap(w *gpu.Memory, in, out, box int) (cuda.TensorMap, error) {
+	return d.maps.Get(linearMap{w.Address(), in, out, gpu.ElementOf(w.DType), box, true}, func() (cuda.TensorMap, error) {
+		size := w.DType.Size()
+		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
+			ElementBytes: size, Dims: [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)}, Strides: [2]uint64{uint64(in * size), 128},
+			Box: [3]uint32{uint32(128 / size), uint32(box), 2},
+		})
+	})
+}

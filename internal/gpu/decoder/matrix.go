@@ -1,0 +1,231 @@
+package decoder
+
+import (
+	"fmt"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// matrixUnit is the module with the kernels for linear layers of many rows.
+const matrixUnit = "matrix"
+
+// Constants of the kernels (kernels/matrix.cuh).
+const (
+	matrixThreads = 9 * 32
+	matrixTile    = 128 // rows of W
+	matrixStep    = 64  // columns
+)
+
+const (
+	// More rows are a matrix, where there are kernels for that: up to here it is
+	// faster to read x once for all tiles.
+	fewRows = 8
+
+	// What the beginning and the end of a tile take, and the meeting of a cluster's
+	// blocks, in steps that could be done.
+	matrixEnds    = 6
+	matrixMeeting = 2
+)
+
+// matrixRows are how many rows of x a thread block may have, and the stages of its
+// ring, for x of up to matrixWide columns and for wider ones. With more stages a block
+// is alone on its multiprocessor, which is faster but for wide x: there it is better
+// that the next launch's blocks begin beside it.
+var matrixRows = [...]struct{ rows, stages, wide int }{{32, 8, 4}, {64, 6, 3}, {128, 4, 4}}
+
+const matrixWide = 8192
+
+// matrices are the kernels for weights of a type.
+type matrices struct {
+	operands *cuda.Function
+	of       [len(matrixRows)]*cuda.Function
+}
+
+// loadMatrices loads the kernels, if there are any for the GPU.
+func (d *Decoder) loadMatrices() error {
+	if !d.overlap() {
+		return nil
+	}
+	m, err := d.dev.Module(matrixUnit, func() ([]byte, error) { return gpu.Image(matrixUnit, d.info.Capability) })
+	if err != nil {
+		return err
+	}
+	for i := range gpu.Elements {
+		if gpu.Elements[i].Bytes != 2 {
+			continue
+		}
+		var k matrices
+		if k.operands, err = m.Function("matrix_operands_" + gpu.Elements[i].Name); err != nil {
+			return err
+		}
+		for j := range matrixRows {
+			if k.of[j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("matrix_%s_%d", gpu.Elements[i].Name, matrixRows[j].rows)); err != nil {
+				return err
+			}
+		}
+		d.matrices[i] = &k
+		if d.info.Capability == batchCapability {
+			if err := d.loadBatches(m, i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// operandParams is struct OperandParams.
+type operandParams struct {
+	x, gamma, beta, lead, factors uint64
+	n, rows, norm                 int32
+	eps                           float32
+}
+
+// matrixParams is struct MatrixParams.
+type matrixParams struct {
+	maps          [mostParts]cuda.TensorMap
+	x             cuda.TensorMap
+	factors       uint64
+	b, y          [mostParts]uint64
+	residual      uint64
+	out, tiles    [mostParts]int32
+	rows, in      int32
+	split, stages int32
+	activation    int32
+	early         int32
+	_             [16]byte
+}
+
+// isMatrix says whether a Linear is one of many rows, which operands are made for
+// by a launch of their own, unless it is one of a batch's.
+func (d *Decoder) isMatrix(o *Linear) bool {
+	element := gpu.ElementOf(o.Parts[0].W.DType)
+	return o.Rows > fewRows && element >= 0 && d.matrices[element] != nil
+}
+
+// Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
+// sizes of its operands count, not the memory. The error is the driver's.
+func (d *Decoder) Scratch(o *Linear) (int, error) {
+	if o.Rows < 1 || len(o.Parts) == 0 || gpu.ElementOf(o.Parts[0].W.DType) < 0 {
+		return 0, nil
+	}
+	if _, batch, err := d.configureBatch(o); batch || err != nil {
+		return 0, err
+	}
+	if d.isMatrix(o) {
+		return o.Rows * (o.In + 1), nil // two parts of 16 bits, and a factor for each row
+	}
+	if needs, err := d.normsBefore(o); err != nil || !needs {
+		return 0, err
+	}
+	return o.Rows * o.In, nil
+}
+
+// matrixLaunch is how a launch looks.
+type matrixLaunch struct {
+	kind   int // an index of matrixRows
+	tiles  int // of y
+	split  int
+	stages int
+	shared int
+}
+
+// configureMatrix says how a Linear of many rows is launched: the thread blocks of
+// a cluster share the columns of a tile where there are few tiles.
+func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, err error) {
+	kind := 0
+	for kind < len(matrixRows)-1 && matrixRows[kind].rows < o.Rows {
+		kind++
+	}
+	rows := matrixRows[kind].rows
+	l := matrixLaunch{kind: kind, tiles: o.tilesOf(matrixTile) * gpu.Ceil(o.Rows, rows), stages: matrixRows[kind].stages}
+	if o.In > matrixWide {
+		l.stages = matrixRows[kind].wide
+	}
+	stage := 128*(matrixTile+2*rows) + 16
+	l.stages = min(l.stages, d.info.SharedPerBlockMost/stage)
+	l.shared = l.stages * stage
+	steps, least := gpu.Ceil(o.In, matrixStep), 0
+	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
+		key := clusterKey{element, kind, l.split, l.shared}
+		clusters, err := d.clustersAtOnce(key, d.matrices[element].of[kind], clusterGrid(1, l.split, matrixThreads, l.shared, true))
+		if err != nil {
+			return best, err
+		}
+		if clusters == 0 {
+			continue
+		}
+		each := gpu.Ceil(steps, l.split) + matrixEnds
+		if l.split > 1 {
+			each += matrixMeeting
+		}
+		if cost := gpu.Ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
+			best, least = l, cost
+		}
+	}
+	if best.split == 0 {
+		return best, gpu.Errorf("linear", attn.ErrShape, "the GPU has too little shared memory for %d rows", o.Rows)
+	}
+	return best, nil
+}
+
+// matrix queues a Linear of many rows, which was checked.
+func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
+	if err := o.Scratch.CheckFloats("linear", "the scratch", o.Rows*(o.In+1)); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l, err := d.configureMatrix(element, o)
+	if err != nil {
+		return err
+	}
+	parts, err := d.partArgs(o, 0, matrixTile, false)
+	if err != nil {
+		return err
+	}
+	operands := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), factors: o.Scratch.Address() + uint64(o.Rows)*uint64(o.In)*4, n: int32(o.In), rows: int32(o.Rows)}
+	p := matrixParams{
+		maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
+		factors: operands.factors, residual: o.Residual.AddressOr0(),
+		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
+	}
+	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, matrixRows[l.kind].rows); err != nil {
+		return err
+	}
+	p.activation = int32(o.Activation)
+	if o.Early {
+		p.early = 1
+	}
+
+	// The first launch refuses closed buffers of either: nothing is written then.
+	kernels := d.matrices[element]
+	d.args.Reset()
+	if o.Norm != nil {
+		operands.norm, operands.gamma, operands.beta, operands.eps = 1, o.Norm.Gamma.AddressOr0(), o.Norm.Beta.AddressOr0(), float32(o.Norm.Eps)
+		d.hold(o.Norm.Gamma, o.Norm.Beta)
+	}
+	cuda.Struct(&d.args, &operands)
+	d.hold(o.X, o.Scratch, o.Residual)
+	d.holdParts(o)
+	if err := kernels.operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args); err != nil {
+		return err
+	}
+	d.args.Reset()
+	cuda.Struct(&d.args, &p)
+	d.hold(o.Scratch, o.Residual)
+	d.holdParts(o)
+	return kernels.of[l.kind].Launch(s, clusterGrid(l.tiles, l.split, matrixThreads, l.shared, true), &d.args)
+}
+
+// operandMap is the map of the operands that x has become: both parts of 64
+// columns of so many rows are a box.
+func (d *Decoder) operandMap(scratch *gpu.Memory, in, rows, box int) (cuda.TensorMap, error) {
+	return d.maps.Get(linearMap{scratch.Address(), in, rows, 0, -box, false}, func() (cuda.TensorMap, error) {
+		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
+			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), 2}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
+			Box: [3]uint32{matrixStep, uint32(box), 2},
+		})
+	})
+}

@@ -1,0 +1,98 @@
+package decoder
+
+import (
+	"slices"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/attention"
+)
+
+// Projection is a Linear of a batch's rows with several parts, as they make queries,
+// keys and values: it waits for Queue, so that Append may have the same launch store the
+// new keys and values in the cache. It keeps what it was given, as it was. Not for
+// several goroutines at once.
+type Projection struct {
+	d      *Decoder
+	linear Linear
+	launch batchLaunch
+	keep   batchKeep
+	cache  []gpu.Memory // that it stores into, and the table of slots
+}
+
+// NewProjection makes one; nil where a Linear has a single part, or is no launch of a
+// batch's rows. What is wrong with its operands is left to [Decoder.Linear].
+func (d *Decoder) NewProjection(o *Linear) *Projection {
+	if len(o.Parts) < 2 || o.check() != nil {
+		return nil
+	}
+	l, ok, err := d.configureBatch(o)
+	if !ok || err != nil {
+		return nil
+	}
+	p := &Projection{d: d, linear: *o, launch: l}
+	p.linear.Parts = slices.Clone(o.Parts)
+	if o.Norm != nil {
+		norm := *o.Norm
+		p.linear.Norm = &norm
+	}
+	return p
+}
+
+// Append takes the storing of new keys and values in a cache, as [Plan.Append] queues
+// it, if they are parts of what the layer makes. The launch brings some of the cache's
+// pages into the L2 cache besides, for the attention behind it.
+func (p *Projection) Append(plan *attention.Plan, k, v, newK, newV gpu.Memory) bool {
+	if p.cache != nil || plan.Device() != p.d.dev {
+		return false
+	}
+	return plan.FuseAppend(&k, &v, func(a *attention.Appending) bool { return p.append(a, k, v, newK, newV) })
+}
+
+// append is Append of what the plan offers.
+func (p *Projection) append(a *attention.Appending, k, v, newK, newV gpu.Memory) bool {
+	g := a.Problem
+	width, o := g.KVHeads*g.Dim, &p.linear
+	if k.DType != o.Parts[0].W.DType || a.Rows != o.Rows || g.Dim%4 != 0 {
+		return false
+	}
+	keep := batchKeep{
+		slots: a.Slots, ahead: a.Ahead,
+		headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(a.PageBytes),
+	}
+	for _, x := range [...]struct{ made, to *gpu.Memory }{{&newK, &k}, {&newV, &v}} {
+		i := slices.IndexFunc(o.Parts, func(part LinearPart) bool {
+			return x.made.Buffer != nil && part.Y.Address() == x.made.Address() && part.Out == width
+		})
+		if i < 0 || keep.cache[i] != 0 || x.made.DType != attn.Float32 || x.made.Len < o.Rows*width || p.meets(x.to) {
+			return false
+		}
+		keep.cache[i] = x.to.Address()
+	}
+	p.keep, p.cache = keep, []gpu.Memory{k, v, {Buffer: a.Table}}
+	return true
+}
+
+// meets says whether the layer reads or writes some of m.
+func (p *Projection) meets(m *gpu.Memory) bool {
+	o, of := &p.linear, spanOf(m, m.Len)
+	meets := func(x *gpu.Memory, elements int) bool {
+		return x.Buffer != nil && of.meets([]span{spanOf(x, elements)})
+	}
+	return meets(&o.X, o.Rows*o.In) || meets(&o.Residual, o.Rows*o.Parts[0].Out) ||
+		o.Norm != nil && (meets(&o.Norm.Gamma, o.In) || meets(&o.Norm.Beta, o.In)) ||
+		slices.ContainsFunc(o.Parts, func(x LinearPart) bool {
+			return meets(&x.W, x.Out*o.In) || meets(&x.B, x.Out) || meets(&x.Y, o.Rows*x.Out)
+		})
+}
+
+// Queue queues the launch.
+func (p *Projection) Queue(s *cuda.Stream) error {
+	return p.d.batch(s, &p.linear, p.launch, p.keep, p.cache...)
+}
+
+// Upload and Close have nothing to do: there is no memory besides the layer's.
+func (p *Projection) Upload() error { return nil }
+
+func (p *Projection) Close() error { return nil }

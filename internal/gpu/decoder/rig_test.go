@@ -1,0 +1,34 @@
+package decoder
+
+import (
+	"errors"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/kernels"
+)
+
+var (
+	noError   = testgpu.NoError
+	wantError = testgpu.WantError
+	isError   = testgpu.IsError
+)
+
+// machine is where a test's layers run, with attention between them.
+type machine struct {
+	*testgpu.Device
+	engine *attention.Engine
+}
+
+func realGPU(t testing.TB) *machine { return machineOf(t, testgpu.Real(t)) }
+
+func machineOf(t testing.TB, d *testgpu.Device) *machine {
+	t.Helper()
+	e, err := attention.New(d.Dev)
+	if errors.Is(err, kernels.ErrNoImage) {
+		t.Skipf("no kernels: %v", err)
+	}
+	noError(t, err)
+	return &machine{Device: d, engine: e}
+}

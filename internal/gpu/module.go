@@ -1,0 +1,19 @@
+package gpu
+
+import (
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/kernels"
+)
+
+// Image is where modules come from. It is a variable for tests.
+var Image = kernels.Image
+
+// WithShared is a kernel whose thread blocks may have all of the shared memory that there
+// is for one. It has no static shared memory.
+func WithShared(m *cuda.Module, info *cuda.Info, name string) (*cuda.Function, error) {
+	f, err := m.Function(name)
+	if err != nil {
+		return nil, err
+	}
+	return f, f.SetDynamicShared(info.SharedPerBlockMost)
+}

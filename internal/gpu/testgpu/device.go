@@ -1,0 +1,96 @@
+package testgpu
+
+import (
+	"errors"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Device is what tests run on: a GPU, or the fake driver with somebody who does what
+// its kernels would do.
+type Device struct {
+	Dev    *cuda.Device
+	Stream *cuda.Stream
+	// Settle waits until what was queued is done.
+	Settle func(t testing.TB)
+	// Capture makes a graph, and returns what launches it.
+	Capture func(t testing.TB, f func() error) func() error
+}
+
+// Real is the machine's first GPU, or the end of the test.
+func Real(t testing.TB) *Device {
+	t.Helper()
+	drv, err := cuda.Load()
+	if errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) {
+		t.Skipf("no GPU: %v", err)
+	}
+	NoError(t, err)
+	dev, err := drv.Open(0)
+	if errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrComputeCapability) {
+		t.Skipf("no GPU that will do: %v", err)
+	}
+	NoError(t, err)
+	t.Cleanup(func() { NoError(t, dev.Close()) })
+	return deviceOf(t, dev)
+}
+
+// deviceOf is one whose launches do what they say.
+func deviceOf(t testing.TB, dev *cuda.Device) *Device {
+	t.Helper()
+	stream, err := dev.NewStream()
+	NoError(t, err)
+	m := &Device{Dev: dev, Stream: stream}
+	m.Settle = func(t testing.TB) {
+		t.Helper()
+		NoError(t, stream.Synchronize())
+	}
+	m.Capture = func(t testing.TB, f func() error) func() error {
+		t.Helper()
+		g, err := stream.Capture(f)
+		NoError(t, err)
+		return func() error { return stream.Launch(g) }
+	}
+	return m
+}
+
+// OrShort is n, or less with -short: under compute-sanitizer, whose tools make
+// kernels many times as slow.
+func OrShort(n, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return n
+}
+
+// Put takes memory at a place of a buffer that is 16 bytes off its start.
+func (m *Device) Put(t testing.TB, data []byte, d attn.DType) gpu.Memory {
+	t.Helper()
+	const offset = 16
+	b, err := m.Dev.NewBuffer(int64(len(data)) + offset)
+	NoError(t, err)
+	NoError(t, b.Upload(offset, data))
+	return gpu.Memory{Buffer: b, Offset: offset, DType: d, Len: len(data) / d.Size()}
+}
+
+// Poison fills x with NaN, and takes memory for it first where it has none.
+func (m *Device) Poison(t testing.TB, x *gpu.Memory) {
+	t.Helper()
+	if x.Buffer == nil {
+		n := x.Len
+		*x = m.Put(t, Poisoned(max(n, 1), x.DType), x.DType)
+		x.Len = n
+	} else {
+		NoError(t, x.Buffer.Upload(x.Offset, Poisoned(x.Len, x.DType)))
+	}
+}
+
+// Read is what lies in x.
+func Read(t testing.TB, x *gpu.Memory) []byte {
+	t.Helper()
+	b := make([]byte, x.Len*x.DType.Size())
+	NoError(t, x.Buffer.Download(b, x.Offset))
+	return b
+}

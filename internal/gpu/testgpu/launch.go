@@ -1,0 +1,90 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package testgpu
+
+import (
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/half"
+)
+
+// Launch is what the fake driver says of one.
+type Launch struct {
+	Kernel                  string
+	Blocks, Threads, Shared int
+	Cluster                 int
+	Overlap                 bool
+	Arg                     []byte
+}
+
+var launchText = regexp.MustCompile(`kernel (\w+)\ngrid (\d+) 1 1 block (\d+) 1 1 shared (\d+)\n(?:cluster (\d+) 1 1\n)?(overlap 1\n)?args ([0-9a-f]+)\n`)
+
+// Launches are those in a log of the fake driver.
+func Launches(log string) (all []Launch) {
+	for _, m := range launchText.FindAllStringSubmatch(log, -1) {
+		l := Launch{Kernel: m[1], Overlap: m[6] != ""}
+		fmt.Sscan(m[2], &l.Blocks)
+		fmt.Sscan(m[3], &l.Threads)
+		fmt.Sscan(m[4], &l.Shared)
+		fmt.Sscan(m[5], &l.Cluster) // 0 where there is none
+		l.Arg, _ = hex.DecodeString(m[7])
+		all = append(all, l)
+	}
+	return all
+}
+
+// At is memory of the fake driver, which is the host's.
+func At[T any](address uint64, i int) *T {
+	var x T
+	p := uintptr(address) + uintptr(i)*unsafe.Sizeof(x)
+	return *(**T)(unsafe.Pointer(&p))
+}
+
+// TypeOf is the type that kernels have a number for.
+func TypeOf(code int32) attn.DType {
+	return [...]attn.DType{attn.Float32, attn.Float16, attn.BFloat16}[code]
+}
+
+// Load is element i of memory of the fake driver.
+func Load(address uint64, i int, d attn.DType) float64 {
+	switch d {
+	case attn.Float16:
+		return float64((*At[half.Float16](address, i)).Float32())
+	case attn.BFloat16:
+		return float64((*At[half.BFloat16](address, i)).Float32())
+	}
+	return float64(*At[float32](address, i))
+}
+
+// LoadRow loads len(dst) elements from number i on.
+func LoadRow(dst []float64, address uint64, i int, d attn.DType) {
+	if d == attn.Float32 {
+		for j, x := range unsafe.Slice(At[float32](address, i), len(dst)) {
+			dst[j] = float64(x)
+		}
+		return
+	}
+	for j, x := range unsafe.Slice(At[uint16](address, i), len(dst)) {
+		if d == attn.Float16 {
+			dst[j] = float64(half.Float16(x).Float32())
+		} else {
+			dst[j] = float64(half.BFloat16(x).Float32())
+		}
+	}
+}
+
+// Store sets it.
+func Store(address uint64, i int, d attn.DType, x float64) {
+	switch d {
+	case attn.Float16:
+		*At[half.Float16](address, i) = half.FromFloat64(x)
+	case attn.BFloat16:
+		*At[half.BFloat16](address, i) = half.BFromFloat64(x)
+	default:
+		*At[float32](address, i) = float32(x)
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package testgpu
+
+const RaceEnabled = false
