@@ -264,7 +264,7 @@ func layOut(s Shape, pageTokens int, rng *rand.Rand) gpuProblem {
 	rows := attn.Strides{Row: s.heads * s.dim, Head: s.dim}
 	key := attn.PageStrides{Page: s.kvHeads * tokens * s.dim, Head: tokens * s.dim, Row: s.dim}
 	p.geometry = attn.Problem{
-		Heads: s.heads, KVHeads: s.kvHeads, Dim: s.dim, ValueDim: s.dim, Query: rows, Out: rows, Key: key, Value: key,
+		Heads: s.heads, KVHeads: s.kvHeads, Dim: s.dim, ValueDim: s.dim, KV: attn.Float16, Query: rows, Out: rows, Key: key, Value: key,
 		PageTokens: tokens, Scale: 1 / math.Sqrt(float64(s.dim)),
 	}
 	for i, n := range s.lengths {

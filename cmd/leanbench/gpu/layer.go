@@ -254,8 +254,8 @@ type layerFloor struct {
 	closers []func() error
 }
 
-func (d *gpuDevice) layerFloor(s Shape) (f *layerFloor, err error) {
-	f = &layerFloor{d: d, p: layOut(s, layerPage, d.rng), plan: d.engine.NewPlan()}
+func (d *gpuDevice) layerFloor(s Shape) (_ *layerFloor, err error) {
+	f := &layerFloor{d: d, p: layOut(s, layerPage, d.rng), plan: d.engine.NewPlan()}
 	f.closers = append(f.closers, f.plan.Close)
 	defer func() {
 		if err != nil {
