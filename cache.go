@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/memory"
+	"gorgonia.org/leanattention/internal/pages"
 
 	"gorgonia.org/tensor"
 )
@@ -60,8 +61,7 @@ type Cache struct {
 	bytes   int64 // of all pages
 
 	mu        sync.Mutex
-	free      []int32 // pages that nobody holds
-	holders   []int32 // of each page, the sequences and reservations that hold it
+	pool      *pages.Pool // who holds which page: sequences, open steps, and calls that read
 	sequences int
 	tokens    int
 	checks    uint64 // counts the lists of appends that were looked at
@@ -106,14 +106,11 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 		}
 	}()
 	c := &Cache{config: config, id: ids.Add(1), bytes: l.bytes}
-	c.holders, c.free = make([]int32, config.Pages), make([]int32, config.Pages)
+	c.pool = pages.New(config.Pages, config.PageSize)
 	if config.Device == nil {
 		c.store = newHostPages(&config, l.storage, l.keyElements, l.valueElements)
 	} else if c.store, err = placePages(op, c, l.storage, l.keyElements, l.valueElements); err != nil {
 		return nil, err
-	}
-	for i := range c.free {
-		c.free[i] = int32(config.Pages - 1 - i) // taken from the end: the lowest page first
 	}
 	return c, nil
 }
@@ -225,12 +222,7 @@ func (c *Cache) Stats() CacheStats {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := CacheStats{Pages: c.config.Pages, FreePages: len(c.free), Sequences: c.sequences, Tokens: c.tokens, Device: c.store.where()}
-	for _, n := range c.holders {
-		if n > 1 {
-			s.Shared++
-		}
-	}
+	s := CacheStats{Pages: c.config.Pages, FreePages: c.pool.Free(), Shared: c.pool.Shared(), Sequences: c.sequences, Tokens: c.tokens, Device: c.store.where()}
 	if !c.closed {
 		s.Bytes = c.bytes
 	}
@@ -265,9 +257,8 @@ type Sequence struct {
 	_        noCopy
 	self     *Sequence // another one's in a copy
 	cache    *Cache
-	pages    []int32 // ceil(len/PageSize) of them
-	len      int
-	step     *Step // the open step that it is part of, if any
+	table    pages.Table // of the committed tokens
+	step     *Step       // the open step that it is part of, if any
 	released bool
 
 	// seen is the last of the cache's checks that met the sequence, as append seenAt.
@@ -287,12 +278,12 @@ func (c *Cache) NewSequence() (*Sequence, error) {
 		return nil, errorf("NewSequence", ErrClosed, "cache")
 	}
 	c.sequences++
-	return c.newSequence(nil, 0), nil
+	return c.newSequence(pages.Table{}), nil
 }
 
-// newSequence is a sequence of n tokens in pages that are its own; nothing is counted.
-func (c *Cache) newSequence(pages []int32, n int) *Sequence {
-	s := &Sequence{cache: c, pages: pages, len: n}
+// newSequence is a sequence with a page table that is its own; nothing is counted.
+func (c *Cache) newSequence(table pages.Table) *Sequence {
+	s := &Sequence{cache: c, table: table}
 	s.self = s
 	return s
 }
@@ -304,7 +295,7 @@ func (s *Sequence) Len() int {
 	}
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
-	return s.len
+	return s.table.Tokens
 }
 
 // made says whether s comes from NewSequence, Fork or ReadSequence.
@@ -344,12 +335,13 @@ func (s *Sequence) Fork() (*Sequence, error) {
 	if err := s.usable("Fork"); err != nil {
 		return nil, err
 	}
-	for _, p := range s.pages {
-		c.holders[p]++
+	table, err := c.pool.Clone(&s.table)
+	if err != nil {
+		return nil, pagesError("Fork", err)
 	}
 	c.sequences++
-	c.tokens += s.len
-	return c.newSequence(append([]int32(nil), s.pages...), s.len), nil
+	c.tokens += table.Tokens
+	return c.newSequence(table), nil
 }
 
 // Truncate keeps the first n tokens, n in [0, Len], and gives back the pages
@@ -365,11 +357,10 @@ func (s *Sequence) Truncate(n int) error {
 	if err := s.usable("Truncate"); err != nil {
 		return err
 	}
-	if n < 0 || n > s.len {
-		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d", n, s.len)
+	if n < 0 || n > s.table.Tokens {
+		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d", n, s.table.Tokens)
 	}
-	c.cut(s, n)
-	return nil
+	return c.cut("Truncate", s, n)
 }
 
 // Release gives back all pages. The sequence can't be used any more.
@@ -383,41 +374,27 @@ func (s *Sequence) Release() error {
 	if err := s.usable("Release"); err != nil {
 		return err
 	}
-	c.cut(s, 0)
+	if err := c.cut("Release", s, 0); err != nil {
+		return err
+	}
 	s.released = true
 	c.sequences--
 	return nil
 }
 
 // cut shortens s to n tokens. The mu is held.
-func (c *Cache) cut(s *Sequence, n int) {
-	keep := c.pagesFor(n)
-	for _, p := range s.pages[keep:] {
-		c.drop(p)
+func (c *Cache) cut(op string, s *Sequence, n int) error {
+	was := s.table.Tokens
+	if err := c.pool.Truncate(&s.table, n); err != nil {
+		return pagesError(op, err)
 	}
-	c.tokens -= s.len - n
-	s.pages, s.len = s.pages[:keep], n
+	c.tokens -= was - n
+	return nil
 }
 
-func (c *Cache) pagesFor(tokens int) int {
-	return (tokens + c.config.PageSize - 1) / c.config.PageSize
-}
-
-// take gets a free page; the caller has checked that there is one.
-func (c *Cache) take() int32 {
-	last := len(c.free) - 1
-	p := c.free[last]
-	c.free = c.free[:last]
-	c.holders[p] = 1
-	return p
-}
-
-// drop gives up one hold on a page.
-func (c *Cache) drop(p int32) {
-	if c.holders[p]--; c.holders[p] == 0 {
-		c.free = append(c.free, p)
-	}
-}
+// pagesError is an error of the pool of pages. Calls are checked before, so it is a
+// defect: better than a page that two sequences write.
+func pagesError(op string, err error) error { return errorf(op, ErrInternal, "pages: %v", err) }
 
 // pageStrides places (page, head, slot) in a layer's keys or values.
 func (c *CacheConfig) pageStrides(dim int) attn.PageStrides {

@@ -25,7 +25,7 @@ func (m *cacheModel) Check(t *rapid.T) {
 					if tok.k[l] == nil { // the layer has not run
 						break
 					}
-					if err := view.checkToken(l, s.step.reservations[j].pages, n, tok); err != nil {
+					if err := view.checkToken(l, s.step.reservations[j].Pages, n, tok); err != nil {
 						t.Fatalf("step %d, append %d: %v", i, j, err)
 					}
 				}
@@ -85,39 +85,40 @@ func (m *cacheModel) checkPages(t *rapid.T) {
 		}
 	}
 	for i, s := range m.sequences {
-		match(fmt.Sprintf("sequence %d", i), s.pages, s.real.pages)
+		match(fmt.Sprintf("sequence %d", i), s.pages, s.real.table.Pages)
 	}
 	for i, s := range m.steps {
 		for j, p := range s.parts {
-			match(fmt.Sprintf("step %d, append %d", i, j), p.after, s.step.reservations[j].pages)
+			match(fmt.Sprintf("step %d, append %d", i, j), p.after, s.step.reservations[j].Pages)
 		}
 	}
 
 	// The cache's own books.
 	holders := make([]int32, c.config.Pages)
 	for _, s := range m.sequences {
-		for _, p := range s.real.pages {
+		for _, p := range s.real.table.Pages {
 			holders[p]++
 		}
 	}
 	for _, s := range m.steps {
 		for j := range s.parts {
 			r := &s.step.reservations[j]
-			for _, p := range r.pages[r.kept:] {
+			for _, p := range r.Fresh() {
 				holders[p]++
 			}
 		}
 	}
 	free := make(map[int32]bool)
-	for _, p := range c.free {
+	listed, counted := c.pool.Lists()
+	for _, p := range listed {
 		if free[p] || holders[p] != 0 {
-			t.Fatalf("page %d is free twice, or free and held: %v, holders %v", p, c.free, holders)
+			t.Fatalf("page %d is free twice, or free and held: %v, holders %v", p, listed, holders)
 		}
 		free[p] = true
 	}
 	for p, n := range holders {
-		if n != c.holders[p] || (n == 0) != free[int32(p)] {
-			t.Fatalf("page %d has %d holders, is free: %t; the cache counts %d", p, n, free[int32(p)], c.holders[p])
+		if n != counted[p] || (n == 0) != free[int32(p)] {
+			t.Fatalf("page %d has %d holders, is free: %t; the cache counts %d", p, n, free[int32(p)], counted[p])
 		}
 	}
 }
@@ -135,14 +136,14 @@ func (m *cacheModel) poison() {
 	for l := range m.cache.config.Layers {
 		for _, s := range m.sequences {
 			for i := range s.tokens {
-				seen[slot{l, s.real.pages[i/size], i % size}] = true
+				seen[slot{l, s.real.table.Pages[i/size], i % size}] = true
 			}
 		}
 		for _, s := range m.steps {
 			for j, p := range s.parts {
 				for i, tok := range slices.Concat(p.tokens, p.fresh) {
 					if tok.k[l] != nil {
-						seen[slot{l, s.step.reservations[j].pages[i/size], i % size}] = true
+						seen[slot{l, s.step.reservations[j].Pages[i/size], i % size}] = true
 					}
 				}
 			}

@@ -396,7 +396,7 @@ func (c *testView) checkTokens(s *Sequence, want []*testToken) error {
 	}
 	for l := range c.config.Layers {
 		for i, tok := range want {
-			if err := c.checkToken(l, s.pages, i, tok); err != nil {
+			if err := c.checkToken(l, s.table.Pages, i, tok); err != nil {
 				return err
 			}
 		}

@@ -251,7 +251,7 @@ func TestCacheFullChangesNothing(t *testing.T) {
 			}
 		}
 		stats, bytesBefore := c.Stats(), Slabs(c)
-		pages := [][]int32{append([]int32(nil), a.seq.pages...), append([]int32(nil), b.seq.pages...)}
+		pages := [][]int32{append([]int32(nil), a.seq.table.Pages...), append([]int32(nil), b.seq.table.Pages...)}
 		if err := set(s, todo...); !errors.Is(err, ErrCacheFull) {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -262,8 +262,8 @@ func TestCacheFullChangesNothing(t *testing.T) {
 			t.Errorf("%s: memory has changed", name)
 		}
 		for i, q := range []*Sequence{a.seq, b.seq} {
-			if q.step != nil || len(q.pages) != 2 || q.pages[0] != pages[i][0] || q.pages[1] != pages[i][1] {
-				t.Errorf("%s: sequence %d has pages %v, before %v", name, i, q.pages, pages[i])
+			if q.step != nil || len(q.table.Pages) != 2 || q.table.Pages[0] != pages[i][0] || q.table.Pages[1] != pages[i][1] {
+				t.Errorf("%s: sequence %d has pages %v, before %v", name, i, q.table.Pages, pages[i])
 			}
 		}
 		for i := range todo {
@@ -391,5 +391,71 @@ func TestPlansOfLayers(t *testing.T) {
 	add(2)
 	if n := len(step.plans); n != len(options)+1 {
 		t.Errorf("%d plans after layers of two heads", n)
+	}
+}
+
+// A step that is rolled back leaves the pool of pages as it was, to the order of the
+// free list, wherever the failure was.
+func TestRollbackRestoresThePool(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 3, PageSize: 4, Pages: 12})
+	s := newStepGraph(t, c, 16, 2, tensor.Float32)
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{a, 6})
+	b, other := a.fork(t), &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{other, 9})
+	other.tokens = other.tokens[:3]
+	noError(t, other.seq.Truncate(3)) // the free list is not in order any more
+	before := booksOf(c)
+	appends := []testAppend{{b, 4}, {other, 6}, {a, 3}}
+	for _, failAt := range []int{-1, 0, 1} { // before a run, nowhere, in a layer
+		noError(t, set(s, appends...))
+		if failAt >= 0 {
+			if _, err := s.attempt(rng, failAt, appends...); (err != nil) != (failAt > 0) {
+				t.Fatal(failAt, err)
+			}
+		}
+		if booksOf(c).equal(before) {
+			t.Fatal("the step has reserved nothing")
+		}
+		noError(t, s.step.Rollback())
+		if after := booksOf(c); !after.equal(before) {
+			t.Fatalf("failure at %d: %+v, before %+v", failAt, after, before)
+		}
+	}
+}
+
+// Where the pool's numbers are wrong, which only a defect could bring about, calls say
+// so and change nothing: no page goes to two sequences.
+func TestWrongPool(t *testing.T) {
+	for name, do := range map[string]func(*Sequence, *Step) error{
+		"Fork":     func(q *Sequence, _ *Step) error { _, err := q.Fork(); return err },
+		"WriteTo":  func(q *Sequence, _ *Step) error { _, err := q.WriteTo(new(bytes.Buffer)); return err },
+		"Truncate": func(q *Sequence, _ *Step) error { return q.Truncate(1) },
+		"Release":  func(q *Sequence, _ *Step) error { return q.Release() },
+	} {
+		c := newTestCache(t, smallCache)
+		q := newTestSequence(t, c)
+		Lengthen(q, 10)
+		step, err := c.NewStep(4)
+		noError(t, err, c.pool.Release(q.table.Pages[1:]))
+		before := booksOf(c)
+		if err := do(q, step); !errors.Is(err, ErrInternal) || !strings.Contains(err.Error(), name+": pages: page ") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if after := booksOf(c); !after.equal(before) || q.Len() != 10 {
+			t.Errorf("%s: %+v, before %+v", name, after, before)
+		}
+	}
+	c := newTestCache(t, smallCache)
+	q := newTestSequence(t, c)
+	step, err := c.NewStep(4)
+	noError(t, err, step.Set([]Append{{q, 4}}), c.pool.Release(step.reservations[0].Fresh()))
+	if err := step.Rollback(); !errors.Is(err, ErrInternal) || !strings.Contains(err.Error(), "Rollback: pages: page 0 is free") {
+		t.Error(err)
+	}
+	if c.pool.Free() != smallCache.Pages || step.open || q.step != nil {
+		t.Errorf("%d pages free, step %v, sequence %v", c.pool.Free(), step, q)
 	}
 }

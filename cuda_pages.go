@@ -118,9 +118,9 @@ func (p *machinePages) on(op string, step *Step, gpu *GPU) (*devicePages, error)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.there != nil {
-		held := c.config.Pages - len(c.free)
+		held := c.pool.Count() - c.pool.Free()
 		for i := range step.reservations {
-			held -= len(step.reservations[i].pages) - step.reservations[i].kept
+			held -= len(step.reservations[i].Fresh())
 		}
 		switch {
 		case held > 0 && p.there.gpu.dev.Lost():

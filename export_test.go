@@ -30,9 +30,10 @@ func Slabs(c *Cache) []byte {
 func PoisonFree(c *Cache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	free, _ := c.pool.Lists()
 	c.eachSlab(func(t attn.DType, bytes []byte) {
 		page := len(bytes) / c.config.Pages
-		for _, p := range c.free {
+		for _, p := range free {
 			poison(t, bytes[int(p)*page:(int(p)+1)*page])
 		}
 	})
@@ -69,10 +70,11 @@ func Lengthen(s *Sequence, n int) {
 	c := s.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(s.pages) < c.pagesFor(s.len+n) {
-		s.pages = append(s.pages, c.take())
+	var err error
+	if s.table.Pages, err = c.pool.Take(s.table.Pages, c.pool.For(s.table.Tokens+n)-len(s.table.Pages)); err != nil {
+		panic(err)
 	}
-	s.len += n
+	s.table.Tokens += n
 	c.tokens += n
 }
 

@@ -2,9 +2,12 @@ package leanattention
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+
+	"gorgonia.org/leanattention/internal/pages"
 
 	"gorgonia.org/tensor"
 )
@@ -70,10 +73,10 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 		return 0, err
 	}
 	c := s.cache
-	defer c.giveUp(held.pages)
+	defer func() { err = errors.Join(err, c.giveUp(op, held)) }()
 
 	out := &sumWriter{w: w, op: op}
-	header := c.savedHeader(held.len)
+	header := c.savedHeader(held.table.Tokens)
 	err = held.eachPart(func(part *sequencePart) error {
 		if err := c.transfer(op, part, false); err != nil {
 			return err
@@ -104,20 +107,21 @@ func (s *Sequence) hold(op string) (*Sequence, error) {
 	if err := s.usable(op); err != nil {
 		return nil, err
 	}
-	for _, p := range s.pages {
-		c.holders[p]++
+	table, err := c.pool.Clone(&s.table)
+	if err != nil {
+		return nil, pagesError(op, err)
 	}
-	return c.newSequence(append([]int32(nil), s.pages...), s.len), nil
+	return c.newSequence(table), nil
 }
 
-// giveUp gives up one hold on each of the pages, in the reverse of the order in which
-// they were taken.
-func (c *Cache) giveUp(pages []int32) {
+// giveUp gives back the pages of a sequence that is not counted.
+func (c *Cache) giveUp(op string, s *Sequence) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := len(pages) - 1; i >= 0; i-- {
-		c.drop(pages[i])
+	if err := c.pool.Truncate(&s.table, 0); err != nil {
+		return pagesError(op, err)
 	}
+	return nil
 }
 
 // ReadSequence makes a sequence of what [Sequence.WriteTo] has written, from a cache
@@ -138,7 +142,7 @@ func (c *Cache) giveUp(pages []int32) {
 // another shape or type, [ErrCacheFull], [ErrClosed], and what r returns; on a GPU also
 // what went wrong there, [ErrUnsupported] within [GPU.Record], and under the build tag
 // cuda while no layer has run. Then the cache is as it was.
-func (c *Cache) ReadSequence(r io.Reader) (*Sequence, error) {
+func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	const op = "ReadSequence"
 	if err := c.made(op); err != nil {
 		return nil, err
@@ -151,17 +155,17 @@ func (c *Cache) ReadSequence(r io.Reader) (*Sequence, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := c.takeFor(op, tokens)
+	read, err := c.takeFor(op, tokens)
 	if err != nil {
 		return nil, err
 	}
 	whole := false
 	defer func() {
 		if !whole { // also if r panics
-			c.giveUp(s.pages)
+			err = errors.Join(err, c.giveUp(op, read))
 		}
 	}()
-	err = s.eachPart(func(part *sequencePart) error {
+	err = read.eachPart(func(part *sequencePart) error {
 		if err := in.read(part.tokens); err != nil {
 			return err
 		}
@@ -177,13 +181,13 @@ func (c *Cache) ReadSequence(r io.Reader) (*Sequence, error) {
 	c.mu.Lock()
 	if whole = !c.closed; whole {
 		c.sequences++
-		c.tokens += s.len
+		c.tokens += read.table.Tokens
 	}
 	c.mu.Unlock()
 	if !whole {
 		return nil, errorf(op, ErrClosed, "cache")
 	}
-	return s, nil
+	return read, nil
 }
 
 // takeFor is a sequence with pages for so many tokens, which is not yet counted.
@@ -194,18 +198,18 @@ func (c *Cache) takeFor(op string, tokens uint64) (*Sequence, error) {
 		return nil, errorf(op, ErrClosed, "cache")
 	}
 	size := uint64(c.config.PageSize)
-	need := tokens / size
+	need := tokens / size // tokens may be more than an int has
 	if tokens%size != 0 {
 		need++
 	}
-	if need > uint64(len(c.free)) {
-		return nil, errorf(op, ErrCacheFull, "%d pages of %d tokens needed for %d tokens, %d of %d free", need, size, tokens, len(c.free), c.config.Pages)
+	if free := c.pool.Free(); need > uint64(free) {
+		return nil, errorf(op, ErrCacheFull, "%d pages of %d tokens needed for %d tokens, %d of %d free", need, size, tokens, free, c.config.Pages)
 	}
-	var pages []int32
-	for range need {
-		pages = append(pages, c.take())
+	list, err := c.pool.Take(nil, int(need))
+	if err != nil {
+		return nil, pagesError(op, err)
 	}
-	return c.newSequence(pages, int(tokens)), nil
+	return c.newSequence(pages.Table{Pages: list, Tokens: int(tokens)}), nil
 }
 
 // savedHeader begins a saved sequence of c, with its sum.

@@ -52,12 +52,12 @@ func savedWant(s *Sequence) []byte {
 	for _, n := range []int{cfg.Layers, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim} {
 		b = le.AppendUint32(b, uint32(n))
 	}
-	b = withSum(le.AppendUint64(b, uint64(s.len)))
+	b = withSum(le.AppendUint64(b, uint64(s.table.Tokens)))
 	for l := range cfg.Layers {
 		for _, values := range []bool{false, true} {
-			for i := range s.len {
+			for i := range s.table.Tokens {
 				for h := range cfg.KVHeads {
-					slab, at, n := v.testRow(values, l, s.pages[i/cfg.PageSize], h, i%cfg.PageSize)
+					slab, at, n := v.testRow(values, l, s.table.Pages[i/cfg.PageSize], h, i%cfg.PageSize)
 					size := slab.DType.Size()
 					b = append(b, slabBytes(*slab)[at*size:(at+n)*size]...)
 				}
@@ -90,7 +90,8 @@ type books struct {
 func booksOf(c *Cache) books {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return books{slices.Clone(c.free), slices.Clone(c.holders), c.sequences, c.tokens}
+	free, holders := c.pool.Lists()
+	return books{free, holders, c.sequences, c.tokens}
 }
 
 func (b books) equal(o books) bool {
@@ -114,7 +115,7 @@ func drawScattered(t *rapid.T, c *Cache) (live []*Sequence) {
 		}
 		s, err := c.NewSequence()
 		noError(t, err)
-		Lengthen(s, rapid.IntRange(0, min(len(c.free)*c.config.PageSize, 40)).Draw(t, "tokens"))
+		Lengthen(s, rapid.IntRange(0, min(c.pool.Free()*c.config.PageSize, 40)).Draw(t, "tokens"))
 		live = append(live, s)
 	}
 	return live
@@ -172,7 +173,7 @@ func testSequenceIO(t *testing.T, places ...*GPU) {
 		for i, s := range live {
 			before := to.Stats()
 			loaded, err := to.ReadSequence(r)
-			if need := to.pagesFor(s.len); need > before.FreePages {
+			if need := to.pool.For(s.table.Tokens); need > before.FreePages {
 				if !errors.Is(err, ErrCacheFull) || to.Stats() != before {
 					t.Fatalf("%d pages of %d: %v", need, before.FreePages, err)
 				}
@@ -182,7 +183,7 @@ func testSequenceIO(t *testing.T, places ...*GPU) {
 			if got := savedWant(loaded); !bytes.Equal(got, want[i]) {
 				t.Fatalf("loaded %x\nwant   %x", got, want[i])
 			}
-			before.Tokens, before.FreePages, before.Sequences = before.Tokens+s.len, before.FreePages-to.pagesFor(s.len), before.Sequences+1
+			before.Tokens, before.FreePages, before.Sequences = before.Tokens+s.table.Tokens, before.FreePages-to.pool.For(s.table.Tokens), before.Sequences+1
 			if after := to.Stats(); after != before {
 				t.Fatalf("%+v, want %+v", after, before)
 			}
@@ -466,7 +467,7 @@ func TestWriteToWhileItChanges(t *testing.T) {
 		"appended": func(t *testing.T, s *Sequence) {
 			step, err := s.cache.NewStep(1)
 			noError(t, err, step.Set([]Append{{s, 1}}))
-			if p := step.reservations[0].pages; p[1] == s.pages[1] {
+			if p := step.reservations[0].Pages; p[1] == s.table.Pages[1] {
 				t.Error("an append writes a page that is being saved")
 			}
 			noError(t, step.Rollback())

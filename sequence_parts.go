@@ -35,8 +35,8 @@ func (s *Sequence) eachPart(visit func(*sequencePart) error) error {
 				part.row = c.ValueDim * part.size
 			}
 			most := part.tokensOf(c.PageSize)
-			for from := 0; from < s.len; from += most {
-				to := min(from+most, s.len)
+			for from := 0; from < s.table.Tokens; from += most {
+				to := min(from+most, s.table.Tokens)
 				n := (to - from) * part.heads * part.row
 				tokens, memory = grown(tokens, n), grown(memory, n)
 				part.tokens, part.memory = tokens, memory
@@ -73,7 +73,7 @@ func (p *sequencePart) place(s *Sequence, from, to int) {
 	size := s.cache.config.PageSize
 	p.spans, p.runs = p.spans[:0], p.runs[:0]
 	for from < to {
-		page, slot := int(s.pages[from/size]), from%size
+		page, slot := int(s.table.Pages[from/size]), from%size
 		n := min(size-slot, to-from)
 		for h := range p.heads {
 			next := span{at: ((page*p.heads+h)*size + slot) * p.row, n: n * p.row}

@@ -1,11 +1,14 @@
 package leanattention
 
 import (
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/pages"
 )
 
 // Step is what a graph knows of a cache: a fixed number of token rows, which
@@ -52,11 +55,9 @@ type Append struct {
 
 // reservation is what an open step holds for a sequence.
 type reservation struct {
-	seq      *Sequence
-	tokens   int
-	pages    []int32 // as they will be: the sequence's own, then fresh ones
-	kept     int     // the leading ones that are the sequence's own
-	replaced int32   // the shared page that pages[kept] is a copy of; -1: none
+	pages.Reservation
+	seq    *Sequence
+	tokens int
 }
 
 // stepPlan is the schedule for the layers of one geometry.
@@ -193,28 +194,38 @@ func (s *Step) Set(appends []Append) (err error) {
 		return err
 	}
 
-	s.reservations, s.sequences, s.copies = s.reservations[:0], s.sequences[:0], s.copies[:0]
-	row := 0
-	for _, a := range appends {
-		r := c.reserve(s.nextReservation(), a.Seq, a.Tokens)
-		if r.replaced >= 0 {
-			s.copies = append(s.copies, pageCopy{to: r.pages[r.kept], from: r.replaced})
-		}
-		a.Seq.step = s
-		s.sequences = append(s.sequences, attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.len + a.Tokens, Pages: r.pages})
-		row += a.Tokens
+	if err := s.begin(op, appends); err != nil {
+		return errors.Join(err, s.rollback(op))
 	}
+	return nil
+}
+
+// begin does what Set does, for appends that are checked. Both mu are held.
+func (s *Step) begin(op string, appends []Append) error {
+	c := s.cache
+	s.reservations, s.sequences, s.copies = s.reservations[:0], s.sequences[:0], s.copies[:0]
 	s.open, s.given = true, true
 	s.began = false
 	s.turn++
 	s.run++
+	row := 0
+	for _, a := range appends {
+		r := s.nextReservation(a)
+		if err := c.pool.Reserve(&r.Reservation, &a.Seq.table, a.Tokens); err != nil {
+			return pagesError(op, err)
+		}
+		a.Seq.step = s
+		if to, from, ok := r.Copy(); ok {
+			s.copies = append(s.copies, pageCopy{to: to, from: from})
+		}
+		s.sequences = append(s.sequences, attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens + a.Tokens, Pages: r.Pages})
+		row += a.Tokens
+	}
 	if err := c.store.copyPages(op, s.copies); err != nil {
-		s.rollback()
 		return err
 	}
 	for _, p := range s.plans {
 		if err := s.plan(op, p); err != nil {
-			s.rollback()
 			return err
 		}
 	}
@@ -231,7 +242,7 @@ func (s *Step) check(op string, appends []Append) error {
 		return errorf(op, ErrState, "step is open: commit or roll back first")
 	}
 	c.checks++
-	rows, pages := 0, 0
+	rows, need := 0, 0
 	for i, a := range appends {
 		if a.Seq == nil {
 			return errorf(op, ErrState, "append %d has no sequence", i)
@@ -253,51 +264,24 @@ func (s *Step) check(op string, appends []Append) error {
 			return errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, s.tokens-rows, s.tokens-rows, s.tokens)
 		}
 		rows += a.Tokens
-		pages += c.freshPages(a.Seq, a.Tokens)
+		need += c.pool.Need(&a.Seq.table, a.Tokens)
 	}
-	if pages > len(c.free) {
-		return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", pages, c.config.PageSize, len(c.free), c.config.Pages)
+	if free := c.pool.Free(); need > free {
+		return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
 	}
 	return nil
 }
 
-// sharedTail reports whether the next token of seq goes to a page that others
-// hold too.
-func (c *Cache) sharedTail(seq *Sequence) bool {
-	return seq.len%c.config.PageSize != 0 && c.holders[seq.pages[len(seq.pages)-1]] > 1
-}
-
-// freshPages is the number of pages that n more tokens of seq take.
-func (c *Cache) freshPages(seq *Sequence, n int) int {
-	fresh := c.pagesFor(seq.len+n) - len(seq.pages)
-	if c.sharedTail(seq) {
-		fresh++
-	}
-	return fresh
-}
-
-// nextReservation is a reservation whose memory may have been used before.
-func (s *Step) nextReservation() *reservation {
+// nextReservation is the reservation of the next append. Its memory may have been used
+// before.
+func (s *Step) nextReservation(a Append) *reservation {
 	if n := len(s.reservations); n < cap(s.reservations) {
 		s.reservations = s.reservations[:n+1]
 	} else {
 		s.reservations = append(s.reservations, reservation{})
 	}
-	return &s.reservations[len(s.reservations)-1]
-}
-
-// reserve takes the pages for n more tokens of seq, which are there. The copy of
-// a page that is replaced is left to the caller.
-func (c *Cache) reserve(r *reservation, seq *Sequence, n int) *reservation {
-	*r = reservation{seq: seq, tokens: n, pages: r.pages[:0], kept: len(seq.pages), replaced: -1}
-	if c.sharedTail(seq) {
-		r.kept--
-		r.replaced = seq.pages[r.kept]
-	}
-	r.pages = append(r.pages, seq.pages[:r.kept]...)
-	for len(r.pages) < c.pagesFor(seq.len+n) {
-		r.pages = append(r.pages, c.take())
-	}
+	r := &s.reservations[len(s.reservations)-1]
+	r.seq, r.tokens = a.Seq, a.Tokens
 	return r
 }
 
@@ -334,11 +318,9 @@ func (s *Step) Commit() error {
 	}
 	for i := range s.reservations {
 		r := &s.reservations[i]
-		if r.replaced >= 0 {
-			c.drop(r.replaced)
+		if err := c.pool.Commit(&r.Reservation); err != nil {
+			return pagesError(op, err)
 		}
-		r.seq.pages = append(r.seq.pages[:r.kept], r.pages[r.kept:]...)
-		r.seq.len += r.tokens
 		r.seq.step = nil
 		c.tokens += r.tokens
 	}
@@ -360,21 +342,26 @@ func (s *Step) Rollback() error {
 		return errorf("Rollback", ErrClosed, "cache")
 	}
 	if s.open {
-		s.rollback()
+		return s.rollback("Rollback")
 	}
 	return nil
 }
 
-// rollback is Rollback with both mu held.
-func (s *Step) rollback() {
-	for i := range s.reservations {
+// rollback is Rollback with both mu held. The last reservation goes first, so that the
+// free list is as it was.
+func (s *Step) rollback(op string) (err error) {
+	for i := range slices.Backward(s.reservations) {
 		r := &s.reservations[i]
-		for _, p := range r.pages[r.kept:] {
-			s.cache.drop(p)
+		if r.seq.step != s { // it was not reserved
+			continue
+		}
+		if e := s.cache.pool.Rollback(&r.Reservation); e != nil {
+			err = pagesError(op, e)
 		}
 		r.seq.step = nil
 	}
 	s.open, s.given = false, false
+	return err
 }
 
 // planFor is the plan of the layers of geometry g: those of one model have one.

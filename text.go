@@ -90,7 +90,7 @@ func (s *Sequence) String() string {
 	if s.step != nil {
 		open = ", part of an open step"
 	}
-	return singular(fmt.Sprintf("sequence of %d tokens in %d pages%s", s.len, len(s.pages), open))
+	return singular(fmt.Sprintf("sequence of %d tokens in %d pages%s", s.table.Tokens, len(s.table.Pages), open))
 }
 
 // String says who has the step's rows, in a line.

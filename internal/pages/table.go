@@ -1,0 +1,163 @@
+package pages
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Table is the page table of a sequence, which holds each of its pages once. The zero
+// value is that of an empty sequence.
+type Table struct {
+	Pages  []int32 // as many as [Pool.For] gives for Tokens
+	Tokens int
+
+	open bool // an append to it is reserved
+}
+
+// settled checks that no append to t is open.
+func (t *Table) settled() error {
+	if t.open {
+		return fmt.Errorf("an append to the table is open: %w", ErrReservation)
+	}
+	return nil
+}
+
+// Clone is a table of the same pages and tokens. It becomes one more holder of each
+// page. Errors: [ErrReservation] while an append to t is open.
+func (p *Pool) Clone(t *Table) (Table, error) {
+	if err := t.settled(); err != nil {
+		return Table{}, err
+	}
+	if err := p.Hold(t.Pages); err != nil {
+		return Table{}, err
+	}
+	return Table{Pages: slices.Clone(t.Pages), Tokens: t.Tokens}, nil
+}
+
+// Truncate keeps the first tokens of a table, and releases the pages behind them.
+// Errors: [ErrTokens] for more tokens than there are, [ErrReservation] while an append
+// to t is open.
+func (p *Pool) Truncate(t *Table, tokens int) error {
+	if err := t.settled(); err != nil {
+		return err
+	}
+	if tokens < 0 || tokens > t.Tokens {
+		return fmt.Errorf("%d tokens of %d: %w", tokens, t.Tokens, ErrTokens)
+	}
+	keep := p.For(tokens)
+	if err := p.Release(t.Pages[keep:]); err != nil {
+		return err
+	}
+	t.Pages, t.Tokens = t.Pages[:keep], tokens
+	return nil
+}
+
+// Reservation is an append that is open: reserved, and neither committed nor rolled
+// back. The zero value is not open. Reserve uses the memory of one that is not.
+type Reservation struct {
+	// Pages is the table as it will be. It stays until Reserve is called again.
+	Pages []int32
+
+	table    *Table // nil: not open
+	tokens   int    // that are appended
+	kept     int    // pages in front that are the table's own
+	replaced int32  // page of the table that Pages[kept] is a copy of; -1: none
+}
+
+// Fresh are the pages that the reservation holds, and nobody else: none if it is not
+// open. New tokens go there, and to what room the last page of the table has.
+func (r *Reservation) Fresh() []int32 {
+	if r.table == nil {
+		return nil
+	}
+	return r.Pages[r.kept:]
+}
+
+// Copy says whether a page is copied before the new tokens are written, and which.
+func (r *Reservation) Copy() (to, from int32, ok bool) {
+	if r.table == nil || r.replaced < 0 {
+		return 0, 0, false
+	}
+	return r.Pages[r.kept], r.replaced, true
+}
+
+// Need is the number of free pages that an append of so many tokens takes. If the last
+// page of the table has room and other holders, one of them is for a copy of it.
+func (p *Pool) Need(t *Table, tokens int) int {
+	n := p.For(t.Tokens+tokens) - len(t.Pages)
+	if tokens > 0 && p.sharedTail(t) {
+		n++
+	}
+	return n
+}
+
+// sharedTail reports whether the next token goes to a page with other holders.
+func (p *Pool) sharedTail(t *Table) bool {
+	return t.Tokens%p.size != 0 && p.holders[t.Pages[len(t.Pages)-1]] > 1
+}
+
+// Reserve opens a reservation for an append of so many tokens to t. Errors: [ErrFull]
+// if fewer pages than Need are free, [ErrTokens] for less than one token,
+// [ErrReservation] if r is open, or another append to t.
+func (p *Pool) Reserve(r *Reservation, t *Table, tokens int) error {
+	if r.table != nil {
+		return fmt.Errorf("the reservation is open: %w", ErrReservation)
+	}
+	if err := t.settled(); err != nil {
+		return err
+	}
+	if tokens < 1 || t.Tokens+tokens < t.Tokens {
+		return fmt.Errorf("%d tokens behind %d: %w", tokens, t.Tokens, ErrTokens)
+	}
+	kept, replaced := len(t.Pages), int32(-1)
+	if p.sharedTail(t) {
+		kept--
+		replaced = t.Pages[kept]
+	}
+	list, err := p.Take(append(r.Pages[:0], t.Pages[:kept]...), p.Need(t, tokens))
+	if err != nil {
+		return err
+	}
+	*r = Reservation{Pages: list, table: t, tokens: tokens, kept: kept, replaced: replaced}
+	t.open = true
+	return nil
+}
+
+// Commit puts the reserved pages and tokens into the table. A page that was copied is
+// released. Errors: [ErrReservation] if r is not open.
+func (p *Pool) Commit(r *Reservation) error {
+	if err := r.opened(); err != nil {
+		return err
+	}
+	t := r.table
+	if err := p.Release(t.Pages[r.kept:]); err != nil { // the page that was copied
+		return err
+	}
+	t.Pages = append(t.Pages[:r.kept], r.Fresh()...)
+	t.Tokens += r.tokens
+	t.open, r.table = false, nil
+	return nil
+}
+
+// Rollback releases the reserved pages. If nothing was taken or released since Reserve,
+// the pool is as it was before, to the order of the free list: so of several
+// reservations the last one is rolled back first. Errors: [ErrReservation] if r is not
+// open.
+func (p *Pool) Rollback(r *Reservation) error {
+	if err := r.opened(); err != nil {
+		return err
+	}
+	if err := p.Release(r.Fresh()); err != nil {
+		return err
+	}
+	r.table.open, r.table = false, nil
+	return nil
+}
+
+// opened checks that r is open.
+func (r *Reservation) opened() error {
+	if r.table == nil {
+		return fmt.Errorf("the reservation is not open: %w", ErrReservation)
+	}
+	return nil
+}
