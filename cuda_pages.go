@@ -88,7 +88,9 @@ func (p *machinePages) transfer(op string, t *pageTransfer, in bool) error {
 	return p.there.transfer(op, t, in)
 }
 
-func (p *machinePages) newPlan(g attn.Problem) layerPlan { return &machinePlan{pages: p, geometry: g} }
+func (p *machinePages) newPlan(step *Step, g attn.Problem) layerPlan {
+	return &machinePlan{pages: p, step: step, geometry: g}
+}
 
 func (p *machinePages) close() error {
 	p.mu.Lock()
@@ -152,6 +154,7 @@ func (p *machinePages) now() *devicePages {
 // nobody knows on which machine.
 type machinePlan struct {
 	pages    *machinePages
+	step     *Step
 	geometry attn.Problem
 	seqs     []attn.Sequence
 	rows     int
@@ -164,13 +167,13 @@ func (p *machinePlan) build(_ string, seqs []attn.Sequence, rows int) error {
 	return nil
 }
 
-func (p *machinePlan) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
-	there, err := p.pages.on(op, n.step, in[0].(*DeviceTensor).gpu)
+func (p *machinePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
+	there, err := p.pages.on(op, p.step, c.qkv[0].(*DeviceTensor).gpu)
 	if err != nil {
 		return nil, nil, err
 	}
 	if p.plan == nil || p.plan.pages != there {
-		p.plan, p.built = &devicePlan{pages: there, geometry: p.geometry}, false
+		p.plan, p.built = &devicePlan{pages: there, step: p.step, geometry: p.geometry}, false
 	}
 	if !p.built {
 		if err := p.plan.build(op, p.seqs, p.rows); err != nil {
@@ -178,5 +181,5 @@ func (p *machinePlan) attend(op string, n *cachedOp, in []G.Value) (out, lse G.V
 		}
 		p.built = true
 	}
-	return p.plan.attend(op, n, in)
+	return p.plan.attend(op, c)
 }

@@ -149,24 +149,24 @@ type stepRecord struct {
 }
 
 type recordedNode struct {
-	*cachedOp
+	*stepNode
 	plan       attentionPlan
 	generation uint64
 }
 
 // record notes a node's work in the recording that is being made, if any. The
 // step's mu is held.
-func (op *cachedOp) record(turn *device.Turn, p *devicePlan) {
+func (s *Step) record(turn *device.Turn, n *stepNode, plan attentionPlan) {
 	same := func(r device.Recorded) bool {
-		s, ok := r.(*stepRecord)
-		return ok && s.step == op.step
+		of, ok := r.(*stepRecord)
+		return ok && of.step == s
 	}
-	r := turn.Depend(same, func() device.Recorded { return &stepRecord{step: op.step} })
+	r := turn.Depend(same, func() device.Recorded { return &stepRecord{step: s} })
 	if r == nil {
 		return
 	}
-	s := r.(*stepRecord)
-	s.nodes = append(s.nodes, recordedNode{op, p.plan, p.plan.Generation()})
+	of := r.(*stepRecord)
+	of.nodes = append(of.nodes, recordedNode{n, plan, plan.Generation()})
 }
 
 // Ready holds the step until Done.
@@ -182,7 +182,7 @@ func (r *stepRecord) Ready() error {
 			return errNotReady
 		}
 		for _, n := range r.nodes {
-			if n.cachedOp.plan.turn != s.turn || n.plan.Generation() != n.generation {
+			if n.stepNode.plan.turn != s.turn || n.plan.Generation() != n.generation {
 				return errNotReady
 			}
 		}

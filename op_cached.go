@@ -3,7 +3,6 @@ package leanattention
 import (
 	"fmt"
 	"hash"
-	"math"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/device"
@@ -77,7 +76,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if err := layer.unused(op, q.Graph()); err != nil {
 		return nil, err
 	}
-	a := &cachedOp{step: s, layer: layer.index, rows: rows, config: c, call: s.nextCall(), plan: s.planFor(g)}
+	a := &cachedOp{step: s, node: stepNode{layer: layer.index, plan: s.planFor(g)}, rows: rows, config: c, call: s.nextCall()}
 	if c.lse != nil {
 		a.lse = new(lseStore)
 	}
@@ -99,7 +98,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 // may have a node each: clones, what [Fuse] makes of g, or graphs of other machines.
 func (l Layer) unused(op string, g *G.ExprGraph) error {
 	for _, n := range g.AllNodes() {
-		if o, ok := n.Op().(interface{ cached() *cachedOp }); ok && o.cached().step == l.step && o.cached().layer == l.index {
+		if o, ok := n.Op().(interface{ cached() *cachedOp }); ok && o.cached().step == l.step && o.cached().node.layer == l.index {
 			return errorf(op, ErrGraph, "layer %d of the step has a node in this graph, %v: each of the cache's %d layers takes one",
 				l.index, n, l.step.cache.config.Layers)
 		}
@@ -123,14 +122,12 @@ func (r *tokenRows) geometry(cfg *CacheConfig, c *config) attn.Problem {
 // cachedOp is [CachedAttention].
 type cachedOp struct {
 	graph.Plain
-	step  *Step
-	layer int
-	rows  tokenRows
+	step *Step
+	node stepNode
+	rows tokenRows
 	config
-	call int // two nodes with the same arguments stay two
-	plan *stepPlan
-	run  uint64 // of the step, that the node last ran in; the step's mu guards it
-	lse  *lseStore
+	call int       // two nodes with the same arguments stay two
+	lse  *lseStore // nil unless asked for
 
 	slots [2]device.Slot // of the output and the log-sum-exp on a GPU
 }
@@ -176,7 +173,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if r != op.rows {
 		return nil, errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].dtype, o[0].shape)
 	}
-	out, lse, err := op.step.attend(name, op, in)
+	out, lse, err := op.step.attend(name, op.layerCall(in, nil))
 	if err != nil {
 		return nil, err
 	}
@@ -184,20 +181,18 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	return out, nil
 }
 
-func negativeInfinity(t tensor.Dtype) any {
-	if t == tensor.Float32 {
-		return float32(math.Inf(-1))
-	}
-	return math.Inf(-1)
+// layerCall is a run of the node. The output goes to a new value if none is given.
+func (op *cachedOp) layerCall(qkv []G.Value, out *DeviceTensor) *layerCall {
+	return &layerCall{node: &op.node, rows: op.rows, qkv: qkv, lse: op.lse != nil, out: out, slots: &op.slots}
 }
 
 func (op *cachedOp) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "leanattention.CachedAttention cache %d step %d layer %d call %d %+v %s",
-		op.step.cache.id, op.step.id, op.layer, op.call, op.rows, op.config.hash())
+		op.step.cache.id, op.step.id, op.node.layer, op.call, op.rows, op.config.hash())
 }
 func (op *cachedOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *cachedOp) String() string {
-	return fmt.Sprintf("LeanCachedAttention{layer %d, H %d/%d}", op.layer, op.rows.heads, op.step.cache.config.KVHeads)
+	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d}", &op.node, op.rows.heads, op.step.cache.config.KVHeads)
 }
 func (op *cachedOp) store() *lseStore  { return op.lse }
 func (op *cachedOp) cached() *cachedOp { return op }

@@ -1,11 +1,13 @@
 package leanattention
 
 import (
+	"math"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/lean"
 
 	G "gorgonia.org/gorgonia"
@@ -27,7 +29,8 @@ type pageStore interface {
 	// pages if in is set. It is behind what was computed before, and done when it
 	// returns.
 	transfer(op string, t *pageTransfer, in bool) error
-	newPlan(g attn.Problem) layerPlan
+	// newPlan is a plan for layers of g in a step.
+	newPlan(step *Step, g attn.Problem) layerPlan
 	// close gives up the memory. No call runs, and none will.
 	close() error
 }
@@ -51,10 +54,20 @@ type span struct{ at, n int }
 type layerPlan interface {
 	// build plans the sequences of a step of so many rows. It keeps seqs.
 	build(op string, seqs []attn.Sequence, rows int) error
-	// attend appends k and v to the layer of n and attends to it; values are
-	// what operands has seen, and may be followed by one for the output, of
-	// the same GPU. lse is nil unless n wants it.
-	attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error)
+	// attend appends k and v to a layer, and attends to it. lse is nil unless the call
+	// wants it.
+	attend(op string, c *layerCall) (out, lse G.Value, err error)
+}
+
+// layerCall is a run of a layer.
+type layerCall struct {
+	node *stepNode // whose layer it is
+	rows tokenRows
+	qkv  []G.Value // query, key and value, as operands has seen them
+
+	lse   bool            // the log-sum-exp is wanted
+	out   *DeviceTensor   // takes the output, on the GPU of qkv; nil: a new value does
+	slots *[2]device.Slot // of new outputs and log-sum-exps on a GPU
 }
 
 // hostPages are pages in Go's memory.
@@ -87,8 +100,10 @@ func (h *hostPages) supports(op string, g *attn.Problem) error {
 	return nil
 }
 
-func (h *hostPages) newPlan(g attn.Problem) layerPlan { return &hostPlan{pages: h, geometry: g} }
-func (h *hostPages) close() error                     { h.keys, h.values = nil, nil; return nil }
+func (h *hostPages) newPlan(_ *Step, g attn.Problem) layerPlan {
+	return &hostPlan{pages: h, geometry: g}
+}
+func (h *hostPages) close() error { h.keys, h.values = nil, nil; return nil }
 
 func (h *hostPages) operands(op string, in []G.Value) (o [3]operand, err error) {
 	for i, v := range in {
@@ -155,24 +170,26 @@ func (p *hostPlan) build(op string, seqs []attn.Sequence, _ int) error {
 	return nil
 }
 
-func (p *hostPlan) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
-	if n.rows.query == tensor.Float32 {
-		return attendLayer[float32](p, op, n, in)
+func (p *hostPlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
+	if c.rows.query == tensor.Float32 {
+		out, lse, err = attendLayer[float32](p, c)
+	} else {
+		out, lse, err = attendLayer[float64](p, c)
 	}
-	return attendLayer[float64](p, op, n, in)
+	if err != nil {
+		return nil, nil, engineError(op, c.node.String(), err)
+	}
+	return out, lse, nil
 }
 
-func attendLayer[F lean.Float](p *hostPlan, op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
-	fail := func(err error) (out, lse G.Value, _ error) {
-		return nil, nil, engineError(op, layerName(n.layer), err)
-	}
-	g, q := &p.geometry, in[0].(*tensor.Dense)
-	o := tensor.New(tensor.Of(n.rows.query), tensor.WithShape(n.rows.outShape(g.ValueDim)...))
-	operands := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](o), K: p.pages.keys[n.layer], V: p.pages.values[n.layer]}
-	if n.lse != nil {
-		l := tensor.New(tensor.Of(n.rows.query), tensor.WithShape(n.rows.lseShape()...))
-		if err := l.Memset(negativeInfinity(n.rows.query)); err != nil { // rows that belong to nobody
-			return fail(err)
+func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err error) {
+	g, layer, q := &p.geometry, c.node.layer, c.qkv[0].(*tensor.Dense)
+	o := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.outShape(g.ValueDim)...))
+	operands := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](o), K: p.pages.keys[layer], V: p.pages.values[layer]}
+	if c.lse {
+		l := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.lseShape()...))
+		if err := l.Memset(F(math.Inf(-1))); err != nil { // rows that belong to nobody
+			return nil, nil, err
 		}
 		operands.LSE, lse = dense.Backing[F](l), l
 	}
@@ -182,16 +199,16 @@ func attendLayer[F lean.Float](p *hostPlan, op string, n *cachedOp, in []G.Value
 		dim int
 		t   *tensor.Dense
 	}{
-		{operands.K, g.Key, g.Dim, in[1].(*tensor.Dense)},
-		{operands.V, g.Value, g.ValueDim, in[2].(*tensor.Dense)},
+		{operands.K, g.Key, g.Dim, c.qkv[1].(*tensor.Dense)},
+		{operands.V, g.Value, g.ValueDim, c.qkv[2].(*tensor.Dense)},
 	} {
 		from := attn.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
 		if err := cpu.Append(g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from); err != nil {
-			return fail(err)
+			return nil, nil, err
 		}
 	}
 	if err := cpu.Run(cpu.Default(), &p.plan, operands); err != nil {
-		return fail(err)
+		return nil, nil, err
 	}
 	return o, lse, nil
 }

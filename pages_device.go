@@ -186,11 +186,14 @@ func (d *devicePages) close() (first error) {
 	return first
 }
 
-func (d *devicePages) newPlan(g attn.Problem) layerPlan { return &devicePlan{pages: d, geometry: g} }
+func (d *devicePages) newPlan(step *Step, g attn.Problem) layerPlan {
+	return &devicePlan{pages: d, step: step, geometry: g}
+}
 
 // devicePlan is a layerPlan for a GPU's engine.
 type devicePlan struct {
 	pages    *devicePages
+	step     *Step
 	geometry attn.Problem
 	plan     attentionPlan // nil before the first build
 }
@@ -219,18 +222,18 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 	return nil
 }
 
-func (p *devicePlan) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 	if err := p.pages.gpu.enter(op); err != nil {
 		return nil, nil, err
 	}
 	defer p.pages.gpu.group.Leave()
-	if _, ok := in[0].(*DeviceTensor); ok {
-		out, lse, err = p.attendThere(n, in)
+	if _, ok := c.qkv[0].(*DeviceTensor); ok {
+		out, lse, err = p.attendThere(c)
 	} else {
-		out, lse, err = p.attendFromHost(n, in)
+		out, lse, err = p.attendFromHost(c)
 	}
 	if err != nil {
-		return nil, nil, deviceEngineError(op, layerName(n.layer), err)
+		return nil, nil, deviceEngineError(op, c.node.String(), err)
 	}
 	return out, lse, nil
 }
@@ -265,31 +268,28 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 }
 
 // attendThere is attend on tensors of the GPU: it waits for nothing.
-func (p *devicePlan) attendThere(n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
-	qkv := operandTensors(in)
-	defer runtime.KeepAlive(in)
-	var o, l, to *DeviceTensor
-	if len(in) > len(qkv) {
-		to = in[len(qkv)].(*DeviceTensor)
-	}
+func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
+	qkv := operandTensors(c.qkv)
+	defer runtime.KeepAlive(c)
+	var o, l *DeviceTensor
 	err = p.pages.gpu.queue.Submit(func(turn *device.Turn) error {
 		q, k, v, err := qkv.use(turn)
 		if err != nil {
 			return err
 		}
 		operands := deviceOperands{Q: q}
-		if o, operands.Out, err = qkv.resultIn(turn, to, &n.slots[0], n.rows.query, n.rows.outShape(p.geometry.ValueDim)); err != nil {
+		if o, operands.Out, err = qkv.resultIn(turn, c.out, &c.slots[0], c.rows.query, c.rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
-		if n.lse != nil {
-			if l, operands.LSE, err = qkv.nextResult(turn, &n.slots[1], n.rows.lseType(), n.rows.lseShape()); err != nil {
+		if c.lse {
+			if l, operands.LSE, err = qkv.nextResult(turn, &c.slots[1], c.rows.lseType(), c.rows.lseShape()); err != nil {
 				return err
 			}
 		}
-		if err := p.queue(turn, n.layer, k, v, &operands); err != nil {
+		if err := p.queue(turn, c.node.layer, k, v, &operands); err != nil {
 			return err
 		}
-		n.record(turn, p)
+		p.step.record(turn, c.node, p.plan)
 		return nil
 	})
 	if err != nil {
@@ -303,21 +303,21 @@ func (p *devicePlan) attendThere(n *cachedOp, in []G.Value) (out, lse G.Value, e
 
 // attendFromHost is attend on tensors of the host: one copy there, one back, and
 // one wait.
-func (p *devicePlan) attendFromHost(n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) {
 	q := p.pages.gpu.queue
 	var s stage
 	var parts [5]part
-	for i, v := range in {
-		parts[i] = s.add(rowMajorBytes(v.(*tensor.Dense)), n.rows.query)
+	for i, v := range c.qkv {
+		parts[i] = s.add(rowMajorBytes(v.(*tensor.Dense)), c.rows.query)
 	}
 	up := s.bytes
-	o := tensor.New(tensor.Of(n.rows.query), tensor.WithShape(n.rows.outShape(p.geometry.ValueDim)...))
-	parts[3] = s.add(rowMajorBytes(o), n.rows.query)
-	if n.lse != nil {
-		l := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(n.rows.lseShape()...))
+	o := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.outShape(p.geometry.ValueDim)...))
+	parts[3] = s.add(rowMajorBytes(o), c.rows.query)
+	if c.lse {
+		l := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(c.rows.lseShape()...))
 		parts[4], lse = s.add(rowMajorBytes(l), tensor.Float32), l
 	}
-	defer runtime.KeepAlive(in)
+	defer runtime.KeepAlive(c)
 
 	pinned, err := q.TakePinned(max(up, s.bytes-up))
 	if err != nil {
@@ -341,10 +341,10 @@ func (p *devicePlan) attendFromHost(n *cachedOp, in []G.Value) (out, lse G.Value
 			return err
 		}
 		operands := &deviceOperands{Q: parts[0].in(b), Out: parts[3].in(b)}
-		if n.lse != nil {
+		if c.lse {
 			operands.LSE = parts[4].in(b)
 		}
-		if err := p.queue(turn, n.layer, parts[1].in(b), parts[2].in(b), operands); err != nil {
+		if err := p.queue(turn, c.node.layer, parts[1].in(b), parts[2].in(b), operands); err != nil {
 			return err
 		}
 		if err := turn.Download(pinned, 0, b, int64(up), s.bytes-up); err != nil {
@@ -386,8 +386,6 @@ func (s *stage) add(host []byte, t tensor.Dtype) part {
 func (p *part) in(b *cuda.Buffer) deviceMemory {
 	return deviceMemory{Buffer: b, Offset: int64(p.at), DType: p.t, Len: len(p.host) / p.t.Size()}
 }
-
-func layerName(layer int) string { return fmt.Sprintf("layer %d", layer) }
 
 // operandError is an operand that can't be used.
 type operandError struct {

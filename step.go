@@ -2,6 +2,7 @@ package leanattention
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -66,6 +67,15 @@ type stepPlan struct {
 	plan     layerPlan
 	turn     uint64 // that plan was made in
 }
+
+// stepNode is a [CachedAttention] node as its step knows it.
+type stepNode struct {
+	layer int
+	plan  *stepPlan
+	run   uint64 // of the step, that the node last ran in; the step's mu guards it
+}
+
+func (n *stepNode) String() string { return fmt.Sprintf("layer %d", n.layer) }
 
 // StepStats adds up what the layers of a step's graph did.
 type StepStats struct {
@@ -373,7 +383,7 @@ func (s *Step) planFor(g attn.Problem) *stepPlan {
 			return p
 		}
 	}
-	p := &stepPlan{geometry: g, plan: s.cache.store.newPlan(g)}
+	p := &stepPlan{geometry: g, plan: s.cache.store.newPlan(s, g)}
 	s.plans = append(s.plans, p)
 	return p
 }
@@ -395,19 +405,20 @@ func (s *Step) nextCall() int {
 	return s.calls
 }
 
-// attend does what node n does in a run: it appends k and v to its layer and
+// attend does what a node does in a run: it appends k and v to its layer and
 // attends to it. Only the reserved slots are written, so it can be repeated.
-func (s *Step) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, err error) {
+func (s *Step) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 	s.cache.running.RLock()
 	defer s.cache.running.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	layer, p := n.layer, n.plan
+	n := c.node
+	p := n.plan
 	switch {
 	case s.cache.closed:
 		return nil, nil, errorf(op, ErrClosed, "cache")
 	case !s.open:
-		return nil, nil, errorf(op, ErrState, "layer %d: step is not open: call Set first", layer)
+		return nil, nil, errorf(op, ErrState, "%v: step is not open: call Set first", n)
 	}
 	begin := time.Now()
 	if p.turn != s.turn { // the node was made after Set
@@ -419,11 +430,11 @@ func (s *Step) attend(op string, n *cachedOp, in []G.Value) (out, lse G.Value, e
 		s.run++
 	}
 	s.began = true
-	n.run, s.ran[layer] = s.run, 0
-	if out, lse, err = p.plan.attend(op, n, in); err != nil {
+	n.run, s.ran[n.layer] = s.run, 0
+	if out, lse, err = p.plan.attend(op, c); err != nil {
 		return nil, nil, err
 	}
-	s.ran[layer] = s.run
+	s.ran[n.layer] = s.run
 	s.stats.Layers++
 	s.stats.Attention += time.Since(begin)
 	return out, lse, nil
