@@ -105,9 +105,9 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkBends runs attention in float32 with what changes scores, decode and
+// BenchmarkScoreMods runs attention in float32 with what changes scores, decode and
 // prompts, beside the same without.
-func BenchmarkBends(b *testing.B) {
+func BenchmarkScoreMods(b *testing.B) {
 	const heads, dim = 12, 64
 	slopes := make([]float64, heads)
 	for h := range slopes {

@@ -124,7 +124,7 @@ func (d *digests) problem(i int) (*problem, []la.Option) {
 	s := reftest.RandomShape(d.rng)
 	s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
 	if i%2 == 1 {
-		s = reftest.RandomBends(d.rng, s)
+		s = reftest.RandomScoreMods(d.rng, s)
 	}
 	x := spec{inputs: reftest.AllInputs[i%4], query: elementTypes[i%8][0], kv: elementTypes[i%8][1], capacity: max(slices.Max(s.Keys)+d.rng.IntN(3), 1)}
 	if i%3 == 2 {
@@ -145,7 +145,7 @@ func (d *digests) gradients(t *testing.T, i int) {
 	s := reftest.RandomShape(d.rng)
 	s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
 	if i%2 == 1 {
-		s = reftest.RandomBends(d.rng, s)
+		s = reftest.RandomScoreMods(d.rng, s)
 	}
 	types := elementTypes[i%2*4] // float32 and float64
 	p := newProblem(d.rng, s, spec{inputs: reftest.AllInputs[i%4], query: types[0], kv: types[1]})

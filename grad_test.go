@@ -213,7 +213,7 @@ func randomBentProblem(rng *rand.Rand) *problem {
 		s = reftest.RandomBias(rng, s, p.capacity)
 	}
 	if s.Bias.X == nil || rng.IntN(2) == 0 {
-		s = reftest.RandomBends(rng, s)
+		s = reftest.RandomScoreMods(rng, s)
 	}
 	return newProblem(rng, s, p.spec)
 }

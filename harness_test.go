@@ -235,7 +235,7 @@ func (p *problem) options() []la.Option {
 	return append(o, bends(p.Shape)...)
 }
 
-// bends are the options that a shape of [reftest.RandomBends] needs.
+// bends are the options that a shape of [reftest.RandomScoreMods] needs.
 func bends(s reftest.Shape) (o []la.Option) {
 	if s.Window != 0 {
 		o = append(o, la.WithWindow(s.Window))

@@ -68,7 +68,7 @@ func TestCachedAttentionBends(t *testing.T) {
 	for turn := range n {
 		g := [][4]int{{2, 2, 16, 16}, {6, 2, 8, 20}, {7, 1, 40, 24}, {4, 4, 3, 1}}[turn%4]
 		pageSize := []int{1, 3, 16, 64}[rng.IntN(4)]
-		at := place{bent: reftest.RandomBends(rng, reftest.Shape{Heads: g[0]})}
+		at := place{bent: reftest.RandomScoreMods(rng, reftest.Shape{Heads: g[0]})}
 		cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: cacheTypes[turn%3], PageSize: pageSize, Pages: 8*long/pageSize + 24})
 		la.PoisonFree(cache)
 		opts := []la.Option{la.WithSchedule(schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}

@@ -213,7 +213,7 @@ func TestAttentionBends(t *testing.T) {
 		n = 30
 	}
 	for range n {
-		p, g, workers, opts := attendSomehow(t, rng, reftest.RandomBends(rng, reftest.RandomShape(rng)), rng.IntN(2) == 0)
+		p, g, workers, opts := attendSomehow(t, rng, reftest.RandomScoreMods(rng, reftest.RandomShape(rng)), rng.IntN(2) == 0)
 		a := p.args()
 		if err := la.Attend(a, append(p.options(), opts...)...); err != nil {
 			t.Fatal(err)

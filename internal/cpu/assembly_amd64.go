@@ -114,7 +114,7 @@ func (a *assembly) attend(t *tile) {
 	stride := (t.Count + 15) / 16 * 16
 	values := func(row, rows, from, to int) { a.values(t, stride, row, rows, from, to) }
 	a.scores(t, stride)
-	bendTile(t, unsafe.Slice((*float32)(t.Scores), t.Rows*stride), stride)
+	modifyScores(t, unsafe.Slice((*float32)(t.Scores), t.Rows*stride), stride)
 	if t.Visible == nil {
 		tiled, further := a.tiledValues(t), 0
 		if tiled > 0 {

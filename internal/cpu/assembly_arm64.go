@@ -44,7 +44,7 @@ func attendNEON(t *tile) {
 		c := i * t.Run
 		scoreNEON(at32(t.Scores, c), at32(t.Q, 0), &t.K[i], 0, t.Rows, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
 	}
-	bendTile(t, unsafe.Slice((*float32)(t.Scores), t.Rows*stride), stride)
+	modifyScores(t, unsafe.Slice((*float32)(t.Scores), t.Rows*stride), stride)
 	if t.Visible == nil {
 		if weighNEON(at32(t.Scores, 0), at32(t.O, 0), at32(t.M, 0), at32(t.L, 0), t.Rows, t.Count, stride, t.ValueDim) == 0 {
 			valuesNEON(t, stride, 0, t.Rows, 0, t.Count)

@@ -237,7 +237,7 @@ type backwardWorker[F real] struct {
 	qRow, doRow, dq        []F               // of the block: q with Scale*log4(e), dO, and the sums of dq
 	m, l, top, factor, off []F               // of its rows: weights are 4^(s-m)*factor, and dS = p*(dp-off)
 	p, ds, pT, dsT         []F               // rows x keys; transposed, in panels of rows
-	bent                   []F               // rows x keys: the derivatives of the soft cap
+	capSlopes              []F               // rows x keys: the derivatives of the soft cap
 	cap                    float64           // of scores with the factor log4(e)
 	kTail, vTail           []F               // keys that do not fill a panel, and values
 	dkTail, dvTail         []F
@@ -250,11 +250,11 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	const block = backwardRows * backwardKeys
 	d, dv := s.Dim, s.ValueDim
 	wide := padded(panelOf(max(d, dv)))
-	bent := 0
+	capSlopes := 0
 	if s.Cap != 0 {
-		bent = block
+		capSlopes = block
 	}
-	need := bent + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 4*block +
+	need := capSlopes + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 4*block +
 		2*padded(backwardKeys*d) + 2*padded(backwardKeys*dv) + wide + backwardRows*idleDim + cacheLine
 	if len(w.values) < need {
 		w.values = make([]F, need)
@@ -268,7 +268,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	for _, x := range []*[]F{&w.p, &w.ds, &w.pT, &w.dsT} {
 		*x = cut(&v, block)
 	}
-	w.bent, w.cap = cut(&v, bent), s.Cap*lean.Log4E
+	w.capSlopes, w.cap = cut(&v, capSlopes), s.Cap*lean.Log4E
 	w.kTail, w.dkTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*d))
 	w.vTail, w.dvTail = cut(&v, padded(backwardKeys*dv)), cut(&v, padded(backwardKeys*dv))
 	w.scratch.wide, w.scratch.idle = cut(&v, wide), cut(&v, backwardRows*idleDim)
@@ -362,7 +362,7 @@ func (w *backwardWorker[F]) measure() {
 			keys = copyTail(w.kTail, keys, cols*s.Dim)
 		}
 		k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, s.Dim, backwardKeys)
-		w.bend(key, n)
+		w.modify(key, n)
 		w.weighSeen(key, n)
 	}
 	for r, l := range w.l[:w.rows] {
@@ -381,7 +381,7 @@ func (w *backwardWorker[F]) block(key, n int) {
 	d, dv := s.Dim, s.ValueDim
 	keys, cols := w.gradients(key, n)
 	if s.Cap != 0 {
-		w.unbend(key, n)
+		w.modifyGradient(key, n)
 	}
 	tail := cols > n // rows are read by panels, and written by fours
 	dk, dvs := w.dk[key*d:(key+n)*d], []F(nil)
@@ -418,7 +418,7 @@ func (w *backwardWorker[F]) gradients(key, n int) (keys []F, cols int) {
 		keys = copyTail(w.kTail, keys, cols*d)
 	}
 	k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, d, backwardKeys)
-	w.bend(key, n)
+	w.modify(key, n)
 	w.weigh(key, n, cols)
 	if w.dout != nil {
 		values := w.v[key*dv : (key+n)*dv]
@@ -442,8 +442,8 @@ func clearTail[F real](buf []F, n int) []F {
 	return buf[:n]
 }
 
-// bend changes the scores before they become weights, and leaves the derivatives of the soft cap.
-func (w *backwardWorker[F]) bend(key, n int) {
+// modify changes the scores before they become weights, and leaves the derivatives of the soft cap.
+func (w *backwardWorker[F]) modify(key, n int) {
 	s := &w.run.shape
 	if s.Cap == 0 && s.Slopes == "" && s.Bias == (attn.Bias{}) {
 		return
@@ -456,7 +456,7 @@ func (w *backwardWorker[F]) bend(key, n int) {
 		head, pos := w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries
 		scores := w.p[r*backwardKeys+from : r*backwardKeys+to]
 		if s.Cap != 0 {
-			capScores(scores, w.bent[r*backwardKeys+from:r*backwardKeys+to], w.cap)
+			capScores(scores, w.capSlopes[r*backwardKeys+from:r*backwardKeys+to], w.cap)
 		}
 		if s.Slopes != "" {
 			slopeScores(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)))
@@ -468,12 +468,12 @@ func (w *backwardWorker[F]) bend(key, n int) {
 	}
 }
 
-// unbend makes the gradients in the scores those in the products, by the derivatives of the soft cap.
-func (w *backwardWorker[F]) unbend(key, n int) {
+// modifyGradient makes the gradients in the scores those in the products, by the derivatives of the soft cap.
+func (w *backwardWorker[F]) modifyGradient(key, n int) {
 	for r := range w.rows {
 		from, to := w.see(r, key, n)
 		ds := w.ds[r*backwardKeys:][from:to]
-		for i, x := range w.bent[r*backwardKeys:][from:to] {
+		for i, x := range w.capSlopes[r*backwardKeys:][from:to] {
 			ds[i] *= x
 		}
 	}

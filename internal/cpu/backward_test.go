@@ -182,14 +182,14 @@ func verifyBackwardSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased
 }
 
 // Windows, soft caps, slopes and biases. What a window keeps from all queries is NaN, and its gradients are 0.
-func TestBackwardGradBends(t *testing.T) {
+func TestBackwardGradScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 60
 	if raceEnabled {
 		n = 20
 	}
 	for i := range n {
-		s := reftest.RandomBends(rng, reftest.RandomShape(rng))
+		s := reftest.RandomScoreMods(rng, reftest.RandomShape(rng))
 		if i%5 == 0 {
 			s.Queries, s.Keys = []int{1 + rng.IntN(300)}, []int{rng.IntN(600)}
 		}

@@ -65,7 +65,7 @@ func run[F real](pool *pool, free *freelist[F], p *Plan, o *Operands[F]) error {
 	if err := check(p, o); err != nil {
 		return err
 	}
-	writeBlind(p, o)
+	writeMasked(p, o)
 	n := p.sched.Workers()
 	if n == 0 {
 		return nil

@@ -58,14 +58,14 @@ func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) 
 }
 
 // Windows, soft caps, slopes and biases. What a window keeps from all queries is NaN, as is a bias that no query needs.
-func TestRunBends(t *testing.T) {
+func TestRunScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 100
 	if raceEnabled {
 		n = 60
 	}
 	for i := range n {
-		s := reftest.RandomBends(rng, reftest.RandomShape(rng))
+		s := reftest.RandomScoreMods(rng, reftest.RandomShape(rng))
 		if i%4 == 0 { // several blocks, whose edges overlap or not
 			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
 		}
@@ -206,7 +206,7 @@ func TestRunSchedules(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape { return s })
 }
 
-func TestRunSchedulesBent(t *testing.T) {
+func TestRunSchedulesScoreMods(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
 		s.Window, s.SoftCap, s.Slopes = 24, 20, []float64{1, 0.5, 0.25, 0.125, 0, -0.01}
 		return s

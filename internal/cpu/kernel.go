@@ -76,7 +76,7 @@ func attend[F real](t *tile, w widen[F]) {
 		a.wide = unsafe.Slice((*F)(t.Wide), 4*max(t.Dim, t.ValueDim))
 	}
 	a.score()
-	bendTile(t, a.scores, stride)
+	modifyScores(t, a.scores, stride)
 	a.weigh()
 	a.sum()
 }

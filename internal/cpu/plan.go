@@ -46,7 +46,7 @@ type Plan struct {
 type span struct {
 	row, queries, keys int
 	positions          int // query positions of a block; the last block may have fewer
-	blind              int // positions in the leading blocks that see no key: nobody has work there
+	masked              int // positions in the leading blocks that see no key: nobody has work there
 	page               int // its first page in Plan.pages
 }
 
@@ -123,7 +123,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 			to := min(from+s.positions, s.queries)
 			n := s.context(&g, from, to).Tiles(g.TileTokens)
 			if n == 0 {
-				s.blind = to
+				s.masked = to
 			}
 			p.tiles = append(p.tiles, n)
 		}

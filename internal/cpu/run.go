@@ -45,7 +45,7 @@ type worker[F real] struct {
 	state   partial[F] // of the output tile at hand, if the worker has all of it
 	q       []F
 	visible []int32
-	// What bends the scores of a block's rows.
+	// What modifies the scores of a block's rows.
 	slopes, distances []float64
 	bias              []unsafe.Pointer
 
@@ -241,8 +241,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]),
 		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
 	}
-	bends := ws.bends(w, b)
-	t.bend = bends
+	mod := ws.scoreMod(w, b)
+	t.scoreMod = mod
 	state.receive(t, 0)
 	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
 	row := 0              // of the block that the tile begins with
@@ -255,8 +255,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			sum.reset(b.rows, g.ValueDim)
 			sum.receive(t, 0)
 		}
-		if t.ordered() {
-			ws.aim(t, b, row, key)
+		if t.byKey() {
+			ws.modAt(t, b, row, key)
 		}
 		ws.kernel(t)
 		keys += t.Count
@@ -269,7 +269,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	limit := keysOfCall(b.rows)
 	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
 		for key < stop {
-			if t.ordered() {
+			if t.byKey() {
 				n := rows.neighbours(t, key, min(key+limit, stop))
 				call(key)
 				key += n
@@ -296,13 +296,13 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			row = (i - b.from) * b.group
 			t.Q = unsafe.Pointer(&w.q[row*g.Dim])
 			state.receive(t, row)
-			t.bend = bends.rows(row, b.group)
+			t.scoreMod = mod.rows(row, b.group)
 			first, most := b.seq.sees(g, i)
 			seen(max(key, first), min(stop, most))
 		}
 		row, t.Rows, t.Q = 0, b.rows, unsafe.Pointer(&w.q[0])
 		state.receive(t, 0)
-		t.bend = bends
+		t.scoreMod = mod
 		key, keys = stop, stop-key
 	}
 	if stop := min(end, all); key < stop {
@@ -324,10 +324,10 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	}
 }
 
-// bends returns what bends the scores of the block's rows, but for what [workspace.aim] fills in.
-func (ws *workspace[F]) bends(w *worker[F], b block) bend {
+// scoreMod returns the score modification of the block's rows, but for what [workspace.modAt] fills in.
+func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
 	g := &ws.plan.g
-	s := bend{Cap: ws.cap}
+	s := scoreMod{Cap: ws.cap}
 	if g.Slopes != "" {
 		s.Slopes, s.Distances = w.slopes[:b.rows], w.distances[:b.rows]
 		for r := range s.Slopes {
@@ -340,8 +340,8 @@ func (ws *workspace[F]) bends(w *worker[F], b block) bend {
 	return s
 }
 
-// aim turns the bends of a tile, which begins with the given row of the block, to a call's first key.
-func (ws *workspace[F]) aim(t *tile, b block, row, key int) {
+// modAt turns the modification of a tile, which begins with the given row of the block, to a call's first key.
+func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
 	for r := range t.Distances {
 		t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
 	}
@@ -385,12 +385,12 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 	}
 }
 
-// writeBlind writes the outputs that no worker has work for: query positions that see no key.
-func writeBlind[F real](p *Plan, o *Operands[F]) {
+// writeMasked writes the outputs that no worker has work for: query positions that see no key.
+func writeMasked[F real](p *Plan, o *Operands[F]) {
 	g := &p.g
 	for i := range p.seqs {
 		s := &p.seqs[i]
-		for row := s.row; row < s.row+s.blind; row++ {
+		for row := s.row; row < s.row+s.masked; row++ {
 			for h := range g.Heads {
 				at := row*g.Out.Row + h*g.Out.Head
 				clear(o.Out[at : at+g.ValueDim])

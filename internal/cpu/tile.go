@@ -31,8 +31,8 @@ type tile struct {
 	// up in the sequence's order.
 	Visible unsafe.Pointer // *int32, Rows
 
-	// What bends the scores. Where it matters which key is which, there is one run, of the next four rows.
-	bend
+	// What modifies the scores. Where it matters which key is which, there is one run, of the next four rows.
+	scoreMod
 
 	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
 	// *F, scratch of max(32 x Dim rounded up to a multiple of 16 + 1024, 16 x ValueDim + 3584)

@@ -283,8 +283,8 @@ func round(x []float64, f Format) {
 	}
 }
 
-// RandomBends gives s a window, a soft cap and slopes, at least one of them.
-func RandomBends(rng *rand.Rand, s Shape) Shape {
+// RandomScoreMods gives s a window, a soft cap and slopes, at least one of them.
+func RandomScoreMods(rng *rand.Rand, s Shape) Shape {
 	which := 1 + rng.IntN(7)
 	if which&1 != 0 {
 		s.Window = []int{1, 2, 3, 16, 17, 1 + rng.IntN(100), 1 + rng.IntN(400), math.MaxInt}[rng.IntN(8)]

@@ -65,7 +65,7 @@ func TestReferenceIsSoftmax(t *testing.T) {
 		for _, in := range []Inputs{Normal, Peaked, Constant} { // without overflow in brute
 			s := RandomShape(rng)
 			if i%2 == 0 {
-				s = RandomBends(rng, s)
+				s = RandomScoreMods(rng, s)
 				for h, x := range s.Slopes {
 					s.Slopes[h] = min(max(x, -1), 1)
 				}
@@ -93,7 +93,7 @@ func TestReferenceIsSoftmax(t *testing.T) {
 }
 
 // A window, a soft cap or slopes that are off by a little are found.
-func TestBendFaultsAreFound(t *testing.T) {
+func TestScoreModFaultsAreFound(t *testing.T) {
 	rng := Rand(t)
 	s := Shape{
 		Heads: 2, KVHeads: 1, Dim: 16, ValueDim: 16, Queries: []int{3}, Keys: []int{60}, Mask: attn.Mask{Causal: true, Window: 20},

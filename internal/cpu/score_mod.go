@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// bend is what changes the scores of a tile before they become weights. Rows are the tile's.
-type bend struct {
+// scoreMod is what changes the scores of a tile before they become weights. Rows are the tile's.
+type scoreMod struct {
 	Cap float64
 
 	// One for each row: the slope, how far key 0 is from the row's position, and where the bias of key 0 lies, a *F.
@@ -15,15 +15,15 @@ type bend struct {
 	BiasScale         float64 // on all of these, log4(e) included
 }
 
-// straight reports whether b changes nothing.
-func (b *bend) straight() bool { return b.Cap == 0 && !b.ordered() }
+// none reports whether b changes nothing.
+func (b *scoreMod) none() bool { return b.Cap == 0 && !b.byKey() }
 
-// ordered reports whether it matters to b which key is which.
-func (b *bend) ordered() bool { return b.Slopes != nil || b.Bias != nil }
+// byKey reports whether it matters to b which key is which.
+func (b *scoreMod) byKey() bool { return b.Slopes != nil || b.Bias != nil }
 
 // rows returns what b is for n of its rows.
-func (b *bend) rows(row, n int) bend {
-	part := bend{Cap: b.Cap}
+func (b *scoreMod) rows(row, n int) scoreMod {
+	part := scoreMod{Cap: b.Cap}
 	if b.Slopes != nil {
 		part.Slopes, part.Distances = b.Slopes[row:row+n], b.Distances[row:row+n]
 	}
@@ -33,9 +33,9 @@ func (b *bend) rows(row, n int) bend {
 	return part
 }
 
-// bendTile bends the scores of a tile, stride a row: of each row those of the keys that it sees.
-func bendTile[F real](t *tile, scores []F, stride int) {
-	if t.straight() {
+// modifyScores modifies the scores of a tile, stride a row: of each row those of the keys that it sees.
+func modifyScores[F real](t *tile, scores []F, stride int) {
+	if t.none() {
 		return
 	}
 	for r := range t.Rows {
