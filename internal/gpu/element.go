@@ -2,31 +2,31 @@ package gpu
 
 import "gorgonia.org/leanattention/internal/attn"
 
-// Stored are the types that keys and values may have.
-var Stored = []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+// Types are the element types that kernels know, Halves those of 16 bits.
+var (
+	Types  = []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+	Halves = []attn.DType{attn.Float16, attn.BFloat16}
+)
 
-// Elements are the types that there are kernels for.
-var Elements = [...]struct {
-	DType attn.DType
-	Name  string
-	code  int32 // what kernels call it
-	Bytes int
-	Depth int // keys of a tensor core product
+// elements is what kernels make of a type; nothing of those that they do not know.
+var elements = [attn.DTypes]struct {
+	name  string // in the names of kernels
+	code  int32  // what kernels call it
+	depth int    // keys of a tensor core product
 }{
-	{attn.Float16, "f16", 1, 2, 16},
-	{attn.BFloat16, "bf16", 2, 2, 16},
-	{attn.Float32, "f32", 0, 4, 8},
+	attn.Float16:  {"f16", 1, 16},
+	attn.BFloat16: {"bf16", 2, 16},
+	attn.Float32:  {"f32", 0, 8},
 }
 
-// ElementOf is an index of Elements, -1 for other types.
-func ElementOf(d attn.DType) int {
-	for i := range Elements {
-		if Elements[i].DType == d {
-			return i
-		}
-	}
-	return -1
-}
+// Known says whether kernels know a type.
+func Known(d attn.DType) bool { return d < attn.DTypes && elements[d].name != "" }
 
-// Code is how kernels call a type.
-func Code(d attn.DType) int32 { return Elements[ElementOf(d)].code }
+// Name is a type's in the names of kernels.
+func Name(d attn.DType) string { return elements[d].name }
+
+// Depth is how many keys of a type a tensor core product takes.
+func Depth(d attn.DType) int { return elements[d].depth }
+
+// Code is what kernels call a type.
+func Code(d attn.DType) int32 { return elements[d].code }

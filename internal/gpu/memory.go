@@ -24,7 +24,7 @@ func (m *Memory) Check(op, name string, elements int) error {
 	switch size := int64(m.DType.Size()); {
 	case m.Buffer == nil:
 		return Errorf(op, attn.ErrShape, "%s has no buffer", name)
-	case ElementOf(m.DType) < 0:
+	case !Known(m.DType):
 		return Errorf(op, attn.ErrDType, "%s is %v", name, m.DType)
 	case m.Len < elements:
 		return Errorf(op, attn.ErrShape, "%s has %d elements of %d", name, m.Len, elements)

@@ -10,13 +10,13 @@ var (
 	canAttend = attn.Can{
 		Name:     "attention on GPUs",
 		Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused,
-		KV:       gpu.Stored,
+		KV:       gpu.Types,
 	}
 	// Attention in three launches has no LeanTiles: it makes no difference who would have them.
 	canUnfused = attn.Can{
 		Name:     "unfused attention on GPUs",
 		Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused,
-		KV:       gpu.Stored,
+		KV:       gpu.Types,
 	}
 	// A caller that asks for workers, LeanTiles or a schedule gets these: from the kernels for few rows.
 	canPrefill = attn.Can{

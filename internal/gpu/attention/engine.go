@@ -20,9 +20,9 @@ type Engine struct {
 	dev    *cuda.Device
 	info   cuda.Info
 	blocks int // of every launch of attention: one for each SM
-	attend [len(gpu.Elements)][len(headDims)]*cuda.Function
-	many   [len(gpu.Elements)]*cuda.Function                 // for output tiles of leastMany rows and more, of heads of manyDim; nil: there is none
-	paged  [len(gpu.Elements)][len(pagedDims)]*cuda.Function // for pages of a power of two of tokens, of heads of pagedDims; nil: there is none
+	attend [attn.DTypes][len(headDims)]*cuda.Function
+	many   [attn.DTypes]*cuda.Function                 // for output tiles of leastMany rows and more, of heads of manyDim; nil: there is none
+	paged  [attn.DTypes][len(pagedDims)]*cuda.Function // for pages of a power of two of tokens, of heads of pagedDims; nil: there is none
 	append *cuda.Function
 	closed atomic.Bool
 
@@ -46,18 +46,18 @@ func New(dev *cuda.Device) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range gpu.Elements {
+	for _, i := range gpu.Types {
 		for j, dim := range headDims {
-			if e.attend[i][j], err = gpu.WithShared(m, &e.info, fmt.Sprintf("lean_%s_%d", gpu.Elements[i].Name, dim)); err != nil {
+			if e.attend[i][j], err = gpu.WithShared(m, &e.info, fmt.Sprintf("lean_%s_%d", gpu.Name(i), dim)); err != nil {
 				return nil, err
 			}
 		}
-		if gpu.Elements[i].Bytes == 2 && e.finishes() {
-			if e.many[i], err = gpu.WithShared(m, &e.info, fmt.Sprintf("lean_%s_%d_many", gpu.Elements[i].Name, manyDim)); err != nil {
+		if i.Size() == 2 && e.finishes() {
+			if e.many[i], err = gpu.WithShared(m, &e.info, fmt.Sprintf("lean_%s_%d_many", gpu.Name(i), manyDim)); err != nil {
 				return nil, err
 			}
 			for j, dim := range pagedDims {
-				if e.paged[i][j], err = gpu.WithShared(m, &e.info, fmt.Sprintf("lean_%s_%d_paged", gpu.Elements[i].Name, dim)); err != nil {
+				if e.paged[i][j], err = gpu.WithShared(m, &e.info, fmt.Sprintf("lean_%s_%d_paged", gpu.Name(i), dim)); err != nil {
 					return nil, err
 				}
 			}
@@ -98,7 +98,7 @@ func (e *Engine) pagedKernel(s *shape, pages int) *cuda.Function {
 
 // opens says whether there is a kernel for such pages.
 func (e *Engine) opens(g *attn.Problem) bool {
-	s := e.shape(gpu.ElementOf(g.KV), g.Dim)
+	s := e.shape(g.KV, g.Dim)
 	return e.pagedKernel(&s, s.pages(true, g.PageTokens)) != nil
 }
 
@@ -127,7 +127,7 @@ func (e *Engine) Supports(g *attn.Problem) error {
 	if err := HasKernel(g); err != nil {
 		return err
 	}
-	return e.fits("supports", gpu.ElementOf(g.KV), g.Dim, min(BlockRows, g.Heads/g.KVHeads))
+	return e.fits("supports", g.KV, g.Dim, min(BlockRows, g.Heads/g.KVHeads))
 }
 
 // HasKernel is Supports where no GPU is known: one of them may have too little
@@ -135,10 +135,10 @@ func (e *Engine) Supports(g *attn.Problem) error {
 func HasKernel(g *attn.Problem) error { return checkProblem("supports", g) }
 
 // fits reports output tiles of so many rows that there is no shared memory for.
-func (e *Engine) fits(op string, element, dim, rows int) error {
+func (e *Engine) fits(op string, element attn.DType, dim, rows int) error {
 	if _, ok := e.configure(e.shape(element, dim), rows); !ok {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of head dim %d, keys of %v: more than the GPU's %d bytes of shared memory can hold",
-			rows, dim, gpu.Elements[element].DType, e.info.SharedPerBlockMost)
+			rows, dim, element, e.info.SharedPerBlockMost)
 	}
 	return nil
 }
@@ -181,7 +181,7 @@ type mapKey struct {
 	rows     int
 	dim, box int
 	whole    bool // a box is a chunk
-	element  int
+	element  attn.DType
 }
 
 // tensorMap is the map of rows of keys (or values), for boxes of so many rows.

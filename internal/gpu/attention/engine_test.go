@@ -86,7 +86,7 @@ func TestTensorMaps(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	b, err := m.Dev.NewBuffer(16 * 300)
 	noError(t, err)
-	s := m.engine.shape(0, 64)
+	s := m.engine.shape(attn.Float16, 64)
 	for i := range 100 {
 		x := gpu.Memory{Buffer: b, Offset: int64(16 * i), DType: attn.Float16, Len: 640}
 		first, err := m.engine.tensorMap(&x, &s, 16)

@@ -68,17 +68,18 @@ func TestFakeLargeQueries(t *testing.T) {
 func TestFakeChunkPages(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	for _, c := range []struct {
-		element, dim int
+		element      attn.DType
+		dim          int
 		paged        bool
 		tokens, want int
 	}{
-		{0, 64, true, 16, 4}, {0, 128, true, 16, 2}, {2, 64, true, 8, 2}, // chunks of 64, 32 and 16 keys
-		{0, 64, true, 1, 64}, {0, 64, true, 64, 1}, {0, 128, true, 64, 1}, {0, 64, true, 1 << 20, 1},
-		{0, 64, true, 48, 0}, {0, 64, true, 3, 0}, {0, 64, true, 96, 0}, {0, 64, false, 16, 0}, {0, 64, false, 1024, 0},
+		{attn.Float16, 64, true, 16, 4}, {attn.Float16, 128, true, 16, 2}, {attn.Float32, 64, true, 8, 2}, // chunks of 64, 32 and 16 keys
+		{attn.Float16, 64, true, 1, 64}, {attn.Float16, 64, true, 64, 1}, {attn.Float16, 128, true, 64, 1}, {attn.Float16, 64, true, 1 << 20, 1},
+		{attn.Float16, 64, true, 48, 0}, {attn.Float16, 64, true, 3, 0}, {attn.Float16, 64, true, 96, 0}, {attn.Float16, 64, false, 16, 0}, {attn.Float16, 64, false, 1024, 0},
 	} {
 		s := m.engine.shape(c.element, c.dim)
 		if got := s.pages(c.paged, c.tokens); got != c.want {
-			t.Errorf("%s of %d, pages of %d tokens (%v): a chunk of %d lies in %d, want %d", gpu.Elements[c.element].Name, c.dim, c.tokens, c.paged, s.keys, got, c.want)
+			t.Errorf("%s of %d, pages of %d tokens (%v): a chunk of %d lies in %d, want %d", gpu.Name(c.element), c.dim, c.tokens, c.paged, s.keys, got, c.want)
 		}
 	}
 }
@@ -90,11 +91,11 @@ func TestFakeManyRows(t *testing.T) {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
 			e := m.engine
-			for i := range gpu.Elements {
-				has := f.Capability == 90 && gpu.Elements[i].Bytes == 2
+			for _, i := range gpu.Types {
+				has := f.Capability == 90 && i.Size() == 2
 				for _, k := range []*cuda.Function{e.many[i], e.paged[i][0], e.paged[i][1]} {
 					if (k != nil) != has {
-						t.Errorf("%s: kernels for many rows and pages: %v", gpu.Elements[i].Name, !has)
+						t.Errorf("%s: kernels for many rows and pages: %v", gpu.Name(i), !has)
 					}
 				}
 				for j, dim := range headDims {
@@ -111,7 +112,7 @@ func TestFakeManyRows(t *testing.T) {
 								want = e.paged[i][1]
 							}
 							if e.kernel(&shape, rows, pages) != want {
-								t.Errorf("%s of %d, %d rows, %d pages a chunk: another kernel", gpu.Elements[i].Name, dim, rows, pages)
+								t.Errorf("%s of %d, %d rows, %d pages a chunk: another kernel", gpu.Name(i), dim, rows, pages)
 							}
 						}
 					}

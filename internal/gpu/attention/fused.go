@@ -49,14 +49,14 @@ func (c *Chunk) Room(rows, slots int) int {
 }
 
 // fusedShape is the shape of attention in a launch that does more.
-func (e *Engine) fusedShape(element, dim int) shape {
+func (e *Engine) fusedShape(element attn.DType, dim int) shape {
 	s := e.shape(element, dim)
 	s.keys, s.slot = s.keys/2, s.slot/2
 	return s
 }
 
 // FusedChunk is what [Attending] has for keys of a type and a head dim.
-func (e *Engine) FusedChunk(element, dim int) Chunk {
+func (e *Engine) FusedChunk(element attn.DType, dim int) Chunk {
 	s := e.fusedShape(element, dim)
 	return Chunk{Slot: s.slot, query: s.query, width: s.width}
 }
@@ -95,7 +95,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 		return false
 	}
 	g := &p.look.geometry
-	element := gpu.ElementOf(o.K.DType)
+	element := o.K.DType
 	shape := p.engine.fusedShape(element, g.Dim)
 	a := Attending{
 		Appending: p.appending(), TileRows: p.look.tileRows, Params: p.params.Params, Chunk: p.engine.FusedChunk(element, g.Dim),

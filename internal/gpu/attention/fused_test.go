@@ -8,7 +8,6 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu"
 )
 
 // What another launch is offered is what Append and Run would queue, and only what is taken counts.
@@ -30,7 +29,7 @@ func TestFuse(t *testing.T) {
 		})
 		attends = plan.FuseAttention(o, func(a *Attending) bool {
 			offers++
-			s := m.engine.shape(gpu.ElementOf(attn.Float16), 128)
+			s := m.engine.shape(attn.Float16, 128)
 			if a.Rows != p.rows || a.TileRows != 4 || a.QueryLen != o.Q.Len || a.OutLen != o.Out.Len || a.Params.query != o.Q.Address() || a.Chunk.Slot*2 != s.slot ||
 				int(a.Params.box) != s.keys/2 || a.Params.tileShift != plan.params.tileShift+1 || a.Maps[0][0] != o.K.Address() || a.Maps[1][0] != o.V.Address() {
 				t.Errorf("attention is offered as %+v", *a)

@@ -147,7 +147,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
 	group := g.Heads / g.KVHeads
 	look.tileRows = min(BlockRows, min(max(need.Queries, p.least.Queries, 1), BlockRows)*group)
-	if err := p.engine.fits(op, gpu.ElementOf(g.KV), g.Dim, look.tileRows); err != nil {
+	if err := p.engine.fits(op, g.KV, g.Dim, look.tileRows); err != nil {
 		return err
 	}
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits

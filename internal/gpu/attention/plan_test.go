@@ -40,13 +40,13 @@ func sequenceOf(row, queries, keys, first int) attn.Sequence {
 func TestConfigure(t *testing.T) {
 	for _, f := range testgpu.Fakes {
 		e := &Engine{info: cuda.Info{Capability: f.Capability, SharedPerBlockMost: f.Shared}}
-		for el := range gpu.Elements {
+		for _, el := range gpu.Types {
 			for _, dim := range headDims {
 				for rows := 1; rows <= 16; rows++ {
 					s := e.shape(el, dim)
 					c, ok := e.configure(s, rows)
 					if !ok || c.shared > f.Shared || c.slots%c.warps != 0 || c.warps < 1 || c.warps > MostWarps || e.finishes() && c.warps < MostWarps { // who finishes reads the states of all
-						t.Errorf("%s, %s, head dim %d, %d rows: %+v, %v", f.Name, gpu.Elements[el].Name, dim, rows, c, ok)
+						t.Errorf("%s, %s, head dim %d, %d rows: %+v, %v", f.Name, gpu.Name(el), dim, rows, c, ok)
 					}
 				}
 			}
@@ -54,9 +54,12 @@ func TestConfigure(t *testing.T) {
 	}
 	// The sizes that were measured on an H200.
 	e := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 232448}}
-	for _, c := range []struct{ element, dim, slots int }{{0, 64, 8}, {0, 128, 12}, {1, 128, 12}, {2, 64, 24}, {0, 256, 8}} {
+	for _, c := range []struct {
+		element    attn.DType
+		dim, slots int
+	}{{attn.Float16, 64, 8}, {attn.Float16, 128, 12}, {attn.BFloat16, 128, 12}, {attn.Float32, 64, 24}, {attn.Float16, 256, 8}} {
 		if got, _ := e.configure(e.shape(c.element, c.dim), 4); got.warps != 4 || got.rooms != 2 || got.slots != c.slots {
-			t.Errorf("%s, head dim %d: %+v", gpu.Elements[c.element].Name, c.dim, got)
+			t.Errorf("%s, head dim %d: %+v", gpu.Name(c.element), c.dim, got)
 		}
 	}
 }

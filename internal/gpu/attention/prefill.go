@@ -57,10 +57,15 @@ type prefillParams struct {
 	_                                                         [44]byte // up to a multiple of 64, the alignment of maps
 }
 
+type prefillKey struct {
+	element attn.DType
+	dim     int // index
+}
+
 // prefill is the kernels of an engine.
 type prefill struct {
 	sync.Mutex
-	kernels map[[2]int]*cuda.Function // by element and index of prefillKernels; nil: not loaded
+	kernels map[prefillKey]*cuda.Function // by element and index of prefillKernels; nil: not loaded
 
 	always bool // they are worth having for any number of rows: tests
 }
@@ -76,13 +81,10 @@ func (e *Engine) loadPrefill() error {
 	if err != nil {
 		return err
 	}
-	kernels := map[[2]int]*cuda.Function{}
-	for i, el := range gpu.Elements {
-		if el.Bytes != 2 {
-			continue
-		}
+	kernels := map[prefillKey]*cuda.Function{}
+	for _, d := range gpu.Halves {
 		for j, k := range prefillKernels {
-			if kernels[[2]int{i, j}], err = gpu.WithShared(m, &e.info, fmt.Sprintf("prefill_%s_%d", el.Name, k.dim)); err != nil {
+			if kernels[prefillKey{d, j}], err = gpu.WithShared(m, &e.info, fmt.Sprintf("prefill_%s_%d", gpu.Name(d), k.dim)); err != nil {
 				return err
 			}
 		}
@@ -182,7 +184,7 @@ func (p *Plan) prefillLaunch(op string, o *Operands) (f *cuda.Function, grid cud
 	e, g, m, a := p.engine, &p.look.geometry, &p.memory, &prefillParams{}
 	i := e.prefillIndex(g)
 	k := &prefillKernels[i]
-	element := gpu.ElementOf(o.K.DType)
+	element := o.K.DType
 	shape := e.shape(element, g.Dim)
 	shape.keys = 0 // no box is more than one column block
 	a.box = int32(boxOf(prefillKeys, p.look.paged, g.PageTokens))
@@ -215,5 +217,5 @@ func (p *Plan) prefillLaunch(op string, o *Operands) (f *cuda.Function, grid cud
 	cuda.Struct(&p.args, a)
 	p.hold(o)
 	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{k.threads()}, Shared: k.shared(), Overlap: true}
-	return e.prefill.kernels[[2]int{element, i}], grid, nil
+	return e.prefill.kernels[prefillKey{element, i}], grid, nil
 }

@@ -113,7 +113,7 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 		return nil, grid, err
 	}
 	e, g := p.engine, &p.look.geometry
-	shape := e.shape(gpu.ElementOf(o.K.DType), g.Dim)
+	shape := e.shape(o.K.DType, g.Dim)
 	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
 	a := &p.params
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 )
@@ -42,20 +43,20 @@ const (
 
 // shape is what follows from an element type and a head dim.
 type shape struct {
-	element, dim int
-	keys         int // of a chunk
-	blocks       int // column blocks of 128 bytes in a row
-	slot         int // bytes of a chunk's keys and values
-	ring         int // bytes of the ring, where there is room for them
-	query        int // bytes of queries in shared memory
-	width        int // floats between rows of a state in shared memory
+	element attn.DType
+	dim     int
+	keys    int // of a chunk
+	blocks  int // column blocks of 128 bytes in a row
+	slot    int // bytes of a chunk's keys and values
+	ring    int // bytes of the ring, where there is room for them
+	query   int // bytes of queries in shared memory
+	width   int // floats between rows of a state in shared memory
 }
 
 // shape is that of the kernels for the engine's GPU: from 9.0 on chunks are larger.
-func (e *Engine) shape(element, dim int) shape {
-	el := &gpu.Elements[element]
-	s := shape{element: element, dim: dim, keys: el.Depth, ring: RingBytes, width: dim + 8}
-	row, more := dim*el.Bytes, 1
+func (e *Engine) shape(element attn.DType, dim int) shape {
+	s := shape{element: element, dim: dim, keys: gpu.Depth(element), ring: RingBytes, width: dim + 8}
+	row, more := dim*element.Size(), 1
 	if e.copies() {
 		more = 2
 		if row > 128 {
@@ -71,7 +72,7 @@ func (e *Engine) shape(element, dim int) shape {
 	s.blocks = (row + 127) / 128
 	s.slot = 2 * s.blocks * s.keys * 128
 	if row > 256 {
-		if el.Bytes == 2 {
+		if element.Size() == 2 {
 			s.query = dim / 16 * 32 * 16 * 2
 		} else {
 			s.query = dim / 8 * 32 * 16
@@ -83,7 +84,7 @@ func (e *Engine) shape(element, dim int) shape {
 // tiles describes rows of keys to the copy engine. Where rows are whole column
 // blocks, a box can hold all blocks of a chunk.
 func (s *shape) tiles(rows, box int) cuda.Tiles {
-	size := gpu.Elements[s.element].Bytes
+	size := s.element.Size()
 	row, column := uint64(s.dim*size), 128/size
 	t := cuda.Tiles{ElementBytes: size, Box: [3]uint32{uint32(column), uint32(box), 1}}
 	if row%128 == 0 {

@@ -13,7 +13,7 @@ const unfusedUnit = "unfused"
 
 // unfused is those kernels.
 type unfused struct {
-	scores, sum [len(gpu.Elements)]*cuda.Function
+	scores, sum [attn.DTypes]*cuda.Function
 	softmax     *cuda.Function
 }
 
@@ -45,11 +45,11 @@ func (e *Engine) loadUnfused() error {
 	if u.softmax, err = m.Function("unfused_softmax"); err != nil {
 		return err
 	}
-	for i := range gpu.Elements {
-		if u.scores[i], err = m.Function("unfused_scores_" + gpu.Elements[i].Name); err != nil {
+	for _, i := range gpu.Types {
+		if u.scores[i], err = m.Function("unfused_scores_" + gpu.Name(i)); err != nil {
 			return err
 		}
-		if u.sum[i], err = m.Function("unfused_sum_" + gpu.Elements[i].Name); err != nil {
+		if u.sum[i], err = m.Function("unfused_sum_" + gpu.Name(i)); err != nil {
 			return err
 		}
 	}
@@ -81,7 +81,7 @@ func (p *Plan) scores(op string, g *attn.Problem, need int64) (int64, error) {
 // runUnfused queues the three launches of operands that were checked, whose
 // parameters are filled.
 func (p *Plan) runUnfused(s *cuda.Stream, o *Operands) error {
-	e, element := p.engine, gpu.ElementOf(o.K.DType)
+	e, element := p.engine, o.K.DType
 	u := unfusedParams{Params: p.params.Params, dim: int32(p.look.geometry.Dim), kind: gpu.Code(o.K.DType)}
 	if p.memory.scores != nil { // no key, no score
 		u.scores = p.memory.scores.Address()

@@ -18,7 +18,7 @@ func (k *twin) unfused(l *testgpu.Launch) {
 	u := (*unfusedParams)(unsafe.Pointer(&l.Arg[0]))
 	name := strings.Split(l.Kernel, "_")
 	kv := testgpu.TypeOf(u.kind)
-	if len(name) == 3 && gpu.Elements[gpu.ElementOf(kv)].Name != name[2] {
+	if len(name) == 3 && gpu.Name(kv) != name[2] {
 		k.t.Errorf("%s of %v", l.Kernel, kv)
 	}
 	if l.Blocks != unfusedBlocks*k.e.blocks || l.Threads != unfusedThreads {

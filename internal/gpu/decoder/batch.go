@@ -3,6 +3,7 @@ package decoder
 import (
 	"fmt"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 )
@@ -55,11 +56,11 @@ var batchSplits = [...]int{2, 4, 8, mostBatchSplit}
 type batches [len(batchRows)][2]*cuda.Function
 
 // loadBatches loads the kernels of a type from the module of matrices.
-func (d *Decoder) loadBatches(m *cuda.Module, element int) error {
+func (d *Decoder) loadBatches(m *cuda.Module, element attn.DType) error {
 	var k batches
 	for i, rows := range batchRows {
 		for wide, suffix := range [...]string{"", "_wide"} {
-			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("batch_%s_%d%s", gpu.Elements[element].Name, rows, suffix))
+			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("batch_%s_%d%s", gpu.Name(element), rows, suffix))
 			if err != nil {
 				return err
 			}
@@ -84,8 +85,8 @@ type batchLaunch struct {
 // configureBatch says how a Linear of the rows of a batch is launched, if it is one:
 // how many thread blocks a cluster has is chosen by what the busiest block does.
 func (d *Decoder) configureBatch(o *Linear) (best batchLaunch, ok bool, err error) {
-	element := gpu.ElementOf(o.Parts[0].W.DType)
-	if element < 0 || d.batches[element] == nil || o.Rows < leastBatch || o.Rows > batchRows[len(batchRows)-1] {
+	element := o.Parts[0].W.DType
+	if !gpu.Known(element) || d.batches[element] == nil || o.Rows < leastBatch || o.Rows > batchRows[len(batchRows)-1] {
 		return best, false, nil
 	}
 	kind := 0
@@ -194,6 +195,6 @@ func (d *Decoder) batch(s *cuda.Stream, o *Linear, l batchLaunch, keep batchKeep
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X)
 	d.hold(cache...)
-	f := d.batches[gpu.ElementOf(o.Parts[0].W.DType)][l.kind][l.wide]
+	f := d.batches[o.Parts[0].W.DType][l.kind][l.wide]
 	return f.Launch(s, clusterGrid(l.clusters, l.split, batchThreads, l.shared, true), &d.args)
 }

@@ -9,5 +9,5 @@ import (
 var canChain = attn.Can{
 	Name:     "attention in a chain of layers",
 	Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
-	KV:       gpu.Stored,
+	KV:       gpu.Types,
 }

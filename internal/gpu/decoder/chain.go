@@ -1,6 +1,8 @@
 package decoder
 
 import (
+	"slices"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -19,7 +21,7 @@ import (
 type Chain struct {
 	d       *Decoder
 	plan    *attention.Plan // nil: no attention yet
-	element int             // of weights, keys and values
+	element attn.DType      // of weights, keys and values; untyped: no layer yet
 	dim     int             // of heads; 0: no attention yet
 	chunk   attention.Chunk // of its attention
 	rows    int             // of x
@@ -36,6 +38,9 @@ type Chain struct {
 	texts       []chainLayer // of text, until Upload
 	feeds       []chainFeed
 }
+
+// untyped is no type.
+const untyped = attn.DType(attn.DTypes)
 
 // chainPart is a layer: one of the two.
 type chainPart struct {
@@ -83,7 +88,7 @@ func (c *Chain) source(m *gpu.Memory, elements int) (at int64, tagged, ok bool) 
 
 // chainMost is how many rows a chain is for: where there are kernels for the rows of a
 // batch, their launches are faster from there on.
-func (d *Decoder) chainMost(element int) int {
+func (d *Decoder) chainMost(element attn.DType) int {
 	if d.batches[element] != nil {
 		return leastBatch - 1
 	}
@@ -141,8 +146,8 @@ func (c *Chain) Linear(o *Linear) bool {
 	if c.back != nil || o.check() != nil {
 		return false
 	}
-	element := gpu.ElementOf(o.Parts[0].W.DType)
-	if gpu.Elements[element].Bytes != 2 || o.Rows > c.d.chainMost(element) || o.In%chainColumns != 0 || c.element >= 0 && c.element != element || c.rows > 0 && c.rows != o.Rows {
+	element := o.Parts[0].W.DType
+	if !slices.Contains(gpu.Halves, element) || o.Rows > c.d.chainMost(element) || o.In%chainColumns != 0 || c.element != untyped && c.element != element || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
 	needs := c.needsWith(o)
@@ -264,7 +269,7 @@ func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 // those before, if the chain makes q, k and v and can do it: where no sequence has
 // more than one new token, nor a KV head more than 16 query heads.
 func (c *Chain) Attend(p *attention.Plan, o *attention.Operands, newK, newV gpu.Memory) bool {
-	if c.back != nil || c.plan != nil && c.plan != p || c.element < 0 || gpu.ElementOf(o.K.DType) != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+	if c.back != nil || c.plan != nil && c.plan != p || o.K.DType != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
 	if o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {

@@ -62,7 +62,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	}
 	sh.tables, sh.choose = i%3, sh.vocabulary > 0 && rng.IntN(2) == 0
 	s, log := fakeStack(t, blocks, sh)
-	split, kernel := 1, fmt.Sprintf("chain_%s_%d", gpu.Elements[gpu.ElementOf(sh.kv)].Name, sh.dim)
+	split, kernel := 1, fmt.Sprintf("chain_%s_%d", gpu.Name(sh.kv), sh.dim)
 	if blocks%2 == 0 && sh.dim == pairsDim {
 		split, kernel = 2, kernel+"_pairs"
 	}
@@ -441,7 +441,7 @@ func TestChainLayouts(t *testing.T) {
 	}
 	layOut := func(m *machine, d *Decoder, s shape, rows int) layout {
 		c := d.NewChain()
-		c.element, c.dim, c.rows, c.chunk = gpu.ElementOf(attn.Float16), s.dim, rows, m.engine.FusedChunk(gpu.ElementOf(attn.Float16), s.dim)
+		c.element, c.dim, c.rows, c.chunk = attn.Float16, s.dim, rows, m.engine.FusedChunk(attn.Float16, s.dim)
 		linear := func(in int, norm *Norm) {
 			c.needs = c.needsWith(&Linear{Rows: rows, In: in, Norm: norm})
 			c.layers = append(c.layers, chainPart{linear: &chainLinear{}})
@@ -510,7 +510,7 @@ func TestChainLayouts(t *testing.T) {
 func TestChainSplit(t *testing.T) {
 	_, _, d := fakeDecoder(t, 90, 14, 232448)
 	c := d.NewChain()
-	f16 := gpu.ElementOf(attn.Float16)
+	f16 := attn.Float16
 	large := Linear{Rows: 1, In: 16384}
 	for _, s := range []struct {
 		o    Linear

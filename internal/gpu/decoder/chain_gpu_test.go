@@ -307,7 +307,7 @@ func (s *stack) layersProjected(t testing.TB) error {
 // captured makes a graph of the chain, or of a batch's launches, which is none.
 func (s *stack) captured(t testing.TB) (c *Chain, g *cuda.Graph) {
 	queue := func() error { return s.projected(t) }
-	if s.rows <= s.d.chainMost(gpu.ElementOf(s.kv)) {
+	if s.rows <= s.d.chainMost(s.kv) {
 		c = s.chain(t)
 		queue = func() error { return c.Queue(s.m.Stream) }
 	}
@@ -398,7 +398,7 @@ func testSplits(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name strin
 	defer func(least int) { d.leastPairs = least }(d.leastPairs)
 	d.leastPairs = math.MaxInt
 	testStack(t, m, d, rng, name, sh)
-	if d.chain == nil || d.chain.pairs[gpu.ElementOf(sh.kv)] == nil {
+	if d.chain == nil || d.chain.pairs[sh.kv] == nil {
 		t.Log("no pairs on this GPU")
 	} else if sh.dim == pairsDim || sh.linear {
 		d.leastPairs = 0
@@ -410,13 +410,13 @@ func testSplits(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name strin
 // kernels for a batch's; what it returns takes that back.
 func (d *Decoder) withoutBatches() func() {
 	all := d.batches
-	d.batches = [len(gpu.Elements)]*batches{}
+	d.batches = [attn.DTypes]*batches{}
 	return func() { d.batches = all }
 }
 
 // testProjection runs random stacks of a batch's rows.
 func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
-	if d.batches[gpu.ElementOf(attn.Float16)] == nil {
+	if d.batches[attn.Float16] == nil {
 		t.Skip("no kernels for the rows of a batch on this GPU")
 	}
 	rng := reftest.Rand(t)
@@ -571,7 +571,7 @@ func BenchmarkGPUChain(b *testing.B) {
 					ways = append(ways, way{name: name, g: g})
 				}
 				add("launches", st.launches)
-				if rows <= d.chainMost(gpu.ElementOf(sh.kv)) {
+				if rows <= d.chainMost(sh.kv) {
 					c, chain := st.captured(b)
 					defer c.Close()
 					ways = append(ways, way{name: "chain", g: chain})

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
@@ -132,7 +133,7 @@ func (d *Decoder) NewChain() *Chain {
 	if d.chain == nil {
 		return nil
 	}
-	return &Chain{d: d, element: -1, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
+	return &Chain{d: d, element: untyped, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
 }
 
 // loadChains loads the kernels of chains, if there are any for the GPU.
@@ -148,11 +149,8 @@ func (d *Decoder) loadChains() error {
 		return err
 	}
 	functions := new(chainFunctions)
-	for i := range gpu.Elements {
-		if gpu.Elements[i].Bytes != 2 {
-			continue
-		}
-		name := "chain_" + gpu.Elements[i].Name
+	for _, i := range gpu.Halves {
+		name := "chain_" + gpu.Name(i)
 		for j, dim := range chainDims {
 			if functions.blocks[i][j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d", name, dim)); err != nil {
 				return err
@@ -179,13 +177,13 @@ func (d *Decoder) loadChains() error {
 // and of pairs of them, for pairsDim alone. Those are nil where the GPU does not have
 // one on every two multiprocessors at once: all blocks of a chain wait for each other.
 type chainFunctions struct {
-	blocks [len(gpu.Elements)][len(chainDims)]*cuda.Function
-	pairs  [len(gpu.Elements)]*cuda.Function
+	blocks [attn.DTypes][len(chainDims)]*cuda.Function
+	pairs  [attn.DTypes]*cuda.Function
 }
 
 // of is the kernel of chains whose blocks share a tile in such clusters. Without
 // attention, dim is 0 and any will do.
-func (f *chainFunctions) of(split, element, dim int) *cuda.Function {
+func (f *chainFunctions) of(split int, element attn.DType, dim int) *cuda.Function {
 	if split == 2 {
 		return f.pairs[element]
 	}
@@ -226,7 +224,7 @@ func (c *Chain) needsWith(o *Linear) chainNeeds {
 }
 
 // splitOf is how many thread blocks share a tile of a chain with such needs.
-func (c *Chain) splitOf(element, dim int, needs *chainNeeds) int {
+func (c *Chain) splitOf(element attn.DType, dim int, needs *chainNeeds) int {
 	if (dim == 0 || dim == pairsDim) && c.d.chain.pairs[element] != nil && needs[0].area >= c.d.leastPairs {
 		return 2
 	}
@@ -235,7 +233,7 @@ func (c *Chain) splitOf(element, dim int, needs *chainNeeds) int {
 
 // fits says whether there is room for another layer of a chain with such needs, which
 // has so many bytes for its attention. What is too wide becomes launches.
-func (c *Chain) fits(element, dim int, needs *chainNeeds, attends int) bool {
+func (c *Chain) fits(element attn.DType, dim int, needs *chainNeeds, attends int) bool {
 	split := c.splitOf(element, dim, needs)
 	n := &needs[split-1]
 	return n.wide || c.stagesFor(split, max(n.area, attends), c.linears()+1, attention.MostWarps) >= leastChainStages

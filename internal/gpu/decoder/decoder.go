@@ -20,15 +20,15 @@ const rowThreads = 256
 type Decoder struct {
 	info   cuda.Info
 	dev    *cuda.Device
-	linear [len(gpu.Elements)]*cuda.Function
+	linear [attn.DTypes]*cuda.Function
 	norm   *cuda.Function
 	gather *cuda.Function
 	chain  *chainFunctions // nil: there are none for this GPU
 	*Sampler
 
-	matrices [len(gpu.Elements)]*matrices // nil: there are none for this GPU, or the type
-	batches  [len(gpu.Elements)]*batches  // the same
-	splits   []int                        // blocks that a cluster of these may have; tests leave some out
+	matrices [attn.DTypes]*matrices // nil: there are none for this GPU, or the type
+	batches  [attn.DTypes]*batches  // the same
+	splits   []int                  // blocks that a cluster of these may have; tests leave some out
 
 	leastPairs int // as the constant; tests have others
 
@@ -41,7 +41,10 @@ type Decoder struct {
 
 // clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, an index of
 // matrixRows, chainClusters, or else -2 and less for one of batchRows, wide or not.
-type clusterKey struct{ element, kind, split, shared int }
+type clusterKey struct {
+	element             attn.DType
+	kind, split, shared int
+}
 
 const chainClusters = math.MinInt
 
@@ -65,8 +68,8 @@ func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range gpu.Elements {
-		if d.linear[i], err = gpu.WithShared(m, &d.info, "linear_"+gpu.Elements[i].Name); err != nil {
+	for _, i := range gpu.Types {
+		if d.linear[i], err = gpu.WithShared(m, &d.info, "linear_"+gpu.Name(i)); err != nil {
 			return nil, err
 		}
 	}

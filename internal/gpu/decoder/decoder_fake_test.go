@@ -42,7 +42,7 @@ func TestLinearLaunches(t *testing.T) {
 			_, _, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
 			rng := rand.New(rand.NewPCG(7, uint64(f.Capability)))
 			for range 3000 {
-				element, rows, in, tiles := rng.IntN(3), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
+				element, rows, in, tiles := testgpu.Pick(rng, gpu.Types...), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
 				norm := rng.IntN(2) == 0
 				l, ok, err := d.configure(element, rows, in, tiles, norm)
 				noError(t, err)
@@ -54,16 +54,16 @@ func TestLinearLaunches(t *testing.T) {
 					if in*4+70<<10 > f.Shared { // a row of float32 and the rings
 						continue
 					}
-					t.Fatalf("no launch for %d rows of %d, element %d", rows, in, element)
+					t.Fatalf("no launch for %d rows of %d, w %v", rows, in, element)
 				}
-				all := gpu.Ceil(in*gpu.Elements[element].Bytes, 128)
+				all := gpu.Ceil(in*element.Size(), 128)
 				switch {
 				case l.rows < 1 || l.rows > min(rows, linearRows),
 					l.split < 1 || l.split > min(8, all) || l.split > 1 && !d.overlap(),
 					l.clusters < 1 || l.clusters > tiles || l.clusters*l.split > max(f.SMs, 8),
 					l.shared > f.Shared,
 					l.stages < 2 || !d.overlap() && l.stages != 2 && l.stages != 4:
-					t.Fatalf("%+v for %d rows of %d, element %d, %d tiles, norm %v", l, rows, in, element, tiles, norm)
+					t.Fatalf("%+v for %d rows of %d, w %v, %d tiles, norm %v", l, rows, in, element, tiles, norm)
 				}
 			}
 		})
@@ -194,7 +194,7 @@ func TestMatrixRings(t *testing.T) {
 	for _, rows := range []int{20, 60} {
 		for _, in := range []int{512, matrixWide, matrixWide + 8, 2 * matrixWide} {
 			o := Linear{Rows: rows, In: in, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 4096}}}
-			l, err := d.configureMatrix(gpu.ElementOf(attn.Float16), &o)
+			l, err := d.configureMatrix(attn.Float16, &o)
 			if alone := 2*l.shared > 232448; err != nil || alone != (in <= matrixWide) {
 				t.Errorf("%d rows of %d: %+v, %v", rows, in, l, err)
 			}
@@ -211,7 +211,7 @@ func TestMatrixOfSmallMemory(t *testing.T) {
 		if _, ok, err := d.configureBatch(&o); ok || err != nil {
 			t.Errorf("%d rows of a GPU that has no batches: %v, %v", rows, ok, err)
 		}
-		if l, err := d.configureMatrix(gpu.ElementOf(attn.Float16), &o); err != nil || l.stages < 2 || l.shared > most || l.shared < matrixRows[l.kind].rows*4*(matrixTile+4) {
+		if l, err := d.configureMatrix(attn.Float16, &o); err != nil || l.stages < 2 || l.shared > most || l.shared < matrixRows[l.kind].rows*4*(matrixTile+4) {
 			t.Errorf("%d rows: %+v, %v", rows, l, err)
 		}
 	}

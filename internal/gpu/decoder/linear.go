@@ -67,8 +67,8 @@ type linearLaunch struct {
 
 // configure says how the next of some rows are launched; norm, if x is
 // normalised there.
-func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linearLaunch, ok bool, err error) {
-	all, least := gpu.Ceil(in*gpu.Elements[element].Bytes, 128), 0 // column blocks
+func (d *Decoder) configure(element attn.DType, rows, in, tiles int, norm bool) (best linearLaunch, ok bool, err error) {
+	all, least := gpu.Ceil(in*element.Size(), 128), 0 // column blocks
 	for rows = min(rows, linearRows); rows > 0 && !ok; rows-- {
 		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
 			shared, stages := d.room(element, rows, gpu.Ceil(all, split), norm)
@@ -97,7 +97,7 @@ func (d *Decoder) configure(element, rows, in, tiles int, norm bool) (best linea
 }
 
 // atOnce is how many clusters of a Linear may run at once.
-func (d *Decoder) atOnce(element, split, shared int) (int, error) {
+func (d *Decoder) atOnce(element attn.DType, split, shared int) (int, error) {
 	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.linear[element], clusterGrid(1, split, linearWarps*32, shared, true))
 }
 
@@ -113,8 +113,8 @@ const (
 
 // room is the shared memory of a launch and the stages of its rings, 0 where it
 // does not fit.
-func (d *Decoder) room(element, rows, blocks int, norm bool) (shared, stages int) {
-	stride := blocks*128/gpu.Elements[element].Bytes + linearPad
+func (d *Decoder) room(element attn.DType, rows, blocks int, norm bool) (shared, stages int) {
+	stride := blocks*128/element.Size() + linearPad
 	rest := rows*stride + linearWarps*rows*(linearTile+sumsPad) + 2*rows*linearTile + (2*linearWarps+1)*linearRows
 	if norm {
 		rest += 2 * stride
@@ -185,7 +185,7 @@ func (d *Decoder) normsBefore(o *Linear) (bool, error) {
 	if o.Norm == nil {
 		return false, nil
 	}
-	l, ok, err := d.configure(gpu.ElementOf(o.Parts[0].W.DType), o.Rows, o.In, o.tilesOf(linearTile), true)
+	l, ok, err := d.configure(o.Parts[0].W.DType, o.Rows, o.In, o.tilesOf(linearTile), true)
 	return !ok || l.rows < o.Rows, err
 }
 
@@ -204,7 +204,7 @@ func (o *Linear) check() error {
 		return err
 	}
 	w := o.Parts[0].W.DType
-	if gpu.ElementOf(w) < 0 {
+	if !gpu.Known(w) {
 		return gpu.Errorf(op, attn.ErrDType, "w is %v", w)
 	}
 	if each := 16 / w.Size(); o.In%each != 0 {
@@ -248,7 +248,7 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	element := gpu.ElementOf(o.Parts[0].W.DType)
+	element := o.Parts[0].W.DType
 	if l, ok, err := d.configureBatch(o); err != nil {
 		return err
 	} else if ok {
@@ -334,9 +334,10 @@ func (d *Decoder) holdParts(o *Linear) {
 // linearMap is all that a tensor map of weights is made of. Operands of x have a
 // negative box.
 type linearMap struct {
-	address               uint64
-	in, out, element, box int
-	pairs                 bool
+	address      uint64
+	in, out, box int
+	element      attn.DType
+	pairs        bool
 }
 
 // tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
@@ -345,7 +346,7 @@ func (d *Decoder) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, 
 	if !d.overlap() {
 		return t, nil
 	}
-	key := linearMap{w.Address(), in, out, gpu.ElementOf(w.DType), box, false}
+	key := linearMap{w.Address(), in, out, box, w.DType, false}
 	return d.maps.Get(key, func() (cuda.TensorMap, error) {
 		size := uint64(w.DType.Size())
 		row := uint64(in) * size
@@ -359,7 +360,7 @@ func (d *Decoder) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, 
 // pairMap is the map of weights in rows of whole column blocks of 128 bytes: two of
 // these, of so many rows, are a box.
 func (d *Decoder) pairMap(w *gpu.Memory, in, out, box int) (cuda.TensorMap, error) {
-	return d.maps.Get(linearMap{w.Address(), in, out, gpu.ElementOf(w.DType), box, true}, func() (cuda.TensorMap, error) {
+	return d.maps.Get(linearMap{w.Address(), in, out, box, w.DType, true}, func() (cuda.TensorMap, error) {
 		size := w.DType.Size()
 		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
 			ElementBytes: size, Dims: [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)}, Strides: [2]uint64{uint64(in * size), 128},

@@ -52,16 +52,13 @@ func (d *Decoder) loadMatrices() error {
 	if err != nil {
 		return err
 	}
-	for i := range gpu.Elements {
-		if gpu.Elements[i].Bytes != 2 {
-			continue
-		}
+	for _, i := range gpu.Halves {
 		var k matrices
-		if k.operands, err = m.Function("matrix_operands_" + gpu.Elements[i].Name); err != nil {
+		if k.operands, err = m.Function("matrix_operands_" + gpu.Name(i)); err != nil {
 			return err
 		}
 		for j := range matrixRows {
-			if k.of[j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("matrix_%s_%d", gpu.Elements[i].Name, matrixRows[j].rows)); err != nil {
+			if k.of[j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("matrix_%s_%d", gpu.Name(i), matrixRows[j].rows)); err != nil {
 				return err
 			}
 		}
@@ -100,14 +97,14 @@ type matrixParams struct {
 // isMatrix says whether a Linear is one of many rows, which operands are made for
 // by a launch of their own, unless it is one of a batch's.
 func (d *Decoder) isMatrix(o *Linear) bool {
-	element := gpu.ElementOf(o.Parts[0].W.DType)
-	return o.Rows > fewRows && element >= 0 && d.matrices[element] != nil
+	element := o.Parts[0].W.DType
+	return o.Rows > fewRows && gpu.Known(element) && d.matrices[element] != nil
 }
 
 // Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
 // sizes of its operands count, not the memory. The error is the driver's.
 func (d *Decoder) Scratch(o *Linear) (int, error) {
-	if o.Rows < 1 || len(o.Parts) == 0 || gpu.ElementOf(o.Parts[0].W.DType) < 0 {
+	if o.Rows < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
 		return 0, nil
 	}
 	if _, batch, err := d.configureBatch(o); batch || err != nil {
@@ -133,7 +130,7 @@ type matrixLaunch struct {
 
 // configureMatrix says how a Linear of many rows is launched: the thread blocks of
 // a cluster share the columns of a tile where there are few tiles.
-func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, err error) {
+func (d *Decoder) configureMatrix(element attn.DType, o *Linear) (best matrixLaunch, err error) {
 	kind := 0
 	for kind < len(matrixRows)-1 && matrixRows[kind].rows < o.Rows {
 		kind++
@@ -171,7 +168,7 @@ func (d *Decoder) configureMatrix(element int, o *Linear) (best matrixLaunch, er
 }
 
 // matrix queues a Linear of many rows, which was checked.
-func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
+func (d *Decoder) matrix(s *cuda.Stream, element attn.DType, o *Linear) error {
 	if err := o.Scratch.CheckFloats("linear", "the scratch", o.Rows*(o.In+1)); err != nil {
 		return err
 	}
@@ -222,7 +219,7 @@ func (d *Decoder) matrix(s *cuda.Stream, element int, o *Linear) error {
 // operandMap is the map of the operands that x has become: both parts of 64
 // columns of so many rows are a box.
 func (d *Decoder) operandMap(scratch *gpu.Memory, in, rows, box int) (cuda.TensorMap, error) {
-	return d.maps.Get(linearMap{scratch.Address(), in, rows, 0, -box, false}, func() (cuda.TensorMap, error) {
+	return d.maps.Get(linearMap{scratch.Address(), in, rows, -box, scratch.DType, false}, func() (cuda.TensorMap, error) {
 		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
 			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), 2}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
 			Box: [3]uint32{matrixStep, uint32(box), 2},
