@@ -8,6 +8,11 @@ import (
 // Image is where modules come from. It is a variable for tests.
 var Image = kernels.Image
 
+// Module is the module of a unit on a device, which is loaded once.
+func Module(dev *cuda.Device, unit string) (*cuda.Module, error) {
+	return dev.Module(unit, func() ([]byte, error) { return Image(unit, dev.Info().Capability) })
+}
+
 // WithShared is a kernel whose thread blocks may have all of the shared memory that there
 // is for one. It has no static shared memory.
 func WithShared(m *cuda.Module, info *cuda.Info, name string) (*cuda.Function, error) {

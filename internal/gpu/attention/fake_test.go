@@ -3,11 +3,11 @@
 package attention
 
 import (
+	"fmt"
 	"testing"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
@@ -90,29 +90,24 @@ func TestFakeManyRows(t *testing.T) {
 	for _, f := range testgpu.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
-			e := m.engine
-			for _, i := range gpu.Types {
-				has := f.Capability == 90 && i.Size() == 2
-				for _, k := range []*cuda.Function{e.many[i], e.paged[i][0], e.paged[i][1]} {
-					if (k != nil) != has {
-						t.Errorf("%s: kernels for many rows and pages: %v", gpu.Name(i), !has)
-					}
-				}
-				for j, dim := range headDims {
+			for _, kv := range gpu.Types {
+				has := f.Capability == 90 && kv != attn.Float32
+				for _, dim := range headDims {
 					for rows := 1; rows <= BlockRows; rows++ {
 						for _, pages := range []int{0, 1, 2, 4, 8, 16, 32} {
-							shape, want := e.shape(i, dim), e.attend[i][j]
+							name := fmt.Sprintf("lean_%s_%d", gpu.Name(kv), dim)
 							switch {
 							case !has:
 							case dim == 128 && rows > 8:
-								want = e.many[i]
-							case dim == 64 && pages > 0 && pages <= openingEntries:
-								want = e.paged[i][0]
-							case dim == 128 && pages > 0 && pages <= openingEntries:
-								want = e.paged[i][1]
+								name += "_many"
+							case (dim == 64 || dim == 128) && pages > 0 && pages <= openingEntries:
+								name += "_paged"
 							}
-							if e.kernel(&shape, rows, pages) != want {
-								t.Errorf("%s of %d, %d rows, %d pages a chunk: another kernel", gpu.Name(i), dim, rows, pages)
+							g := paged(2*rows, 2, dim)
+							g.KV = kv
+							k := m.engine.find(&want{problem: &g, rows: rows, pages: pages})
+							if k == nil || len(k.entries) != 1 || k.entries[0] != name {
+								t.Errorf("%v of %d, %d rows, %d pages a chunk: %+v, want %s", kv, dim, rows, pages, k, name)
 							}
 						}
 					}

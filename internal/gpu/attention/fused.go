@@ -91,7 +91,10 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	if !p.canAppend("attention") {
 		return false
 	}
-	if _, _, err := p.attention("attention", o); err != nil {
+	if p.checkOperands("attention", o) != nil {
+		return false
+	}
+	if _, err := p.arguments(o); err != nil {
 		return false
 	}
 	g := &p.look.geometry

@@ -44,13 +44,15 @@ type Plan struct {
 	liveKeys  int  // of all sequences
 	appends   bool // every sequence has its new tokens among its keys
 
-	fused     bool // attention is a part of launches that do more
-	memory    memory
-	args      cuda.Args
-	params    params
-	newRows   appendParams
-	appended  [2]gpu.Memory // the last Append's keys and values since Build
-	anyAppend bool
+	fused         bool // attention is a part of launches that do more
+	memory        memory
+	args          cuda.Args
+	params        params
+	prefillParams prefillParams
+	unfusedParams unfusedParams
+	newRows       appendParams
+	appended      [2]gpu.Memory // the last Append's keys and values since Build
+	anyAppend     bool
 }
 
 // state is how far a plan is.
@@ -67,11 +69,12 @@ const (
 // the graph may be launched again.
 type look struct {
 	geometry attn.Problem
-	idle     bool // there are no rows: no launches
-	rows     int  // token rows
-	tileRows int  // at most so many rows in an output tile
-	paged    bool // there is a block table
-	prefill  bool // the kernels for many rows may run
+	idle     bool    // there are no rows: no launches
+	rows     int     // token rows
+	tileRows int     // at most so many rows in an output tile
+	paged    bool    // there is a block table
+	kernel   *kernel // that runs
+	prefill  *kernel // that runs instead, if the operands are of one type; nil: none
 	memory   uint64
 }
 
@@ -137,7 +140,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	if err := p.usable(op); err != nil {
 		return err
 	}
-	if err := checkProblem(op, &g); err != nil {
+	if err := supports(op, &g, p.engine.kernels); err != nil {
 		return err
 	}
 	need, err := measure(op, &g, seqs, rows)
@@ -147,30 +150,30 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
 	group := g.Heads / g.KVHeads
 	look.tileRows = min(BlockRows, min(max(need.Queries, p.least.Queries, 1), BlockRows)*group)
-	if err := p.engine.fits(op, g.KV, g.Dim, look.tileRows); err != nil {
+	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
+	shape := p.engine.shape(g.KV, g.Dim)
+	w := want{problem: &g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
+	if look.kernel, err = p.engine.kernel(op, &w); err != nil {
 		return err
 	}
-	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
+	if err := p.engine.load(look.kernel); err != nil {
+		return err
+	}
 	var scores int64
-	if g.Unfused {
-		if err := canUnfused.Do(op, &g); err != nil {
-			return err
-		}
-		if err := p.engine.loadUnfused(); err != nil {
-			return err
-		}
+	if look.kernel.way == &unfusedWay {
 		if scores, err = p.scores(op, &g, need.scores); err != nil {
 			return err
 		}
 	}
-	kernel := p.engine.prefillIndex(&g)
-	if kernel >= 0 {
-		need.prefill = prefillCount(&g, seqs, &prefillKernels[kernel])
-	}
-	if need.prefill > 0 {
-		if err := p.engine.loadPrefill(); err != nil {
-			return err
-		}
+	// Another one may be faster where operands are of one type.
+	w.rows, w.same = max(need.Queries, 1)*group, true
+	prefill := p.engine.find(&w)
+	if prefill == nil || prefill.way != &prefillWay {
+		prefill = nil
+	} else if err := p.engine.load(prefill); err != nil {
+		return err
+	} else {
+		need.prefill = prefillCount(&g, seqs, prefill)
 	}
 	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores); err != nil {
 		return err
@@ -181,11 +184,10 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	p.pack(&g, seqs, rows, look.paged)
 	p.schedule(&g, look.paged)
 	p.prefilling = p.prefilling[:0]
-	if need.prefill > 0 {
-		p.prefillTiles(&g, &prefillKernels[kernel])
+	if prefill != nil && p.prefillTiles(&g, prefill) {
+		look.prefill = prefill
 	}
-	look.prefill = len(p.prefilling) > 0
-	p.openingPages(&g, look.paged)
+	p.openingPages(&g, look.kernel)
 	p.blindRows(&g, rows)
 	p.aheadPages(&g, look.paged)
 	if look != p.look {
@@ -313,10 +315,10 @@ func (p *Plan) blindRows(g *attn.Problem, rows int) {
 	p.blind[0] = int32(len(p.blind) - 1)
 }
 
-// openingPages lists the pages that each work begins with, where a kernel may ask for them.
-func (p *Plan) openingPages(g *attn.Problem, paged bool) {
+// openingPages lists the pages that each work begins with, if its kernel asks for them.
+func (p *Plan) openingPages(g *attn.Problem, k *kernel) {
 	p.opening = p.opening[:0]
-	if paged && p.engine.opens(g) {
+	if k.paged {
 		p.opening = slices.Grow(p.opening, len(p.works))[:len(p.works)]
 		packOpenings(p.works, g, p.pages, p.opening)
 	}

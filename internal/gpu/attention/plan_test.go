@@ -83,7 +83,7 @@ func TestSupports(t *testing.T) {
 		plan := m.engine.NewPlan()
 		wantError(t, "build", plan.Build(g, nil, 0), c.want, c.text)
 	}
-	small := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 1000}}
+	small := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 1000}, kernels: kernelsOf(90)}
 	g = paged(4, 2, 64)
 	wantError(t, "little memory", small.Supports(&g), attn.ErrShape, "more than the GPU's 1000 bytes of shared memory")
 	m.engine.info.SharedPerBlockMost = 60000
@@ -375,10 +375,11 @@ func testEveryCallFailsOnce(t *testing.T, unfused bool) {
 	p.geometry.Unfused = unfused
 	s := lib.State()
 	// A module is loaded once.
-	for i := int64(1); unfused && m.engine.unfused.unfused == nil; i++ {
+	k := m.engine.find(&want{problem: &p.geometry, features: p.geometry.Features(), rows: 4})
+	for i := int64(1); unfused && k.functions == nil; i++ {
 		s.FailWith, s.FailAt = 700, s.Calls+i
 		var failed *cuda.Error
-		if err := m.engine.loadUnfused(); err != nil && !errors.As(err, &failed) || (err == nil) != (m.engine.unfused.unfused != nil) {
+		if err := m.engine.load(k); err != nil && !errors.As(err, &failed) || (err == nil) != (k.functions != nil) {
 			t.Errorf("call %d, %s: %v", i, s.Failed(), err)
 		}
 		s.FailAt = 0

@@ -24,7 +24,7 @@ func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
 
 // testPrefill: the kernels for many rows, on what they can do.
 func testPrefill(t *testing.T, m *machine, n, longest int) {
-	m.engine.prefill.always = true
+	m.engine.alwaysPrefill = true
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	taken := 0
@@ -33,7 +33,7 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 		in := testgpu.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0})
 		m.run(t, plan, p)
-		if plan.prefills(p.operands()) {
+		if plan.kernelOf(p.operands()).way == &prefillWay {
 			taken++
 		}
 		p.check(t)

@@ -22,8 +22,8 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
 	dim := 0
 	fmt.Sscan(name[2], &dim)
-	kernel := &prefillKernels[k.e.prefillIndex(&attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1})]
-	if l.Blocks != k.e.info.Multiprocessors || l.Threads != kernel.threads() || l.Shared != kernel.shared() || l.Shared > k.e.info.SharedPerBlockMost {
+	kernel := prefillOf(k.e, &attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1})
+	if l.Blocks != k.e.info.Multiprocessors || l.Threads != prefillThreads(kernel) || l.Shared != prefillShared(kernel) || l.Shared > k.e.info.SharedPerBlockMost {
 		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.Kernel, l.Blocks, l.Threads, l.Shared)
 	}
 	if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || prefillKeys%p.box != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
@@ -41,8 +41,8 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	for i := range int(*testgpu.At[int32](p.count, 0)) {
 		t := testgpu.At[prefillTile](p.tiles, i)
 		w := place{s: *testgpu.At[sequence](p.seqs, int(t.seq)), head: int(t.head)}
-		for r := range kernel.rows() {
-			row := int(t.block)*kernel.rows() + r
+		for r := range kernel.tile.rows {
+			row := int(t.block)*kernel.tile.rows + r
 			if row >= int(w.s.queries*p.group) {
 				break
 			}
@@ -61,6 +61,15 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	}
 }
 
+// prefillOf is the kernel for a prompt, nil where there is none of its own.
+func prefillOf(e *Engine, g *attn.Problem) *kernel {
+	k := e.find(&want{problem: g, features: g.Features(), rows: 300, same: true})
+	if k != nil && k.way != &prefillWay {
+		return nil
+	}
+	return k
+}
+
 // Which plans have output tiles for the kernels for many rows.
 func TestFakePrefillSupport(t *testing.T) {
 	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
@@ -68,7 +77,7 @@ func TestFakePrefillSupport(t *testing.T) {
 		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
 	t.Run("Hopper", func(t *testing.T) {
 		m, _, _ := fakeGPU(t, 90, 13, 232448)
-		if m.engine.prefillIndex(&base) != 0 {
+		if prefillOf(m.engine, &base) == nil {
 			t.Error("no kernel")
 		}
 		for what, change := range map[string]func(*attn.Problem){
@@ -89,7 +98,7 @@ func TestFakePrefillSupport(t *testing.T) {
 		} {
 			g := base
 			change(&g)
-			if m.engine.prefillIndex(&g) >= 0 {
+			if prefillOf(m.engine, &g) != nil {
 				t.Errorf("%s: there is a kernel", what)
 			}
 		}
@@ -101,7 +110,7 @@ func TestFakePrefillSupport(t *testing.T) {
 				pages[i] = int32(i)
 			}
 			noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 300, Pages: pages}}, queries))
-			if plan.look.prefill != want {
+			if (plan.look.prefill != nil) != want {
 				t.Errorf("%d queries: output tiles: %v", queries, !want)
 			}
 			noError(t, plan.Close())
@@ -110,7 +119,7 @@ func TestFakePrefillSupport(t *testing.T) {
 	for _, f := range testgpu.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
-			if has := m.engine.prefillIndex(&base) >= 0; has != (f.Capability == 90) {
+			if has := prefillOf(m.engine, &base) != nil; has != (f.Capability == 90) {
 				t.Errorf("a kernel: %v", has)
 			}
 		})

@@ -278,7 +278,7 @@ func benchmarkQueue(b *testing.B, m *machine) {
 	b.Run("prepare", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := plan.attention("run", o); err != nil {
+			if _, err := plan.arguments(o); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -72,18 +72,28 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if p.look.idle {
 		return nil
 	}
-	launch := p.attention
-	if p.prefills(o) {
-		launch = p.prefillLaunch
+	if err := p.checkOperands(op, o); err != nil {
+		return err
 	}
-	f, grid, err := launch(op, o)
+	k := p.kernelOf(o)
+	return k.way.run(p, s, o, k)
+}
+
+// kernelOf is the kernel that attends to operands.
+func (p *Plan) kernelOf(o *Operands) *kernel {
+	if p.look.prefill != nil && o.Q.DType == o.K.DType && o.Out.DType == o.K.DType {
+		return p.look.prefill
+	}
+	return p.look.kernel
+}
+
+// runLean queues attention by blocks that have ranges of LeanTiles.
+func (p *Plan) runLean(s *cuda.Stream, o *Operands, k *kernel) error {
+	grid, err := p.arguments(o)
 	if err != nil {
 		return err
 	}
-	if p.look.geometry.Unfused {
-		return p.runUnfused(s, o)
-	}
-	return f.Launch(s, grid, &p.args)
+	return k.functions[0].Launch(s, grid, &p.args)
 }
 
 // checkOperands reports operands that the plan is not for.
@@ -107,11 +117,8 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	return o.LSE.Check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1))
 }
 
-// attention checks operands, and fills the arguments of their launch.
-func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Grid, err error) {
-	if err := p.checkOperands(op, o); err != nil {
-		return nil, grid, err
-	}
+// arguments fills the arguments of runLean's launch, of operands that were checked.
+func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	e, g := p.engine, &p.look.geometry
 	shape := e.shape(o.K.DType, g.Dim)
 	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
@@ -119,18 +126,17 @@ func (p *Plan) attention(op string, o *Operands) (f *cuda.Function, grid cuda.Gr
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	if e.copies() {
 		if a.keyMap, err = e.tensorMap(&o.K, &shape, box); err != nil {
-			return nil, grid, err
+			return grid, err
 		}
 		if a.valueMap, err = e.tensorMap(&o.V, &shape, box); err != nil {
-			return nil, grid, err
+			return grid, err
 		}
 	}
 	p.fill(o, &shape, &c, box)
 	p.args.Reset()
 	cuda.Struct(&p.args, a)
 	p.hold(o)
-	grid = cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}
-	return e.kernel(&shape, p.look.tileRows, shape.pages(p.look.paged, g.PageTokens)), grid, nil
+	return cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}, nil
 }
 
 // hold keeps what a launch of attention uses.

@@ -2,7 +2,6 @@ package attention
 
 import (
 	"math/bits"
-	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -11,11 +10,6 @@ import (
 
 // What follows mirrors the kernels' struct Shape and the layout of shared memory
 // in Lean::run (kernels/ring.cuh, kernels/lean.cuh).
-
-// headDims are the head dims that there are kernels for.
-var headDims = [...]int{64, 80, 96, 128, 256}
-
-func dimIndex(dim int) int { return slices.Index(headDims[:], dim) }
 
 // Constants of the kernels.
 const (

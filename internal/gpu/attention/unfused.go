@@ -8,15 +8,6 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// unfusedUnit is the module with the kernels of attention in three launches.
-const unfusedUnit = "unfused"
-
-// unfused is those kernels.
-type unfused struct {
-	scores, sum [attn.DTypes]*cuda.Function
-	softmax     *cuda.Function
-}
-
 // unfusedParams is struct UnfusedParams.
 type unfusedParams struct {
 	Params
@@ -28,34 +19,6 @@ const (
 	unfusedThreads = 256
 	unfusedBlocks  = 4 // on a multiprocessor
 )
-
-// loadUnfused loads the kernels when they are first needed. Errors:
-// [kernels.ErrNoImage] where there are none for this GPU, and the driver's.
-func (e *Engine) loadUnfused() error {
-	e.unfused.Lock()
-	defer e.unfused.Unlock()
-	if e.unfused.unfused != nil {
-		return nil
-	}
-	m, err := e.dev.Module(unfusedUnit, func() ([]byte, error) { return gpu.Image(unfusedUnit, e.info.Capability) })
-	if err != nil {
-		return err
-	}
-	u := new(unfused)
-	if u.softmax, err = m.Function("unfused_softmax"); err != nil {
-		return err
-	}
-	for _, i := range gpu.Types {
-		if u.scores[i], err = m.Function("unfused_scores_" + gpu.Name(i)); err != nil {
-			return err
-		}
-		if u.sum[i], err = m.Function("unfused_sum_" + gpu.Name(i)); err != nil {
-			return err
-		}
-	}
-	e.unfused.unfused = u
-	return nil
-}
 
 // mostScores bounds the memory of scores: whoever wants more has forgotten what
 // they are quadratic in.
@@ -78,18 +41,20 @@ func (p *Plan) scores(op string, g *attn.Problem, need int64) (int64, error) {
 	return max(need, int64(least)), nil
 }
 
-// runUnfused queues the three launches of operands that were checked, whose
-// parameters are filled.
-func (p *Plan) runUnfused(s *cuda.Stream, o *Operands) error {
-	e, element := p.engine, o.K.DType
-	u := unfusedParams{Params: p.params.Params, dim: int32(p.look.geometry.Dim), kind: gpu.Code(o.K.DType)}
+// runUnfused queues the three launches.
+func (p *Plan) runUnfused(s *cuda.Stream, o *Operands, k *kernel) error {
+	e := p.engine
+	if _, err := p.arguments(o); err != nil {
+		return err
+	}
+	p.unfusedParams = unfusedParams{Params: p.params.Params, dim: int32(p.look.geometry.Dim), kind: gpu.Code(o.K.DType)}
 	if p.memory.scores != nil { // no key, no score
-		u.scores = p.memory.scores.Address()
+		p.unfusedParams.scores = p.memory.scores.Address()
 	}
 	grid := cuda.Grid{Blocks: [3]int{unfusedBlocks * e.blocks}, Threads: [3]int{unfusedThreads}, Overlap: e.copies()}
-	for _, f := range [...]*cuda.Function{e.unfused.scores[element], e.unfused.softmax, e.unfused.sum[element]} {
+	for _, f := range k.functions {
 		p.args.Reset()
-		cuda.Struct(&p.args, &u)
+		cuda.Struct(&p.args, &p.unfusedParams)
 		p.hold(o)
 		if err := f.Launch(s, grid, &p.args); err != nil {
 			return err

@@ -1,0 +1,244 @@
+package attention
+
+import (
+	"math"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// kernel is what a kernel takes, and where it is: a line of the table. A new kernel is a new
+// line. One that stands above others is preferred to them.
+type kernel struct {
+	way        *way
+	unit       string   // the module of package kernels
+	entries    []string // of launches one behind the other
+	kv         attn.DType
+	dims       []int
+	rows       int  // a sequence has at least so many: query positions times the heads of a group
+	paged      bool // a chunk of keys lies in pages, of a power of two of tokens, and in no more than openingEntries
+	capability versions
+	tile       tile
+
+	functions []*cuda.Function // of an engine, once they are needed
+}
+
+// versions are compute capabilities, 10*major + minor.
+type versions struct{ least, most int }
+
+// tile is an output tile, and what a thread block has on its way for it.
+type tile struct {
+	rows   int // at most
+	stages int // of keys and of values; 0: what shared memory has room for
+}
+
+// way is how kernels are launched that work alike, and what they can do.
+type way struct {
+	can      attn.Can
+	needs    attn.Feature                                   // that a problem has to have
+	same     bool                                           // queries and outputs are of the type of keys
+	positive bool                                           // scales keep the order of scores
+	multiple int                                            // a power of two: strides of queries and outputs are multiples of it
+	shared   bool                                           // thread blocks have dynamic shared memory
+	fits     func(e *Engine, k *kernel, dim, rows int) bool // into shared memory
+	run      func(p *Plan, s *cuda.Stream, o *Operands, k *kernel) error
+}
+
+// Thread blocks have ranges of LeanTiles, whose output tiles have 16 rows.
+var leanWay = way{
+	can: attn.Can{
+		Name:     "attention on GPUs",
+		Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+		KV:       gpu.Types,
+	},
+	multiple: 4, shared: true,
+	fits: func(e *Engine, k *kernel, dim, rows int) bool {
+		_, ok := e.configure(e.shape(k.kv, dim), min(rows, BlockRows))
+		return ok
+	},
+	run: (*Plan).runLean,
+}
+
+// Thread blocks take output tiles of 128 rows and more. A caller that asks for workers,
+// LeanTiles or a schedule gets these: from leanWay.
+var prefillWay = way{
+	can:  attn.Can{Name: "prefill on GPUs", Features: attn.Causal, KV: gpu.Halves},
+	same: true, positive: true, multiple: 8, shared: true,
+	fits: func(e *Engine, k *kernel, _, _ int) bool { return prefillShared(k) <= e.info.SharedPerBlockMost },
+	run:  (*Plan).runPrefill,
+}
+
+// Scores, their softmax and the sum of values are three launches. There are no LeanTiles: it
+// makes no difference who would have them.
+var unfusedWay = way{
+	can: attn.Can{
+		Name:     "unfused attention on GPUs",
+		Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused,
+		KV:       gpu.Types,
+	},
+	needs: attn.Unfused, multiple: 4,
+	fits: leanWay.fits, // the plan is one of LeanTiles all the same
+	run:  (*Plan).runUnfused,
+}
+
+// leanUnit is the module that every plan needs.
+const leanUnit = "lean"
+
+// appendEntry is the kernel there that stores new keys and values, of all types.
+const appendEntry = "lean_append"
+
+var (
+	ampere = versions{80, math.MaxInt} // and all after it
+	hopper = versions{90, 90}          // with products of warp groups
+)
+
+// headDims are the head dims that unfused attention is for: those of the others.
+var headDims = []int{64, 80, 96, 128, 256}
+
+var table = []kernel{
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 2}},
+
+	// Output tiles of more rows than consumer warps merge in their registers (HELPED in the kernels' reduce header).
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
+
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
+
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_80"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_96"}, kv: attn.Float16, dims: []int{96}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128"}, kv: attn.Float16, dims: []int{128}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_256"}, kv: attn.Float16, dims: []int{256}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_80"}, kv: attn.BFloat16, dims: []int{80}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_96"}, kv: attn.BFloat16, dims: []int{96}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_256"}, kv: attn.BFloat16, dims: []int{256}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_64"}, kv: attn.Float32, dims: []int{64}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_80"}, kv: attn.Float32, dims: []int{80}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_96"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_128"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_256"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{16, 0}},
+
+	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_f16", "unfused_softmax", "unfused_sum_f16"}, kv: attn.Float16, dims: headDims, capability: ampere},
+	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_bf16", "unfused_softmax", "unfused_sum_bf16"}, kv: attn.BFloat16, dims: headDims, capability: ampere},
+	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_f32", "unfused_softmax", "unfused_sum_f32"}, kv: attn.Float32, dims: headDims, capability: ampere},
+}
+
+// kernelsOf are the lines of the table that are for a GPU.
+func kernelsOf(capability int) (all []kernel) {
+	for _, k := range table {
+		if k.capability.least <= capability && capability <= k.capability.most {
+			all = append(all, k)
+		}
+	}
+	return all
+}
+
+// want is what a kernel is looked for to do.
+type want struct {
+	problem  *attn.Problem
+	features attn.Feature // of the problem
+	rows     int          // of the sequence with the most of them
+	pages    int          // that a chunk of keys lies in, see shape.pages; 0: no kernel for pages will do
+	same     bool         // queries and outputs are of the type of keys
+}
+
+// takes says whether k does what is wanted, if there is shared memory for it.
+func (k *kernel) takes(w *want) bool {
+	g, y := w.problem, k.way
+	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
+	return k.kv == g.KV && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !y.same) &&
+		w.features&^y.can.Features == 0 && w.features&y.needs == y.needs &&
+		(g.Scale > 0 || !y.positive) && strides&(y.multiple-1) == 0 &&
+		(!k.paged || 1 <= w.pages && w.pages <= openingEntries)
+}
+
+// find is the first of some kernels that does what is wanted; nil: none does.
+func find(kernels []kernel, w *want) *kernel {
+	for i := range kernels {
+		if kernels[i].takes(w) {
+			return &kernels[i]
+		}
+	}
+	return nil
+}
+
+// supports reports a problem that none of some kernels computes, whatever the lengths of its
+// sequences and the types of its operands. Errors wrap attn.ErrShape, attn.ErrDType and
+// attn.ErrUnsupported.
+func supports(op string, g *attn.Problem, kernels []kernel) error {
+	if err := g.Check(op); err != nil {
+		return err
+	}
+	w := want{problem: g, features: g.Features()}
+	if find(kernels, &w) == nil {
+		return refusal(op, &w, kernels)
+	}
+	return supportsKeys(op, g)
+}
+
+// supportsKeys reports keys and values that lie as no kernel reads them.
+func supportsKeys(op string, g *attn.Problem) error {
+	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
+	switch {
+	case g.Key != g.Value:
+		return bad("key strides %+v, value strides %+v: they must be equal", g.Key, g.Value)
+	case g.Key.Row != g.Dim:
+		return bad("keys are %d elements apart; they must follow each other", g.Key.Row)
+	case g.Key.Page%g.Dim != 0 || g.Key.Head%g.Dim != 0:
+		return bad("key strides %+v are no multiples of the head dim %d", g.Key, g.Dim)
+	case g.Key.Page/g.Dim >= mostKeyRows || g.Key.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
+		return bad("key strides %+v, pages of %d tokens: there are kernels for less than %d rows of keys", g.Key, g.PageTokens, mostKeyRows)
+	}
+	return nil
+}
+
+// refusal says why there is no kernel for what is wanted: the first thing that none can do.
+func refusal(op string, w *want, kernels []kernel) error {
+	g, can := w.problem, attn.Can{Name: leanWay.can.Name}
+	var dims []int
+	multiple := 0
+	for i := range kernels {
+		k := &kernels[i]
+		if k.rows > w.rows || k.way.same && !w.same || k.paged {
+			continue
+		}
+		can.Features |= k.way.can.Features
+		if !slices.Contains(can.KV, k.kv) {
+			can.KV = append(can.KV, k.kv)
+		}
+		for _, dim := range k.dims {
+			if k.kv == g.KV && !slices.Contains(dims, dim) {
+				dims = append(dims, dim)
+			}
+		}
+		if multiple == 0 || k.way.multiple < multiple {
+			multiple = k.way.multiple
+		}
+	}
+	if err := can.Do(op, g); err != nil {
+		return err
+	}
+	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
+	if !slices.Contains(dims, g.Dim) {
+		return bad("head dim %d; there are kernels for %v", g.Dim, dims)
+	}
+	for _, s := range [...]struct {
+		name string
+		attn.Strides
+	}{{"query", g.Query}, {"output", g.Out}} {
+		if s.Row%multiple != 0 || s.Head%multiple != 0 {
+			return bad("%s strides %+v: they must be multiples of %d", s.name, s.Strides, multiple)
+		}
+	}
+	return bad("%+v: there are kernels for each part of it, and none for all", *g)
+}

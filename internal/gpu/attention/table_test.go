@@ -1,0 +1,169 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/kernels"
+
+	"pgregory.net/rapid"
+)
+
+// capabilities are those of GPUs that there are, and of one that is to come.
+var capabilities = []int{80, 86, 89, 90, 100, 120, 130}
+
+// hasEntry says whether an image has a kernel: a cubin has a section of its code, PTX its entry.
+func hasEntry(image []byte, name string) bool {
+	return bytes.Contains(image, []byte("\x00.text."+name+"\x00")) || bytes.Contains(image, []byte("\n.visible .entry "+name+"("))
+}
+
+// Every kernel of the table is in the committed modules, for each GPU that its line names, and
+// no kernel of attention that the modules have is missing from it.
+func TestTableIsTheModules(t *testing.T) {
+	named := map[string][]string{leanUnit: {appendEntry}}
+	for _, k := range append([]kernel{{unit: leanUnit, entries: []string{appendEntry}, capability: ampere}}, table...) {
+		named[k.unit] = append(named[k.unit], k.entries...)
+		for _, capability := range capabilities {
+			if capability < k.capability.least || capability > k.capability.most {
+				continue
+			}
+			image, err := kernels.Image(k.unit, capability)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, entry := range k.entries {
+				if !hasEntry(image, entry) {
+					t.Errorf("unit %s for %d has no %s", k.unit, capability, entry)
+				}
+				if part := entry[:len(entry)-1]; hasEntry(image, part) {
+					t.Errorf("a part of a name, %s, is taken for a kernel", part)
+				}
+			}
+		}
+	}
+	for unit, entries := range named {
+		all, err := kernels.Entries(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range all {
+			if !slices.Contains(entries, entry) {
+				t.Errorf("unit %s has %s, of which the table knows nothing", unit, entry)
+			}
+		}
+	}
+}
+
+// No line is behind one that does all that it does.
+func TestTableHasNoDeadLine(t *testing.T) {
+	for _, f := range testgpu.Fakes {
+		all := kernelsOf(f.Capability)
+		for i := range all {
+			k := &all[i]
+			found := false
+			for _, dim := range k.dims {
+				g := paged(2*max(k.rows, 1), 2, dim)
+				g.KV, g.Unfused = k.kv, k.way == &unfusedWay
+				pages := 0
+				if k.paged {
+					pages = 1
+				}
+				w := want{problem: &g, features: g.Features(), rows: max(k.rows, 1), pages: pages, same: k.way.same}
+				found = found || find(all, &w) == k
+			}
+			if !found {
+				t.Errorf("%s: %v is found for nothing", f.Name, k.entries)
+			}
+		}
+	}
+}
+
+// randomProblem draws one that may have anything that a Problem can have.
+func randomProblem(t *rapid.T) (g attn.Problem) {
+	kvHeads := rapid.IntRange(1, 3).Draw(t, "KV heads")
+	dim := rapid.SampledFrom([]int{64, 80, 96, 128, 256, 72, 4}).Draw(t, "dim")
+	g = paged(kvHeads*rapid.IntRange(1, 20).Draw(t, "group"), kvHeads, dim)
+	g.KV = rapid.SampledFrom([]attn.DType{attn.Float16, attn.BFloat16, attn.Float32, attn.Float64}).Draw(t, "kv")
+	g.Scale = rapid.SampledFrom([]float64{0.125, 0, -1}).Draw(t, "scale")
+	g.Causal, g.Unfused = rapid.Bool().Draw(t, "causal"), rapid.Bool().Draw(t, "unfused")
+	seldom := func(what string, change func()) {
+		if rapid.IntRange(0, 9).Draw(t, what) == 0 {
+			change()
+		}
+	}
+	seldom("window", func() { g.Window = 5 })
+	seldom("cap", func() { g.Cap = 30 })
+	seldom("slopes", func() { g.Slopes = attn.NewSlopes(make([]float64, g.Heads)) })
+	seldom("bias", func() { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} })
+	seldom("value dim", func() { g.ValueDim = 2 * g.Dim })
+	seldom("policy", func() { g.Policy = lean.Policy{Kind: lean.PerHead} })
+	seldom("tiles", func() { g.TileTokens = 64 })
+	seldom("workers", func() { g.Workers = 3 })
+	seldom("query strides", func() { g.Query.Row += 2 })
+	seldom("output strides", func() { g.Out.Head += 4 })
+	seldom("rows of keys", func() { g.Key.Row++ })
+	seldom("values", func() { g.Value.Page += g.Dim })
+	return g
+}
+
+// What Supports admits has a kernel, whatever the lengths are; what it refuses has none; and
+// Build says the same.
+func TestSupportsIsTheTable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		g := randomProblem(t)
+		capability := rapid.SampledFrom(capabilities).Draw(t, "capability")
+		e := &Engine{info: cuda.Info{Capability: capability, SharedPerBlockMost: rapid.SampledFrom([]int{1000, 60000, 101376, 232448}).Draw(t, "shared")}, kernels: kernelsOf(capability)}
+		err := e.Supports(&g)
+		some := HasKernel(&g)
+		if err == nil && some != nil {
+			t.Fatalf("%+v: a GPU has a kernel, and none has one: %v", g, some)
+		}
+		if err != nil && !errors.Is(err, attn.ErrUnsupported) && !errors.Is(err, attn.ErrDType) && !errors.Is(err, attn.ErrShape) {
+			t.Fatalf("%+v: %v", g, err)
+		}
+		group := g.Heads / g.KVHeads
+		w := want{
+			problem: &g, features: g.Features(), rows: min(rapid.IntRange(1, 16).Draw(t, "queries")*group, BlockRows),
+			pages: rapid.SampledFrom([]int{0, 1, 4, 16, 32}).Draw(t, "pages"), same: rapid.Bool().Draw(t, "same"),
+		}
+		k := find(e.kernels, &w)
+		if err == nil && k == nil {
+			t.Fatalf("%+v: supported, and there is no kernel for %d rows, %d pages", g, w.rows, w.pages)
+		}
+		if k == nil {
+			return
+		}
+		if !k.way.can.Does(&g) || k.kv != g.KV || !slices.Contains(k.dims, g.Dim) || k.rows > w.rows || k.paged && w.pages == 0 ||
+			g.Unfused != (k.way == &unfusedWay) || k.way.same && !w.same || capability < k.capability.least || capability > k.capability.most {
+			t.Fatalf("%v can't do %+v, %+v", k.entries, g, w)
+		}
+		// Only how keys lie, and shared memory, are in no line.
+		if err != nil && supportsKeys("test", &g) == nil && e.find(&want{problem: &g, features: w.features, rows: group}) != nil {
+			t.Fatalf("%+v has a kernel, %v, and is refused: %v", g, k.entries, err)
+		}
+	})
+}
+
+// A problem of which each part has a kernel, and the whole has none, is refused.
+func TestRefusalOfTheWhole(t *testing.T) {
+	only := func(features attn.Feature) *way {
+		return &way{can: attn.Can{Features: features, KV: gpu.Types}, multiple: 4}
+	}
+	lines := []kernel{{way: only(attn.Causal), kv: attn.Float16, dims: []int{64}}, {way: only(attn.Window), kv: attn.Float16, dims: []int{64}}}
+	g := paged(4, 2, 64)
+	g.Causal, g.Window = true, 7
+	wantError(t, "both", supports("test", &g, lines), attn.ErrUnsupported, "none for all")
+	g.Causal = false
+	noError(t, supports("test", &g, lines))
+	g.Cap = 3
+	wantError(t, "neither", supports("test", &g, lines), attn.ErrUnsupported, "a soft cap of 3")
+}
