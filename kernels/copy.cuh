@@ -105,7 +105,7 @@ __device__ __forceinline__ void fetchAhead(const void* from, int bytes) { asm vo
 // waits where it needs what that one has written, which is until that has ended. Where
 // it lets the next one start after that, no more than two overlap. A launch of a batch's
 // linear layers does so before: what the next one does before its own wait depends on
-// nothing that is queued (batch.cuh).
+// nothing that is queued (gemm_skinny.cuh).
 __device__ __forceinline__ void waitForEarlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void letNextStart() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #else
@@ -113,6 +113,15 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 __device__ __forceinline__ void waitForEarlier() {}
 __device__ __forceinline__ void letNextStart() {}
 #endif
+
+// A stage of a ring, and the parity of its phase: how often the ring has gone round.
+struct PipelineState {
+  int index = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void next(int stages) {
+    if (++index == stages) index = 0, parity ^= 1;
+  }
+};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Four warps, the first of which is a multiple of four, change how many registers they may use.
@@ -123,12 +132,12 @@ template <int N> __device__ __forceinline__ void moreRegisters() {}
 template <int N> __device__ __forceinline__ void fewerRegisters() {}
 #endif
 
-// Warps of a block that work together, and a barrier of their own. The ones that
-// compute are the first ones, and have barrier 1.
-struct Crew {
-  int thread, warps, barrier; // thread: of the crew's
+// Warps of a block that work together, and their named barrier. Consumers are the first
+// ones, and have barrier 1.
+struct ThreadGroup {
+  int thread, warps, barrier; // thread: number of this one among theirs
   __device__ __forceinline__ int threads() const { return warps * 32; }
   __device__ __forceinline__ void sync() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
   __device__ __forceinline__ void arrive() const { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); } // and does not wait
 };
-__device__ __forceinline__ void syncWarps(int warps) { Crew{0, warps, 1}.sync(); }
+__device__ __forceinline__ void syncWarps(int warps) { ThreadGroup{0, warps, 1}.sync(); }

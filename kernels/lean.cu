@@ -3,13 +3,13 @@
 // with _many for output tiles of more than eight rows, and with _paged for pages of a power of
 // two of tokens: in one kernel with others what these do would make short launches of others
 // up to 4% slower.
-#include "append.cuh"
-#include "lean.cuh"
+#include "attn_append.cuh"
+#include "attn_lean.cuh"
 
-// Eight warps, four that compute and four that copy, leave each lane the most
+// Eight warps, four consumers and four producers, leave each lane the most
 // registers. More are there where warps can pass registers on.
 #define ATTENTION(name, T, ...) \
-  extern "C" __global__ void __launch_bounds__((COMPUTERS + COPIERS + FINISHERS) * 32, 1) name(const __grid_constant__ LaunchParams p) { \
+  extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ LaunchParams p) { \
     extern __shared__ __align__(1024) char memory[];                                              \
     Lean<T, __VA_ARGS__>::run(p.p, p.meet, p.opening, &p.keyMap, memory);                                                      \
   }
@@ -21,17 +21,17 @@
   ATTENTION(name##_128, T, 128) \
   ATTENTION(name##_256, T, 256)
 
-HEAD_DIMS(lean_f16, Half)
-HEAD_DIMS(lean_bf16, Brain)
-HEAD_DIMS(lean_f32, Single)
+HEAD_DIMS(lean_f16, Float16)
+HEAD_DIMS(lean_bf16, BFloat16)
+HEAD_DIMS(lean_f32, Float32)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-ATTENTION(lean_f16_128_many, Half, 128, true)
-ATTENTION(lean_bf16_128_many, Brain, 128, true)
-ATTENTION(lean_f16_64_paged, Half, 64, false, true)
-ATTENTION(lean_bf16_64_paged, Brain, 64, false, true)
-ATTENTION(lean_f16_128_paged, Half, 128, false, true)
-ATTENTION(lean_bf16_128_paged, Brain, 128, false, true)
+ATTENTION(lean_f16_128_many, Float16, 128, true)
+ATTENTION(lean_bf16_128_many, BFloat16, 128, true)
+ATTENTION(lean_f16_64_paged, Float16, 64, false, true)
+ATTENTION(lean_bf16_64_paged, BFloat16, 64, false, true)
+ATTENTION(lean_f16_128_paged, Float16, 128, false, true)
+ATTENTION(lean_bf16_128_paged, BFloat16, 128, false, true)
 #else // there the others take them
 extern "C" __global__ void lean_f16_128_many(const __grid_constant__ LaunchParams p) {}
 extern "C" __global__ void lean_bf16_128_many(const __grid_constant__ LaunchParams p) {}

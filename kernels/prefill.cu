@@ -1,7 +1,7 @@
 // Entry points of attention of many query rows: prefill_<element>_<head dim>. Queries and
 // outputs are of the keys' type. Three consumer warp groups fit where heads of 64 leave them
 // registers, and are up to 10% faster than two there.
-#include "prefill.cuh"
+#include "attn_prefill.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define PREFILL(name, ...) \
@@ -11,7 +11,7 @@
   extern "C" __global__ void name(const __grid_constant__ PrefillParams p) {}
 #endif
 
-PREFILL(prefill_f16_64, Half, 64, 3, 4)
-PREFILL(prefill_f16_128, Half, 128, 2, 2)
-PREFILL(prefill_bf16_64, Brain, 64, 3, 4)
-PREFILL(prefill_bf16_128, Brain, 128, 2, 2)
+PREFILL(prefill_f16_64, Float16, 64, 3, 4)
+PREFILL(prefill_f16_128, Float16, 128, 2, 2)
+PREFILL(prefill_bf16_64, BFloat16, 64, 3, 4)
+PREFILL(prefill_bf16_128, BFloat16, 128, 2, 2)

@@ -29,7 +29,7 @@ __device__ __forceinline__ float log2_(float x) {
   return y;
 }
 
-struct Half {
+struct Float16 {
   static constexpr int type = F16;
   static constexpr bool narrow = true; // has few exponents
   static constexpr float lift = 15;    // log2 of what weights are multiplied by: 2^15 is the largest power of two there is
@@ -57,7 +57,7 @@ struct Half {
   }
 };
 
-struct Brain {
+struct BFloat16 {
   static constexpr int type = BF16;
   static constexpr bool narrow = false;
   static constexpr float lift = 0;
@@ -77,7 +77,7 @@ struct Brain {
   }
 };
 
-struct Single {
+struct Float32 {
   static constexpr int type = F32;
   static constexpr bool narrow = false;
   static constexpr float lift = 0;
@@ -127,14 +127,14 @@ __device__ __forceinline__ float logSum(float m, float log2l) {
 __device__ __forceinline__ float loadAs(const void* p, long long i, int type) {
   if (type == F32) return ((const float*)p)[i];
   u32 x = ((const u16*)p)[i];
-  return type == F16 ? Half::low(x) : Brain::low(x);
+  return type == F16 ? Float16::low(x) : BFloat16::low(x);
 }
 
 __device__ __forceinline__ void storeAs(void* p, long long i, int type, float x) {
   if (type == F32) {
     ((float*)p)[i] = x;
   } else {
-    ((u16*)p)[i] = (u16)(type == F16 ? Half::pack(x, 0.f) : Brain::pack(x, 0.f));
+    ((u16*)p)[i] = (u16)(type == F16 ? Float16::pack(x, 0.f) : BFloat16::pack(x, 0.f));
   }
 }
 

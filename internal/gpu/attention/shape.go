@@ -9,7 +9,7 @@ import (
 )
 
 // What follows mirrors the kernels' struct Shape and the layout of shared memory
-// in Lean::run (kernels/ring.cuh, kernels/lean.cuh).
+// in Lean::run (kernels/attn_ring.cuh, kernels/attn_lean.cuh).
 
 // Constants of the kernels.
 const (

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// The structs that kernels read (kernels/work.cuh, kernels/append.cuh), field by
+// The structs that kernels read (kernels/attn_work.cuh, kernels/attn_append.cuh), field by
 // field.
 
 // sequence is struct Seq.

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Constants of the kernels (kernels/batch.cuh).
+// Constants of the kernels (kernels/gemm_skinny.cuh).
 const (
 	batchThreads = 11 * 32
 	batchTile    = 64                  // rows of W
@@ -156,7 +156,7 @@ func (d *Decoder) batchRoom(rows, blocks int, norm bool, reads int) (shared, sta
 	return max(rest+stages*batchStage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
 }
 
-// batchParams is struct BatchParams.
+// batchParams is struct SkinnyParams.
 type batchParams struct {
 	x cuda.TensorMap
 	linearParams
@@ -165,7 +165,7 @@ type batchParams struct {
 	_     [4]byte
 }
 
-// batchKeep is struct BatchKeep.
+// batchKeep is struct SkinnyAppend.
 type batchKeep struct {
 	cache         [mostParts]uint64
 	slots, ahead  uint64

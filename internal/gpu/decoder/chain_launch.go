@@ -16,7 +16,7 @@ import (
 // chainUnit is the module with the kernels of a [Chain].
 const chainUnit = "chain"
 
-// Constants of the kernels (kernels/layers.cuh).
+// Constants of the kernels (kernels/decode_layers.cuh).
 const (
 	chainRows    = 4 // of x, at most
 	chainTile    = 16
@@ -54,7 +54,7 @@ const pairsDim = 128
 // chainDim is an index of chainDims, -1 for other head dims.
 func chainDim(dim int) int { return slices.Index(chainDims[:], dim) }
 
-// chainLinear is struct ChainLinear.
+// chainLinear is struct DecodeLinear.
 type chainLinear struct {
 	tagged, x, residualTagged, residual uint64
 	gamma, beta                         uint64
@@ -69,13 +69,13 @@ type chainLinear struct {
 	next                                chainAffine
 }
 
-// chainAffine is struct ChainAffine.
+// chainAffine is struct DecodeAffine.
 type chainAffine struct {
 	gamma, beta        uint64
 	place, boxes, most int32
 }
 
-// chainAttention is struct ChainAttention: struct Params and struct Links.
+// chainAttention is struct DecodeAttention: struct Params and struct Links.
 type chainAttention struct {
 	p     attention.Params
 	links links
@@ -87,7 +87,7 @@ type links struct {
 	layer, layers                                   int32
 }
 
-// chainLayer is struct ChainLayer.
+// chainLayer is struct DecodeLayer.
 type chainLayer struct {
 	maps [mostParts]cuda.TensorMap
 	body [chainBody]byte
@@ -95,7 +95,7 @@ type chainLayer struct {
 	_    [12]byte
 }
 
-// chainFeed is struct ChainFeed.
+// chainFeed is struct DecodeFeed.
 type chainFeed struct {
 	maps          uint64
 	boxes, most   uint16
@@ -104,7 +104,7 @@ type chainFeed struct {
 	woven         int32
 }
 
-// chainParams is struct ChainParams.
+// chainParams is struct DecodeParams.
 type chainParams struct {
 	layers, feeds, work, blind, run uint64
 	count, feedCount, rows, stages  int32
@@ -113,7 +113,7 @@ type chainParams struct {
 	_                               int32
 }
 
-// chainEnds is struct ChainEnds.
+// chainEnds is struct DecodeEnds.
 type chainEnds struct {
 	gather            gatherParams
 	gathered          uint64
@@ -122,7 +122,7 @@ type chainEnds struct {
 	shift, each, rest int32
 }
 
-// chainLaunch is struct ChainLaunch.
+// chainLaunch is struct DecodeLaunch.
 type chainLaunch struct {
 	p    chainParams
 	ends chainEnds

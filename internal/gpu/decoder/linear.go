@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Constants of the kernels (kernels/linear.cuh).
+// Constants of the kernels (kernels/gemm_gemv.cuh).
 const (
 	linearRows  = 16
 	linearWarps = 8

@@ -11,7 +11,7 @@ import (
 // matrixUnit is the module with the kernels for linear layers of many rows.
 const matrixUnit = "matrix"
 
-// Constants of the kernels (kernels/matrix.cuh).
+// Constants of the kernels (kernels/gemm_tiled.cuh).
 const (
 	matrixThreads = 9 * 32
 	matrixTile    = 128 // rows of W
@@ -79,7 +79,7 @@ type operandParams struct {
 	eps                           float32
 }
 
-// matrixParams is struct MatrixParams.
+// matrixParams is struct GemmParams.
 type matrixParams struct {
 	maps          [mostParts]cuda.TensorMap
 	x             cuda.TensorMap

@@ -65,7 +65,7 @@ type Samples struct {
 	IDs gpu.Bytes
 }
 
-// sampleParams is struct SampleParams (kernels/sample.cuh).
+// sampleParams is struct SampleParams (kernels/sample_tokens.cuh).
 type sampleParams struct {
 	logits, settings, random, ids uint64
 	stride                        int64

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 )
 
-// What follows does what kernels/sample.cuh does, part by part: the same cuts by
+// What follows does what kernels/sample_tokens.cuh does, part by part: the same cuts by
 // the same bisection, the same sums in fixed point.
 
 // sampleTeams is one launch.

@@ -122,7 +122,7 @@ static void put(uint64_t at, int64_t i, int type, float x) {
 	else ((uint16_t *)at)[i] = (bits + (x == x ? 0x7fff + ((bits >> 16) & 1) : 0)) >> 16;
 }
 
-// The structs of kernels/work.cuh and kernels/append.cuh.
+// The structs of kernels/attn_work.cuh and kernels/attn_append.cuh.
 struct append { uint64_t new_keys, new_values, keys, values, slots; int head_rows, heads, dim, new_type, type; };
 struct seq { int row, queries, keys, pages; };
 struct work {

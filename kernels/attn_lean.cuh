@@ -5,9 +5,9 @@
 // query positions x heads of the group) are cut into LeanTiles, in the order
 // sequence -> KV head -> block of rows -> context. A thread block takes one
 // range of that list, which the host computed for it (struct Work), and walks
-// it. Its warps take turns: chunk i of the range (a few keys) belongs to warp
+// it. Its consumer warps share the range: chunk i (a few keys) belongs to warp
 // i mod warps. Chunks come through a ring in shared memory, which from sm_90 on
-// warps of their own fill by the copy engine; before, every warp fills its part
+// producer warps fill by the copy engine (TMA); before, every warp fills its part
 // itself. Whoever fills it goes on across the ends of output tiles, so reading
 // never stops there.
 //
@@ -18,13 +18,13 @@
 // result does not depend on which one that is, nobody waits, and counters are
 // zero again afterwards. A block's range may be followed by one of whole output
 // tiles: then it merges while these are on their way. On compute capability 9.0
-// warps of their own do all that comes after the last key of an output tile; and
+// epilogue warps do all that comes after the last key of an output tile; and
 // where no whole output tiles follow, the blocks of one merge it together
-// (Reduce::meet).
+// (Reduce::mergeTogether).
 #pragma once
-#include "attention.cuh"
-#include "reduce.cuh"
-#include "ring.cuh"
+#include "attn_tile.cuh"
+#include "attn_reduce.cuh"
+#include "attn_ring.cuh"
 
 template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   using S = Shape<T, D, false, PAGED>;
@@ -32,17 +32,17 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   using R = Reduce<S, MANY>;
   using Place = typename S::Place;
   static constexpr int KEYS = S::KEYS;
-  static constexpr bool APART = FINISHERS > 0; // warps of their own finish output tiles
+  static constexpr bool APART = EPILOGUE_WARPS > 0; // there are epilogue warps
 
 #if __CUDA_ARCH__ >= 900
-  // Makes the barriers of a ring's slots, and of the rooms behind them. Each takes tens of
+  // Makes the barriers of a ring's slots, and of the buffers behind them. Each takes tens of
   // clocks in a loop, and nobody asks for keys before: a ring that is as large as it can
   // be has them one behind the other, before the block's range has come. (Where a row of keys
   // is more than one column block, rings have twelve slots: there that is nothing, 0.1%.)
   static constexpr int MOST = 8; // slots of such a ring
   static constexpr bool EARLY = S::BLOCKS == 1;
   __device__ static __forceinline__ void openBarriers(u32 bars, int warps, int slots) {
-    const u32 rooms = bars + 16 * slots, empty = bars + slots * 8;
+    const u32 bufferBars = bars + 16 * slots, empty = bars + slots * 8;
     if (EARLY && slots == MOST) {
 #pragma unroll
       for (int s = 0; s < MOST; s++) Ring<S>::openSlot(bars, empty, s);
@@ -50,70 +50,70 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       for (int s = 0; s < slots; s++) Ring<S>::openSlot(bars, empty, s);
     }
     if (APART)
-      for (int r = 0; r < 2; r++) barrierInit(rooms + 8 * r, warps * 32), barrierInit(rooms + 16 + 8 * r, FINISHERS * 32);
+      for (int r = 0; r < 2; r++) barrierInit(bufferBars + 8 * r, warps * 32), barrierInit(bufferBars + 16 + 8 * r, EPILOGUE_WARPS * 32);
     opened();
   }
 #endif
 
   // `memory` is shared, at a multiple of 1024 bytes.
-  __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const int* openings, const TensorMap* maps, char* memory) {
+  __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const int* prefetched, const TensorMap* maps, char* memory) {
     const Work* const range = p.work + blockIdx.x;
 #if __CUDA_ARCH__ >= 900
-    const int copiers = APART ? COMPUTERS : p.warps; // the first one
-    if (threadIdx.x == copiers * 32) prefetchMap(maps), prefetchMap(maps + 1);
+    const int producers = APART ? CONSUMER_WARPS : p.warps; // the first one
+    if (threadIdx.x == producers * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
-    int opening = 0; // the lane's entry of the block table: asked for beside the range, not behind it
-    if (PAGED && threadIdx.x >= COMPUTERS * 32) opening = openings[blockIdx.x * OPENING + threadIdx.x % OPENING];
+    int entry = 0; // the lane's entry of the block table: asked for beside the range, not behind it
+    if (PAGED && threadIdx.x >= CONSUMER_WARPS * 32) entry = prefetched[blockIdx.x * PREFETCHED_ENTRIES + threadIdx.x % PREFETCHED_ENTRIES];
     const Work work = *range;
-    // Where others finish, who computes has the time to ask for it at the end: a register less.
-    const int blinds = APART ? 0 : *p.blind;
+    // Where there are epilogue warps, consumers have the time to ask for it at the end: a register less.
+    const int masked = APART ? 0 : *p.blind;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int warps = p.warps, slots = p.slots;
 #if __CUDA_ARCH__ >= 900
-    if (EARLY && warp == copiers && lane == 0) openBarriers(sharedAddress(memory + slots * S::SLOT), warps, slots);
+    if (EARLY && warp == producers && lane == 0) openBarriers(sharedAddress(memory + slots * S::SLOT), warps, slots);
 #endif
     if (work.tiles == 0) {
       waitForEarlier();
-      if (warp < warps) R::writeBlind(p, *p.blind);
+      if (warp < warps) R::writeFullyMasked(p, *p.blind);
       if (work.wholeSeq == TOGETHER && warp == 0) R::pass(meet);
       return;
     }
 
     u64* bars = (u64*)(memory + slots * S::SLOT); // a full and an empty one for each slot
-    u64* rooms = bars + 2 * slots; // two for each room: its states are there, and they are not needed any more
-    char* rest = (char*)(rooms + 6);
+    u64* bufferBars = bars + 2 * slots; // two for each buffer: its states are there, and they are not needed any more
+    char* rest = (char*)(bufferBars + 6);
     typename R::Shared sh;
-    sh.warps = warps, sh.rooms = p.rooms;
-    sh.last = (int*)(rooms + 4); // two
+    sh.warps = warps, sh.buffers = p.rooms;
+    sh.last = (int*)(bufferBars + 4); // two
     sh.o = (float*)(rest + S::QUERY);
-    sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH);
-    sh.l = sh.m + sh.rooms * ROWS;
+    sh.m = (float4*)(sh.o + sh.buffers * warps * p.rows * S::WIDTH);
+    sh.l = sh.m + sh.buffers * ROWS;
     const u32 ring = sharedAddress(memory);
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    if (!EARLY && warp == copiers && lane == 0) openBarriers(full, warps, slots);
+    if (!EARLY && warp == producers && lane == 0) openBarriers(full, warps, slots);
     if constexpr (APART) {
-      if (warp >= copiers + COPIERS) {
-        moreRegisters<FINISHING>();
+      if (warp >= producers + PRODUCER_WARPS) {
+        moreRegisters<EPILOGUE_REGISTERS>();
         waitForEarlier();
-        finishAll(p, meet, range, typename R::Shares(work), sh, rooms, Crew{(int)threadIdx.x - (copiers + COPIERS) * 32, FINISHERS, 4});
+        runEpilogue(p, meet, range, typename R::Shares(work), sh, bufferBars, ThreadGroup{(int)threadIdx.x - (producers + PRODUCER_WARPS) * 32, EPILOGUE_WARPS, 4});
         return;
       }
     }
-    if (warp >= copiers) {
-      if (APART) fewerRegisters<COPYING>();
-      const int copier = warp - copiers, values = copier & 1;
+    if (warp >= producers) {
+      if (APART) fewerRegisters<PRODUCER_REGISTERS>();
+      const int producer = warp - producers, values = producer & 1;
       const TensorMap* map = maps + values;
-      copier == 0 ? ringIsReady(warps) : waitForRing(3, COPIERS);
+      producer == 0 ? ringIsReady(warps) : waitForRing(3, PRODUCER_WARPS);
       const Work& known = PAGED ? work : *range; // others' registers would be dealt out anew, for nothing
       Place begin;
       begin.begin(p, range, known);
-      Ring<S>::copyAll(p, begin, map, ring + values * (S::SLOT / 2), full, empty, copier >> 1, copier >> 1, 1, lane, known.wholeTiles, opening);
-      if (APART && copier == COPIERS - 1 && range->wholeSeq == TOGETHER) R::look(meet, typename R::Shares(*range), sh, lane);
+      Ring<S>::produce(p, begin, map, ring + values * (S::SLOT / 2), full, empty, producer >> 1, producer >> 1, 1, lane, known.wholeTiles, entry);
+      if (APART && producer == PRODUCER_WARPS - 1 && range->wholeSeq == TOGETHER) R::look(meet, typename R::Shares(*range), sh, lane);
       return;
     }
-    if (APART) moreRegisters<COMPUTING>();
+    if (APART) moreRegisters<CONSUMER_REGISTERS>();
     if (APART && warp >= warps) return;
     int slot = warp;
     u32 parity = 0;
@@ -129,7 +129,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     if (threadIdx.x == 0) letNextStart();
 
     R::clear(sh);
-    const Crew crew{(int)threadIdx.x, warps, 1};
+    const ThreadGroup workers{(int)threadIdx.x, warps, 1};
     // Queries and outputs of the keys' type need no second parts.
     const bool precise = p.queryType != S::T::type || p.outType != S::T::type;
     Place w;
@@ -199,11 +199,11 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       const typename R::Shared mine = sh.of(part, p.rows);
       if (mode == A::FOLDED) st.unfold();
 #if __CUDA_ARCH__ >= 900
-      if (APART && part >= sh.rooms) barrierWait(sharedAddress(rooms + 2) + sh.room(part) * 8, ~sh.round(part) & 1);
+      if (APART && part >= sh.buffers) barrierWait(sharedAddress(bufferBars + 2) + sh.buffer(part) * 8, ~sh.round(part) & 1);
 #endif
       st.leave(mode, rows, lane, mine.o + first * p.rows * S::WIDTH, mine.m, mine.l, first);
 #if __CUDA_ARCH__ >= 900
-      if (APART) barrierArrive(sharedAddress(rooms) + sh.room(part) * 8); // before anything else: it is waited for
+      if (APART) barrierArrive(sharedAddress(bufferBars) + sh.buffer(part) * 8); // before anything else: it is waited for
 #endif
       turn = (turn + w.end - w.chunk) % warps;
       const Place done = w;
@@ -219,24 +219,24 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
       const typename R::Tile tile(p, done);
-      R::combine(p, crew, tile, mine, R::slotOf(done), typename R::Item(p, crew, tile, R::slotOf(done), part, nullptr), nullptr, 0, tile.rows);
-      if (sh.rooms == 1) syncWarps(warps);
-      if (done.endsParts()) R::settle(p, crew, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
+      R::combine(p, workers, tile, mine, R::slotOf(done), typename R::Item(p, workers, tile, R::slotOf(done), part, nullptr), nullptr, 0, tile.rows);
+      if (sh.buffers == 1) syncWarps(warps);
+      if (done.endsParts()) R::settle(p, workers, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
 #if __CUDA_ARCH__ >= 900
-    if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.words, rooms);
+    if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.words, bufferBars);
 #endif
-    R::writeBlind(p, APART ? *p.blind : blinds);
+    R::writeFullyMasked(p, APART ? *p.blind : masked);
   }
 
 #if __CUDA_ARCH__ >= 900
-  // The warps that finish output tiles, or parts of them, while others compute the next.
-  __device__ static __forceinline__ void finishAll(const Params& p, const MeetParams& meet, const Work* range, const typename R::Shares& shares, const typename R::Shared& sh, u64* rooms, const Crew& crew) {
+  // The epilogue warps: they finish output tiles, or parts of them, while consumers are at the next.
+  __device__ static __forceinline__ void runEpilogue(const Params& p, const MeetParams& meet, const Work* range, const typename R::Shares& shares, const typename R::Shared& sh, u64* bufferBars, const ThreadGroup& workers) {
     const bool together = range->wholeSeq == TOGETHER;
-    const u32 run = together ? R::begin(meet, crew, shares, sh) : 0;
-    waitForRing(5, FINISHERS + 1); // not before: that this block has begun is what others wait for
-    u64* const words = together ? meet.words : nullptr;
+    const u32 run = together ? R::begin(meet, workers, shares, sh) : 0;
+    waitForRing(5, EPILOGUE_WARPS + 1); // not before: that this block has begun is what others wait for
+    u64* const tagged = together ? meet.words : nullptr;
     Place w;
     w.begin(p, range);
     const typename R::Tile first(p, w);
@@ -245,21 +245,21 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     for (int part = 0; more; part++) {
       const Place done = w;
       more = w.next(p);
-      const u32 bar = sharedAddress(rooms) + sh.room(part) * 8;
+      const u32 bar = sharedAddress(bufferBars) + sh.buffer(part) * 8;
       const typename R::Shared mine = sh.of(part, p.rows);
       const int slot = R::slotOf(done);
       const typename R::Tile tile(p, done);
-      const typename R::Item item(p, crew, tile, slot, part, words);
+      const typename R::Item item(p, workers, tile, slot, part, tagged);
       int rows = tile.rows;
       if (MANY && p.rows > R::HELPED && !more) {
         const bool some = together && rows > R::HELPED && slot >= 0;
-        R::leaveRest(p, crew, sh, some, slot, rows, part, run);
+        R::leaveRest(p, workers, sh, some, slot, rows, part, run);
         if (some) rows = R::HELPED;
       }
       barrierWait(bar, sh.round(part) & 1);
       __syncwarp();
-      R::combine(p, crew, tile, mine, slot, item, words, run, rows);
-      if (done.endsParts()) together ? R::meet(p, words, crew, shares, first, tile, sh, run) : R::settle(p, crew, shares, first, tile, mine);
+      R::combine(p, workers, tile, mine, slot, item, tagged, run, rows);
+      if (done.endsParts()) together ? R::mergeTogether(p, tagged, workers, shares, first, tile, sh, run) : R::settle(p, workers, shares, first, tile, mine);
       barrierArrive(bar + 16);
     }
   }

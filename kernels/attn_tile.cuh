@@ -2,7 +2,7 @@
 // chunk of keys and values into an attention state.
 #pragma once
 #include "copy.cuh"
-#include "work.cuh"
+#include "attn_work.cuh"
 
 template <class S> struct Attention {
   using T = typename S::T;
@@ -39,7 +39,7 @@ template <class S> struct Attention {
   template <int TYPE> __device__ static __forceinline__ float2 pairOf(const void* q, long long at) {
     if constexpr (TYPE == F32) return *(const float2*)((const float*)q + at);
     u32 x = *(const u32*)((const u16*)q + at);
-    return TYPE == F16 ? make_float2(Half::low(x), Half::high(x)) : make_float2(Brain::low(x), Brain::high(x));
+    return TYPE == F16 ? make_float2(Float16::low(x), Float16::high(x)) : make_float2(BFloat16::low(x), BFloat16::high(x));
   }
 
   // All loads together, so that they are on their way at the same time.

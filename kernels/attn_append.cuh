@@ -17,8 +17,8 @@ __device__ __forceinline__ void load4(const void* p, long long i, int type, floa
     x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
   } else {
     uint2 v = *(const uint2*)((const u16*)p + i);
-    x[0] = type == F16 ? Half::low(v.x) : Brain::low(v.x), x[1] = type == F16 ? Half::high(v.x) : Brain::high(v.x);
-    x[2] = type == F16 ? Half::low(v.y) : Brain::low(v.y), x[3] = type == F16 ? Half::high(v.y) : Brain::high(v.y);
+    x[0] = type == F16 ? Float16::low(v.x) : BFloat16::low(v.x), x[1] = type == F16 ? Float16::high(v.x) : BFloat16::high(v.x);
+    x[2] = type == F16 ? Float16::low(v.y) : BFloat16::low(v.y), x[3] = type == F16 ? Float16::high(v.y) : BFloat16::high(v.y);
   }
 }
 
@@ -26,8 +26,8 @@ __device__ __forceinline__ void store4(void* p, long long i, int type, const flo
   if (type == F32) {
     *(float4*)((float*)p + i) = make_float4(x[0], x[1], x[2], x[3]);
   } else {
-    *(uint2*)((u16*)p + i) = type == F16 ? make_uint2(Half::pack(x[0], x[1]), Half::pack(x[2], x[3]))
-                                         : make_uint2(Brain::pack(x[0], x[1]), Brain::pack(x[2], x[3]));
+    *(uint2*)((u16*)p + i) = type == F16 ? make_uint2(Float16::pack(x[0], x[1]), Float16::pack(x[2], x[3]))
+                                         : make_uint2(BFloat16::pack(x[0], x[1]), BFloat16::pack(x[2], x[3]));
   }
 }
 

@@ -12,8 +12,8 @@
 //
 // The keys are walked from the last to the first: only the first steps have to mask.
 #pragma once
-#include "copy.cuh"
-#include "work.cuh"
+#include "attn_work.cuh"
+#include "wgmma.cuh"
 
 struct alignas(16) PrefillTile {
   int seq, head, block; // KV head, and the rows [block, block+1) * ROWS
@@ -41,60 +41,6 @@ struct PrefillParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Products of a warp group: d = a b or d += a b, where d is 64 x N. An instruction names all
-// registers of d, four for each 8 columns.
-#define PREFILL_D1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define PREFILL_D2(j) PREFILL_D1(j), PREFILL_D1(j + 1)
-#define PREFILL_D4(j) PREFILL_D2(j), PREFILL_D2(j + 2)
-#define PREFILL_D8(j) PREFILL_D4(j), PREFILL_D4(j + 4)
-#define PREFILL_D16(j) PREFILL_D8(j), PREFILL_D8(j + 8)
-#define PREFILL_NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PREFILL_NAMES16 PREFILL_NAMES8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PREFILL_PRODUCT_SHARED(N, TYPES, NAMES, D, A, B, MORE) \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %" MORE ", 0;\n" \
-               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, %" A ", %" B ", p, 1, 1, 0, 0;}" \
-               : D(0) : "l"(a), "l"(b), "r"(more))
-#define PREFILL_PRODUCT_REGISTERS(N, TYPES, NAMES, D, A0, A1, A2, A3, B) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", 1, 1, 1, 1;" \
-               : D(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define PREFILL_PRODUCTS(N, D, NAMES, I0, I1, I2, I3, I4) \
-  template <> struct GroupProduct<N> { \
-    /* a is 64 x 16 and b N x 16, both in shared memory; without `more` d begins with 0. */ \
-    template <class T> __device__ static __forceinline__ void shared(float (&d)[N / 8][4], u64 a, u64 b, int more) { \
-      if constexpr (T::type == F16) { \
-        PREFILL_PRODUCT_SHARED(#N, "f16.f16", NAMES, D, I0, I1, I2); \
-      } else { \
-        PREFILL_PRODUCT_SHARED(#N, "bf16.bf16", NAMES, D, I0, I1, I2); \
-      } \
-    } \
-    /* a is 64 x 16 in registers, b 16 x N. */ \
-    template <class T> __device__ static __forceinline__ void registers(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) { \
-      if constexpr (T::type == F16) { \
-        PREFILL_PRODUCT_REGISTERS(#N, "f16.f16", NAMES, D, I0, I1, I2, I3, I4); \
-      } else { \
-        PREFILL_PRODUCT_REGISTERS(#N, "bf16.bf16", NAMES, D, I0, I1, I2, I3, I4); \
-      } \
-    } \
-  }
-template <int N> struct GroupProduct;
-PREFILL_PRODUCTS(64, PREFILL_D8, PREFILL_NAMES8, "32", "33", "34", "35", "36");
-PREFILL_PRODUCTS(128, PREFILL_D16, PREFILL_NAMES16, "64", "65", "66", "67", "68");
-
-__device__ __forceinline__ void productFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void productCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int MORE> __device__ __forceinline__ void productWait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MORE) : "memory"); }
-// d is in use: the compiler moves nothing of it across.
-template <int N> __device__ __forceinline__ void pinned(float (&d)[N][4]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
-}
-
-// What a warp group has to know of an operand whose rows of 128 bytes are swizzled: of one
-// whose rows are those of d (or its columns), and of one whose rows are what is summed over,
-// of which 64 columns more are `next` bytes on.
-__device__ __forceinline__ u64 rowOperand(u32 at) { return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
-__device__ __forceinline__ u64 columnOperand(u32 at, u32 next) { return (u64)((at & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
-
 template <class T, int D, int GROUPS, int STAGES> struct Prefill {
   static constexpr int ROWS = GROUPS * 64;       // of an output tile
   static constexpr int KEYS = 128;               // of a step
@@ -102,23 +48,14 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
   static constexpr int QUERY = ROWS * D * 2;     // bytes of an output tile's queries
   static constexpr int STAGE = KEYS * D * 2;     // bytes of a step's keys, or values
   static constexpr int THREADS = (GROUPS + 1) * 128;
-  static constexpr int BRINGERS = 96;            // threads that bring queries
-  static constexpr int PRODUCER = GROUPS == 2 ? 40 : 32, CONSUMER = GROUPS == 2 ? 232 : 160; // registers
-  static constexpr int CLEARED = 1, TURN = 2;    // barriers: of all consumers, and each one's
+  static constexpr int QUERY_PRODUCERS = 96;            // threads
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160; // registers of a lane
+  static constexpr int CLEARED = 1, MAY_ISSUE = 2;      // named barriers: of all consumers, and each one's
 
   // Addresses in shared memory, and those of barriers. There are two places for queries.
   struct Shared {
     u32 query, keys, values;
     u32 queryFull, queryEmpty, keyFull, keyEmpty, valueFull, valueEmpty;
-  };
-
-  // The next stage of the ring, and the parity of its phase.
-  struct Stage {
-    int at = 0;
-    u32 parity = 0;
-    __device__ __forceinline__ void next() {
-      if (++at == STAGES) at = 0, parity ^= 1;
-    }
   };
 
   // Output tile number n of this block. Blocks take them there and back, so that each has long
@@ -143,7 +80,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     sh.keyFull = sh.queryEmpty + 16, sh.keyEmpty = sh.keyFull + 8 * STAGES, sh.valueFull = sh.keyEmpty + 8 * STAGES, sh.valueEmpty = sh.valueFull + 8 * STAGES;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < 2; i++) barrierInit(sh.queryFull + i * 8, BRINGERS), barrierInit(sh.queryEmpty + i * 8, GROUPS * 4);
+      for (int i = 0; i < 2; i++) barrierInit(sh.queryFull + i * 8, QUERY_PRODUCERS), barrierInit(sh.queryEmpty + i * 8, GROUPS * 4);
       for (int i = 0; i < STAGES; i++) {
         barrierInit(sh.keyFull + i * 8, 1), barrierInit(sh.keyEmpty + i * 8, GROUPS * 4);
         barrierInit(sh.valueFull + i * 8, 1), barrierInit(sh.valueEmpty + i * 8, GROUPS * 4);
@@ -156,12 +93,12 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     if (threadIdx.x == 0) letNextStart();
     const int count = *p.count;
     if (warp < 4) {
-      fewerRegisters<PRODUCER>();
-      warp == 0 ? bringKeys(p, sh, count, lane) : bringQueries(p, sh, count, threadIdx.x - 32);
+      fewerRegisters<PRODUCER_REGISTERS>();
+      warp == 0 ? produceKeys(p, sh, count, lane) : produceQueries(p, sh, count, threadIdx.x - 32);
     } else {
-      moreRegisters<CONSUMER>();
+      moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, count, warp / 4 - 1, threadIdx.x % 128);
-      writeBlind(p, threadIdx.x - 128);
+      writeFullyMasked(p, threadIdx.x - 128);
     }
   }
 
@@ -176,11 +113,11 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     }
   }
 
-  __device__ static __forceinline__ void bringKeys(const PrefillParams& p, const Shared& sh, int count, int lane) {
+  __device__ static __forceinline__ void produceKeys(const PrefillParams& p, const Shared& sh, int count, int lane) {
     constexpr int OUTSIDE = 0x7ffffff0; // of the array: zeros
     const u64 policy = readAgain();
     const int boxes = KEYS >> (31 - __clz(p.box));
-    Stage stage;
+    PipelineState stage;
     Tile t;
     for (int n = 0; t.load(p, count, n); n++) {
       const auto rowOf = [&](int key) {
@@ -200,22 +137,22 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       };
 #pragma unroll 1
       for (int c = t.steps - 1; c >= 0; c--) {
-        const int key = c * KEYS, at = stage.at, row = rowOf(key + lane * p.box);
+        const int key = c * KEYS, at = stage.index, row = rowOf(key + lane * p.box);
         bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
         bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
-        stage.next();
+        stage.next(STAGES);
       }
     }
   }
 
-  __device__ static __forceinline__ void bringQueries(const PrefillParams& p, const Shared& sh, int count, int thread) {
+  __device__ static __forceinline__ void produceQueries(const PrefillParams& p, const Shared& sh, int count, int thread) {
     constexpr int PIECES = D / 8; // of a row, 16 bytes each
     Tile t;
     for (int n = 0; t.load(p, count, n); n++) {
       const u32 to = sh.query + (n & 1) * QUERY;
       barrierWait(sh.queryEmpty + (n & 1) * 8, ~(n >> 1) & 1);
 #pragma unroll 4
-      for (int i = thread; i < ROWS * PIECES; i += BRINGERS) {
+      for (int i = thread; i < ROWS * PIECES; i += QUERY_PRODUCERS) {
         const int r = i / PIECES, c = i % PIECES, row = t.first + r, position = row / p.group;
         const bool there = row < t.rows; // else zeros
         const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
@@ -272,12 +209,12 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
 
   __device__ static __forceinline__ void consume(const PrefillParams& p, const Shared& sh, int count, int group, int thread) {
     const int lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4; // the lane's, and row + 8
-    // A consumer waits for its turn, and the one before it passes the turn on.
-    const auto turn = [&] { Crew{0, 8, TURN + group}.sync(); };
-    const auto pass = [&](int to) { Crew{0, 8, TURN + to}.arrive(); };
+    // A consumer waits until it may issue products, and the one before it lets it.
+    const auto waitToIssue = [&] { ThreadGroup{0, 8, MAY_ISSUE + group}.sync(); };
+    const auto letIssue = [&](int to) { ThreadGroup{0, 8, MAY_ISSUE + to}.arrive(); };
     const int next = group + 1 == GROUPS ? 0 : group + 1;
-    if (next == 0) pass(0);
-    Stage stage;
+    if (next == 0) letIssue(0);
+    PipelineState stage;
     Tile t;
     for (int n = 0; t.load(p, count, n); n++) {
       const u32 query = sh.query + (n & 1) * QUERY + group * 64 * 128;
@@ -288,22 +225,22 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       Softmax m(p.scale);
 
       const auto scores = [&] {
-        const u32 keys = sh.keys + stage.at * STAGE;
+        const u32 keys = sh.keys + stage.index * STAGE;
         pinned(s);
-        productFence();
+        wgmmaFence();
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
-          GroupProduct<KEYS>::template shared<T>(s, rowOperand(query + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
-        productCommit();
+          Wgmma<KEYS>::template shared<T>(s, rowOperand(query + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
+        wgmmaCommit();
       };
-      const auto values = [&](const Stage& of) {
-        barrierWait(sh.valueFull + of.at * 8, of.parity);
-        const u32 v = sh.values + of.at * STAGE;
+      const auto values = [&](const PipelineState& of) {
+        barrierWait(sh.valueFull + of.index * 8, of.parity);
+        const u32 v = sh.values + of.index * STAGE;
         pinned(o);
-        productFence();
+        wgmmaFence();
 #pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) GroupProduct<D>::template registers<T>(o, w[k], columnOperand(v + k * 16 * 128, KEYS * 128));
-        productCommit();
+        for (int k = 0; k < KEYS / 16; k++) Wgmma<D>::template registers<T>(o, w[k], columnOperand(v + k * 16 * 128, KEYS * 128));
+        wgmmaCommit();
       };
       const auto weigh = [&](int c) {
         if ((c + 1) * KEYS > all) {
@@ -328,71 +265,71 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       barrierWait(sh.queryFull + (n & 1) * 8, n >> 1 & 1);
       if (t.steps > 0) {
         int c = t.steps - 1;
-        barrierWait(sh.keyFull + stage.at * 8, stage.parity);
-        turn();
+        barrierWait(sh.keyFull + stage.index * 8, stage.parity);
+        waitToIssue();
         scores();
-        pass(next);
-        productWait<0>();
+        letIssue(next);
+        wgmmaWait<0>();
         pinned(s);
-        release(sh.keyEmpty + stage.at * 8);
+        release(sh.keyEmpty + stage.index * 8);
         clearBehind(sh, stage, t.s.keys - c * KEYS, thread + group * 128);
         weigh(c);
         pack();
-        Stage before = stage;
-        stage.next();
+        PipelineState before = stage;
+        stage.next(STAGES);
 #pragma unroll 1
         for (c--; c >= 0; c--) {
-          barrierWait(sh.keyFull + stage.at * 8, stage.parity);
-          turn();
+          barrierWait(sh.keyFull + stage.index * 8, stage.parity);
+          waitToIssue();
           scores();
           values(before);
-          pass(next);
-          productWait<1>();
+          letIssue(next);
+          wgmmaWait<1>();
           pinned(s);
-          release(sh.keyEmpty + stage.at * 8);
+          release(sh.keyEmpty + stage.index * 8);
           weigh(c);
-          productWait<0>();
+          wgmmaWait<0>();
           pinned(o);
-          release(sh.valueEmpty + before.at * 8);
+          release(sh.valueEmpty + before.index * 8);
           pack();
 #pragma unroll
           for (int j = 0; j < D / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) o[j][e] *= m.shrink[e / 2];
           before = stage;
-          stage.next();
+          stage.next(STAGES);
         }
         release(sh.queryEmpty + (n & 1) * 8);
         values(before);
-        productWait<0>();
+        wgmmaWait<0>();
         pinned(o);
-        release(sh.valueEmpty + before.at * 8);
+        release(sh.valueEmpty + before.index * 8);
       } else {
         release(sh.queryEmpty + (n & 1) * 8);
       }
-      leave(p, t, o, m, row, lane);
+      epilogue(p, t, o, m, row, lane);
     }
-    if (group == 0) turn(); // the last one's pass
+    if (group == 0) waitToIssue(); // the last one has let it
   }
 
   // Values behind the last key become zeros, whatever is in memory: no weight of 0 makes a
   // number of what is none.
-  __device__ static __forceinline__ void clearBehind(const Shared& sh, const Stage& stage, int live, int thread) {
+  __device__ static __forceinline__ void clearBehind(const Shared& sh, const PipelineState& stage, int live, int thread) {
     if (live >= KEYS) return;
-    barrierWait(sh.valueFull + stage.at * 8, stage.parity);
+    barrierWait(sh.valueFull + stage.index * 8, stage.parity);
     for (int i = thread; i < (KEYS - live) * (D / 8); i += GROUPS * 128) {
       const int r = live + i / (D / 8), c = i % (D / 8);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(sh.values + stage.at * STAGE + c / 8 * (KEYS * 128) + swizzled(r, c % 8 * 16)), "r"(0) : "memory");
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(sh.values + stage.index * STAGE + c / 8 * (KEYS * 128) + swizzled(r, c % 8 * 16)), "r"(0) : "memory");
     }
     written();
-    Crew{0, GROUPS * 4, CLEARED}.sync();
+    ThreadGroup{0, GROUPS * 4, CLEARED}.sync();
   }
 
   // The largest number there is in place of an infinite one: -Inf is what a row gets that sees no key.
   __device__ static __forceinline__ float finite(float x) { return fabsf(x) == LEAN_INF ? copysignf(__int_as_float(0x7f7fffff), x) : x; }
 
   // Writes a lane's two rows.
-  __device__ static __forceinline__ void leave(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], const Softmax& m, int row, int lane) {
+  __device__ static __forceinline__ void epilogue(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], const Softmax& m, int row, int lane) {
     const int quarter = lane % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -424,9 +361,9 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     }
   }
 
-  __device__ static __forceinline__ void writeBlind(const PrefillParams& p, int thread) {
-    const int blinds = *p.blind, heads = p.heads * p.group;
-    for (int b = blockIdx.x; b < blinds; b += gridDim.x) {
+  __device__ static __forceinline__ void writeFullyMasked(const PrefillParams& p, int thread) {
+    const int masked = *p.blind, heads = p.heads * p.group;
+    for (int b = blockIdx.x; b < masked; b += gridDim.x) {
       const long long row = p.blind[1 + b];
       for (int i = thread; i < heads * D; i += GROUPS * 128) ((u16*)p.out)[row * p.outRow + i / D * p.outHead + i % D] = 0;
       if (p.lse != nullptr)

@@ -19,7 +19,7 @@
 // the running sum of the kept weights, in the order of ids, passes u of the total.
 #pragma once
 #include "copy.cuh"
-#include "likely.cuh"
+#include "sample_argmax.cuh"
 
 struct SampleSetting {
   double temperature; // 0: greedy; less: a row of nobody, which gets -1

@@ -22,7 +22,7 @@ struct alignas(16) Work {
   Seq firstWhole;                      // sequence number wholeSeq
 };
 // In wholeSeq of all thread blocks: none has whole output tiles behind its range, and those
-// that share an output tile merge it together (Reduce::meet), instead of the last one to
+// that share an output tile merge it together (Reduce::mergeTogether), instead of the last one to
 // arrive.
 constexpr int TOGETHER = -1;
 
@@ -34,7 +34,7 @@ struct Params {
   const Work* work;
   const Seq* seqs;
   const int* pages;  // the block table; null where pages hold whole sequences
-  const int* blind;  // rows that see no key: how many, and which
+  const int* blind;  // fully masked rows, which see no key: how many, and which
   float* partials;   // 2*blocks of (rows, D) and then of (rows, 2)
   u32* counters;     // one a block, zero
   long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
@@ -44,9 +44,9 @@ struct Params {
   int tileShift;         // a LeanTile has 2^tileShift chunks
   int box;               // keys that are copied at once: a power of two that divides a chunk and a page
   int rows;              // at most so many rows in an output tile: min(16, group*queries)
-  int warps;             // that compute; from sm_90 on others copy, and finish
+  int warps;             // consumers; from sm_90 on others are producers, and epilogue warps
   int slots;             // of the ring, in chunks; a multiple of warps
-  int rooms;             // for states in shared memory: 2, or 1 where there is no room for more
+  int rooms;             // buffers of states in shared memory: 2, or 1 where more do not fit
   int parts;             // log2 of the warps that share a row's partials: 2^parts*rows <= warps, or 0
   int causal;
   int queryType, outType;
@@ -67,35 +67,36 @@ struct LaunchParams {
   TensorMap keyMap, valueMap; // from sm_90 on: rows x head dim, box: `box` rows of 128 bytes
   Params p;
   MeetParams meet;
-  const int* opening; // of each thread block, OPENING entries of the block table: those that its range begins with. For the kernels for pages alone
+  const int* opening; // prefetched page entries: of each thread block PREFETCHED_ENTRIES of the block table, those that its range begins with. For the kernels for pages alone
 };
 
-constexpr int OPENING = 16; // what is on its way at first: 64 KB in pages of 16 tokens
+constexpr int PREFETCHED_ENTRIES = 16; // of what is on its way at first: 64 KB in pages of 16 tokens
 
 // The query position that row r of an output tile's rows belongs to: r/group.
 __device__ __forceinline__ int positionOf(const Params& p, int r) { return (int)(((float)r + 0.5f) * p.perGroup); }
 
 constexpr int ROWS = 16; // rows of a tensor core product
 
-constexpr int COMPUTERS = 4; // at most so many warps compute
-constexpr int COPIERS = 4;   // warps that copy: keys and values of even and odd chunks
-// Warps that finish what others have computed. Warps are so many only where those that
-// compute can have the registers of the others.
+constexpr int CONSUMER_WARPS = 4; // at most; they compute
+constexpr int PRODUCER_WARPS = 4; // they copy keys and values of even and odd chunks
+// They finish what consumers have computed. Warps are so many only where consumers can have
+// the registers of the others.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-constexpr int FINISHERS = 4;
+constexpr int EPILOGUE_WARPS = 4;
 #else
-constexpr int FINISHERS = 0;
+constexpr int EPILOGUE_WARPS = 0;
 #endif
 // Registers of a lane then. A block has what its threads begin with, 168 each: warps that
-// want more than others leave wait for ever.
-constexpr int COMPUTING = 240, COPYING = 80, FINISHING = 184;
-static_assert(COMPUTING + COPYING + FINISHING <= 3 * 168);
+// want more than others leave wait forever.
+constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 80, EPILOGUE_REGISTERS = 184;
+static_assert(CONSUMER_REGISTERS + PRODUCER_REGISTERS + EPILOGUE_REGISTERS <= 3 * 168);
 
-// Who makes the ring's barriers says that they are made, and waits for nobody.
+// Who makes the ring's barriers says that they are made, and waits for nobody: named barriers
+// 2, 3 and 5 are those of consumers, producers and epilogue warps.
 __device__ __forceinline__ void ringIsReady(int warps) {
   asm volatile("bar.arrive 2, %0;" ::"r"((warps + 1) * 32) : "memory");
-  asm volatile("bar.arrive 3, %0;" ::"r"(COPIERS * 32) : "memory");
-  if (FINISHERS > 0) asm volatile("bar.arrive 5, %0;" ::"n"((FINISHERS + 1) * 32) : "memory");
+  asm volatile("bar.arrive 3, %0;" ::"r"(PRODUCER_WARPS * 32) : "memory");
+  if (EPILOGUE_WARPS > 0) asm volatile("bar.arrive 5, %0;" ::"n"((EPILOGUE_WARPS + 1) * 32) : "memory");
 }
 __device__ __forceinline__ void waitForRing(int barrier, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
 

@@ -1,29 +1,29 @@
-// The end of an output tile: the states of a thread block's warps become one,
+// The epilogue of an output tile: the states of a thread block's warps become one,
 // and the partials of several blocks become the output.
 #pragma once
-#include "work.cuh"
+#include "attn_work.cuh"
 
 // MANY: of kernels for output tiles of more than eight rows.
 template <class S, bool MANY = false> struct Reduce {
   using Place = typename S::Place;
   static constexpr int D = S::D, WIDTH = S::WIDTH;
-  static constexpr int STATES = COMPUTERS;
+  static constexpr int STATES = CONSUMER_WARPS;
   static constexpr int FEW = 4; // partials that a warp merges in registers
 
   // What a thread block keeps in shared memory beside the ring.
   struct Shared {
-    int warps, rooms;
-    float* o; // states of a room: (warps, rows, WIDTH)
+    int warps, buffers;
+    float* o; // states of a buffer: (warps, rows, WIDTH)
     float4* m; // of each row, one for each state
     float4* l;
     int* last; // of the two output tiles that a block shares: what it does of them; and a Rest
-    // The number of part i's room, and how often it was used before.
-    __device__ __forceinline__ int room(int i) const { return rooms > 1 ? i & 1 : 0; }
-    __device__ __forceinline__ int round(int i) const { return rooms > 1 ? i >> 1 : i; }
-    // That room.
+    // The number of part i's buffer, and how often it was used before.
+    __device__ __forceinline__ int buffer(int i) const { return buffers > 1 ? i & 1 : 0; }
+    __device__ __forceinline__ int round(int i) const { return buffers > 1 ? i >> 1 : i; }
+    // That buffer.
     __device__ __forceinline__ Shared of(int i, int rows) const {
       Shared s = *this;
-      const int n = room(i);
+      const int n = buffer(i);
       s.o += n * (warps * rows * WIDTH), s.m += n * ROWS, s.l += n * ROWS;
       return s;
     }
@@ -41,20 +41,20 @@ template <class S, bool MANY = false> struct Reduce {
 
   // Who has parts of a block's first output tile, and of its last one: from block `host` on
   // so many if the block has not begun it, and guests if the block hosts it. 0: nobody else has.
-  // Who finishes knows that from the beginning: asked for when it is needed, it has
+  // Epilogue warps know that from the beginning: asked for when it is needed, it has
   // everybody wait for the memory.
   struct Shares {
     int host, sharers, guests;
     __device__ __forceinline__ explicit Shares(const Work& w) : host(w.host), sharers(w.tile > 0 ? w.sharers : 0), guests(w.guests) {}
   };
 
-  // Where four elements go, and with a row's first four the row's statistics: in the
-  // output, whose statistics are its log-sum-exp, or in a slot of the partials.
-  struct Spot {
+  // Where four elements go, and with a row's first four the row's statistics: into the
+  // output, whose statistics are its log-sum-exp, or into a slot of the partials.
+  struct Destination {
     char* to;
     float* statistics; // null: none
-    // Columns c to c+3 of row r. words: those of partials that are merged together.
-    __device__ __forceinline__ Spot(const Params& p, const Tile& tile, int slot, int r, int c, u64* words) {
+    // Columns c to c+3 of row r. tagged: the words of partials that are merged together.
+    __device__ __forceinline__ Destination(const Params& p, const Tile& tile, int slot, int r, int c, u64* tagged) {
       if (slot < 0) {
         const int i = tile.block * ROWS + r, n = positionOf(p, i), h = tile.head * p.group + i - n * p.group;
         const long long row = tile.row + n;
@@ -62,15 +62,15 @@ template <class S, bool MANY = false> struct Reduce {
         statistics = p.lse != nullptr && c == 0 ? p.lse + row * p.lseRow + h * p.lseHead : nullptr;
       } else {
         const long long at = (long long)slot * p.rows + r;
-        u64* const word = words + at * (D + 2);
-        to = words != nullptr ? (char*)(word + c) : (char*)(p.partials + at * D + c);
-        statistics = c > 0 ? nullptr : words != nullptr ? (float*)(word + D) : Reduce::statistics(p) + at * 2;
+        u64* const word = tagged + at * (D + 2);
+        to = tagged != nullptr ? (char*)(word + c) : (char*)(p.partials + at * D + c);
+        statistics = c > 0 ? nullptr : tagged != nullptr ? (float*)(word + D) : Reduce::statistics(p) + at * 2;
       }
     }
   };
 
   // Some pairs of columns, from there on.
-  template <int PAIRS> __device__ static __forceinline__ void store(const Params& p, const Spot& spot, const float2 (&o)[PAIRS], float m, float l) {
+  template <int PAIRS> __device__ static __forceinline__ void store(const Params& p, const Destination& destination, const float2 (&o)[PAIRS], float m, float l) {
     const float f = __fdividef(1.f, l);
     float2 v[PAIRS] = {}; // not 0 times what other rows' NaN have made
     if (l != 0.f)
@@ -78,35 +78,35 @@ template <class S, bool MANY = false> struct Reduce {
       for (int k = 0; k < PAIRS; k++) v[k] = make_float2(o[k].x * f, o[k].y * f);
     if (p.outType == F32) {
 #pragma unroll
-      for (int k = 0; k < PAIRS; k++) ((float2*)spot.to)[k] = v[k];
+      for (int k = 0; k < PAIRS; k++) ((float2*)destination.to)[k] = v[k];
     } else {
 #pragma unroll
-      for (int k = 0; k < PAIRS; k++) ((u32*)spot.to)[k] = p.outType == F16 ? Half::pack(v[k].x, v[k].y) : Brain::pack(v[k].x, v[k].y);
+      for (int k = 0; k < PAIRS; k++) ((u32*)destination.to)[k] = p.outType == F16 ? Float16::pack(v[k].x, v[k].y) : BFloat16::pack(v[k].x, v[k].y);
     }
-    if (spot.statistics != nullptr) *spot.statistics = l == 0.f ? -LEAN_INF : logSum(m, log2_(l) - S::T::lift);
+    if (destination.statistics != nullptr) *destination.statistics = l == 0.f ? -LEAN_INF : logSum(m, log2_(l) - S::T::lift);
   }
-  __device__ static __forceinline__ void store(const Params& p, const Spot& spot, float4 o, float m, float l) { store(p, spot, {make_float2(o.x, o.y), make_float2(o.z, o.w)}, m, l); }
+  __device__ static __forceinline__ void store(const Params& p, const Destination& destination, float4 o, float m, float l) { store(p, destination, {make_float2(o.x, o.y), make_float2(o.z, o.w)}, m, l); }
 
   // What a thread combines next: four columns of a row. Finding out where they go takes
   // longer than combining them, so whoever waits for the states does that before.
   struct Item {
     int i, r, c;
-    Spot spot;
+    Destination destination;
     // The first of a thread: the warps take turns where there is work for few of them.
-    __device__ __forceinline__ Item(const Params& p, const Crew& crew, const Tile& tile, int slot, int turn, u64* words) : Item(p, tile, slot, (crew.thread + turn * 32) % crew.threads(), words) {}
-    __device__ __forceinline__ Item(const Params& p, const Tile& tile, int slot, int i, u64* words) : i(i), r(i / (D / 4)), c(i % (D / 4) * 4), spot(p, tile, slot, r, c, words) {}
+    __device__ __forceinline__ Item(const Params& p, const ThreadGroup& workers, const Tile& tile, int slot, int turn, u64* tagged) : Item(p, tile, slot, (workers.thread + turn * 32) % workers.threads(), tagged) {}
+    __device__ __forceinline__ Item(const Params& p, const Tile& tile, int slot, int i, u64* tagged) : i(i), r(i / (D / 4)), c(i % (D / 4) * 4), destination(p, tile, slot, r, c, tagged) {}
   };
 
   // Four columns of row r, from c on, of a partial whose words are tagged: the states of a
-  // room, of `warps` warps and so many rows each, merged as combine does it.
+  // buffer, of `warps` warps and so many rows each, merged as combine does it.
   struct Columns {
     float4 o;
     float m, l;
-    __device__ __forceinline__ Columns(const Shared& sh, int room, int warps, int rows, int r, int c) {
-      const float4 m4 = sh.m[room * ROWS + r], l4 = sh.l[room * ROWS + r];
+    __device__ __forceinline__ Columns(const Shared& sh, int buffer, int warps, int rows, int r, int c) {
+      const float4 m4 = sh.m[buffer * ROWS + r], l4 = sh.l[buffer * ROWS + r];
       float4 x[STATES];
 #pragma unroll
-      for (int k = 0; k < STATES; k++) x[k] = *(const float4*)(sh.o + ((room * warps + min(k, warps - 1)) * rows + r) * WIDTH + c);
+      for (int k = 0; k < STATES; k++) x[k] = *(const float4*)(sh.o + ((buffer * warps + min(k, warps - 1)) * rows + r) * WIDTH + c);
       m = fmaxf(fmaxf(m4.x, m4.y), fmaxf(m4.z, m4.w));
       const float base = m == -LEAN_INF ? 0.f : m;
       const float f[STATES] = {exp4_(m4.x - base), exp4_(m4.y - base), exp4_(m4.z - base), exp4_(m4.w - base)};
@@ -122,41 +122,41 @@ template <class S, bool MANY = false> struct Reduce {
     }
   };
 
-  // Where warps that finish have whole rows of a partial that blocks merge together: rows r,
-  // r + step, ... before `end`; those of row 0 go to `words`. Two rows at a time: one takes some
+  // Where epilogue warps have whole rows of a partial that blocks merge together: rows r,
+  // r + step, ... before `end`; those of row 0 go to `tagged`. Two rows at a time: one takes some
   // 100 instructions, most of them one behind the other, and finding out where the next one
   // goes took as many again. A kernel of its own, since launches of few rows and a few us take
   // up to 4% longer with it.
-  static_assert(!MANY || FINISHERS > 0 && D == 128 && S::T::bytes == 2, "a warp has a row of 32 times four columns; others were not measured");
-  __device__ static __forceinline__ void combineRows(const Shared& sh, int room, int warps, int rows, u64* words, u32 run, int r, int step, int end, int c) {
+  static_assert(!MANY || EPILOGUE_WARPS > 0 && D == 128 && S::T::bytes == 2, "a warp has a row of 32 times four columns; others were not measured");
+  __device__ static __forceinline__ void combineRows(const Shared& sh, int buffer, int warps, int rows, u64* tagged, u32 run, int r, int step, int end, int c) {
 #pragma unroll 1
     for (; r < end; r += 2 * step) {
       const int next = min(r + step, end - 1);
-      const Columns a(sh, room, warps, rows, r, c), b(sh, room, warps, rows, next, c);
-      u64 *const to = words + r * (D + 2), *const then = words + next * (D + 2);
+      const Columns a(sh, buffer, warps, rows, r, c), b(sh, buffer, warps, rows, next, c);
+      u64 *const to = tagged + r * (D + 2), *const then = tagged + next * (D + 2);
       a.tell(to + c, c == 0 ? (float*)(to + D) : nullptr, run);
       if (r + step < end) b.tell(then + c, c == 0 ? (float*)(then + D) : nullptr, run);
     }
   }
 
   // Merges the states of each of the first `rows` rows, and puts the result into the
-  // output, or into a slot of the partials. `item` is the thread's first. words, tagged with
+  // output, or into a slot of the partials. `item` is the thread's first. tagged: words with
   // run: of partials that are merged together; null: of others.
-  __device__ static __forceinline__ void combine(const Params& p, const Crew& crew, const Tile& tile, const Shared& sh, int slot, Item item, u64* words, u32 run, int rows) {
-    if (MANY && words != nullptr && slot >= 0 && rows > crew.warps) {
-      combineRows(sh, 0, sh.warps, p.rows, words + (long long)slot * p.rows * (D + 2), run, item.r, crew.warps, rows, item.c);
+  __device__ static __forceinline__ void combine(const Params& p, const ThreadGroup& workers, const Tile& tile, const Shared& sh, int slot, Item item, u64* tagged, u32 run, int rows) {
+    if (MANY && tagged != nullptr && slot >= 0 && rows > workers.warps) {
+      combineRows(sh, 0, sh.warps, p.rows, tagged + (long long)slot * p.rows * (D + 2), run, item.r, workers.warps, rows, item.c);
       return;
     }
-    for (int i = item.i; i < rows * (D / 4); i += crew.threads()) {
-      if (i != item.i) item = Item(p, tile, slot, i, words);
+    for (int i = item.i; i < rows * (D / 4); i += workers.threads()) {
+      if (i != item.i) item = Item(p, tile, slot, i, tagged);
       const float4 m = sh.m[item.r], l = sh.l[item.r];
       // All states are on their way together. One that no warp has is read as the last one,
-      // and weighs nothing; where warps finish there are all of them.
+      // and weighs nothing; where there are epilogue warps there are all of them.
       float4 x[STATES];
 #pragma unroll
       for (int k = 0; k < STATES; k++) {
         x[k] = *(const float4*)(sh.o + (min(k, sh.warps - 1) * p.rows + item.r) * WIDTH + item.c);
-        if (FINISHERS == 0 && k >= sh.warps) x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (EPILOGUE_WARPS == 0 && k >= sh.warps) x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
       }
       const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
       const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
@@ -166,48 +166,48 @@ template <class S, bool MANY = false> struct Reduce {
 #pragma unroll
       for (int k = 0; k < STATES; k++) o.x += f[k] * x[k].x, o.y += f[k] * x[k].y, o.z += f[k] * x[k].z, o.w += f[k] * x[k].w;
       if (slot < 0) {
-        store(p, item.spot, o, top, sum);
-      } else if (words != nullptr) {
-        u64* const to = (u64*)item.spot.to;
+        store(p, item.destination, o, top, sum);
+      } else if (tagged != nullptr) {
+        u64* const to = (u64*)item.destination.to;
         storeTagged2(to, run, o.x, o.y), storeTagged2(to + 2, run, o.z, o.w);
-        if (item.spot.statistics != nullptr) storeTagged2((u64*)item.spot.statistics, run, top, sum);
+        if (item.destination.statistics != nullptr) storeTagged2((u64*)item.destination.statistics, run, top, sum);
       } else {
-        __stcg((float4*)item.spot.to, o);
-        if (item.spot.statistics != nullptr) __stcg((float2*)item.spot.statistics, make_float2(top, sum));
+        __stcg((float4*)item.destination.to, o);
+        if (item.destination.statistics != nullptr) __stcg((float2*)item.destination.statistics, make_float2(top, sum));
       }
     }
   }
 
-  // What of a block's last partial is left to the warps that compute, which have nothing else
+  // What of a block's last partial is left to the consumer warps, which have nothing else
   // to do then: its rows from HELPED on, if blocks merge them together.
-  // Those that finish say so, and which states and words these are: the others would have to
+  // Epilogue warps say so, and which states and words these are: consumers would have to
   // keep it in registers all the time.
-  enum : int { HELPED = 8, LEFT_OVER = 8 }; // rows, and the barrier behind which it is known
+  enum : int { HELPED = 8, LEFT_OVER = 8 }; // rows, and the named barrier behind which it is known
   struct Rest {
-    int which; // slot, rows, room, parity of the room's barrier; 0: nothing
+    int which; // slot, rows, buffer, parity of the buffer's barrier; 0: nothing
     u32 run;
     __device__ __forceinline__ int parity() const { return which & 1; }
-    __device__ __forceinline__ int room() const { return which >> 1 & 1; }
+    __device__ __forceinline__ int buffer() const { return which >> 1 & 1; }
     __device__ __forceinline__ int rows() const { return which >> 2 & 31; }
     __device__ __forceinline__ int slot() const { return which >> 7; }
   };
-  static __device__ __forceinline__ void leaveRest(const Params& p, const Crew& crew, const Shared& sh, bool some, int slot, int rows, int part, u32 run) {
-    if (crew.thread == 0) *(Rest*)(sh.last + 2) = Rest{some ? slot << 7 | rows << 2 | sh.room(part) << 1 | (sh.round(part) & 1) : 0, run};
+  static __device__ __forceinline__ void leaveRest(const Params& p, const ThreadGroup& workers, const Shared& sh, bool some, int slot, int rows, int part, u32 run) {
+    if (workers.thread == 0) *(Rest*)(sh.last + 2) = Rest{some ? slot << 7 | rows << 2 | sh.buffer(part) << 1 | (sh.round(part) & 1) : 0, run};
     __syncwarp();
-    Crew{0, crew.warps + p.warps, LEFT_OVER}.arrive();
+    ThreadGroup{0, workers.warps + p.warps, LEFT_OVER}.arrive();
   }
 #if __CUDA_ARCH__ >= 900
-  static __device__ __forceinline__ void combineRest(const Params& p, const Shared& sh, u64* words, u64* rooms) {
+  static __device__ __forceinline__ void combineRest(const Params& p, const Shared& sh, u64* tagged, u64* bufferBars) {
     int rows = p.rows, warps = p.warps;
-    Crew{0, FINISHERS + warps, LEFT_OVER}.sync();
+    ThreadGroup{0, EPILOGUE_WARPS + warps, LEFT_OVER}.sync();
     const Rest rest = *(const Rest*)(sh.last + 2);
     if (rest.which == 0) return;
-    barrierWait(sharedAddress(rooms) + rest.room() * 8, rest.parity());
+    barrierWait(sharedAddress(bufferBars) + rest.buffer() * 8, rest.parity());
     __syncwarp();
-    // Else the compiler finds places out at the beginning, for those that finish too, and
+    // Else the compiler finds places out at the beginning, for epilogue warps too, and
     // then has no registers but uniform ones for the walk: up to 3% slower, whoever helps.
     asm volatile("" : "+r"(rows), "+r"(warps));
-    combineRows(sh, rest.room(), warps, rows, words + (long long)rest.slot() * rows * (D + 2), rest.run, HELPED + (int)threadIdx.x / 32, warps, rest.rows(), threadIdx.x % 32 * 4);
+    combineRows(sh, rest.buffer(), warps, rows, tagged + (long long)rest.slot() * rows * (D + 2), rest.run, HELPED + (int)threadIdx.x / 32, warps, rest.rows(), threadIdx.x % 32 * 4);
   }
 #endif
 
@@ -228,10 +228,10 @@ template <class S, bool MANY = false> struct Reduce {
   // Reads the partials of an output tile's rows as states in shared memory, 2^parts of
   // each: where rows are fewer than warps, several warps share a row's. The
   // other states are empty.
-  __device__ static __forceinline__ void gather(const Params& p, const Crew& crew, const Shared& sh, int rows, int host, int sharers) {
-    constexpr int EACH = (D / 4 + 31) / 32, BATCH = (FINISHERS > 0 ? 8 : 16) / EACH; // partials that are on their way together: who finishes has registers for so many
-    const int warp = crew.thread / 32, lane = crew.thread % 32;
-    for (int task = warp; task < p.rows * sh.warps; task += crew.warps) {
+  __device__ static __forceinline__ void gather(const Params& p, const ThreadGroup& workers, const Shared& sh, int rows, int host, int sharers) {
+    constexpr int EACH = (D / 4 + 31) / 32, BATCH = (EPILOGUE_WARPS > 0 ? 8 : 16) / EACH; // partials that are on their way together: epilogue warps have registers for so many
+    const int warp = workers.thread / 32, lane = workers.thread % 32;
+    for (int task = warp; task < p.rows * sh.warps; task += workers.warps) {
       int part, r, begin, end;
       shareOut(p, task, sharers, part, r, begin, end);
       if (r >= rows) continue; // the output tile has fewer than others
@@ -282,11 +282,11 @@ template <class S, bool MANY = false> struct Reduce {
 
   // The output of an output tile that few thread blocks share: a warp has whole rows, and
   // all partials of one on their way together. Of their m and l a lane has one.
-  static __device__ __forceinline__ void mergeFew(const Params& p, const Crew& crew, const Tile& tile, int host, int sharers) {
+  static __device__ __forceinline__ void mergeFew(const Params& p, const ThreadGroup& workers, const Tile& tile, int host, int sharers) {
     constexpr int EACH = (D / 4 + 31) / 32;
-    const int lane = crew.thread % 32;
+    const int lane = workers.thread % 32;
 #pragma unroll 1
-    for (int r = crew.thread / 32; r < tile.rows; r += crew.warps) {
+    for (int r = workers.thread / 32; r < tile.rows; r += workers.warps) {
       const auto place = [&](int b) { return placeOf(p, host, min(b, sharers - 1), r); };
       const float2 x = __ldcg((const float2*)statistics(p) + place(lane % FEW));
       float4 y[FEW][EACH];
@@ -317,7 +317,7 @@ template <class S, bool MANY = false> struct Reduce {
 #pragma unroll
       for (int e = 0; e < EACH; e++) {
         const int c = (lane + 32 * e) * 4;
-        if (c < D) store(p, Spot(p, tile, -1, r, c, nullptr), o[e], top, l);
+        if (c < D) store(p, Destination(p, tile, -1, r, c, nullptr), o[e], top, l);
       }
     }
   }
@@ -325,7 +325,7 @@ template <class S, bool MANY = false> struct Reduce {
   // Makes the states empty that no warp has.
   __device__ static __forceinline__ void clear(const Shared& sh) {
     for (int k = sh.warps; k < STATES; k++) {
-      for (int r = threadIdx.x; r < sh.rooms * ROWS; r += sh.warps * 32) ((float*)(sh.m + r))[k] = -LEAN_INF, ((float*)(sh.l + r))[k] = 0.f;
+      for (int r = threadIdx.x; r < sh.buffers * ROWS; r += sh.warps * 32) ((float*)(sh.m + r))[k] = -LEAN_INF, ((float*)(sh.l + r))[k] = 0.f;
     }
   }
 
@@ -344,12 +344,12 @@ template <class S, bool MANY = false> struct Reduce {
   // output tiles, and merges what is complete. tile and last are the output tiles of the
   // first part and the last one that the block may share, and the states of `sh` are not
   // needed any more.
-  __device__ static __forceinline__ void settle(const Params& p, const Crew& crew, const Shares& shares, Tile tile, const Tile& last, const Shared& sh) {
+  __device__ static __forceinline__ void settle(const Params& p, const ThreadGroup& workers, const Shares& shares, Tile tile, const Tile& last, const Shared& sh) {
     int host = shares.host, sharers = shares.sharers;
     const int guests = shares.guests;
     if (sharers == 0 && guests == 0) return;
-    crew.sync();
-    if (crew.thread == 0) {
+    workers.sync();
+    if (workers.thread == 0) {
       u32 before[2] = {0, 0};
       if (sharers > 0) before[0] = arrive(p.counters + host);
       if (guests > 0) before[1] = arrive(p.counters + blockIdx.x);
@@ -358,17 +358,17 @@ template <class S, bool MANY = false> struct Reduce {
       if (complete[0]) p.counters[host] = 0;
       if (complete[1]) p.counters[blockIdx.x] = 0;
     }
-    crew.sync();
+    workers.sync();
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
       const bool complete = sh.last[k];
       if (complete && sharers <= FEW) {
-        mergeFew(p, crew, tile, host, sharers);
+        mergeFew(p, workers, tile, host, sharers);
       } else if (complete) {
-        gather(p, crew, sh, tile.rows, host, sharers);
-        crew.sync();
-        combine(p, crew, tile, sh, -1, Item(p, crew, tile, -1, 0, nullptr), nullptr, 0, tile.rows);
-        crew.sync();
+        gather(p, workers, sh, tile.rows, host, sharers);
+        workers.sync();
+        combine(p, workers, tile, sh, -1, Item(p, workers, tile, -1, 0, nullptr), nullptr, 0, tile.rows);
+        workers.sync();
       }
       tile = last, host = blockIdx.x, sharers = guests;
     }
@@ -390,16 +390,16 @@ template <class S, bool MANY = false> struct Reduce {
     template <int EACH, class At> __device__ __forceinline__ void gather(u32 run, int k, int apart, int count, int c, At at) {
       float m2[EACH], l2[EACH];
       float2 o2[EACH];
-      bool late;
+      bool missing;
       do {
-        late = false;
+        missing = false;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-          const u64* const words = at(min(k + i * apart, count - 1));
-          late |= !loadTagged2(words + D, run, m2[i], l2[i]);
-          late |= !loadTagged2(words + c, run, o2[i].x, o2[i].y);
+          const u64* const tagged = at(min(k + i * apart, count - 1));
+          missing |= !loadTagged2(tagged + D, run, m2[i], l2[i]);
+          missing |= !loadTagged2(tagged + c, run, o2[i].x, o2[i].y);
         }
-      } while (__any_sync(~0u, late));
+      } while (__any_sync(~0u, missing));
       float top = m;
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
@@ -453,14 +453,14 @@ template <class S, bool MANY = false> struct Reduce {
   }
 
   // Says that this block has begun, and finds out what it does of each of the two output
-  // tiles that it may share, or leaves that to a copying warp (look). Returns what the
+  // tiles that it may share, or leaves that to a producer warp (look). Returns what the
   // words of this launch are tagged with.
-  __device__ static __forceinline__ u32 begin(const MeetParams& m, const Crew& crew, const Shares& shares, const Shared& sh) {
+  __device__ static __forceinline__ u32 begin(const MeetParams& m, const ThreadGroup& workers, const Shares& shares, const Shared& sh) {
     const u32 run = nextRun(m);
-    crew.sync();
-    if (crew.thread / 32 > 0) return run;
+    workers.sync();
+    if (workers.thread / 32 > 0) return run;
     count(m, run);
-    if (crew.thread == 0) {
+    if (workers.thread == 0) {
       u32* const begun = m.runs + gridDim.x * (1 + (run & 1));
       const u32 sharers = shares.sharers, guests = shares.guests;
       u32 before[2] = {0, 0};
@@ -478,10 +478,10 @@ template <class S, bool MANY = false> struct Reduce {
     return run;
   }
 
-  // Who looks whether all have begun: a copying warp, when it has nothing to do any more,
-  // so that who finishes has the answer when it needs it. It gets to know of what from one
-  // warp, and all that finish wait for it.
-  static constexpr Crew LOOKING{0, 2, 6}, LOOKED{0, FINISHERS + 1, 7};
+  // A producer warp looks whether all have begun, when it has nothing to do any more, so that
+  // epilogue warps have the answer when they need it. One of them tells it of what, and all
+  // of them wait for it.
+  static constexpr ThreadGroup LOOKING{0, 2, 6}, LOOKED{0, EPILOGUE_WARPS + 1, 7};
   __device__ static __forceinline__ void look(const MeetParams& m, const Shares& shares, const Shared& sh, int lane) {
     constexpr int MOST = 64;
     LOOKING.sync();
@@ -512,15 +512,15 @@ template <class S, bool MANY = false> struct Reduce {
 
   // When all of a block's partials are written: merges what begin has found out. tile and
   // last are the output tiles of the first part and the last one that the block may share.
-  __device__ static __forceinline__ void meet(const Params& p, const u64* words, const Crew& crew, const Shares& shares, Tile tile, const Tile& last, const Shared& sh, u32 run) {
+  __device__ static __forceinline__ void mergeTogether(const Params& p, const u64* tagged, const ThreadGroup& workers, const Shares& shares, Tile tile, const Tile& last, const Shared& sh, u32 run) {
     LOOKED.sync();
     int host = shares.host, sharers = shares.sharers;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
       const int does = sh.last[k];
       if (does != NOTHING_OF_IT) {
-        const int from = (does == ALL_OF_IT ? 0 : (int)blockIdx.x - host) * crew.warps + crew.thread / 32, step = (does == ALL_OF_IT ? 1 : sharers) * crew.warps;
-        mergeColumns(p, words, tile, run, host, sharers, from, step);
+        const int from = (does == ALL_OF_IT ? 0 : (int)blockIdx.x - host) * workers.warps + workers.thread / 32, step = (does == ALL_OF_IT ? 1 : sharers) * workers.warps;
+        mergeColumns(p, tagged, tile, run, host, sharers, from, step);
       }
       tile = last, host = blockIdx.x, sharers = shares.guests;
     }
@@ -529,7 +529,7 @@ template <class S, bool MANY = false> struct Reduce {
   // Merges every so many of the pieces of an output tile. A piece is some columns of a row,
   // two for each of the lanes side by side, so many that the other lanes, which share out
   // the partials, have four of them each: all are on their way together.
-  static __device__ __forceinline__ void mergeColumns(const Params& p, const u64* words, const Tile& tile, u32 run, int host, int sharers, int from, int step) {
+  static __device__ __forceinline__ void mergeColumns(const Params& p, const u64* tagged, const Tile& tile, u32 run, int host, int sharers, int from, int step) {
     constexpr int EACH = 4, PAIRS = D / 2;
     const int log = max(5 - (32 - __clz((sharers - 1) / EACH)), 0), side = 1 << log, apart = 32 >> log;
     const int lane = threadIdx.x % 32, first = lane >> log, perRow = (PAIRS + side - 1) >> log, pieces = tile.rows * perRow;
@@ -537,21 +537,21 @@ template <class S, bool MANY = false> struct Reduce {
 #pragma unroll 1
     for (int piece = from; piece < pieces; piece += step) {
       const int r = (int)(((float)piece + 0.5f) * perPiece), pair = ((piece - r * perRow) << log) + (lane & (side - 1)), c = min(pair, PAIRS - 1) * 2;
-      const Spot spot(p, tile, -1, r, c, nullptr);
+      const Destination destination(p, tile, -1, r, c, nullptr);
       Row row = {-LEAN_INF, 0.f, {0.f, 0.f}};
 #pragma unroll 1
       for (int k = first; k - first < sharers; k += EACH * apart)
-        row.template gather<EACH>(run, k, apart, sharers, c, [&](int i) { return words + (long long)placeOf(p, host, i, r) * (D + 2); });
+        row.template gather<EACH>(run, k, apart, sharers, c, [&](int i) { return tagged + (long long)placeOf(p, host, i, r) * (D + 2); });
 #pragma unroll 1
       for (int i = side; i < 32; i *= 2) row.mergeLane(i);
-      if (first == 0 && pair < PAIRS) store(p, spot, {row.o}, row.m, row.l);
+      if (first == 0 && pair < PAIRS) store(p, destination, {row.o}, row.m, row.l);
     }
   }
 
   // Rows that see no key.
-  __device__ static __forceinline__ void writeBlind(const Params& p, int blinds) {
+  __device__ static __forceinline__ void writeFullyMasked(const Params& p, int masked) {
     const int heads = p.heads * p.group;
-    for (int b = blockIdx.x; b < blinds; b += gridDim.x) {
+    for (int b = blockIdx.x; b < masked; b += gridDim.x) {
       long long row = p.blind[1 + b];
       for (int i = threadIdx.x; i < heads * D; i += p.warps * 32) {
         const long long at = row * p.outRow + i / D * p.outHead + i % D;

@@ -3,7 +3,7 @@
 // the scores in memory between them. Every query head reads keys and values for
 // itself, and no context is split.
 #pragma once
-#include "work.cuh"
+#include "attn_work.cuh"
 
 struct UnfusedParams {
   Params p;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
     float top = -LEAN_INF, sum = 0.f;
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) top = fmaxf(top, x[j]);
     top = foldBlock(top, room, [](float a, float b) { return fmaxf(a, b); });
-    const RowWeights<Single> weights(top);
+    const RowWeights<Float32> weights(top);
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) {
       const float e = weights.of(x[j]);
       sum += e, x[j] = e;

@@ -1,6 +1,6 @@
-// Nodes that touch each row once: layer norm, and rows of a table.
+// Nodes that touch each row once: layer norm, and the embedding gather.
 #pragma once
-#include "linear.cuh"
+#include "gemm_gemv.cuh"
 
 // The sum of f(row[i]) over a row that the lanes of `sharers` warps share; `room`
 // has a float for each warp. All threads of the block call it.

@@ -1,11 +1,11 @@
 // The rings of chunks in shared memory, and who fills them.
 #pragma once
 #include "copy.cuh"
-#include "work.cuh"
+#include "attn_work.cuh"
 
 // The layout that follows from an element type and a head dim.
-// LINKED: attention is a layer of a chain, see linked.cuh. PAGED: keys and values lie in pages of
-// a power of two of tokens, so that a page is some chunks, or a chunk some pages.
+// LINKED: attention is a layer of the single-launch decoder, see decode_attention.cuh. PAGED: keys and values
+// lie in pages of a power of two of tokens, so that a page is some chunks, or a chunk some pages.
 template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Shape {
   using T = T_;
   static constexpr int D = D_;
@@ -13,7 +13,7 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Sh
   // Keys of a chunk: where shared memory is large, as many products' worth of
   // them as make a slot of 16 KB, so that there is much to do between two waits.
 #if __CUDA_ARCH__ >= 900
-  static constexpr int MORE = LINKED ? 1 : 2; // in a chain the way to the end of a part is what counts
+  static constexpr int MORE = LINKED ? 1 : 2; // in the single-launch decoder the way to the end of a part is what counts
 #else
   static constexpr int MORE = 1;
 #endif
@@ -98,21 +98,21 @@ template <class S> struct Ring : S {
   // Makes the barriers of a slot. Each is filled with keys by one warp and with values by another.
   __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { barrierInit(full + slot * 8, 2), barrierInit(empty + slot * 8, 1); }
 
-  // A copying warp: it fills every second slot of the ring, with keys or with
+  // A producer warp: it fills every second slot of the ring, with keys or with
   // values, and walks the whole range from `at` on without regard to where output tiles
   // end: beginning with chunk `first`, which goes to `slot`, whose barrier has that parity.
   // PAGED: `entry` is the lane's, of the block table's entries from those of `at` on.
-  __device__ static __forceinline__ void copyAll(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane, int wholeTiles, int entry = 0) {
+  __device__ static __forceinline__ void produce(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane, int wholeTiles, int entry = 0) {
     int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
-    // In a chain by a division: any change deals its registers out anew, and with a shift it
+    // In the single-launch decoder by a division: any change deals its registers out anew, and with a shift it
     // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + wholeTiles > MANY ? LONG_PACE : PACE, slots);
     const int* table = p.pages;
     // Chunk c's first page, where a chunk is 2^morePages of them or a page 2^moreChunks chunks.
     const int morePages = 31 - __clz(boxes), moreChunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
     const auto pageOf = [&](int c) { return c << morePages >> moreChunks; };
-    Entries entries = {pageOf(at.chunk) - (32 - OPENING), entry}; // the last lanes' are the first
+    Entries entries = {pageOf(at.chunk) - (32 - PREFETCHED_ENTRIES), entry}; // the last lanes' are the first
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.
@@ -234,7 +234,7 @@ template <class S> struct Ring : S {
     if (!waited) waitForEarlier();
   }
 #else
-  // The copying side of a warp: it runs ahead of the computing side by the length of the ring.
+  // The producing side of a warp: it runs ahead of the consuming side by the length of the ring.
   struct Reader {
     Place at;
     bool more;

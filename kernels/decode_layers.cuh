@@ -1,26 +1,26 @@
-// What a chain of layers (chain.cuh) is told, as the host writes it: of the launch, and
-// the text of each layer, which lies in memory.
+// What the single-launch decoder (decode_step.cuh) is told, as the host writes it: of the
+// launch, and the descriptor of each layer, which lies in memory.
 #pragma once
-#include "linked.cuh"
-#include "rows.cuh"
+#include "decode_attention.cuh"
+#include "decode_rows.cuh"
 
-constexpr int CHAIN_WARPS = 8, CHAIN_ROWS = 4;
-constexpr int CHAIN_TILE = 16;    // rows of W
-constexpr int CHAIN_BOX = 4096;   // bytes: 256 of each row of a tile
-constexpr int CHAIN_COLUMNS = 128; // elements of a row in it
-constexpr int CHAIN_GROUP = 8;    // tiles x rows (gamma and beta are some too) whose sums meet at once
-constexpr int CHAIN_FIXED = 14336; // bytes of what each block has, see Chain::Fixed
-constexpr int CHAIN_FIXED_PAIRS = 21504; // the same of a block of a pair
-constexpr int CHAIN_STRIDE = 144; // floats of a box's columns of a row: operands, and a factor of their products
+constexpr int DECODE_WARPS = 8, DECODE_ROWS = 4;
+constexpr int DECODE_TILE = 16;    // rows of W
+constexpr int DECODE_BOX = 4096;   // bytes: 256 of each row of a tile
+constexpr int DECODE_COLUMNS = 128; // elements of a row in it
+constexpr int DECODE_GROUP = 8;    // tiles x rows (gamma and beta are some too) whose sums meet at once
+constexpr int DECODE_FIXED = 14336; // bytes of what each block has, see DecodeStep::Fixed
+constexpr int DECODE_FIXED_PAIRS = 21504; // the same of a block of a pair
+constexpr int DECODE_STRIDE = 144; // floats of a box's columns of a row: operands, and a factor of their products
 
 // What a warp has to know of a norm to ask for its columns of gamma and beta.
-struct ChainAffine {
+struct DecodeAffine {
   const float *gamma, *beta; // may be null
   int place, boxes, most;    // as that layer has them; no boxes: there is no norm
 };
 
 // One layer of x, or several of the same.
-struct ChainLinear {
+struct DecodeLinear {
   const u64* tagged; // x: rows x in; null: it was there before the launch, and is
   const float* x;    // here
   const u64* residualTagged; // likewise, rows x out of part 0; both may be null
@@ -28,38 +28,38 @@ struct ChainLinear {
   const float *gamma, *beta;   // of the norm; may be null
   const float* b[LINEAR_PARTS]; // may be null
   float* y[LINEAR_PARTS];       // rows x out
-  u64* made[LINEAR_PARTS];      // the same, tagged; null: no layer of the chain reads it
+  u64* made[LINEAR_PARTS];      // the same, tagged; null: no layer of the launch reads it
   int out[LINEAR_PARTS];
   int tiles[LINEAR_PARTS]; // up to the end of each part
   int shift;               // the thread block that has tile 0; the next one has tile 1, and so on, round and round
   int each, rest;          // tiles that all blocks have, and how many blocks have one more
-  int woven;               // see Chain::tileAt
-  int in, most;            // a multiple of CHAIN_COLUMNS; boxes of a tile that a warp has, the first ones
+  int woven;               // see DecodeStep::tileAt
+  int in, most;            // a multiple of DECODE_COLUMNS; boxes of a tile that a warp has, the first ones
   int place;               // of x in the area, in bytes
   int ready;               // the layer before has asked for gamma and beta
   int norm, activation;
   float eps, inverse;      // 1/in
   int workers;             // warps that have boxes: of a block, or of a pair's first one, and (<< 8) of its second
-  ChainAffine next;        // of the layer behind, if this one asks for it
+  DecodeAffine next;        // of the layer behind, if this one asks for it
 };
 
-struct ChainAttention {
+struct DecodeAttention {
   Params p;
   Links links;
 };
 
-enum : int { CHAIN_LINEAR = 0, CHAIN_ATTENTION = 1 };
-constexpr int CHAIN_BODY = 368; // bytes of a layer without its maps
+enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1 };
+constexpr int DECODE_BODY = 368; // bytes of a layer without its maps
 
-struct alignas(128) ChainLayer {
+struct alignas(128) DecodeLayer {
   TensorMap maps[LINEAR_PARTS]; // of W, or of keys and values
-  char body[CHAIN_BODY];
+  char body[DECODE_BODY];
   int kind;
 };
-static_assert(sizeof(ChainLinear) <= CHAIN_BODY && sizeof(ChainAttention) <= CHAIN_BODY && sizeof(ChainLayer) == 768, "");
+static_assert(sizeof(DecodeLinear) <= DECODE_BODY && sizeof(DecodeAttention) <= DECODE_BODY && sizeof(DecodeLayer) == 768, "");
 
 // What a warp has to know of a layer to ask for its weights.
-struct alignas(16) ChainFeed {
+struct alignas(16) DecodeFeed {
   const TensorMap* maps;
   u16 boxes, most; // in a tile, and of them a warp's
   int tiles, shift;
@@ -67,9 +67,9 @@ struct alignas(16) ChainFeed {
   int woven;         // see tileAt
 };
 
-struct ChainParams {
-  const ChainLayer* layers;
-  const ChainFeed* feeds; // of the linear ones
+struct DecodeParams {
+  const DecodeLayer* layers;
+  const DecodeFeed* feeds; // of the linear ones
   const Work* work;       // of attention: the same in all layers
   const int* blind;
   u32* run;               // the number of the last run, and how many thread blocks are done
@@ -78,12 +78,12 @@ struct ChainParams {
   int stages; // of a warp's ring, in boxes
   int area;   // bytes that x and attention have in turn
   int slots;  // of attention's ring
-  u32 slotsInverse; // see Round
+  u32 slotsInverse; // see RingState
 };
 
-// What a chain does before its first layer, and behind its last one.
-struct ChainEnds {
-  GatherParams gather;   // rows of tables that layers read; without a y there are none
+// What a launch does before its first layer, and behind its last one.
+struct DecodeEnds {
+  GatherParams gather;   // the embedding gather: rows of tables that layers read; without a y there are none
   u64* gathered;         // the sum, or y where there is no second table: tagged
   const float* logits;   // what the last layer makes: rows x vocabulary
   int* ids;              // the most likely token of each row, see sampleGreedy; null: nobody asks
@@ -91,7 +91,7 @@ struct ChainEnds {
   int shift, each, rest; // of that layer
 };
 
-struct ChainLaunch {
-  ChainParams p;
-  ChainEnds ends;
+struct DecodeLaunch {
+  DecodeParams p;
+  DecodeEnds ends;
 };

@@ -1,11 +1,11 @@
-// What the warps of a chain (chain.cuh) multiply weights by: their columns of x, and of
+// What the warps of the single-launch decoder (decode_step.cuh) multiply weights by: their columns of x, and of
 // gamma and beta, as operands of the tensor core in shared memory.
 #pragma once
 #include "copy.cuh"
-#include "layers.cuh"
+#include "decode_layers.cuh"
 #include "tagged.cuh"
 
-template <class T> struct ChainColumns {
+template <class T> struct DecodeOperands {
   // What the elements of a row that a warp has at once are scaled by, where the type
   // has few exponents: `up` before they are operands, `down` behind the product.
   struct Scale {
@@ -23,7 +23,7 @@ template <class T> struct ChainColumns {
   };
 
   // The operands of 64 elements of a row, half a box, of which each lane has two: at
-  // `to`, CHAIN_STRIDE floats for both halves. 16-bit types take two parts of an
+  // `to`, DECODE_STRIDE floats for both halves. 16-bit types take two parts of an
   // element. The 16 elements of a step are 64 bytes: what lanes 0 to 3 take of the
   // leading parts, and then of the others.
   __device__ static __forceinline__ void put(float* to, int half, float2 v, const Scale& scale, int lane) {
@@ -33,7 +33,7 @@ template <class T> struct ChainColumns {
     u32* at = (u32*)to + half * 64 + (lane >> 3) * 16 + (i & 3) * 2 + (i >> 2);
     const u32 lead = T::pack(v.x, v.y);
     at[0] = lead, at[8] = T::pack(v.x - T::low(lead), v.y - T::high(lead));
-    if (T::narrow && half == 0 && lane == 0) to[CHAIN_COLUMNS] = scale.down;
+    if (T::narrow && half == 0 && lane == 0) to[DECODE_COLUMNS] = scale.down;
   }
 
   // What a warp learns of its columns of x, if there is a norm: c, and sums of d and of its squares.
@@ -44,19 +44,19 @@ template <class T> struct ChainColumns {
   template <int ROWS> __device__ static __forceinline__ void prepareNorm(float* x, const float* raw, bool gamma, bool beta, int mine, int lane) {
 #pragma unroll 1
     for (int j = 0; j < mine; j++) {
-      float* const to = x + (j * (ROWS + 2) + ROWS) * CHAIN_STRIDE;
+      float* const to = x + (j * (ROWS + 2) + ROWS) * DECODE_STRIDE;
       float2 v[2][2];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        v[0][h] = gamma ? *(const float2*)(raw + j * CHAIN_COLUMNS + h * 64 + lane * 2) : make_float2(1.f, 1.f);
-        v[1][h] = beta ? *(const float2*)(to + CHAIN_STRIDE + h * 64 + lane * 2) : make_float2(0.f, 0.f);
+        v[0][h] = gamma ? *(const float2*)(raw + j * DECODE_COLUMNS + h * 64 + lane * 2) : make_float2(1.f, 1.f);
+        v[1][h] = beta ? *(const float2*)(to + DECODE_STRIDE + h * 64 + lane * 2) : make_float2(0.f, 0.f);
       }
       const Scale scales[2] = {v[0], v[1]};
       __syncwarp(); // all lanes have read
 #pragma unroll
       for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) put(to + i * CHAIN_STRIDE, h, v[i][h], scales[i], lane);
+        for (int h = 0; h < 2; h++) put(to + i * DECODE_STRIDE, h, v[i][h], scales[i], lane);
     }
   }
 
@@ -64,17 +64,17 @@ template <class T> struct ChainColumns {
   // batch are made before the next one is looked at.
   static __device__ constexpr int together(int rows) { return rows <= 2 ? 2 : 1; }
 
-  // A warp's columns of x, from `column` on, as right operands at `x`: CHAIN_STRIDE
+  // A warp's columns of x, from `column` on, as right operands at `x`: DECODE_STRIDE
   // floats of each row for a box. Those of box j and the next ones, together() of them.
   //
   // All other thread blocks wait for this one here, and its few instructions wait
   // for each other: their number is what counts. `meanwhile` is what can be done while
   // tagged words of x are on their way for the first time.
   template <int ROWS, bool NORM, class F> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane, const F& meanwhile) {
-    constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM ? 2 : 0)) * CHAIN_STRIDE;
-    const int from = column + j * CHAIN_COLUMNS + lane * 2;
+    constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM ? 2 : 0)) * DECODE_STRIDE;
+    const int from = column + j * DECODE_COLUMNS + lane * 2;
     float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
-    const auto place = [&](int m, int i) { return m * in + from + i / 2 * CHAIN_COLUMNS + i % 2 * 64; };
+    const auto place = [&](int m, int i) { return m * in + from + i / 2 * DECODE_COLUMNS + i % 2 * 64; };
     if (tagged != nullptr) {
       bool first = j == 0;
       // One word first, if there are many: as long as that is not there, nothing else is
@@ -88,9 +88,9 @@ template <class T> struct ChainColumns {
         } while (__any_sync(~0u, !word.there(run)));
       }
       Tagged2 words[ROWS][BOXES * 2] = {};
-      bool late;
+      bool missing;
       do {
-        late = false;
+        missing = false;
 #pragma unroll
         for (int i = 0; i < BOXES * 2; i++)
           if (j + i / 2 < mine) {
@@ -103,9 +103,9 @@ template <class T> struct ChainColumns {
         for (int i = 0; i < BOXES * 2; i++)
           if (j + i / 2 < mine) {
 #pragma unroll
-            for (int m = 0; m < ROWS; m++) late |= !words[m][i].there(run);
+            for (int m = 0; m < ROWS; m++) missing |= !words[m][i].there(run);
           }
-      } while (__any_sync(~0u, late));
+      } while (__any_sync(~0u, missing));
 #pragma unroll
       for (int i = 0; i < BOXES * 2; i++)
 #pragma unroll
@@ -129,7 +129,7 @@ template <class T> struct ChainColumns {
           d.x -= moments.near[m], d.y -= moments.near[m];
           moments.sum[m] += d.x + d.y, moments.squares[m] += d.x * d.x + d.y * d.y;
           if (gamma) {
-            const float2 f = *(const float2*)(raw + (j + i / 2) * CHAIN_COLUMNS + i % 2 * 64 + lane * 2);
+            const float2 f = *(const float2*)(raw + (j + i / 2) * DECODE_COLUMNS + i % 2 * 64 + lane * 2);
             d.x *= f.x, d.y *= f.y;
           }
           v[m][i] = d;
@@ -142,7 +142,7 @@ template <class T> struct ChainColumns {
 #pragma unroll
       for (int i = 0; i < BOXES * 2; i++) {
         if (j + i / 2 >= mine) break;
-        put(x + (j + i / 2) * STRIDE + m * CHAIN_STRIDE, i % 2, v[m][i], scale, lane);
+        put(x + (j + i / 2) * STRIDE + m * DECODE_STRIDE, i % 2, v[m][i], scale, lane);
       }
     }
     __syncwarp();

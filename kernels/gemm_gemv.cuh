@@ -1,4 +1,4 @@
-// Linear layers of few rows, as decoding has them:
+// A GEMV: linear layers of few rows, as decoding has them:
 //
 //	y = f(norm(x) W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
@@ -11,11 +11,11 @@
 // lanes copy. The sums of warps and blocks are added in their order: bits do not
 // vary from run to run.
 #pragma once
-#include "activation.cuh"
-#include "copy.cuh"
+#include "cluster.cuh"
+#include "gemm_activation.cuh"
 
-constexpr int LINEAR_ROWS = 16, LINEAR_WARPS = 8, LINEAR_PARTS = 3;
-constexpr int LINEAR_TILE = 32; // rows of W
+constexpr int GEMV_ROWS = 16, GEMV_WARPS = 8, LINEAR_PARTS = 3;
+constexpr int GEMV_TILE = 32; // rows of W
 
 struct LinearParams {
   TensorMap maps[LINEAR_PARTS]; // of the weights, from sm_90 on; several layers of one x
@@ -64,50 +64,11 @@ __device__ __forceinline__ void finish(const LinearParams& p, int part, int m, i
 __device__ __forceinline__ int exponentOf(float top) { return max((int)((__float_as_uint(top) >> 23) & 255) - 127 - 8, -118); }
 __device__ __forceinline__ float powerOf(int e) { return __int_as_float((127 + e) << 23); }
 
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void clusterArrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void clusterWait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Where another thread block of the cluster has what is at the shared address `at` here.
-__device__ __forceinline__ u32 remoteAddress(u32 at, int rank) {
-  u32 to;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(at), "r"(rank));
-  return to;
-}
-// A float, or four, from there.
-__device__ __forceinline__ float remote(const float* at, int rank) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(remoteAddress(sharedAddress(at), rank)) : "memory");
-  return v;
-}
-__device__ __forceinline__ float4 remote4(const float* at, int rank) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remoteAddress(sharedAddress(at), rank)) : "memory");
-  return v;
-}
-// Two or four floats to another thread block of the cluster, and word of them to a
-// barrier there.
-__device__ __forceinline__ void send2(u32 to, u32 bar, float a, float b) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(bar) : "memory");
-}
-__device__ __forceinline__ void send4(u32 to, u32 bar, float4 v) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar) : "memory");
-}
-// Arrives at a barrier there.
-__device__ __forceinline__ void barrierArriveRemote(u32 bar) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-#else
-__device__ __forceinline__ void clusterArrive() { __syncthreads(); }
-__device__ __forceinline__ void clusterWait() {}
-__device__ __forceinline__ float remote(const float* at, int) { return *at; }
-#endif
-__device__ __forceinline__ void clusterSync() { clusterArrive(), clusterWait(); }
-
-template <class T> struct Linear {
+template <class T> struct Gemv {
   static constexpr int BLOCK = 128 / T::bytes;       // elements of a column block
-  static constexpr int STAGE = LINEAR_TILE * 128;    // bytes of a tile's column block
-  static constexpr int NT = LINEAR_TILE / 16;        // products side by side
-  static constexpr int WIDTH = LINEAR_TILE + 4;      // floats between rows of a warp's sums
+  static constexpr int STAGE = GEMV_TILE * 128;    // bytes of a tile's column block
+  static constexpr int NT = GEMV_TILE / 16;        // products side by side
+  static constexpr int WIDTH = GEMV_TILE + 4;      // floats between rows of a warp's sums
   static constexpr int PAD = 16;                     // floats between rows of x
   static constexpr bool WIDE = T::bytes == 4;
 
@@ -118,8 +79,8 @@ template <class T> struct Linear {
       tile = mine > 0 ? t0 : t1, part = 0, block = 0, first = first_;
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
     }
-    __device__ __forceinline__ int row(const LinearParams& p) const { return (tile - (part > 0 ? p.tiles[part - 1] : 0)) * LINEAR_TILE; }
-    __device__ __forceinline__ int column() const { return (first + block * LINEAR_WARPS) * BLOCK; }
+    __device__ __forceinline__ int row(const LinearParams& p) const { return (tile - (part > 0 ? p.tiles[part - 1] : 0)) * GEMV_TILE; }
+    __device__ __forceinline__ int column() const { return (first + block * GEMV_WARPS) * BLOCK; }
     __device__ __forceinline__ void next(const LinearParams& p, int mine) {
       if (++block < mine) return;
       block = 0;
@@ -132,17 +93,17 @@ template <class T> struct Linear {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int split = p.split, rank = blockIdx.x % split, cluster = blockIdx.x / split, clusters = gridDim.x / split;
     const int all = (p.in + BLOCK - 1) / BLOCK, b0 = rank * all / split, blocks = (rank + 1) * all / split - b0;
-    const int mine = (blocks - warp + LINEAR_WARPS - 1) / LINEAR_WARPS; // column blocks of this warp
+    const int mine = (blocks - warp + GEMV_WARPS - 1) / GEMV_WARPS; // column blocks of this warp
     const int tiles = p.tiles[LINEAR_PARTS - 1];
     const int t0 = (int)((long long)cluster * tiles / clusters), t1 = (int)((long long)(cluster + 1) * tiles / clusters);
 
     const int stride = (all + split - 1) / split * BLOCK + PAD;
-    float* x = (float*)(memory + LINEAR_WARPS * p.stages * STAGE);
+    float* x = (float*)(memory + GEMV_WARPS * p.stages * STAGE);
     float* sums = x + p.rows * stride;                                   // of each warp: rows x WIDTH
-    float* parts = sums + LINEAR_WARPS * p.rows * WIDTH;                 // of the block, two times: rows x LINEAR_TILE
-    float* moments = parts + 2 * p.rows * LINEAR_TILE;                   // of each warp's part of each row
-    u32* tops = (u32*)(moments + 2 * LINEAR_WARPS * LINEAR_ROWS);        // of each row, its largest magnitude
-    float* affine = (float*)(tops + LINEAR_ROWS);                        // gamma and beta, if there is a norm
+    float* parts = sums + GEMV_WARPS * p.rows * WIDTH;                 // of the block, two times: rows x GEMV_TILE
+    float* moments = parts + 2 * p.rows * GEMV_TILE;                   // of each warp's part of each row
+    u32* tops = (u32*)(moments + 2 * GEMV_WARPS * GEMV_ROWS);        // of each row, its largest magnitude
+    float* affine = (float*)(tops + GEMV_ROWS);                        // gamma and beta, if there is a norm
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(affine + (p.norm ? 2 * stride : 0)) + warp * p.stages * 8; // a barrier for each slot of the ring
     const u64 policy = readOnce();
@@ -164,7 +125,7 @@ template <class T> struct Linear {
 #else
         const int at = lane % 8 * 16, row = to.row(p), element = to.column() + at / T::bytes;
 #pragma unroll
-        for (int r = lane / 8; r < LINEAR_TILE; r += 4) {
+        for (int r = lane / 8; r < GEMV_TILE; r += 4) {
           const bool there = row + r < p.out[to.part] && element < p.in;
           copy16(ring + slot * STAGE + swizzled(r, at), (const char*)p.w[to.part] + (there ? ((long long)(row + r) * p.in + element) * T::bytes : 0), there);
         }
@@ -186,14 +147,14 @@ template <class T> struct Linear {
     const int from = b0 * BLOCK, width = blocks * BLOCK, live = min(width, p.in - from);
     auto fetch = [&](float* to, const float* src, int rows) {
       for (int m = 0; m < rows; m++)
-        for (int c = threadIdx.x * 4; c < width; c += LINEAR_WARPS * 128)
+        for (int c = threadIdx.x * 4; c < width; c += GEMV_WARPS * 128)
           copy16(sharedAddress(to + m * stride + c), src + (long long)m * p.in + from + (c < live ? c : 0), c < live);
     };
     auto fetchAffine = [&]() {
       if (p.norm && p.gamma != nullptr) fetch(affine, p.gamma, 1);
       if (p.norm && p.beta != nullptr) fetch(affine + stride, p.beta, 1);
     };
-    if (threadIdx.x < LINEAR_ROWS) tops[threadIdx.x] = 0;
+    if (threadIdx.x < GEMV_ROWS) tops[threadIdx.x] = 0;
     if (p.early) {
       for (int s = 0; s < p.stages; s++) copy(s);
       fetchAffine();
@@ -225,7 +186,7 @@ template <class T> struct Linear {
     for (int h = 0; h < HALVES; h++)
 #pragma unroll
       for (int k = 0; k < 2; k++) down[h][k] = T::narrow ? powerOf(exponentOf(__uint_as_float(tops[h * 8 + 2 * t + k]))) : 1.f;
-    constexpr int MINE = (HALVES * 8 * LINEAR_TILE + LINEAR_WARPS * 32 - 1) / (LINEAR_WARPS * 32); // elements of a tile that a thread finishes
+    constexpr int MINE = (HALVES * 8 * GEMV_TILE + GEMV_WARPS * 32 - 1) / (GEMV_WARPS * 32); // elements of a tile that a thread finishes
     Addend more[MINE], moreBefore = {0.f, 0.f};
     int partBefore = 0, firstBefore = 0;
     int slot = 0, of = 0; // of this tile
@@ -234,12 +195,12 @@ template <class T> struct Linear {
 #pragma unroll 1
     for (int now = t0; now < t1; now++) {
       if (now >= p.tiles[of] && of < LINEAR_PARTS - 1) of++;
-      const int first = (now - (of > 0 ? p.tiles[of - 1] : 0)) * LINEAR_TILE;
+      const int first = (now - (of > 0 ? p.tiles[of - 1] : 0)) * GEMV_TILE;
       // Without a cluster a thread finishes elements threadIdx.x, threadIdx.x + 256, ...; with one, one at most.
 #pragma unroll
       for (int j = 0; j < MINE; j++) {
-        const int i = split > 1 ? threadIdx.x * split + rank : threadIdx.x + j * LINEAR_WARPS * 32;
-        if (i < p.rows * LINEAR_TILE && (split == 1 || j == 0)) more[j] = addend(p, of, i / LINEAR_TILE, first + i % LINEAR_TILE);
+        const int i = split > 1 ? threadIdx.x * split + rank : threadIdx.x + j * GEMV_WARPS * 32;
+        if (i < p.rows * GEMV_TILE && (split == 1 || j == 0)) more[j] = addend(p, of, i / GEMV_TILE, first + i % GEMV_TILE);
       }
       float acc[HALVES][NT][4];
 #pragma unroll
@@ -252,7 +213,7 @@ template <class T> struct Linear {
         p.stages == 4 ? copyWait<3>() : copyWait<1>();
         __syncwarp();
 #endif
-        multiply<HALVES>(p, acc, x + (warp + b * LINEAR_WARPS) * BLOCK, stride, ring + slot * STAGE, lane);
+        multiply<HALVES>(p, acc, x + (warp + b * GEMV_WARPS) * BLOCK, stride, ring + slot * STAGE, lane);
         __syncwarp();
         copy(slot);
         if (++slot == p.stages) slot = 0, parity ^= 1;
@@ -274,16 +235,16 @@ template <class T> struct Linear {
       // waited for has come in the meantime.
       if (split > 1 && now > t0) {
         clusterWait();
-        meet(p, parts + (~now & 1) * p.rows * LINEAR_TILE, rank, split, partBefore, firstBefore, moreBefore);
+        reduceCluster(p, parts + (~now & 1) * p.rows * GEMV_TILE, rank, split, partBefore, firstBefore, moreBefore);
       }
-      float* mineToo = parts + (now & 1) * p.rows * LINEAR_TILE;
+      float* mineToo = parts + (now & 1) * p.rows * GEMV_TILE;
 #pragma unroll
       for (int j = 0; j < MINE; j++) {
-        const int i = threadIdx.x + j * LINEAR_WARPS * 32, m = i / LINEAR_TILE, c = i % LINEAR_TILE;
-        if (i >= p.rows * LINEAR_TILE) break;
+        const int i = threadIdx.x + j * GEMV_WARPS * 32, m = i / GEMV_TILE, c = i % GEMV_TILE;
+        if (i >= p.rows * GEMV_TILE) break;
         float v = 0.f;
 #pragma unroll
-        for (int k = 0; k < LINEAR_WARPS; k++) v += sums[(k * p.rows + m) * WIDTH + c];
+        for (int k = 0; k < GEMV_WARPS; k++) v += sums[(k * p.rows + m) * WIDTH + c];
         if (split > 1) {
           mineToo[i] = v;
         } else {
@@ -297,7 +258,7 @@ template <class T> struct Linear {
     if (split > 1) {
       if (t1 > t0) {
         clusterWait();
-        meet(p, parts + (~t1 & 1) * p.rows * LINEAR_TILE, rank, split, partBefore, firstBefore, moreBefore);
+        reduceCluster(p, parts + (~t1 & 1) * p.rows * GEMV_TILE, rank, split, partBefore, firstBefore, moreBefore);
       }
       clusterSync(); // others may still read this block's memory
     }
@@ -305,15 +266,15 @@ template <class T> struct Linear {
 
   // Adds up the sums of a cluster's blocks: of the tile's elements the one that is
   // this thread's.
-  __device__ static __forceinline__ void meet(const LinearParams& p, const float* sums, int rank, int split, int part, int first, const Addend& more) {
+  __device__ static __forceinline__ void reduceCluster(const LinearParams& p, const float* sums, int rank, int split, int part, int first, const Addend& more) {
     const int i = threadIdx.x * split + rank;
-    if (i >= p.rows * LINEAR_TILE) return;
+    if (i >= p.rows * GEMV_TILE) return;
     float v[8], sum = 0.f;
 #pragma unroll
     for (int r = 0; r < 8; r++) v[r] = r < split ? remote(sums + i, r) : 0.f;
 #pragma unroll
     for (int r = 0; r < 8; r++) sum += v[r];
-    finish(p, part, i / LINEAR_TILE, first + i % LINEAR_TILE, sum, more);
+    finish(p, part, i / GEMV_TILE, first + i % GEMV_TILE, sum, more);
   }
 
   // Warps that share a row.
@@ -373,7 +334,7 @@ template <class T> struct Linear {
   // element, which are scaled by powers of two where the type has few exponents;
   // float32 is taken apart when it is used.
   __device__ static __forceinline__ void prepare(const LinearParams& p, float* x, int stride, int width, int live, int rank, int split, float* moments, u32* tops, const float* affine, int warp, int lane) {
-    const int sharers = sharersOf(p.rows), groups = LINEAR_WARPS / sharers, group = warp / sharers, member = warp % sharers;
+    const int sharers = sharersOf(p.rows), groups = GEMV_WARPS / sharers, group = warp / sharers, member = warp % sharers;
     const int rounds = (p.rows + groups - 1) / groups;
     const int s0 = member * (width / 16) / sharers, s1 = (member + 1) * (width / 16) / sharers;
     const int c0 = min(s0 * 16, live), c1 = min(s1 * 16, live);
@@ -395,7 +356,7 @@ template <class T> struct Linear {
           squares += ((v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean)) + ((v.z - mean) * (v.z - mean) + (v.w - mean) * (v.w - mean));
         }
         squares = sumOfWarp(squares);
-        if (lane == 0) *(float2*)(moments + (m * LINEAR_WARPS + member) * 2) = make_float2(mean, squares);
+        if (lane == 0) *(float2*)(moments + (m * GEMV_WARPS + member) * 2) = make_float2(mean, squares);
       }
       split > 1 ? clusterSync() : __syncthreads();
       // Means and sums of squares of parts merge into the row's. No block ends
@@ -418,7 +379,7 @@ template <class T> struct Linear {
         float mean[2], squares[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-          const float* at = moments + (m * LINEAR_WARPS + by[k]) * 2;
+          const float* at = moments + (m * GEMV_WARPS + by[k]) * 2;
           mean[k] = of[k] < split ? remote(at, of[k]) : 0.f, squares[k] = of[k] < split ? remote(at + 1, of[k]) : 0.f;
         }
         const float middle = sumOfWarp(count[0] * mean[0] + count[1] * mean[1]) / p.in;

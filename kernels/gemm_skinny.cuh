@@ -1,4 +1,4 @@
-// Linear layers of the rows of a batch, more than linear.cuh is good at and few
+// A skinny GEMM: linear layers of the rows of a batch, more than gemm_gemv.cuh is good at and few
 // enough that a slice of x stays in shared memory, on GPUs of compute capability 9.0:
 //
 //	y = f(norm(x) W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
@@ -13,19 +13,19 @@
 // them up in the order of the blocks while the others are at the next tile: bits do not
 // vary from run to run, and nobody meets.
 #pragma once
-#include "matrix.cuh"
+#include "gemm_tiled.cuh"
 
-constexpr int BATCH_TILE = 64;                    // rows of W
-constexpr int BATCH_STAGE = 2 * BATCH_TILE * 128; // bytes: two column blocks of a tile
-constexpr int BATCH_STAGES = 10;                  // of the ring, at most
-constexpr int BATCH_PACE = 4;                     // of these are on their way at a time before x is
-constexpr int BATCH_FIXED = 1024;                 // bytes of what lies before the ring
-constexpr int BATCH_WARPS = 8;                    // that multiply; one more copies, one for each group of them finishes
-constexpr int BATCH_THREADS = (BATCH_WARPS + 3) * 32;
+constexpr int SKINNY_TILE = 64;                    // rows of W
+constexpr int SKINNY_STAGE = 2 * SKINNY_TILE * 128; // bytes: two column blocks of a tile
+constexpr int SKINNY_STAGES = 10;                  // of the ring, at most
+constexpr int SKINNY_PACE = 4;                     // of these are on their way at a time before x is
+constexpr int SKINNY_FIXED = 1024;                 // bytes of what lies before the ring
+constexpr int SKINNY_WARPS = 8;                    // consumers; one more is the producer, and each group of them has an epilogue warp
+constexpr int SKINNY_THREADS = (SKINNY_WARPS + 3) * 32;
 
-// What a layer makes may be a step's new keys and values: where its parts go in the
+// The fused append. What a layer makes may be a step's new keys and values: where its parts go in the
 // cache besides, in the type of the weights.
-struct BatchKeep {
+struct SkinnyAppend {
   void* cache[LINEAR_PARTS]; // null: the part is nothing of the sort
   const int* slots;          // of each row, the row of keys of head 0 that it becomes; -1: none
   const int* ahead;          // pages of the cache that are worth having in the L2 cache then: how many, and which
@@ -33,37 +33,31 @@ struct BatchKeep {
   int pageBytes;
 };
 
-struct BatchParams {
+struct SkinnyParams {
   TensorMap x; // its rows, 32 floats of each
   LinearParams p;
-  BatchKeep keep; // without slots there is nothing to keep
+  SkinnyAppend keep; // without slots there is nothing to keep
   int pairs;      // a box of W is two column blocks: all slices have an even number of them
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// `bytes` from here to another thread block of the cluster, as send2 does it.
-__device__ __forceinline__ void sendBlock(u32 to, u32 bar, u32 from, int bytes) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes), "r"(bar) : "memory");
-}
 __device__ __forceinline__ float reciprocal(int n) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"((float)n));
   return r;
 }
-// clusterArrive where no memory has to be seen.
-__device__ __forceinline__ void clusterArriveRelaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
 // FEW: fours of x that a lane keeps in registers, where there are no more.
-template <class T, int ROWS, int FEW> struct Batch {
+template <class T, int ROWS, int FEW> struct SkinnyGemm {
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
   static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
-  static constexpr int UNITS = BATCH_TILE / 8;           // of a tile
+  static constexpr int UNITS = SKINNY_TILE / 8;           // of a tile
   static constexpr int PARTIALS = UNITS * UNIT;          // that a block sends of a tile, and is sent of a group's
   static constexpr int N = 2 * ROWS / 8;                 // products side by side
   static constexpr int MOST = 16;                        // blocks of a cluster
   static constexpr int MOMENTS = MOST * 2 * ROWS;        // floats: mean and sum of squares of each row, of each block of a cluster
-  static constexpr int LANES = BATCH_WARPS * 32 / ROWS;  // that have a row of the block's slice of x: fours of elements, in turn
+  static constexpr int LANES = SKINNY_WARPS * 32 / ROWS;  // that have a row of the block's slice of x: fours of elements, in turn
 
   struct Block {
     int warp, lane, rank, split, log; // log: of split, a power of two; what divides by it would take longer than a product
@@ -91,16 +85,7 @@ template <class T, int ROWS, int FEW> struct Batch {
     __device__ __forceinline__ bool few() const { return most * (BLOCK / 4) <= FEW * LANES; }
   };
 
-  // The next stage of the ring, and the parity of its phase.
-  struct Turn {
-    int at;
-    u32 parity;
-    __device__ __forceinline__ void next(int stages) {
-      if (++at == stages) at = 0, parity ^= 1;
-    }
-  };
-
-  __device__ static __forceinline__ void run(const BatchParams& params) {
+  __device__ static __forceinline__ void run(const SkinnyParams& params) {
     const LinearParams& p = params.p;
     extern __shared__ __align__(1024) char memory[];
     Block b;
@@ -113,23 +98,23 @@ template <class T, int ROWS, int FEW> struct Batch {
     // What has a place of its own comes first: nothing is asked for before there are
     // barriers, and to find them takes as long as to make some.
     b.full = sharedAddress(memory);
-    b.empty = b.full + BATCH_STAGES * 8, b.there = b.empty + BATCH_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
-    b.factors = (float*)(memory + 2 * BATCH_STAGES * 8 + 48), b.bounds = b.factors + ROWS;
-    static_assert(2 * BATCH_STAGES * 8 + 48 + (ROWS + 2) * 4 <= BATCH_FIXED);
-    b.ring = b.full + BATCH_FIXED;
-    b.x = memory + BATCH_FIXED + p.stages * BATCH_STAGE;
+    b.empty = b.full + SKINNY_STAGES * 8, b.there = b.empty + SKINNY_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
+    b.factors = (float*)(memory + 2 * SKINNY_STAGES * 8 + 48), b.bounds = b.factors + ROWS;
+    static_assert(2 * SKINNY_STAGES * 8 + 48 + (ROWS + 2) * 4 <= SKINNY_FIXED);
+    b.ring = b.full + SKINNY_FIXED;
+    b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE;
     b.partials = (float*)(b.x + b.most * X);
     b.mine = b.partials + 2 * PARTIALS;
     b.moments = b.mine; // of each block of the cluster: mean and sum of squares of each row
     b.affine = b.moments + MOMENTS;
-    // The copying thread makes all barriers: only who sends to other blocks waits until
+    // The producer makes all barriers: only who sends to other blocks waits until
     // these have theirs.
-    Copies copies{b.first, 0, 0, {0, 1}};
-    if (b.warp == BATCH_WARPS && b.lane == 0) {
+    WeightProducer producer{b.first, 0, 0, {0, 1}};
+    if (b.warp == SKINNY_WARPS && b.lane == 0) {
       // Of all stages that there can be: one behind the other they take less than those of
       // fewer in a loop, and every launch waits for it.
 #pragma unroll
-      for (int s = 0; s < BATCH_STAGES; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, BATCH_WARPS);
+      for (int s = 0; s < SKINNY_STAGES; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, SKINNY_WARPS);
       for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS));
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();
@@ -138,35 +123,35 @@ template <class T, int ROWS, int FEW> struct Batch {
     __syncwarp();
     clusterArriveRelaxed();
     __syncthreads();
-    if (b.warp == BATCH_WARPS) {
+    if (b.warp == SKINNY_WARPS) {
       if (b.lane == 0) {
-        copies.begin(params, b);
+        producer.begin(params, b);
         waitForEarlier();
-        while (copies.tile < b.tiles) copies.next(params, b);
+        while (producer.tile < b.tiles) producer.next(params, b);
       }
-    } else if (b.warp > BATCH_WARPS) {
-      if (b.warp == BATCH_WARPS + 1) fetchPages(params.keep, b.lane);
+    } else if (b.warp > SKINNY_WARPS) {
+      if (b.warp == SKINNY_WARPS + 1) fetchPages(params.keep, b.lane);
       if (p.norm) bringAffine(p, b);
       waitForEarlier();
       if (!b.few() && b.lane == 0) bringX(params, b);
       __syncwarp();
       clusterWait();
-      finishAll(p, params.keep, b);
+      runEpilogue(p, params.keep, b);
     } else {
       const Sums sums(b); // before x is waited for
       prepare(p, b);
-      multiplyAll(p, b, sums);
+      consume(p, b, sums);
     }
   }
 
   // Who reads gamma and beta, and who brings them.
-  static constexpr Crew AFFINE{0, BATCH_WARPS + 2, 2};
+  static constexpr ThreadGroup AFFINE{0, SKINNY_WARPS + 2, 2};
 
-  // Half of gamma and beta each, and what no element of a norm exceeds that is of that
+  // Float16 of gamma and beta each, and what no element of a norm exceeds that is of that
   // half: none of n is further than sqrt(n) deviations from their mean.
   __device__ static __forceinline__ void bringAffine(const LinearParams& p, const Block& b) {
     if (!p.early) waitForEarlier();
-    const int half = b.warp - BATCH_WARPS - 1, live = min(b.blocks * BLOCK, p.in - b.from * BLOCK);
+    const int half = b.warp - SKINNY_WARPS - 1, live = min(b.blocks * BLOCK, p.in - b.from * BLOCK);
     float top[2] = {0.f, 0.f};
 #pragma unroll 2
     for (int c = (half * 32 + b.lane) * 4; c < live; c += 256)
@@ -188,9 +173,9 @@ template <class T, int ROWS, int FEW> struct Batch {
     AFFINE.arrive();
   }
 
-  // Half of what the copy engine is asked for of x.
-  __device__ static __forceinline__ void bringX(const BatchParams& params, const Block& b) {
-    const int half = b.warp - BATCH_WARPS - 1;
+  // Float16 of what the copy engine is asked for of x.
+  __device__ static __forceinline__ void bringX(const SkinnyParams& params, const Block& b) {
+    const int half = b.warp - SKINNY_WARPS - 1;
     if (half == 0) barrierExpect(b.came, b.blocks * X);
 #pragma unroll 4
     for (int c = half; c < b.blocks * 2; c += 2) copyBox(sharedAddress(b.x) + c * (X / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), 0, 0, b.came, readAgain());
@@ -198,7 +183,7 @@ template <class T, int ROWS, int FEW> struct Batch {
 
   // The block's share of the pages that attention reads next: the memory has nothing to
   // do while x is waited for, and when the last weights have come.
-  __device__ static __forceinline__ void fetchPages(const BatchKeep& keep, int lane) {
+  __device__ static __forceinline__ void fetchPages(const SkinnyAppend& keep, int lane) {
     constexpr int PIECE = 4096;
     if (keep.slots == nullptr) return;
     const int per = (keep.pageBytes + PIECE - 1) / PIECE, n = keep.ahead[0] * per;
@@ -211,43 +196,43 @@ template <class T, int ROWS, int FEW> struct Batch {
     }
   }
 
-  // All that the block reads of the weights: which stage is next.
-  struct Copies {
+  // The producer: it asks for all that the block reads of the weights, stage after stage.
+  struct WeightProducer {
     int tile, part, block;
-    Turn turn; // parity 1: of a ring that is empty
+    PipelineState stage; // parity 1: of a ring that is empty
 
     // Asks for what the ring has room for, if it depends on nothing. The memory serves
     // what it was asked for first: at a pace, x does not wait behind all of it, and the
     // block's other warps do not wait for that at all.
-    __device__ __forceinline__ void begin(const BatchParams& params, const Block& b) {
+    __device__ __forceinline__ void begin(const SkinnyParams& params, const Block& b) {
       const LinearParams& p = params.p;
       const int n = p.early ? min(p.stages, b.count() * ((b.blocks + 1) / 2)) : 0;
 #pragma unroll 1
       for (int s = 0; s < n; s++) {
-        if (s >= BATCH_PACE) barrierWait(b.full + (s - BATCH_PACE) * 8, 0);
+        if (s >= SKINNY_PACE) barrierWait(b.full + (s - SKINNY_PACE) * 8, 0);
         next(params, b);
       }
       letNextStart();
     }
 
-    __device__ __forceinline__ void next(const BatchParams& params, const Block& b) {
+    __device__ __forceinline__ void next(const SkinnyParams& params, const Block& b) {
       const LinearParams& p = params.p;
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
-      const int row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE;
+      const int row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE;
       if (block < b.blocks) {
-        barrierWait(b.empty + turn.at * 8, turn.parity);
-        const u32 to = b.ring + turn.at * BATCH_STAGE, bar = b.full + turn.at * 8;
+        barrierWait(b.empty + stage.index * 8, stage.parity);
+        const u32 to = b.ring + stage.index * SKINNY_STAGE, bar = b.full + stage.index * 8;
         const u64 policy = readOnce();
         if (params.pairs) {
-          barrierExpect(bar, BATCH_STAGE);
+          barrierExpect(bar, SKINNY_STAGE);
           copyBox(to, &p.maps[part], 0, row, b.from + block, bar, policy);
         } else {
           const bool two = block + 1 < b.blocks;
-          barrierExpect(bar, two ? BATCH_STAGE : BATCH_STAGE / 2);
+          barrierExpect(bar, two ? SKINNY_STAGE : SKINNY_STAGE / 2);
           copyBox(to, &p.maps[part], (b.from + block) * BLOCK, row, 0, bar, policy);
-          if (two) copyBox(to + BATCH_STAGE / 2, &p.maps[part], (b.from + block + 1) * BLOCK, row, 0, bar, policy);
+          if (two) copyBox(to + SKINNY_STAGE / 2, &p.maps[part], (b.from + block + 1) * BLOCK, row, 0, bar, policy);
         }
-        turn.next(p.stages);
+        stage.next(p.stages);
       }
       if ((block += 2) >= b.blocks) block = 0, tile += b.step;
     }
@@ -351,7 +336,7 @@ template <class T, int ROWS, int FEW> struct Batch {
       prepare<Many>(p, b);
     }
     written();
-    syncWarps(BATCH_WARPS);
+    syncWarps(SKINNY_WARPS);
   }
 
   // Makes operands of the block's slice of x, or of its layer norm, each row scaled by
@@ -415,12 +400,12 @@ template <class T, int ROWS, int FEW> struct Batch {
   // The products of a stage's column block, which is one of x's too.
   __device__ static __forceinline__ void multiply(float (&sums)[N][4], u64 w, u64 x) {
 #pragma unroll
-    for (int k = 0; k < BLOCK / 16; k++) Group<2 * ROWS>::template product<T>(sums, w + k * 2, x + k * 2); // 32 bytes on
+    for (int k = 0; k < BLOCK / 16; k++) Wgmma<2 * ROWS>::template shared<T>(sums, w + k * 2, x + k * 2, 1); // 32 bytes on
   }
   // Ends a stage's products, and waits for all but so many stages' products.
   template <int MORE> __device__ static __forceinline__ void multiplied() {
-    if (MORE > 0) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MORE) : "memory");
+    if (MORE > 0) wgmmaCommit();
+    wgmmaWait<MORE>();
   }
 
   // Where a warp's two units of sums are written, and for a lane of each where they are
@@ -451,10 +436,10 @@ template <class T, int ROWS, int FEW> struct Batch {
 
   // All tiles: the sums of this block's columns go to who finishes them. A stage is
   // given back when the products of the next one are on their way.
-  __device__ static __forceinline__ void multiplyAll(const LinearParams& p, const Block& b, const Sums& to) {
+  __device__ static __forceinline__ void consume(const LinearParams& p, const Block& b, const Sums& to) {
     const int group = b.warp / 4, t = b.lane & 3;
-    Turn turn{0, 0};
-    const u64 ring = operandAt(b.ring), x = operandAt(sharedAddress(b.x)); // each 16 bytes more are one more
+    PipelineState stage{0, 0};
+    const u64 ring = rowOperand(b.ring), x = rowOperand(sharedAddress(b.x)); // each 16 bytes more are one more
     float down[ROWS / 8][2];                                              // what the sums of rows 2t and 2t+1 of eight of x are multiplied by
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) down[j][0] = b.factors[j * 8 + 2 * t], down[j][1] = b.factors[j * 8 + 2 * t + 1];
@@ -463,10 +448,10 @@ template <class T, int ROWS, int FEW> struct Batch {
       if ((nth & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
 #pragma unroll 1
         for (int c = 0; c < b.blocks; c += 2) {
-          barrierWait(b.full + turn.at * 8, turn.parity);
+          barrierWait(b.full + stage.index * 8, stage.parity);
           __syncwarp(); // no lane is a round ahead of another
-          if (b.lane == 0) barrierArrive(b.empty + turn.at * 8);
-          turn.next(p.stages);
+          if (b.lane == 0) barrierArrive(b.empty + stage.index * 8);
+          stage.next(p.stages);
         }
         continue;
       }
@@ -476,19 +461,18 @@ template <class T, int ROWS, int FEW> struct Batch {
       int before = -1;
 #pragma unroll 1
       for (int c = 0; c < b.blocks; c += 2) {
-        barrierWait(b.full + turn.at * 8, turn.parity);
-        const u64 w = ring + turn.at * (BATCH_STAGE / 16);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        barrierWait(b.full + stage.index * 8, stage.parity);
+        const u64 w = ring + stage.index * (SKINNY_STAGE / 16);
+        wgmmaFence();
         multiply(sums, w, x + c * (X / 16));
-        if (c + 1 < b.blocks) multiply(sums, w + BATCH_STAGE / 32, x + (c + 1) * (X / 16));
+        if (c + 1 < b.blocks) multiply(sums, w + SKINNY_STAGE / 32, x + (c + 1) * (X / 16));
         multiplied<1>();
         if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
-        before = turn.at;
-        turn.next(p.stages);
+        before = stage.index;
+        stage.next(p.stages);
       }
       multiplied<0>();
-#pragma unroll
-      for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory"); // they are there from here on
+      pinned(sums);
       if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
       if (nth >= 2) barrierWait(to.taken, (nth / 2 - 1) & 1);
 #pragma unroll
@@ -508,7 +492,7 @@ template <class T, int ROWS, int FEW> struct Batch {
   // different banks.
   __device__ static __forceinline__ int rowAt(int at) { return at / 8 * 8 + at % 4 * 2 + at / 4 % 2; }
 
-  // What is next for the warp that finishes: some of a tile's rows, four elements of y
+  // What is next for an epilogue warp: some of a tile's rows, four elements of y
   // a lane. Where they go and what is added to them is found out long before it is
   // needed: a bias comes from memory.
   struct Piece {
@@ -521,10 +505,10 @@ template <class T, int ROWS, int FEW> struct Batch {
     float4 bias, residual;
 
     // A lane's fours are of the same row m of x in all pieces, which is kept in `slot`.
-    __device__ __forceinline__ void fetch(const LinearParams& p, const BatchKeep& keep, const Block& b, const float* partials, int m, int slot) {
+    __device__ __forceinline__ void fetch(const LinearParams& p, const SkinnyAppend& keep, const Block& b, const float* partials, int m, int slot) {
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
       const int c = (begin + b.lane) / ROWS * 4; // of the block's part of the tile
-      const int out = p.out[part], n = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * BATCH_TILE + b.unit() * 8 + c;
+      const int out = p.out[part], n = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE + b.unit() * 8 + c;
       even = out % 4 == 0;
       there = c < b.units() * 8 && m < p.rows ? min(out - n, 4) : 0;
       from = partials + (there > 0 ? c / 8 * UNIT + c % 8 : 0);
@@ -562,8 +546,8 @@ template <class T, int ROWS, int FEW> struct Batch {
 
   // Adds up what the cluster's blocks have sent of the rows that are this block's, of
   // the tiles of one group: how long y is on its way to memory holds up nothing else.
-  __device__ static __forceinline__ void finishAll(const LinearParams& p, const BatchKeep& keep, const Block& b) {
-    const int fours = ROWS * b.units() * 2, group = b.warp - BATCH_WARPS - 1;
+  __device__ static __forceinline__ void runEpilogue(const LinearParams& p, const SkinnyAppend& keep, const Block& b) {
+    const int fours = ROWS * b.units() * 2, group = b.warp - SKINNY_WARPS - 1;
     const int m = rowAt(b.lane % ROWS);
     const int slot = keep.slots != nullptr && m < p.rows ? keep.slots[m] : -1;
     const float* const partials = b.place(group) + b.lane % ROWS * 8;

@@ -1,4 +1,4 @@
-// A chain of layers in one launch: what a decode step does from its embeddings to
+// The single-launch decoder (a megakernel): what a decode step does from its embeddings to
 // its logits, and to the tokens that these say, without a launch, and without a
 // barrier of all thread blocks, between two layers.
 //
@@ -7,8 +7,8 @@
 // an element waits until it has the number of this run. A layer's output goes to
 // plain memory too, for whoever comes after the launch.
 //
-//	linear:     y = f(norm(x) W^T + b) + residual, for one to four rows of x; f as in activation.cuh
-//	attention:  append and LeanAttention, see linked.cuh
+//	linear:     y = f(norm(x) W^T + b) + residual, for one to four rows of x; f as in gemm_activation.cuh
+//	attention:  append and LeanAttention, see decode_attention.cuh
 //
 // The weights are most of what is read, and none of them depends on anything.
 // So every warp has a ring, and asks for the weights of its next layers while it
@@ -25,9 +25,9 @@
 // so gamma and beta are multiplied as if they were rows of x, which costs nothing
 // where the tensor core has columns left.
 #pragma once
-#include "columns.cuh"
-#include "layers.cuh"
-#include "likely.cuh"
+#include "decode_operands.cuh"
+#include "decode_layers.cuh"
+#include "sample_argmax.cuh"
 
 #if __CUDA_ARCH__ >= 900
 // SPLIT 2: the thread blocks are pairs, clusters of two. A tile is a pair's: each block
@@ -37,47 +37,47 @@
 // arrives there and here when it is done with its sums, and those that the other block
 // sends count as bytes that the barrier waits for. So nobody waits for stores of its own
 // to arrive, as a barrier of the cluster would have it.
-template <class T, int D, int SPLIT> struct Chain {
-  using L = Linked<T, D>;
-  using Columns = ChainColumns<T>;
-  static constexpr int WORKERS = SPLIT * CHAIN_WARPS;
-  static constexpr int FIXED = SPLIT == 1 ? CHAIN_FIXED : CHAIN_FIXED_PAIRS;
+template <class T, int D, int SPLIT> struct DecodeStep {
+  using L = DecodeAttend<T, D>;
+  using Columns = DecodeOperands<T>;
+  static constexpr int WORKERS = SPLIT * DECODE_WARPS;
+  static constexpr int FIXED = SPLIT == 1 ? DECODE_FIXED : DECODE_FIXED_PAIRS;
   // Attention to large heads takes all registers: what a warp hands on is in shared
   // memory meanwhile, or it would be in a stack frame.
   static constexpr bool KEEP = D > 80;
 
   // What is in shared memory. The places that are known here come first.
   struct Fixed {
-    float sums[2][CHAIN_GROUP * WORKERS * CHAIN_TILE];     // of a meeting and the next: tiles x warps x rows x CHAIN_TILE
-    float4 moments[2][CHAIN_ROWS * WORKERS];               // of a norm and the next, of each row and warp: c, mean, sum of squares and number of its elements
+    float sums[2][DECODE_GROUP * WORKERS * DECODE_TILE];   // of a meeting and the next: tiles x warps x rows x DECODE_TILE
+    float4 moments[2][DECODE_ROWS * WORKERS];              // of a norm and the next, of each row and warp: c, mean, sum of squares and number of its elements
     struct {
-      char body[CHAIN_BODY];
+      char body[DECODE_BODY];
       int kind, rest[3];
     } layers[3];                                           // this one, the one before and the next, in turn
-    ChainParams params;                                    // for those that are called: nearer than where the launch has them
+    DecodeParams params;                                    // for those that are called: nearer than where the launch has them
     Work work;                                             // of attention: this block's
     typename L::Place place;                               // where that begins
     int blind;                                             // rows
-    u32 before;                                            // see Round
-    u64 words[CHAIN_WARPS * 32 / SPLIT];                   // of each thread that finishes elements: what it adds, the residual; while there is attention, see KEEP
-    float biases[CHAIN_WARPS * 32 / SPLIT];                // and the bias
-    u64 met[2];                                            // of pairs: the barriers of a meeting and the next
+    u32 before;                                            // see RingState
+    u64 residuals[DECODE_WARPS * 32 / SPLIT];              // tagged: of each thread that finishes elements what it adds; while there is attention, see KEEP
+    float biases[DECODE_WARPS * 32 / SPLIT];               // and the bias
+    u64 pairBars[2];                                       // of pairs: the barriers of a meeting and the next
   };
   static_assert(sizeof(Fixed) <= FIXED, "");
-  struct Room {
+  struct Layout {
     Fixed* fixed;
     char* rings;      // of the warps
     char* area;       // each warp's columns of x; what attention has
-    ChainFeed* feeds;
+    DecodeFeed* feeds;
     u64* bars;        // of the warps' rings
     u64* slots;       // of attention's ring
-    __device__ __forceinline__ Room(char* memory, const ChainParams& p) {
+    __device__ __forceinline__ Layout(char* memory, const DecodeParams& p) {
       fixed = (Fixed*)memory;
       rings = memory + FIXED;
-      area = rings + CHAIN_WARPS * p.stages * CHAIN_BOX;
-      feeds = (ChainFeed*)(area + p.area);
+      area = rings + DECODE_WARPS * p.stages * DECODE_BOX;
+      feeds = (DecodeFeed*)(area + p.area);
       bars = (u64*)(feeds + p.feedCount);
-      slots = bars + CHAIN_WARPS * p.stages;
+      slots = bars + DECODE_WARPS * p.stages;
     }
   };
 
@@ -89,7 +89,7 @@ template <class T, int D, int SPLIT> struct Chain {
   // columns: the first boxes of all warps are made first, then the second ones, so that
   // nobody waits for the last of them alone.
   __device__ static __forceinline__ int tileAt(int i, int woven) {
-    constexpr int EACH = CHAIN_COLUMNS / CHAIN_TILE; // tiles in a box's columns
+    constexpr int EACH = DECODE_COLUMNS / DECODE_TILE; // tiles in a box's columns
     return woven == 0 ? i : ((i / EACH % WORKERS) * woven + i / (EACH * WORKERS)) * EACH + i % EACH;
   }
   // The first of a block's or pair's tiles; the others are units() apart: so at any time
@@ -102,7 +102,7 @@ template <class T, int D, int SPLIT> struct Chain {
   __device__ static __forceinline__ int boxesOf(int all, int rank) { return SPLIT == 1 ? all : (all + 1 - rank) / 2; }
   __device__ static __forceinline__ int firstBox(int all, int rank) { return SPLIT == 1 || rank == 0 ? 0 : (all + 1) / 2; }
 
-  // The asking side of a warp's ring, which is layers ahead of the computing one. A
+  // The producing side of a warp's ring, which is layers ahead of the consuming one. A
   // warp's boxes of a tile lie side by side, since memory gives more of what does.
   // Where the next box is, is in registers before it can be asked for: the products of the
   // one before wait meanwhile.
@@ -113,28 +113,28 @@ template <class T, int D, int SPLIT> struct Chain {
     int layer;             // behind this one
 
     // To the warp's boxes of that tile, or of the next layer that has some.
-    __device__ __forceinline__ void open(const ChainParams& p, const Room& room, int warp) {
+    __device__ __forceinline__ void open(const DecodeParams& p, const Layout& layout, int warp) {
       while (tile >= end) {
         if (layer == p.feedCount) return;
-        const ChainFeed& f = room.feeds[layer++];
+        const DecodeFeed& f = layout.feeds[layer++];
         tile = firstTile(f.shift), end = warp * f.most < boxesOf(f.boxes, rankOf()) ? f.tiles : 0;
       }
-      const ChainFeed& f = room.feeds[layer - 1];
+      const DecodeFeed& f = layout.feeds[layer - 1];
       const bool second = tile >= f.second, third = tile >= f.third;
-      map = f.maps + second + third, row = (tileAt(tile, f.woven) - (third ? f.third : second ? f.second : 0)) * CHAIN_TILE;
+      map = f.maps + second + third, row = (tileAt(tile, f.woven) - (third ? f.third : second ? f.second : 0)) * DECODE_TILE;
       column = (firstBox(f.boxes, rankOf()) + warp * f.most) * 2, left = min(boxesOf(f.boxes, rankOf()) - warp * f.most, f.most);
     }
     // Asks for the warp's next box, if there is one.
-    __device__ __forceinline__ void issue(const ChainParams& p, const Room& room, u32 to, u32 bar, u64 policy, int warp) {
+    __device__ __forceinline__ void issue(const DecodeParams& p, const Layout& layout, u32 to, u32 bar, u64 policy, int warp) {
       if (tile >= end) return;
       if (elected()) {
-        barrierExpect(bar, CHAIN_BOX);
+        barrierExpect(bar, DECODE_BOX);
         copyBox(to, map, 0, row, column, bar, policy);
       }
       column += 2;
       if (--left > 0) return;
       tile += units();
-      open(p, room, warp);
+      open(p, layout, warp);
     }
   };
 
@@ -146,38 +146,38 @@ template <class T, int D, int SPLIT> struct Chain {
 
   // Asks for a warp's columns of gamma and beta: gamma behind the operands, beta where
   // its own will be.
-  template <int ROWS> __device__ static __forceinline__ void ask(const Room& room, const ChainAffine& a, int warp, int lane) {
+  template <int ROWS> __device__ static __forceinline__ void ask(const Layout& layout, const DecodeAffine& a, int warp, int lane) {
     constexpr int COLUMNS = ROWS + 2;
     const int mine = min(boxesOf(a.boxes, rankOf()) - warp * a.most, a.most), begin = firstBox(a.boxes, rankOf()) + warp * a.most;
-    float* const x = (float*)(room.area + a.place) + warp * a.most * (COLUMNS * CHAIN_STRIDE + CHAIN_COLUMNS);
-    float* const raw = x + a.most * COLUMNS * CHAIN_STRIDE;
+    float* const x = (float*)(layout.area + a.place) + warp * a.most * (COLUMNS * DECODE_STRIDE + DECODE_COLUMNS);
+    float* const raw = x + a.most * COLUMNS * DECODE_STRIDE;
 #pragma unroll 1
     for (int j = 0; j < mine; j++) {
-      const int column = (begin + j) * CHAIN_COLUMNS + lane * 4;
-      if (a.gamma != nullptr) copy16(sharedAddress(raw + j * CHAIN_COLUMNS + lane * 4), a.gamma + column, true);
-      if (a.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * CHAIN_STRIDE + lane * 4), a.beta + column, true);
+      const int column = (begin + j) * DECODE_COLUMNS + lane * 4;
+      if (a.gamma != nullptr) copy16(sharedAddress(raw + j * DECODE_COLUMNS + lane * 4), a.gamma + column, true);
+      if (a.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * DECODE_STRIDE + lane * 4), a.beta + column, true);
     }
   }
 
   // Two and two, so that few additions wait for each other.
-  __device__ static __forceinline__ float sumOf(const float (&v)[CHAIN_WARPS]) {
-    static_assert(CHAIN_WARPS == 8, "");
+  __device__ static __forceinline__ float sumOf(const float (&v)[DECODE_WARPS]) {
+    static_assert(DECODE_WARPS == 8, "");
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
   }
   // What two lanes have, each of one block of a pair.
-  __device__ static __forceinline__ float ofBoth(float v) { return SPLIT == 1 ? v : v + __shfl_xor_sync(~0u, v, CHAIN_TILE); }
+  __device__ static __forceinline__ float ofBoth(float v) { return SPLIT == 1 ? v : v + __shfl_xor_sync(~0u, v, DECODE_TILE); }
 
-  // Where a pair's warps meet.
-  struct Meeting {
+  // The barrier at which a pair's warps meet.
+  struct PairBarrier {
     u32 here, other, parity; // barriers, of this block and of the other one
-    __device__ __forceinline__ Meeting(const Room& room, int turn, int rank) {
-      if constexpr (SPLIT > 1) here = sharedAddress(&room.fixed->met[turn & 1]), other = remoteAddress(here, 1 - rank), parity = turn >> 1 & 1;
+    __device__ __forceinline__ PairBarrier(const Layout& layout, int syncs, int rank) {
+      if constexpr (SPLIT > 1) here = sharedAddress(&layout.fixed->pairBars[syncs & 1]), other = remoteAddress(here, 1 - rank), parity = syncs >> 1 & 1;
     }
     // Where the other block has what is at `at` here.
     __device__ __forceinline__ u32 there(const void* at) const { return sharedAddress(at) + (other - here); }
     // Nobody is told what the other block sends before it has finished what it was sent
     // two meetings ago, to the same place.
-    __device__ __forceinline__ void meet(int bytes, int warp, int lane) const {
+    __device__ __forceinline__ void sync(int bytes, int warp, int lane) const {
       __syncwarp();
       if (lane == 0) {
         barrierArriveRemote(other);
@@ -192,43 +192,43 @@ template <class T, int D, int SPLIT> struct Chain {
   };
 
   // What a warp hands on from linear layer to linear layer.
-  struct Flow {
+  struct WarpState {
     Ring ring;
     Feed feed;
-    int turn; // meetings so far, and the bit MOMENTS
+    int syncs; // meetings so far, and the bit MOMENTS
     int owed; // the box of the ring that is used up and not yet asked for again; -1: none
   };
-  static_assert(sizeof(Flow) * CHAIN_WARPS <= sizeof(Fixed::words), "");
+  static_assert(sizeof(WarpState) * DECODE_WARPS <= sizeof(Fixed::residuals), "");
   static constexpr int MOMENTS = 1 << 30; // which moments are the next norm's
   // Asks for the box that is owed to the ring.
-  __device__ static __forceinline__ void refill(const ChainParams& p, const Room& room, Flow& flow, int warp) {
-    if (flow.owed >= 0) flow.feed.issue(p, room, flow.ring.memory + flow.owed * CHAIN_BOX, flow.ring.full + flow.owed * 8, readOnce(), warp);
-    flow.owed = -1;
+  __device__ static __forceinline__ void refill(const DecodeParams& p, const Layout& layout, WarpState& state, int warp) {
+    if (state.owed >= 0) state.feed.issue(p, layout, state.ring.memory + state.owed * DECODE_BOX, state.ring.full + state.owed * 8, readOnce(), warp);
+    state.owed = -1;
   }
 
   // Layers are calls, so that what they keep in registers is in nobody's way. `at` is
   // where the body is.
-  template <int ROWS, bool NORM> __device__ static __noinline__ Flow linear(int at, u32 run, Flow flow) {
+  template <int ROWS, bool NORM> __device__ static __noinline__ WarpState linear(int at, u32 run, WarpState state) {
     extern __shared__ __align__(1024) char memory[];
-    const ChainParams& p = ((Fixed*)memory)->params;
-    const Room room(memory, p);
-    const ChainLinear& o = *(const ChainLinear*)room.fixed->layers[at].body;
+    const DecodeParams& p = ((Fixed*)memory)->params;
+    const Layout layout(memory, p);
+    const DecodeLinear& o = *(const DecodeLinear*)layout.fixed->layers[at].body;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    Ring& ring = flow.ring;
-    Feed& feed = flow.feed;
-    int& turn = flow.turn;
+    Ring& ring = state.ring;
+    Feed& feed = state.feed;
+    int& syncs = state.syncs;
     // What is needed when x is there is brought to registers before.
     constexpr int COLUMNS = ROWS + (NORM ? 2 : 0);
     // Tiles of a group, of each block. Those of pairs could be more without a norm, but
     // the next layer begins with what it is told of first.
-    constexpr int GROUP = !NORM && SPLIT > 1 ? 1 : CHAIN_GROUP / COLUMNS;
-    const int rank = rankOf(), boxes = o.in / CHAIN_COLUMNS, most = o.most;
+    constexpr int GROUP = !NORM && SPLIT > 1 ? 1 : DECODE_GROUP / COLUMNS;
+    const int rank = rankOf(), boxes = o.in / DECODE_COLUMNS, most = o.most;
     const int tile0 = firstTile(o.shift), tiles = o.each + (tile0 < o.rest); // the block's or pair's
     const int mine = tiles > 0 ? min(boxesOf(boxes, rank) - warp * most, most) : 0; // 0 or less: none
     const int begin = firstBox(boxes, rank) + warp * most;
-    float* const x = (float*)(room.area + o.place) + warp * most * (COLUMNS * CHAIN_STRIDE + (NORM ? CHAIN_COLUMNS : 0));
-    float* const raw = x + most * COLUMNS * CHAIN_STRIDE;
-    float4* const shared = room.fixed->moments[turn / MOMENTS];
+    float* const x = (float*)(layout.area + o.place) + warp * most * (COLUMNS * DECODE_STRIDE + (NORM ? DECODE_COLUMNS : 0));
+    float* const raw = x + most * COLUMNS * DECODE_STRIDE;
+    float4* const shared = layout.fixed->moments[syncs / MOMENTS];
     typename Columns::template Moments<ROWS> moments = {};
 
     // The element that a thread finishes: of tile `k` of a group, row `m` of x. The
@@ -236,9 +236,9 @@ template <class T, int D, int SPLIT> struct Chain {
     // for its next boxes later than the others do, and would be the one that is waited
     // for again and again. Of a pair two lanes finish one, one for each block's warps: `half`.
     constexpr int LANES = 32 / SPLIT;
-    const int last = (o.workers >> rank * 8 & 255) < CHAIN_WARPS ? CHAIN_WARPS - 1 : turn & (CHAIN_WARPS - 1);
-    const int half = lane / LANES, finisher = ((last - warp) & (CHAIN_WARPS - 1)) * LANES + lane % LANES;
-    const int c = finisher % CHAIN_TILE, k = finisher / (CHAIN_TILE * ROWS), m = finisher / CHAIN_TILE % ROWS;
+    const int last = (o.workers >> rank * 8 & 255) < DECODE_WARPS ? DECODE_WARPS - 1 : syncs & (DECODE_WARPS - 1);
+    const int half = lane / LANES, finisher = ((last - warp) & (DECODE_WARPS - 1)) * LANES + lane % LANES;
+    const int c = finisher % DECODE_TILE, k = finisher / (DECODE_TILE * ROWS), m = finisher / DECODE_TILE % ROWS;
     // Warps that have boxes: those that it adds up the sums of, and the other block's.
     const int workers = o.workers >> half * 8 & 255, others = SPLIT == 1 || tiles == 0 ? 0 : o.workers >> (1 - rank) * 8 & 255;
     const float inverse = o.inverse, eps = o.eps, least = o.activation == RELU ? 0.f : -LEAN_INF;
@@ -246,15 +246,15 @@ template <class T, int D, int SPLIT> struct Chain {
     // It is asked what is added to it before it is needed: a bias comes from memory.
     // That comes to shared memory: a register that is waited for is waited for at the
     // end of a loop.
-    u64* const word = room.fixed->words + warp * LANES + lane % LANES;
-    float* const bias = room.fixed->biases + warp * LANES + lane % LANES;
+    u64* const word = layout.fixed->residuals + warp * LANES + lane % LANES;
+    float* const bias = layout.fixed->biases + warp * LANES + lane % LANES;
     bool finishes, tilted;
     float* y;
     u64* made;
     const u64* residualTagged;
     const float* residual;
     const auto element = [&](int first) {
-      const int tile = tileAt(tile0 + (first + k * SPLIT + rank) * units(), o.woven), part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * CHAIN_TILE + c;
+      const int tile = tileAt(tile0 + (first + k * SPLIT + rank) * units(), o.woven), part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * DECODE_TILE + c;
       finishes = half == 0 && k * SPLIT + rank < min(GROUP * SPLIT, tiles - first) && n < o.out[part];
       if (!finishes) return;
       const long long place = (long long)m * o.out[part] + n;
@@ -269,8 +269,8 @@ template <class T, int D, int SPLIT> struct Chain {
     // Gamma and beta come a way through memory that is busy: the layer before has asked
     // for them, if it could. What is asked for from here on need not be there yet.
     if (NORM && !o.ready) {
-      const ChainAffine own = {o.gamma, o.beta, o.place, boxes, most};
-      if (mine > 0) ask<ROWS>(room, own, warp, lane);
+      const DecodeAffine own = {o.gamma, o.beta, o.place, boxes, most};
+      if (mine > 0) ask<ROWS>(layout, own, warp, lane);
       copyCommit();
       copyWait<0>();
     }
@@ -288,26 +288,26 @@ template <class T, int D, int SPLIT> struct Chain {
     }
     int prepared = 0; // boxes whose columns of x are operands
 
-    // A box that is used up makes room for another, which is asked for when the next one is
+    // A box that is used up makes layout for another, which is asked for when the next one is
     // waited for. That of a layer's last box is asked for in the layer behind.
     const int stages = p.stages;
-    int& owed = flow.owed;
+    int& owed = state.owed;
     const auto meanwhile = [&]() {
-      refill(p, room, flow, warp);
-      if (o.next.boxes > 0) ask<ROWS>(room, o.next, warp, lane);
+      refill(p, layout, state, warp);
+      if (o.next.boxes > 0) ask<ROWS>(layout, o.next, warp, lane);
       copyCommit();
     };
     if (mine <= 0 || tagged == nullptr) meanwhile();
     const int g = lane >> 2, t = lane & 3;
-    const float* const operands = x + (g & 3) * CHAIN_STRIDE + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
-    const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * CHAIN_STRIDE + CHAIN_COLUMNS; }; // of row 2t+e; those that are not there count as the last
+    const float* const operands = x + (g & 3) * DECODE_STRIDE + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
+    const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * DECODE_STRIDE + DECODE_COLUMNS; }; // of row 2t+e; those that are not there count as the last
     const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, column = (lane >> 4) * 16;
     int first = 0;
     do { // once, if there is no tile
       const int now = min(GROUP * SPLIT, tiles - first);
-      float* const sums = room.fixed->sums[turn & 1];
-      const Meeting meeting(room, turn, rank);
-      turn++;
+      float* const sums = layout.fixed->sums[syncs & 1];
+      const PairBarrier pair(layout, syncs, rank);
+      syncs++;
       if (first != 0) {
         element(first);
         copyCommit();
@@ -319,10 +319,10 @@ template <class T, int D, int SPLIT> struct Chain {
 #pragma unroll 1
         for (int j = 0; j < mine; j++) {
           if (j == prepared) { // in the first tile
-            Columns::template prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * CHAIN_COLUMNS, moments, run, j, mine, lane, meanwhile);
+            Columns::template prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * DECODE_COLUMNS, moments, run, j, mine, lane, meanwhile);
             prepared += Columns::together(ROWS);
           }
-          const u32 slot = ring.memory + ring.slot * CHAIN_BOX;
+          const u32 slot = ring.memory + ring.slot * DECODE_BOX;
           // Everything is asked for before anything is used.
           uint2 v[PRODUCTS][8];
           u32 w[8][4];
@@ -331,14 +331,14 @@ template <class T, int D, int SPLIT> struct Chain {
           for (int q = 0; q < PRODUCTS; q++) {
             const bool there = q * 4 + (g & 3) < COLUMNS;
 #pragma unroll
-            for (int s = 0; s < 8; s++) v[q][s] = there ? *(const uint2*)(operands + j * (COLUMNS * CHAIN_STRIDE) + q * 4 * CHAIN_STRIDE + s * 16) : make_uint2(0, 0);
+            for (int s = 0; s < 8; s++) v[q][s] = there ? *(const uint2*)(operands + j * (COLUMNS * DECODE_STRIDE) + q * 4 * DECODE_STRIDE + s * 16) : make_uint2(0, 0);
 #pragma unroll
-            for (int e = 0; e < 2; e++) f[q][e] = T::narrow ? factor(q, e)[j * (COLUMNS * CHAIN_STRIDE)] : 1.f;
+            for (int e = 0; e < 2; e++) f[q][e] = T::narrow ? factor(q, e)[j * (COLUMNS * DECODE_STRIDE)] : 1.f;
           }
-          refill(p, room, flow, warp);
+          refill(p, layout, state, warp);
           barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
-          for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (CHAIN_BOX / 2) + swizzled(row, s % 4 * 32 + column));
+          for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (DECODE_BOX / 2) + swizzled(row, s % 4 * 32 + column));
 #pragma unroll
           for (int q = 0; q < PRODUCTS; q++) {
             float acc[4][4] = {};
@@ -359,11 +359,11 @@ template <class T, int D, int SPLIT> struct Chain {
             const float2 all = make_float2(sum[q][e] + __shfl_xor_sync(~0u, sum[q][e], 2), sum[q][e + 2] + __shfl_xor_sync(~0u, sum[q][e + 2], 2));
             const int r = 4 * q + 2 * t + e;
             if (t < 2 && r < COLUMNS) {
-              float* const to = sums + ((i / SPLIT * WORKERS + rank * CHAIN_WARPS + warp) * COLUMNS + r) * CHAIN_TILE + g * 2;
+              float* const to = sums + ((i / SPLIT * WORKERS + rank * DECODE_WARPS + warp) * COLUMNS + r) * DECODE_TILE + g * 2;
               if (i % SPLIT == rank) {
                 *(float2*)to = all;
               } else {
-                send2(meeting.there(to), meeting.other, all.x, all.y);
+                send2(pair.there(to), pair.other, all.x, all.y);
               }
             }
           }
@@ -374,14 +374,14 @@ template <class T, int D, int SPLIT> struct Chain {
 #pragma unroll
           for (int m = 0; m < ROWS; m++) moments.sum[m] += __shfl_xor_sync(~0u, moments.sum[m], i), moments.squares[m] += __shfl_xor_sync(~0u, moments.squares[m], i);
         if (lane == 0) {
-          const float count = (float)(mine * CHAIN_COLUMNS);
+          const float count = (float)(mine * DECODE_COLUMNS);
 #pragma unroll
           for (int m = 0; m < ROWS; m++) {
             const float mean = __fdividef(moments.sum[m], count);
-            float4* const to = shared + m * WORKERS + rank * CHAIN_WARPS + warp;
+            float4* const to = shared + m * WORKERS + rank * DECODE_WARPS + warp;
             const float4 v = make_float4(moments.near[m], moments.near[m] + mean, moments.squares[m] - mean * moments.sum[m], count);
             *to = v;
-            if constexpr (SPLIT > 1) send4(meeting.there(to), meeting.other, v);
+            if constexpr (SPLIT > 1) send4(pair.there(to), pair.other, v);
           }
         }
       }
@@ -394,34 +394,34 @@ template <class T, int D, int SPLIT> struct Chain {
       if constexpr (SPLIT == 1) {
         __syncthreads();
       } else {
-        meeting.meet(others * ((now + 1 - rank) / 2 * (COLUMNS * CHAIN_TILE * 4) + (NORM && first == 0 ? ROWS * 16 : 0)), warp, lane);
+        pair.sync(others * ((now + 1 - rank) / 2 * (COLUMNS * DECODE_TILE * 4) + (NORM && first == 0 ? ROWS * 16 : 0)), warp, lane);
       }
       // Of a pair all lanes of a warp add up, two together.
       if (first < tiles && (SPLIT == 1 ? finishes : k * SPLIT + rank < now)) {
-        const float* const from = sums + (k * WORKERS + half * CHAIN_WARPS) * (COLUMNS * CHAIN_TILE) + m * CHAIN_TILE + c % 8 * 2 + c / 8;
+        const float* const from = sums + (k * WORKERS + half * DECODE_WARPS) * (COLUMNS * DECODE_TILE) + m * DECODE_TILE + c % 8 * 2 + c / 8;
         const bool ends = SPLIT == 1 || finishes;
         const float add = ends && tilted ? *bias : 0.f;
         u64 other = ends && residualTagged != nullptr ? *word : 0;
-        float s[CHAIN_WARPS];
+        float s[DECODE_WARPS];
 #pragma unroll
-        for (int w = 0; w < CHAIN_WARPS; w++) s[w] = w < workers ? from[w * (COLUMNS * CHAIN_TILE)] : 0.f;
+        for (int w = 0; w < DECODE_WARPS; w++) s[w] = w < workers ? from[w * (COLUMNS * DECODE_TILE)] : 0.f;
         float v;
         if constexpr (!NORM) {
           v = ofBoth(sumOf(s)) + add;
         } else {
           // Means and sums of squares of the warps' columns merge into the row's.
-          float4 of[CHAIN_WARPS];
-          float part[CHAIN_WARPS], slope[CHAIN_WARPS], behind[CHAIN_WARPS];
+          float4 of[DECODE_WARPS];
+          float part[DECODE_WARPS], slope[DECODE_WARPS], behind[DECODE_WARPS];
 #pragma unroll
-          for (int w = 0; w < CHAIN_WARPS; w++) {
-            of[w] = w < workers ? shared[m * WORKERS + half * CHAIN_WARPS + w] : make_float4(0.f, 0.f, 0.f, 0.f);
-            slope[w] = w < workers ? from[(w * COLUMNS + ROWS - m) * CHAIN_TILE] : 0.f;
-            behind[w] = w < workers ? from[(w * COLUMNS + ROWS + 1 - m) * CHAIN_TILE] : 0.f;
+          for (int w = 0; w < DECODE_WARPS; w++) {
+            of[w] = w < workers ? shared[m * WORKERS + half * DECODE_WARPS + w] : make_float4(0.f, 0.f, 0.f, 0.f);
+            slope[w] = w < workers ? from[(w * COLUMNS + ROWS - m) * DECODE_TILE] : 0.f;
+            behind[w] = w < workers ? from[(w * COLUMNS + ROWS + 1 - m) * DECODE_TILE] : 0.f;
             part[w] = of[w].y * of[w].w;
           }
           const float mean = ofBoth(sumOf(part)) * inverse;
 #pragma unroll
-          for (int w = 0; w < CHAIN_WARPS; w++) {
+          for (int w = 0; w < DECODE_WARPS; w++) {
             part[w] = of[w].z + (of[w].y - mean) * (of[w].y - mean) * of[w].w;
             s[w] -= (mean - of[w].x) * slope[w];
           }
@@ -442,63 +442,63 @@ template <class T, int D, int SPLIT> struct Chain {
       }
       first += GROUP * SPLIT;
     } while (first < tiles);
-    if (NORM) turn ^= MOMENTS;
-    return flow;
+    if (NORM) syncs ^= MOMENTS;
+    return state;
   }
 
   // Returns how many chunks it has put through the ring.
   template <bool FEW> __device__ static __noinline__ int attention(int at, int layer, u32 run) {
     extern __shared__ __align__(1024) char memory[];
     Fixed& fixed = *(Fixed*)memory;
-    const ChainParams& p = fixed.params;
-    const Room room(memory, p);
-    const ChainAttention& o = *(const ChainAttention*)fixed.layers[at].body;
-    const Round round = {room.slots, fixed.before, p.slotsInverse};
-    return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, room.area, &fixed.work, fixed.place, fixed.blind, round, run);
+    const DecodeParams& p = fixed.params;
+    const Layout layout(memory, p);
+    const DecodeAttention& o = *(const DecodeAttention*)fixed.layers[at].body;
+    const RingState ringState = {layout.slots, fixed.before, p.slotsInverse};
+    return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, layout.area, &fixed.work, fixed.place, fixed.blind, ringState, run);
   }
 
-  template <int ROWS> __device__ static __forceinline__ void layers(const ChainParams& p, const Room& room, u32 number, Flow flow) {
+  template <int ROWS> __device__ static __forceinline__ void layers(const DecodeParams& p, const Layout& layout, u32 number, WarpState state) {
     int at = 0; // of the bodies
 #pragma unroll 1
     for (int layer = 0; layer < p.count; layer++) {
-      const auto& body = room.fixed->layers[at];
+      const auto& body = layout.fixed->layers[at];
       const int now = at;
       if (++at == 3) at = 0;
-      bring(p, room, at, layer + 1);
-      if (body.kind == CHAIN_ATTENTION) {
-        if (threadIdx.x == 0 && room.fixed->place.work == nullptr) room.fixed->place.begin(((const ChainAttention*)body.body)->p, &room.fixed->work); // in the first one
-        refill(p, room, flow, threadIdx.x / 32);
+      bring(p, layout, at, layer + 1);
+      if (body.kind == DECODE_ATTENTION) {
+        if (threadIdx.x == 0 && layout.fixed->place.work == nullptr) layout.fixed->place.begin(((const DecodeAttention*)body.body)->p, &layout.fixed->work); // in the first one
+        refill(p, layout, state, threadIdx.x / 32);
         written(); // the copy engine writes where x was
         __syncthreads();
-        Flow& kept = ((Flow*)room.fixed->words)[threadIdx.x / 32]; // nobody has words now
-        if (KEEP && threadIdx.x % 32 == 0) kept = flow;
+        WarpState& kept = ((WarpState*)layout.fixed->residuals)[threadIdx.x / 32]; // nobody has residuals now
+        if (KEEP && threadIdx.x % 32 == 0) kept = state;
         __syncwarp();
-        const int passed = L::few(((const ChainAttention*)body.body)->p) ? attention<true>(now, layer, number) : attention<false>(now, layer, number);
-        if (KEEP) flow = kept;
+        const int passed = L::few(((const DecodeAttention*)body.body)->p) ? attention<true>(now, layer, number) : attention<false>(now, layer, number);
+        if (KEEP) state = kept;
         copyWait<0>(); // the next layer's body
         __syncthreads();
-        if (threadIdx.x == 0) room.fixed->before += passed;
-      } else if (((const ChainLinear*)body.body)->norm) {
-        flow = linear<ROWS, true>(now, number, flow);
+        if (threadIdx.x == 0) layout.fixed->before += passed;
+      } else if (((const DecodeLinear*)body.body)->norm) {
+        state = linear<ROWS, true>(now, number, state);
       } else {
-        flow = linear<ROWS, false>(now, number, flow);
+        state = linear<ROWS, false>(now, number, state);
       }
     }
   }
   // Asks for what a layer is. A warp near the end does, not the first: where few have
   // boxes these are the first ones, and the last one finishes.
-  __device__ static __forceinline__ void bring(const ChainParams& p, const Room& room, int at, int layer) {
-    const int i = threadIdx.x - (CHAIN_WARPS - 2) * 32;
-    if (layer < p.count && i >= 0 && i < (int)sizeof(room.fixed->layers[0]) / 16) copy16(sharedAddress(&room.fixed->layers[at]) + i * 16, p.layers[layer].body + i * 16, true);
+  __device__ static __forceinline__ void bring(const DecodeParams& p, const Layout& layout, int at, int layer) {
+    const int i = threadIdx.x - (DECODE_WARPS - 2) * 32;
+    if (layer < p.count && i >= 0 && i < (int)sizeof(layout.fixed->layers[0]) / 16) copy16(sharedAddress(&layout.fixed->layers[at]) + i * 16, p.layers[layer].body + i * 16, true);
     copyCommit();
   }
 
-  // The rows of tables that a chain begins with. A lane has two elements, and as many
+  // The embedding gather: rows of tables that a launch begins with. A lane has two elements, and as many
   // thread blocks as possible have some: a row is there after two ways to memory.
-  __device__ static __forceinline__ void gather(const ChainEnds& ends, int rows, u32 run, int warp, int lane) {
+  __device__ static __forceinline__ void gather(const DecodeEnds& ends, int rows, u32 run, int warp, int lane) {
     const GatherParams& g = ends.gather;
 #pragma unroll 1
-    for (int i = ((warp * gridDim.x + blockIdx.x) * 32 + lane) * 2; i < rows * g.n; i += gridDim.x * (CHAIN_WARPS * 64)) {
+    for (int i = ((warp * gridDim.x + blockIdx.x) * 32 + lane) * 2; i < rows * g.n; i += gridDim.x * (DECODE_WARPS * 64)) {
       const int m = i / g.n, c = i - m * g.n;
       const TableRow row(g.table, g.ids, m, g.n, g.rows, g.type), other(g.second, g.secondIDs, m, g.n, g.secondRows, g.secondType);
       float2 v = make_float2(row[c], row[c + 1]), w = make_float2(0.f, 0.f);
@@ -511,64 +511,64 @@ template <class T, int D, int SPLIT> struct Chain {
   }
 
   // Where the most likely token of each row is looked for, behind the number of the run.
-  __device__ static __forceinline__ u64* likely(const ChainParams& p) { return (u64*)p.run + 2; }
+  __device__ static __forceinline__ u64* likely(const DecodeParams& p) { return (u64*)p.run + 2; }
   // Has all blocks know the best of the logits that this one has finished itself.
-  __device__ static __forceinline__ void choose(const ChainParams& p, const ChainEnds& ends, const Room& room, int warp, int lane) {
+  __device__ static __forceinline__ void choose(const DecodeParams& p, const DecodeEnds& ends, const Layout& layout, int warp, int lane) {
     constexpr int EACH = 4; // logits of a lane that are on their way at once
     const int rank = rankOf(), tile0 = firstTile(ends.shift), tiles = ends.each + (tile0 < ends.rest);
-    const int mine = (tiles + SPLIT - 1 - rank) / SPLIT * CHAIN_TILE; // of a pair each block finishes every second tile
+    const int mine = (tiles + SPLIT - 1 - rank) / SPLIT * DECODE_TILE; // of a pair each block finishes every second tile
 #pragma unroll 1
     for (int m = 0; m < p.rows; m++) {
       const float* const logits = ends.logits + (long long)m * ends.vocabulary;
       u64 best = 0;
 #pragma unroll 1
-      for (int from = threadIdx.x; from < mine; from += EACH * CHAIN_WARPS * 32) {
+      for (int from = threadIdx.x; from < mine; from += EACH * DECODE_WARPS * 32) {
         int n[EACH];
         float x[EACH];
 #pragma unroll
         for (int j = 0; j < EACH; j++) { // what is not there is read as the last one
-          const int i = min(from + j * (CHAIN_WARPS * 32), mine - 1);
-          n[j] = min((tile0 + (i / CHAIN_TILE * SPLIT + rank) * units()) * CHAIN_TILE + i % CHAIN_TILE, ends.vocabulary - 1);
+          const int i = min(from + j * (DECODE_WARPS * 32), mine - 1);
+          n[j] = min((tile0 + (i / DECODE_TILE * SPLIT + rank) * units()) * DECODE_TILE + i % DECODE_TILE, ends.vocabulary - 1);
           x[j] = __ldcg(logits + n[j]);
         }
 #pragma unroll
         for (int j = 0; j < EACH; j++) best = max(best, tokenOf(keyOf(x[j]), n[j]));
       }
       best = warpBest(best);
-      if (lane == 0) room.fixed->words[m * CHAIN_WARPS + warp] = best;
+      if (lane == 0) layout.fixed->residuals[m * DECODE_WARPS + warp] = best;
     }
     __syncthreads();
     if (threadIdx.x < p.rows) {
       u64 best = 0;
 #pragma unroll
-      for (int w = 0; w < CHAIN_WARPS; w++) best = max(best, room.fixed->words[threadIdx.x * CHAIN_WARPS + w]);
+      for (int w = 0; w < DECODE_WARPS; w++) best = max(best, layout.fixed->residuals[threadIdx.x * DECODE_WARPS + w]);
       atomicMax(likely(p) + threadIdx.x, best);
     }
     __syncthreads();
   }
 
-  __device__ static __forceinline__ void run(const ChainLaunch& launch) {
-    const ChainParams& p = launch.p;
-    const ChainEnds& ends = launch.ends;
+  __device__ static __forceinline__ void run(const DecodeLaunch& launch) {
+    const DecodeParams& p = launch.p;
+    const DecodeEnds& ends = launch.ends;
     extern __shared__ __align__(1024) char memory[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const Room room(memory, p);
-    Flow flow;
-    Ring& ring = flow.ring;
-    Feed& feed = flow.feed;
-    ring.memory = sharedAddress(room.rings) + warp * p.stages * CHAIN_BOX, ring.full = sharedAddress(room.bars) + warp * p.stages * 8;
-    ring.slot = 0, ring.parity = 0, flow.turn = 0, flow.owed = -1;
-    for (int i = threadIdx.x; i < 2 * p.feedCount; i += CHAIN_WARPS * 32) copy16(sharedAddress(room.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
+    const Layout layout(memory, p);
+    WarpState state;
+    Ring& ring = state.ring;
+    Feed& feed = state.feed;
+    ring.memory = sharedAddress(layout.rings) + warp * p.stages * DECODE_BOX, ring.full = sharedAddress(layout.bars) + warp * p.stages * 8;
+    ring.slot = 0, ring.parity = 0, state.syncs = 0, state.owed = -1;
+    for (int i = threadIdx.x; i < 2 * p.feedCount; i += DECODE_WARPS * 32) copy16(sharedAddress(layout.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
     if (p.work != nullptr) {
-      if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&room.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
-      if (threadIdx.x == 32) room.fixed->blind = *p.blind, room.fixed->before = 0, room.fixed->place.work = nullptr;
-      const u32 full = sharedAddress(room.slots);
-      for (int s = threadIdx.x; s < p.slots; s += CHAIN_WARPS * 32) ::Ring<typename L::S>::openSlot(full, full + p.slots * 8, s);
+      if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&layout.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
+      if (threadIdx.x == 32) layout.fixed->blind = *p.blind, layout.fixed->before = 0, layout.fixed->place.work = nullptr;
+      const u32 full = sharedAddress(layout.slots);
+      for (int s = threadIdx.x; s < p.slots; s += DECODE_WARPS * 32) ::Ring<typename L::S>::openSlot(full, full + p.slots * 8, s);
     }
-    if (threadIdx.x == 64) room.fixed->params = p;
-    bring(p, room, 0, 0);
+    if (threadIdx.x == 64) layout.fixed->params = p;
+    bring(p, layout, 0, 0);
     if (lane < p.stages) barrierInit(ring.full + lane * 8, 1);
-    if (SPLIT > 1 && threadIdx.x >= 96 && threadIdx.x < 98) barrierInit(sharedAddress(&room.fixed->met[threadIdx.x - 96]), WORKERS);
+    if (SPLIT > 1 && threadIdx.x >= 96 && threadIdx.x < 98) barrierInit(sharedAddress(&layout.fixed->pairBars[threadIdx.x - 96]), WORKERS);
     opened();
     if constexpr (SPLIT > 1) {
       __syncwarp();
@@ -578,19 +578,19 @@ template <class T, int D, int SPLIT> struct Chain {
     copyWait<0>();
     __syncthreads();
     feed = {};
-    feed.open(p, room, warp);
-    for (int s = 0; s < p.stages; s++) feed.issue(p, room, ring.memory + s * CHAIN_BOX, ring.full + s * 8, readOnce(), warp);
+    feed.open(p, layout, warp);
+    for (int s = 0; s < p.stages; s++) feed.issue(p, layout, ring.memory + s * DECODE_BOX, ring.full + s * 8, readOnce(), warp);
 
     if (ends.gather.y != nullptr) gather(ends, p.rows, number, warp, lane);
     if constexpr (SPLIT > 1) clusterWait(); // the other block has its barriers
     switch (p.rows) {
-      case 1: layers<1>(p, room, number, flow); break;
-      case 2: layers<2>(p, room, number, flow); break;
-      case 3: layers<3>(p, room, number, flow); break;
-      default: layers<4>(p, room, number, flow);
+      case 1: layers<1>(p, layout, number, state); break;
+      case 2: layers<2>(p, layout, number, state); break;
+      case 3: layers<3>(p, layout, number, state); break;
+      default: layers<4>(p, layout, number, state);
     }
     __syncthreads();
-    if (ends.ids != nullptr) choose(p, ends, room, warp, lane);
+    if (ends.ids != nullptr) choose(p, ends, layout, warp, lane);
     if (threadIdx.x == 0) {
       u32 before;
       asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(p.run + 1), "r"(gridDim.x - 1) : "memory");

@@ -1,4 +1,4 @@
-// Linear layers of more rows than linear.cuh keeps in shared memory, as prompts and
+// Linear layers of more rows than gemm_gemv.cuh keeps in shared memory, as prompts and
 // large batches have them:
 //
 //	y = f(x W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
@@ -6,18 +6,19 @@
 // First, a launch makes operands of x (of its layer norm, if that is wanted): each
 // element as two 16-bit parts, rows scaled by powers of two where the type has few
 // exponents. Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
-// x. A copying warp brings both through a ring, in steps of 64 columns; eight
-// warps multiply. Where there are fewer tiles than multiprocessors, the thread
+// x. A producer warp brings both through a ring, in steps of 64 columns; eight
+// consumer warps multiply. Where there are fewer tiles than multiprocessors, the thread
 // blocks of a cluster share a tile's columns out, and add their sums up in the
 // order of the blocks: bits do not vary from run to run.
 #pragma once
-#include "linear.cuh"
+#include "gemm_gemv.cuh"
+#include "wgmma.cuh"
 
-constexpr int MATRIX_WARPS = 8;                        // that multiply; one more copies
-constexpr int MATRIX_THREADS = (MATRIX_WARPS + 1) * 32;
-constexpr int MATRIX_TILE = 128;                       // rows of W
-constexpr int MATRIX_STEP = 64;                        // columns: 128 bytes
-constexpr int MATRIX_WIDTH = MATRIX_TILE + 4;          // floats between rows of a tile's sums
+constexpr int GEMM_WARPS = 8;                        // that multiply; one more copies
+constexpr int GEMM_THREADS = (GEMM_WARPS + 1) * 32;
+constexpr int GEMM_TILE = 128;                       // rows of W
+constexpr int GEMM_STEP = 64;                        // columns: 128 bytes
+constexpr int GEMM_WIDTH = GEMM_TILE + 4;          // floats between rows of a tile's sums
 
 struct OperandParams {
   const float *x, *gamma, *beta; // gamma and beta may be null
@@ -27,7 +28,7 @@ struct OperandParams {
   float eps;
 };
 
-struct MatrixParams {
+struct GemmParams {
   TensorMap maps[LINEAR_PARTS]; // of the weights; several layers of one x
   TensorMap x;                  // both parts of the operands
   const float* factors;
@@ -99,74 +100,37 @@ template <class T> __device__ __forceinline__ void operands(const OperandParams&
   });
 }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Products of a warp group, four warps, on operands in shared memory: 64 rows of W
-// by N of x, 16 columns. They run beside what the warps do. An instruction names all
-// registers of its sums, 4 for each 8 rows of x; so does its text.
-#define SUMS1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define SUMS2(j) SUMS1(j), SUMS1(j + 1)
-#define SUMS4(j) SUMS2(j), SUMS2(j + 2)
-#define SUMS8(j) SUMS4(j), SUMS4(j + 4)
-#define SUMS16(j) SUMS8(j), SUMS8(j + 8)
-#define NAMES2 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define NAMES4 NAMES2 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES8 NAMES4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES16 NAMES8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PRODUCT(N, TYPES, NAMES, SUMS, A, B, ONE) \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %" ONE ", 0;\n" \
-               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, %" A ", %" B ", p, 1, 1, 0, 0;}" \
-               : SUMS : "l"(a), "l"(b), "r"(1))
-#define GROUP(N, SUMS, NAMES, A, B, ONE) \
-  template <> struct Group<N> { \
-    template <class T> __device__ static __forceinline__ void product(float (&d)[N / 8][4], u64 a, u64 b) { \
-      if constexpr (T::type == F16) { \
-        PRODUCT(#N, "f16.f16", NAMES, SUMS(0), A, B, ONE); \
-      } else { \
-        PRODUCT(#N, "bf16.bf16", NAMES, SUMS(0), A, B, ONE); \
-      } \
-    } \
-  }
-template <int N> struct Group;
-GROUP(16, SUMS2, NAMES2, "8", "9", "10");
-GROUP(32, SUMS4, NAMES4, "16", "17", "18");
-GROUP(64, SUMS8, NAMES8, "32", "33", "34");
-GROUP(128, SUMS16, NAMES16, "64", "65", "66");
-
-// What a warp group has to know of an operand: where its rows of 128 bytes begin.
-__device__ __forceinline__ u64 operandAt(u32 at) { return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
-#endif
-
-template <class T, int ROWS> struct Matrix {
+template <class T, int ROWS> struct TiledGemm {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static constexpr bool GROUPS = true; // two warp groups, of 64 rows of W each
 #else
   static constexpr bool GROUPS = false;
 #endif
   // The warps' parts of a tile: BESIDE of them share the rows of W out, the others x's.
-  static constexpr int BESIDE = GROUPS ? 8 : ROWS >= 128 ? 2 : 4, BELOW = MATRIX_WARPS / BESIDE;
-  static constexpr int A = MATRIX_TILE / BESIDE / 16, B = ROWS / BELOW / 8; // products: of 16 rows of W, and 8 of x
+  static constexpr int BESIDE = GROUPS ? 8 : ROWS >= 128 ? 2 : 4, BELOW = GEMM_WARPS / BESIDE;
+  static constexpr int A = GEMM_TILE / BESIDE / 16, B = ROWS / BELOW / 8; // products: of 16 rows of W, and 8 of x
   static constexpr int PART = ROWS * 128;                                   // bytes of a part of x in a stage
-  static constexpr int STAGE = MATRIX_TILE * 128 + 2 * PART;
+  static constexpr int STAGE = GEMM_TILE * 128 + 2 * PART;
   static_assert(B % 2 == 0, "x is loaded 16 rows at a time");
 
-  __device__ static __forceinline__ void run(const MatrixParams& p) {
+  __device__ static __forceinline__ void run(const GemmParams& p) {
     extern __shared__ __align__(1024) char memory[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int split = p.split, rank = blockIdx.x % split, below = (p.rows + ROWS - 1) / ROWS;
     // Blocks that run at the same time have the same rows of W, as far as there are several.
     const int tile = blockIdx.x / split / below, first = blockIdx.x / split % below * ROWS; // of x
-    const int part = (tile >= p.tiles[0]) + (tile >= p.tiles[1]), row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * MATRIX_TILE;
-    const int steps = (p.in + MATRIX_STEP - 1) / MATRIX_STEP, s0 = rank * steps / split, s1 = (rank + 1) * steps / split;
+    const int part = (tile >= p.tiles[0]) + (tile >= p.tiles[1]), row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * GEMM_TILE;
+    const int steps = (p.in + GEMM_STEP - 1) / GEMM_STEP, s0 = rank * steps / split, s1 = (rank + 1) * steps / split;
     u64* bars = (u64*)(memory + p.stages * STAGE); // a full and an empty one for each stage
     const u32 ring = sharedAddress(memory), full = sharedAddress(bars), empty = full + p.stages * 8;
     if (threadIdx.x == 0) {
-      for (int s = 0; s < p.stages; s++) barrierInit(full + s * 8, 1), barrierInit(empty + s * 8, MATRIX_WARPS);
+      for (int s = 0; s < p.stages; s++) barrierInit(full + s * 8, 1), barrierInit(empty + s * 8, GEMM_WARPS);
       opened();
     }
     __syncthreads();
     float sums[A][B][4];
-    if (warp == MATRIX_WARPS) {
-      if (lane == 0) copyAll(p, part, row, first, s0, s1, ring, full, empty);
+    if (warp == GEMM_WARPS) {
+      if (lane == 0) produce(p, part, row, first, s0, s1, ring, full, empty);
       __syncwarp();
     } else {
       waitForEarlier();
@@ -174,11 +138,11 @@ template <class T, int ROWS> struct Matrix {
 #pragma unroll
       for (int i = 0; i < A * B; i++) sums[i / B][i % B][0] = sums[i / B][i % B][1] = sums[i / B][i % B][2] = sums[i / B][i % B][3] = 0.f;
       if constexpr (GROUPS) {
-        multiplyGroups(p.stages, s1 - s0, ring, full, empty, sums[0], warp, lane);
+        consumeGroups(p.stages, s1 - s0, ring, full, empty, sums[0], warp, lane);
       } else {
-        multiplyAll(p.stages, s1 - s0, ring, full, empty, sums, warp, lane);
+        consume(p.stages, s1 - s0, ring, full, empty, sums, warp, lane);
       }
-      syncWarps(MATRIX_WARPS); // the ring is used up
+      syncWarps(GEMM_WARPS); // the ring is used up
       float* const mine = (float*)memory;
       const int n = warp % BESIDE * (A * 16) + (lane >> 2), m = warp / BESIDE * (B * 8) + (lane & 3) * 2;
 #pragma unroll
@@ -186,23 +150,23 @@ template <class T, int ROWS> struct Matrix {
 #pragma unroll
         for (int j = 0; j < B; j++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) mine[(m + j * 8 + (e & 1)) * MATRIX_WIDTH + n + i * 16 + (e >> 1) * 8] = sums[i][j][e];
+          for (int e = 0; e < 4; e++) mine[(m + j * 8 + (e & 1)) * GEMM_WIDTH + n + i * 16 + (e >> 1) * 8] = sums[i][j][e];
     }
     split > 1 ? clusterSync() : __syncthreads();
-    if (warp < MATRIX_WARPS) finishAll(p, (const float*)memory, part, row, first, rank);
+    if (warp < GEMM_WARPS) runEpilogue(p, (const float*)memory, part, row, first, rank);
     if (split > 1) clusterSync(); // others may still read this block's memory
   }
 
   // One thread asks for all that the block reads.
-  __device__ static __forceinline__ void copyAll(const MatrixParams& p, int part, int row, int first, int s0, int s1, u32 ring, u32 full, u32 empty) {
+  __device__ static __forceinline__ void produce(const GemmParams& p, int part, int row, int first, int s0, int s1, u32 ring, u32 full, u32 empty) {
     // Weights are read once where one tile has all rows.
     const u64 policy = p.rows <= ROWS ? readOnce() : readAgain();
     const TensorMap* const map = &p.maps[part];
     const auto weights = [&](int s, int at) {
       barrierExpect(full + at * 8, STAGE);
-      copyBox(ring + at * STAGE, map, s * MATRIX_STEP, row, 0, full + at * 8, policy);
+      copyBox(ring + at * STAGE, map, s * GEMM_STEP, row, 0, full + at * 8, policy);
     };
-    const auto x = [&](int s, int at) { copyBox(ring + at * STAGE + MATRIX_TILE * 128, &p.x, s * MATRIX_STEP, first, 0, full + at * 8, readAgain()); };
+    const auto x = [&](int s, int at) { copyBox(ring + at * STAGE + GEMM_TILE * 128, &p.x, s * GEMM_STEP, first, 0, full + at * 8, readAgain()); };
     const int ahead = min(p.stages, s1 - s0);
     if (p.early)
       for (int i = 0; i < ahead; i++) weights(s0 + i, i);
@@ -223,32 +187,31 @@ template <class T, int ROWS> struct Matrix {
 
   // By warp groups: a stage is given back when the products of the next one are on
   // their way.
-  __device__ static __forceinline__ void multiplyGroups(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[B][4], int warp, int lane) {
+  __device__ static __forceinline__ void consumeGroups(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[B][4], int warp, int lane) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     int at = 0, before = -1;
     u32 parity = 0;
 #pragma unroll 1
     for (int s = 0; s < steps; s++) {
       barrierWait(full + at * 8, parity);
-      const u32 w = ring + at * STAGE + warp / 4 * (64 * 128), x = ring + at * STAGE + MATRIX_TILE * 128;
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      const u32 w = ring + at * STAGE + warp / 4 * (64 * 128), x = ring + at * STAGE + GEMM_TILE * 128;
+      wgmmaFence();
 #pragma unroll
-      for (int k = 0; k < MATRIX_STEP / 16; k++)
+      for (int k = 0; k < GEMM_STEP / 16; k++)
 #pragma unroll
-        for (int q = 0; q < 2; q++) Group<ROWS>::template product<T>(sums, operandAt(w + k * 32), operandAt(x + q * PART + k * 32));
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        for (int q = 0; q < 2; q++) Wgmma<ROWS>::template shared<T>(sums, rowOperand(w + k * 32), rowOperand(x + q * PART + k * 32), 1);
+      wgmmaCommit();
+      wgmmaWait<1>();
       if (before >= 0 && lane == 0) barrierArrive(empty + before * 8);
       before = at;
       if (++at == stages) at = 0, parity ^= 1;
     }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < B; i++) asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory"); // they are there from here on
+    wgmmaWait<0>();
+    pinned(sums);
 #endif
   }
 
-  __device__ static __forceinline__ void multiplyAll(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[A][B][4], int warp, int lane) {
+  __device__ static __forceinline__ void consume(int stages, int steps, u32 ring, u32 full, u32 empty, float (&sums)[A][B][4], int warp, int lane) {
     // Four matrices of 8 rows and 16 bytes: of W rows 0-7 and 8-15, then the next 16
     // bytes of them; of x rows 0-7, the next 16 bytes of them, and so rows 8-15.
     const u32 a = warp % BESIDE * (A * 16) + (lane & 7) + ((lane >> 3) & 1) * 8, halfA = (lane >> 4) * 16;
@@ -258,9 +221,9 @@ template <class T, int ROWS> struct Matrix {
 #pragma unroll 1
     for (int s = 0; s < steps; s++) {
       barrierWait(full + at * 8, parity);
-      const u32 w = ring + at * STAGE, x = w + MATRIX_TILE * 128;
+      const u32 w = ring + at * STAGE, x = w + GEMM_TILE * 128;
 #pragma unroll
-      for (int k = 0; k < MATRIX_STEP / 16; k++) {
+      for (int k = 0; k < GEMM_STEP / 16; k++) {
         u32 left[A][4], right[2][B / 2][4];
 #pragma unroll
         for (int i = 0; i < A; i++) loadMatrix(left[i], w + swizzled(a + i * 16, k * 32 + halfA));
@@ -282,14 +245,14 @@ template <class T, int ROWS> struct Matrix {
   }
 
   // The sums of a cluster's blocks, of which each finishes every split-th four.
-  __device__ static __forceinline__ void finishAll(const MatrixParams& p, const float* sums, int part, int row, int first, int rank) {
+  __device__ static __forceinline__ void runEpilogue(const GemmParams& p, const float* sums, int part, int row, int first, int rank) {
     const int out = p.out[part], split = p.split;
     const bool even = out % 4 == 0;
     const float* const bias = p.b[part];
-    for (int i = threadIdx.x * split + rank; i < ROWS * (MATRIX_TILE / 4); i += MATRIX_WARPS * 32 * split) {
-      const int m = i / (MATRIX_TILE / 4), c = i % (MATRIX_TILE / 4) * 4, n = row + c;
+    for (int i = threadIdx.x * split + rank; i < ROWS * (GEMM_TILE / 4); i += GEMM_WARPS * 32 * split) {
+      const int m = i / (GEMM_TILE / 4), c = i % (GEMM_TILE / 4) * 4, n = row + c;
       if (first + m >= p.rows || n >= out) continue;
-      const float* const at = sums + m * MATRIX_WIDTH + c;
+      const float* const at = sums + m * GEMM_WIDTH + c;
       float v[4] = {};
       if (split == 1) {
         const float4 s = *(const float4*)at;

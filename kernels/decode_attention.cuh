@@ -1,32 +1,31 @@
-// Attention as a layer of a chain (chain.cuh): the append of a step's new keys and values,
-// and LeanAttention to them and those before, as lean.cuh has it, with these changes.
+// Attention as a layer of the single-launch decoder (decode_step.cuh): the append of a step's new keys and values,
+// and LeanAttention to them and those before, as attn_lean.cuh has it, with these changes.
 // Queries and new tokens are made by layers of the same launch, and waited for as tagged
 // floats. Sequences have one new token each, so all rows of an output tile see all of its
 // keys. Where thread blocks share an output tile, its host waits for what the others
 // have: all of them run at the same time, so waiting is safe, and it needs no atomic.
 //
-// Everybody waits for the last output, so the way there is short: each computing warp
+// Everybody waits for the last output, so the way there is short: each consumer warp
 // hands its own state to the host, as it is in its registers. Warps that have copied all
 // that the block reads merge what comes, in the order of the blocks and of their warps.
 // Who computed them need not meet for that.
 #pragma once
-#include "attention.cuh"
-#include "reduce.cuh"
-#include "ring.cuh"
+#include "attn_tile.cuh"
+#include "attn_reduce.cuh"
+#include "attn_ring.cuh"
 
-// What attention as a layer of a chain (chain.cuh) has besides: q and the new
+// What attention has besides as a layer of the single-launch decoder: q and the new
 // tokens' k and v are made by layers of the same launch, and the output is read there.
 struct Links {
   const u64 *query, *newKeys, *newValues; // tagged: as query lies, and rows x KV heads x dim
   u64* out;                               // tagged: as out lies
   const int* slots;                       // of each row, the row of keys of head 0 that it becomes; -1: none
-  u64* partials;                          // tagged: 2*blocks*COMPUTERS of (rows, D+2), the same for all layers
+  u64* partials;                          // tagged: 2*blocks*CONSUMER_WARPS of (rows, D+2), the same for all layers
   int layer, layers;                      // this one, of how many
 };
 
-// The ring of a chain's attention goes on from one layer to the next: its barriers
-// are made once.
-struct Round {
+// Where attention's ring is. It goes on from one layer to the next: its barriers are made once.
+struct RingState {
   u64* bars;   // a full and an empty one for each slot
   u32 before;  // chunks that the layers before have put through the ring
   u32 inverse; // 2^32/slots, rounded up
@@ -38,7 +37,7 @@ struct Round {
 };
 
 #if __CUDA_ARCH__ >= 900
-template <class T, int D> struct Linked {
+template <class T, int D> struct DecodeAttend {
   using S = Shape<T, D, true>;
   using A = Attention<S>;
   using R = Reduce<S>;
@@ -53,13 +52,13 @@ template <class T, int D> struct Linked {
     // Waits for them.
     __device__ __forceinline__ void fetch(const Params& p, const Links& links, u32 run, const Place& w, int lane) {
       const long long from = ((long long)w.s.row * p.heads + w.head) * D + min(lane * 4, D - 4);
-      bool late;
+      bool missing;
       do {
-        late = !loadTagged2(links.newKeys + from, run, k[0], k[1]);
-        late |= !loadTagged2(links.newKeys + from + 2, run, k[2], k[3]);
-        late |= !loadTagged2(links.newValues + from, run, v[0], v[1]);
-        late |= !loadTagged2(links.newValues + from + 2, run, v[2], v[3]);
-      } while (__any_sync(~0u, late));
+        missing = !loadTagged2(links.newKeys + from, run, k[0], k[1]);
+        missing |= !loadTagged2(links.newKeys + from + 2, run, k[2], k[3]);
+        missing |= !loadTagged2(links.newValues + from, run, v[0], v[1]);
+        missing |= !loadTagged2(links.newValues + from + 2, run, v[2], v[3]);
+      } while (__any_sync(~0u, missing));
     }
     // Puts them where the copy engine has left what was in the cache before, as key
     // `row` of the chunk at `at`, and into the cache, unless `slot` is negative: a row
@@ -90,9 +89,9 @@ template <class T, int D> struct Linked {
 #pragma unroll
     for (int i = 0; i < 2; i++) at[i] = links.query + w.s.row * p.queryRow + (w.head * p.group + (g + 8 * i < rows ? g + 8 * i : 0)) * p.queryHead + 2 * t;
     float x[S::STEPS][8];
-    bool late;
+    bool missing;
     do {
-      late = false;
+      missing = false;
 #pragma unroll
       for (int s = 0; s < S::STEPS; s++)
 #pragma unroll
@@ -100,14 +99,14 @@ template <class T, int D> struct Linked {
           if (FEW && (j & 1)) { // both parts are of the same row
             x[s][2 * j] = x[s][2 * j - 2], x[s][2 * j + 1] = x[s][2 * j - 1];
           } else {
-            late |= !loadTagged2(at[j & 1] + s * 16 + (j >> 1) * 8, run, x[s][2 * j], x[s][2 * j + 1]);
+            missing |= !loadTagged2(at[j & 1] + s * 16 + (j >> 1) * 8, run, x[s][2 * j], x[s][2 * j + 1]);
           }
-    } while (__any_sync(~0u, late));
+    } while (__any_sync(~0u, missing));
     A::operandsOf(p, x, q, FEW ? A::FOLDED : A::BOTH, nullptr, 0, 1, lane);
   }
 
   // Whether output tiles have so few rows that both parts of them are one operand: which FEW
-  // is, below. (With keys and values as left operands, NARROW, chains gain 0 to 1%, and
+  // is, below. (With keys and values as left operands, NARROW, steps gain 0 to 1%, and
   // those of heads of 128 are out of registers.)
   __device__ static __forceinline__ bool few(const Params& p) { return A::modeOf(p.rows, true) != A::BOTH; }
 
@@ -115,7 +114,7 @@ template <class T, int D> struct Linked {
   __device__ static __forceinline__ u32 markOf(const Links& links, u32 run) { return run * links.layers + links.layer; }
   // The state that a warp leaves of row 0 of a part of an output tile. A block leaves at
   // most two parts: number 1 begins with an output tile's first LeanTile.
-  __device__ static __forceinline__ u64* stateOf(const Params& p, const Links& links, int block, int part, int warp) { return links.partials + (long long)((2 * block + part) * COMPUTERS + warp) * p.rows * (D + 2); }
+  __device__ static __forceinline__ u64* stateOf(const Params& p, const Links& links, int block, int part, int warp) { return links.partials + (long long)((2 * block + part) * CONSUMER_WARPS + warp) * p.rows * (D + 2); }
 
   // An output of row r of an output tile, columns c and c+1.
   __device__ static __forceinline__ void store(const Params& p, const Links& links, u32 run, const Place& w, int r, int c, float2 o, float l) {
@@ -127,12 +126,12 @@ template <class T, int D> struct Linked {
   }
 
   // What a block does that hosts an output tile which others have parts of: waits for the
-  // states of all of them, and merges them. Each of the copying warps has a quarter of the
+  // states of all of them, and merges them. Each of the producer warps has a quarter of the
   // columns, two of them a lane, and its lanes share out the states.
   __device__ static __forceinline__ void host(const Params& p, const Links& links, const Work* range, Place w, u32 run, int quarter, int lane) {
     while (!w.endsParts()) w.next(p);
     if (w.tile > 0 || w.take == w.tiles) return;
-    const int states = range->guests * COMPUTERS, rows = w.rows(p);
+    const int states = range->guests * CONSUMER_WARPS, rows = w.rows(p);
 #pragma unroll 1
     for (int r = 0; r < rows; r++) {
       if (states <= 16) {
@@ -145,7 +144,7 @@ template <class T, int D> struct Linked {
   // Row r of it, up to MANY states on their way at a time. All are asked for before any is
   // looked at: one behind the other, each would be waited for.
   template <int MANY> __device__ static __forceinline__ void gather(const Params& p, const Links& links, u32 run, const Place& w, int r, int states, int quarter, int lane) {
-    constexpr int COLUMNS = D / COPIERS, SIDE = COLUMNS <= 16 ? 8 : 16, APART = 32 / SIDE; // lanes side by side, and how many states they have at once
+    constexpr int COLUMNS = D / PRODUCER_WARPS, SIDE = COLUMNS <= 16 ? 8 : 16, APART = 32 / SIDE; // lanes side by side, and how many states they have at once
     constexpr int EACH = MANY / APART > 12 ? 12 : MANY / APART;
     static_assert(COLUMNS % 2 == 0 && COLUMNS <= 2 * SIDE, "");
     const int pair = lane % SIDE, c = quarter * COLUMNS + min(pair * 2, COLUMNS - 2), first = lane / SIDE;
@@ -154,9 +153,9 @@ template <class T, int D> struct Linked {
 #pragma unroll 1
     for (int from = first; from - first < states; from += EACH * APART)
       row.template gather<EACH>(mark, from, APART, states, c, [&](int state) {
-        const int other = state / COMPUTERS;
+        const int other = state / CONSUMER_WARPS;
         // The host's own part is its last, everybody else's their first.
-        return (const u64*)stateOf(p, links, blockIdx.x + other, other == 0, state % COMPUTERS) + r * (D + 2);
+        return (const u64*)stateOf(p, links, blockIdx.x + other, other == 0, state % CONSUMER_WARPS) + r * (D + 2);
       });
 #pragma unroll
     for (int i = SIDE; i < 32; i *= 2) row.mergeLane(i);
@@ -167,42 +166,42 @@ template <class T, int D> struct Linked {
   // shared memory.
   __device__ static __forceinline__ void finish(const Params& p, const Links& links, u32 run, const Place& w, const typename R::Shared& sh, int rows) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < rows * (D / 2); i += COMPUTERS * 32) {
+    for (int i = threadIdx.x; i < rows * (D / 2); i += CONSUMER_WARPS * 32) {
       const int r = i / (D / 2), c = i % (D / 2) * 2;
       Row row = {-LEAN_INF, 0.f, {0.f, 0.f}};
 #pragma unroll
-      for (int k = 0; k < COMPUTERS; k++) row.merge(((const float*)(sh.m + r))[k], ((const float*)(sh.l + r))[k], *(const float2*)(sh.o + (k * p.rows + r) * S::WIDTH + c));
+      for (int k = 0; k < CONSUMER_WARPS; k++) row.merge(((const float*)(sh.m + r))[k], ((const float*)(sh.l + r))[k], *(const float2*)(sh.o + (k * p.rows + r) * S::WIDTH + c));
       store(p, links, run, w, r, c, row.o, row.l);
     }
   }
 
   // Attention of the thread block's LeanTiles, `memory` being shared, at a multiple of
-  // 1024 bytes. FEW: see few. Computing warps return how many chunks have gone through the
+  // 1024 bytes. FEW: see few. Consumer warps return how many chunks have gone through the
   // ring.
-  template <bool FEW> __device__ static __forceinline__ int run(const Params& p, const Links& links, const TensorMap* maps, char* memory, const Work* range, const Place& begin, int blinds, const Round& round, u32 run) {
+  template <bool FEW> __device__ static __forceinline__ int run(const Params& p, const Links& links, const TensorMap* maps, char* memory, const Work* range, const Place& begin, int masked, const RingState& ringState, u32 run) {
     constexpr typename A::Mode MODE = FEW ? A::FOLDED : A::BOTH;
     constexpr int MINE = FEW ? 1 : 2; // rows that a lane has
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, slots = p.slots;
-    const u32 ring = sharedAddress(memory), full = sharedAddress(round.bars), empty = full + slots * 8;
+    const u32 ring = sharedAddress(memory), full = sharedAddress(ringState.bars), empty = full + slots * 8;
     if (range->tiles == 0) {
-      if (warp < COMPUTERS) blind(p, links, run, blinds);
+      if (warp < CONSUMER_WARPS) writeFullyMasked(p, links, run, masked);
       return 0;
     }
-    if (warp >= COMPUTERS) {
-      const int copier = warp - COMPUTERS, values = copier & 1;
+    if (warp >= CONSUMER_WARPS) {
+      const int producer = warp - CONSUMER_WARPS, values = producer & 1;
       u32 turns;
-      const int slot = round.slotOf(round.before + (copier >> 1), slots, turns);
-      Ring<S>::copyAll(p, begin, maps + values, ring + values * (S::SLOT / 2), full, empty, copier >> 1, slot, ~turns & 1, lane, range->wholeTiles);
-      host(p, links, range, begin, run, copier, lane);
+      const int slot = ringState.slotOf(ringState.before + (producer >> 1), slots, turns);
+      Ring<S>::produce(p, begin, maps + values, ring + values * (S::SLOT / 2), full, empty, producer >> 1, slot, ~turns & 1, lane, range->wholeTiles);
+      host(p, links, range, begin, run, producer, lane);
       return 0;
     }
     typename R::Shared sh;
-    sh.warps = COMPUTERS, sh.rooms = 2;
+    sh.warps = CONSUMER_WARPS, sh.buffers = 2;
     sh.o = (float*)(memory + slots * S::SLOT);
-    sh.m = (float4*)(sh.o + 2 * COMPUTERS * p.rows * S::WIDTH);
+    sh.m = (float4*)(sh.o + 2 * CONSUMER_WARPS * p.rows * S::WIDTH);
     sh.l = sh.m + 2 * ROWS;
     u32 parity;
-    int slot = round.slotOf(round.before + warp, slots, parity);
+    int slot = ringState.slotOf(ringState.before + warp, slots, parity);
     parity &= 1;
     Place w = begin;
     int turn = 0;   // of the warp that has the first chunk of this part
@@ -217,9 +216,9 @@ template <class T, int D> struct Linked {
       typename A::State st;
       st.empty();
       int first = warp - turn;
-      if (first < 0) first += COMPUTERS;
+      if (first < 0) first += CONSUMER_WARPS;
 #pragma unroll 1
-      for (int c = w.chunk + first; c < w.end; c += COMPUTERS) {
+      for (int c = w.chunk + first; c < w.end; c += CONSUMER_WARPS) {
         const u32 at = ring + slot * S::SLOT;
         const int live = w.s.keys - c * KEYS;
         Fresh fresh;
@@ -233,7 +232,7 @@ template <class T, int D> struct Linked {
         A::template merge<MODE>(st, q, nullptr, at, lane, live < KEYS, limit);
         __syncwarp();
         if (lane == 0) barrierArrive(empty + slot * 8);
-        slot += COMPUTERS;
+        slot += CONSUMER_WARPS;
         if (slot >= slots) slot -= slots, parity ^= 1;
       }
       if (FEW) st.unfold();
@@ -260,23 +259,23 @@ template <class T, int D> struct Linked {
         }
       }
       if (whole) {
-        syncWarps(COMPUTERS);
+        syncWarps(CONSUMER_WARPS);
         finish(p, links, run, w, mine, rows);
         wholes++;
       }
-      turn = (turn + w.end - w.chunk) % COMPUTERS;
+      turn = (turn + w.end - w.chunk) % CONSUMER_WARPS;
       passed += w.end - w.chunk;
       more = w.next(p);
     }
-    blind(p, links, run, blinds);
+    writeFullyMasked(p, links, run, masked);
     return passed;
   }
 
-  // Rows that see no key.
-  __device__ static __forceinline__ void blind(const Params& p, const Links& links, u32 run, int blinds) {
+  // Fully masked rows.
+  __device__ static __forceinline__ void writeFullyMasked(const Params& p, const Links& links, u32 run, int masked) {
 #pragma unroll 1
-    for (int b = blockIdx.x; b < blinds; b += gridDim.x)
-      for (int i = threadIdx.x; i < p.heads * p.group * D; i += COMPUTERS * 32) {
+    for (int b = blockIdx.x; b < masked; b += gridDim.x)
+      for (int i = threadIdx.x; i < p.heads * p.group * D; i += CONSUMER_WARPS * 32) {
         const long long at = (long long)p.blind[1 + b] * p.outRow + i / D * p.outHead + i % D;
         storeTagged(links.out + at, run, 0.f);
         ((float*)p.out)[at] = 0.f;
