@@ -98,7 +98,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, count, warp / 4 - 1, threadIdx.x % 128);
-      writeFullyMasked(p, threadIdx.x - 128);
+      writeFullyMasked(p, *p.blind, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { ((u16*)p.out)[at] = 0; });
     }
   }
 
@@ -325,9 +325,6 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     ThreadGroup{0, GROUPS * 4, CLEARED}.sync();
   }
 
-  // The largest number there is in place of an infinite one: -Inf is what a row gets that sees no key.
-  __device__ static __forceinline__ float finite(float x) { return fabsf(x) == LEAN_INF ? copysignf(__int_as_float(0x7f7fffff), x) : x; }
-
   // Writes a lane's two rows.
   __device__ static __forceinline__ void epilogue(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], const Softmax& m, int row, int lane) {
     const int quarter = lane % 4;
@@ -340,7 +337,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
       const bool there = r < t.rows;
       if (there && p.lse != nullptr && quarter == 0)
-        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], p.natural, (log2_(sum) - T::lift) * 0.69314718055994531f));
+        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], p.natural, (log2_(sum) - T::lift) * LN2));
       u16* const to = (u16*)p.out + (t.s.row + position) * p.outRow + head * p.outHead;
 #pragma unroll
       for (int j = 0; j < D / 8; j += 4) {
@@ -358,16 +355,6 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
           }
         if (there) *(uint4*)(to + (j + quarter) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
       }
-    }
-  }
-
-  __device__ static __forceinline__ void writeFullyMasked(const PrefillParams& p, int thread) {
-    const int masked = *p.blind, heads = p.heads * p.group;
-    for (int b = blockIdx.x; b < masked; b += gridDim.x) {
-      const long long row = p.blind[1 + b];
-      for (int i = thread; i < heads * D; i += GROUPS * 128) ((u16*)p.out)[row * p.outRow + i / D * p.outHead + i % D] = 0;
-      if (p.lse != nullptr)
-        for (int h = thread; h < heads; h += GROUPS * 128) p.lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
     }
   }
 };

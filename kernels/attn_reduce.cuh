@@ -107,13 +107,7 @@ template <class S, bool MANY = false> struct Reduce {
       float4 x[STATES];
 #pragma unroll
       for (int k = 0; k < STATES; k++) x[k] = *(const float4*)(sh.o + ((buffer * warps + min(k, warps - 1)) * rows + r) * WIDTH + c);
-      m = fmaxf(fmaxf(m4.x, m4.y), fmaxf(m4.z, m4.w));
-      const float base = m == -LEAN_INF ? 0.f : m;
-      const float f[STATES] = {exp4_(m4.x - base), exp4_(m4.y - base), exp4_(m4.z - base), exp4_(m4.w - base)};
-      l = f[0] * l4.x + f[1] * l4.y + f[2] * l4.z + f[3] * l4.w;
-      o = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-      for (int k = 0; k < STATES; k++) o.x += f[k] * x[k].x, o.y += f[k] * x[k].y, o.z += f[k] * x[k].z, o.w += f[k] * x[k].w;
+      mergeStates(m4, l4, x, m, l, o);
     }
     // statistics: null where they are somebody else's.
     __device__ __forceinline__ void tell(u64* to, float* statistics, u32 run) const {
@@ -158,13 +152,9 @@ template <class S, bool MANY = false> struct Reduce {
         x[k] = *(const float4*)(sh.o + (min(k, sh.warps - 1) * p.rows + item.r) * WIDTH + item.c);
         if (EPILOGUE_WARPS == 0 && k >= sh.warps) x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
       }
-      const float top = fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
-      const float base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
-      const float f[STATES] = {exp4_(m.x - base), exp4_(m.y - base), exp4_(m.z - base), exp4_(m.w - base)};
-      const float sum = f[0] * l.x + f[1] * l.y + f[2] * l.z + f[3] * l.w;
-      float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-      for (int k = 0; k < STATES; k++) o.x += f[k] * x[k].x, o.y += f[k] * x[k].y, o.z += f[k] * x[k].z, o.w += f[k] * x[k].w;
+      float top, sum;
+      float4 o;
+      mergeStates(m, l, x, top, sum, o);
       if (slot < 0) {
         store(p, item.destination, o, top, sum);
       } else if (tagged != nullptr) {
@@ -257,7 +247,8 @@ template <class S, bool MANY = false> struct Reduce {
         float next = fmaxf(top, x.x);
 #pragma unroll
         for (int k = 16; k > 0; k /= 2) next = fmaxf(next, __shfl_xor_sync(~0u, next, k));
-        const float base = next == -LEAN_INF ? 0.f : next, f0 = exp4_(top - base), f = exp4_(x.x - base), fl = f * x.y;
+        const Merge merge(next);
+        const float f0 = merge.weight(top), f = merge.weight(x.x), fl = f * x.y;
         top = next;
         l *= f0;
 #pragma unroll
@@ -297,7 +288,7 @@ template <class S, bool MANY = false> struct Reduce {
       float top = x.x; // those that are not there are the last one's
 #pragma unroll
       for (int i = 1; i < FEW; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-      const float f = lane % FEW < sharers ? exp4_(x.x - (top == -LEAN_INF ? 0.f : top)) : 0.f;
+      const float f = lane % FEW < sharers ? Merge(top).weight(x.x) : 0.f;
       float l = lane % FEW < sharers ? f * x.y : 0.f;
 #pragma unroll
       for (int i = 1; i < FEW; i *= 2) l += __shfl_xor_sync(~0u, l, i);
@@ -379,8 +370,9 @@ template <class S, bool MANY = false> struct Reduce {
     float m, l;
     float2 o;
     __device__ __forceinline__ void merge(float m2, float l2, float2 o2) {
-      const float top = fmaxf(m, m2), base = top == -LEAN_INF ? 0.f : top; // no NaN from -Inf - -Inf
-      const float f = exp4_(m - base), f2 = exp4_(m2 - base);
+      const float top = fmaxf(m, m2);
+      const Merge both(top);
+      const float f = both.weight(m), f2 = both.weight(m2);
       m = top, l = l * f + l2 * f2, o.x = o.x * f + o2.x * f2, o.y = o.y * f + o2.y * f2;
     }
     // Merges states number k, k + apart, ... of `count`, up to EACH of them, when they
@@ -407,10 +399,10 @@ template <class S, bool MANY = false> struct Reduce {
         top = fmaxf(top, m2[i]);
       }
       merge(top, 0.f, make_float2(0.f, 0.f));
-      const float base = top == -LEAN_INF ? 0.f : top;
+      const Merge all(top);
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
-        const float f = exp4_(m2[i] - base);
+        const float f = all.weight(m2[i]);
         l += f * l2[i], o.x += f * o2[i].x, o.y += f * o2[i].y;
       }
     }
@@ -548,17 +540,8 @@ template <class S, bool MANY = false> struct Reduce {
     }
   }
 
-  // Rows that see no key.
+  // Fully masked rows.
   __device__ static __forceinline__ void writeFullyMasked(const Params& p, int masked) {
-    const int heads = p.heads * p.group;
-    for (int b = blockIdx.x; b < masked; b += gridDim.x) {
-      long long row = p.blind[1 + b];
-      for (int i = threadIdx.x; i < heads * D; i += p.warps * 32) {
-        const long long at = row * p.outRow + i / D * p.outHead + i % D;
-        storeAs(p.out, at, p.outType, 0.f);
-      }
-      if (p.lse != nullptr)
-        for (int h = threadIdx.x; h < heads; h += p.warps * 32) p.lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
-    }
+    ::writeFullyMasked(p, masked, D, p.lse, threadIdx.x, p.warps * 32, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); });
   }
 };

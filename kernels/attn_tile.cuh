@@ -420,7 +420,7 @@ template <class S> struct Attention {
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
       top[i] = fmaxf(top[i], st.m[i]);
       const RowWeights<T> weights(top[i]);
-      shrink[i] = weights.shrink(st.m[i]);
+      shrink[i] = weights.weight(st.m[i]);
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
@@ -496,7 +496,7 @@ template <class S> struct Attention {
     top = fmaxf(top, st.m[0]);
     const RowWeights<T> weights(top);
     if (__any_sync(~0u, top != st.m[0])) {
-      const float shrink = weights.shrink(st.m[0]);
+      const float shrink = weights.weight(st.m[0]);
       st.l[0] *= shrink, st.m[0] = top;
 #pragma unroll
       for (int n = 0; n < D / 16; n++) st.o[n][0] *= shrink, st.o[n][1] *= shrink, st.o[n][2] *= shrink, st.o[n][3] *= shrink;

@@ -163,10 +163,5 @@ template <class T> __device__ __forceinline__ void unfusedSum(const UnfusedParam
     }
     __syncthreads();
   });
-  for (int b = blockIdx.x; b < *p.blind; b += gridDim.x) {
-    const long long row = p.blind[1 + b];
-    for (int i = threadIdx.x; i < p.heads * p.group * u.dim; i += UNFUSED_THREADS) storeAs(p.out, row * p.outRow + i / u.dim * p.outHead + i % u.dim, p.outType, 0.f);
-    if (p.lse != nullptr)
-      for (int h = threadIdx.x; h < p.heads * p.group; h += UNFUSED_THREADS) p.lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
-  }
+  writeFullyMasked(p, *p.blind, u.dim, p.lse, threadIdx.x, UNFUSED_THREADS, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); });
 }

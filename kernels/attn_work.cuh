@@ -1,5 +1,6 @@
 // What a launch is told, and the walk through a thread block's range of LeanTiles.
 #pragma once
+#include "attn_state.cuh"
 #include "copy.cuh"
 #include "tagged.cuh"
 
@@ -99,6 +100,20 @@ __device__ __forceinline__ void ringIsReady(int warps) {
   if (EPILOGUE_WARPS > 0) asm volatile("bar.arrive 5, %0;" ::"n"((EPILOGUE_WARPS + 1) * 32) : "memory");
 }
 __device__ __forceinline__ void waitForRing(int barrier, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
+
+// Fully masked rows: zeros, which `zero` writes at a place of the output, and -Inf where there
+// is a log-sum-exp. `count` of them are shared out among the thread blocks, and in a block
+// among `threads`, of which this is number `thread`. P is Params or what has the same names.
+template <class P, class Zero> __device__ __forceinline__ void writeFullyMasked(const P& p, int count, int dim, float* lse, int thread, int threads, const Zero& zero) {
+  const int heads = p.heads * p.group;
+#pragma unroll 1
+  for (int b = blockIdx.x; b < count; b += gridDim.x) {
+    const long long row = p.blind[1 + b];
+    for (int i = thread; i < heads * dim; i += threads) zero(row * p.outRow + i / dim * p.outHead + i % dim);
+    if (lse != nullptr)
+      for (int h = thread; h < heads; h += threads) lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
+  }
+}
 
 // A place in a thread block's LeanTiles: output tile after output tile, some chunks of each.
 template <int CHUNK> struct Walk {

@@ -273,13 +273,10 @@ template <class T, int D> struct DecodeAttend {
 
   // Fully masked rows.
   __device__ static __forceinline__ void writeFullyMasked(const Params& p, const Links& links, u32 run, int masked) {
-#pragma unroll 1
-    for (int b = blockIdx.x; b < masked; b += gridDim.x)
-      for (int i = threadIdx.x; i < p.heads * p.group * D; i += CONSUMER_WARPS * 32) {
-        const long long at = (long long)p.blind[1 + b] * p.outRow + i / D * p.outHead + i % D;
-        storeTagged(links.out + at, run, 0.f);
-        ((float*)p.out)[at] = 0.f;
-      }
+    ::writeFullyMasked(p, masked, D, nullptr, threadIdx.x, CONSUMER_WARPS * 32, [&](long long at) {
+      storeTagged(links.out + at, run, 0.f);
+      ((float*)p.out)[at] = 0.f;
+    });
   }
 };
 #endif

@@ -95,35 +95,6 @@ struct Float32 {
   }
 };
 
-// Scores are of base 4: log4(e) is less than 1, so those that are finite stay finite.
-__device__ __forceinline__ float exp4_(float x) { return exp2_(x + x); }
-
-// The weights of scores beside the largest of a row: 4^(x - base), lifted as T has it, and
-// shrink, which is not. Each takes what 2^(x - base) would, one instruction or, lifted, two.
-template <class T> struct RowWeights {
-  float base, twice, minus; // minus: -twice*base
-  __device__ __forceinline__ explicit RowWeights(float top) : base(top == -LEAN_INF ? 0.f : top) { // nothing seen yet: no NaN from -Inf - -Inf
-    // 2*base may be infinite. Numbers so large are the same or 2^103 apart, which any factor
-    // makes 1 and 0.
-    twice = fabsf(base) < 0x1p127f ? 2.f : 1.f;
-    minus = -twice * base;
-  }
-  // In this order: what is lifted before base is taken off is rounded, and more than lift is infinite.
-  __device__ __forceinline__ float of(float x) const {
-    if constexpr (T::lift > 0) return exp2_(__fmaf_rn(__fadd_rn(x, -base), 2.f, T::lift));
-    return exp2_(__fmaf_rn(x, twice, minus));
-  }
-  __device__ __forceinline__ float shrink(float m) const { return exp4_(m - base); }
-};
-
-// The natural logarithm of a sum of 4^x, by the largest x and the logarithm to base 2 of the
-// sum of 4^(x - m). Finite scores have a finite one, wherever rounding leads: -Inf is what
-// a row gets that sees no key.
-__device__ __forceinline__ float logSum(float m, float log2l) {
-  const float x = __fmaf_rn(m, 1.3862943611198906f, log2l * 0.69314718055994531f);
-  return fabsf(x) == LEAN_INF ? copysignf(__int_as_float(0x7f7fffff), x) : x;
-}
-
 __device__ __forceinline__ float loadAs(const void* p, long long i, int type) {
   if (type == F32) return ((const float*)p)[i];
   u32 x = ((const u16*)p)[i];
