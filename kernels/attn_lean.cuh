@@ -26,6 +26,7 @@
 #include "attn_reduce.cuh"
 #include "attn_ring.cuh"
 
+// T is the Format of keys and values.
 template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   using S = Shape<T, D, false, PAGED>;
   using A = Attention<S>;
@@ -130,8 +131,9 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 
     R::clear(sh);
     const ThreadGroup workers{(int)threadIdx.x, warps, 1};
-    // Queries and outputs of the keys' type need no second parts.
-    const bool precise = p.queryType != S::T::type || p.outType != S::T::type;
+    // Queries and outputs of the operands' type need no second parts.
+    constexpr int OPERAND = S::Math::Operand::type;
+    const bool precise = p.queryType != OPERAND || p.outType != OPERAND;
     Place w;
     w.begin(p, range);
     int turn = 0; // of the warp that has the first chunk of this part

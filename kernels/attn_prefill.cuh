@@ -41,12 +41,17 @@ struct PrefillParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// T is the Format of keys and values. Queries and outputs are of its operands' type.
 template <class T, int D, int GROUPS, int STAGES> struct Prefill {
+  using Store = typename T::Store;
+  using Math = typename T::Math;
+  using Operand = typename Math::Operand;
+  static_assert(T::ready && Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
   static constexpr int ROWS = GROUPS * 64;       // of an output tile
   static constexpr int KEYS = 128;               // of a step
-  static constexpr int BLOCKS = D / 64;          // column blocks of 128 bytes
-  static constexpr int QUERY = ROWS * D * 2;     // bytes of an output tile's queries
-  static constexpr int STAGE = KEYS * D * 2;     // bytes of a step's keys, or values
+  static constexpr int BLOCKS = D * Store::bytes / 128;        // column blocks of 128 bytes
+  static constexpr int QUERY = ROWS * D * Operand::bytes;      // bytes of an output tile's queries
+  static constexpr int STAGE = KEYS * D * Store::bytes;        // bytes of a step's keys, or values
   static constexpr int THREADS = (GROUPS + 1) * 128;
   static constexpr int QUERY_PRODUCERS = 96;            // threads
   static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160; // registers of a lane
@@ -185,14 +190,14 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
         const float next = most == -LEAN_INF ? 0.f : most * scale; // nothing seen yet: no NaN from -Inf - -Inf
-        float minus = T::lift - next;
+        float minus = Math::lift - next;
         shrink[h] = exp2_(base[h] - next);
         if (__any_sync(~0u, fabsf(next) > LARGE)) {
           // next is rounded by more than what is lost of a weight: the largest score is taken
           // off before scores are multiplied.
           const float off = most == -LEAN_INF ? 0.f : most;
           shrink[h] = exp2_((top[h] - off) * scale);
-          minus = T::lift;
+          minus = Math::lift;
 #pragma unroll
           for (int j = 0; j < KEYS / 8; j++) s[j][2 * h] -= off, s[j][2 * h + 1] -= off;
         }
@@ -230,7 +235,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
         wgmmaFence();
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
-          Wgmma<KEYS>::template shared<T>(s, rowOperand(query + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
+          Wgmma<KEYS>::template shared<Math>(s, rowOperand(query + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
         wgmmaCommit();
       };
       const auto values = [&](const PipelineState& of) {
@@ -239,7 +244,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
         pinned(o);
         wgmmaFence();
 #pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) Wgmma<D>::template registers<T>(o, w[k], columnOperand(v + k * 16 * 128, KEYS * 128));
+        for (int k = 0; k < KEYS / 16; k++) Wgmma<D>::template registers<Math>(o, w[k], columnOperand(v + k * 16 * 128, KEYS * 128));
         wgmmaCommit();
       };
       const auto weigh = [&](int c) {
@@ -256,7 +261,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) w[k][e] = T::pack(s[2 * k + e / 2][e % 2 * 2], s[2 * k + e / 2][e % 2 * 2 + 1]);
+          for (int e = 0; e < 4; e++) w[k][e] = Operand::pack(s[2 * k + e / 2][e % 2 * 2], s[2 * k + e / 2][e % 2 * 2 + 1]);
       };
       const auto release = [&](u32 empty) {
         if (lane == 0) barrierArrive(empty);
@@ -337,14 +342,14 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
       const bool there = r < t.rows;
       if (there && p.lse != nullptr && quarter == 0)
-        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], p.natural, (log2_(sum) - T::lift) * LN2));
+        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], p.natural, (log2_(sum) - Math::lift) * LN2));
       u16* const to = (u16*)p.out + (t.s.row + position) * p.outRow + head * p.outHead;
 #pragma unroll
       for (int j = 0; j < D / 8; j += 4) {
         // Four lanes have two of each eight columns; each gets eight of one.
         u32 x[4];
 #pragma unroll
-        for (int e = 0; e < 4; e++) x[e] = T::pack(o[j + e][2 * h] * f, o[j + e][2 * h + 1] * f);
+        for (int e = 0; e < 4; e++) x[e] = Operand::pack(o[j + e][2 * h] * f, o[j + e][2 * h + 1] * f);
 #pragma unroll
         for (int step = 1; step < 4; step *= 2)
 #pragma unroll

@@ -58,7 +58,7 @@ template <class S, bool MANY = false> struct Reduce {
       if (slot < 0) {
         const int i = tile.block * ROWS + r, n = positionOf(p, i), h = tile.head * p.group + i - n * p.group;
         const long long row = tile.row + n;
-        to = (char*)p.out + (row * p.outRow + h * p.outHead + c) * (p.outType == F32 ? 4 : 2);
+        to = (char*)p.out + (row * p.outRow + h * p.outHead + c) * bytesOf(p.outType);
         statistics = p.lse != nullptr && c == 0 ? p.lse + row * p.lseRow + h * p.lseHead : nullptr;
       } else {
         const long long at = (long long)slot * p.rows + r;
@@ -76,14 +76,11 @@ template <class S, bool MANY = false> struct Reduce {
     if (l != 0.f)
 #pragma unroll
       for (int k = 0; k < PAIRS; k++) v[k] = make_float2(o[k].x * f, o[k].y * f);
-    if (p.outType == F32) {
+    withStore(p.outType, [&](auto s) {
 #pragma unroll
-      for (int k = 0; k < PAIRS; k++) ((float2*)destination.to)[k] = v[k];
-    } else {
-#pragma unroll
-      for (int k = 0; k < PAIRS; k++) ((u32*)destination.to)[k] = p.outType == F16 ? Float16::pack(v[k].x, v[k].y) : BFloat16::pack(v[k].x, v[k].y);
-    }
-    if (destination.statistics != nullptr) *destination.statistics = l == 0.f ? -LEAN_INF : logSum(m, log2_(l) - S::T::lift);
+      for (int k = 0; k < PAIRS; k++) decltype(s)::store2(destination.to, 2 * k, v[k]);
+    });
+    if (destination.statistics != nullptr) *destination.statistics = l == 0.f ? -LEAN_INF : logSum(m, log2_(l) - S::Math::lift);
   }
   __device__ static __forceinline__ void store(const Params& p, const Destination& destination, float4 o, float m, float l) { store(p, destination, {make_float2(o.x, o.y), make_float2(o.z, o.w)}, m, l); }
 
@@ -121,7 +118,7 @@ template <class S, bool MANY = false> struct Reduce {
   // 100 instructions, most of them one behind the other, and finding out where the next one
   // goes took as many again. A kernel of its own, since launches of few rows and a few us take
   // up to 4% longer with it.
-  static_assert(!MANY || EPILOGUE_WARPS > 0 && D == 128 && S::T::bytes == 2, "a warp has a row of 32 times four columns; others were not measured");
+  static_assert(!MANY || EPILOGUE_WARPS > 0 && D == 128 && S::Store::bytes == 2, "a warp has a row of 32 times four columns; others were not measured");
   __device__ static __forceinline__ void combineRows(const Shared& sh, int buffer, int warps, int rows, u64* tagged, u32 run, int r, int step, int end, int c) {
 #pragma unroll 1
     for (; r < end; r += 2 * step) {

@@ -3,11 +3,13 @@
 #include "copy.cuh"
 #include "attn_work.cuh"
 
-// The layout that follows from an element type and a head dim.
+// The layout that follows from a Format of keys and values and a head dim.
 // LINKED: attention is a layer of the single-launch decoder, see decode_attention.cuh. PAGED: keys and values
 // lie in pages of a power of two of tokens, so that a page is some chunks, or a chunk some pages.
 template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Shape {
   using T = T_;
+  using Store = typename T::Store;
+  using Math = typename T::Math;
   static constexpr int D = D_;
   static constexpr bool LINKED = LINKED_, PAGED = PAGED_;
   // Keys of a chunk: where shared memory is large, as many products' worth of
@@ -17,21 +19,21 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Sh
 #else
   static constexpr int MORE = 1;
 #endif
-  static constexpr int KEYS = D * T::bytes <= 128 ? 2 * MORE * T::depth : D * T::bytes <= 256 ? MORE * T::depth : T::depth;
+  static constexpr int KEYS = D * Store::bytes <= 128 ? 2 * MORE * Math::depth : D * Store::bytes <= 256 ? MORE * Math::depth : Math::depth;
   static constexpr int BLOCK = KEYS * 128;                       // bytes of a column block of a chunk
-  static constexpr int BLOCKS = (D * T::bytes + 127) / 128;      // column blocks
+  static constexpr int BLOCKS = (D * Store::bytes + 127) / 128;  // column blocks
   static constexpr int SLOT = 2 * BLOCKS * BLOCK;                // bytes of a chunk's keys and values
-  static constexpr int STEPS = T::bytes == 2 ? D / 16 : D / 8;   // products in a score
+  static constexpr int STEPS = D / Math::depth;                  // products in a score
   static constexpr int TILES = D / 8;                            // products in an output
   static constexpr int WIDTH = D + 8;                            // floats between rows of a state in shared memory
-  static constexpr bool SHARED_QUERY = D * T::bytes > 256;       // too many registers otherwise
-  static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (T::bytes == 2 ? 2 : 1) : 0;
-  static constexpr bool EVEN = D * T::bytes % 128 == 0;          // every column block is full
+  static constexpr bool SHARED_QUERY = D * Math::Operand::bytes > 256; // too many registers otherwise
+  static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (Math::wide ? 1 : 2) : 0;
+  static constexpr bool EVEN = D * Store::bytes % 128 == 0;      // every column block is full
   using Place = Walk<KEYS>;
 };
 
 template <class S> struct Ring : S {
-  using T = typename S::T;
+  using Store = typename S::Store;
   using Place = typename S::Place;
   using S::BLOCK, S::BLOCKS, S::D, S::EVEN, S::KEYS, S::SLOT;
 
@@ -91,7 +93,7 @@ template <class S> struct Ring : S {
       copyBox(to, map, 0, row, 0, bar, policy);
     } else {
 #pragma unroll
-      for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK, map, j * (128 / T::bytes), row, 0, bar, policy);
+      for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK, map, j * (128 / Store::bytes), row, 0, bar, policy);
     }
   }
 
@@ -145,7 +147,7 @@ template <class S> struct Ring : S {
       // A box outside of the array is zeros.
       const auto copyKeys = [&](u32 to, u32 bar, int b, int row) {
 #pragma unroll
-        for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / T::bytes), row, EVEN ? j : 0, bar, policy);
+        for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / Store::bytes), row, EVEN ? j : 0, bar, policy);
       };
       constexpr int OUTSIDE = 0x7ffffff0;
       if constexpr (S::PAGED) {
@@ -271,7 +273,7 @@ template <class S> struct Ring : S {
     // Starts to fill the next slot, or does nothing at the end of the range.
     __device__ __forceinline__ void issue(const Params& p, int lane, int warps) {
       if (more) {
-        constexpr int PIECES = D * T::bytes / 16; // of a row
+        constexpr int PIECES = D * Store::bytes / 16; // of a row
         const u32 base = ring + slot * SLOT;
         const int live = at.s.keys - at.chunk * KEYS;
         const long long row0 = p.box == KEYS ? rowOf(p, 0) : 0;
@@ -280,7 +282,7 @@ template <class S> struct Ring : S {
           int r = i / PIECES, column = i % PIECES * 16;
           bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
           long long from = 0;
-          if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * T::bytes) + column;
+          if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * Store::bytes) + column;
           u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);
           copy16(to, (const char*)p.keys + from, there);
           copy16(to + BLOCKS * BLOCK, (const char*)p.values + from, there);

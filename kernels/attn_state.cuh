@@ -30,10 +30,10 @@ __device__ __forceinline__ void mergeStates(float4 ms, float4 ls, const float4 (
   for (int k = 0; k < 4; k++) o.x += f[k] * os[k].x, o.y += f[k] * os[k].y, o.z += f[k] * os[k].z, o.w += f[k] * os[k].w;
 }
 
-// The weights of scores beside the largest of a row: 4^(x - top), lifted as T has it; and what
+// The weights of scores beside the largest of a row: 4^(x - top), lifted as Math has it; and what
 // a state is multiplied by that becomes part of it, which is not lifted. Each weight takes
 // what 2^(x - top) would, one instruction or, lifted, two.
-template <class T> struct RowWeights : Merge {
+template <class Math> struct RowWeights : Merge {
   float twice, minus; // minus: -twice*base
   __device__ __forceinline__ explicit RowWeights(float top) : Merge(top) {
     // 2*base may be infinite. Numbers so large are the same or 2^103 apart, which any factor
@@ -43,7 +43,7 @@ template <class T> struct RowWeights : Merge {
   }
   // In this order: what is lifted before base is taken off is rounded, and more than lift is infinite.
   __device__ __forceinline__ float of(float x) const {
-    if constexpr (T::lift > 0) return exp2_(__fmaf_rn(__fadd_rn(x, -base), 2.f, T::lift));
+    if constexpr (Math::lift > 0) return exp2_(__fmaf_rn(__fadd_rn(x, -base), 2.f, Math::lift));
     return exp2_(__fmaf_rn(x, twice, minus));
   }
 };

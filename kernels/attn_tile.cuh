@@ -5,15 +5,17 @@
 #include "attn_work.cuh"
 
 template <class S> struct Attention {
-  using T = typename S::T;
+  using Math = typename S::Math;
+  using Operand = typename Math::Operand;
+  using Chunk = Operands<typename S::T>; // of keys and values
   using Place = typename S::Place;
   static constexpr int D = S::D, KEYS = S::KEYS, BLOCK = S::BLOCK, STEPS = S::STEPS, TILES = S::TILES;
-  static constexpr bool WIDE = T::bytes == 4;
+  static constexpr bool WIDE = Math::wide;
   static constexpr bool SHARED = S::SHARED_QUERY;
   static constexpr int EACH = WIDE ? 4 : 8; // elements of a lane in a step
 
   // How numbers of float32 go through products of 16-bit ones. PLAIN: rounded, as they
-  // are of the keys' type anyway. BOTH: in two parts, with twice the products. FOLDED:
+  // are operands anyway. BOTH: in two parts, with twice the products. FOLDED:
   // in two parts where an output tile has no more than 8 rows: the second parts are the
   // operand's rows 8 to 15, so there are as many products as of one part.
   // What an output tile has depends on nothing but itself.
@@ -36,23 +38,17 @@ template <class S> struct Attention {
     float factor[2]; // that makes scores of products
   };
 
-  template <int TYPE> __device__ static __forceinline__ float2 pairOf(const void* q, long long at) {
-    if constexpr (TYPE == F32) return *(const float2*)((const float*)q + at);
-    u32 x = *(const u32*)((const u16*)q + at);
-    return TYPE == F16 ? make_float2(Float16::low(x), Float16::high(x)) : make_float2(BFloat16::low(x), BFloat16::high(x));
-  }
-
   // All loads together, so that they are on their way at the same time.
-  template <int TYPE> __device__ static __forceinline__ void fetch(const void* q, const long long (&at)[2], int t, float (&x)[STEPS][EACH]) {
+  template <class Query> __device__ static __forceinline__ void fetch(const void* q, const long long (&at)[2], int t, float (&x)[STEPS][EACH]) {
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
 #pragma unroll
       for (int j = 0; j < 4; j++) { // row j%2, first or second half of the columns
         const int i = j & 1;
         if constexpr (WIDE) {
-          x[s][j] = loadAs(q, at[i] + s * 8 + (j >> 1) * 4 + t, TYPE);
+          x[s][j] = Query::load(q, at[i] + s * 8 + (j >> 1) * 4 + t);
         } else {
-          float2 v = pairOf<TYPE>(q, at[i] + s * 16 + (j >> 1) * 8 + 2 * t);
+          float2 v = Query::load2(q, at[i] + s * 16 + (j >> 1) * 8 + 2 * t);
           x[s][2 * j] = v.x, x[s][2 * j + 1] = v.y;
         }
       }
@@ -75,7 +71,8 @@ template <class S> struct Attention {
       at[i] = (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + r - n * p.group) * p.queryHead;
     }
     if constexpr (!WIDE && !SHARED) {
-      if (!precise) { // the queries are of the keys' type: they are operands as they are, and have no second parts
+      if (!precise) { // the queries are operands as they are, and have no second parts
+        static_assert(Operand::bytes == 2, "a register has two of them");
         q.factor[0] = q.factor[1] = p.scale;
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
@@ -85,13 +82,7 @@ template <class S> struct Attention {
       }
     }
     float x[STEPS][EACH];
-    if (p.queryType == F32) {
-      fetch<F32>(p.query, at, t, x);
-    } else if (p.queryType == F16) {
-      fetch<F16>(p.query, at, t, x);
-    } else {
-      fetch<BF16>(p.query, at, t, x);
-    }
+    withStore(p.queryType, [&](auto query) { fetch<decltype(query)>(p.query, at, t, x); });
     operandsOf(p, x, q, mode, shared, warp, warps, lane);
   }
 
@@ -108,24 +99,18 @@ template <class S> struct Attention {
       return;
     }
     float2 x[STEPS][2];
-    if (p.queryType == F32) {
-      fetchNarrow<F32>(p.query, at, x);
-    } else if (p.queryType == F16) {
-      fetchNarrow<F16>(p.query, at, x);
-    } else {
-      fetchNarrow<BF16>(p.query, at, x);
-    }
+    withStore(p.queryType, [&](auto query) { fetchNarrow<decltype(query)>(p.query, at, x); });
     operandsOfNarrow(p, x, q, lane);
   }
-  template <int TYPE> __device__ static __forceinline__ void fetchNarrow(const void* q, long long at, float2 (&x)[STEPS][2]) {
+  template <class Query> __device__ static __forceinline__ void fetchNarrow(const void* q, long long at, float2 (&x)[STEPS][2]) {
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) x[s][j] = pairOf<TYPE>(q, at + s * 16 + j * 8);
+      for (int j = 0; j < 2; j++) x[s][j] = Query::load2(q, at + s * 16 + j * 8);
   }
   __device__ static __forceinline__ void operandsOfNarrow(const Params& p, float2 (&x)[STEPS][2], Queries& q, int lane) {
     float factor = p.scale;
-    if constexpr (T::narrow) {
+    if constexpr (Math::narrow) {
       float top = 0.f, up;
 #pragma unroll
       for (int s = 0; s < STEPS; s++)
@@ -142,8 +127,8 @@ template <class S> struct Attention {
     for (int s = 0; s < STEPS; s++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        const u32 hi = T::pack(x[s][j].x, x[s][j].y);
-        q.hi[s][j] = (lane >> 2) % 2 == 0 ? hi : T::pack(x[s][j].x - T::low(hi), x[s][j].y - T::high(hi));
+        const u32 hi = Math::pack(x[s][j].x, x[s][j].y);
+        q.hi[s][j] = (lane >> 2) % 2 == 0 ? hi : Math::pack(x[s][j].x - Math::low(hi), x[s][j].y - Math::high(hi));
       }
   }
 
@@ -162,7 +147,7 @@ template <class S> struct Attention {
   // two, which `factor` undoes.
   __device__ static __forceinline__ void operandsOf(const Params& p, float (&x)[STEPS][EACH], Queries& q, Mode mode, char* shared, int warp, int warps, int lane) {
     q.factor[0] = q.factor[1] = p.scale;
-    if constexpr (T::narrow) {
+    if constexpr (Math::narrow) {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         float top = 0.f;
@@ -186,10 +171,10 @@ template <class S> struct Attention {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         if constexpr (WIDE) {
-          hi[j] = T::lead(x[s][j]), lo[j] = T::rest(x[s][j]);
+          hi[j] = Math::lead(x[s][j]), lo[j] = Math::rest(x[s][j]);
         } else {
-          hi[j] = T::pack(x[s][2 * j], x[s][2 * j + 1]);
-          lo[j] = T::pack(x[s][2 * j] - T::low(hi[j]), x[s][2 * j + 1] - T::high(hi[j]));
+          hi[j] = Math::pack(x[s][2 * j], x[s][2 * j + 1]);
+          lo[j] = Math::pack(x[s][2 * j] - Math::low(hi[j]), x[s][2 * j + 1] - Math::high(hi[j]));
         }
         if (!WIDE && mode == FOLDED && (j & 1)) hi[j] = lo[j];
         if constexpr (!SHARED) q.hi[s][j] = hi[j], q.lo[s][j] = lo[j];
@@ -214,8 +199,8 @@ template <class S> struct Attention {
       for (int j = 0; j < 4; j++) x[j] = LO ? q.lo[k][j] : q.hi[k][j];
     } else if constexpr (WIDE) {
       float4 f = ((const float4*)shared)[k * 32 + lane];
-      x[0] = LO ? T::rest(f.x) : T::lead(f.x), x[1] = LO ? T::rest(f.y) : T::lead(f.y);
-      x[2] = LO ? T::rest(f.z) : T::lead(f.z), x[3] = LO ? T::rest(f.w) : T::lead(f.w);
+      x[0] = LO ? Math::rest(f.x) : Math::lead(f.x), x[1] = LO ? Math::rest(f.y) : Math::lead(f.y);
+      x[2] = LO ? Math::rest(f.z) : Math::lead(f.z), x[3] = LO ? Math::rest(f.w) : Math::lead(f.w);
     } else {
       uint4 v = ((const uint4*)shared)[((LO ? STEPS : 0) + k) * 32 + lane];
       x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
@@ -288,12 +273,12 @@ template <class S> struct Attention {
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
           u32 b[4];
-          loadMatrix(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + half));
-          T::mma(s[n], hi, b[0], b[1]);
-          T::mma(s[n + 1], hi, b[2], b[3]);
+          Chunk::load(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + half));
+          Math::mma(s[n], hi, b[0], b[1]);
+          Math::mma(s[n + 1], hi, b[2], b[3]);
           if constexpr (MODE == BOTH) {
-            T::mma(s2[n], lo, b[0], b[1]);
-            T::mma(s2[n + 1], lo, b[2], b[3]);
+            Math::mma(s2[n], lo, b[0], b[1]);
+            Math::mma(s2[n + 1], lo, b[2], b[3]);
           }
         }
       }
@@ -311,13 +296,13 @@ template <class S> struct Attention {
 #pragma unroll
         for (int n = 0; n < N; n++) {
           u32 b[4];
-          loadMatrix(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + part));
+          Chunk::load(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + part));
 #pragma unroll
           for (int j = 0; j < 2; j++) {
             float x = __uint_as_float(b[2 * j]), y = __uint_as_float(b[2 * j + 1]);
-            T::mma(s[n], hi[j], T::lead(x), T::lead(y));
-            T::mma(s2[n], hi[j], T::rest(x), T::rest(y));
-            T::mma(s2[n], lo[j], T::lead(x), T::lead(y));
+            Math::mma(s[n], hi[j], Math::lead(x), Math::lead(y));
+            Math::mma(s2[n], hi[j], Math::rest(x), Math::rest(y));
+            Math::mma(s2[n], lo[j], Math::lead(x), Math::lead(y));
           }
         }
       }
@@ -345,19 +330,19 @@ template <class S> struct Attention {
         for (int j = 0; j < 4; j++) {
           const int i = MODE == FOLDED ? 0 : j & 1;
           float x = s[k + (j >> 1)][i * 2], y = s[k + (j >> 1)][i * 2 + 1];
-          hi[j] = T::pack(x, y);
-          if constexpr (MODE != PLAIN) lo[j] = T::pack(x - T::low(hi[j]), y - T::high(hi[j]));
+          hi[j] = Math::pack(x, y);
+          if constexpr (MODE != PLAIN) lo[j] = Math::pack(x - Math::low(hi[j]), y - Math::high(hi[j]));
           if (MODE == FOLDED && (j & 1)) hi[j] = lo[j];
         }
 #pragma unroll
         for (int n = 0; n < TILES; n += 2) {
           u32 b[4];
-          loadMatrixTransposed(b, values + n / 8 * BLOCK + swizzled(row + k * 8, n % 8 * 16 + half));
-          T::mma(st.o[n], hi, b[0], b[1]);
-          T::mma(st.o[n + 1], hi, b[2], b[3]);
+          Chunk::loadTransposed(b, values + n / 8 * BLOCK + swizzled(row + k * 8, n % 8 * 16 + half));
+          Math::mma(st.o[n], hi, b[0], b[1]);
+          Math::mma(st.o[n + 1], hi, b[2], b[3]);
           if constexpr (MODE == BOTH) {
-            T::mma(st.o[n], lo, b[0], b[1]);
-            T::mma(st.o[n + 1], lo, b[2], b[3]);
+            Math::mma(st.o[n], lo, b[0], b[1]);
+            Math::mma(st.o[n + 1], lo, b[2], b[3]);
           }
         }
       }
@@ -370,17 +355,15 @@ template <class S> struct Attention {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           float x = s[k][(j & 1) * 2 + (j >> 1)];
-          hi[j] = T::lead(x), lo[j] = T::rest(x);
+          hi[j] = Math::lead(x), lo[j] = Math::rest(x);
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
           u32 column = n % 4 * 32 + g * 4, block = values + n / 4 * BLOCK;
-          float x, y;
-          asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(block + swizzled(k * 8 + 2 * t, column)) : "memory");
-          asm volatile("ld.shared.f32 %0, [%1];" : "=f"(y) : "r"(block + swizzled(k * 8 + 2 * t + 1, column)) : "memory");
-          T::mma(st.o[n], hi, T::lead(x), T::lead(y));
-          T::mma(st.o[n], hi, T::rest(x), T::rest(y));
-          T::mma(st.o[n], lo, T::lead(x), T::lead(y));
+          const float x = Chunk::element(block + swizzled(k * 8 + 2 * t, column)), y = Chunk::element(block + swizzled(k * 8 + 2 * t + 1, column));
+          Math::mma(st.o[n], hi, Math::lead(x), Math::lead(y));
+          Math::mma(st.o[n], hi, Math::rest(x), Math::rest(y));
+          Math::mma(st.o[n], lo, Math::lead(x), Math::lead(y));
         }
       }
     }
@@ -419,7 +402,7 @@ template <class S> struct Attention {
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
       top[i] = fmaxf(top[i], st.m[i]);
-      const RowWeights<T> weights(top[i]);
+      const RowWeights<Math> weights(top[i]);
       shrink[i] = weights.weight(st.m[i]);
 #pragma unroll
       for (int n = 0; n < N; n++)
@@ -479,8 +462,8 @@ template <class S> struct Attention {
 #pragma unroll
       for (int i = 0; i < GROUPS; i++) {
         u32 a[4];
-        loadMatrix(a, slot + k / 4 * BLOCK + swizzled(row + i * 16, k % 4 * 32 + half));
-        T::mma(s[i], a, q.hi[k][0], q.hi[k][1]);
+        Chunk::load(a, slot + k / 4 * BLOCK + swizzled(row + i * 16, k % 4 * 32 + half));
+        Math::mma(s[i], a, q.hi[k][0], q.hi[k][1]);
       }
     float x[GROUPS][2], top = -LEAN_INF;
 #pragma unroll
@@ -494,7 +477,7 @@ template <class S> struct Attention {
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
     top = fmaxf(top, st.m[0]);
-    const RowWeights<T> weights(top);
+    const RowWeights<Math> weights(top);
     if (__any_sync(~0u, top != st.m[0])) {
       const float shrink = weights.weight(st.m[0]);
       st.l[0] *= shrink, st.m[0] = top;
@@ -508,7 +491,7 @@ template <class S> struct Attention {
       for (int j = 0; j < 2; j++) {
         const float v = weights.of(x[i][j]);
         st.l[0] += v;
-        w[i][j] = transposed(T::pack(v, v - T::low(T::pack(v, 0.f))));
+        w[i][j] = transposed(Math::pack(v, v - Math::low(Math::pack(v, 0.f))));
       }
     // Four 8x8 matrices, transposed: 16 columns of 16 values.
     const u32 value = (lane & 7) + (lane >> 4) * 8, side = ((lane >> 3) & 1) * 16;
@@ -517,8 +500,8 @@ template <class S> struct Attention {
 #pragma unroll
       for (int n = 0; n < D / 16; n++) {
         u32 a[4];
-        loadMatrixTransposed(a, slot + S::SLOT / 2 + n / 4 * BLOCK + swizzled(value + i * 16, n % 4 * 32 + side));
-        T::mma(st.o[n], a, w[i][0], w[i][1]);
+        Chunk::loadTransposed(a, slot + S::SLOT / 2 + n / 4 * BLOCK + swizzled(value + i * 16, n % 4 * 32 + side));
+        Math::mma(st.o[n], a, w[i][0], w[i][1]);
       }
   }
 };

@@ -54,17 +54,8 @@ template <class Parts, class Run> __device__ __forceinline__ void eachRow(const 
   }
 }
 
-template <class T> __device__ __forceinline__ float2 pairAt(const void* p, long long i) {
-  if constexpr (T::bytes == 4) {
-    return *(const float2*)((const float*)p + i);
-  } else {
-    const u32 x = *(const u32*)((const u16*)p + i);
-    return make_float2(T::low(x), T::high(x));
-  }
-}
-
 // scores = scale * q K^T, of base 4.
-template <class T> __device__ __forceinline__ void unfusedScores(const UnfusedParams& u) {
+template <class Store> __device__ __forceinline__ void unfusedScores(const UnfusedParams& u) {
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -86,7 +77,7 @@ template <class T> __device__ __forceinline__ void unfusedScores(const UnfusedPa
 #pragma unroll
         for (int c = 0; c < UNFUSED_PAIRS; c++) {
           const int i = c * 64 + lane * 2;
-          const float2 x = i < u.dim ? pairAt<T>(u.p.keys, at + i) : make_float2(0.f, 0.f);
+          const float2 x = i < u.dim ? Store::load2(u.p.keys, at + i) : make_float2(0.f, 0.f);
           sum[k] += q[c].x * x.x + q[c].y * x.y;
         }
       }
@@ -113,7 +104,7 @@ __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
     float top = -LEAN_INF, sum = 0.f;
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) top = fmaxf(top, x[j]);
     top = foldBlock(top, room, [](float a, float b) { return fmaxf(a, b); });
-    const RowWeights<Float32> weights(top);
+    const RowWeights<MmaTF32> weights(top);
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) {
       const float e = weights.of(x[j]);
       sum += e, x[j] = e;
@@ -127,7 +118,7 @@ __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
 }
 
 // out = weights V, and what rows get that see no key.
-template <class T> __device__ __forceinline__ void unfusedSum(const UnfusedParams& u) {
+template <class Store> __device__ __forceinline__ void unfusedSum(const UnfusedParams& u) {
   __shared__ float2 room[UNFUSED_WARPS][UNFUSED_PAIRS * 32];
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
@@ -147,7 +138,7 @@ template <class T> __device__ __forceinline__ void unfusedSum(const UnfusedParam
 #pragma unroll
         for (int c = 0; c < UNFUSED_PAIRS; c++) {
           const int i = c * 64 + lane * 2;
-          const float2 x = there && i < u.dim ? pairAt<T>(p.values, at + i) : make_float2(0.f, 0.f);
+          const float2 x = there && i < u.dim ? Store::load2(p.values, at + i) : make_float2(0.f, 0.f);
           sum[c].x += w * x.x, sum[c].y += w * x.y;
         }
       }

@@ -109,8 +109,10 @@ template <class P, class Zero> __device__ __forceinline__ void writeFullyMasked(
 #pragma unroll 1
   for (int b = blockIdx.x; b < count; b += gridDim.x) {
     const long long row = p.blind[1 + b];
+#pragma unroll 1
     for (int i = thread; i < heads * dim; i += threads) zero(row * p.outRow + i / dim * p.outHead + i % dim);
     if (lse != nullptr)
+#pragma unroll 1
       for (int h = thread; h < heads; h += threads) lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
   }
 }

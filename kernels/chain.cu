@@ -4,19 +4,19 @@
 #include "decode_step.cuh"
 
 #if __CUDA_ARCH__ >= 900
-#define CHAIN(name, T, D, SPLIT) \
-  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ DecodeLaunch p) { DecodeStep<T, D, SPLIT>::run(p); }
+#define CHAIN(name, WEIGHTS, KEYS, D, SPLIT) \
+  extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ DecodeLaunch p) { DecodeStep<WEIGHTS, KEYS, D, SPLIT>::run(p); }
 #else // there are launches for each layer
-#define CHAIN(name, T, D, SPLIT) extern "C" __global__ void name(const __grid_constant__ DecodeLaunch p) {}
+#define CHAIN(name, WEIGHTS, KEYS, D, SPLIT) extern "C" __global__ void name(const __grid_constant__ DecodeLaunch p) {}
 #endif
 
-CHAIN(chain_f16_64, Float16, 64, 1)
-CHAIN(chain_f16_80, Float16, 80, 1)
-CHAIN(chain_f16_128, Float16, 128, 1)
-CHAIN(chain_bf16_64, BFloat16, 64, 1)
-CHAIN(chain_bf16_80, BFloat16, 80, 1)
-CHAIN(chain_bf16_128, BFloat16, 128, 1)
+CHAIN(chain_f16_64, AsF16, AsF16, 64, 1)
+CHAIN(chain_f16_80, AsF16, AsF16, 80, 1)
+CHAIN(chain_f16_128, AsF16, AsF16, 128, 1)
+CHAIN(chain_bf16_64, AsBF16, AsBF16, 64, 1)
+CHAIN(chain_bf16_80, AsBF16, AsBF16, 80, 1)
+CHAIN(chain_bf16_128, AsBF16, AsBF16, 128, 1)
 // Of pairs of thread blocks: 4% to 6% less for x that takes one block 72 KB and more, as
 // OPT-6.7b has it. Models whose heads are smaller have less x, and are slower so.
-CHAIN(chain_f16_128_pairs, Float16, 128, 2)
-CHAIN(chain_bf16_128_pairs, BFloat16, 128, 2)
+CHAIN(chain_f16_128_pairs, AsF16, AsF16, 128, 2)
+CHAIN(chain_bf16_128_pairs, AsBF16, AsBF16, 128, 2)

@@ -37,7 +37,10 @@ struct RingState {
 };
 
 #if __CUDA_ARCH__ >= 900
+// T is the Format of keys and values.
 template <class T, int D> struct DecodeAttend {
+  using Store = typename T::Store;
+  static_assert(Store::bytes == 2 && T::Math::Operand::bytes == 2, "a lane appends four elements as two words, and queries are made of two parts of 16 bits");
   using S = Shape<T, D, true>;
   using A = Attention<S>;
   using R = Reduce<S>;
@@ -66,8 +69,8 @@ template <class T, int D> struct DecodeAttend {
     __device__ __forceinline__ void append(const Params& p, const Place& w, int row, int slot, u32 at, int lane) const {
       const int i = lane * 4;
       if (i < D) {
-        const uint2 keys = make_uint2(T::pack(k[0], k[1]), T::pack(k[2], k[3])), values = make_uint2(T::pack(v[0], v[1]), T::pack(v[2], v[3]));
-        const u32 to = at + i * T::bytes / 128 * S::BLOCK + swizzled(row, i * T::bytes % 128);
+        const uint2 keys = Store::pack4(make_float4(k[0], k[1], k[2], k[3])), values = Store::pack4(make_float4(v[0], v[1], v[2], v[3]));
+        const u32 to = at + i * Store::bytes / 128 * S::BLOCK + swizzled(row, i * Store::bytes % 128);
         asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to), "r"(keys.x), "r"(keys.y) : "memory");
         asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to + S::SLOT / 2), "r"(values.x), "r"(values.y) : "memory");
         if (slot >= 0) {
@@ -271,12 +274,15 @@ template <class T, int D> struct DecodeAttend {
     return passed;
   }
 
-  // Fully masked rows.
+  // Fully masked rows: their zeros are tagged, too.
   __device__ static __forceinline__ void writeFullyMasked(const Params& p, const Links& links, u32 run, int masked) {
-    ::writeFullyMasked(p, masked, D, nullptr, threadIdx.x, CONSUMER_WARPS * 32, [&](long long at) {
-      storeTagged(links.out + at, run, 0.f);
-      ((float*)p.out)[at] = 0.f;
-    });
+#pragma unroll 1
+    for (int b = blockIdx.x; b < masked; b += gridDim.x)
+      for (int i = threadIdx.x; i < p.heads * p.group * D; i += CONSUMER_WARPS * 32) {
+        const long long at = (long long)p.blind[1 + b] * p.outRow + i / D * p.outHead + i % D;
+        storeTagged(links.out + at, run, 0.f);
+        ((float*)p.out)[at] = 0.f;
+      }
   }
 };
 #endif

@@ -5,14 +5,16 @@
 #include "decode_layers.cuh"
 #include "tagged.cuh"
 
-template <class T> struct DecodeOperands {
+template <class Math> struct DecodeOperands {
+  static_assert(Math::Operand::bytes == 2, "numbers are made of two parts of 16 bits");
+
   // What the elements of a row that a warp has at once are scaled by, where the type
   // has few exponents: `up` before they are operands, `down` behind the product.
   struct Scale {
     float up, down;
     template <int N> __device__ __forceinline__ Scale(const float2 (&v)[N]) {
       up = down = 1.f;
-      if constexpr (T::narrow) {
+      if constexpr (Math::narrow) {
         u32 top = 0; // floats of no sign are in the order of their bits
 #pragma unroll
         for (int i = 0; i < N; i++) top = max(top, max(__float_as_uint(v[i].x) & 0x7fffffffu, __float_as_uint(v[i].y) & 0x7fffffffu));
@@ -31,9 +33,9 @@ template <class T> struct DecodeOperands {
     // The i-th pair of a step's eight: lane i%4 takes it, as its first or second word.
     const int i = lane & 7;
     u32* at = (u32*)to + half * 64 + (lane >> 3) * 16 + (i & 3) * 2 + (i >> 2);
-    const u32 lead = T::pack(v.x, v.y);
-    at[0] = lead, at[8] = T::pack(v.x - T::low(lead), v.y - T::high(lead));
-    if (T::narrow && half == 0 && lane == 0) to[DECODE_COLUMNS] = scale.down;
+    const u32 lead = Math::pack(v.x, v.y);
+    at[0] = lead, at[8] = Math::pack(v.x - Math::low(lead), v.y - Math::high(lead));
+    if (Math::narrow && half == 0 && lane == 0) to[DECODE_COLUMNS] = scale.down;
   }
 
   // What a warp learns of its columns of x, if there is a norm: c, and sums of d and of its squares.

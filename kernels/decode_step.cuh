@@ -37,9 +37,12 @@
 // arrives there and here when it is done with its sums, and those that the other block
 // sends count as bytes that the barrier waits for. So nobody waits for stores of its own
 // to arrive, as a barrier of the cluster would have it.
-template <class T, int D, int SPLIT> struct DecodeStep {
-  using L = DecodeAttend<T, D>;
-  using Columns = DecodeOperands<T>;
+// Weights and Keys are Formats, the latter of keys and values.
+template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
+  using Math = typename Weights::Math;
+  using L = DecodeAttend<Keys, D>;
+  using Columns = DecodeOperands<Math>;
+  static_assert(DECODE_COLUMNS * Weights::Store::bytes * DECODE_TILE == DECODE_BOX, "a box is so many columns");
   static constexpr int WORKERS = SPLIT * DECODE_WARPS;
   static constexpr int FIXED = SPLIT == 1 ? DECODE_FIXED : DECODE_FIXED_PAIRS;
   // Attention to large heads takes all registers: what a warp hands on is in shared
@@ -333,17 +336,17 @@ template <class T, int D, int SPLIT> struct DecodeStep {
 #pragma unroll
             for (int s = 0; s < 8; s++) v[q][s] = there ? *(const uint2*)(operands + j * (COLUMNS * DECODE_STRIDE) + q * 4 * DECODE_STRIDE + s * 16) : make_uint2(0, 0);
 #pragma unroll
-            for (int e = 0; e < 2; e++) f[q][e] = T::narrow ? factor(q, e)[j * (COLUMNS * DECODE_STRIDE)] : 1.f;
+            for (int e = 0; e < 2; e++) f[q][e] = Math::narrow ? factor(q, e)[j * (COLUMNS * DECODE_STRIDE)] : 1.f;
           }
           refill(p, layout, state, warp);
           barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
-          for (int s = 0; s < 8; s++) loadMatrix(w[s], slot + s / 4 * (DECODE_BOX / 2) + swizzled(row, s % 4 * 32 + column));
+          for (int s = 0; s < 8; s++) Operands<Weights>::load(w[s], slot + s / 4 * (DECODE_BOX / 2) + swizzled(row, s % 4 * 32 + column));
 #pragma unroll
           for (int q = 0; q < PRODUCTS; q++) {
             float acc[4][4] = {};
 #pragma unroll
-            for (int s = 0; s < 8; s++) T::mma(acc[s & 3], w[s], v[q][s].x, v[q][s].y);
+            for (int s = 0; s < 8; s++) Math::mma(acc[s & 3], w[s], v[q][s].x, v[q][s].y);
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
           }

@@ -64,13 +64,16 @@ __device__ __forceinline__ void finish(const LinearParams& p, int part, int m, i
 __device__ __forceinline__ int exponentOf(float top) { return max((int)((__float_as_uint(top) >> 23) & 255) - 127 - 8, -118); }
 __device__ __forceinline__ float powerOf(int e) { return __int_as_float((127 + e) << 23); }
 
+// T is the Format of the weights.
 template <class T> struct Gemv {
-  static constexpr int BLOCK = 128 / T::bytes;       // elements of a column block
+  using Store = typename T::Store;
+  using Math = typename T::Math;
+  static constexpr int BLOCK = 128 / Store::bytes;   // elements of a column block
   static constexpr int STAGE = GEMV_TILE * 128;    // bytes of a tile's column block
   static constexpr int NT = GEMV_TILE / 16;        // products side by side
   static constexpr int WIDTH = GEMV_TILE + 4;      // floats between rows of a warp's sums
   static constexpr int PAD = 16;                     // floats between rows of x
-  static constexpr bool WIDE = T::bytes == 4;
+  static constexpr bool WIDE = Math::wide;
 
   // A warp's way through its column blocks: those of a tile, then of the next.
   struct Stream {
@@ -123,11 +126,11 @@ template <class T> struct Gemv {
           copyBox(ring + slot * STAGE, &p.maps[to.part], to.column(), to.row(p), 0, full + slot * 8, policy);
         }
 #else
-        const int at = lane % 8 * 16, row = to.row(p), element = to.column() + at / T::bytes;
+        const int at = lane % 8 * 16, row = to.row(p), element = to.column() + at / Store::bytes;
 #pragma unroll
         for (int r = lane / 8; r < GEMV_TILE; r += 4) {
           const bool there = row + r < p.out[to.part] && element < p.in;
-          copy16(ring + slot * STAGE + swizzled(r, at), (const char*)p.w[to.part] + (there ? ((long long)(row + r) * p.in + element) * T::bytes : 0), there);
+          copy16(ring + slot * STAGE + swizzled(r, at), (const char*)p.w[to.part] + (there ? ((long long)(row + r) * p.in + element) * Store::bytes : 0), there);
         }
 #endif
         to.next(p, mine);
@@ -185,7 +188,7 @@ template <class T> struct Gemv {
 #pragma unroll
     for (int h = 0; h < HALVES; h++)
 #pragma unroll
-      for (int k = 0; k < 2; k++) down[h][k] = T::narrow ? powerOf(exponentOf(__uint_as_float(tops[h * 8 + 2 * t + k]))) : 1.f;
+      for (int k = 0; k < 2; k++) down[h][k] = Math::narrow ? powerOf(exponentOf(__uint_as_float(tops[h * 8 + 2 * t + k]))) : 1.f;
     constexpr int MINE = (HALVES * 8 * GEMV_TILE + GEMV_WARPS * 32 - 1) / (GEMV_WARPS * 32); // elements of a tile that a thread finishes
     Addend more[MINE], moreBefore = {0.f, 0.f};
     int partBefore = 0, firstBefore = 0;
@@ -297,11 +300,11 @@ template <class T> struct Gemv {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
           u32 w[4];
-          loadMatrix(w, slot + swizzled(row + n * 16, k * 32 + half));
+          Operands<T>::load(w, slot + swizzled(row + n * 16, k * 32 + half));
 #pragma unroll
           for (int h = 0; h < HALVES; h++) {
-            T::mma(acc[h][n], w, v[h].x, v[h].y);
-            T::mma(acc[h][n], w, v[h].z, v[h].w);
+            Math::mma(acc[h][n], w, v[h].x, v[h].y);
+            Math::mma(acc[h][n], w, v[h].z, v[h].w);
           }
         }
       } else {
@@ -310,15 +313,15 @@ template <class T> struct Gemv {
 #pragma unroll
           for (int n = 0; n < NT; n++) {
             u32 w[4], lead[4], rest[4];
-            loadMatrix(w, slot + swizzled(row + n * 16, k * 64 + s * 32 + half));
+            Operands<T>::load(w, slot + swizzled(row + n * 16, k * 64 + s * 32 + half));
 #pragma unroll
-            for (int j = 0; j < 4; j++) lead[j] = T::lead(__uint_as_float(w[j])), rest[j] = T::rest(__uint_as_float(w[j]));
+            for (int j = 0; j < 4; j++) lead[j] = Math::lead(__uint_as_float(w[j])), rest[j] = Math::rest(__uint_as_float(w[j]));
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
               const float a = __uint_as_float(s ? v[h].z : v[h].x), b = __uint_as_float(s ? v[h].w : v[h].y);
-              T::mma(acc[h][n], lead, T::lead(a), T::lead(b));
-              T::mma(acc[h][n], rest, T::lead(a), T::lead(b));
-              T::mma(acc[h][n], lead, T::rest(a), T::rest(b));
+              Math::mma(acc[h][n], lead, Math::lead(a), Math::lead(b));
+              Math::mma(acc[h][n], rest, Math::lead(a), Math::lead(b));
+              Math::mma(acc[h][n], lead, Math::rest(a), Math::rest(b));
             }
           }
         }
@@ -403,7 +406,7 @@ template <class T> struct Gemv {
       }
       __syncwarp();
     }
-    if constexpr (T::narrow) {
+    if constexpr (Math::narrow) {
       for (int r = 0; r < rounds; r++) {
         const int m = group + r * groups;
         if (m >= p.rows) break;
@@ -422,7 +425,7 @@ template <class T> struct Gemv {
     for (int r = 0; r < rounds; r++) {
       const int m = group + r * groups;
       if (m >= p.rows) break;
-      const float up = T::narrow ? powerOf(-exponentOf(__uint_as_float(((volatile u32*)tops)[m]))) : 1.f;
+      const float up = Math::narrow ? powerOf(-exponentOf(__uint_as_float(((volatile u32*)tops)[m]))) : 1.f;
       constexpr int BATCH = 4;
 #pragma unroll 1
       for (int s = s0; s < s1; s += 8 * BATCH) {
@@ -445,9 +448,9 @@ template <class T> struct Gemv {
       v = make_uint4(__float_as_uint(at[t]), __float_as_uint(at[t + 4]), __float_as_uint(at[t + 8]), __float_as_uint(at[t + 12]));
     } else {
       float2 a = *(const float2*)(at + 2 * t), b = *(const float2*)(at + 2 * t + 8);
-      if constexpr (T::narrow) a.x *= up, a.y *= up, b.x *= up, b.y *= up;
-      v.x = T::pack(a.x, a.y), v.y = T::pack(b.x, b.y);
-      v.z = T::pack(a.x - T::low(v.x), a.y - T::high(v.x)), v.w = T::pack(b.x - T::low(v.y), b.y - T::high(v.y));
+      if constexpr (Math::narrow) a.x *= up, a.y *= up, b.x *= up, b.y *= up;
+      v.x = Math::pack(a.x, a.y), v.y = Math::pack(b.x, b.y);
+      v.z = Math::pack(a.x - Math::low(v.x), a.y - Math::high(v.x)), v.w = Math::pack(b.x - Math::low(v.y), b.y - Math::high(v.y));
     }
     return v;
   }

@@ -24,7 +24,7 @@ constexpr int SKINNY_WARPS = 8;                    // consumers; one more is the
 constexpr int SKINNY_THREADS = (SKINNY_WARPS + 3) * 32;
 
 // The fused append. What a layer makes may be a step's new keys and values: where its parts go in the
-// cache besides, in the type of the weights.
+// cache besides, as its Store has them.
 struct SkinnyAppend {
   void* cache[LINEAR_PARTS]; // null: the part is nothing of the sort
   const int* slots;          // of each row, the row of keys of head 0 that it becomes; -1: none
@@ -47,8 +47,10 @@ __device__ __forceinline__ float reciprocal(int n) {
   return r;
 }
 
-// FEW: fours of x that a lane keeps in registers, where there are no more.
-template <class T, int ROWS, int FEW> struct SkinnyGemm {
+// FEW: fours of x that a lane keeps in registers, where there are no more. T is the Format of the weights; Keys is what the cache's keys and values are stored as.
+template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
+  using Math = typename T::Math;
+  static_assert(T::ready && Math::Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
   static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
@@ -163,7 +165,7 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
         *(float4*)(b.affine + k * b.most * BLOCK + c) = v;
         top[k] = fmaxf(top[k], fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
       }
-    if constexpr (T::narrow) {
+    if constexpr (Math::narrow) {
 #pragma unroll
       for (int i = 16; i > 0; i /= 2)
 #pragma unroll
@@ -258,9 +260,9 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
     // Makes operands of number i of the fours.
     __device__ __forceinline__ void pack(int i, float4 v, float up) const {
       v.x *= up, v.y *= up, v.z *= up, v.w *= up;
-      const u32 a = T::pack(v.x, v.y), b = T::pack(v.z, v.w);
+      const u32 a = Math::pack(v.x, v.y), b = Math::pack(v.z, v.w);
       *(uint2*)(lead + i * STEP) = make_uint2(a, b);
-      *(uint2*)(rest + i * STEP) = make_uint2(T::pack(v.x - T::low(a), v.y - T::high(a)), T::pack(v.z - T::low(b), v.w - T::high(b)));
+      *(uint2*)(rest + i * STEP) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
     }
   };
 
@@ -359,7 +361,7 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
     float mean = 0.f, f = 0.f, top = 0.f; // top: nothing of the row is larger
     if (p.norm) {
       AFFINE.sync();
-      if constexpr (T::narrow) top = fmaxf(b.bounds[0], b.bounds[1]);
+      if constexpr (Math::narrow) top = fmaxf(b.bounds[0], b.bounds[1]);
       clusterWait();
       float squares = 0.f;
       x.each([&](int, float4 v, bool) { mean += (v.x + v.y) + (v.z + v.w); });
@@ -378,13 +380,13 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
       squares = ofRow<MOST>(of.y + count * d * d, plus);
       mean = base + sum * whole, f = rsqrtf(fmaxf(squares - sum * (sum * whole), 0.f) * whole + p.eps);
     } else {
-      if constexpr (T::narrow) {
+      if constexpr (Math::narrow) {
         x.each([&](int, float4 v, bool) { top = fmaxf(top, largest(v)); });
         top = ofRow(top, larger);
       }
       clusterWait();
     }
-    const int exponent = T::narrow ? exponentOf(top) : 0;
+    const int exponent = Math::narrow ? exponentOf(top) : 0;
     if (b.lane % LANES == 0) b.factors[x.row] = powerOf(exponent);
     if (p.norm) {
       x.pack(powerOf(-exponent), [&](int i, float4 v, bool there) {
@@ -400,7 +402,7 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
   // The products of a stage's column block, which is one of x's too.
   __device__ static __forceinline__ void multiply(float (&sums)[N][4], u64 w, u64 x) {
 #pragma unroll
-    for (int k = 0; k < BLOCK / 16; k++) Wgmma<2 * ROWS>::template shared<T>(sums, w + k * 2, x + k * 2, 1); // 32 bytes on
+    for (int k = 0; k < BLOCK / 16; k++) Wgmma<2 * ROWS>::template shared<Math>(sums, w + k * 2, x + k * 2, 1); // 32 bytes on
   }
   // Ends a stage's products, and waits for all but so many stages' products.
   template <int MORE> __device__ static __forceinline__ void multiplied() {
@@ -501,7 +503,7 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
     int there;             // elements of the lane's four
     const float* from;     // the first block's part of them
     float* to;
-    u16* kept; // null: the cache has nothing of it
+    typename Keys::Element* kept; // null: the cache has nothing of it
     float4 bias, residual;
 
     // A lane's fours are of the same row m of x in all pieces, which is kept in `slot`.
@@ -519,7 +521,7 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
       if (p.residual != nullptr) residual = load4(p.residual + (long long)m * out + n, there, even);
       if (slot < 0 || keep.cache[part] == nullptr) return;
       const int head = n / keep.dim;
-      kept = (u16*)keep.cache[part] + (slot + (long long)head * keep.headRows) * keep.dim + n - head * keep.dim;
+      kept = (typename Keys::Element*)keep.cache[part] + (slot + (long long)head * keep.headRows) * keep.dim + n - head * keep.dim;
     }
   };
 
@@ -582,7 +584,7 @@ template <class T, int ROWS, int FEW> struct SkinnyGemm {
       const float4 &a = now.bias, &r = now.residual;
       const float4 u = make_float4(finished(p, v.x, a.x, r.x), finished(p, v.y, a.y, r.y), finished(p, v.z, a.z, r.z), finished(p, v.w, a.w, r.w));
       store4(now.to, now.there, now.even, u);
-      if (now.kept != nullptr) *(uint2*)now.kept = make_uint2(T::pack(u.x, u.y), T::pack(u.z, u.w));
+      if (now.kept != nullptr) Keys::store4(now.kept, 0, u);
     }
     clusterWait();
   }

@@ -46,7 +46,7 @@ struct GemmParams {
 
 #if __CUDA_ARCH__ >= 900
 // A row of operands, a thread block each.
-template <class T> __device__ __forceinline__ void operands(const OperandParams& p) {
+template <class Math> __device__ __forceinline__ void operands(const OperandParams& p) {
   __shared__ float room[8];
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
@@ -79,7 +79,7 @@ template <class T> __device__ __forceinline__ void operands(const OperandParams&
     return v;
   };
   float up = 1.f, down = 1.f;
-  if constexpr (T::narrow) {
+  if constexpr (Math::narrow) {
     float top = 0.f;
     each([&](int i, float4 v) {
       v = normed(i, v);
@@ -93,14 +93,17 @@ template <class T> __device__ __forceinline__ void operands(const OperandParams&
   u32* const rest = lead + (long long)p.rows * (p.n / 2);
   each([&](int i, float4 v) {
     v = normed(i, v);
-    if constexpr (T::narrow) v.x *= up, v.y *= up, v.z *= up, v.w *= up;
-    const u32 a = T::pack(v.x, v.y), b = T::pack(v.z, v.w);
+    if constexpr (Math::narrow) v.x *= up, v.y *= up, v.z *= up, v.w *= up;
+    const u32 a = Math::pack(v.x, v.y), b = Math::pack(v.z, v.w);
     *(uint2*)(lead + i / 2) = make_uint2(a, b);
-    *(uint2*)(rest + i / 2) = make_uint2(T::pack(v.x - T::low(a), v.y - T::high(a)), T::pack(v.z - T::low(b), v.w - T::high(b)));
+    *(uint2*)(rest + i / 2) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
   });
 }
 
+// T is the Format of the weights.
 template <class T, int ROWS> struct TiledGemm {
+  using Math = typename T::Math;
+  static_assert(T::ready && Math::Operand::bytes == 2 && GEMM_STEP * T::Store::bytes == 128, "a step's columns are one column block of operands");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static constexpr bool GROUPS = true; // two warp groups, of 64 rows of W each
 #else
@@ -199,7 +202,7 @@ template <class T, int ROWS> struct TiledGemm {
 #pragma unroll
       for (int k = 0; k < GEMM_STEP / 16; k++)
 #pragma unroll
-        for (int q = 0; q < 2; q++) Wgmma<ROWS>::template shared<T>(sums, rowOperand(w + k * 32), rowOperand(x + q * PART + k * 32), 1);
+        for (int q = 0; q < 2; q++) Wgmma<ROWS>::template shared<Math>(sums, rowOperand(w + k * 32), rowOperand(x + q * PART + k * 32), 1);
       wgmmaCommit();
       wgmmaWait<1>();
       if (before >= 0 && lane == 0) barrierArrive(empty + before * 8);
@@ -226,7 +229,7 @@ template <class T, int ROWS> struct TiledGemm {
       for (int k = 0; k < GEMM_STEP / 16; k++) {
         u32 left[A][4], right[2][B / 2][4];
 #pragma unroll
-        for (int i = 0; i < A; i++) loadMatrix(left[i], w + swizzled(a + i * 16, k * 32 + halfA));
+        for (int i = 0; i < A; i++) Operands<T>::load(left[i], w + swizzled(a + i * 16, k * 32 + halfA));
 #pragma unroll
         for (int q = 0; q < 2; q++)
 #pragma unroll
@@ -236,7 +239,7 @@ template <class T, int ROWS> struct TiledGemm {
 #pragma unroll
           for (int i = 0; i < A; i++)
 #pragma unroll
-            for (int j = 0; j < B; j++) T::mma(sums[i][j], left[i], right[q][j / 2][j % 2 * 2], right[q][j / 2][j % 2 * 2 + 1]);
+            for (int j = 0; j < B; j++) Math::mma(sums[i][j], left[i], right[q][j / 2][j % 2 * 2], right[q][j / 2][j % 2 * 2 + 1]);
       }
       __syncwarp();
       if (lane == 0) barrierArrive(empty + at * 8);

@@ -21,17 +21,17 @@
   ATTENTION(name##_128, T, 128) \
   ATTENTION(name##_256, T, 256)
 
-HEAD_DIMS(lean_f16, Float16)
-HEAD_DIMS(lean_bf16, BFloat16)
-HEAD_DIMS(lean_f32, Float32)
+HEAD_DIMS(lean_f16, AsF16)
+HEAD_DIMS(lean_bf16, AsBF16)
+HEAD_DIMS(lean_f32, AsF32)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-ATTENTION(lean_f16_128_many, Float16, 128, true)
-ATTENTION(lean_bf16_128_many, BFloat16, 128, true)
-ATTENTION(lean_f16_64_paged, Float16, 64, false, true)
-ATTENTION(lean_bf16_64_paged, BFloat16, 64, false, true)
-ATTENTION(lean_f16_128_paged, Float16, 128, false, true)
-ATTENTION(lean_bf16_128_paged, BFloat16, 128, false, true)
+ATTENTION(lean_f16_128_many, AsF16, 128, true)
+ATTENTION(lean_bf16_128_many, AsBF16, 128, true)
+ATTENTION(lean_f16_64_paged, AsF16, 64, false, true)
+ATTENTION(lean_bf16_64_paged, AsBF16, 64, false, true)
+ATTENTION(lean_f16_128_paged, AsF16, 128, false, true)
+ATTENTION(lean_bf16_128_paged, AsBF16, 128, false, true)
 #else // there the others take them
 extern "C" __global__ void lean_f16_128_many(const __grid_constant__ LaunchParams p) {}
 extern "C" __global__ void lean_bf16_128_many(const __grid_constant__ LaunchParams p) {}

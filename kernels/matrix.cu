@@ -6,36 +6,36 @@
 #include "gemm_tiled.cuh"
 
 #if __CUDA_ARCH__ >= 900
-#define OPERANDS(name, T) \
-  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ OperandParams p) { operands<T>(p); }
+#define OPERANDS(name, MATH) \
+  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ OperandParams p) { operands<MATH>(p); }
 #define MATRIX(name, T, ROWS) \
   extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) name(const __grid_constant__ GemmParams p) { TiledGemm<T, ROWS>::run(p); }
 #else // there linear_<element> reads the weights again
-#define OPERANDS(name, T) extern "C" __global__ void name(const __grid_constant__ OperandParams p) {}
+#define OPERANDS(name, MATH) extern "C" __global__ void name(const __grid_constant__ OperandParams p) {}
 #define MATRIX(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ GemmParams p) {}
 #endif
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define BATCH(name, T, ROWS, FEW, BLOCKS) \
-  extern "C" __global__ void __launch_bounds__(SKINNY_THREADS, BLOCKS) name(const __grid_constant__ SkinnyParams p) { SkinnyGemm<T, ROWS, FEW>::run(p); }
+#define BATCH(name, T, KEYS, ROWS, FEW, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(SKINNY_THREADS, BLOCKS) name(const __grid_constant__ SkinnyParams p) { SkinnyGemm<T, KEYS, ROWS, FEW>::run(p); }
 #else // there matrix_ and linear_<element> take these rows
-#define BATCH(name, T, ROWS, FEW, BLOCKS) extern "C" __global__ void name(const __grid_constant__ SkinnyParams p) {}
+#define BATCH(name, T, KEYS, ROWS, FEW, BLOCKS) extern "C" __global__ void name(const __grid_constant__ SkinnyParams p) {}
 #endif
 
-OPERANDS(matrix_operands_f16, Float16)
-OPERANDS(matrix_operands_bf16, BFloat16)
+OPERANDS(matrix_operands_f16, MmaF16)
+OPERANDS(matrix_operands_bf16, MmaBF16)
 
-MATRIX(matrix_f16_32, Float16, 32)
-MATRIX(matrix_f16_64, Float16, 64)
-MATRIX(matrix_f16_128, Float16, 128)
-MATRIX(matrix_bf16_32, BFloat16, 32)
-MATRIX(matrix_bf16_64, BFloat16, 64)
-MATRIX(matrix_bf16_128, BFloat16, 128)
+MATRIX(matrix_f16_32, AsF16, 32)
+MATRIX(matrix_f16_64, AsF16, 64)
+MATRIX(matrix_f16_128, AsF16, 128)
+MATRIX(matrix_bf16_32, AsBF16, 32)
+MATRIX(matrix_bf16_64, AsBF16, 64)
+MATRIX(matrix_bf16_128, AsBF16, 128)
 
-BATCH(batch_f16_8, Float16, 8, 8, 2)
-BATCH(batch_f16_8_wide, Float16, 8, 16, 1)
-BATCH(batch_f16_16, Float16, 16, 8, 2)
-BATCH(batch_f16_16_wide, Float16, 16, 16, 1)
-BATCH(batch_bf16_8, BFloat16, 8, 8, 2)
-BATCH(batch_bf16_8_wide, BFloat16, 8, 16, 1)
-BATCH(batch_bf16_16, BFloat16, 16, 8, 2)
-BATCH(batch_bf16_16_wide, BFloat16, 16, 16, 1)
+BATCH(batch_f16_8, AsF16, Float16, 8, 8, 2)
+BATCH(batch_f16_8_wide, AsF16, Float16, 8, 16, 1)
+BATCH(batch_f16_16, AsF16, Float16, 16, 8, 2)
+BATCH(batch_f16_16_wide, AsF16, Float16, 16, 16, 1)
+BATCH(batch_bf16_8, AsBF16, BFloat16, 8, 8, 2)
+BATCH(batch_bf16_8_wide, AsBF16, BFloat16, 8, 16, 1)
+BATCH(batch_bf16_16, AsBF16, BFloat16, 16, 8, 2)
+BATCH(batch_bf16_16_wide, AsBF16, BFloat16, 16, 16, 1)

@@ -11,7 +11,7 @@
   extern "C" __global__ void name(const __grid_constant__ PrefillParams p) {}
 #endif
 
-PREFILL(prefill_f16_64, Float16, 64, 3, 4)
-PREFILL(prefill_f16_128, Float16, 128, 2, 2)
-PREFILL(prefill_bf16_64, BFloat16, 64, 3, 4)
-PREFILL(prefill_bf16_128, BFloat16, 128, 2, 2)
+PREFILL(prefill_f16_64, AsF16, 64, 3, 4)
+PREFILL(prefill_f16_128, AsF16, 128, 2, 2)
+PREFILL(prefill_bf16_64, AsBF16, 64, 3, 4)
+PREFILL(prefill_bf16_128, AsBF16, 128, 2, 2)

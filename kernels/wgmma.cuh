@@ -26,20 +26,20 @@
 #define WGMMA(N, SUMS, NAMES, I0, I1, I2, I3, I4) \
   template <> struct Wgmma<N> { \
     /* d += a b: a is 64 x 16 and b N x 16, both in shared memory; without `more` d begins with 0. */ \
-    template <class T> __device__ static __forceinline__ void shared(float (&d)[N / 8][4], u64 a, u64 b, int more) { \
-      if constexpr (T::type == F16) { \
+    template <class Math> __device__ static __forceinline__ void shared(float (&d)[N / 8][4], u64 a, u64 b, int more) { \
+      if constexpr (same<typename Math::Operand, Float16>) { \
         WGMMA_SHARED(#N, "f16.f16", NAMES, SUMS, I0, I1, I2); \
       } else { \
-        static_assert(T::type == BF16, "there is no such product"); \
+        static_assert(same<typename Math::Operand, BFloat16>, "there is no such product"); \
         WGMMA_SHARED(#N, "bf16.bf16", NAMES, SUMS, I0, I1, I2); \
       } \
     } \
     /* The same of a, 64 x 16, in registers and b, 16 x N. */ \
-    template <class T> __device__ static __forceinline__ void registers(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) { \
-      if constexpr (T::type == F16) { \
+    template <class Math> __device__ static __forceinline__ void registers(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) { \
+      if constexpr (same<typename Math::Operand, Float16>) { \
         WGMMA_REGISTERS(#N, "f16.f16", NAMES, SUMS, I0, I1, I2, I3, I4); \
       } else { \
-        static_assert(T::type == BF16, "there is no such product"); \
+        static_assert(same<typename Math::Operand, BFloat16>, "there is no such product"); \
         WGMMA_REGISTERS(#N, "bf16.bf16", NAMES, SUMS, I0, I1, I2, I3, I4); \
       } \
     } \

@@ -3,7 +3,7 @@ package attn
 import "fmt"
 
 // Activation is the function of one variable that a linear layer ends with. GPUs have the same numbers
-// (kernels/activation.cuh).
+// (kernels/gemm_activation.cuh).
 type Activation uint8
 
 const (

@@ -11,12 +11,11 @@ var (
 // elements is what kernels make of a type; nothing of those that they do not know.
 var elements = [attn.DTypes]struct {
 	name  string // in the names of kernels
-	code  int32  // what kernels call it
 	depth int    // keys of a tensor core product
 }{
-	attn.Float16:  {"f16", 1, 16},
-	attn.BFloat16: {"bf16", 2, 16},
-	attn.Float32:  {"f32", 0, 8},
+	attn.Float16:  {"f16", 16},
+	attn.BFloat16: {"bf16", 16},
+	attn.Float32:  {"f32", 8},
 }
 
 // Known says whether kernels know a type.
@@ -28,5 +27,5 @@ func Name(d attn.DType) string { return elements[d].name }
 // Depth is how many keys of a type a tensor core product takes.
 func Depth(d attn.DType) int { return elements[d].depth }
 
-// Code is what kernels call a type.
-func Code(d attn.DType) int32 { return elements[d].code }
+// Code is what kernels call a type: they number types as attn does (kernels/types.cuh).
+func Code(d attn.DType) int32 { return int32(d) }

@@ -1,8 +1,10 @@
 package gpu_test
 
 import (
+	"fmt"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 )
@@ -10,7 +12,7 @@ import (
 // Types have the numbers that kernels know them by, and package cuda launches the copies as their kernel is made.
 func TestTypesAreTheKernels(t *testing.T) {
 	for file, lines := range map[string][]string{
-		"types.cuh": {"F32 = 0, F16 = 1, BF16 = 2"},
+		"types.cuh": {fmt.Sprintf("enum : int { F32 = %d, F16 = %d, BF16 = %d };", attn.Float32, attn.Float16, attn.BFloat16)},
 		"copies.cu": {"constexpr int COPIES_MOST = 8; constexpr int COPIES_THREADS = 256; constexpr int COPIES_BLOCK = 4096;"}, // putoff.go of package cuda
 	} {
 		testgpu.Says(t, file, lines...)

@@ -9,43 +9,43 @@ import (
 // What shape.go mirrors is still what the kernels do.
 func TestShapeIsTheKernels(t *testing.T) {
 	for file, lines := range map[string][]string{
-		"work.cuh": {
+		"attn_work.cuh": {
 			"constexpr int ROWS = 16;",
 			"constexpr int TOGETHER = -1;",
-			"constexpr int OPENING = 16;", // openingEntries
-			"constexpr int COMPUTERS = 4; constexpr int COPIERS = 4;",
-			"#ifdef __CUDA_ARCH_FEAT_SM90_ALL constexpr int FINISHERS = 4; #else constexpr int FINISHERS = 0; #endif",
+			"constexpr int PREFETCHED_ENTRIES = 16;", // openingEntries
+			"constexpr int CONSUMER_WARPS = 4; constexpr int PRODUCER_WARPS = 4;",
+			"#ifdef __CUDA_ARCH_FEAT_SM90_ALL constexpr int EPILOGUE_WARPS = 4; #else constexpr int EPILOGUE_WARPS = 0; #endif",
 		},
-		"reduce.cuh": {
-			"constexpr int STATES = COMPUTERS;",
+		"attn_reduce.cuh": {
+			"constexpr int STATES = CONSUMER_WARPS;",
 			"float* o; float4* m; float4* l; int* last;",
 			"HELPED = 8,", // leastMany
 		},
-		"ring.cuh": {
+		"attn_ring.cuh": {
 			"#if __CUDA_ARCH__ >= 900 static constexpr int MORE = LINKED ? 1 : 2; #else static constexpr int MORE = 1; #endif static constexpr int KEYS",
-			"constexpr int KEYS = D * T::bytes <= 128 ? 2 * MORE * T::depth : D * T::bytes <= 256 ? MORE * T::depth : T::depth;",
+			"constexpr int KEYS = D * Store::bytes <= 128 ? 2 * MORE * Math::depth : D * Store::bytes <= 256 ? MORE * Math::depth : Math::depth;",
 			"constexpr int BLOCK = KEYS * 128;",
 			"MANY = S::PAGED ? 160 / BLOCKS : 160;", // testManyTiles
-			"constexpr int BLOCKS = (D * T::bytes + 127) / 128;",
+			"constexpr int BLOCKS = (D * Store::bytes + 127) / 128;",
 			"constexpr int SLOT = 2 * BLOCKS * BLOCK;",
 			"constexpr int WIDTH = D + 8;",
-			"constexpr bool SHARED_QUERY = D * T::bytes > 256;",
-			"constexpr int STEPS = T::bytes == 2 ? D / 16 : D / 8;",
-			"constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (T::bytes == 2 ? 2 : 1) : 0;",
+			"constexpr bool SHARED_QUERY = D * Math::Operand::bytes > 256;",
+			"constexpr int STEPS = D / Math::depth;",
+			"constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (Math::wide ? 1 : 2) : 0;",
 		},
-		"lean.cuh": {
+		"attn_lean.cuh": {
 			"constexpr int MOST = 8; static constexpr bool EARLY = S::BLOCKS == 1;", // TestConfigure
-			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* rooms = bars + 2 * slots; char* rest = (char*)(rooms + 6); typename R::Shared sh; sh.warps = warps, sh.rooms = p.rooms; sh.last = (int*)(rooms + 4); " +
-				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.rooms * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.rooms * ROWS;",
+			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* bufferBars = bars + 2 * slots; char* rest = (char*)(bufferBars + 6); typename R::Shared sh; sh.warps = warps, sh.buffers = p.rooms; sh.last = (int*)(bufferBars + 4); " +
+				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.buffers * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
 		},
-		"lean.cu": {"ATTENTION(lean_f16_128_many, Half, 128, true) ATTENTION(lean_bf16_128_many, Brain, 128, true)",
-			"ATTENTION(lean_f16_64_paged, Half, 64, false, true) ATTENTION(lean_bf16_64_paged, Brain, 64, false, true)"},
-		"prefill.cuh": {
+		"lean.cu": {"ATTENTION(lean_f16_128_many, AsF16, 128, true) ATTENTION(lean_bf16_128_many, AsBF16, 128, true)",
+			"ATTENTION(lean_f16_64_paged, AsF16, 64, false, true) ATTENTION(lean_bf16_64_paged, AsBF16, 64, false, true)"},
+		"attn_prefill.cuh": {
 			"constexpr int ROWS = GROUPS * 64; static constexpr int KEYS = 128;",
-			"constexpr int QUERY = ROWS * D * 2; static constexpr int STAGE = KEYS * D * 2; static constexpr int THREADS = (GROUPS + 1) * 128;",
+			"constexpr int QUERY = ROWS * D * Operand::bytes; static constexpr int STAGE = KEYS * D * Store::bytes; static constexpr int THREADS = (GROUPS + 1) * 128;",
 			"const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);", // prefillPays
 		},
-		"prefill.cu": {"PREFILL(prefill_f16_64, Half, 64, 3, 4) PREFILL(prefill_f16_128, Half, 128, 2, 2) PREFILL(prefill_bf16_64, Brain, 64, 3, 4) PREFILL(prefill_bf16_128, Brain, 128, 2, 2)"},
+		"prefill.cu": {"PREFILL(prefill_f16_64, AsF16, 64, 3, 4) PREFILL(prefill_f16_128, AsF16, 128, 2, 2) PREFILL(prefill_bf16_64, AsBF16, 64, 3, 4) PREFILL(prefill_bf16_128, AsBF16, 128, 2, 2)"},
 	} {
 		testgpu.Says(t, file, lines...)
 	}
@@ -57,15 +57,15 @@ func TestStructs(t *testing.T) {
 		file, name string
 		here       any
 	}{
-		{"kernels/work.cuh", "Seq", sequence{}},
-		{"kernels/work.cuh", "Work", work{}},
-		{"kernels/work.cuh", "Params", Params{}},
-		{"kernels/work.cuh", "MeetParams", meetParams{}},
-		{"kernels/work.cuh", "LaunchParams", params{}},
-		{"kernels/append.cuh", "AppendParams", appendParams{}},
-		{"kernels/unfused.cuh", "UnfusedParams", unfusedParams{}},
-		{"kernels/prefill.cuh", "PrefillTile", prefillTile{}},
-		{"kernels/prefill.cuh", "PrefillParams", prefillParams{}},
+		{"kernels/attn_work.cuh", "Seq", sequence{}},
+		{"kernels/attn_work.cuh", "Work", work{}},
+		{"kernels/attn_work.cuh", "Params", Params{}},
+		{"kernels/attn_work.cuh", "MeetParams", meetParams{}},
+		{"kernels/attn_work.cuh", "LaunchParams", params{}},
+		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},
+		{"kernels/attn_unfused.cuh", "UnfusedParams", unfusedParams{}},
+		{"kernels/attn_prefill.cuh", "PrefillTile", prefillTile{}},
+		{"kernels/attn_prefill.cuh", "PrefillParams", prefillParams{}},
 		{"internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver that computes: the tag cuda
 	} {
 		testgpu.SameStruct(t, c.file, c.name, c.here)

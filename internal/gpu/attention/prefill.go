@@ -12,7 +12,7 @@ import (
 )
 
 // Attention of many query rows, as prompts have them, by kernels of their own
-// (kernels/prefill.cuh): output tiles of 128 rows and more, each the work of one
+// (kernels/attn_prefill.cuh): output tiles of 128 rows and more, each the work of one
 // thread block.
 
 const (

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/half"
 )
 
@@ -46,7 +47,11 @@ func At[T any](address uint64, i int) *T {
 
 // TypeOf is the type that kernels have a number for.
 func TypeOf(code int32) attn.DType {
-	return [...]attn.DType{attn.Float32, attn.Float16, attn.BFloat16}[code]
+	d := attn.DType(code)
+	if !gpu.Known(d) {
+		panic(fmt.Sprintf("kernels know no type %d", code))
+	}
+	return d
 }
 
 // Load is element i of memory of the fake driver.

@@ -106,9 +106,15 @@ result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t n) { return move((uint64_
 result cuMemcpy(uint64_t to, uint64_t from, size_t n) { return move(to, from, n, to); }
 
 // Kernels. Types are numbered as in kernels/types.cuh.
+enum { F32 = 0, F16 = 2, BF16 = 3 };
+// A type that kernels do not know stops them.
+static void known(int type) {
+	if (type != F32 && type != F16 && type != BF16) abort();
+}
 static float get(uint64_t at, int64_t i, int type) {
-	if (type == 0) return ((float *)at)[i];
-	if (type == 1) return (float)((_Float16 *)at)[i];
+	known(type);
+	if (type == F32) return ((float *)at)[i];
+	if (type == F16) return (float)((_Float16 *)at)[i];
 	uint32_t bits = (uint32_t)((uint16_t *)at)[i] << 16;
 	float x;
 	memcpy(&x, &bits, 4);
@@ -117,8 +123,9 @@ static float get(uint64_t at, int64_t i, int type) {
 static void put(uint64_t at, int64_t i, int type, float x) {
 	uint32_t bits;
 	memcpy(&bits, &x, 4);
-	if (type == 0) ((float *)at)[i] = x;
-	else if (type == 1) ((_Float16 *)at)[i] = (_Float16)x;
+	known(type);
+	if (type == F32) ((float *)at)[i] = x;
+	else if (type == F16) ((_Float16 *)at)[i] = (_Float16)x;
 	else ((uint16_t *)at)[i] = (bits + (x == x ? 0x7fff + ((bits >> 16) & 1) : 0)) >> 16;
 }
 
@@ -183,7 +190,7 @@ static int sequences(const struct params *p, int blocks, int tile) {
 }
 
 static void attend(const struct params *p, int blocks, int type, int dim) {
-	int size = type ? 2 : 4, chunk = 32 / size, heads = p->heads * p->group;
+	int size = type == F32 ? 4 : 2, chunk = 32 / size, heads = p->heads * p->group;
 	chunk *= dim * size <= 128 ? 4 : dim * size <= 256 ? 2 : 1;
 	const int *blind = (int *)p->blind;
 	for (int i = 1; i <= blind[0]; i++)
@@ -239,9 +246,9 @@ static result launch(struct object *fn, unsigned blocks, void **params) {
 	int dim = 0; // of lean_<type>_<dim>, and of what may follow
 	sscanf(fn->name, "lean_%*[^_]_%d", &dim);
 	if (!strcmp(fn->name, "lean_append")) append(params[0], blocks);
-	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, 2, dim);
-	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, 1, dim);
-	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, 0, dim);
+	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, BF16, dim);
+	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, F16, dim);
+	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, F32, dim);
 	else if (!strcmp(fn->name, "copy_pieces")) return copy_pieces(params[0], blocks);
 	else elementwise(fn->name, params);
 	return OK;
