@@ -22,9 +22,9 @@
 // where no whole output tiles follow, the blocks of one merge it together
 // (Reduce::mergeTogether).
 #pragma once
-#include "attn_tile.cuh"
 #include "attn_reduce.cuh"
 #include "attn_ring.cuh"
+#include "attn_tile.cuh"
 
 // T is the Format of keys and values.
 template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {

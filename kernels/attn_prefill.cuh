@@ -27,7 +27,7 @@ struct PrefillParams {
   float* lse; // may be null
   const Seq* seqs;
   const int* pages;         // the block table; null where pages hold whole sequences
-  const int* blind;         // rows that see no key: how many, and which
+  const int* blind;         // fully masked rows, which see no key: how many, and which
   const int* count;         // of tiles
   const PrefillTile* tiles; // in the order in which they are taken
   long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
@@ -47,15 +47,15 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
   using Math = typename T::Math;
   using Operand = typename Math::Operand;
   static_assert(T::ready && Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
-  static constexpr int ROWS = GROUPS * 64;       // of an output tile
-  static constexpr int KEYS = 128;               // of a step
-  static constexpr int BLOCKS = D * Store::bytes / 128;        // column blocks of 128 bytes
-  static constexpr int QUERY = ROWS * D * Operand::bytes;      // bytes of an output tile's queries
-  static constexpr int STAGE = KEYS * D * Store::bytes;        // bytes of a step's keys, or values
+  static constexpr int ROWS = GROUPS * 64;                // of an output tile
+  static constexpr int KEYS = 128;                        // of a step
+  static constexpr int BLOCKS = D * Store::bytes / 128;   // column blocks of 128 bytes
+  static constexpr int QUERY = ROWS * D * Operand::bytes; // bytes of an output tile's queries
+  static constexpr int STAGE = KEYS * D * Store::bytes;   // bytes of a step's keys, or values
   static constexpr int THREADS = (GROUPS + 1) * 128;
-  static constexpr int QUERY_PRODUCERS = 96;            // threads
+  static constexpr int QUERY_PRODUCERS = 96;              // threads
   static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160; // registers of a lane
-  static constexpr int CLEARED = 1, MAY_ISSUE = 2;      // named barriers: of all consumers, and each one's
+  static constexpr int CLEARED = 1, MAY_ISSUE = 2;        // named barriers: of all consumers, and each one's
 
   // Addresses in shared memory, and those of barriers. There are two places for queries.
   struct Shared {

@@ -13,7 +13,7 @@ template <class S, bool MANY = false> struct Reduce {
   // What a thread block keeps in shared memory beside the ring.
   struct Shared {
     int warps, buffers;
-    float* o; // states of a buffer: (warps, rows, WIDTH)
+    float* o;  // states of a buffer: (warps, rows, WIDTH)
     float4* m; // of each row, one for each state
     float4* l;
     int* last; // of the two output tiles that a block shares: what it does of them; and a Rest

@@ -1,11 +1,12 @@
 // The rings of chunks in shared memory, and who fills them.
 #pragma once
-#include "copy.cuh"
 #include "attn_work.cuh"
+#include "copy.cuh"
 
 // The layout that follows from a Format of keys and values and a head dim.
-// LINKED: attention is a layer of the single-launch decoder, see decode_attention.cuh. PAGED: keys and values
-// lie in pages of a power of two of tokens, so that a page is some chunks, or a chunk some pages.
+// LINKED: attention is a layer of the single-launch decoder, see decode_attention.cuh. PAGED:
+// keys and values lie in pages of a power of two of tokens, so that a page is some chunks, or
+// a chunk some pages.
 template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Shape {
   using T = T_;
   using Store = typename T::Store;

@@ -1,13 +1,55 @@
 // The arithmetic: queries as operands of the tensor core, and the merging of a
 // chunk of keys and values into an attention state.
 #pragma once
-#include "copy.cuh"
 #include "attn_work.cuh"
+#include "copy.cuh"
+
+// Operands of products from a chunk in shared memory, at `keys` or `values`: how its elements
+// lie there is known here alone. This is for Formats whose elements are operands as they are.
+// Those of another Store are unpacked by a specialisation.
+template <class S, bool READY = S::T::ready> struct ChunkOperands {
+  static_assert(READY, "elements of this Store are not unpacked to operands of this Math yet");
+  static constexpr int BLOCK = S::BLOCK;
+
+  // 16 elements, from number 16k on, of keys 8n to 8n+15 as two right operands: b[0], b[1] and b[2], b[3].
+  __device__ static __forceinline__ void keysRight(u32 (&b)[4], u32 keys, int n, int k, int lane) {
+    const u32 row = (lane & 7) + (lane >> 4) * 8, half = ((lane >> 3) & 1) * 16; // four 8x8 matrices
+    loadMatrix(b, keys + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + half));
+  }
+  // The same of 16 keys, from number 16i on, as a left operand.
+  __device__ static __forceinline__ void keysLeft(u32 (&a)[4], u32 keys, int i, int k, int lane) {
+    const u32 row = lane & 15, half = (lane >> 4) * 16;
+    loadMatrix(a, keys + k / 4 * BLOCK + swizzled(row + i * 16, k % 4 * 32 + half));
+  }
+  // Columns 8n to 8n+15 of 16 values, from number 8k on, as two right operands.
+  __device__ static __forceinline__ void valuesRight(u32 (&b)[4], u32 values, int n, int k, int lane) {
+    const u32 row = lane & 15, half = (lane >> 4) * 16;
+    loadMatrixTransposed(b, values + n / 8 * BLOCK + swizzled(row + k * 8, n % 8 * 16 + half));
+  }
+  // Columns 16n to 16n+15 of 16 values, from number 16i on, as a left operand.
+  __device__ static __forceinline__ void valuesLeft(u32 (&a)[4], u32 values, int n, int i, int lane) {
+    const u32 row = (lane & 7) + (lane >> 4) * 8, side = ((lane >> 3) & 1) * 16;
+    loadMatrixTransposed(a, values + n / 4 * BLOCK + swizzled(row + i * 16, n % 4 * 32 + side));
+  }
+
+  // Of float32: elements 8k to 8k+15 of keys 8n to 8n+7, two steps of a right operand.
+  __device__ static __forceinline__ void keysWide(u32 (&b)[4], u32 keys, int n, int k, int lane) {
+    const u32 row = lane & 7, part = (lane >> 3) * 16; // four 8x4 matrices
+    loadMatrix(b, keys + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + part));
+  }
+  // And column 8n + lane/4 of values number 8k + 2t and 8k + 2t + 1, t = lane%4.
+  __device__ static __forceinline__ float2 valuesWide(u32 values, int n, int k, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+    const u32 column = n % 4 * 32 + g * 4, block = values + n / 4 * BLOCK;
+    const float x = loadShared(block + swizzled(k * 8 + 2 * t, column));
+    return make_float2(x, loadShared(block + swizzled(k * 8 + 2 * t + 1, column)));
+  }
+};
 
 template <class S> struct Attention {
   using Math = typename S::Math;
   using Operand = typename Math::Operand;
-  using Chunk = Operands<typename S::T>; // of keys and values
+  using Chunk = ChunkOperands<S>;
   using Place = typename S::Place;
   static constexpr int D = S::D, KEYS = S::KEYS, BLOCK = S::BLOCK, STEPS = S::STEPS, TILES = S::TILES;
   static constexpr bool WIDE = Math::wide;
@@ -263,8 +305,6 @@ template <class S> struct Attention {
 #pragma unroll
       for (int j = 0; j < 4; j++) s[n][j] = s2[n][j] = 0.f;
     if constexpr (!WIDE) {
-      // Four 8x8 matrices: keys 0-7 and 8-15, 16 elements of each.
-      const u32 row = (lane & 7) + (lane >> 4) * 8, half = ((lane >> 3) & 1) * 16;
 #pragma unroll
       for (int k = 0; k < STEPS; k++) {
         u32 hi[4], lo[4];
@@ -273,7 +313,7 @@ template <class S> struct Attention {
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
           u32 b[4];
-          Chunk::load(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + half));
+          Chunk::keysRight(b, slot, n, k, lane);
           Math::mma(s[n], hi, b[0], b[1]);
           Math::mma(s[n + 1], hi, b[2], b[3]);
           if constexpr (MODE == BOTH) {
@@ -283,8 +323,6 @@ template <class S> struct Attention {
         }
       }
     } else {
-      // Four 8x4 matrices: 16 elements of 8 keys, two steps.
-      const u32 row = lane & 7, part = (lane >> 3) * 16;
 #pragma unroll
       for (int k = 0; k < STEPS; k += 2) {
         u32 hi[2][4], lo[2][4];
@@ -296,7 +334,7 @@ template <class S> struct Attention {
 #pragma unroll
         for (int n = 0; n < N; n++) {
           u32 b[4];
-          Chunk::load(b, slot + k / 4 * BLOCK + swizzled(row + n * 8, k % 4 * 32 + part));
+          Chunk::keysWide(b, slot, n, k, lane);
 #pragma unroll
           for (int j = 0; j < 2; j++) {
             float x = __uint_as_float(b[2 * j]), y = __uint_as_float(b[2 * j + 1]);
@@ -321,8 +359,6 @@ template <class S> struct Attention {
   // Adds probabilities x values to the output.
   template <Mode MODE> __device__ static __forceinline__ void weigh(State& st, const float (&s)[N][4], u32 values, int lane) {
     if constexpr (!WIDE) {
-      // Four 8x8 matrices, transposed: values 0-7 and 8-15, 16 columns.
-      const u32 row = lane & 15, half = (lane >> 4) * 16;
 #pragma unroll
       for (int k = 0; k < N; k += 2) {
         u32 hi[4], lo[4];
@@ -337,7 +373,7 @@ template <class S> struct Attention {
 #pragma unroll
         for (int n = 0; n < TILES; n += 2) {
           u32 b[4];
-          Chunk::loadTransposed(b, values + n / 8 * BLOCK + swizzled(row + k * 8, n % 8 * 16 + half));
+          Chunk::valuesRight(b, values, n, k, lane);
           Math::mma(st.o[n], hi, b[0], b[1]);
           Math::mma(st.o[n + 1], hi, b[2], b[3]);
           if constexpr (MODE == BOTH) {
@@ -348,7 +384,6 @@ template <class S> struct Attention {
       }
     } else {
       // Column t of the probabilities is key 2t, column t+4 key 2t+1: that is how the scores lie.
-      const int g = lane >> 2, t = lane & 3;
 #pragma unroll
       for (int k = 0; k < N; k++) {
         u32 hi[4], lo[4];
@@ -359,8 +394,8 @@ template <class S> struct Attention {
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-          u32 column = n % 4 * 32 + g * 4, block = values + n / 4 * BLOCK;
-          const float x = Chunk::element(block + swizzled(k * 8 + 2 * t, column)), y = Chunk::element(block + swizzled(k * 8 + 2 * t + 1, column));
+          const float2 v = Chunk::valuesWide(values, n, k, lane);
+          const float x = v.x, y = v.y;
           Math::mma(st.o[n], hi, Math::lead(x), Math::lead(y));
           Math::mma(st.o[n], hi, Math::rest(x), Math::rest(y));
           Math::mma(st.o[n], lo, Math::lead(x), Math::lead(y));
@@ -455,14 +490,12 @@ template <class S> struct Attention {
     float s[GROUPS][4];
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.f;
-    // Four 8x8 matrices: 16 keys, 16 elements of each.
-    const u32 row = lane & 15, half = (lane >> 4) * 16;
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
 #pragma unroll
       for (int i = 0; i < GROUPS; i++) {
         u32 a[4];
-        Chunk::load(a, slot + k / 4 * BLOCK + swizzled(row + i * 16, k % 4 * 32 + half));
+        Chunk::keysLeft(a, slot, i, k, lane);
         Math::mma(s[i], a, q.hi[k][0], q.hi[k][1]);
       }
     float x[GROUPS][2], top = -LEAN_INF;
@@ -493,14 +526,12 @@ template <class S> struct Attention {
         st.l[0] += v;
         w[i][j] = transposed(Math::pack(v, v - Math::low(Math::pack(v, 0.f))));
       }
-    // Four 8x8 matrices, transposed: 16 columns of 16 values.
-    const u32 value = (lane & 7) + (lane >> 4) * 8, side = ((lane >> 3) & 1) * 16;
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
 #pragma unroll
       for (int n = 0; n < D / 16; n++) {
         u32 a[4];
-        Chunk::loadTransposed(a, slot + S::SLOT / 2 + n / 4 * BLOCK + swizzled(value + i * 16, n % 4 * 32 + side));
+        Chunk::valuesLeft(a, slot + S::SLOT / 2, n, i, lane);
         Math::mma(st.o[n], a, w[i][0], w[i][1]);
       }
   }

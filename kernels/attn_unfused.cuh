@@ -95,7 +95,7 @@ template <class Store> __device__ __forceinline__ void unfusedScores(const Unfus
 
 // Scores become weights, and leave their log-sum-exp.
 __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
-  __shared__ float room[UNFUSED_WARPS];
+  __shared__ float scratch[UNFUSED_WARPS];
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
   eachRow(u, [](const Seq&) { return 1; }, [&](const UnfusedRow& r, int) {
@@ -103,13 +103,13 @@ __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
     float* const x = u.scores + r.scores;
     float top = -LEAN_INF, sum = 0.f;
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) top = fmaxf(top, x[j]);
-    top = foldBlock(top, room, [](float a, float b) { return fmaxf(a, b); });
+    top = foldBlock(top, scratch, [](float a, float b) { return fmaxf(a, b); });
     const RowWeights<MmaTF32> weights(top);
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) {
       const float e = weights.of(x[j]);
       sum += e, x[j] = e;
     }
-    sum = foldBlock(sum, room, [](float a, float b) { return a + b; });
+    sum = foldBlock(sum, scratch, [](float a, float b) { return a + b; });
     const float f = sum == 0.f ? 0.f : 1.f / sum;
     for (int j = threadIdx.x; j < r.visible; j += UNFUSED_THREADS) x[j] *= f;
     if (threadIdx.x == 0 && u.p.lse != nullptr)
@@ -119,7 +119,7 @@ __device__ __forceinline__ void unfusedSoftmax(const UnfusedParams& u) {
 
 // out = weights V, and what rows get that see no key.
 template <class Store> __device__ __forceinline__ void unfusedSum(const UnfusedParams& u) {
-  __shared__ float2 room[UNFUSED_WARPS][UNFUSED_PAIRS * 32];
+  __shared__ float2 scratch[UNFUSED_WARPS][UNFUSED_PAIRS * 32];
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
   const Params& p = u.p;
@@ -144,12 +144,12 @@ template <class Store> __device__ __forceinline__ void unfusedSum(const UnfusedP
       }
     }
 #pragma unroll
-    for (int c = 0; c < UNFUSED_PAIRS; c++) room[warp][c * 32 + lane] = sum[c];
+    for (int c = 0; c < UNFUSED_PAIRS; c++) scratch[warp][c * 32 + lane] = sum[c];
     __syncthreads();
     const long long to = (r.s->row + r.query) * p.outRow + r.head * p.outHead;
     for (int i = threadIdx.x; i < u.dim / 2; i += UNFUSED_THREADS) {
-      float2 x = room[0][i];
-      for (int w = 1; w < UNFUSED_WARPS; w++) x.x += room[w][i].x, x.y += room[w][i].y;
+      float2 x = scratch[0][i];
+      for (int w = 1; w < UNFUSED_WARPS; w++) x.x += scratch[w][i].x, x.y += scratch[w][i].y;
       storeAs(p.out, to + 2 * i, p.outType, x.x), storeAs(p.out, to + 2 * i + 1, p.outType, x.y);
     }
     __syncthreads();

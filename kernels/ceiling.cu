@@ -1,5 +1,7 @@
 // What a GPU's memory gives to kernels that do nothing but read, with bulk copies and as
 // many bytes in flight as attention has.
+//
+// Needed by: measurements: what the memory gives to kernels that do nothing but read.
 #include "copy.cuh"
 
 #if __CUDA_ARCH__ >= 900

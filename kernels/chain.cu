@@ -1,6 +1,8 @@
 // Entry points of the single-launch decoder: chain_<element>_<head dim>, the element that
 // of weights, keys and values. There is one for each pair that decoders have
 // whose steps are short enough for launches to show.
+//
+// Needed by: every decode.
 #include "decode_step.cuh"
 
 #if __CUDA_ARCH__ >= 900

@@ -2,6 +2,8 @@
 // them by itself takes some 3 us, by the copy engine or a kernel; most of that is the
 // beginning and the end, which all have at once here. The host's pinned memory is
 // read at its address there: a thread has all that it reads on the way at once.
+//
+// Needed by: every decode.
 #include "copy.cuh"
 
 constexpr int COPIES_MOST = 8;

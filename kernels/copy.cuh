@@ -25,20 +25,11 @@ __device__ __forceinline__ void loadMatrixTransposed(u32 (&r)[4], u32 addr) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// Operands of T's products, of elements that lie in shared memory as T's Store has them: here
-// of those that are operands as they are. Elements of another Store are unpacked by a
-// specialisation.
-template <class T> struct Operands {
-  static_assert(T::ready, "elements of this Store are not unpacked to operands of this Math yet");
-  __device__ static __forceinline__ void load(u32 (&r)[4], u32 addr) { loadMatrix(r, addr); }
-  __device__ static __forceinline__ void loadTransposed(u32 (&r)[4], u32 addr) { loadMatrixTransposed(r, addr); }
-  // One of 32 bits.
-  __device__ static __forceinline__ float element(u32 addr) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(addr) : "memory");
-    return x;
-  }
-};
+__device__ __forceinline__ float loadShared(u32 addr) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(addr) : "memory");
+  return x;
+}
 
 // An 8x8 matrix of 16-bit elements, a row for each four lanes, transposed.
 __device__ __forceinline__ u32 transposed(u32 x) {

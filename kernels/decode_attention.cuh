@@ -1,5 +1,6 @@
-// Attention as a layer of the single-launch decoder (decode_step.cuh): the append of a step's new keys and values,
-// and LeanAttention to them and those before, as attn_lean.cuh has it, with these changes.
+// Attention as a layer of the single-launch decoder (decode_step.cuh): the append of a step's
+// new keys and values, and LeanAttention to them and those before, as attn_lean.cuh has it,
+// with these changes.
 // Queries and new tokens are made by layers of the same launch, and waited for as tagged
 // floats. Sequences have one new token each, so all rows of an output tile see all of its
 // keys. Where thread blocks share an output tile, its host waits for what the others
@@ -10,9 +11,9 @@
 // that the block reads merge what comes, in the order of the blocks and of their warps.
 // Who computed them need not meet for that.
 #pragma once
-#include "attn_tile.cuh"
 #include "attn_reduce.cuh"
 #include "attn_ring.cuh"
+#include "attn_tile.cuh"
 
 // What attention has besides as a layer of the single-launch decoder: q and the new
 // tokens' k and v are made by layers of the same launch, and the output is read there.

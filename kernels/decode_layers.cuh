@@ -5,13 +5,13 @@
 #include "decode_rows.cuh"
 
 constexpr int DECODE_WARPS = 8, DECODE_ROWS = 4;
-constexpr int DECODE_TILE = 16;    // rows of W
-constexpr int DECODE_BOX = 4096;   // bytes: 256 of each row of a tile
-constexpr int DECODE_COLUMNS = 128; // elements of a row in it
-constexpr int DECODE_GROUP = 8;    // tiles x rows (gamma and beta are some too) whose sums meet at once
-constexpr int DECODE_FIXED = 14336; // bytes of what each block has, see DecodeStep::Fixed
+constexpr int DECODE_TILE = 16;           // rows of W
+constexpr int DECODE_BOX = 4096;          // bytes: 256 of each row of a tile
+constexpr int DECODE_COLUMNS = 128;       // elements of a row in it
+constexpr int DECODE_GROUP = 8;           // tiles x rows (gamma and beta are some too) whose sums meet at once
+constexpr int DECODE_FIXED = 14336;       // bytes of what each block has, see DecodeStep::Fixed
 constexpr int DECODE_FIXED_PAIRS = 21504; // the same of a block of a pair
-constexpr int DECODE_STRIDE = 144; // floats of a box's columns of a row: operands, and a factor of their products
+constexpr int DECODE_STRIDE = 144;        // floats of a box's columns of a row: operands, and a factor of their products
 
 // What a warp has to know of a norm to ask for its columns of gamma and beta.
 struct DecodeAffine {

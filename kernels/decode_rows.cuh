@@ -2,18 +2,18 @@
 #pragma once
 #include "gemm_gemv.cuh"
 
-// The sum of f(row[i]) over a row that the lanes of `sharers` warps share; `room`
+// The sum of f(row[i]) over a row that the lanes of `sharers` warps share; `scratch`
 // has a float for each warp. All threads of the block call it.
-template <class F> __device__ __forceinline__ float sumOfRow(const float* row, int n, int member, int sharers, int first, float* room, F f) {
+template <class F> __device__ __forceinline__ float sumOfRow(const float* row, int n, int member, int sharers, int first, float* scratch, F f) {
   const int lane = threadIdx.x % 32;
   float sum = 0.f;
 #pragma unroll 8
   for (int i = member * 32 + lane; i < n; i += sharers * 32) sum += f(row[i]);
   sum = sumOfWarp(sum);
-  if (lane == 0) room[first + member] = sum;
+  if (lane == 0) scratch[first + member] = sum;
   __syncthreads();
   sum = 0.f;
-  for (int i = 0; i < sharers; i++) sum += room[first + i];
+  for (int i = 0; i < sharers; i++) sum += scratch[first + i];
   __syncthreads();
   return sum;
 }
@@ -27,13 +27,13 @@ struct NormParams {
 
 // y = (x - mean) / sqrt(variance + eps) * gamma + beta, a thread block a row.
 __device__ __forceinline__ void norm(const NormParams& p) {
-  __shared__ float room[8];
+  __shared__ float scratch[8];
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
   const float* x = p.x + (long long)blockIdx.x * p.n;
   float* y = p.y + (long long)blockIdx.x * p.n;
-  const float mean = sumOfRow(x, p.n, threadIdx.x / 32, 8, 0, room, [](float v) { return v; }) / p.n;
-  const float variance = sumOfRow(x, p.n, threadIdx.x / 32, 8, 0, room, [=](float v) { return (v - mean) * (v - mean); }) / p.n;
+  const float mean = sumOfRow(x, p.n, threadIdx.x / 32, 8, 0, scratch, [](float v) { return v; }) / p.n;
+  const float variance = sumOfRow(x, p.n, threadIdx.x / 32, 8, 0, scratch, [=](float v) { return (v - mean) * (v - mean); }) / p.n;
   const float f = 1.f / sqrtf(variance + p.eps);
   for (int i = threadIdx.x; i < p.n; i += 256) {
     float v = (x[i] - mean) * f;

@@ -25,8 +25,8 @@
 // so gamma and beta are multiplied as if they were rows of x, which costs nothing
 // where the tensor core has columns left.
 #pragma once
-#include "decode_operands.cuh"
 #include "decode_layers.cuh"
+#include "decode_operands.cuh"
 #include "sample_argmax.cuh"
 
 #if __CUDA_ARCH__ >= 900
@@ -37,7 +37,8 @@
 // arrives there and here when it is done with its sums, and those that the other block
 // sends count as bytes that the barrier waits for. So nobody waits for stores of its own
 // to arrive, as a barrier of the cluster would have it.
-// Weights and Keys are Formats, the latter of keys and values.
+//
+// Weights and Keys are Formats, Keys that of keys and values.
 template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
   using Math = typename Weights::Math;
   using L = DecodeAttend<Keys, D>;
@@ -57,10 +58,10 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
       char body[DECODE_BODY];
       int kind, rest[3];
     } layers[3];                                           // this one, the one before and the next, in turn
-    DecodeParams params;                                    // for those that are called: nearer than where the launch has them
+    DecodeParams params;                                   // for those that are called: nearer than where the launch has them
     Work work;                                             // of attention: this block's
     typename L::Place place;                               // where that begins
-    int blind;                                             // rows
+    int blind;                                             // fully masked rows: how many
     u32 before;                                            // see RingState
     u64 residuals[DECODE_WARPS * 32 / SPLIT];              // tagged: of each thread that finishes elements what it adds; while there is attention, see KEEP
     float biases[DECODE_WARPS * 32 / SPLIT];               // and the bias
@@ -341,7 +342,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
           refill(p, layout, state, warp);
           barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
-          for (int s = 0; s < 8; s++) Operands<Weights>::load(w[s], slot + s / 4 * (DECODE_BOX / 2) + swizzled(row, s % 4 * 32 + column));
+          for (int s = 0; s < 8; s++) WeightOperands<Weights>::load(w[s], slot + s / 4 * (DECODE_BOX / 2) + swizzled(row, s % 4 * 32 + column));
 #pragma unroll
           for (int q = 0; q < PRODUCTS; q++) {
             float acc[4][4] = {};

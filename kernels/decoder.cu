@@ -1,5 +1,7 @@
 // Entry points of a decoder's other layers: linear_<element>, and those that
 // touch each row once.
+//
+// Needed by: every decode.
 #include "decode_rows.cuh"
 
 // Two blocks on a multiprocessor, where shared memory allows: the next launch's

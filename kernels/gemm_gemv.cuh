@@ -64,6 +64,13 @@ __device__ __forceinline__ void finish(const LinearParams& p, int part, int m, i
 __device__ __forceinline__ int exponentOf(float top) { return max((int)((__float_as_uint(top) >> 23) & 255) - 127 - 8, -118); }
 __device__ __forceinline__ float powerOf(int e) { return __int_as_float((127 + e) << 23); }
 
+// Left operands, of weights that lie in shared memory as T's Store has them: here of those that
+// are operands as they are. Weights of another Store are unpacked by a specialisation.
+template <class T> struct WeightOperands {
+  static_assert(T::ready, "elements of this Store are not unpacked to operands of this Math yet");
+  __device__ static __forceinline__ void load(u32 (&w)[4], u32 addr) { loadMatrix(w, addr); }
+};
+
 // T is the Format of the weights.
 template <class T> struct Gemv {
   using Store = typename T::Store;
@@ -300,7 +307,7 @@ template <class T> struct Gemv {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
           u32 w[4];
-          Operands<T>::load(w, slot + swizzled(row + n * 16, k * 32 + half));
+          WeightOperands<T>::load(w, slot + swizzled(row + n * 16, k * 32 + half));
 #pragma unroll
           for (int h = 0; h < HALVES; h++) {
             Math::mma(acc[h][n], w, v[h].x, v[h].y);
@@ -313,7 +320,7 @@ template <class T> struct Gemv {
 #pragma unroll
           for (int n = 0; n < NT; n++) {
             u32 w[4], lead[4], rest[4];
-            Operands<T>::load(w, slot + swizzled(row + n * 16, k * 64 + s * 32 + half));
+            WeightOperands<T>::load(w, slot + swizzled(row + n * 16, k * 64 + s * 32 + half));
 #pragma unroll
             for (int j = 0; j < 4; j++) lead[j] = Math::lead(__uint_as_float(w[j])), rest[j] = Math::rest(__uint_as_float(w[j]));
 #pragma unroll

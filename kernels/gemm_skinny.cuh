@@ -1,5 +1,5 @@
-// A skinny GEMM: linear layers of the rows of a batch, more than gemm_gemv.cuh is good at and few
-// enough that a slice of x stays in shared memory, on GPUs of compute capability 9.0:
+// A skinny GEMM: linear layers of the rows of a batch, more than gemm_gemv.cuh is good at
+// and few enough that a slice of x stays in shared memory, on GPUs of compute capability 9.0:
 //
 //	y = f(norm(x) W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
@@ -15,16 +15,16 @@
 #pragma once
 #include "gemm_tiled.cuh"
 
-constexpr int SKINNY_TILE = 64;                    // rows of W
+constexpr int SKINNY_TILE = 64;                     // rows of W
 constexpr int SKINNY_STAGE = 2 * SKINNY_TILE * 128; // bytes: two column blocks of a tile
-constexpr int SKINNY_STAGES = 10;                  // of the ring, at most
-constexpr int SKINNY_PACE = 4;                     // of these are on their way at a time before x is
-constexpr int SKINNY_FIXED = 1024;                 // bytes of what lies before the ring
-constexpr int SKINNY_WARPS = 8;                    // consumers; one more is the producer, and each group of them has an epilogue warp
+constexpr int SKINNY_STAGES = 10;                   // of the ring, at most
+constexpr int SKINNY_PACE = 4;                      // of these are on their way at a time before x is
+constexpr int SKINNY_FIXED = 1024;                  // bytes of what lies before the ring
+constexpr int SKINNY_WARPS = 8;                     // consumers; one more is the producer, and each group of them has an epilogue warp
 constexpr int SKINNY_THREADS = (SKINNY_WARPS + 3) * 32;
 
-// The fused append. What a layer makes may be a step's new keys and values: where its parts go in the
-// cache besides, as its Store has them.
+// The fused append. What a layer makes may be a step's new keys and values: where its parts
+// go in the cache besides, as its Store has them.
 struct SkinnyAppend {
   void* cache[LINEAR_PARTS]; // null: the part is nothing of the sort
   const int* slots;          // of each row, the row of keys of head 0 that it becomes; -1: none
@@ -37,7 +37,7 @@ struct SkinnyParams {
   TensorMap x; // its rows, 32 floats of each
   LinearParams p;
   SkinnyAppend keep; // without slots there is nothing to keep
-  int pairs;      // a box of W is two column blocks: all slices have an even number of them
+  int pairs;         // a box of W is two column blocks: all slices have an even number of them
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -47,19 +47,20 @@ __device__ __forceinline__ float reciprocal(int n) {
   return r;
 }
 
-// FEW: fours of x that a lane keeps in registers, where there are no more. T is the Format of the weights; Keys is what the cache's keys and values are stored as.
+// FEW: fours of x that a lane keeps in registers, where there are no more. T is the Format of
+// the weights, and Keys the Store of the cache's keys and values.
 template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   using Math = typename T::Math;
   static_assert(T::ready && Math::Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
   static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
-  static constexpr int UNITS = SKINNY_TILE / 8;           // of a tile
+  static constexpr int UNITS = SKINNY_TILE / 8;          // of a tile
   static constexpr int PARTIALS = UNITS * UNIT;          // that a block sends of a tile, and is sent of a group's
   static constexpr int N = 2 * ROWS / 8;                 // products side by side
   static constexpr int MOST = 16;                        // blocks of a cluster
   static constexpr int MOMENTS = MOST * 2 * ROWS;        // floats: mean and sum of squares of each row, of each block of a cluster
-  static constexpr int LANES = SKINNY_WARPS * 32 / ROWS;  // that have a row of the block's slice of x: fours of elements, in turn
+  static constexpr int LANES = SKINNY_WARPS * 32 / ROWS; // that have a row of the block's slice of x: fours of elements, in turn
 
   struct Block {
     int warp, lane, rank, split, log; // log: of split, a power of two; what divides by it would take longer than a product
@@ -246,11 +247,11 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   // next of a lane's fours is STEP bytes on.
   struct Share {
     static constexpr int STEP = LANES / (BLOCK / 4) * X;
-    int row, four, fours, room; // its row; its first four, the end of those that are there and of those that there is room for
+    int row, four, fours, capacity; // its row; its first four, the end of those that are there and of those that there is a place for
     char *floats, *lead, *rest; // of the first four, as floats and as both parts of operands
     __device__ __forceinline__ Share(const LinearParams& p, const Block& b) {
       row = b.warp * (32 / LANES) + b.lane / LANES, four = b.lane % LANES;
-      fours = max(min(b.blocks * BLOCK, p.in - b.from * BLOCK), 0) / 4, room = b.blocks * (BLOCK / 4);
+      fours = max(min(b.blocks * BLOCK, p.in - b.from * BLOCK), 0) / 4, capacity = b.blocks * (BLOCK / 4);
       const u32 in = four % (BLOCK / 4);
       char* const block = b.x + four / (BLOCK / 4) * X;
       floats = block + swizzled(in / 8 * ROWS + row, in % 8 * 16);
@@ -267,12 +268,12 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   };
 
   // A lane's fours in registers: it brings them itself, all at once, which is faster than
-  // to ask the copy engine for them. What is unrolled ends at the last that there is room
+  // to ask the copy engine for them. What is unrolled ends at the last that there is a place
   // for: each jump costs as much as a four.
   struct Few : Share {
     using Share::Share;
     float4 x[FEW];
-    __device__ __forceinline__ bool ends(int i) const { return i * LANES >= this->room; }
+    __device__ __forceinline__ bool ends(int i) const { return i * LANES >= this->capacity; }
     __device__ __forceinline__ void bring(const LinearParams& p, const Block& b) {
       const float* const from = p.x + (long long)this->row * p.in + b.from * BLOCK + this->four * 4;
       waitForEarlier();
@@ -297,7 +298,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       for (int i = 0; i < FEW; i++) {
         if (ends(i)) break;
         const float4 v = f(i, x[i], this->has(i));
-        if (this->four + i * LANES < this->room) Share::pack(i, v, up);
+        if (this->four + i * LANES < this->capacity) Share::pack(i, v, up);
       }
     }
   };
@@ -314,8 +315,8 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     // The lanes that have a row of a column block have all read it before any writes.
     template <class F> __device__ __forceinline__ void pack(float up, F f) const {
 #pragma unroll 4
-      for (int i = 0; i * LANES < this->room; i++) {
-        const bool there = this->four + i * LANES < this->room;
+      for (int i = 0; i * LANES < this->capacity; i++) {
+        const bool there = this->four + i * LANES < this->capacity;
         float4 v;
         if (there) v = f(i, at(i), this->has(i));
         __syncwarp();

@@ -14,11 +14,11 @@
 #include "gemm_gemv.cuh"
 #include "wgmma.cuh"
 
-constexpr int GEMM_WARPS = 8;                        // that multiply; one more copies
+constexpr int GEMM_WARPS = 8;                    // consumers; one more is the producer
 constexpr int GEMM_THREADS = (GEMM_WARPS + 1) * 32;
-constexpr int GEMM_TILE = 128;                       // rows of W
-constexpr int GEMM_STEP = 64;                        // columns: 128 bytes
-constexpr int GEMM_WIDTH = GEMM_TILE + 4;          // floats between rows of a tile's sums
+constexpr int GEMM_TILE = 128;                   // rows of W
+constexpr int GEMM_STEP = 64;                    // columns: 128 bytes
+constexpr int GEMM_WIDTH = GEMM_TILE + 4;        // floats between rows of a tile's sums
 
 struct OperandParams {
   const float *x, *gamma, *beta; // gamma and beta may be null
@@ -47,7 +47,7 @@ struct GemmParams {
 #if __CUDA_ARCH__ >= 900
 // A row of operands, a thread block each.
 template <class Math> __device__ __forceinline__ void operands(const OperandParams& p) {
-  __shared__ float room[8];
+  __shared__ float scratch[8];
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
   const float* x = p.x + (long long)blockIdx.x * p.n;
@@ -60,10 +60,10 @@ template <class Math> __device__ __forceinline__ void operands(const OperandPara
   if (p.norm) {
     float sum = 0.f;
     each([&](int, float4 v) { sum += (v.x + v.y) + (v.z + v.w); });
-    mean = foldBlock(sum, room, plus) / p.n;
+    mean = foldBlock(sum, scratch, plus) / p.n;
     sum = 0.f;
     each([&](int, float4 v) { sum += ((v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean)) + ((v.z - mean) * (v.z - mean) + (v.w - mean) * (v.w - mean)); });
-    f = 1.f / sqrtf(foldBlock(sum, room, plus) / p.n + p.eps);
+    f = 1.f / sqrtf(foldBlock(sum, scratch, plus) / p.n + p.eps);
   }
   const auto normed = [&](int i, float4 v) {
     if (!p.norm) return v;
@@ -85,7 +85,7 @@ template <class Math> __device__ __forceinline__ void operands(const OperandPara
       v = normed(i, v);
       top = fmaxf(top, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
     });
-    const int e = exponentOf(foldBlock(top, room, [](float a, float b) { return fmaxf(a, b); }));
+    const int e = exponentOf(foldBlock(top, scratch, [](float a, float b) { return fmaxf(a, b); }));
     up = powerOf(-e), down = powerOf(e);
   }
   if (threadIdx.x == 0) p.factors[blockIdx.x] = down;
@@ -229,7 +229,7 @@ template <class T, int ROWS> struct TiledGemm {
       for (int k = 0; k < GEMM_STEP / 16; k++) {
         u32 left[A][4], right[2][B / 2][4];
 #pragma unroll
-        for (int i = 0; i < A; i++) Operands<T>::load(left[i], w + swizzled(a + i * 16, k * 32 + halfA));
+        for (int i = 0; i < A; i++) WeightOperands<T>::load(left[i], w + swizzled(a + i * 16, k * 32 + halfA));
 #pragma unroll
         for (int q = 0; q < 2; q++)
 #pragma unroll

@@ -3,6 +3,7 @@ package kernels
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -209,24 +210,161 @@ func TestModulesAreOfTheseSources(t *testing.T) {
 	}
 }
 
+// What modules may take, packed: those that every decode needs, and all of them, which each
+// binary carries.
+const (
+	mostEveryDecode = 4 << 20
+	mostModules     = 12 << 20
+)
+
+// overBudget says what is wrong with the modules of a directory.
+func overBudget(dir fs.FS) (wrong []string, err error) {
+	units, err := fs.Glob(dir, "modules/*.json")
+	if err != nil {
+		return nil, err
+	}
+	s, decode, all := &store{files: dir}, 0, 0
+	for _, unit := range units {
+		unit = strings.TrimSuffix(strings.TrimPrefix(unit, "modules/"), ".json")
+		m, err := s.manifest(unit)
+		if err != nil {
+			return nil, err
+		}
+		archive, err := fs.Stat(dir, "modules/"+unit+".bin")
+		if err != nil {
+			return nil, err
+		}
+		if int64(m.Packed) != archive.Size() {
+			wrong = append(wrong, fmt.Sprintf("%s: packed %d bytes, there are %d", unit, m.Packed, archive.Size()))
+		}
+		if m.Need == "" {
+			wrong = append(wrong, unit+": nothing says who needs it")
+		}
+		if all += m.Packed; m.Need == pack.EveryDecode {
+			decode += m.Packed
+		}
+	}
+	if decode > mostEveryDecode {
+		wrong = append(wrong, fmt.Sprintf("what every decode needs takes %d bytes, %d is the most", decode, mostEveryDecode))
+	}
+	if all > mostModules {
+		wrong = append(wrong, fmt.Sprintf("modules take %d bytes, %d is the most", all, mostModules))
+	}
+	return wrong, nil
+}
+
 // TestModulesSize bounds what every binary carries, and what each change of a
 // kernel adds to the repository.
 func TestModulesSize(t *testing.T) {
-	const most = 4 << 20
+	dir := os.DirFS(".")
+	wrong, err := overBudget(dir)
+	if err != nil || wrong != nil {
+		t.Errorf("%q, %v", wrong, err)
+	}
+	// What else is there is small.
 	files, err := os.ReadDir("modules")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var total int64
+	var rest int64
 	for _, f := range files {
-		info, err := f.Info()
+		if info, err := f.Info(); err != nil {
+			t.Fatal(err)
+		} else if !strings.HasSuffix(f.Name(), ".bin") {
+			rest += info.Size()
+		}
+	}
+	if rest > 64<<10 {
+		t.Errorf("manifests take %d bytes", rest)
+	}
+	// A source says who needs its unit.
+	units, err := pack.Units(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, unit := range units {
+		text, err := os.ReadFile(unit + ".cu")
 		if err != nil {
 			t.Fatal(err)
 		}
-		total += info.Size()
+		m, err := (&store{files: dir}).manifest(unit)
+		if err != nil || m.Need != pack.Need(text) {
+			t.Errorf("%s is needed by %q, its module says %q: %v", unit, pack.Need(text), m.Need, err)
+		}
 	}
-	if t.Logf("%d bytes", total); total > most {
-		t.Errorf("modules take %d bytes, %d is the most", total, most)
+}
+
+func TestBudget(t *testing.T) {
+	type unit struct {
+		need          string
+		packed, bytes int
+	}
+	const mb = 1 << 20
+	for _, c := range []struct {
+		units []unit
+		want  []string // in what is wrong
+	}{
+		{nil, nil},
+		{[]unit{{pack.EveryDecode, 3 * mb, 3 * mb}, {pack.EveryDecode, mb, mb}, {"prompts", 8 * mb, 8 * mb}}, nil},
+		{[]unit{{pack.EveryDecode, 3 * mb, 3 * mb}, {pack.EveryDecode, mb + 1, mb + 1}}, []string{"every decode needs takes 4194305"}},
+		{[]unit{{pack.EveryDecode, 4 * mb, 4 * mb}, {"prompts", 8*mb + 1, 8*mb + 1}}, []string{"modules take 12582913"}},
+		{[]unit{{"prompts", 13 * mb, 13 * mb}}, []string{"modules take"}},
+		{[]unit{{"", 1, 1}}, []string{"a: nothing says"}},
+		{[]unit{{"prompts", 1, 2}}, []string{"a: packed 1 bytes, there are 2"}},
+		{[]unit{{pack.EveryDecode, 13 * mb, 13 * mb}}, []string{"every decode needs", "modules take"}},
+	} {
+		files := fstest.MapFS{}
+		for i, u := range c.units {
+			text, err := (&pack.Manifest{Need: u.need, Packed: u.packed}).Format()
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := "modules/" + string(rune('a'+i))
+			files[name+".json"], files[name+".bin"] = &fstest.MapFile{Data: text}, &fstest.MapFile{Data: make([]byte, u.bytes)}
+		}
+		wrong, err := overBudget(files)
+		if err != nil || len(wrong) != len(c.want) {
+			t.Errorf("%v: %q, %v, want %q", c.units, wrong, err, c.want)
+			continue
+		}
+		for i := range wrong {
+			if !strings.Contains(wrong[i], c.want[i]) {
+				t.Errorf("%v: %q, want %q in it", c.units, wrong[i], c.want[i])
+			}
+		}
+	}
+}
+
+// read counts what is opened of a file system.
+type read struct {
+	fs.FS
+	names map[string]int
+}
+
+func (r read) Open(name string) (fs.File, error) {
+	r.names[name]++
+	return r.FS.Open(name)
+}
+
+// A unit's archive is read when it is asked for, and those of others are not.
+func TestUnpackedWhenAskedFor(t *testing.T) {
+	files := fstest.MapFS{}
+	for _, unit := range []string{"u", "v"} {
+		one := module(t, nil).files.(fstest.MapFS)
+		files["modules/"+unit+".json"], files["modules/"+unit+".bin"] = one["modules/u.json"], one["modules/u.bin"]
+	}
+	opened := map[string]int{}
+	s := &store{files: read{files, opened}}
+	if _, err := s.entries("u"); err != nil || opened["modules/u.bin"] != 0 {
+		t.Errorf("the names of kernels took %v: %v", opened, err)
+	}
+	for range 2 {
+		if _, err := s.image("u", 90); err != nil {
+			t.Error(err)
+		}
+	}
+	if opened["modules/u.bin"] != 1 || opened["modules/v.bin"] != 0 || opened["modules/v.json"] != 0 || len(s.unpacked) != 1 {
+		t.Errorf("an image took %v, and %d are kept", opened, len(s.unpacked))
 	}
 }
 

@@ -2,6 +2,8 @@
 // matrix_<element>_<rows of x that a thread block has>; and of a batch's rows:
 // batch_<element>_<rows>, and with _wide where a block's slice of x is so wide that it has a
 // multiprocessor for itself, and the registers.
+//
+// Needed by: prompts, and steps of three sequences and more: their products have other tiles than a GEMV.
 #include "gemm_skinny.cuh"
 #include "gemm_tiled.cuh"
 

@@ -175,16 +175,16 @@ using AsF16 = Format<Float16, MmaF16>;
 using AsBF16 = Format<BFloat16, MmaBF16>;
 using AsF32 = Format<Float32, MmaTF32>;
 
-// f over the values of all threads of a block of eight warps, for all of them. `room`
+// f over the values of all threads of a block of eight warps, for all of them. `scratch`
 // has a float for each warp; what was in it has been read.
-template <class F> __device__ __forceinline__ float foldBlock(float v, float (&room)[8], F f) {
+template <class F> __device__ __forceinline__ float foldBlock(float v, float (&scratch)[8], F f) {
 #pragma unroll
   for (int i = 16; i > 0; i /= 2) v = f(v, __shfl_xor_sync(~0u, v, i));
   __syncthreads();
-  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
   __syncthreads();
-  v = room[0];
+  v = scratch[0];
 #pragma unroll
-  for (int i = 1; i < 8; i++) v = f(v, room[i]);
+  for (int i = 1; i < 8; i++) v = f(v, scratch[i]);
   return v;
 }

@@ -1,5 +1,7 @@
 // Entry points of attention in three launches: one for each element type, where keys
 // or values are read.
+//
+// Needed by: comparisons: attention as graphs have it without this library.
 #include "attn_unfused.cuh"
 
 #define UNFUSED(name, T)                                                                                                                                              \

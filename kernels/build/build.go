@@ -50,7 +50,7 @@ func (b *builder) load() (units []*unit, err error) {
 		if err != nil {
 			return nil, err
 		}
-		units = append(units, &unit{name, files, &pack.Manifest{Compiler: compiler, Options: options, Sources: pack.Sources(files)}})
+		units = append(units, &unit{name, files, &pack.Manifest{Need: pack.Need(files[name+".cu"]), Compiler: compiler, Options: options, Sources: pack.Sources(files)}})
 	}
 	return units, nil
 }

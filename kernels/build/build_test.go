@@ -79,6 +79,21 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A manifest says who needs the unit, as its source does.
+func TestManifestNeed(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a.cu": "// Needed by: every decode.\n", "b.cu": "// Needed by: prompts.\n", "c.cu": ""})
+	units, err := (&builder{config: &config{sources: dir}}).load()
+	if err != nil || len(units) != 3 {
+		t.Fatalf("%d units, %v", len(units), err)
+	}
+	for i, want := range []string{pack.EveryDecode, "prompts", ""} {
+		if got := units[i].now.Need; got != want {
+			t.Errorf("%s is needed by %q, want %q", units[i].name, got, want)
+		}
+	}
+}
+
 // A build of what is up to date needs no compiler; without units nothing is made.
 func TestUpToDate(t *testing.T) {
 	sources, out := t.TempDir(), t.TempDir()

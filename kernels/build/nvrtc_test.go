@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -113,5 +114,77 @@ func TestCompileErrors(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(out, "*")); left != nil {
 		t.Errorf("a build that failed left %q", left)
+	}
+}
+
+// float8 is a Store that there are no conversions of.
+const float8 = `
+struct Float8 {
+  using Element = unsigned char;
+  static constexpr int type = 9, bytes = 1;
+  static constexpr bool scaled = false;
+  __device__ static uint2 pack4(float4) { return make_uint2(0, 0); }
+  __device__ static void store4(void*, long long, float4) {}
+};
+using Float8AsF16 = Format<Float8, MmaF16>;
+`
+
+// unpacked is what it takes for attention to know one: operands from a chunk in shared memory.
+const unpacked = `
+template <class S> struct ChunkOperands<S, false> {
+  static __device__ void none(u32 (&x)[4]) { x[0] = x[1] = x[2] = x[3] = 0; }
+  static __device__ void keysRight(u32 (&b)[4], u32, int, int, int) { none(b); }
+  static __device__ void keysLeft(u32 (&a)[4], u32, int, int, int) { none(a); }
+  static __device__ void valuesRight(u32 (&b)[4], u32, int, int, int) { none(b); }
+  static __device__ void valuesLeft(u32 (&a)[4], u32, int, int, int) { none(a); }
+};
+`
+
+// Elements in memory are no operands of a product unless something says how they become
+// some: each kernel refuses a new Store with a message, and takes it where it is known.
+func TestStores(t *testing.T) {
+	needCompiler(t)
+	const (
+		attention = "extern \"C\" __global__ void k(const __grid_constant__ LaunchParams p) { extern __shared__ __align__(1024) char memory[]; Lean<Float8AsF16, 64>::run(p.p, p.meet, p.opening, &p.keyMap, memory); }\n"
+		weights   = "extern \"C\" __global__ void k(const __grid_constant__ LinearParams p) { Gemv<Float8AsF16>::run(p); }\n"
+		batches   = "extern \"C\" __global__ void k(const __grid_constant__ SkinnyParams p) { SkinnyGemm<%s>::run(p); }\n"
+	)
+	for name, c := range map[string]struct {
+		arch, text string
+		want       string // "" if it compiles
+	}{
+		"attention":                     {"80", "#include \"attn_lean.cuh\"\n" + float8 + attention, "elements of this Store are not unpacked to operands of this Math yet"},
+		"attention, copied by TMA":      {"90", "#include \"attn_lean.cuh\"\n" + float8 + attention, "elements of this Store are not unpacked to operands of this Math yet"},
+		"attention that unpacks, TMA":   {"90", "#include \"attn_lean.cuh\"\n" + float8 + unpacked + attention, ""},
+		"attention with scales":         {"80", "#include \"attn_lean.cuh\"\n" + strings.Replace(float8, "scaled = false", "scaled = true", 1) + unpacked + attention, "nothing applies scales yet"},
+		"prompts":                       {"90", "#include \"attn_prefill.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ PrefillParams p) { Prefill<Float8AsF16, 64, 3, 4>::run(p); }\n", "warp groups multiply what is in shared memory as it is"},
+		"weights of few rows":           {"80", "#include \"gemm_gemv.cuh\"\n" + float8 + weights, "elements of this Store are not unpacked to operands of this Math yet"},
+		"weights of a batch":            {"90", "#include \"gemm_skinny.cuh\"\n" + float8 + fmt.Sprintf(batches, "Float8AsF16, Float16, 8, 8"), "warp groups multiply what is in shared memory as it is"},
+		"weights of many rows":          {"90", "#include \"gemm_tiled.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ GemmParams p) { TiledGemm<Float8AsF16, 32>::run(p); }\n", "a step's columns are one column block of operands"},
+		"weights of a decoder's step":   {"90", "#include \"decode_step.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ DecodeLaunch p) { DecodeStep<Float8AsF16, AsF16, 64, 1>::run(p); }\n", "a box is so many columns"},
+		"keys of a decoder's step":      {"90", "#include \"decode_step.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ DecodeLaunch p) { DecodeStep<AsF16, Float8AsF16, 64, 1>::run(p); }\n", "a lane appends four elements as two words"},
+		"a product of warp groups":      {"90", "#include \"wgmma.cuh\"\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL\nextern \"C\" __global__ void k() { float d[8][4] = {}; Wgmma<64>::shared<MmaTF32>(d, 0, 0, 0); }\n#endif\n", "there is no such product"},
+		"a batch's keys of other types": {"90", "#include \"gemm_skinny.cuh\"\n" + float8 + fmt.Sprintf(batches, "AsF16, Float8, 8, 8"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			headers, err := filepath.Glob("../*.cuh")
+			if err != nil || headers == nil {
+				t.Fatal(headers, err)
+			}
+			files := map[string]string{"tiny.cu": c.text}
+			for _, h := range headers {
+				text, err := os.ReadFile(h)
+				if err != nil {
+					t.Fatal(err)
+				}
+				files[filepath.Base(h)] = string(text)
+			}
+			write(t, dir, files)
+			err = run([]string{"-sources", dir, "-o", t.TempDir(), "-arch", c.arch}, &bytes.Buffer{})
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%v, want %q in it", err, c.want)
+			}
+		})
 	}
 }

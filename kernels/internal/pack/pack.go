@@ -22,8 +22,12 @@ var ErrCorrupt = errors.New("corrupt module")
 // number in a damaged file.
 const maxImages = 256 << 20
 
+// EveryDecode is the need of units that each decode step may load.
+const EveryDecode = "every decode"
+
 // Manifest says what the images of a unit are and what they were made of.
 type Manifest struct {
+	Need     string   `json:"need"`     // who needs the unit: [EveryDecode], or what else it is there for
 	Compiler string   `json:"compiler"` // with its version
 	Options  []string `json:"options"`  // of every image; each has its --gpu-architecture besides
 	Sources  []Source `json:"sources"`  // the unit, and the headers it includes, by name

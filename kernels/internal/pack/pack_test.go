@@ -272,3 +272,19 @@ func TestSources(t *testing.T) {
 		}
 	}
 }
+
+func TestNeed(t *testing.T) {
+	for source, want := range map[string]string{
+		"": "",
+		"// Attention.\n//\n// Needed by: every decode.\n#include \"a.cuh\"\n":     EveryDecode,
+		"// Needed by: prompts, of many rows: they have tiles of their own.  \r\n": "",
+		"// Needed by: prompts, of many rows: they have tiles of their own. \n":    "prompts, of many rows: they have tiles of their own",
+		"// Needed by: \n//.\n":              "",
+		"int x; // Needed by: every decode.": "",
+		"// Needed by: every decode\n":       "",
+	} {
+		if got := Need([]byte(source)); got != want {
+			t.Errorf("%q is needed by %q, want %q", source, got, want)
+		}
+	}
+}

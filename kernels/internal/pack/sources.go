@@ -14,6 +14,18 @@ import (
 // come with the compiler and are named by its version.
 var quoted = regexp.MustCompile(`(?m)^[ \t]*#[ \t]*include[ \t]*"([^"]*)"`)
 
+// needed finds who needs a unit, in a comment of its source.
+var needed = regexp.MustCompile(`(?m)^// Needed by: (.+)\.[ \t]*$`)
+
+// Need is who needs the unit of this source, as a line "// Needed by: who." of it says; "" if
+// none does.
+func Need(source []byte) string {
+	if m := needed.FindSubmatch(source); m != nil {
+		return string(m[1])
+	}
+	return ""
+}
+
 // Units are the translation units of a directory: lean for lean.cu.
 func Units(dir fs.FS) ([]string, error) {
 	files, err := fs.Glob(dir, "*.cu")
