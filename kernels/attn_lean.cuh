@@ -167,7 +167,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
         const int live = w.s.keys - c * KEYS;
         if (live < KEYS) {
           A::clearBehind(at, live, lane);
-          written();
+          fenceAsync();
           __syncwarp();
         }
 #else
@@ -185,12 +185,12 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
         const int limit[2] = {sees[0] - c * KEYS, sees[1] - c * KEYS};
         const bool masked = (c + 1) * KEYS > all;
         A::merge(mode, st, q, rest, at, lane, masked, limit);
-        __syncwarp();
 #if __CUDA_ARCH__ >= 900
-        if (lane == 0) barrierArrive(empty + slot * 8);
+        releaseStage(empty + slot * 8, lane);
         slot += warps;
         if (slot >= slots) slot -= slots, parity ^= 1;
 #else
+        __syncwarp();
         reader.issue(p, lane, warps);
         if (++next == stages) next = 0;
 #endif

@@ -165,7 +165,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       }
       copyCommit();
       copyWait<0>();
-      written();
+      fenceAsync();
       barrierArrive(sh.queryFull + (n & 1) * 8);
     }
   }
@@ -326,7 +326,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       const int r = live + i / (D / 8), c = i % (D / 8);
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(sh.values + stage.index * STAGE + c / 8 * (KEYS * 128) + swizzled(r, c % 8 * 16)), "r"(0) : "memory");
     }
-    written();
+    fenceAsync();
     ThreadGroup{0, GROUPS * 4, CLEARED}.sync();
   }
 

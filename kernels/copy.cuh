@@ -68,19 +68,26 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 __device__ __forceinline__ void barrierInit(u32 bar, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
-// What threads did to shared memory comes before what the copy engine and warp groups
-// do to it later.
-__device__ __forceinline__ void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What a thread did to shared memory comes before what the copy engine and warp groups do
+// to it later. That goes for loads, too: one that was issued has not looked yet, and without
+// this the copy engine can overtake it (docs/lab/chains.md).
+__device__ __forceinline__ void fenceAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // What a thread does that has made barriers, before others learn of it.
 __device__ __forceinline__ void opened() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  written();
+  fenceAsync();
 }
 __device__ __forceinline__ void barrierExpect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void barrierArrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// Gives back a stage that all lanes of a warp have read. `empty` counts warps.
+__device__ __forceinline__ void releaseStage(u32 empty, int lane) {
+  fenceAsync();
+  __syncwarp();
+  if (lane == 0) barrierArrive(empty);
 }
 __device__ __forceinline__ void barrierWait(u32 bar, u32 parity) {
   asm volatile(

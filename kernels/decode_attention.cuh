@@ -80,7 +80,7 @@ template <class T, int D> struct DecodeAttend {
           *(uint2*)((u16*)p.values + place) = values;
         }
       }
-      written();
+      fenceAsync();
       __syncwarp();
     }
   };
@@ -234,8 +234,7 @@ template <class T, int D> struct DecodeAttend {
         }
         const int limit[2] = {live, live};
         A::template merge<MODE>(st, q, nullptr, at, lane, live < KEYS, limit);
-        __syncwarp();
-        if (lane == 0) barrierArrive(empty + slot * 8);
+        releaseStage(empty + slot * 8, lane);
         slot += CONSUMER_WARPS;
         if (slot >= slots) slot -= slots, parity ^= 1;
       }

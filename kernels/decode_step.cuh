@@ -351,6 +351,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
           }
+          fenceAsync();
           __syncwarp();
           owed = ring.slot;
           if (++ring.slot == stages) ring.slot = 0, ring.parity ^= 1;
@@ -472,7 +473,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
       if (body.kind == DECODE_ATTENTION) {
         if (threadIdx.x == 0 && layout.fixed->place.work == nullptr) layout.fixed->place.begin(((const DecodeAttention*)body.body)->p, &layout.fixed->work); // in the first one
         refill(p, layout, state, threadIdx.x / 32);
-        written(); // the copy engine writes where x was
+        fenceAsync(); // the copy engine writes where x was
         __syncthreads();
         WarpState& kept = ((WarpState*)layout.fixed->residuals)[threadIdx.x / 32]; // nobody has residuals now
         if (KEEP && threadIdx.x % 32 == 0) kept = state;

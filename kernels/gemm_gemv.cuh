@@ -224,6 +224,9 @@ template <class T> struct Gemv {
         __syncwarp();
 #endif
         multiply<HALVES>(p, acc, x + (warp + b * GEMV_WARPS) * BLOCK, stride, ring + slot * STAGE, lane);
+#if __CUDA_ARCH__ >= 900
+        fenceAsync();
+#endif
         __syncwarp();
         copy(slot);
         if (++slot == p.stages) slot = 0, parity ^= 1;

@@ -338,7 +338,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     } else {
       prepare<Many>(p, b);
     }
-    written();
+    fenceAsync();
     syncWarps(SKINNY_WARPS);
   }
 
@@ -484,7 +484,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
         for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
           for (int k = 0; k < 2; k++) to.mine[h][(j * 8 + k * 4) * 8] = (sums[j][2 * h + k] + sums[j + N / 2][2 * h + k]) * down[j][k];
-      written();
+      fenceAsync();
       __syncwarp();
       if (b.lane < 2 && to.owner != b.rank) sendBlock(to.to, to.bar, to.from, UNIT * 4);
       if (to.here) barrierArrive(b.there + group * 8);
@@ -579,6 +579,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       const float4 v = sumOf(now.from, b.split);
       // The place is free before y is written. Nobody waits for a group's last
       // place, and who would be told may be gone.
+      fenceAsync();
       __syncwarp();
       if (next.begin == 0 && now.tile + 2 * b.step < b.tiles && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
       if (now.there <= 0) continue;

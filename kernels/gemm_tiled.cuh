@@ -241,8 +241,7 @@ template <class T, int ROWS> struct TiledGemm {
 #pragma unroll
             for (int j = 0; j < B; j++) Math::mma(sums[i][j], left[i], right[q][j / 2][j % 2 * 2], right[q][j / 2][j % 2 * 2 + 1]);
       }
-      __syncwarp();
-      if (lane == 0) barrierArrive(empty + at * 8);
+      releaseStage(empty + at * 8, lane);
       if (++at == stages) at = 0, parity ^= 1;
     }
   }

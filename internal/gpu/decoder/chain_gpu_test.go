@@ -364,6 +364,48 @@ func TestGPUChainLong(t *testing.T) {
 	}
 }
 
+// A chain that is launched again and again: copies and loads meet in every way that they can.
+// Where the copy engine could overtake loads of a stage that was given back, one launch of some
+// thousand had other bits than the others.
+func TestGPUChainRepeats(t *testing.T) {
+	m, d := realDecoder(t)
+	rng := reftest.Rand(t)
+	defer func(least int) { d.leastPairs = least }(d.leastPairs)
+	launches := 20000
+	if testing.Short() {
+		launches = 2000
+	}
+	for _, pairs := range []bool{false, true} {
+		for _, sh := range []stackShape{
+			{rows: 1, heads: 8, kvHeads: 8, dim: 64, keys: []int{33001}},
+			{rows: 2, heads: 16, kvHeads: 8, dim: 128, keys: []int{17003, 3}},
+		} {
+			sh.blocks, sh.inner, sh.pageTokens, sh.kv = 1, 512, 64, attn.Float16
+			if d.leastPairs = math.MaxInt; pairs {
+				d.leastPairs = 0
+			}
+			s := newStack(t, m, d, rng, sh)
+			chain, g := s.captured(t)
+			var first [][]byte
+			for launch := range launches {
+				noError(t, m.Stream.Launch(g))
+				m.Settle(t)
+				for j := range s.outs {
+					got := testgpu.Read(t, &s.outs[j])
+					if launch == 0 {
+						first = append(first, got)
+					} else if !bytes.Equal(got, first[j]) {
+						t.Fatalf("%+v, pairs %v: output %d of launch %d differs from the first one's", sh, pairs, j, launch)
+					}
+				}
+			}
+			noError(t, g.Close())
+			noError(t, chain.Close())
+			s.close(t)
+		}
+	}
+}
+
 // testChain runs random stacks, with contexts of up to so many keys, and outputs of
 // attention of up to so many elements.
 func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int, linear bool) {
