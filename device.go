@@ -27,7 +27,7 @@ import (
 // needed: nothing else gives its memory back before the process ends.
 type GPU struct {
 	dev   *cuda.Device
-	id    uint64 // one GPU may be opened twice
+	id    uint64        // one GPU may be opened twice
 	group *device.Group // of this device alone
 	queue *device.Queue // its member
 
@@ -39,7 +39,7 @@ type GPU struct {
 
 	decoder struct {
 		sync.Mutex
-		kernels *decoder.Decoder // nil before they are first needed
+		kernels *decoder.Engine // nil before they are first needed
 	}
 }
 

@@ -17,11 +17,11 @@ import (
 func init() { ongpu.Compute, ongpu.Part = computeOnGPU, partOnGPU }
 
 // newDecoder is a variable for tests.
-var newDecoder = decoder.NewDecoder
+var newDecoder = decoder.New
 
 // layers is the GPU's kernels for a decoder's other layers, loaded when they are
 // first needed. The GPU is entered.
-func (g *GPU) layers(op string) (*decoder.Decoder, error) {
+func (g *GPU) layers(op string) (*decoder.Engine, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
 	if g.decoder.kernels == nil {
@@ -57,7 +57,7 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 	defer runtime.KeepAlive(c.In)
 	slots := c.Node.On(g.group, 0)
 	err = g.queue.Submit(func(turn *device.Turn) error {
-		w := &ongpu.Work{Decoder: layers, Turn: turn}
+		w := &ongpu.Work{Engine: layers, Turn: turn}
 		var in []*DeviceTensor
 		for i, v := range c.In {
 			d := v.(*DeviceTensor)

@@ -244,12 +244,12 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 		return deviceMemory{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
 	}
 	o.K, o.V = at(p.pages.keys[layer]), at(p.pages.values[layer])
-	// In a recording it may be a part of the chain that makes q, k and v, or the launch
+	// In a recording it may be a part of the megakernel that makes q, k and v, or the launch
 	// that makes them may store k and v.
 	stored := false
 	if plan, ok := p.plan.(*attention.Plan); ok {
 		switch late := turn.Late().(type) {
-		case *decoder.Chain:
+		case *decoder.Megakernel:
 			if late.Attend(plan, o, k, v) {
 				return nil
 			}

@@ -117,7 +117,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	}
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: op.x, Shape: shape,
-		Scratch: func(d *decoder.Decoder) (int, error) {
+		Scratch: func(d *decoder.Engine) (int, error) {
 			in := make([]ongpu.Operand, len(in))
 			for i := range op.parts {
 				in[1+i].DType = storageOf(op.w)

@@ -55,7 +55,7 @@ type Call struct {
 	Shape tensor.Shape
 
 	// Scratch is how many float32 the work needs besides; nil for none.
-	Scratch func(*decoder.Decoder) (int, error)
+	Scratch func(*decoder.Engine) (int, error)
 
 	// Queue queues the work.
 	Queue func(*Work) error
@@ -63,37 +63,37 @@ type Call struct {
 
 // Work is where a call's work is queued, and on what.
 type Work struct {
-	*decoder.Decoder
+	*decoder.Engine
 	*device.Turn
 	In           []Operand
 	Out, Scratch gpu.Memory
 }
 
-// Linear queues linear layers, in a recording as a part of a chain where they can
+// Linear queues linear layers, in a recording as a part of a megakernel where they can
 // be one.
 func (w *Work) Linear(o *decoder.Linear) error {
 	if taken, err := w.chained(o); taken || err != nil {
 		return err
 	}
-	return w.Do(func(s *cuda.Stream) error { return w.Decoder.Linear(s, o) })
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Linear(s, o) })
 }
 
 func (w *Work) chained(o *decoder.Linear) (bool, error) {
 	if !w.Recording() {
 		return false, nil
 	}
-	if c, ok := w.Late().(*decoder.Chain); ok && c.Linear(o) {
+	if c, ok := w.Late().(*decoder.Megakernel); ok && c.Linear(o) {
 		return true, nil
 	}
-	// What can't be put behind the chain that there is may begin another, which may do
+	// What can't be put behind the megakernel that there is may begin another, which may do
 	// what is put off before it, or make new keys and values.
 	if g, ok := w.Late().(*decoder.Gathers); ok {
-		if c := w.NewChain(); c != nil && c.Gather(g) && c.Linear(o) {
+		if c := w.NewMegakernel(); c != nil && c.Gather(g) && c.Linear(o) {
 			w.Replace(c)
 			return true, nil
 		}
 	}
-	if c := w.NewChain(); c != nil && c.Linear(o) {
+	if c := w.NewMegakernel(); c != nil && c.Linear(o) {
 		return true, w.PutOff(c)
 	}
 	if p := w.NewProjection(o); p != nil {
@@ -112,13 +112,13 @@ func (w *Work) Gather(o *decoder.Gather) error {
 			return w.PutOff(g)
 		}
 	}
-	return w.Do(func(s *cuda.Stream) error { return w.Decoder.Gather(s, o) })
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Gather(s, o) })
 }
 
 // Sample queues the choice of a token for each row of logits, in a recording as the end
-// of the chain that makes them, where it can be that.
+// of the megakernel that makes them, where it can be that.
 func (w *Work) Sample(o *decoder.Samples) error {
-	if c, ok := w.Late().(*decoder.Chain); ok && c.Choose(o) {
+	if c, ok := w.Late().(*decoder.Megakernel); ok && c.Choose(o) {
 		return nil
 	}
 	return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })

@@ -26,7 +26,7 @@ func TestEmulatedRandom(t *testing.T) {
 // The kernels for many rows are for 9.0 alone.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	if !m.engine.finishes() {
+	if !m.engine.hasEpilogue() {
 		t.Skip("the PTX of another GPU")
 	}
 	testPrefill(t, m, 24, 300)

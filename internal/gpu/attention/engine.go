@@ -98,12 +98,12 @@ func (e *Engine) Close() error {
 // Device is what the engine was made for.
 func (e *Engine) Device() *cuda.Device { return e.dev }
 
-// copies says whether the GPU has a copy engine that tensor maps are for, and
+// hasCopyEngine says whether the GPU has a copy engine that tensor maps are for, and
 // launches that overlap.
-func (e *Engine) copies() bool { return e.info.Capability >= 90 }
+func (e *Engine) hasCopyEngine() bool { return e.info.Capability >= 90 }
 
-// finishes says whether warps of their own finish output tiles.
-func (e *Engine) finishes() bool { return e.info.Capability == 90 }
+// hasEpilogue says whether there are epilogue warps, which merge and store output tiles.
+func (e *Engine) hasEpilogue() bool { return e.info.Capability == 90 }
 
 // Supports says whether there is a kernel for a problem. Errors wrap attn.ErrShape,
 // attn.ErrDType and attn.ErrUnsupported.

@@ -100,7 +100,7 @@ func TestFakeManyRows(t *testing.T) {
 							case !has:
 							case dim == 128 && rows > 8:
 								name += "_many"
-							case (dim == 64 || dim == 128) && pages > 0 && pages <= openingEntries:
+							case (dim == 64 || dim == 128) && pages > 0 && pages <= prefetchedEntries:
 								name += "_paged"
 							}
 							g := paged(2*rows, 2, dim)

@@ -43,9 +43,9 @@ type Chunk struct {
 }
 
 // Room is the shared memory that attention has with so many slots in its ring, as
-// [Engine.configure] has it with two rooms, but for the barriers.
+// [Engine.configure] has it with two buffers of states, but for the barriers.
 func (c *Chunk) Room(rows, slots int) int {
-	return c.query + 2*(MostWarps*rows*c.width*4+2*BlockRows*16) + slots*c.Slot
+	return c.query + 2*(ConsumerWarps*rows*c.width*4+2*BlockRows*16) + slots*c.Slot
 }
 
 // fusedShape is the shape of attention in a launch that does more.
@@ -107,7 +107,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	}
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	a.Params.box, a.Params.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
-	if p.engine.copies() {
+	if p.engine.hasCopyEngine() {
 		for i, m := range [...]*gpu.Memory{&o.K, &o.V} {
 			var err error
 			if a.Maps[i], err = p.engine.tensorMap(m, &shape, box); err != nil {

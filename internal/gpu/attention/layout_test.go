@@ -12,7 +12,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 		"attn_work.cuh": {
 			"constexpr int ROWS = 16;",
 			"constexpr int TOGETHER = -1;",
-			"constexpr int PREFETCHED_ENTRIES = 16;", // openingEntries
+			"constexpr int PREFETCHED_ENTRIES = 16;", // prefetchedEntries
 			"constexpr int CONSUMER_WARPS = 4; constexpr int PRODUCER_WARPS = 4;",
 			"#ifdef __CUDA_ARCH_FEAT_SM90_ALL constexpr int EPILOGUE_WARPS = 4; #else constexpr int EPILOGUE_WARPS = 0; #endif",
 		},

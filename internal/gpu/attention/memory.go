@@ -17,12 +17,12 @@ type memory struct {
 	table      *cuda.Buffer // sections one behind the other
 	sections   sections
 	staging    [stagings]staging // of one table each: while some are copied another one is written
-	turn       int               // the staging that is written next
+	next       int               // the staging that is written next
 
 	partials *cuda.Buffer // two for each thread block
 	counters *cuda.Buffer // one for each thread block: zero, but while a launch runs
-	words    *cuda.Buffer // partials as tagged words, where blocks merge together; nil: none do on this GPU
-	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as words
+	tagged   *cuda.Buffer // partials as tagged words, where blocks merge together; nil: none do on this GPU
+	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
 	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
 }
 
@@ -50,7 +50,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ opening, works, seqs, blind, slots, ahead, pages, prefill, end int64 }
+type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefill, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -60,10 +60,10 @@ func (c Capacity) layOut(blocks int) (s sections) {
 		at += (int64(n)*int64(size) + align - 1) / align * align
 		return start
 	}
-	s.opening = next(blocks, unsafe.Sizeof(opening{})) // in front: a plan without it has nothing to copy there
+	s.prefetches = next(blocks, unsafe.Sizeof(prefetch{})) // in front: a plan without it has nothing to copy there
 	s.works = next(blocks, unsafe.Sizeof(work{}))
 	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
-	s.blind = next(1+c.Rows, 4)
+	s.masked = next(1+c.Rows, 4)
 	s.slots = next(c.Rows, 4)
 	s.ahead = next(1+mostAhead, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
@@ -135,8 +135,8 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	if err = zeros(&next.counters, int64(e.blocks)*4); err != nil {
 		return err
 	}
-	if e.finishes() {
-		if err = zeros(&next.words, 2*partials); err != nil {
+	if e.hasEpilogue() {
+		if err = zeros(&next.tagged, 2*partials); err != nil {
 			return err
 		}
 		if err = zeros(&next.runs, 3*int64(e.blocks)*4); err != nil {
@@ -184,8 +184,8 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	if old.scores == m.scores {
 		old.scores = nil
 	}
-	if old.words == m.words {
-		old.words = nil
+	if old.tagged == m.tagged {
+		old.tagged = nil
 	}
 	old.counters, old.runs = nil, nil // of one size
 	// The driver waits for queued work before it takes memory back. Should it
@@ -199,24 +199,24 @@ var noSequence [1]sequence
 
 // upload copies a plan's parts, by way of pinned memory that no copy reads.
 func (m *memory) upload(s *cuda.Stream, p *Plan) error {
-	to := &m.staging[m.turn]
+	to := &m.staging[m.next]
 	if err := to.wait(); err != nil {
 		return err
 	}
 	at := &m.sections
 	begin, end := at.works, at.works
-	if len(p.opening) > 0 {
-		begin = at.opening
+	if len(p.prefetches) > 0 {
+		begin = at.prefetches
 	}
 	for _, part := range [...]struct {
 		at   int64
 		data []byte
 	}{
-		{at.opening, gpu.BytesOf(p.opening)},
+		{at.prefetches, gpu.BytesOf(p.prefetches)},
 		{at.works, gpu.BytesOf(p.works)},
 		{at.seqs, gpu.BytesOf(p.seqs)},
 		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), gpu.BytesOf(noSequence[:])},
-		{at.blind, gpu.BytesOf(p.blind)},
+		{at.masked, gpu.BytesOf(p.masked)},
 		{at.slots, gpu.BytesOf(p.slots)},
 		{at.ahead, gpu.BytesOf(p.ahead)},
 		{at.pages, gpu.BytesOf(p.pages)},
@@ -234,7 +234,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		return err
 	}
 	to.busy = true
-	m.turn = (m.turn + 1) % stagings
+	m.next = (m.next + 1) % stagings
 	if err := s.Record(to.done); err != nil {
 		// The event tells nothing about the copy.
 		if s.Synchronize() == nil {
@@ -262,7 +262,7 @@ func (m *memory) close() error {
 		note(s.host.Close())
 		note(s.done.Close())
 	}
-	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.words, m.runs, m.scores} {
+	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.tagged, m.runs, m.scores} {
 		if b != nil {
 			note(b.Close())
 		}

@@ -31,8 +31,8 @@ type Plan struct {
 	// What the GPU reads.
 	works      []work
 	seqs       []sequence
-	opening    []opening     // of each work, for the kernels for pages; empty where none may run
-	blind      []int32       // rows that see no key: how many, and which
+	prefetches []prefetch    // of each work, for the kernels for pages; empty where none may run
+	masked     []int32       // rows that see no key: how many, and which
 	prefilling []prefillTile // the output tiles of the kernels for many rows, behind their number; empty where none may run
 	slots      []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
 	pages      []int32       // the block table, if the plan is paged
@@ -187,8 +187,8 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	if prefill != nil && p.prefillTiles(&g, prefill) {
 		look.prefill = prefill
 	}
-	p.openingPages(&g, look.kernel)
-	p.blindRows(&g, rows)
+	p.prefetchPages(&g, look.kernel)
+	p.maskedRows(&g, rows)
 	p.aheadPages(&g, look.paged)
 	if look != p.look {
 		p.look = look
@@ -290,9 +290,9 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool)
 	slices.SortStableFunc(p.seqs, func(a, b sequence) int { return cmp.Compare(b.keys, a.keys) })
 }
 
-// blindRows lists the rows that see no key: thread blocks need not come there.
-func (p *Plan) blindRows(g *attn.Problem, rows int) {
-	p.blind = append(p.blind[:0], 0)
+// maskedRows lists the rows that see no key: thread blocks need not come there.
+func (p *Plan) maskedRows(g *attn.Problem, rows int) {
+	p.masked = append(p.masked[:0], 0)
 	p.covered = append(p.covered[:0], make([]bool, rows)...)
 	for _, s := range p.seqs {
 		if rows > 0 {
@@ -304,23 +304,23 @@ func (p *Plan) blindRows(g *attn.Problem, rows int) {
 			if first, end := g.Mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
 				break // and so do the following ones
 			}
-			p.blind = append(p.blind, s.row+i)
+			p.masked = append(p.masked, s.row+i)
 		}
 	}
 	for i, covered := range p.covered {
 		if !covered {
-			p.blind = append(p.blind, int32(i))
+			p.masked = append(p.masked, int32(i))
 		}
 	}
-	p.blind[0] = int32(len(p.blind) - 1)
+	p.masked[0] = int32(len(p.masked) - 1)
 }
 
-// openingPages lists the pages that each work begins with, if its kernel asks for them.
-func (p *Plan) openingPages(g *attn.Problem, k *kernel) {
-	p.opening = p.opening[:0]
+// prefetchPages lists the pages that each work begins with, if its kernel asks for them.
+func (p *Plan) prefetchPages(g *attn.Problem, k *kernel) {
+	p.prefetches = p.prefetches[:0]
 	if k.paged {
-		p.opening = slices.Grow(p.opening, len(p.works))[:len(p.works)]
-		packOpenings(p.works, g, p.pages, p.opening)
+		p.prefetches = slices.Grow(p.prefetches, len(p.works))[:len(p.works)]
+		packPrefetches(p.works, g, p.pages, p.prefetches)
 	}
 }
 

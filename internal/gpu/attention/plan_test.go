@@ -45,7 +45,7 @@ func TestConfigure(t *testing.T) {
 				for rows := 1; rows <= 16; rows++ {
 					s := e.shape(el, dim)
 					c, ok := e.configure(s, rows)
-					if !ok || c.shared > f.Shared || c.slots%c.warps != 0 || c.warps < 1 || c.warps > MostWarps || e.finishes() && c.warps < MostWarps { // who finishes reads the states of all
+					if !ok || c.shared > f.Shared || c.slots%c.warps != 0 || c.warps < 1 || c.warps > ConsumerWarps || e.hasEpilogue() && c.warps < ConsumerWarps { // the epilogue reads the states of all consumers
 						t.Errorf("%s, %s, head dim %d, %d rows: %+v, %v", f.Name, gpu.Name(el), dim, rows, c, ok)
 					}
 				}
@@ -58,7 +58,7 @@ func TestConfigure(t *testing.T) {
 		element    attn.DType
 		dim, slots int
 	}{{attn.Float16, 64, 8}, {attn.Float16, 128, 12}, {attn.BFloat16, 128, 12}, {attn.Float32, 64, 24}, {attn.Float16, 256, 8}} {
-		if got, _ := e.configure(e.shape(c.element, c.dim), 4); got.warps != 4 || got.rooms != 2 || got.slots != c.slots {
+		if got, _ := e.configure(e.shape(c.element, c.dim), 4); got.warps != 4 || got.buffers != 2 || got.slots != c.slots {
 			t.Errorf("%s, head dim %d: %+v", gpu.Name(c.element), c.dim, got)
 		}
 	}

@@ -122,7 +122,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
-	a.seqs, a.blind, a.count = table+uint64(m.sections.seqs), table+uint64(m.sections.blind), table+uint64(m.sections.prefill)
+	a.seqs, a.blind, a.count = table+uint64(m.sections.seqs), table+uint64(m.sections.masked), table+uint64(m.sections.prefill)
 	a.tiles = a.count + uint64(unsafe.Sizeof(prefillTile{}))
 	if p.look.paged {
 		a.pages = table + uint64(m.sections.pages)

@@ -36,7 +36,7 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
 	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
 	a.queryType, a.outType = gpu.Code(kv), gpu.Code(kv)
-	a.writeBlind(0)
+	a.writeMasked(0)
 	k.stored = map[[2]int]int{}
 	for i := range int(*testgpu.At[int32](p.count, 0)) {
 		t := testgpu.At[prefillTile](p.tiles, i)

@@ -159,7 +159,7 @@ func testRuns(t *testing.T, m *machine, keys int) {
 		m.run(t, plan, p)
 		p.check(t)
 		want[i] = testgpu.Read(t, &p.o)
-		if m.engine.finishes() && !slices.ContainsFunc(plan.works, func(w work) bool { return w.wholeSeq == together }) {
+		if m.engine.hasEpilogue() && !slices.ContainsFunc(plan.works, func(w work) bool { return w.wholeSeq == together }) {
 			t.Fatalf("nobody merges together: %+v", plan.works)
 		}
 	}
@@ -167,19 +167,19 @@ func testRuns(t *testing.T, m *machine, keys int) {
 		p.geometry.Workers = workers[i]
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
-		if i == 0 && m.engine.finishes() {
+		if i == 0 && m.engine.hasEpilogue() {
 			const last = 1<<32 - 1 // two before it are left out
 			blocks := m.engine.blocks
 			runs := make([]uint32, 3*blocks) // in each block's turn; nobody has begun
 			for i := range blocks {
 				runs[i] = last - 5
 			}
-			words := make([]uint64, plan.memory.words.Len()/8)
+			words := make([]uint64, plan.memory.tagged.Len()/8)
 			for i := range words {
 				words[i] = 2<<32 | uint64(rng.Uint32())
 			}
 			noError(t, plan.memory.runs.Upload(0, gpu.BytesOf(runs)))
-			noError(t, plan.memory.words.Upload(0, gpu.BytesOf(words)))
+			noError(t, plan.memory.tagged.Upload(0, gpu.BytesOf(words)))
 		}
 		for range launches {
 			m.Poison(t, &p.o)

@@ -253,8 +253,8 @@ func (m *machine) run(t testing.TB, plan *Plan, p *problem) {
 func (p *Plan) spoil(t testing.TB) {
 	t.Helper()
 	noError(t, p.memory.partials.Set(0, 0xff, p.memory.partials.Len()))
-	if words := p.memory.words; words != nil { // of no launch
-		noError(t, words.Set(0, 0xfe, words.Len()))
+	if tagged := p.memory.tagged; tagged != nil { // of no launch
+		noError(t, tagged.Set(0, 0xfe, tagged.Len()))
 	}
 }
 

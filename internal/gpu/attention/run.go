@@ -124,7 +124,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
 	a := &p.params
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
-	if e.copies() {
+	if e.hasCopyEngine() {
 		if a.keyMap, err = e.tensorMap(&o.K, &shape, box); err != nil {
 			return grid, err
 		}
@@ -136,12 +136,12 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	p.args.Reset()
 	cuda.Struct(&p.args, a)
 	p.hold(o)
-	return cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.copies()}, nil
+	return cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.hasCopyEngine()}, nil
 }
 
 // hold keeps what a launch of attention uses.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.words, p.memory.runs, p.memory.scores} {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores} {
 		if b != nil {
 			p.args.Hold(b)
 		}
@@ -156,14 +156,14 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
-	a.Work, a.seqs, a.Blind, a.pages = table+uint64(m.sections.works), table+uint64(m.sections.seqs), table+uint64(m.sections.blind), 0
+	a.Work, a.seqs, a.Blind, a.pages = table+uint64(m.sections.works), table+uint64(m.sections.seqs), table+uint64(m.sections.masked), 0
 	if p.look.paged {
 		a.pages = table + uint64(m.sections.pages)
 	}
-	a.opening = table + uint64(m.sections.opening)
+	a.opening = table + uint64(m.sections.prefetches)
 	a.partials, a.counters = m.partials.Address(), m.counters.Address()
-	if m.words != nil {
-		a.meet = meetParams{words: m.words.Address(), runs: m.runs.Address(), count: int32(m.words.Len() / 8)}
+	if m.tagged != nil {
+		a.meet = meetParams{words: m.tagged.Address(), runs: m.runs.Address(), count: int32(m.tagged.Len() / 8)}
 	}
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
@@ -173,7 +173,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
 	a.box, a.Rows = int32(box), int32(p.look.tileRows)
-	a.warps, a.Slots, a.rooms, a.parts = int32(c.warps), int32(c.slots), int32(c.rooms), int32(c.parts)
+	a.warps, a.Slots, a.rooms, a.parts = int32(c.warps), int32(c.slots), int32(c.buffers), int32(c.parts)
 	a.Causal, a.early, a.streamed = 0, 0, 0
 	if g.Causal {
 		a.Causal = 1
@@ -232,7 +232,7 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV gpu.Memory) error {
 	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
-	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.copies()}, &p.args)
+	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
 	if err != nil {
 		return err
 	}

@@ -25,15 +25,15 @@ func tokenBytes(g *attn.Problem) int { return 2 * g.Dim * g.KV.Size() }
 // have whole output tiles or one part: nothing or less has to be merged, and the end
 // of a part takes as long as reading some 72 KB of float16. 5% are worth it where
 // they are less than a few 100 KB. Of a longer read they are more than merging takes,
-// which was 7 us for one row and 11 for eight where the warps that compute merge: a few
+// which was 7 us for one row and 11 for eight where consumer warps merge: a few
 // blocks less get less from the memory, since multiprocessors share ways to it in groups
 // of four or six, which are not equal. Where others merge, blocks do so while they are at
 // whole output tiles, or together, and 5% are worth it only up to some 100 KB; but in a
-// chain a block's second part is in everybody's way.
+// launch that does more a block's second part is in everybody's way.
 func (p *Plan) slack(g *attn.Problem, workers int) int {
 	const least, part = 5, 72 << 10
 	most, row := 192<<10, 24<<10
-	if p.engine.finishes() && (p.sched.Outputs() > int64(workers) || !p.fused) {
+	if p.engine.hasEpilogue() && (p.sched.Outputs() > int64(workers) || !p.fused) {
 		most, row = 96<<10, 8<<10
 	}
 	even := max(p.sched.Tiles()/int64(workers), 1)
@@ -48,13 +48,13 @@ func (p *Plan) slack(g *attn.Problem, workers int) int {
 // Fewer blocks are worth it if each reads no more than some 64 KB more than all would on
 // average: else a long read by 128 blocks instead of 132 takes up to 2% longer. It is no
 // percentage, since one LeanTile is 1% of 3 MB already. 0: slack says it, where merging ends
-// the launch or is done by the warps that compute, in a chain, where an output tile, of
+// the launch or is done by the consumer warps, in a launch that does more, where an output tile, of
 // `longest` LeanTiles, is for several blocks, and where a block reads less than was measured.
 func (p *Plan) whole(g *attn.Problem, workers, longest int) int64 {
 	const most, least = 64 << 10, 768 << 10
 	n, tile := int64(workers), int64(tileTokens(g)*tokenBytes(g))
 	even := p.sched.Tiles() / n
-	if !p.engine.finishes() || p.fused || p.sched.Outputs() <= n || int64(longest) > even || even*tile < least {
+	if !p.engine.hasEpilogue() || p.fused || p.sched.Outputs() <= n || int64(longest) > even || even*tile < least {
 		return 0
 	}
 	return (p.sched.Tiles() + n*most/tile) / n
@@ -133,8 +133,8 @@ func (p *Plan) schedule(g *attn.Problem, paged bool) {
 	if g.Workers > 0 {
 		workers = min(workers, g.Workers)
 	}
-	// A chain has all thread blocks anyway, and merging costs it less.
-	if g.Policy.Kind == lean.StreamK && p.engine.finishes() && !p.engine.Eager && !p.fused {
+	// A launch that does more has all thread blocks anyway, and merging costs it less.
+	if g.Policy.Kind == lean.StreamK && p.engine.hasEpilogue() && !p.engine.Eager && !p.fused {
 		workers = p.worth(g, workers, longest, boxOf(mostChunk, paged, g.PageTokens))
 	}
 	policy := g.Policy
@@ -144,7 +144,7 @@ func (p *Plan) schedule(g *attn.Problem, paged bool) {
 		p.works = make([]work, p.engine.blocks)
 	}
 	packWorks(&p.sched, p.seqs, p.works)
-	if p.engine.finishes() {
+	if p.engine.hasEpilogue() {
 		p.mergeTogether()
 	}
 }

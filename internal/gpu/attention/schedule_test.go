@@ -137,12 +137,12 @@ func TestSlack(t *testing.T) {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
 	}
-	// In a chain fewer blocks with one part each are better for longer.
+	// In a launch that does more fewer blocks with one part each are better for longer.
 	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true, seqs: []sequence{{queries: 1, keys: 32768}}}
 	for _, want := range []int{128, 132} {
 		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, false)
 		if n := p.sched.Workers(); n != want {
-			t.Errorf("in a chain, %v: %d blocks, want %d", p.fused, n, want)
+			t.Errorf("fused, %v: %d blocks, want %d", p.fused, n, want)
 		}
 		p.fused = false
 	}
@@ -201,13 +201,13 @@ func TestWorth(t *testing.T) {
 					p.seqs = append(p.seqs, sequence{row: int32(len(p.seqs)), queries: 1, keys: int32(c.keys)})
 				}
 				g := attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: max(c.page, 1), Policy: policy}
-				// Of a chain, as if all blocks were worth having.
+				// Fused, as if all blocks were worth having.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, Eager: true}, seqs: p.seqs}
 				all.schedule(&g, c.page > 0)
 				p.fused = true
 				p.schedule(&g, c.page > 0)
 				if !slices.Equal(p.works, all.works) {
-					t.Errorf("%+v, %v, capability %d: of a chain %d blocks", c, policy.Kind, capability, p.sched.Workers())
+					t.Errorf("%+v, %v, capability %d: fused %d blocks", c, policy.Kind, capability, p.sched.Workers())
 				}
 				p.fused = false
 				p.schedule(&g, c.page > 0)

@@ -13,10 +13,10 @@ import (
 
 // Constants of the kernels.
 const (
-	BlockRows = 16 // rows of an output tile: those of a tensor core product
-	MostWarps = 4  // that compute
-	copiers   = 4  // warps that copy, from 9.0 on: two of them fill every second slot
-	finishers = 4  // warps that finish output tiles, on 9.0 alone
+	BlockRows     = 16 // rows of an output tile: those of a tensor core product
+	ConsumerWarps = 4  // they multiply, at most
+	producerWarps = 4  // they copy keys and values, from 9.0 on: two of them fill every second slot
+	epilogueWarps = 4  // they merge and store output tiles, on 9.0 alone
 )
 
 const (
@@ -51,7 +51,7 @@ type shape struct {
 func (e *Engine) shape(element attn.DType, dim int) shape {
 	s := shape{element: element, dim: dim, keys: gpu.Depth(element), ring: RingBytes, width: dim + 8}
 	row, more := dim*element.Size(), 1
-	if e.copies() {
+	if e.hasCopyEngine() {
 		more = 2
 		if row > 128 {
 			s.ring = wideRingBytes
@@ -114,24 +114,24 @@ func (s *shape) pages(paged bool, pageTokens int) int {
 
 // config is how a kernel is launched.
 type config struct {
-	warps   int // that compute
+	warps   int // consumers
 	slots   int // of the ring, a multiple of warps
-	rooms   int // for the warps' states in shared memory
+	buffers int // of the warps' states in shared memory
 	parts   int // log2 of the warps that share a row's partials
 	threads int
 	shared  int // bytes
 }
 
 // configure chooses for output tiles of at most so many rows: as many warps as
-// fit with a ring of two stages each, if they do with two rooms, and then a ring
+// fit with a ring of two stages each, if they do with two buffers of states, and then a ring
 // of s.ring bytes, or of what is left.
 func (e *Engine) configure(s shape, rows int) (config, bool) {
-	for warps := MostWarps; warps > 0; warps-- {
+	for warps := ConsumerWarps; warps > 0; warps-- {
 		for rooms := 2; rooms > 0; rooms-- {
 			rest := s.query + rooms*(warps*rows*s.width*4+2*BlockRows*16) + 4*8 + 16
 			room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
 			stages := min(s.ring/s.slot, room) / warps
-			if e.copies() {
+			if e.hasCopyEngine() {
 				if warps%2 != 0 {
 					stages &^= 1 // the slots have to be even
 				}
@@ -141,12 +141,12 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 			if stages < 2 {
 				continue
 			}
-			c := config{warps: warps, slots: warps * stages, rooms: rooms, threads: warps * 32}
+			c := config{warps: warps, slots: warps * stages, buffers: rooms, threads: warps * 32}
 			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
-			if e.finishes() {
-				c.threads = (MostWarps + copiers + finishers) * 32
-			} else if e.copies() {
-				c.threads += copiers * 32
+			if e.hasEpilogue() {
+				c.threads = (ConsumerWarps + producerWarps + epilogueWarps) * 32
+			} else if e.hasCopyEngine() {
+				c.threads += producerWarps * 32
 			}
 			c.shared = rest + c.slots*(s.slot+16)
 			return c, true

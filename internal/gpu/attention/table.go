@@ -18,7 +18,7 @@ type kernel struct {
 	kv         attn.DType
 	dims       []int
 	rows       int  // a sequence has at least so many: query positions times the heads of a group
-	paged      bool // a chunk of keys lies in pages, of a power of two of tokens, and in no more than openingEntries
+	paged      bool // a chunk of keys lies in pages, of a power of two of tokens, and in no more than prefetchedEntries
 	capability versions
 	tile       tile
 
@@ -159,7 +159,7 @@ func (k *kernel) takes(w *want) bool {
 	return k.kv == g.KV && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !y.same) &&
 		w.features&^y.can.Features == 0 && w.features&y.needs == y.needs &&
 		(g.Scale > 0 || !y.positive) && strides&(y.multiple-1) == 0 &&
-		(!k.paged || 1 <= w.pages && w.pages <= openingEntries)
+		(!k.paged || 1 <= w.pages && w.pages <= prefetchedEntries)
 }
 
 // find is the first of some kernels that does what is wanted; nil: none does.

@@ -96,7 +96,7 @@ func (k *twin) attend(l *testgpu.Launch) {
 	}
 	for _, b := range k.rng.Perm(l.Blocks) {
 		if strings.HasSuffix(l.Kernel, "_paged") {
-			a.checkOpening(b)
+			a.checkPrefetch(b)
 		}
 		a.block(b)
 	}
@@ -117,22 +117,22 @@ func (k *twin) attend(l *testgpu.Launch) {
 	}
 }
 
-// checkOpening holds a block's first pages against the block table.
-func (a *attention) checkOpening(block int) {
+// checkPrefetch holds a block's first pages against the block table.
+func (a *attention) checkPrefetch(block int) {
 	w, tokens := testgpu.At[work](a.Work, block), int(a.pageTokens)
-	if tokens&(tokens-1) != 0 || tokens < a.chunk/openingEntries {
+	if tokens&(tokens-1) != 0 || tokens < a.chunk/prefetchedEntries {
 		a.t.Fatalf("pages of %d tokens, and a lane for each of a chunk of %d", tokens, a.chunk)
 	}
 	if w.tiles == 0 {
 		return
 	}
 	first := int(w.tile) << a.tileShift * a.chunk / tokens
-	for i := range openingEntries {
+	for i := range prefetchedEntries {
 		want := int32(-1)
 		if (first+i)*tokens < int(w.first.keys) {
 			want = *testgpu.At[int32](a.pages, int(w.first.pages)+first+i)
 		}
-		if got := *testgpu.At[int32](a.opening, block*openingEntries+i); got != want {
+		if got := *testgpu.At[int32](a.opening, block*prefetchedEntries+i); got != want {
 			a.t.Fatalf("block %d begins in page number %d of %d tokens: entry %d of its first pages is %d, want %d", block, first, tokens, i, got, want)
 		}
 	}
@@ -145,7 +145,7 @@ func (k *twin) checkLaunch(l *testgpu.Launch, a *attention) {
 	threads := int(a.warps) * 32
 	switch {
 	case k.e.info.Capability == 90:
-		threads = 3 * 4 * 32 // four warps that compute, four that copy, and four that finish
+		threads = 3 * 4 * 32 // consumers, producers and the epilogue, four warps each
 	case hopper:
 		threads += 4 * 32
 	}
@@ -162,7 +162,7 @@ func (k *twin) checkLaunch(l *testgpu.Launch, a *attention) {
 	case l.Threads != threads, l.Blocks != k.e.info.Multiprocessors:
 		t.Errorf("%d blocks of %d threads for %d warps", l.Blocks, l.Threads, warps)
 	case a.rooms != 1 && a.rooms != 2:
-		t.Errorf("%d rooms", a.rooms)
+		t.Errorf("%d buffers of states", a.rooms)
 	case warps < 1 || warps > 4 || a.Slots < a.warps || a.Slots%a.warps != 0 || hopper && a.Slots%2 != 0:
 		t.Errorf("%d slots for %d warps", a.Slots, warps)
 	case !hopper && (a.Slots/a.warps < 2 || a.Slots/a.warps > 6):
@@ -220,7 +220,7 @@ func (a *attention) count(w *place) int {
 }
 
 func (a *attention) block(b int) {
-	a.writeBlind(b)
+	a.writeMasked(b)
 	k := testgpu.At[work](a.Work, b)
 	if k.tiles == 0 {
 		return
@@ -400,7 +400,7 @@ func (a *attention) resultOf(w *place, i int, s *rowState) {
 	}
 }
 
-func (a *attention) writeBlind(block int) {
+func (a *attention) writeMasked(block int) {
 	for b := block; b < int(*testgpu.At[int32](a.Blind, 0)); b += a.grid {
 		row := int(*testgpu.At[int32](a.Blind, 1+b))
 		for h := range int(a.heads * a.group) {

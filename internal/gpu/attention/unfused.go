@@ -51,7 +51,7 @@ func (p *Plan) runUnfused(s *cuda.Stream, o *Operands, k *kernel) error {
 	if p.memory.scores != nil { // no key, no score
 		p.unfusedParams.scores = p.memory.scores.Address()
 	}
-	grid := cuda.Grid{Blocks: [3]int{unfusedBlocks * e.blocks}, Threads: [3]int{unfusedThreads}, Overlap: e.copies()}
+	grid := cuda.Grid{Blocks: [3]int{unfusedBlocks * e.blocks}, Threads: [3]int{unfusedThreads}, Overlap: e.hasCopyEngine()}
 	for _, f := range k.functions {
 		p.args.Reset()
 		cuda.Struct(&p.args, &p.unfusedParams)

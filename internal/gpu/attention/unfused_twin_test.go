@@ -84,7 +84,7 @@ func (k *twin) unfused(l *testgpu.Launch) {
 	}
 	if name[1] == "sum" {
 		a := attention{twin: k, params: &params{Params: u.Params}, dim: dim, grid: 1}
-		a.writeBlind(0)
+		a.writeMasked(0)
 	}
 }
 

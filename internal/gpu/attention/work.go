@@ -63,22 +63,22 @@ type Params struct {
 	_                                                        [4]byte
 }
 
-// openingEntries is OPENING: of each thread block, the block table's entries of so many pages
+// prefetchedEntries is PREFETCHED_ENTRIES: of each thread block, the block table's entries of so many pages
 // that its range begins with are in a list of their own. Kernels for pages load them beside the
 // work that tells which pages these are, instead of behind it.
-const openingEntries = 16
+const prefetchedEntries = 16
 
-// opening is those of one thread block; -1 where a sequence has no more.
-type opening [openingEntries]int32
+// prefetch is those of one thread block; -1 where a sequence has no more.
+type prefetch [prefetchedEntries]int32
 
-var noOpening = opening(slices.Repeat([]int32{-1}, openingEntries))
+var noPrefetch = prefetch(slices.Repeat([]int32{-1}, prefetchedEntries))
 
-// packOpenings lists the openings of works, where pages are of a power of two of tokens.
-func packOpenings(works []work, g *attn.Problem, pages []int32, openings []opening) {
+// packPrefetches lists the prefetched entries of works, where pages are of a power of two of tokens.
+func packPrefetches(works []work, g *attn.Problem, pages []int32, openings []prefetch) {
 	tile, page := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens))
 	for i := range works {
 		w, o := &works[i], &openings[i]
-		*o = noOpening
+		*o = noPrefetch
 		if w.tiles > 0 {
 			first, end := int(w.tile)<<tile>>page, (int(w.first.keys)-1)>>page+1
 			copy(o[:], pages[int(w.first.pages)+first:int(w.first.pages)+end])

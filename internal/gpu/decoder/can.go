@@ -5,9 +5,9 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// canChain is what a chain's attention can do.
-var canChain = attn.Can{
-	Name:     "attention in a chain of layers",
+// canMegakernel is what a megakernel's attention can do.
+var canMegakernel = attn.Can{
+	Name:     "attention in a megakernel",
 	Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
 	KV:       gpu.Types,
 }

@@ -9,26 +9,26 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// decoderUnit is the module with the kernels of a [Decoder].
+// decoderUnit is the module with the kernels of a [Engine].
 const decoderUnit = "decoder"
 
 // rowThreads is the threads of a block that touches a row once.
 const rowThreads = 256
 
-// Decoder is the kernels of a decoder's other layers on one device. It may be
+// Engine is the kernels of a decoder's other layers on one device. It may be
 // used by several goroutines at once. Its kernels go with the device.
-type Decoder struct {
-	info   cuda.Info
-	dev    *cuda.Device
-	linear [attn.DTypes]*cuda.Function
-	norm   *cuda.Function
-	gather *cuda.Function
-	chain  *chainFunctions // nil: there are none for this GPU
+type Engine struct {
+	info        cuda.Info
+	dev         *cuda.Device
+	gemv        [attn.DTypes]*cuda.Function
+	norm        *cuda.Function
+	gather      *cuda.Function
+	megakernels *megakernels // nil: there are none for this GPU
 	*Sampler
 
-	matrices [attn.DTypes]*matrices // nil: there are none for this GPU, or the type
-	batches  [attn.DTypes]*batches  // the same
-	splits   []int                  // blocks that a cluster of these may have; tests leave some out
+	gemm   [attn.DTypes]*gemmKernels   // nil: there are none for this GPU, or the type
+	skinny [attn.DTypes]*skinnyKernels // the same
+	splits []int                       // blocks that a cluster of these may have; tests leave some out
 
 	leastPairs int // as the constant; tests have others
 
@@ -39,14 +39,14 @@ type Decoder struct {
 	clusters sync.Map // of clusterKey: how many can run at once
 }
 
-// clusterKey is a launch of clusters; kind is -1 for a Linear of few rows, an index of
-// matrixRows, chainClusters, or else -2 and less for one of batchRows, wide or not.
+// clusterKey is a launch of clusters; kind is -1 for a GEMV, an index of
+// gemmRows, pairClusters, or else -2 and less for one of skinnyRows, wide or not.
 type clusterKey struct {
 	element             attn.DType
 	kind, split, shared int
 }
 
-const chainClusters = math.MinInt
+const pairClusters = math.MinInt
 
 // mostSplit is how many thread blocks a cluster may have.
 const mostSplit = 8
@@ -60,16 +60,16 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 	return g
 }
 
-// NewDecoder loads the kernels. Errors: [kernels.ErrNoImage] where there are none
+// New loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
-func NewDecoder(dev *cuda.Device) (*Decoder, error) {
-	d := &Decoder{dev: dev, info: dev.Info(), splits: batchSplits[:], leastPairs: leastPairs}
+func New(dev *cuda.Device) (*Engine, error) {
+	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], leastPairs: leastPairs}
 	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return gpu.Image(decoderUnit, d.info.Capability) })
 	if err != nil {
 		return nil, err
 	}
 	for _, i := range gpu.Types {
-		if d.linear[i], err = gpu.WithShared(m, &d.info, "linear_"+gpu.Name(i)); err != nil {
+		if d.gemv[i], err = gpu.WithShared(m, &d.info, "linear_"+gpu.Name(i)); err != nil {
 			return nil, err
 		}
 	}
@@ -79,10 +79,10 @@ func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 	if d.gather, err = m.Function("decoder_gather"); err != nil {
 		return nil, err
 	}
-	if err := d.loadChains(); err != nil {
+	if err := d.loadMegakernels(); err != nil {
 		return nil, err
 	}
-	if err := d.loadMatrices(); err != nil {
+	if err := d.loadGEMM(); err != nil {
 		return nil, err
 	}
 	d.Sampler, err = NewSampler(dev)
@@ -90,7 +90,7 @@ func NewDecoder(dev *cuda.Device) (*Decoder, error) {
 }
 
 // overlap says whether launches may overlap.
-func (d *Decoder) overlap() bool { return d.info.Capability >= 90 }
+func (d *Engine) overlap() bool { return d.info.Capability >= 90 }
 
 // Norm is a layer norm of rows: (x - mean)/sqrt(variance + Eps)*Gamma + Beta.
 // Gamma and Beta may have no buffer.
@@ -102,7 +102,7 @@ type Norm struct {
 // clustersAtOnce is how many clusters may run at once, of which g has one: no more
 // than give every multiprocessor one thread block. Clusters lie within groups of
 // multiprocessors, of which some are left over; the driver knows.
-func (d *Decoder) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) (int, error) {
+func (d *Engine) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) (int, error) {
 	all := max(d.info.Multiprocessors, 1) / key.split
 	if key.split == 1 {
 		return all, nil
@@ -130,7 +130,7 @@ func (n *Norm) check(op string, in int) error {
 }
 
 // hold has the launch refuse closed buffers.
-func (d *Decoder) hold(list ...gpu.Memory) {
+func (d *Engine) hold(list ...gpu.Memory) {
 	for i := range list {
 		if list[i].Buffer != nil {
 			d.args.Hold(list[i].Buffer)
@@ -146,7 +146,7 @@ type normParams struct {
 }
 
 // Norm queues the norm of rows of n elements of float32. y may be x.
-func (d *Decoder) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) error {
+func (d *Engine) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) error {
 	const op = "norm"
 	if rows < 1 || n < 1 || rows > math.MaxInt32 || n > math.MaxInt32 {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", rows, n)

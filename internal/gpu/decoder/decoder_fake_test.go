@@ -17,16 +17,16 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 )
 
-func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Decoder) {
+func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Engine) {
 	m, lib, _ := fakeGPU(t, capability, sms, shared)
 	return m, lib, loadDecoder(t, m)
 }
 
-func loadDecoder(t *testing.T, m *machine) *Decoder {
+func loadDecoder(t *testing.T, m *machine) *Engine {
 	real := gpu.Image
 	gpu.Image = func(string, int) ([]byte, error) { return []byte("image"), nil }
 	defer func() { gpu.Image = real }()
-	d, err := NewDecoder(m.Dev)
+	d, err := New(m.Dev)
 	noError(t, err)
 	return d
 }
@@ -44,10 +44,10 @@ func TestLinearLaunches(t *testing.T) {
 			for range 3000 {
 				element, rows, in, tiles := testgpu.Pick(rng, gpu.Types...), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
 				norm := rng.IntN(2) == 0
-				l, ok, err := d.configure(element, rows, in, tiles, norm)
+				l, ok, err := d.configureGEMV(element, rows, in, tiles, norm)
 				noError(t, err)
 				if !ok && norm { // then it is a launch of its own
-					l, ok, err = d.configure(element, rows, in, tiles, false)
+					l, ok, err = d.configureGEMV(element, rows, in, tiles, false)
 					noError(t, err)
 				}
 				if !ok {
@@ -58,7 +58,7 @@ func TestLinearLaunches(t *testing.T) {
 				}
 				all := gpu.Ceil(in*element.Size(), 128)
 				switch {
-				case l.rows < 1 || l.rows > min(rows, linearRows),
+				case l.rows < 1 || l.rows > min(rows, gemvRows),
 					l.split < 1 || l.split > min(8, all) || l.split > 1 && !d.overlap(),
 					l.clusters < 1 || l.clusters > tiles || l.clusters*l.split > max(f.SMs, 8),
 					l.shared > f.Shared,
@@ -132,13 +132,13 @@ func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Line
 func TestMatrixLaunches(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
 	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
-	lib.State().Argument("matrix_", int(unsafe.Sizeof(matrixParams{})))
-	const matrixWidth = matrixTile + 4 // floats between rows of a tile's sums
+	lib.State().Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
+	const matrixWidth = gemmTile + 4 // floats between rows of a tile's sums
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
-		rows, in := batchRows[len(batchRows)-1]+1+rng.IntN(300), 8*(1+rng.IntN(300))
+		rows, in := skinnyRows[len(skinnyRows)-1]+1+rng.IntN(300), 8*(1+rng.IntN(300))
 		o, memory := m.someLinear(t, rng, rows, in)
-		tiles := o.tilesOf(matrixTile)
+		tiles := o.tilesOf(gemmTile)
 		wantError(t, "no scratch", d.Linear(m.Stream, &o), attn.ErrShape, "the scratch has no buffer")
 		scratch, err := d.Scratch(&o)
 		noError(t, err)
@@ -153,7 +153,7 @@ func TestMatrixLaunches(t *testing.T) {
 		if len(list) != 2 || !strings.HasPrefix(list[0].Kernel, "matrix_operands_") {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
-		ops, p := (*operandParams)(unsafe.Pointer(&list[0].Arg[0])), (*matrixParams)(unsafe.Pointer(&list[1].Arg[0]))
+		ops, p := (*operandParams)(unsafe.Pointer(&list[0].Arg[0])), (*gemmParams)(unsafe.Pointer(&list[1].Arg[0]))
 		if list[0].Blocks != rows || ops.x != o.X.Address() || ops.lead != o.Scratch.Address() || ops.factors != ops.lead+uint64(4*rows*in) ||
 			int(ops.n) != in || int(ops.rows) != rows || (ops.norm == 1) != (o.Norm != nil) || ops.beta != 0 {
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *ops, list[0])
@@ -164,8 +164,8 @@ func TestMatrixLaunches(t *testing.T) {
 		}
 		split := int(p.split)
 		switch {
-		case l.Blocks != tiles*gpu.Ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > gpu.Ceil(in, matrixStep),
-			l.Threads != matrixThreads, l.Shared > 232448, l.Shared < int(p.stages)*(128*(matrixTile+2*each)+16), l.Shared < each*matrixWidth*4,
+		case l.Blocks != tiles*gpu.Ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > gpu.Ceil(in, gemmStep),
+			l.Threads != gemmThreads, l.Shared > 232448, l.Shared < int(p.stages)*(128*(gemmTile+2*each)+16), l.Shared < each*matrixWidth*4,
 			p.factors != ops.factors, int(p.rows) != rows, int(p.in) != in, p.activation != int32(o.Activation), (p.early == 1) != o.Early, int(p.tiles[mostParts-1]) != tiles:
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *p, l)
 		}
@@ -188,14 +188,14 @@ func TestMatrixLaunches(t *testing.T) {
 	}
 }
 
-// Up to matrixWide columns a block is alone on its multiprocessor, for more columns two are.
+// Up to gemmWide columns a block is alone on its multiprocessor, for more columns two are.
 func TestMatrixRings(t *testing.T) {
 	_, _, d := fakeDecoder(t, 90, 132, 232448)
 	for _, rows := range []int{20, 60} {
-		for _, in := range []int{512, matrixWide, matrixWide + 8, 2 * matrixWide} {
+		for _, in := range []int{512, gemmWide, gemmWide + 8, 2 * gemmWide} {
 			o := Linear{Rows: rows, In: in, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 4096}}}
-			l, err := d.configureMatrix(attn.Float16, &o)
-			if alone := 2*l.shared > 232448; err != nil || alone != (in <= matrixWide) {
+			l, err := d.configureGEMM(attn.Float16, &o)
+			if alone := 2*l.shared > 232448; err != nil || alone != (in <= gemmWide) {
 				t.Errorf("%d rows of %d: %+v, %v", rows, in, l, err)
 			}
 		}
@@ -208,10 +208,10 @@ func TestMatrixOfSmallMemory(t *testing.T) {
 	_, _, d := fakeDecoder(t, 120, 48, most)
 	for _, rows := range []int{5, 16, 17, 33, 65, 500} {
 		o := Linear{Rows: rows, In: 4096, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 4096}}}
-		if _, ok, err := d.configureBatch(&o); ok || err != nil {
+		if _, ok, err := d.configureSkinny(&o); ok || err != nil {
 			t.Errorf("%d rows of a GPU that has no batches: %v, %v", rows, ok, err)
 		}
-		if l, err := d.configureMatrix(attn.Float16, &o); err != nil || l.stages < 2 || l.shared > most || l.shared < matrixRows[l.kind].rows*4*(matrixTile+4) {
+		if l, err := d.configureGEMM(attn.Float16, &o); err != nil || l.stages < 2 || l.shared > most || l.shared < gemmRows[l.kind].rows*4*(gemmTile+4) {
 			t.Errorf("%d rows: %+v, %v", rows, l, err)
 		}
 	}
@@ -221,7 +221,7 @@ func TestMatrixOfSmallMemory(t *testing.T) {
 func TestLinearWithoutClusters(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 120, 48, 101376)
 	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
-	lib.State().Argument("matrix_", int(unsafe.Sizeof(matrixParams{})))
+	lib.State().Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
 	for code, want := range map[int32]bool{912: true, 1: false} {
 		lib.State().FailIn("cuOccupancyMaxActiveClusters", code)
 		for _, rows := range []int{2, 20} {
@@ -249,9 +249,9 @@ func TestBatchLaunches(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, most)
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
-		rows, in := leastBatch+rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), 8*(1+rng.IntN(testgpu.Pick(rng, 30, 300, 2200)))
+		rows, in := leastSkinny+rng.IntN(skinnyRows[len(skinnyRows)-1]-leastSkinny+1), 8*(1+rng.IntN(testgpu.Pick(rng, 30, 300, 2200)))
 		o, memory := m.someLinear(t, rng, rows, in)
-		tiles := o.tilesOf(batchTile)
+		tiles := o.tilesOf(skinnyTile)
 		if scratch, err := d.Scratch(&o); scratch != 0 || err != nil {
 			t.Fatalf("%d rows of %d: a scratch of %d elements, %v", rows, in, scratch, err)
 		}
@@ -261,23 +261,23 @@ func TestBatchLaunches(t *testing.T) {
 		if len(list) != 1 || !strings.HasPrefix(list[0].Kernel, "batch_") {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
-		l, p, each := list[0], (*batchParams)(unsafe.Pointer(&list[0].Arg[0])), 0
+		l, p, each := list[0], (*skinnyParams)(unsafe.Pointer(&list[0].Arg[0])), 0
 		name, wide := strings.CutSuffix(l.Kernel, "_wide")
 		if _, err := fmt.Sscanf(name[strings.LastIndex(name, "_")+1:], "%d", &each); err != nil {
 			t.Fatal(err)
 		}
 		split, clusters := int(p.split), l.Blocks/int(p.split)
-		blocks, mine := gpu.Ceil(gpu.Ceil(in, batchBlock), split), 2*batchTile*each
+		blocks, mine := gpu.Ceil(gpu.Ceil(in, skinnyBlock), split), 2*skinnyTile*each
 		if o.Norm != nil {
-			mine = max(mine, 32*each+2*blocks*batchBlock)
+			mine = max(mine, 32*each+2*blocks*skinnyBlock)
 		}
-		needs := batchFixed + int(p.stages)*batchStage + blocks*each*256 + 4*(2*batchTile*each+mine)
-		little := gpu.Ceil(tiles*split, 132)*blocks*batchStage/2 <= batchLittle
+		needs := skinnyFixed + int(p.stages)*skinnyStage + blocks*each*256 + 4*(2*skinnyTile*each+mine)
+		little := gpu.Ceil(tiles*split, 132)*blocks*skinnyStage/2 <= skinnyLittle
 		switch {
-		case each < rows || each > 2*rows && each > batchRows[0],
-			split < 2 || split > mostBatchSplit || split&(split-1) != 0 || l.Blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
+		case each < rows || each > 2*rows && each > skinnyRows[0],
+			split < 2 || split > mostSkinnySplit || split&(split-1) != 0 || l.Blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
 			clusters < 1 || clusters > tiles || l.Blocks > 132,
-			p.stages < 3 || l.Threads != batchThreads || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
+			p.stages < 3 || l.Threads != skinnyThreads || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
 			p.linearParams.x != o.X.Address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
 			wide != (blocks*16*each > 8*256),
 			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
@@ -303,7 +303,7 @@ func TestBatchLaunches(t *testing.T) {
 
 	// Rows too wide for a slice of them in shared memory are a matrix.
 	o := Linear{Rows: 16, In: 1 << 16, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 64}}}
-	if _, ok, err := d.configureBatch(&o); ok || err != nil || !d.isMatrix(&o) {
+	if _, ok, err := d.configureSkinny(&o); ok || err != nil || !d.isGEMM(&o) {
 		t.Errorf("16 rows of %d: %v, %v", o.In, ok, err)
 	}
 }
@@ -322,14 +322,14 @@ func TestBatchCost(t *testing.T) {
 		{8, 2560, 10240, 4, alone}, {4, 4096, 12288, 8, alone}, {16, 4096, 16384, 8, alone}, {8, 16384, 4096, 8, alone}, {16, 16384, 4096, 16, alone},
 	} {
 		best, least := 0, 0.0
-		for i, split := range batchSplits {
-			l := batchLaunch{kind: 0, split: split}
-			if c.rows > batchRows[0] {
+		for i, split := range skinnySplits {
+			l := skinnyLaunch{kind: 0, split: split}
+			if c.rows > skinnyRows[0] {
 				l.kind = 1
 			}
-			tiles := c.out / batchTile
+			tiles := c.out / skinnyTile
 			l.clusters = min(c.atOnce[i], tiles)
-			if cost := l.cost(tiles, gpu.Ceil(c.in/batchBlock, split)); best == 0 || cost < least {
+			if cost := l.cost(tiles, gpu.Ceil(c.in/skinnyBlock, split)); best == 0 || cost < least {
 				best, least = split, cost
 			}
 		}

@@ -16,11 +16,11 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-func realDecoder(t testing.TB) (*machine, *Decoder) { return decoderOf(t, realGPU(t)) }
+func realDecoder(t testing.TB) (*machine, *Engine) { return decoderOf(t, realGPU(t)) }
 
-func decoderOf(t testing.TB, m *machine) (*machine, *Decoder) {
+func decoderOf(t testing.TB, m *machine) (*machine, *Engine) {
 	t.Helper()
-	d, err := NewDecoder(m.Dev)
+	d, err := New(m.Dev)
 	noError(t, err)
 	return m, d
 }
@@ -102,14 +102,14 @@ func TestGPULinear(t *testing.T) {
 }
 
 // testLinear runs random layers of up to so many inputs and outputs a part.
-func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
+func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	defer func(all []int) { d.splits = all }(d.splits)
 	for i := range cases {
-		d.splits = batchSplits[:]
-		if one := rng.IntN(2 * len(batchSplits)); one < len(batchSplits) { // whichever would be best
-			d.splits = batchSplits[one:][:1]
+		d.splits = skinnySplits[:]
+		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
+			d.splits = skinnySplits[one:][:1]
 		}
 		w := types[i%3]
 		rows := testgpu.Pick(rng, 1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 33, 64, 65, 150)
@@ -170,9 +170,9 @@ func testLinear(t *testing.T, m *machine, d *Decoder, cases, longest, widest int
 		}
 		noError(t, d.Linear(m.Stream, &o))
 		m.Settle(t)
-		_, batch, err := d.configureBatch(&o)
+		_, batch, err := d.configureSkinny(&o)
 		noError(t, err)
-		cut := cutOff(d.isMatrix(&o) && !batch, in)
+		cut := cutOff(d.isGEMM(&o) && !batch, in)
 		for j, p := range parts {
 			out := o.Parts[j].Out
 			y := testgpu.Read(t, &o.Parts[j].Y)
@@ -220,7 +220,7 @@ func TestGPUNorm(t *testing.T) {
 	testNorm(t, m, d, 40)
 }
 
-func testNorm(t *testing.T, m *machine, d *Decoder, cases int) {
+func testNorm(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for range cases {
 		rows, n := testgpu.Pick(rng, 1, 2, 5, 33), testgpu.Pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
@@ -253,7 +253,7 @@ func TestGPUGather(t *testing.T) {
 
 // testGather: the ids come just before, by copies that are put off: the launch overlaps
 // the kernel that makes them, in a graph too.
-func testGather(t *testing.T, m *machine, d *Decoder, cases int) {
+func testGather(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	noError(t, gpu.PutOffCopies(m.Stream))
 	pinned, err := m.Dev.NewHost(2 * 4 * 40)

@@ -14,7 +14,7 @@ func emulatedGPU(t testing.TB, sms int) *machine {
 	return m
 }
 
-func emulatedDecoder(t testing.TB, sms int) (*machine, *Decoder) {
+func emulatedDecoder(t testing.TB, sms int) (*machine, *Engine) {
 	return decoderOf(t, emulatedGPU(t, sms))
 }
 
@@ -48,14 +48,14 @@ func TestEmulatedGather(t *testing.T) {
 	testGather(t, m, d, 20)
 }
 
-func TestEmulatedChain(t *testing.T) {
+func TestEmulatedMegakernel(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
-	testChain(t, m, d, 4, 130, 640, false)
+	testMegakernel(t, m, d, 4, 130, 640, false)
 }
 
-func TestEmulatedChainLinear(t *testing.T) {
+func TestEmulatedMegakernelLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
-	testChain(t, m, d, 4, 130, 640, true)
+	testMegakernel(t, m, d, 4, 130, 640, true)
 }
 
 func TestEmulatedProjection(t *testing.T) {

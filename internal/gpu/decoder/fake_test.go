@@ -20,8 +20,8 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	d, lib := testgpu.Fake(t, capability, sms, shared, k.run)
 	s := lib.State()
 	s.Argument("linear_", int(unsafe.Sizeof(linearParams{})))
-	s.Argument("batch_", int(unsafe.Sizeof(batchParams{})))
-	s.Argument("chain_", int(unsafe.Sizeof(chainLaunch{})))
+	s.Argument("batch_", int(unsafe.Sizeof(skinnyParams{})))
+	s.Argument("chain_", int(unsafe.Sizeof(decodeLaunch{})))
 	s.Argument("sample_", int(unsafe.Sizeof(sampleParams{})))
 	s.Argument("lean_", 8) // and more, which nobody looks at
 	m := machineOf(t, d)

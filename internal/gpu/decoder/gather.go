@@ -65,11 +65,11 @@ func (o *Gather) params(then *Gather) gatherParams {
 }
 
 // Gather queues it.
-func (d *Decoder) Gather(s *cuda.Stream, o *Gather) error { return d.gatherBoth(s, o, nil) }
+func (d *Engine) Gather(s *cuda.Stream, o *Gather) error { return d.gatherBoth(s, o, nil) }
 
 // gatherBoth queues it, and another one that it is the residual of, if there is one, as
 // one launch.
-func (d *Decoder) gatherBoth(s *cuda.Stream, o, then *Gather) error {
+func (d *Engine) gatherBoth(s *cuda.Stream, o, then *Gather) error {
 	if err := o.check(); err != nil {
 		return err
 	}
@@ -89,13 +89,13 @@ func (d *Decoder) gatherBoth(s *cuda.Stream, o, then *Gather) error {
 // to its own may be of the same launch: tokens and positions, that is. It keeps what it
 // was given, as it was. Not for several goroutines at once.
 type Gathers struct {
-	d     *Decoder
+	d     *Engine
 	first Gather
 	then  *Gather
 }
 
-// NewGathers makes one; nil for operands that are none, which [Decoder.Gather] explains.
-func (d *Decoder) NewGathers(o *Gather) *Gathers {
+// NewGathers makes one; nil for operands that are none, which [Engine.Gather] explains.
+func (d *Engine) NewGathers(o *Gather) *Gathers {
 	if o.check() != nil {
 		return nil
 	}

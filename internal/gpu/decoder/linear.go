@@ -8,28 +8,25 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Constants of the kernels (kernels/gemm_gemv.cuh).
-const (
-	linearRows  = 16
-	linearWarps = 8
-	linearTile  = 32 // rows of W
-	mostParts   = 3
-	linearPad   = 16 // floats between rows of x, and
-	sumsPad     = 4  // between rows of a warp's sums, in shared memory
-)
+// mostParts is how many layers a Linear has, at most.
+const mostParts = 3
 
 // Linear is the operands of up to three linear layers of one x:
 //
 //	y = f(norm(x) W^T + b) + residual,   f the Activation
 //
 // X is Rows x In and, like all but W, of float32. Residual needs a single part.
+//
+// The number of rows says which launch it is: a GEMV (gemv.go), where there are 16-bit
+// weights and the GPU's kernels for it a skinny GEMM (skinny.go), and of more rows a GEMM
+// (gemm.go).
 type Linear struct {
 	Rows, In int
 	X        gpu.Memory
 	Parts    []LinearPart
 	Residual gpu.Memory // as Y; no buffer: none
 	Norm     *Norm      // nil: x as it is
-	Scratch  gpu.Memory // as many elements as [Decoder.Scratch] says
+	Scratch  gpu.Memory // as many elements as [Engine.Scratch] says
 
 	Activation attn.Activation
 	// Early: nothing that is queued writes W or what Norm has, so that it may be
@@ -57,91 +54,6 @@ type linearParams struct {
 	_                        [32]byte
 }
 
-// linearLaunch is how a launch looks.
-type linearLaunch struct {
-	rows          int // that it takes
-	split, stages int
-	clusters      int
-	shared        int
-}
-
-// configure says how the next of some rows are launched; norm, if x is
-// normalised there.
-func (d *Decoder) configure(element attn.DType, rows, in, tiles int, norm bool) (best linearLaunch, ok bool, err error) {
-	all, least := gpu.Ceil(in*element.Size(), 128), 0 // column blocks
-	for rows = min(rows, linearRows); rows > 0 && !ok; rows-- {
-		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
-			shared, stages := d.room(element, rows, gpu.Ceil(all, split), norm)
-			if stages == 0 {
-				continue
-			}
-			clusters, err := d.atOnce(element, split, shared)
-			if err != nil {
-				return best, false, err
-			}
-			if clusters = min(clusters, tiles); clusters == 0 {
-				continue
-			}
-			// The column blocks that one thread block has; a meeting takes as long
-			// as reading some.
-			cost := gpu.Ceil(tiles, clusters) * gpu.Ceil(all, split)
-			if split > 1 {
-				cost += gpu.Ceil(tiles, clusters) * meeting
-			}
-			if !ok || cost < least {
-				best, least, ok = linearLaunch{rows: rows, split: split, stages: stages, clusters: clusters, shared: shared}, cost, true
-			}
-		}
-	}
-	return best, ok, nil
-}
-
-// atOnce is how many clusters of a Linear may run at once.
-func (d *Decoder) atOnce(element attn.DType, split, shared int) (int, error) {
-	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.linear[element], clusterGrid(1, split, linearWarps*32, shared, true))
-}
-
-const (
-	// What a launch takes of shared memory: as much as lets the next one's blocks
-	// begin beside it, and where its rings would be too short then, more.
-	sharedBeside = 113 << 10
-	sharedAlone  = 200 << 10
-
-	mostStagesOf = 6  // of a warp's ring
-	meeting      = 12 // what a meeting of a cluster's blocks costs, in column blocks that could be read
-)
-
-// room is the shared memory of a launch and the stages of its rings, 0 where it
-// does not fit.
-func (d *Decoder) room(element attn.DType, rows, blocks int, norm bool) (shared, stages int) {
-	stride := blocks*128/element.Size() + linearPad
-	rest := rows*stride + linearWarps*rows*(linearTile+sumsPad) + 2*rows*linearTile + (2*linearWarps+1)*linearRows
-	if norm {
-		rest += 2 * stride
-	}
-	rest *= 4
-	const stage = linearTile*128 + 8
-	fit := func(most int) int { return (min(most, d.info.SharedPerBlockMost) - rest) / (linearWarps * stage) }
-	stages = fit(sharedBeside)
-	for _, most := range [...]int{sharedAlone, d.info.SharedPerBlockMost} {
-		if stages < 2 {
-			stages = fit(most)
-		}
-	}
-	stages = min(stages, mostStagesOf, max(2, gpu.Ceil(blocks, linearWarps)+1))
-	if !d.overlap() { // the kernel knows two numbers
-		if stages >= 4 {
-			stages = 4
-		} else {
-			stages = min(stages, 2)
-		}
-	}
-	if stages < 2 {
-		return 0, 0
-	}
-	return rest + stages*linearWarps*stage, stages
-}
-
 // tilesOf is the number of tiles of all parts, of so many rows of W each.
 func (o *Linear) tilesOf(rows int) (n int) {
 	for i := range o.Parts {
@@ -159,7 +71,7 @@ type partArgs struct {
 
 // partArgs begins with number `row` of the rows; tiles have so many rows of W, and boxes
 // one column block, or two.
-func (d *Decoder) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, err error) {
+func (d *Engine) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, err error) {
 	tiles, mapOf := 0, d.tensorMap
 	if pairs {
 		mapOf = d.pairMap
@@ -181,11 +93,11 @@ func (d *Decoder) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, er
 // normsBefore says whether the norm of a Linear of few rows is a launch of its own:
 // where no block or cluster has all of a row, and where x is read again and again.
 // The error is the driver's.
-func (d *Decoder) normsBefore(o *Linear) (bool, error) {
+func (d *Engine) normsBefore(o *Linear) (bool, error) {
 	if o.Norm == nil {
 		return false, nil
 	}
-	l, ok, err := d.configure(o.Parts[0].W.DType, o.Rows, o.In, o.tilesOf(linearTile), true)
+	l, ok, err := d.configureGEMV(o.Parts[0].W.DType, o.Rows, o.In, o.tilesOf(gemvTile), true)
 	return !ok || l.rows < o.Rows, err
 }
 
@@ -244,18 +156,18 @@ func (o *Linear) check() error {
 // rows, and for more by thread blocks side by side; else rows beyond 16 read them
 // again. Everything is checked first; errors wrap attn.ErrShape, attn.ErrDType, or are
 // the driver's.
-func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
+func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
 	}
 	element := o.Parts[0].W.DType
-	if l, ok, err := d.configureBatch(o); err != nil {
+	if l, ok, err := d.configureSkinny(o); err != nil {
 		return err
 	} else if ok {
-		return d.batch(s, o, l, batchKeep{})
+		return d.queueSkinny(s, o, l, skinnyAppend{})
 	}
-	if d.isMatrix(o) {
-		return d.matrix(s, element, o)
+	if d.isGEMM(o) {
+		return d.queueGEMM(s, element, o)
 	}
 	x, norm := o.X, o.Norm
 	before, err := d.normsBefore(o)
@@ -273,9 +185,9 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	tiles := o.tilesOf(linearTile)
+	tiles := o.tilesOf(gemvTile)
 	for row := 0; row < o.Rows; {
-		l, ok, err := d.configure(element, o.Rows-row, o.In, tiles, norm != nil)
+		l, ok, err := d.configureGEMV(element, o.Rows-row, o.In, tiles, norm != nil)
 		if err != nil {
 			return err
 		}
@@ -283,12 +195,12 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 			return gpu.Errorf("linear", attn.ErrShape, "rows of %d elements: the GPU has too little shared memory", o.In)
 		}
 		p := linearParams{x: x.Address() + uint64(row)*uint64(o.In)*4, rows: int32(l.rows), split: int32(l.split), stages: int32(l.stages)}
-		if err := d.linearArgs(&p, o, norm, row, linearTile, false); err != nil {
+		if err := d.linearArgs(&p, o, norm, row, gemvTile, false); err != nil {
 			return err
 		}
 		cuda.Struct(&d.args, &p)
 		d.hold(x)
-		if err := d.linear[element].Launch(s, clusterGrid(l.clusters, l.split, linearWarps*32, l.shared, d.overlap()), &d.args); err != nil {
+		if err := d.gemv[element].Launch(s, clusterGrid(l.clusters, l.split, gemvWarps*32, l.shared, d.overlap()), &d.args); err != nil {
 			return err
 		}
 		row += l.rows
@@ -298,7 +210,7 @@ func (d *Decoder) Linear(s *cuda.Stream, o *Linear) error {
 
 // linearArgs are the arguments of a launch with the parts that partArgs has, but for what
 // p says already. The launch holds all memory but x.
-func (d *Decoder) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int, pairs bool) error {
+func (d *Engine) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int, pairs bool) error {
 	parts, err := d.partArgs(o, row, tile, pairs)
 	if err != nil {
 		return err
@@ -325,7 +237,7 @@ func (d *Decoder) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile i
 }
 
 // holdParts is hold of the layers' memory.
-func (d *Decoder) holdParts(o *Linear) {
+func (d *Engine) holdParts(o *Linear) {
 	for i := range o.Parts {
 		d.hold(o.Parts[i].W, o.Parts[i].B, o.Parts[i].Y)
 	}
@@ -342,7 +254,7 @@ type linearMap struct {
 
 // tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
 // so many rows are a box.
-func (d *Decoder) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, err error) {
+func (d *Engine) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, err error) {
 	if !d.overlap() {
 		return t, nil
 	}
@@ -359,7 +271,7 @@ func (d *Decoder) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, 
 
 // pairMap is the map of weights in rows of whole column blocks of 128 bytes: two of
 // these, of so many rows, are a box.
-func (d *Decoder) pairMap(w *gpu.Memory, in, out, box int) (cuda.TensorMap, error) {
+func (d *Engine) pairMap(w *gpu.Memory, in, out, box int) (cuda.TensorMap, error) {
 	return d.maps.Get(linearMap{w.Address(), in, out, box, w.DType, true}, func() (cuda.TensorMap, error) {
 		size := w.DType.Size()
 		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{

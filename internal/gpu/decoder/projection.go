@@ -14,20 +14,20 @@ import (
 // new keys and values in the cache. It keeps what it was given, as it was. Not for
 // several goroutines at once.
 type Projection struct {
-	d      *Decoder
+	d      *Engine
 	linear Linear
-	launch batchLaunch
-	keep   batchKeep
+	launch skinnyLaunch
+	keep   skinnyAppend
 	cache  []gpu.Memory // that it stores into, and the table of slots
 }
 
 // NewProjection makes one; nil where a Linear has a single part, or is no launch of a
-// batch's rows. What is wrong with its operands is left to [Decoder.Linear].
-func (d *Decoder) NewProjection(o *Linear) *Projection {
+// batch's rows. What is wrong with its operands is left to [Engine.Linear].
+func (d *Engine) NewProjection(o *Linear) *Projection {
 	if len(o.Parts) < 2 || o.check() != nil {
 		return nil
 	}
-	l, ok, err := d.configureBatch(o)
+	l, ok, err := d.configureSkinny(o)
 	if !ok || err != nil {
 		return nil
 	}
@@ -57,7 +57,7 @@ func (p *Projection) append(a *attention.Appending, k, v, newK, newV gpu.Memory)
 	if k.DType != o.Parts[0].W.DType || a.Rows != o.Rows || g.Dim%4 != 0 {
 		return false
 	}
-	keep := batchKeep{
+	keep := skinnyAppend{
 		slots: a.Slots, ahead: a.Ahead,
 		headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(a.PageBytes),
 	}
@@ -89,7 +89,7 @@ func (p *Projection) meets(m *gpu.Memory) bool {
 
 // Queue queues the launch.
 func (p *Projection) Queue(s *cuda.Stream) error {
-	return p.d.batch(s, &p.linear, p.launch, p.keep, p.cache...)
+	return p.d.queueSkinny(s, &p.linear, p.launch, p.keep, p.cache...)
 }
 
 // Upload and Close have nothing to do: there is no memory besides the layer's.

@@ -51,11 +51,11 @@ func TestProjectionLaunches(t *testing.T) {
 				if l.Kernel != name {
 					t.Fatalf("launch %d is %s, want %s", i, l.Kernel, name)
 				}
-				want := batchKeep{}
+				want := skinnyAppend{}
 				if i%5 == 0 && i < 10 {
-					want = batchKeep{cache: [mostParts]uint64{0, s.cache[i/5*2].Address(), s.cache[i/5*2+1].Address()}, slots: plan.Slots, ahead: plan.Ahead, headRows: 16, dim: 64, pageBytes: 16 * 4 * 64 * 2}
+					want = skinnyAppend{cache: [mostParts]uint64{0, s.cache[i/5*2].Address(), s.cache[i/5*2+1].Address()}, slots: plan.Slots, ahead: plan.Ahead, headRows: 16, dim: 64, pageBytes: 16 * 4 * 64 * 2}
 				}
-				if keep := (*batchParams)(unsafe.Pointer(&l.Arg[0])).keep; keep != want {
+				if keep := (*skinnyParams)(unsafe.Pointer(&l.Arg[0])).keep; keep != want {
 					t.Errorf("launch %d keeps %+v, want %+v", i, keep, want)
 				}
 			}
@@ -97,7 +97,7 @@ func TestProjectionRefuses(t *testing.T) {
 		p, o := d.NewProjection(s.ops[0].linear), &s.ops[1]
 		plan, k, v, newK, newV := s.plan, o.operands.K, o.operands.V, o.newK, o.newV
 		change(&plan, &k, &v, &newK, &newV)
-		if p.Append(plan, k, v, newK, newV) || p.keep != (batchKeep{}) {
+		if p.Append(plan, k, v, newK, newV) || p.keep != (skinnyAppend{}) {
 			t.Errorf("append, %s: was taken", name)
 		}
 	}

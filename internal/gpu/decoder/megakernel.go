@@ -9,44 +9,44 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/attention"
 )
 
-// Chain is layers of a decode step that one launch does, one behind the other:
+// Megakernel is layers of a decode step that one launch does, one behind the other:
 // linear layers of few rows, and attention that appends. It may begin with rows of
 // tables, and end with the most likely token of each row of logits. It is made of the
 // calls that would queue them: Gather, Linear, Attend and Choose say whether they have
 // taken what they were given, which then waits for Queue. Not for several goroutines
 // at once.
 //
-// A chain keeps what it was given: the arguments of its layers are those of the
+// A megakernel keeps what it was given: the arguments of its layers are those of the
 // time when they were taken, as if they were queued.
-type Chain struct {
-	d       *Decoder
+type Megakernel struct {
+	d       *Engine
 	plan    *attention.Plan // nil: no attention yet
 	element attn.DType      // of weights, keys and values; untyped: no layer yet
 	dim     int             // of heads; 0: no attention yet
 	chunk   attention.Chunk // of its attention
 	rows    int             // of x
-	layers  []chainPart
+	layers  []megakernelLayer
 	made    map[uint64]madeBy // by address
 	read    map[int64]bool    // of tagged floats, from where on a layer reads them
 	claims                    // of plain memory
 	floats  int64             // that are tagged
-	needs   chainNeeds
+	needs   sharedNeeds
 	front   *Gathers // nil: none
 	back    *Samples // nil: none yet
 
-	text, words *cuda.Buffer // layers and feeds; the run's number, and tagged floats
-	texts       []chainLayer // of text, until Upload
-	feeds       []chainFeed
+	program, tagged *cuda.Buffer  // layers and feeds; the run's number, and tagged floats
+	written         []decodeLayer // what Upload brings to program
+	feeds           []decodeFeed
 }
 
 // untyped is no type.
 const untyped = attn.DType(attn.DTypes)
 
-// chainPart is a layer: one of the two.
-type chainPart struct {
-	linear  *chainLinear
+// megakernelLayer is a layer: one of the two.
+type megakernelLayer struct {
+	linear  *decodeLinear
 	weights []LinearPart
-	attend  *chainAttention
+	attend  *decodeAttention
 	maps    [mostParts]cuda.TensorMap // of keys and values
 	alone   func(*cuda.Stream) error  // queues it as a launch of its own
 }
@@ -73,32 +73,32 @@ func spanOf(m *gpu.Memory, elements int) span {
 	return span{m.Address(), m.Address() + uint64(elements*m.DType.Size())}
 }
 
-// wordsOf is the words of so many tagged floats: an even number, since two are read
+// taggedOf is the words of so many tagged floats: an even number, since two are read
 // at once.
-func wordsOf(floats int) int64 { return int64(gpu.Ceil(floats, 2) * 2) }
+func taggedOf(floats int) int64 { return int64(gpu.Ceil(floats, 2) * 2) }
 
-// source is where a layer reads memory: tagged floats if a layer of the chain
+// source is where a layer reads memory: tagged floats if a layer of the megakernel
 // makes it, else the memory as it is. ok is false for what is partly made here.
-func (c *Chain) source(m *gpu.Memory, elements int) (at int64, tagged, ok bool) {
+func (c *Megakernel) source(m *gpu.Memory, elements int) (at int64, tagged, ok bool) {
 	if made, is := c.made[m.Address()]; is {
 		return made.at, true, made.elements == elements
 	}
 	return 0, false, !spanOf(m, elements).meets(c.writes)
 }
 
-// chainMost is how many rows a chain is for: where there are kernels for the rows of a
+// megakernelRows is how many rows a megakernel is for: where there are kernels for the rows of a
 // batch, their launches are faster from there on.
-func (d *Decoder) chainMost(element attn.DType) int {
-	if d.batches[element] != nil {
-		return leastBatch - 1
+func (d *Engine) megakernelRows(element attn.DType) int {
+	if d.skinny[element] != nil {
+		return leastSkinny - 1
 	}
-	return chainRows
+	return decodeRows
 }
 
-// Gather takes rows of tables, as the first that the chain does.
-func (c *Chain) Gather(g *Gathers) bool {
+// Gather takes rows of tables, as the first that the megakernel does.
+func (c *Megakernel) Gather(g *Gathers) bool {
 	f, result := &g.first, g.result()
-	if c.front != nil || len(c.layers) > 0 || f.Rows > chainRows || f.N%2 != 0 || f.Residual.Buffer != nil {
+	if c.front != nil || len(c.layers) > 0 || f.Rows > decodeRows || f.N%2 != 0 || f.Residual.Buffer != nil {
 		return false
 	}
 	var reads, writes []span
@@ -113,7 +113,7 @@ func (c *Chain) Gather(g *Gathers) bool {
 		return false
 	}
 	c.made[result.Address()] = madeBy{c.floats, f.Rows * f.N}
-	c.floats += wordsOf(f.Rows * f.N)
+	c.floats += taggedOf(f.Rows * f.N)
 	c.claim(reads, writes, holds...)
 	c.front, c.rows = g, f.Rows
 	return true
@@ -121,7 +121,7 @@ func (c *Chain) Gather(g *Gathers) bool {
 
 // Choose takes the choice of the most likely token of each row of what the last layer
 // makes. Nothing comes behind it.
-func (c *Chain) Choose(o *Samples) bool {
+func (c *Megakernel) Choose(o *Samples) bool {
 	if len(c.layers) == 0 || c.back != nil || o.check("choose") != nil || o.Settings.Buffer != nil {
 		return false
 	}
@@ -140,22 +140,22 @@ func (c *Chain) Choose(o *Samples) bool {
 	return true
 }
 
-// Linear takes a layer if the chain can do it behind those that it has. What is
-// wrong with its operands is left to [Decoder.Linear].
-func (c *Chain) Linear(o *Linear) bool {
+// Linear takes a layer if the megakernel can do it behind those that it has. What is
+// wrong with its operands is left to [Engine.Linear].
+func (c *Megakernel) Linear(o *Linear) bool {
 	if c.back != nil || o.check() != nil {
 		return false
 	}
 	element := o.Parts[0].W.DType
-	if !slices.Contains(gpu.Halves, element) || o.Rows > c.d.chainMost(element) || o.In%chainColumns != 0 || c.element != untyped && c.element != element || c.rows > 0 && c.rows != o.Rows {
+	if !slices.Contains(gpu.Halves, element) || o.Rows > c.d.megakernelRows(element) || o.In%decodeColumns != 0 || c.element != untyped && c.element != element || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
 	needs := c.needsWith(o)
 	if !c.fits(element, c.dim, &needs, 0) {
 		return false
 	}
-	p := &chainLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
-	part := chainPart{linear: p}
+	p := &decodeLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
+	part := megakernelLayer{linear: p}
 	x, tagged, ok := c.source(&o.X, o.Rows*o.In)
 	if !ok {
 		return false
@@ -202,9 +202,9 @@ func (c *Chain) Linear(o *Linear) bool {
 			read(&q.W, q.Out*o.In)
 			p.y[i], p.out[i] = q.Y.Address(), int32(q.Out)
 			p.made[i] = uint64(floats) + 1
-			floats += wordsOf(o.Rows * q.Out)
+			floats += taggedOf(o.Rows * q.Out)
 			writes = append(writes, spanOf(&q.Y, o.Rows*q.Out))
-			tiles += gpu.Ceil(q.Out, chainTile)
+			tiles += gpu.Ceil(q.Out, decodeTile)
 			holds = append(holds, q.W, q.B, q.Y)
 		}
 		p.tiles[i] = int32(tiles)
@@ -228,18 +228,18 @@ func (c *Chain) Linear(o *Linear) bool {
 	return true
 }
 
-func (c *Chain) take(p chainPart, reads, writes []span, holds []gpu.Memory) {
+func (c *Megakernel) take(p megakernelLayer, reads, writes []span, holds []gpu.Memory) {
 	c.layers = append(c.layers, p)
 	c.claim(reads, writes, holds...)
 }
 
-// claims are what a chain's layers do with memory.
+// claims are what a megakernel's layers do with memory.
 type claims struct {
 	reads, writes []span
 	holds         []*cuda.Buffer
 }
 
-// apart says whether a layer reads nothing that the chain writes elsewhere, and
+// apart says whether a layer reads nothing that the megakernel writes elsewhere, and
 // writes nothing that it reads or writes: plain memory is written in no order.
 func (c *claims) apart(reads, writes []span) bool {
 	for _, s := range reads {
@@ -266,9 +266,9 @@ func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 }
 
 // Attend takes the append of new keys and values, and the attention to them and
-// those before, if the chain makes q, k and v and can do it: where no sequence has
+// those before, if the megakernel makes q, k and v and can do it: where no sequence has
 // more than one new token, nor a KV head more than 16 query heads.
-func (c *Chain) Attend(p *attention.Plan, o *attention.Operands, newK, newV gpu.Memory) bool {
+func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV gpu.Memory) bool {
 	if c.back != nil || c.plan != nil && c.plan != p || o.K.DType != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
@@ -279,9 +279,9 @@ func (c *Chain) Attend(p *attention.Plan, o *attention.Operands, newK, newV gpu.
 }
 
 // attend is Attend of what the plan offers.
-func (c *Chain) attend(p *attention.Plan, a *attention.Attending, o *attention.Operands, newK, newV gpu.Memory) bool {
+func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attention.Operands, newK, newV gpu.Memory) bool {
 	g := a.Problem
-	if !canChain.Does(g) || chainDim(g.Dim) < 0 {
+	if !canMegakernel.Does(g) || decodeDim(g.Dim) < 0 {
 		return false
 	}
 	// One token a sequence, so that all output tiles have as many rows, and each KV
@@ -298,15 +298,15 @@ func (c *Chain) attend(p *attention.Plan, a *attention.Attending, o *attention.O
 		return false
 	}
 	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
-	if !c.fits(c.element, g.Dim, &c.needs, a.Chunk.Room(a.TileRows, attention.MostWarps)) || !c.apart(nil, writes) {
+	if !c.fits(c.element, g.Dim, &c.needs, a.Chunk.Room(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
 		return false
 	}
-	layer := &chainAttention{
+	layer := &decodeAttention{
 		p:     a.Params,
 		links: links{query: uint64(q) + 1, newKeys: uint64(k) + 1, newValues: uint64(v) + 1, out: uint64(c.floats) + 1, slots: a.Slots},
 	}
 	layer.p.Causal = 0 // a sequence has one new token, which sees all keys
-	part := chainPart{attend: layer, maps: [mostParts]cuda.TensorMap{a.Maps[0], a.Maps[1]}}
+	part := megakernelLayer{attend: layer, maps: [mostParts]cuda.TensorMap{a.Maps[0], a.Maps[1]}}
 	own := *o
 	part.alone = func(s *cuda.Stream) error {
 		if err := p.Append(s, own.K, own.V, newK, newV); err != nil {
@@ -316,7 +316,7 @@ func (c *Chain) attend(p *attention.Plan, a *attention.Attending, o *attention.O
 	}
 	c.read[q], c.read[k], c.read[v] = true, true, true
 	c.made[o.Out.Address()] = madeBy{c.floats, a.OutLen}
-	c.floats += wordsOf(a.OutLen)
+	c.floats += taggedOf(a.OutLen)
 	c.take(part, nil, writes, []gpu.Memory{o.Q, o.Out, o.K, o.V, newK, newV,
 		{Buffer: a.Table}, {Buffer: a.Workspace[0]}, {Buffer: a.Workspace[1]}})
 	c.plan, c.dim, c.chunk = p, g.Dim, a.Chunk

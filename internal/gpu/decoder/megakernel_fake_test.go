@@ -17,23 +17,23 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// fakeStack is a stack on a GPU of so many multiprocessors: its chains are pairs where
+// fakeStack is a stack on a GPU of so many multiprocessors: its megakernels are pairs where
 // that is possible.
 func fakeStack(t *testing.T, sms int, sh stackShape) (*stack, func() string) {
 	m, lib, d := fakeDecoder(t, 90, sms, 232448)
 	d.leastPairs = 0
-	d.withoutBatches()
+	d.withoutSkinny()
 	s := newStack(t, m, d, nil, sh)
 	lib.Forget()
 	return s, lib.Log
 }
 
-// Rows that there are kernels of a batch for are no chain's.
-func TestChainLeavesBatches(t *testing.T) {
+// Rows that there are kernels of a batch for are no megakernel's.
+func TestMegakernelLeavesBatches(t *testing.T) {
 	m, _, d := fakeDecoder(t, 90, 13, 232448)
-	for rows, want := range map[int]bool{1: true, leastBatch - 1: true, leastBatch: false, chainRows: false} {
+	for rows, want := range map[int]bool{1: true, leastSkinny - 1: true, leastSkinny: false, decodeRows: false} {
 		o := Linear{Rows: rows, In: 128, X: m.memory(t, attn.Float32, rows*128), Parts: []LinearPart{{W: m.memory(t, attn.Float16, 128*8), Y: m.memory(t, attn.Float32, rows*8), Out: 8}}}
-		if got := d.NewChain().Linear(&o); got != want {
+		if got := d.NewMegakernel().Linear(&o); got != want {
 			t.Errorf("%d rows: %v", rows, got)
 		}
 		for _, x := range []gpu.Memory{o.X, o.Parts[0].W, o.Parts[0].Y} {
@@ -42,19 +42,19 @@ func TestChainLeavesBatches(t *testing.T) {
 	}
 }
 
-// What a launch of a chain is told is what its layers are: every tile of every
+// What a launch of a megakernel is told is what its layers are: every tile of every
 // layer has one thread block, every word one writer, and readers find what was made.
-func TestChainLaunch(t *testing.T) {
+func TestMegakernelLaunch(t *testing.T) {
 	rng := reftest.Rand(t)
 	for i := range 24 {
 		// Each has a driver of its own.
-		t.Run("", func(t *testing.T) { testChainLaunch(t, rng, i/2, 13+i%2) })
+		t.Run("", func(t *testing.T) { testMegakernelLaunch(t, rng, i/2, 13+i%2) })
 	}
 }
 
-func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
+func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	sh := stackShape{
-		rows: 1 + i%chainRows, blocks: 1 + rng.IntN(3), heads: 4, kvHeads: 2, dim: []int{64, 128}[i%2], inner: 128 * (1 + rng.IntN(18)),
+		rows: 1 + i%decodeRows, blocks: 1 + rng.IntN(3), heads: 4, kvHeads: 2, dim: []int{64, 128}[i%2], inner: 128 * (1 + rng.IntN(18)),
 		vocabulary: testgpu.Pick(rng, 0, 777), pageTokens: 16, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2],
 	}
 	for range sh.rows {
@@ -66,7 +66,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	if blocks%2 == 0 && sh.dim == pairsDim {
 		split, kernel = 2, kernel+"_pairs"
 	}
-	c := s.chain(t)
+	c := s.megakernel(t)
 	if _, err := s.m.Stream.Capture(func() error { return c.Queue(s.m.Stream) }); err != nil {
 		t.Fatal(err)
 	}
@@ -81,24 +81,24 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		}
 	}
 	if found == nil || !strings.Contains(log(), "cooperative 1\n") {
-		t.Fatal("no cooperative launch of a chain")
+		t.Fatal("no cooperative launch of a megakernel")
 	}
 	if clusters != split-1 || found.Blocks != blocks || found.Threads != 256 || found.Shared > 232448 {
 		t.Errorf("%+v", *found)
 	}
-	p, ends := &(*chainLaunch)(unsafe.Pointer(&found.Arg[0])).p, &(*chainLaunch)(unsafe.Pointer(&found.Arg[0])).ends
-	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < leastChainStages {
+	p, ends := &(*decodeLaunch)(unsafe.Pointer(&found.Arg[0])).p, &(*decodeLaunch)(unsafe.Pointer(&found.Arg[0])).ends
+	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < leastDecodeStages {
 		t.Fatalf("%+v for %d layers of %d rows", *p, len(s.ops), sh.rows)
 	}
-	text := make([]byte, c.text.Len())
-	noError(t, c.text.Download(text, 0))
-	layers := unsafe.Slice((*chainLayer)(unsafe.Pointer(&text[0])), p.count)
-	feeds := unsafe.Slice((*chainFeed)(unsafe.Pointer(&text[p.feeds-p.layers])), p.feedCount)
-	words := c.words.Address()
+	text := make([]byte, c.program.Len())
+	noError(t, c.program.Download(text, 0))
+	layers := unsafe.Slice((*decodeLayer)(unsafe.Pointer(&text[0])), p.count)
+	feeds := unsafe.Slice((*decodeFeed)(unsafe.Pointer(&text[p.feeds-p.layers])), p.feedCount)
+	words := c.tagged.Address()
 	made := map[uint64]uint64{} // of words, where their floats go
 	writes := func(at, to uint64, n int) {
-		if at%16 != 0 || at < words || at+8*uint64(n) > words+uint64(c.words.Len()) {
-			t.Fatalf("%d words at %d of %d", n, int64(at-words), c.words.Len())
+		if at%16 != 0 || at < words || at+8*uint64(n) > words+uint64(c.tagged.Len()) {
+			t.Fatalf("%d words at %d of %d", n, int64(at-words), c.tagged.Len())
 		}
 		for j := range n {
 			w := at + 8*uint64(j)
@@ -133,9 +133,9 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	if ends.gather != gather {
 		t.Errorf("begins with %+v, not %+v", ends.gather, gather)
 	}
-	end := chainEnds{gather: ends.gather, gathered: ends.gathered}
+	end := decodeEnds{gather: ends.gather, gathered: ends.gathered}
 	if sh.choose {
-		last := (*chainLinear)(unsafe.Pointer(&layers[len(layers)-1].body))
+		last := (*decodeLinear)(unsafe.Pointer(&layers[len(layers)-1].body))
 		end.logits, end.ids, end.vocabulary = s.back.Logits.Address(), s.back.IDs.Address(), int32(sh.vocabulary)
 		end.shift, end.each, end.rest = last.shift, last.each, last.rest
 	}
@@ -146,17 +146,17 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	for j := range layers {
 		op := &s.ops[j]
 		if op.linear == nil {
-			a := (*chainAttention)(unsafe.Pointer(&layers[j].body))
+			a := (*decodeAttention)(unsafe.Pointer(&layers[j].body))
 			reads("attention's q", a.links.query, op.operands.Q.Address())
 			reads("attention's k", a.links.newKeys, op.newK.Address())
 			reads("attention's v", a.links.newValues, op.newV.Address())
 			writes(a.links.out, op.operands.Out.Address(), op.operands.Out.Len)
-			if a.p.Slots != p.slots || layers[j].kind != chainAttentionKind || a.p.Slots < attention.MostWarps || a.p.Slots%attention.MostWarps != 0 || int(a.links.layer) != j || a.links.layers != p.count || a.p.Work != p.work {
+			if a.p.Slots != p.slots || layers[j].kind != attentionKind || a.p.Slots < attention.ConsumerWarps || a.p.Slots%attention.ConsumerWarps != 0 || int(a.links.layer) != j || a.links.layers != p.count || a.p.Work != p.work {
 				t.Errorf("layer %d: %+v", j, *a)
 			}
 			continue
 		}
-		l := (*chainLinear)(unsafe.Pointer(&layers[j].body))
+		l := (*decodeLinear)(unsafe.Pointer(&layers[j].body))
 		if j == 0 && sh.tables == 0 {
 			if l.tagged != 0 || l.x != op.linear.X.Address() {
 				t.Errorf("layer 0: %+v", *l)
@@ -178,7 +178,7 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 			} else if l.made[k] != 0 {
 				t.Errorf("layer %d, part %d: words that nobody reads", j, k)
 			}
-			tiles += gpu.Ceil(part.Out, chainTile)
+			tiles += gpu.Ceil(part.Out, decodeTile)
 			if int(l.tiles[k]) != tiles || l.y[k] != part.Y.Address() || l.b[k] != part.B.Address() || int(l.out[k]) != part.Out {
 				t.Errorf("layer %d, part %d: %+v", j, k, *l)
 			}
@@ -189,8 +189,8 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		// Tiles are made in the order of their readers' boxes, where each warp has as many.
 		woven := 0
 		for k := range s.ops {
-			if o := s.ops[k].linear; o != nil && len(op.linear.Parts) == 1 && o.X.Address() == op.linear.Parts[0].Y.Address() && o.In%(split*linearWarps*chainColumns) == 0 && o.In > split*linearWarps*chainColumns {
-				woven = o.In / (split * linearWarps * chainColumns)
+			if o := s.ops[k].linear; o != nil && len(op.linear.Parts) == 1 && o.X.Address() == op.linear.Parts[0].Y.Address() && o.In%(split*gemvWarps*decodeColumns) == 0 && o.In > split*gemvWarps*decodeColumns {
+				woven = o.In / (split * gemvWarps * decodeColumns)
 			}
 		}
 		if int(l.woven) != woven {
@@ -198,18 +198,18 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		}
 		first += tiles
 		// Each box of a tile is one warp's.
-		boxes := op.linear.In / chainColumns
+		boxes := op.linear.In / decodeColumns
 		// Two layers' x are side by side where one asks for gamma and beta of the next.
-		area := func(l *chainLinear) [2]int {
+		area := func(l *decodeLinear) [2]int {
 			return [2]int{int(l.place), int(l.place) + areaOf(sh.rows, int(l.most), l.norm != 0)}
 		}
 		if mine := area(l); mine[0] < 0 || mine[0]%16 != 0 || mine[1] > int(p.area) {
 			t.Errorf("layer %d has x at %v of %d", j, mine, p.area)
 		}
 		if j > 0 && s.ops[j-1].linear != nil {
-			before, next := (*chainLinear)(unsafe.Pointer(&layers[j-1].body)), chainAffine{}
+			before, next := (*decodeLinear)(unsafe.Pointer(&layers[j-1].body)), decodeAffine{}
 			if l.ready != 0 {
-				next = chainAffine{l.gamma, l.beta, l.place, int32(boxes), l.most}
+				next = decodeAffine{l.gamma, l.beta, l.place, int32(boxes), l.most}
 			}
 			a, b := area(before), area(l)
 			if before.next != next || l.ready != 0 && (l.norm == 0 || a[0] < b[1] && b[0] < a[1]) {
@@ -226,16 +226,16 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 			if rank < boxes%split {
 				mine++
 			}
-			if workers := int(l.workers >> (8 * rank) & 255); workers > linearWarps || workers*int(l.most) < mine || (workers-1)*int(l.most) >= mine && workers > 0 {
+			if workers := int(l.workers >> (8 * rank) & 255); workers > gemvWarps || workers*int(l.most) < mine || (workers-1)*int(l.most) >= mine && workers > 0 {
 				t.Errorf("layer %d: %d boxes of block %d: %+v", j, mine, rank, *l)
 			}
 		}
-		if layers[j].kind != chainLinearKind || l.workers>>(8*split) != 0 {
+		if layers[j].kind != linearKind || l.workers>>(8*split) != 0 {
 			t.Errorf("layer %d: %d tiles: %+v", j, tiles, *l)
 		}
 		f := feeds[feed]
 		feed++
-		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != boxes || int32(f.most) != l.most || f.woven != l.woven || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(chainLayer{})) {
+		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != boxes || int32(f.most) != l.most || f.woven != l.woven || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(decodeLayer{})) {
 			t.Errorf("layer %d: %+v, and asks for %+v", j, *l, f)
 		}
 	}
@@ -247,8 +247,8 @@ func testChainLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	s.close(t)
 }
 
-// What a chain can't do it refuses, and is as it was.
-func TestChainRefuses(t *testing.T) {
+// What a megakernel can't do it refuses, and is as it was.
+func TestMegakernelRefuses(t *testing.T) {
 	sh := stackShape{rows: 2, blocks: 1, heads: 4, kvHeads: 4, dim: 64, inner: 512, pageTokens: 16, keys: []int{5, 9}, kv: attn.Float16}
 	s, _ := fakeStack(t, 13, sh)
 	defer s.close(t)
@@ -262,7 +262,7 @@ func TestChainRefuses(t *testing.T) {
 		behind int // so many layers
 		change func(o *Linear)
 	}{
-		"many rows":  {0, func(o *Linear) { o.Rows = chainRows + 1 }},
+		"many rows":  {0, func(o *Linear) { o.Rows = decodeRows + 1 }},
 		"other rows": {1, func(o *Linear) { *o = at(2); o.Rows = 1 }},
 		"columns":    {0, func(o *Linear) { o.In = 64 }},
 		"float32": {0, func(o *Linear) {
@@ -278,7 +278,7 @@ func TestChainRefuses(t *testing.T) {
 		"a written weight":  {1, func(o *Linear) { *o = at(2); o.Parts = []LinearPart{o.Parts[0]}; o.Parts[0].B = half(at(0).Parts[2].Y) }},
 		"no operands":       {0, func(o *Linear) { o.X = gpu.Memory{} }},
 	} {
-		ch := s.d.NewChain()
+		ch := s.d.NewMegakernel()
 		for i := range c.behind {
 			o := at(i)
 			if !ch.Linear(&o) {
@@ -292,7 +292,7 @@ func TestChainRefuses(t *testing.T) {
 			t.Errorf("%s: was taken", name)
 		}
 		if len(ch.layers) != c.behind || ch.floats != before.floats || ch.needs != before.needs || ch.rows != before.rows || ch.element != before.element || len(ch.writes) != len(before.writes) {
-			t.Errorf("%s: the chain has changed", name)
+			t.Errorf("%s: the megakernel has changed", name)
 		}
 	}
 
@@ -300,15 +300,15 @@ func TestChainRefuses(t *testing.T) {
 	front := &Gather{Rows: 2, N: 256, TableRows: 3, Table: s.m.memory(t, attn.Float16, 3*256), IDs: s.m.memory(t, attn.Float32, 8), Y: s.m.memory(t, attn.Float32, 2*256)}
 	ids, logits := s.m.memory(t, attn.Float32, 4), s.ops[len(s.ops)-1].linear.Parts[0]
 	s.all = append(s.all, front.Table.Buffer, front.IDs.Buffer, front.Y.Buffer, ids.Buffer)
-	for name, change := range map[string]func(g *Gather, c *Chain){
-		"behind layers":  func(g *Gather, c *Chain) { o := at(0); c.Linear(&o) },
-		"many rows":      func(g *Gather, c *Chain) { g.Rows, g.N = 2*g.Rows+1, 102 },
-		"an odd width":   func(g *Gather, c *Chain) { g.N = 255 },
-		"a residual":     func(g *Gather, c *Chain) { g.Residual = s.x },
-		"its own table":  func(g *Gather, c *Chain) { g.Rows, g.Table = 1, g.Y; g.TableRows = 2 },
-		"a second begin": func(g *Gather, c *Chain) { other := *g; other.Y = s.x; c.Gather(s.d.NewGathers(&other)) },
+	for name, change := range map[string]func(g *Gather, c *Megakernel){
+		"behind layers":  func(g *Gather, c *Megakernel) { o := at(0); c.Linear(&o) },
+		"many rows":      func(g *Gather, c *Megakernel) { g.Rows, g.N = 2*g.Rows+1, 102 },
+		"an odd width":   func(g *Gather, c *Megakernel) { g.N = 255 },
+		"a residual":     func(g *Gather, c *Megakernel) { g.Residual = s.x },
+		"its own table":  func(g *Gather, c *Megakernel) { g.Rows, g.Table = 1, g.Y; g.TableRows = 2 },
+		"a second begin": func(g *Gather, c *Megakernel) { other := *g; other.Y = s.x; c.Gather(s.d.NewGathers(&other)) },
 	} {
-		ch, g := s.d.NewChain(), *front
+		ch, g := s.d.NewMegakernel(), *front
 		change(&g, ch)
 		gathers, layers, floats := s.d.NewGathers(&g), len(ch.layers), ch.floats
 		if gathers == nil {
@@ -318,15 +318,15 @@ func TestChainRefuses(t *testing.T) {
 			t.Errorf("rows of tables, %s: were taken", name)
 		}
 	}
-	for name, change := range map[string]func(o *Samples, c *Chain){
-		"other logits":  func(o *Samples, c *Chain) { o.Logits = s.x },
-		"fewer rows":    func(o *Samples, c *Chain) { o.Rows = 1 },
-		"fewer tokens":  func(o *Samples, c *Chain) { o.Vocab-- },
-		"settings":      func(o *Samples, c *Chain) { o.Settings, o.Random = o.IDs, o.IDs; o.Settings.Buffer = s.x.Buffer },
-		"into its x":    func(o *Samples, c *Chain) { o.IDs = gpu.Bytes{Buffer: s.x.Buffer, Offset: s.x.Offset} },
-		"a second time": func(o *Samples, c *Chain) { c.Choose(o) },
+	for name, change := range map[string]func(o *Samples, c *Megakernel){
+		"other logits":  func(o *Samples, c *Megakernel) { o.Logits = s.x },
+		"fewer rows":    func(o *Samples, c *Megakernel) { o.Rows = 1 },
+		"fewer tokens":  func(o *Samples, c *Megakernel) { o.Vocab-- },
+		"settings":      func(o *Samples, c *Megakernel) { o.Settings, o.Random = o.IDs, o.IDs; o.Settings.Buffer = s.x.Buffer },
+		"into its x":    func(o *Samples, c *Megakernel) { o.IDs = gpu.Bytes{Buffer: s.x.Buffer, Offset: s.x.Offset} },
+		"a second time": func(o *Samples, c *Megakernel) { c.Choose(o) },
 	} {
-		ch := s.d.NewChain()
+		ch := s.d.NewMegakernel()
 		for i := range s.ops {
 			if op := &s.ops[i]; op.linear != nil && i != 1 {
 				o := *op.linear
@@ -350,7 +350,7 @@ func TestChainRefuses(t *testing.T) {
 	}
 
 	attend := func(name string, change func(p **attention.Plan, o *attention.Operands, k, v *gpu.Memory)) {
-		ch := s.d.NewChain()
+		ch := s.d.NewMegakernel()
 		first := at(0)
 		if !ch.Linear(&first) {
 			t.Fatal("layer 0 was not taken")
@@ -361,7 +361,7 @@ func TestChainRefuses(t *testing.T) {
 			t.Errorf("attention, %s: was taken", name)
 		}
 		if len(ch.layers) != 1 || ch.dim != 0 {
-			t.Errorf("attention, %s: the chain has changed", name)
+			t.Errorf("attention, %s: the megakernel has changed", name)
 		}
 	}
 	other := s.m.memory(t, attn.Float32, 2*256)
@@ -384,35 +384,35 @@ func TestChainRefuses(t *testing.T) {
 	attend("no operands", func(p **attention.Plan, o *attention.Operands, k, v *gpu.Memory) { *o = attention.Operands{} })
 }
 
-// A chain of one layer is that layer's launch, and takes no memory.
-func TestChainOfOne(t *testing.T) {
+// A megakernel of one layer is that layer's launch, and takes no memory.
+func TestMegakernelOfOne(t *testing.T) {
 	s, log := fakeStack(t, 13, stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 64, inner: 128, pageTokens: 16, keys: []int{5}, kv: attn.Float16, linear: true})
 	defer s.close(t)
 	s.ops = s.ops[:1]
-	c := s.chain(t)
+	c := s.megakernel(t)
 	noError(t, c.Queue(s.m.Stream))
 	noError(t, c.Upload())
 	noError(t, c.Close())
 	if l := testgpu.Launches(log()); len(l) != 1 || l[0].Kernel != "linear_f16" || strings.Contains(log(), "cuMemAlloc") {
 		t.Errorf("%d launches: %s", len(l), log())
 	}
-	none := s.d.NewChain()
+	none := s.d.NewMegakernel()
 	noError(t, none.Queue(s.m.Stream))
 	noError(t, none.Close())
 }
 
 // Layers of a large x, or of one that shared memory has no room for, are launches of
 // their own, in their order.
-func TestChainOfWideLayers(t *testing.T) {
+func TestMegakernelOfWideLayers(t *testing.T) {
 	for name, sh := range map[string]stackShape{
-		"large":            {rows: 2, heads: 2, kvHeads: 2, dim: 64, inner: mostChainX, keys: []int{5, 6}},
-		"no room":          {rows: chainRows, heads: 128, kvHeads: 128, dim: 64, inner: 128, keys: []int{5, 6, 7, 8}},
-		"large for a pair": {rows: 1, heads: 1, kvHeads: 1, dim: 128, inner: 2*mostChainX + 128, keys: []int{5}},
+		"large":            {rows: 2, heads: 2, kvHeads: 2, dim: 64, inner: mostDecodeX, keys: []int{5, 6}},
+		"no room":          {rows: decodeRows, heads: 128, kvHeads: 128, dim: 64, inner: 128, keys: []int{5, 6, 7, 8}},
+		"large for a pair": {rows: 1, heads: 1, kvHeads: 1, dim: 128, inner: 2*mostDecodeX + 128, keys: []int{5}},
 	} {
 		t.Run(name, func(t *testing.T) { // each has a driver of its own
 			sh.blocks, sh.vocabulary, sh.pageTokens, sh.kv = 1, 50, 16, attn.Float16
 			s, log := fakeStack(t, 14, sh)
-			c := s.chain(t)
+			c := s.megakernel(t)
 			noError(t, c.Queue(s.m.Stream))
 			noError(t, c.Upload())
 			noError(t, c.Close())
@@ -431,25 +431,25 @@ func TestChainOfWideLayers(t *testing.T) {
 	}
 }
 
-// How chains of OPT's layers are launched on an H200, and elsewhere.
-func TestChainLayouts(t *testing.T) {
+// How megakernels of OPT's layers are launched on an H200, and elsewhere.
+func TestMegakernelLayouts(t *testing.T) {
 	const wide = 0 // a split: launches of their own
 	type layout struct{ split, stages, slots int }
 	type shape struct {
 		name                      string
 		blocks, heads, dim, inner int
 	}
-	layOut := func(m *machine, d *Decoder, s shape, rows int) layout {
-		c := d.NewChain()
+	layOut := func(m *machine, d *Engine, s shape, rows int) layout {
+		c := d.NewMegakernel()
 		c.element, c.dim, c.rows, c.chunk = attn.Float16, s.dim, rows, m.engine.FusedChunk(attn.Float16, s.dim)
 		linear := func(in int, norm *Norm) {
 			c.needs = c.needsWith(&Linear{Rows: rows, In: in, Norm: norm})
-			c.layers = append(c.layers, chainPart{linear: &chainLinear{}})
+			c.layers = append(c.layers, megakernelLayer{linear: &decodeLinear{}})
 		}
 		hidden := s.heads * s.dim
 		for range s.blocks {
 			linear(hidden, &Norm{})
-			c.layers = append(c.layers, chainPart{attend: &chainAttention{p: attention.Params{Rows: 1}}})
+			c.layers = append(c.layers, megakernelLayer{attend: &decodeAttention{p: attention.Params{Rows: 1}}})
 			linear(hidden, nil)
 			linear(hidden, &Norm{})
 			linear(s.inner, nil)
@@ -459,7 +459,7 @@ func TestChainLayouts(t *testing.T) {
 		if c.needs[l.split-1].wide {
 			return layout{split: wide}
 		}
-		if !c.fits(c.element, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+linearWarps*(chainBox+8) <= d.info.SharedPerBlockMost && l.stages < mostChainStages {
+		if !c.fits(c.element, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+gemvWarps*(decodeBox+8) <= d.info.SharedPerBlockMost && l.stages < mostDecodeStages {
 			t.Errorf("%s, %d rows: %+v", s.name, rows, l)
 		}
 		return layout{l.split, l.stages, l.slots}
@@ -505,11 +505,11 @@ func TestChainLayouts(t *testing.T) {
 	}
 }
 
-// A chain is one of pairs as soon as its x is large, and none any more with heads that
+// A megakernel is one of pairs as soon as its x is large, and none any more with heads that
 // there are no pairs for.
-func TestChainSplit(t *testing.T) {
+func TestMegakernelSplit(t *testing.T) {
 	_, _, d := fakeDecoder(t, 90, 14, 232448)
-	c := d.NewChain()
+	c := d.NewMegakernel()
 	f16 := attn.Float16
 	large := Linear{Rows: 1, In: 16384}
 	for _, s := range []struct {
@@ -519,9 +519,9 @@ func TestChainSplit(t *testing.T) {
 	}{{Linear{Rows: 1, In: 8192}, 0, 1}, {large, 0, 2}, {large, 128, 2}, {large, 64, 1}, {large, 80, 1}} {
 		needs := c.needsWith(&s.o)
 		split := c.splitOf(f16, s.dim, &needs)
-		kernel, want := d.chain.of(split, f16, s.dim), d.chain.blocks[f16][max(chainDim(s.dim), 0)]
+		kernel, want := d.megakernels.of(split, f16, s.dim), d.megakernels.blocks[f16][max(decodeDim(s.dim), 0)]
 		if s.want == 2 {
-			want = d.chain.pairs[f16]
+			want = d.megakernels.pairs[f16]
 		}
 		if split != s.want || kernel != want || kernel == nil {
 			t.Errorf("%d columns, heads of %d: %d blocks share a tile", s.o.In, s.dim, split)
@@ -554,27 +554,27 @@ func TestInverse(t *testing.T) {
 	}
 }
 
-// GPUs without a copy engine have no chains.
-func TestNoChains(t *testing.T) {
+// GPUs without a copy engine have no megakernels.
+func TestNoMegakernels(t *testing.T) {
 	_, _, d := fakeDecoder(t, 80, 7, 166912)
-	if d.NewChain() != nil {
-		t.Error("a chain before 9.0")
+	if d.NewMegakernel() != nil {
+		t.Error("a megakernel before 9.0")
 	}
 }
 
-// Whatever call of the driver fails, the chain has no memory after Close.
-func TestChainFaults(t *testing.T) {
-	t.Run("blocks", func(t *testing.T) { testChainFaults(t, 13) })
-	t.Run("pairs", func(t *testing.T) { testChainFaults(t, 14) })
+// Whatever call of the driver fails, the megakernel has no memory after Close.
+func TestMegakernelFaults(t *testing.T) {
+	t.Run("blocks", func(t *testing.T) { testMegakernelFaults(t, 13) })
+	t.Run("pairs", func(t *testing.T) { testMegakernelFaults(t, 14) })
 }
 
-func testChainFaults(t *testing.T, sms int) {
+func testMegakernelFaults(t *testing.T, sms int) {
 	m, lib, d := fakeDecoder(t, 90, sms, 232448)
 	d.leastPairs = 0
 	s := newStack(t, m, d, rand.New(rand.NewPCG(1, 2)), stackShape{rows: 1, blocks: 1, heads: 2, kvHeads: 2, dim: 128, inner: 128, pageTokens: 16, keys: []int{50}, kv: attn.Float16})
 	live, failures := lib.Live(), 0
 	for n := 1; ; n++ {
-		c := s.chain(t)
+		c := s.megakernel(t)
 		lib.State().Calls, lib.State().FailAt, lib.State().FailWith = 0, int64(n), 2
 		var g *cuda.Graph
 		err := func() (err error) {

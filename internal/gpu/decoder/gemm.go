@@ -8,63 +8,63 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// matrixUnit is the module with the kernels for linear layers of many rows.
-const matrixUnit = "matrix"
+// gemmUnit is the module with the kernels for linear layers of many rows.
+const gemmUnit = "matrix"
 
 // Constants of the kernels (kernels/gemm_tiled.cuh).
 const (
-	matrixThreads = 9 * 32
-	matrixTile    = 128 // rows of W
-	matrixStep    = 64  // columns
+	gemmThreads = 9 * 32
+	gemmTile    = 128 // rows of W
+	gemmStep    = 64  // columns
 )
 
 const (
-	// More rows are a matrix, where there are kernels for that: up to here it is
+	// More rows are a GEMM, where there are kernels for that: up to here it is
 	// faster to read x once for all tiles.
 	fewRows = 8
 
 	// What the beginning and the end of a tile take, and the meeting of a cluster's
 	// blocks, in steps that could be done.
-	matrixEnds    = 6
-	matrixMeeting = 2
+	gemmEnds    = 6
+	gemmMeeting = 2
 )
 
-// matrixRows are how many rows of x a thread block may have, and the stages of its
-// ring, for x of up to matrixWide columns and for wider ones. With more stages a block
+// gemmRows are how many rows of x a thread block may have, and the stages of its
+// ring, for x of up to gemmWide columns and for wider ones. With more stages a block
 // is alone on its multiprocessor, which is faster but for wide x: there it is better
 // that the next launch's blocks begin beside it.
-var matrixRows = [...]struct{ rows, stages, wide int }{{32, 8, 4}, {64, 6, 3}, {128, 4, 4}}
+var gemmRows = [...]struct{ rows, stages, wide int }{{32, 8, 4}, {64, 6, 3}, {128, 4, 4}}
 
-const matrixWide = 8192
+const gemmWide = 8192
 
-// matrices are the kernels for weights of a type.
-type matrices struct {
+// gemmKernels are the kernels for weights of a type.
+type gemmKernels struct {
 	operands *cuda.Function
-	of       [len(matrixRows)]*cuda.Function
+	of       [len(gemmRows)]*cuda.Function
 }
 
-// loadMatrices loads the kernels, if there are any for the GPU.
-func (d *Decoder) loadMatrices() error {
+// loadGEMM loads the kernels, if there are any for the GPU.
+func (d *Engine) loadGEMM() error {
 	if !d.overlap() {
 		return nil
 	}
-	m, err := d.dev.Module(matrixUnit, func() ([]byte, error) { return gpu.Image(matrixUnit, d.info.Capability) })
+	m, err := d.dev.Module(gemmUnit, func() ([]byte, error) { return gpu.Image(gemmUnit, d.info.Capability) })
 	if err != nil {
 		return err
 	}
 	for _, i := range gpu.Halves {
-		var k matrices
+		var k gemmKernels
 		if k.operands, err = m.Function("matrix_operands_" + gpu.Name(i)); err != nil {
 			return err
 		}
-		for j := range matrixRows {
-			if k.of[j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("matrix_%s_%d", gpu.Name(i), matrixRows[j].rows)); err != nil {
+		for j := range gemmRows {
+			if k.of[j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("matrix_%s_%d", gpu.Name(i), gemmRows[j].rows)); err != nil {
 				return err
 			}
 		}
-		d.matrices[i] = &k
-		if d.info.Capability == batchCapability {
-			if err := d.loadBatches(m, i); err != nil {
+		d.gemm[i] = &k
+		if d.info.Capability == skinnyCapability {
+			if err := d.loadSkinny(m, i); err != nil {
 				return err
 			}
 		}
@@ -79,8 +79,8 @@ type operandParams struct {
 	eps                           float32
 }
 
-// matrixParams is struct GemmParams.
-type matrixParams struct {
+// gemmParams is struct GemmParams.
+type gemmParams struct {
 	maps          [mostParts]cuda.TensorMap
 	x             cuda.TensorMap
 	factors       uint64
@@ -94,23 +94,23 @@ type matrixParams struct {
 	_             [16]byte
 }
 
-// isMatrix says whether a Linear is one of many rows, which operands are made for
+// isGEMM says whether a Linear is one of many rows, which operands are made for
 // by a launch of their own, unless it is one of a batch's.
-func (d *Decoder) isMatrix(o *Linear) bool {
+func (d *Engine) isGEMM(o *Linear) bool {
 	element := o.Parts[0].W.DType
-	return o.Rows > fewRows && gpu.Known(element) && d.matrices[element] != nil
+	return o.Rows > fewRows && gpu.Known(element) && d.gemm[element] != nil
 }
 
 // Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
 // sizes of its operands count, not the memory. The error is the driver's.
-func (d *Decoder) Scratch(o *Linear) (int, error) {
+func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
 		return 0, nil
 	}
-	if _, batch, err := d.configureBatch(o); batch || err != nil {
+	if _, batch, err := d.configureSkinny(o); batch || err != nil {
 		return 0, err
 	}
-	if d.isMatrix(o) {
+	if d.isGEMM(o) {
 		return o.Rows * (o.In + 1), nil // two parts of 16 bits, and a factor for each row
 	}
 	if needs, err := d.normsBefore(o); err != nil || !needs {
@@ -119,43 +119,43 @@ func (d *Decoder) Scratch(o *Linear) (int, error) {
 	return o.Rows * o.In, nil
 }
 
-// matrixLaunch is how a launch looks.
-type matrixLaunch struct {
-	kind   int // an index of matrixRows
+// gemmLaunch is how a launch looks.
+type gemmLaunch struct {
+	kind   int // an index of gemmRows
 	tiles  int // of y
 	split  int
 	stages int
 	shared int
 }
 
-// configureMatrix says how a Linear of many rows is launched: the thread blocks of
+// configureGEMM says how a Linear of many rows is launched: the thread blocks of
 // a cluster share the columns of a tile where there are few tiles.
-func (d *Decoder) configureMatrix(element attn.DType, o *Linear) (best matrixLaunch, err error) {
+func (d *Engine) configureGEMM(element attn.DType, o *Linear) (best gemmLaunch, err error) {
 	kind := 0
-	for kind < len(matrixRows)-1 && matrixRows[kind].rows < o.Rows {
+	for kind < len(gemmRows)-1 && gemmRows[kind].rows < o.Rows {
 		kind++
 	}
-	rows := matrixRows[kind].rows
-	l := matrixLaunch{kind: kind, tiles: o.tilesOf(matrixTile) * gpu.Ceil(o.Rows, rows), stages: matrixRows[kind].stages}
-	if o.In > matrixWide {
-		l.stages = matrixRows[kind].wide
+	rows := gemmRows[kind].rows
+	l := gemmLaunch{kind: kind, tiles: o.tilesOf(gemmTile) * gpu.Ceil(o.Rows, rows), stages: gemmRows[kind].stages}
+	if o.In > gemmWide {
+		l.stages = gemmRows[kind].wide
 	}
-	stage := 128*(matrixTile+2*rows) + 16
+	stage := 128*(gemmTile+2*rows) + 16
 	l.stages = min(l.stages, d.info.SharedPerBlockMost/stage)
 	l.shared = l.stages * stage
-	steps, least := gpu.Ceil(o.In, matrixStep), 0
+	steps, least := gpu.Ceil(o.In, gemmStep), 0
 	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
 		key := clusterKey{element, kind, l.split, l.shared}
-		clusters, err := d.clustersAtOnce(key, d.matrices[element].of[kind], clusterGrid(1, l.split, matrixThreads, l.shared, true))
+		clusters, err := d.clustersAtOnce(key, d.gemm[element].of[kind], clusterGrid(1, l.split, gemmThreads, l.shared, true))
 		if err != nil {
 			return best, err
 		}
 		if clusters == 0 {
 			continue
 		}
-		each := gpu.Ceil(steps, l.split) + matrixEnds
+		each := gpu.Ceil(steps, l.split) + gemmEnds
 		if l.split > 1 {
-			each += matrixMeeting
+			each += gemmMeeting
 		}
 		if cost := gpu.Ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
 			best, least = l, cost
@@ -167,28 +167,28 @@ func (d *Decoder) configureMatrix(element attn.DType, o *Linear) (best matrixLau
 	return best, nil
 }
 
-// matrix queues a Linear of many rows, which was checked.
-func (d *Decoder) matrix(s *cuda.Stream, element attn.DType, o *Linear) error {
+// queueGEMM queues a Linear of many rows, which was checked.
+func (d *Engine) queueGEMM(s *cuda.Stream, element attn.DType, o *Linear) error {
 	if err := o.Scratch.CheckFloats("linear", "the scratch", o.Rows*(o.In+1)); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	l, err := d.configureMatrix(element, o)
+	l, err := d.configureGEMM(element, o)
 	if err != nil {
 		return err
 	}
-	parts, err := d.partArgs(o, 0, matrixTile, false)
+	parts, err := d.partArgs(o, 0, gemmTile, false)
 	if err != nil {
 		return err
 	}
 	operands := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), factors: o.Scratch.Address() + uint64(o.Rows)*uint64(o.In)*4, n: int32(o.In), rows: int32(o.Rows)}
-	p := matrixParams{
+	p := gemmParams{
 		maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
 		factors: operands.factors, residual: o.Residual.AddressOr0(),
 		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
 	}
-	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, matrixRows[l.kind].rows); err != nil {
+	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, gemmRows[l.kind].rows); err != nil {
 		return err
 	}
 	p.activation = int32(o.Activation)
@@ -197,7 +197,7 @@ func (d *Decoder) matrix(s *cuda.Stream, element attn.DType, o *Linear) error {
 	}
 
 	// The first launch refuses closed buffers of either: nothing is written then.
-	kernels := d.matrices[element]
+	kernels := d.gemm[element]
 	d.args.Reset()
 	if o.Norm != nil {
 		operands.norm, operands.gamma, operands.beta, operands.eps = 1, o.Norm.Gamma.AddressOr0(), o.Norm.Beta.AddressOr0(), float32(o.Norm.Eps)
@@ -213,16 +213,16 @@ func (d *Decoder) matrix(s *cuda.Stream, element attn.DType, o *Linear) error {
 	cuda.Struct(&d.args, &p)
 	d.hold(o.Scratch, o.Residual)
 	d.holdParts(o)
-	return kernels.of[l.kind].Launch(s, clusterGrid(l.tiles, l.split, matrixThreads, l.shared, true), &d.args)
+	return kernels.of[l.kind].Launch(s, clusterGrid(l.tiles, l.split, gemmThreads, l.shared, true), &d.args)
 }
 
 // operandMap is the map of the operands that x has become: both parts of 64
 // columns of so many rows are a box.
-func (d *Decoder) operandMap(scratch *gpu.Memory, in, rows, box int) (cuda.TensorMap, error) {
+func (d *Engine) operandMap(scratch *gpu.Memory, in, rows, box int) (cuda.TensorMap, error) {
 	return d.maps.Get(linearMap{scratch.Address(), in, rows, -box, scratch.DType, false}, func() (cuda.TensorMap, error) {
 		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
 			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), 2}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
-			Box: [3]uint32{matrixStep, uint32(box), 2},
+			Box: [3]uint32{gemmStep, uint32(box), 2},
 		})
 	})
 }

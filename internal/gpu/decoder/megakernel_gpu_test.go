@@ -24,7 +24,7 @@ import (
 // residuals and norms.
 type stack struct {
 	m       *machine
-	d       *Decoder
+	d       *Engine
 	plan    *attention.Plan
 	rows    int
 	x       gpu.Memory
@@ -59,7 +59,7 @@ type stackShape struct {
 }
 
 // newStack makes one. rng nil: the numbers do not matter.
-func newStack(t testing.TB, m *machine, d *Decoder, rng *rand.Rand, sh stackShape) *stack {
+func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape) *stack {
 	s := &stack{m: m, d: d, plan: m.engine.NewPlan(), rows: sh.rows, kv: sh.kv}
 	keep := func(x gpu.Memory) gpu.Memory {
 		s.all = append(s.all, x.Buffer)
@@ -234,11 +234,11 @@ func (s *stack) layersOf(linear, attention bool) error {
 	return nil
 }
 
-// chain takes all layers.
-func (s *stack) chain(t testing.TB) *Chain {
-	c := s.d.NewChain()
+// megakernel takes all layers.
+func (s *stack) megakernel(t testing.TB) *Megakernel {
+	c := s.d.NewMegakernel()
 	if c == nil {
-		t.Skip("no chains on this GPU")
+		t.Skip("no megakernels on this GPU")
 	}
 	if len(s.front) > 0 {
 		g := s.d.NewGathers(s.front[0])
@@ -304,11 +304,11 @@ func (s *stack) layersProjected(t testing.TB) error {
 	return nil
 }
 
-// captured makes a graph of the chain, or of a batch's launches, which is none.
-func (s *stack) captured(t testing.TB) (c *Chain, g *cuda.Graph) {
+// captured makes a graph of the megakernel, or of a batch's launches, which is none.
+func (s *stack) captured(t testing.TB) (c *Megakernel, g *cuda.Graph) {
 	queue := func() error { return s.projected(t) }
-	if s.rows <= s.d.chainMost(s.kv) {
-		c = s.chain(t)
+	if s.rows <= s.d.megakernelRows(s.kv) {
+		c = s.megakernel(t)
 		queue = func() error { return c.Queue(s.m.Stream) }
 	}
 	g, err := s.m.Stream.Capture(queue)
@@ -336,14 +336,14 @@ func (s *stack) poison(t testing.TB) {
 	}
 }
 
-func TestGPUChain(t *testing.T) {
+func TestGPUMegakernel(t *testing.T) {
 	m, d := realDecoder(t)
-	testChain(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false)
+	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false)
 }
 
-func TestGPUChainLinear(t *testing.T) {
+func TestGPUMegakernelLinear(t *testing.T) {
 	m, d := realDecoder(t)
-	testChain(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, true)
+	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, true)
 }
 
 func TestGPUProjection(t *testing.T) {
@@ -352,7 +352,7 @@ func TestGPUProjection(t *testing.T) {
 }
 
 // Contexts that go round a thread block's ring many times, and not in whole rounds.
-func TestGPUChainLong(t *testing.T) {
+func TestGPUMegakernelLong(t *testing.T) {
 	m, d := realDecoder(t)
 	rng := reftest.Rand(t)
 	for i, sh := range []stackShape{
@@ -364,10 +364,10 @@ func TestGPUChainLong(t *testing.T) {
 	}
 }
 
-// A chain that is launched again and again: copies and loads meet in every way that they can.
+// A megakernel that is launched again and again: copies and loads meet in every way that they can.
 // Where the copy engine could overtake loads of a stage that was given back, one launch of some
 // thousand had other bits than the others.
-func TestGPUChainRepeats(t *testing.T) {
+func TestGPUMegakernelRepeats(t *testing.T) {
 	m, d := realDecoder(t)
 	rng := reftest.Rand(t)
 	defer func(least int) { d.leastPairs = least }(d.leastPairs)
@@ -385,7 +385,7 @@ func TestGPUChainRepeats(t *testing.T) {
 				d.leastPairs = 0
 			}
 			s := newStack(t, m, d, rng, sh)
-			chain, g := s.captured(t)
+			megakernel, g := s.captured(t)
 			var first [][]byte
 			for launch := range launches {
 				noError(t, m.Stream.Launch(g))
@@ -400,32 +400,32 @@ func TestGPUChainRepeats(t *testing.T) {
 				}
 			}
 			noError(t, g.Close())
-			noError(t, chain.Close())
+			noError(t, megakernel.Close())
 			s.close(t)
 		}
 	}
 }
 
-// testChain runs random stacks, with contexts of up to so many keys, and outputs of
+// testMegakernel runs random stacks, with contexts of up to so many keys, and outputs of
 // attention of up to so many elements.
-func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int, linear bool) {
+func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest int, linear bool) {
 	rng := reftest.Rand(t)
-	defer d.withoutBatches()()
+	defer d.withoutSkinny()()
 	shared := d.info.SharedPerBlockMost
 	defer func() { d.info.SharedPerBlockMost = shared }()
 	for i := range cases {
 		d.info.SharedPerBlockMost = min(shared, testgpu.Pick(rng, 180, 205, 227)<<10) // rings of several lengths
-		dim, group := chainDims[len(chainDims)-1-i%len(chainDims)], testgpu.Pick(rng, 1, 1, 2, 4)
+		dim, group := decodeDims[len(decodeDims)-1-i%len(decodeDims)], testgpu.Pick(rng, 1, 1, 2, 4)
 		kvHeads := min(testgpu.Pick(rng, 1, 2, 3, 12), widest/dim/group)
 		sh := stackShape{
-			rows: 1 + i%chainRows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
+			rows: 1 + i%decodeRows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
 			inner: 128 * testgpu.Pick(rng, 1, 3, 8, 16, 17, 32, 33), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
 			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: linear,
 		}
 		for sh.heads*sh.dim%128 != 0 {
 			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
 		}
-		sh.gelu = ((i+1)/2+i/chainRows)%2 == 1 // of all rows and both types in turn
+		sh.gelu = ((i+1)/2+i/decodeRows)%2 == 1 // of all rows and both types in turn
 		sh.tables, sh.choose = i/2%3, sh.vocabulary > 0 && rng.IntN(4) > 0
 		sh.nobody = sh.tables > 0 && rng.IntN(4) == 0
 		for range sh.rows {
@@ -435,12 +435,12 @@ func testChain(t *testing.T, m *machine, d *Decoder, cases, longest, widest int,
 	}
 }
 
-// testSplits is testStack of chains of blocks, and of pairs of them where there are any.
-func testSplits(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
+// testSplits is testStack of megakernels of blocks, and of pairs of them where there are any.
+func testSplits(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string, sh stackShape) {
 	defer func(least int) { d.leastPairs = least }(d.leastPairs)
 	d.leastPairs = math.MaxInt
 	testStack(t, m, d, rng, name, sh)
-	if d.chain == nil || d.chain.pairs[sh.kv] == nil {
+	if d.megakernels == nil || d.megakernels.pairs[sh.kv] == nil {
 		t.Log("no pairs on this GPU")
 	} else if sh.dim == pairsDim || sh.linear {
 		d.leastPairs = 0
@@ -448,29 +448,29 @@ func testSplits(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name strin
 	}
 }
 
-// withoutBatches leaves a chain all the rows that it can take, as on GPUs that have no
+// withoutSkinny leaves a megakernel all the rows that it can take, as on GPUs that have no
 // kernels for a batch's; what it returns takes that back.
-func (d *Decoder) withoutBatches() func() {
-	all := d.batches
-	d.batches = [attn.DTypes]*batches{}
-	return func() { d.batches = all }
+func (d *Engine) withoutSkinny() func() {
+	all := d.skinny
+	d.skinny = [attn.DTypes]*skinnyKernels{}
+	return func() { d.skinny = all }
 }
 
 // testProjection runs random stacks of a batch's rows.
-func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest int) {
-	if d.batches[attn.Float16] == nil {
+func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest int) {
+	if d.skinny[attn.Float16] == nil {
 		t.Skip("no kernels for the rows of a batch on this GPU")
 	}
 	rng := reftest.Rand(t)
 	defer func(all []int) { d.splits = all }(d.splits)
 	for i := range cases {
-		d.splits = batchSplits[:]
+		d.splits = skinnySplits[:]
 		if i%3 == 2 { // that of the widest x
-			d.splits = batchSplits[len(batchSplits)-1:]
+			d.splits = skinnySplits[len(skinnySplits)-1:]
 		}
 		kvHeads := testgpu.Pick(rng, 1, 2, 4, 12)
 		sh := stackShape{
-			rows: leastBatch + rng.IntN(batchRows[len(batchRows)-1]-leastBatch+1), blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
+			rows: leastSkinny + rng.IntN(skinnyRows[len(skinnyRows)-1]-leastSkinny+1), blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
 			inner: min(8*testgpu.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
 			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
 		}
@@ -482,9 +482,9 @@ func testProjection(t *testing.T, m *machine, d *Decoder, cases, longest, widest
 	}
 }
 
-// testStack compares a chain with launches, and its bits in three runs. What is no chain
+// testStack compares a megakernel with launches, and its bits in three runs. What is no megakernel
 // has the bits of launches.
-func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string, sh stackShape) {
+func testStack(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string, sh stackShape) {
 	s := newStack(t, m, d, rng, sh)
 	var before [][]byte
 	for j := range s.cache {
@@ -500,9 +500,9 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 		wantCache = append(wantCache, testgpu.Read(t, &s.cache[j]))
 		noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
 	}
-	chain, g := s.captured(t)
+	megakernel, g := s.captured(t)
 	var first [][]byte
-	if chain == nil {
+	if megakernel == nil {
 		first = want
 	}
 	for run := range 3 {
@@ -511,7 +511,7 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 		m.Settle(t)
 		for j := range s.outs {
 			got := testgpu.Read(t, &s.outs[j])
-			if run > 0 || chain == nil {
+			if run > 0 || megakernel == nil {
 				if !bytes.Equal(got, first[j]) {
 					t.Fatalf("%s: output %d of run %d differs from another run's", name, j, run)
 				}
@@ -528,14 +528,14 @@ func testStack(t *testing.T, m *machine, d *Decoder, rng *rand.Rand, name string
 	}
 	for j := range s.cache {
 		got := testgpu.Read(t, &s.cache[j])
-		if chain == nil && !bytes.Equal(got, wantCache[j]) {
+		if megakernel == nil && !bytes.Equal(got, wantCache[j]) {
 			t.Fatalf("%s: cache %d differs from what launches store", name, j)
 		}
 		closeTo(t, fmt.Sprintf("%s: cache %d", name, j), got, wantCache[j], sh.kv, 3e-2)
 	}
 	noError(t, g.Close())
-	if chain != nil {
-		noError(t, chain.Close())
+	if megakernel != nil {
+		noError(t, megakernel.Close())
 	}
 	s.close(t)
 }
@@ -581,9 +581,9 @@ func closeTo(t testing.TB, what string, got, want []byte, d attn.DType, bound fl
 	}
 }
 
-// BenchmarkGPUChain is the layers of a decode step of OPT, as launches and as a
-// chain; of more rows than a chain takes, the linear layers and attention by themselves.
-func BenchmarkGPUChain(b *testing.B) {
+// BenchmarkGPUMegakernel is the layers of a decode step of OPT, as launches and as a
+// megakernel; of more rows than a megakernel takes, the linear layers and attention by themselves.
+func BenchmarkGPUMegakernel(b *testing.B) {
 	m, d := realDecoder(b)
 	for _, s := range []struct {
 		name                      string
@@ -613,12 +613,12 @@ func BenchmarkGPUChain(b *testing.B) {
 					ways = append(ways, way{name: name, g: g})
 				}
 				add("launches", st.launches)
-				if rows <= d.chainMost(sh.kv) {
-					c, chain := st.captured(b)
+				if rows <= d.megakernelRows(sh.kv) {
+					c, megakernel := st.captured(b)
 					defer c.Close()
-					ways = append(ways, way{name: "chain", g: chain})
+					ways = append(ways, way{name: "chain", g: megakernel})
 				} else {
-					if rows <= batchRows[len(batchRows)-1] {
+					if rows <= skinnyRows[len(skinnyRows)-1] {
 						add("projected", func() error { return st.projected(b) })
 					}
 					add("linears", func() error { return st.launchesOf(true, false) })

@@ -1,0 +1,102 @@
+package decoder
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Linear layers of few rows: thread blocks read the weights of a tile once, for all rows.
+
+// Constants of the kernels (kernels/gemm_gemv.cuh).
+const (
+	gemvRows  = 16
+	gemvWarps = 8
+	gemvTile  = 32 // rows of W
+	gemvPad   = 16 // floats between rows of x, and
+	sumsPad   = 4  // between rows of a warp's sums, in shared memory
+)
+
+// gemvLaunch is how a launch looks.
+type gemvLaunch struct {
+	rows          int // that it takes
+	split, stages int
+	clusters      int
+	shared        int
+}
+
+// configureGEMV says how the next of some rows are launched; norm, if x is
+// normalised there.
+func (d *Engine) configureGEMV(element attn.DType, rows, in, tiles int, norm bool) (best gemvLaunch, ok bool, err error) {
+	all, least := gpu.Ceil(in*element.Size(), 128), 0 // column blocks
+	for rows = min(rows, gemvRows); rows > 0 && !ok; rows-- {
+		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
+			shared, stages := d.gemvShared(element, rows, gpu.Ceil(all, split), norm)
+			if stages == 0 {
+				continue
+			}
+			clusters, err := d.gemvAtOnce(element, split, shared)
+			if err != nil {
+				return best, false, err
+			}
+			if clusters = min(clusters, tiles); clusters == 0 {
+				continue
+			}
+			// The column blocks that one thread block has; a meeting takes as long
+			// as reading some.
+			cost := gpu.Ceil(tiles, clusters) * gpu.Ceil(all, split)
+			if split > 1 {
+				cost += gpu.Ceil(tiles, clusters) * meeting
+			}
+			if !ok || cost < least {
+				best, least, ok = gemvLaunch{rows: rows, split: split, stages: stages, clusters: clusters, shared: shared}, cost, true
+			}
+		}
+	}
+	return best, ok, nil
+}
+
+// gemvAtOnce is how many clusters of a Linear may run at once.
+func (d *Engine) gemvAtOnce(element attn.DType, split, shared int) (int, error) {
+	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.gemv[element], clusterGrid(1, split, gemvWarps*32, shared, true))
+}
+
+const (
+	// What a launch takes of shared memory: as much as lets the next one's blocks
+	// begin beside it, and where its rings would be too short then, more.
+	sharedBeside = 113 << 10
+	sharedAlone  = 200 << 10
+
+	mostStagesOf = 6  // of a warp's ring
+	meeting      = 12 // what a meeting of a cluster's blocks costs, in column blocks that could be read
+)
+
+// gemvShared is the shared memory of a launch and the stages of its rings, 0 where it
+// does not fit.
+func (d *Engine) gemvShared(element attn.DType, rows, blocks int, norm bool) (shared, stages int) {
+	stride := blocks*128/element.Size() + gemvPad
+	rest := rows*stride + gemvWarps*rows*(gemvTile+sumsPad) + 2*rows*gemvTile + (2*gemvWarps+1)*gemvRows
+	if norm {
+		rest += 2 * stride
+	}
+	rest *= 4
+	const stage = gemvTile*128 + 8
+	fit := func(most int) int { return (min(most, d.info.SharedPerBlockMost) - rest) / (gemvWarps * stage) }
+	stages = fit(sharedBeside)
+	for _, most := range [...]int{sharedAlone, d.info.SharedPerBlockMost} {
+		if stages < 2 {
+			stages = fit(most)
+		}
+	}
+	stages = min(stages, mostStagesOf, max(2, gpu.Ceil(blocks, gemvWarps)+1))
+	if !d.overlap() { // the kernel knows two numbers
+		if stages >= 4 {
+			stages = 4
+		} else {
+			stages = min(stages, 2)
+		}
+	}
+	if stages < 2 {
+		return 0, 0
+	}
+	return rest + stages*gemvWarps*stage, stages
+}

@@ -1,0 +1,203 @@
+package decoder
+
+import (
+	"fmt"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Skinny GEMMs: linear layers of the rows of a batch, up to 16, by clusters whose thread blocks
+// share the columns of x.
+
+// Constants of the kernels (kernels/gemm_skinny.cuh).
+const (
+	skinnyThreads = 11 * 32
+	skinnyTile    = 64                   // rows of W
+	skinnyBlock   = 64                   // columns of a column block
+	skinnyStage   = 2 * skinnyTile * 128 // bytes of a stage of the ring: two column blocks of a tile
+	skinnyX       = 2 * 128              // bytes of a column block of x, a row
+	skinnyFixed   = 1024                 // bytes of what lies before the ring: barriers, and some floats for each row
+	skinnyFew     = 8 * 8 * 32           // fours of x that a block keeps in registers, if it is not a wide one
+)
+
+// skinnyCapability is what these kernels are for. Later GPUs have the same rows as a
+// GEMM, or as few.
+const skinnyCapability = 90
+
+// skinnyRows are how many rows of x there are kernels for; of fewer than leastSkinny a GEMV is faster.
+var skinnyRows = [...]int{8, 16}
+
+const leastSkinny = 3
+
+const (
+	// Stages of the ring, as many as there is room for. A block beside another one's has 6 at most.
+	leastSkinnyStages, someSkinnyStages, mostSkinnyStages = 3, 6, 10
+
+	mostSkinnySplit = 16 // thread blocks of a cluster
+
+	// What a launch takes, in column blocks of W that one thread block could read:
+	// making operands of a column block of eight rows of x; a tile of each of the two warp
+	// groups, which is as many at least, since its sums have a way to go; and a cluster of
+	// more than 8, for which so many multiprocessors have to be free. The numbers are those
+	// that choose best for 60 layers of OPT-125m to 6.7b in steps of 4, 8 and 16 rows.
+	skinnyOperands = 2.2
+	skinnyMeeting  = 8
+	skinnyLarge    = 26
+
+	// A block that reads no more than this leaves room for one of the next launch, where
+	// it can.
+	skinnyLittle = 64 << 10
+)
+
+// skinnySplits are the thread blocks that a cluster may have. One block is no cluster,
+// and may not send.
+var skinnySplits = [...]int{2, 4, 8, mostSkinnySplit}
+
+// skinnyKernels are the kernels for weights of a type: not wide ones, and wide ones.
+type skinnyKernels [len(skinnyRows)][2]*cuda.Function
+
+// loadSkinny loads the kernels of a type from the module of GEMMs.
+func (d *Engine) loadSkinny(m *cuda.Module, element attn.DType) error {
+	var k skinnyKernels
+	for i, rows := range skinnyRows {
+		for wide, suffix := range [...]string{"", "_wide"} {
+			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("batch_%s_%d%s", gpu.Name(element), rows, suffix))
+			if err != nil {
+				return err
+			}
+			if err := f.SetLargeClusters(); err != nil {
+				return err
+			}
+			k[i][wide] = f
+		}
+	}
+	d.skinny[element] = &k
+	return nil
+}
+
+// skinnyLaunch is how a launch looks.
+type skinnyLaunch struct {
+	kind            int // an index of skinnyRows
+	wide            int // 1: a block's slice of x is
+	split, clusters int
+	stages, shared  int
+}
+
+// configureSkinny says how a Linear of the rows of a batch is launched, if it is one:
+// how many thread blocks a cluster has is chosen by what the busiest block does.
+func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err error) {
+	element := o.Parts[0].W.DType
+	if !gpu.Known(element) || d.skinny[element] == nil || o.Rows < leastSkinny || o.Rows > skinnyRows[len(skinnyRows)-1] {
+		return best, false, nil
+	}
+	kind := 0
+	for skinnyRows[kind] < o.Rows {
+		kind++
+	}
+	all, tiles, least := gpu.Ceil(o.In, skinnyBlock), o.tilesOf(skinnyTile), 0.0
+	for _, split := range d.splits {
+		l := skinnyLaunch{kind: kind, split: split}
+		blocks := gpu.Ceil(all, split)
+		if blocks*skinnyBlock/4*skinnyRows[kind] > skinnyFew {
+			l.wide = 1
+		}
+		reads := gpu.Ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
+		if l.shared, l.stages = d.skinnyShared(skinnyRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
+			continue
+		}
+		n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.skinny[element][kind][l.wide], clusterGrid(1, split, skinnyThreads, l.shared, true))
+		if err != nil {
+			return best, false, err
+		}
+		if l.clusters = min(n, tiles); l.clusters == 0 {
+			continue
+		}
+		cost := l.cost(tiles, blocks)
+		if !ok || cost < least {
+			best, least, ok = l, cost, true
+		}
+	}
+	return best, ok, nil
+}
+
+// cost is what a launch of so many tiles takes, whose blocks have so many column blocks of
+// each: in the mean of all clusters, since one that is done early makes room for the next
+// launch.
+func (l *skinnyLaunch) cost(tiles, blocks int) float64 {
+	each, more := tiles/l.clusters, tiles%l.clusters
+	of := func(tiles int) int { return tiles*blocks + gpu.Ceil(tiles, 2)*max(skinnyMeeting-blocks, 0) }
+	cost := float64(of(each)*(l.clusters-more)+of(each+1)*more)/float64(l.clusters) + float64(blocks*skinnyRows[l.kind]/8)*skinnyOperands
+	if l.split > mostSplit {
+		cost += skinnyLarge
+	}
+	return cost
+}
+
+// skinnyShared is the shared memory of a launch whose blocks read so many bytes of weights,
+// and the stages of its ring, 0 where it does not fit. It is more than half of what there
+// is: where two blocks fit on a multiprocessor, the next launch's clusters gather on the
+// first ones that are free, two blocks on each, and the others have nothing to do. Not so
+// where there is little to read: then what counts is that the next launch's blocks have
+// begun.
+func (d *Engine) skinnyShared(rows, blocks int, norm bool, reads int) (shared, stages int) {
+	const partials = 2 * skinnyTile // floats a row of x, in two places
+	mine := partials * rows
+	if norm { // before there are partials: its moments, and gamma and beta
+		mine = max(mine, 2*mostSkinnySplit*rows+2*blocks*skinnyBlock)
+	}
+	rest := skinnyFixed + blocks*rows*skinnyX + 4*(partials*rows+mine)
+	if n := (sharedBeside - rest) / skinnyStage; reads <= skinnyLittle && n >= leastSkinnyStages {
+		stages = min(n, someSkinnyStages)
+		return rest + stages*skinnyStage, stages
+	}
+	stages = min((d.info.SharedPerBlockMost-rest)/skinnyStage, mostSkinnyStages)
+	if stages < leastSkinnyStages {
+		return 0, 0
+	}
+	return max(rest+stages*skinnyStage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
+}
+
+// skinnyParams is struct SkinnyParams.
+type skinnyParams struct {
+	x cuda.TensorMap
+	linearParams
+	keep  skinnyAppend
+	pairs int32
+	_     [4]byte
+}
+
+// skinnyAppend is struct SkinnyAppend.
+type skinnyAppend struct {
+	cache         [mostParts]uint64
+	slots, ahead  uint64
+	headRows, dim int32
+	pageBytes     int32
+	_             [4]byte
+}
+
+// queueSkinny queues a Linear of the rows of a batch, which was checked: and has it keep what
+// it makes in a cache.
+func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep skinnyAppend, cache ...gpu.Memory) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := skinnyParams{linearParams: linearParams{x: o.X.Address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
+	var err error
+	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyRows[l.kind]); err != nil {
+		return err
+	}
+	// Two column blocks side by side in a box come 5% faster than by a box each.
+	pairs := o.In%(2*skinnyBlock*l.split) == 0
+	if pairs {
+		p.pairs = 1
+	}
+	if err := d.linearArgs(&p.linearParams, o, o.Norm, 0, skinnyTile, pairs); err != nil {
+		return err
+	}
+	cuda.Struct(&d.args, &p)
+	d.hold(o.X)
+	d.hold(cache...)
+	f := d.skinny[o.Parts[0].W.DType][l.kind][l.wide]
+	return f.Launch(s, clusterGrid(l.clusters, l.split, skinnyThreads, l.shared, true), &d.args)
+}
