@@ -351,7 +351,8 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
           }
-          fenceAsync();
+          // No fence: all products of these weights come before the next box's, and the copy
+          // behind that. With one, steps of OPT-125m take 2% longer.
           __syncwarp();
           owed = ring.slot;
           if (++ring.slot == stages) ring.slot = 0, ring.parity ^= 1;

@@ -205,7 +205,8 @@ func testStreams(t *testing.T, m *machine, streams, launches int, o options) {
 	}
 	var all []user
 	for i := range streams {
-		u := user{machine: *m, plan: m.engine.NewPlan()}
+		own := *m.Device // its stream is
+		u := user{machine: machine{&own, m.engine}, plan: m.engine.NewPlan()}
 		if i > 0 {
 			stream, err := m.Dev.NewStream()
 			noError(t, err)
