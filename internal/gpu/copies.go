@@ -14,7 +14,7 @@ const copiesUnit = "copies"
 // where there is one for the GPU: see [cuda.Stream.PutOff].
 func PutOffCopies(s *cuda.Stream) error {
 	err := s.PutOff(func(dev *cuda.Device) (*cuda.Function, error) {
-		m, err := dev.Module(copiesUnit, func() ([]byte, error) { return Image(copiesUnit, dev.Info().Capability) })
+		m, err := Module(dev, copiesUnit)
 		if err != nil {
 			return nil, err
 		}

@@ -102,7 +102,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	shape := p.engine.fusedShape(element, g.Dim)
 	a := Attending{
 		Appending: p.appending(), TileRows: p.look.tileRows, Params: p.params.Params, Chunk: p.engine.FusedChunk(element, g.Dim),
-		QueryLen: extent(g.Query, p.reach, g.Heads, g.Dim), OutLen: extent(g.Out, p.reach, g.Heads, g.ValueDim),
+		QueryLen: g.Query.Extent(p.reach, g.Heads, g.Dim), OutLen: g.Out.Extent(p.reach, g.Heads, g.ValueDim),
 		Workspace: [2]*cuda.Buffer{p.memory.partials, p.memory.counters},
 	}
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)

@@ -30,7 +30,7 @@ func (p *Plan) checkPages(op string, k, v *gpu.Memory) error {
 	g := &p.look.geometry
 	need := 0
 	if p.lastPage >= 0 {
-		need = gpu.Reach(p.mostSlots*g.Dim, [2][2]int{{p.lastPage, g.Key.Page}, {g.KVHeads - 1, g.Key.Head}})
+		need = g.Key.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Dim)
 	}
 	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
@@ -45,15 +45,6 @@ func (p *Plan) checkPages(op string, k, v *gpu.Memory) error {
 		return gpu.Errorf(op, attn.ErrDType, "k is %v, v is %v, the plan is for %v", k.DType, v.DType, g.KV)
 	}
 	return nil
-}
-
-// extent is the number of elements that rows of the given heads and width reach
-// over.
-func extent(s attn.Strides, rows, heads, width int) int {
-	if rows == 0 {
-		return 0
-	}
-	return gpu.Reach(width, [2][2]int{{rows - 1, s.Row}, {heads - 1, s.Head}})
 }
 
 // Run queues attention of one layer:
@@ -102,10 +93,10 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if err := p.checkPages(op, &o.K, &o.V); err != nil {
 		return err
 	}
-	if err := o.Q.Check(op, "q", extent(g.Query, p.reach, g.Heads, g.Dim)); err != nil {
+	if err := o.Q.Check(op, "q", g.Query.Extent(p.reach, g.Heads, g.Dim)); err != nil {
 		return err
 	}
-	if err := o.Out.Check(op, "out", extent(g.Out, p.reach, g.Heads, g.ValueDim)); err != nil {
+	if err := o.Out.Check(op, "out", g.Out.Extent(p.reach, g.Heads, g.ValueDim)); err != nil {
 		return err
 	}
 	if o.LSE.Buffer == nil {
@@ -114,7 +105,7 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if o.LSE.DType != attn.Float32 {
 		return gpu.Errorf(op, attn.ErrDType, "lse is %v; it must be %v", o.LSE.DType, attn.Float32)
 	}
-	return o.LSE.Check(op, "lse", extent(g.LSE, p.reach, g.Heads, 1))
+	return o.LSE.Check(op, "lse", g.LSE.Extent(p.reach, g.Heads, 1))
 }
 
 // arguments fills the arguments of runLean's launch, of operands that were checked.

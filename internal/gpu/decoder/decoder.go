@@ -64,7 +64,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 // for this GPU, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
 	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], leastPairs: leastPairs}
-	m, err := dev.Module(decoderUnit, func() ([]byte, error) { return gpu.Image(decoderUnit, d.info.Capability) })
+	m, err := gpu.Module(dev, decoderUnit)
 	if err != nil {
 		return nil, err
 	}

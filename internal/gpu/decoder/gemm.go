@@ -48,7 +48,7 @@ func (d *Engine) loadGEMM() error {
 	if !d.overlap() {
 		return nil
 	}
-	m, err := d.dev.Module(gemmUnit, func() ([]byte, error) { return gpu.Image(gemmUnit, d.info.Capability) })
+	m, err := gpu.Module(d.dev, gemmUnit)
 	if err != nil {
 		return err
 	}

@@ -141,7 +141,7 @@ func (d *Engine) loadMegakernels() error {
 	if !d.overlap() {
 		return nil
 	}
-	m, err := d.dev.Module(megakernelUnit, func() ([]byte, error) { return gpu.Image(megakernelUnit, d.info.Capability) })
+	m, err := gpu.Module(d.dev, megakernelUnit)
 	if errors.Is(err, kernels.ErrNoImage) {
 		return nil
 	}

@@ -89,7 +89,7 @@ type Sampler struct {
 // nothing that would have to be given back.
 func NewSampler(dev *cuda.Device) (*Sampler, error) {
 	s := &Sampler{info: dev.Info()}
-	m, err := dev.Module(sampleUnit, func() ([]byte, error) { return gpu.Image(sampleUnit, s.info.Capability) })
+	m, err := gpu.Module(dev, sampleUnit)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (o *Samples) check(op string) error {
 	if o.Rows == 0 {
 		return nil
 	}
-	if err := o.Logits.Check(op, "the logits", gpu.Reach(o.Vocab, [2][2]int{{o.Rows - 1, o.Stride}, {}})); err != nil {
+	if err := o.Logits.Check(op, "the logits", attn.Strides{Row: o.Stride}.Extent(o.Rows, 1, o.Vocab)); err != nil {
 		return err
 	}
 	if o.Logits.DType != attn.Float32 {
