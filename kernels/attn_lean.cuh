@@ -67,7 +67,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     if (PAGED && threadIdx.x >= CONSUMER_WARPS * 32) entry = prefetched[blockIdx.x * PREFETCHED_ENTRIES + threadIdx.x % PREFETCHED_ENTRIES];
     const Work work = *range;
     // Where there are epilogue warps, consumers have the time to ask for it at the end: a register less.
-    const int masked = APART ? 0 : *p.blind;
+    const int masked = APART ? 0 : *p.masked;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int warps = p.warps, slots = p.slots;
 #if __CUDA_ARCH__ >= 900
@@ -75,7 +75,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #endif
     if (work.tiles == 0) {
       waitForEarlier();
-      if (warp < warps) R::writeFullyMasked(p, *p.blind);
+      if (warp < warps) R::writeFullyMasked(p, *p.masked);
       if (work.wholeSeq == TOGETHER && warp == 0) R::pass(meet);
       return;
     }
@@ -84,7 +84,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     u64* bufferBars = bars + 2 * slots; // two for each buffer: its states are there, and they are not needed any more
     char* rest = (char*)(bufferBars + 6);
     typename R::Shared sh;
-    sh.warps = warps, sh.buffers = p.rooms;
+    sh.warps = warps, sh.buffers = p.buffers;
     sh.last = (int*)(bufferBars + 4); // two
     sh.o = (float*)(rest + S::QUERY);
     sh.m = (float4*)(sh.o + sh.buffers * warps * p.rows * S::WIDTH);
@@ -227,9 +227,9 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
 #if __CUDA_ARCH__ >= 900
-    if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.words, bufferBars);
+    if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.tagged, bufferBars);
 #endif
-    R::writeFullyMasked(p, APART ? *p.blind : masked);
+    R::writeFullyMasked(p, APART ? *p.masked : masked);
   }
 
 #if __CUDA_ARCH__ >= 900
@@ -238,7 +238,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     const bool together = range->wholeSeq == TOGETHER;
     const u32 run = together ? R::begin(meet, workers, shares, sh) : 0;
     waitForRing(5, EPILOGUE_WARPS + 1); // not before: that this block has begun is what others wait for
-    u64* const tagged = together ? meet.words : nullptr;
+    u64* const tagged = together ? meet.tagged : nullptr;
     Place w;
     w.begin(p, range);
     const typename R::Tile first(p, w);

@@ -27,7 +27,7 @@ struct PrefillParams {
   float* lse; // may be null
   const Seq* seqs;
   const int* pages;         // the block table; null where pages hold whole sequences
-  const int* blind;         // fully masked rows, which see no key: how many, and which
+  const int* masked;        // fully masked rows, which see no key: how many, and which
   const int* count;         // of tiles
   const PrefillTile* tiles; // in the order in which they are taken
   long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
@@ -103,7 +103,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, count, warp / 4 - 1, threadIdx.x % 128);
-      writeFullyMasked(p, *p.blind, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { ((u16*)p.out)[at] = 0; });
+      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { ((u16*)p.out)[at] = 0; });
     }
   }
 

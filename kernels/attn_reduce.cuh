@@ -438,7 +438,7 @@ template <class S, bool MANY = false> struct Reduce {
     }
     if (run < LAST_RUN) return;
     // Numbers come again: no word may be as old as that. This launch's stay.
-    for (int i = blockIdx.x * 32 + lane; i < m.count; i += gridDim.x * 32) atomicMax(m.words + i, (u64)NO_RUN << 32);
+    for (int i = blockIdx.x * 32 + lane; i < m.count; i += gridDim.x * 32) atomicMax(m.tagged + i, (u64)NO_RUN << 32);
   }
 
   // Says that this block has begun, and finds out what it does of each of the two output

@@ -154,5 +154,5 @@ template <class Store> __device__ __forceinline__ void unfusedSum(const UnfusedP
     }
     __syncthreads();
   });
-  writeFullyMasked(p, *p.blind, u.dim, p.lse, threadIdx.x, UNFUSED_THREADS, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); });
+  writeFullyMasked(p, *p.masked, u.dim, p.lse, threadIdx.x, UNFUSED_THREADS, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); });
 }

@@ -35,7 +35,7 @@ struct Params {
   const Work* work;
   const Seq* seqs;
   const int* pages;  // the block table; null where pages hold whole sequences
-  const int* blind;  // fully masked rows, which see no key: how many, and which
+  const int* masked; // fully masked rows, which see no key: how many, and which
   float* partials;   // 2*blocks of (rows, D) and then of (rows, 2)
   u32* counters;     // one a block, zero
   long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
@@ -47,7 +47,7 @@ struct Params {
   int rows;              // at most so many rows in an output tile: min(16, group*queries)
   int warps;             // consumers; from sm_90 on others are producers, and epilogue warps
   int slots;             // of the ring, in chunks; a multiple of warps
-  int rooms;             // buffers of states in shared memory: 2, or 1 where more do not fit
+  int buffers;           // buffers of states in shared memory: 2, or 1 where more do not fit
   int parts;             // log2 of the warps that share a row's partials: 2^parts*rows <= warps, or 0
   int causal;
   int queryType, outType;
@@ -59,16 +59,16 @@ struct Params {
 
 // What thread blocks have that merge output tiles together.
 struct MeetParams {
-  u64* words; // their partials, tagged: 2*blocks of (rows, D+2)
-  u32* runs;  // of each block, how often it did so; and then who has begun: one for each block, twice, zero
-  int count;  // there is room for so many words
+  u64* tagged; // their partials as tagged words: 2*blocks of (rows, D+2)
+  u32* runs;   // of each block, how often it did so; and then who has begun: one for each block, twice, zero
+  int count;   // there is a place for so many words
 };
 
 struct LaunchParams {
   TensorMap keyMap, valueMap; // from sm_90 on: rows x head dim, box: `box` rows of 128 bytes
   Params p;
   MeetParams meet;
-  const int* opening; // prefetched page entries: of each thread block PREFETCHED_ENTRIES of the block table, those that its range begins with. For the kernels for pages alone
+  const int* prefetched; // page entries: of each thread block PREFETCHED_ENTRIES of the block table, those that its range begins with. For the kernels for pages alone
 };
 
 constexpr int PREFETCHED_ENTRIES = 16; // of what is on its way at first: 64 KB in pages of 16 tokens
@@ -108,7 +108,7 @@ template <class P, class Zero> __device__ __forceinline__ void writeFullyMasked(
   const int heads = p.heads * p.group;
 #pragma unroll 1
   for (int b = blockIdx.x; b < count; b += gridDim.x) {
-    const long long row = p.blind[1 + b];
+    const long long row = p.masked[1 + b];
 #pragma unroll 1
     for (int i = thread; i < heads * dim; i += threads) zero(row * p.outRow + i / dim * p.outHead + i % dim);
     if (lse != nullptr)

@@ -279,7 +279,7 @@ template <class T, int D> struct DecodeAttend {
 #pragma unroll 1
     for (int b = blockIdx.x; b < masked; b += gridDim.x)
       for (int i = threadIdx.x; i < p.heads * p.group * D; i += CONSUMER_WARPS * 32) {
-        const long long at = (long long)p.blind[1 + b] * p.outRow + i / D * p.outHead + i % D;
+        const long long at = (long long)p.masked[1 + b] * p.outRow + i / D * p.outHead + i % D;
         storeTagged(links.out + at, run, 0.f);
         ((float*)p.out)[at] = 0.f;
       }

@@ -71,7 +71,7 @@ struct DecodeParams {
   const DecodeLayer* layers;
   const DecodeFeed* feeds; // of the linear ones
   const Work* work;       // of attention: the same in all layers
-  const int* blind;
+  const int* masked;
   u32* run;               // the number of the last run, and how many thread blocks are done
   int count, feedCount;
   int rows;   // of x

@@ -61,7 +61,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     DecodeParams params;                                   // for those that are called: nearer than where the launch has them
     Work work;                                             // of attention: this block's
     typename L::Place place;                               // where that begins
-    int blind;                                             // fully masked rows: how many
+    int masked;                                            // fully masked rows: how many
     u32 before;                                            // see RingState
     u64 residuals[DECODE_WARPS * 32 / SPLIT];              // tagged: of each thread that finishes elements what it adds; while there is attention, see KEEP
     float biases[DECODE_WARPS * 32 / SPLIT];               // and the bias
@@ -460,7 +460,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     const Layout layout(memory, p);
     const DecodeAttention& o = *(const DecodeAttention*)fixed.layers[at].body;
     const RingState ringState = {layout.slots, fixed.before, p.slotsInverse};
-    return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, layout.area, &fixed.work, fixed.place, fixed.blind, ringState, run);
+    return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, layout.area, &fixed.work, fixed.place, fixed.masked, ringState, run);
   }
 
   template <int ROWS> __device__ static __forceinline__ void layers(const DecodeParams& p, const Layout& layout, u32 number, WarpState state) {
@@ -567,7 +567,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     for (int i = threadIdx.x; i < 2 * p.feedCount; i += DECODE_WARPS * 32) copy16(sharedAddress(layout.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
     if (p.work != nullptr) {
       if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&layout.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
-      if (threadIdx.x == 32) layout.fixed->blind = *p.blind, layout.fixed->before = 0, layout.fixed->place.work = nullptr;
+      if (threadIdx.x == 32) layout.fixed->masked = *p.masked, layout.fixed->before = 0, layout.fixed->place.work = nullptr;
       const u32 full = sharedAddress(layout.slots);
       for (int s = threadIdx.x; s < p.slots; s += DECODE_WARPS * 32) ::Ring<typename L::S>::openSlot(full, full + p.slots * 8, s);
     }

@@ -13,7 +13,7 @@
 #define ATTENTION(name, T, ...) \
   extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ LaunchParams p) { \
     extern __shared__ __align__(1024) char memory[];                                              \
-    Lean<T, __VA_ARGS__>::run(p.p, p.meet, p.opening, &p.keyMap, memory);                                                      \
+    Lean<T, __VA_ARGS__>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory);                                                      \
   }
 
 #define HEAD_DIMS(name, T)     \

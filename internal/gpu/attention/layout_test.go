@@ -35,7 +35,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"attn_lean.cuh": {
 			"constexpr int MOST = 8; static constexpr bool EARLY = S::BLOCKS == 1;", // TestConfigure
-			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* bufferBars = bars + 2 * slots; char* rest = (char*)(bufferBars + 6); typename R::Shared sh; sh.warps = warps, sh.buffers = p.rooms; sh.last = (int*)(bufferBars + 4); " +
+			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* bufferBars = bars + 2 * slots; char* rest = (char*)(bufferBars + 6); typename R::Shared sh; sh.warps = warps, sh.buffers = p.buffers; sh.last = (int*)(bufferBars + 4); " +
 				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.buffers * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
 		},
 		"lean.cu": {"ATTENTION(lean_f16_128_many, AsF16, 128, true) ATTENTION(lean_bf16_128_many, AsBF16, 128, true)",

@@ -36,7 +36,7 @@ type prefillTile struct{ seq, head, block, steps int32 }
 // prefillParams is struct PrefillParams.
 type prefillParams struct {
 	keyMap, valueMap                                          cuda.TensorMap
-	query, out, lse, seqs, pages, blind, count, tiles         uint64 // addresses
+	query, out, lse, seqs, pages, masked, count, tiles        uint64 // addresses
 	queryRow, queryHead, outRow, outHead, lseRow, lseHead     int64
 	pageRows, headRows, pageTokens, box, heads, group, causal int32
 	scale, natural                                            float32
@@ -122,7 +122,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
-	a.seqs, a.blind, a.count = table+uint64(m.sections.seqs), table+uint64(m.sections.masked), table+uint64(m.sections.prefill)
+	a.seqs, a.masked, a.count = table+uint64(m.sections.seqs), table+uint64(m.sections.masked), table+uint64(m.sections.prefill)
 	a.tiles = a.count + uint64(unsafe.Sizeof(prefillTile{}))
 	if p.look.paged {
 		a.pages = table + uint64(m.sections.pages)

@@ -32,7 +32,7 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	// What rows have in common with the other kernel's.
 	a := &attention{twin: k, params: &params{keyMap: p.keyMap}, dim: dim, kv: kv, grid: 1}
 	a.keys, a.values, a.query, a.out, a.lse = p.keyMap[0], p.valueMap[0], p.query, p.out, p.lse
-	a.pages, a.Blind, a.pageTokens, a.pageRows, a.headRows = p.pages, p.blind, p.pageTokens, p.pageRows, p.headRows
+	a.pages, a.Masked, a.pageTokens, a.pageRows, a.headRows = p.pages, p.masked, p.pageTokens, p.pageRows, p.headRows
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
 	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
 	a.queryType, a.outType = gpu.Code(kv), gpu.Code(kv)

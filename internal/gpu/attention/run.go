@@ -147,14 +147,14 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
-	a.Work, a.seqs, a.Blind, a.pages = table+uint64(m.sections.works), table+uint64(m.sections.seqs), table+uint64(m.sections.masked), 0
+	a.Work, a.seqs, a.Masked, a.pages = table+uint64(m.sections.works), table+uint64(m.sections.seqs), table+uint64(m.sections.masked), 0
 	if p.look.paged {
 		a.pages = table + uint64(m.sections.pages)
 	}
-	a.opening = table + uint64(m.sections.prefetches)
+	a.prefetched = table + uint64(m.sections.prefetches)
 	a.partials, a.counters = m.partials.Address(), m.counters.Address()
 	if m.tagged != nil {
-		a.meet = meetParams{words: m.tagged.Address(), runs: m.runs.Address(), count: int32(m.tagged.Len() / 8)}
+		a.meet = meetParams{tagged: m.tagged.Address(), runs: m.runs.Address(), count: int32(m.tagged.Len() / 8)}
 	}
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
@@ -164,7 +164,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
 	a.box, a.Rows = int32(box), int32(p.look.tileRows)
-	a.warps, a.Slots, a.rooms, a.parts = int32(c.warps), int32(c.slots), int32(c.buffers), int32(c.parts)
+	a.warps, a.Slots, a.buffers, a.parts = int32(c.warps), int32(c.slots), int32(c.buffers), int32(c.parts)
 	a.Causal, a.early, a.streamed = 0, 0, 0
 	if g.Causal {
 		a.Causal = 1

@@ -132,7 +132,7 @@ func (a *attention) checkPrefetch(block int) {
 		if (first+i)*tokens < int(w.first.keys) {
 			want = *testgpu.At[int32](a.pages, int(w.first.pages)+first+i)
 		}
-		if got := *testgpu.At[int32](a.opening, block*prefetchedEntries+i); got != want {
+		if got := *testgpu.At[int32](a.prefetched, block*prefetchedEntries+i); got != want {
 			a.t.Fatalf("block %d begins in page number %d of %d tokens: entry %d of its first pages is %d, want %d", block, first, tokens, i, got, want)
 		}
 	}
@@ -157,12 +157,12 @@ func (k *twin) checkLaunch(l *testgpu.Launch, a *attention) {
 		query = map[int]int{2: a.dim / 16 * 1024, 4: a.dim / 8 * 512}[size]
 	}
 	warps, rows := int(a.warps), int(a.Rows)
-	last := int(a.Slots)*slot + query + int(a.rooms)*(warps*rows*(a.dim+8)*4+2*16*16) + (2*int(a.Slots)+4)*8
+	last := int(a.Slots)*slot + query + int(a.buffers)*(warps*rows*(a.dim+8)*4+2*16*16) + (2*int(a.Slots)+4)*8
 	switch {
 	case l.Threads != threads, l.Blocks != k.e.info.Multiprocessors:
 		t.Errorf("%d blocks of %d threads for %d warps", l.Blocks, l.Threads, warps)
-	case a.rooms != 1 && a.rooms != 2:
-		t.Errorf("%d buffers of states", a.rooms)
+	case a.buffers != 1 && a.buffers != 2:
+		t.Errorf("%d buffers of states", a.buffers)
 	case warps < 1 || warps > 4 || a.Slots < a.warps || a.Slots%a.warps != 0 || hopper && a.Slots%2 != 0:
 		t.Errorf("%d slots for %d warps", a.Slots, warps)
 	case !hopper && (a.Slots/a.warps < 2 || a.Slots/a.warps > 6):
@@ -401,8 +401,8 @@ func (a *attention) resultOf(w *place, i int, s *rowState) {
 }
 
 func (a *attention) writeMasked(block int) {
-	for b := block; b < int(*testgpu.At[int32](a.Blind, 0)); b += a.grid {
-		row := int(*testgpu.At[int32](a.Blind, 1+b))
+	for b := block; b < int(*testgpu.At[int32](a.Masked, 0)); b += a.grid {
+		row := int(*testgpu.At[int32](a.Masked, 1+b))
 		for h := range int(a.heads * a.group) {
 			for i := range a.dim {
 				testgpu.Store(a.out, row*int(a.outRow)+h*int(a.outHead)+i, testgpu.TypeOf(a.outType), 0)

@@ -38,29 +38,29 @@ const together = -1
 type params struct {
 	keyMap, valueMap cuda.TensorMap
 	Params
-	meet    meetParams
-	opening uint64  // an address
-	_       [8]byte // up to a multiple of 64, the alignment of maps
+	meet       meetParams
+	prefetched uint64  // an address
+	_          [8]byte // up to a multiple of 64, the alignment of maps
 }
 
 // meetParams is struct MeetParams.
 type meetParams struct {
-	words, runs uint64 // addresses
-	count       int32
-	_           [4]byte
+	tagged, runs uint64 // addresses
+	count        int32
+	_            [4]byte
 }
 
 // Params is struct Params.
 type Params struct {
-	keys, values, query, out, lse                            uint64 // addresses
-	Work, seqs, pages, Blind, partials, counters             uint64
-	queryRow, queryHead, outRow, outHead, lseRow, lseHead    int64
-	pageRows, headRows, pageTokens                           int32
-	heads, group                                             int32
-	tileShift, box, Rows, warps, Slots, rooms, parts, Causal int32
-	queryType, outType, early, streamed                      int32
-	scale, perGroup                                          float32
-	_                                                        [4]byte
+	keys, values, query, out, lse                              uint64 // addresses
+	Work, seqs, pages, Masked, partials, counters              uint64
+	queryRow, queryHead, outRow, outHead, lseRow, lseHead      int64
+	pageRows, headRows, pageTokens                             int32
+	heads, group                                               int32
+	tileShift, box, Rows, warps, Slots, buffers, parts, Causal int32
+	queryType, outType, early, streamed                        int32
+	scale, perGroup                                            float32
+	_                                                          [4]byte
 }
 
 // prefetchedEntries is PREFETCHED_ENTRIES: of each thread block, the block table's entries of so many pages

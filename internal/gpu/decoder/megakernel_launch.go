@@ -106,11 +106,11 @@ type decodeFeed struct {
 
 // decodeParams is struct DecodeParams.
 type decodeParams struct {
-	layers, feeds, work, blind, run uint64
-	count, feedCount, rows, stages  int32
-	area, slots                     int32
-	slotsInverse                    uint32
-	_                               int32
+	layers, feeds, work, masked, run uint64
+	count, feedCount, rows, stages   int32
+	area, slots                      int32
+	slotsInverse                     uint32
+	_                                int32
 }
 
 // decodeEnds is struct DecodeEnds.
@@ -286,7 +286,7 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	}
 	text := c.program.Address()
 	p := decodeParams{
-		layers: text, feeds: text + uint64(l.feedsAt), work: l.work, blind: l.blind, run: c.tagged.Address(),
+		layers: text, feeds: text + uint64(l.feedsAt), work: l.work, masked: l.masked, run: c.tagged.Address(),
 		count: int32(len(c.layers)), feedCount: int32(l.feeds), rows: int32(c.rows), stages: int32(l.stages),
 		area: int32(l.area), slots: int32(l.slots),
 	}
@@ -355,7 +355,7 @@ type megakernelLayout struct {
 	feeds         int   // linear layers
 	feedsAt       int64 // where their feeds begin, behind the layers
 	partials      int64
-	work, blind   uint64 // of attention: addresses
+	work, masked  uint64 // of attention: addresses
 }
 
 // layOut shares out the shared memory.
@@ -366,7 +366,7 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 	rows := 0 // of attention's output tiles
 	for i := range c.layers {
 		if a := c.layers[i].attend; a != nil {
-			rows, l.work, l.blind = int(a.p.Rows), a.p.Work, a.p.Blind // the same plan's in all layers
+			rows, l.work, l.masked = int(a.p.Rows), a.p.Work, a.p.Masked // the same plan's in all layers
 		}
 	}
 	if rows > 0 {

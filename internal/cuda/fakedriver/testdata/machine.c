@@ -140,9 +140,9 @@ struct work {
 };
 struct params {
 	char maps[256];
-	uint64_t keys, values, query, out, lse, work, seqs, pages, blind, partials, counters;
+	uint64_t keys, values, query, out, lse, work, seqs, pages, masked, partials, counters;
 	int64_t query_row, query_head, out_row, out_head, lse_row, lse_head;
-	int page_rows, head_rows, page_tokens, heads, group, tile_shift, box, rows, warps, slots, rooms, parts, causal;
+	int page_rows, head_rows, page_tokens, heads, group, tile_shift, box, rows, warps, slots, buffers, parts, causal;
 	int query_type, out_type, early, streamed;
 	float scale, per_group;
 };
@@ -192,11 +192,11 @@ static int sequences(const struct params *p, int blocks, int tile) {
 static void attend(const struct params *p, int blocks, int type, int dim) {
 	int size = type == F32 ? 4 : 2, chunk = 32 / size, heads = p->heads * p->group;
 	chunk *= dim * size <= 128 ? 4 : dim * size <= 256 ? 2 : 1;
-	const int *blind = (int *)p->blind;
-	for (int i = 1; i <= blind[0]; i++)
+	const int *masked = (int *)p->masked;
+	for (int i = 1; i <= masked[0]; i++)
 		for (int h = 0; h < heads; h++) {
-			for (int c = 0; c < dim; c++) put(p->out, blind[i] * p->out_row + h * p->out_head + c, p->out_type, 0);
-			if (p->lse) ((float *)p->lse)[blind[i] * p->lse_row + h * p->lse_head] = -INFINITY;
+			for (int c = 0; c < dim; c++) put(p->out, masked[i] * p->out_row + h * p->out_head + c, p->out_type, 0);
+			if (p->lse) ((float *)p->lse)[masked[i] * p->lse_row + h * p->lse_head] = -INFINITY;
 		}
 	int n = sequences(p, blocks, chunk << p->tile_shift);
 	for (const struct seq *s = (void *)p->seqs, *stop = s + n; s < stop; s++)
