@@ -81,6 +81,8 @@ type compiler struct {
 	k32       map[uint32]register
 	k64       map[uint64]register
 	sharedAt  map[*variable]int
+	placed    [2][]register // the places of the registers of 32 and 64 bits; nil: each has its own
+	usage     []usage       // of the registers, by instruction
 }
 
 // compiled is a function's place in the code, and its parameters' in the frame.
@@ -111,14 +113,30 @@ func Parse(text string) (m *Module, err error) {
 	return parse(strings.TrimRight(text, "\x00")), nil
 }
 
-// Kernel prepares an entry.
+// Kernel prepares an entry. It compiles it twice: the places of the registers follow
+// from where all are used.
 func (m *Module) Kernel(entry string) (k *Kernel, err error) {
 	defer catch(entry, &err)
 	f := m.functions[entry]
 	if f == nil || !f.entry {
 		return nil, fmt.Errorf("ptx: there is no entry %s", entry)
 	}
-	c := &compiler{Kernel: &Kernel{name: entry}, m: m, functions: map[string]*compiled{}, k32: map[uint32]register{}, k64: map[uint64]register{}, sharedAt: map[*variable]int{}}
+	c := m.compile(f, [2][]register{})
+	of, n := c.places()
+	c = m.compile(f, of)
+	c.n32, c.n64 = n[0], n[1]
+	for i := range c.code {
+		if in := &c.code[i]; in.kind == branch || in.kind == call {
+			in.target = c.labels[in.target]
+		}
+	}
+	return c.Kernel, nil
+}
+
+// compile makes the code of an entry, whose branches and calls name their labels: with
+// a place of its own for each register, or with given ones.
+func (m *Module) compile(f *function, placed [2][]register) *compiler {
+	c := &compiler{Kernel: &Kernel{name: f.name}, m: m, functions: map[string]*compiled{}, k32: map[uint32]register{}, k64: map[uint64]register{}, sharedAt: map[*variable]int{}, placed: placed}
 	c.layOut()
 	c.function(f)
 	for i := 0; i < len(c.order); i++ {
@@ -131,14 +149,11 @@ func (m *Module) Kernel(entry string) (k *Kernel, err error) {
 		c.fail("a function calls itself")
 	}
 	for i := range c.code {
-		if in := &c.code[i]; in.kind == branch || in.kind == call {
-			in.target = c.labels[in.target]
-			if in.target < 0 {
-				c.fail("a label has no place")
-			}
+		if in := &c.code[i]; (in.kind == branch || in.kind == call) && c.labels[in.target] < 0 {
+			c.fail("a label has no place")
 		}
 	}
-	return c.Kernel, nil
+	return c
 }
 
 func (c *compiler) fail(format string, args ...any) {
@@ -246,6 +261,9 @@ func (c *compiler) newRegister(width int) register {
 	if *n++; *n > mostRegisters {
 		c.fail("more than %d registers", mostRegisters)
 	}
+	if placed := c.placed[width/64]; width > 1 && placed != nil {
+		return placed[*n-1]
+	}
 	return register(*n - 1)
 }
 
@@ -329,6 +347,9 @@ func (c *compiler) emit(in instruction) {
 		in.line, in.text = c.s.line, c.s.text
 	}
 	c.code = append(c.code, in)
+	if c.placed[0] == nil {
+		c.usage = append(c.usage, c.use())
+	}
 }
 
 func (c *compiler) symbol(o *operand) *symbol {
