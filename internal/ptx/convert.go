@@ -2,6 +2,7 @@ package ptx
 
 import (
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -73,24 +74,10 @@ func (c *compiler) compare(s *statement) func(w *warp, m uint32) {
 		c.fail("a comparison %s of %s", op, kind)
 	}
 	if kind == "s32" || kind == "u32" || kind == "b32" { // most are
-		a, b := c.src32(&s.args[1]), c.src32(&s.args[2])
-		return func(w *warp, m uint32) {
-			a, b, p := w.d(a), w.d(b), uint32(0)
-			for l := range lanes {
-				order := 0
-				switch {
-				case a[l] == b[l]:
-				case signed && int32(a[l]) < int32(b[l]) || !signed && a[l] < b[l]:
-					order = -1
-				default:
-					order = 1
-				}
-				if holds(op, order) {
-					p |= 1 << l
-				}
-			}
-			w.p[d] = w.p[d]&^m | p&m
-		}
+		return compareWords(d, c.src32(&s.args[1]), c.src32(&s.args[2]), op, signed)
+	}
+	if kind == "f32" {
+		return compareFloats(d, c.src32(&s.args[1]), c.src32(&s.args[2]), op)
 	}
 	a, b := c.reader(&s.args[1], kind), c.reader(&s.args[2], kind)
 	return func(w *warp, m uint32) {
@@ -121,6 +108,73 @@ func (c *compiler) compare(s *statement) func(w *warp, m uint32) {
 				p |= 1 << l
 			}
 		}
+		w.p[d] = w.p[d]&^m | p&m
+	}
+}
+
+// compareWords compares integers of 32 bits.
+func compareWords(d, a, b register, op string, signed bool) func(w *warp, m uint32) {
+	equal, flip, sign := op == "eq" || op == "ne", uint32(0), uint32(0)
+	switch op {
+	case "gt", "hi", "le", "ls":
+		a, b = b, a
+	}
+	switch op {
+	case "ne", "ge", "hs", "le", "ls":
+		flip = all
+	}
+	if signed {
+		sign = 1 << 31
+	}
+	return func(w *warp, m uint32) {
+		a, b, p := w.d(a), w.d(b), uint32(0)
+		if equal {
+			for l := range lanes {
+				_, is := bits.Sub32(a[l]^b[l], 1, 0)
+				p = p>>1 | is<<31
+			}
+		} else {
+			for l := range lanes {
+				_, is := bits.Sub32(a[l]^sign, b[l]^sign, 0)
+				p = p>>1 | is<<31
+			}
+		}
+		w.p[d] = w.p[d]&^m | (p^flip)&m
+	}
+}
+
+// compareFloats compares numbers of 32 bits, which may have no order.
+func compareFloats(d, a, b register, op string) func(w *warp, m uint32) {
+	var less, same, more, none bool // what a comparison holds for
+	switch op {
+	case "num":
+		less, same, more = true, true, true
+	case "nan":
+		none = true
+	default:
+		none = len(op) == 3 // ltu: true where there is no order, too
+		less, same, more = holds(op[:2], -1), holds(op[:2], 0), holds(op[:2], 1)
+	}
+	pick := func(is bool, p uint32) uint32 {
+		if is {
+			return p
+		}
+		return 0
+	}
+	return func(w *warp, m uint32) {
+		a, b := w.d(a), w.d(b)
+		var lt, eq, gt uint32
+		for l := range lanes {
+			switch x, y := math.Float32frombits(a[l]), math.Float32frombits(b[l]); {
+			case x < y:
+				lt |= 1 << l
+			case x > y:
+				gt |= 1 << l
+			case x == y:
+				eq |= 1 << l
+			}
+		}
+		p := pick(less, lt) | pick(same, eq) | pick(more, gt) | pick(none, ^(lt|eq|gt))
 		w.p[d] = w.p[d]&^m | p&m
 	}
 }

@@ -48,10 +48,12 @@ func (c *compiler) product(s *statement) func(w *warp, m uint32) {
 	case name == "movmatrix.sync.aligned.m8n8.trans.b16":
 		return c.moveMatrix(s)
 	case name == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", name == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32":
-		brain := s.has("bf16")
-		return c.mma(s, func(x uint32, half int) float32 { return wide(uint16(x>>(16*half)), brain) }, 16)
+		if s.has("bf16") {
+			return c.mma(s, bfloat16, 16)
+		}
+		return c.mma(s, float16, 16)
 	case name == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
-		return c.mma(s, func(x uint32, _ int) float32 { return float32(f32(x &^ 0x1fff)) }, 8)
+		return c.mma(s, tf32, 8)
 	case strings.HasPrefix(name, "wgmma.mma_async.sync.aligned.m64n"):
 		return c.groupProduct(s)
 	case name == "wgmma.fence.sync.aligned":
@@ -82,22 +84,20 @@ func (c *compiler) loadMatrix(s *statement, transposed bool) func(w *warp, m uin
 	c.need(2)
 	d, a := c.registers(&s.args[0], 4), c.address(&s.args[1], sharedSpace)
 	return func(w *warp, m uint32) {
-		var x [4][8][8]uint16
+		var x [4][lanes]uint32 // matrices, of rows of four words
 		for l := range lanes {
-			at := a.at(w, l)
-			w.at(sharedSpace, at, l, 16)
-			for i := range 8 {
-				x[l/8][l%8][i] = *(*uint16)(w.at(sharedSpace, at+uint64(2*i), l, 2))
-			}
+			*(*[4]uint32)(x[l/8][l%8*4:]) = *(*[4]uint32)(w.at(sharedSpace, a.at(w, l), l, 16))
 		}
 		for i, r := range d {
+			x, to := &x[i], w.d(r)
+			if !transposed {
+				*to = *x
+				continue
+			}
 			for l := range lanes {
 				row, column := l/4, l%4*2
-				lo, hi := x[i][row][column], x[i][row][column+1]
-				if transposed {
-					lo, hi = x[i][column][row], x[i][column+1][row]
-				}
-				w.d(r)[l] = uint32(hi)<<16 | uint32(lo)
+				lo, hi := x[column*4+row/2]>>(row%2*16), x[column*4+4+row/2]>>(row%2*16)
+				to[l] = hi<<16 | lo&0xffff
 			}
 		}
 	}
@@ -119,36 +119,88 @@ func (c *compiler) moveMatrix(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// mma: 16 rows by 8 columns, of `depth` elements; get is an element of a register.
-func (c *compiler) mma(s *statement, get func(x uint32, half int) float32, depth int) func(w *warp, m uint32) {
-	c.need(4)
-	d, a, b, e := c.registers(&s.args[0], 4), c.registers(&s.args[1], 4), c.registers(&s.args[2], 2), c.registers(&s.args[3], 4)
-	per := depth / 8 // elements of a register
-	return func(w *warp, m uint32) {
-		var x [16][16]float32 // rows
-		var y [8][16]float32  // columns
-		for l := range lanes {
-			for half := range per {
-				k := l%4*per + half
-				for i, r := range a {
-					x[l/4+i%2*8][k+i/2*4*per] = get(w.d(r)[l], half)
-				}
-				for i, r := range b {
-					y[l/4][k+i*4*per] = get(w.d(r)[l], half)
-				}
-			}
+// elements are the type of a product's operands.
+type elements uint8
+
+const (
+	float16 elements = iota
+	bfloat16
+	tf32
+)
+
+// unpack makes numbers of a register: of 16 bits two of each thread, of 32 one.
+func (e elements) unpack(r *[lanes]uint32, x *[2 * lanes]float64) {
+	switch e {
+	case float16:
+		for l, v := range r {
+			x[2*l], x[2*l+1] = float64(half.Float16(v).Float32()), float64(half.Float16(v>>16).Float32())
 		}
-		for l := range lanes {
-			for i := range d {
-				row, column := &x[l/4+i/2*8], &y[l%4*2+i%2]
-				sum := float64(0)
-				for k := range depth {
-					sum += float64(row[k]) * float64(column[k])
-				}
-				w.d(d[i])[l] = bitsOf(sum + f32(w.d(e[i])[l]))
-			}
+	case bfloat16:
+		for l, v := range r {
+			x[2*l], x[2*l+1] = f32(v<<16), f32(v&0xffff0000)
+		}
+	default:
+		for l, v := range r {
+			x[l] = f32(v &^ 0x1fff)
 		}
 	}
+}
+
+// mma: 16 rows by 8 columns, `depth` elements deep. Four threads have a row, or a column.
+func (c *compiler) mma(s *statement, kind elements, depth int) func(w *warp, m uint32) {
+	c.need(4)
+	d, a, b, e := c.registers(&s.args[0], 4), c.registers(&s.args[1], 4), c.registers(&s.args[2], 2), c.registers(&s.args[3], 4)
+	n := depth / 2 // elements of a row in a register
+	return func(w *warp, m uint32) {
+		var x [16][16]float64 // rows
+		var y [16][8]float64  // columns, side by side
+		var z [2 * lanes]float64
+		for i, r := range a {
+			kind.unpack(w.d(r), &z)
+			for row := range 8 {
+				copy(x[row+i%2*8][i/2*n:][:n], z[row*n:])
+			}
+		}
+		for i, r := range b {
+			kind.unpack(w.d(r), &z)
+			for column := range 8 {
+				for k, v := range z[column*n:][:n] {
+					y[k+i*n][column] = v
+				}
+			}
+		}
+		var sums [4][lanes]uint32
+		for row := range 16 {
+			sum := rowTimes(x[row][:depth], &y)
+			for i := range 2 {
+				sums, e := &sums[row/8*2+i], w.d(e[row/8*2+i])
+				for j := range 4 {
+					l := row%8*4 + j
+					sums[l] = bitsOf(sum[2*j+i] + f32(e[l]))
+				}
+			}
+		}
+		for i, r := range d {
+			*w.d(r) = sums[i]
+		}
+	}
+}
+
+// rowTimes multiplies a row by eight columns, which lie side by side.
+func rowTimes(x []float64, y *[16][8]float64) (sum [8]float64) {
+	var s0, s1, s2, s3, s4, s5, s6, s7 float64
+	for k, v := range x[:min(len(x), len(y))] {
+		c := &y[k]
+		s0 += v * c[0]
+		s1 += v * c[1]
+		s2 += v * c[2]
+		s3 += v * c[3]
+		s4 += v * c[4]
+		s5 += v * c[5]
+		s6 += v * c[6]
+		s7 += v * c[7]
+	}
+	return [8]float64{s0, s1, s2, s3, s4, s5, s6, s7}
 }
 
 // groupProduct: a warp's 16 rows of the 64 that a warp group has, by n columns, 16
