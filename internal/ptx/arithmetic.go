@@ -182,10 +182,9 @@ func of[T word](w *warp, r register) *[lanes]T {
 func map1[D, A word](d, a register, f func(a A) D) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		d, a := of[D](w, d), of[A](w, a)
-		for l := range lanes {
-			if m>>l&1 != 0 {
-				d[l] = f(a[l])
-			}
+		for rest := m; rest != 0; rest &= rest - 1 {
+			l := bits.TrailingZeros32(rest) & (lanes - 1)
+			d[l] = f(a[l])
 		}
 	}
 }
@@ -193,10 +192,9 @@ func map1[D, A word](d, a register, f func(a A) D) func(w *warp, m uint32) {
 func map2[D, A, B word](d, a, b register, f func(a A, b B) D) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		d, a, b := of[D](w, d), of[A](w, a), of[B](w, b)
-		for l := range lanes {
-			if m>>l&1 != 0 {
-				d[l] = f(a[l], b[l])
-			}
+		for rest := m; rest != 0; rest &= rest - 1 {
+			l := bits.TrailingZeros32(rest) & (lanes - 1)
+			d[l] = f(a[l], b[l])
 		}
 	}
 }
@@ -204,11 +202,113 @@ func map2[D, A, B word](d, a, b register, f func(a A, b B) D) func(w *warp, m ui
 func map3[D, A, B, E word](d, a, b, e register, f func(a A, b B, e E) D) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		d, a, b, e := of[D](w, d), of[A](w, a), of[B](w, b), of[E](w, e)
-		for l := range lanes {
-			if m>>l&1 != 0 {
-				d[l] = f(a[l], b[l], e[l])
-			}
+		for rest := m; rest != 0; rest &= rest - 1 {
+			l := bits.TrailingZeros32(rest) & (lanes - 1)
+			d[l] = f(a[l], b[l], e[l])
 		}
+	}
+}
+
+// warps32 is what most instructions are, for all threads of a warp at once.
+var warps32 = map[string]func(d, a, b *[lanes]uint32){
+	"add.s32":    add32,
+	"add.u32":    add32,
+	"sub.s32":    sub32,
+	"sub.u32":    sub32,
+	"mul.lo.s32": mul32,
+	"mul.lo.u32": mul32,
+	"and.b32": func(d, a, b *[lanes]uint32) {
+		for l := range d {
+			d[l] = a[l] & b[l]
+		}
+	},
+	"or.b32": func(d, a, b *[lanes]uint32) {
+		for l := range d {
+			d[l] = a[l] | b[l]
+		}
+	},
+	"xor.b32": func(d, a, b *[lanes]uint32) {
+		for l := range d {
+			d[l] = a[l] ^ b[l]
+		}
+	},
+	"shl.b32": func(d, a, b *[lanes]uint32) {
+		for l := range d {
+			d[l] = a[l] << b[l]
+		}
+	},
+	"shr.u32": shr32,
+	"shr.b32": shr32,
+	"add.f32": func(d, a, b *[lanes]uint32) {
+		for l := range d {
+			d[l] = math.Float32bits(math.Float32frombits(a[l]) + math.Float32frombits(b[l]))
+		}
+	},
+	"sub.f32": func(d, a, b *[lanes]uint32) {
+		for l := range d {
+			d[l] = math.Float32bits(math.Float32frombits(a[l]) - math.Float32frombits(b[l]))
+		}
+	},
+	"mul.f32": func(d, a, b *[lanes]uint32) {
+		for l := range d {
+			d[l] = math.Float32bits(math.Float32frombits(a[l]) * math.Float32frombits(b[l]))
+		}
+	},
+}
+
+func add32(d, a, b *[lanes]uint32) {
+	for l := range d {
+		d[l] = a[l] + b[l]
+	}
+}
+
+func sub32(d, a, b *[lanes]uint32) {
+	for l := range d {
+		d[l] = a[l] - b[l]
+	}
+}
+
+func mul32(d, a, b *[lanes]uint32) {
+	for l := range d {
+		d[l] = a[l] * b[l]
+	}
+}
+
+func shr32(d, a, b *[lanes]uint32) {
+	for l := range d {
+		d[l] = a[l] >> b[l]
+	}
+}
+
+// whole32 computes for a whole warp, and keeps what is some threads'.
+func whole32(d, a, b register, f func(d, a, b *[lanes]uint32)) func(w *warp, m uint32) {
+	return func(w *warp, m uint32) {
+		if m == all {
+			f(w.d(d), w.d(a), w.d(b))
+			return
+		}
+		f(&w.some32, w.d(a), w.d(b))
+		keep(w.d(d), &w.some32, m)
+	}
+}
+
+// whole64 is whole32 of 64 bits.
+func whole64(d, a, b register, f func(d, a, b *[lanes]uint64)) func(w *warp, m uint32) {
+	return func(w *warp, m uint32) {
+		if m == all {
+			f(w.q(d), w.q(a), w.q(b))
+			return
+		}
+		f(&w.some64, w.q(a), w.q(b))
+		keep(w.q(d), &w.some64, m)
+	}
+}
+
+// keep sets what is some threads'.
+func keep[T word](d, a *[lanes]T, m uint32) {
+	for ; m != 0; m &= m - 1 {
+		l := bits.TrailingZeros32(m) & (lanes - 1)
+		d[l] = a[l]
 	}
 }
 
@@ -220,27 +320,16 @@ func moved[T word](d, a register) func(w *warp, m uint32) {
 			*d = *a
 			return
 		}
-		for l := range lanes {
-			if m>>l&1 != 0 {
-				d[l] = a[l]
-			}
-		}
+		keep(d, a, m)
 	}
 }
 
 // selected is a where a predicate holds, else b.
 func selected[T word](d, a, b, p register) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
-		d, a, b, p := of[T](w, d), of[T](w, a), of[T](w, b), w.p[p]
-		for l := range lanes {
-			switch {
-			case m>>l&1 == 0:
-			case p>>l&1 != 0:
-				d[l] = a[l]
-			default:
-				d[l] = b[l]
-			}
-		}
+		p := w.p[p]
+		keep(of[T](w, d), of[T](w, a), m&p)
+		keep(of[T](w, d), of[T](w, b), m&^p)
 	}
 }
 
@@ -270,56 +359,26 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 	width := widths[s.kind()]
 	args := s.args
 	name := without(s.op, "rn", "approx", "full")
+	if f := warps32[name]; f != nil {
+		return whole32(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), f)
+	}
 	switch name {
-	case "add.s32", "add.u32", "add.s16", "add.u16":
-		d, a, b := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2])
-		short := strings.HasSuffix(name, "16")
-		return func(w *warp, m uint32) {
-			d, a, b := w.d(d), w.d(a), w.d(b)
-			for l := range lanes {
-				if m>>l&1 != 0 {
-					d[l] = a[l] + b[l]
-					if short {
-						d[l] = uint32(uint16(d[l]))
-					}
-				}
-			}
-		}
-	case "sub.s32", "sub.u32":
-		d, a, b := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2])
-		return func(w *warp, m uint32) {
-			d, a, b := w.d(d), w.d(a), w.d(b)
-			for l := range lanes {
-				if m>>l&1 != 0 {
-					d[l] = a[l] - b[l]
-				}
-			}
-		}
+	case "add.s16", "add.u16":
+		return map2(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), func(a, b uint32) uint32 { return uint32(uint16(a + b)) })
 	case "add.s64", "add.u64", "sub.s64", "sub.u64":
 		d, a, b := c.dst(&args[0], 64), c.src64(&args[1]), c.src64(&args[2])
-		minus := s.op[0] == "sub"
-		return func(w *warp, m uint32) {
-			d, a, b := w.q(d), w.q(a), w.q(b)
-			for l := range lanes {
-				if m>>l&1 != 0 {
-					if minus {
-						d[l] = a[l] - b[l]
-					} else {
-						d[l] = a[l] + b[l]
-					}
+		if s.op[0] == "sub" {
+			return whole64(d, a, b, func(d, a, b *[lanes]uint64) {
+				for l := range d {
+					d[l] = a[l] - b[l]
 				}
-			}
+			})
 		}
-	case "mul.lo.s32", "mul.lo.u32":
-		d, a, b := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2])
-		return func(w *warp, m uint32) {
-			d, a, b := w.d(d), w.d(a), w.d(b)
-			for l := range lanes {
-				if m>>l&1 != 0 {
-					d[l] = a[l] * b[l]
-				}
+		return whole64(d, a, b, func(d, a, b *[lanes]uint64) {
+			for l := range d {
+				d[l] = a[l] + b[l]
 			}
-		}
+		})
 	case "mad.lo.s32", "mad.lo.u32":
 		return map3(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), func(a, b, e uint32) uint32 { return a*b + e })
 	case "mad.lo.s64", "mad.lo.u64":
@@ -333,35 +392,13 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 			return map3(d, a, b, e, func(a, b uint32, e uint64) uint64 { return uint64(int64(int32(a))*int64(int32(b))) + e })
 		}
 		return map3(d, a, b, e, func(a, b uint32, e uint64) uint64 { return uint64(a)*uint64(b) + e })
-	case "add.f32", "sub.f32", "mul.f32":
-		d, a, b := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2])
-		op := s.op[0]
-		return func(w *warp, m uint32) {
-			d, a, b := w.d(d), w.d(a), w.d(b)
-			for l := range lanes {
-				if m>>l&1 == 0 {
-					continue
-				}
-				x, y := math.Float32frombits(a[l]), math.Float32frombits(b[l])
-				switch op {
-				case "add":
-					x += y
-				case "sub":
-					x -= y
-				default:
-					x *= y
-				}
-				d[l] = math.Float32bits(x)
-			}
-		}
 	case "fma.f32":
 		d, a, b, e := c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3])
 		return func(w *warp, m uint32) {
 			d, a, b, e := w.d(d), w.d(a), w.d(b), w.d(e)
-			for l := range lanes {
-				if m>>l&1 != 0 {
-					d[l] = math.Float32bits(fma32(math.Float32frombits(a[l]), math.Float32frombits(b[l]), math.Float32frombits(e[l])))
-				}
+			for rest := m; rest != 0; rest &= rest - 1 {
+				l := bits.TrailingZeros32(rest) & (lanes - 1)
+				d[l] = math.Float32bits(fma32(math.Float32frombits(a[l]), math.Float32frombits(b[l]), math.Float32frombits(e[l])))
 			}
 		}
 	case "fma.f64":

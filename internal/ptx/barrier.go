@@ -7,6 +7,7 @@ import (
 
 // mbarrier is a barrier in shared memory.
 type mbarrier struct {
+	at             uint64
 	arrivals, left int // of a phase, and still to come
 	bytes          int // still to come
 	phase          uint32
@@ -21,9 +22,12 @@ func (b *mbarrier) settle() {
 
 func (b *block) mbarrier(at uint64) *mbarrier {
 	b.inShared(at, 8)
-	o := b.objects[uint32(at)]
-	if o == nil {
-		panic(fault{fmt.Sprintf("there is no barrier at %#x", at-sharedStart)})
+	o := b.recent[at/8%uint64(len(b.recent))]
+	if o == nil || o.at != at {
+		if o = b.objects[uint32(at)]; o == nil {
+			panic(fault{fmt.Sprintf("there is no barrier at %#x", at-sharedStart)})
+		}
+		b.recent[at/8%uint64(len(b.recent))] = o
 	}
 	return o
 }
@@ -62,7 +66,8 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 					if count < 1 || count > 1<<20-1 {
 						w.fail("a barrier of %d arrivals", count)
 					}
-					w.objects[uint32(at)] = &mbarrier{arrivals: count, left: count}
+					o := &mbarrier{at: at, arrivals: count, left: count}
+					w.objects[uint32(at)], w.recent[at/8%uint64(len(w.recent))] = o, o
 				}
 			}
 			w.m.events++
@@ -100,10 +105,8 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 		c.least(3)
 		p, a, parity := c.predicate(&s.args[0]), c.address(&s.args[1], s.spaceOf()), c.src32(&s.args[2])
 		return func(w *warp, m uint32) {
-			for l := range lanes {
-				if m>>l&1 == 0 {
-					continue
-				}
+			for rest := m; rest != 0; rest &= rest - 1 {
+				l := bits.TrailingZeros32(rest)
 				o := w.mbarrier(a.at(w, l))
 				if (o.phase^w.d(parity)[l])&1 != 0 {
 					w.p[p] |= 1 << l

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // fault is what is wrong with a program or what it does.
@@ -21,10 +22,11 @@ type Kernel struct {
 	n32, n64, np int // registers of a thread
 	c32          [][lanes]uint32
 	c64          [][lanes]uint64
-	static       int // bytes of shared memory, besides the launch's
-	dynamic      int // where the launch's begins
-	params       int // bytes of the kernel's parameters
-	frame        int // bytes of the parameters of functions
+	static       int       // bytes of shared memory, besides the launch's
+	dynamic      int       // where the launch's begins
+	params       int       // bytes of the kernel's parameters
+	frame        int       // bytes of the parameters of functions
+	spare        sync.Pool // warps
 }
 
 // A register is its number; those from constant on are the same in all threads.

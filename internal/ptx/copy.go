@@ -1,6 +1,7 @@
 package ptx
 
 import (
+	"math/bits"
 	"slices"
 	"strings"
 	"unsafe"
@@ -44,10 +45,8 @@ func (c *asyncCopy) do(w *warp, lane int) {
 // async compiles cp.async of threads.
 func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 	each := func(m uint32, f func(l int)) {
-		for l := range lanes {
-			if m>>l&1 != 0 {
-				f(l)
-			}
+		for ; m != 0; m &= m - 1 {
+			f(bits.TrailingZeros32(m))
 		}
 	}
 	commit := func(w *warp, l int) {
@@ -139,10 +138,8 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 		box.list = nil
 		from := c.address(&box, genericSpace)
 		return func(w *warp, m uint32) {
-			for l := range lanes {
-				if m>>l&1 == 0 {
-					continue
-				}
+			for rest := m; rest != 0; rest &= rest - 1 {
+				l := bits.TrailingZeros32(rest)
 				t := readTensor(w, from.at(w, l), l)
 				var at [3]int
 				for i, r := range coordinates {
@@ -271,16 +268,20 @@ type tensor struct {
 	swizzle   bool
 }
 
+// elementBytes is the size of a tensor map's types.
+var elementBytes = [...]int{1, 2, 4, 4, 8, 8, 2, 4, 8, 2}
+
 func readTensor(w *warp, address uint64, lane int) (t tensor) {
 	if address%64 != 0 {
 		w.fail("a tensor map at %#x", address)
 	}
 	var x [16]uint64
-	for i := range x {
-		x[i] = load(w.at(genericSpace, address+uint64(8*i), lane, 8), 8)
-	}
+	*(*[8]uint64)(x[:8]) = *(*[8]uint64)(w.at(genericSpace, address, lane, 64))
+	*(*[8]uint64)(x[8:]) = *(*[8]uint64)(w.at(genericSpace, address+64, lane, 64))
 	t.address = x[0]
-	t.element = map[uint64]int{0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}[x[1]]
+	if x[1] < uint64(len(elementBytes)) {
+		t.element = elementBytes[x[1]]
+	}
 	for i := range 3 {
 		if x[2+i]-1 >= 1<<32 || x[7+i]-1 >= 256 {
 			w.fail("no tensor map: %d", x)
@@ -333,6 +334,10 @@ func (t *tensor) copy(m *machine, to []byte, address uint64, at [3]int) {
 				place := line + i
 				if t.swizzle {
 					place = int(swizzled(address+uint64(place)) - address)
+				}
+				if k := i - skip; k >= 0 && k+16 <= len(from) {
+					*(*[16]byte)(to[place:]) = [16]byte(from[k:])
+					continue
 				}
 				for j := range 16 {
 					var x byte

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+	"sync"
 )
 
 const (
@@ -64,20 +65,21 @@ type machine struct {
 	*Kernel
 	Launch
 	memory  Memory
-	last    Range // that was used
+	last    [2]Range // that were used, the last one first
 	rng     *rand.Rand
 	pending []pending
 	warps   []*warp
-	free    []*warp
 	steps   int64
 	events  int64 // what others may wait for
 	exited  int   // blocks
 	waited  bool  // some block, for the launch before
 }
 
-// pending is what may happen at any time.
+// pending is what may happen at any time, and what began it.
 type pending struct {
-	where string // what began it
+	block *block
+	warp  int
+	in    *instruction
 	do    func()
 }
 
@@ -100,7 +102,8 @@ type block struct {
 	exited   int
 	barriers [16]blockBarrier
 	objects  map[uint32]*mbarrier
-	waited   bool // for the launch before
+	recent   [64]*mbarrier // of objects, by their address
+	waited   bool          // for the launch before
 }
 
 // group is threads of a warp that are at the same instruction.
@@ -120,6 +123,8 @@ type warp struct {
 	r32    [][lanes]uint32
 	r64    [][lanes]uint64
 	p      []uint32
+	some32 [lanes]uint32 // results of which some are kept
+	some64 [lanes]uint64
 	frame  []byte // of all lanes, one after the other
 	depth  [lanes]int
 	back   [lanes][4]int // where calls return to
@@ -184,6 +189,7 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 	}()
 	order := m.rng.Perm(l.Grid / l.Cluster)
 	resident, idle := 0, 0
+	var turns []int // of warps
 	for m.exited < l.Grid {
 		for len(order) > 0 && (resident == 0 || resident+l.Cluster <= l.Resident) {
 			m.start(order[0])
@@ -191,7 +197,8 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 			resident += l.Cluster
 		}
 		before, events := m.exited, m.events
-		for _, i := range m.rng.Perm(len(m.warps)) {
+		turns = m.shuffled(turns, len(m.warps))
+		for _, i := range turns {
 			w := m.warps[i]
 			if w.live == 0 {
 				continue
@@ -207,7 +214,11 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 			resident -= m.exited - before
 			m.warps = slices.DeleteFunc(m.warps, func(w *warp) bool {
 				if w.live == 0 && w.block.exited == w.block.threads {
-					m.free = append(m.free, w)
+					m.spare.Put(w)
+					if w.id == 0 {
+						shared := w.shared
+						spareShared.Put(&shared)
+					}
 					return true
 				}
 				return false
@@ -239,6 +250,18 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 	return nil
 }
 
+// shuffled is the first numbers in some order.
+func (m *machine) shuffled(to []int, n int) []int {
+	if len(to) != n {
+		to = to[:0]
+		for i := range n {
+			to = append(to, i)
+		}
+	}
+	m.rng.Shuffle(n, func(i, j int) { to[i], to[j] = to[j], to[i] })
+	return to
+}
+
 // where says where threads are.
 func (m *machine) where() string {
 	text, n := "", 0
@@ -255,22 +278,28 @@ func (m *machine) where() string {
 
 // where says where a warp is.
 func (w *warp) where() string {
-	return fmt.Sprintf("block %d of %d, warp %d, line %d: %s", w.index, w.m.Grid, w.id, w.in.line, w.in.text)
+	return w.block.where(w.id, w.in)
+}
+
+func (b *block) where(warp int, in *instruction) string {
+	return fmt.Sprintf("block %d of %d, warp %d, line %d: %s", b.index, b.m.Grid, warp, in.line, in.text)
 }
 
 // later does something at any time from now on.
 func (w *warp) later(do func()) {
-	w.m.pending = append(w.m.pending, pending{w.where(), do})
+	w.m.pending = append(w.m.pending, pending{w.block, w.id, w.in, do})
 }
 
 // happen does what is pending.
 func (m *machine) happen(i int) {
 	p := m.pending[i]
-	m.pending = slices.Delete(m.pending, i, i+1)
+	last := len(m.pending) - 1 // they have no order
+	m.pending[i], m.pending[last] = m.pending[last], pending{}
+	m.pending = m.pending[:last]
 	defer func() {
 		r := recover()
 		if f, ok := r.(fault); ok {
-			r = fault{p.where + ": " + f.text}
+			r = fault{p.block.where(p.warp, p.in) + ": " + f.text}
 		}
 		if r != nil {
 			panic(r)
@@ -285,18 +314,15 @@ func (m *machine) start(index int) {
 	c := &cluster{threads: m.Block * m.Cluster}
 	for rank := range m.Cluster {
 		b := &block{m: m, cluster: c, index: index*m.Cluster + rank, rank: rank, threads: m.Block, objects: map[uint32]*mbarrier{}}
-		b.shared = make([]byte, m.static)
+		n := m.static
 		if m.Shared > 0 {
-			b.shared = make([]byte, m.dynamic-sharedStart+m.Shared)
+			n = m.dynamic - sharedStart + m.Shared
 		}
-		for i := range b.shared {
-			b.shared[i] = 0xff
-		}
+		b.shared = sharedMemory(n)
 		c.blocks = append(c.blocks, b)
 		for id := range m.Block / lanes {
 			var w *warp
-			if n := len(m.free); n > 0 {
-				w, m.free = m.free[n-1], m.free[:n-1]
+			if w, _ = m.spare.Get().(*warp); w != nil {
 				*w = warp{r32: w.r32, r64: w.r64, p: w.p, frame: w.frame, groups: w.groups[:0]}
 			} else {
 				w = &warp{r32: make([][lanes]uint32, m.n32), r64: make([][lanes]uint64, m.n64), p: make([]uint32, m.np), frame: make([]byte, m.frame*lanes)}
@@ -306,6 +332,26 @@ func (m *machine) start(index int) {
 			m.warps = append(m.warps, w)
 		}
 	}
+}
+
+// spareShared is shared memory of blocks that have ended.
+var spareShared sync.Pool
+
+// sharedMemory is so many bytes, which make NaNs.
+func sharedMemory(n int) []byte {
+	var b []byte
+	if p, _ := spareShared.Get().(*[]byte); p != nil && cap(*p) >= n {
+		b = (*p)[:n]
+	} else {
+		b = make([]byte, n)
+	}
+	if n > 0 {
+		b[0] = 0xff
+	}
+	for i := 1; i < n; i *= 2 {
+		copy(b[i:], b[:i])
+	}
+	return b
 }
 
 // choose takes a group that can run: the one that is furthest behind, or now and then

@@ -2,6 +2,7 @@ package ptx
 
 import (
 	"fmt"
+	"math/bits"
 	"sort"
 	"unsafe"
 )
@@ -12,14 +13,20 @@ func (r *Range) has(address uint64, n int) bool {
 
 // find is memory at a global address.
 func (m *machine) find(address uint64, n int) unsafe.Pointer {
-	if !m.last.has(address, n) {
-		i := sort.Search(len(m.memory), func(i int) bool { return m.memory[i].Address > address }) - 1
-		if i < 0 || !m.memory[i].has(address, n) {
-			panic(fault{fmt.Sprintf("%d bytes at %#x are in no buffer", n, address)})
+	if !m.last[0].has(address, n) {
+		if m.last[0], m.last[1] = m.last[1], m.last[0]; !m.last[0].has(address, n) {
+			m.last[0] = m.rangeOf(address, n)
 		}
-		m.last = m.memory[i]
 	}
 	return *(*unsafe.Pointer)(unsafe.Pointer(&address))
+}
+
+func (m *machine) rangeOf(address uint64, n int) Range {
+	i := sort.Search(len(m.memory), func(i int) bool { return m.memory[i].Address > address }) - 1
+	if i < 0 || !m.memory[i].has(address, n) {
+		panic(fault{fmt.Sprintf("%d bytes at %#x are in no buffer", n, address)})
+	}
+	return m.memory[i]
 }
 
 // inShared is memory of a block at an address of its shared memory.
@@ -46,12 +53,14 @@ func (b *block) of(address uint64) (*block, uint64) {
 	return b.cluster.blocks[rank], address & (1<<rankShift - 1)
 }
 
-// at is memory at an address: n bytes that lie together.
+// at is memory at an address: n bytes that lie together, a power of two.
 func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
-	if address%uint64(n) != 0 {
+	if address&uint64(n-1) != 0 {
 		panic(fault{fmt.Sprintf("%d bytes at %#x", n, address)})
 	}
 	switch where {
+	case sharedSpace:
+		return w.inShared(address, n)
 	case genericSpace:
 		switch {
 		case address>>56 == 0:
@@ -66,8 +75,6 @@ func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
 		p := w.m.find(address, n)
 		w.touch(address, n, w.in.writes)
 		return p
-	case sharedSpace:
-		return w.inShared(address, n)
 	case clusterSpace:
 		b, at := w.of(address)
 		return b.inShared(at, n)
@@ -194,23 +201,26 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 		extend = func(x uint64) uint64 { return uint64(int64(x<<(64-8*size)) >> (64 - 8*size)) }
 	}
 	if loads {
+		word := size == 4 && !wide // most are
 		return func(w *warp, m uint32) {
-			for l := range lanes {
-				if m>>l&1 == 0 {
+			for rest := m; rest != 0; rest &= rest - 1 {
+				l := bits.TrailingZeros32(rest)
+				p := w.at(a.space, a.at(w, l), l, size*n)
+				if word {
+					for i, r := range regs {
+						if r >= 0 {
+							w.r32[r][l] = *(*uint32)(unsafe.Add(p, 4*i))
+						}
+					}
 					continue
 				}
-				p := w.at(a.space, a.at(w, l), l, size*n)
-				var got [4]uint64 // the address may be one of the registers
-				for i := range n {
-					got[i] = load(unsafe.Add(p, i*size), size)
-				}
 				for i, r := range regs {
-					switch {
+					switch x := extend(load(unsafe.Add(p, i*size), size)); {
 					case r < 0:
 					case wide:
-						w.r64[r][l] = extend(got[i])
+						w.r64[r][l] = x
 					default:
-						w.r32[r][l] = uint32(extend(got[i]))
+						w.r32[r][l] = uint32(x)
 					}
 				}
 			}
@@ -218,10 +228,8 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 		}
 	}
 	return func(w *warp, m uint32) {
-		for l := range lanes {
-			if m>>l&1 == 0 {
-				continue
-			}
+		for rest := m; rest != 0; rest &= rest - 1 {
+			l := bits.TrailingZeros32(rest)
 			at := a.at(w, l)
 			if a.space == genericSpace && at>>56 == paramsIn>>56 {
 				w.fail("the kernel's parameters are read only")
@@ -251,12 +259,12 @@ func (c *compiler) atomic(s *statement) func(w *warp, m uint32) {
 }
 
 // atomicOf is atomic of words of so many bits, which registers of the warp have.
-func atomicOf[T uint32 | uint64](c *compiler, s *statement, bits int, source func(*operand) register, in func(*warp, register) *[lanes]T) func(w *warp, m uint32) {
+func atomicOf[T uint32 | uint64](c *compiler, s *statement, width int, source func(*operand) register, in func(*warp, register) *[lanes]T) func(w *warp, m uint32) {
 	args := s.args
 	d := register(-1)
 	if s.op[0] == "atom" {
 		c.need(3)
-		d = c.dst(&args[0], bits)
+		d = c.dst(&args[0], width)
 		args = args[1:]
 	} else {
 		c.need(2)
@@ -265,11 +273,11 @@ func atomicOf[T uint32 | uint64](c *compiler, s *statement, bits int, source fun
 	signed := s.kind() == "s32"
 	var f func(old, b T) T
 	switch {
-	case s.has("add") && bits == 32:
+	case s.has("add") && width == 32:
 		f = func(old, b T) T { return old + b }
 	case s.has("exch"):
 		f = func(old, b T) T { return b }
-	case s.has("inc") && bits == 32:
+	case s.has("inc") && width == 32:
 		f = func(old, b T) T {
 			if old >= b {
 				return 0
@@ -289,7 +297,7 @@ func atomicOf[T uint32 | uint64](c *compiler, s *statement, bits int, source fun
 			if m>>l&1 == 0 {
 				continue
 			}
-			p := (*T)(w.at(a.space, a.at(w, l), l, bits/8))
+			p := (*T)(w.at(a.space, a.at(w, l), l, width/8))
 			old := *p
 			*p = f(old, in(w, b)[l])
 			if d >= 0 {

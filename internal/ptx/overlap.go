@@ -5,20 +5,41 @@ import "fmt"
 // Trace is what a launch has done that matters to one that overlaps with it: what it
 // has written, and whether it has let the next one start before its end.
 type Trace struct {
-	words  map[uint64]uint64 // 64 words of 4 bytes, by their address: a bit for each that was written
+	words  map[uint64]*written // by address
+	last   *written            // of words, and its address
+	lastAt uint64
 	lets   bool
 	behind *Trace // of the launch before it, if it let the next one start before it had waited for that
 }
 
-func (t *Trace) each(address uint64, n int, f func(of, bit uint64)) {
-	for word := address / 4; word*4 < address+uint64(n); word++ {
-		f(word/64, 1<<(word%64))
-	}
-}
+// written has a bit for each of so many words of 4 bytes.
+type written [writtenWords / 64]uint64
+
+const writtenWords = 4096
 
 func (t *Trace) wrote(address uint64, n int) (is bool) {
-	t.each(address, n, func(of, bit uint64) { is = is || t.words[of]&bit != 0 })
-	return is
+	for word := address / 4; word*4 < address+uint64(n); word++ {
+		if o := t.words[word/writtenWords]; o != nil && o[word%writtenWords/64]>>(word%64)&1 != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// write keeps that something was written.
+func (t *Trace) write(address uint64, n int) {
+	for word := address / 4; word*4 < address+uint64(n); word++ {
+		if at := word / writtenWords; t.last == nil || t.lastAt != at {
+			if t.words == nil {
+				t.words = map[uint64]*written{}
+			}
+			if t.words[at] == nil {
+				t.words[at] = new(written)
+			}
+			t.last, t.lastAt = t.words[at], at
+		}
+		t.last[word%writtenWords/64] |= 1 << (word % 64)
+	}
 }
 
 // overlapping is the trace of the launch before this one, if that may still be running.
@@ -42,10 +63,7 @@ func (b *block) touch(address uint64, n int, writes bool) {
 		}
 	}
 	if t := b.m.Trace; t != nil && writes {
-		if t.words == nil {
-			t.words = map[uint64]uint64{}
-		}
-		t.each(address, n, func(of, bit uint64) { t.words[of] |= bit })
+		t.write(address, n)
 	}
 }
 

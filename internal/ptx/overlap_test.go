@@ -85,8 +85,8 @@ func TestOverlapOfMany(t *testing.T) {
 
 // Of a trace's words those are written that have been.
 func TestTrace(t *testing.T) {
-	trace := Trace{words: map[uint64]uint64{}}
-	trace.each(1000, 12, func(of, bit uint64) { trace.words[of] |= bit })
+	var trace Trace
+	trace.write(1000, 12)
 	for at, want := range map[uint64]bool{992: false, 996: false, 1000: true, 1004: true, 1008: true, 1012: false} {
 		if got := trace.wrote(at, 4); got != want {
 			t.Errorf("%d: %v", at, got)
