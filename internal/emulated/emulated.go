@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
@@ -56,7 +57,7 @@ func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors 
 func Crowd(t testing.TB, lib *fakedriver.Library, capability, multiprocessors, free int) {
 	s := lib.State()
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = memoryBytes, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
-	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Module{}, map[string]*ptx.Kernel{}, free, nil})
+	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Kernel{}, free, nil})
 }
 
 // emulator executes the kernels' PTX.
@@ -64,7 +65,6 @@ type emulator struct {
 	t       testing.TB
 	lib     *fakedriver.Library
 	seed    func() uint64
-	modules map[string]*ptx.Module
 	kernels map[string]*ptx.Kernel // by name: no two units have the same
 	free    int                    // multiprocessors
 	last    *ptx.Trace             // of the last launch
@@ -74,22 +74,48 @@ func (e *emulator) kernel(image, name string) *ptx.Kernel {
 	if k := e.kernels[name]; k != nil {
 		return k
 	}
-	m := e.modules[image]
-	if m == nil {
-		var err error
-		if m, err = ptx.Parse(image); err != nil {
-			e.t.Error(err)
-			return nil
-		}
-		e.modules[image] = m
-	}
-	k, err := m.Kernel(name)
+	k, err := compiled(image, name)
 	if err != nil {
 		e.t.Error(err)
 		return nil
 	}
 	e.kernels[name] = k
 	return k
+}
+
+// modules are those of all tests of the process, by their text: one is parsed once, and
+// its kernels are compiled when somebody first asks for them.
+var modules = struct {
+	sync.Mutex
+	of map[string]*module
+}{of: map[string]*module{}}
+
+type module struct {
+	*ptx.Module
+	kernels map[string]*ptx.Kernel
+}
+
+func compiled(image, name string) (*ptx.Kernel, error) {
+	modules.Lock()
+	defer modules.Unlock()
+	m := modules.of[image]
+	if m == nil {
+		parsed, err := ptx.Parse(image)
+		if err != nil {
+			return nil, err
+		}
+		m = &module{parsed, map[string]*ptx.Kernel{}}
+		modules.of[image] = m
+	}
+	k := m.kernels[name]
+	if k == nil {
+		var err error
+		if k, err = m.Kernel(name); err != nil {
+			return nil, err
+		}
+		m.kernels[name] = k
+	}
+	return k, nil
 }
 
 func (e *emulator) ArgumentBytes(image, kernel string) int {

@@ -30,7 +30,7 @@ type Kernel struct {
 }
 
 // A register is its number; those from constant on are the same in all threads.
-type register int
+type register int32
 
 const constant register = 1 << 28
 
@@ -49,13 +49,13 @@ const (
 // instruction is a statement for a warp.
 type instruction struct {
 	kind    kind
-	guard   register // of predicates; -1: none
 	negated bool
+	writes  bool     // memory
+	guard   register // of predicates; -1: none
 	do      func(w *warp, m uint32)
 	mask    register                            // of together; -1: all threads
 	wait    func(w *warp, m uint32) func() bool // of barrier: nil, or says when these may go on
 	target  int
-	writes  bool // memory
 	line    int
 	text    string
 }

@@ -176,29 +176,27 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 			p = c.predicate(&operand{word: args[0].pipe})
 		}
 		a, b, clamp := c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3])
-		mode := s.op[2]
+		mode := s.op[2][0]
 		return func(w *warp, m uint32) {
 			w.members(mask, m)
-			a := *w.d(a)
-			for l := range lanes {
-				if m>>l&1 == 0 {
-					continue
-				}
-				b, cl := int(w.d(b)[l]&31), int(w.d(clamp)[l])
+			a, d, each, clamps := *w.d(a), w.d(d), w.d(b), w.d(clamp)
+			for rest := m; rest != 0; rest &= rest - 1 {
+				l := bits.TrailingZeros32(rest) & (lanes - 1)
+				b, cl := int(each[l]&31), int(clamps[l])
 				segment := cl >> 8 & 31
 				last := l&segment | cl&31&^segment
 				from, ok := l, false
 				switch mode {
-				case "up":
+				case 'u': // up
 					from = l - b
 					ok = from >= last
-				case "down":
+				case 'd': // down
 					from = l + b
 					ok = from <= last
-				case "bfly":
+				case 'b': // bfly
 					from = l ^ b
 					ok = from <= last
-				case "idx":
+				case 'i': // idx
 					from = l&segment | b&^segment
 					ok = from <= last
 				}
@@ -208,7 +206,7 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 				if m>>from&1 == 0 {
 					w.fail("thread %d asks thread %d, which does not take part", l, from)
 				}
-				w.d(d)[l] = a[from]
+				d[l] = a[from]
 				if p >= 0 {
 					w.p[p] &^= 1 << l
 					if ok {
