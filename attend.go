@@ -139,18 +139,6 @@ func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others 
 	return nil
 }
 
-func sameShape(a, b tensor.Shape) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
-}
-
 // denseRun is the memory of one call on dense tensors, used again by later ones.
 type denseRun struct {
 	lengths   []int

@@ -107,7 +107,7 @@ func (op *attentionOp) gradNodes(name string, g *gradOp, children G.Nodes, input
 	from := 0
 	for _, p := range g.parts() {
 		n := p.shape.TotalSize()
-		if grads[p.input], err = apply(name, &partOp{of: p.name, total: g.total(), from: from, shape: p.shape}, packed); err != nil {
+		if grads[p.input], err = apply(name, &partOp{of: p.of, total: g.total(), from: from, shape: p.shape}, packed); err != nil {
 			return nil, err
 		}
 		from += n
@@ -148,7 +148,7 @@ func (op *lseOp) DiffWRT(n int) []bool {
 }
 
 // gradOp computes gradients, of an attention's output or of its log-sum-exp, and
-// packs them into one vector. Its children are those of names.
+// packs them into one vector. Its children are those of inputs.
 type gradOp struct {
 	graph.Plain
 	problem
@@ -163,33 +163,24 @@ func (op *attentionOp) gradient(ofLSE bool, gradRank int) *gradOp {
 	return &gradOp{problem: op.problem, config: op.config, ofLSE: ofLSE, ofBias: op.hasBiasGradient(), gradRank: gradRank}
 }
 
-// gradPart is one of the gradients: its name, the number of the input that it is
-// for, and its shape.
+// gradPart is one of the gradients: what it is for, which input of the differentiated
+// op that is, and its shape.
 type gradPart struct {
-	name  string
+	of    role
 	input int
 	shape tensor.Shape
 }
 
 func (op *gradOp) parts() []gradPart {
-	parts := []gradPart{{"dq", 0, op.dims(op.dim)}, {"dk", 1, op.keyShape(op.dim)}, {"dv", 2, op.keyShape(op.valueDim)}}
+	parts := []gradPart{{roleQ, 0, op.dims(op.dim)}, {roleK, 1, op.keyShape(op.dim)}, {roleV, 2, op.keyShape(op.valueDim)}}
 	if op.ofLSE {
 		parts = parts[:2]
 		parts[0].input, parts[1].input = 1, 2 // behind the output
 	}
 	if op.ofBias {
-		parts = append(parts, gradPart{"dbias", len(op.names()) - 1, op.biasShape(op.score.Bias)}) // the last, whatever stands in front
+		parts = append(parts, gradPart{roleBias, len(op.config.inputs()) - 1, op.biasShape(op.score.Bias)}) // the last, whatever stands in front
 	}
 	return parts
-}
-
-// keyShape is the shape of k, or of v.
-func (p *problem) keyShape(last int) tensor.Shape {
-	s := tensor.Shape{p.kvHeads, p.keys, last}
-	if p.rank == 4 {
-		s = append(tensor.Shape{p.batch}, s...)
-	}
-	return s
 }
 
 func (op *gradOp) total() int {
@@ -200,25 +191,43 @@ func (op *gradOp) total() int {
 	return n
 }
 
-// inputs are the children, with the shape that each must have.
-func (op *gradOp) inputs() []operand {
-	in := []operand{{"q", op.dims(op.dim), op.query}, {"k", op.keyShape(op.dim), op.query}}
-	lengths := operand{name: "lengths", shape: tensor.Shape{op.batch}} // one of three integer types
-	lse := operand{"lse", op.lseShape(), op.query}
-	if !op.ofLSE {
-		in = append(in, operand{"v", op.keyShape(op.valueDim), op.query})
+// gradInput is a child of a gradOp, with the shape and the element type that it must
+// have.
+type gradInput struct {
+	of role
+	operand
+}
+
+// inputs are the children.
+func (op *gradOp) inputs() (in []gradInput) {
+	add := func(of role, name string, shape tensor.Shape) {
+		in = append(in, gradInput{of, operand{name, shape, op.query}})
 	}
-	if op.hasLengths() {
-		in = append(in, lengths)
-	}
-	if op.hasBias() {
-		in = append(in, operand{"bias", op.biasShape(op.score.Bias), op.query})
+	for _, of := range op.config.inputs() {
+		switch of {
+		case roleQ:
+			add(of, "q", op.dims(op.dim))
+		case roleK:
+			add(of, "k", op.keyShape(op.dim))
+		case roleV:
+			if !op.ofLSE { // it has no part in a log-sum-exp
+				add(of, "v", op.keyShape(op.valueDim))
+			}
+		case roleLengths:
+			add(of, "lengths", tensor.Shape{op.batch}) // of one of three integer types
+		case roleBias:
+			add(of, "bias", op.biasShape(op.score.Bias))
+		}
 	}
 	if op.ofLSE {
-		return append(in, lse, operand{"the gradient of lse", op.lseShape(), op.query})
+		add(roleLSE, "lse", op.lseShape())
+		add(roleGrad, "the gradient of lse", op.lseShape())
+		return in
 	}
-	out := op.outShape()
-	return append(in, operand{"out", out, op.query}, lse, operand{"the gradient of out", out, op.query})
+	add(roleOut, "out", op.outShape())
+	add(roleLSE, "lse", op.lseShape())
+	add(roleGrad, "the gradient of out", op.outShape())
+	return in
 }
 
 func (op *gradOp) Arity() int { return len(op.inputs()) }
@@ -228,7 +237,7 @@ func (op *gradOp) Type() hm.Type {
 	in := op.inputs()
 	for i, o := range in {
 		of := hm.TypeVariable('a')
-		if o.name == "lengths" {
+		if o.of == roleLengths {
 			of = hm.TypeVariable('n')
 		}
 		if i == len(in)-1 && op.gradRank == 0 {
@@ -281,17 +290,17 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 	if len(in) != len(want) {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), len(want))
 	}
-	t := make(map[string]*tensor.Dense, len(in))
+	var t tensors
 	for i, w := range want {
 		v := in[i]
 		if i == len(in)-1 {
 			v = oneElement(v, w.shape)
 		}
-		if t[w.name], err = denseValue(name, w.name, v); err != nil {
+		if t[w.of], err = denseValue(name, w.name, v); err != nil {
 			return nil, err
 		}
-		got := valueOperand(w.name, t[w.name])
-		if w.name == "lengths" {
+		got := valueOperand(w.name, t[w.of])
+		if w.of == roleLengths {
 			err = checkLengths(name, got, op.batch)
 		} else if !sameShape(got.shape, w.shape) || got.dtype != w.dtype {
 			err = errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.name, got.dtype, got.shape, w.dtype, w.shape)
@@ -301,7 +310,7 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 		}
 	}
 	to := tensor.New(tensor.Of(op.query), tensor.WithShape(op.total()))
-	if err = op.backward(name, t, to); err != nil {
+	if err = op.backward(name, &t, to); err != nil {
 		return nil, err
 	}
 	return to, nil
@@ -341,7 +350,7 @@ func oneElement(v G.Value, shape tensor.Shape) G.Value {
 // else reads or writes: ops behind it may overwrite it.
 type partOp struct {
 	graph.Plain
-	of          string
+	of          role // it is the gradient of
 	total, from int
 	shape       tensor.Shape
 }
@@ -353,10 +362,10 @@ func (op *partOp) Type() hm.Type {
 }
 func (op *partOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
 func (op *partOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.Part %s %d %d %v", op.of, op.total, op.from, op.shape)
+	fmt.Fprintf(h, "leanattention.Part d%v %d %d %v", op.of, op.total, op.from, op.shape)
 }
 func (op *partOp) Hashcode() uint32 { return graph.Hashcode(op) }
-func (op *partOp) String() string   { return "LeanAttention " + op.of }
+func (op *partOp) String() string   { return "LeanAttention d" + op.of.String() }
 
 func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 	const name = "Attention gradient"

@@ -9,15 +9,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// backward computes the gradients of checked tensors, by their names, into the
-// vector packed.
-func (op *gradOp) backward(name string, t map[string]*tensor.Dense, packed *tensor.Dense) error {
+// backward computes the gradients of checked tensors into the vector packed.
+func (op *gradOp) backward(name string, t *tensors, packed *tensor.Dense) error {
 	s := cpu.BackwardShape{
 		Batch: op.batch, Heads: op.heads, KVHeads: op.kvHeads, Queries: op.queries, Keys: op.keys,
 		Dim: op.dim, ValueDim: op.valueDim,
 		Scale: op.scaleFor(op.dim), Mask: op.mask, Score: op.score, Workers: op.workers,
 	}
-	if l := t["lengths"]; l != nil {
+	if l := t[roleLengths]; l != nil {
 		var err error
 		if s.Lengths, err = readLengths(name, make([]int, 0, op.batch), l, op.keys); err != nil {
 			return err
@@ -25,9 +24,9 @@ func (op *gradOp) backward(name string, t map[string]*tensor.Dense, packed *tens
 	}
 	var err error
 	if op.query == tensor.Float32 {
-		err = backwardDense[float32](op, &s, t, packed)
+		err = backwardDense[float32](&s, t, op.parts(), packed)
 	} else {
-		err = backwardDense[float64](op, &s, t, packed)
+		err = backwardDense[float64](&s, t, op.parts(), packed)
 	}
 	if err != nil {
 		return engineError(name, "backward", err)
@@ -35,24 +34,30 @@ func (op *gradOp) backward(name string, t map[string]*tensor.Dense, packed *tens
 	return nil
 }
 
-func backwardDense[F lean.Float](op *gradOp, s *cpu.BackwardShape, t map[string]*tensor.Dense, packed *tensor.Dense) error {
+// backwardDense computes those gradients that parts has: of the output if there is one,
+// else of the log-sum-exp.
+func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, parts []gradPart, packed *tensor.Dense) error {
+	elements := func(of role) []F {
+		if t[of] == nil {
+			return nil
+		}
+		return dense.Elements[F](t[of])
+	}
 	o := cpu.BackwardOperands[F]{
-		Q: dense.Elements[F](t["q"]), K: dense.Elements[F](t["k"]), LSE: dense.Elements[F](t["lse"]),
+		Q: elements(roleQ), K: elements(roleK), V: elements(roleV), Bias: elements(roleBias),
+		Out: elements(roleOut), LSE: elements(roleLSE),
+	}
+	if t[roleOut] != nil {
+		o.DOut = elements(roleGrad)
+	} else {
+		o.DLSE = elements(roleGrad)
 	}
 	to := dense.Backing[F](packed)
-	of := map[string]*[]F{"dq": &o.DQ, "dk": &o.DK, "dv": &o.DV, "dbias": &o.DBias}
-	for _, p := range op.parts() {
+	of := [roles]*[]F{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias}
+	for _, p := range parts {
 		n := p.shape.TotalSize()
-		*of[p.name] = to[:n:n]
+		*of[p.of] = to[:n:n]
 		to = to[n:]
-	}
-	if b := t["bias"]; b != nil {
-		o.Bias = dense.Elements[F](b)
-	}
-	if op.ofLSE {
-		o.DLSE = dense.Elements[F](t["the gradient of lse"])
-	} else {
-		o.V, o.Out, o.DOut = dense.Elements[F](t["v"]), dense.Elements[F](t["out"]), dense.Elements[F](t["the gradient of out"])
 	}
 	return cpu.Backward(cpu.Default(), s, &o)
 }
@@ -117,13 +122,13 @@ func gradOf(name string, n *G.Node) (G.Value, error) {
 func (op *attentionOp) logSumExp(name string, in []G.Value) (lse *tensor.Dense, err error) {
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
-	t, err := op.read(name, op.names(), r, in)
+	t, err := op.read(name, r, in)
 	if err != nil {
 		return nil, err
 	}
 	out := tensor.New(tensor.Of(op.query), tensor.WithShape(op.outShape()...))
 	lse = tensor.New(tensor.Of(op.query), tensor.WithShape(op.lseShape()...))
-	return lse, r.attend(name, &op.problem, &op.config, t.q, t.k, t.v, t.bias, out, lse)
+	return lse, r.attend(name, &op.problem, &op.config, t[roleQ], t[roleK], t[roleV], t[roleBias], out, lse)
 }
 
 // addTo adds the gradients for values to those of the nodes in.
@@ -134,7 +139,7 @@ func (op *gradOp) addTo(name string, in G.Nodes, values []G.Value) error {
 	}
 	from := 0
 	for _, p := range op.parts() {
-		part, err := (&partOp{of: p.name, total: op.total(), from: from, shape: p.shape}).Do(packed)
+		part, err := (&partOp{of: p.of, total: op.total(), from: from, shape: p.shape}).Do(packed)
 		if err != nil {
 			return err
 		}
@@ -144,7 +149,7 @@ func (op *gradOp) addTo(name string, in G.Nodes, values []G.Value) error {
 			return err
 		}
 		if _, err = tensor.Add(sum, part, tensor.UseUnsafe()); err != nil {
-			return errorf(name, ErrGraph, "the gradient of %s: %v", p.name[1:], err)
+			return errorf(name, ErrGraph, "the gradient of %v: %v", p.of, err)
 		}
 	}
 	return nil

@@ -89,7 +89,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		children = append(children, c.biasNode)
 	}
 	for i := 3; i < len(children); i++ {
-		if err = sameGraph(op, a.names()[i], children[i], q); err != nil {
+		if err = sameGraph(op, a.inputs()[i].String(), children[i], q); err != nil {
 			return nil, err
 		}
 	}
@@ -139,16 +139,17 @@ type attentionOp struct {
 func (c *config) hasLengths() bool { return c.given&optLengths != 0 }
 func (c *config) hasBias() bool    { return c.score.Bias != attn.Bias{} }
 
-// inputNames are the names of an attention's inputs, by what stands behind v.
-var inputNames = map[bool]map[bool][]string{
-	false: {false: {"q", "k", "v"}, true: {"q", "k", "v", "bias"}},
-	true:  {false: {"q", "k", "v", "lengths"}, true: {"q", "k", "v", "lengths", "bias"}},
+// inputRoles are the inputs of an attention, without and with lengths, without and with
+// a bias.
+var inputRoles = map[bool]map[bool][]role{
+	false: {false: {roleQ, roleK, roleV}, true: {roleQ, roleK, roleV, roleBias}},
+	true:  {false: {roleQ, roleK, roleV, roleLengths}, true: {roleQ, roleK, roleV, roleLengths, roleBias}},
 }
 
-// names are the names of the op's inputs.
-func (c *config) names() []string { return inputNames[c.hasLengths()][c.hasBias()] }
+// inputs are the op's inputs.
+func (c *config) inputs() []role { return inputRoles[c.hasLengths()][c.hasBias()] }
 
-func (op *attentionOp) Arity() int { return len(op.names()) }
+func (op *attentionOp) Arity() int { return len(op.inputs()) }
 
 // Type is a new type at every call, because Gorgonia empties the one it gets.
 // Its variables are not called b, which Gorgonia uses itself.
@@ -185,17 +186,16 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
-	names := op.names()
-	gpu, err := samePlace(name, names, in[:3])
+	gpu, err := samePlace(name, roleNames[:3], in[:3])
 	if err != nil {
 		return nil, err
 	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
 	if gpu != nil {
-		return op.doOnGPU(name, names, r, gpu, in)
+		return op.doOnGPU(name, r, gpu, in)
 	}
-	t, err := op.read(name, names, r, in)
+	t, err := op.read(name, r, in)
 	if err != nil {
 		return nil, err
 	}
@@ -206,50 +206,38 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if store != nil {
 		lse = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
 	}
-	if err = r.attend(name, p, &op.config, t.q, t.k, t.v, t.bias, result, lse); err != nil {
+	if err = r.attend(name, p, &op.config, t[roleQ], t[roleK], t[roleV], t[roleBias], result, lse); err != nil {
 		return nil, err
 	}
 	store.put(result, lse)
 	return result, nil
 }
 
-// attentionInputs are the inputs of an attention, but for the lengths; without a
-// bias that is nil.
-type attentionInputs struct{ q, k, v, bias *tensor.Dense }
-
-// read checks the inputs of a run, whose names are given: Gorgonia checks no value
-// against the node's shape. The lengths go to r.
-func (op *attentionOp) read(name string, names []string, r *denseRun, in []G.Value) (t attentionInputs, err error) {
+// read checks the inputs of a run: Gorgonia checks no value against the node's shape.
+// The lengths go to r.
+func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, err error) {
 	var bias attn.Bias
 	r.allLive(&op.problem)
-	for i, n := range names {
-		d, err := denseValue(name, n, in[i])
-		if err != nil {
+	for i, of := range op.inputs() {
+		if t[of], err = denseValue(name, of.String(), in[i]); err != nil {
 			return t, err
 		}
-		switch n {
-		case "q":
-			t.q = d
-		case "k":
-			t.k = d
-		case "v":
-			t.v = d
-		case "lengths":
-			err = op.readLengths(name, r, d)
-		case "bias":
-			t.bias = d
-			bias, err = op.biasOf(name, valueOperand(n, d))
+		switch of {
+		case roleLengths:
+			err = op.readLengths(name, r, t[of])
+		case roleBias:
+			bias, err = op.biasOf(name, valueOperand("bias", t[of]))
 			bias.Scale = op.score.Bias.Scale
 		}
 		if err != nil {
 			return t, err
 		}
 	}
-	if err = op.sameProblem(name, valueOperand("q", t.q), valueOperand("k", t.k), valueOperand("v", t.v)); err != nil {
+	if err = op.sameProblem(name, valueOperand("q", t[roleQ]), valueOperand("k", t[roleK]), valueOperand("v", t[roleV])); err != nil {
 		return t, err
 	}
 	if bias != op.score.Bias {
-		return t, errorf(name, ErrShape, "bias %v is not what the graph was built for", t.bias.Shape())
+		return t, errorf(name, ErrShape, "bias %v is not what the graph was built for", t[roleBias].Shape())
 	}
 	return t, nil
 }
@@ -275,13 +263,13 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand) error {
 }
 
 // doOnGPU is Do where q, k and v are on a GPU; the lengths are on the host.
-func (op *attentionOp) doOnGPU(name string, names []string, r *denseRun, gpu *GPU, in []G.Value) (G.Value, error) {
+func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value) (G.Value, error) {
 	if op.saved.wanted.Load() {
 		return nil, errorf(name, ErrUnsupported, "gradient of attention on a GPU")
 	}
 	var o [3]operand
 	for i := range o {
-		o[i] = in[i].(*DeviceTensor).operand(names[i])
+		o[i] = in[i].(*DeviceTensor).operand(roleNames[i])
 	}
 	if err := op.sameProblem(name, o[0], o[1], o[2]); err != nil {
 		return nil, err

@@ -1,6 +1,8 @@
 package leanattention
 
 import (
+	"slices"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/tensor"
@@ -12,6 +14,28 @@ type operand struct {
 	shape tensor.Shape
 	dtype tensor.Dtype
 }
+
+// role is what a tensor is to an attention, or to the gradient of one.
+type role int
+
+const (
+	roleQ role = iota
+	roleK
+	roleV
+	roleLengths
+	roleBias
+	roleOut
+	roleLSE
+	roleGrad // the gradient of out or of lse, which comes in
+	roles    // how many there are
+)
+
+var roleNames = [roles]string{"q", "k", "v", "lengths", "bias", "out", "lse", "the gradient"}
+
+func (r role) String() string { return roleNames[r] }
+
+// tensors are those of a run by their roles; nil where it has none.
+type tensors [roles]*tensor.Dense
 
 // nodeOperand describes node n. Gorgonia itself checks neither the rank of an
 // op's inputs nor, when it cannot, says so without a panic.
@@ -48,6 +72,9 @@ func sameGraph(op, name string, n, q *G.Node) error {
 	}
 	return nil
 }
+
+// sameShape says whether two shapes are equal, axis by axis.
+func sameShape(a, b tensor.Shape) bool { return slices.Equal(a, b) }
 
 // problem is the geometry of attention on dense tensors:
 //
@@ -135,6 +162,15 @@ func (p *problem) dims(last int) tensor.Shape {
 
 func (p *problem) outShape() tensor.Shape { return p.dims(p.valueDim) }
 func (p *problem) lseShape() tensor.Shape { return p.dims(0) }
+
+// keyShape is the shape of k, or of v.
+func (p *problem) keyShape(last int) tensor.Shape {
+	s := tensor.Shape{p.kvHeads, p.keys, last}
+	if p.rank == 4 {
+		s = append(tensor.Shape{p.batch}, s...)
+	}
+	return s
+}
 
 // biasOf checks what is added to the scores of p, and says which number is for
 // which score.
