@@ -1,7 +1,6 @@
 package leanattention
 
 import (
-	"errors"
 	"sync"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -205,15 +204,6 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, 
 		return engineError(op, "attend", err)
 	}
 	return nil
-}
-
-// engineError is an error of the engine. Operands have been checked before, so
-// but for kernels that the user asked for and that are not there, it is a defect.
-func engineError(op, what string, err error) error {
-	if errors.Is(err, cpu.ErrTier) {
-		return errorf(op, ErrOption, "%v", err)
-	}
-	return errorf(op, ErrInternal, "%s: %v", what, err)
 }
 
 func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, bias, out, lse *tensor.Dense) error {

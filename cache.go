@@ -392,10 +392,6 @@ func (c *Cache) cut(op string, s *Sequence, n int) error {
 	return nil
 }
 
-// pagesError is an error of the pool of pages. Calls are checked before, so it is a
-// defect: better than a page that two sequences write.
-func pagesError(op string, err error) error { return errorf(op, ErrInternal, "pages: %v", err) }
-
 // pageStrides places (page, head, slot) in a layer's keys or values.
 func (c *CacheConfig) pageStrides(dim int) attn.PageStrides {
 	return attn.PageStrides{Page: c.KVHeads * c.PageSize * dim, Head: c.PageSize * dim, Row: dim}

@@ -168,14 +168,3 @@ func (t *deviceQKV) nextResult(turn *device.Turn, slot *device.Slot, dtype tenso
 	}
 	return d, m, err
 }
-
-// useAs is use for an operand with a name.
-func (d *DeviceTensor) useAs(turn *device.Turn, name string) (deviceMemory, error) {
-	m, err := d.use(turn)
-	if err != nil {
-		err = &operandError{name, err}
-	}
-	return m, err
-}
-
-func (d *DeviceTensor) operand(name string) operand { return operand{name, d.shape, d.dtype} }

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 
 	"github.com/chewxy/hm"
@@ -250,17 +248,6 @@ func (d *DeviceTensor) through(p *device.Pinned, queue func(*device.Turn, *cuda.
 	})
 }
 
-// rowMajorBytes is the memory of t's elements in row-major order: its own where
-// that is how they lie. The caller keeps t alive.
-func rowMajorBytes(t *tensor.Dense) []byte {
-	if t.Dtype().Size() == 4 {
-		x := dense.Elements[uint32](t)
-		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
-	}
-	x := dense.Elements[uint16](t)
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 2*len(x))
-}
-
 // Free gives the memory back. Work that was queued before still has it. Errors:
 // [ErrClosed] if it was freed before or the GPU is closed, [ErrState] for the old
 // value of a node that has run again.
@@ -311,17 +298,6 @@ func (d *DeviceTensor) use(turn *device.Turn) (deviceMemory, error) {
 	}
 	t, _ := storageType(d.dtype)
 	return deviceMemory{Buffer: b, Offset: d.offset, DType: t, Len: d.Size()}, nil
-}
-
-// tensorError is gpuError with the errors of a tensor's memory.
-func tensorError(op, name string, err error) error {
-	switch {
-	case errors.Is(err, device.ErrFreed):
-		return errorf(op, ErrClosed, "%s was freed", name)
-	case errors.Is(err, device.ErrOverwritten):
-		return errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
-	}
-	return gpuError(op, err)
 }
 
 // GPU is the GPU that the tensor is on.
@@ -523,54 +499,6 @@ func (d *DeviceTensor) ZeroValue() G.Value {
 // ValueEq says whether v is this very tensor: what they hold is not compared.
 func (d *DeviceTensor) ValueEq(v G.Value) bool { return v == G.Value(d) }
 
-// hostName is where tensors are that are not on a GPU.
-const hostName = "host memory"
-
-// otherName is the name of b beside a's: one GPU can be opened twice.
-func otherName(b, a *GPU) string {
-	if b.String() == a.String() {
-		return b.String() + ", opened a second time"
-	}
-	return b.String()
-}
-
-// inPlace is "in host memory" or "on GPU 0 (name)", beside a value on GPU other.
-func inPlace(g, other *GPU) string {
-	if g == nil {
-		return "in " + hostName
-	}
-	if g == other {
-		return "on " + g.String()
-	}
-	return "on " + otherName(g, other)
-}
-
-// placeOf is the GPU that a value is on, nil for the host.
-func placeOf(v G.Value) *GPU {
-	if d, ok := v.(*DeviceTensor); ok && d != nil {
-		return d.gpu
-	}
-	return nil
-}
-
-// samePlace is the GPU that all values of an op are on, nil for the host. It
-// refuses those that are in different places.
-func samePlace(op string, names []string, in []G.Value) (*GPU, error) {
-	first := placeOf(in[0])
-	for i, v := range in {
-		if v == nil {
-			return nil, errorf(op, ErrShape, "%s is nil", names[i])
-		}
-		if d, ok := v.(*DeviceTensor); ok && (d == nil || d.gpu == nil) {
-			return nil, errorf(op, ErrState, "%s was not made by a GPU", names[i])
-		}
-		if at := placeOf(v); at != first {
-			return nil, errorf(op, ErrUnsupported, "%s is %s and %s %s: they must be in one place", names[0], inPlace(first, first), names[i], inPlace(at, first))
-		}
-	}
-	return first, nil
-}
-
 var (
 	_ G.Value        = (*DeviceTensor)(nil)
 	_ G.Typer        = (*DeviceTensor)(nil)
@@ -579,3 +507,14 @@ var (
 	_ G.ZeroValuer   = (*DeviceTensor)(nil)
 	_ G.ValueEqualer = (*DeviceTensor)(nil)
 )
+
+// useAs is use for an operand with a name.
+func (d *DeviceTensor) useAs(turn *device.Turn, name string) (deviceMemory, error) {
+	m, err := d.use(turn)
+	if err != nil {
+		err = &operandError{name, err}
+	}
+	return m, err
+}
+
+func (d *DeviceTensor) operand(name string) operand { return operand{name, d.shape, d.dtype} }

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/device"
 
 	G "gorgonia.org/gorgonia"
 )
@@ -115,4 +117,54 @@ func recoverTo(op string, err *error) {
 	if r := recover(); r != nil {
 		*err = errorf(op, ErrInternal, "%v", r)
 	}
+}
+
+// engineError is an error of the engine. Operands have been checked before, so
+// but for kernels that the user asked for and that are not there, it is a defect.
+func engineError(op, what string, err error) error {
+	if errors.Is(err, cpu.ErrTier) {
+		return errorf(op, ErrOption, "%v", err)
+	}
+	return errorf(op, ErrInternal, "%s: %v", what, err)
+}
+
+// operandError is an operand that can't be used.
+type operandError struct {
+	name string
+	err  error
+}
+
+func (e *operandError) Error() string { return e.name + ": " + e.err.Error() }
+
+// deviceEngineError is an error of work on a GPU. Operands have been checked
+// before: what is neither the driver's nor a tensor's is a defect.
+func deviceEngineError(op, what string, err error) error {
+	var driver *cuda.Error
+	var operand *operandError
+	switch {
+	case errors.As(err, &operand):
+		return tensorError(op, operand.name, operand.err)
+	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory):
+		return gpuError(op, err)
+	}
+	return errorf(op, ErrInternal, "%s: %v", what, err)
+}
+
+// pagesError is an error of the pool of pages. Calls are checked before, so it is a
+// defect: better than a page that two sequences write.
+func pagesError(op string, err error) error { return errorf(op, ErrInternal, "pages: %v", err) }
+
+func errUnfused(op string) error {
+	return errorf(op, ErrUnsupported, "WithSchedule(%v) in %s: Gorgonia's nodes do that", Unfused, hostName)
+}
+
+// tensorError is gpuError with the errors of a tensor's memory.
+func tensorError(op, name string, err error) error {
+	switch {
+	case errors.Is(err, device.ErrFreed):
+		return errorf(op, ErrClosed, "%s was freed", name)
+	case errors.Is(err, device.ErrOverwritten):
+		return errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
+	}
+	return gpuError(op, err)
 }

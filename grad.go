@@ -316,36 +316,6 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 	return to, nil
 }
 
-// oneElement is v, or if it is a scalar where a tensor of one element is wanted,
-// that tensor.
-func oneElement(v G.Value, shape tensor.Shape) G.Value {
-	var backing any
-	switch s := v.(type) {
-	case *G.F32:
-		backing = []float32{float32(*s)}
-	case *G.F64:
-		backing = []float64{float64(*s)}
-	case *tensor.Dense:
-		if s == nil || sameShape(s.Shape(), shape) || s.Shape().TotalSize() != 1 || shape.TotalSize() != 1 || !s.IsNativelyAccessible() {
-			return v
-		}
-		switch s.Dtype() {
-		case tensor.Float32:
-			backing = dense.Elements[float32](s)
-		case tensor.Float64:
-			backing = dense.Elements[float64](s)
-		default:
-			return v
-		}
-	default:
-		return v
-	}
-	if shape.TotalSize() != 1 {
-		return v
-	}
-	return tensor.New(tensor.WithShape(shape.Clone()...), tensor.WithBacking(backing))
-}
-
 // partOp is one of the packed gradients. It is the very memory, which nobody
 // else reads or writes: ops behind it may overwrite it.
 type partOp struct {

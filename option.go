@@ -219,10 +219,6 @@ func (s Schedule) String() string {
 	return "FixedSplit of less than 1"
 }
 
-func errUnfused(op string) error {
-	return errorf(op, ErrUnsupported, "WithSchedule(%v) in %s: Gorgonia's nodes do that", Unfused, hostName)
-}
-
 func (s Schedule) policy() lean.Policy {
 	switch {
 	case s == PerHead:

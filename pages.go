@@ -2,7 +2,6 @@ package leanattention
 
 import (
 	"math"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
@@ -85,13 +84,6 @@ func newHostPages(c *CacheConfig, storage attn.DType, keyElements, valueElements
 	return h
 }
 
-func newBuffer(t attn.DType, elements int) cpu.Buffer {
-	if t == attn.Float32 {
-		return bufferOf(t, make([]float32, elements))
-	}
-	return bufferOf(t, make([]uint16, elements))
-}
-
 func (h *hostPages) where() string { return hostName }
 func (h *hostPages) supports(op string, g *attn.Problem) error {
 	if g.Unfused {
@@ -118,10 +110,6 @@ func (h *hostPages) operands(op string, in []G.Value) (o [3]operand, err error) 
 		o[i] = valueOperand(name, t)
 	}
 	return o, nil
-}
-
-func bufferBytes(b cpu.Buffer) []byte {
-	return unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
 }
 
 func (h *hostPages) transfer(_ string, t *pageTransfer, in bool) error {

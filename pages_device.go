@@ -386,25 +386,3 @@ func (s *stage) add(host []byte, t tensor.Dtype) part {
 func (p *part) in(b *cuda.Buffer) deviceMemory {
 	return deviceMemory{Buffer: b, Offset: int64(p.at), DType: p.t, Len: len(p.host) / p.t.Size()}
 }
-
-// operandError is an operand that can't be used.
-type operandError struct {
-	name string
-	err  error
-}
-
-func (e *operandError) Error() string { return e.name + ": " + e.err.Error() }
-
-// deviceEngineError is an error of work on a GPU. Operands have been checked
-// before: what is neither the driver's nor a tensor's is a defect.
-func deviceEngineError(op, what string, err error) error {
-	var driver *cuda.Error
-	var operand *operandError
-	switch {
-	case errors.As(err, &operand):
-		return tensorError(op, operand.name, operand.err)
-	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory):
-		return gpuError(op, err)
-	}
-	return errorf(op, ErrInternal, "%s: %v", what, err)
-}

@@ -56,6 +56,60 @@ func bufferOf[T any](d attn.DType, s []T) cpu.Buffer {
 	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(s)), Len: len(s)}
 }
 
+// newBuffer is memory for keys or values of a cache.
+func newBuffer(t attn.DType, elements int) cpu.Buffer {
+	if t == attn.Float32 {
+		return bufferOf(t, make([]float32, elements))
+	}
+	return bufferOf(t, make([]uint16, elements))
+}
+
+// bufferBytes is the memory of a buffer.
+func bufferBytes(b cpu.Buffer) []byte {
+	return unsafe.Slice((*byte)(b.Ptr), b.Len*b.DType.Size())
+}
+
+// rowMajorBytes is the memory of t's elements in row-major order: its own where
+// that is how they lie. The caller keeps t alive.
+func rowMajorBytes(t *tensor.Dense) []byte {
+	if t.Dtype().Size() == 4 {
+		x := dense.Elements[uint32](t)
+		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+	}
+	x := dense.Elements[uint16](t)
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 2*len(x))
+}
+
+// oneElement is v, or if it is a scalar where a tensor of one element is wanted,
+// that tensor.
+func oneElement(v G.Value, shape tensor.Shape) G.Value {
+	var backing any
+	switch s := v.(type) {
+	case *G.F32:
+		backing = []float32{float32(*s)}
+	case *G.F64:
+		backing = []float64{float64(*s)}
+	case *tensor.Dense:
+		if s == nil || sameShape(s.Shape(), shape) || s.Shape().TotalSize() != 1 || shape.TotalSize() != 1 || !s.IsNativelyAccessible() {
+			return v
+		}
+		switch s.Dtype() {
+		case tensor.Float32:
+			backing = dense.Elements[float32](s)
+		case tensor.Float64:
+			backing = dense.Elements[float64](s)
+		default:
+			return v
+		}
+	default:
+		return v
+	}
+	if shape.TotalSize() != 1 {
+		return v
+	}
+	return tensor.New(tensor.WithShape(shape.Clone()...), tensor.WithBacking(backing))
+}
+
 // readLengths appends the live lengths in t to dst, each checked against the
 // capacity.
 func readLengths(op string, dst []int, t *tensor.Dense, capacity int) ([]int, error) {
@@ -77,4 +131,52 @@ func appendLengths[T int | int32 | int64](op string, dst []int, src []T, capacit
 		dst = append(dst, int(n))
 	}
 	return dst, nil
+}
+
+// hostName is where tensors are that are not on a GPU.
+const hostName = "host memory"
+
+// otherName is the name of b beside a's: one GPU can be opened twice.
+func otherName(b, a *GPU) string {
+	if b.String() == a.String() {
+		return b.String() + ", opened a second time"
+	}
+	return b.String()
+}
+
+// inPlace is "in host memory" or "on GPU 0 (name)", beside a value on GPU other.
+func inPlace(g, other *GPU) string {
+	if g == nil {
+		return "in " + hostName
+	}
+	if g == other {
+		return "on " + g.String()
+	}
+	return "on " + otherName(g, other)
+}
+
+// placeOf is the GPU that a value is on, nil for the host.
+func placeOf(v G.Value) *GPU {
+	if d, ok := v.(*DeviceTensor); ok && d != nil {
+		return d.gpu
+	}
+	return nil
+}
+
+// samePlace is the GPU that all values of an op are on, nil for the host. It
+// refuses those that are in different places.
+func samePlace(op string, names []string, in []G.Value) (*GPU, error) {
+	first := placeOf(in[0])
+	for i, v := range in {
+		if v == nil {
+			return nil, errorf(op, ErrShape, "%s is nil", names[i])
+		}
+		if d, ok := v.(*DeviceTensor); ok && (d == nil || d.gpu == nil) {
+			return nil, errorf(op, ErrState, "%s was not made by a GPU", names[i])
+		}
+		if at := placeOf(v); at != first {
+			return nil, errorf(op, ErrUnsupported, "%s is %s and %s %s: they must be in one place", names[0], inPlace(first, first), names[i], inPlace(at, first))
+		}
+	}
+	return first, nil
 }
