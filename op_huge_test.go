@@ -1,10 +1,7 @@
-//go:build linux && (amd64 || arm64)
-
 package leanattention_test
 
 import (
 	"math"
-	"syscall"
 	"testing"
 	"unsafe"
 
@@ -21,15 +18,7 @@ import (
 func reserve(t *testing.T, shape ...int) *tensor.Dense {
 	t.Helper()
 	n := tensor.Shape(shape).TotalSize()
-	m, err := syscall.Mmap(-1, 0, 2*n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
-	if err != nil {
-		t.Skipf("no address space for %d elements: %v", n, err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Munmap(m); err != nil {
-			t.Error(err)
-		}
-	})
+	m := reftest.Reserve(t, 2*n)
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(unsafe.Slice((*la.F16)(unsafe.Pointer(&m[0])), n)))
 }
 
