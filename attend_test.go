@@ -1,41 +1,21 @@
 package leanattention_test
 
 import (
+	"errors"
+	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
 )
-
-// results makes poisoned tensors for the results of p.
-func (p *problem) results() (out, lse *tensor.Dense) {
-	out = tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(p.Heads, p.Queries[0], p.ValueDim)...))
-	lse = tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(p.Heads, p.Queries[0])...))
-	for _, x := range []*tensor.Dense{out, lse} {
-		switch m := x.Data().(type) {
-		case []float32:
-			reftest.Poison(m)
-		case []float64:
-			reftest.Poison(m)
-		}
-	}
-	return out, lse
-}
-
-// args are the operands of p for Attend.
-func (p *problem) args() la.Args {
-	a := la.Args{Q: p.q, K: p.k, V: p.v, Lengths: p.Keys}
-	if p.bias != nil {
-		a.Bias = p.bias
-	}
-	out, lse := p.results()
-	a.Out, a.LSE = out, lse
-	return a
-}
 
 // TestAttend: the same as Attention, bit for bit, and every element of the
 // results is written.
@@ -47,30 +27,30 @@ func TestAttend(t *testing.T) {
 			causal(dense(6, 2, 40, 24, 3, 0, 1, 2, 100)),
 			causal(dense(3, 1, 8, 8, 70, 33)),
 		} {
-			x := spec{inputs: reftest.AllInputs[(i+j)%4], query: types[0], kv: types[1]}
+			x := graphtest.Spec{Inputs: reftest.AllInputs[(i+j)%4], QueryType: types[0], KVType: types[1]}
 			if len(s.Keys) == 1 {
-				x.rank = 3
+				x.Rank = 3
 			}
-			p := newProblem(rng, s, x)
-			opts := append(p.options(), la.WithSchedule(schedules[(i+j)%3]), la.WithWorkers(i), la.WithTileTokens(32))
-			a := p.args()
+			p := graphtest.NewProblem(rng, s, x)
+			opts := append(p.Options(), la.WithSchedule(graphtest.Schedules[(i+j)%3]), la.WithWorkers(i), la.WithTileTokens(32))
+			a := p.Args()
 			if err := la.Attend(a, opts...); err != nil {
 				t.Fatal(err)
 			}
-			p.check(t, p.Reference(p.precision(0)), a.Out, a.LSE)
+			p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
 
-			g := p.attention(t, opts...)
-			g.run(t)
-			if !slices.Equal(bits(t, a.Out), bits(t, g.outV)) || !slices.Equal(bits(t, a.LSE), bits(t, g.lseV)) {
+			g := p.Attention(t, opts...)
+			g.Run(t)
+			if !slices.Equal(graphtest.Bits(t, a.Out), graphtest.Bits(t, g.OutValue)) || !slices.Equal(graphtest.Bits(t, a.LSE), graphtest.Bits(t, g.LSEValue)) {
 				t.Errorf("%v %v: other bits than Attention", types, s)
 			}
-			if !p.ragged() {
-				b := p.args()
+			if !p.Ragged() {
+				b := p.Args()
 				b.LSE, b.Lengths = nil, nil
 				if err := la.Attend(b, opts...); err != nil {
 					t.Fatal(err)
 				}
-				if !slices.Equal(bits(t, a.Out), bits(t, b.Out)) {
+				if !slices.Equal(graphtest.Bits(t, a.Out), graphtest.Bits(t, b.Out)) {
 					t.Errorf("%v %v: other bits without lengths and log-sum-exp", types, s)
 				}
 			}
@@ -82,31 +62,31 @@ func TestAttend(t *testing.T) {
 func TestAttendNonContiguous(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, types := range elementTypes {
-		p := newProblem(rng, dense(4, 2, 12, 8, 5, 20, 33), spec{query: types[0], kv: types[1], capacity: 33})
-		a := p.args()
-		a.Q, a.K, a.V = transposed(t, p.q), sliced(t, p.k, 2), transposed(t, sliced(t, p.v, 1).Materialize().(*tensor.Dense))
-		if err := la.Attend(a, p.options()...); err != nil {
+		p := graphtest.NewProblem(rng, dense(4, 2, 12, 8, 5, 20, 33), graphtest.Spec{QueryType: types[0], KVType: types[1], Capacity: 33})
+		a := p.Args()
+		a.Q, a.K, a.V = transposed(t, p.InQ), sliced(t, p.InK, 2), transposed(t, sliced(t, p.InV, 1).Materialize().(*tensor.Dense))
+		if err := la.Attend(a, p.Options()...); err != nil {
 			t.Fatal(err)
 		}
-		p.check(t, p.Reference(p.precision(0)), a.Out, a.LSE)
+		p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
 	}
 }
 
 // TestAttendAllocations: none in steady state.
 func TestAttendAllocations(t *testing.T) {
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("the race detector makes sync.Pool forget at random")
 	}
 	rng := reftest.Rand(t)
 	for i, types := range elementTypes {
 		s := causal(dense(8, 2, 32, 16, 2, 700, 0, 100))
 		if i%2 == 1 {
-			s = biased(rng, bent(s, 90, 20, 1, 2, 3, 4, 5, 6, 7, 8), 1, 8, 2)
+			s = graphtest.Biased(rng, graphtest.WithScoreMods(s, 90, 20, 1, 2, 3, 4, 5, 6, 7, 8), 1, 8, 2)
 		}
-		p := newProblem(rng, s, spec{query: types[0], kv: types[1]})
-		for _, schedule := range schedules {
-			a := p.args()
-			opts := append(p.options(), la.WithSchedule(schedule), la.WithWorkers(3), la.WithTileTokens(64))
+		p := graphtest.NewProblem(rng, s, graphtest.Spec{QueryType: types[0], KVType: types[1]})
+		for _, schedule := range graphtest.Schedules {
+			a := p.Args()
+			opts := append(p.Options(), la.WithSchedule(schedule), la.WithWorkers(3), la.WithTileTokens(64))
 			var err error
 			if n := testing.AllocsPerRun(100, func() {
 				if e := la.Attend(a, opts...); e != nil {
@@ -126,29 +106,29 @@ func TestAttendAllocations(t *testing.T) {
 // ones, give what they give alone.
 func TestAttendConcurrent(t *testing.T) {
 	rng := reftest.Rand(t)
-	var problems []*problem
+	var problems []*graphtest.Problem
 	var wants [][]uint64
 	for i, types := range elementTypes {
-		p := newProblem(rng, causal(dense(6, 2, 24, 24, 2, 150, 0, 400)), spec{query: types[0], kv: types[1]})
-		a := p.args()
-		if err := la.Attend(a, append(p.options(), la.WithWorkers(i))...); err != nil {
+		p := graphtest.NewProblem(rng, causal(dense(6, 2, 24, 24, 2, 150, 0, 400)), graphtest.Spec{QueryType: types[0], KVType: types[1]})
+		a := p.Args()
+		if err := la.Attend(a, append(p.Options(), la.WithWorkers(i))...); err != nil {
 			t.Fatal(err)
 		}
-		p.check(t, p.Reference(p.precision(0)), a.Out, a.LSE)
+		p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
 		problems = append(problems, p)
-		wants = append(wants, append(bits(t, a.Out), bits(t, a.LSE)...))
+		wants = append(wants, append(graphtest.Bits(t, a.Out), graphtest.Bits(t, a.LSE)...))
 	}
 	var wg sync.WaitGroup
 	for range 2 {
 		for i, p := range problems {
-			a := p.args()
+			a := p.Args()
 			wg.Go(func() {
 				for range 20 {
-					if err := la.Attend(a, append(p.options(), la.WithWorkers(i))...); err != nil {
+					if err := la.Attend(a, append(p.Options(), la.WithWorkers(i))...); err != nil {
 						t.Error(err)
 						return
 					}
-					if got := append(bits(t, a.Out), bits(t, a.LSE)...); !slices.Equal(got, wants[i]) {
+					if got := append(graphtest.Bits(t, a.Out), graphtest.Bits(t, a.LSE)...); !slices.Equal(got, wants[i]) {
 						t.Errorf("%v: other bits than alone", elementTypes[i])
 						return
 					}
@@ -157,4 +137,424 @@ func TestAttendConcurrent(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+// TestDefault checks the baseline against the reference, and ours against the
+// baseline: within the sum of both bounds they are the same. Inputs are those
+// that Gorgonia's SoftMax can do.
+func TestDefault(t *testing.T) {
+	rng := reftest.Rand(t)
+	for i, s := range []reftest.Shape{
+		graphtest.WithScoreMods(dense(4, 2, 16, 8, 3, 40, 40), 7, 0),
+		graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 9, 40, 40)), 1, 0),
+		graphtest.WithScoreMods(dense(2, 1, 16, 8, 9, 5, 5), 2, 0),
+		graphtest.WithScoreMods(causal(dense(4, 1, 16, 8, 3, 40)), 0, 1.5),
+		graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 9, 40, 40)), 0, 0, 0.5, 0.25, -0.1, 0.125),
+		graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 3, 33, 33, 33)), 16, 2, 0.5, 0.25, 0, 0.125),
+		graphtest.Biased(rng, dense(4, 2, 16, 8, 3, 40), 1, 4, 3),
+		graphtest.Biased(rng, dense(4, 2, 16, 8, 3, 40, 40), 1, 4, 3),
+		graphtest.Biased(rng, graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 3, 40, 40)), 20, 3), 2, 1, 1),
+		graphtest.Biased(rng, dense(4, 1, 16, 8, 3, 40), 1, 1, 3),
+		dense(1, 1, 1, 1, 1, 2),
+		dense(2, 2, 3, 3, 1, 5, 5),
+		dense(12, 12, 64, 64, 1, 256),
+		dense(4, 2, 16, 8, 3, 40, 40),
+		dense(4, 1, 59, 7, 2, 33, 33, 33),
+		dense(5, 1, 80, 80, 1, 17, 17),
+		causal(dense(4, 4, 16, 16, 9, 9, 9)),
+		causal(dense(6, 2, 16, 24, 5, 40, 40)),
+		causal(dense(3, 1, 8, 8, 1, 12)),
+		causal(dense(2, 2, 8, 8, 2, 2)),
+		causal(dense(8, 2, 32, 32, 20, 100)),
+	} {
+		for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+			for _, rank := range []int{3, 4} {
+				if rank == 3 && len(s.Keys) > 1 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v %v rank %d", s, query, rank), func(t *testing.T) {
+					in := reftest.Normal
+					if i%3 == 2 {
+						in = reftest.Constant
+					}
+					p := graphtest.NewProblem(rng, s, graphtest.Spec{Inputs: in, QueryType: query, Rank: rank})
+					p.Show()
+					want := p.Reference(p.Precision(s.Keys[0]))
+					g, ours := p.Both(t)
+					var oursV G.Value
+					G.Read(ours, &oursV)
+					vm := G.NewTapeMachine(g.G)
+					defer vm.Close()
+					for range 2 {
+						graphtest.Again(t, vm)
+						p.Check(t, want, g.OutValue, nil)
+						p.Check(t, want, oursV, nil)
+						p.CheckClose(t, want, oursV, g.OutValue)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestDefaultNodes: the inputs that Default makes, for the scale and the mask,
+// are shared by the layers that have the same, and by no others.
+func TestDefaultNodes(t *testing.T) {
+	rng := reftest.Rand(t)
+	p := graphtest.NewProblem(rng, dense(4, 2, 8, 8, 3, 6), graphtest.Spec{})
+	g := p.Graph()
+	build := func(opts ...la.Option) *G.Node {
+		t.Helper()
+		n, err := la.Default(g.Q, g.K, g.V, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if build() != build() || build(la.WithCausal()) != build(la.WithCausal()) {
+		t.Error("equal default attentions are two nodes")
+	}
+	nodes := []*G.Node{build(), build(la.WithCausal()), build(la.WithScale(1)), build(la.WithScale(2)),
+		build(la.WithWindow(2)), build(la.WithWindow(3)), build(la.WithWindow(3), la.WithCausal()), build(la.WithSoftCap(1)), build(la.WithSoftCap(2)),
+		build(la.WithBias(graphtest.Input(g.G, "one", graphtest.TensorOf(tensor.Float32, make([]float64, 6), 1, 1, 1, 6)))),
+		build(la.WithBias(graphtest.Input(g.G, "each", graphtest.TensorOf(tensor.Float32, make([]float64, 72), 1, 4, 3, 6)))),
+		build(la.WithALiBi([]float64{1, 2, 3, 4})), build(la.WithALiBi([]float64{1, 2, 4, 3}))}
+	for i, a := range nodes {
+		for _, b := range nodes[:i] {
+			if a == b {
+				t.Errorf("attention %d and another one are one node", i)
+			}
+		}
+	}
+	if err := la.CheckGraph(g.G); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDefaultSoftMax shows the limit that Default's documentation tells of,
+// where ours is right: a row far below the tensor's first element.
+func TestDefaultSoftMax(t *testing.T) {
+	rng := reftest.Rand(t)
+	p := graphtest.NewProblem(rng, dense(2, 2, 4, 4, 1, 3), graphtest.Spec{})
+	for h, x := range []float64{1000, -1000} {
+		for i := range p.Dim {
+			p.Query(0, 0, h)[i] = x
+			for j := range p.Keys[0] {
+				p.Key(0, j, h)[i] = 1
+			}
+		}
+	}
+	p.InQ, p.InK = graphtest.TensorOf(tensor.Float32, p.DenseQ(1), 1, 2, 1, 4), graphtest.TensorOf(tensor.Float32, p.DenseK(3), 1, 2, 3, 4)
+	g, ours := p.Both(t)
+	var oursV G.Value
+	G.Read(ours, &oursV)
+	g.Run(t)
+	p.Check(t, p.Reference(p.Precision(0)), oursV, nil)
+	if !slices.ContainsFunc(graphtest.Floats(t, g.OutValue), math.IsNaN) {
+		t.Error("Gorgonia's SoftMax copes with rows far below the first element: Default's documentation is out of date")
+	}
+}
+
+// TestUnfusedOnHost: Gorgonia's nodes do that, so nothing here does, nor writes
+// anything.
+func TestUnfusedOnHost(t *testing.T) {
+	p := graphtest.NewProblem(reftest.Rand(t), dense(4, 2, 64, 64, 1, 300), graphtest.Spec{QueryType: tensor.Float32, KVType: tensor.Float32})
+	a := p.Args()
+	if err := la.Attend(a, append(p.Options(), la.WithSchedule(la.Unfused))...); !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("Attend: %v", err)
+	}
+	for _, x := range a.Out.(*tensor.Dense).Float32s() {
+		if x == x {
+			t.Fatal("Attend wrote, and refused")
+		}
+	}
+	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 64, DType: tensor.Float32, PageSize: 16, Pages: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	step, err := cache.NewStep(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := G.NewGraph()
+	row := func(name string, width int) *G.Node {
+		return G.NewTensor(g, tensor.Float32, 2, G.WithShape(1, width), G.WithName(name))
+	}
+	if _, err := la.CachedAttention(row("q", 4*64), row("k", 2*64), row("v", 2*64), step.Layer(0), la.WithSchedule(la.Unfused)); !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("CachedAttention: %v", err)
+	}
+	if err := cache.Close(); err != nil {
+		t.Error(err)
+	}
+	if s := la.Unfused.String(); s != "Unfused" {
+		t.Errorf("its name is %s", s)
+	}
+}
+
+// scored is an attention of one query with one head whose scores are the given ones: q is one
+// number, the scale the other factor that a key's type leaves to be desired.
+type scored struct {
+	query, kv      tensor.Dtype
+	dim            int
+	q, scale       float64
+	scores, values []float64
+	bias           []float64
+	opts           []la.Option
+}
+
+// args returns the operands: only the last element of a row is not 0.
+func (s *scored) args() la.Args {
+	n := len(s.scores)
+	q, k, v := make([]float64, s.dim), make([]float64, n*s.dim), make([]float64, n*s.dim)
+	q[s.dim-1] = s.q
+	for j, x := range s.scores {
+		k[(j+1)*s.dim-1] = x / s.q / s.scale
+		v[j*s.dim] = s.values[j]
+	}
+	a := la.Args{
+		Q: graphtest.TensorOf(s.query, q, 1, 1, s.dim), K: graphtest.TensorOf(s.kv, k, 1, n, s.dim), V: graphtest.TensorOf(s.kv, v, 1, n, s.dim),
+		Out: graphtest.TensorOf(s.query, make([]float64, s.dim), 1, 1, s.dim), LSE: graphtest.TensorOf(s.query, []float64{0}, 1, 1),
+	}
+	if s.bias != nil {
+		a.Bias = graphtest.TensorOf(s.query, s.bias, 1, 1, n)
+	}
+	return a
+}
+
+func (s *scored) attend(t errorer) (out, lse float64) {
+	t.Helper()
+	a := s.args()
+	if err := la.Attend(a, append(s.opts, la.WithScale(s.scale))...); err != nil {
+		t.Fatalf("%v", err)
+	}
+	return first(a.Out), first(a.LSE)
+}
+
+type errorer interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+func first(v G.Value) float64 {
+	switch x := v.Data().(type) {
+	case []float32:
+		return float64(x[0])
+	case []float64:
+		return x[0]
+	}
+	return math.NaN()
+}
+
+// want is the softmax by its formula.
+func (s *scored) want() (out, lse float64) {
+	scores := slices.Clone(s.scores)
+	for j, b := range s.bias {
+		scores[j] += b
+	}
+	m, l := slices.Max(scores), 0.0
+	for j, x := range scores {
+		p := math.Exp(x - m)
+		l += p
+		out += p * s.values[j]
+	}
+	return out / l, min(m+math.Log(l), math.MaxFloat64)
+}
+
+// check compares with that. Scores that differ differ by far more than rounding.
+func (s *scored) check(t errorer) {
+	t.Helper()
+	out, lse := s.attend(t)
+	wantOut, wantLSE := s.want()
+	if s.query == tensor.Float32 {
+		wantLSE = max(min(wantLSE, math.MaxFloat32), -math.MaxFloat32)
+	}
+	if !(math.Abs(out-wantOut) <= 1e-5*math.Abs(wantOut)) || !(math.Abs(lse-wantLSE) <= 1e-6*math.Abs(wantLSE)+1e-5) {
+		t.Fatalf("%v keys %v, dim %d, scores %v, bias %v: %v and %v, want %v and %v", s.query, s.kv, s.dim, s.scores, s.bias, out, lse, wantOut, wantLSE)
+	}
+}
+
+// TestHugeScores: a score may be any finite number.
+func TestHugeScores(t *testing.T) {
+	a := la.Args{
+		Q: graphtest.TensorOf(tensor.Float32, []float64{-1}, 1, 1, 1), K: graphtest.TensorOf(tensor.Float32, []float64{2.4e38, 2.4e38}, 1, 2, 1),
+		V: graphtest.TensorOf(tensor.Float32, []float64{5, 7}, 1, 2, 1), Out: graphtest.TensorOf(tensor.Float32, []float64{0}, 1, 1, 1),
+		LSE: graphtest.TensorOf(tensor.Float32, []float64{0}, 1, 1),
+	}
+	if err := la.Attend(a, la.WithScale(1)); err != nil {
+		t.Fatal(err)
+	}
+	if out, lse := first(a.Out), first(a.LSE); out != 6 || !(math.Abs(lse/-2.4e38-1) < 1e-6) {
+		t.Errorf("%v and %v, want 6 and -2.4e38", out, lse)
+	}
+}
+
+// TestHugeScoresRandom is that on keys of every type, in as many kernels as dims and numbers of
+// keys lead to, with and without partials.
+func TestHugeScoresRandom(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := hugeScores(t)
+		s.check(t)
+	})
+}
+
+// hugeScores draws scores up to the largest number, down to its negative, and ordinary ones.
+func hugeScores(t *rapid.T) *scored {
+	s := &scored{q: 1, scale: 1, dim: rapid.SampledFrom([]int{1, 3, 8, 32, 64, 128}).Draw(t, "dim")}
+	types := rapid.SampledFrom(elementTypes).Draw(t, "types")
+	s.query, s.kv = types[0], types[1]
+	largest := graphtest.Format(s.query).Largest()
+	if most := graphtest.Format(s.kv).Largest(); most < largest {
+		s.q = math.Ldexp(1, int(math.Round(math.Log2(largest)-math.Log2(most))))
+	}
+	if s.kv == tensor.Float64 && s.query == tensor.Float32 {
+		s.q = 1
+	}
+	if rapid.Bool().Draw(t, "negative q") {
+		s.q = -s.q
+	}
+	some := rapid.SampledFrom([][]float64{{-1}, {1}, {-1, 1}, {-1, -0.9}, {0.8, 0.9}, {-1, -0.5, 0}, {0.95, 0, -1}}).Draw(t, "of the largest")
+	n := rapid.IntRange(1, 300).Draw(t, "keys")
+	for range n {
+		x := rapid.SampledFrom(some).Draw(t, "score")
+		score := x * largest
+		k := graphtest.Format(s.kv).Round(score / s.q)
+		if math.IsInf(k, 0) {
+			k = math.Copysign(graphtest.Format(s.kv).Largest(), k)
+		}
+		if x == 0 {
+			k = float64(rapid.IntRange(-3, 3).Draw(t, "ordinary")) / s.q
+			k = graphtest.Format(s.kv).Round(k)
+		}
+		s.scores = append(s.scores, k*s.q)
+		s.values = append(s.values, float64(1+rapid.IntRange(0, 7).Draw(t, "value")))
+	}
+	s.opts = []la.Option{la.WithTileTokens(rapid.SampledFrom([]int{0, 16, 64}).Draw(t, "tile")), la.WithWorkers(rapid.IntRange(0, 7).Draw(t, "workers"))}
+	return s
+}
+
+// TestHugeScoresBias: the bias may be what makes a score huge.
+func TestHugeScoresBias(t *testing.T) {
+	for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+		x := graphtest.Format(query).Largest()
+		for _, c := range []struct{ scores, bias []float64 }{
+			{[]float64{0, 0, 0}, []float64{-x, -x, -x}},
+			{[]float64{0, 0, 0}, []float64{x, x, -x}},
+			{[]float64{0.5 * x, 0.25 * x, -x}, []float64{0.5 * x, 0.75 * x, 0}},
+			{[]float64{-x, -0.5 * x, 3}, []float64{0, -0.5 * x, -x}},
+		} {
+			s := &scored{query: query, kv: query, dim: 8, q: 1, scale: 1, scores: c.scores, bias: c.bias, values: []float64{1, 2, 4}}
+			s.check(t)
+		}
+	}
+}
+
+// TestHugeScoresMasked: a key that a query does not see is none, whatever its score, and an
+// infinite one stays one.
+func TestHugeScoresMasked(t *testing.T) {
+	for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+		x, inf := graphtest.Format(query).Largest(), math.Inf(1)
+		s := &scored{query: query, kv: query, dim: 8, q: 1, scale: 1, scores: []float64{-x, x, -0.9 * x}, bias: []float64{0, -inf, -inf}, values: []float64{3, 5, 7}}
+		s.check(t)
+		s.bias = []float64{-inf, -inf, -inf}
+		if out, lse := s.attend(t); out != 0 || lse != -inf {
+			t.Errorf("%v: no key: %v and %v", query, out, lse)
+		}
+		s.bias, s.scores = nil, []float64{-inf, -x, -inf}
+		if out, _ := s.attend(t); out != 5 {
+			t.Errorf("%v: beside -Inf: %v", query, out)
+		}
+		for _, scores := range [][]float64{{inf, x, x}, {math.NaN(), -x, x}} {
+			s.scores = scores
+			if out, lse := s.attend(t); out == out || lse == lse {
+				t.Errorf("%v: scores %v: %v and %v", query, scores, out, lse)
+			}
+		}
+	}
+}
+
+// TestHugeScoresCap: a soft cap is natural, however large it is.
+func TestHugeScoresCap(t *testing.T) {
+	const x = math.MaxFloat32
+	s := &scored{query: tensor.Float32, kv: tensor.Float32, dim: 8, q: 1, scale: 1, scores: []float64{-x, -x}, values: []float64{3, 5}}
+	for softCap, want := range map[float64]float64{50: -50, x: -x * math.Tanh(1), math.MaxFloat64: -x} {
+		s.opts = []la.Option{la.WithSoftCap(softCap)}
+		if out, lse := s.attend(t); out != 4 || !(math.Abs(lse-want) <= 1e-6*math.Abs(want)+1) {
+			t.Errorf("cap %v: %v and %v, want 4 and %v", softCap, out, lse, want)
+		}
+	}
+}
+
+// TestHugeScoresCached: in a cache, with tokens of other scores before and behind.
+func TestHugeScoresCached(t *testing.T) {
+	rng := reftest.Rand(t)
+	for turn := range 12 {
+		cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: []int{1, 8, 64}[turn%3], PageSize: []int{3, 16}[turn%2],
+			Pages: 200, DType: []tensor.Dtype{tensor.Float32, la.BFloat16}[turn/3%2]})
+		at := graphtest.Place{ScoreMods: reftest.Shape{Scale: 1}}
+		d := graphtest.NewDecoderAt(t, at, cache, 60, 4, tensor.Float32, true, la.WithScale(1), la.WithTileTokens(32), la.WithWorkers(turn%4))
+		a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+		d.Do(t, rng, reftest.Huge, graphtest.Appended{To: a, Tokens: 1 + rng.IntN(30)}, graphtest.Appended{To: b, Tokens: 3})
+		d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 2}, graphtest.Appended{To: b, Tokens: 1 + rng.IntN(40)})
+		d.Do(t, rng, reftest.Huge, graphtest.Appended{To: a, Tokens: 1}, graphtest.Appended{To: b, Tokens: 1})
+		closeCache(t, cache)
+	}
+}
+
+// TestHugeScoresGradient: the gradients compute scores and weights again. With k of -2.4e38 twice, a
+// cost of the output is one of the mean of both values.
+func TestHugeScoresGradient(t *testing.T) {
+	for _, c := range []struct {
+		query tensor.Dtype
+		score float64
+	}{{tensor.Float32, -2.4e38}, {tensor.Float32, 3.3e38}, {tensor.Float64, -1.6e308}, {tensor.Float64, 1.7e308}} {
+		root := math.Sqrt(math.Abs(c.score))
+		for _, dim := range []int{1, 8} {
+			q, k, v := make([]float64, dim), make([]float64, 3*dim), make([]float64, 3*dim)
+			q[0] = math.Copysign(root, c.score)
+			k[0], k[dim], k[2*dim] = root, root, 0
+			want := []float64{0.5, 0.5, 0}
+			if c.score < 0 {
+				k[2*dim] = 1.001 * root
+			}
+			copy(v, []float64{5})
+			v[dim], v[2*dim] = 7, 9
+			g := G.NewGraph()
+			nodes := G.Nodes{
+				graphtest.Input(g, "q", graphtest.TensorOf(c.query, q, 1, 1, dim)), graphtest.Input(g, "k", graphtest.TensorOf(c.query, k, 1, 3, dim)), graphtest.Input(g, "v", graphtest.TensorOf(c.query, v, 1, 3, dim)),
+			}
+			out, err := la.Attention(nodes[0], nodes[1], nodes[2], la.WithScale(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			grads, err := G.Grad(G.Must(G.Sum(out)), nodes...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			values := make([]G.Value, 3)
+			for i, n := range grads {
+				G.Read(n, &values[i])
+			}
+			vm := G.NewTapeMachine(g)
+			if err := vm.RunAll(); err != nil {
+				t.Fatal(err)
+			}
+			// dS of the two keys is -1/2 and 1/2: dK is that times q, and dQ, of which they cancel, 0 within rounding.
+			name := fmt.Sprintf("%v, score %v, dim %d", c.query, c.score, dim)
+			dk, dv := graphtest.Floats(t, values[1]), graphtest.Floats(t, values[2])
+			for j, w := range want {
+				if got := dv[j*dim]; !(math.Abs(got-w) < 1e-5) {
+					t.Errorf("%s: dV of key %d is %v, want %v", name, j, got, w)
+				}
+				if got, want := dk[j*dim]/q[0], []float64{-0.5, 0.5, 0}[j]; !(math.Abs(got-want) < 1e-5) {
+					t.Errorf("%s: dK of key %d is %v of q, want %v", name, j, got, want)
+				}
+			}
+			if dq := graphtest.Floats(t, values[0])[0]; !(math.Abs(dq) <= 1e-5*root) {
+				t.Errorf("%s: dQ %v", name, dq)
+			}
+			if err := vm.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }

@@ -2,12 +2,14 @@ package leanattention_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -283,32 +285,32 @@ func TestBadInputValues(t *testing.T) {
 			if of == tensor.Int32 && (c.lengths[0] > 99 || c.lengths[1] < -99) {
 				continue
 			}
-			p := newProblem(rng, dense(2, 1, 4, 4, 1, 40, 3), spec{capacity: 40})
-			g := p.graph()
-			g.lengths = input(g.g, "lengths", lengthsOf(of, c.lengths))
+			p := graphtest.NewProblem(rng, dense(2, 1, 4, 4, 1, 40, 3), graphtest.Spec{Capacity: 40})
+			g := p.Graph()
+			g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(of, c.lengths))
 			var err error
-			if g.out, err = la.Attention(g.q, g.k, g.v, la.WithLengths(g.lengths), la.WithLSE(&g.lse)); err != nil {
+			if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithLengths(g.Lengths), la.WithLSE(&g.LSE)); err != nil {
 				t.Fatal(err)
 			}
-			g.read(t)
-			vm := G.NewTapeMachine(g.g)
+			g.Read(t)
+			vm := G.NewTapeMachine(g.G)
 			wantError(t, la.Cause(vm.RunAll()), la.ErrLength, "Attention", c.text)
-			if g.outV != nil || g.lseV != nil {
+			if g.OutValue != nil || g.LSEValue != nil {
 				t.Error("a failed run left a value")
 			}
 			// The machine is as good as before.
 			vm.Reset()
-			let(t, g.lengths, lengthsOf(of, p.Keys))
-			again(t, vm)
-			p.check(t, p.Reference(p.precision(0)), g.outV, g.lseV)
+			graphtest.Let(t, g.Lengths, graphtest.LengthsOf(of, p.Keys))
+			graphtest.Again(t, vm)
+			p.Check(t, p.Reference(p.Precision(0)), g.OutValue, g.LSEValue)
 			vm.Close()
 		}
 	}
 
-	p := newProblem(rng, dense(2, 1, 4, 4, 1, 40, 3), spec{capacity: 40})
-	g := p.attention(t)
-	l := lengthsOf(tensor.Int, p.Keys)
-	op, lseOp := g.out.Op(), g.lse.Op()
+	p := graphtest.NewProblem(rng, dense(2, 1, 4, 4, 1, 40, 3), graphtest.Spec{Capacity: 40})
+	g := p.Attention(t)
+	l := graphtest.LengthsOf(tensor.Int, p.Keys)
+	op, lseOp := g.Out.Op(), g.LSE.Op()
 	scalar := G.NewF32(1)
 	for _, c := range []struct {
 		name string
@@ -317,16 +319,16 @@ func TestBadInputValues(t *testing.T) {
 		text string
 	}{
 		{"none", nil, la.ErrShape, "0 inputs"},
-		{"three of four", []G.Value{p.q, p.k, p.v}, la.ErrShape, "3 inputs"},
-		{"nil q", []G.Value{nil, p.k, p.v, l}, la.ErrShape, "q is nil"},
-		{"nil tensor k", []G.Value{p.q, (*tensor.Dense)(nil), p.v, l}, la.ErrShape, "k is nil"},
-		{"scalar v", []G.Value{p.q, p.k, scalar, l}, la.ErrUnsupported, "v is a *gorgonia.F32"},
-		{"nil lengths", []G.Value{p.q, p.k, p.v, nil}, la.ErrShape, "lengths is nil"},
-		{"float lengths", []G.Value{p.q, p.k, p.v, p.q}, la.ErrDType, "lengths is float32"},
-		{"one length", []G.Value{p.q, p.k, p.v, lengthsOf(tensor.Int, []int{1})}, la.ErrShape, "lengths has shape (1)"},
-		{"other q", []G.Value{f32(2, 4, 1, 4).tensor(), p.k, p.v, l}, la.ErrShape, "not what the graph was built for"},
-		{"other dtype", []G.Value{input3{tensor.Float64, p.q.Shape()}.tensor(), p.k, p.v, l}, la.ErrShape, "not what the graph was built for"},
-		{"inconsistent", []G.Value{p.q, p.k, f32(2, 1, 39, 4).tensor(), l}, la.ErrShape, "k has 40 keys and v 39"},
+		{"three of four", []G.Value{p.InQ, p.InK, p.InV}, la.ErrShape, "3 inputs"},
+		{"nil q", []G.Value{nil, p.InK, p.InV, l}, la.ErrShape, "q is nil"},
+		{"nil tensor k", []G.Value{p.InQ, (*tensor.Dense)(nil), p.InV, l}, la.ErrShape, "k is nil"},
+		{"scalar v", []G.Value{p.InQ, p.InK, scalar, l}, la.ErrUnsupported, "v is a *gorgonia.F32"},
+		{"nil lengths", []G.Value{p.InQ, p.InK, p.InV, nil}, la.ErrShape, "lengths is nil"},
+		{"float lengths", []G.Value{p.InQ, p.InK, p.InV, p.InQ}, la.ErrDType, "lengths is float32"},
+		{"one length", []G.Value{p.InQ, p.InK, p.InV, graphtest.LengthsOf(tensor.Int, []int{1})}, la.ErrShape, "lengths has shape (1)"},
+		{"other q", []G.Value{f32(2, 4, 1, 4).tensor(), p.InK, p.InV, l}, la.ErrShape, "not what the graph was built for"},
+		{"other dtype", []G.Value{input3{tensor.Float64, p.InQ.Shape()}.tensor(), p.InK, p.InV, l}, la.ErrShape, "not what the graph was built for"},
+		{"inconsistent", []G.Value{p.InQ, p.InK, f32(2, 1, 39, 4).tensor(), l}, la.ErrShape, "k has 40 keys and v 39"},
 	} {
 		out, err := op.Do(c.in...)
 		wantError(t, err, c.want, "Attention", c.text)
@@ -334,8 +336,8 @@ func TestBadInputValues(t *testing.T) {
 			t.Errorf("%s: a value beside the error", c.name)
 		}
 	}
-	biasNode := input(g.g, "bias", f32(1, 2, 1, 40).tensor())
-	n, err := la.Attention(g.q, g.k, g.v, la.WithBias(biasNode), la.WithLengths(g.lengths))
+	biasNode := graphtest.Input(g.G, "bias", f32(1, 2, 1, 40).tensor())
+	n, err := la.Attention(g.Q, g.K, g.V, la.WithBias(biasNode), la.WithLengths(g.Lengths))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,13 +352,13 @@ func TestBadInputValues(t *testing.T) {
 		{f32(1, 2, 1, 39).tensor(), la.ErrShape, "bias has shape (1, 2, 1, 39)"},
 		{input3{tensor.Float64, []int{1, 2, 1, 40}}.tensor(), la.ErrDType, "bias is float64"},
 	} {
-		out, err := n.Op().Do(p.q, p.k, p.v, l, c.bias)
+		out, err := n.Op().Do(p.InQ, p.InK, p.InV, l, c.bias)
 		wantError(t, err, c.want, "Attention", c.text)
 		if out != nil {
 			t.Errorf("bias %v: a value beside the error", c.bias)
 		}
 	}
-	for _, in := range [][]G.Value{nil, {nil}, {p.q}, {scalar}, {p.q, p.q}} {
+	for _, in := range [][]G.Value{nil, {nil}, {p.InQ}, {scalar}, {p.InQ, p.InQ}} {
 		_, err := lseOp.Do(in...)
 		wantError(t, err, la.ErrState, "Attention", "log-sum-exp")
 	}
@@ -364,15 +366,15 @@ func TestBadInputValues(t *testing.T) {
 
 func TestBadInputAttend(t *testing.T) {
 	rng := reftest.Rand(t)
-	p := newProblem(rng, dense(6, 3, 8, 4, 2, 5, 3), spec{capacity: 5})
+	p := graphtest.NewProblem(rng, dense(6, 3, 8, 4, 2, 5, 3), graphtest.Spec{Capacity: 5})
 	type change func(a *la.Args)
 	bad := func(name string, want error, text string, f change, opts ...la.Option) {
 		t.Run(name, func(t *testing.T) {
-			a := p.args()
+			a := p.Args()
 			out, lse := a.Out, a.LSE
 			f(&a)
 			wantError(t, la.Attend(a, opts...), want, "Attend", text)
-			if !allNaN(t, out) || !allNaN(t, lse) {
+			if !graphtest.AllNaN(t, out) || !graphtest.AllNaN(t, lse) {
 				t.Error("something was written before the error")
 			}
 		})
@@ -443,9 +445,286 @@ func TestBadInputAttend(t *testing.T) {
 		t.Errorf("element %d of the shared memory was written", i)
 	}
 	// Neighbours are no overlap.
-	a := p.args()
+	a := p.Args()
 	a.Out, a.LSE = in(0, 2, 6, 2, 4), in(96, 2, 6, 2)
 	if err := la.Attend(a); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestBadInputNewCache(t *testing.T) {
+	good := la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 8, ValueDim: 4, DType: la.Float16, PageSize: 4, Pages: 3}
+	for _, c := range []struct {
+		change func(*la.CacheConfig)
+		want   error
+		text   string
+	}{
+		{func(c *la.CacheConfig) { *c = la.CacheConfig{} }, la.ErrShape, "Layers is 0"},
+		{func(c *la.CacheConfig) { c.Layers = -1 }, la.ErrShape, "Layers is -1"},
+		{func(c *la.CacheConfig) { c.KVHeads = 0 }, la.ErrShape, "KVHeads is 0"},
+		{func(c *la.CacheConfig) { c.HeadDim = 0 }, la.ErrShape, "HeadDim is 0"},
+		{func(c *la.CacheConfig) { c.ValueDim = -2 }, la.ErrShape, "ValueDim is -2"},
+		{func(c *la.CacheConfig) { c.PageSize = -4 }, la.ErrShape, "PageSize is -4"},
+		{func(c *la.CacheConfig) { c.Pages = 0 }, la.ErrShape, "Pages is 0"},
+		{func(c *la.CacheConfig) { c.Pages = math.MaxInt32 + 1 }, la.ErrShape, "Pages is 2147483648"},
+		{func(c *la.CacheConfig) { c.Pages, c.PageSize, c.KVHeads = math.MaxInt32, math.MaxInt32, 64 }, la.ErrShape, "more bytes than an address has"},
+		{func(c *la.CacheConfig) { c.Layers, c.Pages, c.PageSize = math.MaxInt32, math.MaxInt32, 8 }, la.ErrShape, "more bytes than an address has"},
+		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<28 }, la.ErrShape, "2147483647 pages"},
+		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<20 }, la.ErrOutOfMemory, "2147483647 pages"}, // they fit an int, and no machine
+		{func(c *la.CacheConfig) { c.DType = tensor.Float64 }, la.ErrDType, "DType is float64"},
+		{func(c *la.CacheConfig) { c.DType = tensor.Int8 }, la.ErrDType, "DType is int8"},
+	} {
+		cfg := good
+		c.change(&cfg)
+		cache, err := la.NewCache(cfg)
+		wantError(t, err, c.want, "NewCache", c.text)
+		if cache != nil {
+			t.Errorf("%+v: a cache beside the error", cfg)
+		}
+	}
+	// The defaults.
+	cfg := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, Pages: 1}).Config()
+	if want := (la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, ValueDim: 8, DType: tensor.Float32, PageSize: 64, Pages: 1}); cfg != want {
+		t.Errorf("config is %+v, want %+v", cfg, want)
+	}
+}
+
+func TestBadInputCachedAttention(t *testing.T) {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 3, HeadDim: 8, ValueDim: 4, PageSize: 4, Pages: 3})
+	step, err := cache.NewStep(5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	goodQ, goodK, goodV := f32(5, 48), f32(5, 24), f32(5, 12)
+	double := func(shape ...int) input3 { return input3{tensor.Float64, shape} }
+	for _, c := range []struct {
+		name    string
+		q, k, v input3
+		want    error
+		text    string
+	}{
+		{"q of rank 3", f32(5, 6, 8), goodK, goodV, la.ErrShape, "q has rank 3"},
+		{"q of rank 1", f32(5), goodK, goodV, la.ErrShape, "q has rank 1"},
+		{"k of rank 3", goodQ, f32(5, 3, 8), goodV, la.ErrShape, "k has rank 3"},
+		{"v of rank 4", goodQ, goodK, f32(1, 5, 3, 4), la.ErrShape, "v has rank 4"},
+		{"rows of q", f32(4, 48), goodK, goodV, la.ErrShape, "q has 4 rows and the step 5 tokens"},
+		{"rows of k", goodQ, f32(6, 24), goodV, la.ErrShape, "k has 6 rows"},
+		{"rows of v", goodQ, goodK, f32(1, 12), la.ErrShape, "v has 1 row"},
+		{"width of q", f32(5, 47), goodK, goodV, la.ErrShape, "q has 47 columns"},
+		{"heads of q", f32(5, 32), goodK, goodV, la.ErrShape, "q has 4 heads, not a multiple of the cache's 3 KV heads"},
+		{"no heads of q", f32(5, 0), goodK, goodV, la.ErrShape, "q has 0 columns"},
+		{"width of k", goodQ, f32(5, 48), goodV, la.ErrShape, "k has 48 columns; the cache's 3 KV heads need 24"},
+		{"width of v", goodQ, goodK, f32(5, 24), la.ErrShape, "v has 24 columns; the cache's 3 KV heads need 12"},
+		{"float16 q", input3{la.Float16, []int{5, 48}}, goodK, goodV, la.ErrDType, "q is Float16"},
+		{"int k", goodQ, input3{tensor.Int, []int{5, 24}}, goodV, la.ErrDType, "k is int"},
+		{"float64 k", goodQ, double(5, 24), goodV, la.ErrDType, "k is float64 and q is float32"},
+		{"float64 v", goodQ, goodK, double(5, 12), la.ErrDType, "v is float64 and q is float32"},
+		{"float64 q", double(5, 48), goodK, goodV, la.ErrDType, "k is float32 and q is float64"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := G.NewGraph()
+			q, k, v := c.q.node(g, "q"), c.k.node(g, "k"), c.v.node(g, "v")
+			checkBuilder(t, "CachedAttention", g, func() (*G.Node, error) { return la.CachedAttention(q, k, v, step.Layer(0)) }, c.want, c.text)
+		})
+	}
+	with := func(name string, want error, text string, layer la.Layer, f func(g *G.ExprGraph, x *[3]*G.Node) []la.Option) {
+		t.Run(name, func(t *testing.T) {
+			g := G.NewGraph()
+			x := [3]*G.Node{goodQ.node(g, "q"), goodK.node(g, "k"), goodV.node(g, "v")}
+			opts := f(g, &x)
+			checkBuilder(t, "CachedAttention", g, func() (*G.Node, error) { return la.CachedAttention(x[0], x[1], x[2], layer, opts...) }, want, text)
+		})
+	}
+	none := func(*G.ExprGraph, *[3]*G.Node) []la.Option { return nil }
+	with("no layer", la.ErrState, "layer of no step", la.Layer{}, none)
+	with("layer of an empty step", la.ErrState, "layer of no step", new(la.Step).Layer(0), none)
+	with("negative layer", la.ErrShape, "layer -1 of a cache with 2 layers", step.Layer(-1), none)
+	with("layer past the last", la.ErrShape, "layer 2 of a cache with 2 layers", step.Layer(2), none)
+	for i, name := range []string{"q", "k", "v"} {
+		with("nil "+name, la.ErrGraph, name+" is nil", step.Layer(0), func(_ *G.ExprGraph, x *[3]*G.Node) []la.Option {
+			x[i] = nil
+			return nil
+		})
+		if i > 0 {
+			with(name+" of another graph", la.ErrGraph, name+" is in another graph than q", step.Layer(0), func(_ *G.ExprGraph, x *[3]*G.Node) []la.Option {
+				x[i] = []input3{goodQ, goodK, goodV}[i].node(G.NewGraph(), name)
+				return nil
+			})
+		}
+	}
+	for _, o := range badOptions {
+		with(o.name, o.want, o.text, step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{o.opt} })
+	}
+	with("lengths", la.ErrUnsupported, "WithLengths", step.Layer(0), func(g *G.ExprGraph, _ *[3]*G.Node) []la.Option {
+		return []la.Option{la.WithLengths(input3{tensor.Int, []int{5}}.node(g, "lengths"))}
+	})
+	with("bias", la.ErrUnsupported, "WithBias", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithBias(nil)} })
+	with("nil lse", la.ErrOption, "WithLSE(nil)", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithLSE(nil)} })
+}
+
+// TestBadInputCachedValues: values that are not the nodes' change neither the
+// cache nor the step.
+func TestBadInputCachedValues(t *testing.T) {
+	rng := reftest.Rand(t)
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 3})
+	step, err := cache.NewStep(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := G.NewGraph()
+	q := f32(2, 8).node(g, "q")
+	n, err := la.CachedAttention(q, f32(2, 4).node(g, "k"), f32(2, 4).node(g, "v"), step.Layer(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq := graphtest.NewStored(t, cache).Seq
+	if err := step.Set([]la.Append{{Seq: seq, Tokens: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	ones := func(dt tensor.Dtype, shape ...int) *tensor.Dense {
+		x := make([]float64, tensor.Shape(shape).TotalSize())
+		for i := range x {
+			x[i] = rng.NormFloat64()
+		}
+		return graphtest.TensorOf(dt, x, shape...)
+	}
+	gq, gk := ones(tensor.Float32, 2, 8), ones(tensor.Float32, 2, 4)
+	before := la.Slabs(cache)
+	for _, c := range []struct {
+		in   []G.Value
+		want error
+		text string
+	}{
+		{nil, la.ErrShape, "0 inputs"},
+		{[]G.Value{gq, gk}, la.ErrShape, "2 inputs"},
+		{[]G.Value{gq, gk, gk, gk}, la.ErrShape, "4 inputs"},
+		{[]G.Value{nil, gk, gk}, la.ErrShape, "q is nil"},
+		{[]G.Value{gq, gk, (*tensor.Dense)(nil)}, la.ErrShape, "v is nil"},
+		{[]G.Value{gq, G.NewF32(1), gk}, la.ErrUnsupported, "k is a *gorgonia.F32"},
+		{[]G.Value{gq, gk, ones(tensor.Float32, 2, 5)}, la.ErrShape, "v has 5 columns"},
+		{[]G.Value{gk, gk, gk}, la.ErrShape, "not what the graph was built for"},
+		{[]G.Value{ones(tensor.Float64, 2, 8), ones(tensor.Float64, 2, 4), ones(tensor.Float64, 2, 4)}, la.ErrShape, "not what the graph was built for"},
+	} {
+		out, err := n.Op().Do(c.in...)
+		wantError(t, err, c.want, "CachedAttention", c.text)
+		if out != nil {
+			t.Error("a value beside the error")
+		}
+	}
+	if !slices.Equal(la.Slabs(cache), before) {
+		t.Error("the cache was written before the error")
+	}
+	wantError(t, step.Commit(), la.ErrState, "Commit", "layer 0")
+	if _, err := n.Op().Do(gq, gk, gk); err != nil {
+		t.Fatal(err)
+	}
+	if slices.Equal(la.Slabs(cache), before) {
+		t.Error("a run wrote nothing")
+	}
+	if err := step.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = n.Op().Do(gq, gk, gk)
+	wantError(t, err, la.ErrState, "CachedAttention", "layer 0: step is not open")
+}
+
+// TestBadInputState: calls out of order, and arguments out of range, of caches,
+// sequences and steps. Each leaves everything as it was.
+func TestBadInputState(t *testing.T) {
+	rng := reftest.Rand(t)
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 5})
+	other := graphtest.NewStored(t, graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 5}))
+	d, d2 := graphtest.NewDecoder(t, cache, 12, 1, tensor.Float32, true), graphtest.NewDecoder(t, cache, 12, 1, tensor.Float32, true)
+	a, b, c, gone := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+	if err := gone.Seq.Release(); err != nil {
+		t.Fatal(err)
+	}
+	d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 6}, graphtest.Appended{To: b, Tokens: 3}) // 3 pages of 5
+
+	unchanged := func(name string) {
+		t.Helper()
+		s := cache.Stats()
+		if s.FreePages != 2 || s.Sequences != 3 || s.Tokens != 9 || a.Seq.Len() != 6 || b.Seq.Len() != 3 {
+			t.Fatalf("%s changed something: %+v, lengths %d, %d", name, s, a.Seq.Len(), b.Seq.Len())
+		}
+	}
+	for _, n := range []int{0, -1, 1<<24 + 1} {
+		s, err := cache.NewStep(n)
+		wantError(t, err, la.ErrLength, "NewStep", fmt.Sprint(n))
+		if s != nil {
+			t.Error("a step beside the error")
+		}
+	}
+	for _, x := range []struct {
+		name    string
+		appends []la.Append
+		want    error
+		text    string
+	}{
+		{"no sequence", []la.Append{{Seq: a.Seq, Tokens: 1}, {Tokens: 1}}, la.ErrState, "append 1 has no sequence"},
+		{"empty sequence", []la.Append{{Seq: new(la.Sequence), Tokens: 1}}, la.ErrState, "append 0 has a sequence of another cache"},
+		{"another cache's", []la.Append{{Seq: other.Seq, Tokens: 1}}, la.ErrState, "append 0 has a sequence of another cache"},
+		{"released", []la.Append{{Seq: gone.Seq, Tokens: 1}}, la.ErrClosed, "released"},
+		{"twice", []la.Append{{Seq: a.Seq, Tokens: 1}, {Seq: b.Seq, Tokens: 1}, {Seq: a.Seq, Tokens: 1}}, la.ErrState, "appends 0 and 2"},
+		{"no tokens", []la.Append{{Seq: a.Seq}}, la.ErrLength, "append 0 has 0 tokens"},
+		{"negative tokens", []la.Append{{Seq: a.Seq, Tokens: 1}, {Seq: b.Seq, Tokens: -1}}, la.ErrLength, "append 1 has -1 tokens"},
+		{"too many tokens", []la.Append{{Seq: c.Seq, Tokens: 5}, {Seq: b.Seq, Tokens: 8}}, la.ErrLength, "append 1 has 8 tokens, outside [1, 7]"},
+		{"huge tokens", []la.Append{{Seq: c.Seq, Tokens: 5}, {Seq: b.Seq, Tokens: math.MaxInt}}, la.ErrLength, "append 1 has"},
+		{"cache full", []la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: c.Seq, Tokens: 9}}, la.ErrCacheFull, "3 pages of 4 tokens needed, 2 of 5 free"},
+	} {
+		wantError(t, d.Step.Set(x.appends), x.want, "Set", x.text)
+		unchanged("Set: " + x.name)
+	}
+	wantError(t, d.Step.Commit(), la.ErrState, "Commit", "not open")
+	if err := d.Step.Rollback(); err != nil {
+		t.Errorf("Rollback of a step that is not open: %v", err)
+	}
+	wantError(t, la.Cause(d.VM.RunAll()), la.ErrState, "CachedAttention", "layer 0", "Set")
+	d.VM.Reset()
+	wantError(t, a.Seq.Truncate(-1), la.ErrLength, "Truncate", "-1 tokens of a sequence of 6")
+	wantError(t, a.Seq.Truncate(7), la.ErrLength, "Truncate", "7 tokens of a sequence of 6")
+	wantError(t, gone.Seq.Truncate(0), la.ErrClosed, "Truncate", "released")
+	wantError(t, gone.Seq.Release(), la.ErrClosed, "Release", "released")
+	_, err := gone.Seq.Fork()
+	wantError(t, err, la.ErrClosed, "Fork", "released")
+	if gone.Seq.Len() != 0 {
+		t.Errorf("a released sequence has length %d", gone.Seq.Len())
+	}
+	unchanged("a refused call")
+
+	// A sequence in an open step.
+	u := d.Set(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 2}, graphtest.Appended{To: c, Tokens: 1})
+	wantError(t, d.Step.Set([]la.Append{{Seq: b.Seq, Tokens: 1}}), la.ErrState, "Set", "step is open")
+	wantError(t, d2.Step.Set([]la.Append{{Seq: b.Seq, Tokens: 1}, {Seq: a.Seq, Tokens: 1}}), la.ErrState, "Set", "open step")
+	wantError(t, a.Seq.Truncate(1), la.ErrState, "Truncate", "open step")
+	wantError(t, a.Seq.Release(), la.ErrState, "Release", "open step")
+	_, err = a.Seq.Fork()
+	wantError(t, err, la.ErrState, "Fork", "open step")
+	wantError(t, d.Step.Commit(), la.ErrState, "Commit", "no layer has run since Set", "machine.Reset")
+	d.Run(t, u)
+	if err := d.Step.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	unchanged("a step that was rolled back")
+	wantError(t, d.Step.Commit(), la.ErrState, "Commit", "not open")
+
+	// Everything goes on as if nothing had been.
+	d.Do(t, rng, reftest.Normal, graphtest.Appended{To: b, Tokens: 1}, graphtest.Appended{To: a, Tokens: 2})
+
+	if err := cache.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = cache.NewSequence()
+	wantError(t, err, la.ErrClosed, "NewSequence", "cache")
+	_, err = cache.NewStep(1)
+	wantError(t, err, la.ErrClosed, "NewStep", "cache")
+	_, err = a.Seq.Fork()
+	wantError(t, err, la.ErrClosed, "Fork", "cache")
+	wantError(t, a.Seq.Truncate(0), la.ErrClosed, "Truncate", "cache")
+	wantError(t, a.Seq.Release(), la.ErrClosed, "Release", "cache")
+	wantError(t, d.Step.Set(nil), la.ErrClosed, "Set", "cache")
+	wantError(t, d.Step.Commit(), la.ErrClosed, "Commit", "cache")
+	wantError(t, d.Step.Rollback(), la.ErrClosed, "Rollback", "cache")
+	wantError(t, cache.Close(), la.ErrClosed, "Close", "cache")
+	wantError(t, la.Cause(d.VM.RunAll()), la.ErrClosed, "CachedAttention", "cache")
 }

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
 	"pgregory.net/rapid"
@@ -510,4 +514,286 @@ func testCacheAgainstModel(t *testing.T, at modelPlace, rounds, least int) {
 	if actions < least && !t.Failed() && !asked && !testing.Short() {
 		t.Errorf("only %d actions", actions)
 	}
+}
+
+// Check compares everything there is, and poisons what nobody may read.
+func (m *cacheModel) Check(t *rapid.T) {
+	*m.actions++
+	m.checkStats(t)
+	m.checkPages(t)
+	view := m.cache.testView()
+	for i, s := range m.sequences {
+		if err := view.checkTokens(s.real, s.tokens); err != nil {
+			t.Fatalf("sequence %d: %v", i, err)
+		}
+	}
+	for i, s := range m.steps {
+		for j, p := range s.parts {
+			for l := range m.cache.config.Layers {
+				for n, tok := range slices.Concat(p.tokens, p.fresh) {
+					if tok.k[l] == nil { // the layer has not run
+						break
+					}
+					if err := view.checkToken(l, s.step.reservations[j].Pages, n, tok); err != nil {
+						t.Fatalf("step %d, append %d: %v", i, j, err)
+					}
+				}
+			}
+		}
+	}
+	m.poison()
+}
+
+func (m *cacheModel) checkStats(t *rapid.T) {
+	cfg := m.cache.Config()
+	want := CacheStats{
+		Pages:     cfg.Pages,
+		FreePages: cfg.Pages - len(m.held()),
+		Sequences: len(m.live()),
+		Bytes:     int64(cfg.Layers*cfg.Pages*cfg.KVHeads*cfg.PageSize*(cfg.HeadDim+cfg.ValueDim)) * int64(cfg.DType.Size()),
+		Device:    cfg.Device.String(),
+	}
+	for _, n := range m.holders() {
+		if n > 1 {
+			want.Shared++
+		}
+	}
+	for _, s := range m.sequences {
+		want.Tokens += len(s.tokens)
+	}
+	if got := m.cache.Stats(); got != want {
+		t.Fatalf("stats %+v, want %+v", got, want)
+	}
+}
+
+// checkPages checks that the model's pages and the cache's are the same ones:
+// what shares a page in the model shares it there, and nothing else does.
+func (m *cacheModel) checkPages(t *rapid.T) {
+	c := m.cache
+	held := m.held()
+	for p := range m.pageOf {
+		if !held[p] {
+			delete(m.pageOf, p)
+		}
+	}
+	owner := make(map[int32]*modelPage)
+	for p, n := range m.pageOf {
+		owner[n] = p
+	}
+	match := func(who string, model []*modelPage, real []int32) {
+		if len(model) != len(real) {
+			t.Fatalf("%s has %d pages, want %d", who, len(real), len(model))
+		}
+		for i, p := range model {
+			n, known := m.pageOf[p]
+			if !known && owner[real[i]] == nil {
+				m.pageOf[p], owner[real[i]] = real[i], p
+			} else if !known || n != real[i] {
+				t.Fatalf("%s has page %d at %d, which is another's (want %d, %t)", who, real[i], i, n, known)
+			}
+		}
+	}
+	for i, s := range m.sequences {
+		match(fmt.Sprintf("sequence %d", i), s.pages, s.real.table.Pages)
+	}
+	for i, s := range m.steps {
+		for j, p := range s.parts {
+			match(fmt.Sprintf("step %d, append %d", i, j), p.after, s.step.reservations[j].Pages)
+		}
+	}
+
+	// The cache's own books.
+	holders := make([]int32, c.config.Pages)
+	for _, s := range m.sequences {
+		for _, p := range s.real.table.Pages {
+			holders[p]++
+		}
+	}
+	for _, s := range m.steps {
+		for j := range s.parts {
+			r := &s.step.reservations[j]
+			for _, p := range r.Fresh() {
+				holders[p]++
+			}
+		}
+	}
+	free := make(map[int32]bool)
+	listed, counted := c.pool.Lists()
+	for _, p := range listed {
+		if free[p] || holders[p] != 0 {
+			t.Fatalf("page %d is free twice, or free and held: %v, holders %v", p, listed, holders)
+		}
+		free[p] = true
+	}
+	for p, n := range holders {
+		if n != counted[p] || (n == 0) != free[int32(p)] {
+			t.Fatalf("page %d has %d holders, is free: %t; the cache counts %d", p, n, free[int32(p)], counted[p])
+		}
+	}
+}
+
+// poison writes NaN to all slots but those of committed tokens, copies of which
+// an open step may have, and those that an open step has written.
+func (m *cacheModel) poison() {
+	type slot struct {
+		layer int
+		page  int32
+		slot  int
+	}
+	size := m.cache.config.PageSize
+	seen := make(map[slot]bool)
+	for l := range m.cache.config.Layers {
+		for _, s := range m.sequences {
+			for i := range s.tokens {
+				seen[slot{l, s.real.table.Pages[i/size], i % size}] = true
+			}
+		}
+		for _, s := range m.steps {
+			for j, p := range s.parts {
+				for i, tok := range slices.Concat(p.tokens, p.fresh) {
+					if tok.k[l] != nil {
+						seen[slot{l, s.step.reservations[j].Pages[i/size], i % size}] = true
+					}
+				}
+			}
+		}
+	}
+	poisonUnseen(m.cache, func(l int, page int32, at int) bool { return seen[slot{l, page, at}] })
+}
+
+func (m *cacheModel) live() (live []*modelSequence) {
+	for _, s := range m.sequences {
+		if !s.released {
+			live = append(live, s)
+		}
+	}
+	return live
+}
+
+// holders is how many sequences point to a page.
+func (m *cacheModel) holders() map[*modelPage]int {
+	n := make(map[*modelPage]int)
+	for _, s := range m.sequences {
+		for _, p := range s.pages {
+			n[p]++
+		}
+	}
+	return n
+}
+
+// held is the pages that sequences and open steps point to.
+func (m *cacheModel) held() map[*modelPage]bool {
+	held := make(map[*modelPage]bool)
+	for p := range m.holders() {
+		held[p] = true
+	}
+	for _, s := range m.steps {
+		for _, part := range s.parts {
+			for _, p := range part.after {
+				held[p] = true
+			}
+		}
+	}
+	return held
+}
+
+func (m *cacheModel) pagesFor(tokens int) int {
+	n := 0
+	for n*m.cache.config.PageSize < tokens {
+		n++
+	}
+	return n
+}
+
+func indexes(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
+
+// gpuPlace is the machine's first GPU, or the end of the test.
+func gpuPlace(t *testing.T) modelPlace {
+	t.Helper()
+	system.Emulate(t)
+	gpu, err := OpenGPU(0)
+	if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
+		t.Skipf("no GPU: %v", err)
+	}
+	noError(t, err)
+	t.Cleanup(func() {
+		if err := gpu.Close(); err != nil && !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+	return modelPlace{gpu: gpu, real: true}
+}
+
+func TestGPUCacheAgainstModel(t *testing.T) { testCacheAgainstModel(t, gpuPlace(t), 3, 3000) }
+
+func TestGPUConcurrentSteps(t *testing.T) {
+	testConcurrentSteps(t, gpuPlace(t), 150)
+	testConcurrentCallsOfOneStep(t, gpuPlace(t))
+	testCloseWhileRunning(t, 20, func() (modelPlace, func() error) {
+		at := gpuPlace(t)
+		return at, at.gpu.Close
+	})
+}
+
+func TestGPUCacheMemoryFlat(t *testing.T) { testDeviceCacheMemoryFlat(t, gpuPlace(t), 33_334) } // of three layers each
+
+// Runs take no memory after the first ones, wherever their operands are.
+func testDeviceCacheMemoryFlat(t *testing.T, at modelPlace, steps int) {
+	gpu, rng := at.gpu, reftest.Rand(t)
+	c := newTestCache(t, at.config(CacheConfig{Layers: 3, KVHeads: 2, HeadDim: 8, PageSize: 4, Pages: 12, DType: Float16}))
+	for _, there := range []bool{false, true} {
+		s := newStepGraph(t, c, 4, 4, tensor.Float32)
+		defer s.close()
+		s.there = there
+		a := newTestSequence(t, c)
+		var first GPUMemory
+		for i := range steps {
+			noError(t, s.step.Set([]Append{{a, 1 + i%4}}))
+			for l := range 3 {
+				noError(t, s.runLayer(l, s.draw(rng, l, newTestTokens(1+i%4, 3))))
+			}
+			noError(t, s.step.Commit(), a.Truncate(i%3))
+			m, err := gpu.Memory()
+			noError(t, err)
+			// Tensors that this test uploads are garbage at once, and come back when they are collected.
+			if i <= 12 { // by then it has seen steps of all sizes
+				first = m
+			}
+			if !there && (m.Used != first.Used || m.Pinned != first.Pinned) {
+				t.Fatalf("%+v after the first steps, %+v after %d", first, m, i)
+			}
+		}
+		noError(t, a.Release())
+	}
+	noError(t, c.Close())
+}
+
+// A cache on a GPU does what one in host memory does.
+func TestDeviceCacheAgainstModel(t *testing.T) {
+	gpu, _ := FakeGPU(t)
+	testCacheAgainstModel(t, modelPlace{gpu: gpu}, 3, 3000)
+}
+
+// Goroutines share a cache on a GPU, and one of them closes it, or the GPU.
+func TestDeviceConcurrentSteps(t *testing.T) {
+	gpu, _ := FakeGPU(t)
+	at := modelPlace{gpu: gpu}
+	steps := 40
+	if testing.Short() {
+		steps = 10
+	}
+	testConcurrentSteps(t, at, steps)
+	testConcurrentCallsOfOneStep(t, at)
+	testCloseWhileRunning(t, 5, func() (modelPlace, func() error) { return at, nil })
+	testCloseWhileRunning(t, 10, func() (modelPlace, func() error) {
+		gpu, err := OpenGPU(1)
+		noError(t, err)
+		return modelPlace{gpu: gpu}, gpu.Close
+	})
 }

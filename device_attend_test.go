@@ -11,53 +11,12 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
-
-// attendThere is p on tensors of a GPU; what it returns has been downloaded.
-func (p *problem) attendThere(t testing.TB, gpu *la.GPU, opts ...la.Option) (out, lse *tensor.Dense) {
-	t.Helper()
-	a := p.argsThere(t, gpu)
-	if err := la.Attend(a, append(p.options(), opts...)...); err != nil {
-		t.Fatalf("%v: %v", p.Shape, err)
-	}
-	return download(t, a.Out), download(t, a.LSE)
-}
-
-func (p *problem) argsThere(t testing.TB, gpu *la.GPU) la.Args {
-	t.Helper()
-	nan := func(dt tensor.Dtype, shape []int) *la.DeviceTensor {
-		x := make([]float64, tensor.Shape(shape).TotalSize())
-		reftest.Poison(x)
-		return upload(t, gpu, tensorOf(dt, x, shape...))
-	}
-	return la.Args{
-		Q: upload(t, gpu, p.q), K: upload(t, gpu, p.k), V: upload(t, gpu, p.v), Lengths: p.Keys,
-		Out: nan(p.query, p.dims(p.Heads, p.Queries[0], p.ValueDim)),
-		LSE: nan(tensor.Float32, p.dims(p.Heads, p.Queries[0])),
-	}
-}
-
-// schedule is one that there is in a place.
-func (at place) schedule(turn int) la.Schedule {
-	if at.real && turn%4 == 3 {
-		return la.Unfused
-	}
-	return schedules[turn%4%3]
-}
-
-// referenceThere is the reference for p on a GPU.
-func (p *problem) referenceThere(at place) *reftest.Result {
-	return p.Reference(at.precision(p.query, p.kv))
-}
-
-// hasKernel says whether a GPU can do a shape.
-func (p place) hasKernel(s reftest.Shape) bool {
-	return !p.real || s.Dim == s.ValueDim && slices.Contains([]int{64, 80, 96, 128, 256}, s.Dim)
-}
 
 // deviceElements are the element types of queries and of keys, in turns.
 func deviceElements(turn int) (query, kv tensor.Dtype) {
@@ -66,31 +25,31 @@ func deviceElements(turn int) (query, kv tensor.Dtype) {
 }
 
 // testDeviceAttend: every acceptance case on tensors of a GPU.
-func testDeviceAttend(t *testing.T, at place) {
+func testDeviceAttend(t *testing.T, at graphtest.Place) {
 	rng := reftest.Rand(t)
 	most := 3_000_000
-	if at.real {
+	if at.Real {
 		most = 20_000_000
 	}
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		most = 300_000
 	}
 	turn := 0
 	for _, c := range acceptanceCases() {
-		if !at.hasKernel(c.shape) || work(c.shape) > most {
+		if !at.HasKernel(c.shape) || work(c.shape) > most {
 			continue
 		}
 		for _, in := range reftest.AllInputs {
 			turn++
-			x := spec{inputs: in, capacity: c.capacity}
-			x.query, x.kv = deviceElements(turn)
-			schedule := at.schedule(turn)
+			x := graphtest.Spec{Inputs: in, Capacity: c.capacity}
+			x.QueryType, x.KVType = deviceElements(turn)
+			schedule := at.Schedule(turn)
 			opts := append([]la.Option{la.WithSchedule(schedule)}, c.opts...)
-			name := fmt.Sprintf("%s %v %v %v %v", c.name, in, x.query, x.kv, schedule)
+			name := fmt.Sprintf("%s %v %v %v %v", c.name, in, x.QueryType, x.KVType, schedule)
 			t.Run(name, func(t *testing.T) {
-				p := newProblem(rng, c.shape, x)
-				out, lse := p.attendThere(t, at.gpu, opts...)
-				p.check(t, p.referenceThere(at), out, lse)
+				p := graphtest.NewProblem(rng, c.shape, x)
+				out, lse := p.AttendThere(t, at.GPU, opts...)
+				p.Check(t, p.ReferenceThere(at), out, lse)
 			})
 		}
 	}
@@ -101,105 +60,105 @@ func testDeviceAttend(t *testing.T, at place) {
 
 // testDeviceAttendRandom meets what no list has: groups of 1 to 16, lengths from
 // 0 on, several queries.
-func testDeviceAttendRandom(t *testing.T, at place, n int) {
+func testDeviceAttendRandom(t *testing.T, at graphtest.Place, n int) {
 	rng := reftest.Rand(t)
 	dims := []int{64, 80, 96, 128, 256}
 	for turn := range n {
 		s := reftest.RandomShape(rng)
-		s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
-		if at.real {
+		s.Queries = graphtest.Repeated(len(s.Keys), max(s.Queries[0], 1))
+		if at.Real {
 			s.Dim = dims[rng.IntN(5)]
 			s.ValueDim = s.Dim
 			s.Heads = s.KVHeads * (1 + rng.IntN(16))
 		}
-		x := spec{inputs: reftest.AllInputs[rng.IntN(4)], capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1)}
-		x.query, x.kv = deviceElements(turn)
-		p := newProblem(rng, s, x)
-		out, lse := p.attendThere(t, at.gpu, la.WithTileTokens(rng.IntN(3)*64), la.WithWorkers(rng.IntN(9)), la.WithSchedule(at.schedule(turn)))
-		if err := p.compare(t, p.referenceThere(at), out, lse); err != nil {
-			t.Fatalf("%v %v %v %v: %v", s, x.inputs, x.query, x.kv, err)
+		x := graphtest.Spec{Inputs: reftest.AllInputs[rng.IntN(4)], Capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1)}
+		x.QueryType, x.KVType = deviceElements(turn)
+		p := graphtest.NewProblem(rng, s, x)
+		out, lse := p.AttendThere(t, at.GPU, la.WithTileTokens(rng.IntN(3)*64), la.WithWorkers(rng.IntN(9)), la.WithSchedule(at.Schedule(turn)))
+		if err := p.Compare(t, p.ReferenceThere(at), out, lse); err != nil {
+			t.Fatalf("%v %v %v %v: %v", s, x.Inputs, x.QueryType, x.KVType, err)
 		}
 	}
 }
 
 // testDeviceAttendRepeats: the same bits every time, and those of a graph of
 // nodes on the GPU.
-func testDeviceAttendRepeats(t *testing.T, at place, repeats int) {
+func testDeviceAttendRepeats(t *testing.T, at graphtest.Place, repeats int) {
 	rng := reftest.Rand(t)
 	for turn, kv := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
-		p := newProblem(rng, causal(dense(8, 2, 64, 64, 2, 700, 0, 100, 3001)), spec{inputs: reftest.Peaked, kv: kv})
-		opts := []la.Option{la.WithSchedule(schedules[turn%3])}
-		first, firstLSE := p.attendThere(t, at.gpu, opts...)
-		a := p.argsThere(t, at.gpu)
+		p := graphtest.NewProblem(rng, causal(dense(8, 2, 64, 64, 2, 700, 0, 100, 3001)), graphtest.Spec{Inputs: reftest.Peaked, KVType: kv})
+		opts := []la.Option{la.WithSchedule(graphtest.Schedules[turn%3])}
+		first, firstLSE := p.AttendThere(t, at.GPU, opts...)
+		a := p.ArgsThere(t, at.GPU)
 		for range repeats {
-			if err := la.Attend(a, append(p.options(), opts...)...); err != nil {
+			if err := la.Attend(a, append(p.Options(), opts...)...); err != nil {
 				t.Fatal(err)
 			}
 		}
-		for _, x := range [][2]G.Value{{download(t, a.Out), first}, {download(t, a.LSE), firstLSE}} {
-			if !slices.Equal(bits(t, x[0]), bits(t, x[1])) {
+		for _, x := range [][2]G.Value{{graphtest.Download(t, a.Out), first}, {graphtest.Download(t, a.LSE), firstLSE}} {
+			if !slices.Equal(graphtest.Bits(t, x[0]), graphtest.Bits(t, x[1])) {
 				t.Fatalf("%v: other bits after %d repeats", kv, repeats)
 			}
 		}
-		if out, lse := attentionNodes(t, at.gpu, p, opts...); !slices.Equal(bits(t, out), bits(t, first)) || !slices.Equal(bits(t, lse), bits(t, firstLSE)) {
+		if out, lse := attentionNodes(t, at.GPU, p, opts...); !slices.Equal(graphtest.Bits(t, out), graphtest.Bits(t, first)) || !slices.Equal(graphtest.Bits(t, lse), graphtest.Bits(t, firstLSE)) {
 			t.Fatalf("%v: other bits from a graph", kv)
 		}
 	}
 }
 
 // attentionNodes is p in a graph, between nodes that copy; it runs three times.
-func attentionNodes(t testing.TB, gpu *la.GPU, p *problem, opts ...la.Option) (out, lse G.Value) {
+func attentionNodes(t testing.TB, gpu *la.GPU, p *graphtest.Problem, opts ...la.Option) (out, lse G.Value) {
 	t.Helper()
-	g := p.graph()
+	g := p.Graph()
 	there := func(n *G.Node) *G.Node {
-		return move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, gpu) })
+		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, gpu) })
 	}
-	opts = append(append(p.options(), la.WithLSE(&g.lse), la.WithLengths(input(g.g, "lengths", lengthsOf(tensor.Int, p.Keys)))), opts...)
+	opts = append(append(p.Options(), la.WithLSE(&g.LSE), la.WithLengths(graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys)))), opts...)
 	var err error
-	if g.out, err = la.Attention(there(g.q), there(g.k), there(g.v), opts...); err != nil {
+	if g.Out, err = la.Attention(there(g.Q), there(g.K), there(g.V), opts...); err != nil {
 		t.Fatal(err)
 	}
-	g.out, g.lse = move(t, g.out, la.ToHost), move(t, g.lse, la.ToHost)
-	g.read(t)
-	vm := G.NewTapeMachine(g.g)
+	g.Out, g.LSE = graphtest.Move(t, g.Out, la.ToHost), graphtest.Move(t, g.LSE, la.ToHost)
+	g.Read(t)
+	vm := G.NewTapeMachine(g.G)
 	defer vm.Close()
 	for range 3 {
-		again(t, vm)
+		graphtest.Again(t, vm)
 	}
-	return g.outV, g.lseV
+	return g.OutValue, g.LSEValue
 }
 
 // testDeviceRecurrence: a node's value is its own input in the next run, with no
 // copy between, and the bits are those of Attend on tensors apart.
-func testDeviceRecurrence(t *testing.T, at place) {
+func testDeviceRecurrence(t *testing.T, at graphtest.Place) {
 	rng := reftest.Rand(t)
-	p := newProblem(rng, dense(4, 2, 64, 64, 3, 40, 90), spec{capacity: 90})
+	p := graphtest.NewProblem(rng, dense(4, 2, 64, 64, 3, 40, 90), graphtest.Spec{Capacity: 90})
 	g := G.NewGraph()
 	node := func(name string, x tensor.Tensor) *G.Node {
-		d := upload(t, at.gpu, x)
+		d := graphtest.Upload(t, at.GPU, x)
 		return G.NewTensor(g, d.Dtype(), len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
-	q, k, v := node("q", p.q), node("k", p.k), node("v", p.v)
-	out, err := la.Attention(q, k, v, la.WithLengths(input(g, "lengths", lengthsOf(tensor.Int, p.Keys))))
+	q, k, v := node("q", p.InQ), node("k", p.InK), node("v", p.InV)
+	out, err := la.Attention(q, k, v, la.WithLengths(graphtest.Input(g, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys))))
 	if err != nil {
 		t.Fatal(err)
 	}
 	vm := G.NewTapeMachine(g)
 	defer vm.Close()
-	a := p.argsThere(t, at.gpu)
+	a := p.ArgsThere(t, at.GPU)
 	a.LSE = nil
 	var used int64
 	for turn := range 9 {
-		again(t, vm)
+		graphtest.Again(t, vm)
 		if err := la.Attend(a); err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(bits(t, download(t, out.Value())), bits(t, download(t, a.Out))) {
+		if !slices.Equal(graphtest.Bits(t, graphtest.Download(t, out.Value())), graphtest.Bits(t, graphtest.Download(t, a.Out))) {
 			t.Fatalf("turn %d: other bits", turn)
 		}
-		let(t, q, out.Value())
+		graphtest.Let(t, q, out.Value())
 		a.Q, a.Out = a.Out, a.Q
-		m, err := at.gpu.Memory()
+		m, err := at.GPU.Memory()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +182,7 @@ func testDeviceClones(t *testing.T, gpu *la.GPU) {
 	rng := reftest.Rand(t)
 	g := G.NewGraph()
 	r := newDeviceRelay(t, g, gpu, tensor.Float32, 64, 64)
-	let(t, r.x, randomTensor(rng, tensor.Float32, 64, 64))
+	graphtest.Let(t, r.x, randomTensor(rng, tensor.Float32, 64, 64))
 	var wg sync.WaitGroup
 	var right, told atomic.Int32
 	for range 4 {
@@ -235,7 +194,7 @@ func testDeviceClones(t *testing.T, gpu *la.GPU) {
 			defer vm.Close()
 			for range 200 {
 				in := randomTensor(rng, tensor.Float32, 64, 64)
-				let(t, x, in)
+				graphtest.Let(t, x, in)
 				err := la.Cause(vm.RunAll())
 				switch {
 				case errors.Is(err, la.ErrState):
@@ -263,8 +222,8 @@ func testDeviceClones(t *testing.T, gpu *la.GPU) {
 // written.
 func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	p := newProblem(rng, dense(4, 2, 64, 64, 1, 9, 5), spec{})
-	onOther := func(x tensor.Tensor) *la.DeviceTensor { return upload(t, other, x) }
+	p := graphtest.NewProblem(rng, dense(4, 2, 64, 64, 1, 9, 5), graphtest.Spec{})
+	onOther := func(x tensor.Tensor) *la.DeviceTensor { return graphtest.Upload(t, other, x) }
 	small := func(dt tensor.Dtype, shape ...int) *la.DeviceTensor {
 		d, err := gpu.NewTensor(dt, shape...)
 		if err != nil {
@@ -282,10 +241,10 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 		want  error
 		texts []string
 	}{
-		{"k on the host", func(a *la.Args) { a.K = p.k }, la.ErrUnsupported, []string{"q is on " + gpu.String(), "k in host memory"}},
-		{"q on the host", func(a *la.Args) { a.Q = p.q }, la.ErrUnsupported, []string{"q is in host memory", "k on " + gpu.String()}},
-		{"out on the host", func(a *la.Args) { a.Out, _ = p.results() }, la.ErrUnsupported, []string{"out in host memory"}},
-		{"v on another GPU", func(a *la.Args) { a.V = onOther(p.v) }, la.ErrUnsupported, []string{"q is on " + gpu.String(), "v on " + other.String()}},
+		{"k on the host", func(a *la.Args) { a.K = p.InK }, la.ErrUnsupported, []string{"q is on " + gpu.String(), "k in host memory"}},
+		{"q on the host", func(a *la.Args) { a.Q = p.InQ }, la.ErrUnsupported, []string{"q is in host memory", "k on " + gpu.String()}},
+		{"out on the host", func(a *la.Args) { a.Out, _ = p.Results() }, la.ErrUnsupported, []string{"out in host memory"}},
+		{"v on another GPU", func(a *la.Args) { a.V = onOther(p.InV) }, la.ErrUnsupported, []string{"q is on " + gpu.String(), "v on " + other.String()}},
 		{"nil k", func(a *la.Args) { a.K = nil }, la.ErrShape, []string{"k is nil"}},
 		{"nil tensor", func(a *la.Args) { a.K = (*la.DeviceTensor)(nil) }, la.ErrState, []string{"k was not made by a GPU"}},
 		{"zero tensor", func(a *la.Args) { a.Out = new(la.DeviceTensor) }, la.ErrState, []string{"out was not made by a GPU"}},
@@ -303,11 +262,11 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 			a.Q, a.K, a.V, a.Out = small(tensor.Float32, 2, 4, 1, 13), small(tensor.Float32, 2, 2, 9, 13), small(tensor.Float32, 2, 2, 9, 13), small(tensor.Float32, 2, 4, 1, 13)
 		}, la.ErrUnsupported, []string{"on " + gpu.String(), "13"}},
 	} {
-		a := p.argsThere(t, gpu)
+		a := p.ArgsThere(t, gpu)
 		out, lse := a.Out, a.LSE
 		c.set(&a)
 		wantError(t, la.Attend(a), c.want, "Attend", c.texts...)
-		if !allNaN(t, download(t, out)) || !allNaN(t, download(t, lse)) {
+		if !graphtest.AllNaN(t, graphtest.Download(t, out)) || !graphtest.AllNaN(t, graphtest.Download(t, lse)) {
 			t.Errorf("%s: something was written before the error", c.name)
 		}
 	}
@@ -316,13 +275,13 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 	for text, opt := range map[string]la.Option{
 		"a window of 3 keys": la.WithWindow(3), "a soft cap of 30": la.WithSoftCap(30), "ALiBi": la.WithALiBi([]float64{0, 0, 0, 0}),
 	} {
-		a := p.argsThere(t, gpu)
+		a := p.ArgsThere(t, gpu)
 		wantError(t, la.Attend(a, opt), la.ErrUnsupported, "Attend", "on "+gpu.String(), text)
-		if !allNaN(t, download(t, a.Out)) {
+		if !graphtest.AllNaN(t, graphtest.Download(t, a.Out)) {
 			t.Errorf("%s: something was written before the error", text)
 		}
-		g := p.graph()
-		n, err := la.Attention(g.q, g.k, g.v, opt)
+		g := p.Graph()
+		n, err := la.Attention(g.Q, g.K, g.V, opt)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -330,42 +289,42 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 		wantError(t, err, la.ErrUnsupported, "Attention", "on "+gpu.String(), text)
 	}
 	{
-		a := p.argsThere(t, gpu)
-		shape := p.dims(1, 1, p.capacity)
+		a := p.ArgsThere(t, gpu)
+		shape := p.Dims(1, 1, p.Capacity)
 		shape[0] = 1
-		numbers := tensorOf(tensor.Float32, make([]float64, p.capacity), shape...)
-		g := p.graph()
-		n, err := la.Attention(g.q, g.k, g.v, la.WithBias(input(g.g, "bias", numbers)))
+		numbers := graphtest.TensorOf(tensor.Float32, make([]float64, p.Capacity), shape...)
+		g := p.Graph()
+		n, err := la.Attention(g.Q, g.K, g.V, la.WithBias(graphtest.Input(g.G, "bias", numbers)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, bias := range []G.Value{numbers, upload(t, gpu, numbers)} {
+		for _, bias := range []G.Value{numbers, graphtest.Upload(t, gpu, numbers)} {
 			a.Bias = bias
 			wantError(t, la.Attend(a), la.ErrUnsupported, "Attend", "on "+gpu.String(), "a bias")
 			_, err = n.Op().Do(a.Q, a.K, a.V, bias)
 			wantError(t, err, la.ErrUnsupported, "Attention", "on "+gpu.String(), "a bias")
 		}
-		if !allNaN(t, download(t, a.Out)) {
+		if !graphtest.AllNaN(t, graphtest.Download(t, a.Out)) {
 			t.Error("a bias: something was written before the error")
 		}
 	}
-	wantError(t, la.Attend(p.argsThere(t, gpu), la.WithALiBi([]float64{1})), la.ErrShape, "Attend", "1 slope for 4 query heads")
+	wantError(t, la.Attend(p.ArgsThere(t, gpu), la.WithALiBi([]float64{1})), la.ErrShape, "Attend", "1 slope for 4 query heads")
 
 	// The values of a graph's nodes.
-	g := p.graph()
-	n, err := la.Attention(g.q, g.k, g.v)
+	g := p.Graph()
+	n, err := la.Attention(g.Q, g.K, g.V)
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, k, v := upload(t, gpu, p.q), upload(t, gpu, p.k), upload(t, gpu, p.v)
+	q, k, v := graphtest.Upload(t, gpu, p.InQ), graphtest.Upload(t, gpu, p.InK), graphtest.Upload(t, gpu, p.InV)
 	for _, c := range []struct {
 		in    []G.Value
 		want  error
 		texts []string
 	}{
-		{[]G.Value{q, p.k, p.v}, la.ErrUnsupported, []string{"q is on " + gpu.String(), "k in host memory"}},
-		{[]G.Value{p.q, p.k, v}, la.ErrUnsupported, []string{"q is in host memory", "v on " + gpu.String()}},
-		{[]G.Value{q, k, onOther(p.v)}, la.ErrUnsupported, []string{gpu.String(), other.String()}},
+		{[]G.Value{q, p.InK, p.InV}, la.ErrUnsupported, []string{"q is on " + gpu.String(), "k in host memory"}},
+		{[]G.Value{p.InQ, p.InK, v}, la.ErrUnsupported, []string{"q is in host memory", "v on " + gpu.String()}},
+		{[]G.Value{q, k, onOther(p.InV)}, la.ErrUnsupported, []string{gpu.String(), other.String()}},
 		{[]G.Value{k, k, v}, la.ErrShape, []string{"not what the graph was built for"}},
 	} {
 		_, err := n.Op().Do(c.in...)
@@ -377,7 +336,7 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 }
 
 // testDeviceHugeScores: a score may be any finite number, with and without partials.
-func testDeviceHugeScores(t *testing.T, at place) {
+func testDeviceHugeScores(t *testing.T, at graphtest.Place) {
 	rng := reftest.Rand(t)
 	const dim = 64
 	turn := 0
@@ -390,20 +349,20 @@ func testDeviceHugeScores(t *testing.T, at place) {
 					s.q = 0x1p112
 				}
 				for range n {
-					k := format(kv).Round(some[rng.IntN(len(some))] * math.MaxFloat32 / s.q)
+					k := graphtest.Format(kv).Round(some[rng.IntN(len(some))] * math.MaxFloat32 / s.q)
 					s.scores, s.values = append(s.scores, k*s.q), append(s.values, float64(1+rng.IntN(8)))
 				}
 				s.q = math.Copysign(s.q, float64(turn%2)-0.5)
 				a := s.args()
 				there := la.Args{
-					Q: upload(t, at.gpu, a.Q.(*tensor.Dense)), K: upload(t, at.gpu, a.K.(*tensor.Dense)), V: upload(t, at.gpu, a.V.(*tensor.Dense)),
-					Out: upload(t, at.gpu, a.Out.(*tensor.Dense)), LSE: upload(t, at.gpu, a.LSE.(*tensor.Dense)),
+					Q: graphtest.Upload(t, at.GPU, a.Q.(*tensor.Dense)), K: graphtest.Upload(t, at.GPU, a.K.(*tensor.Dense)), V: graphtest.Upload(t, at.GPU, a.V.(*tensor.Dense)),
+					Out: graphtest.Upload(t, at.GPU, a.Out.(*tensor.Dense)), LSE: graphtest.Upload(t, at.GPU, a.LSE.(*tensor.Dense)),
 				}
-				schedule := at.schedule(turn)
+				schedule := at.Schedule(turn)
 				if err := la.Attend(there, la.WithScale(1), la.WithSchedule(schedule), la.WithWorkers(turn%5)); err != nil {
 					t.Fatal(err)
 				}
-				out, lse := first(download(t, there.Out)), first(download(t, there.LSE))
+				out, lse := first(graphtest.Download(t, there.Out)), first(graphtest.Download(t, there.LSE))
 				wantOut, wantLSE := s.want()
 				if !(math.Abs(out-wantOut) <= 1e-3*wantOut) || !(math.Abs(lse-wantLSE) <= 1e-6*math.Abs(wantLSE)+1e-3) {
 					t.Errorf("%v, %d keys of %v, %v: %v and %v, want %v and %v", kv, n, some, schedule, out, lse, wantOut, wantLSE)
@@ -411,4 +370,36 @@ func testDeviceHugeScores(t *testing.T, at place) {
 			}
 		}
 	}
+}
+
+func TestDeviceAttend(t *testing.T) {
+	random := 60
+	if reftest.RaceEnabled {
+		random = 10
+	}
+	for name, test := range map[string]func(*testing.T, graphtest.Place){
+		"Cases":      testDeviceAttend,
+		"Random":     func(t *testing.T, at graphtest.Place) { testDeviceAttendRandom(t, at, random) },
+		"Recurrence": testDeviceRecurrence,
+		"Repeats":    func(t *testing.T, at graphtest.Place) { testDeviceAttendRepeats(t, at, 3) },
+		"HugeScores": testDeviceHugeScores,
+	} {
+		t.Run(name, func(t *testing.T) {
+			gpu, _ := la.FakeGPU(t)
+			test(t, graphtest.Place{GPU: gpu})
+		})
+	}
+	t.Run("Errors", func(t *testing.T) {
+		gpu, _ := la.FakeGPU(t)
+		for _, ordinal := range []int{0, 1} {
+			other, err := la.OpenGPU(ordinal)
+			if err != nil {
+				t.Fatal(err)
+			}
+			testDeviceAttendErrors(t, gpu, other)
+			if err := other.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }

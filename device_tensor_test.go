@@ -8,9 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	denses "gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -32,24 +35,6 @@ func deviceTests(runs int) map[string]func(*testing.T, *la.GPU) {
 		"Concurrency": testDeviceConcurrent,
 		"Clones":      testDeviceClones,
 	}
-}
-
-func upload(t testing.TB, gpu *la.GPU, x tensor.Tensor) *la.DeviceTensor {
-	t.Helper()
-	d, err := gpu.Upload(x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-func download(t testing.TB, v G.Value) *tensor.Dense {
-	t.Helper()
-	x, err := v.(*la.DeviceTensor).Download()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x
 }
 
 // randomTensor is n random bits of an element type, NaN among them.
@@ -107,13 +92,13 @@ var deviceTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor
 func testDeviceTensor(t *testing.T, gpu *la.GPU) {
 	rng := reftest.Rand(t)
 	shapes := [][]int{{1}, {3, 5}, {2, 3, 4}, {1, 1, 7, 2}, {300_001}, {4, 700, 999}}
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		shapes = shapes[:4]
 	}
 	for _, dt := range deviceTypes {
 		for _, shape := range shapes {
 			x := randomTensor(rng, dt, shape...)
-			d := upload(t, gpu, x)
+			d := graphtest.Upload(t, gpu, x)
 			if d.GPU() != gpu || d.Dtype() != dt || !d.Shape().Eq(x.Shape()) || d.Size() != x.Shape().TotalSize() {
 				t.Fatalf("%v of %v", d, x.Shape())
 			}
@@ -122,16 +107,16 @@ func testDeviceTensor(t *testing.T, gpu *la.GPU) {
 				t.Fatal(err)
 			}
 			y := randomTensor(rng, dt, shape...)
-			if err := c.(*la.DeviceTensor).CopyFrom(upload(t, gpu, y)); err != nil {
+			if err := c.(*la.DeviceTensor).CopyFrom(graphtest.Upload(t, gpu, y)); err != nil {
 				t.Fatal(err)
 			}
-			for _, err := range []error{sameElements(download(t, d), x), sameElements(download(t, c.(G.Value)), y)} {
+			for _, err := range []error{sameElements(graphtest.Download(t, d), x), sameElements(graphtest.Download(t, c.(G.Value)), y)} {
 				if err != nil {
 					t.Fatalf("%v %v: %v", dt, shape, err)
 				}
 			}
 			zero := c.(*la.DeviceTensor).ZeroValue()
-			if err := sameElements(download(t, zero), tensor.New(tensor.Of(dt), tensor.WithShape(shape...))); err != nil {
+			if err := sameElements(graphtest.Download(t, zero), tensor.New(tensor.Of(dt), tensor.WithShape(shape...))); err != nil {
 				t.Fatalf("zero of %v %v: %v", dt, shape, err)
 			}
 			if err := d.Free(); err != nil {
@@ -150,7 +135,7 @@ func testDeviceTensor(t *testing.T, gpu *la.GPU) {
 	if err := x.T(); err != nil {
 		t.Fatal(err)
 	}
-	got := download(t, upload(t, gpu, x))
+	got := graphtest.Download(t, graphtest.Upload(t, gpu, x))
 	if err := x.Transpose(); err != nil {
 		t.Fatal(err)
 	}
@@ -304,9 +289,9 @@ func testDeviceNodes(t *testing.T, gpu *la.GPU) {
 		var last *tensor.Dense
 		for range 5 {
 			x := randomTensor(rng, dt, 3, 4)
-			let(t, r.x, x)
-			again(t, vm)
-			if err := errors.Join(sameElements(r.out.(*tensor.Dense), x), sameElements(download(t, kept), x), sameElements(download(t, r.there.Value()), x)); err != nil {
+			graphtest.Let(t, r.x, x)
+			graphtest.Again(t, vm)
+			if err := errors.Join(sameElements(r.out.(*tensor.Dense), x), sameElements(graphtest.Download(t, kept), x), sameElements(graphtest.Download(t, r.there.Value()), x)); err != nil {
 				t.Fatalf("%v: %v", dt, err)
 			}
 			last = x
@@ -319,7 +304,7 @@ func testDeviceNodes(t *testing.T, gpu *la.GPU) {
 		}
 		g = G.NewGraph()
 		r = newDeviceRelay(t, g, gpu, dt, 3, 4)
-		let(t, r.x, last)
+		graphtest.Let(t, r.x, last)
 		lisp := G.NewLispMachine(g, G.ExecuteFwdOnly())
 		if err := lisp.RunAll(); err != nil {
 			t.Fatal(err)
@@ -331,7 +316,7 @@ func testDeviceNodes(t *testing.T, gpu *la.GPU) {
 
 		// A root that is on the GPU is an error, not the end of the process.
 		g = G.NewGraph()
-		x := input(g, "x", last)
+		x := graphtest.Input(g, "x", last)
 		if _, err := la.ToDevice(x, gpu); err != nil {
 			t.Fatal(err)
 		}
@@ -352,19 +337,19 @@ func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
 	vm := G.NewTapeMachine(g)
 	defer vm.Close()
 	first := randomTensor(rng, tensor.Float32, 8)
-	let(t, r.x, first)
-	again(t, vm)
+	graphtest.Let(t, r.x, first)
+	graphtest.Again(t, vm)
 	old := r.there.Value().(*la.DeviceTensor)
 	copied, err := old.Clone()
 	if err != nil {
 		t.Fatal(err)
 	}
-	let(t, r.x, randomTensor(rng, tensor.Float32, 8))
-	again(t, vm)
+	graphtest.Let(t, r.x, randomTensor(rng, tensor.Float32, 8))
+	graphtest.Again(t, vm)
 	if _, err := old.Download(); !errors.Is(err, la.ErrState) || !strings.Contains(err.Error(), "run again") {
 		t.Errorf("the old value: %v", err)
 	}
-	if err := sameElements(download(t, copied.(G.Value)), first); err != nil {
+	if err := sameElements(graphtest.Download(t, copied.(G.Value)), first); err != nil {
 		t.Errorf("its copy: %v", err)
 	}
 	if err := old.Free(); !errors.Is(err, la.ErrState) {
@@ -375,14 +360,14 @@ func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
 		t.Error(err)
 	}
 	last := randomTensor(rng, tensor.Float32, 8)
-	let(t, r.x, last)
-	again(t, vm)
+	graphtest.Let(t, r.x, last)
+	graphtest.Again(t, vm)
 	if err := sameElements(r.back.Value().(*tensor.Dense), last); err != nil {
 		t.Error(err)
 	}
 
 	there := nodeOf(g.Clone().(*G.ExprGraph), r.there).Value()
-	if err := sameElements(download(t, there), last); err != nil {
+	if err := sameElements(graphtest.Download(t, there), last); err != nil {
 		t.Errorf("the value in a clone of the graph: %v", err)
 	}
 }
@@ -429,7 +414,7 @@ func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
 	}
 	run := func(op G.Op, in ...G.Value) error { return second(op.Do(in...)) }
 	host := randomTensor(rand.New(rand.NewPCG(1, 2)), tensor.Float32, 2, 2)
-	on := upload(t, gpu, host)
+	on := graphtest.Upload(t, gpu, host)
 	back, err := la.ToHost(x)
 	if err != nil {
 		t.Fatal(err)
@@ -443,7 +428,7 @@ func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
 		{"on the GPU already", run(there.Op(), on), la.ErrUnsupported, gpu.String()},
 		{"on the host already", run(back.Op(), host), la.ErrUnsupported, "host memory"},
 		{"other shape", run(there.Op(), randomTensor(rand.New(rand.NewPCG(1, 2)), tensor.Float32, 4)), la.ErrShape, "(4)"},
-		{"other type", run(back.Op(), upload(t, gpu, randomTensor(rand.New(rand.NewPCG(1, 2)), la.Float16, 2, 2))), la.ErrDType, ""},
+		{"other type", run(back.Op(), graphtest.Upload(t, gpu, randomTensor(rand.New(rand.NewPCG(1, 2)), la.Float16, 2, 2))), la.ErrDType, ""},
 		{"no input", run(there.Op()), la.ErrShape, ""},
 		{"nil input", run(there.Op(), nil), la.ErrShape, ""},
 	} {
@@ -463,21 +448,21 @@ func testDeviceMemoryFlat(t *testing.T, gpu *la.GPU, runs int) {
 	}
 	vm := G.NewTapeMachine(g)
 	defer vm.Close()
-	let(t, r.x, randomTensor(reftest.Rand(t), tensor.Float32, 16, 64))
-	again(t, vm)
+	graphtest.Let(t, r.x, randomTensor(reftest.Rand(t), tensor.Float32, 16, 64))
+	graphtest.Again(t, vm)
 	before, err := gpu.Memory()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range runs {
-		again(t, vm)
+		graphtest.Again(t, vm)
 	}
 	after, err := gpu.Memory()
 	const staging = 8 << 16 // how much is on its way at once depends on the GPU's pace
 	if err != nil || after.Used != before.Used || after.Pinned > before.Pinned+staging {
 		t.Errorf("%+v after the first run, %+v after %d: %v", before, after, runs, err)
 	}
-	if err := sameElements(download(t, other.Value()), r.x.Value().(*tensor.Dense)); err != nil {
+	if err := sameElements(graphtest.Download(t, other.Value()), r.x.Value().(*tensor.Dense)); err != nil {
 		t.Error(err)
 	}
 }
@@ -491,12 +476,12 @@ func testDeviceGarbage(t *testing.T, gpu *la.GPU) {
 	}
 	most := before.Used
 	rounds := 200
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		rounds = 30
 	}
 	for range rounds {
 		for range 10 {
-			upload(t, gpu, x)
+			graphtest.Upload(t, gpu, x)
 		}
 		runtime.GC()
 		m, err := gpu.Memory()
@@ -516,7 +501,7 @@ func testDeviceConcurrent(t *testing.T, gpu *la.GPU) {
 	errs := make(chan error)
 	const workers = 4
 	size := 200_000
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		size = 5000
 	}
 	for range workers {
@@ -555,4 +540,207 @@ func testDeviceConcurrent(t *testing.T, gpu *la.GPU) {
 	if err := errors.Join(all...); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestDeviceOnFakeDriver(t *testing.T) {
+	runs := 20_000
+	if reftest.RaceEnabled {
+		runs = 500
+	}
+	for name, test := range deviceTests(runs) {
+		t.Run(name, func(t *testing.T) {
+			gpu, _ := la.FakeGPU(t)
+			test(t, gpu)
+		})
+	}
+}
+
+// TestDeviceClosed: everything of a closed GPU says so.
+func TestDeviceClosed(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	x := f32(2, 2).tensor()
+	d := graphtest.Upload(t, gpu, x)
+	g := G.NewGraph()
+	r := newDeviceRelay(t, g, gpu, tensor.Float32, 2, 2)
+	graphtest.Let(t, r.x, x)
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	graphtest.Again(t, vm)
+	if err := gpu.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, clone := d.Clone()
+	for name, err := range map[string]error{
+		"Download":    second(d.Download()),
+		"Free":        d.Free(),
+		"Clone":       clone,
+		"CopyFrom":    d.CopyFrom(d),
+		"Upload":      second(gpu.Upload(x)),
+		"NewTensor":   second(gpu.NewTensor(tensor.Float32, 1)),
+		"Synchronize": gpu.Synchronize(),
+		"ToDevice":    second(la.ToDevice(r.x, gpu)),
+		"a run":       second(r.there.Op().Do(x)),
+		"ToHost":      second(r.back.Op().Do(d)),
+		"node value":  second(r.there.Value().(*la.DeviceTensor).Download()),
+	} {
+		if !errors.Is(err, la.ErrClosed) || !strings.Contains(err.Error(), "the GPU") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if d.ZeroValue() != G.Value(d) || d.GPU() != gpu {
+		t.Error("a tensor of a closed GPU is another")
+	}
+}
+
+// TestDeviceOutOfMemory: what nobody has any more is given back to the driver
+// before a request fails, and a request that fails changes nothing.
+func TestDeviceOutOfMemory(t *testing.T) {
+	gpu, lib := la.FakeGPU(t)
+	lib.State().Total = 1 << 20
+	for n := range 40 { // all sizes, so that no buffer serves twice
+		d, err := gpu.NewTensor(tensor.Float32, 1000*(n+60))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n%2 == 0 { // the others are garbage
+			if err := d.Free(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	kept := graphtest.Upload(t, gpu, f32(1000).tensor())
+	before, _ := gpu.Memory()
+	_, err := gpu.NewTensor(tensor.Float32, 1<<18)
+	if !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), "1048576 bytes asked for") || !strings.Contains(err.Error(), "of 1048576 free") {
+		t.Errorf("got %v", err)
+	}
+	if after, err := gpu.Memory(); err != nil || after.Used > before.Used {
+		t.Errorf("%+v before, %+v after: %v", before, after, err)
+	}
+	if err := sameElements(graphtest.Download(t, kept), f32(1000).tensor()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDeviceLargeUpload: several goroutines bring the pieces of a large tensor, all of
+// them, and none is left where one fails.
+func TestDeviceLargeUpload(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	pieces := 5 // of a million elements
+	if reftest.RaceEnabled {
+		pieces = 2
+	}
+	data := make([]float32, pieces<<20+3) // and some
+	for i := range data {
+		data[i] = float32(i * 7 % 1000003)
+	}
+	x := tensor.New(tensor.WithBacking(data), tensor.WithShape(len(data)))
+	before := runtime.NumGoroutine()
+	there := func(gpu *la.GPU) error {
+		d, err := gpu.Upload(x)
+		if err != nil {
+			return err
+		}
+		y, err := d.Download()
+		if err != nil {
+			return errors.Join(err, d.Free())
+		}
+		if !slices.Equal(y.Data().([]float32), data) {
+			t.Error("something else has come down")
+		}
+		return d.Free()
+	}
+	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+		err := there(gpu)
+		if err == nil {
+			return nil
+		}
+		if err := there(gpu); err != nil { // a fault is no end
+			t.Errorf("again: %v", err)
+		}
+		return err
+	})
+	// A goroutine whose work has been waited for is counted until it has run to its
+	// end, which a busy machine may put off.
+	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 20*time.Second {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+		}
+	}
+}
+
+// deviceFaults runs a test again and again, with every driver call of it failing
+// once.
+func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error) {
+	for call := int64(1); ; call++ {
+		gpu, lib := la.FakeGPU(t)
+		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 1
+		err := test(t, gpu, lib)
+		failed := lib.State().Failed()
+		lib.State().FailAt = 0
+		if failed == "" {
+			if err != nil {
+				t.Fatalf("without a fault: %v", err)
+			}
+			t.Logf("%d calls", call-1)
+			if call < 10 {
+				t.Fatalf("only %d calls", call)
+			}
+			return
+		}
+		if err := gpu.Close(); err != nil {
+			t.Fatalf("%s failed: Close: %v", failed, err)
+		}
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Fatalf("%s failed (%v): %d left, %d defects", failed, err, lib.Live(), lib.Defects())
+		}
+		// Popping a context tells of earlier failures only, and nothing depends on a
+		// graph that others were made of.
+		if err == nil && failed != "cuCtxPopCurrent_v2" && failed != "cuGraphDestroy" {
+			t.Fatalf("call %d, %s, failed and nobody has noticed", call, failed)
+		}
+		if err != nil && !strings.Contains(err.Error(), "CUDA_ERROR") {
+			t.Fatalf("%s failed: %v", failed, err)
+		}
+	}
+}
+
+func TestDeviceFaults(t *testing.T) {
+	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+		x := f32(3, 4).tensor()
+		d, err := gpu.Upload(x)
+		if err != nil {
+			return err
+		}
+		c, err := d.Clone()
+		if err != nil {
+			return err
+		}
+		y, err := c.(*la.DeviceTensor).Download()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(d.Free(), c.(*la.DeviceTensor).Free()); err != nil {
+			return err
+		}
+		g := G.NewGraph()
+		r := newDeviceRelay(t, g, gpu, tensor.Float32, 3, 4)
+		there, err := r.there.Op().Do(y)
+		if err != nil {
+			return err
+		}
+		z, err := r.back.Op().Do(there)
+		if err != nil {
+			return err
+		}
+		if err := sameElements(z.(*tensor.Dense), x); err != nil {
+			t.Error(err)
+		}
+		if zero := there.(*la.DeviceTensor).ZeroValue(); zero != nil {
+			if _, err := zero.(*la.DeviceTensor).Download(); err != nil {
+				return err
+			}
+		}
+		return gpu.Synchronize()
+	})
 }

@@ -2,11 +2,22 @@ package leanattention_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 )
 
 // TestGPU runs where there is a GPU.
@@ -82,5 +93,385 @@ func TestZeroGPU(t *testing.T) {
 		if gpu.Name() != "" || gpu.Info() != (la.GPUInfo{}) {
 			t.Errorf("%+v", gpu.Info())
 		}
+	}
+}
+
+// TestGPUSentinels goes through every way in which there can be no GPU, on a
+// driver that needs none.
+func TestGPUSentinels(t *testing.T) {
+	lib := fakedriver.New(t)
+	for _, c := range []struct {
+		name string
+		path string
+		set  func(*fakedriver.State)
+		gpus error // nil: they are listed
+		open error // of GPU 1
+		text string
+	}{
+		{"no library", "libthere-is-no-such-driver.so.1", func(*fakedriver.State) {}, la.ErrNoDriver, la.ErrNoDriver, "no CUDA driver"},
+		{"old driver", lib.Path, func(s *fakedriver.State) { s.Version = 11080 }, la.ErrDriverTooOld, la.ErrDriverTooOld, "11.8"},
+		{"no device", lib.Path, func(s *fakedriver.State) { s.Init = 100 }, la.ErrNoDevice, la.ErrNoDevice,
+			"CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected (cuInit)"},
+		{"none shown", lib.Path, func(s *fakedriver.State) { s.Devices = 0 }, la.ErrNoDevice, la.ErrNoDevice, "no"},
+		{"one only", lib.Path, func(s *fakedriver.State) { s.Devices = 1 }, nil, la.ErrNoDevice, "no GPU 1, there are 1"},
+		{"old GPU", lib.Path, func(s *fakedriver.State) { s.Major, s.Minor = 7, 5 }, nil, la.ErrComputeCapability, "GPU 1 (Fake 1) has compute capability 7.5"},
+		{"no memory for a context", lib.Path, func(s *fakedriver.State) { s.FailIn("cuDevicePrimaryCtxRetain", 2) }, nil, la.ErrOutOfMemory,
+			"CUDA_ERROR_OUT_OF_MEMORY: out of memory (cuDevicePrimaryCtxRetain, GPU 1)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lib := fakedriver.New(t)
+			c.set(lib.State())
+			la.UseDriver(t, c.path)
+			list, err := la.GPUs()
+			listed := len(list) == int(lib.State().Devices) && len(list) > 0
+			if !errors.Is(err, c.gpus) || listed != (c.gpus == nil) {
+				t.Errorf("GPUs: %v, %v; want %v", list, err, c.gpus)
+			}
+			gpu, err := la.OpenGPU(1)
+			if gpu != nil || !errors.Is(err, c.open) || !strings.HasPrefix(err.Error(), "leanattention: OpenGPU: ") || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("OpenGPU: %v; want %v with %q", err, c.open, c.text)
+			}
+			if lib.Live() != 0 || lib.Defects() != 0 {
+				t.Errorf("%d left, %d defects", lib.Live(), lib.Defects())
+			}
+		})
+	}
+}
+
+func TestGPUOnFakeDriver(t *testing.T) {
+	lib := fakedriver.New(t)
+	la.UseDriver(t, lib.Path)
+	list, err := la.GPUs()
+	if err != nil || len(list) != 2 {
+		t.Fatal(list, err)
+	}
+	const want = "GPU 1: Fake 1, compute capability 9.0, 1016 SMs, 0.0 GiB"
+	if list[1].String() != want {
+		t.Errorf("got %s, want %s", list[1], want)
+	}
+	// The driver's clock is 1036 kHz, its bus 1037 bits wide.
+	if got, want := list[1].MemoryBandwidth, 2*1036e3*1037/8; got != want {
+		t.Errorf("a memory bandwidth of %v, want %v", got, want)
+	}
+	for i := range list {
+		gpu, err := la.OpenGPU(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkGPU(t, gpu, list[i])
+	}
+	if lib.Live() != 0 || lib.Defects() != 0 {
+		t.Errorf("%d left, %d defects", lib.Live(), lib.Defects())
+	}
+}
+
+// The tests below run where there is a GPU. With -run 'GPU|Device' they and
+// those on the fake driver are all there is.
+
+func TestGPUDevice(t *testing.T) {
+	gpu := gputest.Open(t)
+	for name, test := range deviceTests(100_000) {
+		t.Run(name, func(t *testing.T) { test(t, gpu) })
+	}
+}
+
+func TestGPUAttend(t *testing.T) {
+	gpu := gputest.Open(t)
+	at := graphtest.Place{GPU: gpu, Real: true}
+	t.Run("Cases", func(t *testing.T) { testDeviceAttend(t, at) })
+	t.Run("Random", func(t *testing.T) { testDeviceAttendRandom(t, at, 300) })
+	t.Run("Repeats", func(t *testing.T) { testDeviceAttendRepeats(t, at, 100) })
+	t.Run("HugeScores", func(t *testing.T) { testDeviceHugeScores(t, at) })
+	t.Run("Recurrence", func(t *testing.T) { testDeviceRecurrence(t, at) })
+	t.Run("Errors", func(t *testing.T) {
+		again, err := la.OpenGPU(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer again.Close()
+		testDeviceAttendErrors(t, gpu, again)
+	})
+}
+
+func TestGPUSequenceIO(t *testing.T) {
+	testSequenceIODecodes(t, graphtest.Place{}, graphtest.Place{GPU: gputest.Open(t), Real: true, There: true})
+}
+
+func TestGPUCachedAttention(t *testing.T) {
+	gpu := gputest.Open(t)
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, graphtest.Place)
+	}{
+		{"Mixed", testCachedAttention}, // takes turns by itself
+		{"Long", testCachedAttentionLong},
+		{"Rerun", func(t *testing.T, at graphtest.Place) { testCachedAttentionRerun(t, at, 100) }},
+		{"Poison", testCachedAttentionPoison},
+		{"Stores", testCachedAttentionStores},
+	} {
+		for _, there := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s there %v", c.name, there), func(t *testing.T) {
+				c.test(t, graphtest.Place{GPU: gpu, Real: true, There: there})
+			})
+		}
+	}
+}
+
+// TestDeviceCachedAttention runs the tests of CachedAttention on caches that are
+// on a GPU: what is computed there is the CPU's work, what is around it is not.
+func TestDeviceCachedAttention(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, graphtest.Place)
+		host bool // with operands in host memory too
+	}{
+		{"Mixed", testCachedAttention, false}, // takes turns by itself
+		{"Long", testCachedAttentionLong, false},
+		{"Rerun", func(t *testing.T, at graphtest.Place) { testCachedAttentionRerun(t, at, 3) }, true},
+		{"Poison", testCachedAttentionPoison, true},
+		{"Stores", testCachedAttentionStores, true},
+	} {
+		for _, there := range []bool{true, false} {
+			if !there && !c.host {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s there %v", c.name, there), func(t *testing.T) {
+				gpu, _ := la.FakeGPU(t)
+				c.test(t, graphtest.Place{GPU: gpu, There: there})
+			})
+		}
+	}
+}
+
+func TestDeviceLayersDiffer(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	testLayersDiffer(t, graphtest.Place{GPU: gpu})
+	testLayersDiffer(t, graphtest.Place{GPU: gpu, There: true})
+}
+
+func TestDeviceLayerTwice(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	testLayerTwice(t, gpu)
+}
+
+func TestDeviceSequenceIODecodes(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	testSequenceIODecodes(t, graphtest.Place{}, graphtest.Place{GPU: gpu, There: true})
+}
+
+// TestDeviceExample runs the examples, which end the process if they are wrong.
+func TestDeviceExample(t *testing.T) {
+	for name, x := range map[string]struct {
+		run  func()
+		want string
+	}{
+		"OpenGPU":    {ExampleOpenGPU, "(1, 256) 3 GPU 0 (Fake 0)\n"},
+		"GPU_Record": {ExampleGPU_Record, "(1, 64) 4\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			la.FakeGPU(t)
+			if got := printed(t, x.run); got != x.want {
+				t.Errorf("it prints %q, want %q", got, x.want)
+			}
+		})
+	}
+}
+
+// printed is what f writes to standard output.
+func printed(t *testing.T, f func()) string {
+	file, err := os.Create(filepath.Join(t.TempDir(), "output"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	defer func(stdout *os.File) { os.Stdout = stdout }(os.Stdout)
+	os.Stdout = file
+	f()
+	text, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// decodeOnGPU loads a decoder of one layer, runs a step of it node by node,
+// records the next one and replays it some times, all on a GPU. Then it calls
+// done, and gives everything back.
+func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
+	const width, vocab, rows = 128, 40, 2 // as layers can be put in a chain
+	var closers []func() error
+	defer func() {
+		done()
+		for i := len(closers) - 1; i >= 0; i-- {
+			if e := closers[i](); e != nil && !errors.Is(e, la.ErrClosed) && err == nil {
+				err = e
+			}
+		}
+	}()
+	g := G.NewGraph()
+	let := func(name string, d *la.DeviceTensor) *G.Node {
+		closers = append(closers, d.Free)
+		return G.NewTensor(g, d.Dtype(), len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
+	}
+	var failed error
+	weight := func(name string, shape ...int) *G.Node {
+		if failed != nil {
+			return nil
+		}
+		of := la.Float16
+		if len(shape) == 1 {
+			of = tensor.Float32
+		}
+		var d *la.DeviceTensor
+		if d, failed = gpu.NewTensor(of, shape...); failed != nil {
+			return nil
+		}
+		return let(name, d)
+	}
+	table, wq, wk, wv := weight("table", vocab, width), weight("wq", width, width), weight("wk", width, width), weight("wv", width, width)
+	wo, wh := weight("wo", width, width), weight("wh", width, width)
+	gamma, bias := weight("gamma", width), weight("bias", width)
+	if failed != nil {
+		return failed
+	}
+	tokens, err := gpu.NewTensor(tensor.Int32, rows)
+	if err != nil {
+		return err
+	}
+	ids := let("tokens", tokens)
+
+	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: width, DType: la.Float16, PageSize: 4, Pages: 40, Device: gpu})
+	if err != nil {
+		return err
+	}
+	closers = append(closers, cache.Close)
+	step, err := cache.NewStep(rows)
+	if err != nil {
+		return err
+	}
+	var appends []la.Append
+	for range rows {
+		seq, err := cache.NewSequence()
+		if err != nil {
+			return err
+		}
+		appends = append(appends, la.Append{Seq: seq, Tokens: 1})
+	}
+
+	h, err := nn.Embedding(table, ids, nil)
+	if err != nil {
+		return err
+	}
+	qkv, err := nn.Linears(h, []*G.Node{wq, wk, wv}, nil, nn.WithNorm(gamma, nil, 1e-5))
+	if err != nil {
+		return err
+	}
+	a, err := la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(0), la.WithCausal())
+	if err != nil {
+		return err
+	}
+	h, err = nn.Linear(a, wo, bias, nn.WithReLU(), nn.WithResidual(h))
+	if err != nil {
+		return err
+	}
+	if h, err = nn.Linear(h, wh, nil); err != nil {
+		return err
+	}
+	if h, err = nn.LayerNorm(h, gamma, nil, 1e-5); err != nil {
+		return err
+	}
+	logits, err := nn.Linear(h, table, nil)
+	if err != nil {
+		return err
+	}
+	chosen, err := nn.ArgMax(logits)
+	if err != nil {
+		return err
+	}
+	vm := G.NewTapeMachine(g)
+	closers = append(closers, vm.Close)
+	run := func() error { defer vm.Reset(); return vm.RunAll() }
+	turn := func(run func() error) error {
+		if err := tokens.CopyFrom(tensor.New(tensor.WithShape(rows), tensor.WithBacking([]int32{3, 5}))); err != nil {
+			return err
+		}
+		if err := step.Set(appends); err != nil {
+			return err
+		}
+		if err := run(); err != nil {
+			return errors.Join(err, step.Rollback())
+		}
+		return step.Commit()
+	}
+	if err := turn(run); err != nil {
+		return err
+	}
+	var rec *la.Recording
+	if err := turn(func() (err error) {
+		if rec, err = gpu.Record(run); err != nil {
+			return err
+		}
+		return rec.Replay()
+	}); err != nil {
+		return errors.Join(err, rec.Close())
+	}
+	closers = append(closers, rec.Close)
+	for range replays {
+		if err := turn(rec.Replay); err != nil {
+			return err
+		}
+	}
+	if _, err := chosen.Value().(*la.DeviceTensor).Download(); err != nil {
+		return err
+	}
+	for _, a := range appends {
+		if n := a.Seq.Len(); n != replays+2 {
+			return fmt.Errorf("%d tokens after %d steps", n, replays+2)
+		}
+	}
+	return nil
+}
+
+// Whatever call of the driver fails, a load and a step of a decoder are an error,
+// and nothing of them stays.
+func TestDecoderFaults(t *testing.T) {
+	if testing.Short() || reftest.RaceEnabled {
+		t.Skip("hundreds of decoders")
+	}
+	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+		// What is closed counts as closed whatever the driver says, and then it is
+		// the context's.
+		return decodeOnGPU(gpu, 2, func() { lib.State().FailAt = 0 })
+	})
+}
+
+// Steps take no memory, and are one launch each.
+func TestDecoderStepsTakeNoMemory(t *testing.T) {
+	gpu, lib := la.FakeGPU(t)
+	used := func() int64 {
+		m, err := gpu.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Used + m.Pinned
+	}
+	if err := decodeOnGPU(gpu, 1, func() {}); err != nil {
+		t.Fatal(err)
+	}
+	first := used()
+	// Two layers behind each other are one launch; the engine that tests have here
+	// knows of no chains.
+	if n := strings.Count(lib.Log(), "kernel chain_f16_64"); n != 1 {
+		t.Errorf("%d chains in a recording", n)
+	}
+	lib.Forget()
+	if err := decodeOnGPU(gpu, 70, func() {}); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(lib.Log(), "cuGraphLaunch"); n != 71 {
+		t.Errorf("%d graph launches in 71 steps", n)
+	}
+	if now := used(); now > 3*first {
+		t.Errorf("%d bytes used after 72 steps, %d after 3", now, first)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -45,7 +46,7 @@ func (d *digests) add(t testing.TB, results ...G.Value) {
 	t.Helper()
 	h := fnv.New32a()
 	for _, r := range results {
-		for _, b := range bits(t, r) {
+		for _, b := range graphtest.Bits(t, r) {
 			h.Write(binary.LittleEndian.AppendUint64(nil, b))
 		}
 	}
@@ -94,13 +95,13 @@ func (d *digests) compare(t *testing.T, name string) {
 
 // TestDigests: what the CPU computes has the same bits as when the file was written.
 func TestDigests(t *testing.T) {
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("the detector looks for races, of which one run more shows no others")
 	}
 	d := newDigests()
 	for i := range 300 {
 		p, opts := d.problem(i)
-		a := p.args()
+		a := p.Args()
 		if err := la.Attend(a, opts...); err != nil {
 			t.Fatalf("%v: %v", p.Shape, err)
 		}
@@ -110,7 +111,7 @@ func TestDigests(t *testing.T) {
 		d.gradients(t, i)
 	}
 	for i := range 25 { // of four steps
-		d.decode(t, i, place{})
+		d.decode(t, i, graphtest.Place{})
 	}
 	tier, err := cpu.Tier()
 	if err != nil {
@@ -120,38 +121,38 @@ func TestDigests(t *testing.T) {
 }
 
 // problem draws a problem for [la.Attend], and its options.
-func (d *digests) problem(i int) (*problem, []la.Option) {
+func (d *digests) problem(i int) (*graphtest.Problem, []la.Option) {
 	s := reftest.RandomShape(d.rng)
-	s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
+	s.Queries = graphtest.Repeated(len(s.Keys), max(s.Queries[0], 1))
 	if i%2 == 1 {
 		s = reftest.RandomScoreMods(d.rng, s)
 	}
-	x := spec{inputs: reftest.AllInputs[i%4], query: elementTypes[i%8][0], kv: elementTypes[i%8][1], capacity: max(slices.Max(s.Keys)+d.rng.IntN(3), 1)}
+	x := graphtest.Spec{Inputs: reftest.AllInputs[i%4], QueryType: elementTypes[i%8][0], KVType: elementTypes[i%8][1], Capacity: max(slices.Max(s.Keys)+d.rng.IntN(3), 1)}
 	if i%3 == 2 {
-		s = reftest.RandomBias(d.rng, s, x.capacity)
+		s = reftest.RandomBias(d.rng, s, x.Capacity)
 	}
-	p := newProblem(d.rng, s, x)
-	return p, append(p.options(), d.options(i)...)
+	p := graphtest.NewProblem(d.rng, s, x)
+	return p, append(p.Options(), d.options(i)...)
 }
 
 // options draws a schedule. The workers are given, since bits depend on their number.
 func (d *digests) options(i int) []la.Option {
-	return []la.Option{la.WithTileTokens(d.rng.IntN(100)), la.WithWorkers(1 + d.rng.IntN(8)), la.WithSchedule(schedules[i%3])}
+	return []la.Option{la.WithTileTokens(d.rng.IntN(100)), la.WithWorkers(1 + d.rng.IntN(8)), la.WithSchedule(graphtest.Schedules[i%3])}
 }
 
 // gradients adds the gradients of a problem whose cost is the sum of its output.
 func (d *digests) gradients(t *testing.T, i int) {
 	t.Helper()
 	s := reftest.RandomShape(d.rng)
-	s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
+	s.Queries = graphtest.Repeated(len(s.Keys), max(s.Queries[0], 1))
 	if i%2 == 1 {
 		s = reftest.RandomScoreMods(d.rng, s)
 	}
 	types := elementTypes[i%2*4] // float32 and float64
-	p := newProblem(d.rng, s, spec{inputs: reftest.AllInputs[i%4], query: types[0], kv: types[1]})
-	g := p.attention(t, d.options(i)...)
-	wrt := G.Nodes{g.q, g.k, g.v}
-	grads, err := G.Grad(G.Must(G.Sum(g.out)), wrt...)
+	p := graphtest.NewProblem(d.rng, s, graphtest.Spec{Inputs: reftest.AllInputs[i%4], QueryType: types[0], KVType: types[1]})
+	g := p.Attention(t, d.options(i)...)
+	wrt := G.Nodes{g.Q, g.K, g.V}
+	grads, err := G.Grad(G.Must(G.Sum(g.Out)), wrt...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,31 +160,31 @@ func (d *digests) gradients(t *testing.T, i int) {
 	for j, n := range grads {
 		G.Read(n, &values[j])
 	}
-	g.run(t)
+	g.Run(t)
 	d.add(t, values...)
 }
 
 // decode adds the outputs of some steps of a cache.
-func (d *digests) decode(t *testing.T, i int, at place) {
+func (d *digests) decode(t *testing.T, i int, at graphtest.Place) {
 	t.Helper()
 	const prompt = 40
 	geometries := [][4]int{{2, 2, 16, 16}, {6, 2, 8, 20}, {7, 1, 40, 24}, {4, 4, 3, 1}, {12, 3, 59, 59}, {5, 1, 80, 64}}
-	if at.real {
+	if at.Real {
 		geometries = [][4]int{{2, 2, 64, 64}, {6, 2, 80, 80}, {7, 1, 96, 96}, {12, 3, 128, 128}, {16, 1, 64, 64}, {3, 3, 256, 256}}
 	}
 	g := geometries[i%len(geometries)]
 	pageSize := []int{1, 3, 16, 64}[i%4]
-	queries := at.queries()
-	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: cacheTypes[i%3], PageSize: pageSize, Pages: 4*prompt/pageSize + 16, Device: at.gpu})
+	queries := at.Queries()
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: cacheTypes[i%3], PageSize: pageSize, Pages: 4*prompt/pageSize + 16, Device: at.GPU})
 	la.PoisonFree(cache)
-	prefill := newDecoderAt(t, at, cache, prompt+2, g[0], queries[i%len(queries)], true, d.options(i)...)
-	decode := newDecoderAt(t, at, cache, 2, g[0], queries[i%len(queries)], true, d.options(i)...)
-	a, b := newStored(t, cache), newStored(t, cache)
-	prefill.do(t, d.rng, reftest.AllInputs[i%4], appended{a, prompt - i}, appended{b, 1 + i})
-	d.add(t, prefill.outV[0], prefill.lseV[0])
+	prefill := graphtest.NewDecoderAt(t, at, cache, prompt+2, g[0], queries[i%len(queries)], true, d.options(i)...)
+	decode := graphtest.NewDecoderAt(t, at, cache, 2, g[0], queries[i%len(queries)], true, d.options(i)...)
+	a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+	prefill.Do(t, d.rng, reftest.AllInputs[i%4], graphtest.Appended{To: a, Tokens: prompt - i}, graphtest.Appended{To: b, Tokens: 1 + i})
+	d.add(t, prefill.OutValues[0], prefill.LSEValues[0])
 	for range 3 {
-		decode.do(t, d.rng, reftest.AllInputs[i%4], appended{b, 1}, appended{a, 1})
-		d.add(t, decode.outV[0], decode.lseV[0])
+		decode.Do(t, d.rng, reftest.AllInputs[i%4], graphtest.Appended{To: b, Tokens: 1}, graphtest.Appended{To: a, Tokens: 1})
+		d.add(t, decode.OutValues[0], decode.LSEValues[0])
 	}
 	closeCache(t, cache)
 }
@@ -195,22 +196,22 @@ func TestGPUDigests(t *testing.T) {
 		t.Skip("the file has digests of the emulator's results alone")
 	}
 	gpu := gputest.Open(t)
-	d, at := newDigests(), place{gpu: gpu, real: true}
+	d, at := newDigests(), graphtest.Place{GPU: gpu, Real: true}
 	dims := []int{64, 80, 96, 128, 256}
 	for i := range 100 {
 		s := reftest.RandomShape(d.rng)
-		s.Queries = repeated(len(s.Keys), max(min(s.Queries[0], 5), 1))
+		s.Queries = graphtest.Repeated(len(s.Keys), max(min(s.Queries[0], 5), 1))
 		s.Dim = dims[i%5]
 		s.ValueDim = s.Dim
 		s.Heads = s.KVHeads * (1 + d.rng.IntN(16))
-		x := spec{inputs: reftest.AllInputs[i%4], capacity: max(slices.Max(s.Keys), 1)}
-		x.query, x.kv = deviceElements(i)
-		p := newProblem(d.rng, s, x)
-		out, lse := p.attendThere(t, gpu, d.options(i)...)
+		x := graphtest.Spec{Inputs: reftest.AllInputs[i%4], Capacity: max(slices.Max(s.Keys), 1)}
+		x.QueryType, x.KVType = deviceElements(i)
+		p := graphtest.NewProblem(d.rng, s, x)
+		out, lse := p.AttendThere(t, gpu, d.options(i)...)
 		d.add(t, out, lse)
 	}
 	for i := range 12 {
-		at.there = i%2 == 0
+		at.There = i%2 == 0
 		d.decode(t, i, at)
 	}
 	d.compare(t, fmt.Sprint("emulated GPU, PTX ", os.Getenv("LEANATTENTION_PTX")))

@@ -1,8 +1,12 @@
 package leanattention_test
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"log"
+	"math"
+	"slices"
 
 	"gorgonia.org/leanattention"
 
@@ -179,4 +183,420 @@ func ExampleDefault() {
 	// Unordered output:
 	// stock [1.622 2.575]
 	// lean  [1.622 2.575]
+}
+
+// attended runs one head's attention to four keys that are all alike, with the values
+// 1, 2, 3 and 4: what a query sees counts the same, and the output is its mean.
+func attended(queries int, opts ...leanattention.Option) any {
+	g := G.NewGraph()
+	in := func(name string, x ...float32) *G.Node {
+		return G.NodeFromAny(g, newTensor(tensor.Shape{1, len(x), 1}, x...), G.WithName(name))
+	}
+	out, err := leanattention.Attention(in("q", make([]float32, queries)...), in("k", 1, 1, 1, 1), in("v", 1, 2, 3, 4), opts...)
+	check(err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	check(m.RunAll())
+	return out.Value().Data()
+}
+
+// Each query sees the keys up to its own position.
+func ExampleWithCausal() {
+	fmt.Println(attended(4))
+	fmt.Println(attended(4, leanattention.WithCausal()))
+	fmt.Println(attended(2, leanattention.WithCausal())) // the last two positions
+	// Output:
+	// [2.5 2.5 2.5 2.5]
+	// [1 1.5 2 2.5]
+	// [2 2.5]
+}
+
+// Each query sees two keys: its own position's and the one before.
+func ExampleWithWindow() {
+	fmt.Println(attended(4, leanattention.WithCausal(), leanattention.WithWindow(2)))
+	fmt.Println(attended(1, leanattention.WithCausal(), leanattention.WithWindow(2)))
+	// Output:
+	// [1 1.5 2.5 3.5]
+	// [3.5]
+}
+
+// Numbers that are added to the scores. -Inf hides a key, and log 2 counts it twice.
+func ExampleWithBias() {
+	g := G.NewGraph()
+	in := func(name string, shape tensor.Shape, x ...float32) *G.Node {
+		return G.NodeFromAny(g, newTensor(shape, x...), G.WithName(name))
+	}
+	q := in("q", tensor.Shape{1, 2, 1}, 0, 0) // (heads, queries, d)
+	k, v := in("k", tensor.Shape{1, 3, 1}, 1, 1, 1), in("v", tensor.Shape{1, 3, 1}, 1, 2, 6)
+	hidden, twice := float32(math.Inf(-1)), float32(math.Ln2)
+	bias := in("bias", tensor.Shape{1, 2, 3}, // (heads, queries, keys)
+		0, 0, hidden,
+		0, 0, twice)
+
+	out, err := leanattention.Attention(q, k, v, leanattention.WithBias(bias))
+	check(err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	check(m.RunAll())
+	fmt.Printf("%.2f\n", out.Value().Data())
+	// Output: [1.50 3.75]
+}
+
+// The nearer of two equal keys counts more: exp(1/2 * distance) times as much.
+func ExampleWithALiBi() {
+	fmt.Printf("%.3f\n", attended(1, leanattention.WithCausal(), leanattention.WithWindow(2), leanattention.WithALiBi([]float64{0})))
+	fmt.Printf("%.3f\n", attended(1, leanattention.WithCausal(), leanattention.WithWindow(2), leanattention.WithALiBi([]float64{0.5})))
+	// Output:
+	// [3.500]
+	// [3.622]
+}
+
+// A score of 100 becomes 10 * tanh(10), which is 10.
+func ExampleWithSoftCap() {
+	out, lse := newTensor(tensor.Shape{1, 1, 1}, 0), newTensor(tensor.Shape{1, 1}, 0)
+	args := leanattention.Args{
+		Q: newTensor(tensor.Shape{1, 1, 1}, 100), K: newTensor(tensor.Shape{1, 1, 1}, 1), V: newTensor(tensor.Shape{1, 1, 1}, 7),
+		Out: out, LSE: lse,
+	}
+	check(leanattention.Attend(args))
+	fmt.Println(lse.Data())
+	check(leanattention.Attend(args, leanattention.WithSoftCap(10)))
+	fmt.Println(lse.Data())
+	// Output:
+	// [100]
+	// [10]
+}
+
+// Attention to two halves of the keys, merged by their log-sum-exps, is attention to
+// all of them.
+func ExampleWithLSE() {
+	g := G.NewGraph()
+	in := func(name string, x ...float64) *G.Node {
+		v := tensor.New(tensor.WithShape(1, len(x), 1), tensor.WithBacking(x))
+		return G.NodeFromAny(g, v, G.WithName(name))
+	}
+	q := in("q", 2)
+	attend := func(k, v *G.Node) (out, lse *G.Node) {
+		out, err := leanattention.Attention(q, k, v, leanattention.WithLSE(&lse))
+		check(err)
+		return out, lse
+	}
+	first, lse1 := attend(in("k1", 0, 1), in("v1", 10, 20))
+	second, lse2 := attend(in("k2", 2), in("v2", 30))
+	all, lse := attend(in("k", 0, 1, 2), in("v", 10, 20, 30))
+	check(leanattention.CheckGraph(g))
+
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	check(m.RunAll())
+	number := func(n *G.Node) float64 { return n.Value().Data().([]float64)[0] }
+	w1, w2 := math.Exp(number(lse1)), math.Exp(number(lse2))
+	fmt.Printf("%.4f %.4f\n", (w1*number(first)+w2*number(second))/(w1+w2), math.Log(w1+w2))
+	fmt.Printf("%.4f %.4f\n", number(all), number(lse))
+	// Output:
+	// 28.5094 4.1429
+	// 28.5094 4.1429
+}
+
+// Each worker gets the same number of LeanTiles, or each head a worker. It is the same
+// attention.
+func ExampleWithSchedule() {
+	for _, s := range []leanattention.Schedule{leanattention.StreamK, leanattention.FixedSplit(2), leanattention.PerHead} {
+		fmt.Println(attended(1, leanattention.WithSchedule(s), leanattention.WithWorkers(3), leanattention.WithTileTokens(1)))
+	}
+	// Output:
+	// [2.5]
+	// [2.5]
+	// [2.5]
+}
+
+// The gradients of a cost through attention: one head, one query, two keys.
+func ExampleAttention_gradient() {
+	g := G.NewGraph()
+	node := func(name string, x ...float64) *G.Node {
+		v := tensor.New(tensor.WithShape(1, len(x)/2, 2), tensor.WithBacking(x))
+		return G.NewTensor(g, G.Float64, 3, G.WithName(name), G.WithShape(v.Shape()...), G.WithValue(v))
+	}
+	q, k, v := node("q", 0, 0), node("k", 0, 0, 2, 4), node("v", 1, 1, 3, 5)
+
+	out, err := leanattention.Attention(q, k, v, leanattention.WithScale(1))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	grads, err := G.Grad(G.Must(G.Sum(out)), q, k, v)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	machine := G.NewTapeMachine(g)
+	defer machine.Close()
+	if err := machine.RunAll(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("out", out.Value().Data())
+	for i, name := range []string{"dq", "dk", "dv"} {
+		fmt.Println(name, grads[i].Value().Data())
+	}
+	// Output:
+	// out [2 3]
+	// dq [3 6]
+	// dk [0 0 0 0]
+	// dv [0.5 0.5 0.5 0.5]
+}
+
+// A graph that somebody wrote with Gorgonia's own ops is rewritten; the values
+// of its inputs are shared, and what it reads is read.
+func ExampleFuse() {
+	g := G.NewGraph()
+	q := G.NodeFromAny(g, newTensor(tensor.Shape{1, 1, 2}, 3, 0), G.WithName("q")) // (heads, queries, d)
+	k := G.NodeFromAny(g, newTensor(tensor.Shape{1, 2, 2}, 1, 0, 0, 1), G.WithName("k"))
+	v := G.NodeFromAny(g, newTensor(tensor.Shape{1, 2, 2}, 10, 20, 30, 40), G.WithName("v"))
+	scores := G.Must(G.BatchedMatMul(q, k, false, true))
+	scaled := G.Must(G.HadamardDiv(scores, G.NewConstant(float32(math.Sqrt2))))
+	out := G.Must(G.BatchedMatMul(G.Must(G.SoftMax(scaled, 2)), v))
+	dropped := G.Must(G.Dropout(G.Must(G.SoftMax(out, 2)), 0.5)) // not attention
+	var result G.Value
+	G.Read(out, &result)
+
+	f, err := leanattention.Fuse(dropped)
+	check(err)
+	fmt.Print(f)
+
+	m := G.NewTapeMachine(f.Graph)
+	defer m.Close()
+	check(m.RunAll())
+	fmt.Printf("%.3f\n", result.Data())
+	// Output:
+	// 1 fused, 1 left alone
+	// fused node 7 (A ××× B): heads 1/1, queries 1, keys 2, scale 0.707107
+	// left node 8 (Softmax{2, false}()): its result goes into node 9 (Dropout{training=true}()), not into a product with values: for inference give it probability 0, or make a machine with EvalMode before Fuse
+	// [12.141 22.141]
+}
+
+// Speculative decoding: a small model proposes some tokens, the large one reads all of
+// them in one step, and those behind the first that it would not have chosen are taken
+// back.
+func ExampleSequence_Truncate() {
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 8})
+	check(err)
+	step, run := toyModel(cache, 8)
+	seq, err := cache.NewSequence()
+	check(err)
+	read := func(tokens int) {
+		check(step.Set([]leanattention.Append{{Seq: seq, Tokens: tokens}}), run(), step.Commit())
+	}
+	read(5) // the prompt
+
+	last, proposed := "a", []string{"b", "c", "x", "e"}
+	chosen := []string{"b", "c", "d", "y", "z"} // behind last, and behind each proposed token
+	before := seq.Len()
+	read(1 + len(proposed)) // last itself is new to the cache, too
+	right := 0
+	for right < len(proposed) && proposed[right] == chosen[right] {
+		right++
+	}
+	check(seq.Truncate(before + 1 + right))
+	fmt.Println(last, proposed[:right], "and then", chosen[right])
+	fmt.Println(seq.Len(), "tokens,", cache.Stats().FreePages, "free pages")
+	// Output:
+	// a [b c] and then d
+	// 8 tokens, 6 free pages
+}
+
+// A prompt that was read once is saved, and loaded into a cache of other pages; it might
+// be on a GPU.
+func ExampleSequence_WriteTo() {
+	config := leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, DType: leanattention.Float16, PageSize: 4, Pages: 8}
+	cache, err := leanattention.NewCache(config)
+	check(err)
+	step, run := toyModel(cache, 8)
+	prompt, err := cache.NewSequence()
+	check(err)
+	check(step.Set([]leanattention.Append{{Seq: prompt, Tokens: 5}}), run(), step.Commit())
+
+	var file bytes.Buffer
+	n, err := prompt.WriteTo(&file)
+	check(err)
+	fmt.Println(n, "bytes")
+
+	config.PageSize = 16
+	other, err := leanattention.NewCache(config)
+	check(err)
+	loaded, err := other.ReadSequence(&file)
+	check(err)
+	fmt.Println(loaded.Len(), "tokens")
+	// Output:
+	// 88 bytes
+	// 5 tokens
+}
+
+// What is no saved sequence is an error, and the cache is as it was.
+func ExampleCache_ReadSequence() {
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, Pages: 8})
+	check(err)
+	_, err = cache.ReadSequence(bytes.NewReader(make([]byte, 100)))
+	fmt.Println(errors.Is(err, leanattention.ErrFormat), cache.Stats().FreePages)
+	// Output: true 8
+}
+
+// A prompt of seven tokens and a text that needs one token more, in steps of four rows.
+func ExampleChunks() {
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, Pages: 8})
+	check(err)
+	step, run := toyModel(cache, 4)
+	prompt, err := cache.NewSequence()
+	check(err)
+	text, err := cache.NewSequence()
+	check(err)
+
+	todo := []leanattention.Append{{Seq: prompt, Tokens: 7}, {Seq: text, Tokens: 1}}
+	for appends, parts := range leanattention.Chunks(step.Tokens(), todo) {
+		check(step.Set(appends), run(), step.Commit())
+		fmt.Println("positions", step.Positions())
+		for i, row := range step.Last() {
+			p := parts[i]
+			fmt.Printf("  append %d: tokens %d to %d", p.Of, p.From, p.To)
+			if p.To == todo[p.Of].Tokens {
+				fmt.Printf("; row %d has the logits of the next one", row)
+			}
+			fmt.Println()
+		}
+	}
+	// Output:
+	// positions [0 1 2 0]
+	//   append 0: tokens 0 to 3
+	//   append 1: tokens 0 to 1; row 3 has the logits of the next one
+	// positions [3 4 5 6]
+	//   append 0: tokens 3 to 7; row 3 has the logits of the next one
+}
+
+// Gorgonia's machine hides what went wrong in a node.
+func ExampleCause() {
+	g := G.NewGraph()
+	x := G.NewTensor(g, tensor.Float32, 3, G.WithShape(1, 2, 2), G.WithName("x"), G.WithInit(G.Ones()))
+	live := G.NodeFromAny(g, tensor.New(tensor.WithShape(1), tensor.WithBacking([]int{3})), G.WithName("live"))
+	_, err := leanattention.Attention(x, x, x, leanattention.WithLengths(live))
+	check(err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	err = m.RunAll()
+	fmt.Println(errors.Is(err, leanattention.ErrLength), errors.Is(leanattention.Cause(err), leanattention.ErrLength))
+	// Output: false true
+}
+
+// Graphs are checked once, when they are complete.
+func ExampleCheckGraph() {
+	g := G.NewGraph()
+	x := G.NewTensor(g, tensor.Float32, 3, G.WithShape(1, 2, 2), G.WithName("x"))
+	_, err := leanattention.Attention(x, x, x)
+	check(err)
+	fmt.Println(leanattention.CheckGraph(g))
+	// Output: <nil>
+}
+
+// A cache on a GPU, and a graph whose values are in host memory but for those of
+// the attention. It is compiled and not run: machines have none or one.
+func ExampleOpenGPU() {
+	gpu, err := leanattention.OpenGPU(0)
+	if err != nil {
+		log.Fatal(err) // ErrNoDriver, where there is none
+	}
+	defer gpu.Close()
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 64, DType: leanattention.Float16, Pages: 16, Device: gpu})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cache.Close()
+	step, err := cache.NewStep(1)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	g := G.NewGraph()
+	in := func(name string, width int) *G.Node {
+		x := G.NewMatrix(g, tensor.Float32, G.WithShape(1, width), G.WithName(name), G.WithInit(G.Ones()))
+		return G.Must(leanattention.ToDevice(x, gpu)) // or leave x where it is: then out is in host memory too
+	}
+	out, err := leanattention.CachedAttention(in("q", 4*64), in("k", 2*64), in("v", 2*64), step.Layer(0), leanattention.WithCausal())
+	if err != nil {
+		log.Fatal(err)
+	}
+	out = G.Must(leanattention.ToHost(out))
+
+	sequence, err := cache.NewSequence()
+	if err != nil {
+		log.Fatal(err)
+	}
+	machine := G.NewTapeMachine(g)
+	defer machine.Close()
+	for range 3 {
+		if err := step.Set([]leanattention.Append{{Seq: sequence, Tokens: 1}}); err != nil {
+			log.Fatal(err)
+		}
+		if err := machine.RunAll(); err != nil {
+			log.Fatal(err)
+		}
+		if err := step.Commit(); err != nil {
+			log.Fatal(err)
+		}
+		machine.Reset()
+	}
+	fmt.Println(out.Value().Shape(), sequence.Len(), cache.Stats().Device)
+}
+
+// A decode step is recorded when it has run once, and from then on queued as one. It is
+// compiled here; where there is a GPU, or one of the tests', it runs.
+func ExampleGPU_Record() {
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	gpu, err := leanattention.OpenGPU(0)
+	check(err)
+	defer gpu.Close()
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, DType: leanattention.Float16, Pages: 16, Device: gpu})
+	check(err)
+	defer cache.Close()
+	step, err := cache.NewStep(1)
+	check(err)
+	sequence, err := cache.NewSequence()
+	check(err)
+	row := func(x float32) *tensor.Dense {
+		return tensor.New(tensor.WithShape(1, 64), tensor.WithBacking(slices.Repeat([]float32{x}, 64)))
+	}
+
+	input, err := gpu.Upload(row(0))
+	check(err)
+	g := G.NewGraph()
+	x := G.NewMatrix(g, tensor.Float32, G.WithShape(1, 64), G.WithName("x"), G.WithValue(input))
+	out, err := leanattention.CachedAttention(x, x, x, step.Layer(0), leanattention.WithCausal())
+	check(err)
+	machine := G.NewTapeMachine(g)
+	defer machine.Close()
+
+	var recording *leanattention.Recording
+	defer func() { check(recording.Close()) }()
+	for i := range 4 {
+		check(step.Set([]leanattention.Append{{Seq: sequence, Tokens: 1}}))
+		check(input.CopyFrom(row(float32(i)))) // the machine reads it, and so does a replay
+		switch i {
+		case 0:
+			check(leanattention.Cause(machine.RunAll())) // nodes get their memory
+			machine.Reset()
+		case 1:
+			recording, err = gpu.Record(func() error { return leanattention.Cause(machine.RunAll()) })
+			check(err)
+			machine.Reset()
+			check(recording.Replay()) // recorded work has not been done
+		default:
+			check(recording.Replay())
+		}
+		check(step.Commit())
+	}
+	result, err := out.Value().(*leanattention.DeviceTensor).Download() // what the last replay computed
+	check(err)
+	fmt.Println(result.Shape(), sequence.Len())
 }

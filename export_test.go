@@ -1,13 +1,22 @@
 package leanattention
 
 import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
 	"testing"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/half"
 
+	"go.uber.org/goleak"
 	G "gorgonia.org/gorgonia"
 )
 
@@ -148,4 +157,282 @@ func poison(t attn.DType, bytes []byte) {
 func UseDriver(t testing.TB, path string) {
 	loadDriver = func() (*cuda.Driver, error) { return cuda.LoadFrom(path) }
 	t.Cleanup(func() { loadDriver = cuda.Load })
+}
+
+// No test may leave a goroutine behind: the engine's helpers end by themselves,
+// and so do Gorgonia's machines when they are closed, but for a lisp machine
+// whose run failed, as one that asks for a gradient does, and those that compute
+// on a GPU by themselves.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreTopFunction("gorgonia.org/gorgonia.(*lispMachine).runall"),
+		goleak.IgnoreTopFunction("gorgonia.org/gorgonia.(*ExternMetadata).collectWork")) // under the tag cuda
+}
+
+// FakeGPU is a GPU that needs none: the driver is a library of the tests, and
+// attention is computed by the CPU engine on what that driver calls its memory.
+// When the test ends, the GPU is closed if it still is open, and nothing may be
+// left of it.
+func FakeGPU(t testing.TB) (*GPU, *fakedriver.Library) {
+	t.Helper()
+	lib := fakedriver.New(t)
+	lib.State().Total, lib.State().SMs, lib.State().Shared = 1<<36, 8, 232448
+	lib.State().Argument("chain_", 8) // its name looks like sizes of arguments
+	UseDriver(t, lib.Path)
+	UseFakeEngine(t)
+	t.Cleanup(func() {
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
+		}
+	})
+	gpu, err := OpenGPU(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := gpu.Close(); err != nil && !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+	return gpu, lib
+}
+
+// UseFakeEngine makes GPUs that are opened from now on compute on the CPU.
+func UseFakeEngine(t testing.TB) {
+	real := newAttentionEngine
+	newAttentionEngine = func(dev *cuda.Device) (attentionEngine, error) { return &fakeEngine{dev: dev}, nil }
+	t.Cleanup(func() { newAttentionEngine = real })
+}
+
+// fakeEngine has the memory and the calls of a real one.
+type fakeEngine struct {
+	dev   *cuda.Device
+	mu    sync.Mutex // of all that follows, and of every plan
+	plans int
+	calls []string // what was asked of plans
+	fail  error    // of the next Run
+	limit error    // of the next Build
+
+	closed bool
+}
+
+var errFakeSupport = errors.New("the fake engine has no head dim 13")
+
+func (e *fakeEngine) Supports(g *attn.Problem) error {
+	if g.Dim == 13 {
+		return errFakeSupport
+	}
+	const can = attn.Causal | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused
+	if g.Features()&^can != 0 { // the CPU engine could, and a GPU can't
+		return attention.HasKernel(g)
+	}
+	return nil
+}
+func (e *fakeEngine) Close() error { e.closed = true; return nil }
+func (e *fakeEngine) NewPlan() attentionPlan {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.plans++
+	return &fakePlan{engine: e}
+}
+
+type fakePlan struct {
+	engine *fakeEngine
+	g      attn.Problem
+	seqs   []attn.Sequence
+	rows   int
+	plan   cpu.Plan
+	host   *cuda.Host
+	there  *cuda.Buffer
+	ready  bool
+
+	generation uint64
+}
+
+func (p *fakePlan) Build(g attn.Problem, seqs []attn.Sequence, rows int) (err error) {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
+	p.engine.calls = append(p.engine.calls, "build")
+	if err := p.engine.limit; err != nil {
+		p.engine.limit = nil
+		return err
+	}
+	p.ready = false
+	if p.host == nil {
+		if p.host, err = p.engine.dev.NewHost(64); err != nil {
+			return err
+		}
+	}
+	if p.there == nil {
+		if p.there, err = p.engine.dev.NewBuffer(64); err != nil {
+			return err
+		}
+	}
+	p.g, p.rows, p.seqs = g, rows, p.seqs[:0]
+	for _, s := range seqs {
+		s.Pages = slices.Clone(s.Pages)
+		p.seqs = append(p.seqs, s)
+	}
+	return p.plan.Build(g, p.seqs)
+}
+
+func (p *fakePlan) Reserve(attention.Capacity) error { return nil }
+func (p *fakePlan) Generation() uint64               { return p.generation }
+
+func (p *fakePlan) Upload(s *cuda.Stream) error {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
+	p.engine.calls = append(p.engine.calls, "upload")
+	p.ready = true
+	return s.Upload(p.there, 0, p.host, 0, 64)
+}
+
+func (p *fakePlan) Close() error { return errors.Join(p.host.Close(), p.there.Close()) }
+
+// launch has the stream do what a launch does for what is put off.
+func (p *fakePlan) launch(s *cuda.Stream) error {
+	_, err := s.Done()
+	return err
+}
+
+func (p *fakePlan) Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
+	if err := p.launch(s); err != nil {
+		return err
+	}
+	p.engine.calls = append(p.engine.calls, "append")
+	if !p.ready {
+		return errors.New("append before the plan was uploaded")
+	}
+	for _, x := range [...]struct {
+		to, new deviceMemory
+		at      attn.PageStrides
+		dim     int
+	}{{k, newK, p.g.Key, p.g.Dim}, {v, newV, p.g.Value, p.g.ValueDim}} {
+		fresh, err := fakeFloats(x.new)
+		if err != nil {
+			return err
+		}
+		slab := newBuffer(x.to.DType, x.to.Len)
+		if err := x.to.Buffer.Download(slabBytes(slab), x.to.Offset); err != nil {
+			return err
+		}
+		from := attn.Strides{Row: p.g.KVHeads * x.dim, Head: x.dim}
+		if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, fresh, from); err != nil {
+			return err
+		}
+		if err := x.to.Buffer.Upload(x.to.Offset, slabBytes(slab)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
+	if err := p.launch(s); err != nil {
+		return err
+	}
+	p.engine.calls = append(p.engine.calls, "run")
+	if !p.ready {
+		return errors.New("run before the plan was uploaded")
+	}
+	if err := p.engine.fail; err != nil {
+		p.engine.fail = nil
+		return err
+	}
+	// A kernel writes while it reads.
+	for _, in := range [...]deviceMemory{o.Q, o.K, o.V} {
+		for _, out := range [...]deviceMemory{o.Out, o.LSE} {
+			if in.Buffer == out.Buffer && in.Offset < out.Offset+bytesOf(out) && out.Offset < in.Offset+bytesOf(in) {
+				return errors.New("an operand is overwritten")
+			}
+		}
+	}
+	q, err := fakeFloats(o.Q)
+	if err != nil {
+		return err
+	}
+	out, err := fakeFloats(o.Out)
+	if err != nil {
+		return err
+	}
+	operands := cpu.Operands[float32]{Q: q, Out: out, K: newBuffer(o.K.DType, o.K.Len), V: newBuffer(o.V.DType, o.V.Len)}
+	if err := errors.Join(o.K.Buffer.Download(slabBytes(operands.K), o.K.Offset), o.V.Buffer.Download(slabBytes(operands.V), o.V.Offset)); err != nil {
+		return err
+	}
+	if o.LSE.Buffer != nil {
+		if o.LSE.DType != attn.Float32 {
+			return fmt.Errorf("log-sum-exp is %v", o.LSE.DType)
+		}
+		if operands.LSE, err = fakeFloats(o.LSE); err != nil {
+			return err
+		}
+	}
+	p.clearRows(&operands)
+	if err := cpu.Run(cpu.Default(), &p.plan, &operands); err != nil {
+		return err
+	}
+	if operands.LSE != nil {
+		if err := fakeStore(o.LSE, operands.LSE); err != nil {
+			return err
+		}
+	}
+	return fakeStore(o.Out, out)
+}
+
+// clearRows gives rows of no sequence what queries that see no key get.
+func (p *fakePlan) clearRows(o *cpu.Operands[float32]) {
+	for row := range p.rows {
+		if slices.ContainsFunc(p.seqs, func(s attn.Sequence) bool { return s.Row <= row && row < s.Row+s.Queries }) {
+			continue
+		}
+		for h := range p.g.Heads {
+			clear(o.Out[row*p.g.Out.Row+h*p.g.Out.Head:][:p.g.ValueDim])
+			if o.LSE != nil {
+				o.LSE[row*p.g.LSE.Row+h*p.g.LSE.Head] = float32(math.Inf(-1))
+			}
+		}
+	}
+}
+
+func bytesOf(m deviceMemory) int64 { return int64(m.Len * m.DType.Size()) }
+
+// fakeFloats is what memory of the fake driver holds.
+func fakeFloats(m deviceMemory) ([]float32, error) {
+	bytes := make([]byte, m.Len*m.DType.Size())
+	if err := m.Buffer.Download(bytes, m.Offset); err != nil {
+		return nil, err
+	}
+	x := make([]float32, m.Len)
+	for i := range x {
+		p := unsafe.Pointer(&bytes[i*m.DType.Size()])
+		switch m.DType {
+		case attn.Float16:
+			x[i] = (*(*half.Float16)(p)).Float32()
+		case attn.BFloat16:
+			x[i] = (*(*half.BFloat16)(p)).Float32()
+		default:
+			x[i] = *(*float32)(p)
+		}
+	}
+	return x, nil
+}
+
+func fakeStore(m deviceMemory, x []float32) error {
+	bytes := make([]byte, m.Len*m.DType.Size())
+	for i, f := range x {
+		p := unsafe.Pointer(&bytes[i*m.DType.Size()])
+		switch m.DType {
+		case attn.Float16:
+			*(*half.Float16)(p) = half.FromFloat64(float64(f))
+		case attn.BFloat16:
+			*(*half.BFloat16)(p) = half.BFromFloat64(float64(f))
+		default:
+			*(*float32)(p) = f
+		}
+	}
+	return m.Buffer.Upload(m.Offset, bytes)
 }

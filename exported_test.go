@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"go/ast"
 	"go/parser"
+	"go/scanner"
 	"go/token"
+	"hash/fnv"
+	"io"
 	"io/fs"
 	"reflect"
 	"strings"
@@ -13,7 +16,10 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/reftest"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -112,8 +118,8 @@ func TestCopiesAreSeen(t *testing.T) {
 
 // A copy of a sequence is refused everywhere, and harms neither the sequence nor others.
 func TestCopyOfSequence(t *testing.T) {
-	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 1, Pages: 4})
-	seq := newStored(t, cache).seq
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 1, Pages: 4})
+	seq := graphtest.NewStored(t, cache).Seq
 	step, err := cache.NewStep(2)
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +145,7 @@ func TestCopyOfSequence(t *testing.T) {
 
 // What is printed is a line, not the memory's lists.
 func TestStrings(t *testing.T) {
-	cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 8, ValueDim: 4, PageSize: 4, Pages: 1000, DType: la.Float16})
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 8, ValueDim: 4, PageSize: 4, Pages: 1000, DType: la.Float16})
 	seq, err := cache.NewSequence()
 	if err != nil {
 		t.Fatal(err)
@@ -182,12 +188,12 @@ func TestStrings(t *testing.T) {
 
 // Messages say "1 page".
 func TestSingular(t *testing.T) {
-	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 1, Pages: 1})
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 1, Pages: 1})
 	step, err := cache.NewStep(5)
 	if err != nil {
 		t.Fatal(err)
 	}
-	seq, other := newStored(t, cache).seq, newStored(t, cache).seq
+	seq, other := graphtest.NewStored(t, cache).Seq, graphtest.NewStored(t, cache).Seq
 	if err := step.Set([]la.Append{{Seq: seq, Tokens: 1}}); err != nil {
 		t.Fatal(err)
 	}
@@ -220,5 +226,170 @@ func TestOddTensors(t *testing.T) {
 				t.Errorf("%s as %s: %v", name, arg, err)
 			}
 		}
+	}
+}
+
+// TestZeroValues: what was not made by this package's functions is refused, and
+// nothing panics.
+func TestZeroValues(t *testing.T) {
+	real, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, Pages: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	step, err := real.NewStep(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := func(_ any, err error) error { return err }
+	for _, cache := range []*la.Cache{nil, {}} {
+		for _, sequence := range []*la.Sequence{nil, {}} {
+			for _, zero := range []*la.Step{nil, {}} {
+				for name, err := range map[string]error{
+					"NewSequence":      second(cache.NewSequence()),
+					"NewStep":          second(cache.NewStep(1)),
+					"Close":            cache.Close(),
+					"Fork":             second(sequence.Fork()),
+					"Truncate":         sequence.Truncate(0),
+					"Release":          sequence.Release(),
+					"Set":              zero.Set(nil),
+					"Set to that":      step.Set([]la.Append{{Seq: sequence, Tokens: 1}}),
+					"Commit":           zero.Commit(),
+					"Rollback":         zero.Rollback(),
+					"CachedAttention":  second(la.CachedAttention(nil, nil, nil, zero.Layer(0))),
+					"CachedAttention2": second(la.CachedAttention(nil, nil, nil, la.Layer{})),
+				} {
+					if !errors.Is(err, la.ErrState) {
+						t.Errorf("%s of a zero value: %v; want %v", name, err, la.ErrState)
+					}
+				}
+				if n := sequence.Len(); n != 0 {
+					t.Errorf("a zero sequence has %d tokens", n)
+				}
+				if n := zero.Tokens(); n != 0 {
+					t.Errorf("a zero step has %d rows", n)
+				}
+				if s := zero.Stats(); s != (la.StepStats{}) {
+					t.Errorf("a zero step has stats %+v", s)
+				}
+				if s := cache.Stats(); s != (la.CacheStats{}) {
+					t.Errorf("a zero cache has stats %+v", s)
+				}
+				if c := cache.Config(); c.Layers != 0 {
+					t.Errorf("a zero cache has config %+v", c)
+				}
+			}
+		}
+	}
+}
+
+// Cause takes what an op returned out of the errors of both machines, whatever they
+// are wrapped in, and leaves all other errors alone.
+func TestCause(t *testing.T) {
+	machines := map[string]func(*G.ExprGraph) G.VM{
+		"tape": func(g *G.ExprGraph) G.VM { return G.NewTapeMachine(g) },
+		"lisp": func(g *G.ExprGraph) G.VM { return G.NewLispMachine(g, G.ExecuteFwdOnly()) },
+	}
+	for name, machine := range machines {
+		g := G.NewGraph()
+		rng := reftest.Rand(t)
+		p := graphtest.NewProblem(rng, reftest.Shape{Heads: 1, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{1}, Keys: []int{3}}, graphtest.Spec{})
+		q := graphtest.Input(g, "q", graphtest.TensorOf(tensor.Float32, p.Q, 1, 1, 1, 2))
+		k := graphtest.Input(g, "k", graphtest.TensorOf(tensor.Float32, p.K, 1, 1, 3, 2))
+		v := graphtest.Input(g, "v", graphtest.TensorOf(tensor.Float32, p.V, 1, 1, 3, 2))
+		lengths := graphtest.Input(g, "lengths", graphtest.LengthsOf(tensor.Int, []int{4}))
+		if _, err := la.Attention(q, k, v, la.WithLengths(lengths)); err != nil {
+			t.Fatal(err)
+		}
+		vm := machine(g)
+		err := vm.RunAll()
+		if err == nil || name == "tape" && errors.Is(err, la.ErrLength) {
+			t.Fatalf("%s: %v: errors of RunAll unwrap by now", name, err)
+		}
+		for _, wrapped := range []error{err, fmt.Errorf("step 3: %w", err), errors.Join(io.EOF, err)} {
+			wantError(t, la.Cause(wrapped), la.ErrLength, "Attention", "lengths[0] is 4")
+		}
+		again := la.Cause(err)
+		if la.Cause(again) != again {
+			t.Errorf("%s: the cause of a cause is another", name)
+		}
+		vm.Close()
+	}
+	for _, err := range []error{nil, io.EOF, fmt.Errorf("x: %w", la.ErrShape)} {
+		if got := la.Cause(err); got != err {
+			t.Errorf("the cause of %v is %v", err, got)
+		}
+	}
+	// An error whose Err returns itself.
+	var list scanner.ErrorList
+	list.Add(token.Position{}, "no more")
+	if got := la.Cause(list); got.Error() != list.Error() {
+		t.Errorf("%v", got)
+	}
+}
+
+// collidingNames finds two names of inputs of the given type and shape whose
+// nodes have the same hash: Gorgonia's is FNV-1a with 32 bits, so among some
+// hundred thousand names there are such.
+func collidingNames(t *testing.T, like *G.Node) (a, b string) {
+	t.Helper()
+	prefix := fmt.Sprintf("%v%v", like.Type(), like.Shape())
+	seen := make(map[uint32]string)
+	for i := range 1 << 20 {
+		name := fmt.Sprintf("layer%d.weight", i)
+		h := fnv.New32a()
+		h.Write([]byte(prefix + name + "\x00")) // an input has no children
+		if other, ok := seen[h.Sum32()]; ok {
+			return other, name
+		}
+		seen[h.Sum32()] = name
+	}
+	t.Fatal("no two of 2^20 names have the same hash")
+	return "", ""
+}
+
+// TestCheckGraph builds a graph in which two inputs really collide, and of which
+// Gorgonia's tape machine really computes nonsense.
+func TestCheckGraph(t *testing.T) {
+	g := G.NewGraph()
+	a, b := collidingNames(t, G.NewVector(G.NewGraph(), tensor.Float32, G.WithName("x"), G.WithShape(2)))
+	vector := func(name string, x ...float32) *G.Node {
+		return G.NewVector(g, tensor.Float32, G.WithName(name), G.WithShape(2), G.WithValue(tensor.New(tensor.WithBacking(x))))
+	}
+	x, y := vector(a, 5, 5), vector(b, 1, 2)
+	if x == y || x.Hashcode() != y.Hashcode() {
+		t.Fatalf("%q and %q have hashes %#x and %#x", a, b, x.Hashcode(), y.Hashcode())
+	}
+	difference := G.Must(G.Sub(x, y))
+	err := la.CheckGraph(g)
+	if !errors.Is(err, la.ErrGraph) {
+		t.Fatalf("CheckGraph says %v", err)
+	}
+	for _, text := range []string{a, b, fmt.Sprintf("%#x", x.Hashcode())} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q does not name %q", err, text)
+		}
+	}
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	if err := vm.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+	if got := difference.Value().Data().([]float32); got[0] == 4 && got[1] == 3 {
+		t.Error("the machine tells colliding inputs apart: CheckGraph's documentation is out of date")
+	}
+
+	// With another name it is gone.
+	g = G.NewGraph()
+	x, y = vector(a, 5, 5), vector(b+"'", 1, 2)
+	G.Must(G.Sub(x, y))
+	if err := la.CheckGraph(g); err != nil {
+		t.Error(err)
+	}
+
+	if err := la.CheckGraph(nil); !errors.Is(err, la.ErrGraph) {
+		t.Errorf("a nil graph: %v", err)
+	}
+	if err := la.CheckGraph(G.NewGraph()); err != nil {
+		t.Errorf("an empty graph: %v", err)
 	}
 }

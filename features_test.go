@@ -8,6 +8,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 
@@ -46,7 +47,7 @@ var features = []feature{ // shapes first, of which the others make use
 			r.Slopes = append(r.Slopes, 1/float64(2+h))
 		}
 	}},
-	{"bias", func(rng *rand.Rand, r *request) { r.Shape = biased(rng, r.Shape, 1, 1, r.Queries[0]) }},
+	{"bias", func(rng *rand.Rand, r *request) { r.Shape = graphtest.Biased(rng, r.Shape, 1, 1, r.Queries[0]) }},
 	{"scale", func(_ *rand.Rand, r *request) { r.Scale = -0.3 }},
 	{"values of another width", func(_ *rand.Rand, r *request) { r.ValueDim = 128 }},
 	{"heads of 40", func(_ *rand.Rand, r *request) { r.Dim, r.ValueDim = 40, 40 }},
@@ -130,19 +131,19 @@ func testFeatures(t *testing.T, entries []entry, pairs int) {
 // TestFeatures is that of the CPU.
 func TestFeatures(t *testing.T) {
 	pairs := 100
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		pairs = 5
 	}
-	testFeatures(t, append(denseEntries(place{}), cachedEntry("CachedAttention", place{})), pairs)
+	testFeatures(t, append(denseEntries(graphtest.Place{}), cachedEntry("CachedAttention", graphtest.Place{})), pairs)
 }
 
 // TestGPUFeatures is that of a GPU.
 func TestGPUFeatures(t *testing.T) {
 	gpu := gputest.Open(t)
-	at := place{gpu: gpu, real: true, there: true}
+	at := graphtest.Place{GPU: gpu, Real: true, There: true}
 	testFeatures(t, append(denseEntries(at),
 		cachedEntry("CachedAttention of operands there", at),
-		cachedEntry("CachedAttention of operands on the host", place{gpu: gpu, real: true}),
+		cachedEntry("CachedAttention of operands on the host", graphtest.Place{GPU: gpu, Real: true}),
 		recordedEntry("a recording of one row: a chain", gpu, 1),
 		recordedEntry("a recording of two rows: a chain", gpu, 2),
 		recordedEntry("a recording of five rows: launches that append", gpu, 5),
@@ -150,79 +151,79 @@ func TestGPUFeatures(t *testing.T) {
 }
 
 // denseEntries are Attend and Attention.
-func denseEntries(at place) []entry {
-	problemOf := func(rng *rand.Rand, r request) *problem {
-		if r.query == la.Float16 && at.gpu == nil {
+func denseEntries(at graphtest.Place) []entry {
+	problemOf := func(rng *rand.Rand, r request) *graphtest.Problem {
+		if r.query == la.Float16 && at.GPU == nil {
 			panic(refusal{fmt.Errorf("queries of float16 on the host: %w", la.ErrUnsupported)}) // bad input, see the tests of that
 		}
-		return newProblem(rng, r.Shape, spec{query: r.query, kv: r.kv})
+		return graphtest.NewProblem(rng, r.Shape, graphtest.Spec{QueryType: r.query, KVType: r.kv})
 	}
 	there := func(t *testing.T, x *tensor.Dense) G.Value {
-		if at.gpu == nil {
+		if at.GPU == nil {
 			return x
 		}
-		d, err := at.gpu.Upload(x)
+		d, err := at.GPU.Upload(x)
 		if err != nil {
 			panic(refusal{err})
 		}
 		return d
 	}
-	want := func(p *problem) *reftest.Result {
-		if at.gpu == nil {
-			return p.Reference(p.precision(0))
+	want := func(p *graphtest.Problem) *reftest.Result {
+		if at.GPU == nil {
+			return p.Reference(p.Precision(0))
 		}
-		return p.referenceThere(at)
+		return p.ReferenceThere(at)
 	}
 	return []entry{
 		{"Attend", func(t *testing.T, rng *rand.Rand, r request) error {
 			p := problemOf(rng, r)
-			a := p.args()
+			a := p.Args()
 			host := []G.Value{a.Out, a.LSE}
-			if at.gpu != nil {
-				a.Q, a.K, a.V = there(t, p.q), there(t, p.k), there(t, p.v)
+			if at.GPU != nil {
+				a.Q, a.K, a.V = there(t, p.InQ), there(t, p.InK), there(t, p.InV)
 				a.Out = there(t, a.Out.(*tensor.Dense))
-				a.LSE = upload(t, at.gpu, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.dims(p.Heads, p.Queries[0])...)))
-				if p.bias != nil {
-					a.Bias = there(t, p.bias)
+				a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Queries[0])...)))
+				if p.InBias != nil {
+					a.Bias = there(t, p.InBias)
 				}
 			}
-			if err := la.Attend(a, append(p.options(), r.opts...)...); err != nil {
+			if err := la.Attend(a, append(p.Options(), r.opts...)...); err != nil {
 				return err
 			}
-			if at.gpu != nil {
-				host = []G.Value{download(t, a.Out), download(t, a.LSE)}
+			if at.GPU != nil {
+				host = []G.Value{graphtest.Download(t, a.Out), graphtest.Download(t, a.LSE)}
 			}
-			p.check(t, want(p), host[0], host[1])
+			p.Check(t, want(p), host[0], host[1])
 			return nil
 		}},
 		{"Attention", func(t *testing.T, rng *rand.Rand, r request) error {
 			p := problemOf(rng, r)
-			g := p.graph()
-			in := []*G.Node{g.q, g.k, g.v}
-			opts := append(p.options(), r.opts...)
-			if at.gpu != nil {
+			g := p.Graph()
+			in := []*G.Node{g.Q, g.K, g.V}
+			opts := append(p.Options(), r.opts...)
+			if at.GPU != nil {
 				for i := range in {
-					in[i] = refused(la.ToDevice(in[i], at.gpu))
+					in[i] = refused(la.ToDevice(in[i], at.GPU))
 				}
 			}
-			if g.bias != nil {
-				b := g.bias
-				if at.gpu != nil {
-					b = refused(la.ToDevice(b, at.gpu))
+			if g.BiasNode != nil {
+				b := g.BiasNode
+				if at.GPU != nil {
+					b = refused(la.ToDevice(b, at.GPU))
 				}
 				opts = append(opts, la.WithBias(b))
 			}
-			out := refused(la.Attention(in[0], in[1], in[2], append(opts, la.WithLSE(&g.lse))...))
-			if g.out = out; at.gpu != nil {
-				g.out, g.lse = refused(la.ToHost(out)), refused(la.ToHost(g.lse))
+			out := refused(la.Attention(in[0], in[1], in[2], append(opts, la.WithLSE(&g.LSE))...))
+			if g.Out = out; at.GPU != nil {
+				g.Out, g.LSE = refused(la.ToHost(out)), refused(la.ToHost(g.LSE))
 			}
-			g.read(t)
-			vm := newTapeMachine(g.g)
+			g.Read(t)
+			vm := graphtest.NewTapeMachine(g.G)
 			defer vm.Close()
 			if err := vm.RunAll(); err != nil {
 				return err
 			}
-			p.check(t, want(p), g.outV, g.lseV)
+			p.Check(t, want(p), g.OutValue, g.LSEValue)
 			return nil
 		}},
 	}
@@ -236,35 +237,35 @@ func cacheOf(t *testing.T, r request, device *la.GPU) *la.Cache {
 }
 
 // cachedEntry is CachedAttention: of a prompt, and of one row behind it.
-func cachedEntry(name string, at place) entry {
+func cachedEntry(name string, at graphtest.Place) entry {
 	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
 		if r.Bias.X != nil {
 			return fmt.Errorf("no node has a bias there: %w", refusesBias(t, r, at))
 		}
-		if r.query == la.Float16 && at.gpu == nil {
+		if r.query == la.Float16 && at.GPU == nil {
 			return fmt.Errorf("queries of float16 on the host: %w", la.ErrUnsupported)
 		}
-		c := cacheOf(t, r, at.gpu)
+		c := cacheOf(t, r, at.GPU)
 		defer c.Close()
-		seq := newStored(t, c)
+		seq := graphtest.NewStored(t, c)
 		for _, tokens := range []int{r.Keys[0] - r.Queries[0], r.Queries[0]} {
 			d, err := decoderOf(at, c, tokens, r)
 			if err != nil {
 				return err
 			}
-			u := d.set(t, rng, reftest.Normal, appended{seq, tokens})
-			err = d.vm.RunAll()
-			d.vm.Reset()
+			u := d.Set(t, rng, reftest.Normal, graphtest.Appended{To: seq, Tokens: tokens})
+			err = d.VM.RunAll()
+			d.VM.Reset()
 			if err != nil {
-				return errors.Join(err, d.step.Rollback(), d.vm.Close())
+				return errors.Join(err, d.Step.Rollback(), d.VM.Close())
 			}
-			for l, x := range u.cases {
-				if err := d.compare(t, l, u, x.Reference(d.precision(r.query, r.kv))); err != nil {
+			for l, x := range u.Cases {
+				if err := d.Compare(t, l, u, x.Reference(d.Precision(r.query, r.kv))); err != nil {
 					t.Errorf("%v: %v", x.Shape, err)
 				}
 			}
-			d.commit(t, u)
-			if err := d.vm.Close(); err != nil {
+			d.Commit(t, u)
+			if err := d.VM.Close(); err != nil {
 				t.Error(err)
 			}
 		}
@@ -273,8 +274,8 @@ func cachedEntry(name string, at place) entry {
 }
 
 // refusesBias is what CachedAttention says of a bias.
-func refusesBias(t *testing.T, r request, at place) error {
-	c := cacheOf(t, r, at.gpu)
+func refusesBias(t *testing.T, r request, at graphtest.Place) error {
+	c := cacheOf(t, r, at.GPU)
 	defer c.Close()
 	step := refused(c.NewStep(1))
 	g := G.NewGraph()
@@ -289,36 +290,36 @@ func refusesBias(t *testing.T, r request, at place) error {
 }
 
 // decoderOf is newDecoderAt for a request that may be refused.
-func decoderOf(at place, c *la.Cache, tokens int, r request) (*decoder, error) {
+func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphtest.Decoder, error) {
 	step, err := c.NewStep(tokens)
 	if err != nil {
 		return nil, err
 	}
-	at.layers = []reftest.Shape{{Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}}
-	d := &decoder{place: at, cache: c, step: step, heads: r.Heads, query: r.query, outV: make([]G.Value, 1), lseV: make([]G.Value, 1)}
+	at.Layers = []reftest.Shape{{Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}}
+	d := &graphtest.Decoder{Place: at, Cache: c, Step: step, Heads: r.Heads, Query: r.query, OutValues: make([]G.Value, 1), LSEValues: make([]G.Value, 1)}
 	g := G.NewGraph()
 	var in [3]*G.Node
-	for i, to := range []*[]*G.Node{&d.q, &d.k, &d.v} {
+	for i, to := range []*[]*G.Node{&d.Q, &d.K, &d.V} {
 		width := []int{r.Heads * r.Dim, r.KVHeads * r.Dim, r.KVHeads * r.ValueDim}[i]
 		in[i] = G.NewMatrix(g, r.query, G.WithShape(tokens, width), G.WithName("qkv"[i:i+1]))
 		*to = append(*to, in[i])
-		if at.there {
-			if in[i], err = la.ToDevice(in[i], at.gpu); err != nil {
+		if at.There {
+			if in[i], err = la.ToDevice(in[i], at.GPU); err != nil {
 				return nil, err
 			}
 		}
 	}
 	var lse *G.Node
-	out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(0), append(append(d.options(0), r.opts...), la.WithLSE(&lse))...)
+	out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(0), append(append(d.Options(0), r.opts...), la.WithLSE(&lse))...)
 	if err != nil {
 		return nil, err
 	}
-	if at.there {
+	if at.There {
 		out, lse = refused(la.ToHost(out)), refused(la.ToHost(lse))
 	}
-	G.Read(out, &d.outV[0])
-	G.Read(lse, &d.lseV[0])
-	d.vm = newTapeMachine(g)
+	G.Read(out, &d.OutValues[0])
+	G.Read(lse, &d.LSEValues[0])
+	d.VM = graphtest.NewTapeMachine(g)
 	return d, nil
 }
 
@@ -327,7 +328,7 @@ func decoderOf(at place, c *la.Cache, tokens int, r request) (*decoder, error) {
 func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
 		if r.Bias.X != nil {
-			return refusesBias(t, r, place{gpu: gpu})
+			return refusesBias(t, r, graphtest.Place{GPU: gpu})
 		}
 		if r.query != tensor.Float32 {
 			return fmt.Errorf("linear layers of %v: %w", r.query, la.ErrUnsupported) // see those of nn
@@ -342,7 +343,7 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 			for i := range x {
 				x[i] = scale * rng.NormFloat64()
 			}
-			d := refused(gpu.Upload(tensorOf(of, x, n, m)))
+			d := refused(gpu.Upload(graphtest.TensorOf(of, x, n, m)))
 			t.Cleanup(func() { d.Free() })
 			return G.NewMatrix(g, of, G.WithShape(n, m), G.WithName(name), G.WithValue(d))
 		}
@@ -357,14 +358,14 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 		}
 		qkv := refused(nn.Linears(x, ws, nil))
 		shape := reftest.Shape{Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.Dim, ValueDim: r.ValueDim, Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}
-		d := &decoder{place: place{layers: []reftest.Shape{shape}}}
-		out := refused(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(0), append(d.options(0), r.opts...)...))
+		d := &graphtest.Decoder{Place: graphtest.Place{Layers: []reftest.Shape{shape}}}
+		out := refused(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(0), append(d.Options(0), r.opts...)...))
 		y := refused(nn.Linear(out, upload("wo", weights, in, r.Heads*r.ValueDim, 0.1), nil))
 		values := make([]G.Value, 5)
 		for i, n := range []*G.Node{qkv[0], qkv[1], qkv[2], out, y} {
 			G.Read(n, &values[i])
 		}
-		vm := newTapeMachine(g)
+		vm := graphtest.NewTapeMachine(g)
 		defer vm.Close()
 		var appends []la.Append
 		for range rows {
@@ -401,10 +402,10 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 			}
 			var now [4][]float64
 			for i := range now {
-				now[i] = floats(t, download(t, values[i]))
+				now[i] = graphtest.Floats(t, graphtest.Download(t, values[i]))
 			}
 			s := shape
-			s.Queries, s.Keys = repeated(rows, 1), repeated(rows, turn+1)
+			s.Queries, s.Keys = graphtest.Repeated(rows, 1), graphtest.Repeated(rows, turn+1)
 			x := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
 			x.Q, x.K, x.V = now[0], nil, nil
 			for i := range rows {
@@ -412,11 +413,11 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 					width := len(now[1+j]) / rows
 					history[i][j] = append(history[i][j], now[1+j][i*width:(i+1)*width]...)
 					for _, f := range history[i][j] {
-						*to = append(*to, format(r.kv).Round(f))
+						*to = append(*to, graphtest.Format(r.kv).Round(f))
 					}
 				}
 			}
-			want := x.Reference(place{gpu: gpu, real: true}.precision(tensor.Float32, r.kv))
+			want := x.Reference(graphtest.Place{GPU: gpu, Real: true}.Precision(tensor.Float32, r.kv))
 			if err := want.CompareO(func(seq, pos, h, i int) float64 { return now[3][(seq*r.Heads+h)*r.ValueDim+i] }); err != nil {
 				t.Errorf("%s, turn %d, %v: %v", name, turn, s, err)
 				return nil

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -15,7 +16,7 @@ import (
 
 // author writes graphs that are attention or nearly so, as the bytes choose.
 type author struct {
-	*writer
+	*graphtest.Writer
 	choices []byte
 	roots   []*G.Node
 }
@@ -33,38 +34,38 @@ func (a *author) pick(n int) int {
 
 // name is a new one.
 func (a *author) name() string {
-	a.n++
-	return string(rune('a'+a.n%26)) + string(rune('0'+a.n/26))
+	a.N++
+	return string(rune('a'+a.N%26)) + string(rune('0'+a.N/26))
 }
 
-func (a *author) factor() *G.Node { return a.number([]float64{0.5, 2, -0.25, 1.5, 0, 1}[a.pick(6)]) }
+func (a *author) factor() *G.Node { return a.Number([]float64{0.5, 2, -0.25, 1.5, 0, 1}[a.pick(6)]) }
 
 // scaled multiplies or divides x by something.
 func (a *author) scaled(x *G.Node) *G.Node {
 	switch a.pick(10) {
 	case 0:
-		return a.times(x, a.factor())
+		return a.Times(x, a.factor())
 	case 1:
-		return a.times(a.factor(), x)
+		return a.Times(a.factor(), x)
 	case 2:
-		return a.over(x, a.number(1.7))
+		return a.Over(x, a.Number(1.7))
 	case 3:
-		return a.times(x, a.must(G.Sqrt(a.number(0.3))))
+		return a.Times(x, a.Must(G.Sqrt(a.Number(0.3))))
 	case 4:
-		return a.times(x, G.NewScalar(a.g, a.dtype, G.WithName(a.name()), G.WithValue(a.number(0.7).Value())))
+		return a.Times(x, G.NewScalar(a.G, a.DType, G.WithName(a.name()), G.WithValue(a.Number(0.7).Value())))
 	case 7:
-		return a.over(x, a.scalar(a.name(), 1.3))
+		return a.Over(x, a.Scalar(a.name(), 1.3))
 	case 8:
-		return a.times(a.must(G.Sqrt(a.scalar(a.name(), 0.4))), x)
+		return a.Times(a.Must(G.Sqrt(a.Scalar(a.name(), 0.4))), x)
 	case 9:
 		if x.Dims() == 3 {
-			return a.must(G.BroadcastHadamardProd(x, a.input(a.name(), 1, 1, 1), nil, []byte{0, 1, 2}))
+			return a.Must(G.BroadcastHadamardProd(x, a.Input(a.name(), 1, 1, 1), nil, []byte{0, 1, 2}))
 		}
-		return a.times(x, a.must(G.Sum(a.input(a.name(), 2, 1))))
+		return a.Times(x, a.Must(G.Sum(a.Input(a.name(), 2, 1))))
 	case 5:
-		return a.times(x, a.constant(a.name(), slices.Repeat([]float64{0.6}, x.Shape().TotalSize()), x.Shape()...))
+		return a.Times(x, a.Constant(a.name(), slices.Repeat([]float64{0.6}, x.Shape().TotalSize()), x.Shape()...))
 	default:
-		return a.times(x, a.input(a.name(), x.Shape()...))
+		return a.Times(x, a.Input(a.name(), x.Shape()...))
 	}
 }
 
@@ -75,35 +76,35 @@ func (a *author) reshaped(x *G.Node, n int) *G.Node {
 	front := s[:len(s)-n].TotalSize()
 	switch a.pick(4) {
 	case 0:
-		return a.shape(x, append([]int{front}, last...)...)
+		return a.Shape(x, append([]int{front}, last...)...)
 	case 1:
-		return a.shape(x, append([]int{1, front}, last...)...)
+		return a.Shape(x, append([]int{1, front}, last...)...)
 	case 2:
-		return a.shape(x, append([]int{front, 1}, last...)...)
+		return a.Shape(x, append([]int{front, 1}, last...)...)
 	default:
-		return a.shape(a.shape(x, s.TotalSize()), s...)
+		return a.Shape(a.Shape(x, s.TotalSize()), s...)
 	}
 }
 
 // operand is a stack of matrices, wrapped in what makes no difference or does.
 func (a *author) operand(outer []int, rows, columns int) *G.Node {
-	x := a.input(a.name(), append(slices.Clone(outer), rows, columns)...)
+	x := a.Input(a.name(), append(slices.Clone(outer), rows, columns)...)
 	for range a.pick(4) {
 		switch a.pick(6) {
 		case 0:
-			x = a.must(G.Tanh(x))
+			x = a.Must(G.Tanh(x))
 		case 1:
 			x = a.scaled(x)
 		case 2:
-			x = a.shape(a.reshaped(x, 2), append(slices.Clone(outer), rows, columns)...)
+			x = a.Shape(a.reshaped(x, 2), append(slices.Clone(outer), rows, columns)...)
 		case 3:
 			x = a.flipped(a.flipped(x))
 		case 4: // another node of the same memory, which Gorgonia may overwrite
-			y := a.must(G.Exp(x))
-			a.roots = append(a.roots, a.times(a.shape(y, y.Shape().TotalSize()), a.number(3)))
+			y := a.Must(G.Exp(x))
+			a.roots = append(a.roots, a.Times(a.Shape(y, y.Shape().TotalSize()), a.Number(3)))
 			x = y
 		case 5:
-			x = a.flipped(a.input(a.name(), append(slices.Clone(outer), columns, rows)...))
+			x = a.flipped(a.Input(a.name(), append(slices.Clone(outer), columns, rows)...))
 		}
 	}
 	return x
@@ -117,13 +118,13 @@ func (a *author) flipped(x *G.Node) *G.Node {
 	}
 	n := len(p)
 	p[n-1], p[n-2] = p[n-2], p[n-1]
-	return a.swap(x, p...)
+	return a.Swap(x, p...)
 }
 
 // aside makes another node of x's memory, somewhere in the order of the graph.
 func (a *author) aside(x *G.Node) {
 	if a.pick(4) == 1 {
-		a.roots = append(a.roots, a.times(a.shape(x, x.Shape().TotalSize()), a.number(3)))
+		a.roots = append(a.roots, a.Times(a.Shape(x, x.Shape().TotalSize()), a.Number(3)))
 	}
 }
 
@@ -134,42 +135,42 @@ func (a *author) masked(s *G.Node, rows, keys int) *G.Node {
 	if rows%2 == 0 && a.pick(3) == 1 {
 		nq = rows / 2
 	}
-	m := causalMask(size/(nq*keys), nq, keys, []float64{-1e5, math.Inf(-1), -1e4, -3}[a.pick(4)])
+	m := graphtest.CausalMask(size/(nq*keys), nq, keys, []float64{-1e5, math.Inf(-1), -1e4, -3}[a.pick(4)])
 	switch a.pick(8) {
 	case 7: // made of 0 and 1
 		shown := slices.Clone(m)
 		for i := range shown {
 			shown[i] = float64(a.pick(2))
 		}
-		return a.add(s, a.times(a.must(G.Sub(input(a.g, a.name(), tensorOf(a.dtype, shown, s.Shape()...)), a.number(1))), a.number(1e4)))
+		return a.Add(s, a.Times(a.Must(G.Sub(graphtest.Input(a.G, a.name(), graphtest.TensorOf(a.DType, shown, s.Shape()...)), a.Number(1))), a.Number(1e4)))
 	case 1:
 		m[a.pick(len(m))] = 0
 	case 2:
 		m[a.pick(len(m))] = -1e5
 	case 3:
-		return a.add(s, input(a.g, a.name(), tensorOf(a.dtype, m, s.Shape()...)))
+		return a.Add(s, graphtest.Input(a.G, a.name(), graphtest.TensorOf(a.DType, m, s.Shape()...)))
 	case 4:
-		return a.must(G.Sub(s, a.constant(a.name(), m, s.Shape()...)))
+		return a.Must(G.Sub(s, a.Constant(a.name(), m, s.Shape()...)))
 	case 5:
-		return a.add(s, a.number(-2))
+		return a.Add(s, a.Number(-2))
 	case 6:
 		if s.Dims() == 3 && s.Shape()[1] == rows {
 			switch a.pick(3) {
 			case 0: // for all heads
-				return a.must(G.BroadcastAdd(s, a.constant(a.name(), m[:rows*keys], 1, rows, keys), nil, []byte{0}))
+				return a.Must(G.BroadcastAdd(s, a.Constant(a.name(), m[:rows*keys], 1, rows, keys), nil, []byte{0}))
 			case 1: // for all queries
-				return a.must(G.BroadcastAdd(s, a.constant(a.name(), m[:size/rows], size/rows/keys, 1, keys), nil, []byte{1}))
+				return a.Must(G.BroadcastAdd(s, a.Constant(a.name(), m[:size/rows], size/rows/keys, 1, keys), nil, []byte{1}))
 			case 2: // for all keys
-				return a.must(G.BroadcastAdd(s, a.constant(a.name(), m[:size/keys], size/rows/keys, rows, 1), nil, []byte{2}))
+				return a.Must(G.BroadcastAdd(s, a.Constant(a.name(), m[:size/keys], size/rows/keys, rows, 1), nil, []byte{2}))
 			}
 		}
 	}
-	return a.add(s, a.constant(a.name(), m, s.Shape()...))
+	return a.Add(s, a.Constant(a.name(), m, s.Shape()...))
 }
 
 // layer is attention of q, or nearly.
 func (a *author) layer(q *G.Node, outer []int) *G.Node {
-	rows, dim := q.Shape()[q.Dims()-2], lastOf(q)
+	rows, dim := q.Shape()[q.Dims()-2], graphtest.LastOf(q)
 	keys, valueDim := 1+a.pick(5), 1+a.pick(3)
 	if a.pick(2) == 1 {
 		keys = rows
@@ -189,7 +190,7 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 	if !flag {
 		k = a.flipped(k)
 	}
-	s := a.bmm(q, k, false, flag)
+	s := a.BMM(q, k, false, flag)
 	scores := s
 	a.aside(k)
 	for range a.pick(4) {
@@ -201,9 +202,9 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 		case 2:
 			s = a.reshaped(s, 1+a.pick(2))
 		case 3:
-			s = a.must(G.Tanh(s))
+			s = a.Must(G.Tanh(s))
 		case 4:
-			s = a.must(G.Dropout(s, []float64{0, almost}[a.pick(2)]))
+			s = a.Must(G.Dropout(s, []float64{0, almost}[a.pick(2)]))
 		case 5:
 			a.aside(q)
 		}
@@ -213,7 +214,7 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 		s = a.flipped(s)
 		if a.pick(6) == 1 {
 			s = a.masked(a.reshaped(s, 1), keys, rows)
-			s = a.shape(s, append(slices.Clone(outer), keys, rows)...)
+			s = a.Shape(s, append(slices.Clone(outer), keys, rows)...)
 		}
 	}
 	p := a.weights(s, columns)
@@ -223,7 +224,7 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 	}
 	switch a.pick(8) {
 	case 1:
-		p = a.must(G.Dropout(p, []float64{0, almost}[a.pick(2)]))
+		p = a.Must(G.Dropout(p, []float64{0, almost}[a.pick(2)]))
 	case 2:
 		p = a.scaled(p)
 	case 3:
@@ -234,7 +235,7 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 		shape[len(shape)-2], shape[len(shape)-1] = shape[len(shape)-1], shape[len(shape)-2]
 	}
 	if !p.Shape().Eq(shape) {
-		p = a.shape(p, shape...)
+		p = a.Shape(p, shape...)
 	}
 	switch a.pick(10) {
 	case 1:
@@ -248,13 +249,13 @@ func (a *author) layer(q *G.Node, outer []int) *G.Node {
 	}
 	switch a.pick(5) {
 	case 1:
-		return a.bmm(p, a.flipped(v), columns, true)
+		return a.BMM(p, a.flipped(v), columns, true)
 	case 2: // the output comes transposed
-		return a.flipped(a.bmm(v, p, true, !columns))
+		return a.flipped(a.BMM(v, p, true, !columns))
 	case 3:
-		return a.flipped(a.bmm(a.flipped(v), p, false, !columns))
+		return a.flipped(a.BMM(a.flipped(v), p, false, !columns))
 	}
-	return a.bmm(p, v, columns, false)
+	return a.BMM(p, v, columns, false)
 }
 
 // weights is a softmax of s, or nearly. Its keys are the rows of s if it is columns
@@ -269,7 +270,7 @@ func (a *author) weights(s *G.Node, columns bool) *G.Node {
 		axis = a.pick(s.Dims())
 	}
 	if a.pick(3) != 1 || last > 3 {
-		return a.softmax(s, axis)
+		return a.Softmax(s, axis)
 	}
 	another := func(axis int) int { // of those along which Gorgonia reduces rightly
 		if x := a.pick(s.Dims()); last < 3 || x == 0 || x == last {
@@ -278,29 +279,27 @@ func (a *author) weights(s *G.Node, columns bool) *G.Node {
 		return axis
 	}
 	if last == 3 && axis != 0 && axis != last {
-		s = a.shape(s, s.Shape()[0]*s.Shape()[1], s.Shape()[2], s.Shape()[3])
+		s = a.Shape(s, s.Shape()[0]*s.Shape()[1], s.Shape()[2], s.Shape()[3])
 		last, axis = 2, max(axis-1, 0)
 	}
 	if a.pick(4) == 1 { // something is taken off, which may not be a row's maximum
 		of := another(axis)
-		s = a.must(G.BroadcastSub(s, a.column(a.must(G.Max(s, of)), s, of), nil, []byte{byte(of)}))
+		s = a.Must(G.BroadcastSub(s, a.Column(a.Must(G.Max(s, of)), s, of), nil, []byte{byte(of)}))
 	}
 	by := axis
 	if a.pick(8) == 1 {
 		by = another(axis)
 	}
-	e := a.must(G.Exp(s))
+	e := a.Must(G.Exp(s))
 	if a.pick(8) == 1 {
 		a.roots = append(a.roots, e)
 	}
-	sum := a.must(G.Sum(e, by))
+	sum := a.Must(G.Sum(e, by))
 	if a.pick(8) == 1 {
-		sum = a.add(sum, a.number(0.1))
+		sum = a.Add(sum, a.Number(0.1))
 	}
-	return a.must(G.BroadcastHadamardDiv(e, a.column(sum, s, by), nil, []byte{byte(by)}))
+	return a.Must(G.BroadcastHadamardDiv(e, a.Column(sum, s, by), nil, []byte{byte(by)}))
 }
-
-func lastOf(n *G.Node) int { return n.Shape()[n.Dims()-1] }
 
 // write makes a graph and returns its roots.
 func (a *author) write() []*G.Node {
@@ -330,23 +329,23 @@ func (a *author) loop(outer []int) *G.Node {
 		if a.pick(12) == 1 {
 			from = a.pick(dim + 1)
 		}
-		return a.must(G.Slice(x, append(make([]tensor.Slice, last), G.S(from, from+dim))...))
+		return a.Must(G.Slice(x, append(make([]tensor.Slice, last), G.S(from, from+dim))...))
 	}
-	mask := a.input(a.name(), append(slices.Clone(outer), rows, rows)...)
+	mask := a.Input(a.name(), append(slices.Clone(outer), rows, rows)...)
 	var all []*G.Node
 	for i := range heads {
-		s := a.bmm(cut(q, i), cut(k, i), false, true)
-		s = a.times(s, a.number([]float64{0.5, 2}[a.pick(5)/4]))
+		s := a.BMM(cut(q, i), cut(k, i), false, true)
+		s = a.Times(s, a.Number([]float64{0.5, 2}[a.pick(5)/4]))
 		if a.pick(4) != 1 {
-			s = a.add(s, mask)
+			s = a.Add(s, mask)
 		}
-		all = append(all, a.bmm(a.softmax(s, last), cut(v, i)))
+		all = append(all, a.BMM(a.Softmax(s, last), cut(v, i)))
 	}
 	if a.pick(6) == 1 {
 		slices.Reverse(all)
 	}
 	a.aside(q)
-	return a.must(G.Concat(last, all...))
+	return a.Must(G.Concat(last, all...))
 }
 
 // evaluate computes nodes one by one, with inputs of their own: what the graph
@@ -378,19 +377,19 @@ func evaluate(t testing.TB, n *G.Node, known map[*G.Node]G.Value) G.Value {
 // fuseAndCompare writes a graph and rewrites it. Where Gorgonia computes what
 // the old graph means, it is to compute the same by the new one.
 func fuseAndCompare(t testing.TB, choices []byte) (matches, misses int) {
-	a := &author{writer: newWriter(t, rand.New(rand.NewPCG(1, 2)), tensor.Float64), choices: choices}
+	a := &author{Writer: graphtest.NewWriter(t, rand.New(rand.NewPCG(1, 2)), tensor.Float64), choices: choices}
 	roots := a.write()
 	var want [][]float64
 	known := make(map[*G.Node]G.Value)
 	for _, r := range roots {
-		want = append(want, slices.Clone(floats(t, evaluate(t, r, known))))
+		want = append(want, slices.Clone(graphtest.Floats(t, evaluate(t, r, known))))
 	}
 	f, err := la.Fuse(roots...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	keep := make(map[*tensor.Dense][]float64)
-	for _, n := range a.g.Inputs() {
+	for _, n := range a.G.Inputs() {
 		if d, ok := n.Value().(*tensor.Dense); ok {
 			keep[d] = slices.Clone(d.Float64s())
 		}
@@ -399,15 +398,15 @@ func fuseAndCompare(t testing.TB, choices []byte) (matches, misses int) {
 		for d, x := range keep { // Gorgonia overwrites an input by way of its Reshape
 			copy(d.Float64s(), x)
 		}
-		for i, out := range outputs(t, g, read(roots...)) {
+		for i, out := range graphtest.Outputs(t, g, graphtest.Read(roots...)) {
 			// A query from which a bias hides all keys has scores of -1e5, and as many digits less.
-			if e := within(out, want[i], 1e-9); e != nil && !slices.ContainsFunc(want[i], math.IsNaN) {
+			if e := graphtest.Within(out, want[i], 1e-9); e != nil && !slices.ContainsFunc(want[i], math.IsNaN) {
 				err = e
 			}
 		}
 		return err
 	}
-	before := differ(a.g, roots)
+	before := differ(a.G, roots)
 	if after := differ(f.Graph, f.Roots); after != nil && before == nil {
 		t.Fatalf("choices %v: %v\n%v", choices, after, f)
 	}
@@ -418,7 +417,7 @@ func fuseAndCompare(t testing.TB, choices []byte) (matches, misses int) {
 func TestFuseRandomGraphs(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 1000
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		n = 100
 	}
 	matches, misses := 0, 0
@@ -449,4 +448,106 @@ func FuzzFuse(f *testing.F) {
 		195, 157, 26, 173,
 	})
 	f.Fuzz(func(t *testing.T, choices []byte) { fuseAndCompare(t, choices) })
+}
+
+// costGradients is the gradients of a cost, the root's product with other numbers,
+// by all of wrt.
+func costGradients(t *testing.T, root *G.Node, target *tensor.Dense, wrt []*G.Node) [][]float64 {
+	t.Helper()
+	cost := G.Must(G.Sum(G.Must(G.HadamardProd(root, graphtest.Input(root.Graph(), "target", target)))))
+	grads, err := G.Grad(cost, wrt...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return graphtest.Outputs(t, root.Graph(), graphtest.Read(grads...))
+}
+
+// costSlopes is the same by differences of the cost, which the graph as it was
+// written has without gradients.
+func costSlopes(t *testing.T, root *G.Node, target *tensor.Dense, wrt []*G.Node) (all [][]float64) {
+	t.Helper()
+	const h = 1e-5
+	var out G.Value
+	G.Read(root, &out)
+	vm := G.NewTapeMachine(root.Graph())
+	defer vm.Close()
+	cost := func() (sum float64) {
+		graphtest.Again(t, vm)
+		for i, x := range graphtest.Floats(t, out) {
+			sum += x * target.Float64s()[i]
+		}
+		return sum
+	}
+	for _, n := range wrt {
+		value := n.Value()
+		x := slices.Clone(graphtest.Floats(t, value))
+		slope := make([]float64, len(x))
+		for i := range x {
+			for _, step := range []float64{h, -h} {
+				y := slices.Clone(x)
+				y[i] += step
+				if n.IsScalar() {
+					graphtest.Let(t, n, G.NewF64(y[0]))
+				} else {
+					graphtest.Let(t, n, graphtest.TensorOf(tensor.Float64, y, n.Shape()...))
+				}
+				slope[i] += cost() / (2 * step)
+			}
+		}
+		graphtest.Let(t, n, value)
+		all = append(all, slope)
+	}
+	return all
+}
+
+// TestFuseThenGrad: a graph that was rewritten has the gradients that it had
+// before, for every input that it needs.
+func TestFuseThenGrad(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, d := range slices.Concat(decoders, biasedAttention) {
+		t.Run(d.name, func(t *testing.T) {
+			if d.noGrad != "" {
+				t.Skip(d.noGrad)
+			}
+			w := graphtest.NewWriter(t, rng, tensor.Float64)
+			fuseThenGrad(t, w, d.write(w)[0], 1e-12, costGradients)
+		})
+	}
+}
+
+// TestFuseFormsThenGrad: so have graphs as people write them, of which Gorgonia does
+// not have all gradients right.
+func TestFuseFormsThenGrad(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, c := range allForms() {
+		t.Run(c.name, func(t *testing.T) {
+			w := graphtest.NewWriter(t, rng, tensor.Float64)
+			fuseThenGrad(t, w, c.write(w)[0], 1e-6, costSlopes)
+		})
+	}
+}
+
+func fuseThenGrad(t *testing.T, w *graphtest.Writer, root *G.Node, unit float64, truth func(t *testing.T, root *G.Node, target *tensor.Dense, wrt []*G.Node) [][]float64) {
+	t.Helper()
+	if root.IsScalar() {
+		t.Skip("its root is a sum already")
+	}
+	f, err := la.Fuse(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after []*G.Node
+	for _, n := range w.G.Inputs() {
+		if f.Node(n) != nil && w.Make[n.Name()] == nil { // a mask of 0 and much has no slope to speak of
+			before, after = append(before, n), append(after, f.Node(n))
+		}
+	}
+	target := w.Random(root.Shape()...)
+	want := truth(t, root, target, before)
+	got := costGradients(t, f.Roots[0], target, after)
+	for i := range want {
+		if err := graphtest.Within(got[i], want[i], unit); err != nil {
+			t.Errorf("gradient of %v: %v", before[i], err)
+		}
+	}
 }

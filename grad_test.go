@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -21,8 +22,8 @@ import (
 //
 // and what it must give. Of wO and wLSE one may be missing.
 type gradients struct {
-	*problem
-	*graph
+	*graphtest.Problem
+	*graphtest.Graph
 	wO, wLSE   *G.Node
 	dO, dLSE   []float64 // in the reference's layout
 	wrt        G.Nodes
@@ -42,21 +43,21 @@ func (g *gradients) draw(t testing.TB, rng *rand.Rand) {
 	noise := func(n int) []float64 {
 		x := make([]float64, n)
 		for i := range x {
-			x[i] = format(g.query).Round(rng.NormFloat64())
+			x[i] = graphtest.Format(g.QueryType).Round(rng.NormFloat64())
 		}
 		return x
 	}
 	rows := func(x []float64, dim int, shape ...int) *tensor.Dense { // (tokens, heads) to (heads, tokens)
 		c := *g.Case
 		c.Q, c.Dim = x, dim
-		return tensorOf(g.query, c.DenseQ(g.Queries[0]), g.dims(shape...)...)
+		return graphtest.TensorOf(g.QueryType, c.DenseQ(g.Queries[0]), g.Dims(shape...)...)
 	}
 	bind := func(n **G.Node, name string, v *tensor.Dense) {
 		if *n == nil {
-			*n = input(g.g, name, v)
+			*n = graphtest.Input(g.G, name, v)
 			return
 		}
-		let(t, *n, v)
+		graphtest.Let(t, *n, v)
 	}
 	n := g.QueryRows() * g.Heads
 	if g.dO != nil {
@@ -80,7 +81,7 @@ func (g *gradients) sum(t testing.TB, rng *rand.Rand, of cost) *G.Node {
 	}
 	g.draw(t, rng)
 	var sum *G.Node
-	for _, x := range [][2]*G.Node{{g.out, g.wO}, {g.lse, g.wLSE}} {
+	for _, x := range [][2]*G.Node{{g.Out, g.wO}, {g.LSE, g.wLSE}} {
 		if x[1] == nil {
 			continue
 		}
@@ -94,17 +95,17 @@ func (g *gradients) sum(t testing.TB, rng *rand.Rand, of cost) *G.Node {
 }
 
 // differentiate makes the graph of p, and of its gradients by Gorgonia's Grad.
-func (p *problem) differentiate(t testing.TB, rng *rand.Rand, of cost, opts ...la.Option) *gradients {
+func differentiate(t testing.TB, p *graphtest.Problem, rng *rand.Rand, of cost, opts ...la.Option) *gradients {
 	t.Helper()
-	g := &gradients{problem: p, graph: p.build(t, opts...)}
+	g := &gradients{Problem: p, Graph: p.Build(t, opts...)}
 	sum := g.sum(t, rng, of)
-	g.wrt = G.Nodes{g.graph.q, g.graph.k}
+	g.wrt = G.Nodes{g.Graph.Q, g.Graph.K}
 	to := []*G.Value{&g.dq, &g.dk}
 	if of.out {
-		g.wrt, to = append(g.wrt, g.graph.v), append(to, &g.dv)
+		g.wrt, to = append(g.wrt, g.Graph.V), append(to, &g.dv)
 	}
-	if g.graph.bias != nil {
-		g.wrt, to = append(g.wrt, g.graph.bias), append(to, &g.dbias)
+	if g.Graph.BiasNode != nil {
+		g.wrt, to = append(g.wrt, g.Graph.BiasNode), append(to, &g.dbias)
 	}
 	grads, err := G.Grad(sum, g.wrt...)
 	if err != nil {
@@ -113,7 +114,7 @@ func (p *problem) differentiate(t testing.TB, rng *rand.Rand, of cost, opts ...l
 	for i, n := range grads {
 		G.Read(n, to[i])
 	}
-	if err := la.CheckGraph(g.g); err != nil {
+	if err := la.CheckGraph(g.G); err != nil {
 		t.Fatal(err)
 	}
 	return g
@@ -121,24 +122,24 @@ func (p *problem) differentiate(t testing.TB, rng *rand.Rand, of cost, opts ...l
 
 // again gives the inputs of the graph the numbers of another problem of its
 // shapes.
-func (g *gradients) again(t testing.TB, rng *rand.Rand, p *problem) {
+func (g *gradients) again(t testing.TB, rng *rand.Rand, p *graphtest.Problem) {
 	t.Helper()
-	g.problem = p
-	let(t, g.graph.q, p.q)
-	let(t, g.graph.k, p.k)
-	let(t, g.graph.v, p.v)
-	if p.bias != nil {
-		let(t, g.graph.bias, p.bias)
+	g.Problem = p
+	graphtest.Let(t, g.Graph.Q, p.InQ)
+	graphtest.Let(t, g.Graph.K, p.InK)
+	graphtest.Let(t, g.Graph.V, p.InV)
+	if p.InBias != nil {
+		graphtest.Let(t, g.Graph.BiasNode, p.InBias)
 	}
-	if g.lengths != nil {
-		let(t, g.lengths, lengthsOf(tensor.Int, p.Keys))
+	if g.Lengths != nil {
+		graphtest.Let(t, g.Lengths, graphtest.LengthsOf(tensor.Int, p.Keys))
 	}
 	g.draw(t, rng)
 }
 
 // want computes the gradients in float64.
 func (g *gradients) want() *reftest.Gradients {
-	p := g.precision(0)
+	p := g.Precision(0)
 	return g.Backward(p, g.Reference(p), g.dO, g.dLSE)
 }
 
@@ -154,16 +155,16 @@ func (g *gradients) compareGrads(t testing.TB, want *reftest.Gradients) error {
 		live             []int
 	}{
 		{"dq", g.dq, want.DQ, want.DQBound, g.Heads, nq, g.Dim, g.Queries},
-		{"dk", g.dk, want.DK, want.DKBound, g.KVHeads, g.capacity, g.Dim, g.Keys},
-		{"dv", g.dv, want.DV, want.DVBound, g.KVHeads, g.capacity, g.ValueDim, g.Keys},
+		{"dk", g.dk, want.DK, want.DKBound, g.KVHeads, g.Capacity, g.Dim, g.Keys},
+		{"dv", g.dv, want.DV, want.DVBound, g.KVHeads, g.Capacity, g.ValueDim, g.Keys},
 	} {
 		if i == 2 && g.dO == nil {
 			break
 		}
-		if shape := tensor.Shape(g.dims(x.heads, x.rows, x.dim)); x.got == nil || !x.got.Shape().Eq(shape) || x.got.Dtype() != g.query {
-			return fmt.Errorf("%s is %v, want %v %v", x.name, x.got, g.query, shape)
+		if shape := tensor.Shape(g.Dims(x.heads, x.rows, x.dim)); x.got == nil || !x.got.Shape().Eq(shape) || x.got.Dtype() != g.QueryType {
+			return fmt.Errorf("%s is %v, want %v %v", x.name, x.got, g.QueryType, shape)
 		}
-		all := floats(t, x.got)
+		all := graphtest.Floats(t, x.got)
 		var got []float64
 		for seq, live := range x.live {
 			for pos := range x.rows {
@@ -183,10 +184,10 @@ func (g *gradients) compareGrads(t testing.TB, want *reftest.Gradients) error {
 		}
 	}
 	if b := g.Bias; b.X != nil {
-		if g.dbias == nil || !g.dbias.Shape().Eq(g.problem.bias.Shape()) || g.dbias.Dtype() != g.query {
-			return fmt.Errorf("dbias is %v, want %v %v", g.dbias, g.query, g.problem.bias.Shape())
+		if g.dbias == nil || !g.dbias.Shape().Eq(g.Problem.InBias.Shape()) || g.dbias.Dtype() != g.QueryType {
+			return fmt.Errorf("dbias is %v, want %v %v", g.dbias, g.QueryType, g.Problem.InBias.Shape())
 		}
-		if err := reftest.Compare(floats(t, g.dbias), want.DBias, want.DBiasBound, b.Sequences, b.Heads, b.Queries, b.Keys); err != nil {
+		if err := reftest.Compare(graphtest.Floats(t, g.dbias), want.DBias, want.DBiasBound, b.Sequences, b.Heads, b.Queries, b.Keys); err != nil {
 			return fmt.Errorf("dbias: %w", err)
 		}
 	}
@@ -194,40 +195,28 @@ func (g *gradients) compareGrads(t testing.TB, want *reftest.Gradients) error {
 }
 
 // randomGradProblem draws a problem with as many queries in every sequence.
-func randomGradProblem(rng *rand.Rand) *problem {
+func randomGradProblem(rng *rand.Rand) *graphtest.Problem {
 	s := reftest.RandomShape(rng)
-	s.Queries = repeated(len(s.Keys), max(s.Queries[0], 1))
-	x := spec{inputs: reftest.AllInputs[rng.IntN(4)], query: []tensor.Dtype{tensor.Float32, tensor.Float64}[rng.IntN(2)]}
-	x.capacity = max(slices.Max(s.Keys)+rng.IntN(3), 1)
+	s.Queries = graphtest.Repeated(len(s.Keys), max(s.Queries[0], 1))
+	x := graphtest.Spec{Inputs: reftest.AllInputs[rng.IntN(4)], QueryType: []tensor.Dtype{tensor.Float32, tensor.Float64}[rng.IntN(2)]}
+	x.Capacity = max(slices.Max(s.Keys)+rng.IntN(3), 1)
 	if len(s.Keys) == 1 && rng.IntN(2) == 0 {
-		x.rank = 3
+		x.Rank = 3
 	}
-	return newProblem(rng, s, x)
+	return graphtest.NewProblem(rng, s, x)
 }
 
 // randomBentProblem is randomGradProblem with a window, a soft cap, slopes or a bias.
-func randomBentProblem(rng *rand.Rand) *problem {
+func randomBentProblem(rng *rand.Rand) *graphtest.Problem {
 	p := randomGradProblem(rng)
 	s := p.Shape
 	if rng.IntN(2) == 0 {
-		s = reftest.RandomBias(rng, s, p.capacity)
+		s = reftest.RandomBias(rng, s, p.Capacity)
 	}
 	if s.Bias.X == nil || rng.IntN(2) == 0 {
 		s = reftest.RandomScoreMods(rng, s)
 	}
-	return newProblem(rng, s, p.spec)
-}
-
-// another draws a problem of p's shapes, with other numbers and other lengths.
-func (p *problem) another(rng *rand.Rand) *problem {
-	s := p.Shape
-	if p.ragged() {
-		s.Keys = slices.Clone(s.Keys)
-		for i := range s.Keys {
-			s.Keys[i] = rng.IntN(p.capacity + 1)
-		}
-	}
-	return newProblem(rng, s, p.spec)
+	return graphtest.NewProblem(rng, s, p.Spec)
 }
 
 // TestGradRandom compares the gradients with the reference, in graphs that are
@@ -237,25 +226,25 @@ func TestGradRandom(t *testing.T) { testGradRandom(t, randomGradProblem) }
 // TestGradBends is TestGradRandom with windows, soft caps, slopes and biases.
 func TestGradBends(t *testing.T) { testGradRandom(t, randomBentProblem) }
 
-func testGradRandom(t *testing.T, problem func(*rand.Rand) *problem) {
+func testGradRandom(t *testing.T, problem func(*rand.Rand) *graphtest.Problem) {
 	rng := reftest.Rand(t)
 	n := 120
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		n = 12
 	}
 	for i := range n {
 		p := problem(rng)
 		of := costs[i%3]
-		tile, workers, schedule := rng.IntN(100), rng.IntN(5), schedules[rng.IntN(3)]
-		g := p.differentiate(t, rng, of, la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule))
-		vm := G.NewTapeMachine(g.g)
+		tile, workers, schedule := rng.IntN(100), rng.IntN(5), graphtest.Schedules[rng.IntN(3)]
+		g := differentiate(t, p, rng, of, la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule))
+		vm := G.NewTapeMachine(g.G)
 		for turn := range 2 {
-			again(t, vm)
+			graphtest.Again(t, vm)
 			if err := g.compareGrads(t, g.want()); err != nil {
 				t.Fatalf("run %d: %v %v %v, %v, capacity %d, tiles of %d, %d workers, %v: %v",
-					turn, g.Shape, g.inputs, g.query, of, g.capacity, tile, workers, schedule, err)
+					turn, g.Shape, g.Inputs, g.QueryType, of, g.Capacity, tile, workers, schedule, err)
 			}
-			g.again(t, rng, p.another(rng))
+			g.again(t, rng, p.Another(rng))
 		}
 		vm.Close()
 	}
@@ -276,15 +265,15 @@ func TestGradShapes(t *testing.T) {
 	} {
 		for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			for _, in := range reftest.AllInputs {
-				if raceEnabled && (in != reftest.Peaked || i > 5) {
+				if reftest.RaceEnabled && (in != reftest.Peaked || i > 5) {
 					continue
 				}
-				p := newProblem(rng, s, spec{inputs: in, query: query})
+				p := graphtest.NewProblem(rng, s, graphtest.Spec{Inputs: in, QueryType: query})
 				if i%2 == 0 && p.Scale > 0 {
 					p.Scale = -p.Scale
 				}
-				g := p.differentiate(t, rng, costs[i%3])
-				g.run(t)
+				g := differentiate(t, p, rng, costs[i%3])
+				g.Run(t)
 				if err := g.compareGrads(t, g.want()); err != nil {
 					t.Errorf("%v %v %v, %v: %v", s, in, query, costs[i%3], err)
 				}
@@ -297,7 +286,7 @@ func TestGradShapes(t *testing.T) {
 func TestGradLisp(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 80
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		n = 8
 	}
 	for i := range n {
@@ -306,21 +295,21 @@ func TestGradLisp(t *testing.T) {
 			p = randomBentProblem(rng)
 		}
 		of := costs[i%3]
-		g := &gradients{problem: p, graph: p.graph()}
-		opts := g.graph.options(p)
-		if p.ragged() {
-			g.lengths = input(g.g, "lengths", lengthsOf(tensor.Int, p.Keys))
-			opts = append(opts, la.WithLengths(g.lengths))
+		g := &gradients{Problem: p, Graph: p.Graph()}
+		opts := g.Graph.Options(p)
+		if p.Ragged() {
+			g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys))
+			opts = append(opts, la.WithLengths(g.Lengths))
 		}
 		if of.lse {
-			opts = append(opts, la.WithLSE(&g.lse))
+			opts = append(opts, la.WithLSE(&g.LSE))
 		}
 		var err error
-		if g.out, err = la.Attention(g.graph.q, g.graph.k, g.graph.v, opts...); err != nil {
+		if g.Out, err = la.Attention(g.Graph.Q, g.Graph.K, g.Graph.V, opts...); err != nil {
 			t.Fatal(err)
 		}
 		if !of.out {
-			G.Must(G.Sum(g.out)) // the machine differentiates all roots
+			G.Must(G.Sum(g.Out)) // the machine differentiates all roots
 		}
 		g.sum(t, rng, of)
 		if !of.out {
@@ -329,38 +318,35 @@ func TestGradLisp(t *testing.T) {
 				g.dO[i] = 1
 			}
 		}
-		vm := G.NewLispMachine(g.g)
+		vm := G.NewLispMachine(g.G)
 		if err := vm.RunAll(); err != nil {
-			t.Fatalf("%v %v, %v: %v", p.Shape, p.query, of, err)
+			t.Fatalf("%v %v, %v: %v", p.Shape, p.QueryType, of, err)
 		}
-		for i, n := range []*G.Node{g.graph.q, g.graph.k, g.graph.v} {
+		for i, n := range []*G.Node{g.Graph.Q, g.Graph.K, g.Graph.V} {
 			if *[]*G.Value{&g.dq, &g.dk, &g.dv}[i], err = n.Grad(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if g.graph.bias != nil {
-			if g.dbias, err = g.graph.bias.Grad(); err != nil {
+		if g.Graph.BiasNode != nil {
+			if g.dbias, err = g.Graph.BiasNode.Grad(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if err := g.compareGrads(t, g.want()); err != nil {
-			t.Fatalf("%v %v %v, %v: %v", p.Shape, p.inputs, p.query, of, err)
+			t.Fatalf("%v %v %v, %v: %v", p.Shape, p.Inputs, p.QueryType, of, err)
 		}
 		vm.Close()
 	}
 }
 
-// work is the number of elements of the output.
-func (p *problem) work() int { return p.QueryRows() * p.Heads * p.ValueDim }
-
 // TestGradOnce: however many of the gradients a graph uses, they are computed by
 // one node.
 func TestGradOnce(t *testing.T) {
 	rng := reftest.Rand(t)
-	p := newProblem(rng, dense(4, 2, 8, 8, 3, 20, 9), spec{capacity: 24})
-	g := p.differentiate(t, rng, cost{out: true})
+	p := graphtest.NewProblem(rng, dense(4, 2, 8, 8, 3, 20, 9), graphtest.Spec{Capacity: 24})
+	g := differentiate(t, p, rng, cost{out: true})
 	n := 0
-	for _, node := range g.g.AllNodes() {
+	for _, node := range g.G.AllNodes() {
 		if node.Op() != nil && strings.HasPrefix(node.Op().String(), "LeanAttentionGradient") {
 			n++
 		}
@@ -373,30 +359,30 @@ func TestGradOnce(t *testing.T) {
 // TestGradConstantBias: a mask that is a constant costs no gradient.
 func TestGradConstantBias(t *testing.T) {
 	rng := reftest.Rand(t)
-	p := newProblem(rng, biased(rng, dense(4, 2, 8, 8, 3, 20), 1, 1, 3), spec{query: tensor.Float64})
-	g := &gradients{problem: p, graph: p.graph(), dO: []float64{}}
-	bias := g.g.AddNode(G.NewConstant(p.bias, G.WithName("mask")))
+	p := graphtest.NewProblem(rng, graphtest.Biased(rng, dense(4, 2, 8, 8, 3, 20), 1, 1, 3), graphtest.Spec{QueryType: tensor.Float64})
+	g := &gradients{Problem: p, Graph: p.Graph(), dO: []float64{}}
+	bias := g.G.AddNode(G.NewConstant(p.InBias, G.WithName("mask")))
 	var err error
-	if g.out, err = la.Attention(g.graph.q, g.graph.k, g.graph.v, append(p.options(), la.WithBias(bias))...); err != nil {
+	if g.Out, err = la.Attention(g.Graph.Q, g.Graph.K, g.Graph.V, append(p.Options(), la.WithBias(bias))...); err != nil {
 		t.Fatal(err)
 	}
-	if wrt := g.out.Op().(G.SDOp).DiffWRT(4); !slices.Equal(wrt, []bool{true, true, true, false}) {
+	if wrt := g.Out.Op().(G.SDOp).DiffWRT(4); !slices.Equal(wrt, []bool{true, true, true, false}) {
 		t.Errorf("gradients in %v", wrt)
 	}
-	grads, err := G.Grad(g.sum(t, rng, cost{out: true}), g.graph.q, g.graph.k, g.graph.v)
+	grads, err := G.Grad(g.sum(t, rng, cost{out: true}), g.Graph.Q, g.Graph.K, g.Graph.V)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, n := range grads {
 		G.Read(n, []*G.Value{&g.dq, &g.dk, &g.dv}[i])
 	}
-	g.run(t)
+	g.Run(t)
 	want := g.want()
-	g.problem.Bias = reftest.Bias{} // whose gradient there is not
+	g.Problem.Bias = reftest.Bias{} // whose gradient there is not
 	if err := g.compareGrads(t, want); err != nil {
 		t.Error(err)
 	}
-	for _, n := range g.g.AllNodes() {
+	for _, n := range g.G.AllNodes() {
 		if n.Op() != nil && strings.Contains(n.Op().String(), "dbias") {
 			t.Errorf("%v", n)
 		}
@@ -407,20 +393,20 @@ func TestGradConstantBias(t *testing.T) {
 // backward pass.
 func TestGradWorkers(t *testing.T) {
 	rng := reftest.Rand(t)
-	p := newProblem(rng, causal(dense(4, 2, 24, 16, 90, 200, 33)), spec{capacity: 200})
+	p := graphtest.NewProblem(rng, causal(dense(4, 2, 24, 16, 90, 200, 33)), graphtest.Spec{Capacity: 200})
 	var first [3][]uint64
 	var weights *tensor.Dense
 	for _, workers := range []int{1, 2, 3, 7, 0} {
-		g := p.differentiate(t, rng, cost{out: true}, la.WithWorkers(workers), la.WithSchedule(la.PerHead))
+		g := differentiate(t, p, rng, cost{out: true}, la.WithWorkers(workers), la.WithSchedule(la.PerHead))
 		if weights == nil {
 			weights = g.wO.Value().(*tensor.Dense)
 		}
-		let(t, g.wO, weights)
-		vm := G.NewTapeMachine(g.g)
+		graphtest.Let(t, g.wO, weights)
+		vm := G.NewTapeMachine(g.G)
 		for range 2 {
-			again(t, vm)
+			graphtest.Again(t, vm)
 			for i, v := range []G.Value{g.dq, g.dk, g.dv} {
-				if b := bits(t, v); first[i] == nil {
+				if b := graphtest.Bits(t, v); first[i] == nil {
 					first[i] = b
 				} else if !slices.Equal(b, first[i]) {
 					t.Errorf("%d workers: d%c has other bits", workers, "qkv"[i])
@@ -439,18 +425,18 @@ func TestGradUnsupported(t *testing.T) {
 			continue
 		}
 		for _, lse := range []bool{false, true} {
-			p := newProblem(rng, dense(2, 1, 8, 8, 2, 20, 30), spec{query: types[0], kv: types[1]})
-			g := p.build(t)
-			from := g.out
+			p := graphtest.NewProblem(rng, dense(2, 1, 8, 8, 2, 20, 30), graphtest.Spec{QueryType: types[0], KVType: types[1]})
+			g := p.Build(t)
+			from := g.Out
 			if lse {
-				from = g.lse
+				from = g.LSE
 			}
-			_, err := G.Grad(G.Must(G.Sum(from)), g.q)
+			_, err := G.Grad(G.Must(G.Sum(from)), g.Q)
 			checkGradError(t, fmt.Sprint(types), err)
 		}
 	}
 
-	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1})
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1})
 	step, err := cache.NewStep(2)
 	if err != nil {
 		t.Fatal(err)
@@ -476,14 +462,14 @@ func TestGradUnsupported(t *testing.T) {
 		}
 	}
 
-	p := newProblem(rng, dense(2, 1, 4, 4, 2, 5), spec{query: tensor.Float64})
+	p := graphtest.NewProblem(rng, dense(2, 1, 4, 4, 2, 5), graphtest.Spec{QueryType: tensor.Float64})
 	for i := range 3 {
-		g := p.build(t)
-		d, err := G.Grad(G.Must(G.Sum(G.Must(G.Square(g.out)))), G.Nodes{g.q, g.k, g.v}[i])
+		g := p.Build(t)
+		d, err := G.Grad(G.Must(G.Sum(G.Must(G.Square(g.Out)))), G.Nodes{g.Q, g.K, g.V}[i])
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = G.Grad(G.Must(G.Sum(d[0])), g.q)
+		_, err = G.Grad(G.Must(G.Sum(d[0])), g.Q)
 		checkGradError(t, "second derivative", err)
 	}
 }
@@ -501,18 +487,65 @@ func checkGradError(t *testing.T, name string, err error) {
 // not even one that has none.
 func TestGradBeside(t *testing.T) {
 	rng := reftest.Rand(t)
-	p := newProblem(rng, dense(2, 1, 4, 4, 1, 5), spec{query: tensor.Float64, kv: la.Float16})
-	d := p.attention(t)
-	w := input(d.g, "w", tensorOf(tensor.Float64, []float64{1, 2, 3}, 3))
+	p := graphtest.NewProblem(rng, dense(2, 1, 4, 4, 1, 5), graphtest.Spec{QueryType: tensor.Float64, KVType: la.Float16})
+	d := p.Attention(t)
+	w := graphtest.Input(d.G, "w", graphtest.TensorOf(tensor.Float64, []float64{1, 2, 3}, 3))
 	grads, err := G.Grad(G.Must(G.Sum(G.Must(G.Square(w)))), w)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var gradV G.Value
 	G.Read(grads[0], &gradV)
-	d.run(t)
-	p.check(t, p.Reference(p.precision(0)), d.outV, d.lseV)
-	if got := floats(t, gradV); got[0] != 2 || got[1] != 4 || got[2] != 6 {
+	d.Run(t)
+	p.Check(t, p.Reference(p.Precision(0)), d.OutValue, d.LSEValue)
+	if got := graphtest.Floats(t, gradV); got[0] != 2 || got[1] != 4 || got[2] != 6 {
 		t.Errorf("gradient of w is %v", got)
+	}
+}
+
+// TestGradDevice: on a GPU there are no gradients, which a run says, with or
+// without a log-sum-exp; what is not differentiated runs there.
+func TestGradDevice(t *testing.T) {
+	gpu, _ := la.FakeGPU(t)
+	rng := reftest.Rand(t)
+	for name, opts := range map[string][]la.Option{"lse": {la.WithLSE(new(*G.Node))}, "no lse": nil} {
+		p := graphtest.NewProblem(rng, dense(2, 1, 64, 64, 3, 9), graphtest.Spec{})
+		for _, differentiated := range []bool{false, true} {
+			g := p.Graph()
+			out, err := la.Attention(g.Q, g.K, g.V, opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if differentiated {
+				if _, err := G.Grad(G.Must(G.Sum(out)), g.Q, g.K, g.V); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var there []G.Value
+			for _, x := range []*tensor.Dense{p.InQ, p.InK, p.InV} {
+				d, err := gpu.Upload(x)
+				if err != nil {
+					t.Fatal(err)
+				}
+				there = append(there, d)
+			}
+			v, err := out.Op().Do(there...)
+			if !differentiated {
+				if err != nil || v == nil {
+					t.Errorf("%s: %v, %v", name, v, err)
+				}
+				continue
+			}
+			if name == "lse" && err == nil { // the output is right: the gradient's own node refuses
+				for _, n := range g.G.AllNodes() {
+					if n.Op() != nil && n.Op().String() == "LeanAttentionGradient" {
+						_, err = n.Op().Do(append(there, v, v, v)...)
+					}
+				}
+			}
+			if !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "radient") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package leanattention_test
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -20,36 +22,36 @@ var cacheTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
 // TestCachedAttention (rows 9, 12, 25, 31, 47) decodes sequences of all lengths
 // beside each other, prompts and single tokens in one step, with all page
 // sizes and element types.
-func TestCachedAttention(t *testing.T) { testCachedAttention(t, place{}) }
+func TestCachedAttention(t *testing.T) { testCachedAttention(t, graphtest.Place{}) }
 
-func testCachedAttention(t *testing.T, at place) {
+func testCachedAttention(t *testing.T, at graphtest.Place) {
 	geometries := [][4]int{{2, 2, 16, 16}, {6, 2, 8, 20}, {7, 1, 40, 24}, {4, 4, 3, 1}, {12, 3, 59, 59}, {5, 1, 80, 64}}
 	pageSizes := []int{1, 3, 16, 64}
-	if at.real {
+	if at.Real {
 		geometries = [][4]int{{2, 2, 64, 64}, {6, 2, 80, 80}, {7, 1, 96, 96}, {12, 3, 128, 128}, {16, 1, 64, 64}, {5, 1, 256, 256}, {12, 12, 64, 64}}
 		pageSizes = []int{1, 3, 8, 16, 64, 256}
 	}
 	rng := reftest.Rand(t)
 	turn, long := 0, 100 // tokens of a long prompt
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		long = 25
 	}
 	for _, pageSize := range pageSizes {
 		for _, storage := range cacheTypes {
-			for _, query := range at.queries() {
+			for _, query := range at.Queries() {
 				g := geometries[turn%len(geometries)]
-				schedule, workers, causal := schedules[turn%3], turn%5, turn%4 != 0
-				if at.gpu != nil {
-					at.there = turn%2 == 0
+				schedule, workers, causal := graphtest.Schedules[turn%3], turn%5, turn%4 != 0
+				if at.GPU != nil {
+					at.There = turn%2 == 0
 				}
 				turn++
 				name := fmt.Sprintf("page %d %v in %v h%d/%d d%d/%d %v workers %d causal %v", pageSize, query, storage, g[0], g[1], g[2], g[3], schedule, workers, causal)
 				t.Run(name, func(t *testing.T) {
-					cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: storage, PageSize: pageSize, Pages: 8*long/pageSize + 24, Device: at.gpu})
+					cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: storage, PageSize: pageSize, Pages: 8*long/pageSize + 24, Device: at.GPU})
 					la.PoisonFree(cache)
 					opts := []la.Option{la.WithSchedule(schedule), la.WithWorkers(workers), la.WithTileTokens(32)}
-					prefill := newDecoderAt(t, at, cache, long+50, g[0], query, causal, opts...)
-					decode := newDecoderAt(t, at, cache, 4, g[0], query, causal, opts...)
+					prefill := graphtest.NewDecoderAt(t, at, cache, long+50, g[0], query, causal, opts...)
+					decode := graphtest.NewDecoderAt(t, at, cache, 4, g[0], query, causal, opts...)
 					decodeMix(t, rng, cache, prefill, decode, long)
 					closeCache(t, cache)
 				})
@@ -62,19 +64,19 @@ func testCachedAttention(t *testing.T, at place) {
 func TestCachedAttentionBends(t *testing.T) {
 	rng := reftest.Rand(t)
 	long, n := 100, 24
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		long, n = 25, 8
 	}
 	for turn := range n {
 		g := [][4]int{{2, 2, 16, 16}, {6, 2, 8, 20}, {7, 1, 40, 24}, {4, 4, 3, 1}}[turn%4]
 		pageSize := []int{1, 3, 16, 64}[rng.IntN(4)]
-		at := place{bent: reftest.RandomScoreMods(rng, reftest.Shape{Heads: g[0]})}
-		cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: cacheTypes[turn%3], PageSize: pageSize, Pages: 8*long/pageSize + 24})
+		at := graphtest.Place{ScoreMods: reftest.RandomScoreMods(rng, reftest.Shape{Heads: g[0]})}
+		cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: cacheTypes[turn%3], PageSize: pageSize, Pages: 8*long/pageSize + 24})
 		la.PoisonFree(cache)
-		opts := []la.Option{la.WithSchedule(schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}
+		opts := []la.Option{la.WithSchedule(graphtest.Schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}
 		query := []tensor.Dtype{tensor.Float32, tensor.Float64}[rng.IntN(2)]
-		prefill := newDecoderAt(t, at, cache, long+50, g[0], query, turn%4 != 0, opts...)
-		decode := newDecoderAt(t, at, cache, 4, g[0], query, turn%4 != 0, opts...)
+		prefill := graphtest.NewDecoderAt(t, at, cache, long+50, g[0], query, turn%4 != 0, opts...)
+		decode := graphtest.NewDecoderAt(t, at, cache, 4, g[0], query, turn%4 != 0, opts...)
 		decodeMix(t, rng, cache, prefill, decode, long)
 		closeCache(t, cache)
 	}
@@ -83,27 +85,27 @@ func TestCachedAttentionBends(t *testing.T) {
 // TestCachedAttentionWindowNaN: tokens that the window has left behind are not read.
 func TestCachedAttentionWindowNaN(t *testing.T) {
 	const window, tokens = 4, 3
-	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, PageSize: 3, Pages: 8})
-	d := newDecoderAt(t, place{bent: reftest.Shape{Mask: attn.Mask{Window: window}}}, cache, tokens, 2, tensor.Float32, true)
-	s := newStored(t, cache)
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, PageSize: 3, Pages: 8})
+	d := graphtest.NewDecoderAt(t, graphtest.Place{ScoreMods: reftest.Shape{Mask: attn.Mask{Window: window}}}, cache, tokens, 2, tensor.Float32, true)
+	s := graphtest.NewStored(t, cache)
 	rng := reftest.Rand(t)
 	for turn := range 4 {
-		u := d.set(t, rng, reftest.Normal, appended{s, tokens})
+		u := d.Set(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: tokens})
 		if turn == 0 {
-			for _, n := range []*G.Node{d.k[0], d.v[0]} {
+			for _, n := range []*G.Node{d.K[0], d.V[0]} {
 				reftest.Poison(n.Value().Data().([]float32))
 			}
 		}
 		if turn > 2 { // rows 9 and on see tokens from 6 on
-			d.run(t, u)
+			d.Run(t, u)
 		} else {
-			again(t, d.vm)
-			nan := slices.ContainsFunc(floats(t, d.outV[0]), math.IsNaN)
+			graphtest.Again(t, d.VM)
+			nan := slices.ContainsFunc(graphtest.Floats(t, d.OutValues[0]), math.IsNaN)
 			if want := turn < 2; nan != want { // row 5 is the last that sees token 2
 				t.Errorf("turn %d: NaN is %v", turn, nan)
 			}
 		}
-		d.commit(t, u)
+		d.Commit(t, u)
 	}
 	closeCache(t, cache)
 }
@@ -117,121 +119,121 @@ func closeCache(t testing.TB, c *la.Cache) {
 
 // decodeMix runs prompts, chunks of prompts and single tokens beside each other,
 // on sequences that come, fork and go.
-func decodeMix(t testing.TB, rng *rand.Rand, cache *la.Cache, prefill, decode *decoder, long int) {
+func decodeMix(t testing.TB, rng *rand.Rand, cache *la.Cache, prefill, decode *graphtest.Decoder, long int) {
 	t.Helper()
-	a, b, c, d := newStored(t, cache), newStored(t, cache), newStored(t, cache), newStored(t, cache)
+	a, b, c, d := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
 	inputs := func() reftest.Inputs { return reftest.AllInputs[rng.IntN(4)] }
 
-	prefill.do(t, rng, inputs(), appended{a, 1 + rng.IntN(long)}, appended{b, 5})
-	decode.do(t, rng, inputs(), appended{b, 1}, appended{a, 1})
-	prefill.do(t, rng, inputs(), appended{a, 1}, appended{c, 1 + rng.IntN(long)}, appended{b, 3})
-	decode.do(t, rng, inputs(), appended{c, 1}, appended{a, 1}, appended{d, 1}, appended{b, 1})
-	f := a.fork(t) // row 37: a prefix that two share
-	decode.do(t, rng, inputs(), appended{f, 2}, appended{a, 1})
-	if err := c.seq.Release(); err != nil {
+	prefill.Do(t, rng, inputs(), graphtest.Appended{To: a, Tokens: 1 + rng.IntN(long)}, graphtest.Appended{To: b, Tokens: 5})
+	decode.Do(t, rng, inputs(), graphtest.Appended{To: b, Tokens: 1}, graphtest.Appended{To: a, Tokens: 1})
+	prefill.Do(t, rng, inputs(), graphtest.Appended{To: a, Tokens: 1}, graphtest.Appended{To: c, Tokens: 1 + rng.IntN(long)}, graphtest.Appended{To: b, Tokens: 3})
+	decode.Do(t, rng, inputs(), graphtest.Appended{To: c, Tokens: 1}, graphtest.Appended{To: a, Tokens: 1}, graphtest.Appended{To: d, Tokens: 1}, graphtest.Appended{To: b, Tokens: 1})
+	f := a.Fork(t) // row 37: a prefix that two share
+	decode.Do(t, rng, inputs(), graphtest.Appended{To: f, Tokens: 2}, graphtest.Appended{To: a, Tokens: 1})
+	if err := c.Seq.Release(); err != nil {
 		t.Fatal(err)
 	}
 	la.PoisonFree(cache)
 	for range 5 {
-		decode.do(t, rng, inputs(), appended{d, 1}, appended{f, 1}, appended{a, 1}, appended{b, 1})
+		decode.Do(t, rng, inputs(), graphtest.Appended{To: d, Tokens: 1}, graphtest.Appended{To: f, Tokens: 1}, graphtest.Appended{To: a, Tokens: 1}, graphtest.Appended{To: b, Tokens: 1})
 	}
-	prefill.do(t, rng, inputs(), appended{f, 20}, appended{d, long - 10}, appended{newStored(t, cache), 40})
+	prefill.Do(t, rng, inputs(), graphtest.Appended{To: f, Tokens: 20}, graphtest.Appended{To: d, Tokens: long - 10}, graphtest.Appended{To: graphtest.NewStored(t, cache), Tokens: 40})
 }
 
 // TestCachedAttentionLong (rows 21, 26, 27, 29, 31): long contexts, filled in
 // chunks, under a chunk of a prompt and many single tokens.
-func TestCachedAttentionLong(t *testing.T) { testCachedAttentionLong(t, place{}) }
+func TestCachedAttentionLong(t *testing.T) { testCachedAttentionLong(t, graphtest.Place{}) }
 
-func testCachedAttentionLong(t *testing.T, at place) {
+func testCachedAttentionLong(t *testing.T, at graphtest.Place) {
 	rng := reftest.Rand(t)
 	const chunk = 1024
 	longest, prompt, singles, dim, valueDim := 5000, 129, 12, 16, 8
-	if at.real {
+	if at.Real {
 		dim, valueDim = 64, 64
 	}
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		longest, prompt, singles = 1100, 33, 3
 	}
 	for i, storage := range cacheTypes {
-		cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: dim, ValueDim: valueDim, DType: storage, PageSize: []int{16, 64, 3}[i], Pages: 3000, Device: at.gpu})
+		cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: dim, ValueDim: valueDim, DType: storage, PageSize: []int{16, 64, 3}[i], Pages: 3000, Device: at.GPU})
 		la.PoisonFree(cache)
-		fill := newDecoderAt(t, at, cache, chunk, 2, tensor.Float32, true)
-		grow := func(n int) *stored {
-			s := newStored(t, cache)
-			for s.seq.Len() < n {
-				u := fill.set(t, rng, reftest.Normal, appended{s, min(chunk, n-s.seq.Len())})
-				again(t, fill.vm) // checked below, through what it stored
-				fill.commit(t, u)
+		fill := graphtest.NewDecoderAt(t, at, cache, chunk, 2, tensor.Float32, true)
+		grow := func(n int) *graphtest.Stored {
+			s := graphtest.NewStored(t, cache)
+			for s.Seq.Len() < n {
+				u := fill.Set(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: min(chunk, n-s.Seq.Len())})
+				graphtest.Again(t, fill.VM) // checked below, through what it stored
+				fill.Commit(t, u)
 			}
 			return s
 		}
 		long, middle, short := grow(longest), grow(334), grow(13)
-		mixed := newDecoderAt(t, at, cache, 200, 2, tensor.Float32, true)
-		parts := []appended{{long, 1}, {short, 5}, {middle, prompt}}
+		mixed := graphtest.NewDecoderAt(t, at, cache, 200, 2, tensor.Float32, true)
+		parts := []graphtest.Appended{{To: long, Tokens: 1}, {To: short, Tokens: 5}, {To: middle, Tokens: prompt}}
 		for n := range singles {
-			parts = append(parts, appended{grow(n * 17), 1 + n%3})
+			parts = append(parts, graphtest.Appended{To: grow(n * 17), Tokens: 1 + n%3})
 		}
-		mixed.do(t, rng, reftest.Peaked, parts...)
-		mixed.do(t, rng, reftest.Peaked, append([]appended{{long, 17}}, parts[3:]...)...)
+		mixed.Do(t, rng, reftest.Peaked, parts...)
+		mixed.Do(t, rng, reftest.Peaked, append([]graphtest.Appended{{To: long, Tokens: 17}}, parts[3:]...)...)
 	}
 }
 
 // TestCachedAttentionRerun: before Commit a step may run as often as one likes,
 // with the same bits, and with other inputs too: the last run counts. After
 // Rollback nothing of it is left.
-func TestCachedAttentionRerun(t *testing.T) { testCachedAttentionRerun(t, place{}, 3) }
+func TestCachedAttentionRerun(t *testing.T) { testCachedAttentionRerun(t, graphtest.Place{}, 3) }
 
-func testCachedAttentionRerun(t *testing.T, at place, repeats int) {
+func testCachedAttentionRerun(t *testing.T, at graphtest.Place, repeats int) {
 	rng := reftest.Rand(t)
 	dim := 12
-	if at.real {
+	if at.Real {
 		dim = 64
 	}
 	for _, storage := range cacheTypes {
-		cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: dim, DType: storage, PageSize: 4, Pages: 60, Device: at.gpu})
+		cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: dim, DType: storage, PageSize: 4, Pages: 60, Device: at.GPU})
 		la.PoisonFree(cache)
-		d := newDecoderAt(t, at, cache, 30, 4, tensor.Float32, true)
-		a, b := newStored(t, cache), newStored(t, cache)
-		d.do(t, rng, reftest.Normal, appended{a, 10}, appended{b, 7})
+		d := graphtest.NewDecoderAt(t, at, cache, 30, 4, tensor.Float32, true)
+		a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+		d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 10}, graphtest.Appended{To: b, Tokens: 7})
 
-		u := d.set(t, rng, reftest.Peaked, appended{b, 3}, appended{a, 6})
-		d.run(t, u)
-		first, slabs := d.bits(t), la.Slabs(cache)
+		u := d.Set(t, rng, reftest.Peaked, graphtest.Appended{To: b, Tokens: 3}, graphtest.Appended{To: a, Tokens: 6})
+		d.Run(t, u)
+		first, slabs := d.Bits(t), la.Slabs(cache)
 		for range repeats {
-			again(t, d.vm)
-			if !slices.Equal(d.bits(t), first) || !slices.Equal(la.Slabs(cache), slabs) {
+			graphtest.Again(t, d.VM)
+			if !slices.Equal(d.Bits(t), first) || !slices.Equal(la.Slabs(cache), slabs) {
 				t.Fatalf("%v: a repeated run gives other bits", storage)
 			}
 		}
-		if err := d.step.Rollback(); err != nil {
+		if err := d.Step.Rollback(); err != nil {
 			t.Fatal(err)
 		}
 		la.PoisonFree(cache) // what the step wrote to fresh pages; in a's and b's last pages it stays, unseen
-		if a.seq.Len() != 10 || b.seq.Len() != 7 {
-			t.Fatalf("lengths %d and %d after Rollback", a.seq.Len(), b.seq.Len())
+		if a.Seq.Len() != 10 || b.Seq.Len() != 7 {
+			t.Fatalf("lengths %d and %d after Rollback", a.Seq.Len(), b.Seq.Len())
 		}
 
 		// Other tokens first, then those that are committed.
-		d.run(t, d.set(t, rng, reftest.Extreme, appended{a, 3}, appended{b, 2}))
-		right := d.draw(t, rng, reftest.Normal, appended{a, 3}, appended{b, 2})
-		d.run(t, right)
-		d.commit(t, right)
-		d.do(t, rng, reftest.Normal, appended{a, 1}, appended{b, 1})
+		d.Run(t, d.Set(t, rng, reftest.Extreme, graphtest.Appended{To: a, Tokens: 3}, graphtest.Appended{To: b, Tokens: 2}))
+		right := d.Draw(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 3}, graphtest.Appended{To: b, Tokens: 2})
+		d.Run(t, right)
+		d.Commit(t, right)
+		d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 1}, graphtest.Appended{To: b, Tokens: 1})
 		closeCache(t, cache)
 	}
 }
 
 // TestCachedAttentionPoison (row 33): what lies in pages and slots that no
 // sequence holds does not change a bit.
-func TestCachedAttentionPoison(t *testing.T) { testCachedAttentionPoison(t, place{}) }
+func TestCachedAttentionPoison(t *testing.T) { testCachedAttentionPoison(t, graphtest.Place{}) }
 
-func testCachedAttentionPoison(t *testing.T, at place) {
+func testCachedAttentionPoison(t *testing.T, at graphtest.Place) {
 	rounds := 3
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		rounds = 1
 	}
 	dim, valueDim := 24, 8
-	if at.real {
+	if at.Real {
 		dim, valueDim = 96, 96
 	}
 	for _, storage := range cacheTypes {
@@ -239,16 +241,16 @@ func testCachedAttentionPoison(t *testing.T, at place) {
 		var clean []uint64
 		for _, poison := range []bool{false, true} {
 			rng := rand.New(rand.NewPCG(seed, 1))
-			cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: dim, ValueDim: valueDim, DType: storage, PageSize: 8, Pages: 80, Device: at.gpu})
+			cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: dim, ValueDim: valueDim, DType: storage, PageSize: 8, Pages: 80, Device: at.GPU})
 			if poison {
 				la.PoisonFree(cache)
 			}
-			d := newDecoderAt(t, at, cache, 300, 4, tensor.Float32, true)
-			a, b := newStored(t, cache), newStored(t, cache)
+			d := graphtest.NewDecoderAt(t, at, cache, 300, 4, tensor.Float32, true)
+			a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
 			var all []uint64
 			for range rounds {
-				d.do(t, rng, reftest.Normal, appended{a, 90}, appended{b, 61})
-				all = append(all, d.bits(t)...)
+				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 90}, graphtest.Appended{To: b, Tokens: 61})
+				all = append(all, d.Bits(t)...)
 			}
 			if clean == nil {
 				clean = all
@@ -263,23 +265,23 @@ func testCachedAttentionPoison(t *testing.T, at place) {
 // TestCachedAttentionStores (row 22) looks into the memory: after a step the
 // cache holds exactly the rounded keys and values, where the documentation of
 // Cache says, and nothing else changed.
-func TestCachedAttentionStores(t *testing.T) { testCachedAttentionStores(t, place{}) }
+func TestCachedAttentionStores(t *testing.T) { testCachedAttentionStores(t, graphtest.Place{}) }
 
-func testCachedAttentionStores(t *testing.T, at place) {
+func testCachedAttentionStores(t *testing.T, at graphtest.Place) {
 	rng := reftest.Rand(t)
 	const heads, pageSize, pages = 3, 4, 6
 	dim, valueDim := 5, 4
-	if at.real {
+	if at.Real {
 		dim, valueDim = 80, 80
 	}
 	for _, storage := range cacheTypes {
-		for _, query := range at.queries() {
-			cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: heads, HeadDim: dim, ValueDim: valueDim, DType: storage, PageSize: pageSize, Pages: pages, Device: at.gpu})
+		for _, query := range at.Queries() {
+			cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: heads, HeadDim: dim, ValueDim: valueDim, DType: storage, PageSize: pageSize, Pages: pages, Device: at.GPU})
 			la.ZeroPages(cache)
-			d := newDecoderAt(t, at, cache, 9, heads, query, true)
-			s := newStored(t, cache)
-			d.do(t, rng, reftest.Normal, appended{s, 7})
-			d.do(t, rng, reftest.Normal, appended{s, 3}) // the lowest pages: 0, 1, 2
+			d := graphtest.NewDecoderAt(t, at, cache, 9, heads, query, true)
+			s := graphtest.NewStored(t, cache)
+			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 7})
+			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 3}) // the lowest pages: 0, 1, 2
 
 			size := 2
 			if storage == tensor.Float32 {
@@ -292,7 +294,7 @@ func testCachedAttentionStores(t *testing.T, at place) {
 					tok, h, i := at/(heads*dim), at/dim%heads, at%dim
 					x[((tok/pageSize*heads+h)*pageSize+tok%pageSize)*dim+i] = rows[at]
 				}
-				for _, u := range bits(t, tensorOf(storage, x, len(x))) {
+				for _, u := range graphtest.Bits(t, graphtest.TensorOf(storage, x, len(x))) {
 					if storage == tensor.Float32 {
 						u = uint64(math.Float32bits(float32(math.Float64frombits(u))))
 					}
@@ -302,8 +304,8 @@ func testCachedAttentionStores(t *testing.T, at place) {
 				}
 			}
 			for l := range 2 {
-				slab(s.k[l], dim)
-				slab(s.v[l], valueDim)
+				slab(s.K[l], dim)
+				slab(s.V[l], valueDim)
 			}
 			if !slices.Equal(la.Slabs(cache), want) {
 				t.Errorf("%v in %v: memory is not what was stored", query, storage)
@@ -318,34 +320,34 @@ func testCachedAttentionStores(t *testing.T, at place) {
 // depend on its neighbours or the workers (row 39).
 func TestCachedAttentionDeterministic(t *testing.T) {
 	rng := reftest.Rand(t)
-	cache := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 16, PageSize: 16, Pages: 200})
-	fill := newDecoder(t, cache, 1000, 4, tensor.Float32, true)
-	a, b, c := newStored(t, cache), newStored(t, cache), newStored(t, cache)
-	u := fill.set(t, rng, reftest.Normal, appended{a, 600}, appended{b, 1}, appended{c, 333})
-	again(t, fill.vm)
-	fill.commit(t, u)
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 16, PageSize: 16, Pages: 200})
+	fill := graphtest.NewDecoder(t, cache, 1000, 4, tensor.Float32, true)
+	a, b, c := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+	u := fill.Set(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 600}, graphtest.Appended{To: b, Tokens: 1}, graphtest.Appended{To: c, Tokens: 333})
+	graphtest.Again(t, fill.VM)
+	fill.Commit(t, u)
 
 	var whole []uint64
 	for _, schedule := range []la.Schedule{la.StreamK, la.PerHead, la.FixedSplit(3)} {
 		for workers := 1; workers <= 8; workers++ {
-			d := newDecoder(t, cache, 4, 4, tensor.Float32, true, la.WithSchedule(schedule), la.WithWorkers(workers), la.WithTileTokens(32))
+			d := graphtest.NewDecoder(t, cache, 4, 4, tensor.Float32, true, la.WithSchedule(schedule), la.WithWorkers(workers), la.WithTileTokens(32))
 			// The seed is the same, so that a gets the same token, alone and with others.
-			u := d.set(t, rand.New(rand.NewPCG(1, 1)), reftest.Normal, appended{a, 1})
-			d.run(t, u)
-			alone := d.bits(t)
-			inputs := [][]float64{u.cases[0].Q, fresh(u.cases[0].K, 2*16), fresh(u.cases[0].V, 2*16)}
-			if err := d.step.Rollback(); err != nil {
+			u := d.Set(t, rand.New(rand.NewPCG(1, 1)), reftest.Normal, graphtest.Appended{To: a, Tokens: 1})
+			d.Run(t, u)
+			alone := d.Bits(t)
+			inputs := [][]float64{u.Cases[0].Q, fresh(u.Cases[0].K, 2*16), fresh(u.Cases[0].V, 2*16)}
+			if err := d.Step.Rollback(); err != nil {
 				t.Fatal(err)
 			}
-			u = d.set(t, rng, reftest.Peaked, appended{a, 1}, appended{c, 2}, appended{b, 1})
-			for i, n := range []*G.Node{d.q[0], d.k[0], d.v[0]} {
+			u = d.Set(t, rng, reftest.Peaked, graphtest.Appended{To: a, Tokens: 1}, graphtest.Appended{To: c, Tokens: 2}, graphtest.Appended{To: b, Tokens: 1})
+			for i, n := range []*G.Node{d.Q[0], d.K[0], d.V[0]} {
 				copy(n.Value().Data().([]float32), reftest.Convert[float32](inputs[i]))
 			}
-			again(t, d.vm)
-			first := d.bits(t)
+			graphtest.Again(t, d.VM)
+			first := d.Bits(t)
 			for range 2 {
-				again(t, d.vm)
-				if !slices.Equal(d.bits(t), first) {
+				graphtest.Again(t, d.VM)
+				if !slices.Equal(d.Bits(t), first) {
 					t.Fatalf("%v, %d workers: other bits at a repeat", schedule, workers)
 				}
 			}
@@ -357,7 +359,7 @@ func TestCachedAttentionDeterministic(t *testing.T) {
 					t.Errorf("%v, %d workers: the bits depend on the workers or the neighbours", schedule, workers)
 				}
 			}
-			if err := d.step.Rollback(); err != nil {
+			if err := d.Step.Rollback(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -371,19 +373,19 @@ func fresh(rows []float64, width int) []float64 { return rows[len(rows)-width:] 
 // own, at the same time.
 func TestCachedAttentionConcurrent(t *testing.T) {
 	rng := reftest.Rand(t)
-	cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 8, PageSize: 3, Pages: 400, DType: la.Float16})
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 8, PageSize: 3, Pages: 400, DType: la.Float16})
 	la.PoisonFree(cache)
-	base := newStored(t, cache)
-	newDecoder(t, cache, 50, 2, tensor.Float32, true).do(t, rng, reftest.Normal, appended{base, 50})
+	base := graphtest.NewStored(t, cache)
+	graphtest.NewDecoder(t, cache, 50, 2, tensor.Float32, true).Do(t, rng, reftest.Normal, graphtest.Appended{To: base, Tokens: 50})
 	for i := range 4 {
-		s := base.fork(t) // all write to the page that they share, at the same time
-		own := newStored(t, cache)
+		s := base.Fork(t) // all write to the page that they share, at the same time
+		own := graphtest.NewStored(t, cache)
 		rng := rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			d := newDecoder(t, cache, 6, 2, tensor.Float32, true)
+			d := graphtest.NewDecoder(t, cache, 6, 2, tensor.Float32, true)
 			for range 20 {
-				d.do(t, rng, reftest.Normal, appended{own, 1 + rng.IntN(3)}, appended{s, 1 + rng.IntN(3)})
+				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: own, Tokens: 1 + rng.IntN(3)}, graphtest.Appended{To: s, Tokens: 1 + rng.IntN(3)})
 			}
 		})
 	}
@@ -409,7 +411,7 @@ func TestCachedAttentionNodes(t *testing.T) {
 		seen[n.ID()] = name
 	}
 	for _, cache := range []string{"cache 1", "cache 2"} {
-		c := newCache(t, cfg)
+		c := graphtest.NewCache(t, cfg)
 		for _, step := range []string{"step 1", "step 2"} {
 			s, err := c.NewStep(2)
 			if err != nil {
@@ -433,12 +435,204 @@ func TestCachedAttentionNodes(t *testing.T) {
 // TestCachedAttentionStats: a step counts what its layers did.
 func TestCachedAttentionStats(t *testing.T) {
 	rng := reftest.Rand(t)
-	cache := newCache(t, la.CacheConfig{Layers: 3, KVHeads: 1, HeadDim: 8, Pages: 4})
-	d := newDecoder(t, cache, 2, 1, tensor.Float32, true)
-	s := newStored(t, cache)
-	d.do(t, rng, reftest.Normal, appended{s, 1})
-	d.do(t, rng, reftest.Normal, appended{s, 2})
-	if got := d.step.Stats(); got.Layers != 6 || got.Attention <= 0 {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 3, KVHeads: 1, HeadDim: 8, Pages: 4})
+	d := graphtest.NewDecoder(t, cache, 2, 1, tensor.Float32, true)
+	s := graphtest.NewStored(t, cache)
+	d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 1})
+	d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 2})
+	if got := d.Step.Stats(); got.Layers != 6 || got.Attention <= 0 {
 		t.Errorf("stats are %+v after two steps of three layers", got)
 	}
 }
+
+// Layers of one step may differ in everything but their heads, as a model's do that
+// has a window in every other layer.
+func testLayersDiffer(t *testing.T, at graphtest.Place) {
+	rng := reftest.Rand(t)
+	at.Layers = []reftest.Shape{{}, {Mask: attn.Mask{Causal: true}}, {Scale: 0.7}, {Mask: attn.Mask{Causal: true}, Scale: -0.2}}
+	if at.GPU == nil {
+		at.Layers = append(at.Layers, graphtest.WithScoreMods(reftest.Shape{}, 3, 0), graphtest.WithScoreMods(reftest.Shape{}, 0, 0.5), graphtest.WithScoreMods(reftest.Shape{}, 0, 0, 0.5, -0.25),
+			graphtest.WithScoreMods(reftest.Shape{Mask: attn.Mask{Causal: true}}, 5, 0), graphtest.WithScoreMods(reftest.Shape{}, 0, 2), graphtest.WithScoreMods(reftest.Shape{}, 0, 0, 0.25, 1))
+	}
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: len(at.Layers), KVHeads: 1, HeadDim: 64, PageSize: 4, Pages: 20, Device: at.GPU})
+	d := graphtest.NewDecoderAt(t, at, cache, 8, 2, tensor.Float32, false)
+	a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+	d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 7})
+	d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 3}, graphtest.Appended{To: b, Tokens: 5})
+	d.Do(t, rng, reftest.Normal, graphtest.Appended{To: b, Tokens: 1}, graphtest.Appended{To: a, Tokens: 1})
+	if err := cache.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLayersDiffer(t *testing.T) { testLayersDiffer(t, graphtest.Place{}) }
+
+// twice is a step of one row over a cache of one layer, and graphs on it.
+type twice struct {
+	t     *testing.T
+	step  *la.Step
+	seq   *la.Sequence
+	cache *la.Cache
+}
+
+func newTwice(t *testing.T, gpu *la.GPU) *twice {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 2, Device: gpu})
+	t.Cleanup(func() { cache.Close() })
+	step, err := cache.NewStep(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &twice{t, step, graphtest.NewStored(t, cache).Seq, cache}
+}
+
+// graph has a node on the layer, whose values are all x, behind its machine.
+func (w *twice) graph(x float32) (*G.ExprGraph, *G.Node) {
+	w.t.Helper()
+	g := G.NewGraph()
+	v := graphtest.Input(g, "x", tensor.New(tensor.WithShape(1, 64), tensor.WithBacking(slices.Repeat([]float32{x}, 64))))
+	out, err := la.CachedAttention(v, v, v, w.step.Layer(0), la.WithScale(0))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return g, out
+}
+
+// turn runs graphs in one step, and returns what the last one gave.
+func (w *twice) turn(nodes ...*G.Node) (result float64) {
+	w.t.Helper()
+	if err := w.step.Set([]la.Append{{Seq: w.seq, Tokens: 1}}); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, n := range nodes {
+		vm := G.NewTapeMachine(n.Graph())
+		if err := vm.RunAll(); err != nil {
+			w.t.Fatal(la.Cause(err))
+		}
+		result = graphtest.Floats(w.t, n.Value())[0]
+		vm.Close()
+	}
+	if err := w.step.Commit(); err != nil {
+		w.t.Fatal(err)
+	}
+	return result
+}
+
+// The second node on a layer is refused where it would overwrite what the first has
+// appended in the same run, and nowhere else: not in other graphs, clones and what
+// Fuse makes among them, one of which runs in a step.
+func testLayerTwice(t *testing.T, gpu *la.GPU) {
+	w := newTwice(t, gpu)
+	g, out := w.graph(1)
+	x := g.ByName("x")[0]
+	for range 2 {
+		_, err := la.CachedAttention(x, x, x, w.step.Layer(0))
+		wantError(t, err, la.ErrGraph, "CachedAttention", "layer 0 of the step has a node in this graph")
+	}
+	if got := w.turn(out); got != 1 {
+		t.Errorf("step 1: %v", got)
+	}
+
+	_, other := w.graph(4)
+	if got := w.turn(other); got != 2.5 {
+		t.Errorf("another graph on the step: %v", got)
+	}
+	clone := g.Clone().(*G.ExprGraph)
+	if got := w.turn(clone.Node(out.ID()).(*G.Node)); got != 2 {
+		t.Errorf("a clone: %v", got)
+	}
+	fused, err := la.Fuse(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := w.turn(fused.Node(out)); got != 1.75 {
+		t.Errorf("fused: %v", got)
+	}
+	// The last one that runs in a step is the one that counts.
+	if got := w.turn(out, other); got != 2.2 && got != float64(float32(2.2)) {
+		t.Errorf("two graphs in a step: %v", got)
+	}
+
+	// Two steps on one layer of a cache are two lists of rows: both may be in a graph.
+	second, err := w.cache.NewStep(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := la.CachedAttention(x, x, x, second.Layer(0)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLayerTwice(t *testing.T) { testLayerTwice(t, nil) }
+
+// A layer whose node could not be built can be built.
+func TestLayerAfterFailedBuild(t *testing.T) {
+	w := newTwice(t, nil)
+	g := G.NewGraph()
+	x := graphtest.Input(g, "x", tensor.New(tensor.WithShape(1, 64), tensor.WithBacking(make([]float32, 64))))
+	short := graphtest.Input(g, "short", tensor.New(tensor.WithShape(1, 63), tensor.WithBacking(make([]float32, 63))))
+	before := len(g.AllNodes())
+	var lse *G.Node
+	for _, err := range []error{
+		second(la.CachedAttention(x, x, short, w.step.Layer(0), la.WithLSE(&lse))),
+		second(la.CachedAttention(x, x, x, w.step.Layer(1))),
+		second(la.CachedAttention(x, x, x, w.step.Layer(0), la.WithTileTokens(-1))),
+		second(la.CachedAttention(x, nil, x, w.step.Layer(0))),
+	} {
+		if err == nil {
+			t.Fatal("no error")
+		}
+	}
+	if n := len(g.AllNodes()); n != before {
+		t.Errorf("%d nodes of calls that failed", n-before)
+	}
+	if _, err := la.CachedAttention(x, x, x, w.step.Layer(0), la.WithLSE(&lse)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A sequence that was saved in one place and loaded in another decodes there as if it
+// had been there from the beginning; and it can be saved again, as the same bytes.
+func testSequenceIODecodes(t *testing.T, places ...graphtest.Place) {
+	rng := reftest.Rand(t)
+	turn := 0
+	for i, from := range places {
+		for j, to := range places {
+			storage := cacheTypes[turn%len(cacheTypes)]
+			turn++
+			t.Run(fmt.Sprintf("%v from %d to %d", storage, i, j), func(t *testing.T) {
+				at := func(p graphtest.Place, pageSize int) (*la.Cache, *graphtest.Decoder) {
+					cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 64, DType: storage, PageSize: pageSize, Pages: 12, Device: p.GPU})
+					d := graphtest.NewDecoderAt(t, p, cache, 9, 4, tensor.Float32, true)
+					d.Do(t, rng, reftest.Normal, graphtest.Appended{To: graphtest.NewStored(t, cache), Tokens: 1}) // under the tag cuda it now has its memory
+					return cache, d
+				}
+				cache, d := at(from, 4)
+				other, e := at(to, 16)
+				s := graphtest.NewStored(t, cache)
+				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 7})
+				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 2})
+
+				var file, again bytes.Buffer
+				if _, err := s.Seq.WriteTo(&file); err != nil {
+					t.Fatal(err)
+				}
+				saved := slices.Clone(file.Bytes())
+				loaded := s.Fork(t)
+				var err error
+				if loaded.Seq, err = other.ReadSequence(&file); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := loaded.Seq.WriteTo(&again); err != nil || !bytes.Equal(again.Bytes(), saved) {
+					t.Fatalf("saved again it is something else: %v", err)
+				}
+				e.Do(t, rng, reftest.Normal, graphtest.Appended{To: loaded, Tokens: 3})
+				e.Do(t, rng, reftest.Normal, graphtest.Appended{To: loaded, Tokens: 1}, graphtest.Appended{To: graphtest.NewStored(t, other), Tokens: 5})
+				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 1})
+				closeCache(t, cache)
+				closeCache(t, other)
+			})
+		}
+	}
+}
+
+func TestSequenceIODecodes(t *testing.T) { testSequenceIODecodes(t, graphtest.Place{}) }

@@ -9,57 +9,59 @@ import (
 	"time"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
 )
 
 // Positions and Last against a count by hand, over the life of a step.
 func TestStepRows(t *testing.T) {
 	rng := reftest.Rand(t)
-	cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 20})
-	d := newDecoder(t, cache, 7, 1, tensor.Float32, true)
-	a, b, c := newStored(t, cache), newStored(t, cache), newStored(t, cache)
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 20})
+	d := graphtest.NewDecoder(t, cache, 7, 1, tensor.Float32, true)
+	a, b, c := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
 	check := func(when string, positions, last []int) {
 		t.Helper()
-		if got := d.step.Positions(); !slices.Equal(got, positions) || (got == nil) != (positions == nil) {
+		if got := d.Step.Positions(); !slices.Equal(got, positions) || (got == nil) != (positions == nil) {
 			t.Errorf("%s: positions %v, want %v", when, got, positions)
 		}
-		if got := d.step.Last(); !slices.Equal(got, last) || (got == nil) != (last == nil) {
+		if got := d.Step.Last(); !slices.Equal(got, last) || (got == nil) != (last == nil) {
 			t.Errorf("%s: last rows %v, want %v", when, got, last)
 		}
 	}
 	check("before the first Set", nil, nil)
-	u := d.set(t, rng, reftest.AllInputs[0], appended{a, 3}, appended{b, 4})
+	u := d.Set(t, rng, reftest.AllInputs[0], graphtest.Appended{To: a, Tokens: 3}, graphtest.Appended{To: b, Tokens: 4})
 	check("all rows", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.run(t, u)
+	d.Run(t, u)
 	check("run", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.commit(t, u)
+	d.Commit(t, u)
 	check("committed", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.step.Positions()[0], d.step.Last()[0] = 99, 99
-	d.do(t, rng, reftest.AllInputs[0], appended{b, 1}, appended{c, 2}, appended{a, 1})
+	d.Step.Positions()[0], d.Step.Last()[0] = 99, 99
+	d.Do(t, rng, reftest.AllInputs[0], graphtest.Appended{To: b, Tokens: 1}, graphtest.Appended{To: c, Tokens: 2}, graphtest.Appended{To: a, Tokens: 1})
 	check("rows of nobody", []int{4, 0, 1, 3, 0, 0, 0}, []int{0, 2, 3})
 
-	if err := d.step.Set([]la.Append{{Seq: a.seq, Tokens: 2}}); err != nil {
+	if err := d.Step.Set([]la.Append{{Seq: a.Seq, Tokens: 2}}); err != nil {
 		t.Fatal(err)
 	}
 	check("set", []int{4, 5, 0, 0, 0, 0, 0}, []int{1})
-	if err := d.step.Set(nil); !errors.Is(err, la.ErrState) {
+	if err := d.Step.Set(nil); !errors.Is(err, la.ErrState) {
 		t.Fatal(err)
 	}
 	check("a second Set is refused", []int{4, 5, 0, 0, 0, 0, 0}, []int{1})
-	if err := d.step.Rollback(); err != nil {
+	if err := d.Step.Rollback(); err != nil {
 		t.Fatal(err)
 	}
 	check("rolled back", nil, nil)
-	if err := d.step.Set(nil); err != nil {
+	if err := d.Step.Set(nil); err != nil {
 		t.Fatal(err)
 	}
 	check("nobody's", make([]int, 7), []int{})
-	if err := d.step.Commit(); err != nil {
+	if err := d.Step.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.step.Set([]la.Append{{Seq: a.seq, Tokens: 8}}); !errors.Is(err, la.ErrLength) {
+	if err := d.Step.Set([]la.Append{{Seq: a.Seq, Tokens: 8}}); !errors.Is(err, la.ErrLength) {
 		t.Fatal(err)
 	}
 	check("a Set that failed", nil, nil)
@@ -68,47 +70,47 @@ func TestStepRows(t *testing.T) {
 // A step doesn't tell of Reset where something else is missing.
 func TestCommitWithoutRun(t *testing.T) {
 	rng := reftest.Rand(t)
-	cache := newCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, Pages: 2})
-	d := newDecoder(t, cache, 2, 1, tensor.Float32, true)
-	s := newStored(t, cache)
-	u := d.set(t, rng, reftest.Normal, appended{s, 1})
-	wantError(t, d.step.Commit(), la.ErrState, "Commit", "layer 0 has not run since Set")
-	d.run(t, u)
-	d.commit(t, u)
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, Pages: 2})
+	d := graphtest.NewDecoder(t, cache, 2, 1, tensor.Float32, true)
+	s := graphtest.NewStored(t, cache)
+	u := d.Set(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 1})
+	wantError(t, d.Step.Commit(), la.ErrState, "Commit", "layer 0 has not run since Set")
+	d.Run(t, u)
+	d.Commit(t, u)
 
-	if err := d.step.Set(nil); err != nil { // nothing to run for
+	if err := d.Step.Set(nil); err != nil { // nothing to run for
 		t.Fatal(err)
 	}
-	if err := d.step.Commit(); err != nil {
+	if err := d.Step.Commit(); err != nil {
 		t.Error(err)
 	}
 	// A machine that is not reset.
 	for turn := range 2 {
-		u = d.set(t, rng, reftest.Normal, appended{s, 1})
-		if err := d.vm.RunAll(); err != nil {
+		u = d.Set(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 1})
+		if err := d.VM.RunAll(); err != nil {
 			t.Fatal(err)
 		}
 		if turn == 0 {
-			d.commit(t, u)
+			d.Commit(t, u)
 		}
 	}
-	wantError(t, d.step.Commit(), la.ErrState, "Commit", "no layer has run since Set", "machine.Reset")
-	d.vm.Reset()
-	d.run(t, u)
-	d.commit(t, u)
+	wantError(t, d.Step.Commit(), la.ErrState, "Commit", "no layer has run since Set", "machine.Reset")
+	d.VM.Reset()
+	d.Run(t, u)
+	d.Commit(t, u)
 }
 
 // Set takes a time that grows with the appends, and in steady state no memory.
 func TestSetOfManySequences(t *testing.T) {
 	const n = 40_000
-	c := newCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 1, Pages: n + 1})
+	c := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 1, Pages: n + 1})
 	step, err := c.NewStep(n)
 	if err != nil {
 		t.Fatal(err)
 	}
 	appends := make([]la.Append, n)
 	for i := range appends {
-		appends[i] = la.Append{Seq: newStored(t, c).seq, Tokens: 1}
+		appends[i] = la.Append{Seq: graphtest.NewStored(t, c).Seq, Tokens: 1}
 	}
 	again := func() {
 		if err := errors.Join(step.Set(appends), step.Rollback()); err != nil {
@@ -129,7 +131,7 @@ func TestSetOfManySequences(t *testing.T) {
 	if best > 300*time.Millisecond { // it took 630 when it compared each with each, and takes 5
 		t.Errorf("%v for %d appends", best, n)
 	}
-	if !raceEnabled {
+	if !reftest.RaceEnabled {
 		if allocs := testing.AllocsPerRun(5, again); allocs > 0 {
 			t.Errorf("%v allocations for a Set like the one before", allocs)
 		}
@@ -141,5 +143,144 @@ func TestSetOfManySequences(t *testing.T) {
 			t.Errorf("%v: %v", pair, err)
 		}
 		again() // it leaves no mark
+	}
+}
+
+// Chunks: every token of every append is in one step, in order; no step has more
+// rows than it may, and no row stays empty that somebody could use; single tokens
+// come before the parts of prompts; and Set takes each step as it is.
+func TestChunks(t *testing.T) {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 16, Pages: 64})
+	rapid.Check(t, func(rt *rapid.T) {
+		rows := rapid.IntRange(1, 12).Draw(rt, "rows")
+		step, err := cache.NewStep(rows)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		var todo []la.Append
+		for range rapid.IntRange(0, 8).Draw(rt, "appends") {
+			seq, err := cache.NewSequence()
+			if err != nil {
+				rt.Fatal(err)
+			}
+			defer seq.Release()
+			n := rapid.OneOf(rapid.Just(1), rapid.IntRange(0, 40)).Draw(rt, "tokens")
+			todo = append(todo, la.Append{Seq: seq, Tokens: n})
+		}
+		done := make([]int, len(todo))
+		for appends, parts := range la.Chunks(rows, todo) {
+			if len(appends) != len(parts) {
+				rt.Fatalf("%d appends and %d parts", len(appends), len(parts))
+			}
+			taken, left, single, cut := 0, 0, 0, 0
+			for i, n := range done {
+				left += todo[i].Tokens - n
+				if todo[i].Tokens-n == 1 {
+					single++
+				}
+			}
+			for i, p := range parts {
+				if i > 0 && p.Of <= parts[i-1].Of {
+					rt.Fatalf("out of order: %v", parts)
+				}
+				if appends[i].Seq != todo[p.Of].Seq || appends[i].Tokens != p.To-p.From || p.From != done[p.Of] || p.To <= p.From || p.To > todo[p.Of].Tokens {
+					rt.Fatalf("part %v is append %v, %d of %v are done", p, appends[i], done[p.Of], todo[p.Of])
+				}
+				if todo[p.Of].Tokens-done[p.Of] == 1 {
+					single--
+				} else {
+					cut++
+				}
+				done[p.Of] = p.To
+				taken += p.To - p.From
+			}
+			if taken != min(rows, left) || single > 0 && cut > 0 {
+				rt.Fatalf("%d of %d rows taken, %d tokens left, %d single ones wait for %d", taken, rows, left, single, cut)
+			}
+			if err := step.Set(appends); err != nil {
+				rt.Fatal(err)
+			}
+			if err := step.Rollback(); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		for i, n := range done {
+			if n != todo[i].Tokens {
+				rt.Fatalf("%d of %d tokens of append %d", n, todo[i].Tokens, i)
+			}
+		}
+	})
+}
+
+// Chunks neither writes to the list that it is given nor follows what happens to it;
+// what it yields may be kept; and a loop may end early, or begin again.
+func TestChunksKeepsLists(t *testing.T) {
+	todo := []la.Append{{Tokens: 5}, {Tokens: 1}}
+	cuts := la.Chunks(4, todo)
+	var lists [][]la.Part
+	for appends, parts := range cuts {
+		lists = append(lists, parts)
+		appends[0].Tokens = 9
+		todo[0].Tokens = 100
+		if len(lists) == 1 {
+			todo[0].Tokens = 7
+		}
+	}
+	want := [][]la.Part{{{Of: 0, From: 0, To: 3}, {Of: 1, From: 0, To: 1}}, {{Of: 0, From: 3, To: 5}}}
+	if !slices.EqualFunc(lists, want, slices.Equal) {
+		t.Errorf("%v, want %v", lists, want)
+	}
+	todo[0].Tokens = 5
+	for range 2 {
+		for _, parts := range cuts {
+			if !slices.Equal(parts, want[0]) {
+				t.Errorf("%v, want %v", parts, want[0])
+			}
+			break
+		}
+	}
+}
+
+// What no step can take is refused by Set, and by name.
+func TestChunksLeavesRefusalToSet(t *testing.T) {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, Pages: 4})
+	step, err := cache.NewStep(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seqs [2]*la.Sequence
+	for i := range seqs {
+		if seqs[i], err = cache.NewSequence(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		rows int
+		todo []la.Append
+		want error
+		text string
+	}{
+		"negative tokens": {2, []la.Append{{Seq: seqs[0], Tokens: 2}, {Seq: seqs[1], Tokens: -3}}, la.ErrLength, "append 1 has -3 tokens"},
+		"no rows":         {0, []la.Append{{Seq: seqs[0], Tokens: 3}}, la.ErrLength, "append 0 has 3 tokens"},
+		"negative rows":   {-1, []la.Append{{Seq: seqs[0], Tokens: 1}, {Seq: seqs[1], Tokens: 7}}, la.ErrLength, "append 1 has 7 tokens"},
+		"no sequence":     {2, []la.Append{{Tokens: 3}}, la.ErrState, "append 0"},
+	} {
+		steps := 0
+		for appends := range la.Chunks(c.rows, c.todo) {
+			steps++
+			wantError(t, step.Set(appends), c.want, "Set", c.text)
+			if steps > 2 {
+				t.Fatalf("%s: no end", name)
+			}
+		}
+		if steps == 0 {
+			t.Errorf("%s: no step to refuse", name)
+		}
+	}
+	for range la.Chunks(3, []la.Append{{}, {Tokens: 0}}) {
+		t.Error("a step of no tokens")
+	}
+	for range la.Chunks(3, nil) {
+		t.Error("a step of nothing")
 	}
 }

@@ -1,0 +1,544 @@
+package graphtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Format is the reference's name for an element type.
+func Format(t tensor.Dtype) reftest.Format {
+	switch t {
+	case tensor.Float32:
+		return reftest.Float32
+	case la.Float16:
+		return reftest.Float16
+	case la.BFloat16:
+		return reftest.BFloat16
+	}
+	return reftest.Float64
+}
+
+// TensorOf is x as a tensor of element type t.
+func TensorOf(t tensor.Dtype, x []float64, shape ...int) *tensor.Dense {
+	var backing any
+	switch t {
+	case tensor.Float64:
+		backing = slices.Clone(x)
+	case tensor.Float32:
+		backing = reftest.Convert[float32](x)
+	case la.Float16:
+		y := make([]la.F16, len(x))
+		for i, f := range x {
+			y[i] = half.FromFloat64(f)
+		}
+		backing = y
+	case la.BFloat16:
+		y := make([]la.BF16, len(x))
+		for i, f := range x {
+			y[i] = half.BFromFloat64(f)
+		}
+		backing = y
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
+}
+
+// LengthsOf is a vector of lengths of element type t.
+func LengthsOf(t tensor.Dtype, n []int) *tensor.Dense {
+	var backing any = slices.Clone(n)
+	switch t {
+	case tensor.Int32:
+		backing = convertInts[int32](n)
+	case tensor.Int64:
+		backing = convertInts[int64](n)
+	}
+	return tensor.New(tensor.WithShape(len(n)), tensor.WithBacking(backing)) // without a shape one element is a scalar
+}
+
+func convertInts[T int32 | int64](n []int) []T {
+	var y []T
+	for _, x := range n {
+		y = append(y, T(x))
+	}
+	return y
+}
+
+// Floats is a value of floats as []float64.
+func Floats(t testing.TB, v G.Value) []float64 {
+	t.Helper()
+	switch x := v.Data().(type) {
+	case []float64:
+		return x
+	case []float32:
+		return widen(x)
+	case []la.F16:
+		y := make([]float64, len(x))
+		for i, f := range x {
+			y[i] = float64(f.Float32())
+		}
+		return y
+	case []la.BF16:
+		y := make([]float64, len(x))
+		for i, f := range x {
+			y[i] = float64(f.Float32())
+		}
+		return y
+	case float32: // Gorgonia's ops make scalars of tensors of one element
+		return []float64{float64(x)}
+	case float64:
+		return []float64{x}
+	}
+	t.Fatalf("value of type %T", v.Data())
+	return nil
+}
+
+func widen(x []float32) []float64 {
+	y := make([]float64, len(x))
+	for i, f := range x {
+		y[i] = float64(f)
+	}
+	return y
+}
+
+// Bits is the bits of a value's elements, to tell whether two are the same.
+func Bits(t testing.TB, v G.Value) []uint64 {
+	t.Helper()
+	var y []uint64
+	switch x := v.Data().(type) {
+	case []la.F16:
+		for _, f := range x {
+			y = append(y, uint64(f))
+		}
+	case []la.BF16:
+		for _, f := range x {
+			y = append(y, uint64(f))
+		}
+	default:
+		for _, f := range Floats(t, v) {
+			y = append(y, math.Float64bits(f))
+		}
+	}
+	return y
+}
+
+// Problem is an attention on tensors: a case of the reference, and its operands
+// with NaN wherever nothing may be read.
+type Problem struct {
+	*reftest.Case
+	Spec
+	InQ, InK, InV, InBias *tensor.Dense // no bias: nil
+}
+
+// Spec says what of an attention on tensors the reference does not know.
+type Spec struct {
+	Inputs            reftest.Inputs
+	QueryType, KVType tensor.Dtype // zero: Float32, and as query
+	Rank              int          // zero: 4
+	Capacity          int          // Nk; zero: the most keys of a sequence
+}
+
+// NewProblem draws a problem of a shape. What x leaves at zero has its default.
+func NewProblem(rng *rand.Rand, s reftest.Shape, x Spec) *Problem {
+	if x.QueryType == (tensor.Dtype{}) {
+		x.QueryType = tensor.Float32
+	}
+	if x.KVType == (tensor.Dtype{}) {
+		x.KVType = x.QueryType
+	}
+	if x.Rank == 0 {
+		x.Rank = 4
+	}
+	if x.Capacity == 0 {
+		x.Capacity = max(slices.Max(s.Keys), 1)
+	}
+	p := &Problem{Case: reftest.New(rng, s, x.Inputs, Format(x.QueryType), Format(x.KVType)), Spec: x}
+	p.InQ = TensorOf(x.QueryType, p.DenseQ(p.Queries[0]), p.Dims(p.Heads, p.Queries[0], p.Dim)...)
+	p.InK = TensorOf(x.KVType, p.DenseK(x.Capacity), p.Dims(p.KVHeads, x.Capacity, p.Dim)...)
+	p.InV = TensorOf(x.KVType, p.DenseV(x.Capacity), p.Dims(p.KVHeads, x.Capacity, p.ValueDim)...)
+	if b := p.Bias; b.X != nil {
+		shape := []int{b.Sequences, b.Heads, b.Queries, b.Keys}
+		p.InBias = TensorOf(x.QueryType, p.DenseBias(), shape[4-x.Rank:]...)
+	}
+	return p
+}
+
+// WithScoreMods is s with a window, a soft cap and slopes; 0 and none for without.
+func WithScoreMods(s reftest.Shape, window int, softCap float64, slopes ...float64) reftest.Shape {
+	s.Window, s.SoftCap, s.Slopes = window, softCap, slopes
+	return s
+}
+
+// Biased is s with a bias of moderate numbers, which hides no key.
+func Biased(rng *rand.Rand, s reftest.Shape, sequences, heads, queries int) reftest.Shape {
+	s.Bias = reftest.Bias{Sequences: sequences, Heads: heads, Queries: queries, Keys: slices.Max(s.Keys)}
+	for range sequences * heads * queries * s.Bias.Keys {
+		s.Bias.X = append(s.Bias.X, float64(float32(rng.NormFloat64())))
+	}
+	return s
+}
+
+// Show gives keys and values that no query sees numbers in place of NaN, and what is
+// added to their scores: stock nodes multiply them by 0.
+func (p *Problem) Show() {
+	for _, x := range []*tensor.Dense{p.InK, p.InV, p.InBias} {
+		if x == nil {
+			continue
+		}
+		switch y := x.Data().(type) {
+		case []float32:
+			unpoison(y)
+		case []float64:
+			unpoison(y)
+		}
+	}
+}
+
+func unpoison[F float32 | float64](x []F) {
+	for i, f := range x {
+		if f != f {
+			x[i] = 3
+		}
+	}
+}
+
+// Dims is the shape of rows of all sequences: with rank 3 there is one.
+func (p *Problem) Dims(shape ...int) []int {
+	if p.Rank == 4 {
+		return append([]int{len(p.Keys)}, shape...)
+	}
+	if len(p.Keys) != 1 {
+		panic("rank 3 has one sequence")
+	}
+	return shape
+}
+
+// Ragged reports whether the keys must be given by WithLengths.
+func (p *Problem) Ragged() bool {
+	return slices.ContainsFunc(p.Keys, func(n int) bool { return n != p.Capacity })
+}
+
+// Options are those that the case itself needs, but for the lengths and the bias.
+func (p *Problem) Options() []la.Option {
+	o := []la.Option{la.WithScale(p.Scale)}
+	if p.Causal {
+		o = append(o, la.WithCausal())
+	}
+	return append(o, scoreMods(p.Shape)...)
+}
+
+// scoreMods are the options that a shape of [reftest.RandomScoreMods] needs.
+func scoreMods(s reftest.Shape) (o []la.Option) {
+	if s.Window != 0 {
+		o = append(o, la.WithWindow(s.Window))
+	}
+	if s.SoftCap != 0 {
+		o = append(o, la.WithSoftCap(s.SoftCap))
+	}
+	if s.Slopes != nil {
+		o = append(o, la.WithALiBi(s.Slopes))
+	}
+	return o
+}
+
+// Precision is that of an engine that computes in the query's type. A chain of
+// 0 leaves the longest sum to the reference's rule.
+func (p *Problem) Precision(chain int) reftest.Precision {
+	return reftest.Precision{Acc: Format(p.QueryType), Out: Format(p.QueryType), Chain: chain}
+}
+
+// Check compares an output, and the log-sum-exp unless nil, with the reference.
+func (p *Problem) Check(t testing.TB, want *reftest.Result, out, lse G.Value) {
+	t.Helper()
+	if err := p.Compare(t, want, out, lse); err != nil {
+		t.Error(err)
+	}
+}
+
+// Compare is Check with an error.
+func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) error {
+	t.Helper()
+	nq := p.Queries[0]
+	if got, want := out.Shape(), tensor.Shape(p.Dims(p.Heads, nq, p.ValueDim)); !got.Eq(want) {
+		return fmt.Errorf("output has shape %v, want %v", got, want)
+	}
+	if got := out.Dtype(); got != p.QueryType {
+		return fmt.Errorf("output is %v, want %v", got, p.QueryType)
+	}
+	o := Floats(t, out)
+	if err := want.CompareO(func(s, pos, h, i int) float64 { return o[((s*p.Heads+h)*nq+pos)*p.ValueDim+i] }); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	if lse == nil {
+		return nil
+	}
+	if got, want := lse.Shape(), tensor.Shape(p.Dims(p.Heads, nq)); !got.Eq(want) {
+		return fmt.Errorf("log-sum-exp has shape %v, want %v", got, want)
+	}
+	l := Floats(t, lse)
+	if err := want.CompareLSE(func(s, pos, h int) float64 { return l[(s*p.Heads+h)*nq+pos] }); err != nil {
+		return fmt.Errorf("log-sum-exp: %w", err)
+	}
+	return nil
+}
+
+// Graph is an attention node, its inputs, and the values that a run leaves.
+type Graph struct {
+	G                  *G.ExprGraph
+	Q, K, V, Lengths   *G.Node
+	BiasNode           *G.Node // nil without one
+	Out, LSE           *G.Node
+	OutValue, LSEValue G.Value
+}
+
+// Input makes an input node with a value.
+func Input(g *G.ExprGraph, name string, v *tensor.Dense) *G.Node {
+	return G.NewTensor(g, v.Dtype(), v.Dims(), G.WithName(name), G.WithShape(v.Shape()...), G.WithValue(v))
+}
+
+// Graph makes the graph of p without an attention.
+func (p *Problem) Graph() *Graph {
+	g := &Graph{G: G.NewGraph()}
+	g.Q, g.K, g.V = Input(g.G, "q", p.InQ), Input(g.G, "k", p.InK), Input(g.G, "v", p.InV)
+	if p.InBias != nil {
+		g.BiasNode = Input(g.G, "bias", p.InBias)
+	}
+	return g
+}
+
+// Options are those that the case itself needs in the graph g, but for the lengths.
+func (g *Graph) Options(p *Problem) []la.Option {
+	if g.BiasNode == nil {
+		return p.Options()
+	}
+	return append(p.Options(), la.WithBias(g.BiasNode))
+}
+
+// Attention makes the graph of p and keeps its results.
+func (p *Problem) Attention(t testing.TB, opts ...la.Option) *Graph {
+	t.Helper()
+	g := p.Build(t, opts...)
+	g.Read(t)
+	return g
+}
+
+// Build makes the graph of p: with lengths if p is ragged, and always with the
+// log-sum-exp.
+func (p *Problem) Build(t testing.TB, opts ...la.Option) *Graph {
+	t.Helper()
+	g := p.Graph()
+	all := append(g.Options(p), la.WithLSE(&g.LSE))
+	if p.Ragged() {
+		g.Lengths = Input(g.G, "lengths", LengthsOf(tensor.Int, p.Keys))
+		all = append(all, la.WithLengths(g.Lengths))
+	}
+	var err error
+	if g.Out, err = la.Attention(g.Q, g.K, g.V, append(all, opts...)...); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// Read makes the graph keep its results.
+func (g *Graph) Read(t testing.TB) {
+	t.Helper()
+	G.Read(g.Out, &g.OutValue)
+	if g.LSE != nil {
+		G.Read(g.LSE, &g.LSEValue)
+	}
+	if err := la.CheckGraph(g.G); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Run runs the graph once on a tape machine of its own.
+func (g *Graph) Run(t testing.TB, opts ...G.VMOpt) {
+	t.Helper()
+	vm := G.NewTapeMachine(g.G, opts...)
+	defer vm.Close()
+	if err := vm.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TapeMachine is Gorgonia's, for graphs that the tag cuda has run on a GPU: a
+// goroutine that makes or closes one must stay on its thread, see docs/cuda.md.
+type TapeMachine struct{ G.VM }
+
+func NewTapeMachine(g *G.ExprGraph) TapeMachine {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return TapeMachine{G.NewTapeMachine(g)}
+}
+
+func (m TapeMachine) Close() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return m.VM.Close()
+}
+
+// Again runs a graph that has a machine.
+func Again(t testing.TB, vm G.VM) {
+	t.Helper()
+	if err := vm.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+	vm.Reset()
+}
+
+// Let binds a new value to an input.
+func Let(t testing.TB, n *G.Node, v G.Value) {
+	t.Helper()
+	if err := G.Let(n, v); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Repeated is n times the same.
+func Repeated(n, x int) []int {
+	return slices.Repeat([]int{x}, n)
+}
+
+// AllNaN reports whether every element of a float32 or float64 value is NaN.
+func AllNaN(t testing.TB, v G.Value) bool {
+	t.Helper()
+	return !slices.ContainsFunc(Floats(t, v), func(f float64) bool { return !math.IsNaN(f) })
+}
+
+// Results makes poisoned tensors for the results of p.
+func (p *Problem) Results() (out, lse *tensor.Dense) {
+	out = tensor.New(tensor.Of(p.QueryType), tensor.WithShape(p.Dims(p.Heads, p.Queries[0], p.ValueDim)...))
+	lse = tensor.New(tensor.Of(p.QueryType), tensor.WithShape(p.Dims(p.Heads, p.Queries[0])...))
+	for _, x := range []*tensor.Dense{out, lse} {
+		switch m := x.Data().(type) {
+		case []float32:
+			reftest.Poison(m)
+		case []float64:
+			reftest.Poison(m)
+		}
+	}
+	return out, lse
+}
+
+// Args are the operands of p for Attend.
+func (p *Problem) Args() la.Args {
+	a := la.Args{Q: p.InQ, K: p.InK, V: p.InV, Lengths: p.Keys}
+	if p.InBias != nil {
+		a.Bias = p.InBias
+	}
+	out, lse := p.Results()
+	a.Out, a.LSE = out, lse
+	return a
+}
+
+// Both makes a graph with the default attention, and ours on the same inputs.
+func (p *Problem) Both(t testing.TB) (g *Graph, ours *G.Node) {
+	t.Helper()
+	g = p.Graph()
+	var err error
+	if g.Out, err = la.Default(g.Q, g.K, g.V, g.Options(p)...); err != nil {
+		t.Fatal(err)
+	}
+	if ours, err = la.Attention(g.Q, g.K, g.V, g.Options(p)...); err != nil {
+		t.Fatal(err)
+	}
+	g.Read(t)
+	return g, ours
+}
+
+// CheckClose checks that two outputs differ by no more than their two bounds.
+func (p *Problem) CheckClose(t testing.TB, want *reftest.Result, a, b G.Value) {
+	t.Helper()
+	nq := p.Queries[0]
+	other := *want
+	other.O, other.OBound = nil, slices.Clone(want.OBound)
+	o := Floats(t, b)
+	for s := range p.Keys {
+		for pos := range nq {
+			for h := range p.Heads {
+				at := ((s*p.Heads+h)*nq + pos) * p.ValueDim
+				other.O = append(other.O, o[at:at+p.ValueDim]...)
+			}
+		}
+	}
+	for i := range other.OBound {
+		other.OBound[i] *= 2
+	}
+	if err := p.Compare(t, &other, a, nil); err != nil {
+		t.Errorf("ours against the default: %v", err)
+	}
+}
+
+// AttendThere is p on tensors of a GPU; what it returns has been downloaded.
+func (p *Problem) AttendThere(t testing.TB, gpu *la.GPU, opts ...la.Option) (out, lse *tensor.Dense) {
+	t.Helper()
+	a := p.ArgsThere(t, gpu)
+	if err := la.Attend(a, append(p.Options(), opts...)...); err != nil {
+		t.Fatalf("%v: %v", p.Shape, err)
+	}
+	return Download(t, a.Out), Download(t, a.LSE)
+}
+
+// ArgsThere are the operands of p for Attend on a GPU.
+func (p *Problem) ArgsThere(t testing.TB, gpu *la.GPU) la.Args {
+	t.Helper()
+	nan := func(dt tensor.Dtype, shape []int) *la.DeviceTensor {
+		x := make([]float64, tensor.Shape(shape).TotalSize())
+		reftest.Poison(x)
+		return Upload(t, gpu, TensorOf(dt, x, shape...))
+	}
+	return la.Args{
+		Q: Upload(t, gpu, p.InQ), K: Upload(t, gpu, p.InK), V: Upload(t, gpu, p.InV), Lengths: p.Keys,
+		Out: nan(p.QueryType, p.Dims(p.Heads, p.Queries[0], p.ValueDim)),
+		LSE: nan(tensor.Float32, p.Dims(p.Heads, p.Queries[0])),
+	}
+}
+
+// ReferenceThere is the reference for p on a GPU.
+func (p *Problem) ReferenceThere(at Place) *reftest.Result {
+	return p.Reference(at.Precision(p.QueryType, p.KVType))
+}
+
+// Another draws a problem of p's shapes, with other numbers and other lengths.
+func (p *Problem) Another(rng *rand.Rand) *Problem {
+	s := p.Shape
+	if p.Ragged() {
+		s.Keys = slices.Clone(s.Keys)
+		for i := range s.Keys {
+			s.Keys[i] = rng.IntN(p.Capacity + 1)
+		}
+	}
+	return NewProblem(rng, s, p.Spec)
+}
+
+// work is the number of elements of the output.
+func (p *Problem) work() int { return p.QueryRows() * p.Heads * p.ValueDim }
+
+// Upload is x on a GPU.
+func Upload(t testing.TB, gpu *la.GPU, x tensor.Tensor) *la.DeviceTensor {
+	t.Helper()
+	d, err := gpu.Upload(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Download is a value of a GPU in host memory.
+func Download(t testing.TB, v G.Value) *tensor.Dense {
+	t.Helper()
+	x, err := v.(*la.DeviceTensor).Download()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}

@@ -1,0 +1,384 @@
+package graphtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Place is where a test's caches are: the zero value is the host.
+type Place struct {
+	GPU   *la.GPU
+	Real  bool // it has kernels for some head dims only, and tensor cores round its numbers
+	There bool // q, k and v are on the GPU as well, and so is what comes out
+
+	ScoreMods reftest.Shape   // the window, soft cap and slopes of decoders there
+	Layers    []reftest.Shape // and, where layers differ, of each of them; Causal and Scale too
+}
+
+func (p Place) String() string {
+	if p.GPU == nil {
+		return "host"
+	}
+	return fmt.Sprintf("%v, operands there %v", p.GPU, p.There)
+}
+
+// Queries are the element types of q.
+func (p Place) Queries() []tensor.Dtype {
+	if p.GPU == nil {
+		return []tensor.Dtype{tensor.Float32, tensor.Float64}
+	}
+	return []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
+}
+
+// Precision is that of attention with queries and outputs of one type and keys of
+// another.
+func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
+	if query == tensor.Float64 {
+		return reftest.Precision{Acc: reftest.Float64}
+	}
+	r := reftest.Precision{Acc: reftest.Float32, Out: Format(query)}
+	switch {
+	case !p.Real || kv == tensor.Float32:
+	case query == kv: // tensor cores are given weights of the keys' type
+		r.P = Format(kv)
+	case kv == la.BFloat16: // the sum of two queries, and of two weights
+		r.P, r.Query = reftest.Float16, 0x1p-16
+	}
+	return r
+}
+
+// Decoder is a graph with one CachedAttention node for each layer of a cache,
+// whose inputs a test sets freely.
+type Decoder struct {
+	Place
+	Cache                *la.Cache
+	Step                 *la.Step
+	Heads                int
+	Query                tensor.Dtype
+	causal               bool
+	VM                   G.VM
+	Q, K, V              []*G.Node // one for each layer
+	OutValues, LSEValues []G.Value
+}
+
+// NewCache makes a cache, or ends the test.
+func NewCache(t testing.TB, c la.CacheConfig) *la.Cache {
+	t.Helper()
+	cache, err := la.NewCache(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cache
+}
+
+// NewDecoder makes the graph of a decoder on a cache in host memory.
+func NewDecoder(t testing.TB, c *la.Cache, tokens, heads int, query tensor.Dtype, causal bool, opts ...la.Option) *Decoder {
+	t.Helper()
+	return NewDecoderAt(t, Place{}, c, tokens, heads, query, causal, opts...)
+}
+
+// NewDecoderAt is NewDecoder for a cache that is in a place.
+func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query tensor.Dtype, causal bool, opts ...la.Option) *Decoder {
+	t.Helper()
+	step, err := c.NewStep(tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := c.Config()
+	d := &Decoder{Place: at, Cache: c, Step: step, Heads: heads, Query: query, causal: causal}
+	d.OutValues, d.LSEValues = make([]G.Value, cfg.Layers), make([]G.Value, cfg.Layers)
+	g := G.NewGraph()
+	for l := range cfg.Layers {
+		matrix := func(name string, width int) *G.Node {
+			return G.NewMatrix(g, query, G.WithShape(tokens, width), G.WithName(fmt.Sprint(name, l)))
+		}
+		d.Q = append(d.Q, matrix("q", heads*cfg.HeadDim))
+		d.K = append(d.K, matrix("k", cfg.KVHeads*cfg.HeadDim))
+		d.V = append(d.V, matrix("v", cfg.KVHeads*cfg.ValueDim))
+		in := [3]*G.Node{d.Q[l], d.K[l], d.V[l]}
+		if at.There {
+			for i := range in {
+				in[i] = Move(t, in[i], func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, at.GPU) })
+			}
+		}
+		var lse *G.Node
+		out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(l), append(append(slices.Clone(opts), d.Options(l)...), la.WithLSE(&lse))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at.There {
+			out, lse = Move(t, out, la.ToHost), Move(t, lse, la.ToHost)
+		}
+		G.Read(out, &d.OutValues[l])
+		G.Read(lse, &d.LSEValues[l])
+	}
+	if err := la.CheckGraph(g); err != nil {
+		t.Fatal(err)
+	}
+	d.VM = NewTapeMachine(g)
+	t.Cleanup(func() { d.VM.Close() })
+	return d
+}
+
+// shape is what layer l makes of scores.
+func (d *Decoder) shape(l int) reftest.Shape {
+	if d.Layers != nil {
+		return d.Layers[l]
+	}
+	s := d.ScoreMods
+	s.Causal = d.causal
+	return s
+}
+
+// Options are those of layer l.
+func (d *Decoder) Options(l int) []la.Option {
+	s := d.shape(l)
+	o := scoreMods(s)
+	if s.Causal {
+		o = append(o, la.WithCausal())
+	}
+	if s.Scale != 0 {
+		o = append(o, la.WithScale(s.Scale))
+	}
+	return o
+}
+
+// Move is a node behind a copy to or from a GPU.
+func Move(t testing.TB, n *G.Node, to func(*G.Node) (*G.Node, error)) *G.Node {
+	t.Helper()
+	m, err := to(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Stored is a sequence, and what the cache must hold of it: for each layer
+// (tokens, KVHeads, dim) as it was rounded.
+type Stored struct {
+	Seq  *la.Sequence
+	K, V [][]float64
+}
+
+// NewStored is an empty sequence.
+func NewStored(t testing.TB, c *la.Cache) *Stored {
+	t.Helper()
+	seq, err := c.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := c.Config().Layers
+	return &Stored{seq, make([][]float64, n), make([][]float64, n)}
+}
+
+// Fork is a fork of the sequence, with its tokens.
+func (s *Stored) Fork(t testing.TB) *Stored {
+	t.Helper()
+	seq, err := s.Seq.Fork()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &Stored{Seq: seq}
+	for l := range s.K {
+		f.K, f.V = append(f.K, slices.Clone(s.K[l])), append(f.V, slices.Clone(s.V[l]))
+	}
+	return f
+}
+
+// Appended is some tokens of a sequence in a step.
+type Appended struct {
+	To     *Stored
+	Tokens int
+}
+
+// StepCase is one step: the cases of its layers, for the reference, and the new
+// tokens' keys and values.
+type StepCase struct {
+	Cases []*reftest.Case
+	rows  int
+	parts []Appended
+}
+
+// Set begins a step, and binds inputs to the graph.
+func (d *Decoder) Set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) *StepCase {
+	t.Helper()
+	var appends []la.Append
+	for _, p := range parts {
+		appends = append(appends, la.Append{Seq: p.To.Seq, Tokens: p.Tokens})
+	}
+	if err := d.Step.Set(appends); err != nil {
+		t.Fatal(err)
+	}
+	return d.Draw(t, rng, in, parts...)
+}
+
+// Draw binds inputs to the graph: new keys and values in the query's type, and
+// NaN in the rows that belong to nobody.
+func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) *StepCase {
+	t.Helper()
+	cfg := d.Cache.Config()
+	u := &StepCase{parts: parts}
+	for l := range d.Q {
+		s := d.shape(l)
+		s.Heads, s.KVHeads, s.Dim, s.ValueDim = d.Heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
+		for _, p := range parts {
+			s.Queries = append(s.Queries, p.Tokens)
+			s.Keys = append(s.Keys, p.To.Seq.Len()+p.Tokens)
+		}
+		u.rows = s.QueryRows()
+		c := reftest.New(rng, s, in, Format(d.Query), Format(d.Query))
+		q := slices.Clone(c.Q)
+		k := d.history(c.K, cfg.KVHeads*cfg.HeadDim, parts, func(s *Stored) []float64 { return s.K[l] })
+		v := d.history(c.V, cfg.KVHeads*cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] })
+		Let(t, d.Q[l], d.rows(q, d.Heads*cfg.HeadDim))
+		Let(t, d.K[l], d.rows(k, cfg.KVHeads*cfg.HeadDim))
+		Let(t, d.V[l], d.rows(v, cfg.KVHeads*cfg.ValueDim))
+		u.Cases = append(u.Cases, c)
+	}
+	return u
+}
+
+// history puts into all the rows of earlier tokens what the cache holds, rounds
+// those of new tokens as the cache does, and returns the new ones as they were.
+func (d *Decoder) history(all []float64, width int, parts []Appended, old func(*Stored) []float64) (fresh []float64) {
+	f := Format(d.Cache.Config().DType)
+	for _, p := range parts {
+		n := copy(all, old(p.To))
+		x := all[n : n+p.Tokens*width]
+		fresh = append(fresh, x...)
+		for i := range x {
+			x[i] = f.Round(x[i])
+		}
+		all = all[n+len(x):]
+	}
+	return fresh
+}
+
+// rows is x as rows of the step, with NaN in those that x has not.
+func (d *Decoder) rows(x []float64, width int) *tensor.Dense {
+	for len(x) < d.Step.Tokens()*width {
+		x = append(x, math.NaN())
+	}
+	return TensorOf(d.Query, x, d.Step.Tokens(), width)
+}
+
+// Run runs the graph, and compares every layer with the reference.
+func (d *Decoder) Run(t testing.TB, u *StepCase) {
+	t.Helper()
+	Again(t, d.VM)
+	d.checkRows(t, u)
+	for l, c := range u.Cases {
+		want := c.Reference(d.Precision(d.Query, d.Cache.Config().DType))
+		if err := d.Compare(t, l, u, want); err != nil {
+			t.Fatalf("layer %d, %v: %v", l, c.Shape, err)
+		}
+	}
+}
+
+// checkRows checks what the step says of its rows.
+func (d *Decoder) checkRows(t testing.TB, u *StepCase) {
+	t.Helper()
+	var positions, last []int
+	for _, p := range u.parts {
+		for i := range p.Tokens {
+			positions = append(positions, p.To.Seq.Len()+i)
+		}
+		last = append(last, len(positions)-1)
+	}
+	positions = append(positions, make([]int, d.Step.Tokens()-len(positions))...)
+	if p, l := d.Step.Positions(), d.Step.Last(); !slices.Equal(p, positions) || !slices.Equal(l, last) {
+		t.Fatalf("positions %v, last rows %v; want %v, %v", p, l, positions, last)
+	}
+}
+
+// Compare compares a layer with the reference.
+func (d *Decoder) Compare(t testing.TB, layer int, u *StepCase, want *reftest.Result) error {
+	t.Helper()
+	dv := d.Cache.Config().ValueDim
+	if got, want := d.OutValues[layer].Shape(), (tensor.Shape{d.Step.Tokens(), d.Heads * dv}); !got.Eq(want) {
+		return fmt.Errorf("output has shape %v, want %v", got, want)
+	}
+	if got, want := d.LSEValues[layer].Shape(), (tensor.Shape{d.Step.Tokens(), d.Heads}); !got.Eq(want) {
+		return fmt.Errorf("log-sum-exp has shape %v, want %v", got, want)
+	}
+	out, lse := Floats(t, d.OutValues[layer]), Floats(t, d.LSEValues[layer])
+	first := make([]int, len(u.parts)+1)
+	for i, p := range u.parts {
+		first[i+1] = first[i] + p.Tokens
+	}
+	if err := want.CompareO(func(s, pos, h, i int) float64 { return out[((first[s]+pos)*d.Heads+h)*dv+i] }); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	if err := want.CompareLSE(func(s, pos, h int) float64 { return lse[(first[s]+pos)*d.Heads+h] }); err != nil {
+		return fmt.Errorf("log-sum-exp: %w", err)
+	}
+	if i := slices.IndexFunc(out[u.rows*d.Heads*dv:], func(f float64) bool { return f != 0 }); i >= 0 {
+		return fmt.Errorf("rows of nobody: element %d is not 0", i)
+	}
+	if i := slices.IndexFunc(lse[u.rows*d.Heads:], func(f float64) bool { return !math.IsInf(f, -1) }); i >= 0 {
+		return fmt.Errorf("rows of nobody: log-sum-exp %d is not -Inf", i)
+	}
+	return nil
+}
+
+// Commit commits the step, and notes what the cache holds now.
+func (d *Decoder) Commit(t testing.TB, u *StepCase) {
+	t.Helper()
+	if err := d.Step.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	cfg := d.Cache.Config()
+	for l, c := range u.Cases {
+		at := 0
+		for i, p := range u.parts {
+			n := c.Keys[i]
+			wk, wv := cfg.KVHeads*cfg.HeadDim, cfg.KVHeads*cfg.ValueDim
+			p.To.K[l] = slices.Clone(c.K[at*wk : (at+n)*wk])
+			p.To.V[l] = slices.Clone(c.V[at*wv : (at+n)*wv])
+			at += n
+		}
+	}
+}
+
+// Do is a whole step.
+func (d *Decoder) Do(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) {
+	t.Helper()
+	u := d.Set(t, rng, in, parts...)
+	d.Run(t, u)
+	d.Commit(t, u)
+}
+
+// Bits is the bits of all outputs.
+func (d *Decoder) Bits(t testing.TB) []uint64 {
+	t.Helper()
+	var all []uint64
+	for l := range d.OutValues {
+		all = append(append(all, Bits(t, d.OutValues[l])...), Bits(t, d.LSEValues[l])...)
+	}
+	return all
+}
+
+// Schedule is one that there is in a place.
+func (at Place) Schedule(turn int) la.Schedule {
+	if at.Real && turn%4 == 3 {
+		return la.Unfused
+	}
+	return Schedules[turn%4%3]
+}
+
+// HasKernel says whether a GPU can do a shape.
+func (p Place) HasKernel(s reftest.Shape) bool {
+	return !p.Real || s.Dim == s.ValueDim && slices.Contains([]int{64, 80, 96, 128, 256}, s.Dim)
+}
+
+// Schedules are one of each kind.
+var Schedules = []la.Schedule{la.StreamK, la.FixedSplit(3), la.PerHead}

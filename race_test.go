@@ -1,5 +1,0 @@
-//go:build race
-
-package leanattention_test
-
-const raceEnabled = true
