@@ -74,7 +74,12 @@ func (e *emulator) kernel(image, name string) *ptx.Kernel {
 	if k := e.kernels[name]; k != nil {
 		return k
 	}
-	k, err := compiled(image, name)
+	m, err := parsed(image)
+	if err != nil {
+		e.t.Error(err)
+		return nil
+	}
+	k, err := m.kernel(name)
 	if err != nil {
 		e.t.Error(err)
 		return nil
@@ -84,7 +89,7 @@ func (e *emulator) kernel(image, name string) *ptx.Kernel {
 }
 
 // modules are those of all tests of the process, by their text: one is parsed once, and
-// its kernels are compiled when somebody first asks for them.
+// its kernels are compiled when they are first launched.
 var modules = struct {
 	sync.Mutex
 	of map[string]*module
@@ -92,21 +97,28 @@ var modules = struct {
 
 type module struct {
 	*ptx.Module
+	sync.Mutex
 	kernels map[string]*ptx.Kernel
 }
 
-func compiled(image, name string) (*ptx.Kernel, error) {
+func parsed(image string) (*module, error) {
 	modules.Lock()
 	defer modules.Unlock()
 	m := modules.of[image]
 	if m == nil {
-		parsed, err := ptx.Parse(image)
+		p, err := ptx.Parse(image)
 		if err != nil {
 			return nil, err
 		}
-		m = &module{parsed, map[string]*ptx.Kernel{}}
+		m = &module{Module: p, kernels: map[string]*ptx.Kernel{}}
 		modules.of[image] = m
 	}
+	return m, nil
+}
+
+func (m *module) kernel(name string) (*ptx.Kernel, error) {
+	m.Lock()
+	defer m.Unlock()
 	k := m.kernels[name]
 	if k == nil {
 		var err error
@@ -119,11 +131,15 @@ func compiled(image, name string) (*ptx.Kernel, error) {
 }
 
 func (e *emulator) ArgumentBytes(image, kernel string) int {
-	k := e.kernel(image, kernel)
-	if k == nil {
-		return -1
+	m, err := parsed(image)
+	if err == nil {
+		var n int
+		if n, err = m.ParamBytes(kernel); err == nil {
+			return n
+		}
 	}
-	return k.ParamBytes()
+	e.t.Error(err)
+	return -1
 }
 
 func (e *emulator) Execute(c *fakedriver.Call) error {

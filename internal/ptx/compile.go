@@ -562,5 +562,27 @@ func (c *compiler) constantArgument(i int) int {
 	return int(int64(n))
 }
 
+// ParamBytes is the size of an entry's parameters.
+func (m *Module) ParamBytes(entry string) (n int, err error) {
+	f := m.functions[entry]
+	if f == nil || !f.entry {
+		return 0, fmt.Errorf("ptx: there is no entry %s", entry)
+	}
+	for _, v := range f.params {
+		n = align(n, v.align) + v.bytes
+	}
+	return n, nil
+}
+
+// Entries are the names of what can be launched, in order.
+func (m *Module) Entries() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(m.functions)) {
+		if m.functions[name].entry {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // ParamBytes is the size of the kernel's parameters.
 func (k *Kernel) ParamBytes() int { return k.params }

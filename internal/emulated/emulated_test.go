@@ -1,0 +1,44 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package emulated
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/ptx"
+)
+
+// Every kernel of the modules compiles, although tests compile only those that they launch.
+func TestKernels(t *testing.T) {
+	capability, image := Images(t)
+	files, err := filepath.Glob("../../kernels/modules/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%q: %v", files, err)
+	}
+	for _, file := range files {
+		unit := strings.TrimSuffix(filepath.Base(file), ".json")
+		text, err := image(unit, capability)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := ptx.Parse(string(text))
+		if err != nil {
+			t.Fatalf("%s: %v", unit, err)
+		}
+		if len(m.Entries()) == 0 {
+			t.Errorf("%s has no kernel", unit)
+		}
+		for _, entry := range m.Entries() {
+			k, err := m.Kernel(entry)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if n, err := m.ParamBytes(entry); err != nil || n != k.ParamBytes() {
+				t.Errorf("%s has %d bytes of parameters: %d, %v", entry, k.ParamBytes(), n, err)
+			}
+		}
+	}
+}
