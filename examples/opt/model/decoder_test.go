@@ -159,7 +159,7 @@ func TestDecoder(t *testing.T) {
 								t.Fatalf("sequence %d has %d tokens, want %d", i, d.Len(i), len(text))
 							}
 							// Those of a sequence that rests are still there.
-							closeTo(t, fmt.Sprintf("step %d, sequence %d", step, i), d.Logits(i), ref.logits(text)[len(text)-1], 1e-4)
+							closeTo(t, fmt.Sprintf("step %d, sequence %d", step, i), d.Logits(i), ref.last(text), 1e-4)
 						}
 					}
 				}
@@ -190,7 +190,7 @@ func TestPrefillAgain(t *testing.T) {
 						}
 						continue
 					}
-					closeTo(t, name, d.Logits(i), reference{w}.logits(texts[i])[len(texts[i])-1], 1e-4)
+					closeTo(t, name, d.Logits(i), reference{w}.last(texts[i]), 1e-4)
 				}
 			}
 			s := d.Stats()
@@ -248,7 +248,7 @@ func TestMix(t *testing.T) {
 							t.Fatalf("sequence %d has %d tokens, want %d", i, d.Len(i), len(texts[i]))
 						}
 						if n > 0 {
-							closeTo(t, fmt.Sprintf("chunk %d, pass %d, sequence %d", chunk, pass, i), d.Logits(i), ref.logits(texts[i])[len(texts[i])-1], 1e-4)
+							closeTo(t, fmt.Sprintf("chunk %d, pass %d, sequence %d", chunk, pass, i), d.Logits(i), ref.last(texts[i]), 1e-4)
 						}
 					}
 					if chunk > 3 && len(rest[1]) > 0 && !reading {
@@ -371,7 +371,7 @@ func TestTruncate(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i := range texts {
-					closeTo(t, fmt.Sprintf("round %d, sequence %d", round, i), d.Logits(i), reference{w}.logits(texts[i])[len(texts[i])-1], 1e-4)
+					closeTo(t, fmt.Sprintf("round %d, sequence %d", round, i), d.Logits(i), reference{w}.last(texts[i]), 1e-4)
 				}
 			}
 			for _, wrong := range [][2]int{{-1, 0}, {2, 0}, {0, -1}, {0, d.Len(0) + 1}} {

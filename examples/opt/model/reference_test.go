@@ -49,8 +49,21 @@ func (r reference) table(name string, row int) []float64 {
 	}
 	n := t.Shape()[1]
 	out := make([]float64, n)
-	for i := range out {
-		out[i] = number(t, row*n+i)
+	switch data := t.Data().(type) {
+	case []float32:
+		for i, x := range data[row*n : (row+1)*n] {
+			out[i] = float64(x)
+		}
+	case []la.F16:
+		for i, x := range data[row*n : (row+1)*n] {
+			out[i] = float64(x.Float32())
+		}
+	case []la.BF16:
+		for i, x := range data[row*n : (row+1)*n] {
+			out[i] = float64(x.Float32())
+		}
+	default:
+		panic("weights of " + t.Dtype().String())
 	}
 	return out
 }
@@ -77,13 +90,16 @@ func (r reference) linear(x matrix, name string) matrix {
 	}
 	for o := range w.Shape()[0] {
 		row := r.table(name+".weight", o)
-		for i := range x {
+		add := 0.0
+		if bias != nil {
+			add = float64(bias.Float32s()[o])
+		}
+		for i, from := range x {
+			sum := 0.0
 			for j, v := range row {
-				y[i][o] += v * x[i][j]
+				sum += v * from[j]
 			}
-			if bias != nil {
-				y[i][o] += float64(bias.Float32s()[o])
-			}
+			y[i][o] = sum + add
 		}
 	}
 	return y
@@ -150,7 +166,15 @@ func (r reference) attention(q, k, v matrix) matrix {
 }
 
 // logits of every position.
-func (r reference) logits(tokens []int) matrix {
+func (r reference) logits(tokens []int) matrix { return r.head(r.states(tokens)) }
+
+// last is the logits of the last position.
+func (r reference) last(tokens []int) []float64 {
+	return r.head(r.states(tokens)[len(tokens)-1:])[0]
+}
+
+// states are what the head makes logits of.
+func (r reference) states(tokens []int) matrix {
 	c := r.w.config
 	x := make(matrix, len(tokens))
 	for i, id := range tokens {
@@ -200,7 +224,11 @@ func (r reference) logits(tokens []int) matrix {
 	if c.WordEmbedProjDim != c.HiddenSize {
 		x = r.linear(x, "decoder.project_out")
 	}
-	if c.TieWordEmbeddings {
+	return x
+}
+
+func (r reference) head(x matrix) matrix {
+	if r.w.config.TieWordEmbeddings {
 		r.w.tensors["head.weight"] = r.w.tensors["decoder.embed_tokens.weight"]
 		defer delete(r.w.tensors, "head.weight")
 		return r.linear(x, "head")

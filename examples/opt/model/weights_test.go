@@ -111,7 +111,7 @@ func TestWeightTypesDecode(t *testing.T) {
 					for i := range long {
 						long[i] = append(long[i][:len(long[i]):len(long[i])], []int{5 + step, 6}[i])
 						closeTo(t, fmt.Sprintf("%s in %s, %s, step %d, sequence %d", layout, kind, name, step, i),
-							d.Logits(i), reference{w}.logits(long[i])[len(long[i])-1], 1e-4)
+							d.Logits(i), reference{w}.last(long[i]), 1e-4)
 					}
 				}
 			}
