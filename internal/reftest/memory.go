@@ -23,6 +23,21 @@ func Rand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
+// Cases is how many random cases a slow test has: a few, or, where the environment variable
+// LEANATTENTION_TESTS is all, as in CI, every one.
+func Cases(t testing.TB, few, every int) int {
+	t.Helper()
+	switch s := os.Getenv("LEANATTENTION_TESTS"); s {
+	case "all":
+		return every
+	case "":
+		return few
+	default:
+		t.Fatalf("LEANATTENTION_TESTS is %q; there is all, or nothing", s)
+	}
+	return 0
+}
+
 // Poison fills x with NaN: memory that must not be read, or must be written.
 func Poison[T ~float32 | ~float64](x []T) {
 	nan := T(math.NaN())
