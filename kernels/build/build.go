@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,7 +83,9 @@ func (b *builder) build() error {
 	return b.orphans(units, os.Remove)
 }
 
-// eachApart is build or verify with the same arguments, a process for each unit.
+// eachApart is build or verify with the same arguments, a process for each unit: as many
+// at once as there are processors, since much of the compiler has one thread. The largest
+// modules come first, or the last one would run alone.
 func (b *builder) eachApart(args []string) error {
 	units, err := b.load()
 	if err != nil {
@@ -90,12 +95,42 @@ func (b *builder) eachApart(args []string) error {
 	if err != nil {
 		return err
 	}
-	for _, u := range units {
-		cmd := exec.Command(self, append(slices.Clone(args), "-unit", u.name)...)
-		cmd.Stdout, cmd.Stderr = b.stdout, os.Stderr
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("%s: %w", u.name, err)
+	if b.all || b.raw || slices.ContainsFunc(units, func(u *unit) bool { return b.stale(u) != nil }) {
+		if err := b.tools(); err != nil { // one of them fetches it, not all
+			return err
 		}
+	}
+	size := func(u *unit) int64 {
+		info, err := os.Stat(filepath.Join(b.out, u.name+".bin"))
+		if err != nil { // a new one
+			return math.MaxInt64
+		}
+		return info.Size()
+	}
+	order := slices.Clone(units)
+	slices.SortStableFunc(order, func(x, y *unit) int { return cmp.Compare(size(y), size(x)) })
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex // of what follows, and of the output
+		errs  []error
+		slots = make(chan struct{}, runtime.GOMAXPROCS(0))
+	)
+	for _, u := range order {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			out, err := exec.Command(self, append(slices.Clone(args), "-unit", u.name)...).CombinedOutput()
+			mu.Lock()
+			defer mu.Unlock()
+			b.stdout.Write(out)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", u.name, err))
+			}
+		})
+	}
+	wg.Wait()
+	if len(errs) > 0 {
+		return errors.Join(errs...)
 	}
 	found := os.Remove
 	if b.check {
