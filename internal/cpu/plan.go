@@ -46,7 +46,7 @@ type Plan struct {
 type span struct {
 	row, queries, keys int
 	positions          int // query positions of a block; the last block may have fewer
-	masked              int // positions in the leading blocks that see no key: nobody has work there
+	masked             int // positions in the leading blocks that see no key: nobody has work there
 	page               int // its first page in Plan.pages
 }
 
