@@ -244,7 +244,7 @@ func TestMachineErrors(t *testing.T) {
 		c = config
 		c.HeadDim, c.ValueDim = 64, 128
 		_, err = la.NewCache(c)
-		check(t, err, la.ErrUnsupported, "value dim 128")
+		check(t, err, la.ErrUnsupported, "values of 128 elements and keys of 64")
 	})
 	t.Run("No GPU of its own", func(t *testing.T) {
 		_, err := at.GPU.Memory()
