@@ -233,15 +233,15 @@ func (m *machine) downloadInts(name string, dst []int, d *DeviceTensor) ([]int, 
 		return dst, gpuError(name, err)
 	}
 	defer q.GivePinned(pinned)
-	err = q.Submit(func(turn *device.Turn) error {
-		b, err := turn.Use(d.memory, d.generation)
+	err = q.Submit(func(sub *device.Submission) error {
+		b, err := sub.Use(d.memory, d.generation)
 		if err != nil {
 			return err
 		}
-		if err := turn.Download(pinned, 0, b, 0, n); err != nil {
+		if err := sub.Download(pinned, 0, b, 0, n); err != nil {
 			return err
 		}
-		return turn.Mark(pinned)
+		return sub.Mark(pinned)
 	})
 	if err == nil {
 		err = q.Wait(pinned)

@@ -44,16 +44,16 @@ func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) er
 	if err := r.setLengths(op, &p, lengths); err != nil {
 		return err
 	}
-	return r.attendDevice(op, gpu, &p, c, func(turn *device.Turn) (o deviceOperands, err error) {
+	return r.attendDevice(op, gpu, &p, c, func(sub *device.Submission) (o deviceOperands, err error) {
 		for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE} {
 			if t[i] == nil {
 				break
 			}
-			if *to, err = t[i].useAs(turn, names[i]); err != nil {
+			if *to, err = t[i].useAs(sub, names[i]); err != nil {
 				return o, err
 			}
 			if i > 2 {
-				turn.Written(t[i].memory)
+				sub.Written(t[i].memory)
 			}
 		}
 		return o, nil
@@ -77,7 +77,7 @@ func checkDeviceResult(op, name string, t *DeviceTensor, p *problem, lse bool) e
 
 // attendDevice queues a checked problem whose live lengths are in r.lengths. It
 // keeps the values that operands refers to until that is done.
-func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, operands func(*device.Turn) (deviceOperands, error), values ...G.Value) error {
+func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, operands func(*device.Submission) (deviceOperands, error), values ...G.Value) error {
 	defer runtime.KeepAlive(values)
 	g := p.geometry(c)
 	if err := gpu.supports(op, &g); err != nil {
@@ -93,15 +93,15 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 	if err := gpu.buildPlan(op, plan, g, r.sequences, 0); err != nil {
 		return err
 	}
-	err := gpu.queue.Submit(func(turn *device.Turn) error {
-		if turn.Recording() { // the schedule would be the host's at each replay
+	err := gpu.queue.Submit(func(sub *device.Submission) error {
+		if sub.Recording() { // the schedule would be the host's at each replay
 			return errorf(op, ErrUnsupported, "attention in a recording: only that on a cache can be recorded")
 		}
-		o, err := operands(turn)
+		o, err := operands(sub)
 		if err != nil {
 			return err
 		}
-		return turn.Do(func(s *cuda.Stream) error {
+		return sub.Do(func(s *cuda.Stream) error {
 			if err := plan.Upload(s); err != nil {
 				return err
 			}
@@ -119,14 +119,14 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
 	slots := op.memory.On(gpu.group, 0)
-	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(turn *device.Turn) (o deviceOperands, err error) {
-		if o.Q, o.K, o.V, err = qkv.use(turn); err != nil {
+	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(sub *device.Submission) (o deviceOperands, err error) {
+		if o.Q, o.K, o.V, err = qkv.use(sub); err != nil {
 			return o, err
 		}
-		if out, o.Out, err = qkv.resultIn(turn, to, &slots[0], op.query, op.outShape()); err != nil || op.logs() == nil {
+		if out, o.Out, err = qkv.resultIn(sub, to, &slots[0], op.query, op.outShape()); err != nil || op.logs() == nil {
 			return o, err
 		}
-		lse, o.LSE, err = qkv.nextResult(turn, &slots[1], lseType(op.query), op.lseShape())
+		lse, o.LSE, err = qkv.nextResult(sub, &slots[1], lseType(op.query), op.lseShape())
 		return o, err
 	}, in...)
 	return out, lse, err
@@ -143,9 +143,9 @@ func operandTensors(in []G.Value) (t deviceQKV) {
 }
 
 // use is the memory of each, see [DeviceTensor.use].
-func (t *deviceQKV) use(turn *device.Turn) (q, k, v deviceMemory, err error) {
+func (t *deviceQKV) use(sub *device.Submission) (q, k, v deviceMemory, err error) {
 	for i, to := range [...]*deviceMemory{&q, &k, &v} {
-		if *to, err = t[i].useAs(turn, "qkv"[i:i+1]); err != nil {
+		if *to, err = t[i].useAs(sub, "qkv"[i:i+1]); err != nil {
 			break
 		}
 	}
@@ -153,18 +153,18 @@ func (t *deviceQKV) use(turn *device.Turn) (q, k, v deviceMemory, err error) {
 }
 
 // resultIn is nextResult, or the value that is given.
-func (t *deviceQKV) resultIn(turn *device.Turn, to *DeviceTensor, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (*DeviceTensor, deviceMemory, error) {
+func (t *deviceQKV) resultIn(sub *device.Submission, to *DeviceTensor, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (*DeviceTensor, deviceMemory, error) {
 	if to == nil {
-		return t.nextResult(turn, slot, dtype, shape)
+		return t.nextResult(sub, slot, dtype, shape)
 	}
-	m, err := to.useAs(turn, "out")
+	m, err := to.useAs(sub, "out")
 	return to, m, err
 }
 
 // nextResult is a new value of the node and its memory. What t holds stays.
-func (t *deviceQKV) nextResult(turn *device.Turn, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, m deviceMemory, err error) {
-	if d, err = t[0].gpu.nextValue(turn, slot, dtype, shape, t[:]...); err == nil {
-		m, err = d.use(turn)
+func (t *deviceQKV) nextResult(sub *device.Submission, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, m deviceMemory, err error) {
+	if d, err = t[0].gpu.nextValue(sub, slot, dtype, shape, t[:]...); err == nil {
+		m, err = d.use(sub)
 	}
 	return d, m, err
 }

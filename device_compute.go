@@ -56,23 +56,23 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 	}
 	defer runtime.KeepAlive(c.In)
 	slots := c.Node.On(g.group, 0)
-	err = g.queue.Submit(func(turn *device.Turn) error {
-		w := &ongpu.Work{Engine: layers, Turn: turn}
+	err = g.queue.Submit(func(sub *device.Submission) error {
+		w := &ongpu.Work{Engine: layers, Submission: sub}
 		var in []*DeviceTensor
 		for i, v := range c.In {
 			d := v.(*DeviceTensor)
-			m, err := d.useAs(turn, c.Names[i])
+			m, err := d.useAs(sub, c.Names[i])
 			if err != nil {
 				return err
 			}
 			in = append(in, d)
-			w.In = append(w.In, ongpu.Operand{Memory: m, Fixed: turn.Fixed(d.memory)})
+			w.In = append(w.In, ongpu.Operand{Memory: m, Fixed: sub.Fixed(d.memory)})
 		}
-		result, err := g.nextValue(turn, &slots[0], c.DType, c.Shape, in...)
+		result, err := g.nextValue(sub, &slots[0], c.DType, c.Shape, in...)
 		if err != nil {
 			return err
 		}
-		if w.Out, err = result.use(turn); err != nil {
+		if w.Out, err = result.use(sub); err != nil {
 			return err
 		}
 		if c.Scratch != nil {
@@ -81,11 +81,11 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 				return err
 			}
 			if n > 0 {
-				s, err := g.nextValue(turn, &slots[1], tensor.Float32, tensor.Shape{n})
+				s, err := g.nextValue(sub, &slots[1], tensor.Float32, tensor.Shape{n})
 				if err != nil {
 					return err
 				}
-				if w.Scratch, err = s.use(turn); err != nil {
+				if w.Scratch, err = s.use(sub); err != nil {
 					return err
 				}
 			}

@@ -96,7 +96,7 @@ func (g *GPU) supports(op string, geometry *attn.Problem) error {
 func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs []attn.Sequence, rows int) error {
 	err := p.Build(geometry, seqs, rows)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
-		if err = g.queue.Submit(func(turn *device.Turn) error { turn.Collect(); return nil }); err == nil {
+		if err = g.queue.Submit(func(sub *device.Submission) error { sub.Collect(); return nil }); err == nil {
 			err = p.Build(geometry, seqs, rows)
 		}
 	}

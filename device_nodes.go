@@ -144,8 +144,8 @@ func (op *toDeviceOp) Do(in ...G.Value) (out G.Value, err error) {
 	}
 	defer op.gpu.group.Leave()
 	var d *DeviceTensor
-	err = op.gpu.queue.Submit(func(turn *device.Turn) (err error) {
-		d, err = op.gpu.nextValue(turn, &op.slot, op.dtype, op.shape)
+	err = op.gpu.queue.Submit(func(sub *device.Submission) (err error) {
+		d, err = op.gpu.nextValue(sub, &op.slot, op.dtype, op.shape)
 		return err
 	})
 	if err == nil {

@@ -156,12 +156,12 @@ type recordedNode struct {
 
 // record notes a node's work in the recording that is being made, if any. The
 // step's mu is held.
-func (s *Step) record(turn *device.Turn, n *stepNode, plan attentionPlan) {
+func (s *Step) record(sub *device.Submission, n *stepNode, plan attentionPlan) {
 	same := func(r device.Recorded) bool {
 		of, ok := r.(*stepRecord)
 		return ok && of.step == s
 	}
-	r := turn.Depend(same, func() device.Recorded { return &stepRecord{step: s} })
+	r := sub.Depend(same, func() device.Recorded { return &stepRecord{step: s} })
 	if r == nil {
 		return
 	}

@@ -78,8 +78,8 @@ func (g *GPU) NewTensor(t tensor.Dtype, shape ...int) (*DeviceTensor, error) {
 
 // newTensor is NewTensor of what is checked, on a GPU that is entered.
 func (g *GPU) newTensor(op string, t tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, err error) {
-	err = g.queue.Submit(func(turn *device.Turn) error {
-		d, err = g.wrap(turn, t, shape, func(n int64) (*device.Memory, error) { return turn.Alloc(n) })
+	err = g.queue.Submit(func(sub *device.Submission) error {
+		d, err = g.wrap(sub, t, shape, func(n int64) (*device.Memory, error) { return sub.Alloc(n) })
 		return err
 	})
 	if err != nil {
@@ -89,23 +89,23 @@ func (g *GPU) newTensor(op string, t tensor.Dtype, shape tensor.Shape) (d *Devic
 }
 
 // nextValue is a new value of a node, in the memory of its slot.
-func (g *GPU) nextValue(turn *device.Turn, slot *device.Slot, t tensor.Dtype, shape tensor.Shape, inputs ...*DeviceTensor) (*DeviceTensor, error) {
-	return g.wrap(turn, t, shape, func(n int64) (*device.Memory, error) {
+func (g *GPU) nextValue(sub *device.Submission, slot *device.Slot, t tensor.Dtype, shape tensor.Shape, inputs ...*DeviceTensor) (*DeviceTensor, error) {
+	return g.wrap(sub, t, shape, func(n int64) (*device.Memory, error) {
 		var used [4]*device.Memory
 		list := used[:0]
 		for _, in := range inputs {
 			list = append(list, in.memory)
 		}
-		return turn.Next(slot, n, list...)
+		return sub.Next(slot, n, list...)
 	})
 }
 
-func (g *GPU) wrap(turn *device.Turn, t tensor.Dtype, shape tensor.Shape, take func(int64) (*device.Memory, error)) (*DeviceTensor, error) {
+func (g *GPU) wrap(sub *device.Submission, t tensor.Dtype, shape tensor.Shape, take func(int64) (*device.Memory, error)) (*DeviceTensor, error) {
 	m, err := take(int64(shape.TotalSize()) * int64(t.Size()))
 	if err != nil {
 		return nil, err
 	}
-	return &DeviceTensor{gpu: g, memory: m, generation: turn.Generation(m), shape: shape.Clone(), dtype: t}, nil
+	return &DeviceTensor{gpu: g, memory: m, generation: sub.Generation(m), shape: shape.Clone(), dtype: t}, nil
 }
 
 // Upload copies a tensor to the GPU. It returns when x has been read; the copy
@@ -185,8 +185,8 @@ func (d *DeviceTensor) fillFrom(src []byte, at int) error {
 	}
 	defer q.GivePinned(p)
 	copy(p.Bytes, piece)
-	return d.through(p, func(turn *device.Turn, b *cuda.Buffer) error {
-		return turn.Upload(b, d.offset+int64(at), p, 0, len(piece))
+	return d.through(p, func(sub *device.Submission, b *cuda.Buffer) error {
+		return sub.Upload(b, d.offset+int64(at), p, 0, len(piece))
 	})
 }
 
@@ -217,8 +217,8 @@ func (d *DeviceTensor) read(dst []byte) error {
 		if err != nil {
 			return err
 		}
-		err = d.through(p, func(turn *device.Turn, b *cuda.Buffer) error {
-			return turn.Download(p, 0, b, d.offset+int64(at), len(piece))
+		err = d.through(p, func(sub *device.Submission, b *cuda.Buffer) error {
+			return sub.Download(p, 0, b, d.offset+int64(at), len(piece))
 		})
 		if err == nil {
 			err = q.Wait(p)
@@ -235,16 +235,16 @@ func (d *DeviceTensor) read(dst []byte) error {
 }
 
 // through queues a copy between the tensor and p. The GPU is entered.
-func (d *DeviceTensor) through(p *device.Pinned, queue func(*device.Turn, *cuda.Buffer) error) error {
-	return d.gpu.queue.Submit(func(turn *device.Turn) error {
-		b, err := turn.Use(d.memory, d.generation)
+func (d *DeviceTensor) through(p *device.Pinned, queue func(*device.Submission, *cuda.Buffer) error) error {
+	return d.gpu.queue.Submit(func(sub *device.Submission) error {
+		b, err := sub.Use(d.memory, d.generation)
 		if err != nil {
 			return err
 		}
-		if err := queue(turn, b); err != nil {
+		if err := queue(sub, b); err != nil {
 			return err
 		}
-		return turn.Mark(p)
+		return sub.Mark(p)
 	})
 }
 
@@ -267,11 +267,11 @@ func (d *DeviceTensor) Free() error {
 }
 
 func (d *DeviceTensor) free() error {
-	return d.gpu.queue.Submit(func(turn *device.Turn) error {
-		if _, err := turn.Use(d.memory, d.generation); err != nil {
+	return d.gpu.queue.Submit(func(sub *device.Submission) error {
+		if _, err := sub.Use(d.memory, d.generation); err != nil {
 			return err
 		}
-		return turn.Free(d.memory)
+		return sub.Free(d.memory)
 	})
 }
 
@@ -288,11 +288,11 @@ func (d *DeviceTensor) enter(op string) error {
 
 // use is the tensor's memory, to queue work on. The caller keeps d alive until
 // that is queued.
-func (d *DeviceTensor) use(turn *device.Turn) (deviceMemory, error) {
+func (d *DeviceTensor) use(sub *device.Submission) (deviceMemory, error) {
 	if d.broken != nil {
 		return deviceMemory{}, d.broken
 	}
-	b, err := turn.Use(d.memory, d.generation)
+	b, err := sub.Use(d.memory, d.generation)
 	if err != nil {
 		return deviceMemory{}, err
 	}
@@ -456,16 +456,16 @@ func (d *DeviceTensor) write(op string, t *tensor.Dense) error {
 func (d *DeviceTensor) copyFrom(src *DeviceTensor) error {
 	defer runtime.KeepAlive(src)
 	defer runtime.KeepAlive(d)
-	return d.gpu.queue.Submit(func(turn *device.Turn) error {
-		from, err := src.use(turn)
+	return d.gpu.queue.Submit(func(sub *device.Submission) error {
+		from, err := src.use(sub)
 		if err != nil {
 			return err
 		}
-		to, err := d.use(turn)
+		to, err := d.use(sub)
 		if err != nil || to == from {
 			return err
 		}
-		return turn.Do(func(s *cuda.Stream) error { return s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes()) })
+		return sub.Do(func(s *cuda.Stream) error { return s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes()) })
 	})
 }
 
@@ -486,12 +486,12 @@ func (d *DeviceTensor) ZeroValue() G.Value {
 	}
 	defer d.gpu.group.Leave()
 	defer runtime.KeepAlive(d)
-	d.broken = d.gpu.queue.Submit(func(turn *device.Turn) error {
-		m, err := d.use(turn)
+	d.broken = d.gpu.queue.Submit(func(sub *device.Submission) error {
+		m, err := d.use(sub)
 		if err != nil {
 			return err
 		}
-		return turn.Do(func(s *cuda.Stream) error { return s.Set(m.Buffer, m.Offset, 0, d.bytes()) })
+		return sub.Do(func(s *cuda.Stream) error { return s.Set(m.Buffer, m.Offset, 0, d.bytes()) })
 	})
 	return d
 }
@@ -509,8 +509,8 @@ var (
 )
 
 // useAs is use for an operand with a name.
-func (d *DeviceTensor) useAs(turn *device.Turn, name string) (deviceMemory, error) {
-	m, err := d.use(turn)
+func (d *DeviceTensor) useAs(sub *device.Submission, name string) (deviceMemory, error) {
+	m, err := d.use(sub)
 	if err != nil {
 		err = &operandError{name, err}
 	}

@@ -34,13 +34,13 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 		return nil, err
 	}
 	defer d.gpu.group.Leave()
-	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
+	err := d.gpu.queue.Submit(func(sub *device.Submission) error {
 		for range c.Layers {
 			for _, x := range [...]struct {
 				list     *[]*cuda.Buffer
 				elements int
 			}{{&d.keys, keyElements}, {&d.values, valueElements}} {
-				b, err := turn.NewBuffer(int64(x.elements) * int64(storage.Size()))
+				b, err := sub.NewBuffer(int64(x.elements) * int64(storage.Size()))
 				if err != nil {
 					return err
 				}
@@ -99,8 +99,8 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 		return err
 	}
 	defer d.gpu.group.Leave()
-	err := d.gpu.queue.Submit(func(turn *device.Turn) error {
-		return turn.Do(func(s *cuda.Stream) error {
+	err := d.gpu.queue.Submit(func(sub *device.Submission) error {
+		return sub.Do(func(s *cuda.Stream) error {
 			for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
 				for _, b := range buffers {
 					n := b.Len() / int64(d.pages)
@@ -147,21 +147,21 @@ func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
 	if in {
 		copy(p.Bytes, t.memory)
 	}
-	err = q.Submit(func(turn *device.Turn) error {
+	err = q.Submit(func(sub *device.Submission) error {
 		at := 0
 		for _, s := range t.spans {
 			var err error
 			if in {
-				err = turn.Upload(b, int64(s.at), p, at, s.n)
+				err = sub.Upload(b, int64(s.at), p, at, s.n)
 			} else {
-				err = turn.Download(p, at, b, int64(s.at), s.n)
+				err = sub.Download(p, at, b, int64(s.at), s.n)
 			}
 			if err != nil {
 				return err
 			}
 			at += s.n
 		}
-		return turn.Mark(p)
+		return sub.Mark(p)
 	})
 	if err == nil {
 		err = q.Wait(p)
@@ -216,7 +216,7 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 	if err := gpu.buildPlan(op, p.plan, p.geometry, seqs, rows); err != nil {
 		return err
 	}
-	if err := gpu.queue.Submit(func(turn *device.Turn) error { return turn.Do(p.plan.Upload) }); err != nil {
+	if err := gpu.queue.Submit(func(sub *device.Submission) error { return sub.Do(p.plan.Upload) }); err != nil {
 		return deviceEngineError(op, "plan", err)
 	}
 	return nil
@@ -239,7 +239,7 @@ func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err erro
 }
 
 // queue queues the work of a layer.
-func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *deviceOperands) error {
+func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory, o *deviceOperands) error {
 	at := func(b *cuda.Buffer) deviceMemory {
 		return deviceMemory{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
 	}
@@ -248,7 +248,7 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 	// that makes them may store k and v.
 	stored := false
 	if plan, ok := p.plan.(*attention.Plan); ok {
-		switch late := turn.Late().(type) {
+		switch late := sub.Deferred().(type) {
 		case *decoder.Megakernel:
 			if late.Attend(plan, o, k, v) {
 				return nil
@@ -257,7 +257,7 @@ func (p *devicePlan) queue(turn *device.Turn, layer int, k, v deviceMemory, o *d
 			stored = late.Append(plan, o.K, o.V, k, v)
 		}
 	}
-	return turn.Do(func(s *cuda.Stream) error {
+	return sub.Do(func(s *cuda.Stream) error {
 		if !stored {
 			if err := p.plan.Append(s, o.K, o.V, k, v); err != nil {
 				return err
@@ -272,24 +272,24 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 	qkv := operandTensors(c.qkv)
 	defer runtime.KeepAlive(c)
 	var o, l *DeviceTensor
-	err = p.pages.gpu.queue.Submit(func(turn *device.Turn) error {
-		q, k, v, err := qkv.use(turn)
+	err = p.pages.gpu.queue.Submit(func(sub *device.Submission) error {
+		q, k, v, err := qkv.use(sub)
 		if err != nil {
 			return err
 		}
 		operands := deviceOperands{Q: q}
-		if o, operands.Out, err = qkv.resultIn(turn, c.out, &c.slots[0], c.rows.query, c.rows.outShape(p.geometry.ValueDim)); err != nil {
+		if o, operands.Out, err = qkv.resultIn(sub, c.out, &c.slots[0], c.rows.query, c.rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
 		if c.lse {
-			if l, operands.LSE, err = qkv.nextResult(turn, &c.slots[1], c.rows.lseType(), c.rows.lseShape()); err != nil {
+			if l, operands.LSE, err = qkv.nextResult(sub, &c.slots[1], c.rows.lseType(), c.rows.lseShape()); err != nil {
 				return err
 			}
 		}
-		if err := p.queue(turn, c.node.layer, k, v, &operands); err != nil {
+		if err := p.queue(sub, c.node.layer, k, v, &operands); err != nil {
 			return err
 		}
-		p.step.record(turn, c.node, p.plan)
+		p.step.record(sub, c.node, p.plan)
 		return nil
 	})
 	if err != nil {
@@ -327,30 +327,30 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 	for _, x := range parts[:3] {
 		copy(pinned.Bytes[x.at:], x.host)
 	}
-	err = q.Submit(func(turn *device.Turn) error {
-		m, err := turn.Alloc(int64(s.bytes))
+	err = q.Submit(func(sub *device.Submission) error {
+		m, err := sub.Alloc(int64(s.bytes))
 		if err != nil {
 			return err
 		}
-		defer turn.Free(m) // whoever takes it next queues behind this
-		b, err := turn.Use(m, turn.Generation(m))
+		defer sub.Free(m) // whoever takes it next queues behind this
+		b, err := sub.Use(m, sub.Generation(m))
 		if err != nil {
 			return err
 		}
-		if err := turn.Upload(b, 0, pinned, 0, up); err != nil {
+		if err := sub.Upload(b, 0, pinned, 0, up); err != nil {
 			return err
 		}
 		operands := &deviceOperands{Q: parts[0].in(b), Out: parts[3].in(b)}
 		if c.lse {
 			operands.LSE = parts[4].in(b)
 		}
-		if err := p.queue(turn, c.node.layer, parts[1].in(b), parts[2].in(b), operands); err != nil {
+		if err := p.queue(sub, c.node.layer, parts[1].in(b), parts[2].in(b), operands); err != nil {
 			return err
 		}
-		if err := turn.Download(pinned, 0, b, int64(up), s.bytes-up); err != nil {
+		if err := sub.Download(pinned, 0, b, int64(up), s.bytes-up); err != nil {
 			return err
 		}
-		return turn.Mark(pinned)
+		return sub.Mark(pinned)
 	})
 	if err != nil {
 		return nil, nil, err

@@ -32,7 +32,7 @@ func openLate(t *testing.T) (*device.Queue, *fakedriver.Library) {
 	return q, lib
 }
 
-func submit(t *testing.T, q *device.Queue, f func(*device.Turn) error) {
+func submit(t *testing.T, q *device.Queue, f func(*device.Submission) error) {
 	t.Helper()
 	if err := q.Submit(f); err != nil {
 		t.Fatal(err)
@@ -42,9 +42,9 @@ func submit(t *testing.T, q *device.Queue, f func(*device.Turn) error) {
 // alloc is memory, and its buffer.
 func alloc(t *testing.T, q *device.Queue, n int64) (m *device.Memory, b *cuda.Buffer) {
 	t.Helper()
-	submit(t, q, func(turn *device.Turn) (err error) {
-		if m, err = turn.Alloc(n); err == nil {
-			b, err = turn.Use(m, turn.Generation(m))
+	submit(t, q, func(sub *device.Submission) (err error) {
+		if m, err = sub.Alloc(n); err == nil {
+			b, err = sub.Use(m, sub.Generation(m))
 		}
 		return err
 	})
@@ -119,7 +119,7 @@ func TestMemoryPutOff(t *testing.T) {
 	copy(p.Bytes, bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7, 8}, 32))
 	upload := func(b *cuda.Buffer, to int64, from, n int) {
 		t.Helper()
-		submit(t, q, func(turn *device.Turn) error { return turn.Upload(b, to, p, from, n) })
+		submit(t, q, func(sub *device.Submission) error { return sub.Upload(b, to, p, from, n) })
 	}
 	holds := func(b *cuda.Buffer, want ...byte) {
 		t.Helper()
@@ -134,11 +134,11 @@ func TestMemoryPutOff(t *testing.T) {
 	m, b := alloc(t, q, 64)
 	kept, c := alloc(t, q, 64)
 	upload(b, 0, 0, 8)
-	submit(t, q, func(turn *device.Turn) error {
-		if err := turn.Do(func(s *cuda.Stream) error { return s.Copy(c, 0, b, 0, 8) }); err != nil {
+	submit(t, q, func(sub *device.Submission) error {
+		if err := sub.Do(func(s *cuda.Stream) error { return s.Copy(c, 0, b, 0, 8) }); err != nil {
 			return err
 		}
-		return turn.Free(m)
+		return sub.Free(m)
 	})
 	m, again := alloc(t, q, 64)
 	if again != b {
@@ -150,16 +150,16 @@ func TestMemoryPutOff(t *testing.T) {
 
 	// Collect.
 	upload(b, 0, 0, 4)
-	submit(t, q, func(turn *device.Turn) error {
-		return turn.Do(func(s *cuda.Stream) error { return s.Copy(c, 4, b, 4, 4) })
+	submit(t, q, func(sub *device.Submission) error {
+		return sub.Do(func(s *cuda.Stream) error { return s.Copy(c, 4, b, 4, 4) })
 	})
 	upload(c, 8, 0, 4)
 	lib.Forget()
-	submit(t, q, func(turn *device.Turn) error {
-		if err := turn.Free(m); err != nil {
+	submit(t, q, func(sub *device.Submission) error {
+		if err := sub.Free(m); err != nil {
 			return err
 		}
-		turn.Collect()
+		sub.Collect()
 		return nil
 	})
 	if count(lib, "kernel copy_pieces") != 1 || count(lib, "cuMemFree_v2") != 1 {
@@ -178,21 +178,21 @@ func TestRecordingAndPutOff(t *testing.T) {
 	p := must[*device.Pinned](t)(q.TakePinned(64))
 	two := func() {
 		t.Helper()
-		submit(t, q, func(turn *device.Turn) error {
-			if err := turn.Upload(b, 0, p, 0, 64); err != nil {
+		submit(t, q, func(sub *device.Submission) error {
+			if err := sub.Upload(b, 0, p, 0, 64); err != nil {
 				return err
 			}
-			return turn.Upload(b, 64, p, 0, 64)
+			return sub.Upload(b, 64, p, 0, 64)
 		})
 	}
 	two()
 	lib.Forget()
 	r, err := record(q, func() error {
-		return q.Submit(func(turn *device.Turn) error {
-			if err := turn.Upload(b, 0, p, 0, 64); !errors.Is(err, device.ErrRecording) {
+		return q.Submit(func(sub *device.Submission) error {
+			if err := sub.Upload(b, 0, p, 0, 64); !errors.Is(err, device.ErrRecording) {
 				t.Errorf("a copy from the host: %v", err)
 			}
-			return turn.Do(func(s *cuda.Stream) error { return s.Copy(b, 256, b, 0, 64) })
+			return sub.Do(func(s *cuda.Stream) error { return s.Copy(b, 256, b, 0, 64) })
 		})
 	})
 	if err != nil {
@@ -227,5 +227,5 @@ func TestRecordingAndPutOff(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	submit(t, q, func(turn *device.Turn) error { return turn.Free(m) })
+	submit(t, q, func(sub *device.Submission) error { return sub.Free(m) })
 }

@@ -80,19 +80,19 @@ func count(lib *fakedriver.Library, call string) int {
 // send queues a copy of p, marked or not.
 func send(t *testing.T, q *device.Queue, p *device.Pinned, mark bool) {
 	t.Helper()
-	if err := q.Submit(func(turn *device.Turn) error {
-		m, err := turn.Alloc(64)
+	if err := q.Submit(func(sub *device.Submission) error {
+		m, err := sub.Alloc(64)
 		if err != nil {
 			return err
 		}
-		b, err := turn.Use(m, turn.Generation(m))
+		b, err := sub.Use(m, sub.Generation(m))
 		if err != nil {
 			return err
 		}
-		if err := turn.Upload(b, 0, p, 0, 64); err != nil || !mark {
+		if err := sub.Upload(b, 0, p, 0, 64); err != nil || !mark {
 			return err
 		}
-		return turn.Mark(p)
+		return sub.Mark(p)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -192,33 +192,33 @@ func TestPinnedCutShort(t *testing.T) {
 func TestMemory(t *testing.T) {
 	q, lib := open(t)
 	for _, n := range []int64{1, 255, 256, 257, 1024, 1025, 1280, 1281, 5000, 1 << 20, 1<<20 + 1, 12345678} {
-		if err := q.Submit(func(turn *device.Turn) error {
-			m, err := turn.Alloc(n)
+		if err := q.Submit(func(sub *device.Submission) error {
+			m, err := sub.Alloc(n)
 			if err != nil {
 				return err
 			}
-			b, err := turn.Use(m, turn.Generation(m))
+			b, err := sub.Use(m, sub.Generation(m))
 			if err != nil {
 				return err
 			}
 			if b.Len() < n || b.Len() > max(256, n+n/4+256) || b.Len()%256 != 0 {
 				t.Errorf("%d bytes for %d", b.Len(), n)
 			}
-			if err := turn.Free(m); err != nil {
+			if err := sub.Free(m); err != nil {
 				return err
 			}
-			if err := turn.Free(m); !errors.Is(err, device.ErrFreed) {
+			if err := sub.Free(m); !errors.Is(err, device.ErrFreed) {
 				t.Errorf("second Free: %v", err)
 			}
-			if _, err := turn.Use(m, turn.Generation(m)); !errors.Is(err, device.ErrFreed) {
+			if _, err := sub.Use(m, sub.Generation(m)); !errors.Is(err, device.ErrFreed) {
 				t.Errorf("Use after Free: %v", err)
 			}
 			calls := lib.State().Calls
-			again, err := turn.Alloc(b.Len())
+			again, err := sub.Alloc(b.Len())
 			if err != nil {
 				return err
 			}
-			if c, err := turn.Use(again, 0); err != nil || c != b || lib.State().Calls != calls {
+			if c, err := sub.Use(again, 0); err != nil || c != b || lib.State().Calls != calls {
 				t.Errorf("%d bytes are not used again: %v", n, err)
 			}
 			return nil
@@ -232,29 +232,29 @@ func TestMemory(t *testing.T) {
 func TestSlot(t *testing.T) {
 	q, _ := open(t)
 	var s device.Slot
-	if err := q.Submit(func(turn *device.Turn) error {
+	if err := q.Submit(func(sub *device.Submission) error {
 		next := func(n int64, inputs ...*device.Memory) *device.Memory {
-			return must[*device.Memory](t)(turn.Next(&s, n, inputs...))
+			return must[*device.Memory](t)(sub.Next(&s, n, inputs...))
 		}
 		a := next(1000)
-		old := turn.Generation(a)
+		old := sub.Generation(a)
 		if b := next(1000); b != a {
 			t.Error("other memory at the second run")
 		}
-		if _, err := turn.Use(a, old); !errors.Is(err, device.ErrOverwritten) {
+		if _, err := sub.Use(a, old); !errors.Is(err, device.ErrOverwritten) {
 			t.Errorf("the old value: %v", err)
 		}
 		b := next(1000, a)
 		if b == a {
 			t.Error("an input is overwritten")
 		}
-		if _, err := turn.Use(a, turn.Generation(a)); err != nil {
+		if _, err := sub.Use(a, sub.Generation(a)); err != nil {
 			t.Errorf("the input: %v", err)
 		}
 		if c := next(1000, b); c != a {
 			t.Error("a third memory where two do")
 		}
-		if err := turn.Free(a); err != nil {
+		if err := sub.Free(a); err != nil {
 			return err
 		}
 		if c := next(1000, b); c == a {
@@ -286,14 +286,14 @@ func TestOtherQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	var m *device.Memory
-	if err := q.Submit(func(turn *device.Turn) error { m, err = turn.Alloc(1); return err }); err != nil {
+	if err := q.Submit(func(sub *device.Submission) error { m, err = sub.Alloc(1); return err }); err != nil {
 		t.Fatal(err)
 	}
-	err = other.Submit(func(turn *device.Turn) error {
-		if err := turn.Free(m); !errors.Is(err, device.ErrOtherQueue) {
+	err = other.Submit(func(sub *device.Submission) error {
+		if err := sub.Free(m); !errors.Is(err, device.ErrOtherQueue) {
 			t.Errorf("Free: %v", err)
 		}
-		_, err := turn.Use(m, 0)
+		_, err := sub.Use(m, 0)
 		return err
 	})
 	if !errors.Is(err, device.ErrOtherQueue) {
@@ -335,20 +335,20 @@ func TestRecordingPutsOff(t *testing.T) {
 			var got []string
 			a, b := &late{name: "a", to: &got, queue: c.queue}, &late{name: "b", to: &got, uploads: c.uploads}
 			r, err := record(q, func() error {
-				if err := q.Submit(func(turn *device.Turn) error {
-					if turn.Late() != nil {
+				if err := q.Submit(func(sub *device.Submission) error {
+					if sub.Deferred() != nil {
 						t.Error("something is put off from the start")
 					}
-					return turn.PutOff(a)
+					return sub.PutOff(a)
 				}); err != nil {
 					return err
 				}
-				if err := q.Submit(func(turn *device.Turn) error {
-					if turn.Late() != device.Late(a) {
+				if err := q.Submit(func(sub *device.Submission) error {
+					if sub.Deferred() != device.Deferred(a) {
 						t.Error("what was put off can't be found")
 					}
 					got = append(got, "b put off")
-					if err := turn.PutOff(b); err != nil {
+					if err := sub.PutOff(b); err != nil {
 						return err
 					}
 					got = append(got, "other work")
@@ -371,11 +371,11 @@ func TestRecordingPutsOff(t *testing.T) {
 				t.Errorf("%s; want %s", s, c.want)
 			}
 			// Without a recording nothing is put off.
-			if err := q.Submit(func(turn *device.Turn) error {
-				if turn.Late() != nil {
+			if err := q.Submit(func(sub *device.Submission) error {
+				if sub.Deferred() != nil {
 					t.Error("something is put off without a recording")
 				}
-				return turn.Do(func(*cuda.Stream) error { return nil })
+				return sub.Do(func(*cuda.Stream) error { return nil })
 			}); err != nil {
 				t.Error(err)
 			}
@@ -389,12 +389,12 @@ func TestRecordingReplaces(t *testing.T) {
 	var got []string
 	a, b := &late{name: "a", to: &got}, &late{name: "b", to: &got}
 	r, err := record(q, func() error {
-		return q.Submit(func(turn *device.Turn) error {
-			if err := turn.PutOff(a); err != nil {
+		return q.Submit(func(sub *device.Submission) error {
+			if err := sub.PutOff(a); err != nil {
 				return err
 			}
-			turn.Replace(b)
-			if turn.Late() != device.Late(b) {
+			sub.Replace(b)
+			if sub.Deferred() != device.Deferred(b) {
 				t.Error("what was put off has not been replaced")
 			}
 			return nil

@@ -55,14 +55,14 @@ func TestGroupRecording(t *testing.T) {
 	}
 	copies := func() error {
 		for i := range g.Len() {
-			if err := g.Member(i).Submit(func(turn *device.Turn) error {
-				if _, err := turn.Use(memory[i], turn.Generation(memory[i])); err != nil { // the recording keeps it
+			if err := g.Member(i).Submit(func(sub *device.Submission) error {
+				if _, err := sub.Use(memory[i], sub.Generation(memory[i])); err != nil { // the recording keeps it
 					return err
 				}
-				if !turn.Recording() {
+				if !sub.Recording() {
 					t.Errorf("member %d records nothing", i)
 				}
-				return turn.Do(func(s *cuda.Stream) error { return s.Copy(to[i], 0, from[i], 0, 64) })
+				return sub.Do(func(s *cuda.Stream) error { return s.Copy(to[i], 0, from[i], 0, 64) })
 			}); err != nil {
 				return err
 			}
@@ -92,8 +92,8 @@ func TestGroupRecording(t *testing.T) {
 		t.Errorf("Record: %v", err)
 	}
 	for i := range g.Len() {
-		if err := g.Member(i).Submit(func(turn *device.Turn) error {
-			if turn.Recording() {
+		if err := g.Member(i).Submit(func(sub *device.Submission) error {
+			if sub.Recording() {
 				t.Errorf("member %d still records", i)
 			}
 			return nil
@@ -106,7 +106,7 @@ func TestGroupRecording(t *testing.T) {
 	}
 
 	// What the second member has lost stops the first one as well.
-	if err := g.Member(1).Submit(func(turn *device.Turn) error { return turn.Free(memory[1]) }); err != nil {
+	if err := g.Member(1).Submit(func(sub *device.Submission) error { return sub.Free(memory[1]) }); err != nil {
 		t.Fatal(err)
 	}
 	lib.Forget()

@@ -39,10 +39,10 @@ func classOf(n int64) int64 {
 // Alloc takes n bytes, n > 0, of arbitrary content. Work that was queued before
 // may still use them. What the driver does not have is [cuda.ErrOutOfMemory],
 // with the numbers.
-func (t *Turn) Alloc(n int64) (m *Memory, err error) {
+func (t *Submission) Alloc(n int64) (m *Memory, err error) {
 	defer func() { t.note(m) }()
 	class := classOf(n)
-	t.late.moveTo(t.spare)
+	t.dropped.moveTo(t.spare)
 	list := t.spare[class]
 	var b *cuda.Buffer
 	if last := len(list) - 1; last >= 0 {
@@ -56,13 +56,13 @@ func (t *Turn) Alloc(n int64) (m *Memory, err error) {
 		}
 	}
 	m = &Memory{queue: (*Queue)(t), buffer: b, class: class}
-	m.cleanup = runtime.AddCleanup(m, t.late.add, b)
+	m.cleanup = runtime.AddCleanup(m, t.dropped.add, b)
 	return m, nil
 }
 
 // NewBuffer takes a buffer from the driver, to be closed by the caller. If the
 // driver has too little, it gets back first what the pool keeps.
-func (t *Turn) NewBuffer(n int64) (*cuda.Buffer, error) {
+func (t *Submission) NewBuffer(n int64) (*cuda.Buffer, error) {
 	b, err := t.dev.NewBuffer(n)
 	if !errors.Is(err, cuda.ErrOutOfMemory) {
 		return b, err
@@ -73,14 +73,14 @@ func (t *Turn) NewBuffer(n int64) (*cuda.Buffer, error) {
 
 // Collect gives the driver all that nobody has, what garbage still has, and what the
 // queue's owner can do without: for who could not get memory.
-func (t *Turn) Collect() {
+func (t *Submission) Collect() {
 	if t.whenShort != nil {
 		t.whenShort()
 	}
 	runtime.GC()
 	// Cleanups run on a goroutine of their own, soon.
 	for range 10 {
-		if t.late.moveTo(t.spare) {
+		if t.dropped.moveTo(t.spare) {
 			break
 		}
 		time.Sleep(time.Millisecond)
@@ -94,7 +94,7 @@ func (t *Turn) Collect() {
 }
 
 // Free gives m back. Work that was queued before may still use it.
-func (t *Turn) Free(m *Memory) error {
+func (t *Submission) Free(m *Memory) error {
 	if m.queue != (*Queue)(t) {
 		return ErrOtherQueue
 	}
@@ -114,11 +114,11 @@ func (t *Turn) Free(m *Memory) error {
 func (q *Queue) Borrow(b *cuda.Buffer) *Memory { return &Memory{queue: q, buffer: b} }
 
 // Generation is what Use needs later.
-func (t *Turn) Generation(m *Memory) uint64 { return m.generation }
+func (t *Submission) Generation(m *Memory) uint64 { return m.generation }
 
 // Use is the buffer of m as it was in a generation, to queue work on. The
 // caller keeps m alive until that is queued.
-func (t *Turn) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
+func (t *Submission) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	switch {
 	case m.queue != (*Queue)(t):
 		return nil, ErrOtherQueue
@@ -132,18 +132,18 @@ func (t *Turn) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 }
 
 // Written notes that kernels write m.
-func (t *Turn) Written(m *Memory) { m.written = true }
+func (t *Submission) Written(m *Memory) { m.written = true }
 
 // Fixed says whether no kernel that was queued writes m: only copies do, which
 // no kernel overtakes.
-func (t *Turn) Fixed(m *Memory) bool { return !m.written }
+func (t *Submission) Fixed(m *Memory) bool { return !m.written }
 
 // Slot is the memory that a node of a graph fills at every run.
 type Slot struct{ list []*Memory }
 
 // Next is n bytes for a new value. The value before it is overwritten, unless
 // it is among the inputs of the node.
-func (t *Turn) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) {
+func (t *Submission) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) {
 	class := classOf(n)
 	for i, m := range s.list {
 		if m == nil || m.queue != (*Queue)(t) || m.buffer == nil || m.class != class {
@@ -180,19 +180,19 @@ func among(m *Memory, list []*Memory) bool {
 	return false
 }
 
-// lateList is what cleanups give back: they must not wait for a queue.
-type lateList struct {
+// droppedBuffers is what cleanups give back: they must not wait for a queue.
+type droppedBuffers struct {
 	mu   sync.Mutex
 	list []*cuda.Buffer
 }
 
-func (l *lateList) add(b *cuda.Buffer) {
+func (l *droppedBuffers) add(b *cuda.Buffer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.list = append(l.list, b)
 }
 
-func (l *lateList) moveTo(spare map[int64][]*cuda.Buffer) (any bool) {
+func (l *droppedBuffers) moveTo(spare map[int64][]*cuda.Buffer) (any bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, b := range l.list {

@@ -121,7 +121,7 @@ func (q *Queue) Wait(p *Pinned) error { return p.wait() }
 func (q *Queue) GivePinned(p *Pinned) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if p.queued && !p.marked && (*Turn)(q).Mark(p) != nil {
+	if p.queued && !p.marked && (*Submission)(q).Mark(p) != nil {
 		if q.stream.Synchronize() != nil {
 			q.made--
 			return
@@ -132,7 +132,7 @@ func (q *Queue) GivePinned(p *Pinned) {
 }
 
 // Upload queues a copy of n bytes of p.
-func (t *Turn) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) error {
+func (t *Submission) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) error {
 	if t.recording != nil {
 		return fmt.Errorf("a copy from the host: %w", ErrRecording)
 	}
@@ -141,7 +141,7 @@ func (t *Turn) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) error 
 }
 
 // Download queues a copy of n bytes to p.
-func (t *Turn) Download(p *Pinned, to int, src *cuda.Buffer, from int64, n int) error {
+func (t *Submission) Download(p *Pinned, to int, src *cuda.Buffer, from int64, n int) error {
 	if t.recording != nil {
 		return fmt.Errorf("a copy to the host: %w", ErrRecording)
 	}
@@ -150,7 +150,7 @@ func (t *Turn) Download(p *Pinned, to int, src *cuda.Buffer, from int64, n int) 
 }
 
 // Mark ends the copies of p that are queued together.
-func (t *Turn) Mark(p *Pinned) error {
+func (t *Submission) Mark(p *Pinned) error {
 	if err := t.stream.Record(p.done); err != nil {
 		return err
 	}

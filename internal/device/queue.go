@@ -36,7 +36,7 @@ type Queue struct {
 
 	recording *part // of a recording that is being made
 
-	late lateList
+	dropped droppedBuffers
 
 	whenShort func() // of OnShort
 }
@@ -90,10 +90,10 @@ func (q *Queue) Leave() { q.life.RUnlock() }
 
 // Submit calls f, which queues work that nobody else's comes between. It needs
 // Enter.
-func (q *Queue) Submit(f func(*Turn) error) error {
+func (q *Queue) Submit(f func(*Submission) error) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return f((*Turn)(q))
+	return f((*Submission)(q))
 }
 
 // Synchronize waits for all that was queued. It needs Enter.
@@ -103,11 +103,11 @@ func (q *Queue) Synchronize() error { return q.stream.Synchronize() }
 // needs Enter.
 func (q *Queue) Arrange(f func(*cuda.Stream) error) error { return f(q.stream) }
 
-// Turn is a Queue within Submit.
-type Turn Queue
+// Submission is a Queue within Submit: nobody else queues work meanwhile.
+type Submission Queue
 
 // Do calls f with what work is queued on. What was put off is queued first.
-func (t *Turn) Do(f func(*cuda.Stream) error) error {
+func (t *Submission) Do(f func(*cuda.Stream) error) error {
 	if err := t.settle(); err != nil {
 		return err
 	}

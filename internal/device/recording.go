@@ -16,13 +16,13 @@ type Recording struct {
 
 // part is what a recording has of a member.
 type part struct {
-	of    *Recording
-	queue *Queue
-	graph *cuda.Graph
-	used  map[*Memory]bool // while it is being made
-	held  []held
-	late  []Late
-	open  Late // the last of them, if it may still grow
+	of       *Recording
+	queue    *Queue
+	graph    *cuda.Graph
+	used     map[*Memory]bool // while it is being made
+	held     []held
+	deferred []Deferred
+	open     Deferred // the last of them, if it may still grow
 }
 
 // held is memory, and the buffer that it was.
@@ -39,9 +39,9 @@ type Recorded interface {
 	Done(queued bool)
 }
 
-// Late is work that is put off while a recording is made, to be queued with what
+// Deferred is work that is put off while a recording is made, to be queued with what
 // follows as one.
-type Late interface {
+type Deferred interface {
 	// Queue queues it, within the capture.
 	Queue(*cuda.Stream) error
 	// Upload brings what it needs, when the capture has ended.
@@ -90,7 +90,7 @@ func (r *Recording) make(f func() error) error {
 		return err
 	}
 	for _, p := range r.parts {
-		for _, l := range p.late {
+		for _, l := range p.deferred {
 			if err := l.Upload(); err != nil {
 				return err
 			}
@@ -110,13 +110,13 @@ func (r *Recording) capture(parts []*part, f func() error) (err error) {
 		if err := r.capture(parts[1:], f); err != nil {
 			return err
 		}
-		return p.queue.Submit((*Turn).settle)
+		return p.queue.Submit((*Submission).settle)
 	})
 	return err
 }
 
-// Late is the work that is put off at the moment, nil for none.
-func (t *Turn) Late() Late {
+// Deferred is the work that is put off at the moment, nil for none.
+func (t *Submission) Deferred() Deferred {
 	if t.recording == nil {
 		return nil
 	}
@@ -125,23 +125,23 @@ func (t *Turn) Late() Late {
 
 // PutOff queues what is put off already, and has l be that which grows. It needs
 // a recording.
-func (t *Turn) PutOff(l Late) error {
+func (t *Submission) PutOff(l Deferred) error {
 	if err := t.settle(); err != nil {
 		return err
 	}
 	r := t.recording
-	r.late, r.open = append(r.late, l), l
+	r.deferred, r.open = append(r.deferred, l), l
 	return nil
 }
 
-// Replace has l be what is put off instead of Late, whose work it does as well.
-func (t *Turn) Replace(l Late) {
+// Replace has l be what is put off instead of Deferred, whose work it does as well.
+func (t *Submission) Replace(l Deferred) {
 	r := t.recording
-	r.late[len(r.late)-1], r.open = l, l
+	r.deferred[len(r.deferred)-1], r.open = l, l
 }
 
 // settle queues what is put off.
-func (t *Turn) settle() error {
+func (t *Submission) settle() error {
 	r := t.recording
 	if r == nil || r.open == nil {
 		return nil
@@ -163,16 +163,16 @@ func (r *Recording) close() (first error) {
 		if p.graph != nil {
 			note(p.graph.Close())
 		}
-		for _, l := range p.late {
+		for _, l := range p.deferred {
 			note(l.Close())
 		}
-		p.late, p.open = nil, nil
+		p.deferred, p.open = nil, nil
 	}
 	return first
 }
 
 // note keeps m for the recording that is being made.
-func (t *Turn) note(m *Memory) {
+func (t *Submission) note(m *Memory) {
 	if r := t.recording; r != nil && m != nil && !r.used[m] {
 		r.used[m] = true
 		r.held = append(r.held, held{m, m.buffer})
@@ -180,12 +180,12 @@ func (t *Turn) note(m *Memory) {
 }
 
 // Recording says whether a recording is being made.
-func (t *Turn) Recording() bool { return t.recording != nil }
+func (t *Submission) Recording() bool { return t.recording != nil }
 
 // Depend has the recording that is being made depend on a state. fresh makes it;
 // one that is there already and that same accepts is taken instead. It is nil
 // where nothing is recorded.
-func (t *Turn) Depend(same func(Recorded) bool, fresh func() Recorded) Recorded {
+func (t *Submission) Depend(same func(Recorded) bool, fresh func() Recorded) Recorded {
 	if t.recording == nil {
 		return nil
 	}
@@ -216,7 +216,7 @@ func (r *Recording) Replay() error {
 }
 
 // queueAll queues the graphs of some parts, when all of them can be.
-func (r *Recording) queueAll(parts []*part, turns []*Turn) error {
+func (r *Recording) queueAll(parts []*part, turns []*Submission) error {
 	if len(parts) == 0 {
 		for i, p := range r.parts {
 			if err := turns[i].stream.Launch(p.graph); err != nil {
@@ -226,7 +226,7 @@ func (r *Recording) queueAll(parts []*part, turns []*Turn) error {
 		return nil
 	}
 	p := parts[0]
-	return p.queue.Submit(func(t *Turn) error {
+	return p.queue.Submit(func(t *Submission) error {
 		if t.recording != nil {
 			return ErrRecording
 		}

@@ -64,7 +64,7 @@ type Call struct {
 // Work is where a call's work is queued, and on what.
 type Work struct {
 	*decoder.Engine
-	*device.Turn
+	*device.Submission
 	In           []Operand
 	Out, Scratch gpu.Memory
 }
@@ -82,12 +82,12 @@ func (w *Work) chained(o *decoder.Linear) (bool, error) {
 	if !w.Recording() {
 		return false, nil
 	}
-	if c, ok := w.Late().(*decoder.Megakernel); ok && c.Linear(o) {
+	if c, ok := w.Deferred().(*decoder.Megakernel); ok && c.Linear(o) {
 		return true, nil
 	}
 	// What can't be put behind the megakernel that there is may begin another, which may do
 	// what is put off before it, or make new keys and values.
-	if g, ok := w.Late().(*decoder.Gathers); ok {
+	if g, ok := w.Deferred().(*decoder.Gathers); ok {
 		if c := w.NewMegakernel(); c != nil && c.Gather(g) && c.Linear(o) {
 			w.Replace(c)
 			return true, nil
@@ -105,7 +105,7 @@ func (w *Work) chained(o *decoder.Linear) (bool, error) {
 // Gather queues rows of a table, in a recording with those that are added to them.
 func (w *Work) Gather(o *decoder.Gather) error {
 	if w.Recording() {
-		if g, ok := w.Late().(*decoder.Gathers); ok && g.Then(o) {
+		if g, ok := w.Deferred().(*decoder.Gathers); ok && g.Then(o) {
 			return nil
 		}
 		if g := w.NewGathers(o); g != nil {
@@ -118,7 +118,7 @@ func (w *Work) Gather(o *decoder.Gather) error {
 // Sample queues the choice of a token for each row of logits, in a recording as the end
 // of the megakernel that makes them, where it can be that.
 func (w *Work) Sample(o *decoder.Samples) error {
-	if c, ok := w.Late().(*decoder.Megakernel); ok && c.Choose(o) {
+	if c, ok := w.Deferred().(*decoder.Megakernel); ok && c.Choose(o) {
 		return nil
 	}
 	return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })
