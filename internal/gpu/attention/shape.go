@@ -127,8 +127,8 @@ type config struct {
 // of s.ring bytes, or of what is left.
 func (e *Engine) configure(s shape, rows int) (config, bool) {
 	for warps := ConsumerWarps; warps > 0; warps-- {
-		for rooms := 2; rooms > 0; rooms-- {
-			rest := s.query + rooms*(warps*rows*s.width*4+2*BlockRows*16) + 4*8 + 16
+		for buffers := 2; buffers > 0; buffers-- {
+			rest := s.query + buffers*(warps*rows*s.width*4+2*BlockRows*16) + 4*8 + 16
 			room := (e.info.SharedPerBlockMost - rest) / (s.slot + 16)
 			stages := min(s.ring/s.slot, room) / warps
 			if e.hasCopyEngine() {
@@ -141,7 +141,7 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 			if stages < 2 {
 				continue
 			}
-			c := config{warps: warps, slots: warps * stages, buffers: rooms, threads: warps * 32}
+			c := config{warps: warps, slots: warps * stages, buffers: buffers, threads: warps * 32}
 			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
 			if e.hasEpilogue() {
 				c.threads = (ConsumerWarps + producerWarps + epilogueWarps) * 32
