@@ -11,7 +11,7 @@ import (
 )
 
 // Every kernel of the modules compiles, although tests compile only those that they launch.
-func TestKernels(t *testing.T) {
+func TestEmulatedKernels(t *testing.T) {
 	capability, image := Images(t)
 	files, err := filepath.Glob("../../kernels/modules/*.json")
 	if err != nil || len(files) == 0 {
