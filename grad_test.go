@@ -206,8 +206,8 @@ func randomGradProblem(rng *rand.Rand) *graphtest.Problem {
 	return graphtest.NewProblem(rng, s, x)
 }
 
-// randomBentProblem is randomGradProblem with a window, a soft cap, slopes or a bias.
-func randomBentProblem(rng *rand.Rand) *graphtest.Problem {
+// randomScoreModProblem is randomGradProblem with a window, a soft cap, slopes or a bias.
+func randomScoreModProblem(rng *rand.Rand) *graphtest.Problem {
 	p := randomGradProblem(rng)
 	s := p.Shape
 	if rng.IntN(2) == 0 {
@@ -223,8 +223,8 @@ func randomBentProblem(rng *rand.Rand) *graphtest.Problem {
 // run again with other numbers and other lengths.
 func TestGradRandom(t *testing.T) { testGradRandom(t, randomGradProblem) }
 
-// TestGradBends is TestGradRandom with windows, soft caps, slopes and biases.
-func TestGradBends(t *testing.T) { testGradRandom(t, randomBentProblem) }
+// TestGradScoreMods is TestGradRandom with windows, soft caps, slopes and biases.
+func TestGradScoreMods(t *testing.T) { testGradRandom(t, randomScoreModProblem) }
 
 func testGradRandom(t *testing.T, problem func(*rand.Rand) *graphtest.Problem) {
 	rng := reftest.Rand(t)
@@ -292,7 +292,7 @@ func TestGradLisp(t *testing.T) {
 	for i := range n {
 		p := randomGradProblem(rng)
 		if i%2 == 0 {
-			p = randomBentProblem(rng)
+			p = randomScoreModProblem(rng)
 		}
 		of := costs[i%3]
 		g := &gradients{Problem: p, Graph: p.Graph()}

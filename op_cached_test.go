@@ -60,8 +60,8 @@ func testCachedAttention(t *testing.T, at graphtest.Place) {
 	}
 }
 
-// TestCachedAttentionBends is TestCachedAttention with windows, soft caps and slopes.
-func TestCachedAttentionBends(t *testing.T) {
+// TestCachedAttentionScoreMods is TestCachedAttention with windows, soft caps and slopes.
+func TestCachedAttentionScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	long, n := 100, 24
 	if reftest.RaceEnabled {

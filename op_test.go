@@ -205,9 +205,9 @@ func attendSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased bool) (
 	return p, g, workers, opts
 }
 
-// TestAttentionBends: windows, soft caps, slopes and biases, in all their mixtures, as a
+// TestAttentionScoreMods: windows, soft caps, slopes and biases, in all their mixtures, as a
 // node and without a graph.
-func TestAttentionBends(t *testing.T) {
+func TestAttentionScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 150
 	if reftest.RaceEnabled {

@@ -1,11 +1,13 @@
 package leanattention
 
 import (
+	"fmt"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/gpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -47,9 +49,10 @@ func storageBuffer(t *tensor.Dense) cpu.Buffer {
 		return bufferOf(attn.Float64, dense.Elements[float64](t))
 	case Float16:
 		return bufferOf(attn.Float16, dense.Elements[F16](t))
-	default:
+	case BFloat16:
 		return bufferOf(attn.BFloat16, dense.Elements[BF16](t))
 	}
+	panic(fmt.Sprintf("keys or values of %v", t.Dtype()))
 }
 
 func bufferOf[T any](d attn.DType, s []T) cpu.Buffer {
@@ -58,10 +61,15 @@ func bufferOf[T any](d attn.DType, s []T) cpu.Buffer {
 
 // newBuffer is memory for keys or values of a cache.
 func newBuffer(t attn.DType, elements int) cpu.Buffer {
-	if t == attn.Float32 {
-		return bufferOf(t, make([]float32, elements))
+	switch t.Size() {
+	case 2:
+		return bufferOf(t, make([]uint16, elements))
+	case 4:
+		return bufferOf(t, make([]uint32, elements))
+	case 8:
+		return bufferOf(t, make([]uint64, elements))
 	}
-	return bufferOf(t, make([]uint16, elements))
+	panic(fmt.Sprintf("a cache of %v", t))
 }
 
 // bufferBytes is the memory of a buffer.
@@ -72,12 +80,13 @@ func bufferBytes(b cpu.Buffer) []byte {
 // rowMajorBytes is the memory of t's elements in row-major order: its own where
 // that is how they lie. The caller keeps t alive.
 func rowMajorBytes(t *tensor.Dense) []byte {
-	if t.Dtype().Size() == 4 {
-		x := dense.Elements[uint32](t)
-		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+	switch t.Dtype().Size() {
+	case 2:
+		return gpu.BytesOf(dense.Elements[uint16](t))
+	case 4:
+		return gpu.BytesOf(dense.Elements[uint32](t))
 	}
-	x := dense.Elements[uint16](t)
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 2*len(x))
+	panic(fmt.Sprintf("a tensor of %v on a GPU", t.Dtype()))
 }
 
 // oneElement is v, or if it is a scalar where a tensor of one element is wanted,
