@@ -8,10 +8,14 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/ptx"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // Every kernel of the modules compiles, although tests compile only those that they launch.
 func TestEmulatedKernels(t *testing.T) {
+	if reftest.RaceEnabled {
+		t.Skip("there is one goroutine")
+	}
 	capability, image := Images(t)
 	files, err := filepath.Glob("../../kernels/modules/*.json")
 	if err != nil || len(files) == 0 {
