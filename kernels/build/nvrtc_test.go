@@ -145,7 +145,7 @@ template <class S> struct ChunkOperands<S, false> {
 func TestStores(t *testing.T) {
 	needCompiler(t)
 	const (
-		attention = "extern \"C\" __global__ void k(const __grid_constant__ LaunchParams p) { extern __shared__ __align__(1024) char memory[]; Lean<Float8AsF16, 64>::run(p.p, p.meet, p.opening, &p.keyMap, memory); }\n"
+		attention = "extern \"C\" __global__ void k(const __grid_constant__ LaunchParams p) { extern __shared__ __align__(1024) char memory[]; Lean<Float8AsF16, 64>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); }\n"
 		weights   = "extern \"C\" __global__ void k(const __grid_constant__ LinearParams p) { Gemv<Float8AsF16>::run(p); }\n"
 		batches   = "extern \"C\" __global__ void k(const __grid_constant__ SkinnyParams p) { SkinnyGemm<%s>::run(p); }\n"
 	)
