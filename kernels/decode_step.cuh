@@ -241,8 +241,8 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     // for again and again. Of a pair two lanes finish one, one for each block's warps: `half`.
     constexpr int LANES = 32 / SPLIT;
     const int last = (o.workers >> rank * 8 & 255) < DECODE_WARPS ? DECODE_WARPS - 1 : syncs & (DECODE_WARPS - 1);
-    const int half = lane / LANES, finisher = ((last - warp) & (DECODE_WARPS - 1)) * LANES + lane % LANES;
-    const int c = finisher % DECODE_TILE, k = finisher / (DECODE_TILE * ROWS), m = finisher / DECODE_TILE % ROWS;
+    const int half = lane / LANES, epilogueElement = ((last - warp) & (DECODE_WARPS - 1)) * LANES + lane % LANES;
+    const int c = epilogueElement % DECODE_TILE, k = epilogueElement / (DECODE_TILE * ROWS), m = epilogueElement / DECODE_TILE % ROWS;
     // Warps that have boxes: those that it adds up the sums of, and the other block's.
     const int workers = o.workers >> half * 8 & 255, others = SPLIT == 1 || tiles == 0 ? 0 : o.workers >> (1 - rank) * 8 & 255;
     const float inverse = o.inverse, eps = o.eps, least = o.activation == RELU ? 0.f : -LEAN_INF;

@@ -41,11 +41,6 @@ type Problem struct {
 // Group returns how many query heads read a KV head.
 func (p *Problem) Group() int { return p.Heads / p.KVHeads }
 
-// Keys returns the keys [first, end) that query position i of a sequence sees.
-func (p *Problem) Keys(s *Sequence, i int) (first, end int) {
-	return p.Mask.Keys(s.Queries, s.Keys, i)
-}
-
 // Check reports what is wrong with p itself, whoever computes it. Errors wrap ErrShape or ErrDType.
 func (p *Problem) Check(op string) error {
 	switch {

@@ -150,7 +150,7 @@ func verifyBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, 
 func TestBackwardGradRandom(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 150
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		n = 10
 	}
 	for range n {
@@ -185,7 +185,7 @@ func verifyBackwardSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased
 func TestBackwardGradScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 60
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		n = 20
 	}
 	for i := range n {
@@ -206,7 +206,7 @@ func TestBackwardGradSizes(t *testing.T) {
 			{4, 1, 40, 300}, {6, 2, 5, 257}, {1, 1, 200, 60}, {70, 1, 1, 140}, {2, 2, 128, 128}, {2, 1, 70, 700},
 			{8, 1, 100, 140}, {3, 1, 300, 20}, {16, 2, 30, 50}, {90, 1, 5, 64},
 		} {
-			if raceEnabled && j%6 != i {
+			if reftest.RaceEnabled && j%6 != i {
 				continue
 			}
 			s := reftest.Shape{
@@ -226,7 +226,7 @@ func TestBackwardGradSizes(t *testing.T) {
 func TestBackwardGradDims(t *testing.T) {
 	rng := reftest.Rand(t)
 	most := 260
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		most = 20
 	}
 	for d := 1; d <= most; d += 1 + d/16*rng.IntN(5) {
@@ -398,7 +398,7 @@ func TestBackwardGradErrors(t *testing.T) {
 }
 
 func TestBackwardGradAllocates(t *testing.T) {
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	b := newBackward[float32](reftest.Rand(t), reftest.Shape{

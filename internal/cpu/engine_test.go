@@ -61,7 +61,7 @@ func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) 
 func TestRunScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 100
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		n = 60
 	}
 	for i := range n {

@@ -348,7 +348,7 @@ func TestLinearConcurrently(t *testing.T) {
 }
 
 func TestLinearDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	rng := reftest.Rand(t)

@@ -99,7 +99,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 	p.sched.Reset(g.KVHeads)
 	p.seqs, p.pages = p.seqs[:0], p.pages[:0]
 	p.rows, p.lastPage, p.slots, p.packed = 0, -1, 0, 0
-	group := g.Heads / g.KVHeads
+	group := g.Group()
 	for i := range seqs {
 		q := &seqs[i]
 		s := span{row: q.Row, queries: q.Queries, keys: q.Keys, page: len(p.pages)}

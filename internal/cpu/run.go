@@ -212,7 +212,7 @@ type block struct {
 func (p *Plan) block(k lean.Work) block {
 	s := &p.seqs[k.Seq]
 	from, to := s.block(k.Block)
-	group := p.g.Heads / p.g.KVHeads
+	group := p.g.Group()
 	return block{
 		seq: s, index: int(k.Seq), from: from, to: to,
 		head: k.Head, head0: k.Head * group, group: group, rows: (to - from) * group,

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // everyTier runs the tests with the kernels of every tier that this machine has; if the environment
@@ -19,7 +21,7 @@ func (e everyTier) Run() int {
 		}
 	}
 	// The race detector does not see assembly, and makes everything else slow.
-	if os.Getenv(TierVariable) != "" || raceEnabled {
+	if os.Getenv(TierVariable) != "" || reftest.RaceEnabled {
 		return e.m.Run()
 	}
 	code := 0

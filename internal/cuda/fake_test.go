@@ -10,6 +10,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 func openFake(t testing.TB) (*fakedriver.Library, *cuda.Device) {
@@ -405,7 +406,7 @@ func TestArgumentPacking(t *testing.T) {
 	if _, err := m.Function("nosuchkernel"); err == nil || err.Error() != "CUDA_ERROR_NOT_FOUND: named symbol not found (cuModuleGetFunction, nosuchkernel of module m)" {
 		t.Errorf("no such kernel: %v", err)
 	}
-	if !raceEnabled { // whose instrumentation allocates
+	if !reftest.RaceEnabled { // whose instrumentation allocates
 		if n := testing.AllocsPerRun(100, func() {
 			fill()
 			if err := f.Launch(s, cuda.Grid{Blocks: [3]int{7}}, a); err != nil {

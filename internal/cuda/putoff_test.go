@@ -13,6 +13,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // copyKernel is the kernel that makes copies: the fake driver knows it by its name.
@@ -600,7 +601,7 @@ func randomCopies(t *testing.T, lib *fakedriver.Library, dev *cuda.Device, rng *
 
 // A step's copies cost the host no allocation.
 func TestPutOffAllocates(t *testing.T) {
-	if raceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("the race detector's instrumentation allocates")
 	}
 	lib, dev := openFake(t)

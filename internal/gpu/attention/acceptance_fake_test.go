@@ -6,11 +6,12 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 func TestFakeAcceptance(t *testing.T) {
 	most, on := 400000, testgpu.Fakes[:2]
-	if testgpu.RaceEnabled {
+	if reftest.RaceEnabled {
 		most, on = 120000, testgpu.Fakes[:1]
 	}
 	for _, f := range on {

@@ -105,7 +105,7 @@ func (r *setup) pages(rng *rand.Rand) {
 	}
 	need := r.spare + 1
 	for _, n := range r.Keys {
-		need += gpu.Ceil(n, tokens)
+		need += attn.Ceil(n, tokens)
 	}
 	if need == 2 && r.page == 0 {
 		need = 1 // one long sequence: half of the memory would be nobody's
@@ -119,7 +119,7 @@ func (r *setup) pages(rng *rand.Rand) {
 		r.rows++ // of no sequence
 		s := attn.Sequence{Row: r.rows, Queries: r.Queries[i], Keys: n}
 		r.rows += s.Queries
-		for j := range gpu.Ceil(n, tokens) {
+		for j := range attn.Ceil(n, tokens) {
 			s.Pages = append(s.Pages, int32(free[0]))
 			r.owner[free[0]] = [2]int{i, j * tokens}
 			free = free[1:]
@@ -227,7 +227,7 @@ func (r *setup) pieces(kind int, dead byte, appended bool, f func(offset int64, 
 	b := make([]byte, piece*bytes)
 	for from := 0; from < rows; from += piece {
 		n := min(piece, rows-from)
-		each := gpu.Ceil(n, runtime.GOMAXPROCS(0))
+		each := attn.Ceil(n, runtime.GOMAXPROCS(0))
 		var wg sync.WaitGroup
 		for at := 0; at < n; at += each {
 			wg.Go(func() {

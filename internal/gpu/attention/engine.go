@@ -112,7 +112,7 @@ func (e *Engine) Supports(g *attn.Problem) error {
 	if err := supports(op, g, e.kernels); err != nil {
 		return err
 	}
-	_, err := e.kernel(op, &want{problem: g, features: g.Features(), rows: g.Heads / g.KVHeads})
+	_, err := e.kernel(op, &want{problem: g, features: g.Features(), rows: g.Group()})
 	return err
 }
 

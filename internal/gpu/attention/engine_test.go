@@ -8,12 +8,12 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // In the long run nothing is allocated.
 func TestAllocations(t *testing.T) {
-	if testgpu.RaceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("the race detector's instrumentation allocates")
 	}
 	m, lib, _ := fakeGPU(t, 90, 132, 232448)

@@ -42,9 +42,9 @@ type Chunk struct {
 	query, width int // as those of a shape
 }
 
-// Room is the shared memory that attention has with so many slots in its ring, as
+// SharedBytes is the shared memory that attention has with so many slots in its ring, as
 // [Engine.configure] has it with two buffers of states, but for the barriers.
-func (c *Chunk) Room(rows, slots int) int {
+func (c *Chunk) SharedBytes(rows, slots int) int {
 	return c.query + 2*(ConsumerWarps*rows*c.width*4+2*BlockRows*16) + slots*c.Slot
 }
 

@@ -148,7 +148,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 		return err
 	}
 	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
-	group := g.Heads / g.KVHeads
+	group := g.Group()
 	look.tileRows = min(BlockRows, min(max(need.Queries, p.least.Queries, 1), BlockRows)*group)
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.KV, g.Dim)
@@ -211,7 +211,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		return m, gpu.Errorf(op, attn.ErrShape, "%d rows", rows)
 	}
 	m.Rows, m.lastPage = rows, -1
-	group := g.Heads / g.KVHeads
+	group := g.Group()
 	var tiles int64
 	for i := range seqs {
 		q := &seqs[i]
@@ -227,7 +227,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		if rows > 0 && q.Row+q.Queries > rows {
 			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d) of %d", i, q.Row, q.Row+q.Queries, rows)
 		}
-		live := gpu.Ceil(q.Keys, g.PageTokens)
+		live := attn.Ceil(q.Keys, g.PageTokens)
 		if len(q.Pages) < live {
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
 		}
@@ -243,7 +243,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		m.Queries = max(m.Queries, q.Queries)
 		m.Pages += live
 		m.splits = m.splits || live > 1
-		tiles += int64(gpu.Ceil(q.Queries*group, BlockRows)) * int64(gpu.Ceil(q.Keys, tileTokens(g))) * int64(g.KVHeads)
+		tiles += int64(attn.Ceil(q.Queries*group, BlockRows)) * int64(attn.Ceil(q.Keys, tileTokens(g))) * int64(g.KVHeads)
 		if m.Pages > math.MaxInt32 || tiles > math.MaxInt32 {
 			return m, gpu.Errorf(op, attn.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, tiles)
 		}
@@ -265,7 +265,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool)
 			continue // kernels take it that every sequence has rows
 		}
 		s := sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)}
-		live := q.Pages[:gpu.Ceil(q.Keys, g.PageTokens)]
+		live := q.Pages[:attn.Ceil(q.Keys, g.PageTokens)]
 		if paged {
 			s.pages = int32(len(p.pages))
 			p.pages = append(p.pages, live...)

@@ -30,7 +30,7 @@ func paged(heads, kvHeads, dim int) attn.Problem {
 // sequenceOf has pages in order from first on.
 func sequenceOf(row, queries, keys, first int) attn.Sequence {
 	s := attn.Sequence{Row: row, Queries: queries, Keys: keys}
-	for i := range gpu.Ceil(keys, 16) {
+	for i := range attn.Ceil(keys, 16) {
 		s.Pages = append(s.Pages, int32(first+i))
 	}
 	return s
@@ -555,7 +555,7 @@ func TestAheadPages(t *testing.T) {
 		place := map[int32]int{} // of full pages among all of them
 		for range rng.IntN(9) {
 			s := sequence{queries: 1, keys: int32(rng.IntN(40 * g.PageTokens)), pages: int32(len(p.pages))}
-			for j := range gpu.Ceil(int(s.keys), g.PageTokens) {
+			for j := range attn.Ceil(int(s.keys), g.PageTokens) {
 				page := int32(1000 + len(p.pages))
 				if (j+1)*g.PageTokens <= int(s.keys) {
 					place[page] = len(place)

@@ -8,7 +8,6 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu"
 )
 
 // Attention of many query rows, as prompts have them, by kernels of their own
@@ -46,7 +45,7 @@ type prefillParams struct {
 // prefillCount is the number of output tiles of such a kernel.
 func prefillCount(g *attn.Problem, seqs []attn.Sequence, k *kernel) (n int) {
 	for i := range seqs {
-		n += gpu.Ceil(seqs[i].Queries*(g.Heads/g.KVHeads), k.tile.rows) * g.KVHeads
+		n += attn.Ceil(seqs[i].Queries*g.Group(), k.tile.rows) * g.KVHeads
 	}
 	return n
 }
@@ -58,7 +57,7 @@ func (p *Plan) prefillTiles(g *attn.Problem, k *kernel) bool {
 	// Keys and values of as many heads as stay in the L2 cache make a section. Within one the
 	// long output tiles come first.
 	p.prefilling = append(p.prefilling, prefillTile{})
-	group, begin, bytes := g.Heads/g.KVHeads, 1, 0
+	group, begin, bytes := g.Group(), 1, 0
 	section := func() {
 		slices.SortStableFunc(p.prefilling[begin:], func(a, b prefillTile) int { return cmp.Compare(b.steps, a.steps) })
 		begin, bytes = len(p.prefilling), 0
@@ -131,7 +130,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
 	a.pageRows, a.headRows, a.pageTokens = int32(g.Key.Page/g.Dim), int32(g.Key.Head/g.Dim), int32(g.PageTokens)
-	a.heads, a.group = int32(g.KVHeads), int32(g.Heads/g.KVHeads)
+	a.heads, a.group = int32(g.KVHeads), int32(g.Group())
 	if g.Causal {
 		a.causal = 1
 	}

@@ -56,7 +56,7 @@ type steps struct {
 func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType) *steps {
 	t.Helper()
 	same := &decode{pageTokens: testgpu.Pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2}
-	same.pages = sequences*gpu.Ceil(longest+1, same.pageTokens) + 3
+	same.pages = sequences*attn.Ceil(longest+1, same.pageTokens) + 3
 	heads := testgpu.Pick(rng, 1, 3, 8)
 	s := &steps{}
 	for i := range n {
@@ -112,7 +112,7 @@ func testGraph(t *testing.T, m *machine, n, longest int) {
 		}
 		first := s.all[0]
 		plan := m.engine.NewPlan()
-		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * gpu.Ceil(longest+1, first.pageTokens)}))
+		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * attn.Ceil(longest+1, first.pageTokens)}))
 		s.load(t, 0)
 		m.run(t, plan, first)
 		generation := plan.Generation()
@@ -312,7 +312,7 @@ func benchmarkBuild(b *testing.B, m *machine) {
 			page := int32(0)
 			for i := range c.batch {
 				q := attn.Sequence{Row: i, Queries: 1, Keys: c.keys + 17*i}
-				for range gpu.Ceil(q.Keys, pageTokens) {
+				for range attn.Ceil(q.Keys, pageTokens) {
 					q.Pages = append(q.Pages, page)
 					page++
 				}

@@ -164,7 +164,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 		rows += rng.IntN(3)
 		starts[i] = rows
 		rows += p.Queries[i]
-		need += gpu.Ceil(p.Keys[i], p.pageTokens)
+		need += attn.Ceil(p.Keys[i], p.pageTokens)
 		p.append = p.append && p.Keys[i] >= p.Queries[i]
 	}
 	p.rows = rows + rng.IntN(3)
@@ -189,7 +189,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	}
 	for i := range p.Queries {
 		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i]}
-		for range gpu.Ceil(s.Keys, p.pageTokens) {
+		for range attn.Ceil(s.Keys, p.pageTokens) {
 			s.Pages = append(s.Pages, int32(free[0]))
 			free = free[1:]
 		}

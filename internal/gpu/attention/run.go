@@ -160,7 +160,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
 	a.pageRows, a.headRows, a.pageTokens = int32(g.Key.Page/g.Dim), int32(g.Key.Head/g.Dim), int32(g.PageTokens)
-	group := g.Heads / g.KVHeads
+	group := g.Group()
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
 	a.box, a.Rows = int32(box), int32(p.look.tileRows)

@@ -38,7 +38,7 @@ func (p *Plan) slack(g *attn.Problem, workers int) int {
 	}
 	even := max(p.sched.Tiles()/int64(workers), 1)
 	tile := tileTokens(g) * tokenBytes(g)
-	bounded := min(least, 100*int64((most+row*min(g.Heads/g.KVHeads, BlockRows))/tile)/even)
+	bounded := min(least, 100*int64((most+row*min(g.Group(), BlockRows))/tile)/even)
 	return int(max(bounded, (100*int64(part/tile)+even-1)/even))
 }
 
@@ -117,7 +117,7 @@ func (p *Plan) mergeTogether() {
 
 // schedule cuts the LeanTiles.
 func (p *Plan) schedule(g *attn.Problem, paged bool) {
-	group, tile := g.Heads/g.KVHeads, tileTokens(g)
+	group, tile := g.Group(), tileTokens(g)
 	longest := 0 // LeanTiles of an output tile
 	p.sched.Reset(g.KVHeads)
 	for _, s := range p.seqs {
@@ -153,7 +153,7 @@ func (p *Plan) schedule(g *attn.Problem, paged bool) {
 // sequence's: what is cut into their LeanTiles. Kernels begin with key 0, since no mask is
 // listed that hides it.
 func keysOf(g *attn.Problem, s *sequence, first, end int) lean.Keys {
-	group := g.Heads / g.KVHeads
+	group := g.Group()
 	from, to := g.Mask.Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
 	return lean.Keys{First: from, End: to}
 }

@@ -130,7 +130,7 @@ func TestSupportsIsTheTable(t *testing.T) {
 		if err != nil && !errors.Is(err, attn.ErrUnsupported) && !errors.Is(err, attn.ErrDType) && !errors.Is(err, attn.ErrShape) {
 			t.Fatalf("%+v: %v", g, err)
 		}
-		group := g.Heads / g.KVHeads
+		group := g.Group()
 		w := want{
 			problem: &g, features: g.Features(), rows: min(rapid.IntRange(1, 16).Draw(t, "queries")*group, BlockRows),
 			pages: rapid.SampledFrom([]int{0, 1, 4, 16, 32}).Draw(t, "pages"), same: rapid.Bool().Draw(t, "same"),

@@ -56,7 +56,7 @@ func TestLinearLaunches(t *testing.T) {
 					}
 					t.Fatalf("no launch for %d rows of %d, w %v", rows, in, element)
 				}
-				all := gpu.Ceil(in*element.Size(), 128)
+				all := attn.Ceil(in*element.Size(), 128)
 				switch {
 				case l.rows < 1 || l.rows > min(rows, gemvRows),
 					l.split < 1 || l.split > min(8, all) || l.split > 1 && !d.overlap(),
@@ -164,7 +164,7 @@ func TestMatrixLaunches(t *testing.T) {
 		}
 		split := int(p.split)
 		switch {
-		case l.Blocks != tiles*gpu.Ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > gpu.Ceil(in, gemmStep),
+		case l.Blocks != tiles*attn.Ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > attn.Ceil(in, gemmStep),
 			l.Threads != gemmThreads, l.Shared > 232448, l.Shared < int(p.stages)*(128*(gemmTile+2*each)+16), l.Shared < each*matrixWidth*4,
 			p.factors != ops.factors, int(p.rows) != rows, int(p.in) != in, p.activation != int32(o.Activation), (p.early == 1) != o.Early, int(p.tiles[mostParts-1]) != tiles:
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *p, l)
@@ -267,12 +267,12 @@ func TestBatchLaunches(t *testing.T) {
 			t.Fatal(err)
 		}
 		split, clusters := int(p.split), l.Blocks/int(p.split)
-		blocks, mine := gpu.Ceil(gpu.Ceil(in, skinnyBlock), split), 2*skinnyTile*each
+		blocks, mine := attn.Ceil(attn.Ceil(in, skinnyBlock), split), 2*skinnyTile*each
 		if o.Norm != nil {
 			mine = max(mine, 32*each+2*blocks*skinnyBlock)
 		}
 		needs := skinnyFixed + int(p.stages)*skinnyStage + blocks*each*256 + 4*(2*skinnyTile*each+mine)
-		little := gpu.Ceil(tiles*split, 132)*blocks*skinnyStage/2 <= skinnyLittle
+		little := attn.Ceil(tiles*split, 132)*blocks*skinnyStage/2 <= skinnyLittle
 		switch {
 		case each < rows || each > 2*rows && each > skinnyRows[0],
 			split < 2 || split > mostSkinnySplit || split&(split-1) != 0 || l.Blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
@@ -329,7 +329,7 @@ func TestBatchCost(t *testing.T) {
 			}
 			tiles := c.out / skinnyTile
 			l.clusters = min(c.atOnce[i], tiles)
-			if cost := l.cost(tiles, gpu.Ceil(c.in/skinnyBlock, split)); best == 0 || cost < least {
+			if cost := l.cost(tiles, attn.Ceil(c.in/skinnyBlock, split)); best == 0 || cost < least {
 				best, least = split, cost
 			}
 		}

@@ -136,14 +136,14 @@ func (d *Engine) configureGEMM(element attn.DType, o *Linear) (best gemmLaunch, 
 		kind++
 	}
 	rows := gemmRows[kind].rows
-	l := gemmLaunch{kind: kind, tiles: o.tilesOf(gemmTile) * gpu.Ceil(o.Rows, rows), stages: gemmRows[kind].stages}
+	l := gemmLaunch{kind: kind, tiles: o.tilesOf(gemmTile) * attn.Ceil(o.Rows, rows), stages: gemmRows[kind].stages}
 	if o.In > gemmWide {
 		l.stages = gemmRows[kind].wide
 	}
 	stage := 128*(gemmTile+2*rows) + 16
 	l.stages = min(l.stages, d.info.SharedPerBlockMost/stage)
 	l.shared = l.stages * stage
-	steps, least := gpu.Ceil(o.In, gemmStep), 0
+	steps, least := attn.Ceil(o.In, gemmStep), 0
 	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
 		key := clusterKey{element, kind, l.split, l.shared}
 		clusters, err := d.clustersAtOnce(key, d.gemm[element].of[kind], clusterGrid(1, l.split, gemmThreads, l.shared, true))
@@ -153,11 +153,11 @@ func (d *Engine) configureGEMM(element attn.DType, o *Linear) (best gemmLaunch, 
 		if clusters == 0 {
 			continue
 		}
-		each := gpu.Ceil(steps, l.split) + gemmEnds
+		each := attn.Ceil(steps, l.split) + gemmEnds
 		if l.split > 1 {
 			each += gemmMeeting
 		}
-		if cost := gpu.Ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
+		if cost := attn.Ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
 			best, least = l, cost
 		}
 	}

@@ -2,7 +2,6 @@ package decoder
 
 import (
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu"
 )
 
 // Linear layers of few rows: thread blocks read the weights of a tile once, for all rows.
@@ -27,10 +26,10 @@ type gemvLaunch struct {
 // configureGEMV says how the next of some rows are launched; norm, if x is
 // normalised there.
 func (d *Engine) configureGEMV(element attn.DType, rows, in, tiles int, norm bool) (best gemvLaunch, ok bool, err error) {
-	all, least := gpu.Ceil(in*element.Size(), 128), 0 // column blocks
+	all, least := attn.Ceil(in*element.Size(), 128), 0 // column blocks
 	for rows = min(rows, gemvRows); rows > 0 && !ok; rows-- {
 		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
-			shared, stages := d.gemvShared(element, rows, gpu.Ceil(all, split), norm)
+			shared, stages := d.gemvShared(element, rows, attn.Ceil(all, split), norm)
 			if stages == 0 {
 				continue
 			}
@@ -43,9 +42,9 @@ func (d *Engine) configureGEMV(element attn.DType, rows, in, tiles int, norm boo
 			}
 			// The column blocks that one thread block has; a meeting takes as long
 			// as reading some.
-			cost := gpu.Ceil(tiles, clusters) * gpu.Ceil(all, split)
+			cost := attn.Ceil(tiles, clusters) * attn.Ceil(all, split)
 			if split > 1 {
-				cost += gpu.Ceil(tiles, clusters) * meeting
+				cost += attn.Ceil(tiles, clusters) * meeting
 			}
 			if !ok || cost < least {
 				best, least, ok = gemvLaunch{rows: rows, split: split, stages: stages, clusters: clusters, shared: shared}, cost, true
@@ -87,7 +86,7 @@ func (d *Engine) gemvShared(element attn.DType, rows, blocks int, norm bool) (sh
 			stages = fit(most)
 		}
 	}
-	stages = min(stages, mostStagesOf, max(2, gpu.Ceil(blocks, gemvWarps)+1))
+	stages = min(stages, mostStagesOf, max(2, attn.Ceil(blocks, gemvWarps)+1))
 	if !d.overlap() { // the kernel knows two numbers
 		if stages >= 4 {
 			stages = 4

@@ -57,7 +57,7 @@ type linearParams struct {
 // tilesOf is the number of tiles of all parts, of so many rows of W each.
 func (o *Linear) tilesOf(rows int) (n int) {
 	for i := range o.Parts {
-		n += gpu.Ceil(o.Parts[i].Out, rows)
+		n += attn.Ceil(o.Parts[i].Out, rows)
 	}
 	return n
 }
@@ -83,7 +83,7 @@ func (d *Engine) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, err
 			if p.maps[i], err = mapOf(&part.W, o.In, part.Out, tile); err != nil {
 				return p, err
 			}
-			tiles += gpu.Ceil(part.Out, tile)
+			tiles += attn.Ceil(part.Out, tile)
 		}
 		p.tiles[i] = int32(tiles)
 	}

@@ -75,7 +75,7 @@ func spanOf(m *gpu.Memory, elements int) span {
 
 // taggedOf is the words of so many tagged floats: an even number, since two are read
 // at once.
-func taggedOf(floats int) int64 { return int64(gpu.Ceil(floats, 2) * 2) }
+func taggedOf(floats int) int64 { return int64(attn.Ceil(floats, 2) * 2) }
 
 // source is where a layer reads memory: tagged floats if a layer of the megakernel
 // makes it, else the memory as it is. ok is false for what is partly made here.
@@ -204,7 +204,7 @@ func (c *Megakernel) Linear(o *Linear) bool {
 			p.made[i] = uint64(floats) + 1
 			floats += taggedOf(o.Rows * q.Out)
 			writes = append(writes, spanOf(&q.Y, o.Rows*q.Out))
-			tiles += gpu.Ceil(q.Out, decodeTile)
+			tiles += attn.Ceil(q.Out, decodeTile)
 			holds = append(holds, q.W, q.B, q.Y)
 		}
 		p.tiles[i] = int32(tiles)
@@ -287,7 +287,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	// One token a sequence, so that all output tiles have as many rows, and each KV
 	// head of a sequence is one of them: a host waits for all rows of the others'
 	// partials, and who has the last chunk has the new keys, which nobody else may need.
-	if group := g.Heads / g.KVHeads; a.TileRows != group || group == attention.BlockRows && a.Rows > 1 {
+	if group := g.Group(); a.TileRows != group || group == attention.BlockRows && a.Rows > 1 {
 		return false
 	}
 	width := a.Rows * g.KVHeads * g.Dim
@@ -298,7 +298,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 		return false
 	}
 	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
-	if !c.fits(c.element, g.Dim, &c.needs, a.Chunk.Room(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
+	if !c.fits(c.element, g.Dim, &c.needs, a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
 		return false
 	}
 	layer := &decodeAttention{

@@ -178,7 +178,7 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 			} else if l.made[k] != 0 {
 				t.Errorf("layer %d, part %d: words that nobody reads", j, k)
 			}
-			tiles += gpu.Ceil(part.Out, decodeTile)
+			tiles += attn.Ceil(part.Out, decodeTile)
 			if int(l.tiles[k]) != tiles || l.y[k] != part.Y.Address() || l.b[k] != part.B.Address() || int(l.out[k]) != part.Out {
 				t.Errorf("layer %d, part %d: %+v", j, k, *l)
 			}
@@ -406,7 +406,7 @@ func TestMegakernelOfOne(t *testing.T) {
 func TestMegakernelOfWideLayers(t *testing.T) {
 	for name, sh := range map[string]stackShape{
 		"large":            {rows: 2, heads: 2, kvHeads: 2, dim: 64, inner: mostDecodeX, keys: []int{5, 6}},
-		"no room":          {rows: decodeRows, heads: 128, kvHeads: 128, dim: 64, inner: 128, keys: []int{5, 6, 7, 8}},
+		"too much":         {rows: decodeRows, heads: 128, kvHeads: 128, dim: 64, inner: 128, keys: []int{5, 6, 7, 8}},
 		"large for a pair": {rows: 1, heads: 1, kvHeads: 1, dim: 128, inner: 2*mostDecodeX + 128, keys: []int{5}},
 	} {
 		t.Run(name, func(t *testing.T) { // each has a driver of its own

@@ -87,7 +87,7 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 			continue
 		}
 		q := attn.Sequence{Row: row, Queries: 1, Keys: keys}
-		for range gpu.Ceil(keys, sh.pageTokens) {
+		for range attn.Ceil(keys, sh.pageTokens) {
 			q.Pages = append(q.Pages, int32(pages))
 			pages++
 		}

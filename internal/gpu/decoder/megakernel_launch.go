@@ -202,7 +202,7 @@ func areaOf(rows, most int, norm bool) int {
 }
 
 // mostBoxes is how many boxes of a tile a warp has at most, where so many blocks share it.
-func mostBoxes(in, split int) int { return gpu.Ceil(gpu.Ceil(in/decodeColumns, split), gemvWarps) }
+func mostBoxes(in, split int) int { return attn.Ceil(attn.Ceil(in/decodeColumns, split), gemvWarps) }
 
 // sharedNeeds are what the layers of a megakernel need if it is one of blocks, and of pairs
 // of them. Which one it is shows when all layers are there.
@@ -253,7 +253,7 @@ func (c *Megakernel) linears() (n int) {
 // barriers of attention's ring.
 func (c *Megakernel) stagesFor(split, area, linears, slots int) int {
 	rest := fixedOf(split) + linears*int(unsafe.Sizeof(decodeFeed{})) + slots*16
-	return min((c.d.info.SharedPerBlockMost-rest-gpu.Ceil(area, 16)*16)/(gemvWarps*(decodeBox+8)), mostDecodeStages)
+	return min((c.d.info.SharedPerBlockMost-rest-attn.Ceil(area, 16)*16)/(gemvWarps*(decodeBox+8)), mostDecodeStages)
 }
 
 func fixedOf(split int) int {
@@ -372,16 +372,16 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 	if rows > 0 {
 		x := l.area
 		for n := attention.ConsumerWarps; ; n += attention.ConsumerWarps {
-			room := c.chunk.Room(rows, n)
-			// More than decodeChunks only where x needs the room anyway.
-			more := n <= decodeChunks*attention.ConsumerWarps || room <= x && n*c.chunk.Slot <= attention.RingBytes
-			if n > attention.ConsumerWarps && (!more || c.stagesFor(l.split, max(x, room), l.feeds, n) < leastDecodeStages) {
+			attends := c.chunk.SharedBytes(rows, n)
+			// More than decodeChunks only where x needs the memory anyway.
+			more := n <= decodeChunks*attention.ConsumerWarps || attends <= x && n*c.chunk.Slot <= attention.RingBytes
+			if n > attention.ConsumerWarps && (!more || c.stagesFor(l.split, max(x, attends), l.feeds, n) < leastDecodeStages) {
 				break
 			}
-			l.slots, l.area = n, max(x, room)
+			l.slots, l.area = n, max(x, attends)
 		}
 	}
-	l.area = gpu.Ceil(l.area, 16) * 16
+	l.area = attn.Ceil(l.area, 16) * 16
 	l.stages = c.stagesFor(l.split, l.area, l.feeds, l.slots)
 	// Room for two layers' x at once, if it takes nothing else's.
 	for i := 1; i < len(c.layers); i++ {
@@ -425,7 +425,7 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			boxes, most := int(x.in)/decodeColumns, mostBoxes(int(x.in), l.split)
 			x.most = int32(most)
 			for rank := range l.split {
-				x.workers |= int32(gpu.Ceil((boxes+l.split-1-rank)/l.split, most) << (8 * rank))
+				x.workers |= int32(attn.Ceil((boxes+l.split-1-rank)/l.split, most) << (8 * rank))
 			}
 			// Blocks that have a tile more have none more in the layer behind.
 			x.shift, x.each, x.rest = int32(first), x.tiles[mostParts-1]/int32(units), x.tiles[mostParts-1]%int32(units)

@@ -82,7 +82,7 @@ func TestSampleLaunch(t *testing.T) {
 }
 
 func TestSampleAllocates(t *testing.T) {
-	if testgpu.RaceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("the race detector's instrumentation allocates")
 	}
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)

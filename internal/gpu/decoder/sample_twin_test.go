@@ -6,7 +6,7 @@ import (
 	"math"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 )
 
@@ -84,8 +84,8 @@ func (s *sampleTeams) choose(row int, set Setting, u float64) int32 {
 	r := sampleRow{logits: unsafe.Slice(testgpu.At[float32](start, 0), int(s.vocab))}
 	// Parts begin at multiples of 16 bytes.
 	skip := int(start / 4 % 4)
-	groups := gpu.Ceil(skip+len(r.logits), 4)
-	each := gpu.Ceil(groups, s.warps)
+	groups := attn.Ceil(skip+len(r.logits), 4)
+	each := attn.Ceil(groups, s.warps)
 	for w := range s.warps {
 		from := min(w*each, groups)
 		to := min(from+each, groups)

@@ -96,14 +96,14 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 	for skinnyRows[kind] < o.Rows {
 		kind++
 	}
-	all, tiles, least := gpu.Ceil(o.In, skinnyBlock), o.tilesOf(skinnyTile), 0.0
+	all, tiles, least := attn.Ceil(o.In, skinnyBlock), o.tilesOf(skinnyTile), 0.0
 	for _, split := range d.splits {
 		l := skinnyLaunch{kind: kind, split: split}
-		blocks := gpu.Ceil(all, split)
+		blocks := attn.Ceil(all, split)
 		if blocks*skinnyBlock/4*skinnyRows[kind] > skinnyFew {
 			l.wide = 1
 		}
-		reads := gpu.Ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
+		reads := attn.Ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
 		if l.shared, l.stages = d.skinnyShared(skinnyRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
 			continue
 		}
@@ -127,7 +127,7 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 // launch.
 func (l *skinnyLaunch) cost(tiles, blocks int) float64 {
 	each, more := tiles/l.clusters, tiles%l.clusters
-	of := func(tiles int) int { return tiles*blocks + gpu.Ceil(tiles, 2)*max(skinnyMeeting-blocks, 0) }
+	of := func(tiles int) int { return tiles*blocks + attn.Ceil(tiles, 2)*max(skinnyMeeting-blocks, 0) }
 	cost := float64(of(each)*(l.clusters-more)+of(each+1)*more)/float64(l.clusters) + float64(blocks*skinnyRows[l.kind]/8)*skinnyOperands
 	if l.split > mostSplit {
 		cost += skinnyLarge

@@ -10,13 +10,14 @@ import (
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // Emulated is a GPU of so many multiprocessors that there is none of: it executes the
 // kernels, slowly. Somebody else has all but so many of them.
 func Emulated(t testing.TB, sms, free int) *Device {
 	t.Helper()
-	if RaceEnabled {
+	if reftest.RaceEnabled {
 		t.Skip("kernels run in one goroutine, many times as slowly under the race detector")
 	}
 	lib := fakedriver.New(t)
@@ -100,7 +101,7 @@ var Fakes = []struct {
 
 // Fewer is n, or what the race detector leaves time for.
 func Fewer(n int) int {
-	if RaceEnabled {
+	if reftest.RaceEnabled {
 		return n / 10
 	}
 	return n

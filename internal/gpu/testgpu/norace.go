@@ -1,5 +1,0 @@
-//go:build !race
-
-package testgpu
-
-const RaceEnabled = false
