@@ -153,9 +153,6 @@ func TestGPUFeatures(t *testing.T) {
 // denseEntries are Attend and Attention.
 func denseEntries(at graphtest.Place) []entry {
 	problemOf := func(rng *rand.Rand, r request) *graphtest.Problem {
-		if r.query == la.Float16 && at.GPU == nil {
-			panic(refusal{fmt.Errorf("queries of float16 on the host: %w", la.ErrUnsupported)}) // bad input, see the tests of that
-		}
 		return graphtest.NewProblem(rng, r.Shape, graphtest.Spec{QueryType: r.query, KVType: r.kv})
 	}
 	there := func(t *testing.T, x *tensor.Dense) G.Value {
@@ -242,9 +239,6 @@ func cachedEntry(name string, at graphtest.Place) entry {
 		if r.Bias.X != nil {
 			return fmt.Errorf("no node has a bias there: %w", refusesBias(t, r, at))
 		}
-		if r.query == la.Float16 && at.GPU == nil {
-			return fmt.Errorf("queries of float16 on the host: %w", la.ErrUnsupported)
-		}
 		c := cacheOf(t, r, at.GPU)
 		defer c.Close()
 		seq := graphtest.NewStored(t, c)
@@ -330,9 +324,6 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 		if r.Bias.X != nil {
 			return refusesBias(t, r, graphtest.Place{GPU: gpu})
 		}
-		if r.query != tensor.Float32 {
-			return fmt.Errorf("linear layers of %v: %w", r.query, la.ErrUnsupported) // see those of nn
-		}
 		c := cacheOf(t, r, gpu)
 		defer c.Close()
 		step := refused(c.NewStep(rows))
@@ -351,7 +342,7 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 		if weights == tensor.Float64 {
 			weights = la.Float16
 		}
-		x := upload("x", tensor.Float32, rows, in, 1)
+		x := upload("x", r.query, rows, in, 1)
 		var ws []*G.Node
 		for i, n := range []int{r.Heads * r.Dim, r.KVHeads * r.Dim, r.KVHeads * r.ValueDim} {
 			ws = append(ws, upload("w"+"qkv"[i:i+1], weights, n, in, 0.1))
