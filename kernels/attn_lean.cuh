@@ -267,3 +267,19 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   }
 #endif
 };
+
+// An entry point. Eight warps, four consumers and four producers, leave each lane the most
+// registers. More are there where warps can pass registers on.
+#define ATTENTION(name, T, ...) \
+  extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ LaunchParams p) { \
+    extern __shared__ __align__(1024) char memory[]; \
+    Lean<T, __VA_ARGS__>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
+  }
+
+// A variant that compute capability 9.0 alone has: in one kernel with others, what it does
+// would make short launches of these up to 4% slower.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define VARIANT(...) ATTENTION(__VA_ARGS__)
+#else // there the others take what it is for
+#define VARIANT(name, ...) extern "C" __global__ void name(const __grid_constant__ LaunchParams p) {}
+#endif

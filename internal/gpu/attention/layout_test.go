@@ -38,8 +38,8 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* bufferBars = bars + 2 * slots; char* rest = (char*)(bufferBars + 6); typename R::Shared sh; sh.warps = warps, sh.buffers = p.buffers; sh.last = (int*)(bufferBars + 4); " +
 				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.buffers * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
 		},
-		"lean.cu": {"ATTENTION(lean_f16_128_many, AsF16, 128, true) ATTENTION(lean_bf16_128_many, AsBF16, 128, true)",
-			"ATTENTION(lean_f16_64_paged, AsF16, 64, false, true) ATTENTION(lean_bf16_64_paged, AsBF16, 64, false, true)"},
+		"lean_many.cu":  {"VARIANT(lean_f16_128_many, AsF16, 128, true) VARIANT(lean_bf16_128_many, AsBF16, 128, true)"},
+		"lean_paged.cu": {"VARIANT(lean_f16_64_paged, AsF16, 64, false, true) VARIANT(lean_bf16_64_paged, AsBF16, 64, false, true)"},
 		"attn_prefill.cuh": {
 			"constexpr int ROWS = GROUPS * 64; static constexpr int KEYS = 128;",
 			"constexpr int QUERY = ROWS * D * Operand::bytes; static constexpr int STAGE = KEYS * D * Store::bytes; static constexpr int THREADS = (GROUPS + 1) * 128;",

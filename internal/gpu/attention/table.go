@@ -104,13 +104,13 @@ var table = []kernel{
 	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 2}},
 
 	// Output tiles of more rows than consumer warps merge in their registers (HELPED in the kernels' reduce header).
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_many", entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_many", entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
 
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_128_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
 
 	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{16, 0}},
 	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_80"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{16, 0}},
