@@ -143,7 +143,7 @@ func (op *machineCached) CUDADo(ext G.External, dev G.Device, prealloc G.Value, 
 	if err != nil {
 		return nil, err
 	}
-	_, lse, err := op.step.attend(name, op.layerCall(values, to))
+	_, lse, err := op.step.attend(name, op.layerCall(op.rows, values, to))
 	if err != nil {
 		return nil, err
 	}

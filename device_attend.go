@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -118,15 +119,14 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 // new value of the node, or to one that is given.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
-	slots := op.memory.On(gpu.group, 0)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(sub *device.Submission) (o deviceOperands, err error) {
 		if o.Q, o.K, o.V, err = qkv.use(sub); err != nil {
 			return o, err
 		}
-		if out, o.Out, err = qkv.resultIn(sub, to, &slots[0], op.query, op.outShape()); err != nil || op.logs() == nil {
+		if out, o.Out, err = qkv.resultIn(sub, to, &op.memory, op.query, op.outShape()); err != nil || op.logs() == nil {
 			return o, err
 		}
-		lse, o.LSE, err = qkv.nextResult(sub, &slots[1], lseType(op.query), op.lseShape())
+		lse, o.LSE, err = qkv.logSumExp(sub, &op.memory, lseType(op.query), op.lseShape())
 		return o, err
 	}, in...)
 	return out, lse, err
@@ -152,19 +152,29 @@ func (t *deviceQKV) use(sub *device.Submission) (q, k, v deviceMemory, err error
 	return q, k, v, err
 }
 
-// resultIn is nextResult, or the value that is given.
-func (t *deviceQKV) resultIn(sub *device.Submission, to *DeviceTensor, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (*DeviceTensor, deviceMemory, error) {
-	if to == nil {
-		return t.nextResult(sub, slot, dtype, shape)
+// resultIn is a new value of the node and its memory, or the value that is given. What t
+// holds stays.
+func (t *deviceQKV) resultIn(sub *device.Submission, to *DeviceTensor, n *ongpu.Node, dtype tensor.Dtype, shape tensor.Shape) (*DeviceTensor, deviceMemory, error) {
+	if to != nil {
+		m, err := to.useAs(sub, "out")
+		return to, m, err
 	}
-	m, err := to.useAs(sub, "out")
-	return to, m, err
+	return inUse(sub)(t[0].gpu.nodeValue(sub, n, dtype, shape, t[:]...))
 }
 
-// nextResult is a new value of the node and its memory. What t holds stays.
-func (t *deviceQKV) nextResult(sub *device.Submission, slot *device.Slot, dtype tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, m deviceMemory, err error) {
-	if d, err = t[0].gpu.nextValue(sub, slot, dtype, shape, t[:]...); err == nil {
-		m, err = d.use(sub)
+// logSumExp is a new log-sum-exp of the node.
+func (t *deviceQKV) logSumExp(sub *device.Submission, n *ongpu.Node, dtype tensor.Dtype, shape tensor.Shape) (*DeviceTensor, deviceMemory, error) {
+	gpu := t[0].gpu
+	return inUse(sub)(gpu.nextValue(sub, &n.On(gpu.group, 0)[1], dtype, shape, t[:]...))
+}
+
+// inUse gives the memory of a value that was made.
+func inUse(sub *device.Submission) func(*DeviceTensor, error) (*DeviceTensor, deviceMemory, error) {
+	return func(d *DeviceTensor, err error) (*DeviceTensor, deviceMemory, error) {
+		if err != nil {
+			return nil, deviceMemory{}, err
+		}
+		m, err := d.use(sub)
+		return d, m, err
 	}
-	return d, m, err
 }

@@ -55,7 +55,6 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 		return nil, err
 	}
 	defer runtime.KeepAlive(c.In)
-	slots := c.Node.On(g.group, 0)
 	err = g.queue.Submit(func(sub *device.Submission) error {
 		w := &ongpu.Work{Engine: layers, Submission: sub}
 		var in []*DeviceTensor
@@ -68,7 +67,7 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 			in = append(in, d)
 			w.In = append(w.In, ongpu.Operand{Memory: m, Fixed: sub.Fixed(d.memory)})
 		}
-		result, err := g.nextValue(sub, &slots[0], c.DType, c.Shape, in...)
+		result, err := g.nodeValue(sub, c.Node, c.DType, c.Shape, in...)
 		if err != nil {
 			return err
 		}
@@ -81,22 +80,28 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 				return err
 			}
 			if n > 0 {
-				s, err := g.nextValue(sub, &slots[1], tensor.Float32, tensor.Shape{n})
+				s, free, err := g.scratch(sub, c.Node, n)
 				if err != nil {
 					return err
 				}
+				defer free()
 				if w.Scratch, err = s.use(sub); err != nil {
 					return err
 				}
 			}
 		}
 		out = result
-		return c.Queue(w)
+		if err := c.Queue(w); err != nil {
+			return err
+		}
+		return haveRead(sub, in...)
 	})
 	switch {
 	case err == nil:
 		return out, nil
 	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but no kernel can do it
+		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
+	case errors.Is(err, device.ErrShared):
 		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
 	case errors.Is(err, attn.ErrDType):
 		return nil, errorf(c.Op, ErrDType, "on %v: %v", g, err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash"
 	"runtime"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/graph"
@@ -106,10 +107,15 @@ func (m *move) value(in []G.Value) (G.Value, error) {
 	if t := in[0].Dtype(); t != m.dtype {
 		return nil, errorf(m.name, ErrDType, "x is %v; the graph was built for %v", t, m.dtype)
 	}
-	if !sameShape(in[0].Shape(), m.shape) {
+	if !rowsOf(in[0].Shape(), m.shape) {
 		return nil, errorf(m.name, ErrShape, "x has shape %v; the graph was built for %v", in[0].Shape(), m.shape)
 	}
 	return in[0], nil
+}
+
+// rowsOf says whether a shape is another one, or has fewer rows.
+func rowsOf(s, all tensor.Shape) bool {
+	return len(s) == len(all) && (len(s) == 0 || s[0] >= 1 && s[0] <= all[0] && slices.Equal(s[1:], all[1:]))
 }
 
 func (m *move) DiffWRT(n int) []bool { return firstThree(n) }

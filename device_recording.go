@@ -151,6 +151,7 @@ type stepRecord struct {
 type recordedNode struct {
 	*stepNode
 	plan       attentionPlan
+	rows       int
 	generation uint64
 }
 
@@ -166,7 +167,7 @@ func (s *Step) record(sub *device.Submission, n *stepNode, plan attentionPlan) {
 		return
 	}
 	of := r.(*stepRecord)
-	of.nodes = append(of.nodes, recordedNode{n, plan, plan.Generation()})
+	of.nodes = append(of.nodes, recordedNode{n, plan, n.plan.rows, plan.Generation()})
 }
 
 // Ready holds the step until Done.
@@ -182,7 +183,7 @@ func (r *stepRecord) Ready() error {
 			return errNotReady
 		}
 		for _, n := range r.nodes {
-			if n.stepNode.plan.turn != s.turn || n.plan.Generation() != n.generation {
+			if n.stepNode.plan.turn != s.turn || n.stepNode.plan.rows != n.rows || n.plan.Generation() != n.generation {
 				return errNotReady
 			}
 		}

@@ -144,6 +144,8 @@ func deviceEngineError(op, what string, err error) error {
 	switch {
 	case errors.As(err, &operand):
 		return tensorError(op, operand.name, operand.err)
+	case errors.Is(err, device.ErrShared):
+		return errorf(op, ErrUnsupported, "%s: %v", what, err)
 	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory):
 		return gpuError(op, err)
 	}

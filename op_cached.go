@@ -5,8 +5,8 @@ import (
 	"hash"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -35,7 +35,9 @@ import (
 // A graph has one node for each layer of a step: a second one is [ErrGraph].
 //
 // The graph is built once, and run for every step. A run writes only the slots
-// that Set reserved, so it may be repeated before [Step.Commit]. The node takes
+// that Set reserved, so it may be repeated before [Step.Commit]. q, k and v of a run may
+// have fewer rows than the graph was built for, if they have those that Set gave to
+// sequences: a short prompt costs what it is long. The node takes
 // every option but [WithLengths], since the cache knows the lengths, and [WithBias];
 // tokens that a window has left behind stay in the cache. It has no gradient: a cache is for
 // inference.
@@ -129,8 +131,11 @@ type cachedOp struct {
 	call int       // two nodes with the same arguments stay two
 	lse  *lseStore // nil unless asked for
 
-	slots [2]device.Slot // of the output and the log-sum-exp on a GPU
+	memory ongpu.Node // of the output and the log-sum-exp on a GPU
 }
+
+// OnGPU makes it an [ongpu.Op].
+func (op *cachedOp) OnGPU() *ongpu.Node { return &op.memory }
 
 func (op *cachedOp) Arity() int { return 3 }
 func (op *cachedOp) Type() hm.Type {
@@ -166,14 +171,18 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		return nil, err
 	}
 	// Gorgonia checks no value against the node's shape.
-	r, err := newTokenRows(name, o[0], o[1], o[2], op.step.tokens, &op.step.cache.config)
+	tokens := op.step.tokens
+	if s := o[0].shape; len(s) == 2 && s[0] >= 1 && s[0] < tokens {
+		tokens = s[0] // a run may have fewer rows
+	}
+	r, err := newTokenRows(name, o[0], o[1], o[2], tokens, &op.step.cache.config)
 	if err != nil {
 		return nil, err
 	}
-	if r != op.rows {
+	if r.heads != op.rows.heads || r.query != op.rows.query {
 		return nil, errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].dtype, o[0].shape)
 	}
-	out, lse, err := op.step.attend(name, op.layerCall(in, nil))
+	out, lse, err := op.step.attend(name, op.layerCall(r, in, nil))
 	if err != nil {
 		return nil, err
 	}
@@ -182,8 +191,8 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 }
 
 // layerCall is a run of the node. The output goes to a new value if none is given.
-func (op *cachedOp) layerCall(qkv []G.Value, out *DeviceTensor) *layerCall {
-	return &layerCall{node: &op.node, rows: op.rows, qkv: qkv, lse: op.lse != nil, out: out, slots: &op.slots}
+func (op *cachedOp) layerCall(rows tokenRows, qkv []G.Value, out *DeviceTensor) *layerCall {
+	return &layerCall{node: &op.node, rows: rows, qkv: qkv, lse: op.lse != nil, out: out, memory: &op.memory}
 }
 
 func (op *cachedOp) WriteHash(h hash.Hash) {

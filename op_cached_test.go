@@ -45,6 +45,7 @@ func testCachedAttention(t *testing.T, at graphtest.Place) {
 					at.There = turn%2 == 0
 				}
 				turn++
+				at.Used = turn%5 < 2
 				name := fmt.Sprintf("page %d %v in %v h%d/%d d%d/%d %v workers %d causal %v", pageSize, query, storage, g[0], g[1], g[2], g[3], schedule, workers, causal)
 				t.Run(name, func(t *testing.T) {
 					cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], DType: storage, PageSize: pageSize, Pages: 8*long/pageSize + 24, Device: at.GPU})

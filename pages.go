@@ -6,8 +6,8 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -64,9 +64,9 @@ type layerCall struct {
 	rows tokenRows
 	qkv  []G.Value // query, key and value, as operands has seen them
 
-	lse   bool            // the log-sum-exp is wanted
-	out   *DeviceTensor   // takes the output, on the GPU of qkv; nil: a new value does
-	slots *[2]device.Slot // of new outputs and log-sum-exps on a GPU
+	lse    bool          // the log-sum-exp is wanted
+	out    *DeviceTensor // takes the output, on the GPU of qkv; nil: a new value does
+	memory *ongpu.Node   // of new outputs and log-sum-exps on a GPU
 }
 
 // hostPages are pages in Go's memory.

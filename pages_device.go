@@ -278,11 +278,11 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 			return err
 		}
 		operands := deviceOperands{Q: q}
-		if o, operands.Out, err = qkv.resultIn(sub, c.out, &c.slots[0], c.rows.query, c.rows.outShape(p.geometry.ValueDim)); err != nil {
+		if o, operands.Out, err = qkv.resultIn(sub, c.out, c.memory, c.rows.query, c.rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
 		if c.lse {
-			if l, operands.LSE, err = qkv.nextResult(sub, &c.slots[1], c.rows.lseType(), c.rows.lseShape()); err != nil {
+			if l, operands.LSE, err = qkv.logSumExp(sub, c.memory, c.rows.lseType(), c.rows.lseShape()); err != nil {
 				return err
 			}
 		}
@@ -290,7 +290,7 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 			return err
 		}
 		p.step.record(sub, c.node, p.plan)
-		return nil
+		return haveRead(sub, qkv[:]...)
 	})
 	if err != nil {
 		return nil, nil, err

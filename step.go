@@ -68,6 +68,7 @@ type stepPlan struct {
 	geometry attn.Problem
 	plan     layerPlan
 	turn     uint64 // that plan was made in
+	rows     int    // that it was made for
 }
 
 // stepNode is a [CachedAttention] node as its step knows it.
@@ -237,7 +238,7 @@ func (s *Step) begin(op string, appends []Append) error {
 		return err
 	}
 	for _, p := range s.plans {
-		if err := s.plan(op, p); err != nil {
+		if err := s.plan(op, p, s.tokens); err != nil {
 			return err
 		}
 	}
@@ -390,13 +391,23 @@ func (s *Step) planFor(g attn.Problem) *stepPlan {
 	return p
 }
 
-// plan makes p the schedule of the present turn.
-func (s *Step) plan(op string, p *stepPlan) error {
-	if err := p.plan.build(op, s.sequences, s.tokens); err != nil {
+// plan makes p the schedule of the present turn, for a run of so many rows.
+func (s *Step) plan(op string, p *stepPlan, rows int) error {
+	p.turn = 0
+	if err := p.plan.build(op, s.sequences, rows); err != nil {
 		return err
 	}
-	p.turn = s.turn
+	p.turn, p.rows = s.turn, rows
 	return nil
+}
+
+// used is how many rows Set gave to sequences.
+func (s *Step) used() int {
+	if len(s.sequences) == 0 {
+		return 0
+	}
+	last := &s.sequences[len(s.sequences)-1]
+	return last.Row + last.Queries
 }
 
 // nextCall numbers the CachedAttention nodes of the step's graphs.
@@ -422,9 +433,12 @@ func (s *Step) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 	case !s.open:
 		return nil, nil, errorf(op, ErrState, "%v: step is not open: call Set first", n)
 	}
+	if used := s.used(); c.rows.tokens < used {
+		return nil, nil, errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.rows.tokens, used)
+	}
 	begin := time.Now()
-	if p.turn != s.turn { // the node was made after Set
-		if err := s.plan(op, p); err != nil {
+	if p.turn != s.turn || p.rows != c.rows.tokens { // the node was made after Set, or the run has fewer rows
+		if err := s.plan(op, p, c.rows.tokens); err != nil {
 			return nil, nil, err
 		}
 	}

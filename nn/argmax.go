@@ -56,6 +56,9 @@ func (op argMax) shape(x tensor.Shape) (tensor.Shape, error) {
 	return tensor.Shape{x[0]}, nil
 }
 
+// OnGPU makes it an [ongpu.Op].
+func (op argMax) OnGPU() *ongpu.Node { return op.gpu }
+
 func (op argMax) Arity() int { return 1 }
 func (op argMax) Type() hm.Type {
 	return hm.NewFnType(tensorOf(2, tensor.Float32), tensorOf(1, tensor.Int32))

@@ -110,6 +110,9 @@ func (op embedding) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return out, nil
 }
 
+// OnGPU makes it an [ongpu.Op].
+func (op embedding) OnGPU() *ongpu.Node { return op.gpu }
+
 func (op embedding) Arity() int { return 2 + count(op.residual) }
 
 // Type makes a new type at each call: Gorgonia takes the one it is given apart.

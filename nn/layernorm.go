@@ -99,6 +99,9 @@ type layerNorm struct {
 	gpu         *ongpu.Node
 }
 
+// OnGPU makes it an [ongpu.Op].
+func (op layerNorm) OnGPU() *ongpu.Node { return op.gpu }
+
 func (op layerNorm) Arity() int { return 1 + count(op.gamma) + count(op.beta) }
 
 func count(b bool) int {

@@ -115,15 +115,18 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 	if err != nil {
 		return nil, err
 	}
-	from := 0
+	part := linearPart{inference: "Linears", dtype: op.x}
 	for _, w := range ws {
-		p := linearPart{inference: "Linears", from: from, shape: tensor.Shape{shapes[0][0], w.Shape()[0]}, dtype: op.x}
-		from += p.shape.TotalSize()
-		y, err := apply(name, p, all)
+		part.all += w.Shape()[0]
+	}
+	for _, w := range ws {
+		part.width = w.Shape()[0]
+		y, err := apply(name, part, all)
 		if err != nil {
 			return nil, err
 		}
 		ys = append(ys, y)
+		part.before += part.width
 	}
 	return ys, nil
 }
@@ -302,6 +305,9 @@ func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
 	}
 	return out, nil
 }
+
+// OnGPU makes it an [ongpu.Op].
+func (op linear) OnGPU() *ongpu.Node { return op.gpu }
 
 func (op linear) Arity() int {
 	n := 1 + op.parts + count(op.residual) + count(op.gamma) + count(op.beta)
@@ -484,20 +490,37 @@ func runLinear[F float](o *cpu.LinearOperands[F]) error {
 type linearPart struct {
 	graph.Plain
 	inference
-	from  int
-	shape tensor.Shape
-	dtype tensor.Dtype
+	before, width, all int // columns of the layers ahead, of this one, and of all
+	dtype              tensor.Dtype
 }
+
+// of is where the part begins in the vector, and its shape: a run may have fewer rows
+// than the graph was built for.
+func (op linearPart) of(vector tensor.Shape) (from int, shape tensor.Shape, err error) {
+	if len(vector) != 1 || vector[0]%op.all != 0 {
+		return 0, nil, errorf("Linears", la.ErrShape, "the layers' output has shape %v, want rows of %d elements", vector, op.all)
+	}
+	rows := vector[0] / op.all
+	return rows * op.before, tensor.Shape{rows, op.width}, nil
+}
+
+// IsPart makes it an [ongpu.PartOp].
+func (op linearPart) IsPart() {}
 
 func (op linearPart) Arity() int { return 1 }
 func (op linearPart) Type() hm.Type {
 	return hm.NewFnType(tensorOf(1, op.dtype), tensorOf(2, op.dtype))
 }
 func (op linearPart) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
-	return op.shape.Clone(), nil
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, err
+	}
+	_, shape, err := op.of(shapes[0])
+	return shape, err
 }
 func (op linearPart) String() string {
-	return fmt.Sprintf("LinearPart{%v from %d, %v}", op.shape, op.from, op.dtype)
+	return fmt.Sprintf("LinearPart{columns [%d, %d) of %d, %v}", op.before, op.before+op.width, op.all, op.dtype)
 }
 func (op linearPart) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
 func (op linearPart) Hashcode() uint32      { return graph.Hashcode(op) }
@@ -508,25 +531,26 @@ func (op linearPart) Do(in ...G.Value) (y G.Value, err error) {
 	if len(in) != 1 {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want 1", len(in))
 	}
+	from, shape, err := op.of(in[0].Shape())
+	if err != nil {
+		return nil, err
+	}
 	if anyOnGPU(in) {
-		return ongpu.Part("nn."+name, in[0], op.from, op.shape)
+		return ongpu.Part("nn."+name, in[0], from, shape)
 	}
 	if op.dtype == tensor.Float64 {
-		return partOf[float64](op, in[0])
+		return partOf[float64](in[0], from, shape)
 	}
-	return partOf[float32](op, in[0])
+	return partOf[float32](in[0], from, shape)
 }
 
-func partOf[F float](op linearPart, v G.Value) (G.Value, error) {
+func partOf[F float](v G.Value, from int, shape tensor.Shape) (G.Value, error) {
 	all, err := elements[F]("Linears", "the layers' output", v, v.Shape())
 	if err != nil {
 		return nil, err
 	}
-	to := op.from + op.shape.TotalSize()
-	if to > len(all) {
-		return nil, errorf("Linears", la.ErrShape, "elements [%d, %d) of %d", op.from, to, len(all))
-	}
-	return tensor.New(tensor.WithShape(op.shape...), tensor.WithBacking(all[op.from:to:to])), nil
+	to := from + shape.TotalSize()
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(all[from:to:to])), nil
 }
 
 var (

@@ -147,6 +147,9 @@ func (op sample) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return tensor.Shape{in[0][0]}, nil
 }
 
+// OnGPU makes it an [ongpu.Op].
+func (op sample) OnGPU() *ongpu.Node { return op.gpu }
+
 func (op sample) Arity() int { return len(sampleInputs) }
 func (op sample) Type() hm.Type {
 	return hm.NewFnType(tensorOf(2, tensor.Float32), tensorOf(2, tensor.Int32), tensorOf(2, tensor.Int32), tensorOf(1, tensor.Int32))

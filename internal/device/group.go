@@ -68,6 +68,16 @@ func (g *Group) Close() error {
 	return nil
 }
 
+// Recording says whether a recording is being made.
+func (g *Group) Recording() bool {
+	for _, q := range g.members {
+		if q.isRecording() {
+			return true
+		}
+	}
+	return false
+}
+
 // Closed says whether a member is closed: then the group can do nothing any more.
 func (g *Group) Closed() bool {
 	for _, q := range g.members {

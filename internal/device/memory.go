@@ -19,6 +19,8 @@ type Memory struct {
 	class      int64        // 0: borrowed
 	generation uint64
 	written    bool // by kernels
+	reads      int  // that are still to come, of a value that shares memory
+	shared     bool
 	cleanup    runtime.Cleanup
 }
 
@@ -122,6 +124,8 @@ func (t *Submission) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	switch {
 	case m.queue != (*Queue)(t):
 		return nil, ErrOtherQueue
+	case m.buffer == nil && m.shared:
+		return nil, ErrOverwritten
 	case m.buffer == nil:
 		return nil, ErrFreed
 	case m.generation != generation:
@@ -169,6 +173,31 @@ func (t *Submission) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) 
 	}
 	s.list = append(s.list, m)
 	return m, nil
+}
+
+// Shared is n bytes for a new value that so many nodes will read: the last of them gives
+// the memory to other values. A recording can't have it, since its memory stays.
+func (t *Submission) Shared(n int64, reads int) (*Memory, error) {
+	if t.recording != nil {
+		return nil, ErrShared
+	}
+	m, err := t.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	m.written, m.shared, m.reads = true, true, reads
+	return m, nil
+}
+
+// Read is told by a node that has queued what reads m.
+func (t *Submission) Read(m *Memory) error {
+	if !m.shared || m.buffer == nil {
+		return nil
+	}
+	if m.reads--; m.reads > 0 {
+		return nil
+	}
+	return t.Free(m)
 }
 
 func among(m *Memory, list []*Memory) bool {

@@ -14,6 +14,8 @@ var (
 	ErrOverwritten = errors.New("the node that made the value has run again since")
 	// ErrOtherQueue is the use of memory of another queue.
 	ErrOtherQueue = errors.New("memory of another GPU")
+	// ErrShared is a recording of values that share memory.
+	ErrShared = errors.New("values of a graph that shares memory can't be recorded")
 	// ErrRecording is work that can't be recorded, or a recording within another.
 	ErrRecording = errors.New("a recording is being made")
 )
@@ -73,6 +75,12 @@ func (q *Queue) Closed() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.closed
+}
+
+func (q *Queue) isRecording() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.recording != nil
 }
 
 // Enter keeps the queue open until Leave. Calls must not be nested.

@@ -19,6 +19,7 @@ type Place struct {
 	GPU   *la.GPU
 	Real  bool // it has kernels for some head dims only, and tensor cores round its numbers
 	There bool // q, k and v are on the GPU as well, and so is what comes out
+	Used  bool // runs have the rows that the step gives to sequences, and no others
 
 	ScoreMods reftest.Shape   // the window, soft cap and slopes of decoders there
 	Layers    []reftest.Shape // and, where layers differ, of each of them; Causal and Scale too
@@ -108,6 +109,11 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 		if at.There {
 			for i := range in {
 				in[i] = Move(t, in[i], func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, at.GPU) })
+			}
+		}
+		if at.Used {
+			for i := range in {
+				in[i] = Move(t, in[i], step.Rows)
 			}
 		}
 		var lse *G.Node
@@ -274,6 +280,10 @@ func (d *Decoder) rows(x []float64, width int) *tensor.Dense {
 // Run runs the graph, and compares every layer with the reference.
 func (d *Decoder) Run(t testing.TB, u *StepCase) {
 	t.Helper()
+	if d.Used { // Read would copy into values of other shapes
+		clear(d.OutValues)
+		clear(d.LSEValues)
+	}
 	Again(t, d.VM)
 	d.checkRows(t, u)
 	for l, c := range u.Cases {
@@ -303,11 +313,14 @@ func (d *Decoder) checkRows(t testing.TB, u *StepCase) {
 // Compare compares a layer with the reference.
 func (d *Decoder) Compare(t testing.TB, layer int, u *StepCase, want *reftest.Result) error {
 	t.Helper()
-	dv := d.Cache.Config().ValueDim
-	if got, want := d.OutValues[layer].Shape(), (tensor.Shape{d.Step.Tokens(), d.Heads * dv}); !got.Eq(want) {
+	dv, rows := d.Cache.Config().ValueDim, d.Step.Tokens()
+	if d.Used {
+		rows = max(1, u.rows)
+	}
+	if got, want := d.OutValues[layer].Shape(), (tensor.Shape{rows, d.Heads * dv}); !got.Eq(want) {
 		return fmt.Errorf("output has shape %v, want %v", got, want)
 	}
-	if got, want := d.LSEValues[layer].Shape(), (tensor.Shape{d.Step.Tokens(), d.Heads}); !got.Eq(want) {
+	if got, want := d.LSEValues[layer].Shape(), (tensor.Shape{rows, d.Heads}); !got.Eq(want) {
 		return fmt.Errorf("log-sum-exp has shape %v, want %v", got, want)
 	}
 	out, lse := Floats(t, d.OutValues[layer]), Floats(t, d.LSEValues[layer])

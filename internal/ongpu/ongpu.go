@@ -19,6 +19,10 @@ import (
 // value, and of what it needs on the way there. Ops hold one by a pointer, since
 // clones of a graph share ops.
 type Node struct {
+	// Reads is how many nodes read a value, and no others do: the last of them gives its
+	// memory to other values. 0: the value stays until the node runs again.
+	Reads int
+
 	mu sync.Mutex
 	of map[*device.Group][]*[2]device.Slot // of each member
 }
@@ -42,6 +46,13 @@ func (n *Node) On(g *device.Group, member int) *[2]device.Slot {
 	}
 	return n.of[g][member]
 }
+
+// Op is an op that computes through [Compute], or tells as it does when it has read its
+// inputs.
+type Op interface{ OnGPU() *Node }
+
+// PartOp is an op whose value is a part of its input's, through [Part].
+type PartOp interface{ IsPart() }
 
 // Call is the work of one run of a node.
 type Call struct {

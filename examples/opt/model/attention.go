@@ -22,6 +22,9 @@ type attention interface {
 	// node makes the node of a layer; see attend.
 	node(b *builder, layer int, q, k, v *G.Node) *G.Node
 
+	// usedRows makes the rows of x, of the graph's rows, that a run computes.
+	usedRows(b *builder, x *G.Node) *G.Node
+
 	// take sets counts to the tokens of each sequence that the next run takes,
 	// of those that are left. Some are taken unless none are left.
 	take(left, counts []int)

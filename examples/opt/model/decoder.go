@@ -239,15 +239,15 @@ func (d *Decoder) build(w *Weights) (err error) {
 	if o.Linear == StockLinear {
 		w = w.widened()
 	}
-	if d.prompt, err = d.newPass(w, o.Chunk, o.AllLogits, &d.stats.Prefill); err != nil {
+	if d.prompt, err = d.newPass(w, o.Chunk, o.AllLogits, false, &d.stats.Prefill); err != nil {
 		return err
 	}
 	d.weights, d.stepBytes = w, w.stepBytes()
-	d.next, err = d.newPass(w, batch, false, &d.stats.Decode)
+	d.next, err = d.newPass(w, batch, false, true, &d.stats.Decode)
 	return err
 }
 
-func (d *Decoder) newPass(w *Weights, rows int, all bool, phase *Phase) (*pass, error) {
+func (d *Decoder) newPass(w *Weights, rows int, all, often bool, phase *Phase) (*pass, error) {
 	a, rows, err := d.cache.newAttention(rows)
 	if err != nil {
 		return nil, err
@@ -262,7 +262,7 @@ func (d *Decoder) newPass(w *Weights, rows int, all bool, phase *Phase) (*pass, 
 			return nil, err
 		}
 	}
-	g, err := w.newGraph(rows, selected, &d.options, there, a.node)
+	g, err := w.newGraph(rows, selected, often, &d.options, there, a.node, a.usedRows)
 	if err != nil {
 		return nil, err
 	}
@@ -402,7 +402,7 @@ func (d *Decoder) check(tokens [][]int) error {
 func (d *Decoder) run(p *pass, tokens [][]int) error {
 	return d.turn(p, func() error {
 		d.fill(p, tokens)
-		logits, chosen, err := p.graph.run(p == d.next, d.options.chooses())
+		logits, chosen, err := p.graph.run(d.options.chooses())
 		if err == nil {
 			d.keepLogits(p, logits, chosen)
 		}

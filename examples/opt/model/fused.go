@@ -93,6 +93,8 @@ func (b *builder) fused(logits *G.Node) (*G.ExprGraph, *G.Node, error) {
 	return f.Graph, f.Roots[0], nil
 }
 
+func (a *fusedAttention) usedRows(_ *builder, x *G.Node) *G.Node { return x }
+
 func (a *fusedAttention) take(left, counts []int) { shareRows(a.tokens, left, counts) }
 
 func (a *fusedAttention) begin(counts, first []int) error {

@@ -85,6 +85,7 @@ func deviceInput(g *G.ExprGraph, name string, t *la.DeviceTensor) *G.Node {
 type gpuGraph struct {
 	gpu    *la.GPU
 	inputs []gpuInput
+	often  bool    // it runs often: it is recorded
 	chosen *G.Node // of each row of the logits, a token; nil: not asked for
 
 	// How they are chosen, if not as the most likely ones.
@@ -157,11 +158,11 @@ func (g *gpuGraph) choose(b *builder, logits *G.Node, random bool) {
 }
 
 // runGPU is run on a GPU. The first run is node by node, and gives the nodes their
-// memory; if the graph is to run often, the second one is recorded, and from then
-// on the recording is replayed.
-func (gr *graph) runGPU(often, chooses bool) (logits []float32, chosen []int, err error) {
+// memory; of a graph that runs often the second one is recorded, and from then on the
+// recording is replayed.
+func (gr *graph) runGPU(chooses bool) (logits []float32, chosen []int, err error) {
 	g := gr.gpu
-	if err := g.compute(gr, often, false); err != nil {
+	if err := g.compute(gr, false); err != nil {
 		return nil, nil, err
 	}
 	// It waits for the run.
@@ -180,7 +181,7 @@ func (gr *graph) runGPU(often, chooses bool) (logits []float32, chosen []int, er
 
 // compute queues a run. With follow its tokens are those that the last run chose,
 // which nobody waits for.
-func (g *gpuGraph) compute(gr *graph, often, follow bool) error {
+func (g *gpuGraph) compute(gr *graph, follow bool) error {
 	for i := range g.inputs {
 		in := &g.inputs[i]
 		if i == 0 && follow { // the tokens come first
@@ -215,7 +216,7 @@ func (g *gpuGraph) compute(gr *graph, often, follow bool) error {
 	}
 	g.runs++
 	defer gr.vm.Reset()
-	if !often || g.runs == 1 {
+	if !g.often || g.runs == 1 {
 		return g.keep(gr, gr.vm.RunAll())
 	}
 	recording, err := g.gpu.Record(gr.vm.RunAll)
@@ -261,7 +262,7 @@ func (d *Decoder) continueGPU(tokens [][]int, steps int) (chosen [][]int, err er
 		}
 		err := d.turn(p, func() error {
 			d.fill(p, tokens)
-			if err := g.compute(p.graph, true, step > 0); err != nil {
+			if err := g.compute(p.graph, step > 0); err != nil {
 				return err
 			}
 			row, err := history.Rows(step*batch, (step+1)*batch)

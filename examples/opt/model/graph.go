@@ -42,8 +42,12 @@ type builder struct {
 // and q is not scaled yet. After an error the nodes are nil.
 type attend func(b *builder, layer int, q, k, v *G.Node) *G.Node
 
+// usedRows makes the rows of x, of the graph's rows, that a run computes.
+type usedRows func(b *builder, x *G.Node) *G.Node
+
 // newGraph builds the decoder for a number of rows, with logits for a number of
-// selected rows (0: for all). Weights keep their names in every graph, and
+// selected rows (0: for all). One that runs often is recorded on a GPU; the values of
+// others share memory there. Weights keep their names in every graph, and
 // inputs are named, since Gorgonia merges nameless ones of equal shape. Sums
 // with the residual are part of the node before them where there is one: every
 // node costs some microseconds and an output of its own.
@@ -51,9 +55,9 @@ type attend func(b *builder, layer int, q, k, v *G.Node) *G.Node
 // Gorgonia tells nodes apart by hashes of 32 bits, so once in some thousand
 // graphs of this size two of them are taken for one. That is found out here,
 // and another name for the first input gives all nodes other hashes.
-func (w *Weights) newGraph(rows, selected int, o *Options, there *gpuWeights, attention attend) (gr *graph, err error) {
+func (w *Weights) newGraph(rows, selected int, often bool, o *Options, there *gpuWeights, attention attend, usedRows usedRows) (gr *graph, err error) {
 	for _, tokens := range []string{"tokens", "tokens'", "tokens\""} {
-		gr, err = w.buildGraph(tokens, rows, selected, o, there, attention)
+		gr, err = w.buildGraph(tokens, rows, selected, often, o, there, attention, usedRows)
 		if !errors.Is(err, la.ErrGraph) {
 			return gr, err
 		}
@@ -61,7 +65,7 @@ func (w *Weights) newGraph(rows, selected int, o *Options, there *gpuWeights, at
 	return nil, err
 }
 
-func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there *gpuWeights, attention attend) (*graph, error) {
+func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Options, there *gpuWeights, attention attend, usedRows usedRows) (*graph, error) {
 	b, c := &builder{w: w, g: G.NewGraph(), stock: o.Linear == StockLinear, there: there}, w.config
 	gr := &graph{}
 	if there != nil {
@@ -72,6 +76,11 @@ func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there 
 	var tokens, positions *G.Node
 	tokens, gr.tokens = b.indices(name, rows)
 	positions, gr.positions = b.indices("positions", rows)
+	// Rows of nobody are not computed, but where the number of rows is fixed: in recordings,
+	// in Gorgonia's own nodes, and where each row has a choice.
+	if !b.stock && (gr.gpu == nil || !often && (selected > 0 || !o.chooses())) {
+		tokens, positions = usedRows(b, tokens), usedRows(b, positions)
+	}
 	embedding := b.weight("decoder.embed_tokens.weight")
 
 	h := b.rows(b.weight("decoder.embed_positions.weight"), positions, nil)
@@ -115,6 +124,13 @@ func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there 
 		return nil, err
 	}
 	g := b.g
+	if b.gpu != nil {
+		if b.gpu.often = often; !often {
+			if err := la.ShareMemory(g); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if b.fuse {
 		var err error
 		if g, gr.logits, err = b.fused(gr.logits); err != nil {
@@ -126,11 +142,10 @@ func (w *Weights) buildGraph(name string, rows, selected int, o *Options, there 
 }
 
 // run computes the logits, or on a GPU the tokens that are chosen by them, if that
-// is asked for: only they come down then. What it returns is nobody else's. A
-// graph that runs often is worth some preparation.
-func (gr *graph) run(often, chooses bool) (logits []float32, chosen []int, err error) {
+// is asked for: only they come down then. What it returns is nobody else's.
+func (gr *graph) run(chooses bool) (logits []float32, chosen []int, err error) {
 	if gr.gpu != nil {
-		return gr.runGPU(often, chooses)
+		return gr.runGPU(chooses)
 	}
 	if err := la.Cause(gr.vm.RunAll()); err != nil {
 		return nil, nil, err

@@ -83,6 +83,10 @@ func (a *leanAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
 	})
 }
 
+func (a *leanAttention) usedRows(b *builder, x *G.Node) *G.Node {
+	return b.do(func() (*G.Node, error) { return a.step.Rows(x) })
+}
+
 func (a *leanAttention) take(left, counts []int) { shareRows(a.step.Tokens(), left, counts) }
 
 func (a *leanAttention) begin(counts, first []int) error {

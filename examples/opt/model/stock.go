@@ -170,6 +170,8 @@ func (b *builder) maximum(x, y *G.Node) *G.Node {
 	return b.add(x, y)
 }
 
+func (a *stockAttention) usedRows(_ *builder, x *G.Node) *G.Node { return x }
+
 func (a *stockAttention) take(left, counts []int) {
 	for i, n := range left {
 		counts[i] = min(n, a.rows)
