@@ -11,13 +11,18 @@
 // computes exponentials.
 //
 // The keys are walked from the last to the first: only the first steps have to mask.
+//
+// Where queries or outputs have more bits than operands of products, these are sums of two
+// parts (PRECISE). Queries are taken apart on their way to shared memory, weights in registers,
+// and both parts are multiplied. What values come to in a step is then added to the output
+// by an instruction that rounds: products cut off, which thousands of steps would show.
 #pragma once
 #include "attn_work.cuh"
 #include "wgmma.cuh"
 
 struct alignas(16) PrefillTile {
   int seq, head, block; // KV head, and the rows [block, block+1) * ROWS
-  int steps;            // of KEYS keys that any of its rows sees
+  int keys;             // that any of its rows sees
 };
 
 struct PrefillParams {
@@ -36,21 +41,24 @@ struct PrefillParams {
   int box;                  // keys that are copied at once: a power of two that divides KEYS and a page
   int heads, group;         // KV heads, and query heads of each
   int causal;
+  int queryType, outType;
   float scale;              // of scores, to base 2; more than 0
   float natural;            // of scores, to base e
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// T is the Format of keys and values. Queries and outputs are of its operands' type.
-template <class T, int D, int GROUPS, int STAGES> struct Prefill {
+// T is the Format of keys and values. Queries and outputs are of its operands' type, or, PRECISE,
+// of any.
+template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false> struct Prefill { // KEYS: of a step
   using Store = typename T::Store;
   using Math = typename T::Math;
   using Operand = typename Math::Operand;
   static_assert(T::ready && Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
   static constexpr int ROWS = GROUPS * 64;                // of an output tile
-  static constexpr int KEYS = 128;                        // of a step
+  static constexpr int PARTS = PRECISE ? 2 : 1;           // of a query, and of a weight
   static constexpr int BLOCKS = D * Store::bytes / 128;   // column blocks of 128 bytes
-  static constexpr int QUERY = ROWS * D * Operand::bytes; // bytes of an output tile's queries
+  static constexpr int QUERY = ROWS * D * Operand::bytes; // bytes of an output tile's queries, of one part
+  static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0;  // bytes of what its rows' scores are multiplied by
   static constexpr int STAGE = KEYS * D * Store::bytes;   // bytes of a step's keys, or values
   static constexpr int THREADS = (GROUPS + 1) * 128;
   static constexpr int QUERY_PRODUCERS = 96;              // threads
@@ -59,7 +67,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
 
   // Addresses in shared memory, and those of barriers. There are two places for queries.
   struct Shared {
-    u32 query, keys, values;
+    u32 query, keys, values, factors;
     u32 queryFull, queryEmpty, keyFull, keyEmpty, valueFull, valueEmpty;
   };
 
@@ -72,7 +80,7 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
       if (i >= count) return false;
       const PrefillTile t = p.tiles[i];
-      s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, steps = t.steps;
+      s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, steps = (t.keys + KEYS - 1) / KEYS;
       return true;
     }
   };
@@ -80,8 +88,8 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
   __device__ static __forceinline__ void run(const PrefillParams& p) {
     extern __shared__ __align__(1024) char memory[];
     Shared sh;
-    sh.query = sharedAddress(memory), sh.keys = sh.query + 2 * QUERY, sh.values = sh.keys + STAGES * STAGE;
-    sh.queryFull = sh.values + STAGES * STAGE, sh.queryEmpty = sh.queryFull + 16;
+    sh.query = sharedAddress(memory), sh.keys = sh.query + 2 * PARTS * QUERY, sh.values = sh.keys + STAGES * STAGE;
+    sh.factors = sh.values + STAGES * STAGE, sh.queryFull = sh.factors + 2 * FACTORS, sh.queryEmpty = sh.queryFull + 16;
     sh.keyFull = sh.queryEmpty + 16, sh.keyEmpty = sh.keyFull + 8 * STAGES, sh.valueFull = sh.keyEmpty + 8 * STAGES, sh.valueEmpty = sh.valueFull + 8 * STAGES;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
@@ -99,11 +107,13 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     const int count = *p.count;
     if (warp < 4) {
       fewerRegisters<PRODUCER_REGISTERS>();
-      warp == 0 ? produceKeys(p, sh, count, lane) : produceQueries(p, sh, count, threadIdx.x - 32);
+      if (warp == 0) produceKeys(p, sh, count, lane);
+      else if constexpr (PRECISE) produceParts(p, sh, count, threadIdx.x - 32);
+      else produceQueries(p, sh, count, threadIdx.x - 32);
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, count, warp / 4 - 1, threadIdx.x % 128);
-      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { ((u16*)p.out)[at] = 0; });
+      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, PRECISE ? p.outType : Operand::type, 0.f); });
     }
   }
 
@@ -170,16 +180,78 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     }
   }
 
+  // The same of queries of any type, in two parts. Where operands have few exponents a row is
+  // multiplied by a power of two that makes its largest element 2^8 to 2^9, as by scaleOf
+  // (attn_tile.cuh), and its scores by another that undoes it.
+  __device__ static __forceinline__ void produceParts(const PrefillParams& p, const Shared& sh, int count, int thread) {
+    constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32; // that have a row, eight elements each
+    constexpr int ROUND = QUERY_PRODUCERS / LANES, TOGETHER = 2;
+    const int c = thread % LANES;
+    Tile t;
+    for (int n = 0; t.load(p, count, n); n++) {
+      const u32 to = sh.query + (n & 1) * (2 * QUERY), factors = sh.factors + (n & 1) * FACTORS;
+      barrierWait(sh.queryEmpty + (n & 1) * 8, ~(n >> 1) & 1);
+#pragma unroll 1
+      for (int first = thread / LANES; first < ROWS; first += TOGETHER * ROUND) {
+        float4 x[TOGETHER][2];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+          const int row = t.first + first + i * ROUND, position = row / p.group;
+          x[i][0] = x[i][1] = make_float4(0.f, 0.f, 0.f, 0.f);
+          if (row >= t.rows || c * 8 >= D) continue;
+          const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
+          withStore(p.queryType, [&](auto s) { x[i][0] = decltype(s)::load4(p.query, from), x[i][1] = decltype(s)::load4(p.query, from + 4); });
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++)
+          if (first + i * ROUND < ROWS) putParts(to, factors, x[i], first + i * ROUND, c); // a warp's rows are there together
+      }
+      fenceAsync();
+      barrierArrive(sh.queryFull + (n & 1) * 8);
+    }
+  }
+  // Eight elements of row r, from number 8c on.
+  template <int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32> __device__ static __forceinline__ void putParts(u32 to, u32 factors, float4 (&x)[2], int r, int c) {
+    float* const f = &x[0].x;
+    float factor = 1.f;
+    if constexpr (Math::narrow) {
+      float top = 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(f[i]));
+#pragma unroll
+      for (int i = 1; i < LANES; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+      const int e = max((int)(__float_as_uint(top) >> 23) - 127 - 8, -118);
+      const float up = __int_as_float((127 - e) << 23);
+      factor = __int_as_float((127 + e) << 23);
+#pragma unroll
+      for (int i = 0; i < 8; i++) f[i] *= up;
+    }
+    if (c * 8 < D) {
+      u32 lead[4], rest[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) splitOf(f[2 * i], f[2 * i + 1], lead[i], rest[i]);
+      const u32 at = to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(lead[0]), "r"(lead[1]), "r"(lead[2]), "r"(lead[3]) : "memory");
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + QUERY), "r"(rest[0]), "r"(rest[1]), "r"(rest[2]), "r"(rest[3]) : "memory");
+    }
+    if (c == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(factors + r * 4), "f"(factor) : "memory");
+  }
+  // Two numbers as sums of two operands each.
+  __device__ static __forceinline__ void splitOf(float x, float y, u32& lead, u32& rest) {
+    lead = Operand::pack(x, y);
+    rest = Operand::pack(x - Operand::low(lead), y - Operand::high(lead));
+  }
+
   // A lane's two rows of an output tile: the weights of a step's scores, the largest score, the
   // sum of weights, and what outputs are multiplied by when the largest score has changed.
   struct Softmax {
     static constexpr float LARGE = 4096.f;
-    float scale;
-    float top[2], base[2], sum[2], shrink[2]; // base: top*scale, rounded
+    float scale[2];
+    float top[2], base[2], sum[2], shrink[2]; // base: top*scale - Math::lift, rounded
 
-    __device__ __forceinline__ explicit Softmax(float scale) : scale(scale) {
+    __device__ __forceinline__ explicit Softmax(float of) {
 #pragma unroll
-      for (int h = 0; h < 2; h++) top[h] = base[h] = -LEAN_INF, sum[h] = 0.f;
+      for (int h = 0; h < 2; h++) top[h] = base[h] = -LEAN_INF, sum[h] = shrink[h] = 0.f, scale[h] = of;
     }
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4]) {
 #pragma unroll
@@ -189,24 +261,25 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
         for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        const float next = most == -LEAN_INF ? 0.f : most * scale; // nothing seen yet: no NaN from -Inf - -Inf
+        const float next = most == -LEAN_INF ? 0.f : most * scale[h]; // nothing seen yet: no NaN from -Inf - -Inf
         float minus = Math::lift - next;
-        shrink[h] = exp2_(base[h] - next);
+        shrink[h] = exp2_(base[h] + minus);
+        base[h] = most == -LEAN_INF ? -LEAN_INF : -minus;
         if (__any_sync(~0u, fabsf(next) > LARGE)) {
           // next is rounded by more than what is lost of a weight: the largest score is taken
           // off before scores are multiplied.
           const float off = most == -LEAN_INF ? 0.f : most;
-          shrink[h] = exp2_((top[h] - off) * scale);
+          shrink[h] = exp2_((top[h] - off) * scale[h]);
           minus = Math::lift;
 #pragma unroll
           for (int j = 0; j < KEYS / 8; j++) s[j][2 * h] -= off, s[j][2 * h + 1] -= off;
         }
-        top[h] = most, base[h] = most == -LEAN_INF ? -LEAN_INF : next;
+        top[h] = most;
         float more = 0.f;
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; e++) more += s[j][e] = exp2_(__fmaf_rn(s[j][e], scale, minus));
+          for (int e = 2 * h; e < 2 * h + 2; e++) more += s[j][e] = exp2_(__fmaf_rn(s[j][e], scale[h], minus));
         sum[h] = sum[h] * shrink[h] + more;
       }
     }
@@ -222,30 +295,54 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
     PipelineState stage;
     Tile t;
     for (int n = 0; t.load(p, count, n); n++) {
-      const u32 query = sh.query + (n & 1) * QUERY + group * 64 * 128;
       const auto seen = [&](int row) { return p.causal ? min(t.s.keys, t.s.keys - t.s.queries + (t.first + row) / p.group + 1) : t.s.keys; };
       const int sees[2] = {seen(row), seen(row + 8)}, all = seen(group * 64); // all: keys that every row of the consumer sees
       float o[D / 8][4] = {}, s[KEYS / 8][4];
-      u32 w[KEYS / 16][4];
+      float more[PRECISE ? D / 8 : 1][4]; // what a step adds to o
+      u32 w[PARTS][KEYS / 16][4];
       Softmax m(p.scale);
 
       const auto scores = [&] {
         const u32 keys = sh.keys + stage.index * STAGE;
+        u32 query = sh.query + (n & 1) * (PARTS * QUERY) + group * 64 * 128;
+        if constexpr (PRECISE) asm volatile("" : "+r"(query)); // else the descriptors of all parts are kept in registers
         pinned(s);
         wgmmaFence();
 #pragma unroll
-        for (int k = 0; k < D / 16; k++)
-          Wgmma<KEYS>::template shared<Math>(s, rowOperand(query + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
+        for (int part = PARTS - 1; part >= 0; part--) // the small ones first
+#pragma unroll
+          for (int k = 0; k < D / 16; k++)
+            Wgmma<KEYS>::template shared<Math>(s, rowOperand(query + part * QUERY + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), part < PARTS - 1 || k > 0);
         wgmmaCommit();
       };
       const auto values = [&](const PipelineState& of) {
         barrierWait(sh.valueFull + of.index * 8, of.parity);
         const u32 v = sh.values + of.index * STAGE;
-        pinned(o);
-        wgmmaFence();
+        if constexpr (PRECISE) {
+          pinned(more);
+          wgmmaFence();
+          Wgmma<D>::template registers<Math, 0>(more, w[1][0], columnOperand(v, KEYS * 128));
 #pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) Wgmma<D>::template registers<Math>(o, w[k], columnOperand(v + k * 16 * 128, KEYS * 128));
+          for (int k = 1; k < 2 * (KEYS / 16); k++) Wgmma<D>::template registers<Math>(more, w[k < KEYS / 16][k % (KEYS / 16)], columnOperand(v + k % (KEYS / 16) * 16 * 128, KEYS * 128));
+        } else {
+          pinned(o);
+          wgmmaFence();
+#pragma unroll
+          for (int k = 0; k < KEYS / 16; k++) Wgmma<D>::template registers<Math>(o, w[0][k], columnOperand(v + k * 16 * 128, KEYS * 128));
+        }
         wgmmaCommit();
+      };
+      // o, when values have come; shrink: what weights before those of these values have become.
+      const auto add = [&](const float (&shrink)[2]) {
+        if constexpr (PRECISE) {
+          pinned(more);
+#pragma unroll
+          for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[j][e] = __fmaf_rn(o[j][e], shrink[e / 2], more[j][e]);
+        } else {
+          pinned(o);
+        }
       };
       const auto weigh = [&](int c) {
         if ((c + 1) * KEYS > all) {
@@ -261,7 +358,11 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) w[k][e] = Operand::pack(s[2 * k + e / 2][e % 2 * 2], s[2 * k + e / 2][e % 2 * 2 + 1]);
+          for (int e = 0; e < 4; e++) {
+            const float x = s[2 * k + e / 2][e % 2 * 2], y = s[2 * k + e / 2][e % 2 * 2 + 1];
+            if constexpr (PRECISE) splitOf(x, y, w[0][k][e], w[1][k][e]);
+            else w[0][k][e] = Operand::pack(x, y);
+          }
       };
       const auto release = [&](u32 empty) {
         if (lane == 0) barrierArrive(empty);
@@ -269,6 +370,10 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
 
       barrierWait(sh.queryFull + (n & 1) * 8, n >> 1 & 1);
       if (t.steps > 0) {
+        if constexpr (PRECISE) {
+          const u32 factors = sh.factors + (n & 1) * FACTORS;
+          m.scale[0] *= loadShared(factors + row * 4), m.scale[1] *= loadShared(factors + row * 4 + 32);
+        }
         int c = t.steps - 1;
         barrierWait(sh.keyFull + stage.index * 8, stage.parity);
         waitToIssue();
@@ -292,22 +397,24 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
           wgmmaWait<1>();
           pinned(s);
           release(sh.keyEmpty + stage.index * 8);
+          const float shrink[2] = {m.shrink[0], m.shrink[1]};
           weigh(c);
           wgmmaWait<0>();
-          pinned(o);
+          add(shrink);
           release(sh.valueEmpty + before.index * 8);
           pack();
+          if constexpr (!PRECISE)
 #pragma unroll
-          for (int j = 0; j < D / 8; j++)
+            for (int j = 0; j < D / 8; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) o[j][e] *= m.shrink[e / 2];
+              for (int e = 0; e < 4; e++) o[j][e] *= m.shrink[e / 2];
           before = stage;
           stage.next(STAGES);
         }
         release(sh.queryEmpty + (n & 1) * 8);
         values(before);
         wgmmaWait<0>();
-        pinned(o);
+        add(m.shrink);
         release(sh.valueEmpty + before.index * 8);
       } else {
         release(sh.queryEmpty + (n & 1) * 8);
@@ -341,9 +448,19 @@ template <class T, int D, int GROUPS, int STAGES> struct Prefill {
       const float f = sum == 0.f ? 0.f : 1.f / sum;
       const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
       const bool there = r < t.rows;
+      const float natural = PRECISE ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
       if (there && p.lse != nullptr && quarter == 0)
-        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], p.natural, (log2_(sum) - Math::lift) * LN2));
-      u16* const to = (u16*)p.out + (t.s.row + position) * p.outRow + head * p.outHead;
+        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
+      const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
+      if constexpr (PRECISE) {
+        if (!there) continue;
+        withStore(p.outType, [&](auto s) {
+#pragma unroll
+          for (int j = 0; j < D / 8; j++) decltype(s)::store2(p.out, at + j * 8 + quarter * 2, make_float2(o[j][2 * h] * f, o[j][2 * h + 1] * f));
+        });
+        continue;
+      }
+      u16* const to = (u16*)p.out + at;
 #pragma unroll
       for (int j = 0; j < D / 8; j += 4) {
         // Four lanes have two of each eight columns; each gets eight of one.

@@ -1,5 +1,5 @@
-// Entry points of attention of many query rows: prefill_<element>_<head dim>. Queries and
-// outputs are of the keys' type. Three consumer warp groups fit where heads of 64 leave them
+// Entry points of attention of many query rows: prefill_<element>_<head dim>, of queries and
+// outputs of the keys' type; and with _precise, of queries and outputs of any type. Three consumer warp groups fit where heads of 64 leave them
 // registers, and are up to 10% faster than two there.
 //
 // Needed by: prompts: attention of many query rows has tiles of 64 rows a warp group.
@@ -13,7 +13,13 @@
   extern "C" __global__ void name(const __grid_constant__ PrefillParams p) {}
 #endif
 
-PREFILL(prefill_f16_64, AsF16, 64, 3, 4)
-PREFILL(prefill_f16_128, AsF16, 128, 2, 2)
-PREFILL(prefill_bf16_64, AsBF16, 64, 3, 4)
-PREFILL(prefill_bf16_128, AsBF16, 128, 2, 2)
+PREFILL(prefill_f16_64, AsF16, 64, 3, 128, 4)
+PREFILL(prefill_f16_128, AsF16, 128, 2, 128, 2)
+PREFILL(prefill_bf16_64, AsBF16, 64, 3, 128, 4)
+PREFILL(prefill_bf16_128, AsBF16, 128, 2, 128, 2)
+
+// Two parts of queries and weights: there are registers for weights of half as many keys.
+PREFILL(prefill_f16_64_precise, AsF16, 64, 3, 64, 6, true)
+PREFILL(prefill_f16_128_precise, AsF16, 128, 2, 64, 3, true)
+PREFILL(prefill_bf16_64_precise, AsBF16, 64, 3, 64, 6, true)
+PREFILL(prefill_bf16_128_precise, AsBF16, 128, 2, 64, 3, true)

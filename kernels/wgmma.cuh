@@ -20,10 +20,10 @@
   asm volatile("{.reg .pred p; setp.ne.b32 p, %" MORE ", 0;\n" \
                "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, %" A ", %" B ", p, 1, 1, 0, 0;}" \
                : SUMS(0) : "l"(a), "l"(b), "r"(more))
-#define WGMMA_REGISTERS(N, TYPES, NAMES, SUMS, A0, A1, A2, A3, B) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", 1, 1, 1, 1;" \
-               : SUMS(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define WGMMA(N, SUMS, NAMES, I0, I1, I2, I3, I4) \
+#define WGMMA_REGISTERS(N, TYPES, NAMES, SUMS, A0, A1, A2, A3, B, MORE) \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", %" MORE ", 1, 1, 1;" \
+               : SUMS(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(more))
+#define WGMMA(N, SUMS, NAMES, I0, I1, I2, I3, I4, I5) \
   template <> struct Wgmma<N> { \
     /* d += a b: a is 64 x 16 and b N x 16, both in shared memory; without `more` d begins with 0. */ \
     template <class Math> __device__ static __forceinline__ void shared(float (&d)[N / 8][4], u64 a, u64 b, int more) { \
@@ -35,20 +35,20 @@
       } \
     } \
     /* The same of a, 64 x 16, in registers and b, 16 x N. */ \
-    template <class Math> __device__ static __forceinline__ void registers(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) { \
+    template <class Math, int more = 1> __device__ static __forceinline__ void registers(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) { \
       if constexpr (same<typename Math::Operand, Float16>) { \
-        WGMMA_REGISTERS(#N, "f16.f16", NAMES, SUMS, I0, I1, I2, I3, I4); \
+        WGMMA_REGISTERS(#N, "f16.f16", NAMES, SUMS, I0, I1, I2, I3, I4, I5); \
       } else { \
         static_assert(same<typename Math::Operand, BFloat16>, "there is no such product"); \
-        WGMMA_REGISTERS(#N, "bf16.bf16", NAMES, SUMS, I0, I1, I2, I3, I4); \
+        WGMMA_REGISTERS(#N, "bf16.bf16", NAMES, SUMS, I0, I1, I2, I3, I4, I5); \
       } \
     } \
   }
 template <int N> struct Wgmma;
-WGMMA(16, WGMMA_SUMS2, WGMMA_NAMES2, "8", "9", "10", "11", "12");
-WGMMA(32, WGMMA_SUMS4, WGMMA_NAMES4, "16", "17", "18", "19", "20");
-WGMMA(64, WGMMA_SUMS8, WGMMA_NAMES8, "32", "33", "34", "35", "36");
-WGMMA(128, WGMMA_SUMS16, WGMMA_NAMES16, "64", "65", "66", "67", "68");
+WGMMA(16, WGMMA_SUMS2, WGMMA_NAMES2, "8", "9", "10", "11", "12", "13");
+WGMMA(32, WGMMA_SUMS4, WGMMA_NAMES4, "16", "17", "18", "19", "20", "21");
+WGMMA(64, WGMMA_SUMS8, WGMMA_NAMES8, "32", "33", "34", "35", "36", "37");
+WGMMA(128, WGMMA_SUMS16, WGMMA_NAMES16, "64", "65", "66", "67", "68", "69");
 
 __device__ __forceinline__ void wgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmmaCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -241,14 +241,14 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 		}
 	} else {
 		transposed = is(6, 1)
-		if !is(3, 1, 1, 1) || !transposed && !is(6, 0) {
+		if !is(4, 1, 1) || !is(3, 0) && !is(3, 1) || !transposed && !is(6, 0) {
 			return nil
 		}
-		a := c.registers(&s.args[1], 4)
+		a, more := c.registers(&s.args[1], 4), is(3, 1)
 		operand = func(w *warp) func() [][16]float32 {
 			return func() [][16]float32 { return registerOperand(w, a, brain) }
 		}
-		adds = func(*warp) bool { return true }
+		adds = func(*warp) bool { return more }
 	}
 	return func(w *warp, m uint32) {
 		descriptor := uniform64(w, b)

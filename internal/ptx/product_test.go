@@ -312,7 +312,11 @@ func TestGroupProducts(t *testing.T) {
 func TestGroupProductsOfRegisters(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, kind := range []string{"f16", "bf16"} {
-		for _, n := range []int{64, 128} {
+		for i, n := range []int{64, 64, 128, 128} {
+			more, before := i%2, "7fc00000" // what was in the sums before counts, or does not
+			if more == 1 {
+				before = "00000000"
+			}
 			a, b := randomMatrix(rng, 64, 16), randomMatrix(rng, n, 16)
 			d := a.times(b, matrix{64, n, make([]float32, 64*n)})
 			// a: four registers of each thread; b: 16 rows of 64 columns, and the next 64 behind them.
@@ -355,9 +359,9 @@ cvt.u64.u32 %%rd4, %%r13;
 or.b64 %%rd4, %%rd4, 0x4000004000800000;
 `, n/4, n/4, n/8)
 			for _, r := range sums {
-				body += fmt.Sprintf("mov.f32 %s, 0f00000000;\n", r)
+				body += fmt.Sprintf("mov.f32 %s, 0f%s;\n", r, before)
 			}
-			body += fmt.Sprintf("wgmma.fence.sync.aligned;\nwgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {%s}, {%%r4, %%r5, %%r6, %%r7}, %%rd4, 1, 1, 1, 1;\n", n, kind, kind, strings.Join(sums, ", "))
+			body += fmt.Sprintf("wgmma.fence.sync.aligned;\nwgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {%s}, {%%r4, %%r5, %%r6, %%r7}, %%rd4, %d, 1, 1, 1;\n", n, kind, kind, strings.Join(sums, ", "), more)
 			body += "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
 			body += fmt.Sprintf("mad.wide.u32 %%rd5, %%t, %d, %%g0;\n", 2*n)
 			for i, r := range sums {
@@ -376,7 +380,7 @@ or.b64 %%rd4, %%rd4, 0x4000004000800000;
 			}
 		}
 	}
-	for _, more := range []string{"0, 1, 1, 1", "1, -1, 1, 1", "1, 1, 1, 2", "1, 1, 1"} {
+	for _, more := range []string{"2, 1, 1, 1", "-1, 1, 1, 1", "1, -1, 1, 1", "0, 0, 1, 1", "1, 1, 1, 2", "1, 1, 1"} {
 		compileFails(t, "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, %rd1, "+more+";", "")
 	}
 }

@@ -32,6 +32,17 @@ func TestEmulatedPrefill(t *testing.T) {
 		t.Skip("the PTX of another GPU")
 	}
 	testPrefill(t, m, 24, 300)
+	testPrefillPrecision(t, m, 700)
+}
+
+// What the kernels for few rows are tested with goes for those for many rows, too, where it has
+// that many.
+func TestEmulatedPrefillInstead(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	if !m.engine.hasEpilogue() {
+		t.Skip("the PTX of another GPU")
+	}
+	testPrefillInstead(t, m, reftest.Cases(t, 3, 1000), 300)
 }
 
 func TestEmulatedSchedules(t *testing.T) { testSchedules(t, emulatedGPU(t, 7), 300) }

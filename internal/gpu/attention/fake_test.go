@@ -42,6 +42,7 @@ func TestFakeRandom(t *testing.T) {
 func TestFakePrefill(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	testPrefill(t, m, testgpu.Fewer(40), 300)
+	testPrefillInstead(t, m, reftest.Cases(t, 2, 1000), 300)
 }
 
 func TestFakeSchedules(t *testing.T) {

@@ -40,6 +40,15 @@ func TestGPUPrefill(t *testing.T) {
 		t.Skip("the kernels for many rows are for compute capability 9.0")
 	}
 	testPrefill(t, m, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500))
+	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
+}
+
+func TestGPUPrefillInstead(t *testing.T) {
+	m := realGPU(t)
+	if !m.engine.hasEpilogue() {
+		t.Skip("the kernels for many rows are for compute capability 9.0")
+	}
+	testPrefillInstead(t, m, 1000, testgpu.OrShort(3000, 500))
 }
 
 func TestGPUSchedules(t *testing.T) { testSchedules(t, realGPU(t), 3000) }

@@ -1,8 +1,10 @@
 package attention
 
 import (
+	"fmt"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 )
 
@@ -41,14 +43,30 @@ func TestShapeIsTheKernels(t *testing.T) {
 		"lean_many.cu":  {"VARIANT(lean_f16_128_many, AsF16, 128, true) VARIANT(lean_bf16_128_many, AsBF16, 128, true)"},
 		"lean_paged.cu": {"VARIANT(lean_f16_64_paged, AsF16, 64, false, true) VARIANT(lean_bf16_64_paged, AsBF16, 64, false, true)"},
 		"attn_prefill.cuh": {
-			"constexpr int ROWS = GROUPS * 64; static constexpr int KEYS = 128;",
-			"constexpr int QUERY = ROWS * D * Operand::bytes; static constexpr int STAGE = KEYS * D * Store::bytes; static constexpr int THREADS = (GROUPS + 1) * 128;",
-			"const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);", // prefillPays
+			"constexpr int ROWS = GROUPS * 64; static constexpr int PARTS = PRECISE ? 2 : 1;",
+			"constexpr int QUERY = ROWS * D * Operand::bytes; static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * D * Store::bytes; static constexpr int THREADS = (GROUPS + 1) * 128;",
+			"const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);", // mostPrefill
 		},
-		"prefill.cu": {"PREFILL(prefill_f16_64, AsF16, 64, 3, 4) PREFILL(prefill_f16_128, AsF16, 128, 2, 2) PREFILL(prefill_bf16_64, AsBF16, 64, 3, 4) PREFILL(prefill_bf16_128, AsBF16, 128, 2, 2)"},
+		"prefill.cu": prefillLines(),
 	} {
 		testgpu.Says(t, file, lines...)
 	}
+}
+
+// prefillLines are the kernels for many rows, as their unit lists them.
+func prefillLines() (lines []string) {
+	for _, k := range table {
+		if k.way.parts == 0 {
+			continue
+		}
+		more := ""
+		if k.way == &precisePrefillWay {
+			more = ", true"
+		}
+		format := map[attn.DType]string{attn.Float16: "AsF16", attn.BFloat16: "AsBF16"}[k.kv]
+		lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %d, %d, %d%s)", k.entries[0], format, k.dims[0], k.tile.rows/64, k.tile.keys, k.tile.stages, more))
+	}
+	return lines
 }
 
 // The Go structs are those of the kernels, field by field.

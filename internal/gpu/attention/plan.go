@@ -18,15 +18,15 @@ import (
 type Plan struct {
 	engine *Engine
 
-	mu           sync.Mutex
-	state        state
-	least        Capacity // what Reserve asked for
-	generation   uint64
-	look         look
-	sched        lean.Plan
-	tiles        []int64 // scratch of Build
-	covered      []bool  // scratch of Build
-	prefillSteps []int64 // scratch of Build
+	mu          sync.Mutex
+	state       state
+	least       Capacity // what Reserve asked for
+	generation  uint64
+	look        look
+	sched       lean.Plan
+	tiles       []int64 // scratch of Build
+	covered     []bool  // scratch of Build
+	prefillKeys []int64 // scratch of Build
 
 	// What the GPU reads.
 	works      []work
@@ -69,12 +69,12 @@ const (
 // the graph may be launched again.
 type look struct {
 	geometry attn.Problem
-	idle     bool    // there are no rows: no launches
-	rows     int     // token rows
-	tileRows int     // at most so many rows in an output tile
-	paged    bool    // there is a block table
-	kernel   *kernel // that runs
-	prefill  *kernel // that runs instead, if the operands are of one type; nil: none
+	idle     bool           // there are no rows: no launches
+	rows     int            // token rows
+	tileRows int            // at most so many rows in an output tile
+	paged    bool           // there is a block table
+	kernel   *kernel        // that runs
+	prefill  prefillKernels // that run instead
 	memory   uint64
 }
 
@@ -165,15 +165,12 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			return err
 		}
 	}
-	// Another one may be faster where operands are of one type.
-	w.rows, w.same = max(need.Queries, 1)*group, true
-	prefill := p.engine.find(&w)
-	if prefill == nil || prefill.way != &prefillWay {
-		prefill = nil
-	} else if err := p.engine.load(prefill); err != nil {
+	prefill, err := p.engine.findPrefill(&g, max(need.Queries, 1)*group)
+	if err != nil {
 		return err
-	} else {
-		need.prefill = prefillCount(&g, seqs, prefill)
+	}
+	if k := prefill.first(); k != nil {
+		need.prefill = prefillCount(&g, seqs, k)
 	}
 	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores); err != nil {
 		return err
@@ -184,8 +181,8 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	p.pack(&g, seqs, rows, look.paged)
 	p.schedule(&g, look.paged)
 	p.prefilling = p.prefilling[:0]
-	if prefill != nil && p.prefillTiles(&g, prefill) {
-		look.prefill = prefill
+	if prefill.first() != nil {
+		look.prefill = p.prefillTiles(&g, prefill)
 	}
 	p.prefetchPages(&g, look.kernel)
 	p.maskedRows(&g, rows)

@@ -22,11 +22,14 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
 	dim := 0
 	fmt.Sscan(name[2], &dim)
-	kernel := prefillOf(k.e, &attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1})
+	kernel := prefillOf(k.e, &attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, len(name) == 3)
+	if kernel == nil || kernel.entries[0] != l.Kernel {
+		k.t.Fatalf("%s is not in the table", l.Kernel)
+	}
 	if l.Blocks != k.e.info.Multiprocessors || l.Threads != prefillThreads(kernel) || l.Shared != prefillShared(kernel) || l.Shared > k.e.info.SharedPerBlockMost {
 		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.Kernel, l.Blocks, l.Threads, l.Shared)
 	}
-	if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || prefillKeys%p.box != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
+	if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || kernel.tile.keys%int(p.box) != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
 		k.t.Errorf("map %v, boxes of %d, pages of %d", p.keyMap, p.box, p.pageTokens)
 	}
 	// What rows have in common with the other kernel's.
@@ -35,7 +38,10 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	a.pages, a.Masked, a.pageTokens, a.pageRows, a.headRows = p.pages, p.masked, p.pageTokens, p.pageRows, p.headRows
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
 	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
-	a.queryType, a.outType = gpu.Code(kv), gpu.Code(kv)
+	a.queryType, a.outType = p.queryType, p.outType
+	if len(name) == 3 && (p.queryType != gpu.Code(kv) || p.outType != gpu.Code(kv)) {
+		k.t.Errorf("%s: queries of type %d, outputs of type %d", l.Kernel, p.queryType, p.outType)
+	}
 	a.writeMasked(0)
 	k.stored = map[[2]int]int{}
 	for i := range int(*testgpu.At[int32](p.count, 0)) {
@@ -46,7 +52,7 @@ func (k *twin) prefill(l *testgpu.Launch) {
 			if row >= int(w.s.queries*p.group) {
 				break
 			}
-			if end := int(t.steps) * prefillKeys; end < int(w.s.keys) && (p.causal == 0 || end < int(w.s.keys-w.s.queries)+row/int(p.group)+1) {
+			if end := int(t.keys); end < int(w.s.keys) && (p.causal == 0 || end < int(w.s.keys-w.s.queries)+row/int(p.group)+1) {
 				k.t.Fatalf("tile %+v of sequence %+v ends before what row %d sees", t, w.s, row)
 			}
 			w.block = row / BlockRows
@@ -62,9 +68,9 @@ func (k *twin) prefill(l *testgpu.Launch) {
 }
 
 // prefillOf is the kernel for a prompt, nil where there is none of its own.
-func prefillOf(e *Engine, g *attn.Problem) *kernel {
-	k := e.find(&want{problem: g, features: g.Features(), rows: 300, same: true})
-	if k != nil && k.way != &prefillWay {
+func prefillOf(e *Engine, g *attn.Problem, same bool) *kernel {
+	k := e.find(&want{problem: g, features: g.Features(), rows: 300, same: same})
+	if k != nil && (k.way.parts == 0 || k.way.same != same) {
 		return nil
 	}
 	return k
@@ -77,8 +83,10 @@ func TestFakePrefillSupport(t *testing.T) {
 		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
 	t.Run("Hopper", func(t *testing.T) {
 		m, _, _ := fakeGPU(t, 90, 13, 232448)
-		if prefillOf(m.engine, &base) == nil {
-			t.Error("no kernel")
+		for _, same := range []bool{true, false} {
+			if prefillOf(m.engine, &base, same) == nil {
+				t.Errorf("operands of one type %v: no kernel", same)
+			}
 		}
 		for what, change := range map[string]func(*attn.Problem){
 			"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 80, 80 },
@@ -93,25 +101,34 @@ func TestFakePrefillSupport(t *testing.T) {
 			"LeanTiles":    func(g *attn.Problem) { g.TileTokens = 64 },
 			"no scale":     func(g *attn.Problem) { g.Scale = 0 },
 			"scale below":  func(g *attn.Problem) { g.Scale = -1 },
-			"rows of q":    func(g *attn.Problem) { g.Query.Row = 260 },
-			"heads of out": func(g *attn.Problem) { g.Out.Head = 68 },
+			"rows of q":    func(g *attn.Problem) { g.Query.Row = 262 },
+			"heads of out": func(g *attn.Problem) { g.Out.Head = 66 },
 		} {
-			g := base
-			change(&g)
-			if prefillOf(m.engine, &g) != nil {
-				t.Errorf("%s: there is a kernel", what)
+			for _, same := range []bool{true, false} {
+				g := base
+				change(&g)
+				if prefillOf(m.engine, &g, same) != nil {
+					t.Errorf("%s, operands of one type %v: there is a kernel", what, same)
+				}
 			}
 		}
+		g := base
+		g.Query.Row = 260 // a row of float16 begins at a multiple of 8 bytes
+		if prefillOf(m.engine, &g, true) != nil || prefillOf(m.engine, &g, false) == nil {
+			t.Error("the kernel that loads rows at once has them at multiples of 16 bytes, the other one need not")
+		}
 		// Prompts have output tiles, single tokens have none.
-		for queries, want := range map[int]bool{1: false, 8: false, 300: true} {
+		for queries, want := range map[int]bool{1: false, 8: false, 1000: true} {
 			plan := m.engine.NewPlan()
-			pages := make([]int32, 19)
+			pages := make([]int32, 63)
 			for i := range pages {
 				pages[i] = int32(i)
 			}
-			noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 300, Pages: pages}}, queries))
-			if (plan.look.prefill != nil) != want {
-				t.Errorf("%d queries: output tiles: %v", queries, !want)
+			noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 1000, Pages: pages}}, queries))
+			for _, kernel := range []*kernel{plan.look.prefill.same, plan.look.prefill.precise} {
+				if (kernel != nil) != want {
+					t.Errorf("%d queries: output tiles: %v", queries, !want)
+				}
 			}
 			noError(t, plan.Close())
 		}
@@ -119,8 +136,10 @@ func TestFakePrefillSupport(t *testing.T) {
 	for _, f := range testgpu.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
-			if has := prefillOf(m.engine, &base) != nil; has != (f.Capability == 90) {
-				t.Errorf("a kernel: %v", has)
+			for _, same := range []bool{true, false} {
+				if has := prefillOf(m.engine, &base, same) != nil; has != (f.Capability == 90) {
+					t.Errorf("operands of one type %v: a kernel: %v", same, has)
+				}
 			}
 		})
 	}

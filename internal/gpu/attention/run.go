@@ -72,8 +72,11 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 
 // kernelOf is the kernel that attends to operands.
 func (p *Plan) kernelOf(o *Operands) *kernel {
-	if p.look.prefill != nil && o.Q.DType == o.K.DType && o.Out.DType == o.K.DType {
-		return p.look.prefill
+	if k := p.look.prefill.same; k != nil && o.Q.DType == o.K.DType && o.Out.DType == o.K.DType {
+		return k
+	}
+	if k := p.look.prefill.precise; k != nil {
+		return k
 	}
 	return p.look.kernel
 }

@@ -31,6 +31,7 @@ type versions struct{ least, most int }
 // tile is an output tile, and what a thread block has on its way for it.
 type tile struct {
 	rows   int // at most
+	keys   int // of a step; 0: what a LeanTile is made of
 	stages int // of keys and of values; 0: what shared memory has room for
 }
 
@@ -42,6 +43,7 @@ type way struct {
 	positive bool                                           // scales keep the order of scores
 	multiple int                                            // a power of two: strides of queries and outputs are multiples of it
 	shared   bool                                           // thread blocks have dynamic shared memory
+	parts    int                                            // of a query, where output tiles are those of Plan.prefilling
 	fits     func(e *Engine, k *kernel, dim, rows int) bool // into shared memory
 	run      func(p *Plan, s *cuda.Stream, o *Operands, k *kernel) error
 }
@@ -65,9 +67,15 @@ var leanWay = way{
 // LeanTiles or a schedule gets these: from leanWay.
 var prefillWay = way{
 	can:  attn.Can{Name: "prefill on GPUs", Features: attn.Causal, KV: gpu.Halves},
-	same: true, positive: true, multiple: 8, shared: true,
-	fits: func(e *Engine, k *kernel, _, _ int) bool { return prefillShared(k) <= e.info.SharedPerBlockMost },
-	run:  (*Plan).runPrefill,
+	same: true, positive: true, multiple: 8, shared: true, parts: 1,
+	fits: prefillFits, run: (*Plan).runPrefill,
+}
+
+// The same with queries and weights in two parts, for queries and outputs of any type.
+var precisePrefillWay = way{
+	can:      attn.Can{Name: "precise prefill on GPUs", Features: attn.Causal, KV: gpu.Halves},
+	positive: true, multiple: 4, shared: true, parts: 2,
+	fits: prefillFits, run: (*Plan).runPrefill,
 }
 
 // Scores, their softmax and the sum of values are three launches. There are no LeanTiles: it
@@ -98,35 +106,40 @@ var (
 var headDims = []int{64, 80, 96, 128, 256}
 
 var table = []kernel{
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 2}},
+	// Those of one head dim have output tiles of as many rows: a plan has one list of them.
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_64_precise"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 64, 6}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_128_precise"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_64_precise"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 64, 6}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_128_precise"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
 
 	// Output tiles of more rows than consumer warps merge in their registers (HELPED in the kernels' reduce header).
-	{way: &leanWay, unit: "lean_many", entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: "lean_many", entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_many", entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: "lean_many", entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0, 0}},
 
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0}},
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_128_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_128_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
 
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_80"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_96"}, kv: attn.Float16, dims: []int{96}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128"}, kv: attn.Float16, dims: []int{128}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_256"}, kv: attn.Float16, dims: []int{256}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_80"}, kv: attn.BFloat16, dims: []int{80}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_96"}, kv: attn.BFloat16, dims: []int{96}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_256"}, kv: attn.BFloat16, dims: []int{256}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_64"}, kv: attn.Float32, dims: []int{64}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_80"}, kv: attn.Float32, dims: []int{80}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_96"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_128"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{16, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_256"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{16, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_80"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_96"}, kv: attn.Float16, dims: []int{96}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128"}, kv: attn.Float16, dims: []int{128}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_256"}, kv: attn.Float16, dims: []int{256}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_80"}, kv: attn.BFloat16, dims: []int{80}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_96"}, kv: attn.BFloat16, dims: []int{96}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_256"}, kv: attn.BFloat16, dims: []int{256}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_64"}, kv: attn.Float32, dims: []int{64}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_80"}, kv: attn.Float32, dims: []int{80}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_96"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_128"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_256"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{16, 0, 0}},
 
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_f16", "unfused_softmax", "unfused_sum_f16"}, kv: attn.Float16, dims: headDims, capability: ampere},
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_bf16", "unfused_softmax", "unfused_sum_bf16"}, kv: attn.BFloat16, dims: headDims, capability: ampere},
