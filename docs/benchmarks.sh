@@ -3,8 +3,8 @@
 #
 #   docs/benchmarks.sh [-q] [PART ...]
 #
-# Parts are decode, step, cpu, peers and e2e; without any, all of these. gpu, layer
-# and e2e-gpu need a GPU. -q is quick and less certain. peers, e2e, gpu and e2e-gpu
+# Parts are decode, step, cpu, peers and e2e; without any, all of these. gpu, layer,
+# prefill and e2e-gpu need a GPU. -q is quick and less certain. peers, e2e, gpu, prefill and e2e-gpu
 # need Python: cmd/leanbench/peers/setup.sh makes an environment of several GB in the
 # user's cache folder.
 #
@@ -48,6 +48,7 @@ for part; do
 		leanbench gputables -from "$raw/gpu.json" -json "$json/gpu.json"
 		;;
 	layer) leanbench gpu -layer -json "$json/gpu-layer.json" ;;
+	prefill) leanbench gpu -prefill -json "$json/gpu-prefill.json" -python "$(python)" ;;
 	e2e-gpu) leanbench e2e -device gpu $quick -json "$json/e2e-gpu.json" -python "$(python)" ;;
 	*) echo "$0: no part is called $part" >&2; exit 2 ;;
 	esac

@@ -27,31 +27,42 @@ func (d *gpuDevice) verify(c *Contender, p *gpuProblem, queries []half.Float16, 
 	if err := out.Download(unsafe.Slice((*byte)(unsafe.Pointer(&got[0])), 2*p.dim), int64(2*at)); err != nil {
 		return err
 	}
+	q, row := make([]float64, p.dim), make([]float64, p.dim)
+	for i := range q {
+		q[i], row[i] = float64(queries[seq*p.geometry.Query.Row+head*p.geometry.Query.Head+i].Float32()), float64(got[i].Float32())
+	}
 	// The last launch had the last operands.
-	want := d.reference(p, seq, head, d.set(p.Shape, p.Launches()-1)/2, queries)
+	if err := compareRow(row, d.reference(p, seq, head, p.seqs[seq].Keys, d.set(p.Shape, p.Launches()-1)/2, q), 0.02); err != nil {
+		return fmt.Errorf("sequence %d, head %d: %w", seq, head, err)
+	}
+	return nil
+}
+
+// compareRow reports an element that is off by more than a part of the largest one.
+func compareRow(got, want []float64, part float64) error {
 	largest := 0.0
 	for _, w := range want {
 		largest = max(largest, math.Abs(w))
 	}
 	for i, w := range want {
 		// Written so that a NaN does not agree with anything.
-		if x := float64(got[i].Float32()); !(math.Abs(x-w) <= 0.02*largest) {
-			return fmt.Errorf("element %d of sequence %d, head %d is %v; it should be %v", i, seq, head, x, w)
+		if x := got[i]; !(math.Abs(x-w) <= part*largest) {
+			return fmt.Errorf("element %d is %v; it should be %v", i, x, w)
 		}
 	}
 	return nil
 }
 
-// reference is softmax(scale * q K^T) V of one head, whose operands begin at an
-// element of the arena.
-func (d *gpuDevice) reference(p *gpuProblem, seq, head int, begin int64, queries []half.Float16) []float64 {
+// reference is softmax(scale * q K^T) V of one head and a sequence's first keys, whose
+// operands begin at an element of the arena.
+func (d *gpuDevice) reference(p *gpuProblem, seq, head, keys int, begin int64, query []float64) []float64 {
 	g, s := &p.geometry, &p.seqs[seq]
 	q := make([]float64, p.dim)
 	for i := range q {
-		q[i] = g.Scale * float64(queries[seq*g.Query.Row+head*g.Query.Head+i].Float32())
+		q[i] = g.Scale * query[i]
 	}
 	out, most, sum := make([]float64, p.dim), math.Inf(-1), 0.0
-	for j := range s.Keys {
+	for j := range keys {
 		at := begin + int64(s.Pages[j/g.PageTokens])*int64(g.Key.Page) + int64(head/(p.heads/p.kvHeads)*g.Key.Head+j%g.PageTokens*g.Key.Row)
 		score := 0.0
 		for i, x := range d.row(at, p.dim) {

@@ -216,6 +216,58 @@ func TestFakeGPU(t *testing.T) {
 	}
 }
 
+// TestFakePrompts goes through the whole command with -prefill.
+func TestFakePrompts(t *testing.T) {
+	lib := fakeGPU(t, 90)
+	defer func(f func(string, ...string) (*measure.Worker, error)) { startGPUWorker = f }(startGPUWorker)
+	startGPUWorker = func(string, ...string) (*measure.Worker, error) { return measure.Start(measuretest.Command(t, "gpu")) }
+	prompt := prefillCase{table: tablePrompts, shape: EvenShape(2, 8, 4, 2048, 64), queries: []int{2048, 2048}, causal: true, flash: measure.AtLeast(1.3), pages: map[int]*measure.Bar{16: measure.AtLeast(0.9)}}
+	mixed := prefillCase{table: tableMixed, shape: EvenShape(3, 8, 4, 2048, 64), queries: []int{512, 1, 1}, causal: true}
+	var out strings.Builder
+	b := &Bench{unchecked: true, Report: &measure.Report{}, Options: Options{Peers: true, prefill: true}, Stdout: &out, Stderr: io.Discard, Rng: measuretest.Rand(t), prefill: []prefillCase{prompt, mixed}}
+	if err := b.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"### " + tablePrompts, "### " + tableMixed, "Bars met: ", "2 x 2048, 8/4 heads of 64, causal, and perhaps others: without cudnn: too old", "| 512 and 2 x 1 of 2048, 8/4 heads of 64, causal | "} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the output does not say %q:\n%s", want, out.String())
+		}
+	}
+	for is, names := range map[string][]string{prompt.String(): {ours, float32Name, pageName(16), peerNames["flash"]}, mixed.String(): {ours, float32Name, chunkName, singlesName}} {
+		for _, name := range names {
+			if b.Report.Find(is, name, measure.Micros) == nil {
+				t.Errorf("%s: no %s", is, name)
+			}
+		}
+	}
+	// The driver says that 1.5 ms are between any two events.
+	is, seconds := prompt.String(), 1.5e-3/float64(prompt.launches())
+	if f := b.Report.Find(is, ours, measure.TFLOPs); f == nil || !measuretest.Near(f.Value, prompt.flops()/seconds/1e12) {
+		t.Errorf("TFLOP/s: %+v", f)
+	}
+	// A fake peer takes a millisecond.
+	if f := b.Report.Find(is, ours, measure.OverFlash); f == nil || !measuretest.Near(f.Value, 1e-3/seconds) || f.Bar == nil {
+		t.Errorf("of FLASH: %+v", f)
+	}
+	if f := b.Report.Find(mixed.String(), ours, measure.OfSum); f == nil || f.Bar == nil {
+		t.Errorf("of the allowed time: %+v", f)
+	}
+	for _, kernel := range []string{"prefill_f16_64", "lean_f16_64"} {
+		if !strings.Contains(lib.Log(), "kernel "+kernel) {
+			t.Errorf("%s did not run", kernel)
+		}
+	}
+	// Kernels that do nothing are found out.
+	b = &Bench{Report: &measure.Report{}, Options: Options{prefill: true}, Stdout: io.Discard, Stderr: io.Discard, Rng: measuretest.Rand(t), prefill: []prefillCase{prompt}}
+	if err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") {
+		t.Errorf("error %v", err)
+	}
+	b.Options.match = regexp.MustCompile("no shape")
+	if err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), "no such shape") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestFakeInterrupted: who interrupts keeps what was measured, the shape at hand
 // too, and is told that it is not all.
 func TestFakeInterrupted(t *testing.T) {

@@ -41,6 +41,7 @@ type Options struct {
 	match        *regexp.Regexp // nil: everything
 	Peers        bool
 	layer        bool
+	prefill      bool
 }
 
 // LoadDriver is a variable for tests, which have another driver.
@@ -62,6 +63,7 @@ func measureGPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		return err
 	})
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
+	flags.BoolVar(&o.prefill, "prefill", false, "only prompts: steps of many queries, in TFLOP/s")
 	return func(stdout, stderr io.Writer) error {
 		m, err := measure.ThisMachine(runtime.GOMAXPROCS(0))
 		if err != nil {
@@ -84,10 +86,12 @@ type Bench struct {
 	Stdout, Stderr io.Writer
 	Rng            *rand.Rand
 	Device         *gpuDevice
-	peers          *gpuPeers // nil: none
-	overBest       []float64 // one for each shape that has peers
-	always         []gpuCase // that are measured whatever the budget
-	unchecked      bool      // for tests: see gpuDevice
+	peers          *gpuPeers     // nil: none
+	overBest       []float64     // one for each shape that has peers
+	overCUDNN      []float64     // one for each causal prompt
+	always         []gpuCase     // that are measured whatever the budget
+	prefill        []prefillCase // nil: all; for tests
+	unchecked      bool          // for tests: see gpuDevice
 }
 
 func NewBench(o Options, m measure.Machine, stdout, stderr io.Writer) *Bench {
@@ -117,6 +121,9 @@ func (b *Bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.peers.close()) }()
+	if b.Options.prefill {
+		return b.prompts()
+	}
 	cases, err := b.cases()
 	if err != nil {
 		return err

@@ -7,12 +7,14 @@ Questions, one a line, and their answers:
 
     arena BYTES                                        ok
     shape HEADS KVHEADS DIM SETS LAUNCHES LENGTHS      ok WAY ... [without TEXT]
+    prompts HEADS KVHEADS DIM CAUSAL QUERIES LENGTHS LAUNCHES    the same
     run WAY REPLAYS                                    ok SECONDS ...
 
 LENGTHS are the keys of each sequence with commas between, or BATCHxKEYS. A way
 is a graph of LAUNCHES launches, whose operands are SETS that take turns in the
 arena. run replays it once, which is not counted, and then REPLAYS times, and
-answers the seconds of a launch in each. "flashinfer-plan" plans before every
+answers the seconds of a launch in each. Prompts have the last QUERIES tokens of each sequence as
+queries, and operands of their own. "flashinfer-plan" plans before every
 launch, which a graph can't hold: its launches are queued one by one.
 """
 
@@ -28,6 +30,7 @@ os.dup2(2, 1)
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 try:
@@ -184,6 +187,68 @@ class Shape:
         return [a.elapsed_time(b) / 1e3 / self.launches for a, b in zip(marks, marks[1:])]
 
 
+class Prompts(Shape):
+    """A step of many queries. Where there are more keys, CUDNN_ATTENTION has no causal mask
+    whose last query sees the last key: it gets none, which is some more work."""
+
+    def __init__(self, heads, kv_heads, dim, causal, queries, lengths, launches):
+        self.launches, self.sets = launches, 1
+        self.heads, self.kv_heads, self.dim, self.lengths = heads, kv_heads, dim, lengths
+        self.causal, self.queries = bool(causal), queries
+        batch, keys = len(lengths), lengths[0]
+        make = lambda heads, n: torch.randn(batch, heads, n, dim, dtype=torch.float16, device="cuda")
+        self.q, self.k, self.v = 3 * make(heads, queries), make(kv_heads, keys), make(kv_heads, keys)
+        self.stream = torch.cuda.Stream()
+        self.ways, self.missing, self.keep = {}, [], []
+        behind = self.causal and queries < keys
+        self.add("flash", lambda: self.attend("flash", behind))
+        if behind:
+            self.add("cudnn-unmasked", lambda: self.attend("cudnn", behind))
+        else:
+            self.add("cudnn", lambda: self.attend("cudnn", behind))
+        if flashinfer is None:
+            self.missing.append("FlashInfer: " + no_flashinfer)
+        else:
+            self.add("flashinfer-paged", self.paged_prefill)
+        self.compare([name for name in self.ways if name != "cudnn-unmasked"])
+
+    def attend(self, backend, behind):
+        options = {"enable_gqa": self.heads != self.kv_heads}
+        if not behind:
+            options["is_causal"] = self.causal
+        elif backend == "flash":
+            options["attn_mask"] = causal_lower_right(self.queries, self.lengths[0])
+
+        def step(i):
+            with sdpa_kernel(BACKENDS[backend]):
+                return sdpa(self.q, self.k, self.v, **options)
+
+        return step
+
+    def paged_prefill(self):
+        batch, keys = len(self.lengths), self.lengths[0]
+        per = (keys + PAGE - 1) // PAGE
+        pages = lambda x: torch.nn.functional.pad(x.transpose(1, 2), (0, 0, 0, 0, 0, per * PAGE - keys)).reshape(batch * per, PAGE, self.kv_heads, self.dim)
+        order = torch.randperm(batch * per, device="cuda")
+        cache = []
+        for x in (self.k, self.v):
+            p = torch.empty(batch * per, PAGE, self.kv_heads, self.dim, dtype=torch.float16, device="cuda")
+            p[order] = pages(x)
+            cache.append(p)
+        counts = lambda n: torch.arange(batch + 1, dtype=torch.int32, device="cuda") * n
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        last = torch.full((batch,), keys - (per - 1) * PAGE, dtype=torch.int32, device="cuda")
+        wrapper.plan(
+            counts(self.queries), counts(per), order.to(torch.int32), last, self.heads, self.kv_heads, self.dim, PAGE,
+            causal=self.causal, q_data_type=torch.float16, kv_data_type=torch.float16,
+        )
+        rows = self.q.transpose(1, 2).reshape(batch * self.queries, self.heads, self.dim).contiguous()
+        self.keep.append((workspace, wrapper))
+        run = lambda: wrapper.run(rows, tuple(cache))
+        return lambda i: run().view(batch, self.queries, self.heads, self.dim).transpose(1, 2)
+
+
 def say(*words):
     print(*words, file=answers, flush=True)
 
@@ -225,6 +290,16 @@ def main():
                 gc.collect()
                 torch.cuda.empty_cache()
                 shape = Shape(arena, *map(int, args[:5]), lengths_of(args[5]))
+                gc.collect()
+                gc.disable()
+                text = ["without", "; ".join(shape.missing)] if shape.missing else []
+                say("ok", *shape.ways, *text)
+            elif word == "prompts":
+                shape = None
+                gc.enable()
+                gc.collect()
+                torch.cuda.empty_cache()
+                shape = Prompts(*map(int, args[:5]), lengths_of(args[5]), int(args[6]))
                 gc.collect()
                 gc.disable()
                 text = ["without", "; ".join(shape.missing)] if shape.missing else []

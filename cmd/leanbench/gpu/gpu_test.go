@@ -231,14 +231,50 @@ func TestGPUReference(t *testing.T) {
 				d.host[place(j)+p.elements+int64(i)] = half.FromFloat32(float32(j + 1))
 			}
 		}
-		queries := slices.Repeat([]half.Float16{half.FromFloat32(math.MaxInt8)}, 2*4*64)
-		if got := d.reference(&p, seq, head, begin, queries); !measuretest.Near(got[0], 20.5) || !measuretest.Near(got[63], 20.5) {
+		query := slices.Repeat([]float64{math.MaxInt8}, 64)
+		if got := d.reference(&p, seq, head, 40, begin, query); !measuretest.Near(got[0], 20.5) || !measuretest.Near(got[63], 20.5) {
 			t.Errorf("pages of %d: the mean is %v", page, got)
 		}
+		if got := d.reference(&p, seq, head, 10, begin, query); !measuretest.Near(got[0], 5.5) {
+			t.Errorf("pages of %d: the first keys' mean is %v", page, got)
+		}
 		d.host[place(39)+5] = half.FromFloat32(100)
-		if got := d.reference(&p, seq, head, begin, queries); !measuretest.Near(got[0], 40) {
+		if got := d.reference(&p, seq, head, 40, begin, query); !measuretest.Near(got[0], 40) {
 			t.Errorf("pages of %d: the last key's value is %v", page, got[0])
 		}
+	}
+}
+
+// TestGPUPrefillCases: the cases are those that there are bars for, and fit a GPU of 80 GB.
+func TestGPUPrefillCases(t *testing.T) {
+	var names []string
+	for _, c := range prefillCases() {
+		names = append(names, c.String())
+		if c.shape.Region() > 4<<30 || c.launches() < 1 || c.launches() > 20 || len(c.queries) != c.shape.batch() {
+			t.Errorf("%s: %d bytes, %d launches, %d sequences", &c, c.shape.Region(), c.launches(), len(c.queries))
+		}
+		if c.mixed() != (c.table == tableMixed) || (c.best != nil) != (c.table == tableChunks) || (c.precise != nil) == (c.table == tableMixed) {
+			t.Errorf("%s is in table %s", &c, c.table)
+		}
+	}
+	want := []string{
+		"16 x 1024, 32 heads of 64, causal", "4 x 4096, 32 heads of 64, causal", "1 x 16384, 32 heads of 64, causal",
+		"16 x 1024, 32 heads of 128, causal", "4 x 4096, 32 heads of 128, causal", "1 x 16384, 32 heads of 128, causal",
+		"4 x 4096, 32 heads of 128, not causal", "1 x 16384, 32 heads of 128, not causal",
+		"1 x 512 behind 32768, 32/8 heads of 128, causal", "8 x 128 behind 8192, 32/8 heads of 128, causal",
+		"512 and 63 x 1 of 4096, 32/8 heads of 128, causal",
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("cases %q", names)
+	}
+	// Half of a square where a mask is causal; one token behind n others has n+1 keys, less a half by that count.
+	c := prefillCase{shape: EvenShape(1, 2, 1, 100, 64), queries: []int{100}}
+	if got := c.flops(); got != 4*100*100*2*64 {
+		t.Errorf("%g", got)
+	}
+	c.causal = true
+	if got := c.flops(); got != 4*100*100*64 {
+		t.Errorf("causal: %g", got)
 	}
 }
 

@@ -22,6 +22,8 @@ var peerNames = map[string]string{
 	"flashinfer-tc":    "FlashInfer on tensor cores, pages of 16",
 	"flashinfer-batch": "FlashInfer, BatchAttention, pages of 16",
 	"flashinfer-plan":  "FlashInfer, with its plan",
+	"flashinfer-paged": "FlashInfer, prefill in pages of 16",
+	"cudnn-unmasked":   "PyTorch, CUDNN_ATTENTION without a mask",
 }
 
 func isPeer(name string) bool {
@@ -88,22 +90,40 @@ func (p *gpuPeers) contenders(s Shape) (all []*Contender) {
 	if !s.even() {
 		lengths = strings.ReplaceAll(strings.Trim(fmt.Sprint(s.lengths), "[]"), " ", ",")
 	}
-	words, err := p.worker.Ask("shape %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.Sets(), s.Launches(), lengths)
+	return p.ask(s.String(), "shape %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.Sets(), s.Launches(), lengths)
+}
+
+// prompts is the same for steps of many queries.
+func (p *gpuPeers) prompts(c *prefillCase) []*Contender {
+	if p == nil {
+		return nil
+	}
+	causal := 0
+	if c.causal {
+		causal = 1
+	}
+	s := &c.shape
+	return p.ask(c.String(), "prompts %d %d %d %d %d %dx%d %d", s.heads, s.kvHeads, s.dim, causal, c.queries[0], s.batch(), s.lengths[0], c.launches())
+}
+
+// ask has the worker make its ways of what a question says.
+func (p *gpuPeers) ask(is, format string, args ...any) (all []*Contender) {
+	words, err := p.worker.Ask(format, args...)
 	if err != nil {
 		// The question, which is in front, would make every text another one.
 		reason, _, _ := strings.Cut(errors.Unwrap(err).Error(), "\n")
-		p.miss(s, "without the peers: %s", strings.TrimSuffix(reason, ":")) // stderr's end may follow
+		p.miss(is, "without the peers: %s", strings.TrimSuffix(reason, ":")) // stderr's end may follow
 		return nil
 	}
 	ways := words
 	if i := slices.Index(words, "without"); i >= 0 {
 		ways = words[:i]
-		p.miss(s, "%s", strings.Join(words[i:], " "))
+		p.miss(is, "%s", strings.Join(words[i:], " "))
 	}
 	for _, way := range ways {
 		name, ok := peerNames[way]
 		if !ok {
-			p.miss(s, "without a way %q that the worker has", way)
+			p.miss(is, "without a way %q that the worker has", way)
 			continue
 		}
 		all = append(all, &Contender{
@@ -116,10 +136,10 @@ func (p *gpuPeers) contenders(s Shape) (all []*Contender) {
 }
 
 // miss notes what is not measured.
-func (p *gpuPeers) miss(s Shape, format string, args ...any) {
+func (p *gpuPeers) miss(is, format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(p.said, text) {
 		p.said = append(p.said, text)
-		p.note("%s, and perhaps others: %s", s, text)
+		p.note("%s, and perhaps others: %s", is, text)
 	}
 }
 

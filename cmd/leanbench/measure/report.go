@@ -49,6 +49,9 @@ const (
 	OfDense       Metric = "of contiguous"       // of the speed with contiguous keys
 	OfAllowed     Metric = "of the time"         // that is allowed: 1.05 times the ceiling's, and 5 us
 	TimeOfMHA     Metric = "time of MHA"         // over that of one query head a KV head
+	TFLOPs        Metric = "TFLOP/s"             // of products, over the median of the rounds
+	OverCUDNN     Metric = "x CUDNN"             // of PyTorch's CUDNN_ATTENTION's time to ours
+	OfSum         Metric = "of the allowed time" // of a mixed step: 1.05 times the longer of its two parts, and 20% of the other
 	OverFlash     Metric = "x FLASH"             // of PyTorch's FLASH_ATTENTION's time to ours
 	OverBest      Metric = "x best peer"         // of the best peer's
 	OverBatch     Metric = "x BatchAttention"    // of FlashInfer's BatchAttention's
@@ -69,11 +72,11 @@ func (m Metric) Format(v float64) string {
 	switch m {
 	case Share:
 		return fmt.Sprintf("%.0f%%", 100*v)
-	case GPUShare, OfDense, OfReader, OfAllowed, TimeOfMHA, Queueing:
+	case GPUShare, OfDense, OfReader, OfAllowed, OfSum, TimeOfMHA, Queueing:
 		return fmt.Sprintf("%.1f%%", 100*v)
 	case Allocs:
 		return fmt.Sprintf("%.0f", v)
-	case Speed, BestSpeed, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, Tokens, BestTokens:
+	case Speed, BestSpeed, TFLOPs, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, Tokens, BestTokens:
 		return fmt.Sprintf("%.1f", v)
 	case StepMillis:
 		return fmt.Sprintf("%.3f", v)

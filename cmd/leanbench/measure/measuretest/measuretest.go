@@ -61,7 +61,7 @@ func fakeWorker(how string) {
 		case "arena":
 			fmt.Fprintln(os.Stderr, in.Text())
 			fmt.Println("ok")
-		case "shape":
+		case "shape", "prompts":
 			fmt.Fprintln(os.Stderr, in.Text())
 			switch {
 			case how == "gpu-strange":
