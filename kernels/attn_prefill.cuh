@@ -56,16 +56,18 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   static_assert(T::ready && Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
   static constexpr int ROWS = GROUPS * 64;                // of an output tile
   static constexpr int PARTS = PRECISE ? 2 : 1;           // of a query, and of a weight
-  static constexpr int BLOCKS = D * Store::bytes / 128;   // column blocks of 128 bytes
-  static constexpr int QUERY = ROWS * D * Operand::bytes; // bytes of an output tile's queries, of one part
+  static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; // column blocks of 128 bytes; of the last one there may be less
+  static constexpr int PLACES = D <= 128 ? 2 : 1;         // for queries: there is room for so many
+  static constexpr int QUERY = ROWS * BLOCKS * 128;       // bytes of an output tile's queries, of one part
   static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0;  // bytes of what its rows' scores are multiplied by
-  static constexpr int STAGE = KEYS * D * Store::bytes;   // bytes of a step's keys, or values
+  static constexpr int STAGE = KEYS * BLOCKS * 128;       // bytes of a step's keys, or values
+  static constexpr bool ROUNDED = PRECISE && D <= 128;    // what a step adds to outputs has registers of its own
   static constexpr int THREADS = (GROUPS + 1) * 128;
   static constexpr int QUERY_PRODUCERS = 96;              // threads
   static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160; // registers of a lane
   static constexpr int CLEARED = 1, MAY_ISSUE = 2;        // named barriers: of all consumers, and each one's
 
-  // Addresses in shared memory, and those of barriers. There are two places for queries.
+  // Addresses in shared memory, and those of barriers.
   struct Shared {
     u32 query, keys, values, factors;
     u32 queryFull, queryEmpty, keyFull, keyEmpty, valueFull, valueEmpty;
@@ -88,12 +90,12 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   __device__ static __forceinline__ void run(const PrefillParams& p) {
     extern __shared__ __align__(1024) char memory[];
     Shared sh;
-    sh.query = sharedAddress(memory), sh.keys = sh.query + 2 * PARTS * QUERY, sh.values = sh.keys + STAGES * STAGE;
-    sh.factors = sh.values + STAGES * STAGE, sh.queryFull = sh.factors + 2 * FACTORS, sh.queryEmpty = sh.queryFull + 16;
+    sh.query = sharedAddress(memory), sh.keys = sh.query + PLACES * PARTS * QUERY, sh.values = sh.keys + STAGES * STAGE;
+    sh.factors = sh.values + STAGES * STAGE, sh.queryFull = sh.factors + PLACES * FACTORS, sh.queryEmpty = sh.queryFull + 16;
     sh.keyFull = sh.queryEmpty + 16, sh.keyEmpty = sh.keyFull + 8 * STAGES, sh.valueFull = sh.keyEmpty + 8 * STAGES, sh.valueEmpty = sh.valueFull + 8 * STAGES;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < 2; i++) barrierInit(sh.queryFull + i * 8, QUERY_PRODUCERS), barrierInit(sh.queryEmpty + i * 8, GROUPS * 4);
+      for (int i = 0; i < PLACES; i++) barrierInit(sh.queryFull + i * 8, QUERY_PRODUCERS), barrierInit(sh.queryEmpty + i * 8, GROUPS * 4);
       for (int i = 0; i < STAGES; i++) {
         barrierInit(sh.keyFull + i * 8, 1), barrierInit(sh.keyEmpty + i * 8, GROUPS * 4);
         barrierInit(sh.valueFull + i * 8, 1), barrierInit(sh.valueEmpty + i * 8, GROUPS * 4);
@@ -117,6 +119,10 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
   }
 
+  // Where output tile number n has its queries, and the parity of that place's barriers.
+  __device__ static __forceinline__ int placeOf(int n) { return n & (PLACES - 1); }
+  __device__ static __forceinline__ u32 parityOf(int n) { return n >> (PLACES - 1) & 1; }
+
   // KEYS rows, of which each lane knows where a box begins: the boxes [first, first + 32) of
   // `boxes`.
   __device__ static __forceinline__ void copyRows(const PrefillParams& p, u32 to, const TensorMap* map, int row, int first, int boxes, u32 bar, u64 policy) {
@@ -124,7 +130,10 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       const int r = __shfl_sync(~0u, row, b);
       if (elected())
 #pragma unroll
-        for (int j = 0; j < BLOCKS; j++) copyBox(to + j * KEYS * 128 + (first + b) * p.box * 128, map, 0, r, j, bar, policy);
+        for (int j = 0; j < BLOCKS; j++) {
+          constexpr bool WHOLE = D * Store::bytes % 128 == 0; // else there are zeros behind the last column
+          copyBox(to + j * KEYS * 128 + (first + b) * p.box * 128, map, WHOLE ? 0 : j * (128 / Store::bytes), r, WHOLE ? j : 0, bar, policy);
+        }
     }
   }
 
@@ -164,8 +173,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     constexpr int PIECES = D / 8; // of a row, 16 bytes each
     Tile t;
     for (int n = 0; t.load(p, count, n); n++) {
-      const u32 to = sh.query + (n & 1) * QUERY;
-      barrierWait(sh.queryEmpty + (n & 1) * 8, ~(n >> 1) & 1);
+      const u32 to = sh.query + placeOf(n) * QUERY;
+      barrierWait(sh.queryEmpty + placeOf(n) * 8, parityOf(n) ^ 1);
 #pragma unroll 4
       for (int i = thread; i < ROWS * PIECES; i += QUERY_PRODUCERS) {
         const int r = i / PIECES, c = i % PIECES, row = t.first + r, position = row / p.group;
@@ -176,7 +185,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       copyCommit();
       copyWait<0>();
       fenceAsync();
-      barrierArrive(sh.queryFull + (n & 1) * 8);
+      barrierArrive(sh.queryFull + placeOf(n) * 8);
     }
   }
 
@@ -189,8 +198,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     const int c = thread % LANES;
     Tile t;
     for (int n = 0; t.load(p, count, n); n++) {
-      const u32 to = sh.query + (n & 1) * (2 * QUERY), factors = sh.factors + (n & 1) * FACTORS;
-      barrierWait(sh.queryEmpty + (n & 1) * 8, ~(n >> 1) & 1);
+      const u32 to = sh.query + placeOf(n) * (2 * QUERY), factors = sh.factors + placeOf(n) * FACTORS;
+      barrierWait(sh.queryEmpty + placeOf(n) * 8, parityOf(n) ^ 1);
 #pragma unroll 1
       for (int first = thread / LANES; first < ROWS; first += TOGETHER * ROUND) {
         float4 x[TOGETHER][2];
@@ -207,7 +216,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           if (first + i * ROUND < ROWS) putParts(to, factors, x[i], first + i * ROUND, c); // a warp's rows are there together
       }
       fenceAsync();
-      barrierArrive(sh.queryFull + (n & 1) * 8);
+      barrierArrive(sh.queryFull + placeOf(n) * 8);
     }
   }
   // Eight elements of row r, from number 8c on.
@@ -298,13 +307,13 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       const auto seen = [&](int row) { return p.causal ? min(t.s.keys, t.s.keys - t.s.queries + (t.first + row) / p.group + 1) : t.s.keys; };
       const int sees[2] = {seen(row), seen(row + 8)}, all = seen(group * 64); // all: keys that every row of the consumer sees
       float o[D / 8][4] = {}, s[KEYS / 8][4];
-      float more[PRECISE ? D / 8 : 1][4]; // what a step adds to o
+      float more[ROUNDED ? D / 8 : 1][4]; // what a step adds to o
       u32 w[PARTS][KEYS / 16][4];
       Softmax m(p.scale);
 
       const auto scores = [&] {
         const u32 keys = sh.keys + stage.index * STAGE;
-        u32 query = sh.query + (n & 1) * (PARTS * QUERY) + group * 64 * 128;
+        u32 query = sh.query + placeOf(n) * (PARTS * QUERY) + group * 64 * 128;
         if constexpr (PRECISE) asm volatile("" : "+r"(query)); // else the descriptors of all parts are kept in registers
         pinned(s);
         wgmmaFence();
@@ -318,23 +327,25 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       const auto values = [&](const PipelineState& of) {
         barrierWait(sh.valueFull + of.index * 8, of.parity);
         const u32 v = sh.values + of.index * STAGE;
-        if constexpr (PRECISE) {
+        if constexpr (ROUNDED) {
           pinned(more);
           wgmmaFence();
-          Wgmma<D>::template registers<Math, 0>(more, w[1][0], columnOperand(v, KEYS * 128));
+          valuesOf<0>(more, w[1][0], v);
 #pragma unroll
-          for (int k = 1; k < 2 * (KEYS / 16); k++) Wgmma<D>::template registers<Math>(more, w[k < KEYS / 16][k % (KEYS / 16)], columnOperand(v + k % (KEYS / 16) * 16 * 128, KEYS * 128));
+          for (int k = 1; k < 2 * (KEYS / 16); k++) valuesOf<1>(more, w[k < KEYS / 16][k % (KEYS / 16)], v + k % (KEYS / 16) * 16 * 128);
         } else {
           pinned(o);
           wgmmaFence();
 #pragma unroll
-          for (int k = 0; k < KEYS / 16; k++) Wgmma<D>::template registers<Math>(o, w[0][k], columnOperand(v + k * 16 * 128, KEYS * 128));
+          for (int part = PARTS - 1; part >= 0; part--)
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; k++) valuesOf<1>(o, w[part][k], v + k * 16 * 128);
         }
         wgmmaCommit();
       };
       // o, when values have come; shrink: what weights before those of these values have become.
       const auto add = [&](const float (&shrink)[2]) {
-        if constexpr (PRECISE) {
+        if constexpr (ROUNDED) {
           pinned(more);
 #pragma unroll
           for (int j = 0; j < D / 8; j++)
@@ -368,10 +379,10 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
         if (lane == 0) barrierArrive(empty);
       };
 
-      barrierWait(sh.queryFull + (n & 1) * 8, n >> 1 & 1);
+      barrierWait(sh.queryFull + placeOf(n) * 8, parityOf(n));
       if (t.steps > 0) {
         if constexpr (PRECISE) {
-          const u32 factors = sh.factors + (n & 1) * FACTORS;
+          const u32 factors = sh.factors + placeOf(n) * FACTORS;
           m.scale[0] *= loadShared(factors + row * 4), m.scale[1] *= loadShared(factors + row * 4 + 32);
         }
         int c = t.steps - 1;
@@ -403,7 +414,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           add(shrink);
           release(sh.valueEmpty + before.index * 8);
           pack();
-          if constexpr (!PRECISE)
+          if constexpr (!ROUNDED)
 #pragma unroll
             for (int j = 0; j < D / 8; j++)
 #pragma unroll
@@ -411,17 +422,30 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           before = stage;
           stage.next(STAGES);
         }
-        release(sh.queryEmpty + (n & 1) * 8);
+        release(sh.queryEmpty + placeOf(n) * 8);
         values(before);
         wgmmaWait<0>();
         add(m.shrink);
         release(sh.valueEmpty + before.index * 8);
       } else {
-        release(sh.queryEmpty + (n & 1) * 8);
+        release(sh.queryEmpty + placeOf(n) * 8);
       }
       epilogue(p, t, o, m, row, lane);
     }
     if (group == 0) waitToIssue(); // the last one has let it
+  }
+
+  // Weights of 16 keys times their values. No instruction has columns of one block and a
+  // part of the next.
+  template <int MORE> __device__ static __forceinline__ void valuesOf(float (&o)[D / 8][4], const u32 (&w)[4], u32 v) {
+    constexpr int REST = D % 64;
+    if constexpr (REST == 0) {
+      Wgmma<D>::template registers<Math, MORE>(o, w, columnOperand(v, KEYS * 128));
+    } else {
+      static_assert(D / 64 == 1, "the first block, and a part of another one");
+      Wgmma<64>::template registers<Math, MORE>((float (&)[8][4])o, w, columnOperand(v, KEYS * 128));
+      Wgmma<REST>::template registers<Math, MORE>((float (&)[REST / 8][4])o[8], w, columnOperand(v + KEYS * 128, KEYS * 128));
+    }
   }
 
   // Values behind the last key become zeros, whatever is in memory: no weight of 0 makes a
@@ -462,7 +486,12 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       }
       u16* const to = (u16*)p.out + at;
 #pragma unroll
-      for (int j = 0; j < D / 8; j += 4) {
+      for (int j = D / 32 * 4; j < D / 8; j++) {
+        const u32 x = Operand::pack(o[j][2 * h] * f, o[j][2 * h + 1] * f);
+        if (there) *(u32*)(to + j * 8 + quarter * 2) = x;
+      }
+#pragma unroll
+      for (int j = 0; j < D / 32 * 4; j += 4) {
         // Four lanes have two of each eight columns; each gets eight of one.
         u32 x[4];
 #pragma unroll

@@ -14,12 +14,24 @@
 #endif
 
 PREFILL(prefill_f16_64, AsF16, 64, 3, 128, 4)
+PREFILL(prefill_f16_80, AsF16, 80, 2, 128, 2)
+PREFILL(prefill_f16_96, AsF16, 96, 2, 128, 2)
 PREFILL(prefill_f16_128, AsF16, 128, 2, 128, 2)
+PREFILL(prefill_f16_256, AsF16, 256, 2, 64, 2)
 PREFILL(prefill_bf16_64, AsBF16, 64, 3, 128, 4)
+PREFILL(prefill_bf16_80, AsBF16, 80, 2, 128, 2)
+PREFILL(prefill_bf16_96, AsBF16, 96, 2, 128, 2)
 PREFILL(prefill_bf16_128, AsBF16, 128, 2, 128, 2)
+PREFILL(prefill_bf16_256, AsBF16, 256, 2, 64, 2)
 
 // Two parts of queries and weights: there are registers for weights of half as many keys.
 PREFILL(prefill_f16_64_precise, AsF16, 64, 3, 64, 6, true)
+PREFILL(prefill_f16_80_precise, AsF16, 80, 2, 64, 3, true)
+PREFILL(prefill_f16_96_precise, AsF16, 96, 2, 64, 3, true)
 PREFILL(prefill_f16_128_precise, AsF16, 128, 2, 64, 3, true)
+PREFILL(prefill_f16_256_precise, AsF16, 256, 2, 32, 3, true)
 PREFILL(prefill_bf16_64_precise, AsBF16, 64, 3, 64, 6, true)
+PREFILL(prefill_bf16_80_precise, AsBF16, 80, 2, 64, 3, true)
+PREFILL(prefill_bf16_96_precise, AsBF16, 96, 2, 64, 3, true)
 PREFILL(prefill_bf16_128_precise, AsBF16, 128, 2, 64, 3, true)
+PREFILL(prefill_bf16_256_precise, AsBF16, 256, 2, 32, 3, true)

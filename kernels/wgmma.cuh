@@ -12,10 +12,12 @@
 #define WGMMA_SUMS4(j) WGMMA_SUMS2(j), WGMMA_SUMS2(j + 2)
 #define WGMMA_SUMS8(j) WGMMA_SUMS4(j), WGMMA_SUMS4(j + 4)
 #define WGMMA_SUMS16(j) WGMMA_SUMS8(j), WGMMA_SUMS8(j + 8)
+#define WGMMA_SUMS32(j) WGMMA_SUMS16(j), WGMMA_SUMS16(j + 16)
 #define WGMMA_NAMES2 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_NAMES4 WGMMA_NAMES2 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_NAMES8 WGMMA_NAMES4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_NAMES16 WGMMA_NAMES8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES32 WGMMA_NAMES16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_SHARED(N, TYPES, NAMES, SUMS, A, B, MORE) \
   asm volatile("{.reg .pred p; setp.ne.b32 p, %" MORE ", 0;\n" \
                "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, %" A ", %" B ", p, 1, 1, 0, 0;}" \
@@ -49,6 +51,7 @@ WGMMA(16, WGMMA_SUMS2, WGMMA_NAMES2, "8", "9", "10", "11", "12", "13");
 WGMMA(32, WGMMA_SUMS4, WGMMA_NAMES4, "16", "17", "18", "19", "20", "21");
 WGMMA(64, WGMMA_SUMS8, WGMMA_NAMES8, "32", "33", "34", "35", "36", "37");
 WGMMA(128, WGMMA_SUMS16, WGMMA_NAMES16, "64", "65", "66", "67", "68", "69");
+WGMMA(256, WGMMA_SUMS32, WGMMA_NAMES32, "128", "129", "130", "131", "132", "133");
 
 __device__ __forceinline__ void wgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmmaCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -43,8 +43,9 @@ func TestShapeIsTheKernels(t *testing.T) {
 		"lean_many.cu":  {"VARIANT(lean_f16_128_many, AsF16, 128, true) VARIANT(lean_bf16_128_many, AsBF16, 128, true)"},
 		"lean_paged.cu": {"VARIANT(lean_f16_64_paged, AsF16, 64, false, true) VARIANT(lean_bf16_64_paged, AsBF16, 64, false, true)"},
 		"attn_prefill.cuh": {
-			"constexpr int ROWS = GROUPS * 64; static constexpr int PARTS = PRECISE ? 2 : 1;",
-			"constexpr int QUERY = ROWS * D * Operand::bytes; static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * D * Store::bytes; static constexpr int THREADS = (GROUPS + 1) * 128;",
+			"constexpr int ROWS = GROUPS * 64; static constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int PLACES = D <= 128 ? 2 : 1; " +
+				"static constexpr int QUERY = ROWS * BLOCKS * 128; static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * BLOCKS * 128;",
+			"constexpr int THREADS = (GROUPS + 1) * 128;",
 			"const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);", // mostPrefill
 		},
 		"prefill.cu": prefillLines(),

@@ -20,11 +20,14 @@ const prefillSection = 12 << 20
 // prefillThreads has a producer warp group, and a consumer for each 64 rows.
 func prefillThreads(k *kernel) int { return (k.tile.rows/64 + 1) * 128 }
 
-// prefillShared is the bytes of shared memory: two places for queries, and for the factors of
+// prefillShared is the bytes of shared memory: two places for queries, or one for large ones, and for the factors of
 // their rows where they have two parts, a ring of keys and one of values, and barriers.
 func prefillShared(k *kernel) int {
-	dim, stages, parts := k.dims[0], k.tile.stages, k.way.parts
-	return 2*parts*k.tile.rows*dim*2 + (parts-1)*2*k.tile.rows*4 + 2*stages*k.tile.keys*dim*2 + 2*2*8 + 4*stages*8
+	row, places, stages, parts := (k.dims[0]*2+127)/128*128, 2, k.tile.stages, k.way.parts
+	if k.dims[0] > 128 {
+		places = 1
+	}
+	return places*k.tile.rows*(parts*row+(parts-1)*4) + 2*stages*k.tile.keys*row + 2*2*8 + 4*stages*8
 }
 
 func prefillFits(e *Engine, k *kernel, _, _ int) bool {

@@ -13,7 +13,7 @@ import (
 
 // prefillShape draws one with many rows, around the edges of output tiles and steps.
 func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
-	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: testgpu.Pick(rng, 64, 128), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
+	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
 	s.ValueDim = s.Dim
 	s.Heads = s.KVHeads * testgpu.Pick(rng, 1, 1, 2, 3, 8)
 	for range testgpu.Pick(rng, 1, 1, 2, 4) {
@@ -83,7 +83,7 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 	m.engine.alwaysPrefill = true
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for _, dim := range []int{64, 128} {
+	for _, dim := range headDims {
 		for _, kv := range []attn.DType{attn.Float16, attn.BFloat16} {
 			for _, off := range []float64{0, 1} { // values around it
 				shape := reftest.Shape{Heads: 1, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{32}, Keys: []int{keys}, Mask: attn.Mask{Causal: true}}
@@ -117,7 +117,8 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 				n := float64(shape.Queries[0] * dim)
 				ours, plain = math.Sqrt(ours/n), math.Sqrt(plain/n)
 				t.Logf("%v of %d, %d keys, values around %g: error %.3g (most %.3g), of float32 %.3g: %.2f times", kv, dim, keys, off, ours, most, plain, ours/plain)
-				if limit := 2 * plain; kv == attn.Float16 && ours > limit || ours > 0x1p-15 {
+				// Sums of heads of 256 have no registers for steps of their own.
+				if limit := 2 * plain; kv == attn.Float16 && dim <= 128 && ours > limit || ours > 0x1p-15 {
 					t.Errorf("more than %g", limit)
 				}
 				p.close(t)

@@ -89,7 +89,7 @@ func TestFakePrefillSupport(t *testing.T) {
 			}
 		}
 		for what, change := range map[string]func(*attn.Problem){
-			"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 80, 80 },
+			"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 },
 			"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
 			"a window":     func(g *attn.Problem) { g.Window = 7 },
 			"a soft cap":   func(g *attn.Problem) { g.Cap = 30 },
