@@ -2,13 +2,18 @@
 // pipeline is FlashAttention-3's (Shah et al., arXiv:2407.08608, section 3).
 //
 // An output tile is a sequence, a KV head and GROUPS*64 rows: query positions x heads of the
-// group. A thread block takes one output tile after the other. It has a producer warp group
+// group. A thread block takes one output tile after the other, or, where these are too few for all
+// blocks, parts of them: some of the keys. It has a producer warp group
 // and GROUPS consumer warp groups, of 64 rows each. The producer's first warp brings keys and
 // values, KEYS of them at a time, through a ring of STAGES; its other warps bring the queries
 // of the next output tile. A consumer issues the scores of the next KEYS keys, and the product
 // of the last weights with their values, and makes weights of the scores while these run.
 // Consumers take turns at issuing products, so that one has the tensor cores while another
 // computes exponentials.
+//
+// What blocks have of an output tile with several parts goes to memory, and who comes last merges it,
+// in the order of the parts: the result does not depend on who that is. Warps do so each
+// for its own 16 rows, so that nobody waits.
 //
 // The keys are walked from the last to the first: only the first steps have to mask.
 //
@@ -20,9 +25,11 @@
 #include "attn_work.cuh"
 #include "wgmma.cuh"
 
+// An output tile, or a part of one: some of its keys.
 struct alignas(16) PrefillTile {
   int seq, head, block; // KV head, and the rows [block, block+1) * ROWS
-  int keys;             // that any of its rows sees
+  int first, end;       // keys; the first one is a multiple of any KEYS, the last one is seen by some row
+  int host, part, parts; // blocks host, host+1, ... have parts 0, 1, ... of so many: host its last tile, the others their first
 };
 
 struct PrefillParams {
@@ -33,8 +40,10 @@ struct PrefillParams {
   const Seq* seqs;
   const int* pages;         // the block table; null where pages hold whole sequences
   const int* masked;        // fully masked rows, which see no key: how many, and which
-  const int* count;         // of tiles
-  const PrefillTile* tiles; // in the order in which they are taken
+  const int* starts;        // where each block's tiles begin, and the last one's end
+  const PrefillTile* tiles; // of one block after the other, in the order in which it takes them
+  float4* partials;         // of parts of output tiles: two for each block
+  u32* counters;            // of warps that have written a part: for each block and its consumer warps, zero
   long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
   int pageRows, headRows;   // of keys: key j of head h in page p is row p*pageRows + h*headRows + j
   int pageTokens;
@@ -73,16 +82,19 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     u32 queryFull, queryEmpty, keyFull, keyEmpty, valueFull, valueEmpty;
   };
 
-  // Output tile number n of this block. Blocks take them there and back, so that each has long
-  // ones and short ones.
+  // The output tiles of this block, in p.tiles.
+  struct Range {
+    int begin, end;
+  };
+  // Number n of them.
   struct Tile {
     Seq s;
-    int head, first, rows, steps; // first: row of the sequence's rows
-    __device__ __forceinline__ bool load(const PrefillParams& p, int count, int n) {
-      const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-      if (i >= count) return false;
-      const PrefillTile t = p.tiles[i];
-      s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, steps = (t.keys + KEYS - 1) / KEYS;
+    int index, head, first, rows, begin, end; // first: row of the sequence's rows. begin, end: steps
+    __device__ __forceinline__ bool load(const PrefillParams& p, const Range& range, int n) {
+      index = range.begin + n;
+      if (index >= range.end) return false;
+      const PrefillTile t = p.tiles[index];
+      s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, begin = t.first / KEYS, end = (t.end + KEYS - 1) / KEYS;
       return true;
     }
   };
@@ -106,15 +118,15 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     __syncthreads();
     waitForEarlier();
     if (threadIdx.x == 0) letNextStart();
-    const int count = *p.count;
+    const Range range = {p.starts[blockIdx.x], p.starts[blockIdx.x + 1]};
     if (warp < 4) {
       fewerRegisters<PRODUCER_REGISTERS>();
-      if (warp == 0) produceKeys(p, sh, count, lane);
-      else if constexpr (PRECISE) produceParts(p, sh, count, threadIdx.x - 32);
-      else produceQueries(p, sh, count, threadIdx.x - 32);
+      if (warp == 0) produceKeys(p, sh, range, lane);
+      else if constexpr (PRECISE) produceParts(p, sh, range, threadIdx.x - 32);
+      else produceQueries(p, sh, range, threadIdx.x - 32);
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
-      consume(p, sh, count, warp / 4 - 1, threadIdx.x % 128);
+      consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
       writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, PRECISE ? p.outType : Operand::type, 0.f); });
     }
   }
@@ -137,13 +149,13 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
   }
 
-  __device__ static __forceinline__ void produceKeys(const PrefillParams& p, const Shared& sh, int count, int lane) {
+  __device__ static __forceinline__ void produceKeys(const PrefillParams& p, const Shared& sh, const Range& range, int lane) {
     constexpr int OUTSIDE = 0x7ffffff0; // of the array: zeros
     const u64 policy = readAgain();
     const int boxes = KEYS >> (31 - __clz(p.box));
     PipelineState stage;
     Tile t;
-    for (int n = 0; t.load(p, count, n); n++) {
+    for (int n = 0; t.load(p, range, n); n++) {
       const auto rowOf = [&](int key) {
         const int head = t.head * p.headRows;
         if (p.pages == nullptr) return t.s.pages * p.pageRows + head + key;
@@ -160,7 +172,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
         for (int first = 32; first < boxes; first += 32) copyRows(p, to, map, rowOf(key + (first + lane) * p.box), first, boxes, full, policy);
       };
 #pragma unroll 1
-      for (int c = t.steps - 1; c >= 0; c--) {
+      for (int c = t.end - 1; c >= t.begin; c--) {
         const int key = c * KEYS, at = stage.index, row = rowOf(key + lane * p.box);
         bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
         bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
@@ -169,10 +181,10 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
   }
 
-  __device__ static __forceinline__ void produceQueries(const PrefillParams& p, const Shared& sh, int count, int thread) {
+  __device__ static __forceinline__ void produceQueries(const PrefillParams& p, const Shared& sh, const Range& range, int thread) {
     constexpr int PIECES = D / 8; // of a row, 16 bytes each
     Tile t;
-    for (int n = 0; t.load(p, count, n); n++) {
+    for (int n = 0; t.load(p, range, n); n++) {
       const u32 to = sh.query + placeOf(n) * QUERY;
       barrierWait(sh.queryEmpty + placeOf(n) * 8, parityOf(n) ^ 1);
 #pragma unroll 4
@@ -192,12 +204,12 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   // The same of queries of any type, in two parts. Where operands have few exponents a row is
   // multiplied by a power of two that makes its largest element 2^8 to 2^9, as by scaleOf
   // (attn_tile.cuh), and its scores by another that undoes it.
-  __device__ static __forceinline__ void produceParts(const PrefillParams& p, const Shared& sh, int count, int thread) {
+  __device__ static __forceinline__ void produceParts(const PrefillParams& p, const Shared& sh, const Range& range, int thread) {
     constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32; // that have a row, eight elements each
     constexpr int ROUND = QUERY_PRODUCERS / LANES, TOGETHER = 2;
     const int c = thread % LANES;
     Tile t;
-    for (int n = 0; t.load(p, count, n); n++) {
+    for (int n = 0; t.load(p, range, n); n++) {
       const u32 to = sh.query + placeOf(n) * (2 * QUERY), factors = sh.factors + placeOf(n) * FACTORS;
       barrierWait(sh.queryEmpty + placeOf(n) * 8, parityOf(n) ^ 1);
 #pragma unroll 1
@@ -294,7 +306,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
   };
 
-  __device__ static __forceinline__ void consume(const PrefillParams& p, const Shared& sh, int count, int group, int thread) {
+  __device__ static __forceinline__ void consume(const PrefillParams& p, const Shared& sh, const Range& range, int group, int thread) {
     const int lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4; // the lane's, and row + 8
     // A consumer waits until it may issue products, and the one before it lets it.
     const auto waitToIssue = [&] { ThreadGroup{0, 8, MAY_ISSUE + group}.sync(); };
@@ -303,7 +315,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     if (next == 0) letIssue(0);
     PipelineState stage;
     Tile t;
-    for (int n = 0; t.load(p, count, n); n++) {
+    for (int n = 0; t.load(p, range, n); n++) {
       const auto seen = [&](int row) { return p.causal ? min(t.s.keys, t.s.keys - t.s.queries + (t.first + row) / p.group + 1) : t.s.keys; };
       const int sees[2] = {seen(row), seen(row + 8)}, all = seen(group * 64); // all: keys that every row of the consumer sees
       float o[D / 8][4] = {}, s[KEYS / 8][4];
@@ -380,12 +392,12 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       };
 
       barrierWait(sh.queryFull + placeOf(n) * 8, parityOf(n));
-      if (t.steps > 0) {
+      if (t.begin < t.end) {
         if constexpr (PRECISE) {
           const u32 factors = sh.factors + placeOf(n) * FACTORS;
           m.scale[0] *= loadShared(factors + row * 4), m.scale[1] *= loadShared(factors + row * 4 + 32);
         }
-        int c = t.steps - 1;
+        int c = t.end - 1;
         barrierWait(sh.keyFull + stage.index * 8, stage.parity);
         waitToIssue();
         scores();
@@ -399,7 +411,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
         PipelineState before = stage;
         stage.next(STAGES);
 #pragma unroll 1
-        for (c--; c >= 0; c--) {
+        for (c--; c >= t.begin; c--) {
           barrierWait(sh.keyFull + stage.index * 8, stage.parity);
           waitToIssue();
           scores();
@@ -430,7 +442,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       } else {
         release(sh.queryEmpty + placeOf(n) * 8);
       }
-      epilogue(p, t, o, m, row, lane);
+      if (merged(p, t, o, m, group * 128 + thread)) epilogue(p, t, o, m, row, lane);
     }
     if (group == 0) waitToIssue(); // the last one has let it
   }
@@ -459,6 +471,54 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
     fenceAsync();
     ThreadGroup{0, GROUPS * 4, CLEARED}.sync();
+  }
+
+  // Whether o and m are all of the output tile: the parts of one become so for the warp that comes last.
+  __device__ static __forceinline__ bool merged(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], Softmax& m, int thread) {
+    constexpr int LANES = GROUPS * 128, SLOT = (D / 8 + 1) * LANES; // a lane's numbers are LANES apart
+    const PrefillTile& tile = p.tiles[t.index];
+    const int parts = tile.parts, host = tile.host, lane = thread % 32;
+    if (parts == 1) return true;
+    const auto slotOf = [&](int part) { return p.partials + (long long)(2 * (host + part) + (part == 0)) * SLOT + thread; };
+    float4* const to = slotOf(tile.part);
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) __stcg(to + j * LANES, make_float4(o[j][0], o[j][1], o[j][2], o[j][3]));
+    __stcg(to + D / 8 * LANES, make_float4(m.top[0], m.top[1], m.sum[0], m.sum[1]));
+    __syncwarp();
+    u32* const counter = p.counters + host * (GROUPS * 4) + thread / 32;
+    int last = 0;
+    if (lane == 0) {
+      u32 before; // releases what the warp has written, and acquires what others have
+      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+      last = before == parts - 1;
+      if (last) *counter = 0;
+    }
+    if (!__shfl_sync(~0u, last, 0)) return false;
+    float top[2] = {-LEAN_INF, -LEAN_INF};
+#pragma unroll 1
+    for (int i = 0; i < parts; i++) {
+      const float4 x = __ldcg(slotOf(i) + D / 8 * LANES);
+      top[0] = fmaxf(top[0], x.x), top[1] = fmaxf(top[1], x.y);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) m.top[h] = top[h], m.sum[h] = 0.f;
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
+#pragma unroll 1
+    for (int i = 0; i < parts; i++) {
+      const float4* const from = slotOf(i);
+      const float4 x = __ldcg(from + D / 8 * LANES);
+      // A part in which a row sees nothing has no weight.
+      const float f = x.x == -LEAN_INF ? 0.f : exp2_((x.x - top[0]) * m.scale[0]), g = x.y == -LEAN_INF ? 0.f : exp2_((x.y - top[1]) * m.scale[1]);
+      m.sum[0] = __fmaf_rn(f, x.z, m.sum[0]), m.sum[1] = __fmaf_rn(g, x.w, m.sum[1]);
+#pragma unroll
+      for (int j = 0; j < D / 8; j++) {
+        const float4 y = __ldcg(from + j * LANES);
+        o[j][0] = __fmaf_rn(f, y.x, o[j][0]), o[j][1] = __fmaf_rn(f, y.y, o[j][1]);
+        o[j][2] = __fmaf_rn(g, y.z, o[j][2]), o[j][3] = __fmaf_rn(g, y.w, o[j][3]);
+      }
+    }
+    return true;
   }
 
   // Writes a lane's two rows.

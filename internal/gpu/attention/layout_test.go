@@ -46,7 +46,9 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int ROWS = GROUPS * 64; static constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int PLACES = D <= 128 ? 2 : 1; " +
 				"static constexpr int QUERY = ROWS * BLOCKS * 128; static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * BLOCKS * 128;",
 			"constexpr int THREADS = (GROUPS + 1) * 128;",
-			"const int i = n * gridDim.x + (n & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);", // mostPrefill
+			"constexpr int LANES = GROUPS * 128, SLOT = (D / 8 + 1) * LANES;", // partBytes
+			"p.partials + (long long)(2 * (host + part) + (part == 0)) * SLOT",
+			"p.counters + host * (GROUPS * 4)", // partCounters
 		},
 		"prefill.cu": prefillLines(),
 	} {

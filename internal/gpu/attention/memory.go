@@ -24,6 +24,7 @@ type memory struct {
 	tagged   *cuda.Buffer // partials as tagged words, where blocks merge together; nil: none do on this GPU
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
 	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
+	parts    *cuda.Buffer // of output tiles of the kernels for many rows, behind counters, zero; nil as long as there were none
 }
 
 // stagings: a recording's copies count as made when its replay has ended, so that there
@@ -50,7 +51,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefill, end int64 }
+type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -67,7 +68,8 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.slots = next(c.Rows, 4)
 	s.ahead = next(1+mostAhead, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
-	s.prefill = next(1+c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
+	s.prefillStarts = next(blocks+1, 4)
+	s.prefill = next(c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
 	s.end = at
 	return s
 }
@@ -94,8 +96,8 @@ func growth(have, need, least int) int {
 	return max(least, 1<<bits.Len(uint(max(need, 64)-1)))
 }
 
-// reserve makes room for a step, and for so many scores. On error nothing has changed.
-func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int, scores int64) (err error) {
+// reserve makes room for a step, for so many scores, and for so many bytes of parts. On error nothing has changed.
+func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int, scores, parts int64) (err error) {
 	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
 	defer func() {
 		if err != nil {
@@ -134,6 +136,11 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	}
 	if err = zeros(&next.counters, int64(e.blocks)*4); err != nil {
 		return err
+	}
+	if parts > 0 {
+		if err = zeros(&next.parts, parts); err != nil {
+			return err
+		}
 	}
 	if e.hasEpilogue() {
 		if err = zeros(&next.tagged, 2*partials); err != nil {
@@ -187,6 +194,7 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	if old.tagged == m.tagged {
 		old.tagged = nil
 	}
+	old.parts = nil                   // never another one
 	old.counters, old.runs = nil, nil // of one size
 	// The driver waits for queued work before it takes memory back. Should it
 	// report the failure of something, so will the next call.
@@ -220,6 +228,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.slots, gpu.BytesOf(p.slots)},
 		{at.ahead, gpu.BytesOf(p.ahead)},
 		{at.pages, gpu.BytesOf(p.pages)},
+		{at.prefillStarts, gpu.BytesOf(p.prefillStarts)},
 		{at.prefill, gpu.BytesOf(p.prefilling)},
 	} {
 		if len(part.data) == 0 {
@@ -262,7 +271,7 @@ func (m *memory) close() error {
 		note(s.host.Close())
 		note(s.done.Close())
 	}
-	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.tagged, m.runs, m.scores} {
+	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.tagged, m.runs, m.scores, m.parts} {
 		if b != nil {
 			note(b.Close())
 		}

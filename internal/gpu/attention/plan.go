@@ -18,25 +18,28 @@ import (
 type Plan struct {
 	engine *Engine
 
-	mu          sync.Mutex
-	state       state
-	least       Capacity // what Reserve asked for
-	generation  uint64
-	look        look
-	sched       lean.Plan
-	tiles       []int64 // scratch of Build
-	covered     []bool  // scratch of Build
-	prefillKeys []int64 // scratch of Build
+	mu            sync.Mutex
+	state         state
+	least         Capacity // what Reserve asked for
+	generation    uint64
+	look          look
+	sched         lean.Plan
+	tiles         []int64       // scratch of Build
+	covered       []bool        // scratch of Build
+	ordered       []sequence    // scratch of Build
+	outputs       []prefillTile // scratch of Build
+	prefillBounds []int64       // scratch of Build
 
 	// What the GPU reads.
-	works      []work
-	seqs       []sequence
-	prefetches []prefetch    // of each work, for the kernels for pages; empty where none may run
-	masked     []int32       // rows that see no key: how many, and which
-	prefilling []prefillTile // the output tiles of the kernels for many rows, behind their number; empty where none may run
-	slots      []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
-	pages      []int32       // the block table, if the plan is paged
-	ahead      []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
+	works         []work
+	seqs          []sequence
+	prefetches    []prefetch    // of each work, for the kernels for pages; empty where none may run
+	masked        []int32       // rows that see no key: how many, and which
+	prefilling    []prefillTile // the output tiles of the kernels for many rows, by blocks; empty where none may run
+	prefillStarts []int32       // where those of each block begin, and the last one's end
+	slots         []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages         []int32       // the block table, if the plan is paged
+	ahead         []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
 
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
@@ -85,7 +88,7 @@ type Capacity struct {
 	Queries   int // of one sequence
 	Pages     int // live pages of all sequences
 
-	prefill int // output tiles of the kernels for many rows
+	prefill int // output tiles of the kernels for many rows, and parts of them
 }
 
 // NewPlan makes a plan of nothing. It takes memory of the GPU when it is built.
@@ -169,10 +172,16 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	if err != nil {
 		return err
 	}
-	if k := prefill.first(); k != nil {
-		need.prefill = prefillCount(&g, seqs, k)
+	many := p.planPrefill(&g, seqs, prefill)
+	look.prefill = many.prefillKernels
+	var parts int64
+	if k := many.first(); k != nil {
+		need.prefill = len(p.outputs) + p.engine.blocks
+		if many.workers > 0 {
+			_, parts = p.engine.partBytes(k)
+		}
 	}
-	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores); err != nil {
+	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores, parts); err != nil {
 		return err
 	}
 	look.memory = p.memory.generation
@@ -180,10 +189,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
 	p.pack(&g, seqs, rows, look.paged)
 	p.schedule(&g, look.paged)
-	p.prefilling = p.prefilling[:0]
-	if prefill.first() != nil {
-		look.prefill = p.prefillTiles(&g, prefill)
-	}
+	p.listPrefill(many)
 	p.prefetchPages(&g, look.kernel)
 	p.maskedRows(&g, rows)
 	p.aheadPages(&g, look.paged)
@@ -283,8 +289,12 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool)
 			p.slots[q.Row+t] = int32(int64(live[key/g.PageTokens])*pageRows + int64(key%g.PageTokens))
 		}
 	}
-	// The short ones last: there whole output tiles are looked for.
-	slices.SortStableFunc(p.seqs, func(a, b sequence) int { return cmp.Compare(b.keys, a.keys) })
+	sortSequences(p.seqs)
+}
+
+// sortSequences has the short ones last: there whole output tiles are looked for.
+func sortSequences(seqs []sequence) {
+	slices.SortStableFunc(seqs, func(a, b sequence) int { return cmp.Compare(b.keys, a.keys) })
 }
 
 // maskedRows lists the rows that see no key: thread blocks need not come there.

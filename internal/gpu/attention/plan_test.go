@@ -337,11 +337,12 @@ func TestUploadWaits(t *testing.T) {
 // lost, and the plan works when it is tried again.
 func TestEveryCallFailsOnce(t *testing.T) {
 	for _, unfused := range []bool{false, true} {
-		t.Run(fmt.Sprintf("unfused=%v", unfused), func(t *testing.T) { testEveryCallFailsOnce(t, unfused) })
+		t.Run(fmt.Sprintf("unfused=%v", unfused), func(t *testing.T) { testEveryCallFailsOnce(t, unfused, 2) })
 	}
+	t.Run("many rows", func(t *testing.T) { testEveryCallFailsOnce(t, false, 20) }) // in parts
 }
 
-func testEveryCallFailsOnce(t *testing.T, unfused bool) {
+func testEveryCallFailsOnce(t *testing.T, unfused bool, queries int) {
 	live := func(t *testing.T, m *machine, p *problem, plan *Plan) error {
 		big := sequenceOf(0, 1, 16*100, 0)
 		if err := plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 4); err != nil {
@@ -369,8 +370,9 @@ func testEveryCallFailsOnce(t *testing.T, unfused bool) {
 		return plan.Run(m.Stream, p.operands())
 	}
 	m, lib, _ := fakeGPU(t, 90, 5, 232448)
+	m.engine.alwaysPrefill = true
 	rng := reftest.Rand(t)
-	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 2}, Keys: []int{100, 7}}
+	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, queries}, Keys: []int{300, 7 + queries}}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: 2})
 	p.geometry.Unfused = unfused
 	s := lib.State()
@@ -384,6 +386,13 @@ func testEveryCallFailsOnce(t *testing.T, unfused bool) {
 		}
 		s.FailAt = 0
 	}
+	first := m.engine.NewPlan() // loads what the others find
+	noError(t, live(t, m, p, first))
+	if parts := first.memory.parts != nil; parts != (queries > 8) {
+		t.Errorf("%d queries: parts of output tiles: %v", queries, parts)
+	}
+	noError(t, first.Close())
+	m.engine.maps = gpu.TensorMaps[mapKey]{}
 	before := s.Calls
 	lib.Forget()
 	plan := m.engine.NewPlan()

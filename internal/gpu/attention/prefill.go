@@ -1,10 +1,7 @@
 package attention
 
 import (
-	"cmp"
 	"math"
-	"slices"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -34,18 +31,16 @@ func prefillFits(e *Engine, k *kernel, _, _ int) bool {
 	return prefillShared(k) <= e.info.SharedPerBlockMost
 }
 
-// prefillTile is struct PrefillTile.
-type prefillTile struct{ seq, head, block, keys int32 }
-
 // prefillParams is struct PrefillParams.
 type prefillParams struct {
 	keyMap, valueMap                                          cuda.TensorMap
-	query, out, lse, seqs, pages, masked, count, tiles        uint64 // addresses
+	query, out, lse, seqs, pages, masked, starts, tiles       uint64 // addresses
+	partials, counters                                        uint64
 	queryRow, queryHead, outRow, outHead, lseRow, lseHead     int64
 	pageRows, headRows, pageTokens, box, heads, group, causal int32
 	queryType, outType                                        int32
 	scale, natural                                            float32
-	_                                                         [36]byte // up to a multiple of 64, the alignment of maps
+	_                                                         [20]byte // up to a multiple of 64, the alignment of maps
 }
 
 // prefillKernels are those for prompts: for operands of one type, and for others. A plan does not know
@@ -79,76 +74,71 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels, err e
 	return k, nil
 }
 
-// prefillCount is the number of output tiles of such a kernel.
-func prefillCount(g *attn.Problem, seqs []attn.Sequence, k *kernel) (n int) {
-	for i := range seqs {
-		n += attn.Ceil(seqs[i].Queries*g.Group(), k.tile.rows) * g.KVHeads
-	}
-	return n
+// prefillPlan is what of a step the kernels for many rows do: which of them are worth it, and
+// for how many blocks output tiles are cut. 0: whole ones are dealt out.
+type prefillPlan struct {
+	prefillKernels
+	workers int
 }
 
-// prefillTiles lists the output tiles of such kernels, in the order in which blocks take
-// them, behind their number, and says which kernels are worth it. There is no list where the
-// other kernel is faster, whose schedule is made already.
-func (p *Plan) prefillTiles(g *attn.Problem, of prefillKernels) prefillKernels {
-	// Keys and values of as many heads as stay in the L2 cache make a section. Within one the
-	// long output tiles come first.
-	p.prefilling = append(p.prefilling, prefillTile{})
-	group, begin, bytes, size := g.Group(), 1, 0, of.first().tile.rows
-	section := func() {
-		slices.SortStableFunc(p.prefilling[begin:], func(a, b prefillTile) int { return cmp.Compare(b.keys, a.keys) })
-		begin, bytes = len(p.prefilling), 0
+// planPrefill says so for kernels that there are. It writes nothing but scratch.
+func (p *Plan) planPrefill(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) prefillPlan {
+	k := of.first()
+	if k == nil {
+		return prefillPlan{}
 	}
-	for n := range p.seqs {
-		s := &p.seqs[n]
-		rows := int(s.queries) * group
-		for head := range g.KVHeads {
-			if bytes += int(s.keys) * tokenBytes(g); bytes > prefillSection {
-				section()
-				bytes = int(s.keys) * tokenBytes(g)
-			}
-			for first := 0; first < rows; first += size {
-				keys := keysOf(g, s, first, min(first+size, rows))
-				p.prefilling = append(p.prefilling, prefillTile{int32(n), int32(head), int32(first / size), int32(keys.Len())})
-			}
+	p.ordered = p.ordered[:0]
+	for i := range seqs {
+		if s := &seqs[i]; s.Queries > 0 {
+			p.ordered = append(p.ordered, sequence{row: int32(s.Row), queries: int32(s.Queries), keys: int32(s.Keys)})
 		}
 	}
-	section()
-	p.prefilling[0].seq = int32(len(p.prefilling) - 1)
+	sortSequences(p.ordered)
+	p.prefillOutputs(g, p.ordered, k.tile.rows)
+	workers, keys := p.cutPrefill(p.mostDealt())
 	if !p.engine.alwaysPrefill {
-		most := p.mostPrefill() * int64(size)
-		of.same, of.precise = p.prefillPays(g, of.same, most), p.prefillPays(g, of.precise, most)
+		few := p.engine.shareOfFew(g, p.ordered)
+		of.same, of.precise = prefillPays(of.same, keys, few), prefillPays(of.precise, keys, few)
 	}
 	if of.first() == nil {
-		p.prefilling = p.prefilling[:0]
+		workers = 0
 	}
-	return of
+	return prefillPlan{of, workers}
 }
 
-// mostPrefill is how many keys the block with the most to do has.
-func (p *Plan) mostPrefill() int64 {
-	blocks := p.engine.blocks
-	p.prefillKeys = append(p.prefillKeys[:0], make([]int64, blocks)...)
-	for i, t := range p.prefilling[1:] {
-		b := i % blocks
-		if i/blocks%2 != 0 {
-			b = blocks - 1 - b
+// shareOfFew is how many rows times keys each block has by the kernels for few rows.
+func (e *Engine) shareOfFew(g *attn.Problem, seqs []sequence) int64 {
+	var tiles int64
+	for i := range seqs {
+		rows := int(seqs[i].queries) * g.Group()
+		for first := 0; first < rows; first += BlockRows {
+			tiles += keysOf(g, &seqs[i], first, min(first+BlockRows, rows)).Tiles(tileTokens(g))
 		}
-		p.prefillKeys[b] += int64(t.keys)
 	}
-	return slices.Max(p.prefillKeys)
+	return tiles * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows / int64(e.blocks)
 }
 
-// prefillPays is k if the block with the most to do, so many rows and keys, has done it before the other kernel's
-// have; else nil. A multiprocessor does some ten times as many of them in the same time here,
-// and five times as many with twice the products.
-func (p *Plan) prefillPays(g *attn.Problem, k *kernel, most int64) *kernel {
+// prefillPays is k if it is done before the kernel for few rows, whose blocks have so many rows times keys; else nil. A
+// block of k has up to so many keys of an output tile's rows. A multiprocessor does some ten
+// times as many here in the same time, and five times as many with twice the products.
+func prefillPays(k *kernel, keys, few int64) *kernel {
 	const faster = 6 // to be sure
-	other := p.sched.Tiles() * int64(tileTokens(g)) * BlockRows / int64(p.engine.blocks)
-	if k == nil || most*int64(k.way.parts) > faster*other {
+	if k == nil || keys*int64(k.tile.rows)*int64(k.way.parts) > faster*few {
 		return nil
 	}
 	return k
+}
+
+// listPrefill deals out what planPrefill has planned.
+func (p *Plan) listPrefill(of prefillPlan) {
+	switch {
+	case of.first() == nil:
+		p.prefilling, p.prefillStarts = p.prefilling[:0], p.prefillStarts[:0]
+	case of.workers > 0:
+		p.partPrefill(of.workers)
+	default:
+		p.dealPrefill()
+	}
 }
 
 // runPrefill queues attention by blocks that take output tiles.
@@ -169,8 +159,12 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
-	a.seqs, a.masked, a.count = table+uint64(m.sections.seqs), table+uint64(m.sections.masked), table+uint64(m.sections.prefill)
-	a.tiles = a.count + uint64(unsafe.Sizeof(prefillTile{}))
+	a.seqs, a.masked = table+uint64(m.sections.seqs), table+uint64(m.sections.masked)
+	a.starts, a.tiles = table+uint64(m.sections.prefillStarts), table+uint64(m.sections.prefill)
+	if m.parts != nil {
+		counters, _ := e.partBytes(k)
+		a.counters, a.partials = m.parts.Address(), m.parts.Address()+uint64(counters)
+	}
 	if p.look.paged {
 		a.pages = table + uint64(m.sections.pages)
 	}

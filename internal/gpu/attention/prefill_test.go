@@ -1,12 +1,14 @@
 package attention
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -29,14 +31,18 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 	m.engine.alwaysPrefill = true
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	taken := 0
+	taken, parts := 0, 0
 	for i := range n {
+		m.engine.Eager = i%4 > 0 // parts of output tiles are worth it, however short
 		shape := prefillShape(rng, longest)
 		in := testgpu.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0})
 		m.run(t, plan, p)
 		if plan.kernelOf(p.operands()).way.parts > 0 {
 			taken++
+			if slices.ContainsFunc(plan.prefilling, func(t prefillTile) bool { return t.parts > 1 }) {
+				parts++
+			}
 		}
 		p.check(t)
 		if t.Failed() {
@@ -44,8 +50,8 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 		}
 		p.close(t)
 	}
-	if taken < n/2 {
-		t.Errorf("%d of %d problems were computed by a kernel for many rows", taken, n)
+	if taken < n/2 || parts < n/8 {
+		t.Errorf("%d of %d problems were computed by a kernel for many rows, %d in parts", taken, n, parts)
 	}
 	noError(t, plan.Close())
 }
@@ -159,4 +165,93 @@ func float32Attention(c *reftest.Case, row int) []float32 {
 		out[i] /= total
 	}
 	return out
+}
+
+// BenchmarkGPUPrefill is attention of chunks behind earlier tokens by each way to do it, in us
+// and TFLOP/s: which is faster is what prefillPays and cutPrefill are to know.
+func BenchmarkGPUPrefill(b *testing.B) {
+	m := realGPU(b)
+	if !m.engine.hasEpilogue() {
+		b.Skip("the kernels for many rows are for compute capability 9.0")
+	}
+	for _, c := range []struct{ batch, queries, behind, heads, kv, dim int }{
+		{1, 512, 32768, 32, 8, 128}, {8, 128, 8192, 32, 8, 128}, {1, 128, 8192, 32, 32, 128}, {1, 128, 8192, 32, 8, 128}, {1, 128, 1024, 32, 32, 64}, {1, 128, 0, 32, 32, 64},
+		{1, 512, 1024, 32, 32, 128}, {1, 64, 32768, 32, 8, 128}, {1, 16, 32768, 32, 8, 128}, {1, 2048, 0, 32, 32, 128}, {1, 1024, 0, 8, 8, 128}, {4, 33, 4096, 32, 8, 128},
+	} {
+		for _, query := range []attn.DType{attn.Float16, attn.Float32} {
+			for _, way := range []string{"few", "whole", "parts", "chosen"} {
+				b.Run(fmt.Sprintf("%dx%d_behind_%d_h%d/%d_d%d_%v_%s", c.batch, c.queries, c.behind, c.heads, c.kv, c.dim, query, way), func(b *testing.B) {
+					m.benchmarkPrefill(b, c.batch, c.queries, c.behind, c.heads, c.kv, c.dim, query, way)
+				})
+			}
+		}
+	}
+}
+
+func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, kv, dim int, query attn.DType, way string) {
+	keys := behind + queries
+	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: keys, Scale: 0.1, Mask: attn.Mask{Causal: true},
+		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
+		Key: attn.PageStrides{Page: kv * keys * dim, Head: keys * dim, Row: dim}}
+	g.Value = g.Key
+	var seqs []attn.Sequence
+	for i := range batch {
+		seqs = append(seqs, attn.Sequence{Row: i * queries, Queries: queries, Keys: keys, Pages: []int32{int32(i)}})
+	}
+	rng := reftest.Rand(b)
+	memory := func(n int, t attn.DType) gpu.Memory {
+		x := make([]byte, n*t.Size())
+		for i := range min(n, 1<<18) {
+			testgpu.Put(x, i, t, rng.NormFloat64())
+		}
+		for have := (1 << 18) * t.Size(); have < len(x); have *= 2 {
+			copy(x[have:], x[:have])
+		}
+		return m.Put(b, x, t)
+	}
+	rows := batch * queries * heads * dim
+	o := &Operands{Q: memory(rows, query), Out: memory(rows, query), K: memory(batch*g.Key.Page, attn.Float16), V: memory(batch*g.Key.Page, attn.Float16)}
+	m.engine.alwaysPrefill = way == "whole" || way == "parts"
+	defer func() { m.engine.alwaysPrefill = false }()
+	plan := m.engine.NewPlan()
+	noError(b, plan.Build(g, seqs, batch*queries))
+	switch way {
+	case "few":
+		plan.look.prefill = prefillKernels{}
+	case "whole":
+		plan.dealPrefill()
+	case "parts":
+		_, bytes := m.engine.partBytes(plan.look.prefill.first())
+		noError(b, plan.memory.reserve(m.engine, "parts", plan.memory.capacity, Capacity{}, BlockRows, dim, 0, bytes))
+		plan.partPrefill(m.engine.blocks)
+	}
+	noError(b, plan.Upload(m.Stream))
+	graph, err := m.Stream.Capture(func() error {
+		for range 10 {
+			if err := plan.Run(m.Stream, o); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	noError(b, err)
+	for range 3 {
+		noError(b, m.Stream.Launch(graph))
+	}
+	noError(b, m.Stream.Synchronize())
+	for b.Loop() {
+		noError(b, m.Stream.Launch(graph))
+		noError(b, m.Stream.Synchronize())
+	}
+	us := float64(b.Elapsed().Nanoseconds()) / 1e3 / float64(10*b.N)
+	b.ReportMetric(us, "us/launch")
+	b.ReportMetric(4*float64(batch*queries*heads*dim)*(float64(behind)+float64(queries)/2)/us/1e6, "TFLOP/s")
+	if k := plan.kernelOf(o); way == "chosen" && b.N > 1 {
+		b.Logf("%s, %d output tiles, %d with parts", k.entries[0], len(plan.outputs), len(plan.prefilling))
+	}
+	noError(b, graph.Close())
+	noError(b, plan.Close())
+	for _, x := range []gpu.Memory{o.Q, o.Out, o.K, o.V} {
+		noError(b, x.Buffer.Close())
+	}
 }

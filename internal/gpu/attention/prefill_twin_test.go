@@ -44,15 +44,36 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	}
 	a.writeMasked(0)
 	k.stored = map[[2]int]int{}
-	for i := range int(*testgpu.At[int32](p.count, 0)) {
-		t := testgpu.At[prefillTile](p.tiles, i)
+	outputs := map[[3]int32]prefillTile{} // by sequence, head and block: what there was of each
+	for b := range l.Blocks {
+		begin, end := int(*testgpu.At[int32](p.starts, b)), int(*testgpu.At[int32](p.starts, b+1))
+		for i := begin; i < end; i++ {
+			t := testgpu.At[prefillTile](p.tiles, i)
+			at := [3]int32{t.seq, t.head, t.block}
+			all, there := outputs[at]
+			switch {
+			case there != (t.part > 0), there && (t.part != all.part+1 || t.first != all.end || t.parts != all.parts || t.host != all.host), !there && t.first != 0, t.part >= t.parts:
+				k.t.Fatalf("block %d has %+v, behind %+v", b, t, all)
+			case t.parts == 1:
+			case p.partials%16 != 0 || p.partials == 0 || p.counters == 0:
+				k.t.Fatalf("parts, and nowhere to put them: %d, %d", p.partials, p.counters)
+			case int(t.host+t.part) != b, t.part > 0 && i != begin, t.part == 0 && i != end-1, t.first%int32(kernel.tile.keys) != 0, t.end <= t.first:
+				k.t.Fatalf("block %d has %+v as number %d of [%d,%d)", b, t, i, begin, end)
+			}
+			outputs[at] = *t
+		}
+	}
+	for _, t := range outputs {
+		if t.part != t.parts-1 {
+			k.t.Fatalf("%+v is the last part", t)
+		}
 		w := place{s: *testgpu.At[sequence](p.seqs, int(t.seq)), head: int(t.head)}
 		for r := range kernel.tile.rows {
 			row := int(t.block)*kernel.tile.rows + r
 			if row >= int(w.s.queries*p.group) {
 				break
 			}
-			if end := int(t.keys); end < int(w.s.keys) && (p.causal == 0 || end < int(w.s.keys-w.s.queries)+row/int(p.group)+1) {
+			if end := int(t.end); end < int(w.s.keys) && (p.causal == 0 || end < int(w.s.keys-w.s.queries)+row/int(p.group)+1) {
 				k.t.Fatalf("tile %+v of sequence %+v ends before what row %d sees", t, w.s, row)
 			}
 			w.block = row / BlockRows

@@ -135,7 +135,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 
 // hold keeps what a launch of attention uses.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores} {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts} {
 		if b != nil {
 			p.args.Hold(b)
 		}

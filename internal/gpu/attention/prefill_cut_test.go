@@ -1,0 +1,94 @@
+package attention
+
+import (
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda"
+
+	"pgregory.net/rapid"
+)
+
+// What output tiles of some lengths are dealt out as, whole or in parts: every key once, in
+// the order that the kernels take for granted, and in shares that are nearly even.
+func TestPrefillParts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		blocks := rapid.IntRange(1, 140).Draw(t, "blocks")
+		p := &Plan{engine: &Engine{info: cuda.Info{Multiprocessors: blocks}, blocks: blocks, Eager: rapid.Bool().Draw(t, "eager")}}
+		var steps int64
+		for i, n := range rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 127, 128, 129, 300, 1000, 5000, 40000}), 1, 300).Draw(t, "keys") {
+			p.outputs = append(p.outputs, prefillTile{seq: int32(i), end: int32(n), parts: 1})
+			steps += p.outputs[i].steps()
+		}
+		most := p.mostDealt()
+		p.dealPrefill()
+		checkPrefill(t, p, most)
+		workers, keys := p.cutPrefill(most)
+		if keys > most || workers > blocks || workers == 0 && keys != most {
+			t.Fatalf("%d blocks have %d keys each, whole output tiles %d", workers, keys, most)
+		}
+		if workers == 0 {
+			workers = rapid.IntRange(1, blocks).Draw(t, "workers")
+		}
+		p.partPrefill(workers)
+		even := (steps + int64(workers) - 1) / int64(workers)
+		checkPrefill(t, p, (even+2*snapped)*cutKeys)
+		for b := workers; b < blocks; b++ {
+			if p.prefillStarts[b] != p.prefillStarts[b+1] {
+				t.Fatalf("block %d of %d that are to work has something", b, workers)
+			}
+		}
+	})
+}
+
+// checkPrefill: no block has more than so many keys.
+func checkPrefill(t *rapid.T, p *Plan, most int64) {
+	if len(p.prefillStarts) != p.engine.blocks+1 || int(p.prefillStarts[p.engine.blocks]) != len(p.prefilling) || len(p.prefilling) > len(p.outputs)+p.engine.blocks {
+		t.Fatalf("%d blocks: %v, of %d", p.engine.blocks, p.prefillStarts, len(p.prefilling))
+	}
+	seen := make([]prefillTile, len(p.outputs))
+	for b := range p.engine.blocks {
+		begin, end := p.prefillStarts[b], p.prefillStarts[b+1]
+		keys := int64(0)
+		for i := begin; i < end; i++ {
+			x := p.prefilling[i]
+			keys += x.keys()
+			before := seen[x.seq]
+			switch {
+			case x.part > 0 && (x.part != before.part+1 || x.first != before.end || x.host != before.host || x.parts != before.parts || before.parts == 0),
+				x.part == 0 && (before.parts > 0 || x.first != 0),
+				x.parts > 1 && (int(x.host+x.part) != b || x.part > 0 && i != begin || x.part == 0 && i != end-1 || x.end <= x.first || x.first%cutKeys != 0):
+				t.Fatalf("block %d: %+v behind %+v", b, x, before)
+			}
+			seen[x.seq] = x
+		}
+		if keys > most {
+			t.Fatalf("block %d has %d keys, and should have no more than %d", b, keys, most)
+		}
+	}
+	for i, x := range seen {
+		if x.part != x.parts-1 || x.end != p.outputs[i].end {
+			t.Fatalf("output tile %+v ends with %+v", p.outputs[i], x)
+		}
+	}
+}
+
+// Few output tiles are cut, and many are not.
+func TestPrefillCuts(t *testing.T) {
+	for _, c := range []struct{ outputs, keys, workers int }{
+		{32, 8192, 132}, // a chunk of 128 tokens, 32 heads
+		{1, 1 << 20, 132},
+		{8, 1024, 16},     // four steps each
+		{128, 33280, 0},   // 97% of all blocks
+		{256, 8320, 0},    // and twice
+		{140, 16384, 132}, // else eight blocks have twice as much as the others
+		{1, 128, 0}, {4, 256, 0}, {0, 0, 0}, {1000, 4096, 0},
+	} {
+		p := &Plan{engine: &Engine{blocks: 132}}
+		for range c.outputs {
+			p.outputs = append(p.outputs, prefillTile{end: int32(c.keys), parts: 1})
+		}
+		if workers, _ := p.cutPrefill(p.mostDealt()); workers != c.workers {
+			t.Errorf("%d output tiles of %d keys: parts for %d blocks, want %d", c.outputs, c.keys, workers, c.workers)
+		}
+	}
+}
