@@ -5,7 +5,7 @@
 //
 // First, a launch makes operands of x (of its layer norm, if that is wanted): each
 // element as two 16-bit parts, rows scaled by powers of two where the type has few
-// exponents. Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
+// exponents. (gemm_persistent.cuh takes one part, too.) Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
 // x. A producer warp brings both through a ring, in steps of 64 columns; eight
 // consumer warps multiply. Where there are fewer tiles than multiprocessors, the thread
 // blocks of a cluster share a tile's columns out, and add their sums up in the
@@ -25,7 +25,9 @@ struct OperandParams {
   u32* lead;                     // rows x n/2 pairs, and behind them the other parts
   float* factors;                // of each row, what its products are multiplied by
   int n, rows, norm;
+  int parts; // 1 or 2: how many of each element are made
   float eps;
+  char pad[4];
 };
 
 struct GemmParams {
@@ -96,8 +98,36 @@ template <class Math> __device__ __forceinline__ void operands(const OperandPara
     if constexpr (Math::narrow) v.x *= up, v.y *= up, v.z *= up, v.w *= up;
     const u32 a = Math::pack(v.x, v.y), b = Math::pack(v.z, v.w);
     *(uint2*)(lead + i / 2) = make_uint2(a, b);
-    *(uint2*)(rest + i / 2) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
+    if (p.parts == 2) *(uint2*)(rest + i / 2) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
   });
+}
+
+// What a layer makes of its sums for row m of x and rows n to n+3 of W, of which there may
+// be fewer; without the residual.
+__device__ __forceinline__ void finish4(const GemmParams& p, int part, int m, int n, float (&v)[4]) {
+  const float down = p.factors[m];
+  const float* const bias = p.b[part];
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    if (n + e >= p.out[part]) break;
+    v[e] *= down;
+    if (bias != nullptr) v[e] += bias[n + e];
+    v[e] = activated(p.activation, v[e]);
+  }
+}
+// Stores them, and adds the residual if there is one.
+__device__ __forceinline__ void store4(const GemmParams& p, int part, int m, int n, float (&v)[4], const float* residual) {
+  const int out = p.out[part];
+  const long long place = (long long)m * out + n;
+  if (out % 4 == 0) {
+    if (residual != nullptr) {
+      const float4 r = *(const float4*)(residual + place);
+      v[0] += r.x, v[1] += r.y, v[2] += r.z, v[3] += r.w;
+    }
+    *(float4*)(p.y[part] + place) = make_float4(v[0], v[1], v[2], v[3]);
+  } else {
+    for (int e = 0; e < 4 && n + e < out; e++) p.y[part][place + e] = v[e] + (residual != nullptr ? residual[place + e] : 0.f);
+  }
 }
 
 // T is the Format of the weights.
@@ -249,8 +279,6 @@ template <class T, int ROWS> struct TiledGemm {
   // The sums of a cluster's blocks, of which each finishes every split-th four.
   __device__ static __forceinline__ void runEpilogue(const GemmParams& p, const float* sums, int part, int row, int first, int rank) {
     const int out = p.out[part], split = p.split;
-    const bool even = out % 4 == 0;
-    const float* const bias = p.b[part];
     for (int i = threadIdx.x * split + rank; i < ROWS * (GEMM_TILE / 4); i += GEMM_WARPS * 32 * split) {
       const int m = i / (GEMM_TILE / 4), c = i % (GEMM_TILE / 4) * 4, n = row + c;
       if (first + m >= p.rows || n >= out) continue;
@@ -266,24 +294,8 @@ template <class T, int ROWS> struct TiledGemm {
 #pragma unroll
         for (int r = 0; r < 8; r++) v[0] += s[r].x, v[1] += s[r].y, v[2] += s[r].z, v[3] += s[r].w;
       }
-      const float down = p.factors[first + m];
-      const long long place = (long long)(first + m) * out + n;
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        if (n + e >= out) break;
-        v[e] *= down;
-        if (bias != nullptr) v[e] += bias[n + e];
-        v[e] = activated(p.activation, v[e]);
-      }
-      if (even) {
-        if (p.residual != nullptr) {
-          const float4 r = *(const float4*)(p.residual + place);
-          v[0] += r.x, v[1] += r.y, v[2] += r.z, v[3] += r.w;
-        }
-        *(float4*)(p.y[part] + place) = make_float4(v[0], v[1], v[2], v[3]);
-      } else {
-        for (int e = 0; e < 4 && n + e < out; e++) p.y[part][place + e] = v[e] + (p.residual != nullptr ? p.residual[place + e] : 0.f);
-      }
+      finish4(p, part, first + m, n, v);
+      store4(p, part, first + m, n, v, p.residual);
     }
   }
 };

@@ -194,7 +194,7 @@ func TestMatrixRings(t *testing.T) {
 	for _, rows := range []int{20, 60} {
 		for _, in := range []int{512, gemmWide, gemmWide + 8, 2 * gemmWide} {
 			o := Linear{Rows: rows, In: in, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 4096}}}
-			l, err := d.configureGEMM(attn.Float16, &o)
+			l, err := d.configureGEMM(&o)
 			if alone := 2*l.shared > 232448; err != nil || alone != (in <= gemmWide) {
 				t.Errorf("%d rows of %d: %+v, %v", rows, in, l, err)
 			}
@@ -211,7 +211,7 @@ func TestMatrixOfSmallMemory(t *testing.T) {
 		if _, ok, err := d.configureSkinny(&o); ok || err != nil {
 			t.Errorf("%d rows of a GPU that has no batches: %v, %v", rows, ok, err)
 		}
-		if l, err := d.configureGEMM(attn.Float16, &o); err != nil || l.stages < 2 || l.shared > most || l.shared < gemmRows[l.kind].rows*4*(gemmTile+4) {
+		if l, err := d.configureGEMM(&o); err != nil || l.stages < 2 || l.shared > most || l.shared < l.rows*4*(gemmTile+4) || l.threads != gemmThreads {
 			t.Errorf("%d rows: %+v, %v", rows, l, err)
 		}
 	}

@@ -86,6 +86,14 @@ func lost(d attn.DType) float64 {
 	return 0x1p-18
 }
 
+// rounded is how much of a product's operands is lost where x is rounded to W's type.
+func rounded(d attn.DType) float64 {
+	if d == attn.BFloat16 {
+		return 0x1p-8
+	}
+	return 0x1p-11
+}
+
 // cutOff is how much of the largest sum on its way the tensor core loses besides,
 // which cuts off what it adds: of a matrix all columns may be in one sum. Other layers add
 // up a column block from zero at a time.
@@ -98,26 +106,45 @@ func cutOff(matrix bool, in int) float64 {
 
 func TestGPULinear(t *testing.T) {
 	m, d := realDecoder(t)
-	testLinear(t, m, d, testgpu.OrShort(300, 45), testgpu.OrShort(8192, 1000), 1300)
+	testLinear(t, m, d, testgpu.OrShort(300, 45), testgpu.OrShort(8192, 1000), 1300, someRows...)
 }
 
-// testLinear runs random layers of up to so many inputs and outputs a part.
-func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int) {
+func TestGPULinearManyRows(t *testing.T) {
+	m, d := realDecoder(t)
+	testLinear(t, m, d, testgpu.OrShort(60, 12), testgpu.OrShort(4104, 1000), 1300, manyRows...)
+}
+
+// someRows are of all kinds of launches; manyRows of those that are persistent, where the GPU
+// has any: about a tile's end, and so many that a second group of tiles begins.
+var (
+	someRows = []int{1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 33, 64, 65, 150}
+	manyRows = []int{129, 150, 255, 256, 257, 300}
+)
+
+// testLinear runs random layers of some of these rows, and of up to so many inputs and
+// outputs a part.
+func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int, someRows ...int) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-	defer func(all []int) { d.splits = all }(d.splits)
+	defer func(splits, persistent []int, slower float64) {
+		d.splits, d.persistent, d.slower = splits, persistent, slower
+	}(d.splits, d.persistent, d.slower)
 	for i := range cases {
 		d.splits = skinnySplits[:]
 		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
 			d.splits = skinnySplits[one:][:1]
 		}
+		d.persistent, d.slower = persistentColumns[rng.IntN(2):], testgpu.Pick(rng, gemmSlower, 0, math.Inf(1))
+		if rng.IntN(3) == 0 {
+			d.persistent = persistentColumns[:1]
+		}
 		w := types[i%3]
-		rows := testgpu.Pick(rng, 1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 33, 64, 65, 150)
+		rows := testgpu.Pick(rng, someRows...)
 		in := min(8*testgpu.Pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
 		if rows > 40 {
 			in = min(in, 1000)
 		}
-		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
+		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(3)), RoundX: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
 		scale := math.Ldexp(1, testgpu.Pick(rng, 0, 0, -40, 40))
 		x := m.random(t, rng, attn.Float32, rows*in, scale)
 		o.X = x.Memory
@@ -172,7 +199,15 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int)
 		m.Settle(t)
 		_, batch, err := d.configureSkinny(&o)
 		noError(t, err)
-		cut := cutOff(d.isGEMM(&o) && !batch, in)
+		matrix := d.isGEMM(&o) && !batch
+		cut, lost := cutOff(matrix, in), lost(w)
+		if matrix {
+			l, err := d.configureGEMM(&o)
+			noError(t, err)
+			if l.parts == 1 {
+				lost += rounded(w)
+			}
+		}
 		for j, p := range parts {
 			out := o.Parts[j].Out
 			y := testgpu.Read(t, &o.Parts[j].Y)
@@ -201,7 +236,7 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int)
 					if o.Norm != nil {
 						size += math.Sqrt(float64(in)) // what the norm itself rounds
 					}
-					bound := lost(w)*size + cut*most + own
+					bound := lost*size + cut*most + own
 					if got := testgpu.Get(y, r*out+c, attn.Float32); !(math.Abs(got-sum) <= bound) {
 						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, norm %v: row %d, column %d: %v, want %v, bound %v",
 							i, w, rows, in, out, j, len(parts), o.Norm != nil, r, c, got, sum, bound)

@@ -5,6 +5,7 @@ package decoder
 import (
 	"testing"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -35,8 +36,17 @@ func TestEmulatedSampleGraph(t *testing.T) { testSampleGraph(t, emulatedGPU(t, 1
 
 func TestEmulatedLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testLinear(t, m, d, 60, 264, 200)
-	testLinear(t, m, d, 12, 3072, 40) // slices of x that are wide ones, and ones that registers cannot hold
+	testLinear(t, m, d, 60, 264, 200, someRows...)
+	testLinear(t, m, d, 12, 3072, 40, someRows...) // slices of x that are wide ones, and ones that registers cannot hold
+}
+
+// Blocks have several tiles each, and rings go round.
+func TestEmulatedLinearManyRows(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	if d.gemm[attn.Float16].persistent[0][0] == nil {
+		t.Skip("there are no kernels for hundreds of rows")
+	}
+	testLinear(t, m, d, 12, 400, 300, manyRows...)
 }
 
 func TestEmulatedNorm(t *testing.T) {

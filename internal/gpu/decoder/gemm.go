@@ -8,8 +8,12 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// gemmUnit is the module with the kernels for linear layers of many rows.
-const gemmUnit = "matrix"
+// The modules with the kernels for linear layers of many rows: those of all GPUs, and
+// those of hundreds of rows on compute capability 9.0.
+const (
+	matrixUnit = "matrix"
+	gemmUnit   = "gemm"
+)
 
 // Constants of the kernels (kernels/gemm_tiled.cuh).
 const (
@@ -27,6 +31,9 @@ const (
 	// blocks, in steps that could be done.
 	gemmEnds    = 6
 	gemmMeeting = 2
+
+	// gemmSlower is how much longer a step takes than one of a persistent launch.
+	gemmSlower = 1.5
 )
 
 // gemmRows are how many rows of x a thread block may have, and the stages of its
@@ -39,8 +46,9 @@ const gemmWide = 8192
 
 // gemmKernels are the kernels for weights of a type.
 type gemmKernels struct {
-	operands *cuda.Function
-	of       [len(gemmRows)]*cuda.Function
+	operands   *cuda.Function
+	of         [len(gemmRows)]*cuda.Function
+	persistent [len(persistentColumns)][2]*cuda.Function // by parts of x less 1; nil: there are none for the GPU
 }
 
 // loadGEMM loads the kernels, if there are any for the GPU.
@@ -48,7 +56,7 @@ func (d *Engine) loadGEMM() error {
 	if !d.overlap() {
 		return nil
 	}
-	m, err := gpu.Module(d.dev, gemmUnit)
+	m, err := gpu.Module(d.dev, matrixUnit)
 	if err != nil {
 		return err
 	}
@@ -63,8 +71,11 @@ func (d *Engine) loadGEMM() error {
 			}
 		}
 		d.gemm[i] = &k
-		if d.info.Capability == skinnyCapability {
+		if d.info.Capability == groupCapability {
 			if err := d.loadSkinny(m, i); err != nil {
+				return err
+			}
+			if err := d.loadPersistent(i); err != nil {
 				return err
 			}
 		}
@@ -75,8 +86,9 @@ func (d *Engine) loadGEMM() error {
 // operandParams is struct OperandParams.
 type operandParams struct {
 	x, gamma, beta, lead, factors uint64
-	n, rows, norm                 int32
+	n, rows, norm, parts          int32
 	eps                           float32
+	_                             [4]byte
 }
 
 // gemmParams is struct GemmParams.
@@ -104,14 +116,15 @@ func (d *Engine) isGEMM(o *Linear) bool {
 // Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
 // sizes of its operands count, not the memory. The error is the driver's.
 func (d *Engine) Scratch(o *Linear) (int, error) {
-	if o.Rows < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
+	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
 		return 0, nil
 	}
 	if _, batch, err := d.configureSkinny(o); batch || err != nil {
 		return 0, err
 	}
 	if d.isGEMM(o) {
-		return o.Rows * (o.In + 1), nil // two parts of 16 bits, and a factor for each row
+		l, err := d.configureGEMM(o)
+		return l.scratch(o), err
 	}
 	if needs, err := d.normsBefore(o); err != nil || !needs {
 		return 0, err
@@ -121,32 +134,59 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 
 // gemmLaunch is how a launch looks.
 type gemmLaunch struct {
-	kind   int // an index of gemmRows
-	tiles  int // of y
-	split  int
-	stages int
-	shared int
+	kernel        *cuda.Function
+	rows, columns int // of x and of W that a tile has
+	parts         int // that each element of x is taken in
+	tiles         int // of y
+	blocks, split int // thread blocks or clusters of them, and how many a cluster has
+	threads       int
+	stages        int
+	shared        int
+	cost          float64 // in steps of 128 rows of x in two parts by 128 of W
 }
 
-// configureGEMM says how a Linear of many rows is launched: the thread blocks of
-// a cluster share the columns of a tile where there are few tiles.
-func (d *Engine) configureGEMM(element attn.DType, o *Linear) (best gemmLaunch, err error) {
-	kind := 0
+// scratch is how many float32 the operands take: parts of 16 bits, and a factor for each
+// row.
+func (l *gemmLaunch) scratch(o *Linear) int { return o.Rows*o.In*l.parts/2 + o.Rows }
+
+// configureGEMM says how a Linear of many rows is launched: whichever takes the fewest
+// steps by what is known of each kernel.
+func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
+	best, err := d.configureTiled(o)
+	if err != nil {
+		return best, err
+	}
+	if l, ok := d.configurePersistent(o); ok && (best.kernel == nil || l.cost < best.cost) {
+		best = l
+	}
+	if best.kernel == nil {
+		return best, gpu.Errorf("linear", attn.ErrShape, "the GPU has too little shared memory for %d rows", o.Rows)
+	}
+	return best, nil
+}
+
+// configureTiled is configureGEMM of the kernels of all GPUs: the thread blocks of a
+// cluster share the columns of a tile where there are few tiles. Without a kernel: the GPU
+// has too little shared memory.
+func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
+	element, kind := o.Parts[0].W.DType, 0
 	for kind < len(gemmRows)-1 && gemmRows[kind].rows < o.Rows {
 		kind++
 	}
 	rows := gemmRows[kind].rows
-	l := gemmLaunch{kind: kind, tiles: o.tilesOf(gemmTile) * attn.Ceil(o.Rows, rows), stages: gemmRows[kind].stages}
+	l := gemmLaunch{kernel: d.gemm[element].of[kind], rows: rows, columns: gemmTile, parts: 2, threads: gemmThreads, stages: gemmRows[kind].stages}
+	l.tiles = o.tilesOf(gemmTile) * attn.Ceil(o.Rows, rows)
+	l.blocks = l.tiles
 	if o.In > gemmWide {
 		l.stages = gemmRows[kind].wide
 	}
 	stage := 128*(gemmTile+2*rows) + 16
 	l.stages = min(l.stages, d.info.SharedPerBlockMost/stage)
 	l.shared = l.stages * stage
-	steps, least := attn.Ceil(o.In, gemmStep), 0
+	steps := attn.Ceil(o.In, gemmStep)
 	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
 		key := clusterKey{element, kind, l.split, l.shared}
-		clusters, err := d.clustersAtOnce(key, d.gemm[element].of[kind], clusterGrid(1, l.split, gemmThreads, l.shared, true))
+		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, gemmThreads, l.shared, true))
 		if err != nil {
 			return best, err
 		}
@@ -157,38 +197,36 @@ func (d *Engine) configureGEMM(element attn.DType, o *Linear) (best gemmLaunch, 
 		if l.split > 1 {
 			each += gemmMeeting
 		}
-		if cost := attn.Ceil(l.tiles, clusters) * each; best.split == 0 || cost < least {
-			best, least = l, cost
+		if l.cost = d.slower * float64(attn.Ceil(l.tiles, clusters)*each); best.kernel == nil || l.cost < best.cost {
+			best = l
 		}
-	}
-	if best.split == 0 {
-		return best, gpu.Errorf("linear", attn.ErrShape, "the GPU has too little shared memory for %d rows", o.Rows)
 	}
 	return best, nil
 }
 
 // queueGEMM queues a Linear of many rows, which was checked.
-func (d *Engine) queueGEMM(s *cuda.Stream, element attn.DType, o *Linear) error {
-	if err := o.Scratch.CheckFloats("linear", "the scratch", o.Rows*(o.In+1)); err != nil {
-		return err
-	}
+func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	l, err := d.configureGEMM(element, o)
+	l, err := d.configureGEMM(o)
 	if err != nil {
 		return err
 	}
-	parts, err := d.partArgs(o, 0, gemmTile, false)
+	if err := o.Scratch.CheckFloats("linear", "the scratch", l.scratch(o)); err != nil {
+		return err
+	}
+	parts, err := d.partArgs(o, 0, l.columns, false)
 	if err != nil {
 		return err
 	}
-	operands := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), factors: o.Scratch.Address() + uint64(o.Rows)*uint64(o.In)*4, n: int32(o.In), rows: int32(o.Rows)}
+	operands := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), n: int32(o.In), rows: int32(o.Rows), parts: int32(l.parts)}
+	operands.factors = operands.lead + uint64(o.Rows)*uint64(o.In)*uint64(l.parts)*2
 	p := gemmParams{
 		maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
 		factors: operands.factors, residual: o.Residual.AddressOr0(),
 		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
 	}
-	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, gemmRows[l.kind].rows); err != nil {
+	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, l.parts, l.rows); err != nil {
 		return err
 	}
 	p.activation = int32(o.Activation)
@@ -197,7 +235,6 @@ func (d *Engine) queueGEMM(s *cuda.Stream, element attn.DType, o *Linear) error 
 	}
 
 	// The first launch refuses closed buffers of either: nothing is written then.
-	kernels := d.gemm[element]
 	d.args.Reset()
 	if o.Norm != nil {
 		operands.norm, operands.gamma, operands.beta, operands.eps = 1, o.Norm.Gamma.AddressOr0(), o.Norm.Beta.AddressOr0(), float32(o.Norm.Eps)
@@ -206,23 +243,24 @@ func (d *Engine) queueGEMM(s *cuda.Stream, element attn.DType, o *Linear) error 
 	cuda.Struct(&d.args, &operands)
 	d.hold(o.X, o.Scratch, o.Residual)
 	d.holdParts(o)
-	if err := kernels.operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args); err != nil {
+	if err := d.gemm[o.Parts[0].W.DType].operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args); err != nil {
 		return err
 	}
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
 	d.hold(o.Scratch, o.Residual)
 	d.holdParts(o)
-	return kernels.of[l.kind].Launch(s, clusterGrid(l.tiles, l.split, gemmThreads, l.shared, true), &d.args)
+	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split, l.threads, l.shared, true), &d.args)
 }
 
-// operandMap is the map of the operands that x has become: both parts of 64
-// columns of so many rows are a box.
-func (d *Engine) operandMap(scratch *gpu.Memory, in, rows, box int) (cuda.TensorMap, error) {
-	return d.maps.Get(linearMap{scratch.Address(), in, rows, -box, scratch.DType, false}, func() (cuda.TensorMap, error) {
+// operandMap is the map of the operands that x has become: all parts of 64 columns of so
+// many rows are a box.
+func (d *Engine) operandMap(scratch *gpu.Memory, in, rows, parts, box int) (cuda.TensorMap, error) {
+	key := linearMap{address: scratch.Address(), in: in, out: rows, box: box, element: scratch.DType, parts: parts}
+	return d.maps.Get(key, func() (cuda.TensorMap, error) {
 		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
-			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), 2}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
-			Box: [3]uint32{gemmStep, uint32(box), 2},
+			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), uint64(parts)}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
+			Box: [3]uint32{gemmStep, uint32(box), uint32(parts)},
 		})
 	})
 }

@@ -41,6 +41,19 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int PART = ROWS * 128; static constexpr int STAGE = GEMM_TILE * 128 + 2 * PART;",
 			"u64* bars = (u64*)(memory + p.stages * STAGE);",
 		},
+		"gemm_persistent.cuh": {
+			"constexpr int PERSISTENT_THREADS = (GEMM_WARPS + 4) * 32;",
+			"constexpr int PERSISTENT_ROWS = 128;",
+			"constexpr int PERSISTENT_RING = 192 << 10;",
+			"constexpr int PERSISTENT_CHUNK = 64;",
+			"constexpr int PERSISTENT_STAGING = 16 * PERSISTENT_CHUNK * 4;",
+			"constexpr int PERSISTENT_BARS = PERSISTENT_RING + GEMM_WARPS * PERSISTENT_STAGING;",
+			"constexpr int X = PERSISTENT_ROWS * 128; static constexpr int STAGE = PARTS * X + COLUMNS * 128; static constexpr int STAGES = PERSISTENT_RING / STAGE;",
+		},
+		"gemm.cu": {
+			"GEMM(gemm_f16_128, AsF16, 2, 128) GEMM(gemm_f16_256, AsF16, 2, 256) GEMM(gemm_f16_128_rounded, AsF16, 1, 128) GEMM(gemm_f16_256_rounded, AsF16, 1, 256)",
+			"GEMM(gemm_bf16_128, AsBF16, 2, 128) GEMM(gemm_bf16_256, AsBF16, 2, 256) GEMM(gemm_bf16_128_rounded, AsBF16, 1, 128) GEMM(gemm_bf16_256_rounded, AsBF16, 1, 256)",
+		},
 		"gemm_skinny.cuh": {
 			"constexpr int SKINNY_TILE = 64; constexpr int SKINNY_STAGE = 2 * SKINNY_TILE * 128; constexpr int SKINNY_STAGES = 10; constexpr int SKINNY_PACE = 4; constexpr int SKINNY_FIXED = 1024; constexpr int SKINNY_WARPS = 8; constexpr int SKINNY_THREADS = (SKINNY_WARPS + 3) * 32;",
 			"constexpr int BLOCK = 64; static constexpr int X = 2 * ROWS * 128; static constexpr int UNIT = 8 * ROWS; static constexpr int UNITS = SKINNY_TILE / 8; static constexpr int PARTIALS = UNITS * UNIT;",

@@ -19,7 +19,7 @@ const mostParts = 3
 //
 // The number of rows says which launch it is: a GEMV (gemv.go), where there are 16-bit
 // weights and the GPU's kernels for it a skinny GEMM (skinny.go), and of more rows a GEMM
-// (gemm.go).
+// (gemm.go, persistent.go).
 type Linear struct {
 	Rows, In int
 	X        gpu.Memory
@@ -29,6 +29,14 @@ type Linear struct {
 	Scratch  gpu.Memory // as many elements as [Engine.Scratch] says
 
 	Activation attn.Activation
+	// RoundX: norm(x) may be rounded to the type of W, where that is faster: for hundreds of
+	// rows, and 16-bit weights. Rows of float16 are scaled by powers of two of their own
+	// first, so that none overflows. The sums, b, f and the residual are of float32 then, too.
+	//
+	// An element of y, before f, is off by at most 2^-11 (float16) or 2^-8 (bfloat16) of the
+	// sum of |norm(x)| |W| then. Without RoundX each element of norm(x) is the sum of two
+	// parts of W's type, and that is 2^-18 or 2^-15.
+	RoundX bool
 	// Early: nothing that is queued writes W or what Norm has, so that it may be
 	// read before the work ahead is done.
 	Early bool
@@ -167,7 +175,7 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 		return d.queueSkinny(s, o, l, skinnyAppend{})
 	}
 	if d.isGEMM(o) {
-		return d.queueGEMM(s, element, o)
+		return d.queueGEMM(s, o)
 	}
 	x, norm := o.X, o.Norm
 	before, err := d.normsBefore(o)
@@ -243,13 +251,13 @@ func (d *Engine) holdParts(o *Linear) {
 	}
 }
 
-// linearMap is all that a tensor map of weights is made of. Operands of x have a
-// negative box.
+// linearMap is all that a tensor map is made of.
 type linearMap struct {
 	address      uint64
 	in, out, box int
 	element      attn.DType
 	pairs        bool
+	parts        int // of the elements of operands of x; 0: weights
 }
 
 // tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
@@ -258,7 +266,7 @@ func (d *Engine) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, e
 	if !d.overlap() {
 		return t, nil
 	}
-	key := linearMap{w.Address(), in, out, box, w.DType, false}
+	key := linearMap{address: w.Address(), in: in, out: out, box: box, element: w.DType}
 	return d.maps.Get(key, func() (cuda.TensorMap, error) {
 		size := uint64(w.DType.Size())
 		row := uint64(in) * size
@@ -272,7 +280,7 @@ func (d *Engine) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, e
 // pairMap is the map of weights in rows of whole column blocks of 128 bytes: two of
 // these, of so many rows, are a box.
 func (d *Engine) pairMap(w *gpu.Memory, in, out, box int) (cuda.TensorMap, error) {
-	return d.maps.Get(linearMap{w.Address(), in, out, box, w.DType, true}, func() (cuda.TensorMap, error) {
+	return d.maps.Get(linearMap{address: w.Address(), in: in, out: out, box: box, element: w.DType, pairs: true}, func() (cuda.TensorMap, error) {
 		size := w.DType.Size()
 		return d.dev.TensorMap(w.Buffer, w.Offset, cuda.Tiles{
 			ElementBytes: size, Dims: [3]uint64{uint64(128 / size), uint64(out), uint64(in * size / 128)}, Strides: [2]uint64{uint64(in * size), 128},

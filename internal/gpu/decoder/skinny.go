@@ -22,9 +22,9 @@ const (
 	skinnyFew     = 8 * 8 * 32           // fours of x that a block keeps in registers, if it is not a wide one
 )
 
-// skinnyCapability is what these kernels are for. Later GPUs have the same rows as a
-// GEMM, or as few.
-const skinnyCapability = 90
+// groupCapability is what kernels are for that have products of warp groups: these, and
+// those of persistent.go. Later GPUs have the same rows as a GEMM, or as few.
+const groupCapability = 90
 
 // skinnyRows are how many rows of x there are kernels for; of fewer than leastSkinny a GEMV is faster.
 var skinnyRows = [...]int{8, 16}

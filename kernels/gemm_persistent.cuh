@@ -1,0 +1,174 @@
+// Linear layers of many rows on GPUs of compute capability 9.0, as prompts have them:
+//
+//	y = f(x W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
+//
+// The operands launch of gemm_tiled.cuh comes first. It gives each element of x in one part
+// (x rounded to the weights' type) or in two (which add up to it): of two, each step
+// multiplies both with the same tile of the weights. As many thread blocks as there are
+// multiprocessors walk the tiles of y, 128 rows of x by 128 or 256 of W. A producer warp
+// brings steps of 64 columns through a ring, and goes on with the next tile while the
+// consumers, two warp groups of 64 rows of x each, finish this one. Tiles are numbered so
+// that those under way at a time share rows of x and of W: both come from the L2 cache.
+//
+// A consumer warp's sums go through shared memory of its own, so that it reads and writes
+// rows of 64 floats. No sum is split: bits do not vary from run to run.
+#pragma once
+#include "gemm_tiled.cuh"
+
+constexpr int PERSISTENT_THREADS = (GEMM_WARPS + 4) * 32;                        // the producer is one of four warps, which give their registers to the others
+constexpr int PERSISTENT_ROWS = 128;                                    // of x, of a tile
+constexpr int PERSISTENT_GROUP = 16;                                    // tiles of x's rows that tiles of W are walked with
+constexpr int PERSISTENT_RING = 192 << 10;                              // bytes
+constexpr int PERSISTENT_CHUNK = 64;                                    // columns of y that a warp finishes at a time
+constexpr int PERSISTENT_STAGING = 16 * PERSISTENT_CHUNK * 4;           // bytes, for each consumer warp
+constexpr int PERSISTENT_BARS = PERSISTENT_RING + GEMM_WARPS * PERSISTENT_STAGING; // where barriers are
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// T is the Format of the weights, PARTS those of x's elements; a tile has COLUMNS rows of W.
+template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
+  using Math = typename T::Math;
+  static_assert(T::ready && Math::Operand::bytes == 2, "weights are operands as they are");
+  static constexpr int X = PERSISTENT_ROWS * 128; // bytes of a part of x in a stage
+  static constexpr int STAGE = PARTS * X + COLUMNS * 128;
+  static constexpr int STAGES = PERSISTENT_RING / STAGE;
+  static constexpr int N = COLUMNS / 8;
+
+  struct Tile { int part, row, first; }; // the first rows of W and of x
+  __device__ static __forceinline__ Tile tileAt(const GemmParams& p, int i) {
+    const int below = (p.rows + PERSISTENT_ROWS - 1) / PERSISTENT_ROWS, beside = p.tiles[LINEAR_PARTS - 1];
+    const int group = i / (PERSISTENT_GROUP * beside) * PERSISTENT_GROUP, wide = min(PERSISTENT_GROUP, below - group);
+    const int of = i - group * beside, tile = of / wide;
+    const int part = (tile >= p.tiles[0]) + (tile >= p.tiles[1]);
+    return {part, (tile - (part > 0 ? p.tiles[part - 1] : 0)) * COLUMNS, (group + of % wide) * PERSISTENT_ROWS};
+  }
+
+  __device__ static __forceinline__ void run(const GemmParams& p) {
+    extern __shared__ __align__(1024) char memory[];
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const int tiles = p.tiles[LINEAR_PARTS - 1] * ((p.rows + PERSISTENT_ROWS - 1) / PERSISTENT_ROWS), steps = (p.in + GEMM_STEP - 1) / GEMM_STEP;
+    const u32 ring = sharedAddress(memory), full = ring + PERSISTENT_BARS, empty = full + STAGES * 8;
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < STAGES; s++) barrierInit(full + s * 8, 1), barrierInit(empty + s * 8, GEMM_WARPS);
+      opened();
+    }
+    __syncthreads();
+    if (warp >= GEMM_WARPS) {
+      fewerRegisters<24>();
+      if (warp == GEMM_WARPS && lane == 0) produce(p, tiles, steps, ring, full, empty);
+      __syncwarp();
+    } else {
+      moreRegisters<240>();
+      waitForEarlier();
+      if (threadIdx.x == 0) letNextStart();
+      consume(p, tiles, steps, (float*)(memory + PERSISTENT_RING + warp * PERSISTENT_STAGING), ring, full, empty, warp, lane);
+    }
+  }
+
+  // One thread asks for all that the block reads.
+  __device__ static __forceinline__ void produce(const GemmParams& p, int tiles, int steps, u32 ring, u32 full, u32 empty) {
+    Tile t = tileAt(p, blockIdx.x);
+    const auto weights = [&](int s, int at) {
+      barrierExpect(full + at * 8, STAGE);
+      copyBox(ring + at * STAGE + PARTS * X, &p.maps[t.part], s * GEMM_STEP, t.row, 0, full + at * 8, readAgain());
+    };
+    const auto x = [&](int s, int at) { copyBox(ring + at * STAGE, &p.x, s * GEMM_STEP, t.first, 0, full + at * 8, readAgain()); };
+    const int ahead = min(STAGES, steps); // of the first tile
+    if (p.early)
+      for (int s = 0; s < ahead; s++) weights(s, s);
+    waitForEarlier();
+    for (int s = 0; s < ahead; s++) {
+      if (!p.early) weights(s, s);
+      x(s, s);
+    }
+    PipelineState at;
+    for (int s = 0; s < ahead; s++) at.next(STAGES);
+    int s = ahead;
+#pragma unroll 1
+    for (int i = blockIdx.x; i < tiles; i += gridDim.x, s = 0) {
+      if (i != blockIdx.x) t = tileAt(p, i);
+#pragma unroll 1
+      for (; s < steps; s++) {
+        barrierWait(empty + at.index * 8, at.parity ^ 1); // a stage that was never used counts as given back
+        weights(s, at.index), x(s, at.index);
+        at.next(STAGES);
+      }
+    }
+  }
+
+  // A stage is given back when the products of the next one are on their way.
+  __device__ static __forceinline__ void consume(const GemmParams& p, int tiles, int steps, float* staging, u32 ring, u32 full, u32 empty, int warp, int lane) {
+    PipelineState at;
+    float sums[N][4];
+#pragma unroll 1
+    for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
+      int before = -1;
+#pragma unroll
+      for (int j = 0; j < N; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0.f;
+#pragma unroll 1
+      for (int s = 0; s < steps; s++) {
+        barrierWait(full + at.index * 8, at.parity);
+        const u32 x = ring + at.index * STAGE + warp / 4 * (64 * 128), w = ring + at.index * STAGE + PARTS * X;
+        wgmmaFence();
+#pragma unroll
+        for (int k = 0; k < GEMM_STEP / 16; k++)
+#pragma unroll
+          for (int q = 0; q < PARTS; q++) Wgmma<COLUMNS>::template shared<Math>(sums, rowOperand(x + q * X + k * 32), rowOperand(w + k * 32), 1);
+        wgmmaCommit();
+        wgmmaWait<1>();
+        if (before >= 0 && lane == 0) barrierArrive(empty + before * 8);
+        before = at.index;
+        at.next(STAGES);
+      }
+      wgmmaWait<0>();
+      pinned(sums);
+      if (lane == 0) barrierArrive(empty + before * 8);
+      const Tile t = tileAt(p, i);
+      finish(p, t, t.first + warp * 16, staging, sums, lane);
+    }
+  }
+
+  // The 16 rows of a warp, some columns at a time: the sums of a lane are of two columns in
+  // eight, and what it finishes are four beside each other, of every second row.
+  __device__ static __forceinline__ void finish(const GemmParams& p, const Tile& t, int first, float* staging, float (&sums)[N][4], int lane) {
+    constexpr int EIGHTS = PERSISTENT_CHUNK / 8;
+    const int out = p.out[t.part], r = lane >> 2, h = lane / 16;
+    const bool adds = p.residual != nullptr && out % 4 == 0; // at once, and what is added comes meanwhile
+#pragma unroll
+    for (int c = 0; c < N / EIGHTS; c++) {
+      const int n = t.row + c * PERSISTENT_CHUNK + lane % 16 * 4;
+      const int there = n < out ? max(min(p.rows - first - h + 1, 16), 0) / 2 : 0; // rows of this lane
+      const auto mine = [&](int i) { return (float4*)(staging + (2 * i + h) * PERSISTENT_CHUNK + ((lane % 16 / 2) ^ ((2 * i + h) & 7)) * 8 + lane % 2 * 4); };
+      const auto place = [&](int i) { return (long long)(first + 2 * i + h) * out + n; };
+      float4 more[8];
+      if (adds)
+#pragma unroll
+        for (int i = 0; i < 8; i++) more[i] = i < there ? *(const float4*)(p.residual + place(i)) : make_float4(0.f, 0.f, 0.f, 0.f);
+      __syncwarp(); // the columns before these are read
+#pragma unroll
+      for (int j = 0; j < EIGHTS; j++)
+#pragma unroll
+        for (int b = 0; b < 2; b++)
+          *(float2*)(staging + (r + b * 8) * PERSISTENT_CHUNK + (j ^ r) * 8 + lane % 4 * 2) = make_float2(sums[c * EIGHTS + j][b * 2], sums[c * EIGHTS + j][b * 2 + 1]);
+      __syncwarp();
+#pragma unroll 1
+      for (int i = 0; i < there; i++) {
+        const float4 s = *mine(i);
+        float v[4] = {s.x, s.y, s.z, s.w};
+        finish4(p, t.part, first + 2 * i + h, n, v);
+        if (adds) {
+          *mine(i) = make_float4(v[0], v[1], v[2], v[3]);
+        } else {
+          store4(p, t.part, first + 2 * i + h, n, v, p.residual);
+        }
+      }
+      if (adds)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          if (i >= there) break;
+          const float4 s = *mine(i);
+          *(float4*)(p.y[t.part] + place(i)) = make_float4(s.x + more[i].x, s.y + more[i].y, s.z + more[i].z, s.w + more[i].w);
+        }
+    }
+  }
+};
+#endif
