@@ -27,7 +27,6 @@ struct OperandParams {
   int n, rows, norm;
   int parts; // 1 or 2: how many of each element are made
   float eps;
-  char pad[4];
 };
 
 struct GemmParams {

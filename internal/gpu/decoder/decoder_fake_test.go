@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 	"unsafe"
@@ -133,18 +134,17 @@ func TestMatrixLaunches(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, 232448)
 	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
 	lib.State().Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
+	lib.State().Argument("gemm_", int(unsafe.Sizeof(gemmParams{})))
 	const matrixWidth = gemmTile + 4 // floats between rows of a tile's sums
 	rng := rand.New(rand.NewPCG(3, 4))
+	persistent, clusters := 0, 0
 	for range 200 {
 		rows, in := skinnyRows[len(skinnyRows)-1]+1+rng.IntN(300), 8*(1+rng.IntN(300))
 		o, memory := m.someLinear(t, rng, rows, in)
-		tiles := o.tilesOf(gemmTile)
+		o.RoundX = rng.IntN(2) == 0
 		wantError(t, "no scratch", d.Linear(m.Stream, &o), attn.ErrShape, "the scratch has no buffer")
 		scratch, err := d.Scratch(&o)
 		noError(t, err)
-		if scratch != rows*in+rows {
-			t.Fatalf("%d rows of %d: a scratch of %d elements", rows, in, scratch)
-		}
 		o.Scratch = m.memory(t, attn.Float32, scratch)
 		memory = append(memory, o.Scratch)
 		lib.Forget()
@@ -154,19 +154,29 @@ func TestMatrixLaunches(t *testing.T) {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
 		ops, p := (*operandParams)(unsafe.Pointer(&list[0].Arg[0])), (*gemmParams)(unsafe.Pointer(&list[1].Arg[0]))
-		if list[0].Blocks != rows || ops.x != o.X.Address() || ops.lead != o.Scratch.Address() || ops.factors != ops.lead+uint64(4*rows*in) ||
+		if list[0].Blocks != rows || ops.x != o.X.Address() || ops.lead != o.Scratch.Address() || ops.parts < 1 || ops.parts > 2 || scratch != int(ops.parts)*rows*in/2+rows || ops.factors != ops.lead+uint64(2*int(ops.parts)*rows*in) ||
 			int(ops.n) != in || int(ops.rows) != rows || (ops.norm == 1) != (o.Norm != nil) || ops.beta != 0 {
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *ops, list[0])
 		}
-		l, each := list[1], 0
-		if _, err := fmt.Sscanf(l.Kernel[strings.LastIndex(l.Kernel, "_")+1:], "%d", &each); err != nil {
-			t.Fatal(err)
+		l := list[1]
+		ends := strings.Split(l.Kernel, "_")
+		each, err := strconv.Atoi(ends[2])
+		noError(t, err)
+		split, tiles := int(p.split), o.tilesOf(gemmTile)
+		bad := false
+		if ends[0] == "gemm" {
+			tiles = o.tilesOf(each)
+			stage := 128 * (int(ops.parts)*persistentRows + each)
+			bad = rows < leastPersistent || split != 1 || l.Threads != persistentThreads || l.Blocks != min(132, tiles*attn.Ceil(rows, persistentRows)) ||
+				l.Shared < int(p.stages)*(stage+16)+persistentStaging || (ops.parts == 1) != o.RoundX || (len(ends) == 4) != o.RoundX
+			persistent++
+		} else {
+			bad = l.Blocks != tiles*attn.Ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > attn.Ceil(in, gemmStep) ||
+				l.Threads != gemmThreads || l.Shared < int(p.stages)*(128*(gemmTile+2*each)+16) || l.Shared < each*matrixWidth*4 || ops.parts != 2
+			clusters++
 		}
-		split := int(p.split)
-		switch {
-		case l.Blocks != tiles*attn.Ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > attn.Ceil(in, gemmStep),
-			l.Threads != gemmThreads, l.Shared > 232448, l.Shared < int(p.stages)*(128*(gemmTile+2*each)+16), l.Shared < each*matrixWidth*4,
-			p.factors != ops.factors, int(p.rows) != rows, int(p.in) != in, p.activation != int32(o.Activation), (p.early == 1) != o.Early, int(p.tiles[mostParts-1]) != tiles:
+		if bad || l.Shared > 232448 || p.factors != ops.factors || int(p.rows) != rows || int(p.in) != in ||
+			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || int(p.tiles[mostParts-1]) != tiles {
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *p, l)
 		}
 		for i := range o.Parts {
@@ -184,6 +194,48 @@ func TestMatrixLaunches(t *testing.T) {
 			if memory[i].Buffer != o.Parts[0].W.Buffer {
 				noError(t, memory[i].Buffer.Close())
 			}
+		}
+	}
+	if persistent == 0 || clusters == 0 {
+		t.Errorf("%d persistent launches and %d others", persistent, clusters)
+	}
+}
+
+// Which launch is best of some layers on a GPU of 132 multiprocessors.
+func TestMatrixChoice(t *testing.T) {
+	_, _, d := fakeDecoder(t, 90, 132, 232448)
+	for _, c := range []struct {
+		rows, in, out, parts int
+		round                bool
+		columns, blocks      int // of persistent launches; 0: another one
+	}{
+		{128, 4096, 4096, 1, true, 0, 0}, {512, 4096, 4096, 1, false, 128, 128}, {512, 4096, 4096, 1, true, 128, 128},
+		{2048, 4096, 4096, 1, false, 256, 132}, {2048, 4096, 4096, 1, true, 256, 132}, {2048, 4096, 16384, 1, true, 256, 132}, {2048, 4096, 4096, 3, true, 256, 132},
+		{2048, 2048, 2048, 1, false, 256, 128}, {2048, 2048, 2048, 1, true, 256, 128}, {2048, 2048, 8192, 1, true, 256, 132},
+	} {
+		o := Linear{Rows: c.rows, In: c.in, RoundX: c.round}
+		for range c.parts {
+			o.Parts = append(o.Parts, LinearPart{W: gpu.Memory{DType: attn.BFloat16}, Out: c.out})
+		}
+		l, err := d.configureGEMM(&o)
+		noError(t, err)
+		if c.columns == 0 && l.threads != gemmThreads || c.columns > 0 && (l.threads != persistentThreads || l.columns != c.columns || l.blocks != c.blocks || (l.parts == 1) != c.round) {
+			t.Errorf("%+v: %+v", c, l)
+		}
+	}
+}
+
+// What can't be is no launch, and no scratch.
+func TestScratchOfNothing(t *testing.T) {
+	_, _, d := fakeDecoder(t, 90, 132, 232448)
+	for _, o := range []Linear{
+		{Rows: 500, In: 0, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 64}}},
+		{Rows: 500, In: -8, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 64}}},
+		{Rows: 0, In: 64, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 64}}},
+		{Rows: 500, In: 64},
+	} {
+		if n, err := d.Scratch(&o); n != 0 || err != nil {
+			t.Errorf("%+v: %d, %v", o, n, err)
 		}
 	}
 }

@@ -149,6 +149,11 @@ type gemmLaunch struct {
 // row.
 func (l *gemmLaunch) scratch(o *Linear) int { return o.Rows*o.In*l.parts/2 + o.Rows }
 
+// factors is where the factors are: behind the parts.
+func (l *gemmLaunch) factors(o *Linear) uint64 {
+	return o.Scratch.Address() + uint64(o.Rows)*uint64(o.In)*uint64(l.parts)*2
+}
+
 // configureGEMM says how a Linear of many rows is launched: whichever takes the fewest
 // steps by what is known of each kernel.
 func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
@@ -219,11 +224,9 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
 	if err != nil {
 		return err
 	}
-	operands := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), n: int32(o.In), rows: int32(o.Rows), parts: int32(l.parts)}
-	operands.factors = operands.lead + uint64(o.Rows)*uint64(o.In)*uint64(l.parts)*2
 	p := gemmParams{
 		maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
-		factors: operands.factors, residual: o.Residual.AddressOr0(),
+		factors: l.factors(o), residual: o.Residual.AddressOr0(),
 		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
 	}
 	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, l.parts, l.rows); err != nil {
@@ -233,17 +236,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
 	if o.Early {
 		p.early = 1
 	}
-
-	// The first launch refuses closed buffers of either: nothing is written then.
-	d.args.Reset()
-	if o.Norm != nil {
-		operands.norm, operands.gamma, operands.beta, operands.eps = 1, o.Norm.Gamma.AddressOr0(), o.Norm.Beta.AddressOr0(), float32(o.Norm.Eps)
-		d.hold(o.Norm.Gamma, o.Norm.Beta)
-	}
-	cuda.Struct(&d.args, &operands)
-	d.hold(o.X, o.Scratch, o.Residual)
-	d.holdParts(o)
-	if err := d.gemm[o.Parts[0].W.DType].operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args); err != nil {
+	if err := d.queueOperands(s, o, &l); err != nil {
 		return err
 	}
 	d.args.Reset()
@@ -251,6 +244,21 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
 	d.hold(o.Scratch, o.Residual)
 	d.holdParts(o)
 	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split, l.threads, l.shared, true), &d.args)
+}
+
+// queueOperands queues the launch that makes operands of x. It refuses closed buffers of
+// both launches: nothing is written then.
+func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
+	p := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), factors: l.factors(o), n: int32(o.In), rows: int32(o.Rows), parts: int32(l.parts)}
+	d.args.Reset()
+	if o.Norm != nil {
+		p.norm, p.gamma, p.beta, p.eps = 1, o.Norm.Gamma.AddressOr0(), o.Norm.Beta.AddressOr0(), float32(o.Norm.Eps)
+		d.hold(o.Norm.Gamma, o.Norm.Beta)
+	}
+	cuda.Struct(&d.args, &p)
+	d.hold(o.X, o.Scratch, o.Residual)
+	d.holdParts(o)
+	return d.gemm[o.Parts[0].W.DType].operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args)
 }
 
 // operandMap is the map of the operands that x has become: all parts of 64 columns of so
