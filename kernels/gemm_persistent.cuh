@@ -53,11 +53,11 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
     }
     __syncthreads();
     if (warp >= GEMM_WARPS) {
-      fewerRegisters<24>();
+      fewerRegisters<40>();
       if (warp == GEMM_WARPS && lane == 0) produce(p, tiles, steps, ring, full, empty);
       __syncwarp();
     } else {
-      moreRegisters<240>();
+      moreRegisters<232>();
       waitForEarlier();
       if (threadIdx.x == 0) letNextStart();
       consume(p, tiles, steps, (float*)(memory + PERSISTENT_RING + warp * PERSISTENT_STAGING), ring, full, empty, warp, lane);
@@ -128,46 +128,59 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
   }
 
   // The 16 rows of a warp, some columns at a time: the sums of a lane are of two columns in
-  // eight, and what it finishes are four beside each other, of every second row.
+  // eight, and what it finishes are four beside each other, of every second row. What it
+  // needs from memory it asks for before the sums change hands.
   __device__ static __forceinline__ void finish(const GemmParams& p, const Tile& t, int first, float* staging, float (&sums)[N][4], int lane) {
-    constexpr int EIGHTS = PERSISTENT_CHUNK / 8;
+    constexpr int EIGHTS = PERSISTENT_CHUNK / 8, EACH = 16 / 2; // rows of a lane
     const int out = p.out[t.part], r = lane >> 2, h = lane / 16;
-    const bool adds = p.residual != nullptr && out % 4 == 0; // at once, and what is added comes meanwhile
+    // Four columns are stored at once, and by code that is there for all rows, but where a
+    // row may begin anywhere, or an activation is long.
+    const bool even = out % 4 == 0, plain = even && p.activation != GELU;
+    const int rows = max(min(p.rows - first - h + 1, 16), 0) / 2; // of these, those that there are
+    const float* const residual = even ? p.residual : nullptr;
+    const float factor = plain && first + lane % 16 < p.rows ? p.factors[first + lane % 16] : 1.f; // of a row; lanes pass them on
 #pragma unroll
     for (int c = 0; c < N / EIGHTS; c++) {
-      const int n = t.row + c * PERSISTENT_CHUNK + lane % 16 * 4;
-      const int there = n < out ? max(min(p.rows - first - h + 1, 16), 0) / 2 : 0; // rows of this lane
+      const int n = t.row + c * PERSISTENT_CHUNK + lane % 16 * 4, there = n < out ? rows : 0;
       const auto mine = [&](int i) { return (float4*)(staging + (2 * i + h) * PERSISTENT_CHUNK + ((lane % 16 / 2) ^ ((2 * i + h) & 7)) * 8 + lane % 2 * 4); };
       const auto place = [&](int i) { return (long long)(first + 2 * i + h) * out + n; };
-      float4 more[8];
-      if (adds)
+      float b[4] = {0.f, 0.f, 0.f, 0.f};
+      if (plain && n < out && p.b[t.part] != nullptr)
 #pragma unroll
-        for (int i = 0; i < 8; i++) more[i] = i < there ? *(const float4*)(p.residual + place(i)) : make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int e = 0; e < 4; e++) b[e] = p.b[t.part][n + e];
+      float4 more[EACH];
+      const auto ask = [&] {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) more[i] = residual != nullptr && i < there ? *(const float4*)(residual + place(i)) : make_float4(0.f, 0.f, 0.f, 0.f);
+      };
+      if (c > 0) ask();
       __syncwarp(); // the columns before these are read
 #pragma unroll
       for (int j = 0; j < EIGHTS; j++)
 #pragma unroll
         for (int b = 0; b < 2; b++)
           *(float2*)(staging + (r + b * 8) * PERSISTENT_CHUNK + (j ^ r) * 8 + lane % 4 * 2) = make_float2(sums[c * EIGHTS + j][b * 2], sums[c * EIGHTS + j][b * 2 + 1]);
+      if (c == 0) ask(); // there are no registers for it before
       __syncwarp();
+      if (!plain)
 #pragma unroll 1
-      for (int i = 0; i < there; i++) {
-        const float4 s = *mine(i);
-        float v[4] = {s.x, s.y, s.z, s.w};
-        finish4(p, t.part, first + 2 * i + h, n, v);
-        if (adds) {
-          *mine(i) = make_float4(v[0], v[1], v[2], v[3]);
-        } else {
-          store4(p, t.part, first + 2 * i + h, n, v, p.residual);
-        }
-      }
-      if (adds)
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          if (i >= there) break;
+        for (int i = 0; i < there; i++) {
           const float4 s = *mine(i);
-          *(float4*)(p.y[t.part] + place(i)) = make_float4(s.x + more[i].x, s.y + more[i].y, s.z + more[i].z, s.w + more[i].w);
+          float v[4] = {s.x, s.y, s.z, s.w};
+          finish4(p, t.part, first + 2 * i + h, n, v);
+          even ? (void)(*mine(i) = make_float4(v[0], v[1], v[2], v[3])) : store4(p, t.part, first + 2 * i + h, n, v, p.residual);
         }
+      if (!even) continue;
+      const auto last = [&](float s, float down, float b, float more) {
+        s = s * down + b;
+        return (plain ? activated(p.activation == RELU ? RELU : NO_ACTIVATION, s) : s) + more;
+      };
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        const float4 s = *mine(i), m = more[i];
+        const float down = __shfl_sync(~0u, factor, 2 * i + h);
+        if (i < there) *(float4*)(p.y[t.part] + place(i)) = make_float4(last(s.x, down, b[0], m.x), last(s.y, down, b[1], m.y), last(s.z, down, b[2], m.z), last(s.w, down, b[3], m.w));
+      }
     }
   }
 };
