@@ -5,7 +5,9 @@
 // The operands launch of gemm_tiled.cuh comes first. It gives each element of x in one part
 // (x rounded to the weights' type) or in two (which add up to it): of two, each step
 // multiplies both with the same tile of the weights. As many thread blocks as there are
-// multiprocessors walk the tiles of y, 128 rows of x by 128 or 256 of W. A producer warp
+// multiprocessors walk the tiles of y, 128 rows of x by 128 or 256 of W. Two blocks may be a
+// cluster, which walks pairs of tiles with the same rows of W: each brings half of these
+// for both. A producer warp
 // brings steps of 64 columns through a ring, and goes on with the next tile while the
 // consumers, two warp groups of 64 rows of x each, finish this one. Tiles are numbered so
 // that those under way at a time share rows of x and of W: both come from the L2 cache.
@@ -24,6 +26,14 @@ constexpr int PERSISTENT_STAGING = 16 * PERSISTENT_CHUNK * 4;           // bytes
 constexpr int PERSISTENT_BARS = PERSISTENT_RING + GEMM_WARPS * PERSISTENT_STAGING; // where barriers are
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// copyBox into several thread blocks of a cluster, a bit of `ranks` for each: to the same
+// place of each, and word of it to the same barrier.
+__device__ __forceinline__ void copyBoxToEach(u32 dst, const TensorMap* map, int x, int y, int z, u32 bar, u64 policy, u16 ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(dst),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "h"(ranks), "l"(policy) : "memory");
+}
+
 // T is the Format of the weights, PARTS those of x's elements; a tile has COLUMNS rows of W.
 template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
   using Math = typename T::Math;
@@ -34,24 +44,26 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
   static constexpr int N = COLUMNS / 8;
 
   struct Tile { int part, row, first; }; // the first rows of W and of x
+  // How many a cluster's blocks walk together, of which each has the one of its rank.
+  __device__ static __forceinline__ int below(const GemmParams& p) { return (p.rows + PERSISTENT_ROWS * p.split - 1) / (PERSISTENT_ROWS * p.split); }
   __device__ static __forceinline__ Tile tileAt(const GemmParams& p, int i) {
-    const int below = (p.rows + PERSISTENT_ROWS - 1) / PERSISTENT_ROWS, beside = p.tiles[LINEAR_PARTS - 1];
-    const int group = i / (PERSISTENT_GROUP * beside) * PERSISTENT_GROUP, wide = min(PERSISTENT_GROUP, below - group);
+    const int beside = p.tiles[LINEAR_PARTS - 1], most = PERSISTENT_GROUP / p.split;
+    const int group = i / (most * beside) * most, wide = min(most, below(p) - group);
     const int of = i - group * beside, tile = of / wide;
     const int part = (tile >= p.tiles[0]) + (tile >= p.tiles[1]);
-    return {part, (tile - (part > 0 ? p.tiles[part - 1] : 0)) * COLUMNS, (group + of % wide) * PERSISTENT_ROWS};
+    return {part, (tile - (part > 0 ? p.tiles[part - 1] : 0)) * COLUMNS, ((group + of % wide) * p.split + (int)blockIdx.x % p.split) * PERSISTENT_ROWS};
   }
 
   __device__ static __forceinline__ void run(const GemmParams& p) {
     extern __shared__ __align__(1024) char memory[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int tiles = p.tiles[LINEAR_PARTS - 1] * ((p.rows + PERSISTENT_ROWS - 1) / PERSISTENT_ROWS), steps = (p.in + GEMM_STEP - 1) / GEMM_STEP;
+    const int tiles = p.tiles[LINEAR_PARTS - 1] * below(p), steps = (p.in + GEMM_STEP - 1) / GEMM_STEP;
     const u32 ring = sharedAddress(memory), full = ring + PERSISTENT_BARS, empty = full + STAGES * 8;
     if (threadIdx.x == 0) {
-      for (int s = 0; s < STAGES; s++) barrierInit(full + s * 8, 1), barrierInit(empty + s * 8, GEMM_WARPS);
+      for (int s = 0; s < STAGES; s++) barrierInit(full + s * 8, 1), barrierInit(empty + s * 8, GEMM_WARPS * p.split);
       opened();
     }
-    __syncthreads();
+    p.split > 1 ? clusterSync() : __syncthreads();
     if (warp >= GEMM_WARPS) {
       fewerRegisters<40>();
       if (warp == GEMM_WARPS && lane == 0) produce(p, tiles, steps, ring, full, empty);
@@ -62,14 +74,22 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
       if (threadIdx.x == 0) letNextStart();
       consume(p, tiles, steps, (float*)(memory + PERSISTENT_RING + warp * PERSISTENT_STAGING), ring, full, empty, warp, lane);
     }
+    if (p.split > 1) clusterSync(); // the other block may still bring something, or give it back
   }
 
   // One thread asks for all that the block reads.
   __device__ static __forceinline__ void produce(const GemmParams& p, int tiles, int steps, u32 ring, u32 full, u32 empty) {
-    Tile t = tileAt(p, blockIdx.x);
+    const int cluster = blockIdx.x / p.split, clusters = gridDim.x / p.split, rank = blockIdx.x % p.split;
+    Tile t = tileAt(p, cluster);
     const auto weights = [&](int s, int at) {
+      constexpr int HALF = COLUMNS / 2;
+      const u32 w = ring + at * STAGE + PARTS * X;
       barrierExpect(full + at * 8, STAGE);
-      copyBox(ring + at * STAGE + PARTS * X, &p.maps[t.part], s * GEMM_STEP, t.row, 0, full + at * 8, readAgain());
+      if (p.split == 1) {
+        copyBox(w, &p.maps[t.part], s * GEMM_STEP, t.row, 0, full + at * 8, readAgain());
+      } else {
+        copyBoxToEach(w + rank * (HALF * 128), &p.maps[t.part], s * GEMM_STEP, t.row + rank * HALF, 0, full + at * 8, readAgain(), 3);
+      }
     };
     const auto x = [&](int s, int at) { copyBox(ring + at * STAGE, &p.x, s * GEMM_STEP, t.first, 0, full + at * 8, readAgain()); };
     const int ahead = min(STAGES, steps); // of the first tile
@@ -84,8 +104,8 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
     for (int s = 0; s < ahead; s++) at.next(STAGES);
     int s = ahead;
 #pragma unroll 1
-    for (int i = blockIdx.x; i < tiles; i += gridDim.x, s = 0) {
-      if (i != blockIdx.x) t = tileAt(p, i);
+    for (int i = cluster; i < tiles; i += clusters, s = 0) {
+      if (i != cluster) t = tileAt(p, i);
 #pragma unroll 1
       for (; s < steps; s++) {
         barrierWait(empty + at.index * 8, at.parity ^ 1); // a stage that was never used counts as given back
@@ -99,8 +119,10 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
   __device__ static __forceinline__ void consume(const GemmParams& p, int tiles, int steps, float* staging, u32 ring, u32 full, u32 empty, int warp, int lane) {
     PipelineState at;
     float sums[N][4];
+    const u32 given = remoteAddress(empty, min(lane, p.split - 1)); // to each block that brings something here
+    const bool gives = lane < p.split;
 #pragma unroll 1
-    for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
+    for (int i = blockIdx.x / p.split; i < tiles; i += gridDim.x / p.split) {
       int before = -1;
 #pragma unroll
       for (int j = 0; j < N; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0.f;
@@ -115,13 +137,13 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
           for (int q = 0; q < PARTS; q++) Wgmma<COLUMNS>::template shared<Math>(sums, rowOperand(x + q * X + k * 32), rowOperand(w + k * 32), 1);
         wgmmaCommit();
         wgmmaWait<1>();
-        if (before >= 0 && lane == 0) barrierArrive(empty + before * 8);
+        if (before >= 0 && gives) barrierArriveRemote(given + before * 8);
         before = at.index;
         at.next(STAGES);
       }
       wgmmaWait<0>();
       pinned(sums);
-      if (lane == 0) barrierArrive(empty + before * 8);
+      if (gives) barrierArriveRemote(given + before * 8);
       const Tile t = tileAt(p, i);
       finish(p, t, t.first + warp * 16, staging, sums, lane);
     }

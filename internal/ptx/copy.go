@@ -117,16 +117,33 @@ func (w *warp) destination(to, bar uint64) (b *block, place, barrier uint64) {
 	return b, place, barrier
 }
 
+// blocksOf are blocks of the cluster, a bit of a mask for each.
+func (w *warp) blocksOf(ranks uint32) (all []*block) {
+	if ranks == 0 || bits.Len32(ranks) > len(w.cluster.blocks) {
+		w.fail("a copy to blocks %#b of a cluster of %d", ranks, len(w.cluster.blocks))
+	}
+	for ; ranks != 0; ranks &= ranks - 1 {
+		all = append(all, w.cluster.blocks[bits.TrailingZeros32(ranks)])
+	}
+	return all
+}
+
 // bulk compiles the copies of the copy engine, which end at a barrier.
 func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 	if s.part(3) == "prefetch" {
 		return c.prefetchBulk(s)
 	}
-	if !s.has("mbarrier::complete_tx::bytes") || s.has("multicast::cluster") {
+	several := s.has("multicast::cluster")
+	if !s.has("mbarrier::complete_tx::bytes") || several && !s.has("tensor") {
 		return nil
 	}
 	if s.has("tensor") {
 		c.least(3)
+		var ranks register
+		if several {
+			c.least(4)
+			ranks = c.src32(&s.args[3])
+		}
 		to, box, bar := c.address(&s.args[0], clusterSpace), s.args[1], c.address(&s.args[2], clusterSpace)
 		if !strings.HasPrefix(strings.Join(s.op, "."), "cp.async.bulk.tensor.3d.shared::cluster.global.") || len(box.list) != 1 || len(box.list[0].list) != 3 {
 			return nil
@@ -149,12 +166,18 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 				if place%128 != 0 {
 					w.fail("a box at %#x", place)
 				}
-				b.inShared(place, t.bytes())
 				t.touch(w.block, at)
-				w.later(func() {
-					t.copy(w.m, unsafe.Slice((*byte)(b.inShared(place, t.bytes())), t.bytes()), place, at)
-					b.complete(barrier, t.bytes())
-				})
+				blocks := []*block{b}
+				if several {
+					blocks = w.blocksOf(w.d(ranks)[l] & (1<<16 - 1))
+				}
+				for _, b := range blocks {
+					b.inShared(place, t.bytes())
+					w.later(func() {
+						t.copy(w.m, unsafe.Slice((*byte)(b.inShared(place, t.bytes())), t.bytes()), place, at)
+						b.complete(barrier, t.bytes())
+					})
+				}
 			}
 			w.m.events++
 		}

@@ -280,6 +280,11 @@ func tensorMap(x Range, kind uint64, dims [3]uint64, strides [2]uint64, box [3]u
 
 const tensorCopy = "prefetch.tensormap [%g1];\ncp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r10], [%g1, {%r0, %r1, %r2}], [%r11];"
 
+// toSeveral is tensorCopy to blocks of a cluster.
+func toSeveral(ranks int) string {
+	return fmt.Sprintf("mov.u16 %%h0, %d;\n", ranks) + strings.Replace(strings.Replace(tensorCopy, "complete_tx::bytes", "complete_tx::bytes.multicast::cluster", 1), "[%r11];", "[%r11], %h0;", 1)
+}
+
 func TestTensorCopies(t *testing.T) {
 	rng := reftest.Rand(t)
 	for trial := range 40 {
@@ -339,6 +344,30 @@ func TestTensorCopies(t *testing.T) {
 	}
 }
 
+// A box may go to several blocks of a cluster at once: here each has a part for all.
+func TestTensorCopiesToEach(t *testing.T) {
+	const blocks, box = 3, 128
+	x := memory[byte](blocks * box)
+	rng := reftest.Rand(t)
+	for i := range x {
+		x[i] = byte(rng.IntN(256))
+	}
+	m := tensorMap(rangeOf(x), 1, [3]uint64{64, blocks, 1}, [2]uint64{box, blocks * box}, [3]uint64{64, 1, 1}, 0)
+	for seed := range uint64(5) {
+		body := "mov.u32 %r0, 0;\nmov.u32 %r1, %cluster_ctarank;\nmov.u32 %r2, 0;\nmul.lo.s32 %r3, %r1, 128;\nadd.s32 %r3, %r3, %r10;\n" + strings.Replace(toSeveral(0b111), "[%r10]", "[%r3]", 1)
+		out := memory[byte](blocks * blocks * box)
+		text := strings.Replace(program(3, copied(blocks*box, body)), "memory[];", "memory[];\n.shared .align 1024 .b8 pad[1024];", 1)
+		if err := launch(compile(t, text), Launch{Grid: blocks, Cluster: blocks, Block: 32, Shared: blocks * box, Seed: seed}, rangeOf(out), rangeOf(m), rangeOf(x)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range out {
+			if out[i] != x[i%len(x)] {
+				t.Fatalf("byte %d of block %d is %d, want %d", i%len(x), i/len(x), out[i], x[i%len(x)])
+			}
+		}
+	}
+}
+
 func TestCopyErrors(t *testing.T) {
 	x := memory[byte](4096)
 	bulk := func(to, from, n, bar string) string {
@@ -369,6 +398,8 @@ func TestCopyErrors(t *testing.T) {
 		{copied(256, zero+strings.Replace(tensorCopy, "[%r10]", "[%r10+64]", 1)), "a box at", good}, {copied(256, zero+strings.Replace(tensorCopy, "[%r10]", "[%r10+128]", 1)), "of shared memory", good},
 		{copied(256, zero+strings.Replace(tensorCopy, "[%r11]", "[%r10]", 1)), "there is no barrier", good}, {copied(256, zero+strings.Replace(tensorCopy, "[%g1, ", "[%g1+32, ", 1)), "a tensor map at", good},
 		{copied(256, zero+strings.Replace(tensorCopy, "[%r11]", "[%r3]", 1)), "a barrier of another block", good},
+		{copied(256, zero+toSeveral(0)), "blocks 0b0 of a cluster of 2", good}, {copied(256, zero+toSeveral(4)), "blocks 0b100 of a cluster of 2", good}, {copied(256, zero+toSeveral(7)), "blocks 0b111 of a cluster of 2", good},
+		{copied(256, zero+strings.Replace(toSeveral(3), "[%r10]", "[%r10+128]", 1)), "of shared memory", good},
 		{copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 3000, dims, strides, box, 3)}, {copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, box, 2)},
 		{copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, [3]uint64{72, 2, 1}, 3)}, {copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, [3]uint64{4, 2, 1}, 0)},
 		{copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, [3]uint64{64, 257, 1}, 3)}, {copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, [3]uint64{64, 0, 1}, 3)},

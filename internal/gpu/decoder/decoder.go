@@ -30,7 +30,7 @@ type Engine struct {
 	skinny [attn.DTypes]*skinnyKernels // the same
 	splits []int                       // blocks that a cluster of these may have; tests leave some out
 
-	persistent []int // columns of tiles that launches of these may have, the same
+	persistent []persistentTile // tiles that launches of these may have, the same
 
 	leastPairs int     // as the constant; tests have others
 	slower     float64 // gemmSlower, the same
@@ -66,7 +66,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 // New loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
-	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentColumns[:], leastPairs: leastPairs, slower: gemmSlower}
+	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], leastPairs: leastPairs, slower: gemmSlower}
 	m, err := gpu.Module(dev, decoderUnit)
 	if err != nil {
 		return nil, err

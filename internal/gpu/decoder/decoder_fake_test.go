@@ -167,7 +167,7 @@ func TestMatrixLaunches(t *testing.T) {
 		if ends[0] == "gemm" {
 			tiles = o.tilesOf(each)
 			stage := 128 * (int(ops.parts)*persistentRows + each)
-			bad = rows < leastPersistent || split != 1 || l.Threads != persistentThreads || l.Blocks != min(132, tiles*attn.Ceil(rows, persistentRows)) ||
+			bad = rows < leastPersistent || split < 1 || split > 2 || l.Threads != persistentThreads || l.Blocks != split*min(132/split, tiles*attn.Ceil(rows, split*persistentRows)) ||
 				l.Shared < int(p.stages)*(stage+16)+persistentStaging || (ops.parts == 1) != o.RoundX || (len(ends) == 4) != o.RoundX
 			persistent++
 		} else {
@@ -219,7 +219,7 @@ func TestMatrixChoice(t *testing.T) {
 		}
 		l, err := d.configureGEMM(&o)
 		noError(t, err)
-		if c.columns == 0 && l.threads != gemmThreads || c.columns > 0 && (l.threads != persistentThreads || l.columns != c.columns || l.blocks != c.blocks || (l.parts == 1) != c.round) {
+		if c.columns == 0 && l.threads != gemmThreads || c.columns > 0 && (l.threads != persistentThreads || l.columns != c.columns || l.blocks*l.split != c.blocks || (l.parts == 1) != c.round) {
 			t.Errorf("%+v: %+v", c, l)
 		}
 	}

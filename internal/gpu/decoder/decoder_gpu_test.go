@@ -126,7 +126,7 @@ var (
 func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int, someRows ...int) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-	defer func(splits, persistent []int, slower float64) {
+	defer func(splits []int, persistent []persistentTile, slower float64) {
 		d.splits, d.persistent, d.slower = splits, persistent, slower
 	}(d.splits, d.persistent, d.slower)
 	for i := range cases {
@@ -134,9 +134,9 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
 			d.splits = skinnySplits[one:][:1]
 		}
-		d.persistent, d.slower = persistentColumns[rng.IntN(2):], testgpu.Pick(rng, gemmSlower, 0, math.Inf(1))
-		if rng.IntN(3) == 0 {
-			d.persistent = persistentColumns[:1]
+		d.persistent, d.slower = persistentTiles[:], testgpu.Pick(rng, gemmSlower, 0, math.Inf(1), math.Inf(1))
+		if one := rng.IntN(2 * len(persistentTiles)); one < len(persistentTiles) {
+			d.persistent = persistentTiles[one:][:1]
 		}
 		w := types[i%3]
 		rows := testgpu.Pick(rng, someRows...)

@@ -42,7 +42,7 @@ func TestEmulatedLinear(t *testing.T) {
 
 // Blocks have several tiles each, and rings go round.
 func TestEmulatedLinearManyRows(t *testing.T) {
-	m, d := emulatedDecoder(t, 3)
+	m, d := emulatedDecoder(t, 4)
 	if d.gemm[attn.Float16].persistent[0][0] == nil {
 		t.Skip("there are no kernels for hundreds of rows")
 	}

@@ -136,8 +136,9 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 type gemmLaunch struct {
 	kernel        *cuda.Function
 	rows, columns int // of x and of W that a tile has
+	box           int // rows of W that a block brings at a time
 	parts         int // that each element of x is taken in
-	tiles         int // of y
+	tiles         int // of y, that a block or a cluster has one of at a time
 	blocks, split int // thread blocks or clusters of them, and how many a cluster has
 	threads       int
 	stages        int
@@ -161,7 +162,11 @@ func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
 	if err != nil {
 		return best, err
 	}
-	if l, ok := d.configurePersistent(o); ok && (best.kernel == nil || l.cost < best.cost) {
+	l, err := d.configurePersistent(o)
+	if err != nil {
+		return best, err
+	}
+	if l.kernel != nil && (best.kernel == nil || l.cost < best.cost) {
 		best = l
 	}
 	if best.kernel == nil {
@@ -179,7 +184,7 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 		kind++
 	}
 	rows := gemmRows[kind].rows
-	l := gemmLaunch{kernel: d.gemm[element].of[kind], rows: rows, columns: gemmTile, parts: 2, threads: gemmThreads, stages: gemmRows[kind].stages}
+	l := gemmLaunch{kernel: d.gemm[element].of[kind], rows: rows, columns: gemmTile, box: gemmTile, parts: 2, threads: gemmThreads, stages: gemmRows[kind].stages}
 	l.tiles = o.tilesOf(gemmTile) * attn.Ceil(o.Rows, rows)
 	l.blocks = l.tiles
 	if o.In > gemmWide {
@@ -220,7 +225,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
 	if err := o.Scratch.CheckFloats("linear", "the scratch", l.scratch(o)); err != nil {
 		return err
 	}
-	parts, err := d.partArgs(o, 0, l.columns, false)
+	parts, err := d.partArgs(o, 0, l.columns, l.box, false)
 	if err != nil {
 		return err
 	}

@@ -59,9 +59,10 @@ func BenchmarkGPUGEMM(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	kinds := []struct {
 		name       string
-		persistent []int
+		persistent []persistentTile
 		slower     float64
-	}{{"best", persistentColumns[:], gemmSlower}, {"256", []int{256}, math.Inf(1)}, {"128", []int{128}, math.Inf(1)}, {"tiled", nil, gemmSlower}}
+	}{{"best", persistentTiles[:], gemmSlower}, {"256x2", persistentTiles[:1], math.Inf(1)}, {"256", persistentTiles[1:2], math.Inf(1)},
+		{"128x2", persistentTiles[2:3], math.Inf(1)}, {"128", persistentTiles[3:], math.Inf(1)}, {"tiled", nil, gemmSlower}}
 	for _, s := range []struct{ rows, in, out, parts int }{
 		{2048, 4096, 4096, 1}, {2048, 4096, 16384, 1}, {2048, 16384, 4096, 1}, {2048, 4096, 4096, 3},
 		{2048, 2048, 2048, 1}, {2048, 2048, 8192, 1}, {2048, 8192, 2048, 1}, {2048, 2048, 2048, 3},
@@ -118,5 +119,5 @@ func BenchmarkGPUGEMM(b *testing.B) {
 			noError(b, memory[i].Buffer.Close())
 		}
 	}
-	d.persistent, d.slower = persistentColumns[:], gemmSlower
+	d.persistent, d.slower = persistentTiles[:], gemmSlower
 }

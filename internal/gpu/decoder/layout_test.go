@@ -49,6 +49,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int PERSISTENT_STAGING = 16 * PERSISTENT_CHUNK * 4;",
 			"constexpr int PERSISTENT_BARS = PERSISTENT_RING + GEMM_WARPS * PERSISTENT_STAGING;",
 			"constexpr int X = PERSISTENT_ROWS * 128; static constexpr int STAGE = PARTS * X + COLUMNS * 128; static constexpr int STAGES = PERSISTENT_RING / STAGE;",
+			"constexpr int HALF = COLUMNS / 2;",
 		},
 		"gemm.cu": {
 			"GEMM(gemm_f16_128, AsF16, 2, 128) GEMM(gemm_f16_256, AsF16, 2, 256) GEMM(gemm_f16_128_rounded, AsF16, 1, 128) GEMM(gemm_f16_256_rounded, AsF16, 1, 256)",

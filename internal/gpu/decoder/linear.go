@@ -77,9 +77,9 @@ type partArgs struct {
 	out, tiles [mostParts]int32 // tiles: up to the end of each
 }
 
-// partArgs begins with number `row` of the rows; tiles have so many rows of W, and boxes
-// one column block, or two.
-func (d *Engine) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, err error) {
+// partArgs begins with number `row` of the rows; tiles and boxes have so many rows of W, and
+// boxes one column block, or two.
+func (d *Engine) partArgs(o *Linear, row, tile, box int, pairs bool) (p partArgs, err error) {
 	tiles, mapOf := 0, d.tensorMap
 	if pairs {
 		mapOf = d.pairMap
@@ -88,7 +88,7 @@ func (d *Engine) partArgs(o *Linear, row, tile int, pairs bool) (p partArgs, err
 		if i < len(o.Parts) {
 			part := &o.Parts[i]
 			p.b[i], p.y[i], p.out[i] = part.B.AddressOr0(), part.Y.Address()+uint64(row)*uint64(part.Out)*4, int32(part.Out)
-			if p.maps[i], err = mapOf(&part.W, o.In, part.Out, tile); err != nil {
+			if p.maps[i], err = mapOf(&part.W, o.In, part.Out, box); err != nil {
 				return p, err
 			}
 			tiles += attn.Ceil(part.Out, tile)
@@ -219,7 +219,7 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 // linearArgs are the arguments of a launch with the parts that partArgs has, but for what
 // p says already. The launch holds all memory but x.
 func (d *Engine) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int, pairs bool) error {
-	parts, err := d.partArgs(o, row, tile, pairs)
+	parts, err := d.partArgs(o, row, tile, tile, pairs)
 	if err != nil {
 		return err
 	}

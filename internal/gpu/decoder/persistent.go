@@ -9,7 +9,8 @@ import (
 )
 
 // Persistent GEMMs: linear layers of hundreds of rows, by one thread block a multiprocessor,
-// which walks tiles.
+// which walks tiles; or by clusters of two blocks, which walk pairs of tiles that have the
+// rows of W in common.
 
 // Constants of the kernels (kernels/gemm_persistent.cuh).
 const (
@@ -24,14 +25,21 @@ const (
 	leastPersistent = persistentRows + 1
 
 	// What the end of a tile takes, for each 128 of its columns, in steps of 128 rows of x in
-	// two parts by 128 of W; and how much longer the steps of tiles of 128 columns take than
-	// those of 256 by their products: they bring more operands for each.
+	// two parts by 128 of W; how much longer the steps of tiles of 128 columns take than
+	// those of 256 by their products, since they bring more operands for each; and where
+	// each block of a pair brings all its weights itself.
 	persistentEnds   = 2.5
 	persistentNarrow = 1.1
+	persistentAlone  = 1.05
 )
 
-// persistentColumns are how many rows of W a tile may have.
-var persistentColumns = [...]int{256, 128}
+// persistentTile is how many rows of W a tile has, and how many blocks share them.
+type persistentTile struct{ columns, split int }
+
+var (
+	persistentColumns = [...]int{256, 128}
+	persistentTiles   = [...]persistentTile{{256, 2}, {256, 1}, {128, 2}, {128, 1}}
+)
 
 // loadPersistent loads the kernels of a type.
 func (d *Engine) loadPersistent(element attn.DType) error {
@@ -56,35 +64,46 @@ func persistentStages(parts, columns int) int {
 	return persistentRing / (128 * (parts*persistentRows + columns))
 }
 
-// configurePersistent is configureGEMM of these kernels, if they take a Linear.
-func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, ok bool) {
-	kernels := &d.gemm[o.Parts[0].W.DType].persistent
-	if o.Rows < leastPersistent {
-		return best, false
-	}
-	l := gemmLaunch{rows: persistentRows, parts: 2, split: 1, threads: persistentThreads}
+// configurePersistent is configureGEMM of these kernels. Without a kernel: they don't take
+// the Linear.
+func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
+	element, parts := o.Parts[0].W.DType, 2
 	if o.RoundX {
-		l.parts = 1
+		parts = 1
+	}
+	if o.Rows < leastPersistent {
+		return best, nil
 	}
 	steps := attn.Ceil(o.In, gemmStep)
-	for i, columns := range persistentColumns {
-		if l.kernel = kernels[i][l.parts-1]; l.kernel == nil || !slices.Contains(d.persistent, columns) {
-			continue
+	for _, tile := range d.persistent {
+		kind := slices.Index(persistentColumns[:], tile.columns)
+		l := gemmLaunch{
+			kernel: d.gemm[element].persistent[kind][parts-1], rows: persistentRows, columns: tile.columns, box: tile.columns / tile.split, parts: parts,
+			split: tile.split, threads: persistentThreads, stages: persistentStages(parts, tile.columns),
 		}
-		l.columns, l.stages = columns, persistentStages(l.parts, columns)
 		l.shared = persistentRing + persistentStaging + 16*l.stages
-		if l.shared > d.info.SharedPerBlockMost {
+		if l.kernel == nil || l.shared > d.info.SharedPerBlockMost {
 			continue
 		}
-		l.tiles = o.tilesOf(columns) * attn.Ceil(o.Rows, persistentRows)
-		l.blocks = max(min(l.tiles, d.info.Multiprocessors), 1)
-		each := float64(steps*l.parts*columns)/256 + persistentEnds*float64(columns)/128
-		if columns == 128 {
+		key := clusterKey{element, len(gemmRows) + 2*kind + parts, l.split, l.shared}
+		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, l.threads, l.shared, true))
+		if err != nil {
+			return best, err
+		}
+		l.tiles = o.tilesOf(tile.columns) * attn.Ceil(o.Rows, persistentRows*l.split)
+		if l.blocks = min(l.tiles, clusters); l.blocks < 1 {
+			continue
+		}
+		each := float64(steps*parts*tile.columns)/256 + persistentEnds*float64(tile.columns)/128
+		if tile.columns == 128 {
 			each *= persistentNarrow
 		}
-		if l.cost = float64(attn.Ceil(l.tiles, l.blocks)) * each; !ok || l.cost < best.cost {
-			best, ok = l, true
+		if tile.split == 1 {
+			each *= persistentAlone
+		}
+		if l.cost = float64(attn.Ceil(l.tiles, l.blocks)) * each; best.kernel == nil || l.cost < best.cost {
+			best = l
 		}
 	}
-	return best, ok
+	return best, nil
 }
