@@ -3,6 +3,7 @@ package reftest
 import (
 	"math"
 	"runtime"
+	"slices"
 	"sync"
 )
 
@@ -123,11 +124,17 @@ type worker struct {
 	s, off []float64 // scores, and by how much they may be off
 	w, dw  []float64 // weights and the bounds of their errors
 	part   []float64 // a block's sum of weighted values
-	parts  []parts   // by element of the output
+
+	// What the bounds of the output's elements are made of, each by element.
+	spread, hull, abs, absP []float64
 }
 
-// parts are the sums that the bound of one element of the output is made of.
-type parts struct{ spread, hull, abs, absP float64 }
+// zeros is n of them, in x if it has room.
+func zeros(x []float64, n int) []float64 {
+	x = slices.Grow(x[:0], n)[:n]
+	clear(x)
+	return x
+}
 
 func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound float64) {
 	c := w.c
@@ -160,17 +167,19 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	block := max(int(math.Sqrt(float64(n))), 1)
 	for at := 0; at < n; at += block {
 		var lPart float64
-		w.part = append(w.part[:0], make([]float64, len(o))...)
+		part := zeros(w.part, len(o))
+		w.part = part
 		for j := at; j < min(at+block, n); j++ {
 			p := math.Exp(w.s[j] - m)
 			w.w = append(w.w, p)
 			lPart += p
-			for i, v := range value(j) {
-				w.part[i] += p * v
+			v := value(j)
+			for i := range part {
+				part[i] += p * v[i]
 			}
 		}
 		l += lPart
-		for i, x := range w.part {
+		for i, x := range part {
 			o[i] += x
 		}
 	}
@@ -185,31 +194,41 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	if w.p.P.Unit() > w.p.Acc.Unit() {
 		uP, tinyP = w.p.P.Unit(), w.p.P.Unit()*w.p.P.Tiny()
 	}
-	w.parts = append(w.parts[:0], make([]parts, len(o))...)
-	for at := 0; at < n; at += block {
-		end := min(at+block, n)
-		for i := range o {
-			x := w.parts[i]
-			for j, p := range w.w[at:end] {
-				v := c.V[((first+at+j)*c.KVHeads+kv)*c.ValueDim+i]
-				if d := math.Abs(v - o[i]); d > 0 { // 0 times an infinite dw is 0 here
-					x.spread += w.dw[at+j] * d
-					x.hull = max(x.hull, d)
-				}
-				x.abs += p * math.Abs(v)
-				x.absP += tinyP * math.Abs(v)
-			}
-			w.parts[i] = x
-		}
-	}
-	for i, x := range w.parts {
-		b := math.Min(x.spread/den, x.hull) + ((r+uP)*x.abs+x.absP)/l + (r+3*u)*math.Abs(o[i])
+	w.sums(o, value, tinyP)
+	for i := range bound {
+		b := math.Min(w.spread[i]/den, w.hull[i]) + ((r+uP)*w.abs[i]+w.absP[i])/l + (r+3*u)*math.Abs(o[i])
 		if out := w.p.Out; out.Unit() > w.p.Acc.Unit() {
 			b += out.Unit() * (math.Abs(o[i]) + b + out.Tiny())
 		}
 		bound[i] = b
 	}
 	return lse, dLSE + r + 4*u*(math.Abs(m)+math.Abs(math.Log(l))+1)
+}
+
+// sums adds up, for each element of o, what its bound is made of: dw |v - o|, of
+// which it keeps the largest |v - o|, w |v| and tiny |v|.
+func (w *worker) sums(o []float64, value func(j int) []float64, tiny float64) {
+	n := len(o)
+	w.spread, w.hull, w.abs, w.absP = zeros(w.spread, n), zeros(w.hull, n), zeros(w.abs, n), zeros(w.absP, n)
+	spread, hull, abs, absP := w.spread[:n], w.hull[:n], w.abs[:n], w.absP[:n]
+	for j, p := range w.w {
+		dw, v := w.dw[j], value(j)[:n]
+		for i, o := range o {
+			if d := math.Abs(v[i] - o); d > 0 { // 0 times an infinite dw is 0 here
+				spread[i] += dw * d
+				if d > hull[i] {
+					hull[i] = d
+				}
+			}
+			abs[i] += p * math.Abs(v[i])
+		}
+		if tiny == 0 {
+			continue
+		}
+		for i, v := range v {
+			absP[i] += tiny * math.Abs(v)
+		}
+	}
 }
 
 // scores computes the scaled products for n keys from key row first on, and in off
