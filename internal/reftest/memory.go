@@ -23,19 +23,24 @@ func Rand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// Cases is how many random cases a slow test has: a few, or, where the environment variable
-// LEANATTENTION_TESTS is all, as in CI, every one.
+// Cases is how many cases a slow test has: a few, or every one, as [Every] says.
 func Cases(t testing.TB, few, every int) int {
 	t.Helper()
-	switch s := os.Getenv("LEANATTENTION_TESTS"); s {
-	case "all":
+	if Every(t) {
 		return every
-	case "":
-		return few
-	default:
+	}
+	return few
+}
+
+// Every reports whether slow tests have all of their cases: if the environment variable
+// LEANATTENTION_TESTS is all, as in CI.
+func Every(t testing.TB) bool {
+	t.Helper()
+	s := os.Getenv("LEANATTENTION_TESTS")
+	if s != "" && s != "all" {
 		t.Fatalf("LEANATTENTION_TESTS is %q; there is all, or nothing", s)
 	}
-	return 0
+	return s == "all"
 }
 
 // Poison fills x with NaN: memory that must not be read, or must be written.

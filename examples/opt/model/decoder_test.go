@@ -120,9 +120,12 @@ func TestDecoder(t *testing.T) {
 				w := load(t, config, rng)
 				ref := reference{w}
 				for _, chunk := range []int{0, 1, 5, 64} {
-					texts := prompts(rng, config.VocabSize, 9, 1, 4)
+					whole, want := prompts(rng, config.VocabSize, 17, 9, 12), make([]matrix, 3)
+					for i, text := range whole {
+						want[i] = ref.logits(text)
+					}
+					texts := [][]int{whole[0][:9], whole[1][:1], whole[2][:4]}
 					d := newDecoder(t, w, Options{Capacity: []int{17, 9, 12}, Chunk: chunk, Attention: kind.Attention, Linear: kind.Linear, AllLogits: true})
-					want := make([]matrix, len(texts))
 					seen := 0
 					if err := d.Prefill(context.Background(), texts, func(done int) { seen = done }); err != nil {
 						t.Fatal(err)
@@ -131,25 +134,24 @@ func TestDecoder(t *testing.T) {
 						t.Errorf("progress came to %d of 14 tokens", seen)
 					}
 					for i, text := range texts {
-						want[i] = ref.logits(text)
 						got := d.PromptLogits(i)
 						if len(got) != len(text)*config.VocabSize {
 							t.Fatalf("chunk %d: %d logits for %d tokens", chunk, len(got), len(text))
 						}
-						for j, row := range want[i] {
+						for j, row := range want[i][:len(text)] {
 							closeTo(t, fmt.Sprintf("chunk %d, prompt %d, position %d", chunk, i, j), got[j*len(row):(j+1)*len(row)], row, 1e-4)
 						}
 						closeTo(t, "last position", d.Logits(i), want[i][len(text)-1], 1e-4)
 					}
 					for step := range 8 {
 						next := make([]int, len(texts))
-						for i := range next {
-							next[i] = rng.IntN(config.VocabSize)
+						for i, text := range texts {
+							next[i] = whole[i][len(text)]
 							if (step+i)%3 == 0 && step > 0 {
 								next[i] = -1
 								continue
 							}
-							texts[i] = append(texts[i], next[i])
+							texts[i] = whole[i][:len(text)+1]
 						}
 						if err := d.Step(next); err != nil {
 							t.Fatal(err)
@@ -159,7 +161,7 @@ func TestDecoder(t *testing.T) {
 								t.Fatalf("sequence %d has %d tokens, want %d", i, d.Len(i), len(text))
 							}
 							// Those of a sequence that rests are still there.
-							closeTo(t, fmt.Sprintf("step %d, sequence %d", step, i), d.Logits(i), ref.last(text), 1e-4)
+							closeTo(t, fmt.Sprintf("step %d, sequence %d", step, i), d.Logits(i), want[i][len(text)-1], 1e-4)
 						}
 					}
 				}

@@ -99,6 +99,9 @@ func TestGoldenLogits(t *testing.T) {
 		w := openModel(t, c.Model, tensor.Dtype{})
 		for name, kind := range attentions {
 			for _, chunk := range slices.Compact([]int{0, c.Chunk, 7}) {
+				if !reftest.Every(t) && kind.Attention == Fused && chunk > 0 && chunk < c.Chunk {
+					continue // a run computes the whole text anew, and of a long one there are many
+				}
 				t.Run(fmt.Sprintf("%s/%s/chunk %d", c.Name, name, chunk), func(t *testing.T) {
 					if worst := c.worst(t, w, Options{Chunk: chunk, Attention: kind.Attention, Linear: kind.Linear}); !(worst <= 1e-4) {
 						t.Errorf("a logit is off by %.1e", worst)
@@ -194,7 +197,8 @@ func greedy(t *testing.T, d *Decoder, prompts [][]int, n int) [][]int {
 }
 
 // TestGoldenGreedy: 200 tokens are transformers', token for token, of each
-// prompt alone and of all in a batch.
+// prompt alone and of all in a batch. Graphs of stock nodes, which compute over the whole
+// capacity at every step, make some of them, and all in CI.
 func TestGoldenGreedy(t *testing.T) {
 	w, tokenizer := shipped(t)
 	cases := readGolden(t).Greedy
@@ -219,14 +223,18 @@ func TestGoldenGreedy(t *testing.T) {
 	for name, kind := range attentions {
 		for _, batch := range append(batches, all) {
 			o := Options{Attention: kind.Attention, Linear: kind.Linear}
+			tokens := len(cases[batch[0]].Next)
+			if kind.Attention != Lean || kind.Linear != LeanLinear {
+				tokens = reftest.Cases(t, 30, tokens)
+			}
 			var prompts [][]int
 			for _, i := range batch {
 				prompts = append(prompts, cases[i].IDs)
-				o.Capacity = append(o.Capacity, len(cases[i].IDs)+len(cases[i].Next))
+				o.Capacity = append(o.Capacity, len(cases[i].IDs)+tokens)
 			}
-			got := greedy(t, newDecoder(t, w, o), prompts, len(cases[batch[0]].Next))
+			got := greedy(t, newDecoder(t, w, o), prompts, tokens)
 			for j, i := range batch {
-				if want := cases[i].Next; !slices.Equal(got[j], want) {
+				if want := cases[i].Next[:tokens]; !slices.Equal(got[j], want) {
 					t.Errorf("%s, case %d in a batch of %d: %q, want %q", name, i, len(batch), tokenizer.Decode(got[j]), tokenizer.Decode(want))
 				}
 			}
