@@ -44,8 +44,9 @@ func newFence(t *testing.T, size int) *fence {
 // take returns n bytes at the beginning of the memory or at its end; what is left is 0xff, which is NaN
 // in every type.
 func (f *fence) take(n int, end bool) unsafe.Pointer {
-	for i := range f.mem {
-		f.mem[i] = 0xff
+	f.mem[0] = 0xff
+	for n := 1; n < len(f.mem); n *= 2 {
+		copy(f.mem[n:], f.mem[:n])
 	}
 	if end {
 		return unsafe.Pointer(&f.mem[len(f.mem)-n])

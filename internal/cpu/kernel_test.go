@@ -183,8 +183,12 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 // TestKernels holds every kernel to its contract, computed in float64.
 func TestKernels(t *testing.T) {
 	rng := reftest.Rand(t)
+	n := 100
+	if reftest.RaceEnabled {
+		n = 20 // a kernel has no goroutines
+	}
 	for d := range attn.DType(attn.DTypes) {
-		for range 100 {
+		for range n {
 			rows, count := 1+rng.IntN(9), 1+rng.IntN(40)
 			dim, valueDim := 1+rng.IntN(70), 1+rng.IntN(70)
 			if rng.IntN(3) == 0 { // many, of the dims that have kernels of their own

@@ -129,6 +129,8 @@ func (b *backward) key(x []float64, j, dim int) []float64 {
 }
 
 // row adds what one query row in one head has to do with.
+//
+//go:norace
 func (b *backward) row(pos, head int) {
 	c, u := b.c, b.unit()
 	start, end := c.First(b.seq, pos), c.Visible(b.seq, pos)
@@ -212,6 +214,8 @@ func (b *backward) outGradient(at int) (dO []float64, d, dErr float64) {
 }
 
 // dot returns x.y and the sum of the products' absolute values.
+//
+//go:norace
 func dot(x, y []float64) (s, abs float64) {
 	for i, v := range x {
 		s += v * y[i]

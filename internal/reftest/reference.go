@@ -136,6 +136,10 @@ func zeros(x []float64, n int) []float64 {
 	return x
 }
 
+// The race detector need not look at the sums of a reference, which share nothing with what they
+// judge, and took most of its time there.
+//
+//go:norace
 func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound float64) {
 	c := w.c
 	start := c.First(seq, pos)
@@ -207,6 +211,8 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 
 // sums adds up, for each element of o, what its bound is made of: dw |v - o|, of
 // which it keeps the largest |v - o|, w |v| and tiny |v|.
+//
+//go:norace
 func (w *worker) sums(o []float64, value func(j int) []float64, tiny float64) {
 	n := len(o)
 	w.spread, w.hull, w.abs, w.absP = zeros(w.spread, n), zeros(w.hull, n), zeros(w.abs, n), zeros(w.absP, n)
@@ -233,6 +239,8 @@ func (w *worker) sums(o []float64, value func(j int) []float64, tiny float64) {
 
 // scores computes the scaled products for n keys from key row first on, and in off
 // the sums of absolute values that bound their rounding.
+//
+//go:norace
 func (w *worker) scores(q []float64, first, kv, n int) {
 	w.s, w.off = w.s[:0], w.off[:0]
 	for j := range n {
@@ -245,6 +253,8 @@ func (w *worker) scores(q []float64, first, kv, n int) {
 // weightErrors fills dw with the bounds on the weights' errors. It returns the
 // lower bound of the computed sum of weights, and by how much the scores' errors
 // move the LSE.
+//
+//go:norace
 func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
 	var sum, worst float64
 	eps := func(j int) float64 {
