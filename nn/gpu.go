@@ -83,7 +83,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	rows, width := shapes[0][0], shapes[0][1]
 	// The operands, as far as they are known: memory comes with the work.
 	build := func(in []ongpu.Operand, out, scratch gpu.Memory) *decoder.Linear {
-		o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Early: true, X: in[0].Memory, Scratch: scratch}
+		o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Early: true, RoundX: op.mixed, X: in[0].Memory, Scratch: scratch}
 		at := 0
 		for i := range op.parts {
 			w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}

@@ -135,7 +135,7 @@ func TestText(t *testing.T) {
 	var alone []string
 	for _, prompt := range prompts {
 		want := plainLoop(t, dir, prompt, n)
-		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-attn", "fused"}, {"-attn", "fixed"}, {"-attn", "head"}, {"-linear", "stock"}, {"-weights", "f32"}, {"-workers", "3"}, {"-temperature", "5", "-top-k", "1"}} {
+		for _, flags := range [][]string{nil, {"-attn", "default"}, {"-attn", "fused"}, {"-attn", "fixed"}, {"-attn", "head"}, {"-linear", "stock"}, {"-weights", "f32"}, {"-workers", "3"}, {"-chunk", "3"}, {"-mixed"}, {"-temperature", "5", "-top-k", "1"}} {
 			status, out, log := command(t, append([]string{"-model", dir, "-prompt", prompt, "-n", fmt.Sprint(n)}, flags...)...)
 			if status != 0 || out != want+"\n" {
 				t.Errorf("prompt %q, flags %v: status %d, text %q, want %q; stderr: %s", prompt, flags, status, out, want, log)
@@ -361,6 +361,9 @@ func TestExit(t *testing.T) {
 		{"-device", []string{"-prompt", "a", "-device", "tpu"}, 2, "-device"},
 		{"-device number", []string{"-prompt", "a", "-device", "gpu:x"}, 2, "-device"},
 		{"-device of rewritten nodes", []string{"-prompt", "a", "-device", "gpu", "-attn", "fused"}, 2, "-device"},
+		{"-chunk of fused", []string{"-prompt", "a", "-chunk", "8", "-attn", "fused"}, 2, "-chunk"},
+		{"a negative -chunk", []string{"-prompt", "a", "-chunk", "-1"}, 2, "-chunk"},
+		{"-mixed of stock layers", []string{"-prompt", "a", "-mixed", "-linear", "stock"}, 2, "-mixed"},
 		{"-device of stock layers", []string{"-prompt", "a", "-device", "gpu", "-linear", "stock"}, 2, "-device"},
 		{"-linear", []string{"-prompt", "a", "-linear", "fast"}, 2, "-linear"},
 		{"-weights", []string{"-prompt", "a", "-weights", "int8"}, 2, "-weights"},

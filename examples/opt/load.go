@@ -55,6 +55,10 @@ func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
 	began := time.Now()
 	o, c := &l.options, l.config
 	mo.Attention, mo.Schedule, mo.Linear, mo.Cache, mo.Workers, mo.Device = o.attention, o.schedule, o.linear, o.cache, o.workers, l.gpu
+	mo.Mixed = o.mixed
+	if o.chunk > 0 {
+		mo.Chunk = o.chunk
+	}
 	if err := model.CheckRoom(l.folder, o.weights, mo); err != nil {
 		return err
 	}

@@ -108,7 +108,7 @@ type perplexity struct {
 // have, so that the logits of a whole window need not be in memory; without a cache
 // that would be a whole window for each chunk.
 func (p *perplexity) run(ctx context.Context, l *loaded) error {
-	d, chunk, width := l.decoder, model.DefaultChunk, l.config.VocabSize
+	d, chunk, width := l.decoder, l.decoder.Chunk(), l.config.VocabSize
 	if l.options.attention == model.Fused {
 		chunk = p.size
 	}

@@ -76,7 +76,7 @@ func TestPerplexityWays(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text[:c.Text]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, flags := range [][]string{nil, {"-attn", "default"}, {"-attn", "fused"}, {"-attn", "head"}, {"-linear", "stock"}, {"-stats"}} {
+	for _, flags := range [][]string{nil, {"-attn", "default"}, {"-attn", "fused"}, {"-attn", "head"}, {"-linear", "stock"}, {"-stats"}, {"-chunk", "5"}} {
 		status, out, log := command(t, append([]string{"-perplexity", file, "-json"}, flags...)...)
 		var report reportJSON
 		if err := json.Unmarshal([]byte(out), &report); err != nil || status != 0 {

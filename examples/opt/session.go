@@ -116,15 +116,14 @@ func terminalFile(what string, rw any) (*os.File, error) {
 	return f, nil
 }
 
-// sessionChunk is the rows of the graph that lines are read by: a line has few tokens,
-// and all rows are computed, whoever they belong to.
-const sessionChunk = 16
-
 // newSession builds a decoder for one context of all the model's positions, and for
 // as much again in forks.
 func newSession(l *loaded, stderr io.Writer) (*session, error) {
 	most := l.config.MaxPositions
-	s := &session{l: l, mo: model.Options{Capacity: []int{most}, ForkTokens: most, Chunk: sessionChunk}}
+	s := &session{l: l, mo: model.Options{Capacity: []int{most}, ForkTokens: most}}
+	if l.options.linear == model.StockLinear {
+		s.mo.Chunk = 16 // a line has few tokens, and these compute all rows, whoever they belong to
+	}
 	l.options.choose(&s.mo)
 	var err error
 	if s.sampler, err = sample.New(l.options.sample); err != nil {

@@ -47,7 +47,11 @@ func writeStats(w io.Writer, s model.Stats) {
 		seconds := p.Time.Seconds()
 		fmt.Fprintf(w, "%-7s  %d tokens in %.3f s: %.1f tokens/s, %.3f ms a token, attention %.1f%%",
 			p.name, p.Tokens, seconds, float64(p.Tokens)/seconds, 1e3*seconds/float64(p.Tokens), 100*p.Attention.Seconds()/seconds)
-		fmt.Fprintf(w, " (%d runs of the graph, %.3f ms each)\n", p.Passes, 1e3*seconds/float64(p.Passes))
+		fmt.Fprintf(w, " (%d runs of the graph, %.3f ms each", p.Passes, 1e3*seconds/float64(p.Passes))
+		if p.Passes > 1 {
+			fmt.Fprintf(w, ", the first %.3f", 1e3*p.First.Seconds())
+		}
+		fmt.Fprintln(w, ")")
 	}
 }
 

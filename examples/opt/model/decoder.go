@@ -62,8 +62,9 @@ type Options struct {
 	ForkTokens int
 
 	// Chunk is the rows of the prompts' graph: what one pass over the weights
-	// is shared by. Longer prompts take several passes. 0: as many as the
-	// Capacity asks for, but at most DefaultChunk.
+	// is shared by. Longer prompts take several passes, shorter ones compute the rows that
+	// they have. 0: as many as the Capacity asks for, but at most DefaultChunk, or
+	// GPUChunk on a GPU. [Options.ChunkBytes] is what they take there.
 	Chunk int
 
 	Attention Attention
@@ -71,6 +72,10 @@ type Options struct {
 	Linear    Linear
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
+
+	// Mixed lets linear layers round their inputs to the weights' type where that is
+	// faster: see nn.WithMixedPrecision.
+	Mixed bool
 
 	// Device is the GPU that has the weights, the cache and every value between
 	// them, and computes; nil: host memory and the CPU. The weights are copied
@@ -94,9 +99,14 @@ type Options struct {
 	asWritten bool // for tests: Fused is not rewritten
 }
 
-// DefaultChunk is enough rows for the products with the weights to be bound by
-// arithmetic, and few enough for the activations to stay in cache.
-const DefaultChunk = 128
+const (
+	// DefaultChunk is enough rows for the products with the weights to be bound by
+	// arithmetic, and few enough for the activations to stay in a CPU's cache.
+	DefaultChunk = 128
+	// GPUChunk is enough for output tiles on all multiprocessors of a GPU, and for
+	// the host to be ahead of it.
+	GPUChunk = 2048
+)
 
 // Stats is what a decoder has done.
 type Stats struct {
@@ -107,6 +117,7 @@ type Stats struct {
 // Phase is the work of one of the two graphs.
 type Phase struct {
 	Passes    int           // runs of the graph
+	First     time.Duration // in the first of them, which loads kernels and takes memory on a GPU
 	Tokens    int           // tokens in them
 	Time      time.Duration // in them
 	Attention time.Duration // of it in the attention nodes and their cache
@@ -146,16 +157,10 @@ type pass struct {
 
 // NewDecoder builds the two graphs and the cache. Close it after use.
 func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
-	total, err := o.check(w.config)
-	if err != nil {
+	if err := o.check(w.config); err != nil {
 		return nil, err
 	}
-	if o.Chunk == 0 {
-		o.Chunk = min(total, DefaultChunk)
-		if o.Attention == Fused { // a pass computes all tokens, however few are new
-			o.Chunk = total
-		}
-	}
+	o.Chunk = o.chunk()
 	o.Capacity = slices.Clone(o.Capacity)
 	batch := len(o.Capacity)
 	d := &Decoder{
@@ -173,45 +178,46 @@ func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 	return d, nil
 }
 
-// check returns the sum of the capacities.
-func (o *Options) check(c hf.Config) (total int, err error) {
+// check refuses options that don't go with the model or with each other.
+func (o *Options) check(c hf.Config) error {
 	for i, n := range o.Capacity {
 		if n < 1 || n > c.MaxPositions {
-			return 0, fmt.Errorf("%w: sequence %d has a capacity of %d tokens, and the model has %d positions", ErrConfig, i, n, c.MaxPositions)
+			return fmt.Errorf("%w: sequence %d has a capacity of %d tokens, and the model has %d positions", ErrConfig, i, n, c.MaxPositions)
 		}
-		total += n
 	}
 	switch {
 	case len(o.Capacity) == 0:
-		return 0, fmt.Errorf("%w: no sequences", ErrConfig)
+		return fmt.Errorf("%w: no sequences", ErrConfig)
 	case o.ForkTokens < 0 || o.ForkTokens > 1<<40:
-		return 0, fmt.Errorf("%w: forks of %d tokens", ErrConfig, o.ForkTokens)
+		return fmt.Errorf("%w: forks of %d tokens", ErrConfig, o.ForkTokens)
 	case o.ForkTokens > 0 && !o.paged():
-		return 0, fmt.Errorf("%w: Gorgonia's own nodes have no cache that could be forked", ErrConfig)
+		return fmt.Errorf("%w: Gorgonia's own nodes have no cache that could be forked", ErrConfig)
 	case o.Chunk < 0:
-		return 0, fmt.Errorf("%w: chunks of %d rows", ErrConfig, o.Chunk)
+		return fmt.Errorf("%w: chunks of %d rows", ErrConfig, o.Chunk)
 	case o.Attention < Lean || o.Attention > Fused:
-		return 0, fmt.Errorf("%w: attention %d", ErrConfig, o.Attention)
+		return fmt.Errorf("%w: attention %d", ErrConfig, o.Attention)
 	case o.Linear != LeanLinear && o.Linear != StockLinear:
-		return 0, fmt.Errorf("%w: linear layers %d", ErrConfig, o.Linear)
+		return fmt.Errorf("%w: linear layers %d", ErrConfig, o.Linear)
 	case !o.paged() && o.Cache != tensor.Dtype{} && o.Cache != tensor.Float32:
-		return 0, fmt.Errorf("%w: Gorgonia's nodes have a cache of float32 only", ErrConfig)
+		return fmt.Errorf("%w: Gorgonia's nodes have a cache of float32 only", ErrConfig)
 	case o.Attention == Fused && o.Device != nil:
-		return 0, fmt.Errorf("%w: Gorgonia's nodes have no GPU", ErrConfig)
+		return fmt.Errorf("%w: Gorgonia's nodes have no GPU", ErrConfig)
+	case o.Mixed && o.Linear != LeanLinear:
+		return fmt.Errorf("%w: Gorgonia's linear layers have no mixed precision", ErrConfig)
 	case o.Device != nil && o.Linear != LeanLinear:
-		return 0, fmt.Errorf("%w: Gorgonia's linear layers have no GPU", ErrConfig)
+		return fmt.Errorf("%w: Gorgonia's linear layers have no GPU", ErrConfig)
 	case o.Greedy && len(o.Choices) > 0:
-		return 0, fmt.Errorf("%w: Greedy and Choices", ErrConfig)
+		return fmt.Errorf("%w: Greedy and Choices", ErrConfig)
 	case len(o.Choices) > 0 && len(o.Choices) != len(o.Capacity):
-		return 0, fmt.Errorf("%w: %d choices for %d sequences", ErrConfig, len(o.Choices), len(o.Capacity))
+		return fmt.Errorf("%w: %d choices for %d sequences", ErrConfig, len(o.Choices), len(o.Capacity))
 	case o.chooses() && o.AllLogits:
-		return 0, fmt.Errorf("%w: logits of all positions, of which tokens are to be chosen", ErrConfig)
+		return fmt.Errorf("%w: logits of all positions, of which tokens are to be chosen", ErrConfig)
 	case o.Attention != Lean && o.Schedule != la.StreamK:
-		return 0, fmt.Errorf("%w: Gorgonia's nodes have no schedule", ErrConfig)
+		return fmt.Errorf("%w: Gorgonia's nodes have no schedule", ErrConfig)
 	case o.Attention != Lean && o.Workers != 0:
-		return 0, fmt.Errorf("%w: Gorgonia's nodes have no workers to set", ErrConfig)
+		return fmt.Errorf("%w: Gorgonia's nodes have no workers to set", ErrConfig)
 	}
-	return total, nil
+	return nil
 }
 
 // paged says whether keys and values are in a leanattention.Cache.
@@ -429,8 +435,11 @@ func (d *Decoder) turn(p *pass, compute func() error) error {
 		d.lengths[i] += n
 		p.phase.Tokens += n
 	}
-	p.phase.Passes++
-	p.phase.Time += time.Since(began)
+	took := time.Since(began)
+	if p.phase.Passes++; p.phase.Passes == 1 {
+		p.phase.First = took
+	}
+	p.phase.Time += took
 	p.phase.Attention += p.attention.spent() - attentionBefore
 	return nil
 }
@@ -569,6 +578,9 @@ func (d *Decoder) Logits(i int) []float32 { return d.logits[i] }
 // sequence i, one row of the vocabulary after the other, with
 // [Options].AllLogits.
 func (d *Decoder) PromptLogits(i int) []float32 { return d.all[i] }
+
+// Chunk is how many tokens of prompts a pass takes, see [Options].
+func (d *Decoder) Chunk() int { return d.options.Chunk }
 
 // Len is the number of tokens in sequence i.
 func (d *Decoder) Len(i int) int { return d.lengths[i] }

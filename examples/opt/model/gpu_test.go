@@ -25,16 +25,22 @@ func TestGPUGoldenLogits(t *testing.T) {
 			name           string
 			weights, cache tensor.Dtype
 			bound          float64
+			mixed          bool
 		}{
-			{"f32", tensor.Float32, tensor.Float32, 1e-4}, {"f16", la.Float16, la.Float16, 0.02}, {"bf16", la.BFloat16, la.BFloat16, 0.3},
+			{"f32", tensor.Float32, tensor.Float32, 1e-4, false}, {"f16", la.Float16, la.Float16, 0.02, false}, {"bf16", la.BFloat16, la.BFloat16, 0.3, false},
+			{"f16 mixed", la.Float16, la.Float16, 0.05, true}, {"bf16 mixed", la.BFloat16, la.BFloat16, 0.5, true},
 		} {
 			w := openModel(t, c.Model, kind.weights)
 			if dim := w.Config().HeadDim(); dim != 64 && dim != 80 {
 				continue
 			}
-			for _, chunk := range slices.Compact([]int{0, c.Chunk, 7}) {
+			chunks := []int{0, c.Chunk, 7}
+			if kind.mixed {
+				chunks = []int{512} // where it makes a difference
+			}
+			for _, chunk := range slices.Compact(chunks) {
 				t.Run(c.Name+"/"+kind.name, func(t *testing.T) {
-					worst := c.worst(t, w, Options{Chunk: chunk, Device: gpu, Cache: kind.cache})
+					worst := c.worst(t, w, Options{Chunk: chunk, Device: gpu, Cache: kind.cache, Mixed: kind.mixed})
 					t.Logf("at most %.1e off", worst)
 					if !(worst <= kind.bound) {
 						t.Errorf("a logit is off by %.1e, more than %v", worst, kind.bound)

@@ -31,6 +31,7 @@ type graph struct {
 type builder struct {
 	w     *Weights
 	g     *G.ExprGraph
+	mixed bool        // linear layers may round their inputs
 	stock bool        // linear layers are Gorgonia's own nodes
 	fuse  bool        // the graph is to be rewritten
 	gpu   *gpuGraph   // values are in a GPU's memory; nil: in host memory
@@ -66,7 +67,7 @@ func (w *Weights) newGraph(rows, selected int, often bool, o *Options, there *gp
 }
 
 func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Options, there *gpuWeights, attention attend, usedRows usedRows) (*graph, error) {
-	b, c := &builder{w: w, g: G.NewGraph(), stock: o.Linear == StockLinear, there: there}, w.config
+	b, c := &builder{w: w, g: G.NewGraph(), mixed: o.Mixed, stock: o.Linear == StockLinear, there: there}, w.config
 	gr := &graph{}
 	if there != nil {
 		b.gpu = &gpuGraph{gpu: o.Device}
@@ -307,13 +308,16 @@ func (b *builder) norm(x *G.Node, name string) *G.Node {
 	return b.do(func() (*G.Node, error) { return nn.LayerNorm(x, gamma, beta, layerNormEps) })
 }
 
-// normed has a layer read the norm of its input.
-func (b *builder) normed(name string) []nn.LinearOption {
+// normed is the options of a layer that reads the norm of its input, or its input.
+func (b *builder) normed(name string) (opts []nn.LinearOption) {
+	if b.mixed {
+		opts = append(opts, nn.WithMixedPrecision())
+	}
 	if name == "" {
-		return nil
+		return opts
 	}
 	gamma, beta := b.affine(name)
-	return []nn.LinearOption{nn.WithNorm(gamma, beta, layerNormEps)}
+	return append(opts, nn.WithNorm(gamma, beta, layerNormEps))
 }
 
 func (b *builder) affine(norm string) (gamma, beta *G.Node) {

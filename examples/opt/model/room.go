@@ -18,7 +18,7 @@ import (
 // system reads them again when it has to: they are not counted.
 func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	c := from.Config()
-	if _, err := o.check(c); err != nil {
+	if err := o.check(c); err != nil {
 		return err
 	}
 	var weights, made int64
@@ -48,11 +48,40 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	if err != nil {
 		return err
 	}
-	if weights+cache > memory.Free {
-		return fmt.Errorf("model: %d MB of weights and %d MB of cache on %v, which has %d of %d MB free: %w",
-			weights>>20, cache>>20, o.Device, memory.Free>>20, memory.Total>>20, la.ErrOutOfMemory)
+	chunk := o.ChunkBytes(c)
+	if weights+cache+chunk > memory.Free {
+		return fmt.Errorf("model: %d MB of weights, %d MB of cache and %d MB for prompts of %d tokens at once on %v, which has %d of %d MB free: %w",
+			weights>>20, cache>>20, chunk>>20, o.chunk(), o.Device, memory.Free>>20, memory.Total>>20, la.ErrOutOfMemory)
 	}
 	return nil
+}
+
+// ChunkBytes is what the rows of the prompts' graph take on a GPU, about: the values of a
+// layer, which the others share.
+func (o *Options) ChunkBytes(c hf.Config) int64 {
+	const spare = 5 // quarters: buffers come in sizes of four between powers of two
+	row := 2*int64(c.HiddenSize) + 2*int64(c.FFNDim)
+	if o.AllLogits {
+		row += int64(c.VocabSize)
+	}
+	return int64(o.chunk()) * row * 4 * spare / 4
+}
+
+// chunk is the rows of the prompts' graph.
+func (o *Options) chunk() int {
+	total := 0
+	for _, n := range o.Capacity {
+		total += n
+	}
+	switch {
+	case o.Chunk > 0:
+		return o.Chunk
+	case o.Attention == Fused: // a pass computes all tokens, however few are new
+		return total
+	case o.Device != nil && !o.AllLogits: // each row of logits takes memory there and here
+		return min(total, GPUChunk)
+	}
+	return min(total, DefaultChunk)
 }
 
 // cacheBytes is the memory of the keys and values of all sequences at their capacity.
