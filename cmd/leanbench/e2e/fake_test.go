@@ -36,6 +36,10 @@ func TestFakeE2E(t *testing.T) {
 			}
 			return fixedDecoder{fixed{0.1, 2e-3, []string{"1"}}, 16384}, nil
 		}
+		prompts, err := promptCasesOf(t, "-shapes=1.3b,6.7b", "-prompts=1x2048,16x512")
+		if err != nil || len(prompts) != 4 {
+			t.Fatalf("%v, %v", prompts, err)
+		}
 		cases, err := gpuCasesOf(t, "-shapes=1.3b,6.7b", "-long=16384,8192", "-batches=1", "-steps=8")
 		if err != nil {
 			t.Fatal(err)
@@ -45,9 +49,9 @@ func TestFakeE2E(t *testing.T) {
 			Bench:  gpu.NewBench(gpu.Options{Peers: true}, measure.Machine{}, &out, io.Discard),
 			rounds: 3, ceiling: gpu.EvenShape(1, 2, 2, 1<<14, 64),
 		}
-		err = b.run(cases)
+		err = b.run(cases, prompts)
 		// What fails does not keep the rest from being measured.
-		if want := "OPT-1.3b: no room\nOPT-6.7b: b1, behind 16384 tokens: lean: too long"; err == nil || err.Error() != want {
+		if want := "OPT-1.3b: no room\nOPT-1.3b: no room\nOPT-6.7b: b1, behind 16384 tokens: lean: too long"; err == nil || err.Error() != want {
 			t.Errorf("error %v, want %s", err, want)
 		}
 		cases = []stepCase{cases[1], cases[3]}
@@ -75,11 +79,21 @@ func TestFakeE2E(t *testing.T) {
 				t.Errorf("%v: ceiling %+v", c, f)
 			}
 		}
+		for _, c := range prompts[2:] { // a microsecond a token, half of it in mixed precision, and transformers' 4 ms
+			ms := float64(c.batch*c.width) / 1e3
+			for name, part := range map[string]float64{nameLean16: 1, nameMixed: 0.5} {
+				for m, want := range map[measure.Metric]float64{measure.PromptMillis: part * ms, measure.FirstPrompt: part * ms, measure.Prompt: 1e6 / part, measure.OverHF: 4 / (part * ms)} {
+					if f := b.Report.Find(c.String(), name, m); f == nil || !measuretest.Near(f.Value, want) {
+						t.Errorf("%v, %s, %s: %+v, want %v", c, name, m, f, want)
+					}
+				}
+			}
+		}
 		differs := strings.Contains(strings.Join(b.Report.Notes, "; "), "compiled and eager, differ from the start")
 		if differs != (how == "opt-differs") {
 			t.Errorf("%s: notes %q", how, b.Report.Notes)
 		}
-		for _, want := range []string{"model 32 4096 32 16384 50272 16392\n", "read compiled 1 1024 8\n", "read eager 1 1024 8\n"} {
+		for _, want := range []string{"model 32 4096 32 16384 50272 16392\n", "read compiled 1 1024 8\n", "read eager 1 1024 8\n", "prompt 16 512\n"} {
 			if !strings.Contains(asked.Stderr.Text(), want) {
 				t.Errorf("the worker was not asked for %q:%s", want, asked.Stderr.Text())
 			}

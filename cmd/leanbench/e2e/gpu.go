@@ -29,6 +29,7 @@ type e2eGPUOptions struct {
 	shapes            string
 	batches, contexts string
 	long, attn        string
+	prompts           string
 	steps, chunk      int
 }
 
@@ -39,6 +40,7 @@ func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
 	flags.StringVar(&o.contexts, "contexts", "1024", "with -device gpu: `tokens` that each sequence has before the steps")
 	flags.StringVar(&o.long, "long", "8192,32768", "with -device gpu: `tokens` before the steps of one sequence of OPT-6.7b, without peers; positions are added where the model has too few")
 	flags.StringVar(&o.attn, "attn", "fixed,default", "with -device gpu: what else one sequence of OPT-6.7b is decoded with, in turn: `attention` as the opt command's -attn names it, fixed or default")
+	flags.StringVar(&o.prompts, "prompts", "", "with -device gpu: measure prompts instead of steps: `numbers` of prompts and their tokens, such as 1x2048,16x512")
 	flags.IntVar(&o.steps, "steps", 50, "with -device gpu: `number` of steps in a turn")
 	flags.IntVar(&o.chunk, "chunk", 0, "with -device gpu: `rows` of our graph for prompts (0: the decoder's default)")
 	flags.BoolVar(&o.peers, "peers", true, "with -device gpu: measure transformers")
@@ -47,7 +49,11 @@ func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
 
 // run measures a whole decoder on a GPU, in turns with transformers on the same.
 func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
-	cases, err := o.cases()
+	var cases []stepCase
+	prompts, err := o.promptCases()
+	if err == nil && len(prompts) == 0 {
+		cases, err = o.cases()
+	}
 	if err != nil {
 		return err
 	}
@@ -64,7 +70,7 @@ func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
 		b.rounds = 3
 	}
 	// What was measured until something failed is worth keeping.
-	err = b.run(cases)
+	err = b.run(cases, prompts)
 	if len(b.Report.Figures) > 0 {
 		err = errors.Join(err, b.Report.Save(o.json))
 	}
@@ -217,13 +223,15 @@ type decoder interface {
 	// attending is the same decoder with another of otherWays. It has the same
 	// weights, and has to be closed first.
 	attending(way string) engine
+	// reading is a decoder with the same weights, which may compute linear layers in mixed precision.
+	reading(mixed bool) promptReader
 }
 
 // otherWays are attentions besides lean, by model.AttentionNamed's names, and the
 // figure that compares with each.
 var otherWays = map[string]measure.Metric{"fixed": measure.OverFixed, "default": measure.OverDefault}
 
-func (b *e2eGPU) run(cases []stepCase) (err error) {
+func (b *e2eGPU) run(cases []stepCase, prompts []promptCase) (err error) {
 	driver, err := gpu.LoadDriver()
 	if err != nil {
 		return err
@@ -253,6 +261,18 @@ func (b *e2eGPU) run(cases []stepCase) (err error) {
 	b.Report.WriteHead(b.Stdout)
 	said := len(b.Report.Notes)
 	var failed []error
+	for len(prompts) > 0 {
+		n := 1
+		for n < len(prompts) && prompts[n].shape == prompts[0].shape {
+			n++
+		}
+		if err := b.measurePrompts(prompts[:n]); err != nil {
+			failed = append(failed, fmt.Errorf("OPT-%s: %w", prompts[0].shape, err))
+			fmt.Fprintln(b.Stderr, failed[len(failed)-1])
+		}
+		b.Report.WriteTable(b.Stdout, prompts[0].table())
+		prompts = prompts[n:]
+	}
 	for len(cases) > 0 {
 		n := 1
 		for n < len(cases) && cases[n].shape == cases[0].shape {

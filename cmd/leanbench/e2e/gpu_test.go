@@ -86,6 +86,31 @@ func TestStepCases(t *testing.T) {
 	}
 }
 
+func promptCasesOf(t *testing.T, args ...string) ([]promptCase, error) {
+	t.Helper()
+	flags := flag.NewFlagSet("", flag.ContinueOnError)
+	o := e2eGPUFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return o.promptCases()
+}
+
+func TestPromptCases(t *testing.T) {
+	all, err := promptCasesOf(t, "-shapes=1.3b,6.7b", "-prompts=1x8192,16x512")
+	if err != nil || len(all) != 4 || all[0].bar != nil || all[3].bar == nil || all[3].config.MaxPositions != 8192 || all[3].String() != "16 x 512 tokens" {
+		t.Errorf("%+v, %v", all, err)
+	}
+	for _, args := range [][]string{{"-prompts=16"}, {"-prompts=0x5"}, {"-prompts=4x"}, {"-prompts=4x5x6"}, {"-prompts=4x5", "-shapes=7b"}} {
+		if all, err := promptCasesOf(t, args...); err == nil {
+			t.Errorf("%v: %v", args, all)
+		}
+	}
+	if all, err := promptCasesOf(t); err != nil || len(all) > 0 {
+		t.Errorf("no prompts: %v, %v", all, err)
+	}
+}
+
 func TestStepBytes(t *testing.T) {
 	all, err := gpuCasesOf(t, "-shapes=6.7b", "-batches=16", "-long=")
 	if err != nil || len(all) != 1 {
@@ -224,6 +249,20 @@ func (d fixedDecoder) decode(batch, context, steps int) (prompt, steady time.Dur
 
 func (fixedDecoder) check() error    { return nil }
 func (fixedDecoder) queued() float64 { return 0.25 }
+
+func (d fixedDecoder) reading(mixed bool) promptReader { return fixedPrompts(mixed) }
+
+// fixedPrompts takes half as long in mixed precision.
+type fixedPrompts bool
+
+func (mixed fixedPrompts) read(batch, width int) (time.Duration, error) {
+	t := time.Duration(batch*width) * time.Microsecond
+	if mixed {
+		t /= 2
+	}
+	return t, nil
+}
+func (fixedPrompts) close() error { return nil }
 
 // attending takes half as long again.
 func (d fixedDecoder) attending(string) engine {

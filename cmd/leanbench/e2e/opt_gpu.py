@@ -8,6 +8,7 @@ answers:
     model LAYERS HIDDEN HEADS FFN VOCAB POSITIONS    ok
     read WAY BATCH CONTEXT STEPS                     ok [TEXT]
     run WAY STEPS                                    ok SECONDS ID ...
+    prompt BATCH LENGTH                              ok SECONDS ID
     forget                                           ok
 
 model makes a model in float16, with random weights. read lets a way read BATCH
@@ -17,6 +18,10 @@ run adds a token to each sequence, the most likely
 one, STEPS times, always behind the prompts alone. SECONDS is the time of these
 steps; the ids are what the first sequence got, one before the steps and one in
 each.
+
+prompt reads BATCH prompts of LENGTH tokens each into a new DynamicCache: SECONDS is
+the time until the token behind each is there. The first such prompts are read once
+before that.
 
 WAY is "eager", with a DynamicCache, or "compiled": a step with a StaticCache,
 compiled into one CUDA graph. Both use scaled_dot_product_attention and compute
@@ -138,6 +143,19 @@ class Compiled(Way):
         return self.texts[:, self.context : self.context + steps]
 
 
+def prompt(model, warm, batch, length):
+    if (batch, length) not in warm:
+        warm.add((batch, length))
+        Way(model, DynamicCache(config=model.config), batch, length)
+    vocab = model.config.vocab_size
+    ids = torch.tensor([[4 + (7919 * i + 104729 * s) % (vocab - 4) for i in range(length)] for s in range(batch)])
+    wait()
+    begin = time.perf_counter()
+    out = model(ids.to(device), past_key_values=DynamicCache(config=model.config), use_cache=True, logits_to_keep=1)
+    first = out.logits[:, -1].argmax(-1).tolist()
+    return time.perf_counter() - begin, first[0]
+
+
 WAYS = {"eager": Eager, "compiled": Compiled}
 
 
@@ -160,13 +178,13 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)  # without a GPU this fails here, not in the first case
-    model, ways = None, {}
+    model, ways, warm = None, {}, set()
     say("ok transformers", transformers.__version__ + ",", "PyTorch", torch.__version__)
     for line in sys.stdin:
         word, *args = line.split()
         try:
             if word == "model":
-                model, ways = None, {}  # their memory first
+                model, ways, warm = None, {}, set()  # their memory first
                 release()
                 model = make_model(*map(int, args))
                 say("ok")
@@ -179,6 +197,8 @@ def main():
                 gc.collect()
                 gc.disable()
                 say("ok", ways[args[0]].note)
+            elif word == "prompt":
+                say("ok", *prompt(model, warm, *map(int, args)))
             elif word == "run":
                 seconds, ids = ways[args[0]].run(int(args[1]))
                 say("ok", seconds, *ids)

@@ -39,7 +39,9 @@ const (
 	Tokens        Metric = "tokens/s"            // of all sequences together, median
 	BestTokens    Metric = "best tokens/s"       // in the best round
 	Prompt        Metric = "prompt tokens/s"     // before the first token, median
-	OverHF        Metric = "x transformers"      // of transformers' float32 time to ours
+	PromptMillis  Metric = "ms"                  // until the tokens behind the prompts are there, median
+	FirstPrompt   Metric = "ms, the first time"  // with kernels to load and memory to take
+	OverHF        Metric = "x transformers"      // of transformers' time to ours; on a CPU of float32
 	OverCT2       Metric = "x CT2"               // of CTranslate2's float32 time to ours
 	OverInt8      Metric = "x CT2 int8"          // of CTranslate2's int8 time to ours
 	Micros        Metric = "us"                  // of a launch, median of all replays

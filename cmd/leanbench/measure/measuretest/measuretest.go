@@ -114,6 +114,9 @@ func fakeWorker(how string) {
 				each /= 2
 			}
 			fmt.Println("ok", float64(steps)*each)
+		case "prompt":
+			fmt.Fprintln(os.Stderr, in.Text())
+			fmt.Println("ok", 4e-3, 7)
 		case "decode":
 			fmt.Println("ok", 0.5, float64(steps)*1e-3, 7, 8, 9)
 		case "refuse":

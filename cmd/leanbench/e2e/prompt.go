@@ -1,0 +1,203 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
+)
+
+// promptCase is prompts that are read, each of as many tokens.
+type promptCase struct {
+	shape        string
+	config       hf.Config
+	batch, width int
+	bar          *measure.Bar // times as fast as transformers, with mixed precision
+}
+
+func (c promptCase) String() string { return fmt.Sprintf("%d x %d tokens", c.batch, c.width) }
+
+func (c promptCase) table() string { return fmt.Sprintf("Prompts of OPT-%s in float16", c.shape) }
+
+const (
+	nameMixed   = "lean, mixed precision"
+	nameTransformers      = "transformers"
+	promptShape = longShape
+)
+
+// promptCases are those of -prompts: BATCHxTOKENS, with commas between.
+func (o *e2eGPUOptions) promptCases() (all []promptCase, err error) {
+	for _, shape := range strings.Split(o.shapes, ",") {
+		config, ok := optShapes[shape]
+		if !ok {
+			return nil, fmt.Errorf("-shapes: %q is none of OPT's", shape)
+		}
+		first := len(all)
+		for _, text := range fields(o.prompts) {
+			c := promptCase{shape: shape}
+			if n, err := fmt.Sscanf(text, "%dx%d", &c.batch, &c.width); n != 2 || err != nil || c.batch < 1 || c.width < 1 || fmt.Sprintf("%dx%d", c.batch, c.width) != text {
+				return nil, fmt.Errorf("-prompts: %q is not a number of prompts and their tokens, such as 16x512", text)
+			}
+			c.bar = measure.Only(shape == promptShape, measure.AtLeast(0.85))
+			config.MaxPositions = max(config.MaxPositions, c.width)
+			all = append(all, c)
+		}
+		for i := first; i < len(all); i++ {
+			all[i].config = config
+		}
+	}
+	return all, nil
+}
+
+// promptReader reads prompts, again and again.
+type promptReader interface {
+	// read is the time until the tokens behind them are there.
+	read(batch, width int) (time.Duration, error)
+	close() error
+}
+
+// leanPrompts is the decoder of examples/opt.
+type leanPrompts struct {
+	weights      *model.Weights
+	options      model.Options
+	decoder      *model.Decoder
+	batch, width int
+}
+
+func (e leanGPU) reading(mixed bool) promptReader {
+	o := e.options
+	o.Mixed = mixed
+	return &leanPrompts{weights: e.weights, options: o}
+}
+
+func (p *leanPrompts) read(batch, width int) (_ time.Duration, err error) {
+	if p.decoder == nil || batch != p.batch || width != p.width {
+		if err := p.close(); err != nil {
+			return 0, err
+		}
+		p.options.Capacity = slices.Repeat([]int{width}, batch)
+		if p.decoder, err = p.weights.NewDecoder(p.options); err != nil {
+			return 0, err
+		}
+		p.batch, p.width = batch, width
+	}
+	prompts := make([][]int, batch)
+	for i := range prompts {
+		if err := p.decoder.Truncate(i, 0); err != nil {
+			return 0, err
+		}
+		prompts[i] = promptTokens(i, width, p.weights.Config().VocabSize)
+	}
+	began := time.Now()
+	if err := p.decoder.Prefill(context.Background(), prompts, nil); err != nil {
+		return 0, err
+	}
+	took := time.Since(began)
+	for i := range prompts {
+		if p.decoder.Chosen(i) < 0 {
+			return 0, fmt.Errorf("prompt %d chose no token", i)
+		}
+	}
+	return took, nil
+}
+
+func (p *leanPrompts) close() error {
+	d := p.decoder
+	if p.decoder = nil; d == nil {
+		return nil
+	}
+	return d.Close()
+}
+
+// measurePrompts measures cases that have a model in common.
+func (b *e2eGPU) measurePrompts(cases []promptCase) (err error) {
+	c := cases[0].config
+	fmt.Fprintf(b.Stderr, "OPT-%s: making weights\n", cases[0].shape)
+	ours, err := openOPT(c, b.chunk)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ours.close()) }()
+	if err := ours.check(); err != nil {
+		return err
+	}
+	if b.worker != nil {
+		if _, err := b.worker.Ask("model %d %d %d %d %d %d", c.Layers, c.HiddenSize, c.Heads, c.FFNDim, c.VocabSize, c.MaxPositions); err != nil {
+			return err
+		}
+	}
+	for _, c := range cases {
+		if err := b.measurePrompt(c, ours); err != nil {
+			return fmt.Errorf("%v: %w", c, err)
+		}
+	}
+	return nil
+}
+
+func (b *e2eGPU) measurePrompt(c promptCase, ours decoder) (err error) {
+	var contenders []measure.Contender
+	add := func(name string, read func() (time.Duration, error)) {
+		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (total time.Duration, err error) {
+			fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s\n", c.shape, c, name)
+			for range steps {
+				t, err := read()
+				if err != nil {
+					return 0, err
+				}
+				total += t
+			}
+			return total, nil
+		}})
+	}
+	for _, way := range []struct {
+		name  string
+		mixed bool
+	}{{nameLean16, false}, {nameMixed, true}} {
+		r := ours.reading(way.mixed)
+		defer func() { err = errors.Join(err, r.close()) }()
+		first, err := r.read(c.batch, c.width)
+		if err != nil {
+			return err
+		}
+		add(way.name, func() (time.Duration, error) { return r.read(c.batch, c.width) })
+		b.Report.Row(c.table(), c.String(), way.name).Add(measure.FirstPrompt, 1e3*first.Seconds(), nil)
+	}
+	if b.worker != nil {
+		add(nameTransformers, func() (time.Duration, error) {
+			t, _, err := b.worker.Seconds(1, "prompt %d %d", c.batch, c.width)
+			if err != nil {
+				return 0, err
+			}
+			return t[0], nil
+		})
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: b.rounds, Steps: 2}, contenders)
+	if err != nil {
+		return err
+	}
+	b.judgePrompts(c, contenders, all)
+	return nil
+}
+
+// judgePrompts takes the figures of a case down. Peers come last.
+func (b *e2eGPU) judgePrompts(c promptCase, contenders []measure.Contender, all []measure.Samples) {
+	var peer measure.Samples
+	if last := len(all) - 1; contenders[last].Name == nameTransformers {
+		peer = all[last]
+	}
+	for i, t := range all {
+		r := b.Report.Row(c.table(), c.String(), contenders[i].Name)
+		r.Add(measure.PromptMillis, 1e3*t.Median(), nil)
+		r.Add(measure.Prompt, float64(c.batch*c.width)/t.Median(), nil)
+		if name := contenders[i].Name; peer != nil && name != nameTransformers {
+			r.Add(measure.OverHF, t.Faster(peer), measure.Only(name == nameMixed, c.bar))
+		}
+	}
+}
