@@ -27,9 +27,9 @@ func (c promptCase) String() string { return fmt.Sprintf("%d x %d tokens", c.bat
 func (c promptCase) table() string { return fmt.Sprintf("Prompts of OPT-%s in float16", c.shape) }
 
 const (
-	nameMixed   = "lean, mixed precision"
-	nameTransformers      = "transformers"
-	promptShape = longShape
+	nameMixed        = "lean, mixed precision"
+	nameTransformers = "transformers"
+	promptShape      = longShape
 )
 
 // promptCases are those of -prompts: BATCHxTOKENS, with commas between.
