@@ -18,17 +18,19 @@ import (
 type Plan struct {
 	engine *Engine
 
-	mu            sync.Mutex
-	state         state
-	least         Capacity // what Reserve asked for
-	generation    uint64
-	look          look
-	sched         lean.Plan
-	tiles         []int64       // scratch of Build
-	covered       []bool        // scratch of Build
-	ordered       []sequence    // scratch of Build
-	outputs       []prefillTile // scratch of Build
-	prefillBounds []int64       // scratch of Build
+	mu              sync.Mutex
+	state           state
+	least           Capacity // what Reserve asked for
+	generation      uint64
+	look            look
+	sched           lean.Plan
+	tiles           []int64       // scratch of Build
+	covered         []bool        // scratch of Build
+	ordered         []sequence    // scratch of Build
+	outputs         []prefillTile // scratch of Build
+	prefillBounds   []int64       // scratch of Build
+	owners          []int32       // of output tiles: the block of each
+	prefillSections []int32       // of output tiles: where they begin
 
 	// What the GPU reads.
 	works         []work

@@ -95,10 +95,10 @@ func (p *Plan) planPrefill(g *attn.Problem, seqs []attn.Sequence, of prefillKern
 	}
 	sortSequences(p.ordered)
 	p.prefillOutputs(g, p.ordered, k.tile.rows)
-	workers, keys := p.cutPrefill(p.mostDealt())
+	workers, steps := p.cutPrefill(p.deal())
 	if !p.engine.alwaysPrefill {
 		few := p.engine.shareOfFew(g, p.ordered)
-		of.same, of.precise = prefillPays(of.same, keys, few), prefillPays(of.precise, keys, few)
+		of.same, of.precise = prefillPays(of.same, steps, few), prefillPays(of.precise, steps, few)
 	}
 	if of.first() == nil {
 		workers = 0
@@ -118,12 +118,13 @@ func (e *Engine) shareOfFew(g *attn.Problem, seqs []sequence) int64 {
 	return tiles * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows / int64(e.blocks)
 }
 
-// prefillPays is k if it is done before the kernel for few rows, whose blocks have so many rows times keys; else nil. A
-// block of k has up to so many keys of an output tile's rows. A multiprocessor does some ten
-// times as many here in the same time, and five times as many with twice the products.
-func prefillPays(k *kernel, keys, few int64) *kernel {
-	const faster = 6 // to be sure
-	if k == nil || keys*int64(k.tile.rows)*int64(k.way.parts) > faster*few {
+// prefillPays is k if it is done before the kernel for few rows, whose blocks have so many rows
+// times keys; else nil. A block of k has up to so many steps. A multiprocessor does some ten
+// times as many rows and keys here in the same time, and five times as many with twice the
+// products (BenchmarkGPUPrefill).
+func prefillPays(k *kernel, steps, few int64) *kernel {
+	const faster = 10
+	if k == nil || steps*cutKeys*int64(k.tile.rows)*int64(k.way.parts) > faster*few {
 		return nil
 	}
 	return k

@@ -13,9 +13,13 @@ import (
 type prefillTile struct{ seq, head, block, first, end, host, part, parts int32 }
 
 const (
-	cutKeys  = 128 // a part is whole steps, of whatever kernel
+	cutKeys  = 128 // a step of keys, of whatever kernel: a part is whole steps
 	leastCut = 4   // of these, of a part
 	snapped  = 2   // so many at an end of an output tile are not worth a part
+
+	// tileSteps is what an output tile takes beside its steps: its queries, the first keys, the
+	// pipeline's fill and the output. Many short ones take longer than a few long ones.
+	tileSteps = 2
 
 	partCounters = 16 // of a block: one for each consumer warp, and some more
 )
@@ -23,102 +27,132 @@ const (
 func (t *prefillTile) keys() int64  { return int64(t.end - t.first) }
 func (t *prefillTile) steps() int64 { return (t.keys() + cutKeys - 1) / cutKeys }
 
-// dealt is the numbers of the output tiles that a block has where whole ones are dealt out,
-// there and back, so that each block has long ones and short ones.
-func (p *Plan) dealt(block int, yield func(i int)) {
-	blocks := p.engine.blocks
-	for n := 0; ; n++ {
-		i := n*blocks + block
-		if n%2 != 0 {
-			i = n*blocks + blocks - 1 - block
-		}
-		if i >= len(p.outputs) {
-			return
-		}
-		yield(i)
+// fixedSteps is tileSteps. Tests cut what is not worth it.
+func (e *Engine) fixedSteps() int64 {
+	if e.Eager {
+		return 0
 	}
+	return tileSteps
 }
 
-// mostDealt is how many keys the block with the most of them has then.
-func (p *Plan) mostDealt() (most int64) {
+// deal gives each output tile to the block that has the least so far, in their order: blocks
+// that work at the same time have neighbours. It says how many steps the block with the most
+// of them has.
+func (p *Plan) deal() (most int64) {
+	const shift = 16 // a block's number, below its steps
+	fixed := p.engine.fixedSteps()
+	heap := p.prefillBounds[:0] // the block with the least comes first
 	for b := range p.engine.blocks {
-		keys := int64(0)
-		p.dealt(b, func(i int) { keys += p.outputs[i].keys() })
-		most = max(most, keys)
+		heap = append(heap, int64(b))
+	}
+	p.prefillBounds, p.owners = heap, p.owners[:0]
+	for i := range p.outputs {
+		b := heap[0] & (1<<shift - 1)
+		p.owners = append(p.owners, int32(b))
+		now := heap[0]>>shift + p.outputs[i].steps() + fixed
+		most = max(most, now)
+		sink(heap, now<<shift|b)
 	}
 	return most
 }
 
-// dealPrefill deals whole output tiles out.
-func (p *Plan) dealPrefill() {
-	p.prefilling, p.prefillStarts = p.prefilling[:0], append(p.prefillStarts[:0], 0)
-	for b := range p.engine.blocks {
-		p.dealt(b, func(i int) { p.prefilling = append(p.prefilling, p.outputs[i]) })
-		p.endBlock()
+// sink puts x in the place of the first of a heap.
+func sink(heap []int64, x int64) {
+	at := 0
+	for {
+		next := 2*at + 1
+		if next+1 < len(heap) && heap[next+1] < heap[next] {
+			next++
+		}
+		if next >= len(heap) || heap[next] >= x {
+			break
+		}
+		heap[at], at = heap[next], next
 	}
+	heap[at] = x
 }
 
-// cutPrefill is how many blocks are to have equal parts of all output tiles, and how many keys
-// each could have taken until all are merged. 0: whole output tiles, where a block has up to
-// `most` keys, are done as soon.
-func (p *Plan) cutPrefill(most int64) (workers int, keys int64) {
-	least := int64(leastCut)
+// dealPrefill lists what deal has dealt out.
+func (p *Plan) dealPrefill() {
+	starts := append(p.prefillStarts[:0], make([]int32, p.engine.blocks+2)...)
+	for _, b := range p.owners {
+		starts[b+2]++
+	}
+	for b := range p.engine.blocks {
+		starts[b+2] += starts[b+1]
+	}
+	p.prefilling = append(p.prefilling[:0], p.outputs...)
+	for i, b := range p.owners { // block b has from starts[b+1] on, which so becomes its end
+		p.prefilling[starts[b+1]] = p.outputs[i]
+		starts[b+1]++
+	}
+	p.prefillStarts = starts[:p.engine.blocks+1]
+}
+
+// cutPrefill is how many blocks are to have equal parts of all output tiles, and how many steps
+// each could have done until all are merged. 0: whole output tiles, where a block has up to
+// `most` steps, are done as soon.
+func (p *Plan) cutPrefill(most int64) (workers int, steps int64) {
+	least, fixed := int64(leastCut), p.engine.fixedSteps()
 	if p.engine.Eager {
 		least = 1
 	}
-	var steps, longest int64
+	var all, longest int64
 	for i := range p.outputs {
 		n := p.outputs[i].steps()
-		steps, longest = steps+n, max(longest, n)
+		all, longest = all+n, max(longest, n)
 	}
 	blocks := p.engine.blocks
-	if workers = int(min(steps/least, int64(blocks))); workers < 2 || len(p.outputs) >= 4*blocks {
+	if workers = int(min(all/least, int64(blocks))); workers < 2 || len(p.outputs) >= 4*blocks {
 		return 0, most
 	}
 	// Writing a part, and reading that of another block, takes about half of a step. Who comes last
 	// waits for the memory some times: two steps.
-	even := (steps + int64(workers) - 1) / int64(workers)
-	parts := min((longest+even-1)/even+1, int64(workers))
-	keys = even*cutKeys + (4+parts)*cutKeys/2
-	gain := keys / 32 // or it is not worth it
+	even := (all + int64(len(p.outputs))*fixed + int64(workers) - 1) / int64(workers)
+	parts := min((longest+fixed+even-1)/even+1, int64(workers))
+	steps = even + (4+parts)/2
+	gain := max(steps/32, 1) // or it is not worth it
 	if p.engine.Eager {
-		keys, gain = even*cutKeys, 0
+		steps, gain = even, 0
 	}
-	if keys+gain >= most {
+	if steps+gain >= most {
 		return 0, most
 	}
-	return workers, keys
+	return workers, steps
 }
 
 // partPrefill gives each of so many blocks an equal part of all output tiles, one behind the
 // other.
 func (p *Plan) partPrefill(workers int) {
-	snap := int64(snapped)
+	snap, fixed := int64(snapped), p.engine.fixedSteps()
 	if p.engine.Eager {
 		snap = 0
 	}
-	var steps int64
+	var all, steps int64
 	for i := range p.outputs {
-		steps += p.outputs[i].steps()
+		n := p.outputs[i].steps()
+		all, steps = all+n+fixed, steps+n
 	}
 	workers = int(max(min(int64(workers), steps), 1)) // nobody between two parts has nothing
 	bounds := append(p.prefillBounds[:0], make([]int64, workers+1)...)
 	p.prefillBounds = bounds
+	// Where blocks begin, in steps. They have equal parts of these and of what output tiles take beside them.
 	bounds[workers] = steps
-	for b, i, begin := 1, 0, int64(0); b < workers; b++ {
-		at := int64(b) * steps / int64(workers)
-		for begin+p.outputs[i].steps() < at {
-			begin += p.outputs[i].steps()
+	for b, i, begin, cost := 1, 0, int64(0), int64(0); b < workers; b++ {
+		want := int64(b) * all / int64(workers)
+		for n := p.outputs[i].steps(); cost+fixed+n < want; n = p.outputs[i].steps() {
+			begin, cost = begin+n, cost+fixed+n
 			i++
 		}
-		end := begin + p.outputs[i].steps()
+		n := p.outputs[i].steps()
+		in := min(max(want-cost-fixed, 0), n)
 		switch {
-		case end-at <= snap:
-			at = end
-		case at-begin <= snap:
-			at = begin
+		case n-in <= snap:
+			in = n
+		case in <= snap:
+			in = 0
 		}
-		bounds[b] = max(at, bounds[b-1])
+		bounds[b] = max(begin+in, bounds[b-1])
 	}
 	p.prefilling, p.prefillStarts = p.prefilling[:0], append(p.prefillStarts[:0], 0)
 	begin, b := int64(0), 0
@@ -164,20 +198,17 @@ func (e *Engine) partBytes(k *kernel) (counters, all int64) {
 }
 
 // prefillOutputs lists the output tiles. Keys and values of as many heads as stay in the L2 cache
-// make a section. Within one the long output tiles come first.
+// make a section. Within one the long output tiles come first. The last section has enough of
+// them that the short ones at its end make blocks even.
 func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, rows int) {
-	p.outputs = p.outputs[:0]
-	group, begin, bytes := g.Group(), 0, 0
-	section := func() {
-		slices.SortStableFunc(p.outputs[begin:], func(a, b prefillTile) int { return int(b.end) - int(a.end) })
-		begin, bytes = len(p.outputs), 0
-	}
+	p.outputs, p.prefillSections = p.outputs[:0], append(p.prefillSections[:0], 0)
+	group, bytes := g.Group(), 0
 	for n := range seqs {
 		s := &seqs[n]
 		all := int(s.queries) * group
 		for head := range g.KVHeads {
 			if bytes += int(s.keys) * tokenBytes(g); bytes > prefillSection {
-				section()
+				p.prefillSections = append(p.prefillSections, int32(len(p.outputs)))
 				bytes = int(s.keys) * tokenBytes(g)
 			}
 			for first := 0; first < all; first += rows {
@@ -186,5 +217,13 @@ func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, rows int) {
 			}
 		}
 	}
-	section()
+	const enough = 4 // for each block
+	end := len(p.outputs)
+	for i, begin := range slices.Backward(p.prefillSections) {
+		if end == len(p.outputs) && i > 0 && end-int(begin) < enough*p.engine.blocks {
+			continue
+		}
+		slices.SortStableFunc(p.outputs[begin:end], func(a, b prefillTile) int { return int(b.end) - int(a.end) })
+		end = int(begin)
+	}
 }

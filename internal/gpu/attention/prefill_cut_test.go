@@ -3,6 +3,7 @@ package attention
 import (
 	"testing"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 
 	"pgregory.net/rapid"
@@ -14,24 +15,26 @@ func TestPrefillParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		blocks := rapid.IntRange(1, 140).Draw(t, "blocks")
 		p := &Plan{engine: &Engine{info: cuda.Info{Multiprocessors: blocks}, blocks: blocks, Eager: rapid.Bool().Draw(t, "eager")}}
-		var steps int64
+		var all int64
+		fixed := p.engine.fixedSteps()
 		for i, n := range rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 127, 128, 129, 300, 1000, 5000, 40000}), 1, 300).Draw(t, "keys") {
 			p.outputs = append(p.outputs, prefillTile{seq: int32(i), end: int32(n), parts: 1})
-			steps += p.outputs[i].steps()
+			all += p.outputs[i].steps() + fixed
 		}
-		most := p.mostDealt()
+		most := p.deal()
 		p.dealPrefill()
 		checkPrefill(t, p, most)
-		workers, keys := p.cutPrefill(most)
-		if keys > most || workers > blocks || workers == 0 && keys != most {
-			t.Fatalf("%d blocks have %d keys each, whole output tiles %d", workers, keys, most)
+		workers, steps := p.cutPrefill(most)
+		if steps > most || workers > blocks || workers == 0 && steps != most {
+			t.Fatalf("%d blocks have %d steps each, whole output tiles %d", workers, steps, most)
 		}
 		if workers == 0 {
 			workers = rapid.IntRange(1, blocks).Draw(t, "workers")
 		}
 		p.partPrefill(workers)
-		even := (steps + int64(workers) - 1) / int64(workers)
-		checkPrefill(t, p, (even+2*snapped)*cutKeys)
+		// A block may begin behind what its first output tile takes beside its steps, and end within it.
+		even := (all + int64(workers) - 1) / int64(workers)
+		checkPrefill(t, p, even+2*snapped+2*fixed)
 		for b := workers; b < blocks; b++ {
 			if p.prefillStarts[b] != p.prefillStarts[b+1] {
 				t.Fatalf("block %d of %d that are to work has something", b, workers)
@@ -40,7 +43,7 @@ func TestPrefillParts(t *testing.T) {
 	})
 }
 
-// checkPrefill: no block has more than so many keys.
+// checkPrefill: no block has more than so many steps.
 func checkPrefill(t *rapid.T, p *Plan, most int64) {
 	if len(p.prefillStarts) != p.engine.blocks+1 || int(p.prefillStarts[p.engine.blocks]) != len(p.prefilling) || len(p.prefilling) > len(p.outputs)+p.engine.blocks {
 		t.Fatalf("%d blocks: %v, of %d", p.engine.blocks, p.prefillStarts, len(p.prefilling))
@@ -48,10 +51,10 @@ func checkPrefill(t *rapid.T, p *Plan, most int64) {
 	seen := make([]prefillTile, len(p.outputs))
 	for b := range p.engine.blocks {
 		begin, end := p.prefillStarts[b], p.prefillStarts[b+1]
-		keys := int64(0)
+		steps := int64(0)
 		for i := begin; i < end; i++ {
 			x := p.prefilling[i]
-			keys += x.keys()
+			steps += x.steps() + p.engine.fixedSteps()
 			before := seen[x.seq]
 			switch {
 			case x.part > 0 && (x.part != before.part+1 || x.first != before.end || x.host != before.host || x.parts != before.parts || before.parts == 0),
@@ -61,8 +64,8 @@ func checkPrefill(t *rapid.T, p *Plan, most int64) {
 			}
 			seen[x.seq] = x
 		}
-		if keys > most {
-			t.Fatalf("block %d has %d keys, and should have no more than %d", b, keys, most)
+		if steps > most {
+			t.Fatalf("block %d has %d steps, and should have no more than %d", b, steps, most)
 		}
 	}
 	for i, x := range seen {
@@ -87,8 +90,37 @@ func TestPrefillCuts(t *testing.T) {
 		for range c.outputs {
 			p.outputs = append(p.outputs, prefillTile{end: int32(c.keys), parts: 1})
 		}
-		if workers, _ := p.cutPrefill(p.mostDealt()); workers != c.workers {
+		if workers, _ := p.cutPrefill(p.deal()); workers != c.workers {
 			t.Errorf("%d output tiles of %d keys: parts for %d blocks, want %d", c.outputs, c.keys, workers, c.workers)
+		}
+	}
+}
+
+// Prompts of some sequences, causal: what their blocks have is nearly even, and no output tile
+// is cut.
+func TestPrefillPrompts(t *testing.T) {
+	for _, c := range []struct{ sequences, heads, dim, tokens int }{
+		{1, 32, 128, 2048}, {1, 32, 128, 16384}, {16, 32, 128, 1024}, {1, 8, 128, 16384}, {4, 32, 128, 4096},
+		{1, 32, 64, 4096}, {1, 32, 64, 16384}, {16, 32, 64, 1024}, {16, 32, 128, 512},
+	} {
+		rows := map[int]int{64: 192, 128: 128}[c.dim]
+		p := &Plan{engine: &Engine{blocks: 132}}
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		var seqs []sequence
+		for range c.sequences {
+			seqs = append(seqs, sequence{queries: int32(c.tokens), keys: int32(c.tokens)})
+		}
+		p.prefillOutputs(g, seqs, rows)
+		var all int64
+		for i := range p.outputs {
+			all += p.outputs[i].steps() + tileSteps
+		}
+		most, even := p.deal(), all/132
+		if most > even+even/12 {
+			t.Errorf("%+v: a block has %d steps, and all have %d in the mean", c, most, even)
+		}
+		if workers, _ := p.cutPrefill(most); workers != 0 {
+			t.Errorf("%+v: parts for %d blocks", c, workers)
 		}
 	}
 }
