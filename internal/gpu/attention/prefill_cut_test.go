@@ -1,6 +1,7 @@
 package attention
 
 import (
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -121,6 +122,59 @@ func TestPrefillPrompts(t *testing.T) {
 		}
 		if workers, _ := p.cutPrefill(most); workers != 0 {
 			t.Errorf("%+v: parts for %d blocks", c, workers)
+		}
+	}
+}
+
+// What is chosen is nearly the fastest, by the time in us that BenchmarkGPUPrefill measured on an H100.
+func TestPrefillChoice(t *testing.T) {
+	ways := [...]string{"few", "whole", "parts"}
+	for _, c := range []struct {
+		batch, queries, behind, heads, kv, dim int
+		us                                     [2][3]float64 // of operands of float16 and of float32, by ways
+	}{
+		{1, 512, 32768, 32, 8, 128, [2][3]float64{{3206, 609.1, 599.8}, {3226, 974.4, 965}}},
+		{8, 128, 8192, 32, 8, 128, [2][3]float64{{2614, 317.2, 331.9}, {2738, 494.6, 488.2}}},
+		{1, 128, 8192, 32, 32, 128, [2][3]float64{{253.9, 116.6, 69.7}, {254.4, 220.5, 91.77}}},
+		{1, 128, 8192, 32, 8, 128, [2][3]float64{{215.5, 113.5, 57.91}, {212.2, 220.4, 82.93}}},
+		{1, 128, 1024, 32, 32, 64, [2][3]float64{{23.88, 19.83, 17}, {24.8, 38.31, 29.26}}},
+		{1, 128, 0, 32, 32, 64, [2][3]float64{{8.553, 7.95, 7.751}, {11.39, 13.43, 13.57}}},
+		{1, 512, 1024, 32, 32, 128, [2][3]float64{{189, 36.79, 43.59}, {192.4, 60.29, 69.7}}},
+		{1, 64, 32768, 32, 8, 128, [2][3]float64{{649.3, 400.8, 115.3}, {648.1, 800.4, 140.7}}},
+		{1, 16, 32768, 32, 8, 128, [2][3]float64{{180.3, 403.2, 73.76}, {180.6, 797.7, 87.05}}},
+		{1, 2048, 0, 32, 32, 128, [2][3]float64{{592.1, 110, 162.2}, {653.3, 178.2, 387.9}}},
+		{1, 1024, 0, 8, 8, 128, [2][3]float64{{51.73, 20.9, 20.53}, {60.25, 39.65, 44.03}}},
+		{4, 33, 4096, 32, 8, 128, [2][3]float64{{113.8, 65.21, 62.29}, {116.6, 120.2, 82.45}}},
+	} {
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		var seqs []attn.Sequence
+		for i := range c.batch {
+			seqs = append(seqs, attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.behind + c.queries})
+		}
+		var of prefillKernels
+		for i := range table {
+			switch k := &table[i]; {
+			case k.kv != attn.Float16 || !slices.Contains(k.dims, c.dim):
+			case k.way == &prefillWay:
+				of.same = k
+			case k.way == &precisePrefillWay:
+				of.precise = k
+			}
+		}
+		p := &Plan{engine: &Engine{blocks: 132}}
+		planned := p.planPrefill(g, seqs, of)
+		for i, k := range [...]*kernel{planned.same, planned.precise} {
+			way := 0
+			switch {
+			case k == nil:
+			case planned.workers == 0:
+				way = 1
+			default:
+				way = 2
+			}
+			if us := c.us[i]; us[way] > 1.12*slices.Min(us[:]) {
+				t.Errorf("%d x %d behind %d, %d/%d heads of %d, %d parts of queries: %s is chosen, of %v with %v us", c.batch, c.queries, c.behind, c.heads, c.kv, c.dim, i+1, ways[way], ways, us)
+			}
 		}
 	}
 }
