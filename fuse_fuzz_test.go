@@ -154,7 +154,7 @@ func (a *author) masked(s *G.Node, rows, keys int) *G.Node {
 	case 5:
 		return a.Add(s, a.Number(-2))
 	case 6:
-		if s.Dims() == 3 && s.Shape()[1] == rows && rows > 1 { // Gorgonia takes (n, 1, 1) for a vector
+		if s.Dims() == 3 && s.Shape()[1] == rows && s.Shape()[2] == keys && rows > 1 { // Gorgonia takes (n, 1, 1) for a vector
 			switch a.pick(3) {
 			case 0: // for all heads
 				return a.Must(G.BroadcastAdd(s, a.Constant(a.name(), m[:rows*keys], 1, rows, keys), nil, []byte{0}))

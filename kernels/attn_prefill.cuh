@@ -4,7 +4,7 @@
 // An output tile is a sequence, a KV head and GROUPS*64 rows: query positions x heads of the
 // group. A thread block takes one output tile after the other, or, where these are too few for all
 // blocks, parts of them: some of the keys. It has a producer warp group
-// and GROUPS consumer warp groups, of 64 rows each. The producer's first warp brings keys and
+// and GROUPS consumer warp groups, of 64 rows each. The producer's first warps bring keys and
 // values, KEYS of them at a time, through a ring of STAGES; its other warps bring the queries
 // of the next output tile. A consumer issues the scores of the next KEYS keys, and the product
 // of the last weights with their values, and makes weights of the scores while these run.
@@ -72,7 +72,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   static constexpr int STAGE = KEYS * BLOCKS * 128;       // bytes of a step's keys, or values
   static constexpr bool ROUNDED = PRECISE && D <= 128;    // what a step adds to outputs has registers of its own
   static constexpr int THREADS = (GROUPS + 1) * 128;
-  static constexpr int QUERY_PRODUCERS = 96;              // threads
+  static constexpr int COPIERS = PRECISE ? 1 : 2;         // warps that bring keys and values: a step in two parts takes twice as long, and one can
+  static constexpr int QUERY_PRODUCERS = 128 - COPIERS * 32; // threads
   static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160; // registers of a lane
   static constexpr int CLEARED = 1, MAY_ISSUE = 2;        // named barriers: of all consumers, and each one's
 
@@ -121,9 +122,9 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     const Range range = {p.starts[blockIdx.x], p.starts[blockIdx.x + 1]};
     if (warp < 4) {
       fewerRegisters<PRODUCER_REGISTERS>();
-      if (warp == 0) produceKeys(p, sh, range, lane);
-      else if constexpr (PRECISE) produceParts(p, sh, range, threadIdx.x - 32);
-      else produceQueries(p, sh, range, threadIdx.x - 32);
+      if (warp < COPIERS) produceKeys(p, sh, range, warp, lane);
+      else if constexpr (PRECISE) produceParts(p, sh, range, threadIdx.x - COPIERS * 32);
+      else produceQueries(p, sh, range, threadIdx.x - COPIERS * 32);
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
@@ -149,7 +150,9 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
   }
 
-  __device__ static __forceinline__ void produceKeys(const PrefillParams& p, const Shared& sh, const Range& range, int lane) {
+  // One warp brings keys and values, or the first keys and the second values: small pages
+  // take many copies.
+  __device__ static __forceinline__ void produceKeys(const PrefillParams& p, const Shared& sh, const Range& range, int warp, int lane) {
     constexpr int OUTSIDE = 0x7ffffff0; // of the array: zeros
     const u64 policy = readAgain();
     const int boxes = KEYS >> (31 - __clz(p.box));
@@ -174,8 +177,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
 #pragma unroll 1
       for (int c = t.end - 1; c >= t.begin; c--) {
         const int key = c * KEYS, at = stage.index, row = rowOf(key + lane * p.box);
-        bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
-        bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
+        if (COPIERS == 1 || warp == 0) bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
+        if (COPIERS == 1 || warp == 1) bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
         stage.next(STAGES);
       }
     }
