@@ -61,6 +61,7 @@ var features = []feature{ // shapes first, of which the others make use
 	{"unfused", option(la.WithSchedule(la.Unfused))},
 	{"LeanTiles", option(la.WithTileTokens(64))},
 	{"workers", option(la.WithWorkers(3))},
+	{"mixed precision", option(la.WithMixedPrecision())},
 }
 
 // entry is a way into attention. It computes a request and compares the result with the

@@ -56,8 +56,8 @@ struct PrefillParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// T is the Format of keys and values. Queries and outputs are of its operands' type, or, PRECISE,
-// of any.
+// T is the Format of keys and values. Queries and outputs are of any type: rounded to its
+// operands' type, or, PRECISE, in two parts of these.
 template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false> struct Prefill { // KEYS: of a step
   using Store = typename T::Store;
   using Math = typename T::Math;
@@ -128,7 +128,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
-      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, PRECISE ? p.outType : Operand::type, 0.f); });
+      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); });
     }
   }
 
@@ -195,13 +195,22 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
         const int r = i / PIECES, c = i % PIECES, row = t.first + r, position = row / p.group;
         const bool there = row < t.rows; // else zeros
         const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
-        copy16(to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16), (const u16*)p.query + (there ? from : 0), there);
+        const u32 at = to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
+        if (p.queryType == Operand::type) copy16(at, (const u16*)p.query + (there ? from : 0), there);
+        else putRounded(p, at, from, there);
       }
       copyCommit();
       copyWait<0>();
       fenceAsync();
       barrierArrive(sh.queryFull + placeOf(n) * 8);
     }
+  }
+
+  // Eight elements of a query of another type, rounded.
+  __device__ static __noinline__ void putRounded(const PrefillParams& p, u32 at, long long from, bool there) {
+    float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
+    if (there) withStore(p.queryType, [&](auto s) { a = decltype(s)::load4(p.query, from), b = decltype(s)::load4(p.query, from + 4); });
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(Operand::pack(a.x, a.y)), "r"(Operand::pack(a.z, a.w)), "r"(Operand::pack(b.x, b.y)), "r"(Operand::pack(b.z, b.w)) : "memory");
   }
 
   // The same of queries of any type, in two parts. Where operands have few exponents a row is
@@ -539,7 +548,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       if (there && p.lse != nullptr && quarter == 0)
         p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
       const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
-      if constexpr (PRECISE) {
+      if (PRECISE || p.outType != Operand::type) {
         if (!there) continue;
         withStore(p.outType, [&](auto s) {
 #pragma unroll

@@ -1,6 +1,7 @@
-// Entry points of attention of many query rows: prefill_<element>_<head dim>, of queries and
-// outputs of the keys' type; and with _precise, of queries and outputs of any type. Three consumer warp groups fit where heads of 64 leave them
-// registers, and are up to 10% faster than two there.
+// Entry points of attention of many query rows: prefill_<element>_<head dim>, which rounds
+// queries of other types than the keys'; and with _precise, which has them in two parts. Three
+// consumer warp groups fit where heads of 64 leave them registers, and are up to 10% faster
+// than two there.
 //
 // Needed by: prompts: attention of many query rows has tiles of 64 rows a warp group.
 #include "attn_prefill.cuh"

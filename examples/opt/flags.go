@@ -125,7 +125,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.StringVar(&n.cache, "cache", "f32", "element `type` of lean's cache: f32, f16 or bf16")
 	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
 	f.IntVar(&o.chunk, "chunk", 0, "most `tokens` of prompts that are computed at once; more are faster and take more memory on a GPU, for each token 80 KB of OPT-1.3b and 160 KB of OPT-6.7b or up to 25% more; 0: 128 on the CPU and with -perplexity, 2048 on a GPU")
-	f.BoolVar(&o.mixed, "mixed", false, "linear layers may round what they multiply with 16-bit weights to their type, as most software does; on a GPU prompts are about twice as fast; false: as exact as float32 is")
+	f.BoolVar(&o.mixed, "mixed", false, "what is multiplied with 16-bit weights and keys may be rounded to their type, as most software does; on a GPU prompts are about twice as fast; false: as exact as float32 is")
 	f.StringVar(&n.device, "device", "cpu", "`cpu, gpu or gpu:N`: what computes; gpu is the first one, and needs an NVIDIA driver and nothing else")
 	f.BoolVar(&o.stats, "stats", false, "write speed, the share of attention and the seed to standard error")
 	f.BoolVar(&o.json, "json", false, "write one JSON document to standard output, at the end: texts, tokens, why each text ended, and what -stats tells")

@@ -36,6 +36,9 @@ type Problem struct {
 	Policy     lean.Policy // how LeanTiles are handed to workers
 	Unfused    bool        // scores, their softmax and the sum of values one behind the other
 	Workers    int         // logical workers; 0: the engine's choice
+
+	// Mixed: queries and weights may be rounded to KV. It is no Feature: who does not is right.
+	Mixed bool
 }
 
 // Group returns how many query heads read a KV head.

@@ -73,8 +73,8 @@ type Options struct {
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
 
-	// Mixed lets linear layers round their inputs to the weights' type where that is
-	// faster: see nn.WithMixedPrecision.
+	// Mixed lets linear layers round their inputs to the weights' type, and attention its
+	// queries to the cache's, where that is faster: see WithMixedPrecision of both packages.
 	Mixed bool
 
 	// Device is the GPU that has the weights, the cache and every value between

@@ -17,6 +17,7 @@ type leanCache struct {
 	sequences []*la.Sequence
 	workers   int
 	schedule  la.Schedule
+	mixed     bool
 }
 
 // pageSize is the tokens of a page.
@@ -41,7 +42,7 @@ func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &leanCache{Cache: cache, workers: o.Workers, schedule: o.Schedule}
+	l := &leanCache{Cache: cache, workers: o.Workers, schedule: o.Schedule, mixed: o.Mixed}
 	if o.Attention == Default {
 		l.schedule = la.Unfused
 	}
@@ -61,6 +62,9 @@ func (l *leanCache) newAttention(rows int) (attention, int, error) {
 		return nil, 0, err
 	}
 	options := []la.Option{la.WithCausal(), la.WithWorkers(l.workers), la.WithSchedule(l.schedule)}
+	if l.mixed {
+		options = append(options, la.WithMixedPrecision())
+	}
 	return &leanAttention{step: step, sequences: l.sequences, options: options}, rows, nil
 }
 

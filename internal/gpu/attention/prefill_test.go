@@ -36,9 +36,12 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 		m.engine.Eager = i%4 > 0 // parts of output tiles are worth it, however short
 		shape := prefillShape(rng, longest)
 		in := testgpu.Pick(rng, reftest.AllInputs...)
-		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0})
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
 		m.run(t, plan, p)
-		if plan.kernelOf(p.operands()).way.parts > 0 {
+		if k := plan.kernelOf(p.operands()); k.way.parts > 0 {
+			if other := p.query != p.kv || p.out != p.kv; k.way.parts != 2 && other && !p.geometry.Mixed || k.way.parts != 1 && !other {
+				t.Errorf("%v by %s", p, k.entries[0])
+			}
 			taken++
 			if slices.ContainsFunc(plan.prefilling, func(t prefillTile) bool { return t.parts > 1 }) {
 				parts++

@@ -49,6 +49,7 @@ type options struct {
 	dense   bool
 	page    int // tokens of a page; 0: any
 	decode  *decode
+	mixed   bool // mixed precision: queries are numbers of the keys' type, and of whatever type they are stored in
 }
 
 // decode is what is the same at every step of a decoding graph.
@@ -90,8 +91,12 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		s := randomShape(rng, o)
 		o.shape = &s
 	}
-	p.Case = reftest.New(rng, *o.shape, in, testgpu.Format(p.query), testgpu.Format(p.kv))
-	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask}
+	numbers := p.query
+	if o.mixed && p.query != p.kv {
+		p.query, numbers = attn.Float32, p.kv
+	}
+	p.Case = reftest.New(rng, *o.shape, in, testgpu.Format(numbers), testgpu.Format(p.kv))
+	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed}
 	if p.dense {
 		p.layDense(m, t)
 	} else {
@@ -105,7 +110,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 }
 
 func (p *problem) String() string {
-	return fmt.Sprintf("%v kv %v q %v out %v pages of %d dense %v append %v", p.Shape, p.kv, p.query, p.out, p.pageTokens, p.dense, p.append)
+	return fmt.Sprintf("%v kv %v q %v out %v mixed %v pages of %d dense %v append %v", p.Shape, p.kv, p.query, p.out, p.geometry.Mixed, p.pageTokens, p.dense, p.append)
 }
 
 // layDense is what Attend has: capacities larger than the lengths, one page a sequence.
@@ -267,7 +272,7 @@ func (p *Plan) spoil(t testing.TB) {
 // always: only bfloat16's have fewer bits than float32 sums lose.
 func (p *problem) precision() reftest.Precision {
 	r := reftest.Precision{Acc: reftest.Float32}
-	precise := p.query != p.kv || p.out != p.kv
+	precise := (p.query != p.kv || p.out != p.kv) && !p.geometry.Mixed
 	switch {
 	case p.kv == attn.BFloat16 && precise:
 		r.P, r.Query = reftest.Float16, 0x1p-16 // kernels/types.cuh

@@ -72,7 +72,7 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 
 // kernelOf is the kernel that attends to operands.
 func (p *Plan) kernelOf(o *Operands) *kernel {
-	if k := p.look.prefill.same; k != nil && o.Q.DType == o.K.DType && o.Out.DType == o.K.DType {
+	if k := p.look.prefill.same; k != nil && (p.look.geometry.Mixed || o.Q.DType == o.K.DType && o.Out.DType == o.K.DType) {
 		return k
 	}
 	if k := p.look.prefill.precise; k != nil {
