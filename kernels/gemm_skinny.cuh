@@ -20,8 +20,10 @@ constexpr int SKINNY_STAGE = 2 * SKINNY_TILE * 128; // bytes: two column blocks 
 constexpr int SKINNY_STAGES = 10;                   // of the ring, at most
 constexpr int SKINNY_PACE = 4;                      // of these are on their way at a time before x is
 constexpr int SKINNY_FIXED = 1024;                  // bytes of what lies before the ring
-constexpr int SKINNY_WARPS = 8;                     // consumers; one more is the producer, and each group of them has an epilogue warp
-constexpr int SKINNY_THREADS = (SKINNY_WARPS + 3) * 32;
+constexpr int SKINNY_WARPS = 8;                     // consumers; one more is the producer
+// Epilogue warps of each of the two groups: one has 16 rows of x.
+constexpr int skinnyEpilogues(int rows) { return rows > 16 ? rows / 16 : 1; }
+constexpr int skinnyThreads(int rows) { return (SKINNY_WARPS + 1 + 2 * skinnyEpilogues(rows)) * 32; }
 
 // The fused append. What a layer makes may be a step's new keys and values: where its parts
 // go in the cache besides, as its Store has them.
@@ -60,12 +62,17 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   static constexpr int N = 2 * ROWS / 8;                 // products side by side
   static constexpr int MOST = 16;                        // blocks of a cluster
   static constexpr int MOMENTS = MOST * 2 * ROWS;        // floats: mean and sum of squares of each row, of each block of a cluster
-  static constexpr int LANES = SKINNY_WARPS * 32 / ROWS; // that have a row of the block's slice of x: fours of elements, in turn
+  static constexpr int LANES = ROWS < 16 ? SKINNY_WARPS * 32 / ROWS : 16; // that have a row of the block's slice of x: fours of elements, in turn
+  static constexpr int BESIDE = SKINNY_WARPS * 32 / LANES;                // rows that all lanes have side by side
+  static constexpr int EACH = ROWS / BESIDE;                              // rows of a lane, so many apart
+  static constexpr bool MANY_ROWS = ROWS > 16;                            // there may be more than ROWS
+  static constexpr int EPILOGUES = skinnyEpilogues(ROWS);                 // warps of a group
 
   struct Block {
     int warp, lane, rank, split, log; // log: of split, a power of two; what divides by it would take longer than a product
     int all, from, blocks; // column blocks: of x, and from where on how many are this block's
     int first, step, tiles;         // the cluster's first tile, from one to the next, and where all end
+    int row, rows;                  // of x: the cluster's first, and how many it has
     u32 ring, full, empty;          // full and empty: barriers of each stage
     u32 there, taken, merged, came; // of the partials' two places, of the moments, and of x
     char* x;
@@ -96,7 +103,11 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     b.split = p.split, b.log = 31 - __clz(b.split), b.rank = blockIdx.x & (b.split - 1);
     const u32 cluster = blockIdx.x >> b.log, clusters = gridDim.x >> b.log, tiles = p.tiles[LINEAR_PARTS - 1];
     b.all = (p.in + BLOCK - 1) / BLOCK, b.from = b.begin(b.rank), b.blocks = b.begin(b.rank + 1) - b.from;
-    b.first = cluster, b.step = clusters, b.tiles = tiles;
+    // Rows of x that are more than a cluster takes are other clusters', side by side with the
+    // same tiles: who is first brings these to the L2 cache.
+    const u32 below = MANY_ROWS ? (p.rows + ROWS - 1) / ROWS : 1;
+    b.first = cluster / below, b.step = clusters / below, b.tiles = tiles;
+    b.row = MANY_ROWS ? cluster % below * ROWS : 0, b.rows = MANY_ROWS ? min(p.rows - b.row, ROWS) : p.rows;
     b.most = (b.all + b.split - 1) >> b.log;
     // What has a place of its own comes first: nothing is asked for before there are
     // barriers, and to find them takes as long as to make some.
@@ -107,7 +118,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     b.ring = b.full + SKINNY_FIXED;
     b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE;
     b.partials = (float*)(b.x + b.most * X);
-    b.mine = b.partials + 2 * PARTIALS;
+    b.mine = b.partials + (MANY_ROWS && b.split > UNITS ? 1 : 2) * PARTIALS; // there is a place for each group that the block finishes
     b.moments = b.mine; // of each block of the cluster: mean and sum of squares of each row
     b.affine = b.moments + MOMENTS;
     // The producer makes all barriers: only who sends to other blocks waits until
@@ -118,10 +129,10 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       // fewer in a loop, and every launch waits for it.
 #pragma unroll
       for (int s = 0; s < SKINNY_STAGES; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, SKINNY_WARPS);
-      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS));
+      for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS) * EPILOGUES);
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
       opened();
-      if (p.norm) barrierExpect(b.merged, b.split * p.rows * 8);
+      if (p.norm) barrierExpect(b.merged, b.split * b.rows * 8);
     }
     __syncwarp();
     clusterArriveRelaxed();
@@ -134,9 +145,9 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       }
     } else if (b.warp > SKINNY_WARPS) {
       if (b.warp == SKINNY_WARPS + 1) fetchPages(params.keep, b.lane);
-      if (p.norm) bringAffine(p, b);
+      if (p.norm && b.warp <= SKINNY_WARPS + 2) bringAffine(p, b);
       waitForEarlier();
-      if (!b.few() && b.lane == 0) bringX(params, b);
+      if (!b.few() && b.warp <= SKINNY_WARPS + 2 && b.lane == 0) bringX(params, b);
       __syncwarp();
       clusterWait();
       runEpilogue(p, params.keep, b);
@@ -181,7 +192,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     const int half = b.warp - SKINNY_WARPS - 1;
     if (half == 0) barrierExpect(b.came, b.blocks * X);
 #pragma unroll 4
-    for (int c = half; c < b.blocks * 2; c += 2) copyBox(sharedAddress(b.x) + c * (X / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), 0, 0, b.came, readAgain());
+    for (int c = half; c < b.blocks * 2; c += 2) copyBox(sharedAddress(b.x) + c * (X / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), b.row, 0, b.came, readAgain());
   }
 
   // The block's share of the pages that attention reads next: the memory has nothing to
@@ -225,7 +236,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       if (block < b.blocks) {
         barrierWait(b.empty + stage.index * 8, stage.parity);
         const u32 to = b.ring + stage.index * SKINNY_STAGE, bar = b.full + stage.index * 8;
-        const u64 policy = readOnce();
+        const u64 policy = MANY_ROWS && p.rows > ROWS ? readAgain() : readOnce();
         if (params.pairs) {
           barrierExpect(bar, SKINNY_STAGE);
           copyBox(to, &p.maps[part], 0, row, b.from + block, bar, policy);
@@ -244,10 +255,10 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   // A lane's share of the block's slice of x: every so many fours of a row's elements.
   // As floats, a column block has two lines of 128 bytes for each row, one of each half
   // of its columns; as operands, one of each part, which take the same two lines. The
-  // next of a lane's fours is STEP bytes on.
+  // next of a lane's fours is STEP bytes on, and the next of its rows BELOW.
   struct Share {
-    static constexpr int STEP = LANES / (BLOCK / 4) * X;
-    int row, four, fours, capacity; // its row; its first four, the end of those that are there and of those that there is a place for
+    static constexpr int STEP = LANES / (BLOCK / 4) * X, BELOW = BESIDE * 128;
+    int row, four, fours, capacity; // its first row; its first four, the end of those that are there and of those that there is a place for
     char *floats, *lead, *rest; // of the first four, as floats and as both parts of operands
     __device__ __forceinline__ Share(const LinearParams& p, const Block& b) {
       row = b.warp * (32 / LANES) + b.lane / LANES, four = b.lane % LANES;
@@ -258,12 +269,12 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       lead = block + swizzled(row, in * 8), rest = block + swizzled(ROWS + row, in * 8);
     }
     __device__ __forceinline__ bool has(int i) const { return four + i * LANES < fours; }
-    // Makes operands of number i of the fours.
-    __device__ __forceinline__ void pack(int i, float4 v, float up) const {
+    // Makes operands of number i of the fours of row r of the lane's.
+    __device__ __forceinline__ void pack(int r, int i, float4 v, float up) const {
       v.x *= up, v.y *= up, v.z *= up, v.w *= up;
       const u32 a = Math::pack(v.x, v.y), b = Math::pack(v.z, v.w);
-      *(uint2*)(lead + i * STEP) = make_uint2(a, b);
-      *(uint2*)(rest + i * STEP) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
+      *(uint2*)(lead + r * BELOW + i * STEP) = make_uint2(a, b);
+      *(uint2*)(rest + r * BELOW + i * STEP) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
     }
   };
 
@@ -272,33 +283,38 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   // for: each jump costs as much as a four.
   struct Few : Share {
     using Share::Share;
-    float4 x[FEW];
+    static constexpr int UNROLL = EACH;
+    float4 x[EACH][FEW];
     __device__ __forceinline__ bool ends(int i) const { return i * LANES >= this->capacity; }
     __device__ __forceinline__ void bring(const LinearParams& p, const Block& b) {
-      const float* const from = p.x + (long long)this->row * p.in + b.from * BLOCK + this->four * 4;
+      const float* const from = p.x + (long long)(b.row + this->row) * p.in + b.from * BLOCK + this->four * 4;
       waitForEarlier();
 #pragma unroll
       for (int i = 0; i < FEW; i++) {
         if (ends(i)) break;
-        x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (this->row < p.rows && this->has(i)) x[i] = *(const float4*)(from + i * LANES * 4);
+#pragma unroll
+        for (int r = 0; r < EACH; r++) {
+          x[r][i] = make_float4(0.f, 0.f, 0.f, 0.f);
+          if (this->row + r * BESIDE < b.rows && this->has(i)) x[r][i] = *(const float4*)(from + (long long)r * BESIDE * p.in + i * LANES * 4);
+        }
       }
     }
-    // f of the number of each four and the four; and whether it is there: it is zeros if not.
-    template <class F> __device__ __forceinline__ void each(F f) const {
+    // f of the number of each four of row r of the lane's, and the four; and whether it is
+    // there: it is zeros if not.
+    template <class F> __device__ __forceinline__ void each(int r, F f) const {
 #pragma unroll
       for (int i = 0; i < FEW; i++) {
         if (ends(i)) break;
-        f(i, x[i], this->has(i));
+        f(i, x[r][i], this->has(i));
       }
     }
     // Makes operands of f of each.
-    template <class F> __device__ __forceinline__ void pack(float up, F f) const {
+    template <class F> __device__ __forceinline__ void pack(int r, float up, F f) const {
 #pragma unroll
       for (int i = 0; i < FEW; i++) {
         if (ends(i)) break;
-        const float4 v = f(i, x[i], this->has(i));
-        if (this->four + i * LANES < this->capacity) Share::pack(i, v, up);
+        const float4 v = f(i, x[r][i], this->has(i));
+        if (this->four + i * LANES < this->capacity) Share::pack(r, i, v, up);
       }
     }
   };
@@ -306,21 +322,22 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   // The same in shared memory, where the copy engine has left them.
   struct Many : Share {
     using Share::Share;
+    static constexpr int UNROLL = 1; // rows of a lane
     __device__ __forceinline__ void bring(const LinearParams& p, const Block& b) { barrierWait(b.came, 0); }
-    __device__ __forceinline__ float4 at(int i) const { return *(const float4*)(this->floats + i * Share::STEP); }
-    template <class F> __device__ __forceinline__ void each(F f) const {
+    __device__ __forceinline__ float4 at(int r, int i) const { return *(const float4*)(this->floats + r * Share::BELOW + i * Share::STEP); }
+    template <class F> __device__ __forceinline__ void each(int r, F f) const {
 #pragma unroll 4
-      for (int i = 0; this->has(i); i++) f(i, at(i), true);
+      for (int i = 0; this->has(i); i++) f(i, at(r, i), true);
     }
     // The lanes that have a row of a column block have all read it before any writes.
-    template <class F> __device__ __forceinline__ void pack(float up, F f) const {
+    template <class F> __device__ __forceinline__ void pack(int r, float up, F f) const {
 #pragma unroll 4
       for (int i = 0; i * LANES < this->capacity; i++) {
         const bool there = this->four + i * LANES < this->capacity;
         float4 v;
-        if (there) v = f(i, at(i), this->has(i));
+        if (there) v = f(i, at(r, i), this->has(i));
         __syncwarp();
-        if (there) Share::pack(i, v, up);
+        if (there) Share::pack(r, i, v, up);
       }
     }
   };
@@ -354,50 +371,58 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     const int other = b.lane % MOST; // a block of the cluster, whose moments the lane has
     const float part = reciprocal(max(x.fours * 4, 1)), whole = reciprocal(p.in);
     const float count = other < b.split ? max(min(b.begin(other + 1) * BLOCK, p.in) - b.begin(other) * BLOCK, 0) : 0; // of a row's elements, its slice
-    const bool sends = x.row < p.rows && b.lane % LANES < b.split, merges = x.row < p.rows && other < b.split;
+    const bool sends = b.lane % LANES < b.split;
     const u32 to = other & (b.split - 1), moments = remoteAddress(sharedAddress(b.moments + (b.rank * ROWS + x.row) * 2), to), merged = remoteAddress(b.merged, to);
     const float2* const from = (const float2*)(b.moments + (other * ROWS + x.row) * 2);
     const float4 *const gamma = (const float4*)b.affine + x.four, *const beta = gamma + b.most * (BLOCK / 4);
     x.bring(p, b);
-    float mean = 0.f, f = 0.f, top = 0.f; // top: nothing of the row is larger
+    float bound = 0.f; // nothing of a norm is larger
     if (p.norm) {
       AFFINE.sync();
-      if constexpr (Math::narrow) top = fmaxf(b.bounds[0], b.bounds[1]);
+      if constexpr (Math::narrow) bound = fmaxf(b.bounds[0], b.bounds[1]);
       clusterWait();
-      float squares = 0.f;
-      x.each([&](int, float4 v, bool) { mean += (v.x + v.y) + (v.z + v.w); });
-      mean = ofRow(mean, plus) * part;
-      x.each([&](int, float4 v, bool there) {
-        const float m = there ? mean : 0.f;
-        squares += ((v.x - m) * (v.x - m) + (v.y - m) * (v.y - m)) + ((v.z - m) * (v.z - m) + (v.w - m) * (v.w - m));
-      });
-      squares = ofRow(squares, plus);
-      if (sends) send2(moments, merged, mean, squares);
+#pragma unroll Source::UNROLL
+      for (int r = 0; r < EACH; r++) {
+        float mean = 0.f, squares = 0.f;
+        x.each(r, [&](int, float4 v, bool) { mean += (v.x + v.y) + (v.z + v.w); });
+        mean = ofRow(mean, plus) * part;
+        x.each(r, [&](int, float4 v, bool there) {
+          const float m = there ? mean : 0.f;
+          squares += ((v.x - m) * (v.x - m) + (v.y - m) * (v.y - m)) + ((v.z - m) * (v.z - m) + (v.w - m) * (v.w - m));
+        });
+        squares = ofRow(squares, plus);
+        if (sends && x.row + r * BESIDE < b.rows) send2(moments + r * BESIDE * 8, merged, mean, squares);
+      }
       barrierWait(b.merged, 0);
-      // Means and sums of squares of the slices merge into the row's, by their distance
-      // from the first mean.
-      const float2 of = merges ? *from : make_float2(0.f, 0.f);
-      const float base = x.row < p.rows ? from[-other * ROWS].x : 0.f, d = of.x - base, sum = ofRow<MOST>(count * d, plus);
-      squares = ofRow<MOST>(of.y + count * d * d, plus);
-      mean = base + sum * whole, f = rsqrtf(fmaxf(squares - sum * (sum * whole), 0.f) * whole + p.eps);
-    } else {
-      if constexpr (Math::narrow) {
-        x.each([&](int, float4 v, bool) { top = fmaxf(top, largest(v)); });
+    }
+#pragma unroll Source::UNROLL
+    for (int r = 0; r < EACH; r++) {
+      float mean = 0.f, f = 0.f, top = bound;
+      const bool live = x.row + r * BESIDE < b.rows;
+      if (p.norm) {
+        // Means and sums of squares of the slices merge into the row's, by their distance
+        // from the first mean.
+        const float2 of = live && other < b.split ? from[r * BESIDE] : make_float2(0.f, 0.f);
+        const float base = live ? from[r * BESIDE - other * ROWS].x : 0.f, d = of.x - base, sum = ofRow<MOST>(count * d, plus);
+        const float squares = ofRow<MOST>(of.y + count * d * d, plus);
+        mean = base + sum * whole, f = rsqrtf(fmaxf(squares - sum * (sum * whole), 0.f) * whole + p.eps);
+      } else if constexpr (Math::narrow) {
+        x.each(r, [&](int, float4 v, bool) { top = fmaxf(top, largest(v)); });
         top = ofRow(top, larger);
       }
-      clusterWait();
+      const int exponent = Math::narrow ? exponentOf(top) : 0;
+      if (b.lane % LANES == 0) b.factors[x.row + r * BESIDE] = powerOf(exponent);
+      if (p.norm) {
+        x.pack(r, powerOf(-exponent), [&](int i, float4 v, bool there) {
+          if (!there) return v;
+          const float4 g = gamma[i * LANES], b = beta[i * LANES];
+          return make_float4((v.x - mean) * f * g.x + b.x, (v.y - mean) * f * g.y + b.y, (v.z - mean) * f * g.z + b.z, (v.w - mean) * f * g.w + b.w);
+        });
+      } else {
+        x.pack(r, powerOf(-exponent), [&](int, float4 v, bool) { return v; });
+      }
     }
-    const int exponent = Math::narrow ? exponentOf(top) : 0;
-    if (b.lane % LANES == 0) b.factors[x.row] = powerOf(exponent);
-    if (p.norm) {
-      x.pack(powerOf(-exponent), [&](int i, float4 v, bool there) {
-        if (!there) return v;
-        const float4 g = gamma[i * LANES], b = beta[i * LANES];
-        return make_float4((v.x - mean) * f * g.x + b.x, (v.y - mean) * f * g.y + b.y, (v.z - mean) * f * g.z + b.z, (v.w - mean) * f * g.w + b.w);
-      });
-    } else {
-      x.pack(powerOf(-exponent), [&](int, float4 v, bool) { return v; });
-    }
+    if (!p.norm) clusterWait();
   }
 
   // The products of a stage's column block, which is one of x's too.
@@ -513,13 +538,14 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       const int c = (begin + b.lane) / ROWS * 4; // of the block's part of the tile
       const int out = p.out[part], n = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE + b.unit() * 8 + c;
       even = out % 4 == 0;
-      there = c < b.units() * 8 && m < p.rows ? min(out - n, 4) : 0;
+      there = c < b.units() * 8 && m < b.rows ? min(out - n, 4) : 0;
       from = partials + (there > 0 ? c / 8 * UNIT + c % 8 : 0);
-      to = p.y[part] + (long long)m * out + n, kept = nullptr;
+      const long long place = (long long)(b.row + m) * out + n;
+      to = p.y[part] + place, kept = nullptr;
       bias = residual = make_float4(0.f, 0.f, 0.f, 0.f);
       if (there <= 0) return;
       if (p.b[part] != nullptr) bias = load4(p.b[part] + n, there, even);
-      if (p.residual != nullptr) residual = load4(p.residual + (long long)m * out + n, there, even);
+      if (p.residual != nullptr) residual = load4(p.residual + place, there, even);
       if (slot < 0 || keep.cache[part] == nullptr) return;
       const int head = n / keep.dim;
       kept = (typename Keys::Element*)keep.cache[part] + (slot + (long long)head * keep.headRows) * keep.dim + n - head * keep.dim;
@@ -550,12 +576,12 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   // Adds up what the cluster's blocks have sent of the rows that are this block's, of
   // the tiles of one group: how long y is on its way to memory holds up nothing else.
   __device__ static __forceinline__ void runEpilogue(const LinearParams& p, const SkinnyAppend& keep, const Block& b) {
-    const int fours = ROWS * b.units() * 2, group = b.warp - SKINNY_WARPS - 1;
-    const int m = rowAt(b.lane % ROWS);
-    const int slot = keep.slots != nullptr && m < p.rows ? keep.slots[m] : -1;
-    const float* const partials = b.place(group) + b.lane % ROWS * 8;
+    const int fours = ROWS * b.units() * 2, warp = b.warp - SKINNY_WARPS - 1, group = warp & 1;
+    const int begin = warp / 2 * 32, at = (begin + b.lane) % ROWS, m = rowAt(at); // a group's warps have 32 of the fours in turn
+    const int slot = keep.slots != nullptr && m < b.rows ? keep.slots[b.row + m] : -1;
+    const float* const partials = b.place(group) + at * 8;
     const u32 there = b.there + group * 8, others = (b.split - 1) * b.units() * UNIT * 4; // bytes of the others' parts
-    Piece next{b.finishes(group) ? b.first + group * b.step : b.tiles, 0, 0};
+    Piece next{b.finishes(group) ? b.first + group * b.step : b.tiles, 0, begin};
     u32 parity = 0;
     if (next.tile < b.tiles) {
       next.fetch(p, keep, b, partials, m, slot);
@@ -565,10 +591,10 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
 #pragma unroll 1
     while (next.tile < b.tiles) {
       const Piece now = next;
-      if ((next.begin += 32) >= fours) next.begin = 0, next.tile += 2 * b.step;
+      if ((next.begin += 32 * EPILOGUES) >= fours) next.begin = begin, next.tile += 2 * b.step;
       if (next.tile < b.tiles) next.fetch(p, keep, b, partials, m, slot);
-      if (now.begin == 0) {
-        if (b.lane == 0) barrierExpect(there, others);
+      if (now.begin == begin) {
+        if (begin == 0 && b.lane == 0) barrierExpect(there, others);
         __syncwarp();
         barrierWait(there, parity);
         parity ^= 1;
@@ -581,7 +607,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       // place, and who would be told may be gone.
       fenceAsync();
       __syncwarp();
-      if (next.begin == 0 && now.tile + 2 * b.step < b.tiles && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
+      if (next.begin == begin && now.tile + 2 * b.step < b.tiles && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
       if (now.there <= 0) continue;
       const float4 &a = now.bias, &r = now.residual;
       const float4 u = make_float4(finished(p, v.x, a.x, r.x), finished(p, v.y, a.y, r.y), finished(p, v.z, a.z, r.z), finished(p, v.w, a.w, r.w));

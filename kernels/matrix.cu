@@ -18,7 +18,7 @@
 #endif
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define BATCH(name, T, KEYS, ROWS, FEW, BLOCKS) \
-  extern "C" __global__ void __launch_bounds__(SKINNY_THREADS, BLOCKS) name(const __grid_constant__ SkinnyParams p) { SkinnyGemm<T, KEYS, ROWS, FEW>::run(p); }
+  extern "C" __global__ void __launch_bounds__(skinnyThreads(ROWS), BLOCKS) name(const __grid_constant__ SkinnyParams p) { SkinnyGemm<T, KEYS, ROWS, FEW>::run(p); }
 #else // there matrix_ and linear_<element> take these rows
 #define BATCH(name, T, KEYS, ROWS, FEW, BLOCKS) extern "C" __global__ void name(const __grid_constant__ SkinnyParams p) {}
 #endif
@@ -37,7 +37,15 @@ BATCH(batch_f16_8, AsF16, Float16, 8, 8, 2)
 BATCH(batch_f16_8_wide, AsF16, Float16, 8, 16, 1)
 BATCH(batch_f16_16, AsF16, Float16, 16, 8, 2)
 BATCH(batch_f16_16_wide, AsF16, Float16, 16, 16, 1)
+BATCH(batch_f16_32, AsF16, Float16, 32, 4, 2)
+BATCH(batch_f16_32_wide, AsF16, Float16, 32, 8, 1)
+BATCH(batch_f16_64, AsF16, Float16, 64, 4, 1)
+BATCH(batch_f16_64_wide, AsF16, Float16, 64, 1, 1)
 BATCH(batch_bf16_8, AsBF16, BFloat16, 8, 8, 2)
 BATCH(batch_bf16_8_wide, AsBF16, BFloat16, 8, 16, 1)
 BATCH(batch_bf16_16, AsBF16, BFloat16, 16, 8, 2)
 BATCH(batch_bf16_16_wide, AsBF16, BFloat16, 16, 16, 1)
+BATCH(batch_bf16_32, AsBF16, BFloat16, 32, 4, 2)
+BATCH(batch_bf16_32_wide, AsBF16, BFloat16, 32, 8, 1)
+BATCH(batch_bf16_64, AsBF16, BFloat16, 64, 4, 1)
+BATCH(batch_bf16_64_wide, AsBF16, BFloat16, 64, 1, 1)

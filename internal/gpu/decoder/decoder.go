@@ -30,6 +30,8 @@ type Engine struct {
 	skinny [attn.DTypes]*skinnyKernels // the same
 	splits []int                       // blocks that a cluster of these may have; tests leave some out
 
+	leftOut []int // of skinnyRows, in tests
+
 	persistent []persistentTile // tiles that launches of these may have, the same
 
 	leastPairs int     // as the constant; tests have others

@@ -138,8 +138,9 @@ func TestMatrixLaunches(t *testing.T) {
 	const matrixWidth = gemmTile + 4 // floats between rows of a tile's sums
 	rng := rand.New(rand.NewPCG(3, 4))
 	persistent, clusters := 0, 0
+	d.leftOut = []int{32, 64}
 	for range 200 {
-		rows, in := skinnyRows[len(skinnyRows)-1]+1+rng.IntN(300), 8*(1+rng.IntN(300))
+		rows, in := 17+rng.IntN(400), 8*(1+rng.IntN(300))
 		o, memory := m.someLinear(t, rng, rows, in)
 		o.RoundX = rng.IntN(2) == 0
 		wantError(t, "no scratch", d.Linear(m.Stream, &o), attn.ErrShape, "the scratch has no buffer")
@@ -301,7 +302,10 @@ func TestBatchLaunches(t *testing.T) {
 	m, lib, d := fakeDecoder(t, 90, 132, most)
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
-		rows, in := leastSkinny+rng.IntN(skinnyRows[len(skinnyRows)-1]-leastSkinny+1), 8*(1+rng.IntN(testgpu.Pick(rng, 30, 300, 2200)))
+		rows, in := leastSkinny+rng.IntN(testgpu.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1), 8*(1+rng.IntN(testgpu.Pick(rng, 30, 300, 2200)))
+		if rows > 16 { // slices of wider ones need not fit
+			in = min(in, 8192)
+		}
 		o, memory := m.someLinear(t, rng, rows, in)
 		tiles := o.tilesOf(skinnyTile)
 		if scratch, err := d.Scratch(&o); scratch != 0 || err != nil {
@@ -319,19 +323,24 @@ func TestBatchLaunches(t *testing.T) {
 			t.Fatal(err)
 		}
 		split, clusters := int(p.split), l.Blocks/int(p.split)
+		below := attn.Ceil(rows, each)
 		blocks, mine := attn.Ceil(attn.Ceil(in, skinnyBlock), split), 2*skinnyTile*each
+		partials := mine
+		if each > 16 && split > 8 {
+			partials /= 2
+		}
 		if o.Norm != nil {
 			mine = max(mine, 32*each+2*blocks*skinnyBlock)
 		}
-		needs := skinnyFixed + int(p.stages)*skinnyStage + blocks*each*256 + 4*(2*skinnyTile*each+mine)
-		little := attn.Ceil(tiles*split, 132)*blocks*skinnyStage/2 <= skinnyLittle
+		needs := skinnyFixed + int(p.stages)*skinnyStage + blocks*each*256 + 4*(partials+mine)
+		little := attn.Ceil(below*tiles*split, 132)*blocks*skinnyStage/2 <= skinnyLittle
 		switch {
-		case each < rows || each > 2*rows && each > skinnyRows[0],
+		case below > 1 && each < 32 || below > mostBeside || clusters%below != 0 || each > 2*rows && each > skinnyRows[0].rows,
 			split < 2 || split > mostSkinnySplit || split&(split-1) != 0 || l.Blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
-			clusters < 1 || clusters > tiles || l.Blocks > 132,
-			p.stages < 3 || l.Threads != skinnyThreads || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
+			clusters < 1 || clusters > tiles*below || l.Blocks > 132,
+			p.stages < 3 || l.Threads != 9*32+64*max(1, each/16) || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
 			p.linearParams.x != o.X.Address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
-			wide != (blocks*16*each > 8*256),
+			wide != (blocks > map[int]int{8: 16, 16: 8, 32: 4, 64: 4}[each]),
 			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, p.linearParams, l)
 		}
@@ -353,10 +362,12 @@ func TestBatchLaunches(t *testing.T) {
 		}
 	}
 
-	// Rows too wide for a slice of them in shared memory are a matrix.
-	o := Linear{Rows: 16, In: 1 << 16, Parts: []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 64}}}
-	if _, ok, err := d.configureSkinny(&o); ok || err != nil || !d.isGEMM(&o) {
-		t.Errorf("16 rows of %d: %v, %v", o.In, ok, err)
+	// Rows too wide for a slice of them in shared memory are a matrix, and so are too many.
+	for _, o := range []Linear{{Rows: 16, In: 1 << 16}, {Rows: 64, In: 1 << 15}, {Rows: 65, In: 1 << 14}, {Rows: mostSkinny + 1, In: 64}} {
+		o.Parts = []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 64}}
+		if _, ok, err := d.configureSkinny(&o); ok || err != nil || !d.isGEMM(&o) {
+			t.Errorf("%d rows of %d: %v, %v", o.Rows, o.In, ok, err)
+		}
 	}
 }
 
@@ -375,8 +386,8 @@ func TestBatchCost(t *testing.T) {
 	} {
 		best, least := 0, 0.0
 		for i, split := range skinnySplits {
-			l := skinnyLaunch{kind: 0, split: split}
-			if c.rows > skinnyRows[0] {
+			l := skinnyLaunch{kind: 0, split: split, below: 1}
+			if c.rows > skinnyRows[0].rows {
 				l.kind = 1
 			}
 			tiles := c.out / skinnyTile

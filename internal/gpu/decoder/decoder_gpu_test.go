@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -117,7 +118,7 @@ func TestGPULinearManyRows(t *testing.T) {
 // someRows are of all kinds of launches; manyRows of those that are persistent, where the GPU
 // has any: about a tile's end, and so many that a second group of tiles begins.
 var (
-	someRows = []int{1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 33, 64, 65, 150}
+	someRows = []int{1, 1, 2, 3, 4, 5, 8, 9, 13, 16, 17, 31, 32, 33, 48, 64, 65, 100, 128, 150}
 	manyRows = []int{129, 150, 255, 256, 257, 300}
 )
 
@@ -127,10 +128,10 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	defer func(splits []int, persistent []persistentTile, slower float64) {
-		d.splits, d.persistent, d.slower = splits, persistent, slower
+		d.leftOut, d.splits, d.persistent, d.slower = nil, splits, persistent, slower
 	}(d.splits, d.persistent, d.slower)
 	for i := range cases {
-		d.splits = skinnySplits[:]
+		d.splits, d.leftOut = skinnySplits[:], testgpu.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
 		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
 			d.splits = skinnySplits[one:][:1]
 		}
@@ -141,7 +142,7 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 		w := types[i%3]
 		rows := testgpu.Pick(rng, someRows...)
 		in := min(8*testgpu.Pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
-		if rows > 40 {
+		if rows > 64 {
 			in = min(in, 1000)
 		}
 		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(3)), RoundX: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
@@ -197,6 +198,9 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 		}
 		noError(t, d.Linear(m.Stream, &o))
 		m.Settle(t)
+		if i%3 == 0 {
+			testLinearRepeats(t, m, d, &o)
+		}
 		_, batch, err := d.configureSkinny(&o)
 		noError(t, err)
 		matrix := d.isGEMM(&o) && !batch
@@ -246,6 +250,24 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 		}
 		for i := range memory {
 			noError(t, memory[i].Buffer.Close())
+		}
+	}
+}
+
+// testLinearRepeats runs a layer that has run again, over NaNs: the bits are the same.
+func testLinearRepeats(t *testing.T, m *machine, d *Engine, o *Linear) {
+	t.Helper()
+	var before [][]byte
+	for i := range o.Parts {
+		y := &o.Parts[i].Y
+		before = append(before, testgpu.Read(t, y))
+		noError(t, y.Buffer.Set(0, 0xff, y.Buffer.Len()))
+	}
+	noError(t, d.Linear(m.Stream, o))
+	m.Settle(t)
+	for i := range o.Parts {
+		if !bytes.Equal(testgpu.Read(t, &o.Parts[i].Y), before[i]) {
+			t.Fatalf("%d rows of %d, part %d: other bits the second time", o.Rows, o.In, i)
 		}
 	}
 }

@@ -38,6 +38,7 @@ func TestEmulatedLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
 	testLinear(t, m, d, 60, 264, 200, someRows...)
 	testLinear(t, m, d, 12, 3072, 40, someRows...) // slices of x that are wide ones, and ones that registers cannot hold
+	testLinear(t, m, d, 24, 520, 200, 17, 32, 33, 64, 65, 128)
 }
 
 // Blocks have several tiles each, and rings go round.

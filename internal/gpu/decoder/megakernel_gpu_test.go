@@ -471,7 +471,7 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 		}
 		kvHeads := testgpu.Pick(rng, 1, 2, 4, 12)
 		sh := stackShape{
-			rows: leastSkinny + rng.IntN(skinnyRows[len(skinnyRows)-1]-leastSkinny+1), blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
+			rows: leastSkinny + rng.IntN(testgpu.Pick(rng, 16, mostSkinny)-leastSkinny+1), blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
 			inner: min(8*testgpu.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
 			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
 		}
@@ -593,13 +593,16 @@ func BenchmarkGPUMegakernel(b *testing.B) {
 		for _, c := range []struct {
 			rows, keys int
 			behind     string
-		}{{1, 1024, ""}, {1, 8192, "behind8192"}, {1, 32768, "behind32768"}, {2, 1024, ""}, {4, 1024, ""}, {8, 1024, ""}, {16, 1024, ""}, {32, 1024, ""}, {64, 1024, ""}} {
+		}{{1, 1024, ""}, {1, 8192, "behind8192"}, {1, 32768, "behind32768"}, {2, 1024, ""}, {4, 1024, ""}, {8, 1024, ""}, {16, 1024, ""}, {32, 1024, ""}, {64, 1024, ""}, {128, 1024, ""}} {
 			rows := c.rows
 			sh := stackShape{rows: rows, blocks: s.blocks, heads: s.heads, kvHeads: s.heads, dim: s.dim, inner: s.inner, vocabulary: 50272, pageTokens: 64, kv: attn.Float16}
 			for range rows {
 				sh.keys = append(sh.keys, c.keys)
 			}
 			b.Run(fmt.Sprintf("%s/rows%d%s", s.name, rows, c.behind), func(b *testing.B) {
+				if int64(rows)*int64(c.keys)*int64(s.blocks*s.heads*s.dim*4) > m.Dev.Info().MemoryBytes*2/3 {
+					b.Skip("too many keys for the GPU's memory")
+				}
 				st := newStack(b, m, d, nil, sh)
 				defer st.close(b)
 				type way struct {
@@ -619,7 +622,7 @@ func BenchmarkGPUMegakernel(b *testing.B) {
 					defer c.Close()
 					ways = append(ways, way{name: "chain", g: megakernel})
 				} else {
-					if rows <= skinnyRows[len(skinnyRows)-1] {
+					if rows <= mostSkinny {
 						add("projected", func() error { return st.projected(b) })
 					}
 					add("linears", func() error { return st.launchesOf(true, false) })

@@ -2,34 +2,42 @@ package decoder
 
 import (
 	"fmt"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Skinny GEMMs: linear layers of the rows of a batch, up to 16, by clusters whose thread blocks
+// Skinny GEMMs: linear layers of the rows of a batch, up to 128, by clusters whose thread blocks
 // share the columns of x.
 
 // Constants of the kernels (kernels/gemm_skinny.cuh).
 const (
-	skinnyThreads = 11 * 32
-	skinnyTile    = 64                   // rows of W
-	skinnyBlock   = 64                   // columns of a column block
-	skinnyStage   = 2 * skinnyTile * 128 // bytes of a stage of the ring: two column blocks of a tile
-	skinnyX       = 2 * 128              // bytes of a column block of x, a row
-	skinnyFixed   = 1024                 // bytes of what lies before the ring: barriers, and some floats for each row
-	skinnyFew     = 8 * 8 * 32           // fours of x that a block keeps in registers, if it is not a wide one
+	skinnyTile  = 64                   // rows of W
+	skinnyBlock = 64                   // columns of a column block
+	skinnyStage = 2 * skinnyTile * 128 // bytes of a stage of the ring: two column blocks of a tile
+	skinnyX     = 2 * 128              // bytes of a column block of x, a row
+	skinnyFixed = 1024                 // bytes of what lies before the ring: barriers, and some floats for each row
 )
 
 // groupCapability is what kernels are for that have products of warp groups: these, and
 // those of persistent.go. Later GPUs have the same rows as a GEMM, or as few.
 const groupCapability = 90
 
-// skinnyRows are how many rows of x there are kernels for; of fewer than leastSkinny a GEMV is faster.
-var skinnyRows = [...]int{8, 16}
+// skinnyRows are how many rows of x there are kernels for, how many column blocks of these a
+// block's lanes keep in registers if it is not a wide one, and its epilogue warps.
+var skinnyRows = [...]struct{ rows, few, epilogues int }{{8, 16, 2}, {16, 8, 2}, {32, 4, 4}, {64, 4, 8}}
 
-const leastSkinny = 3
+// Of fewer rows than leastSkinny a GEMV is faster.
+const (
+	leastSkinny = 3
+	mostSkinny  = 128
+)
+
+// skinnyThreads are those of a block: eight warps that multiply, one that copies, and those
+// that finish.
+func skinnyThreads(kind int) int { return (9 + skinnyRows[kind].epilogues) * 32 }
 
 const (
 	// Stages of the ring, as many as there is room for. A block beside another one's has 6 at most.
@@ -43,8 +51,14 @@ const (
 	// more than 8, for which so many multiprocessors have to be free. The numbers are those
 	// that choose best for 60 layers of OPT-125m to 6.7b in steps of 4, 8 and 16 rows.
 	skinnyOperands = 2.2
+	skinnyMore     = 0.4 // for each eight rows behind the first 16
 	skinnyMeeting  = 8
 	skinnyLarge    = 26
+
+	// Of the rows of two clusters side by side each weight is read twice, the second time
+	// from the L2 cache: how long that takes for each of them.
+	skinnyBeside = 0.6
+	mostBeside   = 2
 
 	// A block that reads no more than this leaves room for one of the next launch, where
 	// it can.
@@ -61,9 +75,9 @@ type skinnyKernels [len(skinnyRows)][2]*cuda.Function
 // loadSkinny loads the kernels of a type from the module of GEMMs.
 func (d *Engine) loadSkinny(m *cuda.Module, element attn.DType) error {
 	var k skinnyKernels
-	for i, rows := range skinnyRows {
+	for i := range skinnyRows {
 		for wide, suffix := range [...]string{"", "_wide"} {
-			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("batch_%s_%d%s", gpu.Name(element), rows, suffix))
+			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("batch_%s_%d%s", gpu.Name(element), skinnyRows[i].rows, suffix))
 			if err != nil {
 				return err
 			}
@@ -82,6 +96,7 @@ type skinnyLaunch struct {
 	kind            int // an index of skinnyRows
 	wide            int // 1: a block's slice of x is
 	split, clusters int
+	below           int // clusters that share the rows out
 	stages, shared  int
 }
 
@@ -89,46 +104,64 @@ type skinnyLaunch struct {
 // how many thread blocks a cluster has is chosen by what the busiest block does.
 func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err error) {
 	element := o.Parts[0].W.DType
-	if !gpu.Known(element) || d.skinny[element] == nil || o.Rows < leastSkinny || o.Rows > skinnyRows[len(skinnyRows)-1] {
+	if !gpu.Known(element) || d.skinny[element] == nil || o.Rows < leastSkinny || o.Rows > mostSkinny {
 		return best, false, nil
 	}
-	kind := 0
-	for skinnyRows[kind] < o.Rows {
-		kind++
-	}
-	all, tiles, least := attn.Ceil(o.In, skinnyBlock), o.tilesOf(skinnyTile), 0.0
-	for _, split := range d.splits {
-		l := skinnyLaunch{kind: kind, split: split}
-		blocks := attn.Ceil(all, split)
-		if blocks*skinnyBlock/4*skinnyRows[kind] > skinnyFew {
-			l.wide = 1
-		}
-		reads := attn.Ceil(tiles*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
-		if l.shared, l.stages = d.skinnyShared(skinnyRows[kind], blocks, o.Norm != nil, reads); l.stages == 0 {
+	least := 0.0
+	for kind := range skinnyRows {
+		below := attn.Ceil(o.Rows, skinnyRows[kind].rows)
+		if below > 1 && skinnyRows[kind].epilogues == 2 || below > mostBeside || slices.Contains(d.leftOut, skinnyRows[kind].rows) {
 			continue
 		}
-		n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.skinny[element][kind][l.wide], clusterGrid(1, split, skinnyThreads, l.shared, true))
-		if err != nil {
-			return best, false, err
+		if kind > 0 && o.Rows <= skinnyRows[kind-1].rows {
+			break
 		}
-		if l.clusters = min(n, tiles); l.clusters == 0 {
-			continue
-		}
-		cost := l.cost(tiles, blocks)
-		if !ok || cost < least {
-			best, least, ok = l, cost, true
+		for _, split := range d.splits {
+			l, err := d.configureClusters(o, kind, below, split)
+			if err != nil {
+				return best, false, err
+			}
+			if l.clusters == 0 {
+				continue
+			}
+			if cost := l.cost(o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)); !ok || cost < least {
+				best, least, ok = l, cost, true
+			}
 		}
 	}
 	return best, ok, nil
+}
+
+// configureClusters is configureSkinny for clusters of so many thread blocks, of which so many
+// share the rows out. Without clusters: there is too little shared memory.
+func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyLaunch, err error) {
+	element, tiles, blocks := o.Parts[0].W.DType, o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)
+	l = skinnyLaunch{kind: kind, split: split, below: below}
+	if blocks > skinnyRows[kind].few {
+		l.wide = 1
+	}
+	reads := attn.Ceil(below*tiles*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
+	if l.shared, l.stages = d.skinnyShared(skinnyRows[kind].rows, split, blocks, o.Norm != nil, reads); l.stages == 0 {
+		return l, nil
+	}
+	n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.skinny[element][kind][l.wide], clusterGrid(1, split, skinnyThreads(kind), l.shared, true))
+	l.clusters = min(n/below, tiles) * below
+	return l, err
 }
 
 // cost is what a launch of so many tiles takes, whose blocks have so many column blocks of
 // each: in the mean of all clusters, since one that is done early makes room for the next
 // launch.
 func (l *skinnyLaunch) cost(tiles, blocks int) float64 {
-	each, more := tiles/l.clusters, tiles%l.clusters
+	clusters := l.clusters / l.below
+	each, more := tiles/clusters, tiles%clusters
 	of := func(tiles int) int { return tiles*blocks + attn.Ceil(tiles, 2)*max(skinnyMeeting-blocks, 0) }
-	cost := float64(of(each)*(l.clusters-more)+of(each+1)*more)/float64(l.clusters) + float64(blocks*skinnyRows[l.kind]/8)*skinnyOperands
+	cost := float64(of(each)*(clusters-more)+of(each+1)*more) / float64(clusters)
+	if l.below > 1 {
+		cost *= skinnyBeside
+	}
+	eights := float64(skinnyRows[l.kind].rows / 8)
+	cost += float64(blocks) * (min(eights, 2)*skinnyOperands + max(eights-2, 0)*skinnyMore)
 	if l.split > mostSplit {
 		cost += skinnyLarge
 	}
@@ -141,13 +174,16 @@ func (l *skinnyLaunch) cost(tiles, blocks int) float64 {
 // first ones that are free, two blocks on each, and the others have nothing to do. Not so
 // where there is little to read: then what counts is that the next launch's blocks have
 // begun.
-func (d *Engine) skinnyShared(rows, blocks int, norm bool, reads int) (shared, stages int) {
-	const partials = 2 * skinnyTile // floats a row of x, in two places
-	mine := partials * rows
+func (d *Engine) skinnyShared(rows, split, blocks int, norm bool, reads int) (shared, stages int) {
+	mine := 2 * skinnyTile * rows // floats, of two tiles
+	partials := mine
+	if rows > skinnyRows[1].rows && split > skinnyTile/8 { // a block finishes one group's tiles
+		partials /= 2
+	}
 	if norm { // before there are partials: its moments, and gamma and beta
 		mine = max(mine, 2*mostSkinnySplit*rows+2*blocks*skinnyBlock)
 	}
-	rest := skinnyFixed + blocks*rows*skinnyX + 4*(partials*rows+mine)
+	rest := skinnyFixed + blocks*rows*skinnyX + 4*(partials+mine)
 	if n := (sharedBeside - rest) / skinnyStage; reads <= skinnyLittle && n >= leastSkinnyStages {
 		stages = min(n, someSkinnyStages)
 		return rest + stages*skinnyStage, stages
@@ -184,7 +220,7 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep ski
 	defer d.mu.Unlock()
 	p := skinnyParams{linearParams: linearParams{x: o.X.Address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
 	var err error
-	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyRows[l.kind]); err != nil {
+	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyRows[l.kind].rows); err != nil {
 		return err
 	}
 	// Two column blocks side by side in a box come 5% faster than by a box each.
@@ -199,5 +235,5 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep ski
 	d.hold(o.X)
 	d.hold(cache...)
 	f := d.skinny[o.Parts[0].W.DType][l.kind][l.wide]
-	return f.Launch(s, clusterGrid(l.clusters, l.split, skinnyThreads, l.shared, true), &d.args)
+	return f.Launch(s, clusterGrid(l.clusters, l.split, skinnyThreads(l.kind), l.shared, true), &d.args)
 }
