@@ -118,7 +118,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     b.ring = b.full + SKINNY_FIXED;
     b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE;
     b.partials = (float*)(b.x + b.most * X);
-    b.mine = b.partials + (MANY_ROWS && b.split > UNITS ? 1 : 2) * PARTIALS; // there is a place for each group that the block finishes
+    b.mine = b.partials + 2 * PARTIALS;
     b.moments = b.mine; // of each block of the cluster: mean and sum of squares of each row
     b.affine = b.moments + MOMENTS;
     // The producer makes all barriers: only who sends to other blocks waits until

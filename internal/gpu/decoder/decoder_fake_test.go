@@ -325,20 +325,16 @@ func TestBatchLaunches(t *testing.T) {
 		split, clusters := int(p.split), l.Blocks/int(p.split)
 		below := attn.Ceil(rows, each)
 		blocks, mine := attn.Ceil(attn.Ceil(in, skinnyBlock), split), 2*skinnyTile*each
-		partials := mine
-		if each > 16 && split > 8 {
-			partials /= 2
-		}
 		if o.Norm != nil {
 			mine = max(mine, 32*each+2*blocks*skinnyBlock)
 		}
-		needs := skinnyFixed + int(p.stages)*skinnyStage + blocks*each*256 + 4*(partials+mine)
+		needs := skinnyFixed + int(p.stages)*skinnyStage + blocks*each*256 + 4*(2*skinnyTile*each+mine)
 		little := attn.Ceil(below*tiles*split, 132)*blocks*skinnyStage/2 <= skinnyLittle
 		switch {
 		case below > 1 && each < 32 || below > mostBeside || clusters%below != 0 || each > 2*rows && each > skinnyRows[0].rows,
 			split < 2 || split > mostSkinnySplit || split&(split-1) != 0 || l.Blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
 			clusters < 1 || clusters > tiles*below || l.Blocks > 132,
-			p.stages < 3 || l.Threads != 9*32+64*max(1, each/16) || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
+			p.stages < 2 || p.stages < 3 && each <= 16 || l.Threads != 9*32+64*max(1, each/16) || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
 			p.linearParams.x != o.X.Address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
 			wide != (blocks > map[int]int{8: 16, 16: 8, 32: 4, 64: 4}[each]),
 			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
@@ -386,7 +382,7 @@ func TestBatchCost(t *testing.T) {
 	} {
 		best, least := 0, 0.0
 		for i, split := range skinnySplits {
-			l := skinnyLaunch{kind: 0, split: split, below: 1}
+			l := skinnyLaunch{kind: 0, split: split, below: 1, stages: mostSkinnyStages}
 			if c.rows > skinnyRows[0].rows {
 				l.kind = 1
 			}

@@ -64,7 +64,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr bool MANY_ROWS = ROWS > 16;",
 			"b.first = cluster / below, b.step = clusters / below, b.tiles = tiles; b.row = MANY_ROWS ? cluster % below * ROWS : 0,",
 			"return most * (BLOCK / 4) <= FEW * LANES;",
-			"b.ring = b.full + SKINNY_FIXED; b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + (MANY_ROWS && b.split > UNITS ? 1 : 2) * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS;",
+			"b.ring = b.full + SKINNY_FIXED; b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS;",
 		},
 		"matrix.cu": {
 			"BATCH(batch_f16_8, AsF16, Float16, 8, 8, 2) BATCH(batch_f16_8_wide, AsF16, Float16, 8, 16, 1) BATCH(batch_f16_16, AsF16, Float16, 16, 8, 2) BATCH(batch_f16_16_wide, AsF16, Float16, 16, 16, 1)",

@@ -58,6 +58,7 @@ const (
 	// Of the rows of two clusters side by side each weight is read twice, the second time
 	// from the L2 cache: how long that takes for each of them.
 	skinnyBeside = 0.6
+	skinnyShort  = 1.3 // the same of a ring that is short of leastSkinnyStages
 	mostBeside   = 2
 
 	// A block that reads no more than this leaves room for one of the next launch, where
@@ -141,7 +142,7 @@ func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyL
 		l.wide = 1
 	}
 	reads := attn.Ceil(below*tiles*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
-	if l.shared, l.stages = d.skinnyShared(skinnyRows[kind].rows, split, blocks, o.Norm != nil, reads); l.stages == 0 {
+	if l.shared, l.stages = d.skinnyShared(skinnyRows[kind].rows, blocks, o.Norm != nil, reads); l.stages == 0 {
 		return l, nil
 	}
 	n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.skinny[element][kind][l.wide], clusterGrid(1, split, skinnyThreads(kind), l.shared, true))
@@ -160,6 +161,9 @@ func (l *skinnyLaunch) cost(tiles, blocks int) float64 {
 	if l.below > 1 {
 		cost *= skinnyBeside
 	}
+	if l.stages < leastSkinnyStages {
+		cost *= skinnyShort
+	}
 	eights := float64(skinnyRows[l.kind].rows / 8)
 	cost += float64(blocks) * (min(eights, 2)*skinnyOperands + max(eights-2, 0)*skinnyMore)
 	if l.split > mostSplit {
@@ -174,22 +178,22 @@ func (l *skinnyLaunch) cost(tiles, blocks int) float64 {
 // first ones that are free, two blocks on each, and the others have nothing to do. Not so
 // where there is little to read: then what counts is that the next launch's blocks have
 // begun.
-func (d *Engine) skinnyShared(rows, split, blocks int, norm bool, reads int) (shared, stages int) {
-	mine := 2 * skinnyTile * rows // floats, of two tiles
-	partials := mine
-	if rows > skinnyRows[1].rows && split > skinnyTile/8 { // a block finishes one group's tiles
-		partials /= 2
+func (d *Engine) skinnyShared(rows, blocks int, norm bool, reads int) (shared, stages int) {
+	const partials = 2 * skinnyTile // floats a row of x, in two places
+	mine, least := partials*rows, leastSkinnyStages
+	if rows > skinnyRows[1].rows {
+		least--
 	}
 	if norm { // before there are partials: its moments, and gamma and beta
 		mine = max(mine, 2*mostSkinnySplit*rows+2*blocks*skinnyBlock)
 	}
-	rest := skinnyFixed + blocks*rows*skinnyX + 4*(partials+mine)
+	rest := skinnyFixed + blocks*rows*skinnyX + 4*(partials*rows+mine)
 	if n := (sharedBeside - rest) / skinnyStage; reads <= skinnyLittle && n >= leastSkinnyStages {
 		stages = min(n, someSkinnyStages)
 		return rest + stages*skinnyStage, stages
 	}
 	stages = min((d.info.SharedPerBlockMost-rest)/skinnyStage, mostSkinnyStages)
-	if stages < leastSkinnyStages {
+	if stages < least {
 		return 0, 0
 	}
 	return max(rest+stages*skinnyStage, min(sharedBeside+1024, d.info.SharedPerBlockMost)), stages
