@@ -9,9 +9,10 @@
 // operand. Where slices are short its lanes bring x and keep it in registers until then,
 // else the copy engine brings it to where the operands will be. Two warp groups multiply,
 // each every second tile. Their sums go into the shared memory of the block that finishes
-// the rows of W (of a cluster's blocks each has its part of a tile), where a warp adds
-// them up in the order of the blocks while the others are at the next tile: bits do not
-// vary from run to run, and nobody meets.
+// the rows of W (of a cluster's blocks each has its part of a tile), where a warp for each
+// 16 rows of x adds them up in the order of the blocks while the others are at the next
+// tile: bits do not vary from run to run, and nobody meets. Of more rows of x than a cluster
+// takes another one has the rest, with the same tiles at the same time.
 #pragma once
 #include "gemm_tiled.cuh"
 

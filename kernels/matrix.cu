@@ -1,7 +1,7 @@
 // Entry points of linear layers of many rows: matrix_operands_<element>, and
 // matrix_<element>_<rows of x that a thread block has>; and of a batch's rows:
 // batch_<element>_<rows>, and with _wide where a block's slice of x is so wide that it has a
-// multiprocessor for itself, and the registers.
+// multiprocessor for itself, and the registers. There may be twice as many rows as 32 or 64.
 //
 // Needed by: prompts, and steps of three sequences and more: their products have other tiles than a GEMV.
 #include "gemm_skinny.cuh"

@@ -466,12 +466,13 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 	defer func(all []int) { d.splits = all }(d.splits)
 	for i := range cases {
 		d.splits = skinnySplits[:]
-		if i%3 == 2 { // that of the widest x
-			d.splits = skinnySplits[len(skinnySplits)-1:]
+		rows := leastSkinny + rng.IntN(testgpu.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1)
+		if i%3 == 2 { // that of the widest x; there may be one such cluster
+			d.splits, rows = skinnySplits[len(skinnySplits)-1:], min(rows, mostSkinny/mostBeside)
 		}
 		kvHeads := testgpu.Pick(rng, 1, 2, 4, 12)
 		sh := stackShape{
-			rows: leastSkinny + rng.IntN(testgpu.Pick(rng, 16, mostSkinny)-leastSkinny+1), blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
+			rows: rows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
 			inner: min(8*testgpu.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
 			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
 		}
