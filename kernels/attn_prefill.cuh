@@ -56,9 +56,9 @@ struct PrefillParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// T is the Format of keys and values. Queries and outputs are of any type: rounded to its
-// operands' type, or, PRECISE, in two parts of these.
-template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false> struct Prefill { // KEYS: of a step
+// T is the Format of keys and values. Queries and outputs are of its operands' type, or, ANY,
+// of any: rounded to that, or, PRECISE, in two parts of it.
+template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE> struct Prefill { // KEYS: of a step
   using Store = typename T::Store;
   using Math = typename T::Math;
   using Operand = typename Math::Operand;
@@ -128,7 +128,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
-      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); });
+      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); });
     }
   }
 
@@ -196,8 +196,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
         const bool there = row < t.rows; // else zeros
         const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
         const u32 at = to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
-        if (p.queryType == Operand::type) copy16(at, (const u16*)p.query + (there ? from : 0), there);
-        else putRounded(p, at, from, there);
+        if constexpr (ANY) putRounded(p, at, from, there);
+        else copy16(at, (const u16*)p.query + (there ? from : 0), there);
       }
       copyCommit();
       copyWait<0>();
@@ -207,7 +207,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   }
 
   // Eight elements of a query of another type, rounded.
-  __device__ static __noinline__ void putRounded(const PrefillParams& p, u32 at, long long from, bool there) {
+  __device__ static __forceinline__ void putRounded(const PrefillParams& p, u32 at, long long from, bool there) {
     float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
     if (there) withStore(p.queryType, [&](auto s) { a = decltype(s)::load4(p.query, from), b = decltype(s)::load4(p.query, from + 4); });
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(Operand::pack(a.x, a.y)), "r"(Operand::pack(a.z, a.w)), "r"(Operand::pack(b.x, b.y)), "r"(Operand::pack(b.z, b.w)) : "memory");
@@ -446,6 +446,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           before = stage;
           stage.next(STAGES);
         }
+        if constexpr (PRECISE) __syncwarp(); // all lanes have their rows' factors
         release(sh.queryEmpty + placeOf(n) * 8);
         values(before);
         wgmmaWait<0>();
@@ -548,7 +549,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       if (there && p.lse != nullptr && quarter == 0)
         p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
       const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
-      if (PRECISE || p.outType != Operand::type) {
+      if constexpr (ANY) {
         if (!there) continue;
         withStore(p.outType, [&](auto s) {
 #pragma unroll

@@ -43,6 +43,8 @@ var claims = []claim{
 	{"a decode step of OPT-125m, 1.3b, 6.7b on a GPU", "transformers, compiled", optSteps, "^b1, behind 1024 ", "lean", measure.OverCompiled, "f1"},
 	{"the same with 16 sequences", "", optSteps, "^b16, behind 1024 ", "lean", measure.OverCompiled, "f1"},
 	{"the same of 6.7b, one sequence, 1024 to 32768 tokens", "the memory's speed", optSteps[2:], "^b1, ", "lean", measure.GPUShare, "%"},
+	{"attention of causal prompts on a GPU, geometric mean", "cuDNN", []string{"All causal prompts, geometric mean"}, "", "lean", measure.OverCUDNN, "f2"},
+	{"prompts of OPT-6.7b, mixed precision", "transformers", []string{"Prompts of OPT-6.7b in float16"}, "", "lean, mixed precision", measure.OverHF, "f2"},
 }
 
 const begin, end = "<!-- speed: written by leanbench report -->\n", "<!-- end of speed -->\n"

@@ -2,6 +2,7 @@ package attention
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -62,12 +63,14 @@ func prefillLines() (lines []string) {
 		if k.way.parts == 0 {
 			continue
 		}
-		more := ""
-		if k.way == &precisePrefillWay {
-			more = ", true"
-		}
 		format := map[attn.DType]string{attn.Float16: "AsF16", attn.BFloat16: "AsBF16"}[k.kv]
-		lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %d, %d, %d%s)", k.entries[0], format, k.dims[0], k.tile.rows/64, k.tile.keys, k.tile.stages, more))
+		for _, entry := range k.entries {
+			more := map[int]string{4: ", false, true"}[len(strings.Split(entry, "_"))]
+			if k.way == &precisePrefillWay {
+				more = ", true"
+			}
+			lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %d, %d, %d%s)", entry, format, k.dims[0], k.tile.rows/64, k.tile.keys, k.tile.stages, more))
+		}
 	}
 	return lines
 }

@@ -183,5 +183,9 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	cuda.Struct(&p.args, a)
 	p.hold(o)
 	grid := cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: true}
-	return k.functions[0].Launch(s, grid, &p.args)
+	entry := 0
+	if k.way.same && (o.Q.DType != k.kv || o.Out.DType != k.kv) {
+		entry = 1
+	}
+	return k.functions[entry].Launch(s, grid, &p.args)
 }

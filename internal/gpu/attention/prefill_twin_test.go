@@ -5,11 +5,13 @@ package attention
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -21,8 +23,8 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
 	dim := 0
 	fmt.Sscan(name[2], &dim)
-	kernel := prefillOf(k.e, &attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, len(name) == 3)
-	if kernel == nil || kernel.entries[0] != l.Kernel {
+	kernel := prefillOf(k.e, &attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, !strings.HasSuffix(l.Kernel, "_precise"))
+	if kernel == nil || !slices.Contains(kernel.entries, l.Kernel) {
 		k.t.Fatalf("%s is not in the table", l.Kernel)
 	}
 	if l.Blocks != k.e.info.Multiprocessors || l.Threads != prefillThreads(kernel) || l.Shared != prefillShared(kernel) || l.Shared > k.e.info.SharedPerBlockMost {
@@ -38,6 +40,9 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
 	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
 	a.queryType, a.outType = p.queryType, p.outType
+	if other := p.queryType != gpu.Code(kv) || p.outType != gpu.Code(kv); other != (len(name) == 4) && !strings.HasSuffix(l.Kernel, "_precise") {
+		k.t.Errorf("%s: queries of type %d, outputs of type %d", l.Kernel, p.queryType, p.outType)
+	}
 	a.writeMasked(0)
 	k.stored = map[[2]int]int{}
 	outputs := map[[3]int32]prefillTile{} // by sequence, head and block: what there was of each

@@ -14,7 +14,7 @@ import (
 type kernel struct {
 	way        *way
 	unit       string   // the module of package kernels
-	entries    []string // of launches one behind the other
+	entries    []string // of launches one behind the other; of prefillWay, for queries and outputs of the keys' type, and for others
 	kv         attn.DType
 	dims       []int
 	rows       int  // a sequence has at least so many: query positions times the heads of a group
@@ -107,16 +107,16 @@ var headDims = []int{64, 80, 96, 128, 256}
 
 var table = []kernel{
 	// Those of one head dim have output tiles of as many rows: a plan has one list of them.
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_80"}, kv: attn.Float16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_96"}, kv: attn.Float16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_256"}, kv: attn.Float16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 64, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_80"}, kv: attn.BFloat16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_96"}, kv: attn.BFloat16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_256"}, kv: attn.BFloat16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 64, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64", "prefill_f16_64_rounded"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_80", "prefill_f16_80_rounded"}, kv: attn.Float16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_96", "prefill_f16_96_rounded"}, kv: attn.Float16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128", "prefill_f16_128_rounded"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_256", "prefill_f16_256_rounded"}, kv: attn.Float16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 64, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64", "prefill_bf16_64_rounded"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_80", "prefill_bf16_80_rounded"}, kv: attn.BFloat16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_96", "prefill_bf16_96_rounded"}, kv: attn.BFloat16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128", "prefill_bf16_128_rounded"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_256", "prefill_bf16_256_rounded"}, kv: attn.BFloat16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 64, 2}},
 	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_64_precise"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 64, 6}},
 	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_80_precise"}, kv: attn.Float16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
 	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_96_precise"}, kv: attn.Float16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
