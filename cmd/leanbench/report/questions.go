@@ -281,7 +281,7 @@ var questions = []question{
 	},
 	{
 		id: "e2e-prompts", title: "Prompts of OPT, on a GPU",
-		text:   "Weights, keys and values in float16, up to 2048 tokens at once, until the next tokens are there; transformers' `OPTForCausalLM` (float16, sdpa) in turn. Without mixed precision products keep float32's accuracy, at twice the arithmetic. The first prompt of a process loads kernels and takes memory. Bar, mixed precision: 0.85 of transformers with OPT-6.7b; the prompt of 8192 tokens misses it: its attention keeps float32 queries.",
+		text:   "Weights, keys and values in float16, up to 2048 tokens at once, until the next tokens are there; transformers' `OPTForCausalLM` (float16, sdpa) in turn. Without mixed precision products keep float32's accuracy, at twice the arithmetic. The first prompt of a process loads kernels and takes memory. Bar, mixed precision: 0.85 of transformers with OPT-6.7b.",
 		tables: []string{"Prompts of OPT-1.3b in float16", "Prompts of OPT-6.7b in float16"}, head: "model, prompts",
 		name: regexp.MustCompile(`(OPT-\S+) in`),
 		columns: []column{
