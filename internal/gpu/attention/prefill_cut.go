@@ -35,6 +35,15 @@ func (e *Engine) fixedSteps() int64 {
 	return tileSteps
 }
 
+// partCost is the cost of an output tile that may be cut. One without keys is with a
+// neighbour.
+func (e *Engine) partCost(steps int64) int64 {
+	if steps == 0 {
+		return 0
+	}
+	return steps + e.fixedSteps()
+}
+
 // deal gives each output tile to the block that has the least so far, in their order: blocks
 // that work at the same time have neighbours. It says how many steps the block with the most
 // of them has.
@@ -97,10 +106,10 @@ func (p *Plan) cutPrefill(most int64) (workers int, steps int64) {
 	if p.engine.Eager {
 		least = 1
 	}
-	var all, longest int64
+	var all, cost, longest int64
 	for i := range p.outputs {
 		n := p.outputs[i].steps()
-		all, longest = all+n, max(longest, n)
+		all, cost, longest = all+n, cost+p.engine.partCost(n), max(longest, n)
 	}
 	blocks := p.engine.blocks
 	if workers = int(min(all/least, int64(blocks))); workers < 2 || len(p.outputs) >= 4*blocks {
@@ -108,7 +117,7 @@ func (p *Plan) cutPrefill(most int64) (workers int, steps int64) {
 	}
 	// Writing a part, and reading that of another block, takes about half of a step. Who comes last
 	// waits for the memory some times: two steps.
-	even := (all + int64(len(p.outputs))*fixed + int64(workers) - 1) / int64(workers)
+	even := (cost + int64(workers) - 1) / int64(workers)
 	parts := min((longest+fixed+even-1)/even+1, int64(workers))
 	steps = even + (4+parts)/2
 	gain := max(steps/32, 1) // or it is not worth it
@@ -131,7 +140,7 @@ func (p *Plan) partPrefill(workers int) {
 	var all, steps int64
 	for i := range p.outputs {
 		n := p.outputs[i].steps()
-		all, steps = all+n+fixed, steps+n
+		all, steps = all+p.engine.partCost(n), steps+n
 	}
 	workers = int(max(min(int64(workers), steps), 1)) // nobody between two parts has nothing
 	bounds := append(p.prefillBounds[:0], make([]int64, workers+1)...)
@@ -140,8 +149,8 @@ func (p *Plan) partPrefill(workers int) {
 	bounds[workers] = steps
 	for b, i, begin, cost := 1, 0, int64(0), int64(0); b < workers; b++ {
 		want := int64(b) * all / int64(workers)
-		for n := p.outputs[i].steps(); cost+fixed+n < want; n = p.outputs[i].steps() {
-			begin, cost = begin+n, cost+fixed+n
+		for n := p.outputs[i].steps(); cost+p.engine.partCost(n) < want; n = p.outputs[i].steps() {
+			begin, cost = begin+n, cost+p.engine.partCost(n)
 			i++
 		}
 		n := p.outputs[i].steps()

@@ -20,11 +20,11 @@ func TestPrefillParts(t *testing.T) {
 		fixed := p.engine.fixedSteps()
 		for i, n := range rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 127, 128, 129, 300, 1000, 5000, 40000}), 1, 300).Draw(t, "keys") {
 			p.outputs = append(p.outputs, prefillTile{seq: int32(i), end: int32(n), parts: 1})
-			all += p.outputs[i].steps() + fixed
+			all += p.engine.partCost(p.outputs[i].steps())
 		}
 		most := p.deal()
 		p.dealPrefill()
-		checkPrefill(t, p, most)
+		checkPrefill(t, p, most, func(steps int64) int64 { return steps + fixed })
 		workers, steps := p.cutPrefill(most)
 		if steps > most || workers > blocks || workers == 0 && steps != most {
 			t.Fatalf("%d blocks have %d steps each, whole output tiles %d", workers, steps, most)
@@ -35,7 +35,7 @@ func TestPrefillParts(t *testing.T) {
 		p.partPrefill(workers)
 		// A block may begin behind what its first output tile takes beside its steps, and end within it.
 		even := (all + int64(workers) - 1) / int64(workers)
-		checkPrefill(t, p, even+2*snapped+2*fixed)
+		checkPrefill(t, p, even+2*snapped+2*fixed, p.engine.partCost)
 		for b := workers; b < blocks; b++ {
 			if p.prefillStarts[b] != p.prefillStarts[b+1] {
 				t.Fatalf("block %d of %d that are to work has something", b, workers)
@@ -45,7 +45,7 @@ func TestPrefillParts(t *testing.T) {
 }
 
 // checkPrefill: no block has more than so many steps.
-func checkPrefill(t *rapid.T, p *Plan, most int64) {
+func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64) {
 	if len(p.prefillStarts) != p.engine.blocks+1 || int(p.prefillStarts[p.engine.blocks]) != len(p.prefilling) || len(p.prefilling) > len(p.outputs)+p.engine.blocks {
 		t.Fatalf("%d blocks: %v, of %d", p.engine.blocks, p.prefillStarts, len(p.prefilling))
 	}
@@ -55,7 +55,7 @@ func checkPrefill(t *rapid.T, p *Plan, most int64) {
 		steps := int64(0)
 		for i := begin; i < end; i++ {
 			x := p.prefilling[i]
-			steps += x.steps() + p.engine.fixedSteps()
+			steps += cost(x.steps())
 			before := seen[x.seq]
 			switch {
 			case x.part > 0 && (x.part != before.part+1 || x.first != before.end || x.host != before.host || x.parts != before.parts || before.parts == 0),

@@ -306,6 +306,9 @@ func TestBatchLaunches(t *testing.T) {
 		if rows > 16 { // slices of wider ones need not fit
 			in = min(in, 8192)
 		}
+		if 2*rows > mostSkinny { // and tiles are faster
+			in = min(in, 2048)
+		}
 		o, memory := m.someLinear(t, rng, rows, in)
 		tiles := o.tilesOf(skinnyTile)
 		if scratch, err := d.Scratch(&o); scratch != 0 || err != nil {
@@ -504,5 +507,22 @@ func TestDecoderRefuses(t *testing.T) {
 	}
 	for _, b := range []gpu.Memory{x, y, half} {
 		noError(t, b.Buffer.Close())
+	}
+}
+
+// Of more than 64 rows of 8192 columns a skinny GEMM has no room for its ring: tiles take them.
+func TestBatchOfWideRows(t *testing.T) {
+	_, _, d := fakeDecoder(t, 90, 132, 232448)
+	for _, c := range []struct {
+		rows, in, out, parts int
+		skinny               bool
+	}{{128, 2048, 2048, 3, true}, {128, 2048, 8192, 1, true}, {128, 8192, 2048, 1, false}, {64, 4096, 16384, 1, true}, {64, 8192, 2048, 1, true}} {
+		o := Linear{Rows: c.rows, In: c.in}
+		for range c.parts {
+			o.Parts = append(o.Parts, LinearPart{W: gpu.Memory{DType: attn.Float16}, Out: c.out})
+		}
+		if _, ok, err := d.configureSkinny(&o); ok != c.skinny || err != nil {
+			t.Errorf("%+v: a skinny GEMM %v, %v", c, ok, err)
+		}
 	}
 }

@@ -123,7 +123,7 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 				return best, false, err
 			}
 			if l.clusters == 0 || l.below > 1 && 2*o.Rows > mostSkinny && l.stages < leastSkinnyStages {
-				continue // of wide x of many rows, tiles are faster: 118 us and 98, 154 and 117 (128 rows of OPT-6.7b)
+				continue // tiles are faster than a short ring: 42 us and 49 (8192 x 2048), 117 and 154 (4096 x 16384)
 			}
 			if cost := l.cost(o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)); !ok || cost < least {
 				best, least, ok = l, cost, true
