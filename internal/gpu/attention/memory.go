@@ -27,6 +27,11 @@ type memory struct {
 	parts    *cuda.Buffer // of output tiles of the kernels for many rows, behind counters, zero; nil as long as there were none
 }
 
+// buffers are all that there may be, in one order.
+func (m *memory) buffers() [7]**cuda.Buffer {
+	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts}
+}
+
 // stagings: a recording's copies count as made when its replay has ended, so that there
 // is one for the replay that runs, one for the next, and one to write.
 const stagings = 3
@@ -182,20 +187,15 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	old := *m
 	*m = next
 	m.generation++
-	if old.partials == m.partials {
-		old.partials = nil
-	}
 	if old.table == m.table {
-		old.table, old.staging = nil, [stagings]staging{}
+		old.staging = [stagings]staging{}
 	}
-	if old.scores == m.scores {
-		old.scores = nil
+	kept := m.buffers()
+	for i, b := range old.buffers() {
+		if *b == *kept[i] {
+			*b = nil
+		}
 	}
-	if old.tagged == m.tagged {
-		old.tagged = nil
-	}
-	old.parts = nil                   // never another one
-	old.counters, old.runs = nil, nil // of one size
 	// The driver waits for queued work before it takes memory back. Should it
 	// report the failure of something, so will the next call.
 	_ = old.close()
@@ -271,9 +271,9 @@ func (m *memory) close() error {
 		note(s.host.Close())
 		note(s.done.Close())
 	}
-	for _, b := range [...]*cuda.Buffer{m.table, m.partials, m.counters, m.tagged, m.runs, m.scores, m.parts} {
-		if b != nil {
-			note(b.Close())
+	for _, b := range m.buffers() {
+		if *b != nil {
+			note((*b).Close())
 		}
 	}
 	*m = memory{}

@@ -597,3 +597,35 @@ func TestAheadPages(t *testing.T) {
 		t.Error("no pages at all")
 	}
 }
+
+// A plan that grows gives back what it had: nothing of its buffers is left in the driver, whichever
+// of them is larger now.
+func TestPlanGrows(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 8, 232448)
+	objects := lib.Live()
+	plan := m.engine.NewPlan()
+	for _, dim := range []int{64, 256, 128, 256} {
+		memory := &plan.memory
+		for _, parts := range []int64{0, int64(dim) << 10} {
+			noError(t, memory.reserve(m.engine, "test", Capacity{Sequences: dim, Rows: dim, Pages: dim}, Capacity{}, BlockRows, dim, int64(dim)<<8, parts))
+		}
+		live := 0
+		for _, b := range memory.buffers() {
+			if *b != nil {
+				live++
+			}
+		}
+		for i := range memory.staging {
+			if memory.staging[i].host != nil {
+				live += 2 // and its event
+			}
+		}
+		if n := lib.Live() - objects; n != live {
+			t.Errorf("heads of %d: %d objects in the driver, %d of the plan", dim, n, live)
+		}
+	}
+	noError(t, plan.Close())
+	if n := lib.Live(); n != objects {
+		t.Errorf("%d objects after Close, %d before", n, objects)
+	}
+}
