@@ -84,6 +84,23 @@ func TestDeviceLayerCalls(t *testing.T) {
 		t.Errorf("operands on the GPU: %d copies, %d waits", copies, waits)
 	}
 	noError(t, s.step.Rollback())
+
+	// Runs that have the rows of sequences only are planned again in the first of them.
+	for i := range there {
+		var err error
+		there[i], err = there[i].Rows(0, 2)
+		noError(t, err)
+	}
+	for turn, want := range []string{"build upload build upload append run", "build upload append run", "build upload append run"} {
+		engine.calls = nil
+		noError(t, set(s, testAppend{a, 2}))
+		_, err := op.Do(there[0], there[1], there[2])
+		noError(t, err)
+		if got := strings.Join(engine.calls, " "); got != want {
+			t.Errorf("fewer rows, turn %d: %s, want %s", turn, got, want)
+		}
+		noError(t, s.step.Rollback())
+	}
 	noError(t, c.Close())
 }
 

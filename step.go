@@ -69,6 +69,7 @@ type stepPlan struct {
 	plan     layerPlan
 	turn     uint64 // that plan was made in
 	rows     int    // that it was made for
+	used     bool   // the last run had the rows of sequences, and no others
 }
 
 // stepNode is a [CachedAttention] node as its step knows it.
@@ -238,7 +239,11 @@ func (s *Step) begin(op string, appends []Append) error {
 		return err
 	}
 	for _, p := range s.plans {
-		if err := s.plan(op, p, s.tokens); err != nil {
+		rows := s.tokens
+		if p.used { // as the next run will
+			rows = max(1, s.used())
+		}
+		if err := s.plan(op, p, rows); err != nil {
 			return err
 		}
 	}
@@ -433,9 +438,11 @@ func (s *Step) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 	case !s.open:
 		return nil, nil, errorf(op, ErrState, "%v: step is not open: call Set first", n)
 	}
-	if used := s.used(); c.rows.tokens < used {
+	used := s.used()
+	if c.rows.tokens < used {
 		return nil, nil, errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.rows.tokens, used)
 	}
+	p.used = c.rows.tokens < s.tokens || p.used && used == s.tokens
 	begin := time.Now()
 	if p.turn != s.turn || p.rows != c.rows.tokens { // the node was made after Set, or the run has fewer rows
 		if err := s.plan(op, p, c.rows.tokens); err != nil {
