@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -473,5 +474,97 @@ func TestDecoderStepsTakeNoMemory(t *testing.T) {
 	}
 	if now := used(); now > 3*first {
 		t.Errorf("%d bytes used after 72 steps, %d after 3", now, first)
+	}
+}
+
+// testDeviceShared: a value is overwritten when its readers have run, but those that stay; the
+// memory does not depend on how many nodes there are.
+func testDeviceShared(t *testing.T, gpu *la.GPU) {
+	const rows, width = 64, 256
+	up := func(n ...int) *la.DeviceTensor {
+		x := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(n...))
+		for i := range x.Float32s() {
+			x.Float32s()[i] = float32(i%13-6) / 64
+		}
+		return graphtest.Upload(t, gpu, x)
+	}
+	weight, gamma, x := up(width, width), up(width), up(rows, width)
+	used := func() int64 {
+		runtime.GC()
+		m, err := gpu.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Used
+	}
+	// run is layers of which each reads the value before it twice, as parts and as a residual.
+	run := func(layers int, share bool) (nodes []*G.Node, out *tensor.Dense, grown int64) {
+		g := G.NewGraph()
+		in := func(name string, d *la.DeviceTensor) *G.Node {
+			return G.NewTensor(g, tensor.Float32, len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
+		}
+		w, h, norm := in("w", weight), in("x", x), in("gamma", gamma)
+		for range layers {
+			parts, err := nn.Linears(h, []*G.Node{w, w}, nil, nn.WithNorm(norm, nil, 1e-5))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := only(t)(nn.Linear(parts[0], w, nil, nn.WithResidual(parts[1])))
+			h = only(t)(nn.Linear(sum, w, nil, nn.WithResidual(h)))
+			nodes = append(nodes, h)
+		}
+		if share {
+			if err := la.ShareMemory(g, nodes[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := used()
+		vm := G.NewTapeMachine(g)
+		defer vm.Close()
+		graphtest.Again(t, vm)
+		graphtest.Again(t, vm) // what stays is there from the beginning now
+		grown = used() - before
+		graphtest.Again(t, vm)
+		if again := used() - before; again != grown {
+			t.Errorf("%d layers: %d bytes taken, and after another run %d", layers, grown, again)
+		}
+		if share {
+			if _, err := gpu.Record(vm.RunAll); !errors.Is(la.Cause(err), la.ErrUnsupported) {
+				t.Errorf("a recording: %v", err)
+			}
+			graphtest.Again(t, vm)
+		}
+		return nodes, graphtest.Download(t, h.Value()), grown
+	}
+	nodes, got, few := run(12, true)
+	_, want, all := run(12, false)
+	if err := sameElements(got, want); err != nil {
+		t.Errorf("with shared memory: %v", err)
+	}
+	if _, err := nodes[0].Value().(*la.DeviceTensor).Download(); !errors.Is(err, la.ErrState) {
+		t.Errorf("a value whose readers have run: %v", err)
+	}
+	if _, err := nodes[1].Value().(*la.DeviceTensor).Download(); err != nil {
+		t.Errorf("a value that is kept: %v", err)
+	}
+	if _, _, more := run(24, true); more > few || few > all/2 {
+		t.Errorf("12 layers take %d bytes, with shared memory %d, and 24 layers %d", all, few, more)
+	}
+	g := G.NewGraph()
+	for name, err := range map[string]error{"no graph": la.ShareMemory(nil), "no node": la.ShareMemory(g, nil), "another graph's": la.ShareMemory(g, nodes[0])} {
+		if !errors.Is(err, la.ErrGraph) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// only is a value without an error.
+func only(t testing.TB) func(*G.Node, error) *G.Node {
+	return func(n *G.Node, err error) *G.Node {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
 	}
 }

@@ -72,8 +72,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   static constexpr int STAGE = KEYS * BLOCKS * 128;       // bytes of a step's keys, or values
   static constexpr bool ROUNDED = PRECISE && D <= 128;    // what a step adds to outputs has registers of its own
   static constexpr int THREADS = (GROUPS + 1) * 128;
-  static constexpr int COPIERS = PRECISE ? 1 : 2;         // warps that bring keys and values: a step in two parts takes twice as long, and one can
-  static constexpr int QUERY_PRODUCERS = 128 - COPIERS * 32; // threads
+  static constexpr int KV_PRODUCERS = PRECISE ? 1 : 2;         // warps that bring keys and values: a step in two parts takes twice as long, and one can
+  static constexpr int QUERY_PRODUCERS = 128 - KV_PRODUCERS * 32; // threads
   static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160; // registers of a lane
   static constexpr int CLEARED = 1, MAY_ISSUE = 2;        // named barriers: of all consumers, and each one's
 
@@ -122,9 +122,9 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     const Range range = {p.starts[blockIdx.x], p.starts[blockIdx.x + 1]};
     if (warp < 4) {
       fewerRegisters<PRODUCER_REGISTERS>();
-      if (warp < COPIERS) produceKeys(p, sh, range, warp, lane);
-      else if constexpr (PRECISE) produceParts(p, sh, range, threadIdx.x - COPIERS * 32);
-      else produceQueries(p, sh, range, threadIdx.x - COPIERS * 32);
+      if (warp < KV_PRODUCERS) produceKeys(p, sh, range, warp, lane);
+      else if constexpr (PRECISE) produceParts(p, sh, range, threadIdx.x - KV_PRODUCERS * 32);
+      else produceQueries(p, sh, range, threadIdx.x - KV_PRODUCERS * 32);
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
@@ -177,8 +177,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
 #pragma unroll 1
       for (int c = t.end - 1; c >= t.begin; c--) {
         const int key = c * KEYS, at = stage.index, row = rowOf(key + lane * p.box);
-        if (COPIERS == 1 || warp == 0) bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
-        if (COPIERS == 1 || warp == 1) bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
+        if (KV_PRODUCERS == 1 || warp == 0) bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
+        if (KV_PRODUCERS == 1 || warp == 1) bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
         stage.next(STAGES);
       }
     }

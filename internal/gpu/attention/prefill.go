@@ -57,6 +57,9 @@ func (k prefillKernels) first() *kernel {
 
 // findPrefill has the kernels for sequences of at most so many rows.
 func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels, err error) {
+	if rows < prefillRows {
+		return k, nil
+	}
 	for _, same := range [...]bool{true, false} {
 		found := e.find(&want{problem: g, features: g.Features(), rows: rows, same: same})
 		if found == nil || found.way.parts == 0 {

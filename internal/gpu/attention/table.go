@@ -102,31 +102,34 @@ var (
 	hopper = versions{90, 90}          // with products of warp groups
 )
 
+// prefillRows are more than an output tile of the kernels for few rows has.
+const prefillRows = BlockRows + 1
+
 // headDims are the head dims that unfused attention is for: those of the others.
 var headDims = []int{64, 80, 96, 128, 256}
 
 var table = []kernel{
 	// Those of one head dim have output tiles of as many rows: a plan has one list of them.
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64", "prefill_f16_64_rounded"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_80", "prefill_f16_80_rounded"}, kv: attn.Float16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_96", "prefill_f16_96_rounded"}, kv: attn.Float16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128", "prefill_f16_128_rounded"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_256", "prefill_f16_256_rounded"}, kv: attn.Float16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 64, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64", "prefill_bf16_64_rounded"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 128, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_80", "prefill_bf16_80_rounded"}, kv: attn.BFloat16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_96", "prefill_bf16_96_rounded"}, kv: attn.BFloat16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128", "prefill_bf16_128_rounded"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_256", "prefill_bf16_256_rounded"}, kv: attn.BFloat16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 64, 2}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_64_precise"}, kv: attn.Float16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 64, 6}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_80_precise"}, kv: attn.Float16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_96_precise"}, kv: attn.Float16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_128_precise"}, kv: attn.Float16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_256_precise"}, kv: attn.Float16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 32, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_64_precise"}, kv: attn.BFloat16, dims: []int{64}, rows: 17, capability: hopper, tile: tile{192, 64, 6}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_80_precise"}, kv: attn.BFloat16, dims: []int{80}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_96_precise"}, kv: attn.BFloat16, dims: []int{96}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_128_precise"}, kv: attn.BFloat16, dims: []int{128}, rows: 17, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_256_precise"}, kv: attn.BFloat16, dims: []int{256}, rows: 17, capability: hopper, tile: tile{128, 32, 3}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64", "prefill_f16_64_rounded"}, kv: attn.Float16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 128, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_80", "prefill_f16_80_rounded"}, kv: attn.Float16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_96", "prefill_f16_96_rounded"}, kv: attn.Float16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128", "prefill_f16_128_rounded"}, kv: attn.Float16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_256", "prefill_f16_256_rounded"}, kv: attn.Float16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64", "prefill_bf16_64_rounded"}, kv: attn.BFloat16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 128, 4}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_80", "prefill_bf16_80_rounded"}, kv: attn.BFloat16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_96", "prefill_bf16_96_rounded"}, kv: attn.BFloat16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128", "prefill_bf16_128_rounded"}, kv: attn.BFloat16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
+	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_256", "prefill_bf16_256_rounded"}, kv: attn.BFloat16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 2}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_64_precise"}, kv: attn.Float16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 64, 6}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_80_precise"}, kv: attn.Float16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_96_precise"}, kv: attn.Float16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_128_precise"}, kv: attn.Float16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_256_precise"}, kv: attn.Float16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 32, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_64_precise"}, kv: attn.BFloat16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 64, 6}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_80_precise"}, kv: attn.BFloat16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_96_precise"}, kv: attn.BFloat16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_128_precise"}, kv: attn.BFloat16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
+	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_256_precise"}, kv: attn.BFloat16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 32, 3}},
 
 	// Output tiles of more rows than consumer warps merge in their registers (HELPED in the kernels' reduce header).
 	{way: &leanWay, unit: "lean_many", entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0, 0}},

@@ -18,9 +18,8 @@ const mostParts = 3
 // X is Rows x In and, like all but W, of float32. Residual needs a single part.
 //
 // The number of rows says which launch it is: a GEMV (gemv.go), where there are 16-bit
-// weights and the GPU's kernels for it a skinny GEMM (skinny.go), and of more rows, or of
-// wider ones than have room there, a GEMM
-// (gemm.go, persistent.go).
+// weights and the GPU's kernels for it a skinny GEMM (skinny.go), and of more or wider rows
+// a GEMM (gemm.go, persistent.go).
 type Linear struct {
 	Rows, In int
 	X        gpu.Memory
