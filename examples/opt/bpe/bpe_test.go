@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -321,6 +322,8 @@ func FuzzVocabMerges(f *testing.F) {
 	f.Add(v, "a b\na b", "ab")
 	f.Add(strings.Replace(v, `"<s>":0`, `"<s>":-1`, 1), m, "")
 	f.Add(`{"a": 1e9, "b": [}`, "\r\n \n", "\xff\xe6")
+	f.Add(strings.Replace(v, `"Ã"`, `"ÃÃ"`, 1), m, "abc ab  cé") // without a token for the first byte of é
+	f.Add(strings.Replace(v, `"b"`, `"bb"`, 1), "", "abc ab  cé")
 	f.Fuzz(func(t *testing.T, vocab, merges, text string) {
 		tok, err := New(strings.NewReader(vocab), strings.NewReader(merges))
 		if err != nil {
@@ -335,8 +338,14 @@ func FuzzVocabMerges(f *testing.F) {
 				t.Fatalf("id %d is not below %d", id, tok.VocabSize())
 			}
 		}
-		if back := tok.Decode(ids); utf8.ValidString(text) && back != text {
+		// A byte that has no token is left out, and nothing else is.
+		want := []byte(text)
+		want = slices.DeleteFunc(want, func(b byte) bool { return tok.bytes[b] < 0 })
+		if back := tok.Decode(ids); utf8.Valid(want) && back != string(want) {
 			t.Fatalf("%q came back as %q", text, back)
+		}
+		if _, err := tok.EncodeAtMost(text, math.MaxInt, false); errors.Is(err, ErrNoToken) != (len(want) < len(text)) || err != nil && len(want) == len(text) {
+			t.Fatalf("%q has %d bytes without a token: %v", text, len(text)-len(want), err)
 		}
 	})
 }
