@@ -268,6 +268,46 @@ func TestFakePrompts(t *testing.T) {
 	}
 }
 
+// TestFakeLinear goes through the whole command with -linear.
+func TestFakeLinear(t *testing.T) {
+	lib := fakeGPU(t, 90)
+	defer func(f func(string, ...string) (*measure.Worker, error)) { startGPUWorker = f }(startGPUWorker)
+	startGPUWorker = func(string, ...string) (*measure.Worker, error) { return measure.Start(measuretest.Command(t, "gpu")) }
+	c := linearCase{rows: 512, in: 256, out: 128, rounded: measure.AtLeast(0.8), precise: measure.AtLeast(0.4)}
+	var out strings.Builder
+	b := &Bench{unchecked: true, Report: &measure.Report{}, Options: Options{Peers: true, linear: true}, Stdout: &out, Stderr: io.Discard, Rng: measuretest.Rand(t), linear: []linearCase{c}}
+	if err := b.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"### " + tableLinear, "Bars met: ", "| 512 x 256 to 128 | lean | "} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the output does not say %q:\n%s", want, out.String())
+		}
+	}
+	// The driver says that 1.5 ms are between any two events, and a fake peer takes a millisecond.
+	seconds := 1.5e-3 / linearLayers
+	for _, name := range []string{ours, roundedName} {
+		if f := b.Report.Find(c.String(), name, measure.TFLOPs); f == nil || !measuretest.Near(f.Value, c.flops()/seconds/1e12) {
+			t.Errorf("%s: TFLOP/s: %+v", name, f)
+		}
+		if f := b.Report.Find(c.String(), name, measure.OverCuBLAS); f == nil || !measuretest.Near(f.Value, 1e-3/seconds) || f.Bar == nil {
+			t.Errorf("%s: of cuBLAS: %+v", name, f)
+		}
+	}
+	if !strings.Contains(lib.Log(), "kernel matrix_operands_f16") {
+		t.Error("no operands were made")
+	}
+	// Kernels that do nothing are found out.
+	b = &Bench{Report: &measure.Report{}, Options: Options{linear: true}, Stdout: io.Discard, Stderr: io.Discard, Rng: measuretest.Rand(t), linear: []linearCase{c}}
+	if err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") {
+		t.Errorf("error %v", err)
+	}
+	b.Options.match = regexp.MustCompile("no shape")
+	if err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), "no such shape") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestFakeInterrupted: who interrupts keeps what was measured, the shape at hand
 // too, and is told that it is not all.
 func TestFakeInterrupted(t *testing.T) {

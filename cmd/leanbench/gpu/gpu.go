@@ -42,6 +42,7 @@ type Options struct {
 	Peers        bool
 	layer        bool
 	prefill      bool
+	linear       bool
 }
 
 // LoadDriver is a variable for tests, which have another driver.
@@ -64,6 +65,7 @@ func measureGPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	})
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
 	flags.BoolVar(&o.prefill, "prefill", false, "only prompts: steps of many queries, in TFLOP/s")
+	flags.BoolVar(&o.linear, "linear", false, "only linear layers of many rows, in TFLOP/s")
 	return func(stdout, stderr io.Writer) error {
 		m, err := measure.ThisMachine(runtime.GOMAXPROCS(0))
 		if err != nil {
@@ -91,6 +93,7 @@ type Bench struct {
 	overCUDNN      []float64     // one for each causal prompt
 	always         []gpuCase     // that are measured whatever the budget
 	prefill        []prefillCase // nil: all; for tests
+	linear         []linearCase  // the same
 	unchecked      bool          // for tests: see gpuDevice
 }
 
@@ -123,6 +126,9 @@ func (b *Bench) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, b.peers.close()) }()
 	if b.Options.prefill {
 		return b.prompts()
+	}
+	if b.Options.linear {
+		return b.layersOfRows()
 	}
 	cases, err := b.cases()
 	if err != nil {

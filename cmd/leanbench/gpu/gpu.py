@@ -8,13 +8,15 @@ Questions, one a line, and their answers:
     arena BYTES                                        ok
     shape HEADS KVHEADS DIM SETS LAUNCHES LENGTHS      ok WAY ... [without TEXT]
     prompts HEADS KVHEADS DIM CAUSAL QUERIES LENGTHS LAUNCHES    the same
+    linear ROWS IN OUT LAYERS                          the same
     run WAY REPLAYS                                    ok SECONDS ...
 
 LENGTHS are the keys of each sequence with commas between, or BATCHxKEYS. A way
 is a graph of LAUNCHES launches, whose operands are SETS that take turns in the
 arena. run replays it once, which is not counted, and then REPLAYS times, and
 answers the seconds of a launch in each. Prompts have the last QUERIES tokens of each sequence as
-queries, and operands of their own. "flashinfer-plan" plans before every
+queries, and operands of their own. linear is a graph of LAYERS linear layers with
+weights of their own. "flashinfer-plan" plans before every
 launch, which a graph can't hold: its launches are queued one by one.
 """
 
@@ -249,6 +251,16 @@ class Prompts(Shape):
         return lambda i: run().view(batch, self.queries, self.heads, self.dim).transpose(1, 2)
 
 
+class Linear(Shape):
+    def __init__(self, rows, into, out, layers):
+        self.launches = self.sets = layers
+        make = lambda *shape: torch.randn(*shape, dtype=torch.float16, device="cuda")
+        x, b, weights = make(rows, into), make(out), [make(out, into) / into**0.5 for _ in range(layers)]
+        self.stream = torch.cuda.Stream()
+        self.ways, self.missing = {}, []
+        self.add("cublas", lambda: lambda i: torch.nn.functional.linear(x, weights[i], b))
+
+
 def say(*words):
     print(*words, file=answers, flush=True)
 
@@ -294,12 +306,15 @@ def main():
                 gc.disable()
                 text = ["without", "; ".join(shape.missing)] if shape.missing else []
                 say("ok", *shape.ways, *text)
-            elif word == "prompts":
+            elif word in ("prompts", "linear"):
                 shape = None
                 gc.enable()
                 gc.collect()
                 torch.cuda.empty_cache()
-                shape = Prompts(*map(int, args[:5]), lengths_of(args[5]), int(args[6]))
+                if word == "prompts":
+                    shape = Prompts(*map(int, args[:5]), lengths_of(args[5]), int(args[6]))
+                else:
+                    shape = Linear(*map(int, args))
                 gc.collect()
                 gc.disable()
                 text = ["without", "; ".join(shape.missing)] if shape.missing else []

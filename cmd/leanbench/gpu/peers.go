@@ -24,6 +24,7 @@ var peerNames = map[string]string{
 	"flashinfer-plan":  "FlashInfer, with its plan",
 	"flashinfer-paged": "FlashInfer, prefill in pages of 16",
 	"cudnn-unmasked":   "PyTorch, CUDNN_ATTENTION without a mask",
+	"cublas":           "PyTorch, cuBLAS",
 }
 
 func isPeer(name string) bool {
@@ -104,6 +105,14 @@ func (p *gpuPeers) prompts(c *prefillCase) []*Contender {
 	}
 	s := &c.shape
 	return p.ask(c.String(), "prompts %d %d %d %d %d %dx%d %d", s.heads, s.kvHeads, s.dim, causal, c.queries[0], s.batch(), s.lengths[0], c.launches())
+}
+
+// linear is the same for linear layers of many rows.
+func (p *gpuPeers) linear(c *linearCase) []*Contender {
+	if p == nil {
+		return nil
+	}
+	return p.ask(c.String(), "linear %d %d %d %d", c.rows, c.in, c.out, linearLayers)
 }
 
 // ask has the worker make its ways of what a question says.

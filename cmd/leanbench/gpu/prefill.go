@@ -180,7 +180,7 @@ func (d *gpuDevice) prompts(name string, c *prefillCase, pageTokens int, dtype a
 	if err != nil {
 		return nil, err
 	}
-	queries, err := d.fillQueries(&q)
+	queries, err := d.fill(&q, 3)
 	if err != nil {
 		return nil, err
 	}
@@ -195,32 +195,6 @@ func (d *gpuDevice) prompts(name string, c *prefillCase, pageTokens int, dtype a
 	}
 	closers = []func() error{one.close} // those of before are in it
 	return one, d.verifyPrompts(one, c, &p, queries, &out)
-}
-
-// queryPeriod is after how many elements queries repeat: no row is as another one near it.
-const queryPeriod = 1<<20 + 61*8
-
-// fillQueries fills q with random numbers, and returns the first ones.
-func (d *gpuDevice) fillQueries(q *gpu.Memory) ([]float64, error) {
-	n := min(queryPeriod, q.Len)
-	queries, bytes := make([]float64, n), make([]byte, n*q.DType.Size())
-	for i := range queries {
-		x := float32(3 * d.rng.NormFloat64())
-		if q.DType == attn.Float16 {
-			h := half.FromFloat32(x)
-			*(*half.Float16)(unsafe.Pointer(&bytes[2*i])) = h
-			x = h.Float32()
-		} else {
-			*(*float32)(unsafe.Pointer(&bytes[4*i])) = x
-		}
-		queries[i] = float64(x)
-	}
-	for at := int64(0); at < q.Buffer.Len(); at += int64(len(bytes)) {
-		if err := q.Buffer.Upload(at, bytes[:min(int64(len(bytes)), q.Buffer.Len()-at)]); err != nil {
-			return nil, err
-		}
-	}
-	return queries, nil
 }
 
 // verifyPrompts is verify for one row of a sequence of each number of queries.

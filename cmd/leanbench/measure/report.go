@@ -53,6 +53,7 @@ const (
 	TimeOfMHA     Metric = "time of MHA"         // over that of one query head a KV head
 	TFLOPs        Metric = "TFLOP/s"             // of products, over the median of the rounds
 	OverCUDNN     Metric = "x CUDNN"             // of PyTorch's CUDNN_ATTENTION's time to ours
+	OverCuBLAS    Metric = "x cuBLAS"            // of cuBLAS's time to ours
 	OfSum         Metric = "of the allowed time" // of a mixed step: 1.05 times the longer of its two parts, and 20% of the other
 	OverFlash     Metric = "x FLASH"             // of PyTorch's FLASH_ATTENTION's time to ours
 	OverBest      Metric = "x best peer"         // of the best peer's

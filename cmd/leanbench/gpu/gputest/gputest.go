@@ -18,7 +18,9 @@ func Driver(t *testing.T, capability int32) *fakedriver.Library {
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = 1<<32, capability/10, capability%10, 4, 232448
 	s.Argument("lean_append", 32)
 	s.Argument("lean_", 8)
-	s.Argument("prefill_", 8)
+	for _, family := range []string{"prefill_", "linear_", "matrix_", "batch_", "gemm_"} {
+		s.Argument(family, 8)
+	}
 	s.Argument("read_ceiling", 32)
 	s.Argument("read_pages", 72)
 	t.Cleanup(func() {
@@ -31,7 +33,7 @@ func Driver(t *testing.T, capability int32) *fakedriver.Library {
 
 // PrepareModules loads modules that have no kernels.
 func PrepareModules(d *cuda.Device) error {
-	for _, unit := range []string{"lean", "prefill", "ceiling"} {
+	for _, unit := range []string{"lean", "prefill", "ceiling", "decoder", "matrix", "gemm"} {
 		if _, err := d.Module(unit, func() ([]byte, error) { return []byte("image"), nil }); err != nil {
 			return err
 		}

@@ -73,6 +73,8 @@ func fakeWorker(how string) {
 			default:
 				fmt.Println("ok")
 			}
+		case "linear":
+			fmt.Println("ok cublas")
 		case "model", "forget":
 			fmt.Fprintln(os.Stderr, in.Text())
 			fmt.Println("ok")
