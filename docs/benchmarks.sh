@@ -4,7 +4,7 @@
 #   docs/benchmarks.sh [-q] [PART ...]
 #
 # Parts are decode, step, cpu, peers and e2e; without any, all of these. gpu, layer,
-# prefill, prompts and e2e-gpu need a GPU. -q is quick and less certain. peers, e2e, gpu, prefill and e2e-gpu
+# prefill, linear, prompts, batches and e2e-gpu need a GPU. -q is quick and less certain. peers, e2e, and those
 # need Python: cmd/leanbench/peers/setup.sh makes an environment of several GB in the
 # user's cache folder.
 #
@@ -49,6 +49,8 @@ for part; do
 		;;
 	layer) leanbench gpu -layer -json "$json/gpu-layer.json" ;;
 	prefill) leanbench gpu -prefill -json "$json/gpu-prefill.json" -python "$(python)" ;;
+	linear) leanbench gpu -linear -json "$json/gpu-linear.json" -python "$(python)" ;;
+	batches) leanbench e2e -device gpu $quick -shapes 1.3b,6.7b -batches 32,64,128 -long "" -json "$json/e2e-batches.json" -python "$(python)" ;;
 	e2e-gpu) leanbench e2e -device gpu $quick -json "$json/e2e-gpu.json" -python "$(python)" ;;
 	prompts) leanbench e2e -device gpu $quick -shapes 1.3b,6.7b -prompts 1x2048,1x8192,16x512 -json "$json/e2e-prompts.json" -python "$(python)" ;;
 	*) echo "$0: no part is called $part" >&2; exit 2 ;;

@@ -417,6 +417,7 @@ func (b *e2eGPU) prepare(c stepCase) (ready []struct{ way, name string }) {
 	}
 	miss := func(name string, err error) {
 		reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
+		reason, _, _ = strings.Cut(reason, ". ")       // PyTorch's says a lot about its memory
 		b.Note("OPT-%s, %v: without %s: %s", c.shape, c, name, strings.TrimSuffix(reason, ":"))
 	}
 	if _, err := b.worker.Ask("forget"); err != nil {

@@ -198,6 +198,9 @@ func (b *Bench) layersOfRows() (err error) {
 	if err != nil {
 		return err
 	}
+	if err := b.Device.Fill(clockShape.rotation(), ArenaPeriod); err != nil {
+		return err
+	}
 	b.Note("weights of float16, x and y of float32 for us and of float16 for PyTorch, whose product is cuBLAS's; ours has the launch that makes operands of x in it")
 	b.Clock("before")
 	b.Report.WriteHead(b.Stdout)

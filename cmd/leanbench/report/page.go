@@ -76,10 +76,37 @@ func source(r *measure.Report) string {
 	if r.Commit != "" {
 		on = append(on, r.Commit[:min(7, len(r.Commit))])
 	}
-	if m := r.Machine.String(); m != "" {
+	machine := r.Machine
+	if machine.GPU != "" { // it computes
+		machine = measure.Machine{GPU: machine.GPU, Load: -1}
+	}
+	if m := machine.String(); m != "" {
 		on = append(on, m)
 	}
-	return s + ": " + strings.Join(append(on, r.Notes...), "; ") + "."
+	for _, note := range r.Notes {
+		if r.Transcribed != "" || strings.Contains(note, "PyTorch") { // clocks, and what else a run says of itself, are in its JSON
+			on = append(on, note)
+		}
+	}
+	return s + ": " + strings.Join(on, "; ") + "."
+}
+
+// missedNamed is how many cases that miss a bar are named; of more only the furthest is.
+const missedNamed = 2
+
+// missedBar is what misses a bar.
+type missedBar struct {
+	cases    []string
+	n        int // figures
+	furthest string
+	by       float64 // how far: of the bar
+}
+
+func (m *missedBar) String() string {
+	if m.n <= missedNamed {
+		return strings.Join(m.cases, "; ")
+	}
+	return fmt.Sprintf("%d, the furthest %s", m.n, m.furthest)
 }
 
 // writeMissed lists the bars that are missed, by question and bar.
@@ -89,7 +116,7 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 	for _, q := range questions {
 		var limits []string
 		last := ""
-		cases := make(map[string][]string)
+		of := make(map[string]*missedBar)
 		for _, table := range q.tables {
 			for _, f := range t.figures[table] {
 				if f.Bar == nil || q.only != nil && !q.only.MatchString(f.Case) {
@@ -99,9 +126,11 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 					continue
 				}
 				missed++
-				limit := q.limit(f)
-				if cases[limit] == nil {
-					limits = append(limits, limit)
+				limit, by := q.limit(f)
+				m := of[limit]
+				if m == nil {
+					m = new(missedBar)
+					of[limit], limits = m, append(limits, limit)
 				}
 				who := strings.TrimPrefix(strings.TrimPrefix(f.Contender, "lean, ")+" ", "lean ")
 				is := f.Case
@@ -109,10 +138,13 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 					is = q.name.FindStringSubmatch(table)[1] + ", " + is
 				}
 				text := ", " + who + format(q.form(f.Metric), f)
-				if n := len(cases[limit]); n > 0 && is == last {
-					cases[limit][n-1] += text // another contender of the same case
+				if m.n++; by > m.by {
+					m.furthest, m.by = is+text, by
+				}
+				if n := len(m.cases); n > 0 && is == last {
+					m.cases[n-1] += text // another contender of the same case
 				} else {
-					cases[limit] = append(cases[limit], is+text)
+					m.cases = append(m.cases, is+text)
 				}
 				last = is
 			}
@@ -121,7 +153,7 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 			if i == 0 {
 				fmt.Fprintf(&lines, "- [%s](#%s).", q.title, anchor(q.title))
 			}
-			fmt.Fprintf(&lines, " %s: %s.", strings.ToUpper(limit[:1])+limit[1:], strings.Join(cases[limit], "; "))
+			fmt.Fprintf(&lines, " %s: %s.", strings.ToUpper(limit[:1])+limit[1:], of[limit])
 			if i == len(limits)-1 {
 				lines.WriteByte('\n')
 			}
@@ -130,13 +162,17 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 	fmt.Fprintf(w, "**Missed: %d of %d bars.**\n\n%s", missed, bars, lines.String())
 }
 
-// limit is a missed figure's bar in words.
-func (q question) limit(f measure.Figure) string {
+// limit is a missed figure's bar in words, and by how many times it is missed.
+func (q question) limit(f measure.Figure) (text string, by float64) {
 	say, v := "at least", f.Bar.Least
+	if v != nil {
+		by = *v / f.Value
+	}
 	if v == nil || f.Bar.Most != nil && f.Value > *f.Bar.Most {
 		say, v = "at most", f.Bar.Most
+		by = f.Value / *v
 	}
-	return fmt.Sprintf("%s %s %s", say, format(q.form(f.Metric), measure.Figure{Metric: f.Metric, Value: *v}), f.Metric)
+	return fmt.Sprintf("%s %s %s", say, format(q.form(f.Metric), measure.Figure{Metric: f.Metric, Value: *v}), f.Metric), by
 }
 
 // anchor is what a page's heading is linked by.
@@ -214,6 +250,9 @@ func (t *tables) writeTable(w *bytes.Buffer, q question) {
 	last := ""
 	for _, r := range t.rows(q, q.tables...) {
 		label := r.label
+		if q.some != nil && !q.some.MatchString(label) {
+			continue
+		}
 		if is, who, ok := strings.Cut(label, " | "); ok && is == last {
 			label = "| " + who
 		} else if ok {

@@ -14,6 +14,7 @@ type question struct {
 	contenders      bool     // a line for each contender, not for each case
 	split           *regexp.Regexp
 	only            *regexp.Regexp // of the cases
+	some            *regexp.Regexp // of the lines, which the table shows; the picture shows all
 	name            *regexp.Regexp // of a table, whose first group is put before its cases
 	columns         []column
 	points          string // a table that only the picture shows
@@ -56,6 +57,9 @@ func shares(list ...string) (all []column) {
 
 var contextSplit = regexp.MustCompile(`^(?P<series>\w+), 12 heads x (?P<row>\d+) x 64$`)
 
+// everyThird are contexts of a sweep.
+var everyThird = regexp.MustCompile(`^(128|1024|8192|65536)$`)
+
 var questions = []question{
 	{
 		id: "cpu-memory", title: "Keys and values from memory, on a CPU",
@@ -80,7 +84,7 @@ var questions = []question{
 	{
 		id: "cpu-contexts", title: "Contexts of 128 to 65536 tokens, on a CPU",
 		text:   "12 heads of 64, keys and values from memory: `Attend` (A) and the node (N) as shares of the read ceiling, and times as fast as the default node in float32.",
-		tables: []string{"Contexts, 12 heads of 64, keys and values from memory"}, head: "context", split: contextSplit,
+		tables: []string{"Contexts, 12 heads of 64, keys and values from memory"}, head: "context", split: contextSplit, some: everyThird,
 		columns: []column{
 			{head: "f32: A", series: "f32", who: "lean, Attend", metric: measure.Share}, {head: "N", series: "f32", who: "lean, node", metric: measure.Share},
 			{head: "A x default", series: "f32", who: "lean, Attend", metric: measure.OverStock}, {head: "N x default", series: "f32", who: "lean, node", metric: measure.OverStock},
@@ -94,7 +98,7 @@ var questions = []question{
 	{
 		id: "decode", title: "Against Gorgonia's own nodes",
 		text:   "One query of 12 heads of 64 over n tokens, the same operands in every step, so that short contexts are in cache; us of a step.",
-		tables: []string{"BenchmarkDecode"}, head: "n", split: regexp.MustCompile(`^h12n(?P<row>\d+)d64(?P<series>)$`),
+		tables: []string{"BenchmarkDecode"}, head: "n", some: everyThird, split: regexp.MustCompile(`^h12n(?P<row>\d+)d64(?P<series>)$`),
 		columns: []column{
 			{head: "default", who: "default", metric: "ns/op", form: "us"}, {head: "node, f32", who: "lean", metric: "ns/op", form: "us"}, {head: "node, f16", who: "lean-f16", metric: "ns/op", form: "us"},
 			{head: "node, bf16", who: "lean-bf16", metric: "ns/op", form: "us"}, {head: "Attend, f32", who: "attend", metric: "ns/op", form: "us"},
@@ -164,7 +168,7 @@ var questions = []question{
 	{
 		id: "gpu-pages", title: "Keys in pages, on a GPU",
 		text:   "The speed with pages of 16 and 64 tokens, anywhere in memory, over that with contiguous keys; a reader only reads the same pages. Bar: 97%.",
-		tables: []string{"Pages"}, head: "contiguous launch, us",
+		tables: []string{"Pages"}, head: "contiguous launch, us", some: regexp.MustCompile(`(17 to 70|70 and more|all)$`),
 		columns: []column{
 			{head: "shapes", who: "pages of 16", metric: "shapes", form: "f0"},
 			{head: "16: reach 97%", who: "pages of 16", metric: "reach 97%", form: "f0"}, {head: "median", who: "pages of 16", metric: "of contiguous, median", form: "%"}, {head: "least", who: "pages of 16", metric: "of contiguous, least", form: "%"}, {head: "reader, of the ceiling", who: "pages of 16", metric: "a reader of the same pages, of the ceiling", form: "%"},
@@ -244,6 +248,29 @@ var questions = []question{
 		},
 		picture: picture{kind: "bars", x: "ms a step", y: "model, sequences", series: []column{
 			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean", who: "lean", metric: measure.StepMillis}, {head: "transformers, compiled", who: "transformers, compiled", metric: measure.StepMillis}}},
+	},
+	{
+		id: "e2e-batches", title: "A decode step of many sequences of OPT, on a GPU",
+		text:   "The same with 32 sequences and more, as many as fit beside transformers' model. 32 to 128 rows are a skinny GEMM, with x in two parts. Bars: 85% of the ceiling, 1.15 of compiled (with 128 sequences of OPT-1.3b that would be 95% of the ceiling).",
+		tables: []string{"A decode step of many sequences of OPT-1.3b in float16", "A decode step of many sequences of OPT-6.7b in float16"}, head: "model, sequences",
+		name: regexp.MustCompile(`(OPT-\S+) in`), split: regexp.MustCompile(`^(?P<row>OPT-\S+, b\d+), behind 1024 tokens(?P<series>)$`),
+		columns: []column{
+			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
+			{head: "compiled, ms", who: "transformers, compiled", metric: measure.StepMillis}, {head: "x compiled", who: "lean", metric: measure.OverCompiled, form: "f2"},
+		},
+		picture: picture{kind: "bars", x: "ms a step", y: "model, sequences", series: []column{
+			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean", who: "lean", metric: measure.StepMillis}, {head: "transformers, compiled", who: "transformers, compiled", metric: measure.StepMillis}}},
+	},
+	{
+		id: "gpu-linear", title: "Linear layers of many rows, on a GPU",
+		text:   "Weights of float16. x and y are float32 for us and float16 for PyTorch (cuBLAS). Ours has the launch that makes 16-bit operands of x in it, which runs at the memory's speed. Bars: 0.80 in mixed precision, 0.42 in two parts.",
+		tables: []string{"Linear layers of many rows"}, head: "rows x in to out", only: regexp.MustCompile(`^2048 x `),
+		columns: []column{
+			{head: "two parts, TFLOP/s", who: "lean", metric: measure.TFLOPs, form: "f0"}, {head: "mixed", who: "lean, mixed precision", metric: measure.TFLOPs, form: "f0"}, {head: "cuBLAS", who: "PyTorch, cuBLAS", metric: measure.TFLOPs, form: "f0"},
+			{head: "two parts, x cuBLAS", who: "lean", metric: measure.OverCuBLAS, form: "f2"}, {head: "mixed, x cuBLAS", who: "lean, mixed precision", metric: measure.OverCuBLAS, form: "f2"},
+		},
+		picture: picture{kind: "bars", x: "TFLOP/s", y: "rows x in to out", series: []column{
+			{head: "two parts", who: "lean", metric: measure.TFLOPs}, {head: "mixed precision", who: "lean, mixed precision", metric: measure.TFLOPs}, {head: "cuBLAS", who: "PyTorch, cuBLAS", metric: measure.TFLOPs}}},
 	},
 	{
 		id: "e2e-gpu-long", title: "Long contexts of OPT-6.7b, on a GPU",
