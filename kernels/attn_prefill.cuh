@@ -17,6 +17,11 @@
 //
 // The keys are walked from the last to the first: only the first steps have to mask.
 //
+// A launch may run beside the one ahead of it, which attends to the sequences of few rows and leaves
+// multiprocessors to this one (p.beside). It does not wait for that. That one lets it start when it
+// has waited for all work before, so that this work is done here, too. Block 0 waits for it at the
+// end, and lets the next launch start no sooner: so what follows has both behind it.
+//
 // Where queries or outputs have more bits than operands of products, these are sums of two
 // parts (PRECISE). Queries are taken apart on their way to shared memory, weights in registers,
 // and both parts are multiplied. What values come to in a step is then added to the output
@@ -50,6 +55,7 @@ struct PrefillParams {
   int box;                  // keys that are copied at once: a power of two that divides KEYS and a page
   int heads, group;         // KV heads, and query heads of each
   int causal;
+  int beside;               // the launch ahead is the kernel for few rows (attn_lean.cuh), of the same step: see above
   int queryType, outType;
   float scale;              // of scores, to base 2; more than 0
   float natural;            // of scores, to base e
@@ -117,8 +123,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       prefetchMap(&p.keyMap), prefetchMap(&p.valueMap);
     }
     __syncthreads();
-    waitForEarlier();
-    if (threadIdx.x == 0) letNextStart();
+    if (p.beside == 0) waitForEarlier();
+    if (threadIdx.x == 0 && !isLast(p)) letNextStart();
     const Range range = {p.starts[blockIdx.x], p.starts[blockIdx.x + 1]};
     if (warp < 4) {
       fewerRegisters<PRODUCER_REGISTERS>();
@@ -128,9 +134,13 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
-      writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); });
+      if (p.beside == 0) writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); });
+      if (isLast(p) && threadIdx.x == 128) waitForEarlier(), letNextStart();
     }
   }
+
+  // Whether this block ends a launch beside another one: what follows waits for this launch alone.
+  __device__ static __forceinline__ bool isLast(const PrefillParams& p) { return p.beside != 0 && blockIdx.x == 0; }
 
   // Where output tile number n has its queries, and the parity of that place's barriers.
   __device__ static __forceinline__ int placeOf(int n) { return n & (PLACES - 1); }

@@ -20,8 +20,8 @@ type Engine struct {
 	append  *cuda.Function
 	closed  atomic.Bool
 
-	Eager         bool // all thread blocks are worth having: tests, whose problems are small
-	alwaysPrefill bool // these kernels are worth having for any number of rows: tests
+	Eager  bool // all thread blocks are worth having: tests, whose problems are small
+	choice choice
 
 	maps gpu.TensorMaps[mapKey]
 }

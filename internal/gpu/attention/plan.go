@@ -29,6 +29,7 @@ type Plan struct {
 	ordered         []sequence    // scratch of Build
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build
+	costs           []int64       // scratch of Build
 	owners          []int32       // of output tiles: the block of each
 	prefillSections []int32       // of output tiles: where they begin
 
@@ -80,6 +81,7 @@ type look struct {
 	paged    bool           // there is a block table
 	kernel   *kernel        // that runs
 	prefill  prefillKernels // that run instead
+	both     bool           // or beside it, each for some of the sequences
 	memory   uint64
 }
 
@@ -154,7 +156,16 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	}
 	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
 	group := g.Group()
-	look.tileRows = min(BlockRows, min(max(need.Queries, p.least.Queries, 1), BlockRows)*group)
+	prefill, err := p.engine.findPrefill(&g, max(need.Queries, 1)*group)
+	if err != nil {
+		return err
+	}
+	who := p.divide(&g, seqs, prefill)
+	look.prefill, look.both = who.prefillKernels, who.few > 0
+	most := tileRows(group, max(need.Queries, p.least.Queries))
+	if look.tileRows = most; look.both {
+		look.tileRows = tileRows(group, who.queries)
+	}
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.KV, g.Dim)
 	w := want{problem: &g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
@@ -170,28 +181,26 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			return err
 		}
 	}
-	prefill, err := p.engine.findPrefill(&g, max(need.Queries, 1)*group)
-	if err != nil {
-		return err
-	}
-	many := p.planPrefill(&g, seqs, prefill)
-	look.prefill = many.prefillKernels
 	var parts int64
-	if k := many.first(); k != nil {
+	if k := who.first(); k != nil {
 		need.prefill = len(p.outputs) + p.engine.blocks
-		if many.workers > 0 {
+		if who.workers > 0 {
 			_, parts = p.engine.partBytes(k)
 		}
 	}
-	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, look.tileRows, g.Dim, scores, parts); err != nil {
+	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, most, g.Dim, scores, parts); err != nil {
 		return err
 	}
 	look.memory = p.memory.generation
 
 	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
-	p.pack(&g, seqs, rows, look.paged)
-	p.schedule(&g, look.paged)
-	p.listPrefill(many)
+	p.pack(&g, seqs, rows, look.paged, who.queries)
+	if look.both {
+		p.schedule(&g, p.seqs[:who.few], p.engine.blocks-who.blocks, look.paged)
+	} else {
+		p.schedule(&g, p.seqs, p.engine.blocks, look.paged)
+	}
+	p.listPrefill(who)
 	p.prefetchPages(&g, look.kernel)
 	p.maskedRows(&g, rows)
 	p.aheadPages(&g, look.paged)
@@ -200,6 +209,11 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 		p.generation++
 	}
 	return nil
+}
+
+// tileRows is how many rows output tiles of the kernels for few rows have at most.
+func tileRows(group, queries int) int {
+	return min(BlockRows, min(max(queries, 1), BlockRows)*group)
 }
 
 // measured is the size of a step.
@@ -256,8 +270,9 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 	return m, nil
 }
 
-// pack writes the sequences, the block table and the slots of new tokens.
-func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool) {
+// pack writes the sequences, those of so many queries at most first, the block table and the slots of
+// new tokens.
+func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool, queries int) {
 	p.seqs, p.pages, p.slots = p.seqs[:0], p.pages[:0], p.slots[:0]
 	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0
 	for range rows {
@@ -291,12 +306,21 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool)
 			p.slots[q.Row+t] = int32(int64(live[key/g.PageTokens])*pageRows + int64(key%g.PageTokens))
 		}
 	}
-	sortSequences(p.seqs)
+	sortSequences(p.seqs, queries)
 }
 
-// sortSequences has the short ones last: there whole output tiles are looked for.
-func sortSequences(seqs []sequence) {
-	slices.SortStableFunc(seqs, func(a, b sequence) int { return cmp.Compare(b.keys, a.keys) })
+// sortSequences has those of so many queries at most first, and of them and of the others the short
+// ones last: there whole output tiles are looked for.
+func sortSequences(seqs []sequence, queries int) {
+	many := func(s sequence) int {
+		if int(s.queries) > queries {
+			return 1
+		}
+		return 0
+	}
+	slices.SortFunc(seqs, func(a, b sequence) int { // whatever their order was
+		return cmp.Or(cmp.Compare(many(a), many(b)), cmp.Compare(b.keys, a.keys), cmp.Compare(a.row, b.row), cmp.Compare(a.queries, b.queries))
+	})
 }
 
 // maskedRows lists the rows that see no key: thread blocks need not come there.

@@ -370,7 +370,7 @@ func testEveryCallFailsOnce(t *testing.T, unfused bool, queries int) {
 		return plan.Run(m.Stream, p.operands())
 	}
 	m, lib, _ := fakeGPU(t, 90, 5, 232448)
-	m.engine.alwaysPrefill = true
+	m.engine.choice = takeMany
 	rng := reftest.Rand(t)
 	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, queries}, Keys: []int{300, 7 + queries}}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: 2})

@@ -38,13 +38,13 @@ type prefillParams struct {
 	partials, counters                                        uint64
 	queryRow, queryHead, outRow, outHead, lseRow, lseHead     int64
 	pageRows, headRows, pageTokens, box, heads, group, causal int32
-	queryType, outType                                        int32
+	beside, queryType, outType                                int32
 	scale, natural                                            float32
-	_                                                         [20]byte // up to a multiple of 64, the alignment of maps
+	_                                                         [16]byte // up to a multiple of 64, the alignment of maps
 }
 
-// prefillKernels are those for prompts: for operands of one type, and for others. A plan does not know
-// yet which will come. nil: none is worth it.
+// prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of
+// these is a guess. nil: none is worth it.
 type prefillKernels struct{ same, precise *kernel }
 
 // first is one of them, nil if there is none.
@@ -53,6 +53,14 @@ func (k prefillKernels) first() *kernel {
 		return k.same
 	}
 	return k.precise
+}
+
+// taken is the one for the operands of a problem.
+func (k prefillKernels) taken(g *attn.Problem) *kernel {
+	if k.precise != nil && g.Rows != g.KV && !g.Mixed {
+		return k.precise
+	}
+	return k.first()
 }
 
 // findPrefill has the kernels for sequences of at most so many rows.
@@ -77,64 +85,8 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels, err e
 	return k, nil
 }
 
-// prefillPlan is what of a step the kernels for many rows do: which of them are worth it, and
-// for how many blocks output tiles are cut. 0: whole ones are dealt out.
-type prefillPlan struct {
-	prefillKernels
-	workers int
-}
-
-// planPrefill says so for kernels that there are. It writes nothing but scratch.
-func (p *Plan) planPrefill(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) prefillPlan {
-	k := of.first()
-	if k == nil {
-		return prefillPlan{}
-	}
-	p.ordered = p.ordered[:0]
-	for i := range seqs {
-		if s := &seqs[i]; s.Queries > 0 {
-			p.ordered = append(p.ordered, sequence{row: int32(s.Row), queries: int32(s.Queries), keys: int32(s.Keys)})
-		}
-	}
-	sortSequences(p.ordered)
-	p.prefillOutputs(g, p.ordered, k.tile.rows)
-	workers, steps := p.cutPrefill(p.deal())
-	if !p.engine.alwaysPrefill {
-		few := p.engine.shareOfFew(g, p.ordered)
-		of.same, of.precise = prefillPays(of.same, steps, few), prefillPays(of.precise, steps, few)
-	}
-	if of.first() == nil {
-		workers = 0
-	}
-	return prefillPlan{of, workers}
-}
-
-// shareOfFew is how many rows times keys each block has by the kernels for few rows.
-func (e *Engine) shareOfFew(g *attn.Problem, seqs []sequence) int64 {
-	var tiles int64
-	for i := range seqs {
-		rows := int(seqs[i].queries) * g.Group()
-		for first := 0; first < rows; first += BlockRows {
-			tiles += keysOf(g, &seqs[i], first, min(first+BlockRows, rows)).Tiles(tileTokens(g))
-		}
-	}
-	return tiles * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows / int64(e.blocks)
-}
-
-// prefillPays is k if it is done before the kernel for few rows, whose blocks have so many rows
-// times keys; else nil. A block of k has up to so many steps. A multiprocessor does some ten
-// times as many rows and keys here in the same time, and five times as many with twice the
-// products (BenchmarkGPUPrefill).
-func prefillPays(k *kernel, steps, few int64) *kernel {
-	const faster = 10
-	if k == nil || steps*cutKeys*int64(k.tile.rows)*int64(k.way.parts) > faster*few {
-		return nil
-	}
-	return k
-}
-
-// listPrefill deals out what planPrefill has planned.
-func (p *Plan) listPrefill(of prefillPlan) {
+// listPrefill deals out what divide has chosen.
+func (p *Plan) listPrefill(of division) {
 	switch {
 	case of.first() == nil:
 		p.prefilling, p.prefillStarts = p.prefilling[:0], p.prefillStarts[:0]
@@ -179,6 +131,9 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	a.heads, a.group = int32(g.KVHeads), int32(g.Group())
 	if g.Causal {
 		a.causal = 1
+	}
+	if p.look.both {
+		a.beside = 1
 	}
 	a.queryType, a.outType = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType)
 	a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)

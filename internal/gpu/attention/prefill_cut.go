@@ -44,14 +44,14 @@ func (e *Engine) partCost(steps int64) int64 {
 	return steps + e.fixedSteps()
 }
 
-// deal gives each output tile to the block that has the least so far, in their order: blocks
+// deal gives each output tile to the one of so many blocks that has the least so far, in their order: blocks
 // that work at the same time have neighbours. It says how many steps the block with the most
 // of them has.
-func (p *Plan) deal() (most int64) {
+func (p *Plan) deal(blocks int) (most int64) {
 	const shift = 16 // a block's number, below its steps
 	fixed := p.engine.fixedSteps()
 	heap := p.prefillBounds[:0] // the block with the least comes first
-	for b := range p.engine.blocks {
+	for b := range blocks {
 		heap = append(heap, int64(b))
 	}
 	p.prefillBounds, p.owners = heap, p.owners[:0]
@@ -98,10 +98,10 @@ func (p *Plan) dealPrefill() {
 	p.prefillStarts = starts[:p.engine.blocks+1]
 }
 
-// cutPrefill is how many blocks are to have equal parts of all output tiles, and how many steps
-// each could have done until all are merged. 0: whole output tiles, where a block has up to
+// cutPrefill is how many of some blocks are to have equal parts of all output tiles, and how many
+// steps each could have done until all are merged. 0: whole output tiles, where a block has up to
 // `most` steps, are done as soon.
-func (p *Plan) cutPrefill(most int64) (workers int, steps int64) {
+func (p *Plan) cutPrefill(blocks int, most int64) (workers int, steps int64) {
 	least, fixed := int64(leastCut), p.engine.fixedSteps()
 	if p.engine.Eager {
 		least = 1
@@ -111,7 +111,6 @@ func (p *Plan) cutPrefill(most int64) (workers int, steps int64) {
 		n := p.outputs[i].steps()
 		all, cost, longest = all+n, cost+p.engine.partCost(n), max(longest, n)
 	}
-	blocks := p.engine.blocks
 	if workers = int(min(all/least, int64(blocks))); workers < 2 || len(p.outputs) >= 4*blocks {
 		return 0, most
 	}
@@ -206,13 +205,13 @@ func (e *Engine) partBytes(k *kernel) (counters, all int64) {
 	return counters, counters + 2*int64(e.blocks)*int64(k.dims[0]/8+1)*int64(k.tile.rows*2)*16
 }
 
-// prefillOutputs lists the output tiles. Keys and values of as many heads as stay in the L2 cache
+// prefillOutputs lists the output tiles of sequences from number `from` on. Keys and values of as many heads as stay in the L2 cache
 // make a section. Within one the long output tiles come first. The last section has enough of
 // them that the short ones at its end make blocks even.
-func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, rows int) {
+func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, rows int) {
 	p.outputs, p.prefillSections = p.outputs[:0], append(p.prefillSections[:0], 0)
 	group, bytes := g.Group(), 0
-	for n := range seqs {
+	for n := from; n < len(seqs); n++ {
 		s := &seqs[n]
 		all := int(s.queries) * group
 		for head := range g.KVHeads {
@@ -229,7 +228,7 @@ func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, rows int) {
 	const enough = 4 // for each block
 	end := len(p.outputs)
 	for i, begin := range slices.Backward(p.prefillSections) {
-		if end == len(p.outputs) && i > 0 && end-int(begin) < enough*p.engine.blocks {
+		if end == len(p.outputs) && i > 0 && end-int(begin) < enough*blocks {
 			continue
 		}
 		slices.SortStableFunc(p.outputs[begin:end], func(a, b prefillTile) int { return int(b.end) - int(a.end) })

@@ -22,10 +22,10 @@ func TestPrefillParts(t *testing.T) {
 			p.outputs = append(p.outputs, prefillTile{seq: int32(i), end: int32(n), parts: 1})
 			all += p.engine.partCost(p.outputs[i].steps())
 		}
-		most := p.deal()
+		most := p.deal(blocks)
 		p.dealPrefill()
 		checkPrefill(t, p, most, func(steps int64) int64 { return steps + fixed })
-		workers, steps := p.cutPrefill(most)
+		workers, steps := p.cutPrefill(blocks, most)
 		if steps > most || workers > blocks || workers == 0 && steps != most {
 			t.Fatalf("%d blocks have %d steps each, whole output tiles %d", workers, steps, most)
 		}
@@ -91,7 +91,7 @@ func TestPrefillCuts(t *testing.T) {
 		for range c.outputs {
 			p.outputs = append(p.outputs, prefillTile{end: int32(c.keys), parts: 1})
 		}
-		if workers, _ := p.cutPrefill(p.deal()); workers != c.workers {
+		if workers, _ := p.cutPrefill(132, p.deal(132)); workers != c.workers {
 			t.Errorf("%d output tiles of %d keys: parts for %d blocks, want %d", c.outputs, c.keys, workers, c.workers)
 		}
 	}
@@ -111,16 +111,16 @@ func TestPrefillPrompts(t *testing.T) {
 		for range c.sequences {
 			seqs = append(seqs, sequence{queries: int32(c.tokens), keys: int32(c.tokens)})
 		}
-		p.prefillOutputs(g, seqs, rows)
+		p.prefillOutputs(g, seqs, 0, 132, rows)
 		var all int64
 		for i := range p.outputs {
 			all += p.outputs[i].steps() + tileSteps
 		}
-		most, even := p.deal(), all/132
+		most, even := p.deal(132), all/132
 		if most > even+even/12 {
 			t.Errorf("%+v: a block has %d steps, and all have %d in the mean", c, most, even)
 		}
-		if workers, _ := p.cutPrefill(most); workers != 0 {
+		if workers, _ := p.cutPrefill(132, most); workers != 0 {
 			t.Errorf("%+v: parts for %d blocks", c, workers)
 		}
 	}
@@ -162,12 +162,13 @@ func TestPrefillChoice(t *testing.T) {
 			}
 		}
 		p := &Plan{engine: &Engine{blocks: 132}}
-		planned := p.planPrefill(g, seqs, of)
-		for i, k := range [...]*kernel{planned.same, planned.precise} {
+		for i, rows := range [...]attn.DType{attn.Float16, attn.Float32} {
+			g.Rows = rows
+			chosen := p.divide(g, seqs, of)
 			way := 0
 			switch {
-			case k == nil:
-			case planned.workers == 0:
+			case chosen.first() == nil:
+			case chosen.workers == 0:
 				way = 1
 			default:
 				way = 2

@@ -28,7 +28,7 @@ func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
 
 // testPrefill: the kernels for many rows, on what they can do.
 func testPrefill(t *testing.T, m *machine, n, longest int) {
-	m.engine.alwaysPrefill = true
+	m.engine.choice = takeMany
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	taken, parts := 0, 0
@@ -62,7 +62,7 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 // testPrefillInstead: so many of the tests of the kernels for few rows that have more than one
 // row, with the kernels for many rows wherever these can do it.
 func testPrefillInstead(t *testing.T, m *machine, n, longest int) {
-	m.engine.alwaysPrefill = true
+	m.engine.choice = takeMany
 	tests := map[string]func(t *testing.T){
 		"random":        func(t *testing.T) { testRandom(t, m, 12, options{work: 1e5, longest: longest}) },
 		"schedules":     func(t *testing.T) { testSchedules(t, m, longest) },
@@ -89,7 +89,7 @@ func testPrefillInstead(t *testing.T, m *machine, n, longest int) {
 // twice the error of sums in float32, and over keys of bfloat16, whose two parts have 16 bits,
 // no more than some 2^-15 of the values.
 func testPrefillPrecision(t *testing.T, m *machine, keys int) {
-	m.engine.alwaysPrefill = true
+	m.engine.choice = takeMany
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for _, dim := range headDims {
@@ -193,7 +193,7 @@ func BenchmarkGPUPrefill(b *testing.B) {
 
 func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, kv, dim int, query attn.DType, way string) {
 	keys := behind + queries
-	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: keys, Scale: 0.1, Mask: attn.Mask{Causal: true},
+	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: keys, Scale: 0.1, Mask: attn.Mask{Causal: true}, Rows: query,
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
 		Key: attn.PageStrides{Page: kv * keys * dim, Head: keys * dim, Row: dim}}
 	g.Value = g.Key
@@ -214,8 +214,10 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	}
 	rows := batch * queries * heads * dim
 	o := &Operands{Q: memory(rows, query), Out: memory(rows, query), K: memory(batch*g.Key.Page, attn.Float16), V: memory(batch*g.Key.Page, attn.Float16)}
-	m.engine.alwaysPrefill = way == "whole" || way == "parts"
-	defer func() { m.engine.alwaysPrefill = false }()
+	if way == "whole" || way == "parts" {
+		m.engine.choice = takeMany
+	}
+	defer func() { m.engine.choice = takeFastest }()
 	plan := m.engine.NewPlan()
 	noError(b, plan.Build(g, seqs, batch*queries))
 	switch way {

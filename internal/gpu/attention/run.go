@@ -66,11 +66,16 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if err := p.checkOperands(op, o); err != nil {
 		return err
 	}
+	if k := p.look.kernel; p.look.both {
+		if err := k.way.run(p, s, o, k); err != nil {
+			return err
+		}
+	}
 	k := p.kernelOf(o)
 	return k.way.run(p, s, o, k)
 }
 
-// kernelOf is the kernel that attends to operands.
+// kernelOf is the kernel that attends to operands, beside look.kernel where there are both.
 func (p *Plan) kernelOf(o *Operands) *kernel {
 	if k := p.look.prefill.same; k != nil && (p.look.geometry.Mixed || o.Q.DType == o.K.DType && o.Out.DType == o.K.DType) {
 		return k

@@ -115,12 +115,12 @@ func (p *Plan) mergeTogether() {
 	}
 }
 
-// schedule cuts the LeanTiles.
-func (p *Plan) schedule(g *attn.Problem, paged bool) {
+// schedule cuts the LeanTiles of the first sequences, which are all or those of few rows, for so many thread blocks.
+func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool) {
 	group, tile := g.Group(), tileTokens(g)
 	longest := 0 // LeanTiles of an output tile
 	p.sched.Reset(g.KVHeads)
-	for _, s := range p.seqs {
+	for _, s := range seqs {
 		p.tiles = p.tiles[:0]
 		rows := int(s.queries) * group
 		for first := 0; first < rows; first += BlockRows {
@@ -129,7 +129,6 @@ func (p *Plan) schedule(g *attn.Problem, paged bool) {
 		}
 		p.sched.Add(p.tiles)
 	}
-	workers := p.engine.blocks
 	if g.Workers > 0 {
 		workers = min(workers, g.Workers)
 	}
@@ -143,7 +142,7 @@ func (p *Plan) schedule(g *attn.Problem, paged bool) {
 	if p.works == nil {
 		p.works = make([]work, p.engine.blocks)
 	}
-	packWorks(&p.sched, p.seqs, p.works)
+	packWorks(&p.sched, seqs, p.works)
 	if p.engine.hasEpilogue() {
 		p.mergeTogether()
 	}

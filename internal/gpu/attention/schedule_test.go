@@ -132,7 +132,7 @@ func TestSlack(t *testing.T) {
 		for i := range c.batch {
 			p.seqs = append(p.seqs, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}
-		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16}, false)
+		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16}, p.seqs, p.engine.blocks, false)
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
@@ -140,7 +140,7 @@ func TestSlack(t *testing.T) {
 	// In a launch that does more fewer blocks with one part each are better for longer.
 	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true, seqs: []sequence{{queries: 1, keys: 32768}}}
 	for _, want := range []int{128, 132} {
-		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, false)
+		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, p.seqs, p.engine.blocks, false)
 		if n := p.sched.Workers(); n != want {
 			t.Errorf("fused, %v: %d blocks, want %d", p.fused, n, want)
 		}
@@ -203,14 +203,14 @@ func TestWorth(t *testing.T) {
 				g := attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: max(c.page, 1), Policy: policy}
 				// Fused, as if all blocks were worth having.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, Eager: true}, seqs: p.seqs}
-				all.schedule(&g, c.page > 0)
+				all.schedule(&g, all.seqs, all.engine.blocks, c.page > 0)
 				p.fused = true
-				p.schedule(&g, c.page > 0)
+				p.schedule(&g, p.seqs, p.engine.blocks, c.page > 0)
 				if !slices.Equal(p.works, all.works) {
 					t.Errorf("%+v, %v, capability %d: fused %d blocks", c, policy.Kind, capability, p.sched.Workers())
 				}
 				p.fused = false
-				p.schedule(&g, c.page > 0)
+				p.schedule(&g, p.seqs, p.engine.blocks, c.page > 0)
 				shares := slices.ContainsFunc(p.works, func(w work) bool { return w.guests > 0 })
 				merge := shares && capability == 90 && !slices.ContainsFunc(p.works, func(w work) bool { return w.wholeTiles > 0 })
 				if policy.Kind == lean.StreamK && capability == 90 && (p.sched.Workers() != c.blocks || merge != c.together) {
