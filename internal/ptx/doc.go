@@ -14,8 +14,8 @@
 // of a block that has ended; copies that nobody has waited for; threads that wait for
 // each other for ever; an instruction that this package does not have. Launches run
 // one after the other, but where they may overlap (programmatic dependent launch) it
-// is an error to read what the one before writes, and to write at all, before
-// griddepcontrol.wait, and to let the next one start before that.
+// is an error to read what the one before writes, or to write what it reads or writes, before
+// griddepcontrol.wait.
 //
 // What is not modelled: weak ordering (every write is seen by all at once), time,
 // caches, and how the tensor core rounds its sums.

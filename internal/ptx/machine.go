@@ -56,7 +56,7 @@ type Launch struct {
 
 	// Before is the trace of the launch before, where this one may start before its
 	// end, as programmatic dependent launches do: what that one writes may be read, and
-	// anything written, only behind griddepcontrol.wait. Trace is filled.
+	// what it reads or writes be written, only behind griddepcontrol.wait. Trace is filled.
 	Before, Trace *Trace
 }
 
@@ -73,6 +73,8 @@ type machine struct {
 	events  int64 // what others may wait for
 	exited  int   // blocks
 	waited  bool  // some block, for the launch before
+
+	behindWait bool // some block has let the next launch start, or has ended, when it had waited
 }
 
 // pending is what may happen at any time, and what began it.
@@ -104,6 +106,7 @@ type block struct {
 	objects  map[uint32]*mbarrier
 	recent   [64]*mbarrier // of objects, by their address
 	waited   bool          // for the launch before
+	lets     bool          // the next one start
 }
 
 // group is threads of a warp that are at the same instruction.
@@ -247,6 +250,7 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 	if m.overlapping() != nil && !m.waited {
 		return fmt.Errorf("ptx: %s: it ends without having waited for the launch before", k.name)
 	}
+	m.ends()
 	return nil
 }
 
@@ -583,6 +587,7 @@ func (w *warp) ret(m uint32) {
 	}
 	if w.block.exited == w.block.threads {
 		w.m.exited++
+		w.let()
 	}
 	w.cluster.settle()
 }

@@ -3,42 +3,48 @@ package ptx
 import "fmt"
 
 // Trace is what a launch has done that matters to one that overlaps with it: what it
-// has written, and whether it has let the next one start before its end.
+// has read and written, and whether it has let the next one start before its end.
 type Trace struct {
-	words  map[uint64]*written // by address
-	last   *written            // of words, and its address
-	lastAt uint64
-	lets   bool
-	behind *Trace // of the launch before it, if it let the next one start before it had waited for that
+	reads, writes words
+	lets          bool
+	behind        *Trace // of the launch before it, if all blocks let the next one start before they had waited for that
 }
 
-// written has a bit for each of so many words of 4 bytes.
-type written [writtenWords / 64]uint64
+// words are some words of 4 bytes of memory.
+type words struct {
+	sets   map[uint64]*wordSet // by address
+	last   *wordSet            // of these, and its address
+	lastAt uint64
+}
 
-const writtenWords = 4096
+// wordSet has a bit for each of so many words.
+type wordSet [setWords / 64]uint64
 
-func (t *Trace) wrote(address uint64, n int) (is bool) {
+const setWords = 4096
+
+func (w *words) has(address uint64, n int) bool {
 	for word := address / 4; word*4 < address+uint64(n); word++ {
-		if o := t.words[word/writtenWords]; o != nil && o[word%writtenWords/64]>>(word%64)&1 != 0 {
+		if s := w.sets[word/setWords]; s != nil && s[word%setWords/64]>>(word%64)&1 != 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// write keeps that something was written.
-func (t *Trace) write(address uint64, n int) {
-	for word := address / 4; word*4 < address+uint64(n); word++ {
-		if at := word / writtenWords; t.last == nil || t.lastAt != at {
-			if t.words == nil {
-				t.words = map[uint64]*written{}
+func (w *words) add(address uint64, n int) {
+	for word, end := address/4, (address+uint64(n)+3)/4; word < end; {
+		if at := word / setWords; w.last == nil || w.lastAt != at {
+			if w.sets == nil {
+				w.sets = map[uint64]*wordSet{}
 			}
-			if t.words[at] == nil {
-				t.words[at] = new(written)
+			if w.sets[at] == nil {
+				w.sets[at] = new(wordSet)
 			}
-			t.last, t.lastAt = t.words[at], at
+			w.last, w.lastAt = w.sets[at], at
 		}
-		t.last[word%writtenWords/64] |= 1 << (word % 64)
+		some := min(end-word, 64-word%64) // in one number
+		w.last[word%setWords/64] |= ^uint64(0) >> (64 - some) << (word % 64)
+		word += some
 	}
 }
 
@@ -50,20 +56,42 @@ func (l *Launch) overlapping() *Trace {
 	return nil
 }
 
-// touch checks an access to global memory, and keeps that something was written.
+// touch checks an access to global memory, and keeps it.
 func (b *block) touch(address uint64, n int, writes bool) {
 	if before := b.m.overlapping(); before != nil && !b.waited {
-		if writes {
-			panic(fault{fmt.Sprintf("%d bytes at %#x are written before griddepcontrol.wait", n, address)})
-		}
 		for ; before != nil; before = before.behind {
-			if before.wrote(address, n) {
+			switch {
+			case before.writes.has(address, n) && !writes:
 				panic(fault{fmt.Sprintf("%d bytes at %#x, which a launch before writes, are read before griddepcontrol.wait", n, address)})
+			case writes && (before.writes.has(address, n) || before.reads.has(address, n)):
+				panic(fault{fmt.Sprintf("%d bytes at %#x, which a launch before reads or writes, are written before griddepcontrol.wait", n, address)})
 			}
 		}
 	}
-	if t := b.m.Trace; t != nil && writes {
-		t.write(address, n)
+	switch t := b.m.Trace; {
+	case t == nil:
+	case writes:
+		t.writes.add(address, n)
+	default:
+		t.reads.add(address, n)
+	}
+}
+
+// let has the launch let the next one start, as far as the block is concerned: none starts before
+// all blocks have, or have ended.
+func (b *block) let() {
+	if b.lets {
+		return
+	}
+	b.lets = true
+	b.m.behindWait = b.m.behindWait || b.waited
+}
+
+// ends completes the trace.
+func (m *machine) ends() {
+	// If all blocks let the next one start before, more than two launches may run at once.
+	if t := m.Trace; t != nil && !m.behindWait {
+		t.behind = m.overlapping()
 	}
 }
 
@@ -76,10 +104,8 @@ func (c *compiler) dependency(s *statement) func(w *warp, m uint32) {
 		return func(w *warp, m uint32) {
 			if t := w.m.Trace; t != nil {
 				t.lets = true
-				if !w.waited { // then more than two launches may run at once
-					t.behind = w.m.overlapping()
-				}
 			}
+			w.let()
 		}
 	}
 	return nil

@@ -6,10 +6,11 @@ import (
 )
 
 // A launch that may begin before the one before it has ended: what that one writes is
-// behind griddepcontrol.wait, whichever way it is read, and so is all that is written.
+// behind griddepcontrol.wait, whichever way it is read, and so is the writing of what that one reads.
 func TestOverlap(t *testing.T) {
 	const store = "add.s64 %out, %g1, %i4;\nst.global.u32 [%out], 7;\n"
 	first := program(2, "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n"+store)
+	reads := program(2, "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\nadd.s64 %rd1, %g0, %i4;\nld.global.u32 %r1, [%rd1];\n")
 	never := program(2, "griddepcontrol.wait;\n"+store)
 	const wait, next = "griddepcontrol.wait;\n", "griddepcontrol.launch_dependents;\n"
 	read := func(what string) string { return "add.s64 %rd1, " + what + ", %i4;\nld.global.u32 %r1, [%rd1];\n" }
@@ -23,8 +24,10 @@ func TestOverlap(t *testing.T) {
 		"reads before":         {first, read("%g1") + wait + result("%r1"), "which a launch before writes, are read before"},
 		"generic":              {first, generic + wait + result("%r1"), "which a launch before writes, are read before"},
 		"copies before":        {first, copied + wait, "which a launch before writes, are read before"},
-		"writes before":        {first, result("%t") + wait, "written before griddepcontrol.wait"},
-		"adds before":          {first, "atom.global.add.u32 %r1, [%g2], 1;\n" + wait, "written before griddepcontrol.wait"},
+		"writes before":        {first, store + wait, "written before griddepcontrol.wait"},
+		"writes what is read":  {reads, result("%t") + wait, "written before griddepcontrol.wait"},
+		"writes else before":   {first, result("%t") + wait, ""},
+		"adds before":          {first, "atom.global.add.u32 %r1, [%g1], 1;\n" + wait, "written before griddepcontrol.wait"},
 		"never waits":          {first, "", "without having waited"},
 		"one thread waits":     {first, "setp.eq.u32 %p1, %t, 0;\n@%p1 griddepcontrol.wait;\nbar.sync 0;\n" + read("%g1") + result("%r1"), ""},
 		"the first let nobody": {never, read("%g1") + result("%r1"), ""},
@@ -53,12 +56,14 @@ func TestOverlapOfMany(t *testing.T) {
 		last    string
 		says    string
 	}{
-		"after its wait":   {[]string{wait + next}, read + wait, ""},
-		"before its wait":  {[]string{next + wait}, read + wait, "which a launch before writes, are read before"},
-		"two of them":      {[]string{next + wait, next + wait}, read + wait, "which a launch before writes, are read before"},
-		"one has waited":   {[]string{next + wait, wait + next, next + wait}, read + wait, ""},
-		"one lets nobody":  {[]string{next + wait, wait, next + wait}, read + wait, ""},
-		"reads afterwards": {[]string{next + wait, next + wait}, wait + read, ""},
+		"after its wait":        {[]string{wait + next}, read + wait, ""},
+		"before its wait":       {[]string{next + wait}, read + wait, "which a launch before writes, are read before"},
+		"but for one block":     {[]string{"setp.eq.u32 %p1, %b, 0;\n@%p1 " + wait + next + wait}, read + wait, ""},
+		"one block lets nobody": {[]string{"setp.eq.u32 %p1, %b, 0;\n@!%p1 " + next + wait}, read + wait, ""},
+		"two of them":           {[]string{next + wait, next + wait}, read + wait, "which a launch before writes, are read before"},
+		"one has waited":        {[]string{next + wait, wait + next, next + wait}, read + wait, ""},
+		"one lets nobody":       {[]string{next + wait, wait, next + wait}, read + wait, ""},
+		"reads afterwards":      {[]string{next + wait, next + wait}, wait + read, ""},
 	} {
 		a := memory[uint32](64)
 		before := new(Trace)
@@ -86,13 +91,13 @@ func TestOverlapOfMany(t *testing.T) {
 // Of a trace's words those are written that have been.
 func TestTrace(t *testing.T) {
 	var trace Trace
-	trace.write(1000, 12)
+	trace.writes.add(1000, 12)
 	for at, want := range map[uint64]bool{992: false, 996: false, 1000: true, 1004: true, 1008: true, 1012: false} {
-		if got := trace.wrote(at, 4); got != want {
+		if got := trace.writes.has(at, 4); got != want {
 			t.Errorf("%d: %v", at, got)
 		}
 	}
-	if !trace.wrote(1010, 2) || !trace.wrote(990, 12) || trace.wrote(980, 20) {
+	if !trace.writes.has(1010, 2) || !trace.writes.has(990, 12) || trace.writes.has(980, 20) {
 		t.Error("ranges that begin or end within a word")
 	}
 }

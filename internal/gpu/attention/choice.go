@@ -48,29 +48,35 @@ func (e *Engine) manyCost(g *attn.Problem, s *sequence, k *kernel) int64 {
 	for first := 0; first < rows; first += k.tile.rows {
 		steps += int64(keysOf(g, s, first, min(first+k.tile.rows, rows)).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
 	}
-	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(s.keys)*BlockRows*busy/busyOf)
+	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(s.keys)*BlockRows)
 }
 
-// shares is how many of some blocks are to attend to the sequences of many rows, so that they are
-// done with their cost when the others are done with theirs, and when that is.
-func shares(few, many int64, blocks int) (forMany int, time int64) {
-	time = math.MaxInt64
+// fewTime is when so many of some blocks are done that have the sequences of few rows, with their
+// cost: the memory is as fast for busy of busyOf blocks as for all.
+func fewTime(few int64, have, blocks int) int64 {
+	return few * busy / min(int64(have)*busyOf, int64(blocks)*busy)
+}
+
+// shares is how many of some blocks are to have the sequences of many rows, with their cost, so that
+// they are done early, and the others, too.
+func shares(few, many int64, blocks int) (forMany int) {
+	least := int64(math.MaxInt64)
 	for m := 1; m < blocks; m++ {
-		reading := min(int64(blocks-m)*busyOf, int64(blocks)*busy)
-		if t := max((many+int64(m)-1)/int64(m), few*busy/reading); t <= time {
-			forMany, time = m, t
+		if t := max((many+int64(m)-1)/int64(m), fewTime(few, blocks-m, blocks)); t <= least {
+			forMany, least = m, t
 		}
 	}
-	return forMany, time
+	return forMany
 }
 
 // division is who attends to what of a step.
 type division struct {
-	prefillKernels     // for sequences of many rows; nil: those for few have all
-	few            int // sequences that the kernel for few rows has beside them: the first of Plan.ordered
-	queries        int // of one of these, at most
-	blocks         int // that attend to the others
-	workers        int // of these, that have equal parts of output tiles; 0: whole ones are dealt out
+	prefillKernels       // for sequences of many rows; nil: those for few have all
+	few            int   // sequences that the kernel for few rows has beside them: the first of Plan.ordered
+	queries        int   // of one of these, at most
+	blocks         int   // that attend to the others
+	workers        int   // of these, that have equal parts of output tiles; 0: whole ones are dealt out
+	time           int64 // until all is done
 }
 
 // divide chooses. of are the kernels for many rows that there are. It writes nothing but
@@ -86,47 +92,67 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 			p.ordered = append(p.ordered, sequence{row: int32(s.Row), queries: int32(s.Queries), keys: int32(s.Keys)})
 		}
 	}
-	both, besides, few, many := p.divideBoth(g, k)
-	sortSequences(p.ordered, 0)
-	p.prefillOutputs(g, p.ordered, 0, e.blocks, k.tile.rows)
-	workers, steps := p.cutPrefill(e.blocks, p.deal(e.blocks))
-	few, many = few/int64(e.blocks), max(steps*k.stepCost(), many/int64(e.blocks))
-	least := min(few, many)
-	switch {
-	case both.blocks > 0 && (e.choice == takeBoth || e.choice == takeFastest && besides < least-least/32):
-		both.prefillKernels = of
-		sortSequences(p.ordered, both.queries)
-		p.prefillOutputs(g, p.ordered, both.few, both.blocks, k.tile.rows)
-		both.workers, _ = p.cutPrefill(both.blocks, p.deal(both.blocks))
-		return both
-	case e.choice == takeFastest && many > few:
-		return division{}
+	few, many, both := p.weigh(g, k)
+	best := division{time: few / int64(e.blocks)}
+	all := division{prefillKernels: of, blocks: e.blocks}
+	p.dealOut(g, k, &all)
+	all.time = max(all.time, many/int64(e.blocks))
+	if e.choice != takeFastest || all.time <= best.time {
+		best = all
 	}
-	return division{prefillKernels: of, blocks: e.blocks, workers: workers}
+	if both.blocks > 0 {
+		time := both.time
+		both.prefillKernels = of
+		p.dealOut(g, k, &both)
+		both.time = max(both.time, time) + besideSteps*k.stepCost()/int64(k.way.parts)
+		if e.choice == takeBoth || e.choice == takeFastest && both.time < best.time-best.time/32 {
+			return both
+		}
+	}
+	if best.first() != nil {
+		p.dealOut(g, k, &best)
+	}
+	return best
 }
 
-// divideBoth is the best of the divisions that have something for both kinds of kernels, without its
-// workers, and its time; blocks is 0 where there is none. few and many are the costs of all sequences by
-// either kind.
-func (p *Plan) divideBoth(g *attn.Problem, k *kernel) (best division, time, few, many int64) {
+// dealOut lists the output tiles of k, and says for how many of its blocks they are cut, and
+// when these are done.
+func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
+	sortSequences(p.ordered, d.queries)
+	p.prefillOutputs(g, p.ordered, d.few, d.blocks, k.tile.rows)
+	workers, steps := p.cutPrefill(d.blocks, p.deal(d.blocks))
+	d.workers, d.time = workers, steps*k.stepCost()
+}
+
+// weigh is the cost of all sequences by the kernels for few rows and by k, which is one for
+// many, and the best of the divisions that have something for both, with the time of those for
+// few. Its blocks are 0 where there is none.
+func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division) {
+	e := p.engine
 	slices.SortFunc(p.ordered, func(a, b sequence) int { return cmp.Compare(a.queries, b.queries) })
 	p.costs = p.costs[:0]
 	for i := range p.ordered {
-		c := p.engine.manyCost(g, &p.ordered[i], k)
+		c := e.manyCost(g, &p.ordered[i], k)
 		p.costs, many = append(p.costs, c), many+c
 	}
-	rest := many
+	rest, least := many, int64(math.MaxInt64)
 	for i := range p.ordered {
 		s := &p.ordered[i]
 		few, rest = few+fewCost(g, s), rest-p.costs[i]
-		if i+1 == len(p.ordered) || s.queries == p.ordered[i+1].queries || p.fused || int(s.queries)*g.Group() > k.tile.rows {
+		behind := i+1 < len(p.ordered) && s.queries < p.ordered[i+1].queries // others have more
+		if !behind || p.fused || e.choice == takeMany || e.choice == takeFastest && int(s.queries)*g.Group() > k.tile.rows {
 			continue
 		}
-		if m, t := shares(few, rest, p.engine.blocks); m > 0 && (best.blocks == 0 || t < time) {
-			best, time = division{few: i + 1, queries: int(s.queries), blocks: m}, t
+		m := shares(few, rest, e.blocks)
+		if m == 0 {
+			continue // one block
+		}
+		reads := fewTime(few, e.blocks-m, e.blocks)
+		if t := max(reads, rest/int64(m)); t < least {
+			least, both = t, division{few: i + 1, queries: int(s.queries), blocks: m, time: reads}
 		}
 	}
-	return best, time + besideSteps*k.stepCost()/int64(k.way.parts), few, many
+	return few, many, both
 }
 
 // choice is what plans take where several kernels could do something: tests have other than the

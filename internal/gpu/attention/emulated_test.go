@@ -31,8 +31,16 @@ func TestEmulatedPrefill(t *testing.T) {
 	if !m.engine.hasEpilogue() {
 		t.Skip("the PTX of another GPU")
 	}
-	testPrefill(t, m, 24, 300)
+	testPrefill(t, m, takeMany, 24, 300)
 	testPrefillPrecision(t, m, 700)
+}
+
+func TestEmulatedMixed(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	if !m.engine.hasEpilogue() {
+		t.Skip("the PTX of another GPU")
+	}
+	testMixed(t, m, 16, 200)
 }
 
 // What the kernels for few rows are tested with goes for those for many rows, too, where it has
@@ -42,7 +50,7 @@ func TestEmulatedPrefillInstead(t *testing.T) {
 	if !m.engine.hasEpilogue() {
 		t.Skip("the PTX of another GPU")
 	}
-	testPrefillInstead(t, m, reftest.Cases(t, 3, 1000), 300)
+	testPrefillInstead(t, m, takeMany, reftest.Cases(t, 3, 1000), 300)
 }
 
 func TestEmulatedSchedules(t *testing.T) { testSchedules(t, emulatedGPU(t, 7), 300) }
@@ -65,7 +73,7 @@ func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3))
 
 func TestEmulatedAppend(t *testing.T) { testAppend(t, emulatedGPU(t, 3)) }
 
-func TestEmulatedGraph(t *testing.T) { testGraph(t, emulatedGPU(t, 4), 3, 200) }
+func TestEmulatedGraph(t *testing.T) { testGraph(t, emulatedGPU(t, 4), 3, 0, 200) }
 
 func TestEmulatedRuns(t *testing.T) { testRuns(t, emulatedGPU(t, 4), 700) }
 

@@ -41,8 +41,15 @@ func TestFakeRandom(t *testing.T) {
 
 func TestFakePrefill(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testPrefill(t, m, testgpu.Fewer(40), 300)
-	testPrefillInstead(t, m, reftest.Cases(t, 2, 1000), 300)
+	for _, take := range []choice{takeMany, takeBoth} {
+		testPrefill(t, m, take, testgpu.Fewer(40), 300)
+		testPrefillInstead(t, m, take, reftest.Cases(t, 2, 1000), 300)
+	}
+}
+
+func TestFakeMixed(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	testMixed(t, m, testgpu.Fewer(60), 400)
 }
 
 func TestFakeSchedules(t *testing.T) {
@@ -129,7 +136,7 @@ func TestFakeNeighbours(t *testing.T) {
 
 func TestFakeGraph(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testGraph(t, m, 4, testgpu.Fewer(1000))
+	testGraph(t, m, 4, 0, testgpu.Fewer(1000))
 }
 
 func TestFakeStreams(t *testing.T) {

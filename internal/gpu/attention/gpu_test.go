@@ -39,8 +39,18 @@ func TestGPUPrefill(t *testing.T) {
 	if !m.engine.hasEpilogue() {
 		t.Skip("the kernels for many rows are for compute capability 9.0")
 	}
-	testPrefill(t, m, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500))
+	testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500))
 	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
+}
+
+func TestGPUMixed(t *testing.T) {
+	m := realGPU(t)
+	if !m.engine.hasEpilogue() {
+		t.Skip("the kernels for many rows are for compute capability 9.0")
+	}
+	testMixed(t, m, testgpu.OrShort(200, 20), testgpu.OrShort(3000, 500))
+	testPrefill(t, m, takeBoth, testgpu.OrShort(100, 20), testgpu.OrShort(3000, 500))
+	testPrefillInstead(t, m, takeBoth, testgpu.OrShort(1000, 3), testgpu.OrShort(3000, 500))
 }
 
 func TestGPUPrefillInstead(t *testing.T) {
@@ -48,7 +58,7 @@ func TestGPUPrefillInstead(t *testing.T) {
 	if !m.engine.hasEpilogue() {
 		t.Skip("the kernels for many rows are for compute capability 9.0")
 	}
-	testPrefillInstead(t, m, 1000, testgpu.OrShort(3000, 500))
+	testPrefillInstead(t, m, takeMany, 1000, testgpu.OrShort(3000, 500))
 }
 
 func TestGPUSchedules(t *testing.T) { testSchedules(t, realGPU(t), 3000) }
@@ -70,7 +80,7 @@ func TestGPUNeighbours(t *testing.T) { testNeighbours(t, realGPU(t)) }
 func TestGPUAppend(t *testing.T) { testAppend(t, realGPU(t)) }
 
 func TestGPUGraph(t *testing.T) {
-	testGraph(t, realGPU(t), testgpu.OrShort(20, 4), testgpu.OrShort(4000, 600))
+	testGraph(t, realGPU(t), testgpu.OrShort(20, 4), 0, testgpu.OrShort(4000, 600))
 }
 
 func TestGPURuns(t *testing.T) { testRuns(t, realGPU(t), 20000) }

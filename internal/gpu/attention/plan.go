@@ -89,7 +89,7 @@ type look struct {
 type Capacity struct {
 	Sequences int // that have queries
 	Rows      int // of queries and outputs
-	Queries   int // of one sequence
+	Queries   int // of one sequence; 0: any
 	Pages     int // live pages of all sequences
 
 	prefill int // output tiles of the kernels for many rows, and parts of them
@@ -156,11 +156,10 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	}
 	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
 	group := g.Group()
-	prefill, err := p.engine.findPrefill(&g, max(need.Queries, 1)*group)
-	if err != nil {
+	who := p.divide(&g, seqs, p.engine.findPrefill(&g, max(need.Queries, 1)*group))
+	if err := p.engine.loadPrefill(who.prefillKernels); err != nil {
 		return err
 	}
-	who := p.divide(&g, seqs, prefill)
 	look.prefill, look.both = who.prefillKernels, who.few > 0
 	most := tileRows(group, max(need.Queries, p.least.Queries))
 	if look.tileRows = most; look.both {
@@ -181,14 +180,15 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			return err
 		}
 	}
-	var parts int64
+	least, parts := p.least, int64(0)
+	least.prefill, parts = p.engine.reservePrefill(&g, &least)
 	if k := who.first(); k != nil {
 		need.prefill = len(p.outputs) + p.engine.blocks
 		if who.workers > 0 {
 			_, parts = p.engine.partBytes(k)
 		}
 	}
-	if err := p.memory.reserve(p.engine, op, need.Capacity, p.least, most, g.Dim, scores, parts); err != nil {
+	if err := p.memory.reserve(p.engine, op, need.Capacity, least, most, g.Dim, scores, parts); err != nil {
 		return err
 	}
 	look.memory = p.memory.generation

@@ -64,25 +64,49 @@ func (k prefillKernels) taken(g *attn.Problem) *kernel {
 }
 
 // findPrefill has the kernels for sequences of at most so many rows.
-func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels, err error) {
+func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 	if rows < prefillRows {
-		return k, nil
+		return k
 	}
 	for _, same := range [...]bool{true, false} {
-		found := e.find(&want{problem: g, features: g.Features(), rows: rows, same: same})
-		if found == nil || found.way.parts == 0 {
-			continue
-		}
-		if err := e.load(found); err != nil {
-			return k, err
-		}
-		if found.way.same {
+		switch found := e.find(&want{problem: g, features: g.Features(), rows: rows, same: same}); {
+		case found == nil || found.way.parts == 0:
+		case found.way.same:
 			k.same = found
-		} else {
+		default:
 			k.precise = found
 		}
 	}
-	return k, nil
+	return k
+}
+
+// loadPrefill has their functions.
+func (e *Engine) loadPrefill(of prefillKernels) error {
+	for _, k := range [...]*kernel{of.same, of.precise} {
+		if k == nil {
+			continue
+		}
+		if err := e.load(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reservePrefill is how many output tiles, and parts of them, a step of capacity c can have, and how many
+// bytes blocks write of parts. Where c does not say how many queries a sequence has, one may have all rows.
+func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts int64) {
+	queries := c.Rows
+	if c.Queries > 0 {
+		queries = min(queries, c.Queries)
+	}
+	k := e.findPrefill(g, attn.Product(queries, g.Group())).first()
+	if k == nil {
+		return 0, 0
+	}
+	_, parts = e.partBytes(k)
+	tiles = attn.Product(c.Rows, g.Group())/k.tile.rows + 1 + min(c.Sequences, c.Rows) // of a head
+	return min(attn.Product(tiles, g.KVHeads), math.MaxInt32) + e.blocks, parts
 }
 
 // listPrefill deals out what divide has chosen.

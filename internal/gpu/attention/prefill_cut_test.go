@@ -151,16 +151,7 @@ func TestPrefillChoice(t *testing.T) {
 		for i := range c.batch {
 			seqs = append(seqs, attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.behind + c.queries})
 		}
-		var of prefillKernels
-		for i := range table {
-			switch k := &table[i]; {
-			case k.kv != attn.Float16 || !slices.Contains(k.dims, c.dim):
-			case k.way == &prefillWay:
-				of.same = k
-			case k.way == &precisePrefillWay:
-				of.precise = k
-			}
-		}
+		of := prefillOfTable(c.dim)
 		p := &Plan{engine: &Engine{blocks: 132}}
 		for i, rows := range [...]attn.DType{attn.Float16, attn.Float32} {
 			g.Rows = rows

@@ -26,12 +26,12 @@ func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
 	return s
 }
 
-// testPrefill: the kernels for many rows, on what they can do.
-func testPrefill(t *testing.T, m *machine, n, longest int) {
-	m.engine.choice = takeMany
+// testPrefill: the kernels for many rows, on what they can do; by themselves, or beside those for few.
+func testPrefill(t *testing.T, m *machine, take choice, n, longest int) {
+	m.engine.choice = take
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	taken, parts := 0, 0
+	taken, parts, both := 0, 0, 0
 	for i := range n {
 		m.engine.Eager = i%4 > 0 // parts of output tiles are worth it, however short
 		shape := prefillShape(rng, longest)
@@ -46,6 +46,9 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 			if slices.ContainsFunc(plan.prefilling, func(t prefillTile) bool { return t.parts > 1 }) {
 				parts++
 			}
+			if plan.look.both {
+				both++
+			}
 		}
 		p.check(t)
 		if t.Failed() {
@@ -53,16 +56,16 @@ func testPrefill(t *testing.T, m *machine, n, longest int) {
 		}
 		p.close(t)
 	}
-	if taken < n/2 || parts < n/8 {
-		t.Errorf("%d of %d problems were computed by a kernel for many rows, %d in parts", taken, n, parts)
+	if taken < n/2 || parts < n/8 || (both >= n/8) != (take == takeBoth) {
+		t.Errorf("%d of %d problems were computed by a kernel for many rows, %d in parts, %d beside one for few", taken, n, parts, both)
 	}
 	noError(t, plan.Close())
 }
 
 // testPrefillInstead: so many of the tests of the kernels for few rows that have more than one
-// row, with the kernels for many rows wherever these can do it.
-func testPrefillInstead(t *testing.T, m *machine, n, longest int) {
-	m.engine.choice = takeMany
+// row, with the kernels for many rows wherever these can do it, or with both kinds.
+func testPrefillInstead(t *testing.T, m *machine, take choice, n, longest int) {
+	m.engine.choice = take
 	tests := map[string]func(t *testing.T){
 		"random":        func(t *testing.T) { testRandom(t, m, 12, options{work: 1e5, longest: longest}) },
 		"schedules":     func(t *testing.T) { testSchedules(t, m, longest) },
@@ -70,7 +73,7 @@ func testPrefillInstead(t *testing.T, m *machine, n, longest int) {
 		"repeats":       func(t *testing.T) { testRepeats(t, m, 4, 1e5, longest) },
 		"large queries": func(t *testing.T) { testLargeQueries(t, m) },
 		"many rows":     func(t *testing.T) { testManyRows(t, m, longest, 20) },
-		"graph":         func(t *testing.T) { testGraph(t, m, 3, longest) },
+		"graph":         func(t *testing.T) { testGraph(t, m, 3, 0, longest) },
 		"streams":       func(t *testing.T) { testStreams(t, m, 2, 10, options{kv: attn.Float16, work: 1e5, longest: longest}) },
 	}
 	var names []string

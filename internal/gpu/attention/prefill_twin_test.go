@@ -16,8 +16,9 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// prefill does what the kernels for many rows do.
-func (k *twin) prefill(l *testgpu.Launch) {
+// prefill does what the kernels for many rows do. few is what the launch ahead was told, if it was one
+// for few rows.
+func (k *twin) prefill(l *testgpu.Launch, few *params) {
 	p := (*prefillParams)(unsafe.Pointer(&l.Arg[0]))
 	name := strings.Split(l.Kernel, "_")
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
@@ -43,8 +44,25 @@ func (k *twin) prefill(l *testgpu.Launch) {
 	if other := p.queryType != gpu.Code(kv) || p.outType != gpu.Code(kv); other != (len(name) == 4) && !strings.HasSuffix(l.Kernel, "_precise") {
 		k.t.Errorf("%s: queries of type %d, outputs of type %d", l.Kernel, p.queryType, p.outType)
 	}
-	a.writeMasked(0)
-	k.stored = map[[2]int]int{}
+	switch {
+	case p.beside == 0:
+		a.writeMasked(0)
+		k.stored = map[[2]int]int{}
+	case few == nil || few.seqs != p.seqs || few.out != p.out || few.keys != p.keyMap[0]:
+		k.t.Fatalf("beside the launch of %+v", few)
+	default: // whose rows are stored
+		free := l.Blocks
+		for b := range l.Blocks {
+			if testgpu.At[work](few.Work, b).tiles > 0 {
+				free--
+			}
+		}
+		for b := free; b < l.Blocks; b++ {
+			if *testgpu.At[int32](p.starts, b) != *testgpu.At[int32](p.starts, b+1) {
+				k.t.Fatalf("%d blocks beside others that leave %d", b+1, free)
+			}
+		}
+	}
 	outputs := map[[3]int32]prefillTile{} // by sequence, head and block: what there was of each
 	for b := range l.Blocks {
 		begin, end := int(*testgpu.At[int32](p.starts, b)), int(*testgpu.At[int32](p.starts, b+1))

@@ -47,16 +47,16 @@ func testManyLaunches(t *testing.T, m *machine, n int) {
 }
 
 // steps are the problems of a decoding graph: other lengths and pages at every
-// step, some sequences not there, all in the same memory.
+// step, some sequences not there, all in the same memory. One may have a chunk of a prompt.
 type steps struct {
 	all   []*problem
 	bytes [][7][]byte
 }
 
-func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType) *steps {
+func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, chunk, longest int, kv attn.DType) *steps {
 	t.Helper()
-	same := &decode{pageTokens: testgpu.Pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2}
-	same.pages = sequences*attn.Ceil(longest+1, same.pageTokens) + 3
+	same := &decode{pageTokens: testgpu.Pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2 + chunk}
+	same.pages = sequences*attn.Ceil(longest+max(chunk, 1), same.pageTokens) + 3
 	heads := testgpu.Pick(rng, 1, 3, 8)
 	s := &steps{}
 	for i := range n {
@@ -65,8 +65,15 @@ func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, longest int,
 			shape.Dim = s.all[0].Dim
 		}
 		shape.ValueDim = shape.Dim
-		for range sequences {
+		for j := range sequences {
 			queries := min(rng.IntN(5), 1)
+			switch {
+			case chunk == 0:
+			case j == 0:
+				queries = chunk
+			case j == 1:
+				queries = 1 // there is always one
+			}
 			shape.Queries = append(shape.Queries, queries)
 			shape.Keys = append(shape.Keys, queries+rng.IntN(longest))
 		}
@@ -99,23 +106,26 @@ func (p *problem) memories() [7]*gpu.Memory {
 }
 
 // testGraph: launches that were captured once are those of every later step.
-func testGraph(t *testing.T, m *machine, n, longest int) {
+func testGraph(t *testing.T, m *machine, n, chunk, longest int) {
 	rng := reftest.Rand(t)
 	for _, c := range []struct {
 		kv      attn.DType
 		unfused bool
 	}{{attn.Float16, false}, {attn.BFloat16, false}, {attn.Float32, false}, {attn.Float16, true}} {
 		const sequences = 5
-		s := m.steps(t, rng, n, sequences, longest, c.kv)
+		s := m.steps(t, rng, n, sequences, chunk, longest, c.kv)
 		for _, p := range s.all {
 			p.geometry.Unfused = c.unfused
 		}
 		first := s.all[0]
 		plan := m.engine.NewPlan()
-		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * attn.Ceil(longest+1, first.pageTokens)}))
+		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: max(chunk, 1), Pages: sequences * attn.Ceil(longest+max(chunk, 1), first.pageTokens)}))
 		s.load(t, 0)
 		m.run(t, plan, first)
 		generation := plan.Generation()
+		if both := chunk > 0 && c.kv != attn.Float32 && !c.unfused && m.engine.hasEpilogue(); both != plan.look.both {
+			t.Errorf("keys of %v, unfused %v: kernels for few rows and for many: %v", c.kv, c.unfused, !both)
+		}
 		launch := m.Capture(t, func() error {
 			if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
 				return err

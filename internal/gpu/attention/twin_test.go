@@ -24,6 +24,7 @@ type twin struct {
 	e       *Engine
 	visited map[[4]int]int // seq, head, block, LeanTile
 	stored  map[[2]int]int // row, head
+	few     *params        // of the last launch, if it was one for few rows
 }
 
 func (k *twin) run(l testgpu.Launch) {
@@ -31,15 +32,19 @@ func (k *twin) run(l testgpu.Launch) {
 	if l.Overlap != (k.e.info.Capability >= 90) {
 		k.t.Errorf("%s: overlaps: %v", l.Kernel, l.Overlap)
 	}
+	few := k.few
+	k.few = nil
 	switch {
 	case l.Kernel == "lean_append":
 		k.append(&l)
 	case strings.HasPrefix(l.Kernel, "prefill_"):
-		k.prefill(&l)
+		k.prefill(&l, few)
 	case strings.HasPrefix(l.Kernel, "unfused_"):
 		k.unfused(&l)
 	default:
 		k.attend(&l)
+		few := *(*params)(unsafe.Pointer(&l.Arg[0]))
+		k.few = &few
 	}
 }
 

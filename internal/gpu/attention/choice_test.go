@@ -1,0 +1,172 @@
+package attention
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	"pgregory.net/rapid"
+)
+
+// mixedShape draws a step of chunks and single tokens, or of one kind of them alone.
+func mixedShape(rng *rand.Rand, longest int) reftest.Shape {
+	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
+	s.ValueDim = s.Dim
+	group := testgpu.Pick(rng, 1, 1, 2, 4, 8)
+	s.Heads = s.KVHeads * group
+	chunks, singles := rng.IntN(3), rng.IntN(7)
+	if chunks+singles == 0 {
+		chunks, singles = 1, 1
+	}
+	for range chunks {
+		s.Queries = append(s.Queries, attn.Ceil(testgpu.Pick(rng, 17, 64, 65, 128, 129, 193, 200), group))
+	}
+	for range singles {
+		s.Queries = append(s.Queries, testgpu.Pick(rng, 1, 1, 1, 1, 2, 5))
+	}
+	for range rng.IntN(3) {
+		s.Queries = append(s.Queries, 0)
+	}
+	rng.Shuffle(len(s.Queries), func(i, j int) { s.Queries[i], s.Queries[j] = s.Queries[j], s.Queries[i] })
+	for _, q := range s.Queries {
+		s.Keys = append(s.Keys, testgpu.Pick(rng, q, q, q+rng.IntN(longest), q+rng.IntN(longest), rng.IntN(longest), 0))
+	}
+	return s
+}
+
+// testMixed: sequences of few rows and of many in one step, each by the kernels for it, and the same bits
+// every time.
+func testMixed(t *testing.T, m *machine, n, longest int) {
+	m.engine.choice = takeBoth
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	kinds := map[bool]int{}
+	for i := range n {
+		m.engine.Eager = i%4 > 0
+		shape := mixedShape(rng, longest)
+		in := testgpu.Pick(rng, reftest.AllInputs...)
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
+		p.geometry.Rows = testgpu.Pick(rng, attn.Float32, p.query)
+		m.run(t, plan, p)
+		queries := slices.DeleteFunc(slices.Clone(shape.Queries), func(q int) bool { return q == 0 })
+		slices.Sort(queries)
+		few, most := queries[0], queries[len(queries)-1]
+		if both := most*p.geometry.Group() >= prefillRows && few < most; p.Scale > 0 && plan.look.both != both {
+			t.Errorf("both kinds of kernels: %v", !both)
+		}
+		kinds[plan.look.both]++
+		p.check(t)
+		out, lse := testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)
+		plan.spoil(t)
+		m.Poison(t, &p.o)
+		m.Poison(t, &p.lse)
+		noError(t, plan.Run(m.Stream, p.operands()))
+		m.Settle(t)
+		if !bytes.Equal(testgpu.Read(t, &p.o), out) || !bytes.Equal(testgpu.Read(t, &p.lse), lse) {
+			t.Error("the second run has other bits")
+		}
+		if t.Failed() {
+			t.Fatalf("case %d, %v inputs: %v", i, in, p)
+		}
+		p.close(t)
+	}
+	if min(kinds[false], kinds[true]) < n/8 {
+		t.Errorf("steps with both kinds of kernels, and others: %v", kinds)
+	}
+	noError(t, plan.Close())
+	testGraph(t, m, 3, 70, longest)
+}
+
+// Both kinds of kernels are done early where each has blocks by its cost; nobody is without.
+func TestShares(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		blocks := rapid.IntRange(2, 150).Draw(t, "blocks")
+		few, many := rapid.Int64Range(0, 1<<40).Draw(t, "few"), rapid.Int64Range(0, 1<<40).Draw(t, "many")
+		m := shares(few, many, blocks)
+		if m < 1 || m >= blocks {
+			t.Fatalf("%d of %d blocks", m, blocks)
+		}
+		time := func(m int) int64 { return max((many+int64(m)-1)/int64(m), fewTime(few, blocks-m, blocks)) }
+		for other := 1; other < blocks; other++ {
+			if time(other) < time(m) {
+				t.Fatalf("%d and %d: %d of %d blocks for many rows, and %d would be done at %d instead of %d", few, many, m, blocks, other, time(other), time(m))
+			}
+		}
+		if n := int64(blocks); time(m) < (few*busy/busyOf+many)/n || time(m) < few/n {
+			t.Fatalf("%d and %d by %d blocks: done at %d", few, many, blocks, time(m))
+		}
+	})
+	if m := shares(1, 1, 1); m != 0 {
+		t.Errorf("%d of one block", m)
+	}
+}
+
+// Which steps have both kinds of kernels.
+func TestMixedChoice(t *testing.T) {
+	type group struct{ sequences, queries, keys int }
+	for _, c := range []struct {
+		heads, kv, dim int
+		groups         []group
+		both           bool
+	}{
+		{32, 8, 128, []group{{1, 512, 4096}, {63, 1, 4096}}, true},
+		{32, 32, 128, []group{{1, 512, 4096}, {63, 1, 4096}}, true},
+		{32, 32, 64, []group{{1, 512, 4096}, {63, 1, 4096}}, true},
+		{32, 8, 128, []group{{4, 512, 512}, {60, 1, 2048}}, true},
+		{32, 8, 128, []group{{64, 1, 4096}}, false},              // none of many rows
+		{32, 8, 128, []group{{1, 512, 4096}}, false},             // none of few
+		{32, 8, 128, []group{{1, 512, 4096}, {1, 1, 16}}, false}, // hardly any
+		{32, 8, 128, []group{{1, 8, 16}, {63, 1, 4096}}, false},
+		{32, 32, 64, []group{{1, 64, 64}, {3, 1, 64}}, false}, // two launches take longer
+		{32, 8, 128, []group{{4, 8192, 8192}, {2, 1, 100}}, false},
+	} {
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		var seqs []attn.Sequence
+		row, fewRows := 0, 0
+		for _, x := range c.groups {
+			for range x.sequences {
+				seqs = append(seqs, attn.Sequence{Row: row, Queries: x.queries, Keys: x.keys})
+				row += x.queries
+			}
+			if x.queries == 1 {
+				fewRows += x.sequences
+			}
+		}
+		for _, rows := range []attn.DType{attn.Float16, attn.Float32} {
+			g.Rows = rows
+			p := &Plan{engine: &Engine{blocks: 132}}
+			of := prefillOfTable(c.dim)
+			if !slices.ContainsFunc(c.groups, func(x group) bool { return x.queries*g.Group() >= prefillRows }) {
+				of = prefillKernels{}
+			}
+			who := p.divide(g, seqs, of)
+			if both := who.few > 0; both != c.both || both && (who.few != fewRows || who.queries != 1 || who.blocks < 1 || who.blocks > 131 || who.first() == nil) {
+				t.Errorf("%+v, queries of %v: %d sequences of %d queries, and %d blocks for the others", c, rows, who.few, who.queries, who.blocks)
+			}
+			t.Logf("%+v, queries of %v: %d blocks of 132 for many rows, done at %d", c.groups, rows, who.blocks, who.time)
+			p.fused = true
+			if who = p.divide(g, seqs, of); who.few > 0 {
+				t.Errorf("%+v: both kinds of kernels, and attention is a part of a launch that does more", c)
+			}
+		}
+	}
+}
+
+// prefillOfTable are the kernels for many rows over keys of float16.
+func prefillOfTable(dim int) (of prefillKernels) {
+	for i := range table {
+		switch k := &table[i]; {
+		case k.kv != attn.Float16 || !slices.Contains(k.dims, dim):
+		case k.way == &prefillWay:
+			of.same = k
+		case k.way == &precisePrefillWay:
+			of.precise = k
+		}
+	}
+	return of
+}
