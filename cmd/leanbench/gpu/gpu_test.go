@@ -262,7 +262,7 @@ func TestGPUPrefillCases(t *testing.T) {
 		"16 x 1024, 32 heads of 128, causal", "4 x 4096, 32 heads of 128, causal", "1 x 16384, 32 heads of 128, causal",
 		"4 x 4096, 32 heads of 128, not causal", "1 x 16384, 32 heads of 128, not causal",
 		"1 x 512 behind 32768, 32/8 heads of 128, causal", "8 x 128 behind 8192, 32/8 heads of 128, causal",
-		"512 and 63 x 1 of 4096, 32/8 heads of 128, causal",
+		"512 and 63 x 1 of 4096, 32/8 heads of 128, causal", "512 and 63 x 1 of 4096, 32 heads of 128, causal", "512 and 63 x 1 of 4096, 32 heads of 64, causal",
 	}
 	if !slices.Equal(names, want) {
 		t.Errorf("cases %q", names)

@@ -67,9 +67,11 @@ func prefillCases() (cases []prefillCase) {
 		c := add(chunk.batch, 32, 8, chunk.behind+chunk.queries, 128, chunk.queries)
 		c.table, c.best = tableChunks, measure.AtLeast(0.80)
 	}
-	mixed := add(64, 32, 8, 4096, 128, 1)
-	mixed.table, mixed.pages, mixed.precise = tableMixed, map[int]*measure.Bar{64: nil}, nil
-	mixed.queries[0] = 512
+	for _, s := range []Shape{EvenShape(64, 32, 8, 4096, 128), EvenShape(64, 32, 32, 4096, 128), EvenShape(64, 32, 32, 4096, 64)} {
+		mixed := add(64, s.heads, s.kvHeads, 4096, s.dim, 1)
+		mixed.table, mixed.pages, mixed.precise = tableMixed, map[int]*measure.Bar{64: nil}, nil
+		mixed.queries[0] = 512
+	}
 	return cases
 }
 
@@ -147,6 +149,7 @@ func (d *gpuDevice) prompts(name string, c *prefillCase, pageTokens int, dtype a
 	for _, n := range c.queries {
 		rows += n
 	}
+	p.geometry.Rows = dtype
 	plan := d.engine.NewPlan()
 	closers := []func() error{plan.Close}
 	defer func() {

@@ -195,14 +195,14 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 
 	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
 	p.pack(&g, seqs, rows, look.paged, who.queries)
+	few, workers := p.seqs, p.engine.blocks // of the kernel for few rows
 	if look.both {
-		p.schedule(&g, p.seqs[:who.few], p.engine.blocks-who.blocks, look.paged)
-	} else {
-		p.schedule(&g, p.seqs, p.engine.blocks, look.paged)
+		few, workers = p.seqs[:who.few], workers-who.blocks
 	}
+	p.schedule(&g, few, workers, look.paged)
 	p.listPrefill(who)
 	p.prefetchPages(&g, look.kernel)
-	p.maskedRows(&g, rows)
+	p.maskedRows(&g, len(few), rows)
 	p.aheadPages(&g, look.paged)
 	if look != p.look {
 		p.look = look
@@ -323,15 +323,19 @@ func sortSequences(seqs []sequence, queries int) {
 	})
 }
 
-// maskedRows lists the rows that see no key: thread blocks need not come there.
-func (p *Plan) maskedRows(g *attn.Problem, rows int) {
+// maskedRows lists the rows that see no key, of so many of the sequences and of none: thread blocks need
+// not come there.
+func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 	p.masked = append(p.masked[:0], 0)
 	p.covered = append(p.covered[:0], make([]bool, rows)...)
-	for _, s := range p.seqs {
+	for n, s := range p.seqs {
 		if rows > 0 {
 			for i := s.row; i < s.row+s.queries; i++ {
 				p.covered[i] = true
 			}
+		}
+		if n >= sequences {
+			continue // kernels for many rows come to all of their rows
 		}
 		for i := range s.queries {
 			if first, end := g.Mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
