@@ -95,6 +95,14 @@ type Capacity struct {
 	prefill int // output tiles of the kernels for many rows, and parts of them
 }
 
+// queries is how many one sequence may have.
+func (c *Capacity) queries() int {
+	if c.Queries > 0 {
+		return min(c.Queries, c.Rows)
+	}
+	return c.Rows
+}
+
 // NewPlan makes a plan of nothing. It takes memory of the GPU when it is built.
 func (e *Engine) NewPlan() *Plan { return &Plan{engine: e} }
 
@@ -161,8 +169,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 		return err
 	}
 	look.prefill, look.both = who.prefillKernels, who.few > 0
-	most := tileRows(group, max(need.Queries, p.least.Queries))
-	if look.tileRows = most; look.both {
+	if look.tileRows = tileRows(group, max(need.Queries, p.least.Queries)); look.both {
 		look.tileRows = tileRows(group, who.queries)
 	}
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
@@ -188,6 +195,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			_, parts = p.engine.partBytes(k)
 		}
 	}
+	most := tileRows(group, max(need.Queries, least.Queries, least.queries()))
 	if err := p.memory.reserve(p.engine, op, need.Capacity, least, most, g.Dim, scores, parts); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -337,12 +338,13 @@ func TestUploadWaits(t *testing.T) {
 // lost, and the plan works when it is tried again.
 func TestEveryCallFailsOnce(t *testing.T) {
 	for _, unfused := range []bool{false, true} {
-		t.Run(fmt.Sprintf("unfused=%v", unfused), func(t *testing.T) { testEveryCallFailsOnce(t, unfused, 2) })
+		t.Run(fmt.Sprintf("unfused=%v", unfused), func(t *testing.T) { testEveryCallFailsOnce(t, unfused, takeMany, 2, 9) })
 	}
-	t.Run("many rows", func(t *testing.T) { testEveryCallFailsOnce(t, false, 20) }) // in parts
+	t.Run("many rows", func(t *testing.T) { testEveryCallFailsOnce(t, false, takeMany, 20, 27) }) // in parts
+	t.Run("few and many rows", func(t *testing.T) { testEveryCallFailsOnce(t, false, takeBoth, 20, 600) })
 }
 
-func testEveryCallFailsOnce(t *testing.T, unfused bool, queries int) {
+func testEveryCallFailsOnce(t *testing.T, unfused bool, take choice, queries, keys int) {
 	live := func(t *testing.T, m *machine, p *problem, plan *Plan) error {
 		big := sequenceOf(0, 1, 16*100, 0)
 		if err := plan.Build(paged(8, 2, 64), []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 4); err != nil {
@@ -370,9 +372,9 @@ func testEveryCallFailsOnce(t *testing.T, unfused bool, queries int) {
 		return plan.Run(m.Stream, p.operands())
 	}
 	m, lib, _ := fakeGPU(t, 90, 5, 232448)
-	m.engine.choice = takeMany
+	m.engine.choice = take
 	rng := reftest.Rand(t)
-	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, queries}, Keys: []int{300, 7 + queries}}
+	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, queries}, Keys: []int{300, keys}}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: 2})
 	p.geometry.Unfused = unfused
 	s := lib.State()
@@ -390,6 +392,9 @@ func testEveryCallFailsOnce(t *testing.T, unfused bool, queries int) {
 	noError(t, live(t, m, p, first))
 	if parts := first.memory.parts != nil; parts != (queries > 8) {
 		t.Errorf("%d queries: parts of output tiles: %v", queries, parts)
+	}
+	if first.look.both != (take == takeBoth) {
+		t.Errorf("kernels for few rows and for many: %v", first.look.both)
 	}
 	noError(t, first.Close())
 	m.engine.maps = gpu.TensorMaps[mapKey]{}
@@ -468,6 +473,43 @@ func TestScores(t *testing.T) {
 	noError(t, plan.Reserve(Capacity{}))
 	if err := plan.Build(g, []attn.Sequence{sequenceOf(0, 1<<17, 1<<17, 0)}, 1<<17); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("2^37 scores: %v", err)
+	}
+	noError(t, plan.Close())
+}
+
+// Prompts that were announced take no memory, whichever kernels attend to them.
+func TestReservePrompts(t *testing.T) {
+	for _, queries := range []int{0, 300} { // 0: any
+		t.Run(fmt.Sprint(queries), func(t *testing.T) { testReservePrompts(t, queries) }) // each has a driver of its own
+	}
+}
+
+func testReservePrompts(t *testing.T, queries int) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	m.engine.Eager = false
+	g := paged(8, 2, 64)
+	plan := m.engine.NewPlan()
+	noError(t, plan.Reserve(Capacity{Sequences: 200, Rows: 400, Queries: queries, Pages: 1000}))
+	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 400))
+	memory := plan.memory.generation
+	parts, both := false, false
+	for _, take := range []choice{takeFastest, takeMany, takeBoth} {
+		m.engine.choice = take
+		for _, chunk := range []int{20, 100, 300} {
+			seqs := []attn.Sequence{sequenceOf(0, chunk, 2000, 0)}
+			for i := range min(100, 400-chunk) {
+				seqs = append(seqs, sequenceOf(chunk+i, 1, 100, 200+7*i))
+			}
+			noError(t, plan.Build(g, seqs, 400))
+			parts = parts || slices.ContainsFunc(plan.prefilling, func(t prefillTile) bool { return t.parts > 1 })
+			both = both || plan.look.both
+		}
+	}
+	if plan.memory.generation != memory {
+		t.Error("other memory")
+	}
+	if !parts || !both {
+		t.Errorf("parts of output tiles: %v, both kinds of kernels: %v", parts, both)
 	}
 	noError(t, plan.Close())
 }

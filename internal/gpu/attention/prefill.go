@@ -94,13 +94,9 @@ func (e *Engine) loadPrefill(of prefillKernels) error {
 }
 
 // reservePrefill is how many output tiles, and parts of them, a step of capacity c can have, and how many
-// bytes blocks write of parts. Where c does not say how many queries a sequence has, one may have all rows.
+// bytes blocks write of parts.
 func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts int64) {
-	queries := c.Rows
-	if c.Queries > 0 {
-		queries = min(queries, c.Queries)
-	}
-	k := e.findPrefill(g, attn.Product(queries, g.Group())).first()
+	k := e.findPrefill(g, attn.Product(c.queries(), g.Group())).first()
 	if k == nil {
 		return 0, 0
 	}
