@@ -197,6 +197,30 @@ func FakeGPU(t testing.TB) (*GPU, *fakedriver.Library) {
 	return gpu, lib
 }
 
+// UseEagerEngine makes GPUs that are opened from now on choose kernels for small steps as others do for large ones.
+func UseEagerEngine(t testing.TB) {
+	real := newAttentionEngine
+	newAttentionEngine = func(dev *cuda.Device) (attentionEngine, error) {
+		e, err := attention.New(dev)
+		if err != nil {
+			return nil, err
+		}
+		e.Eager = true
+		return planner{e}, nil
+	}
+	t.Cleanup(func() { newAttentionEngine = real })
+}
+
+// KernelsOf are the entry points of attention that a step's layers launch on a GPU, as it is set.
+func KernelsOf(s *Step) (names []string) {
+	for _, p := range s.plans {
+		if d, ok := p.plan.(*devicePlan); ok && d.plan != nil {
+			names = append(names, d.plan.(*attention.Plan).Kernels()...)
+		}
+	}
+	return names
+}
+
 // UseFakeEngine makes GPUs that are opened from now on compute on the CPU.
 func UseFakeEngine(t testing.TB) {
 	real := newAttentionEngine

@@ -104,8 +104,12 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 		time := both.time
 		both.prefillKernels = of
 		p.dealOut(g, k, &both)
-		both.time = max(both.time, time) + besideSteps*k.stepCost()/int64(k.way.parts)
-		if e.choice == takeBoth || e.choice == takeFastest && both.time < best.time-best.time/32 {
+		both.time = max(both.time, time)
+		worth := best.time - best.time/32 - besideSteps*k.stepCost()/int64(k.way.parts)
+		if e.Eager {
+			worth = best.time
+		}
+		if e.choice == takeBoth || both.time < worth {
 			return both
 		}
 	}

@@ -161,9 +161,14 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	cuda.Struct(&p.args, a)
 	p.hold(o)
 	grid := cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: true}
-	entry := 0
-	if k.way.same && (o.Q.DType != k.kv || o.Out.DType != k.kv) {
-		entry = 1
+	return k.functions[k.entryOf(o.Q.DType, o.Out.DType)].Launch(s, grid, &p.args)
+}
+
+// entryOf is the number of the entry point for queries and outputs of some types, of a kernel for many
+// rows.
+func (k *kernel) entryOf(query, out attn.DType) int {
+	if k.way.same && (query != k.kv || out != k.kv) {
+		return 1
 	}
-	return k.functions[entry].Launch(s, grid, &p.args)
+	return 0
 }

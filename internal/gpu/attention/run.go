@@ -86,6 +86,24 @@ func (p *Plan) kernelOf(o *Operands) *kernel {
 	return p.look.kernel
 }
 
+// Kernels are the entry points of attention that Run launches, one beside the other, where queries and outputs
+// have the types that the problem says.
+func (p *Plan) Kernels() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g, few := &p.look.geometry, p.look.kernel
+	many := p.look.prefill.taken(g)
+	switch {
+	case few == nil:
+		return nil
+	case many == nil:
+		return few.entries
+	case p.look.both:
+		return append(few.entries[:1:1], many.entries[many.entryOf(g.Rows, g.Rows)])
+	}
+	return many.entries[many.entryOf(g.Rows, g.Rows):][:1]
+}
+
 // runLean queues attention by blocks that have ranges of LeanTiles.
 func (p *Plan) runLean(s *cuda.Stream, o *Operands, k *kernel) error {
 	grid, err := p.arguments(o)
