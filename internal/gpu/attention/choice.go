@@ -109,7 +109,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 		if e.Eager {
 			worth = best.time
 		}
-		if e.choice == takeBoth || both.time < worth {
+		if e.choice == takeBoth || both.time <= worth {
 			return both
 		}
 	}
