@@ -37,6 +37,8 @@ type Engine struct {
 	leastPairs int     // as the constant; tests have others
 	slower     float64 // gemmSlower, the same
 
+	loading sync.Mutex // of what is not loaded with the others: see persistentOf
+
 	mu   sync.Mutex
 	args cuda.Args
 	maps gpu.TensorMaps[linearMap]

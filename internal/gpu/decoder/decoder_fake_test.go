@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -126,6 +127,59 @@ func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Line
 		memory = append(memory, p.W, p.B, p.Y)
 	}
 	return o, memory
+}
+
+// The module of GEMMs of hundreds of rows is loaded when some layer has so many, in a capture, too; what
+// fails is tried again.
+func TestPersistentIsLoadedLate(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 132, 232448)
+	var units []string
+	defer func(real func(string, int) ([]byte, error)) { gpu.Image = real }(gpu.Image)
+	gpu.Image = func(unit string, _ int) ([]byte, error) {
+		units = append(units, unit)
+		return []byte("image"), nil
+	}
+	d, err := New(m.Dev)
+	noError(t, err)
+	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
+	lib.State().Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
+	lib.State().Argument("gemm_", int(unsafe.Sizeof(gemmParams{})))
+	linear := func(rows int) error {
+		const in, out = 1024, 4096
+		o := Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Parts: []LinearPart{{W: m.memory(t, attn.Float16, in*out), Y: m.memory(t, attn.Float32, rows*out), Out: out}}}
+		o.Scratch = m.memory(t, attn.Float32, rows*in+rows)
+		t.Cleanup(func() {
+			for _, x := range []gpu.Memory{o.X, o.Parts[0].W, o.Parts[0].Y, o.Scratch} {
+				noError(t, x.Buffer.Close())
+			}
+		})
+		_, err := m.Stream.Capture(func() error { return d.Linear(m.Stream, &o) })
+		return err
+	}
+	loaded := func() bool { return slices.Contains(units, gemmUnit) }
+	if err := linear(persistentRows); err != nil || loaded() {
+		t.Errorf("%d rows: %v, modules %q", persistentRows, err, units)
+	}
+	lib.Forget()
+	if err := linear(4 * persistentRows); err != nil || !loaded() || !strings.Contains(lib.Log(), "gemm_f16_") {
+		t.Errorf("%d rows: %v, modules %q", 4*persistentRows, err, units)
+	}
+	s := lib.State()
+	failures := 0
+	for i := int64(1); d.gemm[attn.BFloat16].persistent == nil; i++ {
+		s.FailWith, s.FailAt = 2, s.Calls+i
+		_, err := d.persistentOf(attn.BFloat16)
+		s.FailAt = 0
+		if done := d.gemm[attn.BFloat16].persistent != nil; done != (err == nil) {
+			t.Fatalf("call %d: %v", i, err)
+		}
+		if err != nil {
+			failures++
+		}
+	}
+	if failures < 3 {
+		t.Errorf("%d failures", failures)
+	}
 }
 
 // A Linear of many rows is two launches: one makes operands of all rows, and the

@@ -48,7 +48,7 @@ const gemmWide = 8192
 type gemmKernels struct {
 	operands   *cuda.Function
 	of         [len(gemmRows)]*cuda.Function
-	persistent [len(persistentColumns)][2]*cuda.Function // by parts of x less 1; nil: there are none for the GPU
+	persistent *persistentKernels // nil: not loaded, or there are none for the GPU
 }
 
 // loadGEMM loads the kernels, if there are any for the GPU.
@@ -73,9 +73,6 @@ func (d *Engine) loadGEMM() error {
 		d.gemm[i] = &k
 		if d.info.Capability == groupCapability {
 			if err := d.loadSkinny(m, i); err != nil {
-				return err
-			}
-			if err := d.loadPersistent(i); err != nil {
 				return err
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
@@ -41,22 +42,37 @@ var (
 	persistentTiles   = [...]persistentTile{{256, 2}, {256, 1}, {128, 2}, {128, 1}}
 )
 
-// loadPersistent loads the kernels of a type.
-func (d *Engine) loadPersistent(element attn.DType) error {
-	m, err := gpu.Module(d.dev, gemmUnit)
-	if err != nil {
-		return err
+// persistentKernels are those for weights of a type, by the parts of x less 1.
+type persistentKernels [len(persistentColumns)][2]*cuda.Function
+
+// persistentOf is those of a type. Their module is loaded when some layer has so many rows, which few
+// programs do before their first prompt; a capture may be what asks.
+func (d *Engine) persistentOf(element attn.DType) (*persistentKernels, error) {
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	if k := d.gemm[element].persistent; k != nil {
+		return k, nil
 	}
-	for i, columns := range persistentColumns {
-		for parts, suffix := range [...]string{"_rounded", ""} {
-			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("gemm_%s_%d%s", gpu.Name(element), columns, suffix))
-			if err != nil {
-				return err
-			}
-			d.gemm[element].persistent[i][parts] = f
+	k := new(persistentKernels)
+	err := d.dev.Relaxed(func() error {
+		m, err := gpu.Module(d.dev, gemmUnit)
+		if err != nil {
+			return err
 		}
+		for i, columns := range persistentColumns {
+			for parts, suffix := range [...]string{"_rounded", ""} {
+				if k[i][parts], err = gpu.WithShared(m, &d.info, fmt.Sprintf("gemm_%s_%d%s", gpu.Name(element), columns, suffix)); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	d.gemm[element].persistent = k
+	return k, nil
 }
 
 // persistentStages are those of the ring: it is as long for all tiles.
@@ -71,18 +87,22 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 	if o.RoundX {
 		parts = 1
 	}
-	if o.Rows < leastPersistent {
+	if o.Rows < leastPersistent || d.info.Capability != groupCapability {
 		return best, nil
+	}
+	kernels, err := d.persistentOf(element)
+	if err != nil {
+		return best, err
 	}
 	steps := attn.Ceil(o.In, gemmStep)
 	for _, tile := range d.persistent {
 		kind := slices.Index(persistentColumns[:], tile.columns)
 		l := gemmLaunch{
-			kernel: d.gemm[element].persistent[kind][parts-1], rows: persistentRows, columns: tile.columns, box: tile.columns / tile.split, parts: parts,
+			kernel: kernels[kind][parts-1], rows: persistentRows, columns: tile.columns, box: tile.columns / tile.split, parts: parts,
 			split: tile.split, threads: persistentThreads, stages: persistentStages(parts, tile.columns),
 		}
 		l.shared = persistentRing + persistentStaging + 16*l.stages
-		if l.kernel == nil || l.shared > d.info.SharedPerBlockMost {
+		if l.shared > d.info.SharedPerBlockMost {
 			continue
 		}
 		key := clusterKey{element, len(gemmRows) + 2*kind + parts, l.split, l.shared}
