@@ -225,7 +225,7 @@ func (p *problem) geometry(c *config) attn.Problem {
 	g := c.attention(p.dim)
 	g.Heads, g.KVHeads, g.Dim, g.ValueDim = p.heads, p.kvHeads, p.dim, p.valueDim
 	g.KV, _ = storageType(p.storage) // which newProblem has checked
-	g.Rows, _ = storageType(p.query)
+	g.QueryType, _ = storageType(p.query)
 	g.Query = attn.Strides{Row: p.dim, Head: p.queries * p.dim}
 	g.Out = attn.Strides{Row: p.valueDim, Head: p.queries * p.valueDim}
 	g.LSE = attn.Strides{Row: 1, Head: p.queries}

@@ -115,7 +115,7 @@ func (r *tokenRows) geometry(cfg *CacheConfig, c *config) attn.Problem {
 	g := c.attention(cfg.HeadDim)
 	g.Heads, g.KVHeads, g.Dim, g.ValueDim = r.heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
 	g.KV, _ = storageType(cfg.DType) // which NewCache has checked
-	g.Rows, _ = storageType(r.query)
+	g.QueryType, _ = storageType(r.query)
 	g.Query = attn.Strides{Row: r.heads * cfg.HeadDim, Head: cfg.HeadDim}
 	g.Out = attn.Strides{Row: r.heads * cfg.ValueDim, Head: cfg.ValueDim}
 	g.LSE = attn.Strides{Row: r.heads, Head: 1}

@@ -40,9 +40,9 @@ type Problem struct {
 	// Mixed: queries and weights may be rounded to KV. It is no Feature: who does not is right.
 	Mixed bool
 
-	// Rows is the type of queries and outputs, as far as it is known: what is computed by which kernel may
-	// depend on it. It is no Feature either: others are right, too.
-	Rows DType
+	// QueryType is the type of queries and outputs, as far as it is known: which kernels attend may depend on
+	// it. It is no Feature either: others are right, too.
+	QueryType DType
 }
 
 // Group returns how many query heads read a KV head.

@@ -149,7 +149,7 @@ func (d *gpuDevice) prompts(name string, c *prefillCase, pageTokens int, dtype a
 	for _, n := range c.queries {
 		rows += n
 	}
-	p.geometry.Rows = dtype
+	p.geometry.QueryType = dtype
 	plan := d.engine.NewPlan()
 	closers := []func() error{plan.Close}
 	defer func() {

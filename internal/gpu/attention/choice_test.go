@@ -51,7 +51,7 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 		shape := mixedShape(rng, longest)
 		in := testgpu.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
-		p.geometry.Rows = testgpu.Pick(rng, attn.Float32, p.query)
+		p.geometry.QueryType = testgpu.Pick(rng, attn.Float32, p.query)
 		m.run(t, plan, p)
 		queries := slices.DeleteFunc(slices.Clone(shape.Queries), func(q int) bool { return q == 0 })
 		slices.Sort(queries)
@@ -138,7 +138,7 @@ func TestMixedChoice(t *testing.T) {
 			}
 		}
 		for _, rows := range []attn.DType{attn.Float16, attn.Float32} {
-			g.Rows = rows
+			g.QueryType = rows
 			p := &Plan{engine: &Engine{blocks: 132}}
 			of := prefillOfTable(c.dim)
 			if !slices.ContainsFunc(c.groups, func(x group) bool { return x.queries*g.Group() >= prefillRows }) {

@@ -10,7 +10,7 @@
 //	plan.Build(geometry, sequences, rows)      on the host
 //	plan.Upload(stream)                        one copy
 //	plan.Append(stream, k, v, newK, newV)      one launch, for caches: once a layer
-//	plan.Run(stream, &Operands{...})           one launch: once a layer
+//	plan.Run(stream, &Operands{...})           one launch, or two: once a layer
 //
 // Upload, Append and Run queue work and wait for nothing; they allocate nothing
 // once a plan has grown to its size. A plan's work is for one stream, or for
@@ -34,6 +34,13 @@
 // slopes and biases of scores included, is an error, before anything is queued.
 // The output is the same, bit for bit, at every run of the same plan on the same
 // kind of GPU.
+//
+// # Few rows and many
+//
+// Sequences of many query rows, as prompts have them, have kernels of their own (prefill.go), and a
+// step that has both kinds of sequences may have both kinds of kernels: two launches, the second
+// of which does not wait for the first, each on some of the multiprocessors. [Plan.Build] chooses by what
+// each way costs (choice.go).
 //
 // # Order of launches
 //

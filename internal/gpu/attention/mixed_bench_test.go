@@ -37,7 +37,7 @@ type mixedStep struct{ queries, keys, singles, behind, heads, kv, dim int }
 
 func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	page := max(c.keys, c.behind)
-	g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, Rows: query,
+	g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
 		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
 		Key: attn.PageStrides{Page: c.kv * page * c.dim, Head: page * c.dim, Row: c.dim}}
 	g.Value = g.Key

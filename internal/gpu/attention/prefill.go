@@ -57,7 +57,7 @@ func (k prefillKernels) first() *kernel {
 
 // taken is the one for the operands of a problem.
 func (k prefillKernels) taken(g *attn.Problem) *kernel {
-	if k.precise != nil && g.Rows != g.KV && !g.Mixed {
+	if k.precise != nil && g.QueryType != g.KV && !g.Mixed {
 		return k.precise
 	}
 	return k.first()

@@ -154,7 +154,7 @@ func TestPrefillChoice(t *testing.T) {
 		of := prefillOfTable(c.dim)
 		p := &Plan{engine: &Engine{blocks: 132}}
 		for i, rows := range [...]attn.DType{attn.Float16, attn.Float32} {
-			g.Rows = rows
+			g.QueryType = rows
 			chosen := p.divide(g, seqs, of)
 			way := 0
 			switch {

@@ -174,7 +174,7 @@ func float32Attention(c *reftest.Case, row int) []float32 {
 }
 
 // BenchmarkGPUPrefill is attention of chunks behind earlier tokens by each way to do it, in us
-// and TFLOP/s: which is faster is what prefillPays and cutPrefill are to know.
+// and TFLOP/s: which is faster is what divide and cutPrefill are to know.
 func BenchmarkGPUPrefill(b *testing.B) {
 	m := realGPU(b)
 	if !m.engine.hasEpilogue() {
@@ -196,7 +196,7 @@ func BenchmarkGPUPrefill(b *testing.B) {
 
 func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, kv, dim int, query attn.DType, way string) {
 	keys := behind + queries
-	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: keys, Scale: 0.1, Mask: attn.Mask{Causal: true}, Rows: query,
+	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: keys, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
 		Key: attn.PageStrides{Page: kv * keys * dim, Head: keys * dim, Row: dim}}
 	g.Value = g.Key

@@ -99,9 +99,9 @@ func (p *Plan) Kernels() []string {
 	case many == nil:
 		return few.entries
 	case p.look.both:
-		return append(few.entries[:1:1], many.entries[many.entryOf(g.Rows, g.Rows)])
+		return append(few.entries[:1:1], many.entries[many.entryOf(g.QueryType, g.QueryType)])
 	}
-	return many.entries[many.entryOf(g.Rows, g.Rows):][:1]
+	return many.entries[many.entryOf(g.QueryType, g.QueryType):][:1]
 }
 
 // runLean queues attention by blocks that have ranges of LeanTiles.
