@@ -89,6 +89,15 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 			change(plan)
 		}
 		noError(b, plan.Upload(m.Stream))
+		if name == "chosen" {
+			works := 0 // blocks for few rows
+			for i := range plan.works {
+				if plan.works[i].tiles > 0 {
+					works++
+				}
+			}
+			name = fmt.Sprintf("chosen: %v, %d for few rows", plan.Kernels(), works)
+		}
 		if run == nil {
 			run = func(p *Plan) error { return p.Run(m.Stream, o) }
 		}
