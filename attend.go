@@ -50,8 +50,7 @@ type Args struct {
 // Where all operands are a [DeviceTensor] of one GPU it computes there, and returns
 // when the work is queued: [DeviceTensor.Download] waits for it. Q and Out are float32,
 // [Float16] or [BFloat16], LSE is float32; Out and LSE are no other operand's tensor.
-// On compute capability 9.0 prompts are several times as fast where Q, K, V and Out
-// are of one 16-bit type, with heads of 64 or 128.
+// Prompts are fastest where Q, K, V and Out are of one 16-bit type.
 //
 // Errors: [ErrShape], [ErrDType], [ErrLength], [ErrOption], [ErrUnsupported]; on a GPU
 // also [ErrState] and [ErrClosed] for its tensors, and what goes wrong there.

@@ -95,8 +95,7 @@ func WithCausal() Option { return Option{kind: optCausal} }
 // keys where that is faster: products are of 16-bit numbers, sums and the softmax in float32.
 // That is what most software computes. Without it they are in two parts, and float32's
 // accuracy stays. Elements of q beyond the range of the keys' type become infinite. On a GPU
-// of compute capability 9.0 attention of many query rows takes half the time; all else, and the
-// CPU, computes as without.
+// attention of many query rows has half the products then; all else, and the CPU, computes as without.
 func WithMixedPrecision() Option { return Option{kind: optMixed} }
 
 // WithWindow lets a query see no more than the last left keys up to its own

@@ -27,55 +27,17 @@
 // and both parts are multiplied. What values come to in a step is then added to the output
 // by an instruction that rounds: products cut off, which thousands of steps would show.
 #pragma once
-#include "attn_work.cuh"
+#include "attn_prefill_rows.cuh"
 #include "wgmma.cuh"
 
-// An output tile, or a part of one: some of its keys.
-struct alignas(16) PrefillTile {
-  int seq, head, block; // KV head, and the rows [block, block+1) * ROWS
-  int first, end;       // keys; the first one is a multiple of any KEYS, the last one is seen by some row
-  int host, part, parts; // blocks host, host+1, ... have parts 0, 1, ... of so many: host its last tile, the others their first
-};
-
-struct PrefillParams {
-  TensorMap keyMap, valueMap; // boxes of 64 columns
-  const void* query;
-  void* out;
-  float* lse; // may be null
-  const Seq* seqs;
-  const int* pages;         // the block table; null where pages hold whole sequences
-  const int* masked;        // fully masked rows, which see no key: how many, and which
-  const int* starts;        // where each block's tiles begin, and the last one's end
-  const PrefillTile* tiles; // of one block after the other, in the order in which it takes them
-  float4* partials;         // of parts of output tiles: two for each block
-  u32* counters;            // of warps that have written a part: for each block and its consumer warps, zero
-  long long queryRow, queryHead, outRow, outHead, lseRow, lseHead; // strides, in elements
-  int pageRows, headRows;   // of keys: key j of head h in page p is row p*pageRows + h*headRows + j
-  int pageTokens;
-  int box;                  // keys that are copied at once: a power of two that divides KEYS and a page
-  int heads, group;         // KV heads, and query heads of each
-  int causal;
-  int beside;               // the launch ahead is the kernel for few rows (attn_lean.cuh), of the same step: see above
-  int queryType, outType;
-  float scale;              // of scores, to base 2; more than 0
-  float natural;            // of scores, to base e
-};
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// T is the Format of keys and values. Queries and outputs are of its operands' type, or, ANY,
-// of any: rounded to that, or, PRECISE, in two parts of it.
-template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE> struct Prefill { // KEYS: of a step
-  using Store = typename T::Store;
-  using Math = typename T::Math;
-  using Operand = typename Math::Operand;
-  static_assert(T::ready && Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
+// As PrefillRows, of GROUPS consumer warp groups.
+template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE> struct Prefill : PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY> {
+  using Rows = PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY>;
+  using typename Rows::Math, typename Rows::Operand, typename Rows::Range, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
+  using Rows::BLOCKS, Rows::FACTORS, Rows::PARTS, Rows::QUERY, Rows::STAGE;
   static constexpr int ROWS = GROUPS * 64;                // of an output tile
-  static constexpr int PARTS = PRECISE ? 2 : 1;           // of a query, and of a weight
-  static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; // column blocks of 128 bytes; of the last one there may be less
   static constexpr int PLACES = D <= 128 ? 2 : 1;         // for queries: there is room for so many
-  static constexpr int QUERY = ROWS * BLOCKS * 128;       // bytes of an output tile's queries, of one part
-  static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0;  // bytes of what its rows' scores are multiplied by
-  static constexpr int STAGE = KEYS * BLOCKS * 128;       // bytes of a step's keys, or values
   static constexpr bool ROUNDED = PRECISE && D <= 128;    // what a step adds to outputs has registers of its own
   static constexpr int THREADS = (GROUPS + 1) * 128;
   static constexpr int KV_PRODUCERS = PRECISE ? 1 : 2;         // warps that bring keys and values: a step in two parts takes twice as long, and one can
@@ -87,23 +49,6 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   struct Shared {
     u32 query, keys, values, factors;
     u32 queryFull, queryEmpty, keyFull, keyEmpty, valueFull, valueEmpty;
-  };
-
-  // The output tiles of this block, in p.tiles.
-  struct Range {
-    int begin, end;
-  };
-  // Number n of them.
-  struct Tile {
-    Seq s;
-    int index, head, first, rows, begin, end; // first: row of the sequence's rows. begin, end: steps
-    __device__ __forceinline__ bool load(const PrefillParams& p, const Range& range, int n) {
-      index = range.begin + n;
-      if (index >= range.end) return false;
-      const PrefillTile t = p.tiles[index];
-      s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, begin = t.first / KEYS, end = (t.end + KEYS - 1) / KEYS;
-      return true;
-    }
   };
 
   __device__ static __forceinline__ void run(const PrefillParams& p) {
@@ -195,20 +140,10 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   }
 
   __device__ static __forceinline__ void produceQueries(const PrefillParams& p, const Shared& sh, const Range& range, int thread) {
-    constexpr int PIECES = D / 8; // of a row, 16 bytes each
     Tile t;
     for (int n = 0; t.load(p, range, n); n++) {
-      const u32 to = sh.query + placeOf(n) * QUERY;
       barrierWait(sh.queryEmpty + placeOf(n) * 8, parityOf(n) ^ 1);
-#pragma unroll 4
-      for (int i = thread; i < ROWS * PIECES; i += QUERY_PRODUCERS) {
-        const int r = i / PIECES, c = i % PIECES, row = t.first + r, position = row / p.group;
-        const bool there = row < t.rows; // else zeros
-        const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
-        const u32 at = to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
-        if constexpr (ANY) putRounded(p, at, from, there);
-        else copy16(at, (const u16*)p.query + (there ? from : 0), there);
-      }
+      Rows::template bringQueries<QUERY_PRODUCERS>(p, t, sh.query + placeOf(n) * QUERY, thread);
       copyCommit();
       copyWait<0>();
       fenceAsync();
@@ -216,117 +151,15 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
   }
 
-  // Eight elements of a query of another type, rounded.
-  __device__ static __forceinline__ void putRounded(const PrefillParams& p, u32 at, long long from, bool there) {
-    float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
-    if (there) withStore(p.queryType, [&](auto s) { a = decltype(s)::load4(p.query, from), b = decltype(s)::load4(p.query, from + 4); });
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(Operand::pack(a.x, a.y)), "r"(Operand::pack(a.z, a.w)), "r"(Operand::pack(b.x, b.y)), "r"(Operand::pack(b.z, b.w)) : "memory");
-  }
-
-  // The same of queries of any type, in two parts. Where operands have few exponents a row is
-  // multiplied by a power of two that makes its largest element 2^8 to 2^9, as by scaleOf
-  // (attn_tile.cuh), and its scores by another that undoes it.
   __device__ static __forceinline__ void produceParts(const PrefillParams& p, const Shared& sh, const Range& range, int thread) {
-    constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32; // that have a row, eight elements each
-    constexpr int ROUND = QUERY_PRODUCERS / LANES, TOGETHER = 2;
-    const int c = thread % LANES;
     Tile t;
     for (int n = 0; t.load(p, range, n); n++) {
-      const u32 to = sh.query + placeOf(n) * (2 * QUERY), factors = sh.factors + placeOf(n) * FACTORS;
       barrierWait(sh.queryEmpty + placeOf(n) * 8, parityOf(n) ^ 1);
-#pragma unroll 1
-      for (int first = thread / LANES; first < ROWS; first += TOGETHER * ROUND) {
-        float4 x[TOGETHER][2];
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-          const int row = t.first + first + i * ROUND, position = row / p.group;
-          x[i][0] = x[i][1] = make_float4(0.f, 0.f, 0.f, 0.f);
-          if (row >= t.rows || c * 8 >= D) continue;
-          const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
-          withStore(p.queryType, [&](auto s) { x[i][0] = decltype(s)::load4(p.query, from), x[i][1] = decltype(s)::load4(p.query, from + 4); });
-        }
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++)
-          if (first + i * ROUND < ROWS) putParts(to, factors, x[i], first + i * ROUND, c); // a warp's rows are there together
-      }
+      Rows::template bringParts<QUERY_PRODUCERS>(p, t, sh.query + placeOf(n) * (2 * QUERY), sh.factors + placeOf(n) * FACTORS, thread);
       fenceAsync();
       barrierArrive(sh.queryFull + placeOf(n) * 8);
     }
   }
-  // Eight elements of row r, from number 8c on.
-  template <int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32> __device__ static __forceinline__ void putParts(u32 to, u32 factors, float4 (&x)[2], int r, int c) {
-    float* const f = &x[0].x;
-    float factor = 1.f;
-    if constexpr (Math::narrow) {
-      float top = 0.f;
-#pragma unroll
-      for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(f[i]));
-#pragma unroll
-      for (int i = 1; i < LANES; i *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-      const int e = max((int)(__float_as_uint(top) >> 23) - 127 - 8, -118);
-      const float up = __int_as_float((127 - e) << 23);
-      factor = __int_as_float((127 + e) << 23);
-#pragma unroll
-      for (int i = 0; i < 8; i++) f[i] *= up;
-    }
-    if (c * 8 < D) {
-      u32 lead[4], rest[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) splitOf(f[2 * i], f[2 * i + 1], lead[i], rest[i]);
-      const u32 at = to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(lead[0]), "r"(lead[1]), "r"(lead[2]), "r"(lead[3]) : "memory");
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + QUERY), "r"(rest[0]), "r"(rest[1]), "r"(rest[2]), "r"(rest[3]) : "memory");
-    }
-    if (c == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(factors + r * 4), "f"(factor) : "memory");
-  }
-  // Two numbers as sums of two operands each.
-  __device__ static __forceinline__ void splitOf(float x, float y, u32& lead, u32& rest) {
-    lead = Operand::pack(x, y);
-    rest = Operand::pack(x - Operand::low(lead), y - Operand::high(lead));
-  }
-
-  // A lane's two rows of an output tile: the weights of a step's scores, the largest score, the
-  // sum of weights, and what outputs are multiplied by when the largest score has changed.
-  struct Softmax {
-    static constexpr float LARGE = 4096.f;
-    float scale[2];
-    float top[2], base[2], sum[2], shrink[2]; // base: top*scale - Math::lift, rounded
-
-    __device__ __forceinline__ explicit Softmax(float of) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) top[h] = base[h] = -LEAN_INF, sum[h] = shrink[h] = 0.f, scale[h] = of;
-    }
-    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4]) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        float most = top[h];
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        const float next = most == -LEAN_INF ? 0.f : most * scale[h]; // nothing seen yet: no NaN from -Inf - -Inf
-        float minus = Math::lift - next;
-        shrink[h] = exp2_(base[h] + minus);
-        base[h] = most == -LEAN_INF ? -LEAN_INF : -minus;
-        if (__any_sync(~0u, fabsf(next) > LARGE)) {
-          // next is rounded by more than what is lost of a weight: the largest score is taken
-          // off before scores are multiplied.
-          const float off = most == -LEAN_INF ? 0.f : most;
-          shrink[h] = exp2_((top[h] - off) * scale[h]);
-          minus = Math::lift;
-#pragma unroll
-          for (int j = 0; j < KEYS / 8; j++) s[j][2 * h] -= off, s[j][2 * h + 1] -= off;
-        }
-        top[h] = most;
-        float more = 0.f;
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; e++) more += s[j][e] = exp2_(__fmaf_rn(s[j][e], scale[h], minus));
-        sum[h] = sum[h] * shrink[h] + more;
-      }
-    }
-  };
 
   __device__ static __forceinline__ void consume(const PrefillParams& p, const Shared& sh, const Range& range, int group, int thread) {
     const int lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4; // the lane's, and row + 8
@@ -405,7 +238,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             const float x = s[2 * k + e / 2][e % 2 * 2], y = s[2 * k + e / 2][e % 2 * 2 + 1];
-            if constexpr (PRECISE) splitOf(x, y, w[0][k][e], w[1][k][e]);
+            if constexpr (PRECISE) Rows::splitOf(x, y, w[0][k][e], w[1][k][e]);
             else w[0][k][e] = Operand::pack(x, y);
           }
       };
@@ -465,7 +298,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       } else {
         release(sh.queryEmpty + placeOf(n) * 8);
       }
-      if (merged(p, t, o, m, group * 128 + thread)) epilogue(p, t, o, m, row, lane);
+      if (Rows::merged(p, t, o, m, group * 128 + thread)) Rows::epilogue(p, t, o, m, row, lane);
     }
     if (group == 0) waitToIssue(); // the last one has let it
   }
@@ -496,100 +329,5 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     ThreadGroup{0, GROUPS * 4, CLEARED}.sync();
   }
 
-  // Whether o and m are all of the output tile: the parts of one become so for the warp that comes last.
-  __device__ static __forceinline__ bool merged(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], Softmax& m, int thread) {
-    constexpr int LANES = GROUPS * 128, SLOT = (D / 8 + 1) * LANES; // a lane's numbers are LANES apart
-    const PrefillTile& tile = p.tiles[t.index];
-    const int parts = tile.parts, host = tile.host, lane = thread % 32;
-    if (parts == 1) return true;
-    const auto slotOf = [&](int part) { return p.partials + (long long)(2 * (host + part) + (part == 0)) * SLOT + thread; };
-    float4* const to = slotOf(tile.part);
-#pragma unroll
-    for (int j = 0; j < D / 8; j++) __stcg(to + j * LANES, make_float4(o[j][0], o[j][1], o[j][2], o[j][3]));
-    __stcg(to + D / 8 * LANES, make_float4(m.top[0], m.top[1], m.sum[0], m.sum[1]));
-    __syncwarp();
-    u32* const counter = p.counters + host * (GROUPS * 4) + thread / 32;
-    int last = 0;
-    if (lane == 0) {
-      u32 before; // releases what the warp has written, and acquires what others have
-      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-      last = before == parts - 1;
-      if (last) *counter = 0;
-    }
-    if (!__shfl_sync(~0u, last, 0)) return false;
-    float top[2] = {-LEAN_INF, -LEAN_INF};
-#pragma unroll 1
-    for (int i = 0; i < parts; i++) {
-      const float4 x = __ldcg(slotOf(i) + D / 8 * LANES);
-      top[0] = fmaxf(top[0], x.x), top[1] = fmaxf(top[1], x.y);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) m.top[h] = top[h], m.sum[h] = 0.f;
-#pragma unroll
-    for (int j = 0; j < D / 8; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
-#pragma unroll 1
-    for (int i = 0; i < parts; i++) {
-      const float4* const from = slotOf(i);
-      const float4 x = __ldcg(from + D / 8 * LANES);
-      // A part in which a row sees nothing has no weight.
-      const float f = x.x == -LEAN_INF ? 0.f : exp2_((x.x - top[0]) * m.scale[0]), g = x.y == -LEAN_INF ? 0.f : exp2_((x.y - top[1]) * m.scale[1]);
-      m.sum[0] = __fmaf_rn(f, x.z, m.sum[0]), m.sum[1] = __fmaf_rn(g, x.w, m.sum[1]);
-#pragma unroll
-      for (int j = 0; j < D / 8; j++) {
-        const float4 y = __ldcg(from + j * LANES);
-        o[j][0] = __fmaf_rn(f, y.x, o[j][0]), o[j][1] = __fmaf_rn(f, y.y, o[j][1]);
-        o[j][2] = __fmaf_rn(g, y.z, o[j][2]), o[j][3] = __fmaf_rn(g, y.w, o[j][3]);
-      }
-    }
-    return true;
-  }
-
-  // Writes a lane's two rows.
-  __device__ static __forceinline__ void epilogue(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], const Softmax& m, int row, int lane) {
-    const int quarter = lane % 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      float sum = m.sum[h];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      const float f = sum == 0.f ? 0.f : 1.f / sum;
-      const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
-      const bool there = r < t.rows;
-      const float natural = PRECISE ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
-      if (there && p.lse != nullptr && quarter == 0)
-        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
-      const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
-      if constexpr (ANY) {
-        if (!there) continue;
-        withStore(p.outType, [&](auto s) {
-#pragma unroll
-          for (int j = 0; j < D / 8; j++) decltype(s)::store2(p.out, at + j * 8 + quarter * 2, make_float2(o[j][2 * h] * f, o[j][2 * h + 1] * f));
-        });
-        continue;
-      }
-      u16* const to = (u16*)p.out + at;
-#pragma unroll
-      for (int j = D / 32 * 4; j < D / 8; j++) {
-        const u32 x = Operand::pack(o[j][2 * h] * f, o[j][2 * h + 1] * f);
-        if (there) *(u32*)(to + j * 8 + quarter * 2) = x;
-      }
-#pragma unroll
-      for (int j = 0; j < D / 32 * 4; j += 4) {
-        // Four lanes have two of each eight columns; each gets eight of one.
-        u32 x[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[e] = Operand::pack(o[j + e][2 * h] * f, o[j + e][2 * h + 1] * f);
-#pragma unroll
-        for (int step = 1; step < 4; step *= 2)
-#pragma unroll
-          for (int e = 0; e < 4; e++) {
-            if (e & step) continue;
-            const u32 got = __shfl_xor_sync(~0u, quarter & step ? x[e] : x[e | step], step);
-            (quarter & step ? x[e] : x[e | step]) = got;
-          }
-        if (there) *(uint4*)(to + (j + quarter) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
-      }
-    }
-  }
 };
 #endif

@@ -16,10 +16,6 @@ import (
 // once: on an H100 a multiprocessor has some 0.7 of them in a nanosecond with heads of 128.
 
 const (
-	// A multiprocessor does ten times as many rows and keys in the same time by the kernels for
-	// many rows, and five times as many with twice the products (BenchmarkGPUPrefill).
-	faster = 10
-
 	// besideSteps is what a second launch takes: so many steps of keys of operands of one part.
 	besideSteps = 2
 
@@ -27,10 +23,20 @@ const (
 	busy, busyOf = 5, 6
 )
 
-// stepCost is the cost of a step of cutKeys keys.
+// stepCost is the cost of a step of cutKeys keys by k, which is one for many rows: a multiprocessor does
+// k.tile.speed times as many rows and keys in the same time (BenchmarkGPUPrefill), and half as many with
+// twice the products.
 func (k *kernel) stepCost() int64 {
-	return cutKeys * int64(k.tile.rows) * int64(k.way.parts) / faster
+	return cutKeys * int64(k.tile.rows) * int64(k.way.parts) / int64(k.tile.speed)
 }
+
+// stepTime is how long a thread block takes for it, which shares a multiprocessor with others.
+func (k *kernel) stepTime() int64 { return int64(k.tile.blocks) * k.stepCost() }
+
+// runsBeside says whether a launch of k, which is one for many rows, may run beside one of the kernel for
+// few: those of 9.0 can, which wait for the launch ahead at their end, and of which a
+// multiprocessor has one thread block. Elsewhere one kernel has all sequences.
+func (k *kernel) runsBeside() bool { return k.tile.warps == 0 }
 
 // fewCost is the cost of a sequence by the kernels for few rows.
 func fewCost(g *attn.Problem, s *sequence) (cost int64) {
@@ -94,7 +100,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 	}
 	few, many, both := p.weigh(g, k)
 	best := division{time: few / int64(e.blocks)}
-	all := division{prefillKernels: of, blocks: e.blocks}
+	all := division{prefillKernels: of, blocks: e.prefillBlocks(k)}
 	p.dealOut(g, k, &all)
 	all.time = max(all.time, many/int64(e.blocks))
 	if e.choice != takeFastest || all.time <= best.time {
@@ -105,7 +111,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 		both.prefillKernels = of
 		p.dealOut(g, k, &both)
 		both.time = max(both.time, time)
-		worth := best.time - best.time/32 - besideSteps*k.stepCost()/int64(k.way.parts)
+		worth := best.time - best.time/32 - besideSteps*k.stepTime()/int64(k.way.parts)
 		if e.Eager {
 			worth = best.time
 		}
@@ -125,7 +131,7 @@ func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
 	sortSequences(p.ordered, d.queries)
 	p.prefillOutputs(g, p.ordered, d.few, d.blocks, k.tile.rows)
 	workers, steps := p.cutPrefill(d.blocks, p.deal(d.blocks))
-	d.workers, d.time = workers, steps*k.stepCost()
+	d.workers, d.time, p.dealt = workers, steps*k.stepTime(), p.engine.prefillBlocks(k)
 }
 
 // weigh is the cost of all sequences by the kernels for few rows and by k, which is one for
@@ -144,7 +150,7 @@ func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division
 		s := &p.ordered[i]
 		few, rest = few+fewCost(g, s), rest-p.costs[i]
 		behind := i+1 < len(p.ordered) && s.queries < p.ordered[i+1].queries // others have more
-		if !behind || p.fused || e.choice == takeMany || e.choice == takeFastest && int(s.queries)*g.Group() > k.tile.rows {
+		if !behind || p.fused || !k.runsBeside() || e.choice == takeMany || e.choice == takeFastest && int(s.queries)*g.Group() > k.tile.rows {
 			continue
 		}
 		m := shares(few, rest, e.blocks)

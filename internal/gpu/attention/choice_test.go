@@ -44,7 +44,7 @@ func mixedShape(rng *rand.Rand, longest int) reftest.Shape {
 func testMixed(t *testing.T, m *machine, n, longest int) {
 	m.engine.choice = takeBoth
 	rng := reftest.Rand(t)
-	plan := m.engine.NewPlan()
+	plan, beside := m.engine.NewPlan(), m.runsBeside()
 	kinds := map[bool]int{}
 	for i := range n {
 		m.engine.Eager = i%4 > 0
@@ -56,7 +56,7 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 		queries := slices.DeleteFunc(slices.Clone(shape.Queries), func(q int) bool { return q == 0 })
 		slices.Sort(queries)
 		few, most := queries[0], queries[len(queries)-1]
-		if both := most*p.geometry.Group() >= prefillRows && few < most; p.Scale > 0 && plan.look.both != both {
+		if both := beside && most*p.geometry.Group() >= prefillRows && few < most; p.Scale > 0 && plan.look.both != both {
 			t.Errorf("both kinds of kernels: %v", !both)
 		}
 		kinds[plan.look.both]++
@@ -75,7 +75,7 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 		}
 		p.close(t)
 	}
-	if min(kinds[false], kinds[true]) < n/8 {
+	if beside && min(kinds[false], kinds[true]) < n/8 {
 		t.Errorf("steps with both kinds of kernels, and others: %v", kinds)
 	}
 	noError(t, plan.Close())
@@ -140,7 +140,7 @@ func TestMixedChoice(t *testing.T) {
 		for _, rows := range []attn.DType{attn.Float16, attn.Float32} {
 			g.QueryType = rows
 			p := &Plan{engine: &Engine{blocks: 132}}
-			of := prefillOfTable(c.dim)
+			of := prefillOfTable(c.dim, hopper)
 			if !slices.ContainsFunc(c.groups, func(x group) bool { return x.queries*g.Group() >= prefillRows }) {
 				of = prefillKernels{}
 			}
@@ -153,15 +153,27 @@ func TestMixedChoice(t *testing.T) {
 			if who = p.divide(g, seqs, of); who.few > 0 {
 				t.Errorf("%+v: both kinds of kernels, and attention is a part of a launch that does more", c)
 			}
+			for _, gpus := range []versions{largeShared, smallShared} {
+				for _, take := range []choice{takeFastest, takeMany, takeBoth} {
+					p := &Plan{engine: &Engine{blocks: 132, choice: take}}
+					of := prefillOfTable(c.dim, gpus)
+					switch who = p.divide(g, seqs, of); {
+					case who.few > 0:
+						t.Errorf("%+v, kernels of %v: both kinds, and they don't run beside each other", c, gpus)
+					case take != takeFastest && (who.first() == nil || who.blocks != 264 || p.dealt != 264):
+						t.Errorf("%+v, kernels of %v: %d of %d blocks", c, gpus, who.blocks, p.dealt)
+					}
+				}
+			}
 		}
 	}
 }
 
-// prefillOfTable are the kernels for many rows over keys of float16.
-func prefillOfTable(dim int) (of prefillKernels) {
+// prefillOfTable are the kernels for many rows over keys of float16, of some GPUs.
+func prefillOfTable(dim int, gpus versions) (of prefillKernels) {
 	for i := range table {
 		switch k := &table[i]; {
-		case k.kv != attn.Float16 || !slices.Contains(k.dims, dim):
+		case k.kv != attn.Float16 || k.capability != gpus || !slices.Contains(k.dims, dim):
 		case k.way == &prefillWay:
 			of.same = k
 		case k.way == &precisePrefillWay:

@@ -25,19 +25,16 @@ func TestEmulatedRandom(t *testing.T) {
 	testRandom(t, emulatedGPU(t, 5), 60, options{work: 1e5, longest: 300})
 }
 
-// The kernels for many rows are for 9.0 alone.
+// The kernels for many rows that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	if !m.engine.hasEpilogue() {
-		t.Skip("the PTX of another GPU")
-	}
 	testPrefill(t, m, takeMany, 24, 300)
 	testPrefillPrecision(t, m, 700)
 }
 
 func TestEmulatedMixed(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	if !m.engine.hasEpilogue() {
+	if !m.runsBeside() {
 		t.Skip("the PTX of another GPU")
 	}
 	testMixed(t, m, 16, 200)
@@ -47,9 +44,6 @@ func TestEmulatedMixed(t *testing.T) {
 // that many.
 func TestEmulatedPrefillInstead(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	if !m.engine.hasEpilogue() {
-		t.Skip("the PTX of another GPU")
-	}
 	testPrefillInstead(t, m, takeMany, reftest.Cases(t, 3, 1000), 300)
 }
 

@@ -40,16 +40,24 @@ func TestFakeRandom(t *testing.T) {
 }
 
 func TestFakePrefill(t *testing.T) {
-	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	for _, take := range []choice{takeMany, takeBoth} {
-		testPrefill(t, m, take, testgpu.Fewer(40), 300)
-		testPrefillInstead(t, m, take, reftest.Cases(t, 2, 1000), 300)
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			for _, take := range []choice{takeMany, takeBoth} {
+				testPrefill(t, m, take, testgpu.Fewer(40), 300)
+				testPrefillInstead(t, m, take, reftest.Cases(t, 2, 1000), 300)
+			}
+		})
 	}
 }
 
 func TestFakeMixed(t *testing.T) {
-	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testMixed(t, m, testgpu.Fewer(60), 400)
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			testMixed(t, m, testgpu.Fewer(60), 400)
+		})
+	}
 }
 
 func TestFakeSchedules(t *testing.T) {

@@ -36,17 +36,14 @@ func TestGPUShort(t *testing.T) {
 
 func TestGPUPrefill(t *testing.T) {
 	m := realGPU(t)
-	if !m.engine.hasEpilogue() {
-		t.Skip("the kernels for many rows are for compute capability 9.0")
-	}
 	testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500))
 	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
 }
 
 func TestGPUMixed(t *testing.T) {
 	m := realGPU(t)
-	if !m.engine.hasEpilogue() {
-		t.Skip("the kernels for many rows are for compute capability 9.0")
+	if !m.runsBeside() {
+		t.Skip("no kernels here run beside each other")
 	}
 	testMixed(t, m, testgpu.OrShort(200, 20), testgpu.OrShort(3000, 500))
 	testPrefill(t, m, takeBoth, testgpu.OrShort(100, 20), testgpu.OrShort(3000, 500))
@@ -55,9 +52,6 @@ func TestGPUMixed(t *testing.T) {
 
 func TestGPUPrefillInstead(t *testing.T) {
 	m := realGPU(t)
-	if !m.engine.hasEpilogue() {
-		t.Skip("the kernels for many rows are for compute capability 9.0")
-	}
 	testPrefillInstead(t, m, takeMany, 1000, testgpu.OrShort(3000, 500))
 }
 

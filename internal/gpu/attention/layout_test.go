@@ -43,33 +43,59 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"lean_many.cu":  {"VARIANT(lean_f16_128_many, AsF16, 128, true) VARIANT(lean_bf16_128_many, AsBF16, 128, true)"},
 		"lean_paged.cu": {"VARIANT(lean_f16_64_paged, AsF16, 64, false, true) VARIANT(lean_bf16_64_paged, AsBF16, 64, false, true)"},
-		"attn_prefill.cuh": {
-			"constexpr int ROWS = GROUPS * 64; static constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int PLACES = D <= 128 ? 2 : 1; " +
-				"static constexpr int QUERY = ROWS * BLOCKS * 128; static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * BLOCKS * 128;",
-			"constexpr int THREADS = (GROUPS + 1) * 128;",
-			"constexpr int LANES = GROUPS * 128, SLOT = (D / 8 + 1) * LANES;", // partBytes
+		"attn_prefill_rows.cuh": {
+			"constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int QUERY = ROWS * BLOCKS * 128; " +
+				"static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * BLOCKS * 128;",
+			"constexpr int APART = ROWS * 2, SLOT = (D / 8 + 1) * APART;", // partBytes
 			"p.partials + (long long)(2 * (host + part) + (part == 0)) * SLOT",
-			"p.counters + host * (GROUPS * 4)", // partCounters
+			"p.counters + host * (ROWS / 16)", // partCounters
 		},
-		"prefill.cu": prefillLines(),
+		"attn_prefill.cuh": {
+			"constexpr int ROWS = GROUPS * 64; static constexpr int PLACES = D <= 128 ? 2 : 1;",
+			"constexpr int THREADS = (GROUPS + 1) * 128;",
+		},
+		"attn_prefill_mma.cuh": {
+			"constexpr int ROWS = WARPS * TILES * 16; static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS;", // tile.blocks
+			"ring = query + PARTS * QUERY, factors = ring + STAGES * STAGE;",
+		},
+		"prefill.cu":     promptLines("prefill"),
+		"prefill_mma.cu": promptLines(mmaUnit),
 	} {
 		testgpu.Says(t, file, lines...)
 	}
 }
 
-// prefillLines are the kernels for many rows, as their unit lists them.
-func prefillLines() (lines []string) {
-	for _, k := range table {
-		if k.way.parts == 0 {
+// promptLines are the kernels for many rows, as their unit lists them.
+func promptLines(unit string) (lines []string) {
+	step := func(k *kernel) string { return fmt.Sprintf("%d, %d", k.tile.keys, k.tile.stages) }
+	steps := map[string]string{} // of entries on the GPUs that come first
+	for _, k := range promptKernels() {
+		if k.unit != unit {
 			continue
+		}
+		shape := fmt.Sprint(k.tile.rows / 64)
+		if k.tile.warps > 0 {
+			shape = fmt.Sprintf("%d, %d", k.tile.warps, k.tile.rows/k.tile.warps/16)
 		}
 		format := map[attn.DType]string{attn.Float16: "AsF16", attn.BFloat16: "AsBF16"}[k.kv]
 		for _, entry := range k.entries {
-			more := map[int]string{4: ", false, true"}[len(strings.Split(entry, "_"))]
-			if k.way == &precisePrefillWay {
-				more = ", true"
+			is := step(&k)
+			if k.capability == largeShared {
+				steps[entry] = is
+				continue
 			}
-			lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %d, %d, %d%s)", entry, format, k.dims[0], k.tile.rows/64, k.tile.keys, k.tile.stages, more))
+			if first, ok := steps[entry]; ok && first != is {
+				lines = append(lines, fmt.Sprintf("#if __CUDA_ARCH__ == %d0 #define STEP %s #else #define STEP %s #endif", largeShared.least, first, is))
+				is = "STEP"
+			}
+			more := ""
+			switch {
+			case !k.way.same:
+				more = ", true"
+			case strings.HasSuffix(entry, "_rounded"):
+				more = ", false, true"
+			}
+			lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %s, %s%s)", entry, format, k.dims[0], shape, is, more))
 		}
 	}
 	return lines
@@ -88,8 +114,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_work.cuh", "LaunchParams", params{}},
 		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},
 		{"kernels/attn_unfused.cuh", "UnfusedParams", unfusedParams{}},
-		{"kernels/attn_prefill.cuh", "PrefillTile", prefillTile{}},
-		{"kernels/attn_prefill.cuh", "PrefillParams", prefillParams{}},
+		{"kernels/attn_prefill_rows.cuh", "PrefillTile", prefillTile{}},
+		{"kernels/attn_prefill_rows.cuh", "PrefillParams", prefillParams{}},
 		{"internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver that computes: the tag cuda
 	} {
 		testgpu.SameStruct(t, c.file, c.name, c.here)

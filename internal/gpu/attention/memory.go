@@ -73,7 +73,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.slots = next(c.Rows, 4)
 	s.ahead = next(1+mostAhead, 4)
 	s.pages = next(c.Pages+tableSlack, 4)
-	s.prefillStarts = next(blocks+1, 4)
+	s.prefillStarts = next(mostTogether*blocks+1, 4)
 	s.prefill = next(c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
 	s.end = at
 	return s

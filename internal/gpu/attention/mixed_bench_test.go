@@ -17,8 +17,8 @@ import (
 // in turn: which is faster is what divide is to know. It measures once whatever -benchtime says.
 func BenchmarkGPUMixed(b *testing.B) {
 	m := realGPU(b)
-	if !m.engine.hasEpilogue() {
-		b.Skip("the kernels for many rows are for compute capability 9.0")
+	if !m.runsBeside() {
+		b.Skip("no kernels here run beside each other")
 	}
 	for _, c := range []mixedStep{
 		{512, 4096, 63, 4096, 32, 8, 128}, {512, 4096, 63, 4096, 32, 32, 128}, {512, 4096, 63, 4096, 32, 32, 64},
@@ -118,7 +118,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	share := func(many, others int) func(*Plan) {
 		return func(p *Plan) {
 			k, few := p.look.prefill.taken(&g), c.singles
-			_, bytes := m.engine.partBytes(k)
+			bytes := m.engine.partBytes(k)
 			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, BlockRows, c.dim, 0, bytes))
 			d := division{prefillKernels: p.look.prefill, few: few, queries: 1, blocks: many}
 			p.dealOut(&g, k, &d)
@@ -175,7 +175,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	for _, n := range []int{56, 26} {
 		add(fmt.Sprintf("chunk by %d", n), takeMany, seqs[:1], func(p *Plan) {
 			k := p.look.prefill.taken(&g)
-			_, bytes := m.engine.partBytes(k)
+			bytes := m.engine.partBytes(k)
 			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, BlockRows, c.dim, 0, bytes))
 			d := division{prefillKernels: p.look.prefill, blocks: n}
 			p.dealOut(&g, k, &d)

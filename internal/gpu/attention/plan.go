@@ -30,6 +30,7 @@ type Plan struct {
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build
 	costs           []int64       // scratch of Build
+	dealt           int           // thread blocks of the launch that output tiles are for
 	owners          []int32       // of output tiles: the block of each
 	prefillSections []int32       // of output tiles: where they begin
 
@@ -190,9 +191,9 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	least, parts := p.least, int64(0)
 	least.prefill, parts = p.engine.reservePrefill(&g, &least)
 	if k := who.first(); k != nil {
-		need.prefill = len(p.outputs) + p.engine.blocks
+		need.prefill = len(p.outputs) + p.dealt
 		if who.workers > 0 {
-			_, parts = p.engine.partBytes(k)
+			parts = p.engine.partBytes(k)
 		}
 	}
 	most := tileRows(group, max(need.Queries, least.Queries, least.queries()))

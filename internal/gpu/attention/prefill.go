@@ -9,23 +9,36 @@ import (
 )
 
 // Attention of many query rows, as prompts have them, by kernels of their own
-// (kernels/attn_prefill.cuh): output tiles of 128 rows and more, each the work of one
-// thread block.
+// (kernels/attn_prefill.cuh and attn_prefill_mma.cuh): output tiles of 64 rows and more, each the
+// work of one thread block.
 
 const prefillSection = 12 << 20
 
-// prefillThreads has a producer warp group, and a consumer for each 64 rows.
-func prefillThreads(k *kernel) int { return (k.tile.rows/64 + 1) * 128 }
-
-// prefillShared is the bytes of shared memory: two places for queries, or one for large ones, and for the factors of
-// their rows where they have two parts, a ring of keys and one of values, and barriers.
-func prefillShared(k *kernel) int {
-	row, places, stages, parts := (k.dims[0]*2+127)/128*128, 2, k.tile.stages, k.way.parts
-	if k.dims[0] > 128 {
-		places = 1
+// prefillThreads has all warps; where these are warp groups a producer, and a consumer for each 64 rows.
+func prefillThreads(k *kernel) int {
+	if k.tile.warps > 0 {
+		return k.tile.warps * 32
 	}
-	return places*k.tile.rows*(parts*row+(parts-1)*4) + 2*stages*k.tile.keys*row + 2*2*8 + 4*stages*8
+	return (k.tile.rows/64 + 1) * 128
 }
+
+// prefillShared is the bytes of shared memory: a place for queries, and for the factors of their rows where they have two
+// parts, and a ring of keys and values. Warp groups have two places, or one for large queries, a ring of
+// keys and one of values, and barriers.
+func prefillShared(k *kernel) int {
+	row, stages, parts := (k.dims[0]*2+127)/128*128, k.tile.stages, k.way.parts
+	queries, stage := k.tile.rows*(parts*row+(parts-1)*4), k.tile.keys*row
+	switch {
+	case k.tile.warps > 0:
+		return queries + stages*stage
+	case k.dims[0] <= 128:
+		queries *= 2
+	}
+	return queries + 2*stages*stage + 2*2*8 + 4*stages*8
+}
+
+// prefillBlocks are the thread blocks of a launch.
+func (e *Engine) prefillBlocks(k *kernel) int { return e.blocks * k.tile.blocks }
 
 func prefillFits(e *Engine, k *kernel, _, _ int) bool {
 	return prefillShared(k) <= e.info.SharedPerBlockMost
@@ -38,9 +51,10 @@ type prefillParams struct {
 	partials, counters                                        uint64
 	queryRow, queryHead, outRow, outHead, lseRow, lseHead     int64
 	pageRows, headRows, pageTokens, box, heads, group, causal int32
-	beside, queryType, outType                                int32
+	queryType, outType                                        int32
 	scale, natural                                            float32
-	_                                                         [16]byte // up to a multiple of 64, the alignment of maps
+	beside                                                    int32
+	keys, values                                              uint64 // addresses
 }
 
 // prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of
@@ -100,9 +114,8 @@ func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts 
 	if k == nil {
 		return 0, 0
 	}
-	_, parts = e.partBytes(k)
 	tiles = attn.Product(c.Rows, g.Group())/k.tile.rows + 1 + min(c.Sequences, c.Rows) // of a head
-	return min(attn.Product(tiles, g.KVHeads), math.MaxInt32) + e.blocks, parts
+	return min(attn.Product(tiles, g.KVHeads), math.MaxInt32) + e.prefillBlocks(k), e.partBytes(k)
 }
 
 // listPrefill deals out what divide has chosen.
@@ -118,16 +131,12 @@ func (p *Plan) listPrefill(of division) {
 }
 
 // runPrefill queues attention by blocks that take output tiles.
-func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
+func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	e, g, m, a := p.engine, &p.look.geometry, &p.memory, &p.prefillParams
 	*a = prefillParams{}
-	shape := e.shape(k.kv, g.Dim)
-	shape.keys = 0 // no box is more than one column block
-	a.box = int32(boxOf(k.tile.keys, p.look.paged, g.PageTokens))
-	if a.keyMap, err = e.tensorMap(&o.K, &shape, int(a.box)); err != nil {
-		return err
-	}
-	if a.valueMap, err = e.tensorMap(&o.V, &shape, int(a.box)); err != nil {
+	if k.tile.warps > 0 {
+		a.keys, a.values = o.K.Address(), o.V.Address()
+	} else if err := p.prefillMaps(o, k); err != nil {
 		return err
 	}
 	table := m.table.Address()
@@ -138,8 +147,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	a.seqs, a.masked = table+uint64(m.sections.seqs), table+uint64(m.sections.masked)
 	a.starts, a.tiles = table+uint64(m.sections.prefillStarts), table+uint64(m.sections.prefill)
 	if m.parts != nil {
-		counters, _ := e.partBytes(k)
-		a.counters, a.partials = m.parts.Address(), m.parts.Address()+uint64(counters)
+		a.counters, a.partials = m.parts.Address(), m.parts.Address()+uint64(e.counterBytes())
 	}
 	if p.look.paged {
 		a.pages = table + uint64(m.sections.pages)
@@ -160,7 +168,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	p.args.Reset()
 	cuda.Struct(&p.args, a)
 	p.hold(o)
-	grid := cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: true}
+	grid := cuda.Grid{Blocks: [3]int{e.prefillBlocks(k)}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: e.hasCopyEngine()}
 	return k.functions[k.entryOf(o.Q.DType, o.Out.DType)].Launch(s, grid, &p.args)
 }
 
@@ -171,4 +179,17 @@ func (k *kernel) entryOf(query, out attn.DType) int {
 		return 1
 	}
 	return 0
+}
+
+// prefillMaps are what the copy engine brings keys and values by.
+func (p *Plan) prefillMaps(o *Operands, k *kernel) (err error) {
+	e, g, a := p.engine, &p.look.geometry, &p.prefillParams
+	shape := e.shape(k.kv, g.Dim)
+	shape.keys = 0 // no box is more than one column block
+	a.box = int32(boxOf(k.tile.keys, p.look.paged, g.PageTokens))
+	if a.keyMap, err = e.tensorMap(&o.K, &shape, int(a.box)); err != nil {
+		return err
+	}
+	a.valueMap, err = e.tensorMap(&o.V, &shape, int(a.box))
+	return err
 }

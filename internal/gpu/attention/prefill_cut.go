@@ -21,7 +21,8 @@ const (
 	// pipeline's fill and the output. Many short ones take longer than a few long ones.
 	tileSteps = 2
 
-	partCounters = 16 // of a block: one for each consumer warp, and some more
+	partCounters = 16 // of a block: one for each 16 rows, and some more
+	mostTogether = 2  // thread blocks of a multiprocessor
 )
 
 func (t *prefillTile) keys() int64  { return int64(t.end - t.first) }
@@ -83,11 +84,11 @@ func sink(heap []int64, x int64) {
 
 // dealPrefill lists what deal has dealt out.
 func (p *Plan) dealPrefill() {
-	starts := append(p.prefillStarts[:0], make([]int32, p.engine.blocks+2)...)
+	starts := append(p.prefillStarts[:0], make([]int32, p.dealt+2)...)
 	for _, b := range p.owners {
 		starts[b+2]++
 	}
-	for b := range p.engine.blocks {
+	for b := range p.dealt {
 		starts[b+2] += starts[b+1]
 	}
 	p.prefilling = append(p.prefilling[:0], p.outputs...)
@@ -95,7 +96,7 @@ func (p *Plan) dealPrefill() {
 		p.prefilling[starts[b+1]] = p.outputs[i]
 		starts[b+1]++
 	}
-	p.prefillStarts = starts[:p.engine.blocks+1]
+	p.prefillStarts = starts[:p.dealt+1]
 }
 
 // cutPrefill is how many of some blocks are to have equal parts of all output tiles, and how many
@@ -191,7 +192,7 @@ func (p *Plan) partPrefill(workers int) {
 		}
 		begin = end
 	}
-	for len(p.prefillStarts) <= p.engine.blocks {
+	for len(p.prefillStarts) <= p.dealt {
 		p.endBlock()
 	}
 }
@@ -199,10 +200,12 @@ func (p *Plan) partPrefill(workers int) {
 // endBlock: what comes now is for the next block.
 func (p *Plan) endBlock() { p.prefillStarts = append(p.prefillStarts, int32(len(p.prefilling))) }
 
-// partBytes is the size of what blocks write of parts, behind their counters.
-func (e *Engine) partBytes(k *kernel) (counters, all int64) {
-	counters = int64(e.blocks) * partCounters * 4
-	return counters, counters + 2*int64(e.blocks)*int64(k.dims[0]/8+1)*int64(k.tile.rows*2)*16
+// counterBytes is the size of the counters of parts: the same for all kernels, since they are zero between launches.
+func (e *Engine) counterBytes() int64 { return mostTogether * int64(e.blocks) * partCounters * 4 }
+
+// partBytes is that and, behind it, the size of what blocks write of parts.
+func (e *Engine) partBytes(k *kernel) int64 {
+	return e.counterBytes() + 2*int64(e.prefillBlocks(k))*int64(k.dims[0]/8+1)*int64(k.tile.rows*2)*16
 }
 
 // prefillOutputs lists the output tiles of sequences from number `from` on. Keys and values of as many heads as stay in the L2 cache

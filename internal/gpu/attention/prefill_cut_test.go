@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cuda"
 
 	"pgregory.net/rapid"
 )
@@ -15,7 +14,7 @@ import (
 func TestPrefillParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		blocks := rapid.IntRange(1, 140).Draw(t, "blocks")
-		p := &Plan{engine: &Engine{info: cuda.Info{Multiprocessors: blocks}, blocks: blocks, Eager: rapid.Bool().Draw(t, "eager")}}
+		p := &Plan{engine: &Engine{Eager: rapid.Bool().Draw(t, "eager")}, dealt: blocks}
 		var all int64
 		fixed := p.engine.fixedSteps()
 		for i, n := range rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 127, 128, 129, 300, 1000, 5000, 40000}), 1, 300).Draw(t, "keys") {
@@ -46,11 +45,11 @@ func TestPrefillParts(t *testing.T) {
 
 // checkPrefill: no block has more than so many steps.
 func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64) {
-	if len(p.prefillStarts) != p.engine.blocks+1 || int(p.prefillStarts[p.engine.blocks]) != len(p.prefilling) || len(p.prefilling) > len(p.outputs)+p.engine.blocks {
-		t.Fatalf("%d blocks: %v, of %d", p.engine.blocks, p.prefillStarts, len(p.prefilling))
+	if len(p.prefillStarts) != p.dealt+1 || int(p.prefillStarts[p.dealt]) != len(p.prefilling) || len(p.prefilling) > len(p.outputs)+p.dealt {
+		t.Fatalf("%d blocks: %v, of %d", p.dealt, p.prefillStarts, len(p.prefilling))
 	}
 	seen := make([]prefillTile, len(p.outputs))
-	for b := range p.engine.blocks {
+	for b := range p.dealt {
 		begin, end := p.prefillStarts[b], p.prefillStarts[b+1]
 		steps := int64(0)
 		for i := begin; i < end; i++ {
@@ -87,7 +86,7 @@ func TestPrefillCuts(t *testing.T) {
 		{140, 16384, 132}, // else eight blocks have twice as much as the others
 		{1, 128, 0}, {4, 256, 0}, {0, 0, 0}, {1000, 4096, 0},
 	} {
-		p := &Plan{engine: &Engine{blocks: 132}}
+		p := &Plan{engine: &Engine{}, dealt: 132}
 		for range c.outputs {
 			p.outputs = append(p.outputs, prefillTile{end: int32(c.keys), parts: 1})
 		}
@@ -105,7 +104,7 @@ func TestPrefillPrompts(t *testing.T) {
 		{1, 32, 64, 4096}, {1, 32, 64, 16384}, {16, 32, 64, 1024}, {16, 32, 128, 512},
 	} {
 		rows := map[int]int{64: 192, 128: 128}[c.dim]
-		p := &Plan{engine: &Engine{blocks: 132}}
+		p := &Plan{engine: &Engine{}, dealt: 132}
 		g := &attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
 		var seqs []sequence
 		for range c.sequences {
@@ -151,7 +150,7 @@ func TestPrefillChoice(t *testing.T) {
 		for i := range c.batch {
 			seqs = append(seqs, attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.behind + c.queries})
 		}
-		of := prefillOfTable(c.dim)
+		of := prefillOfTable(c.dim, hopper)
 		p := &Plan{engine: &Engine{blocks: 132}}
 		for i, rows := range [...]attn.DType{attn.Float16, attn.Float32} {
 			g.QueryType = rows

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/lean"
@@ -20,7 +21,7 @@ import (
 // for few rows.
 func (k *twin) prefill(l *testgpu.Launch, few *params) {
 	p := (*prefillParams)(unsafe.Pointer(&l.Arg[0]))
-	name := strings.Split(l.Kernel, "_")
+	name := strings.Split(strings.Replace(l.Kernel, "_mma", "", 1), "_")
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
 	dim := 0
 	fmt.Sscan(name[2], &dim)
@@ -28,15 +29,20 @@ func (k *twin) prefill(l *testgpu.Launch, few *params) {
 	if kernel == nil || !slices.Contains(kernel.entries, l.Kernel) {
 		k.t.Fatalf("%s is not in the table", l.Kernel)
 	}
-	if l.Blocks != k.e.info.Multiprocessors || l.Threads != prefillThreads(kernel) || l.Shared != prefillShared(kernel) || l.Shared > k.e.info.SharedPerBlockMost {
+	if l.Blocks != kernel.tile.blocks*k.e.info.Multiprocessors || l.Threads != prefillThreads(kernel) || l.Shared != prefillShared(kernel) || l.Shared > k.e.info.SharedPerBlockMost {
 		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.Kernel, l.Blocks, l.Threads, l.Shared)
 	}
-	if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || kernel.tile.keys%int(p.box) != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
+	maps := [2]cuda.TensorMap{p.keyMap, p.valueMap}
+	if warps := kernel.tile.warps > 0; warps != (l.Kernel[:12] == "prefill_mma_") || warps != (p.keys != 0) || warps != (p.values != 0) || warps != (maps == [2]cuda.TensorMap{}) || l.Overlap != k.e.hasCopyEngine() {
+		k.t.Errorf("%s: keys at %d and %v, overlaps %v", l.Kernel, p.keys, p.keyMap, l.Overlap)
+	} else if warps {
+		maps[0][0], maps[1][0] = p.keys, p.values
+	} else if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || kernel.tile.keys%int(p.box) != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
 		k.t.Errorf("map %v, boxes of %d, pages of %d", p.keyMap, p.box, p.pageTokens)
 	}
 	// What rows have in common with the other kernel's.
-	a := &attention{twin: k, params: &params{keyMap: p.keyMap}, dim: dim, kv: kv, grid: 1}
-	a.keys, a.values, a.query, a.out, a.lse = p.keyMap[0], p.valueMap[0], p.query, p.out, p.lse
+	a := &attention{twin: k, params: &params{keyMap: maps[0]}, dim: dim, kv: kv, grid: 1}
+	a.keys, a.values, a.query, a.out, a.lse = maps[0][0], maps[1][0], p.query, p.out, p.lse
 	a.pages, a.Masked, a.pageTokens, a.pageRows, a.headRows = p.pages, p.masked, p.pageTokens, p.pageRows, p.headRows
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
 	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
@@ -121,66 +127,62 @@ func TestFakePrefillSupport(t *testing.T) {
 	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
 		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
 		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
-	t.Run("Hopper", func(t *testing.T) {
-		m, _, _ := fakeGPU(t, 90, 13, 232448)
-		for _, same := range []bool{true, false} {
-			if prefillOf(m.engine, &base, same) == nil {
-				t.Errorf("operands of one type %v: no kernel", same)
-			}
-		}
-		for what, change := range map[string]func(*attn.Problem){
-			"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 },
-			"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
-			"a window":     func(g *attn.Problem) { g.Window = 7 },
-			"a soft cap":   func(g *attn.Problem) { g.Cap = 30 },
-			"slopes":       func(g *attn.Problem) { g.Slopes = "slopes" },
-			"a bias":       func(g *attn.Problem) { g.Bias.Keys = 1 },
-			"unfused":      func(g *attn.Problem) { g.Unfused = true },
-			"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },
-			"workers":      func(g *attn.Problem) { g.Workers = 3 },
-			"LeanTiles":    func(g *attn.Problem) { g.TileTokens = 64 },
-			"no scale":     func(g *attn.Problem) { g.Scale = 0 },
-			"scale below":  func(g *attn.Problem) { g.Scale = -1 },
-			"rows of q":    func(g *attn.Problem) { g.Query.Row = 262 },
-			"heads of out": func(g *attn.Problem) { g.Out.Head = 66 },
-		} {
-			for _, same := range []bool{true, false} {
-				g := base
-				change(&g)
-				if prefillOf(m.engine, &g, same) != nil {
-					t.Errorf("%s, operands of one type %v: there is a kernel", what, same)
-				}
-			}
-		}
-		g := base
-		g.Query.Row = 260 // a row of float16 begins at a multiple of 8 bytes
-		if prefillOf(m.engine, &g, true) != nil || prefillOf(m.engine, &g, false) == nil {
-			t.Error("the kernel that loads rows at once has them at multiples of 16 bytes, the other one need not")
-		}
-		// Prompts have output tiles, single tokens have none.
-		for queries, want := range map[int]bool{1: false, 8: false, 1000: true} {
-			plan := m.engine.NewPlan()
-			pages := make([]int32, 63)
-			for i := range pages {
-				pages[i] = int32(i)
-			}
-			noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 1000, Pages: pages}}, queries))
-			for _, kernel := range []*kernel{plan.look.prefill.same, plan.look.prefill.precise} {
-				if (kernel != nil) != want {
-					t.Errorf("%d queries: output tiles: %v", queries, !want)
-				}
-			}
-			noError(t, plan.Close())
-		}
-	})
 	for _, f := range testgpu.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
-			for _, same := range []bool{true, false} {
-				if has := prefillOf(m.engine, &base, same) != nil; has != (f.Capability == 90) {
-					t.Errorf("operands of one type %v: a kernel: %v", same, has)
-				}
-			}
+			testPrefillSupport(t, m, base)
 		})
+	}
+}
+
+func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
+	for _, same := range []bool{true, false} {
+		if prefillOf(m.engine, &base, same) == nil {
+			t.Errorf("operands of one type %v: no kernel", same)
+		}
+	}
+	for what, change := range map[string]func(*attn.Problem){
+		"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 },
+		"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
+		"a window":     func(g *attn.Problem) { g.Window = 7 },
+		"a soft cap":   func(g *attn.Problem) { g.Cap = 30 },
+		"slopes":       func(g *attn.Problem) { g.Slopes = "slopes" },
+		"a bias":       func(g *attn.Problem) { g.Bias.Keys = 1 },
+		"unfused":      func(g *attn.Problem) { g.Unfused = true },
+		"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },
+		"workers":      func(g *attn.Problem) { g.Workers = 3 },
+		"LeanTiles":    func(g *attn.Problem) { g.TileTokens = 64 },
+		"no scale":     func(g *attn.Problem) { g.Scale = 0 },
+		"scale below":  func(g *attn.Problem) { g.Scale = -1 },
+		"rows of q":    func(g *attn.Problem) { g.Query.Row = 262 },
+		"heads of out": func(g *attn.Problem) { g.Out.Head = 66 },
+	} {
+		for _, same := range []bool{true, false} {
+			g := base
+			change(&g)
+			if prefillOf(m.engine, &g, same) != nil {
+				t.Errorf("%s, operands of one type %v: there is a kernel", what, same)
+			}
+		}
+	}
+	g := base
+	g.Query.Row = 260 // a row of float16 begins at a multiple of 8 bytes
+	if prefillOf(m.engine, &g, true) != nil || prefillOf(m.engine, &g, false) == nil {
+		t.Error("the kernel that loads rows at once has them at multiples of 16 bytes, the other one need not")
+	}
+	// Prompts have output tiles, single tokens have none.
+	for queries, want := range map[int]bool{1: false, 8: false, 1000: true} {
+		plan := m.engine.NewPlan()
+		pages := make([]int32, 63)
+		for i := range pages {
+			pages[i] = int32(i)
+		}
+		noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 1000, Pages: pages}}, queries))
+		for _, kernel := range []*kernel{plan.look.prefill.same, plan.look.prefill.precise} {
+			if (kernel != nil) != want {
+				t.Errorf("%d queries: output tiles: %v", queries, !want)
+			}
+		}
+		noError(t, plan.Close())
 	}
 }

@@ -123,7 +123,7 @@ func testGraph(t *testing.T, m *machine, n, chunk, longest int) {
 		s.load(t, 0)
 		m.run(t, plan, first)
 		generation := plan.Generation()
-		if both := chunk > 0 && c.kv != attn.Float32 && !c.unfused && m.engine.hasEpilogue(); both != plan.look.both {
+		if both := chunk > 0 && c.kv != attn.Float32 && !c.unfused && m.runsBeside(); both != plan.look.both {
 			t.Errorf("keys of %v, unfused %v: kernels for few rows and for many: %v", c.kv, c.unfused, !both)
 		}
 		launch := m.Capture(t, func() error {

@@ -259,7 +259,7 @@ func (p *Plan) spoil(t testing.TB) {
 	t.Helper()
 	noError(t, p.memory.partials.Set(0, 0xff, p.memory.partials.Len()))
 	if parts := p.memory.parts; parts != nil { // but for counters
-		counters := int64(p.engine.blocks) * partCounters * 4
+		counters := p.engine.counterBytes()
 		noError(t, parts.Set(counters, 0xff, parts.Len()-counters))
 	}
 	if tagged := p.memory.tagged; tagged != nil { // of no launch

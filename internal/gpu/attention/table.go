@@ -1,6 +1,7 @@
 package attention
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -26,13 +27,20 @@ type kernel struct {
 }
 
 // versions are compute capabilities, 10*major + minor.
-type versions struct{ least, most int }
+type versions struct{ least, most, but int } // but: not this one
+
+func (v versions) have(capability int) bool {
+	return v.least <= capability && capability <= v.most && capability != v.but
+}
 
 // tile is an output tile, and what a thread block has on its way for it.
 type tile struct {
 	rows   int // at most
 	keys   int // of a step; 0: what a LeanTile is made of
-	stages int // of keys and of values; 0: what shared memory has room for
+	stages int // of keys and of values, or, where warps multiply, of both; 0: what shared memory has room for
+	warps  int // that multiply, each for itself; 0: warp groups
+	blocks int // thread blocks that a multiprocessor is to have; 0: one
+	speed  int // of the kernels for many rows: how many times as fast as that for few rows a multiprocessor is, see stepCost
 }
 
 // way is how kernels are launched that work alike, and what they can do.
@@ -63,7 +71,7 @@ var leanWay = way{
 	run: (*Plan).runLean,
 }
 
-// Thread blocks take output tiles of 128 rows and more. A caller that asks for workers,
+// Thread blocks take output tiles of 64 rows and more. A caller that asks for workers,
 // LeanTiles or a schedule gets these: from leanWay.
 var prefillWay = way{
 	can:  attn.Can{Name: "prefill on GPUs", Features: attn.Causal, KV: gpu.Halves},
@@ -98,8 +106,10 @@ const leanUnit = "lean"
 const appendEntry = "lean_append"
 
 var (
-	ampere = versions{80, math.MaxInt} // and all after it
-	hopper = versions{90, 90}          // with products of warp groups
+	ampere      = versions{80, math.MaxInt, 0}  // and all after it
+	hopper      = versions{90, 90, 0}           // with products of warp groups
+	largeShared = versions{80, 80, 0}           // without; two thread blocks have 81 KB of shared memory each
+	smallShared = versions{81, math.MaxInt, 90} // without; 49 KB
 )
 
 // prefillRows are more than an output tile of the kernels for few rows has.
@@ -108,63 +118,91 @@ const prefillRows = BlockRows + 1
 // headDims are the head dims that unfused attention is for: those of the others.
 var headDims = []int{64, 80, 96, 128, 256}
 
-var table = []kernel{
-	// Those of one head dim have output tiles of as many rows: a plan has one list of them.
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_64", "prefill_f16_64_rounded"}, kv: attn.Float16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 128, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_80", "prefill_f16_80_rounded"}, kv: attn.Float16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_96", "prefill_f16_96_rounded"}, kv: attn.Float16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_128", "prefill_f16_128_rounded"}, kv: attn.Float16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_f16_256", "prefill_f16_256_rounded"}, kv: attn.Float16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_64", "prefill_bf16_64_rounded"}, kv: attn.BFloat16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 128, 4}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_80", "prefill_bf16_80_rounded"}, kv: attn.BFloat16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_96", "prefill_bf16_96_rounded"}, kv: attn.BFloat16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_128", "prefill_bf16_128_rounded"}, kv: attn.BFloat16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 128, 2}},
-	{way: &prefillWay, unit: "prefill", entries: []string{"prefill_bf16_256", "prefill_bf16_256_rounded"}, kv: attn.BFloat16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 2}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_64_precise"}, kv: attn.Float16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 64, 6}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_80_precise"}, kv: attn.Float16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_96_precise"}, kv: attn.Float16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_128_precise"}, kv: attn.Float16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_f16_256_precise"}, kv: attn.Float16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 32, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_64_precise"}, kv: attn.BFloat16, dims: []int{64}, rows: prefillRows, capability: hopper, tile: tile{192, 64, 6}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_80_precise"}, kv: attn.BFloat16, dims: []int{80}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_96_precise"}, kv: attn.BFloat16, dims: []int{96}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_128_precise"}, kv: attn.BFloat16, dims: []int{128}, rows: prefillRows, capability: hopper, tile: tile{128, 64, 3}},
-	{way: &precisePrefillWay, unit: "prefill", entries: []string{"prefill_bf16_256_precise"}, kv: attn.BFloat16, dims: []int{256}, rows: prefillRows, capability: hopper, tile: tile{128, 32, 3}},
+// promptTiles are the output tiles that kernels for many rows have of a head dim.
+type promptTiles struct {
+	dim           int
+	same, precise tile // of queries of the keys' type or rounded to it, and of those in two parts
+}
 
+// mmaUnit is the module of those that multiply warp by warp.
+const mmaUnit = "prefill_mma"
+
+// promptKernels are the lines of the kernels for many rows. Those that a GPU has of one head dim
+// have output tiles of as many rows, and as many thread blocks: a plan has one list of output tiles. Speeds were measured
+// on 9.0 (BenchmarkGPUPrefill), and are estimated for others (docs/lab/prompts.md).
+func promptKernels() (lines []kernel) {
+	add := func(unit string, capability versions, tiles ...promptTiles) {
+		for _, kv := range gpu.Halves {
+			for _, t := range tiles {
+				name := fmt.Sprintf("%s_%s_%d", unit, gpu.Name(kv), t.dim)
+				line := kernel{way: &prefillWay, unit: unit, entries: []string{name, name + "_rounded"}, kv: kv, dims: []int{t.dim}, rows: prefillRows, capability: capability, tile: t.same}
+				lines = append(lines, line)
+				line.way, line.entries, line.tile = &precisePrefillWay, []string{name + "_precise"}, t.precise
+				lines = append(lines, line)
+			}
+		}
+	}
+	groups := func(rows, keys, stages int) tile {
+		return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: 10}
+	}
+	add("prefill", hopper,
+		promptTiles{64, groups(192, 128, 4), groups(192, 64, 6)},
+		promptTiles{80, groups(128, 128, 2), groups(128, 64, 3)},
+		promptTiles{96, groups(128, 128, 2), groups(128, 64, 3)},
+		promptTiles{128, groups(128, 128, 2), groups(128, 64, 3)},
+		promptTiles{256, groups(128, 64, 2), groups(128, 32, 3)})
+	for _, gpus := range []struct {
+		versions
+		keys, stages, speed int // keys and stages where queries of two thread blocks take 64 KB
+	}{{largeShared, 64, 3, 5}, {smallShared, 32, 2, 3}} {
+		warps := func(rows, keys, stages, warps int) tile {
+			return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: gpus.speed}
+		}
+		add(mmaUnit, gpus.versions,
+			promptTiles{64, warps(128, 64, 4, 4), warps(128, 64, 4, 8)},
+			promptTiles{80, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
+			promptTiles{96, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
+			promptTiles{128, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
+			promptTiles{256, warps(64, 32, 3, 4), warps(64, 32, 2, 4)})
+	}
+	return lines
+}
+
+var table = slices.Concat(promptKernels(), []kernel{
 	// Output tiles of more rows than consumer warps merge in their registers (HELPED in the kernels' reduce header).
-	{way: &leanWay, unit: "lean_many", entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: "lean_many", entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: "lean_many", entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{rows: 16}},
+	{way: &leanWay, unit: "lean_many", entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{rows: 16}},
 
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_128_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_128_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{rows: 16}},
 
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_80"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_96"}, kv: attn.Float16, dims: []int{96}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128"}, kv: attn.Float16, dims: []int{128}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_256"}, kv: attn.Float16, dims: []int{256}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_80"}, kv: attn.BFloat16, dims: []int{80}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_96"}, kv: attn.BFloat16, dims: []int{96}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_256"}, kv: attn.BFloat16, dims: []int{256}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_64"}, kv: attn.Float32, dims: []int{64}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_80"}, kv: attn.Float32, dims: []int{80}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_96"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_128"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{16, 0, 0}},
-	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_256"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{16, 0, 0}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_64"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_80"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_96"}, kv: attn.Float16, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_128"}, kv: attn.Float16, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f16_256"}, kv: attn.Float16, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_64"}, kv: attn.BFloat16, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_80"}, kv: attn.BFloat16, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_96"}, kv: attn.BFloat16, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_128"}, kv: attn.BFloat16, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_bf16_256"}, kv: attn.BFloat16, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_64"}, kv: attn.Float32, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_80"}, kv: attn.Float32, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_96"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_128"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_256"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
 
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_f16", "unfused_softmax", "unfused_sum_f16"}, kv: attn.Float16, dims: headDims, capability: ampere},
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_bf16", "unfused_softmax", "unfused_sum_bf16"}, kv: attn.BFloat16, dims: headDims, capability: ampere},
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_f32", "unfused_softmax", "unfused_sum_f32"}, kv: attn.Float32, dims: headDims, capability: ampere},
-}
+})
 
 // kernelsOf are the lines of the table that are for a GPU.
 func kernelsOf(capability int) (all []kernel) {
 	for _, k := range table {
-		if k.capability.least <= capability && capability <= k.capability.most {
+		if k.capability.have(capability) {
 			all = append(all, k)
 		}
 	}

@@ -33,7 +33,7 @@ func TestTableIsTheModules(t *testing.T) {
 	for _, k := range append([]kernel{{unit: leanUnit, entries: []string{appendEntry}, capability: ampere}}, table...) {
 		named[k.unit] = append(named[k.unit], k.entries...)
 		for _, capability := range capabilities {
-			if capability < k.capability.least || capability > k.capability.most {
+			if !k.capability.have(capability) {
 				continue
 			}
 			image, err := kernels.Image(k.unit, capability)
@@ -143,7 +143,7 @@ func TestSupportsIsTheTable(t *testing.T) {
 			return
 		}
 		if !k.way.can.Does(&g) || k.kv != g.KV || !slices.Contains(k.dims, g.Dim) || k.rows > w.rows || k.paged && w.pages == 0 ||
-			g.Unfused != (k.way == &unfusedWay) || k.way.same && !w.same || capability < k.capability.least || capability > k.capability.most {
+			g.Unfused != (k.way == &unfusedWay) || k.way.same && !w.same || !k.capability.have(capability) {
 			t.Fatalf("%v can't do %+v, %+v", k.entries, g, w)
 		}
 		// Only how keys lie, and shared memory, are in no line.

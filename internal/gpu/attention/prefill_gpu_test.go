@@ -1,0 +1,47 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/emulated"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+)
+
+// otherGPU is a GPU of compute capability 9.0 with the kernels for many rows of those without
+// products of warp groups, from PTX, which its driver compiles: that of [emulated.Images].
+func otherGPU(t testing.TB) *machine {
+	m := realGPU(t)
+	if m.engine.info.Capability != 90 {
+		t.Skip("the GPU has these kernels anyway, or none")
+	}
+	capability, image := emulated.Images(t)
+	real := gpu.Image
+	gpu.Image = func(unit string, of int) ([]byte, error) {
+		if unit == mmaUnit {
+			of = capability
+			return image(unit, of)
+		}
+		return real(unit, of)
+	}
+	t.Cleanup(func() { gpu.Image = real })
+	isPrompt := func(k kernel) bool { return k.way.parts > 0 }
+	prompts := slices.DeleteFunc(kernelsOf(capability), func(k kernel) bool { return !isPrompt(k) })
+	m.engine.kernels = append(prompts, slices.DeleteFunc(m.engine.kernels, isPrompt)...)
+	return m
+}
+
+func TestGPUPrefillMma(t *testing.T) {
+	m := otherGPU(t)
+	testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500))
+	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
+}
+
+func TestGPUPrefillMmaInstead(t *testing.T) {
+	testPrefillInstead(t, otherGPU(t), takeMany, 1000, testgpu.OrShort(3000, 500))
+}
+
+func BenchmarkGPUPrefillMma(b *testing.B) { benchmarkPrefills(b, otherGPU(b)) }
