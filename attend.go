@@ -72,11 +72,8 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err != nil {
 		return err
 	}
-	if gpu != nil && a.Bias != nil {
-		return errorf(op, ErrUnsupported, "on %v: a bias: there are kernels without one only", gpu)
-	}
 	if gpu != nil {
-		return attendDevice(op, gpu, append([]G.Value(nil), values...), a.Lengths, &c)
+		return attendDevice(op, gpu, append([]G.Value(nil), values...), a.Bias, a.Lengths, &c)
 	}
 	var t [5]*tensor.Dense
 	for i, v := range values {

@@ -30,7 +30,7 @@ type machineAttention struct{ *attentionOp }
 // what gets tensors of a GPU that the user has opened: it computes there.
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
-	if !isDeviceQueryType(op.query) || attention.HasKernel(&g) != nil {
+	if !isDeviceQueryType(op.query) || op.hasBias() || attention.HasKernel(&g) != nil {
 		return op
 	}
 	seen := make(map[int64]bool)
@@ -95,7 +95,7 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 			return nil, err
 		}
 	}
-	_, lse, err := op.doDevice(name, r, m.gpu, values, to)
+	_, lse, err := op.doDevice(name, r, m.gpu, values, nil, to)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package leanattention
 
 import (
 	"runtime"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
@@ -12,8 +13,8 @@ import (
 )
 
 // attendDevice is [Attend] on tensors of a GPU; v are q, k, v, out and, if
-// wanted, the log-sum-exp.
-func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) error {
+// wanted, the log-sum-exp. bias may be nil.
+func attendDevice(op string, gpu *GPU, v []G.Value, bias G.Value, lengths []int, c *config) error {
 	names := [...]string{"q", "k", "v", "out", "lse"}
 	var t [5]*DeviceTensor
 	var o [3]operand
@@ -30,7 +31,14 @@ func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) er
 	if err := c.checkHeads(op, p.heads); err != nil {
 		return err
 	}
+	added, err := p.deviceBias(op, gpu, bias, c)
+	if err != nil {
+		return err
+	}
 	for i := 3; i < len(v); i++ {
+		if added != nil && added.memory == t[i].memory {
+			return errorf(op, ErrUnsupported, "bias and %s are one tensor", names[i])
+		}
 		if err := checkDeviceResult(op, names[i], t[i], &p, i == 4); err != nil {
 			return err
 		}
@@ -57,8 +65,26 @@ func attendDevice(op string, gpu *GPU, v []G.Value, lengths []int, c *config) er
 				sub.Written(t[i].memory)
 			}
 		}
-		return o, nil
-	}, v...)
+		if added != nil {
+			o.Bias, err = added.useAs(sub, "bias")
+		}
+		return o, err
+	}, append(v, bias)...)
+}
+
+// deviceBias checks the bias of an attention on a GPU, and says in c which number is for which
+// score. Without one it is nil.
+func (p *problem) deviceBias(op string, gpu *GPU, bias G.Value, c *config) (*DeviceTensor, error) {
+	if bias == nil {
+		return nil, nil
+	}
+	d, ok := bias.(*DeviceTensor)
+	if !ok || d == nil || d.gpu != gpu {
+		return nil, errorf(op, ErrUnsupported, "q is on %v and bias %s: they must be in one place", gpu, inPlace(placeOf(bias), gpu))
+	}
+	var err error
+	c.score.Bias, err = p.biasOf(op, d.operand("bias"))
+	return d, err
 }
 
 // checkDeviceResult is checkResult for a tensor on a GPU.
@@ -115,20 +141,25 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 	return nil
 }
 
-// doDevice is Do on tensors of a GPU; the lengths are in r. The output goes to a
-// new value of the node, or to one that is given.
-func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
+// doDevice is Do on tensors of a GPU; the lengths are in r, and bias may be nil. The output goes
+// to a new value of the node, or to one that is given.
+func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, bias, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(sub *device.Submission) (o deviceOperands, err error) {
 		if o.Q, o.K, o.V, err = qkv.use(sub); err != nil {
 			return o, err
+		}
+		if bias != nil {
+			if o.Bias, err = bias.useAs(sub, "bias"); err != nil {
+				return o, err
+			}
 		}
 		if out, o.Out, err = qkv.resultIn(sub, to, &op.memory, op.query, op.outShape()); err != nil || op.logs() == nil {
 			return o, err
 		}
 		lse, o.LSE, err = qkv.logSumExp(sub, &op.memory, lseType(op.query), op.lseShape())
 		return o, err
-	}, in...)
+	}, slices.Concat(in, []G.Value{bias})...)
 	return out, lse, err
 }
 

@@ -284,7 +284,18 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value)
 			return nil, err
 		}
 	}
-	there, lse, err := op.doDevice(name, r, gpu, in[:3], nil)
+	var bias *DeviceTensor
+	if op.hasBias() {
+		c := op.config
+		var err error
+		if bias, err = op.deviceBias(name, gpu, in[len(in)-1], &c); err != nil {
+			return nil, err
+		}
+		if c.score.Bias.Scale = op.score.Bias.Scale; c.score.Bias != op.score.Bias {
+			return nil, errorf(name, ErrShape, "bias %v is not what the graph was built for", bias.Shape())
+		}
+	}
+	there, lse, err := op.doDevice(name, r, gpu, in[:3], bias, nil)
 	if err != nil {
 		return nil, err
 	}

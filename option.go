@@ -105,17 +105,15 @@ func WithMixedPrecision() Option { return Option{kind: optMixed} }
 // least 1, and may be more than there are. LeanTiles that are in nobody's window
 // are not in the schedule, and their keys and values are not read: a window
 // costs what its keys cost.
-//
-// It is for the CPU, as WithSoftCap, WithALiBi and WithBias are: on a GPU they are
-// [ErrUnsupported], and under the build tag cuda their nodes stay on the CPU.
 func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 
 // WithSoftCap keeps scores within bounds: a score s becomes
 //
 //	limit * tanh(s / limit),  s = scale * q[b,h,i].k[b,h',j]
 //
-// for a finite limit > 0. The tanh is of float64, one score after the other: a decode
-// step takes a quarter longer, a prompt two to three times as long.
+// for a finite limit > 0. On the CPU the tanh is of float64, one score after the other: a decode
+// step takes a quarter longer, a prompt two to three times as long. On a GPU it is of
+// float32.
 func WithSoftCap(limit float64) Option { return Option{kind: optSoftCap, scale: limit} }
 
 // WithALiBi adds to the scores of query head h a term that is linear in the
@@ -144,7 +142,8 @@ func WithALiBi(slopes []float64) Option {
 // keys that a query does not see are not read.
 //
 // The bias has a gradient, the sum over all that share a number, unless it is a
-// constant of Gorgonia's. It takes a pass over the scores of its own.
+// constant of Gorgonia's. It takes a pass over the scores of its own. On a GPU the bias is a
+// [DeviceTensor] as q is; under the build tag cuda the node stays on the CPU.
 func WithBias(bias *G.Node) Option { return withScaledBias(bias, 1) }
 
 // withScaledBias is WithBias with a factor on the numbers, which is not 0.

@@ -24,7 +24,7 @@
 #pragma once
 #include "attn_reduce.cuh"
 #include "attn_ring.cuh"
-#include "attn_tile.cuh"
+#include "attn_score.cuh"
 
 // T is the Format of keys and values.
 template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
@@ -32,6 +32,10 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   using A = Attention<S>;
   using R = Reduce<S, MANY>;
   using Place = typename S::Place;
+  struct NoScores {
+    __device__ __forceinline__ NoScores(const Params&, const Place&, typename A::Mode, int, int) {}
+  };
+  using Scores = typename Either<Modified<T>::scores, RowScores<S>, NoScores>::type;
   static constexpr int KEYS = S::KEYS;
   static constexpr bool APART = EPILOGUE_WARPS > 0; // there are epilogue warps
 
@@ -158,8 +162,12 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       }
       if (p.causal) all = w.s.keys - w.s.queries + positionOf(p, w.block * ROWS) + 1;
 
+      const Scores scores(p, w, mode, rows, lane);
       int first = warp - turn;
       if (first < 0) first += warps;
+      if constexpr (Modified<T>::scores) {
+        if (scoreOf(p).sinks != nullptr && first == 0 && w.tile == 0) Scores::sink(p, w, mode, rows, lane, st);
+      }
       for (int c = w.chunk + first; c < w.end; c += warps) {
 #if __CUDA_ARCH__ >= 900
         const u32 at = ring + slot * S::SLOT;
@@ -169,6 +177,13 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
           A::clearBehind(at, live, lane);
           fenceAsync();
           __syncwarp();
+        }
+        if constexpr (Modified<T>::scores) {
+          if (c * KEYS < w.hidden) {
+            A::clearBefore(at, w.hidden - c * KEYS, lane);
+            fenceAsync();
+            __syncwarp();
+          }
         }
 #else
         const u32 at = mine + next * S::SLOT;
@@ -184,7 +199,11 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #endif
         const int limit[2] = {sees[0] - c * KEYS, sees[1] - c * KEYS};
         const bool masked = (c + 1) * KEYS > all;
-        A::merge(mode, st, q, rest, at, lane, masked, limit);
+        if constexpr (Modified<T>::scores) {
+          A::merge(mode, st, q, rest, at, lane, masked, limit, typename Scores::Chunk{p, w, scores, mode, rows, lane, c * KEYS, limit});
+        } else {
+          A::merge(mode, st, q, rest, at, lane, masked, limit);
+        }
 #if __CUDA_ARCH__ >= 900
         releaseStage(empty + slot * 8, lane);
         slot += warps;
@@ -275,11 +294,19 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     extern __shared__ __align__(1024) char memory[]; \
     Lean<T, __VA_ARGS__>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
   }
+// The same with masks and score modifications.
+#define SCORED_ATTENTION(name, T, D, PAGED) \
+  extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ ScoredLaunchParams p) { \
+    extern __shared__ __align__(1024) char memory[]; \
+    Lean<Scored<T>, D, false, PAGED>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
+  }
 
 // A variant that compute capability 9.0 alone has: in one kernel with others, what it does
 // would make short launches of these up to 4% slower.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define VARIANT(...) ATTENTION(__VA_ARGS__)
+#define SCORED_VARIANT(...) SCORED_ATTENTION(__VA_ARGS__)
 #else // there the others take what it is for
 #define VARIANT(name, ...) extern "C" __global__ void name(const __grid_constant__ LaunchParams p) {}
+#define SCORED_VARIANT(name, ...) extern "C" __global__ void name(const __grid_constant__ ScoredLaunchParams p) {}
 #endif

@@ -30,7 +30,7 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Sh
   static constexpr bool SHARED_QUERY = D * Math::Operand::bytes > 256; // too many registers otherwise
   static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (Math::wide ? 1 : 2) : 0;
   static constexpr bool EVEN = D * Store::bytes % 128 == 0;      // every column block is full
-  using Place = Walk<KEYS>;
+  using Place = Walk<KEYS, Modified<T>::scores>;
 };
 
 template <class S> struct Ring : S {
@@ -282,6 +282,7 @@ template <class S> struct Ring : S {
         for (int i = lane; i < KEYS * PIECES; i += 32) {
           int r = i / PIECES, column = i % PIECES * 16;
           bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
+          if constexpr (Modified<typename S::T>::scores) there = there && at.chunk * KEYS + r >= at.hidden; // and what nobody sees
           long long from = 0;
           if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * Store::bytes) + column;
           u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);

@@ -260,6 +260,13 @@ template <class S> struct Attention {
 #pragma unroll
       for (int n = 0; n < TILES; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
     }
+    // The state of a score more, whose value is 0: instead of empty, where the output tile begins.
+    __device__ __forceinline__ void sink(Mode mode, int lane, const float (&x)[2]) {
+      constexpr float ONE = Math::lift > 0 ? 1 << (int)Math::lift : 1;
+      const bool mine = mode == NARROW ? lane >> 2 == 0 : (lane & 3) == 0; // lanes have parts of l
+#pragma unroll
+      for (int i = 0; i < 2; i++) m[i] = x[i], l[i] = mine && x[i] != -LEAN_INF ? ONE : 0.f;
+    }
     // Rows g of what was FOLDED.
     __device__ __forceinline__ void unfold() {
 #pragma unroll
@@ -412,22 +419,40 @@ template <class S> struct Attention {
     }
   }
 
+  // And keys before number `from` that nobody sees.
+  __device__ static __forceinline__ void clearBefore(u32 slot, int from, int lane) {
+    for (int i = lane; i < min(from, KEYS) * S::BLOCKS * 8; i += 32) {
+      int r = i / (S::BLOCKS * 8), b = i % (S::BLOCKS * 8);
+      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(slot + S::SLOT / 2 + b / 8 * BLOCK + r * 128 + b % 8 * 16), "r"(0) : "memory");
+    }
+  }
+
   // Merges one chunk into the state. The weights, and with them o and l, are
   // lifted where the type has few exponents: a weight of 2^-15 would lose bits.
   // Rows g and g+8 see `limit` keys, from the chunk's first on; `masked` if some
-  // row does not see them all.
-  template <Mode MODE> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
+  // row does not see them all. `view`, if there is one: what becomes of scores before.
+  template <Mode MODE, class... View> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2], const View&... view) {
     constexpr int MINE = MODE == FOLDED ? 1 : 2; // rows that a lane has
     const int t = lane & 3;
     float s[N][4];
     scores<MODE>(q, shared, slot, lane, s);
     float top[2] = {-LEAN_INF, -LEAN_INF};
+    if constexpr (sizeof...(View) > 0) {
+      const auto each = [&](const auto& f) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int j = 0; j < 2 * MINE; j++) s[n][j] = f(s[n][j], j >> 1, n * 8 + 2 * t + (j & 1));
+      };
+      each([&](float x, int i, int) { return x * q.factor[i]; });
+      (view.apply(each), ...);
+    }
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int j = 0; j < 2 * MINE; j++) {
         const int i = j >> 1;
-        s[n][j] *= q.factor[i];
+        if constexpr (sizeof...(View) == 0) s[n][j] *= q.factor[i];
         if (masked && n * 8 + 2 * t + (j & 1) >= limit[i]) s[n][j] = -LEAN_INF;
         top[i] = fmaxf(top[i], s[n][j]);
       }
@@ -465,26 +490,26 @@ template <class S> struct Attention {
   }
 
   // By the mode of the output tile.
-  __device__ static __forceinline__ void merge(Mode mode, State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2]) {
+  template <class... View> __device__ static __forceinline__ void merge(Mode mode, State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2], const View&... view) {
     if constexpr (NARROWS) {
       if (mode == NARROW) {
-        mergeNarrow(st, q, slot, lane, masked, limit[0]);
+        mergeNarrow(st, q, slot, lane, masked, limit[0], view...);
         return;
       }
     }
     if (!WIDE && mode == FOLDED) {
-      merge<FOLDED>(st, q, shared, slot, lane, masked, limit);
+      merge<FOLDED>(st, q, shared, slot, lane, masked, limit, view...);
     } else if (mode == BOTH) {
-      merge<BOTH>(st, q, shared, slot, lane, masked, limit);
+      merge<BOTH>(st, q, shared, slot, lane, masked, limit, view...);
     } else {
-      merge<PLAIN>(st, q, shared, slot, lane, masked, limit);
+      merge<PLAIN>(st, q, shared, slot, lane, masked, limit, view...);
     }
   }
 
   // The same, NARROW. A lane has the scores of keys g and g+8 of each 16. Weights become
   // right operands by a matrix's transposition, both parts of one in one register; so
   // o[n] is columns 16n+g and 16n+g+8, each as the sums of both parts.
-  __device__ static __forceinline__ void mergeNarrow(State& st, const Queries& q, u32 slot, int lane, bool masked, int limit) {
+  template <class... View> __device__ static __forceinline__ void mergeNarrow(State& st, const Queries& q, u32 slot, int lane, bool masked, int limit, const View&... view) {
     constexpr int GROUPS = KEYS / 16; // of keys
     const int g = lane >> 2;
     float s[GROUPS][4];
@@ -499,11 +524,23 @@ template <class S> struct Attention {
         Math::mma(s[i], a, q.hi[k][0], q.hi[k][1]);
       }
     float x[GROUPS][2], top = -LEAN_INF;
+    if constexpr (sizeof...(View) > 0) {
+#pragma unroll
+      for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) x[i][j] = (s[i][2 * j] + s[i][2 * j + 1]) * q.factor[0];
+      (view.apply([&](const auto& f) {
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+          for (int j = 0; j < 2; j++) x[i][j] = f(x[i][j], 0, i * 16 + j * 8 + g);
+      }), ...);
+    }
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        x[i][j] = (s[i][2 * j] + s[i][2 * j + 1]) * q.factor[0];
+        if constexpr (sizeof...(View) == 0) x[i][j] = (s[i][2 * j] + s[i][2 * j + 1]) * q.factor[0];
         if (masked && i * 16 + j * 8 + g >= limit) x[i][j] = -LEAN_INF;
         top = fmaxf(top, x[i][j]);
       }

@@ -57,6 +57,27 @@ struct Params {
   float perGroup; // 1/group
 };
 
+// A sequence's number among those of the bias, and its first place in trees; -1: it has no tree.
+struct SeqDetail {
+  int number, tree;
+};
+
+// What the kernels for masks and score modifications are told besides (lean_score.cu).
+struct ScoreParams {
+  const float* slopes;        // of ALiBi, one for each query head, times log4(e); null: none
+  const float* sinks;         // attention sinks, one for each query head; null: none
+  const void* bias;           // null: none
+  const u64* trees;           // which of a sequence's new tokens each of them sees, a bit for each; null: all before it
+  const SeqDetail* details;   // of each sequence, where there is a bias or a tree
+  long long biasSequence, biasHead, biasRow; // strides of the bias, in elements; 0: shared
+  float cap, reciprocal;      // soft cap, times log4(e), and its reciprocal; cap 0: none
+  float biasFactor;           // on the bias, times log4(e)
+  int biasType;
+  int window;                 // keys that a query sees at most; 0: no window
+};
+// They lie right behind Params then.
+__device__ __forceinline__ const ScoreParams& scoreOf(const Params& p) { return *(const ScoreParams*)(&p + 1); }
+
 // What thread blocks have that merge output tiles together.
 struct MeetParams {
   u64* tagged; // their partials as tagged words: 2*blocks of (rows, D+2)
@@ -69,6 +90,14 @@ struct LaunchParams {
   Params p;
   MeetParams meet;
   const int* prefetched; // page entries: of each thread block PREFETCHED_ENTRIES of the block table, those that its range begins with. For the kernels for pages alone
+};
+
+struct ScoredLaunchParams { // of the kernels for masks and score modifications
+  TensorMap keyMap, valueMap;
+  Params p;
+  ScoreParams score;
+  MeetParams meet;
+  const int* prefetched;
 };
 
 constexpr int PREFETCHED_ENTRIES = 16; // of what is on its way at first: 64 KB in pages of 16 tokens
@@ -117,8 +146,30 @@ template <class P, class Zero> __device__ __forceinline__ void writeFullyMasked(
   }
 }
 
+// A Format with masks and score modifications: for kernels of their own (lean_score.cu).
+template <class F> struct Scored : F {};
+template <class T> struct Modified {
+  enum : bool { scores = false };
+};
+template <class F> struct Modified<Scored<F>> {
+  enum : bool { scores = true };
+};
+
+// The first key that the query at a place of the keys sees, in a window of 0 (none) or more keys.
+__device__ __forceinline__ int firstInWindow(int window, int place) { return window == 0 || window > place ? 0 : place - window + 1; }
+
+// Where an output tile's keys begin: with key 0, or, WINDOW, with the first one that its first row sees.
+template <bool WINDOW> struct Origin {
+  enum : int { origin = 0, hidden = 0 };
+};
+template <> struct Origin<true> {
+  int origin, hidden; // the first chunk; keys that no row sees
+};
+
 // A place in a thread block's LeanTiles: output tile after output tile, some chunks of each.
-template <int CHUNK> struct Walk {
+template <int CHUNK, bool WINDOW = false> struct Walk : Origin<WINDOW> {
+  using Origin<WINDOW>::origin;
+  using Origin<WINDOW>::hidden;
   const Work* work;
   Seq s;
   int seq, head, block, tile;
@@ -138,12 +189,16 @@ template <int CHUNK> struct Walk {
       visible = max(s.keys - s.queries + positionOf(p, last) + 1, 0);
     }
     int chunks = (visible + CHUNK - 1) / CHUNK;
+    if constexpr (WINDOW) {
+      hidden = firstInWindow(scoreOf(p).window, s.keys - s.queries + positionOf(p, block * ROWS)), origin = hidden / CHUNK;
+      chunks = max(chunks - origin, 0);
+    }
     return (chunks + (1 << p.tileShift) - 1) >> p.tileShift;
   }
   __device__ __forceinline__ void open(const Params& p) {
     take = min(left, tiles - tile);
-    chunk = tile << p.tileShift;
-    end = min((tile + take) << p.tileShift, (visible + CHUNK - 1) / CHUNK);
+    chunk = origin + (tile << p.tileShift);
+    end = min(origin + ((tile + take) << p.tileShift), (visible + CHUNK - 1) / CHUNK);
   }
   // At the beginning of *w, which is in memory; `known` is it, or a copy in registers.
   __device__ __forceinline__ void begin(const Params& p, const Work* w, const Work& known) {

@@ -160,6 +160,14 @@ struct MmaTF32 {
   }
 };
 
+// A or B.
+template <bool, class A, class B> struct Either {
+  using type = A;
+};
+template <class A, class B> struct Either<false, A, B> {
+  using type = B;
+};
+
 template <class A, class B> constexpr bool same = false;
 template <class A> constexpr bool same<A, A> = true;
 

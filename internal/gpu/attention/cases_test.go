@@ -22,7 +22,11 @@ func testRandom(t *testing.T, m *machine, n int, o options) {
 		in := testgpu.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, o)
 		p.randomSchedule()
+		p.geometry.Unfused = p.geometry.Unfused && !o.scored
 		m.run(t, plan, p)
+		if o.scored != (plan.look.kernel.way == &scoredWay) {
+			t.Fatalf("%v goes to %v", p, plan.look.kernel.entries)
+		}
 		p.check(t)
 		if t.Failed() {
 			t.Fatalf("case %d, %v inputs: %v, schedule %+v", i, in, p, p.geometry)
@@ -82,6 +86,28 @@ func testPages(t *testing.T, m *machine, longest int) {
 			if t.Failed() {
 				t.Fatalf("%v, %d workers", p, workers)
 			}
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// testScores runs random problems with masks other than causal and score modifications, and
+// windows in pages of all sizes.
+func testScores(t *testing.T, m *machine, n int, o options) {
+	o.scored = true
+	testRandom(t, m, n, o)
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i, page := range []int{1, 3, 16, 16, 16, 16, 48, 64, 128} {
+		dim, window := []int{64, 128}[i%2], testgpu.Pick(rng, 1, 16, 63, 64, 65, 200)
+		shape := reftest.Shape{Heads: testgpu.Pick(rng, 2, 8, 12), KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 5, 30}, Keys: []int{o.longest + rng.IntN(100), 60 + rng.IntN(9), o.longest/2 + rng.IntN(100), 40}, Mask: attn.Mask{Causal: i%3 != 0, Window: window}}
+		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2], page: page})
+		p.geometry.Workers = testgpu.Pick(rng, 0, 1, 3)
+		m.run(t, plan, p)
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("%v, %d workers", p, p.geometry.Workers)
 		}
 		p.close(t)
 	}

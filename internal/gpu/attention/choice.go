@@ -42,7 +42,7 @@ func (k *kernel) runsBeside() bool { return k.tile.warps == 0 }
 func fewCost(g *attn.Problem, s *sequence) (cost int64) {
 	rows := int(s.queries) * g.Group()
 	for first := 0; first < rows; first += BlockRows {
-		cost += keysOf(g, s, first, min(first+BlockRows, rows)).Tiles(tileTokens(g))
+		cost += keysOf(g, s, first, min(first+BlockRows, rows), 1).Tiles(tileTokens(g))
 	}
 	return cost * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows
 }
@@ -52,7 +52,7 @@ func fewCost(g *attn.Problem, s *sequence) (cost int64) {
 func (e *Engine) manyCost(g *attn.Problem, s *sequence, k *kernel) int64 {
 	rows, steps := int(s.queries)*g.Group(), int64(0)
 	for first := 0; first < rows; first += k.tile.rows {
-		steps += int64(keysOf(g, s, first, min(first+k.tile.rows, rows)).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
+		steps += int64(keysOf(g, s, first, min(first+k.tile.rows, rows), 1).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
 	}
 	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(s.keys)*BlockRows)
 }

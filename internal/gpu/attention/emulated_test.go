@@ -51,6 +51,10 @@ func TestEmulatedSchedules(t *testing.T) { testSchedules(t, emulatedGPU(t, 7), 3
 
 func TestEmulatedPages(t *testing.T) { testPages(t, emulatedGPU(t, 5), 900) }
 
+func TestEmulatedScores(t *testing.T) {
+	testScores(t, emulatedGPU(t, 5), 30, options{work: 3e6, longest: 500})
+}
+
 func TestEmulatedRepeats(t *testing.T) { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
 
 func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }

@@ -26,6 +26,10 @@ func machineOf(t testing.TB, d *testgpu.Device) *machine {
 	return &machine{Device: d, engine: e}
 }
 
+func TestGPUScores(t *testing.T) {
+	testScores(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
+}
+
 func TestGPURandom(t *testing.T) {
 	testRandom(t, realGPU(t), testgpu.OrShort(150, 24), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
 }

@@ -56,7 +56,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, end int64 }
+type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -75,13 +75,15 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.pages = next(c.Pages+tableSlack, 4)
 	s.prefillStarts = next(mostTogether*blocks+1, 4)
 	s.prefill = next(c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
+	s.slopes = next(c.slopes, 4)
+	s.details = next(c.details, unsafe.Sizeof(seqDetail{}))
 	s.end = at
 	return s
 }
 
 // holds says whether a step of size n fits.
 func (c Capacity) holds(n Capacity) bool {
-	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill
+	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details
 }
 
 // grown is a capacity for n that will do for a while.
@@ -91,6 +93,8 @@ func (c Capacity) grown(n, least Capacity) Capacity {
 		Rows:      growth(c.Rows, n.Rows, least.Rows),
 		Pages:     growth(c.Pages, n.Pages, least.Pages),
 		prefill:   growth(c.prefill, n.prefill, least.prefill),
+		slopes:    max(c.slopes, n.slopes),
+		details:   growth(c.details, n.details, least.details),
 	}
 }
 
@@ -230,6 +234,8 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.pages, gpu.BytesOf(p.pages)},
 		{at.prefillStarts, gpu.BytesOf(p.prefillStarts)},
 		{at.prefill, gpu.BytesOf(p.prefilling)},
+		{at.slopes, gpu.BytesOf(p.slopes)},
+		{at.details, gpu.BytesOf(p.details)},
 	} {
 		if len(part.data) == 0 {
 			continue

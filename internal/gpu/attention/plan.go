@@ -27,6 +27,7 @@ type Plan struct {
 	tiles           []int64       // scratch of Build
 	covered         []bool        // scratch of Build
 	ordered         []sequence    // scratch of Build
+	numbers         []numbered    // scratch of Build: seqs, which sequences these are
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build
 	costs           []int64       // scratch of Build
@@ -41,6 +42,8 @@ type Plan struct {
 	masked        []int32       // rows that see no key: how many, and which
 	prefilling    []prefillTile // the output tiles of the kernels for many rows, by blocks; empty where none may run
 	prefillStarts []int32       // where those of each block begin, and the last one's end
+	slopes        []float32     // of ALiBi, of each query head, to base 4; empty: none
+	details       []seqDetail   // of seqs, where there is a bias
 	slots         []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
 	pages         []int32       // the block table, if the plan is paged
 	ahead         []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
@@ -48,7 +51,7 @@ type Plan struct {
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
 	mostSlots int  // the most slots used of a page
-	liveKeys  int  // of all sequences
+	liveKeys  int  // of all sequences, that some query sees
 	appends   bool // every sequence has its new tokens among its keys
 
 	fused         bool // attention is a part of launches that do more
@@ -56,6 +59,7 @@ type Plan struct {
 	args          cuda.Args
 	params        params
 	prefillParams prefillParams
+	scoredParams  scoredParams
 	unfusedParams unfusedParams
 	newRows       appendParams
 	appended      [2]gpu.Memory // the last Append's keys and values since Build
@@ -94,6 +98,8 @@ type Capacity struct {
 	Pages     int // live pages of all sequences
 
 	prefill int // output tiles of the kernels for many rows, and parts of them
+	slopes  int // of query heads
+	details int // of sequences
 }
 
 // queries is how many one sequence may have.
@@ -188,6 +194,9 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			return err
 		}
 	}
+	if need.slopes = g.Slopes.Len(); hasDetails(&g) {
+		need.details = need.Sequences
+	}
 	least, parts := p.least, int64(0)
 	least.prefill, parts = p.engine.reservePrefill(&g, &least)
 	if k := who.first(); k != nil {
@@ -210,6 +219,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	}
 	p.schedule(&g, few, workers, look.paged)
 	p.listPrefill(who)
+	p.listSlopes(&g)
 	p.prefetchPages(&g, look.kernel)
 	p.maskedRows(&g, len(few), rows)
 	p.aheadPages(&g, look.paged)
@@ -265,6 +275,10 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 			}
 			m.lastPage = max(m.lastPage, int(page))
 		}
+		if !g.Bias.Covers(i, q.Queries, q.Keys) {
+			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has %d queries and %d keys, the bias is of %d sequences, %d queries and %d keys",
+				i, q.Queries, q.Keys, g.Bias.Sequences, g.Bias.Queries, g.Bias.Keys)
+		}
 		m.Sequences++
 		m.scores += int64(q.Queries) * int64(q.Keys) * int64(g.Heads)
 		m.Rows = max(m.Rows, q.Row+q.Queries)
@@ -282,7 +296,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 // pack writes the sequences, those of so many queries at most first, the block table and the slots of
 // new tokens.
 func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool, queries int) {
-	p.seqs, p.pages, p.slots = p.seqs[:0], p.pages[:0], p.slots[:0]
+	p.seqs, p.pages, p.slots, p.numbers = p.seqs[:0], p.pages[:0], p.slots[:0], p.numbers[:0]
 	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0
 	for range rows {
 		p.slots = append(p.slots, -1)
@@ -301,10 +315,11 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		} else if len(live) > 0 {
 			s.pages = live[0]
 		}
-		p.seqs = append(p.seqs, s)
+		p.seqs, p.numbers = append(p.seqs, s), append(p.numbers, numbered{s, int32(i)})
 		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
 		p.reach = max(p.reach, q.Row+q.Queries)
-		p.liveKeys += q.Keys
+		first, _ := g.Mask.Keys(q.Queries, q.Keys, 0)
+		p.liveKeys += q.Keys - first
 		p.appends = p.appends && q.Keys >= q.Queries
 		if !p.appends {
 			continue
@@ -316,20 +331,24 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		}
 	}
 	sortSequences(p.seqs, queries)
+	p.listDetails(g, queries)
 }
 
 // sortSequences has those of so many queries at most first, and of them and of the others the short
 // ones last: there whole output tiles are looked for.
 func sortSequences(seqs []sequence, queries int) {
+	slices.SortFunc(seqs, func(a, b sequence) int { return inOrder(a, b, queries) })
+}
+
+// inOrder compares two sequences as sortSequences has them, whatever their order was: no two have the same rows.
+func inOrder(a, b sequence, queries int) int {
 	many := func(s sequence) int {
 		if int(s.queries) > queries {
 			return 1
 		}
 		return 0
 	}
-	slices.SortFunc(seqs, func(a, b sequence) int { // whatever their order was
-		return cmp.Or(cmp.Compare(many(a), many(b)), cmp.Compare(b.keys, a.keys), cmp.Compare(a.row, b.row), cmp.Compare(a.queries, b.queries))
-	})
+	return cmp.Or(cmp.Compare(many(a), many(b)), cmp.Compare(b.keys, a.keys), cmp.Compare(a.row, b.row), cmp.Compare(a.queries, b.queries))
 }
 
 // maskedRows lists the rows that see no key, of so many of the sequences and of none: thread blocks need
@@ -366,7 +385,7 @@ func (p *Plan) prefetchPages(g *attn.Problem, k *kernel) {
 	p.prefetches = p.prefetches[:0]
 	if k.paged {
 		p.prefetches = slices.Grow(p.prefetches, len(p.works))[:len(p.works)]
-		packPrefetches(p.works, g, p.pages, p.prefetches)
+		packPrefetches(p.works, g, p.engine.shape(g.KV, g.Dim).keys, p.pages, p.prefetches)
 	}
 }
 
@@ -401,7 +420,7 @@ func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 		full += int(s.keys) / g.PageTokens
 	}
 	size := 2 * pageBytes(g)
-	if !paged || size == 0 || full == 0 {
+	if !paged || size == 0 || full == 0 || g.Window != 0 { // of a window few pages are read
 		return
 	}
 	n := min(full/4, p.engine.aheadBytes(g)/size, mostAhead)

@@ -99,10 +99,9 @@ var badGeometries = []struct {
 	want  error
 	text  string
 }{
-	{func(g *attn.Problem) { g.Window = 5 }, attn.ErrUnsupported, "a window of 5 keys"},
-	{func(g *attn.Problem) { g.Cap = 30 }, attn.ErrUnsupported, "a soft cap of 30"},
-	{func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, 4)) }, attn.ErrUnsupported, "slopes of scores (ALiBi)"},
-	{func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} }, attn.ErrUnsupported, "a bias"},
+	{func(g *attn.Problem) { g.Window, g.Unfused = 5, true }, attn.ErrUnsupported, "none for all"},
+	{func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, 3)) }, attn.ErrShape, "3 slopes for 4 query heads"},
+	{func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 3, Queries: 1, Keys: 9} }, attn.ErrShape, "a bias of 1 sequences, 3 heads"},
 	{func(g *attn.Problem) { g.Heads = 5 }, attn.ErrShape, "5 query heads for 2"},
 	{func(g *attn.Problem) { g.KVHeads = 0 }, attn.ErrShape, "for 0 KV heads"},
 	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrUnsupported, "head dim 72"},

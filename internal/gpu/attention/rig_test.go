@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -37,7 +38,8 @@ type problem struct {
 	append         bool
 
 	q, k, v, newK, newV, o, lse gpu.Memory
-	pool                        [2][]byte // k and v, as they are before the append
+	bias                        gpu.Memory // no buffer: none
+	pool                        [2][]byte  // k and v, as they are before the append
 }
 
 // options are what a problem draws, or has fixed.
@@ -49,6 +51,7 @@ type options struct {
 	dense   bool
 	page    int // tokens of a page; 0: any
 	decode  *decode
+	scored  bool // masks other than causal, and score modifications
 	mixed   bool // mixed precision: queries are numbers of the keys' type, and of whatever type they are stored in
 }
 
@@ -70,9 +73,15 @@ func randomShape(rng *rand.Rand, o options) reftest.Shape {
 		for i, q := range s.Queries {
 			work += q * s.Keys[i] * s.Heads * s.Dim
 		}
-		if work <= o.work {
-			return s
+		if work > o.work {
+			continue
 		}
+		if o.scored {
+			if s = reftest.RandomScoreMods(rng, s); rng.IntN(3) == 0 {
+				s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1+rng.IntN(9))
+			}
+		}
+		return s
 	}
 }
 
@@ -96,7 +105,12 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		p.query, numbers = attn.Float32, p.kv
 	}
 	p.Case = reftest.New(rng, *o.shape, in, testgpu.Format(numbers), testgpu.Format(p.kv))
-	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed}
+	p.geometry = attn.Problem{
+		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed,
+		Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)},
+	}
+	p.poisonHidden()
+	p.putBias(m, t)
 	if p.dense {
 		p.layDense(m, t)
 	} else {
@@ -107,6 +121,35 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		m.Poison(t, x)
 	}
 	return p
+}
+
+// putBias brings the bias to the machine, with NaN for keys that nobody sees.
+func (p *problem) putBias(m *machine, t testing.TB) {
+	if p.Bias.X == nil {
+		return
+	}
+	b := &p.Bias
+	p.geometry.Bias = attn.Bias{Sequences: b.Sequences, Heads: b.Heads, Queries: b.Queries, Keys: b.Keys, Scale: b.Scale}
+	x := make([]byte, 4*len(b.X))
+	for i, f := range p.DenseBias() {
+		testgpu.Put(x, i, attn.Float32, f)
+	}
+	p.bias = m.Put(t, x, attn.Float32)
+}
+
+// poisonHidden makes NaN of keys and values that no query's window reaches.
+func (p *problem) poisonHidden() {
+	for i := range p.Queries {
+		for j := range p.First(i, 0) {
+			for h := range p.KVHeads {
+				for _, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
+					for c := range row {
+						row[c] = math.NaN()
+					}
+				}
+			}
+		}
+	}
 }
 
 func (p *problem) String() string {
@@ -232,7 +275,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 }
 
 func (p *problem) operands() *Operands {
-	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, K: p.k, V: p.v}
+	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, K: p.k, V: p.v, Bias: p.bias}
 }
 
 // queue queues a built plan's work.
@@ -336,7 +379,7 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 // close gives back what newProblem took.
 func (p *problem) close(t testing.TB) {
 	t.Helper()
-	for _, m := range []*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse} {
+	for _, m := range []*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse, &p.bias} {
 		if m.Buffer != nil {
 			noError(t, m.Buffer.Close())
 		}

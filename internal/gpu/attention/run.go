@@ -11,8 +11,9 @@ import (
 
 // Operands are the memory of one attention. Q and Out lie as the geometry's
 // strides say, from element 0 on; LSE too, which has float32 and no buffer where
-// it is not wanted. K and V are all pages.
-type Operands struct{ Q, Out, LSE, K, V gpu.Memory }
+// it is not wanted. K and V are all pages. Bias has the numbers that the geometry's Bias
+// places, and no buffer without one.
+type Operands struct{ Q, Out, LSE, K, V, Bias gpu.Memory }
 
 // ready reports why nothing can be queued with p.
 func (p *Plan) ready(op string) error {
@@ -125,6 +126,14 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if err := o.Out.Check(op, "out", g.Out.Extent(p.reach, g.Heads, g.ValueDim)); err != nil {
 		return err
 	}
+	if g.Bias != (attn.Bias{}) {
+		if !gpu.Known(o.Bias.DType) {
+			return gpu.Errorf(op, attn.ErrDType, "the bias is %v", o.Bias.DType)
+		}
+		if err := o.Bias.Check(op, "the bias", g.Bias.Size()); err != nil {
+			return err
+		}
+	}
 	if o.LSE.Buffer == nil {
 		return nil
 	}
@@ -158,7 +167,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 
 // hold keeps what a launch of attention uses.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts} {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts} {
 		if b != nil {
 			p.args.Hold(b)
 		}

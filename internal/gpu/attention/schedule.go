@@ -117,14 +117,14 @@ func (p *Plan) mergeTogether() {
 
 // schedule cuts the LeanTiles of the first sequences, which are all or those of few rows, for so many thread blocks.
 func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool) {
-	group, tile := g.Group(), tileTokens(g)
+	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.KV, g.Dim).keys
 	longest := 0 // LeanTiles of an output tile
 	p.sched.Reset(g.KVHeads)
 	for _, s := range seqs {
 		p.tiles = p.tiles[:0]
 		rows := int(s.queries) * group
 		for first := 0; first < rows; first += BlockRows {
-			n := keysOf(g, &s, first, min(first+BlockRows, rows)).Tiles(tile)
+			n := keysOf(g, &s, first, min(first+BlockRows, rows), chunk).Tiles(tile)
 			p.tiles, longest = append(p.tiles, n), max(longest, int(n))
 		}
 		p.sched.Add(p.tiles)
@@ -149,10 +149,9 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 }
 
 // keysOf is the keys that the query positions of some packed rows see, [first, end) of a
-// sequence's: what is cut into their LeanTiles. Kernels begin with key 0, since no mask is
-// listed that hides it.
-func keysOf(g *attn.Problem, s *sequence, first, end int) lean.Keys {
+// sequence's: what is cut into their LeanTiles. They begin with a whole chunk of so many keys.
+func keysOf(g *attn.Problem, s *sequence, first, end, chunk int) lean.Keys {
 	group := g.Group()
 	from, to := g.Mask.Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
-	return lean.Keys{First: from, End: to}
+	return lean.Keys{First: from - from%chunk, End: to}
 }

@@ -71,6 +71,18 @@ var leanWay = way{
 	run: (*Plan).runLean,
 }
 
+// The same with masks and score modifications, by kernels of their own: those without are faster.
+var scoredWay = way{
+	can: attn.Can{
+		Name:     leanWay.can.Name,
+		Features: leanWay.can.Features | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias,
+		KV:       gpu.Types,
+	},
+	multiple: 4, shared: true,
+	fits: leanWay.fits,
+	run:  (*Plan).runScored,
+}
+
 // Thread blocks take output tiles of 64 rows and more. A caller that asks for workers,
 // LeanTiles or a schedule gets these: from leanWay.
 var prefillWay = way{
@@ -193,6 +205,27 @@ var table = slices.Concat(promptKernels(), []kernel{
 	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_96"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
 	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_128"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
 	{way: &leanWay, unit: leanUnit, entries: []string{"lean_f32_256"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f16_64_score_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f16_128_score_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_bf16_64_score_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_bf16_128_score_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{rows: 16}},
+
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f16_64_score"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f16_80_score"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f16_96_score"}, kv: attn.Float16, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f16_128_score"}, kv: attn.Float16, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f16_256_score"}, kv: attn.Float16, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_bf16_64_score"}, kv: attn.BFloat16, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_bf16_80_score"}, kv: attn.BFloat16, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_bf16_96_score"}, kv: attn.BFloat16, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_bf16_128_score"}, kv: attn.BFloat16, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_bf16_256_score"}, kv: attn.BFloat16, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_64_score"}, kv: attn.Float32, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_80_score"}, kv: attn.Float32, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_96_score"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_128_score"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_256_score"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
 
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_f16", "unfused_softmax", "unfused_sum_f16"}, kv: attn.Float16, dims: headDims, capability: ampere},
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_bf16", "unfused_softmax", "unfused_sum_bf16"}, kv: attn.BFloat16, dims: headDims, capability: ampere},

@@ -73,6 +73,9 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			for _, dim := range k.dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
 				g.KV, g.Unfused = k.kv, k.way == &unfusedWay
+				if k.way == &scoredWay {
+					g.Window = 5
+				}
 				pages := 0
 				if k.paged {
 					pages = 1

@@ -43,6 +43,28 @@ type params struct {
 	_          [8]byte // up to a multiple of 64, the alignment of maps
 }
 
+// scoredParams is struct ScoredLaunchParams.
+type scoredParams struct {
+	keyMap, valueMap cuda.TensorMap
+	Params
+	score      scoreParams
+	meet       meetParams
+	prefetched uint64 // an address
+	_          [48]byte
+}
+
+// scoreParams is struct ScoreParams.
+type scoreParams struct {
+	slopes, sinks, bias, trees, details uint64 // addresses
+	biasSequence, biasHead, biasRow     int64
+	cap, reciprocal, biasFactor         float32
+	biasType, window                    int32
+	_                                   [4]byte
+}
+
+// seqDetail is struct SeqDetail.
+type seqDetail struct{ number, tree int32 }
+
 // meetParams is struct MeetParams.
 type meetParams struct {
 	tagged, runs uint64 // addresses
@@ -73,14 +95,17 @@ type prefetch [prefetchedEntries]int32
 
 var noPrefetch = prefetch(slices.Repeat([]int32{-1}, prefetchedEntries))
 
-// packPrefetches lists the prefetched entries of works, where pages are of a power of two of tokens.
-func packPrefetches(works []work, g *attn.Problem, pages []int32, openings []prefetch) {
+// packPrefetches lists the prefetched entries of works, whose chunks have so many keys, where pages are of a power of two
+// of tokens.
+func packPrefetches(works []work, g *attn.Problem, chunk int, pages []int32, openings []prefetch) {
 	tile, page := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens))
 	for i := range works {
 		w, o := &works[i], &openings[i]
 		*o = noPrefetch
 		if w.tiles > 0 {
-			first, end := int(w.tile)<<tile>>page, (int(w.first.keys)-1)>>page+1
+			rows := int(w.first.queries) * g.Group()
+			origin := keysOf(g, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), chunk).First
+			first, end := (origin+int(w.tile)<<tile)>>page, (int(w.first.keys)-1)>>page+1
 			copy(o[:], pages[int(w.first.pages)+first:int(w.first.pages)+end])
 		}
 	}

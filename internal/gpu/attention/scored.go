@@ -1,0 +1,84 @@
+package attention
+
+import (
+	"math"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Masks other than causal, and score modifications (kernels/attn_score.cuh). Scores there are of
+// base 4: what is added to them is multiplied by log4(e) before.
+
+// listSlopes writes the slopes of the query heads.
+func (p *Plan) listSlopes(g *attn.Problem) {
+	p.slopes = p.slopes[:0]
+	for h := range g.Slopes.Len() {
+		p.slopes = append(p.slopes, float32(g.Slopes.Of(h)*lean.Log4E))
+	}
+}
+
+// hasDetails says whether kernels have to know which sequence is which.
+func hasDetails(g *attn.Problem) bool { return g.Bias != (attn.Bias{}) }
+
+// numbered is a sequence, and its number among those that Build was given.
+type numbered struct {
+	sequence
+	number int32
+}
+
+// listDetails writes which sequences seqs are, in the order in which sortSequences has them.
+func (p *Plan) listDetails(g *attn.Problem, queries int) {
+	p.details = p.details[:0]
+	if !hasDetails(g) {
+		return
+	}
+	slices.SortFunc(p.numbers, func(a, b numbered) int { return inOrder(a.sequence, b.sequence, queries) })
+	for _, n := range p.numbers {
+		p.details = append(p.details, seqDetail{number: n.number, tree: -1})
+	}
+}
+
+// biasStrides are how far apart the numbers of a bias are, 0 where they are shared.
+func biasStrides(b *attn.Bias) (sequence, head, row int64) {
+	stride := func(size, of int) int64 {
+		if size == 1 {
+			return 0
+		}
+		return int64(of)
+	}
+	return stride(b.Sequences, b.Heads*b.Queries*b.Keys), stride(b.Heads, b.Queries*b.Keys), stride(b.Queries, b.Keys)
+}
+
+// runScored queues attention by blocks that have ranges of LeanTiles, by the kernels for masks and
+// score modifications.
+func (p *Plan) runScored(s *cuda.Stream, o *Operands, k *kernel) error {
+	grid, err := p.arguments(o)
+	if err != nil {
+		return err
+	}
+	g, plain := &p.look.geometry, &p.params
+	p.scoredParams = scoredParams{
+		keyMap: plain.keyMap, valueMap: plain.valueMap, Params: plain.Params, meet: plain.meet, prefetched: plain.prefetched,
+		score: scoreParams{window: int32(min(g.Window, math.MaxInt32))},
+	}
+	score := &p.scoredParams.score
+	if g.Cap != 0 {
+		score.cap, score.reciprocal = float32(g.Cap*lean.Log4E), float32(1/(g.Cap*lean.Log4E))
+	}
+	if len(p.slopes) > 0 {
+		score.slopes = p.memory.table.Address() + uint64(p.memory.sections.slopes)
+	}
+	if g.Bias != (attn.Bias{}) {
+		score.bias, score.biasType, score.biasFactor = o.Bias.Address(), gpu.Code(o.Bias.DType), float32(g.Bias.Factor()*lean.Log4E)
+		score.biasSequence, score.biasHead, score.biasRow = biasStrides(&g.Bias)
+		score.details = p.memory.table.Address() + uint64(p.memory.sections.details)
+	}
+	p.args.Reset()
+	cuda.Struct(&p.args, &p.scoredParams)
+	p.hold(o)
+	return k.functions[0].Launch(s, grid, &p.args)
+}

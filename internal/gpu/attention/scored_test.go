@@ -1,0 +1,42 @@
+package attention
+
+import (
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// Every sequence has its own number among those of the bias, whatever the order of their rows, and
+// however many have as many keys.
+func TestPlanDetails(t *testing.T) {
+	rng := reftest.Rand(t)
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	plan := m.engine.NewPlan()
+	for range 30 {
+		n := 1 + rng.IntN(12)
+		g := paged(4, 2, 64)
+		g.KV, g.Bias = attn.Float16, attn.Bias{Sequences: n, Heads: 1, Queries: 3, Keys: 40}
+		seqs, rows := make([]attn.Sequence, n), 0
+		numberOf := map[int32]int32{} // by rows
+		for page, i := range rng.Perm(n) {
+			q := rng.IntN(4)
+			seqs[i] = attn.Sequence{Row: rows, Queries: q, Keys: testgpu.Pick(rng, 3, 7, 16), Pages: []int32{int32(page)}}
+			if q > 0 {
+				numberOf[int32(rows)] = int32(i)
+			}
+			rows += q
+		}
+		noError(t, plan.Build(g, seqs, 0))
+		if len(plan.seqs) != len(numberOf) || len(plan.details) != len(plan.seqs) {
+			t.Fatalf("%d of %d sequences, %d details", len(plan.seqs), len(numberOf), len(plan.details))
+		}
+		for i, s := range plan.seqs {
+			if d := plan.details[i]; d.number != numberOf[s.row] || d.tree != -1 {
+				t.Fatalf("rows from %d on are of sequence %d: %+v", s.row, numberOf[s.row], d)
+			}
+		}
+	}
+	noError(t, plan.Close())
+}
