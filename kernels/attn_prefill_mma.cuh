@@ -25,7 +25,12 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
   using typename Rows::Math, typename Rows::Operand, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
   using Rows::BLOCKS, Rows::PARTS, Rows::QUERY, Rows::STAGE;
   static constexpr int ROWS = WARPS * TILES * 16; // of an output tile
-  static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS; // thread blocks of a multiprocessor
+  // Thread blocks of a multiprocessor. Heads of 64 leave registers for three of them, and 8.0 has the shared memory.
+#if __CUDA_ARCH__ == 800
+  static constexpr int THREADS = WARPS * 32, TOGETHER = WARPS == 4 && D == 64 ? 3 : 8 / WARPS;
+#else
+  static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS;
+#endif
   static constexpr int COPIED = THREADS / 8, ROUNDS = KEYS / COPIED; // rows of keys that are copied at once, and how often
   static_assert(KEYS % COPIED == 0 && ROUNDS * 4 <= 32 && STAGES >= 2);
 

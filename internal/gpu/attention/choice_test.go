@@ -97,7 +97,7 @@ func TestShares(t *testing.T) {
 				t.Fatalf("%d and %d: %d of %d blocks for many rows, and %d would be done at %d instead of %d", few, many, m, blocks, other, time(other), time(m))
 			}
 		}
-		if n := int64(blocks); time(m) < (few*busy/busyOf+many)/n || time(m) < few/n {
+		if n := int64(blocks); time(m) < many/n || time(m) < few/n {
 			t.Fatalf("%d and %d by %d blocks: done at %d", few, many, blocks, time(m))
 		}
 	})
@@ -108,15 +108,40 @@ func TestShares(t *testing.T) {
 
 // Which steps have both kinds of kernels.
 func TestMixedChoice(t *testing.T) {
+	// Those that are fastest on an H100, by BenchmarkGPUMixed, for float16 and float32: within 2%.
+	for _, c := range []struct {
+		heads, kv, dim int
+		half, whole    [2]int // blocks for many rows, with queries of 16 bits and of 32
+		or             bool   // with queries of 16 bits the kernel for many rows may have all: it takes 0.5% and 0.8% longer
+	}{
+		{32, 8, 128, [2]int{28, 40}, [2]int{44, 60}, true},
+		{32, 32, 128, [2]int{6, 12}, [2]int{12, 20}, true},
+		{32, 32, 64, [2]int{8, 14}, [2]int{16, 28}, false},
+	} {
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		seqs := []attn.Sequence{{Queries: 512, Keys: 4096}}
+		for i := range 63 {
+			seqs = append(seqs, attn.Sequence{Row: 512 + i, Queries: 1, Keys: 4096})
+		}
+		for i, q := range []attn.DType{attn.Float16, attn.Float32} {
+			g.QueryType = q
+			p := &Plan{engine: &Engine{blocks: 132}}
+			who := p.divide(g, seqs, prefillOfTable(c.dim, hopper))
+			of := [...][2]int{c.half, c.whole}[i]
+			if c.or && i == 0 && who.few == 0 && who.first() != nil {
+				continue
+			}
+			if who.few != 63 || who.blocks < of[0] || who.blocks > of[1] {
+				t.Errorf("%+v, queries of %v: %d sequences of few rows, %d blocks for the others", c, q, who.few, who.blocks)
+			}
+		}
+	}
 	type group struct{ sequences, queries, keys int }
 	for _, c := range []struct {
 		heads, kv, dim int
 		groups         []group
 		both           bool
 	}{
-		{32, 8, 128, []group{{1, 512, 4096}, {63, 1, 4096}}, true},
-		{32, 32, 128, []group{{1, 512, 4096}, {63, 1, 4096}}, true},
-		{32, 32, 64, []group{{1, 512, 4096}, {63, 1, 4096}}, true},
 		{32, 8, 128, []group{{4, 512, 512}, {60, 1, 2048}}, true},
 		{32, 8, 128, []group{{64, 1, 4096}}, false},              // none of many rows
 		{32, 8, 128, []group{{1, 512, 4096}}, false},             // none of few
@@ -160,7 +185,7 @@ func TestMixedChoice(t *testing.T) {
 					switch who = p.divide(g, seqs, of); {
 					case who.few > 0:
 						t.Errorf("%+v, kernels of %v: both kinds, and they don't run beside each other", c, gpus)
-					case take != takeFastest && (who.first() == nil || who.blocks != 264 || p.dealt != 264):
+					case take != takeFastest && (who.first() == nil || who.blocks != 132*who.first().tile.blocks || p.dealt != who.blocks):
 						t.Errorf("%+v, kernels of %v: %d of %d blocks", c, gpus, who.blocks, p.dealt)
 					}
 				}

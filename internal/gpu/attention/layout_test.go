@@ -55,7 +55,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int THREADS = (GROUPS + 1) * 128;",
 		},
 		"attn_prefill_mma.cuh": {
-			"constexpr int ROWS = WARPS * TILES * 16; static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS;", // tile.blocks
+			"constexpr int ROWS = WARPS * TILES * 16; #if __CUDA_ARCH__ == 800 static constexpr int THREADS = WARPS * 32, TOGETHER = WARPS == 4 && D == 64 ? 3 : 8 / WARPS; #else static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS; #endif", // tile.blocks
 			"ring = query + PARTS * QUERY, factors = ring + STAGES * STAGE;",
 		},
 		"prefill.cu":     promptLines("prefill"),

@@ -166,12 +166,14 @@ func promptKernels() (lines []kernel) {
 	for _, gpus := range []struct {
 		versions
 		keys, stages, speed int // keys and stages where queries of two thread blocks take 64 KB
-	}{{largeShared, 64, 3, 5}, {smallShared, 32, 2, 3}} {
+		blocks64            int // thread blocks of a multiprocessor, with heads of 64
+	}{{largeShared, 64, 3, 5, 3}, {smallShared, 32, 2, 3, 2}} {
 		warps := func(rows, keys, stages, warps int) tile {
 			return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: gpus.speed}
 		}
+		together := func(blocks int, t tile) tile { t.blocks = blocks; return t }
 		add(mmaUnit, gpus.versions,
-			promptTiles{64, warps(128, 64, 4, 4), warps(128, 64, 4, 8)},
+			promptTiles{64, together(gpus.blocks64, warps(128, 64, 4, 4)), together(gpus.blocks64, warps(128, 64, 4, 8))},
 			promptTiles{80, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
 			promptTiles{96, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
 			promptTiles{128, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
