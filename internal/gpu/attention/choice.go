@@ -115,10 +115,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 		p.dealOut(g, k, &both)
 		both.time = max(both.time*besideMore/besideOf, time)
 		worth := best.time - best.time/32 - besideSteps*k.stepTime()/int64(k.way.parts)
-		if e.Eager {
-			worth = best.time
-		}
-		if e.choice == takeBoth || both.time <= worth {
+		if e.choice == takeBoth || e.Eager || both.time <= worth {
 			return both
 		}
 	}
