@@ -22,7 +22,7 @@ const (
 	tileSteps = 2
 
 	partCounters = 16 // of a block: one for each 16 rows, and some more
-	mostTogether = 2  // thread blocks of a multiprocessor
+	mostTogether = 3  // thread blocks of a multiprocessor
 )
 
 func (t *prefillTile) keys() int64  { return int64(t.end - t.first) }
