@@ -1,0 +1,123 @@
+// Package amx has the instructions of AMX on tiles of bfloat16, which neither avo nor Go's assembler knows.
+// For avo they are instructions with names only, so that it finds registers for their operands; Encode then
+// writes them as bytes.
+package amx
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/mmcloughlin/avo/ir"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// instruction is one on tile registers and on general ones, which it reads.
+func instruction(opcode string, tiles []int, registers ...reg.Register) *ir.Instruction {
+	i := &ir.Instruction{Opcode: opcode}
+	for _, t := range tiles {
+		i.Operands = append(i.Operands, operand.U8(t))
+	}
+	for _, r := range registers {
+		i.Operands = append(i.Operands, r)
+		i.Inputs = append(i.Inputs, r)
+	}
+	return i
+}
+
+// LoadConfig makes tile registers of the sizes that lie in memory: see Config.
+func LoadConfig(config reg.Register) *ir.Instruction { return instruction("LDTILECFG", nil, config) }
+
+// Release puts tile registers back to where threads need not save them.
+func Release() *ir.Instruction { return instruction("TILERELEASE", nil) }
+
+// Zero makes all elements of tile t 0.
+func Zero(t int) *ir.Instruction { return instruction("TILEZERO", []int{t}) }
+
+// Load loads rows that lie ld bytes apart.
+func Load(base, ld reg.Register, t int) *ir.Instruction {
+	return instruction("TILELOADD", []int{t}, base, ld)
+}
+
+// Store stores rows, ld bytes apart.
+func Store(t int, base, ld reg.Register) *ir.Instruction {
+	return instruction("TILESTORED", []int{t}, base, ld)
+}
+
+// Multiply adds to c the product of a and b, in float32 of bfloat16: c[r][n] += a[r][2k+i] b[k][2n+i].
+// Numbers that are not normal are 0.
+func Multiply(a, b, c int) *ir.Instruction { return instruction("TDPBF16PS", []int{c, a, b}) }
+
+// Config is the memory that LoadConfig reads, for tiles of 64 bytes a row: rows rows in the first seven, and
+// 16 in the last.
+func Config(rows int) [8]uint64 {
+	const each = 0x0101010101010101
+	bytes := uint64(64 * 0x0001000100010001) // of a row
+	return [8]uint64{0: 1, 2: bytes, 3: bytes, 6: uint64(rows)*each>>8 | 16<<56}
+}
+
+// The encodings: VEX.128, map 0F38, W0.
+var encodings = map[string]struct{ prefix, opcode int }{
+	"LDTILECFG":   {0, 0x49},
+	"TILERELEASE": {0, 0x49},
+	"TILEZERO":    {3, 0x49},
+	"TILELOADD":   {3, 0x4b},
+	"TILESTORED":  {2, 0x4b},
+	"TDPBF16PS":   {2, 0x5c},
+}
+
+var (
+	line    = regexp.MustCompile(`(?m)^\t(LDTILECFG|TILE[A-Z]+|TDPBF16PS)\b *(.*)$`)
+	numbers = map[string]int{"AX": 0, "CX": 1, "DX": 2, "BX": 3, "SP": 4, "BP": 5, "SI": 6, "DI": 7}
+)
+
+// Encode writes the instructions of AMX in an assembly file as bytes.
+func Encode(text string) string {
+	return line.ReplaceAllStringFunc(text, func(s string) string {
+		m := line.FindStringSubmatch(s)
+		var tiles, registers []int
+		for _, s := range strings.FieldsFunc(m[2], func(r rune) bool { return r == ',' || r == ' ' }) {
+			if t, ok := strings.CutPrefix(s, "$"); ok {
+				n, err := strconv.ParseInt(t, 0, 8)
+				if err != nil {
+					panic(err)
+				}
+				tiles = append(tiles, int(n))
+			} else if n, ok := numbers[s]; ok {
+				registers = append(registers, n)
+			} else if n, err := strconv.Atoi(strings.TrimPrefix(s, "R")); err == nil {
+				registers = append(registers, n)
+			} else {
+				panic("no register: " + s)
+			}
+		}
+		e, tile, other, free := encodings[m[1]], 0, 0, 15
+		if len(tiles) > 0 {
+			tile = tiles[0]
+		}
+		var operands []int
+		x, b := 1, 1 // bits that are 0 for the upper eight registers
+		switch {
+		case len(registers) > 0:
+			index := 4 // none
+			if len(registers) == 2 {
+				index = registers[1]
+				x = 1 - index/8
+			}
+			b = 1 - registers[0]/8
+			operands = []int{0x44 | tile<<3, index%8<<3 | registers[0]%8, 0} // with an offset of 0
+		case len(tiles) == 3:
+			other, free = tiles[1], 15-tiles[2]
+			fallthrough
+		default:
+			operands = []int{0xc0 | tile<<3 | other}
+		}
+		var out []string
+		for _, n := range append([]int{0xc4, 0x82 | x<<6 | b<<5, free<<3 | e.prefix, e.opcode}, operands...) {
+			out = append(out, fmt.Sprintf("BYTE $0x%02x", n))
+		}
+		return "\t" + strings.Join(out, "; ") + " // " + strings.TrimSpace(s)
+	})
+}
