@@ -20,6 +20,7 @@ type LinearOperands[F lean.Float] struct {
 	Bias, Residual []F
 	Y              []F
 	Activation     attn.Activation
+	RoundX         bool
 }
 
 // Linear computes
@@ -51,7 +52,7 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
 	l.x, l.w, l.y = unsafe.Pointer(unsafe.SliceData(o.X)), o.W.Ptr, unsafe.Pointer(unsafe.SliceData(o.Y))
 	l.bias, l.residual = unsafe.Pointer(unsafe.SliceData(o.Bias)), unsafe.Pointer(unsafe.SliceData(o.Residual))
-	l.activation = o.Activation
+	l.activation, l.roundX = o.Activation, o.RoundX
 	if err := l.run(&e.pool, o.Rows); err != nil {
 		return err // what its workers did is not known: it is not used again
 	}

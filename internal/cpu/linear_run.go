@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -51,11 +52,23 @@ type linearRun struct {
 	residual unsafe.Pointer // nil: none
 
 	activation attn.Activation
+	roundX     bool // x may be rounded to the weights' type
 
 	first, rows int // the block
-	passes      int // that the block's rows make over each weight
-	shares      int
-	workers     []linearWorker
+
+	// Few rows.
+	passes  int // that the block's rows make over each weight
+	shares  int
+	workers []linearWorker
+
+	// Many rows, in tiles: see linear_tiles.go.
+	tiles            *linearTiles
+	way              *tileWay
+	rowCuts, outCuts int
+	next             atomic.Int64 // the next piece
+	split            aligned      // the parts of x
+	steps            int          // of a row of it
+	scratch          []tileScratch
 }
 
 // linearWorker is the scratch of one worker.
@@ -67,6 +80,9 @@ type linearWorker struct {
 
 // run computes the layer for the given number of rows.
 func (l *linearRun) run(p *pool, rows int) error {
+	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
+		return l.inTiles(p, rows)
+	}
 	block := min(max(blockBytes/max(l.in*l.size, 1), blockRowsMin), blockRowsMax)
 	units := (l.out-1)/shareOuts + 1
 	for l.first = 0; l.first < rows; l.first += l.rows {
@@ -102,7 +118,7 @@ func (l *linearRun) work(i int) {
 		for o := at + dotStreams*quarter; o < at+outs; o++ {
 			l.dot(w, o)
 		}
-		l.finish(at, outs)
+		l.finish(l.first, l.rows, at, outs)
 	}
 }
 
@@ -139,9 +155,9 @@ func (l *linearRun) dot(w *linearWorker, o int) {
 	}
 }
 
-// finish turns the block's sums of some output features into outputs.
-func (l *linearRun) finish(at, outs int) {
-	for row := l.first; row < l.first+l.rows; row++ {
+// finish turns the sums of some rows and output features into outputs.
+func (l *linearRun) finish(first, rows, at, outs int) {
+	for row := first; row < first+rows; row++ {
 		offset := (row*l.out + at) * l.size
 		y := unsafe.Add(l.y, offset)
 		if l.bias != nil {

@@ -9,6 +9,8 @@ type linearKernels struct {
 	dot  [attn.DTypes][dotMaxRows + 1]func(a *dotArgs)
 	rows int
 
+	tiles *linearTiles // for many rows; nil: they are computed as few are
+
 	add  func(dst, src *float32, n int)
 	relu func(dst *float32, n int)
 	gelu func(dst *float32, n int)

@@ -5,7 +5,7 @@ package cpu
 import "gorgonia.org/leanattention/internal/attn"
 
 // The tables of the tiers.
-var linearTiers = [tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAVX512}
+var linearTiers = [tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAMX}
 
 var linearAVX2 = linearKernels{
 	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
@@ -14,10 +14,11 @@ var linearAVX2 = linearKernels{
 		attn.Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
 		attn.BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
 	},
-	rows: 3,
-	add:  addAVX2,
-	relu: reluAVX2,
-	gelu: geluAVX2,
+	rows:  3,
+	tiles: &tilesAVX2,
+	add:   addAVX2,
+	relu:  reluAVX2,
+	gelu:  geluAVX2,
 }
 
 var linearAVX512 = linearKernels{
@@ -27,11 +28,50 @@ var linearAVX512 = linearKernels{
 		attn.Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
 		attn.BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
 	},
-	rows: 4,
-	add:  addAVX512,
-	relu: reluAVX512,
-	gelu: geluAVX512,
+	rows:  4,
+	tiles: &tilesAVX512,
+	add:   addAVX512,
+	relu:  reluAVX512,
+	gelu:  geluAVX512,
 }
+
+// linearAMX is AVX-512 but for many rows.
+var linearAMX = func() linearKernels {
+	k := linearAVX512
+	k.tiles = &tilesAMX
+	return k
+}()
+
+var tilesAVX2 = floatTiles(linearTiles{rows: 6, outs: 16, fromRows: 16, depth: 256, panels: 12},
+	[]func(*tileArgs){4: tileF32x4AVX2, tileF32x5AVX2, tileF32x6AVX2})
+
+var tilesAVX512 = floatTiles(linearTiles{rows: 14, outs: 32, fromRows: 32, depth: 256, panels: 8},
+	[]func(*tileArgs){8: tileF32x8AVX512, tileF32x9AVX512, tileF32x10AVX512, tileF32x11AVX512, tileF32x12AVX512,
+		tileF32x13AVX512, tileF32x14AVX512})
+
+// floatTiles multiplies float32, whatever weights are stored in.
+func floatTiles(t linearTiles, mul []func(*tileArgs)) linearTiles {
+	way := func(pack func(*packArgs)) tileWay { return tileWay{mul: mul, pack: pack, rows: packRows} }
+	t.ways[attn.Float32], t.ways[attn.Float16], t.ways[attn.BFloat16] = way(packF32AVX2), way(packF16AVX2), way(packBF16AVX2)
+	return t
+}
+
+// tilesAMX multiplies parts of bfloat16, of which three are a float32 exactly and two a float16. Products of small
+// parts are left out: those are less than 2^-23 of a product, and where x may be rounded less than 2^-14.
+var tilesAMX = func() linearTiles {
+	way := func(x, w int, mul func(*tileArgs), pack, split func(*packArgs)) tileWay {
+		muls := make([]func(*tileArgs), 2*stepRows+1)
+		muls[2*stepRows] = mul
+		return tileWay{mul: muls, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddAVX512}
+	}
+	t := linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, fromRows: 32, depth: 1024, panels: 4}
+	t.ways[attn.Float32] = way(3, 3, tileX3W3AMX, pairsF32AMX, splitX3AMX)
+	t.ways[attn.Float16] = way(3, 2, tileX3W2AMX, pairsF16AMX, splitX3AMX)
+	t.ways[attn.BFloat16] = way(3, 1, tileX3W1AMX, pairsBF16AMX, splitX3AMX)
+	f16, bf16 := way(2, 2, tileX2W2AMX, pairsF16AMX, splitX2AMX), way(1, 1, tileX1W1AMX, pairsBF16AMX, splitX1AMX)
+	t.rounded[attn.Float16], t.rounded[attn.BFloat16] = &f16, &bf16
+	return t
+}()
 
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAVX2, readSumAVX512, readSumAVX512}
 

@@ -17,6 +17,7 @@ import (
 	"github.com/mmcloughlin/avo/pass"
 	"github.com/mmcloughlin/avo/printer"
 	"github.com/mmcloughlin/avo/reg"
+	"gorgonia.org/leanattention/internal/cpu/_gen/amx"
 )
 
 // gen is the file of one family while it is being made.
@@ -70,7 +71,7 @@ func generate(dir, name string, family func(*gen)) (files map[string][]byte, err
 	if err := errors.Join(errAsm, errStubs); err != nil {
 		return nil, err
 	}
-	return map[string][]byte{name + "_amd64.s": asm, name + "_amd64.go": stubs}, nil
+	return map[string][]byte{name + "_amd64.s": []byte(amx.Encode(string(asm))), name + "_amd64.go": stubs}, nil
 }
 
 // kernel begins the function base+isa. Its signature is that of the function twin in the package's file

@@ -16,9 +16,10 @@ import (
 
 // families holds every family of kernels by the name of its files.
 var families = map[string]func(*gen){
-	"linear":  linear,
-	"readsum": readSum,
-	"vector":  vector,
+	"linear":       linear,
+	"linear_tiles": linearTiles,
+	"readsum":      readSum,
+	"vector":       vector,
 }
 
 func main() {

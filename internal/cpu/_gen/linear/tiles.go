@@ -1,0 +1,496 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/mmcloughlin/avo/attr"
+	"github.com/mmcloughlin/avo/gotypes"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+	"gorgonia.org/leanattention/internal/cpu/_gen/amx"
+)
+
+const (
+	tileTwins = "linear_tiles_go.go"
+	tileTypes = "linear_tiles_kernel.go"
+)
+
+// linearTiles makes the kernels of linear layers of many rows.
+func linearTiles(g *gen) {
+	for _, t := range []dtype{f32, f16, bf16} {
+		packRows(g, t)
+	}
+	for rows := 4; rows <= 6; rows++ {
+		tile(g, avx2, rows)
+	}
+	for rows := 8; rows <= 14; rows++ {
+		tile(g, avx512, rows)
+	}
+	p := newPartsGen(g)
+	for parts := 1; parts <= 3; parts++ {
+		p.split(parts)
+	}
+	p.pairs(f32, 3)
+	p.pairs(f16, 2)
+	p.pairs(bf16, 1)
+	for _, ways := range [][2]int{{1, 1}, {3, 1}, {2, 2}, {3, 2}, {3, 3}} {
+		p.tile(ways[0], ways[1])
+	}
+	odd(g)
+}
+
+// tile holds the sums of some rows and two vectors of features in registers. Rows are read where they are, an
+// element at a time for both vectors.
+func tile(g *gen, set isa, rows int) {
+	g.kernel(fmt.Sprintf("tileF32x%d", rows), set, tileTwins, "tileF32Go", tileTypes)
+	a := g.Dereference(g.Param("a"))
+	x, row := bases(g, g.field(a, "x"), g.field(a, "xRow"), rows)
+	w, n := g.field(a, "w"), g.field(a, "n")
+	sums := g.vecs(2 * rows)
+	g.zero(sums...)
+	wv, xv := g.vecs(2), g.vec()
+	size := 4 * set.lanes
+	product := func(k int) {
+		for i := range wv {
+			g.VMOVUPS(Mem{Base: w, Disp: (2*k + i) * size}, wv[i])
+		}
+		for r := range rows {
+			m := row(r)
+			m.Disp = 4 * k
+			g.VBROADCASTSS(m, xv)
+			for i := range wv {
+				g.VFMADD231PS(wv[i], xv, sums[2*r+i])
+			}
+		}
+	}
+	advance := func(by int) {
+		for k := range by {
+			product(k)
+		}
+		for _, b := range x {
+			g.ADDQ(Imm(uint64(4*by)), b)
+		}
+		g.ADDQ(U32(uint32(2*by*size)), w)
+	}
+	const unrolled = 4
+	g.SUBQ(Imm(unrolled), n)
+	g.JL(LabelRef("rest"))
+	g.Label("loop")
+	advance(unrolled)
+	g.SUBQ(Imm(unrolled), n)
+	g.JGE(LabelRef("loop"))
+	g.Label("rest")
+	g.ADDQ(Imm(unrolled), n)
+	g.JZ(LabelRef("sum"))
+	g.Label("ones")
+	advance(1)
+	g.DECQ(n)
+	g.JNZ(LabelRef("ones"))
+
+	g.Label("sum")
+	_, to := bases(g, g.field(a, "y"), g.field(a, "yRow"), rows)
+	more := g.field(a, "more")
+	g.TESTQ(more, more)
+	g.JZ(LabelRef("write"))
+	each := func(do func(m Mem, v reg.VecVirtual)) {
+		for i, v := range sums {
+			m := to(i / 2)
+			m.Disp = i % 2 * size
+			do(m, v)
+		}
+	}
+	each(func(m Mem, v reg.VecVirtual) { g.VADDPS(m, v, v) })
+	g.Label("write")
+	each(func(m Mem, v reg.VecVirtual) { g.VMOVUPS(v, m) })
+	g.ret()
+}
+
+// bases returns registers that reach rows which lie a distance apart, and where each row is.
+func bases(g *gen, first, apart reg.GPVirtual, rows int) (of []reg.GPVirtual, row func(r int) Mem) {
+	of = []reg.GPVirtual{first}
+	for r := 3; r < rows; r += 3 {
+		b, last := g.GP64(), of[len(of)-1]
+		g.LEAQ(Mem{Base: last, Index: apart, Scale: 2}, b)
+		g.ADDQ(apart, b)
+		of = append(of, b)
+	}
+	return of, func(r int) Mem {
+		m := Mem{Base: of[r/3]}
+		if r%3 > 0 {
+			m.Index, m.Scale = apart, uint8(r%3)
+		}
+		return m
+	}
+}
+
+// packRows transposes eight rows.
+func packRows(g *gen, t dtype) {
+	const rows = 8
+	g.kernel("pack"+t.name, avx2, tileTwins, "pack"+t.name+"Go", tileTypes)
+	a := g.Dereference(g.Param("a"))
+	src := g.rows(a, rows)
+	dst, step, n := g.field(a, "dst"), g.field(a, "dstStep"), g.field(a, "n")
+	k := g.GP64()
+	g.XORQ(k, k)
+	from := func(r int) Mem { return Mem{Base: src[r], Index: k, Scale: uint8(t.size)} }
+
+	g.SUBQ(Imm(rows), n)
+	g.JL(LabelRef("rest"))
+	g.Label("loop")
+	v := g.vecs(rows)
+	for r := range v {
+		g.widen(t, from(r), v[r])
+	}
+	for _, c := range g.transpose8(v) {
+		g.VMOVUPS(c, Mem{Base: dst})
+		g.ADDQ(step, dst)
+	}
+	g.ADDQ(Imm(rows), k)
+	g.SUBQ(Imm(rows), n)
+	g.JGE(LabelRef("loop"))
+	g.Label("rest")
+	g.ADDQ(Imm(rows), n)
+	g.JZ(LabelRef("done"))
+	g.Label("ones")
+	one := g.vec()
+	for r := range rows {
+		g.widenOne(t, from(r), one)
+		g.VMOVSS(one.AsX(), Mem{Base: dst, Disp: 4 * r})
+	}
+	g.ADDQ(step, dst)
+	g.INCQ(k)
+	g.DECQ(n)
+	g.JNZ(LabelRef("ones"))
+	g.Label("done")
+	g.ret()
+}
+
+// transpose8 returns the columns of eight rows of eight.
+func (g *gen) transpose8(v []reg.VecVirtual) []reg.VecVirtual {
+	four := func(v []reg.VecVirtual) []reg.VecVirtual { // columns i and i+4 of four rows
+		t, c := g.vecs(4), g.vecs(4)
+		for i := range 2 {
+			g.VUNPCKLPS(v[2*i+1], v[2*i], t[2*i])
+			g.VUNPCKHPS(v[2*i+1], v[2*i], t[2*i+1])
+		}
+		for i := range 2 {
+			g.VUNPCKLPD(t[2+i], t[i], c[2*i])
+			g.VUNPCKHPD(t[2+i], t[i], c[2*i+1])
+		}
+		return c
+	}
+	lo, hi := four(v[:4]), four(v[4:])
+	c := g.vecs(8)
+	for i := range 4 {
+		g.VPERM2F128(Imm(0x20), hi[i], lo[i], c[i])
+		g.VPERM2F128(Imm(0x31), hi[i], lo[i], c[4+i])
+	}
+	return c
+}
+
+// parts makes what is computed in tile registers, of three parts at most.
+type partsGen struct {
+	*gen
+	config, upper, words Mem
+}
+
+const (
+	stepRows  = 16
+	stepDepth = 32
+	stepBytes = 64 * stepRows
+)
+
+// amxTiles is AVX-512 with tile registers.
+var amxTiles = isa{"AMX", 16}
+
+func newPartsGen(g *gen) *partsGen {
+	p := &partsGen{gen: g}
+	data := func(name string, of ...Constant) Mem {
+		m := g.StaticGlobal(name)
+		g.DataAttributes(attr.RODATA | attr.NOPTR)
+		for _, c := range of {
+			g.AppendDatum(c)
+		}
+		return m
+	}
+	var config, words []Constant
+	for _, x := range amx.Config(stepRows) {
+		config = append(config, U64(x))
+	}
+	for i := range uint32(16) {
+		words = append(words, U32(4*i+1|(4*i+3)<<16))
+	}
+	p.config = data("linearTileConfig", config...)
+	p.upper = data("upperBits", U32(0xffff0000))
+	p.words = data("upperWords", words...) // of 32 elements
+	return p
+}
+
+// split makes the kernel that splits x.
+func (p *partsGen) split(parts int) {
+	p.kernel(fmt.Sprintf("splitX%d", parts), amxTiles, tileTwins, fmt.Sprintf("splitX%dGo", parts), tileTypes)
+	p.pack(f32, parts, nil)
+	p.ret()
+}
+
+// pairs makes the kernel that splits weights and puts them in pairs.
+func (p *partsGen) pairs(t dtype, parts int) {
+	p.kernel("pairs"+t.name, amxTiles, tileTwins, "pairs"+t.name+"Go", tileTypes)
+	p.pack(t, parts, p.transpose16)
+	p.ret()
+}
+
+// pack writes parts a step at a time, of which each part is changed at the end.
+func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
+	a := p.Dereference(p.Param("a"))
+	dst, dstStep, dstPart := p.field(a, "dst"), p.field(a, "dstStep"), p.field(a, "dstPart")
+	src, srcRow, n := p.field(a, "src"), p.field(a, "srcRow"), p.field(a, "n")
+	upper, words := p.ZMM(), p.ZMM()
+	p.VPBROADCASTD(p.upper, upper)
+	p.VMOVDQU32(p.words, words)
+	p.Label("step")
+	// The elements that are there.
+	all, count := p.GP32(), p.GP64()
+	p.MOVQ(n, count)
+	limit := p.GP64()
+	p.MOVQ(U32(stepDepth), limit)
+	p.CMPQ(count, limit)
+	p.CMOVQGT(limit, count)
+	p.MOVL(U32(0xffffffff), all)
+	p.BZHIL(count.As32(), all, all)
+	both, low, high := p.K(), p.K(), p.K()
+	p.KMOVD(all, both)
+	p.KMOVW(all, low)
+	p.SHRL(Imm(16), all)
+	p.KMOVW(all, high)
+
+	from, to, left := p.GP64(), p.GP64(), p.field(a, "rows")
+	p.MOVQ(src, from)
+	p.MOVQ(dst, to)
+	p.Label("row")
+	if t == bf16 {
+		v := p.ZMM()
+		p.VMOVDQU16_Z(Mem{Base: from}, both, v)
+		p.VMOVDQU32(v, Mem{Base: to})
+	} else {
+		x := []reg.VecVirtual{p.ZMM(), p.ZMM()}
+		for i, m := range []reg.OpmaskVirtual{low, high} {
+			p.widenMasked(t, Mem{Base: from, Disp: 16 * t.size * i}, m, x[i])
+		}
+		out := p.GP64()
+		p.MOVQ(to, out)
+		for part := range parts {
+			if parts == 1 {
+				for _, v := range x {
+					p.round(v)
+				}
+			}
+			pairs := p.ZMM()
+			p.VMOVDQA32(words, pairs)
+			p.VPERMI2W(x[1], x[0], pairs)
+			p.VMOVDQU32(pairs, Mem{Base: out})
+			if part < parts-1 {
+				for _, v := range x {
+					h := p.ZMM()
+					p.VPANDD(upper, v, h)
+					p.VSUBPS(h, v, v)
+				}
+				p.ADDQ(dstPart, out)
+			}
+		}
+	}
+	p.ADDQ(srcRow, from)
+	p.ADDQ(Imm(64), to)
+	p.DECQ(left)
+	p.JNZ(LabelRef("row"))
+	if change != nil {
+		at := p.GP64()
+		p.MOVQ(dst, at)
+		for part := range parts {
+			change(at)
+			if part < parts-1 {
+				p.ADDQ(dstPart, at)
+			}
+		}
+	}
+	p.ADDQ(Imm(uint64(stepDepth*t.size)), src)
+	p.ADDQ(dstStep, dst)
+	p.SUBQ(Imm(stepDepth), n)
+	p.JG(LabelRef("step"))
+}
+
+// round rounds a vector to bfloat16 in its upper words, ties to even. NaN stays NaN, which its lower words alone
+// may say.
+func (p *partsGen) round(v reg.VecVirtual) {
+	number, odd, half := p.K(), p.ZMM(), p.GP32()
+	p.VCMPPS(Imm(7), v, v, number) // ordered
+	p.VPSRLD(Imm(16), v, odd)
+	p.MOVL(U32(1), half)
+	one := p.ZMM()
+	p.VPBROADCASTD(half, one)
+	p.VPANDD(one, odd, odd)
+	p.MOVL(U32(0x7fff), half)
+	p.VPBROADCASTD(half, one)
+	p.VPADDD(one, odd, odd)
+	p.VPADDD(odd, v, number, v)
+	quiet := p.K()
+	p.KNOTW(number, quiet)
+	p.MOVL(U32(0x7fc00000), half)
+	p.VPBROADCASTD(half, quiet, v)
+}
+
+// transpose16 transposes 16 rows of 16 pairs where they lie.
+func (p *partsGen) transpose16(at reg.GPVirtual) {
+	v := p.vecs(16)
+	for r := range v {
+		p.VMOVDQU32(Mem{Base: at, Disp: 64 * r}, v[r])
+	}
+	// Of four rows: c[j] has columns j, 4+j, 8+j and 12+j.
+	var c [4][]reg.VecVirtual
+	for q := range c {
+		t, four := p.vecs(4), v[4*q:]
+		for i := range 2 {
+			p.VPUNPCKLDQ(four[2*i+1], four[2*i], t[2*i])
+			p.VPUNPCKHDQ(four[2*i+1], four[2*i], t[2*i+1])
+		}
+		c[q] = p.vecs(4)
+		for i := range 2 {
+			p.VPUNPCKLQDQ(t[2+i], t[i], c[q][2*i])
+			p.VPUNPCKHQDQ(t[2+i], t[i], c[q][2*i+1])
+		}
+	}
+	const even, odd = 0x88, 0xdd // of the quarters
+	for j := range 4 {
+		for i, first := range []uint64{even, odd} {
+			upper, lower := p.ZMM(), p.ZMM()
+			p.VSHUFI32X4(Imm(first), c[1][j], c[0][j], upper)
+			p.VSHUFI32X4(Imm(first), c[3][j], c[2][j], lower)
+			for h, second := range []uint64{even, odd} {
+				column := p.ZMM()
+				p.VSHUFI32X4(Imm(second), lower, upper, column)
+				p.VMOVDQU32(column, Mem{Base: at, Disp: 64 * (4*(i+2*h) + j)})
+			}
+		}
+	}
+}
+
+// tile makes the kernel of a tile from parts.
+func (p *partsGen) tile(xParts, wParts int) {
+	p.kernel(fmt.Sprintf("tileX%dW%d", xParts, wParts), amxTiles, tileTwins, "tilePartsGo", tileTypes)
+	const xs, ws = 4, 6 // tile registers; those before are sums, first those of 16 rows, then those of the others
+	a := p.Dereference(p.Param("a"))
+	config := p.GP64()
+	p.LEAQ(p.config, config)
+	p.Instruction(amx.LoadConfig(config))
+	x, w, n := p.field(a, "x"), p.field(a, "w"), p.field(a, "n")
+	xRow := p.field(a, "xRow")
+	y, yRow := p.field(a, "y"), p.field(a, "yRow")
+	below, line := p.GP64(), p.GP64()
+	p.MOVQ(yRow, below)
+	p.SHLQ(Imm(4), below)
+	p.ADDQ(y, below)
+	p.MOVQ(U32(64), line)
+	// sums does something with each tile of y.
+	sums := func(do func(at reg.GPVirtual, t int)) {
+		for t := range 4 {
+			at := p.GP64()
+			from := y
+			if t >= 2 {
+				from = below
+			}
+			p.LEAQ(Mem{Base: from, Disp: 64 * (t % 2)}, at)
+			do(at, t)
+		}
+	}
+	more := p.field(a, "more")
+	p.TESTQ(more, more)
+	p.JNZ(LabelRef("more"))
+	for t := range 4 {
+		p.Instruction(amx.Zero(t))
+	}
+	p.JMP(LabelRef("step"))
+	p.Label("more")
+	sums(func(at reg.GPVirtual, t int) { p.Instruction(amx.Load(at, yRow, t)) })
+
+	p.Label("step")
+	hasX, hasW := -1, -1 // the parts that are in registers
+	for j := range wParts {
+		// Small ones first, and back: the last part of x stays for the next of w.
+		for m := range xParts - j {
+			i := xParts - j - 1 - m
+			if j%2 == 1 {
+				i = m
+			}
+			if i != hasX {
+				hasX = i
+				at := p.GP64()
+				p.LEAQ(Mem{Base: x, Disp: i * stepBytes}, at)
+				p.Instruction(amx.Load(at, line, xs))
+				p.ADDQ(xRow, at)
+				p.Instruction(amx.Load(at, line, xs+1))
+			}
+			if j != hasW {
+				hasW = j
+				for h := range 2 {
+					at := p.GP64()
+					p.LEAQ(Mem{Base: w, Disp: (2*j + h) * stepBytes}, at)
+					p.Instruction(amx.Load(at, line, ws+h))
+				}
+			}
+			for t := range 4 {
+				p.Instruction(amx.Multiply(xs+t/2, ws+t%2, t))
+			}
+		}
+	}
+	p.ADDQ(U32(uint32(xParts*stepBytes)), x)
+	p.ADDQ(U32(uint32(2*wParts*stepBytes)), w)
+	p.DECQ(n)
+	p.JNZ(LabelRef("step"))
+	sums(func(at reg.GPVirtual, t int) { p.Instruction(amx.Store(t, at, yRow)) })
+	p.Instruction(amx.Release())
+	p.ret()
+}
+
+// odd makes the kernel that looks for what is not finite: 0 times it is NaN, and so is the sum of all.
+func odd(g *gen) {
+	g.kernel("odd", avx512, tileTwins, "oddGo", "")
+	from, n := g.arg("p"), g.arg("n")
+	zero, sum, v := g.vec(), g.vec(), g.vec()
+	g.zero(zero, sum)
+	k, end := g.GP64(), g.GP64()
+	g.XORQ(k, k)
+	g.MOVQ(n, end)
+	g.ANDQ(I32(-16), end)
+	g.JZ(LabelRef("rest"))
+	at := Mem{Base: from, Index: k, Scale: 4}
+	g.Label("loop")
+	g.VFMADD231PS(at, zero, sum)
+	g.ADDQ(Imm(16), k)
+	g.CMPQ(k, end)
+	g.JLT(LabelRef("loop"))
+	g.Label("rest")
+	g.SUBQ(k, n)
+	g.JZ(LabelRef("done"))
+	g.VMOVUPS_Z(at, g.mask(n), v)
+	g.VFMADD231PS(v, zero, sum)
+	g.Label("done")
+	unordered, seen := g.K(), g.GP64()
+	g.VCMPPS(Imm(3), sum, sum, unordered)
+	g.KMOVW(unordered, seen.As32())
+	g.Store(seen, g.Return("odd"))
+	g.ret()
+}
+
+// rows returns where the rows lie that a pack kernel reads; for those behind the last, the last.
+func (g *gen) rows(a gotypes.Component, n int) []reg.GPVirtual {
+	row, there := g.field(a, "srcRow"), g.field(a, "rows")
+	of := []reg.GPVirtual{g.field(a, "src")}
+	for r := 1; r < n; r++ {
+		next, last := g.GP64(), of[r-1]
+		g.LEAQ(Mem{Base: last, Index: row, Scale: 1}, next)
+		g.CMPQ(there, Imm(uint64(r)))
+		g.CMOVQLE(last, next)
+		of = append(of, next)
+	}
+	return of
+}

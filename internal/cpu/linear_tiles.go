@@ -1,0 +1,306 @@
+package cpu
+
+import (
+	"math"
+	"runtime"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
+
+// Many rows are computed in tiles: some rows by some features, whose sums stay in registers while a part of In
+// goes by. A worker takes all rows of a block by as many features as its cache has room for: it packs the
+// weights of these features in the order in which tiles need them, a part of In at a time, and goes through
+// the rows. So weights are read from memory once for a block of rows, and widened or split once.
+//
+// The order of a row's sums follows from In and the kernels, as with few rows: its bits are the same whatever
+// the other rows are and however many, as long as they are many.
+
+const (
+	// tileBlockRows is the most rows of a block: the packed x of so many may be three times as large as x.
+	tileBlockRows = 512
+
+	// tileIn is the least In that is worth packing.
+	tileIn = 64
+)
+
+// linearTiles is what many rows are computed with on a tier.
+type linearTiles struct {
+	rows, outs int // of a tile, at most
+	fromRows   int // so many rows are many
+	depth      int // elements of In that go by at a time, a multiple of stepDepth
+	panels     int // times outs features: what a worker packs at a time
+
+	ways    [attn.DTypes]tileWay
+	rounded [attn.DTypes]*tileWay // where x may be rounded; nil: nothing is won
+}
+
+// tileWay is how weights of a type are multiplied.
+type tileWay struct {
+	// mul[r] computes tiles of r rows. With parts there is one for r = rows, and x is split first.
+	mul  []func(a *tileArgs)
+	pack func(a *packArgs) // so many rows of weights:
+	rows int
+
+	xParts, wParts int // 0: numbers are float32
+	split          func(a *packArgs)
+	odd            func(p *float32, n int) int // sees what is not finite, which parts do not keep apart from NaN
+}
+
+// panelBytes is what the packed weights of a tile take.
+func (t *linearTiles) panelBytes(w *tileWay) int {
+	if w.wParts > 0 {
+		return t.outs * t.depth * 2 * w.wParts
+	}
+	return t.outs * t.depth * 4
+}
+
+// tileRun is a linearRun as a task that computes tiles, splitRun one that splits x for them.
+type (
+	tileRun  linearRun
+	splitRun linearRun
+)
+
+// tilesFor returns how so many rows are computed in tiles, nil if they are few.
+func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
+	t := l.kernels.tiles
+	if t == nil || rows < t.fromRows || l.in < tileIn || l.size != 4 {
+		return nil, nil
+	}
+	if w := t.rounded[l.dtype]; l.roundX && w != nil {
+		return t, w
+	}
+	if w := &t.ways[l.dtype]; w.pack != nil {
+		return t, w
+	}
+	return nil, nil
+}
+
+// inTiles computes the layer for many rows.
+func (l *linearRun) inTiles(p *pool, rows int) error {
+	threads := runtime.GOMAXPROCS(0)
+	for len(l.scratch) < threads {
+		l.scratch = append(l.scratch, tileScratch{})
+	}
+	for i := range l.scratch[:threads] {
+		s := &l.scratch[i]
+		s.weights.grow(l.tiles.panels * l.tiles.panelBytes(l.way))
+	}
+	blocks := (rows-1)/tileBlockRows + 1
+	l.first = 0
+	for b := range blocks {
+		// A block's first row begins a tile, so that rows are split for one block at a time.
+		end := rows
+		if b+1 < blocks {
+			end = ((b+1)*rows/blocks + l.tiles.rows - 1) / l.tiles.rows * l.tiles.rows
+		}
+		l.rows = end - l.first
+		if err := l.block(p, threads); err != nil {
+			return err
+		}
+		l.first = end
+	}
+	return nil
+}
+
+// block computes a block of rows.
+func (l *linearRun) block(p *pool, threads int) error {
+	if w := l.way; w.split != nil {
+		l.steps = (l.in-1)/stepDepth + 1
+		l.shares = (l.rows-1)/stepRows + 1
+		l.split.grow(l.shares * l.steps * w.xParts * stepBytes)
+		if err := p.run((*splitRun)(l), l.shares); err != nil {
+			return err
+		}
+	}
+	l.cut(threads)
+	l.next.Store(0)
+	return p.run((*tileRun)(l), min(threads, l.rowCuts*l.outCuts))
+}
+
+// cut cuts the block into pieces, as many rows by as many features. Pieces are of one size as far as they can be,
+// and threads take the next one when they have done one: what counts is how many pieces one of them gets.
+func (l *linearRun) cut(threads int) {
+	t := l.tiles
+	units := (l.out-1)/t.outs + 1
+	best := math.MaxInt
+	for rowCuts := 1; rowCuts == 1 || rowCuts <= 8 && l.rows/rowCuts >= 4*t.rows; rowCuts++ {
+		for panels := min(t.panels, units); panels > 0; panels-- {
+			outCuts := (units-1)/panels + 1
+			turns := (rowCuts*outCuts-1)/threads + 1
+			// Packing a weight takes as long as some rows of it, and going through x as long as a part of a panel.
+			rows := (l.rows-1)/rowCuts + 1
+			if time := turns * (4*panels*(rows+tilePackRows) + rows); time < best {
+				best, l.rowCuts, l.outCuts = time, rowCuts, outCuts
+			}
+		}
+	}
+}
+
+const tilePackRows = 12
+
+// work splits 16 rows of x.
+func (s *splitRun) work(i int) {
+	l := (*linearRun)(s)
+	row := i * stepRows
+	a := packArgs{
+		dst: unsafe.Add(l.split.at, i*l.steps*l.way.xParts*stepBytes), dstStep: l.way.xParts * stepBytes, dstPart: stepBytes,
+		src: unsafe.Add(l.x, (l.first+row)*l.in*l.size), srcRow: l.in * l.size,
+		rows: min(stepRows, l.rows-row), n: l.in,
+	}
+	l.way.split(&a)
+}
+
+// work computes pieces until none is left.
+func (r *tileRun) work(i int) {
+	l := (*linearRun)(r)
+	units := (l.out-1)/l.tiles.outs + 1
+	for {
+		j := int(l.next.Add(1)) - 1
+		if j >= l.rowCuts*l.outCuts {
+			return
+		}
+		row, out := j%l.rowCuts, j/l.rowCuts
+		p := tilePiece{linearRun: l, scratch: &l.scratch[i]}
+		p.from, p.to = out*units/l.outCuts*l.tiles.outs, min((out+1)*units/l.outCuts*l.tiles.outs, l.out)
+		// Rows are cut where tiles begin, which those that are split can't be elsewhere.
+		tall := (l.rows-1)/l.tiles.rows + 1
+		p.top, p.end = row*tall/l.rowCuts*l.tiles.rows, min((row+1)*tall/l.rowCuts*l.tiles.rows, l.rows)
+		p.compute()
+	}
+}
+
+// tilePiece is some rows, counted from the block's first, by some features, as many as fit into a worker's scratch.
+type tilePiece struct {
+	*linearRun
+	scratch  *tileScratch
+	top, end int // rows
+	from, to int // features
+}
+
+// tileScratch is the scratch of a worker.
+type tileScratch struct {
+	weights aligned
+	edge    [tileEdge]float32 // a tile at an edge of y
+	mul     tileArgs
+	pack    packArgs
+	dot     dotArgs
+	one     [dotStreams]float32
+	_       [cacheLine]byte
+}
+
+// tileEdge is the most elements of a tile.
+const tileEdge = 32 * 32
+
+func (p *tilePiece) compute() {
+	for k := 0; k < p.in; k += p.tiles.depth {
+		n := min(p.tiles.depth, p.in-k)
+		p.packWeights(k, n)
+		height := p.end - p.top
+		tall := (height-1)/p.tiles.rows + 1
+		for i := range tall {
+			row, end := p.top+i*height/tall, p.top+(i+1)*height/tall
+			if p.way.split != nil {
+				row, end = p.top+i*p.tiles.rows, min(p.top+(i+1)*p.tiles.rows, p.end)
+			}
+			p.multiply(k, n, row, end)
+		}
+	}
+	if p.way.odd != nil {
+		p.mend()
+	}
+	p.finish(p.first+p.top, p.end-p.top, p.from, p.to-p.from)
+}
+
+// packWeights packs n elements of the piece's features, from element k of In on.
+func (p *tilePiece) packWeights(k, n int) {
+	a, w, bytes := &p.scratch.pack, p.way, p.tiles.panelBytes(p.way)
+	a.srcRow, a.n = p.wRow, n
+	a.dstStep, a.dstPart = 4*p.tiles.outs, 0
+	group := 4 * w.rows // bytes from where a call writes to where the next does
+	if w.wParts > 0 {
+		a.dstStep, a.dstPart, group = 2*w.wParts*stepBytes, 2*stepBytes, stepBytes
+	}
+	for o := p.from; o < p.to; o += w.rows {
+		at := o - p.from
+		a.dst = unsafe.Add(p.scratch.weights.at, at/p.tiles.outs*bytes+at%p.tiles.outs/w.rows*group)
+		a.src = unsafe.Add(p.w, o*p.wRow+k*p.dtype.Size())
+		a.rows = min(w.rows, p.to-o)
+		w.pack(a)
+	}
+}
+
+// multiply computes the tiles of some rows, no more than a tile has.
+func (p *tilePiece) multiply(k, n, row, end int) {
+	a, w, t := &p.scratch.mul, p.way, p.tiles
+	rows, kernel := end-row, w.mul[end-row]
+	if w.split == nil {
+		a.n, a.xRow = n, p.in*p.size
+		a.x = unsafe.Add(p.x, ((p.first+row)*p.in+k)*p.size)
+	} else {
+		kernel = w.mul[t.rows]
+		a.n, a.xRow = (n-1)/stepDepth+1, p.steps*w.xParts*stepBytes
+		a.x = unsafe.Add(p.split.at, (row/stepRows*p.steps+k/stepDepth)*w.xParts*stepBytes)
+		if rows <= stepRows {
+			a.xRow = 0 // there are no others
+		}
+	}
+	a.more = min(k, 1)
+	bytes := t.panelBytes(w)
+	for o := p.from; o < p.to; o += t.outs {
+		a.w = unsafe.Add(p.scratch.weights.at, (o-p.from)/t.outs*bytes)
+		y := unsafe.Add(p.y, ((p.first+row)*p.out+o)*p.size)
+		outs := min(t.outs, p.to-o)
+		if outs == t.outs && (w.split == nil || rows == t.rows) {
+			a.y, a.yRow = y, p.out*p.size
+			kernel(a)
+			continue
+		}
+		a.y, a.yRow = unsafe.Pointer(&p.scratch.edge), 4*t.outs
+		for r := range rows {
+			inside := unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs)
+			if a.more != 0 {
+				copy(p.scratch.edge[r*t.outs:], inside)
+			}
+		}
+		kernel(a)
+		for r := range rows {
+			copy(unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs), p.scratch.edge[r*t.outs:])
+		}
+	}
+}
+
+// mend computes those sums again that are not finite, with the kernels for few rows.
+func (p *tilePiece) mend() {
+	for row := p.first + p.top; row < p.first+p.end; row++ {
+		y := unsafe.Slice((*float32)(unsafe.Add(p.y, (row*p.out+p.from)*p.size)), p.to-p.from)
+		if p.way.odd(&y[0], len(y)) == 0 {
+			continue
+		}
+		a := &p.scratch.dot
+		a.x, a.rows, a.n = unsafe.Add(p.x, row*p.in*p.size), 1, p.in
+		a.y, a.ahead, a.aheadStep = unsafe.Pointer(&p.scratch.one), fetchAhead, cacheLine
+		for o, v := range y {
+			if v-v == 0 {
+				continue
+			}
+			a.w = unsafe.Add(p.w, (p.from+o)*p.wRow)
+			p.kernels.dot[p.dtype][1](a)
+			y[o] = p.scratch.one[0]
+		}
+	}
+}
+
+// aligned is memory that begins at a cache line.
+type aligned struct {
+	bytes []byte
+	at    unsafe.Pointer
+}
+
+// grow makes it as large as n bytes. What was there is lost.
+func (a *aligned) grow(n int) {
+	if len(a.bytes) < n+cacheLine {
+		a.bytes = make([]byte, n+cacheLine)
+		a.at = unsafe.Pointer(&a.bytes[-uintptr(unsafe.Pointer(&a.bytes[0]))%cacheLine])
+	}
+}

@@ -1,0 +1,110 @@
+package cpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
+
+// peakTask computes tiles from what stays in the first-level cache, over and over: what multiply-adds reach.
+type peakTask struct {
+	t    *linearTiles
+	runs int
+}
+
+const peakDepth = 128
+
+func (p peakTask) work(int) {
+	x, w, y := make([]float32, p.t.rows*peakDepth), make([]float32, p.t.outs*peakDepth), make([]float32, tileEdge)
+	a := tileArgs{y: unsafe.Pointer(&y[0]), yRow: 4 * p.t.outs, x: unsafe.Pointer(&x[0]), xRow: 4 * peakDepth,
+		w: unsafe.Pointer(&w[0]), n: peakDepth}
+	for range p.runs {
+		p.t.ways[attn.Float32].mul[p.t.rows](&a)
+	}
+}
+
+// BenchmarkTiles compares layers of many rows with what the kernels for float32 do in the first-level cache, and
+// with the kernels for few rows:
+//
+//	go test -run '^$' -bench Tiles -benchtime 20x ./internal/cpu
+func BenchmarkTiles(b *testing.B) {
+	for _, threads := range []int{1, 2, 8, 16} {
+		if threads > runtime.NumCPU() {
+			break
+		}
+		for _, size := range [][3]int{
+			{128, 768, 768}, {401, 768, 3072}, {401, 3072, 768}, {401, 2048, 2048}, {401, 2048, 8192}, {401, 8192, 2048}, {2000, 2048, 2048},
+		} {
+			rows, in, out := size[0], size[1], size[2]
+			b.Run(fmt.Sprintf("%dthreads/%dx%dx%d", threads, rows, in, out), func(b *testing.B) {
+				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(threads))
+				var e Engine
+				defer e.Close()
+				compete(b, "Gop/s", manyRows(&e, threads, rows, in, out, true))
+			})
+		}
+	}
+}
+
+// BenchmarkFewRows is where rows become many.
+func BenchmarkFewRows(b *testing.B) {
+	for _, rows := range []int{4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96} {
+		for _, size := range [][2]int{{768, 768}, {2048, 2048}, {2048, 8192}} {
+			b.Run(fmt.Sprintf("%dx%dx%d", rows, size[0], size[1]), func(b *testing.B) {
+				compete(b, "Gop/s", manyRows(Default(), 0, rows, size[0], size[1], false))
+			})
+		}
+	}
+}
+
+// manyRows is a layer in every type of weights, in tiles and with the kernels for few rows.
+func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*contender) {
+	work := 2 * float64(rows) * float64(in) * float64(out)
+	tiles := linearTiers[inUse].tiles
+	if f := linearTiers[floatTier()].tiles; peak && f != nil {
+		runs := int(work/(2*float64(f.rows*f.outs*peakDepth*threads))) + 1
+		list = append(list, &contender{
+			name: "multiply-adds in cache", work: 2 * float64(f.rows*f.outs*peakDepth*threads) * float64(runs),
+			run: func() { e.pool.run(peakTask{f, runs}, threads) },
+		})
+	}
+	x, y := make([]float32, rows*in), make([]float32, rows*out)
+	for i := range x {
+		x[i] = rand.Float32() - 0.5
+	}
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		w := noise(d, in*out)
+		for _, way := range []string{"few", "tiles", "tiles, x rounded"} {
+			if way != "few" && tiles == nil || way == "tiles, x rounded" && tiles.rounded[d] == nil {
+				continue
+			}
+			o := LinearOperands[float32]{Rows: rows, In: in, Out: out, X: x, W: w, Y: y, RoundX: way == "tiles, x rounded"}
+			list = append(list, &contender{name: fmt.Sprintf("%v, %s", d, way), work: work, run: func() {
+				if tiles != nil {
+					defer func(was int) { tiles.fromRows = was }(tiles.fromRows)
+					tiles.fromRows = 8
+					if way == "few" {
+						tiles.fromRows = 1 << 30
+					}
+				}
+				if err := Linear(e, &o); err != nil {
+					panic(err)
+				}
+			}})
+		}
+	}
+	return list
+}
+
+// floatTier is the best tier whose tiles are of float32.
+func floatTier() tier {
+	t := inUse
+	for t > tierGo && (linearTiers[t].tiles == nil || linearTiers[t].tiles.ways[attn.Float32].split != nil) {
+		t--
+	}
+	return t
+}

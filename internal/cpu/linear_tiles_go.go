@@ -1,0 +1,199 @@
+package cpu
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/half"
+)
+
+// The Go forms of the kernels for tiles of linear layers. Nothing but tests calls them: with Go's kernels all
+// rows are few. Their contracts are those of the assembly.
+
+// tileF32Go is
+//
+//	for r := range a.rows {
+//		for o := range a.outs {
+//			y[r][o] = sum_k x[r][k] * w[k*a.outs+o], k < a.n
+//		}
+//	}
+//
+// with float32 weights, or += if a.more is not 0. Products are added one after the other.
+func tileF32Go(a *tileArgs) {
+	w := unsafe.Slice((*float32)(a.w), a.n*a.outs)
+	for r := range a.rows {
+		x := unsafe.Slice((*float32)(unsafe.Add(a.x, r*a.xRow)), a.n)
+		y := unsafe.Slice((*float32)(unsafe.Add(a.y, r*a.yRow)), a.outs)
+		for o := range y {
+			var sum float32
+			for k, v := range x {
+				sum = float32(math.FMA(float64(v), float64(w[k*a.outs+o]), float64(sum)))
+			}
+			if a.more != 0 {
+				sum += y[o]
+			}
+			y[o] = sum
+		}
+	}
+}
+
+// packF32Go is
+//
+//	for k := range a.n {
+//		for r := range 8 {
+//			dst[k*dstStep][r] = src[min(r, a.rows-1)][k]
+//		}
+//	}
+//
+// with dst and src of float32.
+func packF32Go(a *packArgs) { packRowsGo(a, attn.Float32) }
+
+// packF16Go is packF32Go for weights that are stored as float16.
+func packF16Go(a *packArgs) { packRowsGo(a, attn.Float16) }
+
+// packBF16Go is packF32Go for weights that are stored as bfloat16.
+func packBF16Go(a *packArgs) { packRowsGo(a, attn.BFloat16) }
+
+func packRowsGo(a *packArgs, d attn.DType) {
+	for k := range a.n {
+		dst := (*[packRows]float32)(unsafe.Add(a.dst, k*a.dstStep))
+		for r := range dst {
+			dst[r] = widened(unsafe.Add(a.src, min(r, a.rows-1)*a.srcRow), k, d)
+		}
+	}
+}
+
+// widened is element k of a row of numbers of type d.
+func widened(row unsafe.Pointer, k int, d attn.DType) float32 {
+	switch p := unsafe.Add(row, k*d.Size()); d {
+	case attn.Float16:
+		return (*half.Float16)(p).Float32()
+	case attn.BFloat16:
+		return (*half.BFloat16)(p).Float32()
+	default:
+		return *(*float32)(p)
+	}
+}
+
+// step is one part of stepRows rows by stepDepth elements, as bfloat16.
+type step [stepRows][stepDepth]half.BFloat16
+
+// splitF32Go writes parts of x, of float32. Its names say how many: with step s and part p,
+//
+//	for r := range a.rows {
+//		for k := range a.n {
+//			dst[k/32*dstStep + p*dstPart][r][k%32] = part p of src[r][k]
+//		}
+//	}
+//
+// Part 0 is the upper 16 bits of a number, part 1 those of what it leaves, and so on: the sum of three parts is
+// the number, that of two is off by less than 2^-15 of it. A single part is the number rounded to bfloat16.
+// Elements behind the last are 0 to the end of their step.
+func splitF32Go(a *packArgs, parts int) {
+	for k := range (a.n + stepDepth - 1) / stepDepth * stepDepth {
+		for r := range a.rows {
+			var of [3]half.BFloat16
+			if k < a.n {
+				of = partsOf(widened(unsafe.Add(a.src, r*a.srcRow), k, attn.Float32), parts)
+			}
+			for p := range parts {
+				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[r][k%stepDepth] = of[p]
+			}
+		}
+	}
+}
+
+func partsOf(v float32, parts int) (of [3]half.BFloat16) {
+	if parts == 1 {
+		return [3]half.BFloat16{half.BFromFloat32(v)}
+	}
+	for p := range parts {
+		of[p] = half.BFloat16(math.Float32bits(v) >> 16)
+		v -= of[p].Float32()
+	}
+	return of
+}
+
+// splitX1Go is splitF32Go of one part.
+func splitX1Go(a *packArgs) { splitF32Go(a, 1) }
+
+// splitX2Go is splitF32Go of two parts.
+func splitX2Go(a *packArgs) { splitF32Go(a, 2) }
+
+// splitX3Go is splitF32Go of three parts.
+func splitX3Go(a *packArgs) { splitF32Go(a, 3) }
+
+// pairsF32Go writes the parts of weights, of float32 in three parts. A part of a step has elements in pairs:
+//
+//	for r := range a.rows {
+//		for k := range a.n {
+//			dst[k/32*dstStep + p*dstPart][k%32/2][2*r + k%2] = part p of src[r][k]
+//		}
+//	}
+//
+// with parts as splitF32Go makes them. Elements behind the last are 0 to the end of their step, those of rows
+// behind the last anything.
+func pairsF32Go(a *packArgs) { pairsGo(a, attn.Float32, 3) }
+
+// pairsF16Go is pairsF32Go for weights that are stored as float16, in two parts.
+func pairsF16Go(a *packArgs) { pairsGo(a, attn.Float16, 2) }
+
+// pairsBF16Go is pairsF32Go for weights that are stored as bfloat16, which are their one part.
+func pairsBF16Go(a *packArgs) { pairsGo(a, attn.BFloat16, 1) }
+
+func pairsGo(a *packArgs, d attn.DType, parts int) {
+	for k := range (a.n + stepDepth - 1) / stepDepth * stepDepth {
+		for r := range a.rows {
+			var of [3]half.BFloat16
+			if k < a.n {
+				of = partsOf(widened(unsafe.Add(a.src, r*a.srcRow), k, d), parts)
+			}
+			for p := range parts {
+				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[k%stepDepth/2][2*r+k%2] = of[p]
+			}
+		}
+	}
+}
+
+// tilePartsGo computes a tile of 32 rows and 32 features from parts of bfloat16, over a.n steps:
+//
+//	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
+//
+// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
+// bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
+// 2*(s*wParts + j), and those of features 16 to 31 behind it. Sums are in float32, and numbers that are not
+// normal are 0. What is not finite may become NaN.
+func tilePartsGo(a *tileArgs) {
+	for r := range 2 * stepRows {
+		y := (*[2 * stepRows]float32)(unsafe.Add(a.y, r*a.yRow))
+		for o := range y {
+			var sum float32
+			if a.more != 0 {
+				sum = y[o]
+			}
+			for s := range a.n {
+				for i := range a.xParts {
+					for j := 0; j < a.wParts && i+j < a.xParts; j++ {
+						x := (*step)(unsafe.Add(a.x, (s*a.xParts+i)*stepBytes+r/stepRows*a.xRow))
+						w := (*step)(unsafe.Add(a.w, (2*(s*a.wParts+j)+o/stepRows)*stepBytes))
+						for k := range stepDepth {
+							sum += x[r%stepRows][k].Float32() * w[k/2][2*(o%stepRows)+k%2].Float32()
+						}
+					}
+				}
+			}
+			y[o] = sum
+		}
+	}
+}
+
+// oddGo returns 0 if all n elements are finite.
+func oddGo(p *float32, n int) (odd int) {
+	for _, v := range unsafe.Slice(p, n) {
+		if !(math.Abs(float64(v)) <= math.MaxFloat32) {
+			odd = 1
+		}
+	}
+	return odd
+}

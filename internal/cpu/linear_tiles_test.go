@@ -1,0 +1,379 @@
+package cpu
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+var weightTypes = []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}
+
+// tilesInUse returns the kernels for many rows, and skips the test if there are none.
+func tilesInUse(t testing.TB) *linearTiles {
+	t.Helper()
+	k := linearTiers[inUse].tiles
+	if k == nil {
+		t.Skip("all rows are few")
+	}
+	return k
+}
+
+// ways are what a type's weights can be multiplied with.
+func (t *linearTiles) waysOf(d attn.DType) []*tileWay {
+	if w := t.rounded[d]; w != nil {
+		return []*tileWay{&t.ways[d], w}
+	}
+	return []*tileWay{&t.ways[d]}
+}
+
+// guardedRows returns guarded memory of some rows that lie stride bytes apart.
+func guardedRows(t testing.TB, rng *rand.Rand, d attn.DType, rows, n int) (at unsafe.Pointer, stride int) {
+	t.Helper()
+	pad := rng.IntN(3)
+	stride = (n + pad) * d.Size()
+	mem, free := guarded(t, rows*stride-pad*d.Size())
+	t.Cleanup(free)
+	b := Buffer{DType: d, Ptr: mem, Len: rows*(n+pad) - pad}
+	for i := range rows * n {
+		v := rounded(rng.NormFloat64()*math.Exp2(float64(rng.IntN(20)-10)), d)
+		store(&b, i/n*(n+pad)+i%n, []float32{float32(v)})
+	}
+	return mem, stride
+}
+
+// TestTilePacking: what packs rows of x and weights writes the bits of its Go twin, and nothing else.
+func TestTilePacking(t *testing.T) {
+	k, rng := tilesInUse(t), reftest.Rand(t)
+	twins := map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
+	pairs := map[attn.DType]func(*packArgs){attn.Float32: pairsF32Go, attn.Float16: pairsF16Go, attn.BFloat16: pairsBF16Go}
+	splits := []func(*packArgs){1: splitX1Go, splitX2Go, splitX3Go}
+	for _, d := range weightTypes {
+		for _, w := range k.waysOf(d) {
+			for _, n := range []int{1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100} {
+				for rows := 1; rows <= w.rows; rows++ {
+					src, stride := guardedRows(t, rng, d, rows, n)
+					a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstStep: 4 * (w.rows + rng.IntN(20))}
+					size, twin := a.dstStep*(n-1)+4*w.rows, twins[d]
+					if w.wParts > 0 {
+						a.dstPart, twin = stepBytes, pairs[d]
+						a.dstStep = (w.wParts + rng.IntN(2)) * stepBytes
+						size = (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
+					}
+					// Of steps, what belongs to rows behind the last may be anything.
+					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", inUse, d, rows, n), &a, size, w.pack, twin, w.wParts > 0 && rows < w.rows)
+				}
+			}
+			for _, n := range []int{1, 15, 16, 17, 31, 32, 33, 64, 95} {
+				for rows := 1; rows <= stepRows && w.split != nil; rows++ {
+					src, stride := guardedRows(t, rng, attn.Float32, rows, n)
+					for _, odd := range []float64{0, math.Inf(1), math.NaN(), 1e-40, math.MaxFloat32} {
+						if odd != 0 {
+							*(*float32)(unsafe.Add(src, rng.IntN(rows)*stride+4*rng.IntN(n))) = float32(odd)
+						}
+						a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstPart: stepBytes, dstStep: (w.xParts + rng.IntN(2)) * stepBytes}
+						size := (n-1)/stepDepth*a.dstStep + w.xParts*stepBytes
+						samePacked(t, fmt.Sprintf("%v x in %d, %d rows of %d", inUse, w.xParts, rows, n), &a, size, w.split, splits[w.xParts], false)
+					}
+				}
+			}
+		}
+	}
+}
+
+// samePacked compares what two kernels write into memory of the given size. With loose set, 4 bytes that the twin
+// leaves alone may be anything.
+func samePacked(t *testing.T, name string, a *packArgs, size int, kernel, twin func(*packArgs), loose bool) {
+	t.Helper()
+	const untouched = 0xa5
+	var got [2][]byte
+	for i, f := range []func(*packArgs){kernel, twin} {
+		mem, free := guarded(t, size)
+		defer free()
+		got[i] = unsafe.Slice((*byte)(mem), size)
+		copy(got[i], bytes.Repeat([]byte{untouched}, size))
+		b := *a
+		b.dst = mem
+		f(&b)
+	}
+	for i, v := range got[0] {
+		w := got[1][i]
+		word := got[1][i&^1:][:2]
+		if v != w && !(loose && bytes.Equal(got[1][i&^3:][:4], bytes.Repeat([]byte{untouched}, 4))) && !(isNaN16(word) && isNaN16(got[0][i&^1:][:2])) {
+			t.Fatalf("%s: byte %d is %#x, of the Go kernel %#x", name, i, v, w)
+		}
+	}
+}
+
+func isNaN16(b []byte) bool { return (half.BFloat16(b[0]) | half.BFloat16(b[1])<<8).IsNaN() }
+
+// TestTileKernels: the kernels in use are within the rounding of sums of their Go twins, for all numbers of rows.
+func TestTileKernels(t *testing.T) {
+	k, rng := tilesInUse(t), reftest.Rand(t)
+	for _, d := range weightTypes {
+		for _, w := range k.waysOf(d) {
+			for rows, kernel := range w.mul {
+				if kernel == nil {
+					continue
+				}
+				for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 65} {
+					testTile(t, rng, k, w, rows, n)
+				}
+			}
+		}
+	}
+}
+
+func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n int) {
+	t.Helper()
+	const pad = 3
+	a := tileArgs{n: n, rows: rows, outs: k.outs, xParts: w.xParts, wParts: w.wParts, yRow: 4 * (k.outs + pad), more: rng.IntN(2)}
+	twin, terms := tileF32Go, n
+	var signs []func() // take the signs of x and w away
+	numbers := func(d attn.DType, rows, n int) (unsafe.Pointer, int) {
+		at, stride := guardedRows(t, rng, d, rows, n)
+		signs = append(signs, func() {
+			for r := range rows {
+				for i := range n * d.Size() {
+					if i%d.Size() == d.Size()-1 {
+						*(*byte)(unsafe.Add(at, r*stride+i)) &= 0x7f
+					}
+				}
+			}
+		})
+		return at, stride
+	}
+	if w.split == nil {
+		a.x, a.xRow = numbers(attn.Float32, rows, n)
+		a.w, _ = numbers(attn.Float32, 1, n*k.outs)
+	} else {
+		twin, terms = tilePartsGo, n*stepDepth*w.xParts*w.wParts
+		a.xRow = n * w.xParts * stepBytes
+		a.x, _ = numbers(attn.BFloat16, 1, n*w.xParts*stepBytes)
+		a.w, _ = numbers(attn.BFloat16, 1, n*w.wParts*stepBytes)
+	}
+	was := make([]float32, rows*(k.outs+pad))
+	for i := range was {
+		was[i] = rng.Float32()
+	}
+	run := func(kernel func(*tileArgs)) []float32 {
+		mem, free := guarded(t, 4*(len(was)-pad))
+		t.Cleanup(free)
+		y := unsafe.Slice((*float32)(mem), len(was)-pad)
+		copy(y, was)
+		b := a
+		b.y = mem
+		kernel(&b)
+		return y
+	}
+	got, want := run(w.mul[rows]), run(twin)
+	for _, take := range signs {
+		take()
+	}
+	for i, size := range run(twin) {
+		if i%(k.outs+pad) >= k.outs {
+			if got[i] != was[i] {
+				t.Fatalf("%v, %d rows: element %d was written", inUse, rows, i)
+			}
+		} else if diff := math.Abs(float64(got[i] - want[i])); !(diff <= float64(terms+1)*0x1p-23*float64(size)) {
+			t.Fatalf("%v, %d rows of %d: element %d is %v, of the Go kernel %v", inUse, rows, n, i, got[i], want[i])
+		}
+	}
+}
+
+// TestLinearMany: layers of many rows at the edges of tiles, pieces, parts of In and blocks.
+func TestLinearMany(t *testing.T) {
+	tilesInUse(t)
+	rng := reftest.Rand(t)
+	for _, d := range weightTypes {
+		for _, s := range [][3]int{ // rows, in, out
+			{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {50, 1023, 40}, {49, 1024, 65},
+			{48, 1025, 300}, {35, 2100, 33}, {513, 70, 34}, {1100, 64, 5}, {40, 64, 1000}, {129, 130, 257},
+		} {
+			c := newLinearCase[float32](t, rng, d, s[0], s[1], s[2])
+			c.run(t, Default())
+			c.check(t)
+			c.close()
+		}
+		for range 30 {
+			c := newLinearCase[float32](t, rng, d, 16+rng.IntN(150), 64+rng.IntN(200), 1+rng.IntN(100))
+			c.run(t, Default())
+			c.check(t)
+			c.close()
+		}
+	}
+}
+
+// TestLinearManyAlone: among many rows, a row has the same bits whatever the others are and however many, on any
+// number of threads; among few it has others, within the rounding of sums.
+func TestLinearManyAlone(t *testing.T) {
+	k, rng := tilesInUse(t), reftest.Rand(t)
+	for _, d := range weightTypes {
+		for _, roundX := range []bool{false, true} {
+			for _, in := range []int{64, 129, 900, 2100} {
+				const out = 70
+				c := newLinearCase[float32](t, rng, d, 700, in, out)
+				c.RoundX = roundX
+				c.run(t, Default())
+				all := append([]float32(nil), c.Y...)
+				for _, rows := range []int{k.fromRows, k.fromRows + 1, 63, 64, 65, 100, 513} {
+					first := rng.IntN(701 - rows)
+					one := c.some(first, rows)
+					if err := Linear(Default(), one); err != nil {
+						t.Fatal(err)
+					}
+					for i, v := range one.Y {
+						if v != all[first*out+i] {
+							t.Fatalf("%v %v, %d elements: row %d has %v among %d rows and %v among 700",
+								inUse, d, in, first+i/out, v, rows, all[first*out+i])
+						}
+					}
+				}
+				for _, threads := range []int{1, 2, 3, 7, 16} {
+					was := runtime.GOMAXPROCS(threads)
+					c.run(t, Default())
+					runtime.GOMAXPROCS(was)
+					for i, v := range c.Y {
+						if v != all[i] {
+							t.Fatalf("%v %v: element %d is %v on %d threads, not %v", inUse, d, i, v, threads, all[i])
+						}
+					}
+				}
+				c.close()
+			}
+		}
+	}
+}
+
+// some is the operands of some of the rows.
+func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
+	o := c.LinearOperands
+	o.Rows, o.X, o.Y = rows, c.X[first*c.In:], make([]F, rows*c.Out)
+	if o.Residual != nil {
+		o.Residual = c.Residual[first*c.Out:]
+	}
+	return &o
+}
+
+// TestLinearManyOdd: among many rows, NaN and infinities in x and w, and sums beyond a float32, are those of few
+// rows, and no other result changes a bit.
+func TestLinearManyOdd(t *testing.T) {
+	k, rng := tilesInUse(t), reftest.Rand(t)
+	for _, d := range weightTypes {
+		for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, math.Float64frombits(0x7ff8000000000001)} {
+			for _, inW := range []bool{false, true} {
+				c := newLinearCase[float32](t, rng, d, 64, 70+rng.IntN(1200), 1+rng.IntN(70))
+				c.Activation, c.Bias, c.Residual = attn.NoActivation, nil, nil
+				c.RoundX = rng.IntN(2) == 0
+				c.run(t, Default())
+				usual := append([]float32(nil), c.Y...)
+				row, feature, i := rng.IntN(c.Rows), rng.IntN(c.Out), rng.IntN(c.In)
+				if inW {
+					store(&c.W, feature*c.In+i, []float32{float32(bad)})
+				} else {
+					c.X[row*c.In+i] = float32(bad)
+				}
+				c.run(t, Default())
+				got := append([]float32(nil), c.Y...)
+				was := k.fromRows
+				k.fromRows = c.Rows + 1
+				c.run(t, Default())
+				k.fromRows = was
+				for at, v := range got {
+					if inW && at%c.Out != feature || !inW && at/c.Out != row {
+						if v != usual[at] {
+							t.Fatalf("%v %v, %v: element %d, which has no part in it, is %v, not %v", inUse, d, bad, at, v, usual[at])
+						}
+						continue
+					}
+					few := float64(c.Y[at])
+					if odd := math.IsNaN(few) || math.IsInf(few, 0); odd && float64(v) != few && !(math.IsNaN(few) && v != v) {
+						t.Fatalf("%v %v, %v: element %d is %v, of few rows %v", inUse, d, bad, at, v, few)
+					}
+				}
+				c.close()
+			}
+		}
+	}
+}
+
+// TestLinearRounded: where x may be rounded, it is as if it were, or it is not.
+func TestLinearRounded(t *testing.T) {
+	k, rng := tilesInUse(t), reftest.Rand(t)
+	for _, d := range weightTypes {
+		for range 10 {
+			c := newLinearCase[float32](t, rng, d, 32+rng.IntN(60), 64+rng.IntN(1200), 1+rng.IntN(70))
+			c.RoundX = true
+			c.run(t, Default())
+			got := append([]float32(nil), c.Y...)
+			w := k.rounded[d]
+			if d == attn.BFloat16 && w != nil {
+				for i, v := range c.X {
+					c.X[i] = half.BFromFloat32(v).Float32()
+				}
+			}
+			c.RoundX = false
+			c.run(t, Default())
+			for i, v := range got {
+				if w == nil || d == attn.BFloat16 {
+					if v != c.Y[i] {
+						t.Fatalf("%v %v: element %d is %v, with x rounded before %v", inUse, d, i, v, c.Y[i])
+					}
+					continue
+				}
+				size := 1.0
+				for j, v := range c.w[i%c.Out] {
+					size += math.Abs(v * float64(c.X[i/c.Out*c.In+j]))
+				}
+				if diff := math.Abs(float64(v - c.Y[i])); !(diff <= 1.13*size*0x1p-14) {
+					t.Fatalf("%v %v: element %d is %v, with x as it is %v", inUse, d, i, v, c.Y[i])
+				}
+			}
+			c.close()
+		}
+	}
+}
+
+// TestLinearManyConcurrently: calls at once do not share their scratch.
+func TestLinearManyConcurrently(t *testing.T) {
+	tilesInUse(t)
+	rng := reftest.Rand(t)
+	var e Engine
+	defer e.Close()
+	done := make(chan error)
+	const callers = 4
+	for i := range callers {
+		c := newLinearCase[float32](t, rng, weightTypes[i%3], 40+30*i, 200, 300)
+		defer c.close()
+		c.run(t, &e)
+		want := append([]float32(nil), c.Y...)
+		go func() {
+			for range 30 {
+				clear(c.Y)
+				if err := Linear(&e, &c.LinearOperands); err != nil {
+					done <- err
+					return
+				}
+				for i, v := range c.Y {
+					if v != want[i] {
+						done <- fmt.Errorf("%d rows: element %d is %v, want %v", c.Rows, i, v, want[i])
+						return
+					}
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range callers {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
