@@ -133,6 +133,9 @@ func packRows(g *gen, t dtype) {
 	k := g.GP64()
 	g.XORQ(k, k)
 	from := func(r int) Mem { return Mem{Base: src[r], Index: k, Scale: uint8(t.size)} }
+	// The rows of the next call, as a rule: memory is asked for them in the order of these.
+	ahead := g.field(a, "srcRow")
+	g.SHLQ(Imm(3), ahead)
 
 	g.SUBQ(Imm(rows), n)
 	g.JL(LabelRef("rest"))
@@ -141,6 +144,10 @@ func packRows(g *gen, t dtype) {
 	for r := range v {
 		g.widen(t, from(r), v[r])
 	}
+	for r := range v {
+		g.PREFETCHT0(Mem{Base: src[r], Index: ahead, Scale: 1})
+	}
+	g.ADDQ(Imm(uint64(rows*t.size)), ahead)
 	for _, c := range g.transpose8(v) {
 		g.VMOVUPS(c, Mem{Base: dst})
 		g.ADDQ(step, dst)
