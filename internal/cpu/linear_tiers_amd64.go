@@ -42,7 +42,7 @@ var linearAMX = func() linearKernels {
 	return k
 }()
 
-var tilesAVX2 = floatTiles(linearTiles{rows: 6, outs: 16, fromRows: 16, depth: 256, panels: 12},
+var tilesAVX2 = floatTiles(linearTiles{rows: 6, outs: 16, fromRows: 96, depth: 256, panels: 12},
 	[]func(*tileArgs){4: tileF32x4AVX2, tileF32x5AVX2, tileF32x6AVX2})
 
 var tilesAVX512 = floatTiles(linearTiles{rows: 14, outs: 32, fromRows: 32, depth: 256, panels: 8},

@@ -167,23 +167,24 @@ func pairsGo(a *packArgs, d attn.DType, parts int) {
 func tilePartsGo(a *tileArgs) {
 	for r := range 2 * stepRows {
 		y := (*[2 * stepRows]float32)(unsafe.Add(a.y, r*a.yRow))
-		for o := range y {
-			var sum float32
-			if a.more != 0 {
-				sum = y[o]
-			}
-			for s := range a.n {
-				for i := range a.xParts {
-					for j := 0; j < a.wParts && i+j < a.xParts; j++ {
-						x := (*step)(unsafe.Add(a.x, (s*a.xParts+i)*stepBytes+r/stepRows*a.xRow))
-						w := (*step)(unsafe.Add(a.w, (2*(s*a.wParts+j)+o/stepRows)*stepBytes))
+		if a.more == 0 {
+			*y = [2 * stepRows]float32{}
+		}
+		for s := range a.n {
+			for i := range a.xParts {
+				x := &(*step)(unsafe.Add(a.x, (s*a.xParts+i)*stepBytes+r/stepRows*a.xRow))[r%stepRows]
+				for j := 0; j < a.wParts && i+j < a.xParts; j++ {
+					for h := range 2 {
+						w := (*step)(unsafe.Add(a.w, (2*(s*a.wParts+j)+h)*stepBytes))
 						for k := range stepDepth {
-							sum += x[r%stepRows][k].Float32() * w[k/2][2*(o%stepRows)+k%2].Float32()
+							v := x[k].Float32()
+							for o := range stepRows {
+								y[h*stepRows+o] += v * w[k/2][2*o+k%2].Float32()
+							}
 						}
 					}
 				}
 			}
-			y[o] = sum
 		}
 	}
 }

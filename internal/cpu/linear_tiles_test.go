@@ -26,7 +26,58 @@ func tilesInUse(t testing.TB) *linearTiles {
 	return k
 }
 
-// ways are what a type's weights can be multiplied with.
+// eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
+// those for float32, and those for parts. Twins are slow: a test may do less with them.
+func eachTiles(t *testing.T, test func(t *testing.T, k *linearTiles, twins bool)) {
+	if k := linearTiers[inUse].tiles; k != nil {
+		t.Run(inUse.String(), func(t *testing.T) { test(t, k, false) })
+	}
+	if inUse != tierGo && !reftest.RaceEnabled {
+		return // once is enough
+	}
+	was := linearTiers[inUse]
+	defer func() { linearTiers[inUse] = was }()
+	for name, k := range map[string]*linearTiles{"twins": floatTwins(), "twins of parts": partTwins()} {
+		tier := *was
+		tier.tiles = k
+		linearTiers[inUse] = &tier
+		t.Run(name, func(t *testing.T) { test(t, k, true) })
+	}
+}
+
+func floatTwins() *linearTiles {
+	k := &linearTiles{rows: 5, outs: 16, fromRows: 16, depth: 64, panels: 3}
+	mul := []func(*tileArgs){nil}
+	for rows := 1; rows <= k.rows; rows++ {
+		mul = append(mul, func(a *tileArgs) {
+			a.rows, a.outs = rows, k.outs
+			tileF32Go(a)
+		})
+	}
+	for d, pack := range map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
+		k.ways[d] = tileWay{mul: mul, pack: pack, rows: packRows}
+	}
+	return k
+}
+
+func partTwins() *linearTiles {
+	k := &linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, fromRows: 32, depth: 2 * stepDepth, panels: 2}
+	way := func(x, w int, pack func(*packArgs)) tileWay {
+		mul := make([]func(*tileArgs), k.rows+1)
+		mul[k.rows] = func(a *tileArgs) {
+			a.xParts, a.wParts = x, w
+			tilePartsGo(a)
+		}
+		split := func(a *packArgs) { splitF32Go(a, x) }
+		return tileWay{mul: mul, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddGo}
+	}
+	f16, bf16 := way(2, 2, pairsF16Go), way(1, 1, pairsBF16Go)
+	k.ways[attn.Float32], k.ways[attn.Float16], k.ways[attn.BFloat16] = way(3, 3, pairsF32Go), way(3, 2, pairsF16Go), way(3, 1, pairsBF16Go)
+	k.rounded[attn.Float16], k.rounded[attn.BFloat16] = &f16, &bf16
+	return k
+}
+
+// waysOf are what a type's weights can be multiplied with.
 func (t *linearTiles) waysOf(d attn.DType) []*tileWay {
 	if w := t.rounded[d]; w != nil {
 		return []*tileWay{&t.ways[d], w}
@@ -190,66 +241,80 @@ func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n 
 
 // TestLinearMany: layers of many rows at the edges of tiles, pieces, parts of In and blocks.
 func TestLinearMany(t *testing.T) {
-	tilesInUse(t)
 	rng := reftest.Rand(t)
-	for _, d := range weightTypes {
-		for _, s := range [][3]int{ // rows, in, out
-			{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {50, 1023, 40}, {49, 1024, 65},
-			{48, 1025, 300}, {35, 2100, 33}, {513, 70, 34}, {1100, 64, 5}, {40, 64, 1000}, {129, 130, 257},
-		} {
-			c := newLinearCase[float32](t, rng, d, s[0], s[1], s[2])
-			c.run(t, Default())
-			c.check(t)
-			c.close()
-		}
-		for range 30 {
-			c := newLinearCase[float32](t, rng, d, 16+rng.IntN(150), 64+rng.IntN(200), 1+rng.IntN(100))
-			c.run(t, Default())
-			c.check(t)
-			c.close()
-		}
+	check := func(t *testing.T, d attn.DType, rows, in, out int) {
+		c := newLinearCase[float32](t, rng, d, rows, in, out)
+		defer c.close()
+		c.run(t, Default())
+		c.check(t)
 	}
+	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+		for _, d := range weightTypes {
+			for _, s := range [][3]int{ // rows, in, out
+				{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {100, 1023, 40}, {97, 1024, 65},
+				{98, 1025, 300}, {99, 2100, 33}, {513, 70, 34}, {1100, 64, 5}, {101, 64, 1000}, {129, 130, 257},
+			} {
+				if !twins || attn.Product(s[0], s[1]*s[2]) < 1<<19 {
+					check(t, d, s[0], s[1], s[2])
+				}
+			}
+			for n := 20; n > 0; n-- {
+				if twins && n > 3 {
+					n = 3
+				}
+				check(t, d, k.fromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
+			}
+		}
+	})
 }
 
 // TestLinearManyAlone: among many rows, a row has the same bits whatever the others are and however many, on any
-// number of threads; among few it has others, within the rounding of sums.
+// number of threads.
 func TestLinearManyAlone(t *testing.T) {
-	k, rng := tilesInUse(t), reftest.Rand(t)
-	for _, d := range weightTypes {
-		for _, roundX := range []bool{false, true} {
-			for _, in := range []int{64, 129, 900, 2100} {
-				const out = 70
-				c := newLinearCase[float32](t, rng, d, 700, in, out)
-				c.RoundX = roundX
-				c.run(t, Default())
-				all := append([]float32(nil), c.Y...)
-				for _, rows := range []int{k.fromRows, k.fromRows + 1, 63, 64, 65, 100, 513} {
-					first := rng.IntN(701 - rows)
-					one := c.some(first, rows)
-					if err := Linear(Default(), one); err != nil {
-						t.Fatal(err)
-					}
-					for i, v := range one.Y {
-						if v != all[first*out+i] {
-							t.Fatalf("%v %v, %d elements: row %d has %v among %d rows and %v among 700",
-								inUse, d, in, first+i/out, v, rows, all[first*out+i])
-						}
-					}
+	rng := reftest.Rand(t)
+	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+		ins, all, out, numbers := []int{64, 129, 900, 2100}, 700, 70, []int{1, 2, 3, 7, 16}
+		if twins {
+			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
+		}
+		for _, d := range weightTypes {
+			for _, roundX := range []bool{false, true} {
+				if roundX && k.rounded[d] == nil {
+					continue
 				}
-				for _, threads := range []int{1, 2, 3, 7, 16} {
-					was := runtime.GOMAXPROCS(threads)
+				for _, in := range ins {
+					c := newLinearCase[float32](t, rng, d, all, in, out)
+					c.RoundX = roundX
 					c.run(t, Default())
-					runtime.GOMAXPROCS(was)
-					for i, v := range c.Y {
-						if v != all[i] {
-							t.Fatalf("%v %v: element %d is %v on %d threads, not %v", inUse, d, i, v, threads, all[i])
+					want := append([]float32(nil), c.Y...)
+					for _, rows := range []int{k.fromRows, k.fromRows + 1, 129, 513} {
+						first := rng.IntN(all + 1 - rows)
+						one := c.some(first, rows)
+						if err := Linear(Default(), one); err != nil {
+							t.Fatal(err)
+						}
+						for i, v := range one.Y {
+							if v != want[first*out+i] {
+								t.Fatalf("%v, %d elements: row %d has %v among %d rows and %v among %d",
+									d, in, first+i/out, v, rows, want[first*out+i], all)
+							}
 						}
 					}
+					for _, threads := range numbers {
+						was := runtime.GOMAXPROCS(threads)
+						c.run(t, Default())
+						runtime.GOMAXPROCS(was)
+						for i, v := range c.Y {
+							if v != want[i] {
+								t.Fatalf("%v: element %d is %v on %d threads, not %v", d, i, v, threads, want[i])
+							}
+						}
+					}
+					c.close()
 				}
-				c.close()
 			}
 		}
-	}
+	})
 }
 
 // some is the operands of some of the rows.
@@ -262,118 +327,131 @@ func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
 	return &o
 }
 
+// fewRows computes the layer with the kernels for few rows.
+func (c *linearCase[F]) fewRows(t *testing.T, k *linearTiles) {
+	defer func(was int) { k.fromRows = was }(k.fromRows)
+	k.fromRows = c.Rows + 1
+	c.run(t, Default())
+}
+
 // TestLinearManyOdd: among many rows, NaN and infinities in x and w, and sums beyond a float32, are those of few
 // rows, and no other result changes a bit.
 func TestLinearManyOdd(t *testing.T) {
-	k, rng := tilesInUse(t), reftest.Rand(t)
-	for _, d := range weightTypes {
-		for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, math.Float64frombits(0x7ff8000000000001)} {
-			for _, inW := range []bool{false, true} {
-				c := newLinearCase[float32](t, rng, d, 64, 70+rng.IntN(1200), 1+rng.IntN(70))
-				c.Activation, c.Bias, c.Residual = attn.NoActivation, nil, nil
-				c.RoundX = rng.IntN(2) == 0
-				c.run(t, Default())
-				usual := append([]float32(nil), c.Y...)
-				row, feature, i := rng.IntN(c.Rows), rng.IntN(c.Out), rng.IntN(c.In)
-				if inW {
-					store(&c.W, feature*c.In+i, []float32{float32(bad)})
-				} else {
-					c.X[row*c.In+i] = float32(bad)
+	rng := reftest.Rand(t)
+	isOdd := func(v float32) bool { return v-v != 0 }
+	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+		for _, d := range weightTypes {
+			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
+				for i := range 4 {
+					inW, roundX := i%2 == 0, i/2 == 0
+					c := newLinearCase[float32](t, rng, d, k.fromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
+					c.Activation, c.Bias, c.Residual, c.RoundX = attn.NoActivation, nil, nil, roundX
+					c.run(t, Default())
+					usual := append([]float32(nil), c.Y...)
+					row, feature, i := rng.IntN(c.Rows), rng.IntN(c.Out), rng.IntN(c.In)
+					if inW {
+						store(&c.W, feature*c.In+i, []float32{float32(bad)})
+					} else {
+						c.X[row*c.In+i] = float32(bad)
+					}
+					c.run(t, Default())
+					got := append([]float32(nil), c.Y...)
+					c.fewRows(t, k)
+					for at, v := range got {
+						if inW && at%c.Out != feature || !inW && at/c.Out != row {
+							if v != usual[at] {
+								t.Fatalf("%v, %v: element %d, which has no part in it, is %v, not %v", d, bad, at, v, usual[at])
+							}
+							continue
+						}
+						if few := c.Y[at]; isOdd(few) != isOdd(v) || isOdd(few) && v != few && (v == v || few == few) {
+							t.Fatalf("%v, %v: element %d is %v, of few rows %v", d, bad, at, v, few)
+						}
+					}
+					c.close()
 				}
+			}
+		}
+	})
+}
+
+// TestLinearRounded: where x may be rounded, the result is that of a rounded x; or it is the usual one.
+func TestLinearRounded(t *testing.T) {
+	rng := reftest.Rand(t)
+	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+		for _, d := range weightTypes {
+			for range 5 {
+				c := newLinearCase[float32](t, rng, d, k.fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
+				c.RoundX = true
 				c.run(t, Default())
 				got := append([]float32(nil), c.Y...)
-				was := k.fromRows
-				k.fromRows = c.Rows + 1
+				w := k.rounded[d]
+				if d == attn.BFloat16 && w != nil {
+					for i, v := range c.X {
+						c.X[i] = half.BFromFloat32(v).Float32()
+					}
+				}
+				c.RoundX = false
 				c.run(t, Default())
-				k.fromRows = was
-				for at, v := range got {
-					if inW && at%c.Out != feature || !inW && at/c.Out != row {
-						if v != usual[at] {
-							t.Fatalf("%v %v, %v: element %d, which has no part in it, is %v, not %v", inUse, d, bad, at, v, usual[at])
+				for i, v := range got {
+					if w == nil || d == attn.BFloat16 {
+						if v != c.Y[i] {
+							t.Fatalf("%v: element %d is %v, with x rounded before %v", d, i, v, c.Y[i])
 						}
 						continue
 					}
-					few := float64(c.Y[at])
-					if odd := math.IsNaN(few) || math.IsInf(few, 0); odd && float64(v) != few && !(math.IsNaN(few) && v != v) {
-						t.Fatalf("%v %v, %v: element %d is %v, of few rows %v", inUse, d, bad, at, v, few)
+					size := 1.0
+					for j, v := range c.w[i%c.Out] {
+						size += math.Abs(v * float64(c.X[i/c.Out*c.In+j]))
+					}
+					if diff := math.Abs(float64(v - c.Y[i])); !(diff <= 1.13*size*0x1p-14) {
+						t.Fatalf("%v: element %d is %v, with x as it is %v", d, i, v, c.Y[i])
 					}
 				}
 				c.close()
 			}
 		}
-	}
-}
-
-// TestLinearRounded: where x may be rounded, it is as if it were, or it is not.
-func TestLinearRounded(t *testing.T) {
-	k, rng := tilesInUse(t), reftest.Rand(t)
-	for _, d := range weightTypes {
-		for range 10 {
-			c := newLinearCase[float32](t, rng, d, 32+rng.IntN(60), 64+rng.IntN(1200), 1+rng.IntN(70))
-			c.RoundX = true
-			c.run(t, Default())
-			got := append([]float32(nil), c.Y...)
-			w := k.rounded[d]
-			if d == attn.BFloat16 && w != nil {
-				for i, v := range c.X {
-					c.X[i] = half.BFromFloat32(v).Float32()
-				}
-			}
-			c.RoundX = false
-			c.run(t, Default())
-			for i, v := range got {
-				if w == nil || d == attn.BFloat16 {
-					if v != c.Y[i] {
-						t.Fatalf("%v %v: element %d is %v, with x rounded before %v", inUse, d, i, v, c.Y[i])
-					}
-					continue
-				}
-				size := 1.0
-				for j, v := range c.w[i%c.Out] {
-					size += math.Abs(v * float64(c.X[i/c.Out*c.In+j]))
-				}
-				if diff := math.Abs(float64(v - c.Y[i])); !(diff <= 1.13*size*0x1p-14) {
-					t.Fatalf("%v %v: element %d is %v, with x as it is %v", inUse, d, i, v, c.Y[i])
-				}
-			}
-			c.close()
-		}
-	}
+	})
 }
 
 // TestLinearManyConcurrently: calls at once do not share their scratch.
 func TestLinearManyConcurrently(t *testing.T) {
-	tilesInUse(t)
 	rng := reftest.Rand(t)
-	var e Engine
-	defer e.Close()
-	done := make(chan error)
-	const callers = 4
-	for i := range callers {
-		c := newLinearCase[float32](t, rng, weightTypes[i%3], 40+30*i, 200, 300)
-		defer c.close()
-		c.run(t, &e)
-		want := append([]float32(nil), c.Y...)
-		go func() {
-			for range 30 {
-				clear(c.Y)
-				if err := Linear(&e, &c.LinearOperands); err != nil {
-					done <- err
-					return
-				}
-				for i, v := range c.Y {
-					if v != want[i] {
-						done <- fmt.Errorf("%d rows: element %d is %v, want %v", c.Rows, i, v, want[i])
+	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+		var e Engine
+		defer e.Close()
+		done := make(chan error)
+		const callers = 4
+		turns := 30
+		if twins {
+			turns = 2
+		}
+		for i := range callers {
+			c := newLinearCase[float32](t, rng, weightTypes[i%3], k.fromRows+9*i, 100, 150)
+			defer c.close()
+			c.run(t, &e)
+			want := append([]float32(nil), c.Y...)
+			go func() {
+				for range turns {
+					clear(c.Y)
+					if err := Linear(&e, &c.LinearOperands); err != nil {
+						done <- err
 						return
 					}
+					for i, v := range c.Y {
+						if v != want[i] {
+							done <- fmt.Errorf("%d rows: element %d is %v, want %v", c.Rows, i, v, want[i])
+							return
+						}
+					}
 				}
-			}
-			done <- nil
-		}()
-	}
-	for range callers {
-		if err := <-done; err != nil {
-			t.Error(err)
+				done <- nil
+			}()
 		}
-	}
+		for range callers {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }

@@ -252,6 +252,9 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	a := p.Dereference(p.Param("a"))
 	dst, dstStep, dstPart := p.field(a, "dst"), p.field(a, "dstStep"), p.field(a, "dstPart")
 	src, srcRow, n := p.field(a, "src"), p.field(a, "srcRow"), p.field(a, "n")
+	ahead := p.GP64() // the rows of the next call, as a rule
+	p.MOVQ(srcRow, ahead)
+	p.SHLQ(Imm(4), ahead)
 	upper, words := p.ZMM(), p.ZMM()
 	p.VPBROADCASTD(p.upper, upper)
 	p.VMOVDQU32(p.words, words)
@@ -275,6 +278,9 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	p.MOVQ(src, from)
 	p.MOVQ(dst, to)
 	p.Label("row")
+	for line := 0; change != nil && line < stepDepth*t.size; line += 64 {
+		p.PREFETCHT0(Mem{Base: from, Index: ahead, Scale: 1, Disp: line})
+	}
 	if t == bf16 {
 		v := p.ZMM()
 		p.VMOVDQU16_Z(Mem{Base: from}, both, v)
