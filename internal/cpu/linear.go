@@ -20,19 +20,21 @@ type LinearOperands[F lean.Float] struct {
 	Bias, Residual []F
 	Y              []F
 	Activation     attn.Activation
-	RoundX         bool
+
+	// RoundX lets X be rounded to the type of W where that is faster.
+	RoundX bool
 }
 
 // Linear computes
 //
 //	y = f(x W^T + bias) + residual,   f the Activation
 //
-// with sums in F, whatever the weights are stored in. A block of rows (128, or fewer if they are long)
-// reads the weights from memory once, in several streams at a time: for few rows the speed is that of
-// memory, for many that of multiplication. NaN and infinities propagate, NaN through f too.
+// with sums in F, whatever the weights are stored in. A block of rows reads the weights from memory once: for
+// few rows (see linear_run.go) the speed is that of memory, for many (linear_tiles.go) that of multiplication.
+// NaN and infinities propagate, NaN through f too.
 //
-// The order of sums follows from In and from the kernels in use (see TierVariable) and from nothing else:
-// a row has the same bits whatever the other rows are and however many, on any number of threads.
+// The order of sums follows from In, from the kernels in use (see TierVariable) and from whether rows are few or
+// many: a row has the same bits whatever the other rows are, on any number of threads.
 //
 // Everything is checked before anything is written; the error wraps ErrShape, ErrDType, ErrTier, or
 // ErrPanic, with which Y is undefined. It does not allocate once e has computed a layer of this size.

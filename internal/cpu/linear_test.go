@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -387,6 +388,21 @@ func TestReadSum(t *testing.T) {
 			t.Errorf("%v, %d bytes: %d, want %d, error %v", inUse, n, got, want, err)
 		}
 		free()
+	}
+	words := [][]byte{make([]byte, 800), nil, make([]byte, 16), make([]byte, 9<<20+24)}
+	var want uint64
+	for _, b := range words {
+		for i := range len(b) / 8 {
+			v := rng.Uint64()
+			binary.NativeEndian.PutUint64(b[8*i:], v)
+			want += v
+		}
+	}
+	if got, err := ReadSum(Default(), words...); err != nil || got != want {
+		t.Errorf("%v, several: %d, want %d, error %v", inUse, got, want, err)
+	}
+	if got, err := ReadSum(Default()); err != nil || got != 0 {
+		t.Errorf("%v, none: %d, error %v", inUse, got, err)
 	}
 	if _, err := ReadSum(Default(), make([]byte, 100)[1:]); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("bytes from an odd address: error %v", err)

@@ -7,66 +7,78 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// ReadSum returns the sum, modulo 2^64, of the 64-bit words of b in the machine's byte order; bytes behind
-// the last whole word are left out. It is a measuring tool: it reads as fast as this machine can, on all
+// ReadSum returns the sum, modulo 2^64, of the 64-bit words of bs in the machine's byte order; bytes behind
+// the last whole word of each are left out. It is a measuring tool: it reads as fast as this machine can, on all
 // threads and in eight streams a thread, and so tells how much of the memory's speed a kernel reaches.
-// b begins at a multiple of 8 bytes. It does not allocate once e has been used.
+// Threads begin and end once for all of bs, and take pieces as they come to them.
+// Each of bs begins at a multiple of 8 bytes. It does not allocate once e has been used.
 //
 // The error wraps ErrShape, ErrTier or ErrPanic.
-func ReadSum(e *Engine, b []byte) (uint64, error) {
+func ReadSum(e *Engine, bs ...[]byte) (uint64, error) {
 	if errInUse != nil {
 		return 0, errInUse
 	}
-	if p := uintptr(unsafe.Pointer(unsafe.SliceData(b))); p%8 != 0 {
-		return 0, attn.Errorf("read sum", attn.ErrShape, "the bytes begin at %#x, not at a multiple of 8", p)
+	for _, b := range bs {
+		if p := uintptr(unsafe.Pointer(unsafe.SliceData(b))); p%8 != 0 {
+			return 0, attn.Errorf("read sum", attn.ErrShape, "the bytes begin at %#x, not at a multiple of 8", p)
+		}
 	}
 	r := e.sums.get()
-	r.words = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)
-	r.shares = max(1, min(runtime.GOMAXPROCS(0), len(r.words)/sumWords))
-	for len(r.parts) < r.shares {
-		r.parts = append(r.parts, part{})
+	r.pieces = r.pieces[:0]
+	for _, b := range bs {
+		r.cut(unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8))
 	}
-	if err := e.pool.run(r, r.shares); err != nil {
+	if err := e.pool.run(r, len(r.pieces)); err != nil {
 		return 0, err // what its workers did is not known: it is not used again
 	}
 	var sum uint64
-	for _, p := range r.parts[:r.shares] {
-		sum += p.sum
+	for i := range r.pieces {
+		sum += r.pieces[i].sum
+		r.pieces[i].words = nil
 	}
-	r.words = nil
 	e.sums.put(r)
 	return sum, nil
 }
 
-// sumWords is the number of words that eight streams of a cache line are.
-const sumWords = 8 * cacheLine / 8
+const (
+	// sumWords is the number of words that eight streams of a cache line are.
+	sumWords = 8 * cacheLine / 8
+
+	// pieceWords is the most words of a piece, of which there is one for each thread at least.
+	pieceWords = 4 << 20 / 8
+)
 
 // sumRun is one call of ReadSum.
-type sumRun struct {
-	words  []uint64
-	shares int
-	parts  []part
+type sumRun struct{ pieces []sumPiece }
+
+// sumPiece is the share of a worker, on a cache line of its own.
+type sumPiece struct {
+	words []uint64
+	sum   uint64
+	_     [cacheLine - 32]byte
 }
 
-// part is the sum of a worker's share, on a cache line of its own.
-type part struct {
-	sum uint64
-	_   [cacheLine - 8]byte
+// cut adds pieces.
+func (r *sumRun) cut(words []uint64) {
+	units := len(words) / sumWords
+	n := max(1, min(units, max(runtime.GOMAXPROCS(0), len(words)/pieceWords)))
+	for i := range n {
+		p := sumPiece{words: words[i*units/n*sumWords:]}
+		if i < n-1 {
+			p.words = words[i*units/n*sumWords : (i+1)*units/n*sumWords]
+		}
+		r.pieces = append(r.pieces, p)
+	}
 }
 
 func (r *sumRun) work(i int) {
-	units := len(r.words) / sumWords
-	share := r.words[i*units/r.shares*sumWords : (i+1)*units/r.shares*sumWords]
-	if i == r.shares-1 {
-		share = r.words[i*units/r.shares*sumWords:]
-	}
-	var sum uint64
-	stream := len(share) / sumWords * cacheLine // bytes
+	p := &r.pieces[i]
+	p.sum = 0
+	stream := len(p.words) / sumWords * cacheLine // bytes
 	if stream > 0 {
-		sum = readSumTiers[inUse]((*byte)(unsafe.Pointer(&share[0])), stream, stream)
+		p.sum = readSumTiers[inUse]((*byte)(unsafe.Pointer(&p.words[0])), stream, stream)
 	}
-	for _, w := range share[stream:] { // stream bytes of each of eight streams are as many words
-		sum += w
+	for _, w := range p.words[stream:] { // stream bytes of each of eight streams are as many words
+		p.sum += w
 	}
-	r.parts[i].sum = sum
 }

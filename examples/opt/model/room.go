@@ -78,7 +78,9 @@ func (o *Options) chunk() int {
 		return o.Chunk
 	case o.Attention == Fused: // a pass computes all tokens, however few are new
 		return total
-	case o.Device != nil && !o.AllLogits: // each row of logits takes memory there and here
+	case o.AllLogits: // each row of logits takes memory here, and on a GPU there
+		return min(total, LogitsChunk)
+	case o.Device != nil:
 		return min(total, GPUChunk)
 	}
 	return min(total, DefaultChunk)
