@@ -13,11 +13,26 @@ var linearNEON = linearKernels{
 		attn.Float16:  linearGo.dot[attn.Float16],
 		attn.BFloat16: linearGo.dot[attn.BFloat16],
 	},
-	rows: 3,
-	add:  addGo,
-	relu: reluGo,
-	gelu: geluGo,
+	rows:  3,
+	tiles: &tilesNEON,
+	add:   addGo,
+	relu:  reluGo,
+	gelu:  geluGo,
 }
+
+// tilesNEON is faster than Go's kernels for 16-bit weights as soon as a tile is full.
+var tilesNEON = func() linearTiles {
+	way := func(fromRows int, pack func(*packArgs)) tileWay {
+		mul := make([]func(*tileArgs), 9)
+		for rows := 1; rows < len(mul); rows++ {
+			mul[rows] = tileF32NEON
+		}
+		return tileWay{fromRows: fromRows, mul: mul, pack: pack, rows: packRows}
+	}
+	t := linearTiles{rows: 8, outs: 8, depth: 256, panels: 24}
+	t.ways[attn.Float32], t.ways[attn.Float16], t.ways[attn.BFloat16] = way(128, packF32Go), way(8, packF16Go), way(8, packBF16Go)
+	return t
+}()
 
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumGo}
 

@@ -27,7 +27,6 @@ const (
 // linearTiles is what many rows are computed with on a tier.
 type linearTiles struct {
 	rows, outs int // of a tile, at most
-	fromRows   int // so many rows are many
 	depth      int // elements of In that go by at a time, a multiple of stepDepth
 	panels     int // times outs features: what a worker packs at a time
 
@@ -37,6 +36,8 @@ type linearTiles struct {
 
 // tileWay is how weights of a type are multiplied.
 type tileWay struct {
+	fromRows int // so many rows are many: measured
+
 	// mul[r] computes tiles of r rows. With parts there is one for r = rows, and x is split first.
 	mul  []func(a *tileArgs)
 	pack func(a *packArgs) // so many rows of weights:
@@ -64,16 +65,17 @@ type (
 // tilesFor returns how so many rows are computed in tiles, nil if they are few.
 func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
 	t := l.kernels.tiles
-	if t == nil || rows < t.fromRows || l.in < tileIn || l.size != 4 {
+	if t == nil || l.in < tileIn || l.size != 4 {
 		return nil, nil
 	}
-	if w := t.rounded[l.dtype]; l.roundX && w != nil {
-		return t, w
+	w := &t.ways[l.dtype]
+	if r := t.rounded[l.dtype]; l.roundX && r != nil {
+		w = r
 	}
-	if w := &t.ways[l.dtype]; w.pack != nil {
-		return t, w
+	if rows < w.fromRows {
+		return nil, nil
 	}
-	return nil, nil
+	return t, w
 }
 
 // inTiles computes the layer for many rows.
@@ -245,7 +247,7 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 			a.xRow = 0 // there are no others
 		}
 	}
-	a.more = min(k, 1)
+	a.rows, a.more = rows, min(k, 1)
 	bytes := t.panelBytes(w)
 	for o := p.from; o < p.to; o += t.outs {
 		a.w = unsafe.Add(p.scratch.weights.at, (o-p.from)/t.outs*bytes)

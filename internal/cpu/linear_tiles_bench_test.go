@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -21,7 +22,7 @@ const peakDepth = 128
 func (p peakTask) work(int) {
 	x, w, y := make([]float32, p.t.rows*peakDepth), make([]float32, p.t.outs*peakDepth), make([]float32, tileEdge)
 	a := tileArgs{y: unsafe.Pointer(&y[0]), yRow: 4 * p.t.outs, x: unsafe.Pointer(&x[0]), xRow: 4 * peakDepth,
-		w: unsafe.Pointer(&w[0]), n: peakDepth}
+		w: unsafe.Pointer(&w[0]), n: peakDepth, rows: p.t.rows}
 	for range p.runs {
 		p.t.ways[attn.Float32].mul[p.t.rows](&a)
 	}
@@ -85,11 +86,11 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*contend
 			o := LinearOperands[float32]{Rows: rows, In: in, Out: out, X: x, W: w, Y: y, RoundX: way == "tiles, x rounded"}
 			list = append(list, &contender{name: fmt.Sprintf("%v, %s", d, way), work: work, run: func() {
 				if tiles != nil {
-					defer func(was int) { tiles.fromRows = was }(tiles.fromRows)
-					tiles.fromRows = 8
+					from := 8
 					if way == "few" {
-						tiles.fromRows = 1 << 30
+						from = math.MaxInt
 					}
+					defer tiles.setFromRows(from)()
 				}
 				if err := Linear(e, &o); err != nil {
 					panic(err)

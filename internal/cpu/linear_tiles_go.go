@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/half"
 )
 
-// The Go forms of the kernels for tiles of linear layers. Nothing but tests calls them: with Go's kernels all
-// rows are few. Their contracts are those of the assembly.
+// The Go forms of the kernels for tiles of linear layers. Their contracts are those of the assembly. Those that
+// pack weights serve NEON, too; the others serve tests only, since with Go's kernels all rows are few.
 
 // tileF32Go is
 //
@@ -56,10 +56,24 @@ func packF16Go(a *packArgs) { packRowsGo(a, attn.Float16) }
 func packBF16Go(a *packArgs) { packRowsGo(a, attn.BFloat16) }
 
 func packRowsGo(a *packArgs, d attn.DType) {
-	for k := range a.n {
-		dst := (*[packRows]float32)(unsafe.Add(a.dst, k*a.dstStep))
-		for r := range dst {
-			dst[r] = widened(unsafe.Add(a.src, min(r, a.rows-1)*a.srcRow), k, d)
+	var wide [dotPiece]float32
+	for at := 0; at < a.n; at += dotPiece {
+		n := min(dotPiece, a.n-at)
+		for r := range packRows {
+			src := unsafe.Add(a.src, min(r, a.rows-1)*a.srcRow+at*d.Size())
+			of := wide[:n]
+			switch d {
+			case attn.Float16:
+				half.DecodeFloat16(of, unsafe.Slice((*uint16)(src), n))
+			case attn.BFloat16:
+				half.DecodeBFloat16(of, unsafe.Slice((*uint16)(src), n))
+			default:
+				of = unsafe.Slice((*float32)(src), n)
+			}
+			dst := unsafe.Add(a.dst, at*a.dstStep+4*r)
+			for k, v := range of {
+				*(*float32)(unsafe.Add(dst, k*a.dstStep)) = v
+			}
 		}
 	}
 }

@@ -46,7 +46,7 @@ func eachTiles(t *testing.T, test func(t *testing.T, k *linearTiles, twins bool)
 }
 
 func floatTwins() *linearTiles {
-	k := &linearTiles{rows: 5, outs: 16, fromRows: 16, depth: 64, panels: 3}
+	k := &linearTiles{rows: 5, outs: 16, depth: 64, panels: 3}
 	mul := []func(*tileArgs){nil}
 	for rows := 1; rows <= k.rows; rows++ {
 		mul = append(mul, func(a *tileArgs) {
@@ -55,13 +55,13 @@ func floatTwins() *linearTiles {
 		})
 	}
 	for d, pack := range map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
-		k.ways[d] = tileWay{mul: mul, pack: pack, rows: packRows}
+		k.ways[d] = tileWay{fromRows: 16, mul: mul, pack: pack, rows: packRows}
 	}
 	return k
 }
 
 func partTwins() *linearTiles {
-	k := &linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, fromRows: 32, depth: 2 * stepDepth, panels: 2}
+	k := &linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, depth: 2 * stepDepth, panels: 2}
 	way := func(x, w int, pack func(*packArgs)) tileWay {
 		mul := make([]func(*tileArgs), k.rows+1)
 		mul[k.rows] = func(a *tileArgs) {
@@ -69,12 +69,31 @@ func partTwins() *linearTiles {
 			tilePartsGo(a)
 		}
 		split := func(a *packArgs) { splitF32Go(a, x) }
-		return tileWay{mul: mul, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddGo}
+		return tileWay{fromRows: 32, mul: mul, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddGo}
 	}
 	f16, bf16 := way(2, 2, pairsF16Go), way(1, 1, pairsBF16Go)
 	k.ways[attn.Float32], k.ways[attn.Float16], k.ways[attn.BFloat16] = way(3, 3, pairsF32Go), way(3, 2, pairsF16Go), way(3, 1, pairsBF16Go)
 	k.rounded[attn.Float16], k.rounded[attn.BFloat16] = &f16, &bf16
 	return k
+}
+
+// setFromRows makes so many rows many, for all ways, until restore is called.
+func (t *linearTiles) setFromRows(rows int) (restore func()) {
+	var was []int
+	each := func(f func(*tileWay)) {
+		for _, d := range weightTypes {
+			for _, w := range t.waysOf(d) {
+				f(w)
+			}
+		}
+	}
+	each(func(w *tileWay) {
+		was = append(was, w.fromRows)
+		w.fromRows = rows
+	})
+	return func() {
+		each(func(w *tileWay) { w.fromRows, was = was[0], was[1:] })
+	}
 }
 
 // waysOf are what a type's weights can be multiplied with.
@@ -262,7 +281,7 @@ func TestLinearMany(t *testing.T) {
 				if twins && n > 3 {
 					n = 3
 				}
-				check(t, d, k.fromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
+				check(t, d, k.ways[d].fromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
 			}
 		}
 	})
@@ -287,7 +306,7 @@ func TestLinearManyAlone(t *testing.T) {
 					c.RoundX = roundX
 					c.run(t, Default())
 					want := append([]float32(nil), c.Y...)
-					for _, rows := range []int{k.fromRows, k.fromRows + 1, 129, 513} {
+					for _, rows := range []int{k.ways[d].fromRows, k.ways[d].fromRows + 1, 129, 513} {
 						first := rng.IntN(all + 1 - rows)
 						one := c.some(first, rows)
 						if err := Linear(Default(), one); err != nil {
@@ -329,8 +348,7 @@ func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
 
 // fewRows computes the layer with the kernels for few rows.
 func (c *linearCase[F]) fewRows(t *testing.T, k *linearTiles) {
-	defer func(was int) { k.fromRows = was }(k.fromRows)
-	k.fromRows = c.Rows + 1
+	defer k.setFromRows(c.Rows + 1)()
 	c.run(t, Default())
 }
 
@@ -344,7 +362,7 @@ func TestLinearManyOdd(t *testing.T) {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
 				for i := range 4 {
 					inW, roundX := i%2 == 0, i/2 == 0
-					c := newLinearCase[float32](t, rng, d, k.fromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
+					c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
 					c.Activation, c.Bias, c.Residual, c.RoundX = attn.NoActivation, nil, nil, roundX
 					c.run(t, Default())
 					usual := append([]float32(nil), c.Y...)
@@ -381,7 +399,7 @@ func TestLinearRounded(t *testing.T) {
 	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
 		for _, d := range weightTypes {
 			for range 5 {
-				c := newLinearCase[float32](t, rng, d, k.fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
+				c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
 				c.RoundX = true
 				c.run(t, Default())
 				got := append([]float32(nil), c.Y...)
@@ -427,7 +445,7 @@ func TestLinearManyConcurrently(t *testing.T) {
 			turns = 2
 		}
 		for i := range callers {
-			c := newLinearCase[float32](t, rng, weightTypes[i%3], k.fromRows+9*i, 100, 150)
+			c := newLinearCase[float32](t, rng, weightTypes[i%3], k.ways[weightTypes[i%3]].fromRows+9*i, 100, 150)
 			defer c.close()
 			c.run(t, &e)
 			want := append([]float32(nil), c.Y...)
