@@ -118,6 +118,36 @@ func BenchmarkCeiling(b *testing.B) {
 	}
 }
 
+// BenchmarkWorkers is a small step in cache by the number of workers, each on a thread: where more of them make it
+// slower.
+func BenchmarkWorkers(b *testing.B) {
+	for _, keys := range []int{256, 1024, 4096} {
+		size := 12 * keys * 64 * 4 * 2
+		buf := noise(attn.Float32, size/4)
+		mem := unsafe.Slice((*byte)(buf.Ptr), size)
+		b.Run(fmt.Sprintf("12x%dx64", keys), func(b *testing.B) {
+			var e Engine
+			defer e.Close()
+			var list []*contender
+			for _, workers := range []int{1, 2, 4, 6, 8, 12, 16, 24, 32} {
+				if workers > runtime.NumCPU() {
+					break
+				}
+				step := decode(&e, mem, attn.Float32, 12, 12, 64, workers)
+				list = append(list, &contender{name: fmt.Sprintf("%d workers", workers), work: float64(size), run: func() {
+					for range 20 { // so that helpers are awake
+						if err := step(); err != nil {
+							panic(err)
+						}
+					}
+				}})
+				list[len(list)-1].work *= 20
+			}
+			compete(b, "GB/s", list)
+		})
+	}
+}
+
 // BenchmarkMatrix compares causal prefill, softmax included, with the product of the same matrices by
 // gonum, which computes nothing else.
 func BenchmarkMatrix(b *testing.B) {

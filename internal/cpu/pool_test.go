@@ -320,23 +320,29 @@ func TestPoolDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkPool is what a fork and join costs: serial work of the given length, cut into two.
+// BenchmarkPool is what a fork and join costs: work of the given length for each of some workers, each on a thread.
 func BenchmarkPool(b *testing.B) {
-	for _, us := range []int{0, 10, 50, 250} {
-		spin := func() {
-			for start := time.Now(); time.Since(start) < time.Duration(us)*time.Microsecond/2; {
-			}
+	for _, workers := range []int{2, 4, 8, 16, 32} {
+		if workers > max(2, runtime.NumCPU()) {
+			break
 		}
-		b.Run(fmt.Sprintf("%dus", us), func(b *testing.B) {
-			var p pool
-			defer p.close()
-			c := newCounts(2, func(int) { spin() })
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := p.run(c, 2); err != nil {
-					b.Fatal(err)
+		for _, us := range []int{0, 5, 25, 125} {
+			spin := func() {
+				for start := time.Now(); time.Since(start) < time.Duration(us)*time.Microsecond; {
 				}
 			}
-		})
+			b.Run(fmt.Sprintf("%dworkers/%dus", workers, us), func(b *testing.B) {
+				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(workers))
+				var p pool
+				defer p.close()
+				c := newCounts(workers, func(int) { spin() })
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := p.run(c, workers); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }

@@ -64,7 +64,7 @@ type Options struct {
 	// Chunk is the rows of the prompts' graph: what one pass over the weights
 	// is shared by. Longer prompts take several passes, shorter ones compute the rows that
 	// they have. 0: as many as the Capacity asks for, but at most DefaultChunk, or
-	// GPUChunk on a GPU, or LogitsChunk with AllLogits. [Options.ChunkBytes] is what they take there.
+	// CoreChunk a core, or GPUChunk on a GPU; DefaultChunk with AllLogits. [Options.ChunkBytes] is what they take there.
 	Chunk int
 
 	Attention Attention
@@ -101,10 +101,11 @@ type Options struct {
 
 const (
 	// DefaultChunk is enough rows for the products with the weights to be bound by
-	// arithmetic on many cores, too.
-	DefaultChunk = 512
-	// LogitsChunk is for rows that have logits each, of the whole vocabulary.
-	LogitsChunk = 128
+	// arithmetic on a few cores. More cores read the weights no faster: from five on each
+	// adds CoreChunk, up to ManyCoresChunk.
+	DefaultChunk   = 128
+	CoreChunk      = 32
+	ManyCoresChunk = 512
 	// GPUChunk is enough for output tiles on all multiprocessors of a GPU, and for
 	// the host to be ahead of it.
 	GPUChunk = 2048

@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 
 	la "gorgonia.org/leanattention"
@@ -79,11 +80,11 @@ func (o *Options) chunk() int {
 	case o.Attention == Fused: // a pass computes all tokens, however few are new
 		return total
 	case o.AllLogits: // each row of logits takes memory here, and on a GPU there
-		return min(total, LogitsChunk)
+		return min(total, DefaultChunk)
 	case o.Device != nil:
 		return min(total, GPUChunk)
 	}
-	return min(total, DefaultChunk)
+	return min(total, max(DefaultChunk, min(CoreChunk*runtime.GOMAXPROCS(0), ManyCoresChunk)))
 }
 
 // cacheBytes is the memory of the keys and values of all sequences at their capacity.
