@@ -42,17 +42,17 @@ var linearAMX = func() linearKernels {
 	return k
 }()
 
-var tilesAVX2 = floatTiles(linearTiles{rows: 6, outs: 16, depth: 256, panels: 12}, 96,
+var tilesAVX2 = floatTiles(linearTiles{rows: 6, outs: 16, panels: 12}, 96,
 	[]func(*tileArgs){4: tileF32x4AVX2, tileF32x5AVX2, tileF32x6AVX2})
 
-var tilesAVX512 = floatTiles(linearTiles{rows: 14, outs: 32, depth: 256, panels: 8}, 32,
+var tilesAVX512 = floatTiles(linearTiles{rows: 14, outs: 32, panels: 8}, 32,
 	[]func(*tileArgs){8: tileF32x8AVX512, tileF32x9AVX512, tileF32x10AVX512, tileF32x11AVX512, tileF32x12AVX512,
 		tileF32x13AVX512, tileF32x14AVX512})
 
 // floatTiles multiplies float32, whatever weights are stored in.
 func floatTiles(t linearTiles, fromRows int, mul []func(*tileArgs)) linearTiles {
 	way := func(pack func(*packArgs)) tileWay {
-		return tileWay{fromRows: fromRows, mul: mul, pack: pack, rows: packRows}
+		return tileWay{fromRows: fromRows, depth: 256, mul: mul, pack: pack, rows: packRows}
 	}
 	t.ways[attn.Float32], t.ways[attn.Float16], t.ways[attn.BFloat16] = way(packF32AVX2), way(packF16AVX2), way(packBF16AVX2)
 	return t
@@ -61,16 +61,16 @@ func floatTiles(t linearTiles, fromRows int, mul []func(*tileArgs)) linearTiles 
 // tilesAMX multiplies parts of bfloat16, of which three are a float32 exactly and two a float16. Products of small
 // parts are left out: those are less than 2^-23 of a product, and where x may be rounded less than 2^-14.
 var tilesAMX = func() linearTiles {
-	way := func(x, w int, mul func(*tileArgs), pack, split func(*packArgs)) tileWay {
+	way := func(x, w, depth int, mul func(*tileArgs), pack, split func(*packArgs)) tileWay {
 		muls := make([]func(*tileArgs), 2*stepRows+1)
 		muls[2*stepRows] = mul
-		return tileWay{fromRows: 32, mul: muls, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddAVX512}
+		return tileWay{fromRows: 32, depth: depth, mul: muls, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddAVX512}
 	}
-	t := linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, depth: 1024, panels: 4}
-	t.ways[attn.Float32] = way(3, 3, tileX3W3AMX, pairsF32AMX, splitX3AMX)
-	t.ways[attn.Float16] = way(3, 2, tileX3W2AMX, pairsF16AMX, splitX3AMX)
-	t.ways[attn.BFloat16] = way(3, 1, tileX3W1AMX, pairsBF16AMX, splitX3AMX)
-	f16, bf16 := way(2, 2, tileX2W2AMX, pairsF16AMX, splitX2AMX), way(1, 1, tileX1W1AMX, pairsBF16AMX, splitX1AMX)
+	t := linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, panels: 4}
+	t.ways[attn.Float32] = way(3, 3, 1024, tileX3W3AMX, pairsF32AMX, splitX3AMX)
+	t.ways[attn.Float16] = way(3, 2, 1024, tileX3W2AMX, pairsF16AMX, splitX3AMX)
+	t.ways[attn.BFloat16] = way(3, 1, 2048, tileX3W1AMX, pairsBF16AMX, splitX3AMX)
+	f16, bf16 := way(2, 2, 1024, tileX2W2AMX, pairsF16AMX, splitX2AMX), way(1, 1, 2048, tileX1W1AMX, pairsBF16AMX, splitX1AMX)
 	t.rounded[attn.Float16], t.rounded[attn.BFloat16] = &f16, &bf16
 	return t
 }()

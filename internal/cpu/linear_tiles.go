@@ -27,7 +27,6 @@ const (
 // linearTiles is what many rows are computed with on a tier.
 type linearTiles struct {
 	rows, outs int // of a tile, at most
-	depth      int // elements of In that go by at a time, a multiple of stepDepth
 	panels     int // times outs features: what a worker packs at a time
 
 	ways    [attn.DTypes]tileWay
@@ -37,6 +36,7 @@ type linearTiles struct {
 // tileWay is how weights of a type are multiplied.
 type tileWay struct {
 	fromRows int // so many rows are many: measured
+	depth    int // elements of In that go by at a time, a multiple of stepDepth
 
 	// mul[r] computes tiles of r rows. With parts there is one for r = rows, and x is split first.
 	mul  []func(a *tileArgs)
@@ -51,9 +51,9 @@ type tileWay struct {
 // panelBytes is what the packed weights of a tile take.
 func (t *linearTiles) panelBytes(w *tileWay) int {
 	if w.wParts > 0 {
-		return t.outs * t.depth * 2 * w.wParts
+		return t.outs * w.depth * 2 * w.wParts
 	}
-	return t.outs * t.depth * 4
+	return t.outs * w.depth * 4
 }
 
 // tileRun is a linearRun as a task that computes tiles, splitRun one that splits x for them.
@@ -195,8 +195,8 @@ type tileScratch struct {
 const tileEdge = 32 * 32
 
 func (p *tilePiece) compute() {
-	for k := 0; k < p.in; k += p.tiles.depth {
-		n := min(p.tiles.depth, p.in-k)
+	for k := 0; k < p.in; k += p.way.depth {
+		n := min(p.way.depth, p.in-k)
 		p.packWeights(k, n)
 		height := p.end - p.top
 		tall := (height-1)/p.tiles.rows + 1
