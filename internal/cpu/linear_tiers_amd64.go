@@ -42,19 +42,22 @@ var linearAMX = func() linearKernels {
 	return k
 }()
 
-var tilesAVX2 = floatTiles(linearTiles{rows: 6, outs: 16, panels: 12}, 96,
+var tilesAVX2 = floatTiles(linearTiles{rows: 6, outs: 16, panels: 12}, [3]int{64, 96, 40},
 	[]func(*tileArgs){4: tileF32x4AVX2, tileF32x5AVX2, tileF32x6AVX2})
 
-var tilesAVX512 = floatTiles(linearTiles{rows: 14, outs: 32, panels: 8}, 32,
+var tilesAVX512 = floatTiles(linearTiles{rows: 14, outs: 32, panels: 8}, [3]int{32, 32, 32},
 	[]func(*tileArgs){8: tileF32x8AVX512, tileF32x9AVX512, tileF32x10AVX512, tileF32x11AVX512, tileF32x12AVX512,
 		tileF32x13AVX512, tileF32x14AVX512})
 
-// floatTiles multiplies float32, whatever weights are stored in.
-func floatTiles(t linearTiles, fromRows int, mul []func(*tileArgs)) linearTiles {
-	way := func(pack func(*packArgs)) tileWay {
+// floatTiles multiplies float32, whatever weights are stored in. fromRows are how many rows are many with float32,
+// float16 and bfloat16.
+func floatTiles(t linearTiles, fromRows [3]int, mul []func(*tileArgs)) linearTiles {
+	way := func(fromRows int, pack func(*packArgs)) tileWay {
 		return tileWay{fromRows: fromRows, depth: 256, mul: mul, pack: pack, rows: packRows}
 	}
-	t.ways[attn.Float32], t.ways[attn.Float16], t.ways[attn.BFloat16] = way(packF32AVX2), way(packF16AVX2), way(packBF16AVX2)
+	t.ways[attn.Float32] = way(fromRows[0], packF32AVX2)
+	t.ways[attn.Float16] = way(fromRows[1], packF16AVX2)
+	t.ways[attn.BFloat16] = way(fromRows[2], packBF16AVX2)
 	return t
 }
 
