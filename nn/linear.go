@@ -76,10 +76,9 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // the same bits whatever the other rows are. Many rows add products in another
 // order than few: from 40 (bfloat16), 64 (float32) or 96 (float16) on with AVX2,
 // from 32 on with AVX-512 and AMX. AMX splits operands into numbers of 16 bits,
-// which loses less than 2^-22 of a
-// product, and takes for 0 what is not normal. w is best an
-// input with its values in row-major order: of any other, such as the transpose
-// of a node, a copy is made at each run.
+// which loses less than 2^-21 of a product, and takes for 0 what is not normal.
+// w is best an input with its values in row-major order: of any other, such as
+// the transpose of a node, a copy is made at each run.
 //
 // It computes on a GPU where each of its inputs is a [la.DeviceTensor], of float32 with
 // weights of any of the three types; a row of w must then have a multiple of 16

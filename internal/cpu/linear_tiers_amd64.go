@@ -62,7 +62,7 @@ func floatTiles(t linearTiles, fromRows [3]int, mul []func(*tileArgs)) linearTil
 }
 
 // tilesAMX multiplies parts of bfloat16, of which three are a float32 exactly and two a float16. Products of small
-// parts are left out: those are less than 2^-23 of a product, and where x may be rounded less than 2^-14.
+// parts are left out: those are less than 2^-21 of a product together, and where x may be rounded less than 2^-13.
 var tilesAMX = func() linearTiles {
 	way := func(x, w, depth int, mul func(*tileArgs), pack, split func(*packArgs)) tileWay {
 		muls := make([]func(*tileArgs), 2*stepRows+1)

@@ -422,7 +422,7 @@ func TestLinearRounded(t *testing.T) {
 					for j, v := range c.w[i%c.Out] {
 						size += math.Abs(v * float64(c.X[i/c.Out*c.In+j]))
 					}
-					if diff := math.Abs(float64(v - c.Y[i])); !(diff <= 1.13*size*0x1p-14) {
+					if diff := math.Abs(float64(v - c.Y[i])); !(diff <= 1.13*size*0x1p-13) {
 						t.Fatalf("%v: element %d is %v, with x as it is %v", d, i, v, c.Y[i])
 					}
 				}
