@@ -54,8 +54,8 @@ func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
 // most software does with 16-bit weights. The error grows from 2^-18 of a product to 2^-11
 // with [la.Float16], and from 2^-15 to 2^-8 with [la.BFloat16]; rows of any magnitude are
 // scaled by a power of two first with Float16. On a GPU of compute capability 9.0 prompts take half the
-// time. A CPU with AMX multiplies many rows with a third of the products; other CPUs, and few
-// rows, compute as without.
+// time. A CPU with AMX computes a third of the products of many rows with [la.BFloat16], three
+// of five with Float16; other CPUs, and few rows, compute as without.
 func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 
 // Linear is a fully connected layer:

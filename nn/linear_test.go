@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -103,7 +105,7 @@ func (l *layer) check(t *testing.T, y []float32) {
 func TestLinearReference(t *testing.T) {
 	rng := seeded(t)
 	for _, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
-		for i, size := range [][3]int{{1, 1, 1}, {1, 7, 5}, {2, 64, 33}, {3, 65, 129}, {5, 100, 7}, {9, 33, 40}, {130, 17, 21}} {
+		for i, size := range [][3]int{{1, 1, 1}, {1, 7, 5}, {2, 64, 33}, {3, 65, 129}, {5, 100, 7}, {9, 33, 40}, {130, 17, 21}, {100, 130, 19}} {
 			for variant := range 12 {
 				l := newLayer(t, rng, size[0], size[1], size[2], dt, variant&1 != 0, variant&2 != 0, attn.Activation(variant/4))
 				vm := G.NewTapeMachine(l.g)
@@ -130,6 +132,50 @@ func TestLinearReference(t *testing.T) {
 }
 
 // TestLinearFloat64: the slow way.
+// TestLinearMixed: with mixed precision, a layer of many rows gives what x as it is or x rounded gives; and memory of
+// many megabytes, which is not cleared, is written to the end.
+func TestLinearMixed(t *testing.T) {
+	rng := seeded(t)
+	for _, dt := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+		const rows, in, out = 130, 70, 600 // the output has more than 256 KB
+		l := newLayer(t, rng, rows, in, out, dt, true, false, attn.NoActivation)
+		mixed := G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithMixedPrecision()))
+		var result G.Value
+		G.Read(mixed, &result)
+		run := func() (plain, mixed []float32) {
+			vm := G.NewTapeMachine(l.g)
+			defer vm.Close()
+			if err := vm.RunAll(); err != nil {
+				t.Fatal(err)
+			}
+			return l.result.Data().([]float32), result.Data().([]float32)
+		}
+		exact, got := run()
+		l.check(t, exact)
+		if slices.Equal(got, exact) {
+			continue // float32, and where nothing is won
+		}
+		if dt == la.BFloat16 {
+			for i, v := range l.x {
+				l.x[i] = half.BFromFloat32(v).Float32()
+			}
+			if rounded, _ := run(); !slices.Equal(got, rounded) {
+				t.Error("neither x nor x rounded to bfloat16 has these results")
+			}
+			continue
+		}
+		for i, v := range got {
+			size := 1.0
+			for k := range in {
+				size += math.Abs(float64(l.x[i/out*in+k]) * float64(l.w[i%out*in+k]))
+			}
+			if d := math.Abs(float64(v - exact[i])); dt != la.Float16 || !(d <= 0x1p-11*size) {
+				t.Fatalf("%v: y[%d] is %v, of x as it is %v", dt, i, v, exact[i])
+			}
+		}
+	}
+}
+
 func TestLinearFloat64(t *testing.T) {
 	rng := seeded(t)
 	x, w, b := make([]float64, 3*50), make([]float64, 7*50), make([]float64, 7)

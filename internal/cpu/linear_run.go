@@ -65,9 +65,9 @@ type linearRun struct {
 	tiles            *linearTiles
 	way              *tileWay
 	rowCuts, outCuts int
-	next             atomic.Int64 // the next piece
+	next             atomic.Int64 // the next piece, or the next strip of x to split
 	split            aligned      // the parts of x
-	steps            int          // of a row of it
+	strips, steps    int          // of x, of rows and of elements
 	scratch          []tileScratch
 }
 

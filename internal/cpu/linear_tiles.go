@@ -108,10 +108,10 @@ func (l *linearRun) inTiles(p *pool, rows int) error {
 // block computes a block of rows.
 func (l *linearRun) block(p *pool, threads int) error {
 	if w := l.way; w.split != nil {
-		l.steps = (l.in-1)/stepDepth + 1
-		l.shares = (l.rows-1)/stepRows + 1
-		l.split.grow(l.shares * l.steps * w.xParts * stepBytes)
-		if err := p.run((*splitRun)(l), l.shares); err != nil {
+		l.steps, l.strips = (l.in-1)/stepDepth+1, (l.rows-1)/stepRows+1
+		l.split.grow(l.strips * l.steps * w.xParts * stepBytes)
+		l.next.Store(0)
+		if err := p.run((*splitRun)(l), min(threads, l.strips)); err != nil {
 			return err
 		}
 	}
@@ -141,16 +141,22 @@ func (l *linearRun) cut(threads int) {
 
 const tilePackRows = 12
 
-// work splits 16 rows of x.
+// work splits strips of x, of 16 rows, until none is left.
 func (s *splitRun) work(i int) {
 	l := (*linearRun)(s)
-	row := i * stepRows
-	a := packArgs{
-		dst: unsafe.Add(l.split.at, i*l.steps*l.way.xParts*stepBytes), dstStep: l.way.xParts * stepBytes, dstPart: stepBytes,
-		src: unsafe.Add(l.x, (l.first+row)*l.in*l.size), srcRow: l.in * l.size,
-		rows: min(stepRows, l.rows-row), n: l.in,
+	a := &l.scratch[i].pack
+	a.dstStep, a.dstPart, a.srcRow, a.n = l.way.xParts*stepBytes, stepBytes, l.in*l.size, l.in
+	for {
+		j := int(l.next.Add(1)) - 1
+		if j >= l.strips {
+			return
+		}
+		row := j * stepRows
+		a.dst = unsafe.Add(l.split.at, j*l.steps*a.dstStep)
+		a.src = unsafe.Add(l.x, (l.first+row)*a.srcRow)
+		a.rows = min(stepRows, l.rows-row)
+		l.way.split(a)
 	}
-	l.way.split(&a)
 }
 
 // work computes pieces until none is left.

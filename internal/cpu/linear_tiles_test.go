@@ -473,3 +473,21 @@ func TestLinearManyConcurrently(t *testing.T) {
 		}
 	})
 }
+
+func TestLinearManyDoesNotAllocate(t *testing.T) {
+	if reftest.RaceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	rng := reftest.Rand(t)
+	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+		var e Engine
+		defer e.Close()
+		for _, d := range weightTypes {
+			c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+30, 70, 50)
+			if n := testing.AllocsPerRun(10, func() { c.run(t, &e) }); n > 0 {
+				t.Errorf("%v: %v allocations", d, n)
+			}
+			c.close()
+		}
+	})
+}
