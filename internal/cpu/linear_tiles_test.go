@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -20,8 +21,8 @@ var weightTypes = []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}
 func tilesInUse(t testing.TB) *linearTiles {
 	t.Helper()
 	k := linearTiers[inUse].tiles
-	if k == nil {
-		t.Skip("all rows are few")
+	if k == nil || reftest.RaceEnabled {
+		t.Skip("all rows are few, or somebody looks for races in assembly")
 	}
 	return k
 }
@@ -29,11 +30,15 @@ func tilesInUse(t testing.TB) *linearTiles {
 // eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
 // those for float32, and those for parts. Twins are slow: a test may do less with them.
 func eachTiles(t *testing.T, test func(t *testing.T, k *linearTiles, twins bool)) {
+	threads := strings.HasSuffix(t.Name(), "Alone") || strings.HasSuffix(t.Name(), "Concurrently")
+	if reftest.RaceEnabled && !threads {
+		t.Skip("the detector has use for tests of several threads")
+	}
 	if k := linearTiers[inUse].tiles; k != nil {
 		t.Run(inUse.String(), func(t *testing.T) { test(t, k, false) })
 	}
 	if inUse != tierGo && !reftest.RaceEnabled {
-		return // once is enough
+		return // once is enough, and once for the detector, which can't see into assembly
 	}
 	was := linearTiers[inUse]
 	defer func() { linearTiers[inUse] = was }()
@@ -293,7 +298,7 @@ func TestLinearManyAlone(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
 		ins, all, out, numbers := []int{64, 129, 900, 2100}, 700, 70, []int{1, 2, 3, 7, 16}
-		if twins {
+		if twins || reftest.RaceEnabled {
 			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
 		}
 		for _, d := range weightTypes {
