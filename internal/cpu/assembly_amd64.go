@@ -8,21 +8,22 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// assembly is the attention kernel for keys and values of one type, with its steps in assembly. What the
-// functions do is said at their declarations, which are generated.
-type assembly struct {
+// assembly is the attention kernel for queries of type F on keys and values of one type, with its steps in assembly.
+// What the functions do is said at their declarations, which are generated.
+type assembly[F real] struct {
 	dims int    // Dim and ValueDim must be multiples of it: other tiles are left to twin
 	twin kernel // the Go kernel
 	size int    // bytes of an element of keys and values
 	keys int    // of a panel
-	few  int    // rows: few32 or few16
+	few  int    // rows: few64, few32 or few16
 
-	score, weighted, weightedBlock func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
+	score, weighted, weightedBlock func(so, qp *F, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int)
-	weigh      func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
-	panel      func(panel *float32, k **byte, at, dim, step int)
-	scorePanel func(s, q, panel *float32, rows, dim, stride int)
+	weigh      func(s, o, m, l *F, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
+	panel      func(panel *F, k **byte, at, dim, step int)
+	scorePanel func(s, q, panel *F, rows, dim, stride int)
 
+	// nil for float64, of which too few elements are in a register.
 	scoreLanes func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int, wide *float32)
 
@@ -35,8 +36,9 @@ const (
 	panelRows = 17
 	rowBlock  = 8
 
-	// So few rows leave arithmetic the time that memory takes, of 32 and of 16 bits an element: then keys and
+	// So few rows leave arithmetic the time that memory takes, of 64, of 32 and of 16 bits an element: then keys and
 	// values go by row by row, as memory delivers them best.
+	few64 = panelRows - 1
 	few32 = 12
 	few16 = 5
 
@@ -46,9 +48,9 @@ const (
 )
 
 // attendTiers returns the kernels by tier, for queries of float32.
-func attendTiers(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
-	t := [tiers][attn.DTypes]kernel{tierGo: twins, tierAVX2: twins, tierAVX512: twins}
-	kernels := [tiers]map[attn.DType]*assembly{
+func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+	t := allTiers(twins)
+	kernels := [tiers]map[attn.DType]*assembly[float32]{
 		tierAVX2: {
 			attn.Float32: {
 				dims: 8, size: 4, keys: 16, few: few32,
@@ -103,10 +105,31 @@ func attendTiers(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 	return t
 }
 
+// attendTiers64 returns the kernels by tier, for queries of float64.
+func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+	t := allTiers(twins)
+	a := &assembly[float64]{
+		twin: twins[attn.Float64],
+		dims: 4, size: 8, keys: 8, few: few64,
+		score: scoreF64AVX2, weigh: weigh64AVX2, weighted: weightedF64AVX2,
+		panel: panelF64AVX2, scorePanel: scorePanel64AVX2, weightedBlock: weightedBlockF64AVX2,
+	}
+	t[tierAVX2][attn.Float64] = a.attend
+	a = &assembly[float64]{
+		twin: twins[attn.Float64],
+		dims: 1, size: 8, keys: 16, few: few64,
+		score: scoreF64AVX512, weigh: weigh64AVX512, weighted: weightedF64AVX512,
+		panel: panelF64AVX512, scorePanel: scorePanel64AVX512, weightedBlock: weightedBlockF64AVX512,
+	}
+	t[tierAVX512][attn.Float64] = a.attend
+	t[tierAMX] = t[tierAVX512]
+	return t
+}
+
 func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
 
 // attend is the kernel.
-func (a *assembly) attend(t *tile) {
+func (a *assembly[F]) attend(t *tile) {
 	if t.Dim%a.dims != 0 || t.ValueDim%a.dims != 0 {
 		a.twin(t)
 		return
@@ -114,41 +137,41 @@ func (a *assembly) attend(t *tile) {
 	stride := (t.Count + 15) / 16 * 16
 	values := func(row, rows, from, to int) { a.values(t, stride, row, rows, from, to) }
 	a.scores(t, stride)
-	modifyScores(t, unsafe.Slice((*float32)(t.Scores), t.Rows*stride), stride)
+	modifyScores(t, unsafe.Slice((*F)(t.Scores), t.Rows*stride), stride)
 	if t.Visible == nil {
 		tiled, further := a.tiledValues(t), 0
 		if tiled > 0 {
 			further = t.Count // tiles are quick enough to gain by what comes meanwhile; other kernels lose a little
 		}
-		if a.weigh(at32(t.Scores, 0), at32(t.O, 0), at32(t.M, 0), at32(t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
+		if a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
 			array(&t.V[0]), 0, further) == 0 {
 			a.values(t, stride, 0, t.Rows, a.valuesInTiles(t, stride, tiled), t.Count)
 			return
 		}
-		t.ragged(rowBlock, func(int) int { return t.Count }, values)
+		ragged[F](t, rowBlock, func(int) int { return t.Count }, values)
 		return
 	}
 	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
 	for r, n := range visible {
 		if n > 0 {
-			a.weigh(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim, array(&t.V[0]), 0, 0)
+			a.weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim, array(&t.V[0]), 0, 0)
 		}
 	}
-	t.ragged(rowBlock, func(r int) int { return int(visible[r]) }, values)
+	ragged[F](t, rowBlock, func(r int) int { return int(visible[r]) }, values)
 }
 
 // scores computes the scores of all rows with all keys.
-func (a *assembly) scores(t *tile, stride int) {
+func (a *assembly[F]) scores(t *tile, stride int) {
 	key, half := a.scoresInTiles(t, stride), a.keys/2
 	if t.Rows >= panelRows && (len(t.K) == 1 || t.Run%half == 0) {
 		for ; key+a.keys <= t.Count; key += a.keys {
 			for c := key; c < key+a.keys; c += half {
-				a.panel(at32(t.Wide, c-key), array(&t.K[c/t.Run]), c%t.Run/4*t.KStep, t.Dim, t.KStep)
+				a.panel(at[F](t.Wide, c-key), array(&t.K[c/t.Run]), c%t.Run/4*t.KStep, t.Dim, t.KStep)
 			}
-			a.scorePanel(at32(t.Scores, key), at32(t.Q, 0), at32(t.Wide, 0), t.Rows, t.Dim, stride)
+			a.scorePanel(at[F](t.Scores, key), at[F](t.Q, 0), at[F](t.Wide, 0), t.Rows, t.Dim, stride)
 		}
 	}
-	if t.Rows > a.few && t.Rows < panelRows && (len(t.K) == 1 || t.Run%(half/2) == 0) {
+	if a.scoreLanes != nil && t.Rows > a.few && t.Rows < panelRows && (len(t.K) == 1 || t.Run%(half/2) == 0) {
 		a.scoresInLanes(t, stride, key)
 		return
 	}
@@ -161,7 +184,7 @@ func (a *assembly) scores(t *tile, stride int) {
 			n = min(n, run-y%run, last-y)
 			ahead, aheadAt, aheadStep = &t.K[y/run], y%run*t.KStep, t.KStep
 		}
-		a.score(at32(t.Scores, 4*x), at32(t.Q, 0), array(&t.K[x/run]), x%run*t.KStep,
+		a.score(at[F](t.Scores, 4*x), at[F](t.Q, 0), array(&t.K[x/run]), x%run*t.KStep,
 			t.Rows, min(4*n, t.Count-4*x), t.Dim, stride, t.KStep, array(ahead), aheadAt, aheadStep)
 		x += n
 	}
@@ -169,7 +192,7 @@ func (a *assembly) scores(t *tile, stride int) {
 
 // scoresInLanes is scores for some rows, from key on, a multiple of 16. Calls are of whole groups of keys, of which a kernel takes several
 // quads together.
-func (a *assembly) scoresInLanes(t *tile, stride, key int) {
+func (a *assembly[F]) scoresInLanes(t *tile, stride, key int) {
 	lanes := a.keys / 2
 	each, together := lanes/4, lanes/8
 	dim := (t.Dim + lanes - 1) / lanes * lanes
@@ -192,7 +215,7 @@ func (a *assembly) scoresInLanes(t *tile, stride, key int) {
 
 // interleave arranges the tile's queries for scoreLanes: blocks of rowBlock rows, so many neighbouring
 // elements of each row after those of the row before. Rows that there are not, and elements beyond Dim, are 0.
-func (a *assembly) interleave(t *tile, dst []float32, each int) {
+func (a *assembly[F]) interleave(t *tile, dst []float32, each int) {
 	if t.Rows%rowBlock != 0 || len(dst) > t.Rows*t.Dim {
 		clear(dst)
 	}
@@ -218,16 +241,16 @@ func (a *assembly) interleave(t *tile, dst []float32, each int) {
 }
 
 // lead returns how many quads ahead memory is asked for.
-func (a *assembly) lead(dim, run int) int { return max(min(aheadBytes/(dim*a.size), run), 1) }
+func (a *assembly[F]) lead(dim, run int) int { return max(min(aheadBytes/(dim*a.size), run), 1) }
 
 // values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).
-func (a *assembly) values(t *tile, stride, row, rows, from, to int) {
+func (a *assembly[F]) values(t *tile, stride, row, rows, from, to int) {
 	run, last := t.Run/4, (to+3)/4 // in quads
 	lead := a.lead(t.ValueDim, run)
 	for x := from / 4; x < last; {
 		n := min(run-x%run, last-x)
-		v, at := array(&t.V[x/run]), x%run*t.VStep
-		ahead, aheadAt, aheadStep := v, at, t.VStep
+		v, offset := array(&t.V[x/run]), x%run*t.VStep
+		ahead, aheadAt, aheadStep := v, offset, t.VStep
 		if y := x + lead; y < last {
 			n = min(n, run-y%run, last-y)
 			ahead, aheadAt = array(&t.V[y/run]), y%run*t.VStep
@@ -243,11 +266,11 @@ func (a *assembly) values(t *tile, stride, row, rows, from, to int) {
 			if t.Rows < panelRows {
 				n = min(n, lead) // panels of no more than what has been asked for
 			}
-			a.weightedBlock(at32(t.O, row*t.ValueDim), at32(t.Scores, row*stride+4*x), v, at,
+			a.weightedBlock(at[F](t.O, row*t.ValueDim), at[F](t.Scores, row*stride+4*x), v, offset,
 				blocks, 4*n, t.ValueDim, stride, t.VStep, ahead, aheadAt, aheadStep)
 		}
 		if blocks < rows {
-			a.weighted(at32(t.O, (row+blocks)*t.ValueDim), at32(t.Scores, (row+blocks)*stride+4*x), v, at,
+			a.weighted(at[F](t.O, (row+blocks)*t.ValueDim), at[F](t.Scores, (row+blocks)*stride+4*x), v, offset,
 				rows-blocks, min(4*n, to-4*x), t.ValueDim, stride, t.VStep, ahead, aheadAt, aheadStep)
 		}
 		x += n

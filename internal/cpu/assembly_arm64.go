@@ -24,8 +24,8 @@ const (
 )
 
 // attendTiers returns the kernels by tier, for queries of float32.
-func attendTiers(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
-	t := [tiers][attn.DTypes]kernel{tierGo: twins, tierNEON: twins}
+func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+	t := allTiers(twins)
 	t[tierNEON][attn.Float32] = func(t *tile) {
 		if t.Dim%neonDims != 0 || t.ValueDim%neonDims != 0 {
 			twins[attn.Float32](t)
@@ -50,7 +50,7 @@ func attendNEON(t *tile) {
 			valuesNEON(t, stride, 0, t.Rows, 0, t.Count)
 			return
 		}
-		t.ragged(neonRows, func(int) int { return t.Count }, values)
+		ragged[float32](t, neonRows, func(int) int { return t.Count }, values)
 		return
 	}
 	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
@@ -59,7 +59,7 @@ func attendNEON(t *tile) {
 			weighNEON(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim)
 		}
 	}
-	t.ragged(neonRows, func(r int) int { return int(visible[r]) }, values)
+	ragged[float32](t, neonRows, func(r int) int { return int(visible[r]) }, values)
 }
 
 // valuesNEON adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).
@@ -72,3 +72,6 @@ func valuesNEON(t *tile, stride, row, rows, from, to int) {
 		c += n
 	}
 }
+
+// attendTiers64 returns the kernels by tier, for queries of float64.
+func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel { return allTiers(twins) }

@@ -4567,7 +4567,7 @@ l202:
 	VMOVMSKPS    Y4, R9
 	TESTL        R9, R9
 	JZ           l197
-	VBROADCASTSS c7fc00000<>+0(SB), X5
+	VMOVSS       c7fc00000<>+0(SB), X5
 
 l197:
 	VUCOMISS cff800000<>+0(SB), X5
@@ -14220,7 +14220,7 @@ l477:
 	RET
 
 // func weighAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
 TEXT ·weighAVX512(SB), NOSPLIT, $32-96
 	MOVQ         s+0(FP), AX
 	MOVQ         o+8(FP), CX
@@ -14285,7 +14285,7 @@ l488:
 l489:
 	VEXTRACTF64X4 $0x01, Z10, Y11
 	VMAXPS        Y11, Y10, Y11
-	VEXTRACTF128  $0x01, Y11, X12
+	VEXTRACTF64X2 $0x01, Y11, X12
 	VMAXPS        X12, X11, X12
 	VPERMILPS     $0x4e, X12, X10
 	VMAXPS        X10, X12, X12
@@ -14293,7 +14293,7 @@ l489:
 	VMAXPS        X10, X12, X12
 	KORTESTW      K3, K3
 	JZ            l484
-	VBROADCASTSS  c7fc00000<>+0(SB), X12
+	VMOVSS        c7fc00000<>+0(SB), X12
 
 l484:
 	VUCOMISS cff800000<>+0(SB), X12
@@ -14422,7 +14422,7 @@ l495:
 l496:
 	VEXTRACTF64X4 $0x01, Z11, Y10
 	VADDPS        Y10, Y11, Y10
-	VEXTRACTF128  $0x01, Y10, X11
+	VEXTRACTF64X2 $0x01, Y10, X11
 	VADDPS        X11, X10, X11
 	VPERMILPS     $0x4e, X11, X10
 	VADDPS        X10, X11, X11

@@ -2,10 +2,13 @@
 
 package cpu
 
-var backwardTiers = [tiers]*backwardKernels[float32]{
-	tierGo:   backwardGo32,
-	tierNEON: {dims: 8, lanes: 16, scores: scoresNEON, weigh: weighRowsNEON, add: addProductNEON, transpose: transposeGo[float32]},
-}
+var (
+	backwardTiers32 = [tiers]*backwardKernels[float32]{
+		tierGo:   backwardGo32,
+		tierNEON: {dims: 8, lanes: 16, scores: scoresNEON, weigh: weighRowsNEON, add: addProductNEON, transpose: transposeGo[float32]},
+	}
+	backwardTiers64 = [tiers]*backwardKernels[float64]{tierGo: backwardGo64, tierNEON: backwardGo64}
+)
 
 func scoresNEON(w *backwardScratch[float32], s, x, y []float32, rows, cols, dim, stride int) {
 	scoreNEON(&s[0], &x[0], w.open(y, dim), 0, rows, cols, dim, stride, 16*dim)

@@ -12,13 +12,13 @@ import (
 // 2*(3*Dim+2*ValueDim) operations for each query and key that it sees.
 func BenchmarkBackward(b *testing.B) {
 	for _, dim := range []int{64, 128} {
-		for _, n := range []int{128, 1024} {
+		for _, n := range []int{128, 1024, 2048} {
 			for _, causal := range []bool{false, true} {
 				b.Run(fmt.Sprintf("n%d/d%d/causal=%t/float32", n, dim, causal), func(b *testing.B) { benchmarkBackward[float32](b, n, dim, causal) })
+				b.Run(fmt.Sprintf("n%d/d%d/causal=%t/float64", n, dim, causal), func(b *testing.B) { benchmarkBackward[float64](b, n, dim, causal) })
 			}
 		}
 	}
-	b.Run("n1024/d64/causal=false/float64", func(b *testing.B) { benchmarkBackward[float64](b, 1024, 64, false) })
 }
 
 func benchmarkBackward[F real](b *testing.B, n, dim int, causal bool) {

@@ -72,13 +72,17 @@ var backwardGo32, backwardGo64 = backwardGo[float32](), backwardGo[float64]()
 // backwardKernelsFor returns the kernels in use for rows of these sizes.
 func backwardKernelsFor[F real](dim, valueDim int) *backwardKernels[F] {
 	if unsafe.Sizeof(F(0)) == 8 {
-		return (*backwardKernels[F])(unsafe.Pointer(backwardGo64))
+		return (*backwardKernels[F])(unsafe.Pointer(backwardTiers64[inUse].orGo(backwardGo64, dim, valueDim)))
 	}
-	k := backwardTiers[inUse]
+	return (*backwardKernels[F])(unsafe.Pointer(backwardTiers32[inUse].orGo(backwardGo32, dim, valueDim)))
+}
+
+// orGo returns k if it is for rows of these sizes, else the Go kernels.
+func (k *backwardKernels[F]) orGo(other *backwardKernels[F], dim, valueDim int) *backwardKernels[F] {
 	if dim%k.dims != 0 || valueDim%k.dims != 0 {
-		k = backwardGo32
+		return other
 	}
-	return (*backwardKernels[F])(unsafe.Pointer(k))
+	return k
 }
 
 func backwardGo[F real]() *backwardKernels[F] {

@@ -2,4 +2,7 @@
 
 package cpu
 
-var backwardTiers = [tiers]*backwardKernels[float32]{tierGo: backwardGo32}
+var (
+	backwardTiers32 = [tiers]*backwardKernels[float32]{tierGo: backwardGo32}
+	backwardTiers64 = [tiers]*backwardKernels[float64]{tierGo: backwardGo64}
+)

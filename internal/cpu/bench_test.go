@@ -16,8 +16,17 @@ type benchmark struct {
 	queries, keys, dim, page, workers int
 }
 
-// run measures Run with float32 queries. MB/s is bytes of keys and values read (once for a whole group).
+// run measures Run with queries of float32, or of float64 on keys and values of float64. MB/s is bytes of keys and
+// values read (once for a whole group).
 func (c benchmark) run(b *testing.B) {
+	if c.dtype == attn.Float64 {
+		runBenchmark[float64](b, c)
+	} else {
+		runBenchmark[float32](b, c)
+	}
+}
+
+func runBenchmark[F real](b *testing.B, c benchmark) {
 	if c.page == 0 {
 		c.page = c.keys
 	}
@@ -37,14 +46,14 @@ func (c benchmark) run(b *testing.B) {
 			seqs[i].Pages = append(seqs[i].Pages, int32(p))
 		}
 	}
-	o := Operands[float32]{
-		Q:   make([]float32, c.seqs*c.queries*c.heads*c.dim),
-		Out: make([]float32, c.seqs*c.queries*c.heads*c.dim),
+	o := Operands[F]{
+		Q:   make([]F, c.seqs*c.queries*c.heads*c.dim),
+		Out: make([]F, c.seqs*c.queries*c.heads*c.dim),
 		K:   noise(c.dtype, len(pages)*at.Page),
 		V:   noise(c.dtype, len(pages)*at.Page),
 	}
 	for i := range o.Q {
-		o.Q[i] = rand.Float32() - 0.5
+		o.Q[i] = F(rand.Float32() - 0.5)
 	}
 	var p Plan
 	if err := p.Build(g, seqs); err != nil {
@@ -76,7 +85,7 @@ func noise(d attn.DType, n int) Buffer {
 }
 
 func BenchmarkRun(b *testing.B) {
-	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16, attn.Float64} {
 		for _, keys := range []int{128, 1024, 8192, 65536} {
 			for _, dim := range []int{64, 128} {
 				b.Run(fmt.Sprintf("%v/n%d/d%d", d, keys, dim), func(b *testing.B) {
@@ -102,7 +111,7 @@ func BenchmarkRunShapes(b *testing.B) {
 // Prefill reads little and computes much: the figure to look at is the products a second, 4*Dim
 // operations for each query and key that it sees.
 func BenchmarkPrefill(b *testing.B) {
-	for _, d := range []attn.DType{attn.Float32, attn.Float16} {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.Float64} {
 		for _, dim := range []int{64, 128} {
 			b.Run(fmt.Sprintf("%v/d%d", d, dim), func(b *testing.B) {
 				const n, heads = 1024, 12

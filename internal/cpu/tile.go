@@ -60,5 +60,10 @@ type streams [4]unsafe.Pointer
 // written but O, M, L and scratch, and nothing read but what the fields name.
 type kernel func(t *tile)
 
-// at32 returns a pointer to float32 i of those at p.
-func at32(p unsafe.Pointer, i int) *float32 { return (*float32)(unsafe.Add(p, 4*i)) }
+// at returns a pointer to F i of those at p.
+func at[F real](p unsafe.Pointer, i int) *F {
+	return (*F)(unsafe.Add(p, uintptr(i)*unsafe.Sizeof(F(0))))
+}
+
+// at32 is at for float32.
+func at32(p unsafe.Pointer, i int) *float32 { return at[float32](p, i) }

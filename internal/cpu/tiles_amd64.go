@@ -29,7 +29,7 @@ const (
 
 // tiled returns how many of t's keys, or values, of dim elements are for tile registers: as many as fill tiles,
 // if there are rows for which that is quicker.
-func (a *assembly) tiled(t *tile, dim int) int {
+func (a *assembly[F]) tiled(t *tile, dim int) int {
 	few := a.few + 1
 	if dim <= tilePanel {
 		few = tileFewRows
@@ -41,7 +41,7 @@ func (a *assembly) tiled(t *tile, dim int) int {
 }
 
 // tiledValues is tiled for the values.
-func (a *assembly) tiledValues(t *tile) int {
+func (a *assembly[F]) tiledValues(t *tile) int {
 	if t.Rows < tileManyRows && t.ValueDim > tilePanel {
 		return 0
 	}
@@ -50,7 +50,7 @@ func (a *assembly) tiledValues(t *tile) int {
 
 // scoresInTiles computes the scores of all rows with the first keys and returns how many keys these are. Where
 // there is an infinity, it leaves all to kernels that keep it one.
-func (a *assembly) scoresInTiles(t *tile, stride int) int {
+func (a *assembly[F]) scoresInTiles(t *tile, stride int) int {
 	keys := a.tiled(t, t.Dim)
 	if keys == 0 {
 		return 0
@@ -78,7 +78,7 @@ func (a *assembly) scoresInTiles(t *tile, stride int) int {
 
 // valuesInTiles adds the weighted values of the first keys to all rows, as many as tiledValues says, and returns
 // how many keys these were: it stops where there is an infinity.
-func (a *assembly) valuesInTiles(t *tile, stride, keys int) int {
+func (a *assembly[F]) valuesInTiles(t *tile, stride, keys int) int {
 	most, lead := keys/4, tileKeys/4 // in quads
 	if t.ValueDim > tilePanel {
 		most, lead = tilePanelKeys/4, tilePanelKeys/4

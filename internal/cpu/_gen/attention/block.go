@@ -13,7 +13,7 @@ import (
 
 // panel makes the kernel that transposes a vector of keys: half a panel, which is two vectors wide.
 func panel(s isa, d dtype) {
-	function("panel"+d.name+s.name, "func(panel *float32, k **byte, at, dim, step int)",
+	function("panel"+d.name+s.name, "func(panel "+s.pointer()+", k **byte, at, dim, step int)",
 		fmt.Sprintf("for i < dim, c < %d:", s.lanes),
 		"",
 		fmt.Sprintf("	panel[i*%d+c] = k_c[i]", 2*s.lanes),
@@ -23,9 +23,9 @@ func panel(s isa, d dtype) {
 	step3 := triple(step)
 	dim, j := param("dim"), GP64()
 	var mask Op
-	if s.lanes == 16 {
+	if s.masked() {
 		k := K()
-		tailMask(dim, k)
+		s.tailMask(dim, k)
 		mask = k
 	}
 	to := param("panel")
@@ -36,7 +36,7 @@ func panel(s isa, d dtype) {
 			d.load(row(x[c%4], step, step3, c/4), mask, v[c])
 		}
 		for i, y := range s.transpose(v) {
-			VMOVUPS(y, at(to, i*2*s.bytes()))
+			s.move(y, at(to, i*2*s.bytes()))
 		}
 		for i := range x {
 			ADDQ(U8(s.lanes*d.size), x[i])
@@ -49,37 +49,46 @@ func panel(s isa, d dtype) {
 
 // transpose returns the columns of the square matrix of rows v, which it destroys.
 func (s isa) transpose(v []VecVirtual) []VecVirtual {
-	n := s.lanes
 	w := s.transposeLanes(v)
-	// w[4a+k] holds, in lane b, column 4b+k of rows 4a..4a+3. Then the lanes.
-	out := make([]VecVirtual, n)
-	for k := range 4 {
-		if n == 8 {
+	n := 16 / s.elem.size // elements of a lane
+	// w[n*a+k] holds, in lane b, column n*b+k of rows n*a, n*a+1 ... Then the lanes.
+	out := make([]VecVirtual, s.lanes)
+	for k := range n {
+		if !s.masked() {
 			x, y := s.vec(), s.vec()
-			VPERM2F128(U8(0x20), w[4+k], w[k], x)
-			VPERM2F128(U8(0x31), w[4+k], w[k], y)
-			out[k], out[4+k] = x, y
+			VPERM2F128(U8(0x20), w[n+k], w[k], x)
+			VPERM2F128(U8(0x31), w[n+k], w[k], y)
+			out[k], out[n+k] = x, y
 			continue
 		}
 		t := s.vecs(4)
-		VSHUFF32X4(U8(0x88), w[4+k], w[k], t[0]) // lanes 0 2 of either
-		VSHUFF32X4(U8(0xdd), w[4+k], w[k], t[1]) // lanes 1 3
-		VSHUFF32X4(U8(0x88), w[12+k], w[8+k], t[2])
-		VSHUFF32X4(U8(0xdd), w[12+k], w[8+k], t[3])
+		VSHUFF32X4(U8(0x88), w[n+k], w[k], t[0]) // lanes 0 2 of either
+		VSHUFF32X4(U8(0xdd), w[n+k], w[k], t[1]) // lanes 1 3
+		VSHUFF32X4(U8(0x88), w[3*n+k], w[2*n+k], t[2])
+		VSHUFF32X4(U8(0xdd), w[3*n+k], w[2*n+k], t[3])
 		y := s.vecs(4)
 		VSHUFF32X4(U8(0x88), t[2], t[0], y[0])
 		VSHUFF32X4(U8(0x88), t[3], t[1], y[1])
 		VSHUFF32X4(U8(0xdd), t[2], t[0], y[2])
 		VSHUFF32X4(U8(0xdd), t[3], t[1], y[3])
 		for b := range y {
-			out[4*b+k] = y[b]
+			out[n*b+k] = y[b]
 		}
 	}
 	return out
 }
 
-// transposeLanes transposes, in lanes of 128 bits, each four of v: 4x4 single elements.
+// transposeLanes transposes, in lanes of 128 bits, each four of v, or each two: 4x4 or 2x2 elements.
 func (s isa) transposeLanes(v []VecVirtual) (w []VecVirtual) {
+	if s.elem == f64 {
+		for i := 0; i < len(v); i += 2 {
+			x := s.vecs(2)
+			VUNPCKLPD(v[i+1], v[i], x[0])
+			VUNPCKHPD(v[i+1], v[i], x[1])
+			w = append(w, x...)
+		}
+		return w
+	}
 	for i := 0; i < len(v); i += 4 {
 		t, x := s.vecs(4), s.vecs(4)
 		VUNPCKLPS(v[i+1], v[i], t[0])
@@ -117,16 +126,16 @@ func start(bases []Register, first, ld Register) {
 
 // scorePanel makes the kernel of scores for many rows and a panel of keys.
 func scorePanel(s isa, sizes []int) {
-	function("scorePanel"+s.name, "func(s, q, panel *float32, rows, dim, stride int)",
+	function("scorePanel"+s.suffix(), "func(s, q, panel "+s.pointer()+", rows, dim, stride int)",
 		fmt.Sprintf("for r < rows, c < %d:", 2*s.lanes),
 		"",
 		fmt.Sprintf("	s[r*stride+c] = sum_i q[r*dim+i] panel[i*%d+c]", 2*s.lanes))
 	out, q, panel := param("s"), param("q"), param("panel")
 	left, dim, stride := param("rows"), param("dim"), param("stride")
-	SHLQ(U8(2), stride)
+	SHLQ(U8(s.elem.shift()), stride)
 	ld := GP64()
 	MOVQ(dim, ld)
-	SHLQ(U8(2), ld)
+	SHLQ(U8(s.elem.shift()), ld)
 	ld3 := triple(ld)
 	blocks(left, sizes, func(n int) {
 		acc := [][]VecVirtual{s.vecs(n), s.vecs(n)}
@@ -139,16 +148,16 @@ func scorePanel(s isa, sizes []int) {
 		MOVQ(dim, i)
 		again := label()
 		Label(again)
-		s.outer(acc, func(i int, v VecVirtual) { VMOVUPS(at(p, i*s.bytes()), v) }, address, 0)
+		s.outer(acc, func(i int, v VecVirtual) { s.move(at(p, i*s.bytes()), v) }, address, 0)
 		ADDQ(U32(2*s.bytes()), p)
 		for _, b := range bases {
-			ADDQ(U8(4), b)
+			ADDQ(U8(s.elem.size), b)
 		}
 		SUBQ(U8(1), i)
 		JG(LabelRef(again))
 		for r := range n {
 			for i := range acc {
-				VMOVUPS(acc[i][r], at(out, i*s.bytes()))
+				s.move(acc[i][r], at(out, i*s.bytes()))
 			}
 			ADDQ(stride, out)
 		}
@@ -168,9 +177,9 @@ func (s isa) outer(acc [][]VecVirtual, load func(i int, v VecVirtual), address f
 	}
 	for r := range acc[0] {
 		x := s.vec()
-		VBROADCASTSS(address(r, disp), x)
+		s.broadcast(address(r, disp), x)
 		for i := range v {
-			VFMADD231PS(v[i], x, acc[i][r])
+			s.fma231(v[i], x, acc[i][r])
 		}
 	}
 }
@@ -178,16 +187,16 @@ func (s isa) outer(acc [][]VecVirtual, load func(i int, v VecVirtual), address f
 // weightedBlock makes the kernel of weighted sums for many rows: each panel of columns goes through all
 // keys, with its sums in registers.
 func weightedBlock(s isa, d dtype, sizes []int) {
-	function("weightedBlock"+d.name+s.name, "func(o, p *float32, v **byte"+quadsArgs,
+	function("weightedBlock"+d.name+s.name, "func(o, p "+s.pointer()+", v **byte"+quadsArgs,
 		"for r < rows, i < dim:",
 		"",
 		"	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)",
 		"",
 		"where v_c lies at v[c%4] + at + c/4*step.", aheadDoc, "count is a multiple of 4, and so is rows, or 6.")
 	var mask Op
-	if s.lanes == 16 {
+	if s.masked() {
 		mask = K()
-		tailMask(param("dim"), mask)
+		s.tailMask(param("dim"), mask)
 	}
 	// column is where a panel of columns begins, in o; off where it does in a row of values.
 	column, off, columns := local(param("o")), local(param("at")), local(param("dim"))
@@ -195,7 +204,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 	// What lies ahead is asked for in the order of memory, if the rows there touch each other, whatever
 	// columns are at hand: each panel then asks for some whole rows, not for its columns of all.
 	apart := param("dim") // 0 if they touch
-	SHLQ(U8(d.size/2), apart)
+	SHLQ(U8(d.shift()), apart)
 	SUBQ(param("aheadStep"), apart)
 	gap := local(apart)
 
@@ -216,7 +225,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 				zero(acc[i]...)
 			}
 			stride := param("stride")
-			SHLQ(U8(2), stride)
+			SHLQ(U8(s.elem.shift()), stride)
 			stride3 := triple(stride)
 			bases, address := rowsOf(n, stride, stride3)
 			t := GP64()
@@ -230,7 +239,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 				for i := 0; i < width; i += 64 {
 					PREFETCHT0(at(ahead[k], i))
 				}
-				s.outer(acc, func(i int, v VecVirtual) { d.load(at(x[k], i*s.lanes*d.size), mask, v) }, address, 4*k)
+				s.outer(acc, func(i int, v VecVirtual) { d.load(at(x[k], i*s.lanes*d.size), mask, v) }, address, s.elem.size*k)
 			}
 			t = param("step")
 			for k := range x {
@@ -242,7 +251,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 				ADDQ(t, ahead[k])
 			}
 			for _, b := range bases {
-				ADDQ(U8(16), b)
+				ADDQ(U8(4*s.elem.size), b)
 			}
 			SUBQ(U8(4), count)
 			JG(LabelRef(again))
@@ -252,15 +261,11 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 			for r := range n {
 				for i := range vectors {
 					m, y := at(to, i*s.bytes()), s.vec()
-					f32.load(m, mask, y)
-					VADDPS(y, acc[i][r], y)
-					if mask == nil {
-						VMOVUPS(y, m)
-					} else {
-						VMOVUPS(y, mask, m)
-					}
+					s.elem.load(m, mask, y)
+					s.add(y, acc[i][r], y)
+					s.store(y, mask, m)
 				}
-				LEAQ(Mem{Base: to, Index: dim, Scale: 4}, to)
+				LEAQ(Mem{Base: to, Index: dim, Scale: uint8(s.elem.size)}, to)
 			}
 			MOVQ(to, o)
 			for range n {

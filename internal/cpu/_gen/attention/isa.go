@@ -2,28 +2,77 @@ package main
 
 import (
 	"fmt"
+	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
 )
 
-// An isa is an instruction set that kernels are made for.
+// An isa is an instruction set that kernels are made for, and what they compute in.
 type isa struct {
 	name  string
-	lanes int // float32s of a vector
+	lanes int   // elements of a vector
+	elem  dtype // f32 or f64
+	*instructions
 }
 
 var (
-	avx2   = isa{"AVX2", 8}
-	avx512 = isa{"AVX512", 16}
+	avx2      = isa{"AVX2", 8, f32, &single}
+	avx512    = isa{"AVX512", 16, f32, &single}
+	avx2F64   = isa{"AVX2", 4, f64, &double}
+	avx512F64 = isa{"AVX512", 8, f64, &double}
 )
 
-func (s isa) bytes() int { return 4 * s.lanes }
+// instructions are those of one type of elements.
+type instructions struct {
+	move, add, sub, mul, max, fma231, fma213 func(...Op)
+	broadcast, compare                       func(...Op)
+	mulZero                                  func(mxyz, xyz, k, xyz1 Op) // 0 where the mask is not set
+	maskMove                                 func(mxy, xy, mxy1 Op)
+
+	// Of the first element alone.
+	moveFirst, addFirst, mulFirst func(...Op)
+	compareFirst                  func(mx, x Op)
+}
+
+var (
+	single = instructions{
+		VMOVUPS, VADDPS, VSUBPS, VMULPS, VMAXPS, VFMADD231PS, VFMADD213PS,
+		VBROADCASTSS, VCMPPS, VMULPS_Z, VMASKMOVPS,
+		VMOVSS, VADDSS, VMULSS, VUCOMISS,
+	}
+	double = instructions{
+		VMOVUPD, VADDPD, VSUBPD, VMULPD, VMAXPD, VFMADD231PD, VFMADD213PD,
+		VBROADCASTSD, VCMPPD, VMULPD_Z, VMASKMOVPD,
+		VMOVSD, VADDSD, VMULSD, VUCOMISD,
+	}
+)
+
+func (s isa) bytes() int { return s.elem.size * s.lanes }
+
+// masked reports whether there are masks, as AVX-512 has them.
+func (s isa) masked() bool { return s.bytes() == 64 }
+
+// suffix is the end of the name of a function for all types of keys and values.
+func (s isa) suffix() string {
+	if s.elem == f64 {
+		return "64" + s.name
+	}
+	return s.name
+}
+
+// pointer is the Go type of a pointer to elements.
+func (s isa) pointer() string {
+	if s.elem == f64 {
+		return "*float64"
+	}
+	return "*float32"
+}
 
 // vec returns a new vector register.
 func (s isa) vec() VecVirtual {
-	if s.lanes == 16 {
+	if s.masked() {
 		return ZMM()
 	}
 	return YMM()
@@ -49,15 +98,23 @@ type dtype struct {
 }
 
 var (
+	f64  = dtype{"F64", 8}
 	f32  = dtype{"F32", 4}
 	f16  = dtype{"F16", 2}
 	bf16 = dtype{"BF16", 2}
 )
 
-// load loads a vector of elements of type d and widens it to float32. With a mask (AVX-512), elements
+// shift is the binary logarithm of the size.
+func (d dtype) shift() int { return bits.TrailingZeros(uint(d.size)) }
+
+// load loads a vector of elements of type d, which it widens to float32 if they are shorter. With a mask (AVX-512), elements
 // that it leaves out are not read, and 0.
 func (d dtype) load(m Mem, mask Op, v VecVirtual) {
 	switch {
+	case d == f64 && mask == nil:
+		VMOVUPD(m, v)
+	case d == f64:
+		VMOVUPD_Z(m, mask, v)
 	case d == f32 && mask == nil:
 		VMOVUPS(m, v)
 	case d == f32:
@@ -72,6 +129,15 @@ func (d dtype) load(m Mem, mask Op, v VecVirtual) {
 	case d == bf16:
 		VPMOVZXWD_Z(m, mask, v)
 		VPSLLD(U8(16), v, v)
+	}
+}
+
+// store stores a vector, or what a mask leaves of it.
+func (s isa) store(v VecVirtual, mask Op, m Mem) {
+	if mask == nil {
+		s.move(v, m)
+	} else {
+		s.move(v, mask, m)
 	}
 }
 
@@ -166,25 +232,36 @@ func (s isa) vectors(n, j Register, mask Op, body func(mask Op)) {
 	}
 }
 
-// tailMask returns a mask of the first n%16 elements.
-func tailMask(n Register, k Op) {
+// tailMask makes k a mask of the first n%lanes elements.
+func (s isa) tailMask(n Register, k Op) {
 	i, t := GP64(), GP64()
 	MOVQ(n, i)
-	ANDQ(U8(15), i)
+	ANDQ(U8(s.lanes-1), i)
 	LEAQ(tailMasks(), t)
 	KMOVW(Mem{Base: t, Index: i, Scale: 2}, k)
 }
 
-var masks Mem
+// constants are what the functions of a file share in memory.
+type constants struct {
+	of              string // the end of the names of tables
+	masks, prefixes *Mem
+	numbers         map[uint64]Mem
+}
+
+// tables are those of the file at hand.
+var tables = newTables("")
+
+func newTables(of string) constants { return constants{of: of, numbers: map[uint64]Mem{}} }
 
 func tailMasks() Mem {
-	if masks.Symbol.Name == "" {
-		masks = GLOBL("tailMasks", RODATA|NOPTR)
+	if tables.masks == nil {
+		masks := GLOBL("tailMasks"+tables.of, RODATA|NOPTR)
+		tables.masks = &masks
 		for i := range 16 {
 			DATA(2*i, U16(1<<i-1))
 		}
 	}
-	return masks
+	return *tables.masks
 }
 
 // function begins a function, whose contract is doc.

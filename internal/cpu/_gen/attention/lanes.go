@@ -59,9 +59,9 @@ type inLanes struct {
 
 func (l *inLanes) begin() {
 	dim := param("dim")
-	if l.s.lanes == 16 {
+	if l.s.masked() {
 		l.mask = K()
-		tailMask(dim, l.mask)
+		l.s.tailMask(dim, l.mask)
 	}
 	ADDQ(U8(l.s.lanes-1), dim)
 	ANDQ(I8(-l.s.lanes), dim)
@@ -105,7 +105,7 @@ func (l *inLanes) widen() {
 
 	ahead := open("ahead", l.aheadOff)
 	bytes := param("dim")
-	SHLQ(U8(d.size/2), bytes)
+	SHLQ(U8(d.shift()), bytes)
 	line := label()
 	Label(line)
 	for i, a := range ahead {
@@ -216,7 +216,7 @@ func (s isa) storeLane(l lane, m Mem) {
 	switch {
 	case l.n == 0:
 		VMOVUPS(l.v.AsX(), m)
-	case s.lanes == 8:
+	case !s.masked():
 		VEXTRACTF128(U8(l.n), l.v, m)
 	default:
 		VEXTRACTF32X4(U8(l.n), l.v, m)

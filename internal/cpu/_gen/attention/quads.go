@@ -45,14 +45,14 @@ const quadsArgs = ", at, rows, count, dim, stride, step int, ahead **byte, ahead
 func newQuads(s isa, d dtype, scores string) *quads {
 	q := &quads{s: s, d: d, ld: GP64()}
 	dim := param("dim")
-	if s.lanes == 16 {
+	if s.masked() {
 		q.mask = K()
-		tailMask(dim, q.mask)
+		s.tailMask(dim, q.mask)
 	}
 	MOVQ(dim, q.ld)
-	SHLQ(U8(2), q.ld)
+	SHLQ(U8(s.elem.shift()), q.ld)
 	t := param("stride")
-	SHLQ(U8(2), t)
+	SHLQ(U8(s.elem.shift()), t)
 	q.stride = local(t)
 	q.off, q.aheadOff = local(param("at")), local(param("aheadAt"))
 	q.scores, q.left = local(param(scores)), local(param("count"))
@@ -64,7 +64,7 @@ func (q *quads) next() {
 	ADDQ(t, q.off)
 	t = param("aheadStep")
 	ADDQ(t, q.aheadOff)
-	ADDQ(U8(16), q.scores)
+	ADDQ(U8(4*q.s.elem.size), q.scores)
 }
 
 // prefetch asks for what lies as far in the rows ahead as j is in those at hand.
@@ -77,7 +77,7 @@ func (q *quads) prefetch(j Register) {
 // score makes the kernel of scores for few rows. Each quad of keys is loaded once from memory, and for
 // every block of rows from the first-level cache.
 func score(s isa, d dtype, sizes []int) {
-	function("score"+d.name+s.name, "func(s, q *float32, k **byte"+quadsArgs,
+	function("score"+d.name+s.name, "func(s, q "+s.pointer()+", k **byte"+quadsArgs,
 		"for r < rows, c < count:",
 		"",
 		"	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]",
@@ -125,11 +125,11 @@ func (q *quads) scoreRows(sizes []int) {
 		s.vectors(dim, j, q.mask, func(mask Op) {
 			key := func(i int) Mem { return Mem{Base: q.x[i], Index: j, Scale: uint8(d.size)} }
 			q.prefetch(j)
-			if n == 1 && d == f32 && mask == nil {
+			if n == 1 && d == s.elem && mask == nil {
 				y := s.vec()
-				VMOVUPS(at(qx, 0), y)
+				s.move(at(qx, 0), y)
 				for i := range q.x {
-					VFMADD231PS(key(i), y, acc[0][i])
+					s.fma231(key(i), y, acc[0][i])
 				}
 			} else {
 				k := s.vecs(4)
@@ -138,9 +138,9 @@ func (q *quads) scoreRows(sizes []int) {
 				}
 				for r := range n {
 					y := s.vec()
-					f32.load(row(qx, q.ld, ld3, r), mask, y)
+					s.elem.load(row(qx, q.ld, ld3, r), mask, y)
 					for i := range k {
-						VFMADD231PS(k[i], y, acc[r][i])
+						s.fma231(k[i], y, acc[r][i])
 					}
 				}
 			}
@@ -160,7 +160,7 @@ func (q *quads) scoreRows(sizes []int) {
 	})
 }
 
-// inLanes adds up four vectors within lanes of 128 bits: [sum a0, sum a1, sum a2, sum a3] in each.
+// inLanes adds up four vectors of float32 within lanes of 128 bits: [sum a0, sum a1, sum a2, sum a3] in each.
 func (s isa) inLanes(a []VecVirtual) VecVirtual {
 	lo, hi := s.vecs(2), s.vecs(2)
 	for i := range 2 {
@@ -177,11 +177,15 @@ func (s isa) inLanes(a []VecVirtual) VecVirtual {
 
 // reduce stores the sums of acc[r][i]'s elements at out + r*stride, i = 0..3.
 func (s isa) reduce(acc [][]VecVirtual, out, stride Register) {
+	if s.elem == f64 {
+		s.reduceDoubles(acc, out, stride)
+		return
+	}
 	var u []VecVirtual
 	for _, a := range acc {
 		u = append(u, s.inLanes(a))
 	}
-	if s.lanes == 8 {
+	if !s.masked() {
 		for r, x := range u {
 			hi := XMM()
 			VEXTRACTF128(U8(1), x, hi)
@@ -219,9 +223,53 @@ func (s isa) reduce(acc [][]VecVirtual, out, stride Register) {
 	}
 }
 
+// reduceDoubles is reduce for float64.
+func (s isa) reduceDoubles(acc [][]VecVirtual, out, stride Register) {
+	// Within lanes of 128 bits, [sum a0, sum a1] and [sum a2, sum a3]; then the lanes.
+	pairs := func(a, b VecVirtual) VecVirtual {
+		lo, hi := s.vec(), s.vec()
+		VUNPCKLPD(b, a, lo)
+		VUNPCKHPD(b, a, hi)
+		VADDPD(hi, lo, lo)
+		return lo
+	}
+	halve := func(a, b VecVirtual) VecVirtual {
+		lo, hi := s.vec(), s.vec()
+		if s.masked() {
+			VSHUFF64X2(U8(0x88), b, a, lo)
+			VSHUFF64X2(U8(0xdd), b, a, hi)
+		} else {
+			VPERM2F128(U8(0x20), b, a, lo)
+			VPERM2F128(U8(0x31), b, a, hi)
+		}
+		VADDPD(hi, lo, lo)
+		return lo
+	}
+	stride3 := stride
+	if len(acc) > 3 {
+		stride3 = triple(stride)
+	}
+	var sums []VecVirtual
+	for _, a := range acc {
+		sums = append(sums, halve(pairs(a[0], a[1]), pairs(a[2], a[3])))
+	}
+	for r := range sums {
+		m := row(out, stride, stride3, r)
+		switch {
+		case !s.masked():
+			VMOVUPD(sums[r], m)
+		case r%2 == 0: // those of two rows, or of one twice
+			sums[r] = halve(sums[r], sums[min(r+1, len(sums)-1)])
+			VMOVUPD(sums[r].AsY(), m)
+		default:
+			VEXTRACTF64X4(U8(1), sums[r-1], m)
+		}
+	}
+}
+
 // weighted makes the kernel of weighted sums for few rows.
 func weighted(s isa, d dtype, sizes []int) {
-	function("weighted"+d.name+s.name, "func(o, p *float32, v **byte"+quadsArgs,
+	function("weighted"+d.name+s.name, "func(o, p "+s.pointer()+", v **byte"+quadsArgs,
 		"for r < rows, i < dim:",
 		"",
 		"	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)",
@@ -252,7 +300,7 @@ func weighted(s isa, d dtype, sizes []int) {
 	ADDQ(q.off, y)
 	q.weightedRows([]Register{y}, []int{1})
 	ADDQ(U8(8), v)
-	ADDQ(U8(4), q.scores)
+	ADDQ(U8(s.elem.size), q.scores)
 	JMP(LabelRef(key))
 	Label(done)
 	VZEROUPPER()
@@ -273,7 +321,7 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 		for r := range weight {
 			weight[r] = s.vecs(len(x))
 			for i, v := range weight[r] {
-				VBROADCASTSS(at(w, 4*i), v)
+				s.broadcast(at(w, s.elem.size*i), v)
 			}
 			ADDQ(stride, w)
 		}
@@ -290,7 +338,7 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 			if len(x) == 4 {
 				q.prefetch(j)
 			}
-			direct := n == 1 && d == f32 && mask == nil
+			direct := n == 1 && d == s.elem && mask == nil
 			v := s.vecs(len(x))
 			if !direct {
 				for i := range v {
@@ -303,25 +351,24 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 				for i := range x {
 					switch {
 					case direct && i == 0:
-						VMULPS(value(i), weight[r][i], t)
+						s.mul(value(i), weight[r][i], t)
 					case direct:
-						VFMADD231PS(value(i), weight[r][i], t)
+						s.fma231(value(i), weight[r][i], t)
 					case i == 0:
-						VMULPS(v[i], weight[r][i], t)
+						s.mul(v[i], weight[r][i], t)
 					default:
-						VFMADD231PS(v[i], weight[r][i], t)
+						s.fma231(v[i], weight[r][i], t)
 					}
 				}
 				m := row(ox, q.ld, ld3, r)
 				if mask == nil {
-					VADDPS(m, t, t)
-					VMOVUPS(t, m)
+					s.add(m, t, t)
 				} else {
 					y := s.vec()
-					f32.load(m, mask, y)
-					VADDPS(y, t, t)
-					VMOVUPS(t, mask, m)
+					s.elem.load(m, mask, y)
+					s.add(y, t, t)
 				}
+				s.store(t, mask, m)
 			}
 			ADDQ(U8(s.bytes()), ox)
 		})

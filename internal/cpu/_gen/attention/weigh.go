@@ -15,28 +15,40 @@ const (
 	cmpNotLess   = 0x15
 )
 
-var constants = map[uint32]Mem{}
-
-// constant returns where eight times x lie in memory.
-func constant(x float32) Mem {
-	b := math.Float32bits(x)
-	if _, ok := constants[b]; !ok {
-		constants[b] = GLOBL(fmt.Sprintf("c%08x", b), RODATA|NOPTR)
-		for i := range 8 {
-			DATA(4*i, U32(b))
+// inMemory returns where 32 bytes of x lie in memory.
+func (s isa) inMemory(x float64) Mem {
+	b := math.Float64bits(x)
+	if s.elem == f32 {
+		b = uint64(math.Float32bits(float32(x)))
+	}
+	if _, ok := tables.numbers[b]; !ok {
+		tables.numbers[b] = GLOBL(fmt.Sprintf("c%0*x", 2*s.elem.size, b), RODATA|NOPTR)
+		for i := 0; i < 32; i += s.elem.size {
+			if s.elem == f32 {
+				DATA(i, U32(b))
+			} else {
+				DATA(i, U64(b))
+			}
 		}
 	}
-	return constants[b]
+	return tables.numbers[b]
 }
 
 // constant returns a vector of x: a register, if there are enough of these.
-func (s isa) constant(x float32) Op {
-	if s.lanes == 8 {
-		return constant(x)
+func (s isa) constant(x float64) Op {
+	if !s.masked() {
+		return s.inMemory(x)
 	}
 	v := s.vec()
-	VBROADCASTSS(constant(x), v)
+	s.broadcast(s.inMemory(x), v)
 	return v
+}
+
+// exp4F64 has the coefficients of 4^f in float64, of f^11 down to 1: of the polynomial whose greatest relative error for
+// -1/4 <= f <= 1/4, 3.4e-18, is the least among those that are exact at f = 0.
+var exp4F64 = []float64{
+	9.082411618714372e-07, 7.243554046467209e-06, 5.211238180783175e-05, 0.0003383151432270973, 0.0019523498871203185,
+	0.009858259492551738, 0.042667386069678785, 0.15389006572150593, 0.4440328693185607, 0.9609060278364052, 1.3862943611198906,
 }
 
 // exp4 has the constants of 4^x; what they are is told at exp4 in exp4.go.
@@ -48,11 +60,16 @@ type exp4 struct {
 }
 
 func newExp4(s isa) *exp4 {
-	e := &exp4{s: s, least: s.constant(-63), shift: s.constant(3 << 21), one: s.constant(1), c0: s.vec()}
-	VBROADCASTSS(constant(0.00015594677582896996*64), e.c0)
-	for _, c := range []float32{
+	// The coefficients in exp4.go, times powers of 2.
+	least, shift, c0, c := -63.0, float64(3<<21), 0.00015594677582896996*64, []float64{
 		0.0013406643905945253 * 32, 0.009617692974769792 * 16, 0.055503105509929686 * 8, 0.24022652782877088 * 4, 0.6931472149680414 * 2,
-	} {
+	}
+	if s.elem == f64 {
+		least, shift, c0, c = -511, 3<<50, exp4F64[0], exp4F64[1:]
+	}
+	e := &exp4{s: s, least: s.constant(least), shift: s.constant(shift), one: s.constant(1), c0: s.vec()}
+	s.broadcast(s.inMemory(c0), e.c0)
+	for _, c := range c {
 		e.c = append(e.c, s.constant(c))
 	}
 	e.c = append(e.c, e.one)
@@ -63,23 +80,28 @@ func newExp4(s isa) *exp4 {
 func (e *exp4) of(x VecVirtual) {
 	s := e.s
 	t, f, y := s.vec(), s.vec(), s.vec()
-	VADDPS(e.shift, x, t)
-	VSUBPS(e.shift, t, f)
-	VSUBPS(f, x, f)
+	s.add(e.shift, x, t)
+	s.sub(e.shift, t, f)
+	s.sub(f, x, f)
 	VMOVAPS(e.c0, y)
 	for _, c := range e.c {
-		VFMADD213PS(c, f, y)
+		s.fma213(c, f, y)
 	}
-	VPSLLD(U8(23), t, t)
-	VPADDD(e.one, t, t)
-	if s.lanes == 16 {
+	if s.elem == f64 {
+		VPSLLQ(U8(52), t, t)
+		VPADDQ(e.one, t, t)
+	} else {
+		VPSLLD(U8(23), t, t)
+		VPADDD(e.one, t, t)
+	}
+	if s.masked() {
 		k := K()
-		VCMPPS(U8(cmpNotLess), e.least, x, k)
-		VMULPS_Z(t, y, k, x)
+		s.compare(U8(cmpNotLess), e.least, x, k)
+		s.mulZero(t, y, k, x)
 		return
 	}
-	VMULPS(t, y, y)
-	VCMPPS(U8(cmpNotLess), e.least, x, x)
+	s.mul(t, y, y)
+	s.compare(U8(cmpNotLess), e.least, x, x)
 	VANDPS(y, x, x)
 }
 
@@ -95,9 +117,9 @@ func (s isa) prefix(n Register) *prefix {
 	p := &prefix{s: s, rest: GP64()}
 	MOVQ(n, p.rest)
 	ANDQ(U8(s.lanes-1), p.rest)
-	if s.lanes == 16 {
+	if s.masked() {
 		p.k = K()
-		tailMask(n, p.k)
+		s.tailMask(n, p.k)
 		return p
 	}
 	i, t := GP64(), GP64()
@@ -105,7 +127,7 @@ func (s isa) prefix(n Register) *prefix {
 	MOVQ(p.rest, i)
 	NEGQ(i)
 	p.v = s.vec()
-	VMOVUPS(Mem{Base: t, Index: i, Scale: 4, Disp: 32}, p.v)
+	VMOVUPS(Mem{Base: t, Index: i, Scale: uint8(s.elem.size), Disp: 32}, p.v)
 	return p
 }
 
@@ -113,27 +135,25 @@ func (s isa) prefix(n Register) *prefix {
 func (p *prefix) load(m Mem, fill, v VecVirtual) {
 	if p.k != nil {
 		VMOVAPS(fill, v)
-		VMOVUPS(m, p.k, v)
+		p.s.move(m, p.k, v)
 		return
 	}
-	VMASKMOVPS(m, p.v, v)
+	p.s.maskMove(m, p.v, v)
 	VBLENDVPS(p.v, v, fill, v)
 }
 
 func (p *prefix) store(v VecVirtual, m Mem) {
 	if p.k != nil {
-		VMOVUPS(v, p.k, m)
+		p.s.move(v, p.k, m)
 		return
 	}
-	VMASKMOVPS(v, p.v, m)
+	p.s.maskMove(v, p.v, m)
 }
 
-var prefixTable *Mem
-
-// prefixes returns a table of eight words of ones and eight of zeros.
+// prefixes returns a table of 32 bytes of ones and 32 of zeros.
 func prefixes() Mem {
-	if prefixTable == nil {
-		m := GLOBL("prefixes", RODATA|NOPTR)
+	if tables.prefixes == nil {
+		m := GLOBL("prefixes"+tables.of, RODATA|NOPTR)
 		for i := range 16 {
 			x := uint32(0)
 			if i < 8 {
@@ -141,22 +161,32 @@ func prefixes() Mem {
 			}
 			DATA(4*i, U32(x))
 		}
-		prefixTable = &m
+		tables.prefixes = &m
 	}
-	return *prefixTable
+	return *tables.prefixes
 }
 
 // across reduces v by op to its first element.
 func (s isa) across(v VecVirtual, op func(...Op)) VecVirtual {
-	if s.lanes == 16 {
+	if s.masked() {
 		hi := YMM()
 		VEXTRACTF64X4(U8(1), v, hi)
 		op(hi, v.AsY(), hi)
 		v = hi
 	}
 	x := XMM()
-	VEXTRACTF128(U8(1), v.AsY(), x)
+	if s.masked() {
+		VEXTRACTF64X2(U8(1), v.AsY(), x) // of any register
+	} else {
+		VEXTRACTF128(U8(1), v.AsY(), x)
+	}
 	op(x, v.AsX(), x)
+	if s.elem == f64 {
+		y := XMM()
+		VPERMILPD(U8(1), x, y)
+		op(y, x, x)
+		return x
+	}
 	for _, order := range []uint8{0x4e, 0xb1} {
 		y := XMM()
 		VPERMILPS(U8(order), x, y)
@@ -174,12 +204,12 @@ type nans struct {
 
 func (s isa) nans(x VecVirtual) *nans {
 	n := &nans{s: s}
-	if s.lanes == 16 {
+	if s.masked() {
 		n.k = K()
-		VCMPPS(U8(cmpUnordered), x, x, n.k)
+		s.compare(U8(cmpUnordered), x, x, n.k)
 	} else {
 		n.v = s.vec()
-		VCMPPS(U8(cmpUnordered), x, x, n.v)
+		s.compare(U8(cmpUnordered), x, x, n.v)
 	}
 	return n
 }
@@ -187,12 +217,12 @@ func (s isa) nans(x VecVirtual) *nans {
 func (n *nans) see(x VecVirtual) {
 	if n.k != nil {
 		k := K()
-		VCMPPS(U8(cmpUnordered), x, x, k)
+		n.s.compare(U8(cmpUnordered), x, x, k)
 		KORW(k, n.k, n.k)
 		return
 	}
 	v := n.s.vec()
-	VCMPPS(U8(cmpUnordered), x, x, v)
+	n.s.compare(U8(cmpUnordered), x, x, v)
 	VORPS(v, n.v, n.v)
 }
 
@@ -210,7 +240,7 @@ func (n *nans) none(where string) {
 
 // weigh makes the kernel that turns scores into weights.
 func weigh(s isa) {
-	function("weigh"+s.name, "func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)",
+	function("weigh"+s.suffix(), "func(s, o, m, l "+s.pointer()+", rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)",
 		"for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):",
 		"",
 		"	s[r*stride+c] = 4^(s[r*stride+c]-top)",
@@ -220,19 +250,20 @@ func weigh(s isa) {
 		"",
 		"A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.",
 		fmt.Sprintf("With each %d weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.", s.lanes))
+	size := uint8(s.elem.size)
 	scores, o, m, l := param("s"), param("o"), param("m"), param("l")
 	left, n := local(param("rows")), param("n")
 	ldo := param("dim")
 	tail := s.prefix(n)
 	var mask Op
-	if s.lanes == 16 {
+	if s.masked() {
 		k := K()
-		tailMask(ldo, k)
+		s.tailMask(ldo, k)
 		mask = k
 	}
 	e := newExp4(s)
 	inf := s.vec()
-	VBROADCASTSS(constant(float32(math.Inf(-1))), inf)
+	s.broadcast(s.inMemory(math.Inf(-1)), inf)
 	zeroQ := GP64()
 	XORQ(zeroQ, zeroQ)
 	empty, aheadAt := local(zeroQ), local(param("aheadAt"))
@@ -241,59 +272,55 @@ func weigh(s isa) {
 	again, next, isEmpty, some, number, rescale, same := label(), label(), label(), label(), label(), label(), label()
 	Label(again)
 	max := s.vec()
-	VBROADCASTSS(at(m, 0), max)
+	s.broadcast(at(m, 0), max)
 	bad := s.nans(max)
-	element := Mem{Base: scores, Index: j, Scale: 4}
+	element := Mem{Base: scores, Index: j, Scale: size}
 	s.prefixed(n, j, tail, func(rest bool) {
 		x := s.vec()
 		if rest {
 			tail.load(element, inf, x)
 		} else {
-			VMOVUPS(element, x)
+			s.move(element, x)
 		}
 		bad.see(x)
-		VMAXPS(x, max, max)
+		s.max(x, max, max)
 	})
-	top := s.across(max, VMAXPS)
+	top := s.across(max, s.max)
 	bad.none(number)
-	VBROADCASTSS(constant(float32(math.NaN())), top)
+	s.moveFirst(s.inMemory(math.NaN()), top)
 	Label(number)
-	VUCOMISS(constant(float32(math.Inf(-1))), top)
+	s.compareFirst(s.inMemory(math.Inf(-1)), top)
 	JP(LabelRef(some))
 	JE(LabelRef(isEmpty))
 	Label(some)
-	VBROADCASTSS(top, max)
+	s.broadcast(top, max)
 
-	VUCOMISS(at(m, 0), top)
+	s.compareFirst(at(m, 0), top)
 	JP(LabelRef(rescale))
 	JE(LabelRef(same))
 	Label(rescale)
 	old := XMM()
-	VMOVSS(at(m, 0), old)
-	VUCOMISS(constant(float32(math.Inf(-1))), old)
+	s.moveFirst(at(m, 0), old)
+	s.compareFirst(s.inMemory(math.Inf(-1)), old)
 	factor := label()
 	JP(LabelRef(factor))
 	JE(LabelRef(same))
 	Label(factor)
 	f := s.vec()
-	VBROADCASTSS(old, f)
-	VSUBPS(max, f, f)
+	s.broadcast(old, f)
+	s.sub(max, f, f)
 	e.of(f)
 	sum := XMM()
-	VMULSS(at(l, 0), f.AsX(), sum)
-	VMOVSS(sum, at(l, 0))
+	s.mulFirst(at(l, 0), f.AsX(), sum)
+	s.moveFirst(sum, at(l, 0))
 	s.vectors(ldo, j, mask, func(mask Op) {
-		x, out := s.vec(), Mem{Base: o, Index: j, Scale: 4}
-		f32.load(out, mask, x)
-		VMULPS(f, x, x)
-		if mask == nil {
-			VMOVUPS(x, out)
-		} else {
-			VMOVUPS(x, mask, out)
-		}
+		x, out := s.vec(), Mem{Base: o, Index: j, Scale: size}
+		s.elem.load(out, mask, x)
+		s.mul(f, x, x)
+		s.store(x, mask, out)
 	})
 	Label(same)
-	VMOVSS(top, at(m, 0))
+	s.moveFirst(top, at(m, 0))
 	total := s.vec()
 	zero(total)
 	s.prefixed(n, j, tail, func(rest bool) {
@@ -301,18 +328,22 @@ func weigh(s isa) {
 		if rest {
 			tail.load(element, inf, x)
 		} else {
-			VMOVUPS(element, x)
+			s.move(element, x)
 		}
-		VSUBPS(max, x, x)
+		s.sub(max, x, x)
 		e.of(x)
 		if !rest {
 			stream, line := GP64(), GP64() // the quarter of a turn, and the turn
 			MOVQ(j, line)
 			MOVQ(j, stream)
-			if s.lanes == 16 {
+			switch s.lanes {
+			case 16:
 				SHRQ(U8(1), stream)
-			} else {
+			case 8:
 				SHLQ(U8(1), line)
+			case 4:
+				SHLQ(U8(1), stream)
+				SHLQ(U8(2), line)
 			}
 			ANDQ(U8(24), stream)
 			ADDQ(param("ahead"), stream)
@@ -324,22 +355,22 @@ func weigh(s isa) {
 		if rest {
 			tail.store(x, element)
 		} else {
-			VMOVUPS(x, element)
+			s.move(x, element)
 		}
-		VADDPS(x, total, total)
+		s.add(x, total, total)
 	})
-	sum = s.across(total, VADDPS)
-	VADDSS(at(l, 0), sum, sum)
-	VMOVSS(sum, at(l, 0))
+	sum = s.across(total, s.add)
+	s.addFirst(at(l, 0), sum, sum)
+	s.moveFirst(sum, at(l, 0))
 
 	Label(next)
 	further := param("aheadStep")
 	ADDQ(further, aheadAt)
 	stride := param("stride")
-	LEAQ(Mem{Base: scores, Index: stride, Scale: 4}, scores)
-	LEAQ(Mem{Base: o, Index: ldo, Scale: 4}, o)
-	ADDQ(U8(4), m)
-	ADDQ(U8(4), l)
+	LEAQ(Mem{Base: scores, Index: stride, Scale: size}, scores)
+	LEAQ(Mem{Base: o, Index: ldo, Scale: size}, o)
+	ADDQ(U8(size), m)
+	ADDQ(U8(size), l)
 	SUBQ(U8(1), left)
 	JG(LabelRef(again))
 	VZEROUPPER()
