@@ -2,16 +2,25 @@
 
 package cpu
 
+import "unsafe"
+
 // weighOf returns a tier's function that turns scores into weights, for one row of n with outputs of 8 elements.
-func weighOf(t tier) func(s, o, m, l *float32, n int) (empty int) {
-	weigh := weighAVX512
-	switch t {
-	case tierGo:
+func weighOf[F real](t tier) func(s, o, m, l *F, n int) (empty int) {
+	var of any
+	switch double := unsafe.Sizeof(F(0)) == 8; {
+	case t == tierGo:
 		return nil
-	case tierAVX2:
-		weigh = weighAVX2
+	case t == tierAVX2 && double:
+		of = weigh64AVX2
+	case t == tierAVX2:
+		of = weighAVX2
+	case double:
+		of = weigh64AVX512
+	default:
+		of = weighAVX512
 	}
-	return func(s, o, m, l *float32, n int) int {
+	weigh := of.(func(s, o, m, l *F, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) int)
+	return func(s, o, m, l *F, n int) int {
 		return weigh(s, o, m, l, 1, n, n, 8, array(&streams{}), 0, 0)
 	}
 }

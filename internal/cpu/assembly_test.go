@@ -4,6 +4,7 @@ package cpu
 
 import (
 	"math"
+	"math/big"
 	"math/rand/v2"
 	"runtime/debug"
 	"syscall"
@@ -55,40 +56,40 @@ func (f *fence) take(n int, end bool) unsafe.Pointer {
 }
 
 // fenced is a tile of which every array, and every stream, is fenced in.
-type fenced struct {
+type fenced[F real] struct {
 	t       tile
 	dtype   attn.DType
-	o, m, l []float32
+	o, m, l []F
 	fences  [14]*fence
 }
 
-func newFenced(t *testing.T) *fenced {
-	f := new(fenced)
+func newFenced[F real](t *testing.T) *fenced[F] {
+	f := new(fenced[F])
 	for i := range f.fences {
-		f.fences[i] = newFence(t, 1<<17)
+		f.fences[i] = newFence(t, 1<<18)
 	}
 	return f
 }
 
-func (f *fenced) floats(i, n int, end bool) []float32 {
-	return unsafe.Slice((*float32)(f.fences[i].take(4*n, end)), n)
+func (f *fenced[F]) floats(i, n int, end bool) []F {
+	return unsafe.Slice((*F)(f.fences[i].take(n*int(unsafe.Sizeof(F(0))), end)), n)
 }
 
 // draw fills f for the given sizes.
-func (f *fenced) draw(rng *rand.Rand, d attn.DType, rows, count, dim, valueDim int, masked, end bool) {
+func (f *fenced[F]) draw(rng *rand.Rand, d attn.DType, rows, count, dim, valueDim int, masked, end bool) {
 	f.dtype = d
 	q := f.floats(0, rows*dim, end)
 	f.o, f.m, f.l = f.floats(1, rows*valueDim, end), f.floats(2, rows, end), f.floats(3, rows, end)
 	for i := range q {
-		q[i] = float32(rng.NormFloat64()) / 4
+		q[i] = F(rng.NormFloat64()) / 4
 	}
 	for r := range rows {
-		f.m[r], f.l[r] = float32(math.Inf(-1)), 0
+		f.m[r], f.l[r] = F(math.Inf(-1)), 0
 		if r%2 == 1 {
-			f.m[r], f.l[r] = float32(rng.NormFloat64()), 1+rng.Float32()
+			f.m[r], f.l[r] = F(rng.NormFloat64()), 1+F(rng.Float64())
 		}
 		for i := range valueDim {
-			f.o[r*valueDim+i] = f.l[r] * float32(rng.NormFloat64())
+			f.o[r*valueDim+i] = f.l[r] * F(rng.NormFloat64())
 		}
 	}
 	scores := f.floats(4, rows*((count+15)/16*16), end)
@@ -115,10 +116,10 @@ func (f *fenced) draw(rng *rand.Rand, d attn.DType, rows, count, dim, valueDim i
 }
 
 // rows returns n rows; with n 0, a pointer to what must not be read.
-func (f *fenced) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer {
-	x := make([]float32, n*dim)
+func (f *fenced[F]) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer {
+	x := make([]F, n*dim)
 	for i := range x {
-		x[i] = float32(rng.NormFloat64())
+		x[i] = F(rng.NormFloat64())
 	}
 	if n == 0 {
 		mem := f.fences[i].mem
@@ -130,12 +131,12 @@ func (f *fenced) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer {
 }
 
 // result is what a kernel makes of a tile.
-type result struct{ o, m, l []float32 }
+type result[F real] struct{ o, m, l []F }
 
 // run runs a kernel on f and puts the states back.
-func (f *fenced) run(t *testing.T, k kernel) result {
+func (f *fenced[F]) run(t *testing.T, k kernel) result[F] {
 	t.Helper()
-	before := result{clone(f.o), clone(f.m), clone(f.l)}
+	before := result[F]{clone(f.o), clone(f.m), clone(f.l)}
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if err := recover(); err != nil {
@@ -143,19 +144,19 @@ func (f *fenced) run(t *testing.T, k kernel) result {
 		}
 	}()
 	k(&f.t)
-	after := result{clone(f.o), clone(f.m), clone(f.l)}
+	after := result[F]{clone(f.o), clone(f.m), clone(f.l)}
 	copy(f.o, before.o)
 	copy(f.m, before.m)
 	copy(f.l, before.l)
 	return after
 }
 
-func clone(x []float32) []float32 { return append([]float32(nil), x...) }
+func clone[F real](x []F) []F { return append([]F(nil), x...) }
 
 // near reports whether a and b differ by no more than the bound.
-func (a result) near(t *testing.T, b result, bound float64) bool {
+func (a result[F]) near(t *testing.T, b result[F], bound float64) bool {
 	t.Helper()
-	for name, p := range map[string][2][]float32{"O": {a.o, b.o}, "M": {a.m, b.m}, "L": {a.l, b.l}} {
+	for name, p := range map[string][2][]F{"O": {a.o, b.o}, "M": {a.m, b.m}, "L": {a.l, b.l}} {
 		for i, x := range p[0] {
 			x, y := float64(x), float64(p[1][i])
 			if x == y || x != x && y != y || math.Abs(x-y) <= bound*(1+math.Abs(y)) {
@@ -168,21 +169,38 @@ func (a result) near(t *testing.T, b result, bound float64) bool {
 	return true
 }
 
-var half16 = []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}
+// assembled returns the types of keys and values that there is assembly for, with queries of type F.
+func assembled[F real]() []attn.DType {
+	if unsafe.Sizeof(F(0)) == 8 {
+		return []attn.DType{attn.Float64}
+	}
+	return []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}
+}
+
+// kernelOf returns a tier's kernel.
+func kernelOf[F real](t tier, d attn.DType) kernel {
+	defer forceTier(t)()
+	return kernelFor[F](d)
+}
 
 // Kernels touch no byte outside their arrays, and agree with their twins.
 func TestAssemblyFenced(t *testing.T) {
+	t.Run("float32", testAssemblyFenced[float32])
+	t.Run("float64", testAssemblyFenced[float64])
+}
+
+func testAssemblyFenced[F real](t *testing.T) {
 	rng := reftest.Rand(t)
-	f := newFenced(t)
+	f := newFenced[F](t)
 	dims := []int{1, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 72, 80, 96, 100, 128, 136, 256}
 	try := func(rows, count, dim, valueDim int) bool {
-		for _, d := range half16 {
+		for _, d := range assembled[F]() {
 			f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(3) == 0, rng.IntN(2) == 0)
-			want := f.run(t, kernels32[tierGo][d])
+			want := f.run(t, kernelOf[F](tierGo, d))
 			// Scores are sums of dim products of about 1/4, rounded in another order; a weight is off
 			// by as much, relatively, and sums by the weights' errors and their own.
-			bound := 0x1p-24 * (4*float64(dim) + float64(count) + 64)
-			if !f.run(t, kernels32[inUse][d]).near(t, want, bound) {
+			bound := accOf[F]().Unit() * (4*float64(dim) + float64(count) + 64)
+			if !f.run(t, kernelFor[F](d)).near(t, want, bound) {
 				t.Errorf("%v, %d rows, %d keys, dims %d and %d", d, rows, count, dim, valueDim)
 				return false
 			}
@@ -212,10 +230,15 @@ func TestAssemblyFenced(t *testing.T) {
 
 // Weights of which one key has nearly all, in whatever part of the tile it is.
 func TestAssemblyPeaked(t *testing.T) {
+	t.Run("float32", testAssemblyPeaked[float32])
+	t.Run("float64", testAssemblyPeaked[float64])
+}
+
+func testAssemblyPeaked[F real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for range 60 {
-		for _, d := range half16 {
-			c := newCall[float32](rng, d, 1+rng.IntN(20), 1+rng.IntN(150), 8*(1+rng.IntN(17)), 8*(1+rng.IntN(17)), rng.IntN(3) == 0)
+		for _, d := range assembled[F]() {
+			c := newCall[F](rng, d, 1+rng.IntN(20), 1+rng.IntN(150), 8*(1+rng.IntN(17)), 8*(1+rng.IntN(17)), rng.IntN(3) == 0)
 			for i := range c.q {
 				c.q[i] *= 8
 			}
@@ -226,12 +249,17 @@ func TestAssemblyPeaked(t *testing.T) {
 
 // Keys and values that lie at odd elements.
 func TestAssemblyUnaligned(t *testing.T) {
+	t.Run("float32", testAssemblyUnaligned[float32])
+	t.Run("float64", testAssemblyUnaligned[float64])
+}
+
+func testAssemblyUnaligned[F real](t *testing.T) {
 	rng := reftest.Rand(t)
-	f := newFenced(t)
-	for _, d := range half16 {
+	f := newFenced[F](t)
+	for _, d := range assembled[F]() {
 		for shift := range 16 {
 			f.draw(rng, d, 1+rng.IntN(20), 80, 64, 64, false, false)
-			want := f.run(t, kernels32[inUse][d])
+			want := f.run(t, kernelFor[F](d))
 			for s := range 4 {
 				for i, p := range []*unsafe.Pointer{&f.t.K[0][s], &f.t.V[0][s]} {
 					mem := f.fences[6+4*i+s].mem
@@ -240,7 +268,7 @@ func TestAssemblyUnaligned(t *testing.T) {
 					*p = unsafe.Add(*p, shift*d.Size())
 				}
 			}
-			if !f.run(t, kernels32[inUse][d]).near(t, want, 0) {
+			if !f.run(t, kernelFor[F](d)).near(t, want, 0) {
 				t.Fatalf("%v at element %d", d, shift)
 			}
 		}
@@ -249,11 +277,16 @@ func TestAssemblyUnaligned(t *testing.T) {
 
 // What is not a number, or not finite, comes out where it does of the twin.
 func TestAssemblyNotFinite(t *testing.T) {
+	t.Run("float32", testAssemblyNotFinite[float32])
+	t.Run("float64", testAssemblyNotFinite[float64])
+}
+
+func testAssemblyNotFinite[F real](t *testing.T) {
 	rng := reftest.Rand(t)
-	f := newFenced(t)
+	f := newFenced[F](t)
 	nan, inf := math.NaN(), math.Inf(1)
 	for range 600 {
-		d := half16[rng.IntN(3)]
+		d := assembled[F]()[rng.IntN(len(assembled[F]()))]
 		rows, count := 1+rng.IntN(20), 1+rng.IntN(80)
 		dim, valueDim := 8*(1+rng.IntN(12)), 8*(1+rng.IntN(12))
 		if rng.IntN(2) == 0 { // what fills tiles
@@ -263,7 +296,7 @@ func TestAssemblyNotFinite(t *testing.T) {
 		bad := []float64{nan, inf, -inf}[rng.IntN(3)]
 		switch rng.IntN(5) {
 		case 0:
-			unsafe.Slice((*float32)(f.t.Q), rows*dim)[rng.IntN(rows*dim)] = float32(bad)
+			unsafe.Slice((*F)(f.t.Q), rows*dim)[rng.IntN(rows*dim)] = F(bad)
 		case 1, 2:
 			at, width := &f.t.K[0], dim
 			if rng.IntN(2) == 0 {
@@ -271,75 +304,97 @@ func TestAssemblyNotFinite(t *testing.T) {
 			}
 			c := rng.IntN(count)
 			b := Buffer{DType: d, Ptr: at[c%4], Len: 1 << 20}
-			store(&b, c/4*width+rng.IntN(width), []float32{float32(bad)})
+			store(&b, c/4*width+rng.IntN(width), []F{F(bad)})
 		case 3: // every score is -Inf, or NaN: a row may stay empty
-			q := unsafe.Slice((*float32)(f.t.Q), rows*dim)
+			q := unsafe.Slice((*F)(f.t.Q), rows*dim)
 			for i := range q {
 				q[i] = 1
 			}
 			for c := range count {
 				b := Buffer{DType: d, Ptr: f.t.K[0][c%4], Len: 1 << 20}
-				store(&b, c/4*dim+rng.IntN(dim), []float32{float32(-inf)})
+				store(&b, c/4*dim+rng.IntN(dim), []F{F(-inf)})
 			}
 			b := Buffer{DType: d, Ptr: f.t.V[0][0], Len: 1 << 20}
-			store(&b, rng.IntN(valueDim), []float32{float32(bad)})
+			store(&b, rng.IntN(valueDim), []F{F(bad)})
 		case 4:
 			f.t.Visible = nil // a row that sees nothing would be left as it is
-			f.m[rng.IntN(rows)] = float32(bad)
+			f.m[rng.IntN(rows)] = F(bad)
 		}
-		want := f.run(t, kernels32[tierGo][d])
-		if got := f.run(t, kernels32[inUse][d]); !got.near(t, want, 1e-4) {
+		want := f.run(t, kernelOf[F](tierGo, d))
+		if got := f.run(t, kernelFor[F](d)); !got.near(t, want, 1e-4) {
 			t.Fatalf("%v, %d rows, %d keys, dims %d and %d", d, rows, count, dim, valueDim)
 		}
 	}
 }
 
-// Weights are powers of four within 2 units in the last place, with exp4's rules at the ends.
+// Weights are powers of four within 2 units in the last place, with exp4's rules at the ends; in float64 within one.
 func TestAssemblyExp4(t *testing.T) {
-	weigh := weighOf(inUse)
+	t.Run("float32", func(t *testing.T) { testAssemblyExp4[float32](t, -63, 2) })
+	t.Run("float64", func(t *testing.T) { testAssemblyExp4[float64](t, -511, 1) })
+}
+
+func testAssemblyExp4[F real](t *testing.T, least, bound float64) {
+	weigh := weighOf[F](inUse)
 	if weigh == nil {
 		t.Skip("no assembly in use")
 	}
 	rng := reftest.Rand(t)
-	s, o := make([]float32, 1<<12), make([]float32, 8)
-	for n := 1; n < len(s); n += 1 + rng.IntN(40) {
+	u := accOf[F]().Unit()
+	s, o := make([]F, 1<<12), make([]F, 8)
+	for n := 1; n < len(s); n += 1 + rng.IntN(500) {
 		x := s[:n]
 		for i := range x {
 			switch rng.IntN(4) {
 			case 0:
-				x[i] = -float32(rng.Float64() * 65)
+				x[i] = F(rng.Float64() * (least - 2))
 			case 1:
-				x[i] = -math.Float32frombits(rng.Uint32N(math.Float32bits(65)))
+				x[i] = F(-math.Float64frombits(rng.Uint64N(math.Float64bits(2 - least))))
 			case 2:
-				x[i] = -float32(rng.IntN(257)) / 4
-			case 3:
-				x[i] = math.Nextafter32(-float32(rng.IntN(128))/2, float32(rng.IntN(2)*400-200))
-				x[i] = min(x[i], 0)
+				x[i] = -F(rng.IntN(int(-4*least)+5)) / 4
+			case 3: // beside the middle between two halves, or a half
+				x[i] = min(-F(rng.IntN(int(-4*least)+2))/4*F(1+u*float64(2*rng.IntN(5)-4)), 0)
 			}
 		}
 		x[rng.IntN(n)] = 0
 		if n > 1 {
-			x[0] = float32(math.Inf(-1))
+			x[0] = F(math.Inf(-1))
 			x[1] = 0
 		}
 		before := clone(x)
-		m, l := float32(math.Inf(-1)), float32(0)
+		m, l := F(math.Inf(-1)), F(0)
 		if weigh(&x[0], &o[0], &m, &l, n) != 0 {
 			t.Fatal("a row is left")
 		}
 		var sum float64
 		for i, got := range x {
-			want := math.Exp2(2 * float64(before[i]))
-			if before[i] < -63 {
-				want = 0
+			if x := float64(before[i]); x < least {
+				if got != 0 {
+					t.Fatalf("4^%v: got %v, want 0", x, got)
+				}
+			} else if d := unitsOff(float64(got), x) * 0x1p-53 / u; !(d <= bound) {
+				t.Fatalf("4^%v: got %v, %v ulp off", x, got, d)
 			}
-			if got != float32(want) && !(ulps(got, want) <= 2) {
-				t.Fatalf("4^%v: got %v, want %v", before[i], got, want)
-			}
-			sum += want
+			sum += float64(got)
 		}
-		if m != 0 || math.Abs(float64(l)-sum) > 0x1p-24*(sum*float64(n)/8+8*sum) {
+		if m != 0 || math.Abs(float64(l)-sum) > u*(sum*float64(n)/8+8*sum) {
 			t.Fatalf("M = %v, L = %v, want 0, %v", m, l, sum)
 		}
 	}
+}
+
+var ln2, _, _ = big.ParseFloat("0.69314718055994530941723212145817656807550013436025525", 10, 160, big.ToNearestEven)
+
+// unitsOff returns how many units in the last place of a float64 y is off 4^x.
+func unitsOff(y, x float64) float64 {
+	n := math.Round(2 * x)
+	f := new(big.Float).SetPrec(160).SetFloat64(2*x - n)
+	f.Mul(f, ln2)
+	sum, term := big.NewFloat(1).SetPrec(160), big.NewFloat(1).SetPrec(160)
+	for i := 1; i < 27; i++ {
+		term.Quo(term.Mul(term, f), big.NewFloat(float64(i)))
+		sum.Add(sum, term)
+	}
+	_, e := math.Frexp(math.Exp2(2 * x))
+	off, _ := sum.Sub(sum.SetMantExp(sum, int(n)), new(big.Float).SetFloat64(y)).Float64()
+	return math.Abs(off) / math.Ldexp(1, e-53)
 }
