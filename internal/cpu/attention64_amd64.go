@@ -64,6 +64,25 @@ func scorePanel64AVX2(s *float64, q *float64, panel *float64, rows int, dim int,
 //go:noescape
 func weigh64AVX2(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
 
+// gradient64AVX2 computes, for r < rows, c < n, with i = r*stride + c:
+//
+//	p[i] = 4^min(p[i]-m[r], 0) factor[r]
+//	ds[i] = p[i] (ds[i] - off[r])
+//
+// n is at least 1.
+//
+//go:noescape
+func gradient64AVX2(p *float64, ds *float64, m *float64, factor *float64, off *float64, rows int, n int, stride int)
+
+// weightedColumns64AVX2 computes, for c < count, i < dim:
+//
+//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)
+//
+// rows is a multiple of 4.
+//
+//go:noescape
+func weightedColumns64AVX2(o *float64, p *float64, v *float64, rows int, count int, dim int, stride int)
+
 // scoreF64AVX512 computes, for r < rows, c < count:
 //
 //	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
@@ -123,3 +142,22 @@ func scorePanel64AVX512(s *float64, q *float64, panel *float64, rows int, dim in
 //
 //go:noescape
 func weigh64AVX512(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
+
+// gradient64AVX512 computes, for r < rows, c < n, with i = r*stride + c:
+//
+//	p[i] = 4^min(p[i]-m[r], 0) factor[r]
+//	ds[i] = p[i] (ds[i] - off[r])
+//
+// n is at least 1.
+//
+//go:noescape
+func gradient64AVX512(p *float64, ds *float64, m *float64, factor *float64, off *float64, rows int, n int, stride int)
+
+// weightedColumns64AVX512 computes, for c < count, i < dim:
+//
+//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)
+//
+// rows is a multiple of 4.
+//
+//go:noescape
+func weightedColumns64AVX512(o *float64, p *float64, v *float64, rows int, count int, dim int, stride int)

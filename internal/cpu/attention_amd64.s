@@ -4845,6 +4845,840 @@ DATA c7fc00000<>+24(SB)/4, $0x7fc00000
 DATA c7fc00000<>+28(SB)/4, $0x7fc00000
 GLOBL c7fc00000<>(SB), RODATA|NOPTR, $32
 
+// func gradientAVX2(p *float32, ds *float32, m *float32, factor *float32, off *float32, rows int, n int, stride int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·gradientAVX2(SB), NOSPLIT, $16-64
+	MOVQ         p+0(FP), AX
+	MOVQ         ds+8(FP), CX
+	MOVQ         n+48(FP), DX
+	MOVQ         stride+56(FP), BX
+	MOVQ         m+16(FP), SI
+	MOVQ         factor+24(FP), DI
+	MOVQ         off+32(FP), R8
+	SHLQ         $0x02, BX
+	MOVQ         BX, (SP)
+	MOVQ         rows+40(FP), BX
+	MOVQ         BX, 8(SP)
+	MOVQ         DX, BX
+	ANDQ         $0x07, BX
+	LEAQ         prefixes<>+0(SB), R10
+	MOVQ         BX, R9
+	NEGQ         R9
+	VMOVUPS      32(R10)(R9*4), Y0
+	VBROADCASTSS c3c2385a5<>+0(SB), Y1
+	VXORPS       Y5, Y5, Y5
+
+l210:
+	VBROADCASTSS (SI), Y2
+	VBROADCASTSS (DI), Y3
+	VBROADCASTSS (R8), Y4
+	MOVQ         DX, R10
+	SUBQ         BX, R10
+	XORQ         R9, R9
+	TESTQ        R10, R10
+	JZ           l212
+
+l211:
+	VMOVUPS     (AX)(R9*4), Y6
+	VMOVUPS     (CX)(R9*4), Y7
+	VSUBPS      Y2, Y6, Y6
+	VMINPS      Y6, Y5, Y6
+	VADDPS      c4ac00000<>+0(SB), Y6, Y8
+	VSUBPS      c4ac00000<>+0(SB), Y8, Y9
+	VSUBPS      Y9, Y6, Y9
+	VMOVAPS     Y1, Y10
+	VFMADD213PS c3d2fb93b<>+0(SB), Y9, Y10
+	VFMADD213PS c3e1d9387<>+0(SB), Y9, Y10
+	VFMADD213PS c3ee35739<>+0(SB), Y9, Y10
+	VFMADD213PS c3f75fdf1<>+0(SB), Y9, Y10
+	VFMADD213PS c3fb17219<>+0(SB), Y9, Y10
+	VFMADD213PS c3f800000<>+0(SB), Y9, Y10
+	VPSLLD      $0x17, Y8, Y8
+	VPADDD      c3f800000<>+0(SB), Y8, Y8
+	VMULPS      Y8, Y10, Y10
+	VCMPPS      $0x15, cc27c0000<>+0(SB), Y6, Y6
+	VANDPS      Y10, Y6, Y6
+	VMULPS      Y3, Y6, Y6
+	VSUBPS      Y4, Y7, Y7
+	VMULPS      Y6, Y7, Y7
+	VMOVUPS     Y6, (AX)(R9*4)
+	VMOVUPS     Y7, (CX)(R9*4)
+	ADDQ        $0x08, R9
+	CMPQ        R9, R10
+	JL          l211
+
+l212:
+	TESTQ       BX, BX
+	JZ          l213
+	VMASKMOVPS  (AX)(R9*4), Y0, Y6
+	VBLENDVPS   Y0, Y6, Y5, Y6
+	VMASKMOVPS  (CX)(R9*4), Y0, Y7
+	VBLENDVPS   Y0, Y7, Y5, Y7
+	VSUBPS      Y2, Y6, Y6
+	VMINPS      Y6, Y5, Y6
+	VADDPS      c4ac00000<>+0(SB), Y6, Y2
+	VSUBPS      c4ac00000<>+0(SB), Y2, Y8
+	VSUBPS      Y8, Y6, Y8
+	VMOVAPS     Y1, Y9
+	VFMADD213PS c3d2fb93b<>+0(SB), Y8, Y9
+	VFMADD213PS c3e1d9387<>+0(SB), Y8, Y9
+	VFMADD213PS c3ee35739<>+0(SB), Y8, Y9
+	VFMADD213PS c3f75fdf1<>+0(SB), Y8, Y9
+	VFMADD213PS c3fb17219<>+0(SB), Y8, Y9
+	VFMADD213PS c3f800000<>+0(SB), Y8, Y9
+	VPSLLD      $0x17, Y2, Y2
+	VPADDD      c3f800000<>+0(SB), Y2, Y2
+	VMULPS      Y2, Y9, Y9
+	VCMPPS      $0x15, cc27c0000<>+0(SB), Y6, Y6
+	VANDPS      Y9, Y6, Y6
+	VMULPS      Y3, Y6, Y6
+	VSUBPS      Y4, Y7, Y7
+	VMULPS      Y6, Y7, Y7
+	VMASKMOVPS  Y6, Y0, (AX)(R9*4)
+	VMASKMOVPS  Y7, Y0, (CX)(R9*4)
+
+l213:
+	ADDQ (SP), AX
+	ADDQ (SP), CX
+	ADDQ $0x04, SI
+	ADDQ $0x04, DI
+	ADDQ $0x04, R8
+	SUBQ $0x01, 8(SP)
+	JG   l210
+	VZEROUPPER
+	RET
+
+// func weightedColumnsAVX2(o *float32, p *float32, v *float32, rows int, count int, dim int, stride int)
+// Requires: AVX, FMA3
+TEXT ·weightedColumnsAVX2(SB), NOSPLIT, $72-56
+	MOVQ o+0(FP), AX
+	MOVQ AX, (SP)
+	MOVQ v+16(FP), AX
+	MOVQ AX, 8(SP)
+	MOVQ dim+40(FP), AX
+	MOVQ AX, 16(SP)
+
+l215:
+	CMPQ 16(SP), $0x10
+	JL   l216
+	MOVQ (SP), AX
+	MOVQ AX, 24(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 32(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 40(SP)
+
+l218:
+	CMPQ   40(SP), $0x06
+	JL     l217
+	CMPQ   40(SP), $0x08
+	JE     l217
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l219:
+	VMOVUPS      (DI), Y12
+	VMOVUPS      32(DI), Y13
+	VBROADCASTSS (SI), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS 4(SI), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS 8(SI), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS 12(SI), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS 16(SI), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS 20(SI), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	VMOVUPS      (DI)(AX*1), Y12
+	VMOVUPS      32(DI)(AX*1), Y13
+	VBROADCASTSS (SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS 4(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS 8(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS 12(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS 16(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS 20(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	VMOVUPS      (DI)(AX*2), Y12
+	VMOVUPS      32(DI)(AX*2), Y13
+	VBROADCASTSS (SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS 4(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS 8(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS 12(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS 16(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS 20(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	VMOVUPS      (DI)(DX*1), Y12
+	VMOVUPS      32(DI)(DX*1), Y13
+	VBROADCASTSS (SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS 4(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS 8(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS 12(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS 16(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS 20(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l219
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Y12
+	VADDPS       Y12, Y0, Y12
+	VMOVUPS      Y12, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y6, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y7, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y8, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y9, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y4, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y10, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y5, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y11, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x18, 32(SP)
+	SUBQ         $0x06, 40(SP)
+	JMP          l218
+
+l217:
+l221:
+	CMPQ   40(SP), $0x04
+	JL     l220
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l222:
+	VMOVUPS      (DI), Y8
+	VMOVUPS      32(DI), Y9
+	VBROADCASTSS (SI), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS 4(SI), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS 8(SI), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS 12(SI), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	VMOVUPS      (DI)(AX*1), Y8
+	VMOVUPS      32(DI)(AX*1), Y9
+	VBROADCASTSS (SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS 4(SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS 8(SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS 12(SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	VMOVUPS      (DI)(AX*2), Y8
+	VMOVUPS      32(DI)(AX*2), Y9
+	VBROADCASTSS (SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS 4(SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS 8(SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS 12(SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	VMOVUPS      (DI)(DX*1), Y8
+	VMOVUPS      32(DI)(DX*1), Y9
+	VBROADCASTSS (SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS 4(SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS 8(SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS 12(SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l222
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Y8
+	VADDPS       Y8, Y0, Y8
+	VMOVUPS      Y8, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y4, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y5, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y6, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y7, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x10, 32(SP)
+	SUBQ         $0x04, 40(SP)
+	JMP          l221
+
+l220:
+	CMPQ   40(SP), $0x02
+	JL     l223
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l225:
+	VMOVUPS      (DI), Y4
+	VMOVUPS      32(DI), Y5
+	VBROADCASTSS (SI), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS 4(SI), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	VMOVUPS      (DI)(AX*1), Y4
+	VMOVUPS      32(DI)(AX*1), Y5
+	VBROADCASTSS (SI)(CX*1), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS 4(SI)(CX*1), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	VMOVUPS      (DI)(AX*2), Y4
+	VMOVUPS      32(DI)(AX*2), Y5
+	VBROADCASTSS (SI)(CX*2), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS 4(SI)(CX*2), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	VMOVUPS      (DI)(DX*1), Y4
+	VMOVUPS      32(DI)(DX*1), Y5
+	VBROADCASTSS (SI)(BX*1), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS 4(SI)(BX*1), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l225
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Y4
+	VADDPS       Y4, Y0, Y4
+	VMOVUPS      Y4, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x08, 32(SP)
+	SUBQ         $0x02, 40(SP)
+
+l223:
+	CMPQ   40(SP), $0x01
+	JL     l226
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l228:
+	VMOVUPS      (DI), Y2
+	VMOVUPS      32(DI), Y3
+	VBROADCASTSS (SI), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	VMOVUPS      (DI)(AX*1), Y2
+	VMOVUPS      32(DI)(AX*1), Y3
+	VBROADCASTSS (SI)(CX*1), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	VMOVUPS      (DI)(AX*2), Y2
+	VMOVUPS      32(DI)(AX*2), Y3
+	VBROADCASTSS (SI)(CX*2), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	VMOVUPS      (DI)(DX*1), Y2
+	VMOVUPS      32(DI)(DX*1), Y3
+	VBROADCASTSS (SI)(BX*1), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l228
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Y2
+	VADDPS       Y2, Y0, Y2
+	VMOVUPS      Y2, (CX)
+	VMOVUPS      32(CX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, 32(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x04, 32(SP)
+	SUBQ         $0x01, 40(SP)
+
+l226:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+	SUBQ $0x10, 16(SP)
+	JMP  l215
+
+l216:
+l229:
+	CMPQ 16(SP), $0x08
+	JL   l230
+	MOVQ (SP), AX
+	MOVQ AX, 48(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 64(SP)
+
+l232:
+	CMPQ   64(SP), $0x06
+	JL     l231
+	CMPQ   64(SP), $0x08
+	JE     l231
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l233:
+	VMOVUPS      (DI), Y6
+	VBROADCASTSS (SI), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS 4(SI), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS 8(SI), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS 12(SI), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS 16(SI), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS 20(SI), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	VMOVUPS      (DI)(AX*1), Y6
+	VBROADCASTSS (SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS 4(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS 8(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS 12(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS 16(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS 20(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	VMOVUPS      (DI)(AX*2), Y6
+	VBROADCASTSS (SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS 4(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS 8(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS 12(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS 16(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS 20(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	VMOVUPS      (DI)(DX*1), Y6
+	VBROADCASTSS (SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS 4(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS 8(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS 12(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS 16(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS 20(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l233
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Y6
+	VADDPS       Y6, Y0, Y6
+	VMOVUPS      Y6, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y4, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y5, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x18, 56(SP)
+	SUBQ         $0x06, 64(SP)
+	JMP          l232
+
+l231:
+l235:
+	CMPQ   64(SP), $0x04
+	JL     l234
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l236:
+	VMOVUPS      (DI), Y4
+	VBROADCASTSS (SI), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS 4(SI), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS 8(SI), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS 12(SI), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	VMOVUPS      (DI)(AX*1), Y4
+	VBROADCASTSS (SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS 4(SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS 8(SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS 12(SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	VMOVUPS      (DI)(AX*2), Y4
+	VBROADCASTSS (SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS 4(SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS 8(SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS 12(SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	VMOVUPS      (DI)(DX*1), Y4
+	VBROADCASTSS (SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS 4(SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS 8(SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS 12(SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l236
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Y4
+	VADDPS       Y4, Y0, Y4
+	VMOVUPS      Y4, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x10, 56(SP)
+	SUBQ         $0x04, 64(SP)
+	JMP          l235
+
+l234:
+	CMPQ   64(SP), $0x02
+	JL     l237
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l239:
+	VMOVUPS      (DI), Y2
+	VBROADCASTSS (SI), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS 4(SI), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	VMOVUPS      (DI)(AX*1), Y2
+	VBROADCASTSS (SI)(CX*1), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS 4(SI)(CX*1), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	VMOVUPS      (DI)(AX*2), Y2
+	VBROADCASTSS (SI)(CX*2), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS 4(SI)(CX*2), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	VMOVUPS      (DI)(DX*1), Y2
+	VBROADCASTSS (SI)(BX*1), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS 4(SI)(BX*1), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l239
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Y2
+	VADDPS       Y2, Y0, Y2
+	VMOVUPS      Y2, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x08, 56(SP)
+	SUBQ         $0x02, 64(SP)
+
+l237:
+	CMPQ   64(SP), $0x01
+	JL     l240
+	VXORPS Y0, Y0, Y0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l242:
+	VMOVUPS      (DI), Y1
+	VBROADCASTSS (SI), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	VMOVUPS      (DI)(AX*1), Y1
+	VBROADCASTSS (SI)(CX*1), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	VMOVUPS      (DI)(AX*2), Y1
+	VBROADCASTSS (SI)(CX*2), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	VMOVUPS      (DI)(DX*1), Y1
+	VBROADCASTSS (SI)(BX*1), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l242
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Y1
+	VADDPS       Y1, Y0, Y1
+	VMOVUPS      Y1, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x04, 56(SP)
+	SUBQ         $0x01, 64(SP)
+
+l240:
+	ADDQ $0x00000020, (SP)
+	ADDQ $0x00000020, 8(SP)
+	SUBQ $0x08, 16(SP)
+	JMP  l229
+
+l230:
+	VZEROUPPER
+	RET
+
 // func scoreF32AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 // Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
 TEXT ·scoreF32AVX512(SB), NOSPLIT, $88-96
@@ -4866,7 +5700,7 @@ TEXT ·scoreF32AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l210:
+l243:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -4901,9 +5735,9 @@ l210:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l212:
+l245:
 	CMPQ   40(SP), $0x04
-	JL     l211
+	JL     l244
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -4928,9 +5762,9 @@ l212:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l214
+	JZ     l247
 
-l213:
+l246:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4962,11 +5796,11 @@ l213:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l213
+	JL          l246
 
-l214:
+l247:
 	CMPQ        R12, 64(SP)
-	JGE         l215
+	JGE         l248
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -4997,7 +5831,7 @@ l214:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l215:
+l248:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -5059,11 +5893,11 @@ l215:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l212
+	JMP           l245
 
-l211:
+l244:
 	CMPQ   40(SP), $0x02
-	JL     l216
+	JL     l249
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5079,9 +5913,9 @@ l211:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l219
+	JZ     l252
 
-l218:
+l251:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5103,11 +5937,11 @@ l218:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l218
+	JL          l251
 
-l219:
+l252:
 	CMPQ        R12, 72(SP)
-	JGE         l220
+	JGE         l253
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5128,7 +5962,7 @@ l219:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l220:
+l253:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -5163,9 +5997,9 @@ l220:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l216:
+l249:
 	CMPQ   40(SP), $0x01
-	JL     l221
+	JL     l254
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5177,9 +6011,9 @@ l216:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l224
+	JZ     l257
 
-l223:
+l256:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5192,11 +6026,11 @@ l223:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l223
+	JL          l256
 
-l224:
+l257:
 	CMPQ        R12, 80(SP)
-	JGE         l225
+	JGE         l258
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5212,7 +6046,7 @@ l224:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l225:
+l258:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -5233,14 +6067,14 @@ l225:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l221:
+l254:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l210
+	JG   l243
 	VZEROUPPER
 	RET
 
@@ -5287,13 +6121,13 @@ TEXT ·scoreLanesF32AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l226:
+l259:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l227:
+l260:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -5318,9 +6152,9 @@ l227:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l230
+	JZ      l263
 
-l229:
+l262:
 	VMOVUPS (DI)(R11*4), Z0
 	VMOVUPS Z0, (AX)
 	VMOVUPS (R8)(R11*4), Z0
@@ -5332,11 +6166,11 @@ l229:
 	ADDQ    $0x00000040, AX
 	ADDQ    $0x10, R11
 	CMPQ    R11, R13
-	JL      l229
+	JL      l262
 
-l230:
+l263:
 	CMPQ      R11, 48(SP)
-	JGE       l231
+	JGE       l264
 	VMOVUPS.Z (DI)(R11*4), K1, Z0
 	VMOVUPS   Z0, (AX)
 	VMOVUPS.Z (R8)(R11*4), K1, Z0
@@ -5347,7 +6181,7 @@ l230:
 	VMOVUPS   Z0, (AX)(R12*1)
 	ADDQ      $0x00000040, AX
 
-l231:
+l264:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -5362,7 +6196,7 @@ l231:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x02, DI
 
-l232:
+l265:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -5373,24 +6207,24 @@ l232:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l232
+	JG   l265
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l228
+	JLE  l261
 	SUBQ $0x01, SI
-	JG   l227
+	JG   l260
 
-l228:
+l261:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l233:
+l266:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5415,7 +6249,7 @@ l233:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l235:
+l268:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -5541,7 +6375,7 @@ l235:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000040, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l235
+	JG              l268
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -5585,48 +6419,48 @@ l235:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l234
+	JLE             l267
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l234
+	JLE             l267
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l234
+	JLE             l267
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l234
+	JLE             l267
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l234
+	JLE             l267
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l234
+	JLE             l267
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l234
+	JLE             l267
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l233
+	JG              l266
 
-l234:
+l267:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l226
+	JG   l259
 	VZEROUPPER
 	RET
 
@@ -5651,9 +6485,9 @@ TEXT ·weightedF32AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l236:
+l269:
 	CMPQ 32(SP), $0x04
-	JL   l237
+	JL   l270
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -5681,9 +6515,9 @@ l236:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l240:
+l273:
 	CMPQ         40(SP), $0x04
-	JL           l239
+	JL           l272
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -5715,9 +6549,9 @@ l240:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l242
+	JZ           l275
 
-l241:
+l274:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5753,11 +6587,11 @@ l241:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l241
+	JL          l274
 
-l242:
+l275:
 	CMPQ        R12, 64(SP)
-	JGE         l243
+	JGE         l276
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5796,17 +6630,17 @@ l242:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l243:
+l276:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l240
+	JMP  l273
 
-l239:
+l272:
 	CMPQ         40(SP), $0x02
-	JL           l244
+	JL           l277
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -5827,9 +6661,9 @@ l239:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l247
+	JZ           l280
 
-l246:
+l279:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5853,11 +6687,11 @@ l246:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l246
+	JL          l279
 
-l247:
+l280:
 	CMPQ        R12, 72(SP)
-	JGE         l248
+	JGE         l281
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5882,14 +6716,14 @@ l247:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l248:
+l281:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l244:
+l277:
 	CMPQ         40(SP), $0x01
-	JL           l249
+	JL           l282
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -5905,9 +6739,9 @@ l244:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l252
+	JZ           l285
 
-l251:
+l284:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5921,11 +6755,11 @@ l251:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l251
+	JL          l284
 
-l252:
+l285:
 	CMPQ        R12, 80(SP)
-	JGE         l253
+	JGE         l286
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5943,26 +6777,26 @@ l252:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l253:
+l286:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l249:
+l282:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l236
+	JMP  l269
 
-l237:
+l270:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l254:
+l287:
 	SUBQ $0x01, 32(SP)
-	JL   l238
+	JL   l271
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -5973,9 +6807,9 @@ l254:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l256:
+l289:
 	CMPQ         96(SP), $0x01
-	JL           l255
+	JL           l288
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -5988,20 +6822,20 @@ l256:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l258
+	JZ           l291
 
-l257:
+l290:
 	VMULPS  (CX)(BX*4), Z0, Z1
 	VADDPS  (DX), Z1, Z1
 	VMOVUPS Z1, (DX)
 	ADDQ    $0x40, DX
 	ADDQ    $0x10, BX
 	CMPQ    BX, SI
-	JL      l257
+	JL      l290
 
-l258:
+l291:
 	CMPQ      BX, 120(SP)
-	JGE       l259
+	JGE       l292
 	VMOVUPS.Z (CX)(BX*4), K1, Z1
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS.Z (DX), K1, Z1
@@ -6009,17 +6843,17 @@ l258:
 	VMOVUPS   Z0, K1, (DX)
 	ADDQ      $0x40, DX
 
-l259:
+l292:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l256
+	JMP  l289
 
-l255:
+l288:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l254
+	JMP  l287
 
-l238:
+l271:
 	VZEROUPPER
 	RET
 
@@ -6049,9 +6883,9 @@ TEXT ·panelF32AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l261
+	JZ    l294
 
-l260:
+l293:
 	VMOVUPS    (R8), Z0
 	VMOVUPS    (R9), Z1
 	VMOVUPS    (R10), Z2
@@ -6155,11 +6989,11 @@ l260:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l260
+	JL         l293
 
-l261:
+l294:
 	CMPQ       BX, (SP)
-	JGE        l262
+	JGE        l295
 	VMOVUPS.Z  (R8), K1, Z0
 	VMOVUPS.Z  (R9), K1, Z1
 	VMOVUPS.Z  (R10), K1, Z2
@@ -6262,7 +7096,7 @@ l261:
 	ADDQ       $0x40, DI
 	ADDQ       $0x00000800, SI
 
-l262:
+l295:
 	VZEROUPPER
 	RET
 
@@ -6287,9 +7121,9 @@ TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l264:
+l297:
 	CMPQ    16(SP), $0x20
-	JL      l265
+	JL      l298
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -6302,9 +7136,9 @@ l264:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l267:
+l300:
 	CMPQ   56(SP), $0x08
-	JL     l266
+	JL     l299
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6349,7 +7183,7 @@ l267:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l268:
+l301:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPS      (R8), Z16
@@ -6475,7 +7309,7 @@ l268:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l268
+	JG           l301
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -6544,14 +7378,14 @@ l268:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l267
+	JMP          l300
 
-l266:
-l270:
+l299:
+l303:
 	CMPQ   56(SP), $0x06
-	JL     l269
+	JL     l302
 	CMPQ   56(SP), $0x08
-	JE     l269
+	JE     l302
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6592,7 +7426,7 @@ l270:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l271:
+l304:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPS      (R8), Z12
@@ -6694,7 +7528,7 @@ l271:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l271
+	JG           l304
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -6747,12 +7581,12 @@ l271:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l270
+	JMP          l303
 
-l269:
-l273:
+l302:
+l306:
 	CMPQ   56(SP), $0x04
-	JL     l272
+	JL     l305
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6788,7 +7622,7 @@ l273:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l274:
+l307:
 	PREFETCHT0   (R11)
 	PREFETCHT0   64(R11)
 	VMOVUPS      (DI), Z8
@@ -6865,7 +7699,7 @@ l274:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l274
+	JG           l307
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -6902,9 +7736,9 @@ l274:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l273
+	JMP          l306
 
-l272:
+l305:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000080, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -6915,12 +7749,12 @@ l272:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l264
+	JMP     l297
 
-l265:
-l275:
+l298:
+l308:
 	CMPQ    16(SP), $0x10
-	JL      l276
+	JL      l309
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -6933,9 +7767,9 @@ l275:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l278:
+l311:
 	CMPQ   112(SP), $0x08
-	JL     l277
+	JL     l310
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6972,7 +7806,7 @@ l278:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l279:
+l312:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -7058,7 +7892,7 @@ l279:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l279
+	JG           l312
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -7103,14 +7937,14 @@ l279:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l278
+	JMP          l311
 
-l277:
-l281:
+l310:
+l314:
 	CMPQ   112(SP), $0x06
-	JL     l280
+	JL     l313
 	CMPQ   112(SP), $0x08
-	JE     l280
+	JE     l313
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7145,7 +7979,7 @@ l281:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l282:
+l315:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z6
 	VBROADCASTSS (DX), Z7
@@ -7215,7 +8049,7 @@ l282:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l282
+	JG           l315
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -7250,12 +8084,12 @@ l282:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l281
+	JMP          l314
 
-l280:
-l284:
+l313:
+l317:
 	CMPQ   112(SP), $0x04
-	JL     l283
+	JL     l316
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7287,7 +8121,7 @@ l284:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l285:
+l318:
 	PREFETCHT0   (R11)
 	VMOVUPS      (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -7340,7 +8174,7 @@ l285:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l285
+	JG           l318
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -7365,9 +8199,9 @@ l285:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l284
+	JMP          l317
 
-l283:
+l316:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -7378,11 +8212,11 @@ l283:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l275
+	JMP     l308
 
-l276:
+l309:
 	CMPQ    16(SP), $0x00
-	JE      l263
+	JE      l296
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -7395,9 +8229,9 @@ l276:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l287:
+l320:
 	CMPQ   168(SP), $0x08
-	JL     l286
+	JL     l319
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7434,7 +8268,7 @@ l287:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l288:
+l321:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -7520,7 +8354,7 @@ l288:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l288
+	JG           l321
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -7565,14 +8399,14 @@ l288:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l287
+	JMP          l320
 
-l286:
-l290:
+l319:
+l323:
 	CMPQ   168(SP), $0x06
-	JL     l289
+	JL     l322
 	CMPQ   168(SP), $0x08
-	JE     l289
+	JE     l322
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7607,7 +8441,7 @@ l290:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l291:
+l324:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z6
 	VBROADCASTSS (DX), Z7
@@ -7677,7 +8511,7 @@ l291:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l291
+	JG           l324
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -7712,12 +8546,12 @@ l291:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l290
+	JMP          l323
 
-l289:
-l293:
+l322:
+l326:
 	CMPQ   168(SP), $0x04
-	JL     l292
+	JL     l325
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7749,7 +8583,7 @@ l293:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l294:
+l327:
 	PREFETCHT0   (R11)
 	VMOVUPS.Z    (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -7802,7 +8636,7 @@ l294:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l294
+	JG           l327
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -7827,9 +8661,9 @@ l294:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l293
+	JMP          l326
 
-l292:
+l325:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -7840,7 +8674,7 @@ l292:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l263:
+l296:
 	VZEROUPPER
 	RET
 
@@ -7865,7 +8699,7 @@ TEXT ·scoreF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l295:
+l328:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -7900,9 +8734,9 @@ l295:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l297:
+l330:
 	CMPQ   40(SP), $0x04
-	JL     l296
+	JL     l329
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7927,9 +8761,9 @@ l297:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l299
+	JZ     l332
 
-l298:
+l331:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7961,11 +8795,11 @@ l298:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l298
+	JL          l331
 
-l299:
+l332:
 	CMPQ        R12, 64(SP)
-	JGE         l300
+	JGE         l333
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -7996,7 +8830,7 @@ l299:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l300:
+l333:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -8058,11 +8892,11 @@ l300:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l297
+	JMP           l330
 
-l296:
+l329:
 	CMPQ   40(SP), $0x02
-	JL     l301
+	JL     l334
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8078,9 +8912,9 @@ l296:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l304
+	JZ     l337
 
-l303:
+l336:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8102,11 +8936,11 @@ l303:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l303
+	JL          l336
 
-l304:
+l337:
 	CMPQ        R12, 72(SP)
-	JGE         l305
+	JGE         l338
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8127,7 +8961,7 @@ l304:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l305:
+l338:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -8162,9 +8996,9 @@ l305:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l301:
+l334:
 	CMPQ   40(SP), $0x01
-	JL     l306
+	JL     l339
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8176,9 +9010,9 @@ l301:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l309
+	JZ     l342
 
-l308:
+l341:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8195,11 +9029,11 @@ l308:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l308
+	JL          l341
 
-l309:
+l342:
 	CMPQ        R12, 80(SP)
-	JGE         l310
+	JGE         l343
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8215,7 +9049,7 @@ l309:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l310:
+l343:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -8236,14 +9070,14 @@ l310:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l306:
+l339:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l295
+	JG   l328
 	VZEROUPPER
 	RET
 
@@ -8272,13 +9106,13 @@ TEXT ·scoreLanesF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l311:
+l344:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l312:
+l345:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -8303,9 +9137,9 @@ l312:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l315
+	JZ      l348
 
-l314:
+l347:
 	VCVTPH2PS (DI)(R11*2), Z0
 	VMOVUPS   Z0, (AX)
 	VCVTPH2PS (R8)(R11*2), Z0
@@ -8317,11 +9151,11 @@ l314:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l314
+	JL        l347
 
-l315:
+l348:
 	CMPQ        R11, 48(SP)
-	JGE         l316
+	JGE         l349
 	VCVTPH2PS.Z (DI)(R11*2), K1, Z0
 	VMOVUPS     Z0, (AX)
 	VCVTPH2PS.Z (R8)(R11*2), K1, Z0
@@ -8332,7 +9166,7 @@ l315:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l316:
+l349:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -8347,7 +9181,7 @@ l316:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l317:
+l350:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -8358,24 +9192,24 @@ l317:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l317
+	JG   l350
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l313
+	JLE  l346
 	SUBQ $0x01, SI
-	JG   l312
+	JG   l345
 
-l313:
+l346:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l318:
+l351:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8400,7 +9234,7 @@ l318:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l320:
+l353:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -8518,7 +9352,7 @@ l320:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l320
+	JG              l353
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -8562,48 +9396,48 @@ l320:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l319
+	JLE             l352
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l319
+	JLE             l352
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l319
+	JLE             l352
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l319
+	JLE             l352
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l319
+	JLE             l352
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l319
+	JLE             l352
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l319
+	JLE             l352
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l318
+	JG              l351
 
-l319:
+l352:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l311
+	JG   l344
 	VZEROUPPER
 	RET
 
@@ -8628,9 +9462,9 @@ TEXT ·weightedF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l321:
+l354:
 	CMPQ 32(SP), $0x04
-	JL   l322
+	JL   l355
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -8658,9 +9492,9 @@ l321:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l325:
+l358:
 	CMPQ         40(SP), $0x04
-	JL           l324
+	JL           l357
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8692,9 +9526,9 @@ l325:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l327
+	JZ           l360
 
-l326:
+l359:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8730,11 +9564,11 @@ l326:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l326
+	JL          l359
 
-l327:
+l360:
 	CMPQ        R12, 64(SP)
-	JGE         l328
+	JGE         l361
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8773,17 +9607,17 @@ l327:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l328:
+l361:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l325
+	JMP  l358
 
-l324:
+l357:
 	CMPQ         40(SP), $0x02
-	JL           l329
+	JL           l362
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8804,9 +9638,9 @@ l324:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l332
+	JZ           l365
 
-l331:
+l364:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8830,11 +9664,11 @@ l331:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l331
+	JL          l364
 
-l332:
+l365:
 	CMPQ        R12, 72(SP)
-	JGE         l333
+	JGE         l366
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8859,14 +9693,14 @@ l332:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l333:
+l366:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l329:
+l362:
 	CMPQ         40(SP), $0x01
-	JL           l334
+	JL           l367
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8882,9 +9716,9 @@ l329:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l337
+	JZ           l370
 
-l336:
+l369:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8902,11 +9736,11 @@ l336:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l336
+	JL          l369
 
-l337:
+l370:
 	CMPQ        R12, 80(SP)
-	JGE         l338
+	JGE         l371
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8924,26 +9758,26 @@ l337:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l338:
+l371:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l334:
+l367:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l321
+	JMP  l354
 
-l322:
+l355:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l339:
+l372:
 	SUBQ $0x01, 32(SP)
-	JL   l323
+	JL   l356
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -8954,9 +9788,9 @@ l339:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l341:
+l374:
 	CMPQ         96(SP), $0x01
-	JL           l340
+	JL           l373
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -8969,9 +9803,9 @@ l341:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l343
+	JZ           l376
 
-l342:
+l375:
 	VCVTPH2PS (CX)(BX*2), Z1
 	VMULPS    Z1, Z0, Z1
 	VADDPS    (DX), Z1, Z1
@@ -8979,11 +9813,11 @@ l342:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l342
+	JL        l375
 
-l343:
+l376:
 	CMPQ        BX, 120(SP)
-	JGE         l344
+	JGE         l377
 	VCVTPH2PS.Z (CX)(BX*2), K1, Z1
 	VMULPS      Z1, Z0, Z0
 	VMOVUPS.Z   (DX), K1, Z1
@@ -8991,17 +9825,17 @@ l343:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l344:
+l377:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l341
+	JMP  l374
 
-l340:
+l373:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l339
+	JMP  l372
 
-l323:
+l356:
 	VZEROUPPER
 	RET
 
@@ -9031,9 +9865,9 @@ TEXT ·panelF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l346
+	JZ    l379
 
-l345:
+l378:
 	VCVTPH2PS  (R8), Z0
 	VCVTPH2PS  (R9), Z1
 	VCVTPH2PS  (R10), Z2
@@ -9137,11 +9971,11 @@ l345:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l345
+	JL         l378
 
-l346:
+l379:
 	CMPQ        BX, (SP)
-	JGE         l347
+	JGE         l380
 	VCVTPH2PS.Z (R8), K1, Z0
 	VCVTPH2PS.Z (R9), K1, Z1
 	VCVTPH2PS.Z (R10), K1, Z2
@@ -9244,7 +10078,7 @@ l346:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l347:
+l380:
 	VZEROUPPER
 	RET
 
@@ -9269,9 +10103,9 @@ TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l349:
+l382:
 	CMPQ    16(SP), $0x20
-	JL      l350
+	JL      l383
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -9284,9 +10118,9 @@ l349:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l352:
+l385:
 	CMPQ   56(SP), $0x08
-	JL     l351
+	JL     l384
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9331,7 +10165,7 @@ l352:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l353:
+l386:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z16
 	VCVTPH2PS    32(R8), Z17
@@ -9453,7 +10287,7 @@ l353:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l353
+	JG           l386
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -9522,14 +10356,14 @@ l353:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l352
+	JMP          l385
 
-l351:
-l355:
+l384:
+l388:
 	CMPQ   56(SP), $0x06
-	JL     l354
+	JL     l387
 	CMPQ   56(SP), $0x08
-	JE     l354
+	JE     l387
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9570,7 +10404,7 @@ l355:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l356:
+l389:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z12
 	VCVTPH2PS    32(R8), Z13
@@ -9668,7 +10502,7 @@ l356:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l356
+	JG           l389
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -9721,12 +10555,12 @@ l356:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l355
+	JMP          l388
 
-l354:
-l358:
+l387:
+l391:
 	CMPQ   56(SP), $0x04
-	JL     l357
+	JL     l390
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9762,7 +10596,7 @@ l358:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l359:
+l392:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z8
 	VCVTPH2PS    32(DI), Z9
@@ -9835,7 +10669,7 @@ l359:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l359
+	JG           l392
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -9872,9 +10706,9 @@ l359:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l358
+	JMP          l391
 
-l357:
+l390:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -9885,12 +10719,12 @@ l357:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l349
+	JMP     l382
 
-l350:
-l360:
+l383:
+l393:
 	CMPQ    16(SP), $0x10
-	JL      l361
+	JL      l394
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -9903,9 +10737,9 @@ l360:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l363:
+l396:
 	CMPQ   112(SP), $0x08
-	JL     l362
+	JL     l395
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9942,7 +10776,7 @@ l363:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l364:
+l397:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -10028,7 +10862,7 @@ l364:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l364
+	JG           l397
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -10073,14 +10907,14 @@ l364:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l363
+	JMP          l396
 
-l362:
-l366:
+l395:
+l399:
 	CMPQ   112(SP), $0x06
-	JL     l365
+	JL     l398
 	CMPQ   112(SP), $0x08
-	JE     l365
+	JE     l398
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10115,7 +10949,7 @@ l366:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l367:
+l400:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z6
 	VBROADCASTSS (DX), Z7
@@ -10185,7 +11019,7 @@ l367:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l367
+	JG           l400
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -10220,12 +11054,12 @@ l367:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l366
+	JMP          l399
 
-l365:
-l369:
+l398:
+l402:
 	CMPQ   112(SP), $0x04
-	JL     l368
+	JL     l401
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10257,7 +11091,7 @@ l369:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l370:
+l403:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -10310,7 +11144,7 @@ l370:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l370
+	JG           l403
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -10335,9 +11169,9 @@ l370:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l369
+	JMP          l402
 
-l368:
+l401:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -10348,11 +11182,11 @@ l368:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l360
+	JMP     l393
 
-l361:
+l394:
 	CMPQ    16(SP), $0x00
-	JE      l348
+	JE      l381
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -10365,9 +11199,9 @@ l361:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l372:
+l405:
 	CMPQ   168(SP), $0x08
-	JL     l371
+	JL     l404
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10404,7 +11238,7 @@ l372:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l373:
+l406:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -10490,7 +11324,7 @@ l373:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l373
+	JG           l406
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -10535,14 +11369,14 @@ l373:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l372
+	JMP          l405
 
-l371:
-l375:
+l404:
+l408:
 	CMPQ   168(SP), $0x06
-	JL     l374
+	JL     l407
 	CMPQ   168(SP), $0x08
-	JE     l374
+	JE     l407
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10577,7 +11411,7 @@ l375:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l376:
+l409:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z6
 	VBROADCASTSS (DX), Z7
@@ -10647,7 +11481,7 @@ l376:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l376
+	JG           l409
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -10682,12 +11516,12 @@ l376:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l375
+	JMP          l408
 
-l374:
-l378:
+l407:
+l411:
 	CMPQ   168(SP), $0x04
-	JL     l377
+	JL     l410
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10719,7 +11553,7 @@ l378:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l379:
+l412:
 	PREFETCHT0   (R11)
 	VCVTPH2PS.Z  (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -10772,7 +11606,7 @@ l379:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l379
+	JG           l412
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -10797,9 +11631,9 @@ l379:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l378
+	JMP          l411
 
-l377:
+l410:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -10810,7 +11644,7 @@ l377:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l348:
+l381:
 	VZEROUPPER
 	RET
 
@@ -10835,7 +11669,7 @@ TEXT ·scoreBF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l380:
+l413:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -10870,9 +11704,9 @@ l380:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l382:
+l415:
 	CMPQ   40(SP), $0x04
-	JL     l381
+	JL     l414
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10897,9 +11731,9 @@ l382:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l384
+	JZ     l417
 
-l383:
+l416:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10935,11 +11769,11 @@ l383:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l383
+	JL          l416
 
-l384:
+l417:
 	CMPQ        R12, 64(SP)
-	JGE         l385
+	JGE         l418
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10974,7 +11808,7 @@ l384:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l385:
+l418:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -11036,11 +11870,11 @@ l385:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l382
+	JMP           l415
 
-l381:
+l414:
 	CMPQ   40(SP), $0x02
-	JL     l386
+	JL     l419
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11056,9 +11890,9 @@ l381:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l389
+	JZ     l422
 
-l388:
+l421:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11084,11 +11918,11 @@ l388:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l388
+	JL          l421
 
-l389:
+l422:
 	CMPQ        R12, 72(SP)
-	JGE         l390
+	JGE         l423
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11113,7 +11947,7 @@ l389:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l390:
+l423:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -11148,9 +11982,9 @@ l390:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l386:
+l419:
 	CMPQ   40(SP), $0x01
-	JL     l391
+	JL     l424
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11162,9 +11996,9 @@ l386:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l394
+	JZ     l427
 
-l393:
+l426:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11185,11 +12019,11 @@ l393:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l393
+	JL          l426
 
-l394:
+l427:
 	CMPQ        R12, 80(SP)
-	JGE         l395
+	JGE         l428
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11209,7 +12043,7 @@ l394:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l395:
+l428:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -11230,14 +12064,14 @@ l395:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l391:
+l424:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l380
+	JG   l413
 	VZEROUPPER
 	RET
 
@@ -11266,13 +12100,13 @@ TEXT ·scoreLanesBF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l396:
+l429:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l397:
+l430:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -11297,9 +12131,9 @@ l397:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l400
+	JZ      l433
 
-l399:
+l432:
 	VPMOVZXWD (DI)(R11*2), Z0
 	VPSLLD    $0x10, Z0, Z0
 	VMOVUPS   Z0, (AX)
@@ -11315,11 +12149,11 @@ l399:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l399
+	JL        l432
 
-l400:
+l433:
 	CMPQ        R11, 48(SP)
-	JGE         l401
+	JGE         l434
 	VPMOVZXWD.Z (DI)(R11*2), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VMOVUPS     Z0, (AX)
@@ -11334,7 +12168,7 @@ l400:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l401:
+l434:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -11349,7 +12183,7 @@ l401:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l402:
+l435:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -11360,24 +12194,24 @@ l402:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l402
+	JG   l435
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l398
+	JLE  l431
 	SUBQ $0x01, SI
-	JG   l397
+	JG   l430
 
-l398:
+l431:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l403:
+l436:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11402,7 +12236,7 @@ l403:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l405:
+l438:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -11520,7 +12354,7 @@ l405:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l405
+	JG              l438
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -11564,48 +12398,48 @@ l405:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l404
+	JLE             l437
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l404
+	JLE             l437
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l404
+	JLE             l437
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l404
+	JLE             l437
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l404
+	JLE             l437
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l404
+	JLE             l437
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l404
+	JLE             l437
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l403
+	JG              l436
 
-l404:
+l437:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l396
+	JG   l429
 	VZEROUPPER
 	RET
 
@@ -11630,9 +12464,9 @@ TEXT ·weightedBF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l406:
+l439:
 	CMPQ 32(SP), $0x04
-	JL   l407
+	JL   l440
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -11660,9 +12494,9 @@ l406:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l410:
+l443:
 	CMPQ         40(SP), $0x04
-	JL           l409
+	JL           l442
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -11694,9 +12528,9 @@ l410:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l412
+	JZ           l445
 
-l411:
+l444:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11736,11 +12570,11 @@ l411:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l411
+	JL          l444
 
-l412:
+l445:
 	CMPQ        R12, 64(SP)
-	JGE         l413
+	JGE         l446
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11783,17 +12617,17 @@ l412:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l413:
+l446:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l410
+	JMP  l443
 
-l409:
+l442:
 	CMPQ         40(SP), $0x02
-	JL           l414
+	JL           l447
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -11814,9 +12648,9 @@ l409:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l417
+	JZ           l450
 
-l416:
+l449:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11844,11 +12678,11 @@ l416:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l416
+	JL          l449
 
-l417:
+l450:
 	CMPQ        R12, 72(SP)
-	JGE         l418
+	JGE         l451
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11877,14 +12711,14 @@ l417:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l418:
+l451:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l414:
+l447:
 	CMPQ         40(SP), $0x01
-	JL           l419
+	JL           l452
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -11900,9 +12734,9 @@ l414:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l422
+	JZ           l455
 
-l421:
+l454:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11924,11 +12758,11 @@ l421:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l421
+	JL          l454
 
-l422:
+l455:
 	CMPQ        R12, 80(SP)
-	JGE         l423
+	JGE         l456
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11950,26 +12784,26 @@ l422:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l423:
+l456:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l419:
+l452:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l406
+	JMP  l439
 
-l407:
+l440:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l424:
+l457:
 	SUBQ $0x01, 32(SP)
-	JL   l408
+	JL   l441
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -11980,9 +12814,9 @@ l424:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l426:
+l459:
 	CMPQ         96(SP), $0x01
-	JL           l425
+	JL           l458
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -11995,9 +12829,9 @@ l426:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l428
+	JZ           l461
 
-l427:
+l460:
 	VPMOVZXWD (CX)(BX*2), Z1
 	VPSLLD    $0x10, Z1, Z1
 	VMULPS    Z1, Z0, Z1
@@ -12006,11 +12840,11 @@ l427:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l427
+	JL        l460
 
-l428:
+l461:
 	CMPQ        BX, 120(SP)
-	JGE         l429
+	JGE         l462
 	VPMOVZXWD.Z (CX)(BX*2), K1, Z1
 	VPSLLD      $0x10, Z1, Z1
 	VMULPS      Z1, Z0, Z0
@@ -12019,17 +12853,17 @@ l428:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l429:
+l462:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l426
+	JMP  l459
 
-l425:
+l458:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l424
+	JMP  l457
 
-l408:
+l441:
 	VZEROUPPER
 	RET
 
@@ -12059,9 +12893,9 @@ TEXT ·panelBF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l431
+	JZ    l464
 
-l430:
+l463:
 	VPMOVZXWD  (R8), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VPMOVZXWD  (R9), Z1
@@ -12181,11 +13015,11 @@ l430:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l430
+	JL         l463
 
-l431:
+l464:
 	CMPQ        BX, (SP)
-	JGE         l432
+	JGE         l465
 	VPMOVZXWD.Z (R8), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VPMOVZXWD.Z (R9), K1, Z1
@@ -12304,7 +13138,7 @@ l431:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l432:
+l465:
 	VZEROUPPER
 	RET
 
@@ -12329,9 +13163,9 @@ TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l434:
+l467:
 	CMPQ    16(SP), $0x20
-	JL      l435
+	JL      l468
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -12344,9 +13178,9 @@ l434:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l437:
+l470:
 	CMPQ   56(SP), $0x08
-	JL     l436
+	JL     l469
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12391,7 +13225,7 @@ l437:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l438:
+l471:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z16
 	VPSLLD       $0x10, Z16, Z16
@@ -12521,7 +13355,7 @@ l438:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l438
+	JG           l471
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -12590,14 +13424,14 @@ l438:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l437
+	JMP          l470
 
-l436:
-l440:
+l469:
+l473:
 	CMPQ   56(SP), $0x06
-	JL     l439
+	JL     l472
 	CMPQ   56(SP), $0x08
-	JE     l439
+	JE     l472
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12638,7 +13472,7 @@ l440:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l441:
+l474:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z12
 	VPSLLD       $0x10, Z12, Z12
@@ -12744,7 +13578,7 @@ l441:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l441
+	JG           l474
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -12797,12 +13631,12 @@ l441:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l440
+	JMP          l473
 
-l439:
-l443:
+l472:
+l476:
 	CMPQ   56(SP), $0x04
-	JL     l442
+	JL     l475
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12838,7 +13672,7 @@ l443:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l444:
+l477:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -12919,7 +13753,7 @@ l444:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l444
+	JG           l477
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -12956,9 +13790,9 @@ l444:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l443
+	JMP          l476
 
-l442:
+l475:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -12969,12 +13803,12 @@ l442:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l434
+	JMP     l467
 
-l435:
-l445:
+l468:
+l478:
 	CMPQ    16(SP), $0x10
-	JL      l446
+	JL      l479
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -12987,9 +13821,9 @@ l445:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l448:
+l481:
 	CMPQ   112(SP), $0x08
-	JL     l447
+	JL     l480
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13026,7 +13860,7 @@ l448:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l449:
+l482:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -13116,7 +13950,7 @@ l449:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l449
+	JG           l482
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -13161,14 +13995,14 @@ l449:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l448
+	JMP          l481
 
-l447:
-l451:
+l480:
+l484:
 	CMPQ   112(SP), $0x06
-	JL     l450
+	JL     l483
 	CMPQ   112(SP), $0x08
-	JE     l450
+	JE     l483
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13203,7 +14037,7 @@ l451:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l452:
+l485:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z6
 	VPSLLD       $0x10, Z6, Z6
@@ -13277,7 +14111,7 @@ l452:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l452
+	JG           l485
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -13312,12 +14146,12 @@ l452:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l451
+	JMP          l484
 
-l450:
-l454:
+l483:
+l487:
 	CMPQ   112(SP), $0x04
-	JL     l453
+	JL     l486
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13349,7 +14183,7 @@ l454:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l455:
+l488:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -13406,7 +14240,7 @@ l455:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l455
+	JG           l488
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -13431,9 +14265,9 @@ l455:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l454
+	JMP          l487
 
-l453:
+l486:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -13444,11 +14278,11 @@ l453:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l445
+	JMP     l478
 
-l446:
+l479:
 	CMPQ    16(SP), $0x00
-	JE      l433
+	JE      l466
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -13461,9 +14295,9 @@ l446:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l457:
+l490:
 	CMPQ   168(SP), $0x08
-	JL     l456
+	JL     l489
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13500,7 +14334,7 @@ l457:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l458:
+l491:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -13590,7 +14424,7 @@ l458:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l458
+	JG           l491
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -13635,14 +14469,14 @@ l458:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l457
+	JMP          l490
 
-l456:
-l460:
+l489:
+l493:
 	CMPQ   168(SP), $0x06
-	JL     l459
+	JL     l492
 	CMPQ   168(SP), $0x08
-	JE     l459
+	JE     l492
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13677,7 +14511,7 @@ l460:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l461:
+l494:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z6
 	VPSLLD       $0x10, Z6, Z6
@@ -13751,7 +14585,7 @@ l461:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l461
+	JG           l494
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -13786,12 +14620,12 @@ l461:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l460
+	JMP          l493
 
-l459:
-l463:
+l492:
+l496:
 	CMPQ   168(SP), $0x04
-	JL     l462
+	JL     l495
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13823,7 +14657,7 @@ l463:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l464:
+l497:
 	PREFETCHT0   (R11)
 	VPMOVZXWD.Z  (DI), K1, Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -13880,7 +14714,7 @@ l464:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l464
+	JG           l497
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -13905,9 +14739,9 @@ l464:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l463
+	JMP          l496
 
-l462:
+l495:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -13918,7 +14752,7 @@ l462:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l433:
+l466:
 	VZEROUPPER
 	RET
 
@@ -13936,9 +14770,9 @@ TEXT ·scorePanelAVX512(SB), NOSPLIT, $0-48
 	SHLQ $0x02, R8
 	LEAQ (R8)(R8*2), R9
 
-l466:
+l499:
 	CMPQ   BX, $0x08
-	JL     l465
+	JL     l498
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13960,7 +14794,7 @@ l466:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l467:
+l500:
 	VMOVUPS      (R12), Z16
 	VMOVUPS      64(R12), Z17
 	VBROADCASTSS (R10), Z18
@@ -13991,7 +14825,7 @@ l467:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l467
+	JG           l500
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z8, 64(AX)
 	ADDQ         DI, AX
@@ -14025,14 +14859,14 @@ l467:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x08, BX
-	JMP          l466
+	JMP          l499
 
-l465:
-l469:
+l498:
+l502:
 	CMPQ   BX, $0x06
-	JL     l468
+	JL     l501
 	CMPQ   BX, $0x08
-	JE     l468
+	JE     l501
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14050,7 +14884,7 @@ l469:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l470:
+l503:
 	VMOVUPS      (R12), Z12
 	VMOVUPS      64(R12), Z13
 	VBROADCASTSS (R10), Z14
@@ -14075,7 +14909,7 @@ l470:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l470
+	JG           l503
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z6, 64(AX)
 	ADDQ         DI, AX
@@ -14101,12 +14935,12 @@ l470:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x06, BX
-	JMP          l469
+	JMP          l502
 
-l468:
-l472:
+l501:
+l505:
 	CMPQ   BX, $0x04
-	JL     l471
+	JL     l504
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14119,7 +14953,7 @@ l472:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l473:
+l506:
 	VMOVUPS      (R11), Z8
 	VMOVUPS      64(R11), Z9
 	VBROADCASTSS (R10), Z10
@@ -14137,7 +14971,7 @@ l473:
 	ADDQ         $0x00000080, R11
 	ADDQ         $0x04, R10
 	SUBQ         $0x01, R12
-	JG           l473
+	JG           l506
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z4, 64(AX)
 	ADDQ         DI, AX
@@ -14155,11 +14989,11 @@ l473:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
-	JMP          l472
+	JMP          l505
 
-l471:
+l504:
 	CMPQ   BX, $0x02
-	JL     l474
+	JL     l507
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14168,7 +15002,7 @@ l471:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l476:
+l509:
 	VMOVUPS      (R10), Z4
 	VMOVUPS      64(R10), Z5
 	VBROADCASTSS (R9), Z6
@@ -14180,7 +15014,7 @@ l476:
 	ADDQ         $0x00000080, R10
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, R11
-	JG           l476
+	JG           l509
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z2, 64(AX)
 	ADDQ         DI, AX
@@ -14191,15 +15025,15 @@ l476:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l474:
+l507:
 	CMPQ   BX, $0x01
-	JL     l477
+	JL     l510
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l479:
+l512:
 	VMOVUPS      (DX), Z2
 	VMOVUPS      64(DX), Z3
 	VBROADCASTSS (R9), Z4
@@ -14208,14 +15042,14 @@ l479:
 	ADDQ         $0x00000080, DX
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, SI
-	JG           l479
+	JG           l512
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l477:
+l510:
 	VZEROUPPER
 	RET
 
@@ -14255,34 +15089,34 @@ TEXT ·weighAVX512(SB), NOSPLIT, $32-96
 	MOVQ         aheadAt+72(FP), R9
 	MOVQ         R9, 16(SP)
 
-l480:
+l513:
 	VBROADCASTSS (DX), Z10
 	VCMPPS       $0x03, Z10, Z10, K3
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l488
+	JZ           l521
 
-l487:
+l520:
 	VMOVUPS (AX)(R9*4), Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l487
+	JL      l520
 
-l488:
+l521:
 	TESTQ   R8, R8
-	JZ      l489
+	JZ      l522
 	VMOVAPS Z9, Z11
 	VMOVUPS (AX)(R9*4), K1, Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 
-l489:
+l522:
 	VEXTRACTF64X4 $0x01, Z10, Y11
 	VMAXPS        Y11, Y10, Y11
 	VEXTRACTF64X2 $0x01, Y11, X12
@@ -14292,27 +15126,27 @@ l489:
 	VPERMILPS     $0xb1, X12, X10
 	VMAXPS        X10, X12, X12
 	KORTESTW      K3, K3
-	JZ            l484
+	JZ            l517
 	VMOVSS        c7fc00000<>+0(SB), X12
 
-l484:
+l517:
 	VUCOMISS cff800000<>+0(SB), X12
-	JP       l483
-	JE       l482
+	JP       l516
+	JE       l515
 
-l483:
+l516:
 	VBROADCASTSS X12, Z10
 	VUCOMISS     (DX), X12
-	JP           l485
-	JE           l486
+	JP           l518
+	JE           l519
 
-l485:
+l518:
 	VMOVSS   (DX), X11
 	VUCOMISS cff800000<>+0(SB), X11
-	JP       l490
-	JE       l486
+	JP       l523
+	JE       l519
 
-l490:
+l523:
 	VBROADCASTSS X11, Z11
 	VSUBPS       Z10, Z11, Z11
 	VADDPS       Z1, Z11, Z13
@@ -14336,34 +15170,34 @@ l490:
 	MOVQ         DI, 24(SP)
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l492
+	JZ           l525
 
-l491:
+l524:
 	VMOVUPS (CX)(R9*4), Z13
 	VMULPS  Z11, Z13, Z13
 	VMOVUPS Z13, (CX)(R9*4)
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l491
+	JL      l524
 
-l492:
+l525:
 	CMPQ      R9, 24(SP)
-	JGE       l493
+	JGE       l526
 	VMOVUPS.Z (CX)(R9*4), K2, Z13
 	VMULPS    Z11, Z13, Z13
 	VMOVUPS   Z13, K2, (CX)(R9*4)
 
-l493:
-l486:
+l526:
+l519:
 	VMOVSS X12, (DX)
 	VXORPS Z11, Z11, Z11
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l495
+	JZ     l528
 
-l494:
+l527:
 	VMOVUPS     (AX)(R9*4), Z12
 	VSUBPS      Z10, Z12, Z12
 	VADDPS      Z1, Z12, Z13
@@ -14394,11 +15228,11 @@ l494:
 	VADDPS      Z12, Z11, Z11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
-	JL          l494
+	JL          l527
 
-l495:
+l528:
 	TESTQ       R8, R8
-	JZ          l496
+	JZ          l529
 	VMOVAPS     Z9, Z12
 	VMOVUPS     (AX)(R9*4), K1, Z12
 	VSUBPS      Z10, Z12, Z12
@@ -14419,7 +15253,7 @@ l495:
 	VMOVUPS     Z12, K1, (AX)(R9*4)
 	VADDPS      Z12, Z11, Z11
 
-l496:
+l529:
 	VEXTRACTF64X4 $0x01, Z11, Y10
 	VADDPS        Y10, Y11, Y10
 	VEXTRACTF64X2 $0x01, Y10, X11
@@ -14431,7 +15265,7 @@ l496:
 	VADDSS        (BX), X11, X11
 	VMOVSS        X11, (BX)
 
-l481:
+l514:
 	MOVQ aheadStep+80(FP), R9
 	ADDQ R9, 16(SP)
 	MOVQ stride+48(FP), R9
@@ -14440,15 +15274,1622 @@ l481:
 	ADDQ $0x04, DX
 	ADDQ $0x04, BX
 	SUBQ $0x01, (SP)
-	JG   l480
+	JG   l513
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+88(FP)
 	RET
 
-l482:
+l515:
 	ADDQ $0x01, 8(SP)
-	JMP  l481
+	JMP  l514
+
+// func gradientAVX512(p *float32, ds *float32, m *float32, factor *float32, off *float32, rows int, n int, stride int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·gradientAVX512(SB), NOSPLIT, $16-64
+	MOVQ         p+0(FP), AX
+	MOVQ         ds+8(FP), CX
+	MOVQ         n+48(FP), DX
+	MOVQ         stride+56(FP), BX
+	MOVQ         m+16(FP), SI
+	MOVQ         factor+24(FP), DI
+	MOVQ         off+32(FP), R8
+	SHLQ         $0x02, BX
+	MOVQ         BX, (SP)
+	MOVQ         rows+40(FP), BX
+	MOVQ         BX, 8(SP)
+	MOVQ         DX, BX
+	ANDQ         $0x0f, BX
+	MOVQ         DX, R9
+	ANDQ         $0x0f, R9
+	LEAQ         tailMasks<>+0(SB), R10
+	KMOVW        (R10)(R9*2), K1
+	VBROADCASTSS cc27c0000<>+0(SB), Z0
+	VBROADCASTSS c4ac00000<>+0(SB), Z1
+	VBROADCASTSS c3f800000<>+0(SB), Z2
+	VBROADCASTSS c3c2385a5<>+0(SB), Z3
+	VBROADCASTSS c3d2fb93b<>+0(SB), Z4
+	VBROADCASTSS c3e1d9387<>+0(SB), Z5
+	VBROADCASTSS c3ee35739<>+0(SB), Z6
+	VBROADCASTSS c3f75fdf1<>+0(SB), Z7
+	VBROADCASTSS c3fb17219<>+0(SB), Z8
+	VXORPS       Z12, Z12, Z12
+
+l530:
+	VBROADCASTSS (SI), Z9
+	VBROADCASTSS (DI), Z10
+	VBROADCASTSS (R8), Z11
+	MOVQ         DX, R10
+	SUBQ         BX, R10
+	XORQ         R9, R9
+	TESTQ        R10, R10
+	JZ           l532
+
+l531:
+	VMOVUPS     (AX)(R9*4), Z13
+	VMOVUPS     (CX)(R9*4), Z14
+	VSUBPS      Z9, Z13, Z13
+	VMINPS      Z13, Z12, Z13
+	VADDPS      Z1, Z13, Z15
+	VSUBPS      Z1, Z15, Z16
+	VSUBPS      Z16, Z13, Z16
+	VMOVAPS     Z3, Z17
+	VFMADD213PS Z4, Z16, Z17
+	VFMADD213PS Z5, Z16, Z17
+	VFMADD213PS Z6, Z16, Z17
+	VFMADD213PS Z7, Z16, Z17
+	VFMADD213PS Z8, Z16, Z17
+	VFMADD213PS Z2, Z16, Z17
+	VPSLLD      $0x17, Z15, Z15
+	VPADDD      Z2, Z15, Z15
+	VCMPPS      $0x15, Z0, Z13, K2
+	VMULPS.Z    Z15, Z17, K2, Z13
+	VMULPS      Z10, Z13, Z13
+	VSUBPS      Z11, Z14, Z14
+	VMULPS      Z13, Z14, Z14
+	VMOVUPS     Z13, (AX)(R9*4)
+	VMOVUPS     Z14, (CX)(R9*4)
+	ADDQ        $0x10, R9
+	CMPQ        R9, R10
+	JL          l531
+
+l532:
+	TESTQ       BX, BX
+	JZ          l533
+	VMOVAPS     Z12, Z13
+	VMOVUPS     (AX)(R9*4), K1, Z13
+	VMOVAPS     Z12, Z14
+	VMOVUPS     (CX)(R9*4), K1, Z14
+	VSUBPS      Z9, Z13, Z13
+	VMINPS      Z13, Z12, Z13
+	VADDPS      Z1, Z13, Z9
+	VSUBPS      Z1, Z9, Z15
+	VSUBPS      Z15, Z13, Z15
+	VMOVAPS     Z3, Z16
+	VFMADD213PS Z4, Z15, Z16
+	VFMADD213PS Z5, Z15, Z16
+	VFMADD213PS Z6, Z15, Z16
+	VFMADD213PS Z7, Z15, Z16
+	VFMADD213PS Z8, Z15, Z16
+	VFMADD213PS Z2, Z15, Z16
+	VPSLLD      $0x17, Z9, Z9
+	VPADDD      Z2, Z9, Z9
+	VCMPPS      $0x15, Z0, Z13, K2
+	VMULPS.Z    Z9, Z16, K2, Z13
+	VMULPS      Z10, Z13, Z13
+	VSUBPS      Z11, Z14, Z14
+	VMULPS      Z13, Z14, Z14
+	VMOVUPS     Z13, K1, (AX)(R9*4)
+	VMOVUPS     Z14, K1, (CX)(R9*4)
+
+l533:
+	ADDQ (SP), AX
+	ADDQ (SP), CX
+	ADDQ $0x04, SI
+	ADDQ $0x04, DI
+	ADDQ $0x04, R8
+	SUBQ $0x01, 8(SP)
+	JG   l530
+	VZEROUPPER
+	RET
+
+// func weightedColumnsAVX512(o *float32, p *float32, v *float32, rows int, count int, dim int, stride int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·weightedColumnsAVX512(SB), NOSPLIT, $96-56
+	MOVQ  dim+40(FP), AX
+	ANDQ  $0x0f, AX
+	LEAQ  tailMasks<>+0(SB), CX
+	KMOVW (CX)(AX*2), K1
+	MOVQ  o+0(FP), AX
+	MOVQ  AX, (SP)
+	MOVQ  v+16(FP), AX
+	MOVQ  AX, 8(SP)
+	MOVQ  dim+40(FP), AX
+	MOVQ  AX, 16(SP)
+
+l535:
+	CMPQ 16(SP), $0x20
+	JL   l536
+	MOVQ (SP), AX
+	MOVQ AX, 24(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 32(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 40(SP)
+
+l538:
+	CMPQ   40(SP), $0x08
+	JL     l537
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l539:
+	VMOVUPS      (DI), Z16
+	VMOVUPS      64(DI), Z17
+	VBROADCASTSS (SI), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 4(SI), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 8(SI), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 12(SI), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 16(SI), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 20(SI), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 24(SI), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 28(SI), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	VMOVUPS      (DI)(AX*1), Z16
+	VMOVUPS      64(DI)(AX*1), Z17
+	VBROADCASTSS (SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 4(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 8(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 12(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 16(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 20(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 24(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 28(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	VMOVUPS      (DI)(AX*2), Z16
+	VMOVUPS      64(DI)(AX*2), Z17
+	VBROADCASTSS (SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 4(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 8(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 12(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 16(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 20(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 24(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 28(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	VMOVUPS      (DI)(DX*1), Z16
+	VMOVUPS      64(DI)(DX*1), Z17
+	VBROADCASTSS (SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 4(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 8(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 12(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 16(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 20(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 24(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 28(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l539
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Z16
+	VADDPS       Z16, Z0, Z16
+	VMOVUPS      Z16, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z12, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z13, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z14, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z15, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x20, 32(SP)
+	SUBQ         $0x08, 40(SP)
+	JMP          l538
+
+l537:
+l541:
+	CMPQ   40(SP), $0x06
+	JL     l540
+	CMPQ   40(SP), $0x08
+	JE     l540
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l542:
+	VMOVUPS      (DI), Z12
+	VMOVUPS      64(DI), Z13
+	VBROADCASTSS (SI), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(SI), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(SI), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(SI), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 16(SI), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 20(SI), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	VMOVUPS      (DI)(AX*1), Z12
+	VMOVUPS      64(DI)(AX*1), Z13
+	VBROADCASTSS (SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 16(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 20(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	VMOVUPS      (DI)(AX*2), Z12
+	VMOVUPS      64(DI)(AX*2), Z13
+	VBROADCASTSS (SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 16(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 20(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	VMOVUPS      (DI)(DX*1), Z12
+	VMOVUPS      64(DI)(DX*1), Z13
+	VBROADCASTSS (SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 16(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 20(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l542
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Z12
+	VADDPS       Z12, Z0, Z12
+	VMOVUPS      Z12, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x18, 32(SP)
+	SUBQ         $0x06, 40(SP)
+	JMP          l541
+
+l540:
+l544:
+	CMPQ   40(SP), $0x04
+	JL     l543
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l545:
+	VMOVUPS      (DI), Z8
+	VMOVUPS      64(DI), Z9
+	VBROADCASTSS (SI), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 4(SI), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 8(SI), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 12(SI), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	VMOVUPS      (DI)(AX*1), Z8
+	VMOVUPS      64(DI)(AX*1), Z9
+	VBROADCASTSS (SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 4(SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 8(SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 12(SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	VMOVUPS      (DI)(AX*2), Z8
+	VMOVUPS      64(DI)(AX*2), Z9
+	VBROADCASTSS (SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 4(SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 8(SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 12(SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	VMOVUPS      (DI)(DX*1), Z8
+	VMOVUPS      64(DI)(DX*1), Z9
+	VBROADCASTSS (SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 4(SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 8(SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 12(SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l545
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Z8
+	VADDPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x10, 32(SP)
+	SUBQ         $0x04, 40(SP)
+	JMP          l544
+
+l543:
+	CMPQ   40(SP), $0x02
+	JL     l546
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l548:
+	VMOVUPS      (DI), Z4
+	VMOVUPS      64(DI), Z5
+	VBROADCASTSS (SI), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS 4(SI), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	VMOVUPS      (DI)(AX*1), Z4
+	VMOVUPS      64(DI)(AX*1), Z5
+	VBROADCASTSS (SI)(CX*1), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS 4(SI)(CX*1), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	VMOVUPS      (DI)(AX*2), Z4
+	VMOVUPS      64(DI)(AX*2), Z5
+	VBROADCASTSS (SI)(CX*2), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS 4(SI)(CX*2), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	VMOVUPS      (DI)(DX*1), Z4
+	VMOVUPS      64(DI)(DX*1), Z5
+	VBROADCASTSS (SI)(BX*1), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS 4(SI)(BX*1), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l548
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Z4
+	VADDPS       Z4, Z0, Z4
+	VMOVUPS      Z4, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x08, 32(SP)
+	SUBQ         $0x02, 40(SP)
+
+l546:
+	CMPQ   40(SP), $0x01
+	JL     l549
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l551:
+	VMOVUPS      (DI), Z2
+	VMOVUPS      64(DI), Z3
+	VBROADCASTSS (SI), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	VMOVUPS      (DI)(AX*1), Z2
+	VMOVUPS      64(DI)(AX*1), Z3
+	VBROADCASTSS (SI)(CX*1), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	VMOVUPS      (DI)(AX*2), Z2
+	VMOVUPS      64(DI)(AX*2), Z3
+	VBROADCASTSS (SI)(CX*2), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	VMOVUPS      (DI)(DX*1), Z2
+	VMOVUPS      64(DI)(DX*1), Z3
+	VBROADCASTSS (SI)(BX*1), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l551
+	MOVQ         24(SP), CX
+	VMOVUPS      (CX), Z2
+	VADDPS       Z2, Z0, Z2
+	VMOVUPS      Z2, (CX)
+	VMOVUPS      64(CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, 64(CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 24(SP)
+	ADDQ         $0x04, 32(SP)
+	SUBQ         $0x01, 40(SP)
+
+l549:
+	ADDQ $0x00000080, (SP)
+	ADDQ $0x00000080, 8(SP)
+	SUBQ $0x20, 16(SP)
+	JMP  l535
+
+l536:
+l552:
+	CMPQ 16(SP), $0x10
+	JL   l553
+	MOVQ (SP), AX
+	MOVQ AX, 48(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 64(SP)
+
+l555:
+	CMPQ   64(SP), $0x08
+	JL     l554
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l556:
+	VMOVUPS      (DI), Z8
+	VBROADCASTSS (SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS      (DI)(AX*1), Z8
+	VBROADCASTSS (SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS      (DI)(AX*2), Z8
+	VBROADCASTSS (SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS      (DI)(DX*1), Z8
+	VBROADCASTSS (SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l556
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Z8
+	VADDPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x20, 56(SP)
+	SUBQ         $0x08, 64(SP)
+	JMP          l555
+
+l554:
+l558:
+	CMPQ   64(SP), $0x06
+	JL     l557
+	CMPQ   64(SP), $0x08
+	JE     l557
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l559:
+	VMOVUPS      (DI), Z6
+	VBROADCASTSS (SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS      (DI)(AX*1), Z6
+	VBROADCASTSS (SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS      (DI)(AX*2), Z6
+	VBROADCASTSS (SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS      (DI)(DX*1), Z6
+	VBROADCASTSS (SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l559
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x18, 56(SP)
+	SUBQ         $0x06, 64(SP)
+	JMP          l558
+
+l557:
+l561:
+	CMPQ   64(SP), $0x04
+	JL     l560
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l562:
+	VMOVUPS      (DI), Z4
+	VBROADCASTSS (SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS      (DI)(AX*1), Z4
+	VBROADCASTSS (SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS      (DI)(AX*2), Z4
+	VBROADCASTSS (SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS      (DI)(DX*1), Z4
+	VBROADCASTSS (SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l562
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Z4
+	VADDPS       Z4, Z0, Z4
+	VMOVUPS      Z4, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x10, 56(SP)
+	SUBQ         $0x04, 64(SP)
+	JMP          l561
+
+l560:
+	CMPQ   64(SP), $0x02
+	JL     l563
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l565:
+	VMOVUPS      (DI), Z2
+	VBROADCASTSS (SI), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (DI)(AX*1), Z2
+	VBROADCASTSS (SI)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (DI)(AX*2), Z2
+	VBROADCASTSS (SI)(CX*2), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (DI)(DX*1), Z2
+	VBROADCASTSS (SI)(BX*1), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l565
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Z2
+	VADDPS       Z2, Z0, Z2
+	VMOVUPS      Z2, (CX)
+	ADDQ         AX, CX
+	VMOVUPS      (CX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x08, 56(SP)
+	SUBQ         $0x02, 64(SP)
+
+l563:
+	CMPQ   64(SP), $0x01
+	JL     l566
+	VXORPS Z0, Z0, Z0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l568:
+	VMOVUPS      (DI), Z1
+	VBROADCASTSS (SI), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS      (DI)(AX*1), Z1
+	VBROADCASTSS (SI)(CX*1), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS      (DI)(AX*2), Z1
+	VBROADCASTSS (SI)(CX*2), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS      (DI)(DX*1), Z1
+	VBROADCASTSS (SI)(BX*1), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l568
+	MOVQ         48(SP), CX
+	VMOVUPS      (CX), Z1
+	VADDPS       Z1, Z0, Z1
+	VMOVUPS      Z1, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 48(SP)
+	ADDQ         $0x04, 56(SP)
+	SUBQ         $0x01, 64(SP)
+
+l566:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+	SUBQ $0x10, 16(SP)
+	JMP  l552
+
+l553:
+	CMPQ 16(SP), $0x00
+	JE   l534
+	MOVQ (SP), AX
+	MOVQ AX, 72(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 80(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 88(SP)
+
+l570:
+	CMPQ   88(SP), $0x08
+	JL     l569
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+
+l571:
+	VMOVUPS.Z    (DI), K1, Z8
+	VBROADCASTSS (SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS.Z    (DI)(AX*1), K1, Z8
+	VBROADCASTSS (SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS.Z    (DI)(AX*2), K1, Z8
+	VBROADCASTSS (SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS.Z    (DI)(DX*1), K1, Z8
+	VBROADCASTSS (SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 16(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 20(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 24(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 28(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l571
+	MOVQ         72(SP), CX
+	VMOVUPS.Z    (CX), K1, Z8
+	VADDPS       Z8, Z0, Z8
+	VMOVUPS      Z8, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 72(SP)
+	ADDQ         $0x20, 80(SP)
+	SUBQ         $0x08, 88(SP)
+	JMP          l570
+
+l569:
+l573:
+	CMPQ   88(SP), $0x06
+	JL     l572
+	CMPQ   88(SP), $0x08
+	JE     l572
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+
+l574:
+	VMOVUPS.Z    (DI), K1, Z6
+	VBROADCASTSS (SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS.Z    (DI)(AX*1), K1, Z6
+	VBROADCASTSS (SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS.Z    (DI)(AX*2), K1, Z6
+	VBROADCASTSS (SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS.Z    (DI)(DX*1), K1, Z6
+	VBROADCASTSS (SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 16(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 20(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l574
+	MOVQ         72(SP), CX
+	VMOVUPS.Z    (CX), K1, Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 72(SP)
+	ADDQ         $0x18, 80(SP)
+	SUBQ         $0x06, 88(SP)
+	JMP          l573
+
+l572:
+l576:
+	CMPQ   88(SP), $0x04
+	JL     l575
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+
+l577:
+	VMOVUPS.Z    (DI), K1, Z4
+	VBROADCASTSS (SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS.Z    (DI)(AX*1), K1, Z4
+	VBROADCASTSS (SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS.Z    (DI)(AX*2), K1, Z4
+	VBROADCASTSS (SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS.Z    (DI)(DX*1), K1, Z4
+	VBROADCASTSS (SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l577
+	MOVQ         72(SP), CX
+	VMOVUPS.Z    (CX), K1, Z4
+	VADDPS       Z4, Z0, Z4
+	VMOVUPS      Z4, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 72(SP)
+	ADDQ         $0x10, 80(SP)
+	SUBQ         $0x04, 88(SP)
+	JMP          l576
+
+l575:
+	CMPQ   88(SP), $0x02
+	JL     l578
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+
+l580:
+	VMOVUPS.Z    (DI), K1, Z2
+	VBROADCASTSS (SI), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS.Z    (DI)(AX*1), K1, Z2
+	VBROADCASTSS (SI)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS.Z    (DI)(AX*2), K1, Z2
+	VBROADCASTSS (SI)(CX*2), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI)(CX*2), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS.Z    (DI)(DX*1), K1, Z2
+	VBROADCASTSS (SI)(BX*1), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(SI)(BX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l580
+	MOVQ         72(SP), CX
+	VMOVUPS.Z    (CX), K1, Z2
+	VADDPS       Z2, Z0, Z2
+	VMOVUPS      Z2, K1, (CX)
+	ADDQ         AX, CX
+	VMOVUPS.Z    (CX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 72(SP)
+	ADDQ         $0x08, 80(SP)
+	SUBQ         $0x02, 88(SP)
+
+l578:
+	CMPQ   88(SP), $0x01
+	JL     l581
+	VXORPS Z0, Z0, Z0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   rows+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+
+l583:
+	VMOVUPS.Z    (DI), K1, Z1
+	VBROADCASTSS (SI), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS.Z    (DI)(AX*1), K1, Z1
+	VBROADCASTSS (SI)(CX*1), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS.Z    (DI)(AX*2), K1, Z1
+	VBROADCASTSS (SI)(CX*2), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS.Z    (DI)(DX*1), K1, Z1
+	VBROADCASTSS (SI)(BX*1), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x04, R8
+	JG           l583
+	MOVQ         72(SP), CX
+	VMOVUPS.Z    (CX), K1, Z1
+	VADDPS       Z1, Z0, Z1
+	VMOVUPS      Z1, K1, (CX)
+	ADDQ         AX, CX
+	MOVQ         CX, 72(SP)
+	ADDQ         $0x04, 80(SP)
+	SUBQ         $0x01, 88(SP)
+
+l581:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+
+l534:
+	VZEROUPPER
+	RET
 
 // func queryTilesBF16AMX(tiles *float32, q *float32, rows int, dim int)
 // Requires: AVX, AVX512BW, AVX512F
@@ -14461,11 +16902,11 @@ TEXT ·queryTilesBF16AMX(SB), NOSPLIT, $0-32
 	VMOVDQU32    tileRows<>+0(SB), Z1
 	VMOVDQU32    highWords<>+0(SB), Z2
 
-l497:
+l584:
 	MOVQ AX, SI
 	MOVQ BX, DI
 
-l498:
+l585:
 	VMOVUPS     (CX), Z3
 	VMOVUPS     64(CX), Z4
 	VMOVDQA32   Z2, Z5
@@ -14491,10 +16932,10 @@ l498:
 	ADDQ        $0x00000080, CX
 	ADDQ        $0x00000c00, SI
 	SUBQ        $0x20, DI
-	JG          l498
+	JG          l585
 	ADDQ        $0x04, AX
 	SUBQ        $0x01, DX
-	JG          l497
+	JG          l584
 	VZEROUPPER
 	RET
 
@@ -14553,7 +16994,7 @@ TEXT ·scoreTilesBF16AMX(SB), NOSPLIT, $40-112
 	VXORPS    Z0, Z0, Z0
 	VXORPS    Z1, Z1, Z1
 
-l499:
+l586:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 // TILEZERO $0x00
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 // TILEZERO $0x01
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 // TILEZERO $0x02
@@ -14573,7 +17014,7 @@ l499:
 	CMOVQEQ  DX, DI
 	LEAQ     (DI)(DI*2), R8
 
-l500:
+l587:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x64; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x04, AX, DX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x6c; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x05, AX, DX
@@ -14703,7 +17144,7 @@ l500:
 	ADDQ       $0x40, BX
 	ADDQ       R9, SI
 	SUBQ       $0x20, CX
-	JG         l500
+	JG         l587
 	MOVQ       wide+96(FP), AX
 	MOVQ       $0x00000100, DX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7a; BYTE $0x4b; BYTE $0x44; BYTE $0x10; BYTE $0x00 // TILESTORED $0x00, AX, DX
@@ -14724,17 +17165,17 @@ l500:
 	MOVQ       24(SP), CX
 	SHLQ       $0x02, BX
 
-l501:
+l588:
 	MOVQ AX, SI
 	MOVQ CX, DI
 	MOVQ $0x00000004, R8
 
-l503:
+l590:
 	MOVQ dim+48(FP), R10
 	MOVQ 16(SP), R9
 	LEAQ (R9)(R10*2), R10
 
-l505:
+l592:
 	MOVQ         ahead+72(FP), R11
 	MOVQ         (R11), R12
 	PREFETCHT0   (R12)(R9*1)
@@ -14746,7 +17187,7 @@ l505:
 	PREFETCHT0   (R11)(R9*1)
 	ADDQ         $0x40, R9
 	CMPQ         R9, R10
-	JL           l505
+	JL           l592
 	MOVQ         aheadStep+88(FP), R9
 	ADDQ         R9, 16(SP)
 	VMOVUPS      (SI), Y2
@@ -14787,60 +17228,60 @@ l505:
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x01
-	JLE          l504
+	JLE          l591
 	VSHUFF32X4   $0x88, Z13, Z10, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x02
-	JLE          l504
+	JLE          l591
 	VSHUFF32X4   $0x88, Z16, Z12, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x03
-	JLE          l504
+	JLE          l591
 	VSHUFF32X4   $0x88, Z15, Z11, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x04
-	JLE          l504
+	JLE          l591
 	VSHUFF32X4   $0xdd, Z18, Z14, Z14
 	VFMADD231PS  Z14, Z0, Z1
 	VMOVUPS      Z14, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x05
-	JLE          l504
+	JLE          l591
 	VSHUFF32X4   $0xdd, Z13, Z10, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x06
-	JLE          l504
+	JLE          l591
 	VSHUFF32X4   $0xdd, Z16, Z12, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x07
-	JLE          l504
+	JLE          l591
 	VSHUFF32X4   $0xdd, Z15, Z11, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 
-l504:
+l591:
 	ADDQ $0x00000400, SI
 	ADDQ $0x40, DI
 	SUBQ $0x01, R8
-	JG   l503
+	JG   l590
 	SUBQ $0x08, DX
-	JLE  l502
+	JLE  l589
 	ADDQ $0x20, AX
 	LEAQ (CX)(BX*8), CX
-	JMP  l501
+	JMP  l588
 
-l502:
+l589:
 	MOVQ   step+64(FP), AX
 	SHLQ   $0x04, AX
 	ADDQ   AX, (SP)
@@ -14849,7 +17290,7 @@ l502:
 	ADDQ   AX, 8(SP)
 	ADDQ   $0x00000100, 24(SP)
 	SUBQ   $0x40, 32(SP)
-	JG     l499
+	JG     l586
 	VCMPPS $0x03, Z1, Z1, K1
 	KMOVW  K1, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
@@ -14892,9 +17333,9 @@ TEXT ·weightedTilesBF16AMX(SB), NOSPLIT, $152-112
 	SUBQ         CX, AX
 	MOVQ         AX, 32(SP)
 
-l506:
+l593:
 	CMPQ     24(SP), $0x40
-	JL       l507
+	JL       l594
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000080, AX
 	CMPQ     32(SP), $0x00
@@ -14922,7 +17363,7 @@ l506:
 	MOVQ     80(SP), CX
 	SHLQ     $0x02, BX
 
-l508:
+l595:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -14945,7 +17386,7 @@ l508:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l508
+	JG         l595
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       80(SP), AX
@@ -15167,7 +17608,7 @@ l508:
 	VMOVDQU32  Z3, 6080(AX)
 	VMOVDQU32  Z1, 7104(AX)
 
-l509:
+l596:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -15191,7 +17632,7 @@ l509:
 	MOVQ      88(SP), BX
 	SHLQ      $0x02, DI
 
-l510:
+l597:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -15214,7 +17655,7 @@ l510:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l510
+	JG         l597
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -15584,7 +18025,7 @@ l510:
 	MOVQ       AX, 88(SP)
 	MOVQ       CX, 80(SP)
 	CMPQ       56(SP), $0x00
-	JG         l509
+	JG         l596
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -15606,12 +18047,12 @@ l510:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x40, 24(SP)
-	JMP        l506
+	JMP        l593
 
-l507:
-l511:
+l594:
+l598:
 	CMPQ     24(SP), $0x20
-	JL       l512
+	JL       l599
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000040, AX
 	CMPQ     32(SP), $0x00
@@ -15637,7 +18078,7 @@ l511:
 	MOVQ     136(SP), CX
 	SHLQ     $0x02, BX
 
-l513:
+l600:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -15660,7 +18101,7 @@ l513:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l513
+	JG         l600
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       136(SP), AX
@@ -15786,7 +18227,7 @@ l513:
 	VMOVDQU32  Z3, 4032(AX)
 	VMOVDQU32  Z1, 5056(AX)
 
-l514:
+l601:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -15810,7 +18251,7 @@ l514:
 	MOVQ      144(SP), BX
 	SHLQ      $0x02, DI
 
-l515:
+l602:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -15833,7 +18274,7 @@ l515:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l515
+	JG         l602
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -16065,7 +18506,7 @@ l515:
 	MOVQ       AX, 144(SP)
 	MOVQ       CX, 136(SP)
 	CMPQ       112(SP), $0x00
-	JG         l514
+	JG         l601
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -16083,9 +18524,9 @@ l515:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x20, 24(SP)
-	JMP        l511
+	JMP        l598
 
-l512:
+l599:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
 	MOVQ   wide+96(FP), AX
 	MOVQ   rows+32(FP), CX
@@ -16097,21 +18538,21 @@ l512:
 	MOVQ   AX, DX
 	MOVQ   CX, BX
 
-l516:
+l603:
 	VMOVUPS     (DX), Z2
 	VFMADD231PS Z2, Z0, Z1
 	ADDQ        $0x40, DX
 	SUBQ        $0x10, BX
-	JG          l516
+	JG          l603
 	VCMPPS      $0x03, Z1, Z1, K1
 	KMOVW       K1, DX
 	TESTQ       DX, DX
-	JNZ         l517
+	JNZ         l604
 	MOVQ        o+0(FP), BX
 	VMOVDQU32   turns0<>+0(SB), Z0
 	VMOVDQU32   turns1<>+0(SB), Z1
 
-l518:
+l605:
 	VMOVUPS   (AX), Z2
 	VMOVUPS   64(AX), Z3
 	VMOVDQA32 Z0, Z4
@@ -16125,9 +18566,9 @@ l518:
 	ADDQ      $0x00000080, AX
 	ADDQ      $0x00000080, BX
 	SUBQ      $0x20, CX
-	JG        l518
+	JG        l605
 
-l517:
+l604:
 	VZEROUPPER
 	MOVQ DX, odd+104(FP)
 	RET

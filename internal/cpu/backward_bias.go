@@ -7,15 +7,15 @@ package cpu
 // cutBias cuts the bias into pieces, and returns how many there are.
 func (r *backwardRun[F]) cutBias() (units int) {
 	s := &r.shape
-	r.biasRows = backwardRows
+	r.biasRows = chunkRows
 	if s.Bias.Queries == 1 {
 		r.biasRows = s.Queries // all of them share a row
 	}
 	r.rowBlocks = (s.Queries-1)/r.biasRows + 1
 	others := s.Bias.Sequences * s.Bias.Heads * r.rowBlocks
 	want := (minUnits-1)/others + 1
-	blocks := (s.Keys-1)/backwardKeys + 1
-	r.biasKeys = ((blocks-1)/want + 1) * backwardKeys
+	blocks := (s.Keys-1)/chunkKeys + 1
+	r.biasKeys = ((blocks-1)/want + 1) * chunkKeys
 	r.keyBlocks = (s.Keys-1)/r.biasKeys + 1
 	return others * r.keyBlocks
 }
@@ -87,11 +87,12 @@ func (w *backwardWorker[F]) addBias(row, rows, first, end int) {
 		last := min(end, w.most)
 		for key := max(first, w.low); key < last; key += backwardKeys {
 			count := min(backwardKeys, last-key)
-			w.gradients(key, count)
-			for r := range n {
+			from, to := w.seeing(key, count)
+			w.gradients(from, to, key, count)
+			for r := from; r < to; r++ {
 				low, high := w.see(r, key, count)
 				at := s.Bias.Row(w.seq, w.head0+(row+r)/s.Queries, (row+r)%s.Queries) + key
-				addTo(w.run.ops.DBias[at+low:at+high], w.ds[r*backwardKeys:][low:high])
+				addTo(w.run.ops.DBias[at+low:at+high], w.ds[r*w.stride:][low:high])
 			}
 		}
 		row += n

@@ -21,6 +21,12 @@ type backwardKernels[F real] struct {
 	// cols is a multiple of lanes.
 	scores func(w *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int)
 
+	// gradient computes, for r < rows, c < n, with i = r*stride + c:
+	//
+	//	p[i] = 4^min(p[i]-m[r], 0) factor[r]
+	//	ds[i] = p[i] (ds[i] - off[r])
+	gradient func(w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int)
+
 	// weigh computes, for r < rows, c < n, with top = max(m[r], max_c s[r*stride+c]):
 	//
 	//	s[r*stride+c] = 4^(s[r*stride+c]-top)
@@ -37,19 +43,21 @@ type backwardKernels[F real] struct {
 	// rows and count are multiples of 4.
 	add func(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int)
 
-	// transpose computes, for r < lanes, c < cols:
+	// addTransposed computes, for c < count, i < dim:
 	//
-	//	t[c*lanes+r] = s[r*stride+c]
+	//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)
 	//
-	// cols is a multiple of lanes.
-	transpose func(w *backwardScratch[F], t, s []F, cols, stride int)
+	// rows is a multiple of 4.
+	addTransposed func(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int)
 }
 
 // backwardScratch is what kernels of a backward pass need for themselves.
 type backwardScratch[F real] struct {
 	quad streams // four rows of a matrix: an array on the stack would not stay there
-	wide []F     // panelOf(the longest row)
+	wide []F     // panelOf(the longest row), or 16 x backwardKeys if that is more
 	idle []F     // backwardRows x idleDim zeros
+	// Maxima and sums of rows: 2 x backwardRows.
+	stats []F
 }
 
 // open makes w.quad the first four of x's rows, which are so many elements apart: the streams that assembly reads.
@@ -88,7 +96,7 @@ func (k *backwardKernels[F]) orGo(other *backwardKernels[F], dim, valueDim int) 
 func backwardGo[F real]() *backwardKernels[F] {
 	return &backwardKernels[F]{
 		dims: 1, lanes: 16,
-		scores: scoresGo[F], weigh: weighGo[F], add: addProductGo[F], transpose: transposeGo[F],
+		scores: scoresGo[F], weigh: weighGo[F], gradient: gradientGo[F], add: addProductGo[F], addTransposed: addTransposedGo[F],
 	}
 }
 
@@ -129,12 +137,37 @@ func addProductGo[F real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, 
 	}
 }
 
-func transposeGo[F real](_ *backwardScratch[F], t, s []F, cols, stride int) {
-	const lanes = 16
-	for r := range lanes {
-		row := s[r*stride : r*stride+cols]
-		for c, x := range row {
-			t[c*lanes+r] = x
+func addTransposedGo[F real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+	for r := 0; r < rows; r += 4 {
+		x := v[r*dim : (r+4)*dim]
+		p0, p1, p2, p3 := p[r*stride:], p[(r+1)*stride:], p[(r+2)*stride:], p[(r+3)*stride:]
+		for c := range count {
+			add4(o[c*dim:(c+1)*dim], &[4]F{p0[c], p1[c], p2[c], p3[c]}, x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
+		}
+	}
+}
+
+func gradientGo[F real](w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
+	gradientBy(w, weighGo[F], p, ds, m, factor, off, rows, n, stride)
+}
+
+// gradientBy is a gradient of backwardKernels by their weigh.
+func gradientBy[F real](w *backwardScratch[F], weigh func(w *backwardScratch[F], s, m, l []F, rows, n, stride int), p, ds, m, factor, off []F, rows, n, stride int) {
+	top, sums := w.stats[:rows], w.stats[rows:2*rows]
+	copy(top, m)
+	clear(sums)
+	for r := range rows {
+		for c, x := range p[r*stride : r*stride+n] {
+			p[r*stride+c] = min(x, m[r])
+		}
+	}
+	weigh(w, p, top, sums, rows, n, stride)
+	for r := range rows {
+		p, ds := p[r*stride:r*stride+n], ds[r*stride:r*stride+n]
+		f, off := factor[r], off[r]
+		for c, x := range p {
+			p[c] = x * f
+			ds[c] = p[c] * (ds[c] - off)
 		}
 	}
 }

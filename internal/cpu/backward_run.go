@@ -13,9 +13,13 @@ import (
 
 const (
 	// A block is so many query rows against so many keys: their scores, weights and gradients stay in
-	// the second-level cache.
-	backwardRows = 64
-	backwardKeys = 128
+	// the second-level cache. Keys, values and their gradients come from further away, as a rule, once for all rows.
+	backwardRows = 128
+	backwardKeys = 64
+
+	// What chunks, and pieces of a bias, have a multiple of.
+	chunkRows = 64
+	chunkKeys = 128
 
 	// minUnits is how much work there is to hand out, at least, if keys and rows suffice: a KV head is cut
 	// into chunks where a batch has fewer of them. It is a constant, so that results depend on shapes alone.
@@ -36,7 +40,7 @@ type backwardRun[F real] struct {
 	// for all keys, which leave parts of DK and DV. Whichever parts are smaller decides.
 	chunks    int // of a KV head
 	byRows    bool
-	chunkSize int // keys or rows of a chunk: a multiple of a block's
+	chunkSize int // keys or rows of a chunk: a multiple of chunkKeys or chunkRows
 	partSize  int // elements of a part
 	partials  []F // the parts of every KV head from its second chunk on
 
@@ -99,10 +103,10 @@ func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) 
 // cut cuts KV heads into chunks.
 func (r *backwardRun[F]) cut(heads int) {
 	s := &r.shape
-	n, block := s.Keys, backwardKeys
+	n, block := s.Keys, chunkKeys
 	r.partSize = s.rows() * s.Dim
 	if size := s.Keys * (s.Dim + s.ValueDim); size < r.partSize {
-		r.byRows, r.partSize, n, block = true, size, s.rows(), backwardRows
+		r.byRows, r.partSize, n, block = true, size, s.rows(), chunkRows
 	} else {
 		r.byRows = false
 	}
@@ -236,26 +240,27 @@ type backwardWorker[F real] struct {
 	high, least            int               // all of them see [high, least)
 	qRow, doRow, dq        []F               // of the block: q with Scale*log4(e), dO, and the sums of dq
 	m, l, top, factor, off []F               // of its rows: weights are 4^(s-m)*factor, and dS = p*(dp-off)
-	p, ds, pT, dsT         []F               // rows x keys; transposed, in panels of rows
-	capSlopes              []F               // rows x keys: the derivatives of the soft cap
-	cap                    float64           // of scores with the factor log4(e)
-	kTail, vTail           []F               // keys that do not fill a panel, and values
-	dkTail, dvTail         []F
-	values                 []F // what all these are cut from
+	p, ds                  []F               // rows x keys, stride a row: weights, and gradients in scores
+	stride                 int
+	capSlopes              []F     // as p: the derivatives of the soft cap
+	cap                    float64 // of scores with the factor log4(e)
+	kTail, vTail           []F     // keys that do not fill a panel, and values
+	values                 []F     // what all these are cut from
 	_                      [cacheLine]byte
 }
 
 // prepare sizes the scratch.
 func (w *backwardWorker[F]) prepare(s *BackwardShape) {
-	const block = backwardRows * backwardKeys
+	w.stride = backwardKeys + cacheLine/int(unsafe.Sizeof(F(0))) // powers of 2 would have rows share places in caches
+	block := backwardRows * w.stride
 	d, dv := s.Dim, s.ValueDim
-	wide := padded(panelOf(max(d, dv)))
+	wide := padded(panelOf(max(d, dv, backwardKeys/2)))
 	capSlopes := 0
 	if s.Cap != 0 {
 		capSlopes = block
 	}
-	need := capSlopes + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 4*block +
-		2*padded(backwardKeys*d) + 2*padded(backwardKeys*dv) + wide + backwardRows*idleDim + cacheLine
+	need := capSlopes + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 2*block +
+		padded(backwardKeys*d) + padded(backwardKeys*dv) + wide + backwardRows*(idleDim+2) + cacheLine
 	if len(w.values) < need {
 		w.values = make([]F, need)
 	}
@@ -265,13 +270,12 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	for _, x := range []*[]F{&w.m, &w.l, &w.top, &w.factor, &w.off} {
 		*x = cut(&v, padded(backwardRows))
 	}
-	for _, x := range []*[]F{&w.p, &w.ds, &w.pT, &w.dsT} {
+	for _, x := range []*[]F{&w.p, &w.ds} {
 		*x = cut(&v, block)
 	}
 	w.capSlopes, w.cap = cut(&v, capSlopes), s.Cap*lean.Log4E
-	w.kTail, w.dkTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*d))
-	w.vTail, w.dvTail = cut(&v, padded(backwardKeys*dv)), cut(&v, padded(backwardKeys*dv))
-	w.scratch.wide, w.scratch.idle = cut(&v, wide), cut(&v, backwardRows*idleDim)
+	w.kTail, w.vTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*dv))
+	w.scratch.wide, w.scratch.idle, w.scratch.stats = cut(&v, wide), cut(&v, backwardRows*idleDim), cut(&v, 2*backwardRows)
 	clear(w.scratch.idle)
 }
 
@@ -361,9 +365,11 @@ func (w *backwardWorker[F]) measure() {
 		if cols > n {
 			keys = copyTail(w.kTail, keys, cols*s.Dim)
 		}
-		k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, s.Dim, backwardKeys)
-		w.modify(key, n)
-		w.weighSeen(key, n)
+		k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, s.Dim, w.stride)
+		w.modify(0, w.rows, key, n)
+		w.eachSeen(0, w.rows, key, n, func(r, rows, from, n int) {
+			k.weigh(&w.scratch, w.p[r*w.stride+from:], w.top[r:], w.l[r:], rows, n, w.stride)
+		})
 	}
 	for r, l := range w.l[:w.rows] {
 		if w.sees[r] > 0 {
@@ -379,56 +385,75 @@ func up(n, m int) int { return (n + m - 1) / m * m }
 func (w *backwardWorker[F]) block(key, n int) {
 	s, k := &w.run.shape, w.run.kernels
 	d, dv := s.Dim, s.ValueDim
-	keys, cols := w.gradients(key, n)
+	row, rows := w.seeing(key, n)
+	if row == rows {
+		return
+	}
+	keys := w.gradients(row, rows, key, n)
 	if s.Cap != 0 {
-		w.modifyGradient(key, n)
+		w.modifyGradient(row, rows, key, n)
 	}
-	tail := cols > n // rows are read by panels, and written by fours
-	dk, dvs := w.dk[key*d:(key+n)*d], []F(nil)
-	if tail {
-		dk = clearTail(w.dkTail, cols*d)
-	}
+	p, ds, count := w.p[row*w.stride:], w.ds[row*w.stride:], up(rows-row, 4)
+	k.add(&w.scratch, w.dq[row*d:], ds, keys, count, up(n, 4), d, w.stride)
+	k.addTransposed(&w.scratch, w.dk[key*d:(key+n)*d], ds, w.qRow[row*d:], count, n, d, w.stride)
 	if w.dout != nil {
-		if dvs = w.dv[key*dv : (key+n)*dv]; tail {
-			dvs = clearTail(w.dvTail, cols*dv)
-		}
-	}
-
-	rows := up(w.rows, 4)
-	k.add(&w.scratch, w.dq, w.ds, keys, rows, up(n, 4), d, backwardKeys)
-	w.addTransposed(dk, w.dsT, w.ds, w.qRow, up(n, 4), cols, d)
-	if w.dout != nil {
-		w.addTransposed(dvs, w.pT, w.p, w.doRow, up(n, 4), cols, dv)
-	}
-	if tail {
-		addTo(w.dk[key*d:(key+n)*d], dk)
-		if w.dout != nil {
-			addTo(w.dv[key*dv:(key+n)*dv], dvs)
-		}
+		k.addTransposed(&w.scratch, w.dv[key*dv:(key+n)*dv], p, w.doRow[row*dv:], count, n, dv, w.stride)
 	}
 }
 
-// gradients computes the weights of the block's rows for n keys, from the given one on, and the gradients dS in their
-// scores. It returns the keys, as many as kernels take.
-func (w *backwardWorker[F]) gradients(key, n int) (keys []F, cols int) {
+// seeing returns the rows [row, end) of the block that see any of n keys, from the given one on, and maybe others
+// between and before them: row is a multiple of 4.
+func (w *backwardWorker[F]) seeing(key, n int) (row, end int) {
+	if w.high <= key && w.least >= key+n {
+		return 0, w.rows
+	}
+	row = w.rows
+	for r := range w.rows {
+		if from, to := w.see(r, key, n); from < to {
+			row, end = min(row, r), r+1
+		}
+	}
+	return min(row, end) &^ 3, end
+}
+
+// gradients computes the weights of rows [row, end) of the block for n keys, from the given one on, and the gradients dS
+// in their scores. It returns the keys, as many as kernels take. Weights and gradients of keys that a row does not see are
+// 0, and so are those of rows up to a multiple of 4.
+func (w *backwardWorker[F]) gradients(row, end, key, n int) (keys []F) {
 	s, k := &w.run.shape, w.run.kernels
 	d, dv := s.Dim, s.ValueDim
-	cols = up(n, k.lanes)
+	cols := up(n, k.lanes)
 	if keys = w.k[key*d : (key+n)*d]; cols > n {
 		keys = copyTail(w.kTail, keys, cols*d)
 	}
-	k.scores(&w.scratch, w.p, w.qRow, keys, w.rows, cols, d, backwardKeys)
-	w.modify(key, n)
-	w.weigh(key, n, cols)
-	if w.dout != nil {
+	p, ds := w.p[row*w.stride:], w.ds[row*w.stride:]
+	k.scores(&w.scratch, p, w.qRow[row*d:], keys, end-row, cols, d, w.stride)
+	w.modify(row, end, key, n)
+	if w.dout == nil {
+		clear(ds[:(end-row)*w.stride])
+	} else {
 		values := w.v[key*dv : (key+n)*dv]
 		if cols > n {
 			values = copyTail(w.vTail, values, cols*dv)
 		}
-		k.scores(&w.scratch, w.ds, w.doRow, values, w.rows, cols, dv, backwardKeys)
+		k.scores(&w.scratch, ds, w.doRow[row*dv:], values, end-row, cols, dv, w.stride)
 	}
-	w.gradient(key, n, cols)
-	return keys, cols
+	w.eachSeen(row, end, key, n, func(r, rows, from, n int) {
+		at := r*w.stride + from
+		k.gradient(&w.scratch, w.p[at:], w.ds[at:], w.m[r:], w.factor[r:], w.off[r:], rows, n, w.stride)
+	})
+	for r := row; r < up(end, 4); r++ {
+		from, to := w.see(r, key, n)
+		if from == 0 && to == cols {
+			continue
+		}
+		for _, x := range [][]F{w.p, w.ds} {
+			x = x[r*w.stride : r*w.stride+cols]
+			clear(x[:from])
+			clear(x[to:])
+		}
+	}
+	return keys
 }
 
 // copyTail copies x to the front of a buffer, and zeros behind it, n elements in all.
@@ -437,26 +462,21 @@ func copyTail[F real](buf, x []F, n int) []F {
 	return buf[:n]
 }
 
-func clearTail[F real](buf []F, n int) []F {
-	clear(buf[:n])
-	return buf[:n]
-}
-
-// modify changes the scores before they become weights, and leaves the derivatives of the soft cap.
-func (w *backwardWorker[F]) modify(key, n int) {
+// modify changes the scores of rows [row, end) before they become weights, and leaves the derivatives of the soft cap.
+func (w *backwardWorker[F]) modify(row, end, key, n int) {
 	s := &w.run.shape
 	if s.Cap == 0 && s.Slopes == "" && s.Bias == (attn.Bias{}) {
 		return
 	}
-	for r := range w.rows {
+	for r := row; r < end; r++ {
 		from, to := w.see(r, key, n)
 		if from == to {
 			continue
 		}
 		head, pos := w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries
-		scores := w.p[r*backwardKeys+from : r*backwardKeys+to]
+		scores := w.p[r*w.stride+from : r*w.stride+to]
 		if s.Cap != 0 {
-			capScores(scores, w.capSlopes[r*backwardKeys+from:r*backwardKeys+to], w.cap)
+			capScores(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
 		}
 		if s.Slopes != "" {
 			slopeScores(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)))
@@ -469,44 +489,26 @@ func (w *backwardWorker[F]) modify(key, n int) {
 }
 
 // modifyGradient makes the gradients in the scores those in the products, by the derivatives of the soft cap.
-func (w *backwardWorker[F]) modifyGradient(key, n int) {
-	for r := range w.rows {
+func (w *backwardWorker[F]) modifyGradient(row, end, key, n int) {
+	for r := row; r < end; r++ {
 		from, to := w.see(r, key, n)
-		ds := w.ds[r*backwardKeys:][from:to]
-		for i, x := range w.capSlopes[r*backwardKeys:][from:to] {
+		ds := w.ds[r*w.stride:][from:to]
+		for i, x := range w.capSlopes[r*w.stride:][from:to] {
 			ds[i] *= x
 		}
 	}
 }
 
-// weigh turns the scores into weights; those of keys that a row does not see become 0.
-func (w *backwardWorker[F]) weigh(key, n, cols int) {
-	copy(w.top, w.m[:w.rows]) // rounding may have a score above the log-sum-exp: a weight is at most 1
-	clear(w.l[:w.rows])
-	w.weighSeen(key, n)
-	for r := range up(w.rows, 4) {
-		from, to := w.see(r, key, n)
-		p := w.p[r*backwardKeys : r*backwardKeys+cols]
-		clear(p[:from])
-		clear(p[to:])
-		if f := w.factor[r]; f != 1 {
-			for i := from; i < to; i++ {
-				p[i] *= f
-			}
-		}
-	}
-}
-
-// weighSeen turns the scores of keys that a row sees into weights relative to the row's top.
-func (w *backwardWorker[F]) weighSeen(key, n int) {
-	k := w.run.kernels
+// eachSeen calls f for those of n keys, from the given one on, that rows [row, end) of the block see: n of them, behind the
+// first so many, for rows from r on; once for all rows if they see all.
+func (w *backwardWorker[F]) eachSeen(row, end, key, n int, f func(r, rows, from, n int)) {
 	if w.high <= key && w.least >= key+n {
-		k.weigh(&w.scratch, w.p, w.top, w.l, w.rows, n, backwardKeys)
+		f(row, end-row, 0, n)
 		return
 	}
-	for r := range w.rows {
+	for r := row; r < end; r++ {
 		if from, to := w.see(r, key, n); from < to {
-			k.weigh(&w.scratch, w.p[r*backwardKeys+from:], w.top[r:], w.l[r:], 1, to-from, backwardKeys)
+			f(r, 1, from, to-from)
 		}
 	}
 }
@@ -518,38 +520,6 @@ func (w *backwardWorker[F]) see(r, key, n int) (from, to int) {
 	}
 	to = min(max(w.sees[r]-key, 0), n)
 	return min(max(w.from[r]-key, 0), to), to
-}
-
-// gradient turns dp into dS, the gradient in the scores.
-func (w *backwardWorker[F]) gradient(key, n, cols int) {
-	for r := range up(w.rows, 4) {
-		from, to := w.see(r, key, n)
-		p, ds := w.p[r*backwardKeys:], w.ds[r*backwardKeys:]
-		clear(ds[:from])
-		clear(ds[to:cols])
-		p, ds = p[from:to], ds[from:to]
-		off := w.off[r]
-		if w.dout == nil {
-			for i, x := range p {
-				ds[i] = x * -off
-			}
-		} else {
-			for i, x := range p {
-				ds[i] = x * (ds[i] - off)
-			}
-		}
-	}
-}
-
-// addTransposed adds x^T times v to o, where x has a row for each of v; t receives x^T, in panels.
-func (w *backwardWorker[F]) addTransposed(o, t, x, v []F, rows, cols, dim int) {
-	k := w.run.kernels
-	count := up(w.rows, 4)
-	for r := 0; r < count; r += k.lanes {
-		panel := t[r*backwardKeys : (r+k.lanes)*backwardKeys]
-		k.transpose(&w.scratch, panel, x[r*backwardKeys:], cols, backwardKeys)
-		k.add(&w.scratch, o, panel, v[r*dim:], rows, min(k.lanes, count-r), dim, k.lanes)
-	}
 }
 
 // forget drops what points into operands.

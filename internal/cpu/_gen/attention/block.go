@@ -282,23 +282,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 		CMOVQNE(w, t)
 		ADDQ(t, aheadOff)
 	}
-	done := label()
-	for _, vectors := range []int{2, 1} {
-		again, fewer := label(), label()
-		Label(again)
-		CMPQ(columns, U8(vectors*s.lanes))
-		JL(LabelRef(fewer))
-		columnsOf(vectors, nil)
-		SUBQ(U8(vectors*s.lanes), columns)
-		JMP(LabelRef(again))
-		Label(fewer)
-	}
-	if mask != nil {
-		CMPQ(columns, U8(0))
-		JE(LabelRef(done))
-		columnsOf(1, mask)
-	}
-	Label(done)
+	s.panels(columns, mask, columnsOf)
 	VZEROUPPER()
 	RET()
 }

@@ -26,10 +26,10 @@ var (
 
 // instructions are those of one type of elements.
 type instructions struct {
-	move, add, sub, mul, max, fma231, fma213 func(...Op)
-	broadcast, compare                       func(...Op)
-	mulZero                                  func(mxyz, xyz, k, xyz1 Op) // 0 where the mask is not set
-	maskMove                                 func(mxy, xy, mxy1 Op)
+	move, add, sub, mul, max, min, fma231, fma213 func(...Op)
+	broadcast, compare                            func(...Op)
+	mulZero                                       func(mxyz, xyz, k, xyz1 Op) // 0 where the mask is not set
+	maskMove                                      func(mxy, xy, mxy1 Op)
 
 	// Of the first element alone.
 	moveFirst, addFirst, mulFirst func(...Op)
@@ -38,12 +38,12 @@ type instructions struct {
 
 var (
 	single = instructions{
-		VMOVUPS, VADDPS, VSUBPS, VMULPS, VMAXPS, VFMADD231PS, VFMADD213PS,
+		VMOVUPS, VADDPS, VSUBPS, VMULPS, VMAXPS, VMINPS, VFMADD231PS, VFMADD213PS,
 		VBROADCASTSS, VCMPPS, VMULPS_Z, VMASKMOVPS,
 		VMOVSS, VADDSS, VMULSS, VUCOMISS,
 	}
 	double = instructions{
-		VMOVUPD, VADDPD, VSUBPD, VMULPD, VMAXPD, VFMADD231PD, VFMADD213PD,
+		VMOVUPD, VADDPD, VSUBPD, VMULPD, VMAXPD, VMINPD, VFMADD231PD, VFMADD213PD,
 		VBROADCASTSD, VCMPPD, VMULPD_Z, VMASKMOVPD,
 		VMOVSD, VADDSD, VMULSD, VUCOMISD,
 	}

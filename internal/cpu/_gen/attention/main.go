@@ -107,4 +107,6 @@ func attention(s isa, of ...dtype) {
 	}
 	scorePanel(s, append(many, 2, 1))
 	weigh(s)
+	gradient(s)
+	weightedColumns(s, append(many, 2, 1))
 }

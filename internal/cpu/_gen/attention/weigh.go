@@ -56,7 +56,7 @@ type exp4 struct {
 	s                 isa
 	least, shift, one Op
 	c0                VecVirtual
-	c                 []Op // of f^5 down to 1
+	c                 []Op // of f^5, or f^10, down to 1
 }
 
 func newExp4(s isa) *exp4 {
@@ -83,9 +83,13 @@ func (e *exp4) of(x VecVirtual) {
 	s.add(e.shift, x, t)
 	s.sub(e.shift, t, f)
 	s.sub(f, x, f)
-	VMOVAPS(e.c0, y)
-	for _, c := range e.c {
-		s.fma213(c, f, y)
+	if s.elem == f64 {
+		e.polynomial(f, y)
+	} else {
+		VMOVAPS(e.c0, y)
+		for _, c := range e.c {
+			s.fma213(c, f, y)
+		}
 	}
 	if s.elem == f64 {
 		VPSLLQ(U8(52), t, t)
@@ -103,6 +107,35 @@ func (e *exp4) of(x VecVirtual) {
 	s.mul(t, y, y)
 	s.compare(U8(cmpNotLess), e.least, x, x)
 	VANDPS(y, x, x)
+}
+
+// polynomial makes y that of f in float64. One coefficient after the other would leave multipliers waiting: more terms
+// in a row than processors look ahead. So there are pairs of them, and pairs of pairs.
+func (e *exp4) polynomial(f, y VecVirtual) {
+	s := e.s
+	c := append([]Op{e.c0}, e.c...) // c[11-i] is that of f^i
+	of := func(i int, v VecVirtual) VecVirtual {
+		VMOVUPD(c[11-i], v)
+		return v
+	}
+	f2, f4 := s.vec(), s.vec()
+	VMULPD(f, f, f2)
+	pair := func(i int, v VecVirtual) VecVirtual { // c_i + c_(i+1) f
+		of(i+1, v)
+		s.fma213(c[11-i], f, v)
+		return v
+	}
+	pair(1, y)
+	a := pair(3, s.vec())
+	s.fma231(f2, a, y)
+	b, c5 := pair(7, s.vec()), pair(5, s.vec())
+	s.fma231(f2, b, c5)
+	VMULPD(f2, f2, f4)
+	d := pair(9, s.vec())
+	s.fma231(f2, e.c0, d)
+	s.fma213(c5, f4, d)
+	s.fma231(f4, d, y)
+	s.fma213(e.one, f, y)
 }
 
 // prefix is a mask of the first n%lanes elements, and whether there are any.

@@ -1,0 +1,166 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// What only backward passes do. A block of scores is some rows of queries by some keys.
+
+// gradient makes the kernel that turns scores into weights, and the gradients in these into those in the scores.
+func gradient(s isa) {
+	function("gradient"+s.suffix(), "func(p, ds, m, factor, off "+s.pointer()+", rows, n, stride int)",
+		"for r < rows, c < n, with i = r*stride + c:",
+		"",
+		"	p[i] = 4^min(p[i]-m[r], 0) factor[r]",
+		"	ds[i] = p[i] (ds[i] - off[r])",
+		"",
+		"n is at least 1.")
+	size := s.elem.size
+	p, ds, n, stride := param("p"), param("ds"), param("n"), param("stride")
+	m, factor, off := param("m"), param("factor"), param("off")
+	SHLQ(U8(s.elem.shift()), stride)
+	ld, left := local(stride), local(param("rows"))
+	tail := s.prefix(n)
+	e := newExp4(s)
+	top, scale, sub, none := s.vec(), s.vec(), s.vec(), s.vec()
+	zero(none)
+	j := GP64()
+	again := label()
+	Label(again)
+	s.broadcast(at(m, 0), top)
+	s.broadcast(at(factor, 0), scale)
+	s.broadcast(at(off, 0), sub)
+	score, grad := Mem{Base: p, Index: j, Scale: uint8(size)}, Mem{Base: ds, Index: j, Scale: uint8(size)}
+	s.prefixed(n, j, tail, func(rest bool) {
+		x, y := s.vec(), s.vec()
+		if rest {
+			tail.load(score, none, x)
+			tail.load(grad, none, y)
+		} else {
+			s.move(score, x)
+			s.move(grad, y)
+		}
+		s.sub(top, x, x)
+		s.min(x, none, x) // NaN, if x is
+		e.of(x)
+		s.mul(scale, x, x)
+		s.sub(sub, y, y)
+		s.mul(x, y, y)
+		if rest {
+			tail.store(x, score)
+			tail.store(y, grad)
+		} else {
+			s.move(x, score)
+			s.move(y, grad)
+		}
+	})
+	ADDQ(ld, p)
+	ADDQ(ld, ds)
+	for _, r := range []Register{m, factor, off} {
+		ADDQ(U8(size), r)
+	}
+	SUBQ(U8(1), left)
+	JG(LabelRef(again))
+	VZEROUPPER()
+	RET()
+}
+
+// weightedColumns makes the kernel of sums that the columns of a block weigh: each panel of columns of the result goes
+// through all rows, with its sums in registers.
+func weightedColumns(s isa, sizes []int) {
+	const together = 4 // rows in a turn of the loop
+	function("weightedColumns"+s.suffix(), "func(o, p, v "+s.pointer()+", rows, count, dim, stride int)",
+		"for c < count, i < dim:",
+		"",
+		"	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)",
+		"",
+		"rows is a multiple of 4.")
+	size := s.elem.size
+	var mask Op
+	if s.masked() {
+		mask = K()
+		s.tailMask(param("dim"), mask)
+	}
+	// Where a panel of columns begins, in o and in v.
+	column, values, columns := local(param("o")), local(param("v")), local(param("dim"))
+	columnsOf := func(vectors int, mask Op) {
+		t := GP64()
+		MOVQ(column, t)
+		o, weights, left := local(t), local(param("p")), local(param("count"))
+		blocks(left, sizes, func(n int) {
+			acc := make([][]VecVirtual, vectors)
+			for i := range acc {
+				acc[i] = s.vecs(n)
+				zero(acc[i]...)
+			}
+			ld, stride := param("dim"), param("stride")
+			SHLQ(U8(s.elem.shift()), ld)
+			SHLQ(U8(s.elem.shift()), stride)
+			ld3, stride3 := triple(ld), triple(stride)
+			p, v, rows := GP64(), GP64(), param("rows")
+			MOVQ(weights, p)
+			MOVQ(values, v)
+			again := label()
+			Label(again)
+			for r := range together {
+				value := func(i int, to VecVirtual) {
+					m := row(v, ld, ld3, r)
+					m.Disp = i * s.bytes()
+					s.elem.load(m, mask, to)
+				}
+				s.outer(acc, value, func(c, _ int) Mem {
+					m := row(p, stride, stride3, r)
+					m.Disp = c * size
+					return m
+				}, 0)
+			}
+			LEAQ(Mem{Base: v, Index: ld, Scale: together}, v)
+			LEAQ(Mem{Base: p, Index: stride, Scale: together}, p)
+			SUBQ(U8(together), rows)
+			JG(LabelRef(again))
+
+			to := GP64()
+			MOVQ(o, to)
+			for c := range n {
+				for i := range vectors {
+					m, y := at(to, i*s.bytes()), s.vec()
+					s.elem.load(m, mask, y)
+					s.add(y, acc[i][c], y)
+					s.store(y, mask, m)
+				}
+				ADDQ(ld, to)
+			}
+			MOVQ(to, o)
+			ADDQ(U8(n*size), weights)
+		})
+		ADDQ(U32(vectors*s.bytes()), column)
+		ADDQ(U32(vectors*s.bytes()), values)
+	}
+	s.panels(columns, mask, columnsOf)
+	VZEROUPPER()
+	RET()
+}
+
+// panels runs body for panels of two vectors of columns, then of one, then of what a mask leaves of one. columns is
+// their number.
+func (s isa) panels(columns Mem, mask Op, body func(vectors int, mask Op)) {
+	done := label()
+	for _, vectors := range []int{2, 1} {
+		again, fewer := label(), label()
+		Label(again)
+		CMPQ(columns, U8(vectors*s.lanes))
+		JL(LabelRef(fewer))
+		body(vectors, nil)
+		SUBQ(U8(vectors*s.lanes), columns)
+		JMP(LabelRef(again))
+		Label(fewer)
+	}
+	if mask != nil {
+		CMPQ(columns, U8(0))
+		JE(LabelRef(done))
+		body(1, mask)
+	}
+	Label(done)
+}
