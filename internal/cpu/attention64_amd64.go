@@ -59,7 +59,7 @@ func scorePanel64AVX2(s *float64, q *float64, panel *float64, rows int, dim int,
 //	m[r] = top
 //
 // A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.
-// With each 4 weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.
+// Nothing is asked for.
 //
 //go:noescape
 func weigh64AVX2(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
@@ -138,7 +138,7 @@ func scorePanel64AVX512(s *float64, q *float64, panel *float64, rows int, dim in
 //	m[r] = top
 //
 // A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.
-// With each 8 weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.
+// Nothing is asked for.
 //
 //go:noescape
 func weigh64AVX512(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)

@@ -1338,7 +1338,7 @@ l665:
 	RET
 
 // func weigh64AVX2(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
-// Requires: AVX, AVX2, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3
 TEXT ·weigh64AVX2(SB), NOSPLIT, $24-96
 	MOVQ         s+0(FP), AX
 	MOVQ         o+8(FP), CX
@@ -1499,17 +1499,6 @@ l682:
 	VMULPD      Y6, Y8, Y8
 	VCMPPD      $0x15, cc07ff00000000000<>+0(SB), Y5, Y5
 	VANDPS      Y8, Y5, Y5
-	MOVQ        R9, R12
-	MOVQ        R9, R11
-	SHLQ        $0x01, R11
-	SHLQ        $0x02, R12
-	ANDQ        $0x18, R11
-	MOVQ        ahead+64(FP), R13
-	ADDQ        R13, R11
-	MOVQ        (R11), R11
-	ANDQ        $-64, R12
-	ADDQ        16(SP), R12
-	PREFETCHT0  (R11)(R12*1)
 	VMOVUPD     Y5, (AX)(R9*8)
 	VADDPD      Y5, Y4, Y4
 	ADDQ        $0x04, R9
@@ -5356,7 +5345,7 @@ l805:
 	RET
 
 // func weigh64AVX512(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL
 TEXT ·weigh64AVX512(SB), NOSPLIT, $32-96
 	MOVQ         s+0(FP), AX
 	MOVQ         o+8(FP), CX
@@ -5541,16 +5530,6 @@ l822:
 	VPADDQ      Z2, Z18, Z18
 	VCMPPD      $0x15, Z0, Z17, K3
 	VMULPD.Z    Z18, Z20, K3, Z17
-	MOVQ        R9, R12
-	MOVQ        R9, R11
-	SHLQ        $0x01, R12
-	ANDQ        $0x18, R11
-	MOVQ        ahead+64(FP), R13
-	ADDQ        R13, R11
-	MOVQ        (R11), R11
-	ANDQ        $-64, R12
-	ADDQ        16(SP), R12
-	PREFETCHT0  (R11)(R12*1)
 	VMOVUPD     Z17, (AX)(R9*8)
 	VADDPD      Z17, Z16, Z16
 	ADDQ        $0x08, R9

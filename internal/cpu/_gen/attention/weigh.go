@@ -273,6 +273,11 @@ func (n *nans) none(where string) {
 
 // weigh makes the kernel that turns scores into weights.
 func weigh(s isa) {
+	// Values of float64 are so many that those which could be asked for here would make no difference.
+	aheadOfWeights := "Nothing is asked for."
+	if s.elem == f32 {
+		aheadOfWeights = fmt.Sprintf("With each %d weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.", s.lanes)
+	}
 	function("weigh"+s.suffix(), "func(s, o, m, l "+s.pointer()+", rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)",
 		"for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):",
 		"",
@@ -282,7 +287,7 @@ func weigh(s isa) {
 		"	m[r] = top",
 		"",
 		"A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.",
-		fmt.Sprintf("With each %d weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.", s.lanes))
+		aheadOfWeights)
 	size := uint8(s.elem.size)
 	scores, o, m, l := param("s"), param("o"), param("m"), param("l")
 	left, n := local(param("rows")), param("n")
@@ -365,18 +370,14 @@ func weigh(s isa) {
 		}
 		s.sub(max, x, x)
 		e.of(x)
-		if !rest {
+		if !rest && s.elem == f32 {
 			stream, line := GP64(), GP64() // the quarter of a turn, and the turn
 			MOVQ(j, line)
 			MOVQ(j, stream)
-			switch s.lanes {
-			case 16:
+			if s.masked() {
 				SHRQ(U8(1), stream)
-			case 8:
+			} else {
 				SHLQ(U8(1), line)
-			case 4:
-				SHLQ(U8(1), stream)
-				SHLQ(U8(2), line)
 			}
 			ANDQ(U8(24), stream)
 			ADDQ(param("ahead"), stream)
