@@ -52,6 +52,7 @@ const (
 	OfAllowed     Metric = "of the time"         // that is allowed: 1.05 times the ceiling's, and 5 us
 	TimeOfMHA     Metric = "time of MHA"         // over that of one query head a KV head
 	TFLOPs        Metric = "TFLOP/s"             // of products, over the median of the rounds
+	Products      Metric = "Gop/s"               // of products, over the best round
 	OverCUDNN     Metric = "x CUDNN"             // of PyTorch's CUDNN_ATTENTION's time to ours
 	OverCuBLAS    Metric = "x cuBLAS"            // of cuBLAS's time to ours
 	OfSum         Metric = "of the allowed time" // of a mixed step: 1.05 times the longer of its two parts, and 20% of the other
