@@ -8,14 +8,11 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// What assembly there is for arm64 is for keys and values of float32. It was tested on an emulator only: the
-// numbers here are what caches suggest, not what measurements do.
+// What assembly there is for arm64 is for keys and values of the type of the queries. It was tested on an emulator only:
+// the numbers here are what caches suggest, not what measurements do.
 
 const (
-	// neonDims is what Dim and ValueDim must be multiples of: other tiles are left to the Go kernel.
-	neonDims = 8
-
-	// neonRows is how many rows scoreNEON and weightedNEON take together.
+	// neonRows is how many rows score and weighted take together.
 	neonRows = 4
 
 	// neonValues is how many bytes of values at most are added to all rows before the next ones: they stay in
@@ -23,55 +20,73 @@ const (
 	neonValues = 16 << 10
 )
 
-// attendTiers returns the kernels by tier, for queries of float32.
+// neon is the attention kernel for queries, keys and values of type F, with its steps in assembly. What the functions do
+// is said at their declarations.
+type neon[F real] struct {
+	dims int    // Dim and ValueDim must be multiples of it: other tiles are left to twin
+	twin kernel // the Go kernel
+
+	score    func(s, q *F, k *streams, at, rows, count, dim, stride, step int)
+	weigh    func(s, o, m, l *F, rows, n, stride, dim int) (empty int)
+	weighted func(o, p *F, v *streams, at, rows, count, dim, stride, step int)
+}
+
+var (
+	neon32 = neon[float32]{dims: 8, twin: attendF32F32, score: scoreNEON, weigh: weighNEON, weighted: weightedNEON}
+	neon64 = neon[float64]{dims: 4, twin: attendF64F64, score: score64NEON, weigh: weigh64NEON, weighted: weighted64NEON}
+)
+
+// attendTiers32 returns the kernels by tier, for queries of float32.
 func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 	t := allTiers(twins)
-	t[tierNEON][attn.Float32] = func(t *tile) {
-		if t.Dim%neonDims != 0 || t.ValueDim%neonDims != 0 {
-			twins[attn.Float32](t)
-			return
-		}
-		attendNEON(t)
-	}
+	t[tierNEON][attn.Float32] = neon32.attend
 	return t
 }
 
-// attendNEON is the kernel, for dims that are multiples of neonDims.
-func attendNEON(t *tile) {
+// attendTiers64 returns the kernels by tier, for queries of float64.
+func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+	t := allTiers(twins)
+	t[tierNEON][attn.Float64] = neon64.attend
+	return t
+}
+
+// attend is the kernel.
+func (a *neon[F]) attend(t *tile) {
+	if t.Dim%a.dims != 0 || t.ValueDim%a.dims != 0 {
+		a.twin(t)
+		return
+	}
 	stride := (t.Count + 3) / 4 * 4
-	values := func(row, rows, from, to int) { valuesNEON(t, stride, row, rows, from, to) }
+	values := func(row, rows, from, to int) { a.values(t, stride, row, rows, from, to) }
 	for i := range t.K {
 		c := i * t.Run
-		scoreNEON(at32(t.Scores, c), at32(t.Q, 0), &t.K[i], 0, t.Rows, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
+		a.score(at[F](t.Scores, c), at[F](t.Q, 0), &t.K[i], 0, t.Rows, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
 	}
-	modifyScores(t, unsafe.Slice((*float32)(t.Scores), t.Rows*stride), stride)
+	modifyScores(t, unsafe.Slice((*F)(t.Scores), t.Rows*stride), stride)
 	if t.Visible == nil {
-		if weighNEON(at32(t.Scores, 0), at32(t.O, 0), at32(t.M, 0), at32(t.L, 0), t.Rows, t.Count, stride, t.ValueDim) == 0 {
-			valuesNEON(t, stride, 0, t.Rows, 0, t.Count)
+		if a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim) == 0 {
+			a.values(t, stride, 0, t.Rows, 0, t.Count)
 			return
 		}
-		ragged[float32](t, neonRows, func(int) int { return t.Count }, values)
+		ragged[F](t, neonRows, func(int) int { return t.Count }, values)
 		return
 	}
 	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
 	for r, n := range visible {
 		if n > 0 {
-			weighNEON(at32(t.Scores, r*stride), at32(t.O, r*t.ValueDim), at32(t.M, r), at32(t.L, r), 1, int(n), stride, t.ValueDim)
+			a.weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim)
 		}
 	}
-	ragged[float32](t, neonRows, func(r int) int { return int(visible[r]) }, values)
+	ragged[F](t, neonRows, func(r int) int { return int(visible[r]) }, values)
 }
 
-// valuesNEON adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).
-func valuesNEON(t *tile, stride, row, rows, from, to int) {
-	most := max(neonValues/(4*t.ValueDim)&^3, 4)
+// values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).
+func (a *neon[F]) values(t *tile, stride, row, rows, from, to int) {
+	most := max(neonValues/(int(unsafe.Sizeof(F(0)))*t.ValueDim)&^3, 4)
 	for c := from; c < to; {
 		n := min(t.Run-c%t.Run, to-c, most)
-		weightedNEON(at32(t.O, row*t.ValueDim), at32(t.Scores, row*stride+c), &t.V[c/t.Run], c%t.Run/4*t.VStep,
+		a.weighted(at[F](t.O, row*t.ValueDim), at[F](t.Scores, row*stride+c), &t.V[c/t.Run], c%t.Run/4*t.VStep,
 			rows, n, t.ValueDim, stride, t.VStep)
 		c += n
 	}
 }
-
-// attendTiers64 returns the kernels by tier, for queries of float64.
-func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel { return allTiers(twins) }

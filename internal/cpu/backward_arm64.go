@@ -2,35 +2,40 @@
 
 package cpu
 
+import "unsafe"
+
+// The steps of the attention kernels, put together for backward passes.
+
 var (
-	backwardTiers32 = [tiers]*backwardKernels[float32]{
-		tierGo: backwardGo32,
-		tierNEON: {
-			dims: 8, lanes: 16,
-			scores: scoresNEON, weigh: weighRowsNEON, gradient: gradientNEON, add: addProductNEON, addTransposed: addTransposedNEON,
-		},
-	}
-	backwardTiers64 = [tiers]*backwardKernels[float64]{tierGo: backwardGo64, tierNEON: backwardGo64}
+	backwardTiers32 = [tiers]*backwardKernels[float32]{tierGo: backwardGo32, tierNEON: neon32.backward()}
+	backwardTiers64 = [tiers]*backwardKernels[float64]{tierGo: backwardGo64, tierNEON: neon64.backward()}
 )
 
-func scoresNEON(w *backwardScratch[float32], s, x, y []float32, rows, cols, dim, stride int) {
-	scoreNEON(&s[0], &x[0], w.open(y, dim), 0, rows, cols, dim, stride, 16*dim)
+func (a *neon[F]) backward() *backwardKernels[F] {
+	return &backwardKernels[F]{
+		dims: a.dims, lanes: 16,
+		scores: a.scores, weigh: a.weighRows, gradient: a.gradients, add: a.add, addTransposed: a.addTransposed,
+	}
 }
 
-func weighRowsNEON(w *backwardScratch[float32], s, m, l []float32, rows, n, stride int) {
-	weighNEON(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim)
+func (a *neon[F]) scores(w *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
+	a.score(&s[0], &x[0], w.open(y, dim), 0, rows, cols, dim, stride, 4*dim*int(unsafe.Sizeof(F(0))))
 }
 
-func gradientNEON(w *backwardScratch[float32], p, ds, m, factor, off []float32, rows, n, stride int) {
-	gradientBy(w, weighRowsNEON, p, ds, m, factor, off, rows, n, stride)
+func (a *neon[F]) weighRows(w *backwardScratch[F], s, m, l []F, rows, n, stride int) {
+	a.weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim)
 }
 
-func addProductNEON(w *backwardScratch[float32], o, p, v []float32, rows, count, dim, stride int) {
-	weightedNEON(&o[0], &p[0], w.open(v, dim), 0, rows, count, dim, stride, 16*dim)
+func (a *neon[F]) gradients(w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
+	gradientBy(w, a.weighRows, p, ds, m, factor, off, rows, n, stride)
 }
 
-// addTransposedNEON transposes some rows at a time.
-func addTransposedNEON(w *backwardScratch[float32], o, p, v []float32, rows, count, dim, stride int) {
+func (a *neon[F]) add(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+	a.weighted(&o[0], &p[0], w.open(v, dim), 0, rows, count, dim, stride, 4*dim*int(unsafe.Sizeof(F(0))))
+}
+
+// addTransposed transposes some rows at a time.
+func (a *neon[F]) addTransposed(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
 	const most = 16
 	for r := 0; r < rows; r += most {
 		n := min(most, rows-r)
@@ -39,6 +44,6 @@ func addTransposedNEON(w *backwardScratch[float32], o, p, v []float32, rows, cou
 				w.wide[c*most+i] = x
 			}
 		}
-		addProductNEON(w, o, w.wide, v[r*dim:], count, n, dim, most)
+		a.add(w, o, w.wide, v[r*dim:], count, n, dim, most)
 	}
 }
