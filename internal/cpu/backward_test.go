@@ -204,7 +204,7 @@ func TestBackwardGradSizes(t *testing.T) {
 		for j, x := range []struct{ heads, kvHeads, queries, keys int }{
 			{1, 1, 1, 1}, {1, 1, 63, 127}, {2, 1, 64, 128}, {1, 1, 65, 129}, {3, 3, 1, 1000}, {1, 1, 130, 1025},
 			{4, 1, 40, 300}, {6, 2, 5, 257}, {1, 1, 200, 60}, {70, 1, 1, 140}, {2, 2, 128, 128}, {2, 1, 70, 700},
-			{8, 1, 100, 140}, {3, 1, 300, 20}, {16, 2, 30, 50}, {90, 1, 5, 64},
+			{8, 1, 100, 140}, {3, 1, 300, 20}, {16, 2, 30, 50}, {90, 1, 5, 64}, {1, 1, 127, 63}, {1, 1, 129, 65}, {2, 1, 193, 260}, {1, 1, 256, 256},
 		} {
 			if reftest.RaceEnabled && j%6 != i {
 				continue
@@ -237,6 +237,9 @@ func TestBackwardGradDims(t *testing.T) {
 			s.ValueDim = d
 		}
 		if err := verifyBackward[float32](rng, s, reftest.Normal, ofOut, 0, 2); err != nil {
+			t.Fatal(err)
+		}
+		if err := verifyBackward[float64](rng, s, reftest.Normal, ofOut, 0, 2); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -301,6 +304,11 @@ func testBackwardExtreme[F real](t *testing.T, rng *rand.Rand, magnitudes []floa
 // TestBackwardGradWorkers: the same bits with any number of workers, for nil lengths as for full ones, and
 // after others have used the memory.
 func TestBackwardGradWorkers(t *testing.T) {
+	t.Run("float32", testBackwardWorkers[float32])
+	t.Run("float64", testBackwardWorkers[float64])
+}
+
+func testBackwardWorkers[F real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, s := range []reftest.Shape{
 		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{70}, Keys: []int{500}, Mask: attn.Mask{Causal: true}},
@@ -308,8 +316,8 @@ func TestBackwardGradWorkers(t *testing.T) {
 		{Heads: 6, KVHeads: 3, Dim: 8, ValueDim: 40, Queries: []int{33, 33, 33}, Keys: []int{140, 140, 140}},
 		reftest.RandomBias(rng, reftest.Shape{Heads: 4, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{90, 90}, Keys: []int{300, 300}}, 300),
 	} {
-		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
-		var first []float32
+		b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)
+		var first []F
 		for _, workers := range []int{1, 2, 3, 16, 0} {
 			for _, lengths := range [][]int{s.Keys, nil} {
 				b.poison()
@@ -324,7 +332,7 @@ func TestBackwardGradWorkers(t *testing.T) {
 					t.Fatalf("%v: %d workers, lengths %v, give other bits", s, workers, lengths)
 				}
 			}
-			if err := verifyBackward[float32](rng, reftest.Shape{
+			if err := verifyBackward[F](rng, reftest.Shape{
 				Heads: 1, KVHeads: 1, Dim: 20, ValueDim: 20, Queries: []int{80}, Keys: []int{200},
 			}, reftest.Normal, ofOut, 0, workers); err != nil {
 				t.Fatal(err)
@@ -419,17 +427,22 @@ func TestBackwardGradAllocates(t *testing.T) {
 // What is not a number stays where it comes from: in the rows of its own KV head, and out of the memory
 // that the next pass finds.
 func TestBackwardGradNaN(t *testing.T) {
+	t.Run("float32", testBackwardNaN[float32])
+	t.Run("float64", testBackwardNaN[float64])
+}
+
+func testBackwardNaN[F real](t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{64}, Keys: []int{128}}
-	b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
+	b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)
 	b.shape.Workers = 1
-	for _, x := range [][]float32{b.ops.Q, b.ops.K, b.ops.V, b.ops.LSE, b.ops.DOut} {
+	for _, x := range [][]F{b.ops.Q, b.ops.K, b.ops.V, b.ops.LSE, b.ops.DOut} {
 		reftest.Poison(x[len(x)/2:]) // the head that comes last
 	}
 	if err := Backward(Default(), &b.shape, &b.ops); err != nil {
 		t.Fatal(err)
 	}
-	for _, x := range [][]float32{b.ops.DQ, b.ops.DK, b.ops.DV} {
+	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV} {
 		for i, f := range x {
 			if nan := f != f; nan != (i >= len(x)/2) {
 				t.Fatalf("element %d of %d is %v", i, len(x), f)
@@ -439,7 +452,7 @@ func TestBackwardGradNaN(t *testing.T) {
 	for _, in := range reftest.AllInputs {
 		s := s
 		s.Queries, s.Keys = []int{1 + rng.IntN(7)}, []int{1 + rng.IntN(9)}
-		if err := verifyBackward[float32](rng, s, in, ofBoth, 0, 1); err != nil {
+		if err := verifyBackward[F](rng, s, in, ofBoth, 0, 1); err != nil {
 			t.Error(err)
 		}
 	}
@@ -447,18 +460,23 @@ func TestBackwardGradNaN(t *testing.T) {
 
 // A row all of whose scores are -Inf has no weights, as one that sees no key.
 func TestBackwardGradNoWeights(t *testing.T) {
+	t.Run("float32", testBackwardNoWeights[float32])
+	t.Run("float64", testBackwardNoWeights[float64])
+}
+
+func testBackwardNoWeights[F real](t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{6}, Keys: []int{20}}
-	b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
+	b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)
 	for j := range s.Keys[0] {
 		b.ops.K[j*s.Dim] = -1
 	}
 	for i := range s.Queries[0] { // what the rows have to do with one another is only that they are in a block
 		clear(b.ops.Q[i*s.Dim : (i+1)*s.Dim])
-		b.ops.LSE[i] = float32(math.Log(20))
+		b.ops.LSE[i] = F(math.Log(20))
 	}
 	const row = 2
-	b.ops.Q[row*s.Dim], b.ops.LSE[row] = float32(math.Inf(1)), float32(math.Inf(-1))
+	b.ops.Q[row*s.Dim], b.ops.LSE[row] = F(math.Inf(1)), F(math.Inf(-1))
 	if err := Backward(Default(), &b.shape, &b.ops); err != nil {
 		t.Fatal(err)
 	}
