@@ -85,7 +85,7 @@
 // SoftMax, take small scores: where a row's scores lie far below the tensor's first
 // one, that SoftMax is NaN.
 //
-// The CPU engine has kernels in AMX, AVX-512, AVX2, NEON (for float32) and plain
+// The CPU engine has kernels in AMX, AVX-512, AVX2, NEON (for float32 and float64) and plain
 // Go, and takes the best that the machine has. The environment variable
 // LEANATTENTION_CPU (amx, avx512, avx2, neon or go) asks for others, for tests and
 // comparisons; where they are not there, every call is [ErrOption]. The build tag

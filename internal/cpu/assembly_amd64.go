@@ -108,20 +108,26 @@ func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 // attendTiers64 returns the kernels by tier, for queries of float64.
 func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 	t := allTiers(twins)
-	a := &assembly[float64]{
-		twin: twins[attn.Float64],
-		dims: 4, size: 8, keys: 8, few: few64,
-		score: scoreF64AVX2, weigh: weigh64AVX2, weighted: weightedF64AVX2,
-		panel: panelF64AVX2, scorePanel: scorePanel64AVX2, weightedBlock: weightedBlockF64AVX2,
+	for d, a := range map[attn.DType]assembly[float64]{
+		attn.Float64:  {size: 8, score: scoreF64AVX2, weighted: weightedF64AVX2, panel: panelF64AVX2, weightedBlock: weightedBlockF64AVX2},
+		attn.Float32:  {size: 4, score: scoreF64F32AVX2, weighted: weightedF64F32AVX2, panel: panelF64F32AVX2, weightedBlock: weightedBlockF64F32AVX2},
+		attn.Float16:  {size: 2, score: scoreF64F16AVX2, weighted: weightedF64F16AVX2, panel: panelF64F16AVX2, weightedBlock: weightedBlockF64F16AVX2},
+		attn.BFloat16: {size: 2, score: scoreF64BF16AVX2, weighted: weightedF64BF16AVX2, panel: panelF64BF16AVX2, weightedBlock: weightedBlockF64BF16AVX2},
+	} {
+		a.twin, a.dims, a.keys, a.few = twins[d], 4, 8, few64
+		a.weigh, a.scorePanel = weigh64AVX2, scorePanel64AVX2
+		t[tierAVX2][d] = a.attend
 	}
-	t[tierAVX2][attn.Float64] = a.attend
-	a = &assembly[float64]{
-		twin: twins[attn.Float64],
-		dims: 1, size: 8, keys: 16, few: few64,
-		score: scoreF64AVX512, weigh: weigh64AVX512, weighted: weightedF64AVX512,
-		panel: panelF64AVX512, scorePanel: scorePanel64AVX512, weightedBlock: weightedBlockF64AVX512,
+	for d, a := range map[attn.DType]assembly[float64]{
+		attn.Float64:  {size: 8, score: scoreF64AVX512, weighted: weightedF64AVX512, panel: panelF64AVX512, weightedBlock: weightedBlockF64AVX512},
+		attn.Float32:  {size: 4, score: scoreF64F32AVX512, weighted: weightedF64F32AVX512, panel: panelF64F32AVX512, weightedBlock: weightedBlockF64F32AVX512},
+		attn.Float16:  {size: 2, score: scoreF64F16AVX512, weighted: weightedF64F16AVX512, panel: panelF64F16AVX512, weightedBlock: weightedBlockF64F16AVX512},
+		attn.BFloat16: {size: 2, score: scoreF64BF16AVX512, weighted: weightedF64BF16AVX512, panel: panelF64BF16AVX512, weightedBlock: weightedBlockF64BF16AVX512},
+	} {
+		a.twin, a.dims, a.keys, a.few = twins[d], 1, 16, few64
+		a.weigh, a.scorePanel = weigh64AVX512, scorePanel64AVX512
+		t[tierAVX512][d] = a.attend
 	}
-	t[tierAVX512][attn.Float64] = a.attend
 	t[tierAMX] = t[tierAVX512]
 	return t
 }

@@ -172,7 +172,7 @@ func (a result[F]) near(t *testing.T, b result[F], bound float64) bool {
 // assembled returns the types of keys and values that there is assembly for, with queries of type F.
 func assembled[F real]() []attn.DType {
 	if unsafe.Sizeof(F(0)) == 8 {
-		return []attn.DType{attn.Float64}
+		return []attn.DType{attn.Float64, attn.Float32, attn.Float16, attn.BFloat16}
 	}
 	return []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}
 }

@@ -44,6 +44,126 @@ func panelF64AVX2(panel *float64, k **byte, at int, dim int, step int)
 //go:noescape
 func weightedBlockF64AVX2(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
+// scoreF64F32AVX2 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreF64F32AVX2(s *float64, q *float64, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedF64F32AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedF64F32AVX2(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelF64F32AVX2 computes, for i < dim, c < 4:
+//
+//	panel[i*8+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/4)*4.
+//
+//go:noescape
+func panelF64F32AVX2(panel *float64, k **byte, at int, dim int, step int)
+
+// weightedBlockF64F32AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockF64F32AVX2(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreF64F16AVX2 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreF64F16AVX2(s *float64, q *float64, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedF64F16AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedF64F16AVX2(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelF64F16AVX2 computes, for i < dim, c < 4:
+//
+//	panel[i*8+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/4)*4.
+//
+//go:noescape
+func panelF64F16AVX2(panel *float64, k **byte, at int, dim int, step int)
+
+// weightedBlockF64F16AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockF64F16AVX2(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreF64BF16AVX2 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreF64BF16AVX2(s *float64, q *float64, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedF64BF16AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedF64BF16AVX2(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelF64BF16AVX2 computes, for i < dim, c < 4:
+//
+//	panel[i*8+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/4)*4.
+//
+//go:noescape
+func panelF64BF16AVX2(panel *float64, k **byte, at int, dim int, step int)
+
+// weightedBlockF64BF16AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockF64BF16AVX2(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
 // scorePanel64AVX2 computes, for r < rows, c < 8:
 //
 //	s[r*stride+c] = sum_i q[r*dim+i] panel[i*8+c]
@@ -122,6 +242,126 @@ func panelF64AVX512(panel *float64, k **byte, at int, dim int, step int)
 //
 //go:noescape
 func weightedBlockF64AVX512(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreF64F32AVX512 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreF64F32AVX512(s *float64, q *float64, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedF64F32AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedF64F32AVX512(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelF64F32AVX512 computes, for i < dim, c < 8:
+//
+//	panel[i*16+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/8)*8.
+//
+//go:noescape
+func panelF64F32AVX512(panel *float64, k **byte, at int, dim int, step int)
+
+// weightedBlockF64F32AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockF64F32AVX512(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreF64F16AVX512 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreF64F16AVX512(s *float64, q *float64, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedF64F16AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedF64F16AVX512(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelF64F16AVX512 computes, for i < dim, c < 8:
+//
+//	panel[i*16+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/8)*8.
+//
+//go:noescape
+func panelF64F16AVX512(panel *float64, k **byte, at int, dim int, step int)
+
+// weightedBlockF64F16AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockF64F16AVX512(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreF64BF16AVX512 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreF64BF16AVX512(s *float64, q *float64, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedF64BF16AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedF64BF16AVX512(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelF64BF16AVX512 computes, for i < dim, c < 8:
+//
+//	panel[i*16+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/8)*8.
+//
+//go:noescape
+func panelF64BF16AVX512(panel *float64, k **byte, at int, dim int, step int)
+
+// weightedBlockF64BF16AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockF64BF16AVX512(o *float64, p *float64, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
 // scorePanel64AVX512 computes, for r < rows, c < 16:
 //

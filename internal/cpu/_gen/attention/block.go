@@ -13,7 +13,7 @@ import (
 
 // panel makes the kernel that transposes a vector of keys: half a panel, which is two vectors wide.
 func panel(s isa, d dtype) {
-	function("panel"+d.name+s.name, "func(panel "+s.pointer()+", k **byte, at, dim, step int)",
+	function("panel"+s.of(d)+s.name, "func(panel "+s.pointer()+", k **byte, at, dim, step int)",
 		fmt.Sprintf("for i < dim, c < %d:", s.lanes),
 		"",
 		fmt.Sprintf("	panel[i*%d+c] = k_c[i]", 2*s.lanes),
@@ -33,7 +33,7 @@ func panel(s isa, d dtype) {
 	s.vectors(dim, j, mask, func(mask Op) {
 		v := s.vecs(s.lanes)
 		for c := range v {
-			d.load(row(x[c%4], step, step3, c/4), mask, v[c])
+			s.load(d, row(x[c%4], step, step3, c/4), mask, v[c])
 		}
 		for i, y := range s.transpose(v) {
 			s.move(y, at(to, i*2*s.bytes()))
@@ -187,7 +187,7 @@ func (s isa) outer(acc [][]VecVirtual, load func(i int, v VecVirtual), address f
 // weightedBlock makes the kernel of weighted sums for many rows: each panel of columns goes through all
 // keys, with its sums in registers.
 func weightedBlock(s isa, d dtype, sizes []int) {
-	function("weightedBlock"+d.name+s.name, "func(o, p "+s.pointer()+", v **byte"+quadsArgs,
+	function("weightedBlock"+s.of(d)+s.name, "func(o, p "+s.pointer()+", v **byte"+quadsArgs,
 		"for r < rows, i < dim:",
 		"",
 		"	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)",
@@ -239,7 +239,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 				for i := 0; i < width; i += 64 {
 					PREFETCHT0(at(ahead[k], i))
 				}
-				s.outer(acc, func(i int, v VecVirtual) { d.load(at(x[k], i*s.lanes*d.size), mask, v) }, address, s.elem.size*k)
+				s.outer(acc, func(i int, v VecVirtual) { s.load(d, at(x[k], i*s.lanes*d.size), mask, v) }, address, s.elem.size*k)
 			}
 			t = param("step")
 			for k := range x {
@@ -261,7 +261,7 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 			for r := range n {
 				for i := range vectors {
 					m, y := at(to, i*s.bytes()), s.vec()
-					s.elem.load(m, mask, y)
+					s.load(s.elem, m, mask, y)
 					s.add(y, acc[i][r], y)
 					s.store(y, mask, m)
 				}

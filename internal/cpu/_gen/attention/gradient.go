@@ -108,7 +108,7 @@ func weightedColumns(s isa, sizes []int) {
 				value := func(i int, to VecVirtual) {
 					m := row(v, ld, ld3, r)
 					m.Disp = i * s.bytes()
-					s.elem.load(m, mask, to)
+					s.load(s.elem, m, mask, to)
 				}
 				s.outer(acc, value, func(c, _ int) Mem {
 					m := row(p, stride, stride3, r)
@@ -126,7 +126,7 @@ func weightedColumns(s isa, sizes []int) {
 			for c := range n {
 				for i := range vectors {
 					m, y := at(to, i*s.bytes()), s.vec()
-					s.elem.load(m, mask, y)
+					s.load(s.elem, m, mask, y)
 					s.add(y, acc[i][c], y)
 					s.store(y, mask, m)
 				}

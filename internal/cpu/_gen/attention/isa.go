@@ -54,6 +54,15 @@ func (s isa) bytes() int { return s.elem.size * s.lanes }
 // masked reports whether there are masks, as AVX-512 has them.
 func (s isa) masked() bool { return s.bytes() == 64 }
 
+// of is the part of a function's name that says what it is for: keys and values of type d, and if they are of another type
+// than queries, what these are.
+func (s isa) of(d dtype) string {
+	if s.elem == f64 && d != f64 {
+		return f64.name + d.name
+	}
+	return d.name
+}
+
 // suffix is the end of the name of a function for all types of keys and values.
 func (s isa) suffix() string {
 	if s.elem == f64 {
@@ -107,8 +116,26 @@ var (
 // shift is the binary logarithm of the size.
 func (d dtype) shift() int { return bits.TrailingZeros(uint(d.size)) }
 
-// load loads a vector of elements of type d, which it widens to float32 if they are shorter. With a mask (AVX-512), elements
-// that it leaves out are not read, and 0.
+// load loads as many elements of type d as a vector of s has, and widens them. With a mask (AVX-512), elements that it leaves
+// out are not read, and 0.
+func (s isa) load(d dtype, m Mem, mask Op, v VecVirtual) {
+	if s.elem == f64 && d != f64 {
+		half := VecVirtual(XMM())
+		if s.masked() {
+			half = YMM()
+		}
+		if d == f32 && mask == nil {
+			VCVTPS2PD(m, v)
+			return
+		}
+		d.load(m, mask, half)
+		VCVTPS2PD(half, v)
+		return
+	}
+	d.load(m, mask, v)
+}
+
+// load loads elements of type d, which it widens to float32 if they are shorter.
 func (d dtype) load(m Mem, mask Op, v VecVirtual) {
 	switch {
 	case d == f64 && mask == nil:

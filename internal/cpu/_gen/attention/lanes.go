@@ -20,7 +20,7 @@ const (
 // scoreLanes makes the kernel of scores for blocks of rows in lanes.
 func scoreLanes(s isa, d dtype) {
 	l := &inLanes{s: s, d: d, each: s.lanes / 4, keys: s.lanes / 2}
-	function("scoreLanes"+d.name+s.name, "func(s, q *float32, k **byte"+
+	function("scoreLanes"+s.of(d)+s.name, "func(s, q *float32, k **byte"+
 		", at, rows, count, dim, stride, step int, ahead **byte, aheadAt, aheadStep int, wide *float32)",
 		"for r < rows, c < count, with wdim = dim rounded up to a multiple of "+fmt.Sprint(s.lanes)+":",
 		"",
@@ -96,7 +96,7 @@ func (l *inLanes) widen() {
 	s.vectors(dim, j, l.mask, func(mask Op) {
 		for i := range x {
 			v := s.vec()
-			d.load(Mem{Base: x[i], Index: j, Scale: uint8(d.size)}, mask, v)
+			s.load(d, Mem{Base: x[i], Index: j, Scale: uint8(d.size)}, mask, v)
 			VMOVUPS(v, row(to, ld, ld3, i))
 		}
 		ADDQ(U32(s.bytes()), to)

@@ -50,7 +50,7 @@ func write(dir string) error {
 	weightedTiles()
 	tables = newTables("64")
 	for _, s := range []isa{avx2F64, avx512F64} {
-		attention(s, f64)
+		attention(s, f64, f32, f16, bf16)
 	}
 	ConstraintExpr("gc")
 	ConstraintExpr("!noasm")

@@ -77,7 +77,7 @@ func (q *quads) prefetch(j Register) {
 // score makes the kernel of scores for few rows. Each quad of keys is loaded once from memory, and for
 // every block of rows from the first-level cache.
 func score(s isa, d dtype, sizes []int) {
-	function("score"+d.name+s.name, "func(s, q "+s.pointer()+", k **byte"+quadsArgs,
+	function("score"+s.of(d)+s.name, "func(s, q "+s.pointer()+", k **byte"+quadsArgs,
 		"for r < rows, c < count:",
 		"",
 		"	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]",
@@ -134,11 +134,11 @@ func (q *quads) scoreRows(sizes []int) {
 			} else {
 				k := s.vecs(4)
 				for i := range k {
-					d.load(key(i), mask, k[i])
+					s.load(d, key(i), mask, k[i])
 				}
 				for r := range n {
 					y := s.vec()
-					s.elem.load(row(qx, q.ld, ld3, r), mask, y)
+					s.load(s.elem, row(qx, q.ld, ld3, r), mask, y)
 					for i := range k {
 						s.fma231(k[i], y, acc[r][i])
 					}
@@ -269,7 +269,7 @@ func (s isa) reduceDoubles(acc [][]VecVirtual, out, stride Register) {
 
 // weighted makes the kernel of weighted sums for few rows.
 func weighted(s isa, d dtype, sizes []int) {
-	function("weighted"+d.name+s.name, "func(o, p "+s.pointer()+", v **byte"+quadsArgs,
+	function("weighted"+s.of(d)+s.name, "func(o, p "+s.pointer()+", v **byte"+quadsArgs,
 		"for r < rows, i < dim:",
 		"",
 		"	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)",
@@ -342,7 +342,7 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 			v := s.vecs(len(x))
 			if !direct {
 				for i := range v {
-					d.load(value(i), mask, v[i])
+					s.load(d, value(i), mask, v[i])
 				}
 			}
 			for r := range n {
@@ -365,7 +365,7 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 					s.add(m, t, t)
 				} else {
 					y := s.vec()
-					s.elem.load(m, mask, y)
+					s.load(s.elem, m, mask, y)
 					s.add(y, t, t)
 				}
 				s.store(t, mask, m)

@@ -353,7 +353,7 @@ func weigh(s isa) {
 	s.moveFirst(sum, at(l, 0))
 	s.vectors(ldo, j, mask, func(mask Op) {
 		x, out := s.vec(), Mem{Base: o, Index: j, Scale: size}
-		s.elem.load(out, mask, x)
+		s.load(s.elem, out, mask, x)
 		s.mul(f, x, x)
 		s.store(x, mask, out)
 	})
