@@ -194,14 +194,23 @@ func weigh64AVX2(s *float64, o *float64, m *float64, l *float64, rows int, n int
 //go:noescape
 func gradient64AVX2(p *float64, ds *float64, m *float64, factor *float64, off *float64, rows int, n int, stride int)
 
-// weightedColumns64AVX2 computes, for c < count, i < dim:
+// weightedRows64AVX2 computes, for r < count, i < dim:
 //
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)
+//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
 //
-// rows is a multiple of 4.
+// terms is a multiple of 4.
 //
 //go:noescape
-func weightedColumns64AVX2(o *float64, p *float64, v *float64, rows int, count int, dim int, stride int)
+func weightedRows64AVX2(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
+
+// weightedColumns64AVX2 computes, for c < count, i < dim:
+//
+//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
+//
+// terms is a multiple of 4.
+//
+//go:noescape
+func weightedColumns64AVX2(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
 
 // scoreF64AVX512 computes, for r < rows, c < count:
 //
@@ -393,11 +402,20 @@ func weigh64AVX512(s *float64, o *float64, m *float64, l *float64, rows int, n i
 //go:noescape
 func gradient64AVX512(p *float64, ds *float64, m *float64, factor *float64, off *float64, rows int, n int, stride int)
 
-// weightedColumns64AVX512 computes, for c < count, i < dim:
+// weightedRows64AVX512 computes, for r < count, i < dim:
 //
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)
+//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
 //
-// rows is a multiple of 4.
+// terms is a multiple of 4.
 //
 //go:noescape
-func weightedColumns64AVX512(o *float64, p *float64, v *float64, rows int, count int, dim int, stride int)
+func weightedRows64AVX512(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
+
+// weightedColumns64AVX512 computes, for c < count, i < dim:
+//
+//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
+//
+// terms is a multiple of 4.
+//
+//go:noescape
+func weightedColumns64AVX512(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)

@@ -21,7 +21,7 @@ TEXT ·scoreF64AVX2(SB), NOSPLIT, $64-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l606:
+l1:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -56,9 +56,9 @@ l606:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l608:
+l3:
 	CMPQ   40(SP), $0x02
-	JL     l607
+	JL     l2
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -73,9 +73,9 @@ l608:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l610
+	JZ     l5
 
-l609:
+l4:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -97,9 +97,9 @@ l609:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l609
+	JL          l4
 
-l610:
+l5:
 	MOVQ       56(SP), R8
 	MOVQ       (SP), R12
 	VUNPCKLPD  Y1, Y0, Y8
@@ -127,11 +127,11 @@ l610:
 	ADDQ       AX, 48(SP)
 	ADDQ       R12, 56(SP)
 	SUBQ       $0x02, 40(SP)
-	JMP        l608
+	JMP        l3
 
-l607:
+l2:
 	CMPQ   40(SP), $0x01
-	JL     l612
+	JL     l7
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -142,9 +142,9 @@ l607:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l615
+	JZ     l10
 
-l614:
+l9:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -157,9 +157,9 @@ l614:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l614
+	JL          l9
 
-l615:
+l10:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Y1, Y0, Y4
@@ -174,14 +174,14 @@ l615:
 	VMOVUPD    Y1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l612:
+l7:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l606
+	JG   l1
 	VZEROUPPER
 	RET
 
@@ -202,9 +202,9 @@ TEXT ·weightedF64AVX2(SB), NOSPLIT, $96-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l617:
+l12:
 	CMPQ 32(SP), $0x04
-	JL   l618
+	JL   l13
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -232,9 +232,9 @@ l617:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l621:
+l16:
 	CMPQ         40(SP), $0x02
-	JL           l620
+	JL           l15
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -254,9 +254,9 @@ l621:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l623
+	JZ           l18
 
-l622:
+l17:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -280,17 +280,17 @@ l622:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l622
+	JL          l17
 
-l623:
+l18:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
-	JMP  l621
+	JMP  l16
 
-l620:
+l15:
 	CMPQ         40(SP), $0x01
-	JL           l625
+	JL           l20
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -305,9 +305,9 @@ l620:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l628
+	JZ           l23
 
-l627:
+l22:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -321,28 +321,28 @@ l627:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l627
+	JL          l22
 
-l628:
+l23:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l625:
+l20:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l617
+	JMP  l12
 
-l618:
+l13:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 64(SP)
 
-l630:
+l25:
 	SUBQ $0x01, 32(SP)
-	JL   l619
+	JL   l14
 	MOVQ 64(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -353,9 +353,9 @@ l630:
 	MOVQ BX, 80(SP)
 	MOVQ DX, 88(SP)
 
-l632:
+l27:
 	CMPQ         72(SP), $0x01
-	JL           l631
+	JL           l26
 	MOVQ         88(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Y0
@@ -367,28 +367,28 @@ l632:
 	ANDQ         $-4, SI
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l634
+	JZ           l29
 
-l633:
+l28:
 	VMULPD  (CX)(BX*8), Y0, Y1
 	VADDPD  (DX), Y1, Y1
 	VMOVUPD Y1, (DX)
 	ADDQ    $0x20, DX
 	ADDQ    $0x04, BX
 	CMPQ    BX, SI
-	JL      l633
+	JL      l28
 
-l634:
+l29:
 	ADDQ AX, 80(SP)
 	SUBQ $0x01, 72(SP)
-	JMP  l632
+	JMP  l27
 
-l631:
+l26:
 	ADDQ $0x08, 64(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l630
+	JMP  l25
 
-l619:
+l14:
 	VZEROUPPER
 	RET
 
@@ -412,9 +412,9 @@ TEXT ·panelF64AVX2(SB), NOSPLIT, $0-40
 	ANDQ  $-4, CX
 	XORQ  AX, AX
 	TESTQ CX, CX
-	JZ    l637
+	JZ    l32
 
-l636:
+l31:
 	VMOVUPD    (SI), Y0
 	VMOVUPD    (DI), Y1
 	VMOVUPD    (R8), Y2
@@ -438,9 +438,9 @@ l636:
 	ADDQ       $0x00000100, DX
 	ADDQ       $0x04, AX
 	CMPQ       AX, CX
-	JL         l636
+	JL         l31
 
-l637:
+l32:
 	VZEROUPPER
 	RET
 
@@ -461,9 +461,9 @@ TEXT ·weightedBlockF64AVX2(SB), NOSPLIT, $136-96
 	SUBQ CX, AX
 	MOVQ AX, 32(SP)
 
-l640:
+l35:
 	CMPQ    16(SP), $0x08
-	JL      l641
+	JL      l36
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -476,11 +476,11 @@ l640:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l643:
+l38:
 	CMPQ   56(SP), $0x06
-	JL     l642
+	JL     l37
 	CMPQ   56(SP), $0x08
-	JE     l642
+	JE     l37
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -521,7 +521,7 @@ l643:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l644:
+l39:
 	PREFETCHT0   (R12)
 	VMOVUPD      (R8), Y12
 	VMOVUPD      32(R8), Y13
@@ -619,7 +619,7 @@ l644:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l644
+	JG           l39
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y12
@@ -672,12 +672,12 @@ l644:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l643
+	JMP          l38
 
-l642:
-l646:
+l37:
+l41:
 	CMPQ   56(SP), $0x04
-	JL     l645
+	JL     l40
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -713,7 +713,7 @@ l646:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 80(SP)
 
-l647:
+l42:
 	PREFETCHT0   (R11)
 	VMOVUPD      (DI), Y8
 	VMOVUPD      32(DI), Y9
@@ -786,7 +786,7 @@ l647:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 80(SP)
-	JG           l647
+	JG           l42
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y8
@@ -823,9 +823,9 @@ l647:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l646
+	JMP          l41
 
-l645:
+l40:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -836,12 +836,12 @@ l645:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l640
+	JMP     l35
 
-l641:
-l648:
+l36:
+l43:
 	CMPQ    16(SP), $0x04
-	JL      l649
+	JL      l44
 	MOVQ    (SP), AX
 	MOVQ    AX, 88(SP)
 	MOVQ    p+8(FP), AX
@@ -854,11 +854,11 @@ l648:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 112(SP)
 
-l651:
+l46:
 	CMPQ   104(SP), $0x06
-	JL     l650
+	JL     l45
 	CMPQ   104(SP), $0x08
-	JE     l650
+	JE     l45
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -893,7 +893,7 @@ l651:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 120(SP)
 
-l652:
+l47:
 	PREFETCHT0   (R12)
 	VMOVUPD      (R8), Y6
 	VBROADCASTSD (DX), Y7
@@ -963,7 +963,7 @@ l652:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 120(SP)
-	JG           l652
+	JG           l47
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y6
@@ -998,12 +998,12 @@ l652:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x06, 104(SP)
-	JMP          l651
+	JMP          l46
 
-l650:
-l654:
+l45:
+l49:
 	CMPQ   104(SP), $0x04
-	JL     l653
+	JL     l48
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1035,7 +1035,7 @@ l654:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 128(SP)
 
-l655:
+l50:
 	PREFETCHT0   (R11)
 	VMOVUPD      (DI), Y4
 	VBROADCASTSD (DX), Y5
@@ -1088,7 +1088,7 @@ l655:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 128(SP)
-	JG           l655
+	JG           l50
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y4
@@ -1113,9 +1113,9 @@ l655:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x04, 104(SP)
-	JMP          l654
+	JMP          l49
 
-l653:
+l48:
 	ADDQ    $0x00000020, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -1126,9 +1126,9 @@ l653:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x04, 16(SP)
-	JMP     l648
+	JMP     l43
 
-l649:
+l44:
 	VZEROUPPER
 	RET
 
@@ -1149,7 +1149,7 @@ TEXT ·scoreF64F32AVX2(SB), NOSPLIT, $64-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l656:
+l51:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -1184,9 +1184,9 @@ l656:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l658:
+l53:
 	CMPQ   40(SP), $0x02
-	JL     l657
+	JL     l52
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1201,9 +1201,9 @@ l658:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l660
+	JZ     l55
 
-l659:
+l54:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -1225,9 +1225,9 @@ l659:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l659
+	JL          l54
 
-l660:
+l55:
 	MOVQ       56(SP), R8
 	MOVQ       (SP), R12
 	VUNPCKLPD  Y1, Y0, Y8
@@ -1255,11 +1255,11 @@ l660:
 	ADDQ       AX, 48(SP)
 	ADDQ       R12, 56(SP)
 	SUBQ       $0x02, 40(SP)
-	JMP        l658
+	JMP        l53
 
-l657:
+l52:
 	CMPQ   40(SP), $0x01
-	JL     l662
+	JL     l57
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1270,9 +1270,9 @@ l657:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l665
+	JZ     l60
 
-l664:
+l59:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -1289,9 +1289,9 @@ l664:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l664
+	JL          l59
 
-l665:
+l60:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Y1, Y0, Y4
@@ -1306,14 +1306,14 @@ l665:
 	VMOVUPD    Y1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l662:
+l57:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l656
+	JG   l51
 	VZEROUPPER
 	RET
 
@@ -1334,9 +1334,9 @@ TEXT ·weightedF64F32AVX2(SB), NOSPLIT, $96-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l667:
+l62:
 	CMPQ 32(SP), $0x04
-	JL   l668
+	JL   l63
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -1364,9 +1364,9 @@ l667:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l671:
+l66:
 	CMPQ         40(SP), $0x02
-	JL           l670
+	JL           l65
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -1386,9 +1386,9 @@ l671:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l673
+	JZ           l68
 
-l672:
+l67:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -1412,17 +1412,17 @@ l672:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l672
+	JL          l67
 
-l673:
+l68:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
-	JMP  l671
+	JMP  l66
 
-l670:
+l65:
 	CMPQ         40(SP), $0x01
-	JL           l675
+	JL           l70
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -1437,9 +1437,9 @@ l670:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l678
+	JZ           l73
 
-l677:
+l72:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -1457,28 +1457,28 @@ l677:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l677
+	JL          l72
 
-l678:
+l73:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l675:
+l70:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l667
+	JMP  l62
 
-l668:
+l63:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 64(SP)
 
-l680:
+l75:
 	SUBQ $0x01, 32(SP)
-	JL   l669
+	JL   l64
 	MOVQ 64(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -1489,9 +1489,9 @@ l680:
 	MOVQ BX, 80(SP)
 	MOVQ DX, 88(SP)
 
-l682:
+l77:
 	CMPQ         72(SP), $0x01
-	JL           l681
+	JL           l76
 	MOVQ         88(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Y0
@@ -1503,9 +1503,9 @@ l682:
 	ANDQ         $-4, SI
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l684
+	JZ           l79
 
-l683:
+l78:
 	VCVTPS2PD (CX)(BX*4), Y1
 	VMULPD    Y1, Y0, Y1
 	VADDPD    (DX), Y1, Y1
@@ -1513,19 +1513,19 @@ l683:
 	ADDQ      $0x20, DX
 	ADDQ      $0x04, BX
 	CMPQ      BX, SI
-	JL        l683
+	JL        l78
 
-l684:
+l79:
 	ADDQ AX, 80(SP)
 	SUBQ $0x01, 72(SP)
-	JMP  l682
+	JMP  l77
 
-l681:
+l76:
 	ADDQ $0x08, 64(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l680
+	JMP  l75
 
-l669:
+l64:
 	VZEROUPPER
 	RET
 
@@ -1549,9 +1549,9 @@ TEXT ·panelF64F32AVX2(SB), NOSPLIT, $0-40
 	ANDQ  $-4, CX
 	XORQ  AX, AX
 	TESTQ CX, CX
-	JZ    l687
+	JZ    l82
 
-l686:
+l81:
 	VCVTPS2PD  (SI), Y0
 	VCVTPS2PD  (DI), Y1
 	VCVTPS2PD  (R8), Y2
@@ -1575,9 +1575,9 @@ l686:
 	ADDQ       $0x00000100, DX
 	ADDQ       $0x04, AX
 	CMPQ       AX, CX
-	JL         l686
+	JL         l81
 
-l687:
+l82:
 	VZEROUPPER
 	RET
 
@@ -1598,9 +1598,9 @@ TEXT ·weightedBlockF64F32AVX2(SB), NOSPLIT, $136-96
 	SUBQ CX, AX
 	MOVQ AX, 32(SP)
 
-l690:
+l85:
 	CMPQ    16(SP), $0x08
-	JL      l691
+	JL      l86
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -1613,11 +1613,11 @@ l690:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l693:
+l88:
 	CMPQ   56(SP), $0x06
-	JL     l692
+	JL     l87
 	CMPQ   56(SP), $0x08
-	JE     l692
+	JE     l87
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1658,7 +1658,7 @@ l693:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l694:
+l89:
 	PREFETCHT0   (R12)
 	VCVTPS2PD    (R8), Y12
 	VCVTPS2PD    16(R8), Y13
@@ -1756,7 +1756,7 @@ l694:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l694
+	JG           l89
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y12
@@ -1809,12 +1809,12 @@ l694:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l693
+	JMP          l88
 
-l692:
-l696:
+l87:
+l91:
 	CMPQ   56(SP), $0x04
-	JL     l695
+	JL     l90
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1850,7 +1850,7 @@ l696:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 80(SP)
 
-l697:
+l92:
 	PREFETCHT0   (R11)
 	VCVTPS2PD    (DI), Y8
 	VCVTPS2PD    16(DI), Y9
@@ -1923,7 +1923,7 @@ l697:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 80(SP)
-	JG           l697
+	JG           l92
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y8
@@ -1960,9 +1960,9 @@ l697:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l696
+	JMP          l91
 
-l695:
+l90:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -1973,12 +1973,12 @@ l695:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l690
+	JMP     l85
 
-l691:
-l698:
+l86:
+l93:
 	CMPQ    16(SP), $0x04
-	JL      l699
+	JL      l94
 	MOVQ    (SP), AX
 	MOVQ    AX, 88(SP)
 	MOVQ    p+8(FP), AX
@@ -1991,11 +1991,11 @@ l698:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 112(SP)
 
-l701:
+l96:
 	CMPQ   104(SP), $0x06
-	JL     l700
+	JL     l95
 	CMPQ   104(SP), $0x08
-	JE     l700
+	JE     l95
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2030,7 +2030,7 @@ l701:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 120(SP)
 
-l702:
+l97:
 	PREFETCHT0   (R12)
 	VCVTPS2PD    (R8), Y6
 	VBROADCASTSD (DX), Y7
@@ -2100,7 +2100,7 @@ l702:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 120(SP)
-	JG           l702
+	JG           l97
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y6
@@ -2135,12 +2135,12 @@ l702:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x06, 104(SP)
-	JMP          l701
+	JMP          l96
 
-l700:
-l704:
+l95:
+l99:
 	CMPQ   104(SP), $0x04
-	JL     l703
+	JL     l98
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2172,7 +2172,7 @@ l704:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 128(SP)
 
-l705:
+l100:
 	PREFETCHT0   (R11)
 	VCVTPS2PD    (DI), Y4
 	VBROADCASTSD (DX), Y5
@@ -2225,7 +2225,7 @@ l705:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 128(SP)
-	JG           l705
+	JG           l100
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y4
@@ -2250,9 +2250,9 @@ l705:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x04, 104(SP)
-	JMP          l704
+	JMP          l99
 
-l703:
+l98:
 	ADDQ    $0x00000020, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -2263,9 +2263,9 @@ l703:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x04, 16(SP)
-	JMP     l698
+	JMP     l93
 
-l699:
+l94:
 	VZEROUPPER
 	RET
 
@@ -2286,7 +2286,7 @@ TEXT ·scoreF64F16AVX2(SB), NOSPLIT, $64-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l706:
+l101:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -2321,9 +2321,9 @@ l706:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l708:
+l103:
 	CMPQ   40(SP), $0x02
-	JL     l707
+	JL     l102
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2338,9 +2338,9 @@ l708:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l710
+	JZ     l105
 
-l709:
+l104:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2366,9 +2366,9 @@ l709:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l709
+	JL          l104
 
-l710:
+l105:
 	MOVQ       56(SP), R8
 	MOVQ       (SP), R12
 	VUNPCKLPD  Y1, Y0, Y8
@@ -2396,11 +2396,11 @@ l710:
 	ADDQ       AX, 48(SP)
 	ADDQ       R12, 56(SP)
 	SUBQ       $0x02, 40(SP)
-	JMP        l708
+	JMP        l103
 
-l707:
+l102:
 	CMPQ   40(SP), $0x01
-	JL     l712
+	JL     l107
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2411,9 +2411,9 @@ l707:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l715
+	JZ     l110
 
-l714:
+l109:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2434,9 +2434,9 @@ l714:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l714
+	JL          l109
 
-l715:
+l110:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Y1, Y0, Y4
@@ -2451,14 +2451,14 @@ l715:
 	VMOVUPD    Y1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l712:
+l107:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l706
+	JG   l101
 	VZEROUPPER
 	RET
 
@@ -2479,9 +2479,9 @@ TEXT ·weightedF64F16AVX2(SB), NOSPLIT, $96-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l717:
+l112:
 	CMPQ 32(SP), $0x04
-	JL   l718
+	JL   l113
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -2509,9 +2509,9 @@ l717:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l721:
+l116:
 	CMPQ         40(SP), $0x02
-	JL           l720
+	JL           l115
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -2531,9 +2531,9 @@ l721:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l723
+	JZ           l118
 
-l722:
+l117:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2561,17 +2561,17 @@ l722:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l722
+	JL          l117
 
-l723:
+l118:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
-	JMP  l721
+	JMP  l116
 
-l720:
+l115:
 	CMPQ         40(SP), $0x01
-	JL           l725
+	JL           l120
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -2586,9 +2586,9 @@ l720:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l728
+	JZ           l123
 
-l727:
+l122:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -2610,28 +2610,28 @@ l727:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l727
+	JL          l122
 
-l728:
+l123:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l725:
+l120:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l717
+	JMP  l112
 
-l718:
+l113:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 64(SP)
 
-l730:
+l125:
 	SUBQ $0x01, 32(SP)
-	JL   l719
+	JL   l114
 	MOVQ 64(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -2642,9 +2642,9 @@ l730:
 	MOVQ BX, 80(SP)
 	MOVQ DX, 88(SP)
 
-l732:
+l127:
 	CMPQ         72(SP), $0x01
-	JL           l731
+	JL           l126
 	MOVQ         88(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Y0
@@ -2656,9 +2656,9 @@ l732:
 	ANDQ         $-4, SI
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l734
+	JZ           l129
 
-l733:
+l128:
 	VCVTPH2PS (CX)(BX*2), X1
 	VCVTPS2PD X1, Y1
 	VMULPD    Y1, Y0, Y1
@@ -2667,19 +2667,19 @@ l733:
 	ADDQ      $0x20, DX
 	ADDQ      $0x04, BX
 	CMPQ      BX, SI
-	JL        l733
+	JL        l128
 
-l734:
+l129:
 	ADDQ AX, 80(SP)
 	SUBQ $0x01, 72(SP)
-	JMP  l732
+	JMP  l127
 
-l731:
+l126:
 	ADDQ $0x08, 64(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l730
+	JMP  l125
 
-l719:
+l114:
 	VZEROUPPER
 	RET
 
@@ -2703,9 +2703,9 @@ TEXT ·panelF64F16AVX2(SB), NOSPLIT, $0-40
 	ANDQ  $-4, CX
 	XORQ  AX, AX
 	TESTQ CX, CX
-	JZ    l737
+	JZ    l132
 
-l736:
+l131:
 	VCVTPH2PS  (SI), X0
 	VCVTPS2PD  X0, Y0
 	VCVTPH2PS  (DI), X1
@@ -2733,9 +2733,9 @@ l736:
 	ADDQ       $0x00000100, DX
 	ADDQ       $0x04, AX
 	CMPQ       AX, CX
-	JL         l736
+	JL         l131
 
-l737:
+l132:
 	VZEROUPPER
 	RET
 
@@ -2756,9 +2756,9 @@ TEXT ·weightedBlockF64F16AVX2(SB), NOSPLIT, $136-96
 	SUBQ CX, AX
 	MOVQ AX, 32(SP)
 
-l740:
+l135:
 	CMPQ    16(SP), $0x08
-	JL      l741
+	JL      l136
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -2771,11 +2771,11 @@ l740:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l743:
+l138:
 	CMPQ   56(SP), $0x06
-	JL     l742
+	JL     l137
 	CMPQ   56(SP), $0x08
-	JE     l742
+	JE     l137
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -2816,7 +2816,7 @@ l743:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l744:
+l139:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), X12
 	VCVTPS2PD    X12, Y12
@@ -2922,7 +2922,7 @@ l744:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l744
+	JG           l139
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y12
@@ -2975,12 +2975,12 @@ l744:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l743
+	JMP          l138
 
-l742:
-l746:
+l137:
+l141:
 	CMPQ   56(SP), $0x04
-	JL     l745
+	JL     l140
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3016,7 +3016,7 @@ l746:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 80(SP)
 
-l747:
+l142:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), X8
 	VCVTPS2PD    X8, Y8
@@ -3097,7 +3097,7 @@ l747:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 80(SP)
-	JG           l747
+	JG           l142
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y8
@@ -3134,9 +3134,9 @@ l747:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l746
+	JMP          l141
 
-l745:
+l140:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -3147,12 +3147,12 @@ l745:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l740
+	JMP     l135
 
-l741:
-l748:
+l136:
+l143:
 	CMPQ    16(SP), $0x04
-	JL      l749
+	JL      l144
 	MOVQ    (SP), AX
 	MOVQ    AX, 88(SP)
 	MOVQ    p+8(FP), AX
@@ -3165,11 +3165,11 @@ l748:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 112(SP)
 
-l751:
+l146:
 	CMPQ   104(SP), $0x06
-	JL     l750
+	JL     l145
 	CMPQ   104(SP), $0x08
-	JE     l750
+	JE     l145
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3204,7 +3204,7 @@ l751:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 120(SP)
 
-l752:
+l147:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), X6
 	VCVTPS2PD    X6, Y6
@@ -3278,7 +3278,7 @@ l752:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 120(SP)
-	JG           l752
+	JG           l147
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y6
@@ -3313,12 +3313,12 @@ l752:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x06, 104(SP)
-	JMP          l751
+	JMP          l146
 
-l750:
-l754:
+l145:
+l149:
 	CMPQ   104(SP), $0x04
-	JL     l753
+	JL     l148
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3350,7 +3350,7 @@ l754:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 128(SP)
 
-l755:
+l150:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), X4
 	VCVTPS2PD    X4, Y4
@@ -3407,7 +3407,7 @@ l755:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 128(SP)
-	JG           l755
+	JG           l150
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y4
@@ -3432,9 +3432,9 @@ l755:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x04, 104(SP)
-	JMP          l754
+	JMP          l149
 
-l753:
+l148:
 	ADDQ    $0x00000020, (SP)
 	ADDQ    $0x00000008, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -3445,9 +3445,9 @@ l753:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x04, 16(SP)
-	JMP     l748
+	JMP     l143
 
-l749:
+l144:
 	VZEROUPPER
 	RET
 
@@ -3468,7 +3468,7 @@ TEXT ·scoreF64BF16AVX2(SB), NOSPLIT, $64-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l756:
+l151:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -3503,9 +3503,9 @@ l756:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l758:
+l153:
 	CMPQ   40(SP), $0x02
-	JL     l757
+	JL     l152
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3520,9 +3520,9 @@ l758:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l760
+	JZ     l155
 
-l759:
+l154:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -3552,9 +3552,9 @@ l759:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l759
+	JL          l154
 
-l760:
+l155:
 	MOVQ       56(SP), R8
 	MOVQ       (SP), R12
 	VUNPCKLPD  Y1, Y0, Y8
@@ -3582,11 +3582,11 @@ l760:
 	ADDQ       AX, 48(SP)
 	ADDQ       R12, 56(SP)
 	SUBQ       $0x02, 40(SP)
-	JMP        l758
+	JMP        l153
 
-l757:
+l152:
 	CMPQ   40(SP), $0x01
-	JL     l762
+	JL     l157
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -3597,9 +3597,9 @@ l757:
 	ANDQ   $-4, R13
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l765
+	JZ     l160
 
-l764:
+l159:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -3624,9 +3624,9 @@ l764:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l764
+	JL          l159
 
-l765:
+l160:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Y1, Y0, Y4
@@ -3641,14 +3641,14 @@ l765:
 	VMOVUPD    Y1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l762:
+l157:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l756
+	JG   l151
 	VZEROUPPER
 	RET
 
@@ -3669,9 +3669,9 @@ TEXT ·weightedF64BF16AVX2(SB), NOSPLIT, $96-96
 	MOVQ count+40(FP), CX
 	MOVQ CX, 32(SP)
 
-l767:
+l162:
 	CMPQ 32(SP), $0x04
-	JL   l768
+	JL   l163
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -3699,9 +3699,9 @@ l767:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l771:
+l166:
 	CMPQ         40(SP), $0x02
-	JL           l770
+	JL           l165
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -3721,9 +3721,9 @@ l771:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l773
+	JZ           l168
 
-l772:
+l167:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -3755,17 +3755,17 @@ l772:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l772
+	JL          l167
 
-l773:
+l168:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
-	JMP  l771
+	JMP  l166
 
-l770:
+l165:
 	CMPQ         40(SP), $0x01
-	JL           l775
+	JL           l170
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Y0
@@ -3780,9 +3780,9 @@ l770:
 	ANDQ         $-4, R13
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l778
+	JZ           l173
 
-l777:
+l172:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -3808,28 +3808,28 @@ l777:
 	ADDQ        $0x20, R8
 	ADDQ        $0x04, R12
 	CMPQ        R12, R13
-	JL          l777
+	JL          l172
 
-l778:
+l173:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l775:
+l170:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l767
+	JMP  l162
 
-l768:
+l163:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 64(SP)
 
-l780:
+l175:
 	SUBQ $0x01, 32(SP)
-	JL   l769
+	JL   l164
 	MOVQ 64(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -3840,9 +3840,9 @@ l780:
 	MOVQ BX, 80(SP)
 	MOVQ DX, 88(SP)
 
-l782:
+l177:
 	CMPQ         72(SP), $0x01
-	JL           l781
+	JL           l176
 	MOVQ         88(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Y0
@@ -3854,9 +3854,9 @@ l782:
 	ANDQ         $-4, SI
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l784
+	JZ           l179
 
-l783:
+l178:
 	VPMOVZXWD (CX)(BX*2), X1
 	VPSLLD    $0x10, X1, X1
 	VCVTPS2PD X1, Y1
@@ -3866,19 +3866,19 @@ l783:
 	ADDQ      $0x20, DX
 	ADDQ      $0x04, BX
 	CMPQ      BX, SI
-	JL        l783
+	JL        l178
 
-l784:
+l179:
 	ADDQ AX, 80(SP)
 	SUBQ $0x01, 72(SP)
-	JMP  l782
+	JMP  l177
 
-l781:
+l176:
 	ADDQ $0x08, 64(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l780
+	JMP  l175
 
-l769:
+l164:
 	VZEROUPPER
 	RET
 
@@ -3902,9 +3902,9 @@ TEXT ·panelF64BF16AVX2(SB), NOSPLIT, $0-40
 	ANDQ  $-4, CX
 	XORQ  AX, AX
 	TESTQ CX, CX
-	JZ    l787
+	JZ    l182
 
-l786:
+l181:
 	VPMOVZXWD  (SI), X0
 	VPSLLD     $0x10, X0, X0
 	VCVTPS2PD  X0, Y0
@@ -3936,9 +3936,9 @@ l786:
 	ADDQ       $0x00000100, DX
 	ADDQ       $0x04, AX
 	CMPQ       AX, CX
-	JL         l786
+	JL         l181
 
-l787:
+l182:
 	VZEROUPPER
 	RET
 
@@ -3959,9 +3959,9 @@ TEXT ·weightedBlockF64BF16AVX2(SB), NOSPLIT, $136-96
 	SUBQ CX, AX
 	MOVQ AX, 32(SP)
 
-l790:
+l185:
 	CMPQ    16(SP), $0x08
-	JL      l791
+	JL      l186
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -3974,11 +3974,11 @@ l790:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l793:
+l188:
 	CMPQ   56(SP), $0x06
-	JL     l792
+	JL     l187
 	CMPQ   56(SP), $0x08
-	JE     l792
+	JE     l187
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -4019,7 +4019,7 @@ l793:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l794:
+l189:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), X12
 	VPSLLD       $0x10, X12, X12
@@ -4133,7 +4133,7 @@ l794:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l794
+	JG           l189
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y12
@@ -4186,12 +4186,12 @@ l794:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l793
+	JMP          l188
 
-l792:
-l796:
+l187:
+l191:
 	CMPQ   56(SP), $0x04
-	JL     l795
+	JL     l190
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -4227,7 +4227,7 @@ l796:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 80(SP)
 
-l797:
+l192:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), X8
 	VPSLLD       $0x10, X8, X8
@@ -4316,7 +4316,7 @@ l797:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 80(SP)
-	JG           l797
+	JG           l192
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Y8
@@ -4353,9 +4353,9 @@ l797:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l796
+	JMP          l191
 
-l795:
+l190:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -4366,12 +4366,12 @@ l795:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l790
+	JMP     l185
 
-l791:
-l798:
+l186:
+l193:
 	CMPQ    16(SP), $0x04
-	JL      l799
+	JL      l194
 	MOVQ    (SP), AX
 	MOVQ    AX, 88(SP)
 	MOVQ    p+8(FP), AX
@@ -4384,11 +4384,11 @@ l798:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 112(SP)
 
-l801:
+l196:
 	CMPQ   104(SP), $0x06
-	JL     l800
+	JL     l195
 	CMPQ   104(SP), $0x08
-	JE     l800
+	JE     l195
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -4423,7 +4423,7 @@ l801:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 120(SP)
 
-l802:
+l197:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), X6
 	VPSLLD       $0x10, X6, X6
@@ -4501,7 +4501,7 @@ l802:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 120(SP)
-	JG           l802
+	JG           l197
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y6
@@ -4536,12 +4536,12 @@ l802:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x06, 104(SP)
-	JMP          l801
+	JMP          l196
 
-l800:
-l804:
+l195:
+l199:
 	CMPQ   104(SP), $0x04
-	JL     l803
+	JL     l198
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -4573,7 +4573,7 @@ l804:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 128(SP)
 
-l805:
+l200:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), X4
 	VPSLLD       $0x10, X4, X4
@@ -4634,7 +4634,7 @@ l805:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 128(SP)
-	JG           l805
+	JG           l200
 	MOVQ         dim+48(FP), CX
 	MOVQ         88(SP), DX
 	VMOVUPD      (DX), Y4
@@ -4659,9 +4659,9 @@ l805:
 	ADDQ         AX, 96(SP)
 	ADDQ         AX, 96(SP)
 	SUBQ         $0x04, 104(SP)
-	JMP          l804
+	JMP          l199
 
-l803:
+l198:
 	ADDQ    $0x00000020, (SP)
 	ADDQ    $0x00000008, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -4672,9 +4672,9 @@ l803:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x04, 16(SP)
-	JMP     l798
+	JMP     l193
 
-l799:
+l194:
 	VZEROUPPER
 	RET
 
@@ -4692,11 +4692,11 @@ TEXT ·scorePanel64AVX2(SB), NOSPLIT, $0-48
 	SHLQ $0x03, R8
 	LEAQ (R8)(R8*2), R9
 
-l807:
+l202:
 	CMPQ   BX, $0x06
-	JL     l806
+	JL     l201
 	CMPQ   BX, $0x08
-	JE     l806
+	JE     l201
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -4714,7 +4714,7 @@ l807:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l808:
+l203:
 	VMOVUPD      (R12), Y12
 	VMOVUPD      32(R12), Y13
 	VBROADCASTSD (R10), Y14
@@ -4739,7 +4739,7 @@ l808:
 	ADDQ         $0x08, R10
 	ADDQ         $0x08, R11
 	SUBQ         $0x01, R13
-	JG           l808
+	JG           l203
 	VMOVUPD      Y0, (AX)
 	VMOVUPD      Y6, 32(AX)
 	ADDQ         DI, AX
@@ -4765,12 +4765,12 @@ l808:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x06, BX
-	JMP          l807
+	JMP          l202
 
-l806:
-l810:
+l201:
+l205:
 	CMPQ   BX, $0x04
-	JL     l809
+	JL     l204
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -4783,7 +4783,7 @@ l810:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l811:
+l206:
 	VMOVUPD      (R11), Y8
 	VMOVUPD      32(R11), Y9
 	VBROADCASTSD (R10), Y10
@@ -4801,7 +4801,7 @@ l811:
 	ADDQ         $0x00000040, R11
 	ADDQ         $0x08, R10
 	SUBQ         $0x01, R12
-	JG           l811
+	JG           l206
 	VMOVUPD      Y0, (AX)
 	VMOVUPD      Y4, 32(AX)
 	ADDQ         DI, AX
@@ -4819,11 +4819,11 @@ l811:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
-	JMP          l810
+	JMP          l205
 
-l809:
+l204:
 	CMPQ   BX, $0x02
-	JL     l812
+	JL     l207
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -4832,7 +4832,7 @@ l809:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l814:
+l209:
 	VMOVUPD      (R10), Y4
 	VMOVUPD      32(R10), Y5
 	VBROADCASTSD (R9), Y6
@@ -4844,7 +4844,7 @@ l814:
 	ADDQ         $0x00000040, R10
 	ADDQ         $0x08, R9
 	SUBQ         $0x01, R11
-	JG           l814
+	JG           l209
 	VMOVUPD      Y0, (AX)
 	VMOVUPD      Y2, 32(AX)
 	ADDQ         DI, AX
@@ -4855,15 +4855,15 @@ l814:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l812:
+l207:
 	CMPQ   BX, $0x01
-	JL     l815
+	JL     l210
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l817:
+l212:
 	VMOVUPD      (DX), Y2
 	VMOVUPD      32(DX), Y3
 	VBROADCASTSD (R9), Y4
@@ -4872,14 +4872,14 @@ l817:
 	ADDQ         $0x00000040, DX
 	ADDQ         $0x08, R9
 	SUBQ         $0x01, SI
-	JG           l817
+	JG           l212
 	VMOVUPD      Y0, (AX)
 	VMOVUPD      Y1, 32(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l815:
+l210:
 	VZEROUPPER
 	RET
 
@@ -4907,61 +4907,61 @@ TEXT ·weigh64AVX2(SB), NOSPLIT, $24-96
 	MOVQ         aheadAt+72(FP), R9
 	MOVQ         R9, 16(SP)
 
-l818:
+l213:
 	VBROADCASTSD (DX), Y3
 	VCMPPD       $0x03, Y3, Y3, Y4
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l826
+	JZ           l221
 
-l825:
+l220:
 	VMOVUPD (AX)(R9*8), Y5
 	VCMPPD  $0x03, Y5, Y5, Y6
 	VORPS   Y6, Y4, Y4
 	VMAXPD  Y5, Y3, Y3
 	ADDQ    $0x04, R9
 	CMPQ    R9, R10
-	JL      l825
+	JL      l220
 
-l826:
+l221:
 	TESTQ      R8, R8
-	JZ         l827
+	JZ         l222
 	VMASKMOVPD (AX)(R9*8), Y0, Y5
 	VBLENDVPS  Y0, Y5, Y2, Y5
 	VCMPPD     $0x03, Y5, Y5, Y6
 	VORPS      Y6, Y4, Y4
 	VMAXPD     Y5, Y3, Y3
 
-l827:
+l222:
 	VEXTRACTF128 $0x01, Y3, X5
 	VMAXPD       X5, X3, X5
 	VPERMILPD    $0x01, X5, X3
 	VMAXPD       X3, X5, X5
 	VMOVMSKPS    Y4, R9
 	TESTL        R9, R9
-	JZ           l822
+	JZ           l217
 	VMOVSD       c7ff8000000000001<>+0(SB), X5
 
-l822:
+l217:
 	VUCOMISD cfff0000000000000<>+0(SB), X5
-	JP       l821
-	JE       l820
+	JP       l216
+	JE       l215
 
-l821:
+l216:
 	VBROADCASTSD X5, Y3
 	VUCOMISD     (DX), X5
-	JP           l823
-	JE           l824
+	JP           l218
+	JE           l219
 
-l823:
+l218:
 	VMOVSD   (DX), X4
 	VUCOMISD cfff0000000000000<>+0(SB), X4
-	JP       l828
-	JE       l824
+	JP       l223
+	JE       l219
 
-l828:
+l223:
 	VBROADCASTSD X4, Y4
 	VSUBPD       Y3, Y4, Y4
 	VADDPD       c4328000000000000<>+0(SB), Y4, Y6
@@ -4996,27 +4996,27 @@ l828:
 	ANDQ         $-4, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l830
+	JZ           l225
 
-l829:
+l224:
 	VMOVUPD (CX)(R9*8), Y6
 	VMULPD  Y4, Y6, Y6
 	VMOVUPD Y6, (CX)(R9*8)
 	ADDQ    $0x04, R9
 	CMPQ    R9, R10
-	JL      l829
+	JL      l224
 
-l830:
-l824:
+l225:
+l219:
 	VMOVSD X5, (DX)
 	VXORPS Y4, Y4, Y4
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l833
+	JZ     l228
 
-l832:
+l227:
 	VMOVUPD     (AX)(R9*8), Y5
 	VSUBPD      Y3, Y5, Y5
 	VADDPD      c4328000000000000<>+0(SB), Y5, Y6
@@ -5049,11 +5049,11 @@ l832:
 	VADDPD      Y5, Y4, Y4
 	ADDQ        $0x04, R9
 	CMPQ        R9, R10
-	JL          l832
+	JL          l227
 
-l833:
+l228:
 	TESTQ       R8, R8
-	JZ          l834
+	JZ          l229
 	VMASKMOVPD  (AX)(R9*8), Y0, Y5
 	VBLENDVPS   Y0, Y5, Y2, Y5
 	VSUBPD      Y3, Y5, Y5
@@ -5086,7 +5086,7 @@ l833:
 	VMASKMOVPD  Y5, Y0, (AX)(R9*8)
 	VADDPD      Y5, Y4, Y4
 
-l834:
+l229:
 	VEXTRACTF128 $0x01, Y4, X3
 	VADDPD       X3, X4, X3
 	VPERMILPD    $0x01, X3, X4
@@ -5094,7 +5094,7 @@ l834:
 	VADDSD       (BX), X3, X3
 	VMOVSD       X3, (BX)
 
-l819:
+l214:
 	MOVQ aheadStep+80(FP), R9
 	ADDQ R9, 16(SP)
 	MOVQ stride+48(FP), R9
@@ -5103,15 +5103,15 @@ l819:
 	ADDQ $0x08, DX
 	ADDQ $0x08, BX
 	SUBQ $0x01, (SP)
-	JG   l818
+	JG   l213
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+88(FP)
 	RET
 
-l820:
+l215:
 	ADDQ $0x01, 8(SP)
-	JMP  l819
+	JMP  l214
 
 DATA prefixes64<>+0(SB)/4, $0xffffffff
 DATA prefixes64<>+4(SB)/4, $0xffffffff
@@ -5250,7 +5250,7 @@ TEXT ·gradient64AVX2(SB), NOSPLIT, $16-64
 	VBROADCASTSD c3eae79bb6fc55606<>+0(SB), Y1
 	VXORPS       Y5, Y5, Y5
 
-l835:
+l230:
 	VBROADCASTSD (SI), Y2
 	VBROADCASTSD (DI), Y3
 	VBROADCASTSD (R8), Y4
@@ -5258,9 +5258,9 @@ l835:
 	SUBQ         BX, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l837
+	JZ           l232
 
-l836:
+l231:
 	VMOVUPD     (AX)(R9*8), Y6
 	VMOVUPD     (CX)(R9*8), Y7
 	VSUBPD      Y2, Y6, Y6
@@ -5298,11 +5298,11 @@ l836:
 	VMOVUPD     Y7, (CX)(R9*8)
 	ADDQ        $0x04, R9
 	CMPQ        R9, R10
-	JL          l836
+	JL          l231
 
-l837:
+l232:
 	TESTQ       BX, BX
-	JZ          l838
+	JZ          l233
 	VMASKMOVPD  (AX)(R9*8), Y0, Y6
 	VBLENDVPS   Y0, Y6, Y5, Y6
 	VMASKMOVPD  (CX)(R9*8), Y0, Y7
@@ -5341,20 +5341,20 @@ l837:
 	VMASKMOVPD  Y6, Y0, (AX)(R9*8)
 	VMASKMOVPD  Y7, Y0, (CX)(R9*8)
 
-l838:
+l233:
 	ADDQ (SP), AX
 	ADDQ (SP), CX
 	ADDQ $0x08, SI
 	ADDQ $0x08, DI
 	ADDQ $0x08, R8
 	SUBQ $0x01, 8(SP)
-	JG   l835
+	JG   l230
 	VZEROUPPER
 	RET
 
-// func weightedColumns64AVX2(o *float64, p *float64, v *float64, rows int, count int, dim int, stride int)
+// func weightedRows64AVX2(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
 // Requires: AVX, FMA3
-TEXT ·weightedColumns64AVX2(SB), NOSPLIT, $72-56
+TEXT ·weightedRows64AVX2(SB), NOSPLIT, $72-56
 	MOVQ o+0(FP), AX
 	MOVQ AX, (SP)
 	MOVQ v+16(FP), AX
@@ -5362,9 +5362,9 @@ TEXT ·weightedColumns64AVX2(SB), NOSPLIT, $72-56
 	MOVQ dim+40(FP), AX
 	MOVQ AX, 16(SP)
 
-l840:
+l235:
 	CMPQ 16(SP), $0x08
-	JL   l841
+	JL   l236
 	MOVQ (SP), AX
 	MOVQ AX, 24(SP)
 	MOVQ p+8(FP), AX
@@ -5372,11 +5372,11 @@ l840:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 40(SP)
 
-l843:
+l238:
 	CMPQ   40(SP), $0x06
-	JL     l842
+	JL     l237
 	CMPQ   40(SP), $0x08
-	JE     l842
+	JE     l237
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5395,11 +5395,764 @@ l843:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l239:
+	VMOVUPD      (DI), Y12
+	VMOVUPD      32(DI), Y13
+	VBROADCASTSD (SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y6
+	VBROADCASTSD (SI)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y1
+	VFMADD231PD  Y13, Y14, Y7
+	VBROADCASTSD (SI)(CX*2), Y14
+	VFMADD231PD  Y12, Y14, Y2
+	VFMADD231PD  Y13, Y14, Y8
+	VBROADCASTSD (SI)(BX*1), Y14
+	VFMADD231PD  Y12, Y14, Y3
+	VFMADD231PD  Y13, Y14, Y9
+	VBROADCASTSD (R9), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y10
+	VBROADCASTSD (R9)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y5
+	VFMADD231PD  Y13, Y14, Y11
+	VMOVUPD      (DI)(AX*1), Y12
+	VMOVUPD      32(DI)(AX*1), Y13
+	VBROADCASTSD 8(SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y6
+	VBROADCASTSD 8(SI)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y1
+	VFMADD231PD  Y13, Y14, Y7
+	VBROADCASTSD 8(SI)(CX*2), Y14
+	VFMADD231PD  Y12, Y14, Y2
+	VFMADD231PD  Y13, Y14, Y8
+	VBROADCASTSD 8(SI)(BX*1), Y14
+	VFMADD231PD  Y12, Y14, Y3
+	VFMADD231PD  Y13, Y14, Y9
+	VBROADCASTSD 8(R9), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y10
+	VBROADCASTSD 8(R9)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y5
+	VFMADD231PD  Y13, Y14, Y11
+	VMOVUPD      (DI)(AX*2), Y12
+	VMOVUPD      32(DI)(AX*2), Y13
+	VBROADCASTSD 16(SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y6
+	VBROADCASTSD 16(SI)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y1
+	VFMADD231PD  Y13, Y14, Y7
+	VBROADCASTSD 16(SI)(CX*2), Y14
+	VFMADD231PD  Y12, Y14, Y2
+	VFMADD231PD  Y13, Y14, Y8
+	VBROADCASTSD 16(SI)(BX*1), Y14
+	VFMADD231PD  Y12, Y14, Y3
+	VFMADD231PD  Y13, Y14, Y9
+	VBROADCASTSD 16(R9), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y10
+	VBROADCASTSD 16(R9)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y5
+	VFMADD231PD  Y13, Y14, Y11
+	VMOVUPD      (DI)(DX*1), Y12
+	VMOVUPD      32(DI)(DX*1), Y13
+	VBROADCASTSD 24(SI), Y14
+	VFMADD231PD  Y12, Y14, Y0
+	VFMADD231PD  Y13, Y14, Y6
+	VBROADCASTSD 24(SI)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y1
+	VFMADD231PD  Y13, Y14, Y7
+	VBROADCASTSD 24(SI)(CX*2), Y14
+	VFMADD231PD  Y12, Y14, Y2
+	VFMADD231PD  Y13, Y14, Y8
+	VBROADCASTSD 24(SI)(BX*1), Y14
+	VFMADD231PD  Y12, Y14, Y3
+	VFMADD231PD  Y13, Y14, Y9
+	VBROADCASTSD 24(R9), Y14
+	VFMADD231PD  Y12, Y14, Y4
+	VFMADD231PD  Y13, Y14, Y10
+	VBROADCASTSD 24(R9)(CX*1), Y14
+	VFMADD231PD  Y12, Y14, Y5
+	VFMADD231PD  Y13, Y14, Y11
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l239
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Y12
+	VADDPD       Y12, Y0, Y12
+	VMOVUPD      Y12, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y6, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y1, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y7, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y2, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y8, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y3, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y9, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y4, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y10, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y5, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y11, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x06, 40(SP)
+	JMP          l238
+
+l237:
+l241:
+	CMPQ   40(SP), $0x04
+	JL     l240
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l844:
+l242:
+	VMOVUPD      (DI), Y8
+	VMOVUPD      32(DI), Y9
+	VBROADCASTSD (SI), Y10
+	VFMADD231PD  Y8, Y10, Y0
+	VFMADD231PD  Y9, Y10, Y4
+	VBROADCASTSD (SI)(CX*1), Y10
+	VFMADD231PD  Y8, Y10, Y1
+	VFMADD231PD  Y9, Y10, Y5
+	VBROADCASTSD (SI)(CX*2), Y10
+	VFMADD231PD  Y8, Y10, Y2
+	VFMADD231PD  Y9, Y10, Y6
+	VBROADCASTSD (SI)(BX*1), Y10
+	VFMADD231PD  Y8, Y10, Y3
+	VFMADD231PD  Y9, Y10, Y7
+	VMOVUPD      (DI)(AX*1), Y8
+	VMOVUPD      32(DI)(AX*1), Y9
+	VBROADCASTSD 8(SI), Y10
+	VFMADD231PD  Y8, Y10, Y0
+	VFMADD231PD  Y9, Y10, Y4
+	VBROADCASTSD 8(SI)(CX*1), Y10
+	VFMADD231PD  Y8, Y10, Y1
+	VFMADD231PD  Y9, Y10, Y5
+	VBROADCASTSD 8(SI)(CX*2), Y10
+	VFMADD231PD  Y8, Y10, Y2
+	VFMADD231PD  Y9, Y10, Y6
+	VBROADCASTSD 8(SI)(BX*1), Y10
+	VFMADD231PD  Y8, Y10, Y3
+	VFMADD231PD  Y9, Y10, Y7
+	VMOVUPD      (DI)(AX*2), Y8
+	VMOVUPD      32(DI)(AX*2), Y9
+	VBROADCASTSD 16(SI), Y10
+	VFMADD231PD  Y8, Y10, Y0
+	VFMADD231PD  Y9, Y10, Y4
+	VBROADCASTSD 16(SI)(CX*1), Y10
+	VFMADD231PD  Y8, Y10, Y1
+	VFMADD231PD  Y9, Y10, Y5
+	VBROADCASTSD 16(SI)(CX*2), Y10
+	VFMADD231PD  Y8, Y10, Y2
+	VFMADD231PD  Y9, Y10, Y6
+	VBROADCASTSD 16(SI)(BX*1), Y10
+	VFMADD231PD  Y8, Y10, Y3
+	VFMADD231PD  Y9, Y10, Y7
+	VMOVUPD      (DI)(DX*1), Y8
+	VMOVUPD      32(DI)(DX*1), Y9
+	VBROADCASTSD 24(SI), Y10
+	VFMADD231PD  Y8, Y10, Y0
+	VFMADD231PD  Y9, Y10, Y4
+	VBROADCASTSD 24(SI)(CX*1), Y10
+	VFMADD231PD  Y8, Y10, Y1
+	VFMADD231PD  Y9, Y10, Y5
+	VBROADCASTSD 24(SI)(CX*2), Y10
+	VFMADD231PD  Y8, Y10, Y2
+	VFMADD231PD  Y9, Y10, Y6
+	VBROADCASTSD 24(SI)(BX*1), Y10
+	VFMADD231PD  Y8, Y10, Y3
+	VFMADD231PD  Y9, Y10, Y7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	SUBQ         $0x04, R8
+	JG           l242
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Y8
+	VADDPD       Y8, Y0, Y8
+	VMOVUPD      Y8, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y4, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y1, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y5, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y2, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y6, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y3, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y7, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x04, 40(SP)
+	JMP          l241
+
+l240:
+	CMPQ   40(SP), $0x02
+	JL     l243
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l245:
+	VMOVUPD      (SI), Y4
+	VMOVUPD      32(SI), Y5
+	VBROADCASTSD (BX), Y6
+	VFMADD231PD  Y4, Y6, Y0
+	VFMADD231PD  Y5, Y6, Y2
+	VBROADCASTSD (BX)(CX*1), Y6
+	VFMADD231PD  Y4, Y6, Y1
+	VFMADD231PD  Y5, Y6, Y3
+	VMOVUPD      (SI)(AX*1), Y4
+	VMOVUPD      32(SI)(AX*1), Y5
+	VBROADCASTSD 8(BX), Y6
+	VFMADD231PD  Y4, Y6, Y0
+	VFMADD231PD  Y5, Y6, Y2
+	VBROADCASTSD 8(BX)(CX*1), Y6
+	VFMADD231PD  Y4, Y6, Y1
+	VFMADD231PD  Y5, Y6, Y3
+	VMOVUPD      (SI)(AX*2), Y4
+	VMOVUPD      32(SI)(AX*2), Y5
+	VBROADCASTSD 16(BX), Y6
+	VFMADD231PD  Y4, Y6, Y0
+	VFMADD231PD  Y5, Y6, Y2
+	VBROADCASTSD 16(BX)(CX*1), Y6
+	VFMADD231PD  Y4, Y6, Y1
+	VFMADD231PD  Y5, Y6, Y3
+	VMOVUPD      (SI)(DX*1), Y4
+	VMOVUPD      32(SI)(DX*1), Y5
+	VBROADCASTSD 24(BX), Y6
+	VFMADD231PD  Y4, Y6, Y0
+	VFMADD231PD  Y5, Y6, Y2
+	VBROADCASTSD 24(BX)(CX*1), Y6
+	VFMADD231PD  Y4, Y6, Y1
+	VFMADD231PD  Y5, Y6, Y3
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l245
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Y4
+	VADDPD       Y4, Y0, Y4
+	VMOVUPD      Y4, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y2, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y1, Y0
+	VMOVUPD      Y0, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y3, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x02, 40(SP)
+
+l243:
+	CMPQ   40(SP), $0x01
+	JL     l246
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l248:
+	VMOVUPD      (SI), Y2
+	VMOVUPD      32(SI), Y3
+	VBROADCASTSD (BX), Y4
+	VFMADD231PD  Y2, Y4, Y0
+	VFMADD231PD  Y3, Y4, Y1
+	VMOVUPD      (SI)(AX*1), Y2
+	VMOVUPD      32(SI)(AX*1), Y3
+	VBROADCASTSD 8(BX), Y4
+	VFMADD231PD  Y2, Y4, Y0
+	VFMADD231PD  Y3, Y4, Y1
+	VMOVUPD      (SI)(AX*2), Y2
+	VMOVUPD      32(SI)(AX*2), Y3
+	VBROADCASTSD 16(BX), Y4
+	VFMADD231PD  Y2, Y4, Y0
+	VFMADD231PD  Y3, Y4, Y1
+	VMOVUPD      (SI)(DX*1), Y2
+	VMOVUPD      32(SI)(DX*1), Y3
+	VBROADCASTSD 24(BX), Y4
+	VFMADD231PD  Y2, Y4, Y0
+	VFMADD231PD  Y3, Y4, Y1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l248
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Y2
+	VADDPD       Y2, Y0, Y2
+	VMOVUPD      Y2, (DX)
+	VMOVUPD      32(DX), Y0
+	VADDPD       Y0, Y1, Y0
+	VMOVUPD      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x01, 40(SP)
+
+l246:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+	SUBQ $0x08, 16(SP)
+	JMP  l235
+
+l236:
+l249:
+	CMPQ 16(SP), $0x04
+	JL   l250
+	MOVQ (SP), AX
+	MOVQ AX, 48(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 64(SP)
+
+l252:
+	CMPQ   64(SP), $0x06
+	JL     l251
+	CMPQ   64(SP), $0x08
+	JE     l251
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l253:
+	VMOVUPD      (DI), Y6
+	VBROADCASTSD (SI), Y7
+	VFMADD231PD  Y6, Y7, Y0
+	VBROADCASTSD (SI)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y1
+	VBROADCASTSD (SI)(CX*2), Y7
+	VFMADD231PD  Y6, Y7, Y2
+	VBROADCASTSD (SI)(BX*1), Y7
+	VFMADD231PD  Y6, Y7, Y3
+	VBROADCASTSD (R9), Y7
+	VFMADD231PD  Y6, Y7, Y4
+	VBROADCASTSD (R9)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y5
+	VMOVUPD      (DI)(AX*1), Y6
+	VBROADCASTSD 8(SI), Y7
+	VFMADD231PD  Y6, Y7, Y0
+	VBROADCASTSD 8(SI)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y1
+	VBROADCASTSD 8(SI)(CX*2), Y7
+	VFMADD231PD  Y6, Y7, Y2
+	VBROADCASTSD 8(SI)(BX*1), Y7
+	VFMADD231PD  Y6, Y7, Y3
+	VBROADCASTSD 8(R9), Y7
+	VFMADD231PD  Y6, Y7, Y4
+	VBROADCASTSD 8(R9)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y5
+	VMOVUPD      (DI)(AX*2), Y6
+	VBROADCASTSD 16(SI), Y7
+	VFMADD231PD  Y6, Y7, Y0
+	VBROADCASTSD 16(SI)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y1
+	VBROADCASTSD 16(SI)(CX*2), Y7
+	VFMADD231PD  Y6, Y7, Y2
+	VBROADCASTSD 16(SI)(BX*1), Y7
+	VFMADD231PD  Y6, Y7, Y3
+	VBROADCASTSD 16(R9), Y7
+	VFMADD231PD  Y6, Y7, Y4
+	VBROADCASTSD 16(R9)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y5
+	VMOVUPD      (DI)(DX*1), Y6
+	VBROADCASTSD 24(SI), Y7
+	VFMADD231PD  Y6, Y7, Y0
+	VBROADCASTSD 24(SI)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y1
+	VBROADCASTSD 24(SI)(CX*2), Y7
+	VFMADD231PD  Y6, Y7, Y2
+	VBROADCASTSD 24(SI)(BX*1), Y7
+	VFMADD231PD  Y6, Y7, Y3
+	VBROADCASTSD 24(R9), Y7
+	VFMADD231PD  Y6, Y7, Y4
+	VBROADCASTSD 24(R9)(CX*1), Y7
+	VFMADD231PD  Y6, Y7, Y5
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l253
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Y6
+	VADDPD       Y6, Y0, Y6
+	VMOVUPD      Y6, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y1, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y2, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y3, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y4, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y5, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x06, 64(SP)
+	JMP          l252
+
+l251:
+l255:
+	CMPQ   64(SP), $0x04
+	JL     l254
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l256:
+	VMOVUPD      (DI), Y4
+	VBROADCASTSD (SI), Y5
+	VFMADD231PD  Y4, Y5, Y0
+	VBROADCASTSD (SI)(CX*1), Y5
+	VFMADD231PD  Y4, Y5, Y1
+	VBROADCASTSD (SI)(CX*2), Y5
+	VFMADD231PD  Y4, Y5, Y2
+	VBROADCASTSD (SI)(BX*1), Y5
+	VFMADD231PD  Y4, Y5, Y3
+	VMOVUPD      (DI)(AX*1), Y4
+	VBROADCASTSD 8(SI), Y5
+	VFMADD231PD  Y4, Y5, Y0
+	VBROADCASTSD 8(SI)(CX*1), Y5
+	VFMADD231PD  Y4, Y5, Y1
+	VBROADCASTSD 8(SI)(CX*2), Y5
+	VFMADD231PD  Y4, Y5, Y2
+	VBROADCASTSD 8(SI)(BX*1), Y5
+	VFMADD231PD  Y4, Y5, Y3
+	VMOVUPD      (DI)(AX*2), Y4
+	VBROADCASTSD 16(SI), Y5
+	VFMADD231PD  Y4, Y5, Y0
+	VBROADCASTSD 16(SI)(CX*1), Y5
+	VFMADD231PD  Y4, Y5, Y1
+	VBROADCASTSD 16(SI)(CX*2), Y5
+	VFMADD231PD  Y4, Y5, Y2
+	VBROADCASTSD 16(SI)(BX*1), Y5
+	VFMADD231PD  Y4, Y5, Y3
+	VMOVUPD      (DI)(DX*1), Y4
+	VBROADCASTSD 24(SI), Y5
+	VFMADD231PD  Y4, Y5, Y0
+	VBROADCASTSD 24(SI)(CX*1), Y5
+	VFMADD231PD  Y4, Y5, Y1
+	VBROADCASTSD 24(SI)(CX*2), Y5
+	VFMADD231PD  Y4, Y5, Y2
+	VBROADCASTSD 24(SI)(BX*1), Y5
+	VFMADD231PD  Y4, Y5, Y3
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	SUBQ         $0x04, R8
+	JG           l256
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Y4
+	VADDPD       Y4, Y0, Y4
+	VMOVUPD      Y4, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y1, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y2, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y3, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x04, 64(SP)
+	JMP          l255
+
+l254:
+	CMPQ   64(SP), $0x02
+	JL     l257
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l259:
+	VMOVUPD      (SI), Y2
+	VBROADCASTSD (BX), Y3
+	VFMADD231PD  Y2, Y3, Y0
+	VBROADCASTSD (BX)(CX*1), Y3
+	VFMADD231PD  Y2, Y3, Y1
+	VMOVUPD      (SI)(AX*1), Y2
+	VBROADCASTSD 8(BX), Y3
+	VFMADD231PD  Y2, Y3, Y0
+	VBROADCASTSD 8(BX)(CX*1), Y3
+	VFMADD231PD  Y2, Y3, Y1
+	VMOVUPD      (SI)(AX*2), Y2
+	VBROADCASTSD 16(BX), Y3
+	VFMADD231PD  Y2, Y3, Y0
+	VBROADCASTSD 16(BX)(CX*1), Y3
+	VFMADD231PD  Y2, Y3, Y1
+	VMOVUPD      (SI)(DX*1), Y2
+	VBROADCASTSD 24(BX), Y3
+	VFMADD231PD  Y2, Y3, Y0
+	VBROADCASTSD 24(BX)(CX*1), Y3
+	VFMADD231PD  Y2, Y3, Y1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l259
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Y2
+	VADDPD       Y2, Y0, Y2
+	VMOVUPD      Y2, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Y0
+	VADDPD       Y0, Y1, Y0
+	VMOVUPD      Y0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x02, 64(SP)
+
+l257:
+	CMPQ   64(SP), $0x01
+	JL     l260
+	VXORPS Y0, Y0, Y0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l262:
+	VMOVUPD      (SI), Y1
+	VBROADCASTSD (BX), Y2
+	VFMADD231PD  Y1, Y2, Y0
+	VMOVUPD      (SI)(AX*1), Y1
+	VBROADCASTSD 8(BX), Y2
+	VFMADD231PD  Y1, Y2, Y0
+	VMOVUPD      (SI)(AX*2), Y1
+	VBROADCASTSD 16(BX), Y2
+	VFMADD231PD  Y1, Y2, Y0
+	VMOVUPD      (SI)(DX*1), Y1
+	VBROADCASTSD 24(BX), Y2
+	VFMADD231PD  Y1, Y2, Y0
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l262
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Y1
+	VADDPD       Y1, Y0, Y1
+	VMOVUPD      Y1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x01, 64(SP)
+
+l260:
+	ADDQ $0x00000020, (SP)
+	ADDQ $0x00000020, 8(SP)
+	SUBQ $0x04, 16(SP)
+	JMP  l249
+
+l250:
+	VZEROUPPER
+	RET
+
+// func weightedColumns64AVX2(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
+// Requires: AVX, FMA3
+TEXT ·weightedColumns64AVX2(SB), NOSPLIT, $72-56
+	MOVQ o+0(FP), AX
+	MOVQ AX, (SP)
+	MOVQ v+16(FP), AX
+	MOVQ AX, 8(SP)
+	MOVQ dim+40(FP), AX
+	MOVQ AX, 16(SP)
+
+l264:
+	CMPQ 16(SP), $0x08
+	JL   l265
+	MOVQ (SP), AX
+	MOVQ AX, 24(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 32(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 40(SP)
+
+l267:
+	CMPQ   40(SP), $0x06
+	JL     l266
+	CMPQ   40(SP), $0x08
+	JE     l266
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l268:
 	VMOVUPD      (DI), Y12
 	VMOVUPD      32(DI), Y13
 	VBROADCASTSD (SI), Y14
@@ -5483,7 +6236,7 @@ l844:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l844
+	JG           l268
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Y12
 	VADDPD       Y12, Y0, Y12
@@ -5530,12 +6283,12 @@ l844:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x30, 32(SP)
 	SUBQ         $0x06, 40(SP)
-	JMP          l843
+	JMP          l267
 
-l842:
-l846:
+l266:
+l270:
 	CMPQ   40(SP), $0x04
-	JL     l845
+	JL     l269
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5550,11 +6303,11 @@ l846:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l847:
+l271:
 	VMOVUPD      (DI), Y8
 	VMOVUPD      32(DI), Y9
 	VBROADCASTSD (SI), Y10
@@ -5614,7 +6367,7 @@ l847:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l847
+	JG           l271
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Y8
 	VADDPD       Y8, Y0, Y8
@@ -5647,11 +6400,11 @@ l847:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x20, 32(SP)
 	SUBQ         $0x04, 40(SP)
-	JMP          l846
+	JMP          l270
 
-l845:
+l269:
 	CMPQ   40(SP), $0x02
-	JL     l848
+	JL     l272
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5662,11 +6415,11 @@ l845:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l850:
+l274:
 	VMOVUPD      (DI), Y4
 	VMOVUPD      32(DI), Y5
 	VBROADCASTSD (SI), Y6
@@ -5702,7 +6455,7 @@ l850:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l850
+	JG           l274
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Y4
 	VADDPD       Y4, Y0, Y4
@@ -5722,9 +6475,9 @@ l850:
 	ADDQ         $0x10, 32(SP)
 	SUBQ         $0x02, 40(SP)
 
-l848:
+l272:
 	CMPQ   40(SP), $0x01
-	JL     l851
+	JL     l275
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   dim+40(FP), AX
@@ -5733,11 +6486,11 @@ l848:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l853:
+l277:
 	VMOVUPD      (DI), Y2
 	VMOVUPD      32(DI), Y3
 	VBROADCASTSD (SI), Y4
@@ -5761,7 +6514,7 @@ l853:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l853
+	JG           l277
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Y2
 	VADDPD       Y2, Y0, Y2
@@ -5774,16 +6527,16 @@ l853:
 	ADDQ         $0x08, 32(SP)
 	SUBQ         $0x01, 40(SP)
 
-l851:
+l275:
 	ADDQ $0x00000040, (SP)
 	ADDQ $0x00000040, 8(SP)
 	SUBQ $0x08, 16(SP)
-	JMP  l840
+	JMP  l264
 
-l841:
-l854:
+l265:
+l278:
 	CMPQ 16(SP), $0x04
-	JL   l855
+	JL   l279
 	MOVQ (SP), AX
 	MOVQ AX, 48(SP)
 	MOVQ p+8(FP), AX
@@ -5791,11 +6544,11 @@ l854:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 64(SP)
 
-l857:
+l281:
 	CMPQ   64(SP), $0x06
-	JL     l856
+	JL     l280
 	CMPQ   64(SP), $0x08
-	JE     l856
+	JE     l280
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5808,11 +6561,11 @@ l857:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l858:
+l282:
 	VMOVUPD      (DI), Y6
 	VBROADCASTSD (SI), Y7
 	VFMADD231PD  Y6, Y7, Y0
@@ -5868,7 +6621,7 @@ l858:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l858
+	JG           l282
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Y6
 	VADDPD       Y6, Y0, Y6
@@ -5897,12 +6650,12 @@ l858:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x30, 56(SP)
 	SUBQ         $0x06, 64(SP)
-	JMP          l857
+	JMP          l281
 
-l856:
-l860:
+l280:
+l284:
 	CMPQ   64(SP), $0x04
-	JL     l859
+	JL     l283
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5913,11 +6666,11 @@ l860:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l861:
+l285:
 	VMOVUPD      (DI), Y4
 	VBROADCASTSD (SI), Y5
 	VFMADD231PD  Y4, Y5, Y0
@@ -5957,7 +6710,7 @@ l861:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l861
+	JG           l285
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Y4
 	VADDPD       Y4, Y0, Y4
@@ -5978,11 +6731,11 @@ l861:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x20, 56(SP)
 	SUBQ         $0x04, 64(SP)
-	JMP          l860
+	JMP          l284
 
-l859:
+l283:
 	CMPQ   64(SP), $0x02
-	JL     l862
+	JL     l286
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   dim+40(FP), AX
@@ -5991,11 +6744,11 @@ l859:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l864:
+l288:
 	VMOVUPD      (DI), Y2
 	VBROADCASTSD (SI), Y3
 	VFMADD231PD  Y2, Y3, Y0
@@ -6019,7 +6772,7 @@ l864:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l864
+	JG           l288
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Y2
 	VADDPD       Y2, Y0, Y2
@@ -6033,9 +6786,9 @@ l864:
 	ADDQ         $0x10, 56(SP)
 	SUBQ         $0x02, 64(SP)
 
-l862:
+l286:
 	CMPQ   64(SP), $0x01
-	JL     l865
+	JL     l289
 	VXORPS Y0, Y0, Y0
 	MOVQ   dim+40(FP), AX
 	MOVQ   stride+48(FP), CX
@@ -6043,11 +6796,11 @@ l862:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l867:
+l291:
 	VMOVUPD      (DI), Y1
 	VBROADCASTSD (SI), Y2
 	VFMADD231PD  Y1, Y2, Y0
@@ -6063,7 +6816,7 @@ l867:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l867
+	JG           l291
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Y1
 	VADDPD       Y1, Y0, Y1
@@ -6073,13 +6826,13 @@ l867:
 	ADDQ         $0x08, 56(SP)
 	SUBQ         $0x01, 64(SP)
 
-l865:
+l289:
 	ADDQ $0x00000020, (SP)
 	ADDQ $0x00000020, 8(SP)
 	SUBQ $0x04, 16(SP)
-	JMP  l854
+	JMP  l278
 
-l855:
+l279:
 	VZEROUPPER
 	RET
 
@@ -6104,7 +6857,7 @@ TEXT ·scoreF64AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l868:
+l292:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -6139,9 +6892,9 @@ l868:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l870:
+l294:
 	CMPQ   40(SP), $0x04
-	JL     l869
+	JL     l293
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6166,9 +6919,9 @@ l870:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l872
+	JZ     l296
 
-l871:
+l295:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6200,11 +6953,11 @@ l871:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l871
+	JL          l295
 
-l872:
+l296:
 	CMPQ        R12, 64(SP)
-	JGE         l873
+	JGE         l297
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6235,7 +6988,7 @@ l872:
 	VFMADD231PD Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l873:
+l297:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	LEAQ          (R12)(R12*2), R13
@@ -6294,11 +7047,11 @@ l873:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l870
+	JMP           l294
 
-l869:
+l293:
 	CMPQ   40(SP), $0x02
-	JL     l874
+	JL     l298
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6314,9 +7067,9 @@ l869:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l877
+	JZ     l301
 
-l876:
+l300:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6338,11 +7091,11 @@ l876:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l876
+	JL          l300
 
-l877:
+l301:
 	CMPQ        R12, 72(SP)
-	JGE         l878
+	JGE         l302
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6363,7 +7116,7 @@ l877:
 	VFMADD231PD Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l878:
+l302:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPD     Z1, Z0, Z8
@@ -6395,9 +7148,9 @@ l878:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l874:
+l298:
 	CMPQ   40(SP), $0x01
-	JL     l879
+	JL     l303
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6409,9 +7162,9 @@ l874:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l882
+	JZ     l306
 
-l881:
+l305:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6424,11 +7177,11 @@ l881:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l881
+	JL          l305
 
-l882:
+l306:
 	CMPQ        R12, 80(SP)
-	JGE         l883
+	JGE         l307
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6444,7 +7197,7 @@ l882:
 	VFMADD231PD Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l883:
+l307:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Z1, Z0, Z4
@@ -6462,14 +7215,14 @@ l883:
 	VMOVUPD    Y0, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l879:
+l303:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l868
+	JG   l292
 	VZEROUPPER
 	RET
 
@@ -6512,9 +7265,9 @@ TEXT ·weightedF64AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l884:
+l308:
 	CMPQ 32(SP), $0x04
-	JL   l885
+	JL   l309
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -6542,9 +7295,9 @@ l884:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l888:
+l312:
 	CMPQ         40(SP), $0x04
-	JL           l887
+	JL           l311
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -6576,9 +7329,9 @@ l888:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l890
+	JZ           l314
 
-l889:
+l313:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6614,11 +7367,11 @@ l889:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l889
+	JL          l313
 
-l890:
+l314:
 	CMPQ        R12, 64(SP)
-	JGE         l891
+	JGE         l315
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6657,17 +7410,17 @@ l890:
 	VMOVUPD     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l891:
+l315:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l888
+	JMP  l312
 
-l887:
+l311:
 	CMPQ         40(SP), $0x02
-	JL           l892
+	JL           l316
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -6688,9 +7441,9 @@ l887:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l895
+	JZ           l319
 
-l894:
+l318:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6714,11 +7467,11 @@ l894:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l894
+	JL          l318
 
-l895:
+l319:
 	CMPQ        R12, 72(SP)
-	JGE         l896
+	JGE         l320
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6743,14 +7496,14 @@ l895:
 	VMOVUPD     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l896:
+l320:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l892:
+l316:
 	CMPQ         40(SP), $0x01
-	JL           l897
+	JL           l321
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -6766,9 +7519,9 @@ l892:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l900
+	JZ           l324
 
-l899:
+l323:
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6782,11 +7535,11 @@ l899:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l899
+	JL          l323
 
-l900:
+l324:
 	CMPQ        R12, 80(SP)
-	JGE         l901
+	JGE         l325
 	PREFETCHT0  (R9)(R12*8)
 	PREFETCHT0  (R10)(R12*8)
 	PREFETCHT0  (R11)(R12*8)
@@ -6804,26 +7557,26 @@ l900:
 	VMOVUPD     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l901:
+l325:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l897:
+l321:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l884
+	JMP  l308
 
-l885:
+l309:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l902:
+l326:
 	SUBQ $0x01, 32(SP)
-	JL   l886
+	JL   l310
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -6834,9 +7587,9 @@ l902:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l904:
+l328:
 	CMPQ         96(SP), $0x01
-	JL           l903
+	JL           l327
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Z0
@@ -6849,20 +7602,20 @@ l904:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l906
+	JZ           l330
 
-l905:
+l329:
 	VMULPD  (CX)(BX*8), Z0, Z1
 	VADDPD  (DX), Z1, Z1
 	VMOVUPD Z1, (DX)
 	ADDQ    $0x40, DX
 	ADDQ    $0x08, BX
 	CMPQ    BX, SI
-	JL      l905
+	JL      l329
 
-l906:
+l330:
 	CMPQ      BX, 120(SP)
-	JGE       l907
+	JGE       l331
 	VMOVUPD.Z (CX)(BX*8), K1, Z1
 	VMULPD    Z1, Z0, Z0
 	VMOVUPD.Z (DX), K1, Z1
@@ -6870,17 +7623,17 @@ l906:
 	VMOVUPD   Z0, K1, (DX)
 	ADDQ      $0x40, DX
 
-l907:
+l331:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l904
+	JMP  l328
 
-l903:
+l327:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l902
+	JMP  l326
 
-l886:
+l310:
 	VZEROUPPER
 	RET
 
@@ -6910,9 +7663,9 @@ TEXT ·panelF64AVX512(SB), NOSPLIT, $8-40
 	MOVQ  DX, (SP)
 	XORQ  DX, DX
 	TESTQ AX, AX
-	JZ    l909
+	JZ    l333
 
-l908:
+l332:
 	VMOVUPD    (DI), Z0
 	VMOVUPD    (R8), Z1
 	VMOVUPD    (R9), Z2
@@ -6960,11 +7713,11 @@ l908:
 	ADDQ       $0x00000400, BX
 	ADDQ       $0x08, DX
 	CMPQ       DX, AX
-	JL         l908
+	JL         l332
 
-l909:
+l333:
 	CMPQ       DX, (SP)
-	JGE        l910
+	JGE        l334
 	VMOVUPD.Z  (DI), K1, Z0
 	VMOVUPD.Z  (R8), K1, Z1
 	VMOVUPD.Z  (R9), K1, Z2
@@ -7011,7 +7764,7 @@ l909:
 	ADDQ       $0x40, SI
 	ADDQ       $0x00000400, BX
 
-l910:
+l334:
 	VZEROUPPER
 	RET
 
@@ -7036,9 +7789,9 @@ TEXT ·weightedBlockF64AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l912:
+l336:
 	CMPQ    16(SP), $0x10
-	JL      l913
+	JL      l337
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -7051,9 +7804,9 @@ l912:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l915:
+l339:
 	CMPQ   56(SP), $0x08
-	JL     l914
+	JL     l338
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7098,7 +7851,7 @@ l915:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l916:
+l340:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPD      (R8), Z16
@@ -7224,7 +7977,7 @@ l916:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l916
+	JG           l340
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z16
@@ -7293,14 +8046,14 @@ l916:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l915
+	JMP          l339
 
-l914:
-l918:
+l338:
+l342:
 	CMPQ   56(SP), $0x06
-	JL     l917
+	JL     l341
 	CMPQ   56(SP), $0x08
-	JE     l917
+	JE     l341
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7341,7 +8094,7 @@ l918:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l919:
+l343:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPD      (R8), Z12
@@ -7443,7 +8196,7 @@ l919:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l919
+	JG           l343
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z12
@@ -7496,12 +8249,12 @@ l919:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l918
+	JMP          l342
 
-l917:
-l921:
+l341:
+l345:
 	CMPQ   56(SP), $0x04
-	JL     l920
+	JL     l344
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7537,7 +8290,7 @@ l921:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l922:
+l346:
 	PREFETCHT0   (R11)
 	PREFETCHT0   64(R11)
 	VMOVUPD      (DI), Z8
@@ -7614,7 +8367,7 @@ l922:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l922
+	JG           l346
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z8
@@ -7651,9 +8404,9 @@ l922:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l921
+	JMP          l345
 
-l920:
+l344:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000080, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -7664,12 +8417,12 @@ l920:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l912
+	JMP     l336
 
-l913:
-l923:
+l337:
+l347:
 	CMPQ    16(SP), $0x08
-	JL      l924
+	JL      l348
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -7682,9 +8435,9 @@ l923:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l926:
+l350:
 	CMPQ   112(SP), $0x08
-	JL     l925
+	JL     l349
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7721,7 +8474,7 @@ l926:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l927:
+l351:
 	PREFETCHT0   (R12)
 	VMOVUPD      (R8), Z8
 	VBROADCASTSD (DX), Z9
@@ -7807,7 +8560,7 @@ l927:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l927
+	JG           l351
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z8
@@ -7852,14 +8605,14 @@ l927:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l926
+	JMP          l350
 
-l925:
-l929:
+l349:
+l353:
 	CMPQ   112(SP), $0x06
-	JL     l928
+	JL     l352
 	CMPQ   112(SP), $0x08
-	JE     l928
+	JE     l352
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7894,7 +8647,7 @@ l929:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l930:
+l354:
 	PREFETCHT0   (R12)
 	VMOVUPD      (R8), Z6
 	VBROADCASTSD (DX), Z7
@@ -7964,7 +8717,7 @@ l930:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l930
+	JG           l354
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z6
@@ -7999,12 +8752,12 @@ l930:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l929
+	JMP          l353
 
-l928:
-l932:
+l352:
+l356:
 	CMPQ   112(SP), $0x04
-	JL     l931
+	JL     l355
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8036,7 +8789,7 @@ l932:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l933:
+l357:
 	PREFETCHT0   (R11)
 	VMOVUPD      (DI), Z4
 	VBROADCASTSD (DX), Z5
@@ -8089,7 +8842,7 @@ l933:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l933
+	JG           l357
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z4
@@ -8114,9 +8867,9 @@ l933:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l932
+	JMP          l356
 
-l931:
+l355:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -8127,11 +8880,11 @@ l931:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l923
+	JMP     l347
 
-l924:
+l348:
 	CMPQ    16(SP), $0x00
-	JE      l911
+	JE      l335
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -8144,9 +8897,9 @@ l924:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l935:
+l359:
 	CMPQ   168(SP), $0x08
-	JL     l934
+	JL     l358
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8183,7 +8936,7 @@ l935:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l936:
+l360:
 	PREFETCHT0   (R12)
 	VMOVUPD.Z    (R8), K1, Z8
 	VBROADCASTSD (DX), Z9
@@ -8269,7 +9022,7 @@ l936:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l936
+	JG           l360
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z8
@@ -8314,14 +9067,14 @@ l936:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l935
+	JMP          l359
 
-l934:
-l938:
+l358:
+l362:
 	CMPQ   168(SP), $0x06
-	JL     l937
+	JL     l361
 	CMPQ   168(SP), $0x08
-	JE     l937
+	JE     l361
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8356,7 +9109,7 @@ l938:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l939:
+l363:
 	PREFETCHT0   (R12)
 	VMOVUPD.Z    (R8), K1, Z6
 	VBROADCASTSD (DX), Z7
@@ -8426,7 +9179,7 @@ l939:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l939
+	JG           l363
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z6
@@ -8461,12 +9214,12 @@ l939:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l938
+	JMP          l362
 
-l937:
-l941:
+l361:
+l365:
 	CMPQ   168(SP), $0x04
-	JL     l940
+	JL     l364
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8498,7 +9251,7 @@ l941:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l942:
+l366:
 	PREFETCHT0   (R11)
 	VMOVUPD.Z    (DI), K1, Z4
 	VBROADCASTSD (DX), Z5
@@ -8551,7 +9304,7 @@ l942:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l942
+	JG           l366
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z4
@@ -8576,9 +9329,9 @@ l942:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l941
+	JMP          l365
 
-l940:
+l364:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -8589,7 +9342,7 @@ l940:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l911:
+l335:
 	VZEROUPPER
 	RET
 
@@ -8614,7 +9367,7 @@ TEXT ·scoreF64F32AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l943:
+l367:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -8649,9 +9402,9 @@ l943:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l945:
+l369:
 	CMPQ   40(SP), $0x04
-	JL     l944
+	JL     l368
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8676,9 +9429,9 @@ l945:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l947
+	JZ     l371
 
-l946:
+l370:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8710,11 +9463,11 @@ l946:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l946
+	JL          l370
 
-l947:
+l371:
 	CMPQ        R12, 64(SP)
-	JGE         l948
+	JGE         l372
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8749,7 +9502,7 @@ l947:
 	VFMADD231PD Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l948:
+l372:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	LEAQ          (R12)(R12*2), R13
@@ -8808,11 +9561,11 @@ l948:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l945
+	JMP           l369
 
-l944:
+l368:
 	CMPQ   40(SP), $0x02
-	JL     l949
+	JL     l373
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8828,9 +9581,9 @@ l944:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l952
+	JZ     l376
 
-l951:
+l375:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8852,11 +9605,11 @@ l951:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l951
+	JL          l375
 
-l952:
+l376:
 	CMPQ        R12, 72(SP)
-	JGE         l953
+	JGE         l377
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8881,7 +9634,7 @@ l952:
 	VFMADD231PD Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l953:
+l377:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPD     Z1, Z0, Z8
@@ -8913,9 +9666,9 @@ l953:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l949:
+l373:
 	CMPQ   40(SP), $0x01
-	JL     l954
+	JL     l378
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8927,9 +9680,9 @@ l949:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l957
+	JZ     l381
 
-l956:
+l380:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8946,11 +9699,11 @@ l956:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l956
+	JL          l380
 
-l957:
+l381:
 	CMPQ        R12, 80(SP)
-	JGE         l958
+	JGE         l382
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8970,7 +9723,7 @@ l957:
 	VFMADD231PD Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l958:
+l382:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Z1, Z0, Z4
@@ -8988,14 +9741,14 @@ l958:
 	VMOVUPD    Y0, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l954:
+l378:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l943
+	JG   l367
 	VZEROUPPER
 	RET
 
@@ -9020,9 +9773,9 @@ TEXT ·weightedF64F32AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l959:
+l383:
 	CMPQ 32(SP), $0x04
-	JL   l960
+	JL   l384
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -9050,9 +9803,9 @@ l959:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l963:
+l387:
 	CMPQ         40(SP), $0x04
-	JL           l962
+	JL           l386
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -9084,9 +9837,9 @@ l963:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l965
+	JZ           l389
 
-l964:
+l388:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -9122,11 +9875,11 @@ l964:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l964
+	JL          l388
 
-l965:
+l389:
 	CMPQ        R12, 64(SP)
-	JGE         l966
+	JGE         l390
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -9169,17 +9922,17 @@ l965:
 	VMOVUPD     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l966:
+l390:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l963
+	JMP  l387
 
-l962:
+l386:
 	CMPQ         40(SP), $0x02
-	JL           l967
+	JL           l391
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -9200,9 +9953,9 @@ l962:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l970
+	JZ           l394
 
-l969:
+l393:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -9226,11 +9979,11 @@ l969:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l969
+	JL          l393
 
-l970:
+l394:
 	CMPQ        R12, 72(SP)
-	JGE         l971
+	JGE         l395
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -9259,14 +10012,14 @@ l970:
 	VMOVUPD     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l971:
+l395:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l967:
+l391:
 	CMPQ         40(SP), $0x01
-	JL           l972
+	JL           l396
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -9282,9 +10035,9 @@ l967:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l975
+	JZ           l399
 
-l974:
+l398:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -9302,11 +10055,11 @@ l974:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l974
+	JL          l398
 
-l975:
+l399:
 	CMPQ        R12, 80(SP)
-	JGE         l976
+	JGE         l400
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -9328,26 +10081,26 @@ l975:
 	VMOVUPD     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l976:
+l400:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l972:
+l396:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l959
+	JMP  l383
 
-l960:
+l384:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l977:
+l401:
 	SUBQ $0x01, 32(SP)
-	JL   l961
+	JL   l385
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -9358,9 +10111,9 @@ l977:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l979:
+l403:
 	CMPQ         96(SP), $0x01
-	JL           l978
+	JL           l402
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Z0
@@ -9373,9 +10126,9 @@ l979:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l981
+	JZ           l405
 
-l980:
+l404:
 	VCVTPS2PD (CX)(BX*4), Z1
 	VMULPD    Z1, Z0, Z1
 	VADDPD    (DX), Z1, Z1
@@ -9383,11 +10136,11 @@ l980:
 	ADDQ      $0x40, DX
 	ADDQ      $0x08, BX
 	CMPQ      BX, SI
-	JL        l980
+	JL        l404
 
-l981:
+l405:
 	CMPQ      BX, 120(SP)
-	JGE       l982
+	JGE       l406
 	VMOVUPS.Z (CX)(BX*4), K1, Y1
 	VCVTPS2PD Y1, Z1
 	VMULPD    Z1, Z0, Z0
@@ -9396,17 +10149,17 @@ l981:
 	VMOVUPD   Z0, K1, (DX)
 	ADDQ      $0x40, DX
 
-l982:
+l406:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l979
+	JMP  l403
 
-l978:
+l402:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l977
+	JMP  l401
 
-l961:
+l385:
 	VZEROUPPER
 	RET
 
@@ -9436,9 +10189,9 @@ TEXT ·panelF64F32AVX512(SB), NOSPLIT, $8-40
 	MOVQ  DX, (SP)
 	XORQ  DX, DX
 	TESTQ AX, AX
-	JZ    l984
+	JZ    l408
 
-l983:
+l407:
 	VCVTPS2PD  (DI), Z0
 	VCVTPS2PD  (R8), Z1
 	VCVTPS2PD  (R9), Z2
@@ -9486,11 +10239,11 @@ l983:
 	ADDQ       $0x00000400, BX
 	ADDQ       $0x08, DX
 	CMPQ       DX, AX
-	JL         l983
+	JL         l407
 
-l984:
+l408:
 	CMPQ       DX, (SP)
-	JGE        l985
+	JGE        l409
 	VMOVUPS.Z  (DI), K1, Y0
 	VCVTPS2PD  Y0, Z0
 	VMOVUPS.Z  (R8), K1, Y1
@@ -9545,7 +10298,7 @@ l984:
 	ADDQ       $0x20, SI
 	ADDQ       $0x00000400, BX
 
-l985:
+l409:
 	VZEROUPPER
 	RET
 
@@ -9570,9 +10323,9 @@ TEXT ·weightedBlockF64F32AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l987:
+l411:
 	CMPQ    16(SP), $0x10
-	JL      l988
+	JL      l412
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -9585,9 +10338,9 @@ l987:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l990:
+l414:
 	CMPQ   56(SP), $0x08
-	JL     l989
+	JL     l413
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9632,7 +10385,7 @@ l990:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l991:
+l415:
 	PREFETCHT0   (R12)
 	VCVTPS2PD    (R8), Z16
 	VCVTPS2PD    32(R8), Z17
@@ -9754,7 +10507,7 @@ l991:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l991
+	JG           l415
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z16
@@ -9823,14 +10576,14 @@ l991:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l990
+	JMP          l414
 
-l989:
-l993:
+l413:
+l417:
 	CMPQ   56(SP), $0x06
-	JL     l992
+	JL     l416
 	CMPQ   56(SP), $0x08
-	JE     l992
+	JE     l416
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9871,7 +10624,7 @@ l993:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l994:
+l418:
 	PREFETCHT0   (R12)
 	VCVTPS2PD    (R8), Z12
 	VCVTPS2PD    32(R8), Z13
@@ -9969,7 +10722,7 @@ l994:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l994
+	JG           l418
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z12
@@ -10022,12 +10775,12 @@ l994:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l993
+	JMP          l417
 
-l992:
-l996:
+l416:
+l420:
 	CMPQ   56(SP), $0x04
-	JL     l995
+	JL     l419
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10063,7 +10816,7 @@ l996:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l997:
+l421:
 	PREFETCHT0   (R11)
 	VCVTPS2PD    (DI), Z8
 	VCVTPS2PD    32(DI), Z9
@@ -10136,7 +10889,7 @@ l997:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l997
+	JG           l421
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z8
@@ -10173,9 +10926,9 @@ l997:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l996
+	JMP          l420
 
-l995:
+l419:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -10186,12 +10939,12 @@ l995:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l987
+	JMP     l411
 
-l988:
-l998:
+l412:
+l422:
 	CMPQ    16(SP), $0x08
-	JL      l999
+	JL      l423
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -10204,9 +10957,9 @@ l998:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l1001:
+l425:
 	CMPQ   112(SP), $0x08
-	JL     l1000
+	JL     l424
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10243,7 +10996,7 @@ l1001:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l1002:
+l426:
 	PREFETCHT0   (R12)
 	VCVTPS2PD    (R8), Z8
 	VBROADCASTSD (DX), Z9
@@ -10329,7 +11082,7 @@ l1002:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l1002
+	JG           l426
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z8
@@ -10374,14 +11127,14 @@ l1002:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l1001
+	JMP          l425
 
-l1000:
-l1004:
+l424:
+l428:
 	CMPQ   112(SP), $0x06
-	JL     l1003
+	JL     l427
 	CMPQ   112(SP), $0x08
-	JE     l1003
+	JE     l427
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10416,7 +11169,7 @@ l1004:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l1005:
+l429:
 	PREFETCHT0   (R12)
 	VCVTPS2PD    (R8), Z6
 	VBROADCASTSD (DX), Z7
@@ -10486,7 +11239,7 @@ l1005:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l1005
+	JG           l429
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z6
@@ -10521,12 +11274,12 @@ l1005:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l1004
+	JMP          l428
 
-l1003:
-l1007:
+l427:
+l431:
 	CMPQ   112(SP), $0x04
-	JL     l1006
+	JL     l430
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10558,7 +11311,7 @@ l1007:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l1008:
+l432:
 	PREFETCHT0   (R11)
 	VCVTPS2PD    (DI), Z4
 	VBROADCASTSD (DX), Z5
@@ -10611,7 +11364,7 @@ l1008:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l1008
+	JG           l432
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z4
@@ -10636,9 +11389,9 @@ l1008:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l1007
+	JMP          l431
 
-l1006:
+l430:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -10649,11 +11402,11 @@ l1006:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l998
+	JMP     l422
 
-l999:
+l423:
 	CMPQ    16(SP), $0x00
-	JE      l986
+	JE      l410
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -10666,9 +11419,9 @@ l999:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l1010:
+l434:
 	CMPQ   168(SP), $0x08
-	JL     l1009
+	JL     l433
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10705,7 +11458,7 @@ l1010:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l1011:
+l435:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Y8
 	VCVTPS2PD    Y8, Z8
@@ -10795,7 +11548,7 @@ l1011:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l1011
+	JG           l435
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z8
@@ -10840,14 +11593,14 @@ l1011:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l1010
+	JMP          l434
 
-l1009:
-l1013:
+l433:
+l437:
 	CMPQ   168(SP), $0x06
-	JL     l1012
+	JL     l436
 	CMPQ   168(SP), $0x08
-	JE     l1012
+	JE     l436
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10882,7 +11635,7 @@ l1013:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l1014:
+l438:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Y6
 	VCVTPS2PD    Y6, Z6
@@ -10956,7 +11709,7 @@ l1014:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l1014
+	JG           l438
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z6
@@ -10991,12 +11744,12 @@ l1014:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l1013
+	JMP          l437
 
-l1012:
-l1016:
+l436:
+l440:
 	CMPQ   168(SP), $0x04
-	JL     l1015
+	JL     l439
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11028,7 +11781,7 @@ l1016:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l1017:
+l441:
 	PREFETCHT0   (R11)
 	VMOVUPS.Z    (DI), K1, Y4
 	VCVTPS2PD    Y4, Z4
@@ -11085,7 +11838,7 @@ l1017:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l1017
+	JG           l441
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z4
@@ -11110,9 +11863,9 @@ l1017:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l1016
+	JMP          l440
 
-l1015:
+l439:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -11123,7 +11876,7 @@ l1015:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l986:
+l410:
 	VZEROUPPER
 	RET
 
@@ -11148,7 +11901,7 @@ TEXT ·scoreF64F16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l1018:
+l442:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -11183,9 +11936,9 @@ l1018:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l1020:
+l444:
 	CMPQ   40(SP), $0x04
-	JL     l1019
+	JL     l443
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11210,9 +11963,9 @@ l1020:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l1022
+	JZ     l446
 
-l1021:
+l445:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11248,11 +12001,11 @@ l1021:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l1021
+	JL          l445
 
-l1022:
+l446:
 	CMPQ        R12, 64(SP)
-	JGE         l1023
+	JGE         l447
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11287,7 +12040,7 @@ l1022:
 	VFMADD231PD Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l1023:
+l447:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	LEAQ          (R12)(R12*2), R13
@@ -11346,11 +12099,11 @@ l1023:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l1020
+	JMP           l444
 
-l1019:
+l443:
 	CMPQ   40(SP), $0x02
-	JL     l1024
+	JL     l448
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11366,9 +12119,9 @@ l1019:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l1027
+	JZ     l451
 
-l1026:
+l450:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11394,11 +12147,11 @@ l1026:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1026
+	JL          l450
 
-l1027:
+l451:
 	CMPQ        R12, 72(SP)
-	JGE         l1028
+	JGE         l452
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11423,7 +12176,7 @@ l1027:
 	VFMADD231PD Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l1028:
+l452:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPD     Z1, Z0, Z8
@@ -11455,9 +12208,9 @@ l1028:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l1024:
+l448:
 	CMPQ   40(SP), $0x01
-	JL     l1029
+	JL     l453
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11469,9 +12222,9 @@ l1024:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l1032
+	JZ     l456
 
-l1031:
+l455:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11492,11 +12245,11 @@ l1031:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1031
+	JL          l455
 
-l1032:
+l456:
 	CMPQ        R12, 80(SP)
-	JGE         l1033
+	JGE         l457
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11516,7 +12269,7 @@ l1032:
 	VFMADD231PD Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l1033:
+l457:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Z1, Z0, Z4
@@ -11534,14 +12287,14 @@ l1033:
 	VMOVUPD    Y0, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l1029:
+l453:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l1018
+	JG   l442
 	VZEROUPPER
 	RET
 
@@ -11566,9 +12319,9 @@ TEXT ·weightedF64F16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l1034:
+l458:
 	CMPQ 32(SP), $0x04
-	JL   l1035
+	JL   l459
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -11596,9 +12349,9 @@ l1034:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l1038:
+l462:
 	CMPQ         40(SP), $0x04
-	JL           l1037
+	JL           l461
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -11630,9 +12383,9 @@ l1038:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l1040
+	JZ           l464
 
-l1039:
+l463:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11672,11 +12425,11 @@ l1039:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l1039
+	JL          l463
 
-l1040:
+l464:
 	CMPQ        R12, 64(SP)
-	JGE         l1041
+	JGE         l465
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11719,17 +12472,17 @@ l1040:
 	VMOVUPD     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l1041:
+l465:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l1038
+	JMP  l462
 
-l1037:
+l461:
 	CMPQ         40(SP), $0x02
-	JL           l1042
+	JL           l466
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -11750,9 +12503,9 @@ l1037:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l1045
+	JZ           l469
 
-l1044:
+l468:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11780,11 +12533,11 @@ l1044:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1044
+	JL          l468
 
-l1045:
+l469:
 	CMPQ        R12, 72(SP)
-	JGE         l1046
+	JGE         l470
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11813,14 +12566,14 @@ l1045:
 	VMOVUPD     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l1046:
+l470:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l1042:
+l466:
 	CMPQ         40(SP), $0x01
-	JL           l1047
+	JL           l471
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -11836,9 +12589,9 @@ l1042:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l1050
+	JZ           l474
 
-l1049:
+l473:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11860,11 +12613,11 @@ l1049:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1049
+	JL          l473
 
-l1050:
+l474:
 	CMPQ        R12, 80(SP)
-	JGE         l1051
+	JGE         l475
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11886,26 +12639,26 @@ l1050:
 	VMOVUPD     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l1051:
+l475:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l1047:
+l471:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l1034
+	JMP  l458
 
-l1035:
+l459:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l1052:
+l476:
 	SUBQ $0x01, 32(SP)
-	JL   l1036
+	JL   l460
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -11916,9 +12669,9 @@ l1052:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l1054:
+l478:
 	CMPQ         96(SP), $0x01
-	JL           l1053
+	JL           l477
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Z0
@@ -11931,9 +12684,9 @@ l1054:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l1056
+	JZ           l480
 
-l1055:
+l479:
 	VCVTPH2PS (CX)(BX*2), Y1
 	VCVTPS2PD Y1, Z1
 	VMULPD    Z1, Z0, Z1
@@ -11942,11 +12695,11 @@ l1055:
 	ADDQ      $0x40, DX
 	ADDQ      $0x08, BX
 	CMPQ      BX, SI
-	JL        l1055
+	JL        l479
 
-l1056:
+l480:
 	CMPQ        BX, 120(SP)
-	JGE         l1057
+	JGE         l481
 	VCVTPH2PS.Z (CX)(BX*2), K1, Y1
 	VCVTPS2PD   Y1, Z1
 	VMULPD      Z1, Z0, Z0
@@ -11955,17 +12708,17 @@ l1056:
 	VMOVUPD     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l1057:
+l481:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l1054
+	JMP  l478
 
-l1053:
+l477:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l1052
+	JMP  l476
 
-l1036:
+l460:
 	VZEROUPPER
 	RET
 
@@ -11995,9 +12748,9 @@ TEXT ·panelF64F16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  DX, (SP)
 	XORQ  DX, DX
 	TESTQ AX, AX
-	JZ    l1059
+	JZ    l483
 
-l1058:
+l482:
 	VCVTPH2PS  (DI), Y0
 	VCVTPS2PD  Y0, Z0
 	VCVTPH2PS  (R8), Y1
@@ -12053,11 +12806,11 @@ l1058:
 	ADDQ       $0x00000400, BX
 	ADDQ       $0x08, DX
 	CMPQ       DX, AX
-	JL         l1058
+	JL         l482
 
-l1059:
+l483:
 	CMPQ        DX, (SP)
-	JGE         l1060
+	JGE         l484
 	VCVTPH2PS.Z (DI), K1, Y0
 	VCVTPS2PD   Y0, Z0
 	VCVTPH2PS.Z (R8), K1, Y1
@@ -12112,7 +12865,7 @@ l1059:
 	ADDQ        $0x10, SI
 	ADDQ        $0x00000400, BX
 
-l1060:
+l484:
 	VZEROUPPER
 	RET
 
@@ -12137,9 +12890,9 @@ TEXT ·weightedBlockF64F16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l1062:
+l486:
 	CMPQ    16(SP), $0x10
-	JL      l1063
+	JL      l487
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -12152,9 +12905,9 @@ l1062:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l1065:
+l489:
 	CMPQ   56(SP), $0x08
-	JL     l1064
+	JL     l488
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12199,7 +12952,7 @@ l1065:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l1066:
+l490:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Y16
 	VCVTPS2PD    Y16, Z16
@@ -12329,7 +13082,7 @@ l1066:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l1066
+	JG           l490
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z16
@@ -12398,14 +13151,14 @@ l1066:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l1065
+	JMP          l489
 
-l1064:
-l1068:
+l488:
+l492:
 	CMPQ   56(SP), $0x06
-	JL     l1067
+	JL     l491
 	CMPQ   56(SP), $0x08
-	JE     l1067
+	JE     l491
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12446,7 +13199,7 @@ l1068:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l1069:
+l493:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Y12
 	VCVTPS2PD    Y12, Z12
@@ -12552,7 +13305,7 @@ l1069:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l1069
+	JG           l493
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z12
@@ -12605,12 +13358,12 @@ l1069:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l1068
+	JMP          l492
 
-l1067:
-l1071:
+l491:
+l495:
 	CMPQ   56(SP), $0x04
-	JL     l1070
+	JL     l494
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12646,7 +13399,7 @@ l1071:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l1072:
+l496:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Y8
 	VCVTPS2PD    Y8, Z8
@@ -12727,7 +13480,7 @@ l1072:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l1072
+	JG           l496
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z8
@@ -12764,9 +13517,9 @@ l1072:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l1071
+	JMP          l495
 
-l1070:
+l494:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -12777,12 +13530,12 @@ l1070:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l1062
+	JMP     l486
 
-l1063:
-l1073:
+l487:
+l497:
 	CMPQ    16(SP), $0x08
-	JL      l1074
+	JL      l498
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -12795,9 +13548,9 @@ l1073:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l1076:
+l500:
 	CMPQ   112(SP), $0x08
-	JL     l1075
+	JL     l499
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12834,7 +13587,7 @@ l1076:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l1077:
+l501:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Y8
 	VCVTPS2PD    Y8, Z8
@@ -12924,7 +13677,7 @@ l1077:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l1077
+	JG           l501
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z8
@@ -12969,14 +13722,14 @@ l1077:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l1076
+	JMP          l500
 
-l1075:
-l1079:
+l499:
+l503:
 	CMPQ   112(SP), $0x06
-	JL     l1078
+	JL     l502
 	CMPQ   112(SP), $0x08
-	JE     l1078
+	JE     l502
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13011,7 +13764,7 @@ l1079:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l1080:
+l504:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Y6
 	VCVTPS2PD    Y6, Z6
@@ -13085,7 +13838,7 @@ l1080:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l1080
+	JG           l504
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z6
@@ -13120,12 +13873,12 @@ l1080:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l1079
+	JMP          l503
 
-l1078:
-l1082:
+l502:
+l506:
 	CMPQ   112(SP), $0x04
-	JL     l1081
+	JL     l505
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13157,7 +13910,7 @@ l1082:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l1083:
+l507:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Y4
 	VCVTPS2PD    Y4, Z4
@@ -13214,7 +13967,7 @@ l1083:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l1083
+	JG           l507
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z4
@@ -13239,9 +13992,9 @@ l1083:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l1082
+	JMP          l506
 
-l1081:
+l505:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -13252,11 +14005,11 @@ l1081:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l1073
+	JMP     l497
 
-l1074:
+l498:
 	CMPQ    16(SP), $0x00
-	JE      l1061
+	JE      l485
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -13269,9 +14022,9 @@ l1074:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l1085:
+l509:
 	CMPQ   168(SP), $0x08
-	JL     l1084
+	JL     l508
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13308,7 +14061,7 @@ l1085:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l1086:
+l510:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Y8
 	VCVTPS2PD    Y8, Z8
@@ -13398,7 +14151,7 @@ l1086:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l1086
+	JG           l510
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z8
@@ -13443,14 +14196,14 @@ l1086:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l1085
+	JMP          l509
 
-l1084:
-l1088:
+l508:
+l512:
 	CMPQ   168(SP), $0x06
-	JL     l1087
+	JL     l511
 	CMPQ   168(SP), $0x08
-	JE     l1087
+	JE     l511
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13485,7 +14238,7 @@ l1088:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l1089:
+l513:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Y6
 	VCVTPS2PD    Y6, Z6
@@ -13559,7 +14312,7 @@ l1089:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l1089
+	JG           l513
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z6
@@ -13594,12 +14347,12 @@ l1089:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l1088
+	JMP          l512
 
-l1087:
-l1091:
+l511:
+l515:
 	CMPQ   168(SP), $0x04
-	JL     l1090
+	JL     l514
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13631,7 +14384,7 @@ l1091:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l1092:
+l516:
 	PREFETCHT0   (R11)
 	VCVTPH2PS.Z  (DI), K1, Y4
 	VCVTPS2PD    Y4, Z4
@@ -13688,7 +14441,7 @@ l1092:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l1092
+	JG           l516
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z4
@@ -13713,9 +14466,9 @@ l1092:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l1091
+	JMP          l515
 
-l1090:
+l514:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -13726,7 +14479,7 @@ l1090:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l1061:
+l485:
 	VZEROUPPER
 	RET
 
@@ -13751,7 +14504,7 @@ TEXT ·scoreF64BF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l1093:
+l517:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -13786,9 +14539,9 @@ l1093:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l1095:
+l519:
 	CMPQ   40(SP), $0x04
-	JL     l1094
+	JL     l518
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13813,9 +14566,9 @@ l1095:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l1097
+	JZ     l521
 
-l1096:
+l520:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13855,11 +14608,11 @@ l1096:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l1096
+	JL          l520
 
-l1097:
+l521:
 	CMPQ        R12, 64(SP)
-	JGE         l1098
+	JGE         l522
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13898,7 +14651,7 @@ l1097:
 	VFMADD231PD Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l1098:
+l522:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	LEAQ          (R12)(R12*2), R13
@@ -13957,11 +14710,11 @@ l1098:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l1095
+	JMP           l519
 
-l1094:
+l518:
 	CMPQ   40(SP), $0x02
-	JL     l1099
+	JL     l523
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13977,9 +14730,9 @@ l1094:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l1102
+	JZ     l526
 
-l1101:
+l525:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14009,11 +14762,11 @@ l1101:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1101
+	JL          l525
 
-l1102:
+l526:
 	CMPQ        R12, 72(SP)
-	JGE         l1103
+	JGE         l527
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14042,7 +14795,7 @@ l1102:
 	VFMADD231PD Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l1103:
+l527:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPD     Z1, Z0, Z8
@@ -14074,9 +14827,9 @@ l1103:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l1099:
+l523:
 	CMPQ   40(SP), $0x01
-	JL     l1104
+	JL     l528
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14088,9 +14841,9 @@ l1099:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l1107
+	JZ     l531
 
-l1106:
+l530:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14115,11 +14868,11 @@ l1106:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1106
+	JL          l530
 
-l1107:
+l531:
 	CMPQ        R12, 80(SP)
-	JGE         l1108
+	JGE         l532
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14143,7 +14896,7 @@ l1107:
 	VFMADD231PD Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l1108:
+l532:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPD  Z1, Z0, Z4
@@ -14161,14 +14914,14 @@ l1108:
 	VMOVUPD    Y0, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l1104:
+l528:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l1093
+	JG   l517
 	VZEROUPPER
 	RET
 
@@ -14193,9 +14946,9 @@ TEXT ·weightedF64BF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l1109:
+l533:
 	CMPQ 32(SP), $0x04
-	JL   l1110
+	JL   l534
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -14223,9 +14976,9 @@ l1109:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l1113:
+l537:
 	CMPQ         40(SP), $0x04
-	JL           l1112
+	JL           l536
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -14257,9 +15010,9 @@ l1113:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l1115
+	JZ           l539
 
-l1114:
+l538:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14303,11 +15056,11 @@ l1114:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R14
-	JL          l1114
+	JL          l538
 
-l1115:
+l539:
 	CMPQ        R12, 64(SP)
-	JGE         l1116
+	JGE         l540
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14354,17 +15107,17 @@ l1115:
 	VMOVUPD     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l1116:
+l540:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l1113
+	JMP  l537
 
-l1112:
+l536:
 	CMPQ         40(SP), $0x02
-	JL           l1117
+	JL           l541
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -14385,9 +15138,9 @@ l1112:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l1120
+	JZ           l544
 
-l1119:
+l543:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14419,11 +15172,11 @@ l1119:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1119
+	JL          l543
 
-l1120:
+l544:
 	CMPQ        R12, 72(SP)
-	JGE         l1121
+	JGE         l545
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14456,14 +15209,14 @@ l1120:
 	VMOVUPD     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l1121:
+l545:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l1117:
+l541:
 	CMPQ         40(SP), $0x01
-	JL           l1122
+	JL           l546
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSD (R8), Z0
@@ -14479,9 +15232,9 @@ l1117:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l1125
+	JZ           l549
 
-l1124:
+l548:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14507,11 +15260,11 @@ l1124:
 	ADDQ        $0x40, R8
 	ADDQ        $0x08, R12
 	CMPQ        R12, R13
-	JL          l1124
+	JL          l548
 
-l1125:
+l549:
 	CMPQ        R12, 80(SP)
-	JGE         l1126
+	JGE         l550
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14537,26 +15290,26 @@ l1125:
 	VMOVUPD     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l1126:
+l550:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l1122:
+l546:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x20, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l1109
+	JMP  l533
 
-l1110:
+l534:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l1127:
+l551:
 	SUBQ $0x01, 32(SP)
-	JL   l1111
+	JL   l535
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -14567,9 +15320,9 @@ l1127:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l1129:
+l553:
 	CMPQ         96(SP), $0x01
-	JL           l1128
+	JL           l552
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSD (DX), Z0
@@ -14582,9 +15335,9 @@ l1129:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l1131
+	JZ           l555
 
-l1130:
+l554:
 	VPMOVZXWD (CX)(BX*2), Y1
 	VPSLLD    $0x10, Y1, Y1
 	VCVTPS2PD Y1, Z1
@@ -14594,11 +15347,11 @@ l1130:
 	ADDQ      $0x40, DX
 	ADDQ      $0x08, BX
 	CMPQ      BX, SI
-	JL        l1130
+	JL        l554
 
-l1131:
+l555:
 	CMPQ        BX, 120(SP)
-	JGE         l1132
+	JGE         l556
 	VPMOVZXWD.Z (CX)(BX*2), K1, Y1
 	VPSLLD      $0x10, Y1, Y1
 	VCVTPS2PD   Y1, Z1
@@ -14608,17 +15361,17 @@ l1131:
 	VMOVUPD     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l1132:
+l556:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l1129
+	JMP  l553
 
-l1128:
+l552:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x08, 24(SP)
-	JMP  l1127
+	JMP  l551
 
-l1111:
+l535:
 	VZEROUPPER
 	RET
 
@@ -14648,9 +15401,9 @@ TEXT ·panelF64BF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  DX, (SP)
 	XORQ  DX, DX
 	TESTQ AX, AX
-	JZ    l1134
+	JZ    l558
 
-l1133:
+l557:
 	VPMOVZXWD  (DI), Y0
 	VPSLLD     $0x10, Y0, Y0
 	VCVTPS2PD  Y0, Z0
@@ -14714,11 +15467,11 @@ l1133:
 	ADDQ       $0x00000400, BX
 	ADDQ       $0x08, DX
 	CMPQ       DX, AX
-	JL         l1133
+	JL         l557
 
-l1134:
+l558:
 	CMPQ        DX, (SP)
-	JGE         l1135
+	JGE         l559
 	VPMOVZXWD.Z (DI), K1, Y0
 	VPSLLD      $0x10, Y0, Y0
 	VCVTPS2PD   Y0, Z0
@@ -14781,7 +15534,7 @@ l1134:
 	ADDQ        $0x10, SI
 	ADDQ        $0x00000400, BX
 
-l1135:
+l559:
 	VZEROUPPER
 	RET
 
@@ -14806,9 +15559,9 @@ TEXT ·weightedBlockF64BF16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l1137:
+l561:
 	CMPQ    16(SP), $0x10
-	JL      l1138
+	JL      l562
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -14821,9 +15574,9 @@ l1137:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l1140:
+l564:
 	CMPQ   56(SP), $0x08
-	JL     l1139
+	JL     l563
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14868,7 +15621,7 @@ l1140:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l1141:
+l565:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Y16
 	VPSLLD       $0x10, Y16, Y16
@@ -15006,7 +15759,7 @@ l1141:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l1141
+	JG           l565
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z16
@@ -15075,14 +15828,14 @@ l1141:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l1140
+	JMP          l564
 
-l1139:
-l1143:
+l563:
+l567:
 	CMPQ   56(SP), $0x06
-	JL     l1142
+	JL     l566
 	CMPQ   56(SP), $0x08
-	JE     l1142
+	JE     l566
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15123,7 +15876,7 @@ l1143:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l1144:
+l568:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Y12
 	VPSLLD       $0x10, Y12, Y12
@@ -15237,7 +15990,7 @@ l1144:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l1144
+	JG           l568
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z12
@@ -15290,12 +16043,12 @@ l1144:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l1143
+	JMP          l567
 
-l1142:
-l1146:
+l566:
+l570:
 	CMPQ   56(SP), $0x04
-	JL     l1145
+	JL     l569
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15331,7 +16084,7 @@ l1146:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l1147:
+l571:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Y8
 	VPSLLD       $0x10, Y8, Y8
@@ -15420,7 +16173,7 @@ l1147:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l1147
+	JG           l571
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPD      (DX), Z8
@@ -15457,9 +16210,9 @@ l1147:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l1146
+	JMP          l570
 
-l1145:
+l569:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -15470,12 +16223,12 @@ l1145:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l1137
+	JMP     l561
 
-l1138:
-l1148:
+l562:
+l572:
 	CMPQ    16(SP), $0x08
-	JL      l1149
+	JL      l573
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -15488,9 +16241,9 @@ l1148:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l1151:
+l575:
 	CMPQ   112(SP), $0x08
-	JL     l1150
+	JL     l574
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15527,7 +16280,7 @@ l1151:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l1152:
+l576:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Y8
 	VPSLLD       $0x10, Y8, Y8
@@ -15621,7 +16374,7 @@ l1152:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l1152
+	JG           l576
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z8
@@ -15666,14 +16419,14 @@ l1152:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l1151
+	JMP          l575
 
-l1150:
-l1154:
+l574:
+l578:
 	CMPQ   112(SP), $0x06
-	JL     l1153
+	JL     l577
 	CMPQ   112(SP), $0x08
-	JE     l1153
+	JE     l577
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15708,7 +16461,7 @@ l1154:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l1155:
+l579:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Y6
 	VPSLLD       $0x10, Y6, Y6
@@ -15786,7 +16539,7 @@ l1155:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l1155
+	JG           l579
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z6
@@ -15821,12 +16574,12 @@ l1155:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l1154
+	JMP          l578
 
-l1153:
-l1157:
+l577:
+l581:
 	CMPQ   112(SP), $0x04
-	JL     l1156
+	JL     l580
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15858,7 +16611,7 @@ l1157:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l1158:
+l582:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Y4
 	VPSLLD       $0x10, Y4, Y4
@@ -15919,7 +16672,7 @@ l1158:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l1158
+	JG           l582
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPD      (DX), Z4
@@ -15944,9 +16697,9 @@ l1158:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l1157
+	JMP          l581
 
-l1156:
+l580:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -15957,11 +16710,11 @@ l1156:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x08, 16(SP)
-	JMP     l1148
+	JMP     l572
 
-l1149:
+l573:
 	CMPQ    16(SP), $0x00
-	JE      l1136
+	JE      l560
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -15974,9 +16727,9 @@ l1149:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l1160:
+l584:
 	CMPQ   168(SP), $0x08
-	JL     l1159
+	JL     l583
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16013,7 +16766,7 @@ l1160:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l1161:
+l585:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Y8
 	VPSLLD       $0x10, Y8, Y8
@@ -16107,7 +16860,7 @@ l1161:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l1161
+	JG           l585
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z8
@@ -16152,14 +16905,14 @@ l1161:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l1160
+	JMP          l584
 
-l1159:
-l1163:
+l583:
+l587:
 	CMPQ   168(SP), $0x06
-	JL     l1162
+	JL     l586
 	CMPQ   168(SP), $0x08
-	JE     l1162
+	JE     l586
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16194,7 +16947,7 @@ l1163:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l1164:
+l588:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Y6
 	VPSLLD       $0x10, Y6, Y6
@@ -16272,7 +17025,7 @@ l1164:
 	ADDQ         $0x20, DX
 	ADDQ         $0x20, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l1164
+	JG           l588
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z6
@@ -16307,12 +17060,12 @@ l1164:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l1163
+	JMP          l587
 
-l1162:
-l1166:
+l586:
+l590:
 	CMPQ   168(SP), $0x04
-	JL     l1165
+	JL     l589
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16344,7 +17097,7 @@ l1166:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l1167:
+l591:
 	PREFETCHT0   (R11)
 	VPMOVZXWD.Z  (DI), K1, Y4
 	VPSLLD       $0x10, Y4, Y4
@@ -16405,7 +17158,7 @@ l1167:
 	ADDQ         R10, SI
 	ADDQ         $0x20, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l1167
+	JG           l591
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPD.Z    (DX), K1, Z4
@@ -16430,9 +17183,9 @@ l1167:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l1166
+	JMP          l590
 
-l1165:
+l589:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -16443,7 +17196,7 @@ l1165:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l1136:
+l560:
 	VZEROUPPER
 	RET
 
@@ -16461,9 +17214,9 @@ TEXT ·scorePanel64AVX512(SB), NOSPLIT, $0-48
 	SHLQ $0x03, R8
 	LEAQ (R8)(R8*2), R9
 
-l1169:
+l593:
 	CMPQ   BX, $0x08
-	JL     l1168
+	JL     l592
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16485,7 +17238,7 @@ l1169:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l1170:
+l594:
 	VMOVUPD      (R12), Z16
 	VMOVUPD      64(R12), Z17
 	VBROADCASTSD (R10), Z18
@@ -16516,7 +17269,7 @@ l1170:
 	ADDQ         $0x08, R10
 	ADDQ         $0x08, R11
 	SUBQ         $0x01, R13
-	JG           l1170
+	JG           l594
 	VMOVUPD      Z0, (AX)
 	VMOVUPD      Z8, 64(AX)
 	ADDQ         DI, AX
@@ -16550,14 +17303,14 @@ l1170:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x08, BX
-	JMP          l1169
+	JMP          l593
 
-l1168:
-l1172:
+l592:
+l596:
 	CMPQ   BX, $0x06
-	JL     l1171
+	JL     l595
 	CMPQ   BX, $0x08
-	JE     l1171
+	JE     l595
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16575,7 +17328,7 @@ l1172:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l1173:
+l597:
 	VMOVUPD      (R12), Z12
 	VMOVUPD      64(R12), Z13
 	VBROADCASTSD (R10), Z14
@@ -16600,7 +17353,7 @@ l1173:
 	ADDQ         $0x08, R10
 	ADDQ         $0x08, R11
 	SUBQ         $0x01, R13
-	JG           l1173
+	JG           l597
 	VMOVUPD      Z0, (AX)
 	VMOVUPD      Z6, 64(AX)
 	ADDQ         DI, AX
@@ -16626,12 +17379,12 @@ l1173:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x06, BX
-	JMP          l1172
+	JMP          l596
 
-l1171:
-l1175:
+l595:
+l599:
 	CMPQ   BX, $0x04
-	JL     l1174
+	JL     l598
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16644,7 +17397,7 @@ l1175:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l1176:
+l600:
 	VMOVUPD      (R11), Z8
 	VMOVUPD      64(R11), Z9
 	VBROADCASTSD (R10), Z10
@@ -16662,7 +17415,7 @@ l1176:
 	ADDQ         $0x00000080, R11
 	ADDQ         $0x08, R10
 	SUBQ         $0x01, R12
-	JG           l1176
+	JG           l600
 	VMOVUPD      Z0, (AX)
 	VMOVUPD      Z4, 64(AX)
 	ADDQ         DI, AX
@@ -16680,11 +17433,11 @@ l1176:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
-	JMP          l1175
+	JMP          l599
 
-l1174:
+l598:
 	CMPQ   BX, $0x02
-	JL     l1177
+	JL     l601
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16693,7 +17446,7 @@ l1174:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l1179:
+l603:
 	VMOVUPD      (R10), Z4
 	VMOVUPD      64(R10), Z5
 	VBROADCASTSD (R9), Z6
@@ -16705,7 +17458,7 @@ l1179:
 	ADDQ         $0x00000080, R10
 	ADDQ         $0x08, R9
 	SUBQ         $0x01, R11
-	JG           l1179
+	JG           l603
 	VMOVUPD      Z0, (AX)
 	VMOVUPD      Z2, 64(AX)
 	ADDQ         DI, AX
@@ -16716,15 +17469,15 @@ l1179:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l1177:
+l601:
 	CMPQ   BX, $0x01
-	JL     l1180
+	JL     l604
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l1182:
+l606:
 	VMOVUPD      (DX), Z2
 	VMOVUPD      64(DX), Z3
 	VBROADCASTSD (R9), Z4
@@ -16733,14 +17486,14 @@ l1182:
 	ADDQ         $0x00000080, DX
 	ADDQ         $0x08, R9
 	SUBQ         $0x01, SI
-	JG           l1182
+	JG           l606
 	VMOVUPD      Z0, (AX)
 	VMOVUPD      Z1, 64(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l1180:
+l604:
 	VZEROUPPER
 	RET
 
@@ -16785,34 +17538,34 @@ TEXT ·weigh64AVX512(SB), NOSPLIT, $32-96
 	MOVQ         aheadAt+72(FP), R9
 	MOVQ         R9, 16(SP)
 
-l1183:
+l607:
 	VBROADCASTSD (DX), Z15
 	VCMPPD       $0x03, Z15, Z15, K3
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l1191
+	JZ           l615
 
-l1190:
+l614:
 	VMOVUPD (AX)(R9*8), Z16
 	VCMPPD  $0x03, Z16, Z16, K4
 	KORW    K4, K3, K3
 	VMAXPD  Z16, Z15, Z15
 	ADDQ    $0x08, R9
 	CMPQ    R9, R10
-	JL      l1190
+	JL      l614
 
-l1191:
+l615:
 	TESTQ   R8, R8
-	JZ      l1192
+	JZ      l616
 	VMOVAPS Z14, Z16
 	VMOVUPD (AX)(R9*8), K1, Z16
 	VCMPPD  $0x03, Z16, Z16, K4
 	KORW    K4, K3, K3
 	VMAXPD  Z16, Z15, Z15
 
-l1192:
+l616:
 	VEXTRACTF64X4 $0x01, Z15, Y16
 	VMAXPD        Y16, Y15, Y16
 	VEXTRACTF64X2 $0x01, Y16, X17
@@ -16820,27 +17573,27 @@ l1192:
 	VPERMILPD     $0x01, X17, X15
 	VMAXPD        X15, X17, X17
 	KORTESTW      K3, K3
-	JZ            l1187
+	JZ            l611
 	VMOVSD        c7ff8000000000001<>+0(SB), X17
 
-l1187:
+l611:
 	VUCOMISD cfff0000000000000<>+0(SB), X17
-	JP       l1186
-	JE       l1185
+	JP       l610
+	JE       l609
 
-l1186:
+l610:
 	VBROADCASTSD X17, Z15
 	VUCOMISD     (DX), X17
-	JP           l1188
-	JE           l1189
+	JP           l612
+	JE           l613
 
-l1188:
+l612:
 	VMOVSD   (DX), X16
 	VUCOMISD cfff0000000000000<>+0(SB), X16
-	JP       l1193
-	JE       l1189
+	JP       l617
+	JE       l613
 
-l1193:
+l617:
 	VBROADCASTSD X16, Z16
 	VSUBPD       Z15, Z16, Z16
 	VADDPD       Z1, Z16, Z18
@@ -16875,34 +17628,34 @@ l1193:
 	MOVQ         DI, 24(SP)
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l1195
+	JZ           l619
 
-l1194:
+l618:
 	VMOVUPD (CX)(R9*8), Z18
 	VMULPD  Z16, Z18, Z18
 	VMOVUPD Z18, (CX)(R9*8)
 	ADDQ    $0x08, R9
 	CMPQ    R9, R10
-	JL      l1194
+	JL      l618
 
-l1195:
+l619:
 	CMPQ      R9, 24(SP)
-	JGE       l1196
+	JGE       l620
 	VMOVUPD.Z (CX)(R9*8), K2, Z18
 	VMULPD    Z16, Z18, Z18
 	VMOVUPD   Z18, K2, (CX)(R9*8)
 
-l1196:
-l1189:
+l620:
+l613:
 	VMOVSD X17, (DX)
 	VXORPS Z16, Z16, Z16
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l1198
+	JZ     l622
 
-l1197:
+l621:
 	VMOVUPD     (AX)(R9*8), Z17
 	VSUBPD      Z15, Z17, Z17
 	VADDPD      Z1, Z17, Z18
@@ -16934,11 +17687,11 @@ l1197:
 	VADDPD      Z17, Z16, Z16
 	ADDQ        $0x08, R9
 	CMPQ        R9, R10
-	JL          l1197
+	JL          l621
 
-l1198:
+l622:
 	TESTQ       R8, R8
-	JZ          l1199
+	JZ          l623
 	VMOVAPS     Z14, Z17
 	VMOVUPD     (AX)(R9*8), K1, Z17
 	VSUBPD      Z15, Z17, Z17
@@ -16970,7 +17723,7 @@ l1198:
 	VMOVUPD     Z17, K1, (AX)(R9*8)
 	VADDPD      Z17, Z16, Z16
 
-l1199:
+l623:
 	VEXTRACTF64X4 $0x01, Z16, Y15
 	VADDPD        Y15, Y16, Y15
 	VEXTRACTF64X2 $0x01, Y15, X16
@@ -16980,7 +17733,7 @@ l1199:
 	VADDSD        (BX), X16, X16
 	VMOVSD        X16, (BX)
 
-l1184:
+l608:
 	MOVQ aheadStep+80(FP), R9
 	ADDQ R9, 16(SP)
 	MOVQ stride+48(FP), R9
@@ -16989,15 +17742,15 @@ l1184:
 	ADDQ $0x08, DX
 	ADDQ $0x08, BX
 	SUBQ $0x01, (SP)
-	JG   l1183
+	JG   l607
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+88(FP)
 	RET
 
-l1185:
+l609:
 	ADDQ $0x01, 8(SP)
-	JMP  l1184
+	JMP  l608
 
 // func gradient64AVX512(p *float64, ds *float64, m *float64, factor *float64, off *float64, rows int, n int, stride int)
 // Requires: AVX, AVX512DQ, AVX512F
@@ -17035,7 +17788,7 @@ TEXT ·gradient64AVX512(SB), NOSPLIT, $16-64
 	VBROADCASTSD c3ff62e42fefa39ef<>+0(SB), Z13
 	VXORPS       Z17, Z17, Z17
 
-l1200:
+l624:
 	VBROADCASTSD (SI), Z14
 	VBROADCASTSD (DI), Z15
 	VBROADCASTSD (R8), Z16
@@ -17043,9 +17796,9 @@ l1200:
 	SUBQ         BX, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l1202
+	JZ           l626
 
-l1201:
+l625:
 	VMOVUPD     (AX)(R9*8), Z18
 	VMOVUPD     (CX)(R9*8), Z19
 	VSUBPD      Z14, Z18, Z18
@@ -17082,11 +17835,11 @@ l1201:
 	VMOVUPD     Z19, (CX)(R9*8)
 	ADDQ        $0x08, R9
 	CMPQ        R9, R10
-	JL          l1201
+	JL          l625
 
-l1202:
+l626:
 	TESTQ       BX, BX
-	JZ          l1203
+	JZ          l627
 	VMOVAPS     Z17, Z18
 	VMOVUPD     (AX)(R9*8), K1, Z18
 	VMOVAPS     Z17, Z19
@@ -17124,20 +17877,20 @@ l1202:
 	VMOVUPD     Z18, K1, (AX)(R9*8)
 	VMOVUPD     Z19, K1, (CX)(R9*8)
 
-l1203:
+l627:
 	ADDQ (SP), AX
 	ADDQ (SP), CX
 	ADDQ $0x08, SI
 	ADDQ $0x08, DI
 	ADDQ $0x08, R8
 	SUBQ $0x01, 8(SP)
-	JG   l1200
+	JG   l624
 	VZEROUPPER
 	RET
 
-// func weightedColumns64AVX512(o *float64, p *float64, v *float64, rows int, count int, dim int, stride int)
+// func weightedRows64AVX512(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
 // Requires: AVX, AVX512DQ, AVX512F
-TEXT ·weightedColumns64AVX512(SB), NOSPLIT, $96-56
+TEXT ·weightedRows64AVX512(SB), NOSPLIT, $96-56
 	MOVQ  dim+40(FP), AX
 	ANDQ  $0x07, AX
 	LEAQ  tailMasks64<>+0(SB), CX
@@ -17149,9 +17902,9 @@ TEXT ·weightedColumns64AVX512(SB), NOSPLIT, $96-56
 	MOVQ  dim+40(FP), AX
 	MOVQ  AX, 16(SP)
 
-l1205:
+l629:
 	CMPQ 16(SP), $0x10
-	JL   l1206
+	JL   l630
 	MOVQ (SP), AX
 	MOVQ AX, 24(SP)
 	MOVQ p+8(FP), AX
@@ -17159,9 +17912,9 @@ l1205:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 40(SP)
 
-l1208:
+l632:
 	CMPQ   40(SP), $0x08
-	JL     l1207
+	JL     l631
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -17184,11 +17937,1569 @@ l1208:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l633:
+	VMOVUPD      (DI), Z16
+	VMOVUPD      64(DI), Z17
+	VBROADCASTSD (SI), Z18
+	VFMADD231PD  Z16, Z18, Z0
+	VFMADD231PD  Z17, Z18, Z8
+	VBROADCASTSD (SI)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z1
+	VFMADD231PD  Z17, Z18, Z9
+	VBROADCASTSD (SI)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z2
+	VFMADD231PD  Z17, Z18, Z10
+	VBROADCASTSD (SI)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z3
+	VFMADD231PD  Z17, Z18, Z11
+	VBROADCASTSD (R9), Z18
+	VFMADD231PD  Z16, Z18, Z4
+	VFMADD231PD  Z17, Z18, Z12
+	VBROADCASTSD (R9)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z5
+	VFMADD231PD  Z17, Z18, Z13
+	VBROADCASTSD (R9)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z6
+	VFMADD231PD  Z17, Z18, Z14
+	VBROADCASTSD (R9)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z7
+	VFMADD231PD  Z17, Z18, Z15
+	VMOVUPD      (DI)(AX*1), Z16
+	VMOVUPD      64(DI)(AX*1), Z17
+	VBROADCASTSD 8(SI), Z18
+	VFMADD231PD  Z16, Z18, Z0
+	VFMADD231PD  Z17, Z18, Z8
+	VBROADCASTSD 8(SI)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z1
+	VFMADD231PD  Z17, Z18, Z9
+	VBROADCASTSD 8(SI)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z2
+	VFMADD231PD  Z17, Z18, Z10
+	VBROADCASTSD 8(SI)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z3
+	VFMADD231PD  Z17, Z18, Z11
+	VBROADCASTSD 8(R9), Z18
+	VFMADD231PD  Z16, Z18, Z4
+	VFMADD231PD  Z17, Z18, Z12
+	VBROADCASTSD 8(R9)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z5
+	VFMADD231PD  Z17, Z18, Z13
+	VBROADCASTSD 8(R9)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z6
+	VFMADD231PD  Z17, Z18, Z14
+	VBROADCASTSD 8(R9)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z7
+	VFMADD231PD  Z17, Z18, Z15
+	VMOVUPD      (DI)(AX*2), Z16
+	VMOVUPD      64(DI)(AX*2), Z17
+	VBROADCASTSD 16(SI), Z18
+	VFMADD231PD  Z16, Z18, Z0
+	VFMADD231PD  Z17, Z18, Z8
+	VBROADCASTSD 16(SI)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z1
+	VFMADD231PD  Z17, Z18, Z9
+	VBROADCASTSD 16(SI)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z2
+	VFMADD231PD  Z17, Z18, Z10
+	VBROADCASTSD 16(SI)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z3
+	VFMADD231PD  Z17, Z18, Z11
+	VBROADCASTSD 16(R9), Z18
+	VFMADD231PD  Z16, Z18, Z4
+	VFMADD231PD  Z17, Z18, Z12
+	VBROADCASTSD 16(R9)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z5
+	VFMADD231PD  Z17, Z18, Z13
+	VBROADCASTSD 16(R9)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z6
+	VFMADD231PD  Z17, Z18, Z14
+	VBROADCASTSD 16(R9)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z7
+	VFMADD231PD  Z17, Z18, Z15
+	VMOVUPD      (DI)(DX*1), Z16
+	VMOVUPD      64(DI)(DX*1), Z17
+	VBROADCASTSD 24(SI), Z18
+	VFMADD231PD  Z16, Z18, Z0
+	VFMADD231PD  Z17, Z18, Z8
+	VBROADCASTSD 24(SI)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z1
+	VFMADD231PD  Z17, Z18, Z9
+	VBROADCASTSD 24(SI)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z2
+	VFMADD231PD  Z17, Z18, Z10
+	VBROADCASTSD 24(SI)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z3
+	VFMADD231PD  Z17, Z18, Z11
+	VBROADCASTSD 24(R9), Z18
+	VFMADD231PD  Z16, Z18, Z4
+	VFMADD231PD  Z17, Z18, Z12
+	VBROADCASTSD 24(R9)(CX*1), Z18
+	VFMADD231PD  Z16, Z18, Z5
+	VFMADD231PD  Z17, Z18, Z13
+	VBROADCASTSD 24(R9)(CX*2), Z18
+	VFMADD231PD  Z16, Z18, Z6
+	VFMADD231PD  Z17, Z18, Z14
+	VBROADCASTSD 24(R9)(BX*1), Z18
+	VFMADD231PD  Z16, Z18, Z7
+	VFMADD231PD  Z17, Z18, Z15
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l633
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Z16
+	VADDPD       Z16, Z0, Z16
+	VMOVUPD      Z16, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z8, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z9, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z10, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z11, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z4, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z12, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z5, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z13, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z6, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z14, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z7, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z15, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x08, 40(SP)
+	JMP          l632
+
+l631:
+l635:
+	CMPQ   40(SP), $0x06
+	JL     l634
+	CMPQ   40(SP), $0x08
+	JE     l634
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l636:
+	VMOVUPD      (DI), Z12
+	VMOVUPD      64(DI), Z13
+	VBROADCASTSD (SI), Z14
+	VFMADD231PD  Z12, Z14, Z0
+	VFMADD231PD  Z13, Z14, Z6
+	VBROADCASTSD (SI)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z1
+	VFMADD231PD  Z13, Z14, Z7
+	VBROADCASTSD (SI)(CX*2), Z14
+	VFMADD231PD  Z12, Z14, Z2
+	VFMADD231PD  Z13, Z14, Z8
+	VBROADCASTSD (SI)(BX*1), Z14
+	VFMADD231PD  Z12, Z14, Z3
+	VFMADD231PD  Z13, Z14, Z9
+	VBROADCASTSD (R9), Z14
+	VFMADD231PD  Z12, Z14, Z4
+	VFMADD231PD  Z13, Z14, Z10
+	VBROADCASTSD (R9)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z5
+	VFMADD231PD  Z13, Z14, Z11
+	VMOVUPD      (DI)(AX*1), Z12
+	VMOVUPD      64(DI)(AX*1), Z13
+	VBROADCASTSD 8(SI), Z14
+	VFMADD231PD  Z12, Z14, Z0
+	VFMADD231PD  Z13, Z14, Z6
+	VBROADCASTSD 8(SI)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z1
+	VFMADD231PD  Z13, Z14, Z7
+	VBROADCASTSD 8(SI)(CX*2), Z14
+	VFMADD231PD  Z12, Z14, Z2
+	VFMADD231PD  Z13, Z14, Z8
+	VBROADCASTSD 8(SI)(BX*1), Z14
+	VFMADD231PD  Z12, Z14, Z3
+	VFMADD231PD  Z13, Z14, Z9
+	VBROADCASTSD 8(R9), Z14
+	VFMADD231PD  Z12, Z14, Z4
+	VFMADD231PD  Z13, Z14, Z10
+	VBROADCASTSD 8(R9)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z5
+	VFMADD231PD  Z13, Z14, Z11
+	VMOVUPD      (DI)(AX*2), Z12
+	VMOVUPD      64(DI)(AX*2), Z13
+	VBROADCASTSD 16(SI), Z14
+	VFMADD231PD  Z12, Z14, Z0
+	VFMADD231PD  Z13, Z14, Z6
+	VBROADCASTSD 16(SI)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z1
+	VFMADD231PD  Z13, Z14, Z7
+	VBROADCASTSD 16(SI)(CX*2), Z14
+	VFMADD231PD  Z12, Z14, Z2
+	VFMADD231PD  Z13, Z14, Z8
+	VBROADCASTSD 16(SI)(BX*1), Z14
+	VFMADD231PD  Z12, Z14, Z3
+	VFMADD231PD  Z13, Z14, Z9
+	VBROADCASTSD 16(R9), Z14
+	VFMADD231PD  Z12, Z14, Z4
+	VFMADD231PD  Z13, Z14, Z10
+	VBROADCASTSD 16(R9)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z5
+	VFMADD231PD  Z13, Z14, Z11
+	VMOVUPD      (DI)(DX*1), Z12
+	VMOVUPD      64(DI)(DX*1), Z13
+	VBROADCASTSD 24(SI), Z14
+	VFMADD231PD  Z12, Z14, Z0
+	VFMADD231PD  Z13, Z14, Z6
+	VBROADCASTSD 24(SI)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z1
+	VFMADD231PD  Z13, Z14, Z7
+	VBROADCASTSD 24(SI)(CX*2), Z14
+	VFMADD231PD  Z12, Z14, Z2
+	VFMADD231PD  Z13, Z14, Z8
+	VBROADCASTSD 24(SI)(BX*1), Z14
+	VFMADD231PD  Z12, Z14, Z3
+	VFMADD231PD  Z13, Z14, Z9
+	VBROADCASTSD 24(R9), Z14
+	VFMADD231PD  Z12, Z14, Z4
+	VFMADD231PD  Z13, Z14, Z10
+	VBROADCASTSD 24(R9)(CX*1), Z14
+	VFMADD231PD  Z12, Z14, Z5
+	VFMADD231PD  Z13, Z14, Z11
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l636
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Z12
+	VADDPD       Z12, Z0, Z12
+	VMOVUPD      Z12, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z6, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z7, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z8, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z9, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z4, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z10, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z5, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z11, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x06, 40(SP)
+	JMP          l635
+
+l634:
+l638:
+	CMPQ   40(SP), $0x04
+	JL     l637
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l1209:
+l639:
+	VMOVUPD      (DI), Z8
+	VMOVUPD      64(DI), Z9
+	VBROADCASTSD (SI), Z10
+	VFMADD231PD  Z8, Z10, Z0
+	VFMADD231PD  Z9, Z10, Z4
+	VBROADCASTSD (SI)(CX*1), Z10
+	VFMADD231PD  Z8, Z10, Z1
+	VFMADD231PD  Z9, Z10, Z5
+	VBROADCASTSD (SI)(CX*2), Z10
+	VFMADD231PD  Z8, Z10, Z2
+	VFMADD231PD  Z9, Z10, Z6
+	VBROADCASTSD (SI)(BX*1), Z10
+	VFMADD231PD  Z8, Z10, Z3
+	VFMADD231PD  Z9, Z10, Z7
+	VMOVUPD      (DI)(AX*1), Z8
+	VMOVUPD      64(DI)(AX*1), Z9
+	VBROADCASTSD 8(SI), Z10
+	VFMADD231PD  Z8, Z10, Z0
+	VFMADD231PD  Z9, Z10, Z4
+	VBROADCASTSD 8(SI)(CX*1), Z10
+	VFMADD231PD  Z8, Z10, Z1
+	VFMADD231PD  Z9, Z10, Z5
+	VBROADCASTSD 8(SI)(CX*2), Z10
+	VFMADD231PD  Z8, Z10, Z2
+	VFMADD231PD  Z9, Z10, Z6
+	VBROADCASTSD 8(SI)(BX*1), Z10
+	VFMADD231PD  Z8, Z10, Z3
+	VFMADD231PD  Z9, Z10, Z7
+	VMOVUPD      (DI)(AX*2), Z8
+	VMOVUPD      64(DI)(AX*2), Z9
+	VBROADCASTSD 16(SI), Z10
+	VFMADD231PD  Z8, Z10, Z0
+	VFMADD231PD  Z9, Z10, Z4
+	VBROADCASTSD 16(SI)(CX*1), Z10
+	VFMADD231PD  Z8, Z10, Z1
+	VFMADD231PD  Z9, Z10, Z5
+	VBROADCASTSD 16(SI)(CX*2), Z10
+	VFMADD231PD  Z8, Z10, Z2
+	VFMADD231PD  Z9, Z10, Z6
+	VBROADCASTSD 16(SI)(BX*1), Z10
+	VFMADD231PD  Z8, Z10, Z3
+	VFMADD231PD  Z9, Z10, Z7
+	VMOVUPD      (DI)(DX*1), Z8
+	VMOVUPD      64(DI)(DX*1), Z9
+	VBROADCASTSD 24(SI), Z10
+	VFMADD231PD  Z8, Z10, Z0
+	VFMADD231PD  Z9, Z10, Z4
+	VBROADCASTSD 24(SI)(CX*1), Z10
+	VFMADD231PD  Z8, Z10, Z1
+	VFMADD231PD  Z9, Z10, Z5
+	VBROADCASTSD 24(SI)(CX*2), Z10
+	VFMADD231PD  Z8, Z10, Z2
+	VFMADD231PD  Z9, Z10, Z6
+	VBROADCASTSD 24(SI)(BX*1), Z10
+	VFMADD231PD  Z8, Z10, Z3
+	VFMADD231PD  Z9, Z10, Z7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	SUBQ         $0x04, R8
+	JG           l639
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Z8
+	VADDPD       Z8, Z0, Z8
+	VMOVUPD      Z8, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z4, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z5, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z6, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z7, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x04, 40(SP)
+	JMP          l638
+
+l637:
+	CMPQ   40(SP), $0x02
+	JL     l640
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l642:
+	VMOVUPD      (SI), Z4
+	VMOVUPD      64(SI), Z5
+	VBROADCASTSD (BX), Z6
+	VFMADD231PD  Z4, Z6, Z0
+	VFMADD231PD  Z5, Z6, Z2
+	VBROADCASTSD (BX)(CX*1), Z6
+	VFMADD231PD  Z4, Z6, Z1
+	VFMADD231PD  Z5, Z6, Z3
+	VMOVUPD      (SI)(AX*1), Z4
+	VMOVUPD      64(SI)(AX*1), Z5
+	VBROADCASTSD 8(BX), Z6
+	VFMADD231PD  Z4, Z6, Z0
+	VFMADD231PD  Z5, Z6, Z2
+	VBROADCASTSD 8(BX)(CX*1), Z6
+	VFMADD231PD  Z4, Z6, Z1
+	VFMADD231PD  Z5, Z6, Z3
+	VMOVUPD      (SI)(AX*2), Z4
+	VMOVUPD      64(SI)(AX*2), Z5
+	VBROADCASTSD 16(BX), Z6
+	VFMADD231PD  Z4, Z6, Z0
+	VFMADD231PD  Z5, Z6, Z2
+	VBROADCASTSD 16(BX)(CX*1), Z6
+	VFMADD231PD  Z4, Z6, Z1
+	VFMADD231PD  Z5, Z6, Z3
+	VMOVUPD      (SI)(DX*1), Z4
+	VMOVUPD      64(SI)(DX*1), Z5
+	VBROADCASTSD 24(BX), Z6
+	VFMADD231PD  Z4, Z6, Z0
+	VFMADD231PD  Z5, Z6, Z2
+	VBROADCASTSD 24(BX)(CX*1), Z6
+	VFMADD231PD  Z4, Z6, Z1
+	VFMADD231PD  Z5, Z6, Z3
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l642
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Z4
+	VADDPD       Z4, Z0, Z4
+	VMOVUPD      Z4, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x02, 40(SP)
+
+l640:
+	CMPQ   40(SP), $0x01
+	JL     l643
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l645:
+	VMOVUPD      (SI), Z2
+	VMOVUPD      64(SI), Z3
+	VBROADCASTSD (BX), Z4
+	VFMADD231PD  Z2, Z4, Z0
+	VFMADD231PD  Z3, Z4, Z1
+	VMOVUPD      (SI)(AX*1), Z2
+	VMOVUPD      64(SI)(AX*1), Z3
+	VBROADCASTSD 8(BX), Z4
+	VFMADD231PD  Z2, Z4, Z0
+	VFMADD231PD  Z3, Z4, Z1
+	VMOVUPD      (SI)(AX*2), Z2
+	VMOVUPD      64(SI)(AX*2), Z3
+	VBROADCASTSD 16(BX), Z4
+	VFMADD231PD  Z2, Z4, Z0
+	VFMADD231PD  Z3, Z4, Z1
+	VMOVUPD      (SI)(DX*1), Z2
+	VMOVUPD      64(SI)(DX*1), Z3
+	VBROADCASTSD 24(BX), Z4
+	VFMADD231PD  Z2, Z4, Z0
+	VFMADD231PD  Z3, Z4, Z1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l645
+	MOVQ         24(SP), DX
+	VMOVUPD      (DX), Z2
+	VADDPD       Z2, Z0, Z2
+	VMOVUPD      Z2, (DX)
+	VMOVUPD      64(DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x01, 40(SP)
+
+l643:
+	ADDQ $0x00000080, (SP)
+	ADDQ $0x00000080, 8(SP)
+	SUBQ $0x10, 16(SP)
+	JMP  l629
+
+l630:
+l646:
+	CMPQ 16(SP), $0x08
+	JL   l647
+	MOVQ (SP), AX
+	MOVQ AX, 48(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 64(SP)
+
+l649:
+	CMPQ   64(SP), $0x08
+	JL     l648
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l650:
+	VMOVUPD      (DI), Z8
+	VBROADCASTSD (SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD (SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD (SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD (SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD (R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD (R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD (R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD (R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	VMOVUPD      (DI)(AX*1), Z8
+	VBROADCASTSD 8(SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD 8(SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD 8(SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD 8(SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD 8(R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD 8(R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD 8(R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD 8(R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	VMOVUPD      (DI)(AX*2), Z8
+	VBROADCASTSD 16(SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD 16(SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD 16(SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD 16(SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD 16(R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD 16(R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD 16(R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD 16(R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	VMOVUPD      (DI)(DX*1), Z8
+	VBROADCASTSD 24(SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD 24(SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD 24(SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD 24(SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD 24(R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD 24(R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD 24(R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD 24(R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l650
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Z8
+	VADDPD       Z8, Z0, Z8
+	VMOVUPD      Z8, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z4, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z5, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z6, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z7, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x08, 64(SP)
+	JMP          l649
+
+l648:
+l652:
+	CMPQ   64(SP), $0x06
+	JL     l651
+	CMPQ   64(SP), $0x08
+	JE     l651
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l653:
+	VMOVUPD      (DI), Z6
+	VBROADCASTSD (SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD (SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD (SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD (SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD (R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD (R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	VMOVUPD      (DI)(AX*1), Z6
+	VBROADCASTSD 8(SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD 8(SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD 8(SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD 8(SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD 8(R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD 8(R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	VMOVUPD      (DI)(AX*2), Z6
+	VBROADCASTSD 16(SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD 16(SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD 16(SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD 16(SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD 16(R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD 16(R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	VMOVUPD      (DI)(DX*1), Z6
+	VBROADCASTSD 24(SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD 24(SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD 24(SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD 24(SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD 24(R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD 24(R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l653
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Z6
+	VADDPD       Z6, Z0, Z6
+	VMOVUPD      Z6, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z4, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z5, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x06, 64(SP)
+	JMP          l652
+
+l651:
+l655:
+	CMPQ   64(SP), $0x04
+	JL     l654
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l656:
+	VMOVUPD      (DI), Z4
+	VBROADCASTSD (SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD (SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD (SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD (SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	VMOVUPD      (DI)(AX*1), Z4
+	VBROADCASTSD 8(SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD 8(SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD 8(SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD 8(SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	VMOVUPD      (DI)(AX*2), Z4
+	VBROADCASTSD 16(SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD 16(SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD 16(SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD 16(SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	VMOVUPD      (DI)(DX*1), Z4
+	VBROADCASTSD 24(SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD 24(SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD 24(SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD 24(SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	SUBQ         $0x04, R8
+	JG           l656
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Z4
+	VADDPD       Z4, Z0, Z4
+	VMOVUPD      Z4, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x04, 64(SP)
+	JMP          l655
+
+l654:
+	CMPQ   64(SP), $0x02
+	JL     l657
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l659:
+	VMOVUPD      (SI), Z2
+	VBROADCASTSD (BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD (BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	VMOVUPD      (SI)(AX*1), Z2
+	VBROADCASTSD 8(BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD 8(BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	VMOVUPD      (SI)(AX*2), Z2
+	VBROADCASTSD 16(BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD 16(BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	VMOVUPD      (SI)(DX*1), Z2
+	VBROADCASTSD 24(BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD 24(BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l659
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Z2
+	VADDPD       Z2, Z0, Z2
+	VMOVUPD      Z2, (DX)
+	ADDQ         AX, DX
+	VMOVUPD      (DX), Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x02, 64(SP)
+
+l657:
+	CMPQ   64(SP), $0x01
+	JL     l660
+	VXORPS Z0, Z0, Z0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l662:
+	VMOVUPD      (SI), Z1
+	VBROADCASTSD (BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	VMOVUPD      (SI)(AX*1), Z1
+	VBROADCASTSD 8(BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	VMOVUPD      (SI)(AX*2), Z1
+	VBROADCASTSD 16(BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	VMOVUPD      (SI)(DX*1), Z1
+	VBROADCASTSD 24(BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l662
+	MOVQ         48(SP), DX
+	VMOVUPD      (DX), Z1
+	VADDPD       Z1, Z0, Z1
+	VMOVUPD      Z1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x01, 64(SP)
+
+l660:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+	SUBQ $0x08, 16(SP)
+	JMP  l646
+
+l647:
+	CMPQ 16(SP), $0x00
+	JE   l628
+	MOVQ (SP), AX
+	MOVQ AX, 72(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 80(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 88(SP)
+
+l664:
+	CMPQ   88(SP), $0x08
+	JL     l663
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l665:
+	VMOVUPD.Z    (DI), K1, Z8
+	VBROADCASTSD (SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD (SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD (SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD (SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD (R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD (R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD (R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD (R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	VMOVUPD.Z    (DI)(AX*1), K1, Z8
+	VBROADCASTSD 8(SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD 8(SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD 8(SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD 8(SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD 8(R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD 8(R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD 8(R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD 8(R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	VMOVUPD.Z    (DI)(AX*2), K1, Z8
+	VBROADCASTSD 16(SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD 16(SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD 16(SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD 16(SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD 16(R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD 16(R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD 16(R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD 16(R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	VMOVUPD.Z    (DI)(DX*1), K1, Z8
+	VBROADCASTSD 24(SI), Z9
+	VFMADD231PD  Z8, Z9, Z0
+	VBROADCASTSD 24(SI)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z1
+	VBROADCASTSD 24(SI)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z2
+	VBROADCASTSD 24(SI)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z3
+	VBROADCASTSD 24(R9), Z9
+	VFMADD231PD  Z8, Z9, Z4
+	VBROADCASTSD 24(R9)(CX*1), Z9
+	VFMADD231PD  Z8, Z9, Z5
+	VBROADCASTSD 24(R9)(CX*2), Z9
+	VFMADD231PD  Z8, Z9, Z6
+	VBROADCASTSD 24(R9)(BX*1), Z9
+	VFMADD231PD  Z8, Z9, Z7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l665
+	MOVQ         72(SP), DX
+	VMOVUPD.Z    (DX), K1, Z8
+	VADDPD       Z8, Z0, Z8
+	VMOVUPD      Z8, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z4, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z5, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z6, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z7, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x08, 88(SP)
+	JMP          l664
+
+l663:
+l667:
+	CMPQ   88(SP), $0x06
+	JL     l666
+	CMPQ   88(SP), $0x08
+	JE     l666
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l668:
+	VMOVUPD.Z    (DI), K1, Z6
+	VBROADCASTSD (SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD (SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD (SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD (SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD (R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD (R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	VMOVUPD.Z    (DI)(AX*1), K1, Z6
+	VBROADCASTSD 8(SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD 8(SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD 8(SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD 8(SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD 8(R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD 8(R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	VMOVUPD.Z    (DI)(AX*2), K1, Z6
+	VBROADCASTSD 16(SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD 16(SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD 16(SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD 16(SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD 16(R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD 16(R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	VMOVUPD.Z    (DI)(DX*1), K1, Z6
+	VBROADCASTSD 24(SI), Z7
+	VFMADD231PD  Z6, Z7, Z0
+	VBROADCASTSD 24(SI)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z1
+	VBROADCASTSD 24(SI)(CX*2), Z7
+	VFMADD231PD  Z6, Z7, Z2
+	VBROADCASTSD 24(SI)(BX*1), Z7
+	VFMADD231PD  Z6, Z7, Z3
+	VBROADCASTSD 24(R9), Z7
+	VFMADD231PD  Z6, Z7, Z4
+	VBROADCASTSD 24(R9)(CX*1), Z7
+	VFMADD231PD  Z6, Z7, Z5
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	ADDQ         $0x20, R9
+	SUBQ         $0x04, R8
+	JG           l668
+	MOVQ         72(SP), DX
+	VMOVUPD.Z    (DX), K1, Z6
+	VADDPD       Z6, Z0, Z6
+	VMOVUPD      Z6, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z4, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z5, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x06, 88(SP)
+	JMP          l667
+
+l666:
+l670:
+	CMPQ   88(SP), $0x04
+	JL     l669
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+
+l671:
+	VMOVUPD.Z    (DI), K1, Z4
+	VBROADCASTSD (SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD (SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD (SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD (SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	VMOVUPD.Z    (DI)(AX*1), K1, Z4
+	VBROADCASTSD 8(SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD 8(SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD 8(SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD 8(SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	VMOVUPD.Z    (DI)(AX*2), K1, Z4
+	VBROADCASTSD 16(SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD 16(SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD 16(SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD 16(SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	VMOVUPD.Z    (DI)(DX*1), K1, Z4
+	VBROADCASTSD 24(SI), Z5
+	VFMADD231PD  Z4, Z5, Z0
+	VBROADCASTSD 24(SI)(CX*1), Z5
+	VFMADD231PD  Z4, Z5, Z1
+	VBROADCASTSD 24(SI)(CX*2), Z5
+	VFMADD231PD  Z4, Z5, Z2
+	VBROADCASTSD 24(SI)(BX*1), Z5
+	VFMADD231PD  Z4, Z5, Z3
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x20, SI
+	SUBQ         $0x04, R8
+	JG           l671
+	MOVQ         72(SP), DX
+	VMOVUPD.Z    (DX), K1, Z4
+	VADDPD       Z4, Z0, Z4
+	VMOVUPD      Z4, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z2, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z3, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x04, 88(SP)
+	JMP          l670
+
+l669:
+	CMPQ   88(SP), $0x02
+	JL     l672
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   80(SP), BX
+	MOVQ   8(SP), SI
+
+l674:
+	VMOVUPD.Z    (SI), K1, Z2
+	VBROADCASTSD (BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD (BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	VMOVUPD.Z    (SI)(AX*1), K1, Z2
+	VBROADCASTSD 8(BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD 8(BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	VMOVUPD.Z    (SI)(AX*2), K1, Z2
+	VBROADCASTSD 16(BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD 16(BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	VMOVUPD.Z    (SI)(DX*1), K1, Z2
+	VBROADCASTSD 24(BX), Z3
+	VFMADD231PD  Z2, Z3, Z0
+	VBROADCASTSD 24(BX)(CX*1), Z3
+	VFMADD231PD  Z2, Z3, Z1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l674
+	MOVQ         72(SP), DX
+	VMOVUPD.Z    (DX), K1, Z2
+	VADDPD       Z2, Z0, Z2
+	VMOVUPD      Z2, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPD.Z    (DX), K1, Z0
+	VADDPD       Z0, Z1, Z0
+	VMOVUPD      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x02, 88(SP)
+
+l672:
+	CMPQ   88(SP), $0x01
+	JL     l675
+	VXORPS Z0, Z0, Z0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   80(SP), BX
+	MOVQ   8(SP), SI
+
+l677:
+	VMOVUPD.Z    (SI), K1, Z1
+	VBROADCASTSD (BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	VMOVUPD.Z    (SI)(AX*1), K1, Z1
+	VBROADCASTSD 8(BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	VMOVUPD.Z    (SI)(AX*2), K1, Z1
+	VBROADCASTSD 16(BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	VMOVUPD.Z    (SI)(DX*1), K1, Z1
+	VBROADCASTSD 24(BX), Z2
+	VFMADD231PD  Z1, Z2, Z0
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x20, BX
+	SUBQ         $0x04, DI
+	JG           l677
+	MOVQ         72(SP), DX
+	VMOVUPD.Z    (DX), K1, Z1
+	VADDPD       Z1, Z0, Z1
+	VMOVUPD      Z1, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x01, 88(SP)
+
+l675:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+
+l628:
+	VZEROUPPER
+	RET
+
+// func weightedColumns64AVX512(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·weightedColumns64AVX512(SB), NOSPLIT, $96-56
+	MOVQ  dim+40(FP), AX
+	ANDQ  $0x07, AX
+	LEAQ  tailMasks64<>+0(SB), CX
+	KMOVW (CX)(AX*2), K1
+	MOVQ  o+0(FP), AX
+	MOVQ  AX, (SP)
+	MOVQ  v+16(FP), AX
+	MOVQ  AX, 8(SP)
+	MOVQ  dim+40(FP), AX
+	MOVQ  AX, 16(SP)
+
+l679:
+	CMPQ 16(SP), $0x10
+	JL   l680
+	MOVQ (SP), AX
+	MOVQ AX, 24(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 32(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 40(SP)
+
+l682:
+	CMPQ   40(SP), $0x08
+	JL     l681
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x03, AX
+	SHLQ   $0x03, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l683:
 	VMOVUPD      (DI), Z16
 	VMOVUPD      64(DI), Z17
 	VBROADCASTSD (SI), Z18
@@ -17296,7 +19607,7 @@ l1209:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1209
+	JG           l683
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Z16
 	VADDPD       Z16, Z0, Z16
@@ -17357,14 +19668,14 @@ l1209:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x40, 32(SP)
 	SUBQ         $0x08, 40(SP)
-	JMP          l1208
+	JMP          l682
 
-l1207:
-l1211:
+l681:
+l685:
 	CMPQ   40(SP), $0x06
-	JL     l1210
+	JL     l684
 	CMPQ   40(SP), $0x08
-	JE     l1210
+	JE     l684
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -17383,11 +19694,11 @@ l1211:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l1212:
+l686:
 	VMOVUPD      (DI), Z12
 	VMOVUPD      64(DI), Z13
 	VBROADCASTSD (SI), Z14
@@ -17471,7 +19782,7 @@ l1212:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1212
+	JG           l686
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Z12
 	VADDPD       Z12, Z0, Z12
@@ -17518,12 +19829,12 @@ l1212:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x30, 32(SP)
 	SUBQ         $0x06, 40(SP)
-	JMP          l1211
+	JMP          l685
 
-l1210:
-l1214:
+l684:
+l688:
 	CMPQ   40(SP), $0x04
-	JL     l1213
+	JL     l687
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -17538,11 +19849,11 @@ l1214:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l1215:
+l689:
 	VMOVUPD      (DI), Z8
 	VMOVUPD      64(DI), Z9
 	VBROADCASTSD (SI), Z10
@@ -17602,7 +19913,7 @@ l1215:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1215
+	JG           l689
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Z8
 	VADDPD       Z8, Z0, Z8
@@ -17635,11 +19946,11 @@ l1215:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x20, 32(SP)
 	SUBQ         $0x04, 40(SP)
-	JMP          l1214
+	JMP          l688
 
-l1213:
+l687:
 	CMPQ   40(SP), $0x02
-	JL     l1216
+	JL     l690
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -17650,11 +19961,11 @@ l1213:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l1218:
+l692:
 	VMOVUPD      (DI), Z4
 	VMOVUPD      64(DI), Z5
 	VBROADCASTSD (SI), Z6
@@ -17690,7 +20001,7 @@ l1218:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1218
+	JG           l692
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Z4
 	VADDPD       Z4, Z0, Z4
@@ -17710,9 +20021,9 @@ l1218:
 	ADDQ         $0x10, 32(SP)
 	SUBQ         $0x02, 40(SP)
 
-l1216:
+l690:
 	CMPQ   40(SP), $0x01
-	JL     l1219
+	JL     l693
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   dim+40(FP), AX
@@ -17721,11 +20032,11 @@ l1216:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l1221:
+l695:
 	VMOVUPD      (DI), Z2
 	VMOVUPD      64(DI), Z3
 	VBROADCASTSD (SI), Z4
@@ -17749,7 +20060,7 @@ l1221:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1221
+	JG           l695
 	MOVQ         24(SP), CX
 	VMOVUPD      (CX), Z2
 	VADDPD       Z2, Z0, Z2
@@ -17762,16 +20073,16 @@ l1221:
 	ADDQ         $0x08, 32(SP)
 	SUBQ         $0x01, 40(SP)
 
-l1219:
+l693:
 	ADDQ $0x00000080, (SP)
 	ADDQ $0x00000080, 8(SP)
 	SUBQ $0x10, 16(SP)
-	JMP  l1205
+	JMP  l679
 
-l1206:
-l1222:
+l680:
+l696:
 	CMPQ 16(SP), $0x08
-	JL   l1223
+	JL   l697
 	MOVQ (SP), AX
 	MOVQ AX, 48(SP)
 	MOVQ p+8(FP), AX
@@ -17779,9 +20090,9 @@ l1222:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 64(SP)
 
-l1225:
+l699:
 	CMPQ   64(SP), $0x08
-	JL     l1224
+	JL     l698
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -17796,11 +20107,11 @@ l1225:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l1226:
+l700:
 	VMOVUPD      (DI), Z8
 	VBROADCASTSD (SI), Z9
 	VFMADD231PD  Z8, Z9, Z0
@@ -17872,7 +20183,7 @@ l1226:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1226
+	JG           l700
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Z8
 	VADDPD       Z8, Z0, Z8
@@ -17909,14 +20220,14 @@ l1226:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x40, 56(SP)
 	SUBQ         $0x08, 64(SP)
-	JMP          l1225
+	JMP          l699
 
-l1224:
-l1228:
+l698:
+l702:
 	CMPQ   64(SP), $0x06
-	JL     l1227
+	JL     l701
 	CMPQ   64(SP), $0x08
-	JE     l1227
+	JE     l701
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -17929,11 +20240,11 @@ l1228:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l1229:
+l703:
 	VMOVUPD      (DI), Z6
 	VBROADCASTSD (SI), Z7
 	VFMADD231PD  Z6, Z7, Z0
@@ -17989,7 +20300,7 @@ l1229:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1229
+	JG           l703
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Z6
 	VADDPD       Z6, Z0, Z6
@@ -18018,12 +20329,12 @@ l1229:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x30, 56(SP)
 	SUBQ         $0x06, 64(SP)
-	JMP          l1228
+	JMP          l702
 
-l1227:
-l1231:
+l701:
+l705:
 	CMPQ   64(SP), $0x04
-	JL     l1230
+	JL     l704
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18034,11 +20345,11 @@ l1231:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l1232:
+l706:
 	VMOVUPD      (DI), Z4
 	VBROADCASTSD (SI), Z5
 	VFMADD231PD  Z4, Z5, Z0
@@ -18078,7 +20389,7 @@ l1232:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1232
+	JG           l706
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Z4
 	VADDPD       Z4, Z0, Z4
@@ -18099,11 +20410,11 @@ l1232:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x20, 56(SP)
 	SUBQ         $0x04, 64(SP)
-	JMP          l1231
+	JMP          l705
 
-l1230:
+l704:
 	CMPQ   64(SP), $0x02
-	JL     l1233
+	JL     l707
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   dim+40(FP), AX
@@ -18112,11 +20423,11 @@ l1230:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l1235:
+l709:
 	VMOVUPD      (DI), Z2
 	VBROADCASTSD (SI), Z3
 	VFMADD231PD  Z2, Z3, Z0
@@ -18140,7 +20451,7 @@ l1235:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1235
+	JG           l709
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Z2
 	VADDPD       Z2, Z0, Z2
@@ -18154,9 +20465,9 @@ l1235:
 	ADDQ         $0x10, 56(SP)
 	SUBQ         $0x02, 64(SP)
 
-l1233:
+l707:
 	CMPQ   64(SP), $0x01
-	JL     l1236
+	JL     l710
 	VXORPS Z0, Z0, Z0
 	MOVQ   dim+40(FP), AX
 	MOVQ   stride+48(FP), CX
@@ -18164,11 +20475,11 @@ l1233:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l1238:
+l712:
 	VMOVUPD      (DI), Z1
 	VBROADCASTSD (SI), Z2
 	VFMADD231PD  Z1, Z2, Z0
@@ -18184,7 +20495,7 @@ l1238:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1238
+	JG           l712
 	MOVQ         48(SP), CX
 	VMOVUPD      (CX), Z1
 	VADDPD       Z1, Z0, Z1
@@ -18194,15 +20505,15 @@ l1238:
 	ADDQ         $0x08, 56(SP)
 	SUBQ         $0x01, 64(SP)
 
-l1236:
+l710:
 	ADDQ $0x00000040, (SP)
 	ADDQ $0x00000040, 8(SP)
 	SUBQ $0x08, 16(SP)
-	JMP  l1222
+	JMP  l696
 
-l1223:
+l697:
 	CMPQ 16(SP), $0x00
-	JE   l1204
+	JE   l678
 	MOVQ (SP), AX
 	MOVQ AX, 72(SP)
 	MOVQ p+8(FP), AX
@@ -18210,9 +20521,9 @@ l1223:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 88(SP)
 
-l1240:
+l714:
 	CMPQ   88(SP), $0x08
-	JL     l1239
+	JL     l713
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18227,11 +20538,11 @@ l1240:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l1241:
+l715:
 	VMOVUPD.Z    (DI), K1, Z8
 	VBROADCASTSD (SI), Z9
 	VFMADD231PD  Z8, Z9, Z0
@@ -18303,7 +20614,7 @@ l1241:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1241
+	JG           l715
 	MOVQ         72(SP), CX
 	VMOVUPD.Z    (CX), K1, Z8
 	VADDPD       Z8, Z0, Z8
@@ -18340,14 +20651,14 @@ l1241:
 	MOVQ         CX, 72(SP)
 	ADDQ         $0x40, 80(SP)
 	SUBQ         $0x08, 88(SP)
-	JMP          l1240
+	JMP          l714
 
-l1239:
-l1243:
+l713:
+l717:
 	CMPQ   88(SP), $0x06
-	JL     l1242
+	JL     l716
 	CMPQ   88(SP), $0x08
-	JE     l1242
+	JE     l716
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18360,11 +20671,11 @@ l1243:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l1244:
+l718:
 	VMOVUPD.Z    (DI), K1, Z6
 	VBROADCASTSD (SI), Z7
 	VFMADD231PD  Z6, Z7, Z0
@@ -18420,7 +20731,7 @@ l1244:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1244
+	JG           l718
 	MOVQ         72(SP), CX
 	VMOVUPD.Z    (CX), K1, Z6
 	VADDPD       Z6, Z0, Z6
@@ -18449,12 +20760,12 @@ l1244:
 	MOVQ         CX, 72(SP)
 	ADDQ         $0x30, 80(SP)
 	SUBQ         $0x06, 88(SP)
-	JMP          l1243
+	JMP          l717
 
-l1242:
-l1246:
+l716:
+l720:
 	CMPQ   88(SP), $0x04
-	JL     l1245
+	JL     l719
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18465,11 +20776,11 @@ l1246:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l1247:
+l721:
 	VMOVUPD.Z    (DI), K1, Z4
 	VBROADCASTSD (SI), Z5
 	VFMADD231PD  Z4, Z5, Z0
@@ -18509,7 +20820,7 @@ l1247:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1247
+	JG           l721
 	MOVQ         72(SP), CX
 	VMOVUPD.Z    (CX), K1, Z4
 	VADDPD       Z4, Z0, Z4
@@ -18530,11 +20841,11 @@ l1247:
 	MOVQ         CX, 72(SP)
 	ADDQ         $0x20, 80(SP)
 	SUBQ         $0x04, 88(SP)
-	JMP          l1246
+	JMP          l720
 
-l1245:
+l719:
 	CMPQ   88(SP), $0x02
-	JL     l1248
+	JL     l722
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   dim+40(FP), AX
@@ -18543,11 +20854,11 @@ l1245:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l1250:
+l724:
 	VMOVUPD.Z    (DI), K1, Z2
 	VBROADCASTSD (SI), Z3
 	VFMADD231PD  Z2, Z3, Z0
@@ -18571,7 +20882,7 @@ l1250:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1250
+	JG           l724
 	MOVQ         72(SP), CX
 	VMOVUPD.Z    (CX), K1, Z2
 	VADDPD       Z2, Z0, Z2
@@ -18585,9 +20896,9 @@ l1250:
 	ADDQ         $0x10, 80(SP)
 	SUBQ         $0x02, 88(SP)
 
-l1248:
+l722:
 	CMPQ   88(SP), $0x01
-	JL     l1251
+	JL     l725
 	VXORPS Z0, Z0, Z0
 	MOVQ   dim+40(FP), AX
 	MOVQ   stride+48(FP), CX
@@ -18595,11 +20906,11 @@ l1248:
 	SHLQ   $0x03, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l1253:
+l727:
 	VMOVUPD.Z    (DI), K1, Z1
 	VBROADCASTSD (SI), Z2
 	VFMADD231PD  Z1, Z2, Z0
@@ -18615,7 +20926,7 @@ l1253:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l1253
+	JG           l727
 	MOVQ         72(SP), CX
 	VMOVUPD.Z    (CX), K1, Z1
 	VADDPD       Z1, Z0, Z1
@@ -18625,10 +20936,10 @@ l1253:
 	ADDQ         $0x08, 80(SP)
 	SUBQ         $0x01, 88(SP)
 
-l1251:
+l725:
 	ADDQ $0x00000040, (SP)
 	ADDQ $0x00000040, 8(SP)
 
-l1204:
+l678:
 	VZEROUPPER
 	RET

@@ -190,14 +190,23 @@ func weighAVX2(s *float32, o *float32, m *float32, l *float32, rows int, n int, 
 //go:noescape
 func gradientAVX2(p *float32, ds *float32, m *float32, factor *float32, off *float32, rows int, n int, stride int)
 
-// weightedColumnsAVX2 computes, for c < count, i < dim:
+// weightedRowsAVX2 computes, for r < count, i < dim:
 //
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)
+//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
 //
-// rows is a multiple of 4.
+// terms is a multiple of 4.
 //
 //go:noescape
-func weightedColumnsAVX2(o *float32, p *float32, v *float32, rows int, count int, dim int, stride int)
+func weightedRowsAVX2(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
+
+// weightedColumnsAVX2 computes, for c < count, i < dim:
+//
+//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
+//
+// terms is a multiple of 4.
+//
+//go:noescape
+func weightedColumnsAVX2(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
 
 // scoreF32AVX512 computes, for r < rows, c < count:
 //
@@ -385,14 +394,23 @@ func weighAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int
 //go:noescape
 func gradientAVX512(p *float32, ds *float32, m *float32, factor *float32, off *float32, rows int, n int, stride int)
 
-// weightedColumnsAVX512 computes, for c < count, i < dim:
+// weightedRowsAVX512 computes, for r < count, i < dim:
 //
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)
+//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
 //
-// rows is a multiple of 4.
+// terms is a multiple of 4.
 //
 //go:noescape
-func weightedColumnsAVX512(o *float32, p *float32, v *float32, rows int, count int, dim int, stride int)
+func weightedRowsAVX512(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
+
+// weightedColumnsAVX512 computes, for c < count, i < dim:
+//
+//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
+//
+// terms is a multiple of 4.
+//
+//go:noescape
+func weightedColumnsAVX512(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
 
 // queryTilesBF16AMX computes, for r < rows, i < dim, p < 3, with h_0 the leading 8 bits of q[r*dim+i], h_1 those of what it leaves, h_2 the rest:
 //

@@ -4948,9 +4948,9 @@ l213:
 	VZEROUPPER
 	RET
 
-// func weightedColumnsAVX2(o *float32, p *float32, v *float32, rows int, count int, dim int, stride int)
+// func weightedRowsAVX2(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
 // Requires: AVX, FMA3
-TEXT ·weightedColumnsAVX2(SB), NOSPLIT, $72-56
+TEXT ·weightedRowsAVX2(SB), NOSPLIT, $72-56
 	MOVQ o+0(FP), AX
 	MOVQ AX, (SP)
 	MOVQ v+16(FP), AX
@@ -4991,11 +4991,764 @@ l218:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l219:
+	VMOVUPS      (DI), Y12
+	VMOVUPS      32(DI), Y13
+	VBROADCASTSS (SI), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS (SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS (SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS (SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS (R9), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS (R9)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	VMOVUPS      (DI)(AX*1), Y12
+	VMOVUPS      32(DI)(AX*1), Y13
+	VBROADCASTSS 4(SI), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS 4(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS 4(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS 4(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS 4(R9), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS 4(R9)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	VMOVUPS      (DI)(AX*2), Y12
+	VMOVUPS      32(DI)(AX*2), Y13
+	VBROADCASTSS 8(SI), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS 8(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS 8(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS 8(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS 8(R9), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS 8(R9)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	VMOVUPS      (DI)(DX*1), Y12
+	VMOVUPS      32(DI)(DX*1), Y13
+	VBROADCASTSS 12(SI), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y6
+	VBROADCASTSS 12(SI)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y1
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS 12(SI)(CX*2), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y8
+	VBROADCASTSS 12(SI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y3
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS 12(R9), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y10
+	VBROADCASTSS 12(R9)(CX*1), Y14
+	VFMADD231PS  Y12, Y14, Y5
+	VFMADD231PS  Y13, Y14, Y11
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l219
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Y12
+	VADDPS       Y12, Y0, Y12
+	VMOVUPS      Y12, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y6, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y7, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y8, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y9, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y10, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y5, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y11, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x06, 40(SP)
+	JMP          l218
+
+l217:
+l221:
+	CMPQ   40(SP), $0x04
+	JL     l220
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l219:
+l222:
+	VMOVUPS      (DI), Y8
+	VMOVUPS      32(DI), Y9
+	VBROADCASTSS (SI), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS (SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS (SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS (SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	VMOVUPS      (DI)(AX*1), Y8
+	VMOVUPS      32(DI)(AX*1), Y9
+	VBROADCASTSS 4(SI), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS 4(SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS 4(SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS 4(SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	VMOVUPS      (DI)(AX*2), Y8
+	VMOVUPS      32(DI)(AX*2), Y9
+	VBROADCASTSS 8(SI), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS 8(SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS 8(SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS 8(SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	VMOVUPS      (DI)(DX*1), Y8
+	VMOVUPS      32(DI)(DX*1), Y9
+	VBROADCASTSS 12(SI), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y4
+	VBROADCASTSS 12(SI)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y1
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS 12(SI)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y6
+	VBROADCASTSS 12(SI)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y3
+	VFMADD231PS  Y9, Y10, Y7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	SUBQ         $0x04, R8
+	JG           l222
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Y8
+	VADDPS       Y8, Y0, Y8
+	VMOVUPS      Y8, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y4, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y5, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y6, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y7, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x04, 40(SP)
+	JMP          l221
+
+l220:
+	CMPQ   40(SP), $0x02
+	JL     l223
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l225:
+	VMOVUPS      (SI), Y4
+	VMOVUPS      32(SI), Y5
+	VBROADCASTSS (BX), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS (BX)(CX*1), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	VMOVUPS      (SI)(AX*1), Y4
+	VMOVUPS      32(SI)(AX*1), Y5
+	VBROADCASTSS 4(BX), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS 4(BX)(CX*1), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	VMOVUPS      (SI)(AX*2), Y4
+	VMOVUPS      32(SI)(AX*2), Y5
+	VBROADCASTSS 8(BX), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS 8(BX)(CX*1), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	VMOVUPS      (SI)(DX*1), Y4
+	VMOVUPS      32(SI)(DX*1), Y5
+	VBROADCASTSS 12(BX), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y2
+	VBROADCASTSS 12(BX)(CX*1), Y6
+	VFMADD231PS  Y4, Y6, Y1
+	VFMADD231PS  Y5, Y6, Y3
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l225
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Y4
+	VADDPS       Y4, Y0, Y4
+	VMOVUPS      Y4, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x02, 40(SP)
+
+l223:
+	CMPQ   40(SP), $0x01
+	JL     l226
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l228:
+	VMOVUPS      (SI), Y2
+	VMOVUPS      32(SI), Y3
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	VMOVUPS      (SI)(AX*1), Y2
+	VMOVUPS      32(SI)(AX*1), Y3
+	VBROADCASTSS 4(BX), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	VMOVUPS      (SI)(AX*2), Y2
+	VMOVUPS      32(SI)(AX*2), Y3
+	VBROADCASTSS 8(BX), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	VMOVUPS      (SI)(DX*1), Y2
+	VMOVUPS      32(SI)(DX*1), Y3
+	VBROADCASTSS 12(BX), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l228
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Y2
+	VADDPS       Y2, Y0, Y2
+	VMOVUPS      Y2, (DX)
+	VMOVUPS      32(DX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, 32(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x01, 40(SP)
+
+l226:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+	SUBQ $0x10, 16(SP)
+	JMP  l215
+
+l216:
+l229:
+	CMPQ 16(SP), $0x08
+	JL   l230
+	MOVQ (SP), AX
+	MOVQ AX, 48(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 64(SP)
+
+l232:
+	CMPQ   64(SP), $0x06
+	JL     l231
+	CMPQ   64(SP), $0x08
+	JE     l231
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l233:
+	VMOVUPS      (DI), Y6
+	VBROADCASTSS (SI), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS (SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS (SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS (SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS (R9), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS (R9)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	VMOVUPS      (DI)(AX*1), Y6
+	VBROADCASTSS 4(SI), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS 4(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS 4(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS 4(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS 4(R9), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS 4(R9)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	VMOVUPS      (DI)(AX*2), Y6
+	VBROADCASTSS 8(SI), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS 8(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS 8(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS 8(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS 8(R9), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS 8(R9)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	VMOVUPS      (DI)(DX*1), Y6
+	VBROADCASTSS 12(SI), Y7
+	VFMADD231PS  Y6, Y7, Y0
+	VBROADCASTSS 12(SI)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y1
+	VBROADCASTSS 12(SI)(CX*2), Y7
+	VFMADD231PS  Y6, Y7, Y2
+	VBROADCASTSS 12(SI)(BX*1), Y7
+	VFMADD231PS  Y6, Y7, Y3
+	VBROADCASTSS 12(R9), Y7
+	VFMADD231PS  Y6, Y7, Y4
+	VBROADCASTSS 12(R9)(CX*1), Y7
+	VFMADD231PS  Y6, Y7, Y5
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l233
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Y6
+	VADDPS       Y6, Y0, Y6
+	VMOVUPS      Y6, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y4, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y5, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x06, 64(SP)
+	JMP          l232
+
+l231:
+l235:
+	CMPQ   64(SP), $0x04
+	JL     l234
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l236:
+	VMOVUPS      (DI), Y4
+	VBROADCASTSS (SI), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS (SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS (SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS (SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	VMOVUPS      (DI)(AX*1), Y4
+	VBROADCASTSS 4(SI), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS 4(SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS 4(SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS 4(SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	VMOVUPS      (DI)(AX*2), Y4
+	VBROADCASTSS 8(SI), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS 8(SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS 8(SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS 8(SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	VMOVUPS      (DI)(DX*1), Y4
+	VBROADCASTSS 12(SI), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS 12(SI)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS 12(SI)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS 12(SI)(BX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	SUBQ         $0x04, R8
+	JG           l236
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Y4
+	VADDPS       Y4, Y0, Y4
+	VMOVUPS      Y4, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y2, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y3, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x04, 64(SP)
+	JMP          l235
+
+l234:
+	CMPQ   64(SP), $0x02
+	JL     l237
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l239:
+	VMOVUPS      (SI), Y2
+	VBROADCASTSS (BX), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS (BX)(CX*1), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	VMOVUPS      (SI)(AX*1), Y2
+	VBROADCASTSS 4(BX), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS 4(BX)(CX*1), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	VMOVUPS      (SI)(AX*2), Y2
+	VBROADCASTSS 8(BX), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS 8(BX)(CX*1), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	VMOVUPS      (SI)(DX*1), Y2
+	VBROADCASTSS 12(BX), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS 12(BX)(CX*1), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l239
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Y2
+	VADDPS       Y2, Y0, Y2
+	VMOVUPS      Y2, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Y0
+	VADDPS       Y0, Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x02, 64(SP)
+
+l237:
+	CMPQ   64(SP), $0x01
+	JL     l240
+	VXORPS Y0, Y0, Y0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l242:
+	VMOVUPS      (SI), Y1
+	VBROADCASTSS (BX), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	VMOVUPS      (SI)(AX*1), Y1
+	VBROADCASTSS 4(BX), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	VMOVUPS      (SI)(AX*2), Y1
+	VBROADCASTSS 8(BX), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	VMOVUPS      (SI)(DX*1), Y1
+	VBROADCASTSS 12(BX), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l242
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Y1
+	VADDPS       Y1, Y0, Y1
+	VMOVUPS      Y1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x01, 64(SP)
+
+l240:
+	ADDQ $0x00000020, (SP)
+	ADDQ $0x00000020, 8(SP)
+	SUBQ $0x08, 16(SP)
+	JMP  l229
+
+l230:
+	VZEROUPPER
+	RET
+
+// func weightedColumnsAVX2(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
+// Requires: AVX, FMA3
+TEXT ·weightedColumnsAVX2(SB), NOSPLIT, $72-56
+	MOVQ o+0(FP), AX
+	MOVQ AX, (SP)
+	MOVQ v+16(FP), AX
+	MOVQ AX, 8(SP)
+	MOVQ dim+40(FP), AX
+	MOVQ AX, 16(SP)
+
+l244:
+	CMPQ 16(SP), $0x10
+	JL   l245
+	MOVQ (SP), AX
+	MOVQ AX, 24(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 32(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 40(SP)
+
+l247:
+	CMPQ   40(SP), $0x06
+	JL     l246
+	CMPQ   40(SP), $0x08
+	JE     l246
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l248:
 	VMOVUPS      (DI), Y12
 	VMOVUPS      32(DI), Y13
 	VBROADCASTSS (SI), Y14
@@ -5079,7 +5832,7 @@ l219:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l219
+	JG           l248
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Y12
 	VADDPS       Y12, Y0, Y12
@@ -5126,12 +5879,12 @@ l219:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x18, 32(SP)
 	SUBQ         $0x06, 40(SP)
-	JMP          l218
+	JMP          l247
 
-l217:
-l221:
+l246:
+l250:
 	CMPQ   40(SP), $0x04
-	JL     l220
+	JL     l249
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5146,11 +5899,11 @@ l221:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l222:
+l251:
 	VMOVUPS      (DI), Y8
 	VMOVUPS      32(DI), Y9
 	VBROADCASTSS (SI), Y10
@@ -5210,7 +5963,7 @@ l222:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l222
+	JG           l251
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Y8
 	VADDPS       Y8, Y0, Y8
@@ -5243,11 +5996,11 @@ l222:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x10, 32(SP)
 	SUBQ         $0x04, 40(SP)
-	JMP          l221
+	JMP          l250
 
-l220:
+l249:
 	CMPQ   40(SP), $0x02
-	JL     l223
+	JL     l252
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5258,11 +6011,11 @@ l220:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l225:
+l254:
 	VMOVUPS      (DI), Y4
 	VMOVUPS      32(DI), Y5
 	VBROADCASTSS (SI), Y6
@@ -5298,7 +6051,7 @@ l225:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l225
+	JG           l254
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Y4
 	VADDPS       Y4, Y0, Y4
@@ -5318,9 +6071,9 @@ l225:
 	ADDQ         $0x08, 32(SP)
 	SUBQ         $0x02, 40(SP)
 
-l223:
+l252:
 	CMPQ   40(SP), $0x01
-	JL     l226
+	JL     l255
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   dim+40(FP), AX
@@ -5329,11 +6082,11 @@ l223:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l228:
+l257:
 	VMOVUPS      (DI), Y2
 	VMOVUPS      32(DI), Y3
 	VBROADCASTSS (SI), Y4
@@ -5357,7 +6110,7 @@ l228:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l228
+	JG           l257
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Y2
 	VADDPS       Y2, Y0, Y2
@@ -5370,16 +6123,16 @@ l228:
 	ADDQ         $0x04, 32(SP)
 	SUBQ         $0x01, 40(SP)
 
-l226:
+l255:
 	ADDQ $0x00000040, (SP)
 	ADDQ $0x00000040, 8(SP)
 	SUBQ $0x10, 16(SP)
-	JMP  l215
+	JMP  l244
 
-l216:
-l229:
+l245:
+l258:
 	CMPQ 16(SP), $0x08
-	JL   l230
+	JL   l259
 	MOVQ (SP), AX
 	MOVQ AX, 48(SP)
 	MOVQ p+8(FP), AX
@@ -5387,11 +6140,11 @@ l229:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 64(SP)
 
-l232:
+l261:
 	CMPQ   64(SP), $0x06
-	JL     l231
+	JL     l260
 	CMPQ   64(SP), $0x08
-	JE     l231
+	JE     l260
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5404,11 +6157,11 @@ l232:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l233:
+l262:
 	VMOVUPS      (DI), Y6
 	VBROADCASTSS (SI), Y7
 	VFMADD231PS  Y6, Y7, Y0
@@ -5464,7 +6217,7 @@ l233:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l233
+	JG           l262
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Y6
 	VADDPS       Y6, Y0, Y6
@@ -5493,12 +6246,12 @@ l233:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x18, 56(SP)
 	SUBQ         $0x06, 64(SP)
-	JMP          l232
+	JMP          l261
 
-l231:
-l235:
+l260:
+l264:
 	CMPQ   64(SP), $0x04
-	JL     l234
+	JL     l263
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5509,11 +6262,11 @@ l235:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l236:
+l265:
 	VMOVUPS      (DI), Y4
 	VBROADCASTSS (SI), Y5
 	VFMADD231PS  Y4, Y5, Y0
@@ -5553,7 +6306,7 @@ l236:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l236
+	JG           l265
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Y4
 	VADDPS       Y4, Y0, Y4
@@ -5574,11 +6327,11 @@ l236:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x10, 56(SP)
 	SUBQ         $0x04, 64(SP)
-	JMP          l235
+	JMP          l264
 
-l234:
+l263:
 	CMPQ   64(SP), $0x02
-	JL     l237
+	JL     l266
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   dim+40(FP), AX
@@ -5587,11 +6340,11 @@ l234:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l239:
+l268:
 	VMOVUPS      (DI), Y2
 	VBROADCASTSS (SI), Y3
 	VFMADD231PS  Y2, Y3, Y0
@@ -5615,7 +6368,7 @@ l239:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l239
+	JG           l268
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Y2
 	VADDPS       Y2, Y0, Y2
@@ -5629,9 +6382,9 @@ l239:
 	ADDQ         $0x08, 56(SP)
 	SUBQ         $0x02, 64(SP)
 
-l237:
+l266:
 	CMPQ   64(SP), $0x01
-	JL     l240
+	JL     l269
 	VXORPS Y0, Y0, Y0
 	MOVQ   dim+40(FP), AX
 	MOVQ   stride+48(FP), CX
@@ -5639,11 +6392,11 @@ l237:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l242:
+l271:
 	VMOVUPS      (DI), Y1
 	VBROADCASTSS (SI), Y2
 	VFMADD231PS  Y1, Y2, Y0
@@ -5659,7 +6412,7 @@ l242:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l242
+	JG           l271
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Y1
 	VADDPS       Y1, Y0, Y1
@@ -5669,13 +6422,13 @@ l242:
 	ADDQ         $0x04, 56(SP)
 	SUBQ         $0x01, 64(SP)
 
-l240:
+l269:
 	ADDQ $0x00000020, (SP)
 	ADDQ $0x00000020, 8(SP)
 	SUBQ $0x08, 16(SP)
-	JMP  l229
+	JMP  l258
 
-l230:
+l259:
 	VZEROUPPER
 	RET
 
@@ -5700,7 +6453,7 @@ TEXT ·scoreF32AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l243:
+l272:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -5735,9 +6488,9 @@ l243:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l245:
+l274:
 	CMPQ   40(SP), $0x04
-	JL     l244
+	JL     l273
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5762,9 +6515,9 @@ l245:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l247
+	JZ     l276
 
-l246:
+l275:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5796,11 +6549,11 @@ l246:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l246
+	JL          l275
 
-l247:
+l276:
 	CMPQ        R12, 64(SP)
-	JGE         l248
+	JGE         l277
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5831,7 +6584,7 @@ l247:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l248:
+l277:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -5893,11 +6646,11 @@ l248:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l245
+	JMP           l274
 
-l244:
+l273:
 	CMPQ   40(SP), $0x02
-	JL     l249
+	JL     l278
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5913,9 +6666,9 @@ l244:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l252
+	JZ     l281
 
-l251:
+l280:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5937,11 +6690,11 @@ l251:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l251
+	JL          l280
 
-l252:
+l281:
 	CMPQ        R12, 72(SP)
-	JGE         l253
+	JGE         l282
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -5962,7 +6715,7 @@ l252:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l253:
+l282:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -5997,9 +6750,9 @@ l253:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l249:
+l278:
 	CMPQ   40(SP), $0x01
-	JL     l254
+	JL     l283
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6011,9 +6764,9 @@ l249:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l257
+	JZ     l286
 
-l256:
+l285:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6026,11 +6779,11 @@ l256:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l256
+	JL          l285
 
-l257:
+l286:
 	CMPQ        R12, 80(SP)
-	JGE         l258
+	JGE         l287
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6046,7 +6799,7 @@ l257:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l258:
+l287:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -6067,14 +6820,14 @@ l258:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l254:
+l283:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l243
+	JG   l272
 	VZEROUPPER
 	RET
 
@@ -6121,13 +6874,13 @@ TEXT ·scoreLanesF32AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l259:
+l288:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l260:
+l289:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -6152,9 +6905,9 @@ l260:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l263
+	JZ      l292
 
-l262:
+l291:
 	VMOVUPS (DI)(R11*4), Z0
 	VMOVUPS Z0, (AX)
 	VMOVUPS (R8)(R11*4), Z0
@@ -6166,11 +6919,11 @@ l262:
 	ADDQ    $0x00000040, AX
 	ADDQ    $0x10, R11
 	CMPQ    R11, R13
-	JL      l262
+	JL      l291
 
-l263:
+l292:
 	CMPQ      R11, 48(SP)
-	JGE       l264
+	JGE       l293
 	VMOVUPS.Z (DI)(R11*4), K1, Z0
 	VMOVUPS   Z0, (AX)
 	VMOVUPS.Z (R8)(R11*4), K1, Z0
@@ -6181,7 +6934,7 @@ l263:
 	VMOVUPS   Z0, (AX)(R12*1)
 	ADDQ      $0x00000040, AX
 
-l264:
+l293:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -6196,7 +6949,7 @@ l264:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x02, DI
 
-l265:
+l294:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -6207,24 +6960,24 @@ l265:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l265
+	JG   l294
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l261
+	JLE  l290
 	SUBQ $0x01, SI
-	JG   l260
+	JG   l289
 
-l261:
+l290:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l266:
+l295:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -6249,7 +7002,7 @@ l266:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l268:
+l297:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -6375,7 +7128,7 @@ l268:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000040, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l268
+	JG              l297
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -6419,48 +7172,48 @@ l268:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l267
+	JLE             l296
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l267
+	JLE             l296
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l267
+	JLE             l296
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l267
+	JLE             l296
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l267
+	JLE             l296
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l267
+	JLE             l296
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l267
+	JLE             l296
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l266
+	JG              l295
 
-l267:
+l296:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l259
+	JG   l288
 	VZEROUPPER
 	RET
 
@@ -6485,9 +7238,9 @@ TEXT ·weightedF32AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l269:
+l298:
 	CMPQ 32(SP), $0x04
-	JL   l270
+	JL   l299
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -6515,9 +7268,9 @@ l269:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l273:
+l302:
 	CMPQ         40(SP), $0x04
-	JL           l272
+	JL           l301
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -6549,9 +7302,9 @@ l273:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l275
+	JZ           l304
 
-l274:
+l303:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6587,11 +7340,11 @@ l274:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l274
+	JL          l303
 
-l275:
+l304:
 	CMPQ        R12, 64(SP)
-	JGE         l276
+	JGE         l305
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6630,17 +7383,17 @@ l275:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l276:
+l305:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l273
+	JMP  l302
 
-l272:
+l301:
 	CMPQ         40(SP), $0x02
-	JL           l277
+	JL           l306
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -6661,9 +7414,9 @@ l272:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l280
+	JZ           l309
 
-l279:
+l308:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6687,11 +7440,11 @@ l279:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l279
+	JL          l308
 
-l280:
+l309:
 	CMPQ        R12, 72(SP)
-	JGE         l281
+	JGE         l310
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6716,14 +7469,14 @@ l280:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l281:
+l310:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l277:
+l306:
 	CMPQ         40(SP), $0x01
-	JL           l282
+	JL           l311
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -6739,9 +7492,9 @@ l277:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l285
+	JZ           l314
 
-l284:
+l313:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6755,11 +7508,11 @@ l284:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l284
+	JL          l313
 
-l285:
+l314:
 	CMPQ        R12, 80(SP)
-	JGE         l286
+	JGE         l315
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -6777,26 +7530,26 @@ l285:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l286:
+l315:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l282:
+l311:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l269
+	JMP  l298
 
-l270:
+l299:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l287:
+l316:
 	SUBQ $0x01, 32(SP)
-	JL   l271
+	JL   l300
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -6807,9 +7560,9 @@ l287:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l289:
+l318:
 	CMPQ         96(SP), $0x01
-	JL           l288
+	JL           l317
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -6822,20 +7575,20 @@ l289:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l291
+	JZ           l320
 
-l290:
+l319:
 	VMULPS  (CX)(BX*4), Z0, Z1
 	VADDPS  (DX), Z1, Z1
 	VMOVUPS Z1, (DX)
 	ADDQ    $0x40, DX
 	ADDQ    $0x10, BX
 	CMPQ    BX, SI
-	JL      l290
+	JL      l319
 
-l291:
+l320:
 	CMPQ      BX, 120(SP)
-	JGE       l292
+	JGE       l321
 	VMOVUPS.Z (CX)(BX*4), K1, Z1
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS.Z (DX), K1, Z1
@@ -6843,17 +7596,17 @@ l291:
 	VMOVUPS   Z0, K1, (DX)
 	ADDQ      $0x40, DX
 
-l292:
+l321:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l289
+	JMP  l318
 
-l288:
+l317:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l287
+	JMP  l316
 
-l271:
+l300:
 	VZEROUPPER
 	RET
 
@@ -6883,9 +7636,9 @@ TEXT ·panelF32AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l294
+	JZ    l323
 
-l293:
+l322:
 	VMOVUPS    (R8), Z0
 	VMOVUPS    (R9), Z1
 	VMOVUPS    (R10), Z2
@@ -6989,11 +7742,11 @@ l293:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l293
+	JL         l322
 
-l294:
+l323:
 	CMPQ       BX, (SP)
-	JGE        l295
+	JGE        l324
 	VMOVUPS.Z  (R8), K1, Z0
 	VMOVUPS.Z  (R9), K1, Z1
 	VMOVUPS.Z  (R10), K1, Z2
@@ -7096,7 +7849,7 @@ l294:
 	ADDQ       $0x40, DI
 	ADDQ       $0x00000800, SI
 
-l295:
+l324:
 	VZEROUPPER
 	RET
 
@@ -7121,9 +7874,9 @@ TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l297:
+l326:
 	CMPQ    16(SP), $0x20
-	JL      l298
+	JL      l327
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -7136,9 +7889,9 @@ l297:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l300:
+l329:
 	CMPQ   56(SP), $0x08
-	JL     l299
+	JL     l328
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7183,7 +7936,7 @@ l300:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l301:
+l330:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPS      (R8), Z16
@@ -7309,7 +8062,7 @@ l301:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l301
+	JG           l330
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -7378,14 +8131,14 @@ l301:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l300
+	JMP          l329
 
-l299:
-l303:
+l328:
+l332:
 	CMPQ   56(SP), $0x06
-	JL     l302
+	JL     l331
 	CMPQ   56(SP), $0x08
-	JE     l302
+	JE     l331
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7426,7 +8179,7 @@ l303:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l304:
+l333:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPS      (R8), Z12
@@ -7528,7 +8281,7 @@ l304:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l304
+	JG           l333
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -7581,12 +8334,12 @@ l304:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l303
+	JMP          l332
 
-l302:
-l306:
+l331:
+l335:
 	CMPQ   56(SP), $0x04
-	JL     l305
+	JL     l334
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7622,7 +8375,7 @@ l306:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l307:
+l336:
 	PREFETCHT0   (R11)
 	PREFETCHT0   64(R11)
 	VMOVUPS      (DI), Z8
@@ -7699,7 +8452,7 @@ l307:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l307
+	JG           l336
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -7736,9 +8489,9 @@ l307:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l306
+	JMP          l335
 
-l305:
+l334:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000080, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -7749,12 +8502,12 @@ l305:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l297
+	JMP     l326
 
-l298:
-l308:
+l327:
+l337:
 	CMPQ    16(SP), $0x10
-	JL      l309
+	JL      l338
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -7767,9 +8520,9 @@ l308:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l311:
+l340:
 	CMPQ   112(SP), $0x08
-	JL     l310
+	JL     l339
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7806,7 +8559,7 @@ l311:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l312:
+l341:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -7892,7 +8645,7 @@ l312:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l312
+	JG           l341
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -7937,14 +8690,14 @@ l312:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l311
+	JMP          l340
 
-l310:
-l314:
+l339:
+l343:
 	CMPQ   112(SP), $0x06
-	JL     l313
+	JL     l342
 	CMPQ   112(SP), $0x08
-	JE     l313
+	JE     l342
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7979,7 +8732,7 @@ l314:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l315:
+l344:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z6
 	VBROADCASTSS (DX), Z7
@@ -8049,7 +8802,7 @@ l315:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l315
+	JG           l344
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -8084,12 +8837,12 @@ l315:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l314
+	JMP          l343
 
-l313:
-l317:
+l342:
+l346:
 	CMPQ   112(SP), $0x04
-	JL     l316
+	JL     l345
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8121,7 +8874,7 @@ l317:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l318:
+l347:
 	PREFETCHT0   (R11)
 	VMOVUPS      (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -8174,7 +8927,7 @@ l318:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l318
+	JG           l347
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -8199,9 +8952,9 @@ l318:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l317
+	JMP          l346
 
-l316:
+l345:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -8212,11 +8965,11 @@ l316:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l308
+	JMP     l337
 
-l309:
+l338:
 	CMPQ    16(SP), $0x00
-	JE      l296
+	JE      l325
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -8229,9 +8982,9 @@ l309:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l320:
+l349:
 	CMPQ   168(SP), $0x08
-	JL     l319
+	JL     l348
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8268,7 +9021,7 @@ l320:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l321:
+l350:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -8354,7 +9107,7 @@ l321:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l321
+	JG           l350
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -8399,14 +9152,14 @@ l321:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l320
+	JMP          l349
 
-l319:
-l323:
+l348:
+l352:
 	CMPQ   168(SP), $0x06
-	JL     l322
+	JL     l351
 	CMPQ   168(SP), $0x08
-	JE     l322
+	JE     l351
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8441,7 +9194,7 @@ l323:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l324:
+l353:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z6
 	VBROADCASTSS (DX), Z7
@@ -8511,7 +9264,7 @@ l324:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l324
+	JG           l353
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -8546,12 +9299,12 @@ l324:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l323
+	JMP          l352
 
-l322:
-l326:
+l351:
+l355:
 	CMPQ   168(SP), $0x04
-	JL     l325
+	JL     l354
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8583,7 +9336,7 @@ l326:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l327:
+l356:
 	PREFETCHT0   (R11)
 	VMOVUPS.Z    (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -8636,7 +9389,7 @@ l327:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l327
+	JG           l356
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -8661,9 +9414,9 @@ l327:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l326
+	JMP          l355
 
-l325:
+l354:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -8674,7 +9427,7 @@ l325:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l296:
+l325:
 	VZEROUPPER
 	RET
 
@@ -8699,7 +9452,7 @@ TEXT ·scoreF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l328:
+l357:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -8734,9 +9487,9 @@ l328:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l330:
+l359:
 	CMPQ   40(SP), $0x04
-	JL     l329
+	JL     l358
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8761,9 +9514,9 @@ l330:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l332
+	JZ     l361
 
-l331:
+l360:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8795,11 +9548,11 @@ l331:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l331
+	JL          l360
 
-l332:
+l361:
 	CMPQ        R12, 64(SP)
-	JGE         l333
+	JGE         l362
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8830,7 +9583,7 @@ l332:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l333:
+l362:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -8892,11 +9645,11 @@ l333:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l330
+	JMP           l359
 
-l329:
+l358:
 	CMPQ   40(SP), $0x02
-	JL     l334
+	JL     l363
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8912,9 +9665,9 @@ l329:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l337
+	JZ     l366
 
-l336:
+l365:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8936,11 +9689,11 @@ l336:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l336
+	JL          l365
 
-l337:
+l366:
 	CMPQ        R12, 72(SP)
-	JGE         l338
+	JGE         l367
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -8961,7 +9714,7 @@ l337:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l338:
+l367:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -8996,9 +9749,9 @@ l338:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l334:
+l363:
 	CMPQ   40(SP), $0x01
-	JL     l339
+	JL     l368
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9010,9 +9763,9 @@ l334:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l342
+	JZ     l371
 
-l341:
+l370:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9029,11 +9782,11 @@ l341:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l341
+	JL          l370
 
-l342:
+l371:
 	CMPQ        R12, 80(SP)
-	JGE         l343
+	JGE         l372
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9049,7 +9802,7 @@ l342:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l343:
+l372:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -9070,14 +9823,14 @@ l343:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l339:
+l368:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l328
+	JG   l357
 	VZEROUPPER
 	RET
 
@@ -9106,13 +9859,13 @@ TEXT ·scoreLanesF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l344:
+l373:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l345:
+l374:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -9137,9 +9890,9 @@ l345:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l348
+	JZ      l377
 
-l347:
+l376:
 	VCVTPH2PS (DI)(R11*2), Z0
 	VMOVUPS   Z0, (AX)
 	VCVTPH2PS (R8)(R11*2), Z0
@@ -9151,11 +9904,11 @@ l347:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l347
+	JL        l376
 
-l348:
+l377:
 	CMPQ        R11, 48(SP)
-	JGE         l349
+	JGE         l378
 	VCVTPH2PS.Z (DI)(R11*2), K1, Z0
 	VMOVUPS     Z0, (AX)
 	VCVTPH2PS.Z (R8)(R11*2), K1, Z0
@@ -9166,7 +9919,7 @@ l348:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l349:
+l378:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -9181,7 +9934,7 @@ l349:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l350:
+l379:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -9192,24 +9945,24 @@ l350:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l350
+	JG   l379
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l346
+	JLE  l375
 	SUBQ $0x01, SI
-	JG   l345
+	JG   l374
 
-l346:
+l375:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l351:
+l380:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9234,7 +9987,7 @@ l351:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l353:
+l382:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -9352,7 +10105,7 @@ l353:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l353
+	JG              l382
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -9396,48 +10149,48 @@ l353:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l352
+	JLE             l381
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l352
+	JLE             l381
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l352
+	JLE             l381
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l352
+	JLE             l381
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l352
+	JLE             l381
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l352
+	JLE             l381
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l352
+	JLE             l381
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l351
+	JG              l380
 
-l352:
+l381:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l344
+	JG   l373
 	VZEROUPPER
 	RET
 
@@ -9462,9 +10215,9 @@ TEXT ·weightedF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l354:
+l383:
 	CMPQ 32(SP), $0x04
-	JL   l355
+	JL   l384
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -9492,9 +10245,9 @@ l354:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l358:
+l387:
 	CMPQ         40(SP), $0x04
-	JL           l357
+	JL           l386
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -9526,9 +10279,9 @@ l358:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l360
+	JZ           l389
 
-l359:
+l388:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9564,11 +10317,11 @@ l359:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l359
+	JL          l388
 
-l360:
+l389:
 	CMPQ        R12, 64(SP)
-	JGE         l361
+	JGE         l390
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9607,17 +10360,17 @@ l360:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l361:
+l390:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l358
+	JMP  l387
 
-l357:
+l386:
 	CMPQ         40(SP), $0x02
-	JL           l362
+	JL           l391
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -9638,9 +10391,9 @@ l357:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l365
+	JZ           l394
 
-l364:
+l393:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9664,11 +10417,11 @@ l364:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l364
+	JL          l393
 
-l365:
+l394:
 	CMPQ        R12, 72(SP)
-	JGE         l366
+	JGE         l395
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9693,14 +10446,14 @@ l365:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l366:
+l395:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l362:
+l391:
 	CMPQ         40(SP), $0x01
-	JL           l367
+	JL           l396
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -9716,9 +10469,9 @@ l362:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l370
+	JZ           l399
 
-l369:
+l398:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9736,11 +10489,11 @@ l369:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l369
+	JL          l398
 
-l370:
+l399:
 	CMPQ        R12, 80(SP)
-	JGE         l371
+	JGE         l400
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -9758,26 +10511,26 @@ l370:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l371:
+l400:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l367:
+l396:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l354
+	JMP  l383
 
-l355:
+l384:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l372:
+l401:
 	SUBQ $0x01, 32(SP)
-	JL   l356
+	JL   l385
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -9788,9 +10541,9 @@ l372:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l374:
+l403:
 	CMPQ         96(SP), $0x01
-	JL           l373
+	JL           l402
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -9803,9 +10556,9 @@ l374:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l376
+	JZ           l405
 
-l375:
+l404:
 	VCVTPH2PS (CX)(BX*2), Z1
 	VMULPS    Z1, Z0, Z1
 	VADDPS    (DX), Z1, Z1
@@ -9813,11 +10566,11 @@ l375:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l375
+	JL        l404
 
-l376:
+l405:
 	CMPQ        BX, 120(SP)
-	JGE         l377
+	JGE         l406
 	VCVTPH2PS.Z (CX)(BX*2), K1, Z1
 	VMULPS      Z1, Z0, Z0
 	VMOVUPS.Z   (DX), K1, Z1
@@ -9825,17 +10578,17 @@ l376:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l377:
+l406:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l374
+	JMP  l403
 
-l373:
+l402:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l372
+	JMP  l401
 
-l356:
+l385:
 	VZEROUPPER
 	RET
 
@@ -9865,9 +10618,9 @@ TEXT ·panelF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l379
+	JZ    l408
 
-l378:
+l407:
 	VCVTPH2PS  (R8), Z0
 	VCVTPH2PS  (R9), Z1
 	VCVTPH2PS  (R10), Z2
@@ -9971,11 +10724,11 @@ l378:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l378
+	JL         l407
 
-l379:
+l408:
 	CMPQ        BX, (SP)
-	JGE         l380
+	JGE         l409
 	VCVTPH2PS.Z (R8), K1, Z0
 	VCVTPH2PS.Z (R9), K1, Z1
 	VCVTPH2PS.Z (R10), K1, Z2
@@ -10078,7 +10831,7 @@ l379:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l380:
+l409:
 	VZEROUPPER
 	RET
 
@@ -10103,9 +10856,9 @@ TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l382:
+l411:
 	CMPQ    16(SP), $0x20
-	JL      l383
+	JL      l412
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -10118,9 +10871,9 @@ l382:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l385:
+l414:
 	CMPQ   56(SP), $0x08
-	JL     l384
+	JL     l413
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10165,7 +10918,7 @@ l385:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l386:
+l415:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z16
 	VCVTPH2PS    32(R8), Z17
@@ -10287,7 +11040,7 @@ l386:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l386
+	JG           l415
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -10356,14 +11109,14 @@ l386:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l385
+	JMP          l414
 
-l384:
-l388:
+l413:
+l417:
 	CMPQ   56(SP), $0x06
-	JL     l387
+	JL     l416
 	CMPQ   56(SP), $0x08
-	JE     l387
+	JE     l416
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10404,7 +11157,7 @@ l388:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l389:
+l418:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z12
 	VCVTPH2PS    32(R8), Z13
@@ -10502,7 +11255,7 @@ l389:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l389
+	JG           l418
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -10555,12 +11308,12 @@ l389:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l388
+	JMP          l417
 
-l387:
-l391:
+l416:
+l420:
 	CMPQ   56(SP), $0x04
-	JL     l390
+	JL     l419
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10596,7 +11349,7 @@ l391:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l392:
+l421:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z8
 	VCVTPH2PS    32(DI), Z9
@@ -10669,7 +11422,7 @@ l392:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l392
+	JG           l421
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -10706,9 +11459,9 @@ l392:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l391
+	JMP          l420
 
-l390:
+l419:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -10719,12 +11472,12 @@ l390:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l382
+	JMP     l411
 
-l383:
-l393:
+l412:
+l422:
 	CMPQ    16(SP), $0x10
-	JL      l394
+	JL      l423
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -10737,9 +11490,9 @@ l393:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l396:
+l425:
 	CMPQ   112(SP), $0x08
-	JL     l395
+	JL     l424
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10776,7 +11529,7 @@ l396:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l397:
+l426:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -10862,7 +11615,7 @@ l397:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l397
+	JG           l426
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -10907,14 +11660,14 @@ l397:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l396
+	JMP          l425
 
-l395:
-l399:
+l424:
+l428:
 	CMPQ   112(SP), $0x06
-	JL     l398
+	JL     l427
 	CMPQ   112(SP), $0x08
-	JE     l398
+	JE     l427
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10949,7 +11702,7 @@ l399:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l400:
+l429:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z6
 	VBROADCASTSS (DX), Z7
@@ -11019,7 +11772,7 @@ l400:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l400
+	JG           l429
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -11054,12 +11807,12 @@ l400:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l399
+	JMP          l428
 
-l398:
-l402:
+l427:
+l431:
 	CMPQ   112(SP), $0x04
-	JL     l401
+	JL     l430
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11091,7 +11844,7 @@ l402:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l403:
+l432:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -11144,7 +11897,7 @@ l403:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l403
+	JG           l432
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -11169,9 +11922,9 @@ l403:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l402
+	JMP          l431
 
-l401:
+l430:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -11182,11 +11935,11 @@ l401:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l393
+	JMP     l422
 
-l394:
+l423:
 	CMPQ    16(SP), $0x00
-	JE      l381
+	JE      l410
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -11199,9 +11952,9 @@ l394:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l405:
+l434:
 	CMPQ   168(SP), $0x08
-	JL     l404
+	JL     l433
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11238,7 +11991,7 @@ l405:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l406:
+l435:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -11324,7 +12077,7 @@ l406:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l406
+	JG           l435
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -11369,14 +12122,14 @@ l406:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l405
+	JMP          l434
 
-l404:
-l408:
+l433:
+l437:
 	CMPQ   168(SP), $0x06
-	JL     l407
+	JL     l436
 	CMPQ   168(SP), $0x08
-	JE     l407
+	JE     l436
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11411,7 +12164,7 @@ l408:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l409:
+l438:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z6
 	VBROADCASTSS (DX), Z7
@@ -11481,7 +12234,7 @@ l409:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l409
+	JG           l438
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -11516,12 +12269,12 @@ l409:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l408
+	JMP          l437
 
-l407:
-l411:
+l436:
+l440:
 	CMPQ   168(SP), $0x04
-	JL     l410
+	JL     l439
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11553,7 +12306,7 @@ l411:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l412:
+l441:
 	PREFETCHT0   (R11)
 	VCVTPH2PS.Z  (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -11606,7 +12359,7 @@ l412:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l412
+	JG           l441
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -11631,9 +12384,9 @@ l412:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l411
+	JMP          l440
 
-l410:
+l439:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -11644,7 +12397,7 @@ l410:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l381:
+l410:
 	VZEROUPPER
 	RET
 
@@ -11669,7 +12422,7 @@ TEXT ·scoreBF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l413:
+l442:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -11704,9 +12457,9 @@ l413:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l415:
+l444:
 	CMPQ   40(SP), $0x04
-	JL     l414
+	JL     l443
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11731,9 +12484,9 @@ l415:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l417
+	JZ     l446
 
-l416:
+l445:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11769,11 +12522,11 @@ l416:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l416
+	JL          l445
 
-l417:
+l446:
 	CMPQ        R12, 64(SP)
-	JGE         l418
+	JGE         l447
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11808,7 +12561,7 @@ l417:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l418:
+l447:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -11870,11 +12623,11 @@ l418:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l415
+	JMP           l444
 
-l414:
+l443:
 	CMPQ   40(SP), $0x02
-	JL     l419
+	JL     l448
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11890,9 +12643,9 @@ l414:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l422
+	JZ     l451
 
-l421:
+l450:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11918,11 +12671,11 @@ l421:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l421
+	JL          l450
 
-l422:
+l451:
 	CMPQ        R12, 72(SP)
-	JGE         l423
+	JGE         l452
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11947,7 +12700,7 @@ l422:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l423:
+l452:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -11982,9 +12735,9 @@ l423:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l419:
+l448:
 	CMPQ   40(SP), $0x01
-	JL     l424
+	JL     l453
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11996,9 +12749,9 @@ l419:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l427
+	JZ     l456
 
-l426:
+l455:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12019,11 +12772,11 @@ l426:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l426
+	JL          l455
 
-l427:
+l456:
 	CMPQ        R12, 80(SP)
-	JGE         l428
+	JGE         l457
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12043,7 +12796,7 @@ l427:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l428:
+l457:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -12064,14 +12817,14 @@ l428:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l424:
+l453:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l413
+	JG   l442
 	VZEROUPPER
 	RET
 
@@ -12100,13 +12853,13 @@ TEXT ·scoreLanesBF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l429:
+l458:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l430:
+l459:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -12131,9 +12884,9 @@ l430:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l433
+	JZ      l462
 
-l432:
+l461:
 	VPMOVZXWD (DI)(R11*2), Z0
 	VPSLLD    $0x10, Z0, Z0
 	VMOVUPS   Z0, (AX)
@@ -12149,11 +12902,11 @@ l432:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l432
+	JL        l461
 
-l433:
+l462:
 	CMPQ        R11, 48(SP)
-	JGE         l434
+	JGE         l463
 	VPMOVZXWD.Z (DI)(R11*2), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VMOVUPS     Z0, (AX)
@@ -12168,7 +12921,7 @@ l433:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l434:
+l463:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -12183,7 +12936,7 @@ l434:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l435:
+l464:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -12194,24 +12947,24 @@ l435:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l435
+	JG   l464
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l431
+	JLE  l460
 	SUBQ $0x01, SI
-	JG   l430
+	JG   l459
 
-l431:
+l460:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l436:
+l465:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12236,7 +12989,7 @@ l436:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l438:
+l467:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -12354,7 +13107,7 @@ l438:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l438
+	JG              l467
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -12398,48 +13151,48 @@ l438:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l437
+	JLE             l466
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l437
+	JLE             l466
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l437
+	JLE             l466
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l437
+	JLE             l466
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l437
+	JLE             l466
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l437
+	JLE             l466
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l437
+	JLE             l466
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l436
+	JG              l465
 
-l437:
+l466:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l429
+	JG   l458
 	VZEROUPPER
 	RET
 
@@ -12464,9 +13217,9 @@ TEXT ·weightedBF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l439:
+l468:
 	CMPQ 32(SP), $0x04
-	JL   l440
+	JL   l469
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -12494,9 +13247,9 @@ l439:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l443:
+l472:
 	CMPQ         40(SP), $0x04
-	JL           l442
+	JL           l471
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -12528,9 +13281,9 @@ l443:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l445
+	JZ           l474
 
-l444:
+l473:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12570,11 +13323,11 @@ l444:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l444
+	JL          l473
 
-l445:
+l474:
 	CMPQ        R12, 64(SP)
-	JGE         l446
+	JGE         l475
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12617,17 +13370,17 @@ l445:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l446:
+l475:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l443
+	JMP  l472
 
-l442:
+l471:
 	CMPQ         40(SP), $0x02
-	JL           l447
+	JL           l476
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -12648,9 +13401,9 @@ l442:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l450
+	JZ           l479
 
-l449:
+l478:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12678,11 +13431,11 @@ l449:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l449
+	JL          l478
 
-l450:
+l479:
 	CMPQ        R12, 72(SP)
-	JGE         l451
+	JGE         l480
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12711,14 +13464,14 @@ l450:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l451:
+l480:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l447:
+l476:
 	CMPQ         40(SP), $0x01
-	JL           l452
+	JL           l481
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -12734,9 +13487,9 @@ l447:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l455
+	JZ           l484
 
-l454:
+l483:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12758,11 +13511,11 @@ l454:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l454
+	JL          l483
 
-l455:
+l484:
 	CMPQ        R12, 80(SP)
-	JGE         l456
+	JGE         l485
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -12784,26 +13537,26 @@ l455:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l456:
+l485:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l452:
+l481:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l439
+	JMP  l468
 
-l440:
+l469:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l457:
+l486:
 	SUBQ $0x01, 32(SP)
-	JL   l441
+	JL   l470
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -12814,9 +13567,9 @@ l457:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l459:
+l488:
 	CMPQ         96(SP), $0x01
-	JL           l458
+	JL           l487
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -12829,9 +13582,9 @@ l459:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l461
+	JZ           l490
 
-l460:
+l489:
 	VPMOVZXWD (CX)(BX*2), Z1
 	VPSLLD    $0x10, Z1, Z1
 	VMULPS    Z1, Z0, Z1
@@ -12840,11 +13593,11 @@ l460:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l460
+	JL        l489
 
-l461:
+l490:
 	CMPQ        BX, 120(SP)
-	JGE         l462
+	JGE         l491
 	VPMOVZXWD.Z (CX)(BX*2), K1, Z1
 	VPSLLD      $0x10, Z1, Z1
 	VMULPS      Z1, Z0, Z0
@@ -12853,17 +13606,17 @@ l461:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l462:
+l491:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l459
+	JMP  l488
 
-l458:
+l487:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l457
+	JMP  l486
 
-l441:
+l470:
 	VZEROUPPER
 	RET
 
@@ -12893,9 +13646,9 @@ TEXT ·panelBF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l464
+	JZ    l493
 
-l463:
+l492:
 	VPMOVZXWD  (R8), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VPMOVZXWD  (R9), Z1
@@ -13015,11 +13768,11 @@ l463:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l463
+	JL         l492
 
-l464:
+l493:
 	CMPQ        BX, (SP)
-	JGE         l465
+	JGE         l494
 	VPMOVZXWD.Z (R8), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VPMOVZXWD.Z (R9), K1, Z1
@@ -13138,7 +13891,7 @@ l464:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l465:
+l494:
 	VZEROUPPER
 	RET
 
@@ -13163,9 +13916,9 @@ TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l467:
+l496:
 	CMPQ    16(SP), $0x20
-	JL      l468
+	JL      l497
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -13178,9 +13931,9 @@ l467:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l470:
+l499:
 	CMPQ   56(SP), $0x08
-	JL     l469
+	JL     l498
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13225,7 +13978,7 @@ l470:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l471:
+l500:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z16
 	VPSLLD       $0x10, Z16, Z16
@@ -13355,7 +14108,7 @@ l471:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l471
+	JG           l500
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -13424,14 +14177,14 @@ l471:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l470
+	JMP          l499
 
-l469:
-l473:
+l498:
+l502:
 	CMPQ   56(SP), $0x06
-	JL     l472
+	JL     l501
 	CMPQ   56(SP), $0x08
-	JE     l472
+	JE     l501
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13472,7 +14225,7 @@ l473:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l474:
+l503:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z12
 	VPSLLD       $0x10, Z12, Z12
@@ -13578,7 +14331,7 @@ l474:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l474
+	JG           l503
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -13631,12 +14384,12 @@ l474:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l473
+	JMP          l502
 
-l472:
-l476:
+l501:
+l505:
 	CMPQ   56(SP), $0x04
-	JL     l475
+	JL     l504
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13672,7 +14425,7 @@ l476:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l477:
+l506:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -13753,7 +14506,7 @@ l477:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l477
+	JG           l506
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -13790,9 +14543,9 @@ l477:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l476
+	JMP          l505
 
-l475:
+l504:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -13803,12 +14556,12 @@ l475:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l467
+	JMP     l496
 
-l468:
-l478:
+l497:
+l507:
 	CMPQ    16(SP), $0x10
-	JL      l479
+	JL      l508
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -13821,9 +14574,9 @@ l478:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l481:
+l510:
 	CMPQ   112(SP), $0x08
-	JL     l480
+	JL     l509
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13860,7 +14613,7 @@ l481:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l482:
+l511:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -13950,7 +14703,7 @@ l482:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l482
+	JG           l511
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -13995,14 +14748,14 @@ l482:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l481
+	JMP          l510
 
-l480:
-l484:
+l509:
+l513:
 	CMPQ   112(SP), $0x06
-	JL     l483
+	JL     l512
 	CMPQ   112(SP), $0x08
-	JE     l483
+	JE     l512
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14037,7 +14790,7 @@ l484:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l485:
+l514:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z6
 	VPSLLD       $0x10, Z6, Z6
@@ -14111,7 +14864,7 @@ l485:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l485
+	JG           l514
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -14146,12 +14899,12 @@ l485:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l484
+	JMP          l513
 
-l483:
-l487:
+l512:
+l516:
 	CMPQ   112(SP), $0x04
-	JL     l486
+	JL     l515
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14183,7 +14936,7 @@ l487:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l488:
+l517:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -14240,7 +14993,7 @@ l488:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l488
+	JG           l517
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -14265,9 +15018,9 @@ l488:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l487
+	JMP          l516
 
-l486:
+l515:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -14278,11 +15031,11 @@ l486:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l478
+	JMP     l507
 
-l479:
+l508:
 	CMPQ    16(SP), $0x00
-	JE      l466
+	JE      l495
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -14295,9 +15048,9 @@ l479:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l490:
+l519:
 	CMPQ   168(SP), $0x08
-	JL     l489
+	JL     l518
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14334,7 +15087,7 @@ l490:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l491:
+l520:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -14424,7 +15177,7 @@ l491:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l491
+	JG           l520
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -14469,14 +15222,14 @@ l491:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l490
+	JMP          l519
 
-l489:
-l493:
+l518:
+l522:
 	CMPQ   168(SP), $0x06
-	JL     l492
+	JL     l521
 	CMPQ   168(SP), $0x08
-	JE     l492
+	JE     l521
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14511,7 +15264,7 @@ l493:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l494:
+l523:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z6
 	VPSLLD       $0x10, Z6, Z6
@@ -14585,7 +15338,7 @@ l494:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l494
+	JG           l523
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -14620,12 +15373,12 @@ l494:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l493
+	JMP          l522
 
-l492:
-l496:
+l521:
+l525:
 	CMPQ   168(SP), $0x04
-	JL     l495
+	JL     l524
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14657,7 +15410,7 @@ l496:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l497:
+l526:
 	PREFETCHT0   (R11)
 	VPMOVZXWD.Z  (DI), K1, Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -14714,7 +15467,7 @@ l497:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l497
+	JG           l526
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -14739,9 +15492,9 @@ l497:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l496
+	JMP          l525
 
-l495:
+l524:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -14752,7 +15505,7 @@ l495:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l466:
+l495:
 	VZEROUPPER
 	RET
 
@@ -14770,9 +15523,9 @@ TEXT ·scorePanelAVX512(SB), NOSPLIT, $0-48
 	SHLQ $0x02, R8
 	LEAQ (R8)(R8*2), R9
 
-l499:
+l528:
 	CMPQ   BX, $0x08
-	JL     l498
+	JL     l527
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14794,7 +15547,7 @@ l499:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l500:
+l529:
 	VMOVUPS      (R12), Z16
 	VMOVUPS      64(R12), Z17
 	VBROADCASTSS (R10), Z18
@@ -14825,7 +15578,7 @@ l500:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l500
+	JG           l529
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z8, 64(AX)
 	ADDQ         DI, AX
@@ -14859,14 +15612,14 @@ l500:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x08, BX
-	JMP          l499
+	JMP          l528
 
-l498:
-l502:
+l527:
+l531:
 	CMPQ   BX, $0x06
-	JL     l501
+	JL     l530
 	CMPQ   BX, $0x08
-	JE     l501
+	JE     l530
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14884,7 +15637,7 @@ l502:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l503:
+l532:
 	VMOVUPS      (R12), Z12
 	VMOVUPS      64(R12), Z13
 	VBROADCASTSS (R10), Z14
@@ -14909,7 +15662,7 @@ l503:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l503
+	JG           l532
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z6, 64(AX)
 	ADDQ         DI, AX
@@ -14935,12 +15688,12 @@ l503:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x06, BX
-	JMP          l502
+	JMP          l531
 
-l501:
-l505:
+l530:
+l534:
 	CMPQ   BX, $0x04
-	JL     l504
+	JL     l533
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14953,7 +15706,7 @@ l505:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l506:
+l535:
 	VMOVUPS      (R11), Z8
 	VMOVUPS      64(R11), Z9
 	VBROADCASTSS (R10), Z10
@@ -14971,7 +15724,7 @@ l506:
 	ADDQ         $0x00000080, R11
 	ADDQ         $0x04, R10
 	SUBQ         $0x01, R12
-	JG           l506
+	JG           l535
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z4, 64(AX)
 	ADDQ         DI, AX
@@ -14989,11 +15742,11 @@ l506:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
-	JMP          l505
+	JMP          l534
 
-l504:
+l533:
 	CMPQ   BX, $0x02
-	JL     l507
+	JL     l536
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15002,7 +15755,7 @@ l504:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l509:
+l538:
 	VMOVUPS      (R10), Z4
 	VMOVUPS      64(R10), Z5
 	VBROADCASTSS (R9), Z6
@@ -15014,7 +15767,7 @@ l509:
 	ADDQ         $0x00000080, R10
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, R11
-	JG           l509
+	JG           l538
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z2, 64(AX)
 	ADDQ         DI, AX
@@ -15025,15 +15778,15 @@ l509:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l507:
+l536:
 	CMPQ   BX, $0x01
-	JL     l510
+	JL     l539
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l512:
+l541:
 	VMOVUPS      (DX), Z2
 	VMOVUPS      64(DX), Z3
 	VBROADCASTSS (R9), Z4
@@ -15042,14 +15795,14 @@ l512:
 	ADDQ         $0x00000080, DX
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, SI
-	JG           l512
+	JG           l541
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l510:
+l539:
 	VZEROUPPER
 	RET
 
@@ -15089,34 +15842,34 @@ TEXT ·weighAVX512(SB), NOSPLIT, $32-96
 	MOVQ         aheadAt+72(FP), R9
 	MOVQ         R9, 16(SP)
 
-l513:
+l542:
 	VBROADCASTSS (DX), Z10
 	VCMPPS       $0x03, Z10, Z10, K3
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l521
+	JZ           l550
 
-l520:
+l549:
 	VMOVUPS (AX)(R9*4), Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l520
+	JL      l549
 
-l521:
+l550:
 	TESTQ   R8, R8
-	JZ      l522
+	JZ      l551
 	VMOVAPS Z9, Z11
 	VMOVUPS (AX)(R9*4), K1, Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 
-l522:
+l551:
 	VEXTRACTF64X4 $0x01, Z10, Y11
 	VMAXPS        Y11, Y10, Y11
 	VEXTRACTF64X2 $0x01, Y11, X12
@@ -15126,27 +15879,27 @@ l522:
 	VPERMILPS     $0xb1, X12, X10
 	VMAXPS        X10, X12, X12
 	KORTESTW      K3, K3
-	JZ            l517
+	JZ            l546
 	VMOVSS        c7fc00000<>+0(SB), X12
 
-l517:
+l546:
 	VUCOMISS cff800000<>+0(SB), X12
-	JP       l516
-	JE       l515
+	JP       l545
+	JE       l544
 
-l516:
+l545:
 	VBROADCASTSS X12, Z10
 	VUCOMISS     (DX), X12
-	JP           l518
-	JE           l519
+	JP           l547
+	JE           l548
 
-l518:
+l547:
 	VMOVSS   (DX), X11
 	VUCOMISS cff800000<>+0(SB), X11
-	JP       l523
-	JE       l519
+	JP       l552
+	JE       l548
 
-l523:
+l552:
 	VBROADCASTSS X11, Z11
 	VSUBPS       Z10, Z11, Z11
 	VADDPS       Z1, Z11, Z13
@@ -15170,34 +15923,34 @@ l523:
 	MOVQ         DI, 24(SP)
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l525
+	JZ           l554
 
-l524:
+l553:
 	VMOVUPS (CX)(R9*4), Z13
 	VMULPS  Z11, Z13, Z13
 	VMOVUPS Z13, (CX)(R9*4)
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l524
+	JL      l553
 
-l525:
+l554:
 	CMPQ      R9, 24(SP)
-	JGE       l526
+	JGE       l555
 	VMOVUPS.Z (CX)(R9*4), K2, Z13
 	VMULPS    Z11, Z13, Z13
 	VMOVUPS   Z13, K2, (CX)(R9*4)
 
-l526:
-l519:
+l555:
+l548:
 	VMOVSS X12, (DX)
 	VXORPS Z11, Z11, Z11
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l528
+	JZ     l557
 
-l527:
+l556:
 	VMOVUPS     (AX)(R9*4), Z12
 	VSUBPS      Z10, Z12, Z12
 	VADDPS      Z1, Z12, Z13
@@ -15228,11 +15981,11 @@ l527:
 	VADDPS      Z12, Z11, Z11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
-	JL          l527
+	JL          l556
 
-l528:
+l557:
 	TESTQ       R8, R8
-	JZ          l529
+	JZ          l558
 	VMOVAPS     Z9, Z12
 	VMOVUPS     (AX)(R9*4), K1, Z12
 	VSUBPS      Z10, Z12, Z12
@@ -15253,7 +16006,7 @@ l528:
 	VMOVUPS     Z12, K1, (AX)(R9*4)
 	VADDPS      Z12, Z11, Z11
 
-l529:
+l558:
 	VEXTRACTF64X4 $0x01, Z11, Y10
 	VADDPS        Y10, Y11, Y10
 	VEXTRACTF64X2 $0x01, Y10, X11
@@ -15265,7 +16018,7 @@ l529:
 	VADDSS        (BX), X11, X11
 	VMOVSS        X11, (BX)
 
-l514:
+l543:
 	MOVQ aheadStep+80(FP), R9
 	ADDQ R9, 16(SP)
 	MOVQ stride+48(FP), R9
@@ -15274,15 +16027,15 @@ l514:
 	ADDQ $0x04, DX
 	ADDQ $0x04, BX
 	SUBQ $0x01, (SP)
-	JG   l513
+	JG   l542
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+88(FP)
 	RET
 
-l515:
+l544:
 	ADDQ $0x01, 8(SP)
-	JMP  l514
+	JMP  l543
 
 // func gradientAVX512(p *float32, ds *float32, m *float32, factor *float32, off *float32, rows int, n int, stride int)
 // Requires: AVX, AVX512DQ, AVX512F
@@ -15315,7 +16068,7 @@ TEXT ·gradientAVX512(SB), NOSPLIT, $16-64
 	VBROADCASTSS c3fb17219<>+0(SB), Z8
 	VXORPS       Z12, Z12, Z12
 
-l530:
+l559:
 	VBROADCASTSS (SI), Z9
 	VBROADCASTSS (DI), Z10
 	VBROADCASTSS (R8), Z11
@@ -15323,9 +16076,9 @@ l530:
 	SUBQ         BX, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l532
+	JZ           l561
 
-l531:
+l560:
 	VMOVUPS     (AX)(R9*4), Z13
 	VMOVUPS     (CX)(R9*4), Z14
 	VSUBPS      Z9, Z13, Z13
@@ -15351,11 +16104,11 @@ l531:
 	VMOVUPS     Z14, (CX)(R9*4)
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
-	JL          l531
+	JL          l560
 
-l532:
+l561:
 	TESTQ       BX, BX
-	JZ          l533
+	JZ          l562
 	VMOVAPS     Z12, Z13
 	VMOVUPS     (AX)(R9*4), K1, Z13
 	VMOVAPS     Z12, Z14
@@ -15382,20 +16135,20 @@ l532:
 	VMOVUPS     Z13, K1, (AX)(R9*4)
 	VMOVUPS     Z14, K1, (CX)(R9*4)
 
-l533:
+l562:
 	ADDQ (SP), AX
 	ADDQ (SP), CX
 	ADDQ $0x04, SI
 	ADDQ $0x04, DI
 	ADDQ $0x04, R8
 	SUBQ $0x01, 8(SP)
-	JG   l530
+	JG   l559
 	VZEROUPPER
 	RET
 
-// func weightedColumnsAVX512(o *float32, p *float32, v *float32, rows int, count int, dim int, stride int)
+// func weightedRowsAVX512(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
 // Requires: AVX, AVX512DQ, AVX512F
-TEXT ·weightedColumnsAVX512(SB), NOSPLIT, $96-56
+TEXT ·weightedRowsAVX512(SB), NOSPLIT, $96-56
 	MOVQ  dim+40(FP), AX
 	ANDQ  $0x0f, AX
 	LEAQ  tailMasks<>+0(SB), CX
@@ -15407,9 +16160,9 @@ TEXT ·weightedColumnsAVX512(SB), NOSPLIT, $96-56
 	MOVQ  dim+40(FP), AX
 	MOVQ  AX, 16(SP)
 
-l535:
+l564:
 	CMPQ 16(SP), $0x20
-	JL   l536
+	JL   l565
 	MOVQ (SP), AX
 	MOVQ AX, 24(SP)
 	MOVQ p+8(FP), AX
@@ -15417,9 +16170,9 @@ l535:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 40(SP)
 
-l538:
+l567:
 	CMPQ   40(SP), $0x08
-	JL     l537
+	JL     l566
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15442,11 +16195,1569 @@ l538:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l568:
+	VMOVUPS      (DI), Z16
+	VMOVUPS      64(DI), Z17
+	VBROADCASTSS (SI), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS (SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS (SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS (SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS (R9), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS (R9)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS (R9)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS (R9)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	VMOVUPS      (DI)(AX*1), Z16
+	VMOVUPS      64(DI)(AX*1), Z17
+	VBROADCASTSS 4(SI), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 4(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 4(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 4(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 4(R9), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 4(R9)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 4(R9)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 4(R9)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	VMOVUPS      (DI)(AX*2), Z16
+	VMOVUPS      64(DI)(AX*2), Z17
+	VBROADCASTSS 8(SI), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 8(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 8(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 8(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 8(R9), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 8(R9)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 8(R9)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 8(R9)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	VMOVUPS      (DI)(DX*1), Z16
+	VMOVUPS      64(DI)(DX*1), Z17
+	VBROADCASTSS 12(SI), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 12(SI)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 12(SI)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 12(SI)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 12(R9), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 12(R9)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 12(R9)(CX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 12(R9)(BX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l568
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Z16
+	VADDPS       Z16, Z0, Z16
+	VMOVUPS      Z16, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z12, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z13, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z14, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z15, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x08, 40(SP)
+	JMP          l567
+
+l566:
+l570:
+	CMPQ   40(SP), $0x06
+	JL     l569
+	CMPQ   40(SP), $0x08
+	JE     l569
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l571:
+	VMOVUPS      (DI), Z12
+	VMOVUPS      64(DI), Z13
+	VBROADCASTSS (SI), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS (SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS (SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS (SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS (R9), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS (R9)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	VMOVUPS      (DI)(AX*1), Z12
+	VMOVUPS      64(DI)(AX*1), Z13
+	VBROADCASTSS 4(SI), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 4(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 4(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 4(R9), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 4(R9)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	VMOVUPS      (DI)(AX*2), Z12
+	VMOVUPS      64(DI)(AX*2), Z13
+	VBROADCASTSS 8(SI), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 8(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 8(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 8(R9), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 8(R9)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	VMOVUPS      (DI)(DX*1), Z12
+	VMOVUPS      64(DI)(DX*1), Z13
+	VBROADCASTSS 12(SI), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 12(SI)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 12(SI)(CX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(SI)(BX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 12(R9), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 12(R9)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l571
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Z12
+	VADDPS       Z12, Z0, Z12
+	VMOVUPS      Z12, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x06, 40(SP)
+	JMP          l570
+
+l569:
+l573:
+	CMPQ   40(SP), $0x04
+	JL     l572
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l539:
+l574:
+	VMOVUPS      (DI), Z8
+	VMOVUPS      64(DI), Z9
+	VBROADCASTSS (SI), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS (SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS (SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS (SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	VMOVUPS      (DI)(AX*1), Z8
+	VMOVUPS      64(DI)(AX*1), Z9
+	VBROADCASTSS 4(SI), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 4(SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 4(SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 4(SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	VMOVUPS      (DI)(AX*2), Z8
+	VMOVUPS      64(DI)(AX*2), Z9
+	VBROADCASTSS 8(SI), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 8(SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 8(SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 8(SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	VMOVUPS      (DI)(DX*1), Z8
+	VMOVUPS      64(DI)(DX*1), Z9
+	VBROADCASTSS 12(SI), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 12(SI)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 12(SI)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 12(SI)(BX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	SUBQ         $0x04, R8
+	JG           l574
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Z8
+	VADDPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x04, 40(SP)
+	JMP          l573
+
+l572:
+	CMPQ   40(SP), $0x02
+	JL     l575
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l577:
+	VMOVUPS      (SI), Z4
+	VMOVUPS      64(SI), Z5
+	VBROADCASTSS (BX), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS (BX)(CX*1), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	VMOVUPS      (SI)(AX*1), Z4
+	VMOVUPS      64(SI)(AX*1), Z5
+	VBROADCASTSS 4(BX), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS 4(BX)(CX*1), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	VMOVUPS      (SI)(AX*2), Z4
+	VMOVUPS      64(SI)(AX*2), Z5
+	VBROADCASTSS 8(BX), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS 8(BX)(CX*1), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	VMOVUPS      (SI)(DX*1), Z4
+	VMOVUPS      64(SI)(DX*1), Z5
+	VBROADCASTSS 12(BX), Z6
+	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z5, Z6, Z2
+	VBROADCASTSS 12(BX)(CX*1), Z6
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z3
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l577
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Z4
+	VADDPS       Z4, Z0, Z4
+	VMOVUPS      Z4, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x02, 40(SP)
+
+l575:
+	CMPQ   40(SP), $0x01
+	JL     l578
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   32(SP), BX
+	MOVQ   8(SP), SI
+
+l580:
+	VMOVUPS      (SI), Z2
+	VMOVUPS      64(SI), Z3
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	VMOVUPS      (SI)(AX*1), Z2
+	VMOVUPS      64(SI)(AX*1), Z3
+	VBROADCASTSS 4(BX), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	VMOVUPS      (SI)(AX*2), Z2
+	VMOVUPS      64(SI)(AX*2), Z3
+	VBROADCASTSS 8(BX), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	VMOVUPS      (SI)(DX*1), Z2
+	VMOVUPS      64(SI)(DX*1), Z3
+	VBROADCASTSS 12(BX), Z4
+	VFMADD231PS  Z2, Z4, Z0
+	VFMADD231PS  Z3, Z4, Z1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l580
+	MOVQ         24(SP), DX
+	VMOVUPS      (DX), Z2
+	VADDPS       Z2, Z0, Z2
+	VMOVUPS      Z2, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, 64(DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 24(SP)
+	ADDQ         CX, 32(SP)
+	SUBQ         $0x01, 40(SP)
+
+l578:
+	ADDQ $0x00000080, (SP)
+	ADDQ $0x00000080, 8(SP)
+	SUBQ $0x20, 16(SP)
+	JMP  l564
+
+l565:
+l581:
+	CMPQ 16(SP), $0x10
+	JL   l582
+	MOVQ (SP), AX
+	MOVQ AX, 48(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 64(SP)
+
+l584:
+	CMPQ   64(SP), $0x08
+	JL     l583
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l585:
+	VMOVUPS      (DI), Z8
+	VBROADCASTSS (SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS (SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS (SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS (SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS (R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS (R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS (R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS (R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS      (DI)(AX*1), Z8
+	VBROADCASTSS 4(SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 4(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 4(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 4(R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 4(R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 4(R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 4(R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS      (DI)(AX*2), Z8
+	VBROADCASTSS 8(SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 8(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 8(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 8(R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 8(R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 8(R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 8(R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS      (DI)(DX*1), Z8
+	VBROADCASTSS 12(SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 12(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 12(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 12(R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 12(R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 12(R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 12(R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l585
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Z8
+	VADDPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x08, 64(SP)
+	JMP          l584
+
+l583:
+l587:
+	CMPQ   64(SP), $0x06
+	JL     l586
+	CMPQ   64(SP), $0x08
+	JE     l586
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l588:
+	VMOVUPS      (DI), Z6
+	VBROADCASTSS (SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS      (DI)(AX*1), Z6
+	VBROADCASTSS 4(SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS      (DI)(AX*2), Z6
+	VBROADCASTSS 8(SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS      (DI)(DX*1), Z6
+	VBROADCASTSS 12(SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l588
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x06, 64(SP)
+	JMP          l587
+
+l586:
+l590:
+	CMPQ   64(SP), $0x04
+	JL     l589
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   56(SP), SI
+	MOVQ   8(SP), DI
+
+l591:
+	VMOVUPS      (DI), Z4
+	VBROADCASTSS (SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS (SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS (SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS (SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS      (DI)(AX*1), Z4
+	VBROADCASTSS 4(SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 4(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 4(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS      (DI)(AX*2), Z4
+	VBROADCASTSS 8(SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 8(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 8(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS      (DI)(DX*1), Z4
+	VBROADCASTSS 12(SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 12(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 12(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	SUBQ         $0x04, R8
+	JG           l591
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Z4
+	VADDPS       Z4, Z0, Z4
+	VMOVUPS      Z4, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x04, 64(SP)
+	JMP          l590
+
+l589:
+	CMPQ   64(SP), $0x02
+	JL     l592
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l594:
+	VMOVUPS      (SI), Z2
+	VBROADCASTSS (BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS (BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (SI)(AX*1), Z2
+	VBROADCASTSS 4(BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (SI)(AX*2), Z2
+	VBROADCASTSS 8(BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 8(BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (SI)(DX*1), Z2
+	VBROADCASTSS 12(BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 12(BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l594
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Z2
+	VADDPS       Z2, Z0, Z2
+	VMOVUPS      Z2, (DX)
+	ADDQ         AX, DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x02, 64(SP)
+
+l592:
+	CMPQ   64(SP), $0x01
+	JL     l595
+	VXORPS Z0, Z0, Z0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   56(SP), BX
+	MOVQ   8(SP), SI
+
+l597:
+	VMOVUPS      (SI), Z1
+	VBROADCASTSS (BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS      (SI)(AX*1), Z1
+	VBROADCASTSS 4(BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS      (SI)(AX*2), Z1
+	VBROADCASTSS 8(BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS      (SI)(DX*1), Z1
+	VBROADCASTSS 12(BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l597
+	MOVQ         48(SP), DX
+	VMOVUPS      (DX), Z1
+	VADDPS       Z1, Z0, Z1
+	VMOVUPS      Z1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 48(SP)
+	ADDQ         CX, 56(SP)
+	SUBQ         $0x01, 64(SP)
+
+l595:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+	SUBQ $0x10, 16(SP)
+	JMP  l581
+
+l582:
+	CMPQ 16(SP), $0x00
+	JE   l563
+	MOVQ (SP), AX
+	MOVQ AX, 72(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 80(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 88(SP)
+
+l599:
+	CMPQ   88(SP), $0x08
+	JL     l598
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l600:
+	VMOVUPS.Z    (DI), K1, Z8
+	VBROADCASTSS (SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS (SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS (SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS (SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS (R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS (R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS (R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS (R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS.Z    (DI)(AX*1), K1, Z8
+	VBROADCASTSS 4(SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 4(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 4(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 4(R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 4(R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 4(R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 4(R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS.Z    (DI)(AX*2), K1, Z8
+	VBROADCASTSS 8(SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 8(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 8(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 8(R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 8(R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 8(R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 8(R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	VMOVUPS.Z    (DI)(DX*1), K1, Z8
+	VBROADCASTSS 12(SI), Z9
+	VFMADD231PS  Z8, Z9, Z0
+	VBROADCASTSS 12(SI)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z1
+	VBROADCASTSS 12(SI)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z3
+	VBROADCASTSS 12(R9), Z9
+	VFMADD231PS  Z8, Z9, Z4
+	VBROADCASTSS 12(R9)(CX*1), Z9
+	VFMADD231PS  Z8, Z9, Z5
+	VBROADCASTSS 12(R9)(CX*2), Z9
+	VFMADD231PS  Z8, Z9, Z6
+	VBROADCASTSS 12(R9)(BX*1), Z9
+	VFMADD231PS  Z8, Z9, Z7
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l600
+	MOVQ         72(SP), DX
+	VMOVUPS.Z    (DX), K1, Z8
+	VADDPS       Z8, Z0, Z8
+	VMOVUPS      Z8, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x08, 88(SP)
+	JMP          l599
+
+l598:
+l602:
+	CMPQ   88(SP), $0x06
+	JL     l601
+	CMPQ   88(SP), $0x08
+	JE     l601
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+	LEAQ   (SI)(CX*4), R9
+
+l603:
+	VMOVUPS.Z    (DI), K1, Z6
+	VBROADCASTSS (SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS (SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS (SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS (SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS (R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS (R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS.Z    (DI)(AX*1), K1, Z6
+	VBROADCASTSS 4(SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 4(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 4(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 4(R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 4(R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS.Z    (DI)(AX*2), K1, Z6
+	VBROADCASTSS 8(SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 8(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 8(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 8(R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 8(R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	VMOVUPS.Z    (DI)(DX*1), K1, Z6
+	VBROADCASTSS 12(SI), Z7
+	VFMADD231PS  Z6, Z7, Z0
+	VBROADCASTSS 12(SI)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z1
+	VBROADCASTSS 12(SI)(CX*2), Z7
+	VFMADD231PS  Z6, Z7, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z7
+	VFMADD231PS  Z6, Z7, Z3
+	VBROADCASTSS 12(R9), Z7
+	VFMADD231PS  Z6, Z7, Z4
+	VBROADCASTSS 12(R9)(CX*1), Z7
+	VFMADD231PS  Z6, Z7, Z5
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, R9
+	SUBQ         $0x04, R8
+	JG           l603
+	MOVQ         72(SP), DX
+	VMOVUPS.Z    (DX), K1, Z6
+	VADDPS       Z6, Z0, Z6
+	VMOVUPS      Z6, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x06, 88(SP)
+	JMP          l602
+
+l601:
+l605:
+	CMPQ   88(SP), $0x04
+	JL     l604
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   80(SP), SI
+	MOVQ   8(SP), DI
+
+l606:
+	VMOVUPS.Z    (DI), K1, Z4
+	VBROADCASTSS (SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS (SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS (SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS (SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS.Z    (DI)(AX*1), K1, Z4
+	VBROADCASTSS 4(SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 4(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 4(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 4(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS.Z    (DI)(AX*2), K1, Z4
+	VBROADCASTSS 8(SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 8(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 8(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 8(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	VMOVUPS.Z    (DI)(DX*1), K1, Z4
+	VBROADCASTSS 12(SI), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS 12(SI)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS 12(SI)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS 12(SI)(BX*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	LEAQ         (DI)(AX*4), DI
+	ADDQ         $0x10, SI
+	SUBQ         $0x04, R8
+	JG           l606
+	MOVQ         72(SP), DX
+	VMOVUPS.Z    (DX), K1, Z4
+	VADDPS       Z4, Z0, Z4
+	VMOVUPS      Z4, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x04, 88(SP)
+	JMP          l605
+
+l604:
+	CMPQ   88(SP), $0x02
+	JL     l607
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   80(SP), BX
+	MOVQ   8(SP), SI
+
+l609:
+	VMOVUPS.Z    (SI), K1, Z2
+	VBROADCASTSS (BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS (BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS.Z    (SI)(AX*1), K1, Z2
+	VBROADCASTSS 4(BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 4(BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS.Z    (SI)(AX*2), K1, Z2
+	VBROADCASTSS 8(BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 8(BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS.Z    (SI)(DX*1), K1, Z2
+	VBROADCASTSS 12(BX), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS 12(BX)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l609
+	MOVQ         72(SP), DX
+	VMOVUPS.Z    (DX), K1, Z2
+	VADDPS       Z2, Z0, Z2
+	VMOVUPS      Z2, K1, (DX)
+	ADDQ         AX, DX
+	VMOVUPS.Z    (DX), K1, Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x02, 88(SP)
+
+l607:
+	CMPQ   88(SP), $0x01
+	JL     l610
+	VXORPS Z0, Z0, Z0
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), DI
+	MOVQ   80(SP), BX
+	MOVQ   8(SP), SI
+
+l612:
+	VMOVUPS.Z    (SI), K1, Z1
+	VBROADCASTSS (BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS.Z    (SI)(AX*1), K1, Z1
+	VBROADCASTSS 4(BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS.Z    (SI)(AX*2), K1, Z1
+	VBROADCASTSS 8(BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	VMOVUPS.Z    (SI)(DX*1), K1, Z1
+	VBROADCASTSS 12(BX), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	LEAQ         (SI)(AX*4), SI
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, DI
+	JG           l612
+	MOVQ         72(SP), DX
+	VMOVUPS.Z    (DX), K1, Z1
+	VADDPS       Z1, Z0, Z1
+	VMOVUPS      Z1, K1, (DX)
+	ADDQ         AX, DX
+	MOVQ         DX, 72(SP)
+	ADDQ         CX, 80(SP)
+	SUBQ         $0x01, 88(SP)
+
+l610:
+	ADDQ $0x00000040, (SP)
+	ADDQ $0x00000040, 8(SP)
+
+l563:
+	VZEROUPPER
+	RET
+
+// func weightedColumnsAVX512(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·weightedColumnsAVX512(SB), NOSPLIT, $96-56
+	MOVQ  dim+40(FP), AX
+	ANDQ  $0x0f, AX
+	LEAQ  tailMasks<>+0(SB), CX
+	KMOVW (CX)(AX*2), K1
+	MOVQ  o+0(FP), AX
+	MOVQ  AX, (SP)
+	MOVQ  v+16(FP), AX
+	MOVQ  AX, 8(SP)
+	MOVQ  dim+40(FP), AX
+	MOVQ  AX, 16(SP)
+
+l614:
+	CMPQ 16(SP), $0x20
+	JL   l615
+	MOVQ (SP), AX
+	MOVQ AX, 24(SP)
+	MOVQ p+8(FP), AX
+	MOVQ AX, 32(SP)
+	MOVQ count+32(FP), AX
+	MOVQ AX, 40(SP)
+
+l617:
+	CMPQ   40(SP), $0x08
+	JL     l616
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   dim+40(FP), AX
+	MOVQ   stride+48(FP), CX
+	SHLQ   $0x02, AX
+	SHLQ   $0x02, CX
+	LEAQ   (AX)(AX*2), DX
+	LEAQ   (CX)(CX*2), BX
+	MOVQ   terms+24(FP), R8
+	MOVQ   32(SP), SI
+	MOVQ   8(SP), DI
+
+l618:
 	VMOVUPS      (DI), Z16
 	VMOVUPS      64(DI), Z17
 	VBROADCASTSS (SI), Z18
@@ -15554,7 +17865,7 @@ l539:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l539
+	JG           l618
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Z16
 	VADDPS       Z16, Z0, Z16
@@ -15615,14 +17926,14 @@ l539:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x20, 32(SP)
 	SUBQ         $0x08, 40(SP)
-	JMP          l538
+	JMP          l617
 
-l537:
-l541:
+l616:
+l620:
 	CMPQ   40(SP), $0x06
-	JL     l540
+	JL     l619
 	CMPQ   40(SP), $0x08
-	JE     l540
+	JE     l619
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15641,11 +17952,11 @@ l541:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l542:
+l621:
 	VMOVUPS      (DI), Z12
 	VMOVUPS      64(DI), Z13
 	VBROADCASTSS (SI), Z14
@@ -15729,7 +18040,7 @@ l542:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l542
+	JG           l621
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Z12
 	VADDPS       Z12, Z0, Z12
@@ -15776,12 +18087,12 @@ l542:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x18, 32(SP)
 	SUBQ         $0x06, 40(SP)
-	JMP          l541
+	JMP          l620
 
-l540:
-l544:
+l619:
+l623:
 	CMPQ   40(SP), $0x04
-	JL     l543
+	JL     l622
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15796,11 +18107,11 @@ l544:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l545:
+l624:
 	VMOVUPS      (DI), Z8
 	VMOVUPS      64(DI), Z9
 	VBROADCASTSS (SI), Z10
@@ -15860,7 +18171,7 @@ l545:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l545
+	JG           l624
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Z8
 	VADDPS       Z8, Z0, Z8
@@ -15893,11 +18204,11 @@ l545:
 	MOVQ         CX, 24(SP)
 	ADDQ         $0x10, 32(SP)
 	SUBQ         $0x04, 40(SP)
-	JMP          l544
+	JMP          l623
 
-l543:
+l622:
 	CMPQ   40(SP), $0x02
-	JL     l546
+	JL     l625
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15908,11 +18219,11 @@ l543:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l548:
+l627:
 	VMOVUPS      (DI), Z4
 	VMOVUPS      64(DI), Z5
 	VBROADCASTSS (SI), Z6
@@ -15948,7 +18259,7 @@ l548:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l548
+	JG           l627
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Z4
 	VADDPS       Z4, Z0, Z4
@@ -15968,9 +18279,9 @@ l548:
 	ADDQ         $0x08, 32(SP)
 	SUBQ         $0x02, 40(SP)
 
-l546:
+l625:
 	CMPQ   40(SP), $0x01
-	JL     l549
+	JL     l628
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   dim+40(FP), AX
@@ -15979,11 +18290,11 @@ l546:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   32(SP), SI
 	MOVQ   8(SP), DI
 
-l551:
+l630:
 	VMOVUPS      (DI), Z2
 	VMOVUPS      64(DI), Z3
 	VBROADCASTSS (SI), Z4
@@ -16007,7 +18318,7 @@ l551:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l551
+	JG           l630
 	MOVQ         24(SP), CX
 	VMOVUPS      (CX), Z2
 	VADDPS       Z2, Z0, Z2
@@ -16020,16 +18331,16 @@ l551:
 	ADDQ         $0x04, 32(SP)
 	SUBQ         $0x01, 40(SP)
 
-l549:
+l628:
 	ADDQ $0x00000080, (SP)
 	ADDQ $0x00000080, 8(SP)
 	SUBQ $0x20, 16(SP)
-	JMP  l535
+	JMP  l614
 
-l536:
-l552:
+l615:
+l631:
 	CMPQ 16(SP), $0x10
-	JL   l553
+	JL   l632
 	MOVQ (SP), AX
 	MOVQ AX, 48(SP)
 	MOVQ p+8(FP), AX
@@ -16037,9 +18348,9 @@ l552:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 64(SP)
 
-l555:
+l634:
 	CMPQ   64(SP), $0x08
-	JL     l554
+	JL     l633
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16054,11 +18365,11 @@ l555:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l556:
+l635:
 	VMOVUPS      (DI), Z8
 	VBROADCASTSS (SI), Z9
 	VFMADD231PS  Z8, Z9, Z0
@@ -16130,7 +18441,7 @@ l556:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l556
+	JG           l635
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Z8
 	VADDPS       Z8, Z0, Z8
@@ -16167,14 +18478,14 @@ l556:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x20, 56(SP)
 	SUBQ         $0x08, 64(SP)
-	JMP          l555
+	JMP          l634
 
-l554:
-l558:
+l633:
+l637:
 	CMPQ   64(SP), $0x06
-	JL     l557
+	JL     l636
 	CMPQ   64(SP), $0x08
-	JE     l557
+	JE     l636
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16187,11 +18498,11 @@ l558:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l559:
+l638:
 	VMOVUPS      (DI), Z6
 	VBROADCASTSS (SI), Z7
 	VFMADD231PS  Z6, Z7, Z0
@@ -16247,7 +18558,7 @@ l559:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l559
+	JG           l638
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Z6
 	VADDPS       Z6, Z0, Z6
@@ -16276,12 +18587,12 @@ l559:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x18, 56(SP)
 	SUBQ         $0x06, 64(SP)
-	JMP          l558
+	JMP          l637
 
-l557:
-l561:
+l636:
+l640:
 	CMPQ   64(SP), $0x04
-	JL     l560
+	JL     l639
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16292,11 +18603,11 @@ l561:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l562:
+l641:
 	VMOVUPS      (DI), Z4
 	VBROADCASTSS (SI), Z5
 	VFMADD231PS  Z4, Z5, Z0
@@ -16336,7 +18647,7 @@ l562:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l562
+	JG           l641
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Z4
 	VADDPS       Z4, Z0, Z4
@@ -16357,11 +18668,11 @@ l562:
 	MOVQ         CX, 48(SP)
 	ADDQ         $0x10, 56(SP)
 	SUBQ         $0x04, 64(SP)
-	JMP          l561
+	JMP          l640
 
-l560:
+l639:
 	CMPQ   64(SP), $0x02
-	JL     l563
+	JL     l642
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   dim+40(FP), AX
@@ -16370,11 +18681,11 @@ l560:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l565:
+l644:
 	VMOVUPS      (DI), Z2
 	VBROADCASTSS (SI), Z3
 	VFMADD231PS  Z2, Z3, Z0
@@ -16398,7 +18709,7 @@ l565:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l565
+	JG           l644
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Z2
 	VADDPS       Z2, Z0, Z2
@@ -16412,9 +18723,9 @@ l565:
 	ADDQ         $0x08, 56(SP)
 	SUBQ         $0x02, 64(SP)
 
-l563:
+l642:
 	CMPQ   64(SP), $0x01
-	JL     l566
+	JL     l645
 	VXORPS Z0, Z0, Z0
 	MOVQ   dim+40(FP), AX
 	MOVQ   stride+48(FP), CX
@@ -16422,11 +18733,11 @@ l563:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   56(SP), SI
 	MOVQ   8(SP), DI
 
-l568:
+l647:
 	VMOVUPS      (DI), Z1
 	VBROADCASTSS (SI), Z2
 	VFMADD231PS  Z1, Z2, Z0
@@ -16442,7 +18753,7 @@ l568:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l568
+	JG           l647
 	MOVQ         48(SP), CX
 	VMOVUPS      (CX), Z1
 	VADDPS       Z1, Z0, Z1
@@ -16452,15 +18763,15 @@ l568:
 	ADDQ         $0x04, 56(SP)
 	SUBQ         $0x01, 64(SP)
 
-l566:
+l645:
 	ADDQ $0x00000040, (SP)
 	ADDQ $0x00000040, 8(SP)
 	SUBQ $0x10, 16(SP)
-	JMP  l552
+	JMP  l631
 
-l553:
+l632:
 	CMPQ 16(SP), $0x00
-	JE   l534
+	JE   l613
 	MOVQ (SP), AX
 	MOVQ AX, 72(SP)
 	MOVQ p+8(FP), AX
@@ -16468,9 +18779,9 @@ l553:
 	MOVQ count+32(FP), AX
 	MOVQ AX, 88(SP)
 
-l570:
+l649:
 	CMPQ   88(SP), $0x08
-	JL     l569
+	JL     l648
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16485,11 +18796,11 @@ l570:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l571:
+l650:
 	VMOVUPS.Z    (DI), K1, Z8
 	VBROADCASTSS (SI), Z9
 	VFMADD231PS  Z8, Z9, Z0
@@ -16561,7 +18872,7 @@ l571:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l571
+	JG           l650
 	MOVQ         72(SP), CX
 	VMOVUPS.Z    (CX), K1, Z8
 	VADDPS       Z8, Z0, Z8
@@ -16598,14 +18909,14 @@ l571:
 	MOVQ         CX, 72(SP)
 	ADDQ         $0x20, 80(SP)
 	SUBQ         $0x08, 88(SP)
-	JMP          l570
+	JMP          l649
 
-l569:
-l573:
+l648:
+l652:
 	CMPQ   88(SP), $0x06
-	JL     l572
+	JL     l651
 	CMPQ   88(SP), $0x08
-	JE     l572
+	JE     l651
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16618,11 +18929,11 @@ l573:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l574:
+l653:
 	VMOVUPS.Z    (DI), K1, Z6
 	VBROADCASTSS (SI), Z7
 	VFMADD231PS  Z6, Z7, Z0
@@ -16678,7 +18989,7 @@ l574:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l574
+	JG           l653
 	MOVQ         72(SP), CX
 	VMOVUPS.Z    (CX), K1, Z6
 	VADDPS       Z6, Z0, Z6
@@ -16707,12 +19018,12 @@ l574:
 	MOVQ         CX, 72(SP)
 	ADDQ         $0x18, 80(SP)
 	SUBQ         $0x06, 88(SP)
-	JMP          l573
+	JMP          l652
 
-l572:
-l576:
+l651:
+l655:
 	CMPQ   88(SP), $0x04
-	JL     l575
+	JL     l654
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16723,11 +19034,11 @@ l576:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l577:
+l656:
 	VMOVUPS.Z    (DI), K1, Z4
 	VBROADCASTSS (SI), Z5
 	VFMADD231PS  Z4, Z5, Z0
@@ -16767,7 +19078,7 @@ l577:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l577
+	JG           l656
 	MOVQ         72(SP), CX
 	VMOVUPS.Z    (CX), K1, Z4
 	VADDPS       Z4, Z0, Z4
@@ -16788,11 +19099,11 @@ l577:
 	MOVQ         CX, 72(SP)
 	ADDQ         $0x10, 80(SP)
 	SUBQ         $0x04, 88(SP)
-	JMP          l576
+	JMP          l655
 
-l575:
+l654:
 	CMPQ   88(SP), $0x02
-	JL     l578
+	JL     l657
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   dim+40(FP), AX
@@ -16801,11 +19112,11 @@ l575:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l580:
+l659:
 	VMOVUPS.Z    (DI), K1, Z2
 	VBROADCASTSS (SI), Z3
 	VFMADD231PS  Z2, Z3, Z0
@@ -16829,7 +19140,7 @@ l580:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l580
+	JG           l659
 	MOVQ         72(SP), CX
 	VMOVUPS.Z    (CX), K1, Z2
 	VADDPS       Z2, Z0, Z2
@@ -16843,9 +19154,9 @@ l580:
 	ADDQ         $0x08, 80(SP)
 	SUBQ         $0x02, 88(SP)
 
-l578:
+l657:
 	CMPQ   88(SP), $0x01
-	JL     l581
+	JL     l660
 	VXORPS Z0, Z0, Z0
 	MOVQ   dim+40(FP), AX
 	MOVQ   stride+48(FP), CX
@@ -16853,11 +19164,11 @@ l578:
 	SHLQ   $0x02, CX
 	LEAQ   (AX)(AX*2), DX
 	LEAQ   (CX)(CX*2), BX
-	MOVQ   rows+24(FP), R8
+	MOVQ   terms+24(FP), R8
 	MOVQ   80(SP), SI
 	MOVQ   8(SP), DI
 
-l583:
+l662:
 	VMOVUPS.Z    (DI), K1, Z1
 	VBROADCASTSS (SI), Z2
 	VFMADD231PS  Z1, Z2, Z0
@@ -16873,7 +19184,7 @@ l583:
 	LEAQ         (DI)(AX*4), DI
 	LEAQ         (SI)(CX*4), SI
 	SUBQ         $0x04, R8
-	JG           l583
+	JG           l662
 	MOVQ         72(SP), CX
 	VMOVUPS.Z    (CX), K1, Z1
 	VADDPS       Z1, Z0, Z1
@@ -16883,11 +19194,11 @@ l583:
 	ADDQ         $0x04, 80(SP)
 	SUBQ         $0x01, 88(SP)
 
-l581:
+l660:
 	ADDQ $0x00000040, (SP)
 	ADDQ $0x00000040, 8(SP)
 
-l534:
+l613:
 	VZEROUPPER
 	RET
 
@@ -16902,11 +19213,11 @@ TEXT ·queryTilesBF16AMX(SB), NOSPLIT, $0-32
 	VMOVDQU32    tileRows<>+0(SB), Z1
 	VMOVDQU32    highWords<>+0(SB), Z2
 
-l584:
+l663:
 	MOVQ AX, SI
 	MOVQ BX, DI
 
-l585:
+l664:
 	VMOVUPS     (CX), Z3
 	VMOVUPS     64(CX), Z4
 	VMOVDQA32   Z2, Z5
@@ -16932,10 +19243,10 @@ l585:
 	ADDQ        $0x00000080, CX
 	ADDQ        $0x00000c00, SI
 	SUBQ        $0x20, DI
-	JG          l585
+	JG          l664
 	ADDQ        $0x04, AX
 	SUBQ        $0x01, DX
-	JG          l584
+	JG          l663
 	VZEROUPPER
 	RET
 
@@ -16994,7 +19305,7 @@ TEXT ·scoreTilesBF16AMX(SB), NOSPLIT, $40-112
 	VXORPS    Z0, Z0, Z0
 	VXORPS    Z1, Z1, Z1
 
-l586:
+l665:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 // TILEZERO $0x00
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 // TILEZERO $0x01
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 // TILEZERO $0x02
@@ -17014,7 +19325,7 @@ l586:
 	CMOVQEQ  DX, DI
 	LEAQ     (DI)(DI*2), R8
 
-l587:
+l666:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x64; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x04, AX, DX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x6c; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x05, AX, DX
@@ -17144,7 +19455,7 @@ l587:
 	ADDQ       $0x40, BX
 	ADDQ       R9, SI
 	SUBQ       $0x20, CX
-	JG         l587
+	JG         l666
 	MOVQ       wide+96(FP), AX
 	MOVQ       $0x00000100, DX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7a; BYTE $0x4b; BYTE $0x44; BYTE $0x10; BYTE $0x00 // TILESTORED $0x00, AX, DX
@@ -17165,17 +19476,17 @@ l587:
 	MOVQ       24(SP), CX
 	SHLQ       $0x02, BX
 
-l588:
+l667:
 	MOVQ AX, SI
 	MOVQ CX, DI
 	MOVQ $0x00000004, R8
 
-l590:
+l669:
 	MOVQ dim+48(FP), R10
 	MOVQ 16(SP), R9
 	LEAQ (R9)(R10*2), R10
 
-l592:
+l671:
 	MOVQ         ahead+72(FP), R11
 	MOVQ         (R11), R12
 	PREFETCHT0   (R12)(R9*1)
@@ -17187,7 +19498,7 @@ l592:
 	PREFETCHT0   (R11)(R9*1)
 	ADDQ         $0x40, R9
 	CMPQ         R9, R10
-	JL           l592
+	JL           l671
 	MOVQ         aheadStep+88(FP), R9
 	ADDQ         R9, 16(SP)
 	VMOVUPS      (SI), Y2
@@ -17228,60 +19539,60 @@ l592:
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x01
-	JLE          l591
+	JLE          l670
 	VSHUFF32X4   $0x88, Z13, Z10, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x02
-	JLE          l591
+	JLE          l670
 	VSHUFF32X4   $0x88, Z16, Z12, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x03
-	JLE          l591
+	JLE          l670
 	VSHUFF32X4   $0x88, Z15, Z11, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x04
-	JLE          l591
+	JLE          l670
 	VSHUFF32X4   $0xdd, Z18, Z14, Z14
 	VFMADD231PS  Z14, Z0, Z1
 	VMOVUPS      Z14, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x05
-	JLE          l591
+	JLE          l670
 	VSHUFF32X4   $0xdd, Z13, Z10, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x06
-	JLE          l591
+	JLE          l670
 	VSHUFF32X4   $0xdd, Z16, Z12, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x07
-	JLE          l591
+	JLE          l670
 	VSHUFF32X4   $0xdd, Z15, Z11, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 
-l591:
+l670:
 	ADDQ $0x00000400, SI
 	ADDQ $0x40, DI
 	SUBQ $0x01, R8
-	JG   l590
+	JG   l669
 	SUBQ $0x08, DX
-	JLE  l589
+	JLE  l668
 	ADDQ $0x20, AX
 	LEAQ (CX)(BX*8), CX
-	JMP  l588
+	JMP  l667
 
-l589:
+l668:
 	MOVQ   step+64(FP), AX
 	SHLQ   $0x04, AX
 	ADDQ   AX, (SP)
@@ -17290,7 +19601,7 @@ l589:
 	ADDQ   AX, 8(SP)
 	ADDQ   $0x00000100, 24(SP)
 	SUBQ   $0x40, 32(SP)
-	JG     l586
+	JG     l665
 	VCMPPS $0x03, Z1, Z1, K1
 	KMOVW  K1, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
@@ -17333,9 +19644,9 @@ TEXT ·weightedTilesBF16AMX(SB), NOSPLIT, $152-112
 	SUBQ         CX, AX
 	MOVQ         AX, 32(SP)
 
-l593:
+l672:
 	CMPQ     24(SP), $0x40
-	JL       l594
+	JL       l673
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000080, AX
 	CMPQ     32(SP), $0x00
@@ -17363,7 +19674,7 @@ l593:
 	MOVQ     80(SP), CX
 	SHLQ     $0x02, BX
 
-l595:
+l674:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -17386,7 +19697,7 @@ l595:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l595
+	JG         l674
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       80(SP), AX
@@ -17608,7 +19919,7 @@ l595:
 	VMOVDQU32  Z3, 6080(AX)
 	VMOVDQU32  Z1, 7104(AX)
 
-l596:
+l675:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -17632,7 +19943,7 @@ l596:
 	MOVQ      88(SP), BX
 	SHLQ      $0x02, DI
 
-l597:
+l676:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -17655,7 +19966,7 @@ l597:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l597
+	JG         l676
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -18025,7 +20336,7 @@ l597:
 	MOVQ       AX, 88(SP)
 	MOVQ       CX, 80(SP)
 	CMPQ       56(SP), $0x00
-	JG         l596
+	JG         l675
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -18047,12 +20358,12 @@ l597:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x40, 24(SP)
-	JMP        l593
+	JMP        l672
 
-l594:
-l598:
+l673:
+l677:
 	CMPQ     24(SP), $0x20
-	JL       l599
+	JL       l678
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000040, AX
 	CMPQ     32(SP), $0x00
@@ -18078,7 +20389,7 @@ l598:
 	MOVQ     136(SP), CX
 	SHLQ     $0x02, BX
 
-l600:
+l679:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -18101,7 +20412,7 @@ l600:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l600
+	JG         l679
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       136(SP), AX
@@ -18227,7 +20538,7 @@ l600:
 	VMOVDQU32  Z3, 4032(AX)
 	VMOVDQU32  Z1, 5056(AX)
 
-l601:
+l680:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -18251,7 +20562,7 @@ l601:
 	MOVQ      144(SP), BX
 	SHLQ      $0x02, DI
 
-l602:
+l681:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -18274,7 +20585,7 @@ l602:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l602
+	JG         l681
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -18506,7 +20817,7 @@ l602:
 	MOVQ       AX, 144(SP)
 	MOVQ       CX, 136(SP)
 	CMPQ       112(SP), $0x00
-	JG         l601
+	JG         l680
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -18524,9 +20835,9 @@ l602:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x20, 24(SP)
-	JMP        l598
+	JMP        l677
 
-l599:
+l678:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
 	MOVQ   wide+96(FP), AX
 	MOVQ   rows+32(FP), CX
@@ -18538,21 +20849,21 @@ l599:
 	MOVQ   AX, DX
 	MOVQ   CX, BX
 
-l603:
+l682:
 	VMOVUPS     (DX), Z2
 	VFMADD231PS Z2, Z0, Z1
 	ADDQ        $0x40, DX
 	SUBQ        $0x10, BX
-	JG          l603
+	JG          l682
 	VCMPPS      $0x03, Z1, Z1, K1
 	KMOVW       K1, DX
 	TESTQ       DX, DX
-	JNZ         l604
+	JNZ         l683
 	MOVQ        o+0(FP), BX
 	VMOVDQU32   turns0<>+0(SB), Z0
 	VMOVDQU32   turns1<>+0(SB), Z1
 
-l605:
+l684:
 	VMOVUPS   (AX), Z2
 	VMOVUPS   64(AX), Z3
 	VMOVDQA32 Z0, Z4
@@ -18566,9 +20877,9 @@ l605:
 	ADDQ      $0x00000080, AX
 	ADDQ      $0x00000080, BX
 	SUBQ      $0x20, CX
-	JG        l605
+	JG        l684
 
-l604:
+l683:
 	VZEROUPPER
 	MOVQ DX, odd+104(FP)
 	RET

@@ -7,18 +7,18 @@ import "unsafe"
 // The parts of the attention kernels, put together for backward passes.
 
 var (
-	backward32AVX512 = backwardParts[float32]{1, 32, panelF32AVX512, scorePanelAVX512, weighAVX512, gradientAVX512, weightedBlockF32AVX512, weightedColumnsAVX512}.kernels()
-	backward64AVX512 = backwardParts[float64]{1, 16, panelF64AVX512, scorePanel64AVX512, weigh64AVX512, gradient64AVX512, weightedBlockF64AVX512, weightedColumns64AVX512}.kernels()
+	backward32AVX512 = backwardParts[float32]{1, 32, panelF32AVX512, scorePanelAVX512, weighAVX512, gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
+	backward64AVX512 = backwardParts[float64]{1, 16, panelF64AVX512, scorePanel64AVX512, weigh64AVX512, gradient64AVX512, weightedRows64AVX512, weightedColumns64AVX512}.kernels()
 
 	backwardTiers32 = [tiers]*backwardKernels[float32]{
 		tierGo:     backwardGo32,
-		tierAVX2:   backwardParts[float32]{8, 16, panelF32AVX2, scorePanelAVX2, weighAVX2, gradientAVX2, weightedBlockF32AVX2, weightedColumnsAVX2}.kernels(),
+		tierAVX2:   backwardParts[float32]{8, 16, panelF32AVX2, scorePanelAVX2, weighAVX2, gradientAVX2, weightedRowsAVX2, weightedColumnsAVX2}.kernels(),
 		tierAVX512: backward32AVX512,
 		tierAMX:    backward32AVX512,
 	}
 	backwardTiers64 = [tiers]*backwardKernels[float64]{
 		tierGo:     backwardGo64,
-		tierAVX2:   backwardParts[float64]{4, 8, panelF64AVX2, scorePanel64AVX2, weigh64AVX2, gradient64AVX2, weightedBlockF64AVX2, weightedColumns64AVX2}.kernels(),
+		tierAVX2:   backwardParts[float64]{4, 8, panelF64AVX2, scorePanel64AVX2, weigh64AVX2, gradient64AVX2, weightedRows64AVX2, weightedColumns64AVX2}.kernels(),
 		tierAVX512: backward64AVX512,
 		tierAMX:    backward64AVX512,
 	}
@@ -32,14 +32,13 @@ type backwardParts[F real] struct {
 	scorePanel    func(s, q, panel *F, rows, dim, stride int)
 	weigh         func(s, o, m, l *F, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
 	gradient      func(p, ds, m, factor, off *F, rows, n, stride int)
-	weightedBlock func(o, p *F, v **byte, at, rows, count, dim, stride, step int, ahead **byte, aheadAt, aheadStep int)
-	columns       func(o, p, v *F, rows, count, dim, stride int)
+	rows, columns func(o, p, v *F, terms, count, dim, stride int)
 }
 
 func (b backwardParts[F]) kernels() *backwardKernels[F] {
 	return &backwardKernels[F]{
 		dims: b.dims, lanes: b.lanes,
-		scores: b.scores, weigh: b.weighRows, gradient: b.gradients, add: b.add, addTransposed: b.addColumns,
+		scores: b.scores, weigh: b.weighRows, gradient: b.gradients, add: b.addRows, addTransposed: b.addColumns,
 	}
 }
 
@@ -60,9 +59,8 @@ func (b backwardParts[F]) gradients(_ *backwardScratch[F], p, ds, m, factor, off
 	b.gradient(&p[0], &ds[0], &m[0], &factor[0], &off[0], rows, n, stride)
 }
 
-func (b backwardParts[F]) add(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
-	four, quad := array(w.open(v, dim)), 4*dim*int(unsafe.Sizeof(F(0))) // bytes
-	b.weightedBlock(&o[0], &p[0], four, 0, rows, count, dim, stride, quad, four, 0, quad)
+func (b backwardParts[F]) addRows(_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+	b.rows(&o[0], &p[0], &v[0], count, rows, dim, stride)
 }
 
 func (b backwardParts[F]) addColumns(_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {

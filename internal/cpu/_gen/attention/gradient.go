@@ -67,16 +67,25 @@ func gradient(s isa) {
 	RET()
 }
 
-// weightedColumns makes the kernel of sums that the columns of a block weigh: each panel of columns of the result goes
-// through all rows, with its sums in registers.
-func weightedColumns(s isa, sizes []int) {
-	const together = 4 // rows in a turn of the loop
-	function("weightedColumns"+s.suffix(), "func(o, p, v "+s.pointer()+", rows, count, dim, stride int)",
-		"for c < count, i < dim:",
-		"",
-		"	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < rows)",
-		"",
-		"rows is a multiple of 4.")
+// addProduct makes the kernel of sums that a block weighs, by its rows or, transposed, by its columns: each panel of columns
+// of the result goes through all that is added up, with its sums in registers.
+func addProduct(s isa, transposed bool, sizes []int) {
+	const together = 4 // terms in a turn of the loop
+	if transposed {
+		function("weightedColumns"+s.suffix(), "func(o, p, v "+s.pointer()+", terms, count, dim, stride int)",
+			"for c < count, i < dim:",
+			"",
+			"	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)",
+			"",
+			"terms is a multiple of 4.")
+	} else {
+		function("weightedRows"+s.suffix(), "func(o, p, v "+s.pointer()+", terms, count, dim, stride int)",
+			"for r < count, i < dim:",
+			"",
+			"	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)",
+			"",
+			"terms is a multiple of 4.")
+	}
 	size := s.elem.size
 	var mask Op
 	if s.masked() {
@@ -99,26 +108,41 @@ func weightedColumns(s isa, sizes []int) {
 			SHLQ(U8(s.elem.shift()), ld)
 			SHLQ(U8(s.elem.shift()), stride)
 			ld3, stride3 := triple(ld), triple(stride)
-			p, v, rows := GP64(), GP64(), param("rows")
+			p, v, terms := GP64(), GP64(), param("terms")
 			MOVQ(weights, p)
 			MOVQ(values, v)
+			bases, address := []Register{p}, func(int, int) Mem { return Mem{} }
+			if !transposed {
+				bases, address = rowsOf(n, stride, stride3)
+				start(bases, p, stride)
+			}
 			again := label()
 			Label(again)
-			for r := range together {
+			for k := range together {
 				value := func(i int, to VecVirtual) {
-					m := row(v, ld, ld3, r)
+					m := row(v, ld, ld3, k)
 					m.Disp = i * s.bytes()
 					s.load(s.elem, m, mask, to)
 				}
-				s.outer(acc, value, func(c, _ int) Mem {
-					m := row(p, stride, stride3, r)
-					m.Disp = c * size
-					return m
-				}, 0)
+				weight := address
+				if transposed {
+					weight = func(c, _ int) Mem {
+						m := row(p, stride, stride3, k)
+						m.Disp = c * size
+						return m
+					}
+				}
+				s.outer(acc, value, weight, k*size)
 			}
 			LEAQ(Mem{Base: v, Index: ld, Scale: together}, v)
-			LEAQ(Mem{Base: p, Index: stride, Scale: together}, p)
-			SUBQ(U8(together), rows)
+			for _, b := range bases {
+				if transposed {
+					LEAQ(Mem{Base: b, Index: stride, Scale: together}, b)
+				} else {
+					ADDQ(U8(together*size), b)
+				}
+			}
+			SUBQ(U8(together), terms)
 			JG(LabelRef(again))
 
 			to := GP64()
@@ -133,7 +157,13 @@ func weightedColumns(s isa, sizes []int) {
 				ADDQ(ld, to)
 			}
 			MOVQ(to, o)
-			ADDQ(U8(n*size), weights)
+			if transposed {
+				ADDQ(U8(n*size), weights)
+				return
+			}
+			for range n {
+				ADDQ(stride, weights)
+			}
 		})
 		ADDQ(U32(vectors*s.bytes()), column)
 		ADDQ(U32(vectors*s.bytes()), values)

@@ -48,7 +48,7 @@ func write(dir string) error {
 	queryTiles()
 	scoreTiles()
 	weightedTiles()
-	tables = newTables("64")
+	tables, labels = newTables("64"), 0
 	for _, s := range []isa{avx2F64, avx512F64} {
 		attention(s, f64, f32, f16, bf16)
 	}
@@ -108,5 +108,6 @@ func attention(s isa, of ...dtype) {
 	scorePanel(s, append(many, 2, 1))
 	weigh(s)
 	gradient(s)
-	weightedColumns(s, append(many, 2, 1))
+	addProduct(s, false, append(many, 2, 1))
+	addProduct(s, true, append(many, 2, 1))
 }
