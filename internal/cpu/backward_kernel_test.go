@@ -11,7 +11,11 @@ import (
 // TestBackwardKernels holds the functions of backward passes to their contracts, computed in float64.
 func TestBackwardKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	for range 100 {
+	n := 100
+	if testing.Short() {
+		n = 20
+	}
+	for range n {
 		dim := 1 + rng.IntN(70)
 		if rng.IntN(2) == 0 {
 			dim = 8 * (1 + rng.IntN(17))
