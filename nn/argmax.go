@@ -6,7 +6,6 @@ import (
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
-	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -114,7 +113,7 @@ func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: []string{"x"}, In: in, DType: tensor.Int32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
-			o := &decoder.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpu.Bytes{Buffer: w.Out.Buffer, Offset: w.Out.Offset}}
+			o := &decoder.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpuBytes(w.Out)}
 			return w.Sample(o)
 		},
 	})

@@ -60,6 +60,9 @@ func shapesOf(in []G.Value) []tensor.Shape {
 	return s
 }
 
+// gpuBytes is memory whose type does not matter.
+func gpuBytes(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
+
 // doGPU is Do where the inputs are on a GPU.
 func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	const name = "Linear"

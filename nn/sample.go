@@ -10,7 +10,6 @@ import (
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
-	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -212,10 +211,9 @@ func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: sampleInputs[:], In: in, DType: tensor.Int32, Shape: shape,
 		Queue: func(w *ongpu.Work) error {
-			bytes := func(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
 			o := &decoder.Samples{
 				Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n,
-				Settings: bytes(w.In[1].Memory), Random: bytes(w.In[2].Memory), IDs: bytes(w.Out),
+				Settings: gpuBytes(w.In[1].Memory), Random: gpuBytes(w.In[2].Memory), IDs: gpuBytes(w.Out),
 			}
 			return w.Sample(o)
 		},

@@ -31,7 +31,7 @@ func TestSumProducts(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	for x, want := range map[fmt.Stringer]string{
-		NoActivation: "none", ReLU: "relu", GELU: "gelu", Activation(7): "Activation(7)",
+		NoActivation: "none", ReLU: "relu", GELU: "gelu", GELUTanh: "gelu tanh", SiLU: "silu", Activation(7): "Activation(7)",
 		Float32: "float32", BFloat16: "bfloat16", DType(9): "DType(9)",
 	} {
 		if got := x.String(); got != want {

@@ -68,13 +68,7 @@ func TestActivate(t *testing.T) {
 			}
 			Activate(f, wide)
 			for i, v := range was {
-				want := float64(v)
-				switch f {
-				case attn.ReLU:
-					want = max(want, 0)
-				case attn.GELU:
-					want = reftest.GELU(want)
-				}
+				want := reftest.Activated(f, float64(v))
 				for at, got := range [...]float64{float64(x[i]), wide[i]} {
 					unit := [...]float64{0x1p-22, 0x1p-50}[at]
 					off := math.Abs(got - want)
@@ -105,7 +99,7 @@ func BenchmarkActivate(b *testing.B) {
 	for i := range from {
 		from[i] = float32(i%13) - 6
 	}
-	for _, f := range []attn.Activation{attn.ReLU, attn.GELU} {
+	for f := attn.ReLU; f < attn.Activations; f++ {
 		b.Run(f.String(), func(b *testing.B) {
 			for b.Loop() {
 				copy(x, from)

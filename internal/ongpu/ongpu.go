@@ -126,6 +126,21 @@ func (w *Work) Gather(o *decoder.Gather) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Gather(s, o) })
 }
 
+// RMSNorm queues norms by the root mean square.
+func (w *Work) RMSNorm(o *decoder.RMSNorm) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.RMSNorm(s, o) })
+}
+
+// Rotary queues a rotary embedding.
+func (w *Work) Rotary(o *decoder.Rotary) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Rotary(s, o) })
+}
+
+// Elements queues functions, products and sums of elements.
+func (w *Work) Elements(o *decoder.Elements) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Elements(s, o) })
+}
+
 // Sample queues the choice of a token for each row of logits, in a recording as the end
 // of the megakernel that makes them, where it can be that.
 func (w *Work) Sample(o *decoder.Samples) error {

@@ -39,9 +39,10 @@ type Engine struct {
 
 	loading sync.Mutex // of what is not loaded with the others: see persistentOf
 
-	mu   sync.Mutex
-	args cuda.Args
-	maps gpu.TensorMaps[linearMap]
+	mu          sync.Mutex
+	args        cuda.Args
+	nodeKernels *nodeKernels // nil: not loaded yet
+	maps        gpu.TensorMaps[linearMap]
 
 	clusters sync.Map // of clusterKey: how many can run at once
 }

@@ -1,0 +1,161 @@
+// Nodes that touch each element once: norms by the root mean square, rotary embeddings, and
+// functions, products and sums of elements.
+#pragma once
+#include "copy.cuh"
+#include "gemm_activation.cuh"
+
+constexpr int NODE_THREADS = 256;
+constexpr int NODE_NARROW = 1024; // elements of a row that a warp has; more are a block's
+constexpr int NODE_EACH = 4;      // elements of a thread of `elements`
+constexpr int NODE_PAIRS = 128;   // that a rotary embedding has at most
+
+// What each of them begins with: nothing is read or written before.
+__device__ __forceinline__ void beginNode() {
+  waitForEarlier();
+  if (threadIdx.x == 0) letNextStart();
+}
+
+struct RMSNormParams {
+  const float *x, *gamma, *residual; // the last two may be null
+  float* y;
+  int rows, n;
+  float eps, offset; // offset is added to gamma
+};
+
+// y = x / sqrt(mean(x^2) + eps) * (gamma + offset) + residual, of rows of n elements.
+__device__ __forceinline__ void rmsNorm(const RMSNormParams& p) {
+  __shared__ float scratch[8];
+  beginNode();
+  const bool narrow = p.n <= NODE_NARROW;
+  const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;
+  if (row >= p.rows) return; // a warp, where rows are narrow
+  const int first = narrow ? threadIdx.x % 32 : threadIdx.x, step = narrow ? 32 : NODE_THREADS;
+  const long long at = (long long)row * p.n;
+  const float* x = p.x + at;
+  float sum = 0.f;
+#pragma unroll 8
+  for (int i = first; i < p.n; i += step) sum += x[i] * x[i];
+  if (narrow) {
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  } else {
+    sum = foldBlock(sum, scratch, [](float a, float b) { return a + b; });
+  }
+  const float f = 1.f / sqrtf(sum / p.n + p.eps);
+#pragma unroll 4
+  for (int i = first; i < p.n; i += step) {
+    float v = x[i] * f;
+    if (p.gamma != nullptr) v *= p.gamma[i] + p.offset;
+    if (p.residual != nullptr) v += p.residual[at + i];
+    p.y[at + i] = v;
+  }
+}
+
+struct RotaryParams {
+  const float* x;
+  const int* positions; // one for each row
+  float* y;
+  int heads, headDim, pairs, interleaved;
+  float factor;
+  int rows;
+  u64 turns[NODE_PAIRS]; // what a pair turns by at each position, in 2^64th parts of a turn
+};
+
+// Cosine and sine of so many 2^32nd parts of a turn: those of an eighth of a turn at most, by their
+// series, and as many quarters as there are besides.
+__device__ __forceinline__ float2 cosSin(int part) {
+  const u32 quarters = ((u32)part + (1u << 29)) >> 30;
+  const float x = (float)(int)((u32)part - (quarters << 30)) * 1.46291808e-9f, z = x * x; // 2 pi/2^32
+  const float s = x + x * z * (-1.f / 6 + z * (1.f / 120 + z * (-1.f / 5040 + z * (1.f / 362880))));
+  const float c = 1.f + z * (-0.5f + z * (1.f / 24 + z * (-1.f / 720 + z * (1.f / 40320 - z * (1.f / 3628800)))));
+  const float2 t = quarters & 1 ? make_float2(-s, c) : make_float2(c, s);
+  return quarters & 2 ? make_float2(-t.x, -t.y) : t;
+}
+
+// Turns the heads of a row, a thread block a row. Whole turns are what overflows of the product
+// with the position, so a late position loses no digits.
+__device__ __forceinline__ void rotary(const RotaryParams& p) {
+  __shared__ float2 turned[NODE_PAIRS]; // cosines and sines
+  beginNode();
+  const int position = p.positions[blockIdx.x];
+  for (int i = threadIdx.x; i < p.pairs; i += NODE_THREADS) {
+    const float2 t = cosSin((int)((p.turns[i] * (u64)(long long)position) >> 32));
+    turned[i] = make_float2(p.factor * t.x, p.factor * t.y);
+  }
+  __syncthreads();
+  const int width = p.heads * p.headDim;
+  const float* x = p.x + (long long)blockIdx.x * width;
+  float* y = p.y + (long long)blockIdx.x * width;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < width; i += NODE_THREADS) {
+    const int e = i % p.headDim;
+    float v = x[i];
+    if (e < 2 * p.pairs) {
+      const bool second = p.interleaved ? e & 1 : e >= p.pairs;
+      const int apart = p.interleaved ? 1 : p.pairs;
+      const float2 t = turned[p.interleaved ? e / 2 : second ? e - p.pairs : e];
+      v = second ? v * t.x + x[i - apart] * t.y : v * t.x - x[i + apart] * t.y;
+    }
+    y[i] = v;
+  }
+}
+
+enum : int { GELU_TANH = 3, SILU = 4 }; // the other activations; as the host has them
+
+// v times the sigmoid of u. What the exponential is off by where u is large does not matter there.
+__device__ __forceinline__ float bySigmoid(float v, float u) { return v / (1.f + exp2_(-1.44269504f * u)); }
+
+__device__ __forceinline__ float activatedAny(int activation, float v) {
+  if (activation == SILU) return bySigmoid(v, v);
+  // (1 + tanh(u))/2 is the sigmoid of 2u, and u is sqrt(2/pi) (v + 0.044715 v^3).
+  if (activation == GELU_TANH) return bySigmoid(v, v * (1.59576912f + 0.0713548163f * v * v));
+  return activated(activation, v);
+}
+
+struct ElementsParams {
+  const float *x, *times, *plus; // the last two may be null
+  float* y;
+  long long n;
+  int timesPeriod, plusPeriod; // they begin again after so many elements; 0: they have n
+  float scale;
+  int activation;
+};
+
+// y = scale * f(x) * times + plus.
+__device__ __forceinline__ void elements(const ElementsParams& p) {
+  beginNode();
+  const long long first = ((long long)blockIdx.x * NODE_THREADS + threadIdx.x) * NODE_EACH;
+  const int most = (int)(p.n - first < NODE_EACH ? p.n - first : NODE_EACH);
+  if (most <= 0) return;
+  // Four at a time, where they lie together everywhere; all memory begins at a multiple of 16 bytes.
+  const bool together = most == NODE_EACH && (p.timesPeriod | p.plusPeriod) % NODE_EACH == 0;
+  const auto load = [&](float (&v)[NODE_EACH], const float* from, int period) {
+    const long long at = period == 0 ? first : first % period;
+    if (together) {
+      *(float4*)v = *(const float4*)(from + at);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < NODE_EACH; i++) {
+      if (i < most) v[i] = from[period == 0 ? first + i : (first + i) % period];
+    }
+  };
+  alignas(16) float x[NODE_EACH] = {}, times[NODE_EACH] = {}, plus[NODE_EACH] = {};
+  load(x, p.x, 0);
+  if (p.times != nullptr) load(times, p.times, p.timesPeriod);
+  if (p.plus != nullptr) load(plus, p.plus, p.plusPeriod);
+#pragma unroll
+  for (int i = 0; i < NODE_EACH; i++) {
+    x[i] = activatedAny(p.activation, x[i]) * p.scale;
+    if (p.times != nullptr) x[i] *= times[i];
+    if (p.plus != nullptr) x[i] += plus[i];
+  }
+  if (together) {
+    *(float4*)(p.y + first) = *(const float4*)x;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < NODE_EACH; i++) {
+    if (i < most) p.y[first + i] = x[i];
+  }
+}

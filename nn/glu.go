@@ -1,0 +1,157 @@
+package nn
+
+import (
+	"fmt"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A Gate is the function of a gated linear unit ([GLU]).
+type Gate uint8
+
+const (
+	SwiGLU    Gate = iota // f is SiLU: Llama, Mistral, Qwen
+	GeGLU                 // f is GELU
+	GeGLUTanh             // f is GELUTanh: Gemma
+	ReGLU                 // f is max(x, 0)
+	gates     = iota
+)
+
+// String returns the name of g.
+func (g Gate) String() string {
+	if g >= gates {
+		return fmt.Sprintf("Gate(%d)", uint8(g))
+	}
+	return [...]string{"SwiGLU", "GeGLU", "GeGLUTanh", "ReGLU"}[g]
+}
+
+func (g Gate) function() attn.Activation {
+	return [...]attn.Activation{attn.SiLU, attn.GELU, attn.GELUTanh, attn.ReLU}[g]
+}
+
+func (g Gate) check(name string) error {
+	if g >= gates {
+		return errorf(name, la.ErrOption, "the gate is %v", g)
+	}
+	return nil
+}
+
+// GLU is a gated linear unit, of what two linear layers of one input have made:
+//
+//	y = f(gate) * up
+//
+// with the f of kind: equations 5 and 6 of Shazeer, "GLU Variants Improve Transformer",
+// arXiv:2002.05202. gate and up come from a [Linears] of two layers, most often.
+//
+// gate and up are of one shape, of rank 1 or more, and of one type, float32 or float64; y is
+// as they are.
+//
+// It computes on a GPU where both are a [la.DeviceTensor] of float32. Both gradients are
+// available on both of Gorgonia's machines, in host memory; they can not be differentiated
+// once more.
+//
+// Errors: ErrShape, ErrDType, ErrOption (kind), ErrGraph (nil nodes, other graphs).
+func GLU(gate, up *G.Node, kind Gate) (y *G.Node, err error) {
+	const name = "GLU"
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "gate", gate); err != nil {
+		return nil, err
+	}
+	if err := kind.check(name); err != nil {
+		return nil, err
+	}
+	return newNode(glu{rank: len(gate.Shape()), dtype: gate.Dtype(), kind: kind}, gate, up)
+}
+
+type glu struct {
+	rank  int
+	dtype tensor.Dtype
+	kind  Gate
+}
+
+func (r glu) title() string         { return "GLU" }
+func (r glu) String() string        { return fmt.Sprintf("GLU{%v, %v, rank %d}", r.kind, r.dtype, r.rank) }
+func (r glu) arguments() []argument { return alike(r.rank, r.dtype, "gate", "up", "y") }
+
+func (r glu) shape(in []tensor.Shape) (tensor.Shape, error) {
+	return in[0].Clone(), sameShape("GLU", r.arguments(), in)
+}
+
+func (r glu) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return gluForward[float64](r, in, shape)
+	}
+	return gluForward[float32](r, in, shape)
+}
+
+func gluForward[F float](r glu, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	gate, up, err := two[F](r.title(), r.arguments(), in)
+	if err != nil {
+		return nil, err
+	}
+	t, y := output[F](shape)
+	gated(y, gate, up, r.kind.function())
+	return t, nil
+}
+
+// gated is y = f(gate) * up.
+func gated[F float](y, gate, up []F, f attn.Activation) {
+	eachPiece(len(y), func(from, to int) {
+		y, up := y[from:to], up[from:to]
+		copy(y, gate[from:to])
+		cpu.Activate(f, y)
+		for i, v := range up {
+			y[i] *= v
+		}
+	})
+}
+
+// two is the elements of two inputs.
+func two[F float](title string, args []argument, in []G.Value) (a, b []F, err error) {
+	if a, err = elements[F](title, args[0].name, in[0], in[0].Shape()); err == nil {
+		b, err = elements[F](title, args[1].name, in[1], in[1].Shape())
+	}
+	return a, b, err
+}
+
+// gradient is dgate = dy up f'(gate), and dup = dy f(gate).
+func (r glu) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return gluBackward[float64](r, i, in, dy)
+	}
+	return gluBackward[float32](r, i, in, dy)
+}
+
+func gluBackward[F float](r glu, of int, in []G.Value, grad G.Value) (G.Value, error) {
+	gate, up, err := two[F](r.title(), r.arguments(), in)
+	if err != nil {
+		return nil, err
+	}
+	dy, err := elements[F](r.title(), "the output's gradient", grad, grad.Shape())
+	if err != nil {
+		return nil, err
+	}
+	t, d := output[F](grad.Shape())
+	f := r.kind.function()
+	if of == 1 {
+		gated(d, gate, dy, f)
+		return t, nil
+	}
+	eachPiece(len(d), func(from, to int) {
+		for i := from; i < to; i++ {
+			d[i] = F(float64(dy[i]) * float64(up[i]) * slope(f, float64(gate[i])))
+		}
+	})
+	return t, nil
+}
+
+func (r glu) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
+	return w.Elements(&decoder.Elements{N: shape.TotalSize(), Activation: r.kind.function(), X: w.In[0].Memory, Times: w.In[1].Memory, Y: w.Out})
+}

@@ -1,0 +1,159 @@
+package nn
+
+import (
+	"fmt"
+	"hash"
+	"slices"
+
+	"github.com/chewxy/hm"
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graph"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A step does an op: in a graph, where it makes a node, or at once. So the two machines have
+// their gradients by the same formulas: SymDiff's are nodes, and DoDiff's are values.
+type step[T any] func(op G.Op, in ...T) (T, error)
+
+func inGraph(op G.Op, in ...*G.Node) (*G.Node, error) { return apply("gradient", op, in...) }
+
+func atOnce(op G.Op, in ...G.Value) (G.Value, error) { return op.Do(in...) }
+
+// gradients is those of a rule's inputs, nil for data.
+func gradients[T any](do step[T], r any, in []T, dy T) ([]T, error) {
+	d, ok := r.(derivable)
+	if !ok {
+		return nil, errorf(r.(rule).title(), la.ErrUnsupported, "gradient")
+	}
+	args := d.arguments()
+	if len(in) != len(args)-1 {
+		return nil, errorf(d.title(), la.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
+	}
+	grads := make([]T, len(in))
+	for i := range in {
+		if args[i].data {
+			continue
+		}
+		g, err := do(gradient{d: d, of: i}, append(slices.Clone(in), dy)...)
+		if err != nil {
+			return nil, err
+		}
+		grads[i] = g
+	}
+	return grads, nil
+}
+
+// addGradients is DoDiff: it adds to the gradients of the inputs what `of` makes of their values.
+func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy G.Value) ([]G.Value, error)) error {
+	dy, err := y.Grad()
+	if err != nil {
+		return errorf(title, la.ErrGraph, "%v", err)
+	}
+	values := make([]G.Value, len(in))
+	for i, n := range in {
+		values[i] = n.Value()
+	}
+	grads, err := of(values, dy)
+	if err != nil {
+		return err
+	}
+	for i, d := range grads {
+		if d == nil {
+			continue
+		}
+		sum, err := in[i].Grad()
+		if err != nil {
+			return errorf(title, la.ErrGraph, "%v", err)
+		}
+		if _, err = tensor.Add(sum, d, tensor.UseUnsafe()); err != nil {
+			return errorf(title, la.ErrGraph, "%v", err)
+		}
+	}
+	return nil
+}
+
+// gradient is the op of the gradient of one input: an op of Gorgonia has one result. Its
+// children are the op's inputs and the gradient of its result. It computes in host memory.
+type gradient struct {
+	graph.Plain
+	d  derivable
+	of int
+}
+
+func (op gradient) Arity() int { return len(op.d.arguments()) }
+
+func (op gradient) Type() hm.Type {
+	args := op.d.arguments()
+	return typeOf(append(args, args[op.of])...)
+}
+
+func (op gradient) shape(in []tensor.Shape) (tensor.Shape, error) {
+	args := op.d.arguments()
+	if len(in) != len(args) {
+		return nil, errorf(op.d.title(), la.ErrShape, "gradient: %d inputs, want %d", len(in), len(args))
+	}
+	last := len(in) - 1
+	y, err := checkShapes(op.d, args, in[:last])
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Equal(y, in[last]) {
+		return nil, errorf(op.d.title(), la.ErrShape, "the output's gradient has shape %v, want %v", in[last], y)
+	}
+	return in[op.of].Clone(), nil
+}
+
+func (op gradient) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, err
+	}
+	return op.shape(shapes)
+}
+
+func (op gradient) String() string {
+	return fmt.Sprintf("d%s of %v", op.d.arguments()[op.of].name, op.d)
+}
+func (op gradient) WriteHash(h hash.Hash) { fmt.Fprint(h, "leanattention.nn.", op.String()) }
+func (op gradient) Hashcode() uint32      { return graph.Hashcode(op) }
+
+func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
+	title := op.d.title() + " gradient"
+	defer recoverTo(title, &err)
+	args := op.d.arguments()
+	if len(in) != len(args) {
+		return nil, errorf(title, la.ErrGraph, "%d inputs, want %d", len(in), len(args))
+	}
+	for i, v := range in {
+		if d := v.Dtype(); d != args[i].dtype {
+			return nil, errorf(title, la.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
+		}
+	}
+	if anyOnGPU(in) {
+		return nil, errorf(title, la.ErrUnsupported, "on a GPU")
+	}
+	if _, err := op.shape(shapesOf(in)); err != nil {
+		return nil, err
+	}
+	last := len(in) - 1
+	return op.d.gradient(op.of, in[:last], in[last])
+}
+
+// DiffWRT, SymDiff and DoDiff say that there is no second derivative. Gorgonia panics at an op
+// that lacks them, or takes its gradient for zero.
+func (op gradient) DiffWRT(inputs int) []bool { return slices.Repeat([]bool{true}, inputs) }
+
+func (op gradient) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	return nil, errorf(op.d.title(), la.ErrUnsupported, "second derivative")
+}
+
+func (op gradient) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
+	return errorf(op.d.title(), la.ErrUnsupported, "second derivative")
+}
+
+var (
+	_ G.SDOp = gradient{}
+	_ G.ADOp = gradient{}
+)

@@ -1,0 +1,266 @@
+package nn
+
+import (
+	"fmt"
+	"hash"
+	"slices"
+
+	"github.com/chewxy/hm"
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A rule is what an op of this package is made of: what it takes, and what it makes of it.
+// A [node] or a [view] is the op, and says to Gorgonia what all of them say.
+type rule interface {
+	fmt.Stringer // with every parameter: its text is the op's hash
+	title() string
+
+	// arguments are the inputs, and behind them the result.
+	arguments() []argument
+
+	// shape checks the shapes of the inputs, whose ranks are right, and is the result's.
+	shape(in []tensor.Shape) (tensor.Shape, error)
+
+	// compute is the result in host memory.
+	compute(in []G.Value, shape tensor.Shape) (G.Value, error)
+}
+
+// A derivable rule has gradients of the inputs that are not `data`.
+type derivable interface {
+	fmt.Stringer
+	title() string
+	arguments() []argument
+	shape(in []tensor.Shape) (tensor.Shape, error)
+
+	// gradient is that of input i: its product with the gradient dy of the result.
+	gradient(i int, in []G.Value, dy G.Value) (G.Value, error)
+}
+
+// argument is an input of an op, or its result.
+type argument struct {
+	name  string
+	rank  int
+	dtype tensor.Dtype
+	data  bool // it has no gradient, as indices have none
+}
+
+// operator is what a node and a view have in common.
+type operator struct {
+	graph.Plain
+	rule
+}
+
+func (op operator) Arity() int { return len(op.arguments()) - 1 }
+
+// Type makes a new type at each call: Gorgonia takes the one it is given apart.
+func (op operator) Type() hm.Type { return typeOf(op.arguments()...) }
+
+func typeOf(args ...argument) hm.Type {
+	ts := make([]hm.Type, len(args))
+	for i, a := range args {
+		ts[i] = tensorOf(a.rank, a.dtype)
+	}
+	return hm.NewFnType(ts...)
+}
+
+func (op operator) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+	shapes, err := G.DimSizersToShapes(in)
+	if err != nil {
+		return nil, err
+	}
+	return checkShapes(op.rule, op.arguments(), shapes)
+}
+
+func (op operator) WriteHash(h hash.Hash) { fmt.Fprint(h, "leanattention.nn.", op.String()) }
+func (op operator) Hashcode() uint32      { return graph.Hashcode(op) }
+
+// checkShapes is shape of inputs of any number and rank.
+func checkShapes(r interface {
+	title() string
+	shape(in []tensor.Shape) (tensor.Shape, error)
+}, args []argument, in []tensor.Shape) (tensor.Shape, error) {
+	if len(in) != len(args)-1 {
+		return nil, errorf(r.title(), la.ErrShape, "%d inputs, want %d", len(in), len(args)-1)
+	}
+	for i, s := range in {
+		a := &args[i]
+		if len(s) != a.rank {
+			return nil, errorf(r.title(), la.ErrShape, "%s has shape %v, want rank %d", a.name, s, a.rank)
+		}
+		for _, d := range s {
+			if d < 1 {
+				return nil, errorf(r.title(), la.ErrShape, "%s has shape %v, want no empty axis", a.name, s)
+			}
+		}
+	}
+	return r.shape(in)
+}
+
+// checkValues checks what a run gives an op, and is the result's shape.
+func checkValues(r interface {
+	title() string
+	shape(in []tensor.Shape) (tensor.Shape, error)
+}, args []argument, in []G.Value) (tensor.Shape, error) {
+	if len(in) != len(args)-1 {
+		return nil, errorf(r.title(), la.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
+	}
+	for i, v := range in {
+		if d := v.Dtype(); d != args[i].dtype {
+			return nil, errorf(r.title(), la.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
+		}
+	}
+	return checkShapes(r, args, shapesOf(in))
+}
+
+// Do returns a new value at each call: what Gorgonia's in-place nodes do to it afterwards can
+// harm nobody.
+func (op operator) Do(in ...G.Value) (y G.Value, err error) {
+	defer recoverTo(op.title(), &err)
+	shape, err := checkValues(op.rule, op.arguments(), in)
+	if err != nil {
+		return nil, err
+	}
+	if anyOnGPU(in) {
+		return nil, errorf(op.title(), la.ErrUnsupported, "%s on a GPU", op.arguments()[0].name)
+	}
+	return op.compute(in, shape)
+}
+
+// DiffWRT says which inputs have gradients.
+func (op operator) DiffWRT(int) []bool { return diffWRT(op.arguments()) }
+
+func diffWRT(args []argument) []bool {
+	wrt := make([]bool, len(args)-1)
+	for i := range wrt {
+		wrt[i] = !args[i].data
+	}
+	return wrt
+}
+
+// SymDiff adds the nodes of the gradients (tape machine).
+func (op operator) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
+	defer recoverTo(op.title(), &err)
+	return gradients(inGraph, op.rule, in, dy)
+}
+
+// DoDiff adds the gradients to those of the inputs (lisp machine).
+func (op operator) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
+	defer recoverTo(op.title(), &err)
+	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
+		return gradients(atOnce, op.rule, in, dy)
+	})
+}
+
+// node is an op that computes where its inputs are.
+type node struct {
+	operator
+	gpu *ongpu.Node
+}
+
+// A launched rule can compute on a GPU.
+type launched interface {
+	// launch queues it. Inputs and result are of float32, and int32 where they are data.
+	launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error
+}
+
+// OnGPU makes it an [ongpu.Op].
+func (op node) OnGPU() *ongpu.Node { return op.gpu }
+
+func (op node) Do(in ...G.Value) (y G.Value, err error) {
+	r, ok := op.rule.(launched)
+	if !ok || !anyOnGPU(in) {
+		return op.operator.Do(in...)
+	}
+	defer recoverTo(op.title(), &err)
+	args := op.arguments()
+	shape, err := checkValues(op.rule, args, in)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range args {
+		want := tensor.Float32
+		if a.data {
+			want = tensor.Int32
+		}
+		if a.dtype != want {
+			return nil, errorf(op.title(), la.ErrUnsupported, "%s of %v on a GPU, want %v", a.name, a.dtype, want)
+		}
+	}
+	return ongpu.Compute(&ongpu.Call{
+		Op: "nn." + op.title(), Node: op.gpu, Names: namesOf(len(in), func(i int) string { return args[i].name }),
+		In: in, DType: tensor.Float32, Shape: shape,
+		Queue: func(w *ongpu.Work) error { return r.launch(w, shapesOf(in), shape) },
+	})
+}
+
+// newNode makes the node of a rule, whose arguments are as the first child is; the children
+// are checked.
+func newNode(r rule, children ...*G.Node) (*G.Node, error) {
+	op := node{operator{rule: r}, new(ongpu.Node)}
+	if err := checkChildren(r, children); err != nil {
+		return nil, err
+	}
+	return apply(r.title(), op, children...)
+}
+
+func checkChildren(r rule, children []*G.Node) error {
+	args := r.arguments()
+	shapes := make([]tensor.Shape, len(children))
+	for i, n := range children {
+		switch {
+		case n == nil:
+			return errorf(r.title(), la.ErrGraph, "%s is nil", args[i].name)
+		case n.Graph() != children[0].Graph():
+			return errorf(r.title(), la.ErrGraph, "%s and %s are in different graphs", args[i].name, args[0].name)
+		case n.Dtype() != args[i].dtype:
+			return errorf(r.title(), la.ErrDType, "%s is of %v, want %v", args[i].name, n.Dtype(), args[i].dtype)
+		}
+		shapes[i] = n.Shape()
+	}
+	_, err := checkShapes(r, args, shapes)
+	return err
+}
+
+// checkFloats checks what most ops want of their first input.
+func checkFloats(name, what string, x *G.Node) error {
+	switch {
+	case x == nil:
+		return errorf(name, la.ErrGraph, "%s is nil", what)
+	case x.Dtype() != tensor.Float32 && x.Dtype() != tensor.Float64:
+		return errorf(name, la.ErrDType, "%s is of %v, want float32 or float64", what, x.Dtype())
+	case len(x.Shape()) == 0:
+		return errorf(name, la.ErrShape, "%s is a scalar, want rank 1 or more", what)
+	}
+	return nil
+}
+
+// data says that an argument has no gradient.
+func data(a argument) argument { a.data = true; return a }
+
+// alike are arguments of one rank and type.
+func alike(rank int, dtype tensor.Dtype, names ...string) []argument {
+	args := make([]argument, len(names))
+	for i, n := range names {
+		args[i] = argument{name: n, rank: rank, dtype: dtype}
+	}
+	return args
+}
+
+func sameShape(title string, args []argument, in []tensor.Shape) error {
+	for i, s := range in[1:] {
+		if !slices.Equal(s, in[0]) {
+			return errorf(title, la.ErrShape, "%s has shape %v, %s %v", args[i+1].name, s, args[0].name, in[0])
+		}
+	}
+	return nil
+}
+
+var (
+	_ G.SDOp = node{}
+	_ G.ADOp = node{}
+)

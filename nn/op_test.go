@@ -1,0 +1,498 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// An opCase is an op with inputs, and what it computes in float64.
+type opCase struct {
+	name   string
+	inputs []opInput
+	build  func(in []*G.Node) (*G.Node, error)
+	want   func(in [][]float64) []float64
+	shape  tensor.Shape
+	size   float64 // of which results are off by some units in the last place; 0: 1
+	off    float64 // that they may be off by besides
+	host   bool    // there is no such op on a GPU
+}
+
+// opInput is numbers, or indices.
+type opInput struct {
+	name  string
+	shape tensor.Shape
+	x     []float64
+	ids   []int
+}
+
+func randomInput(rng *rand.Rand, name string, shape ...int) opInput {
+	x := make([]float64, tensor.Shape(shape).TotalSize())
+	for i := range x {
+		x[i] = float64(float32(rng.NormFloat64()))
+	}
+	return opInput{name: name, shape: shape, x: x}
+}
+
+func randomShape(rng *rand.Rand, ranks ...int) []int {
+	shape := make([]int, ranks[rng.IntN(len(ranks))])
+	for i := range shape {
+		shape[i] = 1 + rng.IntN(7)
+	}
+	return shape
+}
+
+// opCases are all ops of this package that have a rule, with fresh inputs.
+func opCases(rng *rand.Rand) (cases []opCase) {
+	cases = append(cases, rmsNormCases(rng)...)
+	cases = append(cases, activationCases(rng)...)
+	return append(cases, rotaryCases(rng)...)
+}
+
+func rmsNormCases(rng *rand.Rand) (cases []opCase) {
+	for i := range 12 {
+		shape := randomShape(rng, 1, 2, 3)
+		last := len(shape) - 1
+		if i%3 == 0 {
+			shape[last] = []int{1, 31, 64, 129, 1100}[rng.IntN(5)]
+		}
+		gamma, residual, offset, heads := i%2 == 0, rng.IntN(2) == 0, rng.IntN(2) == 0, i%4 == 2
+		n := shape[last]
+		if heads {
+			shape[last] *= 1 + rng.IntN(3)
+			residual = false
+		}
+		offset = offset && gamma
+		c := opCase{name: fmt.Sprintf("RMSNorm of %v, gamma %v, 1+gamma %v, residual %v, heads %v", shape, gamma, offset, residual, heads), shape: shape}
+		c.inputs = append(c.inputs, randomInput(rng, "x", shape...))
+		if gamma {
+			c.inputs = append(c.inputs, randomInput(rng, "gamma", n))
+		}
+		if residual {
+			c.inputs = append(c.inputs, randomInput(rng, "residual", shape...))
+		}
+		const eps = 1e-3
+		c.build = func(in []*G.Node) (*G.Node, error) {
+			var g, r *G.Node
+			var opts []NormOption
+			if gamma {
+				g = in[1]
+			}
+			if residual {
+				r = in[len(in)-1]
+			}
+			if offset {
+				opts = append(opts, WithUnitOffset())
+			}
+			if heads {
+				return QKNorm(in[0], g, eps, opts...)
+			}
+			return RMSNorm(in[0], g, r, eps, opts...)
+		}
+		c.want = func(in [][]float64) []float64 {
+			x := in[0]
+			y := make([]float64, len(x))
+			for at := 0; at < len(x); at += n {
+				squares := 0.0
+				for _, v := range x[at : at+n] {
+					squares += v * v
+				}
+				for j, v := range x[at : at+n] {
+					y[at+j] = v / math.Sqrt(squares/float64(n)+eps)
+					if offset {
+						y[at+j] *= 1 + in[1][j]
+					} else if gamma {
+						y[at+j] *= in[1][j]
+					}
+					if residual {
+						y[at+j] += in[len(in)-1][at+j]
+					}
+				}
+			}
+			return y
+		}
+		cases = append(cases, c)
+	}
+	return cases
+}
+
+func activationCases(rng *rand.Rand) (cases []opCase) {
+	nodes := map[attn.Activation]func(*G.Node) (*G.Node, error){attn.GELU: GELU, attn.GELUTanh: GELUTanh, attn.SiLU: SiLU}
+	for f, build := range nodes {
+		shape := randomShape(rng, 1, 2, 3, 4)
+		cases = append(cases, opCase{
+			name: f.String(), shape: shape, inputs: []opInput{randomInput(rng, "x", shape...)},
+			build: func(in []*G.Node) (*G.Node, error) { return build(in[0]) },
+			want: func(in [][]float64) []float64 {
+				y := slices.Clone(in[0])
+				for i, v := range y {
+					y[i] = reftest.Activated(f, v)
+				}
+				return y
+			},
+		})
+	}
+	for kind := range Gate(gates) {
+		f := map[Gate]attn.Activation{SwiGLU: attn.SiLU, GeGLU: attn.GELU, GeGLUTanh: attn.GELUTanh, ReGLU: attn.ReLU}[kind]
+		shape := randomShape(rng, 1, 2, 3)
+		if kind == SwiGLU {
+			shape = []int{3, 1400}
+		}
+		cases = append(cases, opCase{
+			name: kind.String(), shape: shape, inputs: []opInput{randomInput(rng, "gate", shape...), randomInput(rng, "up", shape...)},
+			build: func(in []*G.Node) (*G.Node, error) { return GLU(in[0], in[1], kind) },
+			want: func(in [][]float64) []float64 {
+				y := slices.Clone(in[0])
+				for i, v := range y {
+					y[i] = reftest.Activated(f, v) * in[1][i]
+				}
+				return y
+			},
+		})
+	}
+	return cases
+}
+
+func rotaryCases(rng *rand.Rand) (cases []opCase) {
+	scalings := []la.RotaryScaling{nil, la.LinearScaling{Factor: 4}, la.Llama3Scaling{Factor: 8, LowFrequency: 1, HighFrequency: 4, Context: 64}, la.YaRNScaling{Factor: 4, Context: 256}}
+	for i := range 10 {
+		config := la.RotaryConfig{HeadDim: 1 + rng.IntN(20), Interleaved: i%2 == 0, Scaling: scalings[i%len(scalings)]}
+		config.Dim = 2 * rng.IntN(config.HeadDim/2+1)
+		if config.HeadDim%2 == 1 && config.Dim == 0 {
+			config.HeadDim++
+		}
+		if i%3 == 0 {
+			config.Base = 1 + 1e6*rng.Float64()
+		}
+		rows, heads := 1+rng.IntN(5), 1+rng.IntN(4)
+		shape := []int{rows, heads * config.HeadDim}
+		if rng.IntN(2) == 0 {
+			shape = []int{rows, heads, config.HeadDim}
+		}
+		positions := make([]int, rows)
+		for j := range positions {
+			positions[j] = rng.IntN([]int{10, 1000, 1 << 20, math.MaxInt32}[rng.IntN(4)])
+		}
+		cases = append(cases, opCase{
+			name: fmt.Sprintf("Rotary of %v at %v, %+v", shape, positions, config), shape: shape,
+			inputs: []opInput{randomInput(rng, "x", shape...), {name: "positions", shape: tensor.Shape{rows}, ids: positions}},
+			build:  func(in []*G.Node) (*G.Node, error) { return Rotary(in[0], in[1], config) },
+			want: func(in [][]float64) []float64 {
+				w, m, err := config.Frequencies()
+				if err != nil {
+					panic(err)
+				}
+				y := slices.Clone(in[0])
+				for at := 0; at < len(y); at += config.HeadDim {
+					p := in[1][at/(heads*config.HeadDim)]
+					for i, w := range w {
+						a, b := i, i+config.RotatedDim()/2
+						if config.Interleaved {
+							a, b = 2*i, 2*i+1
+						}
+						// A float64 has too few digits of p w at late positions.
+						turns := w / (2 * math.Pi)
+						whole := math.FMA(p, turns, -math.Round(p*turns))
+						s, c := math.Sincos(2 * math.Pi * whole)
+						x, z := in[0][at+a], in[0][at+b]
+						y[at+a], y[at+b] = m*(x*c-z*s), m*(z*c+x*s)
+					}
+				}
+				return y
+			},
+			size: 4, off: float64(slices.Max(positions)) * 0x1p-60,
+		})
+	}
+	return cases
+}
+
+// opGraph is the graph of a case, with inputs of float32 or float64.
+type opGraph struct {
+	g  *G.ExprGraph
+	in []*G.Node
+	y  *G.Node
+}
+
+// graph makes it; where says where an input's value is.
+func (c *opCase) graph(t *testing.T, dtype tensor.Dtype, where func(*tensor.Dense) G.Value) *opGraph {
+	t.Helper()
+	o := &opGraph{g: G.NewGraph()}
+	for _, in := range c.inputs {
+		v := in.tensor(dtype, where != nil)
+		var value G.Value = v
+		if where != nil {
+			value = where(v)
+		}
+		o.in = append(o.in, G.NewTensor(o.g, v.Dtype(), len(in.shape), G.WithShape(in.shape...), G.WithName(in.name), G.WithValue(value)))
+	}
+	y, err := c.build(o.in)
+	if err != nil {
+		t.Fatalf("%s: %v", c.name, err)
+	}
+	o.y = y
+	if !slices.Equal(o.y.Shape(), c.shape) || o.y.Dtype() != dtype {
+		t.Fatalf("%s: a node of shape %v and type %v, want %v and %v", c.name, o.y.Shape(), o.y.Dtype(), c.shape, dtype)
+	}
+	return o
+}
+
+func (in *opInput) tensor(dtype tensor.Dtype, short bool) *tensor.Dense {
+	var data any
+	switch {
+	case in.ids != nil && short:
+		ids := make([]int32, len(in.ids))
+		for i, x := range in.ids {
+			ids[i] = int32(x)
+		}
+		data = ids
+	case in.ids != nil:
+		data = in.ids
+	case dtype == tensor.Float32:
+		x := make([]float32, len(in.x))
+		for i, v := range in.x {
+			x[i] = float32(v)
+		}
+		data = x
+	default:
+		data = in.x
+	}
+	return tensor.New(tensor.WithShape(in.shape...), tensor.WithBacking(data))
+}
+
+// numbers is the inputs as the reference takes them.
+func (c *opCase) numbers() [][]float64 {
+	all := make([][]float64, len(c.inputs))
+	for i, in := range c.inputs {
+		all[i] = in.x
+		for _, id := range in.ids {
+			all[i] = append(all[i], float64(id))
+		}
+	}
+	return all
+}
+
+func floatsOf(t *testing.T, v G.Value) []float64 {
+	t.Helper()
+	switch x := v.Data().(type) {
+	case []float32:
+		return toFloat64(x)
+	case []float64:
+		return x
+	}
+	t.Fatalf("a value of %T", v.Data())
+	return nil
+}
+
+func (c *opCase) compare(t *testing.T, what string, got, want []float64, unit float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s, %s: %d elements, want %d", c.name, what, len(got), len(want))
+	}
+	size := max(c.size, 1)
+	for i, w := range want {
+		if !(math.Abs(got[i]-w) <= unit*size*(1+math.Abs(w))+c.off) {
+			t.Fatalf("%s, %s: element %d is %v, want %v", c.name, what, i, got[i], w)
+		}
+	}
+}
+
+// Each op is its formula, in both types and on both machines, and again with other inputs.
+func TestOps(t *testing.T) {
+	rng := seeded(t)
+	for range 5 {
+		for _, c := range opCases(rng) {
+			for dtype, unit := range map[tensor.Dtype]float64{tensor.Float32: 1e-6, tensor.Float64: 1e-14} {
+				o := c.graph(t, dtype, nil)
+				vm := G.NewTapeMachine(o.g)
+				for run := range 2 {
+					if err := vm.RunAll(); err != nil {
+						t.Fatalf("%s: %v", c.name, err)
+					}
+					c.compare(t, fmt.Sprintf("%v, run %d", dtype, run), floatsOf(t, o.y.Value()), c.want(c.numbers()), unit)
+					vm.Reset()
+					for i, in := range c.inputs {
+						if in.ids == nil {
+							c.inputs[i].x = randomInput(rng, "", in.shape...).x
+							if err := G.Let(o.in[i], c.inputs[i].tensor(dtype, false)); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+				}
+				vm.Close()
+				o = c.graph(t, dtype, nil)
+				lisp := G.NewLispMachine(o.g, G.ExecuteFwdOnly())
+				if err := lisp.RunAll(); err != nil {
+					t.Fatalf("%s: %v", c.name, err)
+				}
+				c.compare(t, "lisp machine", floatsOf(t, o.y.Value()), c.want(c.numbers()), unit)
+				lisp.Close()
+			}
+		}
+	}
+}
+
+// Gradients are central differences of the reference, in float64 on both machines; in float32
+// they are those of float64.
+func TestOpGradients(t *testing.T) {
+	rng := seeded(t)
+	for _, c := range opCases(rng) {
+		if c.shape.TotalSize() > 300 {
+			continue
+		}
+		weights := randomInput(rng, "weights", c.shape...)
+		cost := func(o *opGraph, dtype tensor.Dtype) *G.Node {
+			v := weights.tensor(dtype, false)
+			w := G.NewTensor(o.g, dtype, len(c.shape), G.WithShape(c.shape...), G.WithName("weights"), G.WithValue(v))
+			return G.Must(G.Sum(G.Must(G.HadamardProd(o.y, w))))
+		}
+		numbers := c.numbers()
+		sum := func() (s float64) {
+			for i, y := range c.want(numbers) {
+				s += weights.x[i] * y
+			}
+			return s
+		}
+		differences := func(i int) []float64 {
+			const h = 1e-5
+			d := make([]float64, len(numbers[i]))
+			for j, old := range numbers[i] {
+				numbers[i][j] = old + h
+				up := sum()
+				numbers[i][j] = old - h
+				down := sum()
+				numbers[i][j] = old
+				d[j] = (up - down) / (2 * h)
+			}
+			return d
+		}
+		for dtype, unit := range map[tensor.Dtype]float64{tensor.Float64: 1e-7, tensor.Float32: 1e-4} {
+			o := c.graph(t, dtype, nil)
+			var wrt G.Nodes
+			var of []int
+			for i, in := range c.inputs {
+				if in.ids == nil {
+					wrt, of = append(wrt, o.in[i]), append(of, i)
+				}
+			}
+			grads, err := G.Grad(cost(o, dtype), wrt...)
+			if err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			values := make([]G.Value, len(grads))
+			for i := range grads {
+				G.Read(grads[i], &values[i])
+			}
+			vm := G.NewTapeMachine(o.g)
+			if err := vm.RunAll(); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			for i, v := range values {
+				c.compare(t, fmt.Sprintf("tape, %v, d%s", dtype, c.inputs[of[i]].name), floatsOf(t, v), differences(of[i]), unit*float64(1+c.shape.TotalSize()/10))
+			}
+			vm.Close()
+			if _, err := G.Grad(G.Must(G.Sum(grads[0])), wrt[0]); err == nil || !strings.Contains(err.Error(), "second derivative") {
+				t.Errorf("%s: second derivative: %v", c.name, err)
+			}
+
+			o = c.graph(t, dtype, nil)
+			cost(o, dtype)
+			lisp := G.NewLispMachine(o.g)
+			if err := lisp.RunAll(); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			for _, i := range of {
+				v, err := o.in[i].Grad()
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.compare(t, fmt.Sprintf("lisp, %v, d%s", dtype, c.inputs[i].name), floatsOf(t, v), differences(i), unit*float64(1+c.shape.TotalSize()/10))
+			}
+			lisp.Close()
+		}
+	}
+}
+
+// Each op gives on a GPU what it gives by its formula, and in a recording; inputs in different
+// places are an error.
+func TestGPUOps(t *testing.T) {
+	gpu, rng := gputest.Open(t), seeded(t)
+	upload := func(v *tensor.Dense) G.Value {
+		d, err := gpu.Upload(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	for _, c := range opCases(rng) {
+		if c.host {
+			continue
+		}
+		o := c.graph(t, tensor.Float32, upload)
+		vm := G.NewTapeMachine(o.g)
+		check := func(what string) {
+			t.Helper()
+			d, ok := o.y.Value().(*la.DeviceTensor)
+			if !ok {
+				t.Fatalf("%s, %s: a %T", c.name, what, o.y.Value())
+			}
+			v, err := d.Download()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.compare(t, what, floatsOf(t, v), c.want(c.numbers()), 4e-6)
+		}
+		if err := la.Cause(vm.RunAll()); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		check("run")
+		vm.Reset()
+		recording, err := gpu.Record(vm.RunAll)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		for i, in := range c.inputs {
+			if in.ids == nil {
+				c.inputs[i].x = randomInput(rng, "", in.shape...).x
+				if err := o.in[i].Value().(*la.DeviceTensor).CopyFrom(c.inputs[i].tensor(tensor.Float32, true)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := recording.Replay(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		check("replay")
+		if err := recording.Close(); err != nil {
+			t.Fatal(err)
+		}
+		vm.Close()
+
+		if len(c.inputs) > 1 {
+			n := 0
+			o = c.graph(t, tensor.Float32, func(v *tensor.Dense) G.Value {
+				if n++; n > 1 {
+					return v
+				}
+				return upload(v)
+			})
+			vm = G.NewTapeMachine(o.g)
+			if err := la.Cause(vm.RunAll()); !errors.Is(err, la.ErrUnsupported) {
+				t.Errorf("%s, x on the GPU and the rest in host memory: %v", c.name, err)
+			}
+			vm.Close()
+		}
+	}
+}

@@ -1,0 +1,315 @@
+package nn
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A NormOption changes one thing of an [RMSNorm], a [QKNorm] or [WithRMSNorm].
+type NormOption struct{ unitOffset bool }
+
+// WithUnitOffset has a norm multiply by 1+gamma instead of gamma, as Gemma's weights want.
+func WithUnitOffset() NormOption { return NormOption{unitOffset: true} }
+
+// RMSNorm divides each row of x by its root mean square, where a row is the last axis:
+//
+//	y[i] = x[i] / sqrt(mean(x^2) + eps) * gamma[i] + residual[i]
+//
+// Equation 4 of Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
+// [WithUnitOffset] has 1+gamma in place of gamma.
+//
+// x is of rank 1 or more, float32 or float64, with rows of n >= 1 elements; residual and y
+// have its shape and type, and gamma is a vector of n elements of its type. gamma may be nil
+// for all ones, and residual for zeros. A residual serves models that normalise what a branch
+// makes before they add it, as Gemma 2 does; before a norm, [Linear] adds it ([WithResidual]).
+// Means are accumulated in float64. A row with a NaN or an infinity gives NaN.
+//
+// eps is finite and not negative; with 0 a row of zeros is 0/0, NaN.
+//
+// It computes on a GPU where each of its inputs is a [la.DeviceTensor] of float32, with means
+// in float32.
+//
+// Gradients for x, gamma and residual are available on both of Gorgonia's machines, in host
+// memory; they can not be differentiated once more.
+//
+// Errors: ErrShape, ErrDType, ErrOption (eps), ErrGraph (nil x, other graphs), and
+// ErrUnsupported for an offset without a gamma.
+func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...NormOption) (y *G.Node, err error) {
+	return newRMSNorm("RMSNorm", x, gamma, residual, eps, false, opts)
+}
+
+// QKNorm is an [RMSNorm] of each head of queries or keys, as Qwen 3 has one before the rotary
+// embedding: x is (rows, heads*n), or (rows, heads, n), or of any other rank, with a last axis
+// that is a multiple of gamma's n elements. Each n of them are a row of RMSNorm.
+//
+// Errors are RMSNorm's; gamma can't be nil.
+func QKNorm(x, gamma *G.Node, eps float64, opts ...NormOption) (y *G.Node, err error) {
+	if gamma == nil {
+		return nil, errorf("QKNorm", la.ErrGraph, "gamma is nil")
+	}
+	return newRMSNorm("QKNorm", x, gamma, nil, eps, true, opts)
+}
+
+func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool, opts []NormOption) (y *G.Node, err error) {
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	if err := checkEps(name, eps); err != nil {
+		return nil, err
+	}
+	op := rmsNorm{rank: len(x.Shape()), dtype: x.Dtype(), eps: eps, gamma: gamma != nil, residual: residual != nil, heads: heads}
+	for _, o := range opts {
+		op.offset = op.offset || o.unitOffset
+	}
+	if op.offset && !op.gamma {
+		return nil, errorf(name, la.ErrUnsupported, "WithUnitOffset without a gamma")
+	}
+	children := G.Nodes{x}
+	for _, n := range []*G.Node{gamma, residual} {
+		if n != nil {
+			children = append(children, n)
+		}
+	}
+	return newNode(op, children...)
+}
+
+func checkEps(name string, eps float64) error {
+	if math.IsNaN(eps) || math.IsInf(eps, 0) || eps < 0 {
+		return errorf(name, la.ErrOption, "eps is %v, want a finite number >= 0", eps)
+	}
+	return nil
+}
+
+// rmsNorm is the rule: inputs x, then gamma and residual where present.
+type rmsNorm struct {
+	rank            int
+	dtype           tensor.Dtype
+	eps             float64
+	gamma, residual bool
+	offset          bool // 1+gamma
+	heads           bool // of each part of a row that has gamma's length
+}
+
+func (r rmsNorm) title() string {
+	if r.heads {
+		return "QKNorm"
+	}
+	return "RMSNorm"
+}
+
+func (r rmsNorm) String() string {
+	return fmt.Sprintf("%s{%v, rank %d, eps %v, gamma %v, 1+gamma %v, residual %v}", r.title(), r.dtype, r.rank, r.eps, r.gamma, r.offset, r.residual)
+}
+
+func (r rmsNorm) arguments() []argument {
+	args := alike(r.rank, r.dtype, "x")
+	if r.gamma {
+		args = append(args, alike(1, r.dtype, "gamma")...)
+	}
+	if r.residual {
+		args = append(args, alike(r.rank, r.dtype, "residual")...)
+	}
+	return append(args, alike(r.rank, r.dtype, "y")...)
+}
+
+func (r rmsNorm) shape(in []tensor.Shape) (tensor.Shape, error) {
+	x := in[0]
+	width := x[r.rank-1]
+	if r.gamma {
+		n := in[1][0]
+		if r.heads && width%n != 0 {
+			return nil, errorf(r.title(), la.ErrShape, "gamma has shape %v, x %v: its rows are no multiple of that", in[1], x)
+		}
+		if !r.heads && n != width {
+			return nil, errorf(r.title(), la.ErrShape, "gamma has shape %v, want (%d) for x of shape %v", in[1], width, x)
+		}
+	}
+	if s := in[len(in)-1]; r.residual && !slices.Equal(s, x) {
+		return nil, errorf(r.title(), la.ErrShape, "residual has shape %v, x %v", s, x)
+	}
+	return x.Clone(), nil
+}
+
+// group is how many elements are normalised together.
+func (r rmsNorm) group(in []tensor.Shape) int {
+	if r.heads {
+		return in[1][0]
+	}
+	return in[0][r.rank-1]
+}
+
+func (r rmsNorm) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return rmsForward[float64](r, in, shape)
+	}
+	return rmsForward[float32](r, in, shape)
+}
+
+// rmsOperands is the inputs as slices, nil for those that are absent.
+type rmsOperands[F float] struct {
+	n                  int
+	x, gamma, residual []F
+}
+
+func readRMS[F float](r rmsNorm, in []G.Value) (o rmsOperands[F], err error) {
+	o.n = r.group(shapesOf(in))
+	if o.x, err = elements[F](r.title(), "x", in[0], in[0].Shape()); err != nil {
+		return o, err
+	}
+	if r.gamma {
+		if o.gamma, err = elements[F](r.title(), "gamma", in[1], in[1].Shape()); err != nil {
+			return o, err
+		}
+		if r.offset {
+			o.gamma = slices.Clone(o.gamma)
+			for i := range o.gamma {
+				o.gamma[i]++
+			}
+		}
+	}
+	if r.residual {
+		last := in[len(in)-1]
+		o.residual, err = elements[F](r.title(), "residual", last, last.Shape())
+	}
+	return o, err
+}
+
+func rmsForward[F float](r rmsNorm, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	o, err := readRMS[F](r, in)
+	if err != nil {
+		return nil, err
+	}
+	t, y := output[F](shape)
+	n := o.n
+	eachRow(len(y)/n, n, func(row int) {
+		at := row * n
+		normaliseRMS(y[at:at+n], o.x[at:at+n], o.gamma, r.eps)
+		if o.residual != nil {
+			for i, v := range o.residual[at : at+n] {
+				y[at+i] += v
+			}
+		}
+	})
+	return t, nil
+}
+
+// normaliseRMS writes the norm of one row. gamma may be nil.
+func normaliseRMS[F float](y, x, gamma []F, eps float64) {
+	f := reciprocalRMS(x, eps)
+	y = y[:len(x)]
+	if gamma == nil {
+		for i, v := range x {
+			y[i] = F(float64(v) * f)
+		}
+		return
+	}
+	gamma = gamma[:len(x)]
+	for i, v := range x {
+		y[i] = F(float64(v) * f * float64(gamma[i]))
+	}
+}
+
+// reciprocalRMS is 1/sqrt(mean(x^2) + eps). Four sums at a time hide the latency of an addition.
+func reciprocalRMS[F float](x []F, eps float64) float64 {
+	var s [4]float64
+	i := 0
+	for ; i+4 <= len(x); i += 4 {
+		v := x[i : i+4 : i+4]
+		s[0] += float64(v[0]) * float64(v[0])
+		s[1] += float64(v[1]) * float64(v[1])
+		s[2] += float64(v[2]) * float64(v[2])
+		s[3] += float64(v[3]) * float64(v[3])
+	}
+	for ; i < len(x); i++ {
+		s[0] += float64(x[i]) * float64(x[i])
+	}
+	return 1 / math.Sqrt((s[0]+s[1]+s[2]+s[3])/float64(len(x))+eps)
+}
+
+// gradient is, with xh = x/sqrt(mean(x^2) + eps) and g = dy*gamma,
+//
+//	dx        = (g - xh mean(g xh)) / sqrt(mean(x^2) + eps)
+//	dgamma    = sum over rows of dy xh
+//	dresidual = dy
+func (r rmsNorm) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return rmsBackward[float64](r, i, in, dy)
+	}
+	return rmsBackward[float32](r, i, in, dy)
+}
+
+func rmsBackward[F float](r rmsNorm, of int, in []G.Value, grad G.Value) (G.Value, error) {
+	o, err := readRMS[F](r, in)
+	if err != nil {
+		return nil, err
+	}
+	dy, err := elements[F](r.title(), "the output's gradient", grad, grad.Shape())
+	if err != nil {
+		return nil, err
+	}
+	n := o.n
+	t, d := output[F](in[of].Shape())
+	switch {
+	case of == 0:
+		eachRow(len(d)/n, n, func(row int) {
+			at := row * n
+			rmsGradX(d[at:at+n], o.x[at:at+n], o.gamma, dy[at:at+n], r.eps)
+		})
+	case of == 1 && r.gamma:
+		// One goroutine: the sum over rows has one order, so it has the same bits on every machine.
+		sum := make([]float64, n)
+		for at := 0; at < len(dy); at += n {
+			f := reciprocalRMS(o.x[at:at+n], r.eps)
+			for i, g := range dy[at : at+n] {
+				sum[i] += float64(g) * float64(o.x[at+i]) * f
+			}
+		}
+		for i, s := range sum {
+			d[i] = F(s)
+		}
+	default:
+		copy(d, dy)
+	}
+	return t, nil
+}
+
+// rmsGradX writes dx of one row; gamma may be nil.
+func rmsGradX[F float](dx, x, gamma, dy []F, eps float64) {
+	f := reciprocalRMS(x, eps)
+	scaled := func(i int) float64 {
+		if gamma == nil {
+			return float64(dy[i])
+		}
+		return float64(dy[i]) * float64(gamma[i])
+	}
+	mean := 0.0
+	for i, v := range x {
+		mean += scaled(i) * float64(v) * f
+	}
+	mean /= float64(len(x))
+	for i, v := range x {
+		dx[i] = F(f * (scaled(i) - float64(v)*f*mean))
+	}
+}
+
+func (r rmsNorm) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
+	n := r.group(in)
+	o := decoder.RMSNorm{Rows: shape.TotalSize() / n, N: n, Eps: r.eps, UnitOffset: r.offset, X: w.In[0].Memory, Y: w.Out}
+	rest := w.In[1:]
+	if r.gamma {
+		o.Gamma, rest = rest[0].Memory, rest[1:]
+	}
+	if r.residual {
+		o.Residual = rest[0].Memory
+	}
+	return w.RMSNorm(&o)
+}

@@ -1,0 +1,161 @@
+package nn
+
+import (
+	"fmt"
+	"math"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Rotary turns the heads of queries or keys by the positions of their tokens: the rotary
+// embedding that config describes, with its formula.
+//
+// x is (rows, heads*HeadDim), as [la.CachedAttention] takes queries and keys, or (rows, heads,
+// HeadDim), float32 or float64; y has its shape and type. positions is a vector of int or int32,
+// one for each row. It is data: in a decoder, what [la.Step.Positions] says before each run.
+//
+// Whole turns are left out before anything is rounded: an angle is off by no more than 2^-60 of
+// the position, in radians, and 2^-22 in float32.
+//
+// It computes on a GPU where both inputs are a [la.DeviceTensor], x of float32 and positions of
+// int32. A GPU turns up to 256 elements of a head.
+//
+// The gradient of x is available on both of Gorgonia's machines, in host memory; it can not be
+// differentiated once more.
+//
+// Errors: ErrShape, ErrDType, ErrOption (config), ErrGraph (nil nodes, other graphs).
+func Rotary(x, positions *G.Node, config la.RotaryConfig) (y *G.Node, err error) {
+	const name = "Rotary"
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	if positions == nil {
+		return nil, errorf(name, la.ErrGraph, "positions is nil")
+	}
+	if d := positions.Dtype(); d != tensor.Int && d != tensor.Int32 {
+		return nil, errorf(name, la.ErrDType, "positions is of %v, want int or int32", d)
+	}
+	if rank := len(x.Shape()); rank != 2 && rank != 3 {
+		return nil, errorf(name, la.ErrShape, "x has shape %v, want rank 2 or 3", x.Shape())
+	}
+	w, m, err := config.Frequencies()
+	if err != nil {
+		return nil, err
+	}
+	r := rotary{rank: len(x.Shape()), dtype: x.Dtype(), positions: positions.Dtype(), config: config}
+	r.how = attn.Rotary{HeadDim: config.HeadDim, Interleaved: config.Interleaved, Factor: m}
+	for _, w := range w {
+		r.how.Turns = append(r.how.Turns, attn.TurningOf(w))
+	}
+	return newNode(r, x, positions)
+}
+
+// rotary is the rule.
+type rotary struct {
+	rank             int
+	dtype, positions tensor.Dtype
+	config           la.RotaryConfig
+	how              attn.Rotary
+}
+
+func (r rotary) title() string { return "Rotary" }
+func (r rotary) String() string {
+	c := r.config
+	return fmt.Sprintf("Rotary{%v, rank %d, positions %v, %d of %d elements, base %v, interleaved %v, scaling %T%+v}",
+		r.dtype, r.rank, r.positions, c.RotatedDim(), c.HeadDim, c.Base, c.Interleaved, c.Scaling, c.Scaling)
+}
+
+func (r rotary) arguments() []argument {
+	x := argument{name: "x", rank: r.rank, dtype: r.dtype}
+	return []argument{x, data(argument{name: "positions", rank: 1, dtype: r.positions}), x}
+}
+
+func (r rotary) shape(in []tensor.Shape) (tensor.Shape, error) {
+	x, d := in[0], r.how.HeadDim
+	if width := x[r.rank-1]; r.rank == 2 && width%d != 0 || r.rank == 3 && width != d {
+		return nil, errorf("Rotary", la.ErrShape, "x has shape %v, want (rows, heads*%d) or (rows, heads, %d)", x, d, d)
+	}
+	if in[1][0] != x[0] {
+		return nil, errorf("Rotary", la.ErrShape, "positions has shape %v, want (%d) for x of shape %v", in[1], x[0], x)
+	}
+	return x.Clone(), nil
+}
+
+func (r rotary) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	return r.turn(in[0], in[1], shape, 1)
+}
+
+// gradient turns back.
+func (r rotary) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
+	return r.turn(dy, in[1], dy.Shape(), -1)
+}
+
+// turn turns x forwards (1) or backwards (-1).
+func (r rotary) turn(x, positions G.Value, shape tensor.Shape, sign float64) (G.Value, error) {
+	at, err := integers("Rotary", "positions", positions)
+	if err != nil {
+		return nil, err
+	}
+	if r.dtype == tensor.Float64 {
+		return turned[float64](&r.how, x, at, shape, sign)
+	}
+	return turned[float32](&r.how, x, at, shape, sign)
+}
+
+func turned[F float](r *attn.Rotary, v G.Value, positions []int, shape tensor.Shape, sign float64) (G.Value, error) {
+	x, err := elements[F]("Rotary", "x", v, shape)
+	if err != nil {
+		return nil, err
+	}
+	t, y := output[F](shape)
+	width, pairs := len(x)/len(positions), len(r.Turns)
+	// Pair i is elements i*each and i*each+apart.
+	each, apart := 1, pairs
+	if r.Interleaved {
+		each, apart = 2, 1
+	}
+	eachRow(len(positions), width, func(row int) {
+		cos, sin := make([]F, pairs), make([]F, pairs)
+		for i, turn := range r.Turns {
+			s, c := math.Sincos(turn.Angle(positions[row]))
+			cos[i], sin[i] = F(r.Factor*c), F(sign*r.Factor*s)
+		}
+		for at := row * width; at < (row+1)*width; at += r.HeadDim {
+			from, to := x[at:at+r.HeadDim], y[at:at+r.HeadDim]
+			for i, c := range cos {
+				a, b := from[i*each], from[i*each+apart]
+				to[i*each], to[i*each+apart] = a*c-b*sin[i], b*c+a*sin[i]
+			}
+			copy(to[2*pairs:], from[2*pairs:])
+		}
+	})
+	return t, nil
+}
+
+// integers is the elements of an int or an int32 tensor.
+func integers(name, what string, v G.Value) ([]int, error) {
+	if v.Dtype() == tensor.Int {
+		return elements[int](name, what, v, v.Shape())
+	}
+	short, err := elements[int32](name, what, v, v.Shape())
+	long := make([]int, len(short))
+	for i, x := range short {
+		long[i] = int(x)
+	}
+	return long, err
+}
+
+func (r rotary) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
+	rows := shape[0]
+	return w.Rotary(&decoder.Rotary{
+		Rotary: r.how, Rows: rows, Heads: shape.TotalSize() / (rows * r.how.HeadDim),
+		X: w.In[0].Memory, Positions: gpuBytes(w.In[1].Memory), Y: w.Out,
+	})
+}

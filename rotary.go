@@ -1,0 +1,212 @@
+package leanattention
+
+import (
+	"math"
+)
+
+// RotaryConfig is a rotary position embedding (RoPE): how the heads of queries and keys are
+// turned by the position of their token. Pair i of a head's elements (a, b) at position p becomes
+//
+//	m (a cos(p w[i]) - b sin(p w[i]))
+//	m (b cos(p w[i]) + a sin(p w[i])),   w[i] = Base^(-2i/Dim)
+//
+// Equation 34 of Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
+// arXiv:2104.09864. m is 1, and w as it stands, without a Scaling.
+type RotaryConfig struct {
+	HeadDim int // elements of a head
+
+	// Dim is how many elements of each head are turned, the first ones; the others stay as they
+	// are. It is even. 0: all of them. (A checkpoint's partial_rotary_factor is Dim/HeadDim.)
+	Dim int
+
+	Base float64 // a checkpoint's rope_theta; 0: 10000
+
+	// Interleaved: pair i is elements 2i and 2i+1, as in RoFormer and GPT-J. Without, it is elements
+	// i and i+Dim/2, as in GPT-NeoX, Llama and all that transformers calls rotate_half.
+	Interleaved bool
+
+	Scaling RotaryScaling // for contexts longer than those of the training; nil: none
+}
+
+// RotaryScaling changes the frequencies w of a rotary embedding: a [LinearScaling], [Llama3Scaling]
+// or [YaRNScaling].
+type RotaryScaling interface {
+	// check is what is wrong with it, "" for nothing.
+	check() string
+	// apply changes w, and is m.
+	apply(w []float64, c *RotaryConfig) (m float64)
+}
+
+// LinearScaling divides positions by Factor (position interpolation): Chen et al.,
+// arXiv:2306.15595. It is rope_type "linear" of checkpoints.
+type LinearScaling struct{ Factor float64 }
+
+// Llama3Scaling is that of Llama 3.1 and later, rope_type "llama3" of checkpoints: frequencies
+// whose wavelength 2 pi/w is shorter than Context/HighFrequency stay, those of more than
+// Context/LowFrequency are divided by Factor, and between the two
+//
+//	w' = (1-s) w/Factor + s w,   s = (Context w/(2 pi) - LowFrequency) / (HighFrequency - LowFrequency)
+type Llama3Scaling struct {
+	Factor        float64
+	LowFrequency  float64 // low_freq_factor
+	HighFrequency float64 // high_freq_factor; more than LowFrequency
+	Context       int     // original_max_position_embeddings
+}
+
+// YaRNScaling is that of Peng et al., "YaRN: Efficient Context Window Extension of Large Language
+// Models", arXiv:2309.00071, rope_type "yarn" of checkpoints: frequencies that turn more than
+// BetaFast times in Context stay, those of less than BetaSlow turns are divided by Factor, and
+// between the two, counted in pairs, there is a ramp. Cosines and sines are multiplied by m,
+// section 3.4 of the paper:
+//
+//	m = 0.1 ln(Factor) + 1
+type YaRNScaling struct {
+	Factor   float64 // at least 1
+	Context  int     // original_max_position_embeddings
+	BetaFast float64 // 0: 32
+	BetaSlow float64 // 0: 1
+
+	// Attention is m, a checkpoint's attention_factor; 0: as above, or with both of the next ones,
+	// as DeepSeek has them, (0.1 MScale ln(Factor) + 1) / (0.1 MScaleAllDim ln(Factor) + 1).
+	Attention, MScale, MScaleAllDim float64
+
+	// NoTruncate leaves the ends of the ramp as they are; without, they are rounded to whole
+	// pairs, outwards. gpt-oss has a checkpoint's truncate off.
+	NoTruncate bool
+}
+
+// Frequencies is w, in radians a position, one for each pair, and m.
+//
+// Errors: ErrShape (HeadDim, Dim), ErrOption (Base, Scaling).
+func (c RotaryConfig) Frequencies() (w []float64, m float64, err error) {
+	const op = "RotaryConfig"
+	dim := c.RotatedDim()
+	switch {
+	case c.HeadDim < 1:
+		return nil, 0, errorf(op, ErrShape, "HeadDim is %d", c.HeadDim)
+	case dim < 2 || dim > c.HeadDim || dim%2 != 0:
+		return nil, 0, errorf(op, ErrShape, "%d elements of heads of %d are turned; it must be an even number of them", dim, c.HeadDim)
+	case c.Base != 0 && !(c.Base > 1 && !math.IsInf(c.Base, 0)):
+		return nil, 0, errorf(op, ErrOption, "Base is %v; it must be more than 1, and finite", c.Base)
+	}
+	w, m = make([]float64, dim/2), 1
+	for i := range w {
+		w[i] = math.Pow(c.base(), -2*float64(i)/float64(dim))
+	}
+	if c.Scaling == nil {
+		return w, m, nil
+	}
+	if wrong := c.Scaling.check(); wrong != "" {
+		return nil, 0, errorf(op, ErrOption, "%T: %s", c.Scaling, wrong)
+	}
+	return w, c.Scaling.apply(w, &c), nil
+}
+
+// RotatedDim is Dim, or all of HeadDim where it is 0.
+func (c RotaryConfig) RotatedDim() int {
+	if c.Dim == 0 {
+		return c.HeadDim
+	}
+	return c.Dim
+}
+
+func (c *RotaryConfig) base() float64 {
+	if c.Base == 0 {
+		return 10000
+	}
+	return c.Base
+}
+
+func isFactor(x float64) bool { return x >= 1 && !math.IsInf(x, 0) }
+
+func (s LinearScaling) check() string {
+	if !(s.Factor > 0) || math.IsInf(s.Factor, 0) {
+		return "Factor must be a number above 0"
+	}
+	return ""
+}
+
+func (s LinearScaling) apply(w []float64, _ *RotaryConfig) float64 {
+	for i := range w {
+		w[i] /= s.Factor
+	}
+	return 1
+}
+
+func (s Llama3Scaling) check() string {
+	switch {
+	case !isFactor(s.Factor):
+		return "Factor must be a number from 1 on"
+	case !(s.LowFrequency > 0 && s.HighFrequency > s.LowFrequency) || math.IsInf(s.HighFrequency, 0):
+		return "LowFrequency must be above 0, and HighFrequency above that"
+	case s.Context < 1:
+		return "Context must be at least 1"
+	}
+	return ""
+}
+
+func (s Llama3Scaling) apply(w []float64, _ *RotaryConfig) float64 {
+	for i, f := range w {
+		turns := float64(s.Context) * f / (2 * math.Pi)
+		share := (turns - s.LowFrequency) / (s.HighFrequency - s.LowFrequency)
+		share = min(max(share, 0), 1)
+		w[i] = (1-share)*f/s.Factor + share*f
+	}
+	return 1
+}
+
+func (s YaRNScaling) check() string {
+	fast, slow := s.betas()
+	switch {
+	case !isFactor(s.Factor):
+		return "Factor must be a number from 1 on"
+	case s.Context < 1:
+		return "Context must be at least 1"
+	case !(slow > 0 && fast > slow) || math.IsInf(fast, 0):
+		return "BetaSlow must be above 0, and BetaFast above that"
+	case !(s.Attention >= 0) || math.IsInf(s.Attention, 0):
+		return "Attention must be a number from 0 on"
+	case !(s.MScale >= 0 && s.MScaleAllDim >= 0) || math.IsInf(s.MScale+s.MScaleAllDim, 0):
+		return "MScale and MScaleAllDim must be numbers from 0 on"
+	}
+	return ""
+}
+
+func (s YaRNScaling) betas() (fast, slow float64) {
+	fast, slow = s.BetaFast, s.BetaSlow
+	if fast == 0 {
+		fast = 32
+	}
+	if slow == 0 {
+		slow = 1
+	}
+	return fast, slow
+}
+
+func (s YaRNScaling) apply(w []float64, c *RotaryConfig) float64 {
+	// pairAt is the pair, not a whole one, that turns so often in the context.
+	pairAt := func(turns float64) float64 {
+		return float64(c.RotatedDim()) * math.Log(float64(s.Context)/(turns*2*math.Pi)) / (2 * math.Log(c.base()))
+	}
+	fast, slow := s.betas()
+	from, to := pairAt(fast), pairAt(slow)
+	if !s.NoTruncate {
+		from, to = math.Floor(from), math.Ceil(to)
+	}
+	from, to = max(from, 0), min(to, float64(c.RotatedDim()-1))
+	if from == to {
+		to += 0.001 // a step: the ramp has no length
+	}
+	for i, f := range w {
+		ramp := min(max((float64(i)-from)/(to-from), 0), 1)
+		w[i] = ramp*f/s.Factor + (1-ramp)*f
+	}
+	if s.Attention > 0 {
+		return s.Attention
+	}
+	m := func(scale float64) float64 { return 0.1*scale*math.Log(s.Factor) + 1 }
+	if s.MScale > 0 && s.MScaleAllDim > 0 {
+		return m(s.MScale) / m(s.MScaleAllDim)
+	}
+	return m(1)
+}
