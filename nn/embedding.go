@@ -36,7 +36,9 @@ import (
 // there, and one outside of the table makes a row of NaN, since the host does not
 // see them.
 //
-// It has no gradients: asking for one is ErrUnsupported.
+// Gradients of table and residual are available on both of Gorgonia's machines, in host memory;
+// they can not be differentiated once more. The table's has its shape, and is zero but for the rows
+// that ids name. It needs a table of float32: with one of 16 bits, asking for a gradient is ErrUnsupported.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
 func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
@@ -45,7 +47,7 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	if table == nil || ids == nil {
 		return nil, errorf(name, la.ErrGraph, "table or ids is nil")
 	}
-	op := embedding{inference: "Embedding", table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
+	op := embedding{table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
 	children := G.Nodes{table, ids}
 	if op.residual {
 		children = append(children, residual)
@@ -83,7 +85,6 @@ var embeddingInputs = [...]string{"table", "ids", "residual"}
 // It holds no state, so one value may serve any number of nodes and runs.
 type embedding struct {
 	graph.Plain
-	inference
 	table    tensor.Dtype
 	ids      tensor.Dtype
 	residual bool
@@ -158,14 +159,9 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ids, err := op.readIDs(in[1])
+	ids, err := op.readIDs(in[1], shapes[0][0])
 	if err != nil {
 		return nil, err
-	}
-	for i, id := range ids {
-		if id < 0 || id >= shapes[0][0] {
-			return nil, errorf(name, la.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, shapes[0][0])
-		}
 	}
 	var residual []float32
 	if op.residual {
@@ -192,16 +188,14 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	return t, nil
 }
 
-// readIDs is the ids as ints.
-func (op embedding) readIDs(v G.Value) ([]int, error) {
+// readIDs is the ids as ints, all of which are below n.
+func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
 	const name = "Embedding"
-	if op.ids == tensor.Int {
-		return elements[int](name, "ids", v, v.Shape())
-	}
-	short, err := elements[int32](name, "ids", v, v.Shape())
-	ids := make([]int, len(short))
-	for i, id := range short {
-		ids[i] = int(id)
+	ids, err := integers(name, "ids", op.ids, v)
+	for i, id := range ids {
+		if id < 0 || id >= n {
+			return nil, errorf(name, la.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, n)
+		}
 	}
 	return ids, err
 }
@@ -218,3 +212,68 @@ func gather[T any](dst []float32, table G.Value, ids []int, widen func(dst []flo
 	})
 	return nil
 }
+
+// DiffWRT says that table and residual have gradients.
+func (op embedding) DiffWRT(int) []bool { return diffWRT(op.arguments()) }
+
+// SymDiff adds the nodes of the gradients (tape machine).
+func (op embedding) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
+	defer recoverTo(op.title(), &err)
+	return embeddingGradients(inGraph, op, in, dy)
+}
+
+// DoDiff adds the gradients to those of the inputs (lisp machine).
+func (op embedding) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
+	defer recoverTo(op.title(), &err)
+	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
+		return embeddingGradients(atOnce, op, in, dy)
+	})
+}
+
+func embeddingGradients[T any](do step[T], op embedding, in []T, dy T) ([]T, error) {
+	if op.table != tensor.Float32 {
+		return nil, errorf(op.title(), la.ErrUnsupported, "gradient with a table of %v; it must be of float32", op.table)
+	}
+	return gradients(do, op, in, dy)
+}
+
+func (op embedding) title() string { return "Embedding" }
+
+func (op embedding) arguments() []argument {
+	args := []argument{{name: "table", rank: 2, dtype: op.table}, {name: "ids", rank: 1, dtype: op.ids, data: true}}
+	if op.residual {
+		args = append(args, argument{name: "residual", rank: 2, dtype: tensor.Float32})
+	}
+	return append(args, argument{name: "y", rank: 2, dtype: tensor.Float32})
+}
+
+// gradient adds the rows of dy to those of the table that they were made of; the residual's is dy.
+func (op embedding) gradient(i int, in []G.Value, grad G.Value) (G.Value, error) {
+	dy, err := elements[float32](op.title(), "the output's gradient", grad, grad.Shape())
+	if err != nil {
+		return nil, err
+	}
+	t, d := output[float32](in[i].Shape())
+	if i > 0 {
+		copy(d, dy)
+		return t, nil
+	}
+	ids, err := op.readIDs(in[1], in[0].Shape()[0])
+	if err != nil {
+		return nil, err
+	}
+	n := grad.Shape()[1]
+	for row, id := range ids {
+		to := d[id*n : (id+1)*n]
+		for i, v := range dy[row*n : (row+1)*n] {
+			to[i] += v
+		}
+	}
+	return t, nil
+}
+
+var (
+	_ G.SDOp    = embedding{}
+	_ G.ADOp    = embedding{}
+	_ derivable = embedding{}
+)

@@ -105,7 +105,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 			o.Residual, in = in[0].Memory, in[1:]
 		}
 		if op.norm {
-			o.Norm = &decoder.Norm{Eps: op.eps}
+			o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset}
 			for _, x := range in {
 				o.Early = o.Early && x.Fixed
 			}

@@ -141,6 +141,17 @@ func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
 	return op.d.gradient(op.of, in[:last], in[last])
 }
 
+// amongZeros is a tensor of zeros, but for the elements of a value from one on.
+func amongZeros[F float](title string, shape tensor.Shape, from int, v G.Value) (G.Value, error) {
+	x, err := elements[F](title, "the output's gradient", v, v.Shape())
+	if err != nil {
+		return nil, err
+	}
+	t, y := output[F](shape)
+	copy(y[from:], x)
+	return t, nil
+}
+
 // DiffWRT, SymDiff and DoDiff say that there is no second derivative. Gorgonia panics at an op
 // that lacks them, or takes its gradient for zero.
 func (op gradient) DiffWRT(inputs int) []bool { return slices.Repeat([]bool{true}, inputs) }

@@ -34,51 +34,31 @@ func (op layerNorm) DiffWRT(inputs int) []bool {
 
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op layerNorm) SymDiff(in G.Nodes, _, grad *G.Node) (grads G.Nodes, err error) {
-	const name = "LayerNorm.SymDiff"
-	defer recoverTo(name, &err)
-	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
-	}
-	for _, of := range op.inputs() {
-		n, err := apply(name, layerNormGrad{norm: op, of: of}, append(append(G.Nodes{}, in...), grad)...)
-		if err != nil {
-			return nil, err
-		}
-		grads = append(grads, n)
-	}
-	return grads, nil
+	defer recoverTo("LayerNorm.SymDiff", &err)
+	return layerNormGradients(inGraph, op, in, grad)
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).
 func (op layerNorm) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
 	const name = "LayerNorm.DoDiff"
 	defer recoverTo(name, &err)
+	return addGradients(name, in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
+		return layerNormGradients(atOnce, op, in, dy)
+	})
+}
+
+func layerNormGradients[T any](do step[T], op layerNorm, in []T, dy T) (grads []T, err error) {
 	if len(in) != op.Arity() {
-		return errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf("LayerNorm", la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
-	values := make([]G.Value, 0, len(in)+1)
-	for _, n := range in {
-		values = append(values, n.Value())
-	}
-	dy, err := y.Grad()
-	if err != nil {
-		return errorf(name, la.ErrGraph, "%v", err)
-	}
-	values = append(values, dy)
-	for i, of := range op.inputs() {
-		d, err := layerNormGrad{norm: op, of: of}.Do(values...)
+	for _, of := range op.inputs() {
+		d, err := do(layerNormGrad{norm: op, of: of}, append(slices.Clone(in), dy)...)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		sum, err := in[i].Grad()
-		if err != nil {
-			return errorf(name, la.ErrGraph, "%v", err)
-		}
-		if _, err = tensor.Add(sum, d, tensor.UseUnsafe()); err != nil {
-			return errorf(name, la.ErrGraph, "%v", err)
-		}
+		grads = append(grads, d)
 	}
-	return nil
+	return grads, nil
 }
 
 type input uint8

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"math"
 	"slices"
 	"unsafe"
 
@@ -30,15 +29,24 @@ type LinearOption struct {
 type normOption struct {
 	gamma, beta *G.Node
 	eps         float64
+	rms, offset bool
 }
 
 // WithReLU makes negative outputs 0, behind the bias and before the residual. NaN stays NaN.
-// A layer has one activation: of WithReLU and [WithGELU] the last one counts.
+// A layer has one activation: of WithReLU, [WithGELU], [WithGELUTanh] and [WithSiLU] the last one counts.
 func WithReLU() LinearOption { return LinearOption{activation: attn.ReLU} }
 
 // WithGELU makes outputs v into v/2 (1 + erf(v/sqrt(2))), behind the bias and before the
 // residual, as [GELU] does.
 func WithGELU() LinearOption { return LinearOption{activation: attn.GELU} }
+
+// WithGELUTanh is WithGELU with the approximation by tanh, as [GELUTanh] has it. On a GPU it is
+// a launch more.
+func WithGELUTanh() LinearOption { return LinearOption{activation: attn.GELUTanh} }
+
+// WithSiLU makes outputs v into v / (1 + exp(-v)), behind the bias and before the residual, as
+// [SiLU] does. On a GPU it is a launch more.
+func WithSiLU() LinearOption { return LinearOption{activation: attn.SiLU} }
 
 // WithResidual adds r, of the output's shape and type, to the output.
 func WithResidual(r *G.Node) LinearOption { return LinearOption{residual: r} }
@@ -46,7 +54,17 @@ func WithResidual(r *G.Node) LinearOption { return LinearOption{residual: r} }
 // WithNorm has the layer read [LayerNorm](x, gamma, beta, eps) instead of x. On a
 // GPU that is one launch less where rows are few.
 func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
-	return LinearOption{norm: &normOption{gamma, beta, eps}}
+	return LinearOption{norm: &normOption{gamma: gamma, beta: beta, eps: eps}}
+}
+
+// WithRMSNorm has the layer read [RMSNorm](x, gamma, nil, eps, opts...) instead of x. Of this and
+// [WithNorm] the last one counts. On a GPU the norm is a launch of its own.
+func WithRMSNorm(gamma *G.Node, eps float64, opts ...NormOption) LinearOption {
+	n := &normOption{gamma: gamma, eps: eps, rms: true}
+	for _, o := range opts {
+		n.offset = n.offset || o.unitOffset
+	}
+	return LinearOption{norm: n}
 }
 
 // WithMixedPrecision lets the layer round x (its norm, under [WithNorm]) to the type of w
@@ -63,9 +81,9 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 //	y = f(x w^T + b) + residual
 //
 // with x of shape (rows, in), w (out, in), as checkpoints store it, b (out), and
-// y and residual (rows, out). b may be nil for none; f(v) is max(v, 0) under
-// [WithReLU], v/2 (1 + erf(v/sqrt(2))) under [WithGELU] and v otherwise; residual
-// is 0 without [WithResidual]; under [WithNorm] x is normalised first.
+// y and residual (rows, out). b may be nil for none; f is the activation of [WithReLU],
+// [WithGELU], [WithGELUTanh] or [WithSiLU], and f(v) = v without; residual is 0 without
+// [WithResidual]; under [WithNorm] or [WithRMSNorm] x is normalised first.
 //
 // x, b, residual and y are float32, and w is float32, [la.Float16] or
 // [la.BFloat16]: sums are in float32 whatever w is stored in. Or all of them are
@@ -87,7 +105,9 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // with bfloat16; see [WithMixedPrecision]), infinities become NaN, and the order of sums depends on the
 // number of rows and the GPU.
 //
-// It has no gradients: asking for one is ErrUnsupported.
+// Gradients of all inputs are available on both of Gorgonia's machines, in host memory; they can
+// not be differentiated once more. They need w of x's type: with one of 16 bits, asking for
+// one is ErrUnsupported.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption.
 func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
@@ -128,13 +148,13 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 	if err != nil {
 		return nil, err
 	}
-	part := linearPart{inference: "Linears", dtype: op.x}
+	part := linearPart{dtype: op.x}
 	for _, w := range ws {
 		part.all += w.Shape()[0]
 	}
 	for _, w := range ws {
 		part.width = w.Shape()[0]
-		y, err := apply(name, part, all)
+		y, err := newView(part, all)
 		if err != nil {
 			return nil, err
 		}
@@ -159,7 +179,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	case slices.Contains(bs, nil):
 		return op, nil, errorf(name, la.ErrGraph, "a bias is nil")
 	}
-	op = linear{inference: "Linear", x: x.Dtype(), w: ws[0].Dtype(), parts: len(ws), bias: len(bs) > 0, gpu: new(ongpu.Node)}
+	op = linear{x: x.Dtype(), w: ws[0].Dtype(), parts: len(ws), bias: len(bs) > 0, gpu: new(ongpu.Node)}
 	var residual *G.Node
 	var norm *normOption
 	for _, o := range opts {
@@ -183,10 +203,14 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 		children = append(children, residual)
 	}
 	if norm != nil {
-		if math.IsNaN(norm.eps) || math.IsInf(norm.eps, 0) || norm.eps < 0 {
-			return op, nil, errorf(name, la.ErrOption, "eps is %v, want a finite number >= 0", norm.eps)
+		if err := checkEps(name, norm.eps); err != nil {
+			return op, nil, err
 		}
 		op.norm, op.eps, op.gamma, op.beta = true, norm.eps, norm.gamma != nil, norm.beta != nil
+		op.rms, op.offset = norm.rms, norm.offset
+		if op.offset && !op.gamma {
+			return op, nil, errorf(name, la.ErrUnsupported, "WithUnitOffset without a gamma")
+		}
 		for _, n := range []*G.Node{norm.gamma, norm.beta} {
 			if n != nil {
 				children = append(children, n)
@@ -215,13 +239,13 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 // GPUs.
 type linear struct {
 	graph.Plain
-	inference
 	x, w              tensor.Dtype // of the inputs; the others have x's
 	parts             int
 	joined            bool // the outputs are one vector, one part behind the other
 	bias, residual    bool
 	activation        attn.Activation
 	norm, gamma, beta bool
+	rms, offset       bool // the norm is an RMSNorm, and its weights are 1+gamma
 	eps               float64
 	mixed             bool
 	gpu               *ongpu.Node
@@ -374,6 +398,9 @@ func (op linear) String() string {
 	if op.norm {
 		s += fmt.Sprintf(", norm eps %v, gamma %v, beta %v", op.eps, op.gamma, op.beta)
 	}
+	if op.rms {
+		s += fmt.Sprintf(", by the root mean square, 1+gamma %v", op.offset)
+	}
 	return s + "}"
 }
 func (op linear) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
@@ -476,10 +503,17 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 	x := o.x
 	if op.norm {
 		n := o.parts[0].In
+		if op.offset {
+			o.gamma = onePlus(o.gamma)
+		}
 		if x = unwritten[F](len(o.x)); x == nil {
 			x = make([]F, len(o.x))
 		}
 		eachRow(o.parts[0].Rows, n, func(row int) {
+			if op.rms {
+				normaliseRMS(x[row*n:(row+1)*n], o.x[row*n:(row+1)*n], o.gamma, op.eps)
+				return
+			}
 			normalise(x[row*n:(row+1)*n], o.x[row*n:(row+1)*n], o.gamma, o.beta, op.eps)
 		})
 	}
@@ -506,63 +540,47 @@ func runLinear[F float](o *cpu.LinearOperands[F]) error {
 	return errorf("Linear", la.ErrInternal, "%v", err)
 }
 
-// linearPart is the output of one of the layers of [Linears]: elements of their
+// linearPart is the rule of the output of one of the layers of [Linears]: elements of their
 // one vector, which nobody else sees, without a copy.
 type linearPart struct {
-	graph.Plain
-	inference
 	before, width, all int // columns of the layers ahead, of this one, and of all
 	dtype              tensor.Dtype
 }
 
-// of is where the part begins in the vector, and its shape: a run may have fewer rows
-// than the graph was built for.
-func (op linearPart) of(vector tensor.Shape) (from int, shape tensor.Shape, err error) {
-	if len(vector) != 1 || vector[0]%op.all != 0 {
-		return 0, nil, errorf("Linears", la.ErrShape, "the layers' output has shape %v, want rows of %d elements", vector, op.all)
-	}
-	rows := vector[0] / op.all
-	return rows * op.before, tensor.Shape{rows, op.width}, nil
+func (r linearPart) title() string { return "Linears" }
+func (r linearPart) String() string {
+	return fmt.Sprintf("LinearPart{columns [%d, %d) of %d, %v}", r.before, r.before+r.width, r.all, r.dtype)
 }
 
-// IsPart makes it an [ongpu.PartOp].
-func (op linearPart) IsPart() {}
+func (r linearPart) arguments() []argument {
+	return []argument{{name: "the layers' output", rank: 1, dtype: r.dtype}, {name: "y", rank: 2, dtype: r.dtype}}
+}
 
-func (op linearPart) Arity() int { return 1 }
-func (op linearPart) Type() hm.Type {
-	return hm.NewFnType(tensorOf(1, op.dtype), tensorOf(2, op.dtype))
-}
-func (op linearPart) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
-	shapes, err := G.DimSizersToShapes(in)
-	if err != nil {
-		return nil, err
+// shape follows the vector's: a run may have fewer rows than the graph was built for.
+func (r linearPart) shape(in []tensor.Shape) (tensor.Shape, error) {
+	if in[0][0]%r.all != 0 {
+		return nil, errorf("Linears", la.ErrShape, "the layers' output has shape %v, want rows of %d elements", in[0], r.all)
 	}
-	_, shape, err := op.of(shapes[0])
-	return shape, err
+	return tensor.Shape{in[0][0] / r.all, r.width}, nil
 }
-func (op linearPart) String() string {
-	return fmt.Sprintf("LinearPart{columns [%d, %d) of %d, %v}", op.before, op.before+op.width, op.all, op.dtype)
-}
-func (op linearPart) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
-func (op linearPart) Hashcode() uint32      { return graph.Hashcode(op) }
 
-func (op linearPart) Do(in ...G.Value) (y G.Value, err error) {
-	const name = "Linears"
-	defer recoverTo(name, &err)
-	if len(in) != 1 {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want 1", len(in))
-	}
-	from, shape, err := op.of(in[0].Shape())
-	if err != nil {
-		return nil, err
-	}
-	if anyOnGPU(in) {
-		return ongpu.Part("nn."+name, in[0], from, shape)
-	}
-	if op.dtype == tensor.Float64 {
+func (r linearPart) from(in tensor.Shape) int { return in[0] / r.all * r.before }
+
+func (r linearPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	from := r.from(in[0].Shape())
+	if r.dtype == tensor.Float64 {
 		return partOf[float64](in[0], from, shape)
 	}
 	return partOf[float32](in[0], from, shape)
+}
+
+// gradient is zeros, but for the part.
+func (r linearPart) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
+	from := r.from(in[0].Shape())
+	if r.dtype == tensor.Float64 {
+		return amongZeros[float64](r.title(), in[0].Shape(), from, dy)
+	}
+	return amongZeros[float32](r.title(), in[0].Shape(), from, dy)
 }
 
 func partOf[F float](v G.Value, from int, shape tensor.Shape) (G.Value, error) {
@@ -577,6 +595,4 @@ func partOf[F float](v G.Value, from int, shape tensor.Shape) (G.Value, error) {
 var (
 	_ G.SDOp = linear{}
 	_ G.ADOp = linear{}
-	_ G.SDOp = linearPart{}
-	_ G.ADOp = linearPart{}
 )

@@ -198,6 +198,39 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 	})
 }
 
+// view is an op whose value is some of the elements of its input, one behind the other: on a GPU in
+// the same memory.
+type view struct{ operator }
+
+// A window is the rule of a view.
+type window interface {
+	rule
+	from(in tensor.Shape) int // the first of the elements
+}
+
+// IsPart makes it an [ongpu.PartOp].
+func (op view) IsPart() {}
+
+func (op view) Do(in ...G.Value) (y G.Value, err error) {
+	if !anyOnGPU(in) {
+		return op.operator.Do(in...)
+	}
+	defer recoverTo(op.title(), &err)
+	shape, err := checkValues(op.rule, op.arguments(), in)
+	if err != nil {
+		return nil, err
+	}
+	return ongpu.Part("nn."+op.title(), in[0], op.rule.(window).from(in[0].Shape()), shape)
+}
+
+// newView makes the node of a view.
+func newView(r window, x *G.Node) (*G.Node, error) {
+	if err := checkChildren(r, []*G.Node{x}); err != nil {
+		return nil, err
+	}
+	return apply(r.title(), view{operator{rule: r}}, x)
+}
+
 // newNode makes the node of a rule, whose arguments are as the first child is; the children
 // are checked.
 func newNode(r rule, children ...*G.Node) (*G.Node, error) {
@@ -263,4 +296,6 @@ func sameShape(title string, args []argument, in []tensor.Shape) error {
 var (
 	_ G.SDOp = node{}
 	_ G.ADOp = node{}
+	_ G.SDOp = view{}
+	_ G.ADOp = view{}
 )

@@ -27,7 +27,7 @@ type opCase struct {
 	shape  tensor.Shape
 	size   float64 // of which results are off by some units in the last place; 0: 1
 	off    float64 // that they may be off by besides
-	host   bool    // there is no such op on a GPU
+	short  bool    // in float32 alone
 }
 
 // opInput is numbers, or indices.
@@ -58,6 +58,8 @@ func randomShape(rng *rand.Rand, ranks ...int) []int {
 func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, rmsNormCases(rng)...)
 	cases = append(cases, activationCases(rng)...)
+	cases = append(cases, linearCases(rng)...)
+	cases = append(cases, embeddingCase(rng))
 	return append(cases, rotaryCases(rng)...)
 }
 
@@ -218,6 +220,172 @@ func rotaryCases(rng *rand.Rand) (cases []opCase) {
 	return cases
 }
 
+// linearCases are layers with all that a layer may have, one or several of one input.
+func linearCases(rng *rand.Rand) (cases []opCase) {
+	for i := range 12 {
+		rows, in, out := 1+rng.IntN(5), 4*(1+rng.IntN(6)), 4*(1+rng.IntN(4))
+		parts := 1 + i%3
+		bias, residual, norm := rng.IntN(2) == 0, parts == 1 && rng.IntN(2) == 0, i%4 // 1: LayerNorm, 2: RMSNorm, 3: with 1+gamma
+		f := attn.Activation(rng.IntN(attn.Activations))
+		c := opCase{
+			name:  fmt.Sprintf("Linear of %d x %d x %d, %d layers, bias %v, residual %v, norm %d, %v", rows, in, out, parts, bias, residual, norm, f),
+			shape: tensor.Shape{rows, out}, size: 50,
+		}
+		add := func(name string, shape ...int) func(in []*G.Node) *G.Node {
+			at := len(c.inputs)
+			c.inputs = append(c.inputs, randomInput(rng, name, shape...))
+			return func(in []*G.Node) *G.Node { return in[at] }
+		}
+		add("x", rows, in)
+		for j := range parts {
+			add(fmt.Sprint("w", j), out, in)
+		}
+		if bias {
+			for j := range parts {
+				add(fmt.Sprint("b", j), out)
+			}
+		}
+		var r, gamma, beta func(in []*G.Node) *G.Node
+		if residual {
+			r = add("residual", rows, out)
+		}
+		if norm > 0 {
+			gamma = add("gamma", in)
+		}
+		if norm == 1 {
+			beta = add("beta", in)
+		}
+		const eps = 1e-2
+		c.build = func(in []*G.Node) (*G.Node, error) {
+			var opts []LinearOption
+			switch f {
+			case attn.ReLU:
+				opts = append(opts, WithReLU())
+			case attn.GELU:
+				opts = append(opts, WithGELU())
+			case attn.GELUTanh:
+				opts = append(opts, WithGELUTanh())
+			case attn.SiLU:
+				opts = append(opts, WithSiLU())
+			}
+			switch norm {
+			case 1:
+				opts = append(opts, WithNorm(gamma(in), beta(in), eps))
+			case 2:
+				opts = append(opts, WithRMSNorm(gamma(in), eps))
+			case 3:
+				opts = append(opts, WithRMSNorm(gamma(in), eps, WithUnitOffset()))
+			}
+			if residual {
+				opts = append(opts, WithResidual(r(in)))
+			}
+			ws, bs := in[1:1+parts], []*G.Node(nil)
+			if bias {
+				bs = in[1+parts : 1+2*parts]
+			}
+			if parts == 1 {
+				var b *G.Node
+				if bias {
+					b = bs[0]
+				}
+				return Linear(in[0], ws[0], b, opts...)
+			}
+			ys, err := Linears(in[0], ws, bs, opts...)
+			if err != nil {
+				return nil, err
+			}
+			y, err := GLU(ys[0], ys[1], SwiGLU)
+			if parts == 3 && err == nil {
+				y, err = RMSNorm(y, nil, ys[2], eps)
+			}
+			return y, err
+		}
+		c.want = func(all [][]float64) []float64 {
+			x := slices.Clone(all[0])
+			last := len(all) - 1
+			for at := 0; at < len(x) && norm > 0; at += in {
+				row := x[at : at+in]
+				if norm == 1 {
+					copy(row, reference(row, all[last-1], all[last], eps))
+					continue
+				}
+				rms64(row, eps)
+				for j := range row {
+					if norm == 3 {
+						row[j] *= 1 + all[last][j]
+					} else {
+						row[j] *= all[last][j]
+					}
+				}
+			}
+			var ys [3][]float64
+			for p := range parts {
+				ys[p] = make([]float64, rows*out)
+				for at := range ys[p] {
+					sum := 0.0
+					for k := range in {
+						sum += x[at/out*in+k] * all[1+p][at%out*in+k]
+					}
+					if bias {
+						sum += all[1+parts+p][at%out]
+					}
+					ys[p][at] = reftest.Activated(f, sum)
+					if residual {
+						ys[p][at] += all[1+parts*(1+count(bias))][at]
+					}
+				}
+			}
+			if parts == 1 {
+				return ys[0]
+			}
+			for at := range ys[0] {
+				ys[0][at] = reftest.Activated(attn.SiLU, ys[0][at]) * ys[1][at]
+			}
+			if parts == 3 {
+				for at := 0; at < len(ys[0]); at += out {
+					rms64(ys[0][at:at+out], eps)
+				}
+				for at := range ys[0] {
+					ys[0][at] += ys[2][at]
+				}
+			}
+			return ys[0]
+		}
+		cases = append(cases, c)
+	}
+	return cases
+}
+
+func rms64(x []float64, eps float64) {
+	sum := 0.0
+	for _, v := range x {
+		sum += v * v
+	}
+	for i := range x {
+		x[i] /= math.Sqrt(sum/float64(len(x)) + eps)
+	}
+}
+
+func embeddingCase(rng *rand.Rand) opCase {
+	rows, of, n := 1+rng.IntN(6), 1+rng.IntN(4), 4*(1+rng.IntN(5))
+	ids := make([]int, rows)
+	for i := range ids {
+		ids[i] = rng.IntN(of)
+	}
+	return opCase{
+		name: fmt.Sprintf("Embedding of %v from %d rows", ids, of), shape: tensor.Shape{rows, n}, short: true,
+		inputs: []opInput{randomInput(rng, "table", of, n), {name: "ids", shape: tensor.Shape{rows}, ids: ids}, randomInput(rng, "residual", rows, n)},
+		build:  func(in []*G.Node) (*G.Node, error) { return Embedding(in[0], in[1], in[2]) },
+		want: func(in [][]float64) []float64 {
+			y := slices.Clone(in[2])
+			for at := range y {
+				y[at] += in[0][ids[at/n]*n+at%n]
+			}
+			return y
+		},
+	}
+}
+
 // opGraph is the graph of a case, with inputs of float32 or float64.
 type opGraph struct {
 	g  *G.ExprGraph
@@ -314,6 +482,9 @@ func TestOps(t *testing.T) {
 	for range 5 {
 		for _, c := range opCases(rng) {
 			for dtype, unit := range map[tensor.Dtype]float64{tensor.Float32: 1e-6, tensor.Float64: 1e-14} {
+				if c.short && dtype == tensor.Float64 {
+					continue
+				}
 				o := c.graph(t, dtype, nil)
 				vm := G.NewTapeMachine(o.g)
 				for run := range 2 {
@@ -379,6 +550,9 @@ func TestOpGradients(t *testing.T) {
 			return d
 		}
 		for dtype, unit := range map[tensor.Dtype]float64{tensor.Float64: 1e-7, tensor.Float32: 1e-4} {
+			if c.short && dtype == tensor.Float64 {
+				continue
+			}
 			o := c.graph(t, dtype, nil)
 			var wrt G.Nodes
 			var of []int
@@ -437,9 +611,6 @@ func TestGPUOps(t *testing.T) {
 		return d
 	}
 	for _, c := range opCases(rng) {
-		if c.host {
-			continue
-		}
 		o := c.graph(t, tensor.Float32, upload)
 		vm := G.NewTapeMachine(o.g)
 		check := func(what string) {

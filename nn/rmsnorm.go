@@ -170,10 +170,7 @@ func readRMS[F float](r rmsNorm, in []G.Value) (o rmsOperands[F], err error) {
 			return o, err
 		}
 		if r.offset {
-			o.gamma = slices.Clone(o.gamma)
-			for i := range o.gamma {
-				o.gamma[i]++
-			}
+			o.gamma = onePlus(o.gamma)
 		}
 	}
 	if r.residual {
@@ -181,6 +178,15 @@ func readRMS[F float](r rmsNorm, in []G.Value) (o rmsOperands[F], err error) {
 		o.residual, err = elements[F](r.title(), "residual", last, last.Shape())
 	}
 	return o, err
+}
+
+// onePlus is 1+x.
+func onePlus[F float](x []F) []F {
+	x = slices.Clone(x)
+	for i := range x {
+		x[i]++
+	}
+	return x
 }
 
 func rmsForward[F float](r rmsNorm, in []G.Value, shape tensor.Shape) (G.Value, error) {

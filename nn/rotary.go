@@ -99,7 +99,7 @@ func (r rotary) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 
 // turn turns x forwards (1) or backwards (-1).
 func (r rotary) turn(x, positions G.Value, shape tensor.Shape, sign float64) (G.Value, error) {
-	at, err := integers("Rotary", "positions", positions)
+	at, err := integers("Rotary", "positions", r.positions, positions)
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +140,8 @@ func turned[F float](r *attn.Rotary, v G.Value, positions []int, shape tensor.Sh
 }
 
 // integers is the elements of an int or an int32 tensor.
-func integers(name, what string, v G.Value) ([]int, error) {
-	if v.Dtype() == tensor.Int {
+func integers(name, what string, dtype tensor.Dtype, v G.Value) ([]int, error) {
+	if dtype == tensor.Int {
 		return elements[int](name, what, v, v.Shape())
 	}
 	short, err := elements[int32](name, what, v, v.Shape())

@@ -105,6 +105,9 @@ func (d *Engine) overlap() bool { return d.info.Capability >= 90 }
 type Norm struct {
 	Gamma, Beta gpu.Memory
 	Eps         float64
+
+	// RMS: it is an [RMSNorm], which has no Beta. Only a [Linear] takes one.
+	RMS, UnitOffset bool
 }
 
 // clustersAtOnce is how many clusters may run at once, of which g has one: no more
@@ -130,6 +133,9 @@ func (d *Engine) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) (
 func (n *Norm) check(op string, in int) error {
 	if !(n.Eps >= 0) || math.IsInf(n.Eps, 1) {
 		return gpu.Errorf(op, attn.ErrShape, "eps is %v", n.Eps)
+	}
+	if n.RMS && n.Beta.Buffer != nil || n.UnitOffset && !n.RMS {
+		return gpu.Errorf(op, attn.ErrShape, "beta of a norm by the root mean square, or 1+gamma of another")
 	}
 	if err := n.Gamma.CheckOptional(op, "gamma", in); err != nil {
 		return err
@@ -164,6 +170,9 @@ func (d *Engine) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) 
 	}
 	if err := y.CheckFloats(op, "y", rows*n); err != nil {
 		return err
+	}
+	if norm.RMS {
+		return gpu.Errorf(op, attn.ErrShape, "the norm is by the root mean square")
 	}
 	if err := norm.check(op, n); err != nil {
 		return err

@@ -116,6 +116,10 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
 		return 0, nil
 	}
+	if o.composed() {
+		n, err := d.Scratch(o.inner())
+		return o.apart() + n, err
+	}
 	if _, batch, err := d.configureSkinny(o); batch || err != nil {
 		return 0, err
 	}

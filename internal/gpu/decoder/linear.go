@@ -117,7 +117,7 @@ func (o *Linear) check() error {
 	if len(o.Parts) < 1 || len(o.Parts) > mostParts {
 		return gpu.Errorf(op, attn.ErrShape, "%d layers, outside [1, %d]", len(o.Parts), mostParts)
 	}
-	if o.Activation > attn.GELU {
+	if o.Activation >= attn.Activations {
 		return gpu.Errorf(op, attn.ErrShape, "the activation is %v", o.Activation)
 	}
 	if err := o.X.CheckFloats(op, "x", o.Rows*o.In); err != nil {
@@ -167,6 +167,9 @@ func (o *Linear) check() error {
 func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
+	}
+	if o.composed() {
+		return d.compose(s, o)
 	}
 	element := o.Parts[0].W.DType
 	if l, ok, err := d.configureSkinny(o); err != nil {
