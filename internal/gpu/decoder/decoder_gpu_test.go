@@ -78,6 +78,31 @@ func normed(x []float64, n int, gamma, beta []float64, eps float64) []float64 {
 	return y
 }
 
+// rmsNormed is the norm by the root mean square of rows of n elements.
+func rmsNormed(x []float64, n int, gamma, residual []float64, offset bool, eps float64) []float64 {
+	y := make([]float64, len(x))
+	for r := 0; r < len(x); r += n {
+		squares := 0.0
+		for _, v := range x[r : r+n] {
+			squares += v * v / float64(n)
+		}
+		for i, v := range x[r : r+n] {
+			v /= math.Sqrt(squares + eps)
+			switch {
+			case offset:
+				v *= 1 + gamma[i]
+			case gamma != nil:
+				v *= gamma[i]
+			}
+			if residual != nil {
+				v += residual[r+i]
+			}
+			y[r+i] = v
+		}
+	}
+	return y
+}
+
 // lost is how much of a product's operands the tensor core's parts of them do
 // not have, and sums in float32 lose.
 func lost(d attn.DType) float64 {
@@ -145,7 +170,7 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 		if rows > 64 {
 			in = min(in, 1000)
 		}
-		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(3)), RoundX: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
 		scale := math.Ldexp(1, testgpu.Pick(rng, 0, 0, -40, 40))
 		x := m.random(t, rng, attn.Float32, rows*in, scale)
 		o.X = x.Memory
@@ -167,6 +192,10 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 				o.Norm.Gamma, gamma.x = gpu.Memory{}, nil
 			}
 			left = normed(x.x, in, gamma.x, beta.x, 1e-5)
+			if rng.IntN(3) == 0 {
+				o.Norm.RMS, o.Norm.Beta, o.Norm.UnitOffset = true, gpu.Memory{}, gamma.x != nil && rng.IntN(2) == 0
+				left = rmsNormed(x.x, in, gamma.x, nil, o.Norm.UnitOffset, 1e-5)
+			}
 		}
 		type part struct{ w, b matrix }
 		var parts []part
@@ -227,13 +256,10 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 						sum, size = sum+p.b.x[c], size+math.Abs(p.b.x[c])
 					}
 					own := 0.0 // what the activation is off by
-					switch o.Activation {
-					case attn.ReLU:
-						sum = max(sum, 0)
-					case attn.GELU:
-						own = 0x1p-22 * math.Abs(sum)
-						sum, size, most = reftest.GELU(sum), 1.13*size, 1.13*most
+					if o.Activation > attn.ReLU {
+						own, size, most = 0x1p-22*math.Abs(sum), reftest.MostSlope*size, reftest.MostSlope*most
 					}
+					sum = reftest.Activated(o.Activation, sum)
 					if residual.x != nil {
 						sum, size = sum+residual.x[r*out+c], size+math.Abs(residual.x[r*out+c])
 					}

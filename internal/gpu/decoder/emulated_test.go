@@ -54,6 +54,14 @@ func TestEmulatedNorm(t *testing.T) {
 	testNorm(t, m, d, 20)
 }
 
+func TestEmulatedNodes(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testRMSNorm(t, m, d, 20)
+	testRotary(t, m, d, 16)
+	testElements(t, m, d, 20)
+	testNodesRefuse(t, m, d)
+}
+
 func TestEmulatedGather(t *testing.T) {
 	m, d := emulatedDecoder(t, 3)
 	testGather(t, m, d, 20)

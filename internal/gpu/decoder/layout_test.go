@@ -33,6 +33,13 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"workers = o.workers >> half * 8 & 255",
 			"float* const x = (float*)(layout.area + o.place) + warp * most * (COLUMNS * DECODE_STRIDE + (NORM ? DECODE_COLUMNS : 0));",
 		},
+		"nodes.cuh": {
+			"constexpr int NODE_THREADS = 256; constexpr int NODE_NARROW = 1024;",
+			"constexpr int NODE_EACH = 4;",
+			"constexpr int NODE_PAIRS = 128;",
+			"const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;",
+			"enum : int { GELU_TANH = 3, SILU = 4 };",
+		},
 		"gemm_tiled.cuh": {
 			"constexpr int GEMM_WARPS = 8; constexpr int GEMM_THREADS = (GEMM_WARPS + 1) * 32;",
 			"constexpr int GEMM_TILE = 128;",
@@ -107,6 +114,9 @@ func TestStructs(t *testing.T) {
 		{"kernels/gemm_tiled.cuh", "GemmParams", gemmParams{}},
 		{"kernels/decode_rows.cuh", "NormParams", normParams{}},
 		{"kernels/decode_rows.cuh", "GatherParams", gatherParams{}},
+		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},
+		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
+		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},
 		{"kernels/sample_tokens.cuh", "SampleParams", sampleParams{}},
 		{"kernels/sample_tokens.cuh", "SampleSetting", Setting{}},
 	} {

@@ -1,0 +1,222 @@
+package llama
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	la "gorgonia.org/leanattention"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Decoder is a model that reads and writes texts, several in each step.
+type Decoder struct {
+	cache  *la.Cache
+	vocab  int
+	gpu    *la.GPU
+	graphs []*graph // smallest first
+}
+
+// Options is where a decoder computes, and for how much it has room.
+type Options struct {
+	// Rows is the rows of each graph; a step takes the smallest that has enough. A graph of few
+	// rows is for tokens one after the other, one of many for prompts.
+	Rows []int
+	// Tokens is how many tokens all texts have together, at most.
+	Tokens int
+	// KV is the type of keys and values in the cache: tensor.Float32, Float16 or BFloat16.
+	KV tensor.Dtype
+	// Device is a GPU; nil: the CPU.
+	Device *la.GPU
+}
+
+// Text is tokens of a sequence that a step reads.
+type Text struct {
+	Seq *la.Sequence
+	IDs []int
+}
+
+const pageSize = 16
+
+// New makes a decoder.
+func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
+	d = &Decoder{vocab: c.Vocab, gpu: o.Device}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+			d = nil
+		}
+	}()
+	d.cache, err = la.NewCache(la.CacheConfig{
+		Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.Rotary.HeadDim, DType: o.KV, Device: o.Device,
+		PageSize: pageSize, Pages: (o.Tokens + pageSize - 1) / pageSize,
+	})
+	if err != nil {
+		return d, err
+	}
+	for _, rows := range slices.Sorted(slices.Values(o.Rows)) {
+		g, err := newGraph(c, weights, d.cache, rows, o.Device)
+		if err != nil {
+			return d, err
+		}
+		d.graphs = append(d.graphs, g)
+	}
+	return d, nil
+}
+
+// Close gives everything back.
+func (d *Decoder) Close() (err error) {
+	for _, g := range d.graphs {
+		err = errors.Join(err, g.recording.Close(), g.machine.Close())
+	}
+	if d.cache != nil {
+		err = errors.Join(err, d.cache.Close())
+	}
+	return err
+}
+
+// NewSequence is a text of no tokens yet.
+func (d *Decoder) NewSequence() (*la.Sequence, error) { return d.cache.NewSequence() }
+
+// Step reads tokens of texts, and returns the logits behind each of them: text after text, of each
+// of its tokens Vocab numbers.
+func (d *Decoder) Step(texts ...Text) (logits [][][]float32, err error) {
+	var appends []la.Append
+	var ids []int
+	for _, t := range texts {
+		appends = append(appends, la.Append{Seq: t.Seq, Tokens: len(t.IDs)})
+		ids = append(ids, t.IDs...)
+	}
+	for _, g := range d.graphs {
+		if len(ids) > g.step.Tokens() {
+			continue
+		}
+		rows, err := g.run(appends, ids)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range texts {
+			var own [][]float32
+			for range t.IDs {
+				own, rows = append(own, rows[:d.vocab]), rows[d.vocab:]
+			}
+			logits = append(logits, own)
+		}
+		return logits, nil
+	}
+	return nil, fmt.Errorf("llama: %d tokens, more than any graph has rows", len(ids))
+}
+
+// graph is the decoder of a number of rows.
+type graph struct {
+	step    *la.Step
+	machine interface {
+		G.VM
+		Close() error
+	}
+	ids       [2][]int // tokens and positions: in host memory the inputs are these
+	there     [2]*la.DeviceTensor
+	logits    *G.Node
+	gpu       *la.GPU
+	result    *la.DeviceTensor // of the last run on the GPU
+	recording *la.Recording
+}
+
+func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU) (gr *graph, err error) {
+	gr = &graph{gpu: gpu}
+	if gr.step, err = cache.NewStep(rows); err != nil {
+		return nil, err
+	}
+	g := G.NewGraph()
+	var in [2]*G.Node
+	for i, name := range []string{"tokens", "positions"} {
+		gr.ids[i] = make([]int, rows)
+		if gpu == nil {
+			in[i] = input(g, name, tensor.New(tensor.WithShape(rows), tensor.WithBacking(gr.ids[i])))
+			continue
+		}
+		if gr.there[i], err = gpu.NewTensor(tensor.Int32, rows); err != nil {
+			return nil, err
+		}
+		in[i] = input(g, name, gr.there[i])
+	}
+	b := &builder{c: c, weights: weights, g: g, step: gr.step}
+	if gr.logits, err = b.logits(in[0], in[1]); err != nil {
+		return nil, err
+	}
+	if err := la.CheckGraph(g); err != nil {
+		return nil, err
+	}
+	gr.machine = G.NewTapeMachine(g)
+	return gr, nil
+}
+
+// run is a step: its rows of logits, one behind the other.
+func (gr *graph) run(appends []la.Append, ids []int) (logits []float32, err error) {
+	if err := gr.step.Set(appends); err != nil {
+		return nil, err
+	}
+	if logits, err = gr.compute(ids); err != nil {
+		return nil, errors.Join(err, gr.step.Rollback())
+	}
+	return logits, gr.step.Commit()
+}
+
+func (gr *graph) compute(ids []int) ([]float32, error) {
+	clear(gr.ids[0]) // rows of nobody have token 0
+	copy(gr.ids[0], ids)
+	copy(gr.ids[1], gr.step.Positions())
+	if gr.gpu == nil {
+		defer gr.machine.Reset()
+		if err := la.Cause(gr.machine.RunAll()); err != nil {
+			return nil, err
+		}
+		return gr.logits.Value().Data().([]float32), nil
+	}
+	for i, there := range gr.there {
+		short := make([]int32, len(gr.ids[i]))
+		for j, x := range gr.ids[i] {
+			short[j] = int32(x)
+		}
+		if err := there.CopyFrom(tensor.New(tensor.WithShape(len(short)), tensor.WithBacking(short))); err != nil {
+			return nil, err
+		}
+	}
+	if err := gr.queue(); err != nil {
+		return nil, err
+	}
+	t, err := gr.result.Download() // it waits for the run
+	if err != nil {
+		return nil, err
+	}
+	return t.Data().([]float32), nil
+}
+
+// queue queues a run on the GPU: the first node by node, which gives nodes their memory; the second is
+// recorded, and from then on the recording is replayed.
+func (gr *graph) queue() (err error) {
+	run := func() error {
+		defer gr.machine.Reset()
+		err := la.Cause(gr.machine.RunAll())
+		if err == nil {
+			gr.result = gr.logits.Value().(*la.DeviceTensor)
+		}
+		return err
+	}
+	if gr.result == nil {
+		return run()
+	}
+	if gr.recording == nil {
+		if gr.recording, err = gr.gpu.Record(run); err != nil {
+			return err
+		}
+	}
+	err = gr.recording.Replay()
+	if errors.Is(err, la.ErrState) { // the schedule looks different
+		err = errors.Join(gr.recording.Close(), run())
+		gr.recording = nil
+	}
+	return err
+}

@@ -1,0 +1,185 @@
+package decoder
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+func TestGPURMSNorm(t *testing.T) {
+	m, d := realDecoder(t)
+	testRMSNorm(t, m, d, 60)
+}
+
+// testRMSNorm: rows of a warp and of a thread block, x of any magnitude, in place too.
+func testRMSNorm(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		rows, n := testgpu.Pick(rng, 1, 2, 7, 8, 9, 33), testgpu.Pick(rng, 1, 2, 31, 64, 128, 1023, 1024, 1025, 4096)
+		x := m.random(t, rng, attn.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
+		gamma, residual := m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, rows*n, 1)
+		o := RMSNorm{Rows: rows, N: n, Eps: 1e-5, UnitOffset: i%3 == 0, X: x.Memory, Gamma: gamma.Memory, Residual: residual.Memory, Y: m.empty(t, rows*n)}
+		y := o.Y
+		switch i % 4 {
+		case 1:
+			o.Residual, residual.x = gpu.Memory{}, nil
+		case 2:
+			o.Y = o.X
+		case 3:
+			o.Gamma, gamma.x, o.UnitOffset = gpu.Memory{}, nil, false
+		}
+		noError(t, d.RMSNorm(m.Stream, &o))
+		m.Settle(t)
+		got := testgpu.Read(t, &o.Y)
+		for at, want := range rmsNormed(x.x, n, gamma.x, residual.x, o.UnitOffset, 1e-5) {
+			if v := testgpu.Get(got, at, attn.Float32); !(math.Abs(v-want) <= 4e-6*(1+math.Abs(want))) {
+				t.Fatalf("%d x %d, element %d: %v, want %v", rows, n, at, v, want)
+			}
+		}
+		for _, x := range []gpu.Memory{x.Memory, gamma.Memory, residual.Memory, y} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+func TestGPURotary(t *testing.T) {
+	m, d := realDecoder(t)
+	testRotary(t, m, d, 60)
+}
+
+// testRotary: heads of all kinds at positions of any size.
+func testRotary(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		o := Rotary{Rows: 1 + rng.IntN(9), Heads: 1 + rng.IntN(5)}
+		o.HeadDim = testgpu.Pick(rng, 2, 5, 64, 80, 128, 256, 300)
+		pairs := min(testgpu.Pick(rng, 1, o.HeadDim/4, o.HeadDim/2, o.HeadDim/2), nodePairs)
+		o.Interleaved, o.Factor = i%2 == 0, testgpu.Pick(rng, 1, 1.1386)
+		for j := range max(pairs, 1) {
+			o.Turns = append(o.Turns, attn.TurningOf(math.Pow(1e4, -float64(j)/float64(max(pairs, 1)))))
+		}
+		pairs = len(o.Turns)
+		width := o.Heads * o.HeadDim
+		x := m.random(t, rng, attn.Float32, o.Rows*width, 1)
+		o.X, o.Y = x.Memory, m.empty(t, o.Rows*width)
+		positions, data := make([]int, o.Rows), make([]byte, 4*o.Rows)
+		for r := range positions {
+			positions[r] = rng.IntN(testgpu.Pick(rng, 1, 100, 1<<17, math.MaxInt32))
+			binary.LittleEndian.PutUint32(data[4*r:], uint32(positions[r]))
+		}
+		at := m.Put(t, data, attn.Float32)
+		o.Positions = gpu.Bytes{Buffer: at.Buffer, Offset: at.Offset}
+		noError(t, d.Rotary(m.Stream, &o))
+		m.Settle(t)
+		got := testgpu.Read(t, &o.Y)
+		for at, want := range x.x {
+			e := at % o.HeadDim
+			if e < 2*pairs {
+				pair, second, apart := e%pairs, e >= pairs, pairs
+				if o.Interleaved {
+					pair, second, apart = e/2, e%2 == 1, 1
+				}
+				s, c := math.Sincos(o.Turns[pair].Angle(positions[at/width]))
+				if second {
+					want = o.Factor * (want*c + x.x[at-apart]*s)
+				} else {
+					want = o.Factor * (want*c - x.x[at+apart]*s)
+				}
+			}
+			if v := testgpu.Get(got, at, attn.Float32); !(math.Abs(v-want) <= 3e-6) {
+				t.Fatalf("%d rows of %d heads of %d, %d pairs, interleaved %v, at %v: element %d is %v, want %v",
+					o.Rows, o.Heads, o.HeadDim, pairs, o.Interleaved, positions, at, v, want)
+			}
+		}
+		for _, x := range []gpu.Memory{o.X, o.Y, at} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+func TestGPUElements(t *testing.T) {
+	m, d := realDecoder(t)
+	testElements(t, m, d, 60)
+}
+
+// testElements: vectors that end anywhere, factors and terms that begin again, in place too.
+func testElements(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		n := testgpu.Pick(rng, 1, 3, 4, 1023, 1024, 1025, 5000)
+		o := Elements{N: n, Activation: attn.Activation(i % attn.Activations), Scale: testgpu.Pick(rng, 0, 1, -0.75)}
+		x, times, plus := m.random(t, rng, attn.Float32, n, 2), m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, n, 1)
+		o.X, o.Y = x.Memory, m.empty(t, n)
+		y := o.Y
+		if rng.IntN(3) > 0 {
+			o.Times, o.TimesPeriod = times.Memory, testgpu.Pick(rng, 0, 0, 1, (n+3)/4, (n+3)/4*4/2)
+			o.TimesPeriod = min(o.TimesPeriod, n)
+		}
+		if rng.IntN(3) > 0 {
+			o.Plus, o.PlusPeriod = plus.Memory, min(testgpu.Pick(rng, 0, 0, 3, 4, 8), n)
+		}
+		if rng.IntN(3) == 0 {
+			o.Y = o.X
+		}
+		noError(t, d.Elements(m.Stream, &o))
+		m.Settle(t)
+		got := testgpu.Read(t, &o.Y)
+		index := func(at, period int) int {
+			if period == 0 {
+				return at
+			}
+			return at % period
+		}
+		for at, v := range x.x {
+			want := reftest.Activated(o.Activation, v)
+			if o.Scale != 0 {
+				want *= o.Scale
+			}
+			if o.Times.Buffer != nil {
+				want *= times.x[index(at, o.TimesPeriod)]
+			}
+			if o.Plus.Buffer != nil {
+				want += plus.x[index(at, o.PlusPeriod)]
+			}
+			if got := testgpu.Get(got, at, attn.Float32); !(math.Abs(got-want) <= 2e-6*(1+math.Abs(v)*4+math.Abs(want))) {
+				t.Fatalf("%+v: element %d is %v, want %v", o, at, got, want)
+			}
+		}
+		for _, x := range []gpu.Memory{x.Memory, times.Memory, plus.Memory, y} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+// What is wrong is an error that says what, and nothing is queued.
+func testNodesRefuse(t *testing.T, m *machine, d *Engine) {
+	rng := reftest.Rand(t)
+	x := m.random(t, rng, attn.Float32, 64, 1)
+	y := m.empty(t, 64)
+	half := m.random(t, rng, attn.Float16, 64, 1)
+	turns := make([]attn.Turning, nodePairs+1)
+	at := gpu.Bytes{Buffer: y.Buffer}
+	for name, err := range map[string]error{
+		"rms norm of no rows":            d.RMSNorm(m.Stream, &RMSNorm{Rows: 0, N: 4, X: x.Memory, Y: y}),
+		"rms norm of too few elements":   d.RMSNorm(m.Stream, &RMSNorm{Rows: 2, N: 64, X: x.Memory, Y: y}),
+		"rms norm of float16":            d.RMSNorm(m.Stream, &RMSNorm{Rows: 1, N: 64, X: half.Memory, Y: y}),
+		"rms norm, eps":                  d.RMSNorm(m.Stream, &RMSNorm{Rows: 1, N: 64, Eps: -1, X: x.Memory, Y: y}),
+		"rotary without pairs":           d.Rotary(m.Stream, &Rotary{Rotary: attn.Rotary{HeadDim: 4}, Rows: 1, Heads: 1, X: x.Memory, Y: y, Positions: at}),
+		"rotary of more pairs":           d.Rotary(m.Stream, &Rotary{Rotary: attn.Rotary{HeadDim: 2*nodePairs + 2, Turns: turns}, Rows: 1, Heads: 1, X: x.Memory, Y: y, Positions: at}),
+		"rotary without positions":       d.Rotary(m.Stream, &Rotary{Rotary: attn.Rotary{HeadDim: 4, Turns: turns[:2]}, Rows: 1, Heads: 1, X: x.Memory, Y: y}),
+		"elements, none":                 d.Elements(m.Stream, &Elements{X: x.Memory, Y: y}),
+		"elements, activation":           d.Elements(m.Stream, &Elements{N: 4, Activation: attn.Activations, X: x.Memory, Y: y}),
+		"elements, a period":             d.Elements(m.Stream, &Elements{N: 4, TimesPeriod: -1, X: x.Memory, Y: y}),
+		"elements, too few factors":      d.Elements(m.Stream, &Elements{N: 64, Times: gpu.Memory{Buffer: y.Buffer, DType: attn.Float32, Len: 4}, X: x.Memory, Y: y}),
+		"elements, factors of a float16": d.Elements(m.Stream, &Elements{N: 64, Times: half.Memory, X: x.Memory, Y: y}),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
