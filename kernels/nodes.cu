@@ -10,3 +10,4 @@
 NODE(node_rms_norm, RMSNormParams, rmsNorm)
 NODE(node_rotary, RotaryParams, rotary)
 NODE(node_elements, ElementsParams, elements)
+NODE(node_move, MoveParams, move)

@@ -159,3 +159,30 @@ __device__ __forceinline__ void elements(const ElementsParams& p) {
     if (i < most) p.y[first + i] = x[i];
   }
 }
+
+// Elements of four axes, the last of which lies together in both places.
+struct MoveParams {
+  const float* x;
+  float* y;
+  long long from[3], to[3]; // distances along the other axes
+  long long count;          // elements
+  int second, third, n;     // lengths of the axes behind the first
+};
+
+// y takes elements of x.
+__device__ __forceinline__ void move(const MoveParams& p) {
+  beginNode();
+  const long long first = (long long)blockIdx.x * (NODE_THREADS * NODE_EACH) + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < NODE_EACH; i++) {
+    const long long at = first + i * NODE_THREADS;
+    if (at >= p.count) return;
+    const int e = (int)(at % p.n);
+    long long row = at / p.n;
+    const int c = (int)(row % p.third);
+    row /= p.third;
+    const int b = (int)(row % p.second);
+    const long long a = row / p.second;
+    p.y[a * p.to[0] + b * p.to[1] + c * p.to[2] + e] = p.x[a * p.from[0] + b * p.from[1] + c * p.from[2] + e];
+  }
+}

@@ -60,6 +60,8 @@ func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, activationCases(rng)...)
 	cases = append(cases, linearCases(rng)...)
 	cases = append(cases, embeddingCase(rng))
+	cases = append(cases, elementCases(rng)...)
+	cases = append(cases, moveCases(rng)...)
 	return append(cases, rotaryCases(rng)...)
 }
 
@@ -386,6 +388,143 @@ func embeddingCase(rng *rand.Rand) opCase {
 	}
 }
 
+func elementCases(rng *rand.Rand) (cases []opCase) {
+	for i := range 8 {
+		shape := randomShape(rng, 1, 2, 3)
+		other, times := shape, i%2 == 0
+		if i%4 >= 2 {
+			other = shape[len(shape)-1:]
+		}
+		build := map[bool]func(a, b *G.Node) (*G.Node, error){false: Add, true: Mul}[times]
+		cases = append(cases, opCase{
+			name: fmt.Sprintf("of %v and %v, product %v", shape, other, times), shape: shape,
+			inputs: []opInput{randomInput(rng, "a", shape...), randomInput(rng, "b", other...)},
+			build:  func(in []*G.Node) (*G.Node, error) { return build(in[0], in[1]) },
+			want: func(in [][]float64) []float64 {
+				y := slices.Clone(in[0])
+				for j := range y {
+					if v := in[1][j%len(in[1])]; times {
+						y[j] *= v
+					} else {
+						y[j] += v
+					}
+				}
+				return y
+			},
+		})
+	}
+	shape := randomShape(rng, 1, 2, 3)
+	return append(cases, opCase{
+		name: fmt.Sprintf("Scale of %v", shape), shape: shape, inputs: []opInput{randomInput(rng, "x", shape...)},
+		build: func(in []*G.Node) (*G.Node, error) { return Scale(in[0], -2.5) },
+		want: func(in [][]float64) []float64 {
+			y := slices.Clone(in[0])
+			for i := range y {
+				y[i] *= -2.5
+			}
+			return y
+		},
+	})
+}
+
+// index is where an element of a tensor of a shape is in memory.
+func index(s tensor.Shape, at ...int) (i int) {
+	for axis, d := range s {
+		i = i*d + at[axis]
+	}
+	return i
+}
+
+// each calls f for each place of a tensor of a shape.
+func each(s tensor.Shape, f func(at []int)) {
+	at := make([]int, len(s))
+	for range s.TotalSize() {
+		f(at)
+		for axis := len(s) - 1; axis >= 0; axis-- {
+			if at[axis]++; at[axis] < s[axis] {
+				break
+			}
+			at[axis] = 0
+		}
+	}
+}
+
+func moveCases(rng *rand.Rand) (cases []opCase) {
+	for range 4 {
+		whole := tensor.Shape(randomShape(rng, 1, 2, 3, 4))
+		axis := rng.IntN(len(whole))
+		from := rng.IntN(whole[axis])
+		to := from + 1 + rng.IntN(whole[axis]-from)
+		part := whole.Clone()
+		part[axis] = to - from
+		cases = append(cases, opCase{
+			name: fmt.Sprintf("Slice of %v, [%d, %d) of axis %d", whole, from, to, axis), shape: part,
+			inputs: []opInput{randomInput(rng, "x", whole...)},
+			build:  func(in []*G.Node) (*G.Node, error) { return Slice(in[0], axis, from, to) },
+			want: func(in [][]float64) []float64 {
+				y := make([]float64, part.TotalSize())
+				each(part, func(at []int) {
+					there := slices.Clone(at)
+					there[axis] += from
+					y[index(part, at...)] = in[0][index(whole, there...)]
+				})
+				return y
+			},
+		})
+
+		count := 1 + rng.IntN(3)
+		all, pieces := part.Clone(), make([]tensor.Shape, count)
+		all[axis] = 0
+		var inputs []opInput
+		for i := range pieces {
+			pieces[i] = part.Clone()
+			pieces[i][axis] = 1 + rng.IntN(3)
+			all[axis] += pieces[i][axis]
+			inputs = append(inputs, randomInput(rng, fmt.Sprint("x", i), pieces[i]...))
+		}
+		cases = append(cases, opCase{
+			name: fmt.Sprintf("Concat of %v along %d", pieces, axis), shape: all, inputs: inputs,
+			build: func(in []*G.Node) (*G.Node, error) { return Concat(axis, in...) },
+			want: func(in [][]float64) []float64 {
+				y := make([]float64, all.TotalSize())
+				each(all, func(at []int) {
+					there, of := slices.Clone(at), 0
+					for ; there[axis] >= pieces[of][axis]; of++ {
+						there[axis] -= pieces[of][axis]
+					}
+					y[index(all, at...)] = in[of][index(pieces[of], there...)]
+				})
+				return y
+			},
+		})
+
+		b, n, heads, d := 1+rng.IntN(3), 1+rng.IntN(5), 1+rng.IntN(4), 1+rng.IntN(6)
+		merged, split := tensor.Shape{b, n, heads * d}, tensor.Shape{b, heads, n, d}
+		cases = append(cases, opCase{
+			name: fmt.Sprintf("SplitHeads of %v", merged), shape: split, inputs: []opInput{randomInput(rng, "x", merged...)},
+			build: func(in []*G.Node) (*G.Node, error) { return SplitHeads(in[0], heads) },
+			want: func(in [][]float64) []float64 {
+				y := make([]float64, split.TotalSize())
+				each(split, func(at []int) { y[index(split, at...)] = in[0][index(merged, at[0], at[2], at[1]*d+at[3])] })
+				return y
+			},
+		}, opCase{
+			name: fmt.Sprintf("MergeHeads of %v", split), shape: merged, inputs: []opInput{randomInput(rng, "x", split...)},
+			build: func(in []*G.Node) (*G.Node, error) { return MergeHeads(in[0]) },
+			want: func(in [][]float64) []float64 {
+				y := make([]float64, merged.TotalSize())
+				each(merged, func(at []int) { y[index(merged, at...)] = in[0][index(split, at[0], at[2]/d, at[1], at[2]%d)] })
+				return y
+			},
+		}, opCase{
+			name: fmt.Sprintf("Reshape of %v", split), shape: tensor.Shape{b * heads, n * d}, inputs: []opInput{randomInput(rng, "x", split...)},
+			build: func(in []*G.Node) (*G.Node, error) { return Reshape(in[0], b*heads, n*d) },
+			want:  func(in [][]float64) []float64 { return in[0] },
+		})
+	}
+	return cases
+}
+
 // opGraph is the graph of a case, with inputs of float32 or float64.
 type opGraph struct {
 	g  *G.ExprGraph
@@ -665,5 +804,136 @@ func TestGPUOps(t *testing.T) {
 			}
 			vm.Close()
 		}
+	}
+}
+
+// What is wrong is an error of the right kind that names the op, and no node.
+func TestOpsWrongUse(t *testing.T) {
+	g, h := G.NewGraph(), G.NewGraph()
+	names := 0
+	in := func(g *G.ExprGraph, dtype tensor.Dtype, shape ...int) *G.Node {
+		names++
+		return G.NewTensor(g, dtype, len(shape), G.WithShape(shape...), G.WithName(fmt.Sprint("input ", names)))
+	}
+	f32, f64, ids := tensor.Float32, tensor.Float64, tensor.Int
+	x, scalar, other := in(g, f32, 2, 8), G.NewScalar(g, f32, G.WithName("scalar")), in(h, f32, 2, 8)
+	rope := la.RotaryConfig{HeadDim: 4}
+	for name, c := range map[string]struct {
+		build func() (*G.Node, error)
+		want  error
+		says  string
+	}{
+		"RMSNorm of nil":          {func() (*G.Node, error) { return RMSNorm(nil, nil, nil, 1e-5) }, la.ErrGraph, "RMSNorm"},
+		"RMSNorm of a scalar":     {func() (*G.Node, error) { return RMSNorm(scalar, nil, nil, 1e-5) }, la.ErrShape, "RMSNorm"},
+		"RMSNorm of ids":          {func() (*G.Node, error) { return RMSNorm(in(g, ids, 2, 8), nil, nil, 1e-5) }, la.ErrDType, "RMSNorm"},
+		"RMSNorm, gamma's length": {func() (*G.Node, error) { return RMSNorm(x, in(g, f32, 4), nil, 1e-5) }, la.ErrShape, "gamma"},
+		"RMSNorm, gamma's type":   {func() (*G.Node, error) { return RMSNorm(x, in(g, f64, 8), nil, 1e-5) }, la.ErrDType, "gamma"},
+		"RMSNorm, gamma's graph":  {func() (*G.Node, error) { return RMSNorm(x, in(h, f32, 8), nil, 1e-5) }, la.ErrGraph, "gamma"},
+		"RMSNorm, residual":       {func() (*G.Node, error) { return RMSNorm(x, nil, in(g, f32, 2, 4), 1e-5) }, la.ErrShape, "residual"},
+		"RMSNorm, eps":            {func() (*G.Node, error) { return RMSNorm(x, nil, nil, -1) }, la.ErrOption, "eps"},
+		"RMSNorm, offset of none": {func() (*G.Node, error) { return RMSNorm(x, nil, nil, 0, WithUnitOffset()) }, la.ErrUnsupported, "WithUnitOffset"},
+		"QKNorm without gamma":    {func() (*G.Node, error) { return QKNorm(x, nil, 1e-5) }, la.ErrGraph, "gamma"},
+		"QKNorm of other heads":   {func() (*G.Node, error) { return QKNorm(x, in(g, f32, 3), 1e-5) }, la.ErrShape, "QKNorm"},
+		"Linear, eps":             {func() (*G.Node, error) { return Linear(x, in(g, f32, 3, 8), nil, WithRMSNorm(nil, -1)) }, la.ErrOption, "eps"},
+		"Linear, offset of none": {func() (*G.Node, error) {
+			return Linear(x, in(g, f32, 3, 8), nil, WithRMSNorm(nil, 0, WithUnitOffset()))
+		}, la.ErrUnsupported, "WithUnitOffset"},
+		"SiLU of nil":               {func() (*G.Node, error) { return SiLU(nil) }, la.ErrGraph, "SiLU"},
+		"GELUTanh of ids":           {func() (*G.Node, error) { return GELUTanh(in(g, ids, 2)) }, la.ErrDType, "GELUTanh"},
+		"GLU without up":            {func() (*G.Node, error) { return GLU(x, nil, SwiGLU) }, la.ErrGraph, "up"},
+		"GLU, shapes":               {func() (*G.Node, error) { return GLU(x, in(g, f32, 2, 4), SwiGLU) }, la.ErrShape, "up"},
+		"GLU, graphs":               {func() (*G.Node, error) { return GLU(x, other, SwiGLU) }, la.ErrGraph, "up"},
+		"GLU of another kind":       {func() (*G.Node, error) { return GLU(x, x, Gate(gates)) }, la.ErrOption, "Gate(4)"},
+		"Rotary without positions":  {func() (*G.Node, error) { return Rotary(x, nil, rope) }, la.ErrGraph, "positions"},
+		"Rotary, positions' length": {func() (*G.Node, error) { return Rotary(x, in(g, ids, 3), rope) }, la.ErrShape, "positions"},
+		"Rotary, positions' type":   {func() (*G.Node, error) { return Rotary(x, in(g, f32, 2), rope) }, la.ErrDType, "positions"},
+		"Rotary of other heads":     {func() (*G.Node, error) { return Rotary(x, in(g, ids, 2), la.RotaryConfig{HeadDim: 6}) }, la.ErrShape, "x"},
+		"Rotary of a vector":        {func() (*G.Node, error) { return Rotary(in(g, f32, 8), in(g, ids, 8), rope) }, la.ErrShape, "rank"},
+		"Rotary, config":            {func() (*G.Node, error) { return Rotary(x, in(g, ids, 2), la.RotaryConfig{HeadDim: 4, Base: -1}) }, la.ErrOption, "Base"},
+		"Add of nil":                {func() (*G.Node, error) { return Add(x, nil) }, la.ErrGraph, "Add"},
+		"Add, shapes":               {func() (*G.Node, error) { return Add(x, in(g, f32, 8, 2)) }, la.ErrShape, "Add"},
+		"Add, a row":                {func() (*G.Node, error) { return Add(x, in(g, f32, 2)) }, la.ErrShape, "Add"},
+		"Mul, types":                {func() (*G.Node, error) { return Mul(x, in(g, f64, 2, 8)) }, la.ErrDType, "Mul"},
+		"Scale by 0":                {func() (*G.Node, error) { return Scale(x, 0) }, la.ErrOption, "factor"},
+		"Scale by NaN":              {func() (*G.Node, error) { return Scale(x, math.NaN()) }, la.ErrOption, "factor"},
+		"Slice, axis":               {func() (*G.Node, error) { return Slice(x, 2, 0, 1) }, la.ErrShape, "axis 2"},
+		"Slice, a negative axis":    {func() (*G.Node, error) { return Slice(x, -1, 0, 1) }, la.ErrShape, "axis -1"},
+		"Slice, empty":              {func() (*G.Node, error) { return Slice(x, 0, 1, 1) }, la.ErrShape, "[1, 1)"},
+		"Slice, too far":            {func() (*G.Node, error) { return Slice(x, 0, 1, 3) }, la.ErrShape, "[1, 3)"},
+		"Concat of nothing":         {func() (*G.Node, error) { return Concat(0) }, la.ErrGraph, "Concat"},
+		"Concat, ranks":             {func() (*G.Node, error) { return Concat(0, x, in(g, f32, 8)) }, la.ErrShape, "x[1]"},
+		"Concat, shapes":            {func() (*G.Node, error) { return Concat(0, x, in(g, f32, 2, 4)) }, la.ErrShape, "x[1]"},
+		"Concat, axis":              {func() (*G.Node, error) { return Concat(2, x, x) }, la.ErrShape, "axis 2"},
+		"SplitHeads of a matrix":    {func() (*G.Node, error) { return SplitHeads(x, 2) }, la.ErrShape, "rank 3"},
+		"SplitHeads, heads":         {func() (*G.Node, error) { return SplitHeads(in(g, f32, 1, 2, 8), 3) }, la.ErrShape, "3 heads"},
+		"MergeHeads of a matrix":    {func() (*G.Node, error) { return MergeHeads(x) }, la.ErrShape, "rank 4"},
+		"Reshape, size":             {func() (*G.Node, error) { return Reshape(x, 3, 5) }, la.ErrShape, "Reshape"},
+		"Reshape, an empty axis":    {func() (*G.Node, error) { return Reshape(x, 16, 1, 0) }, la.ErrShape, "Reshape"},
+		"Reshape to a scalar":       {func() (*G.Node, error) { return Reshape(x) }, la.ErrShape, "scalar"},
+	} {
+		y, err := c.build()
+		if y != nil || !errors.Is(err, c.want) || err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, error %v, want %v that says %q", name, y, err, c.want, c.says)
+		}
+	}
+}
+
+// Nodes of other parameters are other nodes.
+func TestOpsHashes(t *testing.T) {
+	g := G.NewGraph()
+	x := G.NewMatrix(g, tensor.Float32, G.WithShape(4, 8), G.WithName("x"))
+	at := G.NewVector(g, tensor.Int, G.WithShape(4), G.WithName("positions"))
+	gamma := G.NewVector(g, tensor.Float32, G.WithShape(8), G.WithName("gamma"))
+	seen := map[int64]int{}
+	for i, build := range []func() (*G.Node, error){
+		func() (*G.Node, error) { return RMSNorm(x, gamma, nil, 1e-5) },
+		func() (*G.Node, error) { return RMSNorm(x, gamma, nil, 1e-6) },
+		func() (*G.Node, error) { return RMSNorm(x, gamma, nil, 1e-5, WithUnitOffset()) },
+		func() (*G.Node, error) { return QKNorm(x, gamma, 1e-5) },
+		func() (*G.Node, error) { return SiLU(x) },
+		func() (*G.Node, error) { return GELU(x) },
+		func() (*G.Node, error) { return GELUTanh(x) },
+		func() (*G.Node, error) { return GLU(x, x, SwiGLU) },
+		func() (*G.Node, error) { return GLU(x, x, GeGLU) },
+		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8}) },
+		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 4}) },
+		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Dim: 4}) },
+		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Base: 500}) },
+		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Interleaved: true}) },
+		func() (*G.Node, error) {
+			return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Scaling: la.LinearScaling{Factor: 2}})
+		},
+		func() (*G.Node, error) {
+			return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Scaling: la.LinearScaling{Factor: 3}})
+		},
+		func() (*G.Node, error) {
+			return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Scaling: la.YaRNScaling{Factor: 2, Context: 9}})
+		},
+		func() (*G.Node, error) { return Add(x, x) },
+		func() (*G.Node, error) { return Mul(x, x) },
+		func() (*G.Node, error) { return Scale(x, 2) },
+		func() (*G.Node, error) { return Scale(x, 3) },
+		func() (*G.Node, error) { return Slice(x, 0, 0, 2) },
+		func() (*G.Node, error) { return Slice(x, 0, 1, 3) },
+		func() (*G.Node, error) { return Slice(x, 1, 0, 2) },
+		func() (*G.Node, error) { return Concat(0, x, x) },
+		func() (*G.Node, error) { return Concat(1, x, x) },
+		func() (*G.Node, error) { return Reshape(x, 8, 4) },
+		func() (*G.Node, error) { return Reshape(x, 32) },
+		func() (*G.Node, error) { return Linear(x, x, nil) },
+		func() (*G.Node, error) { return Linear(x, x, nil, WithSiLU()) },
+		func() (*G.Node, error) { return Linear(x, x, nil, WithGELUTanh()) },
+		func() (*G.Node, error) { return Linear(x, x, nil, WithNorm(gamma, nil, 1e-5)) },
+		func() (*G.Node, error) { return Linear(x, x, nil, WithRMSNorm(gamma, 1e-5)) },
+		func() (*G.Node, error) { return Linear(x, x, nil, WithRMSNorm(gamma, 1e-5, WithUnitOffset())) },
+	} {
+		n, err := build()
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		if j, ok := seen[n.ID()]; ok {
+			t.Errorf("node %d is node %d: %v", i, j, n)
+		}
+		seen[n.ID()] = i
 	}
 }

@@ -141,6 +141,11 @@ func (w *Work) Elements(o *decoder.Elements) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Elements(s, o) })
 }
 
+// Move queues elements taken from one place to another.
+func (w *Work) Move(o *decoder.Move) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Move(s, o) })
+}
+
 // Sample queues the choice of a token for each row of logits, in a recording as the end
 // of the megakernel that makes them, where it can be that.
 func (w *Work) Sample(o *decoder.Samples) error {

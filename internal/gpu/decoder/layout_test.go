@@ -117,6 +117,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},
 		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
 		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},
+		{"kernels/nodes.cuh", "MoveParams", moveParams{}},
 		{"kernels/sample_tokens.cuh", "SampleParams", sampleParams{}},
 		{"kernels/sample_tokens.cuh", "SampleSetting", Setting{}},
 	} {

@@ -21,7 +21,7 @@ const (
 
 // nodeKernels are loaded when they are first needed.
 type nodeKernels struct {
-	rmsNorm, rotary, elements *cuda.Function
+	rmsNorm, rotary, elements, move *cuda.Function
 }
 
 // nodes is the kernels. d.mu is held.
@@ -34,7 +34,7 @@ func (d *Engine) nodes() (*nodeKernels, error) {
 		return nil, err
 	}
 	k := new(nodeKernels)
-	for name, f := range map[string]**cuda.Function{"node_rms_norm": &k.rmsNorm, "node_rotary": &k.rotary, "node_elements": &k.elements} {
+	for name, f := range map[string]**cuda.Function{"node_rms_norm": &k.rmsNorm, "node_rotary": &k.rotary, "node_elements": &k.elements, "node_move": &k.move} {
 		if *f, err = m.Function(name); err != nil {
 			return nil, err
 		}
@@ -223,4 +223,49 @@ func (d *Engine) Elements(s *cuda.Stream, o *Elements) error {
 		p.scale = 1
 	}
 	return launchNode(d, s, func(k *nodeKernels) *cuda.Function { return k.elements }, blocks, &p, o.X, o.Times, o.Plus, o.Y)
+}
+
+// Move is the operands of Y taking elements of X, of float32: those of [attn.Move].
+type Move struct {
+	attn.Move
+	X, Y gpu.Memory
+}
+
+// moveParams is struct MoveParams.
+type moveParams struct {
+	x, y             uint64
+	from, to         [3]int64
+	count            int64
+	second, third, n int32
+	_                [4]byte
+}
+
+// Move queues it.
+func (d *Engine) Move(s *cuda.Stream, o *Move) error {
+	const op = "move"
+	count := o.Count()
+	if count < 1 || max(o.Dims[1], o.Dims[2], o.N) > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrShape, "axes of %v and %d elements", o.Dims, o.N)
+	}
+	blocks := attn.Ceil(count, nodeThreads*nodeEach)
+	if blocks > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrUnsupported, "%d elements", count)
+	}
+	if min(o.From.At, o.To.At) < 0 {
+		return gpu.Errorf(op, attn.ErrShape, "from element %d to %d", o.From.At, o.To.At)
+	}
+	if err := o.X.CheckFloats(op, "x", o.Extent(&o.From)); err != nil {
+		return err
+	}
+	if err := o.Y.CheckFloats(op, "y", o.Extent(&o.To)); err != nil {
+		return err
+	}
+	p := moveParams{
+		x: o.X.Address() + uint64(o.From.At)*4, y: o.Y.Address() + uint64(o.To.At)*4, count: int64(count),
+		second: int32(o.Dims[1]), third: int32(o.Dims[2]), n: int32(o.N),
+	}
+	for i := range p.from {
+		p.from[i], p.to[i] = int64(o.From.Steps[i]), int64(o.To.Steps[i])
+	}
+	return launchNode(d, s, func(k *nodeKernels) *cuda.Function { return k.move }, blocks, &p, o.X, o.Y)
 }

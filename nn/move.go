@@ -1,0 +1,341 @@
+package nn
+
+import (
+	"fmt"
+	"slices"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Slice is elements [from, to) of an axis of x, which counts from 0:
+//
+//	y[..., i, ...] = x[..., from+i, ...]
+//
+// so Slice(x, 0, 3, 5) is two rows of x, and an axis of 1 takes columns, such as the queries of
+// one projection that makes queries, keys and values. (Rows in any order are an [Embedding] of
+// x as a table.)
+//
+// x is of rank 1 or more, float32 or float64; y has its rank and type. It computes on a GPU where
+// x is a [la.DeviceTensor] of float32. The gradient is available on both of Gorgonia's machines, in
+// host memory; it can not be differentiated once more. Gorgonia's own slices don't take device tensors, and of
+// two that are 256 apart make one.
+//
+// Errors: ErrShape (axis, from, to), ErrDType, ErrGraph (nil x). A run may have fewer rows than
+// the graph was built for, if those of the slice are there.
+func Slice(x *G.Node, axis, from, to int) (y *G.Node, err error) {
+	const name = "Slice"
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	return newNode(moving{slice{kind{len(x.Shape()), x.Dtype()}, axis, from, to}}, x)
+}
+
+// Concat puts tensors one behind the other along an axis, which counts from 0. They have one
+// rank and type, float32 or float64, and one shape but for that axis. All else is as of [Slice].
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil tensors, none, other graphs).
+func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
+	const name = "Concat"
+	defer recoverTo(name, &err)
+	if len(xs) == 0 {
+		return nil, errorf(name, la.ErrGraph, "nothing to put together")
+	}
+	if err := checkFloats(name, "x[0]", xs[0]); err != nil {
+		return nil, err
+	}
+	return newNode(moving{concat{kind{len(xs[0].Shape()), xs[0].Dtype()}, axis, len(xs)}}, xs...)
+}
+
+// SplitHeads is x of shape (batch, n, heads*d) in the layout that [la.Attention] takes, (batch,
+// heads, n, d). [MergeHeads] is the way back. ([la.CachedAttention] needs neither.) All else is
+// as of [Slice].
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil x).
+func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
+	const name = "SplitHeads"
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	return newNode(moving{split{kind{3, x.Dtype()}, heads}}, x)
+}
+
+// MergeHeads is x of shape (batch, heads, n, d) as (batch, n, heads*d). All else is as of
+// [SplitHeads].
+func MergeHeads(x *G.Node) (y *G.Node, err error) {
+	const name = "MergeHeads"
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	return newNode(moving{merge{kind{4, x.Dtype()}}}, x)
+}
+
+// Reshape is the elements of x in another shape of as many. Where both have the same number of
+// rows, a run may have fewer of them than the graph was built for.
+//
+// x is of rank 1 or more, float32 or float64. It computes on a GPU where x is a [la.DeviceTensor], in
+// the memory of x. The gradient is available on both of Gorgonia's machines, in host memory; it can not be
+// differentiated once more.
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil x).
+func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
+	const name = "Reshape"
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	if len(shape) == 0 {
+		return nil, errorf(name, la.ErrShape, "the shape of a scalar")
+	}
+	for _, d := range shape {
+		if d < 1 {
+			return nil, errorf(name, la.ErrShape, "to shape %v, which has an empty axis", shape)
+		}
+	}
+	old := x.Shape()
+	if attn.Product(shape...) != old.TotalSize() {
+		return nil, errorf(name, la.ErrShape, "x has shape %v, and %v has not as many elements", old, shape)
+	}
+	r := reshape{kind: kind{len(old), x.Dtype()}, to: slices.Clone(shape), size: old.TotalSize()}
+	if old[0] == shape[0] {
+		r.rows = old.TotalSize() / shape[0]
+	}
+	return newView(r, x)
+}
+
+// kind is what inputs and result of a rule have in common.
+type kind struct {
+	rank  int // of the inputs
+	dtype tensor.Dtype
+}
+
+// A path is how elements get from inputs to a result.
+type path interface {
+	fmt.Stringer
+	title() string
+	arguments() []argument
+	shape(in []tensor.Shape) (tensor.Shape, error)
+	moves(in []tensor.Shape, out tensor.Shape) []attn.Move // of each input
+}
+
+// moving is the rule of a path.
+type moving struct{ path }
+
+func (r moving) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if in[0].Dtype() == tensor.Float64 {
+		return moved[float64](r.title(), r.moves(shapesOf(in), shape), in, shape)
+	}
+	return moved[float32](r.title(), r.moves(shapesOf(in), shape), in, shape)
+}
+
+func moved[F float](title string, moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	t, y := output[F](shape)
+	for i := range moves {
+		x, err := elements[F](title, "x", in[i], in[i].Shape())
+		if err != nil {
+			return nil, err
+		}
+		attn.MoveElements(&moves[i], y, x)
+	}
+	return t, nil
+}
+
+// gradient moves back.
+func (r moving) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
+	back := []attn.Move{r.moves(shapesOf(in), dy.Shape())[i].Back()}
+	if dy.Dtype() == tensor.Float64 {
+		return moved[float64](r.title(), back, []G.Value{dy}, in[i].Shape())
+	}
+	return moved[float32](r.title(), back, []G.Value{dy}, in[i].Shape())
+}
+
+func (r moving) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
+	for i, m := range r.moves(in, shape) {
+		if err := w.Move(&decoder.Move{Move: m, X: w.In[i].Memory, Y: w.Out}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// along is the product of a shape's axes before one, and of those behind it.
+func along(s tensor.Shape, axis int) (before, behind int) {
+	return attn.Product(s[:axis]...), attn.Product(s[axis+1:]...)
+}
+
+type slice struct {
+	kind
+	axis, first, end int
+}
+
+func (r slice) title() string { return "Slice" }
+func (r slice) String() string {
+	return fmt.Sprintf("Slice{%v, rank %d, axis %d, [%d, %d)}", r.dtype, r.rank, r.axis, r.first, r.end)
+}
+func (r slice) arguments() []argument { return alike(r.rank, r.dtype, "x", "y") }
+
+func (r slice) shape(in []tensor.Shape) (tensor.Shape, error) {
+	x := in[0]
+	if r.axis < 0 || r.axis >= len(x) {
+		return nil, errorf("Slice", la.ErrShape, "axis %d of x of shape %v", r.axis, x)
+	}
+	if r.first < 0 || r.end <= r.first || r.end > x[r.axis] {
+		return nil, errorf("Slice", la.ErrShape, "[%d, %d) of axis %d of x of shape %v", r.first, r.end, r.axis, x)
+	}
+	y := x.Clone()
+	y[r.axis] = r.end - r.first
+	return y, nil
+}
+
+func (r slice) moves(in []tensor.Shape, out tensor.Shape) []attn.Move {
+	before, behind := along(out, r.axis)
+	m := attn.Move{Dims: [3]int{1, 1, before}, N: out[r.axis] * behind}
+	m.From = attn.Lattice{At: r.first * behind, Steps: [3]int{0, 0, in[0][r.axis] * behind}}
+	m.To.Steps[2] = m.N
+	return []attn.Move{m}
+}
+
+type concat struct {
+	kind
+	axis, count int
+}
+
+func (r concat) title() string { return "Concat" }
+func (r concat) String() string {
+	return fmt.Sprintf("Concat{%v, rank %d, axis %d, %d}", r.dtype, r.rank, r.axis, r.count)
+}
+
+func (r concat) arguments() []argument {
+	names := namesOf(r.count, func(i int) string { return fmt.Sprintf("x[%d]", i) })
+	return alike(r.rank, r.dtype, append(names, "y")...)
+}
+
+func (r concat) shape(in []tensor.Shape) (tensor.Shape, error) {
+	y := in[0].Clone()
+	if r.axis < 0 || r.axis >= len(y) {
+		return nil, errorf("Concat", la.ErrShape, "axis %d of x[0] of shape %v", r.axis, y)
+	}
+	for i, s := range in[1:] {
+		if !slices.Equal(s[:r.axis], y[:r.axis]) || !slices.Equal(s[r.axis+1:], y[r.axis+1:]) {
+			return nil, errorf("Concat", la.ErrShape, "x[%d] has shape %v, x[0] %v; they may differ along axis %d", i+1, s, in[0], r.axis)
+		}
+		y[r.axis] += s[r.axis]
+	}
+	return y, nil
+}
+
+func (r concat) moves(in []tensor.Shape, out tensor.Shape) (moves []attn.Move) {
+	before, behind := along(out, r.axis)
+	at := 0
+	for _, s := range in {
+		m := attn.Move{Dims: [3]int{1, 1, before}, N: s[r.axis] * behind}
+		m.From.Steps[2] = m.N
+		m.To = attn.Lattice{At: at, Steps: [3]int{0, 0, out[r.axis] * behind}}
+		moves = append(moves, m)
+		at += m.N
+	}
+	return moves
+}
+
+type split struct {
+	kind
+	heads int
+}
+
+func (r split) title() string { return "SplitHeads" }
+func (r split) String() string {
+	return fmt.Sprintf("SplitHeads{%v, %d}", r.dtype, r.heads)
+}
+
+func (r split) arguments() []argument {
+	return append(alike(3, r.dtype, "x"), alike(4, r.dtype, "y")...)
+}
+
+func (r split) shape(in []tensor.Shape) (tensor.Shape, error) {
+	x := in[0]
+	if r.heads < 1 || x[2]%r.heads != 0 {
+		return nil, errorf("SplitHeads", la.ErrShape, "%d heads of x of shape %v", r.heads, x)
+	}
+	return tensor.Shape{x[0], r.heads, x[1], x[2] / r.heads}, nil
+}
+
+func (r split) moves(_ []tensor.Shape, out tensor.Shape) []attn.Move {
+	return []attn.Move{merged(out).Back()}
+}
+
+// merged is the move from (batch, heads, n, d) to (batch, n, heads, d).
+func merged(s tensor.Shape) attn.Move {
+	b, h, n, d := s[0], s[1], s[2], s[3]
+	return attn.Move{
+		Dims: [3]int{b, h, n}, N: d,
+		From: attn.Lattice{Steps: [3]int{h * n * d, n * d, d}}, To: attn.Lattice{Steps: [3]int{h * n * d, d, h * d}},
+	}
+}
+
+type merge struct{ kind }
+
+func (r merge) title() string  { return "MergeHeads" }
+func (r merge) String() string { return fmt.Sprintf("MergeHeads{%v}", r.dtype) }
+
+func (r merge) arguments() []argument {
+	return append(alike(4, r.dtype, "x"), alike(3, r.dtype, "y")...)
+}
+
+func (r merge) shape(in []tensor.Shape) (tensor.Shape, error) {
+	x := in[0]
+	return tensor.Shape{x[0], x[2], x[1] * x[3]}, nil
+}
+
+func (r merge) moves(in []tensor.Shape, _ tensor.Shape) []attn.Move {
+	return []attn.Move{merged(in[0])}
+}
+
+// reshape is the rule of a view of all elements.
+type reshape struct {
+	kind
+	to   []int
+	size int // elements
+	rows int // elements of a row, of which a run may have fewer; 0: it may not
+}
+
+func (r reshape) title() string { return "Reshape" }
+func (r reshape) String() string {
+	return fmt.Sprintf("Reshape{%v, rank %d, to %v, rows of %d}", r.dtype, r.rank, r.to, r.rows)
+}
+
+func (r reshape) arguments() []argument {
+	return append(alike(r.rank, r.dtype, "x"), alike(len(r.to), r.dtype, "y")...)
+}
+
+func (r reshape) shape(in []tensor.Shape) (tensor.Shape, error) {
+	size := in[0].TotalSize()
+	if r.rows > 0 && size == r.rows*in[0][0] && in[0][0] <= r.to[0] {
+		return append(tensor.Shape{in[0][0]}, r.to[1:]...), nil
+	}
+	if size != r.size {
+		return nil, errorf("Reshape", la.ErrShape, "x has shape %v, and %v has not as many elements", in[0], r.to)
+	}
+	return slices.Clone(r.to), nil
+}
+
+func (r reshape) from(tensor.Shape) int { return 0 }
+
+// compute copies: ops behind a view of host memory could write into x.
+func (r reshape) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return amongZeros[float64]("Reshape", shape, 0, in[0])
+	}
+	return amongZeros[float32]("Reshape", shape, 0, in[0])
+}
+
+func (r reshape) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
+	return r.compute([]G.Value{dy}, in[0].Shape())
+}
