@@ -16,7 +16,7 @@ import (
 )
 
 // Embedding gathers rows of a table, such as those of a sequence's tokens or of
-// their positions:
+// their positions, or of any matrix, such as the last row of each text, which alone needs logits:
 //
 //	y[i] = table[ids[i]] + residual[i]
 //

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/nn"
 )
 
-// The code of docs/decoder.md is code of this package, and its outputs are those that
+// The code of docs/decoder.md is code of this package or of examples/llama, and its outputs are those that
 // the examples are checked for.
 func TestPage(t *testing.T) {
 	text := page.Read(t, "../decoder.md")
@@ -19,7 +19,11 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page.Code(t, text, files...)
+	llama, err := filepath.Glob("../../examples/llama/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page.Code(t, text, append(files, llama...)...)
 	page.Links(t, text, "..")
 }
 

@@ -19,7 +19,7 @@ const mostParts = 3
 //
 // The number of rows says which launch it is: a GEMV (gemv.go), where there are 16-bit
 // weights and the GPU's kernels for it a skinny GEMM (skinny.go), and of more or wider rows
-// a GEMM (gemm.go, persistent.go).
+// a GEMM (gemm.go, persistent.go). What a launch does not know is another one (composed.go).
 type Linear struct {
 	Rows, In int
 	X        gpu.Memory
