@@ -3,8 +3,10 @@ package nn_test
 import (
 	"fmt"
 	"log"
+	"math"
 	"math/rand/v2"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
 	G "gorgonia.org/gorgonia"
@@ -192,4 +194,70 @@ func ExampleChoice() {
 	// 0 1 2
 	// 2 2 2
 	// 1 1 2
+}
+
+// Each row is divided by its root mean square, which is 5/sqrt(2) and 1 here.
+func ExampleRMSNorm() {
+	g := G.NewGraph()
+	x := input(g, "x", 2, 3, 4, -1, 1)
+	y, err := nn.RMSNorm(x, input(g, "gamma", 0, 1, 2), nil, 0)
+	check(err)
+
+	run(g)
+	fmt.Printf("%.3f\n", y.Value().Data())
+	// Output: [0.849 2.263 -1.000 2.000]
+}
+
+// Two heads of two elements, of tokens at positions 0 and 1: the second row is turned by a radian.
+func ExampleRotary() {
+	g := G.NewGraph()
+	q := input(g, "q", 4, 1, 0, 0, 1, 1, 0, 0, 1)
+	y, err := nn.Rotary(q, ids(g, "positions", 0, 1), la.RotaryConfig{HeadDim: 2})
+	check(err)
+
+	run(g)
+	fmt.Printf("%.3f\n", y.Value().Data())
+	// Output: [1.000 0.000 0.000 1.000 0.540 0.841 -0.841 0.540]
+}
+
+// The feed-forward network of Llama: two layers of one input, one of which gates the other.
+func ExampleGLU() {
+	g := G.NewGraph()
+	x := input(g, "x", 2, 1, 2)
+	gate, up := input(g, "gate", 2, 1, 0, 0, -1), input(g, "up", 2, 0, 1, 1, 1)
+	both, err := nn.Linears(x, []*G.Node{gate, up}, nil)
+	check(err)
+	y, err := nn.GLU(both[0], both[1], nn.SwiGLU)
+	check(err)
+
+	run(g)
+	fmt.Printf("%.3f x 2 and %.3f x 3\n", 1/(1+math.Exp(-1)), -2/(1+math.Exp(2)))
+	fmt.Printf("%.3f\n", y.Value().Data())
+	// Output:
+	// 0.731 x 2 and -0.238 x 3
+	// [1.462 -0.715]
+}
+
+// Queries, keys and values of one projection are its columns.
+func ExampleSlice() {
+	g := G.NewGraph()
+	qkv := input(g, "qkv", 6, 1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60)
+	k, err := nn.Slice(qkv, 1, 2, 4)
+	check(err)
+
+	run(g)
+	fmt.Println(k.Value().Data())
+	// Output: [3 4 30 40]
+}
+
+// Rows in any order: the last one of each of two texts of three and one tokens, say.
+func ExampleEmbedding_rows() {
+	g := G.NewGraph()
+	h := input(g, "h", 2, 1, 2, 3, 4, 5, 6, 7, 8)
+	last, err := nn.Embedding(h, ids(g, "last", 2, 3), nil)
+	check(err)
+
+	run(g)
+	fmt.Println(last.Value().Data())
+	// Output: [5 6 7 8]
 }

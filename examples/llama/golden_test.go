@@ -13,6 +13,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/half"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -22,26 +23,74 @@ import (
 var testdata embed.FS
 
 type golden struct {
-	Models []struct {
-		Name   string
-		Config struct {
-			Vocab, Hidden, Inner, Layers, Heads, KV, Dim int
-			Eps                                          float64
-			Rope                                         rope
-			Bias, Tied                                   bool
-			QKNorm                                       bool `json:"qk_norm"`
-		}
-		Scale   float64
-		Prompts [][]int
-		File    string
-		Next    []int
-	}
+	Models      []model
 	Frequencies []struct {
 		Dim  int
 		Rope rope
 		W    []float64
 		M    float64
 	}
+}
+
+type model struct {
+	Name   string
+	Config struct {
+		Vocab, Hidden, Inner, Layers, Heads, KV, Dim int
+		Eps                                          float64
+		Rope                                         rope
+		Bias, Tied                                   bool
+		QKNorm                                       bool `json:"qk_norm"`
+	}
+	Scale   float64
+	Prompts [][]int
+	File    string
+	Next    []int
+}
+
+// decoder is the model with matrices, keys and values of a type, closed when the test ends.
+func (m *model) decoder(t *testing.T, gpu *la.GPU, dtype tensor.Dtype) *Decoder {
+	t.Helper()
+	c := m.Config
+	config := Config{
+		Vocab: c.Vocab, Hidden: c.Hidden, Inner: c.Inner, Layers: c.Layers, Heads: c.Heads, KVHeads: c.KV,
+		Eps: c.Eps, Rotary: c.Rope.config(t, c.Dim), Bias: c.Bias, QKNorm: c.QKNorm, Tied: c.Tied,
+	}
+	there := map[string]G.Value{}
+	weights := func(name string, shape ...int) (G.Value, error) {
+		v := parameter(name, m.Scale, c.Tied, shape...)
+		if dtype == la.Float16 && len(shape) == 2 {
+			short := make([]la.F16, v.Size())
+			half.EncodeFloat16(short, v.Data().([]float32))
+			v = tensor.New(tensor.WithShape(shape...), tensor.WithBacking(short))
+		}
+		if gpu == nil {
+			return v, nil
+		}
+		var err error
+		if there[name] == nil {
+			there[name], err = gpu.Upload(v)
+		}
+		return there[name], err
+	}
+	d, err := New(config, weights, Options{Rows: []int{1, 40}, Tokens: 400, KV: dtype, Device: gpu})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func newSequence(t *testing.T, d *Decoder) *la.Sequence {
+	t.Helper()
+	s, err := d.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // rope is rope_parameters of a config.json.
@@ -145,33 +194,8 @@ func TestGPUGolden(t *testing.T) {
 func testGolden(t *testing.T, gpu *la.GPU, next int, atol float64) {
 	for _, m := range readGolden(t).Models {
 		t.Run(m.Name, func(t *testing.T) {
-			c := m.Config
-			config := Config{
-				Vocab: c.Vocab, Hidden: c.Hidden, Inner: c.Inner, Layers: c.Layers, Heads: c.Heads, KVHeads: c.KV,
-				Eps: c.Eps, Rotary: c.Rope.config(t, c.Dim), Bias: c.Bias, QKNorm: c.QKNorm, Tied: c.Tied,
-			}
-			there := map[string]G.Value{}
-			weights := func(name string, shape ...int) (G.Value, error) {
-				v := parameter(name, m.Scale, c.Tied, shape...)
-				if gpu == nil {
-					return v, nil
-				}
-				var err error
-				if there[name] == nil {
-					there[name], err = gpu.Upload(v)
-				}
-				return there[name], err
-			}
-			d, err := New(config, weights, Options{Rows: []int{1, 40}, Tokens: 400, Device: gpu})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := d.Close(); err != nil {
-					t.Error(err)
-				}
-			}()
-			want := readRows(t, m.File, c.Vocab)
+			d := m.decoder(t, gpu, tensor.Float32)
+			want := readRows(t, m.File, m.Config.Vocab)
 			check := func(what string, got [][]float32, want [][]float32) {
 				t.Helper()
 				for i := range want {
@@ -190,13 +214,7 @@ func testGolden(t *testing.T, gpu *la.GPU, next int, atol float64) {
 				}
 				return logits
 			}
-			sequence := func() *la.Sequence {
-				s, err := d.NewSequence()
-				if err != nil {
-					t.Fatal(err)
-				}
-				return s
-			}
+			sequence := func() *la.Sequence { return newSequence(t, d) }
 
 			// All prompts in one step.
 			var ragged []Text
@@ -234,6 +252,37 @@ func testGolden(t *testing.T, gpu *la.GPU, next int, atol float64) {
 				t.Errorf("continued with %v, want %v", said, m.Next[:next])
 			}
 		})
+	}
+}
+
+// With matrices, keys and values of float16, which have other kernels, a GPU says what the CPU says:
+// prompts, and tokens one by one, the third of which is of a recording.
+func TestGPUHalf(t *testing.T) {
+	gpu := gputest.Open(t)
+	for _, m := range readGolden(t).Models {
+		if m.Name == "yarn" {
+			continue
+		}
+		ids := m.Prompts[0]
+		var logits [2][][]float32
+		for i, at := range []*la.GPU{nil, gpu} {
+			d := m.decoder(t, at, la.Float16)
+			s := newSequence(t, d)
+			for from, to := 0, len(ids)-4; from < len(ids); from, to = to, to+1 {
+				rows, err := d.Step(Text{s, ids[from:to]})
+				if err != nil {
+					t.Fatal(err)
+				}
+				logits[i] = append(logits[i], rows[0]...)
+			}
+		}
+		for i, row := range logits[0] {
+			for j, w := range row {
+				if got := logits[1][i][j]; !(math.Abs(float64(got-w)) <= 2e-3*(1+math.Abs(float64(w)))) {
+					t.Fatalf("%s, token %d, logit %d: %v on the GPU, %v on the CPU", m.Name, i, j, got, w)
+				}
+			}
+		}
 	}
 }
 

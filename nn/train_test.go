@@ -1,0 +1,114 @@
+package nn_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// What decodes can be trained: a decoder of Llama's shape learns a sequence by heart, with
+// gradients through each kind of node.
+func TestTrainDecoder(t *testing.T) {
+	const vocab, hidden, inner, heads, kv, dim, rows = 11, 16, 24, 2, 1, 8, 10
+	rng := reftest.Rand(t)
+	g := G.NewGraph()
+	var weights G.Nodes
+	weight := func(name string, shape ...int) *G.Node {
+		data := make([]float32, tensor.Shape(shape).TotalSize())
+		for i := range data {
+			data[i] = float32(rng.NormFloat64() * 0.3)
+			if len(shape) == 1 {
+				data[i] = 1
+			}
+		}
+		v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
+		n := G.NewTensor(g, tensor.Float32, len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(v))
+		weights = append(weights, n)
+		return n
+	}
+	must := func(n *G.Node, err error) *G.Node {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	both := func(ns []*G.Node, err error) []*G.Node {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ns
+	}
+	tokens := make([]int, rows+1)
+	for i := range tokens {
+		tokens[i] = rng.IntN(vocab)
+	}
+	positions := make([]int, rows)
+	targets := make([]float32, rows*vocab)
+	for i := range positions {
+		positions[i] = i
+		targets[i*vocab+tokens[i+1]] = -1
+	}
+	at := ids(g, "positions", positions...)
+	rotary := la.RotaryConfig{HeadDim: dim}
+
+	h := must(nn.Embedding(weight("embedding", vocab, hidden), ids(g, "tokens", tokens[:rows]...), nil))
+	for i := range 2 {
+		name := fmt.Sprint("layer ", i, " ")
+		qkv := both(nn.Linears(h, []*G.Node{weight(name+"q", heads*dim, hidden), weight(name+"k", kv*dim, hidden), weight(name+"v", kv*dim, hidden)},
+			nil, nn.WithRMSNorm(weight(name+"norm", hidden), 1e-5)))
+		for j, of := range []int{heads, kv, kv} {
+			if j < 2 {
+				qkv[j] = must(nn.QKNorm(qkv[j], weight(fmt.Sprint(name, "norm of heads ", j), dim), 1e-5))
+				qkv[j] = must(nn.Rotary(qkv[j], at, rotary))
+			}
+			qkv[j] = must(nn.SplitHeads(must(nn.Reshape(qkv[j], 1, rows, of*dim)), of))
+		}
+		a := must(la.Attention(qkv[0], qkv[1], qkv[2], la.WithCausal()))
+		a = must(nn.Reshape(must(nn.MergeHeads(a)), rows, heads*dim))
+		h = must(nn.Linear(a, weight(name+"o", hidden, heads*dim), nil, nn.WithResidual(h)))
+		x := must(nn.RMSNorm(h, weight(name+"second norm", hidden), nil, 1e-5))
+		gateUp := must(nn.Linear(x, weight(name+"gate and up", 2*inner, hidden), nil))
+		x = must(nn.GLU(must(nn.Slice(gateUp, 1, 0, inner)), must(nn.Slice(gateUp, 1, inner, 2*inner)), nn.SwiGLU))
+		x = must(nn.Linear(x, weight(name+"down", hidden, inner), nil, nn.WithSiLU()))
+		h = must(nn.Add(h, must(nn.Scale(x, 0.5))))
+	}
+	logits := must(nn.Linear(h, weight("head", vocab, hidden), nil, nn.WithRMSNorm(weight("norm", hidden), 1e-5)))
+	target := G.NewMatrix(g, tensor.Float32, G.WithName("targets"), G.WithShape(rows, vocab), G.WithValue(tensor.New(tensor.WithShape(rows, vocab), tensor.WithBacking(targets))))
+	cost := must(G.Sum(must(G.HadamardProd(must(G.Log(must(G.SoftMax(logits)))), target))))
+	var loss G.Value
+	G.Read(cost, &loss)
+	if _, err := G.Grad(cost, weights...); err != nil {
+		t.Fatal(err)
+	}
+	machine := G.NewTapeMachine(g, G.BindDualValues(weights...))
+	defer machine.Close()
+	solver := G.NewAdamSolver(G.WithLearnRate(0.02))
+	first := math.NaN()
+	for i := range 200 {
+		if err := la.Cause(machine.RunAll()); err != nil {
+			t.Fatal(err)
+		}
+		now := float64(loss.Data().(float32)) / rows
+		if i == 0 {
+			first = now
+		}
+		if now < 0.05 {
+			t.Logf("a loss of %.2f is %.3f after %d steps", first, now, i)
+			return
+		}
+		if err := solver.Step(G.NodesToValueGrads(weights)); err != nil {
+			t.Fatal(err)
+		}
+		machine.Reset()
+	}
+	t.Errorf("a loss of %.2f is %v after 200 steps", first, loss.Data().(float32)/rows)
+}
