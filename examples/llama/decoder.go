@@ -56,8 +56,8 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 	if err != nil {
 		return d, err
 	}
-	for _, rows := range slices.Sorted(slices.Values(o.Rows)) {
-		g, err := newGraph(c, weights, d.cache, rows, o.Device)
+	for i, rows := range slices.Sorted(slices.Values(o.Rows)) {
+		g, err := newGraph(c, weights, d.cache, rows, o.Device, i == 0)
 		if err != nil {
 			return d, err
 		}
@@ -120,12 +120,15 @@ type graph struct {
 	there     [2]*la.DeviceTensor
 	logits    *G.Node
 	gpu       *la.GPU
+	often     bool             // it is recorded
 	result    *la.DeviceTensor // of the last run on the GPU
 	recording *la.Recording
 }
 
-func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU) (gr *graph, err error) {
-	gr = &graph{gpu: gpu}
+// newGraph builds a graph of a number of rows. One that runs often is recorded on a GPU; the values of
+// others share memory there, since many rows take much.
+func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU, often bool) (gr *graph, err error) {
+	gr = &graph{gpu: gpu, often: often}
 	if gr.step, err = cache.NewStep(rows); err != nil {
 		return nil, err
 	}
@@ -148,6 +151,11 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU)
 	}
 	if err := la.CheckGraph(g); err != nil {
 		return nil, err
+	}
+	if !often {
+		if err := la.ShareMemory(g); err != nil {
+			return nil, err
+		}
 	}
 	gr.machine = G.NewTapeMachine(g)
 	return gr, nil
@@ -194,8 +202,8 @@ func (gr *graph) compute(ids []int) ([]float32, error) {
 	return t.Data().([]float32), nil
 }
 
-// queue queues a run on the GPU: the first node by node, which gives nodes their memory; the second is
-// recorded, and from then on the recording is replayed.
+// queue queues a run on the GPU. Of a graph that runs often the first is node by node, which gives nodes
+// their memory; the second is recorded, and from then on the recording is replayed.
 func (gr *graph) queue() (err error) {
 	run := func() error {
 		defer gr.machine.Reset()
@@ -205,7 +213,7 @@ func (gr *graph) queue() (err error) {
 		}
 		return err
 	}
-	if gr.result == nil {
+	if gr.result == nil || !gr.often {
 		return run()
 	}
 	if gr.recording == nil {

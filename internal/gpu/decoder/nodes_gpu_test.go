@@ -2,10 +2,13 @@ package decoder
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -180,6 +183,65 @@ func testNodesRefuse(t *testing.T, m *machine, d *Engine) {
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// BenchmarkGPUNodes is what nodes take among others in a graph, of the shapes of Llama 3.2 1B and
+// Llama 3 8B: microseconds a launch.
+func BenchmarkGPUNodes(b *testing.B) {
+	m, d := realDecoder(b)
+	rng := reftest.Rand(b)
+	for _, c := range []struct {
+		name                      string
+		hidden, inner, heads, dim int
+	}{{"1b", 2048, 8192, 32, 64}, {"8b", 4096, 14336, 32, 128}} {
+		for _, rows := range []int{1, 16, 512} {
+			b.Run(fmt.Sprintf("%s/rows%d", c.name, rows), func(b *testing.B) {
+				x, y := m.filled(b, rng, attn.Float32, rows*c.inner, 1), m.empty(b, rows*c.inner)
+				up, gamma := m.filled(b, rng, attn.Float32, rows*c.inner, 1), m.filled(b, rng, attn.Float32, c.hidden, 1)
+				at := m.Put(b, make([]byte, 4*rows), attn.Float32)
+				turns := make([]attn.Turning, c.dim/2)
+				for i := range turns {
+					turns[i] = attn.TurningOf(math.Pow(5e5, -2*float64(i)/float64(c.dim)))
+				}
+				of := attn.Rotary{HeadDim: c.dim, Factor: 1, Turns: turns}
+				const launches = 100
+				for name, queue := range map[string]func() error{
+					"rms norm": func() error {
+						return d.RMSNorm(m.Stream, &RMSNorm{Rows: rows, N: c.hidden, Eps: 1e-5, X: x, Gamma: gamma, Y: y})
+					},
+					"norm of heads": func() error {
+						return d.RMSNorm(m.Stream, &RMSNorm{Rows: rows * c.heads, N: c.dim, Eps: 1e-5, X: x, Gamma: gamma, Y: y})
+					},
+					"rotary": func() error {
+						return d.Rotary(m.Stream, &Rotary{Rotary: of, Rows: rows, Heads: c.heads, X: x, Y: y, Positions: gpu.Bytes{Buffer: at.Buffer, Offset: at.Offset}})
+					},
+					"swiglu": func() error {
+						return d.Elements(m.Stream, &Elements{N: rows * c.inner, Activation: attn.SiLU, X: x, Times: up, Y: y})
+					},
+					"add": func() error {
+						return d.Elements(m.Stream, &Elements{N: rows * c.hidden, X: x, Plus: up, Y: y})
+					},
+				} {
+					g, err := m.Stream.Capture(func() error {
+						for range launches {
+							if err := queue(); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+					noError(b, err)
+					took := m.inTurn(b, 15, []*cuda.Graph{g})[0]
+					b.ReportMetric(took.Seconds()*1e6/launches, "us/"+strings.ReplaceAll(name, " ", "_"))
+					noError(b, g.Close())
+				}
+				b.ReportMetric(0, "ns/op")
+				for _, x := range []gpu.Memory{x, y, up, gamma, at} {
+					noError(b, x.Buffer.Close())
+				}
+			})
 		}
 	}
 }
