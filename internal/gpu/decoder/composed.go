@@ -42,6 +42,12 @@ func (o *Linear) inner() *Linear {
 
 // compose queues a composed Linear, which was checked.
 func (d *Engine) compose(s *cuda.Stream, o *Linear) error {
+	if y := &o.Parts[0]; o.activationApart() && o.Residual.Buffer != nil {
+		n := o.Rows * y.Out
+		if of := spanOf(&y.Y, n); of.meets([]span{spanOf(&o.Residual, n)}) {
+			return gpu.Errorf("linear", attn.ErrUnsupported, "the residual is overwritten before %v is known", o.Activation)
+		}
+	}
 	if o.normApart() {
 		if err := o.Scratch.CheckFloats("linear", "the scratch", o.apart()); err != nil {
 			return err

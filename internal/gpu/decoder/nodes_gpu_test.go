@@ -165,9 +165,11 @@ func testNodesRefuse(t *testing.T, m *machine, d *Engine) {
 	x := m.random(t, rng, attn.Float32, 64, 1)
 	y := m.empty(t, 64)
 	half := m.random(t, rng, attn.Float16, 64, 1)
+	square := Linear{Rows: 8, In: 8, X: x.Memory, Parts: []LinearPart{{W: half.Memory, Y: y, Out: 8}}, Residual: y, Activation: attn.SiLU}
 	turns := make([]attn.Turning, nodePairs+1)
 	at := gpu.Bytes{Buffer: y.Buffer}
 	for name, err := range map[string]error{
+		"a layer over its residual":      d.Linear(m.Stream, &square),
 		"rms norm of no rows":            d.RMSNorm(m.Stream, &RMSNorm{Rows: 0, N: 4, X: x.Memory, Y: y}),
 		"rms norm of too few elements":   d.RMSNorm(m.Stream, &RMSNorm{Rows: 2, N: 64, X: x.Memory, Y: y}),
 		"rms norm of float16":            d.RMSNorm(m.Stream, &RMSNorm{Rows: 1, N: 64, X: half.Memory, Y: y}),

@@ -19,6 +19,7 @@ var families = map[string]func(*gen){
 	"linear":       linear,
 	"linear_tiles": linearTiles,
 	"readsum":      readSum,
+	"sigmoid":      sigmoid,
 	"vector":       vector,
 }
 
