@@ -21,11 +21,11 @@ func inGraph(op G.Op, in ...*G.Node) (*G.Node, error) { return apply("gradient",
 
 func atOnce(op G.Op, in ...G.Value) (G.Value, error) { return op.Do(in...) }
 
-// gradients is those of a rule's inputs, nil for data.
-func gradients[T any](do step[T], r any, in []T, dy T) ([]T, error) {
-	d, ok := r.(derivable)
+// gradients is those of an op's inputs, nil for data.
+func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
+	d, ok := s.(derivable)
 	if !ok {
-		return nil, errorf(r.(rule).title(), la.ErrUnsupported, "gradient")
+		return nil, errorf(s.title(), la.ErrUnsupported, "gradient")
 	}
 	args := d.arguments()
 	if len(in) != len(args)-1 {
@@ -95,7 +95,7 @@ func (op gradient) shape(in []tensor.Shape) (tensor.Shape, error) {
 		return nil, errorf(op.d.title(), la.ErrShape, "gradient: %d inputs, want %d", len(in), len(args))
 	}
 	last := len(in) - 1
-	y, err := checkShapes(op.d, args, in[:last])
+	y, err := checkShapes(op.d, in[:last])
 	if err != nil {
 		return nil, err
 	}

@@ -37,11 +37,27 @@ func (op linear) inner() linear {
 	return linear{x: op.x, w: op.w, parts: op.parts, joined: op.joined, bias: op.bias, gpu: new(ongpu.Node)}
 }
 
-// normRule is the norm before the layers, whose output is of x's rank and shape.
-func (op linear) normRule() any {
+// normBefore does the norm before the layers, of x and its weights.
+func normBefore[T any](do step[T], op linear, in []T) (T, error) {
 	if op.rms {
-		return rmsNorm{rank: 2, dtype: op.x, eps: op.eps, gamma: op.gamma, offset: op.offset}
+		return do(node{operator{rule: op.rmsNorm()}, new(ongpu.Node)}, in...)
 	}
+	return do(op.layerNorm(), in...)
+}
+
+// normGradients are those of the norm before the layers.
+func normGradients[T any](do step[T], op linear, in []T, dy T) ([]T, error) {
+	if op.rms {
+		return gradients(do, op.rmsNorm(), in, dy)
+	}
+	return layerNormGradients(do, op.layerNorm(), in, dy)
+}
+
+func (op linear) rmsNorm() rmsNorm {
+	return rmsNorm{rank: 2, dtype: op.x, eps: op.eps, gamma: op.gamma, offset: op.offset}
+}
+
+func (op linear) layerNorm() layerNorm {
 	return layerNorm{rank: 2, eps: op.eps, gamma: op.gamma, beta: op.beta, gpu: new(ongpu.Node)}
 }
 
@@ -66,7 +82,7 @@ func linearGradients[T any](do step[T], op linear, in []T, dy T) (grads []T, err
 	}
 	normed := append([]T{in[0]}, rest...)
 	if op.norm {
-		if own[0], err = doNorm(do, op.normRule(), normed); err != nil {
+		if own[0], err = normBefore(do, op, normed); err != nil {
 			return nil, err
 		}
 	}
@@ -87,26 +103,12 @@ func linearGradients[T any](do step[T], op linear, in []T, dy T) (grads []T, err
 	if !op.norm {
 		return grads, nil
 	}
-	through, err := normGradients(do, op.normRule(), normed, grads[0])
+	through, err := normGradients(do, op, normed, grads[0])
 	if err != nil {
 		return nil, err
 	}
 	grads[0] = through[0]
 	return append(grads, through[1:]...), nil
-}
-
-func doNorm[T any](do step[T], rule any, in []T) (T, error) {
-	if r, ok := rule.(rmsNorm); ok {
-		return do(node{operator{rule: r}, new(ongpu.Node)}, in...)
-	}
-	return do(rule.(layerNorm), in...)
-}
-
-func normGradients[T any](do step[T], rule any, in []T, dy T) ([]T, error) {
-	if r, ok := rule.(rmsNorm); ok {
-		return gradients(do, r, in, dy)
-	}
-	return layerNormGradients(do, rule.(layerNorm), in, dy)
 }
 
 // rank is that of the output.

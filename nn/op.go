@@ -17,25 +17,27 @@ import (
 // A rule is what an op of this package is made of: what it takes, and what it makes of it.
 // A [node] or a [view] is the op, and says to Gorgonia what all of them say.
 type rule interface {
-	fmt.Stringer // with every parameter: its text is the op's hash
-	title() string
+	signature
+
+	// compute is the result in host memory.
+	compute(in []G.Value, shape tensor.Shape) (G.Value, error)
+}
+
+// A signature is what a rule takes and makes.
+type signature interface {
+	fmt.Stringer   // with every parameter: its text is the op's hash
+	title() string // in errors
 
 	// arguments are the inputs, and behind them the result.
 	arguments() []argument
 
 	// shape checks the shapes of the inputs, whose ranks are right, and is the result's.
 	shape(in []tensor.Shape) (tensor.Shape, error)
-
-	// compute is the result in host memory.
-	compute(in []G.Value, shape tensor.Shape) (G.Value, error)
 }
 
-// A derivable rule has gradients of the inputs that are not `data`.
+// A derivable op has gradients of the inputs that are not `data`.
 type derivable interface {
-	fmt.Stringer
-	title() string
-	arguments() []argument
-	shape(in []tensor.Shape) (tensor.Shape, error)
+	signature
 
 	// gradient is that of input i: its product with the gradient dy of the result.
 	gradient(i int, in []G.Value, dy G.Value) (G.Value, error)
@@ -73,17 +75,15 @@ func (op operator) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if err != nil {
 		return nil, err
 	}
-	return checkShapes(op.rule, op.arguments(), shapes)
+	return checkShapes(op.rule, shapes)
 }
 
 func (op operator) WriteHash(h hash.Hash) { fmt.Fprint(h, "leanattention.nn.", op.String()) }
 func (op operator) Hashcode() uint32      { return graph.Hashcode(op) }
 
 // checkShapes is shape of inputs of any number and rank.
-func checkShapes(r interface {
-	title() string
-	shape(in []tensor.Shape) (tensor.Shape, error)
-}, args []argument, in []tensor.Shape) (tensor.Shape, error) {
+func checkShapes(r signature, in []tensor.Shape) (tensor.Shape, error) {
+	args := r.arguments()
 	if len(in) != len(args)-1 {
 		return nil, errorf(r.title(), la.ErrShape, "%d inputs, want %d", len(in), len(args)-1)
 	}
@@ -102,10 +102,8 @@ func checkShapes(r interface {
 }
 
 // checkValues checks what a run gives an op, and is the result's shape.
-func checkValues(r interface {
-	title() string
-	shape(in []tensor.Shape) (tensor.Shape, error)
-}, args []argument, in []G.Value) (tensor.Shape, error) {
+func checkValues(r signature, in []G.Value) (tensor.Shape, error) {
+	args := r.arguments()
 	if len(in) != len(args)-1 {
 		return nil, errorf(r.title(), la.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
 	}
@@ -114,14 +112,14 @@ func checkValues(r interface {
 			return nil, errorf(r.title(), la.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
 		}
 	}
-	return checkShapes(r, args, shapesOf(in))
+	return checkShapes(r, shapesOf(in))
 }
 
 // Do returns a new value at each call: what Gorgonia's in-place nodes do to it afterwards can
 // harm nobody.
 func (op operator) Do(in ...G.Value) (y G.Value, err error) {
 	defer recoverTo(op.title(), &err)
-	shape, err := checkValues(op.rule, op.arguments(), in)
+	shape, err := checkValues(op.rule, in)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +176,7 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 	}
 	defer recoverTo(op.title(), &err)
 	args := op.arguments()
-	shape, err := checkValues(op.rule, args, in)
+	shape, err := checkValues(op.rule, in)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +214,7 @@ func (op view) Do(in ...G.Value) (y G.Value, err error) {
 		return op.operator.Do(in...)
 	}
 	defer recoverTo(op.title(), &err)
-	shape, err := checkValues(op.rule, op.arguments(), in)
+	shape, err := checkValues(op.rule, in)
 	if err != nil {
 		return nil, err
 	}
@@ -255,7 +253,7 @@ func checkChildren(r rule, children []*G.Node) error {
 		}
 		shapes[i] = n.Shape()
 	}
-	_, err := checkShapes(r, args, shapes)
+	_, err := checkShapes(r, shapes)
 	return err
 }
 

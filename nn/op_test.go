@@ -216,7 +216,7 @@ func rotaryCases(rng *rand.Rand) (cases []opCase) {
 				}
 				return y
 			},
-			size: 4, off: float64(slices.Max(positions)) * 0x1p-60,
+			size: 4, off: float64(slices.Max(positions)) * 0x1p-58, // of elements of up to 5, or so
 		})
 	}
 	return cases

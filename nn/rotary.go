@@ -20,8 +20,8 @@ import (
 // HeadDim), float32 or float64; y has its shape and type. positions is a vector of int or int32,
 // one for each row. It is data: in a decoder, what [la.Step.Positions] says before each run.
 //
-// Whole turns are left out before anything is rounded: an angle is off by no more than 2^-60 of
-// the position, in radians, and 2^-22 in float32.
+// Frequencies are of float64, and whole turns are left out before anything else is rounded: an
+// angle is off by no more than 2^-51 of the position, in radians, and 2^-22 in float32.
 //
 // It computes on a GPU where both inputs are a [la.DeviceTensor], x of float32 and positions of
 // int32. A GPU turns up to 256 elements of a head.
