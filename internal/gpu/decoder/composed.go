@@ -48,10 +48,16 @@ func (d *Engine) compose(s *cuda.Stream, o *Linear) error {
 			return gpu.Errorf("linear", attn.ErrUnsupported, "the residual is overwritten before %v is known", o.Activation)
 		}
 	}
-	if o.normApart() {
-		if err := o.Scratch.CheckFloats("linear", "the scratch", o.apart()); err != nil {
+	scratch, err := d.Scratch(o)
+	if err != nil {
+		return err
+	}
+	if scratch > 0 {
+		if err := o.Scratch.CheckFloats("linear", "the scratch", scratch); err != nil {
 			return err
 		}
+	}
+	if o.normApart() {
 		n := o.Norm
 		if err := d.RMSNorm(s, &RMSNorm{Rows: o.Rows, N: o.In, Eps: n.Eps, UnitOffset: n.UnitOffset, X: o.X, Gamma: n.Gamma, Y: o.Scratch}); err != nil {
 			return err

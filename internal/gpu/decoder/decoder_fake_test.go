@@ -524,7 +524,7 @@ func TestDecoderRefuses(t *testing.T) {
 		text   string
 	}{
 		"rows":            {func(o *Linear) { o.Rows = 0 }, attn.ErrShape, "0 rows"},
-		"activation":      {func(o *Linear) { o.Activation = 3 }, attn.ErrShape, "Activation(3)"},
+		"activation":      {func(o *Linear) { o.Activation = attn.Activations }, attn.ErrShape, "Activation(5)"},
 		"no layers":       {func(o *Linear) { o.Parts = nil }, attn.ErrShape, "0 layers"},
 		"four layers":     {func(o *Linear) { o.Parts = make([]LinearPart, 4) }, attn.ErrShape, "4 layers"},
 		"x too short":     {func(o *Linear) { o.Rows = 3 }, attn.ErrShape, "x has 32 elements of 48"},
@@ -539,11 +539,35 @@ func TestDecoderRefuses(t *testing.T) {
 		"types of layers": {func(o *Linear) { p := o.Parts[0]; p.W.DType = attn.BFloat16; o.Parts = append(o.Parts, p) }, attn.ErrDType, "of layer 0 float16"},
 		"eps":             {func(o *Linear) { o.Norm = &Norm{Eps: math.NaN()} }, attn.ErrShape, "eps is NaN"},
 		"gamma":           {func(o *Linear) { o.Norm = &Norm{Gamma: y} }, attn.ErrShape, "gamma has 6 elements of 16"},
+		"beta of RMS":     {func(o *Linear) { o.Norm = &Norm{RMS: true, Beta: x} }, attn.ErrShape, "beta of a norm by the root mean square"},
+		"1+gamma":         {func(o *Linear) { o.Norm = &Norm{UnitOffset: true} }, attn.ErrShape, "1+gamma"},
+		"no scratch":      {func(o *Linear) { o.Norm = &Norm{RMS: true} }, attn.ErrShape, "the scratch has no buffer"},
+		"short scratch":   {func(o *Linear) { o.Norm, o.Scratch = &Norm{RMS: true}, y }, attn.ErrShape, "the scratch has 6 elements of 32"},
+		"over a residual": {func(o *Linear) { o.Activation, o.Residual = attn.SiLU, y }, attn.ErrUnsupported, "the residual is overwritten"},
 		"memory's place":  {func(o *Linear) { o.X.Offset += 4; o.X.Len = 32 }, attn.ErrShape, "x"},
 	} {
 		o := good()
 		c.change(&o)
 		wantError(t, name, d.Linear(m.Stream, &o), c.want, c.text)
+	}
+	wide := Linear{Rows: 2, In: 128, X: m.memory(t, attn.Float32, 16*128)}
+	for range 2 {
+		wide.Parts = append(wide.Parts, LinearPart{W: m.memory(t, attn.Float16, 3*128), Y: m.memory(t, attn.Float32, 16*3), Out: 3})
+	}
+	for name, change := range map[string]func(*Linear){
+		"nothing": func(o *Linear) {},
+		"RMS":     func(o *Linear) { o.Norm = &Norm{RMS: true} },
+		"SiLU":    func(o *Linear) { o.Activation = attn.SiLU },
+	} {
+		o := wide
+		change(&o)
+		if c := d.NewMegakernel(); c == nil || c.Linear(&o) != (name == "nothing") {
+			t.Errorf("a megakernel, and a layer with %s", name)
+		}
+		o.Rows = 16
+		if p := d.NewProjection(&o); (p != nil) != (name == "nothing") {
+			t.Errorf("a projection, and a layer with %s", name)
+		}
 	}
 	wantError(t, "norm", d.Norm(m.Stream, 2, 17, x, x, &Norm{}), attn.ErrShape, "x has 32 elements of 34")
 	wantError(t, "gather", d.Gather(m.Stream, &Gather{Rows: 2, N: 8, TableRows: 7, Table: w, IDs: y, Y: x}), attn.ErrShape, "the table has 48 elements of 56")
