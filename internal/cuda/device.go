@@ -62,6 +62,8 @@ type Device struct {
 
 	used, pinned atomic.Int64 // bytes of open buffers
 
+	peers peers
+
 	list struct {
 		sync.Mutex
 		last *handle // what is open, newest first
@@ -70,10 +72,7 @@ type Device struct {
 		sync.Mutex
 		byKey map[string]*Module
 	}
-	putOff struct {
-		sync.Mutex // taken before the streams'
-		streams    []*Stream
-	}
+	putOff putOffs
 }
 
 // handle is what everything made on a device has in common.
@@ -150,16 +149,14 @@ func (v *Device) Close() error {
 	// A failed kernel is reported here, and by every call after it.
 	first := v.letAllGo()
 	if !v.Lost() {
-		err := v.with(func() error {
-			if r := v.drv.fn.ctxSynchronize.call(); r != 0 {
-				return v.drv.failed(r, &v.drv.fn.ctxSynchronize, "GPU %d", v.info.Ordinal)
-			}
-			return nil
-		})
-		if first == nil {
+		if err := v.wait(); first == nil {
 			first = err
 		}
 	}
+	if err := v.waitForPeers(); first == nil {
+		first = err
+	}
+	defer v.forget()
 	for {
 		v.list.Lock()
 		h := v.list.last
@@ -178,6 +175,16 @@ func (v *Device) Close() error {
 		first = v.drv.failed(r, &v.drv.fn.primaryCtxRelease, "GPU %d", v.info.Ordinal)
 	}
 	return first
+}
+
+// wait waits for all work of the context.
+func (v *Device) wait() error {
+	return v.with(func() error {
+		if r := v.drv.fn.ctxSynchronize.call(); r != 0 {
+			return v.drv.failed(r, &v.drv.fn.ctxSynchronize, "GPU %d", v.info.Ordinal)
+		}
+		return nil
+	})
 }
 
 // Info is what Driver.Info said when the device was opened.
@@ -275,6 +282,11 @@ func (h *handle) close() error {
 	first := v.letGo(h)
 	if h.destroy == nil {
 		return first
+	}
+	if h.destroy == &v.drv.fn.memFree { // the driver waits for the work of v alone
+		if err := v.waitForPeers(); first == nil {
+			first = err
+		}
 	}
 	if !v.Lost() {
 		err := v.with(func() error {

@@ -47,6 +47,13 @@
 // A stream may put small copies off, to have one kernel make several of them: see
 // [Stream.PutOff]. Their order with everything else stays that of the calls.
 //
+// # Several devices
+//
+// [Device.Reach] lets what runs on a device use another one's memory: copies and kernels
+// name it by its address, and streams wait for the other's events. The work of a
+// [Stream.Capture] may spread over streams of such devices, which fork from the one that
+// is captured and come back to it by events; the graph is launched as one.
+//
 // # Errors
 //
 // A failed call is an [Error]: CUDA_ERROR_NAME: text (call, arguments). It

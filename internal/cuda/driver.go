@@ -19,6 +19,7 @@ type functions struct {
 	deviceGetCount, deviceGet, deviceGetName, deviceGetAttribute, deviceTotalMem function
 	primaryCtxRetain, primaryCtxRelease                                          function
 	ctxPushCurrent, ctxPopCurrent, ctxSynchronize                                function
+	deviceCanAccessPeer, ctxEnablePeerAccess                                     function
 
 	memGetInfo, memAlloc, memFree, memHostAlloc, memFreeHost     function
 	memcpyHtoDAsync, memcpyDtoHAsync, memcpyDtoDAsync, memsetD8A function
@@ -58,6 +59,8 @@ func (f *functions) table() []struct {
 		{&f.ctxPushCurrent, "cuCtxPushCurrent", "_v2"},
 		{&f.ctxPopCurrent, "cuCtxPopCurrent", "_v2"},
 		{&f.ctxSynchronize, "cuCtxSynchronize", ""},
+		{&f.deviceCanAccessPeer, "cuDeviceCanAccessPeer", ""},
+		{&f.ctxEnablePeerAccess, "cuCtxEnablePeerAccess", ""},
 		{&f.memGetInfo, "cuMemGetInfo", "_v2"},
 		{&f.memAlloc, "cuMemAlloc", "_v2"},
 		{&f.memFree, "cuMemFree", "_v2"},

@@ -32,6 +32,9 @@ var (
 
 	// ErrOtherDevice is a call on objects of two devices.
 	ErrOtherDevice = errors.New("objects of two devices")
+
+	// ErrNoPeerAccess is two GPUs of which one has no way to the other's memory.
+	ErrNoPeerAccess = errors.New("no peer access")
 )
 
 // result is a CUresult.
@@ -46,6 +49,8 @@ const (
 	resultInvalidDevice      result = 101
 	resultNotReady           result = 600
 	resultInvalidClusterSize result = 912
+
+	resultPeerAccessAlreadyEnabled result = 704
 )
 
 // Error is a driver call that failed.

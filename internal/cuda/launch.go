@@ -127,7 +127,7 @@ func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 	defer leaveAll(&m.handle, &s.handle)
 	for i, b := range a.buffers {
 		err := b.enter()
-		if err == nil && b.dev != m.dev {
+		if err == nil && !m.dev.reaches(b.dev) {
 			b.leave()
 			err = ErrOtherDevice
 		}

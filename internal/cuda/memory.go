@@ -193,7 +193,7 @@ func (s *Stream) transfer(b *Buffer, offset int64, h *Host, at, n int, f *functi
 	if err := inside("pinned memory", int64(at), int64(n), int64(len(h.mem))); err != nil {
 		return err
 	}
-	if err := enterAll(&s.handle, &b.handle, &h.handle); err != nil {
+	if err := enterReached(&s.handle, &b.handle, &h.handle); err != nil {
 		return err
 	}
 	defer leaveAll(&s.handle, &b.handle, &h.handle)
@@ -207,8 +207,8 @@ func (s *Stream) transfer(b *Buffer, offset int64, h *Host, at, n int, f *functi
 	return s.copy(c)
 }
 
-// Copy queues a copy of n bytes between buffers. Ranges of one buffer must not
-// overlap.
+// Copy queues a copy of n bytes between buffers, also of devices that the stream's reaches.
+// Ranges of one buffer must not overlap.
 func (s *Stream) Copy(dst *Buffer, to int64, src *Buffer, from, n int64) error {
 	if err := inside("a buffer", to, n, dst.bytes); err != nil {
 		return err
@@ -216,7 +216,7 @@ func (s *Stream) Copy(dst *Buffer, to int64, src *Buffer, from, n int64) error {
 	if err := inside("a buffer", from, n, src.bytes); err != nil {
 		return err
 	}
-	if err := enterAll(&s.handle, &dst.handle, &src.handle); err != nil {
+	if err := enterReached(&s.handle, &dst.handle, &src.handle); err != nil {
 		return err
 	}
 	defer leaveAll(&s.handle, &dst.handle, &src.handle)
@@ -235,7 +235,7 @@ func (s *Stream) Set(b *Buffer, offset int64, value byte, n int64) error {
 	if err := inside("a buffer", offset, n, b.bytes); err != nil {
 		return err
 	}
-	if err := enterAll(&s.handle, &b.handle); err != nil {
+	if err := enterReached(&s.handle, &b.handle); err != nil {
 		return err
 	}
 	defer leaveAll(&s.handle, &b.handle)

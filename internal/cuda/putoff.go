@@ -312,7 +312,36 @@ func (e *Event) settle(other *Stream) error {
 // letGo queues what is put off and needs h, which is shut and goes. What can't be
 // queued is not put off any longer.
 func (v *Device) letGo(h *handle) (first error) {
-	p := &v.putOff
+	for _, of := range append([]*Device{v}, listed(&v.peers.reaching)...) {
+		if err := of.putOff.letGo(h); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// putOffs are the streams of a device that put copies off.
+type putOffs struct {
+	sync.Mutex // taken before the streams'
+	streams    []*Stream
+}
+
+// flush queues all that is put off.
+func (p *putOffs) flush() (first error) {
+	p.Lock()
+	defer p.Unlock()
+	for _, s := range p.streams {
+		s.off.Lock()
+		err := s.flush()
+		s.off.Unlock()
+		if err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (p *putOffs) letGo(h *handle) (first error) {
 	p.Lock()
 	defer p.Unlock()
 	for _, s := range p.streams {

@@ -131,9 +131,10 @@ func (s *Stream) Record(e *Event) error {
 func (s *Stream) record(e *Event) error { return s.onEvent(&s.dev.drv.fn.eventRecord, e.id, s.id) }
 
 // Wait holds back what is queued from now on until e, as last recorded, has
-// been passed.
+// been passed. e may be of a device that the stream's reaches; what was done there before
+// it can be read then.
 func (s *Stream) Wait(e *Event) error {
-	if err := enterAll(&s.handle, &e.handle); err != nil {
+	if err := enterReached(&s.handle, &e.handle); err != nil {
 		return err
 	}
 	defer leaveAll(&s.handle, &e.handle)

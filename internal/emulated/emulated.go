@@ -57,7 +57,7 @@ func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors 
 func Crowd(t testing.TB, lib *fakedriver.Library, capability, multiprocessors, free int) {
 	s := lib.State()
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = memoryBytes, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
-	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Kernel{}, free, nil})
+	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Kernel{}, free, map[uintptr]*ptx.Trace{}})
 }
 
 // emulator executes the kernels' PTX.
@@ -67,7 +67,7 @@ type emulator struct {
 	seed    func() uint64
 	kernels map[string]*ptx.Kernel // by name: no two units have the same
 	free    int                    // multiprocessors
-	last    *ptx.Trace             // of the last launch
+	last    map[uintptr]*ptx.Trace // of the last launch in each stream
 }
 
 func (e *emulator) kernel(image, name string) *ptx.Kernel {
@@ -154,10 +154,11 @@ func (e *emulator) Execute(c *fakedriver.Call) error {
 	slices.SortFunc(memory, func(a, b ptx.Range) int { return cmp.Compare(a.Address, b.Address) })
 	var before *ptx.Trace
 	if c.Overlap {
-		before = e.last
+		before = e.last[c.Stream]
 	}
-	e.last = new(ptx.Trace)
-	err := k.Run(ptx.Launch{Before: before, Trace: e.last, Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.free, Seed: e.seed(), Ahead: ahead}, memory)
+	trace := new(ptx.Trace)
+	e.last[c.Stream] = trace
+	err := k.Run(ptx.Launch{Before: before, Trace: trace, Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.free, Seed: e.seed(), Ahead: ahead}, memory)
 	if err != nil {
 		e.t.Error(err)
 	}

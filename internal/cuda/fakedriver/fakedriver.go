@@ -35,13 +35,19 @@ type State struct {
 		bytes  int32
 	}
 	execute uintptr
+	failOn  int32    // the calls that FailIn makes fail are those for GPU failOn-1; 0: for any
+	Apart   int32    // 1: no GPU has access to the memory of another
+	Totals  [8]int64 // bytes of each GPU; 0: Total
+	Late    uint64   // not 0: work is done at any time that its order allows, by numbers drawn from this
 }
 
 // Call is a kernel's launch.
 type Call struct {
 	Image, Kernel                string
 	Grid, Block, Cluster, Shared int
-	Overlap                      bool // it may start before the launch before it has ended
+	Overlap                      bool    // it may start before the launch before it has ended
+	GPU                          int     // that it runs on
+	Stream                       uintptr // that it is in, as the library names it
 	argument                     unsafe.Pointer
 }
 
@@ -63,11 +69,11 @@ var (
 
 // callback is one for all tests: they are never given back.
 var callback = sync.OnceValue(func() uintptr {
-	return newCallback(func(image, kernel uintptr, grid, block, cluster, shared, overlap int, argument uintptr) int {
+	return newCallback(func(image, kernel uintptr, grid, block, cluster, shared, overlap int, argument uintptr, gpu int, stream uintptr) int {
 		if images[image] == "" {
 			images[image] = text(image)
 		}
-		c := Call{images[image], text(kernel), grid, block, cluster, shared, overlap != 0, pointer(argument)}
+		c := Call{images[image], text(kernel), grid, block, cluster, shared, overlap != 0, gpu, stream, pointer(argument)}
 		if argument == 0 {
 			return executor.ArgumentBytes(c.Image, c.Kernel)
 		}
@@ -102,6 +108,13 @@ func (l *Library) Buffers() [][2]uint64 {
 func (s *State) FailIn(function string, code int32) {
 	s.failIn, s.FailWith = [64]byte{}, code
 	copy(s.failIn[:len(s.failIn)-1], function)
+	s.failOn = 0
+}
+
+// FailOn is FailIn of calls for one of the GPUs alone.
+func (s *State) FailOn(gpu int, function string, code int32) {
+	s.FailIn(function, code)
+	s.failOn = int32(gpu) + 1
 }
 
 // Argument says that kernels whose names begin with a prefix take one argument,

@@ -1,7 +1,8 @@
 // A CUDA driver without a GPU, for tests: device memory is memory of the host,
-// a stream runs its work at once, a kernel writes its arguments into the log.
-// It checks what a real driver would crash on: that every handle is alive and
-// that a context is current.
+// a stream runs its work at once, or as late as it may, and a kernel writes its arguments
+// into the log. It checks what a real driver would crash on: that every handle is alive,
+// that a context is current, and that the work of a GPU uses memory of others only where
+// it has access.
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -11,7 +12,8 @@
 
 typedef int result;
 enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, INVALID_CONTEXT = 201,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, CAPTURE_WRONG_THREAD = 908 };
+       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNJOINED = 904,
+       CAPTURE_ISOLATION = 905, CAPTURE_WRONG_THREAD = 908 };
 
 // What tests may set.
 struct fake {
@@ -27,28 +29,47 @@ struct fake {
 	struct { char kernel[32]; int bytes; } argument[12]; // kernels whose names begin so take one, of so many bytes
 	// Executes a kernel that takes one argument, or says how many bytes that has if it is
 	// null. Where there is none, launches are in the log alone.
-	int64_t (*execute)(const char *image, const char *kernel, int64_t grid, int64_t block, int64_t cluster, int64_t shared, int64_t overlap, const void *argument);
+	int64_t (*execute)(const char *image, const char *kernel, int64_t grid, int64_t block, int64_t cluster, int64_t shared, int64_t overlap, const void *argument, int64_t device, const void *stream);
+	int fail_on;          // the failing calls are those with GPU fail_on-1 current; 0: any
+	int apart;            // no GPU has access to the memory of another
+	int64_t totals[8];    // bytes of each GPU; 0: total
+	uint64_t late;        // not 0: work is done at any time that its order allows, by numbers drawn from this
 };
 static struct fake f;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static char text[1 << 20]; // the log
 static size_t used;
-static int64_t memory;     // bytes of device memory in use
-static int retained;
 static int defects;        // calls that would have crashed
+
+// The primary contexts.
+enum { GPUS = 8 };
+static struct primary {
+	int retained;
+	int64_t memory; // bytes in use
+	unsigned reach; // bits of the GPUs whose memory it has access to
+} primaries[GPUS];
+static int is_primary(const void *c) { return c >= (const void *)primaries && c < (const void *)(primaries + GPUS); }
+static int gpu_of(const void *c) { return is_primary(c) ? (int)((const struct primary *)c - primaries) : 0; }
+static int64_t total_of(int gpu) { return f.totals[gpu] ? f.totals[gpu] : f.total; }
 
 // Every handle is one of these; freed ones stay, so that their use is seen.
 enum kind { BUFFER, HOST, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
 struct object {
 	enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner;
 	char *image;                 // of a module and its functions, where they are executed
-	struct queued *first, *last; // of a stream's capture, a graph
+	struct lane { struct object *stream; struct queued *first, *last; } lanes[GPUS]; // of a capture and a graph: its streams, the one that began first
+	int count;                   // of lanes
+	int64_t capture;             // of a stream: its number
+	struct object *origin;       // of a stream that has come to the capture of another
+	struct queued *todo, *end;   // of a stream: what is not done yet
+	int launched;                // of a stream: what it did last was a launch, and nobody has waited for it
+	struct queued *mark;         // of an event: where it was recorded last
 };
 static struct object *all;
-static int context_object;
 static __thread int depth;     // of the thread's stack of contexts
-static __thread void *current; // the one on top: machine.c has many
+static __thread void *current; // the one on top: machine.c has others
+static __thread void *pushed[64];
 #ifndef NO_CONTEXT
 #define NO_CONTEXT (depth == 0)
 #endif
@@ -70,19 +91,40 @@ static struct object *find(enum kind kind, uintptr_t id) {
 	return 0;
 }
 
-// within finds the live memory that holds [at, at+n).
-static struct object *within(enum kind kind, uintptr_t at, int64_t n) {
-	for (struct object *o = all; o; o = o->next)
-		if (o->kind == kind && o->alive && at >= (uintptr_t)o->mem && at + n <= (uintptr_t)o->mem + o->size) return o;
+// reaches says whether what runs in a context has access to memory of another.
+static int reaches(const void *from, const void *to) {
+	if (from == to || !is_primary(from) || !is_primary(to)) return 1;
+	return ((const struct primary *)from)->reach >> gpu_of(to) & 1;
+}
+
+// within finds the live memory that holds [at, at+n), for work of a context.
+static struct object *within(enum kind kind, uintptr_t at, int64_t n, const void *by) {
+	for (struct object *o = all; o; o = o->next) {
+		if (o->kind != kind || !o->alive || at < (uintptr_t)o->mem || at + n > (uintptr_t)o->mem + o->size) continue;
+		if (kind == HOST || reaches(by, o->owner)) return o;
+		defects++;
+		say("defect: GPU %d has no access to memory of GPU %d\n", gpu_of(by), gpu_of(o->owner));
+		return 0;
+	}
 	defects++;
 	say("defect: %lld bytes outside memory of kind %d\n", (long long)n, kind);
 	return 0;
 }
 
 // What a stream does, or a graph that it makes: a copy, the setting of memory (from is
-// null), or a kernel.
-struct queued { struct queued *next; struct object *fn; int64_t grid, block, cluster, shared, overlap; const void *from; void *to; size_t n; int set; };
-static int64_t launched; // what was done last was a launch, and nobody has waited for it
+// null), a kernel, a graph, the recording of an event, or the waiting for one.
+enum doing { COPY, SET, KERNEL, LAUNCH, MARK, WAIT };
+struct queued {
+	enum doing work;
+	struct queued *next; struct object *fn; int64_t grid, block, cluster, shared, overlap; const void *from; void *to; size_t n; int set;
+	void *argument;            // of a kernel, its own
+	struct queued *after;      // what a WAIT waits for
+	struct object *by;         // the stream
+	struct lane *lanes;        // of a LAUNCH, its own
+	int count;
+	int ran, joined;           // joined: the stream that began the capture has waited for it
+	int64_t capture;           // that it is in
+};
 
 // What kernels/copies.cu takes. The kernel is made here, where none are executed: what
 // others see of it is that the copies are made.
@@ -91,7 +133,7 @@ struct copies {
 	int bytes[8];
 	int blocks;
 };
-static result copy_pieces(const struct copies *p, unsigned grid) {
+static result copy_pieces(const struct copies *p, unsigned grid, const void *by) {
 	int n = p->blocks > 0 ? (int)grid / p->blocks : 0;
 	if (n < 1 || n > 8 || n * p->blocks != (int)grid) { defects++; say("defect: %u blocks for copies\n", grid); return INVALID_VALUE; }
 	for (int i = 0; i < n; i++) {
@@ -100,38 +142,166 @@ static result copy_pieces(const struct copies *p, unsigned grid) {
 		for (struct object *o = all; o; o = o->next)
 			if (o->kind == BUFFER && o->alive && p->from[i] - (uintptr_t)o->mem < (uint64_t)o->size) from = BUFFER;
 		if (p->bytes[i] > p->blocks * 4096 || (p->to[i] | p->from[i] | (unsigned)p->bytes[i]) % 4) { defects++; say("defect: a copy of %d bytes\n", p->bytes[i]); return INVALID_VALUE; }
-		if (!within(BUFFER, p->to[i], p->bytes[i]) || !within(from, p->from[i], p->bytes[i])) return INVALID_VALUE;
+		if (!within(BUFFER, p->to[i], p->bytes[i], by) || !within(from, p->from[i], p->bytes[i], by)) return INVALID_VALUE;
 	}
 	for (int i = n - 1; i >= 0; i--) memcpy((void *)p->to[i], (void *)p->from[i], p->bytes[i]); // in any order
 	return OK;
 }
 
-static result perform(const struct queued *w) {
-	int64_t overlap = w->overlap && launched;
-	launched = w->fn != 0;
-	if (w->fn && !f.execute) return copy_pieces(w->from, w->grid);
-	if (w->fn) return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->from);
-	if (w->from) memcpy(w->to, w->from, w->n);
-	else memset(w->to, w->set, w->n);
+// draw is any number below n.
+static uint64_t draw(uint64_t n) {
+	f.late ^= f.late << 13, f.late ^= f.late >> 7, f.late ^= f.late << 17;
+	return f.late % n;
+}
+
+static result run_graph(struct queued *w);
+
+// perform does a thing whose turn it is.
+static result perform(struct queued *w) {
+	struct object *s = w->by;
+	int64_t overlap = w->overlap && s->launched;
+	w->ran = 1;
+	if (w->work == MARK || w->work == WAIT) return OK;
+	s->launched = w->work == KERNEL;
+	switch (w->work) {
+	case KERNEL:
+		if (!f.execute) return strcmp(w->fn->name, "copy_pieces") ? OK : copy_pieces(w->argument, w->grid, s->owner);
+		return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->argument, gpu_of(s->owner), s);
+	case COPY: memcpy(w->to, w->from, w->n); return OK;
+	case SET: memset(w->to, w->set, w->n); return OK;
+	default: return run_graph(w);
+	}
+}
+
+static void forget(struct queued *w) {
+	if (w->work == MARK) return; // events may point to it
+	free(w->argument), free(w);
+}
+
+// step does the next thing of a stream, and first what it waits for.
+static result step(struct object *s);
+static result until(struct queued *w) {
+	result r = OK;
+	while (!w->ran && w->by->todo) {
+		result e = step(w->by);
+		r = r ? r : e;
+	}
+	return r;
+}
+static result step(struct object *s) {
+	struct queued *w = s->todo;
+	result r = w->work == WAIT ? until(w->after) : OK;
+	s->todo = w->next;
+	if (!s->todo) s->end = 0;
+	result e = perform(w);
+	forget(w);
+	return r ? r : e;
+}
+static result finish(struct object *s) {
+	result r = OK;
+	while (s->todo) {
+		result e = step(s);
+		r = r ? r : e;
+	}
+	return r;
+}
+// finish_all does all work of a context; null: of all.
+static result finish_all(const void *context) {
+	result r = OK;
+	for (struct object *o = all; o; o = o->next) {
+		if (o->kind != STREAM || (context && o->owner != context)) continue;
+		result e = finish(o);
+		r = r ? r : e;
+	}
+	return r;
+}
+// some does a few things of any streams, but none that would have others done.
+static void some(void) {
+	if (!f.late || draw(2)) return;
+	for (struct object *o = all; o; o = o->next)
+		if (o->kind == STREAM && draw(3) == 0)
+			for (uint64_t n = draw(4); n && o->todo && (o->todo->work != WAIT || o->todo->after->ran); n--)
+				if (step(o)) defects++, say("defect: work failed\n");
+}
+
+// queue does it now, or at any time, or when the graph is launched that the stream makes.
+// What graphs hold is given back with the process.
+static result queue(struct object *stream, struct queued w) {
+	int copies = w.fn && !strcmp(w.fn->name, "copy_pieces");
+	w.by = stream;
+	if (w.work == KERNEL && !f.execute && !copies) return OK;
+	if (!f.execute && !f.late && w.work <= SET) return perform(&w); // also in a capture
+	if (!stream->capturing && !f.late) {
+		w.argument = (void *)w.from;
+		return perform(&w);
+	}
+	struct queued *kept = malloc(sizeof w);
+	if (w.fn) {
+		size_t n = copies ? sizeof(struct copies) : (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0, 0, 0);
+		w.argument = memcpy(malloc(n), w.from, n);
+	}
+	*kept = w;
+	struct queued **first = &stream->todo, **last = &stream->end;
+	if (stream->capturing) {
+		struct object *o = stream->origin ? stream->origin : stream;
+		int i = 0;
+		kept->capture = o->capture;
+		while (o->lanes[i].stream != stream) i++;
+		first = &o->lanes[i].first, last = &o->lanes[i].last;
+	}
+	if (*last) (*last)->next = kept;
+	else *first = kept;
+	*last = kept;
 	return OK;
 }
 
-// queue does it now, or when the graph is launched that the stream makes. What graphs
-// hold is given back with the process.
-static result queue(struct object *stream, struct queued w) {
-	int copies = w.fn && !strcmp(w.fn->name, "copy_pieces");
-	if (!f.execute && !copies) return w.fn ? OK : perform(&w);
-	if (!stream->capturing) return perform(&w);
-	struct queued *kept = malloc(sizeof w);
-	if (w.fn) {
-		size_t n = copies ? sizeof(struct copies) : (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0);
-		w.from = memcpy(malloc(n), w.from, n);
+// copy_lanes copies what a graph has: its nodes may be changed before it is done.
+static struct lane *copy_lanes(const struct lane *from, int count) {
+	struct lane *to = calloc(count, sizeof *to);
+	for (int i = 0; i < count; i++) {
+		to[i].stream = from[i].stream;
+		for (struct queued *w = from[i].first; w; w = w->next) {
+			struct queued *c = malloc(sizeof *c);
+			*c = *w, c->next = 0, c->ran = 0;
+			if (w->argument) {
+				size_t n = !strcmp(w->fn->name, "copy_pieces") ? sizeof(struct copies) : (size_t)f.execute(w->fn->image, w->fn->name, 0, 0, 0, 0, 0, 0, 0, 0);
+				c->argument = memcpy(malloc(n), w->argument, n);
+			}
+			if (to[i].last) to[i].last->next = c;
+			else to[i].first = c;
+			to[i].last = c;
+		}
 	}
-	*kept = w;
-	if (stream->last) stream->last->next = kept;
-	else stream->first = kept;
-	stream->last = kept;
-	return OK;
+	// What is waited for is the copy of what was.
+	for (int i = 0; i < count; i++)
+		for (struct queued *w = to[i].first; w; w = w->next)
+			for (int j = 0; w->work == WAIT && j < count; j++)
+				for (struct queued *a = from[j].first, *b = to[j].first; a; a = a->next, b = b->next)
+					if (a == w->after) { w->after = b; j = count - 1; break; }
+	return to;
+}
+
+// run_graph does what a graph's streams do, in any order that their waiting allows.
+static result run_graph(struct queued *g) {
+	result r = OK;
+	struct queued *at[GPUS];
+	for (int i = 0; i < g->count; i++) at[i] = g->lanes[i].first, g->lanes[i].stream->launched = 0;
+	for (;;) {
+		int ready[GPUS], n = 0;
+		for (int i = 0; i < g->count; i++)
+			if (at[i] && (at[i]->work != WAIT || at[i]->after->ran)) ready[n++] = i;
+		if (!n) break;
+		int i = ready[f.late ? draw(n) : 0];
+		if (!r) r = perform(at[i]);
+		at[i]->ran = 1;
+		at[i] = at[i]->next;
+	}
+	for (int i = 0; i < g->count; i++) {
+		g->lanes[i].stream->launched = 0;
+		for (struct queued *w = g->lanes[i].first, *next; w; w = next) next = w->next, free(w->argument), free(w);
+	}
+	free(g->lanes);
+	return r;
 }
 
 static struct object *make(enum kind kind) {
@@ -151,7 +321,9 @@ static result begin(const char *name, int needs_context) {
 		say("defect: %s without a context\n", name);
 		return INVALID_CONTEXT;
 	}
-	if ((f.fail_at && f.calls == f.fail_at) || (f.fail_in[0] && !strcmp(f.fail_in, name))) {
+	some();
+	int here = !f.fail_on || (depth > 0 && gpu_of(current) == f.fail_on - 1);
+	if ((f.fail_at && f.calls == f.fail_at) || (f.fail_in[0] && here && !strcmp(f.fail_in, name))) {
 		snprintf(f.failed, sizeof f.failed, "%s", name);
 		return f.fail_with;
 	}
@@ -174,7 +346,8 @@ int64_t fake_buffers(uint64_t *pairs, int64_t max) {
 }
 int fake_defects(void) { return defects; }
 int fake_live(void) { // objects and retained contexts
-	int n = retained;
+	int n = 0;
+	for (int i = 0; i < GPUS; i++) n += primaries[i].retained;
 	for (struct object *o = all; o; o = o->next) n += o->alive && o->kind != FUNCTION;
 	return n;
 }
@@ -188,7 +361,8 @@ void fake_reset(void) {
 	}
 	memset(&f, 0, sizeof f);
 	f.version = 12040, f.devices = 2, f.major = 9, f.total = 1 << 20;
-	used = 0, memory = 0, launched = 0, retained = 0, defects = 0;
+	memset(primaries, 0, sizeof primaries);
+	used = 0, defects = 0;
 }
 
 result cuDriverGetVersion(int *v) { CALL(0); *v = f.version; return done(OK); }
@@ -218,27 +392,54 @@ result cuGetErrorString(result r, const char **s) {
 result cuDeviceGetCount(int *n) { CALL(0); *n = f.devices; return done(OK); }
 result cuDeviceGet(int *dev, int ordinal) { CALL(0); *dev = ordinal + 40; return done(OK); }
 result cuDeviceGetName(char *name, int n, int dev) { CALL(0); snprintf(name, n, "Fake %d", dev - 40); return done(OK); }
-result cuDeviceTotalMem_v2(size_t *n, int dev) { CALL(0); *n = f.total; return done(OK); }
+result cuDeviceTotalMem_v2(size_t *n, int dev) { CALL(0); *n = total_of(dev - 40); return done(OK); }
+result cuDeviceCanAccessPeer(int *can, int dev, int peer) { CALL(0); *can = dev != peer && !f.apart; return done(OK); }
 result cuDeviceGetAttribute(int *v, int id, int dev) { CALL(0); *v = id == 75 ? f.major : id == 76 ? f.minor : id == 16 && f.sms ? f.sms : id == 97 && f.shared ? f.shared : 1000 + id; return done(OK); }
-result cuDevicePrimaryCtxRetain(void **ctx, int dev) { CALL(0); retained++; *ctx = &context_object; return done(OK); }
+result cuDevicePrimaryCtxRetain(void **ctx, int dev) { CALL(0); primaries[dev - 40].retained++; *ctx = &primaries[dev - 40]; return done(OK); }
 // Giving something back works even when it reports the failure of something
 // earlier; so do calls that fail here on demand.
-result cuDevicePrimaryCtxRelease_v2(int dev) { result r = begin(__func__, 0); retained--; return done(r); }
+result cuDevicePrimaryCtxRelease_v2(int dev) {
+	result r = begin(__func__, 0);
+	struct primary *p = &primaries[dev - 40];
+	if (--p->retained == 0) p->reach = 0;
+	return done(r);
+}
 result cuCtxPushCurrent_v2(void *ctx) {
 	CALL(0);
-	if (ctx != &context_object || !retained) { defects++; say("defect: no such context\n"); return done(INVALID_CONTEXT); }
-	depth++;
+	if (!is_primary(ctx) || !((struct primary *)ctx)->retained) { defects++; say("defect: no such context\n"); return done(INVALID_CONTEXT); }
+	pushed[depth++] = current = ctx;
 	return done(OK);
 }
-result cuCtxPopCurrent_v2(void **ctx) { result r = begin(__func__, 1); if (depth > 0) depth--; return done(r); }
-result cuCtxSynchronize(void) { CALL(1); return done(OK); }
+result cuCtxPopCurrent_v2(void **ctx) {
+	result r = begin(__func__, 1);
+	if (depth > 0) depth--;
+	current = depth ? pushed[depth - 1] : 0;
+	return done(r);
+}
+result cuCtxSynchronize(void) { CALL(1); return done(finish_all(current)); }
+// It is for the memory that there is, and all that will be.
+result cuCtxEnablePeerAccess(void *peer, unsigned flags) {
+	CALL(1);
+	if (!is_primary(peer) || !((struct primary *)peer)->retained || !is_primary(current) || flags) { defects++; say("defect: no such context\n"); return done(INVALID_CONTEXT); }
+	if (peer == current || f.apart) return done(INVALID_VALUE);
+	struct primary *p = current;
+	if (p->reach >> gpu_of(peer) & 1) return done(PEER_ACCESS_ALREADY_ENABLED);
+	p->reach |= 1u << gpu_of(peer);
+	return done(OK);
+}
 
-result cuMemGetInfo_v2(size_t *free, size_t *total) { CALL(1); *free = f.total - memory, *total = f.total; return done(OK); }
+result cuMemGetInfo_v2(size_t *free, size_t *total) {
+	CALL(1);
+	int gpu = gpu_of(current);
+	*free = total_of(gpu) - primaries[gpu].memory, *total = total_of(gpu);
+	return done(OK);
+}
 result cuMemAlloc_v2(uint64_t *p, size_t n) {
 	CALL(1);
-	if ((int64_t)n > f.total - memory) return done(OUT_OF_MEMORY);
+	int gpu = gpu_of(current);
+	if ((int64_t)n > total_of(gpu) - primaries[gpu].memory) return done(OUT_OF_MEMORY);
 	struct object *o = make(BUFFER);
-	o->mem = aligned_alloc(256, (n + 255) / 256 * 256), o->size = n, memory += n; // as a real one does
+	o->mem = aligned_alloc(256, (n + 255) / 256 * 256), o->size = n, primaries[gpu].memory += n; // as a real one does
 	memset(o->mem, 0xa5, n);
 	*p = (uint64_t)(uintptr_t)o->mem;
 	return done(OK);
@@ -247,9 +448,11 @@ static result give_back(const char *name, enum kind kind, uintptr_t id) {
 	result r = begin(name, 1);
 	struct object *o = find(kind, id);
 	if (!o) return done(INVALID_HANDLE);
+	if (kind == STREAM) finish(o);
+	if (kind == BUFFER || kind == HOST || kind == MODULE) finish_all(o->owner); // they wait for work that may use it
 	o->alive = 0;
 	if (o->mem) free(o->mem);
-	if (kind == BUFFER) memory -= o->size;
+	if (kind == BUFFER) primaries[gpu_of(o->owner)].memory -= o->size;
 	return done(r);
 }
 result cuMemFree_v2(uint64_t p) { return give_back(__func__, BUFFER, p); }
@@ -263,23 +466,23 @@ result cuMemFreeHost(void *p) { return give_back(__func__, HOST, (uintptr_t)p); 
 
 result cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, struct object *s) {
 	CALL(1);
-	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
+	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n, s->owner)) return done(INVALID_VALUE);
 	return done(queue(s, (struct queued){ .to = (void *)to, .from = from, .n = n }));
 }
 result cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, struct object *s) {
 	CALL(1);
-	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n)) return done(INVALID_VALUE);
+	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n, s->owner)) return done(INVALID_VALUE);
 	return done(queue(s, (struct queued){ .to = to, .from = (void *)from, .n = n }));
 }
 result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, struct object *s) {
 	CALL(1);
-	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
+	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, from, n, s->owner) || !within(BUFFER, to, n, s->owner)) return done(INVALID_VALUE);
 	return done(queue(s, (struct queued){ .to = (void *)to, .from = (void *)from, .n = n }));
 }
 result cuMemsetD8Async(uint64_t to, unsigned char v, size_t n, struct object *s) {
 	CALL(1);
-	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n)) return done(INVALID_VALUE);
-	return done(queue(s, (struct queued){ .to = (void *)to, .n = n, .set = v }));
+	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, to, n, s->owner)) return done(INVALID_VALUE);
+	return done(queue(s, (struct queued){ .work = SET, .to = (void *)to, .n = n, .set = v }));
 }
 
 static result simple(const char *name, enum kind kind, void **id) {
@@ -299,14 +502,64 @@ result cuStreamCreate(void **s, unsigned flags) {
 	return r;
 }
 result cuStreamDestroy_v2(void *s) { return give_back(__func__, STREAM, (uintptr_t)s); }
-result cuStreamSynchronize(void *s) { launched = 0; return on(__func__, STREAM, s, STREAM, s); }
-result cuStreamQuery(void *s) { result r = on(__func__, STREAM, s, STREAM, s); return r ? r : f.busy ? NOT_READY : OK; }
-result cuStreamWaitEvent(void *s, void *e, unsigned flags) { return on(__func__, STREAM, s, EVENT, e); }
+result cuStreamSynchronize(struct object *s) {
+	CALL(1);
+	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
+	s->launched = 0;
+	return done(finish(s));
+}
+result cuStreamQuery(struct object *s) {
+	CALL(1);
+	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
+	return done(f.busy || s->todo ? NOT_READY : OK);
+}
+// Waiting for an event of a capture takes the stream to it.
+result cuStreamWaitEvent(struct object *s, struct object *e, unsigned flags) {
+	CALL(1);
+	if (!find(STREAM, (uintptr_t)s) || !find(EVENT, (uintptr_t)e)) return done(INVALID_HANDLE);
+	struct queued *m = e->mark;
+	if (!m) return done(OK); // never recorded
+	struct object *of = m->by->origin ? m->by->origin : m->by;
+	if (!m->capture || !of->capturing || of->capture != m->capture) of = 0;
+	if (s->capturing && of != (s->origin ? s->origin : s)) return done(CAPTURE_ISOLATION);
+	if (of && !s->capturing) {
+		if (of->count == GPUS) return done(INVALID_VALUE);
+		s->capturing = 1, s->origin = of;
+		of->lanes[of->count++] = (struct lane){ s };
+	}
+	if (of == s) m->joined = 1;
+	return done(queue(s, (struct queued){ .work = WAIT, .after = m }));
+}
 result cuEventCreate(void **e, unsigned flags) { return simple(__func__, EVENT, e); }
 result cuEventDestroy_v2(void *e) { return give_back(__func__, EVENT, (uintptr_t)e); }
-result cuEventRecord(void *e, void *s) { return on(__func__, EVENT, e, STREAM, s); }
-result cuEventSynchronize(void *e) { return on(__func__, EVENT, e, EVENT, e); }
-result cuEventQuery(void *e) { result r = on(__func__, EVENT, e, EVENT, e); return r ? r : f.busy ? NOT_READY : OK; }
+// An event is recorded on streams of its own GPU.
+result cuEventRecord(struct object *e, struct object *s) {
+	CALL(1);
+	if (!find(EVENT, (uintptr_t)e) || !find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
+	if (is_primary(e->owner) && is_primary(s->owner) && e->owner != s->owner) { defects++; say("defect: an event of another GPU\n"); return done(INVALID_HANDLE); }
+	struct queued w = { .work = MARK, .by = s };
+	if (!s->capturing && !f.late) {
+		if (!e->mark || e->mark->capture) e->mark = malloc(sizeof w);
+		*e->mark = w, e->mark->ran = 1;
+		return done(OK);
+	}
+	queue(s, w);
+	struct object *o = s->origin ? s->origin : s;
+	e->mark = s->end;
+	for (int i = 0; s->capturing && i < o->count; i++)
+		if (o->lanes[i].stream == s) e->mark = o->lanes[i].last;
+	return done(OK);
+}
+result cuEventSynchronize(struct object *e) {
+	CALL(1);
+	if (!find(EVENT, (uintptr_t)e)) return done(INVALID_HANDLE);
+	return done(e->mark ? until(e->mark) : OK);
+}
+result cuEventQuery(struct object *e) {
+	CALL(1);
+	if (!find(EVENT, (uintptr_t)e)) return done(INVALID_HANDLE);
+	return done(f.busy || (e->mark && !e->mark->ran) ? NOT_READY : OK);
+}
 result cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.5f; return on(__func__, EVENT, start, EVENT, end); }
 
 // An image is the word "image" and names of kernels. A kernel's name says the
@@ -327,7 +580,7 @@ result cuModuleGetFunction(void **fn, void *m, const char *name) {
 	struct object *o = make(FUNCTION);
 	snprintf(o->name, sizeof o->name, "%s", name);
 	o->mem = 0, o->image = ((struct object *)m)->image, *fn = o;
-	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0, 0) < 0) {
+	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0, 0, 0, 0) < 0) {
 		o->alive = 0;
 		return done(NOT_FOUND);
 	}
@@ -369,7 +622,7 @@ result cuLaunchKernel(struct object *fn, unsigned x, unsigned y, unsigned z, uns
 	say("kernel %s\n", fn->name);
 	say("grid %u %u %u block %u %u %u shared %u\n", x, y, z, tx, ty, tz, shared);
 	say_args(fn, params);
-	return done(queue(s, (struct queued){ .fn = fn, .grid = x, .block = tx, .cluster = 1, .shared = shared, .from = params[0] }));
+	return done(queue(s, (struct queued){ .work = KERNEL, .fn = fn, .grid = x, .block = tx, .cluster = 1, .shared = shared, .from = params[0] }));
 }
 struct attribute { unsigned id; char pad[4]; union { char pad[64]; int cooperative; struct { unsigned x, y, z; } cluster; } v; };
 struct config { unsigned x, y, z, tx, ty, tz, shared; void *stream; struct attribute *attrs; unsigned n; };
@@ -396,7 +649,7 @@ result cuLaunchKernelEx(const struct config *c, struct object *fn, void **params
 		if (c->attrs[i].id == 4) say("cluster %u %u %u\n", c->attrs[i].v.cluster.x, c->attrs[i].v.cluster.y, c->attrs[i].v.cluster.z);
 	}
 	say_args(fn, params);
-	return done(queue(c->stream, (struct queued){ .fn = fn, .grid = c->x, .block = c->tx, .cluster = cluster, .shared = c->shared, .overlap = overlap, .from = params[0] }));
+	return done(queue(c->stream, (struct queued){ .work = KERNEL, .fn = fn, .grid = c->x, .block = c->tx, .cluster = cluster, .shared = c->shared, .overlap = overlap, .from = params[0] }));
 }
 
 // A map is its arguments, 64 bits each.
@@ -413,7 +666,8 @@ result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, uint64_t a
 result cuStreamBeginCapture_v2(struct object *s, int mode) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
-	s->capturing = 1, s->by = pthread_self(), s->first = s->last = 0;
+	static int64_t captures;
+	s->capturing = 1, s->capture = ++captures, s->by = pthread_self(), s->count = 1, s->lanes[0] = (struct lane){ s };
 	return done(OK);
 }
 // Nothing that this driver has is refused while a thread captures.
@@ -430,24 +684,33 @@ result cuStreamEndCapture(struct object *s, void **graph) {
 	*graph = 0;
 	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
 	if (!s->capturing || !pthread_equal(s->by, pthread_self())) { defects++; return done(CAPTURE_WRONG_THREAD); }
-	s->capturing = 0;
+	int unjoined = 0;
+	for (int i = 0; i < s->count; i++) {
+		struct lane *l = &s->lanes[i];
+		if (i) unjoined += !l->last->joined;
+		l->stream->capturing = 0, l->stream->origin = 0;
+	}
 	if (r) return done(r);
+	if (unjoined) return done(CAPTURE_UNJOINED);
 	struct object *o = make(GRAPH);
-	o->first = s->first, *graph = o;
+	memcpy(o->lanes, s->lanes, sizeof s->lanes);
+	o->count = s->count, *graph = o;
 	return done(r);
 }
 result cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
 	CALL(1);
 	if (!find(GRAPH, (uintptr_t)graph)) return done(INVALID_HANDLE);
 	struct object *o = make(EXEC);
-	o->first = ((struct object *)graph)->first, *exec = o;
+	memcpy(o->lanes, ((struct object *)graph)->lanes, sizeof o->lanes);
+	o->count = ((struct object *)graph)->count, *exec = o;
 	return done(OK);
 }
 result cuGraphGetRootNodes(struct object *graph, void **nodes, size_t *n) {
 	CALL(1);
 	if (!find(GRAPH, (uintptr_t)graph)) return done(INVALID_HANDLE);
-	if (*n && graph->first) nodes[0] = graph->first; // what streams do is one behind the other
-	*n = graph->first != 0;
+	struct queued *first = graph->lanes[0].first; // what other streams do is behind it
+	if (*n && first) nodes[0] = first;
+	*n = first != 0;
 	return done(OK);
 }
 // The other texts of a node that can be had here are other copies.
@@ -455,21 +718,18 @@ struct node_params { struct object *fn; unsigned x, y, z, tx, ty, tz, shared; vo
 result cuGraphExecKernelNodeSetParams(struct object *exec, struct queued *node, const struct node_params *p) {
 	CALL(1);
 	if (!find(EXEC, (uintptr_t)exec) || !find(FUNCTION, (uintptr_t)p->fn) || p->extra) return done(INVALID_HANDLE);
-	struct queued *w = exec->first;
+	struct queued *w = exec->lanes[0].first;
 	while (w && w != node) w = w->next;
 	if (!w || w->fn != p->fn || strcmp(p->fn->name, "copy_pieces")) { defects++; say("defect: no such node\n"); return done(INVALID_VALUE); }
 	say("grid %u %u %u block %u %u %u shared %u\n", p->x, p->y, p->z, p->tx, p->ty, p->tz, p->shared);
-	w->from = memcpy(malloc(sizeof(struct copies)), p->params[0], sizeof(struct copies));
+	memcpy(w->argument, p->params[0], sizeof(struct copies));
 	w->grid = p->x, w->block = p->tx, w->shared = p->shared;
 	return done(OK);
 }
 result cuGraphDestroy(void *g) { return give_back(__func__, GRAPH, (uintptr_t)g); }
 result cuGraphExecDestroy(void *g) { return give_back(__func__, EXEC, (uintptr_t)g); }
-result cuGraphLaunch(struct object *g, void *s) {
+result cuGraphLaunch(struct object *g, struct object *s) {
 	CALL(1);
 	if (!find(EXEC, (uintptr_t)g) || !find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
-	launched = 0; // graphs do not overlap
-	for (struct queued *w = g->first; w && !r; w = w->next) r = perform(w);
-	launched = 0;
-	return done(r);
+	return done(queue(s, (struct queued){ .work = LAUNCH, .lanes = copy_lanes(g->lanes, g->count), .count = g->count }));
 }

@@ -52,9 +52,9 @@ result cuDeviceGetAttribute(int *v, int id, int dev) {
 // later and, unless it is locked to its thread, on another: without a context.
 struct context { int alive, taken; };
 static __thread void *stack[64];
-static int live_context(void) { return depth && (current == &context_object || ((struct context *)current)->alive); }
+static int live_context(void) { return depth && (is_primary(current) || ((struct context *)current)->alive); }
 static int usable(void *c) {
-	if (c == &context_object || ((struct context *)c)->alive) return 1;
+	if (is_primary(c) || ((struct context *)c)->alive) return 1;
 	defects++;
 	return 0;
 }
@@ -77,7 +77,7 @@ result cuCtxCreate_v2(void **c, unsigned flags, int dev) {
 }
 result cuCtxSetCurrent(void *c) {
 	if (!usable(c)) return INVALID_CONTEXT;
-	if (c != &context_object && !((struct context *)c)->taken++) usleep(20000);
+	if (!is_primary(c) && !((struct context *)c)->taken++) usleep(20000);
 	if (!depth) depth = 1;
 	stack[depth - 1] = current = c;
 	return OK;
@@ -89,7 +89,7 @@ result cuCtxDestroy_v2(void *c) {
 		if (!o->alive || o->owner != c) continue;
 		o->alive = 0;
 		if (o->mem) free(o->mem);
-		if (o->kind == BUFFER) memory -= o->size;
+		if (o->kind == BUFFER) primaries[0].memory -= o->size;
 	}
 	return done(OK);
 }
@@ -97,7 +97,7 @@ result cuCtxDestroy_v2(void *c) {
 result cuMemAllocManaged(uint64_t *p, size_t n, unsigned flags) { return cuMemAlloc_v2(p, n); }
 static result move(uint64_t to, uint64_t from, size_t n, uint64_t on_device) {
 	pthread_mutex_lock(&lock);
-	if (!to || !from || !within(BUFFER, on_device, n)) return done(INVALID_VALUE);
+	if (!to || !from || !within(BUFFER, on_device, n, current)) return done(INVALID_VALUE);
 	memcpy((void *)to, (void *)from, n);
 	return done(OK);
 }
@@ -249,7 +249,7 @@ static result launch(struct object *fn, unsigned blocks, void **params) {
 	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, BF16, dim);
 	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, F16, dim);
 	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, F32, dim);
-	else if (!strcmp(fn->name, "copy_pieces")) return copy_pieces(params[0], blocks);
+	else if (!strcmp(fn->name, "copy_pieces")) return copy_pieces(params[0], blocks, current);
 	else elementwise(fn->name, params);
 	return OK;
 }
