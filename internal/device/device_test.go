@@ -281,10 +281,11 @@ func TestOtherQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	other, err := device.Open(dev)
+	single, err := device.OpenGroup(dev)
 	if err != nil {
 		t.Fatal(err)
 	}
+	other := single.Member(0)
 	var m *device.Memory
 	if err := q.Submit(func(sub *device.Submission) error { m, err = sub.Alloc(1); return err }); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,13 @@
 // handed out again when that was passed. The stream may put small copies off, and the
 // events behind them: who waits for one, or queues anything, has them queued.
 //
+// # Several devices
+//
+// A [Group] has a queue for each of its devices, which reach each other's memory. The
+// work of all follows the order of the first one's queue: it forks from there and joins
+// there by events, within [Submission.Each]. So memory of any member may be handed out
+// again at once, too, and a recording is one graph.
+//
 // # Values of nodes
 //
 // A node of a graph makes a value at every run, and the one of the run before

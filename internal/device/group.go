@@ -2,28 +2,129 @@ package device
 
 import (
 	"errors"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Group is the devices that compute a graph together. Each member has a queue of its own: its work is in order, that
-// of two members is not, unless it says so itself. What concerns all of them is asked of the group: to let callers
-// in, to close, to wait, to record.
-type Group struct{ members []*Queue }
+// Group is the devices that compute a graph together. Each reaches the memory of all others. What concerns all of
+// them is asked of the group: to let callers in, to close, to wait, to record.
+//
+// The first member leads: the work of the others begins behind what is queued on it, and what is queued on it later
+// begins behind theirs ([Submission.Each]). So all work of a group is in the order of its first queue, as that of one
+// device is.
+type Group struct {
+	members []*Queue
+	fork    *cuda.Event // where others begin; nil in a group of one
+}
 
 // OpenGroup makes a group of open devices, in this order. On an error nothing of it is left but the devices.
-func OpenGroup(devs ...*cuda.Device) (*Group, error) {
-	g := &Group{}
-	for _, dev := range devs {
-		q, err := Open(dev)
+func OpenGroup(devs ...*cuda.Device) (g *Group, err error) {
+	g = &Group{}
+	defer func() {
 		if err != nil {
 			_ = g.Close() // the first error tells more
-			return nil, err
+			g = nil
 		}
+	}()
+	for _, dev := range devs {
+		for _, other := range devs {
+			if dev == other {
+				continue
+			}
+			if err := dev.Reach(other); err != nil {
+				return g, err
+			}
+		}
+		q, err := open(dev)
+		if err != nil {
+			return g, err
+		}
+		q.group = g
 		g.members = append(g.members, q)
+	}
+	if len(devs) > 1 {
+		if g.fork, err = devs[0].NewEvent(false); err != nil {
+			return g, err
+		}
+		for _, q := range g.members[1:] {
+			if q.join, err = q.dev.NewEvent(false); err != nil {
+				return g, err
+			}
+		}
 	}
 	return g, nil
 }
+
+// Each calls f for each member, to queue work that runs at once on all of them: behind what is queued on the first
+// member, whose submission t is, and before what comes behind. f is called for the first member last.
+func (t *Submission) Each(f func(member int, t *Submission) error) error {
+	if len(t.group.members) == 1 {
+		return f(0, t)
+	}
+	return t.spread(t.group.members[1:], func() error { return f(0, t) }, f)
+}
+
+// On is Each of one member alone.
+func (t *Submission) On(member int, f func(t *Submission) error) error {
+	if member == 0 {
+		return f(t)
+	}
+	only := func(_ int, t *Submission) error { return f(t) }
+	return t.spread(t.group.members[member:member+1], func() error { return nil }, only)
+}
+
+// spread has f queue work on some members, and here what the first one does meanwhile.
+func (t *Submission) spread(members []*Queue, here func() error, f func(int, *Submission) error) (err error) {
+	note := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	if err := t.settle(); err != nil {
+		return err
+	}
+	if err := t.stream.Record(t.group.fork); err != nil {
+		return err
+	}
+	begun := members[:0:0]
+	for _, q := range members {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if note(q.stream.Wait(t.group.fork)); err != nil {
+			break
+		}
+		begun = append(begun, q)
+		if note(f(q.place(), (*Submission)(q))); err != nil {
+			break
+		}
+		if note((*Submission)(q).settle()); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		note(here())
+	}
+	for _, q := range begun { // also after an error: what is queued is queued
+		note(t.await(q))
+	}
+	return err
+}
+
+// await has what is queued from now on begin behind the work of a member.
+func (t *Submission) await(q *Queue) error {
+	err := q.stream.Record(q.join)
+	if err == nil {
+		err = t.stream.Wait(q.join)
+	}
+	if err != nil && t.recording == nil {
+		_ = q.stream.Synchronize() // the order is kept nevertheless
+	}
+	return err
+}
+
+// place is the number of the member in its group.
+func (q *Queue) place() int { return slices.Index(q.group.members, q) }
 
 // Len is the number of members.
 func (g *Group) Len() int { return len(g.members) }

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // pair opens a group of two devices, of which nothing may be left in the end.
@@ -17,6 +18,7 @@ func pair(t *testing.T) (*device.Group, *fakedriver.Library, []*cuda.Device) {
 	t.Helper()
 	lib := fakedriver.New(t)
 	lib.State().Total = 1 << 30
+	lib.State().Late = reftest.Rand(t).Uint64() | 1
 	drv, err := cuda.LoadFrom(lib.Path)
 	if err != nil {
 		t.Fatal(err)
@@ -39,6 +41,78 @@ func pair(t *testing.T) (*device.Group, *fakedriver.Library, []*cuda.Device) {
 	return g, lib, devs
 }
 
+// What is queued on a member begins behind what is queued on the first one, and what is
+// queued there later behind it, whatever fails.
+func TestGroupOrder(t *testing.T) {
+	g, lib, _ := pair(t)
+	if err := g.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer g.Leave()
+	const n = 64
+	_, first := alloc(t, g.Member(0), n)
+	_, second := alloc(t, g.Member(1), n)
+	pinned := must[*device.Pinned](t)(g.Member(0).TakePinned(n))
+	defer g.Member(0).GivePinned(pinned)
+	set := func(b *cuda.Buffer, x byte) func(*cuda.Stream) error {
+		return func(s *cuda.Stream) error { return s.Set(b, 0, x, n) }
+	}
+	turn := func(x byte) error {
+		return g.Member(0).Submit(func(t *device.Submission) error {
+			err := errors.Join(
+				t.Do(set(first, x)),
+				t.Each(func(member int, t *device.Submission) error {
+					if member == 0 {
+						return nil
+					}
+					return t.Do(func(s *cuda.Stream) error {
+						return errors.Join(s.Copy(second, 0, first, 0, n), s.Set(first, 0, x+1, n/2))
+					})
+				}),
+				t.Do(func(s *cuda.Stream) error { return s.Copy(first, n/2, first, 0, n/4) }),
+				t.On(1, func(t *device.Submission) error { return t.Do(set(second, x+2)) }),
+				t.On(0, func(t *device.Submission) error {
+					return t.Do(func(s *cuda.Stream) error { return s.Copy(first, 3*n/4, second, 0, n/4) })
+				}),
+			)
+			if err != nil {
+				return err
+			}
+			return errors.Join(t.Download(pinned, 0, first, 0, n), t.Mark(pinned))
+		})
+	}
+	check := func(x byte) {
+		t.Helper()
+		if err := g.Member(0).Wait(pinned); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []byte{x + 1, x + 1, x + 1, x + 2} {
+			if at := pinned.Bytes[i*n/4]; at != want {
+				t.Errorf("turn %d, quarter %d: %d, want %d", x, i, at, want)
+			}
+		}
+	}
+	for x := range byte(100) {
+		if err := turn(x); err != nil {
+			t.Fatal(err)
+		}
+		check(x)
+	}
+	for gpu := range 2 {
+		for _, call := range []string{"cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async"} {
+			lib.State().FailOn(gpu, call, 2)
+			if err := turn(7); !errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Errorf("%s on GPU %d: %v", call, gpu, err)
+			}
+			lib.State().FailIn("", 0)
+			if err := turn(9); err != nil {
+				t.Fatal(err)
+			}
+			check(9)
+		}
+	}
+}
+
 // A recording has what was queued on each member, a replay queues all of it or, where a
 // member can't, nothing.
 func TestGroupRecording(t *testing.T) {
@@ -54,20 +128,17 @@ func TestGroupRecording(t *testing.T) {
 		memory[i], to[i] = alloc(t, g.Member(i), 64)
 	}
 	copies := func() error {
-		for i := range g.Len() {
-			if err := g.Member(i).Submit(func(sub *device.Submission) error {
+		return g.Member(0).Submit(func(sub *device.Submission) error {
+			return sub.Each(func(i int, sub *device.Submission) error {
 				if _, err := sub.Use(memory[i], sub.Generation(memory[i])); err != nil { // the recording keeps it
 					return err
 				}
 				if !sub.Recording() {
 					t.Errorf("member %d records nothing", i)
 				}
-				return sub.Do(func(s *cuda.Stream) error { return s.Copy(to[i], 0, from[i], 0, 64) })
-			}); err != nil {
-				return err
-			}
-		}
-		return nil
+				return sub.Do(func(s *cuda.Stream) error { return s.Copy(to[i], 0, from[1-i], 0, 64) })
+			})
+		})
 	}
 	r, err := g.Record(copies)
 	if err != nil {
@@ -84,7 +155,21 @@ func TestGroupRecording(t *testing.T) {
 	if err := r.Replay(); err != nil {
 		t.Fatal(err)
 	}
-	launched(2)
+	launched(1)
+	for i := range g.Len() {
+		if err := from[i].Set(0, byte(5+i), 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(r.Replay(), g.Synchronize()); err != nil {
+		t.Fatal(err)
+	}
+	for i := range g.Len() {
+		got := make([]byte, 64)
+		if err := to[i].Download(got, 0); err != nil || got[0] != byte(6-i) {
+			t.Errorf("member %d: %d, %v", i, got[0], err)
+		}
+	}
 
 	// A failure leaves no member recording.
 	failure := errors.New("a failure")
@@ -139,9 +224,13 @@ func TestGroupClose(t *testing.T) {
 // What can't be opened leaves nothing.
 func TestGroupOpen(t *testing.T) {
 	_, lib, devs := pair(t)
-	lib.State().FailIn("cuStreamCreate", 2)
-	if _, err := device.OpenGroup(devs...); !errors.Is(err, cuda.ErrOutOfMemory) {
-		t.Errorf("OpenGroup: %v", err)
+	for _, call := range []string{"cuStreamCreate", "cuEventCreate"} {
+		for gpu := range devs {
+			lib.State().FailOn(gpu, call, 2)
+			if _, err := device.OpenGroup(devs...); !errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Errorf("OpenGroup, %s on GPU %d: %v", call, gpu, err)
+			}
+		}
 	}
 	lib.State().FailIn("", 0)
 }

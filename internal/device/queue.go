@@ -25,6 +25,8 @@ var (
 type Queue struct {
 	dev    *cuda.Device
 	stream *cuda.Stream
+	group  *Group
+	join   *cuda.Event // behind the work of a member that is not the first; nil elsewhere
 
 	// life is held for reading between Enter and Leave, and for writing by
 	// Close: pinned memory must not go while the host uses it.
@@ -43,8 +45,8 @@ type Queue struct {
 	whenShort func() // of OnShort
 }
 
-// Open makes a queue on an open device.
-func Open(dev *cuda.Device) (*Queue, error) {
+// open makes a queue on an open device, for a group: see [OpenGroup].
+func open(dev *cuda.Device) (*Queue, error) {
 	s, err := dev.NewStream()
 	if err != nil {
 		return nil, err

@@ -7,10 +7,11 @@ import (
 )
 
 // Recording is work that was captured from the queues of a group, to be queued again
-// as one on each. It keeps the memory that the work uses.
+// as one: on the first, where that of the others begins and ends. It keeps the memory
+// that the work uses.
 type Recording struct {
-	group  *Group
 	states []Recorded
+	graph  *cuda.Graph
 	parts  []*part // of each member
 }
 
@@ -18,7 +19,6 @@ type Recording struct {
 type part struct {
 	of       *Recording
 	queue    *Queue
-	graph    *cuda.Graph
 	used     map[*Memory]bool // while it is being made
 	held     []held
 	deferred []Deferred
@@ -53,7 +53,7 @@ type Deferred interface {
 // f may queue it on any goroutine; nothing else may be queued meanwhile. Copies from
 // and to the host are refused. It must not be within Enter, which what f calls needs.
 func (g *Group) Record(f func() error) (*Recording, error) {
-	r := &Recording{group: g}
+	r := &Recording{}
 	defer func() {
 		for _, p := range r.parts {
 			p.used = nil
@@ -85,8 +85,14 @@ func (q *Queue) record(to *part) error {
 	return nil
 }
 
-func (r *Recording) make(f func() error) error {
-	if err := r.capture(r.parts, f); err != nil {
+func (r *Recording) make(f func() error) (err error) {
+	first := r.parts[0].queue
+	if r.graph, err = first.stream.Capture(func() error {
+		if err := f(); err != nil {
+			return err
+		}
+		return first.Submit((*Submission).settle)
+	}); err != nil {
 		return err
 	}
 	for _, p := range r.parts {
@@ -97,22 +103,6 @@ func (r *Recording) make(f func() error) error {
 		}
 	}
 	return nil
-}
-
-// capture captures what f queues on the members of some parts, one capture within
-// another.
-func (r *Recording) capture(parts []*part, f func() error) (err error) {
-	if len(parts) == 0 {
-		return f()
-	}
-	p := parts[0]
-	p.graph, err = p.queue.stream.Capture(func() error {
-		if err := r.capture(parts[1:], f); err != nil {
-			return err
-		}
-		return p.queue.Submit((*Submission).settle)
-	})
-	return err
 }
 
 // Deferred is the work that is put off at the moment, nil for none.
@@ -158,11 +148,11 @@ func (r *Recording) close() (first error) {
 			first = err
 		}
 	}
+	if r.graph != nil {
+		note(r.graph.Close())
+	}
 	for _, p := range r.parts {
 		p.held = nil
-		if p.graph != nil {
-			note(p.graph.Close())
-		}
 		for _, l := range p.deferred {
 			note(l.Close())
 		}
@@ -208,22 +198,17 @@ func (r *Recording) Replay() error {
 			return err
 		}
 	}
-	err := r.queueAll(r.parts, nil)
+	err := r.queueAll(r.parts)
 	for _, s := range r.states {
 		s.Done(err == nil)
 	}
 	return err
 }
 
-// queueAll queues the graphs of some parts, when all of them can be.
-func (r *Recording) queueAll(parts []*part, turns []*Submission) error {
+// queueAll queues the graph, when nothing of the members in some parts hinders it.
+func (r *Recording) queueAll(parts []*part) error {
 	if len(parts) == 0 {
-		for i, p := range r.parts {
-			if err := turns[i].stream.Launch(p.graph); err != nil {
-				return err
-			}
-		}
-		return nil
+		return r.parts[0].queue.stream.Launch(r.graph)
 	}
 	p := parts[0]
 	return p.queue.Submit(func(t *Submission) error {
@@ -235,7 +220,7 @@ func (r *Recording) queueAll(parts []*part, turns []*Submission) error {
 				return ErrFreed
 			}
 		}
-		return r.queueAll(parts[1:], append(turns, t))
+		return r.queueAll(parts[1:])
 	})
 }
 
