@@ -422,7 +422,7 @@ func (p *machinePlan) attend(op string, c *layerCall) (out, lse G.Value, err err
 		return nil, nil, err
 	}
 	if p.plan == nil || p.plan.pages != there {
-		p.plan, p.built = &devicePlan{pages: there, step: p.step, geometry: p.geometry}, false
+		p.plan, p.built = there.newPlan(p.step, p.geometry).(*devicePlan), false
 	}
 	if !p.built {
 		if err := p.plan.build(op, p.seqs, p.rows); err != nil {

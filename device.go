@@ -3,6 +3,7 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"gorgonia.org/leanattention/internal/cuda"
@@ -23,13 +24,17 @@ import (
 // start, also when it was built with CGO_ENABLED=0. The build tag nogpu leaves
 // GPUs out: then it needs nothing, and every call gives [ErrNoDriver].
 //
+// A GPU value may also be several GPUs of one machine, see [OpenGPUs]. It goes wherever a
+// single one goes.
+//
 // A GPU may be used by several goroutines at once. Close it when it is no longer
 // needed: nothing else gives its memory back before the process ends.
 type GPU struct {
-	dev   *cuda.Device
-	id    uint64        // one GPU may be opened twice
-	group *device.Group // of this device alone
-	queue *device.Queue // its member
+	dev     *cuda.Device
+	id      uint64        // one GPU may be opened twice
+	group   *device.Group // of all members
+	queue   *device.Queue // of this one
+	members []*GPU        // of the group; the first is the GPU value that was opened
 
 	attention struct {
 		sync.Mutex
@@ -119,22 +124,81 @@ func OpenGPU(ordinal int) (*GPU, error) {
 	return newGPU("OpenGPU", dev)
 }
 
-// newGPU is a GPU that owns dev, which it closes if there is an error.
-func newGPU(op string, dev *cuda.Device) (*GPU, error) {
-	group, err := device.OpenGroup(dev)
+// OpenGPUs opens several GPUs of this machine as one GPU value, which is closed as one.
+// They must reach each other's memory (NVLink, or PCIe between GPUs that can). Of one
+// ordinal it is [OpenGPU].
+//
+// The first one is where tensors are and nodes compute, as on a single GPU. The others
+// share in attention, by KV heads, and in the memory for it: a cache with these GPUs as
+// [CacheConfig].Device has the pages of some KV heads on each, and so has a tensor from
+// [GPU.UploadSharded]. Each attends with the query heads of its KV heads, and the output is
+// on the first. The result is that of one GPU, but for rounding: the schedule is another.
+// From run to run it has the same bits.
+//
+// A tensor or cache of one of them that was opened by itself is somewhere else: using
+// it here is an error that names both.
+//
+// Errors: those of [OpenGPU], and [ErrUnsupported] for GPUs that do not reach each other,
+// the same ordinal twice, or none.
+func OpenGPUs(ordinals ...int) (*GPU, error) {
+	const op = "OpenGPUs"
+	if len(ordinals) == 0 {
+		return nil, errorf(op, ErrUnsupported, "no ordinals")
+	}
+	for i, o := range ordinals {
+		if slices.Contains(ordinals[:i], o) {
+			return nil, errorf(op, ErrUnsupported, "GPU %d twice", o)
+		}
+	}
+	drv, err := loadDriver()
 	if err != nil {
-		_ = dev.Close() // the first error tells more
 		return nil, gpuError(op, err)
 	}
-	g := &GPU{dev: dev, id: ids.Add(1), group: group, queue: group.Member(0)}
-	g.queue.OnShort(g.closePlans)
-	return g, nil
+	var devs []*cuda.Device
+	for _, o := range ordinals {
+		dev, err := drv.Open(o)
+		if err != nil {
+			closeDevices(devs) // the first error tells more
+			return nil, gpuError(op, err)
+		}
+		devs = append(devs, dev)
+	}
+	return newGPU(op, devs...)
+}
+
+// newGPU is a GPU that owns devices, which it closes if there is an error.
+func newGPU(op string, devs ...*cuda.Device) (*GPU, error) {
+	group, err := device.OpenGroup(devs...)
+	if err != nil {
+		closeDevices(devs) // the first error tells more
+		return nil, gpuError(op, err)
+	}
+	var members []*GPU
+	for i, dev := range devs {
+		g := &GPU{dev: dev, id: ids.Add(1), group: group, queue: group.Member(i)}
+		g.queue.OnShort(g.closePlans)
+		members = append(members, g)
+	}
+	for _, g := range members {
+		g.members = members
+	}
+	return members[0], nil
+}
+
+// closeDevices closes them, the last one first. The error is the first.
+func closeDevices(devs []*cuda.Device) (first error) {
+	for _, dev := range slices.Backward(devs) {
+		if err := dev.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 // loadDriver is a variable for tests, which put another driver there.
 var loadDriver = cuda.Load
 
-// Info describes the GPU. It may be asked of a closed one too.
+// Info describes the GPU, of several the first. It may be asked of a closed one too.
 func (g *GPU) Info() GPUInfo {
 	if g == nil || g.dev == nil {
 		return GPUInfo{}
@@ -142,10 +206,22 @@ func (g *GPU) Info() GPUInfo {
 	return gpuInfo(g.dev.Info())
 }
 
+// Members describes each of the GPUs that were opened together: one, but for [OpenGPUs].
+func (g *GPU) Members() (all []GPUInfo) {
+	if g == nil {
+		return nil
+	}
+	for _, m := range g.members {
+		all = append(all, m.Info())
+	}
+	return all
+}
+
 // Name is the GPU's name, such as "NVIDIA H200".
 func (g *GPU) Name() string { return g.Info().Name }
 
-// String says which GPU it is, as error texts do: "GPU 0 (NVIDIA H200)".
+// String says which GPU it is, as error texts do: "GPU 0 (NVIDIA H200)", or of several
+// "GPU 0 (NVIDIA H200) with GPU 1 (NVIDIA H200)".
 func (g *GPU) String() string {
 	if g == nil {
 		return hostName
@@ -153,18 +229,50 @@ func (g *GPU) String() string {
 	if g.dev == nil {
 		return "a GPU that was not opened"
 	}
+	text := g.alone()
+	if g == g.members[0] {
+		for _, m := range g.members[1:] {
+			text += " with " + m.alone()
+		}
+	}
+	return text
+}
+
+// alone says which GPU it is itself.
+func (g *GPU) alone() string {
 	i := g.Info()
 	return fmt.Sprintf("GPU %d (%s)", i.Ordinal, i.Name)
 }
 
-// Memory asks for the present state of the GPU's memory. Errors: [ErrClosed].
-func (g *GPU) Memory() (GPUMemory, error) {
+// Memory asks for the present state of the GPU's memory, of several GPUs the sum. Errors:
+// [ErrClosed].
+func (g *GPU) Memory() (sum GPUMemory, err error) {
 	if err := g.made("GPU.Memory"); err != nil {
 		return GPUMemory{}, err
 	}
-	m, err := g.dev.Memory()
+	for i := range g.members {
+		m, err := g.MemoryOf(i)
+		if err != nil {
+			return GPUMemory{}, err
+		}
+		sum = GPUMemory{Free: sum.Free + m.Free, Total: sum.Total + m.Total, Used: sum.Used + m.Used, Pinned: sum.Pinned + m.Pinned}
+	}
+	return sum, nil
+}
+
+// MemoryOf is Memory of one of the [GPU.Members], by its place among them. Errors:
+// [ErrShape] for none of them, [ErrClosed].
+func (g *GPU) MemoryOf(member int) (GPUMemory, error) {
+	const op = "GPU.Memory"
+	if err := g.made(op); err != nil {
+		return GPUMemory{}, err
+	}
+	if member < 0 || member >= len(g.members) {
+		return GPUMemory{}, errorf(op, ErrShape, "member %d of %d", member, len(g.members))
+	}
+	m, err := g.members[member].dev.Memory()
 	if err != nil {
-		return GPUMemory{}, gpuError("GPU.Memory", err)
+		return GPUMemory{}, gpuError(op, err)
 	}
 	return GPUMemory{Free: m.Free, Total: m.Total, Used: m.Used, Pinned: m.Pinned}, nil
 }
@@ -195,20 +303,32 @@ func (g *GPU) Close() error {
 	if err := g.group.Close(); err != nil {
 		return gpuError(op, err)
 	}
-	g.attention.Lock()
-	defer g.attention.Unlock()
 	var first error
-	if g.attention.engine != nil {
-		first = g.attention.engine.Close()
+	var devs []*cuda.Device
+	for _, m := range g.members {
+		if err := m.closeEngine(); err != nil && first == nil {
+			first = err
+		}
+		devs = append(devs, m.dev)
 	}
-	g.attention.engine, g.attention.plans = nil, nil
-	if err := g.dev.Close(); err != nil && first == nil {
+	if err := closeDevices(devs); err != nil && first == nil {
 		first = err
 	}
 	if first != nil {
 		return gpuError(op, first)
 	}
 	return nil
+}
+
+// closeEngine ends the use of the attention engine, if there is one.
+func (g *GPU) closeEngine() (err error) {
+	g.attention.Lock()
+	defer g.attention.Unlock()
+	if g.attention.engine != nil {
+		err = g.attention.engine.Close()
+	}
+	g.attention.engine, g.attention.plans = nil, nil
+	return err
 }
 
 // made says whether g comes from OpenGPU.
@@ -242,7 +362,7 @@ func gpuError(op string, err error) error {
 	switch {
 	case errors.Is(err, cuda.ErrClosed):
 		return errorf(op, ErrClosed, "the GPU")
-	case errors.Is(err, device.ErrRecording):
+	case errors.Is(err, device.ErrRecording), errors.Is(err, cuda.ErrNoPeerAccess):
 		return errorf(op, ErrUnsupported, "%v", err)
 	}
 	return fmt.Errorf("leanattention: %s: %w", op, err)

@@ -26,7 +26,7 @@ type attentionPlan interface {
 	Build(g attn.Problem, seqs []attn.Sequence, rows int) error
 	Generation() uint64
 	Upload(*cuda.Stream) error
-	Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error
+	AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, row int) error
 	Run(s *cuda.Stream, o *deviceOperands) error
 	Close() error
 }
@@ -37,12 +37,14 @@ type (
 	deviceOperands = attention.Operands
 )
 
-// newAttentionEngine is a variable for tests.
-var newAttentionEngine = func(dev *cuda.Device) (attentionEngine, error) {
+// newAttentionEngine is the engine of a device, whose plans streams of another one upload.
+// It is a variable for tests.
+var newAttentionEngine = func(dev, uploads *cuda.Device) (attentionEngine, error) {
 	e, err := attention.New(dev)
 	if err != nil {
 		return nil, err
 	}
+	e.UploadOn(uploads)
 	return planner{e}, nil
 }
 
@@ -61,10 +63,13 @@ func (g *GPU) engine(op string) (attentionEngine, error) {
 	defer g.attention.Unlock()
 	if g.attention.engine == nil {
 		// A decode step's copies lie between two replays, where the GPU does nothing else.
-		if err := g.queue.Arrange(gpu.PutOffCopies); err != nil {
-			return nil, gpuError(op, err)
+		// The first of several GPUs makes them for all.
+		if g == g.members[0] {
+			if err := g.queue.Arrange(gpu.PutOffCopies); err != nil {
+				return nil, gpuError(op, err)
+			}
 		}
-		e, err := newAttentionEngine(g.dev)
+		e, err := newAttentionEngine(g.dev, g.members[0].dev)
 		if errors.Is(err, kernels.ErrNoImage) {
 			return nil, errorf(op, ErrUnsupported, "attention on %v: %v", g, err)
 		}

@@ -272,7 +272,7 @@ func TestDeviceCacheErrors(t *testing.T) {
 	none, err := OpenGPU(0)
 	noError(t, err)
 	real := newAttentionEngine
-	newAttentionEngine = func(*cuda.Device) (attentionEngine, error) { return nil, fmt.Errorf("unit: %w", kernels.ErrNoImage) }
+	newAttentionEngine = func(_, _ *cuda.Device) (attentionEngine, error) { return nil, fmt.Errorf("unit: %w", kernels.ErrNoImage) }
 	_, err = NewCache(deviceConfig(none))
 	wrong("no kernels", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "no GPU module")
 	newAttentionEngine = real
@@ -670,7 +670,7 @@ func TestRecordingStale(t *testing.T) {
 		want   error
 	}{
 		"other memory of the schedule": {func(t *testing.T, r *recorded) {
-			r.step.plans[0].plan.(*devicePlan).plan.(*fakePlan).generation++
+			r.step.plans[0].plan.(*devicePlan).parts[0].plan.(*fakePlan).generation++
 		}, ErrState},
 		"a freed input":  {func(t *testing.T, r *recorded) { noError(t, r.q.Free()) }, ErrClosed},
 		"a closed cache": {func(t *testing.T, r *recorded) { noError(t, r.cache.Close()) }, ErrClosed},

@@ -150,14 +150,14 @@ type stepRecord struct {
 
 type recordedNode struct {
 	*stepNode
-	plan       attentionPlan
+	plan       interface{ Generation() uint64 }
 	rows       int
 	generation uint64
 }
 
 // record notes a node's work in the recording that is being made, if any. The
 // step's mu is held.
-func (s *Step) record(sub *device.Submission, n *stepNode, plan attentionPlan) {
+func (s *Step) record(sub *device.Submission, n *stepNode, plan interface{ Generation() uint64 }) {
 	same := func(r device.Recorded) bool {
 		of, ok := r.(*stepRecord)
 		return ok && of.step == s

@@ -55,8 +55,8 @@ func ZeroPages(c *Cache) {
 		c.eachSlab(func(_ attn.DType, bytes []byte) { clear(bytes) })
 		return
 	}
-	for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
-		for _, b := range buffers { // gigabytes, in benchmarks
+	for _, p := range d.parts {
+		for _, b := range slices.Concat(p.keys, p.values) { // gigabytes, in benchmarks
 			if err := b.Set(0, 0, b.Len()); err != nil {
 				panic(err)
 			}
@@ -100,40 +100,60 @@ func (c *Cache) testView() *testView {
 	case *hostPages:
 		v.keys, v.values = s.keys, s.values
 	case *devicePages:
-		v.each(func(b *cuda.Buffer, list *[]cpu.Buffer) error {
-			slab := newBuffer(s.storage, int(b.Len())/s.storage.Size())
-			*list = append(*list, slab)
-			return b.Download(slabBytes(slab), 0)
-		})
+		for i := range c.config.Layers {
+			v.keys, v.values = append(v.keys, v.slab(s, i, false)), append(v.values, v.slab(s, i, true))
+		}
 	}
 	return v
 }
 
 // flush puts what was changed in a view back on the GPU.
 func (v *testView) flush() {
-	if _, ok := v.store.(*devicePages); !ok {
+	s, ok := v.store.(*devicePages)
+	if !ok {
 		return
 	}
-	i := 0
-	v.each(func(b *cuda.Buffer, list *[]cpu.Buffer) error {
-		i++
-		return b.Upload(0, slabBytes((*list)[(i-1)/2]))
-	})
+	for i := range v.keys {
+		v.copy(s, i, false, v.keys[i], (*cuda.Buffer).Upload)
+		v.copy(s, i, true, v.values[i], (*cuda.Buffer).Upload)
+	}
 }
 
-// each visits the slabs of a cache on a GPU, when the GPU is done: keys and values
-// by turns.
-func (v *testView) each(visit func(*cuda.Buffer, *[]cpu.Buffer) error) {
-	s := v.store.(*devicePages)
+// slab is a copy of a layer's keys, or values.
+func (v *testView) slab(s *devicePages, layer int, values bool) cpu.Buffer {
+	dim := v.config.HeadDim
+	if values {
+		dim = v.config.ValueDim
+	}
+	b := newBuffer(s.storage, v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
+	v.copy(s, layer, values, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
+	return b
+}
+
+// copy copies between a slab and the GPUs, when they are done. Here it is known how heads
+// are dealt out: those of a page to one member after the other.
+func (v *testView) copy(s *devicePages, layer int, values bool, slab cpu.Buffer, do func(*cuda.Buffer, int64, []byte) error) {
 	if err := s.gpu.Synchronize(); err != nil {
 		panic(err)
 	}
-	for i := range s.keys {
-		for _, err := range [...]error{visit(s.keys[i], &v.keys), visit(s.values[i], &v.values)} {
-			if err != nil {
+	bytes := slabBytes(slab)
+	page := len(bytes) / v.config.Pages
+	first := 0
+	for _, p := range s.parts {
+		b := p.keys[layer]
+		if values {
+			b = p.values[layer]
+		}
+		mine := int(b.Len()) / v.config.Pages
+		for i := range v.config.Pages {
+			if err := do(b, int64(i*mine), bytes[i*page+first:][:mine]); err != nil {
 				panic(err)
 			}
 		}
+		first += mine
+	}
+	if first != page {
+		panic(fmt.Sprintf("the members have %d bytes of a page of %d", first, page))
 	}
 }
 
@@ -224,7 +244,7 @@ func KernelsOf(s *Step) (names []string) {
 // UseFakeEngine makes GPUs that are opened from now on compute on the CPU.
 func UseFakeEngine(t testing.TB) {
 	real := newAttentionEngine
-	newAttentionEngine = func(dev *cuda.Device) (attentionEngine, error) { return &fakeEngine{dev: dev}, nil }
+	newAttentionEngine = func(dev, _ *cuda.Device) (attentionEngine, error) { return &fakeEngine{dev: dev}, nil }
 	t.Cleanup(func() { newAttentionEngine = real })
 }
 
@@ -322,7 +342,7 @@ func (p *fakePlan) launch(s *cuda.Stream) error {
 	return err
 }
 
-func (p *fakePlan) Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error {
+func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, row int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
@@ -346,6 +366,9 @@ func (p *fakePlan) Append(s *cuda.Stream, k, v, newK, newV deviceMemory) error {
 			return err
 		}
 		from := attn.Strides{Row: p.g.KVHeads * x.dim, Head: x.dim}
+		if row > 0 {
+			from.Row = row
+		}
 		if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, fresh, from); err != nil {
 			return err
 		}

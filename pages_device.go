@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -15,32 +16,97 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// devicePages are pages in the memory of a GPU.
+// devicePages are pages in the memory of a GPU, or of several: each member has them for
+// some KV heads. A page has the same number on all of them.
 type devicePages struct {
+	gpu     *GPU
+	pages   int
+	storage attn.DType
+	config  *CacheConfig
+	parts   []*devicePart // of each member
+}
+
+// devicePart is what a member has.
+type devicePart struct {
 	gpu          *GPU
-	pages        int
-	storage      attn.DType
+	heads        headRange      // of the cache's KV heads
 	keys, values []*cuda.Buffer // one for each layer
 }
 
+// headRange is some heads: the first, and how many.
+type headRange struct{ first, n int }
+
+// dealHeads deals KV heads out to the members, in order and evenly.
+func (g *GPU) dealHeads(op string, heads int) ([]headRange, error) {
+	n := len(g.members)
+	if heads < n {
+		return nil, errorf(op, ErrUnsupported, "%d KV heads on %v: each of the %d GPUs must have one", heads, g, n)
+	}
+	ranges := make([]headRange, n)
+	for i := range ranges {
+		first := i * heads / n
+		ranges[i] = headRange{first, (i+1)*heads/n - first}
+	}
+	return ranges, nil
+}
+
+// part is the heads in a range alone, as a member has them: its queries and outputs are
+// parts of longer rows still.
+func (r headRange) part(g attn.Problem) attn.Problem {
+	perHead := g.Heads / g.KVHeads
+	g.Key, g.Value = r.pages(g.Key, g.KVHeads), r.pages(g.Value, g.KVHeads)
+	g.Heads, g.KVHeads = r.n*perHead, r.n
+	return g
+}
+
+// pages are the strides of pages that have the heads in a range instead of so many.
+func (r headRange) pages(s attn.PageStrides, heads int) attn.PageStrides {
+	s.Page = s.Page / heads * r.n
+	return s
+}
+
 func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, valueElements int) (*devicePages, error) {
-	d := &devicePages{gpu: c.Device, pages: c.Pages, storage: storage}
+	d := &devicePages{gpu: c.Device, pages: c.Pages, storage: storage, config: c}
 	// The query heads are not known yet; the least there can be.
 	g := (&tokenRows{heads: c.KVHeads}).geometry(c, &config{})
 	if err := d.supports(op, &g); err != nil {
+		return nil, err
+	}
+	heads, err := d.gpu.dealHeads(op, c.KVHeads)
+	if err != nil {
 		return nil, err
 	}
 	if err := d.gpu.enter(op); err != nil {
 		return nil, err
 	}
 	defer d.gpu.group.Leave()
-	err := d.gpu.queue.Submit(func(sub *device.Submission) error {
-		for range c.Layers {
+	for i, m := range d.gpu.members {
+		part := &devicePart{gpu: m, heads: heads[i]}
+		d.parts = append(d.parts, part)
+		share := func(elements int) int64 { return int64(elements/c.KVHeads*part.heads.n) * int64(storage.Size()) }
+		err := part.take(c.Layers, share(keyElements), share(valueElements))
+		if err == nil {
+			continue
+		}
+		err = errors.Join(err, d.close())
+		if free, e := m.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
+			asked := int64(c.Layers) * (share(keyElements) + share(valueElements))
+			return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, m.alone(), free.Free, free.Total, err)
+		}
+		return nil, gpuError(op, err)
+	}
+	return d, nil
+}
+
+// take takes the memory, so many bytes for each layer.
+func (p *devicePart) take(layers int, keys, values int64) error {
+	return p.gpu.queue.Submit(func(sub *device.Submission) error {
+		for range layers {
 			for _, x := range [...]struct {
-				list     *[]*cuda.Buffer
-				elements int
-			}{{&d.keys, keyElements}, {&d.values, valueElements}} {
-				b, err := sub.NewBuffer(int64(x.elements) * int64(storage.Size()))
+				list  *[]*cuda.Buffer
+				bytes int64
+			}{{&p.keys, keys}, {&p.values, values}} {
+				b, err := sub.NewBuffer(x.bytes)
 				if err != nil {
 					return err
 				}
@@ -49,21 +115,22 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 		}
 		return nil
 	})
-	if err == nil {
-		return d, nil
-	}
-	err = errors.Join(err, d.close())
-	if m, e := d.gpu.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
-		asked := int64(c.Layers) * int64(keyElements+valueElements) * int64(storage.Size())
-		return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, d.gpu, m.Free, m.Total, err)
-	}
-	return nil, gpuError(op, err)
 }
 
 func (d *devicePages) where() string { return d.gpu.String() }
 
 func (d *devicePages) supports(op string, g *attn.Problem) error {
-	return d.gpu.supports(op, g)
+	heads, err := d.gpu.dealHeads(op, g.KVHeads)
+	if err != nil {
+		return err
+	}
+	for i, m := range d.gpu.members {
+		part := heads[i].part(*g)
+		if err := m.supports(op, &part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // operands takes values that are all on the cache's GPU, or all in host memory:
@@ -100,22 +167,26 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	}
 	defer d.gpu.group.Leave()
 	err := d.gpu.queue.Submit(func(sub *device.Submission) error {
-		return sub.Do(func(s *cuda.Stream) error {
-			for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
-				for _, b := range buffers {
-					n := b.Len() / int64(d.pages)
-					for _, c := range copies {
-						if err := s.Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
-							return err
-						}
-					}
-				}
-			}
-			return nil
+		return sub.Each(func(i int, sub *device.Submission) error {
+			return sub.Do(func(s *cuda.Stream) error { return d.parts[i].copyPages(s, d.pages, copies) })
 		})
 	})
 	if err != nil {
 		return gpuError(op, err)
+	}
+	return nil
+}
+
+func (p *devicePart) copyPages(s *cuda.Stream, pages int, copies []pageCopy) error {
+	for _, buffers := range [...][]*cuda.Buffer{p.keys, p.values} {
+		for _, b := range buffers {
+			n := b.Len() / int64(pages)
+			for _, c := range copies {
+				if err := s.Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
+					return err
+				}
+			}
+		}
 	}
 	return nil
 }
@@ -131,13 +202,10 @@ func (d *devicePages) transfer(op string, t *pageTransfer, in bool) error {
 	return nil
 }
 
-// transferNow is transfer with the GPU entered. Small copies to the GPU may be put off
-// until somebody waits for them, which so tells what went wrong with them.
+// transferNow is transfer with the GPU entered: by way of pinned memory, which is as the
+// caller's. Small copies to the GPU may be put off until somebody waits for them, which so
+// tells what went wrong with them.
 func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
-	b := d.keys[t.layer]
-	if t.values {
-		b = d.values[t.layer]
-	}
 	q := d.gpu.queue
 	p, err := q.TakePinned(len(t.memory))
 	if err != nil {
@@ -148,18 +216,14 @@ func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
 		copy(p.Bytes, t.memory)
 	}
 	err = q.Submit(func(sub *device.Submission) error {
-		at := 0
-		for _, s := range t.spans {
-			var err error
+		err := d.eachSpan(t, func(b *cuda.Buffer, at, from, n int) error {
 			if in {
-				err = sub.Upload(b, int64(s.at), p, at, s.n)
-			} else {
-				err = sub.Download(p, at, b, int64(s.at), s.n)
+				return sub.Upload(b, int64(at), p, from, n)
 			}
-			if err != nil {
-				return err
-			}
-			at += s.n
+			return sub.Download(p, from, b, int64(at), n)
+		})
+		if err != nil {
+			return err
 		}
 		return sub.Mark(p)
 	})
@@ -172,54 +236,127 @@ func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
 	return err
 }
 
+// eachSpan visits where a transfer's spans are: n bytes of a member's memory, and where they
+// are in the caller's. What is together there may be of several members here.
+func (d *devicePages) eachSpan(t *pageTransfer, visit func(b *cuda.Buffer, at, from, n int) error) error {
+	of := func(p *devicePart) *cuda.Buffer {
+		if t.values {
+			return p.values[t.layer]
+		}
+		return p.keys[t.layer]
+	}
+	from := 0
+	if len(d.parts) == 1 {
+		for _, s := range t.spans {
+			if err := visit(of(d.parts[0]), s.at, from, s.n); err != nil {
+				return err
+			}
+			from += s.n
+		}
+		return nil
+	}
+	slab := int(of(d.parts[0]).Len()) / d.pages / d.parts[0].heads.n // bytes of a head in a page
+	for _, s := range t.spans {
+		for end := s.at + s.n; s.at < end; {
+			page, head := s.at/slab/d.config.KVHeads, s.at/slab%d.config.KVHeads
+			p := d.partOf(head)
+			there := min(end, (page*d.config.KVHeads+p.heads.first+p.heads.n)*slab) - s.at // up to the last head of the member
+			if err := visit(of(p), s.at-(page*(d.config.KVHeads-p.heads.n)+p.heads.first)*slab, from, there); err != nil {
+				return err
+			}
+			s.at, from = s.at+there, from+there
+		}
+	}
+	return nil
+}
+
+// partOf is that of the member that has a KV head.
+func (d *devicePages) partOf(head int) *devicePart {
+	i := slices.IndexFunc(d.parts, func(p *devicePart) bool { return head < p.heads.first+p.heads.n })
+	return d.parts[i]
+}
+
 // close gives the memory back; the GPU may be closed already, and then it is
 // given back. The driver waits for queued work.
 func (d *devicePages) close() (first error) {
-	for _, buffers := range [...][]*cuda.Buffer{d.keys, d.values} {
-		for _, b := range buffers {
+	for _, p := range d.parts {
+		for _, b := range slices.Concat(p.keys, p.values) {
 			if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
 				first = err
 			}
 		}
 	}
-	d.keys, d.values = nil, nil
+	d.parts = nil
 	return first
 }
 
 func (d *devicePages) newPlan(step *Step, g attn.Problem) layerPlan {
-	return &devicePlan{pages: d, step: step, geometry: g}
+	p := &devicePlan{pages: d, step: step, geometry: g}
+	for _, part := range d.parts {
+		p.parts = append(p.parts, planPart{geometry: part.heads.part(g)})
+	}
+	return p
 }
 
-// devicePlan is a layerPlan for a GPU's engine.
+// devicePlan is a layerPlan for a GPU's engine, or those of several.
 type devicePlan struct {
 	pages    *devicePages
 	step     *Step
+	geometry attn.Problem
+	parts    []planPart // of each member
+}
+
+// planPart is what a member has of a plan.
+type planPart struct {
 	geometry attn.Problem
 	plan     attentionPlan // nil before the first build
 }
 
 func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
-	gpu := p.pages.gpu
-	if err := gpu.enter(op); err != nil {
+	lead := p.pages.gpu
+	if err := lead.enter(op); err != nil {
 		return err
 	}
-	defer gpu.group.Leave()
-	if p.plan == nil {
-		p.plan = gpu.takePlan()
-		// A step has no Close: its plans come back when it is garbage.
-		runtime.AddCleanup(p, gpu.givePlan, p.plan)
-		// Steps of any lengths look alike then, to a recording.
-		if err := p.plan.Reserve(capacity(rows, p.pages.pages)); err != nil {
-			return deviceEngineError(op, "plan", err)
+	defer lead.group.Leave()
+	for i := range p.parts {
+		gpu, part := lead.members[i], &p.parts[i]
+		if part.plan == nil {
+			part.plan = gpu.takePlan()
+			// A step has no Close: its plans come back when it is garbage.
+			runtime.AddCleanup(p, gpu.givePlan, part.plan)
+			// Steps of any lengths look alike then, to a recording.
+			if err := part.plan.Reserve(capacity(rows, p.pages.pages)); err != nil {
+				return deviceEngineError(op, "plan", err)
+			}
+		}
+		if err := gpu.buildPlan(op, part.plan, part.geometry, seqs, rows); err != nil {
+			return err
 		}
 	}
-	if err := gpu.buildPlan(op, p.plan, p.geometry, seqs, rows); err != nil {
-		return err
-	}
-	if err := gpu.queue.Submit(func(sub *device.Submission) error { return sub.Do(p.plan.Upload) }); err != nil {
+	err := lead.queue.Submit(func(sub *device.Submission) error {
+		return sub.Do(func(s *cuda.Stream) error { return p.upload(s) })
+	})
+	if err != nil {
 		return deviceEngineError(op, "plan", err)
 	}
 	return nil
+}
+
+func (p *devicePlan) upload(s *cuda.Stream) error {
+	for i := range p.parts {
+		if err := p.parts[i].plan.Upload(s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Generation changes when that of a member's plan does: none ever falls.
+func (p *devicePlan) Generation() (sum uint64) {
+	for i := range p.parts {
+		sum += p.parts[i].plan.Generation()
+	}
+	return sum
 }
 
 func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
@@ -238,16 +375,61 @@ func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err erro
 	return out, lse, nil
 }
 
-// queue queues the work of a layer.
+// queue queues the work of a layer. Its operands are on the first member; the others read
+// and write what is for their heads there.
 func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory, o *deviceOperands) error {
+	if len(p.parts) == 1 {
+		o.K, o.V = p.layerPages(0, layer)
+		return p.queueAlone(sub, k, v, o)
+	}
+	return sub.Each(func(i int, sub *device.Submission) error {
+		part, g := &p.parts[i], &p.geometry
+		heads := p.pages.parts[i].heads
+		mine := part.operands(g, heads, o)
+		mine.K, mine.V = p.layerPages(i, layer)
+		return sub.Do(func(s *cuda.Stream) error {
+			newK, newV := from(k, heads.first*g.Dim), from(v, heads.first*g.ValueDim)
+			if err := part.plan.AppendRows(s, mine.K, mine.V, newK, newV, g.KVHeads*g.Dim); err != nil {
+				return err
+			}
+			return part.plan.Run(s, &mine)
+		})
+	})
+}
+
+// operands are a member's part of queries, outputs and log-sum-exps: those of its heads.
+func (p *planPart) operands(all *attn.Problem, heads headRange, o *deviceOperands) deviceOperands {
+	first := heads.first * (all.Heads / all.KVHeads)
+	mine := deviceOperands{Q: from(o.Q, first*all.Query.Head), Out: from(o.Out, first*all.Out.Head)}
+	if o.LSE.Buffer != nil {
+		mine.LSE = from(o.LSE, first*all.LSE.Head)
+	}
+	return mine
+}
+
+// from is m from an element on.
+func from(m deviceMemory, element int) deviceMemory {
+	m.Offset += int64(element) * int64(m.DType.Size())
+	m.Len -= element
+	return m
+}
+
+// layerPages are the keys and values of a layer that a member has.
+func (p *devicePlan) layerPages(member, layer int) (k, v deviceMemory) {
 	at := func(b *cuda.Buffer) deviceMemory {
 		return deviceMemory{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
 	}
-	o.K, o.V = at(p.pages.keys[layer]), at(p.pages.values[layer])
+	part := p.pages.parts[member]
+	return at(part.keys[layer]), at(part.values[layer])
+}
+
+// queueAlone is queue on one GPU.
+func (p *devicePlan) queueAlone(sub *device.Submission, k, v deviceMemory, o *deviceOperands) error {
 	// In a recording it may be a part of the megakernel that makes q, k and v, or the launch
 	// that makes them may store k and v.
+	of := p.parts[0].plan
 	stored := false
-	if plan, ok := p.plan.(*attention.Plan); ok {
+	if plan, ok := of.(*attention.Plan); ok {
 		switch late := sub.Deferred().(type) {
 		case *decoder.Megakernel:
 			if late.Attend(plan, o, k, v) {
@@ -259,11 +441,11 @@ func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory,
 	}
 	return sub.Do(func(s *cuda.Stream) error {
 		if !stored {
-			if err := p.plan.Append(s, o.K, o.V, k, v); err != nil {
+			if err := of.AppendRows(s, o.K, o.V, k, v, 0); err != nil {
 				return err
 			}
 		}
-		return p.plan.Run(s, o)
+		return of.Run(s, o)
 	})
 }
 
@@ -289,7 +471,7 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 		if err := p.queue(sub, c.node.layer, k, v, &operands); err != nil {
 			return err
 		}
-		p.step.record(sub, c.node, p.plan)
+		p.step.record(sub, c.node, p)
 		return haveRead(sub, qkv[:]...)
 	})
 	if err != nil {

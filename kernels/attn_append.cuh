@@ -3,12 +3,13 @@
 #include "copy.cuh"
 
 struct AppendParams {
-  const void *newKeys, *newValues; // row i: heads*dim elements
+  const void *newKeys, *newValues; // rows of heads*dim elements
   void *keys, *values;
   const int* slots; // of each row, the row of keys of head 0 that it becomes; -1: none
   int headRows;     // rows of keys from a head to the next
   int heads, dim;   // dim is a multiple of 4
   int newType, type;
+  int row; // elements from a row of new keys, or values, to the next
 };
 
 // Four elements on their way from one type to another.
@@ -25,7 +26,7 @@ __device__ __forceinline__ void append(const AppendParams& p) {
   if (slot < 0) return;
   const int width = p.heads * p.dim;
   for (int i = threadIdx.x * 4; i < width; i += blockDim.x * 4) {
-    const long long from = (long long)blockIdx.x * width + i;
+    const long long from = (long long)blockIdx.x * p.row + i;
     const int head = i / p.dim;
     const long long to = (slot + (long long)head * p.headRows) * p.dim + i - head * p.dim;
     append4(p.keys, to, p.type, p.newKeys, from, p.newType);

@@ -21,6 +21,15 @@ func (m *Memory) Address() uint64 { return m.Buffer.Address() + uint64(m.Offset)
 // Check reports whether m is memory of at least so many elements of a type that
 // kernels know.
 func (m *Memory) Check(op, name string, elements int) error {
+	return m.check(op, name, elements, 16)
+}
+
+// CheckLoose is Check of what kernels read and write by elements: it may be at any of them.
+func (m *Memory) CheckLoose(op, name string, elements int) error {
+	return m.check(op, name, elements, uint64(m.DType.Size()))
+}
+
+func (m *Memory) check(op, name string, elements int, align uint64) error {
 	switch size := int64(m.DType.Size()); {
 	case m.Buffer == nil:
 		return Errorf(op, attn.ErrShape, "%s has no buffer", name)
@@ -30,8 +39,8 @@ func (m *Memory) Check(op, name string, elements int) error {
 		return Errorf(op, attn.ErrShape, "%s has %d elements of %d", name, m.Len, elements)
 	case m.Offset < 0 || m.Offset > m.Buffer.Len() || int64(m.Len) > (m.Buffer.Len()-m.Offset)/size:
 		return Errorf(op, attn.ErrShape, "%s has %d elements at byte %d of a buffer of %d bytes", name, m.Len, m.Offset, m.Buffer.Len())
-	case m.Address()%16 != 0:
-		return Errorf(op, attn.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of 16", name, m.Offset)
+	case m.Address()%align != 0:
+		return Errorf(op, attn.ErrShape, "%s is at byte %d of its buffer; kernels need a multiple of %d", name, m.Offset, align)
 	}
 	return nil
 }

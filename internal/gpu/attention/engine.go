@@ -13,6 +13,7 @@ import (
 // goroutines at once.
 type Engine struct {
 	dev     *cuda.Device
+	uploads *cuda.Device // whose streams bring plans there
 	info    cuda.Info
 	blocks  int        // of every launch of attention: one for each SM
 	kernels []kernel   // the lines of the table that are for this GPU
@@ -29,7 +30,7 @@ type Engine struct {
 // New loads the kernels that every plan needs; others are loaded by the first plan that needs
 // them. Errors: [kernels.ErrNoImage] where there are none for this GPU, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
-	e := &Engine{dev: dev, info: dev.Info()}
+	e := &Engine{dev: dev, uploads: dev, info: dev.Info()}
 	e.blocks = max(e.info.Multiprocessors, 1)
 	m, err := gpu.Module(dev, leanUnit)
 	if err != nil {
@@ -48,6 +49,10 @@ func New(dev *cuda.Device) (*Engine, error) {
 	}
 	return e, nil
 }
+
+// UploadOn has a plan's Upload take streams of another device, which reaches the engine's:
+// the first of a group brings the plans of all. Call it before NewPlan.
+func (e *Engine) UploadOn(dev *cuda.Device) { e.uploads = dev }
 
 // load has the functions of a kernel, which is one of the engine's.
 func (e *Engine) load(k *kernel) error {

@@ -179,7 +179,7 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 				return err
 			}
 			fresh = append(fresh, s.host)
-			if s.done, err = e.dev.NewEvent(false); err != nil {
+			if s.done, err = e.uploads.NewEvent(false); err != nil {
 				return err
 			}
 			fresh = append(fresh, s.done)

@@ -1,6 +1,7 @@
 package attention
 
 import (
+	"math"
 	"math/bits"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -140,7 +141,7 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if o.LSE.DType != attn.Float32 {
 		return gpu.Errorf(op, attn.ErrDType, "lse is %v; it must be %v", o.LSE.DType, attn.Float32)
 	}
-	return o.LSE.Check(op, "lse", g.LSE.Extent(p.reach, g.Heads, 1))
+	return o.LSE.CheckLoose(op, "lse", g.LSE.Extent(p.reach, g.Heads, 1))
 }
 
 // arguments fills the arguments of runLean's launch, of operands that were checked.
@@ -221,6 +222,12 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 // Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
 // or are the driver's.
 func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV gpu.Memory) error {
+	return p.AppendRows(s, k, v, newK, newV, 0)
+}
+
+// AppendRows is Append of rows that are parts of longer ones, as those of some of the KV
+// heads are: from one to the next are so many elements, 0 for no more than their own.
+func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, row int) error {
 	const op = "append"
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -238,10 +245,17 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV gpu.Memory) error {
 		return err
 	}
 	width := g.KVHeads * g.Dim
-	if err := newK.Check(op, "the new k", p.look.rows*width); err != nil {
+	if row == 0 {
+		row = width
+	}
+	if row < width || row > math.MaxInt32 || row%4 != 0 {
+		return gpu.Errorf(op, attn.ErrShape, "%d elements from a row of new keys to the next, which has %d", row, width)
+	}
+	need := (p.look.rows-1)*row + width
+	if err := newK.Check(op, "the new k", need); err != nil {
 		return err
 	}
-	if err := newV.Check(op, "the new v", p.look.rows*width); err != nil {
+	if err := newV.Check(op, "the new v", need); err != nil {
 		return err
 	}
 	if newK.DType != newV.DType {
@@ -251,7 +265,7 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV gpu.Memory) error {
 		newKeys: newK.Address(), newValues: newV.Address(), keys: k.Address(), values: v.Address(),
 		slots:    p.appending().Slots,
 		headRows: int32(g.Key.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
-		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType),
+		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
 	}
 	p.args.Reset()
 	cuda.Struct(&p.args, &p.newRows)

@@ -115,7 +115,7 @@ func packPrefetches(works []work, g *attn.Problem, chunk int, pages []int32, ope
 type appendParams struct {
 	newKeys, newValues, keys, values, slots uint64
 	headRows, heads, dim, newType, dtype    int32
-	_                                       [4]byte
+	row                                     int32
 }
 
 // packWorks writes the LeanTiles of a plan that was cut, one work for each thread
