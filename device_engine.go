@@ -26,7 +26,7 @@ type attentionPlan interface {
 	Build(g attn.Problem, seqs []attn.Sequence, rows int) error
 	Generation() uint64
 	Upload(*cuda.Stream) error
-	AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, row int) error
+	AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, heads int) error
 	Run(s *cuda.Stream, o *deviceOperands) error
 	Close() error
 }

@@ -342,7 +342,7 @@ func (p *fakePlan) launch(s *cuda.Stream) error {
 	return err
 }
 
-func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, row int) error {
+func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, heads int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
@@ -366,8 +366,8 @@ func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, row
 			return err
 		}
 		from := attn.Strides{Row: p.g.KVHeads * x.dim, Head: x.dim}
-		if row > 0 {
-			from.Row = row
+		if heads > 0 {
+			from.Row = heads * x.dim
 		}
 		if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, fresh, from); err != nil {
 			return err

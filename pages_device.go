@@ -389,7 +389,7 @@ func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory,
 		mine.K, mine.V = p.layerPages(i, layer)
 		return sub.Do(func(s *cuda.Stream) error {
 			newK, newV := from(k, heads.first*g.Dim), from(v, heads.first*g.ValueDim)
-			if err := part.plan.AppendRows(s, mine.K, mine.V, newK, newV, g.KVHeads*g.Dim); err != nil {
+			if err := part.plan.AppendRows(s, mine.K, mine.V, newK, newV, g.KVHeads); err != nil {
 				return err
 			}
 			return part.plan.Run(s, &mine)

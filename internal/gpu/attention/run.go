@@ -225,9 +225,9 @@ func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV gpu.Memory) error {
 	return p.AppendRows(s, k, v, newK, newV, 0)
 }
 
-// AppendRows is Append of rows that are parts of longer ones, as those of some of the KV
-// heads are: from one to the next are so many elements, 0 for no more than their own.
-func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, row int) error {
+// AppendRows is Append of parts of longer rows: of each, which has so many KV heads, those
+// that the plan has lie from the beginning of the new keys and values on. 0: it has no more.
+func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, heads int) error {
 	const op = "append"
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -244,14 +244,14 @@ func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, row int) 
 	if err := p.checkPages(op, &k, &v); err != nil {
 		return err
 	}
-	width := g.KVHeads * g.Dim
-	if row == 0 {
-		row = width
+	if heads == 0 {
+		heads = g.KVHeads
 	}
-	if row < width || row > math.MaxInt32 || row%4 != 0 {
-		return gpu.Errorf(op, attn.ErrShape, "%d elements from a row of new keys to the next, which has %d", row, width)
+	if heads < g.KVHeads || heads > math.MaxInt32/g.Dim {
+		return gpu.Errorf(op, attn.ErrShape, "%d KV heads in a row of new keys, and the plan is of %d", heads, g.KVHeads)
 	}
-	need := (p.look.rows-1)*row + width
+	row := heads * g.Dim
+	need := (p.look.rows-1)*row + g.KVHeads*g.Dim
 	if err := newK.Check(op, "the new k", need); err != nil {
 		return err
 	}
