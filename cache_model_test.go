@@ -69,6 +69,14 @@ type modelPlace struct {
 	real bool // it has kernels for some head dims only, and tensor cores round its numbers
 }
 
+// members is how many GPUs there are: each has a KV head at least.
+func (at modelPlace) members() int {
+	if at.gpu == nil {
+		return 1
+	}
+	return len(at.gpu.members)
+}
+
 // config is a cache's there.
 func (at modelPlace) config(c CacheConfig) CacheConfig {
 	c.Device = at.gpu
@@ -81,7 +89,7 @@ func (at modelPlace) config(c CacheConfig) CacheConfig {
 func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 	config := CacheConfig{
 		Layers:   rapid.IntRange(1, 3).Draw(t, "layers"),
-		KVHeads:  rapid.IntRange(1, 2).Draw(t, "KV heads"),
+		KVHeads:  rapid.IntRange(at.members(), at.members()+1).Draw(t, "KV heads"),
 		HeadDim:  rapid.IntRange(1, 5).Draw(t, "head dim"),
 		ValueDim: rapid.IntRange(1, 4).Draw(t, "value dim"),
 		PageSize: rapid.IntRange(1, 5).Draw(t, "page size"),
@@ -714,12 +722,15 @@ func indexes(n int) []int {
 }
 
 // gpuPlace is the machine's first GPU, or the end of the test.
-func gpuPlace(t *testing.T) modelPlace {
+func gpuPlace(t *testing.T) modelPlace { return gpusPlace(t, 0) }
+
+// gpusPlace is some of its GPUs, opened as one.
+func gpusPlace(t *testing.T, ordinals ...int) modelPlace {
 	t.Helper()
 	system.Emulate(t)
-	gpu, err := OpenGPU(0)
+	gpu, err := OpenGPUs(ordinals...)
 	if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
-		t.Skipf("no GPU: %v", err)
+		t.Skipf("no GPUs %v: %v", ordinals, err)
 	}
 	noError(t, err)
 	t.Cleanup(func() {
@@ -731,6 +742,11 @@ func gpuPlace(t *testing.T) modelPlace {
 }
 
 func TestGPUCacheAgainstModel(t *testing.T) { testCacheAgainstModel(t, gpuPlace(t), 3, 3000) }
+
+// Several GPUs do what one does.
+func TestGPUsCacheAgainstModel(t *testing.T) {
+	testCacheAgainstModel(t, gpusPlace(t, 0, 1), 3, 3000)
+}
 
 func TestGPUConcurrentSteps(t *testing.T) {
 	testConcurrentSteps(t, gpuPlace(t), 150)
@@ -778,6 +794,14 @@ func testDeviceCacheMemoryFlat(t *testing.T, at modelPlace, steps int) {
 func TestDeviceCacheAgainstModel(t *testing.T) {
 	gpu, _ := FakeGPU(t)
 	testCacheAgainstModel(t, modelPlace{gpu: gpu}, 3, 3000)
+}
+
+func TestDevicesCacheAgainstModel(t *testing.T) {
+	for n := 2; n <= 3; n++ {
+		gpu, _ := FakeGPUs(t, n)
+		testCacheAgainstModel(t, modelPlace{gpu: gpu}, 1, 500)
+		noError(t, gpu.Close())
+	}
 }
 
 // Goroutines share a cache on a GPU, and one of them closes it, or the GPU.

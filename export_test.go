@@ -195,7 +195,14 @@ func TestMain(m *testing.M) {
 // left of it.
 func FakeGPU(t testing.TB) (*GPU, *fakedriver.Library) {
 	t.Helper()
+	return FakeGPUs(t, 1)
+}
+
+// FakeGPUs is so many of them, opened as one.
+func FakeGPUs(t testing.TB, n int) (*GPU, *fakedriver.Library) {
+	t.Helper()
 	lib := fakedriver.New(t)
+	lib.State().Devices = int32(max(n, 2))
 	lib.State().Total, lib.State().SMs, lib.State().Shared = 1<<36, 8, 232448
 	lib.State().Argument("chain_", 8) // its name looks like sizes of arguments
 	UseDriver(t, lib.Path)
@@ -205,7 +212,11 @@ func FakeGPU(t testing.TB) (*GPU, *fakedriver.Library) {
 			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
 		}
 	})
-	gpu, err := OpenGPU(0)
+	ordinals := make([]int, n)
+	for i := range ordinals {
+		ordinals[i] = i
+	}
+	gpu, err := OpenGPUs(ordinals...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,345 @@
+package leanattention
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// What is particular to several GPUs.
+
+func groupConfig(gpu *GPU, kvHeads int) CacheConfig {
+	return CacheConfig{Layers: 2, KVHeads: kvHeads, HeadDim: 8, PageSize: 4, Pages: 12, DType: Float16, Device: gpu}
+}
+
+func TestOpenGPUs(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 3)
+	if got := gpu.String(); got != "GPU 0 (Fake 0) with GPU 1 (Fake 1) with GPU 2 (Fake 2)" {
+		t.Error(got)
+	}
+	if m := gpu.Members(); len(m) != 3 || m[2].Name != "Fake 2" || gpu.Info() != m[0] {
+		t.Errorf("%+v", m)
+	}
+	lib.State().Totals[1] = 1 << 20
+	sum, err := gpu.Memory()
+	noError(t, err)
+	if sum.Total != 2<<36+1<<20 {
+		t.Errorf("%+v", sum)
+	}
+	if m, err := gpu.MemoryOf(1); err != nil || m.Total != 1<<20 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	for _, i := range []int{-1, 3} {
+		if _, err := gpu.MemoryOf(i); !errors.Is(err, ErrShape) {
+			t.Errorf("member %d: %v", i, err)
+		}
+	}
+	for _, c := range []struct {
+		ordinals []int
+		want     error
+		text     string
+	}{
+		{nil, ErrUnsupported, "no ordinals"},
+		{[]int{1, 0, 1}, ErrUnsupported, "GPU 1 twice"},
+		{[]int{0, 3}, ErrNoDevice, "no GPU 3, there are 3"},
+	} {
+		if _, err := OpenGPUs(c.ordinals...); !errors.Is(err, c.want) || !strings.HasPrefix(err.Error(), "leanattention: OpenGPUs: ") || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%v: %v", c.ordinals, err)
+		}
+	}
+	lib.State().Apart = 1
+	if _, err := OpenGPUs(0, 1); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "GPU 0 (Fake 0) has no access to the memory of GPU 1 (Fake 1)") {
+		t.Errorf("no way: %v", err)
+	}
+	one, err := OpenGPUs(2)
+	noError(t, err)
+	if one.String() != "GPU 2 (Fake 2)" || len(one.Members()) != 1 {
+		t.Errorf("%v, %v", one, one.Members())
+	}
+	noError(t, one.Close(), gpu.Close())
+	if err := gpu.Close(); !errors.Is(err, ErrClosed) {
+		t.Errorf("second Close: %v", err)
+	}
+}
+
+// Heads are dealt out in order, and no member is left without.
+func TestDealHeads(t *testing.T) {
+	for members := 1; members <= 8; members++ {
+		g := &GPU{members: make([]*GPU, members)}
+		for heads := 1; heads <= 20; heads++ {
+			all, err := g.dealHeads("test", max(heads, members))
+			noError(t, err)
+			next := 0
+			for _, r := range all {
+				if r.first != next || r.n < 1 || r.n > (max(heads, members)+members-1)/members {
+					t.Fatalf("%d heads, %d members: %v", heads, members, all)
+				}
+				next += r.n
+			}
+			if next != max(heads, members) {
+				t.Fatalf("%d heads, %d members: %v", heads, members, all)
+			}
+		}
+	}
+	gpu, _ := FakeGPUs(t, 3)
+	if _, err := NewCache(groupConfig(gpu, 2)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "2 KV heads on GPU 0 (Fake 0) with GPU 1 (Fake 1)") {
+		t.Errorf("too few heads: %v", err)
+	}
+}
+
+// A layer is one append and one run on each member, and begins and ends on the first.
+func TestGroupLayerCalls(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 2)
+	rng := reftest.Rand(t)
+	c := newTestCache(t, groupConfig(gpu, 3))
+	s := newStepGraph(t, c, 5, 6, tensor.Float32, WithCausal())
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	from := len(lib.Log())
+	s.advance(t, rng, testAppend{a, 5})
+	for i, m := range gpu.members {
+		if got := strings.Join(m.attention.engine.(*fakeEngine).calls, " "); got != "build upload append run append run" {
+			t.Errorf("member %d: %s", i, got)
+		}
+	}
+	if n := count(lib.Log()[from:], "cuStreamWaitEvent"); n != 2*2 { // there and back, for each layer
+		t.Errorf("%d waits", n)
+	}
+	if st := c.Stats(); st.Bytes != 2*12*3*4*(8+8)*2 || st.Device != gpu.String() {
+		t.Errorf("%+v", st)
+	}
+	noError(t, c.Close())
+}
+
+// Memory that the second GPU alone has not is an error, and the cache is as before.
+func TestGroupOutOfMemory(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	gpu, lib := FakeGPUs(t, 2)
+	small, err := NewCache(groupConfig(gpu, 2)) // the engines have been made
+	noError(t, err, small.Close())
+	lib.State().FailOn(1, "cuMemAlloc_v2", 2)
+	live := lib.Live()
+	_, err = NewCache(groupConfig(gpu, 2))
+	if !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "bytes asked for on GPU 1 (Fake 1)") {
+		t.Errorf("NewCache: %v", err)
+	}
+	if m, _ := gpu.Memory(); m.Used != 0 || lib.Live() != live {
+		t.Errorf("%+v, %d objects; %d before", m, lib.Live(), live)
+	}
+	lib.State().FailIn("", 0)
+
+	c := newTestCache(t, groupConfig(gpu, 2))
+	s := newStepGraph(t, c, 4, 4, tensor.Float32)
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	lib.State().FailOn(1, "cuMemAlloc_v2", 2)
+	before := Slabs(c)
+	if err := set(s, testAppend{a, 2}); !errors.Is(err, ErrOutOfMemory) || s.step.open {
+		t.Errorf("Set without memory for a plan: %v", err)
+	}
+	if got := c.Stats(); got.FreePages != 12 || got.Tokens != 0 || !bytes.Equal(before, Slabs(c)) {
+		t.Errorf("%+v", got)
+	}
+	lib.State().FailIn("", 0)
+	s.advance(t, rng, testAppend{a, 3})
+	noError(t, c.Close())
+}
+
+// groupFaults runs a test again and again, with every driver call of it failing once.
+func groupFaults(t *testing.T, test func(gpu *GPU, lib *fakedriver.Library) error) {
+	for call := int64(1); ; call++ {
+		gpu, lib := FakeGPUs(t, 2)
+		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 2
+		err := test(gpu, lib)
+		failed := lib.State().Failed()
+		lib.State().FailAt = 0
+		if failed == "" {
+			noError(t, err, gpu.Close())
+			t.Logf("%d calls", call-1)
+			if call < 100 {
+				t.Fatalf("only %d calls", call)
+			}
+			return
+		}
+		if e := gpu.Close(); e != nil {
+			t.Fatalf("call %d, %s, failed (%v): Close: %v", call, failed, err, e)
+		}
+		if lib.Live() != 0 || lib.Defects() != 0 {
+			t.Fatalf("call %d, %s, failed (%v): %d left, %d defects", call, failed, err, lib.Live(), lib.Defects())
+		}
+		if err != nil && !errors.Is(err, ErrOutOfMemory) {
+			t.Fatalf("call %d, %s, failed: %v", call, failed, err)
+		}
+	}
+}
+
+// A step that fails on either GPU, at any call, can be set again, and then is right.
+func TestGroupFaults(t *testing.T) {
+	groupFaults(t, func(gpu *GPU, lib *fakedriver.Library) (failed error) {
+		rng := rand.New(rand.NewPCG(5, 6))
+		note := func(err error) bool {
+			if failed == nil {
+				failed = err
+			}
+			return err == nil
+		}
+		config := groupConfig(gpu, 2)
+		config.Layers = 1
+		c, err := NewCache(config)
+		if !note(err) {
+			if c, err = NewCache(config); err != nil {
+				t.Fatalf("again: %v", err)
+			}
+		}
+		defer func() {
+			lib.State().FailAt = 0 // what can't be given back is left
+			noError(t, c.Close())
+		}()
+		step := newStepGraph(t, c, 3, 4, tensor.Float32)
+		defer step.close()
+		a := &testContext{seq: newTestSequence(t, c)}
+		for range 2 {
+			for try := 0; ; try++ {
+				if try > 1 {
+					t.Fatalf("it failed twice: %v", failed)
+				}
+				if !note(set(step, testAppend{a, 2})) {
+					continue
+				}
+				tokens := newTestTokens(2, 1)
+				in := step.draw(rng, 0, tokens)
+				if !note(step.runLayer(0, in)) {
+					noError(t, step.step.Rollback())
+					continue
+				}
+				noError(t, step.checkLayer(0, in.q, []stepPart{{append(slices.Clone(a.tokens), tokens...), 2}}))
+				if !note(step.step.Commit()) {
+					t.Fatalf("Commit: %v", failed)
+				}
+				a.tokens = append(a.tokens, tokens...)
+				break
+			}
+		}
+		return failed
+	})
+}
+
+// A saved sequence is the same bytes wherever it was, and is loaded anywhere.
+func TestGroupSavedSequences(t *testing.T) {
+	rng := reftest.Rand(t)
+	var places []*GPU
+	gpu, _ := FakeGPUs(t, 3)
+	two, err := OpenGPUs(2, 0)
+	noError(t, err)
+	defer two.Close()
+	places = append(places, nil, gpu, two)
+	var first []byte
+	for i, at := range places {
+		for _, size := range []int{1, 3, 4, 16} {
+			config := groupConfig(at, 5)
+			config.PageSize, config.Pages = size, 40/size+2
+			c := newTestCache(t, config)
+			var s *Sequence
+			if first == nil {
+				g := newStepGraph(t, c, 8, 5, tensor.Float32)
+				a := &testContext{seq: newTestSequence(t, c)}
+				g.advance(t, rng, testAppend{a, 8})
+				g.advance(t, rng, testAppend{a, 5})
+				g.close()
+				s = a.seq
+			} else if s, err = c.ReadSequence(bytes.NewReader(first)); err != nil {
+				t.Fatal(err)
+			}
+			var b bytes.Buffer
+			_, err := s.WriteTo(&b)
+			noError(t, err)
+			if first == nil {
+				first = b.Bytes()
+			}
+			if !bytes.Equal(b.Bytes(), first) {
+				t.Errorf("place %d, pages of %d: other bytes", i, size)
+			}
+			noError(t, c.Close())
+		}
+	}
+}
+
+// Tensors and caches of one GPU and of several that have it are in different places.
+func TestGroupMixed(t *testing.T) {
+	gpu, _ := FakeGPUs(t, 2)
+	alone, err := OpenGPU(0)
+	noError(t, err)
+	defer alone.Close()
+	c := newTestCache(t, groupConfig(gpu, 2))
+	s := newStepGraph(t, c, 1, 2, tensor.Float32)
+	defer s.close()
+	noError(t, s.step.Set([]Append{{newTestSequence(t, c), 1}}))
+	in := s.draw(reftest.Rand(t), 0, newTestTokens(1, 2))
+	var there [3]G.Value
+	for i := range there {
+		there[i], err = alone.Upload(in.tensors[i])
+		noError(t, err)
+	}
+	_, err = s.nodes[0].Op().(*cachedOp).Do(there[0], there[1], there[2])
+	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "q is on GPU 0 (Fake 0) and the cache on GPU 0 (Fake 0) with GPU 1 (Fake 1)") {
+		t.Errorf("operands of a GPU alone: %v", err)
+	}
+	there[1], err = gpu.Upload(in.tensors[1])
+	noError(t, err)
+	_, err = s.nodes[0].Op().(*cachedOp).Do(there[0], there[1], there[2])
+	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "q is on GPU 0 (Fake 0) and k on GPU 0 (Fake 0) with GPU 1 (Fake 1)") {
+		t.Errorf("operands of both: %v", err)
+	}
+	noError(t, s.step.Rollback(), c.Close())
+}
+
+// A recording is one graph of all members; a replay is a run.
+func TestGroupRecorded(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 2)
+	c, err := NewCache(CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 64, DType: Float16, PageSize: 4, Pages: 8, Device: gpu})
+	noError(t, err)
+	step, err := c.NewStep(1)
+	noError(t, err)
+	x, err := gpu.Upload(tensor.New(tensor.WithShape(1, 128), tensor.WithBacking(make([]float32, 128))))
+	noError(t, err)
+	g := G.NewGraph()
+	n := G.NewMatrix(g, tensor.Float32, G.WithShape(1, 128), G.WithName("x"), G.WithValue(x))
+	_, err = CachedAttention(n, n, n, step.Layer(0))
+	noError(t, err)
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	run := func() error { defer vm.Reset(); return vm.RunAll() }
+	seq := newTestSequence(t, c)
+	set := func() { t.Helper(); noError(t, step.Set([]Append{{seq, 1}})) }
+	set()
+	noError(t, run(), step.Commit())
+	set()
+	rec, err := gpu.Record(run)
+	noError(t, err)
+	for i := range 10 {
+		if i > 0 {
+			set()
+		}
+		lib.Forget()
+		noError(t, rec.Replay(), step.Commit())
+		if n := count(lib.Log(), "cuGraphLaunch"); n != 1 {
+			t.Errorf("%d graphs", n)
+		}
+	}
+	// A schedule that looks different on the second GPU alone is another one.
+	set()
+	step.plans[0].plan.(*devicePlan).parts[1].plan.(*fakePlan).generation++
+	if err := rec.Replay(); !errors.Is(err, ErrState) {
+		t.Errorf("another schedule: %v", err)
+	}
+	noError(t, rec.Close(), step.Rollback(), c.Close())
+}
