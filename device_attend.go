@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -39,6 +40,9 @@ func attendDevice(op string, gpu *GPU, v []G.Value, bias G.Value, lengths []int,
 		if added != nil && added.memory == t[i].memory {
 			return errorf(op, ErrUnsupported, "bias and %s are one tensor", names[i])
 		}
+		if err := t[i].notWhole(); err != nil {
+			return tensorError(op, names[i], err)
+		}
 		if err := checkDeviceResult(op, names[i], t[i], &p, i == 4); err != nil {
 			return err
 		}
@@ -53,10 +57,13 @@ func attendDevice(op string, gpu *GPU, v []G.Value, bias G.Value, lengths []int,
 	if err := r.setLengths(op, &p, lengths); err != nil {
 		return err
 	}
-	return r.attendDevice(op, gpu, &p, c, func(sub *device.Submission) (o deviceOperands, err error) {
+	return r.attendDevice(op, gpu, &p, c, [2]*DeviceTensor{t[1], t[2]}, func(sub *device.Submission) (o deviceOperands, err error) {
 		for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE} {
 			if t[i] == nil {
 				break
+			}
+			if (i == 1 || i == 2) && t[i].shards != nil {
+				continue
 			}
 			if *to, err = t[i].useAs(sub, names[i]); err != nil {
 				return o, err
@@ -103,24 +110,40 @@ func checkDeviceResult(op, name string, t *DeviceTensor, p *problem, lse bool) e
 }
 
 // attendDevice queues a checked problem whose live lengths are in r.lengths. It
-// keeps the values that operands refers to until that is done.
-func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, operands func(*device.Submission) (deviceOperands, error), values ...G.Value) error {
+// keeps the values that operands refers to until that is done. Keys and values may be
+// sharded by heads: then operands leaves them out, and each GPU attends to its own.
+func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, kv [2]*DeviceTensor, operands func(*device.Submission) (deviceOperands, error), values ...G.Value) error {
 	defer runtime.KeepAlive(values)
-	g := p.geometry(c)
-	if err := gpu.supports(op, &g); err != nil {
+	whole := p.geometry(c)
+	heads, err := p.sharding(op, kv)
+	if err != nil {
 		return err
+	}
+	if b := &whole.Bias; len(heads) > 1 && b.Heads > 1 {
+		return errorf(op, ErrUnsupported, "a bias of %d heads, and keys and values sharded by heads over %d GPUs", b.Heads, len(heads))
+	}
+	parts := make([]attn.Problem, len(heads))
+	for i := range parts {
+		parts[i] = heads[i].part(whole)
+		if err := gpu.members[i].supports(op, &parts[i]); err != nil {
+			return err
+		}
 	}
 	if err := gpu.enter(op); err != nil {
 		return err
 	}
 	defer gpu.group.Leave()
-	plan := gpu.takePlan()
-	defer gpu.givePlan(plan)
 	r.layOut(p)
-	if err := gpu.buildPlan(op, plan, g, r.sequences, 0); err != nil {
-		return err
+	plans := make([]attentionPlan, len(parts))
+	for i := range plans {
+		m := gpu.members[i]
+		plans[i] = m.takePlan()
+		defer m.givePlan(plans[i])
+		if err := m.buildPlan(op, plans[i], parts[i], r.sequences, 0); err != nil {
+			return err
+		}
 	}
-	err := gpu.queue.Submit(func(sub *device.Submission) error {
+	err = gpu.queue.Submit(func(sub *device.Submission) error {
 		if sub.Recording() { // the schedule would be the host's at each replay
 			return errorf(op, ErrUnsupported, "attention in a recording: only that on a cache can be recorded")
 		}
@@ -128,11 +151,21 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 		if err != nil {
 			return err
 		}
-		return sub.Do(func(s *cuda.Stream) error {
-			if err := plan.Upload(s); err != nil {
+		if err := sub.Do(func(s *cuda.Stream) error { return uploadAll(s, plans) }); err != nil {
+			return err
+		}
+		if len(plans) == 1 {
+			return sub.Do(func(s *cuda.Stream) error { return plans[0].Run(s, &o) })
+		}
+		return sub.Each(func(i int, sub *device.Submission) (err error) {
+			mine := heads[i].operands(&whole, &o)
+			if mine.K, err = kv[0].useShard(sub, i, "k"); err != nil {
 				return err
 			}
-			return plan.Run(s, &o)
+			if mine.V, err = kv[1].useShard(sub, i, "v"); err != nil {
+				return err
+			}
+			return sub.Do(func(s *cuda.Stream) error { return plans[i].Run(s, &mine) })
 		})
 	})
 	if err != nil {
@@ -141,12 +174,44 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, oper
 	return nil
 }
 
+func uploadAll(s *cuda.Stream, plans []attentionPlan) error {
+	for _, p := range plans {
+		if err := p.Upload(s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sharding is which KV heads each GPU has: all are the first one's, unless keys and values
+// are sharded by them.
+func (p *problem) sharding(op string, kv [2]*DeviceTensor) ([]headRange, error) {
+	k, v := kv[0], kv[1]
+	if k.shards == nil && v.shards == nil {
+		return []headRange{{0, p.kvHeads}}, nil
+	}
+	for i, t := range kv {
+		name := "kv"[i : i+1]
+		if t.shards == nil {
+			return nil, errorf(op, ErrUnsupported, "%s is whole and %s is sharded", name, "vk"[i:i+1])
+		}
+		if t.axis != p.rank-3 {
+			return nil, errorf(op, ErrUnsupported, "%s is sharded on axis %d of shape %v; attention takes those that are sharded by heads, on axis %d", name, t.axis, t.shape, p.rank-3)
+		}
+	}
+	heads := make([]headRange, len(k.shards))
+	for i := range heads {
+		heads[i] = dealt(p.kvHeads, len(heads), i)
+	}
+	return heads, nil
+}
+
 // doDevice is Do on tensors of a GPU; the lengths are in r, and bias may be nil. The output goes
 // to a new value of the node, or to one that is given.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, bias, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
-	err = r.attendDevice(name, gpu, &op.problem, &op.config, func(sub *device.Submission) (o deviceOperands, err error) {
-		if o.Q, o.K, o.V, err = qkv.use(sub); err != nil {
+	err = r.attendDevice(name, gpu, &op.problem, &op.config, [2]*DeviceTensor{qkv[1], qkv[2]}, func(sub *device.Submission) (o deviceOperands, err error) {
+		if o, err = qkv.operands(sub); err != nil {
 			return o, err
 		}
 		if bias != nil {
@@ -171,6 +236,16 @@ func operandTensors(in []G.Value) (t deviceQKV) {
 		t[i] = in[i].(*DeviceTensor)
 	}
 	return t
+}
+
+// operands is use where keys and values may be sharded: these are left out.
+func (t *deviceQKV) operands(sub *device.Submission) (o deviceOperands, err error) {
+	if t[1].shards != nil && t[2].shards != nil {
+		o.Q, err = t[0].useAs(sub, "q")
+	} else {
+		o.Q, o.K, o.V, err = t.use(sub)
+	}
+	return o, err
 }
 
 // use is the memory of each, see [DeviceTensor.use].

@@ -121,6 +121,9 @@ func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value,
 		return nil, err
 	}
 	d.gpu.group.Leave()
+	if err := d.notWhole(); err != nil {
+		return nil, tensorError(op, "x", err)
+	}
 	size := shape.TotalSize()
 	if from < 0 || size < 1 || from > d.Size()-size {
 		return nil, errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())

@@ -272,7 +272,9 @@ func TestDeviceCacheErrors(t *testing.T) {
 	none, err := OpenGPU(0)
 	noError(t, err)
 	real := newAttentionEngine
-	newAttentionEngine = func(_, _ *cuda.Device) (attentionEngine, error) { return nil, fmt.Errorf("unit: %w", kernels.ErrNoImage) }
+	newAttentionEngine = func(_, _ *cuda.Device) (attentionEngine, error) {
+		return nil, fmt.Errorf("unit: %w", kernels.ErrNoImage)
+	}
 	_, err = NewCache(deviceConfig(none))
 	wrong("no kernels", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "no GPU module")
 	newAttentionEngine = real

@@ -37,8 +37,10 @@ type DeviceTensor struct {
 	whole      *DeviceTensor // that this is a part of; nil: of none
 	shape      tensor.Shape
 	dtype      tensor.Dtype
-	lse        *DeviceTensor // of an attention's output, on its way to the node of the log-sum-exp
-	broken     error         // why there is no value
+	axis       int             // that is sharded
+	shards     []*DeviceTensor // one on each member; nil: it is whole
+	lse        *DeviceTensor   // of an attention's output, on its way to the node of the log-sum-exp
+	broken     error           // why there is no value
 }
 
 // deviceType says whether a GPU's memory may have elements of type t.
@@ -144,6 +146,9 @@ const uploaders = 4
 // fill queues the copy of what the tensor is to hold. The GPU is entered.
 func (d *DeviceTensor) fill(src []byte) error {
 	defer runtime.KeepAlive(d)
+	if d.shards != nil {
+		return d.move(src, true)
+	}
 	pieces := (len(src) + pieceBytes - 1) / pieceBytes
 	if pieces == 1 {
 		return d.fillFrom(src, 0)
@@ -210,6 +215,9 @@ func (d *DeviceTensor) Download() (t *tensor.Dense, err error) {
 // read fills dst with what the tensor holds. The GPU is entered.
 func (d *DeviceTensor) read(dst []byte) error {
 	defer runtime.KeepAlive(d)
+	if d.shards != nil {
+		return d.move(dst, false)
+	}
 	q := d.gpu.queue
 	for at := 0; at < len(dst); at += pieceBytes {
 		piece := dst[at:min(at+pieceBytes, len(dst))]
@@ -267,6 +275,9 @@ func (d *DeviceTensor) Free() error {
 }
 
 func (d *DeviceTensor) free() error {
+	if d.shards != nil {
+		return d.freeShards()
+	}
 	return d.gpu.queue.Submit(func(sub *device.Submission) error {
 		if _, err := sub.Use(d.memory, d.generation); err != nil {
 			return err
@@ -281,7 +292,7 @@ func (d *DeviceTensor) enter(op string) error {
 	case d == nil || d.gpu == nil:
 		return errorf(op, ErrState, "the tensor was not made by a GPU")
 	case d.broken != nil:
-		return gpuError(op, d.broken)
+		return tensorError(op, "the tensor", d.broken)
 	}
 	return d.gpu.enter(op)
 }
@@ -291,6 +302,9 @@ func (d *DeviceTensor) enter(op string) error {
 func (d *DeviceTensor) use(sub *device.Submission) (deviceMemory, error) {
 	if d.broken != nil {
 		return deviceMemory{}, d.broken
+	}
+	if err := d.notWhole(); err != nil {
+		return deviceMemory{}, err
 	}
 	b, err := sub.Use(d.memory, d.generation)
 	if err != nil {
@@ -374,6 +388,9 @@ func (d *DeviceTensor) Clone() (any, error) {
 		return nil, err
 	}
 	defer d.gpu.group.Leave()
+	if err := d.notWhole(); err != nil {
+		return nil, tensorError(op, "the tensor", err)
+	}
 	c, err := d.gpu.newTensor(op, d.dtype, d.shape)
 	if err != nil {
 		return nil, err
@@ -393,6 +410,9 @@ func (d *DeviceTensor) Rows(from, to int) (*DeviceTensor, error) {
 		return nil, err
 	}
 	d.gpu.group.Leave()
+	if err := d.notWhole(); err != nil {
+		return nil, tensorError(op, "the tensor", err)
+	}
 	if len(d.shape) == 0 || from < 0 || to <= from || to > d.shape[0] {
 		return nil, errorf(op, ErrShape, "rows [%d, %d) of shape %v", from, to, d.shape)
 	}
@@ -486,6 +506,10 @@ func (d *DeviceTensor) ZeroValue() G.Value {
 	}
 	defer d.gpu.group.Leave()
 	defer runtime.KeepAlive(d)
+	if err := d.notWhole(); err != nil {
+		d.broken = err
+		return d
+	}
 	d.broken = d.gpu.queue.Submit(func(sub *device.Submission) error {
 		m, err := d.use(sub)
 		if err != nil {

@@ -162,7 +162,10 @@ func errUnfused(op string) error {
 
 // tensorError is gpuError with the errors of a tensor's memory.
 func tensorError(op, name string, err error) error {
+	var sharded *shardedError
 	switch {
+	case errors.As(err, &sharded):
+		return errorf(op, ErrUnsupported, "%s is %v", name, sharded)
 	case errors.Is(err, device.ErrFreed):
 		return errorf(op, ErrClosed, "%s was freed", name)
 	case errors.Is(err, device.ErrOverwritten):

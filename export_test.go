@@ -231,13 +231,13 @@ func FakeGPUs(t testing.TB, n int) (*GPU, *fakedriver.Library) {
 // UseEagerEngine makes GPUs that are opened from now on choose kernels for small steps as others do for large ones.
 func UseEagerEngine(t testing.TB) {
 	real := newAttentionEngine
-	newAttentionEngine = func(dev *cuda.Device) (attentionEngine, error) {
-		e, err := attention.New(dev)
+	newAttentionEngine = func(dev, uploads *cuda.Device) (attentionEngine, error) {
+		e, err := real(dev, uploads)
 		if err != nil {
 			return nil, err
 		}
-		e.Eager = true
-		return planner{e}, nil
+		e.(planner).Eager = true
+		return e, nil
 	}
 	t.Cleanup(func() { newAttentionEngine = real })
 }
@@ -245,8 +245,11 @@ func UseEagerEngine(t testing.TB) {
 // KernelsOf are the entry points of attention that a step's layers launch on a GPU, as it is set.
 func KernelsOf(s *Step) (names []string) {
 	for _, p := range s.plans {
-		if d, ok := p.plan.(*devicePlan); ok && d.plan != nil {
-			names = append(names, d.plan.(*attention.Plan).Kernels()...)
+		d, ok := p.plan.(*devicePlan)
+		for i := 0; ok && i < len(d.parts); i++ {
+			if plan, ok := d.parts[i].plan.(*attention.Plan); ok {
+				names = append(names, plan.Kernels()...)
+			}
 		}
 	}
 	return names

@@ -1,6 +1,7 @@
 package leanattention_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -149,6 +150,59 @@ func TestGPUFeatures(t *testing.T) {
 		recordedEntry("a recording of two rows: a chain", gpu, 2),
 		recordedEntry("a recording of five rows: launches that append", gpu, 5),
 	), 0)
+}
+
+// TestGPUsFeatures is that of several GPUs.
+func TestGPUsFeatures(t *testing.T) {
+	gpu := gputest.OpenSome(t, 2)
+	at := graphtest.Place{GPU: gpu, Real: true, There: true}
+	testFeatures(t, append(denseEntries(at),
+		shardedEntry(at),
+		cachedEntry("CachedAttention of operands there", at),
+		cachedEntry("CachedAttention of operands on the host", graphtest.Place{GPU: gpu, Real: true}),
+		recordedEntry("a recording of one row", gpu, 1),
+		recordedEntry("a recording of five rows", gpu, 5),
+	), 0)
+}
+
+// shardedEntry is Attend of keys and values that are sharded by heads.
+func shardedEntry(at graphtest.Place) entry {
+	return entry{"Attend of sharded keys and values", func(t *testing.T, rng *rand.Rand, r request) error {
+		p := graphtest.NewProblem(rng, r.Shape, graphtest.Spec{QueryType: r.query, KVType: r.kv})
+		a := p.Args()
+		var there []*la.DeviceTensor
+		for i, to := range []*G.Value{&a.Q, &a.K, &a.V, &a.Out} {
+			x := (*to).(*tensor.Dense)
+			d, err := at.GPU.Upload(x)
+			if i == 1 || i == 2 {
+				d, err = at.GPU.UploadSharded(x, len(x.Shape())-3)
+			}
+			*to, there = refused(d, err), append(there, d)
+		}
+		if p.InBias != nil {
+			a.Bias = refused(at.GPU.Upload(p.InBias))
+		}
+		a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Queries[0])...)))
+		var first []byte
+		for range 2 {
+			if err := la.Attend(a, append(p.Options(), r.opts...)...); err != nil {
+				return err
+			}
+			out, lse := graphtest.Download(t, a.Out), graphtest.Download(t, a.LSE)
+			p.Check(t, p.ReferenceThere(at), out, lse)
+			bits := fmt.Append(nil, out.Data(), lse.Data())
+			if first != nil && !bytes.Equal(bits, first) {
+				t.Errorf("%v: other bits", p.Shape)
+			}
+			first = bits
+		}
+		for _, d := range there {
+			if err := d.Free(); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	}}
 }
 
 // denseEntries are Attend and Attention.

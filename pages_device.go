@@ -44,8 +44,7 @@ func (g *GPU) dealHeads(op string, heads int) ([]headRange, error) {
 	}
 	ranges := make([]headRange, n)
 	for i := range ranges {
-		first := i * heads / n
-		ranges[i] = headRange{first, (i+1)*heads/n - first}
+		ranges[i] = dealt(heads, n, i)
 	}
 	return ranges, nil
 }
@@ -56,6 +55,9 @@ func (r headRange) part(g attn.Problem) attn.Problem {
 	perHead := g.Heads / g.KVHeads
 	g.Key, g.Value = r.pages(g.Key, g.KVHeads), r.pages(g.Value, g.KVHeads)
 	g.Heads, g.KVHeads = r.n*perHead, r.n
+	if g.Slopes != "" {
+		g.Slopes = g.Slopes.Part(r.first*perHead, g.Heads)
+	}
 	return g
 }
 
@@ -385,7 +387,7 @@ func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory,
 	return sub.Each(func(i int, sub *device.Submission) error {
 		part, g := &p.parts[i], &p.geometry
 		heads := p.pages.parts[i].heads
-		mine := part.operands(g, heads, o)
+		mine := heads.operands(g, o)
 		mine.K, mine.V = p.layerPages(i, layer)
 		return sub.Do(func(s *cuda.Stream) error {
 			newK, newV := from(k, heads.first*g.Dim), from(v, heads.first*g.ValueDim)
@@ -398,9 +400,9 @@ func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory,
 }
 
 // operands are a member's part of queries, outputs and log-sum-exps: those of its heads.
-func (p *planPart) operands(all *attn.Problem, heads headRange, o *deviceOperands) deviceOperands {
-	first := heads.first * (all.Heads / all.KVHeads)
-	mine := deviceOperands{Q: from(o.Q, first*all.Query.Head), Out: from(o.Out, first*all.Out.Head)}
+func (r headRange) operands(all *attn.Problem, o *deviceOperands) deviceOperands {
+	first := r.first * (all.Heads / all.KVHeads)
+	mine := deviceOperands{Q: from(o.Q, first*all.Query.Head), Out: from(o.Out, first*all.Out.Head), Bias: o.Bias}
 	if o.LSE.Buffer != nil {
 		mine.LSE = from(o.LSE, first*all.LSE.Head)
 	}

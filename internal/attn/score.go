@@ -44,6 +44,9 @@ func NewSlopes(x []float64) Slopes {
 // Len returns how many there are.
 func (s Slopes) Len() int { return len(s) / 8 }
 
+// Part returns n of the slopes, from one on.
+func (s Slopes) Part(from, n int) Slopes { return s[8*from : 8*(from+n)] }
+
 // Of returns the slope of a query head.
 func (s Slopes) Of(head int) float64 {
 	var bits uint64

@@ -135,6 +135,18 @@ func (t *Submission) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	return m.buffer, nil
 }
 
+// UseAny is Use of memory of any member of the group, for work of its first one, whose
+// submission t is.
+func (t *Submission) UseAny(m *Memory, generation uint64) (*cuda.Buffer, error) {
+	q := m.queue
+	if q == (*Queue)(t) || q.group != t.group {
+		return t.Use(m, generation)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return (*Submission)(q).Use(m, generation)
+}
+
 // Written notes that kernels write m.
 func (t *Submission) Written(m *Memory) { m.written = true }
 

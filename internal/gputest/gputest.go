@@ -15,10 +15,20 @@ import (
 // slow: give the tests -short.
 func Open(t testing.TB) *la.GPU {
 	t.Helper()
+	return OpenSome(t, 1)
+}
+
+// OpenSome is Open of the machine's first GPUs as one: of so many, where there are as many.
+func OpenSome(t testing.TB, n int) *la.GPU {
+	t.Helper()
 	system.Emulate(t)
-	gpu, err := la.OpenGPU(0)
+	ordinals := make([]int, n)
+	for i := range ordinals {
+		ordinals[i] = i
+	}
+	gpu, err := la.OpenGPUs(ordinals...)
 	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
-		t.Skipf("no GPU: %v", err)
+		t.Skipf("no %d GPUs: %v", n, err)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -10,10 +10,12 @@ import (
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // Emulate makes the machine's driver one that executes kernels without a GPU, until
-// the test ends, if LEANATTENTION_GPU=emulated is in the environment. The test that
+// the test ends, if LEANATTENTION_GPU=emulated is in the environment. It has four, which
+// reach each other, and do what is queued at any time that its order allows. The test that
 // opens a GPU calls it first.
 func Emulate(t testing.TB) {
 	t.Helper()
@@ -24,5 +26,8 @@ func Emulate(t testing.TB) {
 	var capability int
 	capability, gpu.Image = emulated.Images(t)
 	t.Cleanup(func() { gpu.Image = real })
-	emulated.Execute(t, fakedriver.System(t), capability, 16)
+	lib := fakedriver.System(t)
+	lib.State().Devices = 4
+	lib.State().Late = reftest.Rand(t).Uint64() | 1
+	emulated.Execute(t, lib, capability, 16)
 }
