@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -223,6 +224,146 @@ func benchmarkStep(b *testing.B, cache *la.Cache, gpu *la.GPU, batch, ctx int, t
 	for _, a := range appends {
 		if err := a.Seq.Release(); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkGPUsScale is attention of a decode step, a token of each sequence, with the heads
+// on one GPU and on more, in turn: recorded, and queued layer by layer. A run has layers of
+// 1 GB of keys and values together, or 8, so that they come from memory. It reports
+// microseconds of a layer on each number of GPUs and how many times as fast as one they are;
+// give it -test.benchtime 1x.
+func BenchmarkGPUsScale(b *testing.B) {
+	list, err := la.GPUs()
+	if err != nil {
+		b.Skip(err)
+	}
+	var counts []int
+	for n := 1; n <= len(list); n *= 2 {
+		counts = append(counts, n)
+	}
+	for _, s := range []scaleShape{
+		{1, 64, 8, 128, 64}, // what forking and joining costs
+		{6, 48, 48, 64, 65536}, {1, 64, 8, 128, 131072}, {4, 64, 8, 128, 131072},
+		{4, 64, 64, 64, 1 << 10}, {4, 64, 64, 64, 1 << 14}, {4, 64, 64, 64, 1 << 17},
+		{4, 128, 128, 64, 1 << 14}, {4, 256, 256, 64, 1 << 14}, {4, 256, 256, 64, 1 << 16},
+	} {
+		b.Run(fmt.Sprintf("b%d/heads=%d:%d/dim=%d/ctx=%d", s.batch, s.heads, s.kvHeads, s.dim, s.ctx), func(b *testing.B) { s.measure(b, counts) })
+	}
+}
+
+// scaleShape is the shape of attention of a decode step.
+type scaleShape struct{ batch, heads, kvHeads, dim, ctx int }
+
+func (s *scaleShape) measure(b *testing.B, counts []int) {
+	var rigs []*scaleRig
+	for _, n := range counts {
+		if n > s.kvHeads {
+			break
+		}
+		rigs = append(rigs, s.open(b, n))
+	}
+	ways := []struct {
+		name string
+		run  func(*scaleRig) error
+	}{{"us", func(r *scaleRig) error { return r.recording.Replay() }}, {"us-queued", (*scaleRig).queue}}
+	for _, way := range ways {
+		best := make([]float64, len(rigs))
+		for range 9 {
+			for i, r := range rigs {
+				t := r.time(b, way.run)
+				if best[i] == 0 || t < best[i] {
+					best[i] = t
+				}
+			}
+		}
+		for i, t := range best {
+			b.ReportMetric(t, fmt.Sprintf("%s@%d", way.name, counts[i]))
+			if i > 0 {
+				b.ReportMetric(best[0]/t, fmt.Sprintf("x-%s@%d", way.name, counts[i]))
+			}
+		}
+	}
+}
+
+// scaleRig is layers on some GPUs.
+type scaleRig struct {
+	gpu       *la.GPU
+	ops       []G.Op
+	in        []G.Value
+	recording *la.Recording
+}
+
+func (s *scaleShape) open(b *testing.B, gpus int) *scaleRig {
+	must := func(err error) {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	r := &scaleRig{gpu: gputest.OpenSome(b, gpus)}
+	const page = 64
+	layers := min(8, max(1, 1<<30/(4*s.batch*s.kvHeads*s.dim*s.ctx)))
+	cache := graphtest.NewCache(b, la.CacheConfig{Layers: layers, KVHeads: s.kvHeads, HeadDim: s.dim, DType: la.Float16, PageSize: page, Pages: s.batch * (s.ctx/page + 1), Device: r.gpu})
+	block := make([]byte, 16<<20)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := 0; i < len(block); i += 2 { // halves below 2
+		block[i], block[i+1] = byte(rng.Uint32()), byte(rng.Uint32())&0xbf
+	}
+	must(la.FillPages(cache, block))
+	step, err := cache.NewStep(s.batch)
+	must(err)
+	g := G.NewGraph()
+	var nodes [3]*G.Node
+	for i, width := range []int{s.heads * s.dim, s.kvHeads * s.dim, s.kvHeads * s.dim} {
+		nodes[i] = G.NewMatrix(g, la.Float16, G.WithShape(s.batch, width), G.WithName(fmt.Sprint("x", i)))
+		r.in = append(r.in, graphtest.Upload(b, r.gpu, random(la.Float16, s.batch, width)))
+	}
+	for l := range layers {
+		n, err := la.CachedAttention(nodes[0], nodes[1], nodes[2], step.Layer(l), la.WithCausal())
+		must(err)
+		r.ops = append(r.ops, n.Op())
+	}
+	must(step.Set(growContexts(b, cache, s.batch, s.ctx)))
+	must(r.queue())
+	r.recording, err = r.gpu.Record(r.queue)
+	must(err)
+	b.Cleanup(func() {
+		for _, err := range []error{r.recording.Close(), step.Rollback(), cache.Close()} {
+			if err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	return r
+}
+
+func (r *scaleRig) queue() error {
+	for _, op := range r.ops {
+		if _, err := op.Do(r.in...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// time is the microseconds of a layer, over 20 ms or more.
+func (r *scaleRig) time(b *testing.B, run func(*scaleRig) error) float64 {
+	for n := 4; ; n *= 2 {
+		if err := r.gpu.Synchronize(); err != nil {
+			b.Fatal(err)
+		}
+		begin := time.Now()
+		for range n {
+			if err := run(r); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := r.gpu.Synchronize(); err != nil {
+			b.Fatal(err)
+		}
+		if t := time.Since(begin); t > 20*time.Millisecond {
+			return float64(t.Nanoseconds()) / 1e3 / float64(n*len(r.ops))
 		}
 	}
 }

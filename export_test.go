@@ -64,6 +64,32 @@ func ZeroPages(c *Cache) {
 	}
 }
 
+// FillPages writes a block of bytes to all memory of a cache on GPUs, again and again.
+func FillPages(c *Cache, block []byte) error {
+	d := c.store.(*devicePages)
+	for _, p := range d.parts {
+		s, err := p.gpu.dev.NewStream()
+		if err != nil {
+			return err
+		}
+		for _, b := range slices.Concat(p.keys, p.values) {
+			n := min(b.Len(), int64(len(block)))
+			if err := b.Upload(0, block[:n]); err != nil {
+				return err
+			}
+			for ; n < b.Len(); n *= 2 {
+				if err := s.Copy(b, n, b, 0, min(n, b.Len()-n)); err != nil {
+					return err
+				}
+			}
+		}
+		if err := errors.Join(s.Synchronize(), s.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *Cache) eachSlab(visit func(attn.DType, []byte)) {
 	v := c.testView()
 	for i := range v.keys {
