@@ -50,7 +50,8 @@ type Args struct {
 // Where all operands are a [DeviceTensor] of one GPU it computes there, and returns
 // when the work is queued: [DeviceTensor.Download] waits for it. Q and Out are float32,
 // [Float16] or [BFloat16], LSE is float32; Out and LSE are no other operand's tensor.
-// Prompts are fastest where Q, K, V and Out are of one 16-bit type.
+// Of several GPUs all compute where K and V are sharded by heads ([GPU.UploadSharded]), else the
+// first one. Prompts are fastest where Q, K, V and Out are of one 16-bit type.
 //
 // Errors: [ErrShape], [ErrDType], [ErrLength], [ErrOption], [ErrUnsupported]; on a GPU
 // also [ErrState] and [ErrClosed] for its tensors, and what goes wrong there.

@@ -28,7 +28,8 @@ type CacheConfig struct {
 	Pages    int // pages that all sequences share
 
 	// Device is the GPU whose memory the keys and values are in, and on which
-	// layers compute; nil: host memory, and the CPU. On a GPU HeadDim is 64, 80,
+	// layers compute; nil: host memory, and the CPU. Of several ([OpenGPUs]) each has
+	// some of the KV heads, one at least. On a GPU HeadDim is 64, 80,
 	// 96, 128 or 256, and ValueDim is the same. Under the build tag cuda it may
 	// also be MachineGPU().
 	Device *GPU
