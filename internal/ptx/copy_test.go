@@ -405,7 +405,7 @@ func TestCopyErrors(t *testing.T) {
 		{copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, [3]uint64{64, 257, 1}, 3)}, {copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, [3]uint64{64, 0, 1}, 3)},
 		{copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, [3]uint64{64, 8, 1 << 40}, strides, box, 3)}, {copied(256, zero+tensorCopy), "no tensor map", tensorMap(rangeOf(x), 1, dims, strides, [3]uint64{8, 3, 1}, 3)},
 		// The map says more than there is.
-		{copied(256, zero+tensorCopy), "are in no buffer", tensorMap(Range{rangeOf(x).Address + 4096 - 192, 0}, 1, dims, strides, box, 3)},
+		{copied(256, zero+tensorCopy), "are in no buffer", tensorMap(Range{Address: rangeOf(x).Address + 4096 - 192}, 1, dims, strides, box, 3)},
 	} {
 		body := strings.Replace(c.body, "setp.ne.s32 %p0, %t, 0;\n@%p0 bra BEGUN;", "setp.ne.s32 %p0, %i, 0;\n@%p0 bra BEGUN;\nmov.u32 %r3, 1;\nmapa.shared::cluster.u32 %r3, %r11, %r3;", 1)
 		if c.says == "" {

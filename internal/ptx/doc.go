@@ -17,6 +17,9 @@
 // is an error to read what the one before writes, or to write what it reads or writes, before
 // griddepcontrol.wait.
 //
-// What is not modelled: weak ordering (every write is seen by all at once), time,
+// Several GPUs run at once by [RunTogether]. Stores to memory of another one arrive late and
+// in any order, until something of the system scope orders them (peer.go).
+//
+// What is not modelled: weak ordering within a GPU (every write is seen by all at once), time,
 // caches, and how the tensor core rounds its sums.
 package ptx

@@ -72,7 +72,9 @@ func (c *compiler) instruction(s *statement) {
 		}
 	case "mbarrier":
 		in.do = c.mbarriers(s)
-	case "fence", "membar", "prefetch", "setmaxnreg", "nanosleep": // every write is seen at once
+	case "fence", "membar":
+		in.do = c.fence(s)
+	case "prefetch", "setmaxnreg", "nanosleep":
 		in.do = func(w *warp, m uint32) {}
 	case "griddepcontrol":
 		in.do = c.dependency(s)

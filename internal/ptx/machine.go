@@ -41,6 +41,7 @@ type Memory []Range
 type Range struct {
 	Address uint64
 	Bytes   int64
+	Peer    bool // it is another GPU's: stores there arrive late, see [Kernel.Run]
 }
 
 // Launch is what a kernel is started with.
@@ -75,6 +76,12 @@ type machine struct {
 	waited  bool  // some block, for the launch before
 
 	behindWait bool // some block has let the next launch start, or has ended, when it had waited
+
+	order    []int // clusters that have not begun
+	resident int   // blocks that run
+	turns    []int // of warps
+	peers    bool  // some of the memory is another GPU's
+	flights  []flight
 }
 
 // pending is what may happen at any time, and what began it.
@@ -157,7 +164,60 @@ func (w *warp) fail(format string, args ...any) {
 }
 
 // Run executes a launch.
-func (k *Kernel) Run(l Launch, memory Memory) (err error) {
+func (k *Kernel) Run(l Launch, memory Memory) error {
+	return RunTogether(Start{k, l, memory})
+}
+
+// Start is a launch that others run beside, each on a GPU of its own.
+type Start struct {
+	*Kernel
+	Launch
+	Memory Memory
+}
+
+// RunTogether executes launches on several GPUs at once: their warps take turns.
+func RunTogether(starts ...Start) error {
+	var live []*machine
+	for i := range starts {
+		m, err := starts[i].machine()
+		if err != nil {
+			return err
+		}
+		live = append(live, m)
+	}
+	idle := 0
+	for len(live) > 0 {
+		at := 0
+		if len(live) > 1 {
+			at = live[0].rng.IntN(len(live))
+		}
+		m := live[at]
+		progress, err := m.round()
+		if err != nil {
+			return err
+		}
+		if m.exited == m.Grid {
+			if err := m.end(); err != nil {
+				return err
+			}
+			live = slices.Delete(live, at, at+1)
+			idle = 0
+			continue
+		}
+		if progress {
+			idle = 0
+			continue
+		}
+		if idle++; idle > 20000*len(live) {
+			return fmt.Errorf("ptx: %s: all threads wait: %s", m.name, m.where())
+		}
+	}
+	return nil
+}
+
+// machine checks a launch, and makes what runs it.
+func (s *Start) machine() (*machine, error) {
+	k, l := s.Kernel, s.Launch
 	if l.Cluster == 0 {
 		l.Cluster = 1
 	}
@@ -168,15 +228,23 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 		l.Resident = l.Grid
 	}
 	if l.Grid < 1 || l.Block < 1 || l.Block > 1024 || l.Cluster < 1 || l.Cluster > 16 || l.Shared < 0 || k.dynamic+l.Shared > 1<<rankShift || l.Resident < 0 || l.Ahead < 0 || l.Most < 0 {
-		return fmt.Errorf("ptx: %s: no such launch: %d blocks of %d threads in clusters of %d, %d bytes of shared memory, %d blocks at once, %d instructions", k.name, l.Grid, l.Block, l.Cluster, l.Shared, l.Resident, l.Most)
+		return nil, fmt.Errorf("ptx: %s: no such launch: %d blocks of %d threads in clusters of %d, %d bytes of shared memory, %d blocks at once, %d instructions", k.name, l.Grid, l.Block, l.Cluster, l.Shared, l.Resident, l.Most)
 	}
 	if len(l.Params) != k.params {
-		return fmt.Errorf("ptx: %s takes %d bytes of parameters, not %d", k.name, k.params, len(l.Params))
+		return nil, fmt.Errorf("ptx: %s takes %d bytes of parameters, not %d", k.name, k.params, len(l.Params))
 	}
 	if l.Grid%l.Cluster != 0 || l.Block%lanes != 0 {
-		return fmt.Errorf("ptx: %s: %d blocks of %d threads in clusters of %d", k.name, l.Grid, l.Block, l.Cluster)
+		return nil, fmt.Errorf("ptx: %s: %d blocks of %d threads in clusters of %d", k.name, l.Grid, l.Block, l.Cluster)
 	}
-	m := &machine{Kernel: k, Launch: l, memory: memory, rng: rand.New(rand.NewPCG(l.Seed, 0))}
+	m := &machine{Kernel: k, Launch: l, memory: s.Memory, rng: rand.New(rand.NewPCG(l.Seed, 0))}
+	m.peers = slices.ContainsFunc(s.Memory, func(r Range) bool { return r.Peer })
+	m.order = m.rng.Perm(l.Grid / l.Cluster)
+	return m, nil
+}
+
+// round gives every warp a turn. It says whether something has happened that others may
+// wait for, or may still.
+func (m *machine) round() (progress bool, err error) {
 	var running *warp
 	defer func() {
 		if r := recover(); r != nil {
@@ -184,71 +252,69 @@ func (k *Kernel) Run(l Launch, memory Memory) (err error) {
 			if !ok {
 				panic(r)
 			}
-			err = fmt.Errorf("ptx: %s: %w", k.name, f)
+			err = fmt.Errorf("ptx: %s: %w", m.name, f)
 			if running != nil && running.in != nil {
-				err = fmt.Errorf("ptx: %s: %s: %w", k.name, running.where(), f)
+				err = fmt.Errorf("ptx: %s: %s: %w", m.name, running.where(), f)
 			}
 		}
 	}()
-	order := m.rng.Perm(l.Grid / l.Cluster)
-	resident, idle := 0, 0
-	var turns []int // of warps
-	for m.exited < l.Grid {
-		for len(order) > 0 && (resident == 0 || resident+l.Cluster <= l.Resident) {
-			m.start(order[0])
-			order = order[1:]
-			resident += l.Cluster
-		}
-		before, events := m.exited, m.events
-		turns = m.shuffled(turns, len(m.warps))
-		for _, i := range turns {
-			w := m.warps[i]
-			if w.live == 0 {
-				continue
-			}
-			running = w
-			w.slice(10 + m.rng.IntN(300))
-			running = nil
-			if len(m.pending) > 0 && m.rng.IntN(4) == 0 {
-				m.happen(m.rng.IntN(len(m.pending)))
-			}
-		}
-		if m.exited > before {
-			resident -= m.exited - before
-			m.warps = slices.DeleteFunc(m.warps, func(w *warp) bool {
-				if w.live == 0 && w.block.exited == w.block.threads {
-					m.spare.Put(w)
-					if w.id == 0 {
-						shared := w.shared
-						spareShared.Put(&shared)
-					}
-					return true
-				}
-				return false
-			})
-		}
-		if m.steps > l.Most {
-			return fmt.Errorf("ptx: %s: %d instructions, and no end: %s", k.name, m.steps, m.where())
-		}
-		if m.events > events {
-			idle = 0
-			continue
-		}
-		if n := len(m.pending); n > 0 { // others may wait for this
-			if m.rng.IntN(2) == 0 {
-				m.happen(m.rng.IntN(n))
-			}
-			continue
-		}
-		if idle++; idle > 20000 {
-			return fmt.Errorf("ptx: %s: all threads wait: %s", k.name, m.where())
-		}
+	for len(m.order) > 0 && (m.resident == 0 || m.resident+m.Cluster <= m.Resident) {
+		m.start(m.order[0])
+		m.order = m.order[1:]
+		m.resident += m.Cluster
 	}
+	before, events := m.exited, m.events
+	m.turns = m.shuffled(m.turns, len(m.warps))
+	for _, i := range m.turns {
+		w := m.warps[i]
+		if w.live == 0 {
+			continue
+		}
+		running = w
+		w.slice(10 + m.rng.IntN(300))
+		running = nil
+		if len(m.pending) > 0 && m.rng.IntN(4) == 0 {
+			m.happen(m.rng.IntN(len(m.pending)))
+		}
+		m.arriveSome()
+	}
+	if m.exited > before {
+		m.resident -= m.exited - before
+		m.warps = slices.DeleteFunc(m.warps, func(w *warp) bool {
+			if w.live == 0 && w.block.exited == w.block.threads {
+				m.spare.Put(w)
+				if w.id == 0 {
+					shared := w.shared
+					spareShared.Put(&shared)
+				}
+				return true
+			}
+			return false
+		})
+	}
+	if m.steps > m.Most {
+		return false, fmt.Errorf("ptx: %s: %d instructions, and no end: %s", m.name, m.steps, m.where())
+	}
+	if m.events > events {
+		return true, nil
+	}
+	if n := len(m.pending); n > 0 { // others may wait for this
+		if m.rng.IntN(2) == 0 {
+			m.happen(m.rng.IntN(n))
+		}
+		return true, nil
+	}
+	return len(m.flights) > 0, nil
+}
+
+// end checks what a launch leaves.
+func (m *machine) end() error {
+	m.arriveAll(nil)
 	if len(m.pending) > 0 { // the memory may be gone
-		return fmt.Errorf("ptx: %s: %d copies that nobody has waited for", k.name, len(m.pending))
+		return fmt.Errorf("ptx: %s: %d copies that nobody has waited for", m.name, len(m.pending))
 	}
 	if m.overlapping() != nil && !m.waited {
-		return fmt.Errorf("ptx: %s: it ends without having waited for the launch before", k.name)
+		return fmt.Errorf("ptx: %s: it ends without having waited for the launch before", m.name)
 	}
 	m.ends()
 	return nil

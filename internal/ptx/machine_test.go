@@ -72,7 +72,7 @@ func memory[T any](n int) []T {
 }
 
 func rangeOf[T any](x []T) Range {
-	return Range{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(x)))), int64(len(x)) * int64(unsafe.Sizeof(x[0]))}
+	return Range{Address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(x)))), Bytes: int64(len(x)) * int64(unsafe.Sizeof(x[0]))}
 }
 
 // launch runs a kernel whose parameters are the addresses of buffers.

@@ -174,6 +174,7 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 		c.fail("the kernel's parameters are read only")
 	}
 	signed := s.kind()[0] == 's'
+	order := s.strength()
 	again := s.has("relaxed") || s.has("volatile") || s.has("acquire") // somebody may be waiting for this
 	// A register may have more bits than the element.
 	wide := size == 8
@@ -205,7 +206,12 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 		return func(w *warp, m uint32) {
 			for rest := m; rest != 0; rest &= rest - 1 {
 				l := bits.TrailingZeros32(rest)
-				p := w.at(a.space, a.at(w, l), l, size*n)
+				at := a.at(w, l)
+				p := w.at(a.space, at, l, size*n)
+				if w.m.peer(a.space, at) {
+					w.ordered(order)
+					w.m.arriveAt(at, size*n)
+				}
 				if word {
 					for i, r := range regs {
 						if r >= 0 {
@@ -228,6 +234,7 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 		}
 	}
 	return func(w *warp, m uint32) {
+		w.publish(order)
 		for rest := m; rest != 0; rest &= rest - 1 {
 			l := bits.TrailingZeros32(rest)
 			at := a.at(w, l)
@@ -235,6 +242,19 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 				w.fail("the kernel's parameters are read only")
 			}
 			p := w.at(a.space, at, l, size*n)
+			if w.m.peer(a.space, at) {
+				w.ordered(order)
+				for i, r := range regs {
+					x := uint64(0)
+					if wide {
+						x = w.q(r)[l]
+					} else {
+						x = uint64(w.d(r)[l])
+					}
+					w.send(at+uint64(i*size), size, x)
+				}
+				continue
+			}
 			for i, r := range regs {
 				if wide {
 					store(unsafe.Add(p, i*size), size, w.q(r)[l])
@@ -271,6 +291,8 @@ func atomicOf[T uint32 | uint64](c *compiler, s *statement, width int, source fu
 	}
 	a, b := c.address(&args[0], s.spaceOf()), source(&args[1])
 	signed := s.kind() == "s32"
+	order := s.strength()
+	order.strong = true
 	var f func(old, b T) T
 	switch {
 	case s.has("add") && width == 32:
@@ -293,11 +315,17 @@ func atomicOf[T uint32 | uint64](c *compiler, s *statement, width int, source fu
 		return nil
 	}
 	return func(w *warp, m uint32) {
+		w.publish(order)
 		for l := range lanes {
 			if m>>l&1 == 0 {
 				continue
 			}
-			p := (*T)(w.at(a.space, a.at(w, l), l, width/8))
+			at := a.at(w, l)
+			p := (*T)(w.at(a.space, at, l, width/8))
+			if w.m.peer(a.space, at) {
+				w.ordered(order)
+				w.m.arriveAt(at, width/8)
+			}
 			old := *p
 			*p = f(old, in(w, b)[l])
 			if d >= 0 {

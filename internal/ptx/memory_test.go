@@ -111,12 +111,12 @@ func TestBounds(t *testing.T) {
 			}
 		}
 	}
-	fails(t, "half within", launch(k("ld.global.u64 %%rd0, [%s];", "%g0+8"), Launch{Grid: 1, Block: 32}, Range{rangeOf(x).Address, 12}), "8 bytes at")
+	fails(t, "half within", launch(k("ld.global.u64 %%rd0, [%s];", "%g0+8"), Launch{Grid: 1, Block: 32}, Range{Address: rangeOf(x).Address, Bytes: 12}), "8 bytes at")
 	fails(t, "a vector", launch(k("ld.global.v2.u32 {%%r0, %%r1}, [%s];", "%g0+4"), Launch{Grid: 1, Block: 32}, rangeOf(x)), "8 bytes at")
-	fails(t, "no memory", launch(k("ld.global.u32 %%r0, [%s];", "0"), Launch{Grid: 1, Block: 32}, Range{16, 0}), "are in no buffer")
+	fails(t, "no memory", launch(k("ld.global.u32 %%r0, [%s];", "0"), Launch{Grid: 1, Block: 32}, Range{Address: 16}), "are in no buffer")
 	// Two buffers that touch are two.
 	a := rangeOf(x)
-	two := []Range{{a.Address, 64}, {a.Address + 64, 64}}
+	two := []Range{{Address: a.Address, Bytes: 64}, {Address: a.Address + 64, Bytes: 64}}
 	if err := launch(compile(t, program(2, "ld.global.u32 %r0, [%g0+64];\nld.global.u32 %r0, [%g1+-4];")), Launch{Grid: 1, Block: 32}, two...); err != nil {
 		t.Error(err)
 	}
