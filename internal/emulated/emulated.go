@@ -149,7 +149,7 @@ func (e *emulator) Execute(c *fakedriver.Call) error {
 	}
 	var memory ptx.Memory
 	for _, b := range e.lib.Buffers() {
-		memory = append(memory, ptx.Range{Address: b[0], Bytes: int64(b[1])})
+		memory = append(memory, ptx.Range{Address: b.Address, Bytes: b.Bytes, Peer: b.GPU >= 0 && b.GPU != int64(c.GPU)})
 	}
 	slices.SortFunc(memory, func(a, b ptx.Range) int { return cmp.Compare(a.Address, b.Address) })
 	var before *ptx.Trace

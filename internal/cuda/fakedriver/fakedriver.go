@@ -91,16 +91,22 @@ func (l *Library) Execute(e Executor) {
 	l.State().execute = callback()
 }
 
-// Buffers are the addresses and sizes of the memory that is in use and kernels can
-// reach: the device's, and pinned memory of the host. To be called by an Executor.
-func (l *Library) Buffers() [][2]uint64 {
+// Buffer is memory that is in use and kernels can reach.
+type Buffer struct {
+	Address uint64
+	Bytes   int64
+	GPU     int64 // whose it is; negative: it is pinned memory of the host
+}
+
+// Buffers are all that there are. To be called by an Executor.
+func (l *Library) Buffers() []Buffer {
 	for n := 64; ; {
-		pairs := make([][2]uint64, n)
-		got := l.call("fake_buffers", uintptr(unsafe.Pointer(&pairs[0])), uintptr(n))
-		if int(got) <= n {
-			return pairs[:got]
+		list := make([]Buffer, n)
+		got := int(l.call("fake_buffers", uintptr(unsafe.Pointer(&list[0])), uintptr(n)))
+		if got <= n {
+			return list[:got]
 		}
-		n = int(got)
+		n = got
 	}
 }
 

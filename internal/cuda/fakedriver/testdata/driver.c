@@ -337,11 +337,12 @@ static result done(result r) { pthread_mutex_unlock(&lock); return r; }
 struct fake *fake_state(void) { return &f; }
 const char *fake_log(void) { text[used] = 0; return text; }
 void fake_forget(void) { used = 0; }
-// The live memory that kernels can use: addresses and bytes, at most max pairs; how many there are.
-int64_t fake_buffers(uint64_t *pairs, int64_t max) {
+// The live memory that kernels can use, at most so many: addresses, bytes, and whose it is, a
+// GPU's or, -1, the host's; how many there are.
+int64_t fake_buffers(uint64_t *list, int64_t max) {
 	int64_t n = 0;
 	for (struct object *o = all; o; o = o->next)
-		if (o->kind <= HOST && o->alive && n++ < max) *pairs++ = (uintptr_t)o->mem, *pairs++ = o->size;
+		if (o->kind <= HOST && o->alive && n++ < max) *list++ = (uintptr_t)o->mem, *list++ = o->size, *list++ = o->kind == HOST ? -1 : gpu_of(o->owner);
 	return n;
 }
 int fake_defects(void) { return defects; }
