@@ -201,6 +201,12 @@ func TestRunRefuses(t *testing.T) {
 	wantError(t, "few new rows", plan.Append(m.Stream, p.k, p.v, p.newK, short), attn.ErrShape, "the new v has")
 	wantError(t, "two types", plan.Append(m.Stream, p.k, p.v, p.newK, other), attn.ErrDType, "the new v bfloat16")
 	wantError(t, "no pages", plan.Append(m.Stream, short, p.v, p.newK, other), attn.ErrShape, "k has")
+	for _, heads := range []int{p.KVHeads - 1, -1, math.MaxInt} {
+		if heads != 0 {
+			wantError(t, "rows of other heads", plan.AppendRows(m.Stream, p.k, p.v, p.newK, p.newV, heads), attn.ErrShape, "KV heads in a row")
+		}
+	}
+	wantError(t, "few longer rows", plan.AppendRows(m.Stream, p.k, p.v, p.newK, p.newV, p.KVHeads+1), attn.ErrShape, "the new k has")
 	if strings.Contains(lib.Log(), "kernel") {
 		t.Error("a kernel was launched")
 	}

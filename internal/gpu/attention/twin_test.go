@@ -58,7 +58,7 @@ func (k *twin) append(l *testgpu.Launch) {
 		width, dim := int(p.heads*p.dim), int(p.dim)
 		for i := range width {
 			to := (slot+i/dim*int(p.headRows))*dim + i%dim
-			from := b*width + i
+			from := b*int(p.row) + i
 			testgpu.Store(p.keys, to, testgpu.TypeOf(p.dtype), testgpu.Load(p.newKeys, from, testgpu.TypeOf(p.newType)))
 			testgpu.Store(p.values, to, testgpu.TypeOf(p.dtype), testgpu.Load(p.newValues, from, testgpu.TypeOf(p.newType)))
 		}

@@ -130,7 +130,7 @@ static void put(uint64_t at, int64_t i, int type, float x) {
 }
 
 // The structs of kernels/attn_work.cuh and kernels/attn_append.cuh.
-struct append { uint64_t new_keys, new_values, keys, values, slots; int head_rows, heads, dim, new_type, type; };
+struct append { uint64_t new_keys, new_values, keys, values, slots; int head_rows, heads, dim, new_type, type, row; };
 struct seq { int row, queries, keys, pages; };
 struct work {
 	int seq, head, block, tile, tiles, host, sharers, guests;
@@ -151,7 +151,7 @@ static void append(const struct append *p, int rows) {
 	for (int row = 0; row < rows; row++) {
 		int slot = ((int *)p->slots)[row];
 		for (int i = 0; slot >= 0 && i < p->heads * p->dim; i++) {
-			int64_t to = (int64_t)(slot + i / p->dim * p->head_rows) * p->dim + i % p->dim, from = (int64_t)row * p->heads * p->dim + i;
+			int64_t to = (int64_t)(slot + i / p->dim * p->head_rows) * p->dim + i % p->dim, from = (int64_t)row * p->row + i;
 			put(p->keys, to, p->type, get(p->new_keys, from, p->new_type));
 			put(p->values, to, p->type, get(p->new_values, from, p->new_type));
 		}
