@@ -161,3 +161,126 @@ func BenchmarkGPUPeerFork(b *testing.B) {
 		})
 	}
 }
+
+// flags are kernels of one thread. signal tells the other GPU that what is before it is done,
+// by a number in its memory; await waits for the next number here, for some seconds at most.
+// own is the number from the other GPU, how many were awaited, and how many were told.
+const flags = `
+.version 7.0
+.target sm_80
+.address_size 64
+
+.visible .entry signal(.param .u64 ppeer, .param .u64 pown)
+{
+	.reg .b32 %n;
+	.reg .b64 %peer, %own;
+	ld.param.u64 %peer, [ppeer];
+	ld.param.u64 %own, [pown];
+	ld.global.u32 %n, [%own+8];
+	add.u32 %n, %n, 1;
+	st.global.u32 [%own+8], %n;
+	fence.acq_rel.sys;
+	st.relaxed.sys.global.u32 [%peer], %n;
+	ret;
+}
+
+.visible .entry await(.param .u64 pown)
+{
+	.reg .pred %p;
+	.reg .b32 %n, %x, %turn;
+	.reg .b64 %own;
+	ld.param.u64 %own, [pown];
+	ld.global.u32 %n, [%own+4];
+	add.u32 %n, %n, 1;
+	st.global.u32 [%own+4], %n;
+	mov.u32 %turn, 0;
+look:
+	ld.relaxed.sys.global.u32 %x, [%own];
+	setp.ge.u32 %p, %x, %n;
+	@%p bra done;
+	add.u32 %turn, %turn, 1;
+	setp.lt.u32 %p, %turn, 4000000;
+	@%p bra look;
+	trap;
+done:
+	fence.acq_rel.sys;
+	ret;
+}
+`
+
+// BenchmarkGPUPeerFlags is BenchmarkGPUPeerFork of two GPUs with a graph on each: kernels tell
+// each other that they are done, instead of events.
+func BenchmarkGPUPeerFlags(b *testing.B) {
+	const turns = 64
+	devs := realPeers(b, 2)
+	var streams []*cuda.Stream
+	var memory, own []*cuda.Buffer
+	for _, d := range devs {
+		streams = append(streams, must[*cuda.Stream](b)(d.NewStream()))
+		memory = append(memory, must[*cuda.Buffer](b)(d.NewBuffer(256)))
+		own = append(own, must[*cuda.Buffer](b)(d.NewBuffer(256)))
+		if err := own[len(own)-1].Set(0, 0, 256); err != nil {
+			b.Fatal(err)
+		}
+	}
+	launch := func(i int, name string, buffers ...*cuda.Buffer) error {
+		var a cuda.Args
+		for _, x := range buffers {
+			if err := a.Buffer(x, 0); err != nil {
+				return err
+			}
+		}
+		m, err := devs[i].Module("flags", func() ([]byte, error) { return []byte(flags), nil })
+		if name == "axpy" {
+			m, err = devs[i].Module("kernels", ptx)
+			a.Float32(1)
+			a.Uint32(1)
+		}
+		if err != nil {
+			return err
+		}
+		f, err := m.Function(name)
+		if err != nil {
+			return err
+		}
+		return f.Launch(streams[i], cuda.Grid{Threads: [3]int{1}}, &a)
+	}
+	work := [2]func() error{
+		func() error {
+			return errors.Join(launch(0, "signal", own[1], own[0]), launch(0, "axpy", memory[0], memory[0]), launch(0, "await", own[0]))
+		},
+		func() error {
+			return errors.Join(launch(1, "await", own[1]), launch(1, "axpy", memory[1], memory[0]), launch(1, "signal", own[0], own[1]))
+		},
+	}
+	var graphs []*cuda.Graph
+	for i, s := range streams {
+		if err := launch(i, "axpy", memory[i], memory[i]); err != nil { // the kernels are there
+			b.Fatal(err)
+		}
+		graphs = append(graphs, must[*cuda.Graph](b)(s.Capture(func() error {
+			for range turns {
+				if err := work[i](); err != nil {
+					return err
+				}
+			}
+			return nil
+		})))
+	}
+	best := time.Hour
+	for range 50 {
+		begin := time.Now()
+		for i, s := range streams {
+			if err := s.Launch(graphs[i]); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for _, s := range streams {
+			if err := s.Synchronize(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		best = min(best, time.Since(begin))
+	}
+	b.ReportMetric(float64(best.Nanoseconds())/1e3/turns, "us-graphs")
+}
