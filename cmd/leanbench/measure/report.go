@@ -69,6 +69,7 @@ const (
 	LayerMicros   Metric = "us a layer"
 	BeyondKernels Metric = "beyond its kernels"      // us a layer
 	BeyondFloor   Metric = "beyond the driver alone" // us a layer
+	OverOneGPU    Metric = "x one GPU"               // of one GPU's time to that of several
 	OfReader      Metric = "of a reader of the same pages"
 )
 

@@ -1,0 +1,80 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package gpu
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/emulated/system"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// TestEmulatedScale measures small shapes on emulated GPUs: each number of them has a row, if
+// there are heads for all, and figures are kept.
+func TestEmulatedScale(t *testing.T) {
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	file := filepath.Join(t.TempDir(), "scale.json")
+	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
+	var out, errs bytes.Buffer
+	run := measureScaleOf(flags, &scaling{pace: measure.Pace{Rounds: 1, Steps: 1}, cases: []scaleCase{
+		{EvenShape(1, 2, 2, 70, 64), 100}, {EvenShape(2, 4, 4, 40, 64), 0}, {EvenShape(1, 1, 1, 1<<30, 64), 0}, {EvenShape(1, 1, 1, 99, 64), 0},
+	}})
+	if err := flags.Parse([]string{"-json", file, "-match", "x (70|40|1073741824) x"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(&out, &errs); err != nil {
+		t.Fatal(err)
+	}
+	report, err := measure.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]int{}
+	for _, f := range report.Figures {
+		if f.Value <= 0 {
+			t.Errorf("%+v", f)
+		}
+		if f.Metric == measure.OverOneGPU {
+			rows[f.Contender]++
+			if missed := f.Bar != nil && !f.Bar.Met; missed != (f.Contender == "2 GPUs" && strings.Contains(f.Case, " 70 ")) {
+				t.Errorf("%+v: bar %+v", f, f.Bar)
+			}
+		}
+	}
+	if fmt.Sprint(rows) != "map[2 GPUs:2 4 GPUs:1]" || len(report.Figures) != 2*2+3*3 {
+		t.Errorf("%v, %d figures", rows, len(report.Figures))
+	}
+	if !strings.Contains(errs.String(), "left out") || !strings.Contains(out.String(), "| 2 GPUs |") {
+		t.Errorf("%s\n%s", errs.String(), out.String())
+	}
+}
+
+// What is no number of GPUs, and more than there are, is refused.
+func TestScaleRefuses(t *testing.T) {
+	for _, text := range []string{"", "1", "2,x", "0"} {
+		flags := flag.NewFlagSet("scale", flag.ContinueOnError)
+		flags.SetOutput(io.Discard)
+		measureScale(flags)
+		if err := flags.Parse([]string{"-gpus", text}); err == nil {
+			t.Errorf("-gpus %q was taken", text)
+		}
+	}
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
+	run := measureScale(flags)
+	if err := flags.Parse([]string{"-gpus", "5"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "no GPU 4, there are 4") {
+		t.Errorf("five of four GPUs: %v", err)
+	}
+}
