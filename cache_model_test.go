@@ -804,6 +804,17 @@ func TestDevicesCacheAgainstModel(t *testing.T) {
 	}
 }
 
+func TestDevicesConcurrentSteps(t *testing.T) {
+	gpu, _ := FakeGPUs(t, 2)
+	at := modelPlace{gpu: gpu}
+	testConcurrentSteps(t, at, 10)
+	testCloseWhileRunning(t, 5, func() (modelPlace, func() error) {
+		gpu, err := OpenGPUs(1, 0)
+		noError(t, err)
+		return modelPlace{gpu: gpu}, gpu.Close
+	})
+}
+
 // Goroutines share a cache on a GPU, and one of them closes it, or the GPU.
 func TestDeviceConcurrentSteps(t *testing.T) {
 	gpu, _ := FakeGPU(t)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -342,4 +343,119 @@ func TestGroupRecorded(t *testing.T) {
 		t.Errorf("another schedule: %v", err)
 	}
 	noError(t, rec.Close(), step.Rollback(), c.Close())
+}
+
+// A sharded tensor holds what it was given, whatever its axis, and a part of it on each GPU.
+func TestGroupSharded(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 3)
+	rng := reftest.Rand(t)
+	for range 60 {
+		var shape []int
+		for range 1 + rng.IntN(4) {
+			shape = append(shape, 3+rng.IntN(6))
+		}
+		axis := rng.IntN(len(shape))
+		numbers := func() *tensor.Dense {
+			x := make([]float32, tensor.Shape(shape).TotalSize())
+			for i := range x {
+				x[i] = rng.Float32()
+			}
+			return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(x))
+		}
+		x := numbers()
+		d, err := gpu.UploadSharded(x, axis)
+		noError(t, err)
+		same := func(want *tensor.Dense) {
+			t.Helper()
+			got, err := d.Download()
+			noError(t, err)
+			if !slices.Equal(got.Data().([]float32), want.Data().([]float32)) || !sameShape(got.Shape(), want.Shape()) {
+				t.Fatalf("shape %v, axis %d: something else has come down", shape, axis)
+			}
+		}
+		same(x)
+		for i, s := range d.shards {
+			if s.gpu != gpu.members[i] || s.shape[axis] != dealt(shape[axis], 3, i).n {
+				t.Errorf("axis %d of %v: member %d has %v", axis, shape, i, s.shape)
+			}
+		}
+		y := numbers()
+		noError(t, d.CopyFrom(y))
+		same(y)
+		noError(t, d.Free())
+		if _, err := d.Download(); !errors.Is(err, ErrClosed) {
+			t.Errorf("a freed one: %v", err)
+		}
+		if err := d.Free(); !errors.Is(err, ErrClosed) {
+			t.Errorf("second Free: %v", err)
+		}
+	}
+	x := tensor.New(tensor.WithShape(2, 6), tensor.WithBacking(make([]float32, 12)))
+	for _, axis := range []int{-1, 0, 2} {
+		if _, err := gpu.UploadSharded(x, axis); !errors.Is(err, ErrShape) {
+			t.Errorf("axis %d: %v", axis, err)
+		}
+	}
+	if _, err := gpu.UploadSharded(nil, 0); err == nil {
+		t.Error("no tensor")
+	}
+	// More than one member has: nothing is left of it.
+	used, err := gpu.Memory()
+	noError(t, err)
+	lib.State().FailOn(2, "cuMemAlloc_v2", 2)
+	big := tensor.New(tensor.WithShape(3, 1<<20), tensor.Of(tensor.Float32))
+	if _, err := gpu.UploadSharded(big, 0); !errors.Is(err, ErrOutOfMemory) {
+		t.Errorf("the third GPU has no memory: %v", err)
+	}
+	lib.State().FailIn("", 0)
+	noError(t, gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+	if now, err := gpu.Memory(); err != nil || now.Used > used.Used {
+		t.Errorf("%+v before, %+v now: %v", used, now, err)
+	}
+}
+
+func collect(sub *device.Submission) error { sub.Collect(); return nil }
+
+// Whatever needs a whole tensor says that one is sharded.
+func TestGroupShardedRefused(t *testing.T) {
+	gpu, _ := FakeGPUs(t, 2)
+	x := tensor.New(tensor.WithShape(2, 4, 6, 8), tensor.Of(tensor.Float32))
+	whole, err := gpu.Upload(x)
+	noError(t, err)
+	byHeads, err := gpu.UploadSharded(x, 1)
+	noError(t, err)
+	byKeys, err := gpu.UploadSharded(x, 2)
+	noError(t, err)
+	lse, err := gpu.NewTensor(tensor.Float32, 2, 4, 6)
+	noError(t, err)
+	out, err := gpu.NewTensor(tensor.Float32, 2, 4, 6, 8)
+	noError(t, err)
+	noError(t, Attend(Args{Q: whole, K: byHeads, V: byHeads, Out: out, LSE: lse}))
+	to := func(d *DeviceTensor) error { return whole.CopyFrom(d) }
+	for name, err := range map[string]error{
+		"q":            Attend(Args{Q: byHeads, K: byHeads, V: byHeads, Out: out}),
+		"out":          Attend(Args{Q: whole, K: byHeads, V: byHeads, Out: byHeads}),
+		"whole values": Attend(Args{Q: whole, K: byHeads, V: whole, Out: out}),
+		"whole keys":   Attend(Args{Q: whole, K: whole, V: byHeads, Out: out}),
+		"by keys":      Attend(Args{Q: whole, K: byKeys, V: byKeys, Out: out}),
+		"Clone":        second(byHeads.Clone()),
+		"Rows":         second(byHeads.Rows(0, 1)),
+		"CopyFrom":     to(byHeads),
+		"into it":      byHeads.CopyFrom(whole),
+		"a part":       second(partOnGPU("test", byHeads, 0, tensor.Shape{1})),
+		"ZeroValue":    second(byKeys.ZeroValue().(*DeviceTensor).Download()),
+	} {
+		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "sharded") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// Of one GPU it is Upload.
+	one, err := OpenGPU(1)
+	noError(t, err)
+	defer one.Close()
+	d, err := one.UploadSharded(x, 1)
+	noError(t, err)
+	if _, err := d.Clone(); err != nil || d.shards != nil {
+		t.Errorf("on one GPU: %v", err)
+	}
 }
