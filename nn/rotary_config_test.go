@@ -1,4 +1,4 @@
-package leanattention_test
+package nn_test
 
 import (
 	"errors"
@@ -53,7 +53,7 @@ func TestRotaryFrequencies(t *testing.T) {
 func TestRotaryFactorOne(t *testing.T) {
 	c := la.RotaryConfig{HeadDim: 64}
 	plain, _, _ := c.Frequencies()
-	for _, c.Scaling = range []la.RotaryScaling{la.LinearScaling{1}, la.Llama3Scaling{1, 1, 4, 8192}, la.YaRNScaling{Factor: 1, Context: 2048}} {
+	for _, c.Scaling = range []la.RotaryScaling{la.LinearScaling{Factor: 1}, la.Llama3Scaling{Factor: 1, LowFrequency: 1, HighFrequency: 4, Context: 8192}, la.YaRNScaling{Factor: 1, Context: 2048}} {
 		w, m, err := c.Frequencies()
 		for i := range plain {
 			if err != nil || m != 1 || math.Abs(w[i]-plain[i]) > 1e-15 {
@@ -79,10 +79,10 @@ func TestRotaryWrongUse(t *testing.T) {
 		{la.RotaryConfig{HeadDim: 8, Base: nan}, la.ErrOption},
 		{la.RotaryConfig{HeadDim: 8, Base: inf}, la.ErrOption},
 		{la.RotaryConfig{HeadDim: 8, Scaling: la.LinearScaling{}}, la.ErrOption},
-		{la.RotaryConfig{HeadDim: 8, Scaling: la.LinearScaling{nan}}, la.ErrOption},
-		{la.RotaryConfig{HeadDim: 8, Scaling: la.Llama3Scaling{8, 4, 1, 8192}}, la.ErrOption},
-		{la.RotaryConfig{HeadDim: 8, Scaling: la.Llama3Scaling{0.5, 1, 4, 8192}}, la.ErrOption},
-		{la.RotaryConfig{HeadDim: 8, Scaling: la.Llama3Scaling{8, 1, 4, 0}}, la.ErrOption},
+		{la.RotaryConfig{HeadDim: 8, Scaling: la.LinearScaling{Factor: nan}}, la.ErrOption},
+		{la.RotaryConfig{HeadDim: 8, Scaling: la.Llama3Scaling{Factor: 8, LowFrequency: 4, HighFrequency: 1, Context: 8192}}, la.ErrOption},
+		{la.RotaryConfig{HeadDim: 8, Scaling: la.Llama3Scaling{Factor: 0.5, LowFrequency: 1, HighFrequency: 4, Context: 8192}}, la.ErrOption},
+		{la.RotaryConfig{HeadDim: 8, Scaling: la.Llama3Scaling{Factor: 8, LowFrequency: 1, HighFrequency: 4, Context: 0}}, la.ErrOption},
 		{la.RotaryConfig{HeadDim: 8, Scaling: la.YaRNScaling{}}, la.ErrOption},
 		{la.RotaryConfig{HeadDim: 8, Scaling: la.YaRNScaling{Factor: 2}}, la.ErrOption},
 		{la.RotaryConfig{HeadDim: 8, Scaling: la.YaRNScaling{Factor: 2, Context: 10, BetaFast: 1, BetaSlow: 2}}, la.ErrOption},
