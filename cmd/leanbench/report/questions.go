@@ -297,7 +297,7 @@ var questions = []question{
 	},
 	{
 		id: "gpu-chunks", title: "Chunks of prompts behind earlier tokens, on a GPU",
-		text:   "PyTorch has no mask for them with cuDNN, which computes all scores instead. Bars: 0.80 of the better peer; a step with a chunk and single tokens takes 1.05 times the longer of the two and 20% of the other at most.",
+		text:   "cuDNN has no mask for them in PyTorch, and computes all scores. Bars: 0.80 of the better peer; a step with a chunk and single tokens takes 1.05 times the longer and 20% of the other at most.",
 		tables: []string{"Chunks of prompts behind earlier tokens", "A chunk of a prompt and single tokens in one step"}, head: "chunks",
 		columns: []column{
 			{head: "us", who: "lean", metric: us, form: "f0"}, {head: "float32, us", who: "lean, float32 queries and outputs", metric: us, form: "f0"}, {head: "cuDNN without a mask, us", who: "PyTorch, CUDNN_ATTENTION without a mask", metric: us, form: "f0"}, {head: "FLASH, us", who: "PyTorch, FLASH_ATTENTION", metric: us, form: "f0"},
