@@ -140,7 +140,8 @@ func (d *Driver) device(ordinal int) (*Device, error) {
 func (v *Device) Lost() bool { return v.alive != nil && !v.alive() }
 
 // Close waits for the GPU, closes everything that is open on the device, the
-// newest first, and gives the context back, unless it is someone else's.
+// newest first, and gives the context back, unless it is someone else's. Graphs of devices
+// that reach it are closed, too: they may have work here.
 // Whatever fails, all of it is tried; the error is the first.
 func (v *Device) Close() error {
 	if err := v.shut(); err != nil {
@@ -154,6 +155,9 @@ func (v *Device) Close() error {
 		}
 	}
 	if err := v.waitForPeers(); first == nil {
+		first = err
+	}
+	if err := v.closeGraphsOfPeers(); first == nil {
 		first = err
 	}
 	defer v.forget()

@@ -106,6 +106,31 @@ func (v *Device) waitForPeers() (first error) {
 	return first
 }
 
+// closeGraphsOfPeers closes the graphs of devices that reach v, and may have work on it: once
+// the context is gone the driver would wait for that for ever.
+func (v *Device) closeGraphsOfPeers() (first error) {
+	for _, other := range listed(&v.peers.reaching) {
+		if other == v || other.enter() != nil {
+			continue
+		}
+		var graphs []*handle
+		other.list.Lock()
+		for h := other.list.last; h != nil; h = h.older {
+			if d := h.destroy; d == &v.drv.fn.graphExecDestroy || d == &v.drv.fn.graphDestroy {
+				graphs = append(graphs, h)
+			}
+		}
+		other.list.Unlock()
+		for _, h := range graphs {
+			if err := h.close(); err != nil && !errors.Is(err, ErrClosed) && first == nil {
+				first = err
+			}
+		}
+		other.leave()
+	}
+	return first
+}
+
 // forget ends all that v has to do with others.
 func (v *Device) forget() {
 	for _, other := range listed(&v.peers.reaching) {

@@ -243,3 +243,34 @@ func TestPeerClose(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A graph that may have work on a GPU is closed with that: a driver waits for such work for
+// ever once the context is gone.
+func TestPeerGraphCloses(t *testing.T) {
+	lib, a, b := peers(t)
+	sa, sb := must[*cuda.Stream](t)(a.NewStream()), must[*cuda.Stream](t)(b.NewStream())
+	fork, join := must[*cuda.Event](t)(a.NewEvent(false)), must[*cuda.Event](t)(b.NewEvent(false))
+	x, y := filled(t, a, 16, 1), filled(t, b, 16, 2)
+	g := must[*cuda.Graph](t)(sa.Capture(func() error {
+		return errors.Join(sa.Record(fork), sb.Wait(fork), sb.Copy(y, 0, x, 0, 16), sb.Record(join), sa.Wait(join))
+	}))
+	if err := errors.Join(sa.Launch(g), sa.Synchronize()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	log := lib.Log()
+	if gone, released := strings.Index(log, "cuGraphExecDestroy"), strings.Index(log, "cuDevicePrimaryCtxRelease"); gone < 0 || released >= 0 && released < gone {
+		t.Errorf("the graph went at %d, the context at %d", gone, released)
+	}
+	if err := sa.Launch(g); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("Launch: %v", err)
+	}
+	if err := g.Close(); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("Close: %v", err)
+	}
+	if err := sa.Synchronize(); err != nil {
+		t.Error(err)
+	}
+}
