@@ -30,7 +30,8 @@ type machineAttention struct{ *attentionOp }
 // what gets tensors of a GPU that the user has opened: it computes there.
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
-	if !isDeviceQueryType(op.query) || op.hasBias() || attention.HasKernel(&g) != nil {
+	modified := op.mask.Window != 0 || op.score != attn.Score{} // has not been tried there
+	if !isDeviceQueryType(op.query) || modified || attention.HasKernel(&g) != nil {
 		return op
 	}
 	seen := make(map[int64]bool)

@@ -105,6 +105,9 @@ func WithMixedPrecision() Option { return Option{kind: optMixed} }
 // least 1, and may be more than there are. LeanTiles that are in nobody's window
 // are not in the schedule, and their keys and values are not read: a window
 // costs what its keys cost.
+//
+// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes or a bias stay
+// on the CPU.
 func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 
 // WithSoftCap keeps scores within bounds: a score s becomes
@@ -143,7 +146,7 @@ func WithALiBi(slopes []float64) Option {
 //
 // The bias has a gradient, the sum over all that share a number, unless it is a
 // constant of Gorgonia's. It takes a pass over the scores of its own. On a GPU the bias is a
-// [DeviceTensor] as q is; under the build tag cuda the node stays on the CPU.
+// [DeviceTensor] as q is.
 func WithBias(bias *G.Node) Option { return withScaledBias(bias, 1) }
 
 // withScaledBias is WithBias with a factor on the numbers, which is not 0.
