@@ -57,7 +57,7 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int) {
 		p.close(t)
 	}
 	beside := take == takeBoth && m.runsBeside()
-	if taken < n/2 || parts < n/8 && m.engine.blocks > 2 || (both >= n/8) != beside {
+	if taken < n/2 || parts < n/8 && m.engine.blocks > 2 || beside && both < n/8 || !beside && both > 0 {
 		t.Errorf("%d of %d problems were computed by a kernel for many rows, %d in parts, %d beside one for few", taken, n, parts, both)
 	}
 	noError(t, plan.Close())
