@@ -2,13 +2,9 @@ package cpu
 
 import (
 	_ "embed"
-	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
@@ -23,33 +19,7 @@ import (
 var gradientsWorker string
 
 // measureGradients measures prompts and their gradients against PyTorch's.
-func measureGradients(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
-	o := measure.Flags(flags)
-	python := flags.String("python", "", "`path` of a python that has PyTorch; peers/setup.sh makes one and prints it")
-	return func(stdout, stderr io.Writer) (err error) {
-		if *python == "" {
-			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
-		}
-		m, err := measure.ThisMachine(o.Workers)
-		if err != nil {
-			return err
-		}
-		w, err := measure.StartWorker(*python, gradientsWorker, fmt.Sprint(o.Workers))
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, w.Close()) }()
-		b := &attentionBench{
-			report: &measure.Report{Command: "gradients", Machine: m, Notes: []string{strings.Join(w.Hello, " ")}, Figures: []measure.Figure{}},
-			pace:   o.Pace(), stdout: stdout, stderr: stderr,
-			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-		}
-		if err := b.gradients(w); err != nil {
-			return err
-		}
-		return b.report.Save(o.JSON)
-	}
-}
+var measureGradients = againstTorch("gradients", gradientsWorker, (*attentionBench).gradients)
 
 const tableGradients = "Prompts and gradients, against scaled_dot_product_attention"
 

@@ -20,31 +20,36 @@ var attentionWorker string
 const torchSettle = 30 * time.Millisecond
 
 // measurePeers measures attention against PyTorch's.
-func measurePeers(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
-	o := measure.Flags(flags)
-	python := flags.String("python", "", "`path` of a python that has PyTorch; peers/setup.sh makes one and prints it")
-	return func(stdout, stderr io.Writer) (err error) {
-		if *python == "" {
-			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
+var measurePeers = againstTorch("peers", attentionWorker, (*attentionBench).peers)
+
+// againstTorch is a command that measures something beside a worker that has PyTorch.
+func againstTorch(command, script string, run func(*attentionBench, *measure.Worker) error) func(*flag.FlagSet) func(stdout, stderr io.Writer) error {
+	return func(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+		o := measure.Flags(flags)
+		python := flags.String("python", "", "`path` of a python that has PyTorch; peers/setup.sh makes one and prints it")
+		return func(stdout, stderr io.Writer) (err error) {
+			if *python == "" {
+				return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
+			}
+			m, err := measure.ThisMachine(o.Workers)
+			if err != nil {
+				return err
+			}
+			w, err := measure.StartWorker(*python, script, fmt.Sprint(o.Workers))
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, w.Close()) }()
+			b := &attentionBench{
+				report: &measure.Report{Command: command, Machine: m, Notes: []string{strings.Join(w.Hello, " ")}, Figures: []measure.Figure{}},
+				pace:   o.Pace(), stdout: stdout, stderr: stderr,
+				rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+			}
+			if err := run(b, w); err != nil {
+				return err
+			}
+			return b.report.Save(o.JSON)
 		}
-		m, err := measure.ThisMachine(o.Workers)
-		if err != nil {
-			return err
-		}
-		w, err := measure.StartWorker(*python, attentionWorker, fmt.Sprint(o.Workers))
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, w.Close()) }()
-		b := &attentionBench{
-			report: &measure.Report{Command: "peers", Machine: m, Notes: []string{strings.Join(w.Hello, " ")}, Figures: []measure.Figure{}},
-			pace:   o.Pace(), stdout: stdout, stderr: stderr,
-			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-		}
-		if err := b.peers(w); err != nil {
-			return err
-		}
-		return b.report.Save(o.JSON)
 	}
 }
 
