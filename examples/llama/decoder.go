@@ -19,7 +19,7 @@ type Decoder struct {
 	graphs []*graph // smallest first
 }
 
-// Options is where a decoder computes, and for how much it has room.
+// Options is where a decoder computes, and how much it holds.
 type Options struct {
 	// Rows is the rows of each graph; a step takes the smallest that has enough. A graph of few
 	// rows is for tokens one after the other, one of many for prompts.
