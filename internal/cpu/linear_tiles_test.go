@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
-	"strings"
 	"testing"
 	"unsafe"
 
@@ -28,9 +27,9 @@ func tilesInUse(t testing.TB) *linearTiles {
 }
 
 // eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
-// those for float32, and those for parts. Twins are slow: a test may do less with them.
-func eachTiles(t *testing.T, test func(t *testing.T, k *linearTiles, twins bool)) {
-	threads := strings.HasSuffix(t.Name(), "Alone") || strings.HasSuffix(t.Name(), "Concurrently")
+// those for float32, and those for parts. Twins are slow: a test may do less with them. Under
+// the race detector, which can't see into assembly, tests of several threads run with the twins too, and no others.
+func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *linearTiles, twins bool)) {
 	if reftest.RaceEnabled && !threads {
 		t.Skip("the detector has use for tests of several threads")
 	}
@@ -38,7 +37,7 @@ func eachTiles(t *testing.T, test func(t *testing.T, k *linearTiles, twins bool)
 		t.Run(inUse.String(), func(t *testing.T) { test(t, k, false) })
 	}
 	if inUse != tierGo && !reftest.RaceEnabled {
-		return // once is enough, and once for the detector, which can't see into assembly
+		return // once is enough
 	}
 	was := linearTiers[inUse]
 	defer func() { linearTiers[inUse] = was }()
@@ -272,7 +271,7 @@ func TestLinearMany(t *testing.T) {
 		c.run(t, Default())
 		c.check(t)
 	}
-	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
 		for _, d := range weightTypes {
 			for _, s := range [][3]int{ // rows, in, out
 				{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {100, 1023, 40}, {97, 1024, 65},
@@ -296,7 +295,7 @@ func TestLinearMany(t *testing.T) {
 // number of threads.
 func TestLinearManyAlone(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *linearTiles, twins bool) {
 		ins, all, out, numbers := []int{64, 129, 900, 2100}, 700, 70, []int{1, 2, 3, 7, 16}
 		if twins || reftest.RaceEnabled {
 			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
@@ -362,7 +361,7 @@ func (c *linearCase[F]) fewRows(t *testing.T, k *linearTiles) {
 func TestLinearManyOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	isOdd := func(v float32) bool { return v-v != 0 }
-	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
 		for _, d := range weightTypes {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
 				for i := range 4 {
@@ -401,7 +400,7 @@ func TestLinearManyOdd(t *testing.T) {
 // TestLinearRounded: where x may be rounded, the result is that of a rounded x; or it is the usual one.
 func TestLinearRounded(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
 		for _, d := range weightTypes {
 			for range 5 {
 				c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
@@ -440,7 +439,7 @@ func TestLinearRounded(t *testing.T) {
 // TestLinearManyConcurrently: calls at once do not share their scratch.
 func TestLinearManyConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *linearTiles, twins bool) {
 		var e Engine
 		defer e.Close()
 		done := make(chan error)
@@ -484,7 +483,7 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	rng := reftest.Rand(t)
-	eachTiles(t, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
 		var e Engine
 		defer e.Close()
 		for _, d := range weightTypes {
