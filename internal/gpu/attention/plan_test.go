@@ -346,7 +346,7 @@ func TestEveryCallFailsOnce(t *testing.T) {
 		t.Run(fmt.Sprintf("unfused=%v", unfused), func(t *testing.T) { testEveryCallFailsOnce(t, unfused, takeMany, 2, 9) })
 	}
 	t.Run("many rows", func(t *testing.T) { testEveryCallFailsOnce(t, false, takeMany, 20, 27) }) // in parts
-	t.Run("few and many rows", func(t *testing.T) { testEveryCallFailsOnce(t, false, takeBoth, 20, 600) })
+	t.Run("few and many rows", func(t *testing.T) { testEveryCallFailsOnce(t, false, takeBoth, 20, 150) })
 }
 
 func testEveryCallFailsOnce(t *testing.T, unfused bool, take choice, queries, keys int) {
