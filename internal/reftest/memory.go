@@ -1,6 +1,7 @@
 package reftest
 
 import (
+	"iter"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -21,6 +22,18 @@ func Rand(t testing.TB) *rand.Rand {
 	}
 	t.Logf("REFTEST_SEED=%d", seed)
 	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// AtLeast yields the numbers of n random cases, and of further ones until all that a test must have seen has
+// come: 10*n+100 at most. A count that random cases reach almost always fails now and then.
+func AtLeast(n int, seen func() bool) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i := 0; i < n || i < 10*n+100 && !seen(); i++ {
+			if !yield(i) {
+				return
+			}
+		}
+	}
 }
 
 // Cases is how many cases a slow test has: a few, or every one, as [Every] says.
