@@ -72,6 +72,9 @@ var without = []string{
 	"torch_dtype", "transformers_version", "use_cache",
 }
 
+// maxLayers bounds what a file can have allocated.
+const maxLayers = 1 << 12
+
 // ReadConfig reads a config.json of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 // Qwen3ForCausalLM or Gemma2ForCausalLM. A field that it does not know is an error, unless it is null
 // or false, since the logits may depend on it.
@@ -108,6 +111,9 @@ func ReadConfig(data []byte) (c Config, err error) {
 		c.Rotary.HeadDim = c.Hidden / c.Heads
 	} else {
 		c.Rotary.HeadDim = f.size("head_dim")
+	}
+	if c.Layers > maxLayers {
+		f.fail(la.ErrOption, "num_hidden_layers is %d, more than %d", c.Layers, maxLayers)
 	}
 	if f.err == nil && c.Heads%c.KVHeads != 0 {
 		f.fail(la.ErrOption, "num_attention_heads is %d, no multiple of num_key_value_heads, %d", c.Heads, c.KVHeads)

@@ -30,6 +30,7 @@ type golden struct {
 		W    []float64
 		M    float64
 	}
+	Sinks []sinksLayer
 }
 
 type model struct {
