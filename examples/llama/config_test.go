@@ -137,6 +137,12 @@ func TestReadConfigRefuses(t *testing.T) {
 	}
 }
 
+func TestWindowsOfOtherLayers(t *testing.T) {
+	if _, err := New(Config{Layers: 2, Windows: []int{4}}, nil, Options{}); !errors.Is(err, la.ErrOption) {
+		t.Error(err)
+	}
+}
+
 func FuzzReadConfig(f *testing.F) {
 	for _, m := range readGolden(f).Models {
 		f.Add([]byte(m.Config))

@@ -51,6 +51,9 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 			d = nil
 		}
 	}()
+	if c.Windows != nil && len(c.Windows) != c.Layers {
+		return d, fmt.Errorf("llama: windows of %d layers for %d: %w", len(c.Windows), c.Layers, la.ErrOption)
+	}
 	d.cache, err = la.NewCache(la.CacheConfig{
 		Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.Rotary.HeadDim, DType: o.KV, Device: o.Device,
 		PageSize: pageSize, Pages: (o.Tokens + pageSize - 1) / pageSize,
@@ -113,7 +116,7 @@ func (d *Decoder) Step(texts ...Text) (logits [][][]float32, err error) {
 }
 
 // softCap keeps logits within bounds: x becomes cap tanh(x/cap). It is here and not in the graph, since no
-// node computes a tanh on a GPU. A graph that goes on to nn.ArgMax needs none: the order of logits stays.
+// node is a tanh on a GPU. A graph that goes on to nn.ArgMax needs none: the order of logits stays.
 func (d *Decoder) softCap(logits []float32) {
 	if d.cap == 0 {
 		return
