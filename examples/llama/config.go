@@ -124,8 +124,10 @@ func ReadConfig(data []byte) (c Config, err error) {
 	for _, name := range without {
 		delete(f.left, name)
 	}
-	f.end()
-	return c, f.err
+	if f.end(); f.err != nil {
+		return Config{}, f.err
+	}
+	return c, nil
 }
 
 func mistralFields(f *fields, c *Config) {
@@ -143,9 +145,21 @@ func qwenFields(f *fields, c *Config) {
 }
 
 func gemma2Fields(f *fields, c *Config) {
-	f.layerTypes(c, f.window(), "sliding_attention", "full_attention")
+	window := f.window()
+	f.layerTypes(c, window, "sliding_attention", "full_attention")
 	c.QueryScalar = f.positive("query_pre_attn_scalar")
 	c.ScoreCap, c.LogitCap = f.orNone("attn_logit_softcapping"), f.orNone("final_logit_softcapping")
+	// Some files have two things twice. transformers does not look at these fields.
+	var size int
+	if f.read("sliding_window_size", &size) && size != window {
+		f.fail(la.ErrOption, "sliding_window_size is %d, and sliding_window %d", size, window)
+	}
+	var activation string
+	if f.read("hidden_act", &activation) {
+		if gate, known := gates[activation]; !known || gate != c.Gate {
+			f.fail(la.ErrOption, "hidden_act is %q, and hidden_activation %v", activation, c.Gate)
+		}
+	}
 }
 
 // window is sliding_window; 0: none.

@@ -44,10 +44,10 @@ func TestReadConfig(t *testing.T) {
 			Config{Vocab: 151936, Hidden: 256, Inner: 512, Layers: 2, Heads: 4, KVHeads: 2, Eps: 1e-6, Tied: true, Bias: true, Windows: []int{0, 0},
 				Rotary: la.RotaryConfig{HeadDim: 64, Base: 1000000, Scaling: la.YaRNScaling{Factor: 4, Context: 32768}}}},
 		{`{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid",
-			"final_logit_softcapping": 30.0, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+			"final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
 			"hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192, "num_attention_heads": 8,
 			"num_hidden_layers": 3, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
-			"rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000}`,
+			"rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096, "vocab_size": 256000}`,
 			Config{Vocab: 256000, Hidden: 2304, Inner: 9216, Layers: 3, Heads: 8, KVHeads: 4, Eps: 1e-6, Tied: true, Gate: nn.GeGLUTanh,
 				Rotary: la.RotaryConfig{HeadDim: 256, Base: 10000}, Windows: []int{4096, 0, 4096}, QueryScalar: 256, ScoreCap: 50, LogitCap: 30,
 				UnitOffset: true, ScaleEmbedding: true, PostNorms: true}},
@@ -103,6 +103,7 @@ func TestReadConfigRefuses(t *testing.T) {
 			{"attn_logit_softcapping", `-50`, la.ErrOption, []string{"-50"}}, {"final_logit_softcapping", ``, la.ErrOption, []string{"missing"}},
 			{"query_pre_attn_scalar", `0`, la.ErrOption, []string{"is 0"}}, {"use_bidirectional_attention", `true`, la.ErrUnsupported, []string{"true"}},
 			{"head_dim", `null`, la.ErrOption, []string{"missing"}},
+			{"sliding_window_size", `8`, la.ErrOption, []string{"is 8", "7"}}, {"hidden_act", `"silu"`, la.ErrOption, []string{"silu", "GeGLUTanh"}},
 		},
 	}
 	for _, m := range readGolden(t).Models {
