@@ -3,6 +3,7 @@ package llama
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	la "gorgonia.org/leanattention"
@@ -15,6 +16,7 @@ import (
 type Decoder struct {
 	cache  *la.Cache
 	vocab  int
+	cap    float64 // of logits; 0: none
 	gpu    *la.GPU
 	graphs []*graph // smallest first
 }
@@ -42,13 +44,16 @@ const pageSize = 16
 
 // New makes a decoder.
 func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
-	d = &Decoder{vocab: c.Vocab, gpu: o.Device}
+	d = &Decoder{vocab: c.Vocab, cap: c.LogitCap, gpu: o.Device}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Close())
 			d = nil
 		}
 	}()
+	if c.Windows != nil && len(c.Windows) != c.Layers {
+		return d, fmt.Errorf("llama: windows of %d layers for %d: %w", len(c.Windows), c.Layers, la.ErrOption)
+	}
 	d.cache, err = la.NewCache(la.CacheConfig{
 		Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.Rotary.HeadDim, DType: o.KV, Device: o.Device,
 		PageSize: pageSize, Pages: (o.Tokens + pageSize - 1) / pageSize,
@@ -100,6 +105,7 @@ func (d *Decoder) Step(texts ...Text) (logits [][][]float32, err error) {
 		for _, t := range texts {
 			var own [][]float32
 			for range t.IDs {
+				d.softCap(rows[:d.vocab])
 				own, rows = append(own, rows[:d.vocab]), rows[d.vocab:]
 			}
 			logits = append(logits, own)
@@ -107,6 +113,17 @@ func (d *Decoder) Step(texts ...Text) (logits [][][]float32, err error) {
 		return logits, nil
 	}
 	return nil, fmt.Errorf("llama: %d tokens, more than any graph has rows", len(ids))
+}
+
+// softCap keeps logits within bounds: x becomes cap tanh(x/cap). It is here and not in the graph, since no
+// node is a tanh on a GPU. A graph that goes on to nn.ArgMax needs none: the order of logits stays.
+func (d *Decoder) softCap(logits []float32) {
+	if d.cap == 0 {
+		return
+	}
+	for i, x := range logits {
+		logits[i] = float32(d.cap * math.Tanh(float64(x)/d.cap))
+	}
 }
 
 // graph is the decoder of a number of rows.

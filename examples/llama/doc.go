@@ -1,16 +1,23 @@
 // Package llama builds decoders of Llama's shape: the models Llama 2 and 3, Mistral, Qwen 2 and
-// 3, and the many that have copied them. It is the example of how such a graph is made of the nodes of package
-// nn, and is short enough to be copied. Weights have their names in transformers' checkpoints.
+// 3, Gemma 2, and the many that have copied them. It is the example of how such a graph is made of the nodes of package
+// nn, and is short enough to be copied. Weights have their names in transformers' checkpoints,
+// and [ReadConfig] reads a config.json.
 //
-//	h = embedding of the tokens
+//	h = embedding of the tokens                           (Gemma: times the root of its width)
 //	for each layer:
 //		q, k, v = projections of the RMS norm of h        (Qwen 2: with biases)
 //		q, k = RMS norms of each head of q and k          (Qwen 3)
 //		q, k = q and k, turned by the tokens' positions
-//		h = h + output projection of the attention of q to all keys and values so far
+//		a = output projection of the attention of q to all keys and values so far
+//		                                                  (Mistral: to the last ones, a window of them;
+//		                                                   Gemma 2: so in every other layer, scores soft-capped)
+//		h = h + a                                         (Gemma 2: the RMS norm of a)
 //		g, u = projections of the RMS norm of h
-//		h = h + down projection of silu(g)*u
-//	logits = projection of the RMS norm of h
+//		m = down projection of silu(g)*u                  (Gemma: of gelu(g)*u)
+//		h = h + m                                         (Gemma 2: the RMS norm of m)
+//	logits = projection of the RMS norm of h              (Gemma 2: soft-capped)
 //
-// Its tests compare logits and texts with transformers, on the CPU and on a GPU.
+// There is one graph for all of them: what differs is a field of [Config]. Its tests compare logits and texts
+// with transformers, on the CPU and on a GPU. Attention with sinks, as gpt-oss has it, is not built, and
+// refused; testdata has what transformers makes of it.
 package llama

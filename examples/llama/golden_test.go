@@ -26,38 +26,38 @@ type golden struct {
 	Models      []model
 	Frequencies []struct {
 		Dim  int
-		Rope rope
+		Rope json.RawMessage
 		W    []float64
 		M    float64
 	}
+	Sinks []sinksLayer
 }
 
 type model struct {
-	Name   string
-	Config struct {
-		Vocab, Hidden, Inner, Layers, Heads, KV, Dim int
-		Eps                                          float64
-		Rope                                         rope
-		Bias, Tied                                   bool
-		QKNorm                                       bool `json:"qk_norm"`
+	Name             string
+	Config           json.RawMessage // its config.json
+	Scale, Embedding float64
+	Prompts          [][]int
+	File             string
+	Next             []int
+}
+
+func (m *model) config(t testing.TB) Config {
+	t.Helper()
+	c, err := ReadConfig(m.Config)
+	if err != nil {
+		t.Fatalf("%s: %v", m.Name, err)
 	}
-	Scale   float64
-	Prompts [][]int
-	File    string
-	Next    []int
+	return c
 }
 
 // decoder is the model with matrices, keys and values of a type, closed when the test ends.
 func (m *model) decoder(t *testing.T, gpu *la.GPU, dtype tensor.Dtype) *Decoder {
 	t.Helper()
-	c := m.Config
-	config := Config{
-		Vocab: c.Vocab, Hidden: c.Hidden, Inner: c.Inner, Layers: c.Layers, Heads: c.Heads, KVHeads: c.KV,
-		Eps: c.Eps, Rotary: c.Rope.config(t, c.Dim), Bias: c.Bias, QKNorm: c.QKNorm, Tied: c.Tied,
-	}
+	config := m.config(t)
 	there := map[string]G.Value{}
 	weights := func(name string, shape ...int) (G.Value, error) {
-		v := parameter(name, m.Scale, c.Tied, shape...)
+		v := m.parameter(name, config.UnitOffset, shape...)
 		if dtype == la.Float16 && len(shape) == 2 {
 			short := make([]la.F16, v.Size())
 			half.EncodeFloat16(short, v.Data().([]float32))
@@ -93,41 +93,6 @@ func newSequence(t *testing.T, d *Decoder) *la.Sequence {
 	return s
 }
 
-// rope is rope_parameters of a config.json.
-type rope struct {
-	Type         string  `json:"rope_type"`
-	Theta        float64 `json:"rope_theta"`
-	Factor       float64 `json:"factor"`
-	Low          float64 `json:"low_freq_factor"`
-	High         float64 `json:"high_freq_factor"`
-	Context      int     `json:"original_max_position_embeddings"`
-	BetaFast     float64 `json:"beta_fast"`
-	BetaSlow     float64 `json:"beta_slow"`
-	Truncate     *bool   `json:"truncate"`
-	MScale       float64 `json:"mscale"`
-	MScaleAllDim float64 `json:"mscale_all_dim"`
-	Attention    float64 `json:"attention_factor"`
-}
-
-func (r *rope) config(t testing.TB, headDim int) la.RotaryConfig {
-	c := la.RotaryConfig{HeadDim: headDim, Base: r.Theta}
-	switch r.Type {
-	case "default":
-	case "linear":
-		c.Scaling = la.LinearScaling{Factor: r.Factor}
-	case "llama3":
-		c.Scaling = la.Llama3Scaling{Factor: r.Factor, LowFrequency: r.Low, HighFrequency: r.High, Context: r.Context}
-	case "yarn":
-		c.Scaling = la.YaRNScaling{
-			Factor: r.Factor, Context: r.Context, BetaFast: r.BetaFast, BetaSlow: r.BetaSlow,
-			Attention: r.Attention, MScale: r.MScale, MScaleAllDim: r.MScaleAllDim, NoTruncate: r.Truncate != nil && !*r.Truncate,
-		}
-	default:
-		t.Fatalf("rope_type %q", r.Type)
-	}
-	return c
-}
-
 func readGolden(t testing.TB) (g golden) {
 	data, err := testdata.ReadFile("testdata/golden.json")
 	if err == nil {
@@ -139,40 +104,57 @@ func readGolden(t testing.TB) (g golden) {
 	return g
 }
 
-// parameter is the value that golden.py gives a parameter.
-func parameter(name string, scale float64, tied bool, shape ...int) *tensor.Dense {
+// parameter is the value that golden.py gives a parameter; in a model with unit offsets, norms are of 1 more.
+func (m *model) parameter(name string, unitOffset bool, shape ...int) *tensor.Dense {
+	factor, more := m.Scale, 0.0
+	switch {
+	case strings.HasSuffix(name, "norm.weight"):
+		factor, more = 0.5, 1
+		if unitOffset {
+			more = 0
+		}
+	case strings.HasSuffix(name, ".bias"):
+		factor = 0.5
+	case strings.Contains(name, "embed_tokens"):
+		factor = m.Embedding
+	}
+	data := values(name, tensor.Shape(shape).TotalSize())
+	for i, v := range data {
+		data[i] = float32(more + factor*float64(v))
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
+}
+
+// values are golden.py's: of a name, in [-1, 1), with 24 bits each.
+func values(name string, n int) []float32 {
 	h := fnv.New64a()
 	h.Write([]byte(name))
-	data := make([]float32, tensor.Shape(shape).TotalSize())
+	data := make([]float32, n)
 	for i := range data {
 		z := h.Sum64() + uint64(i) + 0x9e3779b97f4a7c15
 		z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 		z = (z ^ z>>27) * 0x94d049bb133111eb
 		z ^= z >> 31
-		v := float64(z>>40)/(1<<23) - 1
-		switch {
-		case strings.HasSuffix(name, "norm.weight"):
-			v = 1 + v/2
-		case strings.HasSuffix(name, ".bias"):
-			v /= 2
-		case tied || !strings.Contains(name, "embed_tokens"):
-			v *= scale
-		}
-		data[i] = float32(v)
+		data[i] = float32(float64(z>>40)/(1<<23) - 1)
 	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
+	return data
 }
 
 // Rotary embeddings have transformers' frequencies, which are of float32.
 func TestGoldenFrequencies(t *testing.T) {
 	for _, c := range readGolden(t).Frequencies {
-		w, m, err := c.Rope.config(t, c.Dim).Frequencies()
+		config := la.RotaryConfig{HeadDim: c.Dim}
+		f := parse("", c.Rope)
+		if f.rope(&config, 0); f.err != nil {
+			t.Fatal(f.err)
+		}
+		w, m, err := config.Frequencies()
 		if err != nil || len(w) != len(c.W) || math.Abs(m-c.M) > 1e-7 {
-			t.Fatalf("%+v: %d frequencies, m %v, want %d and %v: %v", c.Rope, len(w), m, len(c.W), c.M, err)
+			t.Fatalf("%s: %d frequencies, m %v, want %d and %v: %v", c.Rope, len(w), m, len(c.W), c.M, err)
 		}
 		for i := range w {
 			if math.Abs(w[i]-c.W[i]) > 1e-6*c.W[i] {
-				t.Errorf("%+v: pair %d has %v, want %v", c.Rope, i, w[i], c.W[i])
+				t.Errorf("%s: pair %d has %v, want %v", c.Rope, i, w[i], c.W[i])
 			}
 		}
 	}
@@ -195,7 +177,7 @@ func testGolden(t *testing.T, gpu *la.GPU, next int, atol float64) {
 	for _, m := range readGolden(t).Models {
 		t.Run(m.Name, func(t *testing.T) {
 			d := m.decoder(t, gpu, tensor.Float32)
-			want := readRows(t, m.File, m.Config.Vocab)
+			want := readRows(t, m.File, m.config(t).Vocab)
 			check := func(what string, got [][]float32, want [][]float32) {
 				t.Helper()
 				for i := range want {

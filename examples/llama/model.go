@@ -2,6 +2,7 @@ package llama
 
 import (
 	"fmt"
+	"math"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
@@ -9,23 +10,6 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
-
-// Config is the shape of a model, as its config.json has it.
-type Config struct {
-	Vocab   int // vocab_size
-	Hidden  int // hidden_size
-	Inner   int // intermediate_size
-	Layers  int // num_hidden_layers
-	Heads   int // num_attention_heads
-	KVHeads int // num_key_value_heads
-
-	Eps    float64         // rms_norm_eps
-	Rotary la.RotaryConfig // head_dim (or Hidden/Heads), rope_theta and rope_scaling
-
-	Bias   bool // queries, keys and values have biases, as in Qwen 2
-	QKNorm bool // heads of queries and keys are normalised, as in Qwen 3
-	Tied   bool // tie_word_embeddings
-}
 
 // Weights is the value of a parameter, by its name in a checkpoint of transformers: a
 // *tensor.Dense of float32, Float16 or BFloat16 for a decoder on the CPU, and a [la.DeviceTensor]
@@ -41,10 +25,14 @@ type builder struct {
 	err     error
 }
 
-// logits builds the decoder: tokens and positions are vectors, and the result is (rows, Vocab).
+// logits builds the decoder: tokens and positions are vectors, and the result is (rows, Vocab), without
+// a soft cap.
 func (b *builder) logits(tokens, positions *G.Node) (*G.Node, error) {
 	embedding := b.weight("model.embed_tokens.weight", b.c.Vocab, b.c.Hidden)
 	h := b.do(func() (*G.Node, error) { return nn.Embedding(embedding, tokens, nil) })
+	if b.c.ScaleEmbedding {
+		h = b.do(func() (*G.Node, error) { return nn.Scale(h, math.Sqrt(float64(b.c.Hidden))) })
+	}
 	for i := range b.c.Layers {
 		h = b.layer(i, h, positions)
 	}
@@ -58,13 +46,27 @@ func (b *builder) logits(tokens, positions *G.Node) (*G.Node, error) {
 
 func (b *builder) layer(i int, h, positions *G.Node) *G.Node {
 	name := fmt.Sprintf("model.layers.%d.", i)
+	before, after := "post_attention_layernorm", "" // norms of the gated layers
+	if b.c.PostNorms {
+		before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+	}
 	a := b.attention(i, name+"self_attn.", b.norm(name+"input_layernorm"), h, positions)
-	h = b.linear(a, name+"self_attn.o_proj", b.c.Hidden, b.c.Heads*b.c.Rotary.HeadDim, nn.WithResidual(h))
+	h = b.add(h, a, name+"self_attn.o_proj", b.c.Heads*b.c.Rotary.HeadDim, name+"post_attention_layernorm")
 
-	gateUp := b.linears(h, false, b.norm(name+"post_attention_layernorm"),
+	gateUp := b.linears(h, false, b.norm(name+before),
 		layer{name + "mlp.gate_proj", b.c.Inner}, layer{name + "mlp.up_proj", b.c.Inner})
-	x := b.do(func() (*G.Node, error) { return nn.GLU(gateUp[0], gateUp[1], nn.SwiGLU) })
-	return b.linear(x, name+"mlp.down_proj", b.c.Hidden, b.c.Inner, nn.WithResidual(h))
+	x := b.do(func() (*G.Node, error) { return nn.GLU(gateUp[0], gateUp[1], b.c.Gate) })
+	return b.add(h, x, name+"mlp.down_proj", b.c.Inner, name+after)
+}
+
+// add is h and a projection of x, which is normalised first in models that have such norms.
+func (b *builder) add(h, x *G.Node, projection string, in int, norm string) *G.Node {
+	if !b.c.PostNorms {
+		return b.linear(x, projection, b.c.Hidden, in, nn.WithResidual(h))
+	}
+	y := b.linear(x, projection, b.c.Hidden, in)
+	gamma := b.weight(norm+".weight", b.c.Hidden)
+	return b.do(func() (*G.Node, error) { return nn.RMSNorm(y, gamma, h, b.c.Eps, b.normOptions()...) })
 }
 
 // attention is that of the norm of h to what the cache has of the layer.
@@ -80,8 +82,23 @@ func (b *builder) attention(i int, name string, norm nn.LinearOption, h, positio
 		qkv[j] = b.do(func() (*G.Node, error) { return nn.Rotary(qkv[j], positions, b.c.Rotary) })
 	}
 	return b.do(func() (*G.Node, error) {
-		return la.CachedAttention(qkv[0], qkv[1], qkv[2], b.step.Layer(i), la.WithCausal())
+		return la.CachedAttention(qkv[0], qkv[1], qkv[2], b.step.Layer(i), b.attentionOptions(i)...)
 	})
+}
+
+// attentionOptions are what a layer's keys and scores are. Whatever else changes scores goes here, too.
+func (b *builder) attentionOptions(i int) []la.Option {
+	opts := []la.Option{la.WithCausal()}
+	if b.c.Windows != nil && b.c.Windows[i] > 0 {
+		opts = append(opts, la.WithWindow(b.c.Windows[i]))
+	}
+	if b.c.QueryScalar > 0 {
+		opts = append(opts, la.WithScale(1/math.Sqrt(b.c.QueryScalar)))
+	}
+	if b.c.ScoreCap > 0 {
+		opts = append(opts, la.WithSoftCap(b.c.ScoreCap))
+	}
+	return opts
 }
 
 // do adds nodes unless there was an error.
@@ -114,7 +131,14 @@ func input(g *G.ExprGraph, name string, v interface {
 
 // norm has a layer read the norm of its input.
 func (b *builder) norm(name string) nn.LinearOption {
-	return nn.WithRMSNorm(b.weight(name+".weight", b.c.Hidden), b.c.Eps)
+	return nn.WithRMSNorm(b.weight(name+".weight", b.c.Hidden), b.c.Eps, b.normOptions()...)
+}
+
+func (b *builder) normOptions() []nn.NormOption {
+	if b.c.UnitOffset {
+		return []nn.NormOption{nn.WithUnitOffset()}
+	}
+	return nil
 }
 
 func (b *builder) linear(x *G.Node, name string, out, in int, opts ...nn.LinearOption) *G.Node {
