@@ -76,6 +76,9 @@ func (p *Problem) Check(op string) error {
 	if err := p.Score.Check(op, p.Heads); err != nil {
 		return err
 	}
+	if p.Tree && p.Slopes != "" {
+		return Errorf(op, ErrUnsupported, "a tree and slopes of scores (ALiBi)") // as with a window
+	}
 	for _, s := range []struct {
 		name string
 		Strides
