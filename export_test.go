@@ -308,7 +308,7 @@ func (e *fakeEngine) Supports(g *attn.Problem) error {
 	}
 	const (
 		scores = attn.Window | attn.Cap | attn.SlopesOfHeads
-		can    = attn.Causal | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused | scores
+		can    = attn.Causal | attn.Trees | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused | scores
 	)
 	if f := g.Features(); f&^can != 0 || f&attn.Unfused != 0 && f&scores != 0 { // the CPU engine could, and a GPU can't
 		return attention.HasKernel(g)

@@ -37,16 +37,5 @@ func (m Mask) Check(op string) error {
 	if m.Window < 0 {
 		return Errorf(op, ErrShape, "a window of %d keys", m.Window)
 	}
-	if !m.Tree {
-		return nil
-	}
-	// A token of a tree stands at its depth behind the sequence, and not where its key lies: what hides keys by
-	// their distance would mean something else here.
-	switch {
-	case !m.Causal:
-		return Errorf(op, ErrUnsupported, "a tree without a causal mask")
-	case m.Window != 0:
-		return Errorf(op, ErrUnsupported, "a tree and a window of %d keys", m.Window)
-	}
 	return nil
 }
