@@ -338,7 +338,7 @@ func TestGroupRecorded(t *testing.T) {
 	}
 	// A schedule that looks different on the second GPU alone is another one.
 	set()
-	step.plans[0].plan.(*devicePlan).parts[1].plan.(*fakePlan).generation++
+	step.plans[0].plan.(*devicePlan).chains.parts[1].plan.(*fakePlan).generation++
 	if err := rec.Replay(); !errors.Is(err, ErrState) {
 		t.Errorf("another schedule: %v", err)
 	}

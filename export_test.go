@@ -272,8 +272,8 @@ func UseEagerEngine(t testing.TB) {
 func KernelsOf(s *Step) (names []string) {
 	for _, p := range s.plans {
 		d, ok := p.plan.(*devicePlan)
-		for i := 0; ok && i < len(d.parts); i++ {
-			if plan, ok := d.parts[i].plan.(*attention.Plan); ok {
+		for i := 0; ok && i < len(d.now.parts); i++ {
+			if plan, ok := d.now.parts[i].plan.(*attention.Plan); ok {
 				names = append(names, plan.Kernels()...)
 			}
 		}
