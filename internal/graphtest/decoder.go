@@ -201,6 +201,20 @@ func (s *Stored) Fork(t testing.TB) *Stored {
 	return f
 }
 
+// Truncate is that of the sequence.
+func (s *Stored) Truncate(t testing.TB, n int) {
+	t.Helper()
+	before := s.Seq.Len()
+	if err := s.Seq.Truncate(n); err != nil {
+		t.Fatal(err)
+	}
+	for l := range s.K {
+		if before > 0 {
+			s.K[l], s.V[l] = s.K[l][:len(s.K[l])/before*n], s.V[l][:len(s.V[l])/before*n]
+		}
+	}
+}
+
 // Appended is some tokens of a sequence in a step.
 type Appended struct {
 	To     *Stored
