@@ -78,8 +78,10 @@ func (p *Problem) Check(op string) error {
 	if err := p.Score.Check(op, p.Heads); err != nil {
 		return err
 	}
-	if err := p.TreeFits(); p.Tree && err != nil {
-		return Errorf(op, ErrUnsupported, "%v", err)
+	if p.Tree {
+		if err := p.TreeFits(); err != nil {
+			return Errorf(op, ErrUnsupported, "%v", err)
+		}
 	}
 	for _, s := range []struct {
 		name string
