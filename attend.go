@@ -32,6 +32,12 @@ type Args struct {
 	// Bias, if not nil, is (batch, heads, Nq, Nk) with 1 in place of any size but
 	// the last, of Q's element type, and is added to the scores as [WithBias] says.
 	Bias G.Value
+	// Trees, if not nil, are of each sequence the masks that say which of its queries' own
+	// keys, the last Nq of its keys, each query sees; [Append.Tree] has their form. nil for a
+	// sequence is none: then it is as [WithCausal] says. Nq is at most 64 and at most the
+	// sequence's keys where there is one. Trees need WithCausal, and go with neither
+	// [WithWindow] nor [WithALiBi]: those are [ErrUnsupported] then.
+	Trees [][]uint64
 }
 
 // Attend computes, for each sequence b, head h and query i,
@@ -74,7 +80,7 @@ func Attend(a Args, opts ...Option) (err error) {
 		return err
 	}
 	if gpu != nil {
-		return attendDevice(op, gpu, append([]G.Value(nil), values...), a.Bias, a.Lengths, &c)
+		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
 	var t [5]*tensor.Dense
 	for i, v := range values {
@@ -112,6 +118,10 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err := r.setLengths(op, &p, a.Lengths); err != nil {
 		return err
 	}
+	if err := r.setTrees(op, &p, &c, a.Trees); err != nil {
+		return err
+	}
+	defer r.forgetTrees()
 	return r.attend(op, &p, &c, q, k, v, bias, out, lse)
 }
 
@@ -138,6 +148,7 @@ func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others 
 // denseRun is the memory of one call on dense tensors, used again by later ones.
 type denseRun struct {
 	lengths   []int
+	trees     [][]uint64 // nil: none
 	pages     []int32
 	sequences []attn.Sequence
 	plan      cpu.Plan
@@ -160,6 +171,43 @@ func (r *denseRun) setLengths(op string, p *problem, lengths []int) (err error) 
 	return err
 }
 
+// setTrees takes the trees of [Args], which c knows of then. forgetTrees is to be called behind it.
+func (r *denseRun) setTrees(op string, p *problem, c *config, trees [][]uint64) error {
+	if trees == nil {
+		return nil
+	}
+	if len(trees) != p.batch {
+		return errorf(op, ErrShape, "%d trees for a batch of %d", len(trees), p.batch)
+	}
+	for b, tree := range trees {
+		if tree == nil {
+			continue
+		}
+		c.mask.Tree = true
+		if err := attn.Tree(tree).Check(p.queries); err != nil {
+			return errorf(op, ErrShape, "sequence %d: %v", b, err)
+		}
+		if n := r.lengths[b]; n < p.queries {
+			return errorf(op, ErrLength, "sequence %d has %d keys and a tree of %d", b, n, p.queries)
+		}
+	}
+	if g := c.attention(p.dim); g.Tree {
+		if err := g.TreeFits(); err != nil {
+			return errorf(op, ErrUnsupported, "%v", err)
+		}
+	}
+	r.trees = trees
+	return nil
+}
+
+// forgetTrees keeps nobody's memory alive.
+func (r *denseRun) forgetTrees() {
+	r.trees = nil
+	for i := range r.sequences {
+		r.sequences[i].Tree = nil
+	}
+}
+
 // allLive gives every sequence all of its keys.
 func (r *denseRun) allLive(p *problem) {
 	r.lengths = r.lengths[:0]
@@ -175,9 +223,11 @@ func (r *denseRun) layOut(p *problem) {
 		r.pages = append(r.pages, int32(b))
 	}
 	for b, n := range r.lengths {
-		r.sequences = append(r.sequences, attn.Sequence{
-			Row: b * p.heads * p.queries, Queries: p.queries, Keys: n, Pages: r.pages[b : b+1],
-		})
+		seq := attn.Sequence{Row: b * p.heads * p.queries, Queries: p.queries, Keys: n, Pages: r.pages[b : b+1]}
+		if r.trees != nil {
+			seq.Tree = r.trees[b]
+		}
+		r.sequences = append(r.sequences, seq)
 	}
 }
 

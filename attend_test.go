@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -55,6 +56,88 @@ func TestAttend(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestAttendTrees: batches of sequences with trees and without, with a bias and without; a chain has the bits
+// that are there without a tree, and nothing is allocated in steady state.
+func TestAttendTrees(t *testing.T) {
+	rng := reftest.Rand(t)
+	for i := range 3 * len(elementTypes) {
+		types := elementTypes[i%len(elementTypes)]
+		n := []int{1, 2, 9, 20, attn.MaxTree}[i%5]
+		s := reftest.RandomTrees(rng, dense(4, 2, 24, 16, n, n+rng.IntN(200), n, n+rng.IntN(9)))
+		s.Trees[0] = reftest.RandomTree(rng, n)
+		if i%3 == 0 {
+			s = reftest.RandomBias(rng, s, slices.Max(s.Keys))
+		}
+		p := graphtest.NewProblem(rng, s, graphtest.Spec{Inputs: reftest.AllInputs[i%4], QueryType: types[0], KVType: types[1]})
+		opts := append(p.Options(), la.WithSchedule(graphtest.Schedules[i%3]), la.WithWorkers(3), la.WithTileTokens(16))
+		a := p.Args()
+		if err := la.Attend(a, opts...); err != nil {
+			t.Fatal(err)
+		}
+		p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
+		if n := testing.AllocsPerRun(20, func() {
+			if err := la.Attend(a, opts...); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 && !reftest.RaceEnabled {
+			t.Errorf("%v %v: %v allocations a call", types, s, n)
+		}
+
+		if s.Bias.X != nil {
+			continue // it is NaN for what a tree hides
+		}
+		b, c := p.Args(), p.Args()
+		b.Trees = nil
+		for i := range c.Trees {
+			c.Trees[i] = nil
+			for j := range n {
+				c.Trees[i] = append(c.Trees[i], math.MaxUint64>>(63-j))
+			}
+		}
+		if err := errors.Join(la.Attend(b, opts...), la.Attend(c, opts...)); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(graphtest.Bits(t, b.Out), graphtest.Bits(t, c.Out)) {
+			t.Errorf("%v %v: a chain has other bits", types, s)
+		}
+	}
+}
+
+// What is no tree is refused by name, before anything is written.
+func TestBadAttendTrees(t *testing.T) {
+	p := graphtest.NewProblem(reftest.Rand(t), causal(dense(2, 1, 4, 4, 3, 9, 5)), graphtest.Spec{})
+	for name, c := range map[string]struct {
+		trees [][]uint64
+		opts  []la.Option
+		want  error
+		text  string
+	}{
+		"one tree":     {[][]uint64{{1, 3, 5}}, nil, la.ErrShape, "1 trees for a batch of 2"},
+		"too short":    {[][]uint64{nil, {1, 3}}, nil, la.ErrShape, "sequence 1: a tree of 2 tokens for 3"},
+		"blind":        {[][]uint64{{1, 3, 1}, nil}, nil, la.ErrShape, "sequence 0: token 2 of a tree does not see itself"},
+		"later tokens": {[][]uint64{{3, 3, 5}, nil}, nil, la.ErrShape, "sequence 0: token 0 of a tree sees token 1"},
+		"few keys":     {[][]uint64{nil, {1, 3, 5}}, nil, la.ErrLength, "sequence 1 has 2 keys and a tree of 3"},
+		"not causal":   {[][]uint64{{1, 3, 5}, nil}, []la.Option{}, la.ErrUnsupported, "a tree without a causal mask"},
+		"a window":     {[][]uint64{{1, 3, 5}, nil}, []la.Option{la.WithCausal(), la.WithWindow(4)}, la.ErrUnsupported, "a tree and a window of 4 keys"},
+		"slopes":       {[][]uint64{{1, 3, 5}, nil}, []la.Option{la.WithCausal(), la.WithALiBi([]float64{1, 2})}, la.ErrUnsupported, "a tree and slopes"},
+	} {
+		a := p.Args()
+		a.Trees, a.Lengths = c.trees, []int{9, 2}
+		if c.opts == nil {
+			c.opts = []la.Option{la.WithCausal()}
+		}
+		t.Run(name, func(t *testing.T) { wantError(t, la.Attend(a, c.opts...), c.want, "Attend", c.text) })
+		if !graphtest.AllNaN(t, a.Out) || !graphtest.AllNaN(t, a.LSE) {
+			t.Errorf("%s: a result was written", name)
+		}
+	}
+	a := p.Args()
+	a.Trees = make([][]uint64, 2) // none
+	if err := la.Attend(a, la.WithWindow(4)); err != nil {
+		t.Error(err)
 	}
 }
 

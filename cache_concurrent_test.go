@@ -154,7 +154,7 @@ func testConcurrentCallsOfOneStep(t *testing.T, at modelPlace) {
 				var err error
 				switch (n + i) % 4 {
 				case 0:
-					err = s.step.Set([]Append{{seq, 2}})
+					err = s.step.Set([]Append{{Seq: seq, Tokens: 2}})
 				case 1, 2:
 					layer := (n + i) % 2
 					_, err = s.nodes[layer].Op().Do(in[layer].tensors[0], in[layer].tensors[1], in[layer].tensors[2])
@@ -228,7 +228,7 @@ func testCloseWhileRunning(t *testing.T, times int, open func() (modelPlace, fun
 			wg.Go(func() {
 				defer s.close()
 				for {
-					err := s.step.Set([]Append{{seq, 4}})
+					err := s.step.Set([]Append{{Seq: seq, Tokens: 4}})
 					if err == nil {
 						err = s.run(in, 0)
 					}

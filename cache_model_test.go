@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -52,6 +53,7 @@ type modelStep struct {
 type modelPart struct {
 	*modelSequence
 	fresh []*testToken
+	tree  attn.Tree
 	after []*modelPage // the sequence's pages once the step is committed
 }
 
@@ -263,6 +265,17 @@ func (m *cacheModel) Save(t *rapid.T) {
 	m.add(t, fresh)
 }
 
+// drawTree is a tree of so many tokens.
+func drawTree(t *rapid.T, tokens int) attn.Tree {
+	parents := make([]int, tokens)
+	for i := range parents {
+		parents[i] = rapid.IntRange(-1, i-1).Draw(t, "parent")
+	}
+	tree, err := TreeOfParents(parents)
+	noError(t, err)
+	return tree
+}
+
 // Set makes a step of sequences that can be in one, with counts that fit its rows.
 func (m *cacheModel) Set(t *rapid.T) {
 	if s := m.pickStep(t); !s.open {
@@ -288,7 +301,11 @@ func (m *cacheModel) setIdle(t *rapid.T, s *modelStep) {
 		}
 		n := rapid.IntRange(1, left).Draw(t, "tokens")
 		left -= n
-		parts = append(parts, modelPart{modelSequence: idle[i], fresh: newTestTokens(n, m.cache.config.Layers)})
+		p := modelPart{modelSequence: idle[i], fresh: newTestTokens(n, m.cache.config.Layers)}
+		if s.causal && rapid.Bool().Draw(t, "a tree") {
+			p.tree = drawTree(t, n)
+		}
+		parts = append(parts, p)
 	}
 	m.set(t, s, parts, nil)
 }
@@ -309,6 +326,16 @@ func (m *cacheModel) SetAnything(t *rapid.T) {
 			wrong = append(wrong, ErrLength)
 		}
 		rows += n
+		if rapid.IntRange(0, 3).Draw(t, "a tree") == 0 {
+			p.tree = drawTree(t, max(n, 0))
+			if !s.causal {
+				wrong = append(wrong, ErrUnsupported)
+			}
+			if rapid.IntRange(0, 3).Draw(t, "a bad one") == 0 {
+				p.tree = append(p.tree, 1<<63)
+				wrong = append(wrong, ErrShape)
+			}
+		}
 		switch which := rapid.IntRange(-2, len(m.sequences)-1).Draw(t, "which"); which {
 		case -2:
 			wrong = append(wrong, ErrState) // no sequence
@@ -332,7 +359,7 @@ func (m *cacheModel) SetAnything(t *rapid.T) {
 func (m *cacheModel) set(t *rapid.T, s *modelStep, parts []modelPart, wrong []error) {
 	var appends []Append
 	for _, p := range parts {
-		a := Append{Tokens: len(p.fresh)}
+		a := Append{Tokens: len(p.fresh), Tree: p.tree}
 		if p.modelSequence != nil {
 			a.Seq = p.real
 		}
@@ -409,7 +436,7 @@ func (m *cacheModel) ran(t *rapid.T, s *modelStep, layer int, in layerInput) {
 	s.lastRun[layer] = true
 	var parts []stepPart
 	for _, p := range s.parts {
-		parts = append(parts, stepPart{append(slices.Clone(p.tokens), p.fresh...), len(p.fresh)})
+		parts = append(parts, stepPart{append(slices.Clone(p.tokens), p.fresh...), len(p.fresh), p.tree})
 	}
 	noError(t, s.checkLayer(layer, in.q, parts))
 }
@@ -770,7 +797,7 @@ func testDeviceCacheMemoryFlat(t *testing.T, at modelPlace, steps int) {
 		a := newTestSequence(t, c)
 		var first GPUMemory
 		for i := range steps {
-			noError(t, s.step.Set([]Append{{a, 1 + i%4}}))
+			noError(t, s.step.Set([]Append{{Seq: a, Tokens: 1 + i%4}}))
 			for l := range 3 {
 				noError(t, s.runLayer(l, s.draw(rng, l, newTestTokens(1+i%4, 3))))
 			}

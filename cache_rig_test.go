@@ -275,6 +275,7 @@ func (s *stepGraph) run(inputs []layerInput, failAt int) error {
 type stepPart struct {
 	context []*testToken
 	n       int
+	tree    attn.Tree
 }
 
 // checkLayer compares a layer's output with attention over dense rows.
@@ -290,6 +291,7 @@ func (s *stepGraph) checkLayer(layer int, q []float64, parts []stepPart) error {
 		first = append(first, rows)
 		rows += p.n
 		c.Queries, c.Keys = append(c.Queries, p.n), append(c.Keys, len(p.context))
+		c.Tree, c.Trees = c.Tree || p.tree != nil, append(c.Trees, p.tree)
 		for _, tok := range p.context {
 			c.K, c.V = append(c.K, tok.k[layer]...), append(c.V, tok.v[layer]...)
 		}
@@ -456,7 +458,7 @@ type testAppend struct {
 func set(s *stepGraph, appends ...testAppend) error {
 	var a []Append
 	for _, x := range appends {
-		a = append(a, Append{x.seq, x.n})
+		a = append(a, Append{Seq: x.seq, Tokens: x.n})
 	}
 	return s.step.Set(a)
 }
@@ -470,7 +472,7 @@ func (s *stepGraph) attempt(rng *rand.Rand, failAt int, appends ...testAppend) (
 	for _, a := range appends {
 		tokens := newTestTokens(a.n, layers)
 		all, fresh = append(all, tokens...), append(fresh, tokens)
-		parts = append(parts, stepPart{append(a.tokens[:len(a.tokens):len(a.tokens)], tokens...), a.n})
+		parts = append(parts, stepPart{context: append(a.tokens[:len(a.tokens):len(a.tokens)], tokens...), n: a.n})
 	}
 	var inputs []layerInput
 	for l := range layers {

@@ -290,7 +290,7 @@ func TestGraphBuiltAfterSet(t *testing.T) {
 	step, err := c.NewStep(1)
 	noError(t, err)
 	seq := newTestSequence(t, c)
-	noError(t, step.Set([]Append{{seq, 1}}))
+	noError(t, step.Set([]Append{{Seq: seq, Tokens: 1}}))
 	g := G.NewGraph()
 	x := func(name string, v ...float32) *G.Node {
 		return G.NewMatrix(g, tensor.Float32, G.WithShape(1, 2), G.WithName(name),
@@ -315,7 +315,7 @@ func TestStepDoesNotAllocate(t *testing.T) {
 	var appends []Append
 	for i := range 5 {
 		sequences = append(sequences, newTestSequence(t, c))
-		appends = append(appends, Append{sequences[i], 1 + i%3})
+		appends = append(appends, Append{Seq: sequences[i], Tokens: 1 + i%3})
 	}
 	in := make([]layerInput, 2)
 	rng := reftest.Rand(t)
@@ -452,7 +452,7 @@ func TestWrongPool(t *testing.T) {
 	c := newTestCache(t, smallCache)
 	q := newTestSequence(t, c)
 	step, err := c.NewStep(4)
-	noError(t, err, step.Set([]Append{{q, 4}}), c.pool.Release(step.reservations[0].Fresh()))
+	noError(t, err, step.Set([]Append{{Seq: q, Tokens: 4}}), c.pool.Release(step.reservations[0].Fresh()))
 	if err := step.Rollback(); !errors.Is(err, ErrInternal) || !strings.Contains(err.Error(), "Rollback: pages: page 0 is free") {
 		t.Error(err)
 	}
@@ -589,7 +589,7 @@ func (d *testDecoder) do(t testing.TB, p *testPass, contexts []*decoderContext, 
 	var appends []Append
 	x := make([]float64, 0, p.step.Tokens()*d.width)
 	for i, c := range contexts {
-		appends = append(appends, Append{c.seq, counts[i]})
+		appends = append(appends, Append{Seq: c.seq, Tokens: counts[i]})
 		c.h = c.h[:0]
 		for _, row := range c.x[c.done : c.done+counts[i]] {
 			x = append(x, row...)
@@ -730,7 +730,7 @@ func TestCachedAttentionOnLispMachine(t *testing.T) {
 	defer s.close()
 	seq := newTestSequence(t, c)
 	tokens := newTestTokens(2, smallCache.Layers)
-	noError(t, s.step.Set([]Append{{seq, 2}}))
+	noError(t, s.step.Set([]Append{{Seq: seq, Tokens: 2}}))
 	var inputs []layerInput
 	for l := range smallCache.Layers {
 		inputs = append(inputs, s.draw(rng, l, tokens))
@@ -742,6 +742,6 @@ func TestCachedAttentionOnLispMachine(t *testing.T) {
 	defer m.Close()
 	noError(t, m.RunAll(), s.step.Commit(), seq.checkTokens(tokens))
 	for l, in := range inputs {
-		noError(t, s.checkLayer(l, in.q, []stepPart{{tokens, 2}}))
+		noError(t, s.checkLayer(l, in.q, []stepPart{{context: tokens, n: 2}}))
 	}
 }

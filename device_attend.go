@@ -14,8 +14,8 @@ import (
 )
 
 // attendDevice is [Attend] on tensors of a GPU; v are q, k, v, out and, if
-// wanted, the log-sum-exp. bias may be nil.
-func attendDevice(op string, gpu *GPU, v []G.Value, bias G.Value, lengths []int, c *config) error {
+// wanted, the log-sum-exp.
+func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 	names := [...]string{"q", "k", "v", "out", "lse"}
 	var t [5]*DeviceTensor
 	var o [3]operand
@@ -32,7 +32,7 @@ func attendDevice(op string, gpu *GPU, v []G.Value, bias G.Value, lengths []int,
 	if err := c.checkHeads(op, p.heads); err != nil {
 		return err
 	}
-	added, err := p.deviceBias(op, gpu, bias, c)
+	added, err := p.deviceBias(op, gpu, a.Bias, c)
 	if err != nil {
 		return err
 	}
@@ -54,9 +54,13 @@ func attendDevice(op string, gpu *GPU, v []G.Value, bias G.Value, lengths []int,
 	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
-	if err := r.setLengths(op, &p, lengths); err != nil {
+	if err := r.setLengths(op, &p, a.Lengths); err != nil {
 		return err
 	}
+	if err := r.setTrees(op, &p, c, a.Trees); err != nil {
+		return err
+	}
+	defer r.forgetTrees()
 	return r.attendDevice(op, gpu, &p, c, [2]*DeviceTensor{t[1], t[2]}, func(sub *device.Submission) (o deviceOperands, err error) {
 		for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE} {
 			if t[i] == nil {
@@ -76,7 +80,7 @@ func attendDevice(op string, gpu *GPU, v []G.Value, bias G.Value, lengths []int,
 			o.Bias, err = added.useAs(sub, "bias")
 		}
 		return o, err
-	}, append(v, bias)...)
+	}, append(v, a.Bias)...)
 }
 
 // deviceBias checks the bias of an attention on a GPU, and says in c which number is for which

@@ -222,7 +222,7 @@ func TestGroupFaults(t *testing.T) {
 					noError(t, step.step.Rollback())
 					continue
 				}
-				noError(t, step.checkLayer(0, in.q, []stepPart{{append(slices.Clone(a.tokens), tokens...), 2}}))
+				noError(t, step.checkLayer(0, in.q, []stepPart{{context: append(slices.Clone(a.tokens), tokens...), n: 2}}))
 				if !note(step.step.Commit()) {
 					t.Fatalf("Commit: %v", failed)
 				}
@@ -283,7 +283,7 @@ func TestGroupMixed(t *testing.T) {
 	c := newTestCache(t, groupConfig(gpu, 2))
 	s := newStepGraph(t, c, 1, 2, tensor.Float32)
 	defer s.close()
-	noError(t, s.step.Set([]Append{{newTestSequence(t, c), 1}}))
+	noError(t, s.step.Set([]Append{{Seq: newTestSequence(t, c), Tokens: 1}}))
 	in := s.draw(reftest.Rand(t), 0, newTestTokens(1, 2))
 	var there [3]G.Value
 	for i := range there {
@@ -320,7 +320,7 @@ func TestGroupRecorded(t *testing.T) {
 	defer vm.Close()
 	run := func() error { defer vm.Reset(); return vm.RunAll() }
 	seq := newTestSequence(t, c)
-	set := func() { t.Helper(); noError(t, step.Set([]Append{{seq, 1}})) }
+	set := func() { t.Helper(); noError(t, step.Set([]Append{{Seq: seq, Tokens: 1}})) }
 	set()
 	noError(t, run(), step.Commit())
 	set()
@@ -338,7 +338,7 @@ func TestGroupRecorded(t *testing.T) {
 	}
 	// A schedule that looks different on the second GPU alone is another one.
 	set()
-	step.plans[0].plan.(*devicePlan).parts[1].plan.(*fakePlan).generation++
+	step.plans[0].plan.(*devicePlan).chains.parts[1].plan.(*fakePlan).generation++
 	if err := rec.Replay(); !errors.Is(err, ErrState) {
 		t.Errorf("another schedule: %v", err)
 	}

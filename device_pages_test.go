@@ -152,10 +152,10 @@ func TestDevicePlanMemory(t *testing.T) {
 	d, err := gpu.NewTensor(tensor.Float32, 256)
 	noError(t, err)
 	a := newTestSequence(t, c)
-	if err := s.step.Set([]Append{{a, 1}}); !errors.Is(err, ErrOutOfMemory) || s.step.open {
+	if err := s.step.Set([]Append{{Seq: a, Tokens: 1}}); !errors.Is(err, ErrOutOfMemory) || s.step.open {
 		t.Errorf("Set without memory for a plan: %v", err)
 	}
-	noError(t, d.Free(), s.step.Set([]Append{{a, 1}}), s.step.Rollback(), c.Close())
+	noError(t, d.Free(), s.step.Set([]Append{{Seq: a, Tokens: 1}}), s.step.Rollback(), c.Close())
 }
 
 // Plans that nobody uses give their memory back to who gets none, and others are made
@@ -297,7 +297,7 @@ func TestDeviceCacheErrors(t *testing.T) {
 	wrong("half on the host", err, ErrDType, "CachedAttention", "q is Float16")
 
 	a, b := newTestSequence(t, c), newTestSequence(t, host)
-	noError(t, s.step.Set([]Append{{a, 2}}), onHost.step.Set([]Append{{b, 2}}))
+	noError(t, s.step.Set([]Append{{Seq: a, Tokens: 2}}), onHost.step.Set([]Append{{Seq: b, Tokens: 2}}))
 	in := s.draw(rand.New(rand.NewPCG(1, 2)), 0, newTestTokens(2, 3))
 	q, k, v := in.tensors[0], in.tensors[1], in.tensors[2]
 	on := func(gpu *GPU, x *tensor.Dense) *DeviceTensor {
@@ -472,7 +472,7 @@ func TestDevicePlansComeBack(t *testing.T) {
 	for range 60 {
 		s := newStepGraph(t, c, 2, 2, tensor.Float32)
 		a := newTestSequence(t, c)
-		noError(t, s.step.Set([]Append{{a, 1}}), s.step.Rollback(), a.Release())
+		noError(t, s.step.Set([]Append{{Seq: a, Tokens: 1}}), s.step.Rollback(), a.Release())
 		s.close()
 		s = nil
 		collectGarbage()
@@ -672,7 +672,7 @@ func TestRecordingStale(t *testing.T) {
 		want   error
 	}{
 		"other memory of the schedule": {func(t *testing.T, r *recorded) {
-			r.step.plans[0].plan.(*devicePlan).parts[0].plan.(*fakePlan).generation++
+			r.step.plans[0].plan.(*devicePlan).chains.parts[0].plan.(*fakePlan).generation++
 		}, ErrState},
 		"a freed input":  {func(t *testing.T, r *recorded) { noError(t, r.q.Free()) }, ErrClosed},
 		"a closed cache": {func(t *testing.T, r *recorded) { noError(t, r.cache.Close()) }, ErrClosed},

@@ -2,6 +2,7 @@ package leanattention
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 
 	"gorgonia.org/leanattention/internal/cuda"
@@ -50,6 +51,10 @@ type Recording struct {
 // capability 9.0 on), which may begin with Embeddings and end with an ArgMax. It
 // adds in another order, so a replay's results differ from the machine's by
 // rounding; from replay to replay they have the same bits.
+//
+// A recording that is made of a step with a tree ([Append.Tree]) is for steps with trees and
+// without. One of a step without is for such steps alone: Replay is [ErrState] for others, and
+// right again behind them. So a decoder that does both may have one of each.
 //
 // Copies from and to the host are not part of a recording: [ToDevice], [ToHost]
 // and downloads are [ErrUnsupported] in run, as is [Attention], whose schedule is
@@ -133,8 +138,9 @@ func (r *Recording) Close() error {
 
 var (
 	// errNotReady is a step that recorded work does not fit.
-	errNotReady    = errors.New("the step is not what was recorded")
-	errCacheClosed = errors.New("the cache is closed")
+	errNotReady     = errors.New("the step is not what was recorded")
+	errWithoutTrees = fmt.Errorf("%w: a sequence has a tree, and none had one then", errNotReady)
+	errCacheClosed  = errors.New("the cache is closed")
 )
 
 // capacity is that of a step of a cache.
@@ -150,14 +156,14 @@ type stepRecord struct {
 
 type recordedNode struct {
 	*stepNode
-	plan       interface{ Generation() uint64 }
+	schedule   *deviceSchedule
 	rows       int
 	generation uint64
 }
 
 // record notes a node's work in the recording that is being made, if any. The
 // step's mu is held.
-func (s *Step) record(sub *device.Submission, n *stepNode, plan interface{ Generation() uint64 }) {
+func (s *Step) record(sub *device.Submission, n *stepNode, schedule *deviceSchedule) {
 	same := func(r device.Recorded) bool {
 		of, ok := r.(*stepRecord)
 		return ok && of.step == s
@@ -167,7 +173,8 @@ func (s *Step) record(sub *device.Submission, n *stepNode, plan interface{ Gener
 		return
 	}
 	of := r.(*stepRecord)
-	of.nodes = append(of.nodes, recordedNode{n, plan, n.plan.rows, plan.Generation()})
+	of.nodes = append(of.nodes, recordedNode{n, schedule, n.plan.rows, schedule.generation()})
+	schedule.recorded = true
 }
 
 // Ready holds the step until Done.
@@ -183,7 +190,10 @@ func (r *stepRecord) Ready() error {
 			return errNotReady
 		}
 		for _, n := range r.nodes {
-			if n.stepNode.plan.turn != s.turn || n.stepNode.plan.rows != n.rows || n.plan.Generation() != n.generation {
+			if n.plan.turn == s.turn && !n.schedule.planned {
+				return errWithoutTrees
+			}
+			if n.plan.turn != s.turn || n.plan.rows != n.rows || n.schedule.generation() != n.generation {
 				return errNotReady
 			}
 		}

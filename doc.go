@@ -47,6 +47,11 @@
 // Under the build tag cuda, which needs cgo, [Attention] and [CachedAttention]
 // are also ops of Gorgonia's own CUDA machine: docs/cuda.md.
 //
+// # Speculative decoding
+//
+// Several guesses of how a sequence goes on are one step: [Append.Tree] says which new
+// token follows which, and [Step.Positions] where each stands. All graphs take it up.
+//
 // # Caveats
 //
 // Head h reads KV head h/(H/Hkv). A query that sees no key gives 0, and a

@@ -272,8 +272,8 @@ func UseEagerEngine(t testing.TB) {
 func KernelsOf(s *Step) (names []string) {
 	for _, p := range s.plans {
 		d, ok := p.plan.(*devicePlan)
-		for i := 0; ok && i < len(d.parts); i++ {
-			if plan, ok := d.parts[i].plan.(*attention.Plan); ok {
+		for i := 0; ok && i < len(d.now.parts); i++ {
+			if plan, ok := d.now.parts[i].plan.(*attention.Plan); ok {
 				names = append(names, plan.Kernels()...)
 			}
 		}
@@ -308,7 +308,7 @@ func (e *fakeEngine) Supports(g *attn.Problem) error {
 	}
 	const (
 		scores = attn.Window | attn.Cap | attn.SlopesOfHeads
-		can    = attn.Causal | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused | scores
+		can    = attn.Causal | attn.Trees | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused | scores
 	)
 	if f := g.Features(); f&^can != 0 || f&attn.Unfused != 0 && f&scores != 0 { // the CPU engine could, and a GPU can't
 		return attention.HasKernel(g)

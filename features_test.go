@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -40,6 +41,10 @@ func option(o la.Option) func(*rand.Rand, *request) {
 var features = []feature{ // shapes first, of which the others make use
 	{"many rows", func(_ *rand.Rand, r *request) { r.Queries[0], r.Keys[0] = 20, 30 }},
 	{"causal", func(_ *rand.Rand, r *request) { r.Causal = true }},
+	{"trees", func(rng *rand.Rand, r *request) {
+		r.Causal, r.Tree = true, true
+		r.Trees = []attn.Tree{reftest.RandomTree(rng, r.Queries[0])}
+	}},
 	{"window", func(_ *rand.Rand, r *request) { r.Window = 5 }},
 	{"soft cap", func(_ *rand.Rand, r *request) { r.SoftCap = 0.8 }},
 	{"ALiBi", func(_ *rand.Rand, r *request) {
@@ -249,6 +254,9 @@ func denseEntries(at graphtest.Place) []entry {
 			return nil
 		}},
 		{"Attention", func(t *testing.T, rng *rand.Rand, r request) error {
+			if r.Tree {
+				return fmt.Errorf("no input of the node is for trees: %w", la.ErrUnsupported)
+			}
 			p := problemOf(rng, r)
 			g := p.Graph()
 			in := []*G.Node{g.Q, g.K, g.V}
@@ -302,7 +310,17 @@ func cachedEntry(name string, at graphtest.Place) entry {
 			if err != nil {
 				return err
 			}
-			u := d.Set(t, rng, reftest.Normal, graphtest.Appended{To: seq, Tokens: tokens})
+			a := graphtest.Appended{To: seq, Tokens: tokens}
+			if r.Tree && tokens == r.Queries[0] {
+				a.Tree = r.Trees[0]
+				if err := d.Step.Set([]la.Append{{Seq: seq.Seq, Tokens: tokens, Tree: a.Tree}}); err != nil {
+					return errors.Join(err, d.VM.Close())
+				}
+				if err := d.Step.Rollback(); err != nil {
+					t.Error(err)
+				}
+			}
+			u := d.Set(t, rng, reftest.Normal, a)
 			err = d.VM.RunAll()
 			d.VM.Reset()
 			if err != nil {
@@ -344,7 +362,9 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 	if err != nil {
 		return nil, err
 	}
-	at.Layers = []reftest.Shape{{Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}}
+	mask := r.Mask
+	mask.Tree = false // that is the step's
+	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}}
 	d := &graphtest.Decoder{Place: at, Cache: c, Step: step, Heads: r.Heads, Query: r.query, OutValues: make([]G.Value, 1), LSEValues: make([]G.Value, 1)}
 	g := G.NewGraph()
 	var in [3]*G.Node
@@ -415,7 +435,11 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 		defer vm.Close()
 		var appends []la.Append
 		for range rows {
-			appends = append(appends, la.Append{Seq: refused(c.NewSequence()), Tokens: 1})
+			a := la.Append{Seq: refused(c.NewSequence()), Tokens: 1}
+			if r.Tree {
+				a.Tree = []uint64{1}
+			}
+			appends = append(appends, a)
 		}
 		history := make([][2][]float64, rows) // of each sequence, keys and values
 		var rec *la.Recording

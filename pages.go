@@ -152,7 +152,9 @@ type hostPlan struct {
 
 func (p *hostPlan) build(op string, seqs []attn.Sequence, _ int) error {
 	p.seqs = seqs
-	if err := p.plan.Build(p.geometry, seqs); err != nil {
+	g := p.geometry
+	g.Tree = attn.HasTrees(seqs)
+	if err := p.plan.Build(g, seqs); err != nil {
 		return engineError(op, "plan", err)
 	}
 	return nil

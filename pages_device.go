@@ -294,21 +294,36 @@ func (d *devicePages) close() (first error) {
 
 func (d *devicePages) newPlan(step *Step, g attn.Problem) layerPlan {
 	p := &devicePlan{pages: d, step: step, geometry: g}
-	for _, part := range d.parts {
-		p.parts = append(p.parts, planPart{geometry: part.heads.part(g)})
+	for i, s := range [...]*deviceSchedule{&p.chains, &p.trees} {
+		g.Tree = i == 1
+		for _, part := range d.parts {
+			s.parts = append(s.parts, planPart{geometry: part.heads.part(g)})
+		}
 	}
 	return p
 }
 
 // devicePlan is a layerPlan for a GPU's engine, or those of several.
+//
+// Sequences with trees have kernels of their own, so there are two schedules: a recording has that of
+// one of them, and what was recorded without trees is as it was behind a step that has some.
 type devicePlan struct {
 	pages    *devicePages
 	step     *Step
 	geometry attn.Problem
-	parts    []planPart // of each member
+	chains   deviceSchedule  // of steps without trees
+	trees    deviceSchedule  // of those that have some, and, for recordings, of all others then
+	now      *deviceSchedule // that layers run by
 }
 
-// planPart is what a member has of a plan.
+// deviceSchedule is a schedule of each member.
+type deviceSchedule struct {
+	parts    []planPart
+	planned  bool // in the step's last turn
+	recorded bool // from now on it is to be
+}
+
+// planPart is what a member has of a schedule.
 type planPart struct {
 	geometry attn.Problem
 	plan     attentionPlan // nil before the first build
@@ -320,8 +335,27 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 		return err
 	}
 	defer lead.group.Leave()
-	for i := range p.parts {
-		gpu, part := lead.members[i], &p.parts[i]
+	if p.now = &p.chains; attn.HasTrees(seqs) {
+		p.now = &p.trees
+	}
+	p.chains.planned, p.trees.planned = false, false
+	for _, s := range [...]*deviceSchedule{&p.chains, &p.trees} {
+		if s != p.now && !(s == &p.trees && s.recorded) {
+			continue
+		}
+		if err := p.plan(op, s, seqs, rows); err != nil {
+			return err
+		}
+		s.planned = true
+	}
+	return nil
+}
+
+// plan builds one of the schedules.
+func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, rows int) error {
+	lead := p.pages.gpu
+	for i := range s.parts {
+		gpu, part := lead.members[i], &s.parts[i]
 		if part.plan == nil {
 			part.plan = gpu.takePlan()
 			// A step has no Close: its plans come back when it is garbage.
@@ -336,7 +370,7 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 		}
 	}
 	err := lead.queue.Submit(func(sub *device.Submission) error {
-		return sub.Do(func(s *cuda.Stream) error { return p.upload(s) })
+		return sub.Do(func(stream *cuda.Stream) error { return s.upload(stream) })
 	})
 	if err != nil {
 		return deviceEngineError(op, "plan", err)
@@ -344,19 +378,19 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 	return nil
 }
 
-func (p *devicePlan) upload(s *cuda.Stream) error {
-	for i := range p.parts {
-		if err := p.parts[i].plan.Upload(s); err != nil {
+func (s *deviceSchedule) upload(stream *cuda.Stream) error {
+	for i := range s.parts {
+		if err := s.parts[i].plan.Upload(stream); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Generation changes when that of a member's plan does: none ever falls.
-func (p *devicePlan) Generation() (sum uint64) {
-	for i := range p.parts {
-		sum += p.parts[i].plan.Generation()
+// generation changes when that of a member's plan does: none ever falls.
+func (s *deviceSchedule) generation() (sum uint64) {
+	for i := range s.parts {
+		sum += s.parts[i].plan.Generation()
 	}
 	return sum
 }
@@ -380,12 +414,12 @@ func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err erro
 // queue queues the work of a layer. Its operands are on the first member; the others read
 // and write what is for their heads there.
 func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory, o *deviceOperands) error {
-	if len(p.parts) == 1 {
+	if len(p.now.parts) == 1 {
 		o.K, o.V = p.layerPages(0, layer)
 		return p.queueAlone(sub, k, v, o)
 	}
 	return sub.Each(func(i int, sub *device.Submission) error {
-		part, g := &p.parts[i], &p.geometry
+		part, g := &p.now.parts[i], &p.geometry
 		heads := p.pages.parts[i].heads
 		mine := heads.operands(g, o)
 		mine.K, mine.V = p.layerPages(i, layer)
@@ -429,7 +463,7 @@ func (p *devicePlan) layerPages(member, layer int) (k, v deviceMemory) {
 func (p *devicePlan) queueAlone(sub *device.Submission, k, v deviceMemory, o *deviceOperands) error {
 	// In a recording it may be a part of the megakernel that makes q, k and v, or the launch
 	// that makes them may store k and v.
-	of := p.parts[0].plan
+	of := p.now.parts[0].plan
 	stored := false
 	if plan, ok := of.(*attention.Plan); ok {
 		switch late := sub.Deferred().(type) {
@@ -473,7 +507,7 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 		if err := p.queue(sub, c.node.layer, k, v, &operands); err != nil {
 			return err
 		}
-		p.step.record(sub, c.node, p)
+		p.step.record(sub, c.node, p.now)
 		return haveRead(sub, qkv[:]...)
 	})
 	if err != nil {

@@ -422,7 +422,7 @@ func TestSequenceIOStates(t *testing.T) {
 	step, err := c.NewStep(3)
 	noError(t, err)
 	other, err := s.Fork()
-	noError(t, err, step.Set([]Append{{s, 1}}))
+	noError(t, err, step.Set([]Append{{Seq: s, Tokens: 1}}))
 	wrong("an open step", write(s), ErrState)
 	if !bytes.Equal(saved(t, other), good) {
 		t.Error("a fork is saved as something else while a step is open")
@@ -466,7 +466,7 @@ func TestWriteToWhileItChanges(t *testing.T) {
 		"truncated": func(t *testing.T, s *Sequence) { noError(t, s.Truncate(1)) },
 		"appended": func(t *testing.T, s *Sequence) {
 			step, err := s.cache.NewStep(1)
-			noError(t, err, step.Set([]Append{{s, 1}}))
+			noError(t, err, step.Set([]Append{{Seq: s, Tokens: 1}}))
 			if p := step.reservations[0].Pages; p[1] == s.table.Pages[1] {
 				t.Error("an append writes a page that is being saved")
 			}

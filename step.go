@@ -44,6 +44,7 @@ type Step struct {
 	ran          []uint64 // of each layer the run that it was last completed in
 	reservations []reservation
 	sequences    []attn.Sequence
+	trees        []uint64   // of the sequences
 	copies       []pageCopy // that Set needs
 	plans        []*stepPlan
 	calls        int // CachedAttention nodes made
@@ -54,6 +55,31 @@ type Step struct {
 type Append struct {
 	Seq    *Sequence
 	Tokens int // at least 1
+
+	// Tree, if not nil, says which of the new tokens each of them sees, besides all of the
+	// sequence: token i sees token j where bit j of Tree[i] is set. It is for guesses of which
+	// some follow each other and others stand beside each other (speculative decoding with
+	// trees: Miao et al., arXiv:2305.09781); [TreeOfParents] makes it. There is a mask for each
+	// token, and at most 64; a token sees itself, and none that comes after it. nil is a chain: each
+	// token sees all before it.
+	//
+	// Layers take [WithCausal] then, and neither [WithWindow] nor [WithALiBi], which a tree's places
+	// would mean something else to: else Set is [ErrUnsupported]. Keys and values lie in the
+	// order of the rows, whatever the tree, and Commit keeps all of them. On a GPU attention of
+	// all rows of such a step is by the kernels for masks, and NaN in the value of a new token may reach
+	// those that do not see it, as with WithCausal.
+	Tree []uint64
+}
+
+// TreeOfParents is the [Append.Tree] in which each new token follows a token before it, its
+// parent, and sees what that sees and itself. -1 is the last token of the sequence. Errors:
+// [ErrShape] for a parent that does not come before its token, or more than 64 tokens.
+func TreeOfParents(parents []int) ([]uint64, error) {
+	tree, err := attn.TreeOf(parents)
+	if err != nil {
+		return nil, errorf("TreeOfParents", ErrShape, "%v", err)
+	}
+	return tree, nil
 }
 
 // reservation is what an open step holds for a sequence.
@@ -130,7 +156,8 @@ type Layer struct {
 }
 
 // Positions is the position of each of the step's rows in its sequence, counted
-// from 0: row j of a sequence that had L tokens is at L+j. A model with a table of
+// from 0: row j of a sequence that had L tokens is at L+j, or, with a tree, at L + how
+// many other new tokens it sees: tokens with one parent have one position. A model with a table of
 // positions looks them up there. Rows that belong to nobody have 0, which every
 // table has.
 //
@@ -148,15 +175,19 @@ func (s *Step) Positions() []int {
 	positions := make([]int, s.tokens)
 	for _, seq := range s.sequences {
 		for j := range seq.Queries {
-			positions[seq.Row+j] = seq.Keys - seq.Queries + j
+			depth := j
+			if seq.Tree != nil {
+				depth = seq.Tree.Depth(j)
+			}
+			positions[seq.Row+j] = seq.Keys - seq.Queries + depth
 		}
 	}
 	return positions
 }
 
 // Last is the last row of each append of the last [Step.Set], in their order: the
-// row that has the logits of the sequence's next token. It is there as long as
-// [Step.Positions] is.
+// row that has the logits of the sequence's next token, if there is no tree. It is there as
+// long as [Step.Positions] is.
 func (s *Step) Last() []int {
 	if s.made("") != nil {
 		return nil
@@ -190,7 +221,8 @@ func (s *Step) Stats() StepStats {
 //
 // It reserves the slots of the new tokens and plans the schedule for all
 // layers. Too few free pages is [ErrCacheFull], too many tokens [ErrLength], a
-// sequence twice or in another open step, or a step that is open, [ErrState];
+// sequence twice or in another open step, or a step that is open, [ErrState], a
+// tree that is none [ErrShape], and one that a layer can't do [ErrUnsupported];
 // then nothing has changed.
 func (s *Step) Set(appends []Append) (err error) {
 	if err := s.made("Set"); err != nil {
@@ -217,7 +249,7 @@ func (s *Step) Set(appends []Append) (err error) {
 // begin does what Set does, for appends that are checked. Both mu are held.
 func (s *Step) begin(op string, appends []Append) error {
 	c := s.cache
-	s.reservations, s.sequences, s.copies = s.reservations[:0], s.sequences[:0], s.copies[:0]
+	s.reservations, s.sequences, s.copies, s.trees = s.reservations[:0], s.sequences[:0], s.copies[:0], s.trees[:0]
 	s.open, s.given = true, true
 	s.began = false
 	s.turn++
@@ -232,7 +264,13 @@ func (s *Step) begin(op string, appends []Append) error {
 		if to, from, ok := r.Copy(); ok {
 			s.copies = append(s.copies, pageCopy{to: to, from: from})
 		}
-		s.sequences = append(s.sequences, attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens + a.Tokens, Pages: r.Pages})
+		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens + a.Tokens, Pages: r.Pages}
+		if a.Tree != nil {
+			at := len(s.trees)
+			s.trees = append(s.trees, a.Tree...) // the caller may change it
+			seq.Tree = s.trees[at:]
+		}
+		s.sequences = append(s.sequences, seq)
 		row += a.Tokens
 	}
 	if err := c.store.copyPages(op, s.copies); err != nil {
@@ -283,11 +321,32 @@ func (s *Step) check(op string, appends []Append) error {
 		}
 		rows += a.Tokens
 		need += c.pool.Need(&a.Seq.table, a.Tokens)
+		if a.Tree == nil {
+			continue
+		}
+		if err := attn.Tree(a.Tree).Check(a.Tokens); err != nil {
+			return errorf(op, ErrShape, "append %d: %v", i, err)
+		}
+		for _, p := range s.plans {
+			if err := s.treeFits(op, p); err != nil {
+				return err
+			}
+		}
 	}
 	if free := c.pool.Free(); need > free {
 		return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
 	}
 	return nil
+}
+
+// treeFits refuses a plan whose layers can do nothing with a tree.
+func (s *Step) treeFits(op string, p *stepPlan) error {
+	g := p.geometry
+	if err := g.TreeFits(); err != nil {
+		return errorf(op, ErrUnsupported, "a sequence has a tree, and a layer can't do it: %v", err)
+	}
+	g.Tree = true
+	return s.cache.store.supports(op, &g)
 }
 
 // nextReservation is the reservation of the next append. Its memory may have been used
@@ -399,6 +458,11 @@ func (s *Step) planFor(g attn.Problem) *stepPlan {
 // plan makes p the schedule of the present turn, for a run of so many rows.
 func (s *Step) plan(op string, p *stepPlan, rows int) error {
 	p.turn = 0
+	if attn.HasTrees(s.sequences) {
+		if err := s.treeFits(op, p); err != nil { // of a node that was made after Set
+			return err
+		}
+	}
 	if err := p.plan.build(op, s.sequences, rows); err != nil {
 		return err
 	}
@@ -492,7 +556,7 @@ type Part struct {
 // Appends with a single token left get their rows first, so that a sequence that
 // decodes does not wait for the prompt of another. The rows that are left go to the
 // others in order, each as many as it can use. The parts of a step are in the order
-// of the appends.
+// of the appends. An append with a tree is not cut: it waits for a step that has room for it.
 //
 // Each step is worked out when the loop comes to it, from what appends were when the
 // loop began. An append of 0 tokens is in no step. What no step can take is left for
@@ -518,7 +582,7 @@ func nextChunk(rows int, appends []Append, done []int) (chunk []Append, parts []
 		if n == 0 {
 			continue
 		}
-		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n})
+		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Tree: appends[i].Tree})
 		parts = append(parts, Part{Of: i, From: done[i], To: done[i] + n})
 		done[i] += n
 	}
@@ -528,15 +592,17 @@ func nextChunk(rows int, appends []Append, done []int) (chunk []Append, parts []
 // shareRows says how many tokens of each append are in the next step.
 func shareRows(rows int, appends []Append, done []int) []int {
 	taken := make([]int, len(appends))
-	uncut := rows < 1
+	all := rows
 	for i, a := range appends {
-		if left := a.Tokens - done[i]; left < 0 || left == 1 && rows > 0 || uncut {
+		left := a.Tokens - done[i]
+		uncut := all < 1 || left < 0 || a.Tree != nil && left > all // Set refuses it
+		if uncut || left == 1 && rows > 0 || a.Tree != nil && left <= rows {
 			taken[i] = left
 			rows -= max(left, 0)
 		}
 	}
 	for i, a := range appends {
-		if left := a.Tokens - done[i]; left > 1 && !uncut {
+		if left := a.Tokens - done[i]; left > 1 && a.Tree == nil && all > 0 {
 			taken[i] = min(left, max(rows, 0))
 			rows -= taken[i]
 		}

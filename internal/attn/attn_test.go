@@ -76,6 +76,68 @@ func TestKeys(t *testing.T) {
 	})
 }
 
+// A token of a tree sees its parents and theirs, and stands as deep as there are such; and ranges are what
+// bits are.
+func TestTree(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, MaxTree).Draw(t, "tokens")
+		parents := make([]int, n)
+		for i := range parents {
+			parents[i] = rapid.IntRange(-1, i-1).Draw(t, "parent")
+		}
+		tree, err := TreeOf(parents)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tree.Check(n); err != nil {
+			t.Fatal(err)
+		}
+		chain := true
+		for i := range parents {
+			chain = chain && parents[i] == i-1
+			line := map[int]bool{}
+			for at := i; at >= 0; at = parents[at] {
+				line[at] = true
+			}
+			if tree.Depth(i) != len(line)-1 {
+				t.Fatalf("token %d is at depth %d, want %d", i, tree.Depth(i), len(line)-1)
+			}
+			for j := range parents {
+				if tree.Sees(i, j) != line[j] {
+					t.Fatalf("parents %v: token %d sees %d: %t", parents, i, j, !line[j])
+				}
+			}
+			first := rapid.IntRange(0, n).Draw(t, "first")
+			end := rapid.IntRange(first, n).Draw(t, "end")
+			last := -1
+			for from, to := range tree.Runs(i, first, end) {
+				if from <= last || to <= from || from < first || to > end {
+					t.Fatalf("a range [%d, %d) behind %d, of [%d, %d)", from, to, last, first, end)
+				}
+				for last = from; last < to; last++ {
+					if !line[last] {
+						t.Fatalf("range [%d, %d) has %d, which token %d does not see", from, to, last, i)
+					}
+					delete(line, last)
+				}
+			}
+			for j := range line {
+				if j >= first && j < end {
+					t.Fatalf("no range has %d", j)
+				}
+			}
+		}
+		if tree.Chain() != chain {
+			t.Fatalf("parents %v: a chain: %t", parents, tree.Chain())
+		}
+	})
+	for _, parents := range [][]int{{0}, {-2}, {-1, 1}, make([]int, MaxTree+1)} {
+		if tree, err := TreeOf(parents); err == nil {
+			t.Errorf("parents %v: %v", parents, tree)
+		}
+	}
+}
+
 // set makes a field of any kind something else than nothing.
 func set(t *testing.T, v reflect.Value) {
 	switch v.Kind() {

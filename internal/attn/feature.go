@@ -13,6 +13,7 @@ type Feature uint32
 const (
 	Causal Feature = 1 << iota
 	Window
+	Trees // of the new tokens of sequences
 	Cap
 	SlopesOfHeads
 	AddedBias
@@ -34,6 +35,7 @@ func (p *Problem) Features() (f Feature) {
 	}
 	note(taken(&rest.Causal), Causal)
 	note(taken(&rest.Window), Window)
+	note(taken(&rest.Tree), Trees)
 	note(taken(&rest.Cap), Cap)
 	note(taken(&rest.Slopes), SlopesOfHeads)
 	note(taken(&rest.Bias), AddedBias)
@@ -61,6 +63,8 @@ func (f Feature) text(p *Problem) string {
 		return "a causal mask"
 	case Window:
 		return fmt.Sprintf("a window of %d keys", p.Window)
+	case Trees:
+		return "a tree of new tokens"
 	case Cap:
 		return fmt.Sprintf("a soft cap of %v", p.Cap)
 	case SlopesOfHeads:

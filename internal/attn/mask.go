@@ -3,10 +3,11 @@ package attn
 // Mask says which keys a query sees. The zero Mask hides none.
 //
 // Everything that hides keys by their position is a field here, and [Mask.Keys] is the only place that knows what
-// it hides.
+// it hides. Only a [Tree], which is of one sequence, hides further keys among its new ones.
 type Mask struct {
 	Causal bool // position p sees keys j <= p, else all
 	Window int  // if not 0, only those with j > p-Window; it may be larger than any context
+	Tree   bool // sequences may have trees: of the keys that Keys returns, one sees the new ones that its tree says
 }
 
 // Position returns the place of query position i of a sequence among its keys: the queries are its last ones.

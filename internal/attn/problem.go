@@ -1,6 +1,8 @@
 package attn
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"math/bits"
 
@@ -76,6 +78,11 @@ func (p *Problem) Check(op string) error {
 	if err := p.Score.Check(op, p.Heads); err != nil {
 		return err
 	}
+	if p.Tree {
+		if err := p.TreeFits(); err != nil {
+			return Errorf(op, ErrUnsupported, "%v", err)
+		}
+	}
 	for _, s := range []struct {
 		name string
 		Strides
@@ -88,6 +95,21 @@ func (p *Problem) Check(op string) error {
 		return err
 	}
 	return p.Value.Check(op, "value")
+}
+
+// TreeFits reports what of p does not go with a tree.
+func (p *Problem) TreeFits() error {
+	// A token of a tree stands at its depth behind the sequence, and not where its key lies: what depends on the
+	// distance of a key would mean something else here.
+	switch {
+	case !p.Causal:
+		return errors.New("a tree without a causal mask")
+	case p.Window != 0:
+		return fmt.Errorf("a tree and a window of %d keys", p.Window)
+	case p.Slopes != "":
+		return errors.New("a tree and slopes of scores (ALiBi)")
+	}
+	return nil
 }
 
 // Check reports strides that are negative.

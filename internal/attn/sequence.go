@@ -5,9 +5,38 @@ import "math"
 // Sequence is one sequence's part of a step: query position i is row Row+i of the queries and outputs,
 // and key j lies in page Pages[j/PageTokens], slot j%PageTokens. Entries of Pages beyond the last key
 // are not looked at. Rows of different sequences do not overlap.
+//
+// A sequence with a Tree has its queries' keys among its keys, as the last ones.
 type Sequence struct {
 	Row, Queries, Keys int
 	Pages              []int32
+	Tree               Tree // of the queries; nil: none
+}
+
+// HasTrees says whether some of the sequences have a tree.
+func HasTrees(seqs []Sequence) bool {
+	for i := range seqs {
+		if seqs[i].Tree != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// CheckTree reports what is wrong with the tree of sequence i, if it has one.
+func (q *Sequence) CheckTree(op string, i int, m Mask) error {
+	switch {
+	case q.Tree == nil:
+		return nil
+	case !m.Tree:
+		return Errorf(op, ErrShape, "sequence %d has a tree, and the problem is of none", i)
+	case q.Keys < q.Queries:
+		return Errorf(op, ErrShape, "sequence %d has a tree of %d tokens and %d keys", i, q.Queries, q.Keys)
+	}
+	if err := q.Tree.Check(q.Queries); err != nil {
+		return Errorf(op, ErrShape, "sequence %d: %v", i, err)
+	}
+	return nil
 }
 
 // Check reports what is wrong with sequence i.

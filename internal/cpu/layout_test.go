@@ -93,7 +93,7 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	p.seqs = make([]attn.Sequence, len(c.Queries))
 	for _, s := range rng.Perm(len(c.Queries)) {
 		rows += rng.IntN(3)
-		p.seqs[s] = attn.Sequence{Row: rows, Queries: c.Queries[s], Keys: c.Keys[s]}
+		p.seqs[s] = attn.Sequence{Row: rows, Queries: c.Queries[s], Keys: c.Keys[s], Tree: c.TreeOf(s)}
 		rows += c.Queries[s]
 	}
 	p.ops.Q = filled[F](rows*p.g.Query.Row + h*(d+pad))

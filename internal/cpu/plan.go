@@ -35,6 +35,7 @@ type Plan struct {
 	sched    lean.Plan
 	seqs     []span
 	pages    []int32 // the live pages of all sequences
+	trees    []uint64
 	tiles    []int64 // scratch of Build
 	rows     int     // rows of Q, Out and LSE that the sequences reach over
 	lastPage int     // the highest page
@@ -48,6 +49,8 @@ type span struct {
 	positions          int // query positions of a block; the last block may have fewer
 	masked             int // positions in the leading blocks that see no key: nobody has work there
 	page               int // its first page in Plan.pages
+
+	tree attn.Tree // of the query positions; nil: none, or one that is a chain
 }
 
 // block returns the query positions [from, to) of block b.
@@ -61,6 +64,19 @@ func (s *span) position(i int) int { return attn.Position(s.queries, s.keys, i) 
 // sees returns the keys [first, end) that query position i sees.
 func (s *span) sees(g *attn.Problem, i int) (first, end int) {
 	return g.Mask.Keys(s.queries, s.keys, i)
+}
+
+// fresh returns the number of its first new key.
+func (s *span) fresh() int { return s.keys - s.queries }
+
+// common returns the keys [low, end) that all query positions [from, to) see: in front of them some see more, and
+// behind them others, or all those that their tree says.
+func (s *span) common(g *attn.Problem, from, to int) (low, end int) {
+	low, _ = s.sees(g, to-1)
+	if _, end = s.sees(g, from); s.tree != nil {
+		end = s.fresh()
+	}
+	return low, end
 }
 
 // context returns the keys that the query positions [from, to) see: what is cut into their LeanTiles.
@@ -89,6 +105,9 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 		if err := seqs[i].Check(op, i, g.PageTokens); err != nil {
 			return err
 		}
+		if err := seqs[i].CheckTree(op, i, g.Mask); err != nil {
+			return err
+		}
 		if q := &seqs[i]; !g.Bias.Covers(i, q.Queries, q.Keys) {
 			return attn.Errorf(op, attn.ErrShape, "sequence %d has %d queries and %d keys, the bias is of %d sequences, %d queries and %d keys",
 				i, q.Queries, q.Keys, g.Bias.Sequences, g.Bias.Queries, g.Bias.Keys)
@@ -97,12 +116,17 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 
 	p.g = g
 	p.sched.Reset(g.KVHeads)
-	p.seqs, p.pages = p.seqs[:0], p.pages[:0]
+	p.seqs, p.pages, p.trees = p.seqs[:0], p.pages[:0], p.trees[:0]
 	p.rows, p.lastPage, p.slots, p.packed = 0, -1, 0, 0
 	group := g.Group()
 	for i := range seqs {
 		q := &seqs[i]
 		s := span{row: q.Row, queries: q.Queries, keys: q.Keys, page: len(p.pages)}
+		if q.Tree != nil && !q.Tree.Chain() { // a chain is what causal is
+			at := len(p.trees)
+			p.trees = append(p.trees, q.Tree...)
+			s.tree = p.trees[at:]
+		}
 		p.tiles = p.tiles[:0]
 		if s.queries > 0 {
 			// As few blocks as hold the rows, of as nearly equal size as can be.

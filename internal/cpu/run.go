@@ -284,30 +284,43 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		}
 		t.Next = nil
 	}
-	_, all := b.seq.sees(g, b.from) // every row sees the keys from low to all
-	low, _ := b.seq.sees(g, b.to-1) // where none has more before it than the first position, and none behind it than the last
+	each := func(see func(i int)) { // the tile has each position's rows in turn, and then all again
+		t.Rows = b.group
+		for i := b.from; i < b.to; i++ {
+			row = (i - b.from) * b.group
+			t.Q = unsafe.Pointer(&w.q[row*g.Dim])
+			sum.receive(t, row)
+			t.scoreMod = mod.rows(row, b.group)
+			see(i)
+		}
+		row, t.Rows, t.Q = 0, b.rows, unsafe.Pointer(&w.q[0])
+		sum.receive(t, 0)
+		t.scoreMod = mod
+	}
+	low, all := b.seq.common(g, b.from, b.to)
 	part := b.seq.context(g, b.from, b.to).Part(k.Begin, k.End, g.TileTokens)
 	key, end := part.First, part.End
 	if stop := min(end, low); key < stop {
 		// Kernels know of no first key of a row. There are less than blockRows of such keys: each position
 		// gets a call with those that it sees.
-		t.Rows = b.group
-		for i := b.from; i < b.to; i++ {
-			row = (i - b.from) * b.group
-			t.Q = unsafe.Pointer(&w.q[row*g.Dim])
-			state.receive(t, row)
-			t.scoreMod = mod.rows(row, b.group)
+		each(func(i int) {
 			first, most := b.seq.sees(g, i)
 			seen(max(key, first), min(stop, most))
-		}
-		row, t.Rows, t.Q = 0, b.rows, unsafe.Pointer(&w.q[0])
-		state.receive(t, 0)
-		t.scoreMod = mod
+		})
 		key, keys = stop, stop-key
 	}
 	if stop := min(end, all); key < stop {
 		seen(key, stop)
 		key = stop
+	}
+	if fresh := b.seq.fresh(); b.seq.tree != nil && key < end {
+		// Nor do they know of keys between others that a row does not see. There are no more than attn.MaxTree.
+		each(func(i int) {
+			for from, to := range b.seq.tree.Runs(i, key-fresh, end-fresh) {
+				seen(fresh+from, fresh+to)
+			}
+		})
+		key = end
 	}
 	for key < end { // what not every row sees comes last, so Visible stays set
 		begin := key

@@ -436,8 +436,19 @@ func (p *Problem) Args() la.Args {
 		a.Bias = p.InBias
 	}
 	out, lse := p.Results()
-	a.Out, a.LSE = out, lse
+	a.Out, a.LSE, a.Trees = out, lse, p.treeMasks()
 	return a
+}
+
+// treeMasks are the trees of p for Attend; nil without any.
+func (p *Problem) treeMasks() (masks [][]uint64) {
+	if !p.Tree {
+		return nil
+	}
+	for i := range p.Keys {
+		masks = append(masks, p.TreeOf(i))
+	}
+	return masks
 }
 
 // Both makes a graph with the default attention, and ours on the same inputs.
@@ -498,8 +509,9 @@ func (p *Problem) ArgsThere(t testing.TB, gpu *la.GPU) la.Args {
 	}
 	return la.Args{
 		Q: Upload(t, gpu, p.InQ), K: Upload(t, gpu, p.InK), V: Upload(t, gpu, p.InV), Lengths: p.Keys,
-		Out: nan(p.QueryType, p.Dims(p.Heads, p.Queries[0], p.ValueDim)),
-		LSE: nan(tensor.Float32, p.Dims(p.Heads, p.Queries[0])),
+		Out:   nan(p.QueryType, p.Dims(p.Heads, p.Queries[0], p.ValueDim)),
+		LSE:   nan(tensor.Float32, p.Dims(p.Heads, p.Queries[0])),
+		Trees: p.treeMasks(),
 	}
 }
 

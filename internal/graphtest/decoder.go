@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -200,10 +201,25 @@ func (s *Stored) Fork(t testing.TB) *Stored {
 	return f
 }
 
+// Truncate is that of the sequence.
+func (s *Stored) Truncate(t testing.TB, n int) {
+	t.Helper()
+	before := s.Seq.Len()
+	if err := s.Seq.Truncate(n); err != nil {
+		t.Fatal(err)
+	}
+	for l := range s.K {
+		if before > 0 {
+			s.K[l], s.V[l] = s.K[l][:len(s.K[l])/before*n], s.V[l][:len(s.V[l])/before*n]
+		}
+	}
+}
+
 // Appended is some tokens of a sequence in a step.
 type Appended struct {
 	To     *Stored
 	Tokens int
+	Tree   attn.Tree // nil: a chain
 }
 
 // StepCase is one step: the cases of its layers, for the reference, and the new
@@ -219,7 +235,7 @@ func (d *Decoder) Set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...
 	t.Helper()
 	var appends []la.Append
 	for _, p := range parts {
-		appends = append(appends, la.Append{Seq: p.To.Seq, Tokens: p.Tokens})
+		appends = append(appends, la.Append{Seq: p.To.Seq, Tokens: p.Tokens, Tree: p.Tree})
 	}
 	if err := d.Step.Set(appends); err != nil {
 		t.Fatal(err)
@@ -239,6 +255,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 		for _, p := range parts {
 			s.Queries = append(s.Queries, p.Tokens)
 			s.Keys = append(s.Keys, p.To.Seq.Len()+p.Tokens)
+			s.Tree, s.Trees = s.Tree || p.Tree != nil, append(s.Trees, p.Tree)
 		}
 		u.rows = s.QueryRows()
 		c := reftest.New(rng, s, in, Format(d.Query), Format(d.Query))
@@ -300,7 +317,11 @@ func (d *Decoder) checkRows(t testing.TB, u *StepCase) {
 	var positions, last []int
 	for _, p := range u.parts {
 		for i := range p.Tokens {
-			positions = append(positions, p.To.Seq.Len()+i)
+			depth := i
+			if p.Tree != nil {
+				depth = p.Tree.Depth(i)
+			}
+			positions = append(positions, p.To.Seq.Len()+depth)
 		}
 		last = append(last, len(positions)-1)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 )
@@ -15,8 +16,9 @@ type Shape struct {
 	Heads, KVHeads int
 	Dim, ValueDim  int
 	Queries, Keys  []int
-	Scale          float64 // on q.k; New puts 1/sqrt(Dim) for 0
-	attn.Mask              // which keys a position sees
+	Scale          float64     // on q.k; New puts 1/sqrt(Dim) for 0
+	attn.Mask                  // which keys a position sees
+	Trees          []attn.Tree // with Mask.Tree, of each sequence; nil: none. They may be less than the sequences
 
 	SoftCap float64   // if not 0, a score s is SoftCap*tanh(s/SoftCap)
 	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
@@ -57,6 +59,9 @@ func (s Shape) String() string {
 	if s.Causal {
 		causal = " causal"
 	}
+	if s.Tree {
+		causal += fmt.Sprintf(" trees %#x", s.Trees)
+	}
 	if s.Window != 0 {
 		causal += fmt.Sprintf(" window %d", s.Window)
 	}
@@ -83,6 +88,24 @@ func (s Shape) First(seq, pos int) int {
 func (s Shape) Visible(seq, pos int) int {
 	_, end := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
 	return end
+}
+
+// Sees says whether position pos of sequence seq sees key j.
+func (s Shape) Sees(seq, pos, j int) bool {
+	first, end := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
+	if j < first || j >= end {
+		return false
+	}
+	fresh := j - (s.Keys[seq] - s.Queries[seq])
+	return fresh < 0 || s.TreeOf(seq) == nil || s.Trees[seq].Sees(pos, fresh)
+}
+
+// TreeOf is the tree of a sequence, if it has one.
+func (s Shape) TreeOf(seq int) attn.Tree {
+	if !s.Tree || seq >= len(s.Trees) {
+		return nil
+	}
+	return s.Trees[seq]
 }
 
 // QueryRows and KeyRows return the number of query positions and keys of all
@@ -304,6 +327,39 @@ func RandomScoreMods(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
+// RandomTree draws the tree of so many tokens: a chain, a bush, or something between.
+func RandomTree(rng *rand.Rand, tokens int) attn.Tree {
+	parents := make([]int, tokens)
+	reach := []int{1, 2, 4, tokens}[rng.IntN(4)] // how far back a parent is
+	for i := range parents {
+		parents[i] = max(i-1-rng.IntN(max(reach, 1)), -1)
+		if rng.IntN(10) == 0 {
+			parents[i] = rng.IntN(i+1) - 1
+		}
+	}
+	t, err := attn.TreeOf(parents)
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// RandomTrees gives most sequences of s a tree, if it has one for them: a shape that is causal, and has as many
+// keys as queries.
+func RandomTrees(rng *rand.Rand, s Shape) Shape {
+	s.Causal, s.Window, s.Slopes = true, 0, nil
+	s.Tree, s.Trees = true, make([]attn.Tree, len(s.Queries))
+	s.Keys = slices.Clone(s.Keys)
+	for i, n := range s.Queries {
+		if n > attn.MaxTree || n > 0 && rng.IntN(5) == 0 {
+			continue
+		}
+		s.Keys[i] = max(s.Keys[i], n)
+		s.Trees[i] = RandomTree(rng, n)
+	}
+	return s
+}
+
 // DenseBias is the numbers of the bias, with NaN where no query sees a key that
 // they are for.
 func (s Shape) DenseBias() []float64 {
@@ -319,7 +375,9 @@ func (s Shape) DenseBias() []float64 {
 			for pos := range queries {
 				at := s.Bias.Row(seq, head, pos)
 				for j := s.First(seq, pos); j < s.Visible(seq, pos); j++ {
-					x[at+j] = s.Bias.X[at+j]
+					if s.Sees(seq, pos, j) {
+						x[at+j] = s.Bias.X[at+j]
+					}
 				}
 			}
 		}

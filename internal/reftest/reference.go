@@ -121,6 +121,7 @@ func (c *Case) Reference(p Precision) *Result {
 type worker struct {
 	c      *Case
 	p      Precision
+	seen   []int     // the keys that a row sees
 	s, off []float64 // scores, and by how much they may be off
 	w, dw  []float64 // weights and the bounds of their errors
 	part   []float64 // a block's sum of weighted values
@@ -142,19 +143,24 @@ func zeros(x []float64, n int) []float64 {
 //go:norace
 func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound float64) {
 	c := w.c
-	start := c.First(seq, pos)
-	n := c.Visible(seq, pos) - start
-	if n <= 0 {
+	w.seen = w.seen[:0]
+	for j := c.First(seq, pos); j < c.Visible(seq, pos); j++ {
+		if c.Sees(seq, pos, j) {
+			w.seen = append(w.seen, j)
+		}
+	}
+	n := len(w.seen)
+	if n == 0 {
 		return math.Inf(-1), 0 // o and bound are 0
 	}
 	kv := head / (c.Heads / c.KVHeads)
-	first := sum(c.Keys[:seq]) + start
-	value := func(j int) []float64 { return row(c.V, first+j, c.KVHeads, kv, c.ValueDim) }
+	first := sum(c.Keys[:seq])
+	value := func(j int) []float64 { return row(c.V, first+w.seen[j], c.KVHeads, kv, c.ValueDim) }
 	u := w.p.Acc.Unit() + Float64.Unit()
-	w.scores(c.Query(seq, pos, head), first, kv, n)
+	w.scores(c.Query(seq, pos, head), first, kv)
 	peak := 0
 	for j := range n {
-		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, start+j, w.s[j], (u*float64(c.Dim+4)+w.p.Query)*w.off[j], u)
+		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, w.seen[j], w.s[j], (u*float64(c.Dim+4)+w.p.Query)*w.off[j], u)
 		if w.s[j] > w.s[peak] {
 			peak = j
 		}
@@ -237,13 +243,13 @@ func (w *worker) sums(o []float64, value func(j int) []float64, tiny float64) {
 	}
 }
 
-// scores computes the scaled products for n keys from key row first on, and in off
+// scores computes the scaled products for the keys that are seen, counted from key row first on, and in off
 // the sums of absolute values that bound their rounding.
 //
 //go:norace
-func (w *worker) scores(q []float64, first, kv, n int) {
+func (w *worker) scores(q []float64, first, kv int) {
 	w.s, w.off = w.s[:0], w.off[:0]
-	for j := range n {
+	for _, j := range w.seen {
 		s, abs := dot(q, row(w.c.K, first+j, w.c.KVHeads, kv, w.c.Dim)) // which gradients compute again, and to the same bits
 		w.s = append(w.s, s*w.c.Scale)
 		w.off = append(w.off, abs*math.Abs(w.c.Scale))

@@ -2,6 +2,7 @@ package attention
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -112,6 +113,71 @@ func testScores(t *testing.T, m *machine, n int, o options) {
 		p.close(t)
 	}
 	noError(t, plan.Close())
+}
+
+// testTrees runs random trees, with score modifications and without, beside sequences that have none;
+// and chains, which are what is there without them.
+func testTrees(t *testing.T, m *machine, n int, o options) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i := range n {
+		s := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 2), Dim: testgpu.Pick(rng, headDims...)}
+		s.Heads, s.ValueDim = s.KVHeads*testgpu.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
+		for range testgpu.Pick(rng, 1, 2, 3) {
+			queries := testgpu.Pick(rng, 1, 2, 3, 7, 16, 1+rng.IntN(attn.MaxTree), attn.MaxTree)
+			if s.Heads*s.Dim*queries > o.work {
+				queries = 1 + rng.IntN(3)
+			}
+			s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+testgpu.Pick(rng, 0, 1, 15, 62, 64, rng.IntN(o.longest)))
+		}
+		if s = reftest.RandomTrees(rng, s); rng.IntN(4) == 0 {
+			s.SoftCap = 2
+		}
+		if rng.IntN(4) == 0 {
+			s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1)
+		}
+		o.shape, o.kv, o.dense = &s, gpu.Types[i%len(gpu.Types)], rng.IntN(3) == 0
+		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.AllInputs...), o)
+		p.randomSchedule()
+		p.geometry.Unfused = false
+		m.run(t, plan, p)
+		if plan.look.kernel.way != &scoredWay || plan.look.prefill != (prefillKernels{}) {
+			t.Fatalf("%v goes to %v", p, plan.Kernels())
+		}
+		if p.check(t); t.Failed() {
+			t.Fatalf("case %d: %v, schedule %+v", i, p, p.geometry)
+		}
+
+		// The launches are the same whether there are trees or not, and a chain is what there is without.
+		generation := plan.Generation()
+		var bits [2][]byte
+		for j := range bits {
+			for k := range p.seqs {
+				if p.seqs[k].Tree = nil; j == 1 {
+					p.seqs[k].Tree = chain(p.seqs[k].Queries)
+				}
+			}
+			m.run(t, plan, p)
+			bits[j] = append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)
+		}
+		if !bytes.Equal(bits[0], bits[1]) {
+			t.Fatalf("%v: a chain is something else", p)
+		}
+		if g := plan.Generation(); g != generation {
+			t.Errorf("%v: generation %d without trees, %d with them", p, g, generation)
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+func chain(n int) attn.Tree {
+	parents := make([]int, n)
+	for i := range parents {
+		parents[i] = i - 1
+	}
+	t, _ := attn.TreeOf(parents)
+	return t
 }
 
 // testRepeats: the same bits at every run, by another plan too.

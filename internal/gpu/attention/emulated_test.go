@@ -55,6 +55,10 @@ func TestEmulatedScores(t *testing.T) {
 	testScores(t, emulatedGPU(t, 5), 30, options{work: 3e6, longest: 500})
 }
 
+func TestEmulatedTrees(t *testing.T) {
+	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 30), options{work: 20000, longest: 200})
+}
+
 func TestEmulatedRepeats(t *testing.T) { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
 
 func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }

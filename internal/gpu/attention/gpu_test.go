@@ -30,6 +30,10 @@ func TestGPUScores(t *testing.T) {
 	testScores(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
 }
 
+func TestGPUTrees(t *testing.T) {
+	testTrees(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e5, 5e4), longest: testgpu.OrShort(8000, 2000)})
+}
+
 func TestGPURandom(t *testing.T) {
 	testRandom(t, realGPU(t), testgpu.OrShort(150, 24), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
 }

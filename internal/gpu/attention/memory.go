@@ -56,7 +56,7 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, end int64 }
+type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees, end int64 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -77,13 +77,14 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.prefill = next(c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
 	s.slopes = next(c.slopes, 4)
 	s.details = next(c.details, unsafe.Sizeof(seqDetail{}))
+	s.trees = next(c.trees, 8)
 	s.end = at
 	return s
 }
 
 // holds says whether a step of size n fits.
 func (c Capacity) holds(n Capacity) bool {
-	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details
+	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details && n.trees <= c.trees
 }
 
 // grown is a capacity for n that will do for a while.
@@ -95,6 +96,7 @@ func (c Capacity) grown(n, least Capacity) Capacity {
 		prefill:   growth(c.prefill, n.prefill, least.prefill),
 		slopes:    max(c.slopes, n.slopes),
 		details:   growth(c.details, n.details, least.details),
+		trees:     growth(c.trees, n.trees, least.trees),
 	}
 }
 
@@ -236,6 +238,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.prefill, gpu.BytesOf(p.prefilling)},
 		{at.slopes, gpu.BytesOf(p.slopes)},
 		{at.details, gpu.BytesOf(p.details)},
+		{at.trees, gpu.BytesOf(p.trees)},
 	} {
 		if len(part.data) == 0 {
 			continue

@@ -43,7 +43,8 @@ type Plan struct {
 	prefilling    []prefillTile // the output tiles of the kernels for many rows, by blocks; empty where none may run
 	prefillStarts []int32       // where those of each block begin, and the last one's end
 	slopes        []float32     // of ALiBi, of each query head, to base 4; empty: none
-	details       []seqDetail   // of seqs, where there is a bias
+	details       []seqDetail   // of seqs, where there is a bias, or may be a tree
+	trees         []uint64      // masks of those that have a tree
 	slots         []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
 	pages         []int32       // the block table, if the plan is paged
 	ahead         []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
@@ -100,6 +101,7 @@ type Capacity struct {
 	prefill int // output tiles of the kernels for many rows, and parts of them
 	slopes  int // of query heads
 	details int // of sequences
+	trees   int // tokens of trees
 }
 
 // queries is how many one sequence may have.
@@ -194,10 +196,13 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			return err
 		}
 	}
-	if need.slopes = g.Slopes.Len(); hasDetails(&g) {
-		need.details = need.Sequences
-	}
 	least, parts := p.least, int64(0)
+	if need.slopes = g.Slopes.Len(); hasDetails(&g) {
+		need.details, least.details = need.Sequences, least.Sequences
+	}
+	if g.Tree {
+		least.trees = least.Rows
+	}
 	least.prefill, parts = p.engine.reservePrefill(&g, &least)
 	if k := who.first(); k != nil {
 		need.prefill = len(p.outputs) + p.dealt
@@ -275,6 +280,10 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 			}
 			m.lastPage = max(m.lastPage, int(page))
 		}
+		if err := q.CheckTree(op, i, g.Mask); err != nil {
+			return m, err
+		}
+		m.trees += len(q.Tree)
 		if !g.Bias.Covers(i, q.Queries, q.Keys) {
 			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has %d queries and %d keys, the bias is of %d sequences, %d queries and %d keys",
 				i, q.Queries, q.Keys, g.Bias.Sequences, g.Bias.Queries, g.Bias.Keys)
@@ -331,7 +340,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		}
 	}
 	sortSequences(p.seqs, queries)
-	p.listDetails(g, queries)
+	p.listDetails(g, seqs, queries)
 }
 
 // sortSequences has those of so many queries at most first, and of them and of the others the short

@@ -186,7 +186,7 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 	p.k = m.Put(t, encode(p.DenseK(keys), p.kv), p.kv)
 	p.v = m.Put(t, encode(p.DenseV(keys), p.kv), p.kv)
 	for i := range n {
-		p.seqs = append(p.seqs, attn.Sequence{Row: i * p.Heads * queries, Queries: p.Queries[i], Keys: p.Keys[i], Pages: []int32{int32(i)}})
+		p.seqs = append(p.seqs, attn.Sequence{Row: i * p.Heads * queries, Queries: p.Queries[i], Keys: p.Keys[i], Pages: []int32{int32(i)}, Tree: p.TreeOf(i)})
 	}
 	p.o.Len, p.lse.Len = n*p.Heads*queries*d, n*p.Heads*queries
 }
@@ -236,7 +236,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 		p.pool[i] = testgpu.Poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
 	}
 	for i := range p.Queries {
-		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i]}
+		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i], Tree: p.TreeOf(i)}
 		for range attn.Ceil(s.Keys, p.pageTokens) {
 			s.Pages = append(s.Pages, int32(free[0]))
 			free = free[1:]

@@ -22,7 +22,7 @@ func (p *Plan) listSlopes(g *attn.Problem) {
 }
 
 // hasDetails says whether kernels have to know which sequence is which.
-func hasDetails(g *attn.Problem) bool { return g.Bias != (attn.Bias{}) }
+func hasDetails(g *attn.Problem) bool { return g.Bias != (attn.Bias{}) || g.Tree }
 
 // numbered is a sequence, and its number among those that Build was given.
 type numbered struct {
@@ -30,15 +30,20 @@ type numbered struct {
 	number int32
 }
 
-// listDetails writes which sequences seqs are, in the order in which sortSequences has them.
-func (p *Plan) listDetails(g *attn.Problem, queries int) {
-	p.details = p.details[:0]
+// listDetails writes which sequences seqs are, in the order in which sortSequences has them, and the
+// trees of those that have one. all are those that Build was given.
+func (p *Plan) listDetails(g *attn.Problem, all []attn.Sequence, queries int) {
+	p.details, p.trees = p.details[:0], p.trees[:0]
 	if !hasDetails(g) {
 		return
 	}
 	slices.SortFunc(p.numbers, func(a, b numbered) int { return inOrder(a.sequence, b.sequence, queries) })
 	for _, n := range p.numbers {
-		p.details = append(p.details, seqDetail{number: n.number, tree: -1})
+		d := seqDetail{number: n.number, tree: -1}
+		if tree := all[n.number].Tree; tree != nil {
+			d.tree, p.trees = int32(len(p.trees)), append(p.trees, tree...)
+		}
+		p.details = append(p.details, d)
 	}
 }
 
@@ -75,6 +80,11 @@ func (p *Plan) runScored(s *cuda.Stream, o *Operands, k *kernel) error {
 	if g.Bias != (attn.Bias{}) {
 		score.bias, score.biasType, score.biasFactor = o.Bias.Address(), gpu.Code(o.Bias.DType), float32(g.Bias.Factor()*lean.Log4E)
 		score.biasSequence, score.biasHead, score.biasRow = biasStrides(&g.Bias)
+	}
+	if g.Tree { // whether a sequence has one or not: a recording is of steps with other trees, too
+		score.trees = p.memory.table.Address() + uint64(p.memory.sections.trees)
+	}
+	if hasDetails(g) {
 		score.details = p.memory.table.Address() + uint64(p.memory.sections.details)
 	}
 	p.args.Reset()

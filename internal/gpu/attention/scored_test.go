@@ -1,6 +1,7 @@
 package attention
 
 import (
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -8,8 +9,8 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// Every sequence has its own number among those of the bias, whatever the order of their rows, and
-// however many have as many keys.
+// Every sequence has its own number among those of the bias, and its own tree, whatever the order of their
+// rows, and however many have as many keys.
 func TestPlanDetails(t *testing.T) {
 	rng := reftest.Rand(t)
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
@@ -18,11 +19,15 @@ func TestPlanDetails(t *testing.T) {
 		n := 1 + rng.IntN(12)
 		g := paged(4, 2, 64)
 		g.KV, g.Bias = attn.Float16, attn.Bias{Sequences: n, Heads: 1, Queries: 3, Keys: 40}
+		g.Causal, g.Tree = true, true
 		seqs, rows := make([]attn.Sequence, n), 0
 		numberOf := map[int32]int32{} // by rows
 		for page, i := range rng.Perm(n) {
 			q := rng.IntN(4)
 			seqs[i] = attn.Sequence{Row: rows, Queries: q, Keys: testgpu.Pick(rng, 3, 7, 16), Pages: []int32{int32(page)}}
+			if rng.IntN(2) == 0 && q > 0 {
+				seqs[i].Tree = reftest.RandomTree(rng, q)
+			}
 			if q > 0 {
 				numberOf[int32(rows)] = int32(i)
 			}
@@ -33,8 +38,13 @@ func TestPlanDetails(t *testing.T) {
 			t.Fatalf("%d of %d sequences, %d details", len(plan.seqs), len(numberOf), len(plan.details))
 		}
 		for i, s := range plan.seqs {
-			if d := plan.details[i]; d.number != numberOf[s.row] || d.tree != -1 {
+			d := plan.details[i]
+			if d.number != numberOf[s.row] {
 				t.Fatalf("rows from %d on are of sequence %d: %+v", s.row, numberOf[s.row], d)
+			}
+			tree := seqs[d.number].Tree
+			if tree == nil && d.tree != -1 || tree != nil && !slices.Equal(plan.trees[d.tree:][:len(tree)], tree) {
+				t.Fatalf("sequence %d has the tree %#x: %+v of %#x", d.number, tree, d, plan.trees)
 			}
 		}
 	}

@@ -1,0 +1,83 @@
+package attn
+
+import (
+	"fmt"
+	"iter"
+	"math/bits"
+)
+
+// Tree says which of a sequence's new tokens each of them sees, where they are guesses of which some follow
+// each other and others stand beside each other: bit j of Tree[i] is set where token i sees token j. All keys
+// before the new tokens are seen by all of them. nil is no tree: each token sees those before it.
+type Tree []uint64
+
+// MaxTree is how many tokens a tree has at most.
+const MaxTree = 64
+
+// Check reports what is wrong with a tree of so many new tokens.
+func (t Tree) Check(tokens int) error {
+	if len(t) != tokens {
+		return fmt.Errorf("a tree of %d tokens for %d", len(t), tokens)
+	}
+	if tokens > MaxTree {
+		return fmt.Errorf("a tree of %d tokens: %d are the most", tokens, MaxTree)
+	}
+	for i, seen := range t {
+		if seen>>i&1 == 0 {
+			return fmt.Errorf("token %d of a tree does not see itself: mask %#x", i, seen)
+		}
+		if last := bits.Len64(seen) - 1; last > i {
+			return fmt.Errorf("token %d of a tree sees token %d, which comes after it: mask %#x", i, last, seen)
+		}
+	}
+	return nil
+}
+
+// Sees says whether token i sees token j.
+func (t Tree) Sees(i, j int) bool { return t[i]>>j&1 != 0 }
+
+// Depth returns how many new tokens lie between the sequence and token i: those that it sees besides itself.
+func (t Tree) Depth(i int) int { return bits.OnesCount64(t[i]) - 1 }
+
+// Chain says whether each token sees all before it, as without a tree.
+func (t Tree) Chain() bool {
+	for i := range t {
+		if t.Depth(i) != i {
+			return false
+		}
+	}
+	return true
+}
+
+// Runs are the tokens of [first, end) that token i sees, as ranges [from, to) that are as long as can be.
+func (t Tree) Runs(i, first, end int) iter.Seq2[int, int] {
+	return func(yield func(from, to int) bool) {
+		seen := t[i] >> first << first
+		for seen != 0 {
+			from := bits.TrailingZeros64(seen)
+			to := from + bits.TrailingZeros64(^(seen >> from))
+			if from >= end || !yield(from, min(to, end)) {
+				return
+			}
+			seen = seen >> to << to
+		}
+	}
+}
+
+// TreeOf returns the tree in which parents[i] is the token that token i follows, -1 for the sequence itself.
+func TreeOf(parents []int) (Tree, error) {
+	if len(parents) > MaxTree {
+		return nil, fmt.Errorf("a tree of %d tokens: %d are the most", len(parents), MaxTree)
+	}
+	t := make(Tree, len(parents))
+	for i, parent := range parents {
+		if parent < -1 || parent >= i {
+			return nil, fmt.Errorf("the parent of token %d is %d, outside [-1, %d)", i, parent, i)
+		}
+		if parent >= 0 {
+			t[i] = t[parent]
+		}
+		t[i] |= 1 << i
+	}
+	return t, nil
+}
