@@ -62,10 +62,10 @@ func (r Rule) numbers(at Row, quad uint32) [4]uint32 {
 
 // The constants of Philox4x32.
 const (
-	Rounds = 10
+	rounds = 10
 
-	Multiplier0, Multiplier1 = 0xd2511f53, 0xcd9e8d57
-	Weyl0, Weyl1             = 0x9e3779b9, 0xbb67ae85
+	multiplier0, multiplier1 = 0xd2511f53, 0xcd9e8d57
+	weyl0, weyl1             = 0x9e3779b9, 0xbb67ae85
 )
 
 // Philox is Philox4x32-10, a bijection of counters for each key: Salmon, Moraes, Dror and Shaw, Parallel random numbers: as
@@ -73,11 +73,11 @@ const (
 func Philox(counter [4]uint32, key [2]uint32) [4]uint32 {
 	a, b, c, d := counter[0], counter[1], counter[2], counter[3]
 	k0, k1 := key[0], key[1]
-	for range Rounds {
-		x, y := uint64(a)*Multiplier0, uint64(c)*Multiplier1
+	for range rounds {
+		x, y := uint64(a)*multiplier0, uint64(c)*multiplier1
 		a, b, c, d = uint32(y>>32)^b^k0, uint32(y), uint32(x>>32)^d^k1, uint32(x)
-		k0 += Weyl0
-		k1 += Weyl1
+		k0 += weyl0
+		k1 += weyl1
 	}
 	return [4]uint32{a, b, c, d}
 }
