@@ -143,6 +143,33 @@ func appendLengths[T int | int32 | int64](op string, dst []int, src []T, capacit
 	return dst, nil
 }
 
+// readSeed is the number of a seed.
+func readSeed(op string, v G.Value) (int64, error) {
+	if v == nil {
+		return 0, errorf(op, ErrShape, "seed is nil")
+	}
+	if at := placeOf(v); at != nil {
+		return 0, errorf(op, ErrUnsupported, "seed is on %v; it must be in %s", at, hostName)
+	}
+	if t, ok := v.(*tensor.Dense); ok {
+		if _, err := denseValue(op, "seed", v); err != nil {
+			return 0, err
+		}
+		if err := checkSeed(op, valueOperand("seed", t)); err != nil {
+			return 0, err
+		}
+	}
+	switch x := v.Data().(type) {
+	case int:
+		return int64(x), nil
+	case int32:
+		return int64(x), nil
+	case int64:
+		return x, nil
+	}
+	return 0, errorf(op, ErrDType, "seed is a %T; it must be a scalar of int, int32 or int64", v)
+}
+
 // hostName is where tensors are that are not on a GPU.
 const hostName = "host memory"
 
