@@ -68,8 +68,8 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err != nil {
 		return err
 	}
-	if err = checkDropout(op, a.Dropout); err != nil {
-		return err
+	if !isDropout(a.Dropout) {
+		return errorf(op, ErrOption, "Dropout is %v, outside [0, 1)", a.Dropout)
 	}
 	c.score.Dropout = a.Dropout
 	names := []string{"q", "k", "v", "out", "lse"}

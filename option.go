@@ -326,8 +326,8 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			}
 			c.biasNode, c.biasScale = o.node, o.scale
 		case optDropout:
-			if err = checkDropout(op, o.scale); err != nil {
-				return c, err
+			if !isDropout(o.scale) {
+				return c, errorf(op, ErrOption, "WithDropout(%v) is outside [0, 1)", o.scale)
 			}
 			if o.node == nil {
 				return c, errorf(op, ErrOption, "WithDropout(%v, nil)", o.scale)
@@ -375,13 +375,8 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 	return c, nil
 }
 
-// checkDropout checks the probability that a weight is dropped.
-func checkDropout(op string, p float64) error {
-	if !(p >= 0 && p < 1) {
-		return errorf(op, ErrOption, "a dropout of %v is outside [0, 1)", p)
-	}
-	return nil
-}
+// isDropout says whether weights may be dropped with probability p.
+func isDropout(p float64) bool { return p >= 0 && p < 1 }
 
 // checkHeads checks what depends on the number of query heads.
 func (c *config) checkHeads(op string, heads int) error {

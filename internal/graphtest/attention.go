@@ -515,7 +515,7 @@ func (p *Problem) ReferenceThere(at Place) *reftest.Result {
 	return p.Reference(at.Precision(p.QueryType, p.KVType))
 }
 
-// Another draws a problem of p's shapes, with other numbers and other lengths.
+// Another draws a problem of p's shapes, with other numbers, other lengths and another seed.
 func (p *Problem) Another(rng *rand.Rand) *Problem {
 	s := p.Shape
 	if p.Ragged() {
@@ -523,6 +523,9 @@ func (p *Problem) Another(rng *rand.Rand) *Problem {
 		for i := range s.Keys {
 			s.Keys[i] = rng.IntN(p.Capacity + 1)
 		}
+	}
+	if s.Dropout != 0 {
+		s.Seed = rng.Int64()
 	}
 	return NewProblem(rng, s, p.Spec)
 }
