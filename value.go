@@ -145,16 +145,16 @@ func appendLengths[T int | int32 | int64](op string, dst []int, src []T, capacit
 
 // readSeed is the number of a seed.
 func readSeed(op string, v G.Value) (int64, error) {
-	t, dense := v.(*tensor.Dense)
+	t, isTensor := v.(*tensor.Dense)
 	at := placeOf(v)
 	switch {
-	case v == nil || dense && t == nil:
+	case v == nil || isTensor && t == nil:
 		return 0, errorf(op, ErrShape, "seed is nil")
 	case at != nil:
 		return 0, errorf(op, ErrUnsupported, "seed is on %v; it must be in %s", at, hostName)
-	case dense && !t.IsNativelyAccessible():
+	case isTensor && !t.IsNativelyAccessible():
 		return 0, errorf(op, ErrUnsupported, "seed lies in memory that Go cannot read")
-	case dense: // Gorgonia's scalars are no tensors, as a rule
+	case isTensor: // Gorgonia's scalars are no tensors, as a rule
 		if err := checkSeed(op, valueOperand("seed", t)); err != nil {
 			return 0, err
 		}
