@@ -251,6 +251,30 @@ func ExampleWithALiBi() {
 	// [3.622]
 }
 
+// The mean of 1, 2, 3 and 4, where each is dropped with probability 1/2, and counts twice if it is not: of
+// seed 3 the 2 is. A seed of 0 drops none.
+func ExampleWithDropout() {
+	g := G.NewGraph()
+	in := func(name string, x ...float32) *G.Node {
+		return G.NodeFromAny(g, newTensor(tensor.Shape{1, len(x), 1}, x...), G.WithName(name))
+	}
+	seed := G.NewScalar(g, tensor.Int, G.WithName("seed"))
+	out, err := leanattention.Attention(in("q", 0), in("k", 1, 1, 1, 1), in("v", 1, 2, 3, 4), leanattention.WithDropout(0.5, seed))
+	check(err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	for _, step := range []int{2, 3, 0} {
+		check(G.Let(seed, step))
+		check(m.RunAll())
+		fmt.Println(out.Value().Data())
+		m.Reset()
+	}
+	// Output:
+	// [1.5]
+	// [4]
+	// [2.5]
+}
+
 // A score of 100 becomes 10 * tanh(10), which is 10.
 func ExampleWithSoftCap() {
 	out, lse := newTensor(tensor.Shape{1, 1, 1}, 0), newTensor(tensor.Shape{1, 1}, 0)
