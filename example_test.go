@@ -380,11 +380,11 @@ func ExampleFuse() {
 	scores := G.Must(G.BatchedMatMul(q, k, false, true))
 	scaled := G.Must(G.HadamardDiv(scores, G.NewConstant(float32(math.Sqrt2))))
 	out := G.Must(G.BatchedMatMul(G.Must(G.SoftMax(scaled, 2)), v))
-	dropped := G.Must(G.Dropout(G.Must(G.SoftMax(out, 2)), 0.5)) // not attention
+	classes := G.Must(G.SoftMax(out, 2)) // not attention
 	var result G.Value
 	G.Read(out, &result)
 
-	f, err := leanattention.Fuse(dropped)
+	f, err := leanattention.Fuse(classes)
 	check(err)
 	fmt.Print(f)
 
@@ -395,7 +395,7 @@ func ExampleFuse() {
 	// Output:
 	// 1 fused, 1 left alone
 	// fused node 7 (A ××× B): heads 1/1, queries 1, keys 2, scale 0.707107
-	// left node 8 (Softmax{2, false}()): its result goes into node 9 (Dropout{training=true}()), not into a product with values: for inference give it probability 0, or make a machine with EvalMode before Fuse
+	// left node 8 (Softmax{2, false}()): its result is a root, not the weights of values: if it is to be attention, multiply values by it
 	// [12.141 22.141]
 }
 
