@@ -38,6 +38,10 @@ type Args struct {
 	// sequence's keys where there is one. Trees need WithCausal, and go with neither
 	// [WithWindow] nor [WithALiBi]: those are [ErrUnsupported] then.
 	Trees [][]uint64
+	// Dropout is the probability that a weight is dropped, and Seed says which ones
+	// are, as [WithDropout] defines both. A Seed of 0 drops none.
+	Dropout float64
+	Seed    int64
 }
 
 // Attend computes, for each sequence b, head h and query i,
@@ -49,8 +53,8 @@ type Args struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be).
 //
-// It takes every option but [WithLengths], [WithLSE] and [WithBias], which Args has
-// fields for. (One that is made once and used again allocates nothing either.)
+// It takes every option but [WithLengths], [WithLSE], [WithBias] and [WithDropout], which
+// Args has fields for. (One that is made once and used again allocates nothing either.)
 // Concurrent calls are right as long as their outputs differ.
 //
 // Where all operands are a [DeviceTensor] of one GPU it computes there, and returns
@@ -70,6 +74,10 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err != nil {
 		return err
 	}
+	if !isDropout(a.Dropout) {
+		return errorf(op, ErrOption, "Dropout is %v, outside [0, 1)", a.Dropout)
+	}
+	c.score.Dropout = a.Dropout
 	names := []string{"q", "k", "v", "out", "lse"}
 	values := []G.Value{a.Q, a.K, a.V, a.Out, a.LSE}
 	if a.LSE == nil {
@@ -122,6 +130,7 @@ func Attend(a Args, opts ...Option) (err error) {
 		return err
 	}
 	defer r.forgetTrees()
+	r.seed = a.Seed
 	return r.attend(op, &p, &c, q, k, v, bias, out, lse)
 }
 
@@ -149,6 +158,7 @@ func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others 
 type denseRun struct {
 	lengths   []int
 	trees     [][]uint64 // nil: none
+	seed      int64 // of dropout, if there is any
 	pages     []int32
 	sequences []attn.Sequence
 	plan      cpu.Plan
@@ -231,8 +241,8 @@ func (r *denseRun) layOut(p *problem) {
 	}
 }
 
-// attend runs a checked problem whose live lengths are in r.lengths. There may be
-// no bias and no log-sum-exp.
+// attend runs a checked problem whose live lengths are in r.lengths, and whose seed
+// is in r.seed. There may be no bias and no log-sum-exp.
 func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, lse *tensor.Dense) error {
 	if c.schedule == Unfused {
 		return errUnfused(op)
@@ -243,9 +253,9 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, 
 	}
 	var err error
 	if p.query == tensor.Float32 {
-		err = attendDense(&r.plan, &r.f32, q, k, v, bias, out, lse)
+		err = attendDense(&r.plan, &r.f32, r.seed, q, k, v, bias, out, lse)
 	} else {
-		err = attendDense(&r.plan, &r.f64, q, k, v, bias, out, lse)
+		err = attendDense(&r.plan, &r.f64, r.seed, q, k, v, bias, out, lse)
 	}
 	if err != nil {
 		return engineError(op, "attend", err)
@@ -253,8 +263,8 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, 
 	return nil
 }
 
-func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], q, k, v, bias, out, lse *tensor.Dense) error {
-	*o = cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](out), K: storageBuffer(k), V: storageBuffer(v)}
+func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], seed int64, q, k, v, bias, out, lse *tensor.Dense) error {
+	*o = cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](out), K: storageBuffer(k), V: storageBuffer(v), Seed: seed}
 	if bias != nil {
 		o.Bias = dense.Elements[F](bias)
 	}

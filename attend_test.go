@@ -166,6 +166,9 @@ func TestAttendAllocations(t *testing.T) {
 		if i%2 == 1 {
 			s = graphtest.Biased(rng, graphtest.WithScoreMods(s, 90, 20, 1, 2, 3, 4, 5, 6, 7, 8), 1, 8, 2)
 		}
+		if i%3 == 1 {
+			s.Dropout, s.Seed = 0.3, 5
+		}
 		p := graphtest.NewProblem(rng, s, graphtest.Spec{QueryType: types[0], KVType: types[1]})
 		for _, schedule := range graphtest.Schedules {
 			a := p.Args()

@@ -97,6 +97,7 @@ func TestMachineLeavesOnCPU(t *testing.T) {
 		"a window":        graphtest.NewProblem(rng, graphtest.WithScoreMods(dense(2, 1, 64, 64, 1, 9), 3, 0), graphtest.Spec{}),
 		"a soft cap":      graphtest.NewProblem(rng, graphtest.WithScoreMods(dense(2, 1, 64, 64, 1, 9), 0, 2), graphtest.Spec{}),
 		"a bias":          graphtest.NewProblem(rng, reftest.RandomBias(rng, dense(2, 1, 64, 64, 1, 9), 9), graphtest.Spec{}),
+		"dropout":         graphtest.NewProblem(rng, reftest.RandomDropout(rng, dense(2, 1, 64, 64, 1, 9)), graphtest.Spec{}),
 		"ALiBi":           graphtest.NewProblem(rng, graphtest.WithScoreMods(dense(2, 1, 64, 64, 1, 9), 0, 0, 1, 0.5), graphtest.Spec{}),
 	} {
 		g := p.Build(t)

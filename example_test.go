@@ -251,6 +251,30 @@ func ExampleWithALiBi() {
 	// [3.622]
 }
 
+// The mean of 1, 2, 3 and 4, where each is dropped with probability 1/2, and counts twice if it is not: of
+// seed 3 the 2 is. A seed of 0 drops none.
+func ExampleWithDropout() {
+	g := G.NewGraph()
+	in := func(name string, x ...float32) *G.Node {
+		return G.NodeFromAny(g, newTensor(tensor.Shape{1, len(x), 1}, x...), G.WithName(name))
+	}
+	seed := G.NewScalar(g, tensor.Int, G.WithName("seed"))
+	out, err := leanattention.Attention(in("q", 0), in("k", 1, 1, 1, 1), in("v", 1, 2, 3, 4), leanattention.WithDropout(0.5, seed))
+	check(err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	for _, step := range []int{2, 3, 0} {
+		check(G.Let(seed, step))
+		check(m.RunAll())
+		fmt.Println(out.Value().Data())
+		m.Reset()
+	}
+	// Output:
+	// [1.5]
+	// [4]
+	// [2.5]
+}
+
 // A score of 100 becomes 10 * tanh(10), which is 10.
 func ExampleWithSoftCap() {
 	out, lse := newTensor(tensor.Shape{1, 1, 1}, 0), newTensor(tensor.Shape{1, 1}, 0)
@@ -356,11 +380,11 @@ func ExampleFuse() {
 	scores := G.Must(G.BatchedMatMul(q, k, false, true))
 	scaled := G.Must(G.HadamardDiv(scores, G.NewConstant(float32(math.Sqrt2))))
 	out := G.Must(G.BatchedMatMul(G.Must(G.SoftMax(scaled, 2)), v))
-	dropped := G.Must(G.Dropout(G.Must(G.SoftMax(out, 2)), 0.5)) // not attention
+	classes := G.Must(G.SoftMax(out, 2)) // not attention
 	var result G.Value
 	G.Read(out, &result)
 
-	f, err := leanattention.Fuse(dropped)
+	f, err := leanattention.Fuse(classes)
 	check(err)
 	fmt.Print(f)
 
@@ -371,7 +395,7 @@ func ExampleFuse() {
 	// Output:
 	// 1 fused, 1 left alone
 	// fused node 7 (A ××× B): heads 1/1, queries 1, keys 2, scale 0.707107
-	// left node 8 (Softmax{2, false}()): its result goes into node 9 (Dropout{training=true}()), not into a product with values: for inference give it probability 0, or make a machine with EvalMode before Fuse
+	// left node 8 (Softmax{2, false}()): its result is a root, not the weights of values: if it is to be attention, multiply values by it
 	// [12.141 22.141]
 }
 

@@ -54,6 +54,7 @@ var features = []feature{ // shapes first, of which the others make use
 		}
 	}},
 	{"bias", func(rng *rand.Rand, r *request) { r.Shape = graphtest.Biased(rng, r.Shape, 1, 1, r.Queries[0]) }},
+	{"dropout", func(_ *rand.Rand, r *request) { r.Dropout, r.Seed = 0.3, 5 }},
 	{"scale", func(_ *rand.Rand, r *request) { r.Scale = -0.3 }},
 	{"values of another width", func(_ *rand.Rand, r *request) { r.ValueDim = 128 }},
 	{"heads of 40", func(_ *rand.Rand, r *request) { r.Dim, r.ValueDim = 40, 40 }},
@@ -273,6 +274,9 @@ func denseEntries(at graphtest.Place) []entry {
 				}
 				opts = append(opts, la.WithBias(b))
 			}
+			if g.Seed != nil {
+				opts = append(opts, la.WithDropout(p.Dropout, g.Seed))
+			}
 			out := refused(la.Attention(in[0], in[1], in[2], append(opts, la.WithLSE(&g.LSE))...))
 			if g.Out = out; at.GPU != nil {
 				g.Out, g.LSE = refused(la.ToHost(out)), refused(la.ToHost(g.LSE))
@@ -299,8 +303,8 @@ func cacheOf(t *testing.T, r request, device *la.GPU) *la.Cache {
 // cachedEntry is CachedAttention: of a prompt, and of one row behind it.
 func cachedEntry(name string, at graphtest.Place) entry {
 	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
-		if r.Bias.X != nil {
-			return fmt.Errorf("no node has a bias there: %w", refusesBias(t, r, at))
+		if r.Bias.X != nil || r.Dropout != 0 {
+			return fmt.Errorf("no node has a bias or dropout there: %w", refusesNodes(t, r, at))
 		}
 		c := cacheOf(t, r, at.GPU)
 		defer c.Close()
@@ -340,8 +344,8 @@ func cachedEntry(name string, at graphtest.Place) entry {
 	}}
 }
 
-// refusesBias is what CachedAttention says of a bias.
-func refusesBias(t *testing.T, r request, at graphtest.Place) error {
+// refusesNodes is what CachedAttention says of the bias or of the dropout of a request.
+func refusesNodes(t *testing.T, r request, at graphtest.Place) error {
 	c := cacheOf(t, r, at.GPU)
 	defer c.Close()
 	step := refused(c.NewStep(1))
@@ -349,9 +353,18 @@ func refusesBias(t *testing.T, r request, at graphtest.Place) error {
 	in := func(name string, n int) *G.Node {
 		return G.NewMatrix(g, r.query, G.WithShape(1, n), G.WithName(name))
 	}
-	_, err := la.CachedAttention(in("q", r.Heads*r.Dim), in("k", r.KVHeads*r.Dim), in("v", r.KVHeads*r.ValueDim), step.Layer(0), la.WithBias(in("bias", 40)))
-	if err == nil {
-		t.Error("a bias was taken, and nothing here tests it")
+	opts := []la.Option{la.WithBias(in("bias", 40)), la.WithDropout(r.Dropout, G.NewScalar(g, tensor.Int, G.WithName("seed")))}
+	if r.Bias.X == nil {
+		opts = opts[1:]
+	} else if r.Dropout == 0 {
+		opts = opts[:1]
+	}
+	q, k, v := in("q", r.Heads*r.Dim), in("k", r.KVHeads*r.Dim), in("v", r.KVHeads*r.ValueDim)
+	var err error
+	for i := range opts {
+		if _, err = la.CachedAttention(q, k, v, step.Layer(0), opts[i]); err == nil {
+			t.Errorf("%v was taken, and nothing here tests it", opts[i])
+		}
 	}
 	return err
 }
@@ -396,8 +409,8 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 // row, which grows by a token in each replay.
 func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
-		if r.Bias.X != nil {
-			return refusesBias(t, r, graphtest.Place{GPU: gpu})
+		if r.Bias.X != nil || r.Dropout != 0 {
+			return refusesNodes(t, r, graphtest.Place{GPU: gpu})
 		}
 		c := cacheOf(t, r, gpu)
 		defer c.Close()

@@ -3,11 +3,17 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+	"hash"
+	"math"
+	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/fuse"
+	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/stock"
 
+	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
@@ -35,6 +41,10 @@ type Match struct {
 	// Scales, of the graph that was given, have numbers that multiply or divide the
 	// scores too, and may change from run to run. In the new graph they are on the queries.
 	Scales []*G.Node
+
+	// Dropout is the probability that a weight is dropped, [WithDropout] of which the new
+	// node has, with a seed that is another one in each run.
+	Dropout float64
 
 	// Dropouts, of the graph that was given, do nothing, and are not in the new one.
 	Dropouts []*G.Node
@@ -81,6 +91,9 @@ func (f *Fused) String() string {
 		for _, n := range m.Scales {
 			mask += ", scaled by " + stock.Describe(n)
 		}
+		if m.Dropout != 0 {
+			mask += fmt.Sprintf(", dropout %.4g", m.Dropout)
+		}
 		for _, n := range m.Dropouts {
 			mask += ", without " + stock.Describe(n)
 		}
@@ -119,9 +132,12 @@ func (f *Fused) String() string {
 //	         as small as it is
 //	weights  SoftMax over the last axis of scores, or over the one before; or Exp,
 //	         Sum and a division, with the maximum taken off first or without
-//	dropout  behind the scores or the weights, where it is the identity: with
-//	         probability 0, or switched off by a machine that was made with
-//	         gorgonia.EvalMode. It is not in the new graph
+//	dropout  behind the weights: [WithDropout]. The node draws numbers of its own, with
+//	         another seed in each run: the law is the same, the weights that are
+//	         dropped are others. A machine that is made with gorgonia.EvalMode of the
+//	         new graph switches it off, and one without switches it on. Dropout of
+//	         probability 0, of scores too, or that such a machine has switched off
+//	         before, is not in the new graph
 //	out      BatchedMatMul, or Mul, of the weights and v, or of v, transposed, and
 //	         the weights, transposed
 //	between  Reshape, as long as the softmax has the rows of the scores and the
@@ -134,7 +150,7 @@ func (f *Fused) String() string {
 //
 // It leaves alone what it does not understand, and says why, and what to change, in
 // Misses: several masks that are not causal; a scale for each head, query or key;
-// Dropout that drops; anything else between; scores or weights that something else
+// Dropout of scores that drops; anything else between; scores or weights that something else
 // reads or that are a root.
 //
 // The new graph has the nodes that the roots need and every gorgonia.Read of
@@ -196,16 +212,72 @@ func (fusing) Check(q, k, v tensor.Shape, t tensor.Dtype) error {
 	return err
 }
 
-func (fusing) Node(q, k, v, bias *G.Node, m *fuse.Match) (*G.Node, error) {
+func (fusing) Node(q, k, v, seed, bias *G.Node, m *fuse.Match) (*G.Node, error) {
 	opts := []Option{WithScale(m.Scale)}
 	if m.Causal {
 		opts = append(opts, WithCausal())
+	}
+	if seed != nil {
+		opts = append(opts, WithDropout(m.Dropout, seed))
 	}
 	if bias != nil {
 		opts = append(opts, withScaledBias(bias, m.BiasScale))
 	}
 	return Attention(q, k, v, opts...)
 }
+
+func (fusing) Seed(q *G.Node) (*G.Node, error) {
+	return apply("Fuse", &seedOp{rank: q.Dims(), number: seeds.Add(1)}, q)
+}
+
+// seedOp makes another seed of dropout in each run, as Gorgonia's Dropout draws other numbers. Of its
+// input it takes nothing: a node without one would be an input of the graph to Gorgonia. A machine for
+// evaluation switches it off, and others on, as they do with Dropout.
+type seedOp struct {
+	graph.Plain
+	rank   int
+	number uint64 // no two of them are one node: what these drop would be the same
+	off    atomic.Bool
+}
+
+var seeds atomic.Uint64
+
+// SetTraining is what Gorgonia's machines call when they are made.
+func (op *seedOp) SetTraining(training bool) error {
+	op.off.Store(!training)
+	return nil
+}
+
+func (op *seedOp) Do(...G.Value) (G.Value, error) {
+	if op.off.Load() {
+		return G.NewI64(0), nil
+	}
+	return G.NewI64(1 + rand.Int64N(math.MaxInt64)), nil
+}
+
+func (op *seedOp) Arity() int { return 1 }
+func (op *seedOp) Type() hm.Type {
+	return hm.NewFnType(G.TensorType{Dims: op.rank, Of: hm.TypeVariable('a')}, tensor.Int64)
+}
+func (op *seedOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return tensor.ScalarShape(), nil }
+func (op *seedOp) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "leanattention.Seed %d of rank %d", op.number, op.rank)
+}
+func (op *seedOp) Hashcode() uint32 { return graph.Hashcode(op) }
+func (op *seedOp) String() string   { return "Seed" }
+
+// A seed has no gradient, and leaves none.
+func (op *seedOp) DiffWRT(n int) []bool { return make([]bool, n) }
+func (op *seedOp) SymDiff(in G.Nodes, _, _ *G.Node) (G.Nodes, error) {
+	return make(G.Nodes, len(in)), nil
+}
+func (op *seedOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error { return nil }
+
+var (
+	_ G.SDOp        = (*seedOp)(nil)
+	_ G.ADOp        = (*seedOp)(nil)
+	_ G.TrainModeOp = (*seedOp)(nil)
+)
 
 func newFused(roots []*G.Node, r *fuse.Result) *Fused {
 	f := &Fused{Graph: r.Graph, images: r.Images}
@@ -214,7 +286,7 @@ func newFused(roots []*G.Node, r *fuse.Result) *Fused {
 	}
 	for _, m := range r.Matches {
 		f.Matches = append(f.Matches, Match{
-			Output: m.Output, Node: r.Attention[m], Scale: m.Scale, Causal: m.Causal, Bias: m.Bias, Scales: m.Scales, Dropouts: m.Dropouts,
+			Output: m.Output, Node: r.Attention[m], Scale: m.Scale, Causal: m.Causal, Bias: m.Bias, Scales: m.Scales, Dropout: m.Dropout, Dropouts: m.Dropouts,
 			Heads: m.Heads, KVHeads: m.KVHeads, Queries: m.Queries, Keys: m.Keys,
 		})
 	}

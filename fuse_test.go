@@ -298,8 +298,11 @@ var leftAlone = []written{
 	{name: "nothing but sums", misses: []string{"its scores come from node 2 (+ false), not from a product"}, write: func(w *graphtest.Writer) []*G.Node {
 		return one(w.BMM(w.Softmax(w.Add(w.Input("a", 2, 3, 5), w.Input("b", 2, 3, 5)), 2), w.Input("v", 2, 5, 6)))
 	}},
-	{name: "dropout of weights", misses: []string{"(Dropout{"}, write: func(w *graphtest.Writer) []*G.Node {
-		return one(w.Behind(func(p *G.Node) *G.Node { return w.Must(G.Dropout(p, almost)) }))
+	{name: "dropout of all weights", misses: []string{"(Dropout{training=true}()), which drops with probability 1: "}, write: func(w *graphtest.Writer) []*G.Node {
+		return one(w.Behind(func(p *G.Node) *G.Node { return w.Must(G.Dropout(p, 1)) }))
+	}},
+	{name: "dropout of too many weights", misses: []string{"which drops with probability 1.5: "}, write: func(w *graphtest.Writer) []*G.Node {
+		return one(w.Behind(func(p *G.Node) *G.Node { return w.Must(G.Dropout(p, 1.5)) }))
 	}},
 	{name: "dropout of scores", misses: []string{"its scores come from node 4 (Dropout{"}, write: func(w *graphtest.Writer) []*G.Node {
 		return one(w.Attend(func(s *G.Node) *G.Node { return w.Must(G.Dropout(s, almost)) }))
@@ -428,7 +431,7 @@ func TestFuseOneOfMany(t *testing.T) {
 	for i := range 5 {
 		p := w.Softmax(w.BMM(x, x, false, true), 2)
 		if i == 2 {
-			p = w.Must(G.Dropout(p, almost))
+			p = w.Must(G.Dropout(p, 1))
 		}
 		x = w.Must(G.Tanh(w.BMM(p, x)))
 	}

@@ -18,8 +18,8 @@ import (
 
 // On the tape machine the gradients of an attention are these nodes:
 //
-//	out      Attention(q, k, v, lengths, bias), which is there
-//	lse      LSE(out, q, k, lengths, bias), which saves what the forward pass left
+//	out      Attention(q, k, v, lengths, seed, bias), which is there
+//	lse      LSE(out, q, k, lengths, seed, bias), which saves what the forward pass left
 //	packed   the gradients of all, computed once, in one vector
 //	dq       the part of packed that is dq, without a copy; and dk, dv, dbias
 //
@@ -132,6 +132,9 @@ func (op *attentionOp) lseInputTypes() []hm.Type {
 	if op.hasLengths() {
 		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('n')})
 	}
+	if op.hasSeed() {
+		t = append(t, hm.TypeVariable('s'))
+	}
 	if op.hasBias() {
 		t = append(t, G.TensorType{Dims: op.rank, Of: hm.TypeVariable('d')})
 	}
@@ -217,6 +220,8 @@ func (op *gradOp) inputs() (in []gradInput) {
 			}
 		case roleLengths:
 			add(of, "lengths", tensor.Shape{op.batch}) // of one of three integer types
+		case roleSeed:
+			add(of, "seed", tensor.ScalarShape()) // of one of three integer types, too
 		case roleBias:
 			add(of, "bias", op.biasShape(op.score.Bias))
 		}
@@ -239,8 +244,12 @@ func (op *gradOp) Type() hm.Type {
 	in := op.inputs()
 	for i, o := range in {
 		of := hm.TypeVariable('a')
-		if o.of == roleLengths {
+		switch o.of {
+		case roleLengths:
 			of = hm.TypeVariable('n')
+		case roleSeed:
+			args = append(args, hm.TypeVariable('s'))
+			continue
 		}
 		if i == len(in)-1 && op.gradRank == 0 {
 			args = append(args, of)
@@ -293,8 +302,15 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), len(want))
 	}
 	var t tensors
+	var seed int64
 	for i, w := range want {
 		v := in[i]
+		if w.of == roleSeed {
+			if seed, err = readSeed(name, v); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		if i == len(in)-1 {
 			v = oneElement(v, w.shape)
 		}
@@ -312,7 +328,7 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 		}
 	}
 	to := tensor.New(tensor.Of(op.query), tensor.WithShape(op.total()))
-	if err = op.backward(name, &t, to); err != nil {
+	if err = op.backward(name, &t, seed, to); err != nil {
 		return nil, err
 	}
 	return to, nil
@@ -389,7 +405,7 @@ var (
 )
 
 // backward computes the gradients of checked tensors into the vector packed.
-func (op *gradOp) backward(name string, t *tensors, packed *tensor.Dense) error {
+func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.Dense) error {
 	s := cpu.BackwardShape{
 		Batch: op.batch, Heads: op.heads, KVHeads: op.kvHeads, Queries: op.queries, Keys: op.keys,
 		Dim: op.dim, ValueDim: op.valueDim,
@@ -403,9 +419,9 @@ func (op *gradOp) backward(name string, t *tensors, packed *tensor.Dense) error 
 	}
 	var err error
 	if op.query == tensor.Float32 {
-		err = backwardDense[float32](&s, t, op.parts(), packed)
+		err = backwardDense[float32](&s, t, seed, op.parts(), packed)
 	} else {
-		err = backwardDense[float64](&s, t, op.parts(), packed)
+		err = backwardDense[float64](&s, t, seed, op.parts(), packed)
 	}
 	if err != nil {
 		return engineError(name, "backward", err)
@@ -415,7 +431,7 @@ func (op *gradOp) backward(name string, t *tensors, packed *tensor.Dense) error 
 
 // backwardDense computes those gradients that parts has: of the output if there is one,
 // else of the log-sum-exp.
-func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, parts []gradPart, packed *tensor.Dense) error {
+func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, seed int64, parts []gradPart, packed *tensor.Dense) error {
 	elements := func(of role) []F {
 		if t[of] == nil {
 			return nil
@@ -424,7 +440,7 @@ func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, parts []gradP
 	}
 	o := cpu.BackwardOperands[F]{
 		Q: elements(roleQ), K: elements(roleK), V: elements(roleV), Bias: elements(roleBias),
-		Out: elements(roleOut), LSE: elements(roleLSE),
+		Out: elements(roleOut), LSE: elements(roleLSE), Seed: seed,
 	}
 	if t[roleOut] != nil {
 		o.DOut = elements(roleGrad)

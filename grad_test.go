@@ -131,6 +131,11 @@ func (g *gradients) again(t testing.TB, rng *rand.Rand, p *graphtest.Problem) {
 	if p.InBias != nil {
 		graphtest.Let(t, g.Graph.BiasNode, p.InBias)
 	}
+	if g.Graph.Seed != nil {
+		if err := G.Let(g.Graph.Seed, p.Shape.Seed); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if g.Lengths != nil {
 		graphtest.Let(t, g.Lengths, graphtest.LengthsOf(tensor.Int, p.Keys))
 	}
@@ -291,7 +296,10 @@ func TestGradLisp(t *testing.T) {
 	}
 	for i := range n {
 		p := randomGradProblem(rng)
-		if i%2 == 0 {
+		switch {
+		case i%4 == 1:
+			p = randomDropoutProblem(rng)
+		case i%2 == 0:
 			p = randomScoreModProblem(rng)
 		}
 		of := costs[i%3]

@@ -24,7 +24,7 @@ import (
 // over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
 // head h; 0 where it sees none. [WithSoftCap], [WithALiBi] and [WithBias], in this
 // order, change the scores; [WithCausal], [WithWindow] and [WithLengths] say which keys a
-// query sees.
+// query sees; [WithDropout] changes the p_j.
 //
 //	q    (B, H, Nq, d)      float32 or float64
 //	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
@@ -57,7 +57,7 @@ import (
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optBias|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optBias|optDropout|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +80,16 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		}
 		children = append(children, c.lengths)
 	}
+	if c.seed != nil {
+		s, err := nodeOperand(op, "seed", c.seed)
+		if err != nil {
+			return nil, err
+		}
+		if err = checkSeed(op, s); err != nil {
+			return nil, err
+		}
+		children = append(children, c.seed)
+	}
 	if c.biasNode != nil {
 		if a.score.Bias, err = p.biasNode(op, c.biasNode); err != nil {
 			return nil, err
@@ -96,7 +106,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	if c.lse != nil {
 		a.lse = new(lseStore)
 	}
-	a.config.lengths, a.config.biasNode, a.config.lse = nil, nil, nil // the op is shared by clones of the graph: it must not hold nodes
+	a.config.lengths, a.config.seed, a.config.biasNode, a.config.lse = nil, nil, nil, nil // the op is shared by clones of the graph: it must not hold nodes
 	if out, err = apply(op, placeAttention(a, q, k, v), children...); err != nil {
 		return nil, err
 	}
@@ -137,17 +147,33 @@ type attentionOp struct {
 }
 
 func (c *config) hasLengths() bool { return c.given&optLengths != 0 }
+func (c *config) hasSeed() bool    { return c.given&optDropout != 0 }
 func (c *config) hasBias() bool    { return c.score.Bias != attn.Bias{} }
 
-// inputRoles are the inputs of an attention, without and with lengths, without and with
-// a bias.
-var inputRoles = map[bool]map[bool][]role{
-	false: {false: {roleQ, roleK, roleV}, true: {roleQ, roleK, roleV, roleBias}},
-	true:  {false: {roleQ, roleK, roleV, roleLengths}, true: {roleQ, roleK, roleV, roleLengths, roleBias}},
-}
+// inputRoles are the inputs of an attention, without and with those that options add: of
+// whether there are lengths, a seed and a bias, a bit each.
+var inputRoles = func() (all [8][]role) {
+	for i := range all {
+		all[i] = []role{roleQ, roleK, roleV}
+		for bit, of := range []role{roleLengths, roleSeed, roleBias} {
+			if i>>bit&1 == 1 {
+				all[i] = append(all[i], of)
+			}
+		}
+	}
+	return all
+}()
 
 // inputs are the op's inputs.
-func (c *config) inputs() []role { return inputRoles[c.hasLengths()][c.hasBias()] }
+func (c *config) inputs() []role {
+	i := 0
+	for bit, there := range [...]bool{c.hasLengths(), c.hasSeed(), c.hasBias()} {
+		if there {
+			i |= 1 << bit
+		}
+	}
+	return inputRoles[i]
+}
 
 func (op *attentionOp) Arity() int { return len(op.inputs()) }
 
@@ -158,6 +184,9 @@ func (op *attentionOp) Type() hm.Type {
 	args := []hm.Type{of(op.rank, 'a'), of(op.rank, 'c'), of(op.rank, 'c')}
 	if op.hasLengths() {
 		args = append(args, of(1, 'n'))
+	}
+	if op.hasSeed() {
+		args = append(args, hm.TypeVariable('s'))
 	}
 	if op.hasBias() {
 		args = append(args, of(op.rank, 'a'))
@@ -214,11 +243,17 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 }
 
 // read checks the inputs of a run: Gorgonia checks no value against the node's shape.
-// The lengths go to r.
+// The lengths and the seed go to r.
 func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, err error) {
 	var bias attn.Bias
 	r.allLive(&op.problem)
 	for i, of := range op.inputs() {
+		if of == roleSeed {
+			if r.seed, err = readSeed(name, in[i]); err != nil {
+				return t, err
+			}
+			continue
+		}
 		if t[of], err = denseValue(name, of.String(), in[i]); err != nil {
 			return t, err
 		}

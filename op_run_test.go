@@ -342,6 +342,7 @@ func TestAttentionNodes(t *testing.T) {
 		return n
 	}
 	nodes := map[string]*G.Node{}
+	seed := G.NewScalar(g.G, tensor.Int, G.WithName("seed"), G.WithValue(1))
 	for name, opts := range map[string][]la.Option{
 		"none": nil, "scale 1": {la.WithScale(1)}, "scale 1+": {la.WithScale(math.Nextafter(1, 2))}, "scale -0": {la.WithScale(math.Copysign(0, -1))},
 		"causal": {la.WithCausal()}, "per head": {la.WithSchedule(la.PerHead)}, "split 1": {la.WithSchedule(la.FixedSplit(1))},
@@ -349,9 +350,11 @@ func TestAttentionNodes(t *testing.T) {
 		"workers 1": {la.WithWorkers(1)}, "workers 2": {la.WithWorkers(2)}, "lengths": {la.WithLengths(lengths)},
 		"other lengths": {la.WithLengths(lengths2)}, "lse": {la.WithLSE(&lse)},
 		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
-		"bias":     {la.WithBias(graphtest.Input(g.G, "bias", graphtest.TensorOf(p.QueryType, noise(rng, 2*p.Capacity), 1, 2, 1, p.Capacity)))},
-		"bias 0":   {la.WithBias(graphtest.Input(g.G, "bias 0", graphtest.TensorOf(p.QueryType, make([]float64, p.Capacity), 1, 1, 1, p.Capacity)))},
-		"slopes 0": {la.WithALiBi([]float64{0, 0})}, "slopes": {la.WithALiBi([]float64{1, 2})}, "slopes turned": {la.WithALiBi([]float64{2, 1})},
+		"bias":      {la.WithBias(graphtest.Input(g.G, "bias", graphtest.TensorOf(p.QueryType, noise(rng, 2*p.Capacity), 1, 2, 1, p.Capacity)))},
+		"bias 0":    {la.WithBias(graphtest.Input(g.G, "bias 0", graphtest.TensorOf(p.QueryType, make([]float64, p.Capacity), 1, 1, 1, p.Capacity)))},
+		"dropout 0": {la.WithDropout(0, seed)}, "dropout": {la.WithDropout(0.5, seed)}, "dropout 0.5+": {la.WithDropout(math.Nextafter(0.5, 1), seed)},
+		"another seed": {la.WithDropout(0.5, G.NewScalar(g.G, tensor.Int, G.WithName("another seed"), G.WithValue(2)))},
+		"slopes 0":     {la.WithALiBi([]float64{0, 0})}, "slopes": {la.WithALiBi([]float64{1, 2})}, "slopes turned": {la.WithALiBi([]float64{2, 1})},
 	} {
 		nodes[name] = attend(g.K, opts...)
 	}

@@ -39,6 +39,7 @@ const (
 	optALiBi
 	optBias
 	optMixed
+	optDropout
 )
 
 // ofScores are the options that say which scores the softmax is of, whatever has them.
@@ -70,6 +71,8 @@ func (k optionKind) String() string {
 		return "WithBias"
 	case optMixed:
 		return "WithMixedPrecision"
+	case optDropout:
+		return "WithDropout"
 	}
 	return "the zero Option"
 }
@@ -152,6 +155,34 @@ func WithBias(bias *G.Node) Option { return withScaledBias(bias, 1) }
 // withScaledBias is WithBias with a factor on the numbers, which is not 0.
 func withScaledBias(bias *G.Node, scale float64) Option {
 	return Option{kind: optBias, node: bias, scale: scale}
+}
+
+// WithDropout drops weights behind the softmax, and makes up for it by the others:
+//
+//	out[b,h,i] = sum_j z_j p_j v[b,h',j],  z_j = 0 with probability p, else 1/(1-p)
+//
+// for 0 <= p < 1, which is rounded to a multiple of 2^-32. The log-sum-exp is that of the
+// scores, without dropout. Gradients are those of what was dropped in the same run.
+//
+// seed is a scalar of int, int64 or int32, which gorgonia.Let takes from a plain number:
+//
+//	seed := gorgonia.NewScalar(g, tensor.Int, gorgonia.WithName("seed"))
+//	gorgonia.Let(seed, step)
+//
+// Give it another value for each step, and a node of its own to each layer, or different values:
+// equal seeds drop the same. A seed of 0 drops nothing, and computes as without the option, so one
+// graph serves training and, with 0, inference. The seed has no gradient.
+//
+// z of key j for query i of head h of sequence b follows from the seed and b, h, i and j alone: it is
+// number j mod 4 of Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3,
+// 2011) of the counter (j/4, i, h, b), with the seed as the key, and the weight is dropped where that number is less than
+// p 2^32. So the same weights are dropped on every run, by every CPU and schedule, and by any number of
+// workers; and the backward pass makes the numbers again, and keeps none (FlashAttention, Dao et al.,
+// arXiv:2205.14135, appendix B.3). A dropped value is multiplied by 0: NaN stays NaN.
+//
+// It is for [Attention] and, as fields of [Args], for [Attend], in host memory.
+func WithDropout(p float64, seed *G.Node) Option {
+	return Option{kind: optDropout, scale: p, node: seed}
 }
 
 // WithLengths gives the live keys of each sequence: a vector of B int, int32 or
@@ -254,6 +285,7 @@ type config struct {
 	score      attn.Score // its bias is what the node's numbers are for, once that is checked
 	biasNode   *G.Node
 	biasScale  float64
+	seed       *G.Node
 	mixed      bool
 }
 
@@ -293,6 +325,14 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 				return c, errorf(op, ErrOption, "WithBias(nil)")
 			}
 			c.biasNode, c.biasScale = o.node, o.scale
+		case optDropout:
+			if !isDropout(o.scale) {
+				return c, errorf(op, ErrOption, "WithDropout(%v) is outside [0, 1)", o.scale)
+			}
+			if o.node == nil {
+				return c, errorf(op, ErrOption, "WithDropout(%v, nil)", o.scale)
+			}
+			c.score.Dropout, c.seed = o.scale, o.node
 		case optLSE:
 			if o.out == nil {
 				return c, errorf(op, ErrOption, "WithLSE(nil)")
@@ -334,6 +374,9 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 	}
 	return c, nil
 }
+
+// isDropout says whether weights may be dropped with probability p.
+func isDropout(p float64) bool { return p >= 0 && p < 1 }
 
 // checkHeads checks what depends on the number of query heads.
 func (c *config) checkHeads(op string, heads int) error {

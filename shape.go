@@ -26,6 +26,7 @@ const (
 	roleK
 	roleV
 	roleLengths
+	roleSeed
 	roleBias
 	roleOut
 	roleLSE
@@ -33,7 +34,7 @@ const (
 	roles    // how many there are
 )
 
-var roleNames = [roles]string{"q", "k", "v", "lengths", "bias", "out", "lse", "the gradient"}
+var roleNames = [roles]string{"q", "k", "v", "lengths", "seed", "bias", "out", "lse", "the gradient"}
 
 func (r role) String() string { return roleNames[r] }
 
@@ -226,6 +227,19 @@ func checkLengths(op string, l operand, batch int) error {
 	}
 	if len(l.shape) != 1 || l.shape[0] != batch {
 		return errorf(op, ErrShape, "lengths has shape %v; it must be (%d), one length for each sequence", l.shape, batch)
+	}
+	return nil
+}
+
+// checkSeed checks the node or the value of a seed.
+func checkSeed(op string, s operand) error {
+	switch s.dtype {
+	case tensor.Int, tensor.Int32, tensor.Int64:
+	default:
+		return errorf(op, ErrDType, "seed is %v; it must be int, int32 or int64", s.dtype)
+	}
+	if len(s.shape) != 0 {
+		return errorf(op, ErrShape, "seed has shape %v; it must be a scalar", s.shape)
 	}
 	return nil
 }

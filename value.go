@@ -143,6 +143,33 @@ func appendLengths[T int | int32 | int64](op string, dst []int, src []T, capacit
 	return dst, nil
 }
 
+// readSeed is the number of a seed.
+func readSeed(op string, v G.Value) (int64, error) {
+	t, isTensor := v.(*tensor.Dense)
+	at := placeOf(v)
+	switch {
+	case v == nil || isTensor && t == nil:
+		return 0, errorf(op, ErrShape, "seed is nil")
+	case at != nil:
+		return 0, errorf(op, ErrUnsupported, "seed is on %v; it must be in %s", at, hostName)
+	case isTensor && !t.IsNativelyAccessible():
+		return 0, errorf(op, ErrUnsupported, "seed lies in memory that Go cannot read")
+	case isTensor: // Gorgonia's scalars are no tensors, as a rule
+		if err := checkSeed(op, valueOperand("seed", t)); err != nil {
+			return 0, err
+		}
+	}
+	switch x := v.Data().(type) {
+	case int:
+		return int64(x), nil
+	case int32:
+		return int64(x), nil
+	case int64:
+		return x, nil
+	}
+	return 0, errorf(op, ErrDType, "seed is a %T; it must be a scalar of int, int32 or int64", v)
+}
+
 // hostName is where tensors are that are not on a GPU.
 const hostName = "host memory"
 

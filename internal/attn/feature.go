@@ -17,6 +17,7 @@ const (
 	Cap
 	SlopesOfHeads
 	AddedBias
+	Dropout
 	OtherValueDim // values are of another width than keys
 	OtherPolicy   // LeanTiles are not cut by stream-K
 	SetTiles      // the caller says how large LeanTiles are
@@ -39,6 +40,7 @@ func (p *Problem) Features() (f Feature) {
 	note(taken(&rest.Cap), Cap)
 	note(taken(&rest.Slopes), SlopesOfHeads)
 	note(taken(&rest.Bias), AddedBias)
+	note(taken(&rest.Dropout), Dropout)
 	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
 	note(p.ValueDim != p.Dim, OtherValueDim)
 	note(p.Policy != lean.Policy{}, OtherPolicy)
@@ -71,6 +73,8 @@ func (f Feature) text(p *Problem) string {
 		return "slopes of scores (ALiBi)"
 	case AddedBias:
 		return "a bias"
+	case Dropout:
+		return fmt.Sprintf("a dropout of %v", p.Dropout)
 	case OtherValueDim:
 		return fmt.Sprintf("values of %d elements and keys of %d", p.ValueDim, p.Dim)
 	case OtherPolicy:

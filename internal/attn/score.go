@@ -5,23 +5,32 @@ import (
 	"math"
 )
 
-// Score says what happens to scores between the product and the softmax. The zero Score is nothing.
+// Score says what happens to scores between the product and the softmax, and to the weights behind it. The zero Score is
+// nothing.
 //
 // A score s of query head h at position p with key j becomes, in this order,
 //
 //	s = Cap tanh(s/Cap)
 //	s = s + Slopes.Of(h) (j-p)
 //	s = s + bias(h, p, j)
+//
+// A weight, which is exp(s) by their sum, is 0 with the probability Dropout, and otherwise divided by 1-Dropout: which ones
+// are 0 says package dropout, by the seed of the run. The sum is that of all, dropped or not.
 type Score struct {
 	Cap    float64 // soft cap, if not 0
 	Slopes Slopes  // of ALiBi, if not empty
 	Bias   Bias    // where the numbers of an operand are, if not zero
+
+	Dropout float64 // in [0, 1)
 }
 
 // Check reports what is wrong with s for so many query heads.
 func (s *Score) Check(op string, heads int) error {
 	if !(s.Cap >= 0) || math.IsInf(s.Cap, 0) {
 		return Errorf(op, ErrShape, "a soft cap of %v", s.Cap)
+	}
+	if !(s.Dropout >= 0 && s.Dropout < 1) {
+		return Errorf(op, ErrShape, "a dropout of %v", s.Dropout)
 	}
 	if err := s.Slopes.check(op, heads); err != nil {
 		return err

@@ -143,14 +143,17 @@ func (a *assembly[F]) attend(t *tile) {
 	stride := (t.Count + 15) / 16 * 16
 	values := func(row, rows, from, to int) { a.values(t, stride, row, rows, from, to) }
 	a.scores(t, stride)
-	modifyScores(t, unsafe.Slice((*F)(t.Scores), t.Rows*stride), stride)
+	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
+	modifyScores(t, scores, stride)
 	if t.Visible == nil {
 		tiled, further := a.tiledValues(t), 0
 		if tiled > 0 {
 			further = t.Count // tiles are quick enough to gain by what comes meanwhile; other kernels lose a little
 		}
-		if a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
-			array(&t.V[0]), 0, further) == 0 {
+		empty := a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
+			array(&t.V[0]), 0, further)
+		dropWeights(t, scores, stride)
+		if empty == 0 {
 			a.values(t, stride, 0, t.Rows, a.valuesInTiles(t, stride, tiled), t.Count)
 			return
 		}
@@ -163,6 +166,7 @@ func (a *assembly[F]) attend(t *tile) {
 			a.weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim, array(&t.V[0]), 0, 0)
 		}
 	}
+	dropWeights(t, scores, stride)
 	ragged[F](t, rowBlock, func(r int) int { return int(visible[r]) }, values)
 }
 

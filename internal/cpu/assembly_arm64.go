@@ -62,9 +62,12 @@ func (a *neon[F]) attend(t *tile) {
 		c := i * t.Run
 		a.score(at[F](t.Scores, c), at[F](t.Q, 0), &t.K[i], 0, t.Rows, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
 	}
-	modifyScores(t, unsafe.Slice((*F)(t.Scores), t.Rows*stride), stride)
+	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
+	modifyScores(t, scores, stride)
 	if t.Visible == nil {
-		if a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim) == 0 {
+		empty := a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim)
+		dropWeights(t, scores, stride)
+		if empty == 0 {
 			a.values(t, stride, 0, t.Rows, 0, t.Count)
 			return
 		}
@@ -77,6 +80,7 @@ func (a *neon[F]) attend(t *tile) {
 			a.weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim)
 		}
 	}
+	dropWeights(t, scores, stride)
 	ragged[F](t, neonRows, func(r int) int { return int(visible[r]) }, values)
 }
 

@@ -30,22 +30,24 @@ type BackwardShape struct {
 type BackwardOperands[F lean.Float] struct {
 	Q, K, V, Out, LSE, DOut, DLSE []F
 	DQ, DK, DV                    []F
-	Bias, DBias                   []F // as the shape's; DBias may be nil: it is not computed
+	Bias, DBias                   []F   // as the shape's; DBias may be nil: it is not computed
+	Seed                          int64 // of the shape's Dropout, that of the forward pass
 }
 
 // Backward computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i
 // sees, and 0 for all others:
 //
 //	D_i   = dO_i . O_i - dLSE_i
-//	dS_ij = p_ij (dO_i . v_j - D_i)
+//	dS_ij = p_ij (z_ij dO_i . v_j - D_i)
 //	dq_i  = Scale sum_j dS_ij k_j
 //	dk_j  = Scale sum_i dS_ij q_i
-//	dv_j  = sum_i p_ij dO_i
+//	dv_j  = sum_i z_ij p_ij dO_i
 //	dBias = sum dS_ij, over all that share a number of the bias, times its factor
 //
 // where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap, Slopes and Bias, is what it
-// is in the forward pass; with a soft cap dS has the factor 1-t*t for dq and dk, t being the tanh in s. It is algorithm 4 of FlashAttention (Dao et
-// al., arXiv:2205.14135): p is computed again, block by block, so nothing of Queries x Keys elements is
+// is in the forward pass; with a soft cap dS has the factor 1-t*t for dq and dk, t being the tanh in s. z_ij is what dropout
+// makes of a weight: 0 or 1/(1-Dropout), and 1 without one. It is algorithm 4 of FlashAttention (Dao et
+// al., arXiv:2205.14135): p, and z from the seed, are computed again, block by block, so nothing of Queries x Keys elements is
 // ever in memory. Beside the operands it uses some blocks for each worker, and, where there are fewer KV
 // heads in the batch than it wants to have work for, up to minUnits copies of a KV head's DQ, or of its DK
 // and DV if that is less.

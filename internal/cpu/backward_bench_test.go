@@ -14,17 +14,26 @@ func BenchmarkBackward(b *testing.B) {
 	for _, dim := range []int{64, 128} {
 		for _, n := range []int{128, 1024, 2048} {
 			for _, causal := range []bool{false, true} {
-				b.Run(fmt.Sprintf("n%d/d%d/causal=%t/float32", n, dim, causal), func(b *testing.B) { benchmarkBackward[float32](b, n, dim, causal) })
-				b.Run(fmt.Sprintf("n%d/d%d/causal=%t/float64", n, dim, causal), func(b *testing.B) { benchmarkBackward[float64](b, n, dim, causal) })
+				b.Run(fmt.Sprintf("n%d/d%d/causal=%t/float32", n, dim, causal), func(b *testing.B) { benchmarkBackward[float32](b, n, dim, causal, 0) })
+				b.Run(fmt.Sprintf("n%d/d%d/causal=%t/float64", n, dim, causal), func(b *testing.B) { benchmarkBackward[float64](b, n, dim, causal, 0) })
 			}
 		}
 	}
 }
 
-func benchmarkBackward[F real](b *testing.B, n, dim int, causal bool) {
+// BenchmarkBackwardDropout is a backward pass with dropout and without.
+func BenchmarkBackwardDropout(b *testing.B) {
+	for _, p := range []float64{0, 0.1, 0.5} {
+		b.Run(fmt.Sprintf("float32/dropout=%v", p), func(b *testing.B) { benchmarkBackward[float32](b, 1024, 64, true, p) })
+		b.Run(fmt.Sprintf("float64/dropout=%v", p), func(b *testing.B) { benchmarkBackward[float64](b, 1024, 64, true, p) })
+	}
+}
+
+func benchmarkBackward[F real](b *testing.B, n, dim int, causal bool, dropout float64) {
 	const heads = 12
 	s := BackwardShape{
 		Batch: 1, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Dim: dim, ValueDim: dim, Scale: 0.125, Mask: attn.Mask{Causal: causal},
+		Score: attn.Score{Dropout: dropout},
 	}
 	rows := func(n int) []F {
 		x := make([]F, heads*n)
@@ -36,6 +45,8 @@ func benchmarkBackward[F real](b *testing.B, n, dim int, causal bool) {
 	o := BackwardOperands[F]{
 		Q: rows(n * dim), K: rows(n * dim), V: rows(n * dim), Out: rows(n * dim), DOut: rows(n * dim), LSE: make([]F, heads*n),
 		DQ: rows(n * dim), DK: rows(n * dim), DV: rows(n * dim),
+
+		Seed: 1,
 	}
 	for i := range o.LSE {
 		o.LSE[i] = 10

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -15,7 +16,7 @@ const (
 	// A block is so many query rows against so many keys: their scores, weights and gradients stay in
 	// the second-level cache. Keys, values and their gradients come from further away, as a rule, once for all rows.
 	backwardRows = 128
-	backwardKeys = 64
+	backwardKeys = dropout.BlockKeys
 
 	// What chunks, and pieces of a bias, have a multiple of.
 	chunkRows = 64
@@ -242,10 +243,12 @@ type backwardWorker[F real] struct {
 	m, l, top, factor, off []F               // of its rows: weights are 4^(s-m)*factor, and dS = p*(dp-off)
 	p, ds                  []F               // rows x keys, stride a row: weights, and gradients in scores
 	stride                 int
-	capSlopes              []F     // as p: the derivatives of the soft cap
-	cap                    float64 // of scores with the factor log4(e)
-	kTail, vTail           []F     // keys that do not fill a panel, and values
-	values                 []F     // what all these are cut from
+	rule                   dropout.Rule
+	dropped                []uint64 // of each row, if there is a rule: bit c says that the weight of column c is dropped
+	capSlopes              []F      // as p: the derivatives of the soft cap
+	cap                    float64  // of scores with the factor log4(e)
+	kTail, vTail           []F      // keys that do not fill a panel, and values
+	values                 []F      // what all these are cut from
 	_                      [cacheLine]byte
 }
 
@@ -263,6 +266,9 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 		padded(backwardKeys*d) + padded(backwardKeys*dv) + wide + backwardRows*(idleDim+2) + cacheLine
 	if len(w.values) < need {
 		w.values = make([]F, need)
+	}
+	if s.Dropout != 0 && w.dropped == nil {
+		w.dropped = make([]uint64, backwardRows)
 	}
 	v := w.values
 	w.qRow, w.dq = cut(&v, padded(backwardRows*d)), cut(&v, padded(backwardRows*d))
@@ -287,7 +293,9 @@ func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	w.k, w.dk = piece(o.K, head, s.Keys*s.Dim), piece(o.DK, head, s.Keys*s.Dim)
 	w.dqs = piece(o.DQ, head, s.rows()*s.Dim)
 	w.v, w.dv, w.out, w.dout, w.dlse = nil, nil, nil, nil, nil
+	w.rule = dropout.Rule{}
 	if o.DOut != nil {
+		w.rule = dropout.Of(s.Dropout, o.Seed) // of what the log-sum-exp follows from nothing is dropped
 		w.v, w.dv = piece(o.V, head, s.Keys*s.ValueDim), piece(o.DV, head, s.Keys*s.ValueDim)
 		w.out, w.dout = piece(o.Out, head, s.rows()*s.ValueDim), piece(o.DOut, head, s.rows()*s.ValueDim)
 	}
@@ -324,7 +332,7 @@ func (w *backwardWorker[F]) pack(row, n int) {
 		var off float64
 		if w.dout != nil {
 			do := piece(w.dout, r, s.ValueDim)
-			copy(w.doRow[i*s.ValueDim:], do)
+			w.packGradient(w.doRow[i*s.ValueDim:], do)
 			for j, x := range piece(w.out, r, s.ValueDim) {
 				off += float64(x) * float64(do[j])
 			}
@@ -333,6 +341,18 @@ func (w *backwardWorker[F]) pack(row, n int) {
 			off -= float64(w.dlse[r])
 		}
 		w.off[i] = F(off)
+	}
+}
+
+// packGradient copies dO of a row, with the factor on the weights that are kept: where it is used these are used, too.
+func (w *backwardWorker[F]) packGradient(to, do []F) {
+	if w.rule.None() {
+		copy(to, do)
+		return
+	}
+	by := 1 / w.rule.Keep()
+	for j, x := range do {
+		to[j] = F(float64(x) * by)
 	}
 }
 
@@ -416,7 +436,7 @@ func (w *backwardWorker[F]) seeing(key, n int) (row, end int) {
 	return min(row, end) &^ 3, end
 }
 
-// gradients computes the weights of rows [row, end) of the block for n keys, from the given one on, and the gradients dS
+// gradients computes the weights, without those that are dropped, of rows [row, end) of the block for n keys, from the given one on, and the gradients dS
 // in their scores. It returns the keys, as many as kernels take. Weights and gradients of keys that a row does not see are
 // 0, and so are those of rows up to a multiple of 4.
 func (w *backwardWorker[F]) gradients(row, end, key, n int) (keys []F) {
@@ -437,11 +457,14 @@ func (w *backwardWorker[F]) gradients(row, end, key, n int) (keys []F) {
 			values = copyTail(w.vTail, values, cols*dv)
 		}
 		k.scores(&w.scratch, ds, w.doRow[row*dv:], values, end-row, cols, dv, w.stride)
+		w.drop(row, end, key)
+		w.zeroDropped(row, end, w.ds)
 	}
 	w.eachSeen(row, end, key, n, func(r, rows, from, n int) {
 		at := r*w.stride + from
 		k.gradient(&w.scratch, w.p[at:], w.ds[at:], w.m[r:], w.factor[r:], w.off[r:], rows, n, w.stride)
 	})
+	w.zeroDropped(row, end, w.p)
 	for r := row; r < up(end, 4); r++ {
 		from, to := w.see(r, key, n)
 		if from == 0 && to == cols {
@@ -454,6 +477,28 @@ func (w *backwardWorker[F]) gradients(row, end, key, n int) (keys []F) {
 		}
 	}
 	return keys
+}
+
+// drop finds which weights of rows [row, end) of the block are dropped, of a block's keys from the given one on.
+func (w *backwardWorker[F]) drop(row, end, key int) {
+	if w.rule.None() {
+		return
+	}
+	s := &w.run.shape
+	for r := row; r < end; r++ {
+		at := dropout.RowOf(w.seq, w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries)
+		w.dropped[r] = droppedFrom(w.rule, at, key)
+	}
+}
+
+// zeroDropped makes 0 of what x, laid out as p, has for weights that are dropped.
+func (w *backwardWorker[F]) zeroDropped(row, end int, x []F) {
+	if w.rule.None() {
+		return
+	}
+	for r := row; r < end; r++ {
+		zeroMarked(x[r*w.stride:][:backwardKeys], 0, w.dropped[r])
+	}
 }
 
 // copyTail copies x to the front of a buffer, and zeros behind it, n elements in all.

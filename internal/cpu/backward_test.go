@@ -42,7 +42,7 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 	b := &backwardCase[F]{Case: c, shape: BackwardShape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Mask: s.Mask,
-		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: biasOf(s.Bias)},
+		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: biasOf(s.Bias), Dropout: s.Dropout},
 	}}
 	p := reftest.Precision{Acc: format}
 	forward := c.Reference(p)
@@ -66,6 +66,7 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 		Q: rows(c.Q, s.Dim), K: reftest.Convert[F](c.DenseK(capacity)), V: reftest.Convert[F](c.DenseV(capacity)),
 		Out: rows(forward.O, s.ValueDim), LSE: rows(forward.LSE, 1), DOut: rows(dO, s.ValueDim), DLSE: rows(dLSE, 1),
 	}
+	b.ops.Seed = s.Seed
 	b.ops.DQ, b.ops.DK, b.ops.DV = make([]F, len(b.ops.Q)), make([]F, len(b.ops.K)), make([]F, len(b.ops.V))
 	if s.Bias.X != nil {
 		b.ops.Bias, b.ops.DBias = reftest.Convert[F](s.DenseBias()), make([]F, len(s.Bias.X))

@@ -14,6 +14,7 @@ type benchmark struct {
 	dtype                             attn.DType
 	seqs, heads, kvHeads              int
 	queries, keys, dim, page, workers int
+	dropout                           float64
 }
 
 // run measures Run with queries of float32, or of float64 on keys and values of float64. MB/s is bytes of keys and
@@ -37,6 +38,7 @@ func runBenchmark[F real](b *testing.B, c benchmark) {
 		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
 		Key: at, Value: at, PageTokens: c.page,
 		Scale: 0.125, Mask: attn.Mask{Causal: true}, Workers: c.workers,
+		Score: attn.Score{Dropout: c.dropout},
 	}
 	pages := rand.Perm(c.seqs * perSeq)
 	seqs := make([]attn.Sequence, c.seqs)
@@ -51,6 +53,8 @@ func runBenchmark[F real](b *testing.B, c benchmark) {
 		Out: make([]F, c.seqs*c.queries*c.heads*c.dim),
 		K:   noise(c.dtype, len(pages)*at.Page),
 		V:   noise(c.dtype, len(pages)*at.Page),
+
+		Seed: 1,
 	}
 	for i := range o.Q {
 		o.Q[i] = F(rand.Float32() - 0.5)
@@ -124,6 +128,18 @@ func BenchmarkPrefill(b *testing.B) {
 }
 
 // BenchmarkKernel is a kernel alone on a tile in cache.
+// BenchmarkDropout is a prompt, and a decode step, with dropout and without.
+func BenchmarkDropout(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float64, attn.BFloat16} {
+		for _, queries := range []int{1, 1024} {
+			for _, p := range []float64{0, 0.1, 0.5} {
+				c := benchmark{dtype: d, seqs: 1, heads: 12, kvHeads: 12, queries: queries, keys: 1024, dim: 64, dropout: p}
+				b.Run(fmt.Sprintf("%v/queries=%d/dropout=%v", d, queries, p), c.run)
+			}
+		}
+	}
+}
+
 func BenchmarkKernel(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, rows := range []int{1, 2, 4, 8, 16, 64} {

@@ -41,6 +41,7 @@ type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
 	K, V        Buffer
 	Bias        []F
+	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
 }
 
 // Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.

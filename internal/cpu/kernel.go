@@ -78,6 +78,7 @@ func attend[F real](t *tile, w widen[F]) {
 	a.score()
 	modifyScores(t, a.scores, stride)
 	a.weigh()
+	dropWeights(t, a.scores, stride)
 	a.sum()
 }
 

@@ -84,8 +84,9 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		PageTokens: l.page,
 		Scale:      c.Scale,
 		Mask:       c.Mask,
-		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: biasOf(c.Bias)},
+		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: biasOf(c.Bias), Dropout: c.Dropout},
 	}
+	p.ops.Seed = c.Seed
 	p.ops.Bias = reftest.Convert[F](c.DenseBias())
 
 	// Rows: sequences in random order with gaps.

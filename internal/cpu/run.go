@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -32,6 +33,7 @@ type workspace[F real] struct {
 	kernel kernel
 	scale  float64 // of a query, log4(e) included
 	cap    float64 // of scores that have that factor
+	drop   dropout.Rule
 
 	workers  []worker[F]
 	partials []partial[F] // by lean.Plan.Slot
@@ -117,6 +119,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	ws.plan, ws.ops = p, o
 	ws.kernel = kernelFor[F](o.K.DType)
 	ws.scale, ws.cap = g.Scale*lean.Log4E, g.Cap*lean.Log4E
+	ws.drop = dropout.Of(g.Dropout, o.Seed)
 
 	n, rows := p.sched.Workers(), p.packed
 	q, out, stats := padded(rows*g.Dim), padded(rows*g.ValueDim), padded(rows)
@@ -243,6 +246,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	}
 	mod := ws.scoreMod(w, b)
 	t.scoreMod = mod
+	t.drop = drop{rule: ws.drop, sequence: b.index, head: b.head0, group: b.group}
+	inOrder := t.byKey() || t.drops()
 	state.receive(t, 0)
 	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
 	row := 0              // of the block that the tile begins with
@@ -255,7 +260,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			sum.reset(b.rows, g.ValueDim)
 			sum.receive(t, 0)
 		}
-		if t.byKey() {
+		if inOrder {
 			ws.modAt(t, b, row, key)
 		}
 		ws.kernel(t)
@@ -269,7 +274,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	limit := keysOfCall(b.rows)
 	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
 		for key < stop {
-			if t.byKey() {
+			if inOrder {
 				n := rows.neighbours(t, key, min(key+limit, stop))
 				call(key)
 				key += n
@@ -353,8 +358,10 @@ func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
 	return s
 }
 
-// modAt turns the modification of a tile, which begins with the given row of the block, to a call's first key.
+// modAt turns the modification of a tile, which begins with the given row of the block, and what is dropped of it, to a
+// call's first key.
 func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
+	t.position, t.key = b.from+row/b.group, key
 	for r := range t.Distances {
 		t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
 	}
@@ -382,7 +389,7 @@ func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F]
 
 // finish writes the block's outputs from its state over all its keys.
 func (ws *workspace[F]) finish(b block, state *partial[F]) {
-	g, o := &ws.plan.g, ws.ops
+	g, o, keep := &ws.plan.g, ws.ops, ws.drop.Keep()
 	for r := range b.rows {
 		row, head := b.seq.row+b.from+r/b.group, b.head0+r%b.group
 		at := row*g.Out.Row + head*g.Out.Head
@@ -390,7 +397,7 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 		if s.Empty() {
 			clear(out)
 		} else {
-			divideInto(out, s.O, s.L)
+			divideInto(out, s.O, F(float64(s.L)*keep))
 		}
 		if o.LSE != nil {
 			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = s.LSE()

@@ -34,6 +34,9 @@ type tile struct {
 	// What modifies the scores. Where it matters which key is which, there is one run, of the next four rows.
 	scoreMod
 
+	// What drops weights. With it, there is one run, of the next four rows.
+	drop
+
 	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
 	// *F, scratch of max(32 x Dim rounded up to a multiple of 16 + 1024, 16 x ValueDim + 3584)
 	Wide unsafe.Pointer
@@ -50,7 +53,7 @@ type streams [4]unsafe.Pointer
 //	s_c = s_c + BiasScale Bias[r][c]         (with a Bias)
 //	m   = max(M_r, max_c s_c)
 //	p_c = 4^(s_c-m)
-//	O_r = 4^(M_r-m) O_r + sum_c p_c v_c
+//	O_r = 4^(M_r-m) O_r + sum_c p_c v_c      (with a drop, of those that it keeps)
 //	L_r = 4^(M_r-m) L_r + sum_c p_c
 //	M_r = m
 //

@@ -202,11 +202,17 @@ func (b *builder) attend(m *Match) (out *G.Node, err error) {
 		}
 		in = append(in, n)
 	}
-	var bias *G.Node
+	var bias, seed *G.Node
 	if m.Bias != nil {
 		bias = in[3]
 	}
-	n, err := b.old.attention.Node(in[0], in[1], in[2], bias, m)
+	if m.Dropout != 0 {
+		if seed, err = b.old.attention.Seed(in[0]); err != nil {
+			return nil, err
+		}
+		in = slices.Insert(in, 3, seed)
+	}
+	n, err := b.old.attention.Node(in[0], in[1], in[2], seed, bias, m)
 	if err != nil {
 		return nil, err
 	}

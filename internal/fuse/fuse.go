@@ -28,9 +28,12 @@ type Attention interface {
 	// without the batch.
 	Check(q, k, v tensor.Shape, t tensor.Dtype) error
 
-	// Node adds the node for a match to the graph of q, k and v, and of the bias if
-	// that is not nil.
-	Node(q, k, v, bias *G.Node, m *Match) (*G.Node, error)
+	// Node adds the node for a match to the graph of q, k and v, and of the seed of its
+	// dropout and the bias if these are not nil, in this order.
+	Node(q, k, v, seed, bias *G.Node, m *Match) (*G.Node, error)
+
+	// Seed adds a node with another seed in each run to the graph of q.
+	Seed(q *G.Node) (*G.Node, error)
 }
 
 // Result is a graph that was built anew.

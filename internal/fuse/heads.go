@@ -47,7 +47,7 @@ func (g *given) join(concat *G.Node, parts []*Match) *Match {
 	}
 	for _, m := range parts {
 		if m.flipped || m.Output.Dims() != rank || m.Queries != first.Queries || m.Queries != m.Output.Shape()[rank-2] || m.Keys != first.Keys ||
-			m.Scale != first.Scale || m.Causal != first.Causal || !slices.Equal(m.scales, first.scales) ||
+			m.Scale != first.Scale || m.Causal != first.Causal || m.Dropout != first.Dropout || !slices.Equal(m.scales, first.scales) ||
 			m.Bias != first.Bias || m.BiasScale != first.BiasScale || !slices.Equal(m.bias.scales, first.bias.scales) {
 			return nil
 		}

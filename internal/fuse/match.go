@@ -19,6 +19,7 @@ type Match struct {
 	Causal    bool
 	Bias      *G.Node   // what else is added to the scores, nil: nothing
 	BiasScale float64   // on it
+	Dropout   float64   // the probability that a weight is dropped
 	Dropouts  []*G.Node // that do nothing
 	Heads     int       // query heads, of all sequences
 	KVHeads   int
@@ -219,9 +220,15 @@ func (g *given) matchValues(m *Match, flipped bool) (reason string) {
 			continue
 		}
 		children, op := g.children[user], g.ops[user]
+		if op.Kind == stock.Dropout {
+			if p, ok := dropoutOf(m.Dropout, op.Probability); ok {
+				at.node, m.Dropout = user, p
+				continue
+			}
+		}
 		switch {
 		case op.Kind == stock.Dropout:
-			return fmt.Sprintf("its result goes into %s, not into a product with values: for inference give it probability 0, or make a machine with EvalMode before Fuse", stock.Describe(user))
+			return fmt.Sprintf("its result goes into %s, which drops with probability %v: give it one from 0 on and below 1", stock.Describe(user), op.Probability)
 		case op.Kind == stock.Mul || op.Kind == stock.Div:
 			return fmt.Sprintf("its result goes into %s, not into a product with values: put that on the values, on the output, or as a mask on the scores", stock.Describe(user))
 		case op.Kind != stock.Product:
@@ -241,6 +248,15 @@ func (g *given) matchValues(m *Match, flipped bool) (reason string) {
 		m.Output = user
 		return ""
 	}
+}
+
+// dropoutOf is the probability that a weight is dropped by one of two, the first of which may
+// be 0 for none, if there is attention with it.
+func dropoutOf(p, q float64) (both float64, ok bool) {
+	if both = q; p != 0 {
+		both = 1 - (1-p)*(1-q)
+	}
+	return both, q > 0 && q < 1 && both < 1
 }
 
 // matchScores goes from the softmax back to the product of queries and keys. It
@@ -312,7 +328,7 @@ func (g *given) changed(m *Match, at placed) (of placed, mask *addend, reason st
 func (g *given) instead(n *G.Node) string {
 	switch g.kind(n) {
 	case stock.Dropout:
-		return "for inference give it probability 0, or make a machine with EvalMode before Fuse"
+		return "put it behind the softmax; for inference give it probability 0, or make a machine with EvalMode before Fuse"
 	case stock.Transpose:
 		return "move axes of queries and keys, in front of the product"
 	case stock.Pure:

@@ -227,7 +227,7 @@ func (p *Problem) Ragged() bool {
 	return slices.ContainsFunc(p.Keys, func(n int) bool { return n != p.Capacity })
 }
 
-// Options are those that the case itself needs, but for the lengths and the bias.
+// Options are those that the case itself needs, but for the lengths, the bias and the seed.
 func (p *Problem) Options() []la.Option {
 	o := []la.Option{la.WithScale(p.Scale)}
 	if p.Causal {
@@ -295,7 +295,7 @@ func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) 
 type Graph struct {
 	G                  *G.ExprGraph
 	Q, K, V, Lengths   *G.Node
-	BiasNode           *G.Node // nil without one
+	BiasNode, Seed     *G.Node // nil without one
 	Out, LSE           *G.Node
 	OutValue, LSEValue G.Value
 }
@@ -312,15 +312,22 @@ func (p *Problem) Graph() *Graph {
 	if p.InBias != nil {
 		g.BiasNode = Input(g.G, "bias", p.InBias)
 	}
+	if p.Dropout != 0 {
+		g.Seed = G.NewScalar(g.G, tensor.Int64, G.WithName("seed"), G.WithValue(p.Shape.Seed))
+	}
 	return g
 }
 
 // Options are those that the case itself needs in the graph g, but for the lengths.
 func (g *Graph) Options(p *Problem) []la.Option {
-	if g.BiasNode == nil {
-		return p.Options()
+	o := p.Options()
+	if g.BiasNode != nil {
+		o = append(o, la.WithBias(g.BiasNode))
 	}
-	return append(p.Options(), la.WithBias(g.BiasNode))
+	if g.Seed != nil {
+		o = append(o, la.WithDropout(p.Dropout, g.Seed))
+	}
+	return o
 }
 
 // Attention makes the graph of p and keeps its results.
@@ -431,7 +438,7 @@ func (p *Problem) Results() (out, lse *tensor.Dense) {
 
 // Args are the operands of p for Attend.
 func (p *Problem) Args() la.Args {
-	a := la.Args{Q: p.InQ, K: p.InK, V: p.InV, Lengths: p.Keys}
+	a := la.Args{Q: p.InQ, K: p.InK, V: p.InV, Lengths: p.Keys, Dropout: p.Dropout, Seed: p.Shape.Seed}
 	if p.InBias != nil {
 		a.Bias = p.InBias
 	}
@@ -520,7 +527,7 @@ func (p *Problem) ReferenceThere(at Place) *reftest.Result {
 	return p.Reference(at.Precision(p.QueryType, p.KVType))
 }
 
-// Another draws a problem of p's shapes, with other numbers and other lengths.
+// Another draws a problem of p's shapes, with other numbers, other lengths and another seed.
 func (p *Problem) Another(rng *rand.Rand) *Problem {
 	s := p.Shape
 	if p.Ragged() {
@@ -528,6 +535,9 @@ func (p *Problem) Another(rng *rand.Rand) *Problem {
 		for i := range s.Keys {
 			s.Keys[i] = rng.IntN(p.Capacity + 1)
 		}
+	}
+	if s.Dropout != 0 {
+		s.Seed = rng.Int64()
 	}
 	return NewProblem(rng, s, p.Spec)
 }

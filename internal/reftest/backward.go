@@ -22,6 +22,8 @@ type Gradients struct {
 //	dp_j = dO.v_j     ds_j = p_j (dp_j - D)     (times the derivative of a soft cap)
 //	dq = scale sum_j ds_j k_j    dk_j = scale sum ds_j q    dv_j = sum p_j dO
 //
+// With dropout dO.v_j and p_j dO have the factor z_j, which is 0 or 1/(1-Dropout), and there dO is rounded once more.
+//
 // and for the bias the sum of ds_j over all that share a number, without the
 // derivative of a soft cap. The sums of dk and dv run over all query rows of a KV head. forward is
 // the case's Reference for the same p, whose bounds enter: an implementation has
@@ -150,6 +152,7 @@ func (b *backward) row(pos, head int) {
 		defer b.bias.Unlock()
 	}
 	dO, d, dErr := b.outGradient(at)
+	drops := c.drops()
 	for j := start; j < end; j++ {
 		k := b.key(c.K, j, c.Dim)
 		s, sAbs := dot(q, k)
@@ -164,7 +167,12 @@ func (b *backward) row(pos, head int) {
 		if dO != nil {
 			dp, dpAbs = dot(dO, b.key(c.V, j, c.ValueDim))
 		}
-		e := u*float64(c.ValueDim+2)*dpAbs + dErr
+		z, rounded := 1.0, 0.0
+		if drops {
+			z, rounded = c.Kept(b.seq, pos, head, j), 4
+			dp, dpAbs = z*dp, z*dpAbs
+		}
+		e := u*(float64(c.ValueDim+2)+rounded)*dpAbs + dErr
 		e += 2 * u * (math.Abs(dp) + math.Abs(d) + e)
 		ds := w * (dp - d)
 		dsErr := wErr*(math.Abs(dp-d)+e) + w*e + 2*u*math.Abs(ds)
@@ -184,10 +192,11 @@ func (b *backward) row(pos, head int) {
 			b.dkAbs[j*c.Dim+i] += (math.Abs(ds) + dsErr) * math.Abs(q[i])
 		}
 		dv, dvBound := b.key(b.g.DV, j, c.ValueDim), b.key(b.g.DVBound, j, c.ValueDim)
-		for i := range dO {
-			dv[i] += w * dO[i]
-			dvBound[i] += wErr * math.Abs(dO[i])
-			b.dvAbs[j*c.ValueDim+i] += (w + wErr) * math.Abs(dO[i])
+		for i, x := range dO {
+			x *= z
+			dv[i] += w * x
+			dvBound[i] += (wErr + rounded*u*w) * math.Abs(x)
+			b.dvAbs[j*c.ValueDim+i] += (w + wErr) * math.Abs(x)
 		}
 	}
 	for i := range dq {

@@ -44,6 +44,8 @@ func TestGradBackward(t *testing.T) {
 		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 3, Queries: []int{3, 2}, Keys: []int{4, 5}, SoftCap: 1.2, Bias: random(2, 4, 3, 5)},
 		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 3, Queries: []int{3, 2}, Keys: []int{4, 5}, Mask: attn.Mask{Causal: true}, Bias: scaled(random(1, 4, 1, 6), -0.4)},
 		{Heads: 4, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{3, 3}, Keys: []int{4, 2}, Bias: random(2, 1, 3, 4)},
+		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 5, Queries: []int{2, 0, 3}, Keys: []int{9, 3, 0}, Dropout: 0.4, Seed: 3},
+		{Heads: 4, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{3, 3}, Keys: []int{4, 2}, Mask: attn.Mask{Causal: true}, SoftCap: 2, Bias: random(2, 1, 3, 4), Dropout: 0.7, Seed: -1},
 	} {
 		c := New(rng, s, Normal, Float64, Float64)
 		random := func(n int) []float64 {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dropout"
 )
 
 // Shape is what an attention problem looks like, without its numbers. Sequence
@@ -23,6 +24,9 @@ type Shape struct {
 	SoftCap float64   // if not 0, a score s is SoftCap*tanh(s/SoftCap)
 	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
 	Bias    Bias      // is added to the scores, after all else
+
+	Dropout float64 // the probability that a weight is 0; others are divided by 1-Dropout
+	Seed    int64   // of which weights these are; 0: none
 }
 
 // Bias is numbers that are added to scores, X of shape (sequences, heads, queries,
@@ -70,6 +74,9 @@ func (s Shape) String() string {
 	}
 	if s.Slopes != nil {
 		causal += fmt.Sprintf(" slopes %v", s.Slopes)
+	}
+	if s.Dropout != 0 {
+		causal += fmt.Sprintf(" dropout %v of seed %d", s.Dropout, s.Seed)
 	}
 	if b := s.Bias; b.X != nil {
 		causal += fmt.Sprintf(" bias %dx%dx%dx%d", b.Sequences, b.Heads, b.Queries, b.Keys)
@@ -359,6 +366,25 @@ func RandomTrees(rng *rand.Rand, s Shape) Shape {
 	}
 	return s
 }
+
+// RandomDropout gives s a dropout.
+func RandomDropout(rng *rand.Rand, s Shape) Shape {
+	s.Dropout = []float64{0.1, 0.5, 0.9, rng.Float64()}[rng.IntN(4)]
+	s.Seed = int64(rng.Uint64()) | 1
+	return s
+}
+
+// Kept is what the weight of key j is multiplied by: 0, or the inverse of the probability that it is kept.
+func (s Shape) Kept(seq, pos, head, j int) float64 {
+	r := dropout.Of(s.Dropout, s.Seed)
+	if r.Drops(dropout.RowOf(seq, head, pos), j) {
+		return 0
+	}
+	return 1 / r.Keep()
+}
+
+// drops reports whether s drops any weights.
+func (s Shape) drops() bool { return !dropout.Of(s.Dropout, s.Seed).None() }
 
 // DenseBias is the numbers of the bias, with NaN where no query sees a key that
 // they are for.

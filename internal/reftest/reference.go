@@ -48,6 +48,9 @@ import (
 //
 //	|dLSE| <= min(sum_j |dp_j| / l, max eps_j) + r + 4u (|m| + |ln l| + 1)
 //
+// With dropout o = sum p_j z_j v_j / l, where z_j is what weight j is multiplied by, exactly. So all of this holds for
+// the values z_j v_j, and the factor, which may be multiplied into any of l, p_j and o, adds 4u |o|.
+//
 // A row that sees no key is exactly 0 with an LSE of exactly -Inf.
 type Precision struct {
 	Acc Format // of scores, exponentials, sums and the LSE
@@ -125,6 +128,7 @@ type worker struct {
 	s, off []float64 // scores, and by how much they may be off
 	w, dw  []float64 // weights and the bounds of their errors
 	part   []float64 // a block's sum of weighted values
+	kept   []float64 // values of kept weights, with the factor on these
 
 	// What the bounds of the output's elements are made of, each by element.
 	spread, hull, abs, absP []float64
@@ -156,6 +160,11 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	kv := head / (c.Heads / c.KVHeads)
 	first := sum(c.Keys[:seq])
 	value := func(j int) []float64 { return row(c.V, first+w.seen[j], c.KVHeads, kv, c.ValueDim) }
+	rescaled := 0.0
+	if c.drops() {
+		rescaled = 4
+		value = w.keep(seq, pos, head, value)
+	}
 	u := w.p.Acc.Unit() + Float64.Unit()
 	w.scores(c.Query(seq, pos, head), first, kv)
 	peak := 0
@@ -206,13 +215,28 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	}
 	w.sums(o, value, tinyP)
 	for i := range bound {
-		b := math.Min(w.spread[i]/den, w.hull[i]) + ((r+uP)*w.abs[i]+w.absP[i])/l + (r+3*u)*math.Abs(o[i])
+		b := math.Min(w.spread[i]/den, w.hull[i]) + ((r+uP)*w.abs[i]+w.absP[i])/l + (r+(3+rescaled)*u)*math.Abs(o[i])
 		if out := w.p.Out; out.Unit() > w.p.Acc.Unit() {
 			b += out.Unit() * (math.Abs(o[i]) + b + out.Tiny())
 		}
 		bound[i] = b
 	}
 	return lse, dLSE + r + 4*u*(math.Abs(m)+math.Abs(math.Log(l))+1)
+}
+
+// keep returns the values of the keys that the row sees as they are weighed where weights are dropped.
+//
+//go:norace
+func (w *worker) keep(seq, pos, head int, value func(j int) []float64) func(j int) []float64 {
+	d := w.c.ValueDim
+	w.kept = zeros(w.kept, len(w.seen)*d)
+	for j, key := range w.seen {
+		z := w.c.Kept(seq, pos, head, key)
+		for i, x := range value(j) {
+			w.kept[j*d+i] = z * x
+		}
+	}
+	return func(j int) []float64 { return w.kept[j*d : (j+1)*d] }
 }
 
 // sums adds up, for each element of o, what its bound is made of: dw |v - o|, of

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dropout"
 )
 
 // brute is attention from its definition: a mask, one exponential a score, no
@@ -42,6 +43,12 @@ func brute(c *Case) (o, lse []float64) {
 					}
 					p := math.Exp(dot)
 					l += p
+					if p1 := c.Dropout; p1 > 0 && c.Seed != 0 {
+						numbers := dropout.Philox([4]uint32{uint32(j / 4), uint32(pos), uint32(h), uint32(s)}, [2]uint32{uint32(c.Seed), uint32(uint64(c.Seed) >> 32)})
+						if p /= 1 - p1; float64(numbers[j%4]) < math.Round(p1*(1<<32)) {
+							p = 0
+						}
+					}
 					for i, v := range c.Value(s, j, h/group) {
 						row[i] += p * v
 					}
@@ -78,6 +85,10 @@ func TestReferenceIsSoftmax(t *testing.T) {
 					}
 				}
 			}
+			if i%4 == 1 {
+				s = RandomDropout(rng, s)
+				s.Dropout = math.Round(s.Dropout*1024) / 1024
+			}
 			c := New(rng, s, in, Float64, Float64)
 			p := Precision{Chain: maxKeys(c)}
 			want := c.Reference(p)
@@ -88,6 +99,30 @@ func TestReferenceIsSoftmax(t *testing.T) {
 			if err := Compare(lse, want.LSE, want.LSEBound, c.QueryRows(), c.Heads); err != nil {
 				t.Errorf("%v, %v: LSE: %v", c.Shape, in, err)
 			}
+		}
+	}
+}
+
+// A mask of another seed or another probability is found, and one without the factor. The log-sum-exp has no part in it.
+func TestDropoutFaultsAreFound(t *testing.T) {
+	rng := Rand(t)
+	s := Shape{Heads: 2, KVHeads: 1, Dim: 16, ValueDim: 16, Queries: []int{3}, Keys: []int{60}, Dropout: 0.25, Seed: 7}
+	c := New(rng, s, Normal, Float32, Float32)
+	want := c.Reference(Precision{Acc: Float32})
+	for name, change := range map[string]func(*Shape){
+		"another seed": func(s *Shape) { s.Seed++ },
+		"no seed":      func(s *Shape) { s.Seed = 0 },
+		"less":         func(s *Shape) { s.Dropout = 0.249 },
+		"none":         func(s *Shape) { s.Dropout = 0 },
+	} {
+		wrong := *c
+		change(&wrong.Shape)
+		got := wrong.Reference(Precision{Acc: Float32})
+		if Compare(got.O, want.O, want.OBound, 3, 2, 16) == nil {
+			t.Errorf("%s: the output passes", name)
+		}
+		if !slices.Equal(got.LSE, want.LSE) {
+			t.Errorf("%s: the log-sum-exp is another", name)
 		}
 	}
 }

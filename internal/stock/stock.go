@@ -55,12 +55,13 @@ func (k Kind) Plain() bool {
 // Op describes the op of a node.
 type Op struct {
 	Kind           Kind
-	TransA, TransB bool  // of a product
-	Axis           int   // of a SoftMax, where -1 is the default one, a Repeat, a size, a Slice or a Concat
-	From, To       int   // of a Slice
-	Pattern        []int // of a transpose
-	Along          []int // the axes that a Sum or Max goes along
-	Idle           bool  // of a Dropout: its value is its input's
+	TransA, TransB bool    // of a product
+	Axis           int     // of a SoftMax, where -1 is the default one, a Repeat, a size, a Slice or a Concat
+	From, To       int     // of a Slice
+	Pattern        []int   // of a transpose
+	Along          []int   // the axes that a Sum or Max goes along
+	Idle           bool    // of a Dropout: its value is its input's
+	Probability    float64 // of a Dropout: that it drops a number
 }
 
 // Of is the op of n.
@@ -112,7 +113,8 @@ func Of(n *G.Node) Op {
 	case "concatOp":
 		return Op{Kind: Concat, Axis: int(v.FieldByName("axis").Int())}
 	case "dropoutOp":
-		return Op{Kind: Dropout, Idle: v.FieldByName("probability").Float() == 0 || !v.FieldByName("isTraining").Bool()}
+		p := v.FieldByName("probability").Float()
+		return Op{Kind: Dropout, Probability: p, Idle: p == 0 || !v.FieldByName("isTraining").Bool()}
 	}
 	return Op{}
 }

@@ -1,4 +1,4 @@
-// Command linear writes the assembly of the linear layers, of ReadSum and of loops over vectors of package
+// Command linear writes the assembly of the linear layers, of ReadSum, of dropout and of loops over vectors of package
 // cpu, and the Go declarations that go with it:
 //
 //	go -C internal/cpu/_gen run ./linear
@@ -16,6 +16,7 @@ import (
 
 // families holds every family of kernels by the name of its files.
 var families = map[string]func(*gen){
+	"dropout":      dropped,
 	"linear":       linear,
 	"linear_tiles": linearTiles,
 	"readsum":      readSum,

@@ -1,0 +1,10 @@
+//go:build !amd64 || !gc || noasm
+
+package cpu
+
+var dropTiers = func() (all [tiers]func(quad, query, head, sequence, seed, seedHigh, below uint32) uint64) {
+	for i := range all {
+		all[i] = droppedGo
+	}
+	return all
+}()
