@@ -158,7 +158,7 @@ func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others 
 type denseRun struct {
 	lengths   []int
 	trees     [][]uint64 // nil: none
-	seed      int64 // of dropout, if there is any
+	seed      int64      // of dropout, if there is any
 	pages     []int32
 	sequences []attn.Sequence
 	plan      cpu.Plan
