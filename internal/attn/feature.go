@@ -16,6 +16,7 @@ const (
 	Cap
 	SlopesOfHeads
 	AddedBias
+	Sinks         // query heads have attention sinks
 	OtherValueDim // values are of another width than keys
 	OtherPolicy   // LeanTiles are not cut by stream-K
 	SetTiles      // the caller says how large LeanTiles are
@@ -37,6 +38,7 @@ func (p *Problem) Features() (f Feature) {
 	note(taken(&rest.Cap), Cap)
 	note(taken(&rest.Slopes), SlopesOfHeads)
 	note(taken(&rest.Bias), AddedBias)
+	note(taken(&rest.Sinks), Sinks)
 	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
 	note(p.ValueDim != p.Dim, OtherValueDim)
 	note(p.Policy != lean.Policy{}, OtherPolicy)
@@ -67,6 +69,8 @@ func (f Feature) text(p *Problem) string {
 		return "slopes of scores (ALiBi)"
 	case AddedBias:
 		return "a bias"
+	case Sinks:
+		return "attention sinks"
 	case OtherValueDim:
 		return fmt.Sprintf("values of %d elements and keys of %d", p.ValueDim, p.Dim)
 	case OtherPolicy:

@@ -12,10 +12,19 @@ import (
 //	s = Cap tanh(s/Cap)
 //	s = s + Slopes.Of(h) (j-p)
 //	s = s + bias(h, p, j)
+//
+// With Sinks an operand has a number for each query head, its attention sink: one score more in the softmax of all of
+// the head's rows, which has no value. None of the above changes it, nor does the scale. With z the sink of the head,
+//
+//	weight of key j = e^(s_j) / (e^z + sum_i e^(s_i))
+//	log-sum-exp     = ln (e^z + sum_i e^(s_i))
+//
+// so a row that sees no key has the output 0 and the log-sum-exp z. A sink of -Inf is none.
 type Score struct {
 	Cap    float64 // soft cap, if not 0
 	Slopes Slopes  // of ALiBi, if not empty
 	Bias   Bias    // where the numbers of an operand are, if not zero
+	Sinks  bool    // query heads have sinks
 }
 
 // Check reports what is wrong with s for so many query heads.

@@ -48,7 +48,12 @@ import (
 //
 //	|dLSE| <= min(sum_j |dp_j| / l, max eps_j) + r + 4u (|m| + |ln l| + 1)
 //
-// A row that sees no key is exactly 0 with an LSE of exactly -Inf.
+// An attention sink z is one score more, whose value is 0: what is said of keys goes for it, but that its product is
+// exact, and its rounding that of the factor log4(e) alone:
+//
+//	|dz| <= 2u |z|
+//
+// A row that sees no key is exactly 0 with an LSE of exactly -Inf, or of its sink, off by 4u (|z| + 1).
 type Precision struct {
 	Acc Format // of scores, exponentials, sums and the LSE
 	P   Format // of the weights where they are multiplied by V, if coarser than Acc (tensor cores)
@@ -82,7 +87,7 @@ type Result struct {
 }
 
 // Reference computes o = softmax(s) V and LSE = ln sum e^(s_j), where s is scale *
-// q K^T with the shape's soft cap, slopes, bias and masks, for every query row and head in float64, with the bounds for p.
+// q K^T with the shape's soft cap, slopes, bias, sinks and masks, for every query row and head in float64, with the bounds for p.
 func (c *Case) Reference(p Precision) *Result {
 	rows := c.QueryRows() * c.Heads
 	r := &Result{
@@ -124,6 +129,7 @@ type worker struct {
 	s, off []float64 // scores, and by how much they may be off
 	w, dw  []float64 // weights and the bounds of their errors
 	part   []float64 // a block's sum of weighted values
+	none   []float64 // the value of a sink
 
 	// What the bounds of the output's elements are made of, each by element.
 	spread, hull, abs, absP []float64
@@ -144,19 +150,36 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	c := w.c
 	start := c.First(seq, pos)
 	n := c.Visible(seq, pos) - start
-	if n <= 0 {
-		return math.Inf(-1), 0 // o and bound are 0
+	u := w.p.Acc.Unit() + Float64.Unit()
+	sink := c.Sink(head)
+	if n <= 0 { // o and bound are 0
+		if math.IsInf(sink, -1) {
+			return sink, 0
+		}
+		return sink, 4 * u * (math.Abs(sink) + 1)
 	}
 	kv := head / (c.Heads / c.KVHeads)
 	first := sum(c.Keys[:seq]) + start
-	value := func(j int) []float64 { return row(c.V, first+j, c.KVHeads, kv, c.ValueDim) }
-	u := w.p.Acc.Unit() + Float64.Unit()
+	keys := n
+	value := func(j int) []float64 {
+		if j == keys { // the sink
+			w.none = zeros(w.none, c.ValueDim)
+			return w.none
+		}
+		return row(c.V, first+j, c.KVHeads, kv, c.ValueDim)
+	}
 	w.scores(c.Query(seq, pos, head), first, kv, n)
 	peak := 0
 	for j := range n {
 		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, start+j, w.s[j], (u*float64(c.Dim+4)+w.p.Query)*w.off[j], u)
 		if w.s[j] > w.s[peak] {
 			peak = j
+		}
+	}
+	if !math.IsInf(sink, -1) {
+		w.s, w.off = append(w.s, sink), append(w.off, 2*u*math.Abs(sink))
+		if n++; sink > w.s[peak] {
+			peak = keys
 		}
 	}
 	m := w.s[peak]
