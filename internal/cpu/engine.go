@@ -45,8 +45,8 @@ type Operands[F lean.Float] struct {
 	Sinks       []F
 }
 
-// sink returns the attention sink of a query head, -Inf where there is none: the log-sum-exp of a row that sees no key.
-func (o *Operands[F]) sink(head int) F {
+// Sink returns the attention sink of a query head, -Inf where there is none: the log-sum-exp of a row that sees no key.
+func (o *Operands[F]) Sink(head int) F {
 	if o.Sinks == nil {
 		return F(math.Inf(-1))
 	}

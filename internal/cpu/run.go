@@ -375,7 +375,7 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 		row, head := b.seq.row+b.from+r/b.group, b.head0+r%b.group
 		at := row*g.Out.Row + head*g.Out.Head
 		s, out := state.row(r, g.ValueDim), o.Out[at:at+g.ValueDim]
-		lse, empty := o.sink(head), s.Empty()
+		lse, empty := o.Sink(head), s.Empty()
 		if empty {
 			clear(out)
 		} else {
@@ -401,7 +401,7 @@ func writeMasked[F real](p *Plan, o *Operands[F]) {
 				at := row*g.Out.Row + h*g.Out.Head
 				clear(o.Out[at : at+g.ValueDim])
 				if o.LSE != nil {
-					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = o.sink(h)
+					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = o.Sink(h)
 				}
 			}
 		}
