@@ -138,9 +138,9 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	}
 	if g.Sinks {
 		if o.Sinks.DType != attn.Float32 {
-			return gpu.Errorf(op, attn.ErrDType, "the sinks are %v; they must be %v", o.Sinks.DType, attn.Float32)
+			return gpu.Errorf(op, attn.ErrDType, "sinks are %v; they must be %v", o.Sinks.DType, attn.Float32)
 		}
-		if err := o.Sinks.CheckLoose(op, "the sinks", g.Heads); err != nil {
+		if err := o.Sinks.CheckLoose(op, "sinks", g.Heads); err != nil {
 			return err
 		}
 	}
