@@ -168,6 +168,8 @@ func withScaledBias(bias *G.Node, scale float64) Option {
 // changes them: neither [WithScale] nor [WithSoftCap], [WithALiBi] or [WithBias] changes it. -Inf is no
 // sink. +Inf or NaN makes NaN of the head's outputs.
 //
+// On a GPU a key whose weight is below 2^-39 of the sink's may have none, where keys are [Float16].
+//
 // sinks is a vector of H numbers of the type of the log-sum-exp: float32, or float64 where q is. It is
 // where q is: in host memory, or a [DeviceTensor]. In [Attention] it has a gradient, the sum over
 // all queries of its head, unless it is a constant of Gorgonia's.

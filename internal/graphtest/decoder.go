@@ -53,6 +53,8 @@ func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 		r.P = Format(kv)
 	case kv == la.BFloat16: // the sum of two queries, and of two weights
 		r.P, r.Query = reftest.Float16, 0x1p-16
+	case kv == la.Float16: // two parts that have float16's exponents
+		r.Least = 0x1p-39
 	}
 	return r
 }

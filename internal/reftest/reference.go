@@ -42,7 +42,7 @@ import (
 //
 // of l, and of the sum of absolute values in o. In all
 //
-//	|do| <= weights' part + (r + u_P) sum p_j |v_j| / l + (r + 3u) |o| + rounding to Out
+//	|do| <= weights' part + (r + u_P) sum p_j |v_j| / l + Least sum |v_j| / l + (r + 3u) |o| + rounding to Out
 //
 // and for the log-sum-exp, of which the scores' errors are a weighted mean,
 //
@@ -62,6 +62,10 @@ type Precision struct {
 	// Query is u_Q, the part of a query's element that is lost where it is multiplied
 	// by keys: 0 where the product takes all of its bits.
 	Query float64
+
+	// Least is by how much a weight may be off beside the largest, of 1, whatever it is: where weights have few
+	// exponents as they are multiplied by V. A sink can have the largest one, and has no value whose error covers that.
+	Least float64
 
 	// Chain is g, the longest chain of additions in a sum over n keys. 0 stands
 	// for min(n, 8 sqrt(n)), which covers any tile of between sqrt(n)/7 and
@@ -221,7 +225,7 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	if w.p.P.Unit() > w.p.Acc.Unit() {
 		uP, tinyP = w.p.P.Unit(), w.p.P.Unit()*w.p.P.Tiny()
 	}
-	w.sums(o, value, tinyP)
+	w.sums(o, value, tinyP+w.p.Least)
 	for i := range bound {
 		b := math.Min(w.spread[i]/den, w.hull[i]) + ((r+uP)*w.abs[i]+w.absP[i])/l + (r+3*u)*math.Abs(o[i])
 		if out := w.p.Out; out.Unit() > w.p.Acc.Unit() {

@@ -336,6 +336,8 @@ func (p *problem) precision() reftest.Precision {
 		r.P, r.Query = reftest.Float16, 0x1p-16 // kernels/types.cuh
 	case p.kv != attn.Float32 && !precise:
 		r.P = testgpu.Format(p.kv)
+	case p.kv == attn.Float16:
+		r.Least = 0x1p-39 // two parts of float16, lifted by 15 binary places (kernels/types.cuh)
 	}
 	if p.out != attn.Float32 {
 		r.Out = testgpu.Format(p.out)
