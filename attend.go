@@ -42,6 +42,9 @@ type Args struct {
 	// are, as [WithDropout] defines both. A Seed of 0 drops none.
 	Dropout float64
 	Seed    int64
+	// Sinks, if not nil, is a vector with the attention sink of each query head, as [WithSinks] says:
+	// of Q's element type, float32 where that is [Float16] or [BFloat16].
+	Sinks G.Value
 }
 
 // Attend computes, for each sequence b, head h and query i,
@@ -53,8 +56,8 @@ type Args struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be).
 //
-// It takes every option but [WithLengths], [WithLSE], [WithBias] and [WithDropout], which
-// Args has fields for. (One that is made once and used again allocates nothing either.)
+// It takes every option but [WithLengths], [WithLSE], [WithBias], [WithSinks] and [WithDropout],
+// which Args has fields for. (One that is made once and used again allocates nothing either.)
 // Concurrent calls are right as long as their outputs differ.
 //
 // Where all operands are a [DeviceTensor] of one GPU it computes there, and returns
@@ -90,34 +93,41 @@ func Attend(a Args, opts ...Option) (err error) {
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
-	var t [5]*tensor.Dense
+	var t tensors
 	for i, v := range values {
-		if t[i], err = denseValue(op, names[i], v); err != nil {
+		if t[attendRoles[i]], err = denseValue(op, names[i], v); err != nil {
 			return err
 		}
 	}
-	q, k, v, out, lse := t[0], t[1], t[2], t[3], t[4]
-	p, err := newProblem(op, valueOperand("q", q), valueOperand("k", k), valueOperand("v", v))
+	p, err := newProblem(op, valueOperand("q", t[roleQ]), valueOperand("k", t[roleK]), valueOperand("v", t[roleV]))
 	if err != nil {
 		return err
 	}
 	if err = c.checkHeads(op, p.heads); err != nil {
 		return err
 	}
-	var bias *tensor.Dense
 	if a.Bias != nil {
-		if bias, err = denseValue(op, "bias", a.Bias); err != nil {
+		if t[roleBias], err = denseValue(op, "bias", a.Bias); err != nil {
 			return err
 		}
-		if c.score.Bias, err = p.biasOf(op, valueOperand("bias", bias)); err != nil {
+		if c.score.Bias, err = p.biasOf(op, valueOperand("bias", t[roleBias])); err != nil {
 			return err
 		}
 	}
-	if err = checkResult(op, "out", out, &p, p.valueDim, q, k, v, bias, lse); err != nil {
+	if a.Sinks != nil {
+		if t[roleSinks], err = denseValue(op, "sinks", a.Sinks); err != nil {
+			return err
+		}
+		if err = checkSinks(op, valueOperand("sinks", t[roleSinks]), p.heads, p.query); err != nil {
+			return err
+		}
+		c.score.Sinks = true
+	}
+	if err = checkResult(op, roleOut, &t, &p, p.valueDim); err != nil {
 		return err
 	}
-	if lse != nil {
-		if err = checkResult(op, "lse", lse, &p, 0, q, k, v, bias, out); err != nil {
+	if t[roleLSE] != nil {
+		if err = checkResult(op, roleLSE, &t, &p, 0); err != nil {
 			return err
 		}
 	}
@@ -131,12 +141,16 @@ func Attend(a Args, opts ...Option) (err error) {
 	}
 	defer r.forgetTrees()
 	r.seed = a.Seed
-	return r.attend(op, &p, &c, q, k, v, bias, out, lse)
+	return r.attend(op, &p, &c, &t)
 }
 
-// checkResult checks a tensor that is to be overwritten: shape
+// attendRoles are the roles of what [Args] always has, and of the log-sum-exp.
+var attendRoles = [...]role{roleQ, roleK, roleV, roleOut, roleLSE}
+
+// checkResult checks one of some tensors that is to be overwritten: shape
 // (batch, heads, queries, last), the last axis absent when last is 0.
-func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others ...*tensor.Dense) error {
+func checkResult(op string, of role, all *tensors, p *problem, last int) error {
+	name, t := of.String(), all[of]
 	if t.Dtype() != p.query {
 		return errorf(op, ErrDType, "%s is %v and q is %v", name, t.Dtype(), p.query)
 	}
@@ -146,8 +160,8 @@ func checkResult(op, name string, t *tensor.Dense, p *problem, last int, others 
 	if !dense.RowMajor(t) {
 		return errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", name, t.Strides(), t.Shape())
 	}
-	for _, o := range others {
-		if o != nil && t.Uintptr() < o.Uintptr()+o.MemSize() && o.Uintptr() < t.Uintptr()+t.MemSize() {
+	for i, o := range all {
+		if o != nil && role(i) != of && t.Uintptr() < o.Uintptr()+o.MemSize() && o.Uintptr() < t.Uintptr()+t.MemSize() {
 			return errorf(op, ErrUnsupported, "%s shares memory with another operand", name)
 		}
 	}
@@ -242,8 +256,8 @@ func (r *denseRun) layOut(p *problem) {
 }
 
 // attend runs a checked problem whose live lengths are in r.lengths, and whose seed
-// is in r.seed. There may be no bias and no log-sum-exp.
-func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, lse *tensor.Dense) error {
+// is in r.seed. There may be no bias, no sinks and no log-sum-exp.
+func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 	if c.schedule == Unfused {
 		return errUnfused(op)
 	}
@@ -253,9 +267,9 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, 
 	}
 	var err error
 	if p.query == tensor.Float32 {
-		err = attendDense(&r.plan, &r.f32, r.seed, q, k, v, bias, out, lse)
+		err = attendDense(&r.plan, &r.f32, r.seed, t)
 	} else {
-		err = attendDense(&r.plan, &r.f64, r.seed, q, k, v, bias, out, lse)
+		err = attendDense(&r.plan, &r.f64, r.seed, t)
 	}
 	if err != nil {
 		return engineError(op, "attend", err)
@@ -263,12 +277,15 @@ func (r *denseRun) attend(op string, p *problem, c *config, q, k, v, bias, out, 
 	return nil
 }
 
-func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], seed int64, q, k, v, bias, out, lse *tensor.Dense) error {
-	*o = cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](out), K: storageBuffer(k), V: storageBuffer(v), Seed: seed}
-	if bias != nil {
+func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], seed int64, t *tensors) error {
+	*o = cpu.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), K: storageBuffer(t[roleK]), V: storageBuffer(t[roleV]), Seed: seed}
+	if bias := t[roleBias]; bias != nil {
 		o.Bias = dense.Elements[F](bias)
 	}
-	if lse != nil {
+	if sinks := t[roleSinks]; sinks != nil {
+		o.Sinks = dense.Elements[F](sinks)
+	}
+	if lse := t[roleLSE]; lse != nil {
 		o.LSE = dense.Backing[F](lse)
 	}
 	err := cpu.Run(cpu.Default(), plan, o)

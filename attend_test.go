@@ -165,6 +165,7 @@ func TestAttendAllocations(t *testing.T) {
 		s := causal(dense(8, 2, 32, 16, 2, 700, 0, 100))
 		if i%2 == 1 {
 			s = graphtest.Biased(rng, graphtest.WithScoreMods(s, 90, 20, 1, 2, 3, 4, 5, 6, 7, 8), 1, 8, 2)
+			s.Sinks = []float64{1, 2, 3, 4, 5, 6, 7, 8}
 		}
 		if i%3 == 1 {
 			s.Dropout, s.Seed = 0.3, 5

@@ -389,6 +389,7 @@ func TestBadInputAttend(t *testing.T) {
 	bad("WithLSE", la.ErrUnsupported, "WithLSE", func(*la.Args) {}, la.WithLSE(&lse))
 	bad("WithLengths", la.ErrUnsupported, "WithLengths", func(*la.Args) {}, la.WithLengths(nil))
 	bad("WithBias", la.ErrUnsupported, "WithBias", func(*la.Args) {}, la.WithBias(nil))
+	bad("WithSinks", la.ErrUnsupported, "WithSinks", func(*la.Args) {}, la.WithSinks(nil))
 
 	for name, set := range map[string]func(*la.Args, G.Value){
 		"q": func(a *la.Args, v G.Value) { a.Q = v }, "k": func(a *la.Args, v G.Value) { a.K = v }, "v": func(a *la.Args, v G.Value) { a.V = v },
@@ -423,6 +424,10 @@ func TestBadInputAttend(t *testing.T) {
 	bad("scalar bias", la.ErrUnsupported, "bias is a *gorgonia.F32", func(a *la.Args) { a.Bias = G.NewF32(1) })
 	bad("shape of the bias", la.ErrShape, "bias has shape (2, 6, 5); it must be (2, 6, 2, 5)", func(a *la.Args) { a.Bias = f32(2, 6, 5).tensor() })
 	bad("dtype of the bias", la.ErrDType, "bias is Float16 and q is float32", func(a *la.Args) { a.Bias = input3{la.Float16, []int{2, 6, 2, 5}}.tensor() })
+	bad("nil tensor sinks", la.ErrShape, "sinks is nil", func(a *la.Args) { a.Sinks = (*tensor.Dense)(nil) })
+	bad("scalar sinks", la.ErrUnsupported, "sinks is a *gorgonia.F32", func(a *la.Args) { a.Sinks = G.NewF32(1) })
+	bad("shape of the sinks", la.ErrShape, "sinks has shape (3); it must be (6)", func(a *la.Args) { a.Sinks = f32(3).tensor() })
+	bad("dtype of the sinks", la.ErrDType, "sinks is float64; for a q of float32", func(a *la.Args) { a.Sinks = input3{tensor.Float64, []int{6}}.tensor() })
 	bad("no lengths", la.ErrShape, "0 lengths for a batch of 2", func(a *la.Args) { a.Lengths = []int{} })
 	bad("three lengths", la.ErrShape, "3 lengths for a batch of 2", func(a *la.Args) { a.Lengths = []int{1, 1, 1} })
 	bad("negative length", la.ErrLength, "lengths[1] is -1", func(a *la.Args) { a.Lengths = []int{1, -1} })
@@ -439,6 +444,8 @@ func TestBadInputAttend(t *testing.T) {
 	bad("out in v", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.V, a.Out = in(10, 2, 3, 5, 4), in(0, 2, 6, 2, 4) })
 	bad("out in the bias", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.Bias, a.Out = in(90, 2, 6, 2, 5), in(0, 2, 6, 2, 4) })
 	bad("lse in the bias", la.ErrUnsupported, "lse shares memory", func(a *la.Args) { a.Bias, a.LSE = in(20, 1, 1, 2, 5), in(0, 2, 6, 2) })
+	bad("out in the sinks", la.ErrUnsupported, "out shares memory", func(a *la.Args) { a.Sinks, a.Out = in(90, 6), in(0, 2, 6, 2, 4) })
+	bad("lse in the sinks", la.ErrUnsupported, "lse shares memory", func(a *la.Args) { a.Sinks, a.LSE = in(23, 6), in(0, 2, 6, 2) })
 	bad("lse in q", la.ErrUnsupported, "lse shares memory", func(a *la.Args) { a.Q, a.LSE = in(0, 2, 6, 2, 8), in(5, 2, 6, 2) })
 	bad("lse in out", la.ErrUnsupported, "shares memory", func(a *la.Args) { a.Out, a.LSE = in(0, 2, 6, 2, 4), in(95, 2, 6, 2) })
 	if i := slices.IndexFunc(memory, func(f float32) bool { return f == f }); i >= 0 {
@@ -559,6 +566,16 @@ func TestBadInputCachedAttention(t *testing.T) {
 		return []la.Option{la.WithLengths(input3{tensor.Int, []int{5}}.node(g, "lengths"))}
 	})
 	with("bias", la.ErrUnsupported, "WithBias", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithBias(nil)} })
+	with("nil sinks", la.ErrOption, "WithSinks(nil)", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithSinks(nil)} })
+	with("sinks of KV heads", la.ErrShape, "sinks has shape (3); it must be (6)", step.Layer(0), func(g *G.ExprGraph, _ *[3]*G.Node) []la.Option {
+		return []la.Option{la.WithSinks(f32(3).node(g, "sinks"))}
+	})
+	with("float64 sinks", la.ErrDType, "sinks is float64", step.Layer(0), func(g *G.ExprGraph, _ *[3]*G.Node) []la.Option {
+		return []la.Option{la.WithSinks(double(6).node(g, "sinks"))}
+	})
+	with("sinks of another graph", la.ErrGraph, "sinks is in another graph than q", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option {
+		return []la.Option{la.WithSinks(f32(6).node(G.NewGraph(), "sinks"))}
+	})
 	with("nil lse", la.ErrOption, "WithLSE(nil)", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithLSE(nil)} })
 }
 

@@ -303,11 +303,14 @@ func (p *machinePages) supports(op string, g *attn.Problem) error {
 	if err := attention.HasKernel(g); err != nil {
 		return errorf(op, ErrUnsupported, "on %s: %v", p.where(), err)
 	}
+	if g.Sinks { // it has not been tried there
+		return errorf(op, ErrUnsupported, "on %s: attention sinks", p.where())
+	}
 	return nil
 }
 
 // operands refuses: the values of Do are on the CPU, as on a lisp machine.
-func (p *machinePages) operands(op string, _ []G.Value) (o [3]operand, err error) {
+func (p *machinePages) operands(op string, _ []G.Value) (o [4]operand, err error) {
 	return o, errorf(op, ErrUnsupported, "the cache is on %s and the node runs on the CPU: it needs a tape machine", p.where())
 }
 

@@ -96,7 +96,7 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 			return nil, err
 		}
 	}
-	_, lse, err := op.doDevice(name, r, m.gpu, values, nil, to)
+	_, lse, err := op.doDevice(name, r, m.gpu, values, furtherThere{}, to)
 	if err != nil {
 		return nil, err
 	}

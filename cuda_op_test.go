@@ -98,6 +98,7 @@ func TestMachineLeavesOnCPU(t *testing.T) {
 		"a soft cap":      graphtest.NewProblem(rng, graphtest.WithScoreMods(dense(2, 1, 64, 64, 1, 9), 0, 2), graphtest.Spec{}),
 		"a bias":          graphtest.NewProblem(rng, reftest.RandomBias(rng, dense(2, 1, 64, 64, 1, 9), 9), graphtest.Spec{}),
 		"dropout":         graphtest.NewProblem(rng, reftest.RandomDropout(rng, dense(2, 1, 64, 64, 1, 9)), graphtest.Spec{}),
+		"sinks":           graphtest.NewProblem(rng, withSinks(dense(2, 1, 64, 64, 1, 9), 1, 0.5), graphtest.Spec{}),
 		"ALiBi":           graphtest.NewProblem(rng, graphtest.WithScoreMods(dense(2, 1, 64, 64, 1, 9), 0, 0, 1, 0.5), graphtest.Spec{}),
 	} {
 		g := p.Build(t)
@@ -227,6 +228,19 @@ func TestMachineGradient(t *testing.T) {
 }
 
 // Every wrong set-up is one sentence that says what is wrong, and no run hangs.
+// TestMachineCachedSinks: a cache there takes no sinks, which have not been tried.
+func TestMachineCachedSinks(t *testing.T) {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 2, Device: la.MachineGPU()})
+	step, err := cache.NewStep(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := G.NewGraph()
+	_, err = la.CachedAttention(f32(1, 128).node(g, "q"), f32(1, 64).node(g, "k"), f32(1, 64).node(g, "v"), step.Layer(0), la.WithSinks(f32(2).node(g, "sinks")))
+	wantError(t, err, la.ErrUnsupported, "CachedAttention", "attention sinks")
+	closeCache(t, cache)
+}
+
 func TestMachineErrors(t *testing.T) {
 	rng := reftest.Rand(t)
 	at := onMachine()

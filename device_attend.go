@@ -32,13 +32,16 @@ func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 	if err := c.checkHeads(op, p.heads); err != nil {
 		return err
 	}
-	added, err := p.deviceBias(op, gpu, a.Bias, c)
+	further, err := p.furtherThere(op, gpu, a.Bias, a.Sinks, c)
 	if err != nil {
 		return err
 	}
 	for i := 3; i < len(v); i++ {
-		if added != nil && added.memory == t[i].memory {
+		if further.bias != nil && further.bias.memory == t[i].memory {
 			return errorf(op, ErrUnsupported, "bias and %s are one tensor", names[i])
+		}
+		if further.sinks != nil && further.sinks.memory == t[i].memory {
+			return errorf(op, ErrUnsupported, "sinks and %s are one tensor", names[i])
 		}
 		if err := t[i].notWhole(); err != nil {
 			return tensorError(op, names[i], err)
@@ -76,26 +79,54 @@ func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 				sub.Written(t[i].memory)
 			}
 		}
-		if added != nil {
-			o.Bias, err = added.useAs(sub, "bias")
-		}
+		err = further.use(sub, &o)
 		return o, err
-	}, append(v, a.Bias)...)
+	}, append(v, a.Bias, a.Sinks)...)
 }
 
-// deviceBias checks the bias of an attention on a GPU, and says in c which number is for which
-// score. Without one it is nil.
-func (p *problem) deviceBias(op string, gpu *GPU, bias G.Value, c *config) (*DeviceTensor, error) {
-	if bias == nil {
-		return nil, nil
+// furtherThere are operands of an attention on a GPU beside q, k and v; nil: there is none.
+type furtherThere struct{ bias, sinks *DeviceTensor }
+
+// furtherThere checks the bias and the sinks of an attention on a GPU, each of which may be nil, and says in c
+// what there is of them.
+func (p *problem) furtherThere(op string, gpu *GPU, bias, sinks G.Value, c *config) (f furtherThere, err error) {
+	for _, x := range [...]struct {
+		name string
+		v    G.Value
+		to   **DeviceTensor
+	}{{"bias", bias, &f.bias}, {"sinks", sinks, &f.sinks}} {
+		if x.v == nil {
+			continue
+		}
+		d, ok := x.v.(*DeviceTensor)
+		if !ok || d == nil || d.gpu != gpu {
+			return f, errorf(op, ErrUnsupported, "q is on %v and %s %s: they must be in one place", gpu, x.name, inPlace(placeOf(x.v), gpu))
+		}
+		*x.to = d
 	}
-	d, ok := bias.(*DeviceTensor)
-	if !ok || d == nil || d.gpu != gpu {
-		return nil, errorf(op, ErrUnsupported, "q is on %v and bias %s: they must be in one place", gpu, inPlace(placeOf(bias), gpu))
+	if f.bias != nil {
+		if c.score.Bias, err = p.biasOf(op, f.bias.operand("bias")); err != nil {
+			return f, err
+		}
 	}
-	var err error
-	c.score.Bias, err = p.biasOf(op, d.operand("bias"))
-	return d, err
+	if f.sinks != nil {
+		c.score.Sinks = true
+		err = checkSinks(op, f.sinks.operand("sinks"), p.heads, p.query)
+	}
+	return f, err
+}
+
+// use is the memory of each, see [DeviceTensor.use].
+func (f *furtherThere) use(sub *device.Submission, o *deviceOperands) (err error) {
+	if f.bias != nil {
+		if o.Bias, err = f.bias.useAs(sub, "bias"); err != nil {
+			return err
+		}
+	}
+	if f.sinks != nil {
+		o.Sinks, err = f.sinks.useAs(sub, "sinks")
+	}
+	return err
 }
 
 // checkDeviceResult is checkResult for a tensor on a GPU.
@@ -210,25 +241,23 @@ func (p *problem) sharding(op string, kv [2]*DeviceTensor) ([]headRange, error) 
 	return heads, nil
 }
 
-// doDevice is Do on tensors of a GPU; the lengths are in r, and bias may be nil. The output goes
-// to a new value of the node, or to one that is given.
-func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, bias, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
+// doDevice is Do on tensors of a GPU; the lengths are in r. The output goes to a new value of the
+// node, or to one that is given.
+func (op *attentionOp) doDevice(name string, r *denseRun, gpu *GPU, in []G.Value, further furtherThere, to *DeviceTensor) (out, lse *DeviceTensor, err error) {
 	qkv := operandTensors(in)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, [2]*DeviceTensor{qkv[1], qkv[2]}, func(sub *device.Submission) (o deviceOperands, err error) {
 		if o, err = qkv.operands(sub); err != nil {
 			return o, err
 		}
-		if bias != nil {
-			if o.Bias, err = bias.useAs(sub, "bias"); err != nil {
-				return o, err
-			}
+		if err = further.use(sub, &o); err != nil {
+			return o, err
 		}
 		if out, o.Out, err = qkv.resultIn(sub, to, &op.memory, op.query, op.outShape()); err != nil || op.logs() == nil {
 			return o, err
 		}
 		lse, o.LSE, err = qkv.logSumExp(sub, &op.memory, lseType(op.query), op.lseShape())
 		return o, err
-	}, slices.Concat(in, []G.Value{bias})...)
+	}, slices.Concat(in, []G.Value{further.bias, further.sinks})...)
 	return out, lse, err
 }
 

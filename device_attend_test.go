@@ -300,6 +300,37 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 			t.Error("a bias: something was written before the error")
 		}
 	}
+	{ // Sinks in host memory, on the GPU alone, or in a result.
+		a := p.ArgsThere(t, gpu)
+		numbers := graphtest.SinksOf(tensor.Float32, make([]float64, 4))
+		g := p.Graph()
+		n, err := la.Attention(g.Q, g.K, g.V, la.WithSinks(graphtest.Input(g.G, "sinks", numbers)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Sinks = numbers
+		wantError(t, la.Attend(a), la.ErrUnsupported, "Attend", gpu.String(), "sinks in host memory")
+		_, err = n.Op().Do(a.Q, a.K, a.V, numbers)
+		wantError(t, err, la.ErrUnsupported, "Attention", gpu.String(), "sinks in host memory")
+		_, err = n.Op().Do(p.InQ, p.InK, p.InV, graphtest.Upload(t, gpu, numbers))
+		wantError(t, err, la.ErrUnsupported, "Attention", "sinks is on "+gpu.String())
+		a.Sinks = graphtest.Upload(t, gpu, graphtest.SinksOf(tensor.Float32, make([]float64, 3)))
+		wantError(t, la.Attend(a), la.ErrShape, "Attend", "sinks has shape (3)")
+		if _, err = n.Op().Do(a.Q, a.K, a.V, a.Sinks); !errors.Is(err, la.ErrShape) {
+			t.Errorf("Attention with few sinks: %v", err)
+		}
+		a.Sinks = graphtest.Upload(t, gpu, graphtest.TensorOf(la.Float16, make([]float64, 4), 4))
+		wantError(t, la.Attend(a), la.ErrDType, "Attend", "sinks is Float16; for a q of float32 it must be float32")
+		gone := graphtest.Upload(t, gpu, numbers)
+		if err := gone.Free(); err != nil {
+			t.Fatal(err)
+		}
+		a.Sinks = gone
+		wantError(t, la.Attend(a), la.ErrClosed, "Attend", "sinks was freed")
+		if !graphtest.AllNaN(t, graphtest.Download(t, a.Out)) {
+			t.Error("sinks: something was written before the error")
+		}
+	}
 	wantError(t, la.Attend(p.ArgsThere(t, gpu), la.WithALiBi([]float64{1})), la.ErrShape, "Attend", "1 slope for 4 query heads")
 
 	// The values of a graph's nodes.

@@ -1,13 +1,19 @@
 package leanattention
 
 import (
+	"errors"
 	"fmt"
 	"hash"
 	"runtime"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/stock"
+	"gorgonia.org/leanattention/kernels"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -205,3 +211,210 @@ var (
 	_ G.SDOp = (*toHostOp)(nil)
 	_ G.ADOp = (*toHostOp)(nil)
 )
+
+func init() { ongpu.Compute, ongpu.Part = computeOnGPU, partOnGPU }
+
+// newDecoder is a variable for tests.
+var newDecoder = decoder.New
+
+// layers is the GPU's kernels for a decoder's other layers, loaded when they are
+// first needed. The GPU is entered.
+func (g *GPU) layers(op string) (*decoder.Engine, error) {
+	g.decoder.Lock()
+	defer g.decoder.Unlock()
+	if g.decoder.kernels == nil {
+		d, err := newDecoder(g.dev)
+		if errors.Is(err, kernels.ErrNoImage) {
+			return nil, errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		}
+		if err != nil {
+			return nil, gpuError(op, err)
+		}
+		g.decoder.kernels = d
+	}
+	return g.decoder.kernels, nil
+}
+
+// computeOnGPU is [ongpu.Compute].
+func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
+	g, err := samePlace(c.Op, c.Names, c.In)
+	if err != nil {
+		return nil, err
+	}
+	if g == nil {
+		return nil, errorf(c.Op, ErrUnsupported, "%s is in %s", c.Names[0], hostName)
+	}
+	if err := g.enter(c.Op); err != nil {
+		return nil, err
+	}
+	defer g.group.Leave()
+	layers, err := g.layers(c.Op)
+	if err != nil {
+		return nil, err
+	}
+	defer runtime.KeepAlive(c.In)
+	err = g.queue.Submit(func(sub *device.Submission) error {
+		w := &ongpu.Work{Engine: layers, Submission: sub}
+		var in []*DeviceTensor
+		for i, v := range c.In {
+			d := v.(*DeviceTensor)
+			m, err := d.useAs(sub, c.Names[i])
+			if err != nil {
+				return err
+			}
+			in = append(in, d)
+			w.In = append(w.In, ongpu.Operand{Memory: m, Fixed: sub.Fixed(d.memory)})
+		}
+		result, err := g.nodeValue(sub, c.Node, c.DType, c.Shape, in...)
+		if err != nil {
+			return err
+		}
+		if w.Out, err = result.use(sub); err != nil {
+			return err
+		}
+		if c.Scratch != nil {
+			n, err := c.Scratch(layers)
+			if err != nil {
+				return err
+			}
+			if n > 0 {
+				s, free, err := g.scratch(sub, c.Node, n)
+				if err != nil {
+					return err
+				}
+				defer free()
+				if w.Scratch, err = s.use(sub); err != nil {
+					return err
+				}
+			}
+		}
+		out = result
+		if err := c.Queue(w); err != nil {
+			return err
+		}
+		return haveRead(sub, in...)
+	})
+	switch {
+	case err == nil:
+		return out, nil
+	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but no kernel can do it
+		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
+	case errors.Is(err, device.ErrShared):
+		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
+	case errors.Is(err, attn.ErrDType):
+		return nil, errorf(c.Op, ErrDType, "on %v: %v", g, err)
+	}
+	return nil, deviceEngineError(c.Op, "queue", err)
+}
+
+// partOnGPU is [ongpu.Part].
+func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error) {
+	d, ok := whole.(*DeviceTensor)
+	if !ok {
+		return nil, errorf(op, ErrUnsupported, "x is a %T", whole)
+	}
+	if err := d.enter(op); err != nil {
+		return nil, err
+	}
+	d.gpu.group.Leave()
+	if err := d.notWhole(); err != nil {
+		return nil, tensorError(op, "x", err)
+	}
+	size := shape.TotalSize()
+	if from < 0 || size < 1 || from > d.Size()-size {
+		return nil, errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
+	}
+	return d.part(from, shape.Clone()), nil
+}
+
+// ShareMemory has the nodes of a graph on a GPU share memory: a value that others read is
+// overwritten once all of them have run, and so is what a node needs on the way. A run
+// takes the memory of the values that are needed at the same time, not of all: of a decoder
+// with many rows, that of a layer instead of all layers.
+//
+// Values that nobody reads stay until the next run, and so do those of keep, of inputs, of
+// nodes that other ops than this module's read, and those with a log-sum-exp. Reading another
+// one after the run is [ErrState].
+//
+// Call it once, when the graph is complete, and before it runs; a graph that was fused is
+// another one. Such a graph can't be recorded: [GPU.Record] is [ErrUnsupported]. On the CPU
+// nothing changes.
+//
+// Errors: [ErrGraph] for no graph, or a node of another one.
+func ShareMemory(g *G.ExprGraph, keep ...*G.Node) (err error) {
+	const op = "ShareMemory"
+	defer recoverTo(op, &err)
+	if g == nil {
+		return errorf(op, ErrGraph, "graph is nil")
+	}
+	for i, n := range keep {
+		if n == nil || n.Graph() != g {
+			return errorf(op, ErrGraph, "keep[%d] is no node of the graph", i)
+		}
+	}
+	nodes := g.AllNodes()
+	readers := make(map[*G.Node][]*G.Node) // once for each time that they read a node
+	for _, n := range nodes {
+		for _, child := range stock.ChildrenOf(n) {
+			readers[child] = append(readers[child], n)
+		}
+	}
+	for _, n := range nodes {
+		if o, ok := n.Op().(ongpu.Op); ok {
+			o.OnGPU().Reads = reads(n, readers, keep)
+		}
+	}
+	return nil
+}
+
+// reads is how often a node's value is read, with its parts; 0 where it is to stay.
+func reads(n *G.Node, readers map[*G.Node][]*G.Node, keep []*G.Node) (total int) {
+	if slices.Contains(keep, n) {
+		return 0
+	}
+	for _, r := range readers[n] {
+		switch r.Op().(type) {
+		case ongpu.Op:
+			total++
+		case ongpu.PartOp:
+			of := reads(r, readers, keep)
+			if of == 0 {
+				return 0
+			}
+			total += of
+		default:
+			return 0
+		}
+	}
+	return total
+}
+
+// nodeValue is a new value of a node. What the inputs hold stays.
+func (g *GPU) nodeValue(sub *device.Submission, n *ongpu.Node, t tensor.Dtype, shape tensor.Shape, inputs ...*DeviceTensor) (*DeviceTensor, error) {
+	if n.Reads == 0 {
+		return g.nextValue(sub, &n.On(g.group, 0)[0], t, shape, inputs...)
+	}
+	return g.wrap(sub, t, shape, func(bytes int64) (*device.Memory, error) { return sub.Shared(bytes, n.Reads) })
+}
+
+// scratch is memory for so many float32 on the way to a node's value. free is called when
+// the work is queued.
+func (g *GPU) scratch(sub *device.Submission, n *ongpu.Node, size int) (d *DeviceTensor, free func(), err error) {
+	shape := tensor.Shape{size}
+	if n.Reads == 0 {
+		d, err = g.nextValue(sub, &n.On(g.group, 0)[1], tensor.Float32, shape)
+		return d, func() {}, err
+	}
+	d, err = g.wrap(sub, tensor.Float32, shape, func(bytes int64) (*device.Memory, error) { return sub.Shared(bytes, 1) })
+	return d, func() { _ = sub.Read(d.memory) }, err
+}
+
+// haveRead says that what reads the inputs is queued.
+func haveRead(sub *device.Submission, inputs ...*DeviceTensor) error {
+	for _, in := range inputs {
+		if err := sub.Read(in.memory); err != nil {
+			return err
+		}
+	}
+	return nil
+}

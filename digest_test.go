@@ -125,7 +125,7 @@ func (d *digests) problem(i int) (*graphtest.Problem, []la.Option) {
 	s := reftest.RandomShape(d.rng)
 	s.Queries = graphtest.Repeated(len(s.Keys), max(s.Queries[0], 1))
 	if i%2 == 1 {
-		s = reftest.RandomScoreMods(d.rng, s)
+		s = reftest.RandomWindowCapSlopes(d.rng, s)
 	}
 	x := graphtest.Spec{Inputs: reftest.AllInputs[i%4], QueryType: elementTypes[i%8][0], KVType: elementTypes[i%8][1], Capacity: max(slices.Max(s.Keys)+d.rng.IntN(3), 1)}
 	if i%3 == 2 {
@@ -146,7 +146,7 @@ func (d *digests) gradients(t *testing.T, i int) {
 	s := reftest.RandomShape(d.rng)
 	s.Queries = graphtest.Repeated(len(s.Keys), max(s.Queries[0], 1))
 	if i%2 == 1 {
-		s = reftest.RandomScoreMods(d.rng, s)
+		s = reftest.RandomWindowCapSlopes(d.rng, s)
 	}
 	types := elementTypes[i%2*4] // float32 and float64
 	p := graphtest.NewProblem(d.rng, s, graphtest.Spec{Inputs: reftest.AllInputs[i%4], QueryType: types[0], KVType: types[1]})

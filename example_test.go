@@ -242,6 +242,24 @@ func ExampleWithBias() {
 	// Output: [1.50 3.75]
 }
 
+// A sink that is as large as the score of the only key takes half of the weight.
+func ExampleWithSinks() {
+	g := G.NewGraph()
+	in := func(name string, shape tensor.Shape, x ...float32) *G.Node {
+		return G.NodeFromAny(g, newTensor(shape, x...), G.WithName(name))
+	}
+	q, k, v := in("q", tensor.Shape{2, 1, 1}, 3, 3), in("k", tensor.Shape{1, 1, 1}, 1), in("v", tensor.Shape{1, 1, 1}, 8)
+	sinks := in("sinks", tensor.Shape{2}, 3, float32(math.Inf(-1))) // (heads)
+
+	out, err := leanattention.Attention(q, k, v, leanattention.WithSinks(sinks))
+	check(err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	check(m.RunAll())
+	fmt.Printf("%.2f\n", out.Value().Data())
+	// Output: [4.00 8.00]
+}
+
 // The nearer of two equal keys counts more: exp(1/2 * distance) times as much.
 func ExampleWithALiBi() {
 	fmt.Printf("%.3f\n", attended(1, leanattention.WithCausal(), leanattention.WithWindow(2), leanattention.WithALiBi([]float64{0})))

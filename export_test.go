@@ -3,7 +3,6 @@ package leanattention
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -307,7 +306,7 @@ func (e *fakeEngine) Supports(g *attn.Problem) error {
 		return errFakeSupport
 	}
 	const (
-		scores = attn.Window | attn.Cap | attn.SlopesOfHeads
+		scores = attn.Window | attn.Cap | attn.SlopesOfHeads | attn.Sinks
 		can    = attn.Causal | attn.Trees | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused | scores
 	)
 	if f := g.Features(); f&^can != 0 || f&attn.Unfused != 0 && f&scores != 0 { // the CPU engine could, and a GPU can't
@@ -461,6 +460,15 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 			return err
 		}
 	}
+	if p.g.Sinks {
+		if o.Sinks.DType != attn.Float32 {
+			return fmt.Errorf("sinks are %v", o.Sinks.DType)
+		}
+		if operands.Sinks, err = fakeFloats(o.Sinks); err != nil {
+			return err
+		}
+		operands.Sinks = operands.Sinks[:p.g.Heads] // of several GPUs those of the next ones follow
+	}
 	p.clearRows(&operands)
 	if err := cpu.Run(cpu.Default(), &p.plan, &operands); err != nil {
 		return err
@@ -482,7 +490,7 @@ func (p *fakePlan) clearRows(o *cpu.Operands[float32]) {
 		for h := range p.g.Heads {
 			clear(o.Out[row*p.g.Out.Row+h*p.g.Out.Head:][:p.g.ValueDim])
 			if o.LSE != nil {
-				o.LSE[row*p.g.LSE.Row+h*p.g.LSE.Head] = float32(math.Inf(-1))
+				o.LSE[row*p.g.LSE.Row+h*p.g.LSE.Head] = o.Sink(h)
 			}
 		}
 	}

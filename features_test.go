@@ -55,6 +55,12 @@ var features = []feature{ // shapes first, of which the others make use
 	}},
 	{"bias", func(rng *rand.Rand, r *request) { r.Shape = graphtest.Biased(rng, r.Shape, 1, 1, r.Queries[0]) }},
 	{"dropout", func(_ *rand.Rand, r *request) { r.Dropout, r.Seed = 0.3, 5 }},
+	{"sinks", func(_ *rand.Rand, r *request) {
+		r.Sinks = nil
+		for h := range r.Heads {
+			r.Sinks = append(r.Sinks, float64(h)-0.5)
+		}
+	}},
 	{"scale", func(_ *rand.Rand, r *request) { r.Scale = -0.3 }},
 	{"values of another width", func(_ *rand.Rand, r *request) { r.ValueDim = 128 }},
 	{"heads of 40", func(_ *rand.Rand, r *request) { r.Dim, r.ValueDim = 40, 40 }},
@@ -188,6 +194,9 @@ func shardedEntry(at graphtest.Place) entry {
 		if p.InBias != nil {
 			a.Bias = refused(at.GPU.Upload(p.InBias))
 		}
+		if p.InSinks != nil {
+			a.Sinks = refused(at.GPU.Upload(p.InSinks))
+		}
 		a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Queries[0])...)))
 		var first []byte
 		for range 2 {
@@ -244,6 +253,9 @@ func denseEntries(at graphtest.Place) []entry {
 				if p.InBias != nil {
 					a.Bias = there(t, p.InBias)
 				}
+				if p.InSinks != nil {
+					a.Sinks = there(t, p.InSinks)
+				}
 			}
 			if err := la.Attend(a, append(p.Options(), r.opts...)...); err != nil {
 				return err
@@ -276,6 +288,13 @@ func denseEntries(at graphtest.Place) []entry {
 			}
 			if g.Seed != nil {
 				opts = append(opts, la.WithDropout(p.Dropout, g.Seed))
+			}
+			if g.SinksNode != nil {
+				s := g.SinksNode
+				if at.GPU != nil {
+					s = refused(la.ToDevice(s, at.GPU))
+				}
+				opts = append(opts, la.WithSinks(s))
 			}
 			out := refused(la.Attention(in[0], in[1], in[2], append(opts, la.WithLSE(&g.LSE))...))
 			if g.Out = out; at.GPU != nil {
@@ -377,7 +396,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 	}
 	mask := r.Mask
 	mask.Tree = false // that is the step's
-	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}}
+	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Scale: r.Scale}}
 	d := &graphtest.Decoder{Place: at, Cache: c, Step: step, Heads: r.Heads, Query: r.query, OutValues: make([]G.Value, 1), LSEValues: make([]G.Value, 1)}
 	g := G.NewGraph()
 	var in [3]*G.Node
@@ -392,7 +411,17 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 		}
 	}
 	var lse *G.Node
-	out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(0), append(append(d.Options(0), r.opts...), la.WithLSE(&lse))...)
+	opts := append(append(d.Options(0), r.opts...), la.WithLSE(&lse))
+	if r.Sinks != nil {
+		sinks := graphtest.Input(g, "sinks", graphtest.SinksOf(r.query, r.Sinks))
+		if at.There {
+			if sinks, err = la.ToDevice(sinks, at.GPU); err != nil {
+				return nil, err
+			}
+		}
+		opts = append(opts, la.WithSinks(sinks))
+	}
+	out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(0), opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -417,14 +446,17 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 		step := refused(c.NewStep(rows))
 		g := G.NewGraph()
 		const in = 128
+		there := func(name string, x *tensor.Dense) *G.Node {
+			d := refused(gpu.Upload(x))
+			t.Cleanup(func() { d.Free() })
+			return G.NewTensor(g, x.Dtype(), x.Dims(), G.WithShape(x.Shape()...), G.WithName(name), G.WithValue(d))
+		}
 		upload := func(name string, of tensor.Dtype, n, m int, scale float64) *G.Node {
 			x := make([]float64, n*m)
 			for i := range x {
 				x[i] = scale * rng.NormFloat64()
 			}
-			d := refused(gpu.Upload(graphtest.TensorOf(of, x, n, m)))
-			t.Cleanup(func() { d.Free() })
-			return G.NewMatrix(g, of, G.WithShape(n, m), G.WithName(name), G.WithValue(d))
+			return there(name, graphtest.TensorOf(of, x, n, m))
 		}
 		weights := r.kv
 		if weights == tensor.Float64 {
@@ -436,9 +468,13 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 			ws = append(ws, upload("w"+"qkv"[i:i+1], weights, n, in, 0.1))
 		}
 		qkv := refused(nn.Linears(x, ws, nil))
-		shape := reftest.Shape{Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.Dim, ValueDim: r.ValueDim, Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Scale: r.Scale}
+		shape := reftest.Shape{Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.Dim, ValueDim: r.ValueDim, Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Scale: r.Scale}
 		d := &graphtest.Decoder{Place: graphtest.Place{Layers: []reftest.Shape{shape}}}
-		out := refused(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(0), append(d.Options(0), r.opts...)...))
+		opts := append(d.Options(0), r.opts...)
+		if r.Sinks != nil {
+			opts = append(opts, la.WithSinks(there("sinks", graphtest.SinksOf(r.query, r.Sinks))))
+		}
+		out := refused(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(0), opts...))
 		y := refused(nn.Linear(out, upload("wo", weights, in, r.Heads*r.ValueDim, 0.1), nil))
 		values := make([]G.Value, 5)
 		for i, n := range []*G.Node{qkv[0], qkv[1], qkv[2], out, y} {

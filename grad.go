@@ -18,16 +18,16 @@ import (
 
 // On the tape machine the gradients of an attention are these nodes:
 //
-//	out      Attention(q, k, v, lengths, seed, bias), which is there
-//	lse      LSE(out, q, k, lengths, seed, bias), which saves what the forward pass left
+//	out      Attention(q, k, v, lengths, seed, bias, sinks), which is there
+//	lse      LSE(out, q, k, lengths, seed, bias, sinks), which saves what the forward pass left
 //	packed   the gradients of all, computed once, in one vector
-//	dq       the part of packed that is dq, without a copy; and dk, dv, dbias
+//	dq       the part of packed that is dq, without a copy; and dk, dv, dbias, dsinks
 //
 // An op of Gorgonia has one result; that it is a plain tensor and no state of
 // the op's keeps runs of a graph and of its clones apart, and lets the machine's
 // watches for NaN look at it.
 //
-// The log-sum-exp has gradients of its own in q and k, beside those of the
+// The log-sum-exp has gradients of its own in all of these but v, beside those of the
 // output. The lisp machine asks ops for sums instead of nodes (DoDiff).
 
 // savedLSE is where runs leave the log-sum-exp for the gradient, if it is not
@@ -45,16 +45,21 @@ func (op *attentionOp) logs() *lseStore {
 	return op.lse
 }
 
-// DiffWRT says that q, k, v and the bias have a gradient.
+// DiffWRT says that q, k, v, the bias and the sinks have a gradient.
 func (op *attentionOp) DiffWRT(n int) []bool {
 	wrt := firstThree(n)
-	if op.hasBiasGradient() {
-		wrt[n-1] = true
+	for i, of := range op.inputs() {
+		if i < n && op.hasGradient(of) {
+			wrt[i] = true
+		}
 	}
 	return wrt
 }
 
-func (op *attentionOp) hasBiasGradient() bool { return op.hasBias() && !op.fixedBias }
+// hasGradient says whether there is a gradient in an input behind q, k and v.
+func (op *attentionOp) hasGradient(of role) bool {
+	return (of == roleBias && op.hasBias() || of == roleSinks && op.score.Sinks) && !op.constant[of]
+}
 
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, err error) {
@@ -138,11 +143,14 @@ func (op *attentionOp) lseInputTypes() []hm.Type {
 	if op.hasBias() {
 		t = append(t, G.TensorType{Dims: op.rank, Of: hm.TypeVariable('d')})
 	}
+	if op.score.Sinks {
+		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('d')})
+	}
 	return t
 }
 
 // DiffWRT: of a cache everything, since false would drop its part of a sum's
-// gradient without a word; else q, k and the bias, as the output has its own.
+// gradient without a word; else all inputs of the attention but v, as the output has its own.
 func (op *lseOp) DiffWRT(n int) []bool {
 	if op.attention == nil {
 		return firstThree(n)
@@ -160,12 +168,13 @@ type gradOp struct {
 	config
 	ofLSE    bool
 	ofBias   bool // it is one of the gradients
+	ofSinks  bool // they are
 	gradRank int  // of the gradient that comes in: 0 where Gorgonia made a scalar of it
 }
 
 // gradient is the op of op's gradients, of its output or of its log-sum-exp.
 func (op *attentionOp) gradient(ofLSE bool, gradRank int) *gradOp {
-	return &gradOp{problem: op.problem, config: op.config, ofLSE: ofLSE, ofBias: op.hasBiasGradient(), gradRank: gradRank}
+	return &gradOp{problem: op.problem, config: op.config, ofLSE: ofLSE, ofBias: op.hasGradient(roleBias), ofSinks: op.hasGradient(roleSinks), gradRank: gradRank}
 }
 
 // gradPart is one of the gradients: what it is for, which input of the differentiated
@@ -182,8 +191,14 @@ func (op *gradOp) parts() []gradPart {
 		parts = parts[:2]
 		parts[0].input, parts[1].input = 1, 2 // behind the output
 	}
+	add := func(of role, shape tensor.Shape) {
+		parts = append(parts, gradPart{of, slices.Index(op.config.inputs(), of), shape})
+	}
 	if op.ofBias {
-		parts = append(parts, gradPart{roleBias, len(op.config.inputs()) - 1, op.biasShape(op.score.Bias)}) // the last, whatever stands in front
+		add(roleBias, op.biasShape(op.score.Bias))
+	}
+	if op.ofSinks {
+		add(roleSinks, tensor.Shape{op.heads})
 	}
 	return parts
 }
@@ -224,6 +239,8 @@ func (op *gradOp) inputs() (in []gradInput) {
 			add(of, "seed", tensor.ScalarShape()) // of one of three integer types, too
 		case roleBias:
 			add(of, "bias", op.biasShape(op.score.Bias))
+		case roleSinks:
+			add(of, "sinks", tensor.Shape{op.heads})
 		}
 	}
 	if op.ofLSE {
@@ -283,7 +300,7 @@ func (op *gradOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op *gradOp) name() string { return "Attention gradient" }
 
 func (op *gradOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.Gradient %+v %s lse %t bias %t rank %d", op.problem, op.config.hash(), op.ofLSE, op.ofBias, op.gradRank)
+	fmt.Fprintf(h, "leanattention.Gradient %+v %s lse %t bias %t sinks %t rank %d", op.problem, op.config.hash(), op.ofLSE, op.ofBias, op.ofSinks, op.gradRank)
 }
 func (op *gradOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *gradOp) String() string {
@@ -439,7 +456,7 @@ func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, seed int64, p
 		return dense.Elements[F](t[of])
 	}
 	o := cpu.BackwardOperands[F]{
-		Q: elements(roleQ), K: elements(roleK), V: elements(roleV), Bias: elements(roleBias),
+		Q: elements(roleQ), K: elements(roleK), V: elements(roleV), Bias: elements(roleBias), Sinks: elements(roleSinks),
 		Out: elements(roleOut), LSE: elements(roleLSE), Seed: seed,
 	}
 	if t[roleOut] != nil {
@@ -448,7 +465,7 @@ func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, seed int64, p
 		o.DLSE = elements(roleGrad)
 	}
 	to := dense.Backing[F](packed)
-	of := [roles]*[]F{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias}
+	of := [roles]*[]F{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias, roleSinks: &o.DSinks}
 	for _, p := range parts {
 		n := p.shape.TotalSize()
 		*of[p.of] = to[:n:n]
@@ -521,9 +538,9 @@ func (op *attentionOp) logSumExp(name string, in []G.Value) (lse *tensor.Dense, 
 	if err != nil {
 		return nil, err
 	}
-	out := tensor.New(tensor.Of(op.query), tensor.WithShape(op.outShape()...))
-	lse = tensor.New(tensor.Of(op.query), tensor.WithShape(op.lseShape()...))
-	return lse, r.attend(name, &op.problem, &op.config, t[roleQ], t[roleK], t[roleV], t[roleBias], out, lse)
+	t[roleOut] = tensor.New(tensor.Of(op.query), tensor.WithShape(op.outShape()...))
+	t[roleLSE] = tensor.New(tensor.Of(op.query), tensor.WithShape(op.lseShape()...))
+	return t[roleLSE], r.attend(name, &op.problem, &op.config, &t)
 }
 
 // addTo adds the gradients for values to those of the nodes in.

@@ -301,7 +301,7 @@ func TestGradDefault(t *testing.T) {
 }
 
 // operands are what there are gradients of.
-var operands = []string{"q", "k", "v", "bias"}
+var operands = []string{"q", "k", "v", "bias", "sinks"}
 
 // wrtOf is the nodes of g that others are differentiated by.
 func (g *gradients) wrtOf(other *gradients) G.Nodes {
@@ -324,6 +324,9 @@ func TestGradDifferences(t *testing.T) {
 		graphtest.Biased(rng, dense(4, 2, 3, 2, 4, 7, 3), 2, 4, 4),
 		graphtest.Biased(rng, graphtest.WithScoreMods(causal(dense(4, 2, 3, 2, 4, 7, 3)), 5, 1.2, 0.5, 1, -0.25, 2), 1, 4, 1),
 		graphtest.Biased(rng, causal(dense(4, 4, 3, 2, 4, 7)), 1, 1, 4),
+		withSinks(causal(dense(2, 1, 3, 2, 5, 4)), 0.5, -1), // a query that sees no key
+		withSinks(graphtest.Biased(rng, graphtest.WithScoreMods(causal(dense(2, 1, 3, 2, 4, 7, 3)), 3, 1.2), 1, 2, 4), 1, 2),
+		withSinks(dense(1, 1, 3, 2, 4, 7, 3), 0),
 	} {
 		of := costs[(i+2)%3]
 		p := graphtest.NewProblem(rng, s, graphtest.Spec{QueryType: tensor.Float64})
@@ -335,6 +338,9 @@ func TestGradDifferences(t *testing.T) {
 			a := la.Args{Q: p.InQ, K: p.InK, V: p.InV, Out: out, LSE: lse, Lengths: p.Keys}
 			if p.InBias != nil {
 				a.Bias = p.InBias
+			}
+			if p.InSinks != nil {
+				a.Sinks = p.InSinks
 			}
 			if err := la.Attend(a, p.Options()...); err != nil {
 				t.Fatal(err)
@@ -354,8 +360,8 @@ func TestGradDifferences(t *testing.T) {
 			}
 			return sum
 		}
-		for i, x := range []*tensor.Dense{p.InQ, p.InK, p.InV, p.InBias} {
-			v := []G.Value{g.dq, g.dk, g.dv, g.dbias}[i]
+		for i, x := range []*tensor.Dense{p.InQ, p.InK, p.InV, p.InBias, p.InSinks} {
+			v := []G.Value{g.dq, g.dk, g.dv, g.dbias, g.dsinks}[i]
 			if v == nil {
 				continue
 			}

@@ -29,6 +29,7 @@ type gradients struct {
 	wrt        G.Nodes
 	dq, dk, dv G.Value
 	dbias      G.Value
+	dsinks     G.Value
 }
 
 // cost says what the cost of a test is made of.
@@ -107,6 +108,9 @@ func differentiate(t testing.TB, p *graphtest.Problem, rng *rand.Rand, of cost, 
 	if g.Graph.BiasNode != nil {
 		g.wrt, to = append(g.wrt, g.Graph.BiasNode), append(to, &g.dbias)
 	}
+	if g.Graph.SinksNode != nil {
+		g.wrt, to = append(g.wrt, g.Graph.SinksNode), append(to, &g.dsinks)
+	}
 	grads, err := G.Grad(sum, g.wrt...)
 	if err != nil {
 		t.Fatal(err)
@@ -135,6 +139,9 @@ func (g *gradients) again(t testing.TB, rng *rand.Rand, p *graphtest.Problem) {
 		if err := G.Let(g.Graph.Seed, p.Shape.Seed); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if p.InSinks != nil {
+		graphtest.Let(t, g.Graph.SinksNode, p.InSinks)
 	}
 	if g.Lengths != nil {
 		graphtest.Let(t, g.Lengths, graphtest.LengthsOf(tensor.Int, p.Keys))
@@ -196,6 +203,14 @@ func (g *gradients) compareGrads(t testing.TB, want *reftest.Gradients) error {
 			return fmt.Errorf("dbias: %w", err)
 		}
 	}
+	if s := g.Sinks; s != nil {
+		if g.dsinks == nil || !g.dsinks.Shape().Eq(g.Problem.InSinks.Shape()) || g.dsinks.Dtype() != g.QueryType {
+			return fmt.Errorf("dsinks is %v, want %v %v", g.dsinks, g.QueryType, g.Problem.InSinks.Shape())
+		}
+		if err := reftest.Compare(graphtest.Floats(t, g.dsinks), want.DSinks, want.DSinksBound, len(s)); err != nil {
+			return fmt.Errorf("dsinks: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -211,7 +226,7 @@ func randomGradProblem(rng *rand.Rand) *graphtest.Problem {
 	return graphtest.NewProblem(rng, s, x)
 }
 
-// randomScoreModProblem is randomGradProblem with a window, a soft cap, slopes or a bias.
+// randomScoreModProblem is randomGradProblem with a window, a soft cap, slopes, sinks or a bias.
 func randomScoreModProblem(rng *rand.Rand) *graphtest.Problem {
 	p := randomGradProblem(rng)
 	s := p.Shape
@@ -228,7 +243,7 @@ func randomScoreModProblem(rng *rand.Rand) *graphtest.Problem {
 // run again with other numbers and other lengths.
 func TestGradRandom(t *testing.T) { testGradRandom(t, randomGradProblem) }
 
-// TestGradScoreMods is TestGradRandom with windows, soft caps, slopes and biases.
+// TestGradScoreMods is TestGradRandom with windows, soft caps, slopes, sinks and biases.
 func TestGradScoreMods(t *testing.T) { testGradRandom(t, randomScoreModProblem) }
 
 func testGradRandom(t *testing.T, problem func(*rand.Rand) *graphtest.Problem) {
@@ -340,6 +355,11 @@ func TestGradLisp(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if g.Graph.SinksNode != nil {
+			if g.dsinks, err = g.Graph.SinksNode.Grad(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if err := g.compareGrads(t, g.want()); err != nil {
 			t.Fatalf("%v %v %v, %v: %v", p.Shape, p.Inputs, p.QueryType, of, err)
 		}
@@ -364,17 +384,18 @@ func TestGradOnce(t *testing.T) {
 	}
 }
 
-// TestGradConstantBias: a mask that is a constant costs no gradient.
+// TestGradConstantBias: a mask that is a constant costs no gradient, nor do sinks that are.
 func TestGradConstantBias(t *testing.T) {
 	rng := reftest.Rand(t)
-	p := graphtest.NewProblem(rng, graphtest.Biased(rng, dense(4, 2, 8, 8, 3, 20), 1, 1, 3), graphtest.Spec{QueryType: tensor.Float64})
+	p := graphtest.NewProblem(rng, reftest.RandomSinks(rng, graphtest.Biased(rng, dense(4, 2, 8, 8, 3, 20), 1, 1, 3)), graphtest.Spec{QueryType: tensor.Float64})
 	g := &gradients{Problem: p, Graph: p.Graph(), dO: []float64{}}
 	bias := g.G.AddNode(G.NewConstant(p.InBias, G.WithName("mask")))
+	sinks := g.G.AddNode(G.NewConstant(p.InSinks, G.WithName("fixed")))
 	var err error
-	if g.Out, err = la.Attention(g.Graph.Q, g.Graph.K, g.Graph.V, append(p.Options(), la.WithBias(bias))...); err != nil {
+	if g.Out, err = la.Attention(g.Graph.Q, g.Graph.K, g.Graph.V, append(p.Options(), la.WithBias(bias), la.WithSinks(sinks))...); err != nil {
 		t.Fatal(err)
 	}
-	if wrt := g.Out.Op().(G.SDOp).DiffWRT(4); !slices.Equal(wrt, []bool{true, true, true, false}) {
+	if wrt := g.Out.Op().(G.SDOp).DiffWRT(5); !slices.Equal(wrt, []bool{true, true, true, false, false}) {
 		t.Errorf("gradients in %v", wrt)
 	}
 	grads, err := G.Grad(g.sum(t, rng, cost{out: true}), g.Graph.Q, g.Graph.K, g.Graph.V)
@@ -386,12 +407,12 @@ func TestGradConstantBias(t *testing.T) {
 	}
 	g.Run(t)
 	want := g.want()
-	g.Problem.Bias = reftest.Bias{} // whose gradient there is not
+	g.Problem.Bias, g.Problem.Sinks = reftest.Bias{}, nil // whose gradients there are not
 	if err := g.compareGrads(t, want); err != nil {
 		t.Error(err)
 	}
 	for _, n := range g.G.AllNodes() {
-		if n.Op() != nil && strings.Contains(n.Op().String(), "dbias") {
+		if n.Op() != nil && (strings.Contains(n.Op().String(), "dbias") || strings.Contains(n.Op().String(), "dsinks")) {
 			t.Errorf("%v", n)
 		}
 	}

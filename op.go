@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash"
 	"math"
+	"slices"
 	"sync"
 	"weak"
 
@@ -24,7 +25,7 @@ import (
 // over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
 // head h; 0 where it sees none. [WithSoftCap], [WithALiBi] and [WithBias], in this
 // order, change the scores; [WithCausal], [WithWindow] and [WithLengths] say which keys a
-// query sees; [WithDropout] changes the p_j.
+// query sees. [WithSinks] adds to the sum of a softmax, and [WithDropout] changes the p_j.
 //
 //	q    (B, H, Nq, d)      float32 or float64
 //	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
@@ -40,13 +41,13 @@ import (
 // It runs on the tape machine, as often as one likes, and on the lisp machine
 // once (whose Reset does not make a second run possible, for any op).
 //
-// On both it has gradients in q, k, v and the bias, also through the node of [WithLSE],
+// On both it has gradients in q, k, v, the bias and the sinks, also through the node of [WithLSE],
 // if k and v have q's element type; differentiating through others, or on a
 // GPU, is [ErrUnsupported], as are second derivatives. The backward pass
 // computes the weights again from the log-sum-exp (FlashAttention, Dao et al.,
 // arXiv:2205.14135, algorithm 4), so it needs no memory that grows with Nq*Nk
 // either. Gradients of keys and values at or beyond a length, or in no query's
-// window, are 0, and a query that sees no key leaves none. For one output and
+// window, are 0, and a query that sees no key leaves none but for its sink. For one output and
 // log-sum-exp the gradients have the same bits whatever the schedule, the workers
 // and the tiles.
 //
@@ -57,7 +58,7 @@ import (
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optBias|optDropout|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -95,8 +96,15 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 			return nil, err
 		}
 		a.score.Bias.Scale = c.biasScale
-		a.fixedBias = stock.Of(c.biasNode).Kind == stock.Constant
+		a.constant[roleBias] = stock.Of(c.biasNode).Kind == stock.Constant
 		children = append(children, c.biasNode)
+	}
+	if c.sinksNode != nil {
+		if err = sinksNode(op, c.sinksNode, q, p.heads, p.query); err != nil {
+			return nil, err
+		}
+		a.constant[roleSinks] = stock.Of(c.sinksNode).Kind == stock.Constant
+		children = append(children, c.sinksNode)
 	}
 	for i := 3; i < len(children); i++ {
 		if err = sameGraph(op, a.inputs()[i].String(), children[i], q); err != nil {
@@ -106,7 +114,8 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	if c.lse != nil {
 		a.lse = new(lseStore)
 	}
-	a.config.lengths, a.config.seed, a.config.biasNode, a.config.lse = nil, nil, nil, nil // the op is shared by clones of the graph: it must not hold nodes
+	// The op is shared by clones of the graph: it must not hold nodes.
+	a.config.lengths, a.config.seed, a.config.biasNode, a.config.sinksNode, a.config.lse = nil, nil, nil, nil, nil
 	if out, err = apply(op, placeAttention(a, q, k, v), children...); err != nil {
 		return nil, err
 	}
@@ -140,23 +149,25 @@ type attentionOp struct {
 	graph.Plain
 	problem
 	config
-	fixedBias bool      // the bias is a constant: it has no gradient
-	lse       *lseStore // nil unless asked for
-	saved     savedLSE  // for the gradient
-	memory    ongpu.Node
+	constant [roles]bool // inputs that are constants: they have no gradient
+	lse      *lseStore   // nil unless asked for
+	saved    savedLSE    // for the gradient
+	memory   ongpu.Node
 }
 
 func (c *config) hasLengths() bool { return c.given&optLengths != 0 }
 func (c *config) hasSeed() bool    { return c.given&optDropout != 0 }
 func (c *config) hasBias() bool    { return c.score.Bias != attn.Bias{} }
 
-// inputRoles are the inputs of an attention, without and with those that options add: of
-// whether there are lengths, a seed and a bias, a bit each.
-var inputRoles = func() (all [8][]role) {
+// furtherRoles are the inputs that an attention may have behind q, k and v, in their order.
+var furtherRoles = [...]role{roleLengths, roleSeed, roleBias, roleSinks}
+
+// inputRoles are the inputs of an attention with some of furtherRoles: a bit for each.
+var inputRoles = func() (all [1 << len(furtherRoles)][]role) {
 	for i := range all {
 		all[i] = []role{roleQ, roleK, roleV}
-		for bit, of := range []role{roleLengths, roleSeed, roleBias} {
-			if i>>bit&1 == 1 {
+		for bit, of := range furtherRoles {
+			if i>>bit&1 != 0 {
 				all[i] = append(all[i], of)
 			}
 		}
@@ -167,12 +178,20 @@ var inputRoles = func() (all [8][]role) {
 // inputs are the op's inputs.
 func (c *config) inputs() []role {
 	i := 0
-	for bit, there := range [...]bool{c.hasLengths(), c.hasSeed(), c.hasBias()} {
-		if there {
+	for bit, has := range [...]bool{c.hasLengths(), c.hasSeed(), c.hasBias(), c.score.Sinks} {
+		if has {
 			i |= 1 << bit
 		}
 	}
 	return inputRoles[i]
+}
+
+// input is that of the values of the inputs which has a role, nil if none has.
+func (c *config) input(of role, in []G.Value) G.Value {
+	if i := slices.Index(c.inputs(), of); i >= 0 {
+		return in[i]
+	}
+	return nil
 }
 
 func (op *attentionOp) Arity() int { return len(op.inputs()) }
@@ -191,6 +210,9 @@ func (op *attentionOp) Type() hm.Type {
 	if op.hasBias() {
 		args = append(args, of(op.rank, 'a'))
 	}
+	if op.score.Sinks {
+		args = append(args, of(1, 'a'))
+	}
 	return hm.NewFnType(append(args, of(op.rank, 'a'))...)
 }
 
@@ -205,6 +227,11 @@ func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	p, err := newProblem("Attention", operand{"q", shapes[0], op.query}, operand{"k", shapes[1], op.storage}, operand{"v", shapes[2], op.storage})
 	if err != nil {
 		return nil, err
+	}
+	if op.score.Sinks { // the last, whatever stands in front
+		if err = checkSinks("Attention", operand{"sinks", shapes[len(shapes)-1], op.query}, p.heads, op.query); err != nil {
+			return nil, err
+		}
 	}
 	return p.outShape(), nil
 }
@@ -229,17 +256,16 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 		return nil, err
 	}
 	p := &op.problem
-	result := tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
-	var lse *tensor.Dense
+	t[roleOut] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
 	store := op.logs()
 	if store != nil {
-		lse = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
+		t[roleLSE] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
 	}
-	if err = r.attend(name, p, &op.config, t[roleQ], t[roleK], t[roleV], t[roleBias], result, lse); err != nil {
+	if err = r.attend(name, p, &op.config, &t); err != nil {
 		return nil, err
 	}
-	store.put(result, lse)
-	return result, nil
+	store.put(t[roleOut], t[roleLSE])
+	return t[roleOut], nil
 }
 
 // read checks the inputs of a run: Gorgonia checks no value against the node's shape.
@@ -263,6 +289,8 @@ func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, 
 		case roleBias:
 			bias, err = op.biasOf(name, valueOperand("bias", t[of]))
 			bias.Scale = op.score.Bias.Scale
+		case roleSinks:
+			err = checkSinks(name, valueOperand("sinks", t[of]), op.heads, op.query)
 		}
 		if err != nil {
 			return t, err
@@ -311,7 +339,7 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value)
 	}
 	r.allLive(&op.problem)
 	if op.hasLengths() {
-		t, err := denseValue(name, "lengths", in[3])
+		t, err := denseValue(name, "lengths", op.input(roleLengths, in))
 		if err != nil {
 			return nil, err
 		}
@@ -319,18 +347,15 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value)
 			return nil, err
 		}
 	}
-	var bias *DeviceTensor
-	if op.hasBias() {
-		c := op.config
-		var err error
-		if bias, err = op.deviceBias(name, gpu, in[len(in)-1], &c); err != nil {
-			return nil, err
-		}
-		if c.score.Bias.Scale = op.score.Bias.Scale; c.score.Bias != op.score.Bias {
-			return nil, errorf(name, ErrShape, "bias %v is not what the graph was built for", bias.Shape())
-		}
+	c := op.config
+	further, err := op.furtherThere(name, gpu, op.input(roleBias, in), op.input(roleSinks, in), &c)
+	if err != nil {
+		return nil, err
 	}
-	there, lse, err := op.doDevice(name, r, gpu, in[:3], bias, nil)
+	if c.score.Bias.Scale = op.score.Bias.Scale; c.score != op.score {
+		return nil, errorf(name, ErrShape, "bias %v is not what the graph was built for", further.bias.Shape())
+	}
+	there, lse, err := op.doDevice(name, r, gpu, in[:3], further, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -343,7 +368,15 @@ func (op *attentionOp) WriteHash(h hash.Hash) {
 }
 func (op *attentionOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *attentionOp) String() string {
-	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d}", op.heads, op.kvHeads, op.dim, op.valueDim)
+	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d%s}", op.heads, op.kvHeads, op.dim, op.valueDim, op.sinks())
+}
+
+// sinks is what an op's name says of sinks.
+func (c *config) sinks() string {
+	if c.score.Sinks {
+		return ", sinks"
+	}
+	return ""
 }
 
 // firstThree says that the first three inputs could have a gradient, and nothing else.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash"
 	"reflect"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
@@ -41,7 +42,8 @@ import (
 // have fewer rows than the graph was built for, if they have those that Set gave to
 // sequences: a short prompt costs what it is long. The node takes
 // every option but [WithLengths], since the cache knows the lengths, and [WithBias];
-// tokens that a window has left behind stay in the cache. It has no gradient: a cache is for
+// with [WithSinks] the log-sum-exp of rows that Set gave to nobody is their head's sink. The sinks are
+// in host memory where q, k and v are, and are copied along. Tokens that a window has left behind stay in the cache. It has no gradient: a cache is for
 // inference.
 //
 // Errors: [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph], and
@@ -50,7 +52,7 @@ import (
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optSinks|optLSE|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -73,6 +75,13 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if err = c.checkHeads(op, rows.heads); err != nil {
 		return nil, err
 	}
+	children := G.Nodes{q, k, v}
+	if c.sinksNode != nil {
+		if err = sinksNode(op, c.sinksNode, q, rows.heads, rows.query); err != nil {
+			return nil, err
+		}
+		children = append(children, c.sinksNode)
+	}
 	g := rows.geometry(cfg, &c)
 	if err := s.cache.store.supports(op, &g); err != nil {
 		return nil, err
@@ -84,8 +93,8 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if c.lse != nil {
 		a.lse = new(lseStore)
 	}
-	a.config.lse = nil // the op is shared by clones of the graph: it must not hold nodes
-	if out, err = apply(op, placeCached(a), q, k, v); err != nil {
+	a.config.sinksNode, a.config.lse = nil, nil // the op is shared by clones of the graph: it must not hold nodes
+	if out, err = apply(op, placeCached(a), children...); err != nil {
 		return nil, err
 	}
 	if c.lse != nil {
@@ -140,10 +149,14 @@ type cachedOp struct {
 // OnGPU makes it an [ongpu.Op].
 func (op *cachedOp) OnGPU() *ongpu.Node { return &op.memory }
 
-func (op *cachedOp) Arity() int { return 3 }
+func (op *cachedOp) Arity() int { return len(op.inputs()) }
 func (op *cachedOp) Type() hm.Type {
 	m := func() hm.Type { return G.TensorType{Dims: 2, Of: hm.TypeVariable('a')} }
-	return hm.NewFnType(m(), m(), m(), m())
+	args := []hm.Type{m(), m(), m()}
+	if op.score.Sinks {
+		args = append(args, G.TensorType{Dims: 1, Of: op.rows.lseType()})
+	}
+	return hm.NewFnType(append(args, m())...)
 }
 
 func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
@@ -152,13 +165,18 @@ func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if err != nil {
 		return nil, errorf(name, ErrShape, "%v", err)
 	}
-	if len(shapes) != 3 {
-		return nil, errorf(name, ErrShape, "%d inputs; it has 3", len(shapes))
+	if len(shapes) != op.Arity() {
+		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
 	}
 	of := func(name string, s tensor.Shape) operand { return operand{name, s, op.rows.query} }
 	r, err := newTokenRows(name, of("q", shapes[0]), of("k", shapes[1]), of("v", shapes[2]), op.step.tokens, &op.step.cache.config)
 	if err != nil {
 		return nil, err
+	}
+	if op.score.Sinks {
+		if err = checkSinks(name, operand{"sinks", shapes[3], r.lseType()}, r.heads, r.query); err != nil {
+			return nil, err
+		}
 	}
 	return tensor.Shape{r.tokens, r.heads * op.step.cache.config.ValueDim}, nil
 }
@@ -166,8 +184,8 @@ func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	const name = "CachedAttention"
 	defer recoverTo(name, &err)
-	if len(in) != 3 {
-		return nil, errorf(name, ErrShape, "%d inputs; it has 3", len(in))
+	if len(in) != op.Arity() {
+		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
 	o, err := op.step.cache.store.operands(name, in)
 	if err != nil {
@@ -185,6 +203,11 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if r.heads != op.rows.heads || r.query != op.rows.query {
 		return nil, errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].dtype, o[0].shape)
 	}
+	if op.score.Sinks {
+		if err = checkSinks(name, o[3], r.heads, r.query); err != nil {
+			return nil, err
+		}
+	}
 	out, lse, err := op.step.attend(name, op.layerCall(r, in, nil))
 	if err != nil {
 		return nil, err
@@ -194,8 +217,8 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 }
 
 // layerCall is a run of the node. The output goes to a new value if none is given.
-func (op *cachedOp) layerCall(rows tokenRows, qkv []G.Value, out *DeviceTensor) *layerCall {
-	return &layerCall{node: &op.node, rows: rows, qkv: qkv, lse: op.lse != nil, out: out, memory: &op.memory}
+func (op *cachedOp) layerCall(rows tokenRows, in []G.Value, out *DeviceTensor) *layerCall {
+	return &layerCall{node: &op.node, rows: rows, qkv: in[:3], sinks: op.input(roleSinks, in), lse: op.lse != nil, out: out, memory: &op.memory}
 }
 
 func (op *cachedOp) WriteHash(h hash.Hash) {
@@ -204,12 +227,13 @@ func (op *cachedOp) WriteHash(h hash.Hash) {
 }
 func (op *cachedOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *cachedOp) String() string {
-	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d}", &op.node, op.rows.heads, op.step.cache.config.KVHeads)
+	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d%s}", &op.node, op.rows.heads, op.step.cache.config.KVHeads, op.sinks())
 }
 func (op *cachedOp) store() *lseStore  { return op.lse }
 func (op *cachedOp) cached() *cachedOp { return op }
 
-func (op *cachedOp) DiffWRT(n int) []bool { return firstThree(n) }
+// DiffWRT: everything, since false would drop its part of a sum's gradient without a word.
+func (op *cachedOp) DiffWRT(n int) []bool { return slices.Repeat([]bool{true}, n) }
 func (op *cachedOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
 	return nil, errorf("CachedAttention", ErrUnsupported, "gradient through a cache")
 }

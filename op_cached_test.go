@@ -450,7 +450,8 @@ func TestCachedAttentionStats(t *testing.T) {
 // has a window in every other layer.
 func testLayersDiffer(t *testing.T, at graphtest.Place) {
 	rng := reftest.Rand(t)
-	at.Layers = []reftest.Shape{{}, {Mask: attn.Mask{Causal: true}}, {Scale: 0.7}, {Mask: attn.Mask{Causal: true}, Scale: -0.2}}
+	at.Layers = []reftest.Shape{{}, {Mask: attn.Mask{Causal: true}}, {Scale: 0.7}, {Mask: attn.Mask{Causal: true}, Scale: -0.2},
+		{Mask: attn.Mask{Causal: true}, Sinks: []float64{0.5, -2}}, {Mask: attn.Mask{Causal: true}, Sinks: []float64{3, 0}}}
 	if at.GPU == nil {
 		at.Layers = append(at.Layers, graphtest.WithScoreMods(reftest.Shape{}, 3, 0), graphtest.WithScoreMods(reftest.Shape{}, 0, 0.5), graphtest.WithScoreMods(reftest.Shape{}, 0, 0, 0.5, -0.25),
 			graphtest.WithScoreMods(reftest.Shape{Mask: attn.Mask{Causal: true}}, 5, 0), graphtest.WithScoreMods(reftest.Shape{}, 0, 2), graphtest.WithScoreMods(reftest.Shape{}, 0, 0, 0.25, 1))

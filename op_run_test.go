@@ -352,6 +352,8 @@ func TestAttentionNodes(t *testing.T) {
 		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
 		"bias":      {la.WithBias(graphtest.Input(g.G, "bias", graphtest.TensorOf(p.QueryType, noise(rng, 2*p.Capacity), 1, 2, 1, p.Capacity)))},
 		"bias 0":    {la.WithBias(graphtest.Input(g.G, "bias 0", graphtest.TensorOf(p.QueryType, make([]float64, p.Capacity), 1, 1, 1, p.Capacity)))},
+		"sinks":     {la.WithSinks(graphtest.Input(g.G, "sinks", graphtest.SinksOf(p.QueryType, []float64{1, 2})))},
+		"sinks 0":   {la.WithSinks(graphtest.Input(g.G, "sinks 0", graphtest.SinksOf(p.QueryType, []float64{0, 0})))},
 		"dropout 0": {la.WithDropout(0, seed)}, "dropout": {la.WithDropout(0.5, seed)}, "dropout 0.5+": {la.WithDropout(math.Nextafter(0.5, 1), seed)},
 		"another seed": {la.WithDropout(0.5, G.NewScalar(g.G, tensor.Int, G.WithName("another seed"), G.WithValue(2)))},
 		"slopes 0":     {la.WithALiBi([]float64{0, 0})}, "slopes": {la.WithALiBi([]float64{1, 2})}, "slopes turned": {la.WithALiBi([]float64{2, 1})},

@@ -34,6 +34,11 @@ func dense(heads, kvHeads, dim, valueDim, nq int, keys ...int) reftest.Shape {
 	}
 }
 
+func withSinks(s reftest.Shape, sinks ...float64) reftest.Shape {
+	s.Sinks = sinks
+	return s
+}
+
 func causal(s reftest.Shape) reftest.Shape {
 	s.Causal = true
 	return s

@@ -40,6 +40,7 @@ const (
 	optBias
 	optMixed
 	optDropout
+	optSinks
 )
 
 // ofScores are the options that say which scores the softmax is of, whatever has them.
@@ -73,6 +74,8 @@ func (k optionKind) String() string {
 		return "WithMixedPrecision"
 	case optDropout:
 		return "WithDropout"
+	case optSinks:
+		return "WithSinks"
 	}
 	return "the zero Option"
 }
@@ -109,8 +112,8 @@ func WithMixedPrecision() Option { return Option{kind: optMixed} }
 // are not in the schedule, and their keys and values are not read: a window
 // costs what its keys cost.
 //
-// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes or a bias stay
-// on the CPU.
+// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes, a bias or sinks
+// stay on the CPU.
 func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 
 // WithSoftCap keeps scores within bounds: a score s becomes
@@ -185,6 +188,24 @@ func WithDropout(p float64, seed *G.Node) Option {
 	return Option{kind: optDropout, scale: p, node: seed}
 }
 
+// WithSinks gives each query head an attention sink: a learned score more in the softmax of all
+// its queries, which has no value. With z = sinks[h] the weights of head h are
+//
+//	p_j = exp(s_j) / (exp(z) + sum_i exp(s_i))
+//
+// and the log-sum-exp is log(exp(z) + sum_i exp(s_i)): the weights of the keys sum to less than 1, and
+// a query that sees no key has the output 0 and the log-sum-exp z (gpt-oss, arXiv:2508.10925; a sink
+// of 0 is the "off by one" softmax). A sink is a natural logarithm as scores are behind all that
+// changes them: neither [WithScale] nor [WithSoftCap], [WithALiBi] or [WithBias] changes it. -Inf is no
+// sink. +Inf or NaN makes NaN of the head's outputs.
+//
+// On a GPU a key whose weight is below 2^-39 of the sink's may have none, where keys are [Float16].
+//
+// sinks is a vector of H numbers of the type of the log-sum-exp: float32, or float64 where q is. It is
+// where q is: in host memory, or a [DeviceTensor]. In [Attention] it has a gradient, the sum over
+// all queries of its head, unless it is a constant of Gorgonia's.
+func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks} }
+
 // WithLengths gives the live keys of each sequence: a vector of B int, int32 or
 // int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
 // data, so a decode graph is built once and run at every step. Keys and values
@@ -198,6 +219,7 @@ func WithLengths(lengths *G.Node) Option { return Option{kind: optLengths, node:
 //
 // over the keys that the query sees, -Inf if it sees none; scores are those that
 // the softmax is of, with [WithSoftCap], [WithALiBi] and [WithBias] if they are given.
+// [WithSinks] adds one more, so that it is that where a query sees no key.
 // Its shape is the output's without the last axis; for [CachedAttention] it is (T, H).
 func WithLSE(lse **G.Node) Option { return Option{kind: optLSE, out: lse} }
 
@@ -286,6 +308,7 @@ type config struct {
 	biasNode   *G.Node
 	biasScale  float64
 	seed       *G.Node
+	sinksNode  *G.Node
 	mixed      bool
 }
 
@@ -333,6 +356,11 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 				return c, errorf(op, ErrOption, "WithDropout(%v, nil)", o.scale)
 			}
 			c.score.Dropout, c.seed = o.scale, o.node
+		case optSinks:
+			if o.node == nil {
+				return c, errorf(op, ErrOption, "WithSinks(nil)")
+			}
+			c.sinksNode, c.score.Sinks = o.node, true
 		case optLSE:
 			if o.out == nil {
 				return c, errorf(op, ErrOption, "WithLSE(nil)")

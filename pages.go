@@ -1,8 +1,6 @@
 package leanattention
 
 import (
-	"math"
-
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
@@ -20,8 +18,8 @@ type pageStore interface {
 	where() string
 	// supports refuses a geometry that layers can't have here.
 	supports(op string, g *attn.Problem) error
-	// operands describes q, k and v of a run, if layers can use them where they are.
-	operands(op string, in []G.Value) ([3]operand, error)
+	// operands describes q, k and v of a run, and the sinks if there are any, if layers can use them where they are.
+	operands(op string, in []G.Value) ([4]operand, error)
 	// copyPages copies pages of all layers, before what is computed next.
 	copyPages(op string, copies []pageCopy) error
 	// transfer copies between pages of one layer and memory of the caller: to the
@@ -64,6 +62,7 @@ type layerCall struct {
 	rows tokenRows
 	qkv  []G.Value // query, key and value, as operands has seen them
 
+	sinks  G.Value       // with them; nil: there are none
 	lse    bool          // the log-sum-exp is wanted
 	out    *DeviceTensor // takes the output, on the GPU of qkv; nil: a new value does
 	memory *ongpu.Node   // of new outputs and log-sum-exps on a GPU
@@ -97,9 +96,12 @@ func (h *hostPages) newPlan(_ *Step, g attn.Problem) layerPlan {
 }
 func (h *hostPages) close() error { h.keys, h.values = nil, nil; return nil }
 
-func (h *hostPages) operands(op string, in []G.Value) (o [3]operand, err error) {
+// layerNames are the names of a layer's inputs.
+var layerNames = [...]string{"q", "k", "v", "sinks"}
+
+func (h *hostPages) operands(op string, in []G.Value) (o [4]operand, err error) {
 	for i, v := range in {
-		name := [...]string{"q", "k", "v"}[i]
+		name := layerNames[i]
 		if at := placeOf(v); at != nil {
 			return o, errorf(op, ErrUnsupported, "%s is on %v and the cache in %s", name, at, hostName)
 		}
@@ -176,12 +178,15 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 	g, layer, q := &p.geometry, c.node.layer, c.qkv[0].(*tensor.Dense)
 	o := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.outShape(g.ValueDim)...))
 	operands := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](o), K: p.pages.keys[layer], V: p.pages.values[layer]}
+	if c.sinks != nil {
+		operands.Sinks = dense.Elements[F](c.sinks.(*tensor.Dense))
+	}
 	if c.lse {
 		l := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.lseShape()...))
-		if err := l.Memset(F(math.Inf(-1))); err != nil { // rows that belong to nobody
-			return nil, nil, err
-		}
 		operands.LSE, lse = dense.Backing[F](l), l
+		for i := range operands.LSE { // rows that belong to nobody see no key
+			operands.LSE[i] = operands.Sink(i % g.Heads)
+		}
 	}
 	for _, x := range [...]struct {
 		to  cpu.Buffer

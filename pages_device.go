@@ -137,8 +137,8 @@ func (d *devicePages) supports(op string, g *attn.Problem) error {
 
 // operands takes values that are all on the cache's GPU, or all in host memory:
 // those are copied there and back.
-func (d *devicePages) operands(op string, in []G.Value) (o [3]operand, err error) {
-	names := []string{"q", "k", "v"}
+func (d *devicePages) operands(op string, in []G.Value) (o [4]operand, err error) {
+	names := layerNames[:]
 	at, err := samePlace(op, names, in)
 	if err != nil {
 		return o, err
@@ -433,12 +433,15 @@ func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory,
 	})
 }
 
-// operands are a member's part of queries, outputs and log-sum-exps: those of its heads.
+// operands are a member's part of queries, outputs, log-sum-exps and sinks: those of its heads.
 func (r headRange) operands(all *attn.Problem, o *deviceOperands) deviceOperands {
 	first := r.first * (all.Heads / all.KVHeads)
 	mine := deviceOperands{Q: from(o.Q, first*all.Query.Head), Out: from(o.Out, first*all.Out.Head), Bias: o.Bias}
 	if o.LSE.Buffer != nil {
 		mine.LSE = from(o.LSE, first*all.LSE.Head)
+	}
+	if o.Sinks.Buffer != nil {
+		mine.Sinks = from(o.Sinks, first)
 	}
 	return mine
 }
@@ -496,6 +499,14 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 			return err
 		}
 		operands := deviceOperands{Q: q}
+		reads := qkv[:]
+		if c.sinks != nil {
+			sinks := c.sinks.(*DeviceTensor)
+			if operands.Sinks, err = sinks.useAs(sub, "sinks"); err != nil {
+				return err
+			}
+			reads = append(reads, sinks)
+		}
 		if o, operands.Out, err = qkv.resultIn(sub, c.out, c.memory, c.rows.query, c.rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
@@ -508,7 +519,7 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 			return err
 		}
 		p.step.record(sub, c.node, p.now)
-		return haveRead(sub, qkv[:]...)
+		return haveRead(sub, reads...)
 	})
 	if err != nil {
 		return nil, nil, err
@@ -524,16 +535,20 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) {
 	q := p.pages.gpu.queue
 	var s stage
-	var parts [5]part
+	var in [len(layerNames)]part
 	for i, v := range c.qkv {
-		parts[i] = s.add(rowMajorBytes(v.(*tensor.Dense)), c.rows.query)
+		in[i] = s.add(rowMajorBytes(v.(*tensor.Dense)), c.rows.query)
+	}
+	if c.sinks != nil {
+		in[3] = s.add(rowMajorBytes(c.sinks.(*tensor.Dense)), tensor.Float32)
 	}
 	up := s.bytes
 	o := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.outShape(p.geometry.ValueDim)...))
-	parts[3] = s.add(rowMajorBytes(o), c.rows.query)
+	var results [2]part // the output and the log-sum-exp
+	results[0] = s.add(rowMajorBytes(o), c.rows.query)
 	if c.lse {
 		l := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(c.rows.lseShape()...))
-		parts[4], lse = s.add(rowMajorBytes(l), tensor.Float32), l
+		results[1], lse = s.add(rowMajorBytes(l), tensor.Float32), l
 	}
 	defer runtime.KeepAlive(c)
 
@@ -542,7 +557,7 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 		return nil, nil, err
 	}
 	defer q.GivePinned(pinned)
-	for _, x := range parts[:3] {
+	for _, x := range in {
 		copy(pinned.Bytes[x.at:], x.host)
 	}
 	err = q.Submit(func(sub *device.Submission) error {
@@ -558,11 +573,14 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 		if err := sub.Upload(b, 0, pinned, 0, up); err != nil {
 			return err
 		}
-		operands := &deviceOperands{Q: parts[0].in(b), Out: parts[3].in(b)}
-		if c.lse {
-			operands.LSE = parts[4].in(b)
+		operands := &deviceOperands{Q: in[0].in(b), Out: results[0].in(b)}
+		if c.sinks != nil {
+			operands.Sinks = in[3].in(b)
 		}
-		if err := p.queue(sub, c.node.layer, parts[1].in(b), parts[2].in(b), operands); err != nil {
+		if c.lse {
+			operands.LSE = results[1].in(b)
+		}
+		if err := p.queue(sub, c.node.layer, in[1].in(b), in[2].in(b), operands); err != nil {
 			return err
 		}
 		if err := sub.Download(pinned, 0, b, int64(up), s.bytes-up); err != nil {
@@ -576,7 +594,7 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 	if err := q.Wait(pinned); err != nil {
 		return nil, nil, err
 	}
-	for _, x := range parts[3:] {
+	for _, x := range results {
 		copy(x.host, pinned.Bytes[max(x.at-up, 0):])
 	}
 	return o, lse, nil

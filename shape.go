@@ -28,13 +28,14 @@ const (
 	roleLengths
 	roleSeed
 	roleBias
+	roleSinks
 	roleOut
 	roleLSE
 	roleGrad // the gradient of out or of lse, which comes in
 	roles    // how many there are
 )
 
-var roleNames = [roles]string{"q", "k", "v", "lengths", "seed", "bias", "out", "lse", "the gradient"}
+var roleNames = [roles]string{"q", "k", "v", "lengths", "seed", "bias", "sinks", "out", "lse", "the gradient"}
 
 func (r role) String() string { return roleNames[r] }
 
@@ -216,6 +217,30 @@ func (p *problem) biasShape(b attn.Bias) tensor.Shape {
 		s = append(tensor.Shape{b.Sequences}, s...)
 	}
 	return s
+}
+
+// checkSinks checks the node or tensor of the attention sinks of so many query heads, whose queries are
+// of type query.
+func checkSinks(op string, o operand, heads int, query tensor.Dtype) error {
+	if want := lseType(query); o.dtype != want {
+		return errorf(op, ErrDType, "sinks is %v; for a q of %v it must be %v", o.dtype, query, want)
+	}
+	if len(o.shape) != 1 || o.shape[0] != heads {
+		return errorf(op, ErrShape, "sinks has shape %v; it must be (%d), a number for each query head", o.shape, heads)
+	}
+	return nil
+}
+
+// sinksNode is checkSinks for a node of the graph of q.
+func sinksNode(op string, n, q *G.Node, heads int, query tensor.Dtype) error {
+	o, err := nodeOperand(op, "sinks", n)
+	if err != nil {
+		return err
+	}
+	if err = checkSinks(op, o, heads, query); err != nil {
+		return err
+	}
+	return sameGraph(op, "sinks", n, q)
 }
 
 // checkLengths checks the node or tensor of live lengths of a batch.

@@ -18,6 +18,7 @@ const (
 	SlopesOfHeads
 	AddedBias
 	Dropout
+	Sinks         // query heads have attention sinks
 	OtherValueDim // values are of another width than keys
 	OtherPolicy   // LeanTiles are not cut by stream-K
 	SetTiles      // the caller says how large LeanTiles are
@@ -41,6 +42,7 @@ func (p *Problem) Features() (f Feature) {
 	note(taken(&rest.Slopes), SlopesOfHeads)
 	note(taken(&rest.Bias), AddedBias)
 	note(taken(&rest.Dropout), Dropout)
+	note(taken(&rest.Sinks), Sinks)
 	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
 	note(p.ValueDim != p.Dim, OtherValueDim)
 	note(p.Policy != lean.Policy{}, OtherPolicy)
@@ -75,6 +77,8 @@ func (f Feature) text(p *Problem) string {
 		return "a bias"
 	case Dropout:
 		return fmt.Sprintf("a dropout of %v", p.Dropout)
+	case Sinks:
+		return "attention sinks"
 	case OtherValueDim:
 		return fmt.Sprintf("values of %d elements and keys of %d", p.ValueDim, p.Dim)
 	case OtherPolicy:

@@ -16,10 +16,19 @@ import (
 //
 // A weight, which is exp(s) by their sum, is 0 with the probability Dropout, and otherwise divided by 1-Dropout: which ones
 // are 0 says package dropout, by the seed of the run. The sum is that of all, dropped or not.
+//
+// With Sinks an operand has a number for each query head, its attention sink: one score more in the softmax of all of
+// the head's rows, which has no value. None of the above changes it, nor does the scale. With z the sink of the head,
+//
+//	weight of key j = e^(s_j) / (e^z + sum_i e^(s_i))
+//	log-sum-exp     = ln (e^z + sum_i e^(s_i))
+//
+// so a row that sees no key has the output 0 and the log-sum-exp z. A sink of -Inf is none.
 type Score struct {
 	Cap    float64 // soft cap, if not 0
 	Slopes Slopes  // of ALiBi, if not empty
 	Bias   Bias    // where the numbers of an operand are, if not zero
+	Sinks  bool    // query heads have sinks
 
 	Dropout float64 // in [0, 1)
 }

@@ -31,6 +31,7 @@ type BackwardOperands[F lean.Float] struct {
 	Q, K, V, Out, LSE, DOut, DLSE []F
 	DQ, DK, DV                    []F
 	Bias, DBias                   []F   // as the shape's; DBias may be nil: it is not computed
+	Sinks, DSinks                 []F   // of the query heads, where the shape has Sinks; DSinks may be nil, too
 	Seed                          int64 // of the shape's Dropout, that of the forward pass
 }
 
@@ -43,17 +44,18 @@ type BackwardOperands[F lean.Float] struct {
 //	dk_j  = Scale sum_i dS_ij q_i
 //	dv_j  = sum_i z_ij p_ij dO_i
 //	dBias = sum dS_ij, over all that share a number of the bias, times its factor
+//	dSink = -sum e^(sink-lse_i) D_i, over all rows of a query head, those too that see no key
 //
 // where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap, Slopes and Bias, is what it
-// is in the forward pass; with a soft cap dS has the factor 1-t*t for dq and dk, t being the tanh in s. z_ij is what dropout
-// makes of a weight: 0 or 1/(1-Dropout), and 1 without one. It is algorithm 4 of FlashAttention (Dao et
-// al., arXiv:2205.14135): p, and z from the seed, are computed again, block by block, so nothing of Queries x Keys elements is
+// is in the forward pass, as is lse_i, of which a sink is a part; with a soft cap dS has the factor 1-t*t for dq and dk, t
+// being the tanh in s. z_ij is what dropout makes of a weight: 0 or 1/(1-Dropout), and 1 without one. It is algorithm 4 of
+// FlashAttention (Dao et al., arXiv:2205.14135): p, and z from the seed, are computed again, block by block, so nothing of Queries x Keys elements is
 // ever in memory. Beside the operands it uses some blocks for each worker, and, where there are fewer KV
 // heads in the batch than it wants to have work for, up to minUnits copies of a KV head's DQ, or of its DK
 // and DV if that is less.
 //
 // Keys and values beyond a length are not read, and their gradients are 0; so is all that a query leaves
-// that sees no key. Sums have one order, which follows from the shape, the lengths and the kernels in use:
+// there that sees no key. Sums have one order, which follows from the shape, the lengths and the kernels in use:
 // the result is the same, bit for bit, on every run and for any number of workers and threads.
 //
 // Everything is checked before anything is written; the error wraps ErrShape, ErrTier, or ErrPanic, with
@@ -156,6 +158,9 @@ func (o *BackwardOperands[F]) check(s *BackwardShape) error {
 	}
 	if n := s.Bias.Size(); len(o.Bias) != n || o.DBias != nil && len(o.DBias) != n {
 		return attn.Errorf(op, attn.ErrShape, "Bias has %d elements and DBias %d, want %d", len(o.Bias), len(o.DBias), n)
+	}
+	if n := len(o.Sinks); s.Sinks && n != s.Heads || !s.Sinks && o.Sinks != nil || o.DSinks != nil && len(o.DSinks) != n {
+		return attn.Errorf(op, attn.ErrShape, "%d sinks and gradients for %d of them, %d query heads, sinks: %t", n, len(o.DSinks), s.Heads, s.Sinks)
 	}
 	return nil
 }

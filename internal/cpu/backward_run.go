@@ -62,10 +62,11 @@ const (
 	phaseChunks phase = iota // a chunk
 	phaseSums                // a KV head whose parts are added up
 	phaseBias                // a piece of the bias
+	phaseSinks               // a query head
 )
 
-// run computes the gradients: first those of all chunks, then, where they came in parts, their sums, and last that of
-// the bias.
+// run computes the gradients: first those of all chunks, then, where they came in parts, their sums, and last those of
+// the bias and of sinks.
 func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) error {
 	r.shape, r.ops = *s, *o
 	r.kernels = backwardKernelsFor[F](s.Dim, s.ValueDim)
@@ -75,7 +76,7 @@ func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) 
 	if n == 0 {
 		n = runtime.GOMAXPROCS(0)
 	}
-	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0}
+	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks)}
 	if r.chunks > 1 {
 		units[phaseSums] = heads
 	}
@@ -133,6 +134,8 @@ func (r *backwardRun[F]) work(i int) {
 			r.sum(unit)
 		case phaseBias:
 			r.bias(&r.workers[i], unit)
+		case phaseSinks:
+			r.ops.DSinks[unit] = r.sink(unit)
 		}
 	}
 }
@@ -390,6 +393,9 @@ func (w *backwardWorker[F]) measure() {
 		w.eachSeen(0, w.rows, key, n, func(r, rows, from, n int) {
 			k.weigh(&w.scratch, w.p[r*w.stride+from:], w.top[r:], w.l[r:], rows, n, w.stride)
 		})
+	}
+	for r := range w.l[:w.rows] {
+		w.sink(r)
 	}
 	for r, l := range w.l[:w.rows] {
 		if w.sees[r] > 0 {

@@ -42,7 +42,7 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 	b := &backwardCase[F]{Case: c, shape: BackwardShape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Mask: s.Mask,
-		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: biasOf(s.Bias), Dropout: s.Dropout},
+		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: biasOf(s.Bias), Sinks: s.Sinks != nil, Dropout: s.Dropout},
 	}}
 	p := reftest.Precision{Acc: format}
 	forward := c.Reference(p)
@@ -71,6 +71,9 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 	if s.Bias.X != nil {
 		b.ops.Bias, b.ops.DBias = reftest.Convert[F](s.DenseBias()), make([]F, len(s.Bias.X))
 	}
+	if s.Sinks != nil {
+		b.ops.Sinks, b.ops.DSinks = reftest.Convert[F](s.Sinks), make([]F, s.Heads)
+	}
 	if dO == nil {
 		b.ops.V, b.ops.Out, b.ops.DV = nil, nil, nil
 	}
@@ -88,7 +91,7 @@ func noisy(rng *rand.Rand, n int, f reftest.Format) []float64 {
 }
 
 func (b *backwardCase[F]) poison() {
-	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias} {
+	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias, b.ops.DSinks} {
 		reftest.Poison(x)
 	}
 }
@@ -131,6 +134,9 @@ func (b *backwardCase[F]) check() error {
 		if err := reftest.Compare(b.ops.DBias, b.want.DBias, b.want.DBiasBound, of.Sequences, of.Heads, of.Queries, of.Keys); err != nil {
 			return fmt.Errorf("dBias: %w", err)
 		}
+	}
+	if err := reftest.Compare(b.ops.DSinks, b.want.DSinks, b.want.DSinksBound, len(b.Sinks)); err != nil {
+		return fmt.Errorf("dSinks: %w", err)
 	}
 	return nil
 }
@@ -316,6 +322,7 @@ func testBackwardWorkers[F real](t *testing.T) {
 		{Heads: 4, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{90}, Keys: []int{150}, Mask: attn.Mask{Causal: true}},
 		{Heads: 6, KVHeads: 3, Dim: 8, ValueDim: 40, Queries: []int{33, 33, 33}, Keys: []int{140, 140, 140}},
 		reftest.RandomBias(rng, reftest.Shape{Heads: 4, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{90, 90}, Keys: []int{300, 300}}, 300),
+		{Heads: 4, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{90, 90}, Keys: []int{300, 300}, Sinks: []float64{1, 5, math.Inf(-1), -2}},
 	} {
 		b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)
 		var first []F
@@ -326,7 +333,7 @@ func testBackwardWorkers[F real](t *testing.T) {
 				if err := Backward(Default(), &b.shape, &b.ops); err != nil {
 					t.Fatal(err)
 				}
-				all := slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias)
+				all := slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias, b.ops.DSinks)
 				if first == nil {
 					first = all
 				} else if !slices.Equal(all, first) {
@@ -372,6 +379,14 @@ func TestBackwardGradErrors(t *testing.T) {
 		},
 		"dBias": func(b *backwardCase[float32]) {
 			b.shape.Bias, b.ops.Bias, b.ops.DBias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 5, Scale: 1}, make([]float32, 5), make([]float32, 4)
+		},
+		"no sinks": func(b *backwardCase[float32]) { b.shape.Sinks = true },
+		"too few sinks": func(b *backwardCase[float32]) {
+			b.shape.Sinks, b.ops.Sinks = true, make([]float32, 3)
+		},
+		"sinks of nobody": func(b *backwardCase[float32]) { b.ops.Sinks = make([]float32, 4) },
+		"dSinks": func(b *backwardCase[float32]) {
+			b.shape.Sinks, b.ops.Sinks, b.ops.DSinks = true, make([]float32, 4), make([]float32, 3)
 		},
 		"infinite slope":  func(b *backwardCase[float32]) { b.shape.Slopes = attn.NewSlopes([]float64{1, 2, math.Inf(1), 3}) },
 		"lengths":         func(b *backwardCase[float32]) { b.shape.Lengths = []int{1} },

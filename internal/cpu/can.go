@@ -6,13 +6,13 @@ import "gorgonia.org/leanattention/internal/attn"
 var (
 	canAttend = attn.Can{
 		Name: "attention on the CPU",
-		Features: attn.Causal | attn.Window | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Dropout |
+		Features: attn.Causal | attn.Window | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout |
 			attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
 		KV: []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
 	}
 	canBackward = attn.Can{
 		Name:     "gradients on the CPU",
-		Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Dropout,
+		Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout,
 		KV:       []attn.DType{attn.Float32, attn.Float64},
 	}
 )

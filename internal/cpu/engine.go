@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"math"
 	"sync"
 	"unsafe"
 
@@ -36,12 +37,21 @@ func (e *Engine) Close() {
 
 // Operands are the buffers of one layer, placed as the plan's Problem says. Q, Out and LSE hold
 // queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Bias is what the Problem's
-// says, nil without one. Out and LSE overlap none of the others.
+// says, nil without one; Sinks has those of the query heads, if the Problem has Sinks. Out and LSE overlap none of the others.
 type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
 	K, V        Buffer
 	Bias        []F
 	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
+	Sinks       []F
+}
+
+// Sink returns the attention sink of a query head, -Inf where there is none: the log-sum-exp of a row that sees no key.
+func (o *Operands[F]) Sink(head int) F {
+	if o.Sinks == nil {
+		return F(math.Inf(-1))
+	}
+	return o.Sinks[head]
 }
 
 // Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.
@@ -99,6 +109,9 @@ func check[F real](p *Plan, o *Operands[F]) error {
 	}
 	if n := g.Bias.Size(); len(o.Bias) != n {
 		return attn.Errorf(op, attn.ErrShape, "the bias has %d elements, the plan needs %d", len(o.Bias), n)
+	}
+	if n := len(o.Sinks); g.Sinks && n != g.Heads || !g.Sinks && o.Sinks != nil {
+		return attn.Errorf(op, attn.ErrShape, "%d sinks for %d query heads, the plan has sinks: %t", n, g.Heads, g.Sinks)
 	}
 	if p.lastPage < 0 {
 		return nil

@@ -112,6 +112,53 @@ func TestRunWindowTiles(t *testing.T) {
 	}
 }
 
+// A sink of -Inf is none, to the last bit, and one for keys that are all hidden, or not there, takes all the weight.
+func TestRunSinks(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{
+		Heads: 4, KVHeads: 2, Dim: 24, ValueDim: 16, Queries: []int{3, 70, 2, 1}, Keys: []int{50, 60, 0, 900}, Mask: attn.Mask{Causal: true, Window: 40},
+	}
+	p := place[float32](rng, reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32), layout{dtype: attn.Float32, page: 16})
+	if err := p.run(Default(), lean.Policy{}, 3, 16); err != nil {
+		t.Fatal(err)
+	}
+	want := p.bits()
+	inf := float32(math.Inf(-1))
+	p.g.Sinks, p.ops.Sinks = true, []float32{inf, inf, inf, inf}
+	if err := p.run(Default(), lean.Policy{}, 3, 16); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(p.bits(), want) {
+		t.Error("sinks of -Inf change something")
+	}
+	sinks := []float64{1.25, -3e38, 3e38, 0}
+	p.ops.Sinks = reftest.Convert[float32](sinks)
+	if err := p.run(Default(), lean.Policy{}, 3, 16); err != nil {
+		t.Fatal(err)
+	}
+	for h, z := range sinks {
+		for seq, rows := range map[int]int{1: 10, 2: 2} { // that see no key
+			for i := range rows {
+				row := p.seqs[seq].Row + i
+				if got := p.ops.LSE[row*p.g.LSE.Row+h]; got != float32(z) {
+					t.Errorf("sequence %d, row %d, head %d: the log-sum-exp is %v, the sink %v", seq, i, h, got, z)
+				}
+				for _, x := range p.ops.Out[row*p.g.Out.Row+h*p.g.Out.Head:][:s.ValueDim] {
+					if x != 0 {
+						t.Errorf("sequence %d, row %d, head %d: an output of %v", seq, i, h, x)
+					}
+				}
+			}
+		}
+	}
+	row := p.seqs[3].Row
+	for _, x := range p.ops.Out[row*p.g.Out.Row+2*p.g.Out.Head:][:s.ValueDim] {
+		if x != 0 {
+			t.Errorf("beside a sink of 3e38 keys leave %v", x)
+		}
+	}
+}
+
 func TestSlopes(t *testing.T) {
 	x := []float64{0, -1.5, math.MaxFloat64, math.SmallestNonzeroFloat64}
 	s := attn.NewSlopes(x)
@@ -214,6 +261,10 @@ func TestRunSchedulesScoreMods(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape { return reftest.RandomBias(reftest.Rand(t), s, 200) })
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
 		s.SoftCap = 3
+		return s
+	})
+	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
+		s.Sinks = []float64{1, 60, math.Inf(-1), -3, 0.5, 20} // some weigh more than the largest score
 		return s
 	})
 }

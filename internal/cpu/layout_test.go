@@ -84,10 +84,13 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		PageTokens: l.page,
 		Scale:      c.Scale,
 		Mask:       c.Mask,
-		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: biasOf(c.Bias), Dropout: c.Dropout},
+		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: biasOf(c.Bias), Sinks: c.Sinks != nil, Dropout: c.Dropout},
 	}
 	p.ops.Seed = c.Seed
 	p.ops.Bias = reftest.Convert[F](c.DenseBias())
+	if c.Sinks != nil {
+		p.ops.Sinks = reftest.Convert[F](c.Sinks)
+	}
 
 	// Rows: sequences in random order with gaps.
 	rows := 0

@@ -387,20 +387,26 @@ func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F]
 	return sum
 }
 
-// finish writes the block's outputs from its state over all its keys.
+// finish writes the block's outputs from its state over all its keys. That is where sinks come in, once for each row:
+// kernels know nothing of them.
 func (ws *workspace[F]) finish(b block, state *partial[F]) {
 	g, o, keep := &ws.plan.g, ws.ops, ws.drop.Keep()
 	for r := range b.rows {
 		row, head := b.seq.row+b.from+r/b.group, b.head0+r%b.group
 		at := row*g.Out.Row + head*g.Out.Head
 		s, out := state.row(r, g.ValueDim), o.Out[at:at+g.ValueDim]
-		if s.Empty() {
+		lse, empty := o.Sink(head), s.Empty()
+		if empty {
 			clear(out)
 		} else {
+			s.Sink(F(float64(lse) * lean.Log4E))
 			divideInto(out, s.O, F(float64(s.L)*keep))
 		}
 		if o.LSE != nil {
-			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = s.LSE()
+			if !empty {
+				lse = s.LSE()
+			}
+			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = lse
 		}
 	}
 }
@@ -415,7 +421,7 @@ func writeMasked[F real](p *Plan, o *Operands[F]) {
 				at := row*g.Out.Row + h*g.Out.Head
 				clear(o.Out[at : at+g.ValueDim])
 				if o.LSE != nil {
-					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = F(math.Inf(-1))
+					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = o.Sink(h)
 				}
 			}
 		}

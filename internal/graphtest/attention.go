@@ -136,7 +136,8 @@ func Bits(t testing.TB, v G.Value) []uint64 {
 type Problem struct {
 	*reftest.Case
 	Spec
-	InQ, InK, InV, InBias *tensor.Dense // no bias: nil
+	InQ, InK, InV   *tensor.Dense
+	InBias, InSinks *tensor.Dense // nil where there are none
 }
 
 // Spec says what of an attention on tensors the reference does not know.
@@ -169,7 +170,18 @@ func NewProblem(rng *rand.Rand, s reftest.Shape, x Spec) *Problem {
 		shape := []int{b.Sequences, b.Heads, b.Queries, b.Keys}
 		p.InBias = TensorOf(x.QueryType, p.DenseBias(), shape[4-x.Rank:]...)
 	}
+	if p.Sinks != nil {
+		p.InSinks = SinksOf(x.QueryType, p.Sinks)
+	}
 	return p
+}
+
+// SinksOf is attention sinks as a tensor, for queries of an element type.
+func SinksOf(query tensor.Dtype, sinks []float64) *tensor.Dense {
+	if query != tensor.Float64 {
+		query = tensor.Float32
+	}
+	return TensorOf(query, sinks, len(sinks))
 }
 
 // WithScoreMods is s with a window, a soft cap and slopes; 0 and none for without.
@@ -227,7 +239,7 @@ func (p *Problem) Ragged() bool {
 	return slices.ContainsFunc(p.Keys, func(n int) bool { return n != p.Capacity })
 }
 
-// Options are those that the case itself needs, but for the lengths, the bias and the seed.
+// Options are those that the case itself needs, but for the lengths, the bias, the sinks and the seed.
 func (p *Problem) Options() []la.Option {
 	o := []la.Option{la.WithScale(p.Scale)}
 	if p.Causal {
@@ -236,7 +248,7 @@ func (p *Problem) Options() []la.Option {
 	return append(o, scoreMods(p.Shape)...)
 }
 
-// scoreMods are the options that a shape of [reftest.RandomScoreMods] needs.
+// scoreMods are the options that a shape of [reftest.RandomScoreMods] needs, but for the sinks.
 func scoreMods(s reftest.Shape) (o []la.Option) {
 	if s.Window != 0 {
 		o = append(o, la.WithWindow(s.Window))
@@ -296,6 +308,7 @@ type Graph struct {
 	G                  *G.ExprGraph
 	Q, K, V, Lengths   *G.Node
 	BiasNode, Seed     *G.Node // nil without one
+	SinksNode          *G.Node // and this
 	Out, LSE           *G.Node
 	OutValue, LSEValue G.Value
 }
@@ -315,6 +328,9 @@ func (p *Problem) Graph() *Graph {
 	if p.Dropout != 0 {
 		g.Seed = G.NewScalar(g.G, tensor.Int64, G.WithName("seed"), G.WithValue(p.Shape.Seed))
 	}
+	if p.InSinks != nil {
+		g.SinksNode = Input(g.G, "sinks", p.InSinks)
+	}
 	return g
 }
 
@@ -326,6 +342,9 @@ func (g *Graph) Options(p *Problem) []la.Option {
 	}
 	if g.Seed != nil {
 		o = append(o, la.WithDropout(p.Dropout, g.Seed))
+	}
+	if g.SinksNode != nil {
+		o = append(o, la.WithSinks(g.SinksNode))
 	}
 	return o
 }
@@ -442,6 +461,9 @@ func (p *Problem) Args() la.Args {
 	if p.InBias != nil {
 		a.Bias = p.InBias
 	}
+	if p.InSinks != nil {
+		a.Sinks = p.InSinks
+	}
 	out, lse := p.Results()
 	a.Out, a.LSE, a.Trees = out, lse, p.treeMasks()
 	return a
@@ -514,12 +536,16 @@ func (p *Problem) ArgsThere(t testing.TB, gpu *la.GPU) la.Args {
 		reftest.Poison(x)
 		return Upload(t, gpu, TensorOf(dt, x, shape...))
 	}
-	return la.Args{
+	a := la.Args{
 		Q: Upload(t, gpu, p.InQ), K: Upload(t, gpu, p.InK), V: Upload(t, gpu, p.InV), Lengths: p.Keys,
 		Out:   nan(p.QueryType, p.Dims(p.Heads, p.Queries[0], p.ValueDim)),
 		LSE:   nan(tensor.Float32, p.Dims(p.Heads, p.Queries[0])),
 		Trees: p.treeMasks(),
 	}
+	if p.InSinks != nil {
+		a.Sinks = Upload(t, gpu, p.InSinks)
+	}
+	return a
 }
 
 // ReferenceThere is the reference for p on a GPU.

@@ -82,6 +82,28 @@ func (s *State[F]) Merge(t State[F]) {
 	s.L = a*s.L + b*t.L
 }
 
+// Sink adds to the keys of s a score that has no value, an attention sink of base 4: what Merge makes of a state with
+// M = score, L = 1 and O = 0. A score of -Inf is none.
+func (s *State[F]) Sink(score F) {
+	if score == F(math.Inf(-1)) {
+		return
+	}
+	if s.Empty() {
+		clear(s.O)
+		s.M, s.L = score, 1
+		return
+	}
+	m := max(s.M, score)
+	if a := Exp4(s.M - m); a != 1 {
+		for i := range s.O {
+			s.O[i] *= a
+		}
+		s.L *= a
+	}
+	s.M = m
+	s.L += Exp4(score - m)
+}
+
 // Normalize writes the attention output and returns the log-sum-exp of the
 // scores:
 //

@@ -3,6 +3,7 @@ package lean
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -342,4 +343,28 @@ func BenchmarkPlan(b *testing.B) {
 			}
 		}
 	}
+}
+
+// A sink is a state that has no value, merged.
+func TestStateSink(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		number := func(name string) float64 {
+			if rapid.IntRange(0, 5).Draw(t, name+" hidden") == 0 {
+				return math.Inf(-1)
+			}
+			return rapid.Float64Range(-40, 40).Draw(t, name)
+		}
+		s := State[float64]{O: []float64{math.NaN(), math.NaN()}, M: number("m"), L: rapid.Float64Range(1, 9).Draw(t, "l")}
+		if !s.Empty() {
+			s.O = []float64{rapid.Float64Range(-9, 9).Draw(t, "o"), 1}
+		}
+		x := number("sink")
+		want := State[float64]{O: slices.Clone(s.O), M: s.M, L: s.L}
+		want.Merge(State[float64]{O: make([]float64, 2), M: x, L: 1})
+		s.Sink(x)
+		close := func(a, b float64) bool { return a == b || math.Abs(a-b) <= 1e-14*(math.Abs(a)+math.Abs(b)) }
+		if s.M != want.M || !s.Empty() && (!close(s.L, want.L) || !close(s.O[0], want.O[0]) || !close(s.O[1], want.O[1])) {
+			t.Fatalf("%+v, want %+v", s, want)
+		}
+	})
 }

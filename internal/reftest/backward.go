@@ -13,6 +13,7 @@ type Gradients struct {
 	DQ, DK, DV                []float64
 	DQBound, DKBound, DVBound []float64
 	DBias, DBiasBound         []float64 // as the shape's Bias
+	DSinks, DSinksBound       []float64 // as the shape's Sinks
 }
 
 // Backward computes the gradients of a cost whose gradients in the output and in
@@ -25,7 +26,8 @@ type Gradients struct {
 // With dropout dO.v_j and p_j dO have the factor z_j, which is 0 or 1/(1-Dropout), and there dO is rounded once more.
 //
 // and for the bias the sum of ds_j over all that share a number, without the
-// derivative of a soft cap. The sums of dk and dv run over all query rows of a KV head. forward is
+// derivative of a soft cap; for a sink the sum of -p D over all query rows of its
+// head, with the sink's weight p = e^(sink-lse). The sums of dk and dv run over all query rows of a KV head. forward is
 // the case's Reference for the same p, whose bounds enter: an implementation has
 // its own o and lse. It computes p from its own scores and its own lse,
 //
@@ -43,16 +45,15 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 		DQ:    make([]float64, len(c.Q)), DQBound: make([]float64, len(c.Q)),
 		DK: make([]float64, len(c.K)), DKBound: make([]float64, len(c.K)),
 		DV: make([]float64, len(c.V)), DVBound: make([]float64, len(c.V)),
-		DBias: make([]float64, len(c.Bias.X)), DBiasBound: make([]float64, len(c.Bias.X)),
 	}
-	bias := biasGradient{Gradients: g, abs: make([]float64, len(c.Bias.X)), terms: make([]int, len(c.Bias.X))}
+	bias, sinks := newSharedSums(len(c.Bias.X)), newSharedSums(len(c.Sinks))
 	type task struct{ seq, head int }
 	tasks := make(chan task)
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for t := range tasks {
-				b := backward{c: c, p: p, g: g, bias: &bias, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
+				b := backward{c: c, p: p, g: g, bias: bias, sinks: sinks, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
 				b.run()
 			}
 		})
@@ -65,26 +66,36 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	close(tasks)
 	wg.Wait()
 	u := p.Acc.Unit() + Float64.Unit()
-	for i, n := range bias.terms {
-		g.DBias[i] *= c.Bias.scale()
-		g.DBiasBound[i] = (g.DBiasBound[i]+u*float64(n+12)*bias.abs[i])*math.Abs(c.Bias.scale()) + p.Acc.Tiny()
-	}
+	g.DBias, g.DBiasBound = bias.result(c.Bias.scale(), u, p.Acc.Tiny())
+	g.DSinks, g.DSinksBound = sinks.result(1, u, p.Acc.Tiny())
 	return g
 }
 
-// biasGradient is the gradient of a bias while it is summed, by all heads at once.
-type biasGradient struct {
+// sharedSums is the gradient of a bias, or of sinks, while it is summed, by all heads at once.
+type sharedSums struct {
 	sync.Mutex
-	*Gradients
-	abs   []float64 // the sums of absolute values
-	terms []int
+	sums, bounds, abs []float64 // abs: sums of absolute values
+	terms             []int
 }
 
-func (b *biasGradient) add(at int, ds, dsErr float64) {
-	b.DBias[at] += ds
-	b.DBiasBound[at] += dsErr
+func newSharedSums(n int) *sharedSums {
+	return &sharedSums{sums: make([]float64, n), bounds: make([]float64, n), abs: make([]float64, n), terms: make([]int, n)}
+}
+
+func (b *sharedSums) add(at int, ds, dsErr float64) {
+	b.sums[at] += ds
+	b.bounds[at] += dsErr
 	b.abs[at] += math.Abs(ds) + dsErr
 	b.terms[at]++
+}
+
+// result is the sums times a factor, and by how much they may be off.
+func (b *sharedSums) result(scale, u, tiny float64) (sums, bounds []float64) {
+	for i, n := range b.terms {
+		b.sums[i] *= scale
+		b.bounds[i] = (b.bounds[i]+u*float64(n+12)*b.abs[i])*math.Abs(scale) + tiny
+	}
+	return b.sums, b.bounds
 }
 
 // backward computes what a KV head of a sequence has to do with.
@@ -92,7 +103,8 @@ type backward struct {
 	c        *Case
 	p        Precision
 	g        *Gradients
-	bias     *biasGradient
+	bias     *sharedSums
+	sinks    *sharedSums
 	forward  *Result
 	dO, dLSE []float64
 	seq, kv  int
@@ -140,11 +152,14 @@ func (b *backward) row(pos, head int) {
 	at := (sum(c.Queries[:b.seq])+pos)*c.Heads + head
 	dq, dqBound := b.g.DQ[at*c.Dim:(at+1)*c.Dim], b.g.DQBound[at*c.Dim:(at+1)*c.Dim]
 	q := c.Q[at*c.Dim : (at+1)*c.Dim]
-	if n <= 0 {
-		return
-	}
 	lse, lseErr := b.forward.LSE[at], b.forward.LSEBound[at]
 	if math.IsInf(lse, -1) {
+		return
+	}
+	if sink := c.Sink(head); !math.IsInf(sink, -1) {
+		b.sink(at, head, sink, lse, lseErr)
+	}
+	if n <= 0 {
 		return
 	}
 	if c.Bias.X != nil {
@@ -203,6 +218,19 @@ func (b *backward) row(pos, head int) {
 		dq[i] *= c.Scale
 		dqBound[i] = dqBound[i]*math.Abs(c.Scale) + b.p.Acc.Tiny()
 	}
+}
+
+// sink adds what output row at leaves for the sink of its head, as for a score whose value is 0.
+func (b *backward) sink(at, head int, sink, lse, lseErr float64) {
+	u := b.unit()
+	_, d, dErr := b.outGradient(at)
+	w := math.Exp(sink - lse)
+	eps := 2*u*math.Abs(sink) + lseErr + u*(2*math.Abs(lse)+math.Abs(sink-lse)+6)
+	wErr := math.Min(w*math.Expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
+	e := dErr + 2*u*(math.Abs(d)+dErr)
+	b.sinks.Lock()
+	defer b.sinks.Unlock()
+	b.sinks.add(head, -w*d, wErr*(math.Abs(d)+e)+w*e+2*u*w*math.Abs(d))
 }
 
 // outGradient returns dO of output row at, D, and by how much D may be off.

@@ -46,6 +46,9 @@ func TestGradBackward(t *testing.T) {
 		{Heads: 4, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{3, 3}, Keys: []int{4, 2}, Bias: random(2, 1, 3, 4)},
 		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 5, Queries: []int{2, 0, 3}, Keys: []int{9, 3, 0}, Dropout: 0.4, Seed: 3},
 		{Heads: 4, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{3, 3}, Keys: []int{4, 2}, Mask: attn.Mask{Causal: true}, SoftCap: 2, Bias: random(2, 1, 3, 4), Dropout: 0.7, Seed: -1},
+		{Heads: 2, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{3}, Keys: []int{4}, Sinks: []float64{0.3, -1}},
+		{Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 2, Queries: []int{4, 2, 1}, Keys: []int{2, 5, 0}, Mask: attn.Mask{Causal: true, Window: 3},
+			SoftCap: 1.2, Slopes: []float64{0.5, 0.1, 0, -0.2}, Bias: random(1, 4, 1, 5), Sinks: []float64{1, -0.5, 2, 0}},
 	} {
 		c := New(rng, s, Normal, Float64, Float64)
 		random := func(n int) []float64 {
@@ -61,7 +64,7 @@ func TestGradBackward(t *testing.T) {
 		for _, x := range []struct {
 			name              string
 			of, got, gotBound []float64
-		}{{"q", c.Q, g.DQ, g.DQBound}, {"k", c.K, g.DK, g.DKBound}, {"v", c.V, g.DV, g.DVBound}, {"bias", c.Bias.X, g.DBias, g.DBiasBound}} {
+		}{{"q", c.Q, g.DQ, g.DQBound}, {"k", c.K, g.DK, g.DKBound}, {"v", c.V, g.DV, g.DVBound}, {"bias", c.Bias.X, g.DBias, g.DBiasBound}, {"sinks", c.Sinks, g.DSinks, g.DSinksBound}} {
 			for i, old := range x.of {
 				const h = 1e-5
 				x.of[i] = old + h

@@ -24,9 +24,18 @@ type Shape struct {
 	SoftCap float64   // if not 0, a score s is SoftCap*tanh(s/SoftCap)
 	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
 	Bias    Bias      // is added to the scores, after all else
+	Sinks   []float64 // if not nil, Sinks[head] is one score more, which has no value; -Inf: none
 
 	Dropout float64 // the probability that a weight is 0; others are divided by 1-Dropout
 	Seed    int64   // of which weights these are; 0: none
+}
+
+// Sink returns the attention sink of a query head, -Inf where there is none.
+func (s Shape) Sink(head int) float64 {
+	if s.Sinks == nil {
+		return math.Inf(-1)
+	}
+	return s.Sinks[head]
 }
 
 // Bias is numbers that are added to scores, X of shape (sequences, heads, queries,
@@ -80,6 +89,9 @@ func (s Shape) String() string {
 	}
 	if b := s.Bias; b.X != nil {
 		causal += fmt.Sprintf(" bias %dx%dx%dx%d", b.Sequences, b.Heads, b.Queries, b.Keys)
+	}
+	if s.Sinks != nil {
+		causal += fmt.Sprintf(" sinks %v", s.Sinks)
 	}
 	return fmt.Sprintf("h%d/%d d%d/%d q%v k%v%s", s.Heads, s.KVHeads, s.Dim, s.ValueDim, s.Queries, s.Keys, causal)
 }
@@ -313,8 +325,34 @@ func round(x []float64, f Format) {
 	}
 }
 
-// RandomScoreMods gives s a window, a soft cap and slopes, at least one of them.
+// RandomScoreMods gives s a window, a soft cap, slopes and sinks, at least one of them.
 func RandomScoreMods(rng *rand.Rand, s Shape) Shape {
+	which := 1 + rng.IntN(3)
+	if which&1 != 0 {
+		s = RandomWindowCapSlopes(rng, s)
+	}
+	if which&2 != 0 {
+		s = RandomSinks(rng, s)
+	}
+	return s
+}
+
+// RandomSinks gives s sinks, some of which may be none, or so large that keys have next to no weight. All are float32
+// numbers.
+func RandomSinks(rng *rand.Rand, s Shape) Shape {
+	s.Sinks = make([]float64, s.Heads)
+	spread := []float64{1, 1, 4, 30, 1e4}[rng.IntN(5)]
+	for h := range s.Sinks {
+		s.Sinks[h] = float64(float32(spread * rng.NormFloat64()))
+		if rng.IntN(6) == 0 {
+			s.Sinks[h] = math.Inf(-1)
+		}
+	}
+	return s
+}
+
+// RandomWindowCapSlopes gives s a window, a soft cap and slopes, at least one of them.
+func RandomWindowCapSlopes(rng *rand.Rand, s Shape) Shape {
 	which := 1 + rng.IntN(7)
 	if which&1 != 0 {
 		s.Window = []int{1, 2, 3, 16, 17, 1 + rng.IntN(100), 1 + rng.IntN(400), math.MaxInt}[rng.IntN(8)]

@@ -42,7 +42,7 @@ import (
 //
 // of l, and of the sum of absolute values in o. In all
 //
-//	|do| <= weights' part + (r + u_P) sum p_j |v_j| / l + (r + 3u) |o| + rounding to Out
+//	|do| <= weights' part + (r + u_P) sum p_j |v_j| / l + Least sum |v_j| / l + (r + 3u) |o| + rounding to Out
 //
 // and for the log-sum-exp, of which the scores' errors are a weighted mean,
 //
@@ -51,7 +51,12 @@ import (
 // With dropout o = sum p_j z_j v_j / l, where z_j is what weight j is multiplied by, exactly. So all of this holds for
 // the values z_j v_j, and the factor, which may be multiplied into any of l, p_j and o, adds 4u |o|.
 //
-// A row that sees no key is exactly 0 with an LSE of exactly -Inf.
+// An attention sink z is one score more, whose value is 0: what is said of keys goes for it, but that its product is
+// exact, and its rounding that of the factor log4(e) alone:
+//
+//	|dz| <= 2u |z|
+//
+// A row that sees no key is exactly 0 with an LSE of exactly -Inf, or of its sink, off by 4u (|z| + 1).
 type Precision struct {
 	Acc Format // of scores, exponentials, sums and the LSE
 	P   Format // of the weights where they are multiplied by V, if coarser than Acc (tensor cores)
@@ -60,6 +65,10 @@ type Precision struct {
 	// Query is u_Q, the part of a query's element that is lost where it is multiplied
 	// by keys: 0 where the product takes all of its bits.
 	Query float64
+
+	// Least is by how much a weight may be off beside the largest, of 1, whatever it is: where weights have few
+	// exponents as they are multiplied by V. A sink can have the largest one, and has no value whose error covers that.
+	Least float64
 
 	// Chain is g, the longest chain of additions in a sum over n keys. 0 stands
 	// for min(n, 8 sqrt(n)), which covers any tile of between sqrt(n)/7 and
@@ -85,7 +94,7 @@ type Result struct {
 }
 
 // Reference computes o = softmax(s) V and LSE = ln sum e^(s_j), where s is scale *
-// q K^T with the shape's soft cap, slopes, bias and masks, for every query row and head in float64, with the bounds for p.
+// q K^T with the shape's soft cap, slopes, bias, sinks and masks, for every query row and head in float64, with the bounds for p.
 func (c *Case) Reference(p Precision) *Result {
 	rows := c.QueryRows() * c.Heads
 	r := &Result{
@@ -129,6 +138,7 @@ type worker struct {
 	w, dw  []float64 // weights and the bounds of their errors
 	part   []float64 // a block's sum of weighted values
 	kept   []float64 // values of kept weights, with the factor on these
+	none   []float64 // the value of a sink
 
 	// What the bounds of the output's elements are made of, each by element.
 	spread, hull, abs, absP []float64
@@ -154,24 +164,42 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 		}
 	}
 	n := len(w.seen)
-	if n == 0 {
-		return math.Inf(-1), 0 // o and bound are 0
+	u := w.p.Acc.Unit() + Float64.Unit()
+	sink := c.Sink(head)
+	if n == 0 { // o and bound are 0
+		if math.IsInf(sink, -1) {
+			return sink, 0
+		}
+		return sink, 4 * u * (math.Abs(sink) + 1)
 	}
 	kv := head / (c.Heads / c.KVHeads)
 	first := sum(c.Keys[:seq])
-	value := func(j int) []float64 { return row(c.V, first+w.seen[j], c.KVHeads, kv, c.ValueDim) }
+	of := func(j int) []float64 { return row(c.V, first+w.seen[j], c.KVHeads, kv, c.ValueDim) }
 	rescaled := 0.0
 	if c.drops() {
 		rescaled = 4
-		value = w.keep(seq, pos, head, value)
+		of = w.keep(seq, pos, head, of)
 	}
-	u := w.p.Acc.Unit() + Float64.Unit()
+	keys := n
+	value := func(j int) []float64 {
+		if j == keys { // the sink
+			w.none = zeros(w.none, c.ValueDim)
+			return w.none
+		}
+		return of(j)
+	}
 	w.scores(c.Query(seq, pos, head), first, kv)
 	peak := 0
 	for j := range n {
 		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, w.seen[j], w.s[j], (u*float64(c.Dim+4)+w.p.Query)*w.off[j], u)
 		if w.s[j] > w.s[peak] {
 			peak = j
+		}
+	}
+	if !math.IsInf(sink, -1) {
+		w.s, w.off = append(w.s, sink), append(w.off, 2*u*math.Abs(sink))
+		if n++; sink > w.s[peak] {
+			peak = keys
 		}
 	}
 	m := w.s[peak]
@@ -213,7 +241,7 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	if w.p.P.Unit() > w.p.Acc.Unit() {
 		uP, tinyP = w.p.P.Unit(), w.p.P.Unit()*w.p.P.Tiny()
 	}
-	w.sums(o, value, tinyP)
+	w.sums(o, value, tinyP+w.p.Least)
 	for i := range bound {
 		b := math.Min(w.spread[i]/den, w.hull[i]) + ((r+uP)*w.abs[i]+w.absP[i])/l + (r+(3+rescaled)*u)*math.Abs(o[i])
 		if out := w.p.Out; out.Unit() > w.p.Acc.Unit() {

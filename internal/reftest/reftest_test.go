@@ -19,7 +19,7 @@ func brute(c *Case) (o, lse []float64) {
 		for pos := range c.Queries[s] {
 			for h := range c.Heads {
 				row := make([]float64, c.ValueDim)
-				var l float64
+				l := math.Exp(c.Sink(h))
 				for j := range c.Keys[s] {
 					at := c.Keys[s] - c.Queries[s] + pos
 					if c.Causal && j > at || c.Window > 0 && at-j >= c.Window {
@@ -75,6 +75,11 @@ func TestReferenceIsSoftmax(t *testing.T) {
 				s = RandomScoreMods(rng, s)
 				for h, x := range s.Slopes {
 					s.Slopes[h] = min(max(x, -1), 1)
+				}
+				for h, x := range s.Sinks {
+					if !math.IsInf(x, -1) {
+						s.Sinks[h] = min(max(x, -20), 20)
+					}
 				}
 			}
 			if i%3 == 0 && s.QueryRows() > 0 {
@@ -132,7 +137,7 @@ func TestScoreModFaultsAreFound(t *testing.T) {
 	rng := Rand(t)
 	s := Shape{
 		Heads: 2, KVHeads: 1, Dim: 16, ValueDim: 16, Queries: []int{3}, Keys: []int{60}, Mask: attn.Mask{Causal: true, Window: 20},
-		SoftCap: 5, Slopes: []float64{0.25, 0.0625},
+		SoftCap: 5, Slopes: []float64{0.25, 0.0625}, Sinks: []float64{0.5, 2},
 	}
 	c := New(rng, s, Normal, Float32, Float32)
 	want := c.Reference(Precision{Acc: Float32})
@@ -144,6 +149,9 @@ func TestScoreModFaultsAreFound(t *testing.T) {
 		"slope":              func(s *Shape) { s.Slopes = []float64{0.2501, 0.0626} },
 		"slopes of others":   func(s *Shape) { s.Slopes = []float64{0.0625, 0.25} },
 		"bias":               func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, slices.Repeat([]float64{0, 0.01}, 30), 1} },
+		"sinks":              func(s *Shape) { s.Sinks = []float64{0.502, 1.998} },
+		"sinks of others":    func(s *Shape) { s.Sinks = []float64{2, 0.5} },
+		"no sinks":           func(s *Shape) { s.Sinks = nil },
 		"hidden key":         func(s *Shape) { s.Bias = Bias{1, 1, 1, 60, append(make([]float64, 59), math.Inf(-1)), 1} },
 	} {
 		wrong := *c
@@ -156,7 +164,7 @@ func TestScoreModFaultsAreFound(t *testing.T) {
 			t.Errorf("%s: the log-sum-exp passes", name)
 		}
 	}
-	if got, want := s.String(), "h2/1 d16/16 q[3] k[60] causal window 20 cap 5 slopes [0.25 0.0625]"; got != want {
+	if got, want := s.String(), "h2/1 d16/16 q[3] k[60] causal window 20 cap 5 slopes [0.25 0.0625] sinks [0.5 2]"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -18,7 +18,7 @@ import (
 // Shapes that the test-suites of other attention kernels have, with the tolerance
 // that they accept or the derived bound, whichever is tighter.
 //
-// Not expressible: sliding windows, soft caps, ALiBi, sinks and masks; keys and
+// Not expressible here: sliding windows, soft caps, ALiBi, sinks and masks; keys and
 // values of 8 bits; latent attention, and values of another dim than keys; rotary
 // embedding in the append; head dims but 64, 80, 96, 128 and 256; keys whose rows
 // do not follow each other, but for pages of one token; shared-prefix cascades;

@@ -103,8 +103,12 @@ func testScores(t *testing.T, m *machine, n int, o options) {
 	for i, page := range []int{1, 3, 16, 16, 16, 16, 48, 64, 128} {
 		dim, window := []int{64, 128}[i%2], testgpu.Pick(rng, 1, 16, 63, 64, 65, 200)
 		shape := reftest.Shape{Heads: testgpu.Pick(rng, 2, 8, 12), KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 5, 30}, Keys: []int{o.longest + rng.IntN(100), 60 + rng.IntN(9), o.longest/2 + rng.IntN(100), 40}, Mask: attn.Mask{Causal: i%3 != 0, Window: window}}
+		if rng.IntN(3) > 0 {
+			shape = reftest.RandomSinks(rng, shape)
+		}
 		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2], page: page})
 		p.geometry.Workers = testgpu.Pick(rng, 0, 1, 3)
+		p.geometry.Policy = testgpu.Pick(rng, lean.Policy{}, lean.Policy{}, lean.Policy{Kind: lean.FixedSplit, Splits: 3}, lean.Policy{Kind: lean.PerHead})
 		m.run(t, plan, p)
 		p.check(t)
 		if t.Failed() {

@@ -148,6 +148,7 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 		"a soft cap":   func(g *attn.Problem) { g.Cap = 30 },
 		"slopes":       func(g *attn.Problem) { g.Slopes = "slopes" },
 		"a bias":       func(g *attn.Problem) { g.Bias.Keys = 1 },
+		"sinks":        func(g *attn.Problem) { g.Sinks = true },
 		"unfused":      func(g *attn.Problem) { g.Unfused = true },
 		"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },
 		"workers":      func(g *attn.Problem) { g.Workers = 3 },

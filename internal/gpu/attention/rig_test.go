@@ -38,7 +38,7 @@ type problem struct {
 	append         bool
 
 	q, k, v, newK, newV, o, lse gpu.Memory
-	bias                        gpu.Memory // no buffer: none
+	bias, sinks                 gpu.Memory // no buffer: none
 	pool                        [2][]byte  // k and v, as they are before the append
 }
 
@@ -111,6 +111,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	}
 	p.poisonHidden()
 	p.putBias(m, t)
+	p.putSinks(m, t)
 	if p.dense {
 		p.layDense(m, t)
 	} else {
@@ -135,6 +136,20 @@ func (p *problem) putBias(m *machine, t testing.TB) {
 		testgpu.Put(x, i, attn.Float32, f)
 	}
 	p.bias = m.Put(t, x, attn.Float32)
+}
+
+// putSinks brings the sinks to the machine, with NaN before and behind them.
+func (p *problem) putSinks(m *machine, t testing.TB) {
+	if p.Sinks == nil {
+		return
+	}
+	p.geometry.Sinks = true
+	x := testgpu.Poisoned(p.Heads+2, attn.Float32)
+	for i, f := range p.Sinks {
+		testgpu.Put(x, 1+i, attn.Float32, f)
+	}
+	p.sinks = m.Put(t, x, attn.Float32)
+	p.sinks.Offset, p.sinks.Len = p.sinks.Offset+4, p.Heads
 }
 
 // poisonHidden makes NaN of keys and values that no query's window reaches.
@@ -275,7 +290,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 }
 
 func (p *problem) operands() *Operands {
-	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, K: p.k, V: p.v, Bias: p.bias}
+	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, K: p.k, V: p.v, Bias: p.bias, Sinks: p.sinks}
 }
 
 // queue queues a built plan's work.
@@ -321,6 +336,8 @@ func (p *problem) precision() reftest.Precision {
 		r.P, r.Query = reftest.Float16, 0x1p-16 // kernels/types.cuh
 	case p.kv != attn.Float32 && !precise:
 		r.P = testgpu.Format(p.kv)
+	case p.kv == attn.Float16:
+		r.Least = 0x1p-39 // two parts of float16, lifted by 15 binary places (kernels/types.cuh)
 	}
 	if p.out != attn.Float32 {
 		r.Out = testgpu.Format(p.out)
@@ -347,8 +364,8 @@ func (p *problem) check(t testing.TB) {
 	p.checkOtherRows(t, out, lse)
 }
 
-// checkOtherRows: those of no sequence are 0 where Build was told of them, and
-// else as they were.
+// checkOtherRows: those of no sequence are what those are that see no key where Build was told of
+// them, and else as they were.
 func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 	t.Helper()
 	g := &p.geometry
@@ -370,7 +387,7 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 				t.Fatalf("%v: row %d of no sequence is %v", p, i, x)
 			}
 		}
-		if x := testgpu.Get(lse, i, attn.Float32); p.rows > 0 && !math.IsInf(x, -1) || p.rows == 0 && !math.IsNaN(x) {
+		if x := testgpu.Get(lse, i, attn.Float32); p.rows > 0 && x != p.Sink(i%p.Heads) || p.rows == 0 && !math.IsNaN(x) {
 			t.Fatalf("%v: log-sum-exp %d of no sequence is %v", p, i, x)
 		}
 	}
@@ -379,7 +396,7 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 // close gives back what newProblem took.
 func (p *problem) close(t testing.TB) {
 	t.Helper()
-	for _, m := range []*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse, &p.bias} {
+	for _, m := range []*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse, &p.bias, &p.sinks} {
 		if m.Buffer != nil {
 			noError(t, m.Buffer.Close())
 		}

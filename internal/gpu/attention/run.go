@@ -13,8 +13,9 @@ import (
 // Operands are the memory of one attention. Q and Out lie as the geometry's
 // strides say, from element 0 on; LSE too, which has float32 and no buffer where
 // it is not wanted. K and V are all pages. Bias has the numbers that the geometry's Bias
-// places, and no buffer without one.
-type Operands struct{ Q, Out, LSE, K, V, Bias gpu.Memory }
+// places, and no buffer without one; Sinks a float32 for each query head where the geometry has Sinks, at an address
+// of four bytes.
+type Operands struct{ Q, Out, LSE, K, V, Bias, Sinks gpu.Memory }
 
 // ready reports why nothing can be queued with p.
 func (p *Plan) ready(op string) error {
@@ -135,6 +136,14 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 			return err
 		}
 	}
+	if g.Sinks {
+		if o.Sinks.DType != attn.Float32 {
+			return gpu.Errorf(op, attn.ErrDType, "sinks are %v; they must be %v", o.Sinks.DType, attn.Float32)
+		}
+		if err := o.Sinks.CheckLoose(op, "sinks", g.Heads); err != nil {
+			return err
+		}
+	}
 	if o.LSE.Buffer == nil {
 		return nil
 	}
@@ -168,7 +177,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 
 // hold keeps what a launch of attention uses.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts} {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts} {
 		if b != nil {
 			p.args.Hold(b)
 		}

@@ -77,6 +77,9 @@ func (p *Plan) runScored(s *cuda.Stream, o *Operands, k *kernel) error {
 	if len(p.slopes) > 0 {
 		score.slopes = p.memory.table.Address() + uint64(p.memory.sections.slopes)
 	}
+	if g.Sinks {
+		score.sinks = o.Sinks.Address() // the kernel multiplies them
+	}
 	if g.Bias != (attn.Bias{}) {
 		score.bias, score.biasType, score.biasFactor = o.Bias.Address(), gpu.Code(o.Bias.DType), float32(g.Bias.Factor()*lean.Log4E)
 		score.biasSequence, score.biasHead, score.biasRow = biasStrides(&g.Bias)

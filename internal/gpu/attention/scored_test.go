@@ -2,6 +2,7 @@ package attention
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -49,4 +50,37 @@ func TestPlanDetails(t *testing.T) {
 		}
 	}
 	noError(t, plan.Close())
+}
+
+// Sinks that are not there, of another type, or for fewer heads, are refused.
+func TestRunRefusesSinks(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	p.geometry.Sinks = true
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, plan.Upload(m.Stream))
+	sinks := m.Put(t, testgpu.Poisoned(p.Heads, attn.Float32), attn.Float32)
+	for _, c := range []struct {
+		spoil func(o *Operands)
+		err   error
+		text  string
+	}{
+		{func(o *Operands) { o.Sinks.Buffer = nil }, attn.ErrShape, "sinks has no buffer"},
+		{func(o *Operands) { o.Sinks.DType = attn.BFloat16 }, attn.ErrDType, "sinks are bfloat16"},
+		{func(o *Operands) { o.Sinks.Len-- }, attn.ErrShape, "sinks has"},
+		{func(o *Operands) { o.Sinks.Offset += 2 }, attn.ErrShape, "of a buffer of"},
+	} {
+		o := p.operands()
+		o.Sinks = sinks
+		c.spoil(o)
+		wantError(t, c.text, plan.Run(m.Stream, o), c.err, c.text)
+	}
+	m.Settle(t)
+	if strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+	noError(t, sinks.Buffer.Close())
+	noError(t, plan.Close())
+	p.close(t)
 }

@@ -107,6 +107,7 @@ func randomProblem(t *rapid.T) (g attn.Problem) {
 	seldom("cap", func() { g.Cap = 30 })
 	seldom("slopes", func() { g.Slopes = attn.NewSlopes(make([]float64, g.Heads)) })
 	seldom("bias", func() { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} })
+	seldom("sinks", func() { g.Sinks = true })
 	seldom("value dim", func() { g.ValueDim = 2 * g.Dim })
 	seldom("policy", func() { g.Policy = lean.Policy{Kind: lean.PerHead} })
 	seldom("tiles", func() { g.TileTokens = 64 })

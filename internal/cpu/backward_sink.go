@@ -1,0 +1,52 @@
+package cpu
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Keys see of a sink that it is a part of the log-sum-exp, and no more.
+
+// sink returns the gradient of a query head's sink: a score more whose value is 0. What sequences and query positions
+// leave is added up in their order, in float64.
+func (r *backwardRun[F]) sink(head int) F {
+	s, o := &r.shape, &r.ops
+	sink := float64(o.Sinks[head])
+	if math.IsInf(sink, -1) {
+		return 0 // it has no weight
+	}
+	var sum float64
+	for b := range s.Batch {
+		first := (b*s.Heads + head) * s.Queries
+		for row := first; row < first+s.Queries; row++ {
+			sum -= math.Exp(min(sink-float64(o.LSE[row]), 0)) * o.off(row, s.ValueDim)
+		}
+	}
+	return F(sum)
+}
+
+// off returns D of an output row of so many elements: dO.O - dLSE.
+func (o *BackwardOperands[F]) off(row, dim int) (off float64) {
+	if o.DOut != nil {
+		do := o.DOut[row*dim : (row+1)*dim]
+		for j, x := range o.Out[row*dim : (row+1)*dim] {
+			off += float64(x) * float64(do[j])
+		}
+	}
+	if o.DLSE != nil {
+		off -= float64(o.DLSE[row])
+	}
+	return off
+}
+
+// sink adds the sink of row r of the block, if there is one, to the maximum and the sum that were measured.
+func (w *backwardWorker[F]) sink(r int) {
+	s := &w.run.shape
+	if !s.Sinks || w.sees[r] == 0 {
+		return
+	}
+	state := lean.State[F]{M: w.top[r], L: w.l[r]}
+	state.Sink(F(float64(w.run.ops.Sinks[w.head0+(w.row+r)/s.Queries]) * lean.Log4E))
+	w.top[r], w.l[r] = state.M, state.L
+}
