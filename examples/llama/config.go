@@ -33,6 +33,7 @@ type Config struct {
 	// What follows from the architecture alone.
 
 	Bias           bool // queries, keys and values have biases, as in Qwen 2
+	Sinks          bool // query heads have attention sinks, as in gpt-oss
 	QKNorm         bool // heads of queries and keys are normalised, as in Qwen 3
 	UnitOffset     bool // norms multiply by 1+weight, as in Gemma
 	ScaleEmbedding bool // embeddings are multiplied by the root of Hidden, as in Gemma

@@ -18,6 +18,6 @@
 //	logits = projection of the RMS norm of h              (Gemma 2: soft-capped)
 //
 // There is one graph for all of them: what differs is a field of [Config]. Its tests compare logits and texts
-// with transformers, on the CPU and on a GPU. Attention with sinks, as gpt-oss has it, is not built, and
-// refused; testdata has what transformers makes of it.
+// with transformers, on the CPU and on a GPU. [Config.Sinks] gives attention the sinks of gpt-oss; the rest of that
+// model, a mixture of experts, is not built, and its config.json is refused.
 package llama

@@ -81,8 +81,12 @@ func (b *builder) attention(i int, name string, norm nn.LinearOption, h, positio
 		}
 		qkv[j] = b.do(func() (*G.Node, error) { return nn.Rotary(qkv[j], positions, b.c.Rotary) })
 	}
+	opts := b.attentionOptions(i)
+	if b.c.Sinks {
+		opts = append(opts, la.WithSinks(b.weight(name+"sinks", b.c.Heads)))
+	}
 	return b.do(func() (*G.Node, error) {
-		return la.CachedAttention(qkv[0], qkv[1], qkv[2], b.step.Layer(i), b.attentionOptions(i)...)
+		return la.CachedAttention(qkv[0], qkv[1], qkv[2], b.step.Layer(i), opts...)
 	})
 }
 
