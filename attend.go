@@ -1,6 +1,7 @@
 package leanattention
 
 import (
+	"slices"
 	"sync"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -161,7 +162,7 @@ func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 		return errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", name, t.Strides(), t.Shape())
 	}
 	for i, o := range all {
-		if o != nil && role(i) != of && t.Uintptr() < o.Uintptr()+o.MemSize() && o.Uintptr() < t.Uintptr()+t.MemSize() {
+		if o != nil && role(i) != of && overlap(t, o) {
 			return errorf(op, ErrUnsupported, "%s shares memory with another operand", name)
 		}
 	}
@@ -307,4 +308,134 @@ func (p *problem) geometry(c *config) attn.Problem {
 	g.Value = attn.PageStrides{Page: p.kvHeads * p.keys * p.valueDim, Head: p.keys * p.valueDim, Row: p.valueDim}
 	g.PageTokens = p.keys
 	return g
+}
+
+// State is what attention of some queries to a part of the keys leaves: the output over these keys, and the
+// natural logarithm of the sum of the exponentials of their scores. [Attend] writes one into [Args.Out] and
+// [Args.LSE]; [Attention] and [CachedAttention] make one with [WithLSE].
+//
+//	Out  (..., dv)   float32 or float64
+//	LSE  (...)       as Out
+//
+// Libraries that compute in base 2, as FlashInfer does, have LSE/ln(2) in its place: multiply theirs by
+// math.Ln2.
+//
+// Where a query sees no key Out is 0 and LSE -Inf.
+type State struct{ Out, LSE G.Value }
+
+// Merge makes dst the state of the union of the keys of all states, which must have none in common: for each query
+//
+//	L       = sum_i exp(LSE_i)
+//	dst.Out = sum_i exp(LSE_i)/L Out_i
+//	dst.LSE = ln L
+//
+// with the largest LSE_i taken out of all exponentials. It is the softmax re-scaling f(x, y) of section
+// IV-A of LeanAttention (Sanovar et al., arXiv:2405.10480) for states that are normalised. It is associative and
+// commutative but for rounding. So attention to keys that are in different places (parts of a long context, a
+// prefix that sequences share, other machines) is computed where they are, and merged.
+//
+// A state of no key, whose LSE is -Inf, changes nothing, and its Out is not read; where all are of none, Out is 0 and
+// LSE -Inf. Sums have the order of the states: the bits are the same on every run. One state alone is copied. An
+// LSE that is NaN or +Inf makes the query's output and LSE NaN.
+//
+// All tensors have the shapes and the element type of dst's, which is row-major and shares no memory with the
+// others. [gorgonia.org/leanattention/nn.MergeStates] and MergeLSE are Merge as nodes, with gradients; [MergeSlices] takes
+// slices. Errors: [ErrShape], [ErrDType], [ErrUnsupported], the last for device tensors, too.
+func Merge(dst State, states ...State) (err error) {
+	const op = "Merge"
+	defer recoverTo(op, &err)
+	out, lse, err := dst.tensors(op, "dst.Out", "dst.LSE")
+	if err != nil {
+		return err
+	}
+	for _, t := range []struct {
+		name string
+		*tensor.Dense
+	}{{"dst.Out", out}, {"dst.LSE", lse}} {
+		if !dense.RowMajor(t.Dense) {
+			return errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", t.name, t.Strides(), t.Shape())
+		}
+	}
+	if overlap(out, lse) {
+		return errorf(op, ErrUnsupported, "dst.Out and dst.LSE share memory")
+	}
+	if len(states) == 0 {
+		return errorf(op, ErrShape, "no states")
+	}
+	parts := make([][2]*tensor.Dense, len(states))
+	for i, s := range states {
+		o, l, err := s.tensors(op, "Out", "LSE")
+		if err != nil {
+			return errorf(op, Cause(err), "state %d: %v", i, err)
+		}
+		switch {
+		case o.Dtype() != out.Dtype():
+			return errorf(op, ErrDType, "state %d is of %v, dst of %v", i, o.Dtype(), out.Dtype())
+		case !slices.Equal(o.Shape(), out.Shape()):
+			return errorf(op, ErrShape, "state %d has an Out of shape %v, dst of %v", i, o.Shape(), out.Shape())
+		case overlap(o, out) || overlap(o, lse) || overlap(l, out) || overlap(l, lse):
+			return errorf(op, ErrUnsupported, "state %d shares memory with dst", i)
+		}
+		parts[i] = [2]*tensor.Dense{o, l}
+	}
+	if out.Dtype() == tensor.Float32 {
+		return mergeTensors[float32](op, out, lse, parts)
+	}
+	return mergeTensors[float64](op, out, lse, parts)
+}
+
+// tensors are those of s, whose shapes fit each other.
+func (s State) tensors(op, outName, lseName string) (out, lse *tensor.Dense, err error) {
+	if out, err = denseValue(op, outName, s.Out); err != nil {
+		return nil, nil, err
+	}
+	if lse, err = denseValue(op, lseName, s.LSE); err != nil {
+		return nil, nil, err
+	}
+	shape := out.Shape()
+	switch of := out.Dtype(); {
+	case of != tensor.Float32 && of != tensor.Float64:
+		return nil, nil, errorf(op, ErrDType, "%s is %v, want float32 or float64", outName, of)
+	case lse.Dtype() != of:
+		return nil, nil, errorf(op, ErrDType, "%s is %v and %s %v", outName, of, lseName, lse.Dtype())
+	case len(shape) < 2 || !slices.Equal(lse.Shape(), shape[:len(shape)-1]):
+		return nil, nil, errorf(op, ErrShape, "%s has shape %v and %s %v, want (..., dv) and (...)", outName, shape, lseName, lse.Shape())
+	}
+	return out, lse, nil
+}
+
+// overlap says whether two tensors share memory.
+func overlap(a, b *tensor.Dense) bool {
+	return a.Uintptr() < b.Uintptr()+b.MemSize() && b.Uintptr() < a.Uintptr()+a.MemSize()
+}
+
+func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*tensor.Dense) error {
+	parts := make([]cpu.States[F], len(states))
+	for i, s := range states {
+		parts[i] = cpu.States[F]{Out: dense.Elements[F](s[0]), LSE: dense.Elements[F](s[1])}
+	}
+	shape := out.Shape()
+	dst := cpu.States[F]{Out: dense.Backing[F](out), LSE: dense.Backing[F](lse)}
+	if err := cpu.MergeStates(cpu.Default(), dst, shape[len(shape)-1], parts...); err != nil {
+		return engineError(op, "merge", err)
+	}
+	return nil
+}
+
+// MergeSlices is [Merge] of states in slices: outs[i] and out have len(lse) rows of dim elements, one behind the
+// other, and lses[i] has a number for each row. out and lse overlap none of the others. Errors: [ErrShape].
+func MergeSlices[F float32 | float64](out, lse []F, dim int, outs, lses [][]F) (err error) {
+	const op = "MergeSlices"
+	defer recoverTo(op, &err)
+	if len(outs) != len(lses) {
+		return errorf(op, ErrShape, "%d outputs and %d log-sum-exps", len(outs), len(lses))
+	}
+	parts := make([]cpu.States[F], len(outs))
+	for i := range outs {
+		parts[i] = cpu.States[F]{Out: outs[i], LSE: lses[i]}
+	}
+	if err := cpu.MergeStates(cpu.Default(), cpu.States[F]{Out: out, LSE: lse}, dim, parts...); err != nil {
+		return errorf(op, ErrShape, "%v", err)
+	}
+	return nil
 }

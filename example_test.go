@@ -164,6 +164,26 @@ func ExampleAttend() {
 	// [0.000 0.000 1.099 9.001]
 }
 
+// Attention to a long context is attention to its halves, merged: they may have been computed on two machines. The query,
+// which is the last token, sees all of both.
+func ExampleMerge() {
+	half := func(k, v *tensor.Dense) leanattention.State {
+		s := leanattention.State{Out: newTensor(tensor.Shape{1, 1, 2}, 0, 0), LSE: newTensor(tensor.Shape{1, 1}, 0)}
+		check(leanattention.Attend(leanattention.Args{Q: newTensor(tensor.Shape{1, 1, 2}, 1, -1), K: k, V: v, Out: s.Out, LSE: s.LSE}))
+		return s
+	}
+	first := half(newTensor(tensor.Shape{1, 2, 2}, 1, 0, 2, 1), newTensor(tensor.Shape{1, 2, 2}, 1, 2, 3, 4))
+	second := half(newTensor(tensor.Shape{1, 2, 2}, 3, 1, 0, 2), newTensor(tensor.Shape{1, 2, 2}, 5, 6, 7, 8))
+	whole := half(newTensor(tensor.Shape{1, 4, 2}, 1, 0, 2, 1, 3, 1, 0, 2), newTensor(tensor.Shape{1, 4, 2}, 1, 2, 3, 4, 5, 6, 7, 8))
+
+	merged := leanattention.State{Out: newTensor(tensor.Shape{1, 1, 2}, 0, 0), LSE: newTensor(tensor.Shape{1, 1}, 0)}
+	check(leanattention.Merge(merged, first, second))
+	fmt.Printf("%.4f %.4f\n%.4f %.4f\n", merged.Out.Data(), merged.LSE.Data(), whole.Out.Data(), whole.LSE.Data())
+	// Output:
+	// [3.6113 4.6113] [2.1297]
+	// [3.6113 4.6113] [2.1297]
+}
+
 // Default is what the operator replaces: the same call, made of stock ops.
 func ExampleDefault() {
 	for name, attention := range map[string]func(q, k, v *G.Node, opts ...leanattention.Option) (*G.Node, error){

@@ -60,6 +60,7 @@ func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, embeddingCase(rng))
 	cases = append(cases, elementCases(rng)...)
 	cases = append(cases, moveCases(rng)...)
+	cases = append(cases, stateCases(rng)...)
 	return append(cases, rotaryCases(rng)...)
 }
 

@@ -1,0 +1,109 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// States are what attention of some rows to a part of the keys has left: the outputs, row by row, and
+// their log-sum-exps.
+type States[F lean.Float] struct{ Out, LSE []F }
+
+// MergeStates makes dst the states of the union of the keys of all parts, which have none in common. For each row
+//
+//	m   = max_i LSE_i
+//	L   = sum_i exp(LSE_i-m)
+//	Out = sum_i exp(LSE_i-m)/L Out_i
+//	LSE = m + ln L
+//
+// It is f(x, y) of section IV-A of LeanAttention, for states that are normalised already. A log-sum-exp of -Inf is
+// that of no key: Out_i is not read there, and where all of them are, Out is 0 and LSE -Inf. Sums have the order of the
+// parts, so the bits are the same on every run. A single part is copied. NaN and +Inf make the row NaN.
+//
+// Out has rows of dim elements. dst overlaps none of the parts. Errors wrap ErrShape, before anything is
+// written, or ErrPanic.
+func MergeStates[F lean.Float](e *Engine, dst States[F], dim int, parts ...States[F]) error {
+	const op = "merge"
+	if dim < 1 || len(parts) == 0 {
+		return attn.Errorf(op, attn.ErrShape, "%d states of rows of %d elements", len(parts), dim)
+	}
+	rows := len(dst.LSE)
+	check := func(name string, s States[F]) error {
+		if len(s.LSE) != rows || len(s.Out) != rows*dim {
+			return attn.Errorf(op, attn.ErrShape, "%s has %d log-sum-exps and outputs of %d elements, want %d and %d", name, len(s.LSE), len(s.Out), rows, rows*dim)
+		}
+		return nil
+	}
+	if err := check("the union", dst); err != nil {
+		return err
+	}
+	for i, s := range parts {
+		if err := check(fmt.Sprintf("state %d", i), s); err != nil {
+			return err
+		}
+	}
+	m := &merging[F]{dst: dst, dim: dim, parts: parts}
+	// A worker is worth it that has some thousands of elements to add up.
+	m.workers = max(1, min(runtime.GOMAXPROCS(0), rows, rows*dim*len(parts)>>15))
+	return e.pool.run(m, m.workers)
+}
+
+// merging is one call of MergeStates.
+type merging[F lean.Float] struct {
+	dst          States[F]
+	dim, workers int
+	parts        []States[F]
+}
+
+// work merges a worker's share of the rows.
+func (m *merging[F]) work(worker int) {
+	rows := len(m.dst.LSE)
+	weights := slices.Grow([]float64(nil), len(m.parts))[:len(m.parts)]
+	for r := rows * worker / m.workers; r < rows*(worker+1)/m.workers; r++ {
+		out := m.dst.Out[r*m.dim : (r+1)*m.dim]
+		lse, sum := m.weigh(weights, r)
+		m.dst.LSE[r] = F(lse)
+		if math.IsInf(lse, -1) {
+			clear(out)
+			continue
+		}
+		first := true
+		for i, w := range weights {
+			if w == 0 && math.IsInf(float64(m.parts[i].LSE[r]), -1) {
+				continue
+			}
+			from, w := m.parts[i].Out[r*m.dim:(r+1)*m.dim], F(w/sum)
+			if first {
+				for j, x := range from {
+					out[j] = w * x
+				}
+			} else {
+				for j, x := range from {
+					out[j] += w * x
+				}
+			}
+			first = false
+		}
+	}
+}
+
+// weigh sets the weights of a row's states, which are to be divided by their sum, and returns the row's log-sum-exp.
+func (m *merging[F]) weigh(weights []float64, row int) (lse, sum float64) {
+	top := math.Inf(-1)
+	for _, s := range m.parts {
+		top = math.Max(top, float64(s.LSE[row])) // NaN if one is
+	}
+	if math.IsInf(top, -1) {
+		return top, 0
+	}
+	for i, s := range m.parts {
+		weights[i] = math.Exp(float64(s.LSE[row]) - top)
+		sum += weights[i]
+	}
+	return top + math.Log(sum), sum
+}
