@@ -81,17 +81,14 @@ func (b *builder) attention(i int, name string, norm nn.LinearOption, h, positio
 		}
 		qkv[j] = b.do(func() (*G.Node, error) { return nn.Rotary(qkv[j], positions, b.c.Rotary) })
 	}
-	opts := b.attentionOptions(i)
-	if b.c.Sinks {
-		opts = append(opts, la.WithSinks(b.weight(name+"sinks", b.c.Heads)))
-	}
+	opts := b.attentionOptions(i, name)
 	return b.do(func() (*G.Node, error) {
 		return la.CachedAttention(qkv[0], qkv[1], qkv[2], b.step.Layer(i), opts...)
 	})
 }
 
 // attentionOptions are what a layer's keys and scores are. Whatever else changes scores goes here, too.
-func (b *builder) attentionOptions(i int) []la.Option {
+func (b *builder) attentionOptions(i int, name string) []la.Option {
 	opts := []la.Option{la.WithCausal()}
 	if b.c.Windows != nil && b.c.Windows[i] > 0 {
 		opts = append(opts, la.WithWindow(b.c.Windows[i]))
@@ -101,6 +98,9 @@ func (b *builder) attentionOptions(i int) []la.Option {
 	}
 	if b.c.ScoreCap > 0 {
 		opts = append(opts, la.WithSoftCap(b.c.ScoreCap))
+	}
+	if b.c.Sinks {
+		opts = append(opts, la.WithSinks(b.weight(name+"sinks", b.c.Heads)))
 	}
 	return opts
 }
