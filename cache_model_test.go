@@ -529,7 +529,10 @@ func (m *cacheModel) checkClosed(t *rapid.T) {
 
 // The cache does what a map of sequences to rows does, whatever is done to it
 // and in whatever order; and its pages are shared as they should be.
-func TestCacheAgainstModel(t *testing.T) { testCacheAgainstModel(t, modelPlace{}, 12, 10_000) }
+func TestCacheAgainstModel(t *testing.T) {
+	SharePrefixes(t)
+	testCacheAgainstModel(t, modelPlace{}, 12, 10_000)
+}
 
 func testCacheAgainstModel(t *testing.T, at modelPlace, rounds, least int) {
 	actions := 0

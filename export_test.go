@@ -534,3 +534,9 @@ func fakeStore(m deviceMemory, x []float32) error {
 	}
 	return m.Buffer.Upload(m.Offset, bytes)
 }
+
+// SharePrefixes has new plans of caches in host memory attend to keys that sequences have in common once, however few.
+func SharePrefixes(t testing.TB) {
+	prefixBytes = 1
+	t.Cleanup(func() { prefixBytes = 0 })
+}

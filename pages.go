@@ -92,8 +92,12 @@ func (h *hostPages) supports(op string, g *attn.Problem) error {
 }
 
 func (h *hostPages) newPlan(_ *Step, g attn.Problem) layerPlan {
-	return &hostPlan{pages: h, geometry: g}
+	return &hostPlan{pages: h, geometry: g, plan: cpu.Plan{PrefixBytes: prefixBytes}}
 }
+
+// prefixBytes is that of new plans. Tests set it.
+var prefixBytes int
+
 func (h *hostPages) close() error { h.keys, h.values = nil, nil; return nil }
 
 // layerNames are the names of a layer's inputs.

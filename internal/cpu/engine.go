@@ -17,6 +17,9 @@ type Engine struct {
 	f64    freelist[float64]
 	linear spare[linearRun]
 	sums   spare[sumRun]
+
+	prefixes32 spare[prefixRun[float32]]
+	prefixes64 spare[prefixRun[float64]]
 }
 
 var defaultEngine Engine
@@ -33,6 +36,8 @@ func (e *Engine) Close() {
 	e.f64.drop()
 	e.linear.drop()
 	e.sums.drop()
+	e.prefixes32.drop()
+	e.prefixes64.drop()
 }
 
 // Operands are the buffers of one layer, placed as the plan's Problem says. Q, Out and LSE hold
@@ -61,21 +66,29 @@ func (o *Operands[F]) Sink(head int) F {
 func Run[F lean.Float](e *Engine, p *Plan, o *Operands[F]) error {
 	// F may be a named type: what runs is the kernel of its size.
 	if unsafe.Sizeof(F(0)) == 4 {
-		return run(&e.pool, &e.f32, p, (*Operands[float32])(unsafe.Pointer(o)))
+		return run(&e.pool, &e.f32, &e.prefixes32, p, (*Operands[float32])(unsafe.Pointer(o)))
 	}
-	return run(&e.pool, &e.f64, p, (*Operands[float64])(unsafe.Pointer(o)))
+	return run(&e.pool, &e.f64, &e.prefixes64, p, (*Operands[float64])(unsafe.Pointer(o)))
 }
 
 // real is what kernels compute in.
 type real interface{ float32 | float64 }
 
-func run[F real](pool *pool, free *freelist[F], p *Plan, o *Operands[F]) error {
+func run[F real](pool *pool, free *freelist[F], prefixes *spare[prefixRun[F]], p *Plan, o *Operands[F]) error {
 	if errInUse != nil {
 		return errInUse
 	}
 	if err := check(p, o); err != nil {
 		return err
 	}
+	if p.shares {
+		return runPrefixes(pool, free, prefixes, p, o)
+	}
+	return runOwn(pool, free, p, o)
+}
+
+// runOwn is run of a plan whose sequences are each by themselves, on operands that are checked.
+func runOwn[F real](pool *pool, free *freelist[F], p *Plan, o *Operands[F]) error {
 	writeMasked(p, o)
 	n := p.sched.Workers()
 	if n == 0 {

@@ -41,6 +41,12 @@ type Plan struct {
 	lastPage int     // the highest page
 	slots    int     // the most slots used of a page
 	packed   int     // the most packed rows of a block
+
+	// PrefixBytes is how many bytes must be read less for keys that sequences have in common to be attended to
+	// apart; 0: the engine's choice.
+	PrefixBytes int
+	prefix      *prefixPlan // nil before there were two sequences
+	shares      bool        // prefix has keys of the last build
 }
 
 // span is a Sequence as the plan keeps it.
@@ -114,6 +120,12 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 		}
 	}
 
+	p.lay(g, p.findPrefixes(&g, seqs))
+	return nil
+}
+
+// lay is Build of what has been checked, each sequence by itself.
+func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 	p.g = g
 	p.sched.Reset(g.KVHeads)
 	p.seqs, p.pages, p.trees = p.seqs[:0], p.pages[:0], p.trees[:0]
@@ -155,11 +167,20 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 		p.seqs = append(p.seqs, s)
 	}
 	p.sched.Cut(g.Policy, g.Workers)
-	return nil
 }
 
 // Workers returns the number of logical workers that the plan has work for.
-func (p *Plan) Workers() int { return p.sched.Workers() }
+func (p *Plan) Workers() int {
+	if p.shares {
+		return max(p.sched.Workers(), p.prefix.plan.sched.Workers())
+	}
+	return p.sched.Workers()
+}
 
 // Tiles returns the number of LeanTiles of the plan, over all KV heads.
-func (p *Plan) Tiles() int64 { return p.sched.Tiles() }
+func (p *Plan) Tiles() int64 {
+	if p.shares {
+		return p.sched.Tiles() + p.prefix.plan.sched.Tiles()
+	}
+	return p.sched.Tiles()
+}

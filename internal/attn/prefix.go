@@ -1,0 +1,103 @@
+package attn
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+)
+
+// Prefixes are ranges of keys that several sequences of a step have in common, since their page tables name the same
+// pages, as those of forks do. Attention to such a range can be computed for the rows of all of them at once, and the
+// states merged with those of the sequences' own keys. The zero Prefixes can be used; once its memory has grown,
+// Find does not allocate.
+type Prefixes struct {
+	Found []Prefix
+	Own   []int // of each sequence, how many of its keys are in prefixes: its own begin there
+
+	order []int32 // sequences, those of a prefix side by side
+	seqs  []Sequence
+	page  int
+	least int
+}
+
+// Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries come after them.
+type Prefix struct {
+	First, End int
+	from, to   int // in order
+}
+
+// Members are the sequences that have p, by their numbers.
+func (f *Prefixes) Members(p *Prefix) []int32 { return f.order[p.from:p.to] }
+
+// Find looks for prefixes of sequences in pages of so many tokens, by which at least so many keys are read less: those
+// of a prefix for each member but one. A sequence may be a member of several prefixes, one behind the other:
+// where what forks have in common has been forked itself.
+//
+// That two sequences have a page at the same place says that they have all pages before it: pages come to be shared by
+// forks alone.
+func (f *Prefixes) Find(seqs []Sequence, pageTokens, least int) {
+	f.Found, f.order, f.Own = f.Found[:0], f.order[:0], f.Own[:0]
+	for i := range seqs {
+		f.Own = append(f.Own, 0)
+		if seqs[i].Queries > 0 && seqs[i].Keys-seqs[i].Queries >= pageTokens {
+			f.order = append(f.order, int32(i))
+		}
+	}
+	if len(f.order) < 2 {
+		return
+	}
+	f.seqs, f.page, f.least = seqs, pageTokens, max(least, 1)
+	f.split(0, len(f.order), 0, 0)
+	f.seqs = nil
+}
+
+// whole returns how many pages of a sequence are full of keys before its queries.
+func (f *Prefixes) whole(i int32) int { return (f.seqs[i].Keys - f.seqs[i].Queries) / f.page }
+
+// split looks for prefixes among the sequences order[from:to], which have so many pages in common, and whose keys are in
+// prefixes up to page begin.
+func (f *Prefixes) split(from, to, common, begin int) {
+	next := func(i int32) int32 { // the first page that may differ
+		if f.whole(i) <= common {
+			return -1
+		}
+		return f.seqs[i].Pages[common]
+	}
+	all := f.order[from:to]
+	if !slices.ContainsFunc(all[1:], func(i int32) bool { return next(i) != next(all[0]) }) {
+		if next(all[0]) >= 0 {
+			f.group(from, to, common, begin)
+		}
+		return
+	}
+	slices.SortFunc(all, func(a, b int32) int { return cmp.Or(cmp.Compare(next(a), next(b)), cmp.Compare(a, b)) })
+	for len(all) > 0 {
+		n := 1
+		for n < len(all) && next(all[n]) == next(all[0]) {
+			n++
+		}
+		if n > 1 && next(all[0]) >= 0 {
+			f.group(from, from+n, common, begin)
+		}
+		from, all = from+n, all[n:]
+	}
+}
+
+// group is split of sequences that have one more page in common at least.
+func (f *Prefixes) group(from, to, common, begin int) {
+	first := f.order[from]
+	end := f.whole(first)
+	for _, i := range f.order[from+1 : to] {
+		a, b := f.seqs[first].Pages, f.seqs[i].Pages
+		end = min(end, f.whole(i))
+		end = common + sort.Search(end-common, func(n int) bool { return a[common+n] != b[common+n] })
+	}
+	if (end-begin)*f.page*(to-from-1) >= f.least {
+		f.Found = append(f.Found, Prefix{First: begin * f.page, End: end * f.page, from: from, to: to})
+		for _, i := range f.order[from:to] {
+			f.Own[i] = end * f.page
+		}
+		begin = end
+	}
+	f.split(from, to, end, begin)
+}

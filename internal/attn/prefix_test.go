@@ -1,0 +1,123 @@
+package attn
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// forks draws sequences whose pages are a tree of forks.
+func forks(t *rapid.T, page int) (seqs []Sequence) {
+	fresh := int32(0)
+	for i := range rapid.IntRange(0, 12).Draw(t, "sequences") {
+		q := Sequence{Queries: rapid.IntRange(0, 3).Draw(t, "queries")}
+		q.Keys = q.Queries + rapid.IntRange(0, 12*page).Draw(t, "keys")
+		if i > 0 && rapid.IntRange(0, 4).Draw(t, "fork") > 0 {
+			of := seqs[rapid.IntRange(0, i-1).Draw(t, "of")]
+			n := rapid.IntRange(0, min(of.Keys-of.Queries, q.Keys-q.Queries)/page).Draw(t, "pages")
+			q.Pages = slices.Clone(of.Pages[:n])
+		}
+		for len(q.Pages) < Ceil(q.Keys, page) {
+			q.Pages = append(q.Pages, fresh)
+			fresh++
+		}
+		seqs = append(seqs, q)
+	}
+	return seqs
+}
+
+func TestPrefixes(t *testing.T) {
+	var f Prefixes // the memory of one is the next one's
+	rapid.Check(t, func(t *rapid.T) {
+		page, least := rapid.IntRange(1, 4).Draw(t, "page"), rapid.IntRange(1, 12).Draw(t, "worth")
+		seqs := forks(t, page)
+		f.Find(seqs, page, least)
+		if len(f.Own) != len(seqs) {
+			t.Fatalf("%d sequences, %d with keys of their own", len(seqs), len(f.Own))
+		}
+		at := make([]int, len(seqs)) // how far the prefixes of a sequence are
+		has := map[[3]int]bool{}     // page number n of sequences i and j is in a prefix of both
+		for i := range f.Found {
+			p := &f.Found[i]
+			m := f.Members(p)
+			if len(m) < 2 || (p.End-p.First)*(len(m)-1) < least || p.First%page != 0 || p.End%page != 0 {
+				t.Fatalf("prefix [%d, %d) of %v", p.First, p.End, m)
+			}
+			for _, a := range m {
+				q := &seqs[a]
+				if q.Queries == 0 || p.First != at[a] || p.End > q.Keys-q.Queries {
+					t.Fatalf("sequence %d, %+v: prefix [%d, %d), the one before ended at %d", a, q, p.First, p.End, at[a])
+				}
+				at[a] = p.End
+				if !slices.Equal(q.Pages[:p.End/page], seqs[m[0]].Pages[:p.End/page]) {
+					t.Fatalf("sequences %d and %d have other pages than prefix [%d, %d)", a, m[0], p.First, p.End)
+				}
+				for _, b := range m {
+					for n := p.First / page; n < p.End/page; n++ {
+						has[[3]int{n, int(a), int(b)}] = true
+					}
+				}
+			}
+		}
+		if !slices.Equal(at, f.Own) {
+			t.Fatalf("prefixes end at %v, keys of their own begin at %v", at, f.Own)
+		}
+		if least > 1 {
+			return
+		}
+		for i := range seqs { // then there is all that can be
+			for j := range i {
+				a, b := &seqs[i], &seqs[j]
+				for n := 0; a.Queries > 0 && b.Queries > 0 && n < min(a.Keys-a.Queries, b.Keys-b.Queries)/page && a.Pages[n] == b.Pages[n]; n++ {
+					if !has[[3]int{n, i, j}] {
+						t.Fatalf("page %d of sequences %d and %d is in no prefix: %+v", n, i, j, f.Found)
+					}
+				}
+			}
+		}
+	})
+}
+
+// 256 sequences: a system prompt, 16 conversations, 16 samples of each.
+func benchmarkForks() []Sequence {
+	var seqs []Sequence
+	var fresh int32
+	pages := func(n int) (p []int32) {
+		for range n {
+			p = append(p, fresh)
+			fresh++
+		}
+		return p
+	}
+	system := pages(256)
+	for range 16 {
+		conversation := pages(64)
+		for range 16 {
+			q := Sequence{Queries: 1, Pages: slices.Concat(system, conversation, pages(20))}
+			q.Keys = 16 * len(q.Pages)
+			seqs = append(seqs, q)
+		}
+	}
+	return seqs
+}
+
+func TestPrefixesAllocations(t *testing.T) {
+	seqs := benchmarkForks()
+	var f Prefixes
+	find := func() { f.Find(seqs, 16, 256) }
+	if find(); len(f.Found) != 17 {
+		t.Errorf("%d prefixes", len(f.Found))
+	}
+	if n := testing.AllocsPerRun(10, find); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkPrefixes(b *testing.B) {
+	seqs := benchmarkForks()
+	var f Prefixes
+	for b.Loop() {
+		f.Find(seqs, 16, 256)
+	}
+}

@@ -1,0 +1,233 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// fork makes sequence i of c begin with so many keys of sequence j.
+func fork(c *reftest.Case, i, j, keys int) {
+	for key := range keys {
+		for h := range c.KVHeads {
+			copy(c.Key(i, key, h), c.Key(j, key, h))
+			copy(c.Value(i, key, h), c.Value(j, key, h))
+		}
+	}
+}
+
+// placeForks lays c out as a tree of forks: sequences have pages in common, as many as whole says at most. It returns how many pages
+// are shared.
+func placeForks[F real](rng *rand.Rand, c *reftest.Case, l layout) (p *problem[F], shared int) {
+	n := len(c.Keys)
+	of, pages := make([]int, n), make([]int, n)
+	whole := func(i int) int { return (c.Keys[i] - c.Queries[i]) / l.page }
+	for i := 1; i < n; i++ {
+		j := rng.IntN(i)
+		if most := min(whole(i), whole(j)); most > 0 && rng.IntN(5) > 0 {
+			of[i], pages[i] = j, 1+rng.IntN(most)
+			fork(c, i, j, pages[i]*l.page)
+		}
+	}
+	p = place[F](rng, c, l)
+	nan := []float64{math.NaN()}
+	for i := range n {
+		for k, page := range p.seqs[i].Pages[:pages[i]] {
+			for at := range p.g.Key.Page {
+				store(&p.ops.K, int(page)*p.g.Key.Page+at, nan)
+			}
+			for at := range p.g.Value.Page {
+				store(&p.ops.V, int(page)*p.g.Value.Page+at, nan)
+			}
+			p.seqs[i].Pages[k] = p.seqs[of[i]].Pages[k]
+		}
+		shared += pages[i]
+	}
+	return p, shared
+}
+
+func forkShape(rng *rand.Rand) reftest.Shape {
+	s := reftest.Shape{KVHeads: 1 + rng.IntN(3), Dim: 1 + rng.IntN(40), Mask: attn.Mask{Causal: rng.IntN(4) > 0}}
+	s.Heads = s.KVHeads * []int{1, 1, 2, 3, 8}[rng.IntN(5)]
+	s.ValueDim = []int{s.Dim, 1 + rng.IntN(40)}[rng.IntN(2)]
+	for range 1 + rng.IntN(7) {
+		q := []int{0, 1, 1, 1, 1, 3, 40}[rng.IntN(7)]
+		s.Queries, s.Keys = append(s.Queries, q), append(s.Keys, q+rng.IntN(300))
+	}
+	if rng.IntN(3) == 0 {
+		s.SoftCap = 1 + rng.Float64()
+	}
+	if rng.IntN(3) == 0 {
+		s = reftest.RandomSinks(rng, s)
+	}
+	if rng.IntN(4) == 0 {
+		s = reftest.RandomTrees(rng, s)
+	}
+	return s
+}
+
+// Sequences that have keys in common attend to them once, and get what each gets by itself; pages that no table names
+// any more are NaN.
+func TestRunPrefixes(t *testing.T) {
+	rng := reftest.Rand(t)
+	shares := 0
+	for range reftest.AtLeast(120, func() bool { return shares > 20 }) {
+		s, l := forkShape(rng), randomLayout(rng)
+		l.page = []int{1, 2, 7, 16, 33}[rng.IntN(5)]
+		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
+		test := testPrefixes[float32]
+		if rng.IntN(3) == 0 {
+			test = testPrefixes[float64]
+		}
+		shared, err := test(rng, s, in, l)
+		if err != nil {
+			t.Fatalf("%v, %v, %v: %v", s, in, l, err)
+		}
+		if shared {
+			shares++
+		}
+	}
+}
+
+func testPrefixes[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout) (shared bool, err error) {
+	p, pages := placeForks[F](rng, reftest.New(rng, s, in, accOf[F](), formatOf[F](l.dtype)), l)
+	g := p.g
+	g.Policy, g.Workers, g.TileTokens = randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64}[rng.IntN(5)]
+	g.Tree = attn.HasTrees(p.seqs)
+	plan := Plan{PrefixBytes: 1}
+	if err := plan.Build(g, p.seqs); err != nil {
+		return false, err
+	}
+	if plan.shares && pages == 0 {
+		return false, fmt.Errorf("keys are shared, and nobody has any in common")
+	}
+	if rng.IntN(3) == 0 {
+		p.ops.LSE = nil
+	}
+	if err := Run(Default(), &plan, &p.ops); err != nil {
+		return false, err
+	}
+	if err := p.check(p.c.Reference(reftest.Precision{Acc: accOf[F]()})); err != nil {
+		return false, err
+	}
+	want := p.bits()
+	p.forget()
+	if err := Run(Default(), &plan, &p.ops); err != nil || !slices.Equal(p.bits(), want) {
+		return false, fmt.Errorf("the second run has other bits: %v", err)
+	}
+	return plan.shares, nil
+}
+
+// What depends on the distance of a key, or on the sequence, is for each sequence by itself; so is what is too little.
+func TestPrefixesNotTaken(t *testing.T) {
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{1, 1}, Keys: []int{100, 90}, Mask: attn.Mask{Causal: true}}
+	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
+	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 16})
+	copy(p.seqs[1].Pages[:4], p.seqs[0].Pages)
+	for name, x := range map[string]struct {
+		change func(g *attn.Problem)
+		bytes  int
+		shares bool
+	}{
+		"plain":      {func(*attn.Problem) {}, 1, true},
+		"a soft cap": {func(g *attn.Problem) { g.Cap = 2 }, 1, true},
+		"a window":   {func(g *attn.Problem) { g.Window = 1000 }, 1, false},
+		"slopes":     {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, 1, false},
+		"a bias":     {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, 1, false},
+		"dropout":    {func(g *attn.Problem) { g.Dropout = 0.5 }, 1, false},
+		"enough":     {func(*attn.Problem) {}, 64 * 64, true}, // 64 keys and values of 8 float32
+		"too little": {func(*attn.Problem) {}, 64*64 + 64, false},
+		"much less":  {func(*attn.Problem) {}, 0, false},
+	} {
+		g, plan := p.g, Plan{PrefixBytes: x.bytes}
+		x.change(&g)
+		if err := plan.Build(g, p.seqs); err != nil {
+			t.Fatal(err)
+		}
+		if plan.shares != x.shares {
+			t.Errorf("%s: keys are shared: %v", name, plan.shares)
+		}
+	}
+	alone := Plan{PrefixBytes: 1}
+	for range 2 { // a plan that has shared keys, and is built again
+		if err := alone.Build(p.g, p.seqs); err != nil || !alone.shares {
+			t.Fatalf("%v, %v", alone.shares, err)
+		}
+		if err := alone.Build(p.g, p.seqs[:1]); err != nil || alone.shares {
+			t.Fatalf("one sequence by itself: %v, %v", alone.shares, err)
+		}
+	}
+}
+
+// forkProblem is n sequences of one token behind a prefix and keys of their own.
+func forkProblem(rng *rand.Rand, n, prefix, own, heads, kvHeads, dim int, dtype attn.DType) *problem[float32] {
+	s := reftest.Shape{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true}}
+	for range n {
+		s.Queries, s.Keys = append(s.Queries, 1), append(s.Keys, prefix+own)
+	}
+	c := &reftest.Case{Shape: s, Q: make([]float64, n*heads*dim), K: make([]float64, n*(prefix+own)*kvHeads*dim), V: make([]float64, n*(prefix+own)*kvHeads*dim)}
+	for _, x := range [][]float64{c.Q, c.K, c.V} {
+		for i := range x {
+			x[i] = float64(i%17) / 17
+		}
+	}
+	p := place[float32](rng, c, layout{dtype: dtype, page: 16})
+	p.g.Scale = 0.1
+	for i := range p.seqs[1:] {
+		copy(p.seqs[1+i].Pages[:prefix/16], p.seqs[0].Pages)
+	}
+	return p
+}
+
+func TestPrefixAllocations(t *testing.T) {
+	p := forkProblem(reftest.Rand(t), 3, 64, 20, 4, 2, 16, attn.Float16)
+	plan := Plan{PrefixBytes: 1}
+	p.g.Policy = lean.Policy{}
+	run := func() {
+		if err := plan.Build(p.g, p.seqs); err != nil {
+			t.Fatal(err)
+		}
+		if err := Run(Default(), &plan, &p.ops); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if run(); !plan.shares {
+		t.Fatal("nothing is shared")
+	}
+	if n := testing.AllocsPerRun(20, run); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// Forks with their prefix read once, and each by itself.
+func BenchmarkPrefixes(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, c := range []struct{ n, prefix, own, heads, kvHeads, dim int }{
+		{16, 8192, 128, 8, 1, 128}, {16, 8192, 128, 8, 8, 64}, {2, 8192, 128, 8, 8, 64}, {2, 64, 64, 12, 12, 64}, {2, 128, 64, 12, 12, 64},
+		{4, 64, 64, 12, 12, 64}, {4, 256, 64, 12, 12, 64}, {2, 1024, 64, 12, 12, 64}, {8, 32, 64, 12, 12, 64},
+	} {
+		for _, dtype := range []attn.DType{attn.Float32, attn.Float16} {
+			p := forkProblem(rng, c.n, c.prefix, c.own, c.heads, c.kvHeads, c.dim, dtype)
+			for name, bytes := range map[string]int{"once": 1, "each": math.MaxInt} {
+				plan := Plan{PrefixBytes: bytes}
+				b.Run(fmt.Sprintf("%dx%d+%d/%dx%d/%d/%v/%s", c.n, c.prefix, c.own, c.heads, c.kvHeads, c.dim, dtype, name), func(b *testing.B) {
+					for b.Loop() {
+						if err := plan.Build(p.g, p.seqs); err != nil {
+							b.Fatal(err)
+						}
+						if err := Run(Default(), &plan, &p.ops); err != nil {
+							b.Fatal(err)
+						}
+					}
+				})
+			}
+		}
+	}
+}
