@@ -17,6 +17,7 @@ import (
 var Commands = []command.Command{
 	{Name: "cpu", Summary: "attention on this machine's cores: share of the memory's speed, and against Gorgonia's nodes", Setup: measureCPU},
 	{Name: "peers", Summary: "attention against PyTorch on the same cores", Setup: measurePeers},
+	{Name: "forks", Summary: "a token of each of several forks, which attend to what they have in common once", Setup: measureForks},
 	{Name: "gradients", Summary: "prompts and gradients, in float64 and float32, against PyTorch on the same cores", Setup: measureGradients},
 }
 

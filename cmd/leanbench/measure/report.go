@@ -70,6 +70,7 @@ const (
 	BeyondKernels Metric = "beyond its kernels"      // us a layer
 	BeyondFloor   Metric = "beyond the driver alone" // us a layer
 	OverOneGPU    Metric = "x one GPU"               // of one GPU's time to that of several
+	OverCopies    Metric = "x copies"                // of the time of sequences that have nothing in common to that of forks
 	OfReader      Metric = "of a reader of the same pages"
 )
 

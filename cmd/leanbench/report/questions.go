@@ -116,6 +116,13 @@ var questions = []question{
 			{head: "f32", series: "f32", who: "lean, Attend", metric: measure.OverTorch}, {head: "f16", series: "f16", who: "lean, Attend", metric: measure.OverTorch}, {head: "bf16", series: "bf16", who: "lean, Attend", metric: measure.OverTorch}}},
 	},
 	{
+		id: "forks", title: "Forks, on a CPU",
+		text:   "A decode step of forks, which attend to the tokens that they have in common once, and of the same sequences with copies of their own. GB/s are of distinct keys and values. Bar: never slower than copies.",
+		tables: []string{"A token of each of several forks"}, head: "", contenders: true,
+		columns: []column{{head: "ms", metric: measure.StepMillis}, {head: "GB/s", metric: measure.Speed}, {head: "x copies", metric: measure.OverCopies}},
+		picture: picture{kind: "bars", x: "times the speed of copies", y: "sequences", bar: 1, series: []column{{head: "forks", who: "forks", metric: measure.OverCopies}}},
+	},
+	{
 		id: "scores", title: "What score modifications cost, on a CPU",
 		text:   "Time over that of the same without, float32: `Attend` with 12 heads of 64, and a training step at 1024 keys with the bias' own gradient.",
 		tables: []string{"x the time without, Attend", "x the time without, a training step"}, head: "",
