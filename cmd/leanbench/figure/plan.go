@@ -241,10 +241,13 @@ func (p *problem) gpu() (*schedule, error) {
 	working := 0
 	for b, shares := range l.Blocks {
 		for _, x := range shares {
+			if x.Begin == x.End {
+				continue // it only writes zeros
+			}
 			output := (x.Sequence*p.kvHeads+x.Head)*blocks + x.Block
 			s.Workers[b] = append(s.Workers[b], piece{output, x.Begin, x.End, x.Tiles})
 		}
-		if len(shares) > 0 {
+		if len(s.Workers[b]) > 0 {
 			working++
 		}
 	}

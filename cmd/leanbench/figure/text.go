@@ -44,9 +44,10 @@ func writeText(w io.Writer, p *problem, all []*schedule, colours bool) error {
 // String says what is computed.
 func (p *problem) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d heads", p.heads)
 	if p.heads != p.kvHeads {
-		fmt.Fprintf(&b, " for %d KV heads", p.kvHeads)
+		fmt.Fprintf(&b, "%d/%d heads", p.heads, p.kvHeads)
+	} else {
+		fmt.Fprintf(&b, "%d heads", p.heads)
 	}
 	least, most := p.lengths[0], p.lengths[0]
 	for _, n := range p.lengths {
