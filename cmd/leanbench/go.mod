@@ -7,6 +7,7 @@ require (
 	gorgonia.org/gorgonia v0.9.18
 	gorgonia.org/leanattention v0.0.0
 	gorgonia.org/tensor v0.9.24
+	pgregory.net/rapid v1.3.0
 )
 
 require (

@@ -107,6 +107,20 @@ func growth(have, need, least int) int {
 	return max(least, 1<<bits.Len(uint(max(need, 64)-1)))
 }
 
+// workspace is the bytes of what thread blocks of the kernels for few rows hand each other parts of output
+// tiles through.
+type workspace struct{ partials, counters, tagged, runs int64 }
+
+// workspaceOf is that of output tiles of so many rows at most.
+func (e *Engine) workspaceOf(tileRows, dim int) (w workspace) {
+	w.partials = 2 * int64(e.blocks) * int64(tileRows) * int64(dim+2) * 4
+	w.counters = int64(e.blocks) * 4
+	if e.hasEpilogue() {
+		w.tagged, w.runs = 2*w.partials, 3*int64(e.blocks)*4
+	}
+	return w
+}
+
 // reserve makes room for a step, for so many scores, and for so many bytes of parts. On error nothing has changed.
 func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int, scores, parts int64) (err error) {
 	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
@@ -118,9 +132,9 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		}
 	}()
 	next := *m
-	partials := 2 * int64(e.blocks) * int64(tileRows) * int64(dim+2) * 4
-	if m.partials == nil || m.partials.Len() < partials {
-		if next.partials, err = e.dev.NewBuffer(partials); err != nil {
+	size := e.workspaceOf(tileRows, dim)
+	if m.partials == nil || m.partials.Len() < size.partials {
+		if next.partials, err = e.dev.NewBuffer(size.partials); err != nil {
 			return err
 		}
 		fresh = append(fresh, next.partials)
@@ -145,7 +159,7 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		fresh, *b = append(fresh, made), made
 		return made.Set(0, 0, bytes)
 	}
-	if err = zeros(&next.counters, int64(e.blocks)*4); err != nil {
+	if err = zeros(&next.counters, size.counters); err != nil {
 		return err
 	}
 	if parts > 0 {
@@ -154,10 +168,10 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		}
 	}
 	if e.hasEpilogue() {
-		if err = zeros(&next.tagged, 2*partials); err != nil {
+		if err = zeros(&next.tagged, size.tagged); err != nil {
 			return err
 		}
-		if err = zeros(&next.runs, 3*int64(e.blocks)*4); err != nil {
+		if err = zeros(&next.runs, size.runs); err != nil {
 			return err
 		}
 	}

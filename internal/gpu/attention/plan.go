@@ -164,27 +164,11 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	if err := p.usable(op); err != nil {
 		return err
 	}
-	if err := supports(op, &g, p.engine.kernels); err != nil {
-		return err
-	}
-	need, err := measure(op, &g, seqs, rows)
+	look, need, who, err := p.choose(op, &g, seqs, rows)
 	if err != nil {
 		return err
 	}
-	look := look{geometry: g, rows: rows, idle: rows == 0 && need.Rows == 0}
-	group := g.Group()
-	who := p.divide(&g, seqs, p.engine.findPrefill(&g, max(need.Queries, 1)*group))
 	if err := p.engine.loadPrefill(who.prefillKernels); err != nil {
-		return err
-	}
-	look.prefill, look.both = who.prefillKernels, who.few > 0
-	if look.tileRows = tileRows(group, max(need.Queries, p.least.Queries)); look.both {
-		look.tileRows = tileRows(group, who.queries)
-	}
-	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
-	shape := p.engine.shape(g.KV, g.Dim)
-	w := want{problem: &g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
-	if look.kernel, err = p.engine.kernel(op, &w); err != nil {
 		return err
 	}
 	if err := p.engine.load(look.kernel); err != nil {
@@ -210,29 +194,59 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			parts = p.engine.partBytes(k)
 		}
 	}
-	most := tileRows(group, max(need.Queries, least.Queries, least.queries()))
+	most := tileRows(g.Group(), max(need.Queries, least.Queries, least.queries()))
 	if err := p.memory.reserve(p.engine, op, need.Capacity, least, most, g.Dim, scores, parts); err != nil {
 		return err
 	}
 	look.memory = p.memory.generation
 
 	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
-	p.pack(&g, seqs, rows, look.paged, who.queries)
-	few, workers := p.seqs, p.engine.blocks // of the kernel for few rows
-	if look.both {
-		few, workers = p.seqs[:who.few], workers-who.blocks
-	}
-	p.schedule(&g, few, workers, look.paged)
-	p.listPrefill(who)
+	few := p.assign(&g, seqs, rows, &look, who)
 	p.listSlopes(&g)
 	p.prefetchPages(&g, look.kernel)
-	p.maskedRows(&g, len(few), rows)
+	p.maskedRows(&g, few, rows)
 	p.aheadPages(&g, look.paged)
 	if look != p.look {
 		p.look = look
 		p.generation++
 	}
 	return nil
+}
+
+// choose checks a step, and says how large it is, which kernels it takes and which of them attend
+// to what. It asks nothing of the GPU, and writes nothing but scratch.
+func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (look look, need measured, who division, err error) {
+	if err = supports(op, g, p.engine.kernels); err != nil {
+		return look, need, who, err
+	}
+	if need, err = measure(op, g, seqs, rows); err != nil {
+		return look, need, who, err
+	}
+	look.geometry, look.rows, look.idle = *g, rows, rows == 0 && need.Rows == 0
+	group := g.Group()
+	who = p.divide(g, seqs, p.engine.findPrefill(g, max(need.Queries, 1)*group))
+	look.prefill, look.both = who.prefillKernels, who.few > 0
+	if look.tileRows = tileRows(group, max(need.Queries, p.least.Queries)); look.both {
+		look.tileRows = tileRows(group, who.queries)
+	}
+	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
+	shape := p.engine.shape(g.KV, g.Dim)
+	w := want{problem: g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
+	look.kernel, err = p.engine.kernel(op, &w)
+	return look, need, who, err
+}
+
+// assign hands out what choose has chosen: LeanTiles and output tiles to thread blocks. It says how many
+// sequences the kernel for few rows has where both kinds run, and else how many there are.
+func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, look *look, who division) (few int) {
+	p.pack(g, seqs, rows, look.paged, who.queries)
+	few, workers := len(p.seqs), p.engine.blocks // of the kernel for few rows
+	if look.both {
+		few, workers = who.few, workers-who.blocks
+	}
+	p.schedule(g, p.seqs[:few], workers, look.paged)
+	p.listPrefill(who)
+	return few
 }
 
 // tileRows is how many rows output tiles of the kernels for few rows have at most.

@@ -1,0 +1,149 @@
+package figure
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"gorgonia.org/leanattention/internal/plural"
+)
+
+// columns is how wide the text is at most.
+const columns = 80
+
+// writeText draws schedules with letters, at one scale, and what they come to. A letter is an output tile: large in
+// the piece that has its first LeanTile, small in others.
+func writeText(w io.Writer, p *problem, all []*schedule, colours bool) error {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s\n", p)
+	label := len(fmt.Sprint(p.workers-1)) + 1
+	tokens := scale(all, columns-label)
+	fmt.Fprintf(&b, "A letter is an output tile, large where its first LeanTile is and small in other\nparts. Dots are idle. A column is %d tokens.\n", tokens)
+	for _, s := range all {
+		fmt.Fprintf(&b, "\n%s\n", s.heading())
+		end := s.span() * int64(s.Tile)
+		for i, pieces := range s.Workers {
+			fmt.Fprintf(&b, "%*d %s\n", label-1, i, paint(row(s, pieces, tokens, end), colours))
+		}
+	}
+	b.WriteByte('\n')
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "schedule\ttile\tLeanTiles\tlongest\toccupancy\twaves\tpartials\tworkspace\t")
+	for _, s := range all {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.1f%%\t%d\t%d\t%s\t\n", s.Name, s.Tile, s.busy(), s.span(), 100*s.occupancy(), s.waves(), s.partials(), bytesOf(s.Workspace))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// String says what is computed.
+func (p *problem) String() string {
+	var b strings.Builder
+	if p.heads != p.kvHeads {
+		fmt.Fprintf(&b, "%d/%d heads", p.heads, p.kvHeads)
+	} else {
+		fmt.Fprintf(&b, "%d heads", p.heads)
+	}
+	least, most := p.lengths[0], p.lengths[0]
+	for _, n := range p.lengths {
+		least, most = min(least, n), max(most, n)
+	}
+	fmt.Fprintf(&b, " of %d, ", p.dim)
+	if least < most {
+		fmt.Fprintf(&b, "%d contexts of %d to %d tokens", len(p.lengths), least, most)
+	} else {
+		fmt.Fprintf(&b, "%d x %d tokens", len(p.lengths), most)
+	}
+	fmt.Fprintf(&b, ", %v, %d workers", p.dtype, p.workers)
+	return plural.Mend(b.String())
+}
+
+func (s *schedule) heading() string { return s.title + ": " + s.note }
+
+// scale is how many tokens a column has so that the longest schedule fits: the smallest LeanTile, or some of them.
+func scale(all []*schedule, columns int) int64 {
+	least, longest := int64(all[0].Tile), int64(0)
+	for _, s := range all {
+		least, longest = min(least, int64(s.Tile)), max(longest, s.span()*int64(s.Tile))
+	}
+	width := int64(columns)
+	return least * max(1, (longest+width*least-1)/(width*least))
+}
+
+// row draws a worker's pieces in columns of so many tokens up to the end: the letter of the piece that has most of the
+// column, or a dot where more than half of it is idle. Who works at all has a letter.
+func row(s *schedule, pieces []piece, tokens, end int64) string {
+	line := make([]byte, 0, columns)
+	next, from, to := 0, int64(0), int64(0) // the piece behind the one at hand, and where that begins and ends
+	for at := int64(0); at < end; at += tokens {
+		letter, most, busy := byte('.'), int64(0), int64(0)
+		for {
+			if n := min(to, at+tokens) - max(from, at); n > 0 {
+				if busy += n; n > most {
+					letter, most = pieces[next-1].letter(), n
+				}
+			}
+			if to >= at+tokens || next == len(pieces) {
+				break
+			}
+			from, to = to, to+pieces[next].len()*int64(s.Tile)
+			next++
+		}
+		if at > 0 && 2*busy < min(tokens, end-at) {
+			letter = '.'
+		}
+		line = append(line, letter)
+	}
+	return string(line)
+}
+
+// letter is that of the output tile.
+func (k piece) letter() byte {
+	if k.host() {
+		return 'A' + byte(k.Output%26)
+	}
+	return 'a' + byte(k.Output%26)
+}
+
+// paint colours letters, those of an output tile alike.
+func paint(line string, colours bool) string {
+	if !colours {
+		return line
+	}
+	var b strings.Builder
+	last := byte('.')
+	for i := range len(line) {
+		if c := line[i]; c != last {
+			if last = c; c == '.' {
+				b.WriteString("\x1b[0m")
+			} else { // six colours of every terminal; the bright ones where the first part is
+				bright := 30
+				if c < 'a' {
+					bright = 90
+				}
+				fmt.Fprintf(&b, "\x1b[%dm", bright+1+int(c|0x20-'a')%6)
+			}
+		}
+		b.WriteByte(line[i])
+	}
+	if last != '.' {
+		b.WriteString("\x1b[0m")
+	}
+	return b.String()
+}
+
+// bytesOf is a size with three digits or so.
+func bytesOf(n int64) string {
+	switch {
+	case n < 10<<10:
+		return fmt.Sprintf("%d B", n)
+	case n < 10<<20:
+		return fmt.Sprintf("%d KB", (n+512)>>10)
+	}
+	return fmt.Sprintf("%d MB", (n+512<<10)>>20)
+}

@@ -1,0 +1,94 @@
+package attention
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Who attends to what of a step, for people: figures and tests.
+
+// Share is what a thread block attends to of one output tile.
+type Share struct {
+	Sequence, Head, Block int   // the output tile: number of the sequence, as Build was given it, KV head, block of rows
+	Begin, End            int64 // LeanTiles [Begin, End) of it
+	Tiles                 int64 // LeanTiles of all of it
+}
+
+// Launch is a launch of attention.
+type Launch struct {
+	Entry  string    // the kernel
+	Rows   int       // of an output tile, at most
+	Tokens int       // of a LeanTile; of the kernels for many rows, of a step of keys
+	Blocks [][]Share // of each thread block, in the order in which it has them
+	Apart  bool      // some thread blocks have whole output tiles behind their range: Policy.Hybrid
+}
+
+// Schedule is the launches of attention of a step, which run beside each other, and the bytes that a plan reserves for
+// what their thread blocks hand each other.
+type Schedule struct {
+	Launches  []Launch
+	Workspace int64
+}
+
+// ScheduleOf is what an engine on such a GPU launches for a step, without the GPU: capability, multiprocessors and
+// shared memory have to be known, and its memory's speed is an H200's if it is not. Errors are those of
+// [Plan.Build], without the driver's.
+func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule, error) {
+	e := &Engine{info: info, blocks: max(info.Multiprocessors, 1), kernels: kernelsOf(info.Capability)}
+	p := e.NewPlan()
+	const op = "schedule"
+	look, need, who, err := p.choose(op, &g, seqs, 0)
+	if err != nil {
+		return Schedule{}, err
+	}
+	if g.Unfused {
+		return Schedule{}, gpu.Errorf(op, attn.ErrUnsupported, "unfused attention has no schedule")
+	}
+	p.assign(&g, seqs, 0, &look, who)
+	s := Schedule{Launches: p.launches(seqs, &look, who)}
+	size := e.workspaceOf(tileRows(g.Group(), need.Queries), g.Dim)
+	if s.Workspace = size.partials + size.counters + size.tagged + size.runs; who.workers > 0 {
+		s.Workspace += e.partBytes(who.first())
+	}
+	return s, nil
+}
+
+// launches lists what was assigned.
+func (p *Plan) launches(seqs []attn.Sequence, look *look, who division) (all []Launch) {
+	g := &look.geometry
+	number := make(map[int32]int, len(seqs)) // by the first row: no two sequences have the same
+	for i := range seqs {
+		if seqs[i].Queries > 0 {
+			number[int32(seqs[i].Row)] = i
+		}
+	}
+	if k := who.taken(g); k != nil {
+		l := Launch{Entry: k.entries[k.entryOf(g.QueryType, g.QueryType)], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.dealt)}
+		for b := range l.Blocks {
+			for _, t := range p.prefilling[p.prefillStarts[b]:p.prefillStarts[b+1]] {
+				n := p.seqs[t.seq]
+				rows, first := int(n.queries)*g.Group(), int(t.block)*k.tile.rows
+				share := Share{Sequence: number[n.row], Head: int(t.head), Block: int(t.block), Begin: int64(t.first) / cutKeys}
+				share.End, share.Tiles = share.Begin+t.steps(), keysOf(g, &n, first, min(first+k.tile.rows, rows), 1).Tiles(cutKeys)
+				l.Blocks[b] = append(l.Blocks[b], share)
+			}
+		}
+		all = append(all, l)
+		if !look.both {
+			return all
+		}
+	}
+	l := Launch{Entry: look.kernel.entries[0], Rows: look.tileRows, Tokens: tileTokens(g), Blocks: make([][]Share, p.engine.blocks)}
+	for b := range p.sched.Workers() {
+		l.Apart = l.Apart || p.works[b].wholeTiles > 0
+		for it := p.sched.Work(b); ; {
+			k, ok := it.Next()
+			if !ok {
+				break
+			}
+			l.Blocks[b] = append(l.Blocks[b], Share{number[p.seqs[k.Seq].row], k.Head, k.Block, k.Begin, k.End, k.Tiles})
+		}
+	}
+	return append(all, l)
+}

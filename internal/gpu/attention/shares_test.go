@@ -1,0 +1,156 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// What ScheduleOf says is what the plan of a GPU has built and reserved, and has every LeanTile once.
+func TestScheduleOf(t *testing.T) {
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			testScheduleOf(t, m)
+		})
+	}
+}
+
+func testScheduleOf(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	m.engine.Eager = false
+	kinds := map[string]int{}
+	for i := range reftest.AtLeast(100, func() bool {
+		return kinds["cut"] > 0 && kinds["whole"] > 0 && kinds["many rows"] > 0 && (!m.runsBeside() || kinds["both"] > 0)
+	}) {
+		group := testgpu.Pick(rng, 1, 4, 16, 40)
+		kv := 1 + rng.IntN(6)
+		g := paged(kv*group, kv, testgpu.Pick(rng, 64, 128))
+		g.Causal, g.QueryType, g.TileTokens = rng.IntN(2) == 0, testgpu.Pick(rng, attn.Float16, attn.Float32), testgpu.Pick(rng, 0, 128)
+		longest := testgpu.Pick(rng, 50, 3000, 40000)
+		var seqs []attn.Sequence
+		row := 0
+		for range 1 + rng.IntN(8) {
+			queries := testgpu.Pick(rng, 0, 1, 1, 1, 2, 100)
+			seqs = append(seqs, sequenceOf(row, queries, queries+rng.IntN(longest), 0))
+			row += queries
+		}
+		got, err := ScheduleOf(m.engine.info, g, seqs)
+		noError(t, err)
+		p := m.engine.NewPlan()
+		noError(t, p.Build(g, seqs, 0))
+
+		var entries []string
+		for _, l := range got.Launches {
+			entries = append(entries, l.Entry)
+		}
+		want := p.Kernels()
+		slices.Sort(want)
+		if slices.Sort(entries); !slices.Equal(entries, want) {
+			t.Fatalf("case %d: launches of %v, want %v", i, entries, want)
+		}
+		bytes := int64(0)
+		for _, b := range p.memory.buffers() {
+			if b != &p.memory.table && *b != nil {
+				bytes += (*b).Len()
+			}
+		}
+		if got.Workspace != bytes {
+			t.Fatalf("case %d: a workspace of %d bytes, and the plan has %d", i, got.Workspace, bytes)
+		}
+		checkShares(t, &g, seqs, got)
+		for _, l := range got.Launches {
+			if l.Tokens != cutKeys || p.look.prefill.taken(&g) == nil {
+				continue
+			}
+			kinds["many rows"]++
+			for b, shares := range l.Blocks {
+				if n := int(p.prefillStarts[b+1] - p.prefillStarts[b]); n != len(shares) {
+					t.Fatalf("case %d: block %d has %d shares, and gets %d", i, b, len(shares), n)
+				}
+			}
+		}
+		if p.look.both {
+			kinds["both"]++
+		}
+		if l := got.Launches[len(got.Launches)-1]; p.look.prefill.taken(&g) == nil || p.look.both {
+			for b, w := range p.works {
+				n := w.tiles + max(w.wholeTiles, 0)
+				for _, s := range l.Blocks[b] {
+					n -= int32(s.End - s.Begin)
+					if s.End-s.Begin == s.Tiles {
+						kinds["whole"]++
+					} else {
+						kinds["cut"]++
+					}
+				}
+				if n != 0 || len(l.Blocks[b]) > 0 && (int(w.head) != l.Blocks[b][0].Head || int(w.seq) >= len(p.seqs) || int(p.seqs[w.seq].row) != seqs[l.Blocks[b][0].Sequence].Row) {
+					t.Fatalf("case %d: block %d has %+v, and gets %+v", i, b, l.Blocks[b], w)
+				}
+			}
+		}
+		noError(t, p.Close())
+	}
+}
+
+// checkShares: every LeanTile of every output tile once.
+func checkShares(t *testing.T, g *attn.Problem, seqs []attn.Sequence, s Schedule) {
+	t.Helper()
+	type output struct{ sequence, head, block int }
+	first := make([]int, len(seqs)) // the rows of each sequence that have come, times heads
+	for _, l := range s.Launches {
+		seen := map[output][]bool{}
+		for _, shares := range l.Blocks {
+			for _, x := range shares {
+				o := output{x.Sequence, x.Head, x.Block}
+				if seen[o] == nil {
+					seen[o] = make([]bool, x.Tiles)
+				}
+				if x.Begin < 0 || x.End > x.Tiles || int(x.Tiles) != len(seen[o]) {
+					t.Fatalf("%+v of %d LeanTiles", x, len(seen[o]))
+				}
+				for i := x.Begin; i < x.End; i++ {
+					if seen[o][i] {
+						t.Fatalf("LeanTile %d comes twice: %+v", i, x)
+					}
+					seen[o][i] = true
+				}
+			}
+		}
+		for o, tiles := range seen {
+			if slices.Contains(tiles, false) {
+				t.Fatalf("%+v: LeanTiles that are nobody's: %v", o, tiles)
+			}
+			rows := seqs[o.sequence].Queries * g.Group()
+			first[o.sequence] += min(rows-o.block*l.Rows, l.Rows)
+		}
+	}
+	for i, rows := range first {
+		if s := &seqs[i]; s.Keys > 0 && rows != s.Queries*g.Heads {
+			t.Fatalf("%d rows of sequence %d, which has %d queries of %d heads", rows, i, s.Queries, g.Heads)
+		}
+	}
+}
+
+// What has no schedule, or no kernel, is refused as Build refuses it.
+func TestScheduleOfRefuses(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	for _, c := range badGeometries {
+		g := paged(4, 2, 64)
+		c.spoil(&g)
+		s, err := ScheduleOf(m.engine.info, g, nil)
+		if wantError(t, "schedule", err, c.want, c.text); !reflect.DeepEqual(s, Schedule{}) {
+			t.Errorf("%v, and %+v", err, s)
+		}
+	}
+	g := paged(4, 2, 64)
+	g.Unfused = true
+	_, err := ScheduleOf(m.engine.info, g, nil)
+	wantError(t, "unfused", err, attn.ErrUnsupported, "no schedule")
+}
