@@ -41,7 +41,7 @@ func stateCases(rng *rand.Rand) (cases []opCase) {
 		}
 		cases = append(cases,
 			opCase{
-				name: fmt.Sprintf("output of %d states of %v", n, shape), inputs: inputs, shape: shape, size: 8,
+				name: fmt.Sprintf("output of %d states of %v", n, shape), inputs: inputs, shape: shape, size: 8, host: true,
 				build: func(in []*G.Node) (*G.Node, error) { return MergeStates(in[:n], in[n:]) },
 				want: func(in [][]float64) []float64 {
 					y := make([]float64, len(in[0]))
@@ -55,7 +55,7 @@ func stateCases(rng *rand.Rand) (cases []opCase) {
 				},
 			},
 			opCase{
-				name: fmt.Sprintf("log-sum-exp of %d states of %v", n, shape), inputs: inputs[n:], shape: rows, size: 8,
+				name: fmt.Sprintf("log-sum-exp of %d states of %v", n, shape), inputs: inputs[n:], shape: rows, size: 8, host: true,
 				build: func(in []*G.Node) (*G.Node, error) { return MergeLSE(in...) },
 				want: func(in [][]float64) []float64 {
 					y := make([]float64, len(in[0]))
