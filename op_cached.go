@@ -40,9 +40,10 @@ import (
 // that Set reserved, so it may be repeated before [Step.Commit]. q, k and v of a run may
 // have fewer rows than the graph was built for, if they have those that Set gave to
 // sequences: a short prompt costs what it is long. The node takes
-// every option but [WithLengths], since the cache knows the lengths, and [WithBias];
-// tokens that a window has left behind stay in the cache. It has no gradient: a cache is for
-// inference.
+// every option but [WithLengths], since the cache knows the lengths, and [WithBias].
+// Tokens that a window has left behind stay in the cache, unless that has a
+// [CacheConfig].Window: then each node has [WithWindow] of no more keys, else it is
+// [ErrOption]. It has no gradient: a cache is for inference.
 //
 // Errors: [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph], and
 // [ErrState] for a layer of no step; in a run [ErrState] for a step that is not set,
@@ -59,6 +60,9 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		return nil, errorf(op, ErrState, "layer of no step: get it from Step.Layer")
 	}
 	cfg := &s.cache.config
+	if err := cfg.keepsFor(op, &c); err != nil {
+		return nil, err
+	}
 	if layer.index < 0 || layer.index >= cfg.Layers {
 		return nil, errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
 	}
@@ -95,6 +99,18 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		}
 	}
 	return out, nil
+}
+
+// keepsFor checks that the cache keeps all tokens that a node sees.
+func (c *CacheConfig) keepsFor(op string, node *config) error {
+	switch window := node.mask.Window; {
+	case c.Window == 0:
+	case window == 0:
+		return errorf(op, ErrOption, "a node without WithWindow, on a cache that keeps a Window of %d tokens", c.Window)
+	case window > c.Window:
+		return errorf(op, ErrOption, "WithWindow(%d), on a cache that keeps a Window of %d tokens", window, c.Window)
+	}
+	return nil
 }
 
 // unused checks that no node of graph g is on the layer. The second one would write
