@@ -34,9 +34,14 @@ type CacheConfig struct {
 	//
 	//	(Window + Rewind) / PageSize + 2
 	//
-	// pages between two steps, and within a step as many more as its new tokens fill. What is gone
-	// is gone: see [Sequence.Truncate].
+	// pages between two steps, those of SinkTokens besides, and within a step as many more as its new
+	// tokens fill. What is gone is gone: see [Sequence.Truncate].
 	Window int
+
+	// SinkTokens is how many of a sequence's first tokens stay, beside those of the Window: each node on
+	// the cache has [WithSinkTokens] of that number then, and not [WithALiBi]. It is for host
+	// memory.
+	SinkTokens int
 
 	// Rewind is how many of a sequence's last tokens [Sequence.Truncate] can take away
 	// where there is a Window: so many tokens more are kept. Speculative decoding, which
@@ -201,13 +206,13 @@ func (c *CacheConfig) checkWindow(op string) error {
 	for _, f := range [...]struct {
 		name string
 		n    int
-	}{{"Window", c.Window}, {"Rewind", c.Rewind}} {
+	}{{"Window", c.Window}, {"SinkTokens", c.SinkTokens}, {"Rewind", c.Rewind}} {
 		if f.n < 0 || f.n > maxWindow {
 			return errorf(op, ErrShape, "%s is %d, outside [0, %d]", f.name, f.n, maxWindow)
 		}
 	}
-	if c.Rewind > 0 && c.Window == 0 {
-		return errorf(op, ErrShape, "Rewind is %d and Window 0: without a window all tokens are kept", c.Rewind)
+	if c.Window == 0 && c.Rewind+c.SinkTokens > 0 {
+		return errorf(op, ErrShape, "Window is 0, SinkTokens %d, Rewind %d: without a window all tokens are kept", c.SinkTokens, c.Rewind)
 	}
 	return nil
 }
@@ -216,7 +221,7 @@ func (c *CacheConfig) checkWindow(op string) error {
 // also if the last ones of up to Rewind are taken away.
 func (c *CacheConfig) behind(tokens int) (g pages.Gap) {
 	if c.Window > 0 {
-		g.End = max(tokens-c.Rewind-c.Window+1, 0)
+		g = pages.Gap{First: c.SinkTokens, End: max(tokens-c.Rewind-c.Window+1, 0)}
 	}
 	return g
 }

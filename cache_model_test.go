@@ -57,7 +57,7 @@ func there(pages []*modelPage) (list []*modelPage) {
 // sees says whether the cache keeps token j for a query at a position behind it.
 func (m *cacheModel) sees(position, j int) bool {
 	c := &m.cache.config
-	return c.Window == 0 || position-j < c.Window
+	return c.Window == 0 || position-j < c.Window || j < c.SinkTokens
 }
 
 // giveBack drops the tokens that no query will see, from the one that comes first if the sequence is rewound.
@@ -139,6 +139,9 @@ func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 	if rapid.Bool().Draw(t, "windows") {
 		config.Window = rapid.IntRange(1, 12).Draw(t, "window")
 		config.Rewind = rapid.IntRange(0, 5).Draw(t, "rewind")
+		if at.gpu == nil {
+			config.SinkTokens = rapid.IntRange(0, 7).Draw(t, "sink tokens")
+		}
 	}
 	if at.real {
 		config.HeadDim = rapid.SampledFrom([]int{64, 80, 96}).Draw(t, "head dim of a GPU")
@@ -164,7 +167,7 @@ func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 			opts = append(opts, WithCausal())
 		}
 		if config.Window > 0 {
-			opts = append(opts, WithWindow(rapid.IntRange(1, config.Window).Draw(t, "window of a step")))
+			opts = append(opts, WithWindow(rapid.IntRange(1, config.Window).Draw(t, "window of a step")), WithSinkTokens(config.SinkTokens))
 		}
 		opts = append(opts,
 			WithWorkers(rapid.IntRange(0, 4).Draw(t, "workers")),

@@ -123,6 +123,8 @@ func newStepGraph(t interface {
 			s.mask.Causal = true
 		case optWindow:
 			s.mask.Window = o.n
+		case optSinkTokens:
+			s.mask.SinkTokens = o.n
 		}
 	}
 	cfg := c.Config()

@@ -219,6 +219,9 @@ func (c CacheConfig) String() string {
 	if c.Window != 0 {
 		window = fmt.Sprintf(", a window of %d keys", c.Window)
 	}
+	if c.SinkTokens != 0 {
+		window += fmt.Sprintf(" and %d sink tokens", c.SinkTokens)
+	}
 	if c.Rewind != 0 {
 		window += fmt.Sprintf(" and %d more to rewind", c.Rewind)
 	}

@@ -46,6 +46,7 @@ var features = []feature{ // shapes first, of which the others make use
 		r.Trees = []attn.Tree{reftest.RandomTree(rng, r.Queries[0])}
 	}},
 	{"window", func(_ *rand.Rand, r *request) { r.Window = 5 }},
+	{"sink tokens", func(_ *rand.Rand, r *request) { r.Window, r.SinkTokens = 5, 3 }},
 	{"soft cap", func(_ *rand.Rand, r *request) { r.SoftCap = 0.8 }},
 	{"ALiBi", func(_ *rand.Rand, r *request) {
 		r.Slopes = nil

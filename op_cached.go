@@ -42,8 +42,8 @@ import (
 // sequences: a short prompt costs what it is long. The node takes
 // every option but [WithLengths], since the cache knows the lengths, and [WithBias].
 // Tokens that a window has left behind stay in the cache, unless that has a
-// [CacheConfig].Window: then each node has [WithWindow] of no more keys, else it is
-// [ErrOption]. It has no gradient: a cache is for inference.
+// [CacheConfig].Window: then each node has [WithWindow] of no more keys, and
+// [WithSinkTokens] if the cache has them, else it is [ErrOption]. It has no gradient: a cache is for inference.
 //
 // Errors: [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph], and
 // [ErrState] for a layer of no step; in a run [ErrState] for a step that is not set,
@@ -109,6 +109,11 @@ func (c *CacheConfig) keepsFor(op string, node *config) error {
 		return errorf(op, ErrOption, "a node without WithWindow, on a cache that keeps a Window of %d tokens", c.Window)
 	case window > c.Window:
 		return errorf(op, ErrOption, "WithWindow(%d), on a cache that keeps a Window of %d tokens", window, c.Window)
+	case node.mask.SinkTokens != c.SinkTokens:
+		return errorf(op, ErrOption, "WithSinkTokens(%d), on a cache that keeps %d SinkTokens beside a window", node.mask.SinkTokens, c.SinkTokens)
+	case c.SinkTokens > 0 && node.score.Slopes != "":
+		// Their distance from a query is not that of their places in the pages that are left.
+		return errorf(op, ErrUnsupported, "WithALiBi, on a cache that keeps %d SinkTokens", c.SinkTokens)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 //
 // It writes 48 bytes and Len*Layers*KVHeads*(HeadDim+ValueDim) elements, bit for bit
 // as the cache holds them. Of a sequence that has given tokens back ([CacheConfig].Window) it writes 64
-// bytes and those of the Window+Rewind-1 tokens that it keeps. It writes in pieces of 1 MB at most (or one token's keys in a layer,
+// bytes and those of the tokens that it keeps, the SinkTokens and the last Window+Rewind-1 ones. It writes in pieces of 1 MB at most (or one token's keys in a layer,
 // where these are more). The bytes are the same
 // whatever the page size, and on the host and a GPU alike. What model made them, and
 // of which tokens, is for the caller to note.
@@ -298,8 +298,9 @@ func (c *CacheConfig) doesWithout(op string, gone pages.Gap, tokens uint64) erro
 	if gone == (pages.Gap{}) {
 		return nil
 	}
-	if c.Window == 0 || gone.End > int(tokens)-c.Window+1 {
-		return errorf(op, ErrShape, "the saved sequence has given back tokens [%d, %d) of %d; the cache has a Window of %d", gone.First, gone.End, tokens, c.Window)
+	if c.Window == 0 || gone.First < c.SinkTokens || gone.End > int(tokens)-c.Window+1 {
+		return errorf(op, ErrShape, "the saved sequence has given back tokens [%d, %d) of %d; the cache has a Window of %d and %d SinkTokens",
+			gone.First, gone.End, tokens, c.Window, c.SinkTokens)
 	}
 	return nil
 }
