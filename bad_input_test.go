@@ -59,6 +59,8 @@ var badOptions = []struct {
 	{"negative splits", la.WithSchedule(la.FixedSplit(-3)), la.ErrOption, "WithSchedule("},
 	{"no window", la.WithWindow(0), la.ErrOption, "WithWindow(0)"},
 	{"negative window", la.WithWindow(-5), la.ErrOption, "WithWindow(-5)"},
+	{"negative sink tokens", la.WithSinkTokens(-1), la.ErrOption, "WithSinkTokens(-1)"},
+	{"sink tokens without a window", la.WithSinkTokens(4), la.ErrOption, "WithSinkTokens(4) without WithWindow"},
 	{"no soft cap", la.WithSoftCap(0), la.ErrOption, "WithSoftCap(0)"},
 	{"negative soft cap", la.WithSoftCap(-1), la.ErrOption, "WithSoftCap(-1)"},
 	{"NaN soft cap", la.WithSoftCap(math.NaN()), la.ErrOption, "WithSoftCap(NaN)"},

@@ -27,6 +27,27 @@ type CacheConfig struct {
 	PageSize int // tokens of a page; 0: 64
 	Pages    int // pages that all sequences share
 
+	// Window, if it is not 0, says that no layer looks back further: each node on the
+	// cache has [WithWindow] of at most so many keys. Commit then gives back the pages of
+	// a sequence that hold only tokens which no later query sees, so a sequence of
+	// any length has at most
+	//
+	//	(Window + Rewind) / PageSize + 2
+	//
+	// pages between two steps, those of SinkTokens besides, and within a step as many more as its new
+	// tokens fill. What is gone is gone: see [Sequence.Truncate].
+	Window int
+
+	// SinkTokens is how many of a sequence's first tokens stay, beside those of the Window: each node on
+	// the cache has [WithSinkTokens] of that number then, and not [WithALiBi]. It is for host
+	// memory.
+	SinkTokens int
+
+	// Rewind is how many of a sequence's last tokens [Sequence.Truncate] can take away
+	// where there is a Window: so many tokens more are kept. Speculative decoding, which
+	// commits guesses and takes the wrong ones away, needs as many as it guesses.
+	Rewind int
+
 	// Device is the GPU whose memory the keys and values are in, and on which
 	// layers compute; nil: host memory, and the CPU. Of several ([OpenGPUs]) each has
 	// some of the KV heads, one at least. On a GPU HeadDim is 64, 80,
@@ -160,6 +181,9 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 			return l, errorf(op, ErrShape, "%s is %d, outside [1, %d]", f.name, f.n, math.MaxInt32)
 		}
 	}
+	if err := c.checkWindow(op); err != nil {
+		return l, err
+	}
 	storage, ok := storageType(c.DType)
 	if !ok || c.DType == tensor.Float64 {
 		return l, errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", c.DType)
@@ -172,6 +196,34 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 		return l, errorf(op, ErrShape, "%v: more bytes than an address has", &c)
 	}
 	return cacheLayout{c, storage, keyElements, valueElements, int64(keyBytes + valueBytes)}, nil
+}
+
+// maxWindow bounds what sequences keep: sums of three are an int.
+const maxWindow = 1 << 29
+
+// checkWindow checks what says which tokens sequences keep.
+func (c *CacheConfig) checkWindow(op string) error {
+	for _, f := range [...]struct {
+		name string
+		n    int
+	}{{"Window", c.Window}, {"SinkTokens", c.SinkTokens}, {"Rewind", c.Rewind}} {
+		if f.n < 0 || f.n > maxWindow {
+			return errorf(op, ErrShape, "%s is %d, outside [0, %d]", f.name, f.n, maxWindow)
+		}
+	}
+	if c.Window == 0 && c.Rewind+c.SinkTokens > 0 {
+		return errorf(op, ErrShape, "Window is 0, SinkTokens %d, Rewind %d: without a window all tokens are kept", c.SinkTokens, c.Rewind)
+	}
+	return nil
+}
+
+// behind is the tokens that windows leave behind where a sequence has so many: no query of a later token sees them,
+// also if the last ones of up to Rewind are taken away.
+func (c *CacheConfig) behind(tokens int) (g pages.Gap) {
+	if c.Window > 0 {
+		g = pages.Gap{First: c.SinkTokens, End: max(tokens-c.Rewind-c.Window+1, 0)}
+	}
+	return g
 }
 
 // product is the product of its arguments, if it fits in an int.
@@ -209,7 +261,7 @@ type CacheStats struct {
 	FreePages int    // held by nobody
 	Shared    int    // held by more than one sequence
 	Sequences int    // not released
-	Tokens    int    // committed, of all sequences; shared ones count for each
+	Tokens    int    // committed, of all sequences, with those that windows have left behind; shared ones count for each
 	Bytes     int64  // memory of all keys and values
 	Device    string // where they are: "host memory", or the GPU
 }
@@ -289,7 +341,8 @@ func (c *Cache) newSequence(table pages.Table) *Sequence {
 	return s
 }
 
-// Len is the number of committed tokens; 0 for a released sequence.
+// Len is the number of committed tokens, with those whose pages were given back
+// ([CacheConfig].Window); 0 for a released sequence.
 func (s *Sequence) Len() int {
 	if s.made("") != nil {
 		return 0
@@ -346,8 +399,11 @@ func (s *Sequence) Fork() (*Sequence, error) {
 }
 
 // Truncate keeps the first n tokens, n in [0, Len], and gives back the pages
-// behind them. Errors: [ErrLength], [ErrState] while the sequence is part of an open
-// step, [ErrClosed].
+// behind them. Where the cache has a window, the next token may need some that are
+// gone: that is [ErrLength]. The last [CacheConfig].Rewind tokens that the sequence has had, or all of
+// them, can always be taken away.
+//
+// Errors: [ErrLength], [ErrState] while the sequence is part of an open step, [ErrClosed].
 func (s *Sequence) Truncate(n int) error {
 	if err := s.made("Truncate"); err != nil {
 		return err
@@ -360,6 +416,10 @@ func (s *Sequence) Truncate(n int) error {
 	}
 	if n < 0 || n > s.table.Tokens {
 		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d", n, s.table.Tokens)
+	}
+	if gap := s.table.Gap; n > gap.First && max(n-c.config.Window+1, 0) < gap.End {
+		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d: a window of %d keys would see tokens of [%d, %d), which were given back; Rewind is %d",
+			n, s.table.Tokens, c.config.Window, gap.First, gap.End, c.config.Rewind)
 	}
 	return c.cut("Truncate", s, n)
 }
@@ -390,6 +450,21 @@ func (c *Cache) cut(op string, s *Sequence, n int) error {
 		return pagesError(op, err)
 	}
 	c.tokens -= was - n
+	return nil
+}
+
+// commit puts what is reserved into the sequence's table, and gives back what windows leave behind. The mu is held.
+func (c *Cache) commit(op string, r *reservation) error {
+	t := &r.seq.table
+	err := c.pool.Commit(&r.Reservation)
+	if gap := c.config.behind(t.Tokens); err == nil && gap.End > max(gap.First, t.Gap.End) {
+		err = c.pool.Drop(t, gap)
+	}
+	if err != nil {
+		return pagesError(op, err)
+	}
+	r.seq.step = nil
+	c.tokens += r.tokens
 	return nil
 }
 

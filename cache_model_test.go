@@ -37,9 +37,46 @@ type modelPage struct{ _ int }
 type modelSequence struct {
 	real     *Sequence
 	tokens   []*testToken
-	pages    []*modelPage
-	step     *modelStep // that it is in
+	pages    []*modelPage // of all tokens; nil: given back
+	gone     [2]int       // the tokens that were given back, from and to
+	most     int          // how many tokens it has had since it was empty
+	step     *modelStep   // that it is in
 	released bool
+}
+
+// there are the pages that are not given back.
+func there(pages []*modelPage) (list []*modelPage) {
+	for _, p := range pages {
+		if p != nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// sees says whether the cache keeps token j for a query at a position behind it.
+func (m *cacheModel) sees(position, j int) bool {
+	c := &m.cache.config
+	return c.Window == 0 || position-j < c.Window || j < c.SinkTokens
+}
+
+// giveBack drops the tokens that no query will see, from the one that comes first if the sequence is rewound.
+func (m *cacheModel) giveBack(s *modelSequence) {
+	s.most = max(s.most, len(s.tokens))
+	for j := range s.tokens {
+		if !m.sees(max(len(s.tokens)-m.cache.config.Rewind, j), j) {
+			if s.gone == [2]int{} {
+				s.gone[0] = j
+			}
+			s.gone[1] = max(s.gone[1], j+1)
+		}
+	}
+	size := m.cache.config.PageSize
+	for i := range s.pages {
+		if i*size >= s.gone[0] && (i+1)*size <= s.gone[1] {
+			s.pages[i] = nil
+		}
+	}
 }
 
 type modelStep struct {
@@ -99,6 +136,13 @@ func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 		DType:    rapid.SampledFrom([]tensor.Dtype{tensor.Float32, Float16, BFloat16}).Draw(t, "dtype"),
 		Device:   at.gpu,
 	}
+	if rapid.Bool().Draw(t, "windows") {
+		config.Window = rapid.IntRange(1, 12).Draw(t, "window")
+		config.Rewind = rapid.IntRange(0, 5).Draw(t, "rewind")
+		if at.gpu == nil {
+			config.SinkTokens = rapid.IntRange(0, 7).Draw(t, "sink tokens")
+		}
+	}
 	if at.real {
 		config.HeadDim = rapid.SampledFrom([]int{64, 80, 96}).Draw(t, "head dim of a GPU")
 		config.ValueDim = config.HeadDim
@@ -121,6 +165,9 @@ func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 		var opts []Option
 		if rapid.Bool().Draw(t, "causal") {
 			opts = append(opts, WithCausal())
+		}
+		if config.Window > 0 {
+			opts = append(opts, WithWindow(rapid.IntRange(1, config.Window).Draw(t, "window of a step")), WithSinkTokens(config.SinkTokens))
 		}
 		opts = append(opts,
 			WithWorkers(rapid.IntRange(0, 4).Draw(t, "workers")),
@@ -211,7 +258,7 @@ func (m *cacheModel) Fork(t *rapid.T) {
 	}
 	f, err := s.real.Fork()
 	if expect(t, err, s.wrong()...) {
-		m.add(t, &modelSequence{real: f, tokens: slices.Clone(s.tokens), pages: slices.Clone(s.pages)})
+		m.add(t, &modelSequence{real: f, tokens: slices.Clone(s.tokens), pages: slices.Clone(s.pages), gone: s.gone, most: s.most})
 	}
 }
 
@@ -222,9 +269,21 @@ func (m *cacheModel) Truncate(t *rapid.T) {
 	if n < 0 || n > len(s.tokens) {
 		wrong = append(wrong, ErrLength)
 	}
+	for j := s.gone[0]; n > s.gone[0] && j < min(s.gone[1], n+1); j++ {
+		if m.sees(n, j) {
+			wrong = append(wrong, ErrLength)
+			if n >= s.most-m.cache.config.Rewind && n <= len(s.tokens) {
+				t.Fatalf("%d tokens of %d, and it had %d: token %d should be there", n, len(s.tokens), s.most, j)
+			}
+			break
+		}
+	}
 	if expect(t, s.real.Truncate(n), wrong...) {
 		s.tokens = s.tokens[:n:n]
 		s.pages = s.pages[:m.pagesFor(n):m.pagesFor(n)]
+		if n <= s.gone[0] {
+			s.gone, s.most = [2]int{}, n
+		}
 	}
 }
 
@@ -234,7 +293,7 @@ func (m *cacheModel) Release(t *rapid.T) {
 		t.Skip("sequences are to grow")
 	}
 	if expect(t, s.real.Release(), s.wrong()...) {
-		s.released, s.tokens, s.pages = true, nil, nil
+		s.released, s.tokens, s.pages, s.gone = true, nil, nil, [2]int{}
 	}
 }
 
@@ -250,7 +309,7 @@ func (m *cacheModel) Save(t *rapid.T) {
 		return
 	}
 	var wrong []error
-	need := m.pagesFor(len(s.tokens))
+	need := len(there(s.pages))
 	if need > m.cache.config.Pages-len(m.held()) {
 		wrong = append(wrong, ErrCacheFull)
 	}
@@ -258,9 +317,11 @@ func (m *cacheModel) Save(t *rapid.T) {
 	if !expect(t, err, wrong...) {
 		return
 	}
-	fresh := &modelSequence{real: loaded, tokens: slices.Clone(s.tokens)}
-	for range need {
-		fresh.pages = append(fresh.pages, new(modelPage))
+	fresh := &modelSequence{real: loaded, tokens: slices.Clone(s.tokens), pages: slices.Clone(s.pages), gone: s.gone, most: s.most}
+	for i, p := range fresh.pages {
+		if p != nil {
+			fresh.pages[i] = new(modelPage)
+		}
 	}
 	m.add(t, fresh)
 }
@@ -302,7 +363,7 @@ func (m *cacheModel) setIdle(t *rapid.T, s *modelStep) {
 		n := rapid.IntRange(1, left).Draw(t, "tokens")
 		left -= n
 		p := modelPart{modelSequence: idle[i], fresh: newTestTokens(n, m.cache.config.Layers)}
-		if s.causal && rapid.Bool().Draw(t, "a tree") {
+		if s.mask.Causal && s.mask.Window == 0 && rapid.Bool().Draw(t, "a tree") {
 			p.tree = drawTree(t, n)
 		}
 		parts = append(parts, p)
@@ -328,7 +389,7 @@ func (m *cacheModel) SetAnything(t *rapid.T) {
 		rows += n
 		if rapid.IntRange(0, 3).Draw(t, "a tree") == 0 {
 			p.tree = drawTree(t, max(n, 0))
-			if !s.causal {
+			if !s.mask.Causal || s.mask.Window > 0 {
 				wrong = append(wrong, ErrUnsupported)
 			}
 			if rapid.IntRange(0, 3).Draw(t, "a bad one") == 0 {
@@ -373,7 +434,7 @@ func (m *cacheModel) set(t *rapid.T, s *modelStep, parts []modelPart, wrong []er
 			if len(p.tokens)%m.cache.config.PageSize != 0 && m.holders()[p.pages[len(p.pages)-1]] > 1 {
 				p.after = p.after[:len(p.after)-1]
 			}
-			for len(p.after) < m.pagesFor(len(p.tokens)+len(p.fresh)) {
+			for len(p.after) < m.pagesFor(len(p.tokens)+len(p.fresh)) { // pages are numbered from the first token on
 				p.after = append(p.after, new(modelPage))
 				free--
 			}
@@ -485,6 +546,7 @@ func (m *cacheModel) commit(t *rapid.T, s *modelStep) {
 	for _, p := range s.parts {
 		p.tokens = append(slices.Clone(p.tokens), p.fresh...)
 		p.pages, p.step = p.after, nil
+		m.giveBack(p.modelSequence)
 	}
 	s.open, s.parts = false, nil
 }
@@ -561,6 +623,9 @@ func (m *cacheModel) Check(t *rapid.T) {
 	m.checkPages(t)
 	view := m.cache.testView()
 	for i, s := range m.sequences {
+		if gap := s.real.table.Gap; gap.First != s.gone[0] || gap.End != s.gone[1] {
+			t.Fatalf("sequence %d has given back tokens %v, want %v", i, gap, s.gone)
+		}
 		if err := view.checkTokens(s.real, s.tokens); err != nil {
 			t.Fatalf("sequence %d: %v", i, err)
 		}
@@ -572,7 +637,11 @@ func (m *cacheModel) Check(t *rapid.T) {
 					if tok.k[l] == nil { // the layer has not run
 						break
 					}
-					if err := view.checkToken(l, s.step.reservations[j].Pages, n, tok); err != nil {
+					at, kept := p.real.place(n)
+					if !kept {
+						continue
+					}
+					if err := view.checkToken(l, s.step.reservations[j].Pages, at, tok); err != nil {
 						t.Fatalf("step %d, append %d: %v", i, j, err)
 					}
 				}
@@ -619,6 +688,7 @@ func (m *cacheModel) checkPages(t *rapid.T) {
 		owner[n] = p
 	}
 	match := func(who string, model []*modelPage, real []int32) {
+		model = there(model)
 		if len(model) != len(real) {
 			t.Fatalf("%s has %d pages, want %d", who, len(real), len(model))
 		}
@@ -683,14 +753,16 @@ func (m *cacheModel) poison() {
 	for l := range m.cache.config.Layers {
 		for _, s := range m.sequences {
 			for i := range s.tokens {
-				seen[slot{l, s.real.table.Pages[i/size], i % size}] = true
+				if at, kept := s.real.place(i); kept {
+					seen[slot{l, s.real.table.Pages[at/size], at % size}] = true
+				}
 			}
 		}
 		for _, s := range m.steps {
 			for j, p := range s.parts {
 				for i, tok := range slices.Concat(p.tokens, p.fresh) {
-					if tok.k[l] != nil {
-						seen[slot{l, s.step.reservations[j].Pages[i/size], i % size}] = true
+					if at, kept := p.real.place(i); kept && tok.k[l] != nil {
+						seen[slot{l, s.step.reservations[j].Pages[at/size], at % size}] = true
 					}
 				}
 			}
@@ -712,7 +784,7 @@ func (m *cacheModel) live() (live []*modelSequence) {
 func (m *cacheModel) holders() map[*modelPage]int {
 	n := make(map[*modelPage]int)
 	for _, s := range m.sequences {
-		for _, p := range s.pages {
+		for _, p := range there(s.pages) {
 			n[p]++
 		}
 	}
@@ -727,7 +799,7 @@ func (m *cacheModel) held() map[*modelPage]bool {
 	}
 	for _, s := range m.steps {
 		for _, part := range s.parts {
-			for _, p := range part.after {
+			for _, p := range there(part.after) {
 				held[p] = true
 			}
 		}

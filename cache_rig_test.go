@@ -95,18 +95,18 @@ func newTestTokens(n, layers int) []*testToken {
 //
 // where each node waits for the one before, so that a run can fail between two.
 type stepGraph struct {
-	step   *Step
-	heads  int
-	dtype  tensor.Dtype
-	causal bool
-	in     [][3]*G.Node
-	nodes  []*G.Node
-	out    []G.Value
-	lse    []G.Value
-	fault  *fault
-	vm     G.VM
-	there  bool // a layer that runs by itself gets its operands on the cache's GPU
-	cores  bool // precision is that of tensor cores
+	step  *Step
+	heads int
+	dtype tensor.Dtype
+	mask  attn.Mask
+	in    [][3]*G.Node
+	nodes []*G.Node
+	out   []G.Value
+	lse   []G.Value
+	fault *fault
+	vm    G.VM
+	there bool // a layer that runs by itself gets its operands on the cache's GPU
+	cores bool // precision is that of tensor cores
 }
 
 func newStepGraph(t interface {
@@ -118,7 +118,14 @@ func newStepGraph(t interface {
 	noError(t, err)
 	s := &stepGraph{step: step, heads: heads, dtype: dtype, fault: &fault{layer: -1}}
 	for _, o := range opts {
-		s.causal = s.causal || o.kind == optCausal
+		switch o.kind {
+		case optCausal:
+			s.mask.Causal = true
+		case optWindow:
+			s.mask.Window = o.n
+		case optSinkTokens:
+			s.mask.SinkTokens = o.n
+		}
 	}
 	cfg := c.Config()
 	s.out, s.lse = make([]G.Value, cfg.Layers), make([]G.Value, cfg.Layers)
@@ -284,7 +291,7 @@ func (s *stepGraph) checkLayer(layer int, q []float64, parts []stepPart) error {
 	rows := 0
 	c := &reftest.Case{Shape: reftest.Shape{
 		Heads: s.heads, KVHeads: cfg.KVHeads, Dim: cfg.HeadDim, ValueDim: cfg.ValueDim,
-		Mask: attn.Mask{Causal: s.causal}, Scale: 1 / math.Sqrt(float64(cfg.HeadDim)),
+		Mask: s.mask, Scale: 1 / math.Sqrt(float64(cfg.HeadDim)),
 	}}
 	var first []int
 	for _, p := range parts {
@@ -387,6 +394,15 @@ func (c *testView) checkToken(layer int, pages []int32, position int, want *test
 	return nil
 }
 
+// place is where a token is in the pages of a sequence, also in those that it has in an open step, if it is kept.
+func (s *Sequence) place(token int) (at int, kept bool) {
+	gap := s.table.Gap
+	if token < gap.First {
+		return token, true
+	}
+	return token - s.cache.pool.Shift(&s.table), token >= gap.End
+}
+
 // checkTokens compares all that a sequence holds.
 func (s *Sequence) checkTokens(want []*testToken) error {
 	return s.cache.testView().checkTokens(s, want)
@@ -398,7 +414,11 @@ func (c *testView) checkTokens(s *Sequence, want []*testToken) error {
 	}
 	for l := range c.config.Layers {
 		for i, tok := range want {
-			if err := c.checkToken(l, s.table.Pages, i, tok); err != nil {
+			at, kept := s.place(i)
+			if !kept {
+				continue
+			}
+			if err := c.checkToken(l, s.table.Pages, at, tok); err != nil {
 				return err
 			}
 		}

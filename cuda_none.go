@@ -8,7 +8,7 @@ import (
 )
 
 // Without the tag cuda Gorgonia has no machine that computes on a GPU by itself:
-// ops are what they are, and see where their values are. With it, cuda_op.go
+// ops are what they are, and see where their values are. With it, cuda_machine.go
 // says otherwise.
 
 func placeAttention(op *attentionOp, _, _, _ *G.Node) G.Op { return op }

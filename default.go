@@ -15,8 +15,8 @@ import (
 // [Attention] is measured against, with the same arguments. k and v have q's
 // element type.
 //
-// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow] and
-// [WithCausal] (which needs Nq <= Nk: SoftMax cannot give an all-masked row). It
+// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow], [WithSinkTokens]
+// and [WithCausal] (which needs Nq <= Nk: SoftMax cannot give an all-masked row). It
 // always reads all Nk keys. Gorgonia's SoftMax takes the maximum of the whole
 // tensor's first element and a row's others, and is NaN where a row lies far below
 // that; [Attention] has no such limit.
@@ -161,11 +161,11 @@ const maskedScore = -1e9
 func maskNode(g *G.ExprGraph, p *problem, c *config, rows int) *G.Node {
 	name := fmt.Sprintf("%s%d,%d,%d,%v)", defaultMaskName, rows, p.queries, p.keys, p.query)
 	if c.mask.Window > 0 {
-		name = fmt.Sprintf("leanattention.window(%d,%t,%d,%d,%d,%v)", c.mask.Window, c.mask.Causal, rows, p.queries, p.keys, p.query)
+		name = fmt.Sprintf("leanattention.window(%d,%d,%t,%d,%d,%d,%v)", c.mask.Window, c.mask.SinkTokens, c.mask.Causal, rows, p.queries, p.keys, p.query)
 	}
 	return biasNode(g, p, name, tensor.Shape{1, rows, p.keys}, func(row, j int) float64 {
 		at := p.keys - p.queries + row%p.queries
-		if c.mask.Causal && j > at || c.mask.Window > 0 && j <= at-c.mask.Window {
+		if c.mask.Causal && j > at || c.mask.Window > 0 && j <= at-c.mask.Window && j >= c.mask.SinkTokens {
 			return maskedScore
 		}
 		return 0

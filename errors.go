@@ -215,8 +215,18 @@ func (c CacheConfig) String() string {
 	if size == 0 {
 		size = defaultPageSize
 	}
-	return singular(fmt.Sprintf("%d layers of %d pages of %d tokens, %d KV heads of %d%s, %v, in %s",
-		c.Layers, c.Pages, size, c.KVHeads, c.HeadDim, values, t, where))
+	window := ""
+	if c.Window != 0 {
+		window = fmt.Sprintf(", a window of %d keys", c.Window)
+	}
+	if c.SinkTokens != 0 {
+		window += fmt.Sprintf(" and %d sink tokens", c.SinkTokens)
+	}
+	if c.Rewind != 0 {
+		window += fmt.Sprintf(" and %d more to rewind", c.Rewind)
+	}
+	return singular(fmt.Sprintf("%d layers of %d pages of %d tokens, %d KV heads of %d%s, %v, in %s%s",
+		c.Layers, c.Pages, size, c.KVHeads, c.HeadDim, values, t, where, window))
 }
 
 // String is the cache's configuration and its [CacheStats], in a line.
@@ -257,7 +267,11 @@ func (s *Sequence) String() string {
 	if s.step != nil {
 		open = ", part of an open step"
 	}
-	return singular(fmt.Sprintf("sequence of %d tokens in %d pages%s", s.table.Tokens, len(s.table.Pages), open))
+	gone := ""
+	if gap := s.table.Gap; gap.End > 0 {
+		gone = fmt.Sprintf(" but for [%d, %d)", gap.First, gap.End)
+	}
+	return singular(fmt.Sprintf("sequence of %d tokens%s in %d pages%s", s.table.Tokens, gone, len(s.table.Pages), open))
 }
 
 // String says who has the step's rows, in a line.

@@ -106,12 +106,12 @@ func ExampleCachedAttention() {
 
 // toyModel builds a graph with a single attention layer and the given number of
 // token rows; run runs it.
-func toyModel(cache *leanattention.Cache, rows int) (step *leanattention.Step, run func() error) {
+func toyModel(cache *leanattention.Cache, rows int, opts ...leanattention.Option) (step *leanattention.Step, run func() error) {
 	step, err := cache.NewStep(rows)
 	check(err)
 	g := G.NewGraph()
 	x := G.NewMatrix(g, tensor.Float32, G.WithShape(rows, 2), G.WithName("x"), G.WithInit(G.Ones()))
-	_, err = leanattention.CachedAttention(x, x, x, step.Layer(0), leanattention.WithCausal())
+	_, err = leanattention.CachedAttention(x, x, x, step.Layer(0), append(opts, leanattention.WithCausal())...)
 	check(err)
 	return step, func() error {
 		m := G.NewTapeMachine(g)
@@ -465,6 +465,24 @@ func ExampleSequence_Truncate() {
 	// Output:
 	// a [b c] and then d
 	// 8 tokens, 6 free pages
+}
+
+// A chat of a model whose layers all have windows goes on for ever in a few pages.
+func ExampleCacheConfig_window() {
+	const window = 16
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 8, Window: window, SinkTokens: 4})
+	check(err)
+	step, run := toyModel(cache, 5, leanattention.WithWindow(window), leanattention.WithSinkTokens(4))
+	chat, err := cache.NewSequence()
+	check(err)
+	for range 200 {
+		check(step.Set([]leanattention.Append{{Seq: chat, Tokens: 5}}), run(), step.Commit())
+	}
+	fmt.Println(chat)
+	fmt.Println(cache.Stats().FreePages, "free pages; the last row was at", step.Positions()[4])
+	// Output:
+	// sequence of 1000 tokens but for [4, 985) in 5 pages
+	// 3 free pages; the last row was at 999
 }
 
 // A prompt that was read once is saved, and loaded into a cache of other pages; it might

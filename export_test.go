@@ -105,7 +105,7 @@ func Lengthen(s *Sequence, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var err error
-	if s.table.Pages, err = c.pool.Take(s.table.Pages, c.pool.For(s.table.Tokens+n)-len(s.table.Pages)); err != nil {
+	if s.table.Pages, err = c.pool.Take(s.table.Pages, c.pool.For(s.table.Tokens-c.pool.Shift(&s.table)+n)-len(s.table.Pages)); err != nil {
 		panic(err)
 	}
 	s.table.Tokens += n

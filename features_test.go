@@ -26,6 +26,7 @@ type request struct {
 	reftest.Shape
 	query, kv tensor.Dtype
 	opts      []la.Option // that the shape does not know
+	gives     bool        // its cache gives pages back that the window leaves behind
 }
 
 // feature adds something to a request.
@@ -46,6 +47,8 @@ var features = []feature{ // shapes first, of which the others make use
 		r.Trees = []attn.Tree{reftest.RandomTree(rng, r.Queries[0])}
 	}},
 	{"window", func(_ *rand.Rand, r *request) { r.Window = 5 }},
+	{"window of a cache", func(_ *rand.Rand, r *request) { r.Window, r.gives = 5, true }},
+	{"sink tokens", func(_ *rand.Rand, r *request) { r.Window, r.SinkTokens = 5, 3 }},
 	{"soft cap", func(_ *rand.Rand, r *request) { r.SoftCap = 0.8 }},
 	{"ALiBi", func(_ *rand.Rand, r *request) {
 		r.Slopes = nil
@@ -314,7 +317,11 @@ func denseEntries(at graphtest.Place) []entry {
 
 // cacheOf is a cache for a request, of sequences that grow by a row at a time.
 func cacheOf(t *testing.T, r request, device *la.GPU) *la.Cache {
-	c := refused(la.NewCache(la.CacheConfig{Layers: 1, KVHeads: r.KVHeads, HeadDim: r.Dim, ValueDim: r.ValueDim, DType: r.kv, PageSize: 16, Pages: 40, Device: device}))
+	config := la.CacheConfig{Layers: 1, KVHeads: r.KVHeads, HeadDim: r.Dim, ValueDim: r.ValueDim, DType: r.kv, PageSize: 16, Pages: 40, Device: device}
+	if r.gives { // within a few steps
+		config.PageSize, config.Window, config.SinkTokens = 2, r.Window, r.SinkTokens
+	}
+	c := refused(la.NewCache(config))
 	t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -43,8 +43,10 @@ import (
 // sequences: a short prompt costs what it is long. The node takes
 // every option but [WithLengths], since the cache knows the lengths, and [WithBias];
 // with [WithSinks] the log-sum-exp of rows that Set gave to nobody is their head's sink. The sinks are
-// in host memory where q, k and v are, and are copied along. Tokens that a window has left behind stay in the cache. It has no gradient: a cache is for
-// inference.
+// in host memory where q, k and v are, and are copied along.
+// Tokens that a window has left behind stay in the cache, unless that has a
+// [CacheConfig].Window: then each node has [WithWindow] of no more keys, and
+// [WithSinkTokens] if the cache has them, else it is [ErrOption]. It has no gradient: a cache is for inference.
 //
 // Errors: [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph], and
 // [ErrState] for a layer of no step; in a run [ErrState] for a step that is not set,
@@ -61,6 +63,9 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		return nil, errorf(op, ErrState, "layer of no step: get it from Step.Layer")
 	}
 	cfg := &s.cache.config
+	if err := cfg.keepsFor(op, &c); err != nil {
+		return nil, err
+	}
 	if layer.index < 0 || layer.index >= cfg.Layers {
 		return nil, errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
 	}
@@ -104,6 +109,23 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		}
 	}
 	return out, nil
+}
+
+// keepsFor checks that the cache keeps all tokens that a node sees.
+func (c *CacheConfig) keepsFor(op string, node *config) error {
+	switch window := node.mask.Window; {
+	case c.Window == 0:
+	case window == 0:
+		return errorf(op, ErrOption, "a node without WithWindow, on a cache that keeps a Window of %d tokens", c.Window)
+	case window > c.Window:
+		return errorf(op, ErrOption, "WithWindow(%d), on a cache that keeps a Window of %d tokens", window, c.Window)
+	case node.mask.SinkTokens != c.SinkTokens:
+		return errorf(op, ErrOption, "WithSinkTokens(%d), on a cache that keeps %d SinkTokens beside a window", node.mask.SinkTokens, c.SinkTokens)
+	case c.SinkTokens > 0 && node.score.Slopes != "":
+		// Their distance from a query is not that of their places in the pages that are left.
+		return errorf(op, ErrUnsupported, "WithALiBi, on a cache that keeps %d SinkTokens", c.SinkTokens)
+	}
+	return nil
 }
 
 // unused checks that no node of graph g is on the layer. The second one would write

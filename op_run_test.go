@@ -349,7 +349,7 @@ func TestAttentionNodes(t *testing.T) {
 		"split 2": {la.WithSchedule(la.FixedSplit(2))}, "tile 1": {la.WithTileTokens(1)}, "tile 2": {la.WithTileTokens(2)},
 		"workers 1": {la.WithWorkers(1)}, "workers 2": {la.WithWorkers(2)}, "lengths": {la.WithLengths(lengths)},
 		"other lengths": {la.WithLengths(lengths2)}, "lse": {la.WithLSE(&lse)},
-		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
+		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "window 2, sink tokens": {la.WithWindow(2), la.WithSinkTokens(1)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
 		"bias":      {la.WithBias(graphtest.Input(g.G, "bias", graphtest.TensorOf(p.QueryType, noise(rng, 2*p.Capacity), 1, 2, 1, p.Capacity)))},
 		"bias 0":    {la.WithBias(graphtest.Input(g.G, "bias 0", graphtest.TensorOf(p.QueryType, make([]float64, p.Capacity), 1, 1, 1, p.Capacity)))},
 		"sinks":     {la.WithSinks(graphtest.Input(g.G, "sinks", graphtest.SinksOf(p.QueryType, []float64{1, 2})))},

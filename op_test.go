@@ -210,7 +210,7 @@ func attendSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased bool) (
 	return p, g, workers, opts
 }
 
-// TestAttentionScoreMods: windows, soft caps, slopes and biases, in all their mixtures, as a
+// TestAttentionScoreMods: windows, sink tokens, soft caps, slopes and biases, in all their mixtures, as a
 // node and without a graph.
 func TestAttentionScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
@@ -219,7 +219,11 @@ func TestAttentionScoreMods(t *testing.T) {
 		n = 30
 	}
 	for range n {
-		p, g, workers, opts := attendSomehow(t, rng, reftest.RandomScoreMods(rng, reftest.RandomShape(rng)), rng.IntN(2) == 0)
+		s := reftest.RandomScoreMods(rng, reftest.RandomShape(rng))
+		if rng.IntN(3) == 0 {
+			s = reftest.RandomSinkTokens(rng, s)
+		}
+		p, g, workers, opts := attendSomehow(t, rng, s, rng.IntN(2) == 0)
 		a := p.Args()
 		if err := la.Attend(a, append(p.Options(), opts...)...); err != nil {
 			t.Fatal(err)

@@ -41,10 +41,11 @@ const (
 	optMixed
 	optDropout
 	optSinks
+	optSinkTokens
 )
 
 // ofScores are the options that say which scores the softmax is of, whatever has them.
-const ofScores = optScale | optCausal | optWindow | optSoftCap | optALiBi | optMixed
+const ofScores = optScale | optCausal | optWindow | optSinkTokens | optSoftCap | optALiBi | optMixed
 
 func (k optionKind) String() string {
 	switch k {
@@ -76,6 +77,8 @@ func (k optionKind) String() string {
 		return "WithDropout"
 	case optSinks:
 		return "WithSinks"
+	case optSinkTokens:
+		return "WithSinkTokens"
 	}
 	return "the zero Option"
 }
@@ -115,6 +118,20 @@ func WithMixedPrecision() Option { return Option{kind: optMixed} }
 // Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes, a bias or sinks
 // stay on the CPU.
 func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
+
+// WithSinkTokens lets a query see the first n keys besides those of its window, which [WithWindow]
+// gives. Many models give the first tokens of a text much of their attention, whatever they are, and fail when a
+// window leaves them behind: StreamingLLM (Xiao et al., Efficient Streaming Language Models with
+// Attention Sinks, arXiv:2309.17453), which keeps 4. 0 is none; more than 0 without a window is [ErrOption].
+// Keys between the first ones and the window are in no LeanTile and are not read.
+//
+// It is for the CPU, and has no gradient: elsewhere it is [ErrUnsupported]. On a cache with a
+// [CacheConfig].Window it says the number that the cache has, as SinkTokens.
+//
+// Positions are those of the sequence: scores of sink tokens are what q and k, with whatever position they have been
+// turned by, give. StreamingLLM numbers the tokens that are kept anew, so that no distance is larger than
+// a model has learnt: who wants that turns keys and queries accordingly.
+func WithSinkTokens(n int) Option { return Option{kind: optSinkTokens, n: n} }
 
 // WithSoftCap keeps scores within bounds: a score s becomes
 //
@@ -386,6 +403,11 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 				return c, errorf(op, ErrOption, "WithWindow(%d) is less than 1", o.n)
 			}
 			c.mask.Window = o.n
+		case optSinkTokens:
+			if o.n < 0 || o.n > maxWindow {
+				return c, errorf(op, ErrOption, "WithSinkTokens(%d) is outside [0, %d]", o.n, maxWindow)
+			}
+			c.mask.SinkTokens = o.n
 		case optSoftCap:
 			if !(o.scale > 0) || math.IsInf(o.scale, 0) {
 				return c, errorf(op, ErrOption, "WithSoftCap(%v) is not a finite number above 0", o.scale)
@@ -399,6 +421,9 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			}
 			c.score.Slopes = o.slopes
 		}
+	}
+	if n := c.mask.SinkTokens; n > 0 && c.mask.Window == 0 {
+		return c, errorf(op, ErrOption, "WithSinkTokens(%d) without WithWindow: all keys are seen", n)
 	}
 	return c, nil
 }

@@ -70,7 +70,7 @@ func (r headRange) pages(s attn.PageStrides, heads int) attn.PageStrides {
 func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, valueElements int) (*devicePages, error) {
 	d := &devicePages{gpu: c.Device, pages: c.Pages, storage: storage, config: c}
 	// The query heads are not known yet; the least there can be.
-	g := (&tokenRows{heads: c.KVHeads}).geometry(c, &config{})
+	g := (&tokenRows{heads: c.KVHeads}).geometry(c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}})
 	if err := d.supports(op, &g); err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"slices"
 
 	"gorgonia.org/leanattention/internal/pages"
@@ -17,23 +18,27 @@ import (
 //
 //	offset  bytes
 //	 0      8      "LEANSEQ\n"
-//	 8      4      version: 1
+//	 8      4      version: 1, or 2 where tokens were given back
 //	12      4      element type: 1 float32, 2 float16, 3 bfloat16
 //	16      4      Layers
 //	20      4      KVHeads
 //	24      4      HeadDim
 //	28      4      ValueDim
 //	32      8      tokens
-//	40      4      CRC-32C of all before
-//	44             for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim)
+//	40      8      only in version 2: the first token that was given back
+//	48      8      only in version 2: the first token behind those
+//	40, 56  4      CRC-32C of all before
+//	44, 60         for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim)
 //	end     4      CRC-32C of all before
 //
-// Nothing in it depends on pages or on where they are. A later version may change all
-// behind the first 12 bytes.
+// Data are those of the tokens that were not given back. Nothing in it depends on pages or on
+// where they are. A later version may change all behind the first 12 bytes.
 const (
 	savedMagic   = "LEANSEQ\n"
 	savedVersion = 1
+	savedWithGap = 2
 	headerBytes  = 44
+	gapBytes     = 16
 	sumBytes     = 4
 )
 
@@ -46,7 +51,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // is io.WriterTo: n is the number of bytes written, also where there is an error.
 //
 // It writes 48 bytes and Len*Layers*KVHeads*(HeadDim+ValueDim) elements, bit for bit
-// as the cache holds them, in pieces of 1 MB at most (or one token's keys in a layer,
+// as the cache holds them. Of a sequence that has given tokens back ([CacheConfig].Window) it writes 64
+// bytes and those of the tokens that it keeps, the SinkTokens and the last Window+Rewind-1 ones. It writes in pieces of 1 MB at most (or one token's keys in a layer,
 // where these are more). The bytes are the same
 // whatever the page size, and on the host and a GPU alike. What model made them, and
 // of which tokens, is for the caller to note.
@@ -77,8 +83,8 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 	defer func() { err = errors.Join(err, c.giveUp(op, held)) }()
 
 	out := &sumWriter{w: w, op: op}
-	header := c.savedHeader(held.table.Tokens)
-	err = held.eachPart(func(part *sequencePart) error {
+	header := c.savedHeader(held.table.Tokens, held.table.Gap)
+	err = held.eachPart(held.table.Gap, func(part *sequencePart) error {
 		if err := c.transfer(op, part, false); err != nil {
 			return err
 		}
@@ -127,7 +133,9 @@ func (c *Cache) giveUp(op string, s *Sequence) error {
 
 // ReadSequence makes a sequence of what [Sequence.WriteTo] has written, from a cache
 // of the same Layers, KVHeads, HeadDim, ValueDim and DType. Its page size, the number of
-// its pages and where they are do not matter.
+// its pages and where they are do not matter. A cache with a window keeps the tokens that
+// windows have not left behind, whatever was written. A sequence that has given tokens back is for a cache
+// with a window that needs none of them.
 //
 // It reads up to the end of the saved sequence and no further, so several can follow
 // each other, with other data between them. It holds pages for all tokens from the
@@ -140,7 +148,7 @@ func (c *Cache) giveUp(op string, s *Sequence) error {
 // Errors: [ErrFormat] for what is no saved sequence, is damaged or ends too early
 // (the error is also io.EOF where r has nothing at all, and else io.ErrUnexpectedEOF),
 // [ErrUnsupported] for another version, [ErrShape] and [ErrDType] for a cache of
-// another shape or type, [ErrCacheFull], [ErrClosed], and what r returns; on a GPU also
+// another shape or type, or one that needs tokens that were given back, [ErrCacheFull], [ErrClosed], and what r returns; on a GPU also
 // what went wrong there, [ErrUnsupported] within [GPU.Record], and under the build tag
 // cuda while no layer has run. Then the cache is as it was.
 func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
@@ -152,11 +160,11 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 		return nil, errorf(op, ErrState, "r is nil")
 	}
 	in := &sumReader{r: r, op: op}
-	tokens, err := c.readHeader(in)
+	tokens, gone, err := c.readHeader(in)
 	if err != nil {
 		return nil, err
 	}
-	read, err := c.takeFor(op, tokens)
+	read, err := c.takeFor(op, tokens, gone)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +174,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 			err = errors.Join(err, c.giveUp(op, read))
 		}
 	}()
-	err = read.eachPart(func(part *sequencePart) error {
+	err = read.eachPart(gone, func(part *sequencePart) error {
 		if err := in.read(part.tokens); err != nil {
 			return err
 		}
@@ -191,18 +199,28 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	return read, nil
 }
 
-// takeFor is a sequence with pages for so many tokens, which is not yet counted.
-func (c *Cache) takeFor(op string, tokens uint64) (*Sequence, error) {
+// takeFor is a sequence with pages for so many tokens, but for those of a gap and those that a window leaves behind. It
+// is not yet counted.
+func (c *Cache) takeFor(op string, tokens uint64, gap pages.Gap) (*Sequence, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, errorf(op, ErrClosed, "cache")
+	}
+	if c.config.Window > 0 && tokens < math.MaxInt { // it keeps all if there are so many
+		if g := c.config.behind(int(tokens)); g.End > max(g.First, gap.End) {
+			gap = g
+		} else if gap.End > 0 {
+			gap.First = g.First
+		}
 	}
 	size := uint64(c.config.PageSize)
 	need := tokens / size // tokens may be more than an int has
 	if tokens%size != 0 {
 		need++
 	}
+	table := pages.Table{Gap: gap}
+	need -= uint64(c.pool.Shift(&table)) / size
 	if free := c.pool.Free(); need > uint64(free) {
 		return nil, errorf(op, ErrCacheFull, "%d pages of %d tokens needed for %d tokens, %d of %d free", need, size, tokens, free, c.config.Pages)
 	}
@@ -210,13 +228,18 @@ func (c *Cache) takeFor(op string, tokens uint64) (*Sequence, error) {
 	if err != nil {
 		return nil, pagesError(op, err)
 	}
-	return c.newSequence(pages.Table{Pages: list, Tokens: int(tokens)}), nil
+	table.Pages, table.Tokens = list, int(tokens)
+	return c.newSequence(table), nil
 }
 
 // savedHeader begins a saved sequence of c, with its sum.
-func (c *Cache) savedHeader(tokens int) []byte {
-	b := append(make([]byte, 0, headerBytes), savedMagic...)
-	b = binary.LittleEndian.AppendUint32(b, savedVersion)
+func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
+	version := uint32(savedVersion)
+	if gap != (pages.Gap{}) {
+		version = savedWithGap
+	}
+	b := append(make([]byte, 0, headerBytes+gapBytes), savedMagic...)
+	b = binary.LittleEndian.AppendUint32(b, version)
 	for i, t := range savedTypes {
 		if t == c.config.DType {
 			b = binary.LittleEndian.AppendUint32(b, uint32(i))
@@ -226,29 +249,60 @@ func (c *Cache) savedHeader(tokens int) []byte {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
 	}
 	b = binary.LittleEndian.AppendUint64(b, uint64(tokens))
+	if version == savedWithGap {
+		b = binary.LittleEndian.AppendUint64(b, uint64(gap.First))
+		b = binary.LittleEndian.AppendUint64(b, uint64(gap.End))
+	}
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// readHeader is the number of tokens of a saved sequence that fits c.
-func (c *Cache) readHeader(in *sumReader) (tokens uint64, err error) {
-	b := make([]byte, headerBytes-sumBytes)
+// readHeader is the number of tokens of a saved sequence that fits c, and which of them were given back.
+func (c *Cache) readHeader(in *sumReader) (tokens uint64, gone pages.Gap, err error) {
+	b := make([]byte, headerBytes-sumBytes, headerBytes-sumBytes+gapBytes)
 	begin := len(savedMagic) + 4 // what every version has
 	if err := in.read(b[:begin]); err != nil {
-		return 0, err
+		return 0, gone, err
 	}
 	if string(b[:len(savedMagic)]) != savedMagic {
-		return 0, errorf(in.op, ErrFormat, "it begins with %q and not with %q: it is no saved sequence", b[:len(savedMagic)], savedMagic)
+		return 0, gone, errorf(in.op, ErrFormat, "it begins with %q and not with %q: it is no saved sequence", b[:len(savedMagic)], savedMagic)
 	}
-	if v := binary.LittleEndian.Uint32(b[begin-4:]); v != savedVersion {
-		return 0, errorf(in.op, ErrUnsupported, "a saved sequence of version %d; this package reads version %d", v, savedVersion)
+	switch v := binary.LittleEndian.Uint32(b[begin-4:]); v {
+	case savedVersion:
+	case savedWithGap:
+		b = b[:len(b)+gapBytes]
+	default:
+		return 0, gone, errorf(in.op, ErrUnsupported, "a saved sequence of version %d; this package reads versions %d and %d", v, savedVersion, savedWithGap)
 	}
 	if err := in.read(b[begin:]); err != nil {
-		return 0, err
+		return 0, gone, err
 	}
 	if err := in.check("the header"); err != nil {
-		return 0, err
+		return 0, gone, err
 	}
-	return binary.LittleEndian.Uint64(b[32:]), c.fits(in.op, b)
+	tokens = binary.LittleEndian.Uint64(b[32:])
+	if len(b) > headerBytes-sumBytes {
+		first, end := binary.LittleEndian.Uint64(b[40:]), binary.LittleEndian.Uint64(b[48:])
+		if first >= end || end > tokens || tokens > math.MaxInt {
+			return 0, gone, errorf(in.op, ErrFormat, "tokens [%d, %d) of %d were given back", first, end, tokens)
+		}
+		gone = pages.Gap{First: int(first), End: int(end)}
+	}
+	if err := c.fits(in.op, b); err != nil {
+		return 0, gone, err
+	}
+	return tokens, gone, c.config.doesWithout(in.op, gone, tokens)
+}
+
+// doesWithout refuses a sequence of so many tokens, some of which are gone, that layers on the cache would need.
+func (c *CacheConfig) doesWithout(op string, gone pages.Gap, tokens uint64) error {
+	if gone == (pages.Gap{}) {
+		return nil
+	}
+	if c.Window == 0 || gone.First < c.SinkTokens || gone.End > int(tokens)-c.Window+1 {
+		return errorf(op, ErrShape, "the saved sequence has given back tokens [%d, %d) of %d; the cache has a Window of %d and %d SinkTokens",
+			gone.First, gone.End, tokens, c.Window, c.SinkTokens)
+	}
+	return nil
 }
 
 // fits compares c with the header of a saved sequence.
@@ -358,9 +412,9 @@ type sequencePart struct {
 	row    int // bytes of a head of a token
 }
 
-// eachPart visits all that s holds, in the order of a saved sequence. The part is good
-// until visit returns.
-func (s *Sequence) eachPart(visit func(*sequencePart) error) error {
+// eachPart visits all that a saved sequence has of which the tokens of a gap are gone, in its order. The part is good
+// until visit returns. It is nowhere in pages if its tokens are in the gap of s.
+func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) error {
 	c := &s.cache.config
 	storage, _ := storageType(c.DType)
 	part := &sequencePart{heads: c.KVHeads, size: storage.Size()}
@@ -372,8 +426,19 @@ func (s *Sequence) eachPart(visit func(*sequencePart) error) error {
 				part.row = c.ValueDim * part.size
 			}
 			most := part.tokensOf(c.PageSize)
-			for from := 0; from < s.table.Tokens; from += most {
-				to := min(from+most, s.table.Tokens)
+			for from, to := 0, 0; from < s.table.Tokens; from = to {
+				if from >= gone.First && from < gone.End {
+					to = gone.End
+					continue
+				}
+				to = from + min(most, s.table.Tokens-from)
+				for _, g := range [...]pages.Gap{gone, s.table.Gap} { // parts end where a gap begins or ends
+					if from < g.First {
+						to = min(to, g.First)
+					} else if from < g.End {
+						to = min(to, g.End)
+					}
+				}
 				n := (to - from) * part.heads * part.row
 				tokens, memory = grown(tokens, n), grown(memory, n)
 				part.tokens, part.memory = tokens, memory
@@ -407,8 +472,15 @@ func grown(b []byte, n int) []byte {
 // place finds the tokens [from, to) in the pages of s. What lies together there is one
 // span, however many heads and pages it has.
 func (p *sequencePart) place(s *Sequence, from, to int) {
-	size := s.cache.config.PageSize
+	size, gap := s.cache.config.PageSize, s.table.Gap
 	p.spans, p.runs = p.spans[:0], p.runs[:0]
+	if from >= gap.First && from < gap.End {
+		return
+	}
+	if from >= gap.End {
+		shift := s.cache.pool.Shift(&s.table)
+		from, to = from-shift, to-shift
+	}
 	for from < to {
 		page, slot := int(s.table.Pages[from/size]), from%size
 		n := min(size-slot, to-from)

@@ -288,7 +288,7 @@ func TestReadSequenceHeader(t *testing.T) {
 		want  error
 		text  string
 	}{
-		{8, []byte{2}, ErrUnsupported, "version 2; this package reads version 1"},
+		{8, []byte{3}, ErrUnsupported, "version 3; this package reads versions 1 and 2"},
 		{8, ff[:4], ErrUnsupported, "version 4294967295"},
 		{12, []byte{0}, ErrFormat, "element type 0"},
 		{12, []byte{4}, ErrFormat, "element type 4"},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -87,6 +88,7 @@ type reservation struct {
 	pages.Reservation
 	seq    *Sequence
 	tokens int
+	shift  int // how many of the sequence's tokens lie in pages that it has no more
 }
 
 // stepPlan is the schedule for the layers of one geometry.
@@ -173,13 +175,13 @@ func (s *Step) Positions() []int {
 		return nil
 	}
 	positions := make([]int, s.tokens)
-	for _, seq := range s.sequences {
+	for i, seq := range s.sequences {
 		for j := range seq.Queries {
 			depth := j
 			if seq.Tree != nil {
 				depth = seq.Tree.Depth(j)
 			}
-			positions[seq.Row+j] = seq.Keys - seq.Queries + depth
+			positions[seq.Row+j] = s.reservations[i].shift + seq.Keys - seq.Queries + depth
 		}
 	}
 	return positions
@@ -264,7 +266,10 @@ func (s *Step) begin(op string, appends []Append) error {
 		if to, from, ok := r.Copy(); ok {
 			s.copies = append(s.copies, pageCopy{to: to, from: from})
 		}
-		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens + a.Tokens, Pages: r.Pages}
+		// Engines see a sequence without the pages that were given back, as if it began with the first that is there: which
+		// keys a query sees depends on their distance alone.
+		r.shift = c.pool.Shift(&a.Seq.table)
+		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens - r.shift + a.Tokens, Pages: r.Pages}
 		if a.Tree != nil {
 			at := len(s.trees)
 			s.trees = append(s.trees, a.Tree...) // the caller may change it
@@ -319,6 +324,9 @@ func (s *Step) check(op string, appends []Append) error {
 		if a.Tokens < 1 || a.Tokens > s.tokens-rows {
 			return errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, s.tokens-rows, s.tokens-rows, s.tokens)
 		}
+		if have := a.Seq.table.Tokens; a.Tokens > math.MaxInt-have {
+			return errorf(op, ErrLength, "append %d has %d tokens behind %d: an int does not count them", i, a.Tokens, have)
+		}
 		rows += a.Tokens
 		need += c.pool.Need(&a.Seq.table, a.Tokens)
 		if a.Tree == nil {
@@ -362,7 +370,8 @@ func (s *Step) nextReservation(a Append) *reservation {
 	return r
 }
 
-// Commit makes the step's tokens part of their sequences. The last run since Set
+// Commit makes the step's tokens part of their sequences, and gives back the pages that
+// windows have left behind ([CacheConfig].Window). The last run since Set
 // must have completed every layer of the cache, else it is [ErrState] and the
 // step stays open: a run that failed half-way may have been a repetition, and
 // then the layers hold the tokens of different runs. Where no layer has run since
@@ -395,11 +404,9 @@ func (s *Step) Commit() error {
 	}
 	for i := range s.reservations {
 		r := &s.reservations[i]
-		if err := c.pool.Commit(&r.Reservation); err != nil {
-			return pagesError(op, err)
+		if err := c.commit(op, r); err != nil {
+			return err
 		}
-		r.seq.step = nil
-		c.tokens += r.tokens
 	}
 	s.open = false
 	return nil

@@ -26,7 +26,8 @@ type Options struct {
 	// Rows is the rows of each graph; a step takes the smallest that has enough. A graph of few
 	// rows is for tokens one after the other, one of many for prompts.
 	Rows []int
-	// Tokens is how many tokens all texts have together, at most.
+	// Tokens is how many tokens all texts have together, at most. Where all layers have a window, as in Mistral, those that
+	// it has left behind do not count, and a text goes on for ever.
 	Tokens int
 	// KV is the type of keys and values in the cache: tensor.Float32, Float16 or BFloat16.
 	KV tensor.Dtype
@@ -56,7 +57,7 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 	}
 	d.cache, err = la.NewCache(la.CacheConfig{
 		Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.Rotary.HeadDim, DType: o.KV, Device: o.Device,
-		PageSize: pageSize, Pages: (o.Tokens + pageSize - 1) / pageSize,
+		PageSize: pageSize, Pages: (o.Tokens + pageSize - 1) / pageSize, Window: c.window(),
 	})
 	if err != nil {
 		return d, err
@@ -69,6 +70,14 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 		d.graphs = append(d.graphs, g)
 	}
 	return d, nil
+}
+
+// window is what no layer looks back further than; 0: some see all.
+func (c *Config) window() int {
+	if len(c.Windows) == 0 || slices.Min(c.Windows) == 0 {
+		return 0
+	}
+	return slices.Max(c.Windows)
 }
 
 // Close gives everything back.

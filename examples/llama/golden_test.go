@@ -237,6 +237,69 @@ func testGolden(t *testing.T, gpu *la.GPU, next int, atol float64) {
 	}
 }
 
+// A chat with Mistral goes on for ever in the pages of a window and of a prompt: here seven times as long as all pages
+// together. Read again in pieces, it has the same logits.
+func TestChatForever(t *testing.T) {
+	models := readGolden(t).Models
+	m := models[slices.IndexFunc(models, func(m model) bool { return m.Name == "mistral" })]
+	config := m.config(t)
+	if config.window() != 10 {
+		t.Fatalf("a window of %d", config.window())
+	}
+	const pages = 5 // two of a window, and three that a prompt of 40 tokens fills
+	weights := func(name string, shape ...int) (G.Value, error) { return m.parameter(name, false, shape...), nil }
+	d, err := New(config, weights, Options{Rows: []int{1, 40}, Tokens: pages * pageSize, KV: tensor.Float32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chat := newSequence(t, d)
+	var ids []int
+	var all [][]float32
+	read := func(s *la.Sequence, ids ...int) [][]float32 {
+		t.Helper()
+		rows, err := d.Step(Text{s, ids})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, row := range rows[0] {
+			rows[0][i] = slices.Clone(row)
+		}
+		return rows[0]
+	}
+	say := func(tokens ...int) {
+		ids, all = append(ids, tokens...), append(all, read(chat, tokens...)...)
+	}
+	for len(ids) < 7*pages*pageSize {
+		say(m.Prompts[0]...)
+		for range 30 {
+			last := all[len(all)-1]
+			say(slices.Index(last, slices.Max(last)))
+		}
+	}
+	if n := chat.Len(); n != len(ids) {
+		t.Errorf("%d tokens of %d", n, len(ids))
+	}
+	if st := d.cache.Stats(); st.Pages-st.FreePages > 2 {
+		t.Errorf("%v", d.cache)
+	}
+	if err := chat.Release(); err != nil {
+		t.Fatal(err)
+	}
+	again := newSequence(t, d)
+	for at := 0; at < len(ids); at += 40 {
+		for i, row := range read(again, ids[at:min(at+40, len(ids))]...) {
+			for j, w := range all[at+i] {
+				if !(math.Abs(float64(row[j]-w)) <= 1e-4) {
+					t.Fatalf("token %d, logit %d: %v, want %v", at+i, j, row[j], w)
+				}
+			}
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // With matrices, keys and values of float16, which have other kernels, a GPU says what the CPU says:
 // prompts, and tokens one by one, the third of which is of a recording.
 func TestGPUHalf(t *testing.T) {

@@ -43,12 +43,15 @@ func TestNames(t *testing.T) {
 // sees is the definition of a mask, key by key.
 func sees(m Mask, queries, keys, i, j int) bool {
 	p := keys - queries + i
-	return !(m.Causal && j > p) && !(m.Window != 0 && p-j >= m.Window)
+	return !(m.Causal && j > p) && !(m.Window != 0 && p-j >= m.Window && j >= m.SinkTokens)
 }
 
 func TestKeys(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := Mask{Causal: rapid.Bool().Draw(t, "causal"), Window: rapid.SampledFrom([]int{0, 0, 1, 2, 5, 9, math.MaxInt}).Draw(t, "window")}
+		m := Mask{
+			Causal: rapid.Bool().Draw(t, "causal"), Window: rapid.SampledFrom([]int{0, 0, 1, 2, 5, 9, math.MaxInt}).Draw(t, "window"),
+			SinkTokens: rapid.SampledFrom([]int{0, 0, 1, 2, 4, 7, math.MaxInt}).Draw(t, "sink tokens"),
+		}
 		queries, keys := rapid.IntRange(1, 12).Draw(t, "queries"), rapid.IntRange(0, 12).Draw(t, "keys")
 		before := [2]int{}
 		for i := range queries {
@@ -58,9 +61,12 @@ func TestKeys(t *testing.T) {
 			}
 			before = [2]int{first, end}
 			for j := range keys {
-				if got := first <= j && j < end; got != sees(m, queries, keys, i, j) {
-					t.Fatalf("position %d of %d sees [%d, %d) of %d keys: %d is wrong", i, queries, first, end, keys, j)
+				if got := first <= j && j < end || j < m.SinkKeys(first); got != sees(m, queries, keys, i, j) {
+					t.Fatalf("%+v: position %d of %d sees [%d, %d) of %d keys: %d is wrong", m, i, queries, first, end, keys, j)
 				}
+			}
+			if n := m.SinkKeys(first); n > 0 && n >= first || n < 0 {
+				t.Fatalf("%+v: position %d sees %d keys in front, and [%d, %d)", m, i, n, first, end)
 			}
 		}
 		first, end := m.Range(queries, keys, 0, queries)
@@ -69,7 +75,7 @@ func TestKeys(t *testing.T) {
 			for i := range queries {
 				any = any || sees(m, queries, keys, i, j)
 			}
-			if any && (j < first || j >= end) {
+			if any && (j < first || j >= end) && j >= m.SinkKeys(first) {
 				t.Fatalf("some position sees key %d, which is not in [%d, %d)", j, first, end)
 			}
 		}

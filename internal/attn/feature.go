@@ -13,6 +13,7 @@ type Feature uint32
 const (
 	Causal Feature = 1 << iota
 	Window
+	SinkTokens
 	Trees // of the new tokens of sequences
 	Cap
 	SlopesOfHeads
@@ -37,6 +38,7 @@ func (p *Problem) Features() (f Feature) {
 	}
 	note(taken(&rest.Causal), Causal)
 	note(taken(&rest.Window), Window)
+	note(taken(&rest.SinkTokens), SinkTokens)
 	note(taken(&rest.Tree), Trees)
 	note(taken(&rest.Cap), Cap)
 	note(taken(&rest.Slopes), SlopesOfHeads)
@@ -67,6 +69,8 @@ func (f Feature) text(p *Problem) string {
 		return "a causal mask"
 	case Window:
 		return fmt.Sprintf("a window of %d keys", p.Window)
+	case SinkTokens:
+		return fmt.Sprintf("%d sink tokens", p.SinkTokens)
 	case Trees:
 		return "a tree of new tokens"
 	case Cap:

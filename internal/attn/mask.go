@@ -7,13 +7,19 @@ package attn
 type Mask struct {
 	Causal bool // position p sees keys j <= p, else all
 	Window int  // if not 0, only those with j > p-Window; it may be larger than any context
-	Tree   bool // sequences may have trees: of the keys that Keys returns, one sees the new ones that its tree says
+
+	// SinkTokens: with a window, the first so many keys are seen, too (StreamingLLM: Xiao et al., arXiv:2309.17453). A
+	// window that begins before their end, or right behind it, leaves no key out.
+	SinkTokens int
+
+	Tree bool // sequences may have trees: of the keys that Keys returns, one sees the new ones that its tree says
 }
 
 // Position returns the place of query position i of a sequence among its keys: the queries are its last ones.
 func Position(queries, keys, i int) int { return keys - queries + i }
 
-// Keys returns the keys [first, end) that query position i of a sequence sees. first <= end, and both rise with i.
+// Keys returns the keys [first, end) that query position i of a sequence sees, besides the first [Mask.SinkKeys] of them all.
+// first <= end, and both rise with i.
 func (m Mask) Keys(queries, keys, i int) (first, end int) {
 	p := Position(queries, keys, i)
 	if end = keys; m.Causal {
@@ -22,10 +28,18 @@ func (m Mask) Keys(queries, keys, i int) (first, end int) {
 	if m.Window != 0 && m.Window <= p {
 		first = p - m.Window + 1
 	}
+	if first <= m.SinkTokens {
+		first = 0
+	}
 	return first, end
 }
 
-// Range returns the keys [first, end) that any of the query positions [from, to) sees, for from < to.
+// SinkKeys returns how many of all keys, from key 0 on, a query position sees besides those that Keys returns, which begin
+// with first: there are others between them. Causal or not, they come before its position.
+func (m Mask) SinkKeys(first int) int { return min(m.SinkTokens, first) }
+
+// Range returns the keys [first, end) that any of the query positions [from, to) sees, for from < to, besides the first
+// [Mask.SinkKeys] of them all.
 func (m Mask) Range(queries, keys, from, to int) (first, end int) {
 	first, _ = m.Keys(queries, keys, from)
 	_, end = m.Keys(queries, keys, to-1)
@@ -36,6 +50,9 @@ func (m Mask) Range(queries, keys, from, to int) (first, end int) {
 func (m Mask) Check(op string) error {
 	if m.Window < 0 {
 		return Errorf(op, ErrShape, "a window of %d keys", m.Window)
+	}
+	if m.SinkTokens < 0 {
+		return Errorf(op, ErrShape, "%d sink tokens", m.SinkTokens)
 	}
 	return nil
 }

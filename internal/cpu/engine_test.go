@@ -57,7 +57,8 @@ func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) 
 	}
 }
 
-// Windows, soft caps, slopes and biases. What a window keeps from all queries is NaN, as is a bias that no query needs.
+// Windows, sink tokens, soft caps, slopes and biases. What a window keeps from all queries is NaN, as is a bias that no
+// query needs.
 func TestRunScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := 100
@@ -68,6 +69,9 @@ func TestRunScoreMods(t *testing.T) {
 		s := reftest.RandomScoreMods(rng, reftest.RandomShape(rng))
 		if i%4 == 0 { // several blocks, whose edges overlap or not
 			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
+		}
+		if rng.IntN(3) == 0 {
+			s = reftest.RandomSinkTokens(rng, s)
 		}
 		if i%2 == 0 {
 			s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1+rng.IntN(3))
@@ -83,26 +87,33 @@ func TestRunWindowTiles(t *testing.T) {
 	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4, Queries: []int{1, 130}, Keys: []int{9000, 400}, Mask: attn.Mask{Causal: true}}
 	p := place[float32](rng, reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32), layout{dtype: attn.Float32, page: 16})
 	var plan Plan
-	tiles := func(window int) int64 {
+	tiles := func(window, sinks int) int64 {
 		g := p.g
-		g.Window = window
+		g.Window, g.SinkTokens = window, sinks
 		if err := plan.Build(g, p.seqs); err != nil {
 			t.Fatal(err)
 		}
 		return plan.Tiles()
 	}
-	if got := tiles(1024); got != 4+tiles(0)-36 { // 400 keys fit
+	if got := tiles(1024, 0); got != 4+tiles(0, 0)-36 { // 400 keys fit
 		t.Errorf("%d LeanTiles", got)
 	}
-	if got := tiles(1); got != 1+5 {
+	if got := tiles(1, 0); got != 1+5 {
 		t.Errorf("%d LeanTiles of single keys", got)
+	}
+	// What lies between sink tokens and a window is in no LeanTile, and what is left shares them.
+	if got := tiles(1, 4); got != 1+5 {
+		t.Errorf("%d LeanTiles of single keys and sink tokens", got)
+	}
+	if got := tiles(1024, 4); got != 5+tiles(0, 0)-36 {
+		t.Errorf("%d LeanTiles with sink tokens", got)
 	}
 	if err := p.run(Default(), lean.Policy{}, 3, 0); err != nil {
 		t.Fatal(err)
 	}
 	want := p.bits()
 	for _, window := range []int{9000, math.MaxInt} {
-		p.g.Window = window
+		p.g.Window, p.g.SinkTokens = window, window%7
 		if err := p.run(Default(), lean.Policy{}, 3, 0); err != nil {
 			t.Fatal(err)
 		}

@@ -129,7 +129,7 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 			free = free[1:]
 		}
 		for j := range q.Keys {
-			if q.Queries > 0 && j < c.First(s, 0) {
+			if q.Queries > 0 && j < c.First(s, 0) && j >= c.SinkKeys(s, 0) {
 				continue // it stays NaN: no query sees it
 			}
 			page, slot := int(q.Pages[j/l.page]), j%l.page

@@ -67,7 +67,7 @@ func (s *span) block(b int) (from, to int) {
 // position returns the place of query position i among the keys.
 func (s *span) position(i int) int { return attn.Position(s.queries, s.keys, i) }
 
-// sees returns the keys [first, end) that query position i sees.
+// sees returns the keys [first, end) that query position i sees, besides sink tokens.
 func (s *span) sees(g *attn.Problem, i int) (first, end int) {
 	return g.Mask.Keys(s.queries, s.keys, i)
 }
@@ -85,10 +85,12 @@ func (s *span) common(g *attn.Problem, from, to int) (low, end int) {
 	return low, end
 }
 
-// context returns the keys that the query positions [from, to) see: what is cut into their LeanTiles.
-func (s *span) context(g *attn.Problem, from, to int) lean.Keys {
+// context returns the keys that the query positions [from, to) see: what is cut into their LeanTiles. Sink tokens, of which
+// there are front, stand right before the others, as if there was nothing between them.
+func (s *span) context(g *attn.Problem, from, to int) (keys lean.Keys, front int) {
 	first, end := g.Mask.Range(s.queries, s.keys, from, to)
-	return lean.Keys{First: first, End: end}
+	front = g.SinkKeys(first)
+	return lean.Keys{First: first - front, End: end}, front
 }
 
 // Build makes p the plan of one step: for each sequence and KV head, blocks of query positions, whose
@@ -157,7 +159,8 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 		}
 		for from := 0; from < s.queries; from += s.positions {
 			to := min(from+s.positions, s.queries)
-			n := s.context(&g, from, to).Tiles(g.TileTokens)
+			keys, _ := s.context(&g, from, to)
+			n := keys.Tiles(g.TileTokens)
 			if n == 0 {
 				s.masked = to
 			}

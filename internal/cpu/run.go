@@ -303,13 +303,19 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		t.scoreMod = mod
 	}
 	low, all := b.seq.common(g, b.from, b.to)
-	part := b.seq.context(g, b.from, b.to).Part(k.Begin, k.End, g.TileTokens)
+	context, front := b.seq.context(g, b.from, b.to)
+	part := context.Part(k.Begin, k.End, g.TileTokens)
 	key, end := part.First, part.End
+	if stop := min(end, context.First+front); key < stop { // sink tokens, which all rows see
+		seen(key-context.First, stop-context.First)
+		key = stop
+	}
 	if stop := min(end, low); key < stop {
 		// Kernels know of no first key of a row. There are less than blockRows of such keys: each position
 		// gets a call with those that it sees.
 		each(func(i int) {
 			first, most := b.seq.sees(g, i)
+			seen(key, min(stop, g.SinkKeys(first))) // if the first rows see all that comes behind these, too
 			seen(max(key, first), min(stop, most))
 		})
 		key, keys = stop, stop-key

@@ -253,6 +253,9 @@ func scoreMods(s reftest.Shape) (o []la.Option) {
 	if s.Window != 0 {
 		o = append(o, la.WithWindow(s.Window))
 	}
+	if s.SinkTokens != 0 {
+		o = append(o, la.WithSinkTokens(s.SinkTokens))
+	}
 	if s.SoftCap != 0 {
 		o = append(o, la.WithSoftCap(s.SoftCap))
 	}

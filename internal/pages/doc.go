@@ -6,6 +6,9 @@
 // number of holders. A page that nobody holds is free. Sequences share pages, and a
 // shared page is never written: who appends to one gets a copy of it (copy on write).
 //
+// Tokens that nobody will read again can be dropped, from some token on: a table has a gap then, and the pages that
+// lie in it are released. So a sequence whose readers look back no further than a window has a constant number of pages.
+//
 // An append is a transaction. Reserve takes the pages of the new tokens, and the table
 // stays as it is. Then Commit puts them into the table, or Rollback gives them back.
 //

@@ -24,6 +24,7 @@ type world struct {
 type sequence struct {
 	table  Table
 	tokens []int
+	gap    Gap // of the tokens, those that it need not have
 
 	append Reservation
 	fresh  []int // tokens of the append
@@ -34,10 +35,17 @@ func newWorld(t *rapid.T) *world {
 	return &world{pool: New(count, size), memory: make([]int, count*size)}
 }
 
-func (w *world) slot(list []int32, token int) *int {
+// slot is where a token is whose pages, and those of its gap, are these.
+func (w *world) slot(list []int32, gap Gap, token int) *int {
+	if token >= gap.End {
+		token -= w.pool.Shift(&Table{Gap: gap})
+	}
 	size := w.pool.size
 	return &w.memory[int(list[token/size])*size+token%size]
 }
+
+// has says whether a token is in no gap.
+func (g Gap) has(token int) bool { return token < g.First || token >= g.End }
 
 // pick draws a sequence whose append is open, or one whose append is not. It skips the
 // action if there is none.
@@ -60,17 +68,38 @@ func (w *world) Clone(t *rapid.T) {
 	s := w.pick(t, false)
 	table, err := w.pool.Clone(&s.table)
 	ok(t, err)
-	w.sequences = append(w.sequences, &sequence{table: table, tokens: slices.Clone(s.tokens)})
+	w.sequences = append(w.sequences, &sequence{table: table, tokens: slices.Clone(s.tokens), gap: s.gap})
 }
 
 func (w *world) Truncate(t *rapid.T) {
 	s := w.pick(t, false)
 	n := rapid.IntRange(0, len(s.tokens)).Draw(t, "tokens")
-	ok(t, w.pool.Truncate(&s.table, n))
-	s.tokens = s.tokens[:n]
+	err := w.pool.Truncate(&s.table, n)
+	if n > s.gap.First && n < s.gap.End {
+		refused(t, err, ErrTokens)
+		return
+	}
+	ok(t, err)
+	if s.tokens = s.tokens[:n]; n <= s.gap.First {
+		s.gap = Gap{}
+	}
 }
 
+// Drop makes a gap, or a longer one.
 func (w *world) Drop(t *rapid.T) {
+	s := w.pick(t, false)
+	g := s.gap
+	if g == (Gap{}) {
+		g.First = rapid.IntRange(0, len(s.tokens)).Draw(t, "first")
+		g.End = g.First
+	}
+	g.End = rapid.IntRange(g.End, len(s.tokens)).Draw(t, "end")
+	ok(t, w.pool.Drop(&s.table, g))
+	s.gap = g
+}
+
+// Forget is a sequence that is released.
+func (w *world) Forget(t *rapid.T) {
 	s := w.pick(t, false)
 	ok(t, w.pool.Truncate(&s.table, 0))
 	w.sequences = slices.DeleteFunc(w.sequences, func(x *sequence) bool { return x == s })
@@ -137,7 +166,7 @@ func (w *world) Write(t *rapid.T) { w.write(w.pick(t, true)) }
 
 func (w *world) write(s *sequence) {
 	for i, token := range s.fresh {
-		*w.slot(s.append.Pages, len(s.tokens)+i) = token
+		*w.slot(s.append.Pages, s.gap, len(s.tokens)+i) = token
 	}
 }
 
@@ -228,6 +257,7 @@ func (w *world) Refuse(t *rapid.T) {
 			_, err := p.Clone(&s.table)
 			refused(t, err, ErrReservation)
 			refused(t, p.Truncate(&s.table, 0), ErrReservation)
+			refused(t, p.Drop(&s.table, s.gap), ErrReservation)
 			refused(t, p.Reserve(&unused, &s.table, 1), ErrReservation)
 			refused(t, p.Reserve(&s.append, new(Table), 1), ErrReservation)
 			continue
@@ -236,6 +266,13 @@ func (w *world) Refuse(t *rapid.T) {
 		refused(t, p.Rollback(&s.append), ErrReservation)
 		refused(t, p.Reserve(&unused, &s.table, 0), ErrTokens)
 		refused(t, p.Reserve(&unused, &s.table, -1), ErrTokens)
+		for _, g := range []Gap{{-1, 0}, {s.gap.First, s.gap.First - 1}, {s.gap.First, s.table.Tokens + 1}} {
+			refused(t, p.Drop(&s.table, g), ErrTokens)
+		}
+		if g := s.gap; g.End > g.First {
+			refused(t, p.Drop(&s.table, Gap{g.First, g.End - 1}), ErrTokens)
+			refused(t, p.Drop(&s.table, Gap{g.First + 1, g.End}), ErrTokens)
+		}
 		refused(t, p.Truncate(&s.table, -1), ErrTokens)
 		refused(t, p.Truncate(&s.table, s.table.Tokens+1), ErrTokens)
 		refused(t, p.Reserve(&unused, &s.table, p.Count()*p.size+1), ErrFull)
@@ -264,7 +301,13 @@ func (w *world) Check(t *rapid.T) {
 	for _, s := range w.sequences {
 		count(s.table.Pages)
 		count(s.append.Fresh())
-		if s.table.Tokens != len(s.tokens) || len(s.table.Pages) != p.For(len(s.tokens)) {
+		in := 0 // pages with nothing but tokens of the gap
+		for page := range p.For(len(s.tokens)) {
+			if first := page * p.size; first >= s.gap.First && first+p.size <= s.gap.End {
+				in++
+			}
+		}
+		if s.table.Tokens != len(s.tokens) || s.table.Gap != s.gap || len(s.table.Pages) != p.For(len(s.tokens))-in || p.Shift(&s.table) != in*p.size {
 			t.Fatalf("%d tokens: table %+v", len(s.tokens), s.table)
 		}
 	}
@@ -299,7 +342,7 @@ func (w *world) Check(t *rapid.T) {
 		if !s.table.open {
 			continue
 		}
-		for _, page := range s.append.Pages[len(s.tokens)/p.size:] {
+		for _, page := range s.append.Pages[(len(s.tokens)-p.Shift(&s.table))/p.size:] {
 			if holders[page] != 1 {
 				t.Fatalf("page %d is written and has %d holders", page, holders[page])
 			}
@@ -308,12 +351,15 @@ func (w *world) Check(t *rapid.T) {
 	// So nobody's tokens are overwritten.
 	for i, s := range w.sequences {
 		for j, token := range s.tokens {
-			if got := *w.slot(s.table.Pages, j); got != token {
+			if !s.gap.has(j) {
+				continue
+			}
+			if got := *w.slot(s.table.Pages, s.gap, j); got != token {
 				t.Fatalf("sequence %d: token %d is %d, want %d", i, j, got, token)
 			}
 		}
 		for j, token := range slices.Concat(s.tokens, s.fresh) {
-			if s.table.open && *w.slot(s.append.Pages, j) != token {
+			if s.table.open && s.gap.has(j) && *w.slot(s.append.Pages, s.gap, j) != token {
 				t.Fatalf("append to sequence %d: token %d is not %d", i, j, token)
 			}
 		}

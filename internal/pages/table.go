@@ -8,10 +8,28 @@ import (
 // Table is the page table of a sequence, which holds each of its pages once. The zero
 // value is that of an empty sequence.
 type Table struct {
-	Pages  []int32 // as many as [Pool.For] gives for Tokens
-	Tokens int
+	Pages  []int32 // as many as [Pool.For] gives for Tokens, less those that lie in the gap
+	Tokens int     // of the sequence, those in the gap included
+	Gap    Gap
 
 	open bool // an append to it is reserved
+}
+
+// Gap is the tokens [First, End) of a sequence that were dropped: nobody will read them again. Pages with nothing but
+// such tokens are not in the table.
+type Gap struct{ First, End int }
+
+// in returns the pages that lie in a gap, by their place among all pages of the sequence: so many, from the given one on.
+func (p *Pool) in(g Gap) (at, n int) {
+	at = p.For(g.First)
+	return at, max(g.End/p.size-at, 0)
+}
+
+// Shift is how many tokens the pages hold that a table has no more: token j behind the gap is in page
+// Pages[(j-Shift)/Size], as if it was token j-Shift. It is a multiple of Size.
+func (p *Pool) Shift(t *Table) int {
+	_, n := p.in(t.Gap)
+	return n * p.size
 }
 
 // settled checks that no append to t is open.
@@ -31,12 +49,34 @@ func (p *Pool) Clone(t *Table) (Table, error) {
 	if err := p.Hold(t.Pages); err != nil {
 		return Table{}, err
 	}
-	return Table{Pages: slices.Clone(t.Pages), Tokens: t.Tokens}, nil
+	return Table{Pages: slices.Clone(t.Pages), Tokens: t.Tokens, Gap: t.Gap}, nil
 }
 
-// Truncate keeps the first tokens of a table, and releases the pages behind them.
-// Errors: [ErrTokens] for more tokens than there are, [ErrReservation] while an append
-// to t is open.
+// Drop makes tokens the gap of a table, and releases the pages that hold no others. A gap begins where it began before,
+// and may end further behind. Errors: [ErrTokens] for another beginning or a lower end than it had, or more tokens than
+// there are, [ErrReservation] while an append to t is open.
+func (p *Pool) Drop(t *Table, g Gap) error {
+	if err := t.settled(); err != nil {
+		return err
+	}
+	if g.First < 0 || g.End < g.First || g.End > t.Tokens {
+		return fmt.Errorf("tokens [%d, %d) of %d: %w", g.First, g.End, t.Tokens, ErrTokens)
+	}
+	if was := t.Gap; was != (Gap{}) && (g.First != was.First || g.End < was.End) {
+		return fmt.Errorf("tokens [%d, %d), and [%d, %d) were dropped before: %w", g.First, g.End, was.First, was.End, ErrTokens)
+	}
+	_, gone := p.in(t.Gap)
+	at, all := p.in(g)
+	if err := p.Release(t.Pages[at : at+all-gone]); err != nil {
+		return err
+	}
+	t.Pages, t.Gap = slices.Delete(t.Pages, at, at+all-gone), g
+	return nil
+}
+
+// Truncate keeps the first tokens of a table, and releases the pages behind them. With no tokens behind its beginning
+// there is no gap any more. Errors: [ErrTokens] for more tokens than there are, or an end within the gap,
+// [ErrReservation] while an append to t is open.
 func (p *Pool) Truncate(t *Table, tokens int) error {
 	if err := t.settled(); err != nil {
 		return err
@@ -44,11 +84,19 @@ func (p *Pool) Truncate(t *Table, tokens int) error {
 	if tokens < 0 || tokens > t.Tokens {
 		return fmt.Errorf("%d tokens of %d: %w", tokens, t.Tokens, ErrTokens)
 	}
-	keep := p.For(tokens)
+	gap := t.Gap
+	switch {
+	case tokens <= gap.First:
+		gap = Gap{}
+	case tokens < gap.End:
+		return fmt.Errorf("%d tokens, of which [%d, %d) were dropped: %w", tokens, gap.First, gap.End, ErrTokens)
+	}
+	_, gone := p.in(gap)
+	keep := p.For(tokens) - gone
 	if err := p.Release(t.Pages[keep:]); err != nil {
 		return err
 	}
-	t.Pages, t.Tokens = t.Pages[:keep], tokens
+	t.Pages, t.Tokens, t.Gap = t.Pages[:keep], tokens, gap
 	return nil
 }
 
@@ -84,7 +132,8 @@ func (r *Reservation) Copy() (to, from int32, ok bool) {
 // Need is the number of free pages that an append of so many tokens takes. If the last
 // page of the table has room and other holders, one of them is for a copy of it.
 func (p *Pool) Need(t *Table, tokens int) int {
-	n := p.For(t.Tokens+tokens) - len(t.Pages)
+	_, gone := p.in(t.Gap)
+	n := p.For(t.Tokens+tokens) - gone - len(t.Pages)
 	if tokens > 0 && p.sharedTail(t) {
 		n++
 	}

@@ -78,6 +78,9 @@ func (s Shape) String() string {
 	if s.Window != 0 {
 		causal += fmt.Sprintf(" window %d", s.Window)
 	}
+	if s.SinkTokens != 0 {
+		causal += fmt.Sprintf(" sink tokens %d", s.SinkTokens)
+	}
 	if s.SoftCap != 0 {
 		causal += fmt.Sprintf(" cap %v", s.SoftCap)
 	}
@@ -97,11 +100,14 @@ func (s Shape) String() string {
 }
 
 // First returns the first key that position pos of sequence seq sees, if it sees
-// any: it sees the keys [First, Visible).
+// any, but for sink tokens: it sees the keys [First, Visible), and those before [Shape.SinkKeys].
 func (s Shape) First(seq, pos int) int {
 	first, _ := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
 	return first
 }
+
+// SinkKeys returns the end of the sink tokens that position pos of sequence seq sees apart from others.
+func (s Shape) SinkKeys(seq, pos int) int { return min(s.SinkTokens, s.First(seq, pos)) }
 
 // Visible returns the end of the keys that position pos of sequence seq sees.
 func (s Shape) Visible(seq, pos int) int {
@@ -112,6 +118,9 @@ func (s Shape) Visible(seq, pos int) int {
 // Sees says whether position pos of sequence seq sees key j.
 func (s Shape) Sees(seq, pos, j int) bool {
 	first, end := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
+	if j < s.SinkTokens && j < first {
+		return true
+	}
 	if j < first || j >= end {
 		return false
 	}
@@ -372,6 +381,15 @@ func RandomWindowCapSlopes(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
+// RandomSinkTokens gives s sink tokens, and a window if it has none.
+func RandomSinkTokens(rng *rand.Rand, s Shape) Shape {
+	if s.Window == 0 {
+		s.Window = []int{1, 2, 5, 16, 1 + rng.IntN(100)}[rng.IntN(5)]
+	}
+	s.SinkTokens = []int{1, 2, 4, 4, 7, 16, 1 + rng.IntN(300)}[rng.IntN(7)]
+	return s
+}
+
 // RandomTree draws the tree of so many tokens: a chain, a bush, or something between.
 func RandomTree(rng *rand.Rand, tokens int) attn.Tree {
 	parents := make([]int, tokens)
@@ -438,7 +456,7 @@ func (s Shape) DenseBias() []float64 {
 		for head := range s.Heads {
 			for pos := range queries {
 				at := s.Bias.Row(seq, head, pos)
-				for j := s.First(seq, pos); j < s.Visible(seq, pos); j++ {
+				for j := range s.Visible(seq, pos) {
 					if s.Sees(seq, pos, j) {
 						x[at+j] = s.Bias.X[at+j]
 					}

@@ -106,7 +106,7 @@ func (c *Case) hide(x []float64, headSize, dim int) []float64 {
 			continue
 		}
 		for h := range c.KVHeads {
-			Poison(x[(s*c.KVHeads+h)*headSize:][:c.First(s, 0)*dim])
+			Poison(x[(s*c.KVHeads+h)*headSize:][c.SinkKeys(s, 0)*dim : c.First(s, 0)*dim])
 		}
 	}
 	return x

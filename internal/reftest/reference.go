@@ -158,6 +158,9 @@ func zeros(x []float64, n int) []float64 {
 func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound float64) {
 	c := w.c
 	w.seen = w.seen[:0]
+	for j := range c.SinkKeys(seq, pos) {
+		w.seen = append(w.seen, j)
+	}
 	for j := c.First(seq, pos); j < c.Visible(seq, pos); j++ {
 		if c.Sees(seq, pos, j) {
 			w.seen = append(w.seen, j)

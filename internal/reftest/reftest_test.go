@@ -22,7 +22,7 @@ func brute(c *Case) (o, lse []float64) {
 				l := math.Exp(c.Sink(h))
 				for j := range c.Keys[s] {
 					at := c.Keys[s] - c.Queries[s] + pos
-					if c.Causal && j > at || c.Window > 0 && at-j >= c.Window {
+					if c.Causal && j > at || c.Window > 0 && at-j >= c.Window && j >= c.SinkTokens {
 						continue
 					}
 					var dot float64
@@ -73,6 +73,9 @@ func TestReferenceIsSoftmax(t *testing.T) {
 			s := RandomShape(rng)
 			if i%2 == 0 {
 				s = RandomScoreMods(rng, s)
+				if rng.IntN(3) == 0 {
+					s = RandomSinkTokens(rng, s)
+				}
 				for h, x := range s.Slopes {
 					s.Slopes[h] = min(max(x, -1), 1)
 				}

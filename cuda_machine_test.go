@@ -486,7 +486,7 @@ func residentBytes() int64 {
 }
 
 // The tests below put attention among Gorgonia's own ops on its CUDA machine. See
-// cuda_op_test.go for how they are run.
+// the top for how they are run.
 
 // cudagen has the machine load Gorgonia's own kernels, which its command cudagen
 // makes of its sources. Here they come as files NAME.ptx from a directory.
