@@ -109,8 +109,8 @@ var questions = []question{
 	},
 	{
 		id: "peers", title: "Against PyTorch, on a CPU",
-		text:   "`scaled_dot_product_attention` on as many threads, queries in the type of keys and values; packed hands the query heads of a group over as queries of one head. Bars: 1.4 times PyTorch's speed in float32 from memory and 1.0 in cache, 2.2 in float16, 7 in bfloat16, 4 for grouped queries in float32.",
-		tables: []string{"One query a head, against scaled_dot_product_attention"}, head: "heads x context x d", split: regexp.MustCompile(`^(?P<series>\w+), (?P<row>.*)$`),
+		text:   "`scaled_dot_product_attention` on as many threads, queries in the type of keys and values; packed hands the query heads of a group over as queries of one head. Bars: 1.4 times PyTorch's speed in float32 from memory and 1.0 in cache, 2.2 in float16, 7 in bfloat16, 4 for grouped queries in float32. The picture has all.",
+		tables: []string{"One query a head, against scaled_dot_product_attention"}, head: "heads x context x d", split: regexp.MustCompile(`^(?P<series>\w+), (?P<row>.*)$`), some: regexp.MustCompile(` x (1024|65536) x `),
 		columns: append(append(torch("f32", column{head: "f32: packed", series: "f32", who: "PyTorch, groups packed by hand", metric: measure.Speed}), torch("f16")...), torch("bf16")...),
 		picture: picture{kind: "bars", x: "times PyTorch's speed", y: "heads x context x d", bar: 1, series: []column{
 			{head: "f32", series: "f32", who: "lean, Attend", metric: measure.OverTorch}, {head: "f16", series: "f16", who: "lean, Attend", metric: measure.OverTorch}, {head: "bf16", series: "bf16", who: "lean, Attend", metric: measure.OverTorch}}},
