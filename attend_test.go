@@ -235,6 +235,7 @@ func TestDefault(t *testing.T) {
 		graphtest.WithScoreMods(dense(4, 2, 16, 8, 3, 40, 40), 7, 0),
 		graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 9, 40, 40)), 1, 0),
 		graphtest.WithScoreMods(dense(2, 1, 16, 8, 9, 5, 5), 2, 0),
+		withSinkTokens(graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 9, 40, 40)), 6, 0), 4),
 		graphtest.WithScoreMods(causal(dense(4, 1, 16, 8, 3, 40)), 0, 1.5),
 		graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 9, 40, 40)), 0, 0, 0.5, 0.25, -0.1, 0.125),
 		graphtest.WithScoreMods(causal(dense(4, 2, 16, 8, 3, 33, 33, 33)), 16, 2, 0.5, 0.25, 0, 0.125),
@@ -284,6 +285,11 @@ func TestDefault(t *testing.T) {
 	}
 }
 
+func withSinkTokens(s reftest.Shape, n int) reftest.Shape {
+	s.SinkTokens = n
+	return s
+}
+
 // TestDefaultNodes: the inputs that Default makes, for the scale and the mask,
 // are shared by the layers that have the same, and by no others.
 func TestDefaultNodes(t *testing.T) {
@@ -302,7 +308,7 @@ func TestDefaultNodes(t *testing.T) {
 		t.Error("equal default attentions are two nodes")
 	}
 	nodes := []*G.Node{build(), build(la.WithCausal()), build(la.WithScale(1)), build(la.WithScale(2)),
-		build(la.WithWindow(2)), build(la.WithWindow(3)), build(la.WithWindow(3), la.WithCausal()), build(la.WithSoftCap(1)), build(la.WithSoftCap(2)),
+		build(la.WithWindow(2)), build(la.WithWindow(3)), build(la.WithWindow(3), la.WithCausal()), build(la.WithWindow(3), la.WithSinkTokens(1)), build(la.WithSoftCap(1)), build(la.WithSoftCap(2)),
 		build(la.WithBias(graphtest.Input(g.G, "one", graphtest.TensorOf(tensor.Float32, make([]float64, 6), 1, 1, 1, 6)))),
 		build(la.WithBias(graphtest.Input(g.G, "each", graphtest.TensorOf(tensor.Float32, make([]float64, 72), 1, 4, 3, 6)))),
 		build(la.WithALiBi([]float64{1, 2, 3, 4})), build(la.WithALiBi([]float64{1, 2, 4, 3}))}

@@ -503,6 +503,18 @@ func TestGradUnsupported(t *testing.T) {
 	}
 }
 
+// TestGradSinkTokens: they have no gradient, and say so when the graph is built.
+func TestGradSinkTokens(t *testing.T) {
+	s := withSinkTokens(graphtest.WithScoreMods(dense(2, 1, 4, 4, 2, 9), 3, 0), 2)
+	p := graphtest.NewProblem(reftest.Rand(t), s, graphtest.Spec{QueryType: tensor.Float64})
+	g := p.Build(t)
+	_, err := G.Grad(G.Must(G.Sum(g.Out)), g.Q)
+	checkGradError(t, "sink tokens", err)
+	if !strings.Contains(fmt.Sprint(err), "2 sink tokens") {
+		t.Error(err)
+	}
+}
+
 // checkGradError looks at the text: Gorgonia's own error around ours does not unwrap.
 func checkGradError(t *testing.T, name string, err error) {
 	t.Helper()

@@ -412,6 +412,29 @@ func TestPoolFor(t *testing.T) {
 	}
 }
 
+// TestDropAllocates: a table whose first pages go as new ones come keeps its memory.
+func TestDropAllocates(t *testing.T) {
+	const window = 10
+	p := New(6, 4)
+	var table Table
+	var r Reservation
+	step := func() {
+		err := errors.Join(p.Reserve(&r, &table, 3), p.Commit(&r))
+		if end := table.Tokens - window; end > 0 {
+			err = errors.Join(err, p.Drop(&table, Gap{End: end}))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 20 {
+		step()
+	}
+	if n := testing.AllocsPerRun(1000, step); n > 0 || cap(table.Pages) > 16 {
+		t.Errorf("%v allocations, a table of %d pages", n, cap(table.Pages))
+	}
+}
+
 // TestTakeOrder: a new pool gives its lowest pages first, and what was released comes
 // again in the order in which it was taken.
 func TestTakeOrder(t *testing.T) {
