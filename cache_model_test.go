@@ -899,7 +899,7 @@ func TestDeviceCacheAgainstModel(t *testing.T) {
 }
 
 func TestDevicesCacheAgainstModel(t *testing.T) {
-	for n := 2; n <= 3; n++ {
+	for n := 2; n <= reftest.Cases(t, 2, 3); n++ {
 		gpu, _ := FakeGPUs(t, n)
 		testCacheAgainstModel(t, modelPlace{gpu: gpu}, 1, 500)
 		noError(t, gpu.Close())

@@ -39,7 +39,7 @@ func TestDropped(t *testing.T) {
 
 func TestRunDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 100
+	n := reftest.Cases(t, 40, 100)
 	if reftest.RaceEnabled {
 		n = 30
 	}
@@ -149,7 +149,7 @@ func testDropoutMasks[F real](t *testing.T) {
 
 func TestBackwardGradDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 80
+	n := reftest.Cases(t, 24, 80)
 	if reftest.RaceEnabled {
 		n = 20
 	}
