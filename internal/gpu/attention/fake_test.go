@@ -57,17 +57,25 @@ func onFakes(t *testing.T, problems int, f func(t *testing.T, m *machine, proble
 	}
 }
 
+// shorter is a context of n tokens, or of a third of them under the race detector.
+func shorter(n int) int {
+	if reftest.RaceEnabled {
+		return n / 3
+	}
+	return n
+}
+
 func TestFakePrefill(t *testing.T) {
 	onFakes(t, 40, func(t *testing.T, m *machine, n int) {
 		for _, take := range []choice{takeMany, takeBoth} {
-			testPrefill(t, m, take, n, 300)
-			testPrefillInstead(t, m, take, reftest.Cases(t, 2, 1000), 300)
+			testPrefill(t, m, take, n, shorter(300))
+			testPrefillInstead(t, m, take, reftest.Cases(t, 2, 1000), shorter(300))
 		}
 	})
 }
 
 func TestFakeMixed(t *testing.T) {
-	onFakes(t, 60, func(t *testing.T, m *machine, n int) { testMixed(t, m, n, 400) })
+	onFakes(t, 60, func(t *testing.T, m *machine, n int) { testMixed(t, m, n, shorter(400)) })
 }
 
 func TestFakeSchedules(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
 
 	"pgregory.net/rapid"
@@ -29,6 +30,9 @@ func hasEntry(image []byte, name string) bool {
 // Every kernel of the table is in the committed modules, for each GPU that its line names, and
 // no kernel of attention that the modules have is missing from it.
 func TestTableIsTheModules(t *testing.T) {
+	if reftest.RaceEnabled {
+		t.Skip("images are unpacked in one goroutine, and take many times as long")
+	}
 	named := map[string][]string{leanUnit: {appendEntry}}
 	for _, k := range append([]kernel{{unit: leanUnit, entries: []string{appendEntry}, capability: ampere}}, table...) {
 		named[k.unit] = append(named[k.unit], k.entries...)
