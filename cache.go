@@ -1,6 +1,7 @@
 package leanattention
 
 import (
+	"errors"
 	"math"
 	"math/bits"
 	"sync"
@@ -417,11 +418,119 @@ func (s *Sequence) Truncate(n int) error {
 	if n < 0 || n > s.table.Tokens {
 		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d", n, s.table.Tokens)
 	}
-	if gap := s.table.Gap; n > gap.First && max(n-c.config.Window+1, 0) < gap.End {
-		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d: a window of %d keys would see tokens of [%d, %d), which were given back; Rewind is %d",
-			n, s.table.Tokens, c.config.Window, gap.First, gap.End, c.config.Rewind)
+	if err := s.reaches("Truncate", n); err != nil {
+		return err
 	}
 	return c.cut("Truncate", s, n)
+}
+
+// reaches checks that what comes behind the first n tokens sees none that were given back. The mu is held.
+func (s *Sequence) reaches(op string, n int) error {
+	config := &s.cache.config
+	if gap := s.table.Gap; n > gap.First && max(n-config.Window+1, 0) < gap.End {
+		return errorf(op, ErrLength, "%d tokens of a sequence of %d: a window of %d keys would see tokens of [%d, %d), which were given back; Rewind is %d",
+			n, s.table.Tokens, config.Window, gap.First, gap.End, config.Rewind)
+	}
+	return nil
+}
+
+// Keep keeps some of the tokens behind the first from: those of path, counted from there, in
+// their order, and no others. Their keys and values are moved to where they lie as tokens from,
+// from+1 and so on, and the sequence has from+len(path) tokens then.
+//
+// It is for a step with a tree of guesses ([Append].Tree), of which one branch was right. from is what
+// Len was before the step, and path the branch, each token an ancestor of the next one by the tree: what the
+// sequence has then is what it would have if the branch had been appended as a chain.
+//
+//	from := seq.Len()
+//	err = step.Set([]leanattention.Append{{Seq: seq, Tokens: len(tree), Tree: tree}})
+//	...
+//	err = step.Commit()
+//	err = seq.Keep(from, []int{0, 2, 5})
+//
+// Pages that others hold are not written: the sequence gets copies of those where tokens move to, and
+// [ErrCacheFull] if there are too few free pages. What is said at [Sequence.Truncate] of caches with a window is true here, and
+// tokens that were given back can't be moved.
+//
+// Errors, before anything is written: [ErrLength], [ErrShape] for a path that does not increase, [ErrCacheFull],
+// [ErrState] while the sequence is part of an open step, [ErrClosed].
+func (s *Sequence) Keep(from int, path []int) error {
+	const op = "Keep"
+	if err := s.made(op); err != nil {
+		return err
+	}
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.usable(op); err != nil {
+		return err
+	}
+	have := s.table.Tokens
+	if from < 0 || from > have {
+		return errorf(op, ErrLength, "from token %d of a sequence of %d", from, have)
+	}
+	still := 0 // tokens of the path that stay where they are
+	for i, at := range path {
+		if at < 0 || at >= have-from {
+			return errorf(op, ErrLength, "path[%d] is %d, outside [0, %d): the sequence has %d tokens, %d of them from token %d on", i, at, have-from, have, have-from, from)
+		}
+		if i > 0 && at <= path[i-1] {
+			return errorf(op, ErrShape, "path[%d] is %d, behind %d: a path increases", i, at, path[i-1])
+		}
+		if at == i {
+			still++
+		}
+	}
+	n := from + len(path)
+	if err := s.reaches(op, n); err != nil {
+		return err
+	}
+	if still < len(path) {
+		if err := c.move(op, s, from, path, still); err != nil {
+			return err
+		}
+	}
+	return c.cut(op, s, n)
+}
+
+// move does what Keep does for the tokens of a path that move: all but the first ones. The mu is held.
+func (c *Cache) move(op string, s *Sequence, from int, path []int, still int) error {
+	gap := s.table.Gap
+	for i, at := range path[still:] {
+		for _, token := range [...]int{from + still + i, from + at} {
+			if token >= gap.First && token < gap.End {
+				return errorf(op, ErrLength, "token %d would become token %d, and those of [%d, %d) were given back", from+at, from+still+i, gap.First, gap.End)
+			}
+		}
+	}
+	owned, err := c.pool.Own(&s.table, from+still, from+len(path))
+	switch {
+	case errors.Is(err, pages.ErrFull):
+		return errorf(op, ErrCacheFull, "tokens [%d, %d) are in pages that others hold: %v", from+still, from+len(path), err)
+	case err != nil:
+		return pagesError(op, err)
+	}
+	copies := make([]pageCopy, len(owned))
+	for i, o := range owned {
+		copies[i] = pageCopy{to: o.Page, from: o.Was}
+	}
+	moves := make([]slotMove, 0, len(path)-still)
+	for i, at := range path[still:] {
+		var m slotMove
+		m.to.page, m.to.slot = c.pool.Place(&s.table, from+still+i)
+		m.from.page, m.from.slot = c.pool.Place(&s.table, from+at)
+		moves = append(moves, m)
+	}
+	if err = c.store.copyPages(op, copies); err == nil {
+		err = c.store.moveSlots(op, moves)
+	}
+	if err == nil {
+		return nil
+	}
+	if e := c.pool.Disown(&s.table, owned); e != nil {
+		err = errors.Join(err, pagesError(op, e))
+	}
+	return err
 }
 
 // Release gives back all pages. The sequence can't be used any more.

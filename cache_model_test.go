@@ -287,6 +287,68 @@ func (m *cacheModel) Truncate(t *rapid.T) {
 	}
 }
 
+// Keep keeps some of a sequence's last tokens: a path of a tree is one, but so is any other.
+func (m *cacheModel) Keep(t *rapid.T) {
+	s := m.pick(t)
+	have := len(s.tokens)
+	from := rapid.IntRange(max(have-9, -1), have+1).Draw(t, "from")
+	wrong := s.wrong()
+	var path []int
+	for i := range max(have-from, 0) {
+		if rapid.Bool().Draw(t, "kept") {
+			path = append(path, i)
+		}
+	}
+	if from < 0 || from > have {
+		wrong = append(wrong, ErrLength)
+	}
+	if rapid.IntRange(0, 9).Draw(t, "a mistake") == 0 {
+		path = append(path, rapid.IntRange(-1, max(have-from, 0)).Draw(t, "anything"))
+		if last := path[len(path)-1]; last < 0 || last >= have-from {
+			wrong = append(wrong, ErrLength)
+		} else if len(path) > 1 && last <= path[len(path)-2] {
+			wrong = append(wrong, ErrShape)
+		}
+	}
+	n, size := from+len(path), m.cache.config.PageSize
+	for j := s.gone[0]; n > s.gone[0] && j < min(s.gone[1], n+1); j++ {
+		if m.sees(n, j) {
+			wrong = append(wrong, ErrLength)
+		}
+	}
+	for i, at := range path {
+		for _, j := range []int{from + i, from + at} {
+			if at != i && j >= s.gone[0] && j < s.gone[1] {
+				wrong = append(wrong, ErrLength)
+			}
+		}
+	}
+	pages := slices.Clone(s.pages)
+	if len(wrong) == 0 {
+		holders, free := m.holders(), m.cache.config.Pages-len(m.held())
+		for i, at := range path {
+			if p := &pages[(from+i)/size]; at != i && holders[*p] > 1 {
+				*p = new(modelPage)
+				free--
+			}
+		}
+		if free < 0 {
+			wrong = append(wrong, ErrCacheFull)
+		}
+	}
+	if !expect(t, s.real.Keep(from, path), wrong...) {
+		return
+	}
+	tokens := s.tokens[:from:from]
+	for _, at := range path {
+		tokens = append(tokens, s.tokens[from+at])
+	}
+	s.tokens, s.pages = tokens, pages[:m.pagesFor(n):m.pagesFor(n)]
+	if n <= s.gone[0] {
+		s.gone, s.most = [2]int{}, n
+	}
+}
+
 func (m *cacheModel) Release(t *rapid.T) {
 	s := m.pick(t)
 	if rapid.IntRange(0, 3).Draw(t, "keep") != 0 {
@@ -579,6 +641,7 @@ func (m *cacheModel) checkClosed(t *rapid.T) {
 		_, err = s.real.WriteTo(io.Discard)
 		try("WriteTo", err)
 		try("Truncate", s.real.Truncate(0))
+		try("Keep", s.real.Keep(0, nil))
 		try("Release", s.real.Release())
 	}
 	for _, s := range m.steps {

@@ -554,6 +554,16 @@ func (p *machinePages) copyPages(op string, copies []pageCopy) error {
 	return p.there.copyPages(op, copies)
 }
 
+// moveSlots moves what layers have made, so that a machine has run.
+func (p *machinePages) moveSlots(op string, moves []slotMove) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.there == nil || p.there.gpu.dev.Lost() {
+		return errorf(op, ErrClosed, "the machine that the cache's tokens were on")
+	}
+	return p.there.moveSlots(op, moves)
+}
+
 // transfer refuses where the pages are not: nobody knows yet which machine will run
 // the layers.
 func (p *machinePages) transfer(op string, t *pageTransfer, in bool) error {

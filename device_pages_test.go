@@ -403,6 +403,24 @@ func testDeviceCacheFaults(t *testing.T, change func(*CacheConfig)) {
 		}
 		unchanged("a run that was rolled back")
 	}
+	for call := int64(1); ; call++ { // Keep, of a sequence that shares all pages
+		b := a.fork(t)
+		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 1
+		err := b.seq.Keep(1, []int{1, 3})
+		over := lib.State().Calls < lib.State().FailAt
+		lib.State().FailAt = 0
+		if err == nil {
+			b.tokens = []*testToken{b.tokens[0], b.tokens[2], b.tokens[4]}
+		} else if over || !strings.Contains(err.Error(), "CUDA_ERROR") {
+			t.Fatal(err)
+		}
+		noError(t, b.seq.checkTokens(b.tokens), b.seq.Release())
+		unchanged("Keep")
+		if over {
+			t.Logf("%d calls of Keep", call-1)
+			break
+		}
+	}
 	s.advance(t, rng, testAppend{a, 3}, testAppend{fork, 1})
 	noError(t, c.Close())
 }

@@ -22,6 +22,9 @@ type pageStore interface {
 	operands(op string, in []G.Value) ([4]operand, error)
 	// copyPages copies pages of all layers, before what is computed next.
 	copyPages(op string, copies []pageCopy) error
+	// moveSlots copies tokens of all layers within their pages, one after the other, before what is
+	// computed next.
+	moveSlots(op string, moves []slotMove) error
 	// transfer copies between pages of one layer and memory of the caller: to the
 	// pages if in is set. It is behind what was computed before, and done when it
 	// returns.
@@ -34,6 +37,22 @@ type pageStore interface {
 
 // pageCopy copies page from to page to.
 type pageCopy struct{ to, from int32 }
+
+// slotMove copies a token's keys and values to the place of another one.
+type slotMove struct{ to, from slotPlace }
+
+// slotPlace is where a token lies.
+type slotPlace struct {
+	page int32
+	slot int
+}
+
+// bytes are where the places of a move lie in a layer's keys or values, of which a page has so many bytes, for each head.
+func (m slotMove) bytes(head, heads, size, page int) (to, from, n int) {
+	n = page / heads / size
+	at := func(p slotPlace) int { return int(p.page)*page + (head*size+p.slot)*n }
+	return at(m.to), at(m.from), n
+}
 
 // pageTransfer is some of the keys (or values) of a layer, and memory for them, in
 // the order of the spans.
@@ -71,11 +90,12 @@ type layerCall struct {
 // hostPages are pages in Go's memory.
 type hostPages struct {
 	pages        int
+	heads, size  int          // of a page: its KV heads, and its tokens
 	keys, values []cpu.Buffer // one for each layer
 }
 
 func newHostPages(c *CacheConfig, storage attn.DType, keyElements, valueElements int) *hostPages {
-	h := &hostPages{pages: c.Pages}
+	h := &hostPages{pages: c.Pages, heads: c.KVHeads, size: c.PageSize}
 	for range c.Layers {
 		h.keys = append(h.keys, newBuffer(storage, keyElements))
 		h.values = append(h.values, newBuffer(storage, valueElements))
@@ -142,6 +162,21 @@ func (h *hostPages) copyPages(_ string, copies []pageCopy) error {
 			n := len(bytes) / h.pages
 			for _, c := range copies {
 				copy(bytes[int(c.to)*n:(int(c.to)+1)*n], bytes[int(c.from)*n:])
+			}
+		}
+	}
+	return nil
+}
+
+func (h *hostPages) moveSlots(_ string, moves []slotMove) error {
+	for _, buffers := range [...][]cpu.Buffer{h.keys, h.values} {
+		for _, b := range buffers {
+			bytes := bufferBytes(b)
+			for _, m := range moves {
+				for head := range h.heads {
+					to, from, n := m.bytes(head, h.heads, h.size, len(bytes)/h.pages)
+					copy(bytes[to:to+n], bytes[from:])
+				}
 			}
 		}
 	}

@@ -164,13 +164,23 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	if len(copies) == 0 {
 		return nil
 	}
+	return d.eachPart(op, func(p *devicePart, s *cuda.Stream) error { return p.copyPages(s, d.pages, copies) })
+}
+
+// moveSlots queues small copies, of which several are one launch.
+func (d *devicePages) moveSlots(op string, moves []slotMove) error {
+	return d.eachPart(op, func(p *devicePart, s *cuda.Stream) error { return p.moveSlots(s, d.config, moves) })
+}
+
+// eachPart queues work of each member.
+func (d *devicePages) eachPart(op string, queue func(*devicePart, *cuda.Stream) error) error {
 	if err := d.gpu.enter(op); err != nil {
 		return err
 	}
 	defer d.gpu.group.Leave()
 	err := d.gpu.queue.Submit(func(sub *device.Submission) error {
 		return sub.Each(func(i int, sub *device.Submission) error {
-			return sub.Do(func(s *cuda.Stream) error { return d.parts[i].copyPages(s, d.pages, copies) })
+			return sub.Do(func(s *cuda.Stream) error { return queue(d.parts[i], s) })
 		})
 	})
 	if err != nil {
@@ -186,6 +196,22 @@ func (p *devicePart) copyPages(s *cuda.Stream, pages int, copies []pageCopy) err
 			for _, c := range copies {
 				if err := s.Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
 					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (p *devicePart) moveSlots(s *cuda.Stream, c *CacheConfig, moves []slotMove) error {
+	for _, buffers := range [...][]*cuda.Buffer{p.keys, p.values} {
+		for _, b := range buffers {
+			for _, m := range moves {
+				for head := range p.heads.n {
+					to, from, n := m.bytes(head, p.heads.n, c.PageSize, int(b.Len())/c.Pages)
+					if err := s.Copy(b, int64(to), b, int64(from), int64(n)); err != nil {
+						return err
+					}
 				}
 			}
 		}

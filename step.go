@@ -66,7 +66,8 @@ type Append struct {
 	//
 	// Layers take [WithCausal] then, and neither [WithWindow] nor [WithALiBi], which a tree's places
 	// would mean something else to: else Set is [ErrUnsupported]. Keys and values lie in the
-	// order of the rows, whatever the tree, and Commit keeps all of them. On a GPU attention of
+	// order of the rows, whatever the tree, and Commit keeps all of them; [Sequence.Keep] then
+	// keeps a branch. On a GPU attention of
 	// all rows of such a step is by the kernels for masks, and NaN in the value of a new token may reach
 	// those that do not see it, as with WithCausal.
 	Tree []uint64

@@ -1,6 +1,7 @@
 package leanattention_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -458,6 +459,161 @@ func TestTreeBranches(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What Keep leaves of a step with a tree is what the path would be as a chain: the same bits of keys and values, and
+// attention to them; forks that share the pages keep all that they had.
+func TestKeep(t *testing.T) {
+	saved := func(s *la.Sequence) []byte {
+		var b bytes.Buffer
+		if _, err := s.WriteTo(&b); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		ok := func(err error) {
+			rt.Helper()
+			if err != nil {
+				rt.Fatal(err)
+			}
+		}
+		kv := rapid.IntRange(1, 2).Draw(rt, "KV heads")
+		cache := graphtest.NewCache(t, la.CacheConfig{
+			Layers: 2, KVHeads: kv, HeadDim: rapid.IntRange(1, 9).Draw(rt, "dim"), Pages: 400, PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(rt, "page"),
+			DType: rapid.SampledFrom([]tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}).Draw(rt, "type"),
+		})
+		defer cache.Close()
+		r := treeRig{graphtest.NewDecoder(t, cache, 80, kv*rapid.IntRange(1, 3).Draw(rt, "group"), tensor.Float32, true, la.WithWorkers(2)), rapid.Uint64().Draw(rt, "seed")}
+		defer r.VM.Close()
+		run := func(s *la.Sequence, tree []uint64, tokens ...int) [][][]float64 {
+			out := r.run(t, []la.Append{{Seq: s, Tokens: len(tokens), Tree: tree}}, tokens)
+			ok(r.Step.Commit())
+			return out
+		}
+		seq, err := cache.NewSequence()
+		ok(err)
+		if n := rapid.IntRange(0, 40).Draw(rt, "prompt"); n > 0 {
+			run(seq, nil, make([]int, n)...)
+		}
+		chain, err := seq.Fork()
+		ok(err)
+		if rapid.Bool().Draw(rt, "alone") { // the tree's sequence has the prompt's pages for itself
+			ok(chain.Release())
+			chain, err = cache.NewSequence()
+			ok(err)
+			if n := seq.Len(); n > 0 {
+				run(chain, nil, make([]int, n)...)
+			}
+		}
+		for range rapid.IntRange(1, 3).Draw(rt, "steps") {
+			n := rapid.OneOf(rapid.IntRange(1, 9), rapid.IntRange(1, 64)).Draw(rt, "tokens")
+			parents, tokens := make([]int, n), make([]int, n)
+			for i := range parents {
+				parents[i] = rapid.IntRange(-1, i-1).Draw(rt, "parent")
+				tokens[i] = rapid.IntRange(1, 1000).Draw(rt, "token")
+			}
+			tree, err := la.TreeOfParents(parents)
+			ok(err)
+			from := seq.Len()
+			run(seq, tree, tokens...)
+			var fork *la.Sequence
+			var before []byte
+			if rapid.Bool().Draw(rt, "forked") {
+				fork, err = seq.Fork()
+				ok(err)
+				before = saved(fork)
+			}
+			var path, ids []int
+			for i := rapid.IntRange(-1, n-1).Draw(rt, "leaf"); i >= 0; i = parents[i] {
+				path, ids = append([]int{i}, path...), append([]int{tokens[i]}, ids...)
+			}
+			ok(seq.Keep(from, path))
+			if len(ids) > 0 {
+				run(chain, nil, ids...)
+			}
+			if seq.Len() != from+len(path) || !bytes.Equal(saved(seq), saved(chain)) {
+				rt.Fatalf("parents %v, %d tokens before: not what the path %v is as a chain", parents, from, path)
+			}
+			if fork != nil {
+				if !bytes.Equal(saved(fork), before) {
+					rt.Fatalf("parents %v, %d tokens before, path %v: a fork has changed", parents, from, path)
+				}
+				ok(fork.Release())
+			}
+			got, want := run(seq, nil, 7), run(chain, nil, 7)
+			for l := range want {
+				for c, x := range want[l][0] {
+					if y := got[l][0][c]; !(math.Abs(x-y) <= 1e-4*(1+math.Abs(x))) {
+						rt.Fatalf("behind the path %v of %v: layer %d, element %d is %v, want %v", path, parents, l, c, y, x)
+					}
+				}
+			}
+		}
+		ok(seq.Release())
+		ok(chain.Release())
+		if s := cache.Stats(); s.FreePages != s.Pages {
+			rt.Fatalf("pages are kept: %+v", s)
+		}
+	})
+}
+
+// What can't be kept is refused by name, and nothing changes.
+func TestBadKeep(t *testing.T) {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 3})
+	r := treeRig{graphtest.NewDecoder(t, cache, 8, 1, tensor.Float32, true), 1}
+	seq, err := cache.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	appends := []la.Append{{Seq: seq, Tokens: 8}}
+	r.run(t, appends, make([]int, 8))
+	wantError(t, seq.Keep(0, nil), la.ErrState, "Keep", "open step")
+	if err := r.Step.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	fork, err := seq.Fork()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, stats := la.Slabs(cache), cache.Stats()
+	for _, c := range []struct {
+		from int
+		path []int
+		is   error
+		says string
+	}{
+		{-1, nil, la.ErrLength, "from token -1 of a sequence of 8"},
+		{9, nil, la.ErrLength, "from token 9 of a sequence of 8"},
+		{8, []int{0}, la.ErrLength, "path[0] is 0, outside [0, 0)"},
+		{5, []int{0, 3}, la.ErrLength, "path[1] is 3, outside [0, 3)"},
+		{5, []int{-1}, la.ErrLength, "path[0] is -1"},
+		{3, []int{0, 2, 2}, la.ErrShape, "path[2] is 2, behind 2"},
+		{3, []int{2, 1}, la.ErrShape, "path[1] is 1, behind 2"},
+		{2, []int{1, 3, 5}, la.ErrCacheFull, "tokens [2, 5)"}, // two pages that others hold, and one is free
+	} {
+		wantError(t, seq.Keep(c.from, c.path), c.is, "Keep", c.says)
+		if s := cache.Stats(); s != stats || !bytes.Equal(la.Slabs(cache), before) {
+			t.Errorf("%d, %v: something has changed: %+v, before %+v", c.from, c.path, s, stats)
+		}
+	}
+	if err := seq.Keep(3, []int{0, 1}); err != nil || seq.Len() != 5 { // nothing moves, and nothing is copied
+		t.Errorf("%v, %d tokens", err, seq.Len())
+	}
+	if !bytes.Equal(la.Slabs(cache), before) {
+		t.Error("something was written")
+	}
+	if err := fork.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := seq.Keep(3, nil); err != nil || seq.Len() != 3 {
+		t.Errorf("%v, %d tokens", err, seq.Len())
+	}
+	if err := seq.Release(); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, seq.Keep(0, nil), la.ErrClosed, "Keep", "released")
+	wantError(t, new(la.Sequence).Keep(0, nil), la.ErrState, "Keep", "not made")
 }
 
 // Trees that are none, and layers that can do nothing with one, are refused by name, and the cache is as it was.

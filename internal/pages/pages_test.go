@@ -98,6 +98,57 @@ func (w *world) Drop(t *rapid.T) {
 	s.gap = g
 }
 
+// Own writes some tokens of a sequence anew, and those of nobody else; or it undoes what it did.
+func (w *world) Own(t *rapid.T) {
+	s := w.pick(t, false)
+	if len(s.tokens) == 0 {
+		t.Skip("no tokens")
+	}
+	p := w.pool
+	from := rapid.IntRange(0, len(s.tokens)-1).Draw(t, "from")
+	to := rapid.IntRange(from+1, len(s.tokens)).Draw(t, "to")
+	pages := map[int32]bool{}
+	for i := from; i < to; i++ {
+		if !s.gap.has(i) {
+			refused(t, second(p.Own(&s.table, from, to)), ErrTokens)
+			return
+		}
+		if page, _ := p.Place(&s.table, i); p.holders[page] > 1 {
+			pages[page] = true
+		}
+	}
+	before, free := w.state(), p.Free()
+	owned, err := p.Own(&s.table, from, to)
+	if len(pages) > free {
+		refused(t, err, ErrFull)
+		if after := w.state(); after != before {
+			t.Fatalf("it was\n%s\nand is after what was refused\n%s", before, after)
+		}
+		return
+	}
+	ok(t, err)
+	if len(owned) != len(pages) || p.Free() != free-len(owned) {
+		t.Fatalf("%v, want copies of %v", owned, pages)
+	}
+	if rapid.IntRange(0, 2).Draw(t, "undo") == 0 {
+		ok(t, p.Disown(&s.table, owned))
+		if after := w.state(); after != before {
+			t.Fatalf("it was\n%s\nand is, undone,\n%s", before, after)
+		}
+		return
+	}
+	for _, o := range owned {
+		copy(w.memory[int(o.Page)*p.size:][:p.size], w.memory[int(o.Was)*p.size:])
+	}
+	for i := from; i < to; i++ {
+		w.last++
+		page, slot := p.Place(&s.table, i)
+		s.tokens[i], w.memory[int(page)*p.size+slot] = w.last, w.last
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
 // Forget is a sequence that is released.
 func (w *world) Forget(t *rapid.T) {
 	s := w.pick(t, false)

@@ -52,6 +52,67 @@ func (p *Pool) Clone(t *Table) (Table, error) {
 	return Table{Pages: slices.Clone(t.Pages), Tokens: t.Tokens, Gap: t.Gap}, nil
 }
 
+// Place is where a token of a table lies: its page, and its place there. It is not in the gap.
+func (p *Pool) Place(t *Table, token int) (page int32, slot int) {
+	if token >= t.Gap.First {
+		token -= p.Shift(t)
+	}
+	return t.Pages[token/p.size], token % p.size
+}
+
+// Owned is a page of a table that it had shared, and that has another in its place now.
+type Owned struct {
+	Page, Was int32
+	at        int // in the table
+}
+
+// Own gives a table pages of its own for the tokens [from, to), of which none is in the gap: a free page for each
+// that has other holders, with nothing in it yet. Errors: [ErrFull], [ErrTokens] for tokens that it does not
+// have, [ErrReservation] while an append to t is open.
+func (p *Pool) Own(t *Table, from, to int) ([]Owned, error) {
+	if err := t.settled(); err != nil {
+		return nil, err
+	}
+	if from < 0 || to > t.Tokens || from >= to || from < t.Gap.End && to > t.Gap.First {
+		return nil, fmt.Errorf("tokens [%d, %d) of %d, of which [%d, %d) were dropped: %w", from, to, t.Tokens, t.Gap.First, t.Gap.End, ErrTokens)
+	}
+	shift := 0
+	if from >= t.Gap.First {
+		shift = p.Shift(t)
+	}
+	var owned []Owned
+	for at := (from - shift) / p.size; at <= (to-1-shift)/p.size; at++ {
+		if was := t.Pages[at]; p.holders[was] > 1 {
+			owned = append(owned, Owned{Was: was, at: at})
+		}
+	}
+	fresh, err := p.Take(nil, len(owned))
+	if err != nil {
+		return nil, err
+	}
+	for i := range owned {
+		o := &owned[i]
+		o.Page = fresh[i]
+		p.holders[o.Was]--
+		t.Pages[o.at] = o.Page
+	}
+	return owned, nil
+}
+
+// Disown undoes Own.
+func (p *Pool) Disown(t *Table, owned []Owned) error {
+	for _, o := range slices.Backward(owned) {
+		if err := p.Hold([]int32{o.Was}); err != nil {
+			return err
+		}
+		t.Pages[o.at] = o.Was
+		if err := p.Release([]int32{o.Page}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Drop makes tokens the gap of a table, and releases the pages that hold no others. A gap begins where it began before,
 // and may end further behind. Errors: [ErrTokens] for another beginning or a lower end than it had, or more tokens than
 // there are, [ErrReservation] while an append to t is open.
