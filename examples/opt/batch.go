@@ -33,7 +33,6 @@ type batch struct {
 	ends      []int  // the tokens that end a text
 	hint      string // what may be the reason for logits that are no numbers
 	limit     int    // most tokens to add to each
-	drafts    int    // most tokens of a draft; 0: none is made
 	logprobs  int    // the most likely tokens to keep with each; 0: not even its own probability
 	sequences []sequence
 	line      progress
@@ -43,7 +42,6 @@ type batch struct {
 
 type sequence struct {
 	prompt  []int // that was not read yet
-	text    []int // all tokens, for drafts
 	waiting int   // a token that was chosen and found no room in a pass; -1: none
 	room    int   // tokens that can still be appended
 	sampler *sample.Sampler
@@ -72,7 +70,7 @@ const (
 // they are chosen where the logits are, unless these are wanted too.
 func (o *options) choose(mo *model.Options) {
 	greedy := o.sample.Temperature == 0
-	mo.Seed, mo.Drafts = o.sample.Seed, o.drafts
+	mo.Seed = o.sample.Seed
 	switch {
 	case o.gpu >= 0 && o.logprobs > 0:
 	case greedy:
@@ -87,8 +85,7 @@ func (o *options) choose(mo *model.Options) {
 func (l *loaded) newBatch(mo *model.Options) *batch {
 	b := &batch{ends: l.folder.EOS(), hint: l.hint(), limit: l.options.tokens, logprobs: l.options.logprobs}
 	b.chosen = mo.Greedy || mo.Choices != nil
-	b.ahead = b.chosen && (l.gpu != nil || l.options.ahead) && b.logprobs == 0 && mo.Drafts == 0
-	b.drafts = mo.Drafts
+	b.ahead = b.chosen && (l.gpu != nil || l.options.ahead) && b.logprobs == 0
 	return b
 }
 
@@ -98,7 +95,7 @@ func (l *loaded) newSequence(i int, prompt []int, room int) (sequence, error) {
 	c := l.options.sample
 	c.Stream = uint64(i)
 	sampler, err := sample.New(c)
-	return sequence{prompt: prompt, text: slices.Clone(prompt), waiting: -1, room: room, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
+	return sequence{prompt: prompt, waiting: -1, room: room, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
 }
 
 // run reads the prompts, and adds tokens until every sequence has come to an end:
@@ -157,8 +154,6 @@ func (b *batch) run(ctx context.Context) error {
 		case len(ahead) > 0:
 		case reading > 0:
 			err = b.mix(next, prompts)
-		case b.drafts > 0:
-			err = b.verify(next)
 		case b.ahead && live == len(next):
 			ahead, err = b.decoder.Continue(next, burst)
 		default:
@@ -198,37 +193,6 @@ func (b *batch) mix(next []int, prompts [][]int) error {
 	return nil
 }
 
-// verify is a step in which sequences append drafts, too, where there is something to guess.
-func (b *batch) verify(next []int) error {
-	tokens, guessed := make([][]int, len(next)), false
-	for i, id := range next {
-		s := &b.sequences[i]
-		if id < 0 || s.result.reason != "" {
-			continue
-		}
-		draft := model.Lookup(s.text, min(b.drafts, s.room, b.limit-len(s.result.tokens)))
-		tokens[i] = append([]int{id}, draft...)
-		guessed = guessed || len(draft) > 0
-	}
-	if !guessed {
-		return b.decoder.Step(next)
-	}
-	kept, err := b.decoder.Verify(tokens)
-	if err != nil {
-		return err
-	}
-	for i, n := range kept {
-		s := &b.sequences[i]
-		for j := 1; j < n && s.result.reason == ""; j++ { // they have been appended: take them as if they had been chosen one by one
-			if err := b.take(i, tokens[i][j]); err != nil {
-				return err
-			}
-			s.room--
-		}
-	}
-	return nil
-}
-
 // mostAhead is how many tokens are computed before one is looked at, where that
 // is faster: not so many that a reader would see it.
 const mostAhead = 8
@@ -256,9 +220,6 @@ func (b *batch) take(i, id int) error {
 		return b.end(i, endEOS)
 	}
 	s.result.tokens = append(s.result.tokens, id)
-	if b.drafts > 0 {
-		s.text = append(s.text, id)
-	}
 	if b.logprobs > 0 {
 		s.result.logprobs = append(s.result.logprobs, likelihood(b.decoder.Logits(i), id, b.logprobs))
 	}

@@ -45,7 +45,6 @@ type options struct {
 	stats       bool
 	json        bool
 	logprobs    int
-	drafts      int // most tokens of a draft; 0: none
 
 	ahead bool // for tests: tokens are computed before others are looked at, on the CPU too
 }
@@ -88,7 +87,7 @@ var (
 )
 
 // named is the flags whose value is a name, before it is looked up.
-type named struct{ attention, linear, weights, cache, device, draft string }
+type named struct{ attention, linear, weights, cache, device string }
 
 // newFlags is the flags, which write to o and n.
 func newFlags(o *options, n *named) *flag.FlagSet {
@@ -131,15 +130,13 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.BoolVar(&o.stats, "stats", false, "write speed, the share of attention and the seed to standard error")
 	f.BoolVar(&o.json, "json", false, "write one JSON document to standard output, at the end: texts, tokens, why each text ended, and what -stats tells")
 	f.IntVar(&o.logprobs, "logprobs", 0, "with -json, the log-probability of each token, and of the `n` most likely ones in its place; 0: none")
-	f.StringVar(&n.draft, "draft", "", "guess tokens by `name`, which the model then verifies together: ngram looks for what followed the last tokens where they stood before, for texts that repeat themselves; the text is the same without")
-	f.IntVar(&o.drafts, "draft-tokens", defaultDrafts, "with -draft, most `tokens` to guess at once")
 	return f
 }
 
 // What flags there are for a use of the command besides those for all of them.
 var (
 	forAll        = []string{"model", "attn", "linear", "weights", "cache", "workers", "chunk", "mixed", "device", "stats", "special"}
-	forTexts      = []string{"prompt", "prompts", "n", "stop", "temperature", "top-k", "top-p", "seed", "json", "logprobs", "prompt-cache", "draft", "draft-tokens"}
+	forTexts      = []string{"prompt", "prompts", "n", "stop", "temperature", "top-k", "top-p", "seed", "json", "logprobs", "prompt-cache"}
 	forPerplexity = []string{"perplexity", "stride", "json"}
 	forSession    = []string{"i", "prompt", "n", "stop", "temperature", "top-k", "top-p", "seed"}
 )
@@ -165,7 +162,6 @@ func parse(args []string, help io.Writer) (options, error) {
 		func() error { return o.look(n) },
 		func() error { return o.checkCompute(n) },
 		func() error { return o.checkSampling(given) },
-		func() error { return o.checkDrafts(given, n.draft) },
 	} {
 		if err := check(); err != nil {
 			return o, err
@@ -305,31 +301,7 @@ func (o *options) checkSampling(given map[string]bool) error {
 	return nil
 }
 
-// checkDrafts looks at what is guessed. It comes after checkSampling.
-func (o *options) checkDrafts(given map[string]bool, draft string) error {
-	switch {
-	case !given["draft"] && given["draft-tokens"]:
-		return usagef("-draft-tokens needs -draft")
-	case !given["draft"]:
-		o.drafts = 0
-	case draft != "ngram":
-		return usagef("-draft %q is none of ngram", draft)
-	case o.drafts < 1 || o.drafts > maxDrafts:
-		return usagef("-draft-tokens %d is outside [1, %d]", o.drafts, maxDrafts)
-	case o.sample.Temperature > 0:
-		return usagef("-draft verifies the most likely tokens: it does not go with -temperature %v", o.sample.Temperature)
-	case !o.paged():
-		return usagef("-draft needs -attn lean, fixed or head: Gorgonia's own nodes have no cache that guesses could be taken back from")
-	case o.logprobs > 0:
-		return usagef("-draft does not go with -logprobs")
-	}
-	return nil
-}
-
 const (
-	maxDrafts     = 64
-	defaultDrafts = 7
-
 	maxWorkers   = 1 << 12 // what leanattention takes
 	maxChunk     = 1 << 20
 	mostLogprobs = 1000

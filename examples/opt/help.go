@@ -21,7 +21,6 @@ var defaults = map[string]string{
 	"prompts":      "none",
 	"perplexity":   "none",
 	"prompt-cache": "none",
-	"draft":        "none",
 	"stop":         "none",
 	"seed":         "a random one, which -stats and -json tell",
 }

@@ -65,9 +65,6 @@ type statsJSON struct {
 	First   float64   `json:"first"`          // until a first prompt was read, from then on
 	Prefill phaseJSON `json:"prefill"`        // prompts
 	Decode  phaseJSON `json:"decode"`         // tokens that were chosen
-
-	Drafted  int `json:"drafted,omitempty"`  // with -draft, tokens that were guessed
-	Accepted int `json:"accepted,omitempty"` // and those of them that were right
 }
 
 // phaseJSON is what one of the two graphs did.
@@ -86,7 +83,7 @@ func (l *loaded) newReport() *reportJSON {
 		Model: name(l.options.model), Device: l.device(),
 		Stats: statsJSON{
 			Seed: l.options.seed(), Load: l.first.load.Seconds(), Build: l.first.build.Seconds(), First: l.first.prompt.Seconds(),
-			Prefill: newPhase(s.Prefill), Decode: newPhase(s.Decode), Drafted: s.Drafted, Accepted: s.Accepted,
+			Prefill: newPhase(s.Prefill), Decode: newPhase(s.Decode),
 		},
 	}
 }

@@ -22,11 +22,7 @@ func (l *loaded) writeStats(w io.Writer) error {
 	if seed := l.options.seed(); seed != nil {
 		fmt.Fprintf(w, "seed     %d: -seed %d makes the same texts again\n", *seed, *seed)
 	}
-	s := l.decoder.Stats()
-	writeStats(w, s)
-	if l.options.drafts > 0 {
-		fmt.Fprintf(w, "drafts   %d of %d tokens were right, %.2f tokens a run of decode\n", s.Accepted, s.Drafted, float64(s.Decode.Tokens)/float64(max(s.Decode.Passes, 1)))
-	}
+	writeStats(w, l.decoder.Stats())
 	err := writeReads(w, l.decoder)
 	if l.gpu != nil {
 		if m, e := l.gpu.Memory(); e == nil {

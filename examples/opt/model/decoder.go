@@ -96,15 +96,8 @@ type Options struct {
 	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
 	AllLogits bool
 
-	// Drafts is the most tokens of a draft that [Decoder.Verify] takes for a sequence; 0: it takes none.
-	// It needs Greedy and a cache of pages.
-	Drafts int
-
 	asWritten bool // for tests: Fused is not rewritten
 }
-
-// maxDrafts bounds the rows of a run that verifies drafts.
-const maxDrafts = 256
 
 const (
 	// DefaultChunk is enough rows for the products with the weights to be bound by
@@ -122,8 +115,6 @@ const (
 type Stats struct {
 	Prefill, Decode Phase
 	Device          string // the GPU that took part; "" if none did
-
-	Drafted, Accepted int // tokens of drafts, and those of them that were kept
 }
 
 // Phase is the work of one of the two graphs.
@@ -143,7 +134,6 @@ type Decoder struct {
 	options Options
 	prompt  *pass // many rows
 	next    *pass // a row a sequence
-	verify  *pass // a row a sequence, and one for each token of a draft; nil without Drafts
 	lengths []int // tokens in the cache
 	logits  [][]float32
 	chosen  []int // with Greedy or Choices; -1: none
@@ -225,12 +215,6 @@ func (o *Options) check(c hf.Config) error {
 		return fmt.Errorf("%w: %d choices for %d sequences", ErrConfig, len(o.Choices), len(o.Capacity))
 	case o.chooses() && o.AllLogits:
 		return fmt.Errorf("%w: logits of all positions, of which tokens are to be chosen", ErrConfig)
-	case o.Drafts < 0 || o.Drafts > maxDrafts:
-		return fmt.Errorf("%w: drafts of %d tokens, outside [0, %d]", ErrConfig, o.Drafts, maxDrafts)
-	case o.Drafts > 0 && !o.Greedy:
-		return fmt.Errorf("%w: drafts of tokens that are not Greedy", ErrConfig)
-	case o.Drafts > 0 && !o.paged():
-		return fmt.Errorf("%w: drafts, and Gorgonia's own nodes have no cache that they could be taken back from", ErrConfig)
 	case o.Attention != Lean && o.Schedule != la.StreamK:
 		return fmt.Errorf("%w: Gorgonia's nodes have no schedule", ErrConfig)
 	case o.Attention != Lean && o.Workers != 0:
@@ -268,10 +252,7 @@ func (d *Decoder) build(w *Weights) (err error) {
 		return err
 	}
 	d.weights, d.stepBytes = w, w.stepBytes()
-	if d.next, err = d.newPass(w, batch, false, true, &d.stats.Decode); err != nil || o.Drafts == 0 {
-		return err
-	}
-	d.verify, err = d.newPass(w, batch*(1+o.Drafts), true, true, &d.stats.Decode)
+	d.next, err = d.newPass(w, batch, false, true, &d.stats.Decode)
 	return err
 }
 
@@ -635,7 +616,7 @@ func (d *Decoder) Close() error {
 	}
 	d.closed = true
 	var errs []error
-	for _, p := range []*pass{d.prompt, d.next, d.verify} {
+	for _, p := range []*pass{d.prompt, d.next} {
 		if p != nil {
 			errs = append(errs, p.graph.vm.Close())
 			if g := p.graph.gpu; g != nil {

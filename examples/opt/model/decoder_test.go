@@ -476,19 +476,15 @@ func TestWrongUse(t *testing.T) {
 	rng := seeded(t)
 	w := load(t, small(), rng)
 	for name, o := range map[string]Options{
-		"no sequences":       {},
-		"no capacity":        {Capacity: []int{0}},
-		"too much capacity":  {Capacity: []int{3, 41}},
-		"negative chunk":     {Capacity: []int{3}, Chunk: -1},
-		"attention":          {Capacity: []int{3}, Attention: 3},
-		"default in f16":     {Capacity: []int{3}, Attention: Default, Cache: la.Float16},
-		"fused's GPU":        {Capacity: []int{3}, Attention: Fused, Device: new(la.GPU)},
-		"default's way":      {Capacity: []int{3}, Attention: Default, Device: new(la.GPU), Schedule: la.PerHead},
-		"negative drafts":    {Capacity: []int{3}, Greedy: true, Drafts: -1},
-		"too many drafts":    {Capacity: []int{3}, Greedy: true, Drafts: maxDrafts + 1},
-		"drafts, not chosen": {Capacity: []int{3}, Drafts: 2},
-		"drafts of default":  {Capacity: []int{3}, Attention: Default, Greedy: true, Drafts: 2},
-		"default's workers":  {Capacity: []int{3}, Attention: Default, Workers: 2},
+		"no sequences":      {},
+		"no capacity":       {Capacity: []int{0}},
+		"too much capacity": {Capacity: []int{3, 41}},
+		"negative chunk":    {Capacity: []int{3}, Chunk: -1},
+		"attention":         {Capacity: []int{3}, Attention: 3},
+		"default in f16":    {Capacity: []int{3}, Attention: Default, Cache: la.Float16},
+		"fused's GPU":       {Capacity: []int{3}, Attention: Fused, Device: new(la.GPU)},
+		"default's way":     {Capacity: []int{3}, Attention: Default, Device: new(la.GPU), Schedule: la.PerHead},
+		"default's workers": {Capacity: []int{3}, Attention: Default, Workers: 2},
 	} {
 		if d, err := w.NewDecoder(o); d != nil || !errors.Is(err, ErrConfig) {
 			t.Errorf("%s: error %v", name, err)
