@@ -33,6 +33,7 @@ type batch struct {
 	ends      []int  // the tokens that end a text
 	hint      string // what may be the reason for logits that are no numbers
 	limit     int    // most tokens to add to each
+	draft     int    // most tokens of a draft; 0: there are none
 	logprobs  int    // the most likely tokens to keep with each; 0: not even its own probability
 	sequences []sequence
 	line      progress
@@ -44,6 +45,9 @@ type sequence struct {
 	prompt  []int // that was not read yet
 	waiting int   // a token that was chosen and found no room in a pass; -1: none
 	room    int   // tokens that can still be appended
+	lookup  lookup
+	draft   []int // guesses that were appended behind the last token, of which some may be wrong
+	guesses int   // most tokens of the next draft
 	sampler *sample.Sampler
 	decoder *bpe.Decoder
 	stop    *stopper
@@ -85,17 +89,18 @@ func (o *options) choose(mo *model.Options) {
 func (l *loaded) newBatch(mo *model.Options) *batch {
 	b := &batch{ends: l.folder.EOS(), hint: l.hint(), limit: l.options.tokens, logprobs: l.options.logprobs}
 	b.chosen = mo.Greedy || mo.Choices != nil
-	b.ahead = b.chosen && (l.gpu != nil || l.options.ahead) && b.logprobs == 0
+	b.ahead = b.chosen && (l.gpu != nil || l.options.ahead) && b.logprobs == 0 && mo.Draft == 0
+	b.draft = mo.Draft
 	return b
 }
 
-// newSequence is sequence i of a batch, which reads a prompt and has room for some
-// tokens behind it.
-func (l *loaded) newSequence(i int, prompt []int, room int) (sequence, error) {
+// newSequence is sequence i of a batch, which continues a text and has room for some
+// tokens behind it. The decoder has the first tokens of the text already, so many of them.
+func (l *loaded) newSequence(i int, text []int, has, room int) (sequence, error) {
 	c := l.options.sample
 	c.Stream = uint64(i)
 	sampler, err := sample.New(c)
-	return sequence{prompt: prompt, waiting: -1, room: room, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
+	return sequence{prompt: text[has:], guesses: l.options.guesses, lookup: lookup{text: slices.Clip(text)}, waiting: -1, room: room, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
 }
 
 // run reads the prompts, and adds tokens until every sequence has come to an end:
@@ -128,17 +133,13 @@ func (b *batch) run(ctx context.Context) error {
 				b.line.rest()
 				b.out = b.begin()
 			}
-			id, err := b.choose(i, now)
+			id, err := b.extend(i, now)
 			if err != nil {
-				return fmt.Errorf("after token %d of text %d: %w%s", b.decoder.Len(i), i+1, err, b.hint)
-			}
-			if err := b.take(i, id); err != nil {
 				return err
 			}
 			if s.result.reason != "" {
 				continue
 			}
-			s.room--
 			next[i] = id
 			live++
 			burst = min(burst, s.room+1, b.limit-len(s.result.tokens))
@@ -150,7 +151,12 @@ func (b *batch) run(ctx context.Context) error {
 			return err
 		}
 		var err error
+		done := false
+		if b.draft > 0 && reading == 0 {
+			done, err = b.speculate(next)
+		}
 		switch {
+		case done || err != nil:
 		case len(ahead) > 0:
 		case reading > 0:
 			err = b.mix(next, prompts)
@@ -197,15 +203,46 @@ func (b *batch) mix(next []int, prompts [][]int) error {
 // is faster: not so many that a reader would see it.
 const mostAhead = 8
 
-// choose is the next token of a sequence: of those that have been chosen, if any
-// have.
-func (b *batch) choose(i int, chosen []int) (int, error) {
-	if !b.chosen {
-		return b.sequences[i].sampler.Next(b.decoder.Logits(i))
+// extend adds to a text what the model chooses: as many tokens of a draft as it chooses itself, and
+// the one behind them, which it returns. The decoder has all others.
+func (b *batch) extend(i int, chosen []int) (id int, err error) {
+	s := &b.sequences[i]
+	draft := s.draft
+	for j := 0; ; j++ {
+		logits, now := b.decoder.Logits(i), b.decoder.Chosen(i)
+		if len(draft) > 0 {
+			logits, now = b.decoder.LogitsAfter(i, j), b.decoder.ChosenAfter(i, j)
+		}
+		if chosen != nil {
+			now = chosen[i]
+		}
+		if id, err = b.choose(i, logits, now); err != nil {
+			at := b.decoder.Len(i) - len(draft) + j
+			return 0, fmt.Errorf("after token %d of text %d: %w%s", at, i+1, err, b.hint)
+		}
+		if err := b.take(i, id, logits); err != nil {
+			return 0, err
+		}
+		if s.result.reason == "" {
+			s.room--
+			s.lookup.text = append(s.lookup.text, id)
+			if j < len(draft) && draft[j] == id {
+				continue
+			}
+		}
+		if len(draft) == 0 {
+			return id, nil
+		}
+		// A wrong guess costs time: next time there are few more than were right this time.
+		s.draft, s.guesses = nil, min(2*j+1, b.draft)
+		return id, b.decoder.Accept(i, j+1)
 	}
-	id := b.decoder.Chosen(i)
-	if chosen != nil {
-		id = chosen[i]
+}
+
+// choose is a token by its logits, or the one that the decoder has chosen.
+func (b *batch) choose(i int, logits []float32, id int) (int, error) {
+	if !b.chosen {
+		return b.sequences[i].sampler.Next(logits)
 	}
 	if id < 0 {
 		return 0, fmt.Errorf("%w: a NaN or an infinity", sample.ErrLogits)
@@ -213,15 +250,15 @@ func (b *batch) choose(i int, chosen []int) (int, error) {
 	return id, nil
 }
 
-// take adds a token to a text, which may end it.
-func (b *batch) take(i, id int) error {
+// take adds a token that has these logits to a text, which may end it.
+func (b *batch) take(i, id int, logits []float32) error {
 	s := &b.sequences[i]
 	if slices.Contains(b.ends, id) {
 		return b.end(i, endEOS)
 	}
 	s.result.tokens = append(s.result.tokens, id)
 	if b.logprobs > 0 {
-		s.result.logprobs = append(s.result.logprobs, likelihood(b.decoder.Logits(i), id, b.logprobs))
+		s.result.logprobs = append(s.result.logprobs, likelihood(logits, id, b.logprobs))
 	}
 	stopped, err := b.write(i, s.decoder.Add(id))
 	switch {

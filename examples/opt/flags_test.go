@@ -192,11 +192,10 @@ func TestSeed(t *testing.T) {
 func jsonOf(t *testing.T, args ...string) *reportJSON {
 	t.Helper()
 	status, out, log := command(t, slices.Concat(args, []string{"-json"})...)
-	r := parseReport(t, out)
 	if status != 0 {
 		t.Fatalf("%v: status %d, %s", args, status, log)
 	}
-	return r
+	return parseReport(t, out)
 }
 
 // parseReport reads the one document that there may be.

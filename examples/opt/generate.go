@@ -21,7 +21,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	defer func() { err = errors.Join(err, l.Close()) }()
 
 	prompts, rooms, total := make([][]int, len(o.prompts)), make([]int, len(o.prompts)), 0
-	mo := model.Options{Capacity: make([]int, len(o.prompts))}
+	mo := model.Options{Capacity: make([]int, len(o.prompts)), Draft: o.draftTokens()}
 	for i, prompt := range o.prompts {
 		ids, err := l.encode(prompt, true, l.config.MaxPositions)
 		switch {
@@ -53,7 +53,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		b.begin = func() output { return silent{} }
 	}
 	for i, ids := range prompts {
-		s, err := l.newSequence(i, ids, rooms[i])
+		s, err := l.newSequence(i, ids, 0, rooms[i])
 		if err != nil {
 			return err
 		}

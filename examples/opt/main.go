@@ -40,7 +40,8 @@
 //	    "seed": 17,                         only where tokens are drawn
 //	    "load": 0.02, "build": 0.01, "first": 0.02,
 //	    "prefill": {"tokens": 2, "runs": 1, "seconds": 0.01, "tokens_per_second": 200, "attention": 0.001, "bytes": 7000000},
-//	    "decode": {...}                     the same
+//	    "decode": {...},                    the same
+//	    "draft": {"tokens": 40, "accepted": 21, "runs": 8}    with -draft
 //	  }
 //	}
 //
@@ -56,6 +57,12 @@
 // what its prompt begins with from there, and computes the rest. The file knows of
 // which model, weights and type of cache it is; one that does not fit is an error,
 // and stays as it is.
+//
+// -draft ngram is speculative decoding with drafts from the text itself (prompt lookup
+// decoding): the last tokens are looked up in the prompt and in what was added to it, what
+// followed there is read at once, and kept as far as the model chooses the same. The tokens are those of
+// decoding without drafts, also where they are drawn: each is drawn from the model's own
+// distribution, with the same random number. While prompts are read nothing is guessed.
 //
 // -i is a session on a terminal. A line is put behind the text and continued; keys
 // and values of what was read before stay in the cache. /undo takes a line back,

@@ -59,12 +59,20 @@ type perplexityJSON struct {
 
 // statsJSON is what -stats tells. Times are in seconds.
 type statsJSON struct {
-	Seed    *uint64   `json:"seed,omitempty"` // -seed that makes the same texts again; none where the most likely tokens were taken
-	Load    float64   `json:"load"`           // until the weights were there
-	Build   float64   `json:"build"`          // graphs, and copies of weights
-	First   float64   `json:"first"`          // until a first prompt was read, from then on
-	Prefill phaseJSON `json:"prefill"`        // prompts
-	Decode  phaseJSON `json:"decode"`         // tokens that were chosen
+	Seed    *uint64    `json:"seed,omitempty"`  // -seed that makes the same texts again; none where the most likely tokens were taken
+	Load    float64    `json:"load"`            // until the weights were there
+	Build   float64    `json:"build"`           // graphs, and copies of weights
+	First   float64    `json:"first"`           // until a first prompt was read, from then on
+	Prefill phaseJSON  `json:"prefill"`         // prompts
+	Decode  phaseJSON  `json:"decode"`          // tokens that were chosen
+	Draft   *draftJSON `json:"draft,omitempty"` // with -draft
+}
+
+// draftJSON is what drafts were good for.
+type draftJSON struct {
+	Tokens   int `json:"tokens"`   // guessed
+	Accepted int `json:"accepted"` // of these; they are tokens of decode, too
+	Runs     int `json:"runs"`     // of decode's, those with guesses
 }
 
 // phaseJSON is what one of the two graphs did.
@@ -79,11 +87,15 @@ type phaseJSON struct {
 
 func (l *loaded) newReport() *reportJSON {
 	s := l.decoder.Stats()
+	var draft *draftJSON
+	if l.options.draft {
+		draft = &draftJSON{s.Draft.Tokens, s.Draft.Accepted, s.Draft.Passes}
+	}
 	return &reportJSON{
 		Model: name(l.options.model), Device: l.device(),
 		Stats: statsJSON{
 			Seed: l.options.seed(), Load: l.first.load.Seconds(), Build: l.first.build.Seconds(), First: l.first.prompt.Seconds(),
-			Prefill: newPhase(s.Prefill), Decode: newPhase(s.Decode),
+			Prefill: newPhase(s.Prefill), Decode: newPhase(s.Decode), Draft: draft,
 		},
 	}
 }

@@ -120,7 +120,7 @@ func terminalFile(what string, rw any) (*os.File, error) {
 // as much again in forks.
 func newSession(l *loaded, stderr io.Writer) (*session, error) {
 	most := l.config.MaxPositions
-	s := &session{l: l, mo: model.Options{Capacity: []int{most}, ForkTokens: most}}
+	s := &session{l: l, mo: model.Options{Capacity: []int{most}, ForkTokens: most, Draft: l.options.draftTokens()}}
 	if l.options.linear == model.StockLinear {
 		s.mo.Chunk = 16 // a line has few tokens, and these compute all rows, whoever they belong to
 	}
@@ -314,7 +314,7 @@ func (s *session) extend(ctx context.Context, text string, out output) (*continu
 		}
 	}
 	b := s.l.newBatch(&s.mo)
-	next, err := s.l.newSequence(0, all[d.Len(0):], most-len(all))
+	next, err := s.l.newSequence(0, all, d.Len(0), most-len(all))
 	if err != nil {
 		return nil, err
 	}

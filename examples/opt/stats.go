@@ -23,6 +23,9 @@ func (l *loaded) writeStats(w io.Writer) error {
 		fmt.Fprintf(w, "seed     %d: -seed %d makes the same texts again\n", *seed, *seed)
 	}
 	writeStats(w, l.decoder.Stats())
+	if l.options.draft {
+		writeDrafts(w, l.decoder.Stats())
+	}
 	err := writeReads(w, l.decoder)
 	if l.gpu != nil {
 		if m, e := l.gpu.Memory(); e == nil {
@@ -53,6 +56,12 @@ func writeStats(w io.Writer, s model.Stats) {
 		}
 		fmt.Fprintln(w, ")")
 	}
+}
+
+// writeDrafts tells what drafts were good for.
+func writeDrafts(w io.Writer, s model.Stats) {
+	fmt.Fprintf(w, "drafts   %d of %d guessed tokens accepted, in %d of %d runs; %.2f tokens a run\n",
+		s.Draft.Accepted, s.Draft.Tokens, s.Draft.Passes, s.Decode.Passes, float64(s.Decode.Tokens)/float64(max(s.Decode.Passes, 1)))
 }
 
 // writeReads tells how much of the memory's speed decoding got.

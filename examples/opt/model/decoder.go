@@ -92,6 +92,11 @@ type Options struct {
 	Choices []nn.Choice
 	Seed    uint64
 
+	// Draft is the most tokens of a draft that [Decoder.Verify] takes behind each
+	// sequence, in [0, MostDraft]; 0: there is none. A graph of 1+Draft rows a sequence is made for it, which is
+	// recorded on a GPU.
+	Draft int
+
 	// AllLogits makes the prompts' graph compute the logits of every position,
 	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
 	AllLogits bool
@@ -113,7 +118,8 @@ const (
 
 // Stats is what a decoder has done.
 type Stats struct {
-	Prefill, Decode Phase
+	Prefill, Decode Phase // those of drafts that were not accepted are no tokens of Decode
+	Draft           DraftStats
 	Device          string // the GPU that took part; "" if none did
 }
 
@@ -130,19 +136,21 @@ type Phase struct {
 // Decoder continues a batch of sequences. It is not safe for use by several
 // goroutines at once.
 type Decoder struct {
-	config  hf.Config
-	options Options
-	prompt  *pass // many rows
-	next    *pass // a row a sequence
-	lengths []int // tokens in the cache
-	logits  [][]float32
-	chosen  []int // with Greedy or Choices; -1: none
-	random  []*rand.Rand
-	u       []float64 // of each sequence, what its next token is chosen with
-	all     [][]float32
-	stats   Stats
-	cache   cache
-	closed  bool
+	config   hf.Config
+	options  Options
+	prompt   *pass // many rows
+	next     *pass // a row a sequence
+	verify   *pass // a row a sequence, and one for each token of a draft; nil: there are no drafts
+	lengths  []int // tokens in the cache
+	logits   [][]float32
+	chosen   []int // with Greedy or Choices; -1: none
+	random   []*rand.Rand
+	u        []float64 // of each sequence, what its next token is chosen with
+	all      [][]float32
+	verified []verified
+	stats    Stats
+	cache    cache
+	closed   bool
 
 	weights   *Weights // as the graphs have them
 	stepBytes int64    // that a run reads of them
@@ -168,7 +176,7 @@ func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 	batch := len(o.Capacity)
 	d := &Decoder{
 		config: w.config, options: o,
-		lengths: make([]int, batch), logits: make([][]float32, batch), all: make([][]float32, batch), chosen: make([]int, batch),
+		lengths: make([]int, batch), logits: make([][]float32, batch), all: make([][]float32, batch), chosen: make([]int, batch), verified: make([]verified, batch),
 	}
 	for i := range d.chosen {
 		d.chosen[i] = -1
@@ -213,6 +221,10 @@ func (o *Options) check(c hf.Config) error {
 		return fmt.Errorf("%w: Greedy and Choices", ErrConfig)
 	case len(o.Choices) > 0 && len(o.Choices) != len(o.Capacity):
 		return fmt.Errorf("%w: %d choices for %d sequences", ErrConfig, len(o.Choices), len(o.Capacity))
+	case o.Draft < 0 || o.Draft > MostDraft:
+		return fmt.Errorf("%w: drafts of %d tokens, outside [0, %d]", ErrConfig, o.Draft, MostDraft)
+	case o.Draft > 0 && o.Attention == Fused:
+		return fmt.Errorf("%w: drafts without a cache", ErrConfig)
 	case o.chooses() && o.AllLogits:
 		return fmt.Errorf("%w: logits of all positions, of which tokens are to be chosen", ErrConfig)
 	case o.Attention != Lean && o.Schedule != la.StreamK:
@@ -252,7 +264,10 @@ func (d *Decoder) build(w *Weights) (err error) {
 		return err
 	}
 	d.weights, d.stepBytes = w, w.stepBytes()
-	d.next, err = d.newPass(w, batch, false, true, &d.stats.Decode)
+	if d.next, err = d.newPass(w, batch, false, true, &d.stats.Decode); err != nil || o.Draft == 0 {
+		return err
+	}
+	d.verify, err = d.newPass(w, batch*(1+o.Draft), true, true, &d.stats.Decode)
 	return err
 }
 
@@ -382,7 +397,13 @@ func (d *Decoder) Step(tokens []int) error {
 
 // draw takes a new random number for a sequence that is continued by a token: that
 // has used the one before.
-func (d *Decoder) draw(i int) { d.u[i] = d.random[i].Float64() }
+func (d *Decoder) draw(i int) {
+	if v := &d.verified[i]; len(v.spare) > 0 {
+		d.u[i], v.spare = v.spare[0], v.spare[1:]
+		return
+	}
+	d.u[i] = d.random[i].Float64()
+}
 
 // check looks at everything that a run needs, since an id outside a table would
 // be found out only in the middle of it.
@@ -412,7 +433,11 @@ func (d *Decoder) run(p *pass, tokens [][]int) error {
 	return d.turn(p, func() error {
 		d.fill(p, tokens)
 		logits, chosen, err := p.graph.run(d.options.chooses())
-		if err == nil {
+		switch {
+		case err != nil:
+		case p == d.verify:
+			d.keepVerified(p, logits, chosen)
+		default:
 			d.keepLogits(p, logits, chosen)
 		}
 		return err
@@ -435,7 +460,9 @@ func (d *Decoder) turn(p *pass, compute func() error) error {
 	}
 	p.phase.Bytes += d.runBytes(p)
 	for i, n := range p.counts {
-		d.lengths[i] += n
+		if d.lengths[i] += n; n > 0 {
+			d.verified[i].rows = 0
+		}
 		p.phase.Tokens += n
 	}
 	took := time.Since(began)
@@ -520,6 +547,10 @@ func (d *Decoder) fillChoices(p *pass) {
 	for row := range g.choices {
 		g.choices[row], g.randoms[row] = nn.Choice{Temperature: -1}, 0 // nobody's
 	}
+	if p == d.verify {
+		d.fillVerified(p)
+		return
+	}
 	for i, n := range p.counts {
 		row := i
 		if p.graph.selected == nil {
@@ -602,8 +633,13 @@ func (d *Decoder) Truncate(i, tokens int) error {
 	if err := d.cache.truncate(i, tokens); err != nil {
 		return err
 	}
-	d.lengths[i], d.logits[i], d.chosen[i] = tokens, nil, -1
+	d.forget(i, tokens)
 	return nil
+}
+
+// forget says that sequence i has so many tokens now, and that nothing is known of what follows.
+func (d *Decoder) forget(i, tokens int) {
+	d.lengths[i], d.logits[i], d.chosen[i], d.verified[i].rows = tokens, nil, -1, 0
 }
 
 // Stats tells what was done so far.
@@ -616,7 +652,7 @@ func (d *Decoder) Close() error {
 	}
 	d.closed = true
 	var errs []error
-	for _, p := range []*pass{d.prompt, d.next} {
+	for _, p := range []*pass{d.prompt, d.next, d.verify} {
 		if p != nil {
 			errs = append(errs, p.graph.vm.Close())
 			if g := p.graph.gpu; g != nil {

@@ -66,7 +66,7 @@ func (f *Fork) take() *la.Sequence {
 func (d *Decoder) replace(c *leanCache, i int, s *la.Sequence, tokens int) error {
 	old := c.sequences[i]
 	c.sequences[i] = s
-	d.lengths[i], d.logits[i], d.chosen[i] = tokens, nil, -1
+	d.forget(i, tokens)
 	return old.Release()
 }
 

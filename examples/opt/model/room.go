@@ -49,7 +49,7 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	if err != nil {
 		return err
 	}
-	chunk := o.ChunkBytes(c)
+	chunk := o.ChunkBytes(c) + o.draftBytes(c)
 	if weights+cache+chunk > memory.Free {
 		return fmt.Errorf("model: %d MB of weights, %d MB of cache and %d MB for prompts of %d tokens at once on %v, which has %d of %d MB free: %w",
 			weights>>20, cache>>20, chunk>>20, o.chunk(), o.Device, memory.Free>>20, memory.Total>>20, la.ErrOutOfMemory)
@@ -66,6 +66,16 @@ func (o *Options) ChunkBytes(c hf.Config) int64 {
 		row += int64(c.VocabSize)
 	}
 	return int64(o.chunk()) * row * 4 * spare / 4
+}
+
+// draftBytes is what the rows of the graph for drafts take on a GPU, about: it is recorded, so that
+// each layer has memory of its own.
+func (o *Options) draftBytes(c hf.Config) int64 {
+	if o.Draft == 0 {
+		return 0
+	}
+	row := int64(c.Layers)*(6*int64(c.HiddenSize)+int64(c.FFNDim)) + int64(c.VocabSize)
+	return int64(len(o.Capacity)) * int64(1+o.Draft) * row * 4
 }
 
 // chunk is the rows of the prompts' graph.
