@@ -467,6 +467,29 @@ func ExampleSequence_Truncate() {
 	// 8 tokens, 6 free pages
 }
 
+// Speculative decoding with a tree of guesses: two tokens may come next, and each of them has
+// some that may follow it. All are read in one step, and the branch that is right is kept.
+func ExampleSequence_Keep() {
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 8})
+	check(err)
+	step, run := toyModel(cache, 8)
+	seq, err := cache.NewSequence()
+	check(err)
+	check(step.Set([]leanattention.Append{{Seq: seq, Tokens: 5}}), run(), step.Commit()) // the prompt
+
+	// 0 is certain; 1 and 2 may follow it, 3 and 4 may follow 2.
+	tree, err := leanattention.TreeOfParents([]int{-1, 0, 0, 2, 2})
+	check(err)
+	before := seq.Len()
+	check(step.Set([]leanattention.Append{{Seq: seq, Tokens: len(tree), Tree: tree}}), run(), step.Commit())
+	fmt.Println(step.Positions()[:5], seq.Len(), "tokens")
+	check(seq.Keep(before, []int{0, 2, 4})) // of what the model has chosen behind each
+	fmt.Println(seq.Len(), "tokens,", cache.Stats().FreePages, "free pages")
+	// Output:
+	// [5 6 6 7 7] 10 tokens
+	// 8 tokens, 6 free pages
+}
+
 // A chat of a model whose layers all have windows goes on for ever in a few pages.
 func ExampleCacheConfig_window() {
 	const window = 16

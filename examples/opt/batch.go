@@ -42,9 +42,10 @@ type batch struct {
 }
 
 type sequence struct {
-	prompt  []int // that was not read yet
-	waiting int   // a token that was chosen and found no room in a pass; -1: none
-	room    int   // tokens that can still be appended
+	prompt  []int        // that was not read yet
+	shared  model.Shared // what comes before it, until the sequence has it
+	waiting int          // a token that was chosen and found no room in a pass; -1: none
+	room    int          // tokens that can still be appended
 	lookup  lookup
 	draft   []int // guesses that were appended behind the last token, of which some may be wrong
 	guesses int   // most tokens of the next draft
@@ -94,6 +95,28 @@ func (l *loaded) newBatch(mo *model.Options) *batch {
 	return b
 }
 
+// fewestShared is how many tokens are worth that a sequence waits until another one has read them: fewer are
+// as soon read beside each other.
+const fewestShared = 16
+
+// shared is, of each prompt, what it begins with that one before it has, too: of several the one that has
+// most of it. A token is always left to read: its logits are wanted.
+func shared(prompts [][]int) []model.Shared {
+	all := make([]model.Shared, len(prompts))
+	for i, p := range prompts {
+		for j, other := range prompts[:i] {
+			n := 0
+			for n < min(len(p)-1, len(other)) && p[n] == other[n] {
+				n++
+			}
+			if n > all[i].Tokens && n >= fewestShared {
+				all[i] = model.Shared{From: j, Tokens: n}
+			}
+		}
+	}
+	return all
+}
+
 // newSequence is sequence i of a batch, which continues a text and has room for some
 // tokens behind it. The decoder has the first tokens of the text already, so many of them.
 func (l *loaded) newSequence(i int, text []int, has, room int) (sequence, error) {
@@ -120,6 +143,17 @@ func (b *batch) run(ctx context.Context) error {
 			next[i], prompts[i] = s.waiting, s.prompt
 			switch {
 			case s.result.reason != "":
+				continue
+			case s.shared.Tokens > b.decoder.Len(s.shared.From): // it waits for the other sequence
+				prompts[i] = nil
+				reading++
+				continue
+			case s.shared.Tokens > 0:
+				if err := b.decoder.Share(i); err != nil {
+					return err
+				}
+				s.shared = model.Shared{}
+				reading++
 				continue
 			case len(s.prompt) > 0:
 				reading++

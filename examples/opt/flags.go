@@ -30,6 +30,7 @@ type options struct {
 	interactive bool
 	special     bool // special tokens in texts are tokens
 	tokens      int
+	samples     int // texts of each prompt
 	stops       []string
 	sample      sample.Config
 	attention   model.Attention
@@ -111,6 +112,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.StringVar(&o.promptCache, "prompt-cache", "", "`file` that keeps the keys and values of the prompt: a later run whose prompt begins with the same tokens, of the same model, reads only the others; it is made if it is not there, and written when the prompt goes beyond it")
 	f.BoolVar(&o.special, "special", false, "names of special tokens in texts, such as </s>, are these tokens; false: they are spelled out")
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt, or to a line of -i")
+	f.IntVar(&o.samples, "n-samples", 1, "`texts` to make of each prompt, which is read once if it is not short; they are drawn with -temperature, -top-k or -top-p, and are what a prompt that is given so many times would get")
 	f.Func("stop", "`text` before which the output ends; may be given several times", func(s string) error {
 		if s == "" || !utf8.ValidString(s) {
 			return errors.New("not a text that could be written")
@@ -141,7 +143,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 // What flags there are for a use of the command besides those for all of them.
 var (
 	forAll        = []string{"model", "attn", "linear", "weights", "cache", "workers", "chunk", "mixed", "device", "stats", "special"}
-	forTexts      = []string{"prompt", "prompts", "n", "stop", "temperature", "top-k", "top-p", "seed", "json", "logprobs", "prompt-cache", "draft", "draft-tokens"}
+	forTexts      = []string{"prompt", "prompts", "n", "n-samples", "stop", "temperature", "top-k", "top-p", "seed", "json", "logprobs", "prompt-cache", "draft", "draft-tokens"}
 	forPerplexity = []string{"perplexity", "stride", "json"}
 	forSession    = []string{"i", "prompt", "n", "stop", "temperature", "top-k", "top-p", "seed", "draft", "draft-tokens"}
 )
@@ -325,6 +327,12 @@ func (o *options) checkSampling(given map[string]bool) error {
 			return usagef("-temperature 0 takes the most likely token: it leaves nothing to -top-k and -top-p")
 		}
 	}
+	switch {
+	case o.samples < 1 || o.samples > maxSamples:
+		return usagef("-n-samples %d is outside [1, %d]", o.samples, maxSamples)
+	case o.samples > 1 && c.Temperature == 0:
+		return usagef("-n-samples %d with -temperature 0: the most likely tokens make one text", o.samples)
+	}
 	if !given["seed"] && c.Temperature > 0 {
 		c.Seed = uint64(rand.Uint32()) // short, so that it can be typed again
 	}
@@ -334,6 +342,7 @@ func (o *options) checkSampling(given map[string]bool) error {
 const (
 	maxWorkers   = 1 << 12 // what leanattention takes
 	maxChunk     = 1 << 20
+	maxSamples   = 1 << 12
 	mostLogprobs = 1000
 
 	// Of 2 to 32, what was the fastest on two cores, on texts that repeat much and on such that repeat little.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"gorgonia.org/leanattention/examples/opt/bpe"
@@ -20,8 +21,10 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
 
-	prompts, rooms, total := make([][]int, len(o.prompts)), make([]int, len(o.prompts)), 0
-	mo := model.Options{Capacity: make([]int, len(o.prompts)), Draft: o.draftTokens()}
+	var texts []string // the prompt of each text
+	var prompts [][]int
+	var rooms []int
+	mo := model.Options{Draft: o.draftTokens()}
 	for i, prompt := range o.prompts {
 		ids, err := l.encode(prompt, true, l.config.MaxPositions)
 		switch {
@@ -32,11 +35,21 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		case len(ids) == 0:
 			return fmt.Errorf("prompt %d has no tokens: nothing comes before what is to follow", i+1)
 		}
-		prompts[i] = ids
-		total += len(ids)
 		// The last token that is chosen is not read any more.
-		mo.Capacity[i] = min(len(ids)+min(o.tokens, l.config.MaxPositions)-1, l.config.MaxPositions)
-		rooms[i] = mo.Capacity[i] - len(ids)
+		capacity := min(len(ids)+min(o.tokens, l.config.MaxPositions)-1, l.config.MaxPositions)
+		for range o.samples {
+			texts, prompts, rooms = append(texts, prompt), append(prompts, ids), append(rooms, capacity-len(ids))
+			mo.Capacity = append(mo.Capacity, capacity)
+		}
+	}
+	begin := make([]model.Shared, len(prompts))
+	if o.paged() {
+		begin = shared(prompts)
+		mo.Shared = slices.Clone(begin)
+	}
+	total := 0
+	for i, ids := range prompts {
+		total += len(ids) - begin[i].Tokens
 	}
 	var cached *cachedPrompt
 	if o.promptCache != "" {
@@ -48,15 +61,16 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	}
 	o.choose(&mo)
 	b := l.newBatch(&mo)
-	b.begin = func() output { return newPrinter(stdout, o.prompts) }
+	b.begin = func() output { return newPrinter(stdout, texts) }
 	if o.json {
 		b.begin = func() output { return silent{} }
 	}
 	for i, ids := range prompts {
-		s, err := l.newSequence(i, ids, 0, rooms[i])
+		s, err := l.newSequence(i, ids, begin[i].Tokens, rooms[i])
 		if err != nil {
 			return err
 		}
+		s.shared = begin[i]
 		b.sequences = append(b.sequences, s)
 	}
 	if err := l.build(mo, stderr); err != nil {
@@ -86,7 +100,9 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	if o.json && (err == nil || errors.Is(err, context.Canceled)) {
 		report := l.newReport()
 		for i := range b.sequences {
-			report.Texts = append(report.Texts, l.newText(o.prompts[i], prompts[i], &b.sequences[i].result))
+			text := l.newText(texts[i], prompts[i], &b.sequences[i].result)
+			text.Shared = begin[i].Tokens
+			report.Texts = append(report.Texts, text)
 		}
 		if cached != nil {
 			report.Texts[0].Cached = cached.common

@@ -24,6 +24,7 @@
 //	    "prompt": "Once",
 //	    "prompt_tokens": [2, 680],
 //	    "cached_tokens": 0,                 of these, what -prompt-cache had
+//	    "shared_tokens": 0,                 of these, what was read for a text before
 //	    "text": " upon",                    without the stop text
 //	    "tokens": [531],                    as chosen: the stop text's too, the end of text not
 //	    "reason": "length",                 or "eos", "stop", "interrupt"
@@ -57,6 +58,10 @@
 // what its prompt begins with from there, and computes the rest. The file knows of
 // which model, weights and type of cache it is; one that does not fit is an error,
 // and stays as it is.
+//
+// What several prompts begin with is read once, and its keys and values are shared, where these are 16
+// tokens or more. -n-samples makes several texts of each prompt so: text j of prompt i is drawn
+// with the seed's stream of random numbers (i-1)*n+j-1, as the texts of prompts given one by one are, i and j from 1.
 //
 // -draft ngram is speculative decoding with drafts from the text itself (prompt lookup
 // decoding): the last tokens are looked up in the prompt and in what was added to it, what

@@ -90,6 +90,86 @@ func TestLongPromptBeside(t *testing.T) {
 	}
 }
 
+// What prompts begin with is read once, and the texts are those of prompts that are read each for itself.
+func TestSharedBeginnings(t *testing.T) {
+	dir := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 400 })
+	begin := strings.Repeat("All of them begin so. ", 7) // 155 tokens with the one before it, and three pages
+	for _, c := range []struct {
+		prompts []string
+		shared  []int
+	}{
+		{[]string{begin + "a", begin + "b c", "All of"}, []int{0, 155, 0}},
+		{[]string{begin, begin, begin + "x"}, []int{0, 154, 155}},
+		{[]string{"All of them begin alike", begin + "one", "x", begin + "other", begin + "o"}, []int{0, 19, 0, 156, 155}},
+		{[]string{begin + "x", begin[:15], begin[:16], begin[:17]}, []int{0, 0, 16, 17}},
+	} {
+		for _, flags := range [][]string{{}, {"-chunk", "9"}, {"-temperature", "0.6", "-seed", "3"}, {"-draft", "ngram"}, {"-n", "1"}} {
+			args := slices.Concat([]string{"-model", dir, "-n", "60"}, flags)
+			all := slices.Clone(args)
+			for _, p := range c.prompts {
+				all = append(all, "-prompt", p)
+			}
+			got, want, shared := jsonOf(t, all...), jsonOf(t, append(slices.Clone(all), "-attn", "default")...), 0
+			for i, x := range got.Texts {
+				w := want.Texts[i]
+				if !slices.Equal(x.Tokens, w.Tokens) || x.Reason != w.Reason || x.Shared != c.shared[i] || w.Shared != 0 {
+					t.Errorf("%v, text %d shares %d: %q, want %q, %d", flags, i, x.Shared, x.Text, w.Text, c.shared[i])
+				}
+				shared += x.Shared
+			}
+			// Some of the texts' tokens are read beside prompts.
+			if s, w := got.Stats, want.Stats; s.Prefill.Tokens+s.Decode.Tokens != w.Prefill.Tokens+w.Decode.Tokens-shared {
+				t.Errorf("%v: %+v, %+v, and without sharing %d tokens %+v, %+v", flags, s.Prefill, s.Decode, shared, w.Prefill, w.Decode)
+			}
+		}
+	}
+}
+
+// -n-samples makes the texts of a prompt that is given so many times, and reads it once.
+func TestSamples(t *testing.T) {
+	dir := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 400 })
+	file := filepath.Join(t.TempDir(), "cache")
+	for _, prompt := range []string{"A prompt that is long enough to share", "ab"} {
+		for _, flags := range [][]string{nil, {"-prompt-cache", file}, {"-prompt-cache", file}, {"-attn", "default"}, {"-draft", "ngram"}, {"-top-k", "5"}, {"-logprobs", "1"}} {
+			args := append([]string{"-model", dir, "-n", "30", "-temperature", "0.9", "-seed", "11", "-prompt", prompt}, flags...)
+			got := jsonOf(t, append(slices.Clone(args), "-n-samples", "4")...)
+			if len(flags) > 0 && flags[0] == "-prompt-cache" {
+				args = args[:len(args)-2]
+			}
+			for range 3 {
+				args = append(args, "-prompt", prompt)
+			}
+			want := jsonOf(t, args...)
+			if len(got.Texts) != 4 {
+				t.Fatalf("%v: %d texts", flags, len(got.Texts))
+			}
+			for i, x := range got.Texts {
+				if !slices.Equal(x.Tokens, want.Texts[i].Tokens) || x.Prompt != prompt {
+					t.Errorf("%v, text %d of %q: %q, want %q", flags, i, x.Prompt, x.Text, want.Texts[i].Text)
+				}
+				for _, y := range got.Texts[:i] {
+					if slices.Equal(x.Tokens, y.Tokens) {
+						t.Errorf("%v: two texts are one: %q", flags, x.Text)
+					}
+				}
+			}
+		}
+	}
+	status, out, _ := command(t, "-model", dir, "-prompt", "ab", "-prompt", "cd", "-n", "3", "-n-samples", "2", "-temperature", "1", "-seed", "1")
+	if status != 0 || strings.Count(out, "] ab\n") != 2 || !strings.Contains(out, "[2] ab\n") || !strings.Contains(out, "[4] cd\n") {
+		t.Errorf("status %d, %q", status, out)
+	}
+	for _, c := range []struct{ args, want string }{
+		{"-prompt a -n-samples 0", "-n-samples 0 is outside [1, 4096]"},
+		{"-prompt a -n-samples 2", "-n-samples 2 with -temperature 0"},
+		{"-i -n-samples 2", "-n-samples has no meaning for -i"},
+	} {
+		if status, out, log := command(t, strings.Fields(c.args)...); status != 2 || out != "" || !strings.Contains(log, c.want) {
+			t.Errorf("%s: status %d, %s", c.args, status, log)
+		}
+	}
+}
+
 // On a terminal the line that tells how far the prompts are is not written into a
 // text that has begun.
 func TestProgressRests(t *testing.T) {

@@ -23,6 +23,7 @@ type textJSON struct {
 	Prompt       string       `json:"prompt"`
 	PromptTokens []int        `json:"prompt_tokens"`
 	Cached       int          `json:"cached_tokens"`      // of PromptTokens, those that -prompt-cache had
+	Shared       int          `json:"shared_tokens"`      // of PromptTokens, those that a text before has read
 	Text         string       `json:"text"`               // without the stop text that ended it
 	Tokens       []int        `json:"tokens"`             // as they were chosen, those of the stop text included, the end of text not
 	Reason       string       `json:"reason"`             // why it ended: "eos", "stop", "length" or "interrupt"

@@ -61,6 +61,10 @@ type Options struct {
 	// all, besides those of Capacity.
 	ForkTokens int
 
+	// Shared is, of each sequence, what it begins with that another one has read: see
+	// [Decoder.Share]. Keys and values of these tokens take no memory again. nil: nothing is shared.
+	Shared []Shared
+
 	// Chunk is the rows of the prompts' graph: what one pass over the weights
 	// is shared by. Longer prompts take several passes, shorter ones compute the rows that
 	// they have. 0: as many as the Capacity asks for, but at most DefaultChunk, or
@@ -172,7 +176,7 @@ func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 		return nil, err
 	}
 	o.Chunk = o.chunk()
-	o.Capacity = slices.Clone(o.Capacity)
+	o.Capacity, o.Shared = slices.Clone(o.Capacity), slices.Clone(o.Shared)
 	batch := len(o.Capacity)
 	d := &Decoder{
 		config: w.config, options: o,
@@ -195,6 +199,9 @@ func (o *Options) check(c hf.Config) error {
 		if n < 1 || n > c.MaxPositions {
 			return fmt.Errorf("%w: sequence %d has a capacity of %d tokens, and the model has %d positions", ErrConfig, i, n, c.MaxPositions)
 		}
+	}
+	if err := o.checkShared(); err != nil {
+		return err
 	}
 	switch {
 	case len(o.Capacity) == 0:

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 
 	la "gorgonia.org/leanattention"
@@ -53,6 +54,57 @@ func (f *Fork) Release() error {
 		return fmt.Errorf("%w: the fork was returned to or released", ErrConfig)
 	}
 	return f.take().Release()
+}
+
+// Shared is what a sequence begins with: the first tokens of another one that comes before it.
+type Shared struct {
+	From   int // the other sequence
+	Tokens int // so many of its tokens; 0: none
+}
+
+// checkShared refuses what can't be shared.
+func (o *Options) checkShared() error {
+	if o.Shared == nil {
+		return nil
+	}
+	if len(o.Shared) != len(o.Capacity) {
+		return fmt.Errorf("%w: what %d of %d sequences share", ErrConfig, len(o.Shared), len(o.Capacity))
+	}
+	for i, s := range o.Shared {
+		switch {
+		case s.Tokens == 0:
+		case s.From < 0 || s.From >= i || s.Tokens < 0 || s.Tokens > min(o.Capacity[i], o.Capacity[s.From]):
+			return fmt.Errorf("%w: %d tokens that sequence %d shares with sequence %d", ErrConfig, s.Tokens, i, s.From)
+		case !o.paged():
+			return fmt.Errorf("%w: Gorgonia's own nodes have no cache that could be shared", ErrConfig)
+		}
+	}
+	return nil
+}
+
+// Share makes an empty sequence begin with the tokens that it shares, as [Options].Shared has it. The other
+// sequence must have them by then, and may have more. Their keys and values are not computed again, and lie in pages that both
+// hold.
+func (d *Decoder) Share(i int) error {
+	c, err := d.pages(i)
+	if err != nil {
+		return err
+	}
+	if d.options.Shared == nil || d.options.Shared[i].Tokens == 0 {
+		return fmt.Errorf("%w: sequence %d shares nothing", ErrConfig, i)
+	}
+	s := d.options.Shared[i]
+	if d.lengths[i] != 0 || d.lengths[s.From] < s.Tokens {
+		return fmt.Errorf("%w: sequence %d of %d tokens shares %d of sequence %d, which has %d", ErrConfig, i, d.lengths[i], s.Tokens, s.From, d.lengths[s.From])
+	}
+	f, err := c.sequences[s.From].Fork()
+	if err != nil {
+		return err
+	}
+	if err := f.Truncate(s.Tokens); err != nil {
+		return errors.Join(err, f.Release())
+	}
+	return d.replace(c, i, f, s.Tokens)
 }
 
 // take is the fork's sequence, which is the fork's no more.

@@ -104,6 +104,105 @@ func testFork(t *testing.T, o Options) {
 	}
 }
 
+// What begins as another sequence does has the logits of its own text, however far that one has gone on, and
+// takes the pages of what is its own.
+func TestShare(t *testing.T) { testShare(t, Options{}) }
+
+func TestGPUShare(t *testing.T) { testShare(t, Options{Device: gputest.Open(t)}) }
+
+func testShare(t *testing.T, o Options) {
+	rng := seeded(t)
+	c := small()
+	c.HiddenSize, c.WordEmbedProjDim, c.Heads, c.MaxPositions, c.Layers = 128, 128, 2, 200, 1 // heads that a GPU has kernels for, and pages
+	w := load(t, c, rng)
+	n, common := 130, []int{64, 70, 70, 1}
+	if testing.Short() {
+		n, common, o.Chunk = 7, []int{4, 5, 5, 1}, 8
+	}
+	first := prompts(rng, c.VocabSize, n)[0]
+	texts := [][]int{first}
+	o.Capacity, o.Shared = []int{n + 2}, make([]Shared, 1)
+	for _, m := range common {
+		own := prompts(rng, c.VocabSize, 3)[0]
+		texts = append(texts, slices.Concat(first[:m], own))
+		o.Capacity, o.Shared = append(o.Capacity, m+5), append(o.Shared, Shared{From: 0, Tokens: m})
+	}
+	last := len(texts) // and one that begins as one that shares does
+	texts = append(texts, slices.Concat(texts[2][:common[1]+1], []int{7}))
+	o.Capacity, o.Shared = append(o.Capacity, common[1]+4), append(o.Shared, Shared{From: 2, Tokens: common[1] + 1})
+	d := newDecoder(t, w, o)
+	read := func(tokens [][]int) {
+		t.Helper()
+		if err := d.Prefill(context.Background(), tokens, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Share(1); !errors.Is(err, ErrConfig) {
+		t.Errorf("before the other one has the tokens: %v", err)
+	}
+	alone := make([][]int, len(texts))
+	alone[0] = first
+	read(alone)
+	alone[0] = nil
+	for i := 1; i < last; i++ {
+		if err := d.Share(i); err != nil || d.Len(i) != common[i-1] || d.Logits(i) != nil {
+			t.Fatalf("sequence %d has %d tokens: %v", i, d.Len(i), err)
+		}
+		alone[i] = texts[i][common[i-1]:]
+	}
+	read(alone)
+	if err := d.Share(last); err != nil {
+		t.Fatal(err)
+	}
+	clear(alone)
+	alone[last] = []int{7}
+	read(alone)
+	for round := range 3 { // to the last place of each
+		for i, text := range texts {
+			want := reference{w}.logits(text)
+			closeTo(t, "behind what is shared", d.Logits(i), want[len(text)-1], 2e-4)
+		}
+		if round == 2 {
+			break
+		}
+		next := prompts(rng, c.VocabSize, len(texts))[0]
+		if err := d.Step(next); err != nil {
+			t.Fatal(err)
+		}
+		for i, id := range next {
+			texts[i] = append(slices.Clone(texts[i]), id)
+		}
+	}
+	for _, i := range []int{-1, 0, 1, len(texts)} {
+		if err := d.Share(i); !errors.Is(err, ErrConfig) {
+			t.Errorf("sequence %d: %v", i, err)
+		}
+	}
+}
+
+// What can't be shared is an error.
+func TestShareErrors(t *testing.T) {
+	w := load(t, small(), seeded(t))
+	for _, o := range []Options{
+		{Shared: []Shared{{}}},
+		{Shared: []Shared{{}, {From: 1, Tokens: 2}}},
+		{Shared: []Shared{{From: 1, Tokens: 2}, {}}},
+		{Shared: []Shared{{}, {From: -1, Tokens: 2}}},
+		{Shared: []Shared{{}, {Tokens: 9}}},
+		{Shared: []Shared{{}, {Tokens: -1}}},
+		{Shared: []Shared{{}, {Tokens: 2}}, Attention: Default},
+	} {
+		o.Capacity = []int{8, 8}
+		if _, err := w.NewDecoder(o); !errors.Is(err, ErrConfig) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	d := newDecoder(t, w, Options{Capacity: []int{8, 8}})
+	if err := d.Share(1); !errors.Is(err, ErrConfig) {
+		t.Errorf("nothing to share: %v", err)
+	}
+}
+
 // What can't be forked is an error, and too many forks are a full cache.
 func TestForkErrors(t *testing.T) {
 	rng := seeded(t)

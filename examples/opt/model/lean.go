@@ -29,7 +29,16 @@ func (o *Options) pages() int {
 	for _, n := range o.Capacity {
 		pages += (n + pageSize - 1) / pageSize
 	}
-	return pages
+	// A page that begins with shared tokens and ends with others is copied by all that go on from there,
+	// and may be held until all of them have.
+	parted := map[Shared]bool{}
+	for _, s := range o.Shared {
+		pages -= s.Tokens / pageSize
+		if s.Tokens%pageSize != 0 {
+			parted[s] = true
+		}
+	}
+	return pages + len(parted)
 }
 
 // cacheConfig is the cache of a decoder that has one in pages.
