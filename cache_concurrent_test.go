@@ -100,10 +100,21 @@ func decodeForks(s *stepGraph, prompt *testContext, rng *rand.Rand, steps int) e
 		}
 		for i, m := range mine {
 			m.tokens = append(m.tokens, fresh[i]...)
-			if rng.IntN(8) == 0 {
-				n := rng.IntN(len(m.tokens) + 1)
+			n := rng.IntN(len(m.tokens) + 1)
+			switch rng.IntN(8) {
+			case 0:
 				m.tokens = m.tokens[:n:n]
 				if err := m.seq.Truncate(n); err != nil {
+					return err
+				}
+			case 1: // every other token of the last ones, some of which pages of the prompt may have
+				kept, path := m.tokens[:n:n], []int(nil)
+				for i := 1; n+i < len(m.tokens); i += 2 {
+					kept, path = append(kept, m.tokens[n+i]), append(path, i)
+				}
+				if err := m.seq.Keep(n, path); err == nil {
+					m.tokens = kept
+				} else if !errors.Is(err, ErrCacheFull) {
 					return err
 				}
 			}

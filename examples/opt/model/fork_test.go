@@ -180,6 +180,25 @@ func testShare(t *testing.T, o Options) {
 	}
 }
 
+// There are just the pages that are needed when all go on from one place at once.
+func TestSharePages(t *testing.T) {
+	rng := seeded(t)
+	c := small()
+	c.MaxPositions = 128
+	w := load(t, c, rng)
+	d := newDecoder(t, w, Options{Capacity: []int{128, 128, 128}, Shared: []Shared{{}, {Tokens: 70}, {Tokens: 70}}})
+	if s := d.cache.(*leanCache).Stats(); s.Pages != 5 {
+		t.Errorf("%d pages, want one for the beginning, one for the end of each, and one that all copy", s.Pages)
+	}
+	err := errors.Join(d.Prefill(context.Background(), [][]int{prompts(rng, c.VocabSize, 70)[0], nil, nil}, nil), d.Share(1), d.Share(2))
+	for range 58 {
+		err = errors.Join(err, d.Step(prompts(rng, c.VocabSize, 3)[0]))
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // What can't be shared is an error.
 func TestShareErrors(t *testing.T) {
 	w := load(t, small(), seeded(t))
