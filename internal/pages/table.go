@@ -73,7 +73,7 @@ func (p *Pool) Own(t *Table, from, to int) ([]Owned, error) {
 	if err := t.settled(); err != nil {
 		return nil, err
 	}
-	if from < 0 || to > t.Tokens || from >= to || from < t.Gap.End && to > t.Gap.First {
+	if from < 0 || to > t.Tokens || from >= to || max(from, t.Gap.First) < min(to, t.Gap.End) {
 		return nil, fmt.Errorf("tokens [%d, %d) of %d, of which [%d, %d) were dropped: %w", from, to, t.Tokens, t.Gap.First, t.Gap.End, ErrTokens)
 	}
 	shift := 0
