@@ -103,19 +103,30 @@ const fewestShared = 16
 // most of it. A token is always left to read: its logits are wanted.
 func shared(prompts [][]int) []model.Shared {
 	all := make([]model.Shared, len(prompts))
+	begin := map[[fewestShared]int][]int{} // prompts with the same first tokens
 	for i, p := range prompts {
-		for j, other := range prompts[:i] {
-			n := 0
+		if len(p) < fewestShared {
+			continue
+		}
+		first := [fewestShared]int(p)
+		for _, j := range begin[first] {
+			other, n := prompts[j], fewestShared
 			for n < min(len(p)-1, len(other)) && p[n] == other[n] {
 				n++
 			}
-			if n > all[i].Tokens && n >= fewestShared {
+			if n > all[i].Tokens && n < len(p) {
 				all[i] = model.Shared{From: j, Tokens: n}
 			}
+		}
+		if len(begin[first]) < mostCompared {
+			begin[first] = append(begin[first], i)
 		}
 	}
 	return all
 }
+
+// mostCompared bounds how many prompts with the same beginning a prompt is compared with: there may be very many prompts.
+const mostCompared = 64
 
 // newSequence is sequence i of a batch, which continues a text and has room for some
 // tokens behind it. The decoder has the first tokens of the text already, so many of them.
