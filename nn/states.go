@@ -2,11 +2,11 @@ package nn
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -94,8 +94,9 @@ func mergeLSE[F float](r mergedLSE, in []G.Value, shape tensor.Shape) (G.Value, 
 		return nil, err
 	}
 	t, y := output[F](shape)
+	states := make([]lean.Normalized[F], r.count)
 	for i := range y {
-		y[i] = F(logSumExp(lses, i))
+		y[i] = lean.MergeNormalized(nil, rowOf(states, lses, i))
 	}
 	return t, nil
 }
@@ -116,8 +117,9 @@ func mergedLSEGradient[F float](r mergedLSE, i int, in []G.Value, dy G.Value) (G
 	grad := lses[r.count]
 	lses = lses[:r.count]
 	t, dx := output[F](dy.Shape())
+	states := make([]lean.Normalized[F], r.count)
 	for row := range dx {
-		dx[row] = share(lses, i, row) * grad[row]
+		dx[row] = lean.Share(rowOf(states, lses, row), i) * grad[row]
 	}
 	return t, nil
 }
@@ -188,9 +190,11 @@ func mergedOutGradient[F float](r mergedOut, i int, in []G.Value, dy G.Value) (G
 	t, dx := output[F](in[i].Shape())
 	dim := dy.Shape()[r.rank-1]
 	of := func(x []F, row int) []F { return x[row*dim : (row+1)*dim] }
+	states := make([]lean.Normalized[F], r.count)
 	for row := range lses[0] {
+		rowOf(states, lses, row)
 		if i < r.count {
-			w := share(lses, i, row)
+			w := lean.Share(states, i)
 			to := of(dx, row)
 			for j, g := range of(grad, row) {
 				to[j] = w * g
@@ -199,9 +203,9 @@ func mergedOutGradient[F float](r mergedOut, i int, in []G.Value, dy G.Value) (G
 		}
 		// outs[i]-out is a sum, too: of the differences to the others.
 		var sum float64
-		w := share(lses, i-r.count, row)
+		w := lean.Share(states, i-r.count)
 		for k := range r.count {
-			if s := share(lses, k, row); s != 0 && w != 0 && k != i-r.count {
+			if s := lean.Share(states, k); s != 0 && w != 0 && k != i-r.count {
 				x, y := of(outs[i-r.count], row), of(outs[k], row)
 				for j, g := range of(grad, row) {
 					sum += float64(s) * float64(g) * (float64(x[j]) - float64(y[j]))
@@ -226,26 +230,10 @@ func allElements[F float](title string, in []G.Value) ([][]F, error) {
 	return all, nil
 }
 
-// logSumExp is the logarithm of the sum of the exponentials of a row's numbers.
-func logSumExp[F float](x [][]F, row int) float64 {
-	top := math.Inf(-1)
-	for _, x := range x {
-		top = math.Max(top, float64(x[row]))
+// rowOf are the log-sum-exps of a row, as states without outputs.
+func rowOf[F float](states []lean.Normalized[F], lses [][]F, row int) []lean.Normalized[F] {
+	for i := range states {
+		states[i].LSE = lses[i][row]
 	}
-	if math.IsInf(top, -1) {
-		return top
-	}
-	sum := 0.0
-	for _, x := range x {
-		sum += math.Exp(float64(x[row]) - top)
-	}
-	return top + math.Log(sum)
-}
-
-// share is that of number i in the sum of a row's exponentials, 0 where that sum is 0.
-func share[F float](x [][]F, i, row int) F {
-	if math.IsInf(float64(x[i][row]), -1) {
-		return 0
-	}
-	return F(math.Exp(float64(x[i][row]) - logSumExp(x, row)))
+	return states
 }

@@ -1,10 +1,10 @@
 package cpu
 
 import (
-	"math"
 	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Keys that several sequences have in common are attended to once, by the rows of all of them: they are read once, however
@@ -138,25 +138,11 @@ func (r *prefixRun[F]) work(worker int) {
 	g, rows := &r.plan.g, r.plan.prefix.rows
 	for h := g.Heads * worker / r.workers; h < g.Heads*(worker+1)/r.workers; h++ {
 		for i, row := range rows {
-			part := r.of.Out[(i*g.Heads+h)*g.ValueDim:][:g.ValueDim]
 			at, lse := int(row)*g.Out.Row+h*g.Out.Head, &r.own.LSE[int(row)*g.LSE.Row+h*g.LSE.Head]
-			*lse = mergeInto(r.own.Out[at:at+g.ValueDim], part, *lse, r.of.LSE[i*g.Heads+h])
+			out := r.own.Out[at : at+g.ValueDim]
+			*lse = lean.MergeNormalized(out, []lean.Normalized[F]{
+				{O: out, LSE: *lse}, {O: r.of.Out[(i*g.Heads+h)*g.ValueDim:][:g.ValueDim], LSE: r.of.LSE[i*g.Heads+h]},
+			})
 		}
 	}
-}
-
-// mergeInto merges the state (x, xLSE) into (out, lse), and returns the log-sum-exp of both.
-func mergeInto[F real](out, x []F, lse, xLSE F) F {
-	a, b := float64(lse), float64(xLSE)
-	top := math.Max(a, b) // NaN if one is
-	if math.IsInf(top, -1) {
-		return F(top)
-	}
-	wa, wb := math.Exp(a-top), math.Exp(b-top)
-	sum := wa + wb
-	u, v := F(wa/sum), F(wb/sum)
-	for j, y := range x {
-		out[j] = u*out[j] + v*y
-	}
-	return F(top + math.Log(sum))
 }

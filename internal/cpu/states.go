@@ -2,9 +2,7 @@ package cpu
 
 import (
 	"fmt"
-	"math"
 	"runtime"
-	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
@@ -63,47 +61,12 @@ type merging[F lean.Float] struct {
 // work merges a worker's share of the rows.
 func (m *merging[F]) work(worker int) {
 	rows := len(m.dst.LSE)
-	weights := slices.Grow([]float64(nil), len(m.parts))[:len(m.parts)]
+	states := make([]lean.Normalized[F], len(m.parts))
 	for r := rows * worker / m.workers; r < rows*(worker+1)/m.workers; r++ {
-		out := m.dst.Out[r*m.dim : (r+1)*m.dim]
-		lse, sum := m.weigh(weights, r)
-		m.dst.LSE[r] = F(lse)
-		if math.IsInf(lse, -1) {
-			clear(out)
-			continue
+		at, end := r*m.dim, (r+1)*m.dim
+		for i, s := range m.parts {
+			states[i] = lean.Normalized[F]{O: s.Out[at:end], LSE: s.LSE[r]}
 		}
-		first := true
-		for i, w := range weights {
-			if w == 0 && math.IsInf(float64(m.parts[i].LSE[r]), -1) {
-				continue
-			}
-			from, w := m.parts[i].Out[r*m.dim:(r+1)*m.dim], F(w/sum)
-			if first {
-				for j, x := range from {
-					out[j] = w * x
-				}
-			} else {
-				for j, x := range from {
-					out[j] += w * x
-				}
-			}
-			first = false
-		}
+		m.dst.LSE[r] = lean.MergeNormalized(m.dst.Out[at:end], states)
 	}
-}
-
-// weigh sets the weights of a row's states, which are to be divided by their sum, and returns the row's log-sum-exp.
-func (m *merging[F]) weigh(weights []float64, row int) (lse, sum float64) {
-	top := math.Inf(-1)
-	for _, s := range m.parts {
-		top = math.Max(top, float64(s.LSE[row])) // NaN if one is
-	}
-	if math.IsInf(top, -1) {
-		return top, 0
-	}
-	for i, s := range m.parts {
-		weights[i] = math.Exp(float64(s.LSE[row]) - top)
-		sum += weights[i]
-	}
-	return top + math.Log(sum), sum
 }
