@@ -100,8 +100,8 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 	if op.storage != op.query {
 		return errorf(name, ErrUnsupported, "gradient with k and v of %v and q of %v", op.storage, op.query)
 	}
-	if n := op.mask.SinkTokens; n > 0 {
-		return errorf(name, ErrUnsupported, "gradient with %d sink tokens", n)
+	if err := cpu.CanBackward(op.mask, op.score); err != nil {
+		return errorf(name, ErrUnsupported, "%v", err)
 	}
 	return nil
 }

@@ -121,7 +121,7 @@ func (s *BackwardShape) check() error {
 	if err := s.Score.Check(op, s.Heads); err != nil {
 		return err
 	}
-	if err := canBackward.Do(op, &attn.Problem{Mask: s.Mask, Score: s.Score}); err != nil {
+	if err := CanBackward(s.Mask, s.Score); err != nil {
 		return err
 	}
 	if b := s.Bias; b != (attn.Bias{}) && (b.Sequences != 1 && b.Sequences != s.Batch || b.Queries != 1 && b.Queries != s.Queries || b.Keys != s.Keys) {

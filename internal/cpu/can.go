@@ -16,3 +16,8 @@ var (
 		KV:       []attn.DType{attn.Float32, attn.Float64},
 	}
 )
+
+// CanBackward reports what of a mask and of changes of scores gradients can't do.
+func CanBackward(m attn.Mask, s attn.Score) error {
+	return canBackward.Do("backward", &attn.Problem{Mask: m, Score: s})
+}

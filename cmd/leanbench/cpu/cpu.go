@@ -31,13 +31,9 @@ func measureCPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("-only: %w", err)
 		}
-		m, err := measure.ThisMachine(o.Workers)
+		b, err := newBench("cpu", o, stdout, stderr)
 		if err != nil {
 			return err
-		}
-		b := &attentionBench{
-			report: &measure.Report{Command: "cpu", Machine: m, Figures: []measure.Figure{}}, pace: o.Pace(), stdout: stdout, stderr: stderr,
-			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 		}
 		if err := b.cpu(pattern); err != nil {
 			return err
@@ -57,6 +53,19 @@ type attentionBench struct {
 	stdout, stderr io.Writer
 	rng            *rand.Rand
 	arena          *measure.Arena // of the last element type
+}
+
+// newBench is what a command measures with, on this machine.
+func newBench(command string, o *measure.Options, stdout, stderr io.Writer) (*attentionBench, error) {
+	m, err := measure.ThisMachine(o.Workers)
+	if err != nil {
+		return nil, err
+	}
+	return &attentionBench{
+		report: &measure.Report{Command: command, Machine: m, Figures: []measure.Figure{}},
+		pace:   o.Pace(), stdout: stdout, stderr: stderr,
+		rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+	}, nil
 }
 
 // one is a case of a table.

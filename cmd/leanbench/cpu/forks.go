@@ -11,7 +11,6 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/cpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -54,13 +53,9 @@ func forksCases() (cases []forksShape) {
 func measureForks(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := measure.Flags(flags)
 	return func(stdout, stderr io.Writer) error {
-		m, err := measure.ThisMachine(o.Workers)
+		b, err := newBench("forks", o, stdout, stderr)
 		if err != nil {
 			return err
-		}
-		b := &attentionBench{
-			report: &measure.Report{Command: "forks", Machine: m, Figures: []measure.Figure{}}, pace: o.Pace(), stdout: stdout, stderr: stderr,
-			rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 		}
 		b.report.WriteHead(stdout)
 		for _, s := range forksCases() {
@@ -92,8 +87,7 @@ func (b *attentionBench) forks(s forksShape) error {
 	arena := measure.NewArena(s.storage, s.bytes(), b.rng)
 	memory := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(arena.Words))), s.bytes())
 	contenders := []measure.Contender{
-		{Name: measure.ReadCeiling, Run: measure.Timed(func() error { _, err := cpu.ReadSum(cpu.Default(), memory); return err })},
-		attenders[0].Contender, attenders[1].Contender,
+		ceiling([]operands{{bytes: memory}}), attenders[0].Contender, attenders[1].Contender,
 	}
 	all, err := measure.Alternate(b.pace, contenders)
 	if err != nil {

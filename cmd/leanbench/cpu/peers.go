@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"strings"
 	"time"
 )
@@ -31,7 +30,7 @@ func againstTorch(command, script string, run func(*attentionBench, *measure.Wor
 			if *python == "" {
 				return errors.New("-python is needed: peers/setup.sh makes one and prints its path")
 			}
-			m, err := measure.ThisMachine(o.Workers)
+			b, err := newBench(command, o, stdout, stderr)
 			if err != nil {
 				return err
 			}
@@ -40,11 +39,7 @@ func againstTorch(command, script string, run func(*attentionBench, *measure.Wor
 				return err
 			}
 			defer func() { err = errors.Join(err, w.Close()) }()
-			b := &attentionBench{
-				report: &measure.Report{Command: command, Machine: m, Notes: []string{strings.Join(w.Hello, " ")}, Figures: []measure.Figure{}},
-				pace:   o.Pace(), stdout: stdout, stderr: stderr,
-				rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-			}
+			b.report.Notes = []string{strings.Join(w.Hello, " ")}
 			if err := run(b, w); err != nil {
 				return err
 			}

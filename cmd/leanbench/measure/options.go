@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// measureOptions are the flags of every command that measures.
-type measureOptions struct {
+// Options are the flags of every command that measures.
+type Options struct {
 	JSON    string
 	Quick   bool
 	Workers int
 }
 
-func Flags(flags *flag.FlagSet) *measureOptions {
-	o := new(measureOptions)
+func Flags(flags *flag.FlagSet) *Options {
+	o := new(Options)
 	flags.StringVar(&o.JSON, "json", "", "`file` to write every figure to, with its bar")
 	flags.BoolVar(&o.Quick, "quick", false, "few and short turns: figures that are less certain")
 	flags.IntVar(&o.Workers, "workers", 2, "`threads` that compute")
@@ -21,7 +21,7 @@ func Flags(flags *flag.FlagSet) *measureOptions {
 }
 
 // Pace is that of steps which take micro- or milliseconds.
-func (o *measureOptions) Pace() Pace {
+func (o *Options) Pace() Pace {
 	if o.Quick {
 		return Pace{Rounds: 3, Turn: 20 * time.Millisecond}
 	}

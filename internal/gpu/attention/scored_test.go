@@ -1,3 +1,5 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
 package attention
 
 import (
