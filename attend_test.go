@@ -117,7 +117,7 @@ func TestBadAttendTrees(t *testing.T) {
 	}{
 		"one tree":     {[][]uint64{{1, 3, 5}}, nil, la.ErrShape, "1 trees for a batch of 2"},
 		"too short":    {[][]uint64{nil, {1, 3}}, nil, la.ErrShape, "sequence 1: a tree of 2 tokens for 3"},
-		"blind":        {[][]uint64{{1, 3, 1}, nil}, nil, la.ErrShape, "sequence 0: token 2 of a tree does not see itself"},
+		"not itself":   {[][]uint64{{1, 3, 1}, nil}, nil, la.ErrShape, "sequence 0: token 2 of a tree does not see itself"},
 		"later tokens": {[][]uint64{{3, 3, 5}, nil}, nil, la.ErrShape, "sequence 0: token 0 of a tree sees token 1"},
 		"few keys":     {[][]uint64{nil, {1, 3, 5}}, nil, la.ErrLength, "sequence 1 has 2 keys and a tree of 3"},
 		"not causal":   {[][]uint64{{1, 3, 5}, nil}, []la.Option{}, la.ErrUnsupported, "a tree without a causal mask"},

@@ -564,7 +564,7 @@ type Part struct {
 // Appends with a single token left get their rows first, so that a sequence that
 // decodes does not wait for the prompt of another. The rows that are left go to the
 // others in order, each as many as it can use. The parts of a step are in the order
-// of the appends. An append with a tree is not cut: it waits for a step that has room for it.
+// of the appends. An append with a tree is not cut: it waits for a step that takes all of it.
 //
 // Each step is worked out when the loop comes to it, from what appends were when the
 // loop began. An append of 0 tokens is in no step. What no step can take is left for

@@ -44,8 +44,8 @@ type batch struct {
 type sequence struct {
 	prompt  []int        // that was not read yet
 	shared  model.Shared // what comes before it, until the sequence has it
-	waiting int          // a token that was chosen and found no room in a pass; -1: none
-	room    int          // tokens that can still be appended
+	waiting int          // a token that was chosen and that no pass has read yet; -1: none
+	left    int          // tokens that can still be appended
 	lookup  lookup
 	draft   []int // guesses that were appended behind the last token, of which some may be wrong
 	guesses int   // most tokens of the next draft
@@ -128,13 +128,13 @@ func shared(prompts [][]int) []model.Shared {
 // mostCompared bounds how many prompts with the same beginning a prompt is compared with: there may be very many prompts.
 const mostCompared = 64
 
-// newSequence is sequence i of a batch, which continues a text and has room for some
-// tokens behind it. The decoder has the first tokens of the text already, so many of them.
-func (l *loaded) newSequence(i int, text []int, has, room int) (sequence, error) {
+// newSequence is sequence i of a batch, which continues a text, and to which so many
+// tokens can still be appended. The decoder has the first tokens of the text already, so many of them.
+func (l *loaded) newSequence(i int, text []int, has, left int) (sequence, error) {
 	c := l.options.sample
 	c.Stream = uint64(i)
 	sampler, err := sample.New(c)
-	return sequence{prompt: text[has:], guesses: l.options.guesses, lookup: lookup{text: slices.Clip(text)}, waiting: -1, room: room, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
+	return sequence{prompt: text[has:], guesses: l.options.guesses, lookup: lookup{text: slices.Clip(text)}, waiting: -1, left: left, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
 }
 
 // run reads the prompts, and adds tokens until every sequence has come to an end:
@@ -171,7 +171,7 @@ func (b *batch) run(ctx context.Context) error {
 				continue
 			case s.waiting >= 0:
 				live++
-				burst = min(burst, s.room+1, b.limit-len(s.result.tokens))
+				burst = min(burst, s.left+1, b.limit-len(s.result.tokens))
 				continue
 			}
 			if b.out == nil {
@@ -187,7 +187,7 @@ func (b *batch) run(ctx context.Context) error {
 			}
 			next[i] = id
 			live++
-			burst = min(burst, s.room+1, b.limit-len(s.result.tokens))
+			burst = min(burst, s.left+1, b.limit-len(s.result.tokens))
 		}
 		if live+reading == 0 {
 			return nil
@@ -213,7 +213,7 @@ func (b *batch) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if reading == 0 { // all have had room
+		if reading == 0 { // none was left out
 			for i := range b.sequences {
 				b.sequences[i].waiting = -1
 			}
@@ -269,7 +269,7 @@ func (b *batch) extend(i int, chosen []int) (id int, err error) {
 			return 0, err
 		}
 		if s.result.reason == "" {
-			s.room--
+			s.left--
 			s.lookup.text = append(s.lookup.text, id)
 			if j < len(draft) && draft[j] == id {
 				continue
@@ -311,7 +311,7 @@ func (b *batch) take(i, id int, logits []float32) error {
 		return err
 	case stopped:
 		return b.close(i, endStop)
-	case len(s.result.tokens) == b.limit || s.room == 0:
+	case len(s.result.tokens) == b.limit || s.left == 0:
 		return b.end(i, endLength)
 	}
 	return nil

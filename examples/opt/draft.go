@@ -53,7 +53,7 @@ func (b *batch) speculate(next []int) (done bool, err error) {
 		}
 		tokens[i] = next[i : i+1]
 		// One more token is chosen than a draft has, and read unless it is the last one.
-		if most := min(s.guesses, s.room, b.limit-len(s.result.tokens)-1); most > 0 {
+		if most := min(s.guesses, s.left, b.limit-len(s.result.tokens)-1); most > 0 {
 			s.draft = s.lookup.next(most)
 			tokens[i] = slices.Concat(tokens[i], s.draft)
 			done = done || len(s.draft) > 0

@@ -23,7 +23,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 
 	var texts []string // the prompt of each text
 	var prompts [][]int
-	var rooms []int
+	var left []int // tokens that can be appended
 	mo := model.Options{Draft: o.draftTokens()}
 	for i, prompt := range o.prompts {
 		ids, err := l.encode(prompt, true, l.config.MaxPositions)
@@ -38,7 +38,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		// The last token that is chosen is not read any more.
 		capacity := min(len(ids)+min(o.tokens, l.config.MaxPositions)-1, l.config.MaxPositions)
 		for range o.samples {
-			texts, prompts, rooms = append(texts, prompt), append(prompts, ids), append(rooms, capacity-len(ids))
+			texts, prompts, left = append(texts, prompt), append(prompts, ids), append(left, capacity-len(ids))
 			mo.Capacity = append(mo.Capacity, capacity)
 		}
 	}
@@ -66,7 +66,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		b.begin = func() output { return silent{} }
 	}
 	for i, ids := range prompts {
-		s, err := l.newSequence(i, ids, begin[i].Tokens, rooms[i])
+		s, err := l.newSequence(i, ids, begin[i].Tokens, left[i])
 		if err != nil {
 			return err
 		}

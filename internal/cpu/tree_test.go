@@ -146,7 +146,7 @@ func TestBadTrees(t *testing.T) {
 		want error
 	}{
 		"too short":             {func(p *problem[float32]) { p.seqs[0].Tree = attn.Tree{1, 3} }, attn.ErrShape},
-		"a token is blind":      {func(p *problem[float32]) { p.seqs[0].Tree = attn.Tree{1, 1, 5} }, attn.ErrShape},
+		"not itself":            {func(p *problem[float32]) { p.seqs[0].Tree = attn.Tree{1, 1, 5} }, attn.ErrShape},
 		"a later token":         {func(p *problem[float32]) { p.seqs[0].Tree = attn.Tree{1, 7, 5} }, attn.ErrShape},
 		"no token":              {func(p *problem[float32]) { p.seqs[0].Tree = attn.Tree{1, 3, 5 + 1<<40} }, attn.ErrShape},
 		"fewer keys":            {func(p *problem[float32]) { p.seqs[0].Keys = 2 }, attn.ErrShape},

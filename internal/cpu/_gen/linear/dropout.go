@@ -14,8 +14,8 @@ const (
 	philoxWeyl0, philoxWeyl1             = 0x9e3779b9, 0xbb67ae85
 )
 
-// dropped makes the random numbers of dropout: Philox4x32, in the lower halves of lanes of 64 bits, as products have room
-// there. What is in the upper halves nothing reads.
+// dropped makes the random numbers of dropout: Philox4x32, in the lower halves of lanes of 64 bits, which products
+// fill. What is in the upper halves nothing reads.
 func dropped(g *gen) {
 	g.kernel("dropped", avx2, "dropout.go", "droppedGo", "")
 	broadcast := func(from Mem) reg.VecVirtual {
