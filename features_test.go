@@ -98,7 +98,8 @@ func refused[T any](x T, err error) T {
 
 type refusal struct{ error }
 
-func testFeatures(t *testing.T, entries []entry, pairs int) {
+// testFeatures asks all entries for each feature, for so many of 100 pairs of them, and for so many random sets of three to six.
+func testFeatures(t *testing.T, entries []entry, pairs, sets int) {
 	rng := reftest.Rand(t)
 	done := map[string]int{}
 	try := func(e entry, fs ...feature) {
@@ -143,16 +144,28 @@ func testFeatures(t *testing.T, entries []entry, pairs int) {
 			t.Errorf("%s: %d requests were computed", e.name, done[e.name])
 		}
 	}
+	for range sets {
+		var some []feature
+		for n := 3 + rng.IntN(4); len(some) < n; {
+			some = some[:0]
+			for _, f := range features {
+				if rng.IntN(len(features)) < n {
+					some = append(some, f)
+				}
+			}
+		}
+		try(entries[rng.IntN(len(entries))], some...)
+	}
 	t.Logf("computed: %v", done)
 }
 
 // TestFeatures is that of the CPU.
 func TestFeatures(t *testing.T) {
-	pairs := 100
+	pairs, sets := 100, 3500
 	if reftest.RaceEnabled {
-		pairs = 5
+		pairs, sets = 5, 20
 	}
-	testFeatures(t, append(denseEntries(graphtest.Place{}), cachedEntry("CachedAttention", graphtest.Place{})), pairs)
+	testFeatures(t, append(denseEntries(graphtest.Place{}), cachedEntry("CachedAttention", graphtest.Place{})), pairs, sets)
 }
 
 // TestGPUFeatures is that of a GPU.
@@ -165,7 +178,7 @@ func TestGPUFeatures(t *testing.T) {
 		recordedEntry("a recording of one row: a chain", gpu, 1),
 		recordedEntry("a recording of two rows: a chain", gpu, 2),
 		recordedEntry("a recording of five rows: launches that append", gpu, 5),
-	), 0)
+	), 0, 0)
 }
 
 // TestGPUsFeatures is that of several GPUs.
@@ -178,7 +191,7 @@ func TestGPUsFeatures(t *testing.T) {
 		cachedEntry("CachedAttention of operands on the host", graphtest.Place{GPU: gpu, Real: true}),
 		recordedEntry("a recording of one row", gpu, 1),
 		recordedEntry("a recording of five rows", gpu, 5),
-	), 0)
+	), 0, 0)
 }
 
 // shardedEntry is Attend of keys and values that are sharded by heads.
