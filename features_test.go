@@ -109,6 +109,12 @@ func testFeatures(t *testing.T, entries []entry, pairs, sets int) {
 			f.add(rng, &r)
 			name += ", " + f.name
 		}
+		failed := t.Failed()
+		defer func() {
+			if t.Failed() && !failed {
+				t.Logf("that was %s: %s", e.name, name)
+			}
+		}()
 		err := func() (err error) {
 			defer func() {
 				if x := recover(); x != nil {
@@ -178,7 +184,7 @@ func TestGPUFeatures(t *testing.T) {
 		recordedEntry("a recording of one row: a chain", gpu, 1),
 		recordedEntry("a recording of two rows: a chain", gpu, 2),
 		recordedEntry("a recording of five rows: launches that append", gpu, 5),
-	), 0, 0)
+	), 0, reftest.Cases(t, 120, 5000))
 }
 
 // TestGPUsFeatures is that of several GPUs.
@@ -191,7 +197,7 @@ func TestGPUsFeatures(t *testing.T) {
 		cachedEntry("CachedAttention of operands on the host", graphtest.Place{GPU: gpu, Real: true}),
 		recordedEntry("a recording of one row", gpu, 1),
 		recordedEntry("a recording of five rows", gpu, 5),
-	), 0, 0)
+	), 0, reftest.Cases(t, 120, 5000))
 }
 
 // shardedEntry is Attend of keys and values that are sharded by heads.

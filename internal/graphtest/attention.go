@@ -163,6 +163,11 @@ func NewProblem(rng *rand.Rand, s reftest.Shape, x Spec) *Problem {
 		x.Capacity = max(slices.Max(s.Keys), 1)
 	}
 	p := &Problem{Case: reftest.New(rng, s, x.Inputs, Format(x.QueryType), Format(x.KVType)), Spec: x}
+	if p.Bias.X = slices.Clone(p.Bias.X); p.Bias.X != nil { // it has the queries' type, too
+		for i, b := range p.Bias.X {
+			p.Bias.X[i] = Format(x.QueryType).Round(b)
+		}
+	}
 	p.InQ = TensorOf(x.QueryType, p.DenseQ(p.Queries[0]), p.Dims(p.Heads, p.Queries[0], p.Dim)...)
 	p.InK = TensorOf(x.KVType, p.DenseK(x.Capacity), p.Dims(p.KVHeads, x.Capacity, p.Dim)...)
 	p.InV = TensorOf(x.KVType, p.DenseV(x.Capacity), p.Dims(p.KVHeads, x.Capacity, p.ValueDim)...)
