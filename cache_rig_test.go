@@ -6,6 +6,7 @@ import (
 	"hash"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -49,6 +50,20 @@ func forkTest(t testing.TB, s *Sequence) *Sequence {
 		t.Fatal(err)
 	}
 	return f
+}
+
+// wrong checks that err wraps want, and says some texts.
+func wrong(t *testing.T, what string, err, want error, texts ...string) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v does not say %q", what, err, text)
+		}
+	}
 }
 
 // noError ends the test at the first error.

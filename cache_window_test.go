@@ -436,18 +436,6 @@ func (v *testView) tokenBytes(s *Sequence, at int) (b []byte) {
 // What a cache with a window can't do is refused, with both sides of it.
 func TestWindowRefusals(t *testing.T) {
 	gpu, _ := FakeGPU(t)
-	wrong := func(what string, err, want error, texts ...string) {
-		t.Helper()
-		if !errors.Is(err, want) {
-			t.Errorf("%s: %v, want %v", what, err, want)
-			return
-		}
-		for _, text := range texts {
-			if !strings.Contains(err.Error(), text) {
-				t.Errorf("%s: %v, want %q", what, err, text)
-			}
-		}
-	}
 	config := CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 4, PageSize: 2, Window: 6, Pages: 20}
 	for what, x := range map[string]struct {
 		change func(c *CacheConfig)
@@ -465,7 +453,7 @@ func TestWindowRefusals(t *testing.T) {
 		c := config
 		x.change(&c)
 		_, err := NewCache(c)
-		wrong(what, err, x.want, "NewCache: ", x.text)
+		wrong(t, what, err, x.want, "NewCache: ", x.text)
 	}
 
 	c := newTestCache(t, config)
@@ -480,11 +468,11 @@ func TestWindowRefusals(t *testing.T) {
 		_, err := CachedAttention(in[0], in[1], in[2], s.Layer(0), opts...)
 		return err
 	}
-	wrong("no window", node(step, WithCausal()), ErrOption, "CachedAttention: a node without WithWindow", "Window of 6")
-	wrong("a larger window", node(step, WithWindow(7)), ErrOption, "WithWindow(7)", "Window of 6")
-	wrong("other sinks", node(step, WithWindow(5), WithSinkTokens(1)), ErrOption, "WithSinkTokens(1)", "keeps 0 SinkTokens")
-	wrong("no sinks", node(sinkStep, WithWindow(5)), ErrOption, "WithSinkTokens(0)", "keeps 3 SinkTokens")
-	wrong("slopes and sinks", node(sinkStep, WithWindow(5), WithSinkTokens(3), WithALiBi([]float64{1, 1})), ErrUnsupported, "WithALiBi", "3 SinkTokens")
+	wrong(t, "no window", node(step, WithCausal()), ErrOption, "CachedAttention: a node without WithWindow", "Window of 6")
+	wrong(t, "a larger window", node(step, WithWindow(7)), ErrOption, "WithWindow(7)", "Window of 6")
+	wrong(t, "other sinks", node(step, WithWindow(5), WithSinkTokens(1)), ErrOption, "WithSinkTokens(1)", "keeps 0 SinkTokens")
+	wrong(t, "no sinks", node(sinkStep, WithWindow(5)), ErrOption, "WithSinkTokens(0)", "keeps 3 SinkTokens")
+	wrong(t, "slopes and sinks", node(sinkStep, WithWindow(5), WithSinkTokens(3), WithALiBi([]float64{1, 1})), ErrUnsupported, "WithALiBi", "3 SinkTokens")
 	noError(t, node(step, WithWindow(6), WithALiBi([]float64{1, 1})), node(sinkStep, WithWindow(6), WithSinkTokens(3)))
 
 	s := newStepGraph(t, c, 10, 2, tensor.Float32, WithCausal(), WithWindow(6))
@@ -495,8 +483,8 @@ func TestWindowRefusals(t *testing.T) {
 		t.Error(got)
 	}
 	before := c.Stats()
-	wrong("too short", a.seq.Truncate(9), ErrLength, "Truncate: 9 tokens of a sequence of 10: a window of 6 keys would see tokens of [0, 5)", "Rewind is 0")
-	wrong("a tree", s.step.Set([]Append{{Seq: a.seq, Tokens: 1, Tree: []uint64{1}}}), ErrUnsupported, "window of 6 keys")
+	wrong(t, "too short", a.seq.Truncate(9), ErrLength, "Truncate: 9 tokens of a sequence of 10: a window of 6 keys would see tokens of [0, 5)", "Rewind is 0")
+	wrong(t, "a tree", s.step.Set([]Append{{Seq: a.seq, Tokens: 1, Tree: []uint64{1}}}), ErrUnsupported, "window of 6 keys")
 	if after := c.Stats(); after != before {
 		t.Errorf("%v, want %v", after, before)
 	}
@@ -509,7 +497,7 @@ func TestWindowRefusals(t *testing.T) {
 
 	// An endless sequence has an end nevertheless.
 	endless := c.newSequence(pages.Table{Tokens: math.MaxInt - 2, Gap: pages.Gap{End: math.MaxInt - 3}})
-	wrong("more than an int", s.step.Set([]Append{{Seq: endless, Tokens: 3}}), ErrLength, fmt.Sprintf("3 tokens behind %d", math.MaxInt-2))
+	wrong(t, "more than an int", s.step.Set([]Append{{Seq: endless, Tokens: 3}}), ErrLength, fmt.Sprintf("3 tokens behind %d", math.MaxInt-2))
 
 	if got := withSinks.String(); !strings.Contains(got, "a window of 6 keys and 3 sink tokens") {
 		t.Error(got)

@@ -250,24 +250,12 @@ func TestDeviceCacheErrors(t *testing.T) {
 	other, err := OpenGPU(1)
 	noError(t, err)
 	defer other.Close()
-	wrong := func(what string, err, want error, texts ...string) {
-		t.Helper()
-		if !errors.Is(err, want) {
-			t.Errorf("%s: %v, want %v", what, err, want)
-			return
-		}
-		for _, text := range texts {
-			if !strings.Contains(err.Error(), text) {
-				t.Errorf("%s: %v does not say %q", what, err, text)
-			}
-		}
-	}
 	config := deviceConfig(gpu)
 	config.HeadDim = 13
 	_, err = NewCache(config)
-	wrong("head dim", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "13")
+	wrong(t, "head dim", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "13")
 	_, err = NewCache(deviceConfig(new(GPU)))
-	wrong("no GPU", err, ErrState, "NewCache", "not made by OpenGPU")
+	wrong(t, "no GPU", err, ErrState, "NewCache", "not made by OpenGPU")
 
 	none, err := OpenGPU(0)
 	noError(t, err)
@@ -276,7 +264,7 @@ func TestDeviceCacheErrors(t *testing.T) {
 		return nil, fmt.Errorf("unit: %w", kernels.ErrNoImage)
 	}
 	_, err = NewCache(deviceConfig(none))
-	wrong("no kernels", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "no GPU module")
+	wrong(t, "no kernels", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "no GPU module")
 	newAttentionEngine = real
 	noError(t, none.Close())
 
@@ -289,12 +277,12 @@ func TestDeviceCacheErrors(t *testing.T) {
 	g := s.in[0][0].Graph()
 	f64 := input3Nodes(g, tensor.Float64, 2, 4, c)
 	_, err = CachedAttention(f64[0], f64[1], f64[2], step.Layer(0))
-	wrong("float64", err, ErrDType, "CachedAttention", "q is float64", "on a GPU")
+	wrong(t, "float64", err, ErrDType, "CachedAttention", "q is float64", "on a GPU")
 	_, err = CachedAttention(s.in[0][0], s.in[0][1], s.in[0][2], step.Layer(0), WithWindow(3), WithSchedule(Unfused))
-	wrong("unfused, with a window", err, ErrUnsupported, "CachedAttention", "GPU 0 (Fake 0)", "head dim 8")
+	wrong(t, "unfused, with a window", err, ErrUnsupported, "CachedAttention", "GPU 0 (Fake 0)", "head dim 8")
 	half := input3Nodes(onHost.in[0][0].Graph(), Float16, 2, 4, c)
 	_, err = CachedAttention(half[0], half[1], half[2], onHost.step.Layer(0))
-	wrong("half on the host", err, ErrDType, "CachedAttention", "q is Float16")
+	wrong(t, "half on the host", err, ErrDType, "CachedAttention", "q is Float16")
 
 	a, b := newTestSequence(t, c), newTestSequence(t, host)
 	noError(t, s.step.Set([]Append{{Seq: a, Tokens: 2}}), onHost.step.Set([]Append{{Seq: b, Tokens: 2}}))
@@ -307,22 +295,22 @@ func TestDeviceCacheErrors(t *testing.T) {
 	}
 	do := s.nodes[0].Op().Do
 	_, err = do(on(gpu, q), k, v)
-	wrong("k and v on the host", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "k in host memory")
+	wrong(t, "k and v on the host", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "k in host memory")
 	_, err = do(q, k, on(gpu, v))
-	wrong("v on the GPU", err, ErrUnsupported, "q is in host memory", "v on GPU 0 (Fake 0)")
+	wrong(t, "v on the GPU", err, ErrUnsupported, "q is in host memory", "v on GPU 0 (Fake 0)")
 	_, err = do(on(gpu, q), on(gpu, k), on(other, v))
-	wrong("two GPUs", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "v on GPU 1 (Fake 1)")
+	wrong(t, "two GPUs", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "v on GPU 1 (Fake 1)")
 	_, err = do(on(other, q), on(other, k), on(other, v))
-	wrong("another GPU", err, ErrUnsupported, "GPU 1 (Fake 1)", "cache on GPU 0 (Fake 0)")
+	wrong(t, "another GPU", err, ErrUnsupported, "GPU 1 (Fake 1)", "cache on GPU 0 (Fake 0)")
 	_, err = onHost.nodes[0].Op().Do(on(gpu, q), on(gpu, k), on(gpu, v))
-	wrong("cache on the host", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "cache in host memory")
+	wrong(t, "cache on the host", err, ErrUnsupported, "q is on GPU 0 (Fake 0)", "cache in host memory")
 	freed := on(gpu, k)
 	noError(t, freed.Free())
 	_, err = do(on(gpu, q), freed, on(gpu, v))
-	wrong("freed", err, ErrClosed, "k was freed")
+	wrong(t, "freed", err, ErrClosed, "k was freed")
 	_, err = do(on(gpu, q), nil, on(gpu, v))
-	wrong("nil", err, ErrShape, "k is nil")
-	wrong("Commit", s.step.Commit(), ErrState)
+	wrong(t, "nil", err, ErrShape, "k is nil")
+	wrong(t, "Commit", s.step.Commit(), ErrState)
 	if host.Stats().Device != "host memory" {
 		t.Errorf("%+v", host.Stats())
 	}
