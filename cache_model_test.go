@@ -893,6 +893,7 @@ func gpuPlace(t *testing.T) modelPlace { return gpusPlace(t, 0) }
 func gpusPlace(t *testing.T, ordinals ...int) modelPlace {
 	t.Helper()
 	system.Emulate(t)
+	UseEagerEngine(t) // forks attend to what they share at once, however little it is
 	gpu, err := OpenGPUs(ordinals...)
 	if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
 		t.Skipf("no GPUs %v: %v", ordinals, err)

@@ -386,6 +386,7 @@ type attentionPlan interface {
 	Reserve(attention.Capacity) error
 	Build(g attn.Problem, seqs []attn.Sequence, rows int) error
 	Generation() uint64
+	Recorded()
 	Upload(*cuda.Stream) error
 	AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, heads int) error
 	Run(s *cuda.Stream, o *deviceOperands) error

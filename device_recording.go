@@ -56,6 +56,10 @@ type Recording struct {
 // without. One of a step without is for such steps alone: Replay is [ErrState] for others, and
 // right again behind them. So a decoder that does both may have one of each.
 //
+// Sequences of a step that share pages may attend to them at once, which is another schedule. Replays
+// do so if the step did that Record had, and else no later one of the step does: results are the same but for
+// rounding.
+//
 // Copies from and to the host are not part of a recording: [ToDevice], [ToHost]
 // and downloads are [ErrUnsupported] in run, as is [Attention], whose schedule is
 // the host's. Nothing else may be asked of the GPU while run runs.
@@ -174,7 +178,7 @@ func (s *Step) record(sub *device.Submission, n *stepNode, schedule *deviceSched
 	}
 	of := r.(*stepRecord)
 	of.nodes = append(of.nodes, recordedNode{n, schedule, n.plan.rows, schedule.generation()})
-	schedule.recorded = true
+	schedule.keep()
 }
 
 // Ready holds the step until Done.

@@ -364,6 +364,7 @@ func (p *fakePlan) Build(g attn.Problem, seqs []attn.Sequence, rows int) (err er
 
 func (p *fakePlan) Reserve(attention.Capacity) error { return nil }
 func (p *fakePlan) Generation() uint64               { return p.generation }
+func (p *fakePlan) Recorded()                        {}
 
 func (p *fakePlan) Upload(s *cuda.Stream) error {
 	p.engine.mu.Lock()

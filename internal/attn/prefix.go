@@ -13,11 +13,13 @@ import (
 type Prefixes struct {
 	Found []Prefix
 	Own   []int // of each sequence, how many of its keys are in prefixes: its own begin there
+	Saved int   // how many keys less are read
 
 	order []int32 // sequences, those of a prefix side by side
 	seqs  []Sequence
 	page  int
 	least int
+	room  int
 }
 
 // Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries come after them.
@@ -30,12 +32,14 @@ type Prefix struct {
 func (f *Prefixes) Members(p *Prefix) []int32 { return f.order[p.from:p.to] }
 
 // Find looks for prefixes of sequences in pages of so many tokens, by which at least so many keys are read less: those
-// of a prefix for each member but one. A sequence may be a member of several prefixes, one behind the other:
+// of a prefix for each member but one. The members of all prefixes have so many queries at most, each counted as often as
+// it is a member. A sequence may be a member of several prefixes, one behind the other:
 // where what forks have in common has been forked itself.
 //
 // That two sequences have a page at the same place says that they have all pages before it: pages come to be shared by
 // forks alone.
-func (f *Prefixes) Find(seqs []Sequence, pageTokens, least int) {
+func (f *Prefixes) Find(seqs []Sequence, pageTokens, least, queries int) {
+	f.Saved, f.room = 0, queries
 	f.Found, f.order, f.Own = f.Found[:0], f.order[:0], f.Own[:0]
 	for i := range seqs {
 		f.Own = append(f.Own, 0)
@@ -92,7 +96,12 @@ func (f *Prefixes) group(from, to, common, begin int) {
 		end = min(end, f.whole(i))
 		end = common + sort.Search(end-common, func(n int) bool { return a[common+n] != b[common+n] })
 	}
-	if (end-begin)*f.page*(to-from-1) >= f.least {
+	rows := 0
+	for _, i := range f.order[from:to] {
+		rows += f.seqs[i].Queries
+	}
+	if saved := (end - begin) * f.page * (to - from - 1); saved >= f.least && rows <= f.room {
+		f.Saved, f.room = f.Saved+saved, f.room-rows
 		f.Found = append(f.Found, Prefix{First: begin * f.page, End: end * f.page, from: from, to: to})
 		for _, i := range f.order[from:to] {
 			f.Own[i] = end * f.page

@@ -1,6 +1,7 @@
 package attn
 
 import (
+	"math"
 	"slices"
 	"testing"
 
@@ -31,21 +32,25 @@ func TestPrefixes(t *testing.T) {
 	var f Prefixes // the memory of one is the next one's
 	rapid.Check(t, func(t *rapid.T) {
 		page, least := rapid.IntRange(1, 4).Draw(t, "page"), rapid.IntRange(1, 12).Draw(t, "worth")
+		room := rapid.OneOf(rapid.Just(math.MaxInt), rapid.IntRange(0, 30)).Draw(t, "room")
 		seqs := forks(t, page)
-		f.Find(seqs, page, least)
+		f.Find(seqs, page, least, room)
 		if len(f.Own) != len(seqs) {
 			t.Fatalf("%d sequences, %d with keys of their own", len(seqs), len(f.Own))
 		}
 		at := make([]int, len(seqs)) // how far the prefixes of a sequence are
 		has := map[[3]int]bool{}     // page number n of sequences i and j is in a prefix of both
+		queries, saved := 0, 0
 		for i := range f.Found {
 			p := &f.Found[i]
 			m := f.Members(p)
 			if len(m) < 2 || (p.End-p.First)*(len(m)-1) < least || p.First%page != 0 || p.End%page != 0 {
 				t.Fatalf("prefix [%d, %d) of %v", p.First, p.End, m)
 			}
+			saved += (p.End - p.First) * (len(m) - 1)
 			for _, a := range m {
 				q := &seqs[a]
+				queries += q.Queries
 				if q.Queries == 0 || p.First != at[a] || p.End > q.Keys-q.Queries {
 					t.Fatalf("sequence %d, %+v: prefix [%d, %d), the one before ended at %d", a, q, p.First, p.End, at[a])
 				}
@@ -63,7 +68,10 @@ func TestPrefixes(t *testing.T) {
 		if !slices.Equal(at, f.Own) {
 			t.Fatalf("prefixes end at %v, keys of their own begin at %v", at, f.Own)
 		}
-		if least > 1 {
+		if queries > room || saved != f.Saved {
+			t.Fatalf("members have %d queries, there is room for %d; %d keys are saved, not %d", queries, room, saved, f.Saved)
+		}
+		if least > 1 || room < math.MaxInt {
 			return
 		}
 		for i := range seqs { // then there is all that can be
@@ -105,7 +113,7 @@ func benchmarkForks() []Sequence {
 func TestPrefixesAllocations(t *testing.T) {
 	seqs := benchmarkForks()
 	var f Prefixes
-	find := func() { f.Find(seqs, 16, 256) }
+	find := func() { f.Find(seqs, 16, 256, math.MaxInt) }
 	if find(); len(f.Found) != 17 {
 		t.Errorf("%d prefixes", len(f.Found))
 	}
@@ -118,6 +126,6 @@ func BenchmarkPrefixes(b *testing.B) {
 	seqs := benchmarkForks()
 	var f Prefixes
 	for b.Loop() {
-		f.Find(seqs, 16, 256)
+		f.Find(seqs, 16, 256, math.MaxInt)
 	}
 }

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"math"
 	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -45,7 +46,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) []attn.Sequen
 	if bytes == 0 {
 		bytes = prefixBytes
 	}
-	x.found.Find(seqs, g.PageTokens, (bytes-1)/row+1)
+	x.found.Find(seqs, g.PageTokens, (bytes-1)/row+1, math.MaxInt)
 	if len(x.found.Found) == 0 {
 		return seqs
 	}

@@ -12,42 +12,23 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// fork makes sequence i of c begin with so many keys of sequence j.
-func fork(c *reftest.Case, i, j, keys int) {
-	for key := range keys {
-		for h := range c.KVHeads {
-			copy(c.Key(i, key, h), c.Key(j, key, h))
-			copy(c.Value(i, key, h), c.Value(j, key, h))
-		}
-	}
-}
-
-// placeForks lays c out as a tree of forks: sequences have pages in common, as many as whole says at most. It returns how many pages
+// placeForks lays c out as a tree of forks: sequences have pages in common. It returns how many pages
 // are shared.
 func placeForks[F real](rng *rand.Rand, c *reftest.Case, l layout) (p *problem[F], shared int) {
-	n := len(c.Keys)
-	of, pages := make([]int, n), make([]int, n)
-	whole := func(i int) int { return (c.Keys[i] - c.Queries[i]) / l.page }
-	for i := 1; i < n; i++ {
-		j := rng.IntN(i)
-		if most := min(whole(i), whole(j)); most > 0 && rng.IntN(5) > 0 {
-			of[i], pages[i] = j, 1+rng.IntN(most)
-			fork(c, i, j, pages[i]*l.page)
-		}
-	}
+	forks := c.RandomForks(rng, l.page)
 	p = place[F](rng, c, l)
 	nan := []float64{math.NaN()}
-	for i := range n {
-		for k, page := range p.seqs[i].Pages[:pages[i]] {
+	for i, f := range forks {
+		for k, page := range p.seqs[i].Pages[:f.Pages] {
 			for at := range p.g.Key.Page {
 				store(&p.ops.K, int(page)*p.g.Key.Page+at, nan)
 			}
 			for at := range p.g.Value.Page {
 				store(&p.ops.V, int(page)*p.g.Value.Page+at, nan)
 			}
-			p.seqs[i].Pages[k] = p.seqs[of[i]].Pages[k]
+			p.seqs[i].Pages[k] = p.seqs[f.Of].Pages[k]
 		}
-		shared += pages[i]
+		shared += f.Pages
 	}
 	return p, shared
 }

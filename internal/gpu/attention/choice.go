@@ -101,6 +101,17 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 			p.ordered = append(p.ordered, sequence{row: int32(s.Row), queries: int32(s.Queries), keys: int32(s.Keys)})
 		}
 	}
+	if p.beside > 0 || p.steady {
+		if p.beside == 0 && p.look.prefill.first() == nil {
+			return division{}
+		}
+		d := division{prefillKernels: of, blocks: e.prefillBlocks(k)}
+		if p.beside > 0 {
+			d.blocks = p.beside
+		}
+		p.dealOut(g, k, &d)
+		return d
+	}
 	few, many, both := p.weigh(g, k)
 	best := division{time: few / int64(e.blocks)}
 	all := division{prefillKernels: of, blocks: e.prefillBlocks(k)}

@@ -59,6 +59,14 @@ func TestEmulatedTrees(t *testing.T) {
 	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 30), options{work: 20000, longest: 200})
 }
 
+func TestEmulatedPrefixes(t *testing.T) {
+	testPrefixes(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 60), 200, true)
+}
+
+func TestEmulatedPrefixesRecorded(t *testing.T) {
+	testPrefixesRecorded(t, emulatedGPU(t, 4), 3, 150)
+}
+
 func TestEmulatedRepeats(t *testing.T) { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
 
 func TestEmulatedLargeQueries(t *testing.T) { testLargeQueries(t, emulatedGPU(t, 3)) }

@@ -12,14 +12,15 @@ import (
 // Engine is the kernels for attention on one device. It may be used by several
 // goroutines at once.
 type Engine struct {
-	dev     *cuda.Device
-	uploads *cuda.Device // whose streams bring plans there
-	info    cuda.Info
-	blocks  int        // of every launch of attention: one for each SM
-	kernels []kernel   // the lines of the table that are for this GPU
-	loading sync.Mutex // of their functions
-	append  *cuda.Function
-	closed  atomic.Bool
+	dev                           *cuda.Device
+	uploads                       *cuda.Device // whose streams bring plans there
+	info                          cuda.Info
+	blocks                        int        // of every launch of attention: one for each SM
+	kernels                       []kernel   // the lines of the table that are for this GPU
+	loading                       sync.Mutex // of their functions
+	append                        *cuda.Function
+	gatherPrefixes, mergePrefixes *cuda.Function // nil as long as no sequences shared prefixes
+	closed                        atomic.Bool
 
 	Eager  bool // all thread blocks are worth having: tests, whose problems are small
 	choice choice

@@ -24,6 +24,8 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
 	s.Argument("prefill_", int(unsafe.Sizeof(prefillParams{})))
+	s.Argument("prefix_gather", int(unsafe.Sizeof(prefixGatherParams{})))
+	s.Argument("prefix_merge", int(unsafe.Sizeof(prefixMergeParams{})))
 	e, err := New(d.Dev)
 	noError(t, err)
 	e.Eager, k.e = true, e

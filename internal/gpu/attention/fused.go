@@ -88,7 +88,7 @@ func (p *Plan) FuseAppend(k, v *gpu.Memory, take func(*Appending) bool) bool {
 func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("attention") || p.look.both { // that schedule is not one of all sequences
+	if !p.canAppend("attention") || p.look.both || p.look.sharing.on() { // that schedule is not one of all sequences and keys
 		return false
 	}
 	if p.checkOperands("attention", o) != nil {

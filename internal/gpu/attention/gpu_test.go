@@ -231,3 +231,10 @@ func BenchmarkGPUQueue(b *testing.B) { benchmarkQueue(b, realGPU(b)) }
 
 // BenchmarkGPUBuild is that for a step's plan.
 func BenchmarkGPUBuild(b *testing.B) { benchmarkBuild(b, realGPU(b)) }
+
+func TestGPUPrefixes(t *testing.T) {
+	m := realGPU(t)
+	m.engine.Eager = true
+	testPrefixes(t, m, testgpu.OrShort(200, 40), 3000, true)
+	testPrefixesRecorded(t, m, 6, 2000)
+}

@@ -25,11 +25,12 @@ type memory struct {
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
 	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
 	parts    *cuda.Buffer // of output tiles of the kernels for many rows, behind counters, zero; nil as long as there were none
+	states   *cuda.Buffer // where sequences share prefixes: see statesOf; nil as long as none did
 }
 
 // buffers are all that there may be, in one order.
-func (m *memory) buffers() [7]**cuda.Buffer {
-	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts}
+func (m *memory) buffers() [8]**cuda.Buffer {
+	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts, &m.states}
 }
 
 // stagings: a recording's copies count as made when its replay has ended, so that there
@@ -56,7 +57,11 @@ func (s *staging) wait() error {
 }
 
 // sections are where the parts of a table begin, in bytes.
-type sections struct{ prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees, end int64 }
+type sections struct {
+	prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees int64
+	gathered, mergeStarts, mergeSlots                                                                    int64
+	end                                                                                                  int64
+}
 
 func (c Capacity) layOut(blocks int) (s sections) {
 	const align = 64
@@ -78,13 +83,16 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.slopes = next(c.slopes, 4)
 	s.details = next(c.details, unsafe.Sizeof(seqDetail{}))
 	s.trees = next(c.trees, 8)
+	if c.gathered > 0 {
+		s.gathered, s.mergeStarts, s.mergeSlots = next(1+c.gathered, 4), next(1+c.Rows, 4), next(c.gathered, 4)
+	}
 	s.end = at
 	return s
 }
 
 // holds says whether a step of size n fits.
 func (c Capacity) holds(n Capacity) bool {
-	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details && n.trees <= c.trees
+	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details && n.trees <= c.trees && n.gathered <= c.gathered
 }
 
 // grown is a capacity for n that will do for a while.
@@ -97,6 +105,7 @@ func (c Capacity) grown(n, least Capacity) Capacity {
 		slopes:    max(c.slopes, n.slopes),
 		details:   growth(c.details, n.details, least.details),
 		trees:     growth(c.trees, n.trees, least.trees),
+		gathered:  growth(c.gathered, n.gathered, least.gathered),
 	}
 }
 
@@ -121,8 +130,15 @@ func (e *Engine) workspaceOf(tileRows, dim int) (w workspace) {
 	return w
 }
 
-// reserve makes room for a step, for so many scores, and for so many bytes of parts. On error nothing has changed.
-func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, dim int, scores, parts int64) (err error) {
+// room is what a step takes besides its table.
+type room struct {
+	tileRows, dim int   // of output tiles of the kernels for few rows
+	scores        int64 // numbers
+	parts, states int64 // bytes
+}
+
+// reserve makes room for a step. On error nothing has changed.
+func (m *memory) reserve(e *Engine, op string, need, least Capacity, r room) (err error) {
 	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
 	defer func() {
 		if err != nil {
@@ -132,7 +148,7 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		}
 	}()
 	next := *m
-	size := e.workspaceOf(tileRows, dim)
+	size := e.workspaceOf(r.tileRows, r.dim)
 	if m.partials == nil || m.partials.Len() < size.partials {
 		if next.partials, err = e.dev.NewBuffer(size.partials); err != nil {
 			return err
@@ -140,10 +156,10 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 		fresh = append(fresh, next.partials)
 	}
 	switch {
-	case scores == 0:
+	case r.scores == 0:
 		next.scores = nil // they may be much
-	case m.scores == nil || m.scores.Len() < scores*4:
-		if next.scores, err = e.dev.NewBuffer(scores * 4); err != nil {
+	case m.scores == nil || m.scores.Len() < r.scores*4:
+		if next.scores, err = e.dev.NewBuffer(r.scores * 4); err != nil {
 			return err
 		}
 		fresh = append(fresh, next.scores)
@@ -162,10 +178,16 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, tileRows, d
 	if err = zeros(&next.counters, size.counters); err != nil {
 		return err
 	}
-	if parts > 0 {
-		if err = zeros(&next.parts, parts); err != nil {
+	if r.parts > 0 {
+		if err = zeros(&next.parts, r.parts); err != nil {
 			return err
 		}
+	}
+	if r.states > 0 && (m.states == nil || m.states.Len() < r.states) {
+		if next.states, err = e.dev.NewBuffer(r.states); err != nil {
+			return err
+		}
+		fresh = append(fresh, next.states)
 	}
 	if e.hasEpilogue() {
 		if err = zeros(&next.tagged, size.tagged); err != nil {
@@ -253,6 +275,9 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.slopes, gpu.BytesOf(p.slopes)},
 		{at.details, gpu.BytesOf(p.details)},
 		{at.trees, gpu.BytesOf(p.trees)},
+		{at.gathered, gpu.BytesOf(p.prefixes.gathered)},
+		{at.mergeStarts, gpu.BytesOf(p.prefixes.starts)},
+		{at.mergeSlots, gpu.BytesOf(p.prefixes.slots)},
 	} {
 		if len(part.data) == 0 {
 			continue

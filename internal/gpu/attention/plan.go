@@ -2,6 +2,7 @@ package attention
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"slices"
 	"sync"
@@ -61,6 +62,10 @@ type Plan struct {
 	params        params
 	prefillParams prefillParams
 	scoredParams  scoredParams
+	prefixes      prefixes
+	recorded      bool // see Recorded
+	steady        bool // of prefixes, and in a recording: Build changes no launch
+	beside        int  // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
 	unfusedParams unfusedParams
 	newRows       appendParams
 	appended      [2]gpu.Memory // the last Append's keys and values since Build
@@ -88,6 +93,8 @@ type look struct {
 	kernel   *kernel        // that runs
 	prefill  prefillKernels // that run instead
 	both     bool           // or beside it, each for some of the sequences
+	beside   bool           // another plan's launch, see Plan.beside
+	sharing  sharing        // of prefixes
 	memory   uint64
 }
 
@@ -102,6 +109,8 @@ type Capacity struct {
 	slopes  int // of query heads
 	details int // of sequences
 	trees   int // tokens of trees
+
+	gathered int // rows that attend to prefixes
 }
 
 // queries is how many one sequence may have.
@@ -137,8 +146,16 @@ func (p *Plan) Reserve(c Capacity) error {
 	if err := p.usable(op); err != nil {
 		return err
 	}
-	p.least = c
+	p.least, p.recorded = c, false
 	return nil
+}
+
+// Recorded has the following Builds look like the last one where sequences share prefixes or do not, until
+// Reserve: launches of the plan are in a recording. Whether they share them makes no difference to results.
+func (p *Plan) Recorded() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.recorded = true
 }
 
 func (p *Plan) usable(op string) error {
@@ -153,7 +170,8 @@ func (p *Plan) usable(op string) error {
 // outputs are [0, rows); those of no sequence get zeros, and a log-sum-exp of
 // -Inf. With rows 0 there are those of the sequences only, and no Append.
 //
-// It copies what it needs. Everything is checked first; on error p is unchanged.
+// It copies what it needs. Everything is checked first; on error p is unchanged, but where there is
+// no memory for prefixes it may have to be uploaded again.
 // Errors wrap attn.ErrShape, attn.ErrPage, or are the driver's where there is no
 // memory. That rows of different sequences do not overlap is left to the caller,
 // as are the sizes of buffers, which Run checks.
@@ -163,6 +181,10 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	defer p.mu.Unlock()
 	if err := p.usable(op); err != nil {
 		return err
+	}
+	all, results, shares := seqs, g, p.findPrefixes(&g, seqs, rows)
+	if shares {
+		g, seqs = ownProblem(&g), p.prefixes.own
 	}
 	look, need, who, err := p.choose(op, &g, seqs, rows)
 	if err != nil {
@@ -194,15 +216,27 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			parts = p.engine.partBytes(k)
 		}
 	}
-	most := tileRows(g.Group(), max(need.Queries, least.Queries, least.queries()))
-	if err := p.memory.reserve(p.engine, op, need.Capacity, least, most, g.Dim, scores, parts); err != nil {
+	take := room{tileRows: tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.Dim, scores: scores, parts: parts}
+	if shares {
+		p.prefixes.blocks = p.besidePrefixes(&g, look.kernel, who)
+		look.sharing = p.reservePrefixes(&results, rows, &need.Capacity, &least)
+		take.states = look.sharing.states(&g).end
+	}
+	if err := p.memory.reserve(p.engine, op, need.Capacity, least, take); err != nil {
 		return err
 	}
 	look.memory = p.memory.generation
+	if shares {
+		if err := p.buildPrefixes(&g, &look.sharing); err != nil {
+			p.moved()
+			return err
+		}
+	}
 
 	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
 	few := p.assign(&g, seqs, rows, &look, who)
 	p.listSlopes(&g)
+	p.listPrefixes(all, &look.sharing)
 	p.prefetchPages(&g, look.kernel)
 	p.maskedRows(&g, few, rows)
 	p.aheadPages(&g, look.paged)
@@ -211,6 +245,14 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 		p.generation++
 	}
 	return nil
+}
+
+// moved notes that p is as it was, but in other memory.
+func (p *Plan) moved() {
+	if p.look.memory == p.memory.generation {
+		return
+	}
+	p.look.memory, p.generation, p.state = p.memory.generation, p.generation+1, min(p.state, built)
 }
 
 // choose checks a step, and says how large it is, which kernels it takes and which of them attend
@@ -222,9 +264,13 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	if need, err = measure(op, g, seqs, rows); err != nil {
 		return look, need, who, err
 	}
-	look.geometry, look.rows, look.idle = *g, rows, rows == 0 && need.Rows == 0
+	look.geometry, look.rows, look.idle, look.beside = *g, rows, rows == 0 && need.Rows == 0 && !p.steady, p.beside > 0
 	group := g.Group()
-	who = p.divide(g, seqs, p.engine.findPrefill(g, max(need.Queries, 1)*group))
+	most := max(need.Queries, 1) * group
+	if p.steady || p.beside > 0 {
+		most = max(most, prefillRows) // its kernels may be wanted without sequences for them
+	}
+	who = p.divide(g, seqs, p.engine.findPrefill(g, most))
 	look.prefill, look.both = who.prefillKernels, who.few > 0
 	if look.tileRows = tileRows(group, max(need.Queries, p.least.Queries)); look.both {
 		look.tileRows = tileRows(group, who.queries)
@@ -244,6 +290,7 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, look *loo
 	if look.both {
 		few, workers = who.few, workers-who.blocks
 	}
+	workers -= p.prefixes.blocks
 	p.schedule(g, p.seqs[:few], workers, look.paged)
 	p.listPrefill(who)
 	return few
@@ -478,6 +525,11 @@ func (p *Plan) Upload(s *cuda.Stream) error {
 	if err := p.memory.upload(s, p); err != nil {
 		return err
 	}
+	if p.look.sharing.on() {
+		if err := p.prefixes.plan.Upload(s); err != nil {
+			return err
+		}
+	}
 	p.state = uploaded
 	return nil
 }
@@ -490,5 +542,9 @@ func (p *Plan) Close() error {
 		return gpu.Errorf("close", cuda.ErrClosed, "the plan")
 	}
 	p.state = closedPlan
-	return p.memory.close()
+	err := p.memory.close()
+	if p.prefixes.plan != nil {
+		err = errors.Join(err, p.prefixes.plan.Close())
+	}
+	return err
 }

@@ -160,7 +160,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	if g.Causal {
 		a.causal = 1
 	}
-	if p.look.both {
+	if p.look.both || p.look.beside {
 		a.beside = 1
 	}
 	a.queryType, a.outType = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType)

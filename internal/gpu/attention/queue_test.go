@@ -57,14 +57,9 @@ func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, chunk, longe
 	t.Helper()
 	same := &decode{pageTokens: testgpu.Pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2 + chunk}
 	same.pages = sequences*attn.Ceil(longest+max(chunk, 1), same.pageTokens) + 3
-	heads := testgpu.Pick(rng, 1, 3, 8)
-	s := &steps{}
-	for i := range n {
-		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: headDims[rng.IntN(4)], Mask: attn.Mask{Causal: true}}
-		if i > 0 {
-			shape.Dim = s.all[0].Dim
-		}
-		shape.ValueDim = shape.Dim
+	heads, dim := testgpu.Pick(rng, 1, 3, 8), headDims[rng.IntN(4)]
+	return m.stepsOf(t, n, func(int) *problem {
+		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true}}
 		for j := range sequences {
 			queries := min(rng.IntN(5), 1)
 			switch {
@@ -77,7 +72,16 @@ func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, chunk, longe
 			shape.Queries = append(shape.Queries, queries)
 			shape.Keys = append(shape.Keys, queries+rng.IntN(longest))
 		}
-		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv, decode: same})
+		return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv, decode: same})
+	})
+}
+
+// stepsOf has n problems of one size in the memory of the first.
+func (m *machine) stepsOf(t testing.TB, n int, problemOf func(i int) *problem) *steps {
+	t.Helper()
+	s := &steps{}
+	for i := range n {
+		p := problemOf(i)
 		var b [7][]byte
 		for j, x := range p.memories() {
 			b[j] = testgpu.Read(t, x)

@@ -30,7 +30,8 @@ type problem struct {
 	*reftest.Case
 	rng            *rand.Rand
 	kv, query, out attn.DType
-	dense          bool // operands are (batch, heads, tokens, dim), else rows are tokens and keys lie in pages
+	forks          []reftest.Fork // of the sequences; nil: none has pages of another
+	dense          bool           // operands are (batch, heads, tokens, dim), else rows are tokens and keys lie in pages
 	pageTokens     int
 	geometry       attn.Problem
 	seqs           []attn.Sequence
@@ -49,7 +50,8 @@ type options struct {
 	shape   *reftest.Shape
 	kv      attn.DType
 	dense   bool
-	page    int // tokens of a page; 0: any
+	page    int  // tokens of a page; 0: any
+	forks   bool // sequences share pages, of so many tokens
 	decode  *decode
 	scored  bool // masks other than causal, and score modifications
 	mixed   bool // mixed precision: queries are numbers of the keys' type, and of whatever type they are stored in
@@ -108,6 +110,9 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	p.geometry = attn.Problem{
 		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed,
 		Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)},
+	}
+	if o.forks {
+		p.forks = p.RandomForks(rng, o.page)
 	}
 	p.poisonHidden()
 	p.putBias(m, t)
@@ -252,7 +257,10 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	}
 	for i := range p.Queries {
 		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i], Tree: p.TreeOf(i)}
-		for range attn.Ceil(s.Keys, p.pageTokens) {
+		if p.forks != nil {
+			s.Pages = p.forkedPages(i)
+		}
+		for range attn.Ceil(s.Keys, p.pageTokens) - len(s.Pages) {
 			s.Pages = append(s.Pages, int32(free[0]))
 			free = free[1:]
 		}
@@ -401,4 +409,13 @@ func (p *problem) close(t testing.TB) {
 			noError(t, m.Buffer.Close())
 		}
 	}
+}
+
+// forkedPages are those that sequence i has in common with the one before it that it was forked from.
+func (p *problem) forkedPages(i int) []int32 {
+	f := p.forks[i]
+	if f.Pages == 0 {
+		return nil
+	}
+	return slices.Clone(p.seqs[f.Of].Pages[:f.Pages])
 }

@@ -3,6 +3,7 @@ package attention
 import (
 	"math"
 	"math/bits"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -69,12 +70,20 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if err := p.checkOperands(op, o); err != nil {
 		return err
 	}
-	if k := p.look.kernel; p.look.both {
-		if err := k.way.run(p, s, o, k); err != nil {
+	k := p.kernelOf(o)
+	if p.look.sharing.on() {
+		return p.runSharing(s, o, k)
+	}
+	return p.launch(s, o, k)
+}
+
+// launch queues k, behind the kernel for few rows where there are both. Operands were checked.
+func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
+	if few := p.look.kernel; p.look.both {
+		if err := few.way.run(p, s, o, few); err != nil {
 			return err
 		}
 	}
-	k := p.kernelOf(o)
 	return k.way.run(p, s, o, k)
 }
 
@@ -89,13 +98,21 @@ func (p *Plan) kernelOf(o *Operands) *kernel {
 	return p.look.kernel
 }
 
-// Kernels are the entry points of attention that Run launches, one beside the other, where queries and outputs
+// Kernels are the entry points of attention that Run launches, where queries and outputs
 // have the types that the problem says.
 func (p *Plan) Kernels() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	g, few := &p.look.geometry, p.look.kernel
-	many := p.look.prefill.taken(g)
+	g := &p.look.geometry
+	if !p.look.sharing.on() {
+		return p.entries(g)
+	}
+	return slices.Concat([]string{gatherEntry}, p.entries(g), p.prefixes.plan.entries(g), []string{mergeEntry})
+}
+
+// entries are those of launch.
+func (p *Plan) entries(g *attn.Problem) []string {
+	few, many := p.look.kernel, p.look.prefill.taken(g)
 	switch {
 	case few == nil:
 		return nil
@@ -119,13 +136,17 @@ func (p *Plan) runLean(s *cuda.Stream, o *Operands, k *kernel) error {
 // checkOperands reports operands that the plan is not for.
 func (p *Plan) checkOperands(op string, o *Operands) error {
 	g := &p.look.geometry
+	out, lse := g.Out, g.LSE
+	if share := &p.look.sharing; share.on() {
+		out, lse = share.out, share.lse
+	}
 	if err := p.checkPages(op, &o.K, &o.V); err != nil {
 		return err
 	}
 	if err := o.Q.Check(op, "q", g.Query.Extent(p.reach, g.Heads, g.Dim)); err != nil {
 		return err
 	}
-	if err := o.Out.Check(op, "out", g.Out.Extent(p.reach, g.Heads, g.ValueDim)); err != nil {
+	if err := o.Out.Check(op, "out", out.Extent(p.reach, g.Heads, g.ValueDim)); err != nil {
 		return err
 	}
 	if g.Bias != (attn.Bias{}) {
@@ -150,7 +171,7 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if o.LSE.DType != attn.Float32 {
 		return gpu.Errorf(op, attn.ErrDType, "lse is %v; it must be %v", o.LSE.DType, attn.Float32)
 	}
-	return o.LSE.CheckLoose(op, "lse", g.LSE.Extent(p.reach, g.Heads, 1))
+	return o.LSE.CheckLoose(op, "lse", lse.Extent(p.reach, g.Heads, 1))
 }
 
 // arguments fills the arguments of runLean's launch, of operands that were checked.
@@ -177,7 +198,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 
 // hold keeps what a launch of attention uses.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts} {
+	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
 		if b != nil {
 			p.args.Hold(b)
 		}
@@ -291,4 +312,9 @@ func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, heads int
 
 // stores notes that the step's new keys and values go to k and v: attention to these may
 // read the older ones before the launch ahead has ended.
-func (p *Plan) stores(k, v gpu.Memory) { p.appended, p.anyAppend = [2]gpu.Memory{k, v}, true }
+func (p *Plan) stores(k, v gpu.Memory) {
+	p.appended, p.anyAppend = [2]gpu.Memory{k, v}, true
+	if p.look.sharing.on() {
+		p.prefixes.plan.stores(k, v)
+	}
+}

@@ -14,11 +14,12 @@ import (
 // turn: the median of 15 graphs of 8 launches each. of-plain is the speed, in shares of plain's.
 func BenchmarkGPUScores(b *testing.B) {
 	m := realGPU(b)
-	for _, c := range []struct{ batch, heads, kv, keys, dim, page int }{
-		{1, 32, 8, 1024, 64, 0}, {1, 32, 8, 8192, 128, 0}, {16, 32, 8, 1024, 128, 0}, {6, 48, 48, 16384, 64, 0}, {16, 32, 8, 8192, 128, 0},
-		{64, 64, 8, 4096, 128, 0}, {8, 32, 8, 65536, 128, 16}, {8, 32, 8, 65536, 64, 16}, {16, 32, 32, 4096, 128, 16},
+	for _, c := range []struct{ batch, queries, heads, kv, keys, dim, page int }{
+		{1, 1, 32, 8, 1024, 64, 0}, {1, 1, 32, 8, 8192, 128, 0}, {16, 1, 32, 8, 1024, 128, 0}, {6, 1, 48, 48, 16384, 64, 0}, {16, 1, 32, 8, 8192, 128, 0},
+		{64, 1, 64, 8, 4096, 128, 0}, {8, 1, 32, 8, 65536, 128, 16}, {8, 1, 32, 8, 65536, 64, 16}, {16, 1, 32, 32, 4096, 128, 16},
+		{1, 16, 32, 8, 8192, 128, 0}, {8, 16, 32, 8, 8192, 128, 16},
 	} {
-		b.Run(fmt.Sprintf("b%d_h%d_%d_n%d_d%d_p%d", c.batch, c.heads, c.kv, c.keys, c.dim, c.page), func(b *testing.B) {
+		b.Run(fmt.Sprintf("b%d_q%d_h%d_%d_n%d_d%d_p%d", c.batch, c.queries, c.heads, c.kv, c.keys, c.dim, c.page), func(b *testing.B) {
 			page := c.page
 			if page == 0 {
 				page = c.keys
@@ -28,9 +29,18 @@ func BenchmarkGPUScores(b *testing.B) {
 				Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d},
 				Key: attn.PageStrides{Page: c.kv * page * d, Head: page * d, Row: d}}
 			g.Value = g.Key
-			sequences := func(keys int) (seqs []attn.Sequence) {
+			tree := make(attn.Tree, c.queries) // of branches of two
+			for i := range tree {
+				if tree[i] = 1 << i; i > 0 {
+					tree[i] |= tree[(i-1)/2]
+				}
+			}
+			sequences := func(keys int, trees bool) (seqs []attn.Sequence) {
 				for i := range c.batch {
-					s := attn.Sequence{Row: i, Queries: 1, Keys: keys}
+					s := attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: keys}
+					if trees {
+						s.Tree = tree
+					}
 					for j := range attn.Ceil(keys, page) {
 						s.Pages = append(s.Pages, int32(j*c.batch+i))
 					}
@@ -44,8 +54,9 @@ func BenchmarkGPUScores(b *testing.B) {
 				noError(b, buffer.Set(0, 0, buffer.Len()))
 				return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
 			}
+			rows := c.batch * c.queries
 			all := c.batch * c.keys * c.kv * d
-			o := Operands{Q: memory(c.batch*c.heads*d, attn.Float16), Out: memory(c.batch*c.heads*d, attn.Float16), K: memory(all, attn.Float16), V: memory(all, attn.Float16), Bias: memory(c.keys, attn.Float32)}
+			o := Operands{Q: memory(rows*c.heads*d, attn.Float16), Out: memory(rows*c.heads*d, attn.Float16), K: memory(all, attn.Float16), V: memory(all, attn.Float16), Bias: memory(c.keys, attn.Float32), Sinks: memory(c.heads, attn.Float32)}
 			variants := []struct {
 				name  string
 				keys  int
@@ -56,6 +67,8 @@ func BenchmarkGPUScores(b *testing.B) {
 				{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }},
 				{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
 				{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }},
+				{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }},
+				{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }},
 				{"1024 keys", 1024, func(g *attn.Problem) {}},
 				{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }},
 			}
@@ -65,7 +78,7 @@ func BenchmarkGPUScores(b *testing.B) {
 				g := g
 				v.spoil(&g)
 				plan := m.engine.NewPlan()
-				noError(b, plan.Build(g, sequences(v.keys), c.batch))
+				noError(b, plan.Build(g, sequences(v.keys, g.Tree), rows))
 				noError(b, plan.Upload(m.Stream))
 				graph, err := m.Stream.Capture(func() error {
 					for range 8 {
@@ -104,8 +117,8 @@ func BenchmarkGPUScores(b *testing.B) {
 			for i, v := range variants {
 				fmt.Printf("%s: %s %.2f us, %.1f%% of plain\n", b.Name(), v.name, median(i), 100*median(0)/median(i))
 			}
-			fmt.Printf("%s: window over its keys %.3f\n", b.Name(), median(6)/median(5))
-			for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.K, &o.V, &o.Bias} {
+			fmt.Printf("%s: window over its keys %.3f\n", b.Name(), median(len(variants)-1)/median(len(variants)-2))
+			for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.K, &o.V, &o.Bias, &o.Sinks} {
 				noError(b, x.Buffer.Close())
 			}
 			b.ReportMetric(0, "ns/op")

@@ -37,6 +37,10 @@ func (k *twin) run(l testgpu.Launch) {
 	switch {
 	case l.Kernel == "lean_append":
 		k.append(&l)
+	case l.Kernel == "prefix_gather":
+		k.gather(&l)
+	case l.Kernel == "prefix_merge":
+		k.merge(&l)
 	case strings.HasPrefix(l.Kernel, "prefill_"):
 		k.prefill(&l, few)
 	case strings.HasPrefix(l.Kernel, "unfused_"):

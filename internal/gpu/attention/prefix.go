@@ -1,0 +1,343 @@
+package attention
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Keys that several sequences share are attended to once, by the rows of all of them. A plan of their
+// own attends to these prefixes, whose queries are gathered before it; the plan itself attends to what
+// sequences have of their own. Both leave states, which merge behind them (kernels/attn_prefix.cuh).
+
+const (
+	prefixUnit    = "prefix"
+	gatherEntry   = "prefix_gather"
+	mergeEntry    = "prefix_merge"
+	prefixThreads = 256
+	prefixBlocks  = 8 // on a multiprocessor
+
+	// prefixBytes is how many bytes of keys and values must be read less for prefixes to be worth two launches and
+	// their states, and leastPrefix of each of them. A step of one or two rows may be a part of a single-launch
+	// decoder, and then loses that, too.
+	prefixBytes       = 16 << 20
+	prefixBytesOfFew  = 64 << 20
+	fewRows           = 2
+	leastPrefix       = 4 << 20
+	mostPrefixesOfRow = 3 // on average
+)
+
+// shareable are the features of which all queries of a step see the same in keys before them.
+const shareable = attn.Causal | attn.Trees | attn.Cap | attn.Sinks
+
+// sharing is how the launches of a plan look that has prefixes. The zero sharing is of one without.
+type sharing struct {
+	out, lse   attn.Strides // of results; the geometry's are those of states
+	rows       int          // of queries
+	gathered   int          // that there is room for
+	generation uint64       // of the plan of prefixes
+}
+
+func (s *sharing) on() bool { return s.generation > 0 }
+
+// states are where the parts of the memory begin that launches hand each other states through.
+type states struct{ out, lse, query, prefixOut, prefixLse, end int64 }
+
+func (s *sharing) states(g *attn.Problem) (at states) {
+	next := func(rows, width int) (start int64) {
+		const align = 256
+		start = at.end
+		at.end += (int64(rows)*int64(g.Heads)*int64(width)*4 + align - 1) / align * align
+		return start
+	}
+	at.out, at.lse = next(s.rows, g.Dim), next(s.rows, 1)
+	at.query, at.prefixOut, at.prefixLse = next(s.gathered, g.Dim), next(s.gathered, g.Dim), next(s.gathered, 1)
+	return at
+}
+
+// prefixes are what a plan has for them.
+type prefixes struct {
+	plan   *Plan           // that attends to them; nil as long as there were none
+	found  attn.Prefixes   // scratch of Build
+	own    []attn.Sequence // scratch of Build: sequences without what is in prefixes
+	seqs   []attn.Sequence // scratch of Build: prefixes, whose rows are those of all members
+	blocks int             // that are left to the plan of prefixes
+
+	// What the GPU reads.
+	gathered []int32 // rows of queries that attend to prefixes: how many, and which
+	starts   []int32 // of each row of queries: where its gathered rows begin in slots, and the last one's end
+	slots    []int32
+
+	gather prefixGatherParams
+	merge  prefixMergeParams
+}
+
+// prefixGatherParams is struct PrefixGatherParams.
+type prefixGatherParams struct {
+	query, to, rows     uint64 // addresses
+	queryRow, queryHead int64
+	heads, width        int32
+}
+
+// prefixMergeParams is struct PrefixMergeParams.
+type prefixMergeParams struct {
+	own, ownLse, prefix, prefixLse, starts, slots, out, lse uint64 // addresses
+	outRow, outHead, lseRow, lseHead                        int64
+	rows, heads, dim, outType                               int32
+}
+
+// hasTables says whether page tables are as long as keys need. Of others measure reports what is wrong.
+func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
+	for i := range seqs {
+		if q := &seqs[i]; q.Queries < 0 || q.Keys < 0 || q.Queries > 0 && len(q.Pages) < attn.Ceil(q.Keys, g.PageTokens) {
+			return false
+		}
+	}
+	return true
+}
+
+// findPrefixes says whether sequences share prefixes that are worth it, or a recording has their launches. Then it
+// lists them, and what sequences have of their own. It writes nothing but scratch.
+func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) bool {
+	x := &p.prefixes
+	x.blocks = 0
+	switch {
+	case rows == 0 || p.fused || g.Features()&^shareable != 0:
+		return false
+	case p.recorded && !p.look.sharing.on():
+		return false
+	case !p.recorded && len(seqs) < 2, !hasTables(g, seqs):
+		return false
+	}
+	key := g.KVHeads * tokenBytes(g)
+	least, worth := leastPrefix, prefixBytes
+	switch {
+	case p.engine.Eager:
+		least, worth = 1, 1
+	case rows <= fewRows:
+		worth = prefixBytesOfFew
+	}
+	room := mostPrefixesOfRow * rows
+	if p.recorded {
+		room = p.look.sharing.gathered
+	}
+	x.found.Find(seqs, g.PageTokens, attn.Ceil(least, key), room)
+	if !p.recorded && x.found.Saved < attn.Ceil(worth, key) {
+		return false
+	}
+	x.own, x.seqs = append(x.own[:0], seqs...), x.seqs[:0]
+	for i, n := range x.found.Own {
+		if n > 0 {
+			x.own[i].Keys -= n
+			x.own[i].Pages = x.own[i].Pages[n/g.PageTokens:]
+		}
+	}
+	row := 0
+	for i := range x.found.Found {
+		f := &x.found.Found[i]
+		members := x.found.Members(f)
+		s := attn.Sequence{Row: row, Keys: f.End - f.First, Pages: seqs[members[0]].Pages[f.First/g.PageTokens:]}
+		for _, m := range members {
+			s.Queries += seqs[m].Queries
+		}
+		row += s.Queries
+		x.seqs = append(x.seqs, s)
+	}
+	return true
+}
+
+// rowsOf are the strides of rows that lie one behind the other, head by head.
+func rowsOf(g *attn.Problem, width int) attn.Strides {
+	return attn.Strides{Row: g.Heads * width, Head: width}
+}
+
+// ownProblem is the part of a problem that is for what sequences have of their own.
+func ownProblem(g *attn.Problem) attn.Problem {
+	of := *g
+	of.Out, of.LSE = rowsOf(g, g.ValueDim), rowsOf(g, 1)
+	return of
+}
+
+// prefixProblem is that for prefixes: all rows see all of their keys.
+func prefixProblem(g *attn.Problem) attn.Problem {
+	of := ownProblem(g)
+	of.Query, of.Mask, of.Score = rowsOf(g, g.Dim), attn.Mask{}, attn.Score{Cap: g.Cap}
+	return of
+}
+
+// besidePrefixes is how many thread blocks attend to prefixes beside those that attend to what
+// sequences have of their own, by the kernel for few rows: those keep the memory busy, and these the tensor
+// cores. 0: they come one behind the other.
+func (p *Plan) besidePrefixes(g *attn.Problem, few *kernel, who division) int {
+	x, e := &p.prefixes, p.engine
+	of, most := prefixProblem(g), 0
+	for i := range x.seqs {
+		most = max(most, x.seqs[i].Queries)
+	}
+	k := e.findPrefill(&of, attn.Product(most, g.Group())).taken(&of)
+	switch {
+	case p.recorded && !x.plan.look.beside:
+		return 0
+	case p.recorded && k == nil:
+		return 1
+	case k == nil || !k.runsBeside() || who.first() != nil || few.way != &leanWay:
+		return 0
+	}
+	var own, shared int64
+	for i := range x.own {
+		if q := &x.own[i]; q.Queries > 0 {
+			own += fewCost(g, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)})
+		}
+	}
+	for i := range x.seqs {
+		q := &x.seqs[i]
+		shared += e.manyCost(&of, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)}, k)
+	}
+	beside := shared * besideMore / besideOf
+	m := shares(own, beside, e.blocks)
+	if m == 0 || m == e.blocks {
+		return 0
+	}
+	together := max(fewTime(own, e.blocks-m, e.blocks), beside/int64(m))
+	if !p.recorded && !e.Eager && together >= (own+shared)/int64(e.blocks) {
+		return 0
+	}
+	return m
+}
+
+// reservePrefixes says how large the launches around attention are, of a step of so many rows.
+func (p *Plan) reservePrefixes(g *attn.Problem, rows int, need, least *Capacity) sharing {
+	x := &p.prefixes
+	for i := range x.seqs {
+		need.gathered += x.seqs[i].Queries
+	}
+	least.gathered = min(mostPrefixesOfRow*max(least.Rows, rows), 1<<30)
+	s := sharing{out: g.Out, lse: g.LSE, rows: rows, gathered: max(need.gathered, least.gathered)}
+	if p.recorded {
+		s.gathered = p.look.sharing.gathered
+	}
+	return s
+}
+
+// buildPrefixes builds the plan of prefixes.
+func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
+	x := &p.prefixes
+	if err := p.engine.loadPrefixes(); err != nil {
+		return err
+	}
+	if x.plan == nil {
+		x.plan = p.engine.NewPlan()
+	}
+	if !p.recorded {
+		// Output tiles of as many rows as there are whatever the step, for recordings.
+		if err := x.plan.Reserve(Capacity{Sequences: s.gathered, Rows: s.gathered, Queries: s.gathered, Pages: max(p.least.Pages, s.gathered+1)}); err != nil {
+			return err
+		}
+	}
+	x.plan.steady, x.plan.beside = p.recorded, x.blocks
+	err := x.plan.Build(prefixProblem(g), x.seqs, 0)
+	s.generation = x.plan.generation
+	return err
+}
+
+// listPrefixes writes what the launches around attention read.
+func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
+	x := &p.prefixes
+	x.gathered, x.starts, x.slots = x.gathered[:0], x.starts[:0], x.slots[:0]
+	if !s.on() {
+		return
+	}
+	x.gathered, x.starts = append(x.gathered, 0), append(x.starts, make([]int32, s.rows+2)...)
+	for i := range x.found.Found {
+		for _, m := range x.found.Members(&x.found.Found[i]) {
+			for r := range seqs[m].Queries {
+				row := seqs[m].Row + r
+				x.gathered = append(x.gathered, int32(row))
+				x.starts[row+2]++
+			}
+		}
+	}
+	n := len(x.gathered) - 1
+	x.gathered[0] = int32(n)
+	for i := range s.rows {
+		x.starts[i+2] += x.starts[i+1]
+	}
+	x.slots = append(x.slots, make([]int32, n)...)
+	for slot, row := range x.gathered[1:] { // row has from starts[row+1] on, which so becomes its end
+		x.slots[x.starts[row+1]] = int32(slot)
+		x.starts[row+1]++
+	}
+	x.starts = x.starts[:s.rows+1]
+}
+
+// loadPrefixes has the functions of the launches around attention.
+func (e *Engine) loadPrefixes() error {
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	if e.mergePrefixes != nil {
+		return nil
+	}
+	m, err := gpu.Module(e.dev, prefixUnit)
+	if err != nil {
+		return err
+	}
+	gather, err := m.Function(gatherEntry)
+	if err != nil {
+		return err
+	}
+	merge, err := m.Function(mergeEntry)
+	if err != nil {
+		return err
+	}
+	e.gatherPrefixes, e.mergePrefixes = gather, merge
+	return nil
+}
+
+// runSharing queues attention where sequences share prefixes. k is the kernel for what they have of their own.
+func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
+	x, g := &p.prefixes, &p.look.geometry
+	share := &p.look.sharing
+	at, table := share.states(g), p.memory.table.Address()
+	floats := func(begin, end int64) gpu.Memory {
+		return gpu.Memory{Buffer: p.memory.states, Offset: begin, Len: int(end-begin) / 4, DType: attn.Float32}
+	}
+	own, shared := *o, Operands{K: o.K, V: o.V}
+	own.Out, own.LSE = floats(at.out, at.lse), floats(at.lse, at.query)
+	shared.Q, shared.Out, shared.LSE = floats(at.query, at.prefixOut), floats(at.prefixOut, at.prefixLse), floats(at.prefixLse, at.end)
+	shared.Q.DType = o.Q.DType
+	shared.Q.Len *= 4 / o.Q.DType.Size()
+
+	size := int64(o.Q.DType.Size())
+	x.gather = prefixGatherParams{
+		query: o.Q.Address(), to: shared.Q.Address(), rows: table + uint64(p.memory.sections.gathered),
+		queryRow: int64(g.Query.Row) * size, queryHead: int64(g.Query.Head) * size,
+		heads: int32(g.Heads), width: int32(g.Dim * int(size)),
+	}
+	x.merge = prefixMergeParams{
+		own: own.Out.Address(), ownLse: own.LSE.Address(), prefix: shared.Out.Address(), prefixLse: shared.LSE.Address(),
+		starts: table + uint64(p.memory.sections.mergeStarts), slots: table + uint64(p.memory.sections.mergeSlots),
+		out: o.Out.Address(), lse: o.LSE.AddressOr0(),
+		outRow: int64(share.out.Row), outHead: int64(share.out.Head), lseRow: int64(share.lse.Row), lseHead: int64(share.lse.Head),
+		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(g.Dim), outType: gpu.Code(o.Out.DType),
+	}
+	most := prefixBlocks * p.engine.blocks
+	if err := launchAround(p, s, o, p.engine.gatherPrefixes, min(share.gathered, most), &x.gather); err != nil {
+		return err
+	}
+	if err := p.launch(s, &own, k); err != nil {
+		return err
+	}
+	if err := x.plan.launch(s, &shared, x.plan.kernelOf(o)); err != nil {
+		return err
+	}
+	warps := attn.Product(share.rows, g.Heads)
+	return launchAround(p, s, o, p.engine.mergePrefixes, min(attn.Ceil(warps, prefixThreads/32), most), &x.merge)
+}
+
+// launchAround queues a launch before or behind attention.
+func launchAround[T any](p *Plan, s *cuda.Stream, o *Operands, f *cuda.Function, blocks int, params *T) error {
+	p.args.Reset()
+	cuda.Struct(&p.args, params)
+	p.hold(o)
+	return f.Launch(s, cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{prefixThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
+}

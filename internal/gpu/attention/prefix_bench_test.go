@@ -1,0 +1,196 @@
+package attention
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// forkTree is sequences that share prefixes: levels of a tree, of which each node has so many children that have so many
+// keys each beside what they share. The last level is the sequences.
+type forkTree []struct{ children, keys int }
+
+// sequences lists them, with a token more each, and says how many pages there are.
+func (f forkTree) sequences(page int) (seqs []attn.Sequence, pages int) {
+	var walk func(level int, before []int32)
+	walk = func(level int, before []int32) {
+		if level == len(f) {
+			seqs = append(seqs, attn.Sequence{Row: len(seqs), Queries: 1, Keys: len(before) * page, Pages: before})
+			return
+		}
+		for range f[level].children {
+			own := slices.Clone(before)
+			for range f[level].keys / page {
+				own = append(own, int32(pages))
+				pages++
+			}
+			walk(level+1, own)
+		}
+	}
+	walk(0, nil)
+	return seqs, pages
+}
+
+// BenchmarkGPUPrefixes is a step of sequences that share prefixes, beside the same without sharing, in turn: us, and the speed at
+// which distinct keys and values come. With parts it has its launches apart, and other numbers of thread blocks.
+// It measures once whatever -benchtime says.
+func BenchmarkGPUPrefixes(b *testing.B) {
+	m := realGPU(b)
+	for _, c := range []struct {
+		name  string
+		of    forkTree
+		query attn.DType
+	}{
+		{"16x(32768+1024)", forkTree{{1, 32768}, {16, 1024}}, attn.Float16},
+		{"64x(8192+512)", forkTree{{1, 8192}, {64, 512}}, attn.Float16},
+		{"256x(2048+128)", forkTree{{1, 2048}, {256, 128}}, attn.Float16},
+		{"4096,8x8192,8x256", forkTree{{1, 4096}, {8, 8192}, {8, 256}}, attn.Float16},
+		{"64x(8192+512)_f32", forkTree{{1, 8192}, {64, 512}}, attn.Float32},
+		{"4x(8192+512)", forkTree{{1, 8192}, {4, 512}}, attn.Float16},
+		{"8x(1024+512)", forkTree{{1, 1024}, {8, 512}}, attn.Float16},
+		{"16x(1024+512)", forkTree{{1, 1024}, {16, 512}}, attn.Float16},
+		{"8x(512+512)", forkTree{{1, 512}, {8, 512}}, attn.Float16},
+	} {
+		b.Run(c.name, func(b *testing.B) { m.benchmarkPrefixes(b, c.of, c.query) })
+	}
+}
+
+func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType) {
+	const heads, kv, dim, page = 32, 8, 128, 16
+	seqs, pages := of.sequences(page)
+	rows := len(seqs)
+	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
+		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
+		Key: attn.PageStrides{Page: kv * page * dim, Head: page * dim, Row: dim}}
+	g.Value = g.Key
+	rng := reftest.Rand(b)
+	memory := func(n int, t attn.DType) gpu.Memory {
+		x := make([]byte, 1<<20*t.Size())
+		for i := range 1 << 20 {
+			testgpu.Put(x, i, t, rng.NormFloat64())
+		}
+		buffer, err := m.Dev.NewBuffer(int64(n * t.Size()))
+		noError(b, err)
+		b.Cleanup(func() { noError(b, buffer.Close()) })
+		for at := 0; at < n*t.Size(); at += len(x) {
+			noError(b, buffer.Upload(int64(at), x[:min(len(x), n*t.Size()-at)]))
+		}
+		return gpu.Memory{Buffer: buffer, DType: t, Len: n}
+	}
+	n := rows * heads * dim
+	o := &Operands{Q: memory(n, query), Out: memory(n, query), K: memory(pages*g.Key.Page, attn.Float16), V: memory(pages*g.Key.Page, attn.Float16)}
+	bytes := float64(2 * pages * g.Key.Page * 2)
+
+	const launches, rounds = 5, 12
+	type contender struct {
+		name  string
+		graph *cuda.Graph
+		us    []float64
+	}
+	var all []*contender
+	add := func(name string, g attn.Problem, change func(*Plan), run func(*Plan) error) {
+		plan := m.engine.NewPlan()
+		b.Cleanup(func() { noError(b, plan.Close()) })
+		noError(b, plan.Reserve(Capacity{Sequences: rows, Rows: rows, Pages: pages}))
+		noError(b, plan.Build(g, seqs, rows))
+		if name == "shared" {
+			begin := time.Now()
+			for range 100 {
+				noError(b, plan.Build(g, seqs, rows))
+			}
+			name = fmt.Sprintf("shared: %v, %d blocks beside, plan %.1f us", plan.look.sharing.on(), plan.prefixes.blocks, float64(time.Since(begin).Microseconds())/100)
+		}
+		if change != nil {
+			change(plan)
+		}
+		noError(b, plan.Upload(m.Stream))
+		if run == nil {
+			run = func(p *Plan) error { return p.Run(m.Stream, o) }
+		}
+		graph, err := m.Stream.Capture(func() error {
+			for range launches {
+				if err := run(plan); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		noError(b, err)
+		b.Cleanup(func() { noError(b, graph.Close()) })
+		all = append(all, &contender{name: name, graph: graph})
+	}
+	alone := g
+	alone.TileTokens = defaultTile // who says so is not asked whether to share
+	add("alone", alone, nil, nil)
+	add("shared", g, nil, nil)
+	m.engine.Eager = true
+	beside := func(n int) func(*Plan) {
+		return func(p *Plan) {
+			x, own := &p.prefixes, ownProblem(&g)
+			x.blocks, x.plan.beside = n, n
+			noError(b, x.plan.Build(prefixProblem(&g), x.seqs, 0))
+			p.schedule(&own, p.seqs, m.engine.blocks-n, true)
+			p.prefetchPages(&own, p.look.kernel)
+		}
+	}
+	for _, n := range []int{0, 16, 32, 48, 64, 88} {
+		add(fmt.Sprintf("%d blocks beside", n), g, beside(n), nil)
+	}
+	parts := func(which int) func(*Plan) error {
+		return func(p *Plan) error {
+			x := &p.prefixes
+			if err := p.Run(m.Stream, o); err != nil { // sets what launches are told
+				return err
+			}
+			return [...]func() error{
+				func() error {
+					return launchAround(p, m.Stream, o, m.engine.gatherPrefixes, min(p.look.sharing.gathered, 8*m.engine.blocks), &x.gather)
+				},
+				func() error { return p.launch(m.Stream, o, p.kernelOf(o)) },
+				func() error {
+					return launchAround(p, m.Stream, o, m.engine.mergePrefixes, min(rows*heads/8, 8*m.engine.blocks), &x.merge)
+				},
+			}[which]()
+		}
+	}
+	for i, name := range []string{"shared and a gather", "shared and own keys", "shared and a merge"} {
+		add(name, g, beside(0), parts(i))
+	}
+	m.engine.Eager = false
+
+	var marks [2]*cuda.Event
+	for i := range marks {
+		var err error
+		marks[i], err = m.Dev.NewEvent(true)
+		noError(b, err)
+		defer marks[i].Close()
+	}
+	for b.Loop() {
+	}
+	for round := range rounds + 1 { // the first one warms up
+		for _, x := range all {
+			noError(b, m.Stream.Record(marks[0]))
+			noError(b, m.Stream.Launch(x.graph))
+			noError(b, m.Stream.Record(marks[1]))
+			noError(b, m.Stream.Synchronize())
+			took, err := marks[1].Since(marks[0])
+			noError(b, err)
+			if round > 0 {
+				x.us = append(x.us, float64(took.Nanoseconds())/1e3/launches)
+			}
+		}
+	}
+	for _, x := range all {
+		slices.Sort(x.us)
+		us := x.us[len(x.us)/2]
+		fmt.Printf("%s %s: %.1f us, %.0f GB/s of %.0f MB\n", b.Name(), x.name, us, bytes/us/1e3, bytes/1e6)
+	}
+	b.ReportMetric(0, "ns/op")
+}

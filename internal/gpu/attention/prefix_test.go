@@ -1,0 +1,134 @@
+package attention
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// forkShape draws sequences that may have been forked; scored: with all that prefixes go with.
+func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
+	s := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0}}
+	s.Heads, s.ValueDim = s.KVHeads*testgpu.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
+	for range testgpu.Pick(rng, 2, 3, 5, 9) {
+		queries := testgpu.Pick(rng, 0, 1, 1, 1, 1, 1, 3, 20)
+		s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+rng.IntN(longest))
+	}
+	if !scored {
+		return s
+	}
+	switch rng.IntN(6) {
+	case 0:
+		s.SoftCap = 1 + rng.Float64()
+	case 1:
+		s = reftest.RandomSinks(rng, s)
+	case 2:
+		s = reftest.RandomTrees(rng, s)
+	}
+	return s
+}
+
+// testPrefixes: sequences that have pages in common attend to them once, and get what each gets by itself; pages that no
+// table names are NaN. scored: with trees, soft caps and sinks, too.
+func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	shared, many, beside := 0, 0, 0
+	all := func() bool { return shared > n/8 && (many > 0 && beside > 0 || !m.runsBeside()) }
+	for i := range reftest.AtLeast(n, all) {
+		shape := forkShape(rng, longest, scored)
+		in := testgpu.Pick(rng, reftest.AllInputs...)
+		kv := testgpu.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: testgpu.Pick(rng, 1, 3, 16, 16, 33), mixed: rng.IntN(4) == 0})
+		if p.geometry.Tree = attn.HasTrees(p.seqs); rng.IntN(3) == 0 {
+			p.geometry.QueryType = p.query // as it is in graphs
+		}
+		m.run(t, plan, p)
+		if plan.look.sharing.on() {
+			if shared++; plan.prefixes.plan.look.prefill.first() != nil {
+				many++
+			}
+			if plan.prefixes.plan.look.beside {
+				beside++
+			}
+		} else if slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages > 0 }) && plan.prefixes.found.Saved > 0 {
+			t.Errorf("%v: %d keys are read again", p, plan.prefixes.found.Saved)
+		}
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d, %v inputs: %v, forks %v", i, in, p, p.forks)
+		}
+		p.close(t)
+	}
+	if !all() {
+		t.Errorf("%d problems with prefixes, %d by kernels for many rows, %d of these beside those for few", shared, many, beside)
+	}
+	noError(t, plan.Close())
+}
+
+// testPrefixesRecorded: launches that were captured once are those of every later step, whatever sequences share then.
+func testPrefixesRecorded(t *testing.T, m *machine, n, longest int) {
+	rng := reftest.Rand(t)
+	for i, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
+		for _, shares := range []bool{true, false} {
+			const sequences = 6
+			s := m.forkSteps(t, rng, n, sequences, longest, kv, shares, []int{16, 3, 1}[i])
+			first := s.all[0]
+			plan := m.engine.NewPlan()
+			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Pages: len(first.pool[0]) / kv.Size() / first.geometry.Key.Page}))
+			s.load(t, 0)
+			m.run(t, plan, first)
+			if plan.look.sharing.on() != shares {
+				t.Fatalf("%v shares prefixes: %v", first, !shares)
+			}
+			plan.Recorded()
+			generation := plan.Generation()
+			launch := m.Capture(t, func() error {
+				if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
+					return err
+				}
+				return plan.Run(m.Stream, first.operands())
+			})
+			for i, p := range s.all {
+				s.load(t, i)
+				noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+				plan.spoil(t)
+				noError(t, plan.Upload(m.Stream))
+				if plan.Generation() != generation {
+					t.Fatalf("step %d of %v, forks %v: the plan looks different: %+v", i, p, p.forks, plan.look)
+				}
+				noError(t, launch())
+				m.Settle(t)
+				p.check(t)
+				if t.Failed() {
+					t.Fatalf("step %d: %v, forks %v", i, p, p.forks)
+				}
+			}
+			first.close(t)
+			noError(t, plan.Close())
+		}
+	}
+}
+
+// forkSteps are steps of a decoding graph whose sequences are forks: those of the first step, if it is to share, of the
+// longest prefixes, and the last one's have none.
+func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType, shares bool, page int) *steps {
+	same := &decode{pageTokens: page, rows: 3*sequences + 2, pages: sequences*attn.Ceil(longest+1, page) + 3}
+	heads, dim := testgpu.Pick(rng, 2, 8), testgpu.Pick(rng, 64, 128)
+	return m.stepsOf(t, n, func(i int) *problem {
+		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true}}
+		for range sequences {
+			keys := 1 + rng.IntN(longest)
+			if i == 0 {
+				keys = longest - rng.IntN(20)
+			}
+			shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, keys)
+		}
+		forks := i < n-1 && (i > 0 || shares)
+		return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv, decode: same, forks: forks, page: page})
+	})
+}

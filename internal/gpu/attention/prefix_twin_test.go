@@ -1,0 +1,171 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"math"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// gather does what prefix_gather does.
+func (k *twin) gather(l *testgpu.Launch) {
+	p := (*prefixGatherParams)(unsafe.Pointer(&l.Arg[0]))
+	if l.Threads != prefixThreads || p.width%8 != 0 || p.queryRow%8 != 0 || p.queryHead%8 != 0 || (p.query|p.to)%8 != 0 {
+		k.t.Errorf("gather by %d threads: %+v", l.Threads, p)
+	}
+	for i := range int(*testgpu.At[int32](p.rows, 0)) {
+		row := int64(*testgpu.At[int32](p.rows, 1+i))
+		for head := range int64(p.heads) {
+			from := p.query + uint64(row*p.queryRow+head*p.queryHead)
+			to := p.to + uint64((int64(i)*int64(p.heads)+head)*int64(p.width))
+			for b := range int(p.width) {
+				*testgpu.At[byte](to, b) = *testgpu.At[byte](from, b)
+			}
+		}
+	}
+}
+
+// merge does what prefix_merge does.
+func (k *twin) merge(l *testgpu.Launch) {
+	p := (*prefixMergeParams)(unsafe.Pointer(&l.Arg[0]))
+	if l.Threads != prefixThreads || (p.outRow|p.outHead|int64(p.dim))%4 != 0 {
+		k.t.Errorf("merge by %d threads: %+v", l.Threads, p)
+	}
+	heads, dim := int(p.heads), int(p.dim)
+	state := func(o, lse uint64, at int) lean.Normalized[float64] {
+		s := lean.Normalized[float64]{O: make([]float64, dim), LSE: testgpu.Load(lse, at, attn.Float32)}
+		testgpu.LoadRow(s.O, o, at*dim, attn.Float32)
+		return s
+	}
+	out := make([]float64, dim)
+	for row := range int(p.rows) {
+		begin, end := int(*testgpu.At[int32](p.starts, row)), int(*testgpu.At[int32](p.starts, row+1))
+		for head := range heads {
+			var states []lean.Normalized[float64]
+			for i := begin; i < end; i++ {
+				states = append(states, state(p.prefix, p.prefixLse, int(*testgpu.At[int32](p.slots, i))*heads+head))
+			}
+			states = append(states, state(p.own, p.ownLse, row*heads+head))
+			lse := lean.MergeNormalized(out, states)
+			for c, x := range out {
+				testgpu.Store(p.out, row*int(p.outRow)+head*int(p.outHead)+c, testgpu.TypeOf(p.outType), x)
+			}
+			if p.lse != 0 {
+				testgpu.Store(p.lse, row*int(p.lseRow)+head*int(p.lseHead), attn.Float32, lse)
+			}
+		}
+	}
+}
+
+func TestFakePrefixes(t *testing.T) {
+	onFakes(t, 30, func(t *testing.T, m *machine, n int) { testPrefixes(t, m, n, shorter(400), false) })
+}
+
+func TestFakePrefixesRecorded(t *testing.T) {
+	onFakes(t, 6, func(t *testing.T, m *machine, n int) { testPrefixesRecorded(t, m, max(n, 3), shorter(300)) })
+}
+
+// What is too little, depends on the distance of a key, or is asked for by its schedule is for each sequence by
+// itself.
+func TestFakePrefixesNotTaken(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 4, 227<<10)
+	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{100, 100}, Mask: attn.Mask{Causal: true}}
+	p := m.newProblem(t, reftest.Rand(t), reftest.Normal, options{shape: &shape, kv: attn.Float16, page: 16})
+	p.seqs[1].Pages = append(append([]int32(nil), p.seqs[0].Pages[:6]...), p.seqs[1].Pages[6:]...)
+	for name, x := range map[string]struct {
+		change func(g *attn.Problem)
+		rows   int
+		takes  bool
+	}{
+		"plain":       {func(*attn.Problem) {}, p.rows, true},
+		"a soft cap":  {func(g *attn.Problem) { g.Cap = 2 }, p.rows, true},
+		"sinks":       {func(g *attn.Problem) { g.Sinks = true }, p.rows, true},
+		"trees":       {func(g *attn.Problem) { g.Tree = true }, p.rows, true},
+		"a window":    {func(g *attn.Problem) { g.Window = 1000 }, p.rows, false},
+		"slopes":      {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, p.rows, false},
+		"a bias":      {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, p.rows, false},
+		"a schedule":  {func(g *attn.Problem) { g.Policy.Kind = lean.PerHead }, p.rows, false},
+		"LeanTiles":   {func(g *attn.Problem) { g.TileTokens = 64 }, p.rows, false},
+		"workers":     {func(g *attn.Problem) { g.Workers = 2 }, p.rows, false},
+		"unfused":     {func(g *attn.Problem) { g.Unfused = true }, p.rows, false},
+		"no new rows": {func(*attn.Problem) {}, 0, false},
+	} {
+		g, plan := p.geometry, m.engine.NewPlan()
+		x.change(&g)
+		noError(t, plan.Build(g, p.seqs, x.rows))
+		if plan.look.sharing.on() != x.takes {
+			t.Errorf("%s: shares prefixes: %v", name, !x.takes)
+		}
+		noError(t, plan.Close())
+	}
+	m.engine.Eager = false
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	if plan.look.sharing.on() {
+		t.Error("a prefix of 96 keys is worth it")
+	}
+	long := []attn.Sequence{{Row: 0, Queries: 1}, {Row: 1, Queries: 1}, {Row: 2, Queries: 1}}
+	key := p.geometry.KVHeads * tokenBytes(&p.geometry)
+	for bytes, takes := range map[int]bool{prefixBytes: true, prefixBytes - 16*key: false} {
+		n := bytes / 2 / key / 16 // pages, read once instead of three times
+		pages := make([]int32, n+1)
+		for i := range pages {
+			pages[i] = int32(i % math.MaxInt16)
+		}
+		for i := range long {
+			long[i].Keys, long[i].Pages = 16*n+1, append(append([]int32(nil), pages[:n]...), int32(i))
+		}
+		noError(t, plan.Build(p.geometry, long, 3))
+		if plan.look.sharing.on() != takes {
+			t.Errorf("%d bytes less: shares prefixes: %v", bytes, !takes)
+		}
+	}
+	noError(t, plan.Close())
+	p.close(t)
+}
+
+// Where there is no memory for prefixes, the plan is as it was.
+func TestFakePrefixesMemory(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 4, 227<<10)
+	rng := reftest.Rand(t)
+	alone := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 1}, Keys: []int{70, 90, 100}, Mask: attn.Mask{Causal: true}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &alone, kv: attn.Float16, page: 16})
+	forked := p.seqs[2]
+	forked.Pages = append(append([]int32(nil), p.seqs[1].Pages[:4]...), p.seqs[2].Pages[4:]...)
+	forks := []attn.Sequence{p.seqs[0], p.seqs[1], forked}
+	s := lib.State()
+	for _, first := range []bool{true, false} { // the plan's own memory is what there is none of; that of its prefixes
+		plan := m.engine.NewPlan()
+		if !first {
+			noError(t, plan.Build(p.geometry, forks, p.rows))
+			noError(t, plan.prefixes.plan.Close())
+			plan.prefixes.plan = nil
+		}
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.Stream))
+		before := plan.Generation()
+		s.FailIn("cuMemAlloc_v2", 2)
+		wantError(t, "no memory", plan.Build(p.geometry, forks, p.rows), cuda.ErrOutOfMemory, "")
+		s.FailIn("", 0)
+		if plan.Generation() == before && plan.state != uploaded {
+			t.Error("the plan has to be uploaded, and looks as before")
+		}
+		noError(t, plan.Upload(m.Stream))
+		m.queue(t, plan, p)
+		m.Settle(t)
+		p.check(t)
+		noError(t, plan.Build(p.geometry, forks, p.rows))
+		if !plan.look.sharing.on() {
+			t.Error("nobody shares prefixes")
+		}
+		noError(t, plan.Close())
+	}
+	p.close(t)
+}
