@@ -171,6 +171,10 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     PipelineState stage;
     Tile t;
     for (int n = 0; t.load(p, range, n); n++) {
+      if (t.first + group * 64 >= t.rows) {
+        pass(sh, t, n, stage, lane, thread + group * 128, waitToIssue, [&] { letIssue(next); });
+        continue;
+      }
       const auto seen = [&](int row) { return p.causal ? min(t.s.keys, t.s.keys - t.s.queries + (t.first + row) / p.group + 1) : t.s.keys; };
       const int sees[2] = {seen(row), seen(row + 8)}, all = seen(group * 64); // all: keys that every row of the consumer sees
       float o[D / 8][4] = {}, s[KEYS / 8][4];
@@ -301,6 +305,26 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       if (Rows::merged(p, t, o, m, group * 128 + thread)) Rows::epilogue(p, t, o, m, row, lane);
     }
     if (group == 0) waitToIssue(); // the last one has let it
+  }
+
+  // What a consumer does with an output tile that has no rows for it: it gives back what the others
+  // still wait for.
+  template <class Wait, class Let> __device__ static __forceinline__ void pass(const Shared& sh, const Tile& t, int n, PipelineState& stage, int lane, int thread, const Wait& waitToIssue, const Let& letIssue) {
+    const auto giveBack = [&](u32 full, u32 empty, u32 parity) {
+      barrierWait(full, parity);
+      __syncwarp();
+      if (lane == 0) barrierArrive(empty);
+    };
+    giveBack(sh.queryFull + placeOf(n) * 8, sh.queryEmpty + placeOf(n) * 8, parityOf(n));
+#pragma unroll 1
+    for (int c = t.end - 1; c >= t.begin; c--) {
+      waitToIssue();
+      letIssue();
+      giveBack(sh.keyFull + stage.index * 8, sh.keyEmpty + stage.index * 8, stage.parity);
+      if (c == t.end - 1) clearBehind(sh, stage, t.s.keys - c * KEYS, thread);
+      giveBack(sh.valueFull + stage.index * 8, sh.valueEmpty + stage.index * 8, stage.parity);
+      stage.next(STAGES);
+    }
   }
 
   // Weights of 16 keys times their values. No instruction has columns of one block and a

@@ -34,6 +34,7 @@ struct PrefillParams {
   float natural;            // of scores, to base e
   int beside;               // the launch ahead is the kernel for few rows (attn_lean.cuh), of the same step: see attn_prefill.cuh, which alone is told so
   const void *keys, *values; // where threads bring them
+  const int* rows;           // of each row of a sequence, the row of queries; null: the same
 };
 
 // T is the Format of keys and values. Queries and outputs are of its operands' type, or, ANY,
@@ -72,15 +73,21 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
     }
   };
 
+  // Where the query of a row of a sequence's rows begins, in elements.
+  __device__ static __forceinline__ long long queryOf(const PrefillParams& p, const Tile& t, int row) {
+    const int position = row / p.group, at = t.s.row + position;
+    return (p.rows == nullptr ? at : p.rows[at]) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead;
+  }
+
   // What `THREADS` threads do to bring the queries of an output tile to shared memory, of which this is number `thread`.
   // Those of the operands' type are on their way then (copyCommit).
   template <int THREADS> __device__ static __forceinline__ void bringQueries(const PrefillParams& p, const Tile& t, u32 to, int thread) {
     constexpr int PIECES = D / 8; // of a row, 16 bytes each
 #pragma unroll 4
     for (int i = thread; i < ROWS * PIECES; i += THREADS) {
-      const int r = i / PIECES, c = i % PIECES, row = t.first + r, position = row / p.group;
+      const int r = i / PIECES, c = i % PIECES, row = t.first + r;
       const bool there = row < t.rows; // else zeros
-      const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
+      const long long from = queryOf(p, t, there ? row : t.first) + c * 8;
       const u32 at = to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
       if constexpr (ANY) putRounded(p, at, from, there);
       else copy16(at, (const u16*)p.query + (there ? from : 0), there);
@@ -105,10 +112,10 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
       float4 x[TOGETHER][2];
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++) {
-        const int row = t.first + first + i * ROUND, position = row / p.group;
+        const int row = t.first + first + i * ROUND;
         x[i][0] = x[i][1] = make_float4(0.f, 0.f, 0.f, 0.f);
         if (row >= t.rows || c * 8 >= D) continue;
-        const long long from = (t.s.row + position) * p.queryRow + (t.head * p.group + row - position * p.group) * p.queryHead + c * 8;
+        const long long from = queryOf(p, t, row) + c * 8;
         withStore(p.queryType, [&](auto s) { x[i][0] = decltype(s)::load4(p.query, from), x[i][1] = decltype(s)::load4(p.query, from + 4); });
       }
 #pragma unroll

@@ -30,6 +30,13 @@ __device__ __forceinline__ void prefixGather(const PrefixGatherParams& p) {
   }
 }
 
+// f over the values of all lanes of a warp, for all of them.
+template <class F> __device__ __forceinline__ float foldWarp(float v, F f) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) v = f(v, __shfl_xor_sync(~0u, v, i));
+  return v;
+}
+
 struct PrefixMergeParams {
   const float *own, *ownLse;       // of each row of queries
   const float *prefix, *prefixLse; // of each gathered row
@@ -52,25 +59,41 @@ __device__ __forceinline__ void prefixMerge(const PrefixMergeParams& p) {
   const int warps = gridDim.x * (PREFIX_THREADS / 32), lane = threadIdx.x % 32;
   for (long long at = blockIdx.x * (PREFIX_THREADS / 32) + threadIdx.x / 32; at < (long long)p.rows * p.heads; at += warps) {
     const int row = (int)(at / p.heads), head = (int)(at - (long long)row * p.heads);
-    const int begin = p.starts[row], end = p.starts[row + 1];
-    const auto slotOf = [&](int i) { return (long long)p.slots[i] * p.heads + head; };
-    float top = p.ownLse[at];
-    for (int i = begin; i < end; i++) top = fmaxf(top, p.prefixLse[slotOf(i)]);
+    const int begin = p.starts[row], count = p.starts[row + 1] - begin; // own keys are number count
+    // A lane has one of 32 states at a time: where it is, and its log-sum-exp.
+    long long slot = 0;
+    float lse = 0.f;
+    const auto open = [&](int first) {
+      const int i = first + lane;
+      slot = i < count ? (long long)p.slots[begin + i] * p.heads + head : at;
+      lse = i < count ? p.prefixLse[slot] : i == count ? p.ownLse[at] : -LEAN_INF;
+    };
+    float top = -LEAN_INF, sum = 0.f;
+    for (int first = 0; first <= count; first += 32) open(first), top = fmaxf(top, lse);
+    top = foldWarp(top, [](float x, float y) { return fmaxf(x, y); });
     const float base = top == -LEAN_INF ? 0.f : top;
-    const auto weightOf = [&](float lse) { return exp2_((lse - base) * LOG2E); };
-    float sum = weightOf(p.ownLse[at]);
-    for (int i = begin; i < end; i++) sum += weightOf(p.prefixLse[slotOf(i)]);
+    const auto weight = [&] { return exp2_((lse - base) * LOG2E); };
+    for (int first = 0; first <= count; first += 32) {
+      if (count >= 32) open(first);
+      sum += weight();
+    }
+    sum = foldWarp(sum, [](float x, float y) { return x + y; });
     const float f = sum == 0.f ? 0.f : 1.f / sum;
-    for (int c = lane * 4; c < p.dim; c += 128) {
+    for (int c = lane * 4; c - lane * 4 < p.dim; c += 128) { // all lanes: each has the weight of a state
       float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-      const auto add = [&](const float* states, const float* lses, long long slot) {
-        const float w = weightOf(lses[slot]) * f;
-        const float4 x = *(const float4*)(states + slot * p.dim + c);
-        o = make_float4(__fmaf_rn(w, x.x, o.x), __fmaf_rn(w, x.y, o.y), __fmaf_rn(w, x.z, o.z), __fmaf_rn(w, x.w, o.w));
-      };
-      for (int i = begin; i < end; i++) add(p.prefix, p.prefixLse, slotOf(i));
-      add(p.own, p.ownLse, at);
-      withStore(p.outType, [&](auto s) { decltype(s)::store4(p.out, row * p.outRow + head * p.outHead + c, o); });
+      for (int first = 0; first <= count; first += 32) {
+        if (count >= 32) open(first);
+        const float w = weight() * f;
+#pragma unroll 4
+        for (int i = 0; i < min(32, count + 1 - first); i++) {
+          const float wi = __shfl_sync(~0u, w, i);
+          const long long si = __shfl_sync(~0u, slot, i);
+          if (c >= p.dim) continue;
+          const float4 x = *(const float4*)((first + i < count ? p.prefix : p.own) + si * p.dim + c);
+          o = make_float4(__fmaf_rn(wi, x.x, o.x), __fmaf_rn(wi, x.y, o.y), __fmaf_rn(wi, x.z, o.z), __fmaf_rn(wi, x.w, o.w));
+        }
+      }
+      if (c < p.dim) withStore(p.outType, [&](auto s) { decltype(s)::store4(p.out, row * p.outRow + head * p.outHead + c, o); });
     }
     if (p.lse != nullptr && lane == 0) p.lse[row * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(log2_(sum), LN2, base));
   }

@@ -1,7 +1,6 @@
 package attn
 
 import (
-	"cmp"
 	"slices"
 	"sort"
 )
@@ -15,6 +14,7 @@ type Prefixes struct {
 	Own   []int // of each sequence, how many of its keys are in prefixes: its own begin there
 	Saved int   // how many keys less are read
 
+	keys  []uint64
 	order []int32 // sequences, those of a prefix side by side
 	seqs  []Sequence
 	page  int
@@ -74,7 +74,14 @@ func (f *Prefixes) split(from, to, common, begin int) {
 		}
 		return
 	}
-	slices.SortFunc(all, func(a, b int32) int { return cmp.Or(cmp.Compare(next(a), next(b)), cmp.Compare(a, b)) })
+	f.keys = f.keys[:0]
+	for _, i := range all {
+		f.keys = append(f.keys, uint64(next(i)+1)<<32|uint64(i))
+	}
+	slices.Sort(f.keys)
+	for n, key := range f.keys {
+		all[n] = int32(uint32(key))
+	}
 	for len(all) > 0 {
 		n := 1
 		for n < len(all) && next(all[n]) == next(all[0]) {

@@ -141,7 +141,10 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
 	sortSequences(p.ordered, d.queries)
 	p.prefillOutputs(g, p.ordered, d.few, d.blocks, k.tile.rows)
-	workers, steps := p.cutPrefill(d.blocks, p.deal(d.blocks))
+	workers, steps := 0, p.deal(d.blocks)
+	if !p.uncut {
+		workers, steps = p.cutPrefill(d.blocks, steps)
+	}
 	d.workers, d.time, p.dealt = workers, steps*k.stepTime(), p.engine.prefillBlocks(k)
 }
 

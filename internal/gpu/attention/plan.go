@@ -63,9 +63,11 @@ type Plan struct {
 	prefillParams prefillParams
 	scoredParams  scoredParams
 	prefixes      prefixes
-	recorded      bool // see Recorded
-	steady        bool // of prefixes, and in a recording: Build changes no launch
-	beside        int  // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
+	recorded      bool   // see Recorded
+	steady        bool   // of prefixes, and in a recording: Build changes no launch
+	uncut         bool   // of prefixes: output tiles are not cut into parts, since the prefixes are
+	rows          uint64 // of prefixes: address of a list of the rows of queries; 0: they are in the rows' order
+	beside        int    // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
 	unfusedParams unfusedParams
 	newRows       appendParams
 	appended      [2]gpu.Memory // the last Append's keys and values since Build
@@ -218,8 +220,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	}
 	take := room{tileRows: tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.Dim, scores: scores, parts: parts}
 	if shares {
-		p.prefixes.blocks = p.besidePrefixes(&g, look.kernel, who)
-		look.sharing = p.reservePrefixes(&results, rows, &need.Capacity, &least)
+		look.sharing = p.layPrefixes(&results, &g, rows, look.kernel, who, &need.Capacity, &least)
 		take.states = look.sharing.states(&g).end
 	}
 	if err := p.memory.reserve(p.engine, op, need.Capacity, least, take); err != nil {

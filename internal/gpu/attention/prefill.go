@@ -54,7 +54,8 @@ type prefillParams struct {
 	queryType, outType                                        int32
 	scale, natural                                            float32
 	beside                                                    int32
-	keys, values                                              uint64 // addresses
+	keys, values, rows                                        uint64 // addresses
+	_                                                         [56]byte
 }
 
 // prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of
@@ -163,7 +164,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	if p.look.both || p.look.beside {
 		a.beside = 1
 	}
-	a.queryType, a.outType = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType)
+	a.queryType, a.outType, a.rows = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType), p.rows
 	a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
 	p.args.Reset()
 	cuda.Struct(&p.args, a)

@@ -41,7 +41,7 @@ func (k *twin) prefill(l *testgpu.Launch, few *params) {
 		k.t.Errorf("map %v, boxes of %d, pages of %d", p.keyMap, p.box, p.pageTokens)
 	}
 	// What rows have in common with the other kernel's.
-	a := &attention{twin: k, params: &params{keyMap: maps[0]}, dim: dim, kv: kv, grid: 1}
+	a := &attention{twin: k, params: &params{keyMap: maps[0]}, dim: dim, kv: kv, grid: 1, rows: p.rows}
 	a.keys, a.values, a.query, a.out, a.lse = maps[0][0], maps[1][0], p.query, p.out, p.lse
 	a.pages, a.Masked, a.pageTokens, a.pageRows, a.headRows = p.pages, p.masked, p.pageTokens, p.pageRows, p.headRows
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead

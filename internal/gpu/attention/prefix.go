@@ -16,15 +16,6 @@ const (
 	mergeEntry    = "prefix_merge"
 	prefixThreads = 256
 	prefixBlocks  = 8 // on a multiprocessor
-
-	// prefixBytes is how many bytes of keys and values must be read less for prefixes to be worth two launches and
-	// their states, and leastPrefix of each of them. A step of one or two rows may be a part of a single-launch
-	// decoder, and then loses that, too.
-	prefixBytes       = 16 << 20
-	prefixBytesOfFew  = 64 << 20
-	fewRows           = 2
-	leastPrefix       = 4 << 20
-	mostPrefixesOfRow = 3 // on average
 )
 
 // shareable are the features of which all queries of a step see the same in keys before them.
@@ -60,8 +51,10 @@ type prefixes struct {
 	plan   *Plan           // that attends to them; nil as long as there were none
 	found  attn.Prefixes   // scratch of Build
 	own    []attn.Sequence // scratch of Build: sequences without what is in prefixes
-	seqs   []attn.Sequence // scratch of Build: prefixes, whose rows are those of all members
+	seqs   []attn.Sequence // scratch of Build: prefixes or pieces of them, whose rows are those of all members
+	of     []int32         // scratch of Build: of each of these the prefix, in found
 	blocks int             // that are left to the plan of prefixes
+	direct bool            // its kernels read queries where they are: they are not gathered before
 
 	// What the GPU reads.
 	gathered []int32 // rows of queries that attend to prefixes: how many, and which
@@ -100,7 +93,7 @@ func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 // lists them, and what sequences have of their own. It writes nothing but scratch.
 func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) bool {
 	x := &p.prefixes
-	x.blocks = 0
+	x.blocks, x.found.Saved = 0, 0
 	switch {
 	case rows == 0 || p.fused || g.Features()&^shareable != 0:
 		return false
@@ -109,39 +102,30 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	case !p.recorded && len(seqs) < 2, !hasTables(g, seqs):
 		return false
 	}
-	key := g.KVHeads * tokenBytes(g)
-	least, worth := leastPrefix, prefixBytes
-	switch {
-	case p.engine.Eager:
-		least, worth = 1, 1
-	case rows <= fewRows:
-		worth = prefixBytesOfFew
+	least, key := leastPrefix, g.KVHeads*tokenBytes(g)
+	if p.engine.Eager {
+		least = 1
 	}
-	room := mostPrefixesOfRow * rows
-	if p.recorded {
-		room = p.look.sharing.gathered
-	}
-	x.found.Find(seqs, g.PageTokens, attn.Ceil(least, key), room)
-	if !p.recorded && x.found.Saved < attn.Ceil(worth, key) {
+	x.found.Find(seqs, g.PageTokens, attn.Ceil(least, key), attn.Product(mostPrefixesOfRow, rows))
+	if x.found.Saved == 0 && !p.recorded || !p.recorded && !p.engine.Eager && !sharingPays(seqs, x.found.Saved, key) {
 		return false
 	}
-	x.own, x.seqs = append(x.own[:0], seqs...), x.seqs[:0]
+	x.own = append(x.own[:0], seqs...)
 	for i, n := range x.found.Own {
 		if n > 0 {
 			x.own[i].Keys -= n
 			x.own[i].Pages = x.own[i].Pages[n/g.PageTokens:]
 		}
 	}
-	row := 0
+	x.seqs, x.of = x.seqs[:0], x.of[:0]
 	for i := range x.found.Found {
 		f := &x.found.Found[i]
 		members := x.found.Members(f)
-		s := attn.Sequence{Row: row, Keys: f.End - f.First, Pages: seqs[members[0]].Pages[f.First/g.PageTokens:]}
+		s := attn.Sequence{Keys: f.End - f.First, Pages: seqs[members[0]].Pages[f.First/g.PageTokens:]}
 		for _, m := range members {
 			s.Queries += seqs[m].Queries
 		}
-		row += s.Queries
-		x.seqs = append(x.seqs, s)
+		x.seqs, x.of = append(x.seqs, s), append(x.of, int32(i))
 	}
 	return true
 }
@@ -158,64 +142,45 @@ func ownProblem(g *attn.Problem) attn.Problem {
 	return of
 }
 
-// prefixProblem is that for prefixes: all rows see all of their keys.
-func prefixProblem(g *attn.Problem) attn.Problem {
+// prefixProblem is that for prefixes: all rows see all of their keys. direct: queries are where they are, else gathered.
+func prefixProblem(g *attn.Problem, direct bool) attn.Problem {
 	of := ownProblem(g)
-	of.Query, of.Mask, of.Score = rowsOf(g, g.Dim), attn.Mask{}, attn.Score{Cap: g.Cap}
+	if of.Mask, of.Score = (attn.Mask{}), (attn.Score{Cap: g.Cap}); !direct {
+		of.Query = rowsOf(g, g.Dim)
+	}
 	return of
 }
 
-// besidePrefixes is how many thread blocks attend to prefixes beside those that attend to what
-// sequences have of their own, by the kernel for few rows: those keep the memory busy, and these the tensor
-// cores. 0: they come one behind the other.
-func (p *Plan) besidePrefixes(g *attn.Problem, few *kernel, who division) int {
-	x, e := &p.prefixes, p.engine
-	of, most := prefixProblem(g), 0
-	for i := range x.seqs {
-		most = max(most, x.seqs[i].Queries)
+// manyOfPrefixes is the kernel for many rows that may attend to prefixes; nil: there is none.
+func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
+	most := 0
+	for i := range p.prefixes.seqs {
+		most = max(most, p.prefixes.seqs[i].Queries)
 	}
-	k := e.findPrefill(&of, attn.Product(most, g.Group())).taken(&of)
-	switch {
-	case p.recorded && !x.plan.look.beside:
-		return 0
-	case p.recorded && k == nil:
-		return 1
-	case k == nil || !k.runsBeside() || who.first() != nil || few.way != &leanWay:
-		return 0
-	}
-	var own, shared int64
-	for i := range x.own {
-		if q := &x.own[i]; q.Queries > 0 {
-			own += fewCost(g, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)})
-		}
-	}
-	for i := range x.seqs {
-		q := &x.seqs[i]
-		shared += e.manyCost(&of, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)}, k)
-	}
-	beside := shared * besideMore / besideOf
-	m := shares(own, beside, e.blocks)
-	if m == 0 || m == e.blocks {
-		return 0
-	}
-	together := max(fewTime(own, e.blocks-m, e.blocks), beside/int64(m))
-	if !p.recorded && !e.Eager && together >= (own+shared)/int64(e.blocks) {
-		return 0
-	}
-	return m
+	return p.engine.findPrefill(of, attn.Product(most, of.Group())).taken(of)
 }
 
-// reservePrefixes says how large the launches around attention are, of a step of so many rows.
-func (p *Plan) reservePrefixes(g *attn.Problem, rows int, need, least *Capacity) sharing {
+// layPrefixes says who attends to prefixes, and how large the launches around attention are, of a step of so many rows. few
+// is the kernel for what sequences have of their own, results is the problem, g that of these.
+func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who division, need, least *Capacity) sharing {
 	x := &p.prefixes
-	for i := range x.seqs {
-		need.gathered += x.seqs[i].Queries
-	}
-	least.gathered = min(mostPrefixesOfRow*max(least.Rows, rows), 1<<30)
-	s := sharing{out: g.Out, lse: g.LSE, rows: rows, gathered: max(need.gathered, least.gathered)}
+	s := sharing{out: results.Out, lse: results.LSE, rows: rows, gathered: p.engine.roomForPrefixes(g, max(least.Rows, rows))}
 	if p.recorded {
 		s.gathered = p.look.sharing.gathered
 	}
+	of := prefixProblem(g, true)
+	many := p.manyOfPrefixes(&of)
+	switch {
+	case p.recorded && x.plan.look.beside && many == nil:
+		x.blocks = 1 // that have nothing
+	case many != nil && (!p.recorded || x.plan.look.prefill.first() != nil):
+		x.blocks = p.besidePrefixes(g, few, many, who, s.gathered)
+	}
+	for i := range x.seqs {
+		x.seqs[i].Row = need.gathered
+		need.gathered += x.seqs[i].Queries
+	}
+	least.gathered = s.gathered
 	return s
 }
 
@@ -234,10 +199,19 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 			return err
 		}
 	}
-	x.plan.steady, x.plan.beside = p.recorded, x.blocks
-	err := x.plan.Build(prefixProblem(g), x.seqs, 0)
+	x.plan.uncut, x.plan.steady, x.plan.beside = true, p.recorded, x.blocks
+	if err := x.plan.Build(prefixProblem(g, x.direct), x.seqs, 0); err != nil {
+		return err
+	}
+	if direct := x.plan.look.prefill.first() != nil && !x.plan.look.both; direct != x.direct { // other than in the last step
+		x.direct = direct
+		if err := x.plan.Build(prefixProblem(g, direct), x.seqs, 0); err != nil {
+			p.state = fresh // that of prefixes is another one now
+			return err
+		}
+	}
 	s.generation = x.plan.generation
-	return err
+	return nil
 }
 
 // listPrefixes writes what the launches around attention read.
@@ -248,7 +222,7 @@ func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 		return
 	}
 	x.gathered, x.starts = append(x.gathered, 0), append(x.starts, make([]int32, s.rows+2)...)
-	for i := range x.found.Found {
+	for _, i := range x.of {
 		for _, m := range x.found.Members(&x.found.Found[i]) {
 			for r := range seqs[m].Queries {
 				row := seqs[m].Row + r
@@ -321,7 +295,9 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(g.Dim), outType: gpu.Code(o.Out.DType),
 	}
 	most := prefixBlocks * p.engine.blocks
-	if err := launchAround(p, s, o, p.engine.gatherPrefixes, min(share.gathered, most), &x.gather); err != nil {
+	if x.plan.rows = 0; x.direct {
+		shared.Q, x.plan.rows = o.Q, x.gather.rows+4
+	} else if err := launchAround(p, s, o, p.engine.gatherPrefixes, min(share.gathered, most), &x.gather); err != nil {
 		return err
 	}
 	if err := p.launch(s, &own, k); err != nil {

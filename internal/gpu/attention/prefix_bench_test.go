@@ -133,14 +133,27 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType)
 	m.engine.Eager = true
 	beside := func(n int) func(*Plan) {
 		return func(p *Plan) {
-			x, own := &p.prefixes, ownProblem(&g)
-			x.blocks, x.plan.beside = n, n
-			noError(b, x.plan.Build(prefixProblem(&g), x.seqs, 0))
+			x, own, of := &p.prefixes, ownProblem(&g), prefixProblem(&g, true)
+			p.findPrefixes(&g, seqs, rows)
+			if x.blocks = n; x.direct {
+				blocks := n
+				if n == 0 {
+					blocks = m.engine.blocks
+				}
+				p.cutPrefixes(&of, p.piecesOf(&of, p.manyOfPrefixes(&of), blocks, p.look.sharing.gathered).size)
+			}
+			row := 0
+			for i := range x.seqs {
+				x.seqs[i].Row = row
+				row += x.seqs[i].Queries
+			}
+			noError(b, p.buildPrefixes(&own, &p.look.sharing))
+			p.listPrefixes(seqs, &p.look.sharing)
 			p.schedule(&own, p.seqs, m.engine.blocks-n, true)
 			p.prefetchPages(&own, p.look.kernel)
 		}
 	}
-	for _, n := range []int{0, 16, 32, 48, 64, 88} {
+	for _, n := range []int{0, 24, 32, 40, 48, 56, 64, 76, 88} {
 		add(fmt.Sprintf("%d blocks beside", n), g, beside(n), nil)
 	}
 	parts := func(which int) func(*Plan) error {
@@ -172,7 +185,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType)
 		noError(b, err)
 		defer marks[i].Close()
 	}
-	for b.Loop() {
+	for b.Loop() { // once
 	}
 	for round := range rounds + 1 { // the first one warms up
 		for _, x := range all {

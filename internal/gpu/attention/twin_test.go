@@ -77,6 +77,7 @@ type attention struct {
 	kv    attn.DType
 	chunk int
 	grid  int
+	rows  uint64 // prefillParams.rows
 }
 
 func (k *twin) attend(l *testgpu.Launch) {
@@ -361,7 +362,11 @@ func (a *attention) attendRow(w *place, r, begin, end int) rowState {
 	if a.Causal != 0 {
 		sees = min(sees, int(w.s.keys-w.s.queries)+n+1)
 	}
-	q := (int(w.s.row)+n)*int(a.queryRow) + head*int(a.queryHead)
+	at := int(w.s.row) + n
+	if a.rows != 0 {
+		at = int(*testgpu.At[int32](a.rows, at))
+	}
+	q := at*int(a.queryRow) + head*int(a.queryHead)
 	s := rowState{o: make([]float64, a.dim), m: math.Inf(-1)}
 	query, key, value := make([]float64, a.dim), make([]float64, a.dim), make([]float64, a.dim)
 	testgpu.LoadRow(query, a.query, q, testgpu.TypeOf(a.queryType))

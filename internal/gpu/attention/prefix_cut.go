@@ -1,0 +1,149 @@
+package attention
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
+
+// Whether sequences share prefixes, and which thread block attends to what of these.
+
+const (
+	// What sequences share is in the L2 cache for most of them when they are attended to one by one, which then takes
+	// 2.5 times less for a byte than from memory. And launches around attention, and their states, take as long as some
+	// bytes (BenchmarkGPUPrefixes). Of a prefix by itself at least so many are saved.
+	cachedMore, cachedOf = 5, 2
+	prefixBytes          = 100 << 20
+	leastPrefix          = 4 << 20
+
+	// By themselves kernels for many rows read at two thirds of the memory's speed.
+	aloneMore, aloneOf = 3, 2
+
+	mostPrefixesOfRow = 3 // on average
+	mostPieces        = 3 // of prefixes, of a thread block
+	prefixSteps       = 3 // what a launch for prefixes takes besides, and the launch that merges
+)
+
+// sharingPays says whether it does where so many keys less are read, of so many bytes each with their values.
+func sharingPays(seqs []attn.Sequence, saved, key int) bool {
+	all := 0
+	for i := range seqs {
+		if seqs[i].Queries > 0 {
+			all += seqs[i].Keys
+		}
+	}
+	return all*cachedOf-(all-saved)*cachedMore >= cachedOf*attn.Ceil(prefixBytes, key)
+}
+
+// besidePrefixes has prefixes attended to by k, which is one for many rows. They are cut into pieces, of which a thread
+// block has a whole one: their states merge where those of all prefixes do, by all blocks. Members of all pieces have so many rows
+// at most. Where own keys are for the kernel for few rows, some blocks may attend to prefixes beside those: these keep the
+// memory busy, and those the tensor cores. It returns how many; 0: one comes behind the other.
+func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, room int) (blocks int) {
+	const step = 8 // blocks, of which numbers are tried
+	e := p.engine
+	n := int64(e.blocks)
+	own, shared := p.reading(g)
+	best := p.piecesOf(g, k, e.prefillBlocks(k), room)
+	least := max(best.time, shared/n*aloneMore/aloneOf) + own/n
+	can := k.runsBeside() && who.first() == nil && few.way == &leanWay
+	if p.recorded {
+		can = p.prefixes.plan.look.beside
+	}
+	for m := step; can && m < e.blocks; m += step {
+		c := p.piecesOf(g, k, m, room)
+		reads, multiplies := fewTime(own, e.blocks-m, e.blocks), c.time*besideMore/besideOf
+		// Where one is done long before the other, blocks are idle.
+		t := max(reads, multiplies, (own+shared)/n) + (reads+multiplies)/16
+		if t < least || blocks == 0 && (p.recorded || e.Eager) {
+			best, least, blocks = c, t, m
+		}
+	}
+	p.cutPrefixes(g, best.size)
+	return blocks
+}
+
+// reading is the cost of reading own keys, and prefixes, in what kernels for few rows cost.
+func (p *Plan) reading(g *attn.Problem) (own, shared int64) {
+	x := &p.prefixes
+	for i := range x.own {
+		if q := &x.own[i]; q.Queries > 0 {
+			own += fewCost(g, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)})
+		}
+	}
+	for i := range x.seqs {
+		shared += int64(x.seqs[i].Keys) * BlockRows * int64(g.KVHeads)
+	}
+	return own, shared
+}
+
+// pieces are prefixes in pieces of so many units, and how long thread blocks take.
+type pieces struct {
+	size int
+	time int64
+}
+
+// pieceUnit is what pieces are made of: whole pages, and steps of a kernel for many rows.
+func pieceUnit(g *attn.Problem) int { return g.PageTokens * attn.Ceil(cutKeys, g.PageTokens) }
+
+// piecesOf is the best way to cut prefixes for so many thread blocks.
+func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, room int) pieces {
+	seqs, unit := p.prefixes.seqs, pieceUnit(g)
+	smallest, longest, all, work := 1, 0, 0, int64(0)
+	if !p.engine.Eager {
+		smallest = attn.Ceil(leastCut*cutKeys, unit)
+	}
+	tiles := func(q *attn.Sequence) int { return attn.Ceil(q.Queries*g.Group(), k.tile.rows) * g.KVHeads }
+	step, steps := k.stepCost(), int64(unit/cutKeys)
+	for i := range seqs {
+		n, t := attn.Ceil(seqs[i].Keys, unit), tiles(&seqs[i])
+		all, longest = all+t*n, max(longest, n)
+		// Consumers that have no rows do nothing: an eighth of a step is all of theirs.
+		rows := int64(attn.Ceil(seqs[i].Queries*g.Group(), 64)*64*g.KVHeads) * 7 / 8
+		work += (rows + int64(t*k.tile.rows)/8) * int64(n) * steps * step / int64(k.tile.rows)
+	}
+	best := pieces{size: longest, time: math.MaxInt64}
+	for n := 1; n <= mostPieces; n++ { // of a block
+		for size := max(attn.Ceil(all, n*blocks), smallest); ; size++ {
+			count, rows := 0, 0
+			for i := range seqs {
+				of := attn.Ceil(attn.Ceil(seqs[i].Keys, unit), size)
+				count, rows = count+tiles(&seqs[i])*of, rows+seqs[i].Queries*of
+			}
+			if size < longest && (count > n*blocks || rows > room) {
+				continue
+			}
+			most := int64(attn.Ceil(count, blocks)) // tiles of a block
+			if t := work*most/int64(count) + (most*tileSteps+prefixSteps)*step; t < best.time {
+				best = pieces{size, t}
+			}
+			break
+		}
+	}
+	return best
+}
+
+// cutPrefixes cuts them into pieces of so many units at most.
+func (p *Plan) cutPrefixes(g *attn.Problem, size int) {
+	x, unit := &p.prefixes, pieceUnit(g)
+	whole := len(x.seqs)
+	for i := range whole {
+		q, of := x.seqs[i], x.of[i]
+		all := attn.Ceil(q.Keys, unit)
+		n := attn.Ceil(all, size)
+		for j := range n {
+			first, end := all*j/n*unit, min(all*(j+1)/n*unit, q.Keys)
+			x.seqs = append(x.seqs, attn.Sequence{Queries: q.Queries, Keys: end - first, Pages: q.Pages[first/g.PageTokens:]})
+			x.of = append(x.of, of)
+		}
+	}
+	n := copy(x.seqs, x.seqs[whole:])
+	copy(x.of, x.of[whole:])
+	x.seqs, x.of = x.seqs[:n], x.of[:n]
+}
+
+// roomForPrefixes is how many rows the members of all prefixes, and of their pieces, have at most, of a step of so many.
+func (e *Engine) roomForPrefixes(g *attn.Problem, rows int) int {
+	const tile = 192 // rows of the largest output tile
+	return min(attn.Product(mostPrefixesOfRow, rows)+mostPieces*attn.Ceil(e.blocks*tile, g.Heads), 1<<30)
+}
