@@ -28,7 +28,7 @@ func TestEmulatedRandom(t *testing.T) {
 // The kernels for many rows that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testPrefill(t, m, takeMany, 24, 300)
+	testPrefill(t, m, takeMany, reftest.Cases(t, 12, 24), 300)
 	testPrefillPrecision(t, m, 700)
 }
 

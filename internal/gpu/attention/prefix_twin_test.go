@@ -65,11 +65,11 @@ func (k *twin) merge(l *testgpu.Launch) {
 }
 
 func TestFakePrefixes(t *testing.T) {
-	onFakes(t, 30, func(t *testing.T, m *machine, n int) { testPrefixes(t, m, n, shorter(400), false) })
+	onFakes(t, reftest.Cases(t, 15, 60), func(t *testing.T, m *machine, n int) { testPrefixes(t, m, n, shorter(400), false) })
 }
 
 func TestFakePrefixesRecorded(t *testing.T) {
-	onFakes(t, 6, func(t *testing.T, m *machine, n int) { testPrefixesRecorded(t, m, max(n, 3), shorter(300)) })
+	onFakes(t, reftest.Cases(t, 3, 9), func(t *testing.T, m *machine, n int) { testPrefixesRecorded(t, m, max(n, 3), shorter(300)) })
 }
 
 // What is too little, depends on the distance of a key, or is asked for by its schedule is for each sequence by
