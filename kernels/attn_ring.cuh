@@ -37,6 +37,7 @@ template <class S> struct Ring : S {
   using Store = typename S::Store;
   using Place = typename S::Place;
   using S::BLOCK, S::BLOCKS, S::D, S::EVEN, S::KEYS, S::SLOT;
+  static constexpr bool SCORES = Modified<typename S::T>::scores;
 
   // Chunks that are on their way at a time: 64 KB, and more where a block has more LeanTiles
   // than MANY, so that a few microseconds do not count. Pages lie anywhere, and the memory
@@ -98,6 +99,9 @@ template <class S> struct Ring : S {
     }
   }
 
+  // Whether a producer warp has chunks in front of some that are left out, and the next one behind them.
+  __device__ static __forceinline__ bool leaps(const Place& at, int c) { return c < at.front && at.front <= c + 2; }
+
   // Makes the barriers of a slot. Each is filled with keys by one warp and with values by another.
   __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { barrierInit(full + slot * 8, 2), barrierInit(empty + slot * 8, 1); }
 
@@ -115,7 +119,7 @@ template <class S> struct Ring : S {
     // Chunk c's first page, where a chunk is 2^morePages of them or a page 2^moreChunks chunks.
     const int morePages = 31 - __clz(boxes), moreChunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
     const auto pageOf = [&](int c) { return c << morePages >> moreChunks; };
-    Entries entries = {pageOf(at.chunk) - (32 - PREFETCHED_ENTRIES), entry}; // the last lanes' are the first
+    Entries entries = {pageOf(at.chunkAt(at.chunk)) - (32 - PREFETCHED_ENTRIES), entry}; // the last lanes' are the first
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.
@@ -142,7 +146,7 @@ template <class S> struct Ring : S {
       // nothing that could be done before.
       const int head = at.head * p.headRows, old = p.early ? at.s.keys - at.s.queries : 0;
       const auto beforeChunk = [&](int c) {
-        if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+        if (!waited && (at.chunkAt(c) + 1) * KEYS > old) waitForEarlier(), waited = true;
       };
       int c = at.chunk + skip;
       // A box outside of the array is zeros.
@@ -155,8 +159,8 @@ template <class S> struct Ring : S {
 #pragma unroll 1
         for (; c < at.end; c += 2) {
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
-          const int page = entries.at(p, at.s, pageOf(c), lane); // the chunk's page number `lane`
-          const int row = page < 0 ? OUTSIDE : page * pageRows + head + (c * KEYS & (pageTokens - 1));
+          const int page = entries.at(p, at.s, pageOf(at.chunkAt(c)), lane); // the chunk's page number `lane`
+          const int row = page < 0 ? OUTSIDE : page * pageRows + head + (at.chunkAt(c) * KEYS & (pageTokens - 1));
           int rows[BURST];
           const auto find = [&](int b) {
 #pragma unroll
@@ -183,7 +187,7 @@ template <class S> struct Ring : S {
         }
         entries.forget();
       } else if (table == nullptr) {
-        int row = at.s.pages * pageRows + head + c * KEYS;
+        int row = at.s.pages * pageRows + head + at.chunkAt(c) * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
@@ -195,10 +199,13 @@ template <class S> struct Ring : S {
             barrierExpect(bar, SLOT / 2);
             copyChunk(to, map, row, bar, policy);
           }
+          if constexpr (SCORES) {
+            if (leaps(at, c)) row += at.gap * KEYS;
+          }
           nextSlot();
         }
       } else if (c < at.end) {
-        int n = c * KEYS / pageTokens, in = c * KEYS - n * pageTokens;
+        int n = at.chunkAt(c) * KEYS / pageTokens, in = at.chunkAt(c) * KEYS - n * pageTokens;
         Pages pages;
         pages.open(p, at.s, n, lane);
         int page = pages.get(n);
@@ -228,6 +235,13 @@ template <class S> struct Ring : S {
             do in -= pageTokens, n++;
             while (in >= pageTokens);
             page = pages.at(p, at.s, n, lane);
+          }
+          if constexpr (SCORES) {
+            if (leaps(at, c)) {
+              n = at.chunkAt(c + 2) * KEYS / pageTokens, in = at.chunkAt(c + 2) * KEYS - n * pageTokens;
+              pages.open(p, at.s, n, lane);
+              page = pages.get(n);
+            }
           }
           nextSlot();
         }
@@ -259,11 +273,11 @@ template <class S> struct Ring : S {
         more = at.next(p);
         at.chunk += over;
       }
-      if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + at.chunk * KEYS / p.pageTokens];
+      if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + at.chunkAt(at.chunk) * KEYS / p.pageTokens];
     }
     // The row of keys of the chunk's key i.
     __device__ __forceinline__ long long rowOf(const Params& p, int i) const {
-      int of = page, in = at.chunk * KEYS + i;
+      int of = page, in = at.chunkAt(at.chunk) * KEYS + i;
       if (p.pages != nullptr) {
         int n = in / p.pageTokens;
         in -= n * p.pageTokens;
@@ -276,13 +290,16 @@ template <class S> struct Ring : S {
       if (more) {
         constexpr int PIECES = D * Store::bytes / 16; // of a row
         const u32 base = ring + slot * SLOT;
-        const int live = at.s.keys - at.chunk * KEYS;
+        const int live = at.s.keys - at.chunkAt(at.chunk) * KEYS;
         const long long row0 = p.box == KEYS ? rowOf(p, 0) : 0;
 #pragma unroll
         for (int i = lane; i < KEYS * PIECES; i += 32) {
           int r = i / PIECES, column = i % PIECES * 16;
           bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
-          if constexpr (Modified<typename S::T>::scores) there = there && at.chunk * KEYS + r >= at.hidden; // and what nobody sees
+          if constexpr (SCORES) { // and what nobody sees
+            const int key = at.chunkAt(at.chunk) * KEYS + r;
+            there = there && (key >= at.hidden || key < scoreOf(p).sinkTokens);
+          }
           long long from = 0;
           if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * Store::bytes) + column;
           u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);

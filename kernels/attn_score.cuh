@@ -40,7 +40,7 @@ template <class S> struct RowScores {
       place[i] = before + n;
       slope[i] = score.slopes != nullptr ? score.slopes[w.head * p.group + r - n * p.group] : 0.f;
     }
-    narrow = firstInWindow(score.window, before + positionOf(p, w.block * ROWS + rows - 1));
+    narrow = firstInWindow(score, before + positionOf(p, w.block * ROWS + rows - 1));
     fresh = score.trees != nullptr && score.details[w.seq].tree >= 0 ? before : 0x7fffffff;
   }
   // The state that begins with the sinks of the lane's rows.
@@ -78,8 +78,8 @@ template <class S> struct RowScores {
       }
       if (score.bias != nullptr) bias(score, each);
       if (key < of.narrow) {
-        const int window = score.window;
-        each([&](float x, int i, int n) { return of.place[i] - key - n >= window ? -LEAN_INF : x; });
+        const int window = score.window, sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
+        each([&](float x, int i, int n) { return of.place[i] - key - n >= window && n >= sinks ? -LEAN_INF : x; });
       }
       if (key + S::KEYS > of.fresh) tree(score, each);
     }

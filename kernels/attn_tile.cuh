@@ -419,9 +419,9 @@ template <class S> struct Attention {
     }
   }
 
-  // And keys before number `from` that nobody sees.
-  __device__ static __forceinline__ void clearBefore(u32 slot, int from, int lane) {
-    for (int i = lane; i < min(from, KEYS) * S::BLOCKS * 8; i += 32) {
+  // And keys from number `from` on, before number `to`, that nobody sees.
+  __device__ static __forceinline__ void clearBetween(u32 slot, int from, int to, int lane) {
+    for (int i = max(from, 0) * S::BLOCKS * 8 + lane; i < min(to, KEYS) * S::BLOCKS * 8; i += 32) {
       int r = i / (S::BLOCKS * 8), b = i % (S::BLOCKS * 8);
       asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(slot + S::SLOT / 2 + b / 8 * BLOCK + r * 128 + b % 8 * 16), "r"(0) : "memory");
     }

@@ -73,7 +73,8 @@ struct ScoreParams {
   float cap, reciprocal;      // soft cap, times log4(e), and its reciprocal; cap 0: none
   float biasFactor;           // on the bias, times log4(e)
   int biasType;
-  int window;                 // keys that a query sees at most; 0: no window
+  int window;                 // keys that a query sees at most, up to its own; 0: no window
+  int sinkTokens;             // the first keys, which it sees besides
 };
 // They lie right behind Params then.
 __device__ __forceinline__ const ScoreParams& scoreOf(const Params& p) { return *(const ScoreParams*)(&p + 1); }
@@ -155,21 +156,29 @@ template <class F> struct Modified<Scored<F>> {
   enum : bool { scores = true };
 };
 
-// The first key that the query at a place of the keys sees, in a window of 0 (none) or more keys.
-__device__ __forceinline__ int firstInWindow(int window, int place) { return window == 0 || window > place ? 0 : place - window + 1; }
+// The first key that the query at a place of the keys sees besides sink tokens. A window that begins before their end,
+// or right behind it, leaves no key out.
+__device__ __forceinline__ int firstInWindow(const ScoreParams& score, int place) {
+  const int first = score.window == 0 || score.window > place ? 0 : place - score.window + 1;
+  return first <= score.sinkTokens ? 0 : first;
+}
 
-// Where an output tile's keys begin: with key 0, or, WINDOW, with the first one that its first row sees.
-template <bool WINDOW> struct Origin {
-  enum : int { origin = 0, hidden = 0 };
+// Which chunks of a sequence's keys an output tile has: all, or, WINDOW, those of sink tokens, and those from the first one on
+// that its first row sees.
+template <bool WINDOW> struct Chunks {
+  enum : int { gap = 0 };
+  // Where number c of the output tile's chunks is among those of the sequence.
+  __device__ __forceinline__ int chunkAt(int c) const { return c; }
 };
-template <> struct Origin<true> {
-  int origin, hidden; // the first chunk; keys that no row sees
+template <> struct Chunks<true> {
+  int front, gap; // chunks of sink tokens, and how many behind these are left out
+  int hidden;     // no row sees a key before this one, but for sink tokens
+  __device__ __forceinline__ int chunkAt(int c) const { return c < front ? c : c + gap; }
 };
 
 // A place in a thread block's LeanTiles: output tile after output tile, some chunks of each.
-template <int CHUNK, bool WINDOW = false> struct Walk : Origin<WINDOW> {
-  using Origin<WINDOW>::origin;
-  using Origin<WINDOW>::hidden;
+template <int CHUNK, bool WINDOW = false> struct Walk : Chunks<WINDOW> {
+  using Chunks<WINDOW>::gap;
   const Work* work;
   Seq s;
   int seq, head, block, tile;
@@ -177,7 +186,7 @@ template <int CHUNK, bool WINDOW = false> struct Walk : Origin<WINDOW> {
   bool parted;   // this is not yet the range of whole output tiles
   int take;      // of them in this output tile
   int tiles;     // of this output tile
-  int chunk, end; // the chunks of this part
+  int chunk, end; // the chunks of this part, numbers among those of the output tile
   int visible;   // keys that some row sees
 
   __device__ __forceinline__ int rows(const Params& p) const { return min(s.queries * p.group - block * ROWS, ROWS); }
@@ -190,15 +199,17 @@ template <int CHUNK, bool WINDOW = false> struct Walk : Origin<WINDOW> {
     }
     int chunks = (visible + CHUNK - 1) / CHUNK;
     if constexpr (WINDOW) {
-      hidden = firstInWindow(scoreOf(p).window, s.keys - s.queries + positionOf(p, block * ROWS)), origin = hidden / CHUNK;
-      chunks = max(chunks - origin, 0);
+      const int hidden = firstInWindow(scoreOf(p), s.keys - s.queries + positionOf(p, block * ROWS));
+      const int front = (min(scoreOf(p).sinkTokens, hidden) + CHUNK - 1) / CHUNK;
+      this->hidden = hidden, this->front = front, gap = max(hidden / CHUNK - front, 0);
+      chunks = max(chunks - gap, 0);
     }
     return (chunks + (1 << p.tileShift) - 1) >> p.tileShift;
   }
   __device__ __forceinline__ void open(const Params& p) {
     take = min(left, tiles - tile);
-    chunk = origin + (tile << p.tileShift);
-    end = min(origin + ((tile + take) << p.tileShift), (visible + CHUNK - 1) / CHUNK);
+    chunk = tile << p.tileShift;
+    end = min((tile + take) << p.tileShift, (visible + CHUNK - 1) / CHUNK - gap);
   }
   // At the beginning of *w, which is in memory; `known` is it, or a copy in registers.
   __device__ __forceinline__ void begin(const Params& p, const Work* w, const Work& known) {

@@ -106,6 +106,9 @@ func testScores(t *testing.T, m *machine, n int, o options) {
 		if rng.IntN(3) > 0 {
 			shape = reftest.RandomSinks(rng, shape)
 		}
+		if i%2 == 1 {
+			shape.SinkTokens = testgpu.Pick(rng, 1, 4, 16, 17, 63, 64, 65, 130)
+		}
 		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2], page: page})
 		p.geometry.Workers = testgpu.Pick(rng, 0, 1, 3)
 		p.geometry.Policy = testgpu.Pick(rng, lean.Policy{}, lean.Policy{}, lean.Policy{Kind: lean.FixedSplit, Splits: 3}, lean.Policy{Kind: lean.PerHead})

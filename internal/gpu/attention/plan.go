@@ -390,7 +390,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
 		p.reach = max(p.reach, q.Row+q.Queries)
 		first, _ := g.Mask.Keys(q.Queries, q.Keys, 0)
-		p.liveKeys += q.Keys - first
+		p.liveKeys += q.Keys - first + g.SinkKeys(first)
 		p.appends = p.appends && q.Keys >= q.Queries
 		if !p.appends {
 			continue

@@ -80,6 +80,9 @@ func randomShape(rng *rand.Rand, o options) reftest.Shape {
 		}
 		if o.scored {
 			if s = reftest.RandomScoreMods(rng, s); rng.IntN(3) == 0 {
+				s = reftest.RandomSinkTokens(rng, s)
+			}
+			if rng.IntN(3) == 0 {
 				s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1+rng.IntN(9))
 			}
 		}
@@ -157,10 +160,10 @@ func (p *problem) putSinks(m *machine, t testing.TB) {
 	p.sinks.Offset, p.sinks.Len = p.sinks.Offset+4, p.Heads
 }
 
-// poisonHidden makes NaN of keys and values that no query's window reaches.
+// poisonHidden makes NaN of keys and values that no query's window reaches, and that are no sink tokens.
 func (p *problem) poisonHidden() {
 	for i := range p.Queries {
-		for j := range p.First(i, 0) {
+		for j := p.SinkKeys(i, 0); j < p.First(i, 0); j++ {
 			for h := range p.KVHeads {
 				for _, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
 					for c := range row {

@@ -149,9 +149,17 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 }
 
 // keysOf is the keys that the query positions of some packed rows see, [first, end) of a
-// sequence's: what is cut into their LeanTiles. They begin with a whole chunk of so many keys.
+// sequence's: what is cut into their LeanTiles. They are whole chunks of so many keys, but for the last one.
 func keysOf(g *attn.Problem, s *sequence, first, end, chunk int) lean.Keys {
+	keys, _ := keysBehind(g, s, first, end, chunk)
+	return keys
+}
+
+// keysBehind is keysOf, and how many keys there are in chunks that have sink tokens. These stand right before the others, as if
+// there was nothing between them: keys.First is how many are left out.
+func keysBehind(g *attn.Problem, s *sequence, first, end, chunk int) (keys lean.Keys, front int) {
 	group := g.Group()
 	from, to := g.Mask.Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
-	return lean.Keys{First: from - from%chunk, End: to}
+	front = attn.Ceil(g.SinkKeys(from), chunk) * chunk
+	return lean.Keys{First: max(from-from%chunk-front, 0), End: to}, front
 }

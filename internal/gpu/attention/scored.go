@@ -68,7 +68,7 @@ func (p *Plan) runScored(s *cuda.Stream, o *Operands, k *kernel) error {
 	g, plain := &p.look.geometry, &p.params
 	p.scoredParams = scoredParams{
 		keyMap: plain.keyMap, valueMap: plain.valueMap, Params: plain.Params, meet: plain.meet, prefetched: plain.prefetched,
-		score: scoreParams{window: int32(min(g.Window, math.MaxInt32))},
+		score: scoreParams{window: int32(min(g.Window, math.MaxInt32)), sinkTokens: int32(min(g.SinkTokens, math.MaxInt32))},
 	}
 	score := &p.scoredParams.score
 	if g.Cap != 0 {

@@ -75,7 +75,7 @@ var leanWay = way{
 var scoredWay = way{
 	can: attn.Can{
 		Name:     leanWay.can.Name,
-		Features: leanWay.can.Features | attn.Window | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks,
+		Features: leanWay.can.Features | attn.Window | attn.SinkTokens | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks,
 		KV:       gpu.Types,
 	},
 	multiple: 4, shared: true,

@@ -58,8 +58,7 @@ type scoreParams struct {
 	slopes, sinks, bias, trees, details uint64 // addresses
 	biasSequence, biasHead, biasRow     int64
 	cap, reciprocal, biasFactor         float32
-	biasType, window                    int32
-	_                                   [4]byte
+	biasType, window, sinkTokens        int32
 }
 
 // seqDetail is struct SeqDetail.
@@ -104,8 +103,12 @@ func packPrefetches(works []work, g *attn.Problem, chunk int, pages []int32, ope
 		*o = noPrefetch
 		if w.tiles > 0 {
 			rows := int(w.first.queries) * g.Group()
-			origin := keysOf(g, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), chunk).First
-			first, end := (origin+int(w.tile)<<tile)>>page, (int(w.first.keys)-1)>>page+1
+			keys, front := keysBehind(g, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), chunk)
+			key := int(w.tile) << tile
+			if key >= front {
+				key += keys.First
+			}
+			first, end := key>>page, (int(w.first.keys)-1)>>page+1
 			copy(o[:], pages[int(w.first.pages)+first:int(w.first.pages)+end])
 		}
 	}
