@@ -89,7 +89,6 @@ type reservation struct {
 	pages.Reservation
 	seq    *Sequence
 	tokens int
-	shift  int // how many of the sequence's tokens lie in pages that it has no more
 }
 
 // stepPlan is the schedule for the layers of one geometry.
@@ -176,13 +175,9 @@ func (s *Step) Positions() []int {
 		return nil
 	}
 	positions := make([]int, s.tokens)
-	for i, seq := range s.sequences {
+	for _, seq := range s.sequences {
 		for j := range seq.Queries {
-			depth := j
-			if seq.Tree != nil {
-				depth = seq.Tree.Depth(j)
-			}
-			positions[seq.Row+j] = s.reservations[i].shift + seq.Keys - seq.Queries + depth
+			positions[seq.Row+j] = seq.Position(j)
 		}
 	}
 	return positions
@@ -269,8 +264,8 @@ func (s *Step) begin(op string, appends []Append) error {
 		}
 		// Engines see a sequence without the pages that were given back, as if it began with the first that is there: which
 		// keys a query sees depends on their distance alone.
-		r.shift = c.pool.Shift(&a.Seq.table)
-		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens - r.shift + a.Tokens, Pages: r.Pages}
+		gone := c.pool.Shift(&a.Seq.table)
+		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens - gone + a.Tokens, Pages: r.Pages, Before: gone}
 		if a.Tree != nil {
 			at := len(s.trees)
 			s.trees = append(s.trees, a.Tree...) // the caller may change it

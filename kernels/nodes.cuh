@@ -3,11 +3,11 @@
 #pragma once
 #include "copy.cuh"
 #include "gemm_activation.cuh"
+#include "rotary.cuh"
 
 constexpr int NODE_THREADS = 256;
 constexpr int NODE_NARROW = 1024; // elements of a row that a warp has; more are a block's
 constexpr int NODE_EACH = 4;      // elements of a thread of `elements`
-constexpr int NODE_PAIRS = 128;   // that a rotary embedding has at most
 
 // What each of them begins with: nothing is read or written before.
 __device__ __forceinline__ void beginNode() {
@@ -58,30 +58,15 @@ struct RotaryParams {
   int heads, headDim, pairs, interleaved;
   float factor;
   int rows;
-  u64 turns[NODE_PAIRS]; // what a pair turns by at each position, in 2^64th parts of a turn
+  u64 turns[ROTARY_PAIRS]; // what a pair turns by at each position, in 2^64th parts of a turn
 };
 
-// Cosine and sine of so many 2^32nd parts of a turn: those of an eighth of a turn at most, by their
-// series, and as many quarters as there are besides.
-__device__ __forceinline__ float2 cosSin(int part) {
-  const u32 quarters = ((u32)part + (1u << 29)) >> 30;
-  const float x = (float)(int)((u32)part - (quarters << 30)) * 1.46291808e-9f, z = x * x; // 2 pi/2^32
-  const float s = x + x * z * (-1.f / 6 + z * (1.f / 120 + z * (-1.f / 5040 + z * (1.f / 362880))));
-  const float c = 1.f + z * (-0.5f + z * (1.f / 24 + z * (-1.f / 720 + z * (1.f / 40320 - z * (1.f / 3628800)))));
-  const float2 t = quarters & 1 ? make_float2(-s, c) : make_float2(c, s);
-  return quarters & 2 ? make_float2(-t.x, -t.y) : t;
-}
-
-// Turns the heads of a row, a thread block a row. Whole turns are what overflows of the product
-// with the position, so a late position loses no digits.
+// Turns the heads of a row, a thread block a row.
 __device__ __forceinline__ void rotary(const RotaryParams& p) {
-  __shared__ float2 turned[NODE_PAIRS]; // cosines and sines
+  __shared__ float2 turned[ROTARY_PAIRS]; // cosines and sines
   beginNode();
   const int position = p.positions[blockIdx.x];
-  for (int i = threadIdx.x; i < p.pairs; i += NODE_THREADS) {
-    const float2 t = cosSin((int)((p.turns[i] * (u64)(long long)position) >> 32));
-    turned[i] = make_float2(p.factor * t.x, p.factor * t.y);
-  }
+  for (int i = threadIdx.x; i < p.pairs; i += NODE_THREADS) turned[i] = turnedBy(p.turns[i], position, p.factor);
   __syncthreads();
   const int width = p.heads * p.headDim;
   const float* x = p.x + (long long)blockIdx.x * width;

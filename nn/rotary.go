@@ -6,6 +6,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -50,10 +51,7 @@ func Rotary(x, positions *G.Node, config la.RotaryConfig) (y *G.Node, err error)
 		return nil, err
 	}
 	r := rotary{rank: len(x.Shape()), dtype: x.Dtype(), positions: positions.Dtype(), config: config}
-	r.how = attn.Rotary{HeadDim: config.HeadDim, Interleaved: config.Interleaved, Factor: m}
-	for _, w := range w {
-		r.how.Turns = append(r.how.Turns, attn.TurningOf(w))
-	}
+	r.how = attn.Rotary{HeadDim: config.HeadDim, Interleaved: config.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
 	return newNode(r, x, positions)
 }
 
@@ -115,25 +113,15 @@ func turned[F float](r *attn.Rotary, v G.Value, positions []int, shape tensor.Sh
 		return nil, err
 	}
 	t, y := output[F](shape)
-	width, pairs := len(x)/len(positions), len(r.Turns)
-	// Pair i is elements i*each and i*each+apart.
-	each, apart := 1, pairs
-	if r.Interleaved {
-		each, apart = 2, 1
-	}
+	width, pairs := len(x)/len(positions), r.Turns.Len()
 	eachRow(len(positions), width, func(row int) {
 		cos, sin := make([]F, pairs), make([]F, pairs)
-		for i, turn := range r.Turns {
-			s, c := math.Sincos(turn.Angle(positions[row]))
+		for i := range pairs {
+			s, c := math.Sincos(r.Turns.Of(i).Angle(positions[row]))
 			cos[i], sin[i] = F(r.Factor*c), F(sign*r.Factor*s)
 		}
 		for at := row * width; at < (row+1)*width; at += r.HeadDim {
-			from, to := x[at:at+r.HeadDim], y[at:at+r.HeadDim]
-			for i, c := range cos {
-				a, b := from[i*each], from[i*each+apart]
-				to[i*each], to[i*each+apart] = a*c-b*sin[i], b*c+a*sin[i]
-			}
-			copy(to[2*pairs:], from[2*pairs:])
+			cpu.Turn(y[at:at+r.HeadDim], x[at:at+r.HeadDim], cos, sin, r.Interleaved)
 		}
 	})
 	return t, nil

@@ -20,6 +20,7 @@ const (
 	AddedBias
 	Dropout
 	Sinks         // query heads have attention sinks
+	Rotates       // queries and new keys are turned by a rotary embedding
 	OtherValueDim // values are of another width than keys
 	OtherPolicy   // LeanTiles are not cut by stream-K
 	SetTiles      // the caller says how large LeanTiles are
@@ -45,6 +46,7 @@ func (p *Problem) Features() (f Feature) {
 	note(taken(&rest.Bias), AddedBias)
 	note(taken(&rest.Dropout), Dropout)
 	note(taken(&rest.Sinks), Sinks)
+	note(p.Rotary != Rotary{}, Rotates)
 	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
 	note(p.ValueDim != p.Dim, OtherValueDim)
 	note(p.Policy != lean.Policy{}, OtherPolicy)
@@ -83,6 +85,8 @@ func (f Feature) text(p *Problem) string {
 		return fmt.Sprintf("a dropout of %v", p.Dropout)
 	case Sinks:
 		return "attention sinks"
+	case Rotates:
+		return fmt.Sprintf("a rotary embedding of %d elements of a head", 2*p.Rotary.Turns.Len())
 	case OtherValueDim:
 		return fmt.Sprintf("values of %d elements and keys of %d", p.ValueDim, p.Dim)
 	case OtherPolicy:

@@ -29,6 +29,7 @@ type Problem struct {
 	Scale          float64 // on q.k, natural
 	Mask                   // which keys a query sees
 	Score                  // what happens to scores before the softmax
+	Rotary         Rotary  // turns queries and new keys, if not zero
 
 	Query, Out, LSE Strides
 	Key, Value      PageStrides
@@ -76,6 +77,9 @@ func (p *Problem) Check(op string) error {
 		return err
 	}
 	if err := p.Score.Check(op, p.Heads); err != nil {
+		return err
+	}
+	if err := p.Rotary.Check(op, p.Dim); err != nil {
 		return err
 	}
 	if p.Tree {

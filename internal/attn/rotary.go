@@ -1,13 +1,33 @@
 package attn
 
-import "math"
+import (
+	"encoding/binary"
+	"math"
+)
 
-// Rotary is how a rotary embedding turns heads, as engines take it.
+// Rotary is how a rotary embedding turns heads, as engines take it. The zero Rotary is none.
+//
+// In a problem it turns queries, and new keys on their way to where keys are kept, by [Sequence.Position]. It is none of the
+// attention to what is kept: keys there are turned.
 type Rotary struct {
 	HeadDim     int
-	Interleaved bool      // pair i is elements 2i and 2i+1; else i and i + the number of pairs
-	Factor      float64   // that cosines and sines are multiplied by
-	Turns       []Turning // of each pair
+	Interleaved bool     // pair i is elements 2i and 2i+1; else i and i + the number of pairs
+	Factor      float64  // that cosines and sines are multiplied by
+	Turns       Turnings // of each pair
+}
+
+// Check reports what is wrong with r for heads of so many elements.
+func (r *Rotary) Check(op string, dim int) error {
+	if *r == (Rotary{}) {
+		return nil
+	}
+	if n := r.Turns.Len(); r.HeadDim != dim || n < 1 || 2*n > dim || len(r.Turns) != 8*n {
+		return Errorf(op, ErrShape, "%d pairs of heads of %d elements are turned, and there are heads of %d", n, r.HeadDim, dim)
+	}
+	if math.IsNaN(r.Factor) || math.IsInf(r.Factor, 0) {
+		return Errorf(op, ErrShape, "a rotary embedding with the factor %v", r.Factor)
+	}
+	return nil
 }
 
 // Turning is what a pair turns by from one position to the next: so many 2^64th parts of a turn.
@@ -24,4 +44,27 @@ func TurningOf(radians float64) Turning {
 // Angle is how far a pair has turned at a position, in radians from -pi to pi.
 func (t Turning) Angle(position int) float64 {
 	return math.Ldexp(float64(int64(uint64(position)*uint64(t))), -63) * math.Pi
+}
+
+// Turnings are those of all pairs, in a form that == compares: a Problem is looked up by it.
+type Turnings string
+
+// TurningsOf returns those of numbers of radians.
+func TurningsOf(radians []float64) Turnings {
+	b := make([]byte, 0, 8*len(radians))
+	for _, x := range radians {
+		b = binary.LittleEndian.AppendUint64(b, uint64(TurningOf(x)))
+	}
+	return Turnings(b)
+}
+
+// Len returns how many there are.
+func (t Turnings) Len() int { return len(t) / 8 }
+
+// Of returns that of a pair.
+func (t Turnings) Of(pair int) (turn Turning) {
+	for i := range 8 {
+		turn |= Turning(t[8*pair+i]) << (8 * i)
+	}
+	return turn
 }

@@ -11,6 +11,17 @@ type Sequence struct {
 	Row, Queries, Keys int
 	Pages              []int32
 	Tree               Tree // of the queries; nil: none
+	Before             int  // tokens that stand before the keys, or between them, in pages that are there no more
+}
+
+// Position returns where the token of query position i stands in its sequence, counted from 0: where its key lies, or at its
+// depth in the tree.
+func (q *Sequence) Position(i int) int {
+	depth := i
+	if q.Tree != nil {
+		depth = q.Tree.Depth(i)
+	}
+	return q.Before + Position(q.Queries, q.Keys, depth)
 }
 
 // HasTrees says whether some of the sequences have a tree.

@@ -16,7 +16,58 @@ import (
 // from places src, both with rows of dim elements. Of g, KVHeads and PageTokens are used. Everything
 // is checked before anything is written; the error wraps ErrShape, ErrDType or ErrPage.
 func Append[F lean.Float](g *attn.Problem, seqs []attn.Sequence, dst Buffer, at attn.PageStrides, dim int, src []F, from attn.Strides) error {
+	if err := checkAppend("append", g, seqs, dst, at, dim, src, from); err != nil {
+		return err
+	}
+	for i := range seqs {
+		q := &seqs[i]
+		for t := 0; t < q.Queries; {
+			to, n := slots(g, q, at, t, q.Queries-t)
+			storeRows(&dst, to, at, src, (q.Row+t)*from.Row, from, n, g.KVHeads, dim)
+			t += n
+		}
+	}
+	return nil
+}
+
+// AppendTurned is Append of keys to those of a plan, whose rotary embedding turns them on their way. seqs are those that the
+// plan was built of.
+func AppendTurned[F lean.Float](p *Plan, seqs []attn.Sequence, dst Buffer, src []F, from attn.Strides) error {
 	const op = "append"
+	g, r := &p.g, &p.rotation
+	if err := checkAppend(op, g, seqs, dst, g.Key, g.Dim, src, from); err != nil {
+		return err
+	}
+	for i := range seqs {
+		if q := &seqs[i]; q.Queries > 0 && q.Row+q.Queries > r.rows() {
+			return attn.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d), and the plan turns %d", i, q.Row, q.Row+q.Queries, r.rows())
+		}
+	}
+	together := attn.Strides{Row: g.KVHeads * g.Dim, Head: g.Dim}
+	turned := make([]F, together.Row)
+	for i := range seqs {
+		q := &seqs[i]
+		for t := range q.Queries {
+			row := q.Row + t
+			for h := range g.KVHeads {
+				turnRow(r, row, turned[h*g.Dim:][:g.Dim], src[row*from.Row+h*from.Head:][:g.Dim])
+			}
+			to, _ := slots(g, q, g.Key, t, 1)
+			storeRows(&dst, to, g.Key, turned, 0, together, 1, g.KVHeads, g.Dim)
+		}
+	}
+	return nil
+}
+
+// slots returns where the keys of up to most new tokens lie, from token t on, and how many of them lie together.
+func slots(g *attn.Problem, q *attn.Sequence, at attn.PageStrides, t, most int) (to, n int) {
+	key := q.Keys - q.Queries + t
+	slot := key % g.PageTokens
+	return int(q.Pages[key/g.PageTokens])*at.Page + slot*at.Row, min(most, g.PageTokens-slot)
+}
+
+// checkAppend reports what is wrong with the arguments of Append.
+func checkAppend[F lean.Float](op string, g *attn.Problem, seqs []attn.Sequence, dst Buffer, at attn.PageStrides, dim int, src []F, from attn.Strides) error {
 	switch {
 	case g.KVHeads < 1 || g.PageTokens < 1 || dim < 1:
 		return attn.Errorf(op, attn.ErrShape, "%d KV heads, pages of %d tokens, rows of %d elements",
@@ -40,18 +91,6 @@ func Append[F lean.Float](g *attn.Problem, seqs []attn.Sequence, dst Buffer, at 
 		if q.Queries > 0 && from.Extent(q.Row+q.Queries, g.KVHeads, dim) > len(src) {
 			return attn.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d), the source has %d elements",
 				i, q.Row, q.Row+q.Queries, len(src))
-		}
-	}
-
-	for i := range seqs {
-		q := &seqs[i]
-		for t := 0; t < q.Queries; {
-			key := q.Keys - q.Queries + t
-			slot := key % g.PageTokens
-			n := min(q.Queries-t, g.PageTokens-slot)
-			to := int(q.Pages[key/g.PageTokens])*at.Page + slot*at.Row
-			storeRows(&dst, to, at, src, (q.Row+t)*from.Row, from, n, g.KVHeads, dim)
-			t += n
 		}
 	}
 	return nil

@@ -41,6 +41,7 @@ type Plan struct {
 	lastPage int     // the highest page
 	slots    int     // the most slots used of a page
 	packed   int     // the most packed rows of a block
+	rotation rotation
 
 	// PrefixBytes is how many bytes must be read less for keys that sequences have in common to be attended to
 	// apart; 0: the engine's choice.
@@ -122,6 +123,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 		}
 	}
 
+	p.rotation.lay(g.Rotary, seqs)
 	p.lay(g, p.findPrefixes(&g, seqs))
 	return nil
 }

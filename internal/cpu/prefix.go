@@ -70,6 +70,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) []attn.Sequen
 		x.seqs = append(x.seqs, s)
 	}
 	of := *g
+	of.Rotary = attn.Rotary{} // its queries are turned
 	of.Mask, of.Score, of.Query, of.Out, of.LSE = attn.Mask{}, attn.Score{Cap: g.Cap}, rowsOf(g.Heads, g.Dim), rowsOf(g.Heads, g.ValueDim), rowsOf(g.Heads, 1)
 	x.plan.lay(of, x.seqs)
 	p.shares = true
@@ -115,7 +116,12 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 	for i, row := range x.rows {
 		for h := range g.Heads {
 			at := int(row)*g.Query.Row + h*g.Query.Head
-			copy(r.of.Q[(i*g.Heads+h)*g.Dim:][:g.Dim], o.Q[at:at+g.Dim])
+			to, q := r.of.Q[(i*g.Heads+h)*g.Dim:][:g.Dim], o.Q[at:at+g.Dim]
+			if p.rotation.turns() {
+				turnRow(&p.rotation, int(row), to, q)
+			} else {
+				copy(to, q)
+			}
 		}
 	}
 	if err := runOwn(pool, free, &x.plan, &r.of); err != nil {

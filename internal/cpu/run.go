@@ -222,14 +222,19 @@ func (p *Plan) block(k lean.Work) block {
 	}
 }
 
-// pack gathers the block's query rows into w.q, with the scale folded in.
+// pack gathers the block's query rows into w.q, turned if they are to be, with the scale folded in.
 func (ws *workspace[F]) pack(w *worker[F], b block) {
 	g := &ws.plan.g
 	dst := w.q
 	for i := b.from; i < b.to; i++ {
 		for h := b.head0; h < b.head0+b.group; h++ {
 			at := (b.seq.row+i)*g.Query.Row + h*g.Query.Head
-			scaleInto(dst[:g.Dim], ws.ops.Q[at:at+g.Dim], ws.scale)
+			q, to := ws.ops.Q[at:at+g.Dim], dst[:g.Dim]
+			if r := &ws.plan.rotation; r.turns() {
+				turnRow(r, b.seq.row+i, to, q)
+				q = to
+			}
+			scaleInto(to, q, ws.scale)
 			dst = dst[g.Dim:]
 		}
 	}

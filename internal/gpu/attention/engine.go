@@ -20,6 +20,7 @@ type Engine struct {
 	loading                       sync.Mutex // of their functions
 	append                        *cuda.Function
 	gatherPrefixes, mergePrefixes *cuda.Function // nil as long as no sequences shared prefixes
+	rotary                        *cuda.Function // nil before it is first needed
 	closed                        atomic.Bool
 
 	Eager  bool // all thread blocks are worth having: tests, whose problems are small

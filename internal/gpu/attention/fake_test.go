@@ -20,6 +20,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	k := &twin{t: t, rng: reftest.Rand(t)}
 	d, lib := testgpu.Fake(t, capability, sms, shared, k.run)
 	s := lib.State()
+	s.Argument(rotaryEntry, int(unsafe.Sizeof(rotaryParams{})))
 	s.Argument("lean_append", int(unsafe.Sizeof(appendParams{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))

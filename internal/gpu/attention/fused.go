@@ -131,5 +131,7 @@ func (p *Plan) appending() Appending {
 	}
 }
 
-// canAppend says whether there are new keys and values to store.
-func (p *Plan) canAppend(op string) bool { return p.ready(op) == nil && !p.look.idle && p.appends }
+// canAppend says whether there are new keys and values to store as they are.
+func (p *Plan) canAppend(op string) bool {
+	return p.ready(op) == nil && !p.look.idle && p.appends && !rotates(&p.look.geometry)
+}

@@ -118,6 +118,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixGatherParams", prefixGatherParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixMergeParams", prefixMergeParams{}},
+		{"kernels/attn_rotary.cuh", "RotaryAppendParams", rotaryParams{}},
 		{"kernels/attn_unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"kernels/attn_prefill_rows.cuh", "PrefillTile", prefillTile{}},
 		{"kernels/attn_prefill_rows.cuh", "PrefillParams", prefillParams{}},

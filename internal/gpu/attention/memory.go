@@ -58,9 +58,9 @@ func (s *staging) wait() error {
 
 // sections are where the parts of a table begin, in bytes.
 type sections struct {
-	prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees int64
-	gathered, mergeStarts, mergeSlots                                                                    int64
-	end                                                                                                  int64
+	prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees, positions int64
+	gathered, mergeStarts, mergeSlots                                                                               int64
+	end                                                                                                             int64
 }
 
 func (c Capacity) layOut(blocks int) (s sections) {
@@ -83,6 +83,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.slopes = next(c.slopes, 4)
 	s.details = next(c.details, unsafe.Sizeof(seqDetail{}))
 	s.trees = next(c.trees, 8)
+	s.positions = next(c.positions, 8)
 	if c.gathered > 0 {
 		s.gathered, s.mergeStarts, s.mergeSlots = next(1+c.gathered, 4), next(1+c.Rows, 4), next(c.gathered, 4)
 	}
@@ -92,7 +93,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 
 // holds says whether a step of size n fits.
 func (c Capacity) holds(n Capacity) bool {
-	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details && n.trees <= c.trees && n.gathered <= c.gathered
+	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details && n.trees <= c.trees && n.positions <= c.positions && n.gathered <= c.gathered
 }
 
 // grown is a capacity for n that will do for a while.
@@ -105,6 +106,7 @@ func (c Capacity) grown(n, least Capacity) Capacity {
 		slopes:    max(c.slopes, n.slopes),
 		details:   growth(c.details, n.details, least.details),
 		trees:     growth(c.trees, n.trees, least.trees),
+		positions: growth(c.positions, n.positions, least.positions),
 		gathered:  growth(c.gathered, n.gathered, least.gathered),
 	}
 }
@@ -275,6 +277,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.slopes, gpu.BytesOf(p.slopes)},
 		{at.details, gpu.BytesOf(p.details)},
 		{at.trees, gpu.BytesOf(p.trees)},
+		{at.positions, gpu.BytesOf(p.positions)},
 		{at.gathered, gpu.BytesOf(p.prefixes.gathered)},
 		{at.mergeStarts, gpu.BytesOf(p.prefixes.starts)},
 		{at.mergeSlots, gpu.BytesOf(p.prefixes.slots)},

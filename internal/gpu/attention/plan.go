@@ -46,6 +46,7 @@ type Plan struct {
 	slopes        []float32     // of ALiBi, of each query head, to base 4; empty: none
 	details       []seqDetail   // of seqs, where there is a bias, or may be a tree
 	trees         []uint64      // masks of those that have a tree
+	positions     []int64       // of each token row, where a rotary embedding is
 	slots         []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
 	pages         []int32       // the block table, if the plan is paged
 	ahead         []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
@@ -70,8 +71,10 @@ type Plan struct {
 	beside        int    // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
 	unfusedParams unfusedParams
 	newRows       appendParams
+	rotary        rotaryParams
 	appended      [2]gpu.Memory // the last Append's keys and values since Build
 	anyAppend     bool
+	turned        gpu.Memory // the queries that the last AppendTurned since Build has made
 }
 
 // state is how far a plan is.
@@ -112,7 +115,8 @@ type Capacity struct {
 	details int // of sequences
 	trees   int // tokens of trees
 
-	gathered int // rows that attend to prefixes
+	positions int // of token rows
+	gathered  int // rows that attend to prefixes
 }
 
 // queries is how many one sequence may have.
@@ -198,6 +202,9 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	if err := p.engine.load(look.kernel); err != nil {
 		return err
 	}
+	if err := p.engine.loadRotary(&g); err != nil {
+		return err
+	}
 	var scores int64
 	if look.kernel.way == &unfusedWay {
 		if scores, err = p.scores(op, &g, need.scores); err != nil {
@@ -210,6 +217,9 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	}
 	if g.Tree {
 		least.trees = least.Rows
+	}
+	if rotates(&g) {
+		need.positions, least.positions = rows, least.Rows
 	}
 	least.prefill, parts = p.engine.reservePrefill(&g, &least)
 	if k := who.first(); k != nil {
@@ -234,10 +244,11 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 		}
 	}
 
-	p.state, p.anyAppend, p.lastPage = built, false, need.lastPage
+	p.state, p.anyAppend, p.turned, p.lastPage = built, false, gpu.Memory{}, need.lastPage
 	few := p.assign(&g, seqs, rows, &look, who)
 	p.listSlopes(&g)
 	p.listPrefixes(all, &look.sharing)
+	p.listPositions(&g, all, rows)
 	p.prefetchPages(&g, look.kernel)
 	p.maskedRows(&g, few, rows)
 	p.aheadPages(&g, look.paged)

@@ -19,7 +19,7 @@ const (
 )
 
 // shareable are the features of which all queries of a step see the same in keys before them.
-const shareable = attn.Causal | attn.Trees | attn.Cap | attn.Sinks
+const shareable = attn.Causal | attn.Trees | attn.Cap | attn.Sinks | attn.Rotates
 
 // sharing is how the launches of a plan look that has prefixes. The zero sharing is of one without.
 type sharing struct {
@@ -145,6 +145,7 @@ func ownProblem(g *attn.Problem) attn.Problem {
 // prefixProblem is that for prefixes: all rows see all of their keys. direct: queries are where they are, else gathered.
 func prefixProblem(g *attn.Problem, direct bool) attn.Problem {
 	of := ownProblem(g)
+	of.Rotary = attn.Rotary{} // queries are turned
 	if of.Mask, of.Score = (attn.Mask{}), (attn.Score{Cap: g.Cap}); !direct {
 		of.Query = rowsOf(g, g.Dim)
 	}

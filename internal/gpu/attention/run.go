@@ -146,6 +146,9 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if err := o.Q.Check(op, "q", g.Query.Extent(p.reach, g.Heads, g.Dim)); err != nil {
 		return err
 	}
+	if rotates(g) && o.Q != p.turned {
+		return gpu.Errorf(op, gpu.ErrState, "q is not what AppendTurned has made")
+	}
 	if err := o.Out.Check(op, "out", out.Extent(p.reach, g.Heads, g.ValueDim)); err != nil {
 		return err
 	}
@@ -267,6 +270,27 @@ func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, heads int
 	if p.look.idle {
 		return nil
 	}
+	if rotates(&p.look.geometry) {
+		return gpu.Errorf(op, attn.ErrShape, "the problem has a rotary embedding: AppendTurned is for that")
+	}
+	if err := p.packAppend(op, k, v, newK, newV, heads); err != nil {
+		return err
+	}
+	p.args.Reset()
+	cuda.Struct(&p.args, &p.newRows)
+	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
+		p.args.Hold(b)
+	}
+	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
+	if err != nil {
+		return err
+	}
+	p.stores(k, v)
+	return nil
+}
+
+// packAppend checks the arguments of AppendRows and writes what its kernel is told.
+func (p *Plan) packAppend(op string, k, v, newK, newV gpu.Memory, heads int) error {
 	if !p.appends {
 		return gpu.Errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.look.rows)
 	}
@@ -297,16 +321,6 @@ func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, heads int
 		headRows: int32(g.Key.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
 		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
 	}
-	p.args.Reset()
-	cuda.Struct(&p.args, &p.newRows)
-	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
-		p.args.Hold(b)
-	}
-	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
-	if err != nil {
-		return err
-	}
-	p.stores(k, v)
 	return nil
 }
 

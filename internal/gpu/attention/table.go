@@ -60,7 +60,7 @@ type way struct {
 var leanWay = way{
 	can: attn.Can{
 		Name:     "attention on GPUs",
-		Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+		Features: attn.Causal | attn.Rotates | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
 		KV:       gpu.Types,
 	},
 	multiple: 4, shared: true,
@@ -86,14 +86,14 @@ var scoredWay = way{
 // Thread blocks take output tiles of 64 rows and more. A caller that asks for workers,
 // LeanTiles or a schedule gets these: from leanWay.
 var prefillWay = way{
-	can:  attn.Can{Name: "prefill on GPUs", Features: attn.Causal, KV: gpu.Halves},
+	can:  attn.Can{Name: "prefill on GPUs", Features: attn.Causal | attn.Rotates, KV: gpu.Halves},
 	same: true, positive: true, multiple: 8, shared: true, parts: 1,
 	fits: prefillFits, run: (*Plan).runPrefill,
 }
 
 // The same with queries and weights in two parts, for queries and outputs of any type.
 var precisePrefillWay = way{
-	can:      attn.Can{Name: "precise prefill on GPUs", Features: attn.Causal, KV: gpu.Halves},
+	can:      attn.Can{Name: "precise prefill on GPUs", Features: attn.Causal | attn.Rotates, KV: gpu.Halves},
 	positive: true, multiple: 4, shared: true, parts: 2,
 	fits: prefillFits, run: (*Plan).runPrefill,
 }
@@ -103,7 +103,7 @@ var precisePrefillWay = way{
 var unfusedWay = way{
 	can: attn.Can{
 		Name:     "unfused attention on GPUs",
-		Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused,
+		Features: attn.Causal | attn.Rotates | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused,
 		KV:       gpu.Types,
 	},
 	needs: attn.Unfused, multiple: 4,

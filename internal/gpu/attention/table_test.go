@@ -33,8 +33,10 @@ func TestTableIsTheModules(t *testing.T) {
 	if reftest.RaceEnabled {
 		t.Skip("images are unpacked in one goroutine, and take many times as long")
 	}
-	named := map[string][]string{leanUnit: {appendEntry}}
-	for _, k := range append([]kernel{{unit: leanUnit, entries: []string{appendEntry}, capability: ampere}}, table...) {
+	named := map[string][]string{}
+	for _, k := range append([]kernel{
+		{unit: leanUnit, entries: []string{appendEntry}, capability: ampere}, {unit: rotaryUnit, entries: []string{rotaryEntry}, capability: ampere},
+	}, table...) {
 		named[k.unit] = append(named[k.unit], k.entries...)
 		for _, capability := range capabilities {
 			if !k.capability.have(capability) {

@@ -35,6 +35,8 @@ func (k *twin) run(l testgpu.Launch) {
 	few := k.few
 	k.few = nil
 	switch {
+	case l.Kernel == rotaryEntry:
+		k.appendTurned(&l)
 	case l.Kernel == "lean_append":
 		k.append(&l)
 	case l.Kernel == "prefix_gather":

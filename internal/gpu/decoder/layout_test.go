@@ -36,7 +36,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 		"nodes.cuh": {
 			"constexpr int NODE_THREADS = 256; constexpr int NODE_NARROW = 1024;",
 			"constexpr int NODE_EACH = 4;",
-			"constexpr int NODE_PAIRS = 128;",
+			"constexpr int ROTARY_PAIRS = 128;",
 			"const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;",
 			"enum : int { GELU_TANH = 3, SILU = 4 };",
 		},

@@ -132,7 +132,7 @@ type rotaryParams struct {
 // there are kernels for.
 func (d *Engine) Rotary(s *cuda.Stream, o *Rotary) error {
 	const op = "rotary"
-	pairs := len(o.Turns)
+	pairs := o.Turns.Len()
 	switch {
 	case o.Rows < 1 || o.Heads < 1 || o.HeadDim < 2*pairs || pairs < 1 || o.Rows > math.MaxInt32 || int64(o.Heads)*int64(o.HeadDim) > math.MaxInt32:
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d heads of %d elements, %d pairs", o.Rows, o.Heads, o.HeadDim, pairs)
@@ -156,7 +156,9 @@ func (d *Engine) Rotary(s *cuda.Stream, o *Rotary) error {
 	if o.Interleaved {
 		p.interleaved = 1
 	}
-	copy(p.turns[:], o.Turns)
+	for i := range pairs {
+		p.turns[i] = o.Turns.Of(i)
+	}
 	return launchNode(d, s, func(k *nodeKernels) *cuda.Function { return k.rotary }, o.Rows, &p, o.X, o.Y, gpu.Memory{Buffer: o.Positions.Buffer})
 }
 

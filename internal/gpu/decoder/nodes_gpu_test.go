@@ -55,6 +55,15 @@ func TestGPURotary(t *testing.T) {
 	testRotary(t, m, d, 60)
 }
 
+// turnings are those of so many pairs.
+func turnings(base float64, pairs int) attn.Turnings {
+	w := make([]float64, pairs)
+	for i := range w {
+		w[i] = math.Pow(base, -float64(i)/float64(pairs))
+	}
+	return attn.TurningsOf(w)
+}
+
 // testRotary: heads of all kinds at positions of any size.
 func testRotary(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
@@ -63,10 +72,8 @@ func testRotary(t *testing.T, m *machine, d *Engine, cases int) {
 		o.HeadDim = testgpu.Pick(rng, 2, 5, 64, 80, 128, 256, 300)
 		pairs := min(testgpu.Pick(rng, 1, o.HeadDim/4, o.HeadDim/2, o.HeadDim/2), nodePairs)
 		o.Interleaved, o.Factor = i%2 == 0, testgpu.Pick(rng, 1, 1.1386)
-		for j := range max(pairs, 1) {
-			o.Turns = append(o.Turns, attn.TurningOf(math.Pow(1e4, -float64(j)/float64(max(pairs, 1)))))
-		}
-		pairs = len(o.Turns)
+		pairs = max(pairs, 1)
+		o.Turns = turnings(1e4, pairs)
 		width := o.Heads * o.HeadDim
 		x := m.random(t, rng, attn.Float32, o.Rows*width, 1)
 		o.X, o.Y = x.Memory, m.empty(t, o.Rows*width)
@@ -87,7 +94,7 @@ func testRotary(t *testing.T, m *machine, d *Engine, cases int) {
 				if o.Interleaved {
 					pair, second, apart = e/2, e%2 == 1, 1
 				}
-				s, c := math.Sincos(o.Turns[pair].Angle(positions[at/width]))
+				s, c := math.Sincos(o.Turns.Of(pair).Angle(positions[at/width]))
 				if second {
 					want = o.Factor * (want*c + x.x[at-apart]*s)
 				} else {
@@ -166,7 +173,7 @@ func testNodesRefuse(t *testing.T, m *machine, d *Engine) {
 	y := m.empty(t, 64)
 	half := m.random(t, rng, attn.Float16, 64, 1)
 	square := Linear{Rows: 8, In: 8, X: x.Memory, Parts: []LinearPart{{W: half.Memory, Y: y, Out: 8}}, Residual: y, Activation: attn.SiLU}
-	turns := make([]attn.Turning, nodePairs+1)
+	turns := turnings(1e4, nodePairs+1)
 	at := gpu.Bytes{Buffer: y.Buffer}
 	for name, err := range map[string]error{
 		"a layer over its residual":      d.Linear(m.Stream, &square),
@@ -176,7 +183,7 @@ func testNodesRefuse(t *testing.T, m *machine, d *Engine) {
 		"rms norm, eps":                  d.RMSNorm(m.Stream, &RMSNorm{Rows: 1, N: 64, Eps: -1, X: x.Memory, Y: y}),
 		"rotary without pairs":           d.Rotary(m.Stream, &Rotary{Rotary: attn.Rotary{HeadDim: 4}, Rows: 1, Heads: 1, X: x.Memory, Y: y, Positions: at}),
 		"rotary of more pairs":           d.Rotary(m.Stream, &Rotary{Rotary: attn.Rotary{HeadDim: 2*nodePairs + 2, Turns: turns}, Rows: 1, Heads: 1, X: x.Memory, Y: y, Positions: at}),
-		"rotary without positions":       d.Rotary(m.Stream, &Rotary{Rotary: attn.Rotary{HeadDim: 4, Turns: turns[:2]}, Rows: 1, Heads: 1, X: x.Memory, Y: y}),
+		"rotary without positions":       d.Rotary(m.Stream, &Rotary{Rotary: attn.Rotary{HeadDim: 4, Turns: turns[:16]}, Rows: 1, Heads: 1, X: x.Memory, Y: y}),
 		"elements, none":                 d.Elements(m.Stream, &Elements{X: x.Memory, Y: y}),
 		"elements, activation":           d.Elements(m.Stream, &Elements{N: 4, Activation: attn.Activations, X: x.Memory, Y: y}),
 		"elements, a period":             d.Elements(m.Stream, &Elements{N: 4, TimesPeriod: -1, X: x.Memory, Y: y}),
@@ -203,11 +210,7 @@ func BenchmarkGPUNodes(b *testing.B) {
 				x, y := m.filled(b, rng, attn.Float32, rows*c.inner, 1), m.empty(b, rows*c.inner)
 				up, gamma := m.filled(b, rng, attn.Float32, rows*c.inner, 1), m.filled(b, rng, attn.Float32, c.hidden, 1)
 				at := m.Put(b, make([]byte, 4*rows), attn.Float32)
-				turns := make([]attn.Turning, c.dim/2)
-				for i := range turns {
-					turns[i] = attn.TurningOf(math.Pow(5e5, -2*float64(i)/float64(c.dim)))
-				}
-				of := attn.Rotary{HeadDim: c.dim, Factor: 1, Turns: turns}
+				of := attn.Rotary{HeadDim: c.dim, Factor: 1, Turns: turnings(5e5, c.dim/2)}
 				const launches = 100
 				for name, queue := range map[string]func() error{
 					"rms norm": func() error {

@@ -1,0 +1,127 @@
+package attention
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Rotary embeddings: one launch turns a layer's queries, and its new keys on their way to the others.
+
+const (
+	rotaryUnit  = "lean_rotary"
+	rotaryEntry = "lean_append_turned"
+	rotaryPairs = 128 // ROTARY_PAIRS: half of what the widest heads have
+)
+
+// rotaryParams is struct RotaryAppendParams.
+type rotaryParams struct {
+	Append                   appendParams
+	query, turned, positions uint64 // addresses
+	queryRow, queryHead      int64
+	queryHeads, queryType    int32
+	pairs, interleaved       int32
+	factor                   float32
+	each                     int32 // thread blocks that share a row
+	turns                    [rotaryPairs]attn.Turning
+}
+
+// rotates says whether a problem has a rotary embedding.
+func rotates(g *attn.Problem) bool { return g.Rotary != attn.Rotary{} }
+
+// loadRotary loads the kernel, once a problem needs it.
+func (e *Engine) loadRotary(g *attn.Problem) error {
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	if !rotates(g) || e.rotary != nil {
+		return nil
+	}
+	m, err := gpu.Module(e.dev, rotaryUnit)
+	if err != nil {
+		return err
+	}
+	e.rotary, err = m.Function(rotaryEntry)
+	return err
+}
+
+// listPositions writes where the token of each row stands in its sequence.
+func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
+	p.positions = p.positions[:0]
+	if !rotates(g) {
+		return
+	}
+	p.positions = append(p.positions, make([]int64, rows)...)
+	for i := range seqs {
+		q := &seqs[i]
+		for j := range min(q.Queries, rows-q.Row) { // with rows 0 there is nothing to append
+			p.positions[q.Row+j] = int64(q.Position(j))
+		}
+	}
+}
+
+// AppendTurned is AppendRows of a plan whose problem has a rotary embedding: it turns the new keys, and the queries, which
+// lie as the problem says. These go to turned, of which the same is true: Run attends with it as its Q. The two have one type,
+// and no memory in common.
+func (p *Plan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned gpu.Memory, heads int) error {
+	const op = "append"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.ready(op); err != nil {
+		return err
+	}
+	if p.look.idle {
+		return nil
+	}
+	g := &p.look.geometry
+	if !rotates(g) {
+		return gpu.Errorf(op, attn.ErrShape, "the problem has no rotary embedding")
+	}
+	if err := p.packAppend(op, k, v, newK, newV, heads); err != nil {
+		return err
+	}
+	extent := g.Query.Extent(p.look.rows, g.Heads, g.Dim)
+	if err := q.Check(op, "q", extent); err != nil {
+		return err
+	}
+	if err := turned.Check(op, "the turned q", extent); err != nil {
+		return err
+	}
+	if q.DType != turned.DType {
+		return gpu.Errorf(op, attn.ErrDType, "q is %v, the turned q %v", q.DType, turned.DType)
+	}
+	if from, to, n := q.Address(), turned.Address(), uint64(extent*q.DType.Size()); from < to+n && to < from+n {
+		return gpu.Errorf(op, attn.ErrShape, "q and the turned q have memory in common")
+	}
+	r := &p.rotary
+	*r = rotaryParams{
+		Append: p.newRows, query: q.Address(), turned: turned.Address(), positions: p.memory.table.Address() + uint64(p.memory.sections.positions),
+		queryRow: int64(g.Query.Row), queryHead: int64(g.Query.Head), queryHeads: int32(g.Heads), queryType: gpu.Code(q.DType),
+		pairs: int32(g.Rotary.Turns.Len()), factor: float32(g.Rotary.Factor),
+	}
+	if g.Rotary.Interleaved {
+		r.interleaved = 1
+	}
+	for i := range g.Rotary.Turns.Len() {
+		r.turns[i] = g.Rotary.Turns.Of(i)
+	}
+	each := p.engine.blocksOfRow(g, p.look.rows)
+	r.each = int32(each)
+	p.args.Reset()
+	cuda.Struct(&p.args, r)
+	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, q.Buffer, turned.Buffer, p.memory.table} {
+		p.args.Hold(b)
+	}
+	grid := cuda.Grid{Blocks: [3]int{p.look.rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
+	if err := p.engine.rotary.Launch(s, grid, &p.args); err != nil {
+		return err
+	}
+	p.stores(k, v)
+	p.turned = turned
+	return nil
+}
+
+// blocksOfRow is how many thread blocks share a row: so many that all multiprocessors have one, if there is work for them.
+func (e *Engine) blocksOfRow(g *attn.Problem, rows int) int {
+	all := attn.Ceil((g.Heads+2*g.KVHeads)*g.Dim/4, appendThreads)
+	return min(all, attn.Ceil(e.blocks, rows))
+}

@@ -1,0 +1,257 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"bytes"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// appendTurned is what the kernel does.
+func (k *twin) appendTurned(l *testgpu.Launch) {
+	p := (*rotaryParams)(unsafe.Pointer(&l.Arg[0]))
+	a := &p.Append
+	dim, pairs := int(a.dim), int(p.pairs)
+	for row := range l.Blocks / int(p.each) {
+		slot := int(*testgpu.At[int32](a.slots, row))
+		if slot < 0 {
+			continue
+		}
+		cos, sin := make([]float64, pairs), make([]float64, pairs)
+		for i := range cos {
+			s, c := math.Sincos(p.turns[i].Angle(int(*testgpu.At[int64](p.positions, row))))
+			cos[i], sin[i] = float64(p.factor)*c, float64(p.factor)*s
+		}
+		x := make([]float64, dim)
+		turn := func(to uint64, at int, dtype attn.DType, from uint64, of int, fromType attn.DType) {
+			for i := range x {
+				x[i] = testgpu.Load(from, of+i, fromType)
+			}
+			turnedHead(x, cos, sin, p.interleaved != 0)
+			for i, f := range x {
+				testgpu.Store(to, at+i, dtype, f)
+			}
+		}
+		query := testgpu.TypeOf(p.queryType)
+		for h := range int(p.queryHeads) {
+			at := row*int(p.queryRow) + h*int(p.queryHead)
+			turn(p.turned, at, query, p.query, at, query)
+		}
+		for h := range int(a.heads) {
+			to, from := (slot+h*int(a.headRows))*dim, row*int(a.row)+h*dim
+			turn(a.keys, to, testgpu.TypeOf(a.dtype), a.newKeys, from, testgpu.TypeOf(a.newType))
+			for i := range dim {
+				testgpu.Store(a.values, to+i, testgpu.TypeOf(a.dtype), testgpu.Load(a.newValues, from+i, testgpu.TypeOf(a.newType)))
+			}
+		}
+	}
+}
+
+// turnedHead turns a head.
+func turnedHead(x, cos, sin []float64, interleaved bool) {
+	for i := range cos {
+		a, b := i, i+len(cos)
+		if interleaved {
+			a, b = 2*i, 2*i+1
+		}
+		x[a], x[b] = x[a]*cos[i]-x[b]*sin[i], x[b]*cos[i]+x[a]*sin[i]
+	}
+}
+
+// randomRotary is that of heads of so many elements.
+func randomRotary(rng *rand.Rand, dim int) attn.Rotary {
+	pairs := testgpu.Pick(rng, dim/2, dim/2, dim/4, 1, 1+rng.IntN(dim/2))
+	w := make([]float64, pairs)
+	for i := range w {
+		w[i] = math.Pow(5e5, -float64(i)/float64(pairs))
+	}
+	return attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: testgpu.Pick(rng, 1, 1.1386), Turns: attn.TurningsOf(w)}
+}
+
+// testRotary: queries and new keys are turned by the positions of their tokens, values are not, nothing else is written, and
+// what attends is the same as without. The twin knows no trees.
+func testRotary(t *testing.T, m *machine, cases int, trees bool) {
+	rng := reftest.Rand(t)
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+	plan, plain := m.engine.NewPlan(), m.engine.NewPlan()
+	for i := range cases {
+		shape := reftest.Shape{KVHeads: 1 + i%3, Dim: headDims[i%len(headDims)], Queries: []int{1, 0, 4, 1 + rng.IntN(20)}, Keys: []int{1 + rng.IntN(50), 3, 4 + rng.IntN(20), 20 + rng.IntN(9)}}
+		shape.Heads, shape.ValueDim, shape.Causal = shape.KVHeads*testgpu.Pick(rng, 1, 3), shape.Dim, true
+		if trees && rng.IntN(3) == 0 {
+			shape = reftest.RandomTrees(rng, shape)
+		}
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: types[i%3]})
+		g := &p.geometry
+		g.Rotary = randomRotary(rng, g.Dim)
+		for j := range p.seqs {
+			p.seqs[j].Before = testgpu.Pick(rng, 0, rng.IntN(100), rng.IntN(1<<20), rng.IntN(1<<40))
+		}
+		newType, kv := testgpu.Pick(rng, types...), p.kv
+		heads := g.KVHeads + rng.IntN(2) // which a row of new keys has
+		width := heads * g.Dim
+		var fresh [2][]byte
+		for j := range fresh {
+			fresh[j] = testgpu.Poisoned(p.rows*width, newType)
+			for _, s := range p.seqs {
+				for r := s.Row * width; r < (s.Row+s.Queries)*width; r++ {
+					testgpu.Put(fresh[j], r, newType, rng.NormFloat64())
+				}
+			}
+		}
+		newK, newV := m.Put(t, fresh[0], newType), m.Put(t, fresh[1], newType)
+		query := testgpu.Read(t, &p.q)
+		turned := m.Put(t, testgpu.Poisoned(p.q.Len, p.query), p.query)
+		noError(t, p.k.Buffer.Upload(p.k.Offset, p.pool[0]))
+		noError(t, p.v.Buffer.Upload(p.v.Offset, p.pool[1]))
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.Stream))
+		wantError(t, "append", plan.AppendRows(m.Stream, p.k, p.v, newK, newV, heads), attn.ErrShape, "AppendTurned")
+		wantError(t, "run", plan.Run(m.Stream, p.operands()), gpu.ErrState, "q is not what AppendTurned has made")
+		noError(t, plan.AppendTurned(m.Stream, p.k, p.v, newK, newV, p.q, turned, heads))
+		m.Settle(t)
+
+		// What it should be.
+		wantK, wantV, wantQ := bytes.Clone(p.pool[0]), bytes.Clone(p.pool[1]), testgpu.Poisoned(p.q.Len, p.query)
+		gotK, gotQ := testgpu.Read(t, &p.k), testgpu.Read(t, &turned)
+		pairs, x := g.Rotary.Turns.Len(), make([]float64, g.Dim)
+		cos, sin := make([]float64, pairs), make([]float64, pairs)
+		off := 0.0
+		turn := func(want, got []byte, at int, dtype attn.DType, from []byte, of int, fromType attn.DType) {
+			length := 0.0
+			for c := range x {
+				x[c] = testgpu.Get(from, of+c, fromType)
+				length = max(length, math.Abs(x[c]))
+			}
+			turnedHead(x, cos, sin, g.Rotary.Interleaved)
+			for c, f := range x {
+				bound := testgpu.Format(dtype).Unit()*math.Abs(f) + 0x1p-20*length
+				if y := testgpu.Get(got, at+c, dtype); !(math.Abs(y-f) <= bound) {
+					t.Errorf("element %d is %v, want %v", c, y, f)
+				} else {
+					off = max(off, math.Abs(y-f)/bound)
+				}
+				testgpu.Put(want, at+c, dtype, testgpu.Get(got, at+c, dtype)) // the rest is compared bit by bit
+			}
+		}
+		for _, s := range p.seqs {
+			for token := range s.Queries {
+				for pair := range cos {
+					sn, c := math.Sincos(g.Rotary.Turns.Of(pair).Angle(s.Position(token)))
+					cos[pair], sin[pair] = g.Rotary.Factor*c, g.Rotary.Factor*sn
+				}
+				for h := range g.Heads {
+					at := (s.Row+token)*g.Query.Row + h*g.Query.Head
+					turn(wantQ, gotQ, at, p.query, query, at, p.query)
+				}
+				key := s.Keys - s.Queries + token
+				for h := range g.KVHeads {
+					to := int(s.Pages[key/g.PageTokens])*g.Key.Page + h*g.Key.Head + key%g.PageTokens*g.Dim
+					turn(wantK, gotK, to, kv, fresh[0], (s.Row+token)*width+h*g.Dim, newType)
+					for c := range g.Dim {
+						testgpu.Put(wantV, to+c, kv, testgpu.Get(fresh[1], (s.Row+token)*width+h*g.Dim+c, newType))
+					}
+				}
+			}
+		}
+		if !bytes.Equal(gotK, wantK) || !bytes.Equal(testgpu.Read(t, &p.v), wantV) || !bytes.Equal(gotQ, wantQ) {
+			t.Errorf("something is written that should not be, or values are not what rounding gives")
+		}
+
+		// Attention to it is that of a problem without the embedding.
+		o := p.operands()
+		o.Q = turned
+		noError(t, plan.Run(m.Stream, o))
+		m.Settle(t)
+		out := append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)
+		m.Poison(t, &p.o)
+		m.Poison(t, &p.lse)
+		g.Rotary = attn.Rotary{}
+		noError(t, plain.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plain.Upload(m.Stream))
+		noError(t, plain.Run(m.Stream, o))
+		m.Settle(t)
+		if !bytes.Equal(out, append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)) {
+			t.Errorf("other bits than without")
+		}
+		if t.Failed() {
+			t.Fatalf("%v to %v, %d of %d elements, %v: %v", newType, kv, 2*pairs, p.Dim, off, p)
+		}
+		for _, x := range []gpu.Memory{newK, newV, turned} {
+			noError(t, x.Buffer.Close())
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+	noError(t, plain.Close())
+}
+
+func TestFakeRotary(t *testing.T) {
+	onFakes(t, 30, func(t *testing.T, m *machine, n int) { testRotary(t, m, n, false) })
+}
+
+func TestEmulatedRotary(t *testing.T) { testRotary(t, emulatedGPU(t, 3), 20, true) }
+
+func TestGPURotary(t *testing.T) { testRotary(t, realGPU(t), testgpu.OrShort(60, 12), true) }
+
+// What AppendTurned can't do is refused, and nothing is launched; nor is a step offered to launches that do more.
+func TestAppendTurnedRefuses(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	p := decodeStep(t, m)
+	plan := m.engine.NewPlan()
+	turned := m.Put(t, testgpu.Poisoned(p.q.Len, p.query), p.query)
+	build := func() {
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		noError(t, plan.Upload(m.Stream))
+	}
+	call := func(q, to gpu.Memory) error {
+		return plan.AppendTurned(m.Stream, p.k, p.v, p.newK, p.newV, q, to, 0)
+	}
+	build()
+	wantError(t, "no embedding", call(p.q, turned), attn.ErrShape, "no rotary embedding")
+	p.geometry.Rotary = randomRotary(p.rng, p.Dim)
+	build()
+	wrong := func(spoil func(m *gpu.Memory)) gpu.Memory {
+		x := turned
+		spoil(&x)
+		return x
+	}
+	wantError(t, "itself", call(turned, turned), attn.ErrShape, "memory in common")
+	wantError(t, "none", call(gpu.Memory{}, turned), attn.ErrShape, "q has no buffer")
+	wantError(t, "short", call(p.q, wrong(func(m *gpu.Memory) { m.Len-- })), attn.ErrShape, "the turned q has")
+	other := attn.Float32
+	if p.query == other {
+		other = attn.BFloat16
+	}
+	x := m.Put(t, testgpu.Poisoned(p.q.Len, other), other)
+	wantError(t, "type", call(p.q, x), attn.ErrDType, "q is "+p.query.String())
+	if plan.FuseAppend(&p.k, &p.v, func(*Appending) bool { return true }) || plan.FuseAttention(p.operands(), func(*Attending) bool { return true }) {
+		t.Error("a launch was offered to do what it does not know of")
+	}
+	for _, spoil := range []func(r *attn.Rotary){
+		func(r *attn.Rotary) { r.HeadDim++ },
+		func(r *attn.Rotary) { r.Turns = "" },
+		func(r *attn.Rotary) { r.Turns = attn.Turnings(strings.Repeat(string(r.Turns), p.Dim)) },
+		func(r *attn.Rotary) { r.Factor = math.NaN() },
+	} {
+		g := p.geometry
+		spoil(&g.Rotary)
+		wantError(t, "problem", plan.Build(g, p.seqs, p.rows), attn.ErrShape, "")
+	}
+	m.Settle(t)
+	if strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+	noError(t, turned.Buffer.Close())
+	noError(t, x.Buffer.Close())
+	noError(t, plan.Close())
+	p.close(t)
+}
