@@ -531,8 +531,11 @@ func (p *machinePages) supports(op string, g *attn.Problem) error {
 	if err := attention.HasKernel(g); err != nil {
 		return errorf(op, ErrUnsupported, "on %s: %v", p.where(), err)
 	}
-	if g.Sinks { // it has not been tried there
+	switch { // it has not been tried there
+	case g.Sinks:
 		return errorf(op, ErrUnsupported, "on %s: attention sinks", p.where())
+	case g.Rotary != attn.Rotary{}:
+		return errorf(op, ErrUnsupported, "on %s: a rotary embedding", p.where())
 	}
 	return nil
 }

@@ -389,6 +389,7 @@ type attentionPlan interface {
 	Recorded()
 	Upload(*cuda.Stream) error
 	AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, heads int) error
+	AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned deviceMemory, heads int) error
 	Run(s *cuda.Stream, o *deviceOperands) error
 	Close() error
 }

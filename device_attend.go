@@ -304,7 +304,7 @@ func (t *deviceQKV) resultIn(sub *device.Submission, to *DeviceTensor, n *ongpu.
 // logSumExp is a new log-sum-exp of the node.
 func (t *deviceQKV) logSumExp(sub *device.Submission, n *ongpu.Node, dtype tensor.Dtype, shape tensor.Shape) (*DeviceTensor, deviceMemory, error) {
 	gpu := t[0].gpu
-	return inUse(sub)(gpu.nextValue(sub, &n.On(gpu.group, 0)[1], dtype, shape, t[:]...))
+	return inUse(sub)(gpu.nextValue(sub, &n.On(gpu.group, 0).Rest, dtype, shape, t[:]...))
 }
 
 // inUse gives the memory of a value that was made.

@@ -278,7 +278,7 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 				return err
 			}
 			if n > 0 {
-				s, free, err := g.scratch(sub, c.Node, n)
+				s, free, err := g.scratch(sub, c.Node, &c.Node.On(g.group, 0).Rest, tensor.Float32, tensor.Shape{n})
 				if err != nil {
 					return err
 				}
@@ -392,20 +392,18 @@ func reads(n *G.Node, readers map[*G.Node][]*G.Node, keep []*G.Node) (total int)
 // nodeValue is a new value of a node. What the inputs hold stays.
 func (g *GPU) nodeValue(sub *device.Submission, n *ongpu.Node, t tensor.Dtype, shape tensor.Shape, inputs ...*DeviceTensor) (*DeviceTensor, error) {
 	if n.Reads == 0 {
-		return g.nextValue(sub, &n.On(g.group, 0)[0], t, shape, inputs...)
+		return g.nextValue(sub, &n.On(g.group, 0).Value, t, shape, inputs...)
 	}
 	return g.wrap(sub, t, shape, func(bytes int64) (*device.Memory, error) { return sub.Shared(bytes, n.Reads) })
 }
 
-// scratch is memory for so many float32 on the way to a node's value. free is called when
-// the work is queued.
-func (g *GPU) scratch(sub *device.Submission, n *ongpu.Node, size int) (d *DeviceTensor, free func(), err error) {
-	shape := tensor.Shape{size}
+// scratch is memory on the way to a node's value, in a slot of the node's. free is called when the work is queued.
+func (g *GPU) scratch(sub *device.Submission, n *ongpu.Node, slot *device.Slot, t tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, free func(), err error) {
 	if n.Reads == 0 {
-		d, err = g.nextValue(sub, &n.On(g.group, 0)[1], tensor.Float32, shape)
+		d, err = g.nextValue(sub, slot, t, shape)
 		return d, func() {}, err
 	}
-	d, err = g.wrap(sub, tensor.Float32, shape, func(bytes int64) (*device.Memory, error) { return sub.Shared(bytes, 1) })
+	d, err = g.wrap(sub, t, shape, func(bytes int64) (*device.Memory, error) { return sub.Shared(bytes, 1) })
 	return d, func() { _ = sub.Read(d.memory) }, err
 }
 

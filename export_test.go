@@ -3,6 +3,7 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -306,8 +307,8 @@ func (e *fakeEngine) Supports(g *attn.Problem) error {
 		return errFakeSupport
 	}
 	const (
-		scores = attn.Window | attn.Cap | attn.SlopesOfHeads | attn.Sinks
-		can    = attn.Causal | attn.Trees | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused | scores
+		scores = attn.Window | attn.SinkTokens | attn.Cap | attn.SlopesOfHeads | attn.Sinks
+		can    = attn.Causal | attn.Trees | attn.Rotates | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.Unfused | scores
 	)
 	if f := g.Features(); f&^can != 0 || f&attn.Unfused != 0 && f&scores != 0 { // the CPU engine could, and a GPU can't
 		return attention.HasKernel(g)
@@ -359,6 +360,7 @@ func (p *fakePlan) Build(g attn.Problem, seqs []attn.Sequence, rows int) (err er
 		s.Pages = slices.Clone(s.Pages)
 		p.seqs = append(p.seqs, s)
 	}
+	g.Rotary = attn.Rotary{} // what attends gets turned queries
 	return p.plan.Build(g, p.seqs)
 }
 
@@ -382,25 +384,91 @@ func (p *fakePlan) launch(s *cuda.Stream) error {
 	return err
 }
 
+// AppendTurned turns queries and keys one by one, and appends.
+func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned deviceMemory, heads int) error {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
+	if err := p.launch(s); err != nil {
+		return err
+	}
+	if q.Buffer == turned.Buffer && q.Offset < turned.Offset+bytesOf(turned) && turned.Offset < q.Offset+bytesOf(q) {
+		return errors.New("queries are overwritten")
+	}
+	if heads == 0 {
+		heads = p.g.KVHeads
+	}
+	dim := p.g.Dim
+	for _, x := range [...]struct {
+		from, to deviceMemory
+		at       attn.Strides
+		heads    int
+	}{
+		{q, turned, p.g.Query, p.g.Heads}, {newK, newK, attn.Strides{Row: heads * dim, Head: dim}, p.g.KVHeads},
+	} {
+		from, err := fakeFloats(x.from)
+		if err != nil {
+			return err
+		}
+		to, err := fakeFloats(x.to)
+		if err != nil {
+			return err
+		}
+		for i := range p.seqs {
+			seq := &p.seqs[i]
+			for j := range seq.Queries {
+				var cos, sin []float64
+				for pair := range p.g.Rotary.Turns.Len() {
+					s, c := math.Sincos(p.g.Rotary.Turns.Of(pair).Angle(seq.Position(j)))
+					cos, sin = append(cos, p.g.Rotary.Factor*c), append(sin, p.g.Rotary.Factor*s)
+				}
+				for h := range x.heads {
+					at := (seq.Row+j)*x.at.Row + h*x.at.Head
+					cpu.Turn(to[at:at+dim], from[at:at+dim], cos, sin, p.g.Rotary.Interleaved)
+				}
+			}
+		}
+		if x.to == turned {
+			if err := fakeStore(turned, to); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := p.append(k, v, newV, to, heads); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, heads int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
 		return err
 	}
+	keys, err := fakeFloats(newK)
+	if err != nil {
+		return err
+	}
+	return p.append(k, v, newV, keys, heads)
+}
+
+// append stores new keys and values.
+func (p *fakePlan) append(k, v, newV deviceMemory, keys []float32, heads int) error {
 	p.engine.calls = append(p.engine.calls, "append")
 	if !p.ready {
 		return errors.New("append before the plan was uploaded")
 	}
+	values, err := fakeFloats(newV)
+	if err != nil {
+		return err
+	}
 	for _, x := range [...]struct {
-		to, new deviceMemory
-		at      attn.PageStrides
-		dim     int
-	}{{k, newK, p.g.Key, p.g.Dim}, {v, newV, p.g.Value, p.g.ValueDim}} {
-		fresh, err := fakeFloats(x.new)
-		if err != nil {
-			return err
-		}
+		to    deviceMemory
+		fresh []float32
+		at    attn.PageStrides
+		dim   int
+	}{{k, keys, p.g.Key, p.g.Dim}, {v, values, p.g.Value, p.g.ValueDim}} {
 		slab := newBuffer(x.to.DType, x.to.Len)
 		if err := x.to.Buffer.Download(slabBytes(slab), x.to.Offset); err != nil {
 			return err
@@ -409,7 +477,7 @@ func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, hea
 		if heads > 0 {
 			from.Row = heads * x.dim
 		}
-		if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, fresh, from); err != nil {
+		if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, x.fresh, from); err != nil {
 			return err
 		}
 		if err := x.to.Buffer.Upload(x.to.Offset, slabBytes(slab)); err != nil {

@@ -368,15 +368,18 @@ func (op *attentionOp) WriteHash(h hash.Hash) {
 }
 func (op *attentionOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *attentionOp) String() string {
-	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d%s}", op.heads, op.kvHeads, op.dim, op.valueDim, op.sinks())
+	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d%s}", op.heads, op.kvHeads, op.dim, op.valueDim, op.more())
 }
 
-// sinks is what an op's name says of sinks.
-func (c *config) sinks() string {
-	if c.score.Sinks {
-		return ", sinks"
+// more is what an op's name says of sinks and of a rotary embedding.
+func (c *config) more() (s string) {
+	if c.rotary != (attn.Rotary{}) {
+		s = ", rotary"
 	}
-	return ""
+	if c.score.Sinks {
+		s += ", sinks"
+	}
+	return s
 }
 
 // firstThree says that the first three inputs could have a gradient, and nothing else.
@@ -390,8 +393,8 @@ func firstThree(n int) []bool {
 
 // hash is every parameter of a config, for WriteHash.
 func (c *config) hash() string {
-	return fmt.Sprintf("given %x scale %x %v tile %d workers %d mask %+v score %+q",
-		uint32(c.given), math.Float64bits(c.scale), c.schedule, c.tileTokens, c.workers, c.mask, fmt.Sprintf("%+v", c.score))
+	return fmt.Sprintf("given %x scale %x %v tile %d workers %d mask %+v score %+q rotary %+q",
+		uint32(c.given), math.Float64bits(c.scale), c.schedule, c.tileTokens, c.workers, c.mask, fmt.Sprintf("%+v", c.score), fmt.Sprintf("%+v", c.rotary))
 }
 
 // lseStore hands the log-sum-exp from an attention op to the op of its node:

@@ -41,7 +41,8 @@ import (
 // that Set reserved, so it may be repeated before [Step.Commit]. q, k and v of a run may
 // have fewer rows than the graph was built for, if they have those that Set gave to
 // sequences: a short prompt costs what it is long. The node takes
-// every option but [WithLengths], since the cache knows the lengths, and [WithBias];
+// every option but [WithLengths], since the cache knows the lengths, [WithBias] and [WithDropout];
+// [WithRotary] has it turn q and k;
 // with [WithSinks] the log-sum-exp of rows that Set gave to nobody is their head's sink. The sinks are
 // in host memory where q, k and v are, and are copied along.
 // Tokens that a window has left behind stay in the cache, unless that has a
@@ -54,7 +55,7 @@ import (
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optSinks|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optSinks|optRotary|optLSE|optSchedule|optTileTokens|optWorkers, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +69,9 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	}
 	if layer.index < 0 || layer.index >= cfg.Layers {
 		return nil, errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
+	}
+	if err := c.setRotary(op, cfg.HeadDim); err != nil {
+		return nil, err
 	}
 	o, err := nodeOperands(op, q, k, v)
 	if err != nil {
@@ -249,7 +253,7 @@ func (op *cachedOp) WriteHash(h hash.Hash) {
 }
 func (op *cachedOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *cachedOp) String() string {
-	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d%s}", &op.node, op.rows.heads, op.step.cache.config.KVHeads, op.sinks())
+	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d%s}", &op.node, op.rows.heads, op.step.cache.config.KVHeads, op.more())
 }
 func (op *cachedOp) store() *lseStore  { return op.lse }
 func (op *cachedOp) cached() *cachedOp { return op }

@@ -21,6 +21,7 @@ type Option struct {
 	node     *G.Node
 	out      **G.Node
 	slopes   attn.Slopes
+	rotary   RotaryConfig
 }
 
 // optionKind is one bit for each option, so that a set of them is a mask.
@@ -42,6 +43,7 @@ const (
 	optDropout
 	optSinks
 	optSinkTokens
+	optRotary
 )
 
 // ofScores are the options that say which scores the softmax is of, whatever has them.
@@ -79,6 +81,8 @@ func (k optionKind) String() string {
 		return "WithSinks"
 	case optSinkTokens:
 		return "WithSinkTokens"
+	case optRotary:
+		return "WithRotary"
 	}
 	return "the zero Option"
 }
@@ -125,11 +129,11 @@ func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 // Attention Sinks, arXiv:2309.17453), which keeps 4. 0 is none; more than 0 without a window is [ErrOption].
 // Keys between the first ones and the window are in no LeanTile and are not read.
 //
-// It is for the CPU, and has no gradient: elsewhere it is [ErrUnsupported]. On a cache with a
+// It has no gradient: that is [ErrUnsupported]. On a cache with a
 // [CacheConfig].Window it says the number that the cache has, as SinkTokens.
 //
 // Positions are those of the sequence: scores of sink tokens are what q and k, with whatever position they have been
-// turned by, give. StreamingLLM numbers the tokens that are kept anew, so that no distance is larger than
+// turned by ([WithRotary]), give. StreamingLLM numbers the tokens that are kept anew, so that no distance is larger than
 // a model has learnt: who wants that turns keys and queries accordingly.
 func WithSinkTokens(n int) Option { return Option{kind: optSinkTokens, n: n} }
 
@@ -222,6 +226,22 @@ func WithDropout(p float64, seed *G.Node) Option {
 // where q is: in host memory, or a [DeviceTensor]. In [Attention] it has a gradient, the sum over
 // all queries of its head, unless it is a constant of Gorgonia's.
 func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks} }
+
+// WithRotary has the node turn q, and k on its way into the cache, by a rotary embedding (RoPE): q and k come as projections
+// made them, and the result is that of [CachedAttention] behind a Rotary of package nn for each of the two,
+//
+//	q = Rotary(q, positions),  k = Rotary(k, positions)
+//
+// with its formula, which [RotaryConfig] has, at [Step.Positions]: a new token is turned by where it stands in its sequence, or,
+// with an [Append.Tree], by its depth. v is not turned. On the CPU queries are turned where they are read and keys
+// where they are stored, in the precision of q, by cosines and sines that all layers of a step share; on a GPU one launch turns and
+// stores them. Turned keys are rounded to the cache's type as others are. What is in the cache is turned already.
+//
+// HeadDim is the cache's, or 0. A model that numbers its tokens otherwise turns q and k by nodes. Layers may have different
+// embeddings. On a GPU a layer with it is no part of a recording's single launch.
+//
+// It is for [CachedAttention]. The cache of a machine of Gorgonia's (tag cuda) has no kernel for it: [ErrUnsupported].
+func WithRotary(config RotaryConfig) Option { return Option{kind: optRotary, rotary: config} }
 
 // WithLengths gives the live keys of each sequence: a vector of B int, int32 or
 // int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
@@ -327,6 +347,8 @@ type config struct {
 	seed       *G.Node
 	sinksNode  *G.Node
 	mixed      bool
+	rotaryOf   *RotaryConfig // nil: none
+	rotary     attn.Rotary   // that it is for the heads of a cache
 }
 
 // maxTileTokens bounds a LeanTile, and with it the scratch that a worker needs.
@@ -408,6 +430,8 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 				return c, errorf(op, ErrOption, "WithSinkTokens(%d) is outside [0, %d]", o.n, maxWindow)
 			}
 			c.mask.SinkTokens = o.n
+		case optRotary:
+			c.rotaryOf = &o.rotary
 		case optSoftCap:
 			if !(o.scale > 0) || math.IsInf(o.scale, 0) {
 				return c, errorf(op, ErrOption, "WithSoftCap(%v) is not a finite number above 0", o.scale)
@@ -439,10 +463,31 @@ func (c *config) checkHeads(op string, heads int) error {
 	return nil
 }
 
+// setRotary makes of the rotary embedding what turns heads of d elements.
+func (c *config) setRotary(op string, d int) error {
+	if c.rotaryOf == nil {
+		return nil
+	}
+	of := *c.rotaryOf
+	if c.rotaryOf = nil; of.HeadDim == 0 {
+		of.HeadDim = d
+	}
+	op += ": WithRotary"
+	w, m, err := of.frequencies(op)
+	if err != nil {
+		return err
+	}
+	if of.HeadDim != d {
+		return errorf(op, ErrShape, "HeadDim is %d, and the cache has heads of %d", of.HeadDim, d)
+	}
+	c.rotary = attn.Rotary{HeadDim: d, Interleaved: of.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
+	return nil
+}
+
 // attention is what the options say of a problem with heads of d elements.
 func (c *config) attention(d int) attn.Problem {
 	return attn.Problem{
-		Scale: c.scaleFor(d), Mask: c.mask, Score: c.score,
+		Scale: c.scaleFor(d), Mask: c.mask, Score: c.score, Rotary: c.rotary,
 		TileTokens: c.tileTokens, Policy: c.schedule.policy(), Unfused: c.schedule == Unfused, Workers: c.workers, Mixed: c.mixed,
 	}
 }

@@ -228,16 +228,22 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 		}
 	}
 	for _, x := range [...]struct {
-		to  cpu.Buffer
-		at  attn.PageStrides
-		dim int
-		t   *tensor.Dense
+		to     cpu.Buffer
+		at     attn.PageStrides
+		dim    int
+		t      *tensor.Dense
+		turned bool
 	}{
-		{operands.K, g.Key, g.Dim, c.qkv[1].(*tensor.Dense)},
-		{operands.V, g.Value, g.ValueDim, c.qkv[2].(*tensor.Dense)},
+		{operands.K, g.Key, g.Dim, c.qkv[1].(*tensor.Dense), g.Rotary != attn.Rotary{}},
+		{operands.V, g.Value, g.ValueDim, c.qkv[2].(*tensor.Dense), false},
 	} {
 		from := attn.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
-		if err := cpu.Append(g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from); err != nil {
+		if x.turned {
+			err = cpu.AppendTurned(&p.plan, p.seqs, x.to, dense.Elements[F](x.t), from)
+		} else {
+			err = cpu.Append(g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from)
+		}
+		if err != nil {
 			return nil, nil, err
 		}
 	}

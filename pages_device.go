@@ -445,21 +445,43 @@ func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err erro
 	return out, lse, nil
 }
 
+// newRows are a layer's new keys and values, and memory for its queries where a rotary embedding turns them.
+type newRows struct{ k, v, turned deviceMemory }
+
+// appendTo queues the storing of new rows in o's keys and values, of which each has so many KV heads (0: the plan's), and
+// the turning of o's queries.
+func (n newRows) appendTo(plan attentionPlan, s *cuda.Stream, o *deviceOperands, heads int) error {
+	if n.turned.Buffer == nil {
+		return plan.AppendRows(s, o.K, o.V, n.k, n.v, heads)
+	}
+	if err := plan.AppendTurned(s, o.K, o.V, n.k, n.v, o.Q, n.turned, heads); err != nil {
+		return err
+	}
+	o.Q = n.turned
+	return nil
+}
+
+// turns says whether there is a rotary embedding.
+func (p *devicePlan) turns() bool { return p.geometry.Rotary != attn.Rotary{} }
+
 // queue queues the work of a layer. Its operands are on the first member; the others read
 // and write what is for their heads there.
-func (p *devicePlan) queue(sub *device.Submission, layer int, k, v deviceMemory, o *deviceOperands) error {
+func (p *devicePlan) queue(sub *device.Submission, layer int, n newRows, o *deviceOperands) error {
 	if len(p.now.parts) == 1 {
 		o.K, o.V = p.layerPages(0, layer)
-		return p.queueAlone(sub, k, v, o)
+		return p.queueAlone(sub, n, o)
 	}
 	return sub.Each(func(i int, sub *device.Submission) error {
 		part, g := &p.now.parts[i], &p.geometry
 		heads := p.pages.parts[i].heads
 		mine := heads.operands(g, o)
 		mine.K, mine.V = p.layerPages(i, layer)
+		rows := newRows{k: from(n.k, heads.first*g.Dim), v: from(n.v, heads.first*g.ValueDim)}
+		if p.turns() {
+			rows.turned = from(n.turned, heads.first*g.Group()*g.Query.Head)
+		}
 		return sub.Do(func(s *cuda.Stream) error {
-			newK, newV := from(k, heads.first*g.Dim), from(v, heads.first*g.ValueDim)
-			if err := part.plan.AppendRows(s, mine.K, mine.V, newK, newV, g.KVHeads); err != nil {
+			if err := rows.appendTo(part.plan, s, &mine, g.KVHeads); err != nil {
 				return err
 			}
 			return part.plan.Run(s, &mine)
@@ -497,24 +519,24 @@ func (p *devicePlan) layerPages(member, layer int) (k, v deviceMemory) {
 }
 
 // queueAlone is queue on one GPU.
-func (p *devicePlan) queueAlone(sub *device.Submission, k, v deviceMemory, o *deviceOperands) error {
+func (p *devicePlan) queueAlone(sub *device.Submission, n newRows, o *deviceOperands) error {
 	// In a recording it may be a part of the megakernel that makes q, k and v, or the launch
 	// that makes them may store k and v.
 	of := p.now.parts[0].plan
 	stored := false
-	if plan, ok := of.(*attention.Plan); ok {
+	if plan, ok := of.(*attention.Plan); ok && !p.turns() { // of turning they know nothing
 		switch late := sub.Deferred().(type) {
 		case *decoder.Megakernel:
-			if late.Attend(plan, o, k, v) {
+			if late.Attend(plan, o, n.k, n.v) {
 				return nil
 			}
 		case *decoder.Projection:
-			stored = late.Append(plan, o.K, o.V, k, v)
+			stored = late.Append(plan, o.K, o.V, n.k, n.v)
 		}
 	}
 	return sub.Do(func(s *cuda.Stream) error {
 		if !stored {
-			if err := of.AppendRows(s, o.K, o.V, k, v, 0); err != nil {
+			if err := n.appendTo(of, s, o, 0); err != nil {
 				return err
 			}
 		}
@@ -549,7 +571,19 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 				return err
 			}
 		}
-		if err := p.queue(sub, c.node.layer, k, v, &operands); err != nil {
+		rows := newRows{k: k, v: v}
+		if p.turns() {
+			lead := p.pages.gpu
+			turned, free, err := lead.scratch(sub, c.memory, &c.memory.On(lead.group, 0).Turned, c.rows.query, qkv[0].shape)
+			if err != nil {
+				return err
+			}
+			defer free()
+			if rows.turned, err = turned.useAs(sub, "q"); err != nil {
+				return err
+			}
+		}
+		if err := p.queue(sub, c.node.layer, rows, &operands); err != nil {
 			return err
 		}
 		p.step.record(sub, c.node, p.now)
@@ -584,9 +618,14 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 		l := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(c.rows.lseShape()...))
 		results[1], lse = s.add(rowMajorBytes(l), tensor.Float32), l
 	}
+	down := s.bytes - up
+	var turned part
+	if p.turns() {
+		turned = s.add(in[0].host, c.rows.query) // of that length; it stays there
+	}
 	defer runtime.KeepAlive(c)
 
-	pinned, err := q.TakePinned(max(up, s.bytes-up))
+	pinned, err := q.TakePinned(max(up, down))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -614,10 +653,14 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 		if c.lse {
 			operands.LSE = results[1].in(b)
 		}
-		if err := p.queue(sub, c.node.layer, in[1].in(b), in[2].in(b), operands); err != nil {
+		rows := newRows{k: in[1].in(b), v: in[2].in(b)}
+		if p.turns() {
+			rows.turned = turned.in(b)
+		}
+		if err := p.queue(sub, c.node.layer, rows, operands); err != nil {
 			return err
 		}
-		if err := sub.Download(pinned, 0, b, int64(up), s.bytes-up); err != nil {
+		if err := sub.Download(pinned, 0, b, int64(up), down); err != nil {
 			return err
 		}
 		return sub.Mark(pinned)

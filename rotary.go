@@ -79,7 +79,10 @@ type YaRNScaling struct {
 //
 // Errors: ErrShape (HeadDim, Dim), ErrOption (Base, Scaling).
 func (c RotaryConfig) Frequencies() (w []float64, m float64, err error) {
-	const op = "RotaryConfig"
+	return c.frequencies("RotaryConfig")
+}
+
+func (c *RotaryConfig) frequencies(op string) (w []float64, m float64, err error) {
 	dim := c.RotatedDim()
 	switch {
 	case c.HeadDim < 1:
@@ -99,7 +102,7 @@ func (c RotaryConfig) Frequencies() (w []float64, m float64, err error) {
 	if wrong := c.Scaling.check(); wrong != "" {
 		return nil, 0, errorf(op, ErrOption, "%T: %s", c.Scaling, wrong)
 	}
-	return w, c.Scaling.apply(w, &c), nil
+	return w, c.Scaling.apply(w, c), nil
 }
 
 // RotatedDim is Dim, or all of HeadDim where it is 0.

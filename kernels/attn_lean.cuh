@@ -168,20 +168,21 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       if constexpr (Modified<T>::scores) {
         if (scoreOf(p).sinks != nullptr && first == 0 && w.tile == 0) Scores::sink(p, w, mode, rows, lane, st);
       }
-      for (int c = w.chunk + first; c < w.end; c += warps) {
+      for (int n = w.chunk + first; n < w.end; n += warps) {
+        int c = n; // where it is among the sequence's
+        if constexpr (Modified<T>::scores) c = w.chunkAt(n);
 #if __CUDA_ARCH__ >= 900
         const u32 at = ring + slot * S::SLOT;
         barrierWait(full + slot * 8, parity);
-        const int live = w.s.keys - w.chunkAt(c) * KEYS;
+        const int live = w.s.keys - c * KEYS;
         if (live < KEYS) {
           A::clearBehind(at, live, lane);
           fenceAsync();
           __syncwarp();
         }
         if constexpr (Modified<T>::scores) {
-          const int key = w.chunkAt(c) * KEYS;
-          if (key < w.hidden) {
-            A::clearBetween(at, scoreOf(p).sinkTokens - key, w.hidden - key, lane);
+          if (c * KEYS < w.hidden) {
+            A::clearBetween(at, scoreOf(p).sinkTokens - c * KEYS, w.hidden - c * KEYS, lane);
             fenceAsync();
             __syncwarp();
           }
@@ -198,10 +199,10 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
         }
         __syncwarp();
 #endif
-        const int limit[2] = {sees[0] - w.chunkAt(c) * KEYS, sees[1] - w.chunkAt(c) * KEYS};
-        const bool masked = (w.chunkAt(c) + 1) * KEYS > all;
+        const int limit[2] = {sees[0] - c * KEYS, sees[1] - c * KEYS};
+        const bool masked = (c + 1) * KEYS > all;
         if constexpr (Modified<T>::scores) {
-          A::merge(mode, st, q, rest, at, lane, masked, limit, typename Scores::Chunk{p, w, scores, mode, rows, lane, w.chunkAt(c) * KEYS, limit});
+          A::merge(mode, st, q, rest, at, lane, masked, limit, typename Scores::Chunk{p, w, scores, mode, rows, lane, c * KEYS, limit});
         } else {
           A::merge(mode, st, q, rest, at, lane, masked, limit);
         }

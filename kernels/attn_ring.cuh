@@ -119,7 +119,9 @@ template <class S> struct Ring : S {
     // Chunk c's first page, where a chunk is 2^morePages of them or a page 2^moreChunks chunks.
     const int morePages = 31 - __clz(boxes), moreChunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
     const auto pageOf = [&](int c) { return c << morePages >> moreChunks; };
-    Entries entries = {pageOf(at.chunkAt(at.chunk)) - (32 - PREFETCHED_ENTRIES), entry}; // the last lanes' are the first
+    int begin = at.chunk;
+    if constexpr (SCORES) begin = at.chunkAt(begin);
+    Entries entries = {pageOf(begin) - (32 - PREFETCHED_ENTRIES), entry}; // the last lanes' are the first
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
     // busy, queries wait behind keys, and some multiprocessors behind others.
@@ -146,7 +148,7 @@ template <class S> struct Ring : S {
       // nothing that could be done before.
       const int head = at.head * p.headRows, old = p.early ? at.s.keys - at.s.queries : 0;
       const auto beforeChunk = [&](int c) {
-        if (!waited && (at.chunkAt(c) + 1) * KEYS > old) waitForEarlier(), waited = true;
+        if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
       };
       int c = at.chunk + skip;
       // A box outside of the array is zeros.
@@ -158,9 +160,11 @@ template <class S> struct Ring : S {
       if constexpr (S::PAGED) {
 #pragma unroll 1
         for (; c < at.end; c += 2) {
+          int k = c; // where it is among the sequence's
+          if constexpr (SCORES) k = at.chunkAt(c);
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
-          const int page = entries.at(p, at.s, pageOf(at.chunkAt(c)), lane); // the chunk's page number `lane`
-          const int row = page < 0 ? OUTSIDE : page * pageRows + head + (at.chunkAt(c) * KEYS & (pageTokens - 1));
+          const int page = entries.at(p, at.s, pageOf(k), lane); // the chunk's page number `lane`
+          const int row = page < 0 ? OUTSIDE : page * pageRows + head + (k * KEYS & (pageTokens - 1));
           int rows[BURST];
           const auto find = [&](int b) {
 #pragma unroll
@@ -169,7 +173,7 @@ template <class S> struct Ring : S {
           find(0);
           keepPace();
           claim(bar);
-          beforeChunk(c);
+          beforeChunk(k);
           if (boxes == 1) {
             if (elected()) copyChunk(to, map, rows[0], bar, policy);
           } else {
@@ -187,14 +191,17 @@ template <class S> struct Ring : S {
         }
         entries.forget();
       } else if (table == nullptr) {
-        int row = at.s.pages * pageRows + head + at.chunkAt(c) * KEYS;
+        int k = c; // where the first one is among the sequence's
+        if constexpr (SCORES) k = at.chunkAt(c);
+        int row = at.s.pages * pageRows + head + k * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           keepPace();
           barrierWait(empty + slot * 8, parity);
           __syncwarp(); // no lane is a round ahead of another
-          beforeChunk(c);
+          if constexpr (SCORES) k = at.chunkAt(c);
+          beforeChunk(SCORES ? k : c);
           if (lane == 0) {
             barrierExpect(bar, SLOT / 2);
             copyChunk(to, map, row, bar, policy);
@@ -205,7 +212,9 @@ template <class S> struct Ring : S {
           nextSlot();
         }
       } else if (c < at.end) {
-        int n = at.chunkAt(c) * KEYS / pageTokens, in = at.chunkAt(c) * KEYS - n * pageTokens;
+        int k = c; // where the first one is among the sequence's
+        if constexpr (SCORES) k = at.chunkAt(c);
+        int n = k * KEYS / pageTokens, in = k * KEYS - n * pageTokens;
         Pages pages;
         pages.open(p, at.s, n, lane);
         int page = pages.get(n);
@@ -214,7 +223,8 @@ template <class S> struct Ring : S {
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
           claim(bar);
-          beforeChunk(c);
+          if constexpr (SCORES) k = at.chunkAt(c);
+          beforeChunk(SCORES ? k : c);
           if (boxes == 1) {
             const int row = page * pageRows + head + in;
             if (elected()) copyChunk(to, map, row, bar, policy);
@@ -238,7 +248,8 @@ template <class S> struct Ring : S {
           }
           if constexpr (SCORES) {
             if (leaps(at, c)) {
-              n = at.chunkAt(c + 2) * KEYS / pageTokens, in = at.chunkAt(c + 2) * KEYS - n * pageTokens;
+              k = at.chunkAt(c + 2);
+              n = k * KEYS / pageTokens, in = k * KEYS - n * pageTokens;
               pages.open(p, at.s, n, lane);
               page = pages.get(n);
             }
@@ -273,11 +284,13 @@ template <class S> struct Ring : S {
         more = at.next(p);
         at.chunk += over;
       }
-      if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + at.chunkAt(at.chunk) * KEYS / p.pageTokens];
+      int c = at.chunk; // where it is among the sequence's
+      if constexpr (SCORES) c = at.chunkAt(c);
+      if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + c * KEYS / p.pageTokens];
     }
-    // The row of keys of the chunk's key i.
-    __device__ __forceinline__ long long rowOf(const Params& p, int i) const {
-      int of = page, in = at.chunkAt(at.chunk) * KEYS + i;
+    // The row of keys of key i of the chunk, which is number c of the sequence's.
+    __device__ __forceinline__ long long rowOf(const Params& p, int c, int i) const {
+      int of = page, in = c * KEYS + i;
       if (p.pages != nullptr) {
         int n = in / p.pageTokens;
         in -= n * p.pageTokens;
@@ -290,18 +303,17 @@ template <class S> struct Ring : S {
       if (more) {
         constexpr int PIECES = D * Store::bytes / 16; // of a row
         const u32 base = ring + slot * SLOT;
-        const int live = at.s.keys - at.chunkAt(at.chunk) * KEYS;
-        const long long row0 = p.box == KEYS ? rowOf(p, 0) : 0;
+        int c = at.chunk;
+        if constexpr (SCORES) c = at.chunkAt(c);
+        const int live = at.s.keys - c * KEYS;
+        const long long row0 = p.box == KEYS ? rowOf(p, c, 0) : 0;
 #pragma unroll
         for (int i = lane; i < KEYS * PIECES; i += 32) {
           int r = i / PIECES, column = i % PIECES * 16;
           bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
-          if constexpr (SCORES) { // and what nobody sees
-            const int key = at.chunkAt(at.chunk) * KEYS + r;
-            there = there && (key >= at.hidden || key < scoreOf(p).sinkTokens);
-          }
+          if constexpr (SCORES) there = there && (c * KEYS + r >= at.hidden || c * KEYS + r < scoreOf(p).sinkTokens); // and what nobody sees
           long long from = 0;
-          if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * Store::bytes) + column;
+          if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, c, r)) * (D * Store::bytes) + column;
           u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);
           copy16(to, (const char*)p.keys + from, there);
           copy16(to + BLOCKS * BLOCK, (const char*)p.values + from, there);

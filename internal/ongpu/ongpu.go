@@ -24,11 +24,18 @@ type Node struct {
 	Reads int
 
 	mu sync.Mutex
-	of map[*device.Group][]*[2]device.Slot // of each member
+	of map[*device.Group][]*Memory // of each member
+}
+
+// Memory is what a node has on a GPU.
+type Memory struct {
+	Value  device.Slot
+	Rest   device.Slot // what the value comes by, or a second value: the log-sum-exp
+	Turned device.Slot // queries that attention has turned
 }
 
 // On is the memory on a member of a group of GPUs.
-func (n *Node) On(g *device.Group, member int) *[2]device.Slot {
+func (n *Node) On(g *device.Group, member int) *Memory {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.of[g] == nil {
@@ -38,10 +45,10 @@ func (n *Node) On(g *device.Group, member int) *[2]device.Slot {
 			}
 		}
 		if n.of == nil {
-			n.of = make(map[*device.Group][]*[2]device.Slot)
+			n.of = make(map[*device.Group][]*Memory)
 		}
 		for range g.Len() {
-			n.of[g] = append(n.of[g], new([2]device.Slot))
+			n.of[g] = append(n.of[g], new(Memory))
 		}
 	}
 	return n.of[g][member]
