@@ -28,6 +28,7 @@ type request struct {
 	query, kv tensor.Dtype
 	opts      []la.Option // that the shape does not know
 	gives     bool        // its cache gives pages back that the window leaves behind
+	rotary    *la.RotaryConfig
 }
 
 // feature adds something to a request.
@@ -64,6 +65,10 @@ var features = []feature{ // shapes first, of which the others make use
 		for h := range r.Heads {
 			r.Sinks = append(r.Sinks, float64(h)-0.5)
 		}
+	}},
+	{"rotary", func(_ *rand.Rand, r *request) {
+		r.rotary = &la.RotaryConfig{Base: 500, Dim: 32, Interleaved: r.Causal}
+		r.opts = append(r.opts, la.WithRotary(*r.rotary))
 	}},
 	{"scale", func(_ *rand.Rand, r *request) { r.Scale = -0.3 }},
 	{"values of another width", func(_ *rand.Rand, r *request) { r.ValueDim = 128 }},
@@ -423,6 +428,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 	}
 	mask := r.Mask
 	mask.Tree = false // that is the step's
+	at.Rotary = r.rotary // which opts have, too
 	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Scale: r.Scale}}
 	d := &graphtest.Decoder{Place: at, Cache: c, Step: step, Heads: r.Heads, Query: r.query, OutValues: make([]G.Value, 1), LSEValues: make([]G.Value, 1)}
 	g := G.NewGraph()
@@ -550,6 +556,15 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 			for i := range now {
 				now[i] = graphtest.Floats(t, graphtest.Download(t, values[i]))
 			}
+			if r.rotary != nil {
+				c := *r.rotary
+				c.HeadDim = r.Dim
+				for _, x := range now[:2] {
+					for head := range slices.Chunk(x, r.Dim) {
+						graphtest.Turn(t, head, c, turn, reftest.Float32)
+					}
+				}
+			}
 			s := shape
 			s.Queries, s.Keys = graphtest.Repeated(rows, 1), graphtest.Repeated(rows, turn+1)
 			x := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
@@ -563,7 +578,7 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 					}
 				}
 			}
-			want := x.Reference(graphtest.Place{GPU: gpu, Real: true}.Precision(tensor.Float32, r.kv))
+			want := x.Reference(graphtest.Place{GPU: gpu, Real: true, Rotary: r.rotary}.Precision(tensor.Float32, r.kv))
 			if err := want.CompareO(func(seq, pos, h, i int) float64 { return now[3][(seq*r.Heads+h)*r.ValueDim+i] }); err != nil {
 				t.Errorf("%s, turn %d, %v: %v", name, turn, s, err)
 				return nil

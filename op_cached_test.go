@@ -10,6 +10,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -76,6 +77,51 @@ func TestCachedAttentionScoreMods(t *testing.T) {
 		la.PoisonFree(cache)
 		opts := []la.Option{la.WithSchedule(graphtest.Schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}
 		query := []tensor.Dtype{tensor.Float32, tensor.Float64}[rng.IntN(2)]
+		prefill := graphtest.NewDecoderAt(t, at, cache, long+50, g[0], query, turn%4 != 0, opts...)
+		decode := graphtest.NewDecoderAt(t, at, cache, 4, g[0], query, turn%4 != 0, opts...)
+		decodeMix(t, rng, cache, prefill, decode, long)
+		closeCache(t, cache)
+	}
+}
+
+// TestCachedAttentionRotary is TestCachedAttention with rotary embeddings, in some cases beside windows, soft caps, slopes and
+// sinks, and on a cache that gives pages back.
+func TestCachedAttentionRotary(t *testing.T) { testCachedAttentionRotary(t, graphtest.Place{}, 24) }
+
+func TestGPUCachedAttentionRotary(t *testing.T) {
+	testCachedAttentionRotary(t, graphtest.Place{GPU: gputest.Open(t), Real: true}, reftest.Cases(t, 6, 24))
+}
+
+func TestGPUsCachedAttentionRotary(t *testing.T) {
+	testCachedAttentionRotary(t, graphtest.Place{GPU: gputest.OpenSome(t, 2), Real: true}, reftest.Cases(t, 3, 24))
+}
+
+func testCachedAttentionRotary(t *testing.T, at graphtest.Place, n int) {
+	rng := reftest.Rand(t)
+	geometries, long := [][4]int{{2, 2, 16, 16}, {6, 2, 8, 20}, {7, 1, 40, 24}, {4, 4, 3, 1}}, 100
+	if at.Real {
+		geometries = [][4]int{{2, 2, 64, 64}, {6, 2, 80, 80}, {12, 3, 128, 128}, {10, 2, 256, 256}}
+	}
+	if reftest.RaceEnabled {
+		long, n = 25, (n+2)/3
+	}
+	for turn := range n {
+		g, config := geometries[turn%4], la.CacheConfig{Layers: 2, PageSize: []int{1, 3, 16, 64}[rng.IntN(4)], DType: cacheTypes[turn%3], Device: at.GPU}
+		config.KVHeads, config.HeadDim, config.ValueDim, config.Pages = g[1], g[2], g[3], 8*long/config.PageSize+24
+		at.There, at.Used, at.ScoreMods = at.GPU != nil && turn%2 == 0, turn%5 < 2, reftest.Shape{}
+		at.Rotary = graphtest.RandomRotary(rng, g[2])
+		if turn%3 == 1 {
+			at.ScoreMods = reftest.RandomScoreMods(rng, reftest.Shape{Heads: g[0]})
+		}
+		if turn%3 == 2 {
+			config.Window, config.SinkTokens = 40, 3*(turn%2)
+			at.ScoreMods.Window, at.ScoreMods.SinkTokens = 1+rng.IntN(40), config.SinkTokens
+		}
+		cache := graphtest.NewCache(t, config)
+		la.PoisonFree(cache)
+		opts := []la.Option{la.WithSchedule(graphtest.Schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}
+		queries := at.Queries()
+		query := queries[turn%len(queries)]
 		prefill := graphtest.NewDecoderAt(t, at, cache, long+50, g[0], query, turn%4 != 0, opts...)
 		decode := graphtest.NewDecoderAt(t, at, cache, 4, g[0], query, turn%4 != 0, opts...)
 		decodeMix(t, rng, cache, prefill, decode, long)

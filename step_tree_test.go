@@ -33,6 +33,9 @@ func TestStepTrees(t *testing.T) {
 		if i%5 == 0 {
 			at.ScoreMods.SoftCap = 2
 		}
+		if i%3 == 0 && config.HeadDim > 1 {
+			at.Rotary = graphtest.RandomRotary(rng, config.HeadDim) // by depth
+		}
 		d := graphtest.NewDecoderAt(t, at, cache, 150, config.KVHeads*(1+rng.IntN(3)), at.Queries()[i%2], true, opts...)
 		seqs := []*graphtest.Stored{graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)}
 		d.Do(t, rng, reftest.Peaked, graphtest.Appended{To: seqs[0], Tokens: 1 + rng.IntN(60)}, graphtest.Appended{To: seqs[1], Tokens: 1 + rng.IntN(9)})

@@ -142,8 +142,8 @@ type graph struct {
 		G.VM
 		Close() error
 	}
-	ids       [2][]int // tokens and positions: in host memory the inputs are these
-	there     [2]*la.DeviceTensor
+	ids       []int // tokens: in host memory the input is this
+	there     *la.DeviceTensor
 	logits    *G.Node
 	gpu       *la.GPU
 	often     bool             // it is recorded
@@ -159,20 +159,17 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU,
 		return nil, err
 	}
 	g := G.NewGraph()
-	var in [2]*G.Node
-	for i, name := range []string{"tokens", "positions"} {
-		gr.ids[i] = make([]int, rows)
-		if gpu == nil {
-			in[i] = input(g, name, tensor.New(tensor.WithShape(rows), tensor.WithBacking(gr.ids[i])))
-			continue
-		}
-		if gr.there[i], err = gpu.NewTensor(tensor.Int32, rows); err != nil {
+	var tokens *G.Node
+	if gr.ids = make([]int, rows); gpu == nil {
+		tokens = input(g, "tokens", tensor.New(tensor.WithShape(rows), tensor.WithBacking(gr.ids)))
+	} else {
+		if gr.there, err = gpu.NewTensor(tensor.Int32, rows); err != nil {
 			return nil, err
 		}
-		in[i] = input(g, name, gr.there[i])
+		tokens = input(g, "tokens", gr.there)
 	}
 	b := &builder{c: c, weights: weights, g: g, step: gr.step}
-	if gr.logits, err = b.logits(in[0], in[1]); err != nil {
+	if gr.logits, err = b.logits(tokens); err != nil {
 		return nil, err
 	}
 	if err := la.CheckGraph(g); err != nil {
@@ -199,9 +196,8 @@ func (gr *graph) run(appends []la.Append, ids []int) (logits []float32, err erro
 }
 
 func (gr *graph) compute(ids []int) ([]float32, error) {
-	clear(gr.ids[0]) // rows of nobody have token 0
-	copy(gr.ids[0], ids)
-	copy(gr.ids[1], gr.step.Positions())
+	clear(gr.ids) // rows of nobody have token 0
+	copy(gr.ids, ids)
 	if gr.gpu == nil {
 		defer gr.machine.Reset()
 		if err := la.Cause(gr.machine.RunAll()); err != nil {
@@ -209,14 +205,12 @@ func (gr *graph) compute(ids []int) ([]float32, error) {
 		}
 		return gr.logits.Value().Data().([]float32), nil
 	}
-	for i, there := range gr.there {
-		short := make([]int32, len(gr.ids[i]))
-		for j, x := range gr.ids[i] {
-			short[j] = int32(x)
-		}
-		if err := there.CopyFrom(tensor.New(tensor.WithShape(len(short)), tensor.WithBacking(short))); err != nil {
-			return nil, err
-		}
+	short := make([]int32, len(gr.ids))
+	for i, id := range gr.ids {
+		short[i] = int32(id)
+	}
+	if err := gr.there.CopyFrom(tensor.New(tensor.WithShape(len(short)), tensor.WithBacking(short))); err != nil {
+		return nil, err
 	}
 	if err := gr.queue(); err != nil {
 		return nil, err

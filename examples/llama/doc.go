@@ -7,7 +7,7 @@
 //	for each layer:
 //		q, k, v = projections of the RMS norm of h        (Qwen 2: with biases)
 //		q, k = RMS norms of each head of q and k          (Qwen 3)
-//		q, k = q and k, turned by the tokens' positions
+//		q, k = q and k, turned by the tokens' positions   (on their way into attention and the cache)
 //		a = output projection of the attention of q to all keys and values so far
 //		                                                  (Mistral: to the last ones, a window of them;
 //		                                                   Gemma 2: so in every other layer, scores soft-capped)

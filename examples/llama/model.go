@@ -25,16 +25,16 @@ type builder struct {
 	err     error
 }
 
-// logits builds the decoder: tokens and positions are vectors, and the result is (rows, Vocab), without
+// logits builds the decoder: tokens is a vector, and the result is (rows, Vocab), without
 // a soft cap.
-func (b *builder) logits(tokens, positions *G.Node) (*G.Node, error) {
+func (b *builder) logits(tokens *G.Node) (*G.Node, error) {
 	embedding := b.weight("model.embed_tokens.weight", b.c.Vocab, b.c.Hidden)
 	h := b.do(func() (*G.Node, error) { return nn.Embedding(embedding, tokens, nil) })
 	if b.c.ScaleEmbedding {
 		h = b.do(func() (*G.Node, error) { return nn.Scale(h, math.Sqrt(float64(b.c.Hidden))) })
 	}
 	for i := range b.c.Layers {
-		h = b.layer(i, h, positions)
+		h = b.layer(i, h)
 	}
 	head := embedding
 	if !b.c.Tied {
@@ -44,13 +44,13 @@ func (b *builder) logits(tokens, positions *G.Node) (*G.Node, error) {
 	return b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil, norm) }), b.err
 }
 
-func (b *builder) layer(i int, h, positions *G.Node) *G.Node {
+func (b *builder) layer(i int, h *G.Node) *G.Node {
 	name := fmt.Sprintf("model.layers.%d.", i)
 	before, after := "post_attention_layernorm", "" // norms of the gated layers
 	if b.c.PostNorms {
 		before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
 	}
-	a := b.attention(i, name+"self_attn.", b.norm(name+"input_layernorm"), h, positions)
+	a := b.attention(i, name+"self_attn.", b.norm(name+"input_layernorm"), h)
 	h = b.add(h, a, name+"self_attn.o_proj", b.c.Heads*b.c.Rotary.HeadDim, name+"post_attention_layernorm")
 
 	gateUp := b.linears(h, false, b.norm(name+before),
@@ -70,16 +70,15 @@ func (b *builder) add(h, x *G.Node, projection string, in int, norm string) *G.N
 }
 
 // attention is that of the norm of h to what the cache has of the layer.
-func (b *builder) attention(i int, name string, norm nn.LinearOption, h, positions *G.Node) *G.Node {
+func (b *builder) attention(i int, name string, norm nn.LinearOption, h *G.Node) *G.Node {
 	d := b.c.Rotary.HeadDim
 	qkv := b.linears(h, b.c.Bias, norm,
 		layer{name + "q_proj", b.c.Heads * d}, layer{name + "k_proj", b.c.KVHeads * d}, layer{name + "v_proj", b.c.KVHeads * d})
-	for j, norm := range []string{"q_norm", "k_norm"} {
-		if b.c.QKNorm {
+	if b.c.QKNorm {
+		for j, norm := range []string{"q_norm", "k_norm"} {
 			gamma := b.weight(name+norm+".weight", d)
 			qkv[j] = b.do(func() (*G.Node, error) { return nn.QKNorm(qkv[j], gamma, b.c.Eps) })
 		}
-		qkv[j] = b.do(func() (*G.Node, error) { return nn.Rotary(qkv[j], positions, b.c.Rotary) })
 	}
 	opts := b.attentionOptions(i, name)
 	return b.do(func() (*G.Node, error) {
@@ -89,7 +88,7 @@ func (b *builder) attention(i int, name string, norm nn.LinearOption, h, positio
 
 // attentionOptions are what a layer's keys and scores are. Whatever else changes scores goes here, too.
 func (b *builder) attentionOptions(i int, name string) []la.Option {
-	opts := []la.Option{la.WithCausal()}
+	opts := []la.Option{la.WithCausal(), la.WithRotary(b.c.Rotary)}
 	if b.c.Windows != nil && b.c.Windows[i] > 0 {
 		opts = append(opts, la.WithWindow(b.c.Windows[i]))
 	}

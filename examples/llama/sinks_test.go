@@ -70,12 +70,10 @@ func TestGoldenSinks(t *testing.T) {
 
 			g := G.NewGraph()
 			hidden := tensor.New(tensor.WithShape(l.Prompt, l.Hidden), tensor.Of(tensor.Float32))
-			positions := make([]int, l.Prompt)
 			b := &builder{c: c, g: g, step: step, weights: func(name string, shape ...int) (G.Value, error) {
 				return l.parameter(name, shape...), nil
 			}}
-			at := input(g, "positions", tensor.New(tensor.WithShape(l.Prompt), tensor.WithBacking(positions)))
-			out := b.attention(0, "", nn.LinearOption{}, input(g, "hidden_states", hidden), at)
+			out := b.attention(0, "", nn.LinearOption{}, input(g, "hidden_states", hidden))
 			w, bias := b.weight("o_proj.weight", l.Hidden, l.Heads*l.Dim), b.weight("o_proj.bias", l.Hidden)
 			out = b.do(func() (*G.Node, error) { return nn.Linear(out, w, bias) })
 			if b.err != nil {
@@ -95,7 +93,6 @@ func TestGoldenSinks(t *testing.T) {
 				if err := step.Set([]la.Append{{Seq: seq, Tokens: n}}); err != nil {
 					t.Fatal(err)
 				}
-				copy(positions, step.Positions())
 				if err := m.RunAll(); err != nil {
 					t.Fatal(err)
 				}

@@ -24,6 +24,8 @@ type Place struct {
 
 	ScoreMods reftest.Shape   // the window, soft cap, slopes and sinks of decoders there
 	Layers    []reftest.Shape // and, where layers differ, of each of them; Causal and Scale too
+
+	Rotary *la.RotaryConfig // that turns q and k of decoders there; nil: none
 }
 
 func (p Place) String() string {
@@ -56,6 +58,9 @@ func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 		r.P, r.Query = reftest.Float16, 0x1p-16
 	case kv == la.Float16: // two parts that have float16's exponents
 		r.Least = 0x1p-39
+	}
+	if p.Real && p.Rotary != nil { // what a turned key is rounded to may be the neighbour of what is expected
+		r.Query = max(r.Query, 2*Format(kv).Unit(), 0x1p-20)
 	}
 	return r
 }
@@ -166,7 +171,66 @@ func (d *Decoder) Options(l int) []la.Option {
 	if s.Scale != 0 {
 		o = append(o, la.WithScale(s.Scale))
 	}
+	if d.Rotary != nil {
+		o = append(o, la.WithRotary(*d.Rotary))
+	}
 	return o
+}
+
+// turn turns heads as the step's rows are to be: those of new tokens, in the arithmetic of the CPU.
+func (d *Decoder) turn(t testing.TB, x []float64, heads int, parts []Appended) {
+	t.Helper()
+	if d.Rotary == nil {
+		return
+	}
+	c := *d.Rotary
+	c.HeadDim = d.Cache.Config().HeadDim
+	for _, p := range parts {
+		for i := range p.Tokens {
+			for range heads {
+				Turn(t, x[:c.HeadDim], c, p.position(i), Format(d.Query))
+				x = x[c.HeadDim:]
+			}
+		}
+	}
+}
+
+// RandomRotary is a rotary embedding of heads of so many elements, at least 2.
+func RandomRotary(rng *rand.Rand, dim int) *la.RotaryConfig {
+	c := &la.RotaryConfig{Interleaved: rng.IntN(2) == 0, Base: []float64{0, 5e5, 1.5}[rng.IntN(3)]}
+	if dim%2 != 0 || rng.IntN(2) == 0 {
+		c.Dim = 2 * (1 + rng.IntN(dim/2))
+	}
+	if rng.IntN(2) == 0 {
+		c.HeadDim = dim
+	}
+	c.Scaling = []la.RotaryScaling{
+		nil, la.LinearScaling{Factor: 4}, la.Llama3Scaling{Factor: 8, LowFrequency: 1, HighFrequency: 4, Context: 64}, la.YaRNScaling{Factor: 4, Context: 64},
+	}[rng.IntN(4)]
+	return c
+}
+
+// Turn turns a head at a position, in the arithmetic of float64, or of float32 if numbers are of any other format.
+func Turn(t testing.TB, head []float64, c la.RotaryConfig, position int, of reftest.Format) {
+	t.Helper()
+	round := func(x float64) float64 { return float64(float32(x)) }
+	if of == reftest.Float64 {
+		round = func(x float64) float64 { return x }
+	}
+	w, m, err := c.Frequencies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, radians := range w {
+		first, second := i, i+len(w)
+		if c.Interleaved {
+			first, second = 2*i, 2*i+1
+		}
+		s, k := math.Sincos(attn.TurningOf(radians).Angle(position))
+		s, k = round(m*s), round(m*k)
+		a, b := head[first], head[second]
+		head[first], head[second] = round(round(a*k)-round(b*s)), round(round(b*k)+round(a*s))
+	}
 }
 
 // Move is a node behind a copy to or from a GPU.
@@ -232,6 +296,14 @@ type Appended struct {
 	Tree   attn.Tree // nil: a chain
 }
 
+// position is that of a token in its sequence.
+func (p *Appended) position(i int) int {
+	if p.Tree != nil {
+		i = p.Tree.Depth(i)
+	}
+	return p.To.Seq.Len() + i
+}
+
 // StepCase is one step: the cases of its layers, for the reference, and the new
 // tokens' keys and values.
 type StepCase struct {
@@ -270,8 +342,11 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 		u.rows = s.QueryRows()
 		c := reftest.New(rng, s, in, Format(d.Query), Format(d.Query))
 		q := slices.Clone(c.Q)
-		k := d.history(c.K, cfg.KVHeads*cfg.HeadDim, parts, func(s *Stored) []float64 { return s.K[l] })
-		v := d.history(c.V, cfg.KVHeads*cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] })
+		d.turn(t, c.Q, d.Heads, parts)
+		k := d.history(c.K, cfg.KVHeads*cfg.HeadDim, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
+			d.turn(t, x, cfg.KVHeads, []Appended{p})
+		})
+		v := d.history(c.V, cfg.KVHeads*cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
 		Let(t, d.Q[l], d.rows(q, d.Heads*cfg.HeadDim))
 		Let(t, d.K[l], d.rows(k, cfg.KVHeads*cfg.HeadDim))
 		Let(t, d.V[l], d.rows(v, cfg.KVHeads*cfg.ValueDim))
@@ -280,14 +355,15 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 	return u
 }
 
-// history puts into all the rows of earlier tokens what the cache holds, rounds
+// history puts into all the rows of earlier tokens what the cache holds, turns and rounds
 // those of new tokens as the cache does, and returns the new ones as they were.
-func (d *Decoder) history(all []float64, width int, parts []Appended, old func(*Stored) []float64) (fresh []float64) {
+func (d *Decoder) history(all []float64, width int, parts []Appended, old func(*Stored) []float64, turn func([]float64, Appended)) (fresh []float64) {
 	f := Format(d.Cache.Config().DType)
 	for _, p := range parts {
 		n := copy(all, old(p.To))
 		x := all[n : n+p.Tokens*width]
 		fresh = append(fresh, x...)
+		turn(x, p)
 		for i := range x {
 			x[i] = f.Round(x[i])
 		}
@@ -327,11 +403,7 @@ func (d *Decoder) checkRows(t testing.TB, u *StepCase) {
 	var positions, last []int
 	for _, p := range u.parts {
 		for i := range p.Tokens {
-			depth := i
-			if p.Tree != nil {
-				depth = p.Tree.Depth(i)
-			}
-			positions = append(positions, p.To.Seq.Len()+depth)
+			positions = append(positions, p.position(i))
 		}
 		last = append(last, len(positions)-1)
 	}
