@@ -139,9 +139,7 @@ func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 	if rapid.Bool().Draw(t, "windows") {
 		config.Window = rapid.IntRange(1, 12).Draw(t, "window")
 		config.Rewind = rapid.IntRange(0, 5).Draw(t, "rewind")
-		if at.gpu == nil {
-			config.SinkTokens = rapid.IntRange(0, 7).Draw(t, "sink tokens")
-		}
+		config.SinkTokens = rapid.IntRange(0, 7).Draw(t, "sink tokens")
 	}
 	if at.real {
 		config.HeadDim = rapid.SampledFrom([]int{64, 80, 96}).Draw(t, "head dim of a GPU")

@@ -435,7 +435,6 @@ func (v *testView) tokenBytes(s *Sequence, at int) (b []byte) {
 
 // What a cache with a window can't do is refused, with both sides of it.
 func TestWindowRefusals(t *testing.T) {
-	gpu, _ := FakeGPU(t)
 	config := CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 4, PageSize: 2, Window: 6, Pages: 20}
 	for what, x := range map[string]struct {
 		change func(c *CacheConfig)
@@ -448,7 +447,6 @@ func TestWindowRefusals(t *testing.T) {
 		"negative rewind":      {func(c *CacheConfig) { c.Rewind = -2 }, ErrShape, "Rewind is -2"},
 		"sinks alone":          {func(c *CacheConfig) { c.Window, c.SinkTokens = 0, 4 }, ErrShape, "Window is 0, SinkTokens 4"},
 		"rewind alone":         {func(c *CacheConfig) { c.Window, c.Rewind = 0, 3 }, ErrShape, "Rewind 3"},
-		"sinks on a GPU":       {func(c *CacheConfig) { c.SinkTokens, c.Device = 4, gpu }, ErrUnsupported, "4 sink tokens"},
 	} {
 		c := config
 		x.change(&c)

@@ -427,7 +427,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 		return nil, err
 	}
 	mask := r.Mask
-	mask.Tree = false // that is the step's
+	mask.Tree = false    // that is the step's
 	at.Rotary = r.rotary // which opts have, too
 	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Scale: r.Scale}}
 	d := &graphtest.Decoder{Place: at, Cache: c, Step: step, Heads: r.Heads, Query: r.query, OutValues: make([]G.Value, 1), LSEValues: make([]G.Value, 1)}

@@ -1,0 +1,189 @@
+package nn_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// turnedRig is a decoder of one layer on two caches: one whose attention turns q and k, and one behind nodes that do.
+type turnedRig struct {
+	at       graphtest.Place
+	rows     int
+	x        [3]*G.Node // q, k and v, of both
+	position *G.Node
+	steps    [2]*la.Step
+	out, lse [2]G.Value
+	vm       graphtest.TapeMachine
+}
+
+func newTurnedRig(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, heads int, query tensor.Dtype, rotary la.RotaryConfig, opts ...la.Option) *turnedRig {
+	t.Helper()
+	cfg, r, g := caches[0].Config(), &turnedRig{at: at, rows: rows}, G.NewGraph()
+	there := func(n *G.Node) *G.Node {
+		if !at.There {
+			return n
+		}
+		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, at.GPU) })
+	}
+	var in [3]*G.Node
+	for i, width := range []int{heads * cfg.HeadDim, cfg.KVHeads * cfg.HeadDim, cfg.KVHeads * cfg.ValueDim} {
+		r.x[i] = G.NewMatrix(g, query, G.WithShape(rows, width), G.WithName("qkv"[i:i+1]))
+		in[i] = there(r.x[i])
+	}
+	r.position = G.NewVector(g, tensor.Int32, G.WithShape(rows), G.WithName("positions"))
+	rotary.HeadDim = cfg.HeadDim
+	for i, cache := range caches {
+		step, err := cache.NewStep(rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.steps[i] = step
+		q, k, own := in[0], in[1], slices.Clone(opts)
+		if i == 0 {
+			own = append(own, la.WithRotary(rotary))
+		} else {
+			for _, x := range []**G.Node{&q, &k} {
+				if *x, err = nn.Rotary(*x, there(r.position), rotary); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		var lse *G.Node
+		out, err := la.CachedAttention(q, k, in[2], step.Layer(0), append(own, la.WithLSE(&lse))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at.There {
+			out, lse = graphtest.Move(t, out, la.ToHost), graphtest.Move(t, lse, la.ToHost)
+		}
+		G.Read(out, &r.out[i])
+		G.Read(lse, &r.lse[i])
+	}
+	if err := la.CheckGraph(g); err != nil {
+		t.Fatal(err)
+	}
+	r.vm = graphtest.NewTapeMachine(g)
+	t.Cleanup(func() { r.vm.Close() })
+	return r
+}
+
+// run appends to both caches, and says by how much their outputs differ at most.
+func (r *turnedRig) run(t *testing.T, rng *rand.Rand, appends [2][]la.Append) (off float64) {
+	t.Helper()
+	for i, s := range r.steps {
+		if err := s.Set(appends[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range r.x {
+		x := make([]float64, n.Shape().TotalSize())
+		for i := range x {
+			x[i] = rng.NormFloat64()
+		}
+		graphtest.Let(t, n, graphtest.TensorOf(n.Dtype(), x, n.Shape()...))
+	}
+	positions := make([]int32, r.rows)
+	for i, p := range r.steps[1].Positions() {
+		positions[i] = int32(p)
+	}
+	graphtest.Let(t, r.position, tensor.New(tensor.WithShape(r.rows), tensor.WithBacking(positions)))
+	graphtest.Again(t, r.vm)
+	for _, x := range [][2]G.Value{r.out, r.lse} {
+		a, b := graphtest.Floats(t, x[0]), graphtest.Floats(t, x[1])
+		for i := range a {
+			if a[i] != b[i] {
+				off = max(off, math.Abs(a[i]-b[i]))
+			}
+		}
+	}
+	for _, s := range r.steps {
+		if err := s.Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return off
+}
+
+// testTurnedAttention: attention that turns q and k is what it is behind nodes that do, bit by bit on the CPU.
+func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		config := la.CacheConfig{Layers: 1, KVHeads: 1 + rng.IntN(3), HeadDim: 2 + rng.IntN(70), PageSize: 1 + rng.IntN(20), Pages: 200, Device: at.GPU}
+		config.DType = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}[i%3]
+		if at.Real {
+			config.HeadDim, at.There = []int{64, 80, 128}[i%3], true // the node is for what is on the GPU
+		}
+		config.ValueDim = config.HeadDim
+		opts := []la.Option{la.WithCausal()}
+		if i%2 == 0 {
+			config.Window, config.SinkTokens = 20, i%4
+			opts = append(opts, la.WithWindow(1+rng.IntN(20)), la.WithSinkTokens(config.SinkTokens))
+		}
+		var caches [2]*la.Cache
+		var seqs [2][2]*la.Sequence
+		for j := range caches {
+			caches[j] = graphtest.NewCache(t, config)
+			for s := range seqs[j] {
+				seq, err := caches[j].NewSequence()
+				if err != nil {
+					t.Fatal(err)
+				}
+				seqs[j][s] = seq
+			}
+		}
+		query := tensor.Float32
+		if !at.Real && i%4 == 3 {
+			query = tensor.Float64
+		}
+		rotary := graphtest.RandomRotary(rng, config.HeadDim)
+		heads := config.KVHeads * (1 + rng.IntN(3))
+		prompt := newTurnedRig(t, at, caches, 40, heads, query, *rotary, opts...)
+		decode := newTurnedRig(t, at, caches, 3, heads, query, *rotary, opts...)
+		for turn := range 12 {
+			r, tokens := decode, [2]int{1, 1}
+			if turn%6 == 0 {
+				r, tokens = prompt, [2]int{1 + rng.IntN(30), 1 + rng.IntN(9)}
+			}
+			parents := make([]int, tokens[1])
+			for p := range parents {
+				parents[p] = rng.IntN(p+1) - 1
+			}
+			var tree []uint64
+			if config.Window == 0 {
+				var err error
+				if tree, err = la.TreeOfParents(parents); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var appends [2][]la.Append
+			for j := range appends {
+				appends[j] = []la.Append{{Seq: seqs[j][0], Tokens: tokens[0]}, {Seq: seqs[j][1], Tokens: tokens[1], Tree: tree}}
+			}
+			if off, bound := r.run(t, rng, appends), 0.0; off != bound {
+				t.Fatalf("case %d, turn %d, %+v, rotary %+v: off by %v", i, turn, config, *rotary, off)
+			}
+		}
+		for _, c := range caches {
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestTurnedAttention(t *testing.T) { testTurnedAttention(t, graphtest.Place{}, 24) }
+
+func TestGPUTurnedAttention(t *testing.T) {
+	testTurnedAttention(t, graphtest.Place{GPU: gputest.Open(t), Real: true}, reftest.Cases(t, 3, 24))
+}
