@@ -40,8 +40,7 @@ type CacheConfig struct {
 	Window int
 
 	// SinkTokens is how many of a sequence's first tokens stay, beside those of the Window: each node on
-	// the cache has [WithSinkTokens] of that number then, and not [WithALiBi]. It is for host
-	// memory.
+	// the cache has [WithSinkTokens] of that number then, and not [WithALiBi].
 	SinkTokens int
 
 	// Rewind is how many of a sequence's last tokens [Sequence.Truncate] can take away

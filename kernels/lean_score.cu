@@ -1,4 +1,4 @@
-// Attention with a window of keys, and with scores that are capped or have slopes (ALiBi):
+// Attention with a window of keys and sink tokens beside it, and with scores that are capped or have slopes (ALiBi):
 // lean_<element>_<head dim>_score, and with _paged as in lean_paged.cu.
 //
 // Needed by: layers with windows, soft caps or ALiBi: in one kernel with others, what they take would make these slower.
