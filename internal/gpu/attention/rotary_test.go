@@ -4,8 +4,11 @@ package attention
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -254,4 +257,100 @@ func TestAppendTurnedRefuses(t *testing.T) {
 	noError(t, x.Buffer.Close())
 	noError(t, plan.Close())
 	p.close(t)
+}
+
+// BenchmarkGPUAppend is what storing new tokens takes among attention of 1024 keys, and storing and turning them: of the
+// shapes of Llama 3.2 1B and Llama 3 8B, microseconds for the two launches.
+func BenchmarkGPUAppend(b *testing.B) {
+	m := realGPU(b)
+	for _, c := range []struct {
+		name string
+		dim  int
+	}{{"1b", 64}, {"8b", 128}} {
+		for _, rows := range []int{1, 16, 512} {
+			b.Run(fmt.Sprintf("%s/rows%d", c.name, rows), func(b *testing.B) {
+				const heads, kv, page, keys, launches = 32, 8, 16, 1024, 16
+				d := c.dim
+				g := attn.Problem{Heads: heads, KVHeads: kv, Dim: d, ValueDim: d, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
+					Query: attn.Strides{Row: heads * d, Head: d}, Out: attn.Strides{Row: heads * d, Head: d},
+					Key: attn.PageStrides{Page: kv * page * d, Head: page * d, Row: d}}
+				g.Value = g.Key
+				sequences, each := rows, 1 // one prompt of 512 rows
+				if rows > 16 {
+					sequences, each = 1, rows
+				}
+				var seqs []attn.Sequence
+				for i := range sequences {
+					s := attn.Sequence{Row: i * each, Queries: each, Keys: keys}
+					for j := range keys / page {
+						s.Pages = append(s.Pages, int32(j*sequences+i))
+					}
+					seqs = append(seqs, s)
+				}
+				memory := func(n int, dtype attn.DType) gpu.Memory {
+					buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
+					noError(b, err)
+					noError(b, buffer.Set(0, 0, buffer.Len()))
+					b.Cleanup(func() { noError(b, buffer.Close()) })
+					return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
+				}
+				all := sequences * keys * kv * d
+				o := Operands{Q: memory(rows*heads*d, attn.Float32), Out: memory(rows*heads*d, attn.Float32), K: memory(all, attn.Float16), V: memory(all, attn.Float16)}
+				turned, newK, newV := memory(rows*heads*d, attn.Float32), memory(rows*kv*d, attn.Float32), memory(rows*kv*d, attn.Float32)
+				var took [2][]float64
+				var runs []func() float64
+				for i := range took {
+					g, o := g, o
+					if i == 1 {
+						g.Rotary = randomRotary(rand.New(rand.NewPCG(1, 2)), d)
+					}
+					plan := m.engine.NewPlan()
+					noError(b, plan.Build(g, seqs, rows))
+					noError(b, plan.Upload(m.Stream))
+					graph, err := m.Stream.Capture(func() error {
+						for range launches {
+							var err error
+							if of := o; i == 0 {
+								err = errors.Join(plan.Append(m.Stream, o.K, o.V, newK, newV), plan.Run(m.Stream, &of))
+							} else {
+								of.Q = turned
+								err = errors.Join(plan.AppendTurned(m.Stream, o.K, o.V, newK, newV, o.Q, turned, 0), plan.Run(m.Stream, &of))
+							}
+							if err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+					noError(b, err)
+					begin, err := m.Dev.NewEvent(true)
+					noError(b, err)
+					end, err := m.Dev.NewEvent(true)
+					noError(b, err)
+					runs = append(runs, func() float64 {
+						noError(b, m.Stream.Launch(graph))
+						noError(b, m.Stream.Record(begin))
+						noError(b, m.Stream.Launch(graph))
+						noError(b, m.Stream.Record(end))
+						noError(b, m.Stream.Synchronize())
+						t, err := end.Since(begin)
+						noError(b, err)
+						return float64(t.Nanoseconds()) / 1e3 / launches
+					})
+					b.Cleanup(func() { noError(b, graph.Close()); noError(b, plan.Close()) })
+				}
+				for range 15 {
+					for i, run := range runs {
+						took[i] = append(took[i], run())
+					}
+				}
+				for i := range took {
+					slices.Sort(took[i])
+				}
+				plain, with := took[0][7], took[1][7]
+				fmt.Printf("%s: %.2f us, turned %.2f, %.2f more\n", b.Name(), plain, with, with-plain)
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
 }
