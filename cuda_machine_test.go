@@ -227,9 +227,8 @@ func TestMachineGradient(t *testing.T) {
 	}
 }
 
-// Every wrong set-up is one sentence that says what is wrong, and no run hangs.
-// TestMachineCachedSinks: a cache there takes no sinks, which have not been tried.
-func TestMachineCachedSinks(t *testing.T) {
+// A cache there takes neither sinks nor a rotary embedding, which have not been tried.
+func TestMachineCachedRefuses(t *testing.T) {
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 2, Device: la.MachineGPU()})
 	step, err := cache.NewStep(1)
 	if err != nil {
@@ -238,6 +237,9 @@ func TestMachineCachedSinks(t *testing.T) {
 	g := G.NewGraph()
 	_, err = la.CachedAttention(f32(1, 128).node(g, "q"), f32(1, 64).node(g, "k"), f32(1, 64).node(g, "v"), step.Layer(0), la.WithSinks(f32(2).node(g, "sinks")))
 	wantError(t, err, la.ErrUnsupported, "CachedAttention", "attention sinks")
+	g = G.NewGraph()
+	_, err = la.CachedAttention(f32(1, 128).node(g, "q"), f32(1, 64).node(g, "k"), f32(1, 64).node(g, "v"), step.Layer(0), la.WithRotary(la.RotaryConfig{}))
+	wantError(t, err, la.ErrUnsupported, "CachedAttention", "a rotary embedding")
 	closeCache(t, cache)
 }
 

@@ -490,6 +490,29 @@ func ExampleSequence_Keep() {
 	// 8 tokens, 6 free pages
 }
 
+// Queries and keys are turned by the positions of their tokens: q and k are the same for all tokens here, and so each
+// weighs the others by their distance alone.
+func ExampleWithRotary() {
+	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, ValueDim: 1, Pages: 1})
+	check(err)
+	step, err := cache.NewStep(4)
+	check(err)
+	g := G.NewGraph()
+	qk := G.NewMatrix(g, tensor.Float32, G.WithShape(4, 2), G.WithName("q and k"), G.WithInit(G.Ones()))
+	v := G.NewMatrix(g, tensor.Float32, G.WithName("v"), G.WithValue(newTensor(tensor.Shape{4, 1}, 1, 0, 0, 0))) // the weight of token 0
+	out, err := leanattention.CachedAttention(qk, qk, v, step.Layer(0), leanattention.WithCausal(),
+		leanattention.WithRotary(leanattention.RotaryConfig{}))
+	check(err)
+
+	text, err := cache.NewSequence()
+	check(err)
+	check(step.Set([]leanattention.Append{{Seq: text, Tokens: 4}}))
+	check(G.NewTapeMachine(g).RunAll(), step.Commit())
+	fmt.Printf("%.3f\n", out.Value().Data())
+	// Output:
+	// [1.000 0.343 0.081 0.035]
+}
+
 // A chat of a model whose layers all have windows goes on for ever in a few pages.
 func ExampleCacheConfig_window() {
 	const window = 16

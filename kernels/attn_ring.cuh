@@ -264,13 +264,14 @@ template <class S> struct Ring : S {
 #else
   // The producing side of a warp: it runs ahead of the consuming side by the length of the ring.
   struct Reader {
-    Place at;
+    Place at; // at.chunk is the sequence's
     bool more;
     int page; // of chunk at.chunk
     u32 slot, stages, ring;
 
     __device__ __forceinline__ void begin(const Params& p, const Work* work, u32 ring_, int stages_, int warp) {
       at.begin(p, work);
+      if constexpr (SCORES) at.chunk = at.chunkAt(at.chunk);
       more = true;
       slot = 0;
       ring = ring_, stages = stages_;
@@ -278,19 +279,19 @@ template <class S> struct Ring : S {
     }
     // Goes n chunks on.
     __device__ __forceinline__ void advance(const Params& p, int n) {
+      if constexpr (SCORES) at.chunk = at.numberOf(at.chunk);
       at.chunk += n;
       while (more && at.chunk >= at.end) {
         int over = at.chunk - at.end;
         more = at.next(p);
         at.chunk += over;
       }
-      int c = at.chunk; // where it is among the sequence's
-      if constexpr (SCORES) c = at.chunkAt(c);
-      if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + c * KEYS / p.pageTokens];
+      if constexpr (SCORES) at.chunk = at.chunkAt(at.chunk);
+      if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + at.chunk * KEYS / p.pageTokens];
     }
-    // The row of keys of key i of the chunk, which is number c of the sequence's.
-    __device__ __forceinline__ long long rowOf(const Params& p, int c, int i) const {
-      int of = page, in = c * KEYS + i;
+    // The row of keys of the chunk's key i.
+    __device__ __forceinline__ long long rowOf(const Params& p, int i) const {
+      int of = page, in = at.chunk * KEYS + i;
       if (p.pages != nullptr) {
         int n = in / p.pageTokens;
         in -= n * p.pageTokens;
@@ -303,17 +304,15 @@ template <class S> struct Ring : S {
       if (more) {
         constexpr int PIECES = D * Store::bytes / 16; // of a row
         const u32 base = ring + slot * SLOT;
-        int c = at.chunk;
-        if constexpr (SCORES) c = at.chunkAt(c);
-        const int live = at.s.keys - c * KEYS;
-        const long long row0 = p.box == KEYS ? rowOf(p, c, 0) : 0;
+        const int live = at.s.keys - at.chunk * KEYS;
+        const long long row0 = p.box == KEYS ? rowOf(p, 0) : 0;
 #pragma unroll
         for (int i = lane; i < KEYS * PIECES; i += 32) {
           int r = i / PIECES, column = i % PIECES * 16;
           bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
-          if constexpr (SCORES) there = there && (c * KEYS + r >= at.hidden || c * KEYS + r < scoreOf(p).sinkTokens); // and what nobody sees
+          if constexpr (SCORES) there = there && (at.chunk * KEYS + r >= at.hidden || at.chunk * KEYS + r < scoreOf(p).sinkTokens); // and what nobody sees
           long long from = 0;
-          if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, c, r)) * (D * Store::bytes) + column;
+          if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * Store::bytes) + column;
           u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);
           copy16(to, (const char*)p.keys + from, there);
           copy16(to + BLOCKS * BLOCK, (const char*)p.values + from, there);

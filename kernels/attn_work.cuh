@@ -174,6 +174,7 @@ template <> struct Chunks<true> {
   int front, gap; // chunks of sink tokens, and how many behind these are left out
   int hidden;     // no row sees a key before this one, but for sink tokens
   __device__ __forceinline__ int chunkAt(int c) const { return c < front ? c : c + gap; }
+  __device__ __forceinline__ int numberOf(int c) const { return c < front ? c : c - gap; } // the other way round
 };
 
 // A place in a thread block's LeanTiles: output tile after output tile, some chunks of each.

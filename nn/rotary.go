@@ -19,7 +19,8 @@ import (
 //
 // x is (rows, heads*HeadDim), as [la.CachedAttention] takes queries and keys, or (rows, heads,
 // HeadDim), float32 or float64; y has its shape and type. positions is a vector of int or int32,
-// one for each row. It is data: in a decoder, what [la.Step.Positions] says before each run.
+// one for each row. It is data: in a decoder, what [la.Step.Positions] says before each run. There [la.WithRotary] has
+// attention do the same without the node, and without an input for positions.
 //
 // Frequencies are of float64, and whole turns are left out before anything else is rounded: an
 // angle is off by no more than 2^-51 of the position, in radians, and 2^-22 in float32.
