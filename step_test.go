@@ -301,7 +301,11 @@ func TestGPUsForks(t *testing.T) {
 func testRecordedForks(t *testing.T, gpu *la.GPU) {
 	rng := reftest.Rand(t)
 	const heads, kvHeads, dim, rows, prompt = 4, 2, 64, 6, 70
-	here, there := newForkedDecoder(t, nil, heads, kvHeads, dim, rows), newForkedDecoder(t, gpu, heads, kvHeads, dim, rows)
+	opts := []la.Option{la.WithCausal()}
+	if rng.IntN(2) == 0 {
+		opts = append(opts, la.WithRotary(la.RotaryConfig{}))
+	}
+	here, there := newForkedDecoder(t, nil, heads, kvHeads, dim, rows, opts), newForkedDecoder(t, gpu, heads, kvHeads, dim, rows, opts)
 	decoders := []*forkedDecoder{here, there}
 	random := func() (in [3][]float64) {
 		c := reftest.New(rng, reftest.Shape{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Queries: []int{rows}, Keys: []int{rows}}, reftest.Normal, reftest.Float32, reftest.Float16)
@@ -390,7 +394,7 @@ type forkedDecoder struct {
 	vm     G.VM
 }
 
-func newForkedDecoder(t *testing.T, gpu *la.GPU, heads, kvHeads, dim, rows int) *forkedDecoder {
+func newForkedDecoder(t *testing.T, gpu *la.GPU, heads, kvHeads, dim, rows int, opts []la.Option) *forkedDecoder {
 	d := &forkedDecoder{gpu: gpu, widths: [3]int{heads * dim, kvHeads * dim, kvHeads * dim}, seqs: make([]*la.Sequence, rows)}
 	d.cache = graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: kvHeads, HeadDim: dim, DType: la.Float16, PageSize: 16, Pages: 80, Device: gpu})
 	var err error
@@ -406,7 +410,7 @@ func newForkedDecoder(t *testing.T, gpu *la.GPU, heads, kvHeads, dim, rows int) 
 		}
 		d.nodes[i] = G.NewMatrix(g, tensor.Float32, G.WithShape(rows, width), G.WithName("qkv"[i:i+1]), G.WithValue(v))
 	}
-	node, err := la.CachedAttention(d.nodes[0], d.nodes[1], d.nodes[2], d.step.Layer(0), la.WithCausal())
+	node, err := la.CachedAttention(d.nodes[0], d.nodes[1], d.nodes[2], d.step.Layer(0), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

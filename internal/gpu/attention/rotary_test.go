@@ -85,14 +85,18 @@ func randomRotary(rng *rand.Rand, dim int) attn.Rotary {
 func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-	plan, plain := m.engine.NewPlan(), m.engine.NewPlan()
+	plan, plain, shared := m.engine.NewPlan(), m.engine.NewPlan(), 0
 	for i := range cases {
 		shape := reftest.Shape{KVHeads: 1 + i%3, Dim: headDims[i%len(headDims)], Queries: []int{1, 0, 4, 1 + rng.IntN(20)}, Keys: []int{1 + rng.IntN(50), 3, 4 + rng.IntN(20), 20 + rng.IntN(9)}}
 		shape.Heads, shape.ValueDim, shape.Causal = shape.KVHeads*testgpu.Pick(rng, 1, 3), shape.Dim, true
 		if trees && rng.IntN(3) == 0 {
 			shape = reftest.RandomTrees(rng, shape)
 		}
-		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: types[i%3]})
+		o := options{shape: &shape, kv: types[i%3]}
+		if i%4 == 1 { // forks, whose keys in common others attend to
+			o.forks, o.page = true, testgpu.Pick(rng, 1, 3)
+		}
+		p := m.newProblem(t, rng, reftest.Normal, o)
 		g := &p.geometry
 		g.Rotary = randomRotary(rng, g.Dim)
 		for j := range p.seqs {
@@ -170,9 +174,12 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		}
 
 		// Attention to it is that of a problem without the embedding.
-		o := p.operands()
-		o.Q = turned
-		noError(t, plan.Run(m.Stream, o))
+		in := p.operands()
+		in.Q = turned
+		noError(t, plan.Run(m.Stream, in))
+		if plan.look.sharing.on() {
+			shared++
+		}
 		m.Settle(t)
 		out := append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)
 		m.Poison(t, &p.o)
@@ -180,7 +187,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		g.Rotary = attn.Rotary{}
 		noError(t, plain.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plain.Upload(m.Stream))
-		noError(t, plain.Run(m.Stream, o))
+		noError(t, plain.Run(m.Stream, in))
 		m.Settle(t)
 		if !bytes.Equal(out, append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)) {
 			t.Errorf("other bits than without")
@@ -192,6 +199,9 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 			noError(t, x.Buffer.Close())
 		}
 		p.close(t)
+	}
+	if shared == 0 && cases > 12 {
+		t.Error("no forks shared a prefix")
 	}
 	noError(t, plan.Close())
 	noError(t, plain.Close())
