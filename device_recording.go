@@ -47,7 +47,7 @@ type Recording struct {
 // recording.
 //
 // Layers of few rows that make each other's inputs may be one launch in a
-// recording (Linear and Linears of package nn, and [CachedAttention], from compute
+// recording (Linear and Linears of package nn, and [CachedAttention] without [WithRotary], from compute
 // capability 9.0 on), which may begin with Embeddings and end with an ArgMax. It
 // adds in another order, so a replay's results differ from the machine's by
 // rounding; from replay to replay they have the same bits.
