@@ -86,7 +86,13 @@ func TestCachedAttentionScoreMods(t *testing.T) {
 
 // TestCachedAttentionRotary is TestCachedAttention with rotary embeddings, in some cases beside windows, soft caps, slopes and
 // sinks, and on a cache that gives pages back.
-func TestCachedAttentionRotary(t *testing.T) { testCachedAttentionRotary(t, graphtest.Place{}, 24) }
+func TestCachedAttentionRotary(t *testing.T) {
+	testCachedAttentionRotary(t, graphtest.Place{}, 24)
+	t.Run("forks at once", func(t *testing.T) {
+		la.SharePrefixes(t)
+		testCachedAttentionRotary(t, graphtest.Place{}, 24)
+	})
+}
 
 func TestGPUCachedAttentionRotary(t *testing.T) {
 	testCachedAttentionRotary(t, graphtest.Place{GPU: gputest.Open(t), Real: true}, reftest.Cases(t, 6, 24))
