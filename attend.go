@@ -74,7 +74,7 @@ type Args struct {
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return err
 	}
