@@ -270,7 +270,7 @@ func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 // of query heads, and the machine: a CPU's instruction set, a GPU's compute capability.)
 //
 // It fixes the cuts in tokens: LeanTiles begin at multiples of their size in the sequence,
-// 512 tokens on a CPU and 256 on a GPU unless WithTileTokens says otherwise, a LeanTile is a state of its own, and the states of a row
+// 1024 tokens on a CPU and 256 on a GPU unless WithTileTokens says otherwise, a LeanTile is a state of its own, and the states of a row
 // are merged in the order of the sequence, whoever computes them. Schedules hand out whole LeanTiles, so
 // steps are as even as those are small. All numbers of rows have one order of sums: prompts are slower
 // than without, and prefixes that sequences share are read by each of them; docs/lab/cpu.md and

@@ -19,10 +19,10 @@ import (
 
 const (
 	// invariantKeys is how many keys a kernel call has at most, a multiple of 16.
-	invariantKeys = 512
+	invariantKeys = 1024
 
 	// invariantTileTokens is the number of tokens of a LeanTile unless a problem says otherwise.
-	invariantTileTokens = 512
+	invariantTileTokens = 1024
 )
 
 // leanTiles are LeanTiles that an output tile has, by their numbers among those of its sequence: [0, front), where
@@ -260,7 +260,7 @@ func (a *alone[F]) call(from, to int, keys part, whole bool) {
 	ws, w, b, t := a.ws, a.w, &a.b, &a.w.tile
 	g := &ws.plan.g
 	row := (from - b.from) * b.group
-	t.Rows, t.Q, t.Visible = (to-from)*b.group, unsafe.Pointer(&w.q[row*g.Dim]), nil
+	t.Rows, t.Q, t.Visible, t.Next = (to-from)*b.group, unsafe.Pointer(&w.q[row*g.Dim]), nil, nil
 	t.scoreMod = a.mod.rows(row, t.Rows)
 	a.state.receive(t, row)
 	if a.seer = -1; b.seq.tree != nil && keys.end > b.seq.fresh() {
@@ -275,6 +275,12 @@ func (a *alone[F]) call(from, to int, keys part, whole bool) {
 		a.inOrder(keys.first, n)
 	case whole && n%4 == 0:
 		a.inQuarters(keys.first, n)
+		if next := keys.end; a.seer < 0 && next+n <= b.seq.keys { // the next call's, as a rule
+			for i := range w.runs.next {
+				w.runs.next[i], _ = a.rows.row(next + i*(n/4))
+			}
+			t.Next = &w.runs.next
+		}
 	default:
 		a.inOrder(keys.first, n)
 	}
