@@ -19,7 +19,7 @@ struct alignas(16) Work {
   int guests;                 // how many have a part of the range's last output tile, if this block hosts it
   Seq first;                  // sequence number seq
   int wholeSeq, wholeHead, wholeBlock; // the first of the whole ones
-  int wholeTiles;                      // of all of them; 0: there are none
+  int wholeTiles;                      // of all of them; 0: there are none. With batch invariance: the three before are those of StatesOf
   Seq firstWhole;                      // sequence number wholeSeq
 };
 // In wholeSeq of all thread blocks: none has whole output tiles behind its range, and those
@@ -155,6 +155,16 @@ template <class F> struct Modified<Scored<F>> {
   enum : bool { scores = true };
 };
 
+// The same with batch invariance, see attn_invariant.cuh: for kernels of their own, too.
+template <class F> struct Invariant : F {};
+template <class F> struct Modified<Invariant<F>> : Modified<Scored<F>> {};
+template <class T> struct Alone {
+  enum : bool { rows = false };
+};
+template <class F> struct Alone<Invariant<F>> {
+  enum : bool { rows = true };
+};
+
 // The first key that the query at a place of the keys sees, in a window of 0 (none) or more keys.
 __device__ __forceinline__ int firstInWindow(int window, int place) { return window == 0 || window > place ? 0 : place - window + 1; }
 
@@ -166,8 +176,18 @@ template <> struct Origin<true> {
   int origin, hidden; // the first chunk; keys that no row sees
 };
 
-// A place in a thread block's LeanTiles: output tile after output tile, some chunks of each.
-template <int CHUNK, bool WINDOW = false> struct Walk : Origin<WINDOW> {
+// With batch invariance: chunks of the LeanTile that are left out, since no row sees them.
+template <bool ALONE> struct Skipped {
+  enum : int { skipped = 0 };
+};
+template <> struct Skipped<true> {
+  int skipped;
+};
+
+// A place in a thread block's LeanTiles: output tile after output tile, some chunks of each. ALONE, with batch invariance:
+// LeanTile after LeanTile, which begin at multiples of their size.
+template <int CHUNK, bool WINDOW = false, bool ALONE_ = false> struct Walk : Origin<WINDOW>, Skipped<ALONE_> {
+  static constexpr bool ALONE = ALONE_;
   using Origin<WINDOW>::origin;
   using Origin<WINDOW>::hidden;
   const Work* work;
@@ -191,14 +211,19 @@ template <int CHUNK, bool WINDOW = false> struct Walk : Origin<WINDOW> {
     int chunks = (visible + CHUNK - 1) / CHUNK;
     if constexpr (WINDOW) {
       hidden = firstInWindow(scoreOf(p).window, s.keys - s.queries + positionOf(p, block * ROWS)), origin = hidden / CHUNK;
+      if constexpr (ALONE) origin &= -(1 << p.tileShift);
       chunks = max(chunks - origin, 0);
     }
     return (chunks + (1 << p.tileShift) - 1) >> p.tileShift;
   }
   __device__ __forceinline__ void open(const Params& p) {
-    take = min(left, tiles - tile);
+    take = ALONE ? min(left, 1) : min(left, tiles - tile);
     chunk = origin + (tile << p.tileShift);
     end = min(origin + ((tile + take) << p.tileShift), (visible + CHUNK - 1) / CHUNK);
+    if constexpr (ALONE) {
+      this->skipped = max(hidden / CHUNK - chunk, 0);
+      chunk += this->skipped;
+    }
   }
   // At the beginning of *w, which is in memory; `known` is it, or a copy in registers.
   __device__ __forceinline__ void begin(const Params& p, const Work* w, const Work& known) {
@@ -212,6 +237,12 @@ template <int CHUNK, bool WINDOW = false> struct Walk : Origin<WINDOW> {
   // To the next output tile; false behind the last one.
   __device__ __forceinline__ bool next(const Params& p) {
     left -= take;
+    if constexpr (ALONE) {
+      if (left > 0 && ++tile < tiles) {
+        open(p);
+        return true;
+      }
+    }
     tile = 0;
     if (left <= 0) {
       if (!parted || work->wholeTiles == 0) return false;

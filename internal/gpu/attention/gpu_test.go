@@ -30,6 +30,14 @@ func TestGPUScores(t *testing.T) {
 	testScores(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
 }
 
+func TestGPUInvariant(t *testing.T) {
+	testInvariant(t, realGPU(t), testgpu.OrShort(200, 20), testgpu.OrShort(9000, 2000))
+}
+
+func TestGPUInvariantGraph(t *testing.T) {
+	testInvariantGraph(t, realGPU(t), 5, 6000)
+}
+
 func TestGPUTrees(t *testing.T) {
 	testTrees(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e5, 5e4), longest: testgpu.OrShort(8000, 2000)})
 }
