@@ -82,6 +82,9 @@ func Attend(a Args, opts ...Option) (err error) {
 		return errorf(op, ErrOption, "Dropout is %v, outside [0, 1)", a.Dropout)
 	}
 	c.score.Dropout = a.Dropout
+	if err := c.invariantFits(op); err != nil {
+		return err
+	}
 	names := []string{"q", "k", "v", "out", "lse"}
 	values := []G.Value{a.Q, a.K, a.V, a.Out, a.LSE}
 	if a.LSE == nil {

@@ -279,7 +279,8 @@ func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 // Of a tree ([Append.Tree]) the tokens that a row sees count as if they were the sequence: on a CPU the bits are those of
 // the path alone.
 //
-// [ErrUnsupported]: with [WithDropout], whose numbers follow from a sequence's place in the batch; with the schedule
+// [ErrUnsupported]: with [WithDropout], whose numbers follow from a sequence's place in the batch; with LeanTiles of more than
+// 4096 tokens; with the schedule
 // [Unfused]; in gradients; on a cache with a [CacheConfig].Window, where places change when pages are given back.
 //
 // It is about attention. Layers of package nn are row by row but for nn.Linear, whose kernels, and with them the order of
@@ -456,11 +457,18 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 	if n := c.mask.SinkTokens; n > 0 && c.mask.Window == 0 {
 		return c, errorf(op, ErrOption, "WithSinkTokens(%d) without WithWindow: all keys are seen", n)
 	}
-	p := c.attention(1)
-	if err := p.InvariantFits(); err != nil {
-		return c, errorf(op, ErrUnsupported, "%v", err)
+	if err := c.invariantFits(op); err != nil {
+		return c, err
 	}
 	return c, nil
+}
+
+// invariantFits checks what does not go with batch invariance.
+func (c *config) invariantFits(op string) error {
+	if p := c.attention(1); p.InvariantFits() != nil {
+		return errorf(op, ErrUnsupported, "%v", p.InvariantFits())
+	}
+	return nil
 }
 
 // isDropout says whether weights may be dropped with probability p.

@@ -119,6 +119,9 @@ func (p *Problem) TreeFits() error {
 	return nil
 }
 
+// MaxInvariantTile is how many tokens a LeanTile has at most with batch invariance, where it is one sum.
+const MaxInvariantTile = 4096
+
 // InvariantFits reports what of p does not go with batch invariance.
 func (p *Problem) InvariantFits() error {
 	switch {
@@ -128,6 +131,8 @@ func (p *Problem) InvariantFits() error {
 		return fmt.Errorf("batch invariance and a dropout of %v", p.Dropout)
 	case p.Unfused:
 		return errors.New("batch invariance and unfused attention")
+	case p.TileTokens > MaxInvariantTile:
+		return fmt.Errorf("batch invariance and LeanTiles of %d tokens: %d are the most", p.TileTokens, MaxInvariantTile)
 	}
 	return nil
 }

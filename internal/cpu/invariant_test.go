@@ -228,7 +228,7 @@ func TestInvariantRefusals(t *testing.T) {
 	for _, change := range []func(g *attn.Problem){
 		func(g *attn.Problem) { g.Dropout = 0.5 },
 		func(g *attn.Problem) { g.Unfused = true },
-		func(g *attn.Problem) { g.TileTokens = stateKeys + 1 },
+		func(g *attn.Problem) { g.TileTokens = attn.MaxInvariantTile + 1 },
 	} {
 		g := g
 		change(&g)

@@ -121,9 +121,6 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 		return err
 	}
 	g = withDefaults(g)
-	if g.Invariant && g.TileTokens > stateKeys {
-		return attn.Errorf(op, attn.ErrUnsupported, "LeanTiles of %d tokens with batch invariance: %d are the most", g.TileTokens, stateKeys)
-	}
 	for i := range seqs {
 		if err := seqs[i].Check(op, i, g.PageTokens); err != nil {
 			return err
