@@ -59,6 +59,10 @@ func TestEmulatedInvariant(t *testing.T) {
 	testInvariant(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 30), 700)
 }
 
+func TestEmulatedInvariantBatches(t *testing.T) {
+	testInvariantBatches(t, emulatedGPU(t, 7), []int{reftest.Cases(t, 260, 2100), 300}, reftest.Cases(t, 1e6, 3e7))
+}
+
 func TestEmulatedInvariantGraph(t *testing.T) {
 	testInvariantGraph(t, emulatedGPU(t, 4), 3, 600)
 }

@@ -3,6 +3,7 @@ package attention
 import (
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -32,6 +33,10 @@ func TestGPUScores(t *testing.T) {
 
 func TestGPUInvariant(t *testing.T) {
 	testInvariant(t, realGPU(t), testgpu.OrShort(200, 20), testgpu.OrShort(9000, 2000))
+}
+
+func TestGPUInvariantBatches(t *testing.T) {
+	testInvariantBatches(t, realGPU(t), []int{4096, 8192, 5000}, math.MaxInt)
 }
 
 func TestGPUInvariantGraph(t *testing.T) {

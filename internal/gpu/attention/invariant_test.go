@@ -2,6 +2,7 @@ package attention
 
 import (
 	"bytes"
+	"math"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -203,4 +204,46 @@ func testInvariantGraph(t *testing.T, m *machine, n, longest int) {
 	first.close(t)
 	noError(t, plan.Close())
 	noError(t, alone.Close())
+}
+
+// testInvariantBatches: all rows of the first four sequences of a batch have the bits that they have in a batch of four, as
+// another library's test has it, with LeanTiles of 2048 tokens; `most` bounds the work of a trial.
+func testInvariantBatches(t *testing.T, m *machine, lengths []int, most int) {
+	rng := reftest.Rand(t)
+	compared, differ := 0, 0
+	for i, keys := range lengths {
+		for _, n := range []int{5, 12} {
+			for _, group := range []int{1, 4, 8} {
+				for _, dim := range []int{128, 256} {
+					r := batch([]attn.DType{attn.Float16, attn.BFloat16}[i%2], n, 4*group, 4, dim, 1, keys, []int{1, 8, 16}[i%3])
+					if r.cost() > most {
+						continue
+					}
+					s := m.setUp(t, rng, r)
+					for _, tile := range []int{2048, 0} {
+						for _, invariant := range []bool{true, false} {
+							s.geometry.Invariant, s.geometry.TileTokens = invariant, tile
+							out, lse := s.run(t, s.seqs)
+							s.check(t, rng, out, lse)
+							few, fewLSE := s.run(t, s.seqs[:4])
+							compared++
+							for i, q := range s.seqs[:4] {
+								row, size := q.Row*r.Heads, dim*s.kv.Size()
+								if end := row + r.Heads; bytes.Equal(out[row*size:end*size], few[row*size:end*size]) && bytes.Equal(lse[row*4:end*4], fewLSE[row*4:end*4]) {
+									continue
+								}
+								if differ++; invariant {
+									t.Fatalf("%v: sequence %d has other bits in a batch of 4, LeanTiles of %d", r, i, tile)
+								}
+							}
+						}
+					}
+					s.close(t)
+				}
+			}
+		}
+	}
+	if compared == 0 || most == math.MaxInt && differ == 0 { // small ones may have whole output tiles, whatever the batch
+		t.Errorf("%d batches were compared, %d rows differ without batch invariance", compared, differ)
+	}
 }
