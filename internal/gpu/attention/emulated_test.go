@@ -60,7 +60,7 @@ func TestEmulatedInvariant(t *testing.T) {
 }
 
 func TestEmulatedInvariantBatches(t *testing.T) {
-	testInvariantBatches(t, emulatedGPU(t, 7), []int{reftest.Cases(t, 260, 2100), 300}, reftest.Cases(t, 1e6, 3e7))
+	testInvariantBatches(t, emulatedGPU(t, 7), []int{reftest.Cases(t, 260, 2100), 300}, reftest.Cases(t, 2e6, 3e7))
 }
 
 func TestEmulatedInvariantGraph(t *testing.T) {
