@@ -471,6 +471,7 @@ func (d *forkedDecoder) result(t *testing.T) []float64 {
 	}
 	return graphtest.Floats(t, d.out)
 }
+
 // text is the operands of a sequence's tokens in one layer, and run a way in which they come.
 type text struct{ q, k, v []float32 }
 
