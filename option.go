@@ -283,8 +283,9 @@ func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 // 4096 tokens; with the schedule
 // [Unfused]; in gradients; on a cache with a [CacheConfig].Window, where places change when pages are given back.
 //
-// It is about attention. Layers of package nn are row by row but for nn.Linear, whose kernels, and with them the order of
-// its sums, follow from the number of rows: its documentation says from how many on.
+// It is about attention. Of package nn norms, activations, gates, embeddings and rotary embeddings have a row's bits from the row alone, and
+// so has nn.Linear on a CPU up to the number of rows that its documentation says; with more, and on a GPU, the order of
+// its sums follows from their number.
 func WithBatchInvariance() Option { return Option{kind: optInvariant} }
 
 // A Schedule says where the list of LeanTiles is cut into the workers' shares.
