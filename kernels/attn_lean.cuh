@@ -39,7 +39,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   using Scores = typename Either<Modified<T>::scores, RowScores<S>, NoScores>::type;
   static constexpr int KEYS = S::KEYS;
   static constexpr bool APART = EPILOGUE_WARPS > 0; // there are epilogue warps
-  static constexpr bool ALONE = Place::ALONE;       // batch invariance
+  enum : bool { ALONE = Place::ALONE }; // batch invariance
 
 #if __CUDA_ARCH__ >= 900
   // Makes the barriers of a ring's slots, and of the buffers behind them. Each takes tens of

@@ -187,7 +187,7 @@ template <> struct Skipped<true> {
 // A place in a thread block's LeanTiles: output tile after output tile, some chunks of each. ALONE, with batch invariance:
 // LeanTile after LeanTile, which begin at multiples of their size.
 template <int CHUNK, bool WINDOW = false, bool ALONE_ = false> struct Walk : Origin<WINDOW>, Skipped<ALONE_> {
-  static constexpr bool ALONE = ALONE_;
+  enum : bool { ALONE = ALONE_ };
   using Origin<WINDOW>::origin;
   using Origin<WINDOW>::hidden;
   const Work* work;
