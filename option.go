@@ -118,8 +118,8 @@ func WithMixedPrecision() Option { return Option{kind: optMixed} }
 // are not in the schedule, and their keys and values are not read: a window
 // costs what its keys cost.
 //
-// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes, a bias or sinks
-// stay on the CPU.
+// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes, a bias, sinks or
+// batch invariance stay on the CPU.
 func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 
 // WithSinkTokens lets a query see the first n keys besides those of its window, which [WithWindow]

@@ -56,11 +56,11 @@ func TestEmulatedScores(t *testing.T) {
 }
 
 func TestEmulatedInvariant(t *testing.T) {
-	testInvariant(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 30), 700)
+	testInvariant(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 12), 700)
 }
 
 func TestEmulatedInvariantBatches(t *testing.T) {
-	testInvariantBatches(t, emulatedGPU(t, 7), []int{reftest.Cases(t, 260, 2100), 300}, reftest.Cases(t, 2e6, 3e7))
+	testInvariantBatches(t, emulatedGPU(t, 7), []int{reftest.Cases(t, 260, 600), 300}, reftest.Cases(t, 2e6, 4e6))
 }
 
 func TestEmulatedInvariantGraph(t *testing.T) {
