@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -136,7 +137,7 @@ func BenchmarkPrefill(b *testing.B) {
 }
 
 // BenchmarkInvariant has steps with batch invariance and without in turn, and says how many times as long one takes as the other:
-// the median of the turns.
+// the median of the turns, and the best ones, which is what counts where others use the machine.
 func BenchmarkInvariant(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, heads := range [][3]int{{8, 8, 128}, {32, 8, 128}, {64, 8, 128}, {12, 12, 64}} {
@@ -168,16 +169,18 @@ func (c benchmark) compareInvariant(b *testing.B) {
 		}
 		return time.Since(began).Seconds() / float64(n)
 	}
-	var ratios, times []float64
+	var ratios []float64
+	best := [2]float64{math.Inf(1), math.Inf(1)}
 	for b.Loop() {
 		plain, invariant := turn(0), turn(1)
-		ratios, times = append(ratios, invariant/plain), append(times, plain)
+		ratios = append(ratios, invariant/plain)
+		best = [2]float64{min(best[0], plain), min(best[1], invariant)}
 	}
 	slices.Sort(ratios)
-	slices.Sort(times)
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(ratios[len(ratios)/2], "times")
-	b.ReportMetric(1e6*times[len(times)/2], "us")
+	b.ReportMetric(best[1]/best[0], "best-times")
+	b.ReportMetric(1e6*best[0], "us")
 }
 
 // BenchmarkDropout is a prompt, and a decode step, with dropout and without.
