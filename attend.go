@@ -74,7 +74,7 @@ type Args struct {
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return err
 	}
@@ -82,6 +82,9 @@ func Attend(a Args, opts ...Option) (err error) {
 		return errorf(op, ErrOption, "Dropout is %v, outside [0, 1)", a.Dropout)
 	}
 	c.score.Dropout = a.Dropout
+	if err := c.invariantFits(op); err != nil {
+		return err
+	}
 	names := []string{"q", "k", "v", "out", "lse"}
 	values := []G.Value{a.Q, a.K, a.V, a.Out, a.LSE}
 	if a.LSE == nil {

@@ -40,7 +40,7 @@ type machineAttention struct{ *attentionOp }
 // what gets tensors of a GPU that the user has opened: it computes there.
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
-	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() // has not been tried there
+	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() || op.invariant // has not been tried there
 	if !isDeviceQueryType(op.query) || modified || attention.HasKernel(&g) != nil {
 		return op
 	}

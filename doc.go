@@ -31,7 +31,8 @@
 // them, across heads and sequences; a worker's share that ends inside an output
 // tile leaves a partial state, and the last worker to arrive merges all of
 // them, in worker order. So for a given number of workers and tokens a LeanTile
-// every run gives the same bits; other numbers differ by rounding.
+// every run gives the same bits; other numbers differ by rounding. With
+// [WithBatchInvariance] a row has the same bits with any of them, in any batch.
 //
 // # GPUs
 //

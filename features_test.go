@@ -84,6 +84,7 @@ var features = []feature{ // shapes first, of which the others make use
 	{"LeanTiles", option(la.WithTileTokens(64))},
 	{"workers", option(la.WithWorkers(3))},
 	{"mixed precision", option(la.WithMixedPrecision())},
+	{"batch invariance", option(la.WithBatchInvariance())},
 }
 
 // entry is a way into attention. It computes a request and compares the result with the

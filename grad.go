@@ -100,6 +100,9 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 	if op.storage != op.query {
 		return errorf(name, ErrUnsupported, "gradient with k and v of %v and q of %v", op.storage, op.query)
 	}
+	if op.invariant {
+		return errorf(name, ErrUnsupported, "gradient with batch invariance")
+	}
 	if err := cpu.CanBackward(op.mask, op.score); err != nil {
 		return errorf(name, ErrUnsupported, "%v", err)
 	}

@@ -58,7 +58,7 @@ import (
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,7 @@ import (
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer recoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optSinks|optRotary|optLSE|optSchedule|optTileTokens|optWorkers, opts)
+	c, err := newConfig(op, ofScores|optSinks|optRotary|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +119,8 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 func (c *CacheConfig) keepsFor(op string, node *config) error {
 	switch window := node.mask.Window; {
 	case c.Window == 0:
+	case node.invariant:
+		return errorf(op, ErrUnsupported, "WithBatchInvariance, on a cache that gives pages back (Window %d): the places of the others change", c.Window)
 	case window == 0:
 		return errorf(op, ErrOption, "a node without WithWindow, on a cache that keeps a Window of %d tokens", c.Window)
 	case window > c.Window:

@@ -44,6 +44,7 @@ const (
 	optSinks
 	optSinkTokens
 	optRotary
+	optInvariant
 )
 
 // ofScores are the options that say which scores the softmax is of, whatever has them.
@@ -83,6 +84,8 @@ func (k optionKind) String() string {
 		return "WithSinkTokens"
 	case optRotary:
 		return "WithRotary"
+	case optInvariant:
+		return "WithBatchInvariance"
 	}
 	return "the zero Option"
 }
@@ -119,8 +122,8 @@ func WithMixedPrecision() Option { return Option{kind: optMixed} }
 // are not in the schedule, and their keys and values are not read: a window
 // costs what its keys cost.
 //
-// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes, a bias or sinks
-// stay on the CPU.
+// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes, a bias, sinks or
+// batch invariance stay on the CPU.
 func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 
 // WithSinkTokens lets a query see the first n keys besides those of its window, which [WithWindow]
@@ -266,7 +269,7 @@ func WithLSE(lse **G.Node) Option { return Option{kind: optLSE, out: lse} }
 // An output tile that one worker attends to alone has the same bits whatever
 // else is in the batch, and however many workers there are. With [PerHead], or
 // one worker, that holds for all of them; the cuts of StreamK and [FixedSplit]
-// move with the rest of the batch.
+// move with the rest of the batch. [WithBatchInvariance] has the same bits with all.
 func WithSchedule(s Schedule) Option { return Option{kind: optSchedule, schedule: s} }
 
 // WithTileTokens sets the keys of a LeanTile; 0, as without the option, leaves
@@ -277,6 +280,33 @@ func WithTileTokens(n int) Option { return Option{kind: optTileTokens, n: n} }
 // option, is runtime.GOMAXPROCS when the work is planned. A given number of
 // workers gives the same bits on every run, whatever the machine.
 func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
+
+// WithBatchInvariance makes the bits of a row, its output and its log-sum-exp, follow from its query and
+// the keys and values that it sees, with their places in the sequence, alone. They depend neither on other
+// sequences nor on how many there are, nor on how many queries come together: a prompt in
+// chunks of any size has the bits of the whole, and so has a draft of some tokens that is verified in one step. Nor do
+// they depend on the schedule, the workers or the capacity, on pages or their size, on prefixes that sequences share, or
+// on recordings. (What they do depend on: the options, the element types, [WithTileTokens], the group
+// of query heads, and the machine: a CPU's instruction set, a GPU's compute capability.)
+//
+// It fixes the cuts in tokens: LeanTiles begin at multiples of their size in the sequence,
+// 1024 tokens on a CPU and 256 on a GPU unless WithTileTokens says otherwise, a LeanTile is a state of its own, and the states of a row
+// are merged in the order of the sequence, whoever computes them. Schedules hand out whole LeanTiles, so
+// steps are as even as those are small. All numbers of rows have one order of sums: prompts are slower
+// than without, and prefixes that sequences share are read by each of them; docs/lab/cpu.md and
+// docs/lab/attention.md have what it costs.
+//
+// Of a tree ([Append.Tree]) the tokens that a row sees count as if they were the sequence: on a CPU the bits are those of
+// the path alone.
+//
+// [ErrUnsupported]: with [WithDropout], whose numbers follow from a sequence's place in the batch; with LeanTiles of more than
+// 4096 tokens; with the schedule
+// [Unfused]; in gradients; on a cache with a [CacheConfig].Window, where places change when pages are given back.
+//
+// It is about attention. Of package nn norms, activations, gates, embeddings and rotary embeddings have a row's bits from the row alone, and
+// so has nn.Linear on a CPU up to the number of rows that its documentation says; with more, and on a GPU, the order of
+// its sums follows from their number.
+func WithBatchInvariance() Option { return Option{kind: optInvariant} }
 
 // A Schedule says where the list of LeanTiles is cut into the workers' shares.
 type Schedule int
@@ -349,6 +379,7 @@ type config struct {
 	mixed      bool
 	rotaryOf   *RotaryConfig // nil: none
 	rotary     attn.Rotary   // that it is for the heads of a cache
+	invariant  bool
 }
 
 // maxTileTokens bounds a LeanTile, and with it the scratch that a worker needs.
@@ -377,6 +408,8 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			c.mask.Causal = true
 		case optMixed:
 			c.mixed = true
+		case optInvariant:
+			c.invariant = true
 		case optLengths:
 			if o.node == nil {
 				return c, errorf(op, ErrOption, "WithLengths(nil)")
@@ -449,7 +482,18 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 	if n := c.mask.SinkTokens; n > 0 && c.mask.Window == 0 {
 		return c, errorf(op, ErrOption, "WithSinkTokens(%d) without WithWindow: all keys are seen", n)
 	}
+	if err := c.invariantFits(op); err != nil {
+		return c, err
+	}
 	return c, nil
+}
+
+// invariantFits checks what does not go with batch invariance.
+func (c *config) invariantFits(op string) error {
+	if p := c.attention(1); p.InvariantFits() != nil {
+		return errorf(op, ErrUnsupported, "%v", p.InvariantFits())
+	}
+	return nil
 }
 
 // isDropout says whether weights may be dropped with probability p.
@@ -488,7 +532,8 @@ func (c *config) setRotary(op string, d int) error {
 func (c *config) attention(d int) attn.Problem {
 	return attn.Problem{
 		Scale: c.scaleFor(d), Mask: c.mask, Score: c.score, Rotary: c.rotary,
-		TileTokens: c.tileTokens, Policy: c.schedule.policy(), Unfused: c.schedule == Unfused, Workers: c.workers, Mixed: c.mixed,
+		TileTokens: c.tileTokens, Policy: c.schedule.policy(), Unfused: c.schedule == Unfused, Workers: c.workers,
+		Invariant: c.invariant, Mixed: c.mixed,
 	}
 }
 

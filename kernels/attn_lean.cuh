@@ -22,6 +22,7 @@
 // where no whole output tiles follow, the blocks of one merge it together
 // (Reduce::mergeTogether).
 #pragma once
+#include "attn_invariant.cuh"
 #include "attn_reduce.cuh"
 #include "attn_ring.cuh"
 #include "attn_score.cuh"
@@ -38,6 +39,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   using Scores = typename Either<Modified<T>::scores, RowScores<S>, NoScores>::type;
   static constexpr int KEYS = S::KEYS;
   static constexpr bool APART = EPILOGUE_WARPS > 0; // there are epilogue warps
+  enum : bool { ALONE = Place::ALONE }; // batch invariance
 
 #if __CUDA_ARCH__ >= 900
   // Makes the barriers of a ring's slots, and of the buffers behind them. Each takes tens of
@@ -137,9 +139,10 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     const ThreadGroup workers{(int)threadIdx.x, warps, 1};
     // Queries and outputs of the operands' type need no second parts.
     constexpr int OPERAND = S::Math::Operand::type;
-    const bool precise = p.queryType != OPERAND || p.outType != OPERAND;
+    const bool precise = ALONE || p.queryType != OPERAND || p.outType != OPERAND;
     Place w;
     w.begin(p, range);
+    typename Either<ALONE, InvariantTiles<S>, NoTiles>::type states(p, w);
     int turn = 0; // of the warp that has the first chunk of this part
     int part = 0;
     bool more = true;
@@ -165,7 +168,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       const Scores scores(p, w, mode, rows, lane);
       int first = warp - turn;
       if (first < 0) first += warps;
-      if constexpr (Modified<T>::scores) {
+      if constexpr (Modified<T>::scores && !ALONE) {
         if (scoreOf(p).sinks != nullptr && first == 0 && w.tile == 0) Scores::sink(p, w, mode, rows, lane, st);
       }
       for (int n = w.chunk + first; n < w.end; n += warps) {
@@ -224,6 +227,10 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #if __CUDA_ARCH__ >= 900
       if (APART && part >= sh.buffers) barrierWait(sharedAddress(bufferBars + 2) + sh.buffer(part) * 8, ~sh.round(part) & 1);
 #endif
+      if constexpr (ALONE) { // by the chunk's place in its LeanTile
+        first += w.skipped;
+        while (first >= warps) first -= warps;
+      }
       st.leave(mode, rows, lane, mine.o + first * p.rows * S::WIDTH, mine.m, mine.l, first);
 #if __CUDA_ARCH__ >= 900
       if (APART) barrierArrive(sharedAddress(bufferBars) + sh.buffer(part) * 8); // before anything else: it is waited for
@@ -235,13 +242,20 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #if __CUDA_ARCH__ >= 900
       if constexpr (APART) {
         if (S::SHARED_QUERY) syncWarps(warps);
-        if (more) A::load(p, w, q, precise, rest, warp, warps, lane);
+        if (more && (!ALONE || w.tile == 0)) A::load(p, w, q, precise, rest, warp, warps, lane);
         continue;
       }
 #endif
-      if (more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
+      if (more && !S::SHARED_QUERY && (!ALONE || w.tile == 0)) A::load(p, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
       const typename R::Tile tile(p, done);
+      if constexpr (ALONE) {
+        states.combine(p, workers, done, tile, mine);
+        if (sh.buffers == 1) syncWarps(warps);
+        if (done.endsParts()) states.settle(p, workers, typename R::Shares(*range), done, tile, mine);
+        if (more && S::SHARED_QUERY && w.tile == 0) A::load(p, w, q, precise, rest, warp, warps, lane);
+        continue;
+      }
       R::combine(p, workers, tile, mine, R::slotOf(done), typename R::Item(p, workers, tile, R::slotOf(done), part, nullptr), nullptr, 0, tile.rows);
       if (sh.buffers == 1) syncWarps(warps);
       if (done.endsParts()) R::settle(p, workers, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
@@ -263,6 +277,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     Place w;
     w.begin(p, range);
     const typename R::Tile first(p, w);
+    typename Either<ALONE, InvariantTiles<S>, NoTiles>::type states(p, w);
     bool more = true;
 #pragma unroll 1
     for (int part = 0; more; part++) {
@@ -272,6 +287,14 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       const typename R::Shared mine = sh.of(part, p.rows);
       const int slot = R::slotOf(done);
       const typename R::Tile tile(p, done);
+      if constexpr (ALONE) {
+        barrierWait(bar, sh.round(part) & 1);
+        __syncwarp();
+        states.combine(p, workers, done, tile, mine);
+        if (done.endsParts()) states.settle(p, workers, shares, done, tile, mine);
+        barrierArrive(bar + 16);
+        continue;
+      }
       const typename R::Item item(p, workers, tile, slot, part, tagged);
       int rows = tile.rows;
       if (MANY && p.rows > R::HELPED && !more) {
@@ -297,18 +320,24 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     Lean<T, __VA_ARGS__>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
   }
 // The same with masks and score modifications.
-#define SCORED_ATTENTION(name, T, D, PAGED) \
+#define SCORED_ATTENTION(name, T, D, PAGED) SCORED_ENTRY(name, Scored<T>, D, PAGED)
+#define SCORED_ENTRY(name, T, D, PAGED) \
   extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ ScoredLaunchParams p) { \
     extern __shared__ __align__(1024) char memory[]; \
-    Lean<Scored<T>, D, false, PAGED>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
+    Lean<T, D, false, PAGED>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
   }
+
+// And with batch invariance.
+#define INVARIANT_ATTENTION(name, T, D, PAGED) SCORED_ENTRY(name, Invariant<T>, D, PAGED)
 
 // A variant that compute capability 9.0 alone has: in one kernel with others, what it does
 // would make short launches of these up to 4% slower.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define VARIANT(...) ATTENTION(__VA_ARGS__)
 #define SCORED_VARIANT(...) SCORED_ATTENTION(__VA_ARGS__)
+#define INVARIANT_VARIANT(...) INVARIANT_ATTENTION(__VA_ARGS__)
 #else // there the others take what it is for
 #define VARIANT(name, ...) extern "C" __global__ void name(const __grid_constant__ LaunchParams p) {}
 #define SCORED_VARIANT(name, ...) extern "C" __global__ void name(const __grid_constant__ ScoredLaunchParams p) {}
+#define INVARIANT_VARIANT(name, ...) SCORED_VARIANT(name)
 #endif

@@ -30,7 +30,7 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Sh
   static constexpr bool SHARED_QUERY = D * Math::Operand::bytes > 256; // too many registers otherwise
   static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (Math::wide ? 1 : 2) : 0;
   static constexpr bool EVEN = D * Store::bytes % 128 == 0;      // every column block is full
-  using Place = Walk<KEYS, Modified<T>::scores>;
+  using Place = Walk<KEYS, Modified<T>::scores, Alone<T>::rows>;
 };
 
 template <class S> struct Ring : S {

@@ -66,7 +66,9 @@ template <class S> struct Attention {
   enum Mode { PLAIN, BOTH, FOLDED, NARROW };
   static constexpr bool NARROWS = !WIDE && !SHARED;
   static constexpr int NARROW_ROWS = 4;
+  // With batch invariance there is one for all.
   __device__ static __forceinline__ Mode modeOf(int rows, bool precise) {
+    if (Place::ALONE) return BOTH;
     if (NARROWS && rows <= NARROW_ROWS) return NARROW;
     return !WIDE && rows <= 8 ? FOLDED : precise ? BOTH : PLAIN;
   }

@@ -19,7 +19,7 @@ struct alignas(16) Work {
   int guests;                 // how many have a part of the range's last output tile, if this block hosts it
   Seq first;                  // sequence number seq
   int wholeSeq, wholeHead, wholeBlock; // the first of the whole ones
-  int wholeTiles;                      // of all of them; 0: there are none
+  int wholeTiles;                      // of all of them; 0: there are none. With batch invariance: the three before are those of StatesOf
   Seq firstWhole;                      // sequence number wholeSeq
 };
 // In wholeSeq of all thread blocks: none has whole output tiles behind its range, and those
@@ -156,6 +156,16 @@ template <class F> struct Modified<Scored<F>> {
   enum : bool { scores = true };
 };
 
+// The same with batch invariance, see attn_invariant.cuh: for kernels of their own, too.
+template <class F> struct Invariant : F {};
+template <class F> struct Modified<Invariant<F>> : Modified<Scored<F>> {};
+template <class T> struct Alone {
+  enum : bool { rows = false };
+};
+template <class F> struct Alone<Invariant<F>> {
+  enum : bool { rows = true };
+};
+
 // The first key that the query at a place of the keys sees besides sink tokens. A window that begins before their end,
 // or right behind it, leaves no key out.
 __device__ __forceinline__ int firstInWindow(const ScoreParams& score, int place) {
@@ -177,8 +187,18 @@ template <> struct Chunks<true> {
   __device__ __forceinline__ int numberOf(int c) const { return c < front ? c : c - gap; } // the other way round
 };
 
-// A place in a thread block's LeanTiles: output tile after output tile, some chunks of each.
-template <int CHUNK, bool WINDOW = false> struct Walk : Chunks<WINDOW> {
+// With batch invariance: chunks of the LeanTile that are left out, since no row sees them.
+template <bool ALONE> struct Skipped {
+  enum : int { skipped = 0 };
+};
+template <> struct Skipped<true> {
+  int skipped;
+};
+
+// A place in a thread block's LeanTiles: output tile after output tile, some chunks of each. ALONE, with batch invariance,
+// which has no sink tokens: LeanTile after LeanTile, which begin at multiples of their size.
+template <int CHUNK, bool WINDOW = false, bool ALONE_ = false> struct Walk : Chunks<WINDOW>, Skipped<ALONE_> {
+  enum : bool { ALONE = ALONE_ };
   using Chunks<WINDOW>::gap;
   const Work* work;
   Seq s;
@@ -201,16 +221,21 @@ template <int CHUNK, bool WINDOW = false> struct Walk : Chunks<WINDOW> {
     int chunks = (visible + CHUNK - 1) / CHUNK;
     if constexpr (WINDOW) {
       const int hidden = firstInWindow(scoreOf(p), s.keys - s.queries + positionOf(p, block * ROWS));
-      const int front = (min(scoreOf(p).sinkTokens, hidden) + CHUNK - 1) / CHUNK;
+      const int front = ALONE ? 0 : (min(scoreOf(p).sinkTokens, hidden) + CHUNK - 1) / CHUNK;
       this->hidden = hidden, this->front = front, gap = max(hidden / CHUNK - front, 0);
+      if constexpr (ALONE) gap &= -(1 << p.tileShift);
       chunks = max(chunks - gap, 0);
     }
     return (chunks + (1 << p.tileShift) - 1) >> p.tileShift;
   }
   __device__ __forceinline__ void open(const Params& p) {
-    take = min(left, tiles - tile);
+    take = ALONE ? min(left, 1) : min(left, tiles - tile);
     chunk = tile << p.tileShift;
     end = min((tile + take) << p.tileShift, (visible + CHUNK - 1) / CHUNK - gap);
+    if constexpr (ALONE) {
+      this->skipped = max(this->hidden / CHUNK - gap - chunk, 0);
+      chunk += this->skipped;
+    }
   }
   // At the beginning of *w, which is in memory; `known` is it, or a copy in registers.
   __device__ __forceinline__ void begin(const Params& p, const Work* w, const Work& known) {
@@ -224,6 +249,12 @@ template <int CHUNK, bool WINDOW = false> struct Walk : Chunks<WINDOW> {
   // To the next output tile; false behind the last one.
   __device__ __forceinline__ bool next(const Params& p) {
     left -= take;
+    if constexpr (ALONE) {
+      if (left > 0 && ++tile < tiles) {
+        open(p);
+        return true;
+      }
+    }
     tile = 0;
     if (left <= 0) {
       if (!parted || work->wholeTiles == 0) return false;

@@ -440,3 +440,98 @@ func TestOpsHashes(t *testing.T) {
 		seen[n.ID()] = i
 	}
 }
+
+// rowLayers are layers whose rows are each by themselves, on x of 64 columns; the first of them not on a GPU, where the kernels of linear
+// layers follow from the number of rows.
+var rowLayers = []struct {
+	name  string
+	build func(x *G.Node, input func(name string, shape ...int) *G.Node, ids *G.Node) (*G.Node, error)
+}{
+	{"Linear", func(x *G.Node, input func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) {
+		return Linear(x, input("w", 64, 64), input("b", 64), WithGELU())
+	}},
+	{"RMSNorm", func(x *G.Node, input func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) {
+		return RMSNorm(x, input("gamma", 64), nil, 1e-5)
+	}},
+	{"LayerNorm", func(x *G.Node, input func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) {
+		return LayerNorm(x, input("gamma", 64), input("beta", 64), 1e-5)
+	}},
+	{"SiLU", func(x *G.Node, _ func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) { return SiLU(x) }},
+	{"Rotary", func(x *G.Node, _ func(string, ...int) *G.Node, ids *G.Node) (*G.Node, error) {
+		return Rotary(x, ids, la.RotaryConfig{HeadDim: 32, Base: 10000})
+	}},
+	{"Embedding", func(x *G.Node, input func(string, ...int) *G.Node, ids *G.Node) (*G.Node, error) {
+		return Embedding(input("table", 50, 64), ids, x)
+	}},
+}
+
+// testRowLayers: a row has the bits that it has alone.
+func testRowLayers(t *testing.T, where func(*tensor.Dense) G.Value, first int) {
+	rng := seeded(t)
+	const rows = 31
+	all := randomInput(rng, "x", rows, 64)
+	ids := make([]int, rows)
+	for i := range ids {
+		ids[i] = rng.IntN(50)
+	}
+	for _, layer := range rowLayers[first:] {
+		drawn := map[string]opInput{}
+		run := func(from, to int) []float64 {
+			c := opCase{name: layer.name, shape: tensor.Shape{to - from, 64}, inputs: []opInput{
+				{name: "x", shape: tensor.Shape{to - from, 64}, x: all.x[from*64 : to*64]},
+				{name: "ids", shape: tensor.Shape{to - from}, ids: ids[from:to]},
+			}}
+			c.build = func(in []*G.Node) (*G.Node, error) {
+				return layer.build(in[0], func(name string, shape ...int) *G.Node {
+					if _, ok := drawn[name]; !ok {
+						drawn[name] = randomInput(rng, name, shape...)
+					}
+					of := drawn[name]
+					v := G.Value(of.tensor(tensor.Float32, false))
+					if where != nil {
+						v = where(v.(*tensor.Dense))
+					}
+					return G.NewTensor(in[0].Graph(), tensor.Float32, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(v))
+				}, in[1])
+			}
+			o := c.graph(t, tensor.Float32, where)
+			vm := G.NewTapeMachine(o.g)
+			defer vm.Close()
+			if err := vm.RunAll(); err != nil {
+				t.Fatalf("%s: %v", layer.name, err)
+			}
+			y := o.y.Value()
+			if d, ok := y.(*la.DeviceTensor); ok {
+				host, err := d.Download()
+				if err != nil {
+					t.Fatal(err)
+				}
+				y = host
+			}
+			return floatsOf(t, y)
+		}
+		want := run(0, rows)
+		const width = 64
+		for _, size := range []int{1, 2, 7} {
+			for from := 0; from < rows; from += size {
+				to := min(from+size, rows)
+				if got := run(from, to); !slices.Equal(got, want[from*width:to*width]) {
+					t.Errorf("%s: rows [%d, %d) have other bits than in %d rows", layer.name, from, to, rows)
+				}
+			}
+		}
+	}
+}
+
+func TestRowsAlone(t *testing.T) { testRowLayers(t, nil, 0) }
+
+func TestGPURowsAlone(t *testing.T) {
+	gpu := gputest.Open(t)
+	testRowLayers(t, func(v *tensor.Dense) G.Value {
+		d, err := gpu.Upload(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}, 1)
+}

@@ -26,6 +26,7 @@ const (
 	SetTiles      // the caller says how large LeanTiles are
 	SetWorkers    // the caller says how many workers there are
 	Unfused
+	BatchInvariance
 	unknown // a field of Mask or Score that Features knows nothing of
 )
 
@@ -53,6 +54,7 @@ func (p *Problem) Features() (f Feature) {
 	note(p.TileTokens != 0, SetTiles)
 	note(p.Workers != 0, SetWorkers)
 	note(p.Unfused, Unfused)
+	note(p.Invariant, BatchInvariance)
 	return f
 }
 
@@ -97,6 +99,8 @@ func (f Feature) text(p *Problem) string {
 		return fmt.Sprintf("%d workers", p.Workers)
 	case Unfused:
 		return "unfused attention"
+	case BatchInvariance:
+		return "batch invariance"
 	}
 	return "a mask or a change of scores that it knows nothing of"
 }

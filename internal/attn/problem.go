@@ -40,6 +40,10 @@ type Problem struct {
 	Unfused    bool        // scores, their softmax and the sum of values one behind the other
 	Workers    int         // logical workers; 0: the engine's choice
 
+	// Invariant: the bits of a row follow from its query, and the keys and values that it sees, alone: not from other
+	// sequences, nor from other rows of its own, nor from who has which LeanTiles.
+	Invariant bool
+
 	// Mixed: queries and weights may be rounded to KV. It is no Feature: who does not is right.
 	Mixed bool
 
@@ -87,6 +91,9 @@ func (p *Problem) Check(op string) error {
 			return Errorf(op, ErrUnsupported, "%v", err)
 		}
 	}
+	if err := p.InvariantFits(); err != nil {
+		return Errorf(op, ErrUnsupported, "%v", err)
+	}
 	for _, s := range []struct {
 		name string
 		Strides
@@ -112,6 +119,24 @@ func (p *Problem) TreeFits() error {
 		return fmt.Errorf("a tree and a window of %d keys", p.Window)
 	case p.Slopes != "":
 		return errors.New("a tree and slopes of scores (ALiBi)")
+	}
+	return nil
+}
+
+// MaxInvariantTile is how many tokens a LeanTile has at most with batch invariance, where it is one sum.
+const MaxInvariantTile = 4096
+
+// InvariantFits reports what of p does not go with batch invariance.
+func (p *Problem) InvariantFits() error {
+	switch {
+	case !p.Invariant:
+		return nil
+	case p.Dropout != 0: // which weights are dropped follows from a sequence's number and a query's
+		return fmt.Errorf("batch invariance and a dropout of %v", p.Dropout)
+	case p.Unfused:
+		return errors.New("batch invariance and unfused attention")
+	case p.TileTokens > MaxInvariantTile:
+		return fmt.Errorf("batch invariance and LeanTiles of %d tokens: %d are the most", p.TileTokens, MaxInvariantTile)
 	}
 	return nil
 }

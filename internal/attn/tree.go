@@ -39,6 +39,15 @@ func (t Tree) Sees(i, j int) bool { return t[i]>>j&1 != 0 }
 // Depth returns how many new tokens lie between the sequence and token i: those that it sees besides itself.
 func (t Tree) Depth(i int) int { return bits.OnesCount64(t[i]) - 1 }
 
+// Seen returns the token that token i sees as number n of those that it sees, the nearest to the sequence being number 0.
+func (t Tree) Seen(i, n int) int {
+	seen := t[i]
+	for range n {
+		seen &= seen - 1
+	}
+	return bits.TrailingZeros64(seen)
+}
+
 // Chain says whether each token sees all before it, as without a tree.
 func (t Tree) Chain() bool {
 	for i := range t {

@@ -172,6 +172,10 @@ func (a *assembly[F]) attend(t *tile) {
 
 // scores computes the scores of all rows with all keys.
 func (a *assembly[F]) scores(t *tile, stride int) {
+	if t.Alone { // what else there is for more rows adds up in other orders
+		a.scoresByRow(t, stride, 0)
+		return
+	}
 	key, half := a.scoresInTiles(t, stride), a.keys/2
 	if t.Rows >= panelRows && (len(t.K) == 1 || t.Run%half == 0) {
 		for ; key+a.keys <= t.Count; key += a.keys {
@@ -185,6 +189,12 @@ func (a *assembly[F]) scores(t *tile, stride int) {
 		a.scoresInLanes(t, stride, key)
 		return
 	}
+	a.scoresByRow(t, stride, key)
+}
+
+// scoresByRow is scores from key on, a multiple of 4, as few rows have them: a sum across a register for each row and key, in the
+// same order whatever else is in the tile.
+func (a *assembly[F]) scoresByRow(t *tile, stride, key int) {
 	run, last := t.Run/4, (t.Count+3)/4 // in quads
 	lead := a.lead(t.Dim, run)
 	for x := key / 4; x < last; {
@@ -253,7 +263,8 @@ func (a *assembly[F]) interleave(t *tile, dst []float32, each int) {
 // lead returns how many quads ahead memory is asked for.
 func (a *assembly[F]) lead(dim, run int) int { return max(min(aheadBytes/(dim*a.size), run), 1) }
 
-// values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows).
+// values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows). Where rows are Alone, each four
+// keys are added together, and those of a last part of four one by one.
 func (a *assembly[F]) values(t *tile, stride, row, rows, from, to int) {
 	run, last := t.Run/4, (to+3)/4 // in quads
 	lead := a.lead(t.ValueDim, run)
@@ -268,7 +279,7 @@ func (a *assembly[F]) values(t *tile, stride, row, rows, from, to int) {
 			ahead, aheadAt, aheadStep = array(t.Next), (y-last)*t.KStep, t.KStep
 		}
 		blocks := 0 // rows that make blocks
-		if (rows > a.few || rows >= rowBlock && t.Rows >= panelRows) && 4*x+4 <= to {
+		if !t.Alone && (rows > a.few || rows >= rowBlock && t.Rows >= panelRows) && 4*x+4 <= to {
 			if blocks = rows &^ 3; rows == 6 || rows == 7 {
 				blocks = 6
 			}

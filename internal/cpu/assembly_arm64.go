@@ -60,7 +60,13 @@ func (a *neon[F]) attend(t *tile) {
 	values := func(row, rows, from, to int) { a.values(t, stride, row, rows, from, to) }
 	for i := range t.K {
 		c := i * t.Run
-		a.score(at[F](t.Scores, c), at[F](t.Q, 0), &t.K[i], 0, t.Rows, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
+		together := t.Rows
+		if t.Alone { // the order of sums is another one for neonRows rows
+			together = 1
+		}
+		for r := 0; r < t.Rows; r += together {
+			a.score(at[F](t.Scores, r*stride+c), at[F](t.Q, r*t.Dim), &t.K[i], 0, together, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
+		}
 	}
 	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
 	modifyScores(t, scores, stride)

@@ -2,8 +2,11 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -28,6 +31,24 @@ func (c benchmark) run(b *testing.B) {
 }
 
 func runBenchmark[F real](b *testing.B, c benchmark) {
+	g, seqs, o := setUp[F](c)
+	var p Plan
+	if err := p.Build(g, seqs); err != nil {
+		b.Fatal(err)
+	}
+	var e Engine
+	defer e.Close()
+	b.SetBytes(int64(2 * c.seqs * c.kvHeads * c.keys * c.dim * c.dtype.Size()))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := Run(&e, &p, o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// setUp makes the operands of a step.
+func setUp[F real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
 	if c.page == 0 {
 		c.page = c.keys
 	}
@@ -59,19 +80,7 @@ func runBenchmark[F real](b *testing.B, c benchmark) {
 	for i := range o.Q {
 		o.Q[i] = F(rand.Float32() - 0.5)
 	}
-	var p Plan
-	if err := p.Build(g, seqs); err != nil {
-		b.Fatal(err)
-	}
-	var e Engine
-	defer e.Close()
-	b.SetBytes(int64(2 * c.seqs * c.kvHeads * c.keys * c.dim * c.dtype.Size()))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := Run(&e, &p, &o); err != nil {
-			b.Fatal(err)
-		}
-	}
+	return g, seqs, &o
 }
 
 // noise returns n elements in (-1/2, 1/2).
@@ -127,7 +136,53 @@ func BenchmarkPrefill(b *testing.B) {
 	}
 }
 
-// BenchmarkKernel is a kernel alone on a tile in cache.
+// BenchmarkInvariant has steps with batch invariance and without in turn, and says how many times as long one takes as the other:
+// the median of the turns, and the best ones, which is what counts where others use the machine.
+func BenchmarkInvariant(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, heads := range [][3]int{{8, 8, 128}, {32, 8, 128}, {64, 8, 128}, {12, 12, 64}} {
+			for _, of := range [][4]int{{1, 1, 1024}, {1, 1, 16384}, {1, 1, 65536}, {8, 1, 1024}, {8, 1, 16384}, {1, 4, 16384}, {1, 512, 4096}} {
+				c := benchmark{dtype: d, seqs: of[0], heads: heads[0], kvHeads: heads[1], queries: of[1], keys: of[2], dim: heads[2], page: 16}
+				b.Run(fmt.Sprintf("%v/heads=%d,%d,%d/batch=%d/queries=%d/keys=%d", d, heads[0], heads[1], heads[2], of[0], of[1], of[2]), c.compareInvariant)
+			}
+		}
+	}
+}
+
+func (c benchmark) compareInvariant(b *testing.B) {
+	g, seqs, o := setUp[float32](c)
+	var e Engine
+	defer e.Close()
+	plans := make([]Plan, 2)
+	for i := range plans {
+		g.Invariant = i == 1
+		if err := plans[i].Build(g, seqs); err != nil {
+			b.Fatal(err)
+		}
+	}
+	turn := func(i int) float64 {
+		began, n := time.Now(), 0
+		for ; n == 0 || time.Since(began) < 50*time.Millisecond; n++ {
+			if err := Run(&e, &plans[i], o); err != nil {
+				b.Fatal(err)
+			}
+		}
+		return time.Since(began).Seconds() / float64(n)
+	}
+	var ratios []float64
+	best := [2]float64{math.Inf(1), math.Inf(1)}
+	for b.Loop() {
+		plain, invariant := turn(0), turn(1)
+		ratios = append(ratios, invariant/plain)
+		best = [2]float64{min(best[0], plain), min(best[1], invariant)}
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ratios[len(ratios)/2], "times")
+	b.ReportMetric(best[1]/best[0], "best-times")
+	b.ReportMetric(1e6*best[0], "us")
+}
+
 // BenchmarkDropout is a prompt, and a decode step, with dropout and without.
 func BenchmarkDropout(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float64, attn.BFloat16} {
@@ -140,6 +195,7 @@ func BenchmarkDropout(b *testing.B) {
 	}
 }
 
+// BenchmarkKernel is a kernel alone on a tile in cache.
 func BenchmarkKernel(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, rows := range []int{1, 2, 4, 8, 16, 64} {

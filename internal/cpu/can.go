@@ -7,7 +7,7 @@ var (
 	canAttend = attn.Can{
 		Name: "attention on the CPU",
 		Features: attn.Causal | attn.Window | attn.SinkTokens | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout | attn.Rotates |
-			attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+			attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers | attn.BatchInvariance,
 		KV: []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
 	}
 	canBackward = attn.Can{

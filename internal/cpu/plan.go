@@ -19,7 +19,9 @@ const defaultTileTokens = 256
 // withDefaults returns g with its zero values replaced by what they stand for.
 func withDefaults(g attn.Problem) attn.Problem {
 	if g.TileTokens == 0 {
-		g.TileTokens = defaultTileTokens
+		if g.TileTokens = defaultTileTokens; g.Invariant {
+			g.TileTokens = invariantTileTokens
+		}
 	}
 	if g.Workers == 0 {
 		g.Workers = runtime.GOMAXPROCS(0)
@@ -94,6 +96,16 @@ func (s *span) context(g *attn.Problem, from, to int) (keys lean.Keys, front int
 	return lean.Keys{First: first - front, End: end}, front
 }
 
+// countTiles returns the number of LeanTiles of the query positions [from, to).
+func (s *span) countTiles(g *attn.Problem, from, to int) int64 {
+	if g.Invariant {
+		l := s.leanTiles(g, from, to)
+		return l.len()
+	}
+	keys, _ := s.context(g, from, to)
+	return keys.Tiles(g.TileTokens)
+}
+
 // Build makes p the plan of one step: for each sequence and KV head, blocks of query positions, whose
 // rows (position by position, within it the heads of the group) are the rows of an output tile, and for
 // each block the LeanTiles that its positions see, from the first one's first key to the last one's last.
@@ -161,8 +173,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 		}
 		for from := 0; from < s.queries; from += s.positions {
 			to := min(from+s.positions, s.queries)
-			keys, _ := s.context(&g, from, to)
-			n := keys.Tiles(g.TileTokens)
+			n := s.countTiles(&g, from, to)
 			if n == 0 {
 				s.masked = to
 			}

@@ -26,9 +26,10 @@ type prefixPlan struct {
 	rows  []int32         // of each of these rows the row of the queries
 }
 
-// hasPrefixes says whether all queries of a step see the same of keys that come before them.
+// hasPrefixes says whether all queries of a step see the same of keys that come before them. With batch invariance a sequence
+// is by itself: where a prefix ends, and whether it is worth it, depends on the others.
 func hasPrefixes(g *attn.Problem) bool {
-	return g.Window == 0 && g.Slopes == "" && g.Bias == (attn.Bias{}) && g.Dropout == 0
+	return !g.Invariant && g.Window == 0 && g.Slopes == "" && g.Bias == (attn.Bias{}) && g.Dropout == 0
 }
 
 // findPrefixes looks for prefixes, has p.prefix attend to them, if there are any that are worth it, and returns what sequences have

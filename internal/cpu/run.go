@@ -39,6 +39,12 @@ type workspace[F real] struct {
 	partials []partial[F] // by lean.Plan.Slot
 	arrived  []counter    // by host worker: the workers that have left their partials. 0 between runs.
 	values   []F          // what partials are cut from
+
+	// With batch invariance: the states of LeanTiles that are merged by another worker than theirs, where each worker's
+	// begin, and the last one's end, and what they are cut from.
+	apart       []partial[F]
+	apartOf     []int
+	apartValues []F
 }
 
 // worker is the scratch of one logical worker.
@@ -127,6 +133,10 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	scores := padded(max(callScores, rows*callKeysMin))
 	wide := padded(wideOf(g.Dim, g.ValueDim))
 	runs := max(callKeys/4/g.PageTokens, 1)
+	if g.Invariant {
+		scores = max(scores, padded(rows*invariantKeys))
+		runs = invariantKeys / 4
+	}
 
 	for len(ws.workers) < n {
 		ws.workers = append(ws.workers, worker[F]{})
@@ -157,6 +167,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		w.wide = cut(&v, wide)
 	}
 
+	ws.prepareApart(p)
 	if need := 2*n*(out+2*stats) + cacheLine; len(ws.values) < need {
 		ws.values = make([]F, need)
 	}
@@ -171,6 +182,10 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 // tile.
 func (ws *workspace[F]) work(i int) {
 	p, w := ws.plan, &ws.workers[i]
+	if p.g.Invariant {
+		ws.workAlone(i)
+		return
+	}
 	for it := p.sched.Work(i); ; {
 		k, ok := it.Next()
 		if !ok {

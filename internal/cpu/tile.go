@@ -8,6 +8,9 @@ type tile struct {
 	Rows  int // rows of queries, at least 1
 	Count int // keys, at least 1
 
+	// Alone: the bits of a row are those that it would have as the only one of its tile, with the keys that it sees.
+	Alone bool
+
 	Dim, ValueDim int
 
 	Q    unsafe.Pointer // *F, Rows x Dim, Scale*log4(e) folded in

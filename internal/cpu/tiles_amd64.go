@@ -34,7 +34,7 @@ func (a *assembly[F]) tiled(t *tile, dim int) int {
 	if dim <= tilePanel {
 		few = tileFewRows
 	}
-	if a.tiles == nil || dim%tileDims != 0 || len(t.K) > 1 && t.Run%tileKeys != 0 || t.Rows < few || t.Rows > tileRows {
+	if t.Alone || a.tiles == nil || dim%tileDims != 0 || len(t.K) > 1 && t.Run%tileKeys != 0 || t.Rows < few || t.Rows > tileRows {
 		return 0
 	}
 	return t.Count / tileKeys * tileKeys

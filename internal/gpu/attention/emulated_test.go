@@ -55,6 +55,18 @@ func TestEmulatedScores(t *testing.T) {
 	testScores(t, emulatedGPU(t, 5), 30, options{work: 3e6, longest: 500})
 }
 
+func TestEmulatedInvariant(t *testing.T) {
+	testInvariant(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 12), 700)
+}
+
+func TestEmulatedInvariantBatches(t *testing.T) {
+	testInvariantBatches(t, emulatedGPU(t, 7), []int{260, 300}, 2e6)
+}
+
+func TestEmulatedInvariantGraph(t *testing.T) {
+	testInvariantGraph(t, emulatedGPU(t, 4), 3, 600)
+}
+
 func TestEmulatedTrees(t *testing.T) {
 	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 30), options{work: 20000, longest: 200})
 }

@@ -91,6 +91,9 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	if !p.canAppend("attention") || p.look.both || p.look.sharing.on() { // that schedule is not one of all sequences and keys
 		return false
 	}
+	if p.look.geometry.Invariant { // such launches have orders of sums of their own
+		return false
+	}
 	if p.checkOperands("attention", o) != nil {
 		return false
 	}

@@ -3,6 +3,7 @@ package attention
 import (
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -28,6 +29,18 @@ func machineOf(t testing.TB, d *testgpu.Device) *machine {
 
 func TestGPUScores(t *testing.T) {
 	testScores(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
+}
+
+func TestGPUInvariant(t *testing.T) {
+	testInvariant(t, realGPU(t), testgpu.OrShort(200, 20), testgpu.OrShort(9000, 2000))
+}
+
+func TestGPUInvariantBatches(t *testing.T) {
+	testInvariantBatches(t, realGPU(t), []int{4096, 8192, 5000}, math.MaxInt)
+}
+
+func TestGPUInvariantGraph(t *testing.T) {
+	testInvariantGraph(t, realGPU(t), 5, 6000)
 }
 
 func TestGPUTrees(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 )
@@ -25,7 +26,7 @@ type memory struct {
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
 	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
 	parts    *cuda.Buffer // of output tiles of the kernels for many rows, behind counters, zero; nil as long as there were none
-	states   *cuda.Buffer // where sequences share prefixes: see statesOf; nil as long as none did
+	states   *cuda.Buffer // where sequences share prefixes: see statesOf; or of LeanTiles, with batch invariance; nil as long as there were none
 }
 
 // buffers are all that there may be, in one order.
@@ -130,6 +131,25 @@ func (e *Engine) workspaceOf(tileRows, dim int) (w workspace) {
 		w.tagged, w.runs = 2*w.partials, 3*int64(e.blocks)*4
 	}
 	return w
+}
+
+// mostStates is how many bytes of states are reserved for what may come: with more a plan has new memory.
+const mostStates = 64 << 20
+
+// statesBytes is the size of the workspace with batch invariance, for so many LeanTiles of which an output tile has so
+// many at most: those of output tiles that several blocks have, and what blocks go on with. It is a power of two: contexts
+// grow, and not each step is to have new memory.
+func (e *Engine) statesBytes(g *attn.Problem, tiles, longest int64, tileRows int) int64 {
+	shared := min(tiles, int64(e.blocks-1)*longest)
+	return 1 << bits.Len64(uint64(int64(tileRows)*4*(int64(e.blocks)*int64(2*g.Dim)+shared*int64(g.Dim+4))-1))
+}
+
+// reserveStates is statesBytes of a step of capacity c.
+func (e *Engine) reserveStates(g *attn.Problem, c *Capacity, tileRows int) int64 {
+	blocks := attn.Ceil(attn.Product(c.queries(), g.Group()), BlockRows)
+	longest := attn.Ceil(attn.Product(c.Pages, g.PageTokens), tileTokens(g)) + 1
+	tiles := attn.Product(g.KVHeads, blocks, longest+c.Sequences)
+	return min(e.statesBytes(g, int64(tiles), int64(longest), tileRows), mostStates)
 }
 
 // room is what a step takes besides its table.

@@ -229,6 +229,9 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 		}
 	}
 	take := room{tileRows: tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.Dim, scores: scores, parts: parts}
+	if g.Invariant {
+		take.states = max(p.engine.statesBytes(&g, need.tiles, need.longest, take.tileRows), p.engine.reserveStates(&g, &least, take.tileRows))
+	}
 	if shares {
 		look.sharing = p.layPrefixes(&results, &g, rows, look.kernel, who, &need.Capacity, &least)
 		take.states = look.sharing.states(&g).end
@@ -319,6 +322,8 @@ type measured struct {
 	splits   bool  // some sequence has more than one page
 	lastPage int   // the highest one, or -1
 	scores   int64 // of all heads
+	tiles    int64 // LeanTiles of output tiles of BlockRows rows, and more
+	longest  int64 // those of one
 }
 
 // measure checks the sequences.
@@ -328,7 +333,6 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 	}
 	m.Rows, m.lastPage = rows, -1
 	group := g.Group()
-	var tiles int64
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt32-q.Queries || q.Keys > mostKeyRows {
@@ -367,9 +371,11 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		m.Queries = max(m.Queries, q.Queries)
 		m.Pages += live
 		m.splits = m.splits || live > 1
-		tiles += int64(attn.Ceil(q.Queries*group, BlockRows)) * int64(attn.Ceil(q.Keys, tileTokens(g))) * int64(g.KVHeads)
-		if m.Pages > math.MaxInt32 || tiles > math.MaxInt32 {
-			return m, gpu.Errorf(op, attn.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, tiles)
+		tiles := int64(attn.Ceil(q.Keys, tileTokens(g)))
+		m.longest = max(m.longest, tiles)
+		m.tiles += int64(attn.Ceil(q.Queries*group, BlockRows)) * tiles * int64(g.KVHeads)
+		if m.Pages > math.MaxInt32 || m.tiles > math.MaxInt32 {
+			return m, gpu.Errorf(op, attn.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, m.tiles)
 		}
 	}
 	return m, nil

@@ -331,6 +331,9 @@ func (p *Plan) spoil(t testing.TB) {
 		counters := p.engine.counterBytes()
 		noError(t, parts.Set(counters, 0xff, parts.Len()-counters))
 	}
+	if states := p.memory.states; states != nil {
+		noError(t, states.Set(0, 0xff, states.Len()))
+	}
 	if tagged := p.memory.tagged; tagged != nil { // of no launch
 		noError(t, tagged.Set(0, 0xfe, tagged.Len()))
 	}

@@ -181,7 +181,7 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	e, g := p.engine, &p.look.geometry
 	shape := e.shape(o.K.DType, g.Dim)
-	c, _ := e.configure(shape, p.look.tileRows) // Build has asked whether there is one
+	c, _ := e.configure(shape, p.look.kernel.way.configured(p.look.tileRows)) // Build has asked whether there is one
 	a := &p.params
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	if e.hasCopyEngine() {
@@ -222,6 +222,9 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	}
 	a.prefetched = table + uint64(m.sections.prefetches)
 	a.partials, a.counters = m.partials.Address(), m.counters.Address()
+	if g.Invariant {
+		a.partials = m.states.Address()
+	}
 	if m.tagged != nil {
 		a.meet = meetParams{tagged: m.tagged.Address(), runs: m.runs.Address(), count: int32(m.tagged.Len() / 8)}
 	}

@@ -13,6 +13,9 @@ import (
 // a power of two that is whole chunks.
 func tileTokens(g *attn.Problem) int {
 	if g.TileTokens == 0 {
+		if g.Invariant {
+			return invariantTile
+		}
 		return defaultTile
 	}
 	return 1 << bits.Len(uint(min(max(g.TileTokens, mostChunk), 1<<30)-1))
@@ -118,6 +121,9 @@ func (p *Plan) mergeTogether() {
 // schedule cuts the LeanTiles of the first sequences, which are all or those of few rows, for so many thread blocks.
 func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool) {
 	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.KV, g.Dim).keys
+	if g.Invariant {
+		chunk = tile // where LeanTiles begin
+	}
 	longest := 0 // LeanTiles of an output tile
 	p.sched.Reset(g.KVHeads)
 	for _, s := range seqs {
@@ -137,15 +143,43 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 		workers = p.worth(g, workers, longest, boxOf(mostChunk, paged, g.PageTokens))
 	}
 	policy := g.Policy
-	policy.Slack, policy.Whole, policy.Hybrid = p.slack(g, workers), p.whole(g, workers, longest), true
+	policy.Slack, policy.Whole, policy.Hybrid = p.slack(g, workers), p.whole(g, workers, longest), !g.Invariant
 	p.sched.Cut(policy, workers)
 	if p.works == nil {
 		p.works = make([]work, p.engine.blocks)
 	}
 	packWorks(&p.sched, seqs, p.works)
-	if p.engine.hasEpilogue() {
+	switch {
+	case g.Invariant:
+		placeStates(&p.sched, p.works)
+	case p.engine.hasEpilogue():
 		p.mergeTogether()
 	}
+}
+
+// placeStates says where in the workspace the states of LeanTiles are that thread blocks hand each other with batch
+// invariance: those of each output tile that several blocks have lie one behind the other. It returns how many there are.
+func placeStates(p *lean.Plan, works []work) (states int) {
+	if p.Workers() == 0 {
+		return 0
+	}
+	it := p.Work(0)
+	host := int32(-1) // of the last output tile that was placed
+	for b := range p.Workers() {
+		it.GoTo(b)
+		k, ok := it.Next()
+		if !ok || k.Host() {
+			continue
+		}
+		w := &works[b]
+		if w.host != host {
+			host = w.host
+			works[host].wholeBlock = int32(states)
+			states += int(k.Tiles)
+		}
+		w.wholeHead = works[host].wholeBlock
+	}
+	return states
 }
 
 // keysOf is the keys that the query positions of some packed rows see, [first, end) of a

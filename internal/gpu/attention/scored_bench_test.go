@@ -10,120 +10,150 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
+// benchStep is a step of sequences of so many keys, whose pages are one for each sequence if page is 0.
+type benchStep struct{ batch, queries, heads, kv, keys, dim, page int }
+
+// benchVariant is such a step with something else asked for.
+type benchVariant struct {
+	name  string
+	keys  int
+	spoil func(g *attn.Problem)
+}
+
 // BenchmarkGPUScores is decode with masks and score modifications beside the same without, in
 // turn: the median of 15 graphs of 8 launches each. of-plain is the speed, in shares of plain's.
 func BenchmarkGPUScores(b *testing.B) {
 	m := realGPU(b)
-	for _, c := range []struct{ batch, queries, heads, kv, keys, dim, page int }{
+	for _, c := range []benchStep{
 		{1, 1, 32, 8, 1024, 64, 0}, {1, 1, 32, 8, 8192, 128, 0}, {16, 1, 32, 8, 1024, 128, 0}, {6, 1, 48, 48, 16384, 64, 0}, {16, 1, 32, 8, 8192, 128, 0},
 		{64, 1, 64, 8, 4096, 128, 0}, {8, 1, 32, 8, 65536, 128, 16}, {8, 1, 32, 8, 65536, 64, 16}, {16, 1, 32, 32, 4096, 128, 16},
 		{1, 16, 32, 8, 8192, 128, 0}, {8, 16, 32, 8, 8192, 128, 16},
 	} {
-		b.Run(fmt.Sprintf("b%d_q%d_h%d_%d_n%d_d%d_p%d", c.batch, c.queries, c.heads, c.kv, c.keys, c.dim, c.page), func(b *testing.B) {
-			page := c.page
-			if page == 0 {
-				page = c.keys
-			}
-			d := c.dim
-			g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: d, ValueDim: d, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
-				Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d},
-				Key: attn.PageStrides{Page: c.kv * page * d, Head: page * d, Row: d}}
-			g.Value = g.Key
-			tree := make(attn.Tree, c.queries) // of branches of two
-			for i := range tree {
-				if tree[i] = 1 << i; i > 0 {
-					tree[i] |= tree[(i-1)/2]
-				}
-			}
-			sequences := func(keys int, trees bool) (seqs []attn.Sequence) {
-				for i := range c.batch {
-					s := attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: keys}
-					if trees {
-						s.Tree = tree
-					}
-					for j := range attn.Ceil(keys, page) {
-						s.Pages = append(s.Pages, int32(j*c.batch+i))
-					}
-					seqs = append(seqs, s)
-				}
-				return seqs
-			}
-			memory := func(n int, dtype attn.DType) gpu.Memory {
-				buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
-				noError(b, err)
-				noError(b, buffer.Set(0, 0, buffer.Len()))
-				return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
-			}
-			rows := c.batch * c.queries
-			all := c.batch * c.keys * c.kv * d
-			o := Operands{Q: memory(rows*c.heads*d, attn.Float16), Out: memory(rows*c.heads*d, attn.Float16), K: memory(all, attn.Float16), V: memory(all, attn.Float16), Bias: memory(c.keys, attn.Float32), Sinks: memory(c.heads, attn.Float32)}
-			variants := []struct {
-				name  string
-				keys  int
-				spoil func(g *attn.Problem)
-			}{
-				{"plain", c.keys, func(g *attn.Problem) {}},
-				{"window of all", c.keys, func(g *attn.Problem) { g.Window = c.keys }},
-				{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }},
-				{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
-				{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }},
-				{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }},
-				{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }},
-				{"1024 keys", 1024, func(g *attn.Problem) {}},
-				{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }},
-				{"window 1020, 4 sink tokens", c.keys, func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
-			}
-			took := make([][]time.Duration, len(variants))
-			var runs []func() time.Duration
-			for _, v := range variants {
-				g := g
-				v.spoil(&g)
-				plan := m.engine.NewPlan()
-				noError(b, plan.Build(g, sequences(v.keys, g.Tree), rows))
-				noError(b, plan.Upload(m.Stream))
-				graph, err := m.Stream.Capture(func() error {
-					for range 8 {
-						if err := plan.Run(m.Stream, &o); err != nil {
-							return err
-						}
-					}
-					return nil
-				})
-				noError(b, err)
-				begin, err := m.Dev.NewEvent(true)
-				noError(b, err)
-				end, err := m.Dev.NewEvent(true)
-				noError(b, err)
-				runs = append(runs, func() time.Duration {
-					noError(b, m.Stream.Launch(graph))
-					noError(b, m.Stream.Record(begin))
-					noError(b, m.Stream.Launch(graph))
-					noError(b, m.Stream.Record(end))
-					noError(b, m.Stream.Synchronize())
-					t, err := end.Since(begin)
-					noError(b, err)
-					return t / 8
-				})
-				b.Cleanup(func() { noError(b, graph.Close()); noError(b, plan.Close()) })
-			}
-			for range 15 {
-				for i, run := range runs {
-					took[i] = append(took[i], run())
-				}
-			}
-			median := func(i int) float64 {
-				slices.Sort(took[i])
-				return float64(took[i][len(took[i])/2].Nanoseconds()) / 1e3
-			}
-			for i, v := range variants {
-				fmt.Printf("%s: %s %.2f us, %.1f%% of plain\n", b.Name(), v.name, median(i), 100*median(0)/median(i))
-			}
-			of := median(len(variants) - 3)
-			fmt.Printf("%s: window over its keys %.3f, with sink tokens %.3f\n", b.Name(), median(len(variants)-2)/of, median(len(variants)-1)/of)
-			for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.K, &o.V, &o.Bias, &o.Sinks} {
-				noError(b, x.Buffer.Close())
-			}
-			b.ReportMetric(0, "ns/op")
+		m.benchmarkVariants(b, c, []benchVariant{
+			{"plain", c.keys, func(g *attn.Problem) {}},
+			{"window of all", c.keys, func(g *attn.Problem) { g.Window = c.keys }},
+			{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }},
+			{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
+			{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }},
+			{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }},
+			{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }},
+			{"1024 keys", 1024, func(g *attn.Problem) {}},
+			{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }},
+			{"window 1020, 4 sink tokens", c.keys, func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
 		})
 	}
+}
+
+// BenchmarkGPUInvariant is steps with batch invariance beside the same without, in turn, with LeanTiles of several sizes.
+func BenchmarkGPUInvariant(b *testing.B) {
+	m := realGPU(b)
+	invariant := func(tile int) func(g *attn.Problem) {
+		return func(g *attn.Problem) { g.Invariant, g.TileTokens = true, tile }
+	}
+	for _, c := range []benchStep{
+		{1, 1, 32, 8, 1024, 128, 16}, {1, 1, 32, 8, 16384, 128, 16}, {1, 1, 32, 8, 17000, 128, 16}, {1, 1, 32, 8, 65536, 128, 16}, {1, 1, 32, 8, 131072, 128, 16},
+		{8, 1, 32, 8, 1024, 128, 16}, {8, 1, 32, 8, 16384, 128, 16}, {8, 1, 32, 8, 65536, 128, 16}, {64, 1, 32, 8, 4096, 128, 16}, {64, 1, 32, 8, 16384, 128, 16},
+		{8, 1, 32, 8, 16384, 128, 0}, {8, 1, 64, 8, 16384, 128, 16}, {8, 1, 8, 8, 16384, 128, 16}, {8, 1, 12, 12, 16384, 64, 16}, {8, 4, 32, 8, 16384, 128, 16}, {1, 512, 32, 8, 4096, 128, 16},
+	} {
+		m.benchmarkVariants(b, c, []benchVariant{
+			{"plain", c.keys, func(g *attn.Problem) {}},
+			{"with masks", c.keys, func(g *attn.Problem) { g.Window = c.keys }},
+			{"invariant", c.keys, invariant(0)},
+			{"invariant, 128", c.keys, invariant(128)},
+			{"invariant, 512", c.keys, invariant(512)},
+			{"invariant, 1024", c.keys, invariant(1024)},
+		})
+	}
+}
+
+// benchmarkVariants has variants of a step in turn, of which the first is what the others are compared with.
+func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchVariant) {
+	b.Run(fmt.Sprintf("b%d_q%d_h%d_%d_n%d_d%d_p%d", c.batch, c.queries, c.heads, c.kv, c.keys, c.dim, c.page), func(b *testing.B) {
+		page := c.page
+		if page == 0 {
+			page = c.keys
+		}
+		d := c.dim
+		g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: d, ValueDim: d, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
+			Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d},
+			Key: attn.PageStrides{Page: c.kv * page * d, Head: page * d, Row: d}}
+		g.Value = g.Key
+		tree := make(attn.Tree, c.queries) // of branches of two
+		for i := range tree {
+			if tree[i] = 1 << i; i > 0 {
+				tree[i] |= tree[(i-1)/2]
+			}
+		}
+		sequences := func(keys int, trees bool) (seqs []attn.Sequence) {
+			for i := range c.batch {
+				s := attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: keys}
+				if trees {
+					s.Tree = tree
+				}
+				for j := range attn.Ceil(keys, page) {
+					s.Pages = append(s.Pages, int32(j*c.batch+i))
+				}
+				seqs = append(seqs, s)
+			}
+			return seqs
+		}
+		memory := func(n int, dtype attn.DType) gpu.Memory {
+			buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
+			noError(b, err)
+			noError(b, buffer.Set(0, 0, buffer.Len()))
+			return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
+		}
+		rows := c.batch * c.queries
+		all := c.batch * attn.Ceil(c.keys, page) * page * c.kv * d
+		o := Operands{Q: memory(rows*c.heads*d, attn.Float16), Out: memory(rows*c.heads*d, attn.Float16), K: memory(all, attn.Float16), V: memory(all, attn.Float16), Bias: memory(c.keys, attn.Float32), Sinks: memory(c.heads, attn.Float32)}
+		took := make([][]time.Duration, len(variants))
+		var runs []func() time.Duration
+		for _, v := range variants {
+			g := g
+			v.spoil(&g)
+			plan := m.engine.NewPlan()
+			noError(b, plan.Build(g, sequences(v.keys, g.Tree), rows))
+			noError(b, plan.Upload(m.Stream))
+			graph, err := m.Stream.Capture(func() error {
+				for range 8 {
+					if err := plan.Run(m.Stream, &o); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			noError(b, err)
+			begin, err := m.Dev.NewEvent(true)
+			noError(b, err)
+			end, err := m.Dev.NewEvent(true)
+			noError(b, err)
+			runs = append(runs, func() time.Duration {
+				noError(b, m.Stream.Launch(graph))
+				noError(b, m.Stream.Record(begin))
+				noError(b, m.Stream.Launch(graph))
+				noError(b, m.Stream.Record(end))
+				noError(b, m.Stream.Synchronize())
+				t, err := end.Since(begin)
+				noError(b, err)
+				return t / 8
+			})
+			b.Cleanup(func() { noError(b, graph.Close()); noError(b, plan.Close()) })
+		}
+		for range 15 {
+			for i, run := range runs {
+				took[i] = append(took[i], run())
+			}
+		}
+		median := func(i int) float64 {
+			slices.Sort(took[i])
+			return float64(took[i][len(took[i])/2].Nanoseconds()) / 1e3
+		}
+		for i, v := range variants {
+			fmt.Printf("%s: %s %.2f us, %.1f%% of plain\n", b.Name(), v.name, median(i), 100*median(0)/median(i))
+		}
+		for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.K, &o.V, &o.Bias, &o.Sinks} {
+			noError(b, x.Buffer.Close())
+		}
+		b.ReportMetric(0, "ns/op")
+	})
 }

@@ -47,8 +47,13 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	}
 	p.assign(&g, seqs, 0, &look, who)
 	s := Schedule{Launches: p.launches(seqs, &look, who)}
-	size := e.workspaceOf(tileRows(g.Group(), need.Queries), g.Dim)
-	if s.Workspace = size.partials + size.counters + size.tagged + size.runs; who.workers > 0 {
+	rows := tileRows(g.Group(), need.Queries)
+	size := e.workspaceOf(rows, g.Dim)
+	s.Workspace = size.partials + size.counters + size.tagged + size.runs
+	if g.Invariant {
+		s.Workspace += e.statesBytes(&g, need.tiles, need.longest, rows)
+	}
+	if who.workers > 0 {
 		s.Workspace += e.partBytes(who.first())
 	}
 	return s, nil

@@ -65,7 +65,7 @@ var leanWay = way{
 	},
 	multiple: 4, shared: true,
 	fits: func(e *Engine, k *kernel, dim, rows int) bool {
-		_, ok := e.configure(e.shape(k.kv, dim), min(rows, BlockRows))
+		_, ok := e.configure(e.shape(k.kv, dim), k.way.configured(min(rows, BlockRows)))
 		return ok
 	},
 	run: (*Plan).runLean,
@@ -79,6 +79,18 @@ var scoredWay = way{
 		KV:       gpu.Types,
 	},
 	multiple: 4, shared: true,
+	fits: leanWay.fits,
+	run:  (*Plan).runScored,
+}
+
+// And with batch invariance: a row's bits must not depend on what a kernel could make use of.
+var invariantWay = way{
+	can: attn.Can{
+		Name:     leanWay.can.Name,
+		Features: scoredWay.can.Features&^attn.SinkTokens | attn.BatchInvariance,
+		KV:       gpu.Types,
+	},
+	needs: attn.BatchInvariance, multiple: 4, shared: true,
 	fits: leanWay.fits,
 	run:  (*Plan).runScored,
 }
@@ -109,6 +121,15 @@ var unfusedWay = way{
 	needs: attn.Unfused, multiple: 4,
 	fits: leanWay.fits, // the plan is one of LeanTiles all the same
 	run:  (*Plan).runUnfused,
+}
+
+// configured is for how many rows of an output tile a launch is configured. With batch invariance it is for all: warps
+// share a LeanTile's keys, so their number must not depend on the rows.
+func (y *way) configured(rows int) int {
+	if y.needs&attn.BatchInvariance != 0 {
+		return BlockRows
+	}
+	return rows
 }
 
 // leanUnit is the module that every plan needs.
@@ -228,6 +249,26 @@ var table = slices.Concat(promptKernels(), []kernel{
 	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_96_score"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
 	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_128_score"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
 	{way: &scoredWay, unit: "lean_score", entries: []string{"lean_f32_256_score"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f16_64_invariant_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f16_128_invariant_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_bf16_64_invariant_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_bf16_128_invariant_paged"}, kv: attn.BFloat16, dims: []int{128}, paged: true, capability: hopper, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f16_64_invariant"}, kv: attn.Float16, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f16_80_invariant"}, kv: attn.Float16, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f16_96_invariant"}, kv: attn.Float16, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f16_128_invariant"}, kv: attn.Float16, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f16_256_invariant"}, kv: attn.Float16, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_bf16_64_invariant"}, kv: attn.BFloat16, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_bf16_80_invariant"}, kv: attn.BFloat16, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_bf16_96_invariant"}, kv: attn.BFloat16, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_bf16_128_invariant"}, kv: attn.BFloat16, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_bf16_256_invariant"}, kv: attn.BFloat16, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f32_64_invariant"}, kv: attn.Float32, dims: []int{64}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f32_80_invariant"}, kv: attn.Float32, dims: []int{80}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f32_96_invariant"}, kv: attn.Float32, dims: []int{96}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f32_128_invariant"}, kv: attn.Float32, dims: []int{128}, capability: ampere, tile: tile{rows: 16}},
+	{way: &invariantWay, unit: "lean_invariant", entries: []string{"lean_f32_256_invariant"}, kv: attn.Float32, dims: []int{256}, capability: ampere, tile: tile{rows: 16}},
 
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_f16", "unfused_softmax", "unfused_sum_f16"}, kv: attn.Float16, dims: headDims, capability: ampere},
 	{way: &unfusedWay, unit: "unfused", entries: []string{"unfused_scores_bf16", "unfused_softmax", "unfused_sum_bf16"}, kv: attn.BFloat16, dims: headDims, capability: ampere},

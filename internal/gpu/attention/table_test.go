@@ -78,7 +78,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			found := false
 			for _, dim := range k.dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
-				g.KV, g.Unfused = k.kv, k.way == &unfusedWay
+				g.KV, g.Unfused, g.Invariant = k.kv, k.way == &unfusedWay, k.way == &invariantWay
 				if k.way == &scoredWay {
 					g.Window = 5
 				}
@@ -118,6 +118,7 @@ func randomProblem(t *rapid.T) (g attn.Problem) {
 	seldom("policy", func() { g.Policy = lean.Policy{Kind: lean.PerHead} })
 	seldom("tiles", func() { g.TileTokens = 64 })
 	seldom("workers", func() { g.Workers = 3 })
+	seldom("batch invariance", func() { g.Invariant = true })
 	seldom("query strides", func() { g.Query.Row += 2 })
 	seldom("output strides", func() { g.Out.Head += 4 })
 	seldom("rows of keys", func() { g.Key.Row++ })

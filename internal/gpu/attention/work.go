@@ -26,7 +26,7 @@ type work struct {
 	guests                 int32 // how many have a part of the range's last output tile, if this block hosts it
 	first                  sequence
 
-	wholeSeq, wholeHead, wholeBlock, wholeTiles int32 // a range of whole output tiles, behind the other
+	wholeSeq, wholeHead, wholeBlock, wholeTiles int32 // a range of whole output tiles, behind the other; see placeStates
 	firstWhole                                  sequence
 }
 
@@ -103,10 +103,17 @@ func packPrefetches(works []work, g *attn.Problem, chunk int, pages []int32, ope
 		*o = noPrefetch
 		if w.tiles > 0 {
 			rows := int(w.first.queries) * g.Group()
-			keys, front := keysBehind(g, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), chunk)
+			begin := chunk
+			if g.Invariant {
+				begin = 1 << tile
+			}
+			keys, front := keysBehind(g, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), begin)
 			key := int(w.tile) << tile
 			if key >= front {
 				key += keys.First
+			}
+			if seen, _ := g.Mask.Keys(int(w.first.queries), int(w.first.keys), int(w.block)*BlockRows/g.Group()); g.Invariant {
+				key = max(key, seen-seen%chunk) // what no row sees of a LeanTile is left out
 			}
 			first, end := key>>page, (int(w.first.keys)-1)>>page+1
 			copy(o[:], pages[int(w.first.pages)+first:int(w.first.pages)+end])
