@@ -106,8 +106,8 @@ func NewBench(o Options, m measure.Machine, stdout, stderr io.Writer) *Bench {
 	}
 }
 
-// run measures until ctx ends, or somebody interrupts, and then no other shape.
-func (b *Bench) run(ctx context.Context) (err error) {
+// open opens the GPU, and says which it is. It is to be closed.
+func (b *Bench) open() error {
 	driver, err := LoadDriver()
 	if err != nil {
 		return err
@@ -115,9 +115,17 @@ func (b *Bench) run(ctx context.Context) (err error) {
 	if b.Device, err = OpenDevice(driver, b.Options.device, b.Rng); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.Device.Close()) }()
 	b.Device.unchecked = b.unchecked
 	b.Describe()
+	return nil
+}
+
+// run measures until ctx ends, or somebody interrupts, and then no other shape.
+func (b *Bench) run(ctx context.Context) (err error) {
+	if err := b.open(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Device.Close()) }()
 	if b.Options.layer {
 		return b.layers()
 	}
@@ -214,6 +222,7 @@ func (b *Bench) Describe() {
 		release = "of unknown release"
 	}
 	b.Note("driver %s, CUDA %s", release, b.Device.driver.Version())
+	b.version("driver", release)
 }
 
 // smi asks the driver's own program, where it is installed.
@@ -252,7 +261,15 @@ func (b *Bench) Clock(when string) {
 	clock := smi(b.Device.dev.Info().Ordinal, "clocks.sm,clocks.mem")
 	if err := errors.Join(<-done, CloseAll(all)); err == nil && clock != "" {
 		b.Note("SM and memory clock %s %s", when, clock)
+		b.Report.Clocks = append(b.Report.Clocks, parseClock(when, clock))
 	}
+}
+
+// parseClock reads what nvidia-smi says, as "1980 MHz, 2619 MHz".
+func parseClock(when, text string) measure.Clock {
+	c := measure.Clock{When: when}
+	fmt.Sscanf(text, "%d MHz, %d MHz", &c.SM, &c.Memory) // what it does not say stays 0
+	return c
 }
 
 // cases are what there is memory and time for.
@@ -320,7 +337,7 @@ func (b *Bench) measure(c gpuCase) (err error) {
 	if err != nil {
 		return err
 	}
-	times, err := gpuAlternate(c.rounds(), c.shape.Launches(), all)
+	times, err := Alternate(c.rounds(), c.shape.Launches(), all)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func TestEmulatedScale(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "scale.json")
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	var out, errs bytes.Buffer
-	run := measureScaleOf(flags, &scaling{pace: measure.Pace{Rounds: 1, Steps: 1}, cases: []scaleCase{
+	run := measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 1, Steps: 1}, cases: []scaleCase{
 		{EvenShape(1, 2, 2, 70, 64), 100}, {EvenShape(2, 4, 4, 40, 64), 0}, {EvenShape(1, 1, 1, 1<<30, 64), 0}, {EvenShape(1, 1, 1, 99, 64), 0},
 	}})
 	if err := flags.Parse([]string{"-json", file, "-match", "x (70|40|1073741824) x"}); err != nil {

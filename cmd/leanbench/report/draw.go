@@ -25,6 +25,10 @@ var palette = []color.Color{
 
 func init() { plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"} }
 
+// dark has a picture follow the reader's colour scheme: what is black on white becomes light on dark.
+const dark = `<style>@media (prefers-color-scheme:dark){text,path[style*="fill:#000000"]{fill:#c9d1d9!important}path[style*="fill:#FFFFFF"]{fill:#0d1117!important}path[style*="stroke:#000000"]{stroke:#c9d1d9!important}}</style>
+`
+
 // draw is a question's picture as SVG.
 func (t *tables) draw(q question) ([]byte, error) {
 	p := plot.New()
@@ -58,8 +62,9 @@ func (t *tables) draw(q question) ([]byte, error) {
 	if _, err := c.WriteTo(&out); err != nil {
 		return nil, err
 	}
+	svg := bytes.Replace(out.Bytes(), []byte("<g transform"), []byte(dark+"<g transform"), 1)
 	// Where the font is not there its neighbours of the same widths are to be taken.
-	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
+	return bytes.ReplaceAll(svg, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
 }
 
 // value is what a picture shows of a figure.
@@ -176,6 +181,14 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 		p.Legend.Add(s.head, line, points)
 	}
 	p.Legend.Left = true
+	if q.picture.bar > 0 {
+		line, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: q.picture.limit()}, {X: p.X.Max, Y: q.picture.limit()}})
+		if err != nil {
+			return err
+		}
+		line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
+		p.Add(line)
+	}
 	if !q.picture.logY {
 		p.Y.Min, p.Y.Max = 0, 1.4*p.Y.Max // room for the legend
 	}

@@ -1,0 +1,187 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// What other commands measure whole decoders with.
+
+// Whole is OPT-6.7b's shape with random weights on the first GPU, and in transformers.
+type Whole struct {
+	ours   decoder
+	worker *measure.Worker // nil: no peers
+	rounds int
+	stderr io.Writer
+
+	// Without is why transformers are left out; empty if they are not.
+	Without string
+	Hello   string // what transformers say of themselves
+}
+
+// WholeTime is what one program takes for a prompt and for a step behind it, in seconds.
+type WholeTime struct {
+	Name         string
+	Prompt, Step measure.Samples
+}
+
+// Names of who decodes.
+const (
+	WholeLean  = nameLean16
+	WholeFixed = "lean, fixed split"
+	WholeTorch = nameCompiled
+)
+
+// WholePeers is the longest prompt that transformers read: they compile for each length.
+const WholePeers = 8192
+
+// OpenWhole makes a decoder for contexts of so many tokens.
+func OpenWhole(longest int, python string, peers bool, rounds int, stderr io.Writer) (w *Whole, err error) {
+	config := optShapes[longShape]
+	config.MaxPositions = max(config.MaxPositions, longest)
+	w = &Whole{rounds: rounds, stderr: stderr}
+	fmt.Fprintf(stderr, "OPT-%s: making weights\n", longShape)
+	if w.ours, err = openOPT(config, 0); err != nil {
+		return nil, err
+	}
+	if err := w.ours.check(); err != nil {
+		return nil, errors.Join(err, w.ours.close())
+	}
+	if !peers {
+		w.Without = "-peers=false"
+		return w, nil
+	}
+	if w.worker, err = startOPTWorker(python); err == nil {
+		w.Hello = strings.Join(w.worker.Hello, " ")
+		_, err = w.worker.Ask("model %d %d %d %d %d %d", config.Layers, config.HiddenSize, config.Heads, config.FFNDim, config.VocabSize, config.MaxPositions)
+	}
+	if err != nil {
+		if w.worker != nil {
+			err = errors.Join(err, w.worker.Close())
+			w.worker = nil
+		}
+		w.Without, _, _ = strings.Cut(err.Error(), "\n")
+	}
+	return w, nil
+}
+
+// Close gives everything back.
+func (w *Whole) Close() error {
+	err := w.ours.close()
+	if w.worker != nil {
+		err = errors.Join(err, w.worker.Close())
+	}
+	return err
+}
+
+// Steps is how many steps a turn has, of so many tokens.
+func Steps(tokens int) int { return min(tokens, 32) }
+
+// Measure measures a prompt, and steps in the middle of the tokens behind it: a step's time
+// grows evenly with the context, so that their mean is that of all. What can't be measured of transformers is
+// left out.
+func (w *Whole) Measure(prompt, tokens int) ([]WholeTime, error) {
+	prompts, err := w.prompts(prompt)
+	if err != nil {
+		return nil, err
+	}
+	all, err := w.steps(prompt, tokens)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		name := all[i].Name
+		if name == WholeFixed {
+			name = WholeLean // it reads prompts in the same way
+		}
+		all[i].Prompt = prompts[name]
+	}
+	return all, nil
+}
+
+// prompts has ours and transformers read a prompt in turn, after a first time that does not count.
+func (w *Whole) prompts(prompt int) (_ map[string]measure.Samples, err error) {
+	r := w.ours.reading(true)
+	defer func() { err = errors.Join(err, r.close()) }()
+	contenders := []measure.Contender{w.reader(WholeLean, func() (time.Duration, error) { return r.read(1, prompt) })}
+	if w.worker != nil && prompt <= WholePeers {
+		contenders = append(contenders, w.reader(WholeTorch, func() (time.Duration, error) {
+			t, _, err := w.worker.Seconds(1, "prompt 1 %d", prompt)
+			if err != nil {
+				return 0, err
+			}
+			return t[0], nil
+		}))
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: w.rounds, Steps: 1}, contenders)
+	if err != nil {
+		return nil, err
+	}
+	times := make(map[string]measure.Samples)
+	for i, c := range contenders {
+		times[c.Name] = all[i]
+	}
+	return times, nil
+}
+
+func (w *Whole) reader(name string, read func() (time.Duration, error)) measure.Contender {
+	return measure.Contender{Name: name, Run: func(n int) (total time.Duration, err error) {
+		for range n {
+			t, err := read()
+			if err != nil {
+				return 0, err
+			}
+			total += t
+		}
+		return total, nil
+	}}
+}
+
+// steps has ours, ours with FlashDecoding's schedule and transformers decode in turn.
+func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
+	context, steps := prompt+tokens/2, Steps(tokens)
+	fixed := w.ours.attending("fixed")
+	defer func() { err = errors.Join(err, fixed.close()) }()
+	var contenders []measure.Contender
+	for _, e := range []struct {
+		name string
+		engine
+	}{{WholeLean, w.ours}, {WholeFixed, fixed}} {
+		contenders = append(contenders, measure.Contender{Name: e.name, Run: func(n int) (time.Duration, error) {
+			_, steady, _, err := e.decode(1, context, n)
+			return steady, err
+		}})
+	}
+	if w.worker != nil && prompt <= WholePeers {
+		if _, err := w.worker.Ask("forget"); err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(w.stderr, "OPT-%s, %d tokens: %s gets ready\n", longShape, context, nameCompiled)
+		if _, err := w.worker.Ask("read compiled 1 %d %d", context, steps); err != nil {
+			reason, _, _ := strings.Cut(err.Error(), "\n")
+			w.Without = fmt.Sprintf("behind %d tokens: %s", context, reason)
+		} else {
+			contenders = append(contenders, measure.Contender{Name: WholeTorch, Run: func(n int) (time.Duration, error) {
+				t, _, err := w.worker.Seconds(1, "run compiled %d", n)
+				if err != nil {
+					return 0, err
+				}
+				return t[0], nil
+			}})
+		}
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: w.rounds, Steps: steps}, contenders)
+	if err != nil {
+		return nil, err
+	}
+	var times []WholeTime
+	for i, c := range contenders {
+		times = append(times, WholeTime{Name: c.Name, Step: all[i]})
+	}
+	return times, nil
+}
