@@ -275,3 +275,10 @@ func (b *Batches) peersOf(s Batch, sets int) ([]measure.Contender, error) {
 	}
 	return all, nil
 }
+
+// UseTorch has tests' PyTorch be another worker, until what it returns is called.
+func UseTorch(start func(python string, args ...string) (*measure.Worker, error)) (restore func()) {
+	old := startTorch
+	startTorch = start
+	return func() { startTorch = old }
+}

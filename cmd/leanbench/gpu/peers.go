@@ -86,6 +86,13 @@ var startGPUWorker = func(python string, args ...string) (*measure.Worker, error
 	return measure.StartWorker(python, gpuWorker, args...)
 }
 
+// UseWorker has tests' peers be another worker, until what it returns is called.
+func UseWorker(start func(python string, args ...string) (*measure.Worker, error)) (restore func()) {
+	old := startGPUWorker
+	startGPUWorker = start
+	return func() { startGPUWorker = old }
+}
+
 func (p *gpuPeers) close() error {
 	if p == nil {
 		return nil

@@ -73,6 +73,9 @@ func (o *options) openGPU(stdout, stderr io.Writer) (bench, error) {
 	}
 	b := &gpuBench{Bench: gpu.NewBench(gpu.Options{Python: python, Peers: o.peers}, m, stdout, stderr), o: o, turn: energyTurn}
 	b.Report.Command = "paper"
+	if unchecked {
+		b.Unchecked()
+	}
 	if err := b.Open(); err != nil {
 		return nil, err
 	}
@@ -83,8 +86,11 @@ func (o *options) openGPU(stdout, stderr io.Writer) (bench, error) {
 	return b, nil
 }
 
-// openNVML is a variable for tests, which have another library.
-var openNVML = nvml.Open
+// Variables for tests, which have another library, and kernels that compute nothing.
+var (
+	openNVML  = nvml.Open
+	unchecked = false
+)
 
 func (b *gpuBench) report() *measure.Report { return b.Report }
 
@@ -328,10 +334,10 @@ func (b *gpuBench) busy(p panel, x point, parts int) error {
 	return nil
 }
 
-const (
-	energyTurn       = 1500 * time.Millisecond // of a contender, in a round
-	energyContenders = 8                       // about
-)
+const energyContenders = 8 // about
+
+// energyTurn is how long a contender runs: many times as long as the counter takes to move. It is a variable for tests.
+var energyTurn = 1500 * time.Millisecond
 
 // measureEnergy has contenders run long enough for the GPU's counter of energy, in turn.
 func (b *gpuBench) measureEnergy(p panel, x point) error {

@@ -108,7 +108,7 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
-	todo, known := o.items(b)
+	todo, known := o.items(b, stderr)
 	if len(todo) == 0 && known == 0 {
 		return fmt.Errorf("figures %s: none is measured on this kind of device", strings.Join(ids(o.figures), ", "))
 	}
@@ -142,9 +142,12 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 }
 
 // items are the points that are not there yet, and how many are.
-func (o *options) items(b bench) (todo []item, known int) {
+func (o *options) items(b bench, stderr io.Writer) (todo []item, known int) {
 	for _, p := range o.figures {
 		points, costs := b.points(p)
+		if len(points) == 0 {
+			fmt.Fprintf(stderr, "%s is left out: it is not measured on this device\n", p.table)
+		}
 		for i, x := range points {
 			switch {
 			case o.Quick && !x.quick:

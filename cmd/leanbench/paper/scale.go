@@ -18,7 +18,7 @@ func (b *gpuBench) measureScale(p panel, x point) error {
 			return splits(len(b.scaled.lengths)*b.scaled.kvHeads/gpus, multiprocessors, b.scaled.lengths[0], b.scaled.dim)
 		})
 		if err != nil {
-			return err
+			return leftOut("%v", err)
 		}
 		b.scaling = s
 	}

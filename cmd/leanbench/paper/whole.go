@@ -63,8 +63,9 @@ func (b *gpuBench) openWhole(p panel) error {
 	for _, x := range p.gpu {
 		longest = max(longest, x.lengths[0]/8*9+1)
 	}
-	b.whole, b.noWhole = e2e.OpenWhole(longest, b.Options.Python, b.Options.Peers, b.wholeRounds(), b.Stderr)
+	b.whole, b.noWhole = e2e.OpenWhole(longest, b.Options.Python, b.Options.Peers, wholeRounds, b.Stderr)
 	if b.noWhole != nil {
+		b.whole = nil
 		return b.noWhole
 	}
 	if hello := strings.Fields(b.whole.Hello); len(hello) > 1 {
@@ -74,4 +75,4 @@ func (b *gpuBench) openWhole(p panel) error {
 	return nil
 }
 
-func (b *gpuBench) wholeRounds() int { return 3 }
+const wholeRounds = 3

@@ -24,7 +24,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
 
 int nvmlDeviceGetName(void *device, char *name, unsigned length) {
 	if (length < 96) return 7;
-	strcpy(name, "Fake GPU");
+	strcpy(name, NAME);
 	return device ? 0 : 2;
 }
 
