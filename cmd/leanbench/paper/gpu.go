@@ -72,6 +72,9 @@ func (o *options) openGPU(stdout, stderr io.Writer) (bench, error) {
 		python = "python3"
 	}
 	b := &gpuBench{Bench: gpu.NewBench(gpu.Options{Python: python, Peers: o.peers}, m, stdout, stderr), o: o, turn: energyTurn}
+	if o.Quick {
+		b.turn = energyTurn * 2 / 3
+	}
 	b.Report.Command = "paper"
 	if unchecked {
 		b.Unchecked()

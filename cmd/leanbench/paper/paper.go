@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -110,7 +111,7 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	context.AfterFunc(ctx, stop)
 	todo, known := o.items(b, stderr)
 	if len(todo) == 0 && known == 0 {
-		return fmt.Errorf("figures %s: none is measured on this kind of device", strings.Join(ids(o.figures), ", "))
+		return fmt.Errorf("figures %s: there is nothing to measure", strings.Join(ids(o.figures), ", "))
 	}
 	if err := b.begin(todo); err != nil {
 		return err
@@ -145,8 +146,11 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 func (o *options) items(b bench, stderr io.Writer) (todo []item, known int) {
 	for _, p := range o.figures {
 		points, costs := b.points(p)
-		if len(points) == 0 {
+		switch {
+		case len(points) == 0:
 			fmt.Fprintf(stderr, "%s is left out: it is not measured on this device\n", p.table)
+		case o.Quick && !slices.ContainsFunc(points, func(x point) bool { return x.quick }):
+			fmt.Fprintf(stderr, "%s is left out: it takes too long for -quick\n", p.table)
 		}
 		for i, x := range points {
 			switch {
