@@ -155,7 +155,7 @@ func (m *Meter) watch() {
 }
 
 // leastSpan is the shortest time that a power is worth something of.
-const leastSpan = 200 * time.Millisecond
+const leastSpan = 100 * time.Millisecond
 
 // End is the power in between, in watts.
 func (m *Meter) End() (float64, error) {

@@ -31,7 +31,7 @@ func fakeGPU(t *testing.T) *nvmltest.Library {
 	t.Cleanup(gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, gputest.PrepareModules))
 	t.Cleanup(gpu.UseWorker(func(string, ...string) (*measure.Worker, error) { return measure.Start(measuretest.Command(t, "gpu")) }))
 	open, turn := openNVML, energyTurn
-	openNVML, energyTurn, unchecked = func() (*nvml.Library, error) { return nvml.OpenFrom(energy.Path) }, 400*time.Millisecond, true
+	openNVML, energyTurn, unchecked = func() (*nvml.Library, error) { return nvml.OpenFrom(energy.Path) }, 450*time.Millisecond, true
 	t.Cleanup(func() { openNVML, energyTurn, unchecked = open, turn, false })
 	return energy
 }

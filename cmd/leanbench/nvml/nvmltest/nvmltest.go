@@ -22,7 +22,7 @@ type Library struct {
 	lib  uintptr
 }
 
-// New builds the library: a GPU called name whose counter moves at every tenth look, by 2.5 J. Skips
+// New builds the library: a GPU called name whose counter moves at every third look, by 2.5 J. Skips
 // the test where there is no C compiler.
 func New(t testing.TB, name string) *Library {
 	t.Helper()

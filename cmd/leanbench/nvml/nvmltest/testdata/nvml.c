@@ -1,4 +1,4 @@
-/* An NVML that needs no GPU, for tests: its counter moves at every tenth look, by 2.5 J. */
+/* An NVML that needs no GPU, for tests: its counter moves at every third look, by 2.5 J. */
 #include <string.h>
 
 static int opened, looks, fail;
@@ -30,7 +30,7 @@ int nvmlDeviceGetName(void *device, char *name, unsigned length) {
 
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *energy) {
 	if (fail) return fail;
-	*energy = (unsigned long long)(looks++ / 10) * 2500;
+	*energy = (unsigned long long)(looks++ / 3) * 2500;
 	return device ? 0 : 2;
 }
 
