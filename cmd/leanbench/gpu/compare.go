@@ -36,8 +36,10 @@ func (b *Bench) Open() error {
 	return nil
 }
 
-// Close gives back what Open took.
-func (b *Bench) Close() error { return errors.Join(b.peers.close(), b.Device.Close()) }
+// Close gives back what Open and OpenPower took.
+func (b *Bench) Close() error {
+	return errors.Join(b.power.close(), b.peers.close(), b.Device.Close())
+}
 
 // Info describes the GPU.
 func (b *Bench) Info() cuda.Info { return b.Device.dev.Info() }

@@ -44,6 +44,7 @@ type Options struct {
 	layer        bool
 	prefill      bool
 	linear       bool
+	energy       bool
 }
 
 // LoadDriver is a variable for tests, which have another driver.
@@ -66,6 +67,7 @@ func measureGPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	})
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
 	flags.BoolVar(&o.prefill, "prefill", false, "only prompts: steps of many queries, in TFLOP/s")
+	flags.BoolVar(&o.energy, "energy", false, "also what each contender draws, by NVML: a second and a half of each")
 	flags.BoolVar(&o.linear, "linear", false, "only linear layers of many rows, in TFLOP/s")
 	return func(stdout, stderr io.Writer) error {
 		m, err := measure.ThisMachine(runtime.GOMAXPROCS(0))
@@ -90,6 +92,7 @@ type Bench struct {
 	Rng            *rand.Rand
 	Device         *gpuDevice
 	peers          *gpuPeers     // nil: none
+	power          *power        // nil: nobody has asked for it
 	overBest       []float64     // one for each shape that has peers
 	overCUDNN      []float64     // one for each causal prompt
 	always         []gpuCase     // that are measured whatever the budget
@@ -130,12 +133,24 @@ func (b *Bench) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Device.Close()) }()
 	if b.Options.layer {
+		if b.Options.energy {
+			return errors.New("-energy is for decode steps: not for -layer")
+		}
 		return b.layers()
 	}
 	if err := b.startPeers(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.peers.close()) }()
+	if b.Options.energy {
+		if b.Options.prefill || b.Options.linear {
+			return errors.New("-energy is for decode steps: not for -prefill and -linear")
+		}
+		if err := b.OpenPower(); err != nil {
+			return fmt.Errorf("-energy: %w", err)
+		}
+		defer func() { err = errors.Join(err, b.power.close()) }()
+	}
 	if b.Options.prefill {
 		return b.prompts()
 	}
@@ -177,6 +192,9 @@ func (b *Bench) run(ctx context.Context) (err error) {
 		}
 		if end || cases[i+1].table != c.table {
 			b.Report.WriteTable(b.Stdout, c.table)
+		}
+		if end && b.power != nil {
+			b.Report.WriteTable(b.Stdout, tableEnergy)
 		}
 		if end {
 			break
@@ -345,6 +363,9 @@ func (b *Bench) measure(c gpuCase) (err error) {
 		return err
 	}
 	b.judge(c, all, times, ceilings)
+	if b.power != nil {
+		return b.addEnergy(c, all, ceilings)
+	}
 	return nil
 }
 

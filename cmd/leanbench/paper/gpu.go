@@ -5,14 +5,11 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"strings"
-	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/e2e"
 	"gorgonia.org/leanattention/cmd/leanbench/figure"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
-	"gorgonia.org/leanattention/cmd/leanbench/nvml"
 
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -49,11 +46,8 @@ func (o *options) open(stdout, stderr io.Writer) (bench, error) {
 // gpuBench measures on a GPU.
 type gpuBench struct {
 	*gpu.Bench
-	o     *options
-	power *nvml.Device // nil: noPower
-	nvml  *nvml.Library
-	none  error // why there is no power
-	turn  time.Duration
+	o    *options
+	none error // why there is no counter of energy
 
 	scaling *gpu.Scaling // nil: not yet
 	scaled  point        // which it measures
@@ -71,10 +65,7 @@ func (o *options) openGPU(stdout, stderr io.Writer) (bench, error) {
 	if python == "" {
 		python = "python3"
 	}
-	b := &gpuBench{Bench: gpu.NewBench(gpu.Options{Python: python, Peers: o.peers}, m, stdout, stderr), o: o, turn: energyTurn}
-	if o.Quick {
-		b.turn = energyTurn * 2 / 3
-	}
+	b := &gpuBench{Bench: gpu.NewBench(gpu.Options{Python: python, Peers: o.peers}, m, stdout, stderr), o: o}
 	b.Report.Command = "paper"
 	if unchecked {
 		b.Unchecked()
@@ -82,18 +73,12 @@ func (o *options) openGPU(stdout, stderr io.Writer) (bench, error) {
 	if err := b.Open(); err != nil {
 		return nil, err
 	}
-	if b.nvml, b.none = openNVML(); b.none == nil {
-		info := b.Info()
-		b.power, b.none = b.nvml.Device(info.Ordinal, info.Name)
-	}
+	b.none = b.OpenPower()
 	return b, nil
 }
 
-// Variables for tests, which have another library, and kernels that compute nothing.
-var (
-	openNVML  = nvml.Open
-	unchecked = false
-)
+// unchecked is for tests, whose kernels compute nothing.
+var unchecked = false
 
 func (b *gpuBench) report() *measure.Report { return b.Report }
 
@@ -103,9 +88,6 @@ func (b *gpuBench) close() (err error) {
 	}
 	if b.whole != nil {
 		err = errors.Join(err, b.whole.Close())
-	}
-	if b.nvml != nil {
-		err = errors.Join(err, b.nvml.Close())
 	}
 	return errors.Join(err, b.Close())
 }
@@ -153,7 +135,7 @@ func (b *gpuBench) cost(p panel, s gpu.Shape) float64 {
 	graph := max(float64(s.Bytes())/bytesASecond, 6e-6) * float64(s.Launches())
 	turns := float64(contenders * b.rounds())
 	if p.kind == energy {
-		return 1 + float64(energyContenders)*b.turn.Seconds()
+		return 1 + energyContenders*energySeconds*b.part()
 	}
 	return 1.5 + turns*max(2*graph, 0.006)
 }
@@ -337,10 +319,19 @@ func (b *gpuBench) busy(p panel, x point, parts int) error {
 	return nil
 }
 
-const energyContenders = 8 // about
+// energyContenders is about how many there are.
+const energyContenders = 8
 
-// energyTurn is how long a contender runs: many times as long as the counter takes to move. It is a variable for tests.
-var energyTurn = 1500 * time.Millisecond
+// energySeconds is about how long a contender runs.
+const energySeconds = 1.5
+
+// part of the usual time is how long a contender runs for its energy.
+func (b *gpuBench) part() float64 {
+	if b.o.Quick {
+		return 2.0 / 3
+	}
+	return 1
+}
 
 // measureEnergy has contenders run long enough for the GPU's counter of energy, in turn.
 func (b *gpuBench) measureEnergy(p panel, x point) error {
@@ -350,14 +341,13 @@ func (b *gpuBench) measureEnergy(p panel, x point) error {
 	s := x.shape()
 	ways, _ := b.ways(x)
 	return b.With(s, ways, func(all []*gpu.Contender, ceilings int) error {
-		type drawn struct{ watts, seconds float64 }
-		of := make(map[string]drawn)
+		of := make(map[string]gpu.Drawn)
 		var names []string
 		for i, c := range all {
-			if i > 0 && i < ceilings || !strings.HasPrefix(c.Name, gpu.Ours) && i >= ceilings && !gpu.CountsAsBest(c.Name) {
+			if i > 0 && i < ceilings || i >= ceilings+len(ways) && !gpu.CountsAsBest(c.Name) {
 				continue // one ceiling is enough
 			}
-			watts, seconds, err := b.draw(c)
+			d, err := b.Draw(c, b.part())
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.Name, err)
 			}
@@ -365,52 +355,20 @@ func (b *gpuBench) measureEnergy(p panel, x point) error {
 			if i < ceilings {
 				name = measure.ReadCeiling
 			}
-			of[name], names = drawn{watts, seconds}, append(names, name)
+			of[name], names = d, append(names, name)
 		}
 		flash, there := of[gpu.PeerName("flash")]
 		for _, name := range names {
 			d, r := of[name], b.Report.Row(p.table, x.label, name)
-			joules := d.watts * d.seconds
-			r.Add(measure.Micros, 1e6*d.seconds, nil)
-			r.Add(measure.Watts, d.watts, nil)
-			r.Add(measure.TokenJoules, 1e3*joules/float64(len(x.lengths)), nil)
-			r.Add(measure.ByteJoules, 1e3*joules/(float64(s.Bytes())/1e9), nil)
+			r.Add(measure.Micros, 1e6*d.Seconds, nil)
+			r.Add(measure.Watts, d.Watts, nil)
+			r.Add(measure.TokenJoules, 1e3*d.Joules()/float64(len(x.lengths)), nil)
+			r.Add(measure.ByteJoules, 1e3*d.Joules()/(float64(s.Bytes())/1e9), nil)
 			if there {
 				bar := measure.Only(name == gpu.Ours && x.lengths[0] >= 1<<16, measure.AtMost(0.8))
-				r.Add(measure.OfFlashJoules, joules/(flash.watts*flash.seconds), bar)
+				r.Add(measure.OfFlashJoules, d.Joules()/flash.Joules(), bar)
 			}
 		}
 		return nil
 	})
-}
-
-// draw lets a contender run, and returns the power of the GPU and the seconds of a launch.
-func (b *gpuBench) draw(c *gpu.Contender) (watts, seconds float64, err error) {
-	if _, err := c.Replay(1); err != nil {
-		return 0, 0, err
-	}
-	var all []float64
-	var meter *nvml.Meter
-	began := time.Now()
-	for time.Since(began) < b.turn {
-		t, err := c.Replay(32)
-		if err != nil {
-			return 0, 0, err
-		}
-		all = append(all, t...)
-		if meter == nil && time.Since(began) > b.turn/5 { // it is warm
-			meter = b.power.Begin()
-			defer func() {
-				if meter != nil {
-					meter.End()
-				}
-			}()
-		}
-	}
-	if meter == nil {
-		return 0, 0, errors.New("a turn is too short for the counter of energy")
-	}
-	watts, err = meter.End()
-	meter = nil
-	return watts, measure.Median(all), err
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"image/color"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -160,6 +161,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 // drawLines has a line for each series, over the number that a line's label is.
 func (t *tables) drawLines(p *plot.Plot, q question) error {
 	rows := t.rows(q, q.tables...)
+	var ticks plot.ConstantTicks
 	for j, s := range q.picture.series {
 		var xy plotter.XYs
 		for _, r := range rows {
@@ -169,6 +171,9 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 			}
 			if f := r.cells[cellKey(s.series, s.who, s.metric)]; f != nil {
 				xy = append(xy, plotter.XY{X: x, Y: q.picture.value(f)})
+				if mark := (plot.Tick{Value: x, Label: r.label}); !slices.Contains(ticks, mark) {
+					ticks = append(ticks, mark)
+				}
 			}
 		}
 		line, points, err := plotter.NewLinePoints(xy)
@@ -181,6 +186,9 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 		p.Legend.Add(s.head, line, points)
 	}
 	p.Legend.Left = true
+	if q.picture.ticks {
+		p.X.Tick.Marker = ticks
+	}
 	if q.picture.bar > 0 {
 		line, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: q.picture.limit()}, {X: p.X.Max, Y: q.picture.limit()}})
 		if err != nil {

@@ -70,7 +70,7 @@ type paper struct {
 	bytes.Buffer
 	folder    string // of JSON and pictures, as the page links to it
 	runs      []*tables
-	published *measure.Report // nil: the paper's figures are not there
+	published *tables // nil: the paper's figures are not there
 }
 
 func newPaper(all []*tables) (*paper, error) {
@@ -85,8 +85,8 @@ func newPaper(all []*tables) (*paper, error) {
 				return nil, fmt.Errorf("%s: docs/paper.md shows no table %q", t.name(), table)
 			}
 		}
-		if r := t.order[0]; r.Transcribed != "" {
-			w.published = r
+		if t.order[0].Transcribed != "" {
+			w.published = t
 			continue
 		}
 		w.runs = append(w.runs, t)
@@ -124,7 +124,7 @@ func (w *paper) writeClaims() {
 		}
 	}
 	fmt.Fprintf(w, "\n|---|---|---|---|%s\n", strings.Repeat("---|---|", len(runs)))
-	for _, f := range w.published.Figures {
+	for _, f := range w.published.order[0].Figures {
 		of, against, alone := f.Table+", "+f.Case, string(f.Metric), measure.OverFixed
 		find := func(t *tables) (there, schedule *measure.Figure) {
 			return t.find(f.Table, f.Case, lean, f.Metric), t.find(f.Table, f.Case, lean, alone)
@@ -148,10 +148,8 @@ func (w *paper) writeClaims() {
 		}
 		w.WriteByte('\n')
 	}
-	fmt.Fprintf(w, "\nThe paper's figures are from %s: [JSON](%s).\n\n", w.published.Transcribed, w.link(w.nameOf(w.published)+".json"))
+	fmt.Fprintf(w, "\nThe paper's figures are from %s: [JSON](%s).\n\n", w.published.order[0].Transcribed, w.link(w.published.name()+".json"))
 }
-
-func (w *paper) nameOf(r *measure.Report) string { return "paper-published" }
 
 // losing are the ratios to others that count as lost below 1.
 var losing = []measure.Metric{measure.OverFlash, measure.OverVarlen, measure.OverInfer, measure.OverCUDNN, measure.OverStock, measure.OverTorch, measure.OverFixed, measure.OverPerHead}
@@ -162,27 +160,25 @@ func (w *paper) writeLosses() {
 	said := false
 	for _, t := range w.runs {
 		for _, m := range losing {
-			all, slower := 0, []measure.Figure(nil)
-			for _, f := range t.order[0].Figures {
-				if f.Metric != m || f.Table == PaperAll {
-					continue
+			of := func(what measure.Metric) float64 {
+				if f := t.find(PaperAll, string(m), lean, what); f != nil {
+					return f.Value
 				}
-				if all++; f.Value < 1 {
-					slower = append(slower, f)
-				}
+				return 0
 			}
-			if len(slower) == 0 {
+			slower, all, least := of("slower"), of("shapes"), of("least")
+			if slower == 0 {
 				continue
 			}
 			said = true
-			worst := slices.MinFunc(slower, func(a, b measure.Figure) int {
-				if a.Value < b.Value {
-					return -1
+			where := ""
+			for _, f := range t.order[0].Figures {
+				if f.Table != PaperAll && f.Metric == m && f.Value == least {
+					where = fmt.Sprintf(" (%s: %s)", f.Table, f.Case)
+					break
 				}
-				return 1
-			})
-			fmt.Fprintf(w, "- %s, against %s: %d of %d shapes, the furthest %.2f (%s: %s).\n",
-				t.device(), strings.TrimPrefix(string(against(m)), "x "), len(slower), all, worst.Value, worst.Table, worst.Case)
+			}
+			fmt.Fprintf(w, "- %s, against %s: %.0f of %.0f shapes, the furthest %.2f%s.\n", t.device(), strings.TrimPrefix(against(m), "x "), slower, all, least, where)
 		}
 	}
 	if !said {

@@ -35,6 +35,7 @@ type picture struct {
 	kind       string // bars from zero, dots, lines, or points over the time of a launch
 	x, y       string // what the axes are, with units
 	logX, logY bool
+	ticks      bool // of lines: marks of x are where there are figures
 	percent    bool
 	bar        float64 // a line at what the bar asks for
 	rows       *regexp.Regexp
