@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -36,6 +37,9 @@ type options struct {
 // measurePaper measures figures of the paper one after the other.
 func measurePaper(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := options{Options: measure.Flags(flags)}
+	// A user's machine may have one core, or many.
+	o.Workers = runtime.NumCPU()
+	flags.Lookup("workers").DefValue = fmt.Sprint(o.Workers)
 	flags.StringVar(&o.device, "device", "", "`where` to measure: gpu or cpu (default: a GPU, if there is one)")
 	flags.StringVar(&o.python, "python", "", "`path` of a python that has PyTorch (default: python3 for a GPU, none for cores); peers/setup.sh makes one and prints it")
 	flags.BoolVar(&o.peers, "peers", true, "measure PyTorch and FlashInfer, where they are")

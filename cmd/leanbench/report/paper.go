@@ -154,7 +154,7 @@ func (w *paper) writeClaims() {
 // losing are the ratios to others that count as lost below 1.
 var losing = []measure.Metric{measure.OverFlash, measure.OverVarlen, measure.OverInfer, measure.OverCUDNN, measure.OverStock, measure.OverTorch, measure.OverFixed, measure.OverPerHead}
 
-// writeLosses says where ours is slower than somebody.
+// writeLosses says where ours is slower than somebody, and which bars are missed.
 func (w *paper) writeLosses() {
 	w.WriteString("## Where ours is slower\n\n")
 	said := false
@@ -179,6 +179,15 @@ func (w *paper) writeLosses() {
 				}
 			}
 			fmt.Fprintf(w, "- %s, against %s: %.0f of %.0f shapes, the furthest %.2f%s.\n", t.device(), strings.TrimPrefix(against(m), "x "), slower, all, least, where)
+		}
+	}
+	for _, t := range w.runs {
+		for _, f := range t.order[0].Figures {
+			if f.Bar != nil && !f.Bar.Met {
+				said = true
+				is, _, _ := strings.Cut(f.Bar.Text(f.Metric), ":")
+				fmt.Fprintf(w, "- %s, %s, %s: %s %s, and the bar is %s.\n", t.device(), f.Table, f.Case, f.Metric.Format(f.Value), f.Metric, is)
+			}
 		}
 	}
 	if !said {
