@@ -18,6 +18,9 @@ type cpuBench struct {
 	pace measure.Pace
 }
 
+// quickPace is that of -quick. It is a variable for tests.
+var quickPace = measure.Pace{Rounds: 7, Turn: 40 * time.Millisecond}
+
 func (o *options) openCPU(stdout, stderr io.Writer) (bench, error) {
 	python := o.python
 	if !o.peers {
@@ -25,7 +28,7 @@ func (o *options) openCPU(stdout, stderr io.Writer) (bench, error) {
 	}
 	pace := o.Pace()
 	if o.Quick {
-		pace = measure.Pace{Rounds: 7, Turn: 40 * time.Millisecond}
+		pace = quickPace
 	}
 	b, err := cpu.NewBatches("paper -device cpu", o.Options, pace, python, stdout, stderr)
 	if err != nil {

@@ -19,6 +19,8 @@ func TestCPU(t *testing.T) {
 	defer cpu.UseTorch(func(string, ...string) (*measure.Worker, error) {
 		return measure.Start(measuretest.Command(t, "torch"))
 	})()
+	defer func(p measure.Pace) { quickPace = p }(quickPace)
+	quickPace = measure.Pace{Rounds: 2, Turn: time.Millisecond}
 	even, uneven := at(2, 4, 2, 33, 8), point{label: "uneven", heads: 3, kvHeads: 3, dim: 16, lengths: []int{40, 7}}
 	even.quick, uneven.quick = true, true
 	old := panels
