@@ -21,7 +21,7 @@ func TestCPU(t *testing.T) {
 	})()
 	defer func(p measure.Pace) { quickPace = p }(quickPace)
 	quickPace = measure.Pace{Rounds: 2, Turn: time.Millisecond}
-	even, uneven := at(2, 4, 2, 33, 8), point{label: "uneven", heads: 3, kvHeads: 3, dim: 16, lengths: []int{40, 7}}
+	even, uneven := at(2, 4, 2, 3300, 8), point{label: "uneven", heads: 3, kvHeads: 3, dim: 16, lengths: []int{4000, 70}}
 	even.quick, uneven.quick = true, true
 	old := panels
 	panels = func() []panel {
