@@ -45,6 +45,7 @@ func measurePaper(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	flags.BoolVar(&o.peers, "peers", true, "measure PyTorch and FlashInfer, where they are")
 	flags.StringVar(&o.resume, "resume", "", "`file` of a measurement that was interrupted: what is in it is not measured again; the rest is written there, too, unless -json names another one")
 	flags.StringVar(&o.page, "page", "", "`file` to write a page in Markdown to, with pictures beside it")
+	flags.Usage = func() { usage(flags) }
 	schema := flags.Bool("schema", false, "print the JSON Schema of what -json writes, and measure nothing")
 	return func(stdout, stderr io.Writer) (err error) {
 		if *schema {
@@ -56,6 +57,24 @@ func measurePaper(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		}
 		return o.run(context.Background(), stdout, stderr)
 	}
+}
+
+// usage lists figures and flags.
+func usage(flags *flag.FlagSet) {
+	w := flags.Output()
+	fmt.Fprintln(w, "usage: leanbench paper [flags] [FIGURE ...]\n\nfigures (7 is all of 7a, 7b and 7c; without any, all):")
+	for _, p := range panels() {
+		var on []string
+		if len(p.gpu) > 0 {
+			on = append(on, "GPU")
+		}
+		if len(p.cpu) > 0 {
+			on = append(on, "CPU")
+		}
+		fmt.Fprintf(w, "  %-9s %s (%s)\n", p.id, p.what, strings.Join(on, ", "))
+	}
+	fmt.Fprintln(w, "\nflags:")
+	flags.PrintDefaults()
 }
 
 // bench is what measures the panels of one kind of machine.
