@@ -33,7 +33,7 @@ func TestWhole(t *testing.T) {
 		return fixedDecoder{fixed{0.1, 2e-3, []string{"1"}}, 1 << 20}, nil
 	}
 	for prompt, peers := range map[int]bool{8192: true, 16384: false} {
-		w, err := OpenWhole(9217, "", true, 2, io.Discard)
+		w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
 		if err != nil || w.Without != "" || w.Hello != "Fake 1.0" {
 			t.Fatalf("%+v, %v", w, err)
 		}
@@ -65,7 +65,7 @@ func TestWhole(t *testing.T) {
 		}
 	}
 	startOPTWorker = func(string) (*measure.Worker, error) { return nil, errors.New("no such python") }
-	w, err := OpenWhole(9217, "", true, 2, io.Discard)
+	w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
 	if err != nil || w.Without != "no such python" {
 		t.Errorf("%+v, %v", w, err)
 	}

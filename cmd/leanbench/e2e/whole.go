@@ -8,12 +8,27 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
 )
 
 // What other commands measure whole decoders with.
 
-// Whole is OPT-6.7b's shape with random weights on the first GPU, and in transformers.
+// wholeShapes are decoders by name.
+var wholeShapes = map[string]hf.Config{
+	WholeOPT: optShapes[longShape],
+	// OPT's graph has neither groups of query heads nor gates: there is a KV head for each query head, and two
+	// matrices of the feed-forward layer are as large as Phi-3's three.
+	WholePhi: func() hf.Config {
+		c := optShape(40, 5120, 40)
+		c.FFNDim, c.VocabSize = 17920*3/2, 32064
+		return c
+	}(),
+}
+
+// Whole is a decoder with random weights on the first GPU, and in transformers.
 type Whole struct {
+	name   string
 	ours   decoder
 	worker *measure.Worker // nil: no peers
 	rounds int
@@ -37,15 +52,24 @@ const (
 	WholeTorch = nameCompiled
 )
 
+// Shapes of decoders: OPT's, and OPT's graph with Phi-3-medium's layers, width and heads.
+const (
+	WholeOPT = "OPT-6.7b"
+	WholePhi = "Phi-3-medium's size"
+)
+
 // WholePeers is the longest prompt that transformers read: they compile for each length.
 const WholePeers = 8192
 
-// OpenWhole makes a decoder for contexts of so many tokens.
-func OpenWhole(longest int, python string, peers bool, rounds int, stderr io.Writer) (w *Whole, err error) {
-	config := optShapes[longShape]
+// OpenWhole makes a decoder of a shape for contexts of so many tokens.
+func OpenWhole(shape string, longest int, python string, peers bool, rounds int, stderr io.Writer) (w *Whole, err error) {
+	config, ok := wholeShapes[shape]
+	if !ok {
+		return nil, fmt.Errorf("no decoder is called %q", shape)
+	}
 	config.MaxPositions = max(config.MaxPositions, longest)
-	w = &Whole{rounds: rounds, stderr: stderr}
-	fmt.Fprintf(stderr, "OPT-%s: making weights\n", longShape)
+	w = &Whole{name: shape, rounds: rounds, stderr: stderr}
+	fmt.Fprintf(stderr, "%s: making weights\n", shape)
 	if w.ours, err = openOPT(config, 0); err != nil {
 		return nil, err
 	}
@@ -53,7 +77,6 @@ func OpenWhole(longest int, python string, peers bool, rounds int, stderr io.Wri
 		return nil, errors.Join(err, w.ours.close())
 	}
 	if !peers {
-		w.Without = "-peers=false"
 		return w, nil
 	}
 	if w.worker, err = startOPTWorker(python); err == nil {
@@ -161,7 +184,7 @@ func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
 		if _, err := w.worker.Ask("forget"); err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(w.stderr, "OPT-%s, %d tokens: %s gets ready\n", longShape, context, nameCompiled)
+		fmt.Fprintf(w.stderr, "%s, %d tokens: %s gets ready\n", w.name, context, nameCompiled)
 		if _, err := w.worker.Ask("read compiled 1 %d %d", context, steps); err != nil {
 			reason, _, _ := strings.Cut(err.Error(), "\n")
 			w.Without = fmt.Sprintf("behind %d tokens: %s", context, reason)

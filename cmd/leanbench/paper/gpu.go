@@ -52,8 +52,9 @@ type gpuBench struct {
 	scaling *gpu.Scaling // nil: not yet
 	scaled  point        // which it measures
 
-	whole   *e2e.Whole // nil: not yet
-	noWhole error      // why there is none
+	whole   *e2e.Whole
+	wholeOf string // the panel that it is of; none yet
+	noWhole error  // why there is none
 }
 
 func (o *options) openGPU(stdout, stderr io.Writer) (bench, error) {
@@ -86,9 +87,7 @@ func (b *gpuBench) close() (err error) {
 	if b.scaling != nil {
 		err = b.scaling.Close()
 	}
-	if b.whole != nil {
-		err = errors.Join(err, b.whole.Close())
-	}
+	err = errors.Join(err, b.closeWhole())
 	return errors.Join(err, b.Close())
 }
 

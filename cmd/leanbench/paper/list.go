@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"gorgonia.org/leanattention/cmd/leanbench/e2e"
 )
 
 // A figure of the paper has panels, each with shapes along an axis.
@@ -30,6 +32,7 @@ type panel struct {
 // point is a shape.
 type point struct {
 	label               string // its case in the report
+	model               string // of a whole decoder
 	heads, kvHeads, dim int
 	lengths             []int
 	quick               bool // it is part of a quick measurement
@@ -144,8 +147,12 @@ var panels = func() []panel {
 				along([]int{64, 128, 160}, func(n int) point { return at(4, n, n, 1<<16, 64) })),
 		},
 		{
-			id: "12", table: "Figure 12", what: "end to end", kind: whole,
-			gpu: wholes(),
+			id: "12", table: "Figure 12", what: "end to end, OPT-6.7b's shape", kind: whole,
+			gpu: wholes(e2e.WholeOPT, 32, 1<<15),
+		},
+		{
+			id: "12phi", table: "Figure 12, Phi-3-medium's size", what: "end to end, " + e2e.WholePhi, kind: whole,
+			gpu: wholes(e2e.WholePhi, 40, 1<<15),
 		},
 	}
 }
@@ -225,11 +232,11 @@ func models(contexts []int, batches ...int) (all []point) {
 	return all
 }
 
-// wholes are prompts of OPT-6.7b's shape, with an eighth as many tokens behind them. None is quick: the weights
+// wholes are prompts of a decoder, with an eighth as many tokens behind them. None is quick: the weights
 // alone take longer.
-func wholes() (all []point) {
-	for _, n := range ladder(1<<10, 1<<15, 2) {
-		all = append(all, point{label: fmt.Sprintf("OPT-6.7b, %d tokens and %d", n, n/8), heads: 32, kvHeads: 32, dim: 128, lengths: []int{n}})
+func wholes(model string, heads, most int) (all []point) {
+	for _, n := range ladder(1<<10, most, 2) {
+		all = append(all, point{label: fmt.Sprintf("%s, %d tokens and %d", model, n, n/8), model: model, heads: heads, kvHeads: heads, dim: 128, lengths: []int{n}})
 	}
 	return all
 }

@@ -1,10 +1,14 @@
 package paper
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 
 	"gorgonia.org/leanattention/cmd/leanbench/e2e"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	la "gorgonia.org/leanattention"
 )
 
 // measureWhole has a whole decoder read a prompt and add an eighth as many tokens.
@@ -15,7 +19,11 @@ func (b *gpuBench) measureWhole(p panel, x point) error {
 	prompt := x.lengths[0]
 	tokens := prompt / 8
 	all, err := b.whole.Measure(prompt, tokens)
-	if err != nil {
+	if errors.Is(err, la.ErrOutOfMemory) {
+		b.Note("%s, %s is left out: %v", p.table, x.label, err)
+		fmt.Fprintf(b.Stderr, "%s is left out: %v\n", x.label, err)
+		return nil
+	} else if err != nil {
 		return err
 	}
 	total := make(map[string]measure.Samples)
@@ -44,35 +52,53 @@ func (b *gpuBench) measureWhole(p panel, x point) error {
 			row.Add(c.metric, ours.Faster(other), nil)
 		}
 	}
+	b.sayWithout(p)
+	return nil
+}
+
+// sayWithout notes why transformers are left out.
+func (b *gpuBench) sayWithout(p panel) {
 	if why := b.whole.Without; why != "" {
 		b.Note("%s: without transformers: %s", p.table, why)
 		b.whole.Without = ""
 	}
-	return nil
 }
 
-// openWhole makes the decoder, once: before that the memory of other figures is given back.
+// openWhole makes the decoder of a panel. Before that the memory of other figures is given back.
 func (b *gpuBench) openWhole(p panel) error {
-	if b.whole != nil || b.noWhole != nil {
+	if b.wholeOf == p.id {
 		return b.noWhole
 	}
-	if b.noWhole = b.Arenas(nil); b.noWhole != nil {
+	b.wholeOf = p.id
+	if b.noWhole = b.closeWhole(); b.noWhole == nil {
+		b.noWhole = b.Arenas(nil)
+	}
+	if b.noWhole != nil {
 		return b.noWhole
 	}
-	longest := 0
+	longest, model := 0, p.gpu[0].model
 	for _, x := range p.gpu {
 		longest = max(longest, x.lengths[0]/8*9+1)
 	}
-	b.whole, b.noWhole = e2e.OpenWhole(longest, b.Options.Python, b.Options.Peers, wholeRounds, b.Stderr)
-	if b.noWhole != nil {
-		b.whole = nil
-		return b.noWhole
+	peers := b.Options.Peers && model == e2e.WholeOPT // there is no memory for two of the other one
+	whole, err := e2e.OpenWhole(model, longest, b.Options.Python, peers, wholeRounds, b.Stderr)
+	if b.noWhole = err; err != nil {
+		return err
 	}
-	if hello := strings.Fields(b.whole.Hello); len(hello) > 1 {
-		b.Note("%s", b.whole.Hello)
+	b.whole = whole
+	if hello := strings.Fields(whole.Hello); len(hello) > 1 {
+		b.Note("%s", whole.Hello)
 		b.Report.Versions[hello[0]] = strings.TrimSuffix(hello[1], ",")
 	}
 	return nil
+}
+
+func (b *gpuBench) closeWhole() error {
+	w := b.whole
+	if b.whole = nil; w == nil {
+		return nil
+	}
+	return w.Close()
 }
 
 const wholeRounds = 3
