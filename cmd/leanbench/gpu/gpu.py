@@ -323,6 +323,9 @@ def main():
         word, *args = line.split()
         try:
             if word == "arena":
+                arena = shape = None  # their memory first
+                gc.collect()
+                torch.cuda.empty_cache()
                 arena = make_arena(int(args[0]))
                 say("ok")
             elif word == "shape":
