@@ -53,7 +53,8 @@ func (b *Bench) Room() (int64, error) {
 	return m.Free / 10 * 8, err
 }
 
-// Arenas takes memory for the operands of all shapes, here and in the peers' process.
+// Arenas takes memory for the operands of all shapes, and for Clock, here and in the peers' process, instead of what
+// was taken before.
 func (b *Bench) Arenas(shapes []Shape) error {
 	size := clockShape.rotation()
 	for i := range shapes {

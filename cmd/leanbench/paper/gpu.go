@@ -46,8 +46,9 @@ func (o *options) open(stdout, stderr io.Writer) (bench, error) {
 // gpuBench measures on a GPU.
 type gpuBench struct {
 	*gpu.Bench
-	o    *options
-	none error // why there is no counter of energy
+	o     *options
+	began bool  // there is memory to read
+	none  error // why there is no counter of energy
 
 	scaling *gpu.Scaling // nil: not yet
 	scaled  point        // which it measures
@@ -161,17 +162,22 @@ func (b *gpuBench) begin(all []item) error {
 			shapes = append(shapes, x.point.shape())
 		}
 	}
-	if len(shapes) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
 	if err := b.Arenas(shapes); err != nil {
 		return err
 	}
+	b.began = true
 	b.Clock("before")
 	return nil
 }
 
-func (b *gpuBench) end() { b.Clock("after") }
+func (b *gpuBench) end() {
+	if b.began {
+		b.Clock("after")
+	}
+}
 
 func (b *gpuBench) measure(p panel, x point) error {
 	switch p.kind {
