@@ -34,8 +34,11 @@ func TestWhole(t *testing.T) {
 	}
 	for prompt, peers := range map[int]bool{8192: true, 16384: false} {
 		w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
-		if err != nil || w.Without != "" || w.Hello != "Fake 1.0" {
-			t.Fatalf("%+v, %v", w, err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hello, without := w.Said(); hello != "Fake 1.0" || without != nil {
+			t.Errorf("%q, %q", hello, without)
 		}
 		all, err := w.Measure(prompt, 1024)
 		if err != nil {
@@ -66,8 +69,17 @@ func TestWhole(t *testing.T) {
 	}
 	startOPTWorker = func(string) (*measure.Worker, error) { return nil, errors.New("no such python") }
 	w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
-	if err != nil || w.Without != "no such python" {
-		t.Errorf("%+v, %v", w, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, without := w.Said(); len(without) != 1 || without[0] != "no such python" {
+		t.Errorf("%q", without)
+	}
+	if _, without := w.Said(); without != nil {
+		t.Errorf("%q", without)
+	}
+	if _, err := OpenWhole("GPT", 9, "", true, 2, io.Discard); err == nil || !strings.Contains(err.Error(), `no decoder is called "GPT"`) {
+		t.Errorf("error %v", err)
 	}
 	if all, err := w.Measure(1024, 128); err != nil || len(all) != 2 {
 		t.Errorf("%+v, %v", all, err)

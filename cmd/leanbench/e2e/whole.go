@@ -34,9 +34,14 @@ type Whole struct {
 	rounds int
 	stderr io.Writer
 
-	// Without is why transformers are left out; empty if they are not.
-	Without string
-	Hello   string // what transformers say of themselves
+	without []string // why transformers are left out
+	hello   string   // what they say of themselves
+}
+
+// Said is what transformers say of themselves, and why they were left out of what was measured since the last call.
+func (w *Whole) Said() (hello string, without []string) {
+	without, w.without = w.without, nil
+	return w.hello, without
 }
 
 // WholeTime is what one program takes for a prompt and for a step behind it, in seconds.
@@ -80,7 +85,7 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 		return w, nil
 	}
 	if w.worker, err = startOPTWorker(python); err == nil {
-		w.Hello = strings.Join(w.worker.Hello, " ")
+		w.hello = strings.Join(w.worker.Hello, " ")
 		_, err = w.worker.Ask("model %d %d %d %d %d %d", config.Layers, config.HiddenSize, config.Heads, config.FFNDim, config.VocabSize, config.MaxPositions)
 	}
 	if err != nil {
@@ -88,7 +93,8 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 			err = errors.Join(err, w.worker.Close())
 			w.worker = nil
 		}
-		w.Without, _, _ = strings.Cut(err.Error(), "\n")
+		reason, _, _ := strings.Cut(err.Error(), "\n")
+		w.without = append(w.without, reason)
 	}
 	return w, nil
 }
@@ -187,7 +193,7 @@ func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
 		fmt.Fprintf(w.stderr, "%s, %d tokens: %s gets ready\n", w.name, context, nameCompiled)
 		if _, err := w.worker.Ask("read compiled 1 %d %d", context, steps); err != nil {
 			reason, _, _ := strings.Cut(err.Error(), "\n")
-			w.Without = fmt.Sprintf("behind %d tokens: %s", context, reason)
+			w.without = append(w.without, fmt.Sprintf("behind %d tokens: %s", context, reason))
 		} else {
 			contenders = append(contenders, measure.Contender{Name: WholeTorch, Run: func(n int) (time.Duration, error) {
 				t, _, err := w.worker.Seconds(1, "run compiled %d", n)

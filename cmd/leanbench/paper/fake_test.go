@@ -5,6 +5,7 @@ package paper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
 
 	"gorgonia.org/leanattention/cmd/leanbench/command"
+	"gorgonia.org/leanattention/cmd/leanbench/e2e"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu/gputest"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
@@ -145,6 +148,73 @@ func TestFakePaper(t *testing.T) {
 	defer gpu.UseNVML(func() (*nvml.Library, error) { return nil, nvml.ErrNone }, 0)()
 	if status, _, errs = run("-quick", "13", "10"); status != 0 || !strings.Contains(errs, "Figure 13 is left out: no NVML\n") {
 		t.Errorf("status %d: %s", status, errs)
+	}
+}
+
+// fakeWhole takes 2 s for a prompt, and 10, 15 and 20 ms for a step.
+type fakeWhole struct{ closed *int }
+
+func (fakeWhole) Measure(prompt, tokens int) ([]e2e.WholeTime, error) {
+	if prompt > 2048 {
+		return nil, fmt.Errorf("cache: %w", la.ErrOutOfMemory)
+	}
+	time := func(name string, step float64) e2e.WholeTime {
+		return e2e.WholeTime{Name: name, Prompt: measure.Samples{2, 2}, Step: measure.Samples{step, step}}
+	}
+	return []e2e.WholeTime{time(e2e.WholeLean, 0.01), time(e2e.WholeFixed, 0.015), time(e2e.WholeTorch, 0.02)}, nil
+}
+
+func (fakeWhole) Said() (hello string, without []string) {
+	return "transformers 5.0, PyTorch", []string{"some reason"}
+}
+
+func (f fakeWhole) Close() error {
+	*f.closed++
+	return nil
+}
+
+// TestFakeWhole: a prompt and its tokens add up; what there is no memory for is named, and a decoder is closed before the next.
+func TestFakeWhole(t *testing.T) {
+	fakeGPU(t)
+	closed, opened := 0, []string{}
+	old := openWhole
+	defer func() { openWhole = old }()
+	openWhole = func(model string, longest int, _ string, peers bool, _ int, _ io.Writer) (wholeDecoder, error) {
+		opened = append(opened, fmt.Sprint(model, longest, peers, closed))
+		if model == "none" {
+			return nil, errors.New("no weights")
+		}
+		return fakeWhole{&closed}, nil
+	}
+	first, second, third := wholes(e2e.WholeOPT, 32, 4096), wholes(e2e.WholePhi, 40, 1024), wholes("none", 40, 1024)
+	with(t, panel{id: "12", table: "Figure 12", kind: whole, gpu: first}, panel{id: "12phi", table: "Figure 12, phi", kind: whole, gpu: second},
+		panel{id: "12none", table: "Figure 12, none", kind: whole, gpu: third})
+	file := filepath.Join(t.TempDir(), "whole.json")
+	status, out, errs := run("-device=gpu", "-json", file)
+	if status != 0 || !strings.Contains(errs, "OPT-6.7b, 4096 tokens and 512 is left out: cache: ") || !strings.Contains(errs, "Figure 12, none is left out: no weights\n") || !strings.Contains(out, "without transformers: some reason") {
+		t.Errorf("status %d: %s%s", status, errs, out)
+	}
+	if want := "[OPT-6.7b4609 true 0 Phi-3-medium's size1153 false 1 none1153 false 2]"; fmt.Sprint(opened) != want || closed != 2 {
+		t.Errorf("%v, want %s; %d closed", opened, want, closed)
+	}
+	r, err := measure.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		who    string
+		metric measure.Metric
+		want   float64
+	}{
+		{e2e.WholeLean, measure.TotalSeconds, 2 + 128*0.01}, {e2e.WholeLean, measure.StepMillis, 10}, {e2e.WholeLean, measure.PromptMillis, 2000},
+		{e2e.WholeLean, measure.OverFixed, (2 + 128*0.015) / (2 + 128*0.01)}, {e2e.WholeLean, measure.OverCompiled, (2 + 128*0.02) / (2 + 128*0.01)},
+	} {
+		if f := find(r, "Figure 12", first[0].label, c.who, c.metric); f == nil || !measuretest.Near(f.Value, c.want) {
+			t.Errorf("%s, %s: %+v, want %v", c.who, c.metric, f, c.want)
+		}
+	}
+	if r.Versions["transformers"] != "5.0" {
+		t.Errorf("%v", r.Versions)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"io"
 	"runtime"
 
-	"gorgonia.org/leanattention/cmd/leanbench/e2e"
 	"gorgonia.org/leanattention/cmd/leanbench/figure"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
@@ -53,7 +52,7 @@ type gpuBench struct {
 	scaling *gpu.Scaling // nil: not yet
 	scaled  point        // which it measures
 
-	whole   *e2e.Whole
+	whole   wholeDecoder
 	wholeOf string // the panel that it is of; none yet
 	noWhole error  // why there is none
 }

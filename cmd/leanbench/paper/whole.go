@@ -3,6 +3,7 @@ package paper
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"gorgonia.org/leanattention/cmd/leanbench/e2e"
@@ -10,6 +11,18 @@ import (
 
 	la "gorgonia.org/leanattention"
 )
+
+// wholeDecoder is an e2e.Whole.
+type wholeDecoder interface {
+	Measure(prompt, tokens int) ([]e2e.WholeTime, error)
+	Said() (hello string, without []string)
+	Close() error
+}
+
+// openWhole is a variable for tests, which have another decoder.
+var openWhole = func(model string, longest int, python string, peers bool, rounds int, stderr io.Writer) (wholeDecoder, error) {
+	return e2e.OpenWhole(model, longest, python, peers, rounds, stderr)
+}
 
 // measureWhole has a whole decoder read a prompt and add an eighth as many tokens.
 func (b *gpuBench) measureWhole(p panel, x point) error {
@@ -52,16 +65,11 @@ func (b *gpuBench) measureWhole(p panel, x point) error {
 			row.Add(c.metric, ours.Faster(other), nil)
 		}
 	}
-	b.sayWithout(p)
-	return nil
-}
-
-// sayWithout notes why transformers are left out.
-func (b *gpuBench) sayWithout(p panel) {
-	if why := b.whole.Without; why != "" {
+	_, without := b.whole.Said()
+	for _, why := range without {
 		b.Note("%s: without transformers: %s", p.table, why)
-		b.whole.Without = ""
 	}
+	return nil
 }
 
 // openWhole makes the decoder of a panel. Before that the memory of other figures is given back.
@@ -81,14 +89,18 @@ func (b *gpuBench) openWhole(p panel) error {
 		longest = max(longest, x.lengths[0]/8*9+1)
 	}
 	peers := b.Options.Peers && model == e2e.WholeOPT // there is no memory for two of the other one
-	whole, err := e2e.OpenWhole(model, longest, b.Options.Python, peers, wholeRounds, b.Stderr)
+	whole, err := openWhole(model, longest, b.Options.Python, peers, wholeRounds, b.Stderr)
 	if b.noWhole = err; err != nil {
 		return err
 	}
 	b.whole = whole
-	if hello := strings.Fields(whole.Hello); len(hello) > 1 {
-		b.Note("%s", whole.Hello)
-		b.Report.Versions[hello[0]] = strings.TrimSuffix(hello[1], ",")
+	hello, without := whole.Said()
+	for _, why := range without {
+		b.Note("%s: without transformers: %s", p.table, why)
+	}
+	if words := strings.Fields(hello); len(words) > 1 {
+		b.Note("%s", hello)
+		b.Report.Versions[words[0]] = strings.TrimSuffix(words[1], ",")
 	}
 	return nil
 }
