@@ -21,6 +21,7 @@ launch, which a graph can't hold: its launches are queued one by one.
 """
 
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -133,7 +134,9 @@ class Shape:
         # The operands of pages take as much and more.
         sets = [(self.arena[2 * size * i :][:size].view(layout), self.arena[2 * size * i + size :][:size].view(layout)) for i in range(self.sets)]
         self.keep.append((queries, keys, sets[0]))
-        more = {} if self.heads == self.kv_heads else {"enable_gqa": True}
+        # Older ones take groups without being told.
+        told = self.heads != self.kv_heads and "enable_gqa" in inspect.signature(varlen_attn).parameters
+        more = {"enable_gqa": True} if told else {}
         return lambda i: varlen_attn(rows, *sets[i], queries, keys, 1, max(self.lengths), **more)
 
     def check_varlen(self):

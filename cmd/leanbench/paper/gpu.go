@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"strings"
 
 	"gorgonia.org/leanattention/cmd/leanbench/figure"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
@@ -96,7 +97,9 @@ func (x point) shape() gpu.Shape {
 	if x.even() {
 		return gpu.EvenShape(len(x.lengths), x.heads, x.kvHeads, x.lengths[0], x.dim)
 	}
-	return gpu.RaggedShape(x.label, x.heads, x.kvHeads, x.dim, x.lengths)
+	name, _ := strings.CutSuffix(x.label, fmt.Sprintf(", %d heads of %d", x.heads, x.dim)) // which it adds
+	name, _ = strings.CutSuffix(name, fmt.Sprintf(", %d/%d heads of %d", x.heads, x.kvHeads, x.dim))
+	return gpu.RaggedShape(name, x.heads, x.kvHeads, x.dim, x.lengths)
 }
 
 // points leaves out what there is no memory for.

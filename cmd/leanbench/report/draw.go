@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"image/color"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,14 @@ import (
 var palette = []color.Color{
 	color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255},
 	color.RGBA{204, 121, 167, 255}, color.RGBA{86, 180, 233, 255}, color.RGBA{120, 120, 120, 255},
+}
+
+// colour is a series' own, or that of its place.
+func (c column) colour(place int) color.Color {
+	if c.tint > 0 {
+		place = c.tint - 1
+	}
+	return palette[place%len(palette)]
 }
 
 func init() { plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"} }
@@ -121,7 +130,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 			if err != nil {
 				return 0, err
 			}
-			points.Color, points.Shape, points.Radius = palette[j%len(palette)], draw.CircleGlyph{}, vg.Points(3)
+			points.Color, points.Shape, points.Radius = q.picture.series[j].colour(j), draw.CircleGlyph{}, vg.Points(3)
 			p.Add(points)
 			p.Legend.Add(q.picture.series[j].head, points)
 			continue
@@ -130,7 +139,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 		if err != nil {
 			return 0, err
 		}
-		b.Horizontal, b.LineStyle.Width, b.Color = true, 0, palette[j%len(palette)]
+		b.Horizontal, b.LineStyle.Width, b.Color = true, 0, q.picture.series[j].colour(j)
 		b.Offset = thick * vg.Length(float64(len(values)-1)/2-float64(j))
 		p.Add(b)
 		if len(values) > 1 {
@@ -180,7 +189,7 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.head, err)
 		}
-		line.Color, points.Color = palette[j%len(palette)], palette[j%len(palette)]
+		line.Color, points.Color = s.colour(j), s.colour(j)
 		line.Width, points.Shape, points.Radius = vg.Points(1.5), draw.CircleGlyph{}, vg.Points(2)
 		p.Add(line, points)
 		p.Legend.Add(s.head, line, points)
@@ -188,6 +197,7 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 	p.Legend.Left = true
 	if q.picture.ticks {
 		p.X.Tick.Marker = ticks
+		p.X.Max *= math.Pow(p.X.Max/p.X.Min, 0.03) // room for half a number
 	}
 	if q.picture.bar > 0 {
 		line, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: q.picture.limit()}, {X: p.X.Max, Y: q.picture.limit()}})

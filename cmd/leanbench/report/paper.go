@@ -19,7 +19,7 @@ const paperHead = `# The LeanAttention paper's evaluation
 
 Each figure of section VI of [Sanovar et al., arXiv:2405.10480](https://arxiv.org/abs/2405.10480), measured with this package. ` + "`go -C cmd/leanbench run . paper -quick`" + ` measures some shapes of each in two minutes, on a GPU if there is one, and ` + "`paper`" + ` without ` + "`-quick`" + ` all.
 
-x is how many times as fast ours is. FlashDecoding is PyTorch's FLASH_ATTENTION; FlashInfer is the best of its decode kernels, in pages of 16. "Fixed split" and "per head" are our own kernels with the schedules of FlashDecoding and of FlashAttention-2: what the schedule alone gives. Fixed split has as many splits as FlashAttention 2.5.6 takes, which the paper measured. Keys and values are float16 on a GPU and float32 on cores. Contenders take turns; a ratio is the median of neighbouring turns. The ceiling is a kernel that only reads the same bytes.
+x is how many times as fast ours is. FlashDecoding is PyTorch's FLASH_ATTENTION, which is newer than the paper's; FlashInfer is the best of its decode kernels, in pages of 16. "Fixed split" and "per head" are our own kernels with the schedules of FlashDecoding and of FlashAttention-2: what the schedule alone gives. Fixed split has as many splits as FlashAttention 2.5.6 takes, which the paper measured. Keys and values are float16 on a GPU and float32 on cores. Contenders take turns; a ratio is the median of neighbouring turns. The ceiling is a kernel that only reads the same bytes.
 
 `
 
@@ -47,6 +47,7 @@ func paperFiles(page, folder string, all []*tables, files map[string][]byte) err
 		return err
 	}
 	w.WriteString(paperHead)
+	w.writeBusy()
 	w.writeClaims()
 	w.writeLosses()
 	for _, q := range paperQuestions {
@@ -91,6 +92,7 @@ func newPaper(all []*tables) (*paper, error) {
 		}
 		w.runs = append(w.runs, t)
 	}
+	slices.SortStableFunc(w.runs, func(a, b *tables) int { return strings.Compare(a.ours(), b.ours()) }) // GPUs come first
 	return w, nil
 }
 
@@ -110,6 +112,18 @@ func (t *tables) ours() string {
 	return attend
 }
 
+// busy is the load of each core from which on a machine's figures are rough.
+const busy = 0.75
+
+// writeBusy warns of runs beside which others used the machine.
+func (w *paper) writeBusy() {
+	for _, t := range w.runs {
+		if m := t.order[0].Machine; m.GPU == "" && m.Load > busy*float64(m.Cores) {
+			fmt.Fprintf(w, "Others used the machine of %s while it was measured, with %d cores and a load of %.1f: its figures are rough, and a ratio near 1 says nothing.\n\n", t.name(), m.Cores, m.Load)
+		}
+	}
+}
+
 // writeClaims has what the paper says beside what was measured here.
 func (w *paper) writeClaims() {
 	if w.published == nil || len(w.runs) == 0 {
@@ -126,6 +140,9 @@ func (w *paper) writeClaims() {
 	fmt.Fprintf(w, "\n|---|---|---|---|%s\n", strings.Repeat("---|---|", len(runs)))
 	for _, f := range w.published.order[0].Figures {
 		of, against, alone := f.Table+", "+f.Case, string(f.Metric), measure.OverFixed
+		if table, model, ok := strings.Cut(f.Table, ", "); ok && strings.HasPrefix(f.Case, model+", ") {
+			of = table + ", " + f.Case
+		}
 		find := func(t *tables) (there, schedule *measure.Figure) {
 			return t.find(f.Table, f.Case, lean, f.Metric), t.find(f.Table, f.Case, lean, alone)
 		}

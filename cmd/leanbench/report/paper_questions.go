@@ -34,12 +34,13 @@ var paperColumns = []column{
 	{head: headFixed, who: attend, metric: measure.OverFixed, form: "f2"}, {head: headHeads, who: attend, metric: measure.OverPerHead, form: "f2"},
 }
 
+// paperSeries have the same colours in all pictures.
 var paperSeries = []column{
-	{head: "FlashDecoding", who: lean, metric: measure.OverFlash}, {head: "FLASH, varlen", who: lean, metric: measure.OverVarlen},
-	{head: "FlashInfer", who: lean, metric: measure.OverInfer}, {head: "cuDNN", who: lean, metric: measure.OverCUDNN},
-	{head: "fixed split" + onOurKernel, who: lean, metric: measure.OverFixed}, {head: "per head" + onOurKernel, who: lean, metric: measure.OverPerHead},
-	{head: "default node", who: attend, metric: measure.OverStock}, {head: "PyTorch", who: attend, metric: measure.OverTorch},
-	{head: "fixed split" + onOurKernel, who: attend, metric: measure.OverFixed}, {head: "per head" + onOurKernel, who: attend, metric: measure.OverPerHead},
+	{head: "FlashDecoding", who: lean, metric: measure.OverFlash, tint: 1}, {head: "FLASH, varlen", who: lean, metric: measure.OverVarlen, tint: 5},
+	{head: "FlashInfer", who: lean, metric: measure.OverInfer, tint: 2}, {head: "cuDNN", who: lean, metric: measure.OverCUDNN, tint: 3},
+	{head: "fixed split" + onOurKernel, who: lean, metric: measure.OverFixed, tint: 4}, {head: "per head" + onOurKernel, who: lean, metric: measure.OverPerHead, tint: 6},
+	{head: "default node", who: attend, metric: measure.OverStock, tint: 1}, {head: "PyTorch", who: attend, metric: measure.OverTorch, tint: 2},
+	{head: "fixed split" + onOurKernel, who: attend, metric: measure.OverFixed, tint: 4}, {head: "per head" + onOurKernel, who: attend, metric: measure.OverPerHead, tint: 6},
 }
 
 // Where in a case its numbers are.

@@ -38,7 +38,7 @@ func TestPaperPage(t *testing.T) {
 	published.Row("Figure 7a", "b4, 32 heads x 262144 x 64", publishedBy+"A100").Add(measure.OverFlash, 2.18, nil)
 	published.Row(PaperAll, "x FLASH", publishedBy+"A100").Add("mean", 1.73, nil)
 	published.Row("Figure 8a", "b6, 48 heads x 65536 x 64", publishedBy+"H100").Add(measure.OverInfer, 4.48, nil)
-	cpu := &measure.Report{Command: "paper -device cpu", Machine: measure.Machine{CPU: "Z80", Workers: 2, Kernels: "go", Load: -1}}
+	cpu := &measure.Report{Command: "paper -device cpu", Machine: measure.Machine{CPU: "Z80", Workers: 2, Kernels: "go", Cores: 2, Load: 3.04}}
 	row := cpu.Row("Figure 7a", "b4, 32 heads x 256 x 64", attend)
 	row.Add(measure.Micros, 1234, nil)
 	row.Add(measure.OverStock, 3.14, nil)
@@ -61,6 +61,7 @@ func TestPaperPage(t *testing.T) {
 		"| mean of all shapes | FLASH | 1.73 | A100 | 1.09 | 1.64 |\n",
 		"| Figure 8a, b6, 48 heads x 65536 x 64 | FlashInfer | 4.48 | H100 |  |  |\n",
 		"from a text: [JSON](figures/paper-published.json)",
+		"Others used the machine of paper-cpu while it was measured, with 2 cores and a load of 3.0:",
 		"- NVIDIA A, against FlashDecoding: 1 of 2 shapes, the furthest 0.93 (Figure 7a: b4, 32 heads x 262144 x 64).\n",
 		"- NVIDIA A, Figure 13, b1, 56 heads x 131072 x 64: 0.85 of FLASH's energy, and the bar is <= 0.80.\n",
 		"\n## Figure 7a: contexts\n", "](figures/paper-a-7a.svg)", "](figures/paper-cpu-7a.svg)",

@@ -28,6 +28,7 @@ type column struct {
 	who    string
 	metric measure.Metric
 	form   string
+	tint   int // of a series: the number of its colour; 0: that of its place
 }
 
 // picture is how the figures of a question are drawn.
