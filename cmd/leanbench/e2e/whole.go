@@ -108,8 +108,8 @@ func (w *Whole) Close() error {
 	return err
 }
 
-// Steps is how many steps a turn has, of so many tokens.
-func Steps(tokens int) int { return min(tokens, 32) }
+// stepsOf is how many steps a turn has, of so many tokens.
+func stepsOf(tokens int) int { return min(tokens, 32) }
 
 // Measure measures a prompt, and steps in the middle of the tokens behind it: a step's time
 // grows evenly with the context, so that their mean is that of all. What can't be measured of transformers is
@@ -173,7 +173,7 @@ func (w *Whole) reader(name string, read func() (time.Duration, error)) measure.
 
 // steps has ours, ours with FlashDecoding's schedule and transformers decode in turn.
 func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
-	context, steps := prompt+tokens/2, Steps(tokens)
+	context, steps := prompt+tokens/2, stepsOf(tokens)
 	fixed := w.ours.attending("fixed")
 	defer func() { err = errors.Join(err, fixed.close()) }()
 	var contenders []measure.Contender

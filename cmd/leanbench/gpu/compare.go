@@ -102,15 +102,5 @@ func CountsAsBest(name string) bool { return countsAsBest(name) }
 // Ours is what reports call our kernels with their own schedule.
 const Ours = ours
 
-// BestCeiling is which of the ceilings, the first of some, is what the memory gives.
-func BestCeiling(times []Times, ceilings int) (best int) {
-	for i := range ceilings {
-		if times[i].Rounds.Median() < times[best].Rounds.Median() {
-			best = i
-		}
-	}
-	return best
-}
-
 // Median is that of all replays, in seconds.
 func (t *Times) Median() float64 { return measure.Median(append([]float64(nil), t.Replays...)) }

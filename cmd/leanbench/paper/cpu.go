@@ -3,6 +3,7 @@ package paper
 import (
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/cpu"
@@ -74,11 +75,7 @@ func (b *cpuBench) measure(p panel, x point) error {
 	}
 	s := x.batch()
 	workers := b.report().Machine.Workers
-	longest := 0
-	for _, n := range x.lengths {
-		longest = max(longest, n)
-	}
-	parts := splits(len(x.lengths)*x.kvHeads, workers, longest, x.dim)
+	parts := splits(len(x.lengths)*x.kvHeads, workers, slices.Max(x.lengths), x.dim)
 	names, all, err := b.Measure(s, []cpu.Schedule{
 		{Name: cpu.NameAttend, Schedule: la.StreamK}, {Name: nameFixed, Schedule: la.FixedSplit(parts)}, {Name: namePerHead, Schedule: la.PerHead},
 	})
