@@ -53,7 +53,7 @@ func (b *gpuBench) measureEnergy(p panel, x point) error {
 			r.Add(measure.TokenJoules, 1e3*d.Joules()/float64(len(x.lengths)), nil)
 			r.Add(measure.ByteJoules, 1e3*d.Joules()/(float64(s.Bytes())/1e9), nil)
 			if there {
-				bar := measure.Only(name == gpu.Ours && x.lengths[0] >= 1<<16, measure.AtMost(0.8))
+				bar := measure.Only(name == gpu.Ours && (len(x.lengths) > 1 || x.lengths[0] >= 1<<17), measure.AtMost(0.8))
 				r.Add(measure.OfFlashJoules, d.Joules()/flash.Joules(), bar)
 			}
 		}

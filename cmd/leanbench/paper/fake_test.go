@@ -48,7 +48,7 @@ func run(args ...string) (status int, out, errs string) {
 // TestFakePaper goes through the whole command on a GPU.
 func TestFakePaper(t *testing.T) {
 	energies := fakeGPU(t)
-	speeds, drawn := at(4, 8, 8, 8192, 64), at(1, 8, 8, 1<<16, 64)
+	speeds, drawn := at(4, 8, 8, 8192, 64), at(1, 8, 8, 1<<17, 64)
 	uneven := point{label: "uneven", heads: 8, kvHeads: 8, dim: 64, lengths: []int{30000, 17}}
 	huge := at(4, 64, 64, 1<<20, 64)
 	for _, x := range []*point{&speeds, &drawn, &uneven, &huge} {
