@@ -69,7 +69,7 @@ func listed(id, title, text, table string) question {
 var paperQuestions = []question{
 	{
 		id: "3", title: "Figure 3: how busy the multiprocessors are",
-		text:   "One sequence, 56 heads of 64. The paper has Nsight Compute's counters of FlashDecoding, whose 56 output tiles do not fit 108 multiprocessors evenly. Our kernels count no clocks. So this is the share of multiprocessors' time in which they have LeanTiles, by the schedule, beside the share of the memory's speed that was measured.",
+		text:   "One sequence, 56 heads of 64. The paper has Nsight Compute's counters of FlashDecoding, whose 56 output tiles do not fit 108 multiprocessors evenly. Our kernels count no clocks. So this is the share of multiprocessors' time in which they have LeanTiles, by the schedule, beside the share of the memory's speed that was measured. Where some have nothing to do the others get more of the memory, so that the two shares differ.",
 		tables: []string{"Figure 3"}, head: "context, tokens", split: byContext,
 		columns: []column{
 			{head: "busy: ours", who: lean, metric: measure.BusyShare}, {head: "fixed split", who: fixedSplit, metric: measure.BusyShare}, {head: "per head", who: perHead, metric: measure.BusyShare},
