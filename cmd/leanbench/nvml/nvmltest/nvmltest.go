@@ -22,9 +22,28 @@ type Library struct {
 	lib  uintptr
 }
 
-// New builds the library: a GPU called name whose counter moves at every third look, by 2.5 J. Skips
-// the test where there is no C compiler.
+// built are the libraries of a test binary: the C compiler runs once for each name.
+var built = make(map[string]*Library)
+
+// New is the library in its first state: a GPU called name whose counter moves at every third look, by 2.5 J. Skips
+// the test where there is no C compiler. Tests that use it must not run at once.
 func New(t testing.TB, name string) *Library {
+	t.Helper()
+	l := built[name]
+	if l == nil {
+		l = build(t, name)
+		built[name] = l
+	}
+	l.Fail(0)
+	t.Cleanup(func() {
+		if n := l.call("fake_opened"); n != 0 {
+			t.Errorf("NVML was initialised %d times more than it was shut down", n)
+		}
+	})
+	return l
+}
+
+func build(t testing.TB, name string) *Library {
 	t.Helper()
 	cc := os.Getenv("CC")
 	if cc == "" {
@@ -33,23 +52,21 @@ func New(t testing.TB, name string) *Library {
 	if _, err := exec.LookPath(cc); err != nil {
 		t.Skip("no C compiler: the fake NVML can't be built")
 	}
-	dir := t.TempDir()
-	src, l := filepath.Join(dir, "nvml.c"), &Library{Path: filepath.Join(dir, "libnvml.so")}
+	dir, err := os.MkdirTemp("", "nvmltest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir) // an open library needs its file no more
+	src, l := filepath.Join(dir, "nvml.c"), &Library{Path: filepath.Join(dir, "libnvml-fake.so")}
 	if err := os.WriteFile(src, source, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(cc, "-shared", "-fPIC", `-DNAME="`+name+`"`, "-o", l.Path, src).CombinedOutput(); err != nil {
+	if out, err := exec.Command(cc, "-shared", "-fPIC", `-DNAME="`+name+`"`, "-Wl,-soname,libnvml-fake.so", "-o", l.Path, src).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	var err error
 	if l.lib, err = purego.Dlopen(l.Path, purego.RTLD_NOW|purego.RTLD_LOCAL); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if n := l.call("fake_opened"); n != 0 {
-			t.Errorf("NVML was initialised %d times more than it was shut down", n)
-		}
-	})
 	return l
 }
 
