@@ -3,8 +3,8 @@
 #
 #   docs/benchmarks.sh [-q] [PART ...]
 #
-# Parts are decode, step, cpu, peers and e2e; without any, all of these. gpu, layer,
-# prefill, linear, prompts, batches and e2e-gpu need a GPU. -q is quick and less certain. peers, e2e, and those
+# Parts are decode, step, cpu, peers, e2e and paper-cpu; without any, all of these. gpu, layer,
+# prefill, linear, prompts, batches, e2e-gpu and paper-gpu need a GPU. -q is quick and less certain. peers, e2e, paper-cpu, and those
 # need Python: cmd/leanbench/peers/setup.sh makes an environment of several GB in the
 # user's cache folder.
 #
@@ -20,7 +20,7 @@ while getopts q option; do
 	esac
 done
 shift $((OPTIND - 1))
-[ $# -gt 0 ] || set -- decode step cpu peers e2e
+[ $# -gt 0 ] || set -- decode step cpu peers e2e paper-cpu
 
 json=$PWD/docs/benchmarks raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
@@ -52,6 +52,8 @@ for part; do
 	linear) leanbench gpu -linear -json "$json/gpu-linear.json" -python "$(python)" ;;
 	batches) leanbench e2e -device gpu $quick -shapes 1.3b,6.7b -batches 32,64,128 -long "" -json "$json/e2e-batches.json" -python "$(python)" ;;
 	e2e-gpu) leanbench e2e -device gpu $quick -json "$json/e2e-gpu.json" -python "$(python)" ;;
+	paper-cpu) leanbench paper $quick -device cpu -json "$json/paper-cpu.json" -python "$(python)" ;;
+	paper-gpu) leanbench paper $quick -device gpu -json "$json/paper-gpu.json" -python "$(python)" ;;
 	prompts) leanbench e2e -device gpu $quick -shapes 1.3b,6.7b -prompts 1x2048,1x8192,16x512 -json "$json/e2e-prompts.json" -python "$(python)" ;;
 	*) echo "$0: no part is called $part" >&2; exit 2 ;;
 	esac

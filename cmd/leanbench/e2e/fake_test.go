@@ -17,6 +17,75 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 )
 
+// TestWhole: a prompt and steps in the middle of what follows it, by ours, by ours with another schedule and by transformers.
+func TestWhole(t *testing.T) {
+	defer func(f func(string) (*measure.Worker, error)) { startOPTWorker = f }(startOPTWorker)
+	defer func(f func(hf.Config, int) (decoder, error)) { openOPT = f }(openOPT)
+	var asked *measure.Worker
+	startOPTWorker = func(string) (_ *measure.Worker, err error) {
+		asked, err = measure.Start(measuretest.Command(t, "opt"))
+		return asked, err
+	}
+	openOPT = func(c hf.Config, _ int) (decoder, error) {
+		if c.MaxPositions != 9217 {
+			t.Errorf("%d positions", c.MaxPositions)
+		}
+		return fixedDecoder{fixed{0.1, 2e-3, []string{"1"}}, 1 << 20}, nil
+	}
+	for prompt, peers := range map[int]bool{8192: true, 16384: false} {
+		w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hello, without := w.Said(); hello != "Fake 1.0" || without != nil {
+			t.Errorf("%q, %q", hello, without)
+		}
+		all, err := w.Measure(prompt, 1024)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		// Ours takes half a microsecond for each token of a prompt, and the fake transformers 4 ms for all.
+		want := []struct {
+			name         string
+			prompt, step float64
+		}{{WholeLean, 0.5e-6 * float64(prompt), 2e-3}, {WholeFixed, 0.5e-6 * float64(prompt), 3e-3}, {WholeTorch, 4e-3, 4e-3}}
+		if !peers {
+			want = want[:2]
+		}
+		if len(all) != len(want) {
+			t.Fatalf("%d tokens: %+v", prompt, all)
+		}
+		for i, x := range want {
+			if got := all[i]; got.Name != x.name || !measuretest.Near(got.Prompt.Median(), x.prompt) || !measuretest.Near(got.Step.Median(), x.step) {
+				t.Errorf("%d tokens: %+v, want %+v", prompt, got, x)
+			}
+		}
+		if said := strings.Contains(asked.Stderr.Text(), "read compiled 1 8704 32"); said != peers {
+			t.Errorf("the worker was asked for%s", asked.Stderr.Text())
+		}
+	}
+	startOPTWorker = func(string) (*measure.Worker, error) { return nil, errors.New("no such python") }
+	w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, without := w.Said(); len(without) != 1 || without[0] != "no such python" {
+		t.Errorf("%q", without)
+	}
+	if _, without := w.Said(); without != nil {
+		t.Errorf("%q", without)
+	}
+	if _, err := OpenWhole("GPT", 9, "", true, 2, io.Discard); err == nil || !strings.Contains(err.Error(), `no decoder is called "GPT"`) {
+		t.Errorf("error %v", err)
+	}
+	if all, err := w.Measure(1024, 128); err != nil || len(all) != 2 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
 // TestFakeE2E goes through the whole e2e command on a GPU, but for our decoder.
 func TestFakeE2E(t *testing.T) {
 	for how, capability := range map[string]int32{"opt": 90, "opt-differs": 80} {

@@ -86,6 +86,12 @@ const ArenaPeriod = 61<<20 + 512
 
 // Fill takes the arena, and fills it with random numbers.
 func (d *gpuDevice) Fill(bytes, period int64) (err error) {
+	if d.keys != nil { // of an earlier measurement
+		if err := d.keys.Close(); err != nil {
+			return err
+		}
+		d.keys = nil
+	}
 	if d.keys, err = d.dev.NewBuffer(bytes); err != nil {
 		return err
 	}
@@ -335,18 +341,18 @@ func (d *gpuDevice) attention(name string, p *gpuProblem) (c *Contender, err err
 	return c, d.verify(c, p, queries, out.Buffer)
 }
 
-// gpuTimes are the seconds of a launch: of every replay, and the medians of
+// Times are the seconds of a launch: of every replay, and the medians of
 // the rounds.
-type gpuTimes struct {
-	replays []float64
-	rounds  measure.Samples
+type Times struct {
+	Replays []float64
+	Rounds  measure.Samples
 }
 
 // gpuTurn is how long replays go on before it is the next one's turn.
 const gpuTurn = 6 * time.Millisecond
 
-// gpuAlternate lets contenders take turns, as alternate does.
-func gpuAlternate(rounds, launches int, contenders []*Contender) ([]gpuTimes, error) {
+// Alternate lets contenders take turns, as measure.Alternate does.
+func Alternate(rounds, launches int, contenders []*Contender) ([]Times, error) {
 	counts := make([]int, len(contenders))
 	for i, c := range contenders {
 		t, err := c.Replay(1)
@@ -355,15 +361,15 @@ func gpuAlternate(rounds, launches int, contenders []*Contender) ([]gpuTimes, er
 		}
 		counts[i] = max(1, min(gpuMarks-1, int(gpuTurn.Seconds()/(t[0]*float64(launches)))))
 	}
-	all := make([]gpuTimes, len(contenders))
+	all := make([]Times, len(contenders))
 	for range rounds {
 		for i, c := range contenders {
 			t, err := c.Replay(counts[i])
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", c.Name, err)
 			}
-			all[i].replays = append(all[i].replays, t...)
-			all[i].rounds = append(all[i].rounds, measure.Median(t))
+			all[i].Replays = append(all[i].Replays, t...)
+			all[i].Rounds = append(all[i].Rounds, measure.Median(t))
 		}
 	}
 	return all, nil

@@ -4,12 +4,17 @@ package gpu
 
 import (
 	"errors"
+	"io"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated"
+	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/lean"
 
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 )
 
@@ -79,8 +84,51 @@ func TestEmulatedReader(t *testing.T) {
 				}
 			}
 		}
-		if err := errors.Join(r.close(), d.keys.Close()); err != nil {
+		if err := r.close(); err != nil { // Fill closes the keys
 			t.Error(err)
 		}
+	}
+}
+
+// TestEmulatedWays: what other commands measure computes the same by all schedules, in pages and without.
+func TestEmulatedWays(t *testing.T) {
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	defer func(bytes int64) { gpuRotation = bytes }(gpuRotation)
+	gpuRotation = 1
+	b := NewBench(Options{}, measure.Machine{}, io.Discard, io.Discard)
+	if err := b.Open(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	even, ragged := EvenShape(1, 3, 3, 300, 64), RaggedShape("R", 4, 2, 128, []int{200, 30})
+	if err := b.Device.Fill(even.rotation()+ragged.rotation(), ArenaPeriod); err != nil {
+		t.Fatal(err)
+	}
+	fixed, perHead := lean.Policy{Kind: lean.FixedSplit, Splits: 2}, lean.Policy{Kind: lean.PerHead}
+	for _, c := range []struct {
+		shape Shape
+		ways  []Way
+	}{
+		{even, []Way{{"stream-K", lean.Policy{}, 0}, {"fixed", fixed, 0}, {"per head", perHead, 0}}},
+		{ragged, []Way{{"fixed", fixed, 16}, {"per head", perHead, 16}}},
+	} {
+		// Outputs are compared before use.
+		err := b.With(c.shape, c.ways, func(all []*Contender, ceilings int) error {
+			if got := len(all) - ceilings; got != len(c.ways) {
+				t.Errorf("%v: %d contenders", c.shape, got)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%v: %v", c.shape, err)
+		}
+	}
+	if err := b.With(ragged, []Way{{"fixed", fixed, 0}}, nil); err == nil || !strings.Contains(err.Error(), "R, 4/2 heads of 128: fixed: contexts of several lengths lie in pages") {
+		t.Errorf("error %v", err)
 	}
 }

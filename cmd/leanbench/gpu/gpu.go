@@ -44,6 +44,7 @@ type Options struct {
 	layer        bool
 	prefill      bool
 	linear       bool
+	energy       bool
 }
 
 // LoadDriver is a variable for tests, which have another driver.
@@ -66,6 +67,7 @@ func measureGPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	})
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
 	flags.BoolVar(&o.prefill, "prefill", false, "only prompts: steps of many queries, in TFLOP/s")
+	flags.BoolVar(&o.energy, "energy", false, "also what each contender draws, by NVML: a second and a half of each")
 	flags.BoolVar(&o.linear, "linear", false, "only linear layers of many rows, in TFLOP/s")
 	return func(stdout, stderr io.Writer) error {
 		m, err := measure.ThisMachine(runtime.GOMAXPROCS(0))
@@ -90,6 +92,7 @@ type Bench struct {
 	Rng            *rand.Rand
 	Device         *gpuDevice
 	peers          *gpuPeers     // nil: none
+	power          *power        // nil: nobody has asked for it
 	overBest       []float64     // one for each shape that has peers
 	overCUDNN      []float64     // one for each causal prompt
 	always         []gpuCase     // that are measured whatever the budget
@@ -106,8 +109,11 @@ func NewBench(o Options, m measure.Machine, stdout, stderr io.Writer) *Bench {
 	}
 }
 
-// run measures until ctx ends, or somebody interrupts, and then no other shape.
-func (b *Bench) run(ctx context.Context) (err error) {
+// Unchecked is for tests: nothing computes, so outputs are not compared.
+func (b *Bench) Unchecked() { b.unchecked = true }
+
+// open opens the GPU, and says which it is. It is to be closed.
+func (b *Bench) open() error {
 	driver, err := LoadDriver()
 	if err != nil {
 		return err
@@ -115,16 +121,36 @@ func (b *Bench) run(ctx context.Context) (err error) {
 	if b.Device, err = OpenDevice(driver, b.Options.device, b.Rng); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.Device.Close()) }()
 	b.Device.unchecked = b.unchecked
 	b.Describe()
+	return nil
+}
+
+// run measures until ctx ends, or somebody interrupts, and then no other shape.
+func (b *Bench) run(ctx context.Context) (err error) {
+	if err := b.open(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Device.Close()) }()
 	if b.Options.layer {
+		if b.Options.energy {
+			return errors.New("-energy is for decode steps: not for -layer")
+		}
 		return b.layers()
 	}
 	if err := b.startPeers(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.peers.close()) }()
+	if b.Options.energy {
+		if b.Options.prefill || b.Options.linear {
+			return errors.New("-energy is for decode steps: not for -prefill and -linear")
+		}
+		if err := b.OpenPower(); err != nil {
+			return fmt.Errorf("-energy: %w", err)
+		}
+		defer func() { err = errors.Join(err, b.power.close()) }()
+	}
 	if b.Options.prefill {
 		return b.prompts()
 	}
@@ -166,6 +192,9 @@ func (b *Bench) run(ctx context.Context) (err error) {
 		}
 		if end || cases[i+1].table != c.table {
 			b.Report.WriteTable(b.Stdout, c.table)
+		}
+		if end && b.power != nil {
+			b.Report.WriteTable(b.Stdout, tableEnergy)
 		}
 		if end {
 			break
@@ -214,6 +243,7 @@ func (b *Bench) Describe() {
 		release = "of unknown release"
 	}
 	b.Note("driver %s, CUDA %s", release, b.Device.driver.Version())
+	b.version("driver", release)
 }
 
 // smi asks the driver's own program, where it is installed.
@@ -252,7 +282,15 @@ func (b *Bench) Clock(when string) {
 	clock := smi(b.Device.dev.Info().Ordinal, "clocks.sm,clocks.mem")
 	if err := errors.Join(<-done, CloseAll(all)); err == nil && clock != "" {
 		b.Note("SM and memory clock %s %s", when, clock)
+		b.Report.Clocks = append(b.Report.Clocks, parseClock(when, clock))
 	}
+}
+
+// parseClock reads what nvidia-smi says, as "1980 MHz, 2619 MHz".
+func parseClock(when, text string) measure.Clock {
+	c := measure.Clock{When: when}
+	fmt.Sscanf(text, "%d MHz, %d MHz", &c.SM, &c.Memory) // what it does not say stays 0
+	return c
 }
 
 // cases are what there is memory and time for.
@@ -320,11 +358,14 @@ func (b *Bench) measure(c gpuCase) (err error) {
 	if err != nil {
 		return err
 	}
-	times, err := gpuAlternate(c.rounds(), c.shape.Launches(), all)
+	times, err := Alternate(c.rounds(), c.shape.Launches(), all)
 	if err != nil {
 		return err
 	}
 	b.judge(c, all, times, ceilings)
+	if b.power != nil {
+		return b.addEnergy(c, all, ceilings)
+	}
 	return nil
 }
 

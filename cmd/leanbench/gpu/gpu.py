@@ -21,6 +21,7 @@ launch, which a graph can't hold: its launches are queued one by one.
 """
 
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -59,7 +60,9 @@ class Shape:
                 self.add(name, lambda b=backend: self.sdpa(b))
             self.compare(self.ways)
         else:
-            self.missing.append("PyTorch's attention, which has no ragged batches")
+            self.missing.append("PyTorch's scaled_dot_product_attention, which has no ragged batches")
+            self.add("flash-varlen", self.varlen)
+            self.check_varlen()
         if flashinfer is None:
             self.missing.append("FlashInfer: " + no_flashinfer)
         else:
@@ -71,7 +74,7 @@ class Shape:
                 self.add("flashinfer-batch", self.batch_attention)
             else:
                 self.missing.append("FlashInfer's BatchAttention, which takes a workspace of 3 GB and more for MHA of 128")
-            self.compare([name for name in self.ways if name not in BACKENDS])
+            self.compare([name for name in self.ways if name.startswith("flashinfer")])
             # The plan of the one that is meant for such groups.
             if self.planned is not None:
                 self.add("flashinfer-plan", lambda: self.planned, graph=False)
@@ -118,6 +121,35 @@ class Shape:
                 return sdpa(self.q, *sets[i], enable_gqa=grouped)
 
         return step
+
+    def varlen(self):
+        """FLASH_ATTENTION for keys and values of all sequences one behind the other. It splits no context."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        counts = lambda list: torch.tensor([0] + list, device="cuda").cumsum(0).to(torch.int32)
+        queries, keys = counts([1] * len(self.lengths)), counts(self.lengths)
+        rows = self.q.view(len(self.lengths), self.heads, self.dim)
+        size = sum(self.lengths) * self.kv_heads * self.dim
+        layout = (sum(self.lengths), self.kv_heads, self.dim)
+        # The operands of pages take as much and more.
+        sets = [(self.arena[2 * size * i :][:size].view(layout), self.arena[2 * size * i + size :][:size].view(layout)) for i in range(self.sets)]
+        self.keep.append((queries, keys, sets[0]))
+        # Older ones take groups without being told.
+        told = self.heads != self.kv_heads and "enable_gqa" in inspect.signature(varlen_attn).parameters
+        more = {"enable_gqa": True} if told else {}
+        return lambda i: varlen_attn(rows, *sets[i], queries, keys, 1, max(self.lengths), **more)
+
+    def check_varlen(self):
+        """Compares the shortest sequence with sums in float32: the others have pages instead."""
+        if "flash-varlen" not in self.ways:
+            return
+        i = min(range(len(self.lengths)), key=self.lengths.__getitem__)
+        begin = sum(self.lengths[:i])
+        k, v = (x[begin : begin + self.lengths[i]].float().repeat_interleave(self.heads // self.kv_heads, 1) for x in self.keep[-1][2])
+        weights = (torch.einsum("hd,nhd->hn", self.q[i, :, 0].float(), k) / self.dim**0.5).softmax(-1)
+        want, got = torch.einsum("hn,nhd->hd", weights, v), self.ways["flash-varlen"][1](0)[i].float()
+        if not (got - want).abs().max() <= 0.02 * want.abs().max():
+            raise ValueError("flash-varlen disagrees with float32")
 
     def compare(self, names):
         """Fails where ways disagree: a speed is worth something only if the work was done."""
@@ -294,6 +326,9 @@ def main():
         word, *args = line.split()
         try:
             if word == "arena":
+                arena = shape = None  # their memory first
+                gc.collect()
+                torch.cuda.empty_cache()
                 arena = make_arena(int(args[0]))
                 say("ok")
             elif word == "shape":

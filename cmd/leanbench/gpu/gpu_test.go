@@ -290,15 +290,15 @@ func steady(name string, log *[]string, seconds float64) *Contender {
 
 func TestGPUAlternate(t *testing.T) {
 	var log []string
-	all, err := gpuAlternate(2, 20, []*Contender{steady("a", &log, 100e-6), steady("b", &log, 1), steady("c", &log, 1e-6)})
+	all, err := Alternate(2, 20, []*Contender{steady("a", &log, 100e-6), steady("b", &log, 1), steady("c", &log, 1e-6)})
 	if got, want := strings.Join(log, " "), "a1 b1 c1 a3 b1 c32 a3 b1 c32"; err != nil || got != want {
 		t.Errorf("turns %s (%v), want %s", got, err, want)
 	}
-	if len(all[0].replays) != 6 || len(all[0].rounds) != 2 || !measuretest.Near(all[0].rounds[1], 100e-6) {
+	if len(all[0].Replays) != 6 || len(all[0].Rounds) != 2 || !measuretest.Near(all[0].Rounds[1], 100e-6) {
 		t.Errorf("times %+v", all[0])
 	}
 	broken := &Contender{Name: "d", Replay: func(int) ([]float64, error) { return nil, errors.New("out of order") }}
-	if _, err := gpuAlternate(1, 20, []*Contender{broken}); err == nil || err.Error() != "d: out of order" {
+	if _, err := Alternate(1, 20, []*Contender{broken}); err == nil || err.Error() != "d: out of order" {
 		t.Errorf("error %v", err)
 	}
 }
@@ -307,7 +307,7 @@ func TestGPUAlternate(t *testing.T) {
 func TestGPUJudge(t *testing.T) {
 	judge := func(c gpuCase, contenders ...*Contender) *Bench {
 		b := &Bench{Report: &measure.Report{}}
-		times, err := gpuAlternate(3, 20, contenders)
+		times, err := Alternate(3, 20, contenders)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -244,7 +244,7 @@ func (b *Bench) measureLinear(engine *decoder.Engine, c *linearCase) (err error)
 		}
 	}
 	all = append(all, b.peers.linear(c)...)
-	times, err := gpuAlternate(prefillRounds, linearLayers, all)
+	times, err := Alternate(prefillRounds, linearLayers, all)
 	if err != nil {
 		return err
 	}
@@ -252,14 +252,14 @@ func (b *Bench) measureLinear(engine *decoder.Engine, c *linearCase) (err error)
 	for i, x := range all {
 		t := &times[i]
 		row := b.Report.Row(tableLinear, c.String(), x.Name)
-		row.Add(measure.Micros, 1e6*quantile(t.replays, 0.5), nil)
-		row.Add(measure.TFLOPs, c.flops()/t.rounds.Median()/1e12, nil)
+		row.Add(measure.Micros, 1e6*quantile(t.Replays, 0.5), nil)
+		row.Add(measure.TFLOPs, c.flops()/t.Rounds.Median()/1e12, nil)
 		if cublas >= 0 && i != cublas {
 			bar := c.precise
 			if x.Name == roundedName {
 				bar = c.rounded
 			}
-			row.Add(measure.OverCuBLAS, t.rounds.Faster(times[cublas].rounds), bar)
+			row.Add(measure.OverCuBLAS, t.Rounds.Faster(times[cublas].Rounds), bar)
 		}
 	}
 	return nil

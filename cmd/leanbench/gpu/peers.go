@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ var gpuWorker string
 // peerNames are the ways that the worker may know.
 var peerNames = map[string]string{
 	"flash":            "PyTorch, FLASH_ATTENTION",
+	"flash-varlen":     "PyTorch, FLASH_ATTENTION, varlen",
 	"cudnn":            "PyTorch, CUDNN_ATTENTION",
 	"flashinfer":       "FlashInfer, pages of 16",
 	"flashinfer-tc":    "FlashInfer on tensor cores, pages of 16",
@@ -40,6 +42,9 @@ func isPeer(name string) bool {
 // does more than the others.
 func countsAsBest(name string) bool { return isPeer(name) && name != peerNames["flashinfer-plan"] }
 
+// PeerName is what reports call a way of the worker.
+func PeerName(way string) string { return peerNames[way] }
+
 // Peers are other programs on the same GPU, in another process. Nil is none.
 type gpuPeers struct {
 	worker *measure.Worker
@@ -57,13 +62,35 @@ func (b *Bench) startPeers() error {
 		return fmt.Errorf("the peers do not start (-peers=false measures without, -python names another python): %w", err)
 	}
 	b.peers = &gpuPeers{worker: w, note: b.Note}
-	b.Note("%s", strings.Join(w.Hello, " "))
+	hello := strings.Join(w.Hello, " ")
+	b.Note("%s", hello)
+	for _, m := range versions.FindAllStringSubmatch(hello, -1) {
+		b.version(m[1], m[2])
+	}
 	return nil
+}
+
+// versions finds programs in what a worker says of itself.
+var versions = regexp.MustCompile(`(PyTorch|CUDA|cuDNN|FlashInfer) ([^ ,]+)`)
+
+// version takes down that of a program.
+func (b *Bench) version(name, is string) {
+	if b.Report.Versions == nil {
+		b.Report.Versions = make(map[string]string)
+	}
+	b.Report.Versions[name] = is
 }
 
 // startGPUWorker is a variable for tests, which have another worker.
 var startGPUWorker = func(python string, args ...string) (*measure.Worker, error) {
 	return measure.StartWorker(python, gpuWorker, args...)
+}
+
+// UseWorker has tests' peers be another worker, until what it returns is called.
+func UseWorker(start func(python string, args ...string) (*measure.Worker, error)) (restore func()) {
+	old := startGPUWorker
+	startGPUWorker = start
+	return func() { startGPUWorker = old }
 }
 
 func (p *gpuPeers) close() error {

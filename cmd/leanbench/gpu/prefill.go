@@ -339,7 +339,7 @@ func (b *Bench) measurePrompts(c *prefillCase) (err error) {
 		all = append(all, b.peers.prompts(c)...)
 	}
 	// Turns of graphs with other numbers of launches are as long all the same.
-	times, err := gpuAlternate(prefillRounds, c.launches(), all)
+	times, err := Alternate(prefillRounds, c.launches(), all)
 	if err != nil {
 		return err
 	}
@@ -348,17 +348,17 @@ func (b *Bench) measurePrompts(c *prefillCase) (err error) {
 }
 
 // judgePrompts takes the figures of a case down.
-func (b *Bench) judgePrompts(c *prefillCase, all []*Contender, times []gpuTimes) {
-	find := func(name string) *gpuTimes {
+func (b *Bench) judgePrompts(c *prefillCase, all []*Contender, times []Times) {
+	find := func(name string) *Times {
 		if i := slices.IndexFunc(all, func(x *Contender) bool { return x.Name == name }); i >= 0 {
 			return &times[i]
 		}
 		return nil
 	}
 	dense, flash, cudnn, chunk, singles := find(ours), find(peerNames["flash"]), find(peerNames["cudnn"]), find(chunkName), find(singlesName)
-	var best *gpuTimes
+	var best *Times
 	for i, x := range all {
-		if t := &times[i]; isPeer(x.Name) && (best == nil || t.rounds.Median() < best.rounds.Median()) {
+		if t := &times[i]; isPeer(x.Name) && (best == nil || t.Rounds.Median() < best.Rounds.Median()) {
 			best = t
 		}
 	}
@@ -366,35 +366,35 @@ func (b *Bench) judgePrompts(c *prefillCase, all []*Contender, times []gpuTimes)
 		t := &times[i]
 		r := b.Report.Row(c.table, c.String(), x.Name)
 		isDense := t == dense
-		r.Add(measure.Micros, 1e6*quantile(t.replays, 0.5), nil)
+		r.Add(measure.Micros, 1e6*quantile(t.Replays, 0.5), nil)
 		if t != chunk && t != singles {
-			r.Add(measure.TFLOPs, c.flops()/t.rounds.Median()/1e12, nil)
+			r.Add(measure.TFLOPs, c.flops()/t.Rounds.Median()/1e12, nil)
 		}
 		if cudnn != nil && t != cudnn {
 			bar := measure.Only(isDense, c.cudnn)
 			if x.Name == float32Name {
 				bar = c.precise
 			}
-			over := t.rounds.Faster(cudnn.rounds)
+			over := t.Rounds.Faster(cudnn.Rounds)
 			r.Add(measure.OverCUDNN, over, bar)
 			if isDense && c.causal && c.table == tablePrompts {
 				b.overCUDNN = append(b.overCUDNN, over)
 			}
 		}
 		if isDense && flash != nil {
-			r.Add(measure.OverFlash, t.rounds.Faster(flash.rounds), c.flash)
+			r.Add(measure.OverFlash, t.Rounds.Faster(flash.Rounds), c.flash)
 		}
 		if isDense && best != nil {
-			r.Add(measure.OverBest, t.rounds.Faster(best.rounds), c.best)
+			r.Add(measure.OverBest, t.Rounds.Faster(best.Rounds), c.best)
 		}
 		for n, bar := range c.pages {
 			if x.Name == pageName(n) {
-				r.Add(measure.OfDense, t.rounds.Faster(dense.rounds), bar)
+				r.Add(measure.OfDense, t.Rounds.Faster(dense.Rounds), bar)
 			}
 		}
 		if isDense && chunk != nil && singles != nil {
-			x, y := chunk.rounds.Median(), singles.rounds.Median()
-			r.Add(measure.OfSum, t.rounds.Median()/(1.05*max(x, y)+0.2*min(x, y)), measure.AtMost(1))
+			x, y := chunk.Rounds.Median(), singles.Rounds.Median()
+			r.Add(measure.OfSum, t.Rounds.Median()/(1.05*max(x, y)+0.2*min(x, y)), measure.AtMost(1))
 		}
 	}
 }

@@ -36,6 +36,8 @@ type scaling struct {
 	pace   measure.Pace
 	cases  []scaleCase
 
+	table          string
+	splits         func(s Shape, gpus int) int // of FlashDecoding's schedule, which is measured then, too; nil: it is not
 	report         *measure.Report
 	stdout, stderr io.Writer
 }
@@ -65,7 +67,7 @@ func scaleCases() []scaleCase {
 
 // measureScale measures attention whose heads are on one GPU and on several, in turn.
 func measureScale(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
-	return measureScaleOf(flags, &scaling{pace: measure.Pace{Rounds: 9, Turn: 20 * time.Millisecond}, cases: scaleCases()})
+	return measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 9, Turn: 20 * time.Millisecond}, cases: scaleCases()})
 }
 
 func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writer) error {
@@ -99,22 +101,17 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 	}
 }
 
-func (s *scaling) run() (err error) {
+// open opens one GPU, and all numbers of them. They are to be closed after an error, too.
+func (s *scaling) open() (gpus []*la.GPU, err error) {
 	list, err := la.GPUs()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if s.counts == nil {
 		for n := 2; n <= len(list); n *= 2 {
 			s.counts = append(s.counts, n)
 		}
 	}
-	var gpus []*la.GPU
-	defer func() {
-		for _, g := range gpus {
-			err = errors.Join(err, g.Close())
-		}
-	}()
 	for _, n := range append([]int{1}, s.counts...) {
 		ordinals := make([]int, n)
 		for i := range ordinals {
@@ -122,9 +119,25 @@ func (s *scaling) run() (err error) {
 		}
 		g, err := la.OpenGPUs(ordinals...)
 		if err != nil {
-			return err
+			return gpus, err
 		}
 		gpus = append(gpus, g)
+	}
+	return gpus, nil
+}
+
+func closeGPUs(gpus []*la.GPU) (err error) {
+	for _, g := range gpus {
+		err = errors.Join(err, g.Close())
+	}
+	return err
+}
+
+func (s *scaling) run() (err error) {
+	gpus, err := s.open()
+	defer func() { err = errors.Join(err, closeGPUs(gpus)) }()
+	if err != nil {
+		return err
 	}
 	s.report.WriteHead(s.stdout)
 	for _, c := range s.cases {
@@ -136,11 +149,11 @@ func (s *scaling) run() (err error) {
 			continue
 		}
 		fmt.Fprintln(s.stderr, c)
-		if err := s.measure(c, gpus); err != nil {
+		if err := s.measure(c, c.String(), gpus); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
 		}
 	}
-	s.report.WriteTable(s.stdout, tableScale)
+	s.report.WriteTable(s.stdout, s.table)
 	s.report.WriteVerdict(s.stdout)
 	return nil
 }
@@ -171,11 +184,15 @@ func (c *scaleCase) layers() int {
 	return int(min(scaleLayers, max(1, scaleBytes/c.Bytes())))
 }
 
-func (s *scaling) measure(c scaleCase, gpus []*la.GPU) (err error) {
+// fixedSuffix is behind the names of those who have FlashDecoding's schedule.
+const fixedSuffix = ", fixed split"
+
+// measure has all numbers of GPUs take turns.
+func (s *scaling) measure(c scaleCase, is string, gpus []*la.GPU) (err error) {
 	var contenders []measure.Contender
-	var names []string
 	for _, g := range gpus {
-		if len(g.Members()) > c.kvHeads {
+		n := len(g.Members())
+		if n > c.kvHeads {
 			continue
 		}
 		r, err := newScaleRig(c, g)
@@ -183,40 +200,85 @@ func (s *scaling) measure(c scaleCase, gpus []*la.GPU) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, r.close()) }()
+		add := func(name string, opts ...la.Option) error {
+			replay, err := r.record(c, opts...)
+			contenders = append(contenders, measure.Contender{Name: name, Run: replay})
+			return err
+		}
 		name := "one GPU"
-		if n := len(g.Members()); n > 1 {
+		if n > 1 {
 			name = fmt.Sprintf("%d GPUs", n)
 		}
-		names = append(names, name)
-		contenders = append(contenders, measure.Contender{Name: name, Run: r.replay})
+		if err := add(name); err != nil {
+			return err
+		}
+		if s.splits != nil {
+			if err := add(name+fixedSuffix, la.WithSchedule(la.FixedSplit(s.splits(c.Shape, n)))); err != nil {
+				return err
+			}
+		}
 	}
 	all, err := measure.Alternate(s.pace, contenders)
 	if err != nil {
 		return err
 	}
 	for i, x := range all {
-		row := s.report.Row(tableScale, c.String(), names[i])
+		name := contenders[i].Name
+		row := s.report.Row(s.table, is, name)
 		seconds := x.Median() / float64(c.layers())
 		row.Add(measure.LayerMicros, 1e6*seconds, nil)
 		row.Add(measure.Speed, float64(c.Bytes())/seconds/1e9, nil)
-		if i == 0 {
+		if strings.HasSuffix(name, fixedSuffix) {
 			continue
 		}
-		var bar *measure.Bar
-		if names[i] == "2 GPUs" && c.two > 0 {
-			bar = measure.AtLeast(c.two)
+		if i > 0 {
+			row.Add(measure.OverOneGPU, x.Faster(all[0]), measure.Only(name == "2 GPUs" && c.two > 0, measure.AtLeast(c.two)))
 		}
-		row.Add(measure.OverOneGPU, x.Faster(all[0]), bar)
+		if s.splits != nil { // the next one
+			row.Add(measure.OverFixed, x.Faster(all[i+1]), nil)
+		}
 	}
 	return nil
 }
 
-// scaleRig is a recorded step of layers of attention.
+// Scaling measures shapes of other commands whose heads are on several GPUs.
+type Scaling struct {
+	s    *scaling
+	gpus []*la.GPU
+}
+
+// OpenScaling opens one GPU, and all powers of two of them. Figures go to a table of a report. splits is how
+// many splits FlashDecoding's schedule has of a shape on so many GPUs.
+func OpenScaling(report *measure.Report, table string, pace measure.Pace, splits func(s Shape, gpus int) int) (*Scaling, error) {
+	s := &scaling{table: table, report: report, pace: pace, splits: splits}
+	gpus, err := s.open()
+	if err != nil {
+		return nil, errors.Join(err, closeGPUs(gpus))
+	}
+	return &Scaling{s, gpus}, nil
+}
+
+// Most is the largest number of GPUs.
+func (x *Scaling) Most() int { return len(x.gpus[len(x.gpus)-1].Members()) }
+
+// Measure measures a shape under a name. A shape that is too much for one GPU gives a reason instead.
+func (x *Scaling) Measure(shape Shape, is string) (why string, err error) {
+	c := scaleCase{shape, 0}
+	if why = c.tooMuch(x.gpus[0]); why != "" {
+		return why, nil
+	}
+	return "", x.s.measure(c, is, x.gpus)
+}
+
+// Close gives the GPUs back.
+func (x *Scaling) Close() error { return closeGPUs(x.gpus) }
+
+// scaleRig is a step of layers of attention, which may be recorded several times.
 type scaleRig struct {
-	gpu       *la.GPU
-	cache     *la.Cache
-	step      *la.Step
-	recording *la.Recording
+	gpu        *la.GPU
+	cache      *la.Cache
+	step       *la.Step
+	recordings []*la.Recording
 }
 
 func newScaleRig(c scaleCase, gpu *la.GPU) (r *scaleRig, err error) {
@@ -245,22 +307,28 @@ func newScaleRig(c scaleCase, gpu *la.GPU) (r *scaleRig, err error) {
 	if r.step, err = r.cache.NewStep(c.batch()); err != nil {
 		return r, err
 	}
-	run, err := r.nodes(r.step, c.batch(), c.heads, c)
+	return r, r.step.Set(appends)
+}
+
+// record records the step with options of attention, and replays it.
+func (r *scaleRig) record(c scaleCase, opts ...la.Option) (replay func(n int) (time.Duration, error), err error) {
+	run, err := r.nodes(r.step, c.batch(), c.heads, c, opts...)
 	if err != nil {
-		return r, err
-	}
-	if err := r.step.Set(appends); err != nil {
-		return r, err
+		return nil, err
 	}
 	if err := run(); err != nil { // nodes have their memory
-		return r, err
+		return nil, err
 	}
-	r.recording, err = gpu.Record(run)
-	return r, err
+	recording, err := r.gpu.Record(run)
+	if err != nil {
+		return nil, err
+	}
+	r.recordings = append(r.recordings, recording)
+	return func(n int) (time.Duration, error) { return r.replay(recording, n) }, nil
 }
 
 // nodes are layers of a step on numbers that are on the GPU, and run them.
-func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase) (run func() error, err error) {
+func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la.Option) (run func() error, err error) {
 	g := G.NewGraph()
 	var nodes [3]*G.Node
 	var in []G.Value
@@ -278,7 +346,7 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase) (run func(
 	}
 	var ops []G.Op
 	for l := range c.layers() {
-		n, err := la.CachedAttention(nodes[0], nodes[1], nodes[2], step.Layer(l), la.WithCausal())
+		n, err := la.CachedAttention(nodes[0], nodes[1], nodes[2], step.Layer(l), append(opts, la.WithCausal())...)
 		if err != nil {
 			return nil, err
 		}
@@ -325,10 +393,10 @@ func (r *scaleRig) prompts(c scaleCase, appends []la.Append) error {
 }
 
 // replay is n steps, from the first being queued to the last being done.
-func (r *scaleRig) replay(n int) (time.Duration, error) {
+func (r *scaleRig) replay(recording *la.Recording, n int) (time.Duration, error) {
 	began := time.Now()
 	for range n {
-		if err := r.recording.Replay(); err != nil {
+		if err := recording.Replay(); err != nil {
 			return 0, err
 		}
 	}
@@ -337,7 +405,9 @@ func (r *scaleRig) replay(n int) (time.Duration, error) {
 }
 
 func (r *scaleRig) close() (err error) {
-	err = r.recording.Close()
+	for _, x := range r.recordings {
+		err = errors.Join(err, x.Close())
+	}
 	if r.step != nil {
 		err = errors.Join(err, r.step.Rollback())
 	}

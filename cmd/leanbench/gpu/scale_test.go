@@ -24,7 +24,7 @@ func TestEmulatedScale(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "scale.json")
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	var out, errs bytes.Buffer
-	run := measureScaleOf(flags, &scaling{pace: measure.Pace{Rounds: 1, Steps: 1}, cases: []scaleCase{
+	run := measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 1, Steps: 1}, cases: []scaleCase{
 		{EvenShape(1, 2, 2, 70, 64), 100}, {EvenShape(2, 4, 4, 40, 64), 0}, {EvenShape(1, 1, 1, 1<<30, 64), 0}, {EvenShape(1, 1, 1, 99, 64), 0},
 	}})
 	if err := flags.Parse([]string{"-json", file, "-match", "x (70|40|1073741824) x"}); err != nil {
@@ -54,6 +54,46 @@ func TestEmulatedScale(t *testing.T) {
 	}
 	if !strings.Contains(errs.String(), "left out") || !strings.Contains(out.String(), "| 2 GPUs |") {
 		t.Errorf("%s\n%s", errs.String(), out.String())
+	}
+}
+
+// TestEmulatedScaling: other commands' shapes have FlashDecoding's schedule in turn, on the same keys.
+func TestEmulatedScaling(t *testing.T) {
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	report := &measure.Report{}
+	asked := map[int]int{}
+	s, err := OpenScaling(report, "T", measure.Pace{Rounds: 1, Steps: 1}, func(shape Shape, gpus int) int {
+		asked[gpus]++
+		return gpus
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if s.Most() != 4 {
+		t.Errorf("%d GPUs", s.Most())
+	}
+	if why, err := s.Measure(EvenShape(1, 2, 2, 70, 64), "two heads"); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	if why, err := s.Measure(EvenShape(1, 1, 1, 1<<30, 64), "huge"); why == "" || err != nil {
+		t.Errorf("%q, %v", why, err)
+	}
+	if fmt.Sprint(asked) != "map[1:1 2:1]" {
+		t.Errorf("splits of %v", asked)
+	}
+	for _, name := range []string{"one GPU", "one GPU, fixed split", "2 GPUs", "2 GPUs, fixed split"} {
+		if f := report.Find("two heads", name, measure.LayerMicros); f == nil || f.Table != "T" {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+	if f := report.Find("two heads", "2 GPUs", measure.OverFixed); f == nil || !(f.Value > 0) {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -65,8 +65,8 @@ func (s Shape) String() string {
 }
 
 // gpuRotation is what the operands of a graph's launches come to at least: some
-// times the L2 cache.
-const gpuRotation = 200 << 20
+// times the L2 cache. It is a variable for tests, which have an emulated GPU.
+var gpuRotation int64 = 200 << 20
 
 // gpuGraph is what a graph's launches read together at least, unless they are 20:
 // beside so many bytes the time that a graph takes to begin is nothing.

@@ -63,9 +63,18 @@ const (
 	StepBytes     Metric = "GB a step"           // of weights, keys and values
 	OverCompiled  Metric = "x compiled"          // of the time of transformers' compiled step to ours
 	OverEager     Metric = "x eager"             // and of its eager one
-	OverFixed     Metric = "x fixed"             // speed over that of our decoder with the schedule of FlashDecoding
-	OverDefault   Metric = "x default"           // and with attention in three launches
-	Queueing      Metric = "queueing attention"  // share of the time, on the host
+	OverFixed     Metric = "x fixed"             // speed over that of our own with the schedule of FlashDecoding
+	OverPerHead   Metric = "x per head"          // and with that of FlashAttention-2
+	OverInfer     Metric = "x FlashInfer"        // of the better of FlashInfer's decode kernels
+	OverVarlen    Metric = "x FLASH, varlen"     // of FLASH_ATTENTION's for sequences of several lengths
+	BusyShare     Metric = "busy SMs"            // share of multiprocessors' time in which they have LeanTiles, by the schedule
+	Watts         Metric = "W"                   // of the whole GPU
+	TokenJoules   Metric = "mJ a token"          // of each sequence, in a layer
+	ByteJoules    Metric = "mJ/GB"               // of keys and values
+	OfFlashJoules Metric = "of FLASH's energy"
+	TotalSeconds  Metric = "s in all"           // a prompt and its tokens
+	OverDefault   Metric = "x default"          // and with attention in three launches
+	Queueing      Metric = "queueing attention" // share of the time, on the host
 	LayerMicros   Metric = "us a layer"
 	BeyondKernels Metric = "beyond its kernels"      // us a layer
 	BeyondFloor   Metric = "beyond the driver alone" // us a layer
@@ -78,15 +87,15 @@ func (m Metric) Format(v float64) string {
 	switch m {
 	case Share:
 		return fmt.Sprintf("%.0f%%", 100*v)
-	case GPUShare, OfDense, OfReader, OfAllowed, OfSum, TimeOfMHA, Queueing:
+	case GPUShare, OfDense, OfReader, OfAllowed, OfSum, TimeOfMHA, Queueing, BusyShare:
 		return fmt.Sprintf("%.1f%%", 100*v)
 	case Allocs:
 		return fmt.Sprintf("%.0f", v)
-	case Speed, BestSpeed, TFLOPs, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, Tokens, BestTokens:
+	case Speed, BestSpeed, TFLOPs, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, Tokens, BestTokens, ByteJoules:
 		return fmt.Sprintf("%.1f", v)
 	case StepMillis:
 		return fmt.Sprintf("%.3f", v)
-	case Prompt:
+	case Prompt, Watts:
 		return fmt.Sprintf("%.0f", v)
 	}
 	return fmt.Sprintf("%.2f", v)
@@ -149,7 +158,19 @@ type Report struct {
 
 	Machine Machine  `json:"machine"`
 	Notes   []string `json:"notes,omitempty"` // what else the figures depend on
+
+	// Versions are those of the programs that were measured, and of the driver, by name.
+	Versions map[string]string `json:"versions,omitempty"`
+	Clocks   []Clock           `json:"clocks,omitempty"`
+
 	Figures []Figure `json:"figures"`
+}
+
+// Clock is a GPU's clocks while it reads memory, in MHz.
+type Clock struct {
+	When   string `json:"when"`
+	SM     int    `json:"sm"`
+	Memory int    `json:"memory"`
 }
 
 // Row is the figures of one contender in one case.
@@ -290,4 +311,9 @@ func Load(name string) (*Report, error) {
 		return nil, fmt.Errorf("%s: there is something behind the report", name)
 	}
 	return r, nil
+}
+
+// HasCase says whether there are figures of a case.
+func (r *Report) HasCase(table, is string) bool {
+	return slices.ContainsFunc(r.Figures, func(f Figure) bool { return f.Table == table && f.Case == is })
 }

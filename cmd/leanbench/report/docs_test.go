@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -145,5 +146,57 @@ func TestLab(t *testing.T) {
 	}
 	if entries < 100 {
 		t.Errorf("only %d entries were found", entries)
+	}
+}
+
+// TestPaperNumbers: each number that docs/paper.md has of a measurement is a figure of a committed report, and each
+// that it has of the paper one of those that the paper's text gives.
+func TestPaperNumbers(t *testing.T) {
+	all, err := load(committed(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := make(map[string]bool)
+	for _, run := range all.papers {
+		for _, f := range run.order[0].Figures {
+			for _, q := range paperQuestions {
+				for _, c := range q.columns {
+					if c.metric == f.Metric {
+						known[format(c.form, f)] = true
+					}
+				}
+			}
+			known[fmt.Sprintf("%.2f", f.Value)], known[fmt.Sprintf("%.0f", f.Value)], known[fmt.Sprint(f.Value)] = true, true, true
+		}
+	}
+	text := read(t, "docs/paper.md")
+	text, _, _ = strings.Cut(text, "\n## Runs\n") // machines and versions
+	numbers := 0
+	check := func(number, line string) {
+		if numbers++; !known[strings.Trim(number, "*")] {
+			t.Errorf("%s is in no committed JSON: %s", number, line)
+		}
+	}
+	number := regexp.MustCompile(`^\**\d+(\.\d+)?%?\**$`)
+	words := regexp.MustCompile(`(?:^|[ (])(\d+\.\d+)(?:[ ,.;)]|$)`)
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "|") {
+			for _, cell := range strings.Split(line, "|")[2:] { // the first one is a shape
+				if cell = strings.TrimSpace(cell); number.MatchString(cell) {
+					check(cell, line)
+				}
+			}
+			continue
+		}
+		if strings.Contains(line, "arXiv:2405.10480") || strings.HasPrefix(line, "x is ") || strings.HasPrefix(line, "The whole GPU's") {
+			continue // no figure of a measurement: versions and how it is done
+		}
+		for _, m := range words.FindAllStringSubmatch(line, -1) {
+			check(m[1], line)
+		}
+	}
+	if numbers < 50 {
+		t.Errorf("only %d numbers were found", numbers)
 	}
 }

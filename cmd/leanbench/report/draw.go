@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"image/color"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,7 +25,19 @@ var palette = []color.Color{
 	color.RGBA{204, 121, 167, 255}, color.RGBA{86, 180, 233, 255}, color.RGBA{120, 120, 120, 255},
 }
 
+// colour is a series' own, or that of its place.
+func (c column) colour(place int) color.Color {
+	if c.tint > 0 {
+		place = c.tint - 1
+	}
+	return palette[place%len(palette)]
+}
+
 func init() { plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"} }
+
+// dark has a picture follow the reader's colour scheme: what is black on white becomes light on dark.
+const dark = `<style>@media (prefers-color-scheme:dark){text,path[style*="fill:#000000"]{fill:#c9d1d9!important}path[style*="fill:#FFFFFF"]{fill:#0d1117!important}path[style*="stroke:#000000"]{stroke:#c9d1d9!important}}</style>
+`
 
 // draw is a question's picture as SVG.
 func (t *tables) draw(q question) ([]byte, error) {
@@ -58,8 +72,9 @@ func (t *tables) draw(q question) ([]byte, error) {
 	if _, err := c.WriteTo(&out); err != nil {
 		return nil, err
 	}
+	svg := bytes.Replace(out.Bytes(), []byte("<g transform"), []byte(dark+"<g transform"), 1)
 	// Where the font is not there its neighbours of the same widths are to be taken.
-	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
+	return bytes.ReplaceAll(svg, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
 }
 
 // value is what a picture shows of a figure.
@@ -115,7 +130,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 			if err != nil {
 				return 0, err
 			}
-			points.Color, points.Shape, points.Radius = palette[j%len(palette)], draw.CircleGlyph{}, vg.Points(3)
+			points.Color, points.Shape, points.Radius = q.picture.series[j].colour(j), draw.CircleGlyph{}, vg.Points(3)
 			p.Add(points)
 			p.Legend.Add(q.picture.series[j].head, points)
 			continue
@@ -124,7 +139,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 		if err != nil {
 			return 0, err
 		}
-		b.Horizontal, b.LineStyle.Width, b.Color = true, 0, palette[j%len(palette)]
+		b.Horizontal, b.LineStyle.Width, b.Color = true, 0, q.picture.series[j].colour(j)
 		b.Offset = thick * vg.Length(float64(len(values)-1)/2-float64(j))
 		p.Add(b)
 		if len(values) > 1 {
@@ -155,6 +170,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 // drawLines has a line for each series, over the number that a line's label is.
 func (t *tables) drawLines(p *plot.Plot, q question) error {
 	rows := t.rows(q, q.tables...)
+	var ticks plot.ConstantTicks
 	for j, s := range q.picture.series {
 		var xy plotter.XYs
 		for _, r := range rows {
@@ -164,18 +180,33 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 			}
 			if f := r.cells[cellKey(s.series, s.who, s.metric)]; f != nil {
 				xy = append(xy, plotter.XY{X: x, Y: q.picture.value(f)})
+				if mark := (plot.Tick{Value: x, Label: r.label}); !slices.Contains(ticks, mark) {
+					ticks = append(ticks, mark)
+				}
 			}
 		}
 		line, points, err := plotter.NewLinePoints(xy)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.head, err)
 		}
-		line.Color, points.Color = palette[j%len(palette)], palette[j%len(palette)]
+		line.Color, points.Color = s.colour(j), s.colour(j)
 		line.Width, points.Shape, points.Radius = vg.Points(1.5), draw.CircleGlyph{}, vg.Points(2)
 		p.Add(line, points)
 		p.Legend.Add(s.head, line, points)
 	}
 	p.Legend.Left = true
+	if q.picture.ticks {
+		p.X.Tick.Marker = ticks
+		p.X.Max *= math.Pow(p.X.Max/p.X.Min, 0.03) // room for half a number
+	}
+	if q.picture.bar > 0 {
+		line, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: q.picture.limit()}, {X: p.X.Max, Y: q.picture.limit()}})
+		if err != nil {
+			return err
+		}
+		line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
+		p.Add(line)
+	}
 	if !q.picture.logY {
 		p.Y.Min, p.Y.Max = 0, 1.4*p.Y.Max // room for the legend
 	}

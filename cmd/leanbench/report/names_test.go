@@ -2,6 +2,7 @@ package report
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -10,7 +11,7 @@ import (
 // that is measured again takes the place of the one that is there.
 func TestNames(t *testing.T) {
 	var code strings.Builder
-	for _, dir := range []string{"../cpu", "../gpu", "../e2e"} {
+	for _, dir := range []string{"../cpu", "../gpu", "../e2e", "../paper"} {
 		files, err := os.ReadDir(dir)
 		if err != nil {
 			t.Fatal(err)
@@ -27,7 +28,7 @@ func TestNames(t *testing.T) {
 	}
 	// What no command of leanbench writes as JSON, but tests' benchmarks and hands.
 	byHand := []string{"Benchmark", "x the time without", "Ragged batches against FlashInfer", "Against FlashInfer", "All layers of a step", "Linear layers alone", "Choosing tokens", "The first token"}
-	for _, q := range questions {
+	for _, q := range slices.Concat(questions, paperQuestions) {
 	tables:
 		for _, table := range q.tables {
 			for _, prefix := range byHand {

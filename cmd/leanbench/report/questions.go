@@ -28,6 +28,7 @@ type column struct {
 	who    string
 	metric measure.Metric
 	form   string
+	tint   int // of a series: the number of its colour; 0: that of its place
 }
 
 // picture is how the figures of a question are drawn.
@@ -35,6 +36,7 @@ type picture struct {
 	kind       string // bars from zero, dots, lines, or points over the time of a launch
 	x, y       string // what the axes are, with units
 	logX, logY bool
+	ticks      bool // of lines: marks of x are where there are figures
 	percent    bool
 	bar        float64 // a line at what the bar asks for
 	rows       *regexp.Regexp

@@ -134,8 +134,10 @@ func (t *tables) ratio(c claim) (string, error) {
 }
 
 // where is a report's machine in few words.
-func (t *tables) where(table string) string {
-	m := t.reports[table].Machine
+func (t *tables) where(table string) string { return t.whereOf(t.reports[table]) }
+
+func (t *tables) whereOf(r *measure.Report) string {
+	m := r.Machine
 	if m.GPU != "" {
 		gpu, _, _ := strings.Cut(m.GPU, ",")
 		return gpu

@@ -75,6 +75,11 @@ func Files(names []string) (map[string][]byte, error) {
 		return nil, err
 	}
 	files[folder+".md"] = page
+	if len(t.papers) > 0 {
+		if err := paperFiles(filepath.Join(filepath.Dir(folder), "paper.md"), folder, t.papers, files); err != nil {
+			return nil, err
+		}
+	}
 	name, readme, err := t.readme(folder)
 	if name != "" {
 		files[name] = readme
@@ -82,42 +87,61 @@ func Files(names []string) (map[string][]byte, error) {
 	return files, err
 }
 
-// tables are the figures of all reports.
+// tables are the figures of all reports but those of the paper's figures, each of which is
+// apart: several machines have the same tables.
 type tables struct {
+	papers  []*tables                   // of one report each
 	figures map[string][]measure.Figure // by the name of their table
 	reports map[string]*measure.Report  // that they are of
 	order   []*measure.Report
 	names   map[*measure.Report]string // of their files, without .json
 }
 
+func newTables() *tables {
+	return &tables{figures: make(map[string][]measure.Figure), reports: make(map[string]*measure.Report), names: make(map[*measure.Report]string)}
+}
+
+// add takes a report in.
+func (t *tables) add(name string, r *measure.Report) error {
+	t.order = append(t.order, r)
+	t.names[r] = strings.TrimSuffix(filepath.Base(name), ".json")
+	type key struct {
+		table, is, who string
+		metric         measure.Metric
+	}
+	seen := make(map[key]bool)
+	for _, f := range r.Figures {
+		if there := t.reports[f.Table]; there != nil && there != r {
+			return fmt.Errorf("%s: the table %q is in another report, too", name, f.Table)
+		}
+		t.reports[f.Table] = r
+		k := key{f.Table, f.Case, f.Contender, f.Metric}
+		if seen[k] {
+			return fmt.Errorf("%s: %+v is there twice", name, k)
+		}
+		seen[k] = true
+		if f.Bar != nil && !consistent(f) {
+			return fmt.Errorf("%s: %+v: %v does not fit its bar %+v", name, k, f.Value, *f.Bar)
+		}
+		t.figures[f.Table] = append(t.figures[f.Table], f)
+	}
+	return nil
+}
+
 func load(names []string) (*tables, error) {
-	t := &tables{figures: make(map[string][]measure.Figure), reports: make(map[string]*measure.Report), names: make(map[*measure.Report]string)}
+	t := newTables()
 	for _, name := range names {
 		r, err := measure.Load(name)
 		if err != nil {
 			return nil, err
 		}
-		t.order = append(t.order, r)
-		t.names[r] = strings.TrimSuffix(filepath.Base(name), ".json")
-		type key struct {
-			table, is, who string
-			metric         measure.Metric
+		to := t
+		if ofPaper(r) {
+			to = newTables()
+			t.papers = append(t.papers, to)
 		}
-		seen := make(map[key]bool)
-		for _, f := range r.Figures {
-			if there := t.reports[f.Table]; there != nil && there != r {
-				return nil, fmt.Errorf("%s: the table %q is in another report, too", name, f.Table)
-			}
-			t.reports[f.Table] = r
-			k := key{f.Table, f.Case, f.Contender, f.Metric}
-			if seen[k] {
-				return nil, fmt.Errorf("%s: %+v is there twice", name, k)
-			}
-			seen[k] = true
-			if f.Bar != nil && !consistent(f) {
-				return nil, fmt.Errorf("%s: %+v: %v does not fit its bar %+v", name, k, f.Value, *f.Bar)
-			}
-			t.figures[f.Table] = append(t.figures[f.Table], f)
+		if err := to.add(name, r); err != nil {
+			return nil, err
 		}
 	}
 	used := make(map[string]bool)

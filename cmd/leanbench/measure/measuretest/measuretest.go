@@ -61,6 +61,8 @@ func fakeWorker(how string) {
 		case "arena":
 			fmt.Fprintln(os.Stderr, in.Text())
 			fmt.Println("ok")
+		case "batch":
+			fmt.Println("ok")
 		case "shape", "prompts":
 			fmt.Fprintln(os.Stderr, in.Text())
 			switch {

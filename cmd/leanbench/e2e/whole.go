@@ -1,0 +1,216 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+)
+
+// What other commands measure whole decoders with.
+
+// wholeShapes are decoders by name.
+var wholeShapes = map[string]hf.Config{
+	WholeOPT: optShapes[longShape],
+	// OPT's graph has neither groups of query heads nor gates: there is a KV head for each query head, and two
+	// matrices of the feed-forward layer are as large as Phi-3's three.
+	WholePhi: func() hf.Config {
+		c := optShape(40, 5120, 40)
+		c.FFNDim, c.VocabSize = 17920*3/2, 32064
+		return c
+	}(),
+}
+
+// Whole is a decoder with random weights on the first GPU, and in transformers.
+type Whole struct {
+	name   string
+	ours   decoder
+	worker *measure.Worker // nil: no peers
+	rounds int
+	stderr io.Writer
+
+	without []string // why transformers are left out
+	hello   string   // what they say of themselves
+}
+
+// Said is what transformers say of themselves, and why they were left out of what was measured since the last call.
+func (w *Whole) Said() (hello string, without []string) {
+	without, w.without = w.without, nil
+	return w.hello, without
+}
+
+// WholeTime is what one program takes for a prompt and for a step behind it, in seconds.
+type WholeTime struct {
+	Name         string
+	Prompt, Step measure.Samples
+}
+
+// Names of who decodes.
+const (
+	WholeLean  = nameLean16
+	WholeFixed = "lean, fixed split"
+	WholeTorch = nameCompiled
+)
+
+// Shapes of decoders: OPT's, and OPT's graph with Phi-3-medium's layers, width and heads.
+const (
+	WholeOPT = "OPT-6.7b"
+	WholePhi = "Phi-3-medium's size"
+)
+
+// WholePeers is the longest prompt that transformers read: they compile for each length.
+const WholePeers = 8192
+
+// OpenWhole makes a decoder of a shape for contexts of so many tokens.
+func OpenWhole(shape string, longest int, python string, peers bool, rounds int, stderr io.Writer) (w *Whole, err error) {
+	config, ok := wholeShapes[shape]
+	if !ok {
+		return nil, fmt.Errorf("no decoder is called %q", shape)
+	}
+	config.MaxPositions = max(config.MaxPositions, longest)
+	w = &Whole{name: shape, rounds: rounds, stderr: stderr}
+	fmt.Fprintf(stderr, "%s: making weights\n", shape)
+	if w.ours, err = openOPT(config, 0); err != nil {
+		return nil, err
+	}
+	if err := w.ours.check(); err != nil {
+		return nil, errors.Join(err, w.ours.close())
+	}
+	if !peers {
+		return w, nil
+	}
+	if w.worker, err = startOPTWorker(python); err == nil {
+		w.hello = strings.Join(w.worker.Hello, " ")
+		_, err = w.worker.Ask("model %d %d %d %d %d %d", config.Layers, config.HiddenSize, config.Heads, config.FFNDim, config.VocabSize, config.MaxPositions)
+	}
+	if err != nil {
+		if w.worker != nil {
+			err = errors.Join(err, w.worker.Close())
+			w.worker = nil
+		}
+		reason, _, _ := strings.Cut(err.Error(), "\n")
+		w.without = append(w.without, reason)
+	}
+	return w, nil
+}
+
+// Close gives everything back.
+func (w *Whole) Close() error {
+	err := w.ours.close()
+	if w.worker != nil {
+		err = errors.Join(err, w.worker.Close())
+	}
+	return err
+}
+
+// stepsOf is how many steps a turn has, of so many tokens.
+func stepsOf(tokens int) int { return min(tokens, 32) }
+
+// Measure measures a prompt, and steps in the middle of the tokens behind it: a step's time
+// grows evenly with the context, so that their mean is that of all. What can't be measured of transformers is
+// left out.
+func (w *Whole) Measure(prompt, tokens int) ([]WholeTime, error) {
+	prompts, err := w.prompts(prompt)
+	if err != nil {
+		return nil, err
+	}
+	all, err := w.steps(prompt, tokens)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		name := all[i].Name
+		if name == WholeFixed {
+			name = WholeLean // it reads prompts in the same way
+		}
+		all[i].Prompt = prompts[name]
+	}
+	return all, nil
+}
+
+// prompts has ours and transformers read a prompt in turn, after a first time that does not count.
+func (w *Whole) prompts(prompt int) (_ map[string]measure.Samples, err error) {
+	r := w.ours.reading(true)
+	defer func() { err = errors.Join(err, r.close()) }()
+	contenders := []measure.Contender{w.reader(WholeLean, func() (time.Duration, error) { return r.read(1, prompt) })}
+	if w.worker != nil && prompt <= WholePeers {
+		contenders = append(contenders, w.reader(WholeTorch, func() (time.Duration, error) {
+			t, _, err := w.worker.Seconds(1, "prompt 1 %d", prompt)
+			if err != nil {
+				return 0, err
+			}
+			return t[0], nil
+		}))
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: w.rounds, Steps: 1}, contenders)
+	if err != nil {
+		return nil, err
+	}
+	times := make(map[string]measure.Samples)
+	for i, c := range contenders {
+		times[c.Name] = all[i]
+	}
+	return times, nil
+}
+
+func (w *Whole) reader(name string, read func() (time.Duration, error)) measure.Contender {
+	return measure.Contender{Name: name, Run: func(n int) (total time.Duration, err error) {
+		for range n {
+			t, err := read()
+			if err != nil {
+				return 0, err
+			}
+			total += t
+		}
+		return total, nil
+	}}
+}
+
+// steps has ours, ours with FlashDecoding's schedule and transformers decode in turn.
+func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
+	context, steps := prompt+tokens/2, stepsOf(tokens)
+	fixed := w.ours.attending("fixed")
+	defer func() { err = errors.Join(err, fixed.close()) }()
+	var contenders []measure.Contender
+	for _, e := range []struct {
+		name string
+		engine
+	}{{WholeLean, w.ours}, {WholeFixed, fixed}} {
+		contenders = append(contenders, measure.Contender{Name: e.name, Run: func(n int) (time.Duration, error) {
+			_, steady, _, err := e.decode(1, context, n)
+			return steady, err
+		}})
+	}
+	if w.worker != nil && prompt <= WholePeers {
+		if _, err := w.worker.Ask("forget"); err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(w.stderr, "%s, %d tokens: %s gets ready\n", w.name, context, nameCompiled)
+		if _, err := w.worker.Ask("read compiled 1 %d %d", context, steps); err != nil {
+			reason, _, _ := strings.Cut(err.Error(), "\n")
+			w.without = append(w.without, fmt.Sprintf("behind %d tokens: %s", context, reason))
+		} else {
+			contenders = append(contenders, measure.Contender{Name: WholeTorch, Run: func(n int) (time.Duration, error) {
+				t, _, err := w.worker.Seconds(1, "run compiled %d", n)
+				if err != nil {
+					return 0, err
+				}
+				return t[0], nil
+			}})
+		}
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: w.rounds, Steps: steps}, contenders)
+	if err != nil {
+		return nil, err
+	}
+	var times []WholeTime
+	for i, c := range contenders {
+		times = append(times, WholeTime{Name: c.Name, Step: all[i]})
+	}
+	return times, nil
+}

@@ -1,0 +1,260 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// paperLimit is how large docs/paper.md may be, in bytes.
+const paperLimit = 40 << 10
+
+const paperHead = `# The LeanAttention paper's evaluation
+
+<!-- written by leanbench report docs/benchmarks/*.json: change the JSON, or cmd/leanbench/report -->
+
+Each figure of section VI of [Sanovar et al., arXiv:2405.10480](https://arxiv.org/abs/2405.10480), measured with this package. ` + "`go -C cmd/leanbench run . paper -quick`" + ` measures some shapes of each in two minutes, on a GPU if there is one, and ` + "`paper`" + ` without ` + "`-quick`" + ` all.
+
+x is how many times as fast ours is. FlashDecoding is PyTorch's FLASH_ATTENTION, which is newer than the paper's; FlashInfer is the best of its decode kernels, in pages of 16. "Fixed split" and "per head" are our own kernels with the schedules of FlashDecoding and of FlashAttention-2: what the schedule alone gives. Fixed split has as many splits as FlashAttention 2.5.6 takes, which the paper measured. Keys and values are float16 on a GPU and float32 on cores. Contenders take turns; a ratio is the median of neighbouring turns. The ceiling is a kernel that only reads the same bytes.
+
+`
+
+// ofPaper says whether a report is one of the paper's figures, or what the paper itself says.
+func ofPaper(r *measure.Report) bool { return strings.HasPrefix(r.Command+" ", "paper ") }
+
+// PaperPage makes a page of one report, and its pictures by name, which lie beside it.
+func PaperPage(name string, r *measure.Report) (map[string][]byte, error) {
+	t := newTables()
+	base := strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+	if err := t.add(base, r); err != nil {
+		return nil, err
+	}
+	files := make(map[string][]byte)
+	return files, paperFiles(name, filepath.Dir(name), []*tables{t}, files)
+}
+
+// paperFiles adds the page and the pictures, which are in a folder.
+func paperFiles(page, folder string, all []*tables, files map[string][]byte) error {
+	w, err := newPaper(all)
+	if err != nil {
+		return err
+	}
+	if w.folder, err = filepath.Rel(filepath.Dir(page), folder); err != nil {
+		return err
+	}
+	w.WriteString(paperHead)
+	w.writeBusy()
+	w.writeClaims()
+	w.writeLosses()
+	for _, q := range paperQuestions {
+		if err := w.writeFigure(q, folder, files); err != nil {
+			return err
+		}
+	}
+	w.WriteString("\n## Runs\n\n")
+	for _, t := range all {
+		fmt.Fprintf(w, "- [%s](%s): %s\n", t.name(), w.link(t.name()+".json"), source(t.order[0]))
+	}
+	if w.Len() > paperLimit {
+		return fmt.Errorf("%s has %d bytes, and may have %d", page, w.Len(), paperLimit)
+	}
+	files[page] = w.Bytes()
+	return nil
+}
+
+// paper is the page as it is written.
+type paper struct {
+	bytes.Buffer
+	folder    string // of JSON and pictures, as the page links to it
+	runs      []*tables
+	published *tables // nil: the paper's figures are not there
+}
+
+func newPaper(all []*tables) (*paper, error) {
+	w := new(paper)
+	shown := []string{PaperAll}
+	for _, q := range paperQuestions {
+		shown = append(shown, q.tables...)
+	}
+	for _, t := range all {
+		for table := range t.figures {
+			if !slices.Contains(shown, table) {
+				return nil, fmt.Errorf("%s: docs/paper.md shows no table %q", t.name(), table)
+			}
+		}
+		if t.order[0].Transcribed != "" {
+			w.published = t
+			continue
+		}
+		w.runs = append(w.runs, t)
+	}
+	slices.SortStableFunc(w.runs, func(a, b *tables) int { return strings.Compare(a.ours(), b.ours()) }) // GPUs come first
+	return w, nil
+}
+
+func (w *paper) link(name string) string { return filepath.ToSlash(filepath.Join(w.folder, name)) }
+
+// name is that of the only report.
+func (t *tables) name() string { return t.names[t.order[0]] }
+
+// device is what a run was measured on, in few words.
+func (t *tables) device() string { return t.whereOf(t.order[0]) }
+
+// ours is who of a run is ours.
+func (t *tables) ours() string {
+	if t.order[0].Machine.GPU != "" {
+		return lean
+	}
+	return attend
+}
+
+// busy is the load of each core from which on a machine's figures are rough.
+const busy = 0.75
+
+// writeBusy warns of runs beside which others used the machine.
+func (w *paper) writeBusy() {
+	for _, t := range w.runs {
+		if m := t.order[0].Machine; m.GPU == "" && m.Load > busy*float64(m.Cores) {
+			fmt.Fprintf(w, "Others used the machine of %s while it was measured, with %d cores and a load of %.1f: its figures are rough, and a ratio near 1 says nothing.\n\n", t.name(), m.Cores, m.Load)
+		}
+	}
+}
+
+// writeClaims has what the paper says beside what was measured here.
+func (w *paper) writeClaims() {
+	if w.published == nil || len(w.runs) == 0 {
+		return
+	}
+	w.WriteString("## What the paper says\n\n| of | against | paper | on |")
+	var runs []*tables
+	for _, t := range w.runs {
+		if t.ours() == lean { // the paper has no CPU
+			runs = append(runs, t)
+			fmt.Fprintf(w, " here, %s | by the schedule alone |", t.device())
+		}
+	}
+	fmt.Fprintf(w, "\n|---|---|---|---|%s\n", strings.Repeat("---|---|", len(runs)))
+	for _, f := range w.published.order[0].Figures {
+		of, against, alone := f.Table+", "+f.Case, string(f.Metric), measure.OverFixed
+		if table, model, ok := strings.Cut(f.Table, ", "); ok && strings.HasPrefix(f.Case, model+", ") {
+			of = table + ", " + f.Case
+		}
+		find := func(t *tables) (there, schedule *measure.Figure) {
+			return t.find(f.Table, f.Case, lean, f.Metric), t.find(f.Table, f.Case, lean, alone)
+		}
+		if f.Table == PaperAll {
+			of, against = string(f.Metric)+" of all shapes", f.Case
+			find = func(t *tables) (there, schedule *measure.Figure) {
+				return t.find(f.Table, f.Case, lean, f.Metric), t.find(f.Table, string(alone), lean, f.Metric)
+			}
+		}
+		fmt.Fprintf(w, "| %s | %s | %.2f | %s |", of, strings.TrimPrefix(against, "x "), f.Value, strings.TrimPrefix(f.Contender, publishedBy))
+		for _, t := range runs {
+			there, schedule := find(t)
+			for _, g := range []*measure.Figure{there, schedule} {
+				text := ""
+				if g != nil {
+					text = fmt.Sprintf("%.2f", g.Value)
+				}
+				fmt.Fprintf(w, " %s |", text)
+			}
+		}
+		w.WriteByte('\n')
+	}
+	fmt.Fprintf(w, "\nThe paper's figures are from %s: [JSON](%s).\n\n", w.published.order[0].Transcribed, w.link(w.published.name()+".json"))
+}
+
+// losing are the ratios to others that count as lost below 1.
+var losing = []measure.Metric{measure.OverFlash, measure.OverVarlen, measure.OverInfer, measure.OverCUDNN, measure.OverStock, measure.OverTorch, measure.OverFixed, measure.OverPerHead}
+
+// writeLosses says where ours is slower than somebody, and which bars are missed.
+func (w *paper) writeLosses() {
+	w.WriteString("## Where ours is slower\n\n")
+	said := false
+	for _, t := range w.runs {
+		for _, m := range losing {
+			of := func(what measure.Metric) float64 {
+				if f := t.find(PaperAll, string(m), lean, what); f != nil {
+					return f.Value
+				}
+				return 0
+			}
+			slower, all, least := of("slower"), of("shapes"), of("least")
+			if slower == 0 {
+				continue
+			}
+			said = true
+			where := ""
+			for _, f := range t.order[0].Figures {
+				if f.Table != PaperAll && f.Metric == m && f.Value == least {
+					where = fmt.Sprintf(" (%s: %s)", f.Table, f.Case)
+					break
+				}
+			}
+			fmt.Fprintf(w, "- %s, against %s: %.0f of %.0f shapes, the furthest %.2f%s.\n", t.device(), strings.TrimPrefix(against(m), "x "), slower, all, least, where)
+		}
+	}
+	for _, t := range w.runs {
+		for _, f := range t.order[0].Figures {
+			if f.Bar != nil && !f.Bar.Met {
+				said = true
+				is, _, _ := strings.Cut(f.Bar.Text(f.Metric), ":")
+				fmt.Fprintf(w, "- %s, %s, %s: %s %s, and the bar is %s.\n", t.device(), f.Table, f.Case, f.Metric.Format(f.Value), f.Metric, is)
+			}
+		}
+	}
+	if !said {
+		w.WriteString("Nowhere, of these shapes.\n")
+	}
+}
+
+// against is whom a ratio is to, as the page calls them.
+func against(m measure.Metric) string {
+	for _, c := range paperColumns {
+		if c.metric == m {
+			return c.head
+		}
+	}
+	return string(m)
+}
+
+// writeFigure has a figure's table and picture of each run.
+func (w *paper) writeFigure(q question, folder string, files map[string][]byte) error {
+	first := true
+	for _, t := range w.runs {
+		some := slices.ContainsFunc(q.tables, func(table string) bool { return t.figures[table] != nil })
+		if !some {
+			continue
+		}
+		if first {
+			fmt.Fprintf(w, "\n## %s\n\n%s\n", q.title, q.text)
+			first = false
+		}
+		own := t.only(q)
+		svg, err := t.draw(own)
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", t.name(), q.id, err)
+		}
+		picture := fmt.Sprintf("%s-%s.svg", t.name(), q.id)
+		files[filepath.Join(folder, picture)] = svg
+		fmt.Fprintf(w, "\n%s:\n\n![%s, on %[1]s](%[3]s)\n", t.device(), q.title, w.link(picture))
+		t.writeTable(&w.Buffer, own)
+	}
+	return nil
+}
+
+// only leaves out the columns and series of which a run has nothing.
+func (t *tables) only(q question) question {
+	rows := t.rows(q, q.tables...)
+	none := func(c column) bool {
+		return !slices.ContainsFunc(rows, func(r row) bool { return r.cells[cellKey(c.series, c.who, c.metric)] != nil })
+	}
+	q.columns = slices.DeleteFunc(slices.Clone(q.columns), none)
+	q.picture.series = slices.DeleteFunc(slices.Clone(q.picture.series), none)
+	q.title = q.title + ", " + t.device()
+	return q
+}

@@ -1,0 +1,114 @@
+package report
+
+import (
+	"regexp"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// What docs/paper.md has of each figure of the paper.
+
+const (
+	// publishedBy is before the paper's GPUs in the report of what the paper says, whose tables, cases and
+	// metrics are those of what is measured here.
+	publishedBy = "LeanAttention, "
+
+	// PaperAll is the table of what all figures of a machine come to.
+	PaperAll = "All figures of one device"
+
+	lean, attend         = "lean", "lean, Attend" // ours, on a GPU and on cores
+	fixedSplit, perHead  = "lean, fixed split", "lean, per head"
+	flashDecoding        = "PyTorch, FLASH_ATTENTION"
+	onOurKernel          = ", our kernel"
+	headFixed, headHeads = "x fixed split" + onOurKernel, "x per head" + onOurKernel
+)
+
+// paperColumns are those of a shape: on a GPU, and on cores.
+var paperColumns = []column{
+	{head: "ours, us", who: lean, metric: us, form: "3"}, {head: "of the ceiling", who: lean, metric: ofCeiling},
+	{head: "x FlashDecoding", who: lean, metric: measure.OverFlash, form: "f2"}, {head: "x FLASH, varlen", who: lean, metric: measure.OverVarlen, form: "f2"},
+	{head: "x FlashInfer", who: lean, metric: measure.OverInfer, form: "f2"}, {head: "x cuDNN", who: lean, metric: measure.OverCUDNN, form: "f2"},
+	{head: headFixed, who: lean, metric: measure.OverFixed, form: "f2"}, {head: headHeads, who: lean, metric: measure.OverPerHead, form: "f2"},
+	{head: "ours, us", who: attend, metric: us, form: "3"}, {head: "of the ceiling", who: attend, metric: measure.Share},
+	{head: "x default node", who: attend, metric: measure.OverStock, form: "f2"}, {head: "x PyTorch", who: attend, metric: measure.OverTorch, form: "f2"},
+	{head: headFixed, who: attend, metric: measure.OverFixed, form: "f2"}, {head: headHeads, who: attend, metric: measure.OverPerHead, form: "f2"},
+}
+
+// paperSeries have the same colours in all pictures.
+var paperSeries = []column{
+	{head: "FlashDecoding", who: lean, metric: measure.OverFlash, tint: 1}, {head: "FLASH, varlen", who: lean, metric: measure.OverVarlen, tint: 5},
+	{head: "FlashInfer", who: lean, metric: measure.OverInfer, tint: 2}, {head: "cuDNN", who: lean, metric: measure.OverCUDNN, tint: 3},
+	{head: "fixed split" + onOurKernel, who: lean, metric: measure.OverFixed, tint: 4}, {head: "per head" + onOurKernel, who: lean, metric: measure.OverPerHead, tint: 6},
+	{head: "default node", who: attend, metric: measure.OverStock, tint: 1}, {head: "PyTorch", who: attend, metric: measure.OverTorch, tint: 2},
+	{head: "fixed split" + onOurKernel, who: attend, metric: measure.OverFixed, tint: 4}, {head: "per head" + onOurKernel, who: attend, metric: measure.OverPerHead, tint: 6},
+}
+
+// Where in a case its numbers are.
+var (
+	byContext   = regexp.MustCompile(`^(?P<series>)b\d+, [\d/]+ heads x (?P<row>\d+) x \d+$`)
+	byHeads     = regexp.MustCompile(`^(?P<series>)b\d+, (?P<row>\d+) heads x \d+ x \d+$`)
+	bySequences = regexp.MustCompile(`^(?P<series>)b(?P<row>\d+), \d+ heads x \d+ x \d+$`)
+)
+
+// along is a panel whose shapes differ by one number.
+func along(id, title, text, x string, split *regexp.Regexp) question {
+	return question{
+		id: id, title: title, text: text, tables: []string{"Figure " + id}, head: x, split: split, columns: paperColumns,
+		picture: picture{kind: "lines", x: x, y: "how many times as fast as", logX: true, ticks: true, bar: 1, series: paperSeries},
+	}
+}
+
+// listed is a panel whose shapes have names.
+func listed(id, title, text, table string) question {
+	return question{
+		id: id, title: title, text: text, tables: []string{table}, head: "shape", columns: paperColumns,
+		picture: picture{kind: "bars", x: "how many times as fast as", y: "shape", bar: 1, series: paperSeries},
+	}
+}
+
+var paperQuestions = []question{
+	{
+		id: "3", title: "Figure 3: how busy the multiprocessors are",
+		text:   "One sequence, 56 heads of 64. The paper has Nsight Compute's counters of FlashDecoding, whose 56 output tiles do not fit 108 multiprocessors evenly. Our kernels count no clocks. So this is the share of multiprocessors' time in which they have LeanTiles, by the schedule, beside the share of the memory's speed that was measured. Where some have nothing to do the others get more of the memory, so that the two shares differ.",
+		tables: []string{"Figure 3"}, head: "context, tokens", split: byContext,
+		columns: []column{
+			{head: "busy: ours", who: lean, metric: measure.BusyShare}, {head: "fixed split", who: fixedSplit, metric: measure.BusyShare}, {head: "per head", who: perHead, metric: measure.BusyShare},
+			{head: "of the ceiling: ours", who: lean, metric: ofCeiling}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling},
+			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: "PyTorch, CUDNN_ATTENTION", metric: ofCeiling},
+		},
+		picture: picture{kind: "lines", x: "context, tokens", y: "share of the read ceiling, %", logX: true, ticks: true, percent: true, series: []column{
+			{head: "ours", who: lean, metric: ofCeiling}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling},
+			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: "PyTorch, CUDNN_ATTENTION", metric: ofCeiling}}},
+	},
+	along("7a", "Figure 7a: contexts", "4 sequences, 32 heads of 64; the paper's A100. Its speed-up over FlashDecoding is near 2 for short contexts and 2.18 at 262144 tokens.", "context, tokens", byContext),
+	along("7b", "Figure 7b: heads", "Heads of 64. On a GPU 4 sequences of 262144 tokens, as the paper has them; on cores one of 16384. The paper gains more than 2 over FlashDecoding above 24 heads.", "heads", byHeads),
+	along("7c", "Figure 7c: sequences", "On a GPU 32 heads of 64 over 65536 tokens, on cores 12 over 4096; the paper's text does not give its own. It gains more than 1.5 over FlashDecoding above 4 sequences.", "sequences", bySequences),
+	along("8a", "Figure 8a: contexts", "6 sequences, 48 heads of 64; the paper's H100. Its speed-up over FlashDecoding is 2.52 at 65536 tokens, and over FlashInfer 4.48.", "context, tokens", byContext),
+	along("8b", "Figure 8b: heads", "6 sequences of 65536 tokens, heads of 64.", "heads", byHeads),
+	along("8c", "Figure 8c: sequences", "48 heads of 64 over 65536 tokens; the paper's text gives neither.", "sequences", bySequences),
+	listed("peaks", "Where the paper gains most", "The shapes that the paper names for its largest speed-ups.", "Figures 7 and 8, where the paper gains most"),
+	listed("10", "Figure 10: contexts of several lengths", "One context of the largest length; the others are equal, and the average is a share of the largest. Keys are in pages of 16 on a GPU. `scaled_dot_product_attention` has no such batches: FLASH, varlen is PyTorch's kernel for them, which splits no context; on cores PyTorch and the default nodes attend to one sequence after the other.", "Figure 10"),
+	listed("10suites", "Ragged batches of other projects", "The batches of hpc-ops' dynamic schedule and of FlashInfer's paper (16 sequences; its random lengths are quantiles here).", "Figure 10, suites of other projects"),
+	listed("11", "Figure 11: heads of 128", "The attention of three models. The paper's speed-up over FlashDecoding is 1.34 at 8192 tokens and 3.5 at 131072, without saying of which model and batch.", "Figure 11"),
+	{
+		id: "13", title: "Figure 13: energy",
+		text:   "The whole GPU's, by NVML's counter, while one program runs for 1.5 s. mJ a token are those of one sequence's attention in one layer; mJ/GB of keys and values read. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on.",
+		tables: []string{"Figure 13"}, head: "shape", contenders: true,
+		columns: []column{{head: "us", metric: us, form: "3"}, {head: "W", metric: measure.Watts}, {head: "mJ a token", metric: measure.TokenJoules, form: "3"}, {head: "mJ/GB", metric: measure.ByteJoules, form: "3"}, {head: "of FlashDecoding's", metric: measure.OfFlashJoules, form: "f2"}},
+		picture: picture{kind: "bars", x: "mJ for each GB of keys and values", y: "shape and program", series: []column{{head: "mJ/GB", metric: measure.ByteJoules}}},
+	},
+	{
+		id: "9", title: "Figure 9: several GPUs",
+		text:   "4 sequences, heads of 64, which are dealt out to the GPUs; a recorded step, keys in pages of 64. The paper has 8 A100 and gains more than 2 over FlashDecoding's schedule with 256 heads. Here each GPU computes its own heads, so that each has its own schedule.",
+		tables: []string{"Figure 9"}, head: "shape", contenders: true,
+		columns: []column{{head: "us", metric: measure.LayerMicros}, {head: "GB/s", metric: measure.Speed}, {head: "x one GPU", metric: measure.OverOneGPU}, {head: headFixed, metric: measure.OverFixed}},
+		picture: picture{kind: "bars", x: "GB/s of keys and values", y: "shape and GPUs", series: []column{{head: "GB/s", metric: measure.Speed}}},
+	},
+	{
+		id: "12", title: "Figure 12: end to end",
+		text:   "A prompt and an eighth as many tokens behind it, one sequence. The paper decodes with Phi-3-medium in ONNX Runtime and gains 1.12 over FlashDecoding for the first 1024 tokens, and 1.73 on average above 16384. Here it is a decoder of OPT-6.7b's shape with random weights, and OPT's graph with as many layers, heads and weights as Phi-3-medium has, but a KV head for each query head. Steps are timed in the middle of the tokens, and count as the mean of all. Fixed split has 8 splits.",
+		tables: []string{"Figure 12", "Figure 12, Phi-3-medium's size"}, head: "prompt and tokens", contenders: true,
+		columns: []column{{head: "prompt, ms", metric: measure.PromptMillis, form: "3"}, {head: "ms a step", metric: measure.StepMillis}, {head: "s in all", metric: measure.TotalSeconds}, {head: "x fixed split", metric: measure.OverFixed}, {head: "x transformers, compiled", metric: measure.OverCompiled}},
+		picture: picture{kind: "bars", x: "seconds in all", y: "prompt and program", series: []column{{head: "s", metric: measure.TotalSeconds}}},
+	},
+}

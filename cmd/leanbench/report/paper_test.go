@@ -1,0 +1,87 @@
+package report
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// paperReport is one of a GPU with some figures.
+func paperReport(gpu string) *measure.Report {
+	r := &measure.Report{Command: "paper", Date: "2026-11-26", Machine: measure.Machine{GPU: gpu, Load: -1}}
+	for _, x := range []struct {
+		is        string
+		us, flash float64
+	}{{"b4, 32 heads x 1024 x 64", 8, 1.25}, {"b4, 32 heads x 262144 x 64", 2100, 0.93}} {
+		row := r.Row("Figure 7a", x.is, lean)
+		row.Add(measure.Micros, x.us, nil)
+		row.Add(measure.GPUShare, 0.987, nil)
+		row.Add(measure.OverFlash, x.flash, nil)
+		row.Add(measure.OverFixed, 1.5*x.flash, nil)
+	}
+	row := r.Row("Figure 13", "b1, 56 heads x 131072 x 64", lean)
+	row.Add(measure.ByteJoules, 150.4, nil)
+	row.Add(measure.OfFlashJoules, 0.85, measure.AtMost(0.8))
+	row = r.Row(PaperAll, string(measure.OverFlash), lean)
+	for m, v := range map[measure.Metric]float64{"shapes": 2, "slower": 1, "mean": 1.09, "least": 0.93} {
+		row.Add(m, v, nil)
+	}
+	r.Row(PaperAll, string(measure.OverFixed), lean).Add("mean", 1.635, nil)
+	return r
+}
+
+// TestPaperPage: the paper's figures stand beside those of each GPU, and what is lost is said.
+func TestPaperPage(t *testing.T) {
+	published := &measure.Report{Command: "paper (published)", Transcribed: "a text", Machine: measure.Machine{GPU: "A100", Load: -1}}
+	published.Row("Figure 7a", "b4, 32 heads x 262144 x 64", publishedBy+"A100").Add(measure.OverFlash, 2.18, nil)
+	published.Row(PaperAll, "x FLASH", publishedBy+"A100").Add("mean", 1.73, nil)
+	published.Row("Figure 8a", "b6, 48 heads x 65536 x 64", publishedBy+"H100").Add(measure.OverInfer, 4.48, nil)
+	cpu := &measure.Report{Command: "paper -device cpu", Machine: measure.Machine{CPU: "Z80", Workers: 2, Kernels: "go", Cores: 2, Load: 3.04}}
+	row := cpu.Row("Figure 7a", "b4, 32 heads x 256 x 64", attend)
+	row.Add(measure.Micros, 1234, nil)
+	row.Add(measure.OverStock, 3.14, nil)
+	var all []*tables
+	for name, r := range map[string]*measure.Report{"paper-a": paperReport("NVIDIA A"), "paper-published": published, "paper-cpu": cpu} {
+		one := newTables()
+		if err := one.add(name, r); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, one)
+	}
+	files := make(map[string][]byte)
+	if err := paperFiles("docs/paper.md", "docs/figures", all, files); err != nil {
+		t.Fatal(err)
+	}
+	page := string(files[filepath.FromSlash("docs/paper.md")])
+	for _, want := range []string{
+		"| of | against | paper | on | here, NVIDIA A | by the schedule alone |\n",
+		"| Figure 7a, b4, 32 heads x 262144 x 64 | FLASH | 2.18 | A100 | 0.93 | 1.40 |\n",
+		"| mean of all shapes | FLASH | 1.73 | A100 | 1.09 | 1.64 |\n",
+		"| Figure 8a, b6, 48 heads x 65536 x 64 | FlashInfer | 4.48 | H100 |  |  |\n",
+		"from a text: [JSON](figures/paper-published.json)",
+		"Others used the machine of paper-cpu while it was measured, with 2 cores and a load of 3.0:",
+		"- NVIDIA A, against FlashDecoding: 1 of 2 shapes, the furthest 0.93 (Figure 7a: b4, 32 heads x 262144 x 64).\n",
+		"- NVIDIA A, Figure 13, b1, 56 heads x 131072 x 64: 0.85 of FLASH's energy, and the bar is <= 0.80.\n",
+		"\n## Figure 7a: contexts\n", "](figures/paper-a-7a.svg)", "](figures/paper-cpu-7a.svg)",
+		"| context, tokens | ours, us | of the ceiling | x FlashDecoding | x fixed split, our kernel |\n",
+		"| 262144 | 2100 | 98.7% | 0.93 | 1.40 |\n",
+		"| context, tokens | ours, us | x default node |\n",
+		"| b1, 56 heads x 131072 x 64 | lean | 150 | **0.85** |\n",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not say %q:\n%s", want, page)
+		}
+	}
+	if len(files) != 4 || strings.Contains(page, "## Figure 8a") {
+		t.Errorf("%d files", len(files))
+	}
+	other := newTables()
+	if err := other.add("x", &measure.Report{Figures: []measure.Figure{{Table: "Figure 99"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := paperFiles("p.md", "f", []*tables{other}, files); err == nil || !strings.Contains(err.Error(), `docs/paper.md shows no table "Figure 99"`) {
+		t.Errorf("error %v", err)
+	}
+}
