@@ -125,6 +125,10 @@ func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
 			config.HeadDim, at.There = []int{64, 80, 128}[i%3], true // the node is for what is on the GPU
 		}
 		config.ValueDim = config.HeadDim
+		bound := 0.0
+		if at.Real { // a turned key may be rounded to the neighbour
+			bound = []float64{1e-5, 2e-3, 1.6e-2}[i%3]
+		}
 		opts := []la.Option{la.WithCausal()}
 		if i%2 == 0 {
 			config.Window, config.SinkTokens = 20, i%4
@@ -170,7 +174,7 @@ func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
 			for j := range appends {
 				appends[j] = []la.Append{{Seq: seqs[j][0], Tokens: tokens[0]}, {Seq: seqs[j][1], Tokens: tokens[1], Tree: tree}}
 			}
-			if off, bound := r.run(t, rng, appends), 0.0; off != bound {
+			if off := r.run(t, rng, appends); !(off <= bound) {
 				t.Fatalf("case %d, turn %d, %+v, rotary %+v: off by %v", i, turn, config, *rotary, off)
 			}
 		}
