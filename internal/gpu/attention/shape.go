@@ -21,7 +21,7 @@ const (
 
 const (
 	defaultTile   = 64        // keys
-	invariantTile = 256       // with batch invariance, where a LeanTile is a state
+	invariantTile = 1024      // with batch invariance, where a LeanTile is a state
 	mostChunk     = 64        // keys: a LeanTile is whole chunks, whatever the type
 	RingBytes     = 128 << 10 // where there is room for them; kernels have 64 to 128 KB on their way at a time
 	wideRingBytes = 192 << 10 // where rows are longer than a column block, from 9.0 on
