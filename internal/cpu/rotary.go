@@ -10,19 +10,24 @@ import (
 // Turn turns a head as a rotary embedding does, by the cosines and sines of its pairs; elements behind these stay. to may be
 // from.
 func Turn[F, G lean.Float](to, from []F, cos, sin []G, interleaved bool) {
-	// Pair i is elements i*each and i*each+apart.
 	pairs := len(cos)
-	each, apart := 1, pairs
-	if interleaved {
-		each, apart = 2, 1
-	}
-	sin = sin[:pairs]
-	for i, c := range cos {
-		a, b, c, s := from[i*each], from[i*each+apart], F(c), F(sin[i])
-		// Products are rounded, so that no architecture has bits of its own.
-		to[i*each], to[i*each+apart] = F(a*c)-F(b*s), F(b*c)+F(a*s)
-	}
 	copy(to[2*pairs:], from[2*pairs:])
+	sin = sin[:pairs]
+	// Products are rounded, so that no architecture has bits of its own.
+	if interleaved {
+		from, to = from[:2*pairs], to[:2*pairs]
+		for i, c := range cos {
+			a, b, c, s := from[2*i], from[2*i+1], F(c), F(sin[i])
+			to[2*i], to[2*i+1] = F(a*c)-F(b*s), F(b*c)+F(a*s)
+		}
+		return
+	}
+	first, second := from[:pairs], from[pairs:2*pairs]
+	toFirst, toSecond := to[:pairs], to[pairs:2*pairs]
+	for i, c := range cos {
+		a, b, c, s := first[i], second[i], F(c), F(sin[i])
+		toFirst[i], toSecond[i] = F(a*c)-F(b*s), F(b*c)+F(a*s)
+	}
 }
 
 // rotation is by what a plan's rows are turned: queries, and new keys. It is the same in all layers.
