@@ -322,3 +322,20 @@ func TestNoPython(t *testing.T) {
 		t.Errorf("status %d: %s%s", status, errs, out)
 	}
 }
+
+// TestFakeClocks: clocks are read before and after, whatever is measured in between.
+func TestFakeClocks(t *testing.T) {
+	fakeGPU(t)
+	dir := t.TempDir()
+	const smi = "#!/bin/sh\ncase $1 in *driver*) echo 570.1 ;; *) echo 1980 MHz, 2619 MHz ;; esac\n"
+	if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), []byte(smi), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	with(t, panel{id: "9", table: "Figure 9", kind: scale, gpu: []point{at(1, 8, 8, 4096, 64)}})
+	status, out, errs := run("-device=gpu", "-peers=false")
+	if status != 0 || !strings.Contains(out, "driver 570.1, CUDA 12.4") || !strings.Contains(out, "SM and memory clock before 1980 MHz, 2619 MHz") ||
+		!strings.Contains(out, "- SM and memory clock after 1980 MHz, 2619 MHz\n") {
+		t.Errorf("status %d: %s%s", status, errs, out)
+	}
+}

@@ -28,6 +28,11 @@ func paperReport(gpu string) *measure.Report {
 	for m, v := range map[measure.Metric]float64{"shapes": 2, "slower": 1, "mean": 1.09, "least": 0.93} {
 		row.Add(m, v, nil)
 	}
+	for i, who := range []string{"one GPU", "2 GPUs", "4 GPUs"} {
+		row := r.Row("Figure 9", "b4", who)
+		row.Add(measure.Speed, 3000, nil)
+		row.Add(measure.OverFixed, 0.95+0.01*float64(i), nil)
+	}
 	r.Row(PaperAll, string(measure.OverFixed), lean).Add("mean", 1.635, nil)
 	return r
 }
@@ -36,6 +41,7 @@ func paperReport(gpu string) *measure.Report {
 func TestPaperPage(t *testing.T) {
 	published := &measure.Report{Command: "paper (published)", Transcribed: "a text", Machine: measure.Machine{GPU: "A100", Load: -1}}
 	published.Row("Figure 7a", "b4, 32 heads x 262144 x 64", publishedBy+"A100").Add(measure.OverFlash, 2.18, nil)
+	published.Row("Figure 9", "b4", publishedBy+"8 A100").Add(measure.OverFixed, 2, nil)
 	published.Row(PaperAll, "x FLASH", publishedBy+"A100").Add("mean", 1.73, nil)
 	published.Row("Figure 8a", "b6, 48 heads x 65536 x 64", publishedBy+"H100").Add(measure.OverInfer, 4.48, nil)
 	cpu := &measure.Report{Command: "paper -device cpu", Machine: measure.Machine{CPU: "Z80", Workers: 2, Kernels: "go", Cores: 2, Load: 3.04}}
@@ -59,6 +65,7 @@ func TestPaperPage(t *testing.T) {
 		"| of | against | paper | on | here, NVIDIA A | by the schedule alone |\n",
 		"| Figure 7a, b4, 32 heads x 262144 x 64 | FLASH | 2.18 | A100 | 0.93 | 1.40 |\n",
 		"| mean of all shapes | FLASH | 1.73 | A100 | 1.09 | 1.64 |\n",
+		"| Figure 9, b4 | fixed | 2.00 | 8 A100 | 0.97 | 0.97 |\n",
 		"| Figure 8a, b6, 48 heads x 65536 x 64 | FlashInfer | 4.48 | H100 |  |  |\n",
 		"from a text: [JSON](figures/paper-published.json)",
 		"Others used the machine of paper-cpu while it was measured, with 2 cores and a load of 3.0:",
@@ -74,7 +81,7 @@ func TestPaperPage(t *testing.T) {
 			t.Errorf("the page does not say %q:\n%s", want, page)
 		}
 	}
-	if len(files) != 4 || strings.Contains(page, "## Figure 8a") {
+	if len(files) != 5 || strings.Contains(page, "## Figure 8a") {
 		t.Errorf("%d files", len(files))
 	}
 	other := newTables()
