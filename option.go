@@ -290,7 +290,7 @@ func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 // of query heads, and the machine: a CPU's instruction set, a GPU's compute capability.)
 //
 // It fixes the cuts in tokens: LeanTiles begin at multiples of their size in the sequence,
-// 1024 tokens on a CPU and 256 on a GPU unless WithTileTokens says otherwise, a LeanTile is a state of its own, and the states of a row
+// 1024 tokens unless WithTileTokens says otherwise, a LeanTile is a state of its own, and the states of a row
 // are merged in the order of the sequence, whoever computes them. Schedules hand out whole LeanTiles, so
 // steps are as even as those are small. All numbers of rows have one order of sums: prompts are slower
 // than without, and prefixes that sequences share are read by each of them; docs/lab/cpu.md and
@@ -300,8 +300,7 @@ func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 // the path alone.
 //
 // [ErrUnsupported]: with [WithDropout], whose numbers follow from a sequence's place in the batch; with LeanTiles of more than
-// 4096 tokens; with the schedule
-// [Unfused]; in gradients; on a cache with a [CacheConfig].Window, where places change when pages are given back.
+// 4096 tokens; with the schedule [Unfused]; with [WithSinkTokens] on a GPU; in gradients; on a cache with a [CacheConfig].Window, where places change when pages are given back.
 //
 // It is about attention. Of package nn norms, activations, gates, embeddings and rotary embeddings have a row's bits from the row alone, and
 // so has nn.Linear on a CPU up to the number of rows that its documentation says; with more, and on a GPU, the order of

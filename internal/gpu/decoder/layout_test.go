@@ -36,10 +36,10 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 		"nodes.cuh": {
 			"constexpr int NODE_THREADS = 256; constexpr int NODE_NARROW = 1024;",
 			"constexpr int NODE_EACH = 4;",
-			"constexpr int ROTARY_PAIRS = 128;",
 			"const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;",
 			"enum : int { GELU_TANH = 3, SILU = 4 };",
 		},
+		"rotary.cuh": {"constexpr int ROTARY_PAIRS = 128;"},
 		"gemm_tiled.cuh": {
 			"constexpr int GEMM_WARPS = 8; constexpr int GEMM_THREADS = (GEMM_WARPS + 1) * 32;",
 			"constexpr int GEMM_TILE = 128;",
