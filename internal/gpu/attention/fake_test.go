@@ -69,7 +69,7 @@ func shorter(n int) int {
 }
 
 func TestFakePrefill(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 14, 40), func(t *testing.T, m *machine, n int) {
+	onFakes(t, reftest.Cases(t, 8, 40), func(t *testing.T, m *machine, n int) {
 		for _, take := range []choice{takeMany, takeBoth} {
 			testPrefill(t, m, take, n, shorter(300))
 			testPrefillInstead(t, m, take, reftest.Cases(t, 2, 1000), shorter(300))
@@ -78,7 +78,7 @@ func TestFakePrefill(t *testing.T) {
 }
 
 func TestFakeMixed(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 20, 60), func(t *testing.T, m *machine, n int) { testMixed(t, m, n, shorter(400)) })
+	onFakes(t, reftest.Cases(t, 10, 60), func(t *testing.T, m *machine, n int) { testMixed(t, m, n, shorter(400)) })
 }
 
 func TestFakeSchedules(t *testing.T) {
