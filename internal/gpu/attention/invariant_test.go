@@ -170,24 +170,7 @@ func testInvariantGraph(t *testing.T, m *machine, n, longest int) {
 	noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: 1, Pages: sequences * attn.Ceil(longest+1, first.pageTokens)}))
 	s.load(t, 0)
 	m.run(t, plan, first)
-	generation := plan.Generation()
-	launch := m.Capture(t, func() error {
-		if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
-			return err
-		}
-		return plan.Run(m.Stream, first.operands())
-	})
-	for i, p := range s.all {
-		s.load(t, i)
-		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
-		plan.spoil(t)
-		noError(t, plan.Upload(m.Stream))
-		if plan.Generation() != generation {
-			t.Fatalf("step %d: the plan looks different: %+v", i, plan.look)
-		}
-		noError(t, launch())
-		m.Settle(t)
-		p.check(t)
+	m.replay(t, plan, s, func(i int, p *problem) {
 		got := p.results(t)
 		for j, queries := range p.Queries {
 			for pos := range queries {
@@ -200,7 +183,7 @@ func testInvariantGraph(t *testing.T, m *machine, n, longest int) {
 				}
 			}
 		}
-	}
+	})
 	first.close(t)
 	noError(t, plan.Close())
 	noError(t, alone.Close())

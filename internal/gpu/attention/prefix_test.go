@@ -86,28 +86,7 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int) {
 				t.Fatalf("%v shares prefixes: %v", first, !shares)
 			}
 			plan.Recorded()
-			generation := plan.Generation()
-			launch := m.Capture(t, func() error {
-				if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
-					return err
-				}
-				return plan.Run(m.Stream, first.operands())
-			})
-			for i, p := range s.all {
-				s.load(t, i)
-				noError(t, plan.Build(p.geometry, p.seqs, p.rows))
-				plan.spoil(t)
-				noError(t, plan.Upload(m.Stream))
-				if plan.Generation() != generation {
-					t.Fatalf("step %d of %v, forks %v: the plan looks different: %+v", i, p, p.forks, plan.look)
-				}
-				noError(t, launch())
-				m.Settle(t)
-				p.check(t)
-				if t.Failed() {
-					t.Fatalf("step %d: %v, forks %v", i, p, p.forks)
-				}
-			}
+			m.replay(t, plan, s, nil)
 			first.close(t)
 			noError(t, plan.Close())
 		}

@@ -109,6 +109,36 @@ func (p *problem) memories() [7]*gpu.Memory {
 	return [7]*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse}
 }
 
+// replay captures the launches of a plan, which is that of the first step and has run it, and has all steps by them. Each
+// is checked, and then seen by each, which may be nil.
+func (m *machine) replay(t *testing.T, plan *Plan, s *steps, each func(i int, p *problem)) {
+	t.Helper()
+	first, generation := s.all[0], plan.Generation()
+	launch := m.Capture(t, func() error {
+		if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
+			return err
+		}
+		return plan.Run(m.Stream, first.operands())
+	})
+	for i, p := range s.all {
+		s.load(t, i)
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		plan.spoil(t)
+		noError(t, plan.Upload(m.Stream))
+		if plan.Generation() != generation {
+			t.Fatalf("step %d of %v, forks %v: the plan looks different: %+v", i, p, p.forks, plan.look)
+		}
+		noError(t, launch())
+		m.Settle(t)
+		if p.check(t); t.Failed() {
+			t.Fatalf("step %d: %v, forks %v", i, p, p.forks)
+		}
+		if each != nil {
+			each(i, p)
+		}
+	}
+}
+
 // testGraph: launches that were captured once are those of every later step.
 func testGraph(t *testing.T, m *machine, n, chunk, longest int) {
 	rng := reftest.Rand(t)
@@ -126,31 +156,10 @@ func testGraph(t *testing.T, m *machine, n, chunk, longest int) {
 		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: max(chunk, 1), Pages: sequences * attn.Ceil(longest+max(chunk, 1), first.pageTokens)}))
 		s.load(t, 0)
 		m.run(t, plan, first)
-		generation := plan.Generation()
 		if both := chunk > 0 && c.kv != attn.Float32 && !c.unfused && m.runsBeside(); both != plan.look.both {
 			t.Errorf("keys of %v, unfused %v: kernels for few rows and for many: %v", c.kv, c.unfused, !both)
 		}
-		launch := m.Capture(t, func() error {
-			if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
-				return err
-			}
-			return plan.Run(m.Stream, first.operands())
-		})
-		for i, p := range s.all {
-			s.load(t, i)
-			noError(t, plan.Build(p.geometry, p.seqs, p.rows))
-			plan.spoil(t)
-			noError(t, plan.Upload(m.Stream))
-			if plan.Generation() != generation {
-				t.Fatalf("step %d: the plan looks different: %+v", i, plan.look)
-			}
-			noError(t, launch())
-			m.Settle(t)
-			p.check(t)
-			if t.Failed() {
-				t.Fatalf("step %d: %v", i, p)
-			}
-		}
+		m.replay(t, plan, s, nil)
 		first.close(t)
 		noError(t, plan.Close())
 	}
