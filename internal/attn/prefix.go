@@ -19,7 +19,7 @@ type Prefixes struct {
 	seqs  []Sequence
 	page  int
 	least int
-	room  int
+	left  int // queries that members of further prefixes may have
 }
 
 // Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries come after them.
@@ -31,6 +31,49 @@ type Prefix struct {
 // Members are the sequences that have p, by their numbers.
 func (f *Prefixes) Members(p *Prefix) []int32 { return f.order[p.from:p.to] }
 
+// AppendOwn appends the sequences that Find was given to own, without what of them is in prefixes.
+func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
+	for i, q := range seqs {
+		q.Keys -= f.Own[i]
+		q.Pages = q.Pages[f.Own[i]/f.page:]
+		own = append(own, q)
+	}
+	return own
+}
+
+// Sequence is a prefix of sequences as one whose queries are those of all members, which lie somewhere else: Row is 0.
+func (f *Prefixes) Sequence(p *Prefix, seqs []Sequence) Sequence {
+	members := f.Members(p)
+	s := Sequence{Keys: p.End - p.First, Pages: seqs[members[0]].Pages[p.First/f.page:]}
+	for _, m := range members {
+		s.Queries += seqs[m].Queries
+	}
+	return s
+}
+
+// AppendRows appends the rows of these queries.
+func (f *Prefixes) AppendRows(rows []int32, p *Prefix, seqs []Sequence) []int32 {
+	for _, m := range f.Members(p) {
+		for r := range seqs[m].Queries {
+			rows = append(rows, int32(seqs[m].Row+r))
+		}
+	}
+	return rows
+}
+
+// Shareable are the features with which all queries of a step see the same in keys before them, so that they can attend to prefixes
+// together. A way into an engine adds what it makes no difference to, as schedules.
+const Shareable = Causal | Trees | Cap | Sinks | Rotates
+
+// OfPrefixes is the problem of attention to prefixes, which leaves states: all rows see all of their keys, queries have been
+// turned, and rows lie one behind the other.
+func (p *Problem) OfPrefixes() Problem {
+	of := *p
+	of.Mask, of.Score, of.Rotary = Mask{}, Score{Cap: p.Cap}, Rotary{}
+	of.Query, of.Out, of.LSE = PackedRows(p.Heads, p.Dim), PackedRows(p.Heads, p.ValueDim), PackedRows(p.Heads, 1)
+	return of
+}
+
 // Find looks for prefixes of sequences in pages of so many tokens, by which at least so many keys are read less: those
 // of a prefix for each member but one. The members of all prefixes have so many queries at most, each counted as often as
 // it is a member. A sequence may be a member of several prefixes, one behind the other:
@@ -39,7 +82,7 @@ func (f *Prefixes) Members(p *Prefix) []int32 { return f.order[p.from:p.to] }
 // That two sequences have a page at the same place says that they have all pages before it: pages come to be shared by
 // forks alone.
 func (f *Prefixes) Find(seqs []Sequence, pageTokens, least, queries int) {
-	f.Saved, f.room = 0, queries
+	f.Saved, f.left = 0, queries
 	f.Found, f.order, f.Own = f.Found[:0], f.order[:0], f.Own[:0]
 	for i := range seqs {
 		f.Own = append(f.Own, 0)
@@ -107,8 +150,8 @@ func (f *Prefixes) group(from, to, common, begin int) {
 	for _, i := range f.order[from:to] {
 		rows += f.seqs[i].Queries
 	}
-	if saved := (end - begin) * f.page * (to - from - 1); saved >= f.least && rows <= f.room {
-		f.Saved, f.room = f.Saved+saved, f.room-rows
+	if saved := (end - begin) * f.page * (to - from - 1); saved >= f.least && rows <= f.left {
+		f.Saved, f.left = f.Saved+saved, f.left-rows
 		f.Found = append(f.Found, Prefix{First: begin * f.page, End: end * f.page, from: from, to: to})
 		for _, i := range f.order[from:to] {
 			f.Own[i] = end * f.page

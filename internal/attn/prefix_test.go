@@ -32,9 +32,9 @@ func TestPrefixes(t *testing.T) {
 	var f Prefixes // the memory of one is the next one's
 	rapid.Check(t, func(t *rapid.T) {
 		page, least := rapid.IntRange(1, 4).Draw(t, "page"), rapid.IntRange(1, 12).Draw(t, "worth")
-		room := rapid.OneOf(rapid.Just(math.MaxInt), rapid.IntRange(0, 30)).Draw(t, "room")
+		most := rapid.OneOf(rapid.Just(math.MaxInt), rapid.IntRange(0, 30)).Draw(t, "most queries")
 		seqs := forks(t, page)
-		f.Find(seqs, page, least, room)
+		f.Find(seqs, page, least, most)
 		if len(f.Own) != len(seqs) {
 			t.Fatalf("%d sequences, %d with keys of their own", len(seqs), len(f.Own))
 		}
@@ -68,10 +68,10 @@ func TestPrefixes(t *testing.T) {
 		if !slices.Equal(at, f.Own) {
 			t.Fatalf("prefixes end at %v, keys of their own begin at %v", at, f.Own)
 		}
-		if queries > room || saved != f.Saved {
-			t.Fatalf("members have %d queries, there is room for %d; %d keys are saved, not %d", queries, room, saved, f.Saved)
+		if queries > most || saved != f.Saved {
+			t.Fatalf("members have %d queries, %d are the most; %d keys are saved, not %d", queries, most, saved, f.Saved)
 		}
-		if least > 1 || room < math.MaxInt {
+		if least > 1 || most < math.MaxInt {
 			return
 		}
 		for i := range seqs { // then there is all that can be

@@ -14,6 +14,9 @@ import (
 //	offset(row, head) = row*Row + head*Head
 type Strides struct{ Row, Head int }
 
+// PackedRows are the strides of rows that lie one behind the other, head by head.
+func PackedRows(heads, dim int) Strides { return Strides{Row: heads * dim, Head: dim} }
+
 // PageStrides places the rows of keys or values, in elements:
 //
 //	offset(page, head, slot) = page*Page + head*Head + slot*Row

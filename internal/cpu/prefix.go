@@ -26,17 +26,15 @@ type prefixPlan struct {
 	rows  []int32         // of each of these rows the row of the queries
 }
 
-// hasPrefixes says whether all queries of a step see the same of keys that come before them. With batch invariance a sequence
-// is by itself: where a prefix ends, and whether it is worth it, depends on the others.
-func hasPrefixes(g *attn.Problem) bool {
-	return !g.Invariant && g.Window == 0 && g.Slopes == "" && g.Bias == (attn.Bias{}) && g.Dropout == 0
-}
+// canShare are the features with which keys are attended to together. Batch invariance is none of them: where a prefix ends, and
+// whether it is worth it, depends on the others.
+const canShare = attn.Shareable | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers
 
 // findPrefixes looks for prefixes, has p.prefix attend to them, if there are any that are worth it, and returns what sequences have
 // of their own. All has been checked.
 func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) []attn.Sequence {
 	p.shares = false
-	if len(seqs) < 2 || !hasPrefixes(g) {
+	if len(seqs) < 2 || g.Features()&^canShare != 0 {
 		return seqs
 	}
 	if p.prefix == nil {
@@ -51,35 +49,16 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) []attn.Sequen
 	if len(x.found.Found) == 0 {
 		return seqs
 	}
-	x.own, x.seqs, x.rows = append(x.own[:0], seqs...), x.seqs[:0], x.rows[:0]
-	for i, n := range x.found.Own {
-		if n > 0 {
-			x.own[i].Keys -= n
-			x.own[i].Pages = x.own[i].Pages[n/g.PageTokens:]
-		}
-	}
+	x.own, x.seqs, x.rows = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0], x.rows[:0]
 	for i := range x.found.Found {
-		f := &x.found.Found[i]
-		members := x.found.Members(f)
-		s := attn.Sequence{Row: len(x.rows), Keys: f.End - f.First, Pages: seqs[members[0]].Pages[f.First/g.PageTokens:]}
-		for _, m := range members {
-			for r := range seqs[m].Queries {
-				x.rows = append(x.rows, int32(seqs[m].Row+r))
-			}
-		}
-		s.Queries = len(x.rows) - s.Row
-		x.seqs = append(x.seqs, s)
+		s := x.found.Sequence(&x.found.Found[i], seqs)
+		s.Row = len(x.rows)
+		x.seqs, x.rows = append(x.seqs, s), x.found.AppendRows(x.rows, &x.found.Found[i], seqs)
 	}
-	of := *g
-	of.Rotary = attn.Rotary{} // its queries are turned
-	of.Mask, of.Score, of.Query, of.Out, of.LSE = attn.Mask{}, attn.Score{Cap: g.Cap}, rowsOf(g.Heads, g.Dim), rowsOf(g.Heads, g.ValueDim), rowsOf(g.Heads, 1)
-	x.plan.lay(of, x.seqs)
+	x.plan.lay(g.OfPrefixes(), x.seqs)
 	p.shares = true
 	return x.own
 }
-
-// rowsOf are the strides of rows that lie one behind the other, head by head.
-func rowsOf(heads, dim int) attn.Strides { return attn.Strides{Row: heads * dim, Head: dim} }
 
 // prefixRun is a run of a plan that has prefixes.
 type prefixRun[F real] struct {

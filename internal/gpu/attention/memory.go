@@ -152,15 +152,15 @@ func (e *Engine) reserveStates(g *attn.Problem, c *Capacity, tileRows int) int64
 	return min(e.statesBytes(g, int64(tiles), int64(longest), tileRows), mostStates)
 }
 
-// room is what a step takes besides its table.
-type room struct {
+// workspaceSize is what a step takes besides its table.
+type workspaceSize struct {
 	tileRows, dim int   // of output tiles of the kernels for few rows
 	scores        int64 // numbers
 	parts, states int64 // bytes
 }
 
-// reserve makes room for a step. On error nothing has changed.
-func (m *memory) reserve(e *Engine, op string, need, least Capacity, r room) (err error) {
+// reserve takes memory for a step. On error nothing has changed.
+func (m *memory) reserve(e *Engine, op string, need, least Capacity, r workspaceSize) (err error) {
 	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
 	defer func() {
 		if err != nil {

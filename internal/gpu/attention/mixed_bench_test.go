@@ -119,7 +119,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		return func(p *Plan) {
 			k, few := p.look.prefill.taken(&g), c.singles
 			bytes := m.engine.partBytes(k)
-			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, room{tileRows: BlockRows, dim: c.dim, parts: bytes}))
+			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.look.prefill, few: few, queries: 1, blocks: many}
 			p.dealOut(&g, k, &d)
 			p.schedule(&g, p.seqs[:few], others, false)
@@ -176,7 +176,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		add(fmt.Sprintf("chunk by %d", n), takeMany, seqs[:1], func(p *Plan) {
 			k := p.look.prefill.taken(&g)
 			bytes := m.engine.partBytes(k)
-			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, room{tileRows: BlockRows, dim: c.dim, parts: bytes}))
+			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.look.prefill, blocks: n}
 			p.dealOut(&g, k, &d)
 			p.listPrefill(d)

@@ -228,7 +228,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 			parts = p.engine.partBytes(k)
 		}
 	}
-	take := room{tileRows: tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.Dim, scores: scores, parts: parts}
+	take := workspaceSize{tileRows: tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.Dim, scores: scores, parts: parts}
 	if g.Invariant {
 		take.states = max(p.engine.statesBytes(&g, need.tiles, need.longest, take.tileRows), p.engine.reserveStates(&g, &least, take.tileRows))
 	}

@@ -654,7 +654,7 @@ func TestPlanGrows(t *testing.T) {
 	for _, dim := range []int{64, 256, 128, 256} {
 		memory := &plan.memory
 		for _, parts := range []int64{0, int64(dim) << 10} {
-			noError(t, memory.reserve(m.engine, "test", Capacity{Sequences: dim, Rows: dim, Pages: dim}, Capacity{}, room{tileRows: BlockRows, dim: dim, scores: int64(dim) << 8, parts: parts}))
+			noError(t, memory.reserve(m.engine, "test", Capacity{Sequences: dim, Rows: dim, Pages: dim}, Capacity{}, workspaceSize{tileRows: BlockRows, dim: dim, scores: int64(dim) << 8, parts: parts}))
 		}
 		live := 0
 		for _, b := range memory.buffers() {

@@ -234,7 +234,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	case "whole":
 		plan.dealPrefill()
 	case "parts":
-		noError(b, plan.memory.reserve(m.engine, "parts", plan.memory.capacity, Capacity{}, room{tileRows: BlockRows, dim: dim, parts: m.engine.partBytes(plan.look.prefill.first())}))
+		noError(b, plan.memory.reserve(m.engine, "parts", plan.memory.capacity, Capacity{}, workspaceSize{tileRows: BlockRows, dim: dim, parts: m.engine.partBytes(plan.look.prefill.first())}))
 		plan.partPrefill(plan.dealt)
 	}
 	noError(b, plan.Upload(m.Stream))

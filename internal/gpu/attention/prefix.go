@@ -18,14 +18,11 @@ const (
 	prefixBlocks  = 8 // on a multiprocessor
 )
 
-// shareable are the features of which all queries of a step see the same in keys before them.
-const shareable = attn.Causal | attn.Trees | attn.Cap | attn.Sinks | attn.Rotates
-
 // sharing is how the launches of a plan look that has prefixes. The zero sharing is of one without.
 type sharing struct {
 	out, lse   attn.Strides // of results; the geometry's are those of states
 	rows       int          // of queries
-	gathered   int          // that there is room for
+	gathered   int          // rows that there is memory for
 	generation uint64       // of the plan of prefixes
 }
 
@@ -95,7 +92,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	x := &p.prefixes
 	x.blocks, x.found.Saved = 0, 0
 	switch {
-	case rows == 0 || p.fused || g.Features()&^shareable != 0:
+	case rows == 0 || p.fused || g.Features()&^attn.Shareable != 0:
 		return false
 	case p.recorded && !p.look.sharing.on():
 		return false
@@ -107,47 +104,28 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 		least = 1
 	}
 	x.found.Find(seqs, g.PageTokens, attn.Ceil(least, key), attn.Product(mostPrefixesOfRow, rows))
-	if x.found.Saved == 0 && !p.recorded || !p.recorded && !p.engine.Eager && !sharingPays(seqs, x.found.Saved, key) {
+	if !p.recorded && (x.found.Saved == 0 || !p.engine.Eager && !sharingPays(seqs, x.found.Saved, key)) {
 		return false
 	}
-	x.own = append(x.own[:0], seqs...)
-	for i, n := range x.found.Own {
-		if n > 0 {
-			x.own[i].Keys -= n
-			x.own[i].Pages = x.own[i].Pages[n/g.PageTokens:]
-		}
-	}
-	x.seqs, x.of = x.seqs[:0], x.of[:0]
+	x.own, x.seqs, x.of = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0], x.of[:0]
 	for i := range x.found.Found {
-		f := &x.found.Found[i]
-		members := x.found.Members(f)
-		s := attn.Sequence{Keys: f.End - f.First, Pages: seqs[members[0]].Pages[f.First/g.PageTokens:]}
-		for _, m := range members {
-			s.Queries += seqs[m].Queries
-		}
-		x.seqs, x.of = append(x.seqs, s), append(x.of, int32(i))
+		x.seqs, x.of = append(x.seqs, x.found.Sequence(&x.found.Found[i], seqs)), append(x.of, int32(i))
 	}
 	return true
-}
-
-// rowsOf are the strides of rows that lie one behind the other, head by head.
-func rowsOf(g *attn.Problem, width int) attn.Strides {
-	return attn.Strides{Row: g.Heads * width, Head: width}
 }
 
 // ownProblem is the part of a problem that is for what sequences have of their own.
 func ownProblem(g *attn.Problem) attn.Problem {
 	of := *g
-	of.Out, of.LSE = rowsOf(g, g.ValueDim), rowsOf(g, 1)
+	of.Out, of.LSE = attn.PackedRows(g.Heads, g.ValueDim), attn.PackedRows(g.Heads, 1)
 	return of
 }
 
-// prefixProblem is that for prefixes: all rows see all of their keys. direct: queries are where they are, else gathered.
+// prefixProblem is that for prefixes. direct: queries are where they are, else gathered.
 func prefixProblem(g *attn.Problem, direct bool) attn.Problem {
-	of := ownProblem(g)
-	of.Rotary = attn.Rotary{} // queries are turned
-	if of.Mask, of.Score = (attn.Mask{}), (attn.Score{Cap: g.Cap}); !direct {
-		of.Query = rowsOf(g, g.Dim)
+	of := g.OfPrefixes()
+	if direct {
+		of.Query = g.Query
 	}
 	return of
 }
@@ -165,7 +143,7 @@ func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
 // is the kernel for what sequences have of their own, results is the problem, g that of these.
 func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who division, need, least *Capacity) sharing {
 	x := &p.prefixes
-	s := sharing{out: results.Out, lse: results.LSE, rows: rows, gathered: p.engine.roomForPrefixes(g, max(least.Rows, rows))}
+	s := sharing{out: results.Out, lse: results.LSE, rows: rows, gathered: p.engine.mostGathered(g, max(least.Rows, rows))}
 	if p.recorded {
 		s.gathered = p.look.sharing.gathered
 	}
@@ -224,13 +202,10 @@ func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 	}
 	x.gathered, x.starts = append(x.gathered, 0), append(x.starts, make([]int32, s.rows+2)...)
 	for _, i := range x.of {
-		for _, m := range x.found.Members(&x.found.Found[i]) {
-			for r := range seqs[m].Queries {
-				row := seqs[m].Row + r
-				x.gathered = append(x.gathered, int32(row))
-				x.starts[row+2]++
-			}
-		}
+		x.gathered = x.found.AppendRows(x.gathered, &x.found.Found[i], seqs)
+	}
+	for _, row := range x.gathered[1:] {
+		x.starts[row+2]++
 	}
 	n := len(x.gathered) - 1
 	x.gathered[0] = int32(n)

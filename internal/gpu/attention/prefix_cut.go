@@ -39,19 +39,19 @@ func sharingPays(seqs []attn.Sequence, saved, key int) bool {
 // block has a whole one: their states merge where those of all prefixes do, by all blocks. Members of all pieces have so many rows
 // at most. Where own keys are for the kernel for few rows, some blocks may attend to prefixes beside those: these keep the
 // memory busy, and those the tensor cores. It returns how many; 0: one comes behind the other.
-func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, room int) (blocks int) {
+func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, gathered int) (blocks int) {
 	const step = 8 // blocks, of which numbers are tried
 	e := p.engine
 	n := int64(e.blocks)
 	own, shared := p.reading(g)
-	best := p.piecesOf(g, k, e.prefillBlocks(k), room)
+	best := p.piecesOf(g, k, e.prefillBlocks(k), gathered)
 	least := max(best.time, shared/n*aloneMore/aloneOf) + own/n
 	can := k.runsBeside() && who.first() == nil && few.way == &leanWay
 	if p.recorded {
 		can = p.prefixes.plan.look.beside
 	}
 	for m := step; can && m < e.blocks; m += step {
-		c := p.piecesOf(g, k, m, room)
+		c := p.piecesOf(g, k, m, gathered)
 		reads, multiplies := fewTime(own, e.blocks-m, e.blocks), c.time*besideMore/besideOf
 		// Where one is done long before the other, blocks are idle.
 		t := max(reads, multiplies, (own+shared)/n) + (reads+multiplies)/16
@@ -87,7 +87,7 @@ type pieces struct {
 func pieceUnit(g *attn.Problem) int { return g.PageTokens * attn.Ceil(cutKeys, g.PageTokens) }
 
 // piecesOf is the best way to cut prefixes for so many thread blocks.
-func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, room int) pieces {
+func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, gathered int) pieces {
 	seqs, unit := p.prefixes.seqs, pieceUnit(g)
 	smallest, longest, all, work := 1, 0, 0, int64(0)
 	if !p.engine.Eager {
@@ -110,7 +110,7 @@ func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, room int) pieces {
 				of := attn.Ceil(attn.Ceil(seqs[i].Keys, unit), size)
 				count, rows = count+tiles(&seqs[i])*of, rows+seqs[i].Queries*of
 			}
-			if size < longest && (count > n*blocks || rows > room) {
+			if size < longest && (count > n*blocks || rows > gathered) {
 				continue
 			}
 			most := int64(attn.Ceil(count, blocks)) // tiles of a block
@@ -142,8 +142,8 @@ func (p *Plan) cutPrefixes(g *attn.Problem, size int) {
 	x.seqs, x.of = x.seqs[:n], x.of[:n]
 }
 
-// roomForPrefixes is how many rows the members of all prefixes, and of their pieces, have at most, of a step of so many.
-func (e *Engine) roomForPrefixes(g *attn.Problem, rows int) int {
+// mostGathered is how many rows the members of all prefixes, and of their pieces, have at most, of a step of so many.
+func (e *Engine) mostGathered(g *attn.Problem, rows int) int {
 	const tile = 192 // rows of the largest output tile
 	return min(attn.Product(mostPrefixesOfRow, rows)+mostPieces*attn.Ceil(e.blocks*tile, g.Heads), 1<<30)
 }
