@@ -81,47 +81,20 @@ func (v view) begins(first int) bool {
 	return v.sinks.empty() && !v.rest.empty() && v.rest.first == first
 }
 
-// workAlone is work where there is batch invariance.
-func (ws *workspace[F]) workAlone(i int) {
-	p, w := ws.plan, &ws.workers[i]
-	for it := p.sched.Work(i); ; {
-		k, ok := it.Next()
-		if !ok {
-			w.tile = tile{} // it points into the operands
-			w.runs.forget()
-			clear(w.bias)
-			return
-		}
-		b := p.block(k)
-		ws.pack(w, b)
-		a := ws.alone(w, b)
-		if k.Host() {
-			state := &w.state
-			if !k.Whole() {
-				state = &ws.partials[p.sched.Slot(i, k)]
-			}
-			for n := k.Begin; n < k.End; n++ {
-				if n == 0 {
-					a.leanTile(n, state)
-					continue
-				}
-				a.leanTile(n, &w.part)
-				state.merge(&w.part, b.rows, p.g.ValueDim)
-			}
-			if k.Whole() {
-				ws.finish(b, state)
-				continue
-			}
-		} else {
-			for n := k.Begin; n < k.End; n++ {
-				a.leanTile(n, &ws.apart[ws.apartOf[i]+int(n-k.Begin)])
-			}
-		}
-		// The last to arrive merges: then all partials are there, and nobody has waited for one.
-		first, last, count := p.sched.Sharers(k)
-		if ws.arrived[first].Add(1) == int32(count) {
-			ws.arrived[first].Store(0)
-			ws.finish(b, ws.mergeApart(b, k, first, last))
+// attendAlone is attend, of worker i, where there is batch invariance. What another worker hosts stays in states of LeanTiles, which mergeApart
+// merges.
+func (ws *workspace[F]) attendAlone(i int, b block, k lean.Work, state *partial[F]) {
+	w := &ws.workers[i]
+	a := ws.alone(w, b)
+	for n := k.Begin; n < k.End; n++ {
+		switch {
+		case !k.Host():
+			a.leanTile(n, &ws.apart[ws.apartOf[i]+int(n-k.Begin)])
+		case n == 0:
+			a.leanTile(n, state)
+		default:
+			a.leanTile(n, &w.part)
+			state.merge(&w.part, b.rows, ws.plan.g.ValueDim)
 		}
 	}
 }

@@ -182,10 +182,6 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 // tile.
 func (ws *workspace[F]) work(i int) {
 	p, w := ws.plan, &ws.workers[i]
-	if p.g.Invariant {
-		ws.workAlone(i)
-		return
-	}
 	for it := p.sched.Work(i); ; {
 		k, ok := it.Next()
 		if !ok {
@@ -200,8 +196,12 @@ func (ws *workspace[F]) work(i int) {
 		if !k.Whole() {
 			state = &ws.partials[p.sched.Slot(i, k)]
 		}
-		state.reset(b.rows, p.g.ValueDim)
-		ws.attend(w, b, k, state)
+		if p.g.Invariant {
+			ws.attendAlone(i, b, k, state)
+		} else {
+			state.reset(b.rows, p.g.ValueDim)
+			ws.attend(w, b, k, state)
+		}
 		if k.Whole() {
 			ws.finish(b, state)
 			continue
@@ -210,7 +210,12 @@ func (ws *workspace[F]) work(i int) {
 		first, last, count := p.sched.Sharers(k)
 		if ws.arrived[first].Add(1) == int32(count) {
 			ws.arrived[first].Store(0)
-			ws.finish(b, ws.merge(b, k, first, last))
+			if p.g.Invariant {
+				state = ws.mergeApart(b, k, first, last)
+			} else {
+				state = ws.merge(b, k, first, last)
+			}
+			ws.finish(b, state)
 		}
 	}
 }
