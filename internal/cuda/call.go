@@ -1,6 +1,10 @@
 package cuda
 
-import "sync"
+import (
+	"sync"
+
+	"gorgonia.org/leanattention/internal/cuda/library"
+)
 
 // function is an entry point of the library.
 type function struct {
@@ -15,7 +19,7 @@ type function struct {
 // call makes the C call.
 //
 //go:uintptrescapes
-func (f *function) call(args ...uintptr) result { return invoke(f.addr, args...) }
+func (f *function) call(args ...uintptr) result { return result(library.Call(f.addr, args...)) }
 
 // frames are argument lists for call4 and call11. The compiler puts those of
 // call on the heap, at each call.
@@ -29,7 +33,7 @@ func (f *function) call4(a, b, c, d uintptr) result {
 	frame := frames.Get().(*[11]uintptr)
 	defer frames.Put(frame)
 	frame[0], frame[1], frame[2], frame[3] = a, b, c, d
-	return invoke(f.addr, frame[:4]...)
+	return result(library.Call(f.addr, frame[:4]...))
 }
 
 // call11 is call4 for cuLaunchKernel.
@@ -39,5 +43,5 @@ func (f *function) call11(a, b, c, d, e, g, h, i, j, k, l uintptr) result {
 	frame := frames.Get().(*[11]uintptr)
 	defer frames.Put(frame)
 	*frame = [11]uintptr{a, b, c, d, e, g, h, i, j, k, l}
-	return invoke(f.addr, frame[:]...)
+	return result(library.Call(f.addr, frame[:]...))
 }

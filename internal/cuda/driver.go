@@ -3,8 +3,11 @@ package cuda
 import (
 	"bytes"
 	"fmt"
+	"runtime"
 	"sync"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cuda/library"
 )
 
 const (
@@ -116,13 +119,21 @@ func Load() (*Driver, error) {
 	machine.Lock()
 	defer machine.Unlock()
 	if machine.driver == nil {
-		d, err := LoadFrom(libraryName)
+		d, err := LoadFrom(libraryName())
 		if err != nil {
 			return nil, err
 		}
 		machine.driver = d
 	}
 	return machine.driver, nil
+}
+
+// libraryName is the driver's, on platforms that have it.
+func libraryName() string {
+	if runtime.GOOS == "windows" {
+		return "nvcuda.dll"
+	}
+	return "libcuda.so.1"
 }
 
 // machine is the machine's driver.
@@ -134,13 +145,13 @@ var machine struct {
 // LoadFrom opens the driver in a library of this name or path. The library
 // stays open, as long as it could be initialized.
 func LoadFrom(path string) (*Driver, error) {
-	lib, err := openLibrary(path)
+	lib, err := library.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", err, ErrNoDriver)
 	}
 	d := &Driver{}
 	if err := d.init(lib); err != nil {
-		closeLibrary(lib)
+		library.Close(lib)
 		return nil, err
 	}
 	return d, nil
@@ -148,7 +159,7 @@ func LoadFrom(path string) (*Driver, error) {
 
 func (d *Driver) init(lib uintptr) error {
 	for _, e := range d.fn.table() {
-		e.f.name, e.f.addr = e.name, symbol(lib, e.name+e.suffix)
+		e.f.name, e.f.addr = e.name, library.Symbol(lib, e.name+e.suffix)
 		if e.f.addr == 0 {
 			if e.f == &d.fn.driverGetVersion {
 				return fmt.Errorf("the library has no %s: %w", e.name, ErrNoDriver)

@@ -25,7 +25,7 @@ type Batch struct {
 	Storage             measure.Storage
 }
 
-// capacity is the keys that each sequence has room for.
+// capacity is the keys that each sequence has memory for.
 func (s Batch) capacity() int { return slices.Max(s.Lengths) }
 
 func (s Batch) even() bool { return slices.Min(s.Lengths) == s.capacity() }
@@ -38,7 +38,7 @@ func (s Batch) Bytes() (n int) {
 	return 2 * n * s.KVHeads * s.Dim * s.Storage.Size
 }
 
-// Region is the memory for them, where all sequences have room for as many as the longest has.
+// Region is the memory for them, where all sequences have memory for as many as the longest has.
 func (s Batch) Region() int {
 	return 2 * len(s.Lengths) * s.capacity() * s.KVHeads * s.Dim * s.Storage.Size
 }

@@ -44,8 +44,8 @@ func (b *Bench) Close() error {
 // Info describes the GPU.
 func (b *Bench) Info() cuda.Info { return b.Device.dev.Info() }
 
-// Room is the largest shape that there is memory for, in bytes of its keys and values in pages.
-func (b *Bench) Room() (int64, error) {
+// Largest is the largest shape that there is memory for, in bytes of its keys and values in pages.
+func (b *Bench) Largest() (int64, error) {
 	m, err := b.Device.dev.Memory()
 	if b.peers != nil {
 		return m.Free / 10 * 4, err // they have operands of their own

@@ -10,16 +10,30 @@ import (
 	"sync"
 	"time"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cuda/library"
 )
 
 // ErrNone is that there is no such library.
 var ErrNone = errors.New("no NVML")
+
+const libraryName = "libnvidia-ml.so.1"
 
 // function is an entry point.
 type function struct {
 	name string
 	addr uintptr
 }
+
+// address makes the C call of a function that returns an address.
+//
+//go:uintptrescapes
+func (f *function) address(args ...uintptr) uintptr { return library.Call(f.addr, args...) }
+
+// call makes the C call of a function that returns an error.
+//
+//go:uintptrescapes
+func (f *function) call(args ...uintptr) int32 { return int32(library.Call(f.addr, args...)) }
 
 // Library is NVML, initialised.
 type Library struct {
@@ -32,7 +46,7 @@ func Open() (*Library, error) { return OpenFrom(libraryName) }
 
 // OpenFrom opens the library of this name or path.
 func OpenFrom(path string) (*Library, error) {
-	lib, err := openLibrary(path)
+	lib, err := library.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrNone, err)
 	}
@@ -44,14 +58,14 @@ func OpenFrom(path string) (*Library, error) {
 		{&l.init, "nvmlInit_v2"}, {&l.shutdown, "nvmlShutdown"}, {&l.handle, "nvmlDeviceGetHandleByIndex_v2"},
 		{&l.name, "nvmlDeviceGetName"}, {&l.energy, "nvmlDeviceGetTotalEnergyConsumption"}, {&l.text, "nvmlErrorString"},
 	} {
-		*f.to = function{f.name, symbol(lib, f.name)}
+		*f.to = function{f.name, library.Symbol(lib, f.name)}
 		if f.to.addr == 0 {
-			closeLibrary(lib)
+			library.Close(lib)
 			return nil, fmt.Errorf("%w: %s lacks %s", ErrNone, path, f.name)
 		}
 	}
 	if err := l.failed(&l.init, l.init.call()); err != nil {
-		closeLibrary(lib)
+		library.Close(lib)
 		return nil, err
 	}
 	return l, nil
@@ -60,7 +74,7 @@ func OpenFrom(path string) (*Library, error) {
 // Close gives the library back.
 func (l *Library) Close() error {
 	err := l.failed(&l.shutdown, l.shutdown.call())
-	closeLibrary(l.lib)
+	library.Close(l.lib)
 	return err
 }
 

@@ -96,11 +96,11 @@ func (b *gpuBench) points(p panel) (points []point, seconds []float64) {
 	if p.kind == scale || p.kind == whole {
 		return p.gpu, repeat(b.costs(p), len(p.gpu)) // they say it themselves
 	}
-	room, err := b.Room()
+	largest, err := b.Largest()
 	left := 0
 	for _, x := range p.gpu {
 		s := x.shape()
-		if err == nil && s.Region() > room {
+		if err == nil && s.Region() > largest {
 			left++
 			continue
 		}

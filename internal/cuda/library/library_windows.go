@@ -1,6 +1,6 @@
 //go:build windows && (amd64 || arm64) && !nogpu
 
-package cuda
+package library
 
 import (
 	"path/filepath"
@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-const libraryName = "nvcuda.dll"
-
-func openLibrary(name string) (uintptr, error) {
+// Open opens a library by its name or path.
+func Open(name string) (uintptr, error) {
 	flags := uintptr(windows.LOAD_LIBRARY_SEARCH_SYSTEM32) // the driver's place; no other folder can slip one in
 	if filepath.IsAbs(name) {
 		flags = windows.LOAD_WITH_ALTERED_SEARCH_PATH
@@ -20,10 +19,11 @@ func openLibrary(name string) (uintptr, error) {
 	return uintptr(lib), err
 }
 
-func closeLibrary(lib uintptr) { windows.FreeLibrary(windows.Handle(lib)) }
+// Close gives it back.
+func Close(lib uintptr) { windows.FreeLibrary(windows.Handle(lib)) }
 
-// symbol is the address of a function, 0 if the library lacks it.
-func symbol(lib uintptr, name string) uintptr {
+// Symbol is the address of a function, 0 if the library lacks it.
+func Symbol(lib uintptr, name string) uintptr {
 	addr, err := windows.GetProcAddress(windows.Handle(lib), name)
 	if err != nil {
 		return 0
@@ -31,10 +31,10 @@ func symbol(lib uintptr, name string) uintptr {
 	return addr
 }
 
-// invoke makes the C call.
+// Call makes the C call of a function at an address.
 //
 //go:uintptrescapes
-func invoke(addr uintptr, args ...uintptr) result {
+func Call(addr uintptr, args ...uintptr) uintptr {
 	r, _, _ := syscall.SyscallN(addr, args...)
-	return result(r)
+	return r
 }

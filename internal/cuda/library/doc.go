@@ -1,0 +1,2 @@
+// Package library opens libraries of NVIDIA and calls their functions, without cgo.
+package library
