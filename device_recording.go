@@ -181,6 +181,22 @@ func (s *Step) record(sub *device.Submission, n *stepNode, schedule *deviceSched
 	schedule.keep()
 }
 
+// keep has the launches of later steps look as now, as far as sharing prefixes goes: they are in a recording.
+func (s *deviceSchedule) keep() {
+	s.recorded = true
+	for i := range s.parts {
+		s.parts[i].plan.Recorded()
+	}
+}
+
+// generation changes when that of a member's plan does: none ever falls.
+func (s *deviceSchedule) generation() (sum uint64) {
+	for i := range s.parts {
+		sum += s.parts[i].plan.Generation()
+	}
+	return sum
+}
+
 // Ready holds the step until Done.
 func (r *stepRecord) Ready() error {
 	s := r.step

@@ -413,22 +413,6 @@ func (s *deviceSchedule) upload(stream *cuda.Stream) error {
 	return nil
 }
 
-// keep has the launches of later steps look as now, as far as sharing prefixes goes: they are in a recording.
-func (s *deviceSchedule) keep() {
-	s.recorded = true
-	for i := range s.parts {
-		s.parts[i].plan.Recorded()
-	}
-}
-
-// generation changes when that of a member's plan does: none ever falls.
-func (s *deviceSchedule) generation() (sum uint64) {
-	for i := range s.parts {
-		sum += s.parts[i].plan.Generation()
-	}
-	return sum
-}
-
 func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 	if err := p.pages.gpu.enter(op); err != nil {
 		return nil, nil, err
