@@ -107,7 +107,13 @@ func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest 
 			}
 			shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, keys)
 		}
-		forks := i < n-1 && (i > 0 || shares)
-		return m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv, decode: same, forks: forks, page: page})
+		o := options{shape: &shape, kv: kv, decode: same, forks: i < n-1 && (i > 0 || shares), page: page}
+		for {
+			p := m.newProblem(t, rng, reftest.Normal, o)
+			if i > 0 || !shares || slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages > 0 }) {
+				return p
+			}
+			p.close(t) // no sequence happens to be a fork
+		}
 	})
 }
