@@ -396,7 +396,7 @@ func testDeviceHugeScores(t *testing.T, at graphtest.Place) {
 }
 
 func TestDeviceAttend(t *testing.T) {
-	random := 60
+	random := reftest.Cases(t, 25, 60)
 	if reftest.RaceEnabled {
 		random = 10
 	}

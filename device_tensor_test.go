@@ -627,10 +627,7 @@ func TestDeviceOutOfMemory(t *testing.T) {
 // them, and none is left where one fails.
 func TestDeviceLargeUpload(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
-	pieces := 5 // of a million elements
-	if reftest.RaceEnabled {
-		pieces = 2
-	}
+	pieces := 2                           // of a million elements
 	data := make([]float32, pieces<<20+3) // and some
 	for i := range data {
 		data[i] = float32(i * 7 % 1000003)

@@ -155,8 +155,10 @@ func TestAttention(t *testing.T) {
 		} else if w > large {
 			inputs = []reftest.Inputs{reftest.Peaked}
 		}
-		for _, in := range inputs {
-			turn++
+		for i, in := range inputs {
+			if turn++; !reftest.Every(t) && i != turn%len(inputs) {
+				continue
+			}
 			x := graphtest.Spec{Inputs: in, QueryType: elementTypes[turn%8][0], KVType: elementTypes[turn%8][1], Capacity: c.capacity}
 			if len(c.shape.Keys) == 1 && turn%3 != 0 {
 				x.Rank = 3

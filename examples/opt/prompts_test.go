@@ -104,7 +104,7 @@ func TestSharedBeginnings(t *testing.T) {
 		{[]string{begin + "x", begin[:15], begin[:16], begin[:17]}, []int{0, 0, 16, 17}},
 	} {
 		for _, flags := range [][]string{{}, {"-chunk", "9"}, {"-temperature", "0.6", "-seed", "3"}, {"-draft", "ngram"}, {"-n", "1"}} {
-			args := slices.Concat([]string{"-model", dir, "-n", "60"}, flags)
+			args := slices.Concat([]string{"-model", dir, "-n", "25"}, flags)
 			all := slices.Clone(args)
 			for _, p := range c.prompts {
 				all = append(all, "-prompt", p)

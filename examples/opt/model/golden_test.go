@@ -225,7 +225,7 @@ func TestGoldenGreedy(t *testing.T) {
 			o := Options{Attention: kind.Attention, Linear: kind.Linear}
 			tokens := len(cases[batch[0]].Next)
 			if kind.Attention != Lean || kind.Linear != LeanLinear {
-				tokens = reftest.Cases(t, 30, tokens)
+				tokens = reftest.Cases(t, 20, tokens)
 			}
 			var prompts [][]int
 			for _, i := range batch {

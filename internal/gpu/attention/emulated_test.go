@@ -22,13 +22,13 @@ func emulatedCrowd(t testing.TB, sms, free int) *machine {
 }
 
 func TestEmulatedRandom(t *testing.T) {
-	testRandom(t, emulatedGPU(t, 5), 60, options{work: 1e5, longest: 300})
+	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 25, 60), options{work: 1e5, longest: 300})
 }
 
 // The kernels for many rows that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testPrefill(t, m, takeMany, reftest.Cases(t, 8, 24), 300)
+	testPrefill(t, m, takeMany, reftest.Cases(t, 4, 24), 300)
 	testPrefillPrecision(t, m, 700)
 }
 
@@ -47,16 +47,18 @@ func TestEmulatedPrefillInstead(t *testing.T) {
 	testPrefillInstead(t, m, takeMany, reftest.Cases(t, 1, 1000), 300)
 }
 
-func TestEmulatedSchedules(t *testing.T) { testSchedules(t, emulatedGPU(t, 7), 300) }
+func TestEmulatedSchedules(t *testing.T) {
+	testSchedules(t, emulatedGPU(t, 7), reftest.Cases(t, 120, 300))
+}
 
 func TestEmulatedPages(t *testing.T) { testPages(t, emulatedGPU(t, 5), 900) }
 
 func TestEmulatedScores(t *testing.T) {
-	testScores(t, emulatedGPU(t, 5), 30, options{work: 3e6, longest: 500})
+	testScores(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 30), options{work: 3e6, longest: 500})
 }
 
 func TestEmulatedInvariant(t *testing.T) {
-	testInvariant(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 12), 700)
+	testInvariant(t, emulatedGPU(t, 5), reftest.Cases(t, 4, 12), 700)
 }
 
 func TestEmulatedInvariantBatches(t *testing.T) {
@@ -68,11 +70,11 @@ func TestEmulatedInvariantGraph(t *testing.T) {
 }
 
 func TestEmulatedTrees(t *testing.T) {
-	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 30), options{work: 20000, longest: 200})
+	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 8, 30), options{work: 20000, longest: 200})
 }
 
 func TestEmulatedPrefixes(t *testing.T) {
-	testPrefixes(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 60), 200, true)
+	testPrefixes(t, emulatedGPU(t, 5), reftest.Cases(t, 8, 60), 200, true)
 }
 
 func TestEmulatedPrefixesRecorded(t *testing.T) {
@@ -88,7 +90,7 @@ func TestEmulatedManyTiles(t *testing.T) { testManyTiles(t, emulatedGPU(t, 3)) }
 func TestEmulatedManyRows(t *testing.T) {
 	groups := slices.Clone(manyRows)
 	reftest.Rand(t).Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
-	testManyRows(t, emulatedGPU(t, 5), 500, groups[:reftest.Cases(t, 2, len(groups))]...)
+	testManyRows(t, emulatedGPU(t, 5), 500, groups[:reftest.Cases(t, 1, len(groups))]...)
 }
 
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }
@@ -111,7 +113,7 @@ func TestEmulatedAcceptance(t *testing.T) { testAcceptance(t, emulatedGPU(t, 5),
 func TestEmulatedCrowd(t *testing.T) {
 	const sms = 5
 	free := reftest.Rand(t).Perm(sms - 1)
-	for _, free := range free[:reftest.Cases(t, 2, len(free))] {
+	for _, free := range free[:reftest.Cases(t, 1, len(free))] {
 		free++
 		t.Run(fmt.Sprint(free), func(t *testing.T) {
 			m := emulatedCrowd(t, sms, free)

@@ -37,7 +37,7 @@ func TestFakeRandom(t *testing.T) {
 	for _, f := range testgpu.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
-			testRandom(t, m, testgpu.Fewer(60), options{work: testgpu.Fewer(2e6), longest: 800})
+			testRandom(t, m, testgpu.Fewer(reftest.Cases(t, 25, 60)), options{work: testgpu.Fewer(2e6), longest: 800})
 		})
 	}
 }
@@ -69,21 +69,21 @@ func shorter(n int) int {
 }
 
 func TestFakePrefill(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 8, 40), func(t *testing.T, m *machine, n int) {
+	onFakes(t, reftest.Cases(t, 5, 40), func(t *testing.T, m *machine, n int) {
 		for _, take := range []choice{takeMany, takeBoth} {
 			testPrefill(t, m, take, n, shorter(300))
-			testPrefillInstead(t, m, take, reftest.Cases(t, 2, 1000), shorter(300))
+			testPrefillInstead(t, m, take, reftest.Cases(t, 1, 1000), shorter(300))
 		}
 	})
 }
 
 func TestFakeMixed(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 10, 60), func(t *testing.T, m *machine, n int) { testMixed(t, m, n, shorter(400)) })
+	onFakes(t, reftest.Cases(t, 4, 60), func(t *testing.T, m *machine, n int) { testMixed(t, m, n, shorter(400)) })
 }
 
 func TestFakeSchedules(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testSchedules(t, m, testgpu.Fewer(700))
+	testSchedules(t, m, testgpu.Fewer(reftest.Cases(t, 300, 700)))
 }
 
 func TestFakeRepeats(t *testing.T) {

@@ -21,13 +21,15 @@ func emulatedDecoder(t testing.TB, sms int) (*machine, *Engine) {
 
 func TestEmulatedSample(t *testing.T) {
 	m := emulatedGPU(t, 16)
-	testSample(t, m, 6, 1000)
+	testSample(t, m, reftest.Cases(t, 2, 6), 1000)
 	testSampleGreedy(t, m, 1, 2, 3, 5, 500)
 }
 
 func TestEmulatedSampleSets(t *testing.T) { testSampleSets(t, emulatedGPU(t, 16), 3, 100) }
 
-func TestEmulatedSampleRepeats(t *testing.T) { testSampleRepeats(t, emulatedGPU(t, 16), 2, 100) }
+func TestEmulatedSampleRepeats(t *testing.T) {
+	testSampleRepeats(t, emulatedGPU(t, 16), 2, reftest.Cases(t, 20, 64), 100)
+}
 
 func TestEmulatedSampleChain(t *testing.T) { testSampleChain(t, emulatedGPU(t, 16), 2, 5, 100) }
 
@@ -35,9 +37,9 @@ func TestEmulatedSampleGraph(t *testing.T) { testSampleGraph(t, emulatedGPU(t, 1
 
 func TestEmulatedLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testLinear(t, m, d, 60, 264, 200, someRows...)
-	testLinear(t, m, d, 12, 3072, 40, someRows...) // slices of x that are wide ones, and ones that registers cannot hold
-	testLinear(t, m, d, 24, 520, 200, 17, 32, 33, 64, 65, 128)
+	testLinear(t, m, d, reftest.Cases(t, 30, 60), 264, 200, someRows...)
+	testLinear(t, m, d, reftest.Cases(t, 4, 12), 3072, 40, someRows...) // slices of x that are wide ones, and ones that registers cannot hold
+	testLinear(t, m, d, reftest.Cases(t, 12, 24), 520, 200, 17, 32, 33, 64, 65, 128)
 }
 
 // Blocks have several tiles each, and rings go round.
@@ -74,7 +76,7 @@ func TestEmulatedMegakernel(t *testing.T) {
 
 func TestEmulatedMegakernelLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
-	testMegakernel(t, m, d, reftest.Cases(t, 2, 4), 130, 640, true)
+	testMegakernel(t, m, d, reftest.Cases(t, 1, 4), 130, 640, true)
 }
 
 func TestEmulatedProjection(t *testing.T) {

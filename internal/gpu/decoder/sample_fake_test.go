@@ -33,7 +33,7 @@ func TestFakeSampleSets(t *testing.T) {
 
 func TestFakeSampleRepeats(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testSampleRepeats(t, m, 2, 500)
+	testSampleRepeats(t, m, 2, 64, 500)
 }
 
 func TestFakeSampleChain(t *testing.T) {

@@ -14,7 +14,7 @@ func TestGPUSampleGreedy(t *testing.T) {
 
 func TestGPUSampleSets(t *testing.T) { testSampleSets(t, realGPU(t), 100, 5000) }
 
-func TestGPUSampleRepeats(t *testing.T) { testSampleRepeats(t, realGPU(t), 100, 50272) }
+func TestGPUSampleRepeats(t *testing.T) { testSampleRepeats(t, realGPU(t), 100, 64, 50272) }
 
 func TestGPUSampleChain(t *testing.T) { testSampleChain(t, realGPU(t), 200, 400, 5000) }
 

@@ -344,9 +344,8 @@ func testSampleSets(t *testing.T, m *machine, n, vocab int) {
 
 // testSampleRepeats: the same tokens at every run, where the distribution is so
 // flat that the last bits of a sum choose another.
-func testSampleRepeats(t *testing.T, m *machine, n, vocab int) {
+func testSampleRepeats(t *testing.T, m *machine, n, rows, vocab int) {
 	rng := reftest.Rand(t)
-	const rows = 64
 	logits, settings, random := make([][]float32, rows), make([]Setting, rows), make([]float64, rows)
 	for i := range rows {
 		logits[i] = make([]float32, vocab)
@@ -361,7 +360,7 @@ func testSampleRepeats(t *testing.T, m *machine, n, vocab int) {
 	s := m.newSamples(t, logits, settings, random, 1)
 	var first []int32
 	for i := range n {
-		noError(t, s.IDs.Buffer.Set(s.IDs.Offset, 0xaa, 4*rows))
+		noError(t, s.IDs.Buffer.Set(s.IDs.Offset, 0xaa, int64(4*rows)))
 		noError(t, sampler.Run(m.Stream, &s.Samples))
 		m.Settle(t)
 		if ids := s.ids(t); i == 0 {
