@@ -1,5 +1,5 @@
-// Nodes that touch each element once: norms by the root mean square, rotary embeddings, and
-// functions, products and sums of elements.
+// Nodes that touch each element once: norms by the root mean square, rotary embeddings,
+// functions, products and sums of elements, and states that merge.
 #pragma once
 #include "copy.cuh"
 #include "gemm_activation.cuh"
@@ -169,5 +169,45 @@ __device__ __forceinline__ void move(const MoveParams& p) {
     const int b = (int)(row % p.second);
     const long long a = row / p.second;
     p.y[a * p.to[0] + b * p.to[1] + c * p.to[2] + e] = p.x[a * p.from[0] + b * p.from[1] + c * p.from[2] + e];
+  }
+}
+
+constexpr int NODE_STATES = 32; // of attention, that a launch merges at most
+
+struct MergeParams {
+  const float* outs[NODE_STATES]; // rows of dim elements, of each state; null where out is
+  const float* lses[NODE_STATES]; // a number for each row
+  float *out, *lse;               // one may be null
+  long long count;                // elements of an output; without outputs, rows
+  int dim, states;                // without outputs dim is 1
+};
+
+// The state of the keys of all states, which are normalised:
+//
+//	lse = ln sum e^lse_i,   out = sum e^(lse_i - lse) out_i
+//
+// in the order of the states. One of no key has lse_i = -Inf, and its output is not read. out may be
+// the first state's.
+__device__ __forceinline__ void mergeStates(const MergeParams& p) {
+  constexpr float LOG2E = 1.4426950408889634f, NATURAL = 0.6931471805599453f;
+  beginNode();
+  const long long first = (long long)blockIdx.x * (NODE_THREADS * NODE_EACH) + threadIdx.x;
+#pragma unroll 1
+  for (int i = 0; i < NODE_EACH; i++) {
+    const long long at = first + i * NODE_THREADS;
+    if (at >= p.count) return;
+    const long long row = at / p.dim;
+    float top = -LEAN_INF, sum = 0.f, v = 0.f;
+    for (int s = 0; s < p.states; s++) top = fmaxf(top, p.lses[s][row]);
+    const float base = top == -LEAN_INF ? 0.f : top; // all may be of no key
+    for (int s = 0; s < p.states; s++) {
+      const float lse = p.lses[s][row];
+      if (lse == -LEAN_INF) continue;
+      const float w = exp2_((lse - base) * LOG2E); // NaN where lse is NaN or +Inf
+      sum += w;
+      if (p.out != nullptr) v = __fmaf_rn(w, p.outs[s][at], v);
+    }
+    if (p.out != nullptr) p.out[at] = sum == 0.f ? 0.f : v / sum;
+    if (p.lse != nullptr && at == row * p.dim) p.lse[row] = sum == 0.f ? -LEAN_INF : __fmaf_rn(log2_(sum), NATURAL, base);
   }
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -166,6 +167,11 @@ type launched interface {
 	launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error
 }
 
+// A scratching rule needs memory on a GPU besides: so many elements of float32.
+type scratching interface {
+	scratch(shape tensor.Shape) int
+}
+
 // OnGPU makes it an [ongpu.Op].
 func (op node) OnGPU() *ongpu.Node { return op.gpu }
 
@@ -189,11 +195,15 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 			return nil, errorf(op.title(), la.ErrUnsupported, "%s of %v on a GPU, want %v", a.name, a.dtype, want)
 		}
 	}
-	return ongpu.Compute(&ongpu.Call{
+	call := ongpu.Call{
 		Op: "nn." + op.title(), Node: op.gpu, Names: namesOf(len(in), func(i int) string { return args[i].name }),
 		In: in, DType: tensor.Float32, Shape: shape,
 		Queue: func(w *ongpu.Work) error { return r.launch(w, shapesOf(in), shape) },
-	})
+	}
+	if s, ok := op.rule.(scratching); ok {
+		call.Scratch = func(*decoder.Engine) (int, error) { return s.scratch(shape), nil }
+	}
+	return ongpu.Compute(&call)
 }
 
 // view is an op whose value is some of the elements of its input, one behind the other: on a GPU in

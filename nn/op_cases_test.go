@@ -24,7 +24,6 @@ type opCase struct {
 	size   float64 // of which results are off by some units in the last place; 0: 1
 	off    float64 // that they may be off by besides
 	short  bool    // in float32 alone
-	host   bool    // not on a GPU
 
 	corners bool // it has no slope here and there, as ReLU at 0
 }

@@ -6,7 +6,10 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -22,8 +25,8 @@ import (
 // the node that [la.WithLSE] gives there. All are float32, or all float64. A state of no key, whose log-sum-exp is
 // -Inf, is not read, and has no gradient.
 //
-// Gradients for all of them are available on both of Gorgonia's machines; they can not be differentiated once
-// more. It computes in host memory.
+// It computes on a GPU where all are a [la.DeviceTensor] of float32. Gradients for all of them are available on both of
+// Gorgonia's machines, in host memory; they can not be differentiated once more.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil nodes, none, other graphs).
 func MergeStates(outs, lses []*G.Node) (out *G.Node, err error) {
@@ -101,6 +104,15 @@ func mergeLSE[F float](r mergedLSE, in []G.Value, shape tensor.Shape) (G.Value, 
 	return t, nil
 }
 
+func (r mergedLSE) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
+	return w.MergeStates(&decoder.States{Rows: shape.TotalSize(), Dim: 1, LSEs: memoryOf(w.In), LSE: w.Out, Scratch: w.Scratch})
+}
+
+// scratch is what the states that a launch does not merge need besides.
+func (r mergedLSE) scratch(shape tensor.Shape) int {
+	return (&decoder.States{Rows: shape.TotalSize(), LSEs: make([]gpu.Memory, r.count)}).Needs()
+}
+
 // gradient is the state's share.
 func (r mergedLSE) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
@@ -171,6 +183,23 @@ func mergeOut[F float](r mergedOut, in []G.Value, shape tensor.Shape) (G.Value, 
 		return nil, errorf(r.title(), la.ErrInternal, "%v", err)
 	}
 	return t, nil
+}
+
+func (r mergedOut) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
+	all, dim := memoryOf(w.In), shape[r.rank-1]
+	return w.MergeStates(&decoder.States{Rows: shape.TotalSize() / dim, Dim: dim, Outs: all[:r.count], LSEs: all[r.count:], Out: w.Out, Scratch: w.Scratch})
+}
+
+func (r mergedOut) scratch(shape tensor.Shape) int {
+	return mergedLSE(r).scratch(shape[:r.rank-1])
+}
+
+func memoryOf(in []ongpu.Operand) []gpu.Memory {
+	all := make([]gpu.Memory, len(in))
+	for i := range in {
+		all[i] = in[i].Memory
+	}
+	return all
 }
 
 // gradient of an output is the state's share of dout; that of a log-sum-exp the share of dout.(outs[i]-out).

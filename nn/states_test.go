@@ -17,7 +17,7 @@ import (
 )
 
 func stateCases(rng *rand.Rand) (cases []opCase) {
-	for _, n := range []int{1, 2, 3} {
+	for _, n := range []int{1, 2, 3, 33} { // 33: two launches on a GPU
 		shape := randomShape(rng, 2, 3, 4)
 		dim := shape[len(shape)-1]
 		rows := shape[:len(shape)-1]
@@ -41,7 +41,7 @@ func stateCases(rng *rand.Rand) (cases []opCase) {
 		}
 		cases = append(cases,
 			opCase{
-				name: fmt.Sprintf("output of %d states of %v", n, shape), inputs: inputs, shape: shape, size: 8, host: true,
+				name: fmt.Sprintf("output of %d states of %v", n, shape), inputs: inputs, shape: shape, size: 8,
 				build: func(in []*G.Node) (*G.Node, error) { return MergeStates(in[:n], in[n:]) },
 				want: func(in [][]float64) []float64 {
 					y := make([]float64, len(in[0]))
@@ -55,7 +55,7 @@ func stateCases(rng *rand.Rand) (cases []opCase) {
 				},
 			},
 			opCase{
-				name: fmt.Sprintf("log-sum-exp of %d states of %v", n, shape), inputs: inputs[n:], shape: rows, size: 8, host: true,
+				name: fmt.Sprintf("log-sum-exp of %d states of %v", n, shape), inputs: inputs[n:], shape: rows, size: 8,
 				build: func(in []*G.Node) (*G.Node, error) { return MergeLSE(in...) },
 				want: func(in [][]float64) []float64 {
 					y := make([]float64, len(in[0]))

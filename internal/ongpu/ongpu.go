@@ -148,6 +148,11 @@ func (w *Work) Elements(o *decoder.Elements) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Elements(s, o) })
 }
 
+// MergeStates queues the merging of states of attention.
+func (w *Work) MergeStates(o *decoder.States) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })
+}
+
 // Move queues elements taken from one place to another.
 func (w *Work) Move(o *decoder.Move) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Move(s, o) })

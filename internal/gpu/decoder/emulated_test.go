@@ -61,6 +61,7 @@ func TestEmulatedNodes(t *testing.T) {
 	testRMSNorm(t, m, d, 20)
 	testRotary(t, m, d, 16)
 	testElements(t, m, d, 20)
+	testMergeStates(t, m, d, 20)
 	testNodesRefuse(t, m, d)
 }
 

@@ -36,6 +36,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 		"nodes.cuh": {
 			"constexpr int NODE_THREADS = 256; constexpr int NODE_NARROW = 1024;",
 			"constexpr int NODE_EACH = 4;",
+			"constexpr int NODE_STATES = 32;",
 			"const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;",
 			"enum : int { GELU_TANH = 3, SILU = 4 };",
 		},
@@ -118,6 +119,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
 		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},
 		{"kernels/nodes.cuh", "MoveParams", moveParams{}},
+		{"kernels/nodes.cuh", "MergeParams", mergeParams{}},
 		{"kernels/sample_tokens.cuh", "SampleParams", sampleParams{}},
 		{"kernels/sample_tokens.cuh", "SampleSetting", Setting{}},
 	} {

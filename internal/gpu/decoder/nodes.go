@@ -17,11 +17,12 @@ const (
 	nodeNarrow  = 1024
 	nodeEach    = 4
 	nodePairs   = 128
+	nodeStates  = 32
 )
 
 // nodeKernels are loaded when they are first needed.
 type nodeKernels struct {
-	rmsNorm, rotary, elements, move *cuda.Function
+	rmsNorm, rotary, elements, move, merge *cuda.Function
 }
 
 // nodes is the kernels. d.mu is held.
@@ -34,7 +35,7 @@ func (d *Engine) nodes() (*nodeKernels, error) {
 		return nil, err
 	}
 	k := new(nodeKernels)
-	for name, f := range map[string]**cuda.Function{"node_rms_norm": &k.rmsNorm, "node_rotary": &k.rotary, "node_elements": &k.elements, "node_move": &k.move} {
+	for name, f := range map[string]**cuda.Function{"node_rms_norm": &k.rmsNorm, "node_rotary": &k.rotary, "node_elements": &k.elements, "node_move": &k.move, "node_merge": &k.merge} {
 		if *f, err = m.Function(name); err != nil {
 			return nil, err
 		}
