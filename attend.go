@@ -342,11 +342,16 @@ type State struct{ Out, LSE G.Value }
 // LSE that is NaN or +Inf makes the query's output and LSE NaN.
 //
 // All tensors have the shapes and the element type of dst's, which is row-major and shares no memory with the
-// others. [gorgonia.org/leanattention/nn.MergeStates] and MergeLSE are Merge as nodes, with gradients; [MergeSlices] takes
-// slices. Errors: [ErrShape], [ErrDType], [ErrUnsupported], the last for device tensors, too.
+// others. Where all are a [DeviceTensor] of one GPU, of float32, it computes there, and returns when the work is
+// queued. [gorgonia.org/leanattention/nn.MergeStates] and MergeLSE are Merge as nodes, with gradients; [MergeSlices] takes
+// slices. Errors: [ErrShape], [ErrDType], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for its tensors, and
+// what goes wrong there.
 func Merge(dst State, states ...State) (err error) {
 	const op = "Merge"
 	defer recoverTo(op, &err)
+	if placeOf(dst.Out) != nil {
+		return mergeDevice(op, dst, states)
+	}
 	out, lse, err := dst.tensors(op, "dst.Out", "dst.LSE")
 	if err != nil {
 		return err

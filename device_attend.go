@@ -1,12 +1,15 @@
 package leanattention
 
 import (
+	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -316,4 +319,89 @@ func inUse(sub *device.Submission) func(*DeviceTensor, error) (*DeviceTensor, de
 		m, err := d.use(sub)
 		return d, m, err
 	}
+}
+
+// mergeDevice is [Merge] on tensors of a GPU.
+func mergeDevice(op string, dst State, states []State) error {
+	if len(states) == 0 {
+		return errorf(op, ErrShape, "no states")
+	}
+	names, values := []string{"dst.Out", "dst.LSE"}, []G.Value{dst.Out, dst.LSE}
+	for i, s := range states {
+		names, values = append(names, fmt.Sprintf("state %d's Out", i), fmt.Sprintf("state %d's LSE", i)), append(values, s.Out, s.LSE)
+	}
+	gpu, err := samePlace(op, names, values)
+	if err != nil {
+		return err
+	}
+	all := make([]*DeviceTensor, len(values))
+	for i, v := range values {
+		d := v.(*DeviceTensor)
+		all[i] = d
+		if err := d.notWhole(); err != nil {
+			return tensorError(op, names[i], err)
+		}
+		if d.dtype != tensor.Float32 {
+			return errorf(op, ErrDType, "%s is %v; on a GPU states are of float32", names[i], d.dtype)
+		}
+		out := all[0].shape
+		if len(out) < 2 {
+			return errorf(op, ErrShape, "dst.Out has shape %v, want (..., dv)", out)
+		}
+		if want := out[:len(out)-i%2]; !slices.Equal(d.shape, want) {
+			return errorf(op, ErrShape, "%s has shape %v; with a dst.Out of %v it must be %v", names[i], d.shape, out, want)
+		}
+		for j := range min(i, 2) {
+			if d.memory == all[j].memory {
+				return errorf(op, ErrUnsupported, "%s and %s share memory", names[j], names[i])
+			}
+		}
+	}
+	if err := gpu.enter(op); err != nil {
+		return err
+	}
+	defer gpu.group.Leave()
+	defer runtime.KeepAlive(values)
+	layers, err := gpu.layers(op)
+	if err != nil {
+		return err
+	}
+	dim := all[0].shape[len(all[0].shape)-1]
+	err = gpu.queue.Submit(func(sub *device.Submission) (failed error) {
+		o := decoder.States{Rows: all[1].Size(), Dim: dim}
+		for i, d := range all {
+			m, err := d.useAs(sub, names[i])
+			switch {
+			case err != nil:
+				return err
+			case i == 0:
+				o.Out = m
+			case i == 1:
+				o.LSE = m
+			case i%2 == 0:
+				o.Outs = append(o.Outs, m)
+			default:
+				o.LSEs = append(o.LSEs, m)
+			}
+		}
+		if n := o.Needs(); n > 0 {
+			scratch, err := gpu.wrap(sub, tensor.Float32, tensor.Shape{n}, sub.Alloc)
+			if err != nil {
+				return err
+			}
+			if !sub.Recording() { // which keeps it
+				defer func() { failed = errors.Join(failed, sub.Free(scratch.memory)) }()
+			}
+			if o.Scratch, err = scratch.use(sub); err != nil {
+				return err
+			}
+		}
+		sub.Written(all[0].memory)
+		sub.Written(all[1].memory)
+		return sub.Do(func(s *cuda.Stream) error { return layers.MergeStates(s, &o) })
+	})
+	if err != nil {
+		return deviceEngineError(op, "merge", err)
+	}
+	return nil
 }

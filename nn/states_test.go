@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -226,6 +227,96 @@ func TestMerge(t *testing.T) {
 		}
 		if !slices.Equal(out, flat.Out.Data().([]float32)) || !slices.Equal(lse, flat.LSE.Data().([]float32)) {
 			t.Fatal("slices give other bits")
+		}
+	}
+}
+
+// States on a GPU merge there, also more than a launch takes, and in a recording.
+func TestGPUOpsMergeThere(t *testing.T) {
+	gpu := gputest.Open(t)
+	rng := reftest.Rand(t)
+	there := func(x *tensor.Dense) *la.DeviceTensor {
+		d, err := gpu.Upload(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	for _, n := range []int{1, 2, 32, 33, 70} {
+		draw := func() (s la.State) {
+			out, lse := make([]float32, 2*3*8), make([]float32, 2*3)
+			for i := range out {
+				out[i] = float32(rng.NormFloat64())
+			}
+			for i := range lse {
+				if lse[i] = float32(rng.NormFloat64() * 3); rng.IntN(4) == 0 {
+					lse[i] = float32(math.Inf(-1))
+				}
+			}
+			return la.State{Out: tensor.New(tensor.WithShape(2, 3, 8), tensor.WithBacking(out)), LSE: tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(lse))}
+		}
+		up := func(s la.State) la.State {
+			return la.State{Out: there(s.Out.(*tensor.Dense)), LSE: there(s.LSE.(*tensor.Dense))}
+		}
+		want := draw()
+		got := up(want)
+		var host, device []la.State
+		for range n {
+			s := draw()
+			host, device = append(host, s), append(device, up(s))
+		}
+		if err := la.Merge(want, host...); err != nil {
+			t.Fatal(err)
+		}
+		check := func(what string) {
+			t.Helper()
+			for _, x := range [][2]G.Value{{got.Out, want.Out}, {got.LSE, want.LSE}} {
+				d, err := x[0].(*la.DeviceTensor).Download()
+				if err != nil {
+					t.Fatal(err)
+				}
+				y := x[1].Data().([]float32)
+				for i, v := range d.Data().([]float32) {
+					if !(math.Abs(float64(v-y[i])) <= 1e-5*(1+math.Abs(float64(y[i]))) || v == y[i]) {
+						t.Fatalf("%s, %d states, number %d: %v, want %v", what, n, i, v, y[i])
+					}
+				}
+			}
+		}
+		if err := la.Merge(got, device...); err != nil {
+			t.Fatal(err)
+		}
+		check("at once")
+		recording, err := gpu.Record(func() error { return la.Merge(got, device...) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		host[0] = draw()
+		for _, x := range [][2]G.Value{{device[0].Out, host[0].Out}, {device[0].LSE, host[0].LSE}} {
+			if err := x[0].(*la.DeviceTensor).CopyFrom(x[1].(*tensor.Dense)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := la.Merge(want, host...); err != nil {
+			t.Fatal(err)
+		}
+		if err := recording.Replay(); err != nil {
+			t.Fatal(err)
+		}
+		check("a replay")
+		if err := recording.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for name, err := range map[string]error{
+			"a state in host memory": la.Merge(got, host...), "dst in host memory": la.Merge(want, device...),
+			"dst among the states": la.Merge(got, got), "one tensor": la.Merge(la.State{Out: got.Out, LSE: device[0].LSE}, device...),
+		} {
+			if !errors.Is(err, la.ErrUnsupported) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err := la.Merge(la.State{Out: got.LSE, LSE: got.Out}, device...); !errors.Is(err, la.ErrShape) {
+			t.Errorf("turned round: %v", err)
 		}
 	}
 }
