@@ -18,11 +18,12 @@ type Prefixes struct {
 	order []int32 // sequences, those of a prefix side by side
 	seqs  []Sequence
 	page  int
+	after bool // a query sees no key behind it
 	least int
 	left  int // queries that members of further prefixes may have
 }
 
-// Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries come after them.
+// Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries see all of them.
 type Prefix struct {
 	First, End int
 	from, to   int // in order
@@ -74,32 +75,37 @@ func (p *Problem) OfPrefixes() Problem {
 	return of
 }
 
-// Find looks for prefixes of sequences in pages of so many tokens, by which at least so many keys are read less: those
-// of a prefix for each member but one. The members of all prefixes have so many queries at most, each counted as often as
+// Find looks for prefixes of the sequences of a problem, by which at least so many keys are read less: those
+// of a prefix for each member but one. With a causal mask they lie before all queries. The members of all prefixes have so many queries at most, each counted as often as
 // it is a member. A sequence may be a member of several prefixes, one behind the other:
 // where what forks have in common has been forked itself.
 //
 // That two sequences have a page at the same place says that they have all pages before it: pages come to be shared by
 // forks alone.
-func (f *Prefixes) Find(seqs []Sequence, pageTokens, least, queries int) {
+func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
+	f.seqs, f.page, f.after, f.least = seqs, g.PageTokens, g.Causal, max(least, 1)
 	f.Saved, f.left = 0, queries
 	f.Found, f.order, f.Own = f.Found[:0], f.order[:0], f.Own[:0]
 	for i := range seqs {
 		f.Own = append(f.Own, 0)
-		if seqs[i].Queries > 0 && seqs[i].Keys-seqs[i].Queries >= pageTokens {
+		if seqs[i].Queries > 0 && f.whole(int32(i)) > 0 {
 			f.order = append(f.order, int32(i))
 		}
 	}
-	if len(f.order) < 2 {
-		return
+	if len(f.order) > 1 {
+		f.split(0, len(f.order), 0, 0)
 	}
-	f.seqs, f.page, f.least = seqs, pageTokens, max(least, 1)
-	f.split(0, len(f.order), 0, 0)
 	f.seqs = nil
 }
 
-// whole returns how many pages of a sequence are full of keys before its queries.
-func (f *Prefixes) whole(i int32) int { return (f.seqs[i].Keys - f.seqs[i].Queries) / f.page }
+// whole returns how many pages of a sequence are full of keys that all of its queries see.
+func (f *Prefixes) whole(i int32) int {
+	n := f.seqs[i].Keys
+	if f.after {
+		n = max(n-f.seqs[i].Queries, 0)
+	}
+	return n / f.page
+}
 
 // split looks for prefixes among the sequences order[from:to], which have so many pages in common, and whose keys are in
 // prefixes up to page begin.

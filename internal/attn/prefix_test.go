@@ -16,7 +16,7 @@ func forks(t *rapid.T, page int) (seqs []Sequence) {
 		q.Keys = q.Queries + rapid.IntRange(0, 12*page).Draw(t, "keys")
 		if i > 0 && rapid.IntRange(0, 4).Draw(t, "fork") > 0 {
 			of := seqs[rapid.IntRange(0, i-1).Draw(t, "of")]
-			n := rapid.IntRange(0, min(of.Keys-of.Queries, q.Keys-q.Queries)/page).Draw(t, "pages")
+			n := rapid.IntRange(0, min(of.Keys, q.Keys)/page).Draw(t, "pages")
 			q.Pages = slices.Clone(of.Pages[:n])
 		}
 		for len(q.Pages) < Ceil(q.Keys, page) {
@@ -34,7 +34,14 @@ func TestPrefixes(t *testing.T) {
 		page, least := rapid.IntRange(1, 4).Draw(t, "page"), rapid.IntRange(1, 12).Draw(t, "worth")
 		most := rapid.OneOf(rapid.Just(math.MaxInt), rapid.IntRange(0, 30)).Draw(t, "most queries")
 		seqs := forks(t, page)
-		f.Find(seqs, page, least, most)
+		g := Problem{PageTokens: page, Mask: Mask{Causal: rapid.Bool().Draw(t, "causal")}}
+		f.Find(&g, seqs, least, most)
+		seen := func(q *Sequence) int { // keys that all queries see
+			if g.Causal {
+				return q.Keys - q.Queries
+			}
+			return q.Keys
+		}
 		if len(f.Own) != len(seqs) {
 			t.Fatalf("%d sequences, %d with keys of their own", len(seqs), len(f.Own))
 		}
@@ -51,7 +58,7 @@ func TestPrefixes(t *testing.T) {
 			for _, a := range m {
 				q := &seqs[a]
 				queries += q.Queries
-				if q.Queries == 0 || p.First != at[a] || p.End > q.Keys-q.Queries {
+				if q.Queries == 0 || p.First != at[a] || p.End > seen(q) {
 					t.Fatalf("sequence %d, %+v: prefix [%d, %d), the one before ended at %d", a, q, p.First, p.End, at[a])
 				}
 				at[a] = p.End
@@ -77,7 +84,7 @@ func TestPrefixes(t *testing.T) {
 		for i := range seqs { // then there is all that can be
 			for j := range i {
 				a, b := &seqs[i], &seqs[j]
-				for n := 0; a.Queries > 0 && b.Queries > 0 && n < min(a.Keys-a.Queries, b.Keys-b.Queries)/page && a.Pages[n] == b.Pages[n]; n++ {
+				for n := 0; a.Queries > 0 && b.Queries > 0 && n < min(seen(a), seen(b))/page && a.Pages[n] == b.Pages[n]; n++ {
 					if !has[[3]int{n, i, j}] {
 						t.Fatalf("page %d of sequences %d and %d is in no prefix: %+v", n, i, j, f.Found)
 					}
@@ -113,7 +120,7 @@ func benchmarkForks() []Sequence {
 func TestPrefixesAllocations(t *testing.T) {
 	seqs := benchmarkForks()
 	var f Prefixes
-	find := func() { f.Find(seqs, 16, 256, math.MaxInt) }
+	find := func() { f.Find(&Problem{PageTokens: 16, Mask: Mask{Causal: true}}, seqs, 256, math.MaxInt) }
 	if find(); len(f.Found) != 17 {
 		t.Errorf("%d prefixes", len(f.Found))
 	}
@@ -126,6 +133,6 @@ func BenchmarkPrefixes(b *testing.B) {
 	seqs := benchmarkForks()
 	var f Prefixes
 	for b.Loop() {
-		f.Find(seqs, 16, 256, math.MaxInt)
+		f.Find(&Problem{PageTokens: 16, Mask: Mask{Causal: true}}, seqs, 256, math.MaxInt)
 	}
 }

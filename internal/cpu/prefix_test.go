@@ -15,7 +15,7 @@ import (
 // placeForks lays c out as a tree of forks: sequences have pages in common. It returns how many pages
 // are shared.
 func placeForks[F real](rng *rand.Rand, c *reftest.Case, l layout) (p *problem[F], shared int) {
-	forks := c.RandomForks(rng, l.page)
+	forks := c.RandomForks(rng, l.page, !c.Causal)
 	p = place[F](rng, c, l)
 	nan := []float64{math.NaN()}
 	for i, f := range forks {

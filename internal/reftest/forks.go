@@ -7,10 +7,15 @@ type Fork struct{ Of, Pages int }
 
 // RandomForks draws a tree of forks among the sequences of c, in pages of so many tokens: keys and values of a
 // sequence's first pages become those of the one that it was forked from. What is shared is full of keys before
-// all queries.
-func (c *Case) RandomForks(rng *rand.Rand, page int) []Fork {
+// all queries, or with all of any keys.
+func (c *Case) RandomForks(rng *rand.Rand, page int, all bool) []Fork {
 	forks := make([]Fork, len(c.Keys))
-	whole := func(i int) int { return max(c.Keys[i]-c.Queries[i], 0) / page }
+	whole := func(i int) int {
+		if all {
+			return c.Keys[i] / page
+		}
+		return max(c.Keys[i]-c.Queries[i], 0) / page
+	}
 	for i := 1; i < len(forks); i++ {
 		of := rng.IntN(i)
 		if most := min(whole(i), whole(of)); most > 0 && rng.IntN(5) > 0 {

@@ -103,7 +103,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	if p.engine.Eager {
 		least = 1
 	}
-	x.found.Find(seqs, g.PageTokens, attn.Ceil(least, key), attn.Product(mostPrefixesOfRow, rows))
+	x.found.Find(g, seqs, attn.Ceil(least, key), attn.Product(mostPrefixesOfRow, rows))
 	if !p.recorded && (x.found.Saved == 0 || !p.engine.Eager && !sharingPays(seqs, x.found.Saved, key)) {
 		return false
 	}

@@ -31,6 +31,7 @@ type problem struct {
 	rng            *rand.Rand
 	kv, query, out attn.DType
 	forks          []reftest.Fork // of the sequences; nil: none has pages of another
+	sharesAll      bool           // new tokens, too, which none appends then
 	dense          bool           // operands are (batch, heads, tokens, dim), else rows are tokens and keys lie in pages
 	pageTokens     int
 	geometry       attn.Problem
@@ -115,7 +116,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)},
 	}
 	if o.forks {
-		p.forks = p.RandomForks(rng, o.page)
+		p.forks, p.sharesAll = p.RandomForks(rng, o.page, !p.Causal && o.decode == nil), !p.Causal && o.decode == nil
 	}
 	p.poisonHidden()
 	p.putBias(m, t)
@@ -222,7 +223,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	if page > 0 {
 		p.pageTokens = page
 	}
-	p.append = rng.IntN(2) == 0 || same != nil
+	p.append = (rng.IntN(2) == 0 || same != nil) && !p.sharesAll
 	if same != nil {
 		p.pageTokens = same.pageTokens
 	}
