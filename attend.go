@@ -1,6 +1,7 @@
 package leanattention
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 
@@ -46,6 +47,23 @@ type Args struct {
 	// Sinks, if not nil, is a vector with the attention sink of each query head, as [WithSinks] says:
 	// of Q's element type, float32 where that is [Float16] or [BFloat16].
 	Sinks G.Value
+	// Segments, if there are any, are keys and values that sequences have in common, and that lie before their own
+	// keys: all queries of these sequences see all of them. A segment is read once for all of its sequences where
+	// that saves more than it costs. It is attended to by itself, and the states are merged as [Merge] says, own keys
+	// first. Segments go with [WithCausal], Trees, Sinks, [WithSoftCap] and every schedule but [Unfused];
+	// all else is [ErrUnsupported] then.
+	Segments []Segment
+}
+
+// Segment is keys and values that several sequences of a batch attend to: a system prompt, a document. An attention
+// of several segments is FlashInfer's composable format, and that of several levels its cascade (Ye et al.,
+// arXiv:2501.01005, section 3.1.2).
+type Segment struct {
+	// K is (kvHeads, Nk, d) and V (kvHeads, Nk, dv), or each with a batch of 1 before that, of one element type. kvHeads,
+	// d and dv are those of [Args].
+	K, V G.Value
+	// Sequences are the numbers in the batch of those that attend to it, each once. nil: all.
+	Sequences []int
 }
 
 // Attend computes, for each sequence b, head h and query i,
@@ -55,7 +73,7 @@ type Args struct {
 // over the keys j that the query sees, h' being the KV head of h; 0 where it
 // sees none. It is [Attention] without a graph: the same engine, the same
 // results, and no allocation in steady state as long as the operands are
-// row-major *tensor.Dense (others are copied first; Out and LSE must be).
+// row-major *tensor.Dense (others are copied first; Out and LSE must be) and there are no segments.
 //
 // It takes every option but [WithLengths], [WithLSE], [WithBias], [WithSinks] and [WithDropout],
 // which Args has fields for. (One that is made once and used again allocates nothing either.)
@@ -90,10 +108,15 @@ func Attend(a Args, opts ...Option) (err error) {
 	if a.LSE == nil {
 		values = values[:4] // the log-sum-exp is not wanted
 	}
+	for i, s := range a.Segments {
+		names = append(slices.Clip(names[:len(values)]), segmentName(i, "k"), segmentName(i, "v"))
+		values = append(values, s.K, s.V)
+	}
 	gpu, err := samePlace(op, names, values)
 	if err != nil {
 		return err
 	}
+	values = values[:len(values)-2*len(a.Segments)]
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
@@ -145,7 +168,106 @@ func Attend(a Args, opts ...Option) (err error) {
 	}
 	defer r.forgetTrees()
 	r.seed = a.Seed
+	if len(a.Segments) > 0 {
+		return r.attendSegments(op, &p, &c, &t, a.Segments)
+	}
 	return r.attend(op, &p, &c, &t)
+}
+
+func segmentName(i int, what string) string { return fmt.Sprintf("segment %d's %s", i, what) }
+
+// canSegment is what attention with segments can do: all queries of a sequence see the same in keys before its own.
+var canSegment = attn.Can{
+	Name:     "attention with segments",
+	Features: attn.Causal | attn.Trees | attn.Cap | attn.Sinks | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
+}
+
+// segment is the problem of a segment, and what is asked for of it: no mask is, and no sinks.
+func (p *problem) segment(op string, i int, s *Segment, k, v operand, c *config) (of problem, asked config, err error) {
+	g := p.geometry(c)
+	if err := canSegment.Do("attend", &g); err != nil {
+		return of, asked, errorf(op, ErrUnsupported, "%v", err)
+	}
+	q := operand{"q", tensor.Shape{p.heads, p.queries, p.dim}, p.query}
+	if len(k.shape) == 4 {
+		q.shape = append(tensor.Shape{1}, q.shape...)
+	}
+	if of, err = problemOf(op, q, k, v, func(tensor.Dtype) bool { return true }, ""); err != nil {
+		return of, asked, err
+	}
+	if of.kvHeads != p.kvHeads || of.valueDim != p.valueDim {
+		return of, asked, errorf(op, ErrShape, "segment %d has %d heads and values of %d elements; k and v have %d and %d", i, of.kvHeads, of.valueDim, p.kvHeads, p.valueDim)
+	}
+	of.rank, of.batch, of.shared = p.rank, p.batch, true
+	for n, b := range s.Sequences {
+		if b < 0 || b >= p.batch {
+			return of, asked, errorf(op, ErrShape, "segment %d is of sequence %d of a batch of %d", i, b, p.batch)
+		}
+		if slices.Contains(s.Sequences[:n], b) {
+			return of, asked, errorf(op, ErrShape, "segment %d is twice of sequence %d", i, b)
+		}
+	}
+	asked = *c
+	asked.mask, asked.score = attn.Mask{}, attn.Score{Cap: c.score.Cap}
+	return of, asked, nil
+}
+
+// setSegment takes who attends to a segment.
+func (r *denseRun) setSegment(p *problem, s *Segment) {
+	r.forgetTrees()
+	if s.Sequences == nil {
+		r.allLive(p)
+		return
+	}
+	r.lengths = append(r.lengths[:0], make([]int, p.batch)...)
+	for _, b := range s.Sequences {
+		r.lengths[b] = p.keys
+	}
+}
+
+// attendSegments is attend where there are segments, too: each leaves a state.
+func (r *denseRun) attendSegments(op string, p *problem, c *config, t *tensors, segments []Segment) (err error) {
+	problems, asked, all := make([]problem, len(segments)), make([]config, len(segments)), make([]tensors, len(segments))
+	for i := range segments {
+		s, of := &segments[i], &all[i]
+		*of = tensors{roleQ: t[roleQ]}
+		k, v := segmentName(i, "k"), segmentName(i, "v")
+		if of[roleK], err = denseValue(op, k, s.K); err != nil {
+			return err
+		}
+		if of[roleV], err = denseValue(op, v, s.V); err != nil {
+			return err
+		}
+		if problems[i], asked[i], err = p.segment(op, i, s, valueOperand(k, of[roleK]), valueOperand(v, of[roleV]), c); err != nil {
+			return err
+		}
+		for _, to := range [...]role{roleOut, roleLSE} {
+			if t[to] != nil && (overlap(t[to], of[roleK]) || overlap(t[to], of[roleV])) {
+				return errorf(op, ErrUnsupported, "%v shares memory with segment %d", to, i)
+			}
+		}
+		of[roleOut], of[roleLSE] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(p.valueDim)...)), tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(0)...))
+	}
+	own := *t
+	if own[roleLSE] == nil {
+		own[roleLSE] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(0)...))
+	}
+	states := [][2]*tensor.Dense{{own[roleOut], own[roleLSE]}}
+	if err := r.attend(op, p, c, &own); err != nil {
+		return err
+	}
+	for i := range segments {
+		r.setSegment(&problems[i], &segments[i])
+		if err := r.attend(op, &problems[i], &asked[i], &all[i]); err != nil {
+			return err
+		}
+		states = append(states, [2]*tensor.Dense{all[i][roleOut], all[i][roleLSE]})
+	}
+	if p.query == tensor.Float32 {
+		return mergeTensors[float32](op, own[roleOut], own[roleLSE], states)
+	}
+	return mergeTensors[float64](op, own[roleOut], own[roleLSE], states)
 }
 
 // attendRoles are the roles of what [Args] always has, and of the log-sum-exp.
@@ -248,6 +370,9 @@ func (r *denseRun) allLive(p *problem) {
 func (r *denseRun) layOut(p *problem) {
 	r.pages, r.sequences = r.pages[:0], r.sequences[:0]
 	for b := range p.batch {
+		if p.shared {
+			b = 0
+		}
 		r.pages = append(r.pages, int32(b))
 	}
 	for b, n := range r.lengths {
@@ -266,6 +391,7 @@ func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 		return errUnfused(op)
 	}
 	r.layOut(p)
+	r.plan.PrefixBytes = prefixBytes
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
 		return engineError(op, "plan", err)
 	}

@@ -10,7 +10,9 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -138,6 +140,211 @@ func TestBadAttendTrees(t *testing.T) {
 	a.Trees = make([][]uint64, 2) // none
 	if err := la.Attend(a, la.WithWindow(4)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAttendSegments: attention with segments is that to the keys of all segments of a sequence, and its own behind them.
+func TestAttendSegments(t *testing.T) {
+	for i := range reftest.Cases(t, 40, 200) {
+		testAttendSegments(t, nil, []tensor.Dtype{tensor.Float32, tensor.Float64}[i%2], cacheTypes, 1+i%100, 1+i%64)
+	}
+	la.SharePrefixes(t) // where they are read once, however little that saves
+	for i := range reftest.Cases(t, 40, 200) {
+		testAttendSegments(t, nil, []tensor.Dtype{tensor.Float32, tensor.Float64}[i%2], cacheTypes, 1+i%100, 1+i%64)
+	}
+}
+
+// TestGPUAttendSegments is that of a GPU.
+func TestGPUAttendSegments(t *testing.T) {
+	gpu := gputest.Open(t)
+	for i := range reftest.Cases(t, 6, 60) {
+		testAttendSegments(t, gpu, []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}[i%3], []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}, 150, 64)
+	}
+}
+
+func testAttendSegments(t *testing.T, gpu *la.GPU, query tensor.Dtype, storages []tensor.Dtype, longest, dim int) {
+	rng := reftest.Rand(t)
+	storage := storages[rng.IntN(len(storages))]
+	batch, kvHeads, queries := 1+rng.IntN(4), 1+rng.IntN(2), 1+rng.IntN(5)
+	heads := kvHeads * (1 + rng.IntN(3))
+	draw := func(n int) []float64 {
+		x := make([]float64, n)
+		for i := range x {
+			x[i] = float64(half.FromFloat64(rng.NormFloat64()).Float32())
+			if storage == la.BFloat16 || query == la.BFloat16 {
+				x[i] = math.Trunc(x[i]*16) / 16
+			}
+		}
+		return x
+	}
+	// keys of each sequence: those of its segments, and its own behind them.
+	k, v := make([][][]float64, batch*kvHeads), make([][][]float64, batch*kvHeads) // of each head its rows
+	place := func(x *tensor.Dense) G.Value {
+		if gpu == nil {
+			return x
+		}
+		d, err := gpu.Upload(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	a := la.Args{Q: place(graphtest.TensorOf(query, draw(batch*heads*queries*dim), batch, heads, queries, dim))}
+	for range 1 + rng.IntN(3) {
+		n := 1 + rng.IntN(longest)
+		shape := []int{kvHeads, n, dim}
+		if rng.IntN(2) == 0 {
+			shape = append([]int{1}, shape...)
+		}
+		keys, values := draw(kvHeads*n*dim), draw(kvHeads*n*dim)
+		s := la.Segment{K: place(graphtest.TensorOf(storage, keys, shape...)), V: place(graphtest.TensorOf(storage, values, shape...))}
+		members := rng.Perm(batch)
+		if rng.IntN(3) > 0 {
+			members = members[:rng.IntN(batch+1)]
+			s.Sequences = append([]int{}, members...)
+		}
+		a.Segments = append(a.Segments, s)
+		for _, b := range members {
+			for h := range kvHeads {
+				for i := range n {
+					k[b*kvHeads+h] = append(k[b*kvHeads+h], keys[(h*n+i)*dim:][:dim])
+					v[b*kvHeads+h] = append(v[b*kvHeads+h], values[(h*n+i)*dim:][:dim])
+				}
+			}
+		}
+	}
+	n := queries + rng.IntN(40)
+	keys, values := draw(batch*kvHeads*n*dim), draw(batch*kvHeads*n*dim)
+	a.K, a.V = place(graphtest.TensorOf(storage, keys, batch, kvHeads, n, dim)), place(graphtest.TensorOf(storage, values, batch, kvHeads, n, dim))
+	lengths := make([]int, batch)
+	for b := range lengths {
+		lengths[b] = queries + rng.IntN(n-queries+1)
+		for h := range kvHeads {
+			for i := range lengths[b] {
+				k[b*kvHeads+h] = append(k[b*kvHeads+h], keys[((b*kvHeads+h)*n+i)*dim:][:dim])
+				v[b*kvHeads+h] = append(v[b*kvHeads+h], values[((b*kvHeads+h)*n+i)*dim:][:dim])
+			}
+		}
+	}
+	a.Lengths = lengths
+	var opts []la.Option
+	if rng.IntN(3) > 0 {
+		opts = append(opts, la.WithCausal())
+	}
+	if rng.IntN(3) == 0 {
+		opts = append(opts, la.WithSoftCap(3))
+	}
+	logs := query
+	if gpu != nil {
+		logs = tensor.Float32
+	}
+	if rng.IntN(3) == 0 {
+		sinks := query
+		if sinks != tensor.Float64 {
+			sinks = tensor.Float32
+		}
+		a.Sinks = place(graphtest.TensorOf(sinks, draw(heads), heads))
+	}
+	nan := func(of tensor.Dtype, shape ...int) G.Value {
+		x := make([]float64, tensor.Shape(shape).TotalSize())
+		reftest.Poison(x)
+		return place(graphtest.TensorOf(of, x, shape...))
+	}
+	a.Out = nan(query, batch, heads, queries, dim)
+	if rng.IntN(3) > 0 {
+		a.LSE = nan(logs, batch, heads, queries)
+	}
+	if err := la.Attend(a, opts...); err != nil {
+		t.Fatal(err)
+	}
+	floats := func(x G.Value) []float64 {
+		if d, ok := x.(*la.DeviceTensor); ok {
+			x = graphtest.Download(t, d)
+		}
+		return graphtest.Floats(t, x)
+	}
+	out, q := floats(a.Out), floats(a.Q)
+	off := 3e-6
+	switch query {
+	case la.Float16:
+		off = 2e-3
+	case la.BFloat16:
+		off = 2e-2
+	}
+	for b := range batch { // by itself, in float64
+		all := len(k[b*kvHeads])
+		flat := func(x [][][]float64) *tensor.Dense {
+			var y []float64
+			for h := range kvHeads {
+				y = append(y, slices.Concat(x[b*kvHeads+h]...)...)
+			}
+			return graphtest.TensorOf(tensor.Float64, y, kvHeads, all, dim)
+		}
+		part := heads * queries
+		one := la.Args{
+			Q: graphtest.TensorOf(tensor.Float64, q[b*part*dim:][:part*dim], heads, queries, dim), K: flat(k), V: flat(v),
+			Out: graphtest.TensorOf(tensor.Float64, make([]float64, part*dim), heads, queries, dim), LSE: graphtest.TensorOf(tensor.Float64, make([]float64, part), heads, queries),
+		}
+		if a.Sinks != nil {
+			one.Sinks = graphtest.TensorOf(tensor.Float64, floats(a.Sinks), heads)
+		}
+		if err := la.Attend(one, opts...); err != nil {
+			t.Fatal(err)
+		}
+		near := func(what string, got, want []float64) {
+			t.Helper()
+			for i, x := range want {
+				if !(math.Abs(got[i]-x) <= off*(1+math.Abs(x))) {
+					t.Fatalf("%v in %v, %d/%d heads, %d queries, sequence %d of %d with %d keys, %d segments: %s %d is %v, want %v",
+						query, storage, heads, kvHeads, queries, b, batch, all, len(a.Segments), what, i, got[i], x)
+				}
+			}
+		}
+		near("output", out[b*part*dim:][:part*dim], one.Out.Data().([]float64))
+		if a.LSE != nil {
+			near("log-sum-exp", floats(a.LSE)[b*part:][:part], one.LSE.Data().([]float64))
+		}
+	}
+}
+
+// Segments that do not fit, and what segments do not go with, are refused, before anything is written.
+func TestBadAttendSegments(t *testing.T) {
+	of := func(shape ...int) *tensor.Dense {
+		return tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(shape...))
+	}
+	good := func() la.Args {
+		a := la.Args{Q: of(2, 4, 1, 8), K: of(2, 2, 5, 8), V: of(2, 2, 5, 8), Out: of(2, 4, 1, 8), LSE: of(2, 4, 1), Segments: []la.Segment{{K: of(2, 7, 8), V: of(2, 7, 8)}}}
+		a.Out.(*tensor.Dense).Set(3, float32(7))
+		return a
+	}
+	for name, c := range map[string]struct {
+		change func(*la.Args)
+		opts   []la.Option
+		want   error
+		text   string
+	}{
+		"no keys":        {func(a *la.Args) { a.Segments[0].K = nil }, nil, la.ErrShape, "segment 0's k"},
+		"other heads":    {func(a *la.Args) { a.Segments[0] = la.Segment{K: of(1, 7, 8), V: of(1, 7, 8)} }, nil, la.ErrShape, "segment 0 has 1 head and"},
+		"another width":  {func(a *la.Args) { a.Segments[0].K = of(2, 7, 9) }, nil, la.ErrShape, "segment 0's k"},
+		"other values":   {func(a *la.Args) { a.Segments[0].V = of(2, 7, 9) }, nil, la.ErrShape, "segment 0"},
+		"a batch":        {func(a *la.Args) { a.Segments[0] = la.Segment{K: of(2, 2, 7, 8), V: of(2, 2, 7, 8)} }, nil, la.ErrShape, "batch"},
+		"two lengths":    {func(a *la.Args) { a.Segments[0].V = of(2, 6, 8) }, nil, la.ErrShape, "segment 0"},
+		"no sequence":    {func(a *la.Args) { a.Segments[0].Sequences = []int{2} }, nil, la.ErrShape, "sequence 2 of a batch of 2"},
+		"twice":          {func(a *la.Args) { a.Segments[0].Sequences = []int{1, 1} }, nil, la.ErrShape, "twice of sequence 1"},
+		"a window":       {func(*la.Args) {}, []la.Option{la.WithCausal(), la.WithWindow(3)}, la.ErrUnsupported, "segments: a window of 3 keys"},
+		"slopes":         {func(*la.Args) {}, []la.Option{la.WithALiBi([]float64{1, 1, 1, 1})}, la.ErrUnsupported, "segments: slopes"},
+		"a bias":         {func(a *la.Args) { a.Bias = of(1, 1, 1, 5) }, nil, la.ErrUnsupported, "segments: a bias"},
+		"dropout":        {func(a *la.Args) { a.Dropout = 0.5 }, nil, la.ErrUnsupported, "segments: a dropout"},
+		"invariance":     {func(*la.Args) {}, []la.Option{la.WithBatchInvariance()}, la.ErrUnsupported, "segments: batch invariance"},
+		"unfused":        {func(*la.Args) {}, []la.Option{la.WithSchedule(la.Unfused)}, la.ErrUnsupported, "nfused"},
+		"float64 values": {func(a *la.Args) { a.Segments[0].V = tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(2, 7, 8)) }, nil, la.ErrDType, "segment 0"},
+	} {
+		a := good()
+		c.change(&a)
+		wantError(t, la.Attend(a, c.opts...), c.want, "Attend", c.text)
+		if x, ok := a.Out.(*tensor.Dense); !ok || x.Data().([]float32)[3] != 7 {
+			t.Errorf("%s: something was written", name)
+		}
 	}
 }
 

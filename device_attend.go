@@ -67,24 +67,112 @@ func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 		return err
 	}
 	defer r.forgetTrees()
-	return r.attendDevice(op, gpu, &p, c, [2]*DeviceTensor{t[1], t[2]}, func(sub *device.Submission) (o deviceOperands, err error) {
-		for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE} {
-			if t[i] == nil {
-				break
+	values := append(v, a.Bias, a.Sinks)
+	var segments []segmentThere
+	if len(a.Segments) > 0 {
+		if segments, err = p.segmentsThere(op, a.Segments, c, t[3], t[4]); err != nil {
+			return err
+		}
+	}
+	attend := func(p *problem, c *config, k, v, out, lse *DeviceTensor, further *furtherThere) error {
+		t, names := [...]*DeviceTensor{t[0], k, v, out, lse}, [...]string{"q", "k", "v", "out", "lse"}
+		return r.attendDevice(op, gpu, p, c, [2]*DeviceTensor{k, v}, func(sub *device.Submission) (o deviceOperands, err error) {
+			for i, to := range [...]*deviceMemory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE} {
+				if t[i] == nil {
+					break
+				}
+				if (i == 1 || i == 2) && t[i].shards != nil {
+					continue
+				}
+				if *to, err = t[i].useAs(sub, names[i]); err != nil {
+					return o, err
+				}
+				if i > 2 {
+					sub.Written(t[i].memory)
+				}
 			}
-			if (i == 1 || i == 2) && t[i].shards != nil {
-				continue
+			err = further.use(sub, &o)
+			return o, err
+		}, values...)
+	}
+	if len(segments) == 0 {
+		return attend(&p, c, t[1], t[2], t[3], t[4], &further)
+	}
+	return gpu.attendSegments(op, &p, segments, t[3], t[4], func(to State) error {
+		return attend(&p, c, t[1], t[2], to.Out.(*DeviceTensor), to.LSE.(*DeviceTensor), &further)
+	}, func(i int, to State) error {
+		s := &segments[i]
+		r.setSegment(&s.problem, &a.Segments[i])
+		return attend(&s.problem, &s.asked, s.k, s.v, to.Out.(*DeviceTensor), to.LSE.(*DeviceTensor), &furtherThere{})
+	})
+}
+
+// segmentThere is a segment on a GPU, and what is asked for of it.
+type segmentThere struct {
+	problem problem
+	asked   config
+	k, v    *DeviceTensor
+}
+
+// segmentsThere checks segments, and that results are none of their tensors.
+func (p *problem) segmentsThere(op string, segments []Segment, c *config, results ...*DeviceTensor) ([]segmentThere, error) {
+	all := make([]segmentThere, len(segments))
+	for i := range segments {
+		s := &all[i]
+		s.k, s.v = segments[i].K.(*DeviceTensor), segments[i].V.(*DeviceTensor)
+		for _, x := range [...]struct {
+			name string
+			*DeviceTensor
+		}{{segmentName(i, "k"), s.k}, {segmentName(i, "v"), s.v}} {
+			if err := x.notWhole(); err != nil {
+				return nil, tensorError(op, x.name, err)
 			}
-			if *to, err = t[i].useAs(sub, names[i]); err != nil {
-				return o, err
-			}
-			if i > 2 {
-				sub.Written(t[i].memory)
+			for _, to := range results {
+				if to != nil && to.memory == x.memory {
+					return nil, errorf(op, ErrUnsupported, "%s shares memory with a result", x.name)
+				}
 			}
 		}
-		err = further.use(sub, &o)
-		return o, err
-	}, append(v, a.Bias, a.Sinks)...)
+		var err error
+		if s.problem, s.asked, err = p.segment(op, i, &segments[i], s.k.operand(segmentName(i, "k")), s.v.operand(segmentName(i, "v")), c); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// attendSegments makes the states of own keys and of all segments, and merges them into out and, if it is not nil, lse.
+func (g *GPU) attendSegments(op string, p *problem, segments []segmentThere, out, lse *DeviceTensor, own func(to State) error, segment func(i int, to State) error) (err error) {
+	fresh := func(shape tensor.Shape) (*DeviceTensor, error) {
+		if err := g.enter(op); err != nil {
+			return nil, err
+		}
+		defer g.group.Leave()
+		return g.newTensor(op, tensor.Float32, shape)
+	}
+	states := make([]State, 1+len(segments))
+	for i := range states {
+		for _, x := range [...]struct {
+			to   *G.Value
+			last int
+		}{{&states[i].Out, p.valueDim}, {&states[i].LSE, 0}} {
+			d, err := fresh(p.dims(x.last))
+			if err != nil {
+				return err
+			}
+			defer func() { _ = d.Free() }() // what is queued may still use it
+			*x.to = d
+		}
+		if i == 0 {
+			err = own(states[0])
+		} else {
+			err = segment(i-1, states[i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return g.merge(op, out, lse, states)
 }
 
 // furtherThere are operands of an attention on a GPU beside q, k and v; nil: there is none.
@@ -357,35 +445,46 @@ func mergeDevice(op string, dst State, states []State) error {
 			}
 		}
 	}
-	if err := gpu.enter(op); err != nil {
+	return gpu.merge(op, all[0], all[1], states)
+}
+
+// merge queues the merging of checked states. lse may be nil.
+func (g *GPU) merge(op string, out, lse *DeviceTensor, states []State) error {
+	if err := g.enter(op); err != nil {
 		return err
 	}
-	defer gpu.group.Leave()
-	defer runtime.KeepAlive(values)
-	layers, err := gpu.layers(op)
+	defer g.group.Leave()
+	defer runtime.KeepAlive(states)
+	layers, err := g.layers(op)
 	if err != nil {
 		return err
 	}
-	dim := all[0].shape[len(all[0].shape)-1]
-	err = gpu.queue.Submit(func(sub *device.Submission) (failed error) {
-		o := decoder.States{Rows: all[1].Size(), Dim: dim}
-		for i, d := range all {
-			m, err := d.useAs(sub, names[i])
-			switch {
-			case err != nil:
+	dim := out.shape[len(out.shape)-1]
+	err = g.queue.Submit(func(sub *device.Submission) (failed error) {
+		o := decoder.States{Rows: out.Size() / dim, Dim: dim}
+		if o.Out, err = out.useAs(sub, "dst.Out"); err != nil {
+			return err
+		}
+		sub.Written(out.memory)
+		if lse != nil {
+			if o.LSE, err = lse.useAs(sub, "dst.LSE"); err != nil {
 				return err
-			case i == 0:
-				o.Out = m
-			case i == 1:
-				o.LSE = m
-			case i%2 == 0:
-				o.Outs = append(o.Outs, m)
-			default:
-				o.LSEs = append(o.LSEs, m)
 			}
+			sub.Written(lse.memory)
+		}
+		for i, s := range states {
+			x, err := s.Out.(*DeviceTensor).useAs(sub, fmt.Sprintf("state %d's Out", i))
+			if err != nil {
+				return err
+			}
+			l, err := s.LSE.(*DeviceTensor).useAs(sub, fmt.Sprintf("state %d's LSE", i))
+			if err != nil {
+				return err
+			}
+			o.Outs, o.LSEs = append(o.Outs, x), append(o.LSEs, l)
 		}
 		if n := o.Needs(); n > 0 {
-			scratch, err := gpu.wrap(sub, tensor.Float32, tensor.Shape{n}, sub.Alloc)
+			scratch, err := g.wrap(sub, tensor.Float32, tensor.Shape{n}, sub.Alloc)
 			if err != nil {
 				return err
 			}
@@ -396,8 +495,6 @@ func mergeDevice(op string, dst State, states []State) error {
 				return err
 			}
 		}
-		sub.Written(all[0].memory)
-		sub.Written(all[1].memory)
 		return sub.Do(func(s *cuda.Stream) error { return layers.MergeStates(s, &o) })
 	})
 	if err != nil {

@@ -91,6 +91,7 @@ type problem struct {
 	rank                                                int
 	batch, heads, kvHeads, queries, keys, dim, valueDim int
 	query, storage                                      tensor.Dtype
+	shared                                              bool // keys and values are one sequence's, which all of the batch attend to
 }
 
 // newProblem checks q, k and v against each other.

@@ -177,9 +177,10 @@ constexpr int NODE_STATES = 32; // of attention, that a launch merges at most
 struct MergeParams {
   const float* outs[NODE_STATES]; // rows of dim elements, of each state; null where out is
   const float* lses[NODE_STATES]; // a number for each row
-  float *out, *lse;               // one may be null
+  void* out;                      // of any type that tensors have; out or lse may be null
+  float* lse;
   long long count;                // elements of an output; without outputs, rows
-  int dim, states;                // without outputs dim is 1
+  int dim, states, outType;       // without outputs dim is 1
 };
 
 // The state of the keys of all states, which are normalised:
@@ -187,7 +188,7 @@ struct MergeParams {
 //	lse = ln sum e^lse_i,   out = sum e^(lse_i - lse) out_i
 //
 // in the order of the states. One of no key has lse_i = -Inf, and its output is not read. out may be
-// the first state's.
+// the first state's, if it is of float32.
 __device__ __forceinline__ void mergeStates(const MergeParams& p) {
   constexpr float LOG2E = 1.4426950408889634f, NATURAL = 0.6931471805599453f;
   beginNode();
@@ -207,7 +208,7 @@ __device__ __forceinline__ void mergeStates(const MergeParams& p) {
       sum += w;
       if (p.out != nullptr) v = __fmaf_rn(w, p.outs[s][at], v);
     }
-    if (p.out != nullptr) p.out[at] = sum == 0.f ? 0.f : v / sum;
+    if (p.out != nullptr) storeAs(p.out, at, p.outType, sum == 0.f ? 0.f : v / sum);
     if (p.lse != nullptr && at == row * p.dim) p.lse[row] = sum == 0.f ? -LEAN_INF : __fmaf_rn(log2_(sum), NATURAL, base);
   }
 }

@@ -23,7 +23,7 @@ type States[F lean.Float] struct{ Out, LSE []F }
 // that of no key: Out_i is not read there, and where all of them are, Out is 0 and LSE -Inf. Sums have the order of the
 // parts, so the bits are the same on every run. A single part is copied. NaN and +Inf make the row NaN.
 //
-// Out has rows of dim elements. dst overlaps none of the parts. Errors wrap ErrShape, before anything is
+// Out has rows of dim elements. dst may be the first of the parts, and overlaps no other. Errors wrap ErrShape, before anything is
 // written, or ErrPanic.
 func MergeStates[F lean.Float](e *Engine, dst States[F], dim int, parts ...States[F]) error {
 	const op = "merge"

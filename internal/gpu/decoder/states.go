@@ -13,9 +13,9 @@ import (
 //	LSE = ln sum_i e^(LSEs[i])
 //	Out = sum_i e^(LSEs[i]-LSE) Outs[i]
 //
-// of float32, with sums in the order of the states. Outs are Rows x Dim, and LSEs have a number for each
-// row. One of -Inf is of no key, and its output is not read. One of Out and LSE may have no buffer; without Out
-// there are no Outs, and Dim is 1. Out and LSE are no state's.
+// of float32, but for Out, which may be of 16 bits, with sums in the order of the states. Outs are Rows x Dim, and LSEs
+// have a number for each row. One of -Inf is of no key, and its output is not read. One of Out and LSE may have no buffer;
+// without Out there are no Outs, and Dim is 1. Out and LSE are no state's.
 type States struct {
 	Rows, Dim  int
 	Outs, LSEs []gpu.Memory
@@ -26,18 +26,25 @@ type States struct {
 // Needs is how many elements of scratch the merging of so many states takes: more than a launch merges are merged with the
 // state of those before them.
 func (o *States) Needs() int {
-	if len(o.LSEs) <= nodeStates {
+	switch {
+	case len(o.LSEs) <= nodeStates:
 		return 0
+	case o.rounds():
+		return 2*o.Rows + o.Rows*o.Dim
 	}
 	return 2 * o.Rows
 }
 
+// rounds says whether Out is of 16 bits: what further states are merged with is not rounded.
+func (o *States) rounds() bool { return o.Out.Buffer != nil && o.Out.DType != attn.Float32 }
+
 // mergeParams is struct MergeParams.
 type mergeParams struct {
-	outs, lses  [nodeStates]uint64
-	out, lse    uint64
-	count       int64
-	dim, states int32
+	outs, lses           [nodeStates]uint64
+	out, lse             uint64
+	count                int64
+	dim, states, outType int32
+	_                    [4]byte
 }
 
 func (o *States) check(op string) error {
@@ -62,8 +69,13 @@ func (o *States) check(op string) error {
 			return err
 		}
 	}
-	if err := o.Out.CheckOptional(op, "the output", o.Rows*o.Dim); err != nil {
-		return err
+	if all {
+		if !gpu.Known(o.Out.DType) {
+			return gpu.Errorf(op, attn.ErrDType, "the output is %v", o.Out.DType)
+		}
+		if err := o.Out.Check(op, "the output", o.Rows*o.Dim); err != nil {
+			return err
+		}
 	}
 	if err := o.LSE.CheckOptional(op, "the log-sum-exp", o.Rows); err != nil {
 		return err
@@ -81,28 +93,32 @@ func (d *Engine) MergeStates(s *cuda.Stream, o *States) error {
 		return err
 	}
 	held := []gpu.Memory{o.Out, o.LSE, o.Scratch}
-	before := uint64(0) // the log-sum-exp of what was merged before
+	before, partial := uint64(0), o.Out.AddressOr0() // the log-sum-exp of what was merged before, and its output
+	if o.Needs() > 0 && o.rounds() {
+		partial = o.Scratch.Address() + uint64(2*o.Rows*4)
+	}
 	for from, pass := 0, 0; from < len(o.LSEs); pass++ {
-		p := mergeParams{out: o.Out.AddressOr0(), count: int64(o.Rows) * int64(o.Dim), dim: int32(o.Dim)}
+		p := mergeParams{count: int64(o.Rows) * int64(o.Dim), dim: int32(o.Dim)}
 		add := func(out, lse uint64) {
 			p.outs[p.states], p.lses[p.states] = out, lse
 			p.states++
 		}
 		memory := held
 		if pass > 0 {
-			add(p.out, before)
+			add(partial, before)
 		}
 		for ; from < len(o.LSEs) && p.states < nodeStates; from++ {
 			memory = append(memory, o.LSEs[from])
 			out := uint64(0)
-			if p.out != 0 {
+			if o.Out.Buffer != nil {
 				memory = append(memory, o.Outs[from])
 				out = o.Outs[from].Address()
 			}
 			add(out, o.LSEs[from].Address())
 		}
-		if p.lse = o.LSE.AddressOr0(); from < len(o.LSEs) { // what other threads read is not written over
-			p.lse = o.Scratch.Address() + uint64(pass%2*o.Rows*4)
+		if p.out, p.outType, p.lse = o.Out.AddressOr0(), gpu.Code(o.Out.DType), o.LSE.AddressOr0(); from < len(o.LSEs) {
+			p.out, p.outType = partial, gpu.Code(attn.Float32)
+			p.lse = o.Scratch.Address() + uint64(pass%2*o.Rows*4) // what other threads read is not written over
 		}
 		before = p.lse
 		blocks := attn.Ceil(o.Rows*o.Dim, nodeThreads*nodeEach)

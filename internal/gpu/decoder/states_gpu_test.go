@@ -20,7 +20,9 @@ func testMergeStates(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
 		rows, dim, n := testgpu.Pick(rng, 1, 2, 7, 33), testgpu.Pick(rng, 1, 3, 64, 80, 128), testgpu.Pick(rng, 1, 2, 3, 8, nodeStates, nodeStates+1, 2*nodeStates-1, 2*nodeStates, 100)
-		o := States{Rows: rows, Dim: dim, Out: m.empty(t, rows*dim), LSE: m.empty(t, rows)}
+		o := States{Rows: rows, Dim: dim, Out: gpu.Memory{DType: testgpu.Pick(rng, gpu.Types...), Len: rows * dim}, LSE: m.empty(t, rows)}
+		m.Poison(t, &o.Out)
+		unit := testgpu.Format(o.Out.DType).Unit()
 		outs, lses := make([][]float64, n), make([][]float64, n)
 		free := []gpu.Memory{o.Out, o.LSE}
 		put := func(x []float64) gpu.Memory {
@@ -100,7 +102,7 @@ func testMergeStates(t *testing.T, m *machine, d *Engine, cases int) {
 						size += w / sum * math.Abs(outs[s][row*dim+j]) * (1 + math.Abs(lses[s][row]-top)/16)
 					}
 				}
-				near("an output", testgpu.Get(out, row*dim+j, attn.Float32), want, size)
+				near("an output", testgpu.Get(out, row*dim+j, free[0].DType), want, size+unit/4e-6*math.Abs(want))
 			}
 		}
 		for _, x := range free {
