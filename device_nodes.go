@@ -248,11 +248,14 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 		return nil, err
 	}
 	defer g.group.Leave()
+	defer runtime.KeepAlive(c.In)
+	if c.Spread != nil && slices.ContainsFunc(c.In, isSharded) {
+		return g.computeSharded(c)
+	}
 	layers, err := g.layers(c.Op)
 	if err != nil {
 		return nil, err
 	}
-	defer runtime.KeepAlive(c.In)
 	err = g.queue.Submit(func(sub *device.Submission) error {
 		w := &ongpu.Work{Engine: layers, Submission: sub}
 		var in []*DeviceTensor
@@ -294,17 +297,25 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 		}
 		return haveRead(sub, in...)
 	})
+	if err := g.computeError(c.Op, err); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// computeError is what went wrong with a node's work, as its user is told.
+func (g *GPU) computeError(op string, err error) error {
 	switch {
 	case err == nil:
-		return out, nil
+		return nil
 	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but no kernel can do it
-		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
+		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	case errors.Is(err, device.ErrShared):
-		return nil, errorf(c.Op, ErrUnsupported, "on %v: %v", g, err)
+		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	case errors.Is(err, attn.ErrDType):
-		return nil, errorf(c.Op, ErrDType, "on %v: %v", g, err)
+		return errorf(op, ErrDType, "on %v: %v", g, err)
 	}
-	return nil, deviceEngineError(c.Op, "queue", err)
+	return deviceEngineError(op, "queue", err)
 }
 
 // partOnGPU is [ongpu.Part].

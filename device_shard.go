@@ -5,7 +5,10 @@ import (
 	"fmt"
 
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/ongpu"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -13,6 +16,10 @@ import (
 // out to the [GPU.Members], in order and evenly. Keys and values that are sharded by heads
 // are what [Attend] and [Attention] need to compute on all of them: q, the output and the
 // log-sum-exp are whole, on the first one.
+//
+// Weights of shape (out, in) that are sharded by output features, on axis 0, are what Linear and Linears of
+// package nn need for it, with a bias that is whole or sharded as well: each GPU computes its columns of the
+// output. What else they take is whole, and so is what they make, on the first GPU.
 //
 // A sharded tensor can be downloaded, freed, and written by CopyFrom from host memory;
 // nothing else takes it, and says so. Of a single GPU it is Upload.
@@ -78,6 +85,12 @@ func (d *DeviceTensor) notWhole() error {
 		return nil
 	}
 	return &shardedError{d.axis, d.gpu}
+}
+
+// isSharded says whether a value is dealt out over several GPUs.
+func isSharded(v G.Value) bool {
+	d, ok := v.(*DeviceTensor)
+	return ok && d != nil && d.shards != nil
 }
 
 // shardedError is the use of a sharded tensor where a whole one is needed.
@@ -170,4 +183,132 @@ func (d *DeviceTensor) freeShards() (err error) {
 // useShard is the memory of a member's shard, to queue work on there.
 func (d *DeviceTensor) useShard(sub *device.Submission, member int, name string) (deviceMemory, error) {
 	return d.shards[member].useAs(sub, name)
+}
+
+// spreadOperand is an input of work that takes sharded ones, to queue work on. The group's first member submits.
+func (d *DeviceTensor) spreadOperand(sub *device.Submission, name string) (o ongpu.Operand, err error) {
+	if d.shards == nil {
+		o.Memory, err = d.useAs(sub, name)
+		o.Fixed = err == nil && sub.Fixed(d.memory)
+		return o, err
+	}
+	o.Axis, o.Fixed = d.axis, true
+	for i, s := range d.shards {
+		b, err := sub.UseAny(s.memory, s.generation)
+		if err != nil {
+			return o, &operandError{name, err}
+		}
+		t, _ := storageType(d.dtype)
+		of := dealt(d.shape[d.axis], len(d.shards), i)
+		o.Shards = append(o.Shards, ongpu.Shard{Memory: deviceMemory{Buffer: b, DType: t, Len: s.Size()}, First: of.first, N: of.n})
+		o.Fixed = o.Fixed && sub.Fixed(s.memory)
+	}
+	return o, nil
+}
+
+// computeSharded is [ongpu.Compute] of work on inputs of which some are sharded. The GPU is entered.
+func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
+	engines := make([]*decoder.Engine, len(g.members))
+	for i, m := range g.members {
+		if engines[i], err = m.layers(c.Op); err != nil {
+			return nil, err
+		}
+	}
+	var refused error // by the op
+	err = g.queue.Submit(func(sub *device.Submission) error {
+		var in []ongpu.Operand
+		var whole []*DeviceTensor
+		for i, v := range c.In {
+			d := v.(*DeviceTensor)
+			o, err := d.spreadOperand(sub, c.Names[i])
+			if err != nil {
+				return err
+			}
+			in = append(in, o)
+			if d.shards == nil {
+				whole = append(whole, d)
+			}
+		}
+		result, err := g.nodeValue(sub, c.Node, c.DType, c.Shape, whole...)
+		if err != nil {
+			return err
+		}
+		m, err := result.use(sub)
+		if err != nil {
+			return err
+		}
+		var work ongpu.Spread
+		if work, refused = c.Spread(in, m); refused != nil {
+			return nil
+		}
+		free, err := g.takeRooms(sub, c.Node, work, engines)
+		defer free()
+		if err != nil {
+			return err
+		}
+		lead := &ongpu.Work{Engine: engines[0], Submission: sub}
+		if err := work.Before(lead); err != nil {
+			return err
+		}
+		if err := sub.Each(func(i int, sub *device.Submission) error {
+			return work.On(i, &ongpu.Work{Engine: engines[i], Submission: sub})
+		}); err != nil {
+			return err
+		}
+		if err := work.After(lead); err != nil {
+			return err
+		}
+		out = result
+		return haveRead(sub, whole...)
+	})
+	if refused != nil {
+		return nil, refused
+	}
+	return out, g.computeError(c.Op, err)
+}
+
+// takeRooms gives work the memory that it needs on each member. free is called when the work is queued, and after an
+// error, too.
+func (g *GPU) takeRooms(sub *device.Submission, n *ongpu.Node, work ongpu.Spread, engines []*decoder.Engine) (free func(), err error) {
+	rooms := make([]deviceMemory, len(g.members))
+	var frees []func()
+	free = func() {
+		for _, f := range frees {
+			f()
+		}
+	}
+	for i, m := range g.members {
+		size, err := work.Room(i, engines[i])
+		if err != nil || size == 0 {
+			if err != nil {
+				return free, err
+			}
+			continue
+		}
+		take := func(sub *device.Submission) error {
+			room, done, err := m.scratch(sub, n, &n.On(g.group, i).Rest, tensor.Float32, tensor.Shape{size})
+			if err != nil {
+				return err
+			}
+			if i > 0 { // the member's own queue hands its memory out
+				frees = append(frees, func() {
+					_ = m.queue.Submit(func(*device.Submission) error { done(); return nil })
+				})
+			} else {
+				frees = append(frees, done)
+			}
+			rooms[i], err = room.use(sub)
+			return err
+		}
+		if i > 0 {
+			err = m.queue.Submit(take)
+		} else {
+			err = take(sub)
+		}
+		if err != nil {
+			return free, err
+		}
+	}
+	work.Take(rooms)
+	return free, nil
 }

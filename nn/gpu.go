@@ -91,6 +91,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 		for i := range op.parts {
 			w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}
 			p.W, p.Y = w.Memory, out
+			p.W.DType = storageOf(op.w) // also of shards
 			p.Y.Offset += int64(at) * 4
 			p.Y.Len = rows * p.Out
 			at += p.Y.Len
@@ -128,7 +129,51 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 			return d.Scratch(build(in, gpu.Memory{}, gpu.Memory{}))
 		},
 		Queue: func(w *ongpu.Work) error { return w.Linear(build(w.In, w.Out, w.Scratch)) },
+		Spread: func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
+			shards, err := op.shards(in, shapes)
+			if err != nil {
+				return nil, err
+			}
+			return ongpu.LinearShards{Sharded: &decoder.Sharded{Linear: *build(in, out, gpu.Memory{}), Shards: shards}}, nil
+		},
 	})
+}
+
+// shards are what each GPU has of the weights and the biases, and the errors of what is not dealt out by output
+// features.
+func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
+	const name = "Linear"
+	biases := 0
+	if op.bias {
+		biases = op.parts
+	}
+	for i := range in {
+		x := &in[i]
+		isW, isB := i >= 1 && i <= op.parts, i > op.parts && i <= op.parts+biases
+		switch {
+		case isW && x.Shards == nil:
+			return nil, errorf(name, la.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", op.name(i))
+		case x.Shards == nil:
+		case !isW && !isB:
+			return nil, errorf(name, la.ErrUnsupported, "%s is sharded over several GPUs, want it whole", op.name(i))
+		case x.Axis != 0:
+			return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it by output features, on axis 0", op.name(i), x.Axis, shapes[i])
+		}
+	}
+	for member := range in[1].Shards {
+		mine := make([]decoder.Shard, op.parts)
+		for i := range mine {
+			w := &in[1+i].Shards[member]
+			mine[i] = decoder.Shard{First: w.First, Out: w.N, W: w.Memory}
+			if op.bias {
+				if b := in[1+op.parts+i].Shards; b != nil {
+					mine[i].B = b[member].Memory
+				}
+			}
+		}
+		shards = append(shards, mine)
+	}
+	return shards, nil
 }
 
 // doGPU is Do where the inputs are on a GPU.

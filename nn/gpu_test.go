@@ -37,6 +37,10 @@ func (p *places) let(x *tensor.Dense) (in [2]*G.Node) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	return p.letThere(x, there)
+}
+
+func (p *places) letThere(x *tensor.Dense, there *la.DeviceTensor) (in [2]*G.Node) {
 	p.names++
 	for i, v := range []G.Value{x, there} {
 		in[i] = G.NewTensor(p.g[i], x.Dtype(), x.Dims(), G.WithShape(x.Shape()...), G.WithName(fmt.Sprint("input ", p.names)), G.WithValue(v))

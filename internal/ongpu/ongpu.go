@@ -77,6 +77,42 @@ type Call struct {
 
 	// Queue queues the work.
 	Queue func(*Work) error
+
+	// Spread is the work where some inputs are dealt out over the members of a group; nil: it takes whole ones
+	// alone. The inputs' memory is there, and the output's; in what of them it refuses errors are the op's.
+	Spread func(in []Operand, out gpu.Memory) (Spread, error)
+}
+
+// Spread is work of all members of a group: of the first one before, of all at once, and of the first one after.
+type Spread interface {
+	// Room is how many float32 a member needs besides.
+	Room(member int, d *decoder.Engine) (int, error)
+	// Take gives each member's room.
+	Take(rooms []gpu.Memory)
+	Before(*Work) error
+	On(member int, w *Work) error
+	After(*Work) error
+}
+
+// LinearShards is linear layers whose weights are dealt out.
+type LinearShards struct{ *decoder.Sharded }
+
+func (l LinearShards) Room(member int, d *decoder.Engine) (int, error) {
+	return d.ShardRoom(l.Sharded, member)
+}
+
+func (l LinearShards) Take(rooms []gpu.Memory) { l.Sharded.Room = rooms }
+
+func (l LinearShards) Before(w *Work) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.BeforeShards(s, l.Sharded) })
+}
+
+func (l LinearShards) On(member int, w *Work) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Shard(s, l.Sharded, member) })
+}
+
+func (l LinearShards) After(w *Work) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.AfterShards(s, l.Sharded) })
 }
 
 // Work is where a call's work is queued, and on what.
@@ -170,7 +206,15 @@ func (w *Work) Sample(o *decoder.Samples) error {
 // Operand is the memory of an input.
 type Operand struct {
 	gpu.Memory
-	Fixed bool // nothing that is queued writes it
+	Fixed  bool    // nothing that is queued writes it
+	Axis   int     // that is dealt out
+	Shards []Shard // of each member; nil: it is whole
+}
+
+// Shard is what a member has of an input: so many indices of the axis from one on.
+type Shard struct {
+	gpu.Memory
+	First, N int
 }
 
 // Compute queues a call's work on the GPU that its inputs are on. Inputs in

@@ -1,0 +1,260 @@
+package nn_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// letSharded is let of what is dealt out over the GPUs by its first axis.
+func (p *places) letSharded(x *tensor.Dense) (in [2]*G.Node) {
+	p.t.Helper()
+	there, err := p.gpu.UploadSharded(x, 0)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return p.letThere(x, there)
+}
+
+// poison leaves NaN in memory that all GPUs hand out next.
+func poison(t *testing.T, gpu *la.GPU) {
+	t.Helper()
+	for n := 64; n <= 1<<15; n *= 2 {
+		x := make([]float32, n*len(gpu.Members()))
+		for i := range x {
+			x[i] = float32(math.NaN())
+		}
+		d, err := gpu.UploadSharded(tensor.New(tensor.WithShape(len(x)), tensor.WithBacking(x)), 0)
+		if err == nil {
+			err = d.Free()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// bits is what nodes hold on the GPU.
+func bits(t *testing.T, nodes ...[2]*G.Node) (all []uint32) {
+	t.Helper()
+	for _, n := range nodes {
+		d, err := n[1].Value().(*la.DeviceTensor).Download()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range d.Data().([]float32) {
+			all = append(all, math.Float32bits(x))
+		}
+	}
+	return all
+}
+
+// Linear layers whose weights are dealt out over two GPUs and more make what they make on the CPU, with all of
+// their options, for one row and many: the same bits again, and in a recording.
+func TestGPUShardedLinear(t *testing.T) {
+	for _, members := range []int{2, 3, 4} {
+		t.Run(fmt.Sprint(members), func(t *testing.T) { testShardedLinear(t, members) })
+	}
+}
+
+func testShardedLinear(t *testing.T, members int) {
+	gpu, rng := gputest.OpenSome(t, members), reftest.Rand(t)
+	types := []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
+	cases := []int{1, 1, 1, 2, 5, 9, 33}
+	if reftest.Every(t) {
+		cases = append(slices.Repeat([]int{1, 3, 8, 16, 17, 40, 64, 100}, 6), 130, 150, 260)
+	}
+	for i, rows := range cases {
+		p := newPlaces(t, rng, gpu)
+		w := types[rng.IntN(3)]
+		atol := 2e-4
+		if w == la.BFloat16 {
+			atol = 2e-3
+		}
+		width := 8 * (1 + rng.IntN(40))
+		outs := []int{4 * (1 + rng.IntN(50)), 4 * (1 + rng.IntN(50)), 4 * (1 + rng.IntN(50))}[:1+rng.IntN(3)]
+		bias, whole, affine := rng.IntN(3) > 0, rng.IntN(2) == 0, rng.IntN(2) == 0
+		norm, activation := rng.IntN(3), rng.IntN(5)
+		x, residual := p.let(p.random(tensor.Float32, 1, rows, width)), p.let(p.random(tensor.Float32, 1, rows, outs[0]))
+		gamma, beta := p.let(p.random(tensor.Float32, 1, width)), p.let(p.random(tensor.Float32, 1, width))
+		var ws, bs [2][]*G.Node
+		for _, out := range outs {
+			let := p.letSharded
+			a := let(p.random(w, 1/math.Sqrt(float64(width)), out, width))
+			if whole {
+				let = p.let
+			}
+			b := let(p.random(tensor.Float32, 1, out))
+			for j := range ws {
+				ws[j] = append(ws[j], a[j])
+				if bias {
+					bs[j] = append(bs[j], b[j])
+				}
+			}
+		}
+		var nodes [][2]*G.Node
+		for j := range p.g {
+			var opts []nn.LinearOption
+			var g, b *G.Node
+			if affine {
+				g, b = gamma[j], beta[j]
+			}
+			switch norm {
+			case 1:
+				opts = append(opts, nn.WithNorm(g, b, 1e-5))
+			case 2:
+				opts = append(opts, nn.WithRMSNorm(g, 1e-5))
+			}
+			opts = append(opts, []nn.LinearOption{{}, nn.WithReLU(), nn.WithGELU(), nn.WithSiLU(), nn.WithGELUTanh()}[activation])
+			ys, err := nn.Linears(x[j], ws[j], bs[j], opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var first *G.Node
+			if bias {
+				first = bs[j][0]
+			}
+			y, err := nn.Linear(x[j], ws[j][0], first, append(opts, nn.WithResidual(residual[j]))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for k, y := range append(ys, y) {
+				if len(nodes) <= k {
+					nodes = append(nodes, [2]*G.Node{})
+				}
+				nodes[k][j] = y
+			}
+		}
+		what := fmt.Sprintf("case %d, w %v, %d x %d x %v, bias %v (whole %v), norm %d, activation %d", i, w, rows, width, outs, bias, whole, norm, activation)
+		poison(t, gpu)
+		p.compare(what, atol, nodes...)
+		first := bits(t, nodes...)
+		m := G.NewTapeMachine(p.g[1])
+		defer m.Close()
+		recording, err := gpu.Record(m.RunAll)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		m.Reset()
+		for range 2 {
+			if err := recording.Replay(); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(bits(t, nodes...), first) {
+				t.Errorf("%s: other bits in a recording", what)
+			}
+		}
+		if err := recording.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A head with sharded weights, and the choice of tokens by it.
+func TestGPUShardedHead(t *testing.T) {
+	gpu, rng := gputest.OpenSome(t, 2), reftest.Rand(t)
+	for _, rows := range []int{1, 5} {
+		p := newPlaces(t, rng, gpu)
+		x, w := p.let(p.random(tensor.Float32, 1, rows, 64)), p.letSharded(p.random(la.Float16, 1, 503, 64))
+		var chosen [2]*G.Node
+		for j := range p.g {
+			logits, err := nn.Linear(x[j], w[j], nil)
+			if err == nil {
+				chosen[j], err = nn.ArgMax(logits)
+			}
+			if err == nil && j == 1 {
+				err = la.ShareMemory(p.g[1])
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.compare("head", 0, chosen)
+	}
+}
+
+// What can't be sharded, or is sharded otherwise, is named.
+func TestGPUShardedRefused(t *testing.T) {
+	gpu := gputest.OpenSome(t, 2)
+	upload := func(axis int, shape ...int) *la.DeviceTensor {
+		t.Helper()
+		x := tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float32))
+		d, err := gpu.Upload(x)
+		if axis >= 0 {
+			d, err = gpu.UploadSharded(x, axis)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	const whole = -1
+	other, err := la.OpenGPUs(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	elsewhere, err := other.UploadSharded(tensor.New(tensor.WithShape(8, 16), tensor.Of(tensor.Float32)), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, x := upload(0, 8, 16), upload(whole, 2, 16)
+	b, gamma, residual := upload(whole, 8), upload(whole, 16), upload(whole, 2, 8)
+	for _, c := range []struct {
+		w, x, b, gamma, residual *la.DeviceTensor
+		text                     string
+	}{
+		{upload(1, 8, 16), x, b, gamma, residual, "w is sharded on axis 1 of shape (8, 16), want it by output features, on axis 0"},
+		{w, upload(0, 2, 16), b, gamma, residual, "x is sharded"},
+		{w, x, b, upload(0, 16), residual, "gamma is sharded"},
+		{w, x, b, gamma, upload(0, 2, 8), "residual is sharded"},
+		{upload(whole, 8, 16), x, upload(0, 8), gamma, residual, "w is whole, and others are sharded"},
+		{elsewhere, x, b, gamma, residual, "they must be in one place"},
+		{w, x, b, gamma, residual, ""},
+	} {
+		g := G.NewGraph()
+		in := func(name string, d *la.DeviceTensor) *G.Node {
+			return G.NewTensor(g, tensor.Float32, d.Shape().Dims(), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
+		}
+		y, err := nn.Linear(in("x", c.x), in("w", c.w), in("b", c.b), nn.WithNorm(in("gamma", c.gamma), nil, 0), nn.WithResidual(in("residual", c.residual)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := G.NewTapeMachine(g)
+		err = la.Cause(m.RunAll())
+		if c.text == "" && err != nil || c.text != "" && (!errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), c.text)) {
+			t.Errorf("%q: %v, value %v", c.text, err, y.Value())
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// Nothing else takes sharded weights.
+	table := upload(0, 8, 16)
+	ids, err := gpu.Upload(tensor.New(tensor.WithShape(2), tensor.WithBacking([]int32{1, 2})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := G.NewGraph()
+	_, err = nn.Embedding(G.NewMatrix(g, tensor.Float32, G.WithShape(8, 16), G.WithName("table"), G.WithValue(table)),
+		G.NewVector(g, tensor.Int32, G.WithShape(2), G.WithName("ids"), G.WithValue(ids)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	if err := la.Cause(m.RunAll()); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "table is sharded on axis 0") {
+		t.Errorf("an embedding: %v", err)
+	}
+}
