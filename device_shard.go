@@ -103,9 +103,9 @@ func (e *shardedError) Error() string {
 	return fmt.Sprintf("sharded on axis %d over %v", e.axis, e.gpu)
 }
 
-// eachPiece visits what lies together both in a shard and in the whole: n bytes of the
+// eachRun visits what lies together both in a shard and in the whole: n bytes of the
 // shard from one on, and where they are in the whole.
-func (d *DeviceTensor) eachPiece(shard, from, n int, visit func(at, n int)) {
+func (d *DeviceTensor) eachRun(shard, from, n int, visit func(at, n int)) {
 	inner := int(d.dtype.Size())
 	for _, s := range d.shape[d.axis+1:] {
 		inner *= s
@@ -123,15 +123,18 @@ func (d *DeviceTensor) eachPiece(shard, from, n int, visit func(at, n int)) {
 // move copies between the shards and memory of the host that has the whole, to the shards
 // if in is set. It waits where it reads. The GPU is entered.
 func (d *DeviceTensor) move(whole []byte, in bool) error {
+	type piece struct{ shard, at, n int }
+	var pieces []piece
 	for i, s := range d.shards {
 		total := int(s.bytes())
 		for at := 0; at < total; at += pieceBytes {
-			if err := d.movePiece(i, at, min(pieceBytes, total-at), whole, in); err != nil {
-				return err
-			}
+			pieces = append(pieces, piece{i, at, min(pieceBytes, total-at)})
 		}
 	}
-	return nil
+	return eachPiece(len(pieces), func(i int) error {
+		p := &pieces[i]
+		return d.movePiece(p.shard, p.at, p.n, whole, in)
+	})
 }
 
 func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error {
@@ -143,7 +146,7 @@ func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error 
 	defer q.GivePinned(p)
 	piece := p.Bytes
 	if in {
-		d.eachPiece(shard, at, n, func(from, n int) { piece = piece[copy(piece, whole[from:from+n]):] })
+		d.eachRun(shard, at, n, func(from, n int) { piece = piece[copy(piece, whole[from:from+n]):] })
 	}
 	err = q.Submit(func(sub *device.Submission) error {
 		b, err := sub.UseAny(s.memory, s.generation)
@@ -166,7 +169,7 @@ func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error 
 	if err := q.Wait(p); err != nil {
 		return err
 	}
-	d.eachPiece(shard, at, n, func(to, n int) { piece = piece[copy(whole[to:to+n], piece):] })
+	d.eachRun(shard, at, n, func(to, n int) { piece = piece[copy(whole[to:to+n], piece):] })
 	return nil
 }
 

@@ -149,9 +149,13 @@ func (d *DeviceTensor) fill(src []byte) error {
 	if d.shards != nil {
 		return d.move(src, true)
 	}
-	pieces := (len(src) + pieceBytes - 1) / pieceBytes
+	return eachPiece((len(src)+pieceBytes-1)/pieceBytes, func(i int) error { return d.fillFrom(src, i*pieceBytes) })
+}
+
+// eachPiece calls f for so many pieces, of several at once. The error is one of them.
+func eachPiece(pieces int, f func(i int) error) error {
 	if pieces == 1 {
-		return d.fillFrom(src, 0)
+		return f(0)
 	}
 	var next atomic.Int64
 	work := func() (err error) {
@@ -161,7 +165,7 @@ func (d *DeviceTensor) fill(src []byte) error {
 			if i >= pieces {
 				return nil
 			}
-			err = d.fillFrom(src, i*pieceBytes)
+			err = f(i)
 		}
 		next.Store(int64(pieces)) // for the others
 		return err

@@ -62,7 +62,7 @@ func bits(t *testing.T, nodes ...[2]*G.Node) (all []uint32) {
 
 // Linear layers whose weights are dealt out over two GPUs and more make what they make on the CPU, with all of
 // their options, for one row and many: the same bits again, and in a recording.
-func TestGPUShardedLinear(t *testing.T) {
+func TestGPUsLinear(t *testing.T) {
 	for _, members := range []int{2, 3, 4} {
 		t.Run(fmt.Sprint(members), func(t *testing.T) { testShardedLinear(t, members) })
 	}
@@ -162,7 +162,7 @@ func testShardedLinear(t *testing.T, members int) {
 }
 
 // A head with sharded weights, and the choice of tokens by it.
-func TestGPUShardedHead(t *testing.T) {
+func TestGPUsHead(t *testing.T) {
 	gpu, rng := gputest.OpenSome(t, 2), reftest.Rand(t)
 	for _, rows := range []int{1, 5} {
 		p := newPlaces(t, rng, gpu)
@@ -185,7 +185,7 @@ func TestGPUShardedHead(t *testing.T) {
 }
 
 // What can't be sharded, or is sharded otherwise, is named.
-func TestGPUShardedRefused(t *testing.T) {
+func TestGPUsRefuse(t *testing.T) {
 	gpu := gputest.OpenSome(t, 2)
 	upload := func(axis int, shape ...int) *la.DeviceTensor {
 		t.Helper()

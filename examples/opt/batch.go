@@ -77,10 +77,10 @@ func (o *options) choose(mo *model.Options) {
 	greedy := o.sample.Temperature == 0
 	mo.Seed = o.sample.Seed
 	switch {
-	case o.gpu >= 0 && o.logprobs > 0:
+	case o.onGPU() && o.logprobs > 0:
 	case greedy:
 		mo.Greedy = true
-	case o.gpu >= 0:
+	case o.onGPU():
 		choice := nn.Choice{Temperature: o.sample.Temperature, TopK: o.sample.TopK, TopP: o.sample.TopP}
 		mo.Choices = slices.Repeat([]nn.Choice{choice}, len(mo.Capacity))
 	}

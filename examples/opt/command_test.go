@@ -359,6 +359,8 @@ func TestExit(t *testing.T) {
 		{"-n x", []string{"-prompt", "a", "-n", "x"}, 2, "-n"},
 		{"-attn", []string{"-prompt", "a", "-attn", "flash"}, 2, "-attn"},
 		{"-device", []string{"-prompt", "a", "-device", "tpu"}, 2, "-device"},
+		{"-device twice", []string{"-prompt", "a", "-device", "gpu:1,0,1"}, 2, "-device"},
+		{"-device numbers", []string{"-prompt", "a", "-device", "gpu:0,"}, 2, "-device"},
 		{"-device number", []string{"-prompt", "a", "-device", "gpu:x"}, 2, "-device"},
 		{"-device of rewritten nodes", []string{"-prompt", "a", "-device", "gpu", "-attn", "fused"}, 2, "-device"},
 		{"-chunk of fused", []string{"-prompt", "a", "-chunk", "8", "-attn", "fused"}, 2, "-chunk"},

@@ -44,7 +44,7 @@ type options struct {
 	workers     int
 	chunk       int // 0: as the decoder has it
 	mixed       bool
-	gpu         int // -1: none
+	gpus        []int // none: the CPU
 	stats       bool
 	json        bool
 	logprobs    int
@@ -133,7 +133,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
 	f.IntVar(&o.chunk, "chunk", 0, "most `tokens` of prompts that are computed at once; more are faster and take more memory: on a GPU for each token 80 KB of OPT-1.3b and 160 KB of OPT-6.7b or up to 25% more, on a CPU 2 to 4 MB and 5 to 10 MB; 0: 128 on the CPU, or 32 a core up to 512, 2048 on a GPU, 128 with -perplexity")
 	f.BoolVar(&o.mixed, "mixed", false, "what is multiplied with 16-bit weights and keys may be rounded to their type, as most software does; on a GPU and on a CPU with AMX prompts are faster; false: as exact as float32 is")
-	f.StringVar(&n.device, "device", "cpu", "`cpu, gpu or gpu:N`: what computes; gpu is the first one, and needs an NVIDIA driver and nothing else")
+	f.StringVar(&n.device, "device", "cpu", "`cpu, gpu, gpu:N or gpu:N,M`: what computes; gpu is the first one, and needs an NVIDIA driver and nothing else; several share weights, cache and work")
 	f.BoolVar(&o.stats, "stats", false, "write speed, the share of attention and the seed to standard error")
 	f.BoolVar(&o.json, "json", false, "write one JSON document to standard output, at the end: texts, tokens, why each text ended, and what -stats tells")
 	f.IntVar(&o.logprobs, "logprobs", 0, "with -json, the log-probability of each token, and of the `n` most likely ones in its place; 0: none")
@@ -242,19 +242,23 @@ func (o *options) look(n named) (err error) {
 	if o.draft, err = drafts.find("draft", n.draft); err != nil {
 		return err
 	}
-	o.gpu = -1
-	switch number, numbered := strings.CutPrefix(n.device, "gpu:"); {
+	switch numbers, numbered := strings.CutPrefix(n.device, "gpu:"); {
 	case n.device == "cpu":
 	case n.device == "gpu":
-		o.gpu = 0
+		o.gpus = []int{0}
 	case numbered:
-		i, err := strconv.Atoi(number)
-		if err != nil || i < 0 {
-			return usagef("-device %q has no number of a GPU", n.device)
+		for _, number := range strings.Split(numbers, ",") {
+			i, err := strconv.Atoi(number)
+			if err != nil || i < 0 {
+				return usagef("-device %q: %q is no number of a GPU", n.device, number)
+			}
+			if slices.Contains(o.gpus, i) {
+				return usagef("-device %q has GPU %d twice", n.device, i)
+			}
+			o.gpus = append(o.gpus, i)
 		}
-		o.gpu = i
 	default:
-		return usagef("-device %q is none of cpu, gpu, gpu:N", n.device)
+		return usagef("-device %q is none of cpu, gpu, gpu:N, gpu:N,M", n.device)
 	}
 	return nil
 }
@@ -262,7 +266,7 @@ func (o *options) look(n named) (err error) {
 // checkCompute looks at what computes.
 func (o *options) checkCompute(n named) error {
 	switch {
-	case o.gpu >= 0 && (o.attention == model.Fused || o.linear != model.LeanLinear):
+	case o.onGPU() && (o.attention == model.Fused || o.linear != model.LeanLinear):
 		return usagef("-device %s has neither -attn fused nor -linear stock: Gorgonia's own nodes have no GPU here", n.device)
 	case o.chunk < 0 || o.chunk > maxChunk:
 		return usagef("-chunk %d is outside [0, %d]", o.chunk, maxChunk)
@@ -307,8 +311,11 @@ func (o *options) draftTokens() int {
 
 // paged says whether keys and values are in a cache of pages.
 func (o *options) paged() bool {
-	return o.attention == model.Lean || o.attention == model.Default && o.gpu >= 0
+	return o.attention == model.Lean || o.attention == model.Default && o.onGPU()
 }
+
+// onGPU says whether a GPU computes.
+func (o *options) onGPU() bool { return len(o.gpus) > 0 }
 
 // checkSampling looks at how tokens are chosen, and fills in what is not given.
 func (o *options) checkSampling(given map[string]bool) error {

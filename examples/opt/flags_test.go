@@ -39,7 +39,7 @@ func TestHelp(t *testing.T) {
 	if count != len(entries) {
 		t.Errorf("%d flags and %d entries: %s", count, len(entries), help)
 	}
-	for _, want := range []string{"-device cpu, gpu or gpu:N\n", "(default cpu)", "(default 128)", "(default false)", "(default lean)"} {
+	for _, want := range []string{"-device cpu, gpu, gpu:N or gpu:N,M\n", "(default cpu)", "(default 128)", "(default false)", "(default lean)"} {
 		if !strings.Contains(help, want) {
 			t.Errorf("no %q in %s", want, help)
 		}

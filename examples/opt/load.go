@@ -40,8 +40,8 @@ func load(o options, stderr io.Writer) (_ *loaded, err error) {
 		return nil, err
 	}
 	l.config = l.folder.Config()
-	if o.gpu >= 0 {
-		if l.gpu, err = la.OpenGPU(o.gpu); err != nil {
+	if o.onGPU() {
+		if l.gpu, err = la.OpenGPUs(o.gpus...); err != nil {
 			return nil, err
 		}
 	}

@@ -27,12 +27,24 @@ func (l *loaded) writeStats(w io.Writer) error {
 		writeDrafts(w, l.decoder.Stats())
 	}
 	err := writeReads(w, l.decoder)
-	if l.gpu != nil {
-		if m, e := l.gpu.Memory(); e == nil {
-			fmt.Fprintf(w, "memory   %d MB of the GPU used here, %d of %d MB free\n", m.Used>>20, m.Free>>20, m.Total>>20)
-		}
-	}
+	l.writeMemory(w)
 	return err
+}
+
+// writeMemory tells what is used of each GPU's memory.
+func (l *loaded) writeMemory(w io.Writer) {
+	all := l.gpu.Members()
+	for i, g := range all {
+		m, err := l.gpu.MemoryOf(i)
+		if err != nil {
+			return
+		}
+		of := "the GPU"
+		if len(all) > 1 {
+			of = fmt.Sprintf("GPU %d", g.Ordinal)
+		}
+		fmt.Fprintf(w, "memory   %d MB of %s used here, %d of %d MB free\n", m.Used>>20, of, m.Free>>20, m.Total>>20)
+	}
 }
 
 func writeStats(w io.Writer, s model.Stats) {

@@ -57,11 +57,17 @@ func (d *Decoder) runBytes(p *pass) int64 {
 
 // ReadCeiling is how many bytes a second the memory of the weights gives: on the
 // CPU measured, by adding all of them up on all cores, which takes a few runs' time; of a
-// GPU the clock and the width of its memory make it, 0 where the driver does not
+// GPU the clock and the width of its memory make it, of several the sum, 0 where the driver does not
 // tell them.
 func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 	if d.options.Device != nil {
-		return d.options.Device.Info().MemoryBandwidth, nil
+		for _, m := range d.options.Device.Members() {
+			if m.MemoryBandwidth == 0 {
+				return 0, nil
+			}
+			bytesPerSecond += m.MemoryBandwidth
+		}
+		return bytesPerSecond, nil
 	}
 	var all [][]byte
 	bytes := 0

@@ -84,6 +84,8 @@ type Options struct {
 	// Device is the GPU that has the weights, the cache and every value between
 	// them, and computes; nil: host memory and the CPU. The weights are copied
 	// there for the first decoder that needs them, and stay until the GPU is closed.
+	// Of several GPUs each has some heads of the cache and some output features of each
+	// linear layer; the first has the rest.
 	Device *la.GPU
 
 	// Greedy chooses the most likely token where the logits are, for

@@ -14,8 +14,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// gpuWeights are a model's weights in the memory of a GPU. All decoders on that
-// GPU share them.
+// gpuWeights are a model's weights in the memory of a GPU, or of several. All decoders there
+// share them.
 type gpuWeights struct {
 	once    sync.Once
 	err     error
@@ -47,23 +47,23 @@ func (w *Weights) onGPU(gpu *la.GPU) (*gpuWeights, error) {
 
 // upload copies all weights, or none where they don't fit.
 func (w *Weights) upload(gpu *la.GPU) (tensors map[string]*la.DeviceTensor, err error) {
-	memory, err := gpu.Memory()
-	if err != nil {
+	gpus := len(gpu.Members())
+	if err := checkFree(gpu, func(i int) (int64, string) {
+		n := w.bytesOn(i, gpus)
+		return n, fmt.Sprintf("%d MB of weights", n>>20)
+	}); err != nil {
 		return nil, err
 	}
-	if need := w.Bytes(); need > memory.Free {
-		return nil, fmt.Errorf("model: weights of %d bytes on %v, %d of %d free: %w", need, gpu, memory.Free, memory.Total, la.ErrOutOfMemory)
-	}
 	tensors = make(map[string]*la.DeviceTensor)
-	for p := range w.config.Weights() {
-		t, err := gpu.Upload(w.tensors[p.Name])
+	for p := range placing(w.config, gpus) {
+		t, err := w.place(gpu, &p)
 		if err != nil {
 			for _, t := range tensors {
 				err = errors.Join(err, t.Free())
 			}
-			return nil, fmt.Errorf("model: weight %s: %w", p.Name, err)
+			return nil, err
 		}
-		tensors[p.Name] = t
+		tensors[p.name] = t
 	}
 	return tensors, nil
 }

@@ -82,7 +82,7 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 	if !b.stock && (gr.gpu == nil || !often && (selected > 0 || !o.chooses())) {
 		tokens, positions = usedRows(b, tokens), usedRows(b, positions)
 	}
-	embedding := b.weight("decoder.embed_tokens.weight")
+	embedding := b.weight(tokenTable)
 
 	h := b.rows(b.weight("decoder.embed_positions.weight"), positions, nil)
 	if c.HasProjections() {
@@ -106,8 +106,8 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 		h, last = b.linear(h, last, "decoder.project_out", false, nil), ""
 	}
 	head := embedding
-	if !c.TieWordEmbeddings {
-		head = b.weight("lm_head.weight")
+	if !c.TieWordEmbeddings || there != nil && there.tensors[headWeight] != nil {
+		head = b.weight(headWeight)
 	}
 	if b.stock {
 		gr.logits = b.multiply(b.norm(h, last), head)

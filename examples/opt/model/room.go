@@ -12,8 +12,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// CheckRoom says, before anything is loaded, whether the host or the GPU has room for
-// the weights of a source in a type (see [LoadAs]) and for the cache of a decoder:
+// CheckRoom says, before anything is loaded, whether the host or the GPU, or each of several, has room for
+// its part of the weights of a source in a type (see [LoadAs]) and for the cache of a decoder:
 // if not, leanattention.ErrOutOfMemory with the numbers. Activations need some
 // more. On the host weights that keep their type stay where the file is mapped, and the
 // system reads them again when it has to: they are not counted.
@@ -22,17 +22,20 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	if err := o.check(c); err != nil {
 		return err
 	}
-	var weights, made int64
-	for p := range c.Weights() {
-		t, err := from.Tensor(p.Name, p.Shape...)
+	gpus := max(len(o.Device.Members()), 1)
+	weights := make([]int64, gpus)
+	var made int64
+	for p := range placing(c, gpus) {
+		t, err := from.Tensor(p.from, p.shape...)
 		if err != nil {
 			return err
 		}
 		as := loadedAs(t, matrices)
-		bytes := int64(t.Shape().TotalSize()) * int64(as.Size())
-		weights += bytes
-		if as != t.Dtype() {
-			made += bytes
+		for i := range weights {
+			weights[i] += p.bytesOn(i, gpus, as.Size())
+		}
+		if as != t.Dtype() && p.name == p.from {
+			made += int64(t.Shape().TotalSize()) * int64(as.Size())
 		}
 	}
 	cache, err := o.cacheBytes(c)
@@ -45,16 +48,15 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 		}
 		return nil
 	}
-	memory, err := o.Device.Memory()
-	if err != nil {
-		return err
-	}
-	chunk := o.ChunkBytes(c) + o.draftBytes(c)
-	if weights+cache+chunk > memory.Free {
-		return fmt.Errorf("model: %d MB of weights, %d MB of cache and %d MB for prompts of %d tokens at once on %v, which has %d of %d MB free: %w",
-			weights>>20, cache>>20, chunk>>20, o.chunk(), o.Device, memory.Free>>20, memory.Total>>20, la.ErrOutOfMemory)
-	}
-	return nil
+	chunk, draft := o.ChunkBytes(c), o.draftBytes(c)
+	return checkFree(o.Device, func(i int) (int64, string) {
+		mine := cache / int64(c.Heads) * int64((i+1)*c.Heads/gpus-i*c.Heads/gpus) // by heads
+		values := chunk + draft
+		if i > 0 {
+			values = chunk
+		}
+		return weights[i] + mine + values, fmt.Sprintf("%d MB of weights, %d MB of cache and %d MB for prompts of %d tokens at once", weights[i]>>20, mine>>20, values>>20, o.chunk())
+	})
 }
 
 // ChunkBytes is what the rows of the prompts' graph take on a GPU, about: the values of a

@@ -1,0 +1,132 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// Models on several GPUs.
+
+// headed is a small model of so many heads that a GPU has kernels for.
+func headed(t *testing.T, heads int, tied bool) *Weights {
+	t.Helper()
+	rng := reftest.Rand(t)
+	c := small()
+	c.HiddenSize, c.WordEmbedProjDim, c.Heads, c.Layers, c.TieWordEmbeddings = 64*heads, 64*heads, heads, 1, tied
+	w, err := LoadAs(random{c, rng}, la.Float16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// Batches, prompts in chunks and steps on two GPUs and more have the CPU's logits; heads and features need not be
+// dealt out evenly.
+func TestGPUsBatches(t *testing.T) {
+	for members := 2; members <= 4; members++ {
+		t.Run(fmt.Sprint(members), func(t *testing.T) {
+			gpu := gputest.OpenSome(t, members)
+			testGPUBatches(t, gpu, headed(t, members, true), 1, 5)
+			if !testing.Short() {
+				testGPUBatches(t, gpu, headed(t, members+1, false), 1, 3, 9, 17)
+				testGPUBatches(t, gpu, openModel(t, "../tiny", la.Float16), 1, 2, 6, 16)
+			}
+		})
+	}
+}
+
+func TestGPUsGoldenLogits(t *testing.T) { testGPULogits(t, gputest.OpenSome(t, 2)) }
+func TestGPUsGoldenGreedy(t *testing.T) { testGPUGreedy(t, gputest.OpenSome(t, 2)) }
+func TestGPUsContinue(t *testing.T)     { testContinue(t, Options{Device: gputest.OpenSome(t, 2)}) }
+func TestGPUsChoices(t *testing.T)      { testChoices(t, Options{Device: gputest.OpenSome(t, 2)}) }
+func TestGPUsVerify(t *testing.T)       { testVerify(t, Options{Device: gputest.OpenSome(t, 2)}) }
+
+func TestGPUsForkAndSave(t *testing.T) {
+	gpu := gputest.OpenSome(t, 2)
+	testFork(t, Options{Device: gpu})
+	testSaved(t, Options{Chunk: 8, Device: gpu}, Options{Chunk: 8})
+	testSaved(t, Options{Chunk: 8}, Options{Chunk: 8, Device: gpu})
+}
+
+// The same bits come out again.
+func TestGPUsRepeat(t *testing.T) {
+	gpu := gputest.OpenSome(t, 3)
+	w := headed(t, 3, true)
+	var first [][]float32
+	for range 2 {
+		d := newDecoder(t, w, Options{Capacity: []int{20, 20}, Device: gpu, Cache: la.Float16, Chunk: 8})
+		if err := d.Prefill(context.Background(), [][]int{{5, 6, 7, 8, 9, 10, 11, 12, 13}, {14}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		var logits [][]float32
+		for i := range 4 {
+			logits = append(logits, slices.Clone(d.Logits(0)), slices.Clone(d.Logits(1)))
+			if err := d.Step([]int{15 + i, 20 + i}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range first {
+			if !slices.Equal(first[i], logits[i]) {
+				t.Errorf("step %d, sequence %d: other logits", i/2, i%2)
+			}
+		}
+		first = logits
+	}
+}
+
+// Each GPU has its part of the weights, and of them alone; what it has no room for is an error that names it.
+func TestGPUsMemory(t *testing.T) {
+	gpu := gputest.OpenSome(t, 2)
+	for _, tied := range []bool{false, true} {
+		w := headed(t, 2, tied)
+		before := make([]int64, 2)
+		for i := range before {
+			m, err := gpu.MemoryOf(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before[i] = m.Used
+		}
+		g, err := w.onGPU(gpu)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := w.Bytes()
+		for i := range before {
+			m, err := gpu.MemoryOf(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Buffers are up to a quarter larger, and 256 bytes at least.
+			most := w.bytesOn(i, 2)*5/4 + int64(len(g.tensors))*256
+			if used := m.Used - before[i]; used > most || i == 1 && (used > all*2/3 || used < all/3) {
+				t.Errorf("tied %v, GPU %d: %d bytes used, of %d that the model has", tied, i, used, all)
+			}
+		}
+		if sum := w.bytesOn(0, 2) + w.bytesOn(1, 2); tied != (sum > all) || sum < all {
+			t.Errorf("tied %v: %d bytes in all, the model has %d", tied, sum, all)
+		}
+		for _, d := range g.tensors {
+			if err := d.Free(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	err := checkFree(gpu, func(i int) (int64, string) { return int64(i) << 60, "it all" })
+	if !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), "it all on GPU 1 (Fake 1), which has") && !strings.Contains(err.Error(), "it all on GPU 1 (NVIDIA") {
+		t.Errorf("%v", err)
+	}
+	// Fewer heads than GPUs.
+	w := headed(t, 1, true)
+	if _, err := w.NewDecoder(Options{Capacity: []int{8}, Device: gpu}); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "1 KV head on GPU 0") {
+		t.Errorf("one head: %v", err)
+	}
+}
