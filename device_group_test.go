@@ -3,13 +3,17 @@ package leanattention
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -157,6 +161,11 @@ func TestGroupOutOfMemory(t *testing.T) {
 
 // groupFaults runs a test again and again, with every driver call of it failing once.
 func groupFaults(t *testing.T, test func(gpu *GPU, lib *fakedriver.Library) error) {
+	groupFaultsOf(t, 100, test)
+}
+
+// groupFaultsOf is groupFaults of a test that makes so many calls at least.
+func groupFaultsOf(t *testing.T, least int64, test func(gpu *GPU, lib *fakedriver.Library) error) {
 	for call := int64(1); ; call++ {
 		gpu, lib := FakeGPUs(t, 2)
 		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 2
@@ -166,7 +175,7 @@ func groupFaults(t *testing.T, test func(gpu *GPU, lib *fakedriver.Library) erro
 		if failed == "" {
 			noError(t, err, gpu.Close())
 			t.Logf("%d calls", call-1)
-			if call < 100 {
+			if call < least {
 				t.Fatalf("only %d calls", call)
 			}
 			return
@@ -458,4 +467,93 @@ func TestGroupShardedRefused(t *testing.T) {
 	if _, err := d.Clone(); err != nil || d.shards != nil {
 		t.Errorf("on one GPU: %v", err)
 	}
+}
+
+// spreadCalls is work on sharded inputs that writes down what is asked of it.
+type spreadCalls struct {
+	sizes []int // of its rooms
+	rooms []deviceMemory
+	calls []string
+}
+
+func (s *spreadCalls) Room(member int, _ *decoder.Engine) (int, error) { return s.sizes[member], nil }
+func (s *spreadCalls) Take(rooms []deviceMemory)                       { s.rooms = rooms }
+func (s *spreadCalls) Before(*ongpu.Work) error                        { return s.call("before") }
+func (s *spreadCalls) After(*ongpu.Work) error                         { return s.call("after") }
+
+func (s *spreadCalls) On(member int, w *ongpu.Work) error {
+	s.call(fmt.Sprint("on ", member))
+	room := s.rooms[member]
+	return w.Do(func(stream *cuda.Stream) error { return stream.Set(room.Buffer, room.Offset, 0, int64(room.Len)*4) })
+}
+
+func (s *spreadCalls) call(name string) error { s.calls = append(s.calls, name); return nil }
+
+// Work on sharded inputs has memory on all GPUs before any of it is queued, begins and ends on the first one, and
+// leaves nothing behind where a call of the driver fails.
+func TestGroupSpread(t *testing.T) {
+	real := newDecoder
+	newDecoder = func(*cuda.Device) (*decoder.Engine, error) { return new(decoder.Engine), nil }
+	defer func() { newDecoder = real }()
+	x := tensor.New(tensor.WithShape(5, 64), tensor.Of(tensor.Float32))
+	compute := func(gpu *GPU, reads int) (*spreadCalls, error) {
+		w, err := gpu.UploadSharded(x, 0)
+		if err != nil {
+			return nil, err
+		}
+		defer w.Free()
+		calls := &spreadCalls{sizes: []int{300, 5000}}
+		_, err = computeOnGPU(&ongpu.Call{
+			Op: "test", Node: &ongpu.Node{Reads: reads}, Names: []string{"w"}, In: []G.Value{w}, DType: tensor.Float32, Shape: tensor.Shape{100},
+			Spread: func(in []ongpu.Operand, out deviceMemory) (ongpu.Spread, error) {
+				if s := in[0].Shards; len(s) != 2 || in[0].Axis != 0 || s[1].First != 2 || s[1].N != 3 || s[1].Len != 3*64 || out.Len != 100 {
+					t.Errorf("%+v, out %+v", in, out)
+				}
+				return calls, nil
+			},
+		})
+		return calls, err
+	}
+	for _, reads := range []int{0, 2} {
+		gpu, _ := FakeGPUs(t, 2)
+		calls, err := compute(gpu, reads)
+		noError(t, err)
+		if got := strings.Join(calls.calls, ", "); got != "before, on 1, on 0, after" {
+			t.Error(got)
+		}
+		noError(t, gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+		before, err := gpu.Memory()
+		noError(t, err)
+		big := &spreadCalls{sizes: []int{300, 1 << 40}} // more than the second has
+		w, err := gpu.UploadSharded(x, 0)
+		noError(t, err)
+		_, err = computeOnGPU(&ongpu.Call{
+			Op: "test", Node: &ongpu.Node{Reads: reads}, Names: []string{"w"}, In: []G.Value{w}, DType: tensor.Float32, Shape: tensor.Shape{100},
+			Spread: func([]ongpu.Operand, deviceMemory) (ongpu.Spread, error) { return big, nil },
+		})
+		if !errors.Is(err, ErrOutOfMemory) || len(big.calls) > 0 {
+			t.Errorf("%v, after %v", err, big.calls)
+		}
+		noError(t, w.Free(), gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+		if after, err := gpu.Memory(); err != nil || after.Used > before.Used {
+			t.Errorf("%d bytes used, %d before: %v", after.Used, before.Used, err)
+		}
+		// Whoever has no word for sharded inputs refuses them.
+		w, err = gpu.UploadSharded(x, 0)
+		noError(t, err)
+		_, err = computeOnGPU(&ongpu.Call{Op: "test", Node: new(ongpu.Node), Names: []string{"w"}, In: []G.Value{w}, DType: tensor.Float32, Shape: tensor.Shape{100}})
+		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "w is sharded on axis 0") {
+			t.Error(err)
+		}
+		noError(t, gpu.Close())
+	}
+	groupFaultsOf(t, 20, func(gpu *GPU, _ *fakedriver.Library) error {
+		_, err := compute(gpu, 0)
+		if _, again := compute(gpu, 0); again != nil && err != nil {
+			t.Fatalf("it failed twice: %v, %v", err, again)
+		} else if err == nil {
+			err = again
+		}
+		return err
+	})
 }
