@@ -16,12 +16,14 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 
 	"gorgonia.org/leanattention/cmd/leanbench/command"
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
 // Commands are those of this package.
 var Commands = []command.Command{
 	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU against transformers", Setup: measureDecoders},
+	{Name: "scale", Summary: "attention, linear layers and a whole model on several GPUs, against one", Setup: gpu.Scale(scaledModel.measure)},
 	{Name: "checkpoint", Summary: "write an OPT model with random weights", Setup: makeCheckpoint},
 }
 

@@ -28,7 +28,6 @@ import (
 // Commands are those of this package.
 var Commands = []command.Command{
 	{Name: "gpu", Summary: "attention on a GPU: share of its memory's speed, and against PyTorch and FlashInfer", Setup: measureGPU},
-	{Name: "scale", Summary: "attention with its heads on several GPUs, against one", Setup: measureScale},
 	{Name: "gputables", Summary: "tables of what gpu -full -json wrote, and docs/benchmarks/gpu.json", Setup: writeTables},
 }
 

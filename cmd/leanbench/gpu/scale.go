@@ -7,6 +7,7 @@ import (
 	"io"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,8 +34,11 @@ type scaling struct {
 	json   string
 	counts []int // of GPUs
 	match  *regexp.Regexp
+	quick  bool
 	pace   measure.Pace
 	cases  []scaleCase
+	chains []chainCase
+	more   []func(*Scaled) error // behind the cases
 
 	table          string
 	splits         func(s Shape, gpus int) int // of FlashDecoding's schedule, which is measured then, too; nil: it is not
@@ -65,13 +69,40 @@ func scaleCases() []scaleCase {
 	return cases
 }
 
-// measureScale measures attention whose heads are on one GPU and on several, in turn.
-func measureScale(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
-	return measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 9, Turn: 20 * time.Millisecond}, cases: scaleCases()})
+// Scaled is what parts of the scale command that others have measure with.
+type Scaled struct {
+	Report *measure.Report
+	GPUs   []*la.GPU // one, and all numbers of them that are asked for
+	Rounds int
+	Quick  bool
+	Match  func(is string) bool // whether a case is asked for
+	Stdout io.Writer
+	Stderr io.Writer
+}
+
+// Name is what so many GPUs are called.
+func (x *Scaled) Name(gpu *la.GPU) string { return gpusName(len(gpu.Members())) }
+
+func gpusName(n int) string {
+	if n == 1 {
+		return "one GPU"
+	}
+	return fmt.Sprintf("%d GPUs", n)
+}
+
+// Scale is the scale command: attention whose heads are on one GPU and on several, in turn, chains of linear layers,
+// and more.
+func Scale(more ...func(*Scaled) error) func(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+	return func(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
+		return measureScaleOf(flags, &scaling{
+			table: tableScale, pace: measure.Pace{Rounds: 9, Turn: 20 * time.Millisecond}, cases: scaleCases(), chains: chainCases, more: more,
+		})
+	}
 }
 
 func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writer) error {
 	flags.StringVar(&s.json, "json", "", "`file` to write every figure to, with its bar")
+	flags.BoolVar(&s.quick, "quick", false, "only what bars are for, and fewer rounds: a minute or so")
 	flags.Func("gpus", "`numbers` of GPUs to take beside one, such as 2,4; if nothing is said, all powers of two that there are", func(text string) error {
 		for _, t := range strings.Split(text, ",") {
 			n, err := strconv.Atoi(t)
@@ -92,6 +123,10 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 			return err
 		}
 		s.stdout, s.stderr = stdout, stderr
+		if s.quick {
+			s.pace.Rounds = min(s.pace.Rounds, 3)
+			s.cases = slices.DeleteFunc(s.cases, func(c scaleCase) bool { return c.two == 0 || c.batch() == 4 })
+		}
 		s.report = &measure.Report{Command: "scale", Machine: m, Figures: []measure.Figure{}}
 		err = s.run()
 		if len(s.report.Figures) > 0 { // what was measured until something failed is worth keeping
@@ -141,7 +176,7 @@ func (s *scaling) run() (err error) {
 	}
 	s.report.WriteHead(s.stdout)
 	for _, c := range s.cases {
-		if s.match != nil && !s.match.MatchString(c.String()) {
+		if !s.asked(c.String()) {
 			continue
 		}
 		if why := c.tooMuch(gpus[0]); why != "" {
@@ -154,9 +189,28 @@ func (s *scaling) run() (err error) {
 		}
 	}
 	s.report.WriteTable(s.stdout, s.table)
+	// Caches that are sharded by context have their cases here.
+	for _, c := range s.chains {
+		if !s.asked(c.String()) {
+			continue
+		}
+		fmt.Fprintln(s.stderr, c)
+		if err := s.measureChain(c, gpus); err != nil {
+			return fmt.Errorf("%v: %w", c, err)
+		}
+	}
+	s.report.WriteTable(s.stdout, tableChain)
+	for _, part := range s.more {
+		if err := part(&Scaled{s.report, gpus, s.pace.Rounds, s.quick, s.asked, s.stdout, s.stderr}); err != nil {
+			return err
+		}
+	}
 	s.report.WriteVerdict(s.stdout)
 	return nil
 }
+
+// asked says whether a case is to be measured.
+func (s *scaling) asked(is string) bool { return s.match == nil || s.match.MatchString(is) }
 
 // tooMuch says why a shape is not measured on one GPU beside others: there is no memory, or
 // the prompts take too long.
@@ -205,10 +259,7 @@ func (s *scaling) measure(c scaleCase, is string, gpus []*la.GPU) (err error) {
 			contenders = append(contenders, measure.Contender{Name: name, Run: replay})
 			return err
 		}
-		name := "one GPU"
-		if n > 1 {
-			name = fmt.Sprintf("%d GPUs", n)
-		}
+		name := gpusName(n)
 		if err := add(name); err != nil {
 			return err
 		}

@@ -97,12 +97,44 @@ func TestEmulatedScaling(t *testing.T) {
 	}
 }
 
+// TestEmulatedChain: a chain of layers has a row for each number of GPUs, with what an exchange takes; other parts of
+// the command come behind.
+func TestEmulatedChain(t *testing.T) {
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	file := filepath.Join(t.TempDir(), "scale.json")
+	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
+	parts := 0
+	run := measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 1, Steps: 1}, chains: []chainCase{{2, 64, 3, 1e-9}, {1, 999, 1, 0}},
+		more: []func(*Scaled) error{func(x *Scaled) error {
+			parts++
+			if len(x.GPUs) != 2 || x.Name(x.GPUs[1]) != "3 GPUs" || !x.Quick || x.Match("a 999") || !x.Match("2 x 64") || x.Rounds != 1 {
+				t.Errorf("%+v", x)
+			}
+			return nil
+		}}})
+	if err := flags.Parse([]string{"-json", file, "-match", "2 x", "-quick", "-gpus", "3"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	report, err := measure.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, three := report.Find(chainCase{2, 64, 3, 0}.String(), "one GPU", measure.LayerMicros), report.Find(chainCase{2, 64, 3, 0}.String(), "3 GPUs", measure.BeyondShare)
+	if parts != 1 || len(report.Figures) != 4 || one == nil || three == nil || one.Table != tableChain || three.Bar != nil {
+		t.Errorf("%d parts, %+v", parts, report.Figures)
+	}
+}
+
 // What is no number of GPUs, and more than there are, is refused.
 func TestScaleRefuses(t *testing.T) {
 	for _, text := range []string{"", "1", "2,x", "0"} {
 		flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 		flags.SetOutput(io.Discard)
-		measureScale(flags)
+		Scale()(flags)
 		if err := flags.Parse([]string{"-gpus", text}); err == nil {
 			t.Errorf("-gpus %q was taken", text)
 		}
@@ -110,7 +142,7 @@ func TestScaleRefuses(t *testing.T) {
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
-	run := measureScale(flags)
+	run := Scale()(flags)
 	if err := flags.Parse([]string{"-gpus", "5"}); err != nil {
 		t.Fatal(err)
 	}

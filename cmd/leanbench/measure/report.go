@@ -79,6 +79,7 @@ const (
 	BeyondKernels Metric = "beyond its kernels"      // us a layer
 	BeyondFloor   Metric = "beyond the driver alone" // us a layer
 	OverOneGPU    Metric = "x one GPU"               // of one GPU's time to that of several
+	BeyondShare   Metric = "us beyond an even share" // of one GPU's time: what a layer takes more than that
 	OverCopies    Metric = "x copies"                // of the time of sequences that have nothing in common to that of forks
 	OfReader      Metric = "of a reader of the same pages"
 )
@@ -91,7 +92,7 @@ func (m Metric) Format(v float64) string {
 		return fmt.Sprintf("%.1f%%", 100*v)
 	case Allocs:
 		return fmt.Sprintf("%.0f", v)
-	case Speed, BestSpeed, TFLOPs, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, Tokens, BestTokens, ByteJoules:
+	case Speed, BestSpeed, TFLOPs, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, BeyondShare, Tokens, BestTokens, ByteJoules:
 		return fmt.Sprintf("%.1f", v)
 	case StepMillis:
 		return fmt.Sprintf("%.3f", v)

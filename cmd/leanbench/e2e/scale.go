@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
+)
+
+// Decode steps of whole models on several GPUs: a part of the scale command.
+
+// modelCase is steps of a batch, and how many times as fast two GPUs should be; 0: nobody says.
+type modelCase struct {
+	batch, context int
+	two            float64
+}
+
+// modelScaling is a model with random weights and its cases.
+type modelScaling struct {
+	shape  string
+	config hf.Config
+	steps  int // of a turn
+	cases  []modelCase
+}
+
+var scaledModel = modelScaling{longShape, optShapes[longShape], 20, []modelCase{{1, 1024, 1.8}, {16, 1024, 1.7}, {1, 32768, 1.85}}}
+
+func (m *modelScaling) table() string {
+	return fmt.Sprintf("A decode step of OPT-%s in float16 on several GPUs: linear layers by output features, the cache by heads", m.shape)
+}
+
+func (m *modelScaling) name(c modelCase) string {
+	return fmt.Sprintf("OPT-%s, b%d, behind %d tokens", m.shape, c.batch, c.context)
+}
+
+// measure has all numbers of GPUs take turns. One that has too little memory for the model is left out.
+func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
+	config := m.config
+	asked := false
+	for _, c := range m.cases {
+		config.MaxPositions = max(config.MaxPositions, c.context+m.steps)
+		asked = asked || x.Match(m.name(c))
+	}
+	if !asked {
+		return nil
+	}
+	fmt.Fprintf(x.Stderr, "OPT-%s: making weights\n", m.shape)
+	weights, err := model.Load(newRandomModel(config))
+	if err != nil {
+		return err
+	}
+	for _, c := range m.cases {
+		if !x.Match(m.name(c)) {
+			continue
+		}
+		if err := m.measureCase(x, weights, c); err != nil {
+			return fmt.Errorf("%s: %w", m.name(c), err)
+		}
+	}
+	x.Report.WriteTable(x.Stdout, m.table())
+	return nil
+}
+
+func (m *modelScaling) measureCase(x *gpu.Scaled, weights *model.Weights, c modelCase) (err error) {
+	var contenders []measure.Contender
+	var of []*la.GPU
+	texts := make(map[string]string)
+	for _, g := range x.GPUs {
+		name := x.Name(g)
+		e := &leanEngine{weights: weights, options: greedy(model.Options{Device: g, Cache: la.Float16}), done: func() error { return nil }}
+		defer func() { err = errors.Join(err, e.close()) }()
+		if err := e.read(c.batch, c.context, m.steps); errors.Is(err, la.ErrOutOfMemory) || errors.Is(err, la.ErrUnsupported) {
+			fmt.Fprintf(x.Stderr, "%s: %s: left out: %v\n", m.name(c), name, err)
+			continue
+		} else if err != nil {
+			return err
+		}
+		of = append(of, g)
+		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(x.Stderr, "%s: %s\n", m.name(c), name)
+			_, steady, ids, err := e.decode(c.batch, c.context, steps)
+			texts[name] = strings.Join(ids, " ")
+			return steady, err
+		}})
+	}
+	if len(contenders) == 0 {
+		return nil
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: x.Rounds, Steps: m.steps}, contenders)
+	if err != nil {
+		return err
+	}
+	for i, y := range all {
+		name := contenders[i].Name
+		row := x.Report.Row(m.table(), m.name(c), name)
+		row.Add(measure.StepMillis, 1e3*y.Median(), nil)
+		if len(of[0].Members()) > 1 || i == 0 {
+			continue
+		}
+		row.Add(measure.OverOneGPU, y.Faster(all[0]), measure.Only(len(of[i].Members()) == 2 && c.two > 0, measure.AtLeast(c.two)))
+		if texts[name] != texts[contenders[0].Name] {
+			// Random weights leave small margins, and several GPUs add in another order.
+			fmt.Fprintf(x.Stderr, "%s: %s goes on with other tokens than one GPU\n", m.name(c), name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,47 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package e2e
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/emulated/system"
+)
+
+// TestEmulatedModelScaling: steps of a small model have a row for each number of GPUs that there are heads for, and
+// the same tokens.
+func TestEmulatedModelScaling(t *testing.T) {
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	var gpus []*la.GPU
+	for _, ordinals := range [][]int{{0}, {0, 1}, {0, 1, 2}} {
+		g, err := la.OpenGPUs(ordinals...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		gpus = append(gpus, g)
+	}
+	config := optShape(1, 128, 2)
+	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
+	m := modelScaling{"tiny", config, 2, []modelCase{{2, 5, 1e9}, {1, 7, 0}}}
+	var errs strings.Builder
+	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
+	if err := m.measure(x); err != nil {
+		t.Fatal(err)
+	}
+	is := m.name(m.cases[0])
+	over := x.Report.Find(is, "2 GPUs", measure.OverOneGPU)
+	if len(x.Report.Figures) != 3 || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
+		t.Errorf("%+v", x.Report.Figures)
+	}
+	if text := errs.String(); !strings.Contains(text, "3 GPUs: left out: ") || strings.Contains(text, "other tokens") {
+		t.Error(text)
+	}
+}
