@@ -136,7 +136,8 @@ func OpenGPU(ordinal int) (*GPU, error) {
 // share in attention, by KV heads, and in the memory for it: a cache with these GPUs as
 // [CacheConfig].Device has the pages of some KV heads on each, and so has a tensor from
 // [GPU.UploadSharded]. Each attends with the query heads of its KV heads, and the output is
-// on the first. The result is that of one GPU, but for rounding: the schedule is another.
+// on the first. They share in linear layers whose weights are sharded by output features.
+// The result is that of one GPU, but for rounding: the schedule is another.
 // From run to run it has the same bits.
 //
 // A tensor or cache of one of them that was opened by itself is somewhere else: using

@@ -105,6 +105,10 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // with bfloat16; see [WithMixedPrecision]), infinities become NaN, and the order of sums depends on the
 // number of rows and the GPU.
 //
+// Of several GPUs ([la.OpenGPUs]) each computes some columns of y where w comes from
+// [la.GPU.UploadSharded] on axis 0, the output features; b may be sharded so as well. The other inputs
+// and y are whole, on the first GPU. Otherwise sharded inputs are ErrUnsupported.
+//
 // Gradients of all inputs are available on both of Gorgonia's machines, in host memory; they can
 // not be differentiated once more. They need w of x's type: with one of 16 bits, asking for
 // one is ErrUnsupported.

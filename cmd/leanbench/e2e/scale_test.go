@@ -12,11 +12,15 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // TestEmulatedModelScaling: steps of a small model have a row for each number of GPUs that there are heads for, and
 // the same tokens.
 func TestEmulatedModelScaling(t *testing.T) {
+	if !reftest.Every(t) {
+		t.Skip("reading the kernels takes long")
+	}
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
 	var gpus []*la.GPU
