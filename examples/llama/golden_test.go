@@ -67,7 +67,11 @@ func (m *model) decoder(t *testing.T, gpu *la.GPU, dtype tensor.Dtype) *Decoder 
 			return v, nil
 		}
 		var err error
-		if there[name] == nil {
+		switch {
+		case there[name] != nil:
+		case strings.HasSuffix(name, "_proj.weight") || strings.HasSuffix(name, "_proj.bias"): // of several GPUs each has a part
+			there[name], err = gpu.UploadSharded(v, 0)
+		default:
 			there[name], err = gpu.Upload(v)
 		}
 		return there[name], err
@@ -173,8 +177,21 @@ func TestGPUGolden(t *testing.T) {
 	testGolden(t, gpu, next, 1e-4)
 }
 
+// On two GPUs, those that have KV heads for both.
+func TestGPUsGolden(t *testing.T) {
+	gpu := gputest.OpenSome(t, 2)
+	next := 64
+	if testing.Short() {
+		next = 4
+	}
+	testGolden(t, gpu, next, 1e-4)
+}
+
 func testGolden(t *testing.T, gpu *la.GPU, next int, atol float64) {
 	for _, m := range readGolden(t).Models {
+		if m.config(t).KVHeads < len(gpu.Members()) {
+			continue
+		}
 		t.Run(m.Name, func(t *testing.T) {
 			d := m.decoder(t, gpu, tensor.Float32)
 			want := readRows(t, m.File, m.config(t).Vocab)

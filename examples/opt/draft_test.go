@@ -66,6 +66,25 @@ func TestGPUDraft(t *testing.T) {
 	}
 }
 
+// On two GPUs, which -stats tells of.
+func TestGPUsDraft(t *testing.T) {
+	gputest.OpenSome(t, 2)
+	args := []string{"-prompt", "The key of Mira", "-n", "3", "-chunk", "8", "-stats"}
+	_, want, _ := command(t, args...)
+	status, out, log := command(t, append(args, "-device", "gpu:0,1")...)
+	if status != 0 || out != want {
+		t.Errorf("status %d, %q, on the CPU %q: %s", status, out, want, log)
+	}
+	for _, line := range []string{"MB of GPU 0 used here", "MB of GPU 1 used here", " with GPU 1 "} {
+		if !strings.Contains(log, line) {
+			t.Errorf("%q is not in %s", line, log)
+		}
+	}
+	if !testing.Short() {
+		testDraft(t, 60, "-device", "gpu:1,0")
+	}
+}
+
 // testDraft compares texts with drafts and without, and returns how many guesses were
 // accepted.
 func testDraft(t *testing.T, n int, flags ...string) (accepted int) {
