@@ -23,7 +23,7 @@ import (
 // Commands are those of this package.
 var Commands = []command.Command{
 	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU against transformers", Setup: measureDecoders},
-	{Name: "scale", Summary: "attention, linear layers and a whole model on several GPUs, against one", Setup: gpu.Scale(scaledModel.measure)},
+	{Name: "scale", Summary: "attention, linear layers and a whole model on several GPUs, against one", Setup: gpu.Scale(scaleModels)},
 	{Name: "checkpoint", Summary: "write an OPT model with random weights", Setup: makeCheckpoint},
 }
 

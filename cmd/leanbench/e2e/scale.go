@@ -28,9 +28,27 @@ type modelScaling struct {
 	config hf.Config
 	steps  int // of a turn
 	cases  []modelCase
+	long   bool // too long for -quick
 }
 
-var scaledModel = modelScaling{longShape, optShapes[longShape], 20, []modelCase{{1, 1024, 1.8}, {16, 1024, 1.7}, {1, 32768, 1.85}}}
+// scaledModels are one that a GPU has room for, and one of 60 GB whose cache takes another 60.
+var scaledModels = []modelScaling{
+	{longShape, optShapes[longShape], 20, []modelCase{{1, 1024, 1.8}, {16, 1024, 1.7}, {1, 32768, 1.85}}, false},
+	{"30b", optShape(48, 7168, 56), 20, []modelCase{{8, 5400, 0}}, true},
+}
+
+// scaleModels is the part of the scale command.
+func scaleModels(x *gpu.Scaled) error {
+	for _, m := range scaledModels {
+		if m.long && x.Quick {
+			continue
+		}
+		if err := m.measure(x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func (m *modelScaling) table() string {
 	return fmt.Sprintf("A decode step of OPT-%s in float16 on several GPUs: linear layers by output features, the cache by heads", m.shape)
@@ -51,6 +69,25 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 	if !asked {
 		return nil
 	}
+	// GPUs of its own give the weights' memory back when they are closed.
+	mine := *x
+	mine.GPUs = nil
+	defer func() {
+		for _, g := range mine.GPUs {
+			err = errors.Join(err, g.Close())
+		}
+	}()
+	for _, g := range x.GPUs {
+		var ordinals []int
+		for _, i := range g.Members() {
+			ordinals = append(ordinals, i.Ordinal)
+		}
+		g, err := la.OpenGPUs(ordinals...)
+		if err != nil {
+			return err
+		}
+		mine.GPUs = append(mine.GPUs, g)
+	}
 	fmt.Fprintf(x.Stderr, "OPT-%s: making weights\n", m.shape)
 	weights, err := model.Load(newRandomModel(config))
 	if err != nil {
@@ -60,7 +97,7 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 		if !x.Match(m.name(c)) {
 			continue
 		}
-		if err := m.measureCase(x, weights, c); err != nil {
+		if err := m.measureCase(&mine, weights, c); err != nil {
 			return fmt.Errorf("%s: %w", m.name(c), err)
 		}
 	}

@@ -34,7 +34,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	}
 	config := optShape(1, 128, 2)
 	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
-	m := modelScaling{"tiny", config, 2, []modelCase{{2, 5, 1e9}, {1, 7, 0}}}
+	m := modelScaling{"tiny", config, 2, []modelCase{{2, 5, 1e9}, {1, 7, 0}}, false}
 	var errs strings.Builder
 	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
 	if err := m.measure(x); err != nil {
