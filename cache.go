@@ -2,6 +2,7 @@ package leanattention
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/bits"
 	"sync"
@@ -50,10 +51,52 @@ type CacheConfig struct {
 
 	// Device is the GPU whose memory the keys and values are in, and on which
 	// layers compute; nil: host memory, and the CPU. Of several ([OpenGPUs]) each has
-	// some of the KV heads, one at least. On a GPU HeadDim is 64, 80,
+	// a part: see Shard. On a GPU HeadDim is 64, 80,
 	// 96, 128 or 256, and ValueDim is the same. Under the build tag cuda it may
 	// also be MachineGPU().
 	Device *GPU
+
+	// Shard says what several GPUs have of the keys and values. With one GPU, or none, there is nothing to choose.
+	Shard Shard
+}
+
+// Shard is a way to deal the keys and values of a cache out to several GPUs ([OpenGPUs]).
+//
+// By heads (tensor parallelism), a GPU has some KV heads of all tokens, and attends with their query heads.
+//
+// By context (sequence parallelism), it has some pages of each sequence, with all KV heads: page i of N GPUs is
+// on GPU i mod N, and the pages of a sequence go round the GPUs. Each attends to its own, and leaves the state of each row and head, the
+// output O_i and the log-sum-exp LSE_i, with the first GPU, which merges them in the order of the GPUs:
+//
+//	LSE = ln sum e^LSE_i,   O = sum e^(LSE_i - LSE) O_i
+//
+// So one sequence may be larger than the memory of one GPU, and few KV heads keep all GPUs busy. What crosses is
+// rows * H * (dv+1) * 4 bytes a GPU and layer, whatever the contexts' lengths. Where a sequence has several new tokens, as in prompts, the first GPU attends to
+// these among themselves, which is one state more.
+//
+// Layers take [WithCausal], [WithScale], [WithSoftCap], [WithSinks], trees, and what is said of schedules and precision, on a cache that is sharded by
+// context. Other masks and changes of scores, [WithRotary], [WithBatchInvariance] and a Window of the cache are [ErrUnsupported] there.
+type Shard uint8
+
+const (
+	// ShardAuto deals KV heads out as far as they go evenly, and context for the rest: of N GPUs there are gcd(KVHeads, N)
+	// groups, each with as many KV heads, and the pages of these are dealt out to the GPUs of the group. So it is ShardHeads where
+	// KVHeads is a multiple of N, and ShardContext of one KV head. With a Window it is ShardHeads.
+	ShardAuto Shard = iota
+
+	// ShardHeads deals KV heads out, in order and as evenly as it goes. Fewer than GPUs are [ErrUnsupported].
+	ShardHeads
+
+	// ShardContext deals pages out, one to each GPU at least: fewer are [ErrUnsupported].
+	ShardContext
+)
+
+// String is the name of the constant.
+func (s Shard) String() string {
+	if names := [...]string{"ShardAuto", "ShardHeads", "ShardContext"}; int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprintf("Shard(%d)", uint8(s))
 }
 
 const defaultPageSize = 64
@@ -128,12 +171,12 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 		}
 	}()
 	c := &Cache{config: config, id: ids.Add(1), bytes: l.bytes}
-	c.pool = pages.New(config.Pages, config.PageSize)
 	if config.Device == nil {
 		c.store = newHostPages(&config, l.storage, l.keyElements, l.valueElements)
 	} else if c.store, err = placePages(op, c, l.storage, l.keyElements, l.valueElements); err != nil {
 		return nil, err
 	}
+	c.pool = pages.NewDealt(config.Pages, config.PageSize, c.store.places())
 	return c, nil
 }
 
@@ -183,6 +226,9 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	}
 	if err := c.checkWindow(op); err != nil {
 		return l, err
+	}
+	if c.Shard > ShardContext {
+		return l, errorf(op, ErrOption, "Shard is %v, none of ShardAuto, ShardHeads and ShardContext", c.Shard)
 	}
 	storage, ok := storageType(c.DType)
 	if !ok || c.DType == tensor.Float64 {

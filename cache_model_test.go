@@ -108,7 +108,7 @@ type modelPlace struct {
 	real bool // it has kernels for some head dims only, and tensor cores round its numbers
 }
 
-// members is how many GPUs there are: each has a KV head at least.
+// members is how many GPUs there are: each has a KV head or a page at least.
 func (at modelPlace) members() int {
 	if at.gpu == nil {
 		return 1
@@ -126,17 +126,24 @@ func (at modelPlace) config(c CacheConfig) CacheConfig {
 }
 
 func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
+	shard, leastHeads := ShardHeads, at.members()
+	if at.members() > 1 {
+		if shard = rapid.SampledFrom([]Shard{ShardAuto, ShardContext, ShardHeads}).Draw(t, "shard"); shard != ShardHeads {
+			leastHeads = 1
+		}
+	}
 	config := CacheConfig{
 		Layers:   rapid.IntRange(1, 3).Draw(t, "layers"),
-		KVHeads:  rapid.IntRange(at.members(), at.members()+1).Draw(t, "KV heads"),
+		KVHeads:  rapid.IntRange(leastHeads, at.members()+1).Draw(t, "KV heads"),
 		HeadDim:  rapid.IntRange(1, 5).Draw(t, "head dim"),
 		ValueDim: rapid.IntRange(1, 4).Draw(t, "value dim"),
 		PageSize: rapid.IntRange(1, 5).Draw(t, "page size"),
-		Pages:    rapid.IntRange(2, 24).Draw(t, "pages"),
+		Pages:    rapid.IntRange(max(2, at.members()), 24).Draw(t, "pages"),
 		DType:    rapid.SampledFrom([]tensor.Dtype{tensor.Float32, Float16, BFloat16}).Draw(t, "dtype"),
 		Device:   at.gpu,
+		Shard:    shard,
 	}
-	if rapid.Bool().Draw(t, "windows") {
+	if shard == ShardHeads && rapid.Bool().Draw(t, "windows") {
 		config.Window = rapid.IntRange(1, 12).Draw(t, "window")
 		config.Rewind = rapid.IntRange(0, 5).Draw(t, "rewind")
 		config.SinkTokens = rapid.IntRange(0, 7).Draw(t, "sink tokens")

@@ -524,6 +524,7 @@ func newMachinePages(op string, c *Cache, storage attn.DType, keyElements, value
 	return p, p.supports(op, &g)
 }
 
+func (p *machinePages) places() int   { return 1 }
 func (p *machinePages) where() string { return "the GPU of Gorgonia's machine" }
 
 // supports sees what no GPU has kernels for; the rest shows in a run.

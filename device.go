@@ -133,10 +133,10 @@ func OpenGPU(ordinal int) (*GPU, error) {
 // ordinal it is [OpenGPU].
 //
 // The first one is where tensors are and nodes compute, as on a single GPU. The others
-// share in attention, by KV heads, and in the memory for it: a cache with these GPUs as
-// [CacheConfig].Device has the pages of some KV heads on each, and so has a tensor from
-// [GPU.UploadSharded]. Each attends with the query heads of its KV heads, and the output is
-// on the first. They share in linear layers whose weights are sharded by output features.
+// share in attention and in the memory for it: a cache with these GPUs as
+// [CacheConfig].Device has some KV heads on each, or some pages of each sequence
+// ([CacheConfig].Shard), and a tensor from [GPU.UploadSharded] has a part on each. Each GPU attends to what it has,
+// and the output is on the first. They share in linear layers whose weights are sharded by output features.
 // The result is that of one GPU, but for rounding: the schedule is another.
 // From run to run it has the same bits.
 //
@@ -379,13 +379,15 @@ type attentionEngine interface {
 	// Supports refuses geometries and element types that it has no kernel for.
 	Supports(g *attn.Problem) error
 	NewPlan() attentionPlan
+	// Merge merges the states of attention to parts of keys.
+	Merge(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to *attention.Merged) error
 	Close() error
 }
 
 // attentionPlan is a schedule on a GPU.
 type attentionPlan interface {
 	Reserve(attention.Capacity) error
-	Build(g attn.Problem, seqs []attn.Sequence, rows int) error
+	BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots []int) error
 	Generation() uint64
 	Recorded()
 	Upload(*cuda.Stream) error
@@ -461,12 +463,12 @@ func (g *GPU) supports(op string, geometry *attn.Problem) error {
 	}
 }
 
-// buildPlan builds a plan, with the memory that nobody uses if it has to be.
-func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs []attn.Sequence, rows int) error {
-	err := p.Build(geometry, seqs, rows)
+// buildPlan builds a plan, with the memory that nobody uses if it has to be. slots are nil, or where new tokens go.
+func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs []attn.Sequence, rows int, slots []int) error {
+	err := p.BuildPart(geometry, seqs, rows, slots)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
 		if err = g.queue.Submit(func(sub *device.Submission) error { sub.Collect(); return nil }); err == nil {
-			err = p.Build(geometry, seqs, rows)
+			err = p.BuildPart(geometry, seqs, rows, slots)
 		}
 	}
 	switch {
@@ -476,6 +478,14 @@ func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs 
 		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
 	return deviceEngineError(op, "plan", err)
+}
+
+// merge is Merge of the engine, which is there.
+func (g *GPU) merge(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to *attention.Merged) error {
+	g.attention.Lock()
+	e := g.attention.engine
+	g.attention.Unlock()
+	return e.Merge(s, p, b, to)
 }
 
 // takePlan is a plan that nobody uses. The engine is there.

@@ -76,36 +76,131 @@ func TestOpenGPUs(t *testing.T) {
 	}
 }
 
-// Heads are dealt out in order, and no member is left without.
-func TestDealHeads(t *testing.T) {
+// Heads and pages are dealt out in order and evenly: each page of each head is on one member, and no member is left without.
+func TestShares(t *testing.T) {
 	for members := 1; members <= 8; members++ {
 		g := &GPU{members: make([]*GPU, members)}
 		for heads := 1; heads <= 20; heads++ {
-			all, err := g.dealHeads("test", max(heads, members))
-			noError(t, err)
-			next := 0
-			for _, r := range all {
-				if r.first != next || r.n < 1 || r.n > (max(heads, members)+members-1)/members {
-					t.Fatalf("%d heads, %d members: %v", heads, members, all)
+			for shard := ShardAuto; shard <= ShardContext; shard++ {
+				for _, window := range []int{0, 5} {
+					const pages = 23
+					c := CacheConfig{Device: g, KVHeads: heads, Pages: pages, Shard: shard, Window: window}
+					name := fmt.Sprintf("%d heads, %d members, %v, window %d", heads, members, shard, window)
+					all, places, err := c.shares("test")
+					byHeads := shard == ShardHeads || shard == ShardAuto && window > 0
+					if members > 1 && (byHeads && heads < members || shard == ShardContext && window > 0) {
+						if !errors.Is(err, ErrUnsupported) {
+							t.Errorf("%s: %v", name, err)
+						}
+						continue
+					}
+					noError(t, err)
+					switch want := members; {
+					case byHeads:
+						want = 1
+					case shard == ShardAuto && heads%members == 0:
+						want = 1
+					case shard == ShardAuto && members%heads == 0:
+						want = members / heads
+						fallthrough
+					case shard == ShardContext:
+						if places != want {
+							t.Errorf("%s: %d places", name, places)
+						}
+					}
+					var of [pages][20]int
+					for _, s := range all {
+						if s.heads.n < 1 || s.heads.n > (heads*places+members-1)/members || s.place.Of != places {
+							t.Errorf("%s: %+v", name, s)
+						}
+						own := 0
+						for page := range int32(pages) {
+							if !s.place.Has(page) {
+								continue
+							}
+							if int(s.place.Own(page)) != own {
+								t.Errorf("%s: page %d is %d there, want %d", name, page, s.place.Own(page), own)
+							}
+							own++
+							for h := range s.heads.n {
+								of[page][s.heads.first+h]++
+							}
+						}
+						if own != s.place.Count(pages) || own < pages/places || own > pages/places+1 {
+							t.Errorf("%s: %d pages of %d", name, own, s.place.Count(pages))
+						}
+					}
+					for page := range pages {
+						for h := range heads {
+							if of[page][h] != 1 {
+								t.Fatalf("%s: %d members have head %d of page %d", name, of[page][h], h, page)
+							}
+						}
+					}
 				}
-				next += r.n
-			}
-			if next != max(heads, members) {
-				t.Fatalf("%d heads, %d members: %v", heads, members, all)
 			}
 		}
 	}
+}
+
+// What can't be dealt out is refused, with what it is.
+func TestShardRefused(t *testing.T) {
 	gpu, _ := FakeGPUs(t, 3)
-	if _, err := NewCache(groupConfig(gpu, 2)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "2 KV heads on GPU 0 (Fake 0) with GPU 1 (Fake 1)") {
-		t.Errorf("too few heads: %v", err)
+	for name, x := range map[string]struct {
+		change func(*CacheConfig)
+		want   error
+		text   string
+	}{
+		"too few heads":       {func(c *CacheConfig) { c.Shard = ShardHeads }, ErrUnsupported, "ShardHeads, and 2 KV heads on GPU 0 (Fake 0) with GPU 1 (Fake 1)"},
+		"heads, for a window": {func(c *CacheConfig) { c.Window = 9 }, ErrUnsupported, "2 KV heads and a Window of 9 keys on GPU 0 (Fake 0)"},
+		"a window":            {func(c *CacheConfig) { c.Shard, c.Window = ShardContext, 9 }, ErrUnsupported, "ShardContext, and a Window of 9 keys"},
+		"too few pages":       {func(c *CacheConfig) { c.Pages = 2 }, ErrUnsupported, "2 pages on GPU 0 (Fake 0) with GPU 1 (Fake 1) with GPU 2 (Fake 2), sharded by context"},
+		"no such way":         {func(c *CacheConfig) { c.Shard = 3 }, ErrOption, "Shard is Shard(3)"},
+		"none, on the host":   {func(c *CacheConfig) { c.Shard, c.Device = 7, nil }, ErrOption, "Shard is Shard(7)"},
+	} {
+		config := groupConfig(gpu, 2)
+		x.change(&config)
+		_, err := NewCache(config)
+		wrong(t, name, err, x.want, "NewCache", x.text)
 	}
+	// With one GPU, or none, there is nothing to choose.
+	one, err := OpenGPU(1)
+	noError(t, err)
+	defer one.Close()
+	for _, at := range []*GPU{nil, one} {
+		for shard := ShardAuto; shard <= ShardContext; shard++ {
+			config := groupConfig(at, 1)
+			config.Shard = shard
+			c, err := NewCache(config)
+			noError(t, err)
+			if c.Config().Shard != shard {
+				t.Errorf("%v", c.Config())
+			}
+			noError(t, c.Close())
+		}
+	}
+	// Layers take what byContext lists.
+	c := newTestCache(t, groupConfig(gpu, 2))
+	step, err := c.NewStep(2)
+	noError(t, err)
+	in := input3Nodes(G.NewGraph(), tensor.Float32, 2, 4, c)
+	for text, opt := range map[string]Option{
+		"a window of 3 keys": WithWindow(3), "slopes of scores (ALiBi)": WithALiBi([]float64{1, 2, 3, 4}), "a rotary embedding of 8 elements": WithRotary(RotaryConfig{}),
+		"batch invariance": WithBatchInvariance(), "unfused": WithSchedule(Unfused),
+	} {
+		_, err := CachedAttention(in[0], in[1], in[2], step.Layer(0), WithCausal(), opt)
+		wrong(t, text, err, ErrUnsupported, "CachedAttention", "GPU 2 (Fake 2): ", "a cache sharded by context: "+text)
+	}
+	noError(t, c.Close())
 }
 
 // A layer is one append and one run on each member, and begins and ends on the first.
 func TestGroupLayerCalls(t *testing.T) {
 	gpu, lib := FakeGPUs(t, 2)
 	rng := reftest.Rand(t)
-	c := newTestCache(t, groupConfig(gpu, 3))
+	config := groupConfig(gpu, 3)
+	config.Shard = ShardHeads
+	c := newTestCache(t, config)
 	s := newStepGraph(t, c, 5, 6, tensor.Float32, WithCausal())
 	defer s.close()
 	a := &testContext{seq: newTestSequence(t, c)}
@@ -347,7 +442,7 @@ func TestGroupRecorded(t *testing.T) {
 	}
 	// A schedule that looks different on the second GPU alone is another one.
 	set()
-	step.plans[0].plan.(*devicePlan).chains.parts[1].plan.(*fakePlan).generation++
+	step.plans[0].plan.(*devicePlan).schedules[0].parts[1].plan.(*fakePlan).generation++
 	if err := rec.Replay(); !errors.Is(err, ErrState) {
 		t.Errorf("another schedule: %v", err)
 	}

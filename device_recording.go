@@ -3,8 +3,11 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"sync"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/attention"
@@ -144,8 +147,17 @@ var (
 	// errNotReady is a step that recorded work does not fit.
 	errNotReady     = errors.New("the step is not what was recorded")
 	errWithoutTrees = fmt.Errorf("%w: a sequence has a tree, and none had one then", errNotReady)
+	errOneToken     = fmt.Errorf("%w: a sequence has several new tokens or a tree, and the cache is sharded by context: each had one then, and no tree", errNotReady)
 	errCacheClosed  = errors.New("the cache is closed")
 )
+
+// more is why a schedule does not do what a step has.
+func (k stepKind) more() error {
+	if k == ofOne {
+		return errOneToken
+	}
+	return errWithoutTrees
+}
 
 // capacity is that of a step of a cache.
 func capacity(rows, pages int) attention.Capacity {
@@ -184,16 +196,12 @@ func (s *Step) record(sub *device.Submission, n *stepNode, schedule *deviceSched
 // keep has the launches of later steps look as now, as far as sharing prefixes goes: they are in a recording.
 func (s *deviceSchedule) keep() {
 	s.recorded = true
-	for i := range s.parts {
-		s.parts[i].plan.Recorded()
-	}
+	_ = s.each(func(p *planPart) error { p.plan.Recorded(); return nil })
 }
 
-// generation changes when that of a member's plan does: none ever falls.
+// generation changes when that of a plan does: none ever falls.
 func (s *deviceSchedule) generation() (sum uint64) {
-	for i := range s.parts {
-		sum += s.parts[i].plan.Generation()
-	}
+	_ = s.each(func(p *planPart) error { sum += p.plan.Generation(); return nil })
 	return sum
 }
 
@@ -211,7 +219,7 @@ func (r *stepRecord) Ready() error {
 		}
 		for _, n := range r.nodes {
 			if n.plan.turn == s.turn && !n.schedule.planned {
-				return errWithoutTrees
+				return n.schedule.does.more()
 			}
 			if n.plan.turn != s.turn || n.plan.rows != n.rows || n.schedule.generation() != n.generation {
 				return errNotReady
@@ -240,4 +248,152 @@ func (r *stepRecord) Done(queued bool) {
 	}
 	s.mu.Unlock()
 	s.cache.running.RUnlock()
+}
+
+func (d *devicePages) newPlan(step *Step, g attn.Problem) layerPlan {
+	p := &devicePlan{pages: d, step: step, geometry: g}
+	for does := ofOne; does <= ofTrees; does++ {
+		if does == ofOne && d.dealt == 1 {
+			continue // as ofChunks
+		}
+		s := &deviceSchedule{does: does}
+		g.Tree = does == ofTrees
+		for _, part := range d.parts {
+			s.parts = append(s.parts, planPart{geometry: part.problem(&g)})
+		}
+		if d.dealt > 1 {
+			s.shareStates(d.dealt, step.tokens, &g)
+		}
+		p.schedules = append(p.schedules, s)
+	}
+	return p
+}
+
+// devicePlan is a layerPlan for a GPU's engine, or those of several.
+//
+// What the launches of a step are depends on what it has, so there are several schedules: a recording has that of
+// one of them, and what was recorded without trees is as it was behind a step that has some.
+type devicePlan struct {
+	pages     *devicePages
+	step      *Step
+	geometry  attn.Problem
+	schedules []*deviceSchedule // each does what those before it do
+	now       *deviceSchedule   // that layers run by
+	rows      int               // of the last build
+}
+
+// stepKind is what a step has.
+type stepKind uint8
+
+const (
+	ofOne    stepKind = iota // one new token of each sequence
+	ofChunks                 // several
+	ofTrees                  // sequences have trees
+)
+
+func kindOf(seqs []attn.Sequence) stepKind {
+	switch {
+	case attn.HasTrees(seqs):
+		return ofTrees
+	case slices.ContainsFunc(seqs, func(s attn.Sequence) bool { return s.Queries > 1 }):
+		return ofChunks
+	}
+	return ofOne
+}
+
+// deviceSchedule is a schedule of each member.
+type deviceSchedule struct {
+	does     stepKind
+	parts    []planPart
+	context  *contextStates // nil: nothing is sharded by context
+	planned  bool           // in the step's last turn
+	recorded bool           // from now on it is to be
+}
+
+// planPart is what a member has of a schedule.
+type planPart struct {
+	geometry attn.Problem
+	plan     attentionPlan // nil before the first build
+
+	seqs  []attn.Sequence // scratch of build: with the keys that are there
+	pages []int32         // of seqs
+	slots []int           // where rows' new tokens go
+}
+
+func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
+	lead := p.pages.gpu
+	if err := lead.enter(op); err != nil {
+		return err
+	}
+	defer lead.group.Leave()
+	has := kindOf(seqs)
+	p.now, p.rows = nil, rows
+	for _, s := range p.schedules {
+		s.planned = false
+		if s.does < has || p.now != nil && !s.recorded {
+			continue
+		}
+		if p.now == nil {
+			p.now = s
+		}
+		if err := p.plan(op, s, seqs, rows); err != nil {
+			return err
+		}
+		s.planned = true
+	}
+	return nil
+}
+
+// plan builds one of the schedules.
+func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, rows int) error {
+	lead := p.pages.gpu
+	for i := range s.parts {
+		part, of, mine := &s.parts[i], p.pages.parts[i], seqs
+		if s.context != nil {
+			mine = part.of(of.place, p.geometry.PageTokens, seqs, rows, s.context.fresh == nil)
+		}
+		// Steps of any lengths look alike then, to a recording.
+		if err := p.planPart(op, lead.members[i], part, mine, rows, capacity(rows, of.pages)); err != nil {
+			return err
+		}
+	}
+	if s.context != nil {
+		if err := p.planContext(op, s.context, seqs, rows); err != nil {
+			return err
+		}
+	}
+	err := lead.queue.Submit(func(sub *device.Submission) error {
+		return sub.Do(func(stream *cuda.Stream) error {
+			return s.each(func(p *planPart) error { return p.plan.Upload(stream) })
+		})
+	})
+	if err != nil {
+		return deviceEngineError(op, "plan", err)
+	}
+	return nil
+}
+
+func (p *devicePlan) planPart(op string, gpu *GPU, part *planPart, seqs []attn.Sequence, rows int, c attention.Capacity) error {
+	if part.plan == nil {
+		part.plan = gpu.takePlan()
+		// A step has no Close: its plans come back when it is garbage.
+		runtime.AddCleanup(p, gpu.givePlan, part.plan)
+		if err := part.plan.Reserve(c); err != nil {
+			return deviceEngineError(op, "plan", err)
+		}
+	}
+	return gpu.buildPlan(op, part.plan, part.geometry, seqs, rows, part.slots)
+}
+
+// each visits all plans, the members' first.
+func (s *deviceSchedule) each(visit func(*planPart) error) error {
+	for i := range s.parts {
+		if err := visit(&s.parts[i]); err != nil {
+			return err
+		}
+	}
+	if s.context != nil && s.context.fresh != nil {
+		return visit(s.context.fresh)
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/lean"
 
 	"go.uber.org/goleak"
 	G "gorgonia.org/gorgonia"
@@ -156,30 +157,36 @@ func (v *testView) slab(s *devicePages, layer int, values bool) cpu.Buffer {
 	return b
 }
 
-// copy copies between a slab and the GPUs, when they are done. Here it is known how heads
-// are dealt out: those of a page to one member after the other.
+// copy copies between a slab and the GPUs, when they are done. Here it is known how heads and pages are dealt out: heads
+// of a page to one group of members after the other, and pages round the members of a group.
 func (v *testView) copy(s *devicePages, layer int, values bool, slab cpu.Buffer, do func(*cuda.Buffer, int64, []byte) error) {
 	if err := s.gpu.Synchronize(); err != nil {
 		panic(err)
 	}
 	bytes := slabBytes(slab)
-	page := len(bytes) / v.config.Pages
-	first := 0
-	for _, p := range s.parts {
+	page, copied := len(bytes)/v.config.Pages, 0
+	for i, p := range s.parts {
 		b := p.keys[layer]
 		if values {
 			b = p.values[layer]
 		}
-		mine := int(b.Len()) / v.config.Pages
-		for i := range v.config.Pages {
-			if err := do(b, int64(i*mine), bytes[i*page+first:][:mine]); err != nil {
+		places := s.places()
+		groups := len(s.parts) / places
+		first, end := i/places*v.config.KVHeads/groups, (i/places+1)*v.config.KVHeads/groups
+		mine, own := (end-first)*page/v.config.KVHeads, 0
+		for n := i % places; n < v.config.Pages; n += places {
+			if err := do(b, int64(own*mine), bytes[n*page+first*page/v.config.KVHeads:][:mine]); err != nil {
 				panic(err)
 			}
+			own++
 		}
-		first += mine
+		if int64(own*mine) != b.Len() {
+			panic(fmt.Sprintf("member %d has %d bytes for %d pages of %d", i, b.Len(), own, mine))
+		}
+		copied += own * mine
 	}
-	if first != page {
-		panic(fmt.Sprintf("the members have %d bytes of a page of %d", first, page))
+	if copied != len(bytes) {
+		panic(fmt.Sprintf("the members have %d bytes of %d", copied, len(bytes)))
 	}
 }
 
@@ -272,11 +279,15 @@ func UseEagerEngine(t testing.TB) {
 func KernelsOf(s *Step) (names []string) {
 	for _, p := range s.plans {
 		d, ok := p.plan.(*devicePlan)
-		for i := 0; ok && i < len(d.now.parts); i++ {
-			if plan, ok := d.now.parts[i].plan.(*attention.Plan); ok {
+		if !ok {
+			continue
+		}
+		_ = d.now.each(func(part *planPart) error {
+			if plan, ok := part.plan.(*attention.Plan); ok {
 				names = append(names, plan.Kernels()...)
 			}
-		}
+			return nil
+		})
 	}
 	return names
 }
@@ -328,6 +339,7 @@ type fakePlan struct {
 	g      attn.Problem
 	seqs   []attn.Sequence
 	rows   int
+	slots  []int // where new tokens go; nil: they are the last keys
 	plan   cpu.Plan
 	host   *cuda.Host
 	there  *cuda.Buffer
@@ -336,7 +348,7 @@ type fakePlan struct {
 	generation uint64
 }
 
-func (p *fakePlan) Build(g attn.Problem, seqs []attn.Sequence, rows int) (err error) {
+func (p *fakePlan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots []int) (err error) {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	p.engine.calls = append(p.engine.calls, "build")
@@ -355,7 +367,7 @@ func (p *fakePlan) Build(g attn.Problem, seqs []attn.Sequence, rows int) (err er
 			return err
 		}
 	}
-	p.g, p.rows, p.seqs = g, rows, p.seqs[:0]
+	p.g, p.rows, p.slots, p.seqs = g, rows, slices.Clone(slots), p.seqs[:0]
 	for _, s := range seqs {
 		s.Pages = slices.Clone(s.Pages)
 		p.seqs = append(p.seqs, s)
@@ -477,7 +489,9 @@ func (p *fakePlan) append(k, v, newV deviceMemory, keys []float32, heads int) er
 		if heads > 0 {
 			from.Row = heads * x.dim
 		}
-		if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, x.fresh, from); err != nil {
+		if p.slots != nil {
+			p.put(slab, x.at, x.dim, x.fresh, from)
+		} else if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, x.fresh, from); err != nil {
 			return err
 		}
 		if err := x.to.Buffer.Upload(x.to.Offset, slabBytes(slab)); err != nil {
@@ -485,6 +499,70 @@ func (p *fakePlan) append(k, v, newV deviceMemory, keys []float32, heads int) er
 		}
 	}
 	return nil
+}
+
+// put is append to slots that are given.
+func (p *fakePlan) put(to cpu.Buffer, at attn.PageStrides, dim int, fresh []float32, from attn.Strides) {
+	for row, slot := range p.slots {
+		for h := 0; slot >= 0 && h < p.g.KVHeads; h++ {
+			for i, x := range fresh[row*from.Row+h*from.Head:][:dim] {
+				n := slot/p.g.PageTokens*at.Page + h*at.Head + slot%p.g.PageTokens*at.Row + i
+				switch e := unsafe.Add(to.Ptr, n*to.DType.Size()); to.DType {
+				case attn.Float16:
+					*(*half.Float16)(e) = half.FromFloat64(float64(x))
+				case attn.BFloat16:
+					*(*half.BFloat16)(e) = half.BFromFloat64(float64(x))
+				default:
+					*(*float32)(e) = x
+				}
+			}
+		}
+	}
+}
+
+// Merge merges as the formula says.
+func (e *fakeEngine) Merge(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to *attention.Merged) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.calls = append(e.calls, "merge")
+	if _, err := s.Done(); err != nil {
+		return err
+	}
+	out, err := fakeFloats(to.Out)
+	if err != nil {
+		return err
+	}
+	var lse []float32
+	if to.LSE.Buffer != nil {
+		if lse, err = fakeFloats(to.LSE); err != nil {
+			return err
+		}
+	}
+	allOut, allLSE := p.State(b, 0)
+	states := make([][]float32, 2)
+	for i, m := range [...]deviceMemory{allOut, allLSE} {
+		if states[i], err = fakeFloats(m); err != nil {
+			return err
+		}
+	}
+	for at := range to.Rows * p.Heads {
+		row, head := at/p.Heads, at%p.Heads
+		var parts []lean.Normalized[float32]
+		for i := range p.Count {
+			n := i*p.Rows*p.Heads + at
+			parts = append(parts, lean.Normalized[float32]{O: states[0][n*p.Dim:][:p.Dim], LSE: states[1][n]})
+		}
+		l := lean.MergeNormalized(out[row*to.OutAt.Row+head*to.OutAt.Head:][:p.Dim], parts)
+		if lse != nil {
+			lse[row*to.LSEAt.Row+head*to.LSEAt.Head] = l
+		}
+	}
+	if lse != nil {
+		if err := fakeStore(to.LSE, lse); err != nil {
+			return err
+		}
+	}
+	return fakeStore(to.Out, out)
 }
 
 func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
@@ -564,8 +642,6 @@ func (p *fakePlan) clearRows(o *cpu.Operands[float32]) {
 		}
 	}
 }
-
-func bytesOf(m deviceMemory) int64 { return int64(m.Len * m.DType.Size()) }
 
 // fakeFloats is what memory of the fake driver holds.
 func fakeFloats(m deviceMemory) ([]float32, error) {

@@ -16,6 +16,8 @@ import (
 // the cache's affair.
 type pageStore interface {
 	where() string
+	// places is how many places pages are dealt out to: page i is in place i mod places.
+	places() int
 	// supports refuses a geometry that layers can't have here.
 	supports(op string, g *attn.Problem) error
 	// operands describes q, k and v of a run, and the sinks if there are any, if layers can use them where they are.
@@ -104,6 +106,7 @@ func newHostPages(c *CacheConfig, storage attn.DType, keyElements, valueElements
 }
 
 func (h *hostPages) where() string { return hostName }
+func (h *hostPages) places() int   { return 1 }
 func (h *hostPages) supports(op string, g *attn.Problem) error {
 	if g.Unfused {
 		return errUnfused(op)

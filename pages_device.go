@@ -16,11 +16,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// devicePages are pages in the memory of a GPU, or of several: each member has them for
-// some KV heads. A page has the same number on all of them.
+// devicePages are pages in the memory of a GPU, or of several: each member has some KV heads of
+// the pages in one place.
 type devicePages struct {
 	gpu     *GPU
-	pages   int
+	dealt   int // places that pages are dealt out to
 	storage attn.DType
 	config  *CacheConfig
 	parts   []*devicePart // of each member
@@ -28,25 +28,60 @@ type devicePages struct {
 
 // devicePart is what a member has.
 type devicePart struct {
+	share
 	gpu          *GPU
-	heads        headRange      // of the cache's KV heads
+	pages        int            // in its place
 	keys, values []*cuda.Buffer // one for each layer
+}
+
+// share is what a member has of all keys and values.
+type share struct {
+	heads headRange  // of the cache's KV heads
+	place attn.Place // of its pages
 }
 
 // headRange is some heads: the first, and how many.
 type headRange struct{ first, n int }
 
-// dealHeads deals KV heads out to the members, in order and evenly.
-func (g *GPU) dealHeads(op string, heads int) ([]headRange, error) {
-	n := len(g.members)
-	if heads < n {
-		return nil, errorf(op, ErrUnsupported, "%d KV heads on %v: each of the %d GPUs must have one", heads, g, n)
+// shares deals keys and values out to the members: KV heads to so many groups of members, in order, and pages to the
+// members of a group.
+func (c *CacheConfig) shares(op string) (all []share, places int, err error) {
+	n := len(c.Device.members)
+	groups, err := c.headGroups(op, n)
+	if err != nil || n == 0 {
+		return nil, 1, err
 	}
-	ranges := make([]headRange, n)
-	for i := range ranges {
-		ranges[i] = dealt(heads, n, i)
+	places = n / groups
+	if places > 1 && c.Pages < places {
+		return nil, 0, errorf(op, ErrUnsupported, "%d pages on %v, sharded by context: each of %d GPUs must have one", c.Pages, c.Device, places)
 	}
-	return ranges, nil
+	for i := range n {
+		all = append(all, share{dealt(c.KVHeads, groups, i/places), attn.Place{Index: i % places, Of: places}})
+	}
+	return all, places, nil
+}
+
+// headGroups is how many groups of n GPUs have heads of their own.
+func (c *CacheConfig) headGroups(op string, n int) (int, error) {
+	switch {
+	case n < 2:
+		return 1, nil
+	case c.Shard == ShardContext && c.Window > 0:
+		return 0, errorf(op, ErrUnsupported, "ShardContext, and a Window of %d keys", c.Window)
+	case c.Shard == ShardContext:
+		return 1, nil
+	case c.Shard == ShardAuto && c.Window == 0:
+		a, b := c.KVHeads, n
+		for b > 0 {
+			a, b = b, a%b
+		}
+		return a, nil
+	case c.KVHeads < n && c.Window > 0:
+		return 0, errorf(op, ErrUnsupported, "%d KV heads and a Window of %d keys on %v: it is sharded by heads, and each of the %d GPUs must have one", c.KVHeads, c.Window, c.Device, n)
+	case c.KVHeads < n:
+		return 0, errorf(op, ErrUnsupported, "ShardHeads, and %d KV heads on %v: each of the %d GPUs must have one", c.KVHeads, c.Device, n)
+	}
+	return n, nil
 }
 
 // part is the heads in a range alone, as a member has them: its queries and outputs are
@@ -68,14 +103,17 @@ func (r headRange) pages(s attn.PageStrides, heads int) attn.PageStrides {
 }
 
 func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, valueElements int) (*devicePages, error) {
-	d := &devicePages{gpu: c.Device, pages: c.Pages, storage: storage, config: c}
+	shares, places, err := c.shares(op)
+	if err != nil {
+		return nil, err
+	}
+	d := &devicePages{gpu: c.Device, dealt: places, storage: storage, config: c}
+	for i, m := range d.gpu.members {
+		d.parts = append(d.parts, &devicePart{share: shares[i], gpu: m, pages: shares[i].place.Count(c.Pages)})
+	}
 	// The query heads are not known yet; the least there can be.
 	g := (&tokenRows{heads: c.KVHeads}).geometry(c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}})
 	if err := d.supports(op, &g); err != nil {
-		return nil, err
-	}
-	heads, err := d.gpu.dealHeads(op, c.KVHeads)
-	if err != nil {
 		return nil, err
 	}
 	if err := d.gpu.enter(op); err != nil {
@@ -83,9 +121,10 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 	}
 	defer d.gpu.group.Leave()
 	for i, m := range d.gpu.members {
-		part := &devicePart{gpu: m, heads: heads[i]}
-		d.parts = append(d.parts, part)
-		share := func(elements int) int64 { return int64(elements/c.KVHeads*part.heads.n) * int64(storage.Size()) }
+		part := d.parts[i]
+		share := func(elements int) int64 {
+			return int64(elements/c.Pages/c.KVHeads*part.heads.n*part.pages) * int64(storage.Size())
+		}
 		err := part.take(c.Layers, share(keyElements), share(valueElements))
 		if err == nil {
 			continue
@@ -120,19 +159,42 @@ func (p *devicePart) take(layers int, keys, values int64) error {
 }
 
 func (d *devicePages) where() string { return d.gpu.String() }
+func (d *devicePages) places() int   { return d.dealt }
+
+// byContext is what a cache can do whose pages are dealt out: what makes no difference to where a key lies among those before
+// the new tokens.
+var byContext = attn.Can{
+	Name:     "a cache sharded by context",
+	Features: attn.Causal | attn.Trees | attn.Cap | attn.Sinks | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+	KV:       []attn.DType{attn.Float32, attn.Float16, attn.BFloat16},
+}
 
 func (d *devicePages) supports(op string, g *attn.Problem) error {
-	heads, err := d.gpu.dealHeads(op, g.KVHeads)
-	if err != nil {
-		return err
+	if d.dealt > 1 {
+		if err := byContext.Do(op, g); err != nil {
+			return errorf(op, ErrUnsupported, "on %v: %v", d.gpu, err)
+		}
+		fresh := g.OfNew(1)
+		if err := d.gpu.supports(op, &fresh); err != nil {
+			return err
+		}
 	}
-	for i, m := range d.gpu.members {
-		part := heads[i].part(*g)
-		if err := m.supports(op, &part); err != nil {
+	for i, p := range d.parts {
+		part := p.problem(g)
+		if err := d.gpu.members[i].supports(op, &part); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// problem is attention to what a member has, by its heads.
+func (p *devicePart) problem(g *attn.Problem) attn.Problem {
+	of := p.heads.part(*g)
+	if p.place.Of > 1 {
+		of = of.OfPart(g.Heads, p.place.Index == 0)
+	}
+	return of
 }
 
 // operands takes values that are all on the cache's GPU, or all in host memory:
@@ -160,61 +222,122 @@ func (d *devicePages) operands(op string, in []G.Value) (o [4]operand, err error
 	return o, nil
 }
 
+// copyPages has each member copy within its own memory, and the first one between two of them.
 func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	if len(copies) == 0 {
 		return nil
 	}
-	return d.eachPart(op, func(p *devicePart, s *cuda.Stream) error { return p.copyPages(s, d.pages, copies) })
-}
-
-// moveSlots queues small copies, of which several are one launch.
-func (d *devicePages) moveSlots(op string, moves []slotMove) error {
-	return d.eachPart(op, func(p *devicePart, s *cuda.Stream) error { return p.moveSlots(s, d.config, moves) })
-}
-
-// eachPart queues work of each member.
-func (d *devicePages) eachPart(op string, queue func(*devicePart, *cuda.Stream) error) error {
-	if err := d.gpu.enter(op); err != nil {
-		return err
-	}
-	defer d.gpu.group.Leave()
-	err := d.gpu.queue.Submit(func(sub *device.Submission) error {
-		return sub.Each(func(i int, sub *device.Submission) error {
-			return sub.Do(func(s *cuda.Stream) error { return queue(d.parts[i], s) })
-		})
-	})
-	if err != nil {
-		return gpuError(op, err)
-	}
-	return nil
-}
-
-func (p *devicePart) copyPages(s *cuda.Stream, pages int, copies []pageCopy) error {
-	for _, buffers := range [...][]*cuda.Buffer{p.keys, p.values} {
-		for _, b := range buffers {
-			n := b.Len() / int64(pages)
-			for _, c := range copies {
-				if err := s.Copy(b, int64(c.to)*n, b, int64(c.from)*n, n); err != nil {
+	between := func(c pageCopy) bool { return int(c.to)%d.dealt != int(c.from)%d.dealt }
+	err := d.eachPart(op, func(p *devicePart, s *cuda.Stream) error {
+		for _, c := range copies {
+			if !between(c) && p.place.Has(c.to) {
+				if err := d.copyPage(s, p, p, c); err != nil {
 					return err
 				}
 			}
 		}
+		return nil
+	})
+	if err != nil || !slices.ContainsFunc(copies, between) {
+		return err
 	}
-	return nil
-}
-
-func (p *devicePart) moveSlots(s *cuda.Stream, c *CacheConfig, moves []slotMove) error {
-	for _, buffers := range [...][]*cuda.Buffer{p.keys, p.values} {
-		for _, b := range buffers {
-			for _, m := range moves {
-				for head := range p.heads.n {
-					to, from, n := m.bytes(head, p.heads.n, c.PageSize, int(b.Len())/c.Pages)
-					if err := s.Copy(b, int64(to), b, int64(from), int64(n)); err != nil {
+	return d.onFirst(op, func(s *cuda.Stream) error {
+		for _, c := range copies {
+			for _, to := range d.parts {
+				if between(c) && to.place.Has(c.to) {
+					if err := d.copyPage(s, to, d.partOf(c.from, to.heads.first), c); err != nil {
 						return err
 					}
 				}
 			}
 		}
+		return nil
+	})
+}
+
+// copyPage queues the copy of a page with the heads that both parts have.
+func (d *devicePages) copyPage(s *cuda.Stream, to, from *devicePart, c pageCopy) error {
+	return d.eachBuffer(to, from, func(dst, src *cuda.Buffer) error {
+		n := dst.Len() / int64(to.pages)
+		return s.Copy(dst, int64(to.place.Own(c.to))*n, src, int64(from.place.Own(c.from))*n, n)
+	})
+}
+
+// eachBuffer visits the buffers of two parts.
+func (d *devicePages) eachBuffer(to, from *devicePart, visit func(to, from *cuda.Buffer) error) error {
+	for layer := range to.keys {
+		if err := visit(to.keys[layer], from.keys[layer]); err != nil {
+			return err
+		}
+		if err := visit(to.values[layer], from.values[layer]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moveSlots queues small copies, of which several are one launch. They are in order: where pages are dealt out, the first
+// member makes all of them.
+func (d *devicePages) moveSlots(op string, moves []slotMove) error {
+	if d.dealt == 1 {
+		return d.eachPart(op, func(p *devicePart, s *cuda.Stream) error {
+			for _, m := range moves {
+				if err := d.moveSlot(s, p, p, m); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return d.onFirst(op, func(s *cuda.Stream) error {
+		for _, m := range moves {
+			for _, to := range d.parts {
+				if to.place.Has(m.to.page) {
+					if err := d.moveSlot(s, to, d.partOf(m.from.page, to.heads.first), m); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// moveSlot queues the move of a token, for the heads that both parts have.
+func (d *devicePages) moveSlot(s *cuda.Stream, to, from *devicePart, m slotMove) error {
+	m.to.page, m.from.page = to.place.Own(m.to.page), from.place.Own(m.from.page)
+	return d.eachBuffer(to, from, func(dst, src *cuda.Buffer) error {
+		for head := range to.heads.n {
+			to, from, n := m.bytes(head, to.heads.n, d.config.PageSize, int(dst.Len())/to.pages)
+			if err := s.Copy(dst, int64(to), src, int64(from), int64(n)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// eachPart queues work of each member.
+func (d *devicePages) eachPart(op string, queue func(*devicePart, *cuda.Stream) error) error {
+	return d.submit(op, func(sub *device.Submission) error {
+		return sub.Each(func(i int, sub *device.Submission) error {
+			return sub.Do(func(s *cuda.Stream) error { return queue(d.parts[i], s) })
+		})
+	})
+}
+
+// onFirst queues work of the first member, which reaches the memory of all.
+func (d *devicePages) onFirst(op string, queue func(*cuda.Stream) error) error {
+	return d.submit(op, func(sub *device.Submission) error { return sub.Do(queue) })
+}
+
+func (d *devicePages) submit(op string, f func(*device.Submission) error) error {
+	if err := d.gpu.enter(op); err != nil {
+		return err
+	}
+	defer d.gpu.group.Leave()
+	if err := d.gpu.queue.Submit(f); err != nil {
+		return gpuError(op, err)
 	}
 	return nil
 }
@@ -283,13 +406,15 @@ func (d *devicePages) eachSpan(t *pageTransfer, visit func(b *cuda.Buffer, at, f
 		}
 		return nil
 	}
-	slab := int(of(d.parts[0]).Len()) / d.pages / d.parts[0].heads.n // bytes of a head in a page
+	first := d.parts[0]
+	slab := int(of(first).Len()) / first.pages / first.heads.n // bytes of a head in a page
 	for _, s := range t.spans {
 		for end := s.at + s.n; s.at < end; {
-			page, head := s.at/slab/d.config.KVHeads, s.at/slab%d.config.KVHeads
-			p := d.partOf(head)
+			page, head, in := s.at/slab/d.config.KVHeads, s.at/slab%d.config.KVHeads, s.at%slab
+			p := d.partOf(int32(page), head)
 			there := min(end, (page*d.config.KVHeads+p.heads.first+p.heads.n)*slab) - s.at // up to the last head of the member
-			if err := visit(of(p), s.at-(page*(d.config.KVHeads-p.heads.n)+p.heads.first)*slab, from, there); err != nil {
+			own := int(p.place.Own(int32(page)))
+			if err := visit(of(p), (own*p.heads.n+head-p.heads.first)*slab+in, from, there); err != nil {
 				return err
 			}
 			s.at, from = s.at+there, from+there
@@ -298,9 +423,9 @@ func (d *devicePages) eachSpan(t *pageTransfer, visit func(b *cuda.Buffer, at, f
 	return nil
 }
 
-// partOf is that of the member that has a KV head.
-func (d *devicePages) partOf(head int) *devicePart {
-	i := slices.IndexFunc(d.parts, func(p *devicePart) bool { return head < p.heads.first+p.heads.n })
+// partOf is that of the member that has a KV head of a page.
+func (d *devicePages) partOf(page int32, head int) *devicePart {
+	i := slices.IndexFunc(d.parts, func(p *devicePart) bool { return p.place.Has(page) && head < p.heads.first+p.heads.n })
 	return d.parts[i]
 }
 
@@ -316,101 +441,6 @@ func (d *devicePages) close() (first error) {
 	}
 	d.parts = nil
 	return first
-}
-
-func (d *devicePages) newPlan(step *Step, g attn.Problem) layerPlan {
-	p := &devicePlan{pages: d, step: step, geometry: g}
-	for i, s := range [...]*deviceSchedule{&p.chains, &p.trees} {
-		g.Tree = i == 1
-		for _, part := range d.parts {
-			s.parts = append(s.parts, planPart{geometry: part.heads.part(g)})
-		}
-	}
-	return p
-}
-
-// devicePlan is a layerPlan for a GPU's engine, or those of several.
-//
-// Sequences with trees have kernels of their own, so there are two schedules: a recording has that of
-// one of them, and what was recorded without trees is as it was behind a step that has some.
-type devicePlan struct {
-	pages    *devicePages
-	step     *Step
-	geometry attn.Problem
-	chains   deviceSchedule  // of steps without trees
-	trees    deviceSchedule  // of those that have some, and, for recordings, of all others then
-	now      *deviceSchedule // that layers run by
-}
-
-// deviceSchedule is a schedule of each member.
-type deviceSchedule struct {
-	parts    []planPart
-	planned  bool // in the step's last turn
-	recorded bool // from now on it is to be
-}
-
-// planPart is what a member has of a schedule.
-type planPart struct {
-	geometry attn.Problem
-	plan     attentionPlan // nil before the first build
-}
-
-func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
-	lead := p.pages.gpu
-	if err := lead.enter(op); err != nil {
-		return err
-	}
-	defer lead.group.Leave()
-	if p.now = &p.chains; attn.HasTrees(seqs) {
-		p.now = &p.trees
-	}
-	p.chains.planned, p.trees.planned = false, false
-	for _, s := range [...]*deviceSchedule{&p.chains, &p.trees} {
-		if s != p.now && !(s == &p.trees && s.recorded) {
-			continue
-		}
-		if err := p.plan(op, s, seqs, rows); err != nil {
-			return err
-		}
-		s.planned = true
-	}
-	return nil
-}
-
-// plan builds one of the schedules.
-func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, rows int) error {
-	lead := p.pages.gpu
-	for i := range s.parts {
-		gpu, part := lead.members[i], &s.parts[i]
-		if part.plan == nil {
-			part.plan = gpu.takePlan()
-			// A step has no Close: its plans come back when it is garbage.
-			runtime.AddCleanup(p, gpu.givePlan, part.plan)
-			// Steps of any lengths look alike then, to a recording.
-			if err := part.plan.Reserve(capacity(rows, p.pages.pages)); err != nil {
-				return deviceEngineError(op, "plan", err)
-			}
-		}
-		if err := gpu.buildPlan(op, part.plan, part.geometry, seqs, rows); err != nil {
-			return err
-		}
-	}
-	err := lead.queue.Submit(func(sub *device.Submission) error {
-		return sub.Do(func(stream *cuda.Stream) error { return s.upload(stream) })
-	})
-	if err != nil {
-		return deviceEngineError(op, "plan", err)
-	}
-	return nil
-}
-
-func (s *deviceSchedule) upload(stream *cuda.Stream) error {
-	for i := range s.parts {
-		if err := s.parts[i].plan.Upload(stream); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
@@ -447,60 +477,6 @@ func (n newRows) appendTo(plan attentionPlan, s *cuda.Stream, o *deviceOperands,
 
 // turns says whether there is a rotary embedding.
 func (p *devicePlan) turns() bool { return p.geometry.Rotary != attn.Rotary{} }
-
-// queue queues the work of a layer. Its operands are on the first member; the others read
-// and write what is for their heads there.
-func (p *devicePlan) queue(sub *device.Submission, layer int, n newRows, o *deviceOperands) error {
-	if len(p.now.parts) == 1 {
-		o.K, o.V = p.layerPages(0, layer)
-		return p.queueAlone(sub, n, o)
-	}
-	return sub.Each(func(i int, sub *device.Submission) error {
-		part, g := &p.now.parts[i], &p.geometry
-		heads := p.pages.parts[i].heads
-		mine := heads.operands(g, o)
-		mine.K, mine.V = p.layerPages(i, layer)
-		rows := newRows{k: from(n.k, heads.first*g.Dim), v: from(n.v, heads.first*g.ValueDim)}
-		if p.turns() {
-			rows.turned = from(n.turned, heads.first*g.Group()*g.Query.Head)
-		}
-		return sub.Do(func(s *cuda.Stream) error {
-			if err := rows.appendTo(part.plan, s, &mine, g.KVHeads); err != nil {
-				return err
-			}
-			return part.plan.Run(s, &mine)
-		})
-	})
-}
-
-// operands are a member's part of queries, outputs, log-sum-exps and sinks: those of its heads.
-func (r headRange) operands(all *attn.Problem, o *deviceOperands) deviceOperands {
-	first := r.first * (all.Heads / all.KVHeads)
-	mine := deviceOperands{Q: from(o.Q, first*all.Query.Head), Out: from(o.Out, first*all.Out.Head), Bias: o.Bias}
-	if o.LSE.Buffer != nil {
-		mine.LSE = from(o.LSE, first*all.LSE.Head)
-	}
-	if o.Sinks.Buffer != nil {
-		mine.Sinks = from(o.Sinks, first)
-	}
-	return mine
-}
-
-// from is m from an element on.
-func from(m deviceMemory, element int) deviceMemory {
-	m.Offset += int64(element) * int64(m.DType.Size())
-	m.Len -= element
-	return m
-}
-
-// layerPages are the keys and values of a layer that a member has.
-func (p *devicePlan) layerPages(member, layer int) (k, v deviceMemory) {
-	at := func(b *cuda.Buffer) deviceMemory {
-		return deviceMemory{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
-	}
-	part := p.pages.parts[member]
-	return at(part.keys[layer]), at(part.values[layer])
-}
 
 // queueAlone is queue on one GPU.
 func (p *devicePlan) queueAlone(sub *device.Submission, n newRows, o *deviceOperands) error {

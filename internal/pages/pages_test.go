@@ -32,7 +32,7 @@ type sequence struct {
 
 func newWorld(t *rapid.T) *world {
 	count, size := rapid.IntRange(1, 12).Draw(t, "pages"), rapid.IntRange(1, 5).Draw(t, "tokens of a page")
-	return &world{pool: New(count, size), memory: make([]int, count*size)}
+	return &world{pool: NewDealt(count, size, rapid.IntRange(1, 3).Draw(t, "places")), memory: make([]int, count*size)}
 }
 
 // slot is where a token is whose pages, and those of its gap, are these.
@@ -191,6 +191,7 @@ func (w *world) GiveUp(t *rapid.T) {
 func (w *world) Reserve(t *rapid.T) {
 	s, n := w.pick(t, false), rapid.IntRange(1, 9).Draw(t, "tokens")
 	need, free := w.pool.Need(&s.table, n), w.pool.Free()
+	lists, _ := w.pool.Lists()
 	err := w.pool.Reserve(&s.append, &s.table, n)
 	if need > free {
 		refused(t, err, ErrFull)
@@ -200,6 +201,7 @@ func (w *world) Reserve(t *rapid.T) {
 	if taken := free - w.pool.Free(); taken != need || len(s.append.Fresh()) != need {
 		t.Fatalf("%d pages needed, %d taken, %d in the reservation", need, taken, len(s.append.Fresh()))
 	}
+	w.checkPlaces(t, s, lists)
 	if to, from, ok := s.append.Copy(); ok {
 		size := w.pool.size
 		copy(w.memory[int(to)*size:int(to+1)*size], w.memory[int(from)*size:])
@@ -210,6 +212,41 @@ func (w *world) Reserve(t *rapid.T) {
 		s.fresh = append(s.fresh, w.last)
 	}
 	w.write(s)
+}
+
+// checkPlaces checks that fresh pages go round the places, where those have some free: these were.
+func (w *world) checkPlaces(t *rapid.T, s *sequence, free []int32) {
+	in := func(place int) (n int) {
+		for _, page := range free {
+			if int(page)%len(w.pool.free) == place {
+				n++
+			}
+		}
+		return n
+	}
+	_, from, copied := s.append.Copy()
+	for i, page := range s.append.Fresh() {
+		place, want := int(page)%len(w.pool.free), 0
+		switch at := len(s.append.Pages) - len(s.append.Fresh()) + i; {
+		case i == 0 && copied:
+			want = int(from)
+		case at > 0:
+			want = int(s.append.Pages[at-1]) + 1
+		default: // a new sequence begins where most are free
+			for other := range w.pool.free {
+				if in(other) > in(place) || in(other) == in(place) && other < place {
+					t.Fatalf("page %d of %v is first, free are %v", page, s.append.Pages, free)
+				}
+			}
+			want = place
+		}
+		for want %= len(w.pool.free); in(want) == 0; want = (want + 1) % len(w.pool.free) {
+		}
+		if place != want {
+			t.Fatalf("page %d of %v, of %d places, free are %v", page, s.append.Pages, len(w.pool.free), free)
+		}
+		free = slices.DeleteFunc(slices.Clone(free), func(x int32) bool { return x == page })
+	}
 }
 
 // Write writes the tokens of an append again.

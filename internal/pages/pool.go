@@ -22,26 +22,62 @@ var (
 
 // Pool is the pages of a cache. Its methods must not be called at the same time.
 type Pool struct {
-	size    int     // tokens of a page
-	free    []int32 // pages that nobody holds; the last one is taken first
-	holders []int32 // of each page
+	size    int       // tokens of a page
+	free    [][]int32 // of each place, pages that nobody holds; the last one is taken first
+	left    int       // how many these are, of all places
+	holders []int32   // of each page
 }
 
 // New is a pool of free pages, each with room for size tokens. Both numbers are 1 or
 // more. The lowest page is taken first.
-func New(count, size int) *Pool {
-	p := &Pool{size: size, free: make([]int32, count), holders: make([]int32, count)}
-	for i := range p.free {
-		p.free[i] = int32(count - 1 - i)
+func New(count, size int) *Pool { return NewDealt(count, size, 1) }
+
+// NewDealt is New of pages that lie in several places, as GPUs are, 1 or more: page i is in place i mod places. The
+// pages of a sequence go round the places: each is taken from the place behind that of the page before it, the first one
+// from the place with the most free pages, and a copy from the place of what it is a copy of. A place that has no
+// free page is passed over, so any page serves any sequence.
+func NewDealt(count, size, places int) *Pool {
+	p := &Pool{size: size, free: make([][]int32, places), left: count, holders: make([]int32, count)}
+	for i := range count {
+		page := int32(count - 1 - i)
+		p.free[p.place(page)] = append(p.free[p.place(page)], page)
 	}
 	return p
+}
+
+// place is where a page lies.
+func (p *Pool) place(page int32) int { return int(page) % len(p.free) }
+
+// next is the place that the page behind the last one of a list is to come from.
+func (p *Pool) next(list []int32) (place int) {
+	if last := len(list) - 1; last >= 0 && list[last] >= 0 {
+		return (p.place(list[last]) + 1) % len(p.free)
+	}
+	for i, free := range p.free {
+		if len(free) > len(p.free[place]) {
+			place = i
+		}
+	}
+	return place
+}
+
+// take takes a free page, of which there is one, from a place or the next one that has some.
+func (p *Pool) take(place int) (page int32) {
+	for len(p.free[place]) == 0 {
+		place = (place + 1) % len(p.free)
+	}
+	last := len(p.free[place]) - 1
+	page, p.free[place] = p.free[place][last], p.free[place][:last]
+	p.left--
+	p.holders[page] = 1
+	return page
 }
 
 // Count is the number of all pages.
 func (p *Pool) Count() int { return len(p.holders) }
 
 // Free is the number of pages that nobody holds.
-func (p *Pool) Free() int { return len(p.free) }
+func (p *Pool) Free() int { return p.left }
 
 // Shared is the number of pages with more than one holder.
 func (p *Pool) Shared() int {
@@ -63,24 +99,28 @@ func (p *Pool) For(tokens int) int {
 	return n
 }
 
-// Lists are copies of the free list and of the number of holders of each page.
+// Lists are copies of the free list, place by place, and of the number of holders of each page.
 func (p *Pool) Lists() (free, holders []int32) {
-	return slices.Clone(p.free), slices.Clone(p.holders)
+	return slices.Concat(p.free...), slices.Clone(p.holders)
 }
 
 // Take appends n free pages to list. Each has one holder then. Errors: [ErrFull].
 func (p *Pool) Take(list []int32, n int) ([]int32, error) {
-	if n > len(p.free) {
-		return list, fmt.Errorf("%d pages needed, %d of %d free: %w", n, len(p.free), len(p.holders), ErrFull)
+	if err := p.has(n); err != nil {
+		return list, err
 	}
 	for range n {
-		last := len(p.free) - 1
-		page := p.free[last]
-		p.free = p.free[:last]
-		p.holders[page] = 1
-		list = append(list, page)
+		list = append(list, p.take(p.next(list)))
 	}
 	return list, nil
+}
+
+// has checks that so many pages are free.
+func (p *Pool) has(n int) error {
+	if n > p.left {
+		return fmt.Errorf("%d pages needed, %d of %d free: %w", n, p.left, len(p.holders), ErrFull)
+	}
+	return nil
 }
 
 // Hold adds a holder to each page of the list. Errors: [ErrPage] for one that nobody
@@ -101,18 +141,22 @@ func (p *Pool) Hold(list []int32) error {
 // Take to the order of the free list. A page that has no holder left is free. Errors:
 // [ErrPage] for a page that has fewer holders than it has places in the list.
 func (p *Pool) Release(list []int32) error {
-	free := len(p.free)
 	for i := len(list) - 1; i >= 0; i-- {
 		page := list[i]
 		if err := p.held(page); err != nil {
-			p.free = p.free[:free]
-			for _, page := range list[i+1:] {
+			for _, page := range list[i+1:] { // the other way round
+				if free := &p.free[p.place(page)]; p.holders[page] == 0 {
+					*free = (*free)[:len(*free)-1]
+					p.left--
+				}
 				p.holders[page]++
 			}
 			return err
 		}
 		if p.holders[page]--; p.holders[page] == 0 {
-			p.free = append(p.free, page)
+			free := &p.free[p.place(page)]
+			*free = append(*free, page)
+			p.left++
 		}
 	}
 	return nil

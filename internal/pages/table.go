@@ -86,13 +86,12 @@ func (p *Pool) Own(t *Table, from, to int) ([]Owned, error) {
 			owned = append(owned, Owned{Was: was, at: at})
 		}
 	}
-	fresh, err := p.Take(nil, len(owned))
-	if err != nil {
+	if err := p.has(len(owned)); err != nil {
 		return nil, err
 	}
 	for i := range owned {
 		o := &owned[i]
-		o.Page = fresh[i]
+		o.Page = p.take(p.place(o.Was))
 		p.holders[o.Was]--
 		t.Pages[o.at] = o.Page
 	}
@@ -224,7 +223,15 @@ func (p *Pool) Reserve(r *Reservation, t *Table, tokens int) error {
 		kept--
 		replaced = t.Pages[kept]
 	}
-	list, err := p.Take(append(r.Pages[:0], t.Pages[:kept]...), p.Need(t, tokens))
+	need := p.Need(t, tokens)
+	if err := p.has(need); err != nil {
+		return err
+	}
+	list := append(r.Pages[:0], t.Pages[:kept]...)
+	if replaced >= 0 {
+		list, need = append(list, p.take(p.place(replaced))), need-1
+	}
+	list, err := p.Take(list, need)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,7 @@ type Plan struct {
 	covered         []bool        // scratch of Build
 	ordered         []sequence    // scratch of Build
 	numbers         []numbered    // scratch of Build: seqs, which sequences these are
+	into            []int         // where new tokens go, within BuildPart; nil: they are the last keys
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build
 	costs           []int64       // scratch of Build
@@ -182,12 +183,29 @@ func (p *Plan) usable(op string) error {
 // memory. That rows of different sequences do not overlap is left to the caller,
 // as are the sizes of buffers, which Run checks.
 func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
+	return p.BuildPart(g, seqs, rows, nil)
+}
+
+// BuildPart is Build where sequences have a part of their keys alone, among which new tokens need not be: slots has a
+// number for each row, page*PageTokens + slot, where Append puts its new token; -1 for nowhere. No page is both
+// written and in front of a sequence's last Queries keys. nil: new tokens are the last keys.
+func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots []int) error {
 	const op = "plan"
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.usable(op); err != nil {
 		return err
 	}
+	if slots != nil && len(slots) != rows {
+		return gpu.Errorf(op, attn.ErrShape, "%d slots for %d rows", len(slots), rows)
+	}
+	for i, slot := range slots {
+		if slot < -1 || slot > math.MaxInt32 {
+			return gpu.Errorf(op, attn.ErrShape, "row %d goes to slot %d", i, slot)
+		}
+	}
+	p.into = slots
+	defer func() { p.into = nil }()
 	all, results, shares := seqs, g, p.findPrefixes(&g, seqs, rows)
 	if shares {
 		g, seqs = ownProblem(&g), p.prefixes.own
@@ -385,7 +403,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 // new tokens.
 func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool, queries int) {
 	p.seqs, p.pages, p.slots, p.numbers = p.seqs[:0], p.pages[:0], p.slots[:0], p.numbers[:0]
-	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0
+	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0 && p.into == nil
 	for range rows {
 		p.slots = append(p.slots, -1)
 	}
@@ -420,6 +438,22 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 	}
 	sortSequences(p.seqs, queries)
 	p.listDetails(g, seqs, queries)
+	p.packSlots(g, pageRows)
+}
+
+// packSlots writes the slots of new tokens that BuildPart was told, in pages of so many rows of keys.
+func (p *Plan) packSlots(g *attn.Problem, pageRows int64) {
+	if p.into == nil {
+		return
+	}
+	p.appends = len(p.into) > 0
+	for i, slot := range p.into {
+		if p.slots[i] = -1; slot >= 0 {
+			page := slot / g.PageTokens
+			p.slots[i] = int32(int64(page)*pageRows + int64(slot%g.PageTokens))
+			p.lastPage, p.mostSlots = max(p.lastPage, page), g.PageTokens
+		}
+	}
 }
 
 // sortSequences has those of so many queries at most first, and of them and of the others the short
