@@ -477,7 +477,7 @@ func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs 
 	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but more than a launch can do
 		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
-	return deviceEngineError(op, "plan", err)
+	return deviceEngineError(op, "plan", fmt.Errorf("on %s: %w", g.alone(), err))
 }
 
 // merge is Merge of the engine, which is there.

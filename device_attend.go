@@ -624,7 +624,7 @@ func (p *devicePlan) planContext(op string, c *contextStates, seqs []attn.Sequen
 	lead := p.pages.gpu
 	if c.memory == nil {
 		if err := lead.takeStates(c); err != nil {
-			return deviceEngineError(op, "plan", fmt.Errorf("%d bytes for states on %s: %w", c.bytes(), lead.alone(), err))
+			return deviceEngineError(op, "plan", fmt.Errorf("on %s: states: %w", lead.alone(), err))
 		}
 	}
 	part := c.fresh

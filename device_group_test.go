@@ -220,15 +220,182 @@ func TestGroupLayerCalls(t *testing.T) {
 	noError(t, c.Close())
 }
 
+// A layer of a cache that is sharded by context is one append and one run on each member, and one merging on the first.
+// Where sequences have several new tokens, there is one more of each on the first.
+func TestContextLayerCalls(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 3)
+	rng := reftest.Rand(t)
+	c := newTestCache(t, groupConfig(gpu, 2))
+	s := newStepGraph(t, c, 5, 6, tensor.Float32, WithCausal())
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	for _, x := range []struct {
+		tokens        int
+		first, others string
+	}{
+		{5, "build build upload upload append run append run merge append run append run merge", "build upload append run append run"},
+		{1, "build upload append run merge append run merge", "build upload append run append run"},
+	} {
+		from := len(lib.Log())
+		for _, m := range gpu.members {
+			m.attention.engine.(*fakeEngine).calls = nil
+		}
+		s.advance(t, rng, testAppend{a, x.tokens})
+		for i, m := range gpu.members {
+			want := x.others
+			if i == 0 {
+				want = x.first
+			}
+			if got := strings.Join(m.attention.engine.(*fakeEngine).calls, " "); got != want {
+				t.Errorf("%d tokens, member %d: %s", x.tokens, i, got)
+			}
+		}
+		if n := count(lib.Log()[from:], "cuStreamWaitEvent"); n != 2*2*2 { // there and back, of two members, for each layer
+			t.Errorf("%d tokens: %d waits", x.tokens, n)
+		}
+	}
+	if st := c.Stats(); st.Bytes != 2*12*2*4*(8+8)*2 || st.Device != gpu.String() {
+		t.Errorf("%+v", st)
+	}
+	noError(t, c.Close())
+}
+
+// A page takes memory of one member alone.
+func TestContextMemory(t *testing.T) {
+	gpu, _ := FakeGPUs(t, 3)
+	before := make([]int64, 3)
+	for i := range before {
+		m, err := gpu.MemoryOf(i)
+		noError(t, err)
+		before[i] = m.Used
+	}
+	config := groupConfig(gpu, 1)
+	config.Pages = 11
+	c, err := NewCache(config)
+	noError(t, err)
+	for i, pages := range []int64{4, 4, 3} {
+		m, err := gpu.MemoryOf(i)
+		noError(t, err)
+		if got, want := m.Used-before[i], pages*2*4*(8+8)*2; got != want {
+			t.Errorf("member %d has %d bytes, want %d", i, got, want)
+		}
+	}
+	noError(t, c.Close())
+}
+
+// Sequences of any lengths, around the edges of pages and of rounds of pages, in chunks and token by token, forked and cut:
+// the outputs are those of float64, and their bits the same if a layer runs again.
+func testContexts(t *testing.T, at modelPlace, rounds int) {
+	rng, n := reftest.Rand(t), at.members()
+	for round := range rounds {
+		config := at.config(CacheConfig{
+			Layers: 1, KVHeads: 1 + rng.IntN(2*n), HeadDim: 4, ValueDim: 8, PageSize: []int{1, 3, 4, 16}[rng.IntN(4)],
+			DType: []tensor.Dtype{tensor.Float32, Float16, BFloat16}[round%3], Shard: ShardContext,
+		})
+		if config.KVHeads%n > 0 && rng.IntN(2) == 0 {
+			config.Shard = ShardAuto
+		}
+		around := n * config.PageSize
+		config.Pages = 40*n + rng.IntN(n) // of 6 sequences, none of which has more than 5 rounds
+		c := newTestCache(t, config)
+		heads := config.KVHeads * (1 + rng.IntN(3))
+		var opts []Option
+		if rng.IntN(3) > 0 {
+			opts = append(opts, WithCausal())
+		}
+		prompts, decode := newStepGraph(t, c, 30, heads, tensor.Float32, opts...), newStepGraph(t, c, 7, heads, tensor.Float32, opts...)
+		prompts.there, decode.there = rng.IntN(2) == 0, rng.IntN(2) == 0
+		prompts.cores, decode.cores = at.real, at.real
+		var all []*testContext
+		for range 5 {
+			a := &testContext{seq: newTestSequence(t, c)}
+			to := rng.IntN(3)*around + rng.IntN(n+1)*config.PageSize + rng.IntN(3) - 1
+			for left := min(max(to, 0), 50); left > 0; {
+				m := min(left, 1+rng.IntN(30))
+				prompts.advance(t, rng, testAppend{a, m})
+				left -= m
+			}
+			all = append(all, a)
+		}
+		for turn := range 4 {
+			s := decode
+			var appends []testAppend
+			for i, a := range all {
+				if rng.IntN(4) > 0 {
+					appends = append(appends, testAppend{a, 1})
+				}
+				if turn == 2 && i == 1 && len(appends) > 0 {
+					s, appends[0].n = prompts, 4
+				}
+			}
+			if len(appends) == 0 {
+				continue
+			}
+			noError(t, set(s, appends...))
+			var tokens []*testToken
+			for _, a := range appends {
+				tokens = append(tokens, newTestTokens(a.n, 1)...)
+			}
+			in := s.draw(rng, 0, tokens)
+			var parts []stepPart
+			left := tokens
+			for _, a := range appends {
+				parts, left = append(parts, stepPart{context: append(slices.Clone(a.tokens), left[:a.n]...), n: a.n}), left[a.n:]
+			}
+			var first string
+			for range 2 {
+				noError(t, s.runLayer(0, in), s.checkLayer(0, in.q, parts))
+				if bits := fmt.Sprint(s.out[0].Data(), s.lse[0].Data()); first == "" {
+					first = bits
+				} else if bits != first {
+					t.Fatalf("round %d, turn %d: other bits", round, turn)
+				}
+			}
+			noError(t, s.step.Commit())
+			for i, a := range appends {
+				a.tokens = parts[i].context
+				noError(t, a.seq.checkTokens(a.tokens))
+			}
+			if turn == 1 {
+				all[4].truncate(t, len(all[4].tokens)/2)
+				all = append(all, all[rng.IntN(5)].fork(t))
+			}
+		}
+		prompts.close()
+		decode.close()
+		noError(t, c.Close())
+	}
+}
+
+func TestDevicesContexts(t *testing.T) {
+	for n := 2; n <= 4; n++ {
+		gpu, _ := FakeGPUs(t, n)
+		testContexts(t, modelPlace{gpu: gpu}, reftest.Cases(t, 6, 60))
+		noError(t, gpu.Close())
+	}
+}
+
+func TestGPUsContexts(t *testing.T) {
+	testContexts(t, gpusPlace(t, 0, 1), reftest.Cases(t, 3, 30))
+	t.Run("three", func(t *testing.T) { testContexts(t, gpusPlace(t, 0, 1, 2), reftest.Cases(t, 3, 30)) })
+	t.Run("four", func(t *testing.T) { testContexts(t, gpusPlace(t, 0, 1, 2, 3), reftest.Cases(t, 2, 30)) })
+}
+
 // Memory that the second GPU alone has not is an error, and the cache is as before.
 func TestGroupOutOfMemory(t *testing.T) {
+	for _, kvHeads := range []int{2, 1} {
+		t.Run(fmt.Sprintf("%d KV heads", kvHeads), func(t *testing.T) { testGroupOutOfMemory(t, kvHeads) })
+	}
+}
+
+func testGroupOutOfMemory(t *testing.T, kvHeads int) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	gpu, lib := FakeGPUs(t, 2)
-	small, err := NewCache(groupConfig(gpu, 2)) // the engines have been made
+	small, err := NewCache(groupConfig(gpu, kvHeads)) // the engines have been made
 	noError(t, err, small.Close())
 	lib.State().FailOn(1, "cuMemAlloc_v2", 2)
 	live := lib.Live()
-	_, err = NewCache(groupConfig(gpu, 2))
+	_, err = NewCache(groupConfig(gpu, kvHeads))
 	if !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "bytes asked for on GPU 1 (Fake 1)") {
 		t.Errorf("NewCache: %v", err)
 	}
@@ -237,20 +404,24 @@ func TestGroupOutOfMemory(t *testing.T) {
 	}
 	lib.State().FailIn("", 0)
 
-	c := newTestCache(t, groupConfig(gpu, 2))
+	c := newTestCache(t, groupConfig(gpu, kvHeads))
 	s := newStepGraph(t, c, 4, 4, tensor.Float32)
 	defer s.close()
 	a := &testContext{seq: newTestSequence(t, c)}
-	lib.State().FailOn(1, "cuMemAlloc_v2", 2)
 	before := Slabs(c)
-	if err := set(s, testAppend{a, 2}); !errors.Is(err, ErrOutOfMemory) || s.step.open {
-		t.Errorf("Set without memory for a plan: %v", err)
+	noError(t, gpu.queue.Submit(collect))
+	for member := range 2 {
+		lib.State().FailOn(member, "cuMemAlloc_v2", 2)
+		if err := set(s, testAppend{a, 2}); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("GPU %d", member)) || s.step.open {
+			t.Errorf("Set without memory for a plan on GPU %d: %v", member, err)
+		}
+		if got := c.Stats(); got.FreePages != 12 || got.Tokens != 0 || !bytes.Equal(before, Slabs(c)) {
+			t.Errorf("%+v", got)
+		}
+		lib.State().FailIn("", 0)
 	}
-	if got := c.Stats(); got.FreePages != 12 || got.Tokens != 0 || !bytes.Equal(before, Slabs(c)) {
-		t.Errorf("%+v", got)
-	}
-	lib.State().FailIn("", 0)
 	s.advance(t, rng, testAppend{a, 3})
+	s.advance(t, rng, testAppend{a, 1})
 	noError(t, c.Close())
 }
 
@@ -289,6 +460,12 @@ func groupFaultsOf(t *testing.T, least int64, test func(gpu *GPU, lib *fakedrive
 
 // A step that fails on either GPU, at any call, can be set again, and then is right.
 func TestGroupFaults(t *testing.T) {
+	t.Run("heads", func(t *testing.T) { testGroupFaults(t, 2, 2) })
+	t.Run("context", func(t *testing.T) { testGroupFaults(t, 1, 2) })
+	t.Run("context, one token", func(t *testing.T) { testGroupFaults(t, 1, 1) })
+}
+
+func testGroupFaults(t *testing.T, kvHeads, n int) {
 	groupFaults(t, func(gpu *GPU, lib *fakedriver.Library) (failed error) {
 		rng := rand.New(rand.NewPCG(5, 6))
 		note := func(err error) bool {
@@ -297,7 +474,7 @@ func TestGroupFaults(t *testing.T) {
 			}
 			return err == nil
 		}
-		config := groupConfig(gpu, 2)
+		config := groupConfig(gpu, kvHeads)
 		config.Layers = 1
 		c, err := NewCache(config)
 		if !note(err) {
@@ -317,16 +494,16 @@ func TestGroupFaults(t *testing.T) {
 				if try > 1 {
 					t.Fatalf("it failed twice: %v", failed)
 				}
-				if !note(set(step, testAppend{a, 2})) {
+				if !note(set(step, testAppend{a, n})) {
 					continue
 				}
-				tokens := newTestTokens(2, 1)
+				tokens := newTestTokens(n, 1)
 				in := step.draw(rng, 0, tokens)
 				if !note(step.runLayer(0, in)) {
 					noError(t, step.step.Rollback())
 					continue
 				}
-				noError(t, step.checkLayer(0, in.q, []stepPart{{context: append(slices.Clone(a.tokens), tokens...), n: 2}}))
+				noError(t, step.checkLayer(0, in.q, []stepPart{{context: append(slices.Clone(a.tokens), tokens...), n: n}}))
 				if !note(step.step.Commit()) {
 					t.Fatalf("Commit: %v", failed)
 				}
@@ -348,9 +525,12 @@ func TestGroupSavedSequences(t *testing.T) {
 	defer two.Close()
 	places = append(places, nil, gpu, two)
 	var first []byte
-	for i, at := range places {
+	for i, at := range append(places, places...) {
 		for _, size := range []int{1, 3, 4, 16} {
 			config := groupConfig(at, 5)
+			if i >= len(places) {
+				config.Shard = ShardHeads
+			}
 			config.PageSize, config.Pages = size, 40/size+2
 			c := newTestCache(t, config)
 			var s *Sequence
@@ -447,6 +627,60 @@ func TestGroupRecorded(t *testing.T) {
 		t.Errorf("another schedule: %v", err)
 	}
 	noError(t, rec.Close(), step.Rollback(), c.Close())
+}
+
+// A recording of a step whose sequences have one new token each is for such steps, where the cache is sharded by context.
+func TestGroupRecordedContext(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 2)
+	c, err := NewCache(CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, DType: Float16, PageSize: 4, Pages: 20, Device: gpu})
+	noError(t, err)
+	step, err := c.NewStep(3)
+	noError(t, err)
+	x, err := gpu.Upload(tensor.New(tensor.WithShape(3, 64), tensor.WithBacking(make([]float32, 3*64))))
+	noError(t, err)
+	g := G.NewGraph()
+	n := G.NewMatrix(g, tensor.Float32, G.WithShape(3, 64), G.WithName("x"), G.WithValue(x))
+	_, err = CachedAttention(n, n, n, step.Layer(0), WithCausal())
+	noError(t, err)
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	run := func() error { defer vm.Reset(); return vm.RunAll() }
+	a, b := newTestSequence(t, c), newTestSequence(t, c)
+	set := func(tokens int, tree []uint64) {
+		t.Helper()
+		noError(t, step.Set([]Append{{Seq: a, Tokens: tokens, Tree: tree}, {Seq: b, Tokens: 1}}))
+	}
+	turn := func(tokens int, tree []uint64, run func() error) { t.Helper(); set(tokens, tree); noError(t, run(), step.Commit()) }
+	record := func(tokens int, tree []uint64) *Recording {
+		t.Helper()
+		turn(tokens, tree, run)
+		set(tokens, tree)
+		rec, err := gpu.Record(run)
+		noError(t, err, rec.Replay(), step.Commit())
+		return rec
+	}
+	forest := []uint64{1, 2}
+	one, two, trees := record(1, nil), record(2, nil), record(2, forest)
+	for range 3 {
+		lib.Forget()
+		turn(1, nil, one.Replay)
+		turn(1, nil, two.Replay)
+		turn(1, nil, trees.Replay)
+		turn(2, nil, two.Replay)
+		turn(2, nil, trees.Replay)
+		turn(2, forest, trees.Replay)
+		if n := count(lib.Log(), "cuGraphLaunch"); n != 6 {
+			t.Errorf("%d graphs", n)
+		}
+		set(2, nil)
+		wrong(t, "several tokens", one.Replay(), ErrState, "Recording.Replay", "several new tokens")
+		noError(t, step.Rollback())
+		set(2, forest)
+		wrong(t, "a tree", one.Replay(), ErrState, "a tree")
+		wrong(t, "a tree", two.Replay(), ErrState, "a sequence has a tree, and none had one then")
+		noError(t, step.Rollback())
+	}
+	noError(t, one.Close(), two.Close(), trees.Close(), c.Close())
 }
 
 // A sharded tensor holds what it was given, whatever its axis, and a part of it on each GPU.

@@ -112,7 +112,7 @@ func testCachedAttentionRotary(t *testing.T, at graphtest.Place, n int) {
 		long, n = 25, (n+2)/3
 	}
 	for turn := range n {
-		g, config := geometries[turn%4], la.CacheConfig{Layers: 2, PageSize: []int{1, 3, 16, 64}[rng.IntN(4)], DType: cacheTypes[turn%3], Device: at.GPU}
+		g, config := geometries[turn%4], la.CacheConfig{Layers: 2, PageSize: []int{1, 3, 16, 64}[rng.IntN(4)], DType: cacheTypes[turn%3], Device: at.GPU, Shard: la.ShardHeads}
 		config.KVHeads, config.HeadDim, config.ValueDim, config.Pages = g[1], g[2], g[3], 8*long/config.PageSize+24
 		at.There, at.Used, at.ScoreMods = at.GPU != nil && turn%2 == 0, turn%5 < 2, reftest.Shape{}
 		at.Rotary = graphtest.RandomRotary(rng, g[2])

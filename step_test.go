@@ -291,19 +291,22 @@ func TestChunksLeavesRefusalToSet(t *testing.T) {
 // Forks that share pages are attended to at once on a GPU, in recordings, too, whatever the following steps share.
 func TestGPUForks(t *testing.T) {
 	la.UseEagerEngine(t)
-	testRecordedForks(t, gputest.Open(t))
+	testRecordedForks(t, gputest.Open(t), 2)
 }
 
+// Sharded by heads, by context, and by both.
 func TestGPUsForks(t *testing.T) {
 	la.UseEagerEngine(t)
-	testRecordedForks(t, gputest.OpenSome(t, 2))
+	testRecordedForks(t, gputest.OpenSome(t, 2), 2)
+	t.Run("context", func(t *testing.T) { testRecordedForks(t, gputest.OpenSome(t, 3), 1) })
+	t.Run("both", func(t *testing.T) { testRecordedForks(t, gputest.OpenSome(t, 4), 2) })
 }
 
-func testRecordedForks(t *testing.T, gpu *la.GPU) {
+func testRecordedForks(t *testing.T, gpu *la.GPU, kvHeads int) {
 	rng := reftest.Rand(t)
-	const heads, kvHeads, dim, rows, prompt = 4, 2, 64, 6, 70
+	const heads, dim, rows, prompt = 4, 64, 6, 70
 	opts := []la.Option{la.WithCausal()}
-	if rng.IntN(2) == 0 {
+	if len(gpu.Members()) <= kvHeads && rng.IntN(2) == 0 {
 		opts = append(opts, la.WithRotary(la.RotaryConfig{}))
 	}
 	here, there := newForkedDecoder(t, nil, heads, kvHeads, dim, rows, opts), newForkedDecoder(t, gpu, heads, kvHeads, dim, rows, opts)

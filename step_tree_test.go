@@ -467,23 +467,28 @@ func TestChunksTrees(t *testing.T) {
 
 // A recording of a step with a tree is for steps with trees and without; one of a step without refuses those that
 // have some, and is right again behind them.
-func TestGPUTrees(t *testing.T) { testRecordedTrees(t, gputest.Open(t), true) }
+func TestGPUTrees(t *testing.T) { testRecordedTrees(t, gputest.Open(t), 2, true) }
 
-func TestGPUsTrees(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 2), true) }
+// With a KV head of two GPUs the cache is sharded by context, with two by heads, and with two of four by both.
+func TestGPUsTrees(t *testing.T) {
+	testRecordedTrees(t, gputest.OpenSome(t, 2), 2, true)
+	t.Run("context", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 2), 1, true) })
+	t.Run("both", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 4), 2, true) })
+}
 
 func TestRecordedTrees(t *testing.T) {
-	for n := 1; n <= 2; n++ {
+	for n := 1; n <= 3; n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			gpu, _ := la.FakeGPUs(t, n)
-			testRecordedTrees(t, gpu, false)
+			testRecordedTrees(t, gpu, 2, false)
 		})
 	}
 }
 
 // testRecordedTrees compares with the reference if replays compute something.
-func testRecordedTrees(t *testing.T, gpu *la.GPU, computes bool) {
+func testRecordedTrees(t *testing.T, gpu *la.GPU, kvHeads int, computes bool) {
 	rng := reftest.Rand(t)
-	const heads, kvHeads, dim, rows = 4, 2, 64, 7
+	const heads, dim, rows = 4, 64, 7
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: kvHeads, HeadDim: dim, DType: la.Float16, PageSize: 4, Pages: 60, Device: gpu})
 	step, err := cache.NewStep(rows)
 	if err != nil {
