@@ -376,9 +376,9 @@ func TestDevicesContexts(t *testing.T) {
 }
 
 func TestGPUsContexts(t *testing.T) {
-	testContexts(t, gpusPlace(t, 0, 1), reftest.Cases(t, 3, 30))
-	t.Run("three", func(t *testing.T) { testContexts(t, gpusPlace(t, 0, 1, 2), reftest.Cases(t, 3, 30)) })
-	t.Run("four", func(t *testing.T) { testContexts(t, gpusPlace(t, 0, 1, 2, 3), reftest.Cases(t, 2, 30)) })
+	for n := 2; n <= 4; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) { testContexts(t, gpusPlace(t, indexes(n)...), reftest.Cases(t, 2, 30)) })
+	}
 }
 
 // Memory that the second GPU alone has not is an error, and the cache is as before.
@@ -650,7 +650,11 @@ func TestGroupRecordedContext(t *testing.T) {
 		t.Helper()
 		noError(t, step.Set([]Append{{Seq: a, Tokens: tokens, Tree: tree}, {Seq: b, Tokens: 1}}))
 	}
-	turn := func(tokens int, tree []uint64, run func() error) { t.Helper(); set(tokens, tree); noError(t, run(), step.Commit()) }
+	turn := func(tokens int, tree []uint64, run func() error) {
+		t.Helper()
+		set(tokens, tree)
+		noError(t, run(), step.Commit())
+	}
 	record := func(tokens int, tree []uint64) *Recording {
 		t.Helper()
 		turn(tokens, tree, run)

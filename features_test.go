@@ -29,6 +29,7 @@ type request struct {
 	opts      []la.Option // that the shape does not know
 	gives     bool        // its cache gives pages back that the window leaves behind
 	rotary    *la.RotaryConfig
+	shard     la.Shard // of its cache
 }
 
 // feature adds something to a request.
@@ -203,7 +204,17 @@ func TestGPUsFeatures(t *testing.T) {
 		cachedEntry("CachedAttention of operands on the host", graphtest.Place{GPU: gpu, Real: true}),
 		recordedEntry("a recording of one row", gpu, 1),
 		recordedEntry("a recording of five rows", gpu, 5),
+		byContext(cachedEntry("CachedAttention", at)),
+		byContext(recordedEntry("a recording of five rows", gpu, 5)),
 	), 0, reftest.Cases(t, 120, 5000))
+}
+
+// byContext is an entry on a cache that is sharded by context.
+func byContext(e entry) entry {
+	return entry{e.name + ", sharded by context", func(t *testing.T, rng *rand.Rand, r request) error {
+		r.shard = la.ShardContext
+		return e.do(t, rng, r)
+	}}
 }
 
 // shardedEntry is Attend of keys and values that are sharded by heads.
@@ -343,7 +354,7 @@ func denseEntries(at graphtest.Place) []entry {
 
 // cacheOf is a cache for a request, of sequences that grow by a row at a time.
 func cacheOf(t *testing.T, r request, device *la.GPU) *la.Cache {
-	config := la.CacheConfig{Layers: 1, KVHeads: r.KVHeads, HeadDim: r.Dim, ValueDim: r.ValueDim, DType: r.kv, PageSize: 16, Pages: 40, Device: device}
+	config := la.CacheConfig{Layers: 1, KVHeads: r.KVHeads, HeadDim: r.Dim, ValueDim: r.ValueDim, DType: r.kv, PageSize: 16, Pages: 40, Device: device, Shard: r.shard}
 	if r.gives { // within a few steps
 		config.PageSize, config.Window, config.SinkTokens = 2, r.Window, r.SinkTokens
 	}

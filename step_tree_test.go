@@ -471,7 +471,7 @@ func TestGPUTrees(t *testing.T) { testRecordedTrees(t, gputest.Open(t), 2, true)
 
 // With a KV head of two GPUs the cache is sharded by context, with two by heads, and with two of four by both.
 func TestGPUsTrees(t *testing.T) {
-	testRecordedTrees(t, gputest.OpenSome(t, 2), 2, true)
+	t.Run("heads", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 2), 2, true) })
 	t.Run("context", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 2), 1, true) })
 	t.Run("both", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 4), 2, true) })
 }

@@ -127,3 +127,5 @@ func TestEmulatedCrowd(t *testing.T) {
 func TestEmulatedCopiesBefore(t *testing.T) {
 	testCopiesBefore(t, emulatedGPU(t, 5), 20, options{work: 3e4, longest: 200})
 }
+
+func TestEmulatedParts(t *testing.T) { testParts(t, emulatedGPU(t, 5), 30) }

@@ -9,6 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -194,4 +195,60 @@ func BenchmarkFakePrefixPlan(b *testing.B) {
 		})
 	}
 	p.close(b)
+}
+
+func TestFakeParts(t *testing.T) { onFakes(t, reftest.Cases(t, 30, 300), testParts) }
+
+// What does not fit is refused, and nothing is queued.
+func TestFakePartsRefused(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 4, 227<<10)
+	p := Parts{Count: 2, Rows: 3, Heads: 2, Dim: 64}
+	b := m.Put(t, make([]byte, p.Bytes()), attn.Float32)
+	fine := Merged{Rows: 3, OutAt: attn.PackedRows(2, 64), LSEAt: attn.PackedRows(2, 1), Out: gpu.Memory{DType: attn.Float16, Len: 3 * 2 * 64}, LSE: gpu.Memory{DType: attn.Float32, Len: 6}}
+	m.Poison(t, &fine.Out)
+	m.Poison(t, &fine.LSE)
+	for name, x := range map[string]struct {
+		change func(p *Parts, to *Merged)
+		want   error
+		text   string
+	}{
+		"more rows":   {func(_ *Parts, to *Merged) { to.Rows = 4 }, attn.ErrShape, "4 rows of {Count:2 Rows:3"},
+		"no parts":    {func(p *Parts, _ *Merged) { p.Count = 0 }, attn.ErrShape, "Count:0"},
+		"a width":     {func(p *Parts, _ *Merged) { p.Dim = 63 }, attn.ErrShape, "Dim:63"},
+		"more states": {func(p *Parts, _ *Merged) { p.Count = 9 }, attn.ErrShape, "bytes of"},
+		"strides":     {func(_ *Parts, to *Merged) { to.OutAt.Head = 65 }, attn.ErrShape, "multiples of 4"},
+		"an output":   {func(_ *Parts, to *Merged) { to.Out.Len-- }, attn.ErrShape, "out has 383 elements of 384"},
+		"no output":   {func(_ *Parts, to *Merged) { to.Out.Buffer = nil }, attn.ErrShape, "out has no buffer"},
+		"float64":     {func(_ *Parts, to *Merged) { to.Out.DType = attn.Float64 }, attn.ErrDType, "out is float64"},
+		"an lse":      {func(_ *Parts, to *Merged) { to.LSE.Len-- }, attn.ErrShape, "lse has 5 elements of 6"},
+		"half an lse": {func(_ *Parts, to *Merged) { to.LSE.DType = attn.Float16 }, attn.ErrDType, "lse is float16"},
+	} {
+		q, to := p, fine
+		x.change(&q, &to)
+		lib.Forget()
+		wantError(t, name, m.engine.Merge(m.Stream, &q, b.Buffer, &to), x.want, x.text)
+		if len(testgpu.Launches(lib.Log())) > 0 {
+			t.Errorf("%s: %s", name, lib.Log())
+		}
+	}
+	noError(t, m.engine.Merge(m.Stream, &p, b.Buffer, &fine))
+
+	// New tokens go where BuildPart is told, which has to be there.
+	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{2, 1}, Keys: []int{0, 20}}
+	c := m.newProblem(t, reftest.Rand(t), reftest.Normal, options{shape: &shape, kv: attn.Float16, page: 16})
+	plan := m.engine.NewPlan()
+	slots := make([]int, c.rows)
+	for i, bad := range []int{-2, math.MaxInt32 + 1} {
+		slots[1] = bad
+		wantError(t, "a slot", plan.BuildPart(c.geometry, c.seqs, c.rows, slots), attn.ErrShape, "row 1 goes to slot "+[]string{"-2", "2147483648"}[i])
+	}
+	wantError(t, "slots", plan.BuildPart(c.geometry, c.seqs, c.rows, slots[1:]), attn.ErrShape, "slots for")
+	slots[1] = 16 * 1000
+	noError(t, plan.BuildPart(c.geometry, c.seqs, c.rows, slots))
+	noError(t, plan.Upload(m.Stream))
+	fresh := gpu.Memory{DType: attn.Float16, Len: c.rows * 64}
+	m.Poison(t, &fresh)
+	wantError(t, "a page that is not there", plan.Append(m.Stream, c.k, c.v, fresh, fresh), attn.ErrShape, "k has")
+	noError(t, plan.Close())
+	c.close(t)
 }
