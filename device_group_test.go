@@ -377,7 +377,7 @@ func TestDevicesContexts(t *testing.T) {
 
 func TestGPUsContexts(t *testing.T) {
 	for n := 2; n <= 4; n++ {
-		t.Run(fmt.Sprint(n), func(t *testing.T) { testContexts(t, gpusPlace(t, indexes(n)...), reftest.Cases(t, 2, 30)) })
+		t.Run(fmt.Sprint(n), func(t *testing.T) { testContexts(t, gpusPlace(t, indexes(n)...), reftest.Cases(t, 1, 30)) })
 	}
 }
 

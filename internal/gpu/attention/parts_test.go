@@ -30,10 +30,11 @@ func testParts(t *testing.T, m *machine, n int) {
 		}
 		memory := testgpu.Poisoned(int(p.Bytes())/4, attn.Float32)
 		copy(memory, p.Table())
-		b := m.Put(t, memory, attn.Float32)
+		b, err := m.Dev.NewBuffer(p.Bytes())
+		noError(t, err)
 		states := make([][]lean.Normalized[float64], p.Rows*p.Heads)
 		for i := range p.Count {
-			out, lse := p.State(b.Buffer, i)
+			out, lse := p.State(b, i)
 			for at := range states {
 				s := lean.Normalized[float64]{O: make([]float64, p.Dim), LSE: float64(float32(testgpu.Pick(rng, 1., 30) * rng.NormFloat64()))}
 				for c := range s.O {
@@ -50,8 +51,8 @@ func testParts(t *testing.T, m *machine, n int) {
 				testgpu.Put(memory[lse.Offset:], at, attn.Float32, s.LSE)
 			}
 		}
-		noError(t, b.Buffer.Upload(b.Offset, memory))
-		noError(t, m.engine.Merge(m.Stream, &p, b.Buffer, &to))
+		noError(t, b.Upload(0, memory))
+		noError(t, m.engine.Merge(m.Stream, &p, b, &to))
 		m.Settle(t)
 
 		got, logs, want := testgpu.Read(t, &to.Out), []byte(nil), make([]float64, p.Dim)
@@ -86,6 +87,7 @@ func testParts(t *testing.T, m *machine, n int) {
 		if written+rest != to.Out.Len {
 			t.Fatalf("%+v: %d outputs, %d untouched, of %d", p, written, rest, to.Out.Len)
 		}
+		noError(t, b.Close())
 	}
 }
 

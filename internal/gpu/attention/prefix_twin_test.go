@@ -203,7 +203,9 @@ func TestFakeParts(t *testing.T) { onFakes(t, reftest.Cases(t, 30, 300), testPar
 func TestFakePartsRefused(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 4, 227<<10)
 	p := Parts{Count: 2, Rows: 3, Heads: 2, Dim: 64}
-	b := m.Put(t, make([]byte, p.Bytes()), attn.Float32)
+	b, err := m.Dev.NewBuffer(p.Bytes())
+	noError(t, err)
+	noError(t, b.Upload(0, p.Table()))
 	fine := Merged{Rows: 3, OutAt: attn.PackedRows(2, 64), LSEAt: attn.PackedRows(2, 1), Out: gpu.Memory{DType: attn.Float16, Len: 3 * 2 * 64}, LSE: gpu.Memory{DType: attn.Float32, Len: 6}}
 	m.Poison(t, &fine.Out)
 	m.Poison(t, &fine.LSE)
@@ -226,12 +228,12 @@ func TestFakePartsRefused(t *testing.T) {
 		q, to := p, fine
 		x.change(&q, &to)
 		lib.Forget()
-		wantError(t, name, m.engine.Merge(m.Stream, &q, b.Buffer, &to), x.want, x.text)
+		wantError(t, name, m.engine.Merge(m.Stream, &q, b, &to), x.want, x.text)
 		if len(testgpu.Launches(lib.Log())) > 0 {
 			t.Errorf("%s: %s", name, lib.Log())
 		}
 	}
-	noError(t, m.engine.Merge(m.Stream, &p, b.Buffer, &fine))
+	noError(t, m.engine.Merge(m.Stream, &p, b, &fine))
 
 	// New tokens go where BuildPart is told, which has to be there.
 	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{2, 1}, Keys: []int{0, 20}}
