@@ -146,8 +146,8 @@ var ids atomic.Uint64
 // a limit (Linux; macOS: all of the machine's memory; Windows: what can be committed;
 // other systems do not tell). What other caches have not written yet counts as free.
 //
-// Errors: [ErrShape], [ErrDType], [ErrOutOfMemory]; on a GPU [ErrUnsupported] for
-// what it has no kernels for, [ErrState] and [ErrClosed].
+// Errors: [ErrShape], [ErrDType], [ErrOption] for a Shard that there is not, [ErrOutOfMemory]; on a GPU [ErrUnsupported] for
+// what it has no kernels for, or several of them can't share, [ErrState] and [ErrClosed].
 func NewCache(config CacheConfig) (cache *Cache, err error) {
 	const op = "NewCache"
 	l, err := config.layout(op)
@@ -185,7 +185,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
 //
 // as [CacheStats].Bytes has it. It allocates nothing, and asks neither for memory nor
-// for what a GPU supports. Errors: [ErrShape], [ErrDType].
+// for what a GPU supports. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
 	return l.bytes, err

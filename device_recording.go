@@ -57,7 +57,8 @@ type Recording struct {
 //
 // A recording that is made of a step with a tree ([Append.Tree]) is for steps with trees and
 // without. One of a step without is for such steps alone: Replay is [ErrState] for others, and
-// right again behind them. So a decoder that does both may have one of each.
+// right again behind them. So a decoder that does both may have one of each. On a cache that is sharded by context ([Shard])
+// the same is true of several new tokens of a sequence: a recording of a step without is for such steps alone.
 //
 // Sequences of a step that share pages may attend to them at once, which is another schedule. Replays
 // do so if the step did that Record had, and else no later one of the step does: results are the same but for

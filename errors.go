@@ -225,6 +225,9 @@ func (c CacheConfig) String() string {
 	if c.Rewind != 0 {
 		window += fmt.Sprintf(" and %d more to rewind", c.Rewind)
 	}
+	if c.Shard != ShardAuto {
+		window += fmt.Sprintf(", %v", c.Shard)
+	}
 	return singular(fmt.Sprintf("%d layers of %d pages of %d tokens, %d KV heads of %d%s, %v, in %s%s",
 		c.Layers, c.Pages, size, c.KVHeads, c.HeadDim, values, t, where, window))
 }

@@ -28,7 +28,7 @@ var exported = []reflect.Type{
 	reflect.TypeFor[la.Cache](), reflect.TypeFor[la.Sequence](), reflect.TypeFor[la.Step](), reflect.TypeFor[la.Layer](),
 	reflect.TypeFor[la.GPU](), reflect.TypeFor[la.DeviceTensor](), reflect.TypeFor[la.Recording](), reflect.TypeFor[la.Fused](),
 	reflect.TypeFor[la.CacheConfig](), reflect.TypeFor[la.CacheStats](), reflect.TypeFor[la.StepStats](),
-	reflect.TypeFor[la.GPUInfo](), reflect.TypeFor[la.GPUMemory](), reflect.TypeFor[la.Schedule](), reflect.TypeFor[la.Option](),
+	reflect.TypeFor[la.Shard](), reflect.TypeFor[la.GPUInfo](), reflect.TypeFor[la.GPUMemory](), reflect.TypeFor[la.Schedule](), reflect.TypeFor[la.Option](),
 	reflect.TypeFor[la.RotaryConfig](), reflect.TypeFor[la.LinearScaling](), reflect.TypeFor[la.Llama3Scaling](), reflect.TypeFor[la.YaRNScaling](),
 }
 

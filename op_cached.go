@@ -47,7 +47,8 @@ import (
 // in host memory where q, k and v are, and are copied along.
 // Tokens that a window has left behind stay in the cache, unless that has a
 // [CacheConfig].Window: then each node has [WithWindow] of no more keys, and
-// [WithSinkTokens] if the cache has them, else it is [ErrOption]. It has no gradient: a cache is for inference.
+// [WithSinkTokens] if the cache has them, else it is [ErrOption]. On a cache that several GPUs share by context it takes less:
+// see [Shard]. It has no gradient: a cache is for inference.
 //
 // Errors: [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph], and
 // [ErrState] for a layer of no step; in a run [ErrState] for a step that is not set,

@@ -432,7 +432,7 @@ func benchmarkStep(b *testing.B, cache *la.Cache, gpu *la.GPU, batch, ctx int, t
 	}
 }
 
-// BenchmarkGPUsScale is attention of a decode step, a token of each sequence, with the heads
+// BenchmarkGPUsScale is attention of a decode step, a token of each sequence, with the heads, or, of a KV head, the context
 // on one GPU and on more, in turn: recorded, and queued layer by layer. A run has layers of
 // 1 GB of keys and values together, or 8, so that they come from memory. It reports
 // microseconds of a layer on each number of GPUs and how many times as fast as one they are;
@@ -451,6 +451,8 @@ func BenchmarkGPUsScale(b *testing.B) {
 		{6, 48, 48, 64, 65536}, {1, 64, 8, 128, 131072}, {4, 64, 8, 128, 131072},
 		{4, 64, 64, 64, 1 << 10}, {4, 64, 64, 64, 1 << 14}, {4, 64, 64, 64, 1 << 17},
 		{4, 128, 128, 64, 1 << 14}, {4, 256, 256, 64, 1 << 14}, {4, 256, 256, 64, 1 << 16},
+		{1, 8, 1, 64, 64}, // by context: what merging costs, too
+		{1, 1, 1, 64, 1 << 20}, {1, 8, 1, 64, 1 << 20}, {16, 32, 1, 128, 1 << 16},
 	} {
 		b.Run(fmt.Sprintf("b%d/heads=%d:%d/dim=%d/ctx=%d", s.batch, s.heads, s.kvHeads, s.dim, s.ctx), func(b *testing.B) { s.measure(b, counts) })
 	}
@@ -462,9 +464,6 @@ type scaleShape struct{ batch, heads, kvHeads, dim, ctx int }
 func (s *scaleShape) measure(b *testing.B, counts []int) {
 	var rigs []*scaleRig
 	for _, n := range counts {
-		if n > s.kvHeads {
-			break
-		}
 		rigs = append(rigs, s.open(b, n))
 	}
 	ways := []struct {

@@ -6,6 +6,8 @@
 // number of holders. A page that nobody holds is free. Sequences share pages, and a
 // shared page is never written: who appends to one gets a copy of it (copy on write).
 //
+// Pages may lie in several places, as the memories of GPUs. Then those of a sequence go round the places.
+//
 // Tokens that nobody will read again can be dropped, from some token on: a table has a gap then, and the pages that
 // lie in it are released. So a sequence whose readers look back no further than a window has a constant number of pages.
 //
