@@ -104,9 +104,14 @@ func TestDeviceLayerCalls(t *testing.T) {
 	noError(t, c.Close())
 }
 
+// On one GPU, and by context on three.
 func TestDeviceCacheMemoryFlat(t *testing.T) {
-	gpu, _ := FakeGPU(t)
-	testDeviceCacheMemoryFlat(t, modelPlace{gpu: gpu}, 500)
+	for n, steps := range map[int]int{1: 500, 3: 100} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			gpu, _ := FakeGPUs(t, n)
+			testDeviceCacheMemoryFlat(t, modelPlace{gpu: gpu}, steps)
+		})
+	}
 }
 
 // NewCache of more than there is says how much that was, and keeps nothing.

@@ -209,6 +209,16 @@ func TestGPUsFeatures(t *testing.T) {
 	), 0, reftest.Cases(t, 120, 5000))
 }
 
+// TestDevicesFeatures is that of caches that are sharded by context, on GPUs that tests make.
+func TestDevicesFeatures(t *testing.T) {
+	gpu, _ := la.FakeGPUs(t, 2)
+	there, host := graphtest.Place{GPU: gpu, There: true}, graphtest.Place{GPU: gpu}
+	testFeatures(t, []entry{
+		byContext(cachedEntry("CachedAttention", there)),
+		byContext(cachedEntry("CachedAttention of operands on the host", host)),
+	}, 30, reftest.Cases(t, 100, 1000))
+}
+
 // byContext is an entry on a cache that is sharded by context.
 func byContext(e entry) entry {
 	return entry{e.name + ", sharded by context", func(t *testing.T, rng *rand.Rand, r request) error {
