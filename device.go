@@ -480,8 +480,8 @@ func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs 
 	return deviceEngineError(op, "plan", fmt.Errorf("on %s: %w", g.alone(), err))
 }
 
-// merge is Merge of the engine, which is there.
-func (g *GPU) merge(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to *attention.Merged) error {
+// mergeParts is Merge of the engine, which is there.
+func (g *GPU) mergeParts(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to *attention.Merged) error {
 	g.attention.Lock()
 	e := g.attention.engine
 	g.attention.Unlock()

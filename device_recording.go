@@ -398,3 +398,107 @@ func (s *deviceSchedule) each(visit func(*planPart) error) error {
 	}
 	return nil
 }
+
+// contextStates is what members hand each other, on the first one.
+type contextStates struct {
+	parts        attention.Parts
+	fresh        *planPart      // new tokens among themselves; nil: each member has them among its keys
+	memory       *device.Memory // of parts, and the keys and values of new tokens; nil before the first build
+	keys, values deviceMemory   // of new tokens, without the buffer
+	generation   uint64         // of memory
+}
+
+// shareStates has the schedule be one of so many places, for steps of so many rows.
+func (s *deviceSchedule) shareStates(places, rows int, g *attn.Problem) {
+	c := &contextStates{parts: attention.Parts{Count: places, Rows: rows, Heads: g.Heads, Dim: g.ValueDim}}
+	s.context = c
+	if s.does == ofOne {
+		return
+	}
+	c.parts.Count++
+	c.fresh = &planPart{geometry: g.OfNew(rows)}
+	// A row is where a sequence may begin, and as far from the end as another one is long.
+	n := attn.Product(g.KVHeads+1, rows)
+	c.keys = deviceMemory{Offset: c.parts.Bytes(), DType: g.KV, Len: attn.Product(n, g.Dim)}
+	const align = 256
+	c.values = deviceMemory{Offset: (c.keys.Offset + bytesOf(c.keys) + align - 1) / align * align, DType: g.KV, Len: attn.Product(n, g.ValueDim)}
+}
+
+// bytes is the size of the memory.
+func (c *contextStates) bytes() int64 {
+	if c.fresh == nil {
+		return c.parts.Bytes()
+	}
+	return c.values.Offset + bytesOf(c.values)
+}
+
+func bytesOf(m deviceMemory) int64 { return int64(attn.Product(m.Len, m.DType.Size())) }
+
+// of is the sequences of a step with the keys that are in a place: all, or those before the new tokens. It also says where
+// new tokens go there.
+func (p *planPart) of(place attn.Place, pageTokens int, seqs []attn.Sequence, rows int, all bool) []attn.Sequence {
+	p.seqs, p.pages = p.seqs[:0], p.pages[:0]
+	p.slots = place.AppendSlots(p.slots[:0], seqs, rows, pageTokens)
+	for _, q := range seqs {
+		keys := q.Keys
+		if !all {
+			keys -= q.Queries
+		}
+		first := len(p.pages)
+		p.pages, q.Keys = place.AppendKeys(p.pages, q.Pages, keys, pageTokens)
+		q.Pages, q.Tree = p.pages[first:], nil
+		p.seqs = append(p.seqs, q)
+	}
+	return p.seqs
+}
+
+// planContext plans what the first member does for all.
+func (p *devicePlan) planContext(op string, c *contextStates, seqs []attn.Sequence, rows int) error {
+	lead := p.pages.gpu
+	if c.memory == nil {
+		if err := lead.takeStates(c); err != nil {
+			return deviceEngineError(op, "plan", fmt.Errorf("on %s: states: %w", lead.alone(), err))
+		}
+	}
+	part := c.fresh
+	if part == nil {
+		return nil
+	}
+	part.seqs, part.pages = part.seqs[:0], part.pages[:0]
+	for _, q := range seqs {
+		part.pages = append(part.pages, int32(q.Row))
+		q.Keys, q.Pages = q.Queries, part.pages[len(part.pages)-1:]
+		part.seqs = append(part.seqs, q)
+	}
+	return p.planPart(op, lead, part, part.seqs, rows, capacity(rows, rows))
+}
+
+// takeStates takes the memory, and brings the table that it begins with. The GPU is entered.
+func (g *GPU) takeStates(c *contextStates) error {
+	table := c.parts.Table()
+	pinned, err := g.queue.TakePinned(len(table))
+	if err != nil {
+		return err
+	}
+	defer g.queue.GivePinned(pinned)
+	copy(pinned.Bytes, table)
+	return g.queue.Submit(func(sub *device.Submission) error {
+		m, err := sub.Alloc(c.bytes())
+		if err != nil {
+			return err
+		}
+		generation := sub.Generation(m)
+		b, err := sub.Use(m, generation)
+		if err == nil {
+			err = sub.Upload(b, 0, pinned, 0, len(table))
+		}
+		if err == nil {
+			err = sub.Mark(pinned)
+		}
+		if err != nil {
+			return errors.Join(err, sub.Free(m))
+		}
+		c.memory, c.generation = m, generation
+		return nil
+	})
+}
