@@ -507,7 +507,7 @@ func (s *scaleShape) open(b *testing.B, gpus int) *scaleRig {
 	r := &scaleRig{gpu: gputest.OpenSome(b, gpus)}
 	const page = 64
 	layers := min(8, max(1, 1<<30/(4*s.batch*s.kvHeads*s.dim*s.ctx)))
-	cache := graphtest.NewCache(b, la.CacheConfig{Layers: layers, KVHeads: s.kvHeads, HeadDim: s.dim, DType: la.Float16, PageSize: page, Pages: s.batch * (s.ctx/page + 1), Device: r.gpu})
+	cache := graphtest.NewCache(b, la.CacheConfig{Layers: layers, KVHeads: s.kvHeads, HeadDim: s.dim, DType: la.Float16, PageSize: page, Pages: max(s.batch*(s.ctx/page+1), gpus), Device: r.gpu})
 	block := make([]byte, 16<<20)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for i := 0; i < len(block); i += 2 { // halves below 2

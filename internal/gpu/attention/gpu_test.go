@@ -31,6 +31,8 @@ func TestGPUScores(t *testing.T) {
 	testScores(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
 }
 
+func TestGPUParts(t *testing.T) { testParts(t, realGPU(t), testgpu.OrShort(300, 30)) }
+
 func TestGPUInvariant(t *testing.T) {
 	testInvariant(t, realGPU(t), testgpu.OrShort(200, 20), testgpu.OrShort(9000, 2000))
 }
